@@ -1,0 +1,59 @@
+package task
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+type fake struct {
+	run   func(context.Context) error
+	ready chan struct{}
+}
+
+func (f fake) Run(ctx context.Context) error { return f.run(ctx) }
+func (f fake) Ready() <-chan struct{}        { return f.ready }
+func (f fake) String() string                { return "fake" }
+
+func wait(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+
+func TestRunTurnsPanicIntoErrorAndEndsTheOthers(t *testing.T) {
+	err := Run(t.Context(), fake{run: wait}, fake{run: func(context.Context) error { panic("boom") }})
+	if err == nil || !strings.Contains(err.Error(), "task fake: panic: boom") {
+		t.Fatalf("got %v", err)
+	}
+}
+
+func TestRunReturnsTheFirstFailure(t *testing.T) {
+	cause := errors.New("cause")
+	err := Run(t.Context(), fake{run: wait}, fake{run: func(context.Context) error { return cause }})
+	if !errors.Is(err, cause) {
+		t.Fatalf("got %v", err)
+	}
+}
+
+func TestRunEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := Run(ctx, fake{run: wait}); err != nil {
+		t.Fatalf("got %v", err)
+	}
+}
+
+func TestAllReadyNamesWhoIsNot(t *testing.T) {
+	ready := make(chan struct{})
+	close(ready)
+	ctx, cancel := context.WithCancel(t.Context())
+	if err := AllReady(ctx, fake{ready: ready}); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if err := AllReady(ctx, fake{ready: make(chan struct{})}); err == nil {
+		t.Fatal("a task that is not ready was taken for ready")
+	}
+}

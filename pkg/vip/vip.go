@@ -1,0 +1,122 @@
+package vip
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+)
+
+// Family is an address family.
+type Family uint8
+
+// The address families. They are independent of each other everywhere in vipgate.
+const (
+	IPv4 Family = iota
+	IPv6
+)
+
+// Families lists both families, in the order in which they are shown.
+var Families = [...]Family{IPv4, IPv6}
+
+// FamilyOf returns the family of an address. An IPv4-mapped IPv6 address is IPv4.
+func FamilyOf(a netip.Addr) Family {
+	if a.Unmap().Is4() {
+		return IPv4
+	}
+	return IPv6
+}
+
+// String returns "ipv4" or "ipv6".
+func (f Family) String() string {
+	if f == IPv4 {
+		return "ipv4"
+	}
+	return "ipv6"
+}
+
+// VIP is a canonical prefix that may be advertised. VIPs are comparable and
+// can be map keys.
+type VIP struct {
+	prefix netip.Prefix
+}
+
+// Parse reads a VIP such as "20.0.0.1/32" or "2000::1/128". The error says
+// what is wrong with s and how to mend it.
+func Parse(s string) (VIP, error) {
+	p, err := netip.ParsePrefix(s)
+	if err != nil {
+		if a, errAddr := netip.ParseAddr(s); errAddr == nil {
+			return VIP{}, fmt.Errorf("VIP %q has no prefix length: write %s/%d", s, a.Unmap(), a.Unmap().BitLen())
+		}
+		return VIP{}, fmt.Errorf("VIP %q is not a prefix such as 20.0.0.1/32 or 2000::1/128", s)
+	}
+	return FromPrefix(p)
+}
+
+// FromPrefix makes a VIP of a prefix. It refuses default routes, prefixes with
+// bits set beyond their length, IPv4-mapped prefixes, and addresses that can
+// never be reached through a gateway: unspecified, loopback, link-local and
+// multicast ones.
+func FromPrefix(p netip.Prefix) (VIP, error) {
+	a := p.Addr()
+	switch {
+	case !p.IsValid():
+		return VIP{}, fmt.Errorf("VIP %q is not a prefix", p)
+	case a.Is4In6():
+		return VIP{}, fmt.Errorf("VIP %s is an IPv4-mapped prefix: write it as IPv4", p)
+	case p.Bits() == 0:
+		return VIP{}, fmt.Errorf("VIP %s is a default route, which would attract everything: name the addresses to serve", p)
+	case p.Masked() != p:
+		return VIP{}, fmt.Errorf("VIP %s has bits beyond its prefix length: write %s, or %s/%d for the one address", p, p.Masked(), a, a.BitLen())
+	case a.IsUnspecified(), a.IsLoopback(), a.IsMulticast(), a.IsLinkLocalUnicast():
+		return VIP{}, fmt.Errorf("VIP %s is unspecified, loopback, link-local or multicast: no gateway can route to it", p)
+	}
+	return VIP{prefix: p}, nil
+}
+
+// Require is Parse for constants: it panics if s is not a VIP.
+func Require(s string) VIP {
+	v, err := Parse(s)
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+// Prefix returns the VIP as a prefix, invalid only for the zero VIP.
+func (v VIP) Prefix() netip.Prefix { return v.prefix }
+
+// Family returns the address family.
+func (v VIP) Family() Family { return FamilyOf(v.prefix.Addr()) }
+
+// IsZero tells whether v is the zero VIP, which stands for "no VIP".
+func (v VIP) IsZero() bool { return v == VIP{} }
+
+// Overlaps tells whether the two VIPs share an address.
+func (v VIP) Overlaps(w VIP) bool { return v.prefix.Overlaps(w.prefix) }
+
+// String returns the canonical prefix, or "" for the zero VIP.
+func (v VIP) String() string {
+	if v.IsZero() {
+		return ""
+	}
+	return v.prefix.String()
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (v VIP) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler with the rules of [Parse].
+func (v *VIP) UnmarshalText(text []byte) error {
+	parsed, err := Parse(string(text))
+	if err != nil {
+		return err
+	}
+	*v = parsed
+	return nil
+}
+
+// Compare orders VIPs: IPv4 first, then by address, then wider prefixes first.
+func Compare(a, b VIP) int {
+	return cmp.Or(a.prefix.Addr().Compare(b.prefix.Addr()), cmp.Compare(a.prefix.Bits(), b.prefix.Bits()))
+}

@@ -1,0 +1,59 @@
+package vip
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestParse(t *testing.T) {
+	tests := []struct {
+		in      string
+		want    string
+		problem string
+	}{
+		{in: "20.0.0.1/32", want: "20.0.0.1/32"},
+		{in: "2000::1/128", want: "2000::1/128"},
+		{in: "2000:0::0001/128", want: "2000::1/128"},
+		{in: "20.0.0.0/24", want: "20.0.0.0/24"},
+		{in: "20.0.0.1", problem: "write 20.0.0.1/32"},
+		{in: "2000::1", problem: "write 2000::1/128"},
+		{in: "20.0.0.1/24", problem: "write 20.0.0.0/24, or 20.0.0.1/32"},
+		{in: "0.0.0.0/0", problem: "default route"},
+		{in: "::/0", problem: "default route"},
+		{in: "127.0.0.1/32", problem: "loopback"},
+		{in: "224.0.0.1/32", problem: "multicast"},
+		{in: "fe80::1/128", problem: "link-local"},
+		{in: "::ffff:1.2.3.4/128", problem: "write it as IPv4"},
+		{in: "::ffff:1.2.3.4", problem: "write 1.2.3.4/32"},
+		{in: "fe80::1%eth0/128", problem: "not a prefix"},
+		{in: "", problem: "not a prefix"},
+		{in: "20.0.0.1/33", problem: "not a prefix"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.in, func(t *testing.T) {
+			v, err := Parse(tt.in)
+			if tt.problem != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.problem) {
+					t.Fatalf("Parse(%q) = %v, %v; want an error with %q", tt.in, v, err, tt.problem)
+				}
+				return
+			}
+			if err != nil || v.String() != tt.want {
+				t.Fatalf("Parse(%q) = %v, %v; want %s", tt.in, v, err, tt.want)
+			}
+		})
+	}
+}
+
+func TestSetSortedIsIPv4FirstThenByAddress(t *testing.T) {
+	s := NewSet(Require("2000::1/128"), Require("20.0.0.10/32"), Require("20.0.0.9/32"), Require("20.0.0.0/24"))
+	var got []string
+	for _, v := range s.Sorted() {
+		got = append(got, v.String())
+	}
+	want := []string{"20.0.0.0/24", "20.0.0.9/32", "20.0.0.10/32", "2000::1/128"}
+	if !slices.Equal(got, want) {
+		t.Fatalf("got %v, want %v", got, want)
+	}
+}
