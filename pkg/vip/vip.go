@@ -45,7 +45,7 @@ type VIP struct {
 func Parse(s string) (VIP, error) {
 	p, err := netip.ParsePrefix(s)
 	if err != nil {
-		if a, errAddr := netip.ParseAddr(s); errAddr == nil {
+		if a, errAddr := netip.ParseAddr(s); errAddr == nil && a.Zone() == "" {
 			return VIP{}, fmt.Errorf("VIP %q has no prefix length: write %s/%d", s, a.Unmap(), a.Unmap().BitLen())
 		}
 		return VIP{}, fmt.Errorf("VIP %q is not a prefix such as 20.0.0.1/32 or 2000::1/128", s)

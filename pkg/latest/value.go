@@ -1,0 +1,48 @@
+package latest
+
+import "sync"
+
+// Value holds the newest value of something and tells readers when it changed.
+// The zero Value holds the zero T and is ready for use. A Value must not be copied.
+type Value[T any] struct {
+	mu      sync.Mutex
+	value   T
+	changed chan struct{}
+}
+
+// New returns a Value that holds x.
+func New[T any](x T) *Value[T] { return &Value[T]{value: x} }
+
+// Set replaces the value and wakes every reader.
+func (v *Value[T]) Set(x T) {
+	v.Update(func(T) T { return x })
+}
+
+// Update replaces the value by what f makes of it, atomically, and wakes every
+// reader. f must not block.
+func (v *Value[T]) Update(f func(T) T) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.value = f(v.value)
+	if v.changed != nil {
+		close(v.changed)
+		v.changed = nil
+	}
+}
+
+// Load returns the value.
+func (v *Value[T]) Load() T {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.value
+}
+
+// Get returns the value and a channel that is closed when it was replaced.
+func (v *Value[T]) Get() (T, <-chan struct{}) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.changed == nil {
+		v.changed = make(chan struct{})
+	}
+	return v.value, v.changed
+}
