@@ -1,0 +1,310 @@
+package gate
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+	"pgregory.net/rapid"
+)
+
+// world is the truth that the gate is told of, kept in the plainest way.
+type world struct {
+	now        time.Time
+	options    Options
+	g          *Gate
+	solo       map[vip.VIP]*Gate // each knows one VIP only
+	configured vip.Set
+	routed     vip.Set
+	up         [2]bool
+	gatewaysAt time.Time
+	synced     bool // some synced word was heard
+	open       bool // the instance of the words holds a stream
+	leaseEnd   time.Time
+	lostAt     time.Time // end of the grace, while no lease holds
+	grace      time.Duration
+	instance   int
+	words      map[vip.VIP]Word
+	away       time.Time
+	stop       time.Time
+	drained    map[vip.VIP]time.Time
+	before     map[vip.VIP]Advertisement
+}
+
+var modelVIPs = []vip.VIP{vipA, vipB, vip6, vip.Require("2000::2/128")}
+
+func newWorld(o Options) *world {
+	w := &world{
+		now: time.Unix(1000, 0), options: o, g: New(o), solo: map[vip.VIP]*Gate{},
+		words: map[vip.VIP]Word{}, drained: map[vip.VIP]time.Time{}, before: map[vip.VIP]Advertisement{},
+	}
+	for _, v := range modelVIPs {
+		w.solo[v] = New(o)
+	}
+	return w
+}
+
+// each gives an input to the gate and, cut down to their VIP, to the solo gates.
+func (w *world) each(f func(g *Gate, mine func(vip.VIP) bool)) {
+	f(w.g, func(vip.VIP) bool { return true })
+	for v, g := range w.solo {
+		f(g, func(x vip.VIP) bool { return x == v })
+	}
+}
+
+func keep(vips []vip.VIP, mine func(vip.VIP) bool) []vip.VIP {
+	return slices.DeleteFunc(slices.Clone(vips), func(v vip.VIP) bool { return !mine(v) })
+}
+
+func (w *world) hear(h Heard) {
+	w.each(func(g *Gate, mine func(vip.VIP) bool) {
+		part := h
+		part.Words = slices.DeleteFunc(slices.Clone(h.Words), func(x Word) bool { return !mine(x.VIP) })
+		part.Removed = keep(h.Removed, mine)
+		g.Hear(w.now, part)
+	})
+}
+
+func (w *world) live() bool { return w.synced && w.open && w.now.Before(w.leaseEnd) }
+func (w *world) lost() bool {
+	if w.live() {
+		return false
+	}
+	if !w.synced {
+		return true
+	}
+	end := w.lostAt
+	if w.open {
+		end = w.leaseEnd.Add(w.grace)
+	}
+	return !w.now.Before(end)
+}
+
+func (w *world) familyUp(v vip.VIP) bool {
+	return w.up[v.Family()] && w.now.Before(w.gatewaysAt.Add(MaxSessionAge))
+}
+
+func over(t, now time.Time) bool    { return !t.IsZero() && !now.Before(t) }
+func running(t, now time.Time) bool { return !t.IsZero() && now.Before(t) }
+
+// check evaluates all gates and compares their decisions with the truth.
+func (w *world) check(t *rapid.T) {
+	w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Evaluate(w.now) })
+	if again := w.g.Evaluate(w.now); len(again) != 0 {
+		t.Fatalf("a second look at the same instant changed %v", again)
+	}
+	for _, v := range modelVIPs {
+		got, was := w.g.Decision(v), w.before[v]
+		if alone := w.solo[v].Decision(v); alone != got {
+			t.Fatalf("%s: %v among others, %v alone", v, got, alone)
+		}
+		word := w.words[v]
+		vipDrain := time.Time{}
+		if word.Said == SaidDraining {
+			vipDrain = word.DrainEnd
+		}
+		drains := []time.Time{w.stop, w.drained[v], w.away, vipDrain}
+		down := !w.configured.Has(v) || !w.routed.Has(v) || !w.familyUp(v) ||
+			word.Said == SaidNever || word.Said == SaidNotReady ||
+			(w.lost() && w.options.OnLoss == WithdrawOnLoss) ||
+			slices.ContainsFunc(drains, func(d time.Time) bool { return over(d, w.now) })
+		draining := slices.ContainsFunc(drains, func(d time.Time) bool { return running(d, w.now) })
+		switch {
+		case down && got.Advertisement != Withdrawn:
+			t.Fatalf("%s must be withdrawn at once, is %v", v, got)
+		case draining && got.Advertisement > Depreferred:
+			t.Fatalf("%s drains, is %v", v, got)
+		case (draining || !w.live()) && got.Advertisement > was:
+			t.Fatalf("%s rose from %s to %v while stale or draining", v, was, got)
+		case got.Advertisement == Announced && word.Said != SaidReady:
+			t.Fatalf("%s is announced though the last word is %v", v, word.Said)
+		case !down && !draining && w.live() && word.Said == SaidReady && got.Advertisement != Announced && got.Reason != Flapping:
+			t.Fatalf("%s should be announced, is %v", v, got)
+		}
+		w.before[v] = got.Advertisement
+	}
+}
+
+// pass lets time go by as a punctual loop does: it looks whenever the gate asks
+// for it. Between two such looks nothing may change.
+func (w *world) pass(t *rapid.T, d time.Duration) {
+	for end := w.now.Add(d); ; {
+		next := w.g.Deadline(w.now)
+		if next.IsZero() || next.After(end) {
+			next = end
+		}
+		if gap := next.Sub(w.now); gap > time.Microsecond {
+			w.now = w.now.Add(gap / 2)
+			if early := w.g.Evaluate(w.now); len(early) != 0 {
+				t.Fatalf("%v changed %v before the deadline that the gate gave", early, gap/2)
+			}
+			w.check(t)
+		}
+		w.now = next
+		w.check(t)
+		if !w.now.Before(end) {
+			return
+		}
+	}
+}
+
+func vipSet(t *rapid.T, label string) []vip.VIP {
+	return rapid.SliceOfDistinct(rapid.SampledFrom(modelVIPs), func(v vip.VIP) vip.VIP { return v }).Draw(t, label)
+}
+
+func (w *world) speak(t *rapid.T, complete bool) {
+	said := vipSet(t, "spoken of")
+	var words []Word
+	for _, v := range said {
+		x := Word{VIP: v, Said: rapid.SampledFrom([]Said{SaidNotReady, SaidReady, SaidReady, SaidDraining}).Draw(t, "said")}
+		if x.Said == SaidDraining {
+			x.DrainEnd = w.now.Add(time.Duration(rapid.IntRange(0, 3000).Draw(t, "drain ms")) * time.Millisecond)
+		}
+		words = append(words, x)
+	}
+	if complete {
+		w.words = map[vip.VIP]Word{}
+		for _, v := range modelVIPs {
+			w.words[v] = Word{VIP: v, Said: SaidNotReady}
+		}
+	}
+	for _, x := range words {
+		w.words[x.VIP] = x
+	}
+	w.open, w.synced = true, true
+	w.leaseEnd = w.now.Add(time.Second)
+	w.hear(w.heard(words, complete))
+}
+
+func (w *world) heard(words []Word, complete bool) Heard {
+	return Heard{
+		Instance: fmt.Sprint(w.instance), Open: true, Synced: true, LeaseEnd: w.leaseEnd, Grace: w.grace,
+		GoingAway: !w.away.IsZero(), DrainEnd: w.away, Complete: complete, Words: words,
+	}
+}
+
+func TestGateAgainstTheTable(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld(Options{
+			OnLoss:        rapid.SampledFrom([]LossPolicy{WithdrawOnLoss, WithdrawOnLoss, KeepOnLoss}).Draw(t, "on loss"),
+			NoFlapBackoff: rapid.Bool().Draw(t, "no back-off"),
+			DrainTime:     time.Second,
+		})
+		w.grace = time.Duration(rapid.SampledFrom([]int{0, 500, 3000}).Draw(t, "grace ms")) * time.Millisecond
+		steps := map[string]func(*rapid.T){
+			"configure": func(t *rapid.T) {
+				vips := vipSet(t, "configured")
+				w.configured = vip.NewSet(vips...)
+				routed := vip.Set{}
+				for v := range w.routed {
+					if w.configured.Has(v) {
+						routed[v] = struct{}{}
+					}
+				}
+				w.routed = routed
+				for v := range w.drained {
+					if !w.configured.Has(v) {
+						delete(w.drained, v)
+					}
+				}
+				w.each(func(g *Gate, mine func(vip.VIP) bool) { g.Configure(keep(vips, mine)) })
+			},
+			"configure all": func(*rapid.T) {
+				w.configured, w.routed = vip.NewSet(modelVIPs...), vip.NewSet(modelVIPs...)
+				w.each(func(g *Gate, mine func(vip.VIP) bool) { g.Configure(keep(modelVIPs, mine)); g.Route(w.routed) })
+			},
+			"route": func(t *rapid.T) {
+				w.routed = vip.Set{}
+				for _, v := range vipSet(t, "routed") {
+					if w.configured.Has(v) {
+						w.routed[v] = struct{}{}
+					}
+				}
+				w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Route(w.routed) })
+			},
+			"gateways": func(t *rapid.T) {
+				w.up = [2]bool{rapid.Bool().Draw(t, "v4 up"), rapid.Bool().Draw(t, "v6 up")}
+				w.gatewaysAt = w.now
+				w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Gateways(Gateways{At: w.now, Up: w.up}) })
+			},
+			"both gateways": func(*rapid.T) {
+				w.up, w.gatewaysAt = [2]bool{true, true}, w.now
+				w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Gateways(Gateways{At: w.now, Up: w.up}) })
+			},
+			"speak": func(t *rapid.T) {
+				if !w.open || !w.synced {
+					w.instance++
+					w.away = time.Time{}
+					w.speak(t, true)
+					return
+				}
+				w.speak(t, rapid.Bool().Draw(t, "complete"))
+			},
+			"heartbeat": func(*rapid.T) {
+				if w.open && w.synced {
+					w.leaseEnd = w.now.Add(time.Second)
+					w.hear(w.heard(nil, false))
+				}
+			},
+			"go away": func(*rapid.T) {
+				if w.open && w.synced {
+					w.away = w.now.Add(2 * time.Second)
+					w.leaseEnd = w.now.Add(time.Second)
+					w.hear(w.heard(nil, false))
+				}
+			},
+			"stream ends": func(*rapid.T) {
+				if w.open {
+					w.lostAt = earlier(w.leaseEnd, w.now).Add(w.grace)
+					w.open = false
+					h := w.heard(nil, false)
+					h.Open, h.Synced, h.EndedAt = false, false, w.now
+					w.hear(h)
+				}
+			},
+			"restart, unsynced": func(*rapid.T) {
+				if w.open {
+					w.lostAt = earlier(w.leaseEnd, w.now).Add(w.grace)
+				}
+				w.open = false
+				w.hear(Heard{Instance: "unsynced", Open: true, LeaseEnd: w.now.Add(time.Second)})
+			},
+			"restart, synced": func(t *rapid.T) {
+				w.instance++
+				w.away = time.Time{}
+				w.speak(t, true)
+			},
+			"drain": func(t *rapid.T) {
+				vips := vipSet(t, "to drain")
+				for _, v := range vips {
+					if w.configured.Has(v) && w.drained[v].IsZero() {
+						w.drained[v] = w.now.Add(w.options.DrainTime)
+					}
+				}
+				w.each(func(g *Gate, mine func(vip.VIP) bool) { g.Drain(w.now, keep(vips, mine)...) })
+			},
+			"undrain": func(t *rapid.T) {
+				vips := vipSet(t, "to undrain")
+				for _, v := range vips {
+					delete(w.drained, v)
+				}
+				w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Undrain(vips...) })
+			},
+			"time passes": func(t *rapid.T) {
+				w.pass(t, time.Duration(rapid.IntRange(1, 4000).Draw(t, "ms"))*time.Millisecond)
+			},
+			"": func(t *rapid.T) { w.check(t) },
+		}
+		if rapid.IntRange(0, 9).Draw(t, "stops") == 0 {
+			steps["stop"] = func(*rapid.T) {
+				if w.stop.IsZero() {
+					w.stop = w.now.Add(w.options.DrainTime)
+				}
+				w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Stop(w.now) })
+			}
+		}
+		t.Repeat(steps)
+	})
+}
