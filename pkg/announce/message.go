@@ -1,0 +1,316 @@
+package announce
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"time"
+
+	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// gracefulShutdown is the well-known community 65535:0 (RFC 8326 section 4.1).
+const gracefulShutdown = 65535 << 16
+
+// nextHop6 is the next hop of IPv6 VIPs: a discard-only address (RFC 6666), so
+// that nothing could ever be sent to it. BIRD 2.0.12 wants a global address on
+// an IPv4 session (it refuses ::, link-local and IPv4-mapped ones) and need not
+// be able to resolve it, for its import filter makes the route a blackhole and
+// its export sets next hop self. The next hop of IPv4 VIPs is our own address.
+var nextHop6 = netip.AddrFrom16([16]byte{0x01, 0x00, 15: 1})
+
+// protocolError is an error of the peer that is answered by a NOTIFICATION
+// (RFC 4271 section 6).
+type protocolError struct {
+	code, subcode uint8
+	data          []byte
+	reason        string
+}
+
+func (e *protocolError) Error() string { return e.reason }
+
+// Notification is a NOTIFICATION message (RFC 4271 section 4.5) from the peer.
+type Notification struct {
+	Code, Subcode uint8
+	Data          []byte
+}
+
+// Error says code and subcode in numbers and words.
+func (n *Notification) Error() string {
+	return "BIRD sent NOTIFICATION " + bgp.NewNotificationErrorCode(n.Code, n.Subcode).String()
+}
+
+// readMessage reads one BGP message. The body of an UPDATE is skipped: we take
+// no routes, so there is nothing in it to get wrong.
+func readMessage(r *bufio.Reader) (*bgp.BGPMessage, error) {
+	var buf [bgp.BGP_MAX_MESSAGE_LENGTH]byte
+	if _, err := io.ReadFull(r, buf[:bgp.BGP_HEADER_LENGTH]); err != nil {
+		return nil, err
+	}
+	var h bgp.BGPHeader
+	if err := h.DecodeFromBytes(buf[:bgp.BGP_HEADER_LENGTH]); err != nil {
+		return nil, fromCodec(err)
+	}
+	if !lengthIsSane(h.Type, int(h.Len)) {
+		return nil, &protocolError{
+			code: bgp.BGP_ERROR_MESSAGE_HEADER_ERROR, subcode: bgp.BGP_ERROR_SUB_BAD_MESSAGE_LENGTH,
+			data:   binary.BigEndian.AppendUint16(nil, h.Len),
+			reason: fmt.Sprintf("a message of type %d says it has %d bytes", h.Type, h.Len),
+		}
+	}
+	body := buf[bgp.BGP_HEADER_LENGTH:h.Len]
+	if _, err := io.ReadFull(r, body); err != nil {
+		if errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
+		}
+		return nil, err
+	}
+	if h.Type == bgp.BGP_MSG_UPDATE {
+		return &bgp.BGPMessage{Header: h, Body: &bgp.BGPUpdate{}}, nil
+	}
+	m, err := bgp.ParseBGPBody(&h, body)
+	if err != nil {
+		return nil, fromCodec(err)
+	}
+	return m, nil
+}
+
+// lengthIsSane tells whether a whole message may have that many bytes (RFC 4271
+// section 6.1, RFC 7313 section 5). What is unknown is told by its type later.
+func lengthIsSane(kind uint8, length int) bool {
+	switch kind {
+	case bgp.BGP_MSG_OPEN:
+		return length >= 29 && length <= bgp.BGP_MAX_MESSAGE_LENGTH
+	case bgp.BGP_MSG_UPDATE:
+		return length >= 23 && length <= bgp.BGP_MAX_MESSAGE_LENGTH
+	case bgp.BGP_MSG_NOTIFICATION:
+		return length >= 21 && length <= bgp.BGP_MAX_MESSAGE_LENGTH
+	case bgp.BGP_MSG_KEEPALIVE:
+		return length == bgp.BGP_HEADER_LENGTH
+	case bgp.BGP_MSG_ROUTE_REFRESH:
+		return length >= 23 && length <= bgp.BGP_MAX_MESSAGE_LENGTH
+	default:
+		return length >= bgp.BGP_HEADER_LENGTH && length <= bgp.BGP_MAX_MESSAGE_LENGTH
+	}
+}
+
+func fromCodec(err error) error {
+	var m *bgp.MessageError
+	if !errors.As(err, &m) {
+		return err
+	}
+	return &protocolError{code: m.TypeCode, subcode: m.SubTypeCode, data: m.Data, reason: "unreadable message: " + m.Message}
+}
+
+// checkOpen holds the peer's OPEN against what we expect and returns the
+// session's hold time.
+func checkOpen(m *bgp.BGPOpen, o Options) (time.Duration, error) {
+	refuse := func(subcode uint8, data []byte, format string, args ...any) (time.Duration, error) {
+		return 0, &protocolError{code: bgp.BGP_ERROR_OPEN_MESSAGE_ERROR, subcode: subcode, data: data, reason: fmt.Sprintf(format, args...)}
+	}
+	if m.Version != 4 {
+		return refuse(bgp.BGP_ERROR_SUB_UNSUPPORTED_VERSION_NUMBER, []byte{0, 4}, "BIRD speaks BGP version %d, not 4", m.Version)
+	}
+	var as4 *bgp.CapFourOctetASNumber
+	families := make(map[bgp.Family]bool)
+	for _, p := range m.OptParams {
+		caps, ok := p.(*bgp.OptionParameterCapability)
+		if !ok {
+			continue
+		}
+		for _, c := range caps.Capability {
+			switch c := c.(type) {
+			case *bgp.CapFourOctetASNumber:
+				as4 = c
+			case *bgp.CapMultiProtocol:
+				families[c.CapValue] = true
+			}
+		}
+	}
+	if as4 == nil {
+		ours, err := bgp.NewCapFourOctetASNumber(o.LocalAS).Serialize()
+		if err != nil {
+			return 0, fmt.Errorf("encoding the 4-octet AS capability: %w", err)
+		}
+		return refuse(bgp.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY, ours, "BIRD does not speak 4-octet AS numbers: remove `enable as4 off` from the session")
+	}
+	if as4.CapValue != o.PeerAS {
+		return refuse(bgp.BGP_ERROR_SUB_BAD_PEER_AS, nil, "BIRD says it is AS %d, expected AS %d", as4.CapValue, o.PeerAS)
+	}
+	if !m.ID.Is4() || m.ID.IsUnspecified() {
+		return refuse(bgp.BGP_ERROR_SUB_BAD_BGP_IDENTIFIER, nil, "BIRD's router id is %s", m.ID)
+	}
+	for _, f := range vip.Families {
+		if families[codecFamily(f)] {
+			continue
+		}
+		ours, err := bgp.NewCapMultiProtocol(codecFamily(f)).Serialize()
+		if err != nil {
+			return 0, fmt.Errorf("encoding the multiprotocol capability: %w", err)
+		}
+		return refuse(bgp.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY, ours, "BIRD's session has no %s channel", f)
+	}
+	// A hold time of 0 would switch off the lease: BIRD would keep our routes
+	// while we hang (RFC 4271 section 4.2 leaves refusing to us).
+	hold := time.Duration(m.HoldTime) * time.Second
+	if hold < 3*time.Second {
+		return refuse(bgp.BGP_ERROR_SUB_UNACCEPTABLE_HOLD_TIME, nil, "BIRD's hold time is %s: at least 3s are needed", hold)
+	}
+	return min(hold, o.HoldTime), nil
+}
+
+func codecFamily(f vip.Family) bgp.Family {
+	if f == vip.IPv4 {
+		return bgp.RF_IPv4_UC
+	}
+	return bgp.RF_IPv6_UC
+}
+
+// encoder makes the messages that we send. What does not change between
+// messages is made once.
+type encoder struct {
+	open      []byte
+	keepalive []byte
+	// attributes of an UPDATE that announces, without the reachability itself.
+	attributes [len(vip.Families)][Depreferred + 1][]bgp.PathAttributeInterface
+	// room is how many bytes of prefixes fit into one UPDATE of the kind.
+	room [len(vip.Families)][Depreferred + 1]int
+}
+
+func newEncoder(o Options) (*encoder, error) {
+	e := &encoder{}
+	var err error
+	if e.open, err = encodeOpen(o); err != nil {
+		return nil, fmt.Errorf("encoding OPEN: %w", err)
+	}
+	if e.keepalive, err = bgp.NewBGPKeepAliveMessage().Serialize(); err != nil {
+		return nil, fmt.Errorf("encoding KEEPALIVE: %w", err)
+	}
+	nextHop4, err := bgp.NewPathAttributeNextHop(o.Local)
+	if err != nil {
+		return nil, fmt.Errorf("encoding NEXT_HOP: %w", err)
+	}
+	origin := bgp.NewPathAttributeOrigin(bgp.BGP_ORIGIN_ATTR_TYPE_IGP)
+	path := bgp.NewPathAttributeAsPath([]bgp.AsPathParamInterface{
+		bgp.NewAs4PathParam(bgp.BGP_ASPATH_ATTR_TYPE_SEQ, []uint32{o.LocalAS}),
+	})
+	leave := bgp.NewPathAttributeCommunities([]uint32{gracefulShutdown})
+	e.attributes[vip.IPv4][Announced] = []bgp.PathAttributeInterface{origin, path, nextHop4}
+	e.attributes[vip.IPv4][Depreferred] = []bgp.PathAttributeInterface{origin, path, nextHop4, leave}
+	e.attributes[vip.IPv6][Announced] = []bgp.PathAttributeInterface{origin, path}
+	e.attributes[vip.IPv6][Depreferred] = []bgp.PathAttributeInterface{origin, path, leave}
+
+	probe := [len(vip.Families)]netip.Prefix{
+		netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 0, 2, 1}), 32),
+		netip.PrefixFrom(netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8}), 128),
+	}
+	for _, f := range vip.Families {
+		for a := Withdrawn; a <= Depreferred; a++ {
+			n, err := nlri(probe[f])
+			if err != nil {
+				return nil, err
+			}
+			m, err := e.message(f, a, []bgp.PathNLRI{n}).Serialize()
+			if err != nil {
+				return nil, fmt.Errorf("encoding UPDATE: %w", err)
+			}
+			e.room[f][a] = bgp.BGP_MAX_MESSAGE_LENGTH - len(m) + n.NLRI.Len()
+			if f == vip.IPv6 {
+				e.room[f][a]-- // the longer length field of an attribute over 255 bytes
+			}
+		}
+	}
+	return e, nil
+}
+
+func encodeOpen(o Options) ([]byte, error) {
+	as := uint16(bgp.AS_TRANS)
+	if o.LocalAS <= 65535 {
+		as = uint16(o.LocalAS)
+	}
+	m, err := bgp.NewBGPOpenMessage(as, uint16(o.HoldTime/time.Second), o.RouterID, []bgp.OptionParameterInterface{
+		bgp.NewOptionParameterCapability([]bgp.ParameterCapabilityInterface{
+			bgp.NewCapMultiProtocol(bgp.RF_IPv4_UC),
+			bgp.NewCapMultiProtocol(bgp.RF_IPv6_UC),
+			bgp.NewCapFourOctetASNumber(o.LocalAS),
+			// Without it BIRD restarts the session when its import filter changes.
+			bgp.NewCapRouteRefresh(),
+		}),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return m.Serialize()
+}
+
+// changes are what one write tells the peer, by family and advertisement, so
+// that prefixes with equal attributes share UPDATEs.
+type changes [len(vip.Families)][Depreferred + 1][]bgp.PathNLRI
+
+func (c *changes) add(v vip.VIP, a Advertisement) error {
+	n, err := nlri(v.Prefix())
+	if err != nil {
+		return err
+	}
+	f := v.Family()
+	c[f][a] = append(c[f][a], n)
+	return nil
+}
+
+func nlri(p netip.Prefix) (bgp.PathNLRI, error) {
+	n, err := bgp.NewIPAddrPrefix(p)
+	if err != nil {
+		return bgp.PathNLRI{}, fmt.Errorf("encoding prefix %s: %w", p, err)
+	}
+	return bgp.PathNLRI{NLRI: n}, nil
+}
+
+// appendUpdates appends the UPDATEs for c to buf, as few as fit, what lowers first.
+func (e *encoder) appendUpdates(buf []byte, c *changes) ([]byte, error) {
+	for _, a := range [...]Advertisement{Withdrawn, Depreferred, Announced} {
+		for _, f := range vip.Families {
+			rest := c[f][a]
+			for len(rest) > 0 {
+				n, used := 0, 0
+				for n < len(rest) && used+rest[n].NLRI.Len() <= e.room[f][a] {
+					used += rest[n].NLRI.Len()
+					n++
+				}
+				m, err := e.message(f, a, rest[:n]).Serialize()
+				if err != nil {
+					return nil, fmt.Errorf("encoding UPDATE of %d prefixes: %w", n, err)
+				}
+				buf = append(buf, m...)
+				rest = rest[n:]
+			}
+		}
+	}
+	return buf, nil
+}
+
+// message makes one UPDATE.
+func (e *encoder) message(f vip.Family, a Advertisement, prefixes []bgp.PathNLRI) *bgp.BGPMessage {
+	attributes := e.attributes[f][a]
+	switch {
+	case f == vip.IPv4 && a == Withdrawn:
+		return bgp.NewBGPUpdateMessage(prefixes, nil, nil)
+	case f == vip.IPv4:
+		return bgp.NewBGPUpdateMessage(nil, attributes, prefixes)
+	case a == Withdrawn:
+		unreach, _ := bgp.NewPathAttributeMpUnreachNLRI(bgp.RF_IPv6_UC, prefixes)
+		return bgp.NewBGPUpdateMessage(nil, []bgp.PathAttributeInterface{unreach}, nil)
+	default:
+		reach, _ := bgp.NewPathAttributeMpReachNLRI(bgp.RF_IPv6_UC, prefixes, nextHop6)
+		// RFC 7606 section 5.1: MP_REACH_NLRI goes first.
+		return bgp.NewBGPUpdateMessage(nil, append([]bgp.PathAttributeInterface{reach}, attributes...), nil)
+	}
+}
+
+func notification(code, subcode uint8, data []byte) ([]byte, error) {
+	return bgp.NewBGPNotificationMessage(code, subcode, data).Serialize()
+}

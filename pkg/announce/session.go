@@ -1,0 +1,411 @@
+package announce
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+const (
+	// writeTimeout bounds a write; a peer that takes longer to make room is
+	// hung, and holding on to it would only delay the withdraw that BIRD does
+	// by itself when the session ends.
+	writeTimeout = time.Second
+	// writeChunk is what must have fit into the socket within writeTimeout. One
+	// decision is one chunk up to some 15 000 VIPs; the full announcement of
+	// very many VIPs gets the deadline per chunk, since BIRD then makes progress.
+	writeChunk = 256 << 10
+	// lastWords bounds the write of a NOTIFICATION on a session that is over.
+	lastWords = 100 * time.Millisecond
+	// lingerTimeout is how long we wait for the peer to close after our Cease:
+	// closing with unread input would send a reset that can overtake it.
+	lingerTimeout = 250 * time.Millisecond
+	// A timer that fires later than starved says that we did not run, so the
+	// peer's KEEPALIVE may be waiting to be read: it is given starvedGrace.
+	starved      = 50 * time.Millisecond
+	starvedGrace = 250 * time.Millisecond
+)
+
+type phase uint8
+
+// The states of RFC 4271 section 8.2.2 that can be met: we dial ourselves, so
+// a session begins with our OPEN.
+const (
+	openSent phase = iota
+	openConfirm
+	established
+)
+
+func (p phase) String() string { return [...]string{"OpenSent", "OpenConfirm", "Established"}[p] }
+
+// session is one connection, served by one goroutine; a second one only reads.
+type session struct {
+	a       *Announcer
+	encoder *encoder
+	conn    net.Conn
+	in      chan received
+	done    chan struct{} // closed when nobody takes from in any more
+
+	phase     phase
+	greeted   bool // our first KEEPALIVE is out
+	announced bool // the peer was told the table; from then on only changes
+	wedged    bool // a write failed: what we would say cannot be said
+
+	hold      time.Duration
+	holdTimer *time.Timer
+	holdDue   time.Time
+	reprieved bool // holdTimer was starved once since the last message
+
+	interval       time.Duration // between KEEPALIVEs
+	keepaliveTimer *time.Timer
+	keepaliveDue   bool
+}
+
+type received struct {
+	message *bgp.BGPMessage
+	at      time.Time
+	err     error
+}
+
+func newSession(a *Announcer, e *encoder, conn net.Conn) *session {
+	return &session{
+		a: a, encoder: e, conn: conn,
+		in:   make(chan received),
+		done: make(chan struct{}),
+		hold: a.options.HoldTime,
+	}
+}
+
+// run serves the session until it fails or ctx ends, which is no error, and
+// closes the connection.
+func (s *session) run(ctx context.Context) error {
+	readerEnded := make(chan struct{})
+	go func() {
+		defer close(readerEnded)
+		s.read()
+	}()
+	// Armed at once: a peer that accepts and stays silent is given up after the
+	// hold time that we offer.
+	s.holdTimer = time.NewTimer(s.hold)
+	s.holdDue = time.Now().Add(s.hold)
+	s.keepaliveTimer = time.NewTimer(0)
+	s.keepaliveTimer.Stop()
+
+	err := s.serve(ctx)
+	spoke := err == nil || s.complain(err)
+	s.holdTimer.Stop()
+	s.keepaliveTimer.Stop()
+	close(s.done)
+	if spoke {
+		s.linger(readerEnded)
+	}
+	s.conn.Close() // nothing to learn from its error: the session is over either way
+	<-readerEnded
+	return err
+}
+
+// read passes on messages until the connection ends.
+func (s *session) read() {
+	r := bufio.NewReader(s.conn)
+	// Drain to the end, so that the close that follows sends no reset, which
+	// could overtake our last message.
+	defer io.Copy(io.Discard, r)
+	for {
+		m, err := readMessage(r)
+		select {
+		case s.in <- received{m, time.Now(), err}:
+		case <-s.done:
+			return
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (s *session) serve(ctx context.Context) error {
+	if err := s.write(s.encoder.open); err != nil {
+		return err
+	}
+	for {
+		var err error
+		select {
+		case <-ctx.Done():
+			return s.stop()
+		case <-s.a.wake:
+			err = s.flush(nil)
+		case <-s.a.beaten:
+			err = s.speak()
+		case <-s.keepaliveTimer.C:
+			s.keepaliveDue = true
+			err = s.speak()
+		case r := <-s.in:
+			err = s.receive(r)
+		case <-s.holdTimer.C:
+			err = s.expire()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// speak says what waits for a fresh beat: the KEEPALIVE that opens the session,
+// the table as a whole, and the KEEPALIVEs that keep the peer from dropping us.
+// Whatever renews our lease goes through here.
+func (s *session) speak() error {
+	if s.phase == openSent || !s.a.beatIsFresh() {
+		return nil
+	}
+	if !s.greeted || s.keepaliveDue {
+		if err := s.write(s.encoder.keepalive); err != nil {
+			return err
+		}
+		s.greeted, s.keepaliveDue = true, false
+		s.keepaliveTimer.Reset(s.interval)
+	}
+	if s.phase == established && !s.announced {
+		s.a.up()
+		return s.announceAll()
+	}
+	return nil
+}
+
+func (s *session) receive(r received) error {
+	if r.err != nil {
+		if errors.Is(r.err, io.EOF) {
+			return fmt.Errorf("in state %s: BIRD closed the connection", s.phase)
+		}
+		return fmt.Errorf("in state %s: reading: %w", s.phase, r.err)
+	}
+	s.holdDue = r.at.Add(s.hold)
+	s.reprieved = false
+	s.holdTimer.Reset(time.Until(s.holdDue))
+
+	switch m := r.message.Body.(type) {
+	case *bgp.BGPNotification:
+		return &Notification{Code: m.ErrorCode, Subcode: m.ErrorSubcode, Data: m.Data}
+	case *bgp.BGPOpen:
+		if s.phase == openSent {
+			return s.opened(m)
+		}
+	case *bgp.BGPKeepAlive:
+		switch s.phase {
+		case openConfirm:
+			s.phase = established
+			return s.speak()
+		case established:
+			return nil
+		}
+	case *bgp.BGPUpdate:
+		if s.phase == established {
+			return nil
+		}
+	case *bgp.BGPRouteRefresh:
+		if s.phase == established {
+			return s.refresh(m)
+		}
+	}
+	// RFC 6608: the subcode is the state.
+	return &protocolError{
+		code: bgp.BGP_ERROR_FSM_ERROR, subcode: uint8(s.phase) + 1,
+		reason: fmt.Sprintf("BIRD sent a message of type %d in state %s", r.message.Header.Type, s.phase),
+	}
+}
+
+func (s *session) opened(m *bgp.BGPOpen) error {
+	hold, err := checkOpen(m, s.a.options)
+	if err != nil {
+		return err
+	}
+	s.hold = hold
+	s.interval = hold / 3 // RFC 4271 section 4.4
+	s.holdDue = time.Now().Add(hold)
+	s.holdTimer.Reset(hold)
+	s.phase = openConfirm
+	return s.speak()
+}
+
+// expire ends the session when the peer was silent for the hold time.
+func (s *session) expire() error {
+	select {
+	case r := <-s.in: // it was not silent, we just had not listened
+		return s.receive(r)
+	default:
+	}
+	if !s.reprieved && time.Since(s.holdDue) > starved {
+		s.reprieved = true
+		s.holdTimer.Reset(starvedGrace)
+		return nil
+	}
+	return &protocolError{
+		code:   bgp.BGP_ERROR_HOLD_TIMER_EXPIRED,
+		reason: fmt.Sprintf("in state %s: BIRD was silent for its hold time of %s", s.phase, s.hold),
+	}
+}
+
+// flush writes what was posted, followed by trailer, in one write.
+func (s *session) flush(trailer []byte) error {
+	if !s.announced {
+		// The table will go out whole; what is pending stays so.
+		return s.write(trailer)
+	}
+	p := s.a.take()
+	var c changes
+	var bad error
+	s.a.table.apply(p, func(v vip.VIP, a Advertisement) {
+		if err := c.add(v, a); err != nil {
+			bad = err
+		}
+	})
+	if bad != nil {
+		return bad
+	}
+	updates, err := s.encoder.appendUpdates(nil, &c)
+	if err != nil {
+		return err
+	}
+	if err := s.write(append(updates, trailer...)); err != nil {
+		return err
+	}
+	if p.posted {
+		s.written(p.cause, len(updates) > 0)
+	}
+	return nil
+}
+
+// announceAll tells a peer that knows nothing of us the whole table.
+func (s *session) announceAll() error {
+	s.a.table.apply(s.a.take(), func(vip.VIP, Advertisement) {})
+	n, err := s.announce(vip.Families[:]...)
+	if err != nil {
+		return err
+	}
+	s.announced = true
+	s.written(time.Time{}, n > 0)
+	return nil
+}
+
+// announce writes all VIPs of the families that are not withdrawn.
+func (s *session) announce(families ...vip.Family) (int, error) {
+	var c changes
+	n := 0
+	for v, a := range s.a.table.adverts {
+		for _, f := range families {
+			if f != v.Family() {
+				continue
+			}
+			if err := c.add(v, a); err != nil {
+				return 0, err
+			}
+			n++
+		}
+	}
+	updates, err := s.encoder.appendUpdates(nil, &c)
+	if err != nil {
+		return 0, err
+	}
+	return n, s.write(updates)
+}
+
+// refresh answers a ROUTE-REFRESH (RFC 2918); families we do not speak are ignored.
+func (s *session) refresh(m *bgp.BGPRouteRefresh) error {
+	if !s.announced {
+		return nil // everything is about to be said
+	}
+	for _, f := range vip.Families {
+		if codecFamily(f) == bgp.NewFamily(m.AFI, m.SAFI) {
+			_, err := s.announce(f)
+			return err
+		}
+	}
+	return nil
+}
+
+// written publishes that the peer was sent everything in the table; routes
+// tells whether that took a write.
+func (s *session) written(cause time.Time, routes bool) {
+	now := time.Now()
+	t := &s.a.table
+	s.a.state.Update(func(st State) State {
+		st.Written, st.WrittenAt = t.revision, now
+		st.Announced4, st.Announced6 = t.count[vip.IPv4], t.count[vip.IPv6]
+		return st
+	})
+	if routes && s.a.options.OnWritten != nil {
+		s.a.options.OnWritten(cause, now, t.revision)
+	}
+}
+
+// stop flushes and takes leave; the peer withdraws everything on its own then.
+func (s *session) stop() error {
+	cease, err := notification(bgp.BGP_ERROR_CEASE, bgp.BGP_ERROR_SUB_ADMINISTRATIVE_SHUTDOWN, nil)
+	if err != nil {
+		return fmt.Errorf("encoding NOTIFICATION: %w", err)
+	}
+	return s.flush(cease)
+}
+
+// complain tells the peer why the session ends, if that is the peer's doing and
+// it may still hear us. It returns whether it did.
+func (s *session) complain(cause error) bool {
+	var p *protocolError
+	if errors.As(cause, &p) && !s.wedged {
+		m, err := notification(p.code, p.subcode, p.data)
+		if err == nil {
+			err = s.conn.SetWriteDeadline(time.Now().Add(lastWords))
+		}
+		if err == nil {
+			_, err = s.conn.Write(m)
+		}
+		if err == nil {
+			return true
+		}
+		s.wedged = true
+	}
+	// What a hung peer has not taken by now is stale: it must not find it when
+	// it wakes up. A reset throws it away.
+	if c, ok := s.conn.(*net.TCPConn); ok && s.wedged {
+		_ = c.SetLinger(0) // fails only on a connection that is dead already
+	}
+	return false
+}
+
+// linger lets the peer read our last message before the connection closes.
+func (s *session) linger(readerEnded <-chan struct{}) {
+	c, ok := s.conn.(*net.TCPConn)
+	if !ok || c.CloseWrite() != nil {
+		return
+	}
+	t := time.NewTimer(lingerTimeout)
+	defer t.Stop()
+	select {
+	case <-readerEnded:
+	case <-t.C:
+	}
+}
+
+// write writes b, or gives the peer up.
+func (s *session) write(b []byte) error {
+	for len(b) > 0 {
+		n := min(len(b), writeChunk)
+		if err := s.conn.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
+			s.wedged = true
+			return fmt.Errorf("in state %s: setting the write deadline: %w", s.phase, err)
+		}
+		if _, err := s.conn.Write(b[:n]); err != nil {
+			s.wedged = true
+			return fmt.Errorf("in state %s: writing %d bytes: %w", s.phase, n, err)
+		}
+		b = b[n:]
+	}
+	return nil
+}
