@@ -177,9 +177,9 @@ type encoder struct {
 	open      []byte
 	keepalive []byte
 	// attributes of an UPDATE that announces, without the reachability itself.
-	attributes [len(vip.Families)][Depreferred + 1][]bgp.PathAttributeInterface
+	attributes [len(vip.Families)][Announced + 1][]bgp.PathAttributeInterface
 	// room is how many bytes of prefixes fit into one UPDATE of the kind.
-	room [len(vip.Families)][Depreferred + 1]int
+	room [len(vip.Families)][Announced + 1]int
 }
 
 func newEncoder(o Options) (*encoder, error) {
@@ -210,7 +210,7 @@ func newEncoder(o Options) (*encoder, error) {
 		netip.PrefixFrom(netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8}), 128),
 	}
 	for _, f := range vip.Families {
-		for a := Withdrawn; a <= Depreferred; a++ {
+		for a := Withdrawn; a <= Announced; a++ {
 			n, err := nlri(probe[f])
 			if err != nil {
 				return nil, err
@@ -250,7 +250,7 @@ func encodeOpen(o Options) ([]byte, error) {
 
 // changes are what one write tells the peer, by family and advertisement, so
 // that prefixes with equal attributes share UPDATEs.
-type changes [len(vip.Families)][Depreferred + 1][]bgp.PathNLRI
+type changes [len(vip.Families)][Announced + 1][]bgp.PathNLRI
 
 func (c *changes) add(v vip.VIP, a Advertisement) error {
 	n, err := nlri(v.Prefix())

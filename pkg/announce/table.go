@@ -9,11 +9,12 @@ import (
 // Advertisement is how a VIP is to be advertised.
 type Advertisement uint8
 
-// The advertisements. Any other value is taken for Withdrawn.
+// The advertisements, ordered by how much traffic they attract. Any other value
+// is taken for Withdrawn.
 const (
 	Withdrawn   Advertisement = iota
-	Announced                 // with no community
-	Depreferred               // with GRACEFUL_SHUTDOWN (65535:0, RFC 8326)
+	Depreferred               // announced with GRACEFUL_SHUTDOWN (65535:0, RFC 8326)
+	Announced                 // announced without a community
 )
 
 // String returns the advertisement in lower case.
@@ -58,7 +59,7 @@ func (p *pending) merge(b Batch) {
 		if v.IsZero() {
 			continue
 		}
-		if a > Depreferred {
+		if a > Announced {
 			a = Withdrawn
 		}
 		p.changes[v] = a

@@ -1,0 +1,131 @@
+package announce
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// manyVIPs returns n VIPs, both families by turns.
+func manyVIPs(n int) []vip.VIP {
+	vips := make([]vip.VIP, n)
+	for i := range vips {
+		vips[i] = numbered(i)
+	}
+	return vips
+}
+
+func numbered(i int) vip.VIP {
+	p := netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(i >> 16), byte(i >> 8), byte(i)}), 32)
+	if i%2 == 1 {
+		p = netip.PrefixFrom(netip.AddrFrom16([16]byte{0x20, 13: byte(i >> 16), 14: byte(i >> 8), 15: byte(i)}), 128)
+	}
+	v, err := vip.FromPrefix(p)
+	if err != nil {
+		panic(err) // a mistake in this function
+	}
+	return v
+}
+
+// benchSession returns an announcer with n VIPs and a session of it that is
+// established and announced, over TCP to a peer that only reads.
+func benchSession(b *testing.B, n int) (*Announcer, *session) {
+	b.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close()
+	drained := make(chan struct{})
+	go func() {
+		defer close(drained)
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		_, _ = io.Copy(io.Discard, conn)
+	}()
+	conn, err := net.Dial("tcp4", l.Addr().String())
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { conn.Close(); <-drained })
+	a := New(Options{Peer: netip.MustParseAddrPort("127.0.0.1:1790"), PeerAS: 8103})
+	e, err := newEncoder(a.options)
+	if err != nil {
+		b.Fatal(err)
+	}
+	all := Batch{Changes: make(map[vip.VIP]Advertisement, n), Revision: 1}
+	for _, v := range manyVIPs(n) {
+		all.Changes[v] = Announced
+	}
+	a.Post(all)
+	s := newSession(a, e, conn)
+	s.phase = established
+	if err := s.announceAll(); err != nil {
+		b.Fatal(err)
+	}
+	return a, s
+}
+
+// BenchmarkFlip measures one VIP's flip among n: merge, diff, encode, write.
+func BenchmarkFlip(b *testing.B) {
+	for _, n := range []int{1, 1000, 50000} {
+		b.Run(fmt.Sprintf("vips=%d", n), func(b *testing.B) {
+			a, s := benchSession(b, n)
+			v := numbered(0)
+			cause := time.Now()
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				to := Withdrawn
+				if i%2 == 1 {
+					to = Announced
+				}
+				a.Post(Batch{Changes: map[vip.VIP]Advertisement{v: to}, Revision: uint64(i), Cause: cause})
+				if err := s.flush(nil); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkFullAnnouncement measures what a session's start costs with n VIPs.
+func BenchmarkFullAnnouncement(b *testing.B) {
+	for _, n := range []int{1, 1000, 50000} {
+		b.Run(fmt.Sprintf("vips=%d", n), func(b *testing.B) {
+			_, s := benchSession(b, n)
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := s.announceAll(); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkPost measures what handing over a decision costs its caller.
+func BenchmarkPost(b *testing.B) {
+	for _, n := range []int{1, 1000, 50000} {
+		b.Run(fmt.Sprintf("vips=%d", n), func(b *testing.B) {
+			a := New(Options{})
+			batch := Batch{Changes: make(map[vip.VIP]Advertisement, n), Revision: 1}
+			for _, v := range manyVIPs(n) {
+				batch.Changes[v] = Announced
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				a.Post(batch)
+				a.take()
+			}
+		})
+	}
+}
+
