@@ -1,0 +1,161 @@
+package kernel
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// patience bounds every wait of these tests.
+const patience = 30 * time.Second
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childEnv) != "" {
+		childMain()
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// running is a Routing at work in a namespace.
+type running struct {
+	*Routing
+	stop func()
+}
+
+func testOptions(t testing.TB) Options {
+	return Options{Log: slog.New(slog.NewTextHandler(logWriter{t}, nil))}
+}
+
+type logWriter struct{ t testing.TB }
+
+func (w logWriter) Write(b []byte) (int, error) {
+	w.t.Log(strings.TrimSpace(string(b)))
+	return len(b), nil
+}
+
+// start runs a Routing in the namespace until the test ends or stop is called.
+func start(t *testing.T, ns *lab.NetNS, o Options) *running {
+	t.Helper()
+	r := New(o)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- ns.Do(func() error { return r.Run(ctx) }) }()
+	stopped := false
+	x := &running{Routing: r, stop: func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	}}
+	t.Cleanup(x.stop)
+	return x
+}
+
+// waitReady waits until the base stands.
+func (r *running) waitReady(t *testing.T) {
+	t.Helper()
+	select {
+	case <-r.Ready():
+	case <-time.After(patience):
+		t.Fatalf("not ready; last error: %v", r.Confirmed().Load().Err)
+	}
+}
+
+// waitConfirmed waits until exactly these VIPs are confirmed without error.
+func (r *running) waitConfirmed(t *testing.T, want ...vip.VIP) Confirmed {
+	t.Helper()
+	return r.waitFor(t, fmt.Sprintf("%d VIPs confirmed", len(want)), func(c Confirmed) bool {
+		return c.Err == nil && !c.At.IsZero() && c.VIPs.Equal(vip.NewSet(want...))
+	})
+}
+
+func (r *running) waitFor(t *testing.T, what string, ok func(Confirmed) bool) Confirmed {
+	t.Helper()
+	deadline := time.After(patience)
+	for {
+		c, changed := r.Confirmed().Get()
+		if ok(c) {
+			return c
+		}
+		select {
+		case <-changed:
+		case <-deadline:
+			t.Fatalf("waited in vain for: %s; last %d VIPs, error: %v", what, len(c.VIPs), c.Err)
+		}
+	}
+}
+
+// eventually polls what only the kernel knows.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.After(patience)
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("waited in vain for: %s", what)
+		}
+	}
+}
+
+func run(t testing.TB, ns *lab.NetNS, command string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	out, err := ns.Run(ctx, "sh", "-c", command)
+	if err != nil {
+		t.Fatalf("%s: %v", command, err)
+	}
+	return out
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func vips(prefixes ...string) []vip.VIP {
+	var out []vip.VIP
+	for _, p := range prefixes {
+		out = append(out, vip.Require(p))
+	}
+	return out
+}
+
+// manyVIPs returns n host VIPs, half of each family.
+func manyVIPs(n int) []vip.VIP {
+	out := make([]vip.VIP, 0, n)
+	a4, a6 := netip.MustParseAddr("20.0.0.1"), netip.MustParseAddr("2000::1")
+	for i := range n {
+		a := &a4
+		if i%2 == 1 {
+			a = &a6
+		}
+		v, err := vip.FromPrefix(netip.PrefixFrom(*a, a.BitLen()))
+		if err != nil {
+			panic(err)
+		}
+		out = append(out, v)
+		*a = a.Next()
+	}
+	return out
+}

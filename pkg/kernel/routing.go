@@ -1,0 +1,323 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+const (
+	// Pause between two passes that notifications ask for: somebody who
+	// changes rules all the time must not keep us busy.
+	minPause = 20 * time.Millisecond
+	// Pause after a failed pass; it doubles up to maxPause. New VIPs do not
+	// wait for it.
+	failurePause = 50 * time.Millisecond
+	maxPause     = 5 * time.Second
+	// blindness is how long VIPs that were read back stay confirmed while the
+	// kernel cannot be read, if nothing says that they were lost.
+	blindness = 10 * time.Second
+)
+
+// Confirmed says for which VIPs the kernel was seen to route by source.
+type Confirmed struct {
+	// VIPs is never changed after it was published.
+	VIPs vip.Set
+	// Err says why configured VIPs are missing, or what else could not be
+	// done; nil when everything stands.
+	Err error
+	// Failures counts the failed passes since the last good one.
+	Failures int
+	// Repairs counts the passes that had to mend what somebody else changed.
+	Repairs int
+	// At is when this became so.
+	At time.Time
+}
+
+// Routing keeps the source routing of the configured VIPs in the kernel. It is a
+// task.Task.
+type Routing struct {
+	o         Options
+	log       *slog.Logger
+	wanted    latest.Value[*vip.Set]
+	confirmed latest.Value[Confirmed]
+	ready     chan struct{}
+}
+
+// New returns a Routing that does nothing before Run.
+func New(o Options) *Routing {
+	return &Routing{o: o.withDefaults(), log: o.withDefaults().Log.With("component", "kernel"), ready: make(chan struct{})}
+}
+
+// Configure sets the VIPs whose source routing must stand. It never blocks; the
+// newest call wins. Before the first one the sets of an earlier run stay as they
+// are, since an in-place restart must not leak.
+//
+// A VIP that is left out loses its source routing at once: withdraw it first.
+func (r *Routing) Configure(vips []vip.VIP) {
+	s := vip.NewSet(vips...)
+	r.wanted.Set(&s)
+}
+
+// Confirmed returns for which of the configured VIPs the source routing was read
+// back. It is updated when that, or the error, changes.
+func (r *Routing) Confirmed() *latest.Value[Confirmed] { return &r.confirmed }
+
+// Ready is closed once the parts that do not depend on VIPs stand: blackholes,
+// rules, chains. BIRD must not start earlier. A family that the kernel does not
+// have is not waited for.
+func (r *Routing) Ready() <-chan struct{} { return r.ready }
+
+// String implements task.Task.
+func (r *Routing) String() string { return "kernel" }
+
+// Run works until ctx ends; what is in the kernel then stays. It works in the
+// network namespace of the calling thread. It fails only for invalid options:
+// everything else is tried again.
+func (r *Routing) Run(ctx context.Context) error {
+	if err := r.o.Validate(); err != nil {
+		return fmt.Errorf("source routing: %w", err)
+	}
+	p := &pass{o: r.o, log: r.log, policy: policy{o: r.o, log: r.log}}
+	var err error
+	if p.table, err = newTable(r.o, r.log); err != nil {
+		return err
+	}
+	for _, problem := range reversePathProblems() {
+		r.log.Warn(problem)
+	}
+	var w *watch
+	defer func() {
+		if w != nil {
+			r.logFailure("close listeners", w.close())
+		}
+	}()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	pause := failurePause
+	for {
+		var watchErr error
+		if w == nil {
+			// Listen first, so that no change falls between the look and the
+			// listening.
+			w, watchErr = newWatch(r.o)
+		}
+		wanted, reconfigured := r.wanted.Get()
+		result := p.run(wanted)
+		result.err = errors.Join(result.err, watchErr)
+		r.publish(result)
+
+		next := r.o.CheckInterval
+		if result.err != nil {
+			next, pause = pause, min(2*pause, maxPause)
+		} else {
+			pause = failurePause
+		}
+		timer.Reset(next)
+		var changed, failed <-chan struct{}
+		if w != nil {
+			changed, failed = w.changed, w.failed
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-reconfigured:
+		case <-timer.C:
+		case <-failed:
+			r.log.Warn("listening for kernel changes ended, beginning anew", "error", w.err)
+			r.logFailure("close listeners", w.close())
+			w = nil
+			changed = nil
+			if !r.rest(ctx, pause, reconfigured) {
+				return nil
+			}
+			pause = min(2*pause, maxPause)
+		case <-changed:
+			if !r.rest(ctx, minPause, reconfigured) {
+				return nil
+			}
+		}
+	}
+}
+
+// rest pauses, but not for new VIPs. It tells whether to go on.
+func (r *Routing) rest(ctx context.Context, pause time.Duration, reconfigured <-chan struct{}) bool {
+	t := time.NewTimer(pause)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-reconfigured:
+	case <-t.C:
+	}
+	return true
+}
+
+func (r *Routing) logFailure(what string, err error) {
+	if err != nil {
+		r.log.Warn("source routing: "+what+" failed", "error", err)
+	}
+}
+
+func (r *Routing) publish(x result) {
+	old := r.confirmed.Load()
+	if x.base {
+		select {
+		case <-r.ready:
+		default:
+			close(r.ready)
+			r.log.Info("source routing stands", "table_id", r.o.TableID, "priority", r.o.Priority, "mark", fmt.Sprintf("%#x/%#x", r.o.Mark, r.o.Mask))
+		}
+	}
+	c := Confirmed{VIPs: x.vips, Err: x.err, Failures: old.Failures, Repairs: old.Repairs, At: time.Now()}
+	if x.repaired {
+		c.Repairs++
+		r.log.Warn("source routing was changed by somebody else and is mended", "repairs", c.Repairs)
+	}
+	if x.err == nil {
+		c.Failures = 0
+	} else {
+		c.Failures++
+		if old.Err == nil || old.Err.Error() != x.err.Error() {
+			r.log.Error("source routing does not stand", "error", x.err, "failures", c.Failures)
+		}
+	}
+	if x.err == nil && old.Err != nil {
+		r.log.Info("source routing stands again", "failures", old.Failures)
+	}
+	if old.At.IsZero() || c.Failures != old.Failures || c.Repairs != old.Repairs || !c.VIPs.Equal(old.VIPs) {
+		if c.VIPs.Equal(old.VIPs) && old.VIPs != nil {
+			c.VIPs = old.VIPs
+		}
+		r.confirmed.Set(c)
+	}
+}
+
+// pass is what one look at the kernel, with its repairs, knows of the last one.
+type pass struct {
+	o      Options
+	log    *slog.Logger
+	policy policy
+	table  *table
+
+	// settled: the last pass left everything as wanted, so that a change now
+	// is somebody else's. For which VIPs is in wanted.
+	settled bool
+	wanted  *vip.Set
+	// tidied: leftovers were removed since the VIPs last changed.
+	tidied bool
+	// readable is when the sets could last be read; vips what was confirmed.
+	readable time.Time
+	vips     vip.Set
+}
+
+type result struct {
+	// base: all that does not depend on VIPs stands.
+	base     bool
+	vips     vip.Set
+	repaired bool
+	err      error
+}
+
+// run makes the kernel be as wanted, as far as it can, and tells how it is.
+// wanted is nil before the first Configure.
+func (p *pass) run(wanted *vip.Set) result {
+	sameWish := wanted == p.wanted
+	p.wanted = wanted
+	p.tidied = p.tidied && sameWish
+
+	var errs []error
+	var stands, absent [len(vip.Families)]bool
+	changed := false
+	for _, f := range vip.Families {
+		did, err := p.policy.ensure(f)
+		stands[f], absent[f] = err == nil, familyAbsent(err)
+		changed = changed || did
+		switch {
+		case absent[f] && !hasFamily(wanted, f):
+		case absent[f]:
+			errs = append(errs, fmt.Errorf("this kernel has no %s, but VIPs of it are configured: %w", f, err))
+		default:
+			errs = append(errs, err)
+		}
+	}
+	got, did, err := p.table.ensure(wanted)
+	changed = changed || did
+	errs = append(errs, err)
+
+	x := result{repaired: changed && p.settled && sameWish, vips: vip.Set{}}
+	x.base = got != nil && got.stands && (stands[vip.IPv4] || absent[vip.IPv4]) && (stands[vip.IPv6] || absent[vip.IPv6])
+	switch {
+	case wanted == nil:
+	case got != nil:
+		p.readable = time.Now()
+		for v := range *wanted {
+			f := v.Family()
+			if stands[f] && got.stands && got.sets[f].covers(spanOf(v.Prefix())) {
+				x.vips[v] = struct{}{}
+			}
+		}
+	case time.Since(p.readable) < blindness:
+		for v := range *wanted {
+			if stands[v.Family()] && p.vips.Has(v) {
+				x.vips[v] = struct{}{}
+			}
+		}
+	}
+	p.vips = maps.Clone(x.vips)
+
+	x.err = errors.Join(errs...)
+	if x.err == nil && wanted != nil && len(x.vips) == len(*wanted) && !p.tidied {
+		// What a former frontend left goes only now that nothing depends on it.
+		for _, f := range vip.Families {
+			if !absent[f] {
+				x.err = errors.Join(x.err, p.policy.removeLeftovers(f))
+			}
+		}
+		p.tidied = x.err == nil
+	}
+	p.settled = x.err == nil
+	return x
+}
+
+func hasFamily(s *vip.Set, f vip.Family) bool {
+	if s == nil {
+		return false
+	}
+	for v := range *s {
+		if v.Family() == f {
+			return true
+		}
+	}
+	return false
+}
+
+// Cleanup removes all that is ours from the network namespace of the calling
+// thread: the marks first, then rules, then blackholes. What is not there is no
+// error.
+func Cleanup(ctx context.Context, o Options) error {
+	o = o.withDefaults()
+	if err := o.Validate(); err != nil {
+		return fmt.Errorf("clean up source routing: %w", err)
+	}
+	t, err := newTable(o, o.Log)
+	if err != nil {
+		return err
+	}
+	errs := []error{t.remove()}
+	for _, f := range vip.Families {
+		if ctx.Err() != nil {
+			return errors.Join(append(errs, ctx.Err())...)
+		}
+		if err := (policy{o: o, log: o.Log}).remove(f); err != nil && !familyAbsent(err) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,245 @@
+package lab
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// netnsDir is where iproute2 keeps named namespaces.
+const netnsDir = "/run/netns"
+
+// namePattern matches the names this package gives: the process that made the
+// namespace, and chance.
+var namePattern = regexp.MustCompile(`^vg-([0-9]+)-[0-9a-f]{6}$`)
+
+// commandTimeout bounds every call of iproute2.
+const commandTimeout = 30 * time.Second
+
+// TB is the part of testing.TB that the laboratory uses, so that a program that
+// is not a test need not link package testing.
+type TB interface {
+	Helper()
+	Cleanup(func())
+	Errorf(format string, args ...any)
+	Fatalf(format string, args ...any)
+}
+
+// NetNS is a network namespace of ours with loopback up.
+type NetNS struct {
+	name string
+}
+
+// removeOnce limits the search for leftovers to one per process.
+var removeOnce = sync.OnceValue(RemoveLeftovers)
+
+// NewNetNS makes a namespace that ends with the test. Leftovers of killed runs
+// are removed on the way.
+func NewNetNS(t TB) *NetNS {
+	t.Helper()
+	if err := removeOnce(); err != nil {
+		t.Fatalf("leftovers of an earlier run: %v", err)
+	}
+	n, err := Create()
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	t.Cleanup(func() {
+		if err := n.Close(); err != nil {
+			t.Errorf("%v", err)
+		}
+	})
+	return n
+}
+
+// Create makes a namespace with a random name. The caller closes it.
+func Create() (*NetNS, error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("network namespaces need root: run as root")
+	}
+	random := make([]byte, 3)
+	if _, err := rand.Read(random); err != nil {
+		return nil, fmt.Errorf("name of a namespace: %w", err)
+	}
+	n := &NetNS{name: fmt.Sprintf("vg-%d-%s", os.Getpid(), hex.EncodeToString(random))}
+	if err := ip("netns", "add", n.name); err != nil {
+		return nil, err
+	}
+	if err := n.IP("link", "set", "lo", "up"); err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	return n, nil
+}
+
+// Close removes the namespace. What still runs in it keeps it alive, unnamed.
+func (n *NetNS) Close() error { return ip("netns", "del", n.name) }
+
+// Name is the name that `ip -n` and `ip netns exec` know.
+func (n *NetNS) Name() string { return n.name }
+
+// Path is the file that stands for the namespace.
+func (n *NetNS) Path() string { return filepath.Join(netnsDir, n.name) }
+
+// Do runs fn on a thread that is in the namespace. It holds for fn itself, for
+// sockets that it opens and for processes that it starts; goroutines that it
+// starts run elsewhere.
+func (n *NetNS) Do(fn func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- n.do(fn) }()
+	return <-done
+}
+
+func (n *NetNS) do(fn func() error) error {
+	runtime.LockOSThread()
+	// A thread that could not return to its namespace stays locked, so that the
+	// runtime ends it together with this goroutine.
+	home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("own network namespace: %w", err)
+	}
+	defer unix.Close(home)
+	target, err := unix.Open(n.Path(), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("network namespace %s: %w", n.name, err)
+	}
+	defer unix.Close(target)
+	if err := unix.Setns(target, unix.CLONE_NEWNET); err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("enter network namespace %s: %w", n.name, err)
+	}
+	defer func() {
+		if unix.Setns(home, unix.CLONE_NEWNET) == nil {
+			runtime.UnlockOSThread()
+		}
+	}()
+	return fn()
+}
+
+// Start starts a command in the namespace. The process belongs to the caller.
+func (n *NetNS) Start(cmd *exec.Cmd) error { return n.Do(cmd.Start) }
+
+// Run runs a command in the namespace and returns what it printed.
+func (n *NetNS) Run(ctx context.Context, name string, args ...string) (string, error) {
+	var out []byte
+	err := n.Do(func() (err error) {
+		out, err = exec.CommandContext(ctx, name, args...).CombinedOutput()
+		return err
+	})
+	if err != nil {
+		return string(out), fmt.Errorf("%s %s in %s: %w: %s", name, strings.Join(args, " "), n.name, err, out)
+	}
+	return string(out), nil
+}
+
+// IP runs iproute2's ip in the namespace.
+func (n *NetNS) IP(args ...string) error { return ip(append([]string{"-n", n.name}, args...)...) }
+
+// Sysctl sets a kernel parameter of the namespace, such as net.ipv4.ip_forward.
+func (n *NetNS) Sysctl(key, value string) error {
+	path := filepath.Join("/proc/sys", strings.ReplaceAll(key, ".", "/"))
+	return n.Do(func() error {
+		if err := os.WriteFile(path, []byte(value), 0); err != nil {
+			return fmt.Errorf("sysctl %s=%s in %s: %w", key, value, n.name, err)
+		}
+		return nil
+	})
+}
+
+// Veth lays a wire between two namespaces, both ends up.
+func Veth(a *NetNS, aName string, b *NetNS, bName string) error {
+	return errors.Join(
+		ip("link", "add", aName, "netns", a.name, "type", "veth", "peer", "name", bName, "netns", b.name),
+		a.IP("link", "set", aName, "up"),
+		b.IP("link", "set", bName, "up"),
+	)
+}
+
+// Addr gives an interface addresses such as "10.0.0.1/24". IPv6 ones are usable
+// at once (no duplicate address detection).
+func (n *NetNS) Addr(dev string, prefixes ...string) error {
+	var errs []error
+	for _, p := range prefixes {
+		args := []string{"addr", "add", p, "dev", dev}
+		if strings.Contains(p, ":") {
+			args = append(args, "nodad")
+		}
+		errs = append(errs, n.IP(args...))
+	}
+	return errors.Join(errs...)
+}
+
+// RemoveLeftovers removes the namespaces of processes that are gone, and ends
+// what still runs in them.
+func RemoveLeftovers() error {
+	entries, err := os.ReadDir(netnsDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("list namespaces: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		m := namePattern.FindStringSubmatch(e.Name())
+		if m == nil {
+			continue
+		}
+		maker, err := strconv.Atoi(m[1])
+		if err != nil || alive(maker) {
+			continue
+		}
+		n := &NetNS{name: e.Name()}
+		n.endProcesses()
+		// Another run may remove the same leftover at this moment.
+		if err := n.Close(); err != nil {
+			if _, gone := os.Lstat(n.Path()); gone == nil {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func alive(pid int) bool { return unix.Kill(pid, 0) == nil }
+
+// endProcesses ends what runs in a namespace whose maker is dead. Nobody but
+// that run can have started it. Failures show when the namespace is removed.
+func (n *NetNS) endProcesses() {
+	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "ip", "netns", "pids", n.name).Output()
+	if err != nil {
+		return
+	}
+	for _, f := range strings.Fields(string(out)) {
+		if pid, err := strconv.Atoi(f); err == nil && pid > 1 && pid != os.Getpid() {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+	}
+}
+
+func ip(args ...string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "ip", args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("ip %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
