@@ -1,0 +1,548 @@
+package identity_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/identity/identitytest"
+)
+
+// whoami is a health service that remembers who called.
+type whoami struct {
+	*health.Server
+	caller atomic.Value
+}
+
+func (w *whoami) Check(ctx context.Context, r *healthpb.HealthCheckRequest) (*healthpb.HealthCheckResponse, error) {
+	if id, ok := identity.PeerID(ctx); ok {
+		w.caller.Store(id)
+	}
+	return w.Server.Check(ctx, r)
+}
+
+// serve runs a gRPC server with these credentials and returns its socket.
+func serve(t *testing.T, creds credentials.TransportCredentials) (path string, w *whoami) {
+	t.Helper()
+	path = filepath.Join(identitytest.ShortDir(t), "s.sock")
+	l, err := identity.Listen(t.Context(), identity.ListenOptions{Path: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(grpc.Creds(creds))
+	w = &whoami{Server: health.NewServer()}
+	healthpb.RegisterHealthServer(server, w)
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(l) }()
+	t.Cleanup(func() {
+		server.Stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return path, w
+}
+
+func client(t *testing.T, path string, creds credentials.TransportCredentials) healthpb.HealthClient {
+	t.Helper()
+	cc, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(creds))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := cc.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return healthpb.NewHealthClient(cc)
+}
+
+func check(t *testing.T, c healthpb.HealthClient) error {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	_, err := c.Check(ctx, &healthpb.HealthCheckRequest{})
+	return err
+}
+
+// bare is a TLS client or server that shows a certificate and asks no questions.
+func bare(svid *x509svid.SVID) *tls.Config {
+	c := &tls.Config{InsecureSkipVerify: true, ClientAuth: tls.RequestClientCert, NextProtos: []string{"h2"}}
+	if svid != nil {
+		cert := tls.Certificate{PrivateKey: svid.PrivateKey}
+		for _, x := range svid.Certificates {
+			cert.Certificate = append(cert.Certificate, x.Raw)
+		}
+		c.Certificates = []tls.Certificate{cert}
+	}
+	return c
+}
+
+func TestMutualTLSTellsEachSideWhoTheOtherIs(t *testing.T) {
+	ca := identitytest.NewCA(t, "example.org")
+	lb, fe := ca.ID("/lb"), ca.ID("/frontend")
+	lbSource, feSource := ca.Source(ca.SVID(lb, time.Hour)), ca.Source(ca.SVID(fe, time.Hour))
+	path, w := serve(t, identity.ServerCredentials(lbSource, identity.CredentialOptions{Authorize: identity.Authorize(fe)}))
+	c := client(t, path, identity.ClientCredentials(feSource, identity.CredentialOptions{Authorize: identity.Authorize(lb)}))
+	if err := check(t, c); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.caller.Load(); got != fe {
+		t.Fatalf("the server saw %v", got)
+	}
+	if _, ok := identity.PeerID(t.Context()); ok {
+		t.Fatal("a peer ID out of nothing")
+	}
+}
+
+// stranger is a certificate that is no SVID.
+func stranger(t *testing.T) *x509svid.SVID {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"example.org"}}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &x509svid.SVID{Certificates: []*x509.Certificate{cert}, PrivateKey: key}
+}
+
+// badPeers are those that neither side may accept.
+func badPeers(t *testing.T, ca *identitytest.CA, id spiffeid.ID) []badPeer {
+	other := identitytest.NewCA(t, "example.net")
+	impostor := identitytest.NewCA(t, "example.org")
+	now := time.Now()
+	return []badPeer{
+		{"wrong ID", bare(ca.SVID(ca.ID("/evil"), time.Hour)), "wrong_id", "spiffe://example.org/evil", "expected " + id.String()},
+		{"other trust domain", bare(other.SVID(other.ID(id.Path()), time.Hour)), "other_trust_domain", "spiffe://example.net" + id.Path(), "example.net"},
+		{"our authority, other trust domain", bare(ca.SVID(other.ID(id.Path()), time.Hour)), "other_trust_domain", "spiffe://example.net" + id.Path(), "example.net"},
+		{"impostor of the trust domain", bare(impostor.SVID(id, time.Hour)), "untrusted_authority", id.String(), "not signed by an authority of trust domain example.org"},
+		{"expired", bare(ca.SVIDBetween(id, now.Add(-time.Hour), now.Add(-time.Minute))), "expired", id.String(), "the clock here says"},
+		{"not yet valid", bare(ca.SVIDBetween(id, now.Add(time.Hour), now.Add(2*time.Hour))), "not_yet_valid", id.String(), "the clock here says"},
+		{"no SVID", bare(stranger(t)), "bad_svid", "", "no URI SAN"},
+	}
+}
+
+type badPeer struct {
+	name   string
+	config *tls.Config
+	reason identity.Reason
+	id     string // what it claims to be
+	says   string
+}
+
+func TestServerRefusesAndLogsWhy(t *testing.T) {
+	ca := identitytest.NewCA(t, "example.org")
+	fe := ca.ID("/frontend")
+	journal, log := newJournal()
+	path, w := serve(t, identity.ServerCredentials(ca.Source(ca.SVID(ca.ID("/lb"), time.Hour)),
+		identity.CredentialOptions{Authorize: identity.Authorize(fe), Log: log}))
+	old := bare(ca.SVID(fe, time.Hour))
+	old.MaxVersion = tls.VersionTLS12
+	for _, c := range append(badPeers(t, ca, fe),
+		badPeer{"no certificate", bare(nil), identity.ReasonNoCertificate, "", "certificate"},
+		badPeer{"plaintext", nil, identity.ReasonNotTLS, "", "TLS"},
+		badPeer{"TLS 1.2", old, identity.ReasonProtocol, "", "version"},
+	) {
+		t.Run(c.name, func(t *testing.T) {
+			creds := insecure.NewCredentials()
+			if c.config != nil {
+				creds = credentials.NewTLS(c.config)
+			}
+			if err := check(t, client(t, path, creds)); err == nil {
+				t.Fatal("was let in")
+			}
+			r := journal.wait(t, map[string]any{"msg": "client refused", "reason": string(c.reason), "peer_id": c.id, "level": "WARN"})
+			if got := fmt.Sprint(r["error"]); !strings.Contains(got, c.says) {
+				t.Errorf("the log does not say %q: %s", c.says, got)
+			}
+			if r["peer_pid"] == nil {
+				t.Errorf("the log does not name the process: %v", r)
+			}
+		})
+	}
+	if got := w.caller.Load(); got != nil {
+		t.Fatalf("%v came through", got)
+	}
+}
+
+func TestServerRefusesGarbage(t *testing.T) {
+	ca := identitytest.NewCA(t, "example.org")
+	journal, log := newJournal()
+	path, _ := serve(t, identity.ServerCredentials(ca.Source(ca.SVID(ca.ID("/lb"), time.Hour)),
+		identity.CredentialOptions{Authorize: identity.Authorize(ca.ID("/frontend")), Log: log}))
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Write([]byte(strings.Repeat("\x00garbage\xff", 1000))); err != nil {
+		t.Fatal(err)
+	}
+	journal.wait(t, map[string]any{"msg": "client refused", "reason": "not_tls"})
+}
+
+// handshakes runs a client's and a server's handshake against each other.
+func handshakes(t *testing.T, server, client func(net.Conn) (net.Conn, credentials.AuthInfo, error)) (s, c side) {
+	t.Helper()
+	sc, cc := net.Pipe()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.conn, s.info, s.err = server(sc)
+		if s.err != nil {
+			sc.Close()
+		}
+	}()
+	c.conn, c.info, c.err = client(cc)
+	if c.err != nil {
+		cc.Close()
+	}
+	<-done
+	for _, x := range []side{s, c} {
+		if x.conn != nil {
+			t.Cleanup(func() { x.conn.Close() })
+		}
+	}
+	return s, c
+}
+
+type side struct {
+	conn net.Conn
+	info credentials.AuthInfo
+	err  error
+}
+
+func serverSide(creds credentials.TransportCredentials) func(net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return creds.ServerHandshake
+}
+
+func clientSide(t *testing.T, creds credentials.TransportCredentials) func(net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return func(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		return creds.ClientHandshake(ctx, "localhost", c)
+	}
+}
+
+func TestClientRefusesAndSaysWhy(t *testing.T) {
+	ca := identitytest.NewCA(t, "example.org")
+	lb := ca.ID("/lb")
+	journal, log := newJournal()
+	creds := identity.ClientCredentials(ca.Source(ca.SVID(ca.ID("/frontend"), time.Hour)),
+		identity.CredentialOptions{Authorize: identity.Authorize(lb), Log: log})
+	for _, c := range append(badPeers(t, ca, lb),
+		badPeer{"plaintext", nil, identity.ReasonNotTLS, "", "TLS"},
+	) {
+		t.Run(c.name, func(t *testing.T) {
+			server := func(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+				if _, err := c.Read(make([]byte, 4096)); err != nil {
+					return nil, nil, err
+				}
+				_, err := c.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"))
+				return nil, nil, err
+			}
+			if c.config != nil {
+				server = serverSide(credentials.NewTLS(c.config))
+			}
+			_, got := handshakes(t, server, clientSide(t, creds))
+			var failure *identity.HandshakeError
+			if !errors.As(got.err, &failure) || failure.Reason != c.reason {
+				t.Fatalf("got %v", got.err)
+			}
+			if c.id != "" && failure.PeerID.String() != c.id {
+				t.Errorf("the peer claimed to be %s, the error says %s", c.id, failure.PeerID)
+			}
+			if !strings.Contains(got.err.Error(), c.says) || !strings.Contains(got.err.Error(), c.id) {
+				t.Errorf("the error does not say %q and %q: %v", c.says, c.id, got.err)
+			}
+			journal.wait(t, map[string]any{"msg": "server not accepted", "reason": string(c.reason), "peer_id": c.id})
+		})
+	}
+}
+
+func TestClientIsToldThatTheServerMayHaveRefused(t *testing.T) {
+	ca := identitytest.NewCA(t, "example.org")
+	lb := ca.ID("/lb")
+	path, _ := serve(t, identity.ServerCredentials(ca.Source(ca.SVID(lb, time.Hour)), identity.CredentialOptions{}))
+	c := client(t, path, identity.ClientCredentials(ca.Source(ca.SVID(ca.ID("/frontend"), time.Hour)),
+		identity.CredentialOptions{Authorize: identity.Authorize(lb)}))
+	raw, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, _, err := identity.ClientCredentials(ca.Source(ca.SVID(ca.ID("/frontend"), time.Hour)),
+		identity.CredentialOptions{Authorize: identity.Authorize(lb)}).ClientHandshake(t.Context(), "localhost", raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := conn.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "refused our SVID spiffe://example.org/frontend") {
+		t.Fatalf("got %v", err)
+	}
+	if err := check(t, c); err == nil {
+		t.Fatal("without an authorizer somebody was let in")
+	}
+}
+
+func TestNoHandshakeWithoutAnOwnSVID(t *testing.T) {
+	ca := identitytest.NewCA(t, "example.org")
+	lb, fe := ca.ID("/lb"), ca.ID("/frontend")
+	good := ca.Source(ca.SVID(lb, time.Hour))
+	none := identity.NewManualSource(identity.Options{})
+	none.Fail(errors.New("nobody delivers"))
+
+	s, c := handshakes(t,
+		serverSide(identity.ServerCredentials(none, identity.CredentialOptions{Authorize: identity.Authorize(fe)})),
+		clientSide(t, identity.ClientCredentials(good, identity.CredentialOptions{Authorize: identity.Authorize(lb)})))
+	for name, got := range map[string]struct {
+		err  error
+		want identity.Reason
+	}{"server": {s.err, identity.ReasonNoOwnSVID}, "client": {c.err, identity.ReasonRefusedByPeer}} {
+		var failure *identity.HandshakeError
+		if !errors.As(got.err, &failure) || failure.Reason != got.want {
+			t.Errorf("%s: got %v", name, got.err)
+		}
+	}
+	if !strings.Contains(s.err.Error(), "nobody delivers") {
+		t.Errorf("got %v", s.err)
+	}
+
+	// A client without an SVID has no bundle either, so it trusts nobody.
+	_, c = handshakes(t,
+		serverSide(identity.ServerCredentials(good, identity.CredentialOptions{Authorize: identity.Authorize(fe)})),
+		clientSide(t, identity.ClientCredentials(none, identity.CredentialOptions{Authorize: identity.Authorize(lb)})))
+	if c.err == nil {
+		t.Fatal("a client without an SVID was served")
+	}
+}
+
+// countingCache counts the sessions that a client could resume.
+type countingCache struct {
+	tls.ClientSessionCache
+	puts atomic.Int32
+}
+
+func (c *countingCache) Put(key string, s *tls.ClientSessionState) {
+	if s != nil {
+		c.puts.Add(1)
+	}
+	c.ClientSessionCache.Put(key, s)
+}
+
+func TestResumedSessionIsRefusedAfterDenial(t *testing.T) {
+	ca := identitytest.NewCA(t, "example.org")
+	fe := ca.ID("/frontend")
+	var denied atomic.Bool
+	journal, log := newJournal()
+	path, w := serve(t, identity.ServerCredentials(ca.Source(ca.SVID(ca.ID("/lb"), time.Hour)), identity.CredentialOptions{
+		Log: log,
+		Authorize: func(id spiffeid.ID, _ [][]*x509.Certificate) error {
+			if denied.Load() {
+				return fmt.Errorf("the peer is %s, denied since", id)
+			}
+			return nil
+		},
+	}))
+	config := bare(ca.SVID(fe, time.Hour))
+	cache := &countingCache{ClientSessionCache: tls.NewLRUClientSessionCache(8)}
+	config.ClientSessionCache = cache
+	// The call makes the client read what follows the handshake: the tickets.
+	if err := check(t, client(t, path, credentials.NewTLS(config))); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.caller.Load(); got != fe {
+		t.Fatalf("the server saw %v", got)
+	}
+	if n := cache.puts.Load(); n != 0 {
+		t.Errorf("the server gave out %d session tickets", n)
+	}
+	denied.Store(true)
+	if err := check(t, client(t, path, credentials.NewTLS(config))); err == nil {
+		t.Fatal("the second connection was let in after the denial")
+	}
+	journal.wait(t, map[string]any{"msg": "client refused", "reason": "wrong_id", "peer_id": fe.String()})
+}
+
+func TestConnectionEndsAtTheEarlierNotAfter(t *testing.T) {
+	for _, c := range []struct {
+		name           string
+		server, client time.Duration
+	}{
+		{"the server's", time.Minute, time.Hour},
+		{"the client's", time.Hour, time.Minute},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ca := identitytest.NewCA(t, "example.org")
+				source := func(id spiffeid.ID, ttl time.Duration) *identity.Source {
+					s := identity.NewManualSource(identity.Options{})
+					s.Offer(ca.Bundle(), ca.SVID(id, ttl))
+					return s
+				}
+				start := time.Now()
+				lb, fe := ca.ID("/lb"), ca.ID("/frontend")
+				lbSource := source(lb, c.server)
+				journal, log := newJournal()
+				s, cl := handshakes(t,
+					serverSide(identity.ServerCredentials(lbSource, identity.CredentialOptions{Authorize: identity.Authorize(fe), Log: log})),
+					clientSide(t, identity.ClientCredentials(source(fe, c.client), identity.CredentialOptions{Authorize: identity.Authorize(lb)})))
+				if s.err != nil || cl.err != nil {
+					t.Fatal(s.err, cl.err)
+				}
+				for _, info := range []credentials.AuthInfo{s.info, cl.info} {
+					if end, ok := identity.ConnectionEnd(info); !ok || !end.Equal(start.Add(time.Minute)) {
+						t.Fatalf("the connection ends %v, %v", end, ok)
+					}
+				}
+				// What gRPC does once its transport stands.
+				if err := s.conn.SetDeadline(time.Time{}); err != nil {
+					t.Fatal(err)
+				}
+				// A rotation does not make an old connection live longer.
+				lbSource.Offer(ca.Bundle(), ca.SVID(lb, 24*time.Hour))
+
+				<-time.After(59 * time.Second)
+				got := make(chan byte, 1)
+				go func() {
+					b := make([]byte, 1)
+					if _, err := s.conn.Read(b); err != nil {
+						t.Errorf("read: %v", err)
+					}
+					got <- b[0]
+				}()
+				if _, err := cl.conn.Write([]byte("x")); err != nil {
+					t.Fatalf("ended too early: %v", err)
+				}
+				<-got
+				if _, err := s.conn.Read(make([]byte, 1)); err == nil {
+					t.Fatal("read something")
+				}
+				if d := time.Since(start); d != time.Minute {
+					t.Fatalf("ended after %v", d)
+				}
+				synctest.Wait()
+				if n := journal.count(t, map[string]any{"msg": "connection ended with the SVID", "peer_id": fe.String()}); n != 1 {
+					t.Fatalf("%d lines about the end", n)
+				}
+			})
+		})
+	}
+}
+
+func TestStreamEndsWithTheSVIDAndANewOneNeedsANewSVID(t *testing.T) {
+	ca := identitytest.NewCA(t, "example.org")
+	lb, fe := ca.ID("/lb"), ca.ID("/frontend")
+	path, _ := serve(t, identity.ServerCredentials(ca.Source(ca.SVID(lb, time.Hour)), identity.CredentialOptions{Authorize: identity.Authorize(fe)}))
+	svid := ca.SVID(fe, 2*time.Second)
+	src := ca.Source(svid)
+	c := client(t, path, identity.ClientCredentials(src, identity.CredentialOptions{Authorize: identity.Authorize(lb)}))
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	stream, err := c.Watch(ctx, &healthpb.HealthCheckRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err == nil || ctx.Err() != nil {
+		t.Fatalf("got %v", err)
+	}
+	if early := time.Until(svid.Certificates[0].NotAfter); early > 0 {
+		t.Fatalf("the stream ended %v before the SVID", early)
+	}
+	if err := check(t, c); err == nil || !strings.Contains(err.Error(), "expired") {
+		t.Fatalf("got %v", err)
+	}
+}
+
+func TestSilentClientIsDroppedAndServedOnesStay(t *testing.T) {
+	ca := identitytest.NewCA(t, "example.org")
+	lb, fe := ca.ID("/lb"), ca.ID("/frontend")
+	journal, log := newJournal()
+	path, _ := serve(t, identity.ServerCredentials(ca.Source(ca.SVID(lb, time.Hour)), identity.CredentialOptions{
+		Authorize: identity.Authorize(fe), Log: log, HandshakeTimeout: time.Second,
+	}))
+	c := client(t, path, identity.ClientCredentials(ca.Source(ca.SVID(fe, time.Hour)), identity.CredentialOptions{Authorize: identity.Authorize(lb)}))
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	stream, err := c.Watch(ctx, &healthpb.HealthCheckRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	// Both lasted longer than the timeout once this one, which came later, is over.
+	silent, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	journal.wait(t, map[string]any{"msg": "client refused", "reason": "timeout"})
+	if err := check(t, c); err != nil {
+		t.Fatalf("a served connection did not outlive the handshake timeout: %v", err)
+	}
+	ended := make(chan error, 1)
+	go func() { _, err := stream.Recv(); ended <- err }()
+	select {
+	case err := <-ended:
+		t.Fatalf("the stream ended: %v", err)
+	default:
+	}
+	cancel()
+	<-ended
+}
+
+func TestDenialsAreLoggedRateLimitedPerKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		journal, log := newJournal()
+		d := identity.NewDenialLog(log)
+		for range 100 {
+			d.Log("a", "refused a")
+		}
+		d.Log("b", "refused b")
+		if a, b := journal.count(t, map[string]any{"msg": "refused a"}), journal.count(t, map[string]any{"msg": "refused b"}); a != 3 || b != 1 {
+			t.Fatalf("%d and %d lines", a, b)
+		}
+		<-time.After(10 * time.Second)
+		d.Log("a", "refused a")
+		if n := journal.count(t, map[string]any{"msg": "refused a", "suppressed": 97.0}); n != 1 {
+			t.Fatalf("the next line does not tell how many were left out")
+		}
+		for i := range 100_000 {
+			d.Log(fmt.Sprint(i), "refused many")
+		}
+		if n := d.Keys(); n > 300 {
+			t.Fatalf("%d keys are remembered", n)
+		}
+	})
+}

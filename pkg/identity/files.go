@@ -1,0 +1,209 @@
+package identity
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
+	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
+)
+
+// The names of the files of an SVID in a directory, as cert-manager's SPIFFE CSI
+// driver lays them.
+const (
+	CertFile   = "tls.crt" // the SVID, then its intermediates
+	KeyFile    = "tls.key" // its private key
+	BundleFile = "ca.crt"  // the authorities of its trust domain
+)
+
+// NewFiles returns a source that reads tls.crt, tls.key and ca.crt (PEM) in dir,
+// and follows their changes: files written in place or renamed, and the symlink
+// swap of the kubelet and of CSI drivers. The files may come late or be broken;
+// the last good SVID stays in use.
+func NewFiles(dir string, o Options) (*Source, error) {
+	if dir == "" {
+		return nil, fmt.Errorf("no directory for the SVID: name the one that holds %s, %s and %s", CertFile, KeyFile, BundleFile)
+	}
+	o = o.withDefaults()
+	return newSource(&files{dir: filepath.Clean(dir), poll: o.Poll}, o), nil
+}
+
+const (
+	// settleTime gathers the events of one change of several files.
+	settleTime = 20 * time.Millisecond
+	// repairPoll is the poll while the files are missing or do not fit together:
+	// they may have been read in the middle of a change.
+	repairPoll = 500 * time.Millisecond
+)
+
+type files struct {
+	dir  string
+	poll time.Duration
+}
+
+func (f *files) String() string { return "the files in " + f.dir }
+
+func (f *files) watch(ctx context.Context, s *Source) error {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		// Polling alone does: inotify instances can run out on a busy node.
+		s.log.Warn("files are polled only", "error", err)
+		watcher = &fsnotify.Watcher{}
+	} else {
+		defer func() { _ = watcher.Close() }()
+	}
+	var last []byte // what was read last and found good
+	for {
+		wait := f.poll
+		if watcher.Events != nil {
+			// Added again each time: the directory may have been replaced.
+			// Failing is no matter, the poll is the net.
+			_ = watcher.Add(f.dir)
+		}
+		svid, bundle, raw, err := readFiles(f.dir)
+		switch {
+		case err != nil:
+			last = nil
+			wait = min(wait, repairPoll)
+			s.fail(fmt.Errorf("%s: %w", f, err))
+		case string(raw) != string(last):
+			last = raw
+			s.offer([]*x509svid.SVID{svid}, bundle)
+		}
+		if err := f.next(ctx, watcher, wait); err != nil {
+			return err
+		}
+	}
+}
+
+// next waits for a change, or for the time to look without one.
+func (f *files) next(ctx context.Context, watcher *fsnotify.Watcher, wait time.Duration) error {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	for seen := false; ; {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-timer.C:
+			return nil
+		case <-watcher.Events:
+			// Only the first event shortens the wait, so that a directory that
+			// changes all the time cannot postpone the reading.
+			if !seen {
+				seen = true
+				timer.Reset(settleTime)
+			}
+		case <-watcher.Errors:
+			// An overflow of the queue: something changed.
+			if !seen {
+				seen = true
+				timer.Reset(settleTime)
+			}
+		}
+	}
+}
+
+// readFiles reads the SVID and the bundle in dir and checks that they belong
+// together. The third result is what was read, to notice changes.
+func readFiles(dir string) (*x509svid.SVID, *x509bundle.Bundle, []byte, error) {
+	// The kubelet and CSI drivers swap the symlink ..data to change all files at
+	// once; resolving it here keeps us from reading some before and some after.
+	from := dir
+	if resolved, err := filepath.EvalSymlinks(filepath.Join(dir, "..data")); err == nil {
+		from = resolved
+	}
+	var parts [3][]byte
+	var raw []byte
+	for i, name := range []string{CertFile, KeyFile, BundleFile} {
+		b, err := os.ReadFile(filepath.Join(from, name))
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		parts[i] = b
+		raw = append(append(raw, b...), 0)
+	}
+	certs, err := certificates(parts[0])
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("%s: %w", CertFile, err)
+	}
+	key, err := privateKey(parts[1])
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("%s: %w", KeyFile, err)
+	}
+	authorities, err := certificates(parts[2])
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("%s: %w", BundleFile, err)
+	}
+	var chain []byte
+	for _, c := range certs {
+		chain = append(chain, c.Raw...)
+	}
+	svid, err := x509svid.ParseRaw(chain, key)
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("%s with %s: %w", CertFile, KeyFile, err)
+	}
+	bundle := x509bundle.FromX509Authorities(svid.ID.TrustDomain(), authorities)
+	// Judged at the start of its life: whether it is valid now is told apart.
+	if _, _, err := x509svid.Verify(svid.Certificates, bundle, x509svid.WithTime(certs[0].NotBefore)); err != nil {
+		return nil, nil, nil, fmt.Errorf("%s is not signed by the authorities in %s: %w", CertFile, BundleFile, err)
+	}
+	return svid, bundle, raw, nil
+}
+
+func certificates(b []byte) ([]*x509.Certificate, error) {
+	var certs []*x509.Certificate
+	for {
+		var block *pem.Block
+		block, b = pem.Decode(b)
+		if block == nil {
+			break
+		}
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		c, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, err
+		}
+		certs = append(certs, c)
+	}
+	if len(certs) == 0 {
+		return nil, errors.New("holds no PEM certificate")
+	}
+	return certs, nil
+}
+
+// privateKey returns the first private key, as PKCS#8. Issuers write PKCS#1 and
+// SEC 1 as well.
+func privateKey(b []byte) ([]byte, error) {
+	for {
+		var block *pem.Block
+		block, b = pem.Decode(b)
+		if block == nil {
+			return nil, errors.New("holds no PEM private key")
+		}
+		var key any
+		var err error
+		switch block.Type {
+		case "PRIVATE KEY":
+			key, err = x509.ParsePKCS8PrivateKey(block.Bytes)
+		case "EC PRIVATE KEY":
+			key, err = x509.ParseECPrivateKey(block.Bytes)
+		case "RSA PRIVATE KEY":
+			key, err = x509.ParsePKCS1PrivateKey(block.Bytes)
+		default:
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		return x509.MarshalPKCS8PrivateKey(key)
+	}
+}

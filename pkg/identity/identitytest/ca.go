@@ -1,0 +1,140 @@
+package identitytest
+
+import (
+	"context"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
+
+	"github.com/vipgate/vipgate/pkg/identity"
+)
+
+// CA is a certificate authority of one trust domain.
+type CA struct {
+	tb        testing.TB
+	td        spiffeid.TrustDomain
+	authority *identity.DevAuthority
+}
+
+// NewCA makes an authority for the trust domain, such as "example.org".
+func NewCA(tb testing.TB, trustDomain string) *CA {
+	tb.Helper()
+	authority, err := identity.NewDevAuthority()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return &CA{tb: tb, td: spiffeid.RequireTrustDomainFromString(trustDomain), authority: authority}
+}
+
+// ID returns the ID with that path, such as "/lb", in the trust domain.
+func (c *CA) ID(path string) spiffeid.ID { return spiffeid.RequireFromPath(c.td, path) }
+
+// SVID signs an SVID that is valid for ttl from now. Certificates hold whole
+// seconds; the end is rounded up.
+func (c *CA) SVID(id spiffeid.ID, ttl time.Duration) *x509svid.SVID {
+	c.tb.Helper()
+	now := time.Now()
+	return c.SVIDBetween(id, now, now.Add(ttl))
+}
+
+// SVIDBetween signs an SVID that is valid in that interval, be it over or not yet
+// begun. The ID may be of another trust domain.
+func (c *CA) SVIDBetween(id spiffeid.ID, notBefore, notAfter time.Time) *x509svid.SVID {
+	c.tb.Helper()
+	svid, err := c.authority.Mint(id, notBefore, notAfter)
+	if err != nil {
+		c.tb.Fatal(err)
+	}
+	return svid
+}
+
+// Bundle returns the authority as the bundle of its trust domain.
+func (c *CA) Bundle() *x509bundle.Bundle { return c.authority.Bundle(c.td) }
+
+// WriteFiles writes the SVID and the bundle to dir, for [identity.NewFiles].
+func (c *CA) WriteFiles(dir string, svid *x509svid.SVID) {
+	c.tb.Helper()
+	if err := c.authority.WriteFiles(dir, svid); err != nil {
+		c.tb.Fatal(err)
+	}
+}
+
+// Source returns a running source that holds the SVID, which must be valid, and
+// trusts the authority. It ends with the test.
+func (c *CA) Source(svid *x509svid.SVID) *identity.Source {
+	c.tb.Helper()
+	dir := ShortDir(c.tb)
+	c.WriteFiles(dir, svid)
+	src, err := identity.NewFiles(dir, identity.Options{})
+	if err != nil {
+		c.tb.Fatal(err)
+	}
+	Run(c.tb, src)
+	select {
+	case <-src.Ready():
+	case <-time.After(patience):
+		c.tb.Fatalf("%s was not ready: %v", src, src.Status().Load().Err)
+	}
+	return src
+}
+
+// patience bounds every wait; a wait that comes near it has failed.
+const patience = 20 * time.Second
+
+// Run runs the source until the test ends, or until the returned function is
+// called, and waits for it.
+func Run(tb testing.TB, src *identity.Source) (stop func()) {
+	tb.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := src.Run(ctx); err != nil && ctx.Err() == nil {
+			tb.Errorf("%s ended: %v", src, err)
+		}
+	}()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		<-done
+	})
+	tb.Cleanup(stop)
+	return stop
+}
+
+// WaitStatus waits until the status of the source is as wanted, and returns it.
+func WaitStatus(tb testing.TB, src *identity.Source, what string, wanted func(identity.Status) bool) identity.Status {
+	tb.Helper()
+	deadline := time.After(patience)
+	for {
+		st, changed := src.Status().Get()
+		if wanted(st) {
+			return st
+		}
+		select {
+		case <-changed:
+		case <-deadline:
+			tb.Fatalf("%s: still not %s: %+v", src, what, st)
+		}
+	}
+}
+
+// ShortDir makes a directory whose path is short enough for unix sockets, and
+// removes it when the test ends.
+func ShortDir(tb testing.TB) string {
+	tb.Helper()
+	dir, err := os.MkdirTemp("/tmp", "vg")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			tb.Error(err)
+		}
+	})
+	return dir
+}

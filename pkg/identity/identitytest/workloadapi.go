@@ -1,0 +1,209 @@
+package identitytest
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
+	"github.com/spiffe/go-spiffe/v2/proto/spiffe/workload"
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/vipgate/vipgate/pkg/latest"
+)
+
+// WorkloadAPI is a SPIFFE Workload API on a unix socket of its own. It answers
+// FetchX509SVID as the standard says: the security header is required, the first
+// response comes at once, and each change on all open streams.
+type WorkloadAPI struct {
+	workload.UnimplementedSpiffeWorkloadAPIServer
+
+	tb     testing.TB
+	path   string
+	answer *latest.Value[answer]
+
+	mu      sync.Mutex
+	server  *grpc.Server
+	done    chan struct{} // closed when server has ended
+	streams int           // opened since the start
+}
+
+// answer is what the API says at present.
+type answer struct {
+	response *workload.X509SVIDResponse
+	err      error
+	muted    bool
+}
+
+// NewWorkloadAPI returns a Workload API that is not started yet and denies every
+// identity. It ends with the test.
+func NewWorkloadAPI(tb testing.TB) *WorkloadAPI {
+	tb.Helper()
+	w := &WorkloadAPI{tb: tb, path: filepath.Join(ShortDir(tb), "api.sock"), answer: latest.New(denied())}
+	tb.Cleanup(w.Stop)
+	return w
+}
+
+// Addr returns the value for SPIFFE_ENDPOINT_SOCKET.
+func (w *WorkloadAPI) Addr() string { return "unix://" + w.path }
+
+// Start serves on the socket; again after Stop, with the last answer.
+func (w *WorkloadAPI) Start() {
+	w.tb.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.server != nil {
+		w.tb.Fatal("the Workload API is already started")
+	}
+	if err := os.Remove(w.path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		w.tb.Fatal(err)
+	}
+	l, err := net.Listen("unix", w.path)
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	server, done := grpc.NewServer(), make(chan struct{})
+	workload.RegisterSpiffeWorkloadAPIServer(server, w)
+	go func() {
+		defer close(done)
+		if err := server.Serve(l); err != nil {
+			w.tb.Errorf("Workload API: %v", err)
+		}
+	}()
+	w.server, w.done = server, done
+}
+
+// Stop ends all streams, stops serving and removes the socket. It may be called
+// when nothing is started.
+func (w *WorkloadAPI) Stop() {
+	w.mu.Lock()
+	server, done := w.server, w.done
+	w.server = nil
+	w.mu.Unlock()
+	if server == nil {
+		return
+	}
+	server.Stop()
+	<-done
+}
+
+// Offer answers from now on with these SVIDs, the first one being the default, and
+// with the bundle of ca, which signed them. Bundles of federated trust domains may
+// be added.
+func (w *WorkloadAPI) Offer(ca *CA, svids []*x509svid.SVID, federated ...*x509bundle.Bundle) {
+	w.tb.Helper()
+	r := &workload.X509SVIDResponse{FederatedBundles: make(map[string][]byte)}
+	for _, svid := range svids {
+		chain, key, err := svid.MarshalRaw()
+		if err != nil {
+			w.tb.Fatal(err)
+		}
+		r.Svids = append(r.Svids, &workload.X509SVID{
+			SpiffeId: svid.ID.String(), X509Svid: chain, X509SvidKey: key, Bundle: der(ca.Bundle()),
+		})
+	}
+	for _, b := range federated {
+		r.FederatedBundles[b.TrustDomain().IDString()] = der(b)
+	}
+	w.answer.Set(answer{response: r})
+}
+
+func der(b *x509bundle.Bundle) []byte {
+	var raw []byte
+	for _, c := range b.X509Authorities() {
+		raw = append(raw, c.Raw...)
+	}
+	return raw
+}
+
+// Deny answers from now on that there is no identity for the caller, as SPIRE does
+// without a registration entry. Open streams end.
+func (w *WorkloadAPI) Deny() { w.answer.Set(denied()) }
+
+func denied() answer { return answer{err: status.Error(codes.PermissionDenied, "no identity issued")} }
+
+// Fail ends all streams with err from now on, such as a status of grpc.
+func (w *WorkloadAPI) Fail(err error) { w.answer.Set(answer{err: err}) }
+
+// Garble answers with a response that holds no readable SVID.
+func (w *WorkloadAPI) Garble() {
+	w.answer.Set(answer{response: &workload.X509SVIDResponse{Svids: []*workload.X509SVID{
+		{SpiffeId: "spiffe://example.org/garbled", X509Svid: []byte("no certificate"), X509SvidKey: []byte("no key")},
+	}}})
+}
+
+// Mute keeps streams open, old and new ones, and says nothing on them until
+// another answer is set.
+func (w *WorkloadAPI) Mute() { w.answer.Set(answer{muted: true}) }
+
+// Rotate offers a fresh SVID of id, signed by ca and valid for ttl, now and then
+// every interval until the returned function is called.
+func (w *WorkloadAPI) Rotate(ca *CA, id spiffeid.ID, interval, ttl time.Duration) (stop func()) {
+	w.tb.Helper()
+	w.Offer(ca, []*x509svid.SVID{ca.SVID(id, ttl)})
+	quit, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		tick := time.NewTicker(interval)
+		defer tick.Stop()
+		for {
+			select {
+			case <-quit:
+				return
+			case <-tick.C:
+				w.Offer(ca, []*x509svid.SVID{ca.SVID(id, ttl)})
+			}
+		}
+	}()
+	stop = sync.OnceFunc(func() {
+		close(quit)
+		<-done
+	})
+	w.tb.Cleanup(stop)
+	return stop
+}
+
+// Streams tells how many streams were opened so far.
+func (w *WorkloadAPI) Streams() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.streams
+}
+
+// FetchX509SVID implements the Workload API.
+func (w *WorkloadAPI) FetchX509SVID(_ *workload.X509SVIDRequest, stream grpc.ServerStreamingServer[workload.X509SVIDResponse]) error {
+	md, _ := metadata.FromIncomingContext(stream.Context())
+	if !slices.Equal(md.Get("workload.spiffe.io"), []string{"true"}) {
+		return status.Error(codes.InvalidArgument, "security header missing from request")
+	}
+	w.mu.Lock()
+	w.streams++
+	w.mu.Unlock()
+	for {
+		a, changed := w.answer.Get()
+		switch {
+		case a.muted:
+		case a.err != nil:
+			return a.err
+		default:
+			if err := stream.Send(a.response); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-changed:
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		}
+	}
+}

@@ -1,0 +1,233 @@
+package identity
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// maxSocketPath is what fits into sun_path (unix(7): 108 bytes with the
+	// final zero).
+	maxSocketPath = 107
+	// probeTimeout bounds the connect that tells a leftover from a live socket.
+	probeTimeout = time.Second
+)
+
+// ErrSocketInUse is wrapped when another process serves the socket.
+var ErrSocketInUse = errors.New("in use by another process")
+
+// ListenOptions tell how to listen on a unix socket.
+type ListenOptions struct {
+	// Path is "unix:///run/vipgate/lb.sock" or "/run/vipgate/lb.sock". With
+	// ".lock" appended it must fit into 255 bytes a component, and itself into
+	// 107 bytes.
+	Path string
+	// Mode is the permissions of the socket: 0600, or 0660 for processes that
+	// share a group. Anything for others is refused. Zero: 0600.
+	Mode fs.FileMode
+}
+
+// Listen listens on a unix socket that is at no moment more open than Mode.
+//
+// Its directory is made when missing, with mode 0700, or 0750 when the group may
+// use the socket. A socket that a dead process left is removed; one that is
+// served is refused ([ErrSocketInUse]), and so is anything that is not a socket.
+// The listener's Close removes the socket and its lock file.
+func Listen(ctx context.Context, o ListenOptions) (net.Listener, error) {
+	path, err := SocketPath(o.Path)
+	if err != nil {
+		return nil, err
+	}
+	mode := cmp.Or(o.Mode, 0o600)
+	if mode&^0o660 != 0 {
+		return nil, fmt.Errorf("mode %#o for socket %s: only permissions for user and group (0600, 0660) are allowed", mode, path)
+	}
+	if err := makeDirectory(filepath.Dir(path), mode); err != nil {
+		return nil, fmt.Errorf("directory of socket %s: %w", path, err)
+	}
+	// The lock makes looking, removing and binding one step among our own kind.
+	lock, err := tryLock(path + ".lock")
+	switch {
+	case errors.Is(err, errLocked):
+		return nil, fmt.Errorf("socket %s is %w", path, ErrSocketInUse)
+	case err != nil:
+		return nil, fmt.Errorf("socket %s: %w", path, err)
+	}
+	l, err := listenLocked(ctx, path, mode, lock)
+	if err != nil {
+		return nil, errors.Join(err, lock.remove())
+	}
+	return l, nil
+}
+
+// SocketPath returns the path in the address of a unix socket: a path, or a URI
+// such as unix:///path. The error says what is wrong with it.
+func SocketPath(address string) (string, error) {
+	path := address
+	if rest, ok := strings.CutPrefix(path, "unix:"); ok {
+		path = rest
+		if rest, ok := strings.CutPrefix(path, "//"); ok {
+			if !strings.HasPrefix(rest, "/") {
+				return "", fmt.Errorf("socket %q: unix:// must be followed by an absolute path, as in unix:///run/vipgate/lb.sock", address)
+			}
+			path = rest
+		}
+	}
+	switch {
+	case path == "":
+		return "", fmt.Errorf("socket %q: the path is empty", address)
+	case strings.HasPrefix(path, "@"):
+		return "", fmt.Errorf("socket %q: abstract sockets have no permissions, use a path", address)
+	case strings.ContainsRune(path, 0):
+		return "", fmt.Errorf("socket %q: the path holds a zero byte", address)
+	}
+	path = filepath.Clean(path)
+	if len(path) > maxSocketPath {
+		return "", fmt.Errorf("socket %s: the path has %d bytes, the kernel takes %d at most", path, len(path), maxSocketPath)
+	}
+	return path, nil
+}
+
+// makeDirectory makes dir and its missing parents for a socket of the given mode.
+func makeDirectory(dir string, socket fs.FileMode) error {
+	if info, err := os.Stat(dir); err == nil {
+		if !info.IsDir() {
+			return fmt.Errorf("%s is not a directory", dir)
+		}
+		return nil
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := makeDirectory(filepath.Dir(dir), socket); err != nil {
+		return err
+	}
+	mode := fs.FileMode(0o700)
+	if socket&0o060 != 0 {
+		mode = 0o750 // the group must get through, and needs no more
+	}
+	if err := os.Mkdir(dir, mode); errors.Is(err, fs.ErrExist) {
+		return nil // another process was quicker
+	} else if err != nil {
+		return err
+	}
+	// The umask may have taken the group's share.
+	return os.Chmod(dir, mode)
+}
+
+func listenLocked(ctx context.Context, path string, mode fs.FileMode, lock *fileLock) (*socketListener, error) {
+	if err := removeLeftover(ctx, path); err != nil {
+		return nil, err
+	}
+	l, err := bind(ctx, path, mode)
+	if err != nil {
+		return nil, fmt.Errorf("socket %s: %w", path, err)
+	}
+	// Only a umask that took the group's share makes a difference here.
+	if err := os.Chmod(path, mode); err != nil {
+		return nil, errors.Join(fmt.Errorf("mode of socket %s: %w", path, err), l.Close(), os.Remove(path))
+	}
+	info, err := os.Lstat(path)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("socket %s: %w", path, err), l.Close())
+	}
+	return &socketListener{UnixListener: l, path: path, info: info, lock: lock}, nil
+}
+
+// removeLeftover makes room at path: it removes a socket on which nobody listens,
+// and nothing else.
+func removeLeftover(ctx context.Context, path string) error {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return fmt.Errorf("socket %s: %w", path, err)
+	case info.Mode().Type() != fs.ModeSocket:
+		return fmt.Errorf("%s is not a socket but %s: it will not be removed", path, describe(info.Mode()))
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "unix", path)
+	switch {
+	case err == nil:
+		_ = c.Close()
+		return fmt.Errorf("socket %s is %w", path, ErrSocketInUse)
+	case !errors.Is(err, syscall.ECONNREFUSED):
+		// A full backlog or missing rights do not prove that nobody is there.
+		return fmt.Errorf("socket %s may be in use: %w", path, err)
+	}
+	if err := os.Remove(path); err != nil {
+		return fmt.Errorf("leftover socket: %w", err)
+	}
+	return nil
+}
+
+func describe(m fs.FileMode) string {
+	switch m.Type() {
+	case 0:
+		return "a file"
+	case fs.ModeDir:
+		return "a directory"
+	case fs.ModeSymlink:
+		return "a symbolic link"
+	}
+	return "a " + m.Type().String()
+}
+
+// bind binds the socket and listens, without a moment at which the socket is more
+// open than mode. The umask is not touched, since it belongs to the whole process
+// and other goroutines make files: Linux gives the new file the mode of the socket
+// itself (less the umask), which fchmod sets beforehand.
+func bind(ctx context.Context, path string, mode fs.FileMode) (*net.UnixListener, error) {
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var failed error
+		if err := c.Control(func(fd uintptr) { failed = unix.Fchmod(int(fd), uint32(mode.Perm())) }); err != nil {
+			return err
+		}
+		return failed
+	}}
+	l, err := lc.Listen(ctx, "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	u := l.(*net.UnixListener)
+	// Removing is ours: by then the path may hold somebody else's socket.
+	u.SetUnlinkOnClose(false)
+	return u, nil
+}
+
+// socketListener removes its socket and its lock when it is closed.
+type socketListener struct {
+	*net.UnixListener
+	path string
+	info fs.FileInfo
+	lock *fileLock
+	once sync.Once
+	err  error
+}
+
+// Close stops listening and removes the socket, if it is still ours.
+func (l *socketListener) Close() error {
+	l.once.Do(func() {
+		// The path goes first, so that nobody finds a socket that refuses.
+		var err error
+		if info, lerr := os.Lstat(l.path); lerr == nil && os.SameFile(info, l.info) {
+			err = os.Remove(l.path)
+		}
+		l.err = errors.Join(l.UnixListener.Close(), err, l.lock.remove())
+	})
+	return l.err
+}

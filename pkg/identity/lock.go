@@ -1,0 +1,76 @@
+package identity
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// lockRetry is how often a lock that somebody else holds is tried again.
+const lockRetry = 10 * time.Millisecond
+
+var errLocked = errors.New("another process holds the lock")
+
+// fileLock is an exclusive flock(2) on a file. The kernel releases it when the
+// process dies in whatever way.
+type fileLock struct{ file *os.File }
+
+// tryLock takes the lock on path, or returns errLocked. The file is made when
+// missing.
+func tryLock(path string) (*fileLock, error) {
+	for {
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+		if err != nil {
+			return nil, fmt.Errorf("lock file: %w", err)
+		}
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			_ = f.Close()
+			if errors.Is(err, unix.EWOULDBLOCK) {
+				return nil, fmt.Errorf("%s: %w", path, errLocked)
+			}
+			return nil, fmt.Errorf("flock %s: %w", path, err)
+		}
+		// The former holder may have removed the file between our open and our
+		// lock; somebody else could then lock a new one beside us.
+		if same(f, path) {
+			return &fileLock{file: f}, nil
+		}
+		_ = f.Close()
+	}
+}
+
+func same(f *os.File, path string) bool {
+	ours, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	there, err := os.Lstat(path)
+	return err == nil && os.SameFile(ours, there)
+}
+
+// waitLock takes the lock on path as soon as it is free, until ctx ends.
+func waitLock(ctx context.Context, path string) (*fileLock, error) {
+	for {
+		l, err := tryLock(path)
+		if !errors.Is(err, errLocked) {
+			return l, err
+		}
+		if sleep(ctx, lockRetry) != nil {
+			return nil, err
+		}
+	}
+}
+
+// release gives the lock back and leaves the file.
+func (l *fileLock) release() { _ = l.file.Close() }
+
+// remove deletes the file while the lock is held, then gives the lock back.
+func (l *fileLock) remove() error {
+	err := os.Remove(l.file.Name())
+	l.release()
+	return err
+}

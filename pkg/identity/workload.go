@@ -1,0 +1,131 @@
+package identity
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/workloadapi"
+	"google.golang.org/grpc"
+	grpcbackoff "google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// NewWorkloadAPI returns a source that follows the SPIFFE Workload API. It fails
+// only when the address is missing or malformed: the API may be absent, come
+// late, or go away while the source runs.
+func NewWorkloadAPI(o Options) (*Source, error) {
+	o = o.withDefaults()
+	if o.Addr == "" {
+		o.Addr = os.Getenv(workloadapi.SocketEnv)
+	}
+	if o.Addr == "" {
+		return nil, fmt.Errorf("no Workload API: set %s, such as unix:///run/spire/sockets/agent.sock", workloadapi.SocketEnv)
+	}
+	if err := workloadapi.ValidateAddress(o.Addr); err != nil {
+		return nil, fmt.Errorf("address of the Workload API %q: %w", o.Addr, err)
+	}
+	return newSource(&workloadAPI{addr: o.Addr, silence: 10 * time.Second}, o), nil
+}
+
+type workloadAPI struct {
+	addr string
+	// silence is how long a stream may stay without a word while our SVID is
+	// overdue, before it is opened anew.
+	silence time.Duration
+}
+
+func (w *workloadAPI) String() string { return "the Workload API at " + w.addr }
+
+func (w *workloadAPI) watch(ctx context.Context, s *Source) error {
+	retry := &backoff{}
+	for {
+		err := w.session(ctx, s, retry)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		s.fail(fmt.Errorf("%s: %w", w, err))
+		if err := sleep(ctx, retry.Next()); err != nil {
+			return err
+		}
+	}
+}
+
+var errSilent = errors.New("the stream was silent while our SVID is due for rotation")
+
+// session follows the API over one connection. The client retries by itself,
+// except after Canceled and InvalidArgument, which end the session.
+func (w *workloadAPI) session(ctx context.Context, s *Source, retry *backoff) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	client, err := workloadapi.New(ctx,
+		workloadapi.WithAddr(w.addr),
+		workloadapi.WithBackoffStrategy(retry),
+		workloadapi.WithDialOptions(grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           grpcbackoff.Config{BaseDelay: minBackoff, Multiplier: 2, Jitter: 0.1, MaxDelay: maxBackoff},
+			MinConnectTimeout: maxBackoff,
+		})))
+	if err != nil {
+		return fmt.Errorf("dial: %w", err)
+	}
+	defer func() { _ = client.Close() }() // the connection is of no use any more, whatever it answers
+
+	watchdog := make(chan struct{})
+	go func() {
+		defer close(watchdog)
+		w.endSilence(ctx, s, cancel)
+	}()
+	err = client.WatchX509Context(ctx, &contextWatcher{ctx: ctx, source: s, origin: w})
+	if cause := context.Cause(ctx); errors.Is(cause, errSilent) {
+		err = cause
+	}
+	cancel(nil)
+	<-watchdog
+	return err
+}
+
+// endSilence ends the session when our SVID is overdue: a stream that looks alive
+// may lead to an agent that has stopped answering, and only a new one tells.
+func (w *workloadAPI) endSilence(ctx context.Context, s *Source, cancel context.CancelCauseFunc) {
+	tick := time.NewTicker(w.silence)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			if s.status.Load().Overdue {
+				cancel(errSilent)
+				return
+			}
+		}
+	}
+}
+
+// contextWatcher hands over what the Workload API says.
+type contextWatcher struct {
+	ctx    context.Context // of the session; its end is no failure of the API
+	source *Source
+	origin *workloadAPI
+}
+
+func (c *contextWatcher) OnX509ContextUpdate(x *workloadapi.X509Context) {
+	c.source.offer(x.SVIDs, x.Bundles)
+}
+
+func (c *contextWatcher) OnX509ContextWatchError(err error) {
+	if c.ctx.Err() != nil {
+		return
+	}
+	switch status.Code(err) {
+	case codes.Canceled, codes.InvalidArgument:
+		// These end the session, and watch reports them.
+		return
+	case codes.PermissionDenied:
+		err = fmt.Errorf("it has no identity for this process (is its registration entry there?): %w", err)
+	}
+	c.source.fail(fmt.Errorf("%s: %w", c.origin, err))
+}
