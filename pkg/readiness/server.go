@@ -1,0 +1,420 @@
+package readiness
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/vip"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+// DefaultMaxStreamsPerPeer is how many streams one SPIFFE ID may have open. A
+// frontend needs two, and four while it moves to another connection.
+const DefaultMaxStreamsPerPeer = 8
+
+// ServerOptions says who may do what.
+type ServerOptions struct {
+	// Peer returns the SPIFFE ID that the transport has authenticated.
+	Peer func(context.Context) (spiffeid.ID, bool)
+	// Role returns what a peer may do; see RolesOf.
+	Role func(spiffeid.ID) Role
+	// MaxStreamsPerPeer bounds the open streams of one SPIFFE ID. Default:
+	// DefaultMaxStreamsPerPeer.
+	MaxStreamsPerPeer int
+	Log               *slog.Logger
+}
+
+// Server serves a Table as the ReadinessService.
+type Server struct {
+	readinessv1.UnimplementedReadinessServiceServer
+
+	table *Table
+	opts  ServerOptions
+	log   *slog.Logger
+	quiet throttle
+
+	report *latest.Value[Report]
+
+	mu       sync.Mutex
+	watches  map[string]*watch
+	opened   uint64 // watches ever opened
+	streams  map[spiffeid.ID]int
+	counted  *watch // the watch whose reports count; nil until there is a report
+	handlers int    // streams being served
+	stopping bool
+	stop     chan struct{} // closed by EndWatches
+	idle     chan struct{} // closed once stopping and no stream is served
+}
+
+// watch is one open WatchReadiness stream.
+type watch struct {
+	id     string
+	number uint64 // in the order of opening
+	peer   spiffeid.ID
+	role   Role
+	reader string
+	since  time.Time
+	cursor *cursor
+
+	// What its reports said; guarded by Server.mu.
+	reported *reported
+}
+
+// WatcherInfo describes an open watch.
+type WatcherInfo struct {
+	WatchID string
+	Peer    spiffeid.ID
+	Role    Role
+	// Reader is what the reader calls itself.
+	Reader string
+	Since  time.Time
+	// SentRevision is the newest revision that was handed to the stream.
+	SentRevision uint64
+	// Reporting says that the reports of this watch count.
+	Reporting bool
+	// Applied is the position that the frontend reported as applied.
+	Applied Position
+	// Families is the external connectivity that the frontend reported; it must
+	// not be changed.
+	Families map[vip.Family]bool
+}
+
+// NewServer returns a server of the table.
+func NewServer(t *Table, o ServerOptions) *Server {
+	if o.MaxStreamsPerPeer <= 0 {
+		o.MaxStreamsPerPeer = DefaultMaxStreamsPerPeer
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Server{
+		table:   t,
+		opts:    o,
+		log:     o.Log,
+		report:  latest.New(Report{}),
+		watches: make(map[string]*watch),
+		streams: make(map[spiffeid.ID]int),
+		stop:    make(chan struct{}),
+		idle:    make(chan struct{}),
+	}
+}
+
+// GRPCOptions returns the options of a grpc.Server that serves readiness: the
+// receive limit, deadlines for peers that do not finish their handshake, and a
+// keepalive policy under which no client of ours is told too_many_pings. Its
+// Stop waits for the handlers.
+func GRPCOptions() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.MaxRecvMsgSize(MaxMessageBytes),
+		grpc.ConnectionTimeout(5 * time.Second),
+		grpc.MaxConcurrentStreams(64),
+		grpc.MaxHeaderListSize(16 << 10),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
+		grpc.WaitForHandlers(true),
+	}
+}
+
+// caller returns who calls and what it may do.
+func (s *Server) caller(ctx context.Context, method string, least Role) (spiffeid.ID, Role, error) {
+	id, ok := s.opts.Peer(ctx)
+	if !ok {
+		return id, RoleNone, status.Error(codes.Unauthenticated, "the connection has no SPIFFE ID")
+	}
+	role := s.opts.Role(id)
+	if role < least {
+		if n, ok := s.quiet.allow(time.Now()); ok {
+			s.log.Warn("denied a call on the readiness socket", "peer", id.String(), "method", method, "lines_left_out", n)
+		}
+		return id, role, status.Errorf(codes.PermissionDenied, "%s may not call %s", id, method)
+	}
+	return id, role, nil
+}
+
+// begin counts a stream of a peer; done must be called when it ends.
+func (s *Server) begin(id spiffeid.ID) (done func(), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopping {
+		return nil, errStopping
+	}
+	if s.streams[id] >= s.opts.MaxStreamsPerPeer {
+		if n, ok := s.quiet.allow(time.Now()); ok {
+			s.log.Warn("refused a stream on the readiness socket: too many are open", "peer", id.String(), "limit", s.opts.MaxStreamsPerPeer, "lines_left_out", n)
+		}
+		return nil, status.Errorf(codes.ResourceExhausted, "%s has %d streams open, the limit", id, s.streams[id])
+	}
+	s.streams[id]++
+	s.handlers++
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.streams[id]--; s.streams[id] == 0 {
+			delete(s.streams, id)
+		}
+		if s.handlers--; s.handlers == 0 && s.stopping {
+			close(s.idle)
+		}
+	}, nil
+}
+
+var errStopping = status.Error(codes.Unavailable, "the load balancer is stopping")
+
+// EndWatches ends all streams and refuses new ones, and waits for their
+// handlers. A handler whose reader has stopped reading ends only with its
+// connection, so ctx bounds the wait; stop the grpc.Server afterwards.
+func (s *Server) EndWatches(ctx context.Context) error {
+	s.mu.Lock()
+	if !s.stopping {
+		s.stopping = true
+		close(s.stop)
+		if s.handlers == 0 {
+			close(s.idle)
+		}
+	}
+	s.mu.Unlock()
+	select {
+	case <-s.idle:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("end the readiness streams: %w", ctx.Err())
+	}
+}
+
+// WatchReadiness implements the ReadinessService.
+func (s *Server) WatchReadiness(req *readinessv1.WatchReadinessRequest, stream grpc.ServerStreamingServer[readinessv1.WatchReadinessResponse]) error {
+	ctx := stream.Context()
+	id, role, err := s.caller(ctx, "WatchReadiness", RoleReader)
+	if err != nil {
+		return err
+	}
+	done, err := s.begin(id)
+	if err != nil {
+		return err
+	}
+	defer done()
+	w := s.openWatch(id, role, req.GetReader())
+	defer s.closeWatch(w)
+	s.log.Info("readiness watch opened", "watch_id", w.id, "peer", id.String(), "reader", w.reader)
+	err = s.serve(ctx, w, stream.Send)
+	s.log.Info("readiness watch ended", "watch_id", w.id, "peer", id.String(), "reader", w.reader, "open_for", time.Since(w.since), "reason", err)
+	return err
+}
+
+func (s *Server) openWatch(id spiffeid.ID, role Role, reader string) *watch {
+	w := &watch{
+		id:     rand.Text(),
+		peer:   id,
+		role:   role,
+		reader: cleanDetail(reader),
+		since:  time.Now(),
+		cursor: s.table.open(),
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.opened++
+	w.number = s.opened
+	s.watches[w.id] = w
+	return w
+}
+
+func (s *Server) closeWatch(w *watch) {
+	s.table.close(w.cursor)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.watches, w.id)
+	s.recount()
+}
+
+// serve sends what the table has for the watch until the stream or the server
+// ends. Only this goroutine waits for the reader.
+func (s *Server) serve(ctx context.Context, w *watch, send func(*readinessv1.WatchReadinessResponse) error) error {
+	for {
+		select {
+		case <-s.stop:
+			return errStopping
+		default:
+		}
+		b := s.table.next(w.cursor, time.Now())
+		if b.kind == kindNone {
+			if err := s.wait(ctx, w); err != nil {
+				return err
+			}
+			continue
+		}
+		for m := range b.messages(time.Now) {
+			if b.first {
+				b.first = false
+				m.WatchId = w.id
+				if s.table.staleGrace > 0 {
+					m.StaleGrace = durationpb.New(s.table.staleGrace)
+				}
+			}
+			// The lease is that of the moment of sending. If the loop fell
+			// silent while the reader held up a long snapshot, the rest waits
+			// for its next sign of life.
+			lease, ok := s.table.vouch(time.Now())
+			for !ok {
+				if err := s.wait(ctx, w); err != nil {
+					return err
+				}
+				lease, ok = s.table.vouch(time.Now())
+			}
+			m.Position = b.position.Proto()
+			m.Lease = durationpb.New(lease)
+			if err := send(m); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// wait waits until the table wakes the watch.
+func (s *Server) wait(ctx context.Context, w *watch) error {
+	select {
+	case <-w.cursor.wake:
+		return nil
+	case <-ctx.Done():
+		return status.FromContextError(ctx.Err()).Err()
+	case <-s.stop:
+		return errStopping
+	}
+}
+
+// messages yields the messages of a batch, in parts of MaxVIPsPerMessage.
+func (b batch) messages(now func() time.Time) func(yield func(*readinessv1.WatchReadinessResponse) bool) {
+	return func(yield func(*readinessv1.WatchReadinessResponse) bool) {
+		switch b.kind {
+		case kindHeartbeat:
+			yield(&readinessv1.WatchReadinessResponse{Event: &readinessv1.WatchReadinessResponse_Heartbeat{Heartbeat: &readinessv1.Heartbeat{}}})
+			return
+		case kindGoingAway:
+			left := durationpb.New(max(0, b.drainEnd.Sub(now())))
+			yield(&readinessv1.WatchReadinessResponse{Event: &readinessv1.WatchReadinessResponse_GoingAway{GoingAway: &readinessv1.GoingAway{DrainFor: left}}})
+			return
+		}
+		rest := b.entries
+		for last := false; !last; {
+			var changed []*readinessv1.VipReadiness
+			var removed []string
+			at := now()
+			for len(rest) > 0 && len(changed)+len(removed) < MaxVIPsPerMessage {
+				e := rest[0]
+				rest = rest[1:]
+				switch {
+				case e.record == nil:
+				case !e.removed:
+					changed = append(changed, e.VIPReadiness.Proto(at))
+				case b.kind == kindDelta:
+					removed = append(removed, e.VIP.String())
+				}
+			}
+			last = len(rest) == 0
+			m := &readinessv1.WatchReadinessResponse{}
+			if b.kind == kindSnapshot {
+				m.Event = &readinessv1.WatchReadinessResponse_Snapshot{Snapshot: &readinessv1.Snapshot{Vips: changed, Synced: b.synced, Last: last}}
+			} else {
+				m.Event = &readinessv1.WatchReadinessResponse_Delta{Delta: &readinessv1.Delta{Changed: changed, Removed: removed, Last: last}}
+			}
+			if !yield(m) {
+				return
+			}
+		}
+	}
+}
+
+// GetReadiness implements the ReadinessService.
+func (s *Server) GetReadiness(ctx context.Context, req *readinessv1.GetReadinessRequest) (*readinessv1.GetReadinessResponse, error) {
+	if _, _, err := s.caller(ctx, "GetReadiness", RoleReader); err != nil {
+		return nil, err
+	}
+	size := int(req.GetPageSize())
+	if size <= 0 || size > MaxVIPsPerMessage {
+		size = MaxVIPsPerMessage
+	}
+	state := s.table.State()
+	if token := req.GetPageToken(); token != "" {
+		after, err := vip.Parse(token)
+		if err != nil {
+			return nil, status.Errorf(codes.InvalidArgument, "page_token: %v", err)
+		}
+		n, found := slices.BinarySearchFunc(state.VIPs, after, func(r VIPReadiness, v vip.VIP) int { return vip.Compare(r.VIP, v) })
+		if found {
+			n++
+		}
+		state.VIPs = state.VIPs[n:]
+	}
+	resp := &readinessv1.GetReadinessResponse{
+		Position: state.Position.Proto(),
+		Lease:    durationpb.New(state.LeaseLeft),
+		Synced:   state.Synced,
+	}
+	if s.table.staleGrace > 0 {
+		resp.StaleGrace = durationpb.New(s.table.staleGrace)
+	}
+	page := state.VIPs[:min(size, len(state.VIPs))]
+	now := time.Now()
+	for _, r := range page {
+		resp.Vips = append(resp.Vips, r.Proto(now))
+	}
+	if len(page) < len(state.VIPs) {
+		resp.NextPageToken = page[len(page)-1].VIP.String()
+	}
+	return resp, nil
+}
+
+// Watchers describes the open watches, in the order of opening.
+func (s *Server) Watchers() []WatcherInfo {
+	s.mu.Lock()
+	watches := make([]*watch, 0, len(s.watches))
+	infos := make([]WatcherInfo, 0, len(s.watches))
+	for _, w := range s.watches {
+		watches = append(watches, w)
+	}
+	slices.SortFunc(watches, func(a, b *watch) int { return cmp.Compare(a.number, b.number) })
+	for _, w := range watches {
+		i := WatcherInfo{WatchID: w.id, Peer: w.peer, Role: w.role, Reader: w.reader, Since: w.since, Reporting: w == s.counted}
+		if r := w.reported; r != nil {
+			i.Applied, i.Families = r.summary.Applied, r.summary.Families
+		}
+		infos = append(infos, i)
+	}
+	s.mu.Unlock()
+	for i, w := range watches {
+		infos[i].SentRevision = s.table.sent(w.cursor)
+	}
+	return infos
+}
+
+// throttle lets one log line through each second and counts the others, so
+// that a peer cannot fill the log.
+type throttle struct {
+	mu     sync.Mutex
+	last   time.Time
+	missed int
+}
+
+// allow tells whether a line may be written, and how many were not before it.
+func (t *throttle) allow(now time.Time) (missed int, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.last.IsZero() && now.Sub(t.last) < time.Second {
+		t.missed++
+		return 0, false
+	}
+	missed = t.missed
+	t.last, t.missed = now, 0
+	return missed, true
+}

@@ -1,0 +1,119 @@
+package readiness
+
+import (
+	"fmt"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/vip"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// Proto returns the position as a message, nil for the zero Position.
+func (p Position) Proto() *readinessv1.Position {
+	if p == (Position{}) {
+		return nil
+	}
+	return &readinessv1.Position{InstanceId: p.InstanceID, Revision: p.Revision}
+}
+
+// Proto returns the readiness as a message. now tells how much of the drain
+// time is left.
+func (r VIPReadiness) Proto(now time.Time) *readinessv1.VipReadiness {
+	m := &readinessv1.VipReadiness{
+		Vip:          r.VIP.String(),
+		Reason:       r.Reason,
+		Detail:       r.Detail,
+		ReadyTargets: r.ReadyTargets,
+		TotalTargets: r.TotalTargets,
+	}
+	switch r.State {
+	case Ready:
+		m.State = readinessv1.VipState_VIP_STATE_READY
+	case Draining:
+		m.State = readinessv1.VipState_VIP_STATE_DRAINING
+		m.DrainFor = durationpb.New(max(0, r.DrainEnd.Sub(now)))
+	default:
+		m.State = readinessv1.VipState_VIP_STATE_NOT_READY
+	}
+	if !r.Since.IsZero() {
+		m.Since = timestamppb.New(r.Since)
+	}
+	return m
+}
+
+// readinessFromProto reads what a peer says of a VIP. at is when it was
+// received: the drain time counts from there.
+func readinessFromProto(m *readinessv1.VipReadiness, at time.Time) (VIPReadiness, error) {
+	v, err := vip.Parse(m.GetVip())
+	if err != nil {
+		return VIPReadiness{}, err
+	}
+	r := VIPReadiness{
+		VIP:          v,
+		Reason:       m.GetReason(),
+		Detail:       cleanDetail(m.GetDetail()),
+		ReadyTargets: m.GetReadyTargets(),
+		TotalTargets: m.GetTotalTargets(),
+	}
+	switch m.GetState() {
+	case readinessv1.VipState_VIP_STATE_READY:
+		r.State = Ready
+	case readinessv1.VipState_VIP_STATE_NOT_READY:
+		r.State = NotReady
+	case readinessv1.VipState_VIP_STATE_DRAINING:
+		left, err := durationFromProto(m.GetDrainFor(), "drain_for", 0, maxStaleGrace)
+		if err != nil {
+			return VIPReadiness{}, fmt.Errorf("VIP %s: %w", v, err)
+		}
+		r.State, r.DrainEnd = Draining, at.Add(left)
+	default:
+		return VIPReadiness{}, fmt.Errorf("VIP %s has the unknown state %d", v, m.GetState())
+	}
+	// A reason that this version does not know is no reason to refuse the state.
+	if _, known := readinessv1.VipReason_name[int32(r.Reason)]; !known {
+		r.Reason = readinessv1.VipReason_VIP_REASON_UNSPECIFIED
+	}
+	if s := m.GetSince(); s != nil && s.IsValid() {
+		r.Since = s.AsTime()
+	}
+	return r, nil
+}
+
+// durationFromProto reads a duration within bounds; an absent one is zero.
+func durationFromProto(m *durationpb.Duration, field string, least, most time.Duration) (time.Duration, error) {
+	var d time.Duration
+	if m != nil {
+		if err := m.CheckValid(); err != nil {
+			return 0, fmt.Errorf("%s: %w", field, err)
+		}
+		d = m.AsDuration()
+	}
+	if d < least || d > most {
+		return 0, fmt.Errorf("%s is %v, outside %v…%v", field, d, least, most)
+	}
+	return d, nil
+}
+
+// cleanDetail makes one line of valid UTF-8 of at most MaxDetailBytes: details
+// hold errors from outside, and go to logs, terminals and proto strings.
+func cleanDetail(s string) string {
+	if s == "" {
+		return ""
+	}
+	s = strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, s[:min(len(s), MaxDetailBytes+utf8.UTFMax)])
+	for len(s) > MaxDetailBytes {
+		_, size := utf8.DecodeLastRuneInString(s)
+		s = s[:len(s)-size]
+	}
+	return strings.TrimSpace(s)
+}
