@@ -19,7 +19,7 @@ type Gate struct {
 	instance   string
 	revision   uint64
 	everSynced bool // some synced snapshot was heard
-	tracking   bool // the open stream delivered synced data, so its lease counts
+	tracking   bool // a stream stands behind the words, so its lease counts
 	lbLease    lease
 	graceStart time.Time // when the word became stale, while not tracking
 	grace      time.Duration
@@ -120,29 +120,24 @@ func (g *Gate) Gateways(s Gateways) {
 	}
 }
 
-// Hear takes over what came from the load balancer.
+// Hear takes over what came from the load balancer. Without an instance nothing
+// synced was heard yet, and there is nothing to take over.
 func (g *Gate) Hear(now time.Time, h Heard) {
 	if h.Instance == "" {
 		return
 	}
-	sameInstance := h.Instance == g.instance
-	wasLive := g.freshness(now) == Live
-	if g.tracking && !(sameInstance && h.Open && h.Synced) {
-		g.tracking = false
-		g.graceStart = earlier(g.lbLease.end, earlier(now, h.EndedAt))
+	ownWord := h.Instance == g.instance && g.freshness(now) == Live
+	g.instance, g.revision, g.everSynced, g.grace = h.Instance, h.Revision, true, h.Grace
+	g.goingAway = time.Time{}
+	if h.GoingAway {
+		g.goingAway = h.DrainEnd
 	}
-	if h.Synced {
-		g.instance, g.revision, g.everSynced, g.grace = h.Instance, h.Revision, true, h.Grace
-		g.goingAway = time.Time{}
-		if h.GoingAway {
-			g.goingAway = h.DrainEnd
-		}
-		if h.Open {
-			g.tracking = true
-			g.lbLease.renew(h.LeaseEnd)
-		} else {
-			g.graceStart = earlier(h.LeaseEnd, h.EndedAt)
-		}
+	if h.Live {
+		g.tracking = true
+		g.lbLease.renew(h.LeaseEnd)
+	} else {
+		g.tracking = false
+		g.graceStart = earlier(h.LeaseEnd, h.EndedAt)
 	}
 	if h.Complete {
 		spoken := make(vip.Set, len(h.Words))
@@ -151,15 +146,15 @@ func (g *Gate) Hear(now time.Time, h Heard) {
 		}
 		for v, e := range g.vips {
 			if !spoken.Has(v) {
-				g.say(now, e, Word{VIP: v, Said: SaidNotReady}, wasLive && sameInstance)
+				g.say(now, e, Word{VIP: v, Said: SaidNotReady}, ownWord)
 			}
 		}
 	}
 	for _, w := range h.Words {
-		g.say(now, g.entry(w.VIP), w, wasLive && sameInstance)
+		g.say(now, g.entry(w.VIP), w, ownWord)
 	}
 	for _, v := range h.Removed {
-		g.say(now, g.entry(v), Word{VIP: v, Said: SaidNotReady}, wasLive && sameInstance)
+		g.say(now, g.entry(v), Word{VIP: v, Said: SaidNotReady}, ownWord)
 	}
 }
 

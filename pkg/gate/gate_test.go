@@ -45,7 +45,7 @@ func (b *bench) evaluate() { b.changes = append([]Change(nil), b.g.Evaluate(b.no
 
 // hear delivers what a live load balancer says.
 func (b *bench) hear(change func(*Heard)) {
-	h := Heard{Instance: "lb-1", Open: true, Synced: true, LeaseEnd: b.now.Add(leaseTime), Grace: b.heard.Grace}
+	h := Heard{Instance: "lb-1", Live: true, LeaseEnd: b.now.Add(leaseTime), Grace: b.heard.Grace}
 	change(&h)
 	b.heard = h
 	b.g.Hear(b.now, h)
@@ -115,7 +115,7 @@ func TestEachRowOfTheTable(t *testing.T) {
 		{"5 lease over", Options{}, func(b *bench) { b.say(SaidReady, vipA); b.sleep(leaseTime, false) }, Withdrawn, LBLost},
 		{"5 stream ended", Options{}, func(b *bench) {
 			b.say(SaidReady, vipA)
-			b.hear(func(h *Heard) { h.Open, h.Synced, h.EndedAt = false, false, b.now })
+			b.hear(func(h *Heard) { h.Live, h.EndedAt = false, b.now })
 		}, Withdrawn, LBLost},
 		{"5 kept by policy", Options{OnLoss: KeepOnLoss}, func(b *bench) { b.say(SaidReady, vipA); b.sleep(time.Hour, false) }, Announced, LBStale},
 		{"6 stopping", Options{DrainTime: time.Second}, func(b *bench) { b.say(SaidReady, vipA); b.g.Stop(b.now) }, Depreferred, Stopping},
@@ -193,10 +193,7 @@ func TestRestartWithinTheGraceWithdrawsOnlyWhatTheNewInstanceTakesBack(t *testin
 	b := newBench(t, Options{})
 	b.heard.Grace = 5 * time.Second
 	b.say(SaidReady, vipA, vipB)
-	b.hear(func(h *Heard) { h.Open, h.Synced, h.EndedAt = false, false, b.now })
-	b.want(vipA, Announced, LBStale)
-	b.now = b.now.Add(time.Second)
-	b.hear(func(h *Heard) { h.Instance, h.Synced = "lb-2", false })
+	b.hear(func(h *Heard) { h.Live, h.EndedAt = false, b.now })
 	b.want(vipA, Announced, LBStale)
 	b.now = b.now.Add(time.Second)
 	b.hear(func(h *Heard) {
@@ -210,9 +207,10 @@ func TestUnsyncedRestartDoesNotStopTheGrace(t *testing.T) {
 	b := newBench(t, Options{})
 	b.heard.Grace = 2 * time.Second
 	b.say(SaidReady, vipA)
-	b.hear(func(h *Heard) { h.Open, h.Synced, h.EndedAt = false, false, b.now })
+	b.hear(func(h *Heard) { h.Live, h.EndedAt = false, b.now })
+	ended := b.now
 	for range 10 {
-		b.hear(func(h *Heard) { h.Instance, h.Synced = "lb-2", false })
+		b.hear(func(h *Heard) { h.Live, h.EndedAt = false, ended }) // a new instance, not synced yet
 		b.sleep(200*time.Millisecond, false)
 	}
 	b.want(vipA, Withdrawn, LBLost)

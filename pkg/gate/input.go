@@ -58,20 +58,20 @@ type Word struct {
 // Heard is what came from the load balancer since the last Heard. All times are
 // on the monotonic clock of this process.
 type Heard struct {
-	// Instance names the load balancer's process.
+	// Instance names the load balancer's process that the words are from; empty
+	// while nothing synced was ever heard.
 	Instance string
 	// Revision is the position of the words.
 	Revision uint64
-	// Open tells that a stream of the instance stands.
-	Open bool
-	// LeaseEnd is the receipt of the newest message plus its lease.
+	// Live tells that an open stream of that instance, synced, stands behind
+	// the words.
+	Live bool
+	// LeaseEnd is the receipt of its newest message plus the lease.
 	LeaseEnd time.Time
-	// EndedAt is when the stream ended, if it is not Open.
+	// EndedAt is when that stream ended, if not Live.
 	EndedAt time.Time
 	// Grace is how long the data plane outlives the load balancer's process.
 	Grace time.Duration
-	// Synced tells that this instance delivered a synced snapshot.
-	Synced bool
 	// GoingAway tells that the load balancer stops at DrainEnd.
 	GoingAway bool
 	DrainEnd  time.Time

@@ -23,6 +23,7 @@ type world struct {
 	synced     bool // some synced word was heard
 	open       bool // the instance of the words holds a stream
 	leaseEnd   time.Time
+	endedAt    time.Time // when the stream of the words ended
 	lostAt     time.Time // end of the grace, while no lease holds
 	grace      time.Duration
 	instance   int
@@ -180,7 +181,7 @@ func (w *world) speak(t *rapid.T, complete bool) {
 
 func (w *world) heard(words []Word, complete bool) Heard {
 	return Heard{
-		Instance: fmt.Sprint(w.instance), Open: true, Synced: true, LeaseEnd: w.leaseEnd, Grace: w.grace,
+		Instance: fmt.Sprint(w.instance), Live: true, LeaseEnd: w.leaseEnd, Grace: w.grace,
 		GoingAway: !w.away.IsZero(), DrainEnd: w.away, Complete: complete, Words: words,
 	}
 }
@@ -260,16 +261,23 @@ func TestGateAgainstTheTable(t *testing.T) {
 					w.lostAt = earlier(w.leaseEnd, w.now).Add(w.grace)
 					w.open = false
 					h := w.heard(nil, false)
-					h.Open, h.Synced, h.EndedAt = false, false, w.now
+					h.Live, h.EndedAt = false, w.now
+					w.endedAt = w.now
 					w.hear(h)
 				}
 			},
 			"restart, unsynced": func(*rapid.T) {
+				if !w.synced {
+					return
+				}
 				if w.open {
 					w.lostAt = earlier(w.leaseEnd, w.now).Add(w.grace)
+					w.endedAt = w.now
 				}
 				w.open = false
-				w.hear(Heard{Instance: "unsynced", Open: true, LeaseEnd: w.now.Add(time.Second)})
+				h := w.heard(nil, false)
+				h.Live, h.EndedAt = false, w.endedAt
+				w.hear(h)
 			},
 			"restart, synced": func(t *rapid.T) {
 				w.instance++
