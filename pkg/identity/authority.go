@@ -56,7 +56,7 @@ func NewDevAuthority() (*DevAuthority, error) {
 	now := time.Now()
 	template := &x509.Certificate{
 		SerialNumber:          serial,
-		Subject:               pkix.Name{CommonName: "vipgate development authority", SerialNumber: serial.Text(16)},
+		Subject:               pkix.Name{Organization: []string{"vipgate development"}, CommonName: "development authority " + serial.Text(16)},
 		NotBefore:             now.Add(-time.Hour),
 		NotAfter:              now.Add(authorityLife),
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
@@ -190,7 +190,7 @@ func (a *DevAuthority) Mint(id spiffeid.ID, notBefore, notAfter time.Time) (*x50
 	}
 	template := &x509.Certificate{
 		SerialNumber:          serial,
-		Subject:               pkix.Name{CommonName: id.Path()},
+		Subject:               pkix.Name{Organization: []string{"vipgate development"}}, // who it is stands in the URI alone
 		NotBefore:             notBefore.Truncate(time.Second),
 		NotAfter:              notAfter.Add(time.Second - 1).Truncate(time.Second),
 		KeyUsage:              x509.KeyUsageDigitalSignature,

@@ -27,8 +27,9 @@ type CredentialOptions struct {
 	// HandshakeTimeout is how long a server gives a client for the handshake and
 	// the first bytes of HTTP/2. Zero: 10 s. Clients are bounded by their context.
 	HandshakeTimeout time.Duration
-	// Log receives refusals, rate-limited per peer and reason, and the ends of
-	// connections; nil: nothing is logged.
+	// Log receives the refusals of a server, rate-limited per peer and reason, and
+	// the ends of connections; nil: nothing is logged. What a client refuses is
+	// returned.
 	Log *slog.Logger
 }
 
@@ -115,44 +116,43 @@ func newMutual(src *Source, o CredentialOptions) *mutual {
 	}
 }
 
-// handshake is one handshake: which certificate we showed and what we thought of
-// the peer's.
+// handshake is one handshake: what we show and what we think of the peer.
 type handshake struct {
 	*mutual
-	own    *x509.Certificate
+	own    *x509svid.SVID
 	peer   spiffeid.ID
 	denied *HandshakeError
+}
+
+// begin takes our SVID, the same for the whole handshake. Without one there is no
+// point in looking at the peer: the reason would be lost among the consequences.
+func (m *mutual) begin() (*handshake, *HandshakeError) {
+	own, err := m.src.GetX509SVID()
+	if err != nil {
+		return nil, &HandshakeError{Reason: ReasonNoOwnSVID, Err: err}
+	}
+	return &handshake{mutual: m, own: own}, nil
 }
 
 // config is made anew for each handshake. Sessions are never resumed: a resumed
 // one skips VerifyPeerCertificate, where go-spiffe checks the ID (measured in
 // go-spiffe 2.9.0), and would outlive the certificates it began with.
 func (h *handshake) config() *tls.Config {
+	shown := &tls.Certificate{PrivateKey: h.own.PrivateKey, Leaf: h.own.Certificates[0]}
+	for _, c := range h.own.Certificates {
+		shown.Certificate = append(shown.Certificate, c.Raw)
+	}
 	return &tls.Config{
 		MinVersion:             tls.VersionTLS13,
 		SessionTicketsDisabled: true,
-		GetCertificate:         func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return h.certificate() },
-		GetClientCertificate:   func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return h.certificate() },
+		GetCertificate:         func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return shown, nil },
+		GetClientCertificate:   func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return shown, nil },
 		ClientAuth:             tls.RequireAnyClientCert,
 		// Names of hosts mean nothing here; verify does the whole check, on both
 		// sides, and would do so for a resumed session as well.
 		InsecureSkipVerify: true,
 		VerifyConnection:   h.verify,
 	}
-}
-
-func (h *handshake) certificate() (*tls.Certificate, error) {
-	svid, err := h.src.GetX509SVID()
-	if err != nil {
-		h.denied = &HandshakeError{Reason: ReasonNoOwnSVID, Err: err}
-		return nil, h.denied
-	}
-	h.own = svid.Certificates[0]
-	c := &tls.Certificate{PrivateKey: svid.PrivateKey, Leaf: h.own}
-	for _, cert := range svid.Certificates {
-		c.Certificate = append(c.Certificate, cert.Raw)
-	}
-	return c, nil
 }
 
 // verify decides on the peer. It runs before the peer has proved that it has the
@@ -201,12 +201,12 @@ func (h *handshake) failure(err error) *HandshakeError {
 // finish bounds the life of a connection whose handshake succeeded.
 func (h *handshake) finish(c net.Conn, raw net.Conn, info credentials.AuthInfo) (*mutualConn, AuthInfo, error) {
 	tlsInfo, ok := info.(credentials.TLSInfo)
-	if !ok || h.own == nil || len(tlsInfo.State.PeerCertificates) == 0 {
-		// Only if crypto/tls did not ask for our certificate or the peer's.
+	if !ok || len(tlsInfo.State.PeerCertificates) == 0 {
+		// Only if crypto/tls did not do as the configuration says.
 		return nil, AuthInfo{}, errors.New("the handshake was not mutual")
 	}
 	theirs := tlsInfo.State.PeerCertificates[0]
-	end, whose := h.own.NotAfter, "ours"
+	end, whose := h.own.Certificates[0].NotAfter, "ours"
 	if theirs.NotAfter.Before(end) {
 		end, whose = theirs.NotAfter, "the peer's"
 	}
@@ -223,16 +223,20 @@ func (h *handshake) finish(c net.Conn, raw net.Conn, info credentials.AuthInfo) 
 
 // ServerHandshake implements [credentials.TransportCredentials].
 func (m *mutual) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	h := &handshake{mutual: m}
 	who := peerAttrs(raw) // asked now, since a failed handshake closes the connection
 	// Stays in force for the first bytes of HTTP/2; gRPC clears it after them.
 	if err := raw.SetDeadline(time.Now().Add(m.timeout)); err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("deadline of the handshake: %w", err), raw.Close())
 	}
+	h, failure := m.begin()
+	if failure != nil {
+		m.logDenial(failure, who)
+		return nil, nil, errors.Join(failure, raw.Close())
+	}
 	c, info, err := credentials.NewTLS(h.config()).ServerHandshake(raw)
 	if err != nil {
 		failure := h.failure(err)
-		h.logDenial(failure, who)
+		m.logDenial(failure, who)
 		return nil, nil, errors.Join(failure, ignoreClosed(raw.Close()))
 	}
 	conn, authInfo, err := h.finish(c, raw, info)
@@ -244,33 +248,35 @@ func (m *mutual) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, 
 
 // logDenial tells of a refusal: the client hears of it only that the connection
 // ended.
-func (h *handshake) logDenial(failure *HandshakeError, who []any) {
+func (m *mutual) logDenial(failure *HandshakeError, who []any) {
 	if failure.Reason == ReasonGone {
 		// Someone who only looked whether we listen, such as [Listen] does.
-		h.log.Debug("client left during the TLS handshake", "error", failure.Err)
+		m.log.Debug("client left during the TLS handshake", "error", failure.Err)
 		return
 	}
 	attrs := append([]any{"reason", string(failure.Reason), "peer_id", failure.PeerID.String(), "error", failure.Err}, who...)
-	h.denials.log(failure.PeerID.String()+" "+string(failure.Reason), "client refused", attrs...)
+	m.denials.log(failure.PeerID.String()+" "+string(failure.Reason), "client refused", attrs...)
 }
 
 // ClientHandshake implements [credentials.TransportCredentials].
 func (m *mutual) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	h := &handshake{mutual: m}
+	h, failure := m.begin()
+	if failure != nil {
+		return nil, nil, errors.Join(failure, raw.Close())
+	}
 	c, info, err := credentials.NewTLS(h.config()).ClientHandshake(ctx, authority, raw)
-	if err != nil {
-		failure := h.failure(err)
-		m.denials.log(failure.PeerID.String()+" "+string(failure.Reason), "server not accepted",
-			"reason", string(failure.Reason), "peer_id", failure.PeerID.String(), "error", failure.Err)
-		return nil, nil, failure
+	switch {
+	case err != nil && err == ctx.Err():
+		// The handshake was abandoned and may still be running: hands off h.
+		return nil, nil, &HandshakeError{Reason: classify(err), Err: err}
+	case err != nil:
+		return nil, nil, h.failure(err)
 	}
 	conn, authInfo, err := h.finish(c, raw, info)
 	if err != nil {
 		return nil, nil, errors.Join(err, c.Close())
 	}
-	if own, err := x509svid.IDFromCert(h.own); err == nil {
-		conn.shown = own
-	}
+	conn.shown = h.own.ID
 	return conn, authInfo, nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/big"
 	"net"
 	"path/filepath"
@@ -209,10 +210,29 @@ func TestServerRefusesGarbage(t *testing.T) {
 	journal.wait(t, map[string]any{"msg": "client refused", "reason": "not_tls"})
 }
 
-// handshakes runs a client's and a server's handshake against each other.
-func handshakes(t *testing.T, server, client func(net.Conn) (net.Conn, credentials.AuthInfo, error)) (s, c side) {
+// socketPair returns the ends of a unix socket. Unlike a net.Pipe it lets both
+// sides write at once, as a handshake that fails does.
+func socketPair(t *testing.T) (server, client net.Conn) {
 	t.Helper()
-	sc, cc := net.Pipe()
+	l, err := net.Listen("unix", filepath.Join(identitytest.ShortDir(t), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	client, err = net.Dial("unix", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err = l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return server, client
+}
+
+// handshakes runs a client's and a server's handshake against each other.
+func handshakes(t *testing.T, sc, cc net.Conn, server, client func(net.Conn) (net.Conn, credentials.AuthInfo, error)) (s, c side) {
+	t.Helper()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -255,9 +275,8 @@ func clientSide(t *testing.T, creds credentials.TransportCredentials) func(net.C
 func TestClientRefusesAndSaysWhy(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	lb := ca.ID("/lb")
-	journal, log := newJournal()
 	creds := identity.ClientCredentials(ca.Source(ca.SVID(ca.ID("/frontend"), time.Hour)),
-		identity.CredentialOptions{Authorize: identity.Authorize(lb), Log: log})
+		identity.CredentialOptions{Authorize: identity.Authorize(lb)})
 	for _, c := range append(badPeers(t, ca, lb),
 		badPeer{"plaintext", nil, identity.ReasonNotTLS, "", "TLS"},
 	) {
@@ -272,7 +291,8 @@ func TestClientRefusesAndSaysWhy(t *testing.T) {
 			if c.config != nil {
 				server = serverSide(credentials.NewTLS(c.config))
 			}
-			_, got := handshakes(t, server, clientSide(t, creds))
+			sc, cc := socketPair(t)
+			_, got := handshakes(t, sc, cc, server, clientSide(t, creds))
 			var failure *identity.HandshakeError
 			if !errors.As(got.err, &failure) || failure.Reason != c.reason {
 				t.Fatalf("got %v", got.err)
@@ -283,7 +303,6 @@ func TestClientRefusesAndSaysWhy(t *testing.T) {
 			if !strings.Contains(got.err.Error(), c.says) || !strings.Contains(got.err.Error(), c.id) {
 				t.Errorf("the error does not say %q and %q: %v", c.says, c.id, got.err)
 			}
-			journal.wait(t, map[string]any{"msg": "server not accepted", "reason": string(c.reason), "peer_id": c.id})
 		})
 	}
 }
@@ -319,28 +338,34 @@ func TestNoHandshakeWithoutAnOwnSVID(t *testing.T) {
 	none := identity.NewManualSource(identity.Options{})
 	none.Fail(errors.New("nobody delivers"))
 
-	s, c := handshakes(t,
-		serverSide(identity.ServerCredentials(none, identity.CredentialOptions{Authorize: identity.Authorize(fe)})),
-		clientSide(t, identity.ClientCredentials(good, identity.CredentialOptions{Authorize: identity.Authorize(lb)})))
-	for name, got := range map[string]struct {
-		err  error
-		want identity.Reason
-	}{"server": {s.err, identity.ReasonNoOwnSVID}, "client": {c.err, identity.ReasonRefusedByPeer}} {
+	server := func(src *identity.Source, log *slog.Logger) func(net.Conn) (net.Conn, credentials.AuthInfo, error) {
+		return serverSide(identity.ServerCredentials(src, identity.CredentialOptions{Authorize: identity.Authorize(fe), Log: log}))
+	}
+	client := func(src *identity.Source) func(net.Conn) (net.Conn, credentials.AuthInfo, error) {
+		return clientSide(t, identity.ClientCredentials(src, identity.CredentialOptions{Authorize: identity.Authorize(lb)}))
+	}
+	reason := func(err error) identity.Reason {
 		var failure *identity.HandshakeError
-		if !errors.As(got.err, &failure) || failure.Reason != got.want {
-			t.Errorf("%s: got %v", name, got.err)
+		if !errors.As(err, &failure) {
+			t.Fatalf("got %v", err)
 		}
+		return failure.Reason
 	}
-	if !strings.Contains(s.err.Error(), "nobody delivers") {
-		t.Errorf("got %v", s.err)
+	journal, log := newJournal()
+	sc, cc := socketPair(t)
+	s, c := handshakes(t, sc, cc, server(none, log), client(good))
+	if got := reason(s.err); got != identity.ReasonNoOwnSVID || !strings.Contains(s.err.Error(), "nobody delivers") {
+		t.Errorf("server: %v", s.err)
 	}
+	if got := reason(c.err); got != identity.ReasonGone {
+		t.Errorf("client: %v", c.err)
+	}
+	journal.wait(t, map[string]any{"msg": "client refused", "reason": "no_own_svid"})
 
-	// A client without an SVID has no bundle either, so it trusts nobody.
-	_, c = handshakes(t,
-		serverSide(identity.ServerCredentials(good, identity.CredentialOptions{Authorize: identity.Authorize(fe)})),
-		clientSide(t, identity.ClientCredentials(none, identity.CredentialOptions{Authorize: identity.Authorize(lb)})))
-	if c.err == nil {
-		t.Fatal("a client without an SVID was served")
+	sc, cc = socketPair(t)
+	_, c = handshakes(t, sc, cc, server(good, nil), client(none))
+	if got := reason(c.err); got != identity.ReasonNoOwnSVID || !strings.Contains(c.err.Error(), "nobody delivers") {
+		t.Errorf("client: %v", c.err)
 	}
 }
 
@@ -411,7 +436,8 @@ func TestConnectionEndsAtTheEarlierNotAfter(t *testing.T) {
 				lb, fe := ca.ID("/lb"), ca.ID("/frontend")
 				lbSource := source(lb, c.server)
 				journal, log := newJournal()
-				s, cl := handshakes(t,
+				sc, cc := net.Pipe() // synctest knows no sockets
+				s, cl := handshakes(t, sc, cc,
 					serverSide(identity.ServerCredentials(lbSource, identity.CredentialOptions{Authorize: identity.Authorize(fe), Log: log})),
 					clientSide(t, identity.ClientCredentials(source(fe, c.client), identity.CredentialOptions{Authorize: identity.Authorize(lb)})))
 				if s.err != nil || cl.err != nil {
@@ -520,6 +546,39 @@ func TestSilentClientIsDroppedAndServedOnesStay(t *testing.T) {
 	}
 	cancel()
 	<-ended
+}
+
+func TestClientGivesUpOnASilentServer(t *testing.T) {
+	ca := identitytest.NewCA(t, "example.org")
+	creds := identity.ClientCredentials(ca.Source(ca.SVID(ca.ID("/frontend"), time.Hour)), identity.CredentialOptions{})
+	for name, c := range map[string]struct {
+		ctx  func() (context.Context, context.CancelFunc)
+		want identity.Reason
+	}{
+		"deadline": {func() (context.Context, context.CancelFunc) {
+			return context.WithTimeout(t.Context(), 20*time.Millisecond)
+		}, identity.ReasonTimeout},
+		"cancelled": {func() (context.Context, context.CancelFunc) {
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			return ctx, cancel
+		}, identity.ReasonGone},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := c.ctx()
+			defer cancel()
+			sc, cc := socketPair(t)
+			defer sc.Close()
+			_, _, err := creds.ClientHandshake(ctx, "localhost", cc)
+			var failure *identity.HandshakeError
+			if !errors.As(err, &failure) || failure.Reason != c.want {
+				t.Fatalf("got %v", err)
+			}
+			if _, err := cc.Write([]byte("x")); err == nil {
+				t.Error("the connection stayed open")
+			}
+		})
+	}
 }
 
 func TestDenialsAreLoggedRateLimitedPerKey(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
+	"google.golang.org/grpc/credentials"
 )
 
 // SetSilence sets how long a stream of the Workload API may be silent.
@@ -48,3 +49,9 @@ func (d *denialLog) Log(key, message string) { d.log(key, message) }
 
 // Keys tells how many keys are remembered.
 func (d *denialLog) Keys() int { return len(d.buckets) }
+
+// SetAdminUser sets the user whose processes are served beside root's.
+func SetAdminUser(c credentials.TransportCredentials, uid uint32) { c.(*adminCredentials).uid = uid }
+
+// PollOnly makes a source of files do without notifications.
+func PollOnly(s *Source) { s.origin.(*files).pollOnly = true }

@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"bytes"
 	"context"
 	"crypto/x509"
 	"encoding/pem"
@@ -44,68 +45,91 @@ const (
 )
 
 type files struct {
-	dir  string
-	poll time.Duration
+	dir      string
+	poll     time.Duration
+	pollOnly bool
 }
 
 func (f *files) String() string { return "the files in " + f.dir }
 
 func (f *files) watch(ctx context.Context, s *Source) error {
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		// Polling alone does: inotify instances can run out on a busy node.
-		s.log.Warn("files are polled only", "error", err)
-		watcher = &fsnotify.Watcher{}
-	} else {
-		defer func() { _ = watcher.Close() }()
-	}
+	n := f.notifications(s)
+	defer n.close()
 	var last []byte // what was read last and found good
 	for {
+		// Before the reading, so that no change falls between the two.
+		n.follow(f.dir)
 		wait := f.poll
-		if watcher.Events != nil {
-			// Added again each time: the directory may have been replaced.
-			// Failing is no matter, the poll is the net.
-			_ = watcher.Add(f.dir)
-		}
 		svid, bundle, raw, err := readFiles(f.dir)
 		switch {
 		case err != nil:
 			last = nil
 			wait = min(wait, repairPoll)
 			s.fail(fmt.Errorf("%s: %w", f, err))
-		case string(raw) != string(last):
+		case !bytes.Equal(raw, last):
 			last = raw
 			s.offer([]*x509svid.SVID{svid}, bundle)
 		}
-		if err := f.next(ctx, watcher, wait); err != nil {
+		if err := n.wait(ctx, wait); err != nil {
 			return err
 		}
 	}
 }
 
-// next waits for a change, or for the time to look without one.
-func (f *files) next(ctx context.Context, watcher *fsnotify.Watcher, wait time.Duration) error {
-	timer := time.NewTimer(wait)
+// notifications tell that something changed in a directory. They are a hint that
+// may be missing: the poll is the net.
+type notifications struct {
+	watcher *fsnotify.Watcher // nil: there are none
+	events  <-chan fsnotify.Event
+	errors  <-chan error
+}
+
+func (f *files) notifications(s *Source) *notifications {
+	if f.pollOnly {
+		return &notifications{}
+	}
+	w, err := fsnotify.NewWatcher()
+	if err != nil {
+		// inotify instances can run out on a busy node.
+		s.log.Warn("files are polled only", "error", err)
+		return &notifications{}
+	}
+	return &notifications{watcher: w, events: w.Events, errors: w.Errors}
+}
+
+// follow watches dir, again each time, since it may have been replaced. While dir
+// is missing the poll alone looks for it.
+func (n *notifications) follow(dir string) {
+	if n.watcher != nil {
+		_ = n.watcher.Add(dir)
+	}
+}
+
+func (n *notifications) close() {
+	if n.watcher != nil {
+		_ = n.watcher.Close()
+	}
+}
+
+// wait returns after a change, or after d without one, or with ctx's error.
+func (n *notifications) wait(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
 	defer timer.Stop()
-	for seen := false; ; {
+	changed := false
+	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-timer.C:
 			return nil
-		case <-watcher.Events:
-			// Only the first event shortens the wait, so that a directory that
-			// changes all the time cannot postpone the reading.
-			if !seen {
-				seen = true
-				timer.Reset(settleTime)
-			}
-		case <-watcher.Errors:
-			// An overflow of the queue: something changed.
-			if !seen {
-				seen = true
-				timer.Reset(settleTime)
-			}
+		case <-n.events:
+		case <-n.errors: // such as an overflow of the queue: something changed
+		}
+		// Only the first event sets the time, so that a directory that changes all
+		// the time cannot postpone the reading.
+		if !changed {
+			changed = true
+			timer.Reset(settleTime)
 		}
 	}
 }

@@ -203,12 +203,15 @@ func (s *Source) offer(svids []*x509svid.SVID, bundles x509bundle.Source) {
 		s.renewalErr = nil
 		s.adopt(svid)
 	case s.usable(now) != nil:
-		// Nothing better is at hand: show it, and why it does not serve. A
-		// certificate that is not valid yet will be once its time has come.
+		// Nothing better is at hand, so the status shows this one and why it
+		// does not serve. If it is not valid yet, its time will come.
 		s.adopt(svid)
-		s.renewalErr = err
-		s.failures++
-	case now.Before(svid.Certificates[0].NotBefore):
+		if !errors.Is(err, ErrNotYetValid) {
+			s.failLocked(err)
+			return
+		}
+		s.renewalErr = nil
+	case errors.Is(err, ErrNotYetValid):
 		s.pending = svid
 		s.renewalErr = nil
 	default:

@@ -102,11 +102,19 @@ func (w *WorkloadAPI) Stop() {
 // be added.
 func (w *WorkloadAPI) Offer(ca *CA, svids []*x509svid.SVID, federated ...*x509bundle.Bundle) {
 	w.tb.Helper()
+	r, err := response(ca, svids, federated)
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	w.answer.Set(answer{response: r})
+}
+
+func response(ca *CA, svids []*x509svid.SVID, federated []*x509bundle.Bundle) (*workload.X509SVIDResponse, error) {
 	r := &workload.X509SVIDResponse{FederatedBundles: make(map[string][]byte)}
 	for _, svid := range svids {
 		chain, key, err := svid.MarshalRaw()
 		if err != nil {
-			w.tb.Fatal(err)
+			return nil, err
 		}
 		r.Svids = append(r.Svids, &workload.X509SVID{
 			SpiffeId: svid.ID.String(), X509Svid: chain, X509SvidKey: key, Bundle: der(ca.Bundle()),
@@ -115,7 +123,16 @@ func (w *WorkloadAPI) Offer(ca *CA, svids []*x509svid.SVID, federated ...*x509bu
 	for _, b := range federated {
 		r.FederatedBundles[b.TrustDomain().IDString()] = der(b)
 	}
-	w.answer.Set(answer{response: r})
+	return r, nil
+}
+
+func rotated(ca *CA, id spiffeid.ID, ttl time.Duration) (*workload.X509SVIDResponse, error) {
+	now := time.Now()
+	svid, err := ca.authority.Mint(id, now, now.Add(ttl))
+	if err != nil {
+		return nil, err
+	}
+	return response(ca, []*x509svid.SVID{svid}, nil)
 }
 
 func der(b *x509bundle.Bundle) []byte {
@@ -161,7 +178,12 @@ func (w *WorkloadAPI) Rotate(ca *CA, id spiffeid.ID, interval, ttl time.Duration
 			case <-quit:
 				return
 			case <-tick.C:
-				w.Offer(ca, []*x509svid.SVID{ca.SVID(id, ttl)})
+				r, err := rotated(ca, id, ttl)
+				if err != nil {
+					w.tb.Errorf("rotation of %s: %v", id, err)
+					return
+				}
+				w.answer.Set(answer{response: r})
 			}
 		}
 	}()

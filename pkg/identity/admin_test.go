@@ -1,0 +1,134 @@
+package identity_test
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/peer"
+
+	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/identity/identitytest"
+)
+
+// dialAs connects as another user. The thread that became that user ends with the
+// goroutine, since it is never unlocked.
+func dialAs(t *testing.T, uid int, path string) net.Conn {
+	t.Helper()
+	type result struct {
+		c   net.Conn
+		err error
+	}
+	done := make(chan result)
+	go func() {
+		runtime.LockOSThread()
+		var r result
+		// The raw system call changes this thread alone.
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
+			r.err = errno
+		} else {
+			r.c, r.err = net.Dial("unix", path)
+		}
+		done <- r
+	}()
+	r := <-done
+	must(t, r.err)
+	t.Cleanup(func() { r.c.Close() })
+	return r.c
+}
+
+func TestAdminSocketServesTheSameUserAndRootOnly(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to connect as another user")
+	}
+	for _, c := range []struct {
+		name           string
+		server, client int
+		in             bool
+	}{
+		{"root to root", 0, 0, true},
+		{"another user to root", 0, 1001, false},
+		{"the same user", 1000, 1000, true},
+		{"another user", 1000, 1001, false},
+		{"root to a user", 1000, 0, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := identitytest.ShortDir(t)
+			must(t, os.Chmod(dir, 0o711))
+			path := filepath.Join(dir, "admin.sock")
+			l, err := net.Listen("unix", path)
+			must(t, err)
+			defer l.Close()
+			must(t, os.Chmod(path, 0o666)) // only the credentials are under test
+			journal, log := newJournal()
+			creds := identity.AdminCredentials(log)
+			identity.SetAdminUser(creds, uint32(c.server))
+
+			conn := dialAs(t, c.client, path)
+			accepted, err := l.Accept()
+			must(t, err)
+			defer accepted.Close()
+			_, info, err := creds.ServerHandshake(accepted)
+			if c.in {
+				must(t, err)
+				if got := info.(identity.AdminInfo); got.UID != uint32(c.client) || got.PID != int32(os.Getpid()) {
+					t.Fatalf("got %+v", got)
+				}
+				return
+			}
+			if err == nil || !strings.Contains(err.Error(), "user 1001 may not use this socket") {
+				t.Fatalf("got %v", err)
+			}
+			journal.wait(t, map[string]any{"msg": "admin connection refused", "peer_uid": 1001.0, "level": "WARN"})
+			if _, err := conn.Read(make([]byte, 1)); err == nil {
+				t.Fatal("the connection stayed open")
+			}
+		})
+	}
+}
+
+func TestAdminSocketRefusesWhoeverHasNoPeerCredentials(t *testing.T) {
+	a, b := net.Pipe()
+	defer b.Close()
+	if _, _, err := identity.AdminCredentials(nil).ServerHandshake(a); err == nil {
+		t.Fatal("was let in")
+	}
+}
+
+// who answers with what the credentials say about the caller.
+type who struct {
+	*health.Server
+	info chan credentials.AuthInfo
+}
+
+func (w who) Check(ctx context.Context, r *healthpb.HealthCheckRequest) (*healthpb.HealthCheckResponse, error) {
+	if p, ok := peer.FromContext(ctx); ok {
+		w.info <- p.AuthInfo
+	}
+	return w.Server.Check(ctx, r)
+}
+
+func TestAdminCredentialsCarryGRPC(t *testing.T) {
+	path := filepath.Join(identitytest.ShortDir(t), "admin.sock")
+	l, err := listen(t, path, 0)
+	must(t, err)
+	server := grpc.NewServer(grpc.Creds(identity.AdminCredentials(nil)))
+	w := who{health.NewServer(), make(chan credentials.AuthInfo, 1)}
+	healthpb.RegisterHealthServer(server, w)
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(l) }()
+	defer func() { server.Stop(); must(t, <-done) }()
+	must(t, check(t, client(t, path, identity.AdminCredentials(nil))))
+	if got := (<-w.info).(identity.AdminInfo); got.UID != uint32(os.Geteuid()) || got.PID != int32(os.Getpid()) {
+		t.Fatalf("got %+v", got)
+	}
+}

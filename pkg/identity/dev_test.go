@@ -1,0 +1,169 @@
+package identity_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+
+	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/identity/identitytest"
+)
+
+var devID = spiffeid.RequireFromString("spiffe://dev.local/lb")
+
+func TestDevSourcesOfOneDirectoryTrustEachOther(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "dev")
+	fe := spiffeid.RequireFromString("spiffe://dev.local/frontend")
+	journal, log := newJournal()
+	a, err := identity.NewDev(dir, devID, identity.Options{Log: log})
+	must(t, err)
+	journal.wait(t, map[string]any{"level": "WARN", "dir": dir})
+	b, err := identity.NewDev(dir, fe, identity.Options{})
+	must(t, err)
+	for _, s := range []*identity.Source{a, b} {
+		identitytest.Run(t, s)
+		identitytest.WaitStatus(t, s, "usable", usable)
+	}
+	path, w := serve(t, identity.ServerCredentials(a, identity.CredentialOptions{Authorize: identity.Authorize(fe)}))
+	must(t, check(t, client(t, path, identity.ClientCredentials(b, identity.CredentialOptions{Authorize: identity.Authorize(devID)}))))
+	if got := w.caller.Load(); got != fe {
+		t.Fatalf("the server saw %v", got)
+	}
+	for name, mode := range map[string]os.FileMode{"": 0o700, "ca.crt": 0o600, "ca.key": 0o600} {
+		info, err := os.Stat(filepath.Join(dir, name))
+		must(t, err)
+		if got := info.Mode().Perm(); got != mode {
+			t.Errorf("%s has mode %#o", info.Name(), got)
+		}
+	}
+}
+
+func TestDevAuthorityIsMadeOnceByMany(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "dev")
+	bundles := make([]string, 20)
+	var wg sync.WaitGroup
+	for i := range bundles {
+		wg.Go(func() {
+			a, err := identity.OpenDevAuthority(dir)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			b, err := a.Bundle(devID.TrustDomain()).Marshal()
+			if err != nil {
+				t.Error(err)
+			}
+			bundles[i] = string(b)
+		})
+	}
+	wg.Wait()
+	for _, b := range bundles {
+		if b != bundles[0] {
+			t.Fatal("two authorities in one directory")
+		}
+	}
+}
+
+func TestDevAuthorityIsRefusedWhenOthersCouldUseItOrItIsBroken(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		harm func(dir string) error
+		says string
+	}{
+		{"readable key", func(dir string) error { return os.Chmod(filepath.Join(dir, "ca.key"), 0o640) }, "others could use it"},
+		{"writable directory", func(dir string) error { return os.Chmod(dir, 0o777) }, "others could use it"},
+		{"foreign key", func(dir string) error { return os.Chown(filepath.Join(dir, "ca.key"), 65534, 65534) }, "belongs to user 65534"},
+		{"no key", func(dir string) error { return os.Remove(filepath.Join(dir, "ca.key")) }, "remove"},
+		{"bad key", func(dir string) error { return os.WriteFile(filepath.Join(dir, "ca.key"), []byte("x"), 0o600) }, "remove"},
+		{"bad certificate", func(dir string) error { return os.WriteFile(filepath.Join(dir, "ca.crt"), []byte("x"), 0o600) }, "remove"},
+		{"another key", func(dir string) error {
+			other := filepath.Join(dir, "other")
+			if _, err := identity.OpenDevAuthority(other); err != nil {
+				return err
+			}
+			return os.Rename(filepath.Join(other, "ca.key"), filepath.Join(dir, "ca.key"))
+		}, "does not belong"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "dev")
+			_, err := identity.OpenDevAuthority(dir)
+			must(t, err)
+			must(t, c.harm(dir))
+			if _, err := identity.OpenDevAuthority(dir); err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Fatalf("got %v", err)
+			}
+		})
+	}
+}
+
+func TestDevSourceRotatesAtHalfLife(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src, err := identity.NewDev(filepath.Join(t.TempDir(), "dev"), devID, identity.Options{DevTTL: 2 * time.Second})
+		must(t, err)
+		identitytest.Run(t, src)
+		<-src.Ready()
+		start := time.Now()
+		identitytest.WaitStatus(t, src, "rotated", func(s identity.Status) bool {
+			if s.Overdue || s.Err != nil {
+				t.Errorf("late: %+v", s)
+			}
+			return s.Rotations == 10
+		})
+		if d := time.Since(start); d < 10*time.Second || d > 16*time.Second {
+			t.Fatalf("10 rotations of 2 s SVIDs took %v", d)
+		}
+	})
+}
+
+func TestRunningDevSourceFollowsANewAuthority(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "dev")
+	old, err := identity.NewDev(dir, devID, identity.Options{Poll: 10 * time.Millisecond})
+	must(t, err)
+	identitytest.Run(t, old)
+	first := identitytest.WaitStatus(t, old, "usable", usable)
+	must(t, os.RemoveAll(dir))
+	a, err := identity.OpenDevAuthority(dir)
+	must(t, err)
+	identitytest.WaitStatus(t, old, "rotated", func(s identity.Status) bool { return s.Serial != first.Serial })
+	b, err := old.GetX509BundleForTrustDomain(devID.TrustDomain())
+	if err != nil || !b.Equal(a.Bundle(devID.TrustDomain())) {
+		t.Fatalf("still the old authority: %v", err)
+	}
+}
+
+func TestDevSettings(t *testing.T) {
+	for _, c := range []struct {
+		dir  string
+		id   spiffeid.ID
+		ttl  time.Duration
+		says string
+	}{
+		{t.TempDir(), spiffeid.ID{}, 0, "needs a path"},
+		{t.TempDir(), spiffeid.RequireFromString("spiffe://dev.local"), 0, "needs a path"},
+		{t.TempDir(), devID, time.Second, "2s or more"},
+		{"", devID, 0, "no directory"},
+		{"/dev/null/x", devID, 0, "not a directory"},
+	} {
+		if _, err := identity.NewDev(c.dir, c.id, identity.Options{DevTTL: c.ttl}); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%+v: got %v", c, err)
+		}
+	}
+}
+
+func TestMintNeedsAWorkload(t *testing.T) {
+	a, err := identity.NewDevAuthority()
+	must(t, err)
+	if _, err := a.MintFor(spiffeid.RequireFromString("spiffe://dev.local"), time.Hour); err == nil {
+		t.Fatal("an SVID for a trust domain")
+	}
+	if err := a.WriteFiles("/dev/null/x", identitytest.NewCA(t, "example.org").SVID(devID, time.Hour)); errors.Unwrap(err) == nil {
+		t.Fatalf("got %v", err)
+	}
+}

@@ -1,0 +1,245 @@
+package identity_test
+
+import (
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/identity/identitytest"
+)
+
+func listen(t *testing.T, path string, mode fs.FileMode) (net.Listener, error) {
+	t.Helper()
+	l, err := identity.Listen(t.Context(), identity.ListenOptions{Path: path, Mode: mode})
+	if err == nil {
+		t.Cleanup(func() { l.Close() })
+	}
+	return l, err
+}
+
+func umask(t *testing.T, mask int) {
+	old := syscall.Umask(mask)
+	t.Cleanup(func() { syscall.Umask(old) })
+}
+
+func modeOf(t *testing.T, path string) fs.FileMode {
+	t.Helper()
+	info, err := os.Lstat(path)
+	must(t, err)
+	return info.Mode()
+}
+
+func TestSocketAndDirectoryGetExactlyTheirModes(t *testing.T) {
+	for _, mask := range []int{0, 0o022, 0o077, 0o177} {
+		for socket, directory := range map[fs.FileMode]fs.FileMode{0: 0o700, 0o600: 0o700, 0o660: 0o750} {
+			base := identitytest.ShortDir(t)
+			umask(t, mask)
+			path := filepath.Join(base, "a", "b", "s.sock")
+			_, err := listen(t, "unix://"+path, socket)
+			must(t, err)
+			if socket == 0 {
+				socket = 0o600
+			}
+			if got := modeOf(t, path); got != fs.ModeSocket|socket {
+				t.Errorf("umask %#o: the socket has mode %v, not %#o", mask, got, socket)
+			}
+			for _, dir := range []string{filepath.Join(base, "a"), filepath.Join(base, "a", "b")} {
+				if got := modeOf(t, dir).Perm(); got != directory {
+					t.Errorf("umask %#o: %s has mode %#o, not %#o", mask, dir, got, directory)
+				}
+			}
+			if got := syscall.Umask(mask); got != mask {
+				t.Errorf("the umask of the process became %#o", got)
+			}
+		}
+	}
+}
+
+// The mode right after bind, before any chmod, is what others meet first.
+func TestSocketIsAtNoMomentOpenToOthers(t *testing.T) {
+	umask(t, 0)
+	for _, mode := range []fs.FileMode{0o600, 0o660} {
+		path := filepath.Join(identitytest.ShortDir(t), "s.sock")
+		l, err := identity.Bind(t.Context(), path, mode)
+		must(t, err)
+		if got := modeOf(t, path).Perm(); got != mode {
+			t.Errorf("bound with mode %#o, not %#o", got, mode)
+		}
+		must(t, l.Close())
+	}
+}
+
+func TestExistingDirectoryKeepsItsMode(t *testing.T) {
+	dir := identitytest.ShortDir(t)
+	must(t, os.Chmod(dir, 0o711))
+	_, err := listen(t, filepath.Join(dir, "s.sock"), 0o660)
+	must(t, err)
+	if got := modeOf(t, dir).Perm(); got != 0o711 {
+		t.Fatalf("mode %#o", got)
+	}
+}
+
+// leftover makes a socket on which nobody listens, as a killed process leaves it.
+func leftover(t *testing.T, path string) {
+	t.Helper()
+	l, err := net.Listen("unix", path)
+	must(t, err)
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	must(t, l.Close())
+}
+
+func TestLeftoverSocketIsReplaced(t *testing.T) {
+	path := filepath.Join(identitytest.ShortDir(t), "s.sock")
+	leftover(t, path)
+	must(t, os.WriteFile(path+".lock", nil, 0o600)) // without its lock
+	_, err := listen(t, path, 0)
+	must(t, err)
+	c, err := net.Dial("unix", path)
+	must(t, err)
+	must(t, c.Close())
+}
+
+func TestLiveSocketIsRefused(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		serve func(path string) (net.Listener, error)
+	}{
+		{"ours", func(path string) (net.Listener, error) { return listen(t, path, 0) }},
+		{"another program's", func(path string) (net.Listener, error) { return net.Listen("unix", path) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			path := filepath.Join(identitytest.ShortDir(t), "s.sock")
+			l, err := c.serve(path)
+			must(t, err)
+			defer l.Close()
+			if _, err := listen(t, path, 0); !errors.Is(err, identity.ErrSocketInUse) || !strings.Contains(err.Error(), path) {
+				t.Fatalf("got %v", err)
+			}
+			conn, err := net.Dial("unix", path)
+			if err != nil {
+				t.Fatalf("the live socket was harmed: %v", err)
+			}
+			must(t, conn.Close())
+		})
+	}
+}
+
+func TestWhatIsNotASocketIsNeverRemoved(t *testing.T) {
+	for name, make := range map[string]func(path string) error{
+		"a file":          func(path string) error { return os.WriteFile(path, []byte("precious"), 0o600) },
+		"a directory":     func(path string) error { return os.Mkdir(path, 0o700) },
+		"a symbolic link": func(path string) error { return os.Symlink("/dev/null", path) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(identitytest.ShortDir(t), "s.sock")
+			must(t, make(path))
+			before := modeOf(t, path)
+			if _, err := listen(t, path, 0); err == nil || !strings.Contains(err.Error(), "is not a socket but "+name) {
+				t.Fatalf("got %v", err)
+			}
+			if got := modeOf(t, path); got != before {
+				t.Fatalf("it became %v", got)
+			}
+			if _, err := os.Lstat(path + ".lock"); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("the lock file was left: %v", err)
+			}
+		})
+	}
+}
+
+func TestCloseRemovesSocketAndLock(t *testing.T) {
+	dir := identitytest.ShortDir(t)
+	path := filepath.Join(dir, "s.sock")
+	l, err := listen(t, path, 0)
+	must(t, err)
+	must(t, l.Close())
+	must(t, l.Close())
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != 0 {
+		t.Fatalf("left: %v, %v", entries, err)
+	}
+}
+
+func TestCloseLeavesSomebodyElsesSocket(t *testing.T) {
+	path := filepath.Join(identitytest.ShortDir(t), "s.sock")
+	l, err := listen(t, path, 0)
+	must(t, err)
+	must(t, os.Remove(path))
+	other, err := net.Listen("unix", path)
+	must(t, err)
+	defer other.Close()
+	must(t, l.Close())
+	if _, err := os.Lstat(path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestOnlyOneOfManyListens(t *testing.T) {
+	path := filepath.Join(identitytest.ShortDir(t), "s.sock")
+	leftover(t, path)
+	var live, wins atomic.Int32
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 200 {
+				l, err := identity.Listen(t.Context(), identity.ListenOptions{Path: path})
+				if err != nil {
+					if !errors.Is(err, identity.ErrSocketInUse) {
+						t.Error(err)
+					}
+					continue
+				}
+				if n := live.Add(1); n != 1 {
+					t.Errorf("%d listen at once", n)
+				}
+				wins.Add(1)
+				live.Add(-1)
+				if err := l.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if wins.Load() == 0 {
+		t.Fatal("nobody ever listened")
+	}
+}
+
+func TestSocketAddressesThatAreRefused(t *testing.T) {
+	dir := identitytest.ShortDir(t)
+	must(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))
+	long := filepath.Join(dir, strings.Repeat("x", 107-len(dir)-1))
+	for _, c := range []struct {
+		path string
+		mode fs.FileMode
+		says string
+	}{
+		{"", 0, "empty"},
+		{"unix://", 0, "absolute path"},
+		{"unix://run/lb.sock", 0, "absolute path"},
+		{"@abstract", 0, "abstract"},
+		{"unix:@abstract", 0, "abstract"},
+		{"/run/a\x00b", 0, "zero byte"},
+		{long + "x", 0, "108 bytes, the kernel takes 107"},
+		{filepath.Join(dir, "s"), 0o666, "only permissions for user and group"},
+		{filepath.Join(dir, "s"), 0o700, "only permissions for user and group"},
+		{filepath.Join(dir, "s"), 0o600 | fs.ModeSetgid, "only permissions for user and group"},
+		{filepath.Join(dir, "file", "s"), 0, "not a directory"},
+	} {
+		if _, err := listen(t, c.path, c.mode); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%q with mode %#o: got %v", c.path, c.mode, err)
+		}
+	}
+	if _, err := listen(t, long, 0); err != nil {
+		t.Errorf("107 bytes: %v", err)
+	}
+}
