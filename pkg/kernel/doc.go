@@ -2,7 +2,7 @@
 // gateways.
 //
 // [Routing] owns one nftables table, `inet vipgate`, that marks every packet
-// whose source is a configured VIP, forwarded or sent by this host, and two
+// whose source is a configured VIP, forwarded or sent by this host, and a few
 // policy rules per family that act on the mark: first the table into which BIRD
 // exports the gateways' routes, then a table with nothing but a blackhole. So
 // such a packet leaves through a gateway or not at all, also while BIRD is down

@@ -21,8 +21,8 @@ type Options struct {
 	// TableID is the routing table that holds the gateways' routes. The one
 	// after it is ours and holds the blackholes.
 	TableID uint32
-	// Priority of the rule that looks up TableID; the rule for the blackholes
-	// has the next one.
+	// Priority of the rule that looks up TableID; the rules that drop what
+	// found no gateway have the next two.
 	Priority int
 	// Mark is put on packets from a VIP, in the bits of Mask only; the other
 	// bits of a packet's mark stay.
@@ -59,8 +59,8 @@ func (o Options) Validate() error {
 	switch {
 	case o.TableID >= 252 && o.TableID <= 255, o.TableID == 251, o.TableID == 1<<32-1:
 		return fmt.Errorf("routing table %d: it or the next one belongs to the system: choose another table ID, such as %d", o.TableID, DefaultTableID)
-	case o.Priority < 1 || o.Priority > 32764:
-		return fmt.Errorf("rule priority %d: it must lie between the kernel's own rules: 1 to 32764, such as %d", o.Priority, DefaultPriority)
+	case o.Priority < 1 || o.Priority > 32763:
+		return fmt.Errorf("rule priority %d: it must lie between the kernel's own rules: 1 to 32763, such as %d", o.Priority, DefaultPriority)
 	case o.Mark == 0:
 		return fmt.Errorf("mark 0 cannot tell VIP traffic from other traffic: choose another, such as %#x", DefaultMark)
 	case o.Mark&^o.Mask != 0:

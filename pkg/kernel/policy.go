@@ -16,19 +16,28 @@ const (
 	meridioBlackholePriority = 101
 )
 
-// policy is the part that acts on the mark: two rules and a blackhole a family.
+// policy is the part that acts on the mark: rules and a blackhole for each family.
 type policy struct {
 	o   Options
 	log *slog.Logger
 }
 
-// rules returns what must stand, the rule for the blackhole first: between the
-// two, VIP traffic is dropped rather than let out anywhere.
+// rules returns what must stand, in the order in which it is added: while some
+// are missing, VIP traffic is dropped rather than let out anywhere.
+//
+// IPv6 needs a third one, which drops by itself. The kernel binds an IPv6
+// blackhole route to the loopback interface, so that a socket bound to another
+// interface passes it by (seen on Linux 6.18: packets of such a socket left
+// through the primary network); the route also vanishes when lo goes down.
 func (p policy) rules(f vip.Family) []rule {
-	r := rule{family: f, mark: p.o.Mark, mask: p.o.Mask, protocol: protocol, action: unix.FR_ACT_TO_TBL}
-	gateways, blackhole := r, r
-	gateways.priority, gateways.table = uint32(p.o.Priority), p.o.TableID
-	blackhole.priority, blackhole.table = uint32(p.o.Priority)+1, p.o.blackholeTable()
+	r := rule{family: f, mark: p.o.Mark, mask: p.o.Mask, protocol: protocol}
+	gateways, blackhole, drop := r, r, r
+	gateways.priority, gateways.action, gateways.table = uint32(p.o.Priority), unix.FR_ACT_TO_TBL, p.o.TableID
+	blackhole.priority, blackhole.action, blackhole.table = uint32(p.o.Priority)+1, unix.FR_ACT_TO_TBL, p.o.blackholeTable()
+	drop.priority, drop.action = uint32(p.o.Priority)+2, unix.FR_ACT_BLACKHOLE
+	if f == vip.IPv6 {
+		return []rule{drop, blackhole, gateways}
+	}
 	return []rule{blackhole, gateways}
 }
 
@@ -132,7 +141,7 @@ func (p policy) removeLeftovers(f vip.Family) error {
 // meridio tells whether a Meridio frontend made the rule: `from VIP lookup
 // TABLE`, with nothing else to it.
 func (p policy) meridio(r rule) bool {
-	return !r.exotic && r.source.IsValid() && r.mark == 0 && r.mask == 0 &&
+	return !r.exotic && r.action == unix.FR_ACT_TO_TBL && r.source.IsValid() && r.mark == 0 && r.mask == 0 &&
 		(r.priority == meridioPriority && r.table == p.o.TableID ||
 			r.priority == meridioBlackholePriority && r.table == p.o.blackholeTable())
 }

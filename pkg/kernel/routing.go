@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/latest"
@@ -84,9 +83,8 @@ func (r *Routing) Run(ctx context.Context) error {
 	if err := r.o.Validate(); err != nil {
 		return fmt.Errorf("source routing: %w", err)
 	}
-	p := &pass{o: r.o, log: r.log, policy: policy{o: r.o, log: r.log}}
-	var err error
-	if p.table, err = newTable(r.o, r.log); err != nil {
+	p, err := newPass(r.o, r.log)
+	if err != nil {
 		return err
 	}
 	for _, problem := range reversePathProblems() {
@@ -201,10 +199,9 @@ func (r *Routing) publish(x result) {
 
 // pass is what one look at the kernel, with its repairs, knows of the last one.
 type pass struct {
-	o      Options
-	log    *slog.Logger
 	policy policy
 	table  *table
+	now    func() time.Time
 
 	// settled: the last pass left everything as wanted, so that a change now
 	// is somebody else's. For which VIPs is in wanted.
@@ -215,6 +212,14 @@ type pass struct {
 	// readable is when the sets could last be read; vips what was confirmed.
 	readable time.Time
 	vips     vip.Set
+}
+
+func newPass(o Options, log *slog.Logger) (*pass, error) {
+	t, err := newTable(o, log)
+	if err != nil {
+		return nil, err
+	}
+	return &pass{policy: policy{o: o, log: log}, table: t, now: time.Now}, nil
 }
 
 type result struct {
@@ -256,21 +261,21 @@ func (p *pass) run(wanted *vip.Set) result {
 	switch {
 	case wanted == nil:
 	case got != nil:
-		p.readable = time.Now()
+		p.readable = p.now()
 		for v := range *wanted {
 			f := v.Family()
 			if stands[f] && got.stands && got.sets[f].covers(spanOf(v.Prefix())) {
 				x.vips[v] = struct{}{}
 			}
 		}
-	case time.Since(p.readable) < blindness:
+	case p.now().Sub(p.readable) < blindness:
 		for v := range *wanted {
 			if stands[v.Family()] && p.vips.Has(v) {
 				x.vips[v] = struct{}{}
 			}
 		}
 	}
-	p.vips = maps.Clone(x.vips)
+	p.vips = x.vips
 
 	x.err = errors.Join(errs...)
 	if x.err == nil && wanted != nil && len(x.vips) == len(*wanted) && !p.tidied {

@@ -36,8 +36,7 @@ type rule struct {
 	source   netip.Prefix
 	protocol uint8
 	action   uint8
-	// exotic: the rule has another selector, is inverted, or does something
-	// else than a plain lookup.
+	// exotic: the rule has another selector, or is inverted.
 	exotic bool
 }
 
@@ -58,6 +57,8 @@ func (r rule) String() string {
 	switch r.action {
 	case unix.FR_ACT_TO_TBL:
 		s += fmt.Sprintf(" lookup %d", r.table)
+	case unix.FR_ACT_BLACKHOLE:
+		s += " blackhole"
 	default:
 		s += fmt.Sprintf(" action %d", r.action)
 	}
@@ -171,7 +172,7 @@ func parseRule(b []byte) (rule, error) {
 	r := rule{family: family, table: uint32(b[4]), action: b[7]}
 	sourceLength := int(b[2])
 	// Destination, type of service, or flags (inverted).
-	r.exotic = b[1] != 0 || b[3] != 0 || binary.NativeEndian.Uint32(b[8:]) != 0 || r.action != unix.FR_ACT_TO_TBL
+	r.exotic = b[1] != 0 || b[3] != 0 || binary.NativeEndian.Uint32(b[8:]) != 0
 	ad, err := netlink.NewAttributeDecoder(b[headerLength:])
 	if err != nil {
 		return rule{}, err
@@ -204,7 +205,7 @@ func parseRule(b []byte) (rule, error) {
 // encodeRule writes a rule that is not exotic.
 func encodeRule(r rule) ([]byte, error) {
 	header := make([]byte, headerLength)
-	header[0], header[7] = systemFamily(r.family), unix.FR_ACT_TO_TBL
+	header[0], header[7] = systemFamily(r.family), r.action
 	ae := netlink.NewAttributeEncoder()
 	ae.Uint32(unix.FRA_PRIORITY, r.priority)
 	ae.Uint32(unix.FRA_TABLE, r.table)

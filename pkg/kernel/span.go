@@ -23,7 +23,9 @@ func spanOf(p netip.Prefix) span {
 }
 
 // covers tells whether every address of t is in s.
-func (s span) covers(t span) bool { return s.first.Compare(t.first) <= 0 && t.last.Compare(s.last) <= 0 }
+func (s span) covers(t span) bool {
+	return s.first.Compare(t.first) <= 0 && t.last.Compare(s.last) <= 0
+}
 
 func (s span) overlaps(t span) bool {
 	return s.first.Compare(t.last) <= 0 && t.first.Compare(s.last) <= 0

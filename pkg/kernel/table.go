@@ -39,6 +39,8 @@ type table struct {
 	o   Options
 	log *slog.Logger
 	nft *nftables.Conn
+	// generation tells the number of the kernel's ruleset; tests make it fail.
+	generation func() (uint32, error)
 
 	// have is the content of the sets, valid while the kernel's ruleset
 	// generation is seen. Before the first look seen is 0, which the kernel
@@ -64,7 +66,7 @@ func newTable(o Options, log *slog.Logger) (*table, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open nftables: %w", err)
 	}
-	return &table{o: o, log: log, nft: nft}, nil
+	return &table{o: o, log: log, nft: nft, generation: generation}, nil
 }
 
 func (t *table) table() *nftables.Table {
@@ -211,7 +213,7 @@ const readAttempts = 5
 // read looks at the kernel unless the ruleset is the one seen last. It leaves
 // seen at 0 and the reason in problem when something is not as it must be.
 func (t *table) read() error {
-	before, err := generation()
+	before, err := t.generation()
 	if err != nil {
 		return err
 	}
@@ -234,7 +236,7 @@ func (t *table) read() error {
 			}
 			have[f] = spans(elems)
 		}
-		after, err := generation()
+		after, err := t.generation()
 		if err != nil {
 			return err
 		}

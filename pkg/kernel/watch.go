@@ -8,7 +8,6 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
-
 )
 
 // watch listens for changes that somebody makes to what is ours.
@@ -123,4 +122,3 @@ func concernsTable(m netlink.Message) bool {
 	}
 	return false
 }
-

@@ -79,7 +79,9 @@ func Create() (*NetNS, error) {
 	if err := ip("netns", "add", n.name); err != nil {
 		return nil, err
 	}
-	if err := n.IP("link", "set", "lo", "up"); err != nil {
+	// Link-local addresses of wires to come are usable at once: duplicate
+	// address detection would hold IPv6 up for more than a second.
+	if err := errors.Join(n.Sysctl("net.ipv6.conf.default.accept_dad", "0"), n.IP("link", "set", "lo", "up")); err != nil {
 		return nil, errors.Join(err, n.Close())
 	}
 	return n, nil

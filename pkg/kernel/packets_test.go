@@ -1,0 +1,450 @@
+package kernel
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// topology is a pod between three neighbours:
+//
+//	target --- int0 [ pod ] ext --- gateway (the client behind it)
+//	                  eth0 --- fabric (the pod's primary network)
+//
+// VIPs .1 live on the target, so that the pod forwards their traffic; VIPs .2 on
+// the pod itself.
+type topology struct {
+	pod, fabric, gateway, target *lab.NetNS
+	primary, external            *lab.Capture
+	ports                        uint16
+}
+
+var (
+	forwardedVIPs = vips("20.0.0.1/32", "2000::1/128")
+	localVIPs     = vips("20.0.0.2/32", "2000::2/128")
+	clients       = map[vip.Family]netip.Addr{vip.IPv4: netip.MustParseAddr("192.0.2.10"), vip.IPv6: netip.MustParseAddr("2001:db8:c::10")}
+	// What the pod and the target are called when they do not speak for a VIP.
+	podAddrs    = map[vip.Family]netip.Addr{vip.IPv4: netip.MustParseAddr("10.244.0.2"), vip.IPv6: netip.MustParseAddr("fd10::2")}
+	targetAddrs = map[vip.Family]netip.Addr{vip.IPv4: netip.MustParseAddr("172.16.0.1"), vip.IPv6: netip.MustParseAddr("fd16::1")}
+)
+
+func newTopology(t *testing.T) *topology {
+	t.Helper()
+	x := &topology{pod: lab.NewNetNS(t), fabric: lab.NewNetNS(t), gateway: lab.NewNetNS(t), target: lab.NewNetNS(t), ports: 10000}
+	must(t, lab.Veth(x.pod, "eth0", x.fabric, "pod"))
+	must(t, lab.Veth(x.pod, "ext", x.gateway, "pod"))
+	must(t, lab.Veth(x.pod, "int0", x.target, "pod"))
+	for _, ns := range []*lab.NetNS{x.pod, x.fabric, x.gateway, x.target} {
+		must(t, ns.Sysctl("net.ipv4.ip_forward", "1"))
+		must(t, ns.Sysctl("net.ipv6.conf.all.forwarding", "1"))
+		must(t, ns.Sysctl("net.ipv4.conf.all.rp_filter", "0"))
+	}
+	for _, dev := range []string{"eth0", "ext", "int0"} {
+		must(t, x.pod.Sysctl("net.ipv4.conf."+dev+".rp_filter", "0"))
+	}
+	must(t, x.pod.Addr("eth0", "10.244.0.2/24", "fd10::2/64"))
+	must(t, x.fabric.Addr("pod", "10.244.0.1/24", "fd10::1/64"))
+	must(t, x.pod.Addr("ext", "169.254.100.2/24", "fd64::2/64"))
+	must(t, x.gateway.Addr("pod", "169.254.100.1/24", "fd64::1/64"))
+	must(t, x.pod.Addr("int0", "172.16.0.2/24", "fd16::2/64"))
+	must(t, x.target.Addr("pod", "172.16.0.1/24", "fd16::1/64"))
+	must(t, x.pod.Addr("lo", "20.0.0.2/32", "2000::2/128"))
+	must(t, x.target.Addr("lo", "20.0.0.1/32", "2000::1/128"))
+	must(t, x.gateway.Addr("lo", "192.0.2.10/32", "2001:db8:c::10/128"))
+	run(t, x.pod, `ip route add default via 10.244.0.1; ip -6 route add default via fd10::1
+		ip route add 20.0.0.1 via 172.16.0.1; ip -6 route add 2000::1 via fd16::1`)
+	run(t, x.target, `ip route add default via 172.16.0.2; ip -6 route add default via fd16::2`)
+	run(t, x.gateway, `ip route add 20.0.0.0/16 via 169.254.100.2; ip -6 route add 2000::/64 via fd64::2`)
+	x.primary, x.external = lab.NewCapture(t, x.pod, "eth0"), lab.NewCapture(t, x.pod, "ext")
+	return x
+}
+
+// openGateway puts the routes there that BIRD exports when gateways are up.
+func (x *topology) openGateway(t *testing.T) {
+	t.Helper()
+	run(t, x.pod, `ip route add default via 169.254.100.1 dev ext table 4096; ip -6 route add default via fd64::1 dev ext table 4096`)
+}
+
+func (x *topology) closeGateway(t *testing.T) {
+	t.Helper()
+	run(t, x.pod, `ip route del default table 4096; ip -6 route del default table 4096`)
+}
+
+// send sends one UDP packet from an address of a namespace. An error of the
+// kernel is returned as it is: it is one way to refuse a packet.
+func send(t *testing.T, ns *lab.NetNS, from, to netip.Addr, port uint16, control func(string, string, syscall.RawConn) error) (sent error) {
+	t.Helper()
+	must(t, ns.Do(func() error {
+		d := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0)), Control: control}
+		c, err := d.Dial("udp", netip.AddrPortFrom(to, port).String())
+		if err != nil {
+			sent = err
+			return nil
+		}
+		_, sent = c.Write([]byte("probe"))
+		return c.Close()
+	}))
+	return sent
+}
+
+func toPort(from netip.Addr, port uint16) func(lab.Packet) bool {
+	return func(p lab.Packet) bool { return p.Outgoing && p.Src == from && p.DstPort == port }
+}
+
+// fromVIP matches what must never be seen on the primary interface.
+func fromVIP(p lab.Packet) bool {
+	return netip.MustParsePrefix("20.0.0.0/16").Contains(p.Src) || netip.MustParsePrefix("2000::/64").Contains(p.Src)
+}
+
+func waitPacket(t *testing.T, c *lab.Capture, what string, match func(lab.Packet) bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := c.Wait(ctx, match); err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+// sendUntilSeen sends to the client until a packet is seen on its way out: while
+// a neighbour is being resolved the kernel drops some.
+func (x *topology) sendUntilSeen(t *testing.T, ns *lab.NetNS, from netip.Addr, on *lab.Capture) {
+	t.Helper()
+	x.ports++
+	eventually(t, fmt.Sprintf("a packet from %s on its way", from), func() bool {
+		if err := send(t, ns, from, clients[vip.FamilyOf(from)], x.ports, nil); err != nil {
+			t.Fatalf("send from %s: %v", from, err)
+		}
+		return on.Count(toPort(from, x.ports)) > 0
+	})
+}
+
+// flushPrimary sends traffic that is not a VIP's, forwarded and local, and waits
+// until the primary interface sent it: whatever was sent earlier and leaked has
+// been seen then. It also shows that other traffic flows as ever.
+func (x *topology) flushPrimary(t *testing.T) {
+	t.Helper()
+	for _, f := range vip.Families {
+		for ns, from := range map[*lab.NetNS]netip.Addr{x.pod: podAddrs[f], x.target: targetAddrs[f]} {
+			x.sendUntilSeen(t, ns, from, x.primary)
+		}
+	}
+}
+
+// probe sends from every VIP and tells where the packets must go: out through
+// the gateway, or nowhere.
+func (x *topology) probe(t *testing.T, throughGateway bool) {
+	t.Helper()
+	for _, v := range append(forwardedVIPs, localVIPs...) {
+		from, ns := v.Prefix().Addr(), x.target
+		if v == localVIPs[0] || v == localVIPs[1] {
+			ns = x.pod
+		}
+		if throughGateway {
+			x.sendUntilSeen(t, ns, from, x.external)
+			continue
+		}
+		x.ports++
+		_ = send(t, ns, from, clients[v.Family()], x.ports, nil)
+	}
+	x.flushPrimary(t)
+	x.wantNoLeak(t)
+	if !throughGateway {
+		if n := x.external.Count(func(p lab.Packet) bool { return p.Outgoing && fromVIP(p) }); n > 0 {
+			t.Errorf("%d packets left without a gateway", n)
+		}
+	}
+}
+
+func (x *topology) wantNoLeak(t *testing.T) {
+	t.Helper()
+	for _, p := range x.primary.Packets() {
+		if fromVIP(p) {
+			t.Fatalf("VIP traffic on the primary interface: %+v", p)
+		}
+	}
+}
+
+func allVIPs() []vip.VIP { return append(append([]vip.VIP{}, forwardedVIPs...), localVIPs...) }
+
+func TestTopologyLeaksWithoutRouting(t *testing.T) {
+	x := newTopology(t)
+	x.openGateway(t)
+	for _, v := range allVIPs() {
+		ns := x.target
+		if v == localVIPs[0] || v == localVIPs[1] {
+			ns = x.pod
+		}
+		x.sendUntilSeen(t, ns, v.Prefix().Addr(), x.primary)
+	}
+}
+
+func TestVIPTrafficLeavesThroughGatewayOrNotAtAll(t *testing.T) {
+	x := newTopology(t)
+	r := start(t, x.pod, testOptions(t))
+	r.Configure(allVIPs())
+	r.waitConfirmed(t, allVIPs()...)
+	t.Run("before any gateway", func(t *testing.T) { x.probe(t, false) })
+	x.openGateway(t)
+	t.Run("gateways there", func(t *testing.T) { x.probe(t, true) })
+	x.closeGateway(t)
+	x.external = lab.NewCapture(t, x.pod, "ext")
+	t.Run("gateways gone", func(t *testing.T) { x.probe(t, false) })
+	x.openGateway(t)
+	must(t, x.pod.IP("link", "set", "ext", "down"))
+	t.Run("external interface down", func(t *testing.T) { x.probe(t, false) })
+}
+
+func TestTCPFromVIPWorksThroughGateway(t *testing.T) {
+	x := newTopology(t)
+	x.openGateway(t)
+	r := start(t, x.pod, testOptions(t))
+	r.Configure(allVIPs())
+	r.waitConfirmed(t, allVIPs()...)
+	for _, tt := range []struct {
+		name string
+		ns   *lab.NetNS
+		vip  vip.VIP
+	}{
+		{"forwarded IPv4", x.target, forwardedVIPs[0]},
+		{"forwarded IPv6", x.target, forwardedVIPs[1]},
+		{"local IPv4", x.pod, localVIPs[0]},
+		{"local IPv6", x.pod, localVIPs[1]},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var l net.Listener
+			must(t, x.gateway.Do(func() (err error) {
+				l, err = net.Listen("tcp", netip.AddrPortFrom(clients[tt.vip.Family()], 0).String())
+				return err
+			}))
+			defer l.Close()
+			echoed := make(chan error, 1)
+			go func() {
+				c, err := l.Accept()
+				if err == nil {
+					_, err = io.Copy(c, c)
+					_ = c.Close()
+				}
+				echoed <- err
+			}()
+			var got []byte
+			must(t, tt.ns.Do(func() error {
+				d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(tt.vip.Prefix().Addr(), 0)), Timeout: patience}
+				c, err := d.Dial("tcp", l.Addr().String())
+				if err != nil {
+					return err
+				}
+				defer c.Close()
+				if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+					return err
+				}
+				// More than a segment, in both directions.
+				if _, err := c.Write(make([]byte, 100_000)); err != nil {
+					return err
+				}
+				if err := c.(*net.TCPConn).CloseWrite(); err != nil {
+					return err
+				}
+				got, err = io.ReadAll(c)
+				return err
+			}))
+			must(t, <-echoed)
+			if len(got) != 100_000 {
+				t.Errorf("got %d bytes back", len(got))
+			}
+		})
+	}
+	x.wantNoLeak(t)
+}
+
+func TestSocketBoundToPrimaryInterfaceCannotLeak(t *testing.T) {
+	x := newTopology(t)
+	x.openGateway(t)
+	r := start(t, x.pod, testOptions(t))
+	r.Configure(allVIPs())
+	r.waitConfirmed(t, allVIPs()...)
+	for _, v := range localVIPs {
+		x.ports++
+		_ = send(t, x.pod, v.Prefix().Addr(), clients[v.Family()], x.ports, func(_, _ string, c syscall.RawConn) error {
+			var err error
+			if e := c.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), "eth0") }); e != nil {
+				return e
+			}
+			return err
+		})
+	}
+	x.flushPrimary(t)
+	x.wantNoLeak(t)
+}
+
+func TestMarkKeepsTheBitsOutsideItsMask(t *testing.T) {
+	x := newTopology(t)
+	x.openGateway(t)
+	run(t, x.pod, `nft 'add table inet probe; add chain inet probe post { type filter hook postrouting priority 0; }
+		add rule inet probe post udp dport 7 meta mark 0x01000005 counter'`)
+	r := start(t, x.pod, testOptions(t))
+	r.Configure(allVIPs())
+	r.waitConfirmed(t, allVIPs()...)
+	for _, v := range localVIPs {
+		// High bits of somebody else give way, low ones stay.
+		must(t, send(t, x.pod, v.Prefix().Addr(), clients[v.Family()], 7, func(_, _ string, c syscall.RawConn) error {
+			var err error
+			if e := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, 0x42000005) }); e != nil {
+				return e
+			}
+			return err
+		}))
+		waitPacket(t, x.external, "from "+v.String(), toPort(v.Prefix().Addr(), 7))
+	}
+	if out := run(t, x.pod, "nft list table inet probe"); !strings.Contains(out, "counter packets 2 ") {
+		t.Errorf("want two packets with mark 0x01000005:\n%s", out)
+	}
+}
+
+// pump sends from a VIP of the target until stop is called.
+func (x *topology) pump(t *testing.T, from netip.Addr) (stop func()) {
+	t.Helper()
+	var c net.PacketConn
+	must(t, x.target.Do(func() (err error) {
+		c, err = net.ListenPacket("udp", netip.AddrPortFrom(from, 0).String())
+		return err
+	}))
+	to := net.UDPAddrFromAddrPort(netip.AddrPortFrom(clients[vip.FamilyOf(from)], 9))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		tick := time.NewTicker(100 * time.Microsecond)
+		defer tick.Stop()
+		for ctx.Err() == nil {
+			if _, err := c.WriteTo([]byte("pump"), to); err != nil {
+				t.Errorf("pump: %v", err)
+				return
+			}
+			select {
+			case <-ctx.Done():
+			case <-tick.C:
+			}
+		}
+	}()
+	return func() {
+		cancel()
+		<-done
+		_ = c.Close()
+	}
+}
+
+func TestPrefixSwapNeverLeaks(t *testing.T) {
+	x := newTopology(t)
+	must(t, x.target.Addr("lo", "20.0.9.5/32", "2000::9:5/128"))
+	r := start(t, x.pod, testOptions(t))
+	narrow := vips("20.0.9.5/32", "2000::9:5/128")
+	wide := vips("20.0.9.0/24", "2000::9:0/112")
+	both := append(append([]vip.VIP{}, narrow...), wide...)
+	r.Configure(narrow)
+	r.waitConfirmed(t, narrow...)
+	stop4 := x.pump(t, narrow[0].Prefix().Addr())
+	stop6 := x.pump(t, narrow[1].Prefix().Addr())
+	for range 20 {
+		for _, set := range [][]vip.VIP{wide, narrow, both, narrow} {
+			r.Configure(set)
+			r.waitConfirmed(t, set...)
+		}
+	}
+	stop4()
+	stop6()
+	x.flushPrimary(t)
+	x.wantNoLeak(t)
+}
+
+const (
+	childEnv  = "VIPGATE_KERNEL_TEST_CHILD"
+	childSays = "confirmed"
+)
+
+// childMain is a process that does nothing but source routing, to be killed.
+func childMain() {
+	r := New(Options{Log: slog.New(slog.DiscardHandler)})
+	var list []vip.VIP
+	for s := range strings.SplitSeq(os.Getenv(childEnv), ",") {
+		list = append(list, vip.Require(s))
+	}
+	r.Configure(list)
+	go func() {
+		for {
+			c, changed := r.Confirmed().Get()
+			if len(c.VIPs) == len(list) {
+				fmt.Println(childSays)
+				return
+			}
+			<-changed
+		}
+	}()
+	if err := r.Run(context.Background()); err != nil {
+		fmt.Println(err)
+	}
+}
+
+func startChild(t *testing.T, ns *lab.NetNS, list []vip.VIP) *exec.Cmd {
+	t.Helper()
+	var words []string
+	for _, v := range list {
+		words = append(words, v.String())
+	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), childEnv+"="+strings.Join(words, ","))
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, ns.Start(cmd))
+	t.Cleanup(func() {
+		if cmd.ProcessState == nil {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		}
+	})
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil || strings.TrimSpace(line) != childSays {
+		t.Fatalf("child said %q, %v", line, err)
+	}
+	return cmd
+}
+
+func TestKilledProcessAndItsSuccessorNeverLeak(t *testing.T) {
+	x := newTopology(t)
+	child := startChild(t, x.pod, allVIPs())
+	stop4 := x.pump(t, forwardedVIPs[0].Prefix().Addr())
+	stop6 := x.pump(t, forwardedVIPs[1].Prefix().Addr())
+	must(t, child.Process.Kill())
+	_ = child.Wait()
+	t.Run("dead", func(t *testing.T) { x.probe(t, false) })
+
+	r := start(t, x.pod, testOptions(t))
+	r.waitReady(t)
+	t.Run("restarted, not configured yet", func(t *testing.T) { x.probe(t, false) })
+	more := append(allVIPs(), vips("20.0.0.3/32", "20.0.0.0/32", "2000::3/128")...)
+	r.Configure(more)
+	r.waitConfirmed(t, more...)
+	r.Configure(allVIPs())
+	r.waitConfirmed(t, allVIPs()...)
+	r.stop()
+	t.Run("stopped in order", func(t *testing.T) { x.probe(t, false) })
+	x.openGateway(t)
+	stop4()
+	stop6()
+	x.external = lab.NewCapture(t, x.pod, "ext")
+	t.Run("gateways there, nobody running", func(t *testing.T) { x.probe(t, true) })
+}

@@ -1,0 +1,133 @@
+package kernel
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+func TestElementsRoundTripInAnyOrder(t *testing.T) {
+	tests := []struct {
+		name  string
+		vips  []string
+		spans string
+	}{
+		{name: "none", spans: "[]"},
+		{name: "host", vips: []string{"20.0.0.1/32"}, spans: "[20.0.0.1]"},
+		{name: "neighbours stay apart", vips: []string{"20.0.0.2/32", "20.0.0.1/32"}, spans: "[20.0.0.1 20.0.0.2]"},
+		{name: "host in prefix", vips: []string{"20.0.0.7/32", "20.0.0.0/24"}, spans: "[20.0.0.0-20.0.0.255]"},
+		{name: "first and last of prefix", vips: []string{"20.0.0.0/32", "20.0.0.255/32", "20.0.0.0/24"}, spans: "[20.0.0.0-20.0.0.255]"},
+		{name: "nested three deep", vips: []string{"20.0.0.0/8", "20.1.0.0/16", "20.1.1.0/24"}, spans: "[20.0.0.0-20.255.255.255]"},
+		{name: "up to the last address", vips: []string{"248.0.0.0/5", "20.0.0.1/32"}, spans: "[20.0.0.1 248.0.0.0-255.255.255.255]"},
+		{name: "the last address", vips: []string{"255.255.255.255/32"}, spans: "[255.255.255.255]"},
+		{name: "IPv6", vips: []string{"2000::1/128", "2000::2/128", "2000:0:0:1::/64"}, spans: "[2000::1 2000::2 2000:0:0:1::-2000::1:ffff:ffff:ffff:ffff]"},
+		{name: "up to the last IPv6 address", vips: []string{"fe00::/7"}, spans: "[fe00::-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			set := vip.NewSet(vips(tt.vips...)...)
+			var f vip.Family
+			for v := range set {
+				f = v.Family()
+			}
+			want := disjoint(set, f)
+			if got := fmt.Sprint(want); got != tt.spans {
+				t.Errorf("got %s, want %s", got, tt.spans)
+			}
+			elems := elements(want)
+			if got := spans(elems); !slices.Equal(got, want) {
+				t.Errorf("read back %v, want %v", got, want)
+			}
+			slices.Reverse(elems)
+			if got := spans(elems); !slices.Equal(got, want) {
+				t.Errorf("read back backwards %v, want %v", got, want)
+			}
+		})
+	}
+}
+
+func TestStepsNeverOverlapNorUncoverWhatStays(t *testing.T) {
+	// A small corner of the address space, so that prefixes nest and touch.
+	prefix := rapid.Custom(func(t *rapid.T) vip.VIP {
+		bits := rapid.SampledFrom([]int{24, 27, 28, 29, 30, 31, 32}).Draw(t, "bits")
+		a := netip.AddrFrom4([4]byte{20, 0, 0, rapid.Byte().Draw(t, "host")})
+		v, err := vip.FromPrefix(netip.PrefixFrom(a, bits).Masked())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	})
+	rapid.Check(t, func(t *rapid.T) {
+		draw := func(name string) (vip.Set, []span) {
+			s := vip.NewSet(rapid.SliceOfN(prefix, 0, 12).Draw(t, name)...)
+			return s, disjoint(s, vip.IPv4)
+		}
+		haveVIPs, have := draw("have")
+		wantVIPs, want := draw("want")
+		in := slices.Clone(have)
+		for _, c := range steps(have, want) {
+			for _, d := range c.del {
+				i := slices.Index(in, d)
+				if i < 0 {
+					t.Fatalf("%v is deleted, but only %v is there", d, in)
+				}
+				in = slices.Delete(in, i, i+1)
+			}
+			for _, a := range c.add {
+				for _, s := range in {
+					if s.overlaps(a) {
+						t.Fatalf("%v is added to %v", a, in)
+					}
+				}
+				in = append(in, a)
+			}
+			slices.SortFunc(in, compareSpans)
+			cover := newCoverage(in)
+			for v := range haveVIPs {
+				if wantVIPs.Has(v) && !cover.covers(spanOf(v.Prefix())) {
+					t.Fatalf("%v stays, but was not covered by %v", v, in)
+				}
+			}
+		}
+		if !slices.Equal(in, want) {
+			t.Fatalf("ended with %v, want %v", in, want)
+		}
+		cover := newCoverage(in)
+		for v := range wantVIPs {
+			if !cover.covers(spanOf(v.Prefix())) {
+				t.Fatalf("%v is not covered by %v", v, in)
+			}
+		}
+		for v := range haveVIPs {
+			if want := slices.ContainsFunc(wantVIPs.Sorted(), func(w vip.VIP) bool { return w.Overlaps(v) }); !want && cover.covers(spanOf(v.Prefix())) {
+				t.Fatalf("%v is still covered by %v", v, in)
+			}
+		}
+	})
+}
+
+func TestCoverageJoinsNeighbours(t *testing.T) {
+	half := func(p string) span { return spanOf(netip.MustParsePrefix(p)) }
+	c := newCoverage([]span{half("20.0.0.0/25"), half("20.0.0.128/25"), half("20.0.2.0/24")})
+	for p, want := range map[string]bool{
+		"20.0.0.0/24": true, "20.0.0.127/32": true, "20.0.0.128/31": true, "20.0.0.0/23": false, "20.0.1.0/32": false,
+		"19.0.0.0/32": false, "20.0.2.255/32": true, "20.0.3.0/32": false,
+	} {
+		if got := c.covers(half(p)); got != want {
+			t.Errorf("covers %s: %v", p, got)
+		}
+	}
+}
+
+func TestUnendedRangeReachesTheNextOne(t *testing.T) {
+	got := spans(append(elements([]span{{highest(netip.MustParseAddr("0.0.0.0")), highest(netip.MustParseAddr("0.0.0.0"))}}),
+		elements([]span{{netip.MustParseAddr("20.0.0.1"), highest(netip.MustParseAddr("0.0.0.0"))}})...))
+	if want := "[20.0.0.1-255.255.255.254 255.255.255.255]"; fmt.Sprint(got) != want {
+		t.Errorf("got %v, want %s", got, want)
+	}
+}
