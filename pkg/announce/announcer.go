@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // Defaults of [Options].
@@ -48,7 +49,8 @@ type Options struct {
 	// oldest Cause among the batches that it carried, when the write was done,
 	// and the revision that the peer has been sent with it. Cause is zero for
 	// the full announcement at a session's start, which no single decision
-	// caused. It is called in the announcer's goroutine and must not block.
+	// caused. It is called in the announcer's goroutine, before State tells
+	// of the write, and must not block.
 	OnWritten func(cause, at time.Time, revision uint64)
 }
 
@@ -237,6 +239,8 @@ func (a *Announcer) awaitBeat(ctx context.Context) bool {
 // attempt connects once and serves the session until it ends.
 func (a *Announcer) attempt(ctx context.Context, enc *encoder) error {
 	a.state.Update(func(s State) State { s.Attempts++; return s })
+	// What waits is bounded by the VIPs there are, however long BIRD is away.
+	a.table.apply(a.take(), func(vip.VIP, Advertisement) {})
 	conn, err := a.dial(ctx)
 	if err != nil {
 		return fmt.Errorf("connecting to BIRD at %s: %w", a.options.Peer, err)

@@ -128,4 +128,3 @@ func BenchmarkPost(b *testing.B) {
 		})
 	}
 }
-

@@ -3,8 +3,10 @@ package announce
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -15,9 +17,12 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"text/template"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -38,7 +43,9 @@ type bird struct {
 	Password string
 	Channel6 bool
 
-	mu  sync.Mutex
+	Preference int
+	Hold       int // seconds
+
 	cmd *exec.Cmd
 	log *bytes.Buffer
 }
@@ -52,22 +59,24 @@ filter lb_in {
 	if net ~ [ 0.0.0.0/0 ] then reject;
 	bgp_path.empty;
 	dest = RTD_BLACKHOLE;
+	preference = {{.Preference}};
 	accept;
 }
 filter lb_in6 {
 	if net ~ [ ::/0 ] then reject;
 	bgp_path.empty;
 	dest = RTD_BLACKHOLE;
+	preference = {{.Preference}};
 	accept;
 }
 protocol bgp LB {
 	local {{.Addr}} port {{.Port}} as {{.AS}};
 	neighbor {{.Peer}} as {{.PeerAS}};
 	multihop 1; passive; strict bind;
-	hold time 3; keepalive time 1; error wait time 1, 1;
+	hold time {{.Hold}}; keepalive time 1; error wait time 1, 1;
 	{{with .Password}}password "{{.}}";{{end}}
-	ipv4 { preference 200; import filter lb_in; export none; import limit 200000 action restart; };
-	{{if .Channel6}}ipv6 { preference 200; import filter lb_in6; export none; import limit 200000 action restart; };{{end}}
+	ipv4 { import filter lb_in; export none; import limit 200000 action restart; };
+	{{if .Channel6}}ipv6 { import filter lb_in6; export none; import limit 200000 action restart; };{{end}}
 }
 `))
 
@@ -82,7 +91,7 @@ func newBird(t *testing.T) *bird {
 		t.Fatal(err)
 	}
 	b := &bird{
-		t: t, dir: dir, AS: 8103, PeerAS: DefaultLocalAS, Channel6: true,
+		t: t, dir: dir, AS: 8103, PeerAS: DefaultLocalAS, Channel6: true, Preference: 200, Hold: 3,
 		Addr: randomLoopback(), Peer: randomLoopback(),
 	}
 	b.Port = freePort(t, b.Addr)
@@ -110,7 +119,8 @@ func freePort(t *testing.T, a netip.Addr) uint16 {
 	return l.Addr().(*net.TCPAddr).AddrPort().Port()
 }
 
-func (b *bird) start() {
+// write writes the configuration and returns its path.
+func (b *bird) write() string {
 	b.t.Helper()
 	var conf bytes.Buffer
 	if err := birdConf.Execute(&conf, b); err != nil {
@@ -120,6 +130,19 @@ func (b *bird) start() {
 	if err := os.WriteFile(path, conf.Bytes(), 0o600); err != nil {
 		b.t.Fatal(err)
 	}
+	return path
+}
+
+// configure makes a running BIRD read the configuration again.
+func (b *bird) configure() {
+	b.t.Helper()
+	b.write()
+	b.ask("configure")
+}
+
+func (b *bird) start() {
+	b.t.Helper()
+	path := b.write()
 	b.log = new(bytes.Buffer)
 	b.cmd = exec.Command("bird", "-f", "-c", path, "-s", b.socket(), "-P", filepath.Join(b.dir, "pid"))
 	b.cmd.Stderr = b.log
@@ -181,7 +204,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 func (b *bird) options() Options {
 	return Options{
 		Local: b.Peer, Peer: netip.AddrPortFrom(b.Addr, b.Port), PeerAS: b.AS,
-		Password: b.Password, Log: slog.New(slog.NewTextHandler(testLog{b.t}, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Password: b.Password, HoldTime: time.Duration(b.Hold) * time.Second, Log: slog.New(slog.NewTextHandler(testLog{b.t}, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
 }
 
@@ -196,6 +219,18 @@ func (l testLog) Write(p []byte) (int, error) {
 // the end of the test, stops it.
 func run(t *testing.T, a *Announcer) (stop func()) {
 	t.Helper()
+	stopBeats := beats(a)
+	stopRun := runWithoutBeats(t, a)
+	stop = sync.OnceFunc(func() {
+		stopRun()
+		stopBeats()
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+func runWithoutBeats(t *testing.T, a *Announcer) (stop func()) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -203,11 +238,9 @@ func run(t *testing.T, a *Announcer) (stop func()) {
 			t.Errorf("Run: %v", err)
 		}
 	})
-	stopBeats := beats(a)
 	stop = sync.OnceFunc(func() {
 		cancel()
 		wg.Wait()
-		stopBeats()
 	})
 	t.Cleanup(stop)
 	return stop
@@ -275,17 +308,252 @@ func (b *bird) awaitRoutes(v4, v6 int) {
 	})
 }
 
-func TestTwoFamiliesReachBird(t *testing.T) {
+var routeLine = regexp.MustCompile(`(?m)^(\S+/\d+)\s+blackhole|^\tBGP.(next_hop|as_path|community): ?(.*)$`)
+
+// told returns BIRD's routes with those of their attributes that we decide.
+func (b *bird) told() map[string]map[string]string {
+	b.t.Helper()
+	routes := make(map[string]map[string]string)
+	var current map[string]string
+	for _, m := range routeLine.FindAllStringSubmatch(b.ask("show route all"), -1) {
+		if m[1] != "" {
+			current = make(map[string]string)
+			routes[m[1]] = current
+			continue
+		}
+		current[m[2]] = m[3]
+	}
+	return routes
+}
+
+func TestBirdHoldsWhatWasPosted(t *testing.T) {
+	for _, signed := range []bool{true, false} {
+		t.Run(fmt.Sprintf("signed=%t", signed), func(t *testing.T) {
+			b := newBird(t)
+			if signed {
+				if err := ProbeMD5(); err != nil {
+					t.Skip("needs a kernel with TCP_MD5SIG:", err)
+				}
+				b.Password = NewPassword()
+			}
+			b.start()
+			a := New(b.options())
+			a.Post(Batch{Changes: advertisements{
+				vipA: Announced, vipB: Depreferred, vip.Require("20.1.0.0/17"): Announced,
+				vipC: Announced, vip.Require("2000::2/128"): Depreferred, vip.Require("2000:1::/65"): Announced,
+			}, Revision: 1})
+			stop := run(t, a)
+			awaitState(t, a, "announced", func(s State) bool { return s.Written == 1 })
+			b.awaitRoutes(3, 3)
+			up4 := map[string]string{"as_path": "", "next_hop": b.Peer.String()}
+			up6 := map[string]string{"as_path": "", "next_hop": "100::1"}
+			leaving := func(m map[string]string) map[string]string {
+				m = maps.Clone(m)
+				m["community"] = "(65535,0)"
+				return m
+			}
+			want := map[string]map[string]string{
+				"20.0.0.1/32": up4, "20.0.0.2/32": leaving(up4), "20.1.0.0/17": up4,
+				"2000::1/128": up6, "2000::2/128": leaving(up6), "2000:1::/65": up6,
+			}
+			if diff := cmp.Diff(want, b.told()); diff != "" {
+				t.Errorf("at first: %s", diff)
+			}
+
+			a.Post(Batch{Changes: advertisements{vipA: Depreferred, vipB: Withdrawn, vipC: Withdrawn}, Revision: 2})
+			b.awaitRoutes(2, 2)
+			want["20.0.0.1/32"] = leaving(up4)
+			delete(want, "20.0.0.2/32")
+			delete(want, "2000::1/128")
+			if diff := cmp.Diff(want, b.told()); diff != "" {
+				t.Errorf("after changes: %s", diff)
+			}
+
+			stop()
+			b.awaitRoutes(0, 0)
+			b.kill()
+			log := b.log.String()
+			if !strings.Contains(log, "Received: Administrative shutdown") {
+				t.Error("bird saw no Cease")
+			}
+			if strings.Contains(log, "Invalid") || strings.Contains(log, "Error:") {
+				t.Error("bird complains")
+			}
+		})
+	}
+}
+
+func TestBirdDropsAHungGateAndDoesNotGetItBack(t *testing.T) {
+	t.Parallel() // it takes seconds of waiting
 	b := newBird(t)
-	b.Password = NewPassword()
 	b.start()
 	a := New(b.options())
-	a.Post(Batch{Changes: map[vip.VIP]Advertisement{
-		vip.Require("20.0.0.1/32"): Announced, vip.Require("20.0.0.2/32"): Depreferred,
-		vip.Require("2000::1/128"): Announced, vip.Require("2000::2/128"): Depreferred,
-	}, Revision: 1})
+	a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Announced}, Revision: 1})
+	runWithoutBeats(t, a)
+	stopBeats := beats(a)
+	t.Cleanup(stopBeats)
+	b.awaitRoutes(1, 1)
+	stopBeats()
+	b.awaitRoutes(0, 0) // its hold timer did it
+	s := awaitState(t, a, "down", func(s State) bool { return !s.Established })
+	var n *Notification
+	if !errors.As(s.LastError, &n) || n.Code != 4 {
+		t.Errorf("got %v, want hold timer expired", s.LastError)
+	}
+	_, changed := a.State().Get()
+	select {
+	case <-changed:
+		t.Errorf("something was tried without a beat: %+v", a.State().Load())
+	case <-time.After(4 * maxBackoff):
+	}
+	t.Cleanup(beats(a))
+	b.awaitRoutes(1, 1)
+}
+
+func TestBirdRestartGetsTheNewestTable(t *testing.T) {
+	b := newBird(t)
+	b.start()
+	a := New(b.options())
+	a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Announced}, Revision: 1})
 	run(t, a)
-	awaitState(t, a, "announced", func(s State) bool { return s.Written == 1 })
-	b.awaitRoutes(2, 2)
-	t.Log(b.ask("show route all"))
+	b.awaitRoutes(1, 1)
+	b.kill()
+	awaitState(t, a, "down", func(s State) bool { return !s.Established })
+	a.Post(Batch{Changes: advertisements{vipB: Announced, vipC: Withdrawn}, Revision: 2})
+	b.start()
+	b.awaitRoutes(2, 0)
+	awaitState(t, a, "revision 2", func(s State) bool { return s.Written == 2 && s.Announced4 == 2 && s.Announced6 == 0 })
+}
+
+func TestBirdRestartsTheSession(t *testing.T) {
+	b := newBird(t)
+	b.start()
+	a := New(b.options())
+	a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Announced}, Revision: 1})
+	run(t, a)
+	b.awaitRoutes(1, 1)
+	b.ask("restart LB")
+	awaitState(t, a, "a second session", func(s State) bool { return s.Sessions == 2 && s.Written == 1 })
+	b.awaitRoutes(1, 1)
+	b.ask("disable LB")
+	awaitState(t, a, "down", func(s State) bool { return !s.Established })
+	b.awaitRoutes(0, 0)
+	b.ask("enable LB")
+	b.awaitRoutes(1, 1)
+}
+
+func TestBirdReloadsWithoutASessionRestart(t *testing.T) {
+	b := newBird(t)
+	b.Hold = 60 // only a restart may end the session, not a starved machine
+	b.start()
+	a := New(b.options())
+	a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Announced}, Revision: 1})
+	run(t, a)
+	b.awaitRoutes(1, 1)
+	// BIRD asks for the routes again, by ROUTE-REFRESH, when the filter changes.
+	b.Preference = 150
+	b.configure()
+	b.eventually("the new filter was applied", func() bool {
+		return strings.Count(b.ask("show route"), "(150)") == 2
+	})
+	if s := a.State().Load(); s.Sessions != 1 || !s.Established {
+		t.Errorf("got %+v", s)
+	}
+}
+
+func TestBirdThatHangsIsGivenUpAfterTheHoldTime(t *testing.T) {
+	t.Parallel() // it takes seconds of waiting
+	b := newBird(t)
+	b.start()
+	a := New(b.options())
+	a.Post(Batch{Changes: advertisements{vipA: Announced}, Revision: 1})
+	run(t, a)
+	b.awaitRoutes(1, 0)
+	if err := b.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	s := awaitState(t, a, "down", func(s State) bool { return !s.Established && s.Sessions == 1 })
+	if !strings.Contains(s.LastError.Error(), "silent") {
+		t.Errorf("got %v", s.LastError)
+	}
+	a.Post(Batch{Changes: advertisements{vipA: Withdrawn, vipB: Announced}, Revision: 2})
+	if err := b.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	b.eventually("bird has only the newest", func() bool {
+		_, a := b.told()[vipA.String()]
+		_, b := b.told()[vipB.String()]
+		return b && !a
+	})
+}
+
+func TestSessionsThatCannotBe(t *testing.T) {
+	tests := []struct {
+		name string
+		bird func(*bird)
+		us   func(*Options)
+		want string
+	}{
+		{"we expect another AS", nil, func(o *Options) { o.PeerAS = 8104 }, "BIRD says it is AS 8103, expected AS 8104"},
+		{"BIRD expects another AS", nil, func(o *Options) { o.LocalAS = 4200000001 }, "bad peer as"},
+		{"no IPv6 channel", func(b *bird) { b.Channel6 = false }, nil, "BIRD's session has no ipv6 channel"},
+		{"BIRD has a password, we have none", func(b *bird) { b.Password = NewPassword() }, func(o *Options) { o.Password = "" }, "timeout"},
+		{"another password", func(b *bird) { b.Password = NewPassword() }, func(o *Options) { o.Password = NewPassword() }, "another TCP-MD5 key"},
+		{"we have a password, BIRD has none", nil, func(o *Options) { o.Password = NewPassword() }, "another TCP-MD5 key"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			b := newBird(t)
+			if tt.bird != nil {
+				tt.bird(b)
+			}
+			b.start()
+			o := b.options()
+			if tt.us != nil {
+				tt.us(&o)
+			}
+			a := New(o)
+			a.Post(Batch{Changes: advertisements{vipA: Announced}, Revision: 1})
+			run(t, a)
+			s := awaitState(t, a, "the reason is told", func(s State) bool {
+				return s.LastError != nil && strings.Contains(s.LastError.Error(), tt.want)
+			})
+			if s.Sessions != 0 {
+				t.Errorf("got %+v", s)
+			}
+			if n := b.routes(vip.IPv4); n != 0 {
+				t.Errorf("bird has %d routes", n)
+			}
+		})
+	}
+}
+
+func TestFiftyThousandVIPsAndAThousandFlips(t *testing.T) {
+	b := newBird(t)
+	b.Hold = 60 // only an error may end the session, not a starved machine
+	b.start()
+	a := New(b.options())
+	all := advertisements{}
+	for _, v := range manyVIPs(50_000) {
+		all[v] = Announced
+	}
+	a.Post(Batch{Changes: all, Revision: 1})
+	run(t, a)
+	s := awaitState(t, a, "announced", func(s State) bool { return s.Written == 1 })
+	if s.Announced4 != 25_000 || s.Announced6 != 25_000 {
+		t.Errorf("got %+v", s)
+	}
+	b.awaitRoutes(25_000, 25_000)
+	for i := range 1001 { // ends withdrawn
+		a.Post(Batch{Changes: advertisements{numbered(i % 7): Advertisement(i % 3), numbered(42): Advertisement(2 * (i % 2))}, Revision: uint64(2 + i)})
+	}
+	a.Post(Batch{Changes: advertisements{numbered(0): Withdrawn, numbered(1): Withdrawn, numbered(2): Withdrawn}, Revision: 5000})
+	for i := range 7 {
+		a.Post(Batch{Changes: advertisements{numbered(i): Withdrawn}, Revision: uint64(5001 + i)})
+	}
+	awaitState(t, a, "the last revision", func(s State) bool { return s.Written == 5007 })
+	b.awaitRoutes(25_000-5, 25_000-3) // 0, 2, 4, 6 and 42; 1, 3, 5
+	if s := a.State().Load(); s.Sessions != 1 {
+		t.Errorf("%d sessions", s.Sessions)
+	}
 }

@@ -37,7 +37,6 @@ func (e *protocolError) Error() string { return e.reason }
 // Notification is a NOTIFICATION message (RFC 4271 section 4.5) from the peer.
 type Notification struct {
 	Code, Subcode uint8
-	Data          []byte
 }
 
 // Error says code and subcode in numbers and words.

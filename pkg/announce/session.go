@@ -117,7 +117,7 @@ func (s *session) read() {
 	r := bufio.NewReader(s.conn)
 	// Drain to the end, so that the close that follows sends no reset, which
 	// could overtake our last message.
-	defer io.Copy(io.Discard, r)
+	defer func() { _, _ = io.Copy(io.Discard, r) }()
 	for {
 		m, err := readMessage(r)
 		select {
@@ -192,7 +192,7 @@ func (s *session) receive(r received) error {
 
 	switch m := r.message.Body.(type) {
 	case *bgp.BGPNotification:
-		return &Notification{Code: m.ErrorCode, Subcode: m.ErrorSubcode, Data: m.Data}
+		return &Notification{Code: m.ErrorCode, Subcode: m.ErrorSubcode}
 	case *bgp.BGPOpen:
 		if s.phase == openSent {
 			return s.opened(m)
@@ -330,19 +330,19 @@ func (s *session) refresh(m *bgp.BGPRouteRefresh) error {
 	return nil
 }
 
-// written publishes that the peer was sent everything in the table; routes
-// tells whether that took a write.
+// written tells that the peer was sent everything in the table; routes says
+// whether that took a write.
 func (s *session) written(cause time.Time, routes bool) {
 	now := time.Now()
 	t := &s.a.table
+	if routes && s.a.options.OnWritten != nil {
+		s.a.options.OnWritten(cause, now, t.revision)
+	}
 	s.a.state.Update(func(st State) State {
 		st.Written, st.WrittenAt = t.revision, now
 		st.Announced4, st.Announced6 = t.count[vip.IPv4], t.count[vip.IPv6]
 		return st
 	})
-	if routes && s.a.options.OnWritten != nil {
-		s.a.options.OnWritten(cause, now, t.revision)
-	}
 }
 
 // stop flushes and takes leave; the peer withdraws everything on its own then.

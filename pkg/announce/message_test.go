@@ -1,0 +1,329 @@
+package announce
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
+	"pgregory.net/rapid"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+func testOptions() Options {
+	return Options{Peer: netip.MustParseAddrPort("127.0.0.1:1790"), PeerAS: 8103}.withDefaults()
+}
+
+func testEncoder(t testing.TB) *encoder {
+	t.Helper()
+	e, err := newEncoder(testOptions())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// fatal is what *testing.T and *rapid.T have in common.
+type fatal interface {
+	Helper()
+	Fatalf(string, ...any)
+}
+
+func encode(t fatal, e *encoder, want map[vip.VIP]Advertisement) []byte {
+	t.Helper()
+	var c changes
+	for v, a := range want {
+		if err := c.add(v, a); err != nil {
+			t.Fatalf("%v", err)
+		}
+	}
+	b, err := e.appendUpdates(nil, &c)
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	return b
+}
+
+// split cuts a stream into messages, each with its whole body decoded.
+func split(t fatal, b []byte) []*bgp.BGPMessage {
+	t.Helper()
+	var ms []*bgp.BGPMessage
+	for len(b) > 0 {
+		m, err := bgp.ParseBGPMessage(b)
+		if err != nil {
+			t.Fatalf("undecodable message: %v", err)
+		}
+		if m.Header.Len > bgp.BGP_MAX_MESSAGE_LENGTH {
+			t.Fatalf("message of %d bytes", m.Header.Len)
+		}
+		ms = append(ms, m)
+		b = b[m.Header.Len:]
+	}
+	return ms
+}
+
+// told adds to table what an UPDATE tells, read as a BGP speaker would.
+func told(t fatal, table map[vip.VIP]Advertisement, u *bgp.BGPUpdate) {
+	t.Helper()
+	set := func(prefixes []bgp.PathNLRI, a Advertisement) {
+		for _, n := range prefixes {
+			v, err := vip.FromPrefix(n.NLRI.(*bgp.IPAddrPrefix).Prefix)
+			if err != nil {
+				t.Fatalf("%v", err)
+			}
+			table[v] = a
+		}
+	}
+	a := Announced
+	for _, attr := range u.PathAttributes {
+		if c, ok := attr.(*bgp.PathAttributeCommunities); ok && slices.Contains(c.Value, 0xffff0000) {
+			a = Depreferred
+		}
+	}
+	for _, attr := range u.PathAttributes {
+		switch attr := attr.(type) {
+		case *bgp.PathAttributeMpReachNLRI:
+			set(attr.Value, a)
+		case *bgp.PathAttributeMpUnreachNLRI:
+			set(attr.Value, Withdrawn)
+		}
+	}
+	set(u.WithdrawnRoutes, Withdrawn)
+	set(u.NLRI, a)
+}
+
+func anyVIP() *rapid.Generator[vip.VIP] {
+	return rapid.Custom(func(t *rapid.T) vip.VIP {
+		var a netip.Addr
+		if rapid.Bool().Draw(t, "ipv6") {
+			b := [16]byte{0x20}
+			copy(b[1:], rapid.SliceOfN(rapid.Byte(), 15, 15).Draw(t, "address"))
+			a = netip.AddrFrom16(b)
+		} else {
+			b := [4]byte{20}
+			copy(b[1:], rapid.SliceOfN(rapid.Byte(), 3, 3).Draw(t, "address"))
+			a = netip.AddrFrom4(b)
+		}
+		p, err := a.Prefix(rapid.IntRange(8, a.BitLen()).Draw(t, "bits"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		v, err := vip.FromPrefix(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	})
+}
+
+func TestUpdatesSayWhatWasDecidedForAnyChanges(t *testing.T) {
+	e := testEncoder(t)
+	rapid.Check(t, func(t *rapid.T) {
+		want := rapid.MapOfN(anyVIP(), rapid.SampledFrom([]Advertisement{Withdrawn, Depreferred, Announced}), 0, 2000).Draw(t, "changes")
+		got := make(map[vip.VIP]Advertisement)
+		for _, m := range split(t, encode(t, e, want)) {
+			told(t, got, m.Body.(*bgp.BGPUpdate))
+		}
+		if !maps.Equal(got, want) {
+			t.Fatalf("got %v, want %v", got, want)
+		}
+	})
+}
+
+func TestUpdatesArePackedAsFullAsTheyCanBe(t *testing.T) {
+	e := testEncoder(t)
+	for _, f := range vip.Families {
+		for _, a := range []Advertisement{Withdrawn, Depreferred, Announced} {
+			t.Run(f.String()+" "+a.String(), func(t *testing.T) {
+				want := make(map[vip.VIP]Advertisement)
+				for i := int(f); len(want) < 3000; i += 2 {
+					want[numbered(i)] = a
+				}
+				ms := split(t, encode(t, e, want))
+				size := 5 // bytes of one prefix
+				if f == vip.IPv6 {
+					size = 17
+				}
+				for _, m := range ms[:len(ms)-1] {
+					if free := bgp.BGP_MAX_MESSAGE_LENGTH - int(m.Header.Len); free >= size {
+						t.Errorf("%d bytes are free where a prefix takes %d", free, size)
+					}
+				}
+				if most := 3000*size/(bgp.BGP_MAX_MESSAGE_LENGTH-100) + 1; len(ms) > most {
+					t.Errorf("%d messages, want at most %d", len(ms), most)
+				}
+			})
+		}
+	}
+}
+
+func TestWhatLowersComesFirst(t *testing.T) {
+	ms := split(t, encode(t, testEncoder(t), map[vip.VIP]Advertisement{
+		vip.Require("20.0.0.1/32"): Announced, vip.Require("20.0.0.2/32"): Withdrawn, vip.Require("20.0.0.3/32"): Depreferred,
+		vip.Require("2000::1/128"): Announced, vip.Require("2000::2/128"): Withdrawn, vip.Require("2000::3/128"): Depreferred,
+	}))
+	var order []Advertisement
+	for _, m := range ms {
+		got := make(map[vip.VIP]Advertisement)
+		told(t, got, m.Body.(*bgp.BGPUpdate))
+		for _, a := range got {
+			order = append(order, a)
+		}
+	}
+	want := []Advertisement{Withdrawn, Withdrawn, Depreferred, Depreferred, Announced, Announced}
+	if !slices.Equal(order, want) {
+		t.Fatalf("got %v, want %v", order, want)
+	}
+}
+
+func TestAttributesOfAnAnnouncement(t *testing.T) {
+	// planned-shut is the codec's name for 65535:0.
+	const common = "{Origin: i} {AsPath: 4200000000}"
+	tests := []struct {
+		vip  string
+		as   Advertisement
+		want string
+	}{
+		{"20.0.0.1/32", Announced, common + " {Nexthop: 127.0.0.2}"},
+		{"20.0.0.1/32", Depreferred, common + " {Nexthop: 127.0.0.2} {Communities: planned-shut}"},
+		{"2000::1/128", Announced, "{MpReach(ipv6-unicast): {Nexthop: 100::1, NLRIs: [2000::1/128:0]}} " + common},
+		{"2000::1/128", Depreferred, "{MpReach(ipv6-unicast): {Nexthop: 100::1, NLRIs: [2000::1/128:0]}} " + common + " {Communities: planned-shut}"},
+		{"20.0.0.1/32", Withdrawn, ""},
+		{"2000::1/128", Withdrawn, "{MpUnreach(ipv6-unicast): {NLRIs: [2000::1/128:0]}}"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.vip+" "+tt.as.String(), func(t *testing.T) {
+			ms := split(t, encode(t, testEncoder(t), map[vip.VIP]Advertisement{vip.Require(tt.vip): tt.as}))
+			if len(ms) != 1 {
+				t.Fatalf("%d messages", len(ms))
+			}
+			got := ""
+			for i, attr := range ms[0].Body.(*bgp.BGPUpdate).PathAttributes {
+				if i > 0 {
+					got += " "
+				}
+				got += attr.String()
+			}
+			if got != tt.want {
+				t.Fatalf("got  %s\nwant %s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestOpenOffersBothFamiliesAndNoGracefulRestart(t *testing.T) {
+	open := split(t, testEncoder(t).open)[0].Body.(*bgp.BGPOpen)
+	if open.Version != 4 || open.MyAS != bgp.AS_TRANS || open.HoldTime != 3 || open.ID != netip.MustParseAddr("127.0.0.2") {
+		t.Errorf("got %+v", open)
+	}
+	var got []bgp.ParameterCapabilityInterface
+	for _, p := range open.OptParams {
+		got = append(got, p.(*bgp.OptionParameterCapability).Capability...)
+	}
+	var codes []bgp.BGPCapabilityCode
+	for _, c := range got {
+		codes = append(codes, c.Code())
+	}
+	want := []bgp.BGPCapabilityCode{
+		bgp.BGP_CAP_MULTIPROTOCOL, bgp.BGP_CAP_MULTIPROTOCOL, bgp.BGP_CAP_FOUR_OCTET_AS_NUMBER, bgp.BGP_CAP_ROUTE_REFRESH,
+	}
+	if diff := cmp.Diff(want, codes); diff != "" {
+		t.Errorf("capabilities: %s", diff)
+	}
+	if as := got[2].(*bgp.CapFourOctetASNumber).CapValue; as != DefaultLocalAS {
+		t.Errorf("AS %d", as)
+	}
+}
+
+func TestCheckOpen(t *testing.T) {
+	both := []bgp.Family{bgp.RF_IPv4_UC, bgp.RF_IPv6_UC}
+	tests := []struct {
+		name     string
+		change   func(*bgp.BGPOpen)
+		as       uint32
+		families []bgp.Family
+		subcode  uint8 // 0 means accepted
+	}{
+		{name: "good", as: 8103, families: both},
+		{name: "wrong AS", as: 8104, families: both, subcode: bgp.BGP_ERROR_SUB_BAD_PEER_AS},
+		{name: "no 4-octet AS", families: both, subcode: bgp.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY},
+		{name: "no IPv6", as: 8103, families: both[:1], subcode: bgp.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY},
+		{name: "no IPv4", as: 8103, families: both[1:], subcode: bgp.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY},
+		{name: "hold time 0 would end the lease", as: 8103, families: both, change: func(o *bgp.BGPOpen) { o.HoldTime = 0 }, subcode: bgp.BGP_ERROR_SUB_UNACCEPTABLE_HOLD_TIME},
+		{name: "hold time 2", as: 8103, families: both, change: func(o *bgp.BGPOpen) { o.HoldTime = 2 }, subcode: bgp.BGP_ERROR_SUB_UNACCEPTABLE_HOLD_TIME},
+		{name: "version 3", as: 8103, families: both, change: func(o *bgp.BGPOpen) { o.Version = 3 }, subcode: bgp.BGP_ERROR_SUB_UNSUPPORTED_VERSION_NUMBER},
+		{name: "no router id", as: 8103, families: both, change: func(o *bgp.BGPOpen) { o.ID = netip.IPv4Unspecified() }, subcode: bgp.BGP_ERROR_SUB_BAD_BGP_IDENTIFIER},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			open := openMessage(t, tt.as, 90, tt.families...).Body.(*bgp.BGPOpen)
+			if tt.change != nil {
+				tt.change(open)
+			}
+			hold, err := checkOpen(open, testOptions())
+			if tt.subcode == 0 {
+				if err != nil || hold != 3*time.Second {
+					t.Fatalf("got %s, %v; want the smaller hold time, 3s", hold, err)
+				}
+				return
+			}
+			var p *protocolError
+			if !errors.As(err, &p) || p.code != bgp.BGP_ERROR_OPEN_MESSAGE_ERROR || p.subcode != tt.subcode {
+				t.Fatalf("got %v, want OPEN error %d", err, tt.subcode)
+			}
+		})
+	}
+}
+
+// openMessage is a peer's OPEN; AS 0 leaves the 4-octet AS capability out.
+func openMessage(t fatal, as uint32, hold uint16, families ...bgp.Family) *bgp.BGPMessage {
+	t.Helper()
+	var caps []bgp.ParameterCapabilityInterface
+	for _, f := range families {
+		caps = append(caps, bgp.NewCapMultiProtocol(f))
+	}
+	if as != 0 {
+		caps = append(caps, bgp.NewCapFourOctetASNumber(as))
+	}
+	m, err := bgp.NewBGPOpenMessage(uint16(as), hold, netip.MustParseAddr("192.0.2.1"),
+		[]bgp.OptionParameterInterface{bgp.NewOptionParameterCapability(caps)})
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	return m
+}
+
+// FuzzReadMessage checks that no input makes the reader panic, or read more
+// than it was given.
+func FuzzReadMessage(f *testing.F) {
+	e := testEncoder(f)
+	f.Add(e.open)
+	f.Add(e.keepalive)
+	f.Add(append(bytes.Repeat([]byte{0xff}, 16), 0, 23, bgp.BGP_MSG_ROUTE_REFRESH, 0, 1, 0, 1))
+	f.Add(append(bytes.Repeat([]byte{0xff}, 16), 0, 21, bgp.BGP_MSG_NOTIFICATION, 6, 2))
+	f.Add([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r := bufio.NewReader(bytes.NewReader(b))
+		for {
+			m, err := readMessage(r)
+			if err != nil {
+				var p *protocolError
+				if !errors.As(err, &p) && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+					t.Fatalf("unexpected kind of error: %v", err)
+				}
+				return
+			}
+			if open, ok := m.Body.(*bgp.BGPOpen); ok {
+				_, _ = checkOpen(open, testOptions())
+			}
+		}
+	})
+}

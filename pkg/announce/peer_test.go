@@ -1,0 +1,195 @@
+package announce
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"maps"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// peer plays BIRD's side of one connection. It says only what a test lets it say.
+type peer struct {
+	t      *testing.T
+	conn   net.Conn
+	r      *bufio.Reader
+	table  map[vip.VIP]Advertisement // what it was told, Withdrawn included
+	writes *atomic.Int64             // of the announcer, on this connection
+}
+
+func newPeer(t *testing.T, conn net.Conn) *peer {
+	t.Cleanup(func() { conn.Close() })
+	return &peer{t: t, conn: conn, r: bufio.NewReader(conn), table: make(map[vip.VIP]Advertisement), writes: new(atomic.Int64)}
+}
+
+// countedConn counts writes.
+type countedConn struct {
+	net.Conn
+	writes *atomic.Int64
+}
+
+func (c countedConn) Write(b []byte) (int, error) {
+	c.writes.Add(1)
+	return c.Conn.Write(b)
+}
+
+// piped replaces an announcer's dialler by in-memory pipes whose other ends
+// appear in the channel, so that time can be simulated.
+func piped(t *testing.T, a *Announcer) <-chan *peer {
+	peers := make(chan *peer)
+	a.dial = func(ctx context.Context) (net.Conn, error) {
+		ours, theirs := net.Pipe()
+		p := newPeer(t, theirs)
+		select {
+		case peers <- p:
+			return countedConn{ours, p.writes}, nil
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	return peers
+}
+
+// read returns the next message with its whole body decoded, or the error.
+func (p *peer) read() (*bgp.BGPMessage, error) {
+	header := make([]byte, bgp.BGP_HEADER_LENGTH)
+	if _, err := io.ReadFull(p.r, header); err != nil {
+		return nil, err
+	}
+	var h bgp.BGPHeader
+	if err := h.DecodeFromBytes(header); err != nil {
+		return nil, err
+	}
+	body := make([]byte, int(h.Len)-len(header))
+	if _, err := io.ReadFull(p.r, body); err != nil {
+		return nil, err
+	}
+	m, err := bgp.ParseBGPBody(&h, body)
+	if err != nil {
+		return nil, err
+	}
+	if u, ok := m.Body.(*bgp.BGPUpdate); ok {
+		told(p.t, p.table, u)
+	}
+	return m, nil
+}
+
+// expect reads the next message, which must be of that type.
+func (p *peer) expect(kind uint8) *bgp.BGPMessage {
+	p.t.Helper()
+	if err := p.conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		p.t.Fatal(err)
+	}
+	m, err := p.read()
+	if err != nil {
+		p.t.Fatalf("waiting for a message of type %d: %v", kind, err)
+	}
+	if m.Header.Type != kind {
+		p.t.Fatalf("got a message of type %d (%+v), want %d", m.Header.Type, m.Body, kind)
+	}
+	return m
+}
+
+// noUpdates checks that only KEEPALIVEs are said for d, and says some itself.
+func (p *peer) noUpdates(d time.Duration) {
+	p.t.Helper()
+	for end := time.Now().Add(d); time.Now().Before(end); {
+		if err := p.conn.SetReadDeadline(end); err != nil {
+			p.t.Fatal(err)
+		}
+		m, err := p.read()
+		var timeout net.Error
+		switch {
+		case errors.As(err, &timeout) && timeout.Timeout():
+			return
+		case err != nil:
+			p.t.Fatal(err)
+		case m.Header.Type != bgp.BGP_MSG_KEEPALIVE:
+			p.t.Fatalf("got %+v, want nothing but KEEPALIVEs for %s", m.Body, d)
+		}
+		p.send(bgp.NewBGPKeepAliveMessage())
+	}
+}
+
+// expectEnd reads NOTIFICATION and then the connection's end. What else is
+// said before is ignored.
+func (p *peer) expectEnd(code, subcode uint8) {
+	p.t.Helper()
+	if err := p.conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		p.t.Fatal(err)
+	}
+	for {
+		m, err := p.read()
+		if err != nil {
+			p.t.Fatalf("the connection ended without NOTIFICATION %d/%d: %v", code, subcode, err)
+		}
+		if n, ok := m.Body.(*bgp.BGPNotification); ok {
+			if n.ErrorCode != code || n.ErrorSubcode != subcode {
+				p.t.Fatalf("got NOTIFICATION %d/%d, want %d/%d", n.ErrorCode, n.ErrorSubcode, code, subcode)
+			}
+			break
+		}
+	}
+	if m, err := p.read(); !errors.Is(err, io.EOF) {
+		p.t.Fatalf("after NOTIFICATION came %+v, %v", m, err)
+	}
+}
+
+func (p *peer) send(m *bgp.BGPMessage) {
+	p.t.Helper()
+	b, err := m.Serialize()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.sendBytes(b)
+}
+
+func (p *peer) sendBytes(b []byte) {
+	p.t.Helper()
+	if err := p.conn.SetWriteDeadline(time.Now().Add(patience)); err != nil {
+		p.t.Fatal(err)
+	}
+	if _, err := p.conn.Write(b); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p *peer) open(hold uint16) {
+	p.t.Helper()
+	p.expect(bgp.BGP_MSG_OPEN)
+	p.send(openMessage(p.t, 8103, hold, bgp.RF_IPv4_UC, bgp.RF_IPv6_UC))
+}
+
+// establish goes through the handshake; what follows is the table, if there is one.
+func (p *peer) establish(hold uint16) {
+	p.t.Helper()
+	p.open(hold)
+	p.expect(bgp.BGP_MSG_KEEPALIVE)
+	p.send(bgp.NewBGPKeepAliveMessage())
+}
+
+// expectUpdates reads n UPDATEs, no KEEPALIVE among them, and compares what the
+// peer was told by now.
+func (p *peer) expectUpdates(n int, want map[vip.VIP]Advertisement) {
+	p.t.Helper()
+	for range n {
+		p.expect(bgp.BGP_MSG_UPDATE)
+	}
+	if !maps.Equal(p.table, want) {
+		p.t.Fatalf("the peer was told %v, want %v", p.table, want)
+	}
+}
+
+func message(kind uint8, body ...byte) []byte {
+	n := bgp.BGP_HEADER_LENGTH + len(body)
+	return append(append(bytes.Repeat([]byte{0xff}, 16), byte(n>>8), byte(n), kind), body...)
+}

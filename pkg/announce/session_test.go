@@ -1,0 +1,546 @@
+package announce
+
+import (
+	"bytes"
+	"errors"
+	"net"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+var (
+	vipA = vip.Require("20.0.0.1/32")
+	vipB = vip.Require("20.0.0.2/32")
+	vipC = vip.Require("2000::1/128")
+)
+
+type advertisements = map[vip.VIP]Advertisement
+
+// bubble runs a test in simulated time with an announcer whose peers appear in
+// the channel.
+func bubble(t *testing.T, test func(t *testing.T, a *Announcer, peers <-chan *peer)) {
+	synctest.Test(t, func(t *testing.T) {
+		a := New(testOptions())
+		test(t, a, piped(t, a))
+	})
+}
+
+func TestHandshakeThenTheWholeTable(t *testing.T) {
+	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+		var causes []time.Time
+		a.options.OnWritten = func(cause, _ time.Time, _ uint64) { causes = append(causes, cause) }
+		a.Post(Batch{Changes: advertisements{vipA: Announced, vipB: Withdrawn, vipC: Depreferred}, Revision: 7, Cause: time.Now()})
+		run(t, a)
+		p := <-peers
+		p.establish(3)
+		p.expectUpdates(2, advertisements{vipA: Announced, vipC: Depreferred})
+		s := awaitState(t, a, "written", func(s State) bool { return s.Written == 7 })
+		if !s.Established || s.Announced4 != 1 || s.Announced6 != 1 || s.Sessions != 1 || s.LastError != nil {
+			t.Errorf("got %+v", s)
+		}
+		<-a.Ready()
+		if len(causes) != 1 || !causes[0].IsZero() {
+			t.Errorf("causes %v: a full announcement has none", causes)
+		}
+	})
+}
+
+func TestOneDecisionIsOneWrite(t *testing.T) {
+	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+		run(t, a)
+		p := <-peers
+		p.establish(3)
+		awaitState(t, a, "established", func(s State) bool { return s.Established })
+		before := p.writes.Load()
+		change := advertisements{}
+		want := advertisements{}
+		for i := range 6000 { // more than one UPDATE of each family
+			change[numbered(i)] = Advertisement(i / 2 % 3)
+			if i/2%3 != 0 {
+				want[numbered(i)] = Advertisement(i / 2 % 3)
+			}
+		}
+		a.Post(Batch{Changes: change, Revision: 1})
+		for len(p.table) < len(want) {
+			p.expect(bgp.BGP_MSG_UPDATE)
+		}
+		p.expectUpdates(0, want)
+		if n := p.writes.Load() - before; n != 1 {
+			t.Errorf("%d writes", n)
+		}
+	})
+}
+
+func TestOnlyWhatChangesIsSaid(t *testing.T) {
+	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+		a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Announced}, Revision: 1})
+		run(t, a)
+		p := <-peers
+		p.establish(3)
+		p.expectUpdates(2, advertisements{vipA: Announced, vipC: Announced})
+		// Nothing new: not a byte, but the revision counts as written.
+		a.Post(Batch{Changes: advertisements{vipA: Announced, vipB: Withdrawn}, Revision: 2})
+		awaitState(t, a, "revision 2", func(s State) bool { return s.Written == 2 })
+		p.noUpdates(4500 * time.Millisecond)
+		a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Withdrawn}, Revision: 3})
+		p.expectUpdates(1, advertisements{vipA: Announced, vipC: Withdrawn})
+		s := awaitState(t, a, "revision 3", func(s State) bool { return s.Written == 3 })
+		if s.Announced4 != 1 || s.Announced6 != 0 {
+			t.Errorf("counts %d and %d", s.Announced4, s.Announced6)
+		}
+	})
+}
+
+func TestPostsAreMergedNewestWinsWhileThePeerIsSlow(t *testing.T) {
+	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+		var causes []time.Time
+		a.options.OnWritten = func(cause, _ time.Time, _ uint64) { causes = append(causes, cause) }
+		run(t, a)
+		p := <-peers
+		p.establish(3)
+		awaitState(t, a, "established", func(s State) bool { return s.Established })
+		start := time.Now()
+		a.Post(Batch{Changes: advertisements{vipA: Announced}, Revision: 1, Cause: start})
+		synctest.Wait() // the write of revision 1 now waits for the peer to read
+		for i := range 1000 {
+			a.Post(Batch{Changes: advertisements{vipB: Announced, vipC: Advertisement(1 + i%2)}, Revision: uint64(2 + i), Cause: start.Add(time.Duration(1+i) * time.Millisecond)})
+		}
+		a.Post(Batch{Changes: advertisements{vipB: Withdrawn, vipA: Withdrawn}, Revision: 2000})
+		p.expectUpdates(1, advertisements{vipA: Announced})
+		p.expectUpdates(2, advertisements{vipA: Withdrawn, vipC: Announced})
+		awaitState(t, a, "the last revision", func(s State) bool { return s.Written == 2000 })
+		if len(causes) != 2 || !causes[0].Equal(start) || !causes[1].Equal(start.Add(time.Millisecond)) {
+			t.Errorf("causes %v: want that of the first, then the oldest of the merged", causes)
+		}
+	})
+}
+
+func TestKeepaliveOnlyForAFreshBeat(t *testing.T) {
+	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+		runWithoutBeats(t, a)
+		stopBeats := beats(a)
+		t.Cleanup(stopBeats)
+		p := <-peers
+		p.establish(30)
+		awaitState(t, a, "established", func(s State) bool { return s.Established })
+		start := time.Now()
+		p.expect(bgp.BGP_MSG_KEEPALIVE)
+		if d := time.Since(start); d != time.Second { // our hold time of 3 s is the smaller one
+			t.Errorf("KEEPALIVE after %s, want a third of the hold time", d)
+		}
+		stopBeats()
+		stopped := time.Now()
+		p.send(bgp.NewBGPKeepAliveMessage())
+		for {
+			p.conn.SetReadDeadline(stopped.Add(2500 * time.Millisecond))
+			if _, err := p.read(); err != nil {
+				break
+			}
+			if d := time.Since(stopped); d > MaxBeatAge {
+				t.Fatalf("KEEPALIVE %s after the last beat", d)
+			}
+		}
+		// The beat itself sends what is overdue.
+		a.Beat(time.Now())
+		start = time.Now()
+		p.expect(bgp.BGP_MSG_KEEPALIVE)
+		if d := time.Since(start); d != 0 {
+			t.Errorf("the overdue KEEPALIVE took %s after the beat", d)
+		}
+		p.conn.Close()
+	})
+}
+
+func TestAnOldBeatIsNoBeat(t *testing.T) {
+	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+		runWithoutBeats(t, a)
+		a.Beat(time.Now().Add(-MaxBeatAge))
+		synctest.Wait()
+		if s := a.State().Load(); s.Attempts != 0 {
+			t.Fatalf("connected for a beat that was too old: %+v", s)
+		}
+	})
+}
+
+func TestAHungGateIsNotAnnouncedAgain(t *testing.T) {
+	tests := map[string]func(p *peer, gateAges func()){
+		"hung before the peer's OPEN": func(p *peer, gateAges func()) {
+			p.expect(bgp.BGP_MSG_OPEN)
+			gateAges()
+			p.send(openMessage(p.t, 8103, 3, bgp.RF_IPv4_UC, bgp.RF_IPv6_UC))
+			p.send(bgp.NewBGPKeepAliveMessage())
+		},
+		"hung before the peer's KEEPALIVE": func(p *peer, gateAges func()) {
+			p.open(3)
+			p.expect(bgp.BGP_MSG_KEEPALIVE)
+			gateAges()
+			p.send(bgp.NewBGPKeepAliveMessage())
+		},
+	}
+	for name, handshake := range tests {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+				a.Post(Batch{Changes: advertisements{vipA: Announced}, Revision: 1})
+				runWithoutBeats(t, a)
+				a.Beat(time.Now())
+				p := <-peers
+				handshake(p, func() { <-time.After(MaxBeatAge) })
+				if err := p.conn.SetReadDeadline(time.Now().Add(2 * time.Second)); err != nil {
+					t.Fatal(err)
+				}
+				if m, err := p.read(); err == nil {
+					t.Fatalf("a hung gate is spoken for: %+v", m.Body)
+				}
+				if s := a.State().Load(); s.Sessions != 0 {
+					t.Errorf("a session that was not announced counts as established: %+v", s)
+				}
+				a.Beat(time.Now())
+				p.expect(bgp.BGP_MSG_KEEPALIVE)
+				p.expectUpdates(1, advertisements{vipA: Announced})
+			})
+		})
+	}
+}
+
+func TestNoConnectionWithoutABeat(t *testing.T) {
+	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+		runWithoutBeats(t, a)
+		a.Beat(time.Now())
+		p := <-peers
+		p.establish(3)
+		<-time.After(MaxBeatAge)
+		p.conn.Close()
+		select {
+		case <-peers:
+			t.Fatal("connected for a hung gate")
+		case <-time.After(time.Minute):
+		}
+		a.Beat(time.Now())
+		<-peers
+	})
+}
+
+func TestWhatIsPostedDuringTheHandshakeIsNotForgotten(t *testing.T) {
+	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+		run(t, a)
+		p := <-peers
+		p.open(3)
+		a.Post(Batch{Changes: advertisements{vipA: Announced}, Revision: 1})
+		synctest.Wait()
+		p.expect(bgp.BGP_MSG_KEEPALIVE)
+		a.Post(Batch{Changes: advertisements{vipB: Announced}, Revision: 2})
+		synctest.Wait()
+		p.send(bgp.NewBGPKeepAliveMessage())
+		p.expectUpdates(1, advertisements{vipA: Announced, vipB: Announced})
+		awaitState(t, a, "revision 2", func(s State) bool { return s.Written == 2 })
+	})
+}
+
+func TestReconnectAnnouncesTheNewestTableWhole(t *testing.T) {
+	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+		a.Post(Batch{Changes: advertisements{vipA: Announced, vipB: Announced}, Revision: 1})
+		run(t, a)
+		p := <-peers
+		p.establish(3)
+		p.expectUpdates(1, advertisements{vipA: Announced, vipB: Announced})
+		p.send(bgp.NewBGPNotificationMessage(bgp.BGP_ERROR_CEASE, bgp.BGP_ERROR_SUB_ADMINISTRATIVE_RESET, nil))
+		s := awaitState(t, a, "down", func(s State) bool { return !s.Established && s.Sessions == 1 })
+		var n *Notification
+		if !errors.As(s.LastError, &n) || n.Code != 6 || n.Subcode != 4 || s.Written != 0 || s.Announced4 != 0 {
+			t.Errorf("got %+v", s)
+		}
+		a.Post(Batch{Changes: advertisements{vipA: Withdrawn, vipC: Announced}, Revision: 2})
+		p = <-peers
+		p.establish(3)
+		p.expectUpdates(2, advertisements{vipB: Announced, vipC: Announced})
+		awaitState(t, a, "revision 2", func(s State) bool { return s.Written == 2 && s.Sessions == 2 })
+	})
+}
+
+func TestHoldTimeOfASilentPeer(t *testing.T) {
+	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+		run(t, a)
+		p := <-peers
+		p.establish(3)
+		awaitState(t, a, "established", func(s State) bool { return s.Established })
+		start := time.Now()
+		p.expectEnd(bgp.BGP_ERROR_HOLD_TIMER_EXPIRED, 0)
+		if d := time.Since(start); d != 3*time.Second {
+			t.Errorf("given up after %s", d)
+		}
+		awaitState(t, a, "down", func(s State) bool { return s.LastError != nil && strings.Contains(s.LastError.Error(), "silent") })
+	})
+}
+
+func TestKeepalivesAndUpdatesOfThePeerKeepTheSession(t *testing.T) {
+	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+		run(t, a)
+		p := <-peers
+		p.establish(3)
+		awaitState(t, a, "established", func(s State) bool { return s.Established })
+		for i := range 20 {
+			for start := time.Now(); time.Since(start) < 2900*time.Millisecond; {
+				p.conn.SetReadDeadline(start.Add(2900 * time.Millisecond))
+				if m, err := p.read(); err == nil && m.Header.Type != bgp.BGP_MSG_KEEPALIVE {
+					t.Fatalf("got %+v", m.Body)
+				}
+			}
+			if i%2 == 0 {
+				p.send(bgp.NewBGPKeepAliveMessage())
+			} else {
+				p.send(bgp.NewEndOfRib(bgp.RF_IPv6_UC))
+			}
+		}
+		if s := a.State().Load(); s.Sessions != 1 || !s.Established {
+			t.Errorf("got %+v", s)
+		}
+	})
+}
+
+func TestAStarvedHoldTimerGivesThePeerOneMoreChance(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ours, theirs := net.Pipe()
+		defer ours.Close()
+		defer theirs.Close()
+		s := newSession(New(testOptions()), testEncoder(t), ours)
+		s.phase, s.hold = established, 3*time.Second
+		s.holdTimer = time.NewTimer(time.Hour)
+		s.holdDue = time.Now().Add(-2 * starved)
+		if err := s.expire(); err != nil {
+			t.Fatalf("a timer that fired late ended the session: %v", err)
+		}
+		if start := time.Now(); (<-s.holdTimer.C).Sub(start) != starvedGrace {
+			t.Errorf("the grace was %s", time.Since(start))
+		}
+		// The message that was waiting counts, and earns a new chance.
+		if err := s.receive(received{message: bgp.NewBGPKeepAliveMessage(), at: time.Now()}); err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(s.hold + 2*starved)
+		if err := s.expire(); err != nil {
+			t.Fatalf("starved for the second time: %v", err)
+		}
+		var p *protocolError
+		if err := s.expire(); !errors.As(err, &p) || p.code != bgp.BGP_ERROR_HOLD_TIMER_EXPIRED {
+			t.Fatalf("got %v at the second time", err)
+		}
+	})
+}
+
+func TestASlowReaderIsGivenUpAfterOneSecond(t *testing.T) {
+	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+		run(t, a)
+		p := <-peers
+		p.establish(30)
+		awaitState(t, a, "established", func(s State) bool { return s.Established })
+		start := time.Now()
+		a.Post(Batch{Changes: advertisements{vipA: Announced}, Revision: 1})
+		s := awaitState(t, a, "down", func(s State) bool { return !s.Established && s.Sessions == 1 })
+		if d := time.Since(start); d != writeTimeout {
+			t.Errorf("given up after %s", d)
+		}
+		if s.Written != 0 || !strings.Contains(s.LastError.Error(), "writing") {
+			t.Errorf("got %+v", s)
+		}
+		p = <-peers
+		p.establish(30)
+		p.expectUpdates(1, advertisements{vipA: Announced})
+	})
+}
+
+func TestAPeerThatMisbehavesIsToldSo(t *testing.T) {
+	header := bytes.Repeat([]byte{0xff}, 16)
+	open := func(t *testing.T) []byte {
+		b, err := openMessage(t, 8103, 3, bgp.RF_IPv4_UC, bgp.RF_IPv6_UC).Serialize()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	tests := []struct {
+		name          string
+		established   bool
+		send          func(*testing.T) []byte
+		code, subcode uint8
+	}{
+		{"garbage instead of OPEN", false, func(*testing.T) []byte { return []byte("HTTP/1.1 400 Bad Request\r\n\r\n") }, 1, 1},
+		{"garbage later", true, func(*testing.T) []byte { return bytes.Repeat([]byte{0}, 5000) }, 1, 1},
+		{"length below the header", true, func(*testing.T) []byte { return append(header[:16:16], 0, 18, bgp.BGP_MSG_KEEPALIVE) }, 1, 2},
+		{"length over 4096", true, func(*testing.T) []byte { return append(header[:16:16], 0x10, 1, bgp.BGP_MSG_UPDATE) }, 1, 2},
+		{"KEEPALIVE with a body", true, func(*testing.T) []byte { return message(bgp.BGP_MSG_KEEPALIVE, 1) }, 1, 2},
+		{"unknown type", true, func(*testing.T) []byte { return message(77) }, 1, 3},
+		{"OPEN cut short", false, func(t *testing.T) []byte { b := open(t); b[17]--; b[28]--; return b[:len(b)-1] }, 1, 2},
+		{"OPEN of another AS", false, func(t *testing.T) []byte {
+			b, err := openMessage(t, 8104, 3, bgp.RF_IPv4_UC, bgp.RF_IPv6_UC).Serialize()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return b
+		}, 2, 2},
+		{"KEEPALIVE before OPEN", false, func(*testing.T) []byte { return message(bgp.BGP_MSG_KEEPALIVE) }, 5, 1},
+		{"UPDATE before OPEN", false, func(*testing.T) []byte { return message(bgp.BGP_MSG_UPDATE, 0, 0, 0, 0) }, 5, 1},
+		{"OPEN twice", false, func(t *testing.T) []byte { return append(open(t), open(t)...) }, 5, 2},
+		{"OPEN when established", true, open, 5, 3},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+				run(t, a)
+				p := <-peers
+				if tt.established {
+					p.establish(3)
+					awaitState(t, a, "established", func(s State) bool { return s.Established })
+				} else {
+					p.expect(bgp.BGP_MSG_OPEN)
+				}
+				// In the background: the announcer may hang up before it has read it all.
+				sent := make(chan struct{})
+				go func() {
+					defer close(sent)
+					p.conn.Write(tt.send(t))
+				}()
+				p.expectEnd(tt.code, tt.subcode)
+				<-sent
+				awaitState(t, a, "an error", func(s State) bool { return !s.Established && s.LastError != nil })
+				// And the next connection is served.
+				p = <-peers
+				p.establish(3)
+				awaitState(t, a, "established", func(s State) bool { return s.Established })
+			})
+		})
+	}
+}
+
+func TestRetriesBackOffAndAreCounted(t *testing.T) {
+	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+		run(t, a)
+		want := []time.Duration{20, 40, 80, 160, 250, 250, 250}
+		p := <-peers
+		for i, w := range want {
+			p.conn.Close()
+			start := time.Now()
+			p = <-peers
+			if d := time.Since(start); d != w*time.Millisecond {
+				t.Errorf("retry %d after %s, want %d ms", i, d, w)
+			}
+		}
+		p.establish(30)
+		awaitState(t, a, "established", func(s State) bool { return s.Established && s.Attempts == 8 && s.Sessions == 1 })
+		p.expect(bgp.BGP_MSG_KEEPALIVE) // a second passes: this was a good session
+		p.conn.Close()
+		start := time.Now()
+		<-peers
+		if d := time.Since(start); d != minBackoff {
+			t.Errorf("retry after a good session took %s", d)
+		}
+	})
+}
+
+func TestStopFlushesThenCeases(t *testing.T) {
+	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+		a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Announced}, Revision: 1})
+		stop := run(t, a)
+		p := <-peers
+		p.establish(3)
+		p.expectUpdates(2, advertisements{vipA: Announced, vipC: Announced})
+		awaitState(t, a, "revision 1", func(s State) bool { return s.Written == 1 })
+		before := p.writes.Load()
+		a.Post(Batch{Changes: advertisements{vipA: Withdrawn, vipC: Withdrawn}, Revision: 2})
+		go stop()
+		p.expectUpdates(2, advertisements{vipA: Withdrawn, vipC: Withdrawn})
+		p.expectEnd(bgp.BGP_ERROR_CEASE, bgp.BGP_ERROR_SUB_ADMINISTRATIVE_SHUTDOWN)
+		stop()
+		if n := p.writes.Load() - before; n > 2 {
+			t.Errorf("%d writes", n)
+		}
+		if s := a.State().Load(); s.Established || s.Announced4 != 0 {
+			t.Errorf("got %+v", s)
+		}
+	})
+}
+
+func TestStopWorksInEveryState(t *testing.T) {
+	tests := map[string]func(t *testing.T, peers <-chan *peer){
+		"before a connection": func(*testing.T, <-chan *peer) {},
+		"before our OPEN was read": func(_ *testing.T, peers <-chan *peer) {
+			<-peers
+		},
+		"before the peer's OPEN": func(_ *testing.T, peers <-chan *peer) {
+			p := <-peers
+			p.expect(bgp.BGP_MSG_OPEN)
+		},
+		"before the peer's KEEPALIVE": func(_ *testing.T, peers <-chan *peer) {
+			p := <-peers
+			p.open(3)
+			p.expect(bgp.BGP_MSG_KEEPALIVE)
+		},
+		"with a peer that does not read": func(_ *testing.T, peers <-chan *peer) {
+			p := <-peers
+			p.establish(3)
+		},
+		"while waiting to retry": func(_ *testing.T, peers <-chan *peer) {
+			p := <-peers
+			p.conn.Close()
+		},
+	}
+	for name, reach := range tests {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+				stop := run(t, a)
+				reach(t, peers)
+				synctest.Wait()
+				start := time.Now()
+				stop()
+				if d := time.Since(start); d > 2*writeTimeout {
+					t.Errorf("stopping took %s", d)
+				}
+			})
+		})
+	}
+}
+
+func TestRouteRefreshIsAnsweredWithThatFamily(t *testing.T) {
+	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+		a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Depreferred}, Revision: 1})
+		run(t, a)
+		p := <-peers
+		p.establish(3)
+		p.expectUpdates(2, advertisements{vipA: Announced, vipC: Depreferred})
+		clear(p.table)
+		p.send(bgp.NewBGPRouteRefreshMessage(bgp.AFI_IP6, 0, bgp.SAFI_UNICAST))
+		p.expectUpdates(1, advertisements{vipC: Depreferred})
+		p.send(bgp.NewBGPRouteRefreshMessage(bgp.AFI_L2VPN, 0, bgp.SAFI_EVPN))
+		p.noUpdates(4500 * time.Millisecond)
+	})
+}
+
+func TestOptionsThatMakeNoSenseAreRunsError(t *testing.T) {
+	tests := map[string]struct {
+		change func(*Options)
+		want   string
+	}{
+		"no peer":        {func(o *Options) { o.Peer = Options{}.Peer }, "not an IPv4 address with a port"},
+		"our own AS":     {func(o *Options) { o.PeerAS = DefaultLocalAS }, "peer AS"},
+		"hold time 1s":   {func(o *Options) { o.HoldTime = time.Second }, "hold time"},
+		"hold time 3.5s": {func(o *Options) { o.HoldTime = 3500 * time.Millisecond }, "hold time"},
+		"long password":  {func(o *Options) { o.Password = strings.Repeat("x", 81) }, "at most 80"},
+		"IPv6 router id": {func(o *Options) { o.RouterID = vipC.Prefix().Addr() }, "router id"},
+		"IPv6 local":     {func(o *Options) { o.Local = vipC.Prefix().Addr() }, "local address"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			o := testOptions()
+			tt.change(&o)
+			err := New(o).Run(t.Context())
+			if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "xxx") {
+				t.Fatalf("got %v, want %q", err, tt.want)
+			}
+		})
+	}
+}

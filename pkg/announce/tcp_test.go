@@ -1,0 +1,171 @@
+package announce
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
+)
+
+// listen opens a listener on a loopback address of its own.
+func listen(t *testing.T) (*net.TCPListener, netip.AddrPort) {
+	t.Helper()
+	l, err := net.Listen("tcp4", netip.AddrPortFrom(randomLoopback(), 0).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l.(*net.TCPListener), l.Addr().(*net.TCPAddr).AddrPort()
+}
+
+func accept(t *testing.T, l *net.TCPListener) *peer {
+	t.Helper()
+	if err := l.SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := l.AcceptTCP()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newPeer(t, conn)
+}
+
+func TestAPeerThatStopsReadingFindsAResetNotStaleRoutes(t *testing.T) {
+	t.Parallel() // it takes seconds of waiting
+	l, addr := listen(t)
+	o := testOptions()
+	o.Peer, o.HoldTime = addr, 60*time.Second
+	a := New(o)
+	run(t, a)
+	p := accept(t, l)
+	// A small buffer, so that what is stale stays on our side.
+	if err := p.conn.(*net.TCPConn).SetReadBuffer(4096); err != nil {
+		t.Fatal(err)
+	}
+	p.establish(60)
+	awaitState(t, a, "established", func(s State) bool { return s.Established })
+
+	flood := advertisements{}
+	for i := range 100_000 {
+		flood[numbered(i)] = Announced
+	}
+	for rev := uint64(1); ; rev++ {
+		a.Post(Batch{Changes: flood, Revision: rev})
+		s := awaitState(t, a, "written or down", func(s State) bool { return s.Written == rev || !s.Established })
+		if !s.Established {
+			break
+		}
+		if rev > 100 {
+			t.Fatal("the socket takes everything")
+		}
+		to := Advertisement(1 + rev%2)
+		for v := range flood {
+			flood[v] = to
+		}
+	}
+	s := a.State().Load()
+	var timeout net.Error
+	if !errors.As(s.LastError, &timeout) || !timeout.Timeout() {
+		t.Errorf("ended by %v, want the write deadline", s.LastError)
+	}
+	if err := p.conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		if _, err := p.read(); err != nil {
+			if !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("the peer reads %v at the end, want a reset", err)
+			}
+			break
+		}
+	}
+	if len(p.table) == len(flood) {
+		t.Error("the peer could read all that was stale")
+	}
+	// It is served again once it reads.
+	p = accept(t, l)
+	p.establish(60)
+	for len(p.table) < len(flood) {
+		p.expect(bgp.BGP_MSG_UPDATE)
+	}
+}
+
+func TestNotificationIsNotOvertakenByAReset(t *testing.T) {
+	l, addr := listen(t)
+	o := testOptions()
+	o.Peer = addr
+	a := New(o)
+	run(t, a)
+	p := accept(t, l)
+	p.expect(bgp.BGP_MSG_OPEN)
+	// What the announcer does not read any more must not turn its close into a reset.
+	p.sendBytes([]byte(strings.Repeat("garbage", 10_000)))
+	awaitState(t, a, "it has hung up", func(s State) bool { return s.LastError != nil })
+	p.expectEnd(bgp.BGP_ERROR_MESSAGE_HEADER_ERROR, bgp.BGP_ERROR_SUB_CONNECTION_NOT_SYNCHRONIZED)
+}
+
+func TestDialsFromItsOwnAddress(t *testing.T) {
+	l, addr := listen(t)
+	o := testOptions()
+	o.Local, o.Peer = randomLoopback(), addr
+	run(t, New(o))
+	p := accept(t, l)
+	if got := p.conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(); got != o.Local {
+		t.Errorf("dialled from %s, want %s", got, o.Local)
+	}
+}
+
+func TestRefusedConnectionsAreRetriedUntilSomebodyListens(t *testing.T) {
+	l, addr := listen(t)
+	l.Close()
+	o := testOptions()
+	o.Peer = addr
+	a := New(o)
+	run(t, a)
+	s := awaitState(t, a, "several attempts", func(s State) bool { return s.Attempts >= 3 })
+	if !errors.Is(s.LastError, syscall.ECONNREFUSED) {
+		t.Errorf("got %v", s.LastError)
+	}
+	again, err := net.ListenTCP("tcp4", net.TCPAddrFromAddrPort(addr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	accept(t, again).establish(3)
+	awaitState(t, a, "established", func(s State) bool { return s.Established })
+}
+
+func TestNewPasswordsDifferAndFitBirdsConfiguration(t *testing.T) {
+	p, q := NewPassword(), NewPassword()
+	if p == q {
+		t.Error("two passwords are equal")
+	}
+	if len(p) < 20 || len(p) > maxPassword || strings.Trim(p, "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567") != "" {
+		t.Errorf("a password of %d bytes that has others than letters and digits", len(p))
+	}
+}
+
+func TestTheKernelSigns(t *testing.T) {
+	if err := ProbeMD5(); err != nil {
+		t.Skip("needs a kernel with TCP_MD5SIG:", err)
+	}
+	// A listener that has no key for us: a signed SYN must get no answer.
+	_, addr := listen(t)
+	o := testOptions()
+	o.Peer, o.Password = addr, NewPassword()
+	a := New(o)
+	run(t, a)
+	s := awaitState(t, a, "an attempt failed", func(s State) bool { return s.LastError != nil })
+	var timeout net.Error
+	if !errors.As(s.LastError, &timeout) || !timeout.Timeout() {
+		t.Fatalf("got %v, want silence", s.LastError)
+	}
+	if strings.Contains(s.LastError.Error(), o.Password) {
+		t.Error("the error tells the password")
+	}
+}
