@@ -1,0 +1,490 @@
+package target
+
+import (
+	"container/heap"
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/trench"
+)
+
+const (
+	// overdueSlack is what a check may be late beyond interval and timeout
+	// (design section 4, "Liveness of the lease").
+	overdueSlack = time.Second
+	// startRecheck is the time between the checks of a target that has no
+	// verdict yet: whoever starts is not asked to wait rise intervals.
+	startRecheck = 50 * time.Millisecond
+	// firstSpacing is the time between the first checks of two new targets:
+	// 1 000 targets are spread over 250 ms.
+	firstSpacing = 250 * time.Microsecond
+	// burst checks at most are started in one pace. After a stall all targets
+	// are due at once; 16 in 1 ms are more than 10 000 targets at 1 s need.
+	burst = 16
+	pace  = time.Millisecond
+	// maxConcurrent is how many checks run at once unless the options say
+	// otherwise. 10 000 targets that swallow packets, at a timeout of 500 ms,
+	// are then each checked every 1.2 s, which is not overdue.
+	maxConcurrent = 4096
+)
+
+// Dialer opens connections; *net.Dialer is one. It should return when ctx ends.
+type Dialer interface {
+	DialContext(ctx context.Context, network, address string) (net.Conn, error)
+}
+
+// Options are the parts of a Checker that may be chosen.
+type Options struct {
+	// Log gets a line for each change of a target's state.
+	Log *slog.Logger
+	// Dialer opens the connections; nil is one of package net without keep-alive.
+	Dialer Dialer
+	// MaxConcurrent is how many checks may run at once; 0 is 4096, or half of
+	// the file descriptors that the process may have if these are fewer.
+	MaxConcurrent int
+}
+
+// Checker checks targets. It implements task.Task. All methods may be called
+// from any goroutine, and none waits for a check.
+type Checker struct {
+	log           *slog.Logger
+	dialer        Dialer
+	maxConcurrent int
+	ready         chan struct{}
+	changed       chan struct{} // of size 1: Evaluate has something to tell
+	rescheduled   chan struct{} // of size 1: the loop must look at the schedule
+
+	mu         sync.Mutex
+	targets    map[Key]*entry
+	schedule   schedule
+	running    int           // checks in flight
+	starved    bool          // the last check could not be made, for lack of resources of ours
+	paceBegan  time.Time     // start of the running pace,
+	started    int           // and the checks started in it
+	dirty      []*entry      // may have another state than reported
+	removed    map[Key]State // no longer configured, with the state last reported
+	configured bool          // Configure was called
+	unjudged   int           // targets without a first verdict
+	synced     bool
+	// scanAt is no later than the moment at which the first target becomes overdue.
+	scanAt time.Time
+}
+
+// entry is one target. It is guarded by Checker.mu.
+type entry struct {
+	Health // State is never Overdue here
+	check  trench.Check
+	// due is when the next check starts; index is its place in the schedule, or
+	// -1 while the check runs.
+	due   time.Time
+	index int
+	// streak counts equal outcomes in a row that speak against State.
+	streak int
+	// alive is when a check last ended, or was to begin for the first time.
+	alive time.Time
+	// overdue is true from the Evaluate that found it so until a check ends.
+	overdue bool
+	judged  bool
+	gone    bool // no longer configured
+	dirty   bool // is in Checker.dirty
+	// reported is the state in the last Evaluation, if known is true.
+	reported State
+	known    bool
+}
+
+// NewChecker returns a checker without targets.
+func NewChecker(o Options) *Checker {
+	if o.Dialer == nil {
+		d := &net.Dialer{KeepAlive: -1}
+		d.SetMultipathTCP(false)
+		o.Dialer = d
+	}
+	if o.MaxConcurrent <= 0 {
+		o.MaxConcurrent = maxConcurrent
+		var limit syscall.Rlimit
+		if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err == nil && limit.Cur/2 < maxConcurrent {
+			o.MaxConcurrent = max(1, int(limit.Cur/2))
+		}
+	}
+	return &Checker{
+		log:           o.Log,
+		dialer:        o.Dialer,
+		maxConcurrent: o.MaxConcurrent,
+		ready:         make(chan struct{}),
+		changed:       make(chan struct{}, 1),
+		rescheduled:   make(chan struct{}, 1),
+		targets:       make(map[Key]*entry),
+		removed:       make(map[Key]State),
+	}
+}
+
+// Ready is closed once checks are made.
+func (c *Checker) Ready() <-chan struct{} { return c.ready }
+
+// String names the task.
+func (c *Checker) String() string { return "target-checker" }
+
+// Changed wakes whoever calls [Checker.Evaluate]: a state changed, or a
+// configuration was applied. Wake-ups conflate. That a target is overdue is
+// found by Evaluate alone and wakes nobody.
+func (c *Checker) Changed() <-chan struct{} { return c.changed }
+
+// Configure replaces the targets, at once. A target that stayed keeps its
+// state, also under another interval, timeout, rise or fall; when it is now
+// checked at another port it starts anew. Streams are not kept.
+func (c *Checker) Configure(streams []trench.Stream) {
+	now := time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	wanted := make(map[Key]trench.Check)
+	var order []Key
+	for _, s := range streams {
+		for _, t := range s.Targets {
+			for _, a := range t.IPs {
+				k := Key{Stream: s.Name, Name: t.Name, Addr: a}
+				if _, twice := wanted[k]; !twice {
+					order = append(order, k)
+				}
+				wanted[k] = s.Check
+			}
+		}
+	}
+	for k, e := range c.targets {
+		if check, ok := wanted[k]; !ok || check.TCP != e.check.TCP {
+			c.remove(e)
+		}
+	}
+	var fresh int
+	for _, k := range order {
+		if c.targets[k] == nil {
+			fresh++
+		}
+	}
+	var placed int
+	for _, k := range order {
+		check := wanted[k]
+		if e := c.targets[k]; e != nil {
+			c.retime(e, check, now)
+			continue
+		}
+		spacing := min(firstSpacing, check.Interval/time.Duration(fresh))
+		c.add(k, check, now, now.Add(time.Duration(placed)*spacing))
+		placed++
+	}
+	c.configured = true
+	c.judge()
+	wake(c.changed)
+	wake(c.rescheduled)
+}
+
+// remove forgets a target. A check of it that runs ends unheard.
+func (c *Checker) remove(e *entry) {
+	delete(c.targets, e.Key)
+	e.gone = true
+	if e.index >= 0 {
+		heap.Remove(&c.schedule, e.index)
+	}
+	if !e.judged {
+		c.unjudged--
+	}
+	if e.known {
+		c.removed[e.Key] = e.reported
+	}
+}
+
+func (c *Checker) add(k Key, check trench.Check, now, due time.Time) {
+	e := &entry{Health: Health{Key: k, State: Starting, Since: now}, check: check, due: due, alive: due}
+	// A target that left and came back between two Evaluates is not told as
+	// removed.
+	e.reported, e.known = c.removed[k]
+	delete(c.removed, k)
+	c.targets[k] = e
+	c.unjudged++
+	heap.Push(&c.schedule, e)
+	c.expect(e)
+	c.touch(e)
+}
+
+// retime gives a target that stayed another check of the same port.
+func (c *Checker) retime(e *entry, check trench.Check, now time.Time) {
+	if e.check == check {
+		return
+	}
+	e.check = check
+	if !e.overdue {
+		// A shorter interval must not make overdue what was checked in time.
+		e.alive = now
+	}
+	c.expect(e)
+	if latest := now.Add(check.Interval); e.index >= 0 && e.due.After(latest) {
+		e.due = now.Add(rand.N(check.Interval))
+		heap.Fix(&c.schedule, e.index)
+	}
+}
+
+// touch puts the target among those that Evaluate looks at.
+func (c *Checker) touch(e *entry) {
+	if !e.dirty {
+		e.dirty = true
+		c.dirty = append(c.dirty, e)
+	}
+}
+
+// expect keeps scanAt no later than the moment at which e becomes overdue.
+func (c *Checker) expect(e *entry) {
+	if at := e.deadline(); c.scanAt.IsZero() || at.Before(c.scanAt) {
+		c.scanAt = at
+	}
+}
+
+// deadline is when the target becomes overdue unless a check ends before.
+func (e *entry) deadline() time.Time {
+	return e.alive.Add(e.check.Interval + e.check.Timeout + overdueSlack)
+}
+
+// judge notes when the first verdict on all targets is known.
+func (c *Checker) judge() {
+	if !c.synced && c.configured && c.unjudged == 0 {
+		c.synced = true
+		wake(c.changed)
+	}
+}
+
+func (c *Checker) judged(e *entry) {
+	if !e.judged {
+		e.judged = true
+		c.unjudged--
+		c.judge()
+	}
+}
+
+// effective is the state as it is told.
+func (e *entry) effective() State {
+	if e.overdue {
+		return Overdue
+	}
+	return e.State
+}
+
+// Evaluate tells what changed since it was last called, with the targets that
+// are overdue at now. It is for one caller, which calls it at each [Checker.Changed]
+// and at each heartbeat. Its cost grows with the number of changes; all targets
+// are looked at about once a second.
+func (c *Checker) Evaluate(now time.Time) Evaluation {
+	c.mu.Lock()
+	overdue := c.scan(now)
+	var result Evaluation
+	for _, e := range c.dirty {
+		e.dirty = false
+		if state := e.effective(); !e.gone && (!e.known || state != e.reported) {
+			e.reported, e.known = state, true
+			result.Changed = append(result.Changed, e.health())
+		}
+	}
+	clear(c.dirty)
+	c.dirty = c.dirty[:0]
+	for k := range c.removed {
+		result.Removed = append(result.Removed, k)
+	}
+	clear(c.removed)
+	result.Synced = c.synced
+	c.mu.Unlock()
+	if len(overdue) > 0 {
+		c.log.Warn("checks are overdue", "targets", len(overdue), "first", overdue[0].Name, "stream", overdue[0].Stream)
+	}
+	return result
+}
+
+// scan finds the targets that became overdue. Deadlines only move into the
+// future while checks end, so that it has nothing to do before scanAt.
+func (c *Checker) scan(now time.Time) (found []Key) {
+	if c.scanAt.IsZero() || now.Before(c.scanAt) {
+		return nil
+	}
+	c.scanAt = time.Time{}
+	for _, e := range c.targets {
+		switch {
+		case e.overdue:
+		case now.After(e.deadline()):
+			e.overdue = true
+			e.Since = now
+			c.judged(e)
+			c.touch(e)
+			found = append(found, e.Key)
+		default:
+			c.expect(e)
+		}
+	}
+	return found
+}
+
+func (e *entry) health() Health {
+	h := e.Health
+	h.State = e.effective()
+	return h
+}
+
+// List returns the state of all targets as of the last Evaluate, sorted.
+func (c *Checker) List() []Health {
+	c.mu.Lock()
+	list := make([]Health, 0, len(c.targets))
+	for _, e := range c.targets {
+		list = append(list, e.health())
+	}
+	c.mu.Unlock()
+	slices.SortFunc(list, func(a, b Health) int { return a.Compare(b.Key) })
+	return list
+}
+
+// wake fills a channel of size 1.
+func wake(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// Run checks until ctx ends, and waits for the checks that run. It is called once.
+func (c *Checker) Run(ctx context.Context) error {
+	var probes sync.WaitGroup
+	defer probes.Wait()
+	close(c.ready)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-c.rescheduled:
+		case <-timer.C:
+		}
+		due, wait := c.take(time.Now())
+		for _, p := range due {
+			probes.Go(func() { c.finish(p, p.run(ctx, c.dialer), time.Now()) })
+		}
+		timer.Reset(wait)
+	}
+}
+
+// take takes the checks to start now from the schedule, and says after which
+// time to come again.
+func (c *Checker) take(now time.Time) (due []probe, wait time.Duration) {
+	const idle = time.Minute
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if now.Sub(c.paceBegan) >= pace {
+		c.paceBegan, c.started = now, 0
+	}
+	for len(c.schedule) > 0 {
+		e := c.schedule[0]
+		switch {
+		case e.due.After(now):
+			return due, e.due.Sub(now)
+		case c.running >= c.maxConcurrent:
+			return due, idle // the check that ends wakes the loop
+		case c.started >= burst:
+			return due, pace - now.Sub(c.paceBegan)
+		}
+		heap.Pop(&c.schedule)
+		c.running++
+		c.started++
+		due = append(due, probe{
+			entry:   e,
+			began:   now,
+			address: netip.AddrPortFrom(e.Addr, e.check.TCP.Port),
+			timeout: e.check.Timeout,
+		})
+	}
+	return due, idle
+}
+
+// finish takes the outcome of a check into account and schedules the next.
+func (c *Checker) finish(p probe, o outcome, now time.Time) {
+	c.mu.Lock()
+	if c.running == c.maxConcurrent {
+		wake(c.rescheduled)
+	}
+	c.running--
+	e := p.entry
+	if e.gone || o.verdict == cancelled {
+		c.mu.Unlock()
+		return
+	}
+	before := e.effective()
+	starved := o.verdict == unmade && !c.starved
+	c.starved = o.verdict == unmade
+	e.LastError = o.reason
+	first := !e.judged
+	if o.verdict != unmade {
+		e.count(o.verdict == succeeded)
+		e.LastCheck, e.alive, e.overdue = now, now, false
+		c.expect(e)
+		if e.State != Starting {
+			c.judged(e)
+		}
+	}
+	health := e.health()
+	if health.State != before {
+		e.Since, health.Since = now, now
+		c.touch(e)
+		wake(c.changed)
+	}
+	e.due = e.next(p.began, now, first)
+	heap.Push(&c.schedule, e)
+	if e.index == 0 {
+		wake(c.rescheduled)
+	}
+	c.mu.Unlock()
+
+	if starved {
+		c.log.Error("checks cannot be made, the targets become overdue if this lasts", "error", o.reason)
+	}
+	if health.State != before {
+		c.log.Info("target changed", "stream", e.Stream, "target", e.Name, "address", e.Addr,
+			"from", before.String(), "to", health.State.String(), "error", health.LastError)
+	}
+}
+
+// count moves the state by rise and fall. The state from before an overdue time
+// is believed again after a success, but not after a failure.
+func (e *entry) count(success bool) {
+	if e.overdue && !success {
+		e.State, e.streak = NotReady, 0
+		return
+	}
+	e.streak++
+	switch {
+	case success && e.State == Ready, !success && e.State == NotReady:
+		e.streak = 0
+	case success && e.streak >= e.check.Rise:
+		e.State, e.streak = Ready, 0
+	case !success && (e.State == Starting || e.streak >= e.check.Fall):
+		e.State, e.streak = NotReady, 0
+	}
+}
+
+// next says when to check after a check that began and ended then. A steady
+// target is checked each 90 to 100 % of its interval, never later, so that
+// jitter makes nobody overdue. The first steady check falls anywhere in the
+// interval: targets that started together spread over it.
+func (e *entry) next(began, now time.Time, first bool) time.Time {
+	interval := e.check.Interval
+	switch {
+	case e.State == Starting && e.streak > 0:
+		return now.Add(min(startRecheck, interval))
+	case first:
+		return now.Add(rand.N(interval))
+	}
+	due := began.Add(interval - rand.N(interval/10))
+	if due.Before(now) {
+		return now
+	}
+	return due
+}

@@ -1,0 +1,437 @@
+package target
+
+import (
+	"fmt"
+	"slices"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/trench"
+)
+
+func TestATargetIsReadyAfterRiseQuickChecks(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c, stop := start(t, Options{Dialer: newNetwork()})
+		defer stop()
+		c.Configure([]trench.Stream{stream(1, testCheck)})
+		synctest.Wait()
+		if e := c.Evaluate(time.Now()); e.Synced || len(e.Changed) != 1 || e.Changed[0].State != Starting {
+			t.Fatalf("after one of two checks: %+v", e)
+		}
+		advance(startRecheck)
+		e := c.Evaluate(time.Now())
+		if !e.Synced || len(e.Changed) != 1 || e.Changed[0].State != Ready {
+			t.Fatalf("after two of two checks: %+v", e)
+		}
+		if h := e.Changed[0]; h.Since != time.Now() || h.LastCheck != time.Now() || h.LastError != "" {
+			t.Fatalf("got %+v at %v", h, time.Now())
+		}
+	})
+}
+
+func TestTheFirstFailureOfAFreshTargetIsAVerdict(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		n := newNetwork()
+		n.refuse("10.0.0.1", syscall.ECONNREFUSED)
+		c, stop := start(t, Options{Dialer: n})
+		defer stop()
+		c.Configure([]trench.Stream{stream(1, testCheck)})
+		synctest.Wait()
+		e := c.Evaluate(time.Now())
+		if !e.Synced || len(e.Changed) != 1 || e.Changed[0].State != NotReady {
+			t.Fatalf("got %+v", e)
+		}
+		if got, want := e.Changed[0].LastError, "port 5000: connection refused"; got != want {
+			t.Fatalf("got %q, want %q", got, want)
+		}
+	})
+}
+
+func TestRiseAndFallCountOutcomesInARow(t *testing.T) {
+	e := &entry{check: trench.Check{Rise: 2, Fall: 3}}
+	// Each step is an outcome (+ or -) and the state after it.
+	steps := []struct {
+		outcome byte
+		want    State
+	}{
+		{'+', Starting}, {'+', Ready},
+		{'-', Ready}, {'-', Ready}, {'+', Ready}, // a success forgives
+		{'-', Ready}, {'-', Ready}, {'-', NotReady},
+		{'+', NotReady}, {'-', NotReady}, // a failure too
+		{'+', NotReady}, {'+', Ready},
+	}
+	for i, s := range steps {
+		if e.count(s.outcome == '+'); e.State != s.want {
+			t.Fatalf("step %d (%c): %v, want %v", i, s.outcome, e.State, s.want)
+		}
+	}
+}
+
+func TestAReadyTargetFallsAfterFallIntervals(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		n := newNetwork()
+		c, stop := start(t, Options{Dialer: n})
+		defer stop()
+		c.Configure([]trench.Stream{stream(2, testCheck)})
+		advance(2 * time.Second)
+		if e := c.Evaluate(time.Now()); !e.Synced || states(e.Changed)["target-1"] != Ready {
+			t.Fatalf("not ready: %+v", e)
+		}
+		before := len(c.changed)
+		n.refuse("10.0.0.1", errRefused)
+		failed := time.Now()
+		for c.List()[0].State == Ready {
+			if time.Since(failed) > 10*time.Second {
+				t.Fatal("still ready after 10 s of failures")
+			}
+			advance(10 * time.Millisecond)
+		}
+		if took := time.Since(failed); took < 1800*time.Millisecond || took > 3*time.Second+10*time.Millisecond {
+			t.Errorf("fell after %v, want between two and three intervals", took)
+		}
+		if before != 1 && len(c.changed) != 1 {
+			t.Error("nobody was woken")
+		}
+		e := c.Evaluate(time.Now())
+		if len(e.Changed) != 1 || e.Changed[0].Name != "target-1" || e.Changed[0].State != NotReady {
+			t.Fatalf("got %+v", e)
+		}
+		if e := c.Evaluate(time.Now()); len(e.Changed)+len(e.Removed) != 0 {
+			t.Fatalf("told twice: %+v", e)
+		}
+	})
+}
+
+func TestAThousandTargetsAreSpread(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		n := newNetwork()
+		n.latency = time.Millisecond
+		c, stop := start(t, Options{Dialer: n})
+		defer stop()
+		c.Configure([]trench.Stream{stream(1000, testCheck)})
+		advance(10 * time.Second)
+		if e := c.Evaluate(time.Now()); !e.Synced || len(e.Changed) != 1000 || e.Changed[0].State != Ready {
+			t.Fatalf("synced %v, %d changed", e.Synced, len(e.Changed))
+		}
+		// 1 000 targets at 1 s and a connection of 1 ms: one is open on average.
+		if n.maxOpen > 40 {
+			t.Errorf("%d sockets were open at one instant", n.maxOpen)
+		}
+		perPace := make(map[time.Time]int)
+		steady := make(map[time.Duration]int)
+		last := make(map[string]time.Time)
+		gaps := make(map[time.Duration]int)
+		begin := n.dialed()[0].at
+		for _, d := range n.dialed() {
+			perPace[d.at.Truncate(pace)]++
+			if d.at.Sub(begin) > 5*time.Second {
+				steady[d.at.Sub(begin).Truncate(100*time.Millisecond)]++
+				gaps[d.at.Sub(last[d.address])]++
+			}
+			last[d.address] = d.at
+		}
+		for at, count := range perPace {
+			if count > 2*burst {
+				t.Errorf("%d checks started in the millisecond at %v", count, at.Sub(begin))
+			}
+		}
+		for at, count := range steady {
+			if count < 30 || count > 300 {
+				t.Errorf("%d checks in the 100 ms at %v, want about 105", count, at)
+			}
+		}
+		for gap := range gaps {
+			if gap < 900*time.Millisecond || gap > time.Second+pace {
+				t.Errorf("checked again after %v, want 0.9 to 1 s", gap)
+			}
+		}
+		if len(gaps) < 100 {
+			t.Errorf("only %d different gaps: no jitter", len(gaps))
+		}
+	})
+}
+
+func TestAStallIsNotCaughtUpInOneInstant(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		n := newNetwork()
+		n.latency = 10 * time.Millisecond
+		c := NewChecker(Options{Dialer: n, Log: discard})
+		c.Configure([]trench.Stream{stream(1000, testCheck)})
+		// Nobody runs the checks: all become due.
+		advance(time.Minute)
+		stop := run(t, c)
+		defer stop()
+		advance(9 * time.Millisecond)
+		if got := len(n.dialed()); got == 0 || got > 10*burst {
+			t.Errorf("%d checks started in 10 ms, want at most %d", got, 10*burst)
+		}
+		advance(time.Second)
+		if got := len(n.dialed()); got < 1000 {
+			t.Errorf("only %d checks after a second", got)
+		}
+	})
+}
+
+func TestConcurrencyIsBounded(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		n := newNetwork()
+		n.latency = time.Hour // swallowed packets
+		c, stop := start(t, Options{Dialer: n, MaxConcurrent: 7})
+		defer stop()
+		c.Configure([]trench.Stream{stream(100, testCheck)})
+		advance(20 * time.Second)
+		if n.maxOpen != 7 {
+			t.Errorf("%d checks ran at once, want 7", n.maxOpen)
+		}
+		if got := len(n.dialed()); got < 7*39 {
+			t.Errorf("only %d checks in 20 s: places stayed empty", got)
+		}
+		for _, h := range c.List() {
+			if h.LastError != "" && h.LastError != "port 5000: no answer in 500ms" {
+				t.Fatalf("%s: %q", h.Name, h.LastError)
+			}
+		}
+	})
+}
+
+func TestAHungCheckIsOverdue(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		n := newNetwork()
+		c, stop := start(t, Options{Dialer: n})
+		defer stop()
+		c.Configure([]trench.Stream{stream(3, testCheck)})
+		advance(3 * time.Second)
+		c.Evaluate(time.Now())
+		release := n.hang("10.0.0.2")
+		hung := time.Now()
+		var e Evaluation
+		for len(e.Changed) == 0 {
+			if time.Since(hung) > 10*time.Second {
+				t.Fatal("a hung check was never overdue")
+			}
+			advance(10 * time.Millisecond)
+			e = c.Evaluate(time.Now())
+		}
+		if h := e.Changed[0]; len(e.Changed) != 1 || h.Name != "target-2" || h.State != Overdue || h.Since != time.Now() {
+			t.Fatalf("got %+v", e)
+		}
+		// The last check ended up to one interval before it hung.
+		if took := time.Since(hung); took < 1500*time.Millisecond || took > 2510*time.Millisecond {
+			t.Errorf("overdue after %v", took)
+		}
+		if got := states(c.List()); got["target-1"] != Ready || got["target-2"] != Overdue {
+			t.Errorf("list says %v", got)
+		}
+		// What hung ends as a failure: what is known then is not ready.
+		release()
+		synctest.Wait()
+		e = c.Evaluate(time.Now())
+		if len(e.Changed) != 1 || e.Changed[0].State != NotReady {
+			t.Fatalf("a late failure made it %+v", e)
+		}
+		advance(3 * time.Second)
+		if got := states(c.List())["target-2"]; got != Ready {
+			t.Fatalf("then it is %v", got)
+		}
+	})
+}
+
+func TestOverdueEndsWithASuccess(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c := NewChecker(Options{Dialer: newNetwork(), Log: discard})
+		c.Configure([]trench.Stream{stream(1, testCheck)})
+		stop := run(t, c)
+		advance(time.Second)
+		stop()
+		c.Evaluate(time.Now())
+		advance(2501 * time.Millisecond)
+		if e := c.Evaluate(time.Now()); len(e.Changed) != 1 || e.Changed[0].State != Overdue {
+			t.Fatalf("without checks: %+v", e)
+		}
+		stop = rerun(t, c)
+		defer stop()
+		advance(time.Second)
+		if e := c.Evaluate(time.Now()); len(e.Changed) != 1 || e.Changed[0].State != Ready {
+			t.Fatalf("with checks again: %+v", e)
+		}
+	})
+}
+
+func TestAFirstCheckThatHangsDoesNotDelaySyncForEver(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		n := newNetwork()
+		release := n.hang("10.0.0.1")
+		c, stop := start(t, Options{Dialer: n})
+		defer stop()
+		defer release()
+		c.Configure([]trench.Stream{stream(2, testCheck)})
+		advance(2500 * time.Millisecond)
+		if e := c.Evaluate(time.Now()); e.Synced {
+			t.Fatal("synced while the first check runs")
+		}
+		advance(time.Millisecond)
+		if e := c.Evaluate(time.Now()); !e.Synced || states(e.Changed)["target-1"] != Overdue {
+			t.Fatalf("got %+v", e)
+		}
+	})
+}
+
+func TestSyncedNeedsAConfigurationAndStays(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c, stop := start(t, Options{Dialer: newNetwork()})
+		defer stop()
+		if c.Evaluate(time.Now()).Synced {
+			t.Fatal("synced before anything was configured")
+		}
+		c.Configure(nil)
+		if !c.Evaluate(time.Now()).Synced {
+			t.Fatal("not synced without targets")
+		}
+		c.Configure([]trench.Stream{stream(1, testCheck)})
+		if e := c.Evaluate(time.Now()); !e.Synced || len(e.Changed) != 1 {
+			t.Fatalf("got %+v", e)
+		}
+	})
+}
+
+func TestReloadKeepsTheStateOfTargetsThatStayed(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		n := newNetwork()
+		c, stop := start(t, Options{Dialer: n})
+		defer stop()
+		c.Configure([]trench.Stream{stream(3, testCheck)})
+		advance(2 * time.Second)
+		c.Evaluate(time.Now())
+		since := c.List()[1].Since
+
+		next := stream(4, testCheck)
+		next.Targets = next.Targets[1:]
+		c.Configure([]trench.Stream{next})
+		e := c.Evaluate(time.Now())
+		if len(e.Removed) != 1 || e.Removed[0].Name != "target-1" {
+			t.Errorf("removed: %v", e.Removed)
+		}
+		if len(e.Changed) != 1 || e.Changed[0].Name != "target-4" || e.Changed[0].State != Starting {
+			t.Errorf("changed: %v", e.Changed)
+		}
+		if list := c.List(); list[0].State != Ready || list[0].Since != since {
+			t.Errorf("target-2 is %+v", list[0])
+		}
+
+		// Another timing keeps the state as well and takes effect; a shorter
+		// interval makes nobody overdue.
+		faster := testCheck
+		faster.Interval, faster.Timeout = 20*time.Millisecond, 20*time.Millisecond
+		slower := testCheck
+		slower.Interval = 10 * time.Minute
+		next.Check = slower
+		c.Configure([]trench.Stream{next})
+		advance(5 * time.Minute)
+		c.Evaluate(time.Now())
+		next.Check = faster
+		c.Configure([]trench.Stream{next})
+		before := len(n.dialed())
+		for range 100 {
+			advance(10 * time.Millisecond)
+			if e := c.Evaluate(time.Now()); len(e.Changed)+len(e.Removed) != 0 {
+				t.Fatalf("another interval changed %+v", e)
+			}
+		}
+		if got := len(n.dialed()) - before; got < 3*45 || got > 3*60 {
+			t.Errorf("%d checks of 3 targets in 1 s at 20 ms", got)
+		}
+
+		// Another port is another check.
+		next.Check.TCP.Port = 5001
+		c.Configure([]trench.Stream{next})
+		if e := c.Evaluate(time.Now()); len(e.Changed) != 3 || e.Changed[0].State != Starting || len(e.Removed) != 0 {
+			t.Errorf("another port: %+v", e)
+		}
+		advance(200 * time.Millisecond)
+		if e := c.Evaluate(time.Now()); len(e.Changed) != 3 || e.Changed[0].State != Ready {
+			t.Errorf("after the checks of the other port: %+v", e)
+		}
+		if last := n.dialed()[len(n.dialed())-1]; last.address[len(last.address)-5:] != ":5001" {
+			t.Errorf("still checks %s", last.address)
+		}
+	})
+}
+
+func TestATargetThatLeftAndCameBackIsNotTold(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c, stop := start(t, Options{Dialer: newNetwork()})
+		defer stop()
+		config := []trench.Stream{stream(1, testCheck)}
+		c.Configure(config)
+		advance(time.Second)
+		c.Evaluate(time.Now())
+		c.Configure(nil)
+		c.Configure(config)
+		if e := c.Evaluate(time.Now()); len(e.Removed) != 0 || len(e.Changed) != 1 || e.Changed[0].State != Starting {
+			t.Fatalf("got %+v", e)
+		}
+		// Removed before it was ever told: nothing to tell.
+		c.Configure([]trench.Stream{stream(2, testCheck)})
+		c.Configure(config)
+		if e := c.Evaluate(time.Now()); len(e.Removed)+len(e.Changed) != 0 {
+			t.Fatalf("got %+v", e)
+		}
+	})
+}
+
+func TestTheLateResultOfARemovedTargetIsIgnored(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		n := newNetwork()
+		release := n.hang("10.0.0.1")
+		c, stop := start(t, Options{Dialer: n})
+		defer stop()
+		c.Configure([]trench.Stream{stream(1, testCheck)})
+		synctest.Wait()
+		c.Configure(nil)
+		c.Evaluate(time.Now())
+		release()
+		advance(time.Minute)
+		if e := c.Evaluate(time.Now()); len(e.Changed)+len(e.Removed)+len(c.List()) != 0 {
+			t.Fatalf("got %+v", e)
+		}
+		if got := len(n.dialed()); got != 1 {
+			t.Fatalf("a removed target was checked %d times", got)
+		}
+	})
+}
+
+func TestLackOfOurOwnResourcesIsNoVerdictOnATarget(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		n := newNetwork()
+		c, stop := start(t, Options{Dialer: n})
+		defer stop()
+		c.Configure([]trench.Stream{stream(1, testCheck)})
+		advance(time.Second)
+		c.Evaluate(time.Now())
+		last := c.List()[0].LastCheck
+		n.refuse("10.0.0.1", fmt.Errorf("socket: %w", syscall.EMFILE))
+		advance(time.Second)
+		c.Evaluate(time.Now())
+		if h := c.List()[0]; h.State != Ready || h.LastError != "check not made: socket: too many open files" {
+			t.Fatalf("one check could not be made: %+v", h)
+		}
+		advance(5 * time.Second)
+		c.Evaluate(time.Now())
+		if h := c.List()[0]; h.State != Overdue || h.LastCheck.Before(last) || time.Since(h.LastCheck) < 5*time.Second {
+			t.Fatalf("no check could be made for long: %+v", h)
+		}
+	})
+}
+
+func TestListIsSorted(t *testing.T) {
+	c := NewChecker(Options{Log: discard})
+	b := stream(12, testCheck)
+	b.Name = "stream-b"
+	c.Configure([]trench.Stream{b, stream(12, testCheck)})
+	list := c.List()
+	if !slices.IsSortedFunc(list, func(a, b Health) int { return a.Compare(b.Key) }) || len(list) != 24 {
+		t.Fatalf("got %v", list)
+	}
+}

@@ -1,0 +1,79 @@
+package target
+
+import (
+	"cmp"
+	"net/netip"
+	"strconv"
+	"time"
+)
+
+// Key names one address of one target in one stream. The same address in two
+// streams is checked twice, by the check of each.
+type Key struct {
+	Stream, Name string
+	Addr         netip.Addr
+}
+
+// Compare orders keys by stream, name and address.
+func (k Key) Compare(l Key) int {
+	return cmp.Or(cmp.Compare(k.Stream, l.Stream), cmp.Compare(k.Name, l.Name), k.Addr.Compare(l.Addr))
+}
+
+// State is what is known of a target. Only Ready allows traffic to it.
+type State uint8
+
+// The states of a target.
+const (
+	// Starting: no verdict yet. The first failed check makes it NotReady, rise
+	// successful ones make it Ready.
+	Starting State = iota
+	// Ready: not since fall checks in a row failed.
+	Ready
+	// NotReady: not since rise checks in a row succeeded.
+	NotReady
+	// Overdue: the last check is older than interval + timeout + 1 s, so nothing
+	// is known. It ends with the next check that ends.
+	Overdue
+)
+
+// String returns "starting", "ready", "not ready" or "overdue".
+func (s State) String() string {
+	switch s {
+	case Starting:
+		return "starting"
+	case Ready:
+		return "ready"
+	case NotReady:
+		return "not ready"
+	case Overdue:
+		return "overdue"
+	}
+	return "State(" + strconv.Itoa(int(s)) + ")"
+}
+
+// Health is the state of a target at one moment.
+type Health struct {
+	Key
+	State State
+	// Since is when the state began.
+	Since time.Time
+	// LastCheck is when the last check ended that told something of the target;
+	// zero before the first.
+	LastCheck time.Time
+	// LastError is why the last check failed, or could not be made; "" when it
+	// succeeded.
+	LastError string
+}
+
+// Evaluation is what changed since the Evaluate before.
+type Evaluation struct {
+	// Changed holds the targets whose state is another one than at the last
+	// Evaluate, and every target that is new since.
+	Changed []Health
+	// Removed holds the targets that were in an Evaluation before and are no
+	// longer configured.
+	Removed []Key
+	// Synced is true once the first configuration was applied and each of its
+	// targets had a verdict. It stays true.
+	Synced bool
+}

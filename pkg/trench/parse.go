@@ -1,0 +1,475 @@
+package trench
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+	"unicode/utf8"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// maxFileSize bounds what is read. A trench of 10 000 VIPs and 10 000 targets
+// takes 1 MB; a ConfigMap holds no more.
+const maxFileSize = 16 << 20
+
+// Read reads and parses a trench file. The error is that of the file system,
+// or [*Errors].
+func Read(path string, d Defaults) (*Config, error) {
+	data, err := readFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return Parse(path, data, d)
+}
+
+func readFile(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("trench file: %w", err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("trench file: %w", err)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("trench file: %s is not a file (%s): name the YAML file itself", path, info.Mode().Type())
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxFileSize+1))
+	if err != nil {
+		return nil, fmt.Errorf("trench file: %w", err)
+	}
+	if len(data) > maxFileSize {
+		return nil, fmt.Errorf("trench file: %s is larger than %d MiB", path, maxFileSize>>20)
+	}
+	return data, nil
+}
+
+// Parse reads a trench file that was read from name. Gateways that do not say
+// an AS number, port or hold time get it from d. The error is [*Errors], with
+// all the problems of the file, unless d itself is refused by
+// [Defaults.Validate].
+func Parse(name string, data []byte, d Defaults) (*Config, error) {
+	if err := d.Validate(); err != nil {
+		return nil, err
+	}
+	r := &report{file: name}
+	root := load(r, data)
+	if root == nil {
+		return nil, r.err()
+	}
+	p := parser{defaults: d, vips: make(map[vip.VIP]value)}
+	config := p.config(value{r: r, node: root})
+	p.cross()
+	if err := r.err(); err != nil {
+		return nil, err
+	}
+	return config, nil
+}
+
+// load returns the root of the only document, or nil after it said why there is none.
+func load(r *report, data []byte) *yaml.Node {
+	const empty = "the file is empty: write the fields trench, attractor and streams"
+	if line, column, what := unreadable(data); what != "" {
+		r.add(line, column, "", "%s: save the file as plain UTF-8 text", what)
+		return nil
+	}
+	loader, err := yaml.NewLoader(bytes.NewReader(data))
+	if err != nil {
+		r.add(1, 1, "", "cannot read YAML: %v", err)
+		return nil
+	}
+	var doc yaml.Node
+	switch err := loader.Load(&doc); {
+	case errors.Is(err, io.EOF), err == nil && len(doc.Content) == 0:
+		r.add(1, 1, "", empty)
+		return nil
+	case err != nil:
+		r.syntax(err)
+		return nil
+	}
+	root := doc.Content[0]
+	if (value{node: root}).isNull() {
+		r.add(1, 1, "", empty)
+		return nil
+	}
+	var second yaml.Node
+	switch err := loader.Load(&second); {
+	case errors.Is(err, io.EOF):
+	case err != nil:
+		r.syntax(err)
+		return nil
+	default:
+		r.add(second.Line, second.Column, "", "a second YAML document begins here: one file holds one trench, remove the --- line and what does not belong to it")
+		return nil
+	}
+	return root
+}
+
+// unreadable finds the first place that is not text.
+func unreadable(data []byte) (line, column int, what string) {
+	line, column = 1, 1
+	for i := 0; i < len(data); {
+		c, size := utf8.DecodeRune(data[i:])
+		switch {
+		case c == utf8.RuneError && size == 1:
+			return line, column, "the file is not UTF-8 here"
+		case c < ' ' && c != '\n' && c != '\r' && c != '\t', c == 0x7f:
+			return line, column, fmt.Sprintf("the file has the control character %#02x here", c)
+		case c == '\n':
+			line, column = line+1, 0
+		}
+		column++
+		i += size
+	}
+	return 0, 0, ""
+}
+
+// syntax reports an error of the YAML library.
+func (r *report) syntax(err error) {
+	var at *yaml.LoadError
+	if !errors.As(err, &at) {
+		r.add(1, 1, "", "not valid YAML: %v", err)
+		return
+	}
+	message := at.Message
+	line, column := at.Mark.Line, at.Mark.Column
+	if at.ContextMsg != "" {
+		message = fmt.Sprintf("%s (%s that began in line %d)", message, at.ContextMsg, at.ContextMark.Line)
+	}
+	r.add(line, column, "", "not valid YAML: %s: mind the indentation, the brackets and the quotes", message)
+}
+
+// parser makes a Config of the nodes. It reports each problem where it stands
+// and goes on, so that one run finds them all.
+type parser struct {
+	defaults Defaults
+	// What several fields are compared by, and where it stands.
+	vips       map[vip.VIP]value
+	gateways   []placed[netip.Addr]
+	streamVIPs []placed[vip.VIP]
+	targets    []placed[netip.Addr]
+	// vipsRefused is true when the attractor's VIPs are not known completely,
+	// so that what does not fit them is not reported.
+	vipsRefused bool
+}
+
+// placed is something that was read, and where.
+type placed[T any] struct {
+	is T
+	at value
+}
+
+func (p *parser) config(v value) *Config {
+	o, ok := v.object("trench", "attractor", "streams")
+	if !ok {
+		return nil
+	}
+	c := &Config{}
+	if v, ok := o.required("trench", "write the name of the trench"); ok {
+		c.Trench, _ = v.name()
+	}
+	if v, ok := o.required("attractor", "write its name, vips and gateways"); ok {
+		c.Attractor = p.attractor(v)
+	}
+	if v, ok := o.optional("streams"); ok {
+		names := make(map[string]int)
+		c.Streams = list(v, "write a list of streams, or [] for none", func(v value) (Stream, bool) {
+			return p.stream(v, names)
+		})
+	}
+	return c
+}
+
+// list reads a list whose items are read by item; those it refuses are left out.
+func list[T any](v value, remedy string, item func(value) (T, bool)) []T {
+	items, ok := v.items(remedy)
+	if !ok {
+		return nil
+	}
+	result := make([]T, 0, len(items))
+	for _, v := range items {
+		if v.r.full() {
+			v.r.errors.More = true
+			break
+		}
+		if x, ok := item(v); ok {
+			result = append(result, x)
+		}
+	}
+	return result
+}
+
+// unique reports a second appearance of the same thing in the same scope.
+func unique[T comparable](seen map[T]int, x T, v value, what string) bool {
+	if line, twice := seen[x]; twice {
+		v.problem("%s %v appears twice, first in line %d: remove one of them or change it", what, x, line)
+		return false
+	}
+	seen[x] = v.node.Line
+	return true
+}
+
+func (p *parser) attractor(v value) Attractor {
+	var a Attractor
+	p.vipsRefused = true
+	o, ok := v.object("name", "vips", "gateways")
+	if !ok {
+		return a
+	}
+	if v, ok := o.required("name", "write the name of the attractor"); ok {
+		a.Name, _ = v.name()
+	}
+	if v, ok := o.required("vips", "write a list of VIPs such as [20.0.0.1/32], or [] for none"); ok {
+		seen := make(map[vip.VIP]int)
+		a.VIPs = list(v, "write a list of VIPs such as [20.0.0.1/32], or [] for none", func(v value) (vip.VIP, bool) {
+			x, ok := v.vip()
+			if !ok || !unique(seen, x, v, "VIP") {
+				return x, false
+			}
+			p.vips[x] = v
+			return x, true
+		})
+		p.vipsRefused = v.node.Kind != yaml.SequenceNode || len(a.VIPs) != len(v.node.Content)
+		if len(a.VIPs) > MaxVIPs {
+			v.problem("has %d VIPs: an attractor has %d at most", len(a.VIPs), MaxVIPs)
+		}
+	}
+	if v, ok := o.optional("gateways"); ok {
+		names, addresses := make(map[string]int), make(map[netip.Addr]int)
+		a.Gateways = list(v, "write a list of gateways, or [] for none", func(v value) (Gateway, bool) {
+			return p.gateway(v, names, addresses)
+		})
+	}
+	return a
+}
+
+func (p *parser) gateway(v value, names map[string]int, addresses map[netip.Addr]int) (Gateway, bool) {
+	g := Gateway{
+		LocalASN: p.defaults.LocalASN, RemoteASN: p.defaults.RemoteASN,
+		LocalPort: p.defaults.LocalPort, RemotePort: p.defaults.RemotePort,
+		HoldTime: p.defaults.HoldTime,
+	}
+	o, ok := v.object("name", "address", "protocol", "localASN", "remoteASN", "localPort", "remotePort", "holdTime", "bfd", "passwordFile")
+	if !ok {
+		return g, false
+	}
+	if v, ok := o.required("name", "write a name for the gateway"); ok {
+		if g.Name, ok = v.name(); ok && g.Name == "BFD" {
+			v.problem("is \"BFD\": BIRD's protocol NBR-BFD has that name, take another")
+		} else if ok {
+			unique(names, g.Name, v, "gateway")
+		}
+	}
+	complete := false
+	if v, ok := o.required("address", "write the gateway's IP address"); ok {
+		if g.Address, complete = v.gatewayAddress(); complete {
+			unique(addresses, g.Address, v, "gateway address")
+			p.gateways = append(p.gateways, placed[netip.Addr]{g.Address, v})
+		}
+	}
+	if v, ok := o.optional("protocol"); ok {
+		v.protocol()
+	}
+	o.asn("localASN", &g.LocalASN)
+	o.asn("remoteASN", &g.RemoteASN)
+	o.port("localPort", &g.LocalPort)
+	o.port("remotePort", &g.RemotePort)
+	if v, ok := o.optional("holdTime"); ok {
+		if d, ok := v.duration(MinHoldTime, MaxHoldTime); ok {
+			if problem := checkHoldTime(d); problem != "" {
+				v.problem("%s", problem)
+			}
+			g.HoldTime = d
+		}
+	}
+	if v, ok := o.optional("bfd"); ok {
+		g.BFD = p.bfd(v)
+	}
+	if v, ok := o.optional("passwordFile"); ok {
+		if s, ok := v.text("write the absolute path of the file, or remove the field for a session without a password"); ok {
+			if !filepath.IsAbs(s) || filepath.Clean(s) == "/" {
+				v.problem("is %s: write the absolute path of the file with the password", quote(s))
+			}
+			g.PasswordFile = s
+		}
+	}
+	return g, complete
+}
+
+func (p *parser) bfd(v value) *BFD {
+	b := &BFD{MinTx: defaultBFDInterval, MinRx: defaultBFDInterval, Multiplier: defaultBFDMultiplier}
+	if v.isNull() {
+		v.problem("is empty: write {} for the defaults %s, %s and %d, or remove the field for no BFD", b.MinTx, b.MinRx, b.Multiplier)
+		return b
+	}
+	o, ok := v.object("minTx", "minRx", "multiplier")
+	if !ok {
+		return b
+	}
+	o.duration("minTx", MinBFDInterval, MaxBFDInterval, &b.MinTx)
+	o.duration("minRx", MinBFDInterval, MaxBFDInterval, &b.MinRx)
+	if v, ok := o.optional("multiplier"); ok {
+		if n, ok := v.number(1, 255); ok {
+			b.Multiplier = uint8(n)
+		}
+	}
+	return b
+}
+
+func (p *parser) stream(v value, names map[string]int) (Stream, bool) {
+	s := Stream{MinReady: defaultMinReady}
+	o, ok := v.object("name", "vips", "minReady", "check", "targets")
+	if !ok {
+		return s, false
+	}
+	if v, ok := o.required("name", "write a name for the stream"); ok {
+		if s.Name, ok = v.name(); ok {
+			unique(names, s.Name, v, "stream")
+		}
+	}
+	if v, ok := o.required("vips", "write the VIPs that the stream serves"); ok {
+		seen := make(map[vip.VIP]int)
+		s.VIPs = list(v, "write a list of VIPs such as [20.0.0.1/32]", func(v value) (vip.VIP, bool) {
+			x, ok := v.vip()
+			if !ok || !unique(seen, x, v, "VIP") {
+				return x, false
+			}
+			p.streamVIPs = append(p.streamVIPs, placed[vip.VIP]{x, v})
+			return x, true
+		})
+		if v.node.Kind == yaml.SequenceNode && len(v.node.Content) == 0 {
+			v.problem("is an empty list: write the VIPs that the stream serves, or remove the stream")
+		}
+	}
+	if v, ok := o.optional("minReady"); ok {
+		if n, ok := v.number(1, 1_000_000); ok {
+			s.MinReady = int(n)
+		}
+	}
+	if v, ok := o.required("check", "write how the targets are checked, such as {tcp: {port: 5000}}"); ok {
+		s.Check = p.check(v)
+	}
+	if v, ok := o.optional("targets"); ok {
+		names, addresses := make(map[string]int), make(map[netip.Addr]int)
+		s.Targets = list(v, "write a list of targets, or [] for none", func(v value) (Target, bool) {
+			return p.target(v, names, addresses)
+		})
+	}
+	return s, true
+}
+
+func (p *parser) check(v value) Check {
+	c := Check{Interval: defaultCheckInterval, Timeout: defaultCheckTimeout, Rise: defaultRise, Fall: defaultFall}
+	notYet := []string{"http", "grpc"}
+	o, ok := v.objectLater(notYet, "tcp", "interval", "timeout", "rise", "fall")
+	if !ok {
+		return c
+	}
+	later := false
+	for _, name := range notYet {
+		if v, ok := o.optional(name); ok {
+			later = true
+			v.problem("%s checks are not supported yet: write tcp: {port: N}", name)
+		}
+	}
+	if v, ok := o.optional("tcp"); ok {
+		if o, ok := v.object("port"); ok {
+			if _, ok := o.required("port", "write the TCP port to connect to"); ok {
+				o.port("port", &c.TCP.Port)
+			}
+		}
+	} else if !later {
+		o.required("tcp", "write tcp: {port: N}")
+	}
+	o.duration("interval", MinCheckInterval, MaxCheckInterval, &c.Interval)
+	if v, ok := o.optional("timeout"); ok {
+		if d, ok := v.duration(MinCheckTimeout, MaxCheckInterval); ok {
+			if d > c.Interval {
+				v.problem("is %s, longer than the interval of %s: write at most the interval", d, c.Interval)
+			}
+			c.Timeout = d
+		}
+	} else {
+		c.Timeout = min(c.Timeout, c.Interval)
+	}
+	for _, f := range []struct {
+		name string
+		to   *int
+	}{{"rise", &c.Rise}, {"fall", &c.Fall}} {
+		if v, ok := o.optional(f.name); ok {
+			if n, ok := v.number(1, MaxRiseFall); ok {
+				*f.to = int(n)
+			}
+		}
+	}
+	return c
+}
+
+func (p *parser) target(v value, names map[string]int, addresses map[netip.Addr]int) (Target, bool) {
+	var t Target
+	o, ok := v.object("name", "ips")
+	if !ok {
+		return t, false
+	}
+	if v, ok := o.required("name", "write a name for the target"); ok {
+		if t.Name, ok = v.name(); ok {
+			unique(names, t.Name, v, "target")
+		}
+	}
+	if v, ok := o.required("ips", "write the target's addresses"); ok {
+		var of [len(vip.Families)]bool
+		t.IPs = list(v, "write a list of addresses such as [172.16.1.1]", func(v value) (netip.Addr, bool) {
+			a, ok := v.targetAddress()
+			if !ok || !unique(addresses, a, v, "target address") {
+				return a, false
+			}
+			if f := vip.FamilyOf(a); of[f] {
+				v.problem("is a second %s address: a target has one of a family, make a second target of it", familyName(f))
+			} else {
+				of[f] = true
+			}
+			p.targets = append(p.targets, placed[netip.Addr]{a, v})
+			return a, true
+		})
+		if v.node.Kind == yaml.SequenceNode && len(v.node.Content) == 0 {
+			v.problem("is an empty list: write the target's addresses, or remove the target")
+		}
+	}
+	return t, true
+}
+
+func (o object) port(name string, to *uint16) {
+	if v, ok := o.optional(name); ok {
+		if n, ok := v.number(1, 65535); ok {
+			*to = uint16(n)
+		}
+	}
+}
+
+func (o object) asn(name string, to *uint32) {
+	if v, ok := o.optional(name); ok {
+		if n, ok := v.number(1, 4294967294); ok {
+			if problem := checkASN(n); problem != "" {
+				v.problem("%s", problem)
+			}
+			*to = n
+		}
+	}
+}
+
+func (o object) duration(name string, lo, hi time.Duration, to *time.Duration) {
+	if v, ok := o.optional(name); ok {
+		if d, ok := v.duration(lo, hi); ok {
+			*to = d
+		}
+	}
+}

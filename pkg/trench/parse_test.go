@@ -1,0 +1,364 @@
+package trench
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+func TestReadTheReference(t *testing.T) {
+	got, err := Read("testdata/reference.yaml", DefaultDefaults())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &Config{
+		Trench: "trench-a",
+		Attractor: Attractor{
+			Name: "attractor-a-1",
+			VIPs: []vip.VIP{vip.Require("20.0.0.1/32"), vip.Require("2000::1/128"), vip.Require("30.0.0.0/24")},
+			Gateways: []Gateway{
+				{
+					Name: "gateway-a-1", Address: netip.MustParseAddr("169.254.100.150"),
+					LocalASN: 64512, RemoteASN: 4200000001, LocalPort: 179, RemotePort: 1179, HoldTime: 9 * time.Second,
+					BFD:          &BFD{MinTx: 100 * time.Millisecond, MinRx: 200 * time.Millisecond, Multiplier: 5},
+					PasswordFile: "/etc/vipgate/gateway-a-1.key",
+				},
+				{
+					Name: "gateway-a-2", Address: netip.MustParseAddr("fd00:100::150"),
+					LocalASN: 8103, RemoteASN: 4248829953, LocalPort: 10179, RemotePort: 10179, HoldTime: 3 * time.Second,
+					BFD: &BFD{MinTx: 300 * time.Millisecond, MinRx: 300 * time.Millisecond, Multiplier: 3},
+				},
+			},
+		},
+		Streams: []Stream{
+			{
+				Name: "stream-a-1", VIPs: []vip.VIP{vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")}, MinReady: 2,
+				Check: Check{TCP: TCPCheck{5000}, Interval: 2 * time.Second, Timeout: 300 * time.Millisecond, Rise: 1, Fall: 4},
+				Targets: []Target{
+					{Name: "target-1", IPs: []netip.Addr{netip.MustParseAddr("172.16.1.1"), netip.MustParseAddr("fd00::1")}},
+					{Name: "target-2", IPs: []netip.Addr{netip.MustParseAddr("172.16.1.2")}},
+				},
+			},
+			{
+				Name: "stream-a-2", VIPs: []vip.VIP{vip.Require("2000::1/128")}, MinReady: 1,
+				Check: Check{TCP: TCPCheck{6000}, Interval: time.Second, Timeout: 500 * time.Millisecond, Rise: 2, Fall: 3},
+			},
+		},
+	}
+	if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{}, vip.VIP{}), cmpopts.EquateEmpty()); diff != "" {
+		t.Fatalf("(-want +got)\n%s", diff)
+	}
+}
+
+func TestDefaultsAreUsedAndJudged(t *testing.T) {
+	d := Defaults{LocalASN: 1, RemoteASN: 2, LocalPort: 3, RemotePort: 4, HoldTime: 5 * time.Second}
+	c, err := Parse("f", []byte(good), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := c.Attractor.Gateways[0]
+	if got := (Defaults{g.LocalASN, g.RemoteASN, g.LocalPort, g.RemotePort, g.HoldTime}); got != d {
+		t.Errorf("got %+v", got)
+	}
+	for _, tt := range []struct {
+		change func(*Defaults)
+		want   string
+	}{
+		{func(d *Defaults) { d.LocalASN = 0 }, "default local AS number is 0, which is reserved (RFC 7607): write the AS number of that side"},
+		{func(d *Defaults) { d.RemoteASN = LoopbackASN }, "default remote AS number is 4200000000, which vipgate itself uses on the loopback session: choose another private AS number"},
+		{func(d *Defaults) { d.RemotePort = 0 }, "default BGP ports 3 (local) and 0 (remote): a port lies between 1 and 65535"},
+		{func(d *Defaults) { d.HoldTime = 0 }, "default hold time is 0s: BGP wants whole seconds between 3s and 65535s (RFC 4271)"},
+	} {
+		bad := d
+		tt.change(&bad)
+		if _, err := Parse("f", []byte(good), bad); err == nil || err.Error() != tt.want {
+			t.Errorf("got  %v\nwant %s", err, tt.want)
+		}
+	}
+}
+
+// good is a file to spoil: each test replaces one of its lines.
+const good = `trench: trench-a
+attractor:
+  name: attractor-a-1
+  vips: [20.0.0.1/32, "2000::1/128"]
+  gateways:
+    - name: gw4
+      address: 169.254.100.150
+    - name: gw6
+      address: fd00:100::150
+streams:
+  - name: s1
+    vips: [20.0.0.1/32]
+    check: {tcp: {port: 5000}}
+    targets:
+      - {name: t1, ips: [172.16.1.1]}
+      - {name: t2, ips: [172.16.1.2]}
+`
+
+func TestBadInputIsToldWithPlaceAndRemedy(t *testing.T) {
+	const fields = "trench, attractor, streams"
+	const gatewayFields = "name, address, protocol, localASN, remoteASN, localPort, remotePort, holdTime, bfd, passwordFile"
+	tests := []struct {
+		name     string
+		old, new string // replaced in good
+		want     string // all the lines of the error
+	}{
+		// YAML
+		{"syntax", "name: gw4", "name: [gw4", "f.yaml:7: not valid YAML: did not find expected ',' or ']' (while parsing a flow sequence that began in line 6): mind the indentation, the brackets and the quotes"},
+		{"tab", "  name: attractor-a-1", "\tname: attractor-a-1", "f.yaml:3: not valid YAML: found character that cannot start any token (while scanning for the next token that began in line 3): mind the indentation, the brackets and the quotes"},
+		{"empty", good, "", "f.yaml:1: the file is empty: write the fields trench, attractor and streams"},
+		{"comment only", good, "# nothing\n", "f.yaml:1: the file is empty: write the fields trench, attractor and streams"},
+		{"second document", "streams:", "---\nstreams:", "f.yaml:10: a second YAML document begins here: one file holds one trench, remove the --- line and what does not belong to it"},
+		{"list at the top", good, "- a\n", "f.yaml:1: is a list: write a mapping with the fields " + fields},
+		{"scalar at the top", good, "hello\n", "f.yaml:1: is \"hello\": write a mapping with the fields " + fields},
+		{"not UTF-8", "gw4", "gw\xff", "f.yaml:6: the file is not UTF-8 here: save the file as plain UTF-8 text"},
+		{"control character", "gw4", "gw\x00", "f.yaml:6: the file has the control character 0x00 here: save the file as plain UTF-8 text"},
+		{"unknown alias", "[20.0.0.1/32]", "*vips", "f.yaml:12: not valid YAML: unknown anchor 'vips' referenced: mind the indentation, the brackets and the quotes"},
+		{"alias to itself", "[20.0.0.1/32]", "&x [*x]", "f.yaml:12: streams[0].vips[0]: is a list: write a VIP such as 20.0.0.1/32 or 2000::1/128"},
+		{"merge key", "name: gw4", "<<: {name: gw4}", "f.yaml:6: attractor.gateways[0].<<: merge keys are not supported: write the fields out, or use an alias for a whole value\nf.yaml:6: attractor.gateways[0].name: is missing: write a name for the gateway"},
+		{"tag", "name: gw4", "name: !secret gw4", "f.yaml:6: attractor.gateways[0].name: has the YAML tag !secret: remove the tag"},
+		{"key that is no name", "trench: trench-a", "trench: trench-a\n[a, b]: c", "f.yaml:2: a field's name is a list: the fields here are " + fields},
+
+		// Fields
+		{"unknown field", "name: gw4", "name: gw4\n      color: red", "f.yaml:7: attractor.gateways[0].color: unknown field: the fields here are " + gatewayFields},
+		{"misspelt field", "name: gw4", "name: gw4\n      remote_asn: 1", "f.yaml:7: attractor.gateways[0].remote_asn: unknown field, did you mean \"remoteASN\": the fields here are " + gatewayFields},
+		{"field with a line break", "trench: trench-a", "trench: trench-a\n\"a\\nb\": 1", "f.yaml:2: \"a…\": unknown field: the fields here are " + fields},
+		{"duplicate field", "trench: trench-a", "trench: trench-a\ntrench: b", "f.yaml:2: trench: appears twice, first in line 1: remove one of them"},
+		{"no trench", "trench: trench-a", "", "f.yaml:2: trench: is missing: write the name of the trench"},
+		{"trench without a value", "trench: trench-a", "trench:", "f.yaml:1: trench: is empty: write 1 to 60 characters out of A-Z a-z 0-9 _ . -"},
+		{"no attractor", good, "trench: a\n", "f.yaml:1: attractor: is missing: write its name, vips and gateways"},
+		{"no attractor name", "  name: attractor-a-1\n", "", "f.yaml:3: attractor.name: is missing: write the name of the attractor"},
+		{"no VIPs", "  vips: [20.0.0.1/32, \"2000::1/128\"]\n", "", "f.yaml:3: attractor.vips: is missing: write a list of VIPs such as [20.0.0.1/32], or [] for none"},
+		{"VIPs are no list", `[20.0.0.1/32, "2000::1/128"]`, "20.0.0.1/32", "f.yaml:4: attractor.vips: is \"20.0.0.1/32\", not a list: write a list of VIPs such as [20.0.0.1/32], or [] for none"},
+		{"gateways are no list", good[strings.Index(good, "gateways:"):strings.Index(good, "streams:")], "gateways: {}\n", "f.yaml:5: attractor.gateways: is a mapping, not a list: write a list of gateways, or [] for none"},
+		{"streams are null", good[strings.Index(good, "streams:"):], "streams:\n", "f.yaml:10: streams: is empty, not a list: write a list of streams, or [] for none"},
+		{"gateway is a scalar", "    - name: gw4\n      address: 169.254.100.150\n", "    - gw4\n", "f.yaml:6: attractor.gateways[0]: is \"gw4\": write a mapping with the fields " + gatewayFields},
+
+		// Names
+		{"gateway name with a space", "name: gw4", "name: gw 4", "f.yaml:6: attractor.gateways[0].name: is \"gw 4\": write 1 to 60 characters out of A-Z a-z 0-9 _ . -"},
+		{"gateway name with a quote", "name: gw4", `name: "gw\"4"`, "f.yaml:6: attractor.gateways[0].name: is \"gw\\\"4\": write 1 to 60 characters out of A-Z a-z 0-9 _ . -"},
+		{"gateway name too long", "name: gw4", "name: " + strings.Repeat("g", 61), "f.yaml:6: attractor.gateways[0].name: is \"" + strings.Repeat("g", 61) + "\": write 1 to 60 characters out of A-Z a-z 0-9 _ . -"},
+		{"gateway name BFD", "name: gw4", "name: BFD", "f.yaml:6: attractor.gateways[0].name: is \"BFD\": BIRD's protocol NBR-BFD has that name, take another"},
+		{"empty stream name", "name: s1", `name: ""`, "f.yaml:11: streams[0].name: is empty: write 1 to 60 characters out of A-Z a-z 0-9 _ . -"},
+		{"duplicate gateway name", "name: gw6", "name: gw4", "f.yaml:8: attractor.gateways[1].name: gateway gw4 appears twice, first in line 6: remove one of them or change it"},
+		{"duplicate gateway address", "address: fd00:100::150", "address: 169.254.100.150", "f.yaml:9: attractor.gateways[1].address: gateway address 169.254.100.150 appears twice, first in line 7: remove one of them or change it"},
+		{"duplicate stream", "    check: {tcp: {port: 5000}}\n", "    check: {tcp: {port: 5000}}\n  - name: s1\n    vips: [20.0.0.1/32]\n    check: {tcp: {port: 5000}}\n", "f.yaml:14: streams[1].name: stream s1 appears twice, first in line 11: remove one of them or change it"},
+		{"duplicate target", "name: t2", "name: t1", "f.yaml:16: streams[0].targets[1].name: target t1 appears twice, first in line 15: remove one of them or change it"},
+
+		// VIPs
+		{"VIP is no prefix", "[20.0.0.1/32]", "[20.0.0.1]", "f.yaml:12: streams[0].vips[0]: VIP \"20.0.0.1\" has no prefix length: write 20.0.0.1/32"},
+		{"VIP is nonsense", `[20.0.0.1/32, "2000::1/128"]`, "[20.0.0.1/32, hello]", "f.yaml:4: attractor.vips[1]: VIP \"hello\" is not a prefix such as 20.0.0.1/32 or 2000::1/128"},
+		{"VIP is a default route", `[20.0.0.1/32, "2000::1/128"]`, "[20.0.0.1/32, ::/0]", "f.yaml:4: attractor.vips[1]: VIP ::/0 is a default route, which would attract everything: name the addresses to serve"},
+		{"VIP is IPv4-mapped", `"2000::1/128"]`, `"::ffff:1.2.3.4/128"]`, "f.yaml:4: attractor.vips[1]: VIP ::ffff:1.2.3.4/128 is an IPv4-mapped prefix: write it as IPv4"},
+		{"VIP is null", `"2000::1/128"]`, `"2000::1/128", null]`, "f.yaml:4: attractor.vips[2]: is empty: write a VIP such as 20.0.0.1/32 or 2000::1/128"},
+		{"duplicate VIP", `"2000::1/128"]`, `"2000::1/128", 2000:0::1/128]`, "f.yaml:4: attractor.vips[2]: VIP 2000::1/128 appears twice, first in line 4: remove one of them or change it"},
+		{"overlapping VIPs", `[20.0.0.1/32, "2000::1/128"]`, "\n    - 20.0.0.1/32\n    - 20.0.0.0/24\n    - 2000::1/128", "f.yaml:5: attractor.vips[0]: VIP 20.0.0.1/32 lies in the VIP 20.0.0.0/24 of line 6, which would attract its traffic even while it is withdrawn: remove one of them"},
+		{"stream VIP not in the attractor", "[20.0.0.1/32]", "[20.0.0.2/32]", "f.yaml:12: streams[0].vips[0]: VIP 20.0.0.2/32 is not one of the attractor: add it to attractor.vips or remove it here"},
+		{"stream VIP twice", "[20.0.0.1/32]", "[20.0.0.1/32, 20.0.0.1/32]", "f.yaml:12: streams[0].vips[1]: VIP 20.0.0.1/32 appears twice, first in line 12: remove one of them or change it"},
+		{"stream without VIPs", "[20.0.0.1/32]", "[]", "f.yaml:12: streams[0].vips: is an empty list: write the VIPs that the stream serves, or remove the stream"},
+
+		// Gateways
+		{"no address", "      address: 169.254.100.150\n", "", "f.yaml:6: attractor.gateways[0].address: is missing: write the gateway's IP address"},
+		{"address is a host name", "169.254.100.150", "router.example", "f.yaml:7: attractor.gateways[0].address: is \"router.example\", not an IP address: write one such as 169.254.100.150"},
+		{"address is a prefix", "169.254.100.150", "169.254.100.150/24", "f.yaml:7: attractor.gateways[0].address: is \"169.254.100.150/24\", which has a prefix length: write 169.254.100.150"},
+		{"address is multicast", "169.254.100.150", "224.0.0.1", "f.yaml:7: attractor.gateways[0].address: is 224.0.0.1, a multicast or broadcast address: write the address of one host"},
+		{"address is broadcast", "169.254.100.150", "255.255.255.255", "f.yaml:7: attractor.gateways[0].address: is 255.255.255.255, a multicast or broadcast address: write the address of one host"},
+		{"address is unspecified", "fd00:100::150", "\"::\"", "f.yaml:9: attractor.gateways[1].address: is ::, the unspecified address: write the address of one host"},
+		{"address is IPv4-mapped", "169.254.100.150", "::ffff:169.254.100.150", "f.yaml:7: attractor.gateways[0].address: is ::ffff:169.254.100.150, an IPv4-mapped address: write 169.254.100.150"},
+		{"address is loopback", "169.254.100.150", "127.0.0.1", "f.yaml:7: attractor.gateways[0].address: is 127.0.0.1, a loopback address: write the gateway's address on the external network"},
+		{"address has a zone", "fd00:100::150", "fe80::1%eth0", "f.yaml:9: attractor.gateways[1].address: is fe80::1%eth0, which has a zone: write an address that needs none"},
+		{"address is link-local IPv6", "fd00:100::150", "fe80::1", "f.yaml:9: attractor.gateways[1].address: is fe80::1, an IPv6 link-local address, which is not supported: write a global or unique local address"},
+		{"address is a VIP", "169.254.100.150", "20.0.0.1", "f.yaml:7: attractor.gateways[0].address: is 20.0.0.1, which lies in the VIP 20.0.0.1/32: a gateway cannot be reached through itself, change one of them"},
+		{"gateway of a family without VIPs", `[20.0.0.1/32, "2000::1/128"]`, "[20.0.0.1/32]", "f.yaml:9: attractor.gateways[1].address: is fd00:100::150, but the attractor has no IPv6 VIP: add one to attractor.vips or remove the gateway"},
+		{"static", "name: gw4", "name: gw4\n      protocol: static", "f.yaml:7: attractor.gateways[0].protocol: is \"static\": static gateways are not supported yet: write bgp"},
+		{"other protocol", "name: gw4", "name: gw4\n      protocol: ospf", "f.yaml:7: attractor.gateways[0].protocol: is \"ospf\": write bgp, the only protocol so far"},
+		{"our own AS", "name: gw4", "name: gw4\n      remoteASN: 4200000000", "f.yaml:7: attractor.gateways[0].remoteASN: is 4200000000, which vipgate itself uses on the loopback session: choose another private AS number"},
+		{"our own AS as the local one", "name: gw4", "name: gw4\n      localASN: 4200000000", "f.yaml:7: attractor.gateways[0].localASN: is 4200000000, which vipgate itself uses on the loopback session: choose another private AS number"},
+		{"AS 0", "name: gw4", "name: gw4\n      localASN: 0", "f.yaml:7: attractor.gateways[0].localASN: is \"0\": write a whole number between 1 and 4294967294"},
+		{"AS_TRANS", "name: gw4", "name: gw4\n      localASN: 23456", "f.yaml:7: attractor.gateways[0].localASN: is 23456, which stands for 4-octet AS numbers (RFC 6793): write the AS number itself"},
+		{"AS 65535", "name: gw4", "name: gw4\n      localASN: 65535", "f.yaml:7: attractor.gateways[0].localASN: is 65535, which is reserved (RFC 7300): write the AS number of that side"},
+		{"AS with a dot", "name: gw4", "name: gw4\n      localASN: 1.1", "f.yaml:7: attractor.gateways[0].localASN: is \"1.1\": write a whole number between 1 and 4294967294"},
+		{"port 0", "name: gw4", "name: gw4\n      localPort: 0", "f.yaml:7: attractor.gateways[0].localPort: is \"0\": write a whole number between 1 and 65535"},
+		{"port 65536", "name: gw4", "name: gw4\n      remotePort: 65536", "f.yaml:7: attractor.gateways[0].remotePort: is \"65536\": write a whole number between 1 and 65535"},
+		{"negative port", "name: gw4", "name: gw4\n      remotePort: -1", "f.yaml:7: attractor.gateways[0].remotePort: is \"-1\": write a whole number between 1 and 65535"},
+		{"octal port", "name: gw4", "name: gw4\n      remotePort: 0179", "f.yaml:7: attractor.gateways[0].remotePort: is \"0179\": write a whole number between 1 and 65535"},
+		{"hold time 2 s", "name: gw4", "name: gw4\n      holdTime: 2s", "f.yaml:7: attractor.gateways[0].holdTime: is \"2s\": write a duration with its unit between 3s and 65535s"},
+		{"hold time 3.5 s", "name: gw4", "name: gw4\n      holdTime: 3.5s", "f.yaml:7: attractor.gateways[0].holdTime: is 3.5s: BGP wants whole seconds between 3s and 65535s (RFC 4271)"},
+		{"hold time too long", "name: gw4", "name: gw4\n      holdTime: 24h", "f.yaml:7: attractor.gateways[0].holdTime: is \"24h\": write a duration with its unit between 3s and 65535s"},
+		{"hold time without a unit", "name: gw4", "name: gw4\n      holdTime: 3", "f.yaml:7: attractor.gateways[0].holdTime: is \"3\", which has no unit: write 3s or 3ms"},
+		{"BFD without a value", "name: gw4", "name: gw4\n      bfd:", "f.yaml:7: attractor.gateways[0].bfd: is empty: write {} for the defaults 300ms, 300ms and 3, or remove the field for no BFD"},
+		{"BFD true", "name: gw4", "name: gw4\n      bfd: true", "f.yaml:7: attractor.gateways[0].bfd: is \"true\": write a mapping with the fields minTx, minRx, multiplier"},
+		{"BFD too fast", "name: gw4", "name: gw4\n      bfd: {minTx: 9ms}", "f.yaml:7: attractor.gateways[0].bfd.minTx: is \"9ms\": write a duration with its unit between 10ms and 1m"},
+		{"BFD multiplier 0", "name: gw4", "name: gw4\n      bfd: {multiplier: 0}", "f.yaml:7: attractor.gateways[0].bfd.multiplier: is \"0\": write a whole number between 1 and 255"},
+		{"relative password file", "name: gw4", "name: gw4\n      passwordFile: key", "f.yaml:7: attractor.gateways[0].passwordFile: is \"key\": write the absolute path of the file with the password"},
+		{"empty password file", "name: gw4", "name: gw4\n      passwordFile: \"\"", "f.yaml:7: attractor.gateways[0].passwordFile: is empty: write the absolute path of the file, or remove the field for a session without a password"},
+
+		// Streams
+		{"no check", "    check: {tcp: {port: 5000}}\n", "", "f.yaml:11: streams[0].check: is missing: write how the targets are checked, such as {tcp: {port: 5000}}"},
+		{"empty check", "{tcp: {port: 5000}}", "{}", "f.yaml:13: streams[0].check.tcp: is missing: write tcp: {port: N}"},
+		{"http check", "{tcp: {port: 5000}}", "{http: {path: /}}", "f.yaml:13: streams[0].check.http: http checks are not supported yet: write tcp: {port: N}"},
+		{"grpc check beside a tcp check", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, grpc: {}}", "f.yaml:13: streams[0].check.grpc: grpc checks are not supported yet: write tcp: {port: N}"},
+		{"unknown check", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, icmp: {}}", "f.yaml:13: streams[0].check.icmp: unknown field: the fields here are tcp, interval, timeout, rise, fall"},
+		{"check without a port", "{tcp: {port: 5000}}", "{tcp: {}}", "f.yaml:13: streams[0].check.tcp.port: is missing: write the TCP port to connect to"},
+		{"check port out of range", "{port: 5000}", "{port: 70000}", "f.yaml:13: streams[0].check.tcp.port: is \"70000\": write a whole number between 1 and 65535"},
+		{"interval 0", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, interval: 0s}", "f.yaml:13: streams[0].check.interval: is \"0s\": write a duration with its unit between 10ms and 1h"},
+		{"timeout longer than the interval", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, interval: 1s, timeout: 2s}", "f.yaml:13: streams[0].check.timeout: is 2s, longer than the interval of 1s: write at most the interval"},
+		{"rise 0", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, rise: 0}", "f.yaml:13: streams[0].check.rise: is \"0\": write a whole number between 1 and 100"},
+		{"fall too high", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, fall: 101}", "f.yaml:13: streams[0].check.fall: is \"101\": write a whole number between 1 and 100"},
+		{"minReady 0", "name: s1", "name: s1\n    minReady: 0", "f.yaml:12: streams[0].minReady: is \"0\": write a whole number between 1 and 1000000"},
+
+		// Targets
+		{"target without addresses", "ips: [172.16.1.1]", "ips: []", "f.yaml:15: streams[0].targets[0].ips: is an empty list: write the target's addresses, or remove the target"},
+		{"target without a name", "name: t1, ", "", "f.yaml:15: streams[0].targets[0].name: is missing: write a name for the target"},
+		{"target is a VIP", "172.16.1.1", "20.0.0.1", "f.yaml:15: streams[0].targets[0].ips[0]: is 20.0.0.1, which lies in the VIP 20.0.0.1/32: write the target's own address"},
+		{"target address twice", "172.16.1.2", "172.16.1.1", "f.yaml:16: streams[0].targets[1].ips[0]: target address 172.16.1.1 appears twice, first in line 15: remove one of them or change it"},
+		{"two addresses of a family", "[172.16.1.1]", "[172.16.1.1, fd00::1, 172.16.1.3]", "f.yaml:15: streams[0].targets[0].ips[2]: is a second IPv4 address: a target has one of a family, make a second target of it"},
+		{"target address is a prefix", "172.16.1.2", "172.16.1.2/32", "f.yaml:16: streams[0].targets[1].ips[0]: is \"172.16.1.2/32\", which has a prefix length: write 172.16.1.2"},
+
+		// Several at once, in the order of the file
+		{
+			"several", good, strings.NewReplacer("name: gw4", "name: g 4", "port: 5000", "port: x", "trench-a", `""`).Replace(good),
+			"f.yaml:1: trench: is empty: write 1 to 60 characters out of A-Z a-z 0-9 _ . -\n" +
+				"f.yaml:6: attractor.gateways[0].name: is \"g 4\": write 1 to 60 characters out of A-Z a-z 0-9 _ . -\n" +
+				"f.yaml:13: streams[0].check.tcp.port: is \"x\": write a whole number between 1 and 65535",
+		},
+	}
+	if _, err := Parse("f.yaml", []byte(good), DefaultDefaults()); err != nil {
+		t.Fatalf("the file to spoil is not good: %v", err)
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if !strings.Contains(good, tt.old) {
+				t.Fatalf("%q is not in the file", tt.old)
+			}
+			c, err := Parse("f.yaml", []byte(strings.Replace(good, tt.old, tt.new, 1)), DefaultDefaults())
+			var errs *Errors
+			if !errors.As(err, &errs) || c != nil {
+				t.Fatalf("got %+v, %v", c, err)
+			}
+			if got := err.Error(); got != tt.want {
+				t.Fatalf("\n got %s\nwant %s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestGoodVariants(t *testing.T) {
+	tests := []struct{ name, old, new string }{
+		{"no streams", good[strings.Index(good, "streams:"):], ""},
+		{"no gateways", good[strings.Index(good, "  gateways:"):strings.Index(good, "streams:")], ""},
+		{"nothing at all", good, "trench: a\nattractor: {name: a, vips: []}\nstreams: []\n"},
+		{"JSON", good, `{"trench": "a", "attractor": {"name": "a", "vips": ["20.0.0.1/32"]}}`},
+		{"a name that is a number", "name: s1", "name: 12"},
+		{"a byte order mark and CR LF", good, "\ufeff" + strings.ReplaceAll(good, "\n", "\r\n")},
+		{"an alias for a list", good, strings.NewReplacer(`[20.0.0.1/32, "2000::1/128"]`, `&vips [20.0.0.1/32, "2000::1/128"]`, "vips: [20.0.0.1/32]", "vips: *vips").Replace(good)},
+		{"document marks", good, "---\n" + good + "...\n"},
+		{"a short interval without a timeout", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, interval: 100ms}"},
+		{"a target on loopback", "172.16.1.1", "127.0.0.1"},
+		{"the same target in two streams", good, good + "  - {name: s2, vips: [20.0.0.1/32], check: {tcp: {port: 1}}, targets: [{name: t1, ips: [172.16.1.1]}]}\n"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c, err := Parse("f.yaml", []byte(strings.Replace(good, tt.old, tt.new, 1)), DefaultDefaults())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, s := range c.Streams {
+				if s.Check.Timeout > s.Check.Interval {
+					t.Errorf("timeout %v, interval %v", s.Check.Timeout, s.Check.Interval)
+				}
+			}
+		})
+	}
+}
+
+func TestReadNamesWhatCannotBeRead(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := Read(dir, DefaultDefaults()); err == nil || !strings.Contains(err.Error(), "is not a file") {
+		t.Errorf("a directory: %v", err)
+	}
+	if _, err := Read(dir+"/missing.yaml", DefaultDefaults()); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "missing.yaml") {
+		t.Errorf("a missing file: %v", err)
+	}
+}
+
+func TestProblemsAreBounded(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("trench: a\nattractor:\n  name: a\n  vips: &v\n")
+	for range 1000 {
+		b.WriteString("    - 20.0.0.1/32\n")
+	}
+	b.WriteString("streams:\n")
+	for range 1000 {
+		b.WriteString("  - {name: s, vips: *v, check: {tcp: {port: 1}}}\n")
+	}
+	_, err := Parse("f.yaml", []byte(b.String()), DefaultDefaults())
+	var errs *Errors
+	if !errors.As(err, &errs) || len(errs.Problems) != maxProblems || !errs.More {
+		t.Fatalf("got %v", err)
+	}
+	if got := err.Error(); !strings.HasSuffix(got, "\nf.yaml: there are more problems than these 100") {
+		t.Errorf("got %s", got[strings.LastIndex(got, "\n")+1:])
+	}
+}
+
+func TestTenThousandVIPsAndTargets(t *testing.T) {
+	c, err := Parse("f.yaml", large(10_000), DefaultDefaults())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Attractor.VIPs) != 10_000 || len(c.Streams[0].Targets) != 10_000 {
+		t.Fatalf("got %d VIPs, %d targets", len(c.Attractor.VIPs), len(c.Streams[0].Targets))
+	}
+}
+
+func large(n int) []byte {
+	var vips, targets strings.Builder
+	v, a := netip.MustParseAddr("20.0.0.0"), netip.MustParseAddr("172.16.0.0")
+	for i := range n {
+		v, a = v.Next(), a.Next()
+		fmt.Fprintf(&vips, "    - %s/32\n", v)
+		fmt.Fprintf(&targets, "      - {name: t%d, ips: [%s]}\n", i, a)
+	}
+	return []byte("trench: a\nattractor:\n  name: a\n  vips: &vips\n" + vips.String() +
+		"streams:\n  - name: s\n    vips: *vips\n    check: {tcp: {port: 1}}\n    targets:\n" + targets.String())
+}
+
+func BenchmarkParse10000(b *testing.B) {
+	data := large(10_000)
+	for b.Loop() {
+		if _, err := Parse("f.yaml", data, DefaultDefaults()); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(good))
+	f.Add([]byte("a: &a [*a]"))
+	reference, err := os.ReadFile("testdata/reference.yaml")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(reference)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, err := Parse("f", data, DefaultDefaults())
+		if (c == nil) == (err == nil) {
+			t.Fatalf("got %v, %v", c, err)
+		}
+		var errs *Errors
+		if err != nil && (!errors.As(err, &errs) || len(errs.Problems) == 0) {
+			t.Fatalf("got %T %v", err, err)
+		}
+	})
+}
