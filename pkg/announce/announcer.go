@@ -207,8 +207,8 @@ func (a *Announcer) Run(ctx context.Context) error {
 	backoff := minBackoff
 	for a.awaitBeat(ctx) {
 		err := a.attempt(ctx, enc)
-		if ctx.Err() != nil {
-			break
+		if errors.Is(err, context.Canceled) {
+			err = nil
 		}
 		s := a.state.Load()
 		if s.Established && time.Since(s.Since) >= goodSession {
@@ -220,7 +220,6 @@ func (a *Announcer) Run(ctx context.Context) error {
 		}
 		backoff = min(2*backoff, maxBackoff)
 	}
-	a.down(nil)
 	return nil
 }
 

@@ -112,7 +112,8 @@ func (s *session) run(ctx context.Context) error {
 	return err
 }
 
-// read passes on messages until the connection ends.
+// read passes on messages until the connection ends. It needs no deadline: the
+// hold timer and the close at run's end bound it.
 func (s *session) read() {
 	r := bufio.NewReader(s.conn)
 	// Drain to the end, so that the close that follows sends no reset, which

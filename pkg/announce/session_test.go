@@ -459,7 +459,20 @@ func TestStopFlushesThenCeases(t *testing.T) {
 		if n := p.writes.Load() - before; n > 2 {
 			t.Errorf("%d writes", n)
 		}
-		if s := a.State().Load(); s.Established || s.Announced4 != 0 {
+		if s := a.State().Load(); s.Established || s.Announced4 != 0 || s.LastError != nil {
+			t.Errorf("got %+v", s)
+		}
+	})
+}
+
+func TestStopThatCouldNotFlushSaysSo(t *testing.T) {
+	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+		stop := run(t, a)
+		p := <-peers
+		p.establish(3)
+		awaitState(t, a, "established", func(s State) bool { return s.Established })
+		stop() // the peer does not read
+		if s := a.State().Load(); s.Established || s.LastError == nil || !strings.Contains(s.LastError.Error(), "writing") {
 			t.Errorf("got %+v", s)
 		}
 	})
