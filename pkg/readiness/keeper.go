@@ -144,9 +144,8 @@ func (k *keeper) connect() {
 // reports, and plans its replacement.
 func (k *keeper) heard() {
 	k.spoke, k.logged = true, ""
-	k.wait.reset()
+	k.opened()
 	k.moveWait.reset()
-	k.w.stats.streams.Add(1)
 	k.w.log.Info("readiness stream open", "socket", k.w.path)
 	k.current.reporter <- k.w.outbox.attach()
 	k.moveAt.Stop()
@@ -158,13 +157,22 @@ func (k *keeper) heard() {
 	}
 }
 
+// opened counts current, on which the load balancer has spoken.
+func (k *keeper) opened() {
+	k.wait.reset()
+	k.w.stats.streams.Add(1)
+}
+
 // lost goes on after the end of current, or after a failed attempt.
 func (k *keeper) lost() {
 	k.w.stats.failures.Add(1)
 	err := k.current.err
 	k.moveAt.Stop()
 	k.moveDue, k.cooling = false, false
-	wasOpen := k.spoke
+	wasOpen := k.current.spoken()
+	if wasOpen && !k.spoke {
+		k.opened() // it spoke and ended before step could look
+	}
 	k.current, k.next, k.spoke = k.next, nil, false
 	if k.current != nil {
 		k.w.log.Warn("readiness stream lost, a second one is on its way", "error", err)

@@ -271,6 +271,8 @@ func (l *link) tell(ctx context.Context, client readinessv1.ReadinessServiceClie
 		case <-r.wake:
 		case err := <-ended:
 			return over(err)
+		case <-ctx.Done():
+			return ctx.Err()
 		case <-l.retire:
 			if stream == nil {
 				return nil

@@ -190,11 +190,7 @@ func (p parcel) messages(watchID string) []*readinessv1.ReportAdvertisementReque
 	var families []*readinessv1.FamilyConnectivity
 	for _, f := range vip.Families {
 		if up, configured := p.families[f]; configured {
-			m := &readinessv1.FamilyConnectivity{Family: readinessv1.IpFamily_IP_FAMILY_IPV4, Up: up}
-			if f == vip.IPv6 {
-				m.Family = readinessv1.IpFamily_IP_FAMILY_IPV6
-			}
-			families = append(families, m)
+			families = append(families, &readinessv1.FamilyConnectivity{Family: FamilyProto(f), Up: up})
 		}
 	}
 	messages := []*readinessv1.ReportAdvertisementRequest{{WatchId: watchID, Families: families}}

@@ -282,7 +282,9 @@ func notReady(v string) VIPReadiness {
 }
 
 // numbered returns the i-th of many VIPs.
-func numbered(i int) vip.VIP { return vip.Require(fmt.Sprintf("20.%d.%d.%d/32", i>>16, i>>8&255, i&255)) }
+func numbered(i int) vip.VIP {
+	return vip.Require(fmt.Sprintf("20.%d.%d.%d/32", i>>16, i>>8&255, i&255))
+}
 
 func many(n int) []VIPReadiness {
 	rs := make([]VIPReadiness, n)

@@ -49,8 +49,8 @@ type stats struct {
 
 // Stats counts what happened since the start.
 type Stats struct {
-	// Streams counts the watches on which the load balancer spoke: the first,
-	// those after a loss, and Moves.
+	// Streams counts the watches that counted: the first on which the load
+	// balancer spoke, those after a loss, and Moves.
 	Streams uint64
 	// Moves counts the moves to a second connection, which leave no gap.
 	Moves uint64

@@ -46,6 +46,14 @@ func (r VIPReadiness) Proto(now time.Time) *readinessv1.VipReadiness {
 	return m
 }
 
+// FamilyProto returns an address family as it is reported.
+func FamilyProto(f vip.Family) readinessv1.IpFamily {
+	if f == vip.IPv6 {
+		return readinessv1.IpFamily_IP_FAMILY_IPV6
+	}
+	return readinessv1.IpFamily_IP_FAMILY_IPV4
+}
+
 // readinessFromProto reads what a peer says of a VIP. at is when it was
 // received: the drain time counts from there.
 func readinessFromProto(m *readinessv1.VipReadiness, at time.Time) (VIPReadiness, error) {

@@ -1,0 +1,371 @@
+package readiness
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/vip"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+const (
+	announced = readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED
+	withdrawn = readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN
+)
+
+type reportStream = grpc.ClientStreamingClient[readinessv1.ReportAdvertisementRequest, readinessv1.ReportAdvertisementResponse]
+
+func reportRaw(t testing.TB, b *balancer, id spiffeid.ID) (reportStream, context.CancelFunc) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(testContext(t))
+	t.Cleanup(cancel)
+	s, err := dialRaw(t, b.path, id).ReportAdvertisement(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, cancel
+}
+
+func reportOf(watchID, v string, a readinessv1.Advertisement) *readinessv1.ReportAdvertisementRequest {
+	return &readinessv1.ReportAdvertisementRequest{
+		WatchId: watchID, Applied: &readinessv1.Position{InstanceId: "i", Revision: 1},
+		Families: []*readinessv1.FamilyConnectivity{{Family: readinessv1.IpFamily_IP_FAMILY_IPV4, Up: true}},
+		Vips:     []*readinessv1.VipAdvertisement{{Vip: v, Advertisement: a}},
+	}
+}
+
+func send(t testing.TB, s reportStream, m *readinessv1.ReportAdvertisementRequest) {
+	t.Helper()
+	if err := s.Send(m); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestReportOfTheNewestWatchCounts(t *testing.T) {
+	b := syncedBalancer(t, 1)
+	v := vip.Require(v1)
+	says := func(watchID string, a readinessv1.Advertisement) func() bool {
+		return func() bool {
+			r, _ := b.Reported(v)
+			s := b.Report().Load()
+			return s.WatchID == watchID && s.Connected && r.Advertisement == a
+		}
+	}
+	first, endFirst := watchRaw(t, b, frontendID)
+	firstID := recv(t, first).GetWatchId()
+	firstReport, _ := reportRaw(t, b, frontendID)
+	send(t, firstReport, reportOf(firstID, v1, announced))
+	eventually(t, "the first watch's report counts", says(firstID, announced))
+
+	second, endSecond := watchRaw(t, b, frontendID)
+	secondID := recv(t, second).GetWatchId()
+	secondReport, _ := reportRaw(t, b, frontendID)
+	send(t, secondReport, reportOf(secondID, v1, withdrawn))
+	eventually(t, "the second watch's report counts", says(secondID, withdrawn))
+
+	// The first one's reports are read, and do not count.
+	send(t, firstReport, reportOf(firstID, v2, announced))
+	eventually(t, "the first watch's late report is read", func() bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		w := b.watches[firstID]
+		return len(w.reported.vips) == 2
+	})
+	if !says(secondID, withdrawn)() {
+		t.Fatalf("a report of the older watch counted: %+v", b.Report().Load())
+	}
+	if _, ok := b.Reported(vip.Require(v2)); ok {
+		t.Fatal("a VIP that only the older watch reported is visible")
+	}
+	var reporting []string
+	for _, w := range b.Watchers() {
+		if w.Reporting {
+			reporting = append(reporting, w.WatchID)
+		}
+	}
+	if len(reporting) != 1 || reporting[0] != secondID {
+		t.Fatalf("reporting: %v", reporting)
+	}
+
+	// Nothing of the older one was lost: it counts again when the newer ends.
+	endSecond()
+	eventually(t, "the first watch counts again", says(firstID, announced))
+	endFirst()
+	eventually(t, "nobody reports", func() bool { return !b.Report().Load().Connected })
+	if r, ok := b.Reported(v); !ok || r.Advertisement != announced {
+		t.Fatalf("the last word is gone: %+v %v", r, ok)
+	}
+}
+
+func TestWatchThatOnlyLooksSilencesNobody(t *testing.T) {
+	b := syncedBalancer(t, 1)
+	first, _ := watchRaw(t, b, frontendID)
+	id := recv(t, first).GetWatchId()
+	report, _ := reportRaw(t, b, frontendID)
+	send(t, report, reportOf(id, v1, announced))
+	eventually(t, "the report counts", func() bool { return b.Report().Load().Connected })
+	looker, _ := watchRaw(t, b, frontendID)
+	recv(t, looker)
+	send(t, report, reportOf(id, v1, withdrawn))
+	eventually(t, "the report goes on", func() bool {
+		r, _ := b.Reported(vip.Require(v1))
+		return r.Advertisement == withdrawn
+	})
+}
+
+func TestReportForAWatchOfSomebodyElseIsIgnored(t *testing.T) {
+	b := syncedBalancer(t, 1)
+	s, _ := watchRaw(t, b, readerID)
+	id := recv(t, s).GetWatchId()
+	for _, watchID := range []string{id, "nonsense", ""} {
+		report, _ := reportRaw(t, b, frontendID)
+		send(t, report, reportOf(watchID, v1, announced))
+		if _, err := report.CloseAndRecv(); err != nil { // the answer says that it was read
+			t.Fatal(err)
+		}
+	}
+	if r := b.Report().Load(); r.WatchID != "" || b.AllReported() != nil {
+		t.Fatalf("it counted: %+v", r)
+	}
+	if !strings.Contains(b.log.String(), "names no open watch") {
+		t.Fatal("it was not logged")
+	}
+}
+
+func TestBadReportsEndTheStream(t *testing.T) {
+	b := syncedBalancer(t, 1)
+	s, _ := watchRaw(t, b, frontendID)
+	id := recv(t, s).GetWatchId()
+	tests := []struct {
+		name   string
+		change func(*readinessv1.ReportAdvertisementRequest)
+		code   codes.Code
+	}{
+		{"bad VIP", func(m *readinessv1.ReportAdvertisementRequest) { m.Vips[0].Vip = "x" }, codes.InvalidArgument},
+		{"VIP twice", func(m *readinessv1.ReportAdvertisementRequest) { m.Vips = append(m.Vips, m.Vips[0]) }, codes.InvalidArgument},
+		{"no advertisement", func(m *readinessv1.ReportAdvertisementRequest) { m.Vips[0].Advertisement = 0 }, codes.InvalidArgument},
+		{"no family", func(m *readinessv1.ReportAdvertisementRequest) { m.Families[0].Family = 7 }, codes.InvalidArgument},
+		{"long instance", func(m *readinessv1.ReportAdvertisementRequest) {
+			m.Applied.InstanceId = strings.Repeat("x", 200)
+		}, codes.InvalidArgument},
+		{"too many VIPs", func(m *readinessv1.ReportAdvertisementRequest) {
+			m.Vips = nil
+			for i := range MaxVIPsPerMessage + 1 {
+				m.Vips = append(m.Vips, &readinessv1.VipAdvertisement{Vip: numbered(i).String(), Advertisement: announced})
+			}
+		}, codes.InvalidArgument},
+		{"too many bytes", func(m *readinessv1.ReportAdvertisementRequest) {
+			m.Vips[0].Vip = strings.Repeat("x", MaxMessageBytes)
+		}, codes.ResourceExhausted},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			report, _ := reportRaw(t, b, frontendID)
+			m := reportOf(id, v1, announced)
+			tt.change(m)
+			send(t, report, m)
+			if _, err := report.CloseAndRecv(); status.Code(err) != tt.code {
+				t.Fatalf("%v, want %v", err, tt.code)
+			}
+		})
+	}
+	if n := len(b.AllReported()); n != 0 {
+		t.Fatalf("%d VIPs of refused reports counted", n)
+	}
+}
+
+func TestReportedVIPsAreBounded(t *testing.T) {
+	r := &reported{vips: make(map[vip.VIP]VIPReport)}
+	for i := range MaxVIPs {
+		r.vips[numbered(i)] = VIPReport{}
+	}
+	if err := r.apply(heard{ReportDelta: ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(1): {}}}}); err != nil {
+		t.Fatalf("a known VIP: %v", err)
+	}
+	if err := r.apply(heard{ReportDelta: ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(MaxVIPs): {}}}}); status.Code(err) != codes.ResourceExhausted {
+		t.Fatalf("one VIP too many: %v", err)
+	}
+}
+
+// reportedAs tells whether the load balancer has exactly this report, complete.
+func reportedAs(b *balancer, want map[vip.VIP]VIPReport) func() bool {
+	return func() bool {
+		r := b.Report().Load()
+		return r.Connected && r.Complete && maps.Equal(b.AllReported(), want)
+	}
+}
+
+func TestWatcherReportsEverythingOnceThenChanges(t *testing.T) {
+	b := syncedBalancer(t, 1)
+	f := startFrontend(t, b.path, nil)
+	want := map[vip.VIP]VIPReport{}
+	for i := range 4500 {
+		want[numbered(i)] = VIPReport{Advertisement: announced, Reason: readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_READY}
+	}
+	f.Report(ReportDelta{Applied: Position{"i", 7}, Families: map[vip.Family]bool{vip.IPv4: true, vip.IPv6: false}, VIPs: maps.Clone(want)})
+	if err := f.Reported(testContext(t)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "everything arrives", reportedAs(b, want))
+	r := b.Report().Load()
+	if r.Applied != (Position{"i", 7}) || !maps.Equal(r.Families, map[vip.Family]bool{vip.IPv4: true, vip.IPv6: false}) || r.Advertised != 4500 || r.Withdrawn != 0 || r.Peer != frontendID {
+		t.Fatalf("the report is %+v", r)
+	}
+	// A change is one small message.
+	down := VIPReport{Advertisement: withdrawn, Reason: readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY, Unconfirmed: true}
+	want[numbered(3)] = down
+	f.Report(ReportDelta{Applied: Position{"i", 8}, VIPs: map[vip.VIP]VIPReport{numbered(3): down}})
+	eventually(t, "the change arrives", reportedAs(b, want))
+	if r := b.Report().Load(); r.Applied.Revision != 8 || r.Advertised != 4499 || r.Withdrawn != 1 || len(r.Families) != 2 {
+		t.Fatalf("the report is %+v", r)
+	}
+	// A VIP that left the configuration is told once, and then no more.
+	want[numbered(4)] = VIPReport{Advertisement: withdrawn, Reason: readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_CONFIGURED}
+	f.Report(ReportDelta{Removed: []vip.VIP{numbered(4)}})
+	eventually(t, "the removal arrives", reportedAs(b, want))
+	delete(want, numbered(4))
+	table := NewTable(TableOptions{Lease: time.Minute})
+	table.Commit(Decision{Synced: true})
+	b.kill()
+	b = startBalancer(t, b.path, table)
+	eventually(t, "everything is reported to the next load balancer", reportedAs(b, want))
+	// At the end the load balancer has read the last word.
+	f.Report(ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(5): down}})
+	f.stop()
+	if r, _ := b.Reported(numbered(5)); r != down {
+		t.Fatalf("after the watcher ended, the last report is %+v", r)
+	}
+}
+
+func TestReportIsCompleteWithItsLastPart(t *testing.T) {
+	p := parcel{vips: make(map[vip.VIP]VIPReport)}
+	for i := range 4500 {
+		p.vips[numbered(i)] = VIPReport{Advertisement: announced}
+	}
+	messages := p.messages("w")
+	if len(messages) != 3 {
+		t.Fatalf("%d messages", len(messages))
+	}
+	for i, m := range messages {
+		d, err := reportFromProto(m)
+		if err != nil || d.complete != (i == 2) || m.GetWatchId() != "w" {
+			t.Fatalf("message %d: complete=%v, %v", i, d.complete, err)
+		}
+	}
+}
+
+func TestReportedSaysWhyItWaitedInVain(t *testing.T) {
+	w := NewWatcher(WatcherOptions{Target: "/nowhere", Credentials: named{id: frontendID}})
+	if err := w.Reported(context.Background()); err != nil {
+		t.Fatalf("with nothing to report: %v", err)
+	}
+	w.Report(ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(1): {Advertisement: withdrawn}}})
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := w.Reported(ctx); err == nil || !strings.Contains(err.Error(), "no connection") {
+		t.Fatalf("without a load balancer: %v", err)
+	}
+}
+
+// deafServer takes a report and never reads it, or refuses it.
+type deafServer struct {
+	*Server
+	refuse func() error
+}
+
+func (s deafServer) ReportAdvertisement(stream grpc.ClientStreamingServer[readinessv1.ReportAdvertisementRequest, readinessv1.ReportAdvertisementResponse]) error {
+	if err := s.refuse(); err != nil {
+		return err
+	}
+	<-stream.Context().Done()
+	return nil
+}
+
+func startDeaf(t *testing.T, refuse func() error) (path string) {
+	table := NewTable(TableOptions{Lease: time.Minute})
+	table.Commit(Decision{Synced: true})
+	path = socketPath(t)
+	done := make(chan error, 1)
+	g := serveGRPC(t, path, deafServer{NewServer(table, ServerOptions{Peer: namedPeer, Role: RolesOf([]spiffeid.ID{frontendID}, nil)}), refuse}, done)
+	t.Cleanup(func() { g.Stop(); <-done })
+	return path
+}
+
+func TestLoadBalancerThatDoesNotReadReportsDelaysNobody(t *testing.T) {
+	f := startFrontend(t, startDeaf(t, func() error { return nil }), nil)
+	f.until(t, "synced", func() bool { return f.Synced })
+	for round := range 50 {
+		d := ReportDelta{VIPs: make(map[vip.VIP]VIPReport)}
+		for i := range 2000 {
+			d.VIPs[numbered(i)] = VIPReport{Advertisement: announced, Unconfirmed: round%2 == 0}
+		}
+		f.Report(d) // would hang here
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	defer cancel()
+	if err := f.Reported(ctx); err == nil || !strings.Contains(err.Error(), "does not take it") {
+		t.Fatalf("Reported: %v", err)
+	}
+	f.outbox.mu.Lock()
+	n := len(f.outbox.reporter.dirty)
+	f.outbox.mu.Unlock()
+	if n > 2000 {
+		t.Fatalf("%d values wait", n)
+	}
+	f.stop() // ends within half a second although nobody answers
+}
+
+func TestRefusedReportIsRetriedAndCounted(t *testing.T) {
+	refusals := make(chan struct{}, 100)
+	f := startFrontend(t, startDeaf(t, func() error {
+		select {
+		case refusals <- struct{}{}:
+		default:
+		}
+		return status.Error(codes.PermissionDenied, "not you")
+	}), func(o *WatcherOptions) { o.MaxBackoff = minBackoff })
+	f.until(t, "synced", func() bool { return f.Synced })
+	f.Report(ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(1): {Advertisement: announced}}})
+	for range 3 {
+		select {
+		case <-refusals:
+		case <-time.After(patience):
+			t.Fatal("the report was not tried again")
+		}
+	}
+	if n := f.Stats().ReportFailures; n < 2 {
+		t.Fatalf("%d failures were counted", n)
+	}
+	f.apply(f.Take())
+	if !f.Synced {
+		t.Fatal("the watch suffered from the report")
+	}
+	if !strings.Contains(f.log.String(), "not you") {
+		t.Fatalf("the log:\n%s", f.log)
+	}
+}
+
+func TestPeerWithAWatchMayReportInSeveralStreams(t *testing.T) {
+	b := syncedBalancer(t, 1)
+	s, _ := watchRaw(t, b, frontendID)
+	id := recv(t, s).GetWatchId()
+	for i := range 3 {
+		report, end := reportRaw(t, b, frontendID)
+		send(t, report, reportOf(id, numbered(i).String(), announced))
+		// A new stream begins with everything, so the earlier one is void.
+		want := map[vip.VIP]VIPReport{numbered(i): {Advertisement: announced}}
+		eventually(t, fmt.Sprintf("stream %d counts", i), reportedAs(b, want))
+		if i == 1 {
+			end()
+			eventually(t, "it ended", func() bool { return !b.Report().Load().Connected || i == 1 })
+		}
+	}
+}

@@ -1,0 +1,373 @@
+package readiness
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/vip"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+type watchStream interface {
+	Recv() (*readinessv1.WatchReadinessResponse, error)
+}
+
+func watchRaw(t testing.TB, b *balancer, id spiffeid.ID) (stream watchStream, cancel context.CancelFunc) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(testContext(t))
+	stream, err := dialRaw(t, b.path, id).WatchReadiness(ctx, &readinessv1.WatchReadinessRequest{Reader: "raw"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(cancel)
+	return stream, cancel
+}
+
+func recv(t testing.TB, s watchStream) *readinessv1.WatchReadinessResponse {
+	t.Helper()
+	m, err := s.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// syncedBalancer serves n ready VIPs with a long lease.
+func syncedBalancer(t testing.TB, n int) *balancer {
+	t.Helper()
+	table := NewTable(TableOptions{Lease: time.Minute})
+	table.Commit(Decision{Changed: many(n), Synced: true})
+	return startBalancer(t, socketPath(t), table)
+}
+
+func TestRolesOnTheSocket(t *testing.T) {
+	b := syncedBalancer(t, 1)
+	want := map[spiffeid.ID][3]codes.Code{ // get, watch, report
+		frontendID: {codes.OK, codes.OK, codes.OK},
+		readerID:   {codes.OK, codes.OK, codes.PermissionDenied},
+		strangerID: {codes.PermissionDenied, codes.PermissionDenied, codes.PermissionDenied},
+	}
+	for id, codesWant := range want {
+		t.Run(id.Path(), func(t *testing.T) {
+			ctx := testContext(t)
+			client := dialRaw(t, b.path, id)
+			_, get := client.GetReadiness(ctx, &readinessv1.GetReadinessRequest{})
+			stream, err := client.WatchReadiness(ctx, &readinessv1.WatchReadinessRequest{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, watch := stream.Recv()
+			report, err := client.ReportAdvertisement(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, reported := report.CloseAndRecv()
+			for i, err := range []error{get, watch, reported} {
+				if status.Code(err) != codesWant[i] {
+					t.Errorf("call %d: %v, want %v", i, err, codesWant[i])
+				}
+			}
+		})
+	}
+	if log := b.log.String(); !strings.Contains(log, "denied a call") || !strings.Contains(log, "spiffe://example.org/") {
+		t.Errorf("denials were not logged:\n%s", log)
+	}
+}
+
+func TestDeniedReportIsLoggedWithPeerAndMethod(t *testing.T) {
+	b := syncedBalancer(t, 1)
+	report, err := dialRaw(t, b.path, readerID).ReportAdvertisement(testContext(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := report.CloseAndRecv(); status.Code(err) != codes.PermissionDenied {
+		t.Fatalf("a reader's report: %v", err)
+	}
+	if log := b.log.String(); !strings.Contains(log, "peer="+readerID.String()) || !strings.Contains(log, "method=ReportAdvertisement") {
+		t.Fatalf("the log:\n%s", log)
+	}
+}
+
+func TestDenialsDoNotFillTheLog(t *testing.T) {
+	var q throttle
+	t0 := time.Now()
+	for i := range 1000 {
+		if _, ok := q.allow(t0.Add(time.Duration(i) * 100 * time.Microsecond)); ok != (i == 0) {
+			t.Fatalf("line %d: %v", i, ok)
+		}
+	}
+	if missed, ok := q.allow(t0.Add(2 * time.Second)); !ok || missed != 999 {
+		t.Fatalf("a second later: %d, %v", missed, ok)
+	}
+}
+
+func TestSnapshotsAndDeltasTravelInParts(t *testing.T) {
+	b := syncedBalancer(t, 5001)
+	s, _ := watchRaw(t, b, readerID)
+	seen := vip.Set{}
+	for i, want := range []int{2000, 2000, 1001} {
+		m := recv(t, s)
+		if n := len(m.GetSnapshot().GetVips()); n != want || m.GetSnapshot().GetLast() != (i == 2) || m.GetPosition().GetRevision() != 1 || m.GetLease() == nil || (m.GetWatchId() != "") != (i == 0) {
+			t.Fatalf("part %d has %d VIPs: last=%v position=%v lease=%v watch=%q", i, n, m.GetSnapshot().GetLast(), m.GetPosition(), m.GetLease(), m.GetWatchId())
+		}
+		for _, r := range m.GetSnapshot().GetVips() {
+			seen[vip.Require(r.GetVip())] = struct{}{}
+		}
+	}
+	if len(seen) != 5001 {
+		t.Fatalf("the parts hold %d VIPs", len(seen))
+	}
+	d := Decision{}
+	for i := range 4000 {
+		d.Changed = append(d.Changed, VIPReadiness{VIP: numbered(i)})
+	}
+	for i := range 500 {
+		d.Removed = append(d.Removed, numbered(4000+i))
+	}
+	b.table.Commit(d)
+	n := 0
+	for i := range 3 {
+		m := recv(t, s)
+		n += len(m.GetDelta().GetChanged()) + len(m.GetDelta().GetRemoved())
+		if m.GetDelta().GetLast() != (i == 2) || m.GetPosition().GetRevision() != 2 {
+			t.Fatalf("part %d of the delta: %v %v", i, m.GetDelta().GetLast(), m.GetPosition())
+		}
+	}
+	if n != 4500 {
+		t.Fatalf("the delta names %d VIPs", n)
+	}
+}
+
+func TestLargestMessageFitsTheReceiveLimit(t *testing.T) {
+	table := NewTable(TableOptions{Lease: time.Minute, StaleGrace: time.Hour})
+	d := Decision{Synced: true}
+	for i := range MaxVIPsPerMessage {
+		d.Changed = append(d.Changed, VIPReadiness{
+			VIP: vip.Require(fmt.Sprintf("2000:aaaa:bbbb:cccc:dddd:eeee:ffff:%x/128", 0xf000+i)), State: Draining,
+			Reason: readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING, Detail: strings.Repeat("é", 1000),
+			ReadyTargets: 1<<32 - 1, TotalTargets: 1<<32 - 1, Since: time.Now(), DrainEnd: time.Now().Add(time.Hour),
+		})
+	}
+	table.Commit(d)
+	c := table.open()
+	defer table.close(c)
+	for m := range table.next(c, time.Now()).messages(time.Now) {
+		if n := proto.Size(m); n > MaxMessageBytes*9/10 || len(m.GetSnapshot().GetVips()) != MaxVIPsPerMessage {
+			t.Fatalf("%d VIPs take %d bytes", len(m.GetSnapshot().GetVips()), n)
+		}
+	}
+}
+
+func TestHeartbeatsComeOnlyFromTheOwner(t *testing.T) {
+	b := syncedBalancer(t, 1)
+	s, _ := watchRaw(t, b, readerID)
+	recv(t, s)
+	for range 3 {
+		b.table.Heartbeat()
+		if m := recv(t, s); m.GetHeartbeat() == nil || m.GetPosition().GetRevision() != 1 {
+			t.Fatalf("after a beat: %v", m)
+		}
+	}
+	// What comes next is the delta: nothing was sent in between.
+	b.table.Commit(Decision{Removed: []vip.VIP{numbered(0)}})
+	if m := recv(t, s); !slices.Equal(m.GetDelta().GetRemoved(), []string{numbered(0).String()}) {
+		t.Fatalf("after a decision: %v", m)
+	}
+}
+
+func TestGoingAwayReachesAllWatchesAlsoLaterOnes(t *testing.T) {
+	b := syncedBalancer(t, 1)
+	early, _ := watchRaw(t, b, readerID)
+	recv(t, early)
+	b.table.GoAway(time.Hour)
+	b.table.GoAway(time.Second) // the first word counts
+	late, _ := watchRaw(t, b, readerID)
+	if m := recv(t, late); m.GetSnapshot() == nil {
+		t.Fatalf("a later watch begins with %v", m)
+	}
+	for name, s := range map[string]watchStream{"early": early, "late": late} {
+		if m := recv(t, s); m.GetGoingAway().GetDrainFor().AsDuration() <= 50*time.Minute {
+			t.Fatalf("%s: %v", name, m)
+		}
+	}
+	b.table.Heartbeat()
+	if m := recv(t, early); m.GetHeartbeat() == nil {
+		t.Fatalf("after going away the lease is not renewed: %v", m)
+	}
+}
+
+func TestStreamsPerPeerAreLimited(t *testing.T) {
+	b := syncedBalancer(t, 1)
+	var cancels []context.CancelFunc
+	for range DefaultMaxStreamsPerPeer {
+		s, cancel := watchRaw(t, b, readerID)
+		recv(t, s)
+		cancels = append(cancels, cancel)
+	}
+	s, _ := watchRaw(t, b, readerID)
+	if _, err := s.Recv(); status.Code(err) != codes.ResourceExhausted {
+		t.Fatalf("one stream too many: %v", err)
+	}
+	other, _ := watchRaw(t, b, frontendID)
+	recv(t, other)
+	cancels[0]()
+	eventually(t, "a stream may open after another ended", func() bool {
+		s, cancel := watchRaw(t, b, readerID)
+		_, err := s.Recv()
+		if err != nil {
+			cancel()
+		}
+		return err == nil
+	})
+	if !strings.Contains(b.log.String(), "too many are open") {
+		t.Error("the refusal was not logged")
+	}
+}
+
+func TestGetReadinessInPages(t *testing.T) {
+	b := syncedBalancer(t, 2500)
+	client := dialRaw(t, b.path, readerID)
+	for _, tt := range []struct{ size, pages int }{{0, 2}, {1000, 3}, {2000, 2}, {999_999, 2}} {
+		var got []string
+		pages, token := 0, ""
+		for {
+			r, err := client.GetReadiness(testContext(t), &readinessv1.GetReadinessRequest{PageSize: uint32(tt.size), PageToken: token})
+			if err != nil {
+				t.Fatal(err)
+			}
+			pages++
+			for _, v := range r.GetVips() {
+				got = append(got, v.GetVip())
+			}
+			if !r.GetSynced() || r.GetLease().AsDuration() <= 0 || r.GetPosition().GetRevision() != 1 {
+				t.Fatalf("page %d: %v %v %v", pages, r.GetSynced(), r.GetLease(), r.GetPosition())
+			}
+			if token = r.GetNextPageToken(); token == "" {
+				break
+			}
+		}
+		if pages != tt.pages || len(got) != 2500 || got[0] != numbered(0).String() || got[2499] != numbered(2499).String() {
+			t.Fatalf("page size %d: %d pages with %d VIPs", tt.size, pages, len(got))
+		}
+	}
+	if _, err := client.GetReadiness(testContext(t), &readinessv1.GetReadinessRequest{PageToken: "x"}); status.Code(err) != codes.InvalidArgument {
+		t.Fatalf("a bad token: %v", err)
+	}
+}
+
+// TestStoppedReaderDelaysNobody: one reader stops reading after the first
+// message. Decisions, another reader, and the memory of the table do not notice;
+// when it reads on, it is sent merged values and ends up right.
+func TestStoppedReaderDelaysNobody(t *testing.T) {
+	const n, rounds = 3000, 60
+	table := NewTable(TableOptions{Lease: time.Minute})
+	decide := func(round int) Decision {
+		d := Decision{Synced: true}
+		for i := range n {
+			d.Changed = append(d.Changed, VIPReadiness{VIP: numbered(i), State: State(round % 2), Detail: fmt.Sprintf("round %d: %s", round, strings.Repeat("x", 200))})
+		}
+		return d
+	}
+	table.Commit(decide(0))
+	b := startBalancer(t, socketPath(t), table)
+	stopped, _ := watchRaw(t, b, readerID)
+	var d decoder
+	inbox, h := newInbox(), &hearing{}
+	var v view
+	hear := func() {
+		t.Helper()
+		s, err := d.decode(recv(t, stopped), time.Now())
+		if err == nil {
+			err = inbox.hear(h, s, time.Now())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		v.apply(inbox.take())
+	}
+	hear()
+	f := startFrontend(t, b.path, nil)
+	for round := 1; round <= rounds; round++ {
+		table.Commit(decide(round))
+		f.until(t, fmt.Sprintf("the other reader has round %d", round), f.at(table))
+	}
+	for _, w := range b.Watchers() {
+		if w.Reader == "raw" && w.SentRevision > rounds/2 {
+			t.Fatalf("the stopped reader was sent revision %d of %d: it did not stop", w.SentRevision, rounds)
+		}
+	}
+	if bound := 2*n + slack; len(table.log) > bound {
+		t.Fatalf("the log has %d entries for %d VIPs", len(table.log), n)
+	}
+	before := v.Position.Revision
+	messages := 0
+	for v.Position != table.Position() {
+		hear()
+		messages++
+	}
+	if len(v.vips) != n || v.vips[numbered(7)].State != State(rounds%2) {
+		t.Fatalf("the reader ended up with %d VIPs, %+v", len(v.vips), v.vips[numbered(7)])
+	}
+	// Of 60 rounds of two parts it was sent a few: what had been on its way,
+	// and one merged delta.
+	if limit := rounds; messages > limit {
+		t.Fatalf("from revision %d on the reader was sent %d messages: not merged", before, messages)
+	}
+}
+
+func TestEndWatchesEndsAllStreamsAndRefusesNewOnes(t *testing.T) {
+	b := syncedBalancer(t, 1)
+	s, _ := watchRaw(t, b, frontendID)
+	m := recv(t, s)
+	report, err := dialRaw(t, b.path, frontendID).ReportAdvertisement(testContext(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := report.Send(&readinessv1.ReportAdvertisementRequest{WatchId: m.GetWatchId()}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the report is read", func() bool { return b.Report().Load().Connected })
+	for range 2 { // also the second time
+		if err := b.EndWatches(testContext(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := s.Recv(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "stopping") {
+		t.Fatalf("the watch ended with %v", err)
+	}
+	if err := report.RecvMsg(&readinessv1.ReportAdvertisementResponse{}); status.Code(err) != codes.Unavailable {
+		t.Fatalf("the report ended with %v", err)
+	}
+	late, _ := watchRaw(t, b, frontendID)
+	if _, err := late.Recv(); status.Code(err) != codes.Unavailable {
+		t.Fatalf("a late watch: %v", err)
+	}
+	if len(b.Watchers()) != 0 || b.Report().Load().Connected {
+		t.Fatalf("left over: %+v, %+v", b.Watchers(), b.Report().Load())
+	}
+}
+
+func TestEndWatchesGivesUpOnAStoppedReaderWithItsContext(t *testing.T) {
+	table := NewTable(TableOptions{Lease: time.Minute})
+	table.Commit(Decision{Changed: many(50_000), Synced: true})
+	b := startBalancer(t, socketPath(t), table)
+	s, _ := watchRaw(t, b, readerID)
+	recv(t, s) // and no more: the rest of the snapshot does not fit the windows
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	if err := b.EndWatches(ctx); err == nil {
+		t.Fatal("a handler that sits in Send was said to have ended")
+	}
+	b.kill() // ends the connection, and so the handler
+	if err := b.EndWatches(testContext(t)); err != nil {
+		t.Fatal(err)
+	}
+}

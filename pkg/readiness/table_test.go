@@ -1,0 +1,222 @@
+package readiness
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+	"unicode/utf8"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+func TestDecisionThatChangesNothingGetsNoRevision(t *testing.T) {
+	table := NewTable(TableOptions{})
+	if p := table.Position(); p.Revision != 0 || p.InstanceID == "" {
+		t.Fatalf("a new table is at %+v", p)
+	}
+	steps := []struct {
+		name string
+		d    Decision
+		want uint64
+	}{
+		{"the first decision, even an empty one", Decision{}, 1},
+		{"nothing", Decision{}, 1},
+		{"a new VIP", Decision{Changed: []VIPReadiness{notReady("20.0.0.1/32")}}, 2},
+		{"the same again", Decision{Changed: []VIPReadiness{notReady("20.0.0.1/32")}}, 2},
+		{"synced", Decision{Synced: true}, 3},
+		{"synced is not taken back", Decision{Synced: false}, 3},
+		{"another state", Decision{Changed: []VIPReadiness{ready("20.0.0.1/32")}}, 4},
+		{"several changes at once", Decision{Changed: []VIPReadiness{ready("20.0.0.2/32"), ready("20.0.0.3/32")}, Removed: []vip.VIP{vip.Require("20.0.0.1/32")}}, 5},
+		{"removed again", Decision{Removed: []vip.VIP{vip.Require("20.0.0.1/32"), vip.Require("20.0.0.9/32")}}, 5},
+		{"back after a removal", Decision{Changed: []VIPReadiness{ready("20.0.0.1/32")}}, 6},
+	}
+	for _, s := range steps {
+		if got := table.Commit(s.d); got != s.want {
+			t.Fatalf("%s: revision %d, want %d", s.name, got, s.want)
+		}
+	}
+	if s := table.State(); len(s.VIPs) != 3 || !s.Synced || s.VIPs[0].VIP.String() != "20.0.0.1/32" || s.VIPs[2].VIP.String() != "20.0.0.3/32" {
+		t.Fatalf("the state is %+v", s)
+	}
+}
+
+func TestSinceMovesOnlyWithTheState(t *testing.T) {
+	table := NewTable(TableOptions{})
+	v := vip.Require("20.0.0.1/32")
+	t0 := time.Unix(1000, 0)
+	table.Commit(Decision{Changed: []VIPReadiness{notReady("20.0.0.1/32")}, At: t0})
+	r := notReady("20.0.0.1/32")
+	r.Detail = "i/o timeout"
+	table.Commit(Decision{Changed: []VIPReadiness{r}, At: t0.Add(time.Second)})
+	if got, _ := table.Get(v); !got.Since.Equal(t0) || got.Detail != "i/o timeout" {
+		t.Fatalf("after another detail: %+v", got)
+	}
+	table.Commit(Decision{Changed: []VIPReadiness{ready("20.0.0.1/32")}, At: t0.Add(2 * time.Second)})
+	if got, _ := table.Get(v); !got.Since.Equal(t0.Add(2 * time.Second)) {
+		t.Fatalf("after another state: %+v", got)
+	}
+}
+
+func TestDetailBecomesOneShortLine(t *testing.T) {
+	long := strings.Repeat("é", 200)
+	for in, want := range map[string]string{
+		"":                        "",
+		"plain":                   "plain",
+		"two\nlines\x1b[31m":      "two lines [31m",
+		"bad \xff utf-8":          "bad \ufffd utf-8",
+		long:                      long[:256],
+		strings.Repeat("a", 1000): strings.Repeat("a", 256),
+	} {
+		got := cleanDetail(in)
+		if got != want || !utf8.ValidString(got) {
+			t.Errorf("cleanDetail(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+// drain takes what the cursor has and applies it as a reader does.
+func drain(t testing.TB, table *Table, c *cursor, d *decoder, b *inbox, h *hearing) (kinds []kind) {
+	t.Helper()
+	for {
+		next := table.next(c, time.Now())
+		if next.kind == kindNone {
+			return kinds
+		}
+		kinds = append(kinds, next.kind)
+		for m := range next.messages(time.Now) {
+			lease, ok := table.vouch(time.Now())
+			if !ok {
+				t.Fatal("a message without a lease")
+			}
+			if next.first {
+				m.WatchId, next.first = "w", false
+			}
+			m.Position, m.Lease = next.position.Proto(), durationpb.New(lease)
+			said, err := d.decode(m, time.Now())
+			if err == nil {
+				err = b.hear(h, said, time.Now())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+func TestLogStaysOfTheOrderOfTheVIPsWhateverReadersDo(t *testing.T) {
+	table := NewTable(TableOptions{Lease: time.Hour})
+	table.Commit(Decision{Changed: many(100), Synced: true})
+	stopped := table.open()
+	defer table.close(stopped)
+	var d decoder
+	b, h := newInbox(), &hearing{}
+	drain(t, table, stopped, &d, b, h)
+	// Flips of the same VIPs, then ever new VIPs.
+	for i := range 20_000 {
+		r := VIPReadiness{VIP: numbered(i % 100), State: State(i / 100 % 2)}
+		table.Commit(Decision{Changed: []VIPReadiness{r}})
+	}
+	for i := range 20_000 {
+		table.Commit(Decision{Changed: []VIPReadiness{{VIP: numbered(i + 100), State: Ready}}, Removed: []vip.VIP{numbered(i)}})
+		if bound := 2*table.live + slack; len(table.log) > bound || len(table.index) > bound {
+			t.Fatalf("after %d changes the log has %d entries, the index %d, for %d VIPs", i, len(table.log), len(table.index), table.live)
+		}
+	}
+	// The reader wakes up and is told everything in one go.
+	if kinds := drain(t, table, stopped, &d, b, h); len(kinds) != 1 {
+		t.Fatalf("the reader was sent %v", kinds)
+	}
+	var v view
+	v.apply(b.take())
+	if len(v.vips) != 100 || v.Position != table.Position() {
+		t.Fatalf("the reader has %d VIPs at %+v", len(v.vips), v.Position)
+	}
+	for i := range 100 {
+		if v.vips[numbered(20_000+i)].State != Ready {
+			t.Fatalf("the reader lacks %s", numbered(20_000+i))
+		}
+	}
+}
+
+func TestOneFlipAmongManyIsOneEntry(t *testing.T) {
+	table := NewTable(TableOptions{Lease: time.Hour})
+	table.Commit(Decision{Changed: many(50_000), Synced: true})
+	c := table.open()
+	defer table.close(c)
+	table.next(c, time.Now())
+	for i := range 5000 {
+		table.Commit(Decision{Changed: []VIPReadiness{{VIP: numbered(7), State: State(i % 2)}}})
+		if b := table.next(c, time.Now()); b.kind != kindDelta || len(b.entries) != 1 || b.entries[0].VIP != numbered(7) {
+			t.Fatalf("flip %d: kind %d with %d entries", i, b.kind, len(b.entries))
+		}
+	}
+	// A reader that was away for 5 000 flips of one VIP is sent one.
+	for i := range 5000 {
+		table.Commit(Decision{Changed: []VIPReadiness{{VIP: numbered(8), State: State(i % 2)}}})
+	}
+	n := 0
+	for m := range table.next(c, time.Now()).messages(time.Now) {
+		n += len(m.GetDelta().GetChanged())
+	}
+	if n != 1 {
+		t.Fatalf("the reader was sent %d VIPs", n)
+	}
+}
+
+func TestTableWhoseLoopHangsFallsSilent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		table := NewTable(TableOptions{})
+		c := table.open()
+		defer table.close(c)
+		if b := table.next(c, time.Now()); b.kind != kindNone {
+			t.Fatalf("a table spoke before its first decision: %+v", b)
+		}
+		table.Heartbeat()
+		if b := table.next(c, time.Now()); b.kind != kindNone {
+			t.Fatalf("a heartbeat before the first decision was told: %+v", b)
+		}
+		table.Commit(Decision{Changed: []VIPReadiness{ready("20.0.0.1/32")}, Synced: true})
+		if left, ok := table.vouch(time.Now()); !ok || left != DefaultLease {
+			t.Fatalf("the lease of a fresh decision is %v, %v", left, ok)
+		}
+		<-time.After(400 * time.Millisecond)
+		if left, _ := table.vouch(time.Now()); left != 600*time.Millisecond {
+			t.Fatalf("400 ms after the last sign of life a message is valid for %v", left)
+		}
+		<-time.After(600 * time.Millisecond)
+		if b := table.next(c, time.Now()); b.kind != kindNone {
+			t.Fatalf("a watch that opens after the loop hung was told %+v", b)
+		}
+		if s := table.State(); s.LeaseLeft != 0 {
+			t.Fatalf("the state is said to hold for %v", s.LeaseLeft)
+		}
+		table.Heartbeat()
+		if b := table.next(c, time.Now()); b.kind != kindSnapshot {
+			t.Fatalf("after the loop went on: %+v", b)
+		}
+	})
+}
+
+func TestUnsyncedTableSaysNothingOfVIPs(t *testing.T) {
+	table := NewTable(TableOptions{Lease: time.Hour})
+	c := table.open()
+	defer table.close(c)
+	table.Commit(Decision{Changed: many(3)})
+	if b := table.next(c, time.Now()); b.kind != kindSnapshot || b.synced || len(b.entries) != 0 {
+		t.Fatalf("first: %+v", b)
+	}
+	table.Commit(Decision{Changed: many(5)})
+	if b := table.next(c, time.Now()); b.kind != kindNone {
+		t.Fatalf("then: %+v", b)
+	}
+	table.Heartbeat()
+	if b := table.next(c, time.Now()); b.kind != kindHeartbeat || b.position.Revision != 1 {
+		t.Fatalf("heartbeat: %+v", b)
+	}
+	table.Commit(Decision{Synced: true})
+	if b := table.next(c, time.Now()); b.kind != kindSnapshot || !b.synced || len(b.entries) < 5 || b.position.Revision != 3 {
+		t.Fatalf("synced: %+v", b)
+	}
+}
