@@ -1,0 +1,126 @@
+package logs
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+)
+
+// Level is the least level that is logged. It can change at any time.
+type Level struct {
+	current    slog.LevelVar
+	configured slog.Level
+}
+
+// levels are the names that users know, from the most to the least talkative.
+var levels = []struct {
+	name  string
+	level slog.Level
+}{{"debug", slog.LevelDebug}, {"info", slog.LevelInfo}, {"warn", slog.LevelWarn}, {"error", slog.LevelError}}
+
+func parseLevel(name string) (slog.Level, error) {
+	for _, l := range levels {
+		if strings.EqualFold(name, l.name) {
+			return l.level, nil
+		}
+	}
+	return 0, fmt.Errorf("log level %q: use debug, info, warn or error", name)
+}
+
+// Set changes the level. The error names the levels.
+func (l *Level) Set(name string) error {
+	level, err := parseLevel(name)
+	if err != nil {
+		return err
+	}
+	l.current.Set(level)
+	return nil
+}
+
+// String returns the name of the level.
+func (l *Level) String() string {
+	for _, known := range levels {
+		if l.current.Level() <= known.level {
+			return known.name
+		}
+	}
+	return levels[len(levels)-1].name
+}
+
+// more logs one step more.
+func (l *Level) more() {
+	for i := len(levels) - 1; i > 0; i-- {
+		if l.current.Level() >= levels[i].level {
+			l.current.Set(levels[i-1].level)
+			return
+		}
+	}
+}
+
+// reset goes back to the configured level.
+func (l *Level) reset() { l.current.Set(l.configured) }
+
+// New returns a logger that writes "json" or "text" to w, and its level.
+func New(format, level string, w io.Writer) (*slog.Logger, *Level, error) {
+	configured, err := parseLevel(level)
+	if err != nil {
+		return nil, nil, err
+	}
+	l := &Level{configured: configured}
+	l.current.Set(configured)
+	options := &slog.HandlerOptions{Level: &l.current}
+	switch format {
+	case "json":
+		return slog.New(slog.NewJSONHandler(w, options)), l, nil
+	case "text":
+		return slog.New(slog.NewTextHandler(w, options)), l, nil
+	}
+	return nil, nil, fmt.Errorf("log format %q: use json or text", format)
+}
+
+// Signals lets SIGUSR1 log one step more and SIGUSR2 go back to the configured
+// level. It implements task.Task.
+type Signals struct {
+	level   *Level
+	log     *slog.Logger
+	signals chan os.Signal
+	ready   chan struct{}
+}
+
+// NewSignals returns a task. From now on the signals do not end the process.
+func NewSignals(level *Level, log *slog.Logger) *Signals {
+	s := &Signals{level: level, log: log, signals: make(chan os.Signal, 4), ready: make(chan struct{})}
+	signal.Notify(s.signals, syscall.SIGUSR1, syscall.SIGUSR2)
+	return s
+}
+
+// String implements task.Task.
+func (s *Signals) String() string { return "log level signals" }
+
+// Ready implements task.Task.
+func (s *Signals) Ready() <-chan struct{} { return s.ready }
+
+// Run follows signals until ctx ends.
+func (s *Signals) Run(ctx context.Context) error {
+	defer signal.Stop(s.signals)
+	close(s.ready)
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case sig := <-s.signals:
+			before := s.level.String()
+			if sig == syscall.SIGUSR1 {
+				s.level.more()
+			} else {
+				s.level.reset()
+			}
+			s.log.Warn("log level changed", "from", before, "to", s.level.String(), "signal", sig.String())
+		}
+	}
+}

@@ -1,0 +1,70 @@
+package logs
+
+import (
+	"bytes"
+	"context"
+	"strings"
+	"syscall"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestLevelChangesWhatIsLogged(t *testing.T) {
+	var out bytes.Buffer
+	log, level, err := New("json", "warn", &out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log.Info("unheard")
+	if err := level.Set("INFO"); err != nil {
+		t.Fatal(err)
+	}
+	log.Info("heard")
+	if got := out.String(); strings.Contains(got, "unheard") || !strings.Contains(got, "heard") {
+		t.Fatalf("logged %q", got)
+	}
+	if err := level.Set("loud"); err == nil || !strings.Contains(err.Error(), "debug, info, warn or error") {
+		t.Fatalf("got %v", err)
+	}
+}
+
+func TestNewRefusesUnknownNames(t *testing.T) {
+	for _, bad := range [][2]string{{"xml", "info"}, {"json", "loud"}} {
+		if _, _, err := New(bad[0], bad[1], &bytes.Buffer{}); err == nil {
+			t.Errorf("%v was accepted", bad)
+		}
+	}
+}
+
+// lines is a writer that hands on each line.
+type lines chan string
+
+func (l lines) Write(p []byte) (int, error) { l <- string(p); return len(p), nil }
+
+func TestSignalsStepTheLevelAndGoBack(t *testing.T) {
+	out := make(lines)
+	log, level, err := New("text", "warn", out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := NewSignals(level, log)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- s.Run(ctx) }()
+	for _, step := range []struct {
+		signal syscall.Signal
+		want   string
+	}{{syscall.SIGUSR1, "info"}, {syscall.SIGUSR1, "debug"}, {syscall.SIGUSR1, "debug"}, {syscall.SIGUSR2, "warn"}} {
+		if err := syscall.Kill(syscall.Getpid(), step.signal); err != nil {
+			t.Fatal(err)
+		}
+		if line := <-out; !strings.Contains(line, "to="+step.want) || level.String() != step.want {
+			t.Errorf("after %v the level is %s, want %s; logged %q", step.signal, level, step.want, line)
+		}
+	}
+	cancel()
+	<-done
+}
