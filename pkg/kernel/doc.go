@@ -19,4 +19,5 @@
 // lie elsewhere; [Routing] warns about it. A socket of this host that is bound
 // to a VIP needs some route to the destination in the main table as well, since
 // the kernel wants a first route before the mark can change it.
+// It needs Linux 5.2 (inet chains of type route).
 package kernel

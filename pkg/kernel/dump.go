@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/nftables/expr"
 	vnetlink "github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -143,12 +144,17 @@ func describe(e expr.Any) string {
 }
 
 func (s *Snapshot) readRoutes(o Options) error {
+	h, err := newHandle()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
 	var errs []error
 	for _, table := range []uint32{o.TableID, o.blackholeTable()} {
 		name := fmt.Sprint(table)
 		s.Routes[name] = []string{}
 		for _, f := range vip.Families {
-			routes, err := vnetlink.RouteListFiltered(int(systemFamily(f)), &vnetlink.Route{Table: int(table)}, vnetlink.RT_FILTER_TABLE)
+			routes, err := h.RouteListFiltered(int(systemFamily(f)), &vnetlink.Route{Table: int(table)}, vnetlink.RT_FILTER_TABLE)
 			if err != nil {
 				errs = append(errs, fmt.Errorf("list %s routes of table %d: %w", f, table, err))
 			}
@@ -162,7 +168,12 @@ func (s *Snapshot) readRoutes(o Options) error {
 }
 
 func (s *Snapshot) readLinks(Options) error {
-	links, err := vnetlink.LinkList()
+	h, err := newHandle()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	links, err := h.LinkList()
 	if err != nil {
 		return fmt.Errorf("list interfaces: %w", err)
 	}
@@ -170,7 +181,7 @@ func (s *Snapshot) readLinks(Options) error {
 	for _, l := range links {
 		a := l.Attrs()
 		i := Interface{Name: a.Name, Index: a.Index, Type: l.Type(), State: a.OperState.String(), MTU: a.MTU, MAC: a.HardwareAddr.String()}
-		addrs, err := vnetlink.AddrList(l, vnetlink.FAMILY_ALL)
+		addrs, err := h.AddrList(l, vnetlink.FAMILY_ALL)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("list addresses of %s: %w", a.Name, err))
 		}
@@ -178,7 +189,7 @@ func (s *Snapshot) readLinks(Options) error {
 			i.Addresses = append(i.Addresses, addr.IPNet.String())
 		}
 		s.Interfaces = append(s.Interfaces, i)
-		neighbours, err := vnetlink.NeighList(a.Index, vnetlink.FAMILY_ALL)
+		neighbours, err := h.NeighList(a.Index, vnetlink.FAMILY_ALL)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("list neighbours on %s: %w", a.Name, err))
 		}
@@ -188,6 +199,18 @@ func (s *Snapshot) readLinks(Options) error {
 	}
 	s.Neighbours = limit(s.Neighbours)
 	return errors.Join(errs...)
+}
+
+func newHandle() (*vnetlink.Handle, error) {
+	h, err := vnetlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open rtnetlink: %w", err)
+	}
+	if err := h.SetSocketTimeout(netlinkTimeout); err != nil {
+		h.Close()
+		return nil, fmt.Errorf("rtnetlink deadline: %w", err)
+	}
+	return h, nil
 }
 
 func neighbourState(state int) string {

@@ -47,7 +47,11 @@ func (w logWriter) Write(b []byte) (int, error) {
 // start runs a Routing in the namespace until the test ends or stop is called.
 func start(t *testing.T, ns *lab.NetNS, o Options) *running {
 	t.Helper()
-	r := New(o)
+	return startRouting(t, ns, New(o))
+}
+
+func startRouting(t *testing.T, ns *lab.NetNS, r *Routing) *running {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- ns.Do(func() error { return r.Run(ctx) }) }()

@@ -216,19 +216,28 @@ func TestTCPFromVIPWorksThroughGateway(t *testing.T) {
 	r.Configure(allVIPs())
 	r.waitConfirmed(t, allVIPs()...)
 	for _, tt := range []struct {
-		name string
-		ns   *lab.NetNS
-		vip  vip.VIP
+		name     string
+		ns       *lab.NetNS
+		vip      vip.VIP
+		incoming bool
 	}{
-		{"forwarded IPv4", x.target, forwardedVIPs[0]},
-		{"forwarded IPv6", x.target, forwardedVIPs[1]},
-		{"local IPv4", x.pod, localVIPs[0]},
-		{"local IPv6", x.pod, localVIPs[1]},
+		{"forwarded IPv4 out", x.target, forwardedVIPs[0], false},
+		{"forwarded IPv6 out", x.target, forwardedVIPs[1], false},
+		{"local IPv4 out", x.pod, localVIPs[0], false},
+		{"local IPv6 out", x.pod, localVIPs[1], false},
+		{"forwarded IPv4 in", x.target, forwardedVIPs[0], true},
+		{"forwarded IPv6 in", x.target, forwardedVIPs[1], true},
+		{"local IPv4 in", x.pod, localVIPs[0], true},
+		{"local IPv6 in", x.pod, localVIPs[1], true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			dialNS, from, listenNS, to := tt.ns, tt.vip.Prefix().Addr(), x.gateway, clients[tt.vip.Family()]
+			if tt.incoming {
+				dialNS, from, listenNS, to = listenNS, to, dialNS, from
+			}
 			var l net.Listener
-			must(t, x.gateway.Do(func() (err error) {
-				l, err = net.Listen("tcp", netip.AddrPortFrom(clients[tt.vip.Family()], 0).String())
+			must(t, listenNS.Do(func() (err error) {
+				l, err = net.Listen("tcp", netip.AddrPortFrom(to, 0).String())
 				return err
 			}))
 			defer l.Close()
@@ -242,8 +251,8 @@ func TestTCPFromVIPWorksThroughGateway(t *testing.T) {
 				echoed <- err
 			}()
 			var got []byte
-			must(t, tt.ns.Do(func() error {
-				d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(tt.vip.Prefix().Addr(), 0)), Timeout: patience}
+			must(t, dialNS.Do(func() error {
+				d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0)), Timeout: patience}
 				c, err := d.Dial("tcp", l.Addr().String())
 				if err != nil {
 					return err
@@ -286,6 +295,28 @@ func TestSocketBoundToPrimaryInterfaceCannotLeak(t *testing.T) {
 			}
 			return err
 		})
+	}
+	x.flushPrimary(t)
+	x.wantNoLeak(t)
+}
+
+func TestNeighboursOnThePrimaryNetworkAreNotReachedFromVIP(t *testing.T) {
+	x := newTopology(t)
+	x.openGateway(t)
+	r := start(t, x.pod, testOptions(t))
+	r.Configure(allVIPs())
+	r.waitConfirmed(t, allVIPs()...)
+	for _, v := range allVIPs() {
+		ns, to := x.target, netip.MustParseAddr("10.244.0.1")
+		if v == localVIPs[0] || v == localVIPs[1] {
+			ns = x.pod
+		}
+		if v.Family() == vip.IPv6 {
+			to = netip.MustParseAddr("fd10::1")
+		}
+		x.ports++
+		must(t, send(t, ns, v.Prefix().Addr(), to, x.ports, nil))
+		waitPacket(t, x.external, "from "+v.String(), toPort(v.Prefix().Addr(), x.ports))
 	}
 	x.flushPrimary(t)
 	x.wantNoLeak(t)

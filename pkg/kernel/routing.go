@@ -47,11 +47,13 @@ type Routing struct {
 	wanted    latest.Value[*vip.Set]
 	confirmed latest.Value[Confirmed]
 	ready     chan struct{}
+	// listen is newWatch; a test makes it deaf.
+	listen func(Options) (*watch, error)
 }
 
 // New returns a Routing that does nothing before Run.
 func New(o Options) *Routing {
-	return &Routing{o: o.withDefaults(), log: o.withDefaults().Log.With("component", "kernel"), ready: make(chan struct{})}
+	return &Routing{o: o.withDefaults(), log: o.withDefaults().Log.With("component", "kernel"), ready: make(chan struct{}), listen: newWatch}
 }
 
 // Configure sets the VIPs whose source routing must stand. It never blocks; the
@@ -104,17 +106,24 @@ func (r *Routing) Run(ctx context.Context) error {
 		if w == nil {
 			// Listen first, so that no change falls between the look and the
 			// listening.
-			w, watchErr = newWatch(r.o)
+			w, watchErr = r.listen(r.o)
 		}
 		wanted, reconfigured := r.wanted.Get()
 		result := p.run(wanted)
 		result.err = errors.Join(result.err, watchErr)
 		r.publish(result)
+		more, tidyErr := p.tidy()
+		if tidyErr != nil {
+			r.log.Warn("leftovers of an earlier frontend could not be removed", "error", tidyErr)
+		}
 
 		next := r.o.CheckInterval
-		if result.err != nil {
+		switch {
+		case result.err != nil || tidyErr != nil:
 			next, pause = pause, min(2*pause, maxPause)
-		} else {
+		case more:
+			next = 0
+		default:
 			pause = failurePause
 		}
 		timer.Reset(next)
@@ -201,17 +210,22 @@ func (r *Routing) publish(x result) {
 type pass struct {
 	policy policy
 	table  *table
-	now    func() time.Time
+	// ensurePolicy is policy.ensure, and now time.Now; tests replace them.
+	ensurePolicy func(vip.Family) (changed bool, err error)
+	now          func() time.Time
 
 	// settled: the last pass left everything as wanted, so that a change now
-	// is somebody else's. For which VIPs is in wanted.
+	// is somebody else's.
 	settled bool
-	wanted  *vip.Set
 	// tidied: leftovers were removed since the VIPs last changed.
 	tidied bool
-	// readable is when the sets could last be read; vips what was confirmed.
-	readable time.Time
+	// What the last pass confirmed, from what it wanted and saw, and when the
+	// sets could last be read.
 	vips     vip.Set
+	wanted   *vip.Set
+	seen     *content
+	stands   [len(vip.Families)]bool
+	readable time.Time
 }
 
 func newPass(o Options, log *slog.Logger) (*pass, error) {
@@ -219,7 +233,8 @@ func newPass(o Options, log *slog.Logger) (*pass, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &pass{policy: policy{o: o, log: log}, table: t, now: time.Now}, nil
+	p := policy{o: o, log: log}
+	return &pass{policy: p, table: t, ensurePolicy: p.ensure, now: time.Now}, nil
 }
 
 type result struct {
@@ -234,14 +249,13 @@ type result struct {
 // wanted is nil before the first Configure.
 func (p *pass) run(wanted *vip.Set) result {
 	sameWish := wanted == p.wanted
-	p.wanted = wanted
 	p.tidied = p.tidied && sameWish
 
 	var errs []error
 	var stands, absent [len(vip.Families)]bool
 	changed := false
 	for _, f := range vip.Families {
-		did, err := p.policy.ensure(f)
+		did, err := p.ensurePolicy(f)
 		stands[f], absent[f] = err == nil, familyAbsent(err)
 		changed = changed || did
 		switch {
@@ -252,43 +266,69 @@ func (p *pass) run(wanted *vip.Set) result {
 			errs = append(errs, err)
 		}
 	}
-	got, did, err := p.table.ensure(wanted)
+	did, blind, err := p.table.ensure(wanted)
 	changed = changed || did
 	errs = append(errs, err)
 
-	x := result{repaired: changed && p.settled && sameWish, vips: vip.Set{}}
-	x.base = got != nil && got.stands && (stands[vip.IPv4] || absent[vip.IPv4]) && (stands[vip.IPv6] || absent[vip.IPv6])
-	switch {
-	case wanted == nil:
-	case got != nil:
+	x := result{repaired: changed && p.settled && sameWish, vips: p.vips}
+	seen := p.table.seen
+	x.base = seen != nil && !blind && (stands[vip.IPv4] || absent[vip.IPv4]) && (stands[vip.IPv6] || absent[vip.IPv6])
+	if !blind {
 		p.readable = p.now()
-		for v := range *wanted {
-			f := v.Family()
-			if stands[f] && got.stands && got.sets[f].covers(spanOf(v.Prefix())) {
-				x.vips[v] = struct{}{}
-			}
-		}
-	case p.now().Sub(p.readable) < blindness:
-		for v := range *wanted {
-			if stands[v.Family()] && p.vips.Has(v) {
-				x.vips[v] = struct{}{}
-			}
-		}
 	}
-	p.vips = x.vips
+	switch {
+	case blind && p.now().Sub(p.readable) < blindness:
+		// Nothing says that what was read back is gone.
+		x.vips = choose(wanted, func(v vip.VIP) bool { return stands[v.Family()] && p.vips.Has(v) })
+	case blind || seen == nil:
+		x.vips = vip.Set{}
+	case !sameWish || seen != p.seen || stands != p.stands || p.vips == nil:
+		x.vips = choose(wanted, func(v vip.VIP) bool {
+			return stands[v.Family()] && seen.covered[v.Family()].covers(spanOf(v.Prefix()))
+		})
+	}
+	if blind {
+		seen = nil
+	}
+	p.vips, p.wanted, p.seen, p.stands = x.vips, wanted, seen, stands
 
 	x.err = errors.Join(errs...)
-	if x.err == nil && wanted != nil && len(x.vips) == len(*wanted) && !p.tidied {
-		// What a former frontend left goes only now that nothing depends on it.
-		for _, f := range vip.Families {
-			if !absent[f] {
-				x.err = errors.Join(x.err, p.policy.removeLeftovers(f))
-			}
-		}
-		p.tidied = x.err == nil
-	}
 	p.settled = x.err == nil
 	return x
+}
+
+// tidy removes what a former frontend left, but only once nothing depends on it
+// any more. It tells whether it wants to be called again at once.
+func (p *pass) tidy() (more bool, err error) {
+	if p.tidied || !p.settled || p.wanted == nil || len(p.vips) != len(*p.wanted) {
+		return false, nil
+	}
+	for _, f := range vip.Families {
+		if !p.stands[f] {
+			continue
+		}
+		again, err := p.policy.removeLeftovers(f)
+		if err != nil {
+			return false, err
+		}
+		more = more || again
+	}
+	p.tidied = !more
+	return more, nil
+}
+
+// choose returns the wanted VIPs for which ok holds, in a set of its own.
+func choose(wanted *vip.Set, ok func(vip.VIP) bool) vip.Set {
+	chosen := vip.Set{}
+	if wanted == nil {
+		return chosen
+	}
+	for v := range *wanted {
+		if ok(v) {
+			chosen[v] = struct{}{}
+		}
+	}
+	return chosen
 }
 
 func hasFamily(s *vip.Set, f vip.Family) bool {

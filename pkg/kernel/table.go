@@ -42,12 +42,15 @@ type table struct {
 	// generation tells the number of the kernel's ruleset; tests make it fail.
 	generation func() (uint32, error)
 
-	// have is the content of the sets, valid while the kernel's ruleset
-	// generation is seen. Before the first look seen is 0, which the kernel
-	// never uses.
-	seen    uint32
-	have    [len(vip.Families)][]span
+	// seen is the content of the kernel while its ruleset has the number
+	// generation; nil before the first look and when problem says what is
+	// not as it must be.
+	seen    *content
+	number  uint32
 	problem string
+	// filled are the VIPs to which filledWith was found to need no change.
+	filled     *vip.Set
+	filledWith *content
 }
 
 func newTable(o Options, log *slog.Logger) (*table, error) {
@@ -157,53 +160,51 @@ func generation() (uint32, error) {
 	return 0, errors.New("read the ruleset's generation: the kernel does not tell it")
 }
 
-// content is what the kernel was seen to have.
+// content is what the kernel was seen to have. Sets and chains were as they must
+// be, so that packets from the addresses in the sets are marked.
 type content struct {
-	// stands: sets and chains are as they must be, so that packets from the
-	// addresses in sets are marked.
-	stands bool
-	sets   [len(vip.Families)]coverage
+	spans   [len(vip.Families)][]span
+	covered [len(vip.Families)]coverage
 }
 
 // ensure makes the chains stand and, unless wanted is nil, the sets hold exactly
-// the VIPs' ranges. It returns what was read back at the end, also when it could
-// not do all of that, or nil when the kernel cannot be read; and whether it had
-// to change something.
-func (t *table) ensure(wanted *vip.Set) (got *content, changed bool, err error) {
+// the VIPs' ranges. It tells whether it had to change something. What was read
+// back at the end, also when not all of that was possible, is in seen. blind
+// tells that the kernel could not be read.
+func (t *table) ensure(wanted *vip.Set) (changed, blind bool, err error) {
 	if err := t.read(); err != nil {
-		return nil, false, err
+		return false, true, err
 	}
 	var errs []error
-	if t.seen == 0 {
+	if t.seen == nil {
+		t.log.Info("nftables table does not stand", "problem", t.problem)
 		changed = true
 		errs = append(errs, t.build())
 		if err := t.read(); err != nil {
-			return nil, changed, errors.Join(append(errs, err)...)
+			return changed, true, errors.Join(append(errs, err)...)
 		}
 	}
-	if t.seen == 0 {
+	if t.seen == nil {
 		errs = append(errs, fmt.Errorf("nftables table inet %s does not stand: %s", TableName, t.problem))
-		return &content{}, changed, errors.Join(errs...)
+		return changed, false, errors.Join(errs...)
 	}
-	if wanted != nil {
-		filled := false
-		for _, f := range vip.Families {
-			did, err := t.fill(f, disjoint(*wanted, f))
-			filled = filled || did
-			errs = append(errs, err)
-		}
-		if filled {
-			changed = true
-			if err := t.read(); err != nil {
-				return nil, changed, errors.Join(append(errs, err)...)
-			}
-		}
+	if wanted == nil || wanted == t.filled && t.seen == t.filledWith {
+		return changed, false, errors.Join(errs...)
 	}
-	got = &content{stands: t.seen != 0}
+	filled := false
 	for _, f := range vip.Families {
-		got.sets[f] = newCoverage(t.have[f])
+		did, err := t.fill(f, disjoint(*wanted, f))
+		filled = filled || did
+		errs = append(errs, err)
 	}
-	return got, changed, errors.Join(errs...)
+	if !filled {
+		t.filled, t.filledWith = wanted, t.seen
+		return changed, false, errors.Join(errs...)
+	}
+	if err := t.read(); err != nil {
+		return true, true, errors.Join(append(errs, err)...)
+	}
+	return true, false, errors.Join(errs...)
 }
 
 // readAttempts bounds how often a look is repeated because somebody changed
@@ -211,21 +212,21 @@ func (t *table) ensure(wanted *vip.Set) (got *content, changed bool, err error) 
 const readAttempts = 5
 
 // read looks at the kernel unless the ruleset is the one seen last. It leaves
-// seen at 0 and the reason in problem when something is not as it must be.
+// the reason in problem when something is not as it must be.
 func (t *table) read() error {
 	before, err := t.generation()
 	if err != nil {
 		return err
 	}
 	for range readAttempts {
-		if before == t.seen {
+		if t.seen != nil && before == t.number {
 			return nil
 		}
-		t.seen, t.have = 0, [len(vip.Families)][]span{}
+		t.seen = nil
 		if t.problem, err = t.inspect(); err != nil {
 			return err
 		}
-		var have [len(vip.Families)][]span
+		var now content
 		for _, f := range vip.Families {
 			if t.problem != "" {
 				break
@@ -234,7 +235,8 @@ func (t *table) read() error {
 			if err != nil {
 				return fmt.Errorf("read set %s: %w", t.set(f).Name, err)
 			}
-			have[f] = spans(elems)
+			now.spans[f] = spans(elems)
+			now.covered[f] = newCoverage(now.spans[f])
 		}
 		after, err := t.generation()
 		if err != nil {
@@ -245,7 +247,7 @@ func (t *table) read() error {
 			continue
 		}
 		if t.problem == "" {
-			t.seen, t.have = after, have
+			t.seen, t.number = &now, after
 		}
 		return nil
 	}
@@ -254,6 +256,16 @@ func (t *table) read() error {
 
 // inspect tells what is wrong with table, sets, chains and rules; "" is nothing.
 func (t *table) inspect() (string, error) {
+	got, err := t.nft.ListTableOfFamily(TableName, nftables.TableFamilyINet)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "the table is missing", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("read nftables table inet %s: %w", TableName, err)
+	}
+	if got.Flags != 0 {
+		return fmt.Sprintf("the table has flags %#x (1: dormant)", got.Flags), nil
+	}
 	for _, f := range vip.Families {
 		problem, err := t.inspectSet(t.set(f))
 		if problem != "" || err != nil {
@@ -343,7 +355,7 @@ func (t *table) build() error {
 		t.nft.AddTable(t.table())
 		t.nft.DelTable(t.table())
 	}
-	t.nft.AddTable(t.table())
+	t.nft.AddTable(t.table()) // wakes a dormant one
 	for _, f := range vip.Families {
 		if err := t.nft.AddSet(t.set(f), nil); err != nil {
 			return fmt.Errorf("describe set %s: %w", t.set(f).Name, err)
@@ -395,7 +407,7 @@ func (t *table) mustRebuild() (bool, error) {
 // it tried to change anything.
 func (t *table) fill(f vip.Family, want []span) (changed bool, err error) {
 	s := t.set(f)
-	changes := steps(t.have[f], want)
+	changes := steps(t.seen.spans[f], want)
 	if len(changes) == 0 {
 		return false, nil
 	}

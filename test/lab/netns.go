@@ -218,7 +218,8 @@ func RemoveLeftovers() error {
 	return errors.Join(errs...)
 }
 
-func alive(pid int) bool { return unix.Kill(pid, 0) == nil }
+// alive tells whether a process exists, of whatever user.
+func alive(pid int) bool { return !errors.Is(unix.Kill(pid, 0), unix.ESRCH) }
 
 // endProcesses ends what runs in a namespace whose maker is dead. Nobody but
 // that run can have started it. Failures show when the namespace is removed.

@@ -1,0 +1,94 @@
+package kernel
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+func TestOptionsAreValidated(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		o       Options
+		problem string
+	}{
+		{"defaults", Options{}, ""},
+		{"main table", Options{TableID: 254}, "routing table 254"},
+		{"blackholes in the default table", Options{TableID: 252}, "routing table 252"},
+		{"last table", Options{TableID: 1<<32 - 1}, "routing table"},
+		{"priority of main", Options{Priority: 32766}, "rule priority 32766"},
+		{"negative priority", Options{Priority: -1}, "rule priority -1"},
+		{"mark without mask", Options{Mark: 1}, "outside its mask"},
+		{"mask without mark", Options{Mask: 0xff}, "mark 0"},
+		{"mark outside mask", Options{Mark: 0x100, Mask: 0xff}, "outside its mask"},
+		{"mark in mask", Options{Mark: 0x10, Mask: 0xf0}, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			err := tt.o.Validate()
+			if (err == nil) != (tt.problem == "") || (err != nil && !strings.Contains(err.Error(), tt.problem)) {
+				t.Errorf("got %v, want %q", err, tt.problem)
+			}
+			if err != nil {
+				if runErr := New(tt.o).Run(t.Context()); runErr == nil {
+					t.Error("Run took invalid options")
+				}
+			}
+		})
+	}
+}
+
+func TestStrictReversePathIsReported(t *testing.T) {
+	ns := lab.NewNetNS(t)
+	must(t, lab.Veth(ns, "ext", lab.NewNetNS(t), "peer"))
+	problems := func() (list []string) {
+		must(t, ns.Do(func() error {
+			list = reversePathProblems()
+			return nil
+		}))
+		return list
+	}
+	for _, tt := range []struct {
+		all, ext string
+		want     int
+	}{{"0", "0", 0}, {"0", "1", 1}, {"1", "0", 1}, {"1", "2", 0}, {"2", "1", 0}, {"0", "2", 0}} {
+		must(t, ns.Sysctl("net.ipv4.conf.all.rp_filter", tt.all))
+		must(t, ns.Sysctl("net.ipv4.conf.ext.rp_filter", tt.ext))
+		got := slices.DeleteFunc(problems(), func(s string) bool { return !strings.Contains(s, "interface ext ") })
+		if len(got) != tt.want {
+			t.Errorf("all %s, ext %s: %q", tt.all, tt.ext, got)
+		}
+	}
+}
+
+func TestDumpShowsWhatStands(t *testing.T) {
+	x := newTopology(t)
+	x.openGateway(t)
+	r := start(t, x.pod, testOptions(t))
+	r.Configure(allVIPs())
+	r.waitConfirmed(t, allVIPs()...)
+	var s Snapshot
+	must(t, x.pod.Do(func() (err error) {
+		s, err = Dump(context.Background(), testOptions(t))
+		return err
+	}))
+	text, err := json.MarshalIndent(s, "", " ")
+	must(t, err)
+	for _, want := range []string{
+		"ipv4 100: fwmark 0x1000000/0xff000000 lookup 4096", "ipv6 102: fwmark 0x1000000/0xff000000 blackhole",
+		"20.0.0.1", "2000::2", "look up in vip6", "169.254.100.1", "fd64::1", `"name": "ext"`, "169.254.100.2/24", `"net.ipv4.conf.ext.rp_filter": "0"`,
+	} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("no %q in the dump", want)
+		}
+	}
+	if len(s.Problems) > 0 || len(s.Routes["4097"]) != 2 || len(s.Chains["output"]) != 2 {
+		t.Errorf("problems %q, routes %q, chains %q", s.Problems, s.Routes, s.Chains)
+	}
+	if t.Failed() {
+		t.Logf("%s", text)
+	}
+}

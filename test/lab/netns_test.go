@@ -1,0 +1,134 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+)
+
+const patience = 30 * time.Second
+
+func TestNamespaceIsOnlySeenInside(t *testing.T) {
+	a, b := NewNetNS(t), NewNetNS(t)
+	if err := Veth(a, "left", b, "right"); err != nil {
+		t.Fatal(err)
+	}
+	links := func(ns *NetNS) (names []string) {
+		if err := ns.Do(func() error {
+			list, err := net.Interfaces()
+			for _, l := range list {
+				names = append(names, l.Name)
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return names
+	}
+	if got := fmt.Sprint(links(a)); got != "[lo left]" {
+		t.Errorf("in a: %s", got)
+	}
+	if got := fmt.Sprint(links(b)); got != "[lo right]" {
+		t.Errorf("in b: %s", got)
+	}
+	if _, err := net.InterfaceByName("left"); err == nil {
+		t.Error("left is seen outside")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if out, err := a.Run(ctx, "ip", "-br", "link"); err != nil || !strings.Contains(out, "left") {
+		t.Errorf("a command in a: %q, %v", out, err)
+	}
+}
+
+func TestLeftoversOfTheDeadAreRemovedAndOthersAreNot(t *testing.T) {
+	mine := NewNetNS(t)
+	// A process that has ended lends its number; its namespace still runs one.
+	dead := exec.Command("true")
+	if err := dead.Run(); err != nil {
+		t.Fatal(err)
+	}
+	left := &NetNS{name: fmt.Sprintf("vg-%d-abcdef", dead.Process.Pid)}
+	if err := ip("netns", "add", left.name); err != nil {
+		t.Fatal(err)
+	}
+	orphan := exec.Command("sleep", "1000")
+	if err := left.Start(orphan); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- orphan.Wait() }()
+	foreign := &NetNS{name: fmt.Sprintf("vg-%d-demo", dead.Process.Pid)}
+	if err := ip("netns", "add", foreign.name); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := foreign.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := RemoveLeftovers(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-ended:
+	case <-time.After(patience):
+		t.Error("the orphan still runs")
+		_ = orphan.Process.Kill()
+		<-ended
+	}
+	if _, err := os.Lstat(left.Path()); !os.IsNotExist(err) {
+		t.Errorf("the leftover is still there: %v", err)
+	}
+	for _, ns := range []*NetNS{mine, foreign} {
+		if _, err := os.Lstat(ns.Path()); err != nil {
+			t.Errorf("not a leftover: %v", err)
+		}
+	}
+}
+
+func TestCaptureSeesBothDirections(t *testing.T) {
+	a, b := NewNetNS(t), NewNetNS(t)
+	if err := Veth(a, "left", b, "right"); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Addr("left", "10.0.0.1/24", "fd00::1/64"); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Addr("right", "10.0.0.2/24", "fd00::2/64"); err != nil {
+		t.Fatal(err)
+	}
+	left, right := NewCapture(t, a, "left"), NewCapture(t, b, "right")
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for _, to := range []string{"10.0.0.2", "fd00::2"} {
+		if err := a.Do(func() error {
+			c, err := net.Dial("udp", net.JoinHostPort(to, "4242"))
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			_, err = c.Write([]byte("x"))
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		match := func(outgoing bool) func(Packet) bool {
+			return func(p Packet) bool {
+				return p.Outgoing == outgoing && p.Dst == netip.MustParseAddr(to) && p.Protocol == 17 && p.DstPort == 4242
+			}
+		}
+		if err := left.Wait(ctx, match(true)); err != nil {
+			t.Errorf("left to %s: %v", to, err)
+		}
+		if err := right.Wait(ctx, match(false)); err != nil {
+			t.Errorf("right to %s: %v", to, err)
+		}
+	}
+}
