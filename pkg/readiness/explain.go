@@ -14,9 +14,9 @@ import (
 	"google.golang.org/grpc/status"
 )
 
+// Why a link was ended by us.
 var (
-	errSilent = errors.New("the load balancer took the connection but said nothing within " + firstMessageWithin.String() +
-		": it hangs, or it has not made its first decision")
+	errSilent  = errors.New("no first message")
 	errMoved   = errors.New("moved to another connection")
 	errStopped = errors.New("the watcher stops")
 )
@@ -33,6 +33,8 @@ func (l *link) explain(err error) error {
 		return explainDial(socket, dial)
 	case handshake != nil:
 		return explainHandshake(socket, handshake)
+	case errors.Is(err, errSilent):
+		return fmt.Errorf("the load balancer on %s opened the watch but says nothing: it hangs, or has not made its first decision: %w within %v", socket, err, l.w.firstMessageWithin)
 	}
 	var broken *brokenError
 	if errors.As(err, &broken) {
@@ -50,6 +52,9 @@ func (l *link) explain(err error) error {
 	case codes.Unimplemented:
 		return fmt.Errorf("what listens on %s is not a load balancer of ours: %w", socket, err)
 	case codes.Unavailable:
+		if strings.Contains(s.Message(), stoppingText) {
+			return fmt.Errorf("the load balancer on %s is stopping: %w", socket, err)
+		}
 		if shaken && !l.spoken() {
 			return explainDenial(socket, s.Message(), err)
 		}
@@ -80,7 +85,7 @@ func explainHandshake(socket string, err error) error {
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
 		return fmt.Errorf("the certificate of the load balancer on %s has expired or is not yet valid: see its Identity health and both clocks: %w", socket, err)
 	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("the load balancer on %s did not finish the TLS handshake within %v: it hangs or is stopped: %w", socket, handshakeWithin, err)
+		return fmt.Errorf("the load balancer on %s took the connection but did not finish the TLS handshake: it hangs or is stopped: %w", socket, err)
 	case cut(err.Error()):
 		return fmt.Errorf("the load balancer on %s closed the connection in the TLS handshake: it has no SVID yet, or does not speak TLS, or is stopping; its log says which: %w", socket, err)
 	}
@@ -94,8 +99,9 @@ func explainDenial(socket, message string, err error) error {
 	switch {
 	case strings.Contains(message, "expired certificate"):
 		return fmt.Errorf("the load balancer on %s says that our SVID has expired: see the frontend's Identity health and both clocks: %w", socket, err)
-	case strings.Contains(message, "stopping"):
-		return fmt.Errorf("the load balancer on %s is stopping: %w", socket, err)
+	case strings.Contains(message, "deadline exceeded"), strings.Contains(message, "i/o timeout"), strings.Contains(message, "use of closed"):
+		// gRPC closes the connection at its deadline, and then reports that.
+		return fmt.Errorf("the load balancer on %s took the connection but does not answer: it hangs or is stopped: %w", socket, err)
 	case cut(message), strings.Contains(message, "tls: "):
 		return fmt.Errorf("the load balancer on %s closed the connection right after the TLS handshake: it denied our SPIFFE ID or certificate (a TLS 1.3 client sees no more than this), or was stopped; "+
 			"the log of lb names the ID and the reason (compare --frontend-id of lb with the frontend's ID): %w", socket, err)

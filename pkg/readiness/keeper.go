@@ -56,8 +56,9 @@ type keeper struct {
 	wait    pause
 	retry   *time.Timer
 	poll    *time.Ticker
-	socket  socketID // the socket at the last attempt
-	logged  string   // the last failure that was logged as a warning
+	tried   time.Time // when the last attempt began
+	socket  socketID  // the socket at that time
+	logged  string    // the last failure that was logged as a warning
 
 	// A move to a second connection.
 	next     *link // is to replace current
@@ -105,6 +106,12 @@ func (k *keeper) step(ctx context.Context) {
 	select {
 	case <-ctx.Done():
 	case <-rotated:
+		// Without a connection this may be the SVID that was missing. It is
+		// not news of ours, so the back-off goes on, and an attempt that has
+		// just been made is not repeated.
+		if k.current == nil && time.Since(k.tried) >= minBackoff {
+			k.connect()
+		}
 	case <-retry:
 		k.connect()
 	case <-poll:
@@ -135,6 +142,7 @@ func (k *keeper) step(ctx context.Context) {
 func (k *keeper) connect() {
 	k.retry.Stop()
 	k.poll.Stop()
+	k.tried = time.Now()
 	k.socket, _ = identify(k.w.path)
 	generation, _ := k.w.opts.Rotation()
 	k.current = k.w.open(k.base, generation)

@@ -12,10 +12,10 @@ import (
 )
 
 const (
-	// handshakeWithin bounds connecting and the TLS handshake of one attempt.
-	handshakeWithin = 5 * time.Second
-	// firstMessageWithin bounds the wait for the first message of a watch.
-	firstMessageWithin = 10 * time.Second
+	// defaultHandshakeWithin bounds connecting and the TLS handshake of one attempt.
+	defaultHandshakeWithin = 5 * time.Second
+	// defaultFirstMessageWithin bounds the wait for the first message of a watch.
+	defaultFirstMessageWithin = 10 * time.Second
 	// lastReportWithin bounds the wait for the load balancer to have read the
 	// last report when the watcher stops.
 	lastReportWithin = 500 * time.Millisecond
@@ -63,8 +63,12 @@ func (w *Watcher) open(ctx context.Context, generation uint64) *link {
 		defer close(l.done)
 		defer cancel(nil)
 		err := l.run(ctx)
-		l.err = context.Cause(ctx)
-		if l.err == nil {
+		switch cause := context.Cause(ctx); cause {
+		case errMoved, errStopped:
+			l.err = cause
+		case errSilent:
+			l.err = l.explain(cause)
+		default:
 			l.err = l.explain(err)
 		}
 		w.inbox.end(&l.hearing, time.Now(), l.err)
@@ -104,7 +108,7 @@ func (l *link) run(ctx context.Context) error {
 		grpc.WithTransportCredentials(witness{l.w.opts.Credentials, l}),
 		grpc.WithContextDialer(l.dial),
 		grpc.WithAuthority("localhost"),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: grpcBackoff(l.w.opts.MaxBackoff), MinConnectTimeout: handshakeWithin}),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: grpcBackoff(l.w.opts.MaxBackoff), MinConnectTimeout: l.w.handshakeWithin}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessageBytes)),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithDisableRetry(),
@@ -115,7 +119,7 @@ func (l *link) run(ctx context.Context) error {
 	defer conn.Close()
 	client := readinessv1.NewReadinessServiceClient(conn)
 
-	silence := time.AfterFunc(firstMessageWithin+handshakeWithin, func() { l.cancel(errSilent) })
+	silence := time.AfterFunc(l.w.handshakeWithin+l.w.firstMessageWithin, func() { l.cancel(errSilent) })
 	defer silence.Stop()
 	stream, err := client.WatchReadiness(ctx, &readinessv1.WatchReadinessRequest{Reader: l.w.opts.Reader})
 	if err != nil {

@@ -20,8 +20,8 @@ import (
 // is read with Server.Reported and Server.AllReported.
 //
 // The reports that count are those of the newest open watch of a frontend that
-// has reported at all, so that a move to another connection leaves no hole and
-// a watch that only looks silences nobody.
+// has told everything once, so that a move to another connection leaves no hole
+// and a watch that only looks silences nobody.
 type Report struct {
 	// WatchID is the watch that the report belongs to; empty before the first report.
 	WatchID string
@@ -171,7 +171,8 @@ func (s *Server) take(id spiffeid.ID, watchID string, before *watch, d heard) (*
 	if err := w.reported.apply(d); err != nil {
 		return w, err
 	}
-	if s.counted == nil || !s.live(s.counted) || w.number >= s.counted.number {
+	// A newer watch takes over once its report is whole.
+	if c := s.counted; c == nil || c == w || !s.live(c) || (w.number > c.number && w.reported.summary.Complete) {
 		if s.counted != w {
 			s.log.Info("the reports of this watch count from now on", "watch_id", w.id, "peer", w.peer.String())
 		}
@@ -228,7 +229,7 @@ func (s *Server) recount() {
 	}
 	var newest *watch
 	for _, w := range s.watches {
-		if s.live(w) && (newest == nil || w.number > newest.number) {
+		if s.live(w) && (newest == nil || w.precedes(newest)) {
 			newest = w
 		}
 	}
@@ -241,6 +242,15 @@ func (s *Server) recount() {
 		sum.Connected, sum.At = false, time.Now()
 		s.report.Set(*sum)
 	}
+}
+
+// precedes tells whether the reports of w rather count than those of o: whole
+// ones first, then newer ones.
+func (w *watch) precedes(o *watch) bool {
+	if a, b := w.reported.summary.Complete, o.reported.summary.Complete; a != b {
+		return a
+	}
+	return w.number > o.number
 }
 
 // live tells whether the watch is open and somebody reports for it.

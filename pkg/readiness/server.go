@@ -170,7 +170,10 @@ func (s *Server) begin(id spiffeid.ID) (done func(), err error) {
 	}, nil
 }
 
-var errStopping = status.Error(codes.Unavailable, "the load balancer is stopping")
+// stoppingText is what the watcher knows an orderly end by.
+const stoppingText = "the load balancer is stopping"
+
+var errStopping = status.Error(codes.Unavailable, stoppingText)
 
 // EndWatches ends all streams and refuses new ones, and waits for their
 // handlers. A handler whose reader has stopped reading ends only with its

@@ -20,7 +20,9 @@ type WatcherOptions struct {
 	// Credentials authenticate both sides; their handshake errors are passed on.
 	Credentials credentials.TransportCredentials
 	// Rotation returns how often our own SVID was replaced, and a channel that
-	// is closed when that may have changed. nil: never.
+	// is closed when that, or anything else about the SVID, may have changed: a
+	// connection is replaced when the number changes, and one that could not be
+	// made is tried again at once. nil: never.
 	Rotation func() (uint64, <-chan struct{})
 	// ConnectionEnd returns when a connection ends for good, the earlier
 	// NotAfter of its two certificates. nil: never.
@@ -41,6 +43,9 @@ type Watcher struct {
 	outbox *outbox
 	ready  chan struct{}
 	stats  stats
+
+	// Deadlines, shorter in tests.
+	handshakeWithin, firstMessageWithin time.Duration
 }
 
 type stats struct {
@@ -84,6 +89,9 @@ func NewWatcher(o WatcherOptions) *Watcher {
 		inbox:  newInbox(),
 		outbox: newOutbox(),
 		ready:  make(chan struct{}),
+
+		handshakeWithin:    defaultHandshakeWithin,
+		firstMessageWithin: defaultFirstMessageWithin,
 	}
 }
 

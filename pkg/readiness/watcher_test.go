@@ -6,24 +6,15 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"net"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
-	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
-	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/status"
 	"pgregory.net/rapid"
 )
 
@@ -37,8 +28,8 @@ func TestWatcherHearsSnapshotThenDeltas(t *testing.T) {
 	if !f.Complete || !f.Open || f.StaleGrace != 2*time.Second || len(f.vips) != 2 || f.HeardAt.IsZero() {
 		t.Fatalf("after the snapshot: %+v", f.Update)
 	}
-	if left := time.Until(f.LeaseEnd); left <= 0 || left > DefaultLease {
-		t.Fatalf("the lease has %v left", left)
+	if lease := f.LeaseEnd.Sub(f.LastHeard); lease <= 0 || lease > DefaultLease {
+		t.Fatalf("the lease is %v", lease)
 	}
 	if r := f.vips[vip.Require("2000::1/128")]; r.State != NotReady || r.Detail != "connect: connection refused" || r.TotalTargets != 1 || r.Since.IsZero() {
 		t.Fatalf("2000::1/128 is %+v", r)
@@ -78,20 +69,23 @@ func TestHungLoadBalancerLetsTheLeaseEnd(t *testing.T) {
 	f := startFrontend(t, path, nil)
 	f.until(t, "synced", f.at(table))
 	stop()
-	f.apply(f.Take())
-	<-time.After(time.Until(f.LeaseEnd) + 50*time.Millisecond)
-	if f.apply(f.Take()); f.LeaseEnd.After(time.Now()) || !f.Open || !f.Synced {
-		t.Fatalf("nobody beats, and the lease goes on: %+v", f.Update)
+	eventually(t, "nobody beats, and the lease ends", func() bool {
+		f.apply(f.Take())
+		return f.LeaseEnd.Before(time.Now())
+	})
+	if !f.Open || !f.Synced {
+		t.Fatalf("the stream ended: %+v", f.Update)
 	}
 	// A watch that opens meanwhile is told nothing.
 	late := startFrontend(t, path, nil)
-	eventually(t, "the late watch is open", func() bool { return len(table.State().VIPs) == 1 && watchers(table) == 2 })
+	eventually(t, "the late watch is open", func() bool { return watchers(table) == 2 })
 	if late.apply(late.Take()); late.Open {
 		t.Fatalf("a hung load balancer spoke: %+v", late.Update)
 	}
 	// Any message renews, also after the end, on the same stream.
-	table.Heartbeat()
-	f.until(t, "the lease is renewed", func() bool { return f.LeaseEnd.After(time.Now()) || f.LastHeard.After(f.HeardAt) })
+	ended := f.LeaseEnd
+	beat(t, table)
+	f.until(t, "the lease is renewed", func() bool { return f.LeaseEnd.After(ended) })
 	late.until(t, "the late watch is synced", late.at(table))
 	if n := f.Stats().Streams; n != 1 {
 		t.Fatalf("%d streams", n)
@@ -129,9 +123,10 @@ func TestUnsyncedRestartNeitherWithdrawsNorRaises(t *testing.T) {
 	if !f.Complete || len(f.vips) != 1 || f.vips[vip.Require(v1)].State != Ready {
 		t.Fatalf("%+v", f.Update)
 	}
-	if s := f.Stats(); s.Reconnects() != 1 || s.Streams != 2 || s.Failures == 0 {
-		t.Fatalf("%+v", s)
-	}
+	eventually(t, "it is counted", func() bool {
+		s := f.Stats()
+		return s.Reconnects() == 1 && s.Streams == 2 && s.Failures > 0
+	})
 }
 
 func TestWatcherFindsALoadBalancerThatStartsLater(t *testing.T) {
@@ -153,178 +148,6 @@ func TestWatcherFindsALoadBalancerThatStartsLater(t *testing.T) {
 	if n := strings.Count(f.log.String(), "level=WARN"); n != 1 {
 		t.Fatalf("%d warnings:\n%s", n, f.log)
 	}
-}
-
-// TestBackOffBetweenAttempts runs against a socket path that does not exist, on
-// a clock of its own.
-func TestBackOffBetweenAttempts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := pause{max: DefaultMaxBackoff}
-		want := float64(minBackoff)
-		for i := range 20 {
-			d := float64(p.after())
-			if least, most := want*(1-backoffJitter), want*(1+backoffJitter); d < least || d > most {
-				t.Fatalf("wait %d is %v, want about %v", i, time.Duration(d), time.Duration(want))
-			}
-			want = min(want*backoffFactor, float64(DefaultMaxBackoff))
-		}
-		p.reset()
-		if d := p.after(); d > minBackoff*2 {
-			t.Fatalf("after a reset: %v", d)
-		}
-
-		w := NewWatcher(WatcherOptions{Target: "unix:///nowhere/lb.sock", Credentials: named{id: frontendID}})
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- w.Run(ctx) }()
-		<-time.After(time.Minute)
-		synctest.Wait()
-		// About 9 attempts until the wait is 2 s (3.4 s), then one each 2 s ± 20 %.
-		if n := w.Stats().Failures; n < 30 || n > 46 {
-			t.Errorf("%d attempts in a minute", n)
-		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-		// What gRPC left to its own timers.
-		<-time.After(time.Minute)
-	})
-}
-
-// clock is a rotation counter as identity keeps it.
-type clock struct{ latest.Value[uint64] }
-
-func (c *clock) rotate()                        { c.Update(func(n uint64) uint64 { return n + 1 }) }
-func (c *clock) get() (uint64, <-chan struct{}) { return c.Get() }
-
-func TestRotationMovesToASecondConnectionWithoutAGap(t *testing.T) {
-	path, table := socketPath(t), NewTable(TableOptions{})
-	b := startBalancer(t, path, table)
-	table.Commit(Decision{Changed: many(3), Synced: true})
-	beat(t, table)
-	var svid clock
-	f := startFrontend(t, path, func(o *WatcherOptions) { o.Rotation = svid.get })
-	f.until(t, "synced", f.at(table))
-	want := map[vip.VIP]VIPReport{numbered(1): {Advertisement: announced}}
-	f.Report(ReportDelta{Applied: table.Position(), VIPs: maps.Clone(want)})
-	eventually(t, "reported", reportedAs(b, want))
-	for move := range uint64(5) {
-		old := b.Report().Load().WatchID
-		_, changed := b.Report().Get()
-		svid.rotate()
-		// At each moment somebody reports and the lease holds.
-		deadline := time.After(patience)
-		for moved := false; !moved; {
-			select {
-			case <-changed:
-				var r Report
-				r, changed = b.Report().Get()
-				if !r.Connected {
-					t.Fatalf("move %d: nobody reported", move)
-				}
-			case <-f.Changed():
-				f.apply(f.Take())
-				if !f.Open || !f.Synced || f.GoingAway || len(f.Update.Changed) != 0 || f.Complete || f.LeaseEnd.Before(time.Now()) || f.Err != nil {
-					t.Fatalf("move %d shows: %+v", move, f.Update)
-				}
-			case <-deadline:
-				t.Fatalf("move %d did not happen:\n%s", move, f.log)
-			}
-			ws := b.Watchers()
-			moved = f.Stats().Moves == move+1 && len(ws) == 1 && ws[0].WatchID != old && ws[0].Reporting
-		}
-		want[numbered(int(10+move))] = VIPReport{Advertisement: withdrawn}
-		f.Report(ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(int(10 + move)): {Advertisement: withdrawn}}})
-		eventually(t, "the report goes on", reportedAs(b, want))
-		// The new connection delivers.
-		table.Commit(Decision{Changed: []VIPReadiness{{VIP: numbered(0), State: State(move % 2)}}})
-		f.until(t, "a delta on the new connection", f.at(table))
-		if f.vips[numbered(0)].State != State(move%2) {
-			t.Fatalf("the delta gave %+v", f.vips)
-		}
-	}
-	if s := f.Stats(); s.Failures != 0 || s.Reconnects() != 0 || s.ReportFailures != 0 {
-		t.Fatalf("%+v", s)
-	}
-}
-
-func TestConnectionIsReplacedAtHalfOfItsLife(t *testing.T) {
-	b := syncedBalancer(t, 1)
-	// The first connection ends in a second, the others in an hour.
-	var handshakes atomic.Int64
-	f := startFrontend(t, b.path, func(o *WatcherOptions) {
-		o.ConnectionEnd = func(credentials.AuthInfo) (time.Time, bool) {
-			if handshakes.Add(1) == 1 {
-				return time.Now().Add(time.Second), true
-			}
-			return time.Now().Add(time.Hour), true
-		}
-	})
-	f.until(t, "synced", f.at(b.table))
-	first := time.Now()
-	eventually(t, "it moved", func() bool { return f.Stats().Moves == 1 && len(b.Watchers()) == 1 })
-	if since := time.Since(first); since < 400*time.Millisecond {
-		t.Fatalf("it moved after %v", since)
-	}
-	if s := f.Stats(); s.Failures != 0 {
-		t.Fatalf("%+v", s)
-	}
-}
-
-func TestFailedMoveLeavesTheFirstConnection(t *testing.T) {
-	path, table := socketPath(t), NewTable(TableOptions{Lease: time.Minute})
-	table.Commit(Decision{Changed: many(1), Synced: true})
-	startBalancer(t, path, table)
-	var svid clock
-	f := startFrontend(t, path, func(o *WatcherOptions) { o.Rotation, o.MaxBackoff = svid.get, minBackoff })
-	f.until(t, "synced", f.at(table))
-	away := path + ".away"
-	if err := os.Rename(path, away); err != nil {
-		t.Fatal(err)
-	}
-	svid.rotate()
-	eventually(t, "moves fail and are tried again", func() bool { return f.Stats().Failures >= 3 })
-	table.Commit(Decision{Changed: []VIPReadiness{notReady(v1)}})
-	f.until(t, "the first connection goes on", f.at(table))
-	if !f.Open || f.Err != nil {
-		t.Fatalf("%+v", f.Update)
-	}
-	if err := os.Rename(away, path); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "it moved", func() bool { return f.Stats().Moves == 1 })
-	if log := f.log.String(); !strings.Contains(log, "could not open a second readiness stream") {
-		t.Fatalf("the log:\n%s", log)
-	}
-}
-
-func TestSecondConnectionTakesOverWhenTheFirstIsLost(t *testing.T) {
-	// The new load balancer takes the socket while the old one still serves:
-	// two streams of two instances.
-	path := socketPath(t)
-	old, fresh := NewTable(TableOptions{Lease: time.Minute}), NewTable(TableOptions{Lease: time.Minute})
-	old.Commit(Decision{Changed: []VIPReadiness{ready(v1)}, Synced: true})
-	first := startBalancer(t, path, old)
-	var svid clock
-	f := startFrontend(t, path, func(o *WatcherOptions) { o.Rotation = svid.get })
-	f.until(t, "synced", f.at(old))
-	if err := os.Rename(path, path+".old"); err != nil {
-		t.Fatal(err)
-	}
-	fresh.Commit(Decision{Changed: []VIPReadiness{notReady(v1)}}) // not synced
-	second := startBalancer(t, path, fresh)
-	svid.rotate()
-	eventually(t, "the second stream is open", func() bool { return len(second.Watchers()) == 1 })
-	if f.apply(f.Take()); !f.Synced || f.Position != old.Position() {
-		t.Fatalf("the unsynced second stream counts: %+v", f.Update)
-	}
-	fresh.Commit(Decision{Changed: []VIPReadiness{ready(v2)}, Synced: true})
-	f.until(t, "the newer instance counts", f.at(fresh))
-	if !f.Complete || len(f.vips) != 2 || f.vips[vip.Require(v1)].State != NotReady {
-		t.Fatalf("%+v", f.view)
-	}
-	eventually(t, "the first stream is closed", func() bool { return len(first.Watchers()) == 0 })
 }
 
 // scripted is a load balancer that sends what it is told.
@@ -397,106 +220,6 @@ func TestStreamsThatEndAtOnceAreNotHammered(t *testing.T) {
 		t.Fatalf("%+v", f.Stats())
 	}
 }
-
-func TestErrorsSayWhereToLook(t *testing.T) {
-	serve := func(s *scripted) func(*testing.T) string {
-		return func(t *testing.T) string { return startScripted(t, s) }
-	}
-	// raw serves bare connections.
-	raw := func(handle func(net.Conn)) func(*testing.T) string {
-		return func(t *testing.T) string {
-			path := socketPath(t)
-			l, err := net.Listen("unix", path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var running sync.WaitGroup
-			running.Go(func() {
-				for {
-					c, err := l.Accept()
-					if err != nil {
-						return
-					}
-					handle(c)
-				}
-			})
-			t.Cleanup(func() { l.Close(); running.Wait() })
-			return path
-		}
-	}
-	tests := []struct {
-		name string
-		path func(*testing.T) string
-		id   spiffeid.ID
-		want []string
-	}{
-		{"no socket", socketPathOf, frontendID, []string{"does not exist", "not running or listens elsewhere", "--lb-socket"}},
-		{"left-over socket", func(t *testing.T) string {
-			path := socketPath(t)
-			fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer syscall.Close(fd)
-			if err := syscall.Bind(fd, &syscall.SockaddrUnix{Name: path}); err != nil {
-				t.Fatal(err)
-			}
-			return path
-		}, frontendID, []string{"nobody listens", "died and left it behind"}},
-		{"no socket but a file", func(t *testing.T) string {
-			path := socketPath(t)
-			if err := os.WriteFile(path, nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
-			return path
-		}, frontendID, []string{"nobody listens"}},
-		{"closed after the handshake", raw(func(c net.Conn) { c.Close() }), frontendID, []string{"denied our SPIFFE ID", "TLS 1.3", "log of lb"}},
-		{"closed after it was read", raw(func(c net.Conn) {
-			c.Read(make([]byte, 1))
-			c.Close()
-		}), frontendID, []string{"denied our SPIFFE ID"}},
-		{"not our service", serve(&scripted{err: status.Error(codes.Unimplemented, "no such method")}), frontendID, []string{"not a load balancer of ours"}},
-		{"denied by role", func(t *testing.T) string { return syncedBalancer(t, 1).path }, strangerID, []string{"denied the watch", strangerID.String(), "--frontend-id"}},
-		{"too many streams", serve(&scripted{err: status.Error(codes.ResourceExhausted, "8 streams open")}), frontendID, []string{"refused the stream", "8 streams open"}},
-		{"stopping", serve(&scripted{err: errStopping}), frontendID, []string{"is stopping"}},
-		{"ended without a word", serve(&scripted{}), frontendID, []string{"without a reason"}},
-		{"ended by surprise", serve(&scripted{err: status.Error(codes.Internal, "boom")}), frontendID, []string{"boom"}},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			path := tt.path(t)
-			f := startFrontend(t, path, func(o *WatcherOptions) { o.Credentials = named{id: tt.id} })
-			f.until(t, "the error is told", func() bool { return f.Err != nil })
-			for _, w := range append(tt.want, path) {
-				if !strings.Contains(f.Err.Error(), w) {
-					t.Errorf("%q lacks %q", f.Err, w)
-				}
-			}
-		})
-	}
-}
-
-func socketPathOf(t *testing.T) string { return socketPath(t) }
-
-func TestHandshakeErrorsArePassedOn(t *testing.T) {
-	b := syncedBalancer(t, 1)
-	cause := errors.New("the peer is spiffe://example.org/other, expected spiffe://example.org/lb")
-	f := startFrontend(t, b.path, func(o *WatcherOptions) { o.Credentials = failing{named{id: frontendID}, cause} })
-	f.until(t, "the error is told", func() bool { return f.Err != nil })
-	if !errors.Is(f.Err, cause) || !strings.Contains(f.Err.Error(), "TLS handshake") {
-		t.Fatalf("the error: %v", f.Err)
-	}
-}
-
-type failing struct {
-	named
-	err error
-}
-
-func (f failing) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return nil, nil, f.err
-}
-func (f failing) Clone() credentials.TransportCredentials { return f }
 
 func TestRunEndsWithItsContextAtEveryMoment(t *testing.T) {
 	b := syncedBalancer(t, 1)

@@ -1,0 +1,158 @@
+package readiness
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+)
+
+func TestErrorsSayWhereToLook(t *testing.T) {
+	serve := func(s *scripted) func(*testing.T) string {
+		return func(t *testing.T) string { return startScripted(t, s) }
+	}
+	// raw serves bare connections.
+	raw := func(handle func(net.Conn)) func(*testing.T) string {
+		return func(t *testing.T) string {
+			path := socketPath(t)
+			l, err := net.Listen("unix", path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var running sync.WaitGroup
+			running.Go(func() {
+				for {
+					c, err := l.Accept()
+					if err != nil {
+						return
+					}
+					handle(c)
+				}
+			})
+			t.Cleanup(func() { l.Close(); running.Wait() })
+			return path
+		}
+	}
+	tests := []struct {
+		name string
+		path func(*testing.T) string
+		id   spiffeid.ID
+		want []string
+	}{
+		{"no socket", socketPathOf, frontendID, []string{"does not exist", "not running or listens elsewhere", "--lb-socket"}},
+		{"left-over socket", func(t *testing.T) string {
+			path := socketPath(t)
+			fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer syscall.Close(fd)
+			if err := syscall.Bind(fd, &syscall.SockaddrUnix{Name: path}); err != nil {
+				t.Fatal(err)
+			}
+			return path
+		}, frontendID, []string{"nobody listens", "died and left it behind"}},
+		{"no socket but a file", func(t *testing.T) string {
+			path := socketPath(t)
+			if err := os.WriteFile(path, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			return path
+		}, frontendID, []string{"nobody listens"}},
+		{"closed after the handshake", raw(func(c net.Conn) { c.Close() }), frontendID, []string{"denied our SPIFFE ID", "TLS 1.3", "log of lb"}},
+		{"closed after it was read", raw(func(c net.Conn) {
+			c.Read(make([]byte, 1))
+			c.Close()
+		}), frontendID, []string{"denied our SPIFFE ID"}},
+		{"not our service", serve(&scripted{err: status.Error(codes.Unimplemented, "no such method")}), frontendID, []string{"not a load balancer of ours"}},
+		{"denied by role", func(t *testing.T) string { return syncedBalancer(t, 1).path }, strangerID, []string{"denied the watch", strangerID.String(), "--frontend-id"}},
+		{"too many streams", serve(&scripted{err: status.Error(codes.ResourceExhausted, "8 streams open")}), frontendID, []string{"refused the stream", "8 streams open"}},
+		{"stopping", serve(&scripted{err: errStopping}), frontendID, []string{"is stopping"}},
+		{"ended without a word", serve(&scripted{}), frontendID, []string{"without a reason"}},
+		{"ended by surprise", serve(&scripted{err: status.Error(codes.Internal, "boom")}), frontendID, []string{"boom"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			path := tt.path(t)
+			f := startFrontend(t, path, func(o *WatcherOptions) { o.Credentials = named{id: tt.id} })
+			f.until(t, "the error is told", func() bool { return f.Err != nil })
+			for _, w := range append(tt.want, path) {
+				if !strings.Contains(f.Err.Error(), w) {
+					t.Errorf("%q lacks %q", f.Err, w)
+				}
+			}
+		})
+	}
+}
+
+func socketPathOf(t *testing.T) string { return socketPath(t) }
+
+func TestHandshakeErrorsArePassedOn(t *testing.T) {
+	b := syncedBalancer(t, 1)
+	cause := errors.New("the peer is spiffe://example.org/other, expected spiffe://example.org/lb")
+	f := startFrontend(t, b.path, func(o *WatcherOptions) { o.Credentials = failing{named{id: frontendID}, cause} })
+	f.until(t, "the error is told", func() bool { return f.Err != nil })
+	if !errors.Is(f.Err, cause) || !strings.Contains(f.Err.Error(), "TLS handshake") {
+		t.Fatalf("the error: %v", f.Err)
+	}
+}
+
+func TestSilentLoadBalancersAreLeft(t *testing.T) {
+	tests := []struct {
+		name string
+		impl func(*testing.T) (path string)
+		want string
+	}{
+		{"opens the watch and hangs", func(t *testing.T) string { return startScripted(t, &scripted{hold: true}) }, "says nothing: it hangs"},
+		{"has not decided yet", func(t *testing.T) string {
+			path := socketPath(t)
+			startBalancer(t, path, NewTable(TableOptions{}))
+			return path
+		}, "has not made its first decision"},
+		{"accepts and hangs", func(t *testing.T) string {
+			path := socketPath(t)
+			l, err := net.Listen("unix", path) // the kernel accepts
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { l.Close() })
+			return path
+		}, "does not answer: it hangs or is stopped"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			path := tt.impl(t)
+			f := &frontend{log: &logBook{}, Watcher: NewWatcher(WatcherOptions{Target: path, Credentials: named{id: frontendID}})}
+			f.handshakeWithin, f.firstMessageWithin = 50*time.Millisecond, 50*time.Millisecond
+			ctx, cancel := context.WithCancel(context.Background())
+			var running sync.WaitGroup
+			running.Go(func() { _ = f.Run(ctx) })
+			t.Cleanup(func() { cancel(); running.Wait() })
+			f.until(t, "it is left", func() bool { return f.Err != nil })
+			if !strings.Contains(f.Err.Error(), tt.want) || !strings.Contains(f.Err.Error(), path) {
+				t.Fatalf("the error: %v", f.Err)
+			}
+			eventually(t, "and tried again", func() bool { return f.Stats().Failures >= 2 })
+		})
+	}
+}
+
+type failing struct {
+	named
+	err error
+}
+
+func (f failing) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, f.err
+}
+func (f failing) Clone() credentials.TransportCredentials { return f }

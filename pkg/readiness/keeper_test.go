@@ -1,0 +1,217 @@
+package readiness
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/vip"
+	"google.golang.org/grpc/credentials"
+)
+
+// TestBackOffBetweenAttempts runs against a socket path that does not exist, on
+// a clock of its own.
+func TestBackOffBetweenAttempts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := pause{max: DefaultMaxBackoff}
+		want := float64(minBackoff)
+		for i := range 20 {
+			d := float64(p.after())
+			if least, most := want*(1-backoffJitter), want*(1+backoffJitter); d < least || d > most {
+				t.Fatalf("wait %d is %v, want about %v", i, time.Duration(d), time.Duration(want))
+			}
+			want = min(want*backoffFactor, float64(DefaultMaxBackoff))
+		}
+		p.reset()
+		if d := p.after(); d > minBackoff*2 {
+			t.Fatalf("after a reset: %v", d)
+		}
+
+		w := NewWatcher(WatcherOptions{Target: "unix:///nowhere/lb.sock", Credentials: named{id: frontendID}})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- w.Run(ctx) }()
+		<-time.After(time.Minute)
+		synctest.Wait()
+		// About 9 attempts until the wait is 2 s (3.4 s), then one each 2 s ± 20 %.
+		if n := w.Stats().Failures; n < 30 || n > 46 {
+			t.Errorf("%d attempts in a minute", n)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		// What gRPC left to its own timers.
+		<-time.After(time.Minute)
+	})
+}
+
+// clock is a rotation counter as identity keeps it.
+type clock struct{ latest.Value[uint64] }
+
+func (c *clock) rotate()                        { c.Update(func(n uint64) uint64 { return n + 1 }) }
+func (c *clock) get() (uint64, <-chan struct{}) { return c.Get() }
+
+func TestRotationMovesToASecondConnectionWithoutAGap(t *testing.T) {
+	path, table := socketPath(t), NewTable(TableOptions{Lease: time.Minute})
+	b := startBalancer(t, path, table)
+	table.Commit(Decision{Changed: many(3), Synced: true})
+	var svid clock
+	f := startFrontend(t, path, func(o *WatcherOptions) { o.Rotation = svid.get })
+	f.until(t, "synced", f.at(table))
+	want := map[vip.VIP]VIPReport{numbered(1): {Advertisement: announced}}
+	f.Report(ReportDelta{Applied: table.Position(), VIPs: maps.Clone(want)})
+	eventually(t, "reported", reportedAs(b, want))
+	for move := range uint64(5) {
+		old := b.Report().Load().WatchID
+		_, changed := b.Report().Get()
+		svid.rotate()
+		// At each moment somebody reports and the lease holds.
+		deadline, tick := time.After(patience), time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for moved := false; !moved; {
+			select {
+			case <-changed:
+				var r Report
+				r, changed = b.Report().Get()
+				if !r.Connected {
+					t.Fatalf("move %d: nobody reported", move)
+				}
+			case <-f.Changed():
+				f.apply(f.Take())
+				if !f.Open || !f.Synced || f.GoingAway || len(f.Update.Changed) != 0 || f.Complete || f.LeaseEnd.Before(time.Now()) || f.Err != nil {
+					t.Fatalf("move %d shows: %+v", move, f.Update)
+				}
+			case <-tick.C:
+			case <-deadline:
+				t.Fatalf("move %d did not happen:\n%s", move, f.log)
+			}
+			ws := b.Watchers()
+			moved = f.Stats().Moves == move+1 && len(ws) == 1 && ws[0].WatchID != old && ws[0].Reporting
+		}
+		want[numbered(int(10+move))] = VIPReport{Advertisement: withdrawn}
+		f.Report(ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(int(10 + move)): {Advertisement: withdrawn}}})
+		eventually(t, "the report goes on", reportedAs(b, want))
+		// The new connection delivers.
+		table.Commit(Decision{Changed: []VIPReadiness{{VIP: numbered(0), State: State(move % 2)}}})
+		f.until(t, "a delta on the new connection", f.at(table))
+		if f.vips[numbered(0)].State != State(move%2) {
+			t.Fatalf("the delta gave %+v", f.vips)
+		}
+	}
+	if s := f.Stats(); s.Failures != 0 || s.Reconnects() != 0 || s.ReportFailures != 0 {
+		t.Fatalf("%+v", s)
+	}
+}
+
+func TestConnectionIsReplacedAtHalfOfItsLife(t *testing.T) {
+	b := syncedBalancer(t, 1)
+	// The first connection ends in two seconds, the others in an hour.
+	var handshakes atomic.Int64
+	before := time.Now()
+	f := startFrontend(t, b.path, func(o *WatcherOptions) {
+		o.ConnectionEnd = func(credentials.AuthInfo) (time.Time, bool) {
+			if handshakes.Add(1) == 1 {
+				return time.Now().Add(2 * time.Second), true
+			}
+			return time.Now().Add(time.Hour), true
+		}
+	})
+	f.until(t, "synced", f.at(b.table))
+	eventually(t, "it moved", func() bool { return f.Stats().Moves == 1 && len(b.Watchers()) == 1 })
+	if since := time.Since(before); since < 900*time.Millisecond {
+		t.Fatalf("it moved after %v", since)
+	}
+	if s := f.Stats(); s.Failures != 0 {
+		t.Fatalf("%+v", s)
+	}
+}
+
+func TestFailedMoveLeavesTheFirstConnection(t *testing.T) {
+	path, table := socketPath(t), NewTable(TableOptions{Lease: time.Minute})
+	table.Commit(Decision{Changed: many(1), Synced: true})
+	startBalancer(t, path, table)
+	var svid clock
+	f := startFrontend(t, path, func(o *WatcherOptions) { o.Rotation, o.MaxBackoff = svid.get, minBackoff })
+	f.until(t, "synced", f.at(table))
+	away := path + ".away"
+	if err := os.Rename(path, away); err != nil {
+		t.Fatal(err)
+	}
+	svid.rotate()
+	eventually(t, "moves fail and are tried again", func() bool { return f.Stats().Failures >= 3 })
+	table.Commit(Decision{Changed: []VIPReadiness{notReady(v1)}})
+	f.until(t, "the first connection goes on", f.at(table))
+	if !f.Open || f.Err != nil {
+		t.Fatalf("%+v", f.Update)
+	}
+	if err := os.Rename(away, path); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it moved", func() bool { return f.Stats().Moves == 1 })
+	if log := f.log.String(); !strings.Contains(log, "could not open a second readiness stream") {
+		t.Fatalf("the log:\n%s", log)
+	}
+}
+
+func TestSecondConnectionTakesOverWhenTheFirstIsLost(t *testing.T) {
+	// The new load balancer takes the socket while the old one still serves:
+	// two streams of two instances.
+	path := socketPath(t)
+	old, fresh := NewTable(TableOptions{Lease: time.Minute}), NewTable(TableOptions{Lease: time.Minute})
+	old.Commit(Decision{Changed: []VIPReadiness{ready(v1)}, Synced: true})
+	first := startBalancer(t, path, old)
+	var svid clock
+	f := startFrontend(t, path, func(o *WatcherOptions) { o.Rotation = svid.get })
+	f.until(t, "synced", f.at(old))
+	if err := os.Rename(path, path+".old"); err != nil {
+		t.Fatal(err)
+	}
+	fresh.Commit(Decision{Changed: []VIPReadiness{notReady(v1)}}) // not synced
+	second := startBalancer(t, path, fresh)
+	svid.rotate()
+	eventually(t, "the second stream is open", func() bool { return len(second.Watchers()) == 1 })
+	if f.apply(f.Take()); !f.Synced || f.Position != old.Position() {
+		t.Fatalf("the unsynced second stream counts: %+v", f.Update)
+	}
+	fresh.Commit(Decision{Changed: []VIPReadiness{ready(v2)}, Synced: true})
+	f.until(t, "the newer instance counts", f.at(fresh))
+	if !f.Complete || len(f.vips) != 2 || f.vips[vip.Require(v1)].State != NotReady {
+		t.Fatalf("%+v", f.view)
+	}
+	eventually(t, "the first stream is closed", func() bool { return len(first.Watchers()) == 0 })
+}
+
+func TestFirstSVIDIsUsedAtOnce(t *testing.T) {
+	b := syncedBalancer(t, 1)
+	var svid latest.Value[bool] // whether there is one; its first is no rotation
+	f := startFrontend(t, b.path, func(o *WatcherOptions) {
+		o.Credentials = withoutSVID{named{id: frontendID}, &svid}
+		o.MaxBackoff = time.Hour
+		o.Rotation = func() (uint64, <-chan struct{}) { _, changed := svid.Get(); return 0, changed }
+	})
+	eventually(t, "the back-off has grown", func() bool { return f.Stats().Failures >= 5 })
+	eventually(t, "it waits", func() bool { svid.Set(true); return f.Stats().Streams == 1 })
+}
+
+// withoutSVID fails until there is an SVID.
+type withoutSVID struct {
+	named
+	has *latest.Value[bool]
+}
+
+func (c withoutSVID) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	if !c.has.Load() {
+		return nil, nil, errors.New("no SVID yet")
+	}
+	return c.named.ClientHandshake(ctx, authority, conn)
+}
+func (c withoutSVID) Clone() credentials.TransportCredentials { return c }
