@@ -1,0 +1,47 @@
+package health
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+)
+
+// CheckTimeout bounds a check whose context has no deadline. The kubelet gives
+// exec probes 1 s by default.
+const CheckTimeout = time.Second
+
+// ErrNotServing says that the process answered and that the service does not serve.
+var ErrNotServing = errors.New("not serving")
+
+// CheckClient asks the process at addr, "host:port" or "unix:///path", whether
+// a service serves. It returns nil if so, [ErrNotServing] if the process says
+// no, and otherwise an error that says what went wrong.
+func CheckClient(ctx context.Context, addr, service string) (err error) {
+	if _, has := ctx.Deadline(); !has {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, CheckTimeout)
+		defer cancel()
+	}
+	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy())
+	if err != nil {
+		return fmt.Errorf("health check at %s: %w", addr, err)
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	r, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{Service: service})
+	switch {
+	case status.Code(err) == codes.NotFound:
+		return fmt.Errorf("health check at %s: service %q is not known there", addr, service)
+	case err != nil:
+		return fmt.Errorf("health check of %q at %s: %w", service, addr, err)
+	case r.GetStatus() != healthv1.HealthCheckResponse_SERVING:
+		return fmt.Errorf("service %q at %s is %w (%s)", service, addr, ErrNotServing, r.GetStatus())
+	}
+	return nil
+}

@@ -1,0 +1,419 @@
+package health
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	serving    = healthv1.HealthCheckResponse_SERVING
+	notServing = healthv1.HealthCheckResponse_NOT_SERVING
+	unknown    = healthv1.HealthCheckResponse_SERVICE_UNKNOWN
+)
+
+// patience is how long a test waits for what must happen.
+const patience = 30 * time.Second
+
+func newServer() *Server { return New(Options{Log: slog.New(slog.DiscardHandler)}) }
+
+// serve serves s on a TCP port and returns its address.
+func serve(t *testing.T, s *Server) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(grpc.WaitForHandlers(true))
+	s.Register(server)
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(listener) }()
+	t.Cleanup(func() {
+		server.Stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return listener.Addr().String()
+}
+
+func dial(t *testing.T, addr string) healthv1.HealthClient {
+	t.Helper()
+	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return healthv1.NewHealthClient(conn)
+}
+
+func check(t *testing.T, s *Server, service string) healthv1.HealthCheckResponse_ServingStatus {
+	t.Helper()
+	r, err := s.Check(t.Context(), &healthv1.HealthCheckRequest{Service: service})
+	if status.Code(err) == codes.NotFound {
+		return unknown
+	}
+	if err != nil {
+		t.Fatalf("Check(%q): %v", service, err)
+	}
+	return r.GetStatus()
+}
+
+// follow reads a Watch call.
+func follow(t *testing.T, client healthv1.HealthClient, service string) grpc.ServerStreamingClient[healthv1.HealthCheckResponse] {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	stream, err := client.Watch(ctx, &healthv1.HealthCheckRequest{Service: service})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stream
+}
+
+func wantNext(t *testing.T, stream grpc.ServerStreamingClient[healthv1.HealthCheckResponse], want healthv1.HealthCheckResponse_ServingStatus) {
+	t.Helper()
+	r, err := stream.Recv()
+	if err != nil {
+		t.Fatalf("got %v, want %v", err, want)
+	}
+	if r.GetStatus() != want {
+		t.Fatalf("got %v, want %v", r.GetStatus(), want)
+	}
+}
+
+func TestConjunctionServesOnlyWhileEveryPartDoes(t *testing.T) {
+	s := newServer()
+	s.Define(Readiness, "Configuration", "Egress", "Stream")
+	for _, step := range []struct {
+		part   string
+		up     bool
+		detail string
+		want   Condition
+	}{
+		{"Configuration", true, "", Condition{Readiness, false, "Egress: not known yet; Stream: not known yet"}},
+		{"Egress", true, "ignored while it serves", Condition{Readiness, false, "Stream: not known yet"}},
+		{"Stream", false, "", Condition{Readiness, false, "Stream"}},
+		{"Stream", true, "", Condition{Readiness, true, ""}},
+		{"Egress", false, "gateway-a-1: Idle", Condition{Readiness, false, "Egress: gateway-a-1: Idle"}},
+		{"Egress", false, "gateway-a-1: Active", Condition{Readiness, false, "Egress: gateway-a-1: Active"}},
+		{"Identity", false, "no part of it", Condition{Readiness, false, "Egress: gateway-a-1: Active"}},
+		{"Egress", true, "", Condition{Readiness, true, ""}},
+	} {
+		s.Set(step.part, step.up, step.detail)
+		all := s.Conditions()
+		got := all[slices.IndexFunc(all, func(c Condition) bool { return c.Name == Readiness })]
+		if got != step.want {
+			t.Fatalf("after %s=%v: got %+v, want %+v", step.part, step.up, got, step.want)
+		}
+		want := notServing
+		if step.want.Serving {
+			want = serving
+		}
+		for _, service := range []string{Readiness, ""} {
+			if got := check(t, s, service); got != want {
+				t.Fatalf("after %s=%v: %q is %v, want %v", step.part, step.up, service, got, want)
+			}
+		}
+	}
+}
+
+func TestConjunctionOfConjunctionsFollowsInOneStep(t *testing.T) {
+	s := newServer()
+	s.Define("Inner", "A")
+	s.Define("Outer", "Inner", "B")
+	s.Set("B", true, "")
+	s.Set("A", true, "")
+	if got := check(t, s, "Outer"); got != serving {
+		t.Fatalf("got %v", got)
+	}
+	s.Remove("A")
+	if got := check(t, s, "Outer"); got != notServing {
+		t.Fatalf("a part is forgotten, the whole is %v", got)
+	}
+	if got := check(t, s, "A"); got != unknown {
+		t.Fatalf("a forgotten condition is %v", got)
+	}
+}
+
+func TestSetRefusesAConjunction(t *testing.T) {
+	s := newServer()
+	s.Define(Readiness, "A")
+	defer func() {
+		if recover() == nil {
+			t.Fatal("a conjunction was set")
+		}
+	}()
+	s.Set(Readiness, true, "")
+}
+
+func TestChangedHearsOnlyFlips(t *testing.T) {
+	var heard []string
+	s := New(Options{
+		Log:     slog.New(slog.DiscardHandler),
+		Changed: func(service string, serving bool) { heard = append(heard, fmt.Sprint(service, " ", serving)) },
+	})
+	s.Define(Readiness, "A")
+	s.Set("A", false, "why")
+	s.Set("A", false, "another why")
+	s.Set("A", true, "")
+	s.Set("A", true, "")
+	want := []string{"Readiness false", "A false", "A true", "Readiness true"}
+	if d := cmp.Diff(want, heard); d != "" {
+		t.Fatal(d)
+	}
+}
+
+func TestVIPsAnswerCheckAndWatchButNotList(t *testing.T) {
+	s := newServer()
+	s.Set(Liveness, true, "")
+	v, w := vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")
+	s.SetVIP(v, true)
+	s.SetVIP(w, false)
+	for service, want := range map[string]healthv1.HealthCheckResponse_ServingStatus{
+		"vip/20.0.0.1/32": serving, "vip/2000::1/128": notServing, "vip/2000:0:0::0001/128": notServing,
+		"vip/20.0.0.2/32": unknown, "no such": unknown, Readiness: unknown, "": notServing, Liveness: serving,
+	} {
+		if got := check(t, s, service); got != want {
+			t.Errorf("%q is %v, want %v", service, got, want)
+		}
+	}
+	s.RemoveVIP(v)
+	if got := check(t, s, "vip/20.0.0.1/32"); got != unknown {
+		t.Errorf("a removed VIP is %v", got)
+	}
+	for i := range 10_000 {
+		s.SetVIP(vip.Require(fmt.Sprintf("20.1.%d.%d/32", i/256, i%256)), true)
+	}
+	list, err := s.List(t.Context(), &healthv1.HealthListRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for name := range list.GetStatuses() {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	if d := cmp.Diff([]string{"", Liveness}, names); d != "" {
+		t.Fatal(d)
+	}
+}
+
+func TestNamesOfNoServiceAreRefused(t *testing.T) {
+	s := newServer()
+	for _, name := range []string{"vip/", "vip/20.0.0.1", "vip/0.0.0.0/0", strings.Repeat("x", 257)} {
+		_, err := s.Check(t.Context(), &healthv1.HealthCheckRequest{Service: name})
+		if status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%q: got %v", name, err)
+		}
+	}
+}
+
+func TestWatchFollowsAServiceFromBeforeItIsKnown(t *testing.T) {
+	s := newServer()
+	client := dial(t, serve(t, s))
+	condition, v := follow(t, client, "Egress"), follow(t, client, "vip/20.0.0.1/32")
+	wantNext(t, condition, unknown)
+	wantNext(t, v, unknown)
+	for _, up := range []bool{true, false, true} {
+		want := notServing
+		if up {
+			want = serving
+		}
+		s.Set("Egress", up, "")
+		s.SetVIP(vip.Require("20.0.0.1/32"), up)
+		wantNext(t, condition, want)
+		wantNext(t, v, want)
+	}
+	s.Remove("Egress")
+	s.RemoveVIP(vip.Require("20.0.0.1/32"))
+	wantNext(t, condition, unknown)
+	wantNext(t, v, unknown)
+}
+
+func TestWatchOfTheWholeFollowsReadiness(t *testing.T) {
+	s := newServer()
+	s.Define(Readiness, "A")
+	whole := follow(t, dial(t, serve(t, s)), "")
+	wantNext(t, whole, notServing)
+	s.Set("A", true, "")
+	wantNext(t, whole, serving)
+}
+
+func TestWatchesDoNotDisturbEachOther(t *testing.T) {
+	s := newServer()
+	client := dial(t, serve(t, s))
+	s.SetVIP(vip.Require("20.0.0.2/32"), true)
+	quiet, loud := follow(t, client, "vip/20.0.0.2/32"), follow(t, client, "vip/20.0.0.1/32")
+	wantNext(t, quiet, serving)
+	wantNext(t, loud, unknown)
+	s.SetVIP(vip.Require("20.0.0.1/32"), true)
+	wantNext(t, loud, serving)
+	s.SetVIP(vip.Require("20.0.0.2/32"), false)
+	wantNext(t, quiet, notServing)
+}
+
+// stuck is a reader whose Send blocks until it is let go.
+type stuck struct {
+	grpc.ServerStream
+	ctx  context.Context
+	sent chan healthv1.HealthCheckResponse_ServingStatus
+}
+
+func (s *stuck) Context() context.Context { return s.ctx }
+func (s *stuck) Send(r *healthv1.HealthCheckResponse) error {
+	s.sent <- r.GetStatus()
+	return nil
+}
+
+func TestStuckReaderDelaysNobodyAndHearsTheLastWord(t *testing.T) {
+	s := newServer()
+	s.Set("A", false, "")
+	ctx, cancel := context.WithCancel(t.Context())
+	reader := &stuck{ctx: ctx, sent: make(chan healthv1.HealthCheckResponse_ServingStatus)}
+	done := make(chan error, 1)
+	go func() { done <- s.Watch(&healthv1.HealthCheckRequest{Service: "A"}, reader) }()
+	if got := <-reader.sent; got != notServing {
+		t.Fatalf("got %v", got)
+	}
+	for i := range 1001 { // returns although the reader takes at most one of them
+		s.Set("A", i%2 == 0, "")
+	}
+	for last := notServing; last != serving; {
+		last = <-reader.sent
+	}
+	cancel()
+	if err := <-done; status.Code(err) != codes.Canceled {
+		t.Fatalf("got %v", err)
+	}
+}
+
+func TestShutdownSaysTheLastWordAndEndsWatches(t *testing.T) {
+	s := newServer()
+	s.Define(Readiness, "A")
+	s.Set("A", true, "")
+	s.Set(Liveness, true, "")
+	client := dial(t, serve(t, s))
+	ready, live := follow(t, client, Readiness), follow(t, client, Liveness)
+	wantNext(t, ready, serving)
+	wantNext(t, live, serving)
+	s.Shutdown()
+	s.Shutdown()
+	s.Set("A", true, "")
+	wantNext(t, ready, notServing)
+	for name, stream := range map[string]grpc.ServerStreamingClient[healthv1.HealthCheckResponse]{Readiness: ready, Liveness: live} {
+		if _, err := stream.Recv(); status.Code(err) != codes.Unavailable {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+	if got := check(t, s, Liveness); got != serving {
+		t.Errorf("Liveness is %v: a process that stops in order would be killed", got)
+	}
+	late := follow(t, client, Readiness)
+	wantNext(t, late, notServing)
+	if _, err := late.Recv(); status.Code(err) != codes.Unavailable {
+		t.Errorf("a late watch got %v", err)
+	}
+}
+
+func TestWatchesAreBoundedAndLeaveNothingBehind(t *testing.T) {
+	s := newServer()
+	watches := make([]*watch, maxWatches)
+	name := func(i int) string { return fmt.Sprint("service ", i) }
+	for i := range watches {
+		w, err := s.enter(name(i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		watches[i] = w
+	}
+	if _, err := s.enter("one more"); status.Code(err) != codes.ResourceExhausted {
+		t.Fatalf("got %v", err)
+	}
+	for i, w := range watches {
+		s.leave(name(i), w)
+	}
+	if len(s.watches) != 0 || s.open != 0 {
+		t.Fatalf("%d names, %d watches are left", len(s.watches), s.open)
+	}
+}
+
+func TestCheckClientSaysWhatIsWrong(t *testing.T) {
+	s := newServer()
+	s.Set("Up", true, "")
+	s.Set("Down", false, "why")
+	addr := serve(t, s)
+	gone, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := gone.Close(); err != nil {
+		t.Fatal(err)
+	}
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	tests := []struct {
+		name, addr, service string
+		want                string
+	}{
+		{"serving", addr, "Up", ""},
+		{"not serving", addr, "Down", "not serving (NOT_SERVING)"},
+		{"unknown", addr, "Sideways", `"Sideways" is not known`},
+		{"nobody listens", gone.Addr().String(), "Up", "connection refused"},
+		{"nobody answers", silent.Addr().String(), "Up", "deadline"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			ctx := t.Context()
+			if tt.addr != silent.Addr().String() {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, patience)
+				defer cancel()
+			}
+			err := CheckClient(ctx, tt.addr, tt.service)
+			switch {
+			case tt.want == "" && err != nil, tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)):
+				t.Fatalf("got %v, want %q", err, tt.want)
+			case errors.Is(err, ErrNotServing) != (tt.service == "Down"):
+				t.Fatalf("errors.Is(%v, ErrNotServing) is wrong", err)
+			}
+		})
+	}
+}
+
+func TestLogHasALineForEachFlipAndNoneForVIPs(t *testing.T) {
+	var out strings.Builder
+	s := New(Options{Log: slog.New(slog.NewTextHandler(&out, nil))})
+	s.Set("A", false, "why")
+	s.Set("A", false, "why")
+	s.Set("A", true, "")
+	s.SetVIP(vip.Require("20.0.0.1/32"), true)
+	if n := strings.Count(out.String(), "\n"); n != 2 || !strings.Contains(out.String(), "detail=why") {
+		t.Fatalf("logged %d lines:\n%s", n, out.String())
+	}
+}

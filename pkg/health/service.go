@@ -1,0 +1,172 @@
+package health
+
+import (
+	"context"
+	"strings"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// maxNameBytes bounds the name of a service in a request.
+const maxNameBytes = 256
+
+// watch is one Watch call. The channel holds the newest state that the call has
+// not taken yet.
+type watch struct {
+	newest chan healthv1.HealthCheckResponse_ServingStatus
+}
+
+// Check implements grpc.health.v1.
+func (s *Server) Check(_ context.Context, r *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse, error) {
+	name, err := canonical(r.GetService())
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	state := s.state(name)
+	s.mu.Unlock()
+	if state == healthv1.HealthCheckResponse_SERVICE_UNKNOWN {
+		return nil, status.Errorf(codes.NotFound, "service %q is not known", name)
+	}
+	return &healthv1.HealthCheckResponse{Status: state}, nil
+}
+
+// List implements grpc.health.v1. VIPs are not listed.
+func (s *Server) List(context.Context, *healthv1.HealthListRequest) (*healthv1.HealthListResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := map[string]*healthv1.HealthCheckResponse{"": {Status: s.state("")}}
+	for _, name := range s.order {
+		list[name] = &healthv1.HealthCheckResponse{Status: s.state(name)}
+	}
+	return &healthv1.HealthListResponse{Statuses: list}, nil
+}
+
+// Watch implements grpc.health.v1. It ends with the call, or with Unavailable
+// after [Server.Shutdown].
+func (s *Server) Watch(r *healthv1.HealthCheckRequest, stream grpc.ServerStreamingServer[healthv1.HealthCheckResponse]) error {
+	name, err := canonical(r.GetService())
+	if err != nil {
+		return err
+	}
+	w, err := s.enter(name)
+	if err != nil {
+		return err
+	}
+	defer s.leave(name, w)
+	last := healthv1.HealthCheckResponse_ServingStatus(-1)
+	send := func(state healthv1.HealthCheckResponse_ServingStatus) error {
+		if state == last {
+			return nil
+		}
+		last = state
+		return stream.Send(&healthv1.HealthCheckResponse{Status: state})
+	}
+	for {
+		select {
+		case state := <-w.newest:
+			if err := send(state); err != nil {
+				return err
+			}
+		case <-s.ended:
+			// Shutdown left the last word in the channel before it closed ended.
+			select {
+			case state := <-w.newest:
+				if err := send(state); err != nil {
+					return err
+				}
+			default:
+			}
+			return status.Error(codes.Unavailable, "the process is stopping")
+		case <-stream.Context().Done():
+			return status.FromContextError(stream.Context().Err()).Err()
+		}
+	}
+}
+
+// canonical is the one name of a service: VIPs can be spelled in several ways.
+func canonical(name string) (string, error) {
+	if len(name) > maxNameBytes {
+		return "", status.Errorf(codes.InvalidArgument, "a service name has at most %d bytes", maxNameBytes)
+	}
+	if prefix, is := strings.CutPrefix(name, VIPPrefix); is {
+		v, err := vip.Parse(prefix)
+		if err != nil {
+			return "", status.Error(codes.InvalidArgument, err.Error())
+		}
+		return VIPPrefix + v.String(), nil
+	}
+	return name, nil
+}
+
+// enter adds a watch, with the state now as its first word.
+func (s *Server) enter(name string) (*watch, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open >= maxWatches {
+		return nil, status.Errorf(codes.ResourceExhausted, "%d watches are open already", maxWatches)
+	}
+	s.open++
+	w := &watch{newest: make(chan healthv1.HealthCheckResponse_ServingStatus, 1)}
+	w.newest <- s.state(name)
+	if s.watches[name] == nil {
+		s.watches[name] = map[*watch]struct{}{}
+	}
+	s.watches[name][w] = struct{}{}
+	return w, nil
+}
+
+func (s *Server) leave(name string, w *watch) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open--
+	delete(s.watches[name], w)
+	if len(s.watches[name]) == 0 {
+		delete(s.watches, name)
+	}
+}
+
+// notify puts the state of a service into its watches, in place of older words.
+func (s *Server) notify(name string) {
+	for w := range s.watches[name] {
+		select {
+		case <-w.newest:
+		default:
+		}
+		// Only notify sends, under the lock, so there is room.
+		w.newest <- s.state(name)
+	}
+}
+
+// state is what readers are told of a service by its canonical name.
+func (s *Server) state(name string) healthv1.HealthCheckResponse_ServingStatus {
+	serving, known := s.lookup(name)
+	switch {
+	case !known:
+		return healthv1.HealthCheckResponse_SERVICE_UNKNOWN
+	case serving && (!s.down || name == Liveness):
+		return healthv1.HealthCheckResponse_SERVING
+	}
+	return healthv1.HealthCheckResponse_NOT_SERVING
+}
+
+func (s *Server) lookup(name string) (serving, known bool) {
+	if name == "" {
+		return s.conditions[Readiness].Serving, true
+	}
+	if prefix, is := strings.CutPrefix(name, VIPPrefix); is {
+		v, err := vip.Parse(prefix)
+		if err != nil {
+			return false, false
+		}
+		serving, known = s.vips[v]
+		return serving, known
+	}
+	c, known := s.conditions[name]
+	return c.Serving, known
+}
