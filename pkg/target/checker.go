@@ -33,6 +33,8 @@ const (
 	// otherwise. 10 000 targets that swallow packets, at a timeout of 500 ms,
 	// are then each checked every 1.2 s, which is not overdue.
 	maxConcurrent = 4096
+	// complainEvery bounds how often the log says that checks cannot be made.
+	complainEvery = 10 * time.Second
 )
 
 // Dialer opens connections; *net.Dialer is one. It should return when ctx ends.
@@ -65,38 +67,15 @@ type Checker struct {
 	targets    map[Key]*entry
 	schedule   schedule
 	running    int           // checks in flight
-	starved    bool          // the last check could not be made, for lack of resources of ours
+	complained time.Time     // when it was last logged that checks cannot be made
 	paceBegan  time.Time     // start of the running pace,
 	started    int           // and the checks started in it
 	dirty      []*entry      // may have another state than reported
 	removed    map[Key]State // no longer configured, with the state last reported
-	configured bool          // Configure was called
 	unjudged   int           // targets without a first verdict
 	synced     bool
 	// scanAt is no later than the moment at which the first target becomes overdue.
 	scanAt time.Time
-}
-
-// entry is one target. It is guarded by Checker.mu.
-type entry struct {
-	Health // State is never Overdue here
-	check  trench.Check
-	// due is when the next check starts; index is its place in the schedule, or
-	// -1 while the check runs.
-	due   time.Time
-	index int
-	// streak counts equal outcomes in a row that speak against State.
-	streak int
-	// alive is when a check last ended, or was to begin for the first time.
-	alive time.Time
-	// overdue is true from the Evaluate that found it so until a check ends.
-	overdue bool
-	judged  bool
-	gone    bool // no longer configured
-	dirty   bool // is in Checker.dirty
-	// reported is the state in the last Evaluation, if known is true.
-	reported State
-	known    bool
 }
 
 // NewChecker returns a checker without targets.
@@ -140,9 +119,6 @@ func (c *Checker) Changed() <-chan struct{} { return c.changed }
 // state, also under another interval, timeout, rise or fall; when it is now
 // checked at another port it starts anew. Streams are not kept.
 func (c *Checker) Configure(streams []trench.Stream) {
-	now := time.Now()
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	wanted := make(map[Key]trench.Check)
 	var order []Key
 	for _, s := range streams {
@@ -156,6 +132,9 @@ func (c *Checker) Configure(streams []trench.Stream) {
 			}
 		}
 	}
+	now := time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	for k, e := range c.targets {
 		if check, ok := wanted[k]; !ok || check.TCP != e.check.TCP {
 			c.remove(e)
@@ -178,7 +157,6 @@ func (c *Checker) Configure(streams []trench.Stream) {
 		c.add(k, check, now, now.Add(time.Duration(placed)*spacing))
 		placed++
 	}
-	c.configured = true
 	c.judge()
 	wake(c.changed)
 	wake(c.rescheduled)
@@ -244,14 +222,10 @@ func (c *Checker) expect(e *entry) {
 	}
 }
 
-// deadline is when the target becomes overdue unless a check ends before.
-func (e *entry) deadline() time.Time {
-	return e.alive.Add(e.check.Interval + e.check.Timeout + overdueSlack)
-}
-
-// judge notes when the first verdict on all targets is known.
+// judge notes when the first verdict on all targets is known. It is called
+// when a configuration was applied and when a verdict came.
 func (c *Checker) judge() {
-	if !c.synced && c.configured && c.unjudged == 0 {
+	if !c.synced && c.unjudged == 0 {
 		c.synced = true
 		wake(c.changed)
 	}
@@ -263,14 +237,6 @@ func (c *Checker) judged(e *entry) {
 		c.unjudged--
 		c.judge()
 	}
-}
-
-// effective is the state as it is told.
-func (e *entry) effective() State {
-	if e.overdue {
-		return Overdue
-	}
-	return e.State
 }
 
 // Evaluate tells what changed since it was last called, with the targets that
@@ -323,12 +289,6 @@ func (c *Checker) scan(now time.Time) (found []Key) {
 		}
 	}
 	return found
-}
-
-func (e *entry) health() Health {
-	h := e.Health
-	h.State = e.effective()
-	return h
 }
 
 // List returns the state of all targets as of the last Evaluate, sorted.
@@ -418,8 +378,10 @@ func (c *Checker) finish(p probe, o outcome, now time.Time) {
 		return
 	}
 	before := e.effective()
-	starved := o.verdict == unmade && !c.starved
-	c.starved = o.verdict == unmade
+	complain := o.verdict == unmade && (c.complained.IsZero() || now.Sub(c.complained) >= complainEvery)
+	if complain {
+		c.complained = now
+	}
 	e.LastError = o.reason
 	first := !e.judged
 	if o.verdict != unmade {
@@ -443,48 +405,15 @@ func (c *Checker) finish(p probe, o outcome, now time.Time) {
 	}
 	c.mu.Unlock()
 
-	if starved {
+	if complain {
 		c.log.Error("checks cannot be made, the targets become overdue if this lasts", "error", o.reason)
 	}
 	if health.State != before {
-		c.log.Info("target changed", "stream", e.Stream, "target", e.Name, "address", e.Addr,
+		level := slog.LevelInfo
+		if before == Starting && health.State == Ready {
+			level = slog.LevelDebug // the usual, for thousands at each start
+		}
+		c.log.Log(context.Background(), level, "target changed", "stream", e.Stream, "target", e.Name, "address", e.Addr,
 			"from", before.String(), "to", health.State.String(), "error", health.LastError)
 	}
-}
-
-// count moves the state by rise and fall. The state from before an overdue time
-// is believed again after a success, but not after a failure.
-func (e *entry) count(success bool) {
-	if e.overdue && !success {
-		e.State, e.streak = NotReady, 0
-		return
-	}
-	e.streak++
-	switch {
-	case success && e.State == Ready, !success && e.State == NotReady:
-		e.streak = 0
-	case success && e.streak >= e.check.Rise:
-		e.State, e.streak = Ready, 0
-	case !success && (e.State == Starting || e.streak >= e.check.Fall):
-		e.State, e.streak = NotReady, 0
-	}
-}
-
-// next says when to check after a check that began and ended then. A steady
-// target is checked each 90 to 100 % of its interval, never later, so that
-// jitter makes nobody overdue. The first steady check falls anywhere in the
-// interval: targets that started together spread over it.
-func (e *entry) next(began, now time.Time, first bool) time.Time {
-	interval := e.check.Interval
-	switch {
-	case e.State == Starting && e.streak > 0:
-		return now.Add(min(startRecheck, interval))
-	case first:
-		return now.Add(rand.N(interval))
-	}
-	due := began.Add(interval - rand.N(interval/10))
-	if due.Before(now) {
-		return now
-	}
-	return due
 }

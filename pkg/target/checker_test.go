@@ -1,6 +1,8 @@
 package target
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"syscall"
@@ -79,7 +81,7 @@ func TestAReadyTargetFallsAfterFallIntervals(t *testing.T) {
 		if e := c.Evaluate(time.Now()); !e.Synced || states(e.Changed)["target-1"] != Ready {
 			t.Fatalf("not ready: %+v", e)
 		}
-		before := len(c.changed)
+		drain(c)
 		n.refuse("10.0.0.1", errRefused)
 		failed := time.Now()
 		for c.List()[0].State == Ready {
@@ -91,7 +93,7 @@ func TestAReadyTargetFallsAfterFallIntervals(t *testing.T) {
 		if took := time.Since(failed); took < 1800*time.Millisecond || took > 3*time.Second+10*time.Millisecond {
 			t.Errorf("fell after %v, want between two and three intervals", took)
 		}
-		if before != 1 && len(c.changed) != 1 {
+		if !drain(c) {
 			t.Error("nobody was woken")
 		}
 		e := c.Evaluate(time.Now())
@@ -133,6 +135,9 @@ func TestAThousandTargetsAreSpread(t *testing.T) {
 			last[d.address] = d.at
 		}
 		for at, count := range perPace {
+			if since := at.Sub(begin); since < startRecheck && count > int(pace/firstSpacing)+1 {
+				t.Errorf("%d first checks in the millisecond at %v", count, since)
+			}
 			if count > 2*burst {
 				t.Errorf("%d checks started in the millisecond at %v", count, at.Sub(begin))
 			}
@@ -251,10 +256,14 @@ func TestOverdueEndsWithASuccess(t *testing.T) {
 			t.Fatalf("without checks: %+v", e)
 		}
 		stop = rerun(t, c)
-		defer stop()
 		advance(time.Second)
+		stop()
 		if e := c.Evaluate(time.Now()); len(e.Changed) != 1 || e.Changed[0].State != Ready {
 			t.Fatalf("with checks again: %+v", e)
+		}
+		advance(2501 * time.Millisecond)
+		if e := c.Evaluate(time.Now()); len(e.Changed) != 1 || e.Changed[0].State != Overdue {
+			t.Fatalf("without checks again: %+v", e)
 		}
 	})
 }
@@ -292,6 +301,56 @@ func TestSyncedNeedsAConfigurationAndStays(t *testing.T) {
 		c.Configure([]trench.Stream{stream(1, testCheck)})
 		if e := c.Evaluate(time.Now()); !e.Synced || len(e.Changed) != 1 {
 			t.Fatalf("got %+v", e)
+		}
+	})
+}
+
+func TestATargetRemovedBeforeItsVerdictDelaysNoSync(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		n := newNetwork()
+		release := n.hang("10.0.0.2")
+		c, stop := start(t, Options{Dialer: n})
+		defer stop()
+		defer release()
+		c.Configure([]trench.Stream{stream(2, testCheck)})
+		advance(time.Second)
+		if c.Evaluate(time.Now()).Synced {
+			t.Fatal("synced while a first check runs")
+		}
+		drain(c)
+		c.Configure([]trench.Stream{stream(1, testCheck)})
+		if !drain(c) || !c.Evaluate(time.Now()).Synced {
+			t.Fatal("not synced after the reload")
+		}
+	})
+}
+
+func TestTheEndWaitsForChecksAndIsNoVerdict(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		n := newNetwork()
+		c := NewChecker(Options{Dialer: n, Log: discard})
+		strict := testCheck
+		strict.Fall = 1
+		c.Configure([]trench.Stream{stream(1, strict)})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- c.Run(ctx) }()
+		advance(3 * time.Second)
+		release := n.hang("10.0.0.1")
+		advance(time.Second)
+		cancel()
+		synctest.Wait()
+		select {
+		case err := <-done:
+			t.Fatalf("ended with %v while a check runs", err)
+		default:
+		}
+		release() // the check fails
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		if h := c.List()[0]; h.State != Ready {
+			t.Errorf("the end made it %v", h.State)
 		}
 	})
 }

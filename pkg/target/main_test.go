@@ -174,3 +174,13 @@ func advance(d time.Duration) {
 	<-time.After(d)
 	synctest.Wait()
 }
+
+// drain takes the wake-up of Changed and tells whether there was one.
+func drain(c *Checker) bool {
+	select {
+	case <-c.Changed():
+		return true
+	default:
+		return false
+	}
+}

@@ -227,9 +227,10 @@ func TestBadInputIsToldWithPlaceAndRemedy(t *testing.T) {
 
 		// Several at once, in the order of the file
 		{
-			"several", good, strings.NewReplacer("name: gw4", "name: g 4", "port: 5000", "port: x", "trench-a", `""`).Replace(good),
+			"several", good, strings.NewReplacer("name: gw4", "name: g 4", "[20.0.0.1/32]", "[20.0.0.9/32]", "port: 5000", "port: x", "trench-a", `""`).Replace(good),
 			"f.yaml:1: trench: is empty: write 1 to 60 characters out of A-Z a-z 0-9 _ . -\n" +
 				"f.yaml:6: attractor.gateways[0].name: is \"g 4\": write 1 to 60 characters out of A-Z a-z 0-9 _ . -\n" +
+				"f.yaml:12: streams[0].vips[0]: VIP 20.0.0.9/32 is not one of the attractor: add it to attractor.vips or remove it here\n" +
 				"f.yaml:13: streams[0].check.tcp.port: is \"x\": write a whole number between 1 and 65535",
 		},
 	}

@@ -52,6 +52,9 @@ type Watcher struct {
 	log      *slog.Logger
 	loaded   latest.Value[Loaded]
 	ready    chan struct{}
+	// notifier is fsnotify.NewWatcher; a node may have no inotify instance left.
+	notifier func() (*fsnotify.Watcher, error)
+	poll     time.Duration
 
 	// Of Run only: what the last reading found, to tell news from repetition.
 	content [sha256.Size]byte
@@ -66,6 +69,8 @@ func NewWatcher(path string, d Defaults, initial *Config, log *slog.Logger) *Wat
 		defaults: d,
 		log:      log.With("file", path),
 		ready:    make(chan struct{}),
+		notifier: fsnotify.NewWatcher,
+		poll:     pollTime,
 	}
 	if initial != nil {
 		w.loaded.Set(Loaded{Config: initial, Generation: 1, At: time.Now()})
@@ -89,9 +94,9 @@ func (w *Watcher) Run(ctx context.Context) error {
 	dir := filepath.Dir(w.path)
 	var events <-chan fsnotify.Event
 	var failures <-chan error
-	notifier, err := fsnotify.NewWatcher()
+	notifier, err := w.notifier()
 	if err != nil {
-		w.log.Warn("file notifications are not available, polling only", "interval", pollTime, "error", err)
+		w.log.Warn("file notifications are not available, polling only", "interval", w.poll, "error", err)
 	} else {
 		defer func() {
 			if err := notifier.Close(); err != nil {
@@ -109,7 +114,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 		}
 		err := notifier.Add(dir)
 		if err != nil && watched {
-			w.log.Warn("the directory cannot be watched, polling only", "directory", dir, "interval", pollTime, "error", err)
+			w.log.Warn("the directory cannot be watched, polling only", "directory", dir, "interval", w.poll, "error", err)
 		}
 		watched = err == nil
 	}
@@ -117,26 +122,20 @@ func (w *Watcher) Run(ctx context.Context) error {
 	w.reload()
 	close(w.ready)
 
-	poll := time.NewTicker(pollTime)
+	poll := time.NewTicker(w.poll)
 	defer poll.Stop()
 	quiet := time.NewTimer(0)
 	quiet.Stop()
 	defer quiet.Stop()
-	var deadline time.Time // of the wait for quiet, zero when nothing was heard
-	heard := func() {
-		now := time.Now()
-		if deadline.IsZero() {
-			deadline = now.Add(maxQuietWait)
-		}
-		quiet.Reset(min(quietTime, deadline.Sub(now)))
-	}
+	var quietness settling
+	heard := func() { quiet.Reset(quietness.heard(time.Now())) }
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case _, ok := <-events:
 			if !ok {
-				w.log.Warn("the file notifications ended, polling only", "interval", pollTime)
+				w.log.Warn("the file notifications ended, polling only", "interval", w.poll)
 				events = nil
 			}
 			heard()
@@ -149,7 +148,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 			w.log.Warn("file notifications failed", "error", err)
 			heard()
 		case <-quiet.C:
-			deadline = time.Time{}
+			quietness = settling{}
 			w.reload()
 		case <-poll.C:
 			watch()
@@ -157,6 +156,20 @@ func (w *Watcher) Run(ctx context.Context) error {
 			heard()
 		}
 	}
+}
+
+// settling is the wait for a quiet directory.
+type settling struct {
+	// deadline is when the wait ends at the latest, zero when nothing was heard.
+	deadline time.Time
+}
+
+// heard returns how long to wait for quiet from now on.
+func (s *settling) heard(now time.Time) time.Duration {
+	if s.deadline.IsZero() {
+		s.deadline = now.Add(maxQuietWait)
+	}
+	return max(0, min(quietTime, s.deadline.Sub(now)))
 }
 
 // reload reads the file and publishes what is news.

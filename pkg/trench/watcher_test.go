@@ -8,9 +8,11 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
 	"go.uber.org/goleak"
 
 	"github.com/vipgate/vipgate/pkg/task"
@@ -33,14 +35,35 @@ func write(t *testing.T, path, content string) {
 	}
 }
 
+// replace puts another file in the place of the one at path, in one step.
+func replace(t *testing.T, path, content string) {
+	t.Helper()
+	write(t, path+".tmp", content)
+	if err := os.Rename(path+".tmp", path); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // watch starts a watcher of the file.
 func watch(t *testing.T, path string) *Watcher {
+	t.Helper()
+	return watchWith(t, path, fsnotify.NewWatcher, never)
+}
+
+// Polls that never come, so that notifications must do, and polls that soon do.
+const (
+	never = time.Hour
+	soon  = 3 * quietTime
+)
+
+func watchWith(t *testing.T, path string, notifier func() (*fsnotify.Watcher, error), poll time.Duration) *Watcher {
 	t.Helper()
 	initial, err := Read(path, DefaultDefaults())
 	if err != nil {
 		t.Fatal(err)
 	}
 	w := NewWatcher(path, DefaultDefaults(), initial, slog.New(slog.DiscardHandler))
+	w.notifier, w.poll = notifier, poll
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- task.Guard(ctx, w.String(), w.Run) }()
@@ -71,6 +94,21 @@ func await(t *testing.T, w *Watcher, what string, cond func(Loaded) bool) Loaded
 	}
 }
 
+// eventually waits until cond holds.
+func eventually(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	timeout := time.After(patience)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !cond() {
+		select {
+		case <-tick.C:
+		case <-timeout:
+			t.Fatalf("%s did not happen in %v", what, patience)
+		}
+	}
+}
+
 // inForce is true of a good file with that trench name.
 func inForce(name string) func(Loaded) bool {
 	return func(l Loaded) bool { return l.Err == nil && l.Config.Trench == name }
@@ -78,13 +116,8 @@ func inForce(name string) func(Loaded) bool {
 
 func TestWatcherSeesEachWayToReplaceAFile(t *testing.T) {
 	tests := map[string]func(t *testing.T, path, content string){
-		"in place": write,
-		"rename over it, as editors do": func(t *testing.T, path, content string) {
-			write(t, path+".tmp", content)
-			if err := os.Rename(path+".tmp", path); err != nil {
-				t.Fatal(err)
-			}
-		},
+		"in place":                      write,
+		"rename over it, as editors do": replace,
 		"rename away and write anew, as editors with backups do": func(t *testing.T, path, content string) {
 			if err := os.Rename(path, path+"~"); err != nil {
 				t.Fatal(err)
@@ -100,6 +133,7 @@ func TestWatcherSeesEachWayToReplaceAFile(t *testing.T) {
 	}
 	for name, replace := range tests {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			path := filepath.Join(t.TempDir(), "trench.yaml")
 			write(t, path, named("one"))
 			w := watch(t, path)
@@ -114,6 +148,7 @@ func TestWatcherSeesEachWayToReplaceAFile(t *testing.T) {
 // The kubelet makes a new directory and swaps the symlink ..data over to it;
 // the file itself is a symlink that never changes.
 func TestWatcherSeesAConfigMapUpdate(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	publish := func(version, content string) {
 		t.Helper()
@@ -151,12 +186,13 @@ func TestWatcherSeesAConfigMapUpdate(t *testing.T) {
 }
 
 func TestABadFileLeavesTheOldOneInForce(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "trench.yaml")
 	write(t, path, named("one"))
 	w := watch(t, path)
 	before := w.Value().Load()
 
-	write(t, path, strings.Replace(good, "name: gw4", "name: g 4", 1))
+	replace(t, path, strings.Replace(good, "name: gw4", "name: g 4", 1))
 	l := await(t, w, "the refusal", func(l Loaded) bool { return l.Err != nil })
 	if want := path + ":6: attractor.gateways[0].name: is \"g 4\""; !strings.HasPrefix(l.Err.Error(), want) {
 		t.Errorf("got %q, want %q…", l.Err, want)
@@ -175,13 +211,13 @@ func TestABadFileLeavesTheOldOneInForce(t *testing.T) {
 	}
 
 	// What was in force comes back: the error goes, and nothing is new.
-	write(t, path, "# a comment says nothing new\n"+named("one"))
+	replace(t, path, "# a comment says nothing new\n"+named("one"))
 	l = await(t, w, "the return", func(l Loaded) bool { return l.Err == nil })
 	if l.Config != before.Config || l.Generation != 1 {
 		t.Errorf("got %+v", l)
 	}
 
-	write(t, path, named("two"))
+	replace(t, path, named("two"))
 	if l = await(t, w, "the next file", inForce("two")); l.Generation != 2 {
 		t.Errorf("generation %d", l.Generation)
 	}
@@ -190,37 +226,117 @@ func TestABadFileLeavesTheOldOneInForce(t *testing.T) {
 // Inotify does not follow symlinks, and a directory can be made anew: the poll
 // is the net below both.
 func TestThePollSeesWhatIsNotNotified(t *testing.T) {
+	t.Parallel()
 	t.Run("behind a symlink", func(t *testing.T) {
+		t.Parallel()
 		elsewhere := filepath.Join(t.TempDir(), "real.yaml")
 		write(t, elsewhere, named("one"))
 		path := filepath.Join(t.TempDir(), "trench.yaml")
 		if err := os.Symlink(elsewhere, path); err != nil {
 			t.Fatal(err)
 		}
-		w := watch(t, path)
+		w := watchWith(t, path, fsnotify.NewWatcher, soon)
 		write(t, elsewhere, named("two"))
 		await(t, w, "the change", inForce("two"))
 	})
 	t.Run("a directory made anew", func(t *testing.T) {
+		t.Parallel()
 		dir := filepath.Join(t.TempDir(), "conf")
 		path := filepath.Join(dir, "trench.yaml")
-		renew := func(content string) {
-			t.Helper()
-			if err := os.RemoveAll(dir); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Mkdir(dir, 0o700); err != nil {
-				t.Fatal(err)
-			}
-			write(t, path, content)
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
 		}
-		renew(named("one"))
-		w := watch(t, path)
-		renew(named("two"))
+		write(t, path, named("one"))
+		var notifier *fsnotify.Watcher
+		w := watchWith(t, path, func() (*fsnotify.Watcher, error) {
+			var err error
+			notifier, err = fsnotify.NewWatcher()
+			return notifier, err
+		}, soon)
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the end of the watch", func() bool { return len(notifier.WatchList()) == 0 })
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		write(t, path, named("two"))
 		await(t, w, "the change", inForce("two"))
-		write(t, path, named("three"))
-		await(t, w, "the change after", inForce("three"))
+		eventually(t, "another watch", func() bool { return len(notifier.WatchList()) == 1 })
 	})
+}
+
+func TestARefusedFileIsToldOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "trench.yaml")
+	var log strings.Builder
+	w := NewWatcher(path, DefaultDefaults(), nil, slog.New(slog.NewTextHandler(&log, nil)))
+	for i, content := range []string{"bad", "bad: 2", "bad", "" /* no file */, "bad"} {
+		if write(t, path, content); content == "" {
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range 3 {
+			w.reload()
+			if l := w.Value().Load(); l.Refused != uint64(i+1) || l.Err == nil || l.Config != nil || l.Generation != 0 {
+				t.Errorf("file %d: %+v", i, l)
+			}
+		}
+	}
+	if got := strings.Count(log.String(), "\n"); got != 5 {
+		t.Errorf("%d lines in the log, want 5:\n%s", got, log.String())
+	}
+}
+
+func TestWithoutNotificationsThePollIsEnough(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "trench.yaml")
+	write(t, path, named("one"))
+	w := watchWith(t, path, func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE }, soon)
+	write(t, path, named("two"))
+	await(t, w, "the change", inForce("two"))
+}
+
+// Somebody else's files may change all the time beside ours.
+func TestADirectoryThatIsNeverQuietDelaysNobodyForEver(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	path := filepath.Join(dir, "trench.yaml")
+	write(t, path, named("one"))
+	w := watch(t, path)
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		tick := time.NewTicker(quietTime / 10)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				if err := os.WriteFile(filepath.Join(dir, "other"), []byte("x"), 0o600); err != nil {
+					t.Error(err)
+				}
+			case <-stop:
+				return
+			}
+		}
+	}()
+	defer func() { close(stop); <-stopped }()
+	write(t, path, named("two"))
+	await(t, w, "the change", inForce("two"))
+}
+
+func TestTheWaitForQuietIsRenewedAndBounded(t *testing.T) {
+	begin := time.Now()
+	var s settling
+	for at := time.Duration(0); at <= 2*maxQuietWait; at += quietTime / 2 {
+		want := quietTime
+		if left := maxQuietWait - at; left < want {
+			want = max(0, left)
+		}
+		if got := s.heard(begin.Add(at)); got != want {
+			t.Errorf("after %v: wait %v, want %v", at, got, want)
+		}
+	}
 }
 
 func TestAChangeBetweenReadAndRunIsSeen(t *testing.T) {

@@ -1,0 +1,44 @@
+package target
+
+import (
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/trench"
+)
+
+// What the load balancer's loop pays at a heartbeat when nothing changed, most
+// of the time and when all targets are looked at.
+func BenchmarkEvaluate10000(b *testing.B) {
+	c := NewChecker(Options{Log: discard, Dialer: newNetwork()})
+	c.Configure([]trench.Stream{stream(10_000, testCheck)})
+	now := time.Now()
+	c.Evaluate(now)
+	b.Run("idle", func(b *testing.B) {
+		for b.Loop() {
+			c.Evaluate(now)
+		}
+	})
+	b.Run("scan", func(b *testing.B) {
+		for b.Loop() {
+			c.scanAt = now
+			c.Evaluate(now)
+		}
+	})
+}
+
+func BenchmarkConfigure10000(b *testing.B) {
+	c := NewChecker(Options{Log: discard, Dialer: newNetwork()})
+	streams := []trench.Stream{stream(10_000, testCheck)}
+	b.Run("all new", func(b *testing.B) {
+		for b.Loop() {
+			c.Configure(nil)
+			c.Configure(streams)
+		}
+	})
+	b.Run("none new", func(b *testing.B) {
+		for b.Loop() {
+			c.Configure(streams)
+		}
+	})
+}

@@ -1,0 +1,86 @@
+package target
+
+import (
+	"math/rand/v2"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/trench"
+)
+
+// entry is one target. It is guarded by Checker.mu.
+type entry struct {
+	Health // State is never Overdue here
+	check  trench.Check
+	// due is when the next check starts; index is its place in the schedule, or
+	// -1 while the check runs.
+	due   time.Time
+	index int
+	// streak counts equal outcomes in a row that speak against State.
+	streak int
+	// alive is when a check last ended, or was to begin for the first time.
+	alive time.Time
+	// overdue is true from the Evaluate that found it so until a check ends.
+	overdue bool
+	judged  bool
+	gone    bool // no longer configured
+	dirty   bool // is in Checker.dirty
+	// reported is the state in the last Evaluation, if known is true.
+	reported State
+	known    bool
+}
+
+// deadline is when the target becomes overdue unless a check ends before.
+func (e *entry) deadline() time.Time {
+	return e.alive.Add(e.check.Interval + e.check.Timeout + overdueSlack)
+}
+
+// effective is the state as it is told.
+func (e *entry) effective() State {
+	if e.overdue {
+		return Overdue
+	}
+	return e.State
+}
+
+func (e *entry) health() Health {
+	h := e.Health
+	h.State = e.effective()
+	return h
+}
+
+// count moves the state by rise and fall. The state from before an overdue time
+// is believed again after a success, but not after a failure.
+func (e *entry) count(success bool) {
+	if e.overdue && !success {
+		e.State, e.streak = NotReady, 0
+		return
+	}
+	e.streak++
+	switch {
+	case success && e.State == Ready, !success && e.State == NotReady:
+		e.streak = 0
+	case success && e.streak >= e.check.Rise:
+		e.State, e.streak = Ready, 0
+	case !success && (e.State == Starting || e.streak >= e.check.Fall):
+		e.State, e.streak = NotReady, 0
+	}
+}
+
+// next says when to check after a check that began and ended then. A steady
+// target is checked each 90 to 100 % of its interval, never later, so that
+// jitter makes nobody overdue. The first steady check falls anywhere in the
+// interval: targets that started together spread over it.
+func (e *entry) next(began, now time.Time, first bool) time.Time {
+	interval := e.check.Interval
+	switch {
+	case e.State == Starting && e.streak > 0:
+		return now.Add(min(startRecheck, interval))
+	case first:
+		return now.Add(rand.N(interval))
+	}
+	due := began.Add(interval - rand.N(interval/10))
+	if due.Before(now) {
+		return now
+	}
+	return due
+}
