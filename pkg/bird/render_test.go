@@ -1,0 +1,114 @@
+package bird
+
+import (
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fullInput uses everything that the template knows.
+func fullInput() RenderInput {
+	gateway := func(name, addr string, local, remote uint32) trench.Gateway {
+		return trench.Gateway{
+			Name: name, Address: netip.MustParseAddr(addr), LocalASN: local, RemoteASN: remote,
+			LocalPort: 10179, RemotePort: 10180, HoldTime: 3 * time.Second,
+		}
+	}
+	a := Session{Gateway: gateway("gateway-a.1_x", "169.254.100.150", 8103, 4248829953), Local: netip.MustParseAddr("169.254.100.1"), Password: `p'#{};w`}
+	b := Session{Gateway: gateway("gateway-b", "fd00::150", 8103, 8103), Local: netip.MustParseAddr("fd00::1")}
+	b.BFD = &trench.BFD{MinTx: 300 * time.Millisecond, MinRx: 300 * time.Millisecond, Multiplier: 3}
+	return RenderInput{
+		RouterID: netip.MustParseAddr("1.2.3.4"), Interface: "ext-vlan", LoopbackPort: 1790, Password: "SECRET", TableID: 4096, ECMP: true,
+		ScanTime: 10 * time.Second, Sessions: []Session{a, b}, VIPs: []vip.VIP{vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")},
+	}
+}
+
+// checkWithBIRD has the real BIRD parse a configuration.
+func checkWithBIRD(t *testing.T, content []byte) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "bird.conf")
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(findExecutable(), "-p", "-c", path).CombinedOutput(); err != nil {
+		t.Fatalf("BIRD refuses it: %v: %s\n%s", err, out, content)
+	}
+}
+
+func TestBIRDTakesTheConfiguration(t *testing.T) {
+	full := fullInput()
+	logging := full
+	logging.LogFile, logging.LogFileSize = filepath.Join(t.TempDir(), "bird.log"), 20000
+	tests := map[string]RenderInput{
+		"everything":  full,
+		"nothing":     {RouterID: full.RouterID, Interface: "eth0", LoopbackPort: 1790, TableID: 4096, ScanTime: time.Second},
+		"with a log":  logging,
+		"masked":      full.Masked(),
+		"a wider VIP": {RouterID: full.RouterID, Interface: "eth0", LoopbackPort: 1790, TableID: 4096, ScanTime: time.Second, VIPs: []vip.VIP{vip.Require("20.0.0.0/24")}},
+	}
+	for name, in := range tests {
+		t.Run(name, func(t *testing.T) {
+			content, err := Render(in)
+			if err != nil {
+				t.Fatal(err)
+			}
+			checkWithBIRD(t, content)
+		})
+	}
+}
+
+func TestConfigurationHoldsNoRouteToAVIPAndMaskedNoSecret(t *testing.T) {
+	in := fullInput()
+	content, err := Render(in.Masked())
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(content)
+	if strings.Contains(text, "route 20.") || strings.Contains(text, "protocol static") {
+		t.Error("the configuration announces something by itself")
+	}
+	for _, secret := range []string{"SECRET", "p'#"} {
+		if strings.Contains(text, secret) {
+			t.Errorf("the masked configuration holds %q", secret)
+		}
+	}
+	if in.Password != "SECRET" || in.Sessions[0].Password == maskedPassword {
+		t.Error("masking changed the original")
+	}
+}
+
+func TestParsePassword(t *testing.T) {
+	tests := []struct {
+		content, want, problem string
+	}{
+		{content: "secret\n", want: "secret"},
+		{content: "secret\r\n", want: "secret"},
+		{content: "se cret", want: "se cret"},
+		{content: "", problem: "empty"},
+		{content: "\n", problem: "empty"},
+		{content: `a"b`, problem: "quote"},
+		{content: "a\nb\n", problem: "control character"},
+		{content: strings.Repeat("x", 81), problem: "81 bytes"},
+	}
+	for _, tt := range tests {
+		got, err := ParsePassword([]byte(tt.content))
+		if tt.problem != "" {
+			if err == nil || !strings.Contains(err.Error(), tt.problem) {
+				t.Errorf("ParsePassword(%q) = %q, %v; want an error with %q", tt.content, got, err, tt.problem)
+			}
+		} else if err != nil || got != tt.want {
+			t.Errorf("ParsePassword(%q) = %q, %v; want %q", tt.content, got, err, tt.want)
+		}
+	}
+}
