@@ -1,0 +1,50 @@
+package metrics
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// LB holds the metrics of a load balancer. Its methods are safe for concurrent
+// use and do not block. Make one with [NewLB].
+type LB struct {
+	*process
+	vips        *vips
+	transitions *prometheus.CounterVec
+	connected   *prometheus.GaugeVec
+	advertised  *prometheus.GaugeVec
+}
+
+// NewLB returns the metrics of a load balancer, in a registry of their own, with
+// those of the Go runtime and of the process.
+func NewLB(version string) *LB {
+	d := describe()
+	l := &LB{
+		process:     newProcess(d, "lb", version),
+		vips:        newVIPs(d.desc(LBVIPState, Gauge), d.desc(LBVIPReason, Gauge), d.desc(LBVIPs, Gauge)),
+		transitions: d.counters(LBVIPTransitions),
+		connected:   d.gauges(LBFrontendConnected),
+		advertised:  d.gauges(LBFrontendVIPs),
+	}
+	l.vips.levels = map[string]float64{"not_ready": 0, "draining": 1, "ready": 2}
+	l.vips.best = "ready"
+	l.vips.ready, l.vips.total = d.desc(LBVIPReadyTargets, Gauge), d.desc(LBVIPTargets, Gauge)
+	l.registry.MustRegister(l.vips, l.transitions, l.connected, l.advertised)
+	return l
+}
+
+// VIP says what the load balancer says of a VIP, why, and how many of its
+// targets are ready. It counts a change of the state.
+func (l *LB) VIP(v VIP, state, reason string, ready, total uint32) {
+	s := vipState{label(state), label(reason), ready, total}
+	if l.vips.set(v.Prefix(), s) {
+		l.transitions.WithLabelValues(s.state, s.reason).Inc()
+	}
+}
+
+// RemoveVIP forgets a VIP.
+func (l *LB) RemoveVIP(v VIP) { l.vips.remove(v.Prefix()) }
+
+// Frontend says whether a frontend is connected whose reports count, and how
+// many VIPs it advertises.
+func (l *LB) Frontend(connected bool, advertised int) {
+	l.connected.WithLabelValues().Set(truth(connected))
+	l.advertised.WithLabelValues().Set(float64(advertised))
+}

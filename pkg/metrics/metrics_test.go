@@ -1,0 +1,415 @@
+package metrics
+
+import (
+	"context"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	dto "github.com/prometheus/client_model/go"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// prefix is a VIP for tests.
+type prefix struct{ p netip.Prefix }
+
+func (p prefix) Prefix() netip.Prefix { return p.p }
+
+func v(s string) prefix { return prefix{netip.MustParsePrefix(s)} }
+
+// fullFrontend has a value in every metric.
+func fullFrontend() *Frontend {
+	f := NewFrontend("1.2.3")
+	f.Configuration(true)
+	f.Reload(true)
+	f.Identity("spiffe://td/frontend", time.Unix(2_000_000_000, 0))
+	f.Health("Readiness", true)
+	f.VIP(v("20.0.0.1/32"), "announced", "ready")
+	f.VIP(v("20.0.0.2/32"), "withdrawn", "lb_not_ready")
+	f.VIP(v("2000::1/128"), "depreferred", "stopping")
+	f.Transition("announced", "ready")
+	f.DecisionLatency(100 * time.Microsecond)
+	f.Gating(true)
+	f.ControlLatency(30 * time.Microsecond)
+	f.Announcer(2)
+	f.Routing(1)
+	f.Stream(Stream{Live: true, LeaseEnd: time.Now().Add(time.Hour), LastHeard: time.Now(), Reconnects: 3, Moves: 4})
+	f.BIRD(BIRD{Up: true, Restarts: 1, Configures: 5, Gateways: []Gateway{
+		{Name: "gateway-a-1", Family: "ipv4", Up: true, Since: time.Now().Add(-time.Minute), Imported: 1, Exported: 2},
+		{Name: "gateway-a-2", Family: "ipv6", Since: time.Now().Add(-time.Minute)},
+	}})
+	return f
+}
+
+// fullLB has a value in every metric.
+func fullLB() *LB {
+	l := NewLB("1.2.3")
+	l.Configuration(false)
+	l.Reload(false)
+	l.Identity("spiffe://td/lb", time.Unix(2_000_000_000, 0))
+	l.Health("Readiness", false)
+	l.VIP(v("20.0.0.1/32"), "not ready", "VIP_REASON_NOT_CHECKED", 0, 2)
+	l.VIP(v("20.0.0.1/32"), "ready", "VIP_REASON_TARGETS_READY", 2, 2)
+	l.VIP(v("20.0.0.2/32"), "not ready", "VIP_REASON_TOO_FEW_READY", 1, 3)
+	l.Frontend(true, 1)
+	return l
+}
+
+// gather returns everything that is scraped.
+func gather(t *testing.T, g prometheus.Gatherer) map[string]*dto.MetricFamily {
+	t.Helper()
+	families, err := g.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	byName := map[string]*dto.MetricFamily{}
+	for _, f := range families {
+		byName[f.GetName()] = f
+	}
+	return byName
+}
+
+// series returns the gauges and counters of a metric by their labels, such as
+// "family=ipv4 vip=20.0.0.1/32".
+func series(t *testing.T, g prometheus.Gatherer, name string) map[string]float64 {
+	t.Helper()
+	values := map[string]float64{}
+	for _, m := range gather(t, g)[name].GetMetric() {
+		var labels []string
+		for _, l := range m.GetLabel() {
+			labels = append(labels, l.GetName()+"="+l.GetValue())
+		}
+		values[strings.Join(labels, " ")] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
+	}
+	return values
+}
+
+func wantSeries(t *testing.T, g prometheus.Gatherer, name string, want map[string]float64) {
+	t.Helper()
+	if d := cmp.Diff(want, series(t, g, name)); d != "" {
+		t.Errorf("%s (-want +got):\n%s", name, d)
+	}
+}
+
+func TestNamesAndHelpPassPromlint(t *testing.T) {
+	for name, r := range map[string]prometheus.Gatherer{"frontend": fullFrontend().Registry(), "lb": fullLB().Registry()} {
+		var families []*dto.MetricFamily
+		for _, f := range gather(t, r) {
+			if strings.HasPrefix(f.GetName(), "vipgate_") {
+				families = append(families, f)
+			}
+		}
+		problems, err := promlint.NewWithMetricFamilies(families).Lint()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range problems {
+			t.Errorf("%s: %s: %s", name, p.Metric, p.Text)
+		}
+	}
+}
+
+func TestEveryMetricIsDescribedOnceAndExistsAsDescribed(t *testing.T) {
+	scraped := gather(t, fullFrontend().Registry())
+	for name, f := range gather(t, fullLB().Registry()) {
+		scraped[name] = f
+	}
+	described := map[string]bool{}
+	for _, m := range All() {
+		if described[m.Name] {
+			t.Errorf("%s is described twice", m.Name)
+		}
+		described[m.Name] = true
+		f := scraped[m.Name]
+		if f == nil {
+			t.Errorf("%s is described and does not exist", m.Name)
+			continue
+		}
+		if got := Type(strings.ToLower(f.GetType().String())); got != m.Type {
+			t.Errorf("%s is a %s, described as a %s", m.Name, got, m.Type)
+		}
+		var labels []string
+		for _, l := range f.GetMetric()[0].GetLabel() {
+			labels = append(labels, l.GetName())
+		}
+		want := slices.Sorted(slices.Values(m.Labels))
+		if !slices.Equal(labels, want) {
+			t.Errorf("%s has labels %v, described with %v", m.Name, labels, want)
+		}
+	}
+	for name := range scraped {
+		if strings.HasPrefix(name, "vipgate_") && !described[name] {
+			t.Errorf("%s exists and is not described", name)
+		}
+	}
+	for _, name := range constants(t) {
+		if !described[name] {
+			t.Errorf("%s is a constant and not described", name)
+		}
+	}
+	for _, standard := range []string{"go_goroutines", "process_start_time_seconds"} {
+		if scraped[standard] == nil {
+			t.Errorf("%s is missing", standard)
+		}
+	}
+}
+
+// constants returns the metric names in names.go.
+func constants(t *testing.T) []string {
+	t.Helper()
+	file, err := parser.ParseFile(token.NewFileSet(), "names.go", nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	ast.Inspect(file, func(n ast.Node) bool {
+		if lit, is := n.(*ast.BasicLit); is && lit.Kind == token.STRING {
+			if s, err := strconv.Unquote(lit.Value); err == nil && strings.HasPrefix(s, "vipgate_") {
+				names = append(names, s)
+			}
+		}
+		return true
+	})
+	if len(names) < 20 {
+		t.Fatalf("found only %d names", len(names))
+	}
+	return names
+}
+
+func TestNamesAreWrittenInNamesGoOnly(t *testing.T) {
+	for _, file := range []string{"frontend.go", "lb.go", "process.go", "vips.go", "server.go"} {
+		f, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			if lit, is := n.(*ast.BasicLit); is && strings.Contains(lit.Value, "vipgate_") {
+				t.Errorf("%s: %s", file, lit.Value)
+			}
+			return true
+		})
+	}
+}
+
+func TestFrontendVIPsShowStateReasonAndCounts(t *testing.T) {
+	f := NewFrontend("1")
+	a, b := v("20.0.0.1/32"), v("2000::1/128")
+	f.VIP(a, "withdrawn", "lb_never_seen")
+	f.VIP(a, "withdrawn", "no_gateway")
+	f.VIP(b, "announced", "ready")
+	wantSeries(t, f.Registry(), FrontendVIPState, map[string]float64{
+		"family=ipv4 vip=20.0.0.1/32": 0, "family=ipv6 vip=2000::1/128": 2,
+	})
+	wantSeries(t, f.Registry(), FrontendVIPReason, map[string]float64{"family=ipv4 reason=no_gateway vip=20.0.0.1/32": 1})
+	wantSeries(t, f.Registry(), FrontendVIPs, map[string]float64{
+		"advertisement=withdrawn family=ipv4 reason=lb_never_seen": 0,
+		"advertisement=withdrawn family=ipv4 reason=no_gateway":    1,
+		"advertisement=announced family=ipv6 reason=ready":         1,
+	})
+	f.VIP(a, "depreferred", "drained")
+	f.RemoveVIP(b)
+	f.RemoveVIP(b)
+	wantSeries(t, f.Registry(), FrontendVIPState, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 1})
+	wantSeries(t, f.Registry(), FrontendVIPReason, map[string]float64{"family=ipv4 reason=drained vip=20.0.0.1/32": 1})
+	wantSeries(t, f.Registry(), FrontendVIPs, map[string]float64{
+		"advertisement=withdrawn family=ipv4 reason=lb_never_seen": 0,
+		"advertisement=withdrawn family=ipv4 reason=no_gateway":    0,
+		"advertisement=depreferred family=ipv4 reason=drained":     1,
+		"advertisement=announced family=ipv6 reason=ready":         0,
+	})
+}
+
+func TestLBVIPsCountTransitionsButNotTheFirstWord(t *testing.T) {
+	l := NewLB("1")
+	a := v("20.0.0.1/32")
+	l.VIP(a, "not ready", "VIP_REASON_NOT_CHECKED", 0, 2)
+	l.VIP(a, "not ready", "VIP_REASON_TOO_FEW_READY", 0, 2)
+	l.VIP(a, "ready", "VIP_REASON_TARGETS_READY", 1, 2)
+	l.VIP(a, "ready", "VIP_REASON_TARGETS_READY", 2, 2)
+	wantSeries(t, l.Registry(), LBVIPTransitions, map[string]float64{"reason=targets_ready to=ready": 1})
+	wantSeries(t, l.Registry(), LBVIPState, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 2})
+	wantSeries(t, l.Registry(), LBVIPReason, map[string]float64{})
+	wantSeries(t, l.Registry(), LBVIPReadyTargets, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 2})
+	wantSeries(t, l.Registry(), LBVIPTargets, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 2})
+	l.VIP(a, "draining", "VIP_REASON_TARGETS_DRAINING", 0, 2)
+	wantSeries(t, l.Registry(), LBVIPState, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 1})
+	wantSeries(t, l.Registry(), LBVIPReason, map[string]float64{"family=ipv4 reason=targets_draining vip=20.0.0.1/32": 1})
+}
+
+func TestIdentityGoesAndIsNeverShownTwice(t *testing.T) {
+	l := NewLB("1")
+	l.Identity("", time.Time{})
+	wantSeries(t, l.Registry(), IdentityNotAfter, map[string]float64{})
+	l.Identity("spiffe://td/a", time.Unix(100, 500e6))
+	wantSeries(t, l.Registry(), IdentityNotAfter, map[string]float64{"spiffe_id=spiffe://td/a": 100.5})
+	l.Identity("spiffe://td/b", time.Unix(200, 0))
+	wantSeries(t, l.Registry(), IdentityNotAfter, map[string]float64{"spiffe_id=spiffe://td/b": 200})
+	l.Identity("", time.Time{})
+	wantSeries(t, l.Registry(), IdentityNotAfter, map[string]float64{})
+}
+
+func TestStreamAndGatewaysAreShownAsOfTheScrape(t *testing.T) {
+	f := NewFrontend("1")
+	for _, name := range []string{FrontendLBLive, FrontendLBLeaseAge, FrontendBIRDUp, FrontendAnnouncerSessions} {
+		wantSeries(t, f.Registry(), name, map[string]float64{})
+	}
+	f.Stream(Stream{Reconnects: 2})
+	wantSeries(t, f.Registry(), FrontendLBLive, map[string]float64{"": 0})
+	wantSeries(t, f.Registry(), FrontendLBLeaseAge, map[string]float64{})
+	wantSeries(t, f.Registry(), FrontendLBLeaseRemaining, map[string]float64{})
+	wantSeries(t, f.Registry(), FrontendStreamReconnects, map[string]float64{"": 2})
+	f.Stream(Stream{Live: true, LastHeard: time.Now().Add(-time.Hour), LeaseEnd: time.Now().Add(-time.Minute)})
+	if age := series(t, f.Registry(), FrontendLBLeaseAge)[""]; age < 3600 {
+		t.Errorf("the lease is %v s old", age)
+	}
+	if left := series(t, f.Registry(), FrontendLBLeaseRemaining)[""]; left > -60 {
+		t.Errorf("%v s of the lease are left", left)
+	}
+	f.BIRD(BIRD{Up: true, Gateways: []Gateway{
+		{Name: "a", Family: "ipv4", Up: true, Since: time.Now().Add(-time.Minute), Imported: 3, Exported: 4},
+		{Name: "b", Family: "ipv4", Since: time.Now().Add(-time.Minute)},
+	}})
+	wantSeries(t, f.Registry(), FrontendGatewayUp, map[string]float64{"family=ipv4 gateway=a": 1, "family=ipv4 gateway=b": 0})
+	wantSeries(t, f.Registry(), FrontendGatewayImported, map[string]float64{"family=ipv4 gateway=a": 3, "family=ipv4 gateway=b": 0})
+	uptime := series(t, f.Registry(), FrontendGatewayUptime)
+	if uptime["family=ipv4 gateway=a"] < 60 || uptime["family=ipv4 gateway=b"] != 0 {
+		t.Errorf("uptimes are %v", uptime)
+	}
+	f.BIRD(BIRD{})
+	wantSeries(t, f.Registry(), FrontendGatewayUp, map[string]float64{})
+}
+
+func TestScrapesAndChangesOfManyVIPsDoNotRace(t *testing.T) {
+	const many = 10_000
+	f := NewFrontend("1")
+	all := make([]prefix, many)
+	for i := range all {
+		all[i] = prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{20, 0, byte(i >> 8), byte(i)}), 32)}
+		f.VIP(all[i], "announced", "ready")
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for _, x := range all {
+			f.VIP(x, "withdrawn", "no_gateway")
+		}
+	})
+	for range 3 {
+		counts := 0.0
+		for _, n := range series(t, f.Registry(), FrontendVIPs) {
+			counts += n
+		}
+		if counts != many {
+			t.Errorf("%v VIPs were counted in one scrape, want %d", counts, many)
+		}
+	}
+	wg.Wait()
+	wantSeries(t, f.Registry(), FrontendVIPs, map[string]float64{
+		"advertisement=announced family=ipv4 reason=ready":      0,
+		"advertisement=withdrawn family=ipv4 reason=no_gateway": many,
+	})
+	if n := len(series(t, f.Registry(), FrontendVIPReason)); n != many {
+		t.Errorf("%d reasons are shown", n)
+	}
+}
+
+func BenchmarkScrape10000VIPs(b *testing.B) {
+	f := NewFrontend("1")
+	for i := range 10_000 {
+		f.VIP(prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{20, 0, byte(i >> 8), byte(i)}), 32)}, "announced", "ready")
+	}
+	for b.Loop() {
+		if _, err := f.Registry().Gather(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func TestServerServesScrapesUntilItsContextEnds(t *testing.T) {
+	log := slog.New(slog.DiscardHandler)
+	s, err := Listen(t.Context(), "127.0.0.1:0", fullLB().Registry(), log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Listen(t.Context(), s.Addr().String(), fullLB().Registry(), log); err == nil || !strings.Contains(err.Error(), "address already in use") {
+		t.Errorf("a busy port gives %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	<-s.Ready()
+	client := &http.Client{Transport: &http.Transport{}, Timeout: 30 * time.Second}
+	defer client.CloseIdleConnections()
+	get := func(path string) (int, string) {
+		r, err := client.Get("http://" + s.Addr().String() + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Body.Close()
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.StatusCode, string(body)
+	}
+	code, body := get("/metrics")
+	for _, want := range []string{`vipgate_lb_vip_state{family="ipv4",vip="20.0.0.1/32"} 2`, "go_goroutines ", `program="lb"`, `version="1.2.3"`} {
+		if code != http.StatusOK || !strings.Contains(body, want) {
+			t.Errorf("%d: no %s in\n%s", code, want, body)
+		}
+	}
+	if code, _ := get("/debug/pprof/"); code != http.StatusNotFound {
+		t.Errorf("pprof answers %d on the metrics port", code)
+	}
+	// A client that holds its connection open must not hold up the end.
+	idle, err := net.Dial("tcp", s.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer idle.Close()
+	cancel()
+	select {
+	case err := <-done:
+		if err != context.Canceled {
+			t.Errorf("got %v", err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("the server did not end")
+	}
+	if c, err := net.Dial("tcp", s.Addr().String()); err == nil {
+		c.Close()
+		t.Error("the port is still open")
+	}
+}
+
+func TestServerThatNeverRanGivesThePortBack(t *testing.T) {
+	s, err := Listen(t.Context(), "127.0.0.1:0", prometheus.NewRegistry(), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	again, err := Listen(t.Context(), s.Addr().String(), prometheus.NewRegistry(), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := again.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
