@@ -307,25 +307,24 @@ func (s *Supervisor) checkOffline(ctx context.Context, content []byte) error {
 }
 
 // render brings the input of the configuration up to date.
-func (s *Supervisor) render() {
+func (s *Supervisor) render() { s.input, s.problems = s.inputNow() }
+
+func (s *Supervisor) inputNow() (RenderInput, map[string]string) {
 	w := s.wanted.Load()
 	sessions, problems := resolve(w.gateways, s.options.Interface)
-	s.problems = problems
-	s.input = RenderInput{
+	in := RenderInput{
 		RouterID: s.options.RouterID, Interface: s.options.Interface, LoopbackPort: s.options.LoopbackPort, Password: s.options.Password,
 		TableID: s.options.TableID, ECMP: s.options.ECMP, ScanTime: s.options.KernelScanTime, Sessions: sessions, VIPs: w.vips,
 	}
 	if s.options.LogFileSize > 0 {
-		s.input.LogFile, s.input.LogFileSize = filepath.Join(s.options.Dir, "bird.log"), s.options.LogFileSize
+		in.LogFile, in.LogFileSize = filepath.Join(s.options.Dir, "bird.log"), s.options.LogFileSize
 	}
+	return in, problems
 }
 
-// Input returns what the configuration would be made of now, without secrets.
-func (s *Supervisor) Input() RenderInput {
-	w := s.wanted.Load()
-	sessions, _ := resolve(w.gateways, s.options.Interface)
-	return RenderInput{
-		RouterID: s.options.RouterID, Interface: s.options.Interface, LoopbackPort: s.options.LoopbackPort, Password: s.options.Password,
-		TableID: s.options.TableID, ECMP: s.options.ECMP, ScanTime: s.options.KernelScanTime, Sessions: sessions, VIPs: w.vips,
-	}.Masked()
+// Input returns what the configuration would be made of now, without secrets,
+// and why gateways are missing in it.
+func (s *Supervisor) Input() (RenderInput, map[string]string) {
+	in, problems := s.inputNow()
+	return in.Masked(), problems
 }

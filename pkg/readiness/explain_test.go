@@ -2,7 +2,10 @@ package readiness
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
+	"fmt"
+	"io"
 	"net"
 	"os"
 	"strings"
@@ -69,9 +72,13 @@ func TestErrorsSayWhereToLook(t *testing.T) {
 			}
 			return path
 		}, frontendID, []string{"nobody listens"}},
-		{"closed after the handshake", raw(func(c net.Conn) { c.Close() }), frontendID, []string{"denied our SPIFFE ID", "TLS 1.3", "log of lb"}},
-		{"closed after it was read", raw(func(c net.Conn) {
-			c.Read(make([]byte, 1))
+		{"closed after the handshake", raw(func(c net.Conn) {
+			_, _, _ = named{}.ServerHandshake(c)
+			c.Close()
+		}), frontendID, []string{"denied our SPIFFE ID", "TLS 1.3", "log of lb"}},
+		{"closed after the first bytes", raw(func(c net.Conn) {
+			_, _, _ = named{}.ServerHandshake(c)
+			_, _ = c.Read(make([]byte, 1))
 			c.Close()
 		}), frontendID, []string{"denied our SPIFFE ID"}},
 		{"not our service", serve(&scripted{err: status.Error(codes.Unimplemented, "no such method")}), frontendID, []string{"not a load balancer of ours"}},
@@ -104,6 +111,15 @@ func TestHandshakeErrorsArePassedOn(t *testing.T) {
 	f.until(t, "the error is told", func() bool { return f.Err != nil })
 	if !errors.Is(f.Err, cause) || !strings.Contains(f.Err.Error(), "TLS handshake") {
 		t.Fatalf("the error: %v", f.Err)
+	}
+	for err, want := range map[error]string{
+		io.EOF:                   "no SVID yet, or does not speak TLS, or is stopping",
+		context.DeadlineExceeded: "it hangs or is stopped",
+		x509.CertificateInvalidError{Reason: x509.Expired, Detail: "now is later"}: "expired or is not yet valid",
+	} {
+		if got := explainHandshake("/lb.sock", fmt.Errorf("handshake: %w", err)); !errors.Is(got, err) || !strings.Contains(got.Error(), want) {
+			t.Errorf("%v: %v", err, got)
+		}
 	}
 }
 

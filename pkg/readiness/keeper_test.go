@@ -190,6 +190,101 @@ func TestSecondConnectionTakesOverWhenTheFirstIsLost(t *testing.T) {
 	eventually(t, "the first stream is closed", func() bool { return len(first.Watchers()) == 0 })
 }
 
+func TestNewsOfOurSVIDEndTheWaitForTheNextAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var svid latest.Value[uint64]
+		w := NewWatcher(WatcherOptions{
+			Target: "/nowhere/lb.sock", Credentials: named{id: frontendID}, MaxBackoff: 1000 * time.Hour,
+			Rotation: func() (uint64, <-chan struct{}) { return svid.Get() },
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- w.Run(ctx) }()
+		<-time.After(20 * time.Minute)
+		before := w.Stats().Failures
+		svid.Set(0)
+		<-time.After(minBackoff / 2)
+		if n := w.Stats().Failures - before; n != 1 {
+			t.Errorf("%d attempts at once", n)
+		}
+		// A storm of news is no storm of attempts.
+		for range 1000 {
+			svid.Set(0)
+			<-time.After(time.Millisecond)
+		}
+		if n := w.Stats().Failures - before; n > 2+uint64(time.Second/minBackoff) {
+			t.Errorf("%d attempts in a second", n)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		<-time.After(time.Minute) // what gRPC left to its own timers
+	})
+}
+
+func TestNewSocketEndsTheWaitForTheNextAttempt(t *testing.T) {
+	path := socketPath(t)
+	synctest.Test(t, func(t *testing.T) {
+		w := NewWatcher(WatcherOptions{Target: path, Credentials: named{id: frontendID}, MaxBackoff: 1000 * time.Hour})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- w.Run(ctx) }()
+		<-time.After(20 * time.Minute)
+		before := w.Stats().Failures
+		// Nobody listens on it yet, as between bind and listen.
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(socketPoll + time.Millisecond)
+		if n := w.Stats().Failures - before; n != 1 {
+			t.Errorf("%d attempts at once", n)
+		}
+		<-time.After(2 * minBackoff)
+		if n := w.Stats().Failures - before; n < 2 {
+			t.Errorf("%d attempts after the shortest back-off", n)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		<-time.After(time.Minute) // what gRPC left to its own timers
+	})
+}
+
+func TestFirstConnectionIsClosedOnceTheReportHasMoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, late := range []bool{false, true} {
+			w := NewWatcher(WatcherOptions{})
+			w.Report(ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(1): {Advertisement: announced}}})
+			r := w.outbox.attach()
+			old := &link{done: make(chan struct{})}
+			old.cancel = func(cause error) { old.err = cause; close(old.done) }
+			ctx, cancel := context.WithTimeout(t.Context(), moveReportWithin)
+			done := make(chan struct{})
+			go w.replaced(ctx, old, done)
+			<-time.After(moveReportWithin - 2*moveLinger)
+			synctest.Wait()
+			if isClosed(old.done) {
+				t.Errorf("the first connection was closed before the report had moved")
+			}
+			if !late {
+				w.outbox.take(r)
+				w.outbox.wrote(r)
+				<-time.After(moveLinger + time.Millisecond)
+			} else {
+				<-time.After(2*moveLinger + time.Millisecond)
+			}
+			synctest.Wait()
+			if !isClosed(done) || old.err != errMoved {
+				t.Errorf("late=%v: the first connection stays open", late)
+			}
+			cancel()
+			<-done
+		}
+	})
+}
+
 func TestFirstSVIDIsUsedAtOnce(t *testing.T) {
 	b := syncedBalancer(t, 1)
 	var svid latest.Value[bool] // whether there is one; its first is no rotation

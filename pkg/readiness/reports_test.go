@@ -270,8 +270,8 @@ func TestWatcherReportsEverythingOnceThenChanges(t *testing.T) {
 	// At the end the load balancer has read the last word.
 	f.Report(ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(5): down}})
 	f.stop()
-	if r, _ := b.Reported(numbered(5)); r != down {
-		t.Fatalf("after the watcher ended, the last report is %+v", r)
+	if r, _ := b.Reported(numbered(5)); r != down || strings.Contains(f.log.String(), "in time") {
+		t.Fatalf("after the watcher ended, the last report is %+v\n%s", r, f.log)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
@@ -181,6 +182,46 @@ func TestHeartbeatsComeOnlyFromTheOwner(t *testing.T) {
 	if m := recv(t, s); !slices.Equal(m.GetDelta().GetRemoved(), []string{numbered(0).String()}) {
 		t.Fatalf("after a decision: %v", m)
 	}
+}
+
+func TestHeldUpSnapshotIsNotVouchedForByAHungLoadBalancer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		table := NewTable(TableOptions{})
+		table.Commit(Decision{Changed: many(5000), Synced: true})
+		s := NewServer(table, ServerOptions{})
+		w := s.openWatch(frontendID, RoleFrontend, "slow")
+		defer s.closeWatch(w)
+		ctx, cancel := context.WithCancel(t.Context())
+		sent := make(chan time.Duration) // the leases; sending waits for the reader
+		done := make(chan error, 1)
+		go func() {
+			done <- s.serve(ctx, w, func(m *readinessv1.WatchReadinessResponse) error {
+				select {
+				case sent <- m.GetLease().AsDuration():
+					return nil
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			})
+		}()
+		if lease := <-sent; lease != time.Second {
+			t.Errorf("the first part is valid for %v", lease)
+		}
+		synctest.Wait() // the second part is on its way, with its lease
+		<-time.After(2 * time.Second)
+		<-sent
+		select {
+		case lease := <-sent:
+			t.Errorf("the third part came, valid for %v", lease)
+		case <-time.After(time.Minute):
+		}
+		table.Heartbeat()
+		if lease := <-sent; lease != time.Second {
+			t.Errorf("the third part is valid for %v", lease)
+		}
+		cancel()
+		<-done
+	})
 }
 
 func TestGoingAwayReachesAllWatchesAlsoLaterOnes(t *testing.T) {

@@ -202,8 +202,8 @@ func RemoveLeftovers() error {
 		if m == nil {
 			continue
 		}
-		maker, err := strconv.Atoi(m[1])
-		if err != nil || alive(maker) {
+		info, err := e.Info()
+		if err != nil || makerLives(m[1], info.ModTime()) {
 			continue
 		}
 		n := &NetNS{name: e.Name()}
@@ -221,18 +221,47 @@ func RemoveLeftovers() error {
 // alive tells whether a process exists, of whatever user.
 func alive(pid int) bool { return !errors.Is(unix.Kill(pid, 0), unix.ESRCH) }
 
-// endProcesses ends what runs in a namespace whose maker is dead. Nobody but
-// that run can have started it. Failures show when the namespace is removed.
+// Processes are the processes in the namespace, zombies not among them.
+func (n *NetNS) Processes(ctx context.Context) ([]int, error) {
+	out, err := exec.CommandContext(ctx, "ip", "netns", "pids", n.name).CombinedOutput()
+	if err != nil {
+		return nil, fmt.Errorf("processes in %s: %w: %s", n.name, err, out)
+	}
+	var pids []int
+	for _, f := range strings.Fields(string(out)) {
+		pid, err := strconv.Atoi(f)
+		if err != nil {
+			return nil, fmt.Errorf("processes in %s: %w", n.name, err)
+		}
+		// A thread of ours may be in the namespace at this moment, with Do.
+		if pid > 1 && pid != os.Getpid() {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
+}
+
+// endProcesses ends what runs in a namespace whose maker is dead or done, and
+// waits for its end. Nobody but that run can have started it. It looks again
+// until nothing is left: a frontend that is about to die may have restarted its
+// BIRD. Failures show when the namespace is removed.
 func (n *NetNS) endProcesses() {
 	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, "ip", "netns", "pids", n.name).Output()
-	if err != nil {
-		return
-	}
-	for _, f := range strings.Fields(string(out)) {
-		if pid, err := strconv.Atoi(f); err == nil && pid > 1 && pid != os.Getpid() {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		pids, err := n.Processes(ctx)
+		if err != nil || len(pids) == 0 {
+			return
+		}
+		for _, pid := range pids {
 			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
 		}
 	}
 }

@@ -1,0 +1,78 @@
+# Everything a developer does with vipgate. `make help` lists it.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := build
+MAKEFLAGS += --no-builtin-rules
+
+# Relative paths only: the checkout may lie in a folder with spaces.
+BIN := bin
+TOOLS := $(BIN)/tools
+GO := go
+GOFILES = git ls-files '*.go' ':!pkg/api/'
+
+.PHONY: help
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | column -t -s "$$(printf '\t')"
+
+.PHONY: build
+build: check-go ## Build lb and frontend into bin/
+	@mkdir -p $(BIN)
+	$(GO) build -o $(BIN)/ ./cmd/lb ./cmd/frontend
+
+.PHONY: demo
+demo: check-root check-go ## Show vipgate at work in network namespaces (HOLD=1 leaves it running)
+	@test/setup/packages.sh bird2 iproute2
+	@$(MAKE) --no-print-directory build
+	@$(GO) build -o $(BIN)/ ./test/demo
+	@$(BIN)/demo --binaries=$(BIN) $(if $(filter 1,$(HOLD)),--hold)
+
+.PHONY: test
+test: check-root check-go ## Run every test: unit, race, end to end with real BIRD
+	@test/setup/test.sh
+
+.PHONY: lint
+lint: check-go tools ## Check format, code, contracts and generated files
+	@echo "gofumpt"; out=$$($(GOFILES) | xargs -d '\n' $(TOOLS)/gofumpt -l); [ -z "$$out" ] || { echo "not formatted, run make format:"; echo "$$out"; exit 1; }
+	@echo "go vet"; $(GO) vet ./...
+	@echo "staticcheck"; $(TOOLS)/staticcheck ./...
+	@echo "go mod tidy"; $(GO) mod tidy -diff
+	@echo "buf lint"; $(TOOLS)/buf lint
+	@echo "buf breaking"; test/setup/breaking.sh $(TOOLS)/buf
+	@echo "generated code"; test/setup/generated.sh $(TOOLS)
+
+.PHONY: format
+format: tools ## Format the code
+	$(GOFILES) | xargs -d '\n' $(TOOLS)/gofumpt -w
+	$(TOOLS)/buf format -w
+
+.PHONY: generate
+generate: tools ## Generate pkg/api from proto/, and the flag tables of docs/
+	PATH="$$PWD/$(TOOLS):$$PATH" $(TOOLS)/buf generate
+	$(GO) test ./cmd/... -run TestConfigurationDocument -update
+
+.PHONY: tools
+tools: $(TOOLS)/.built $(TOOLS)/buf ## Build the pinned tools
+
+$(TOOLS)/.built: tools/go.mod tools/go.sum
+	@mkdir -p $(TOOLS)
+	@echo "building pinned tools (some minutes when cold)"
+	@out="$$PWD/$(TOOLS)"; cd tools && $(GO) build -o "$$out/" tool
+	@touch $@
+
+$(TOOLS)/buf: tools/buf/go.mod tools/buf/go.sum
+	@mkdir -p $(TOOLS)
+	@echo "building buf (some minutes when cold)"
+	@out="$$PWD/$(TOOLS)"; cd tools/buf && $(GO) build -o "$$out/" tool
+	@touch $@
+
+.PHONY: check-go
+check-go:
+	@command -v $(GO) >/dev/null || { echo "vipgate needs Go 1.26, or a Go that can fetch it (1.21 or newer): https://go.dev/dl"; exit 1; }
+
+.PHONY: check-root
+check-root:
+	@[ "$$(id -u)" = 0 ] || { echo "network namespaces need root: run as root, or with sudo"; exit 1; }
+
+.PHONY: clean
+clean: ## Remove what was built
+	rm -rf $(BIN)

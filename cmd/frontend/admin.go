@@ -1,0 +1,163 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/vipgate/vipgate/cmd/internal/cli"
+	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	"github.com/vipgate/vipgate/pkg/kernel"
+	"github.com/vipgate/vipgate/pkg/status"
+)
+
+type statusCommand struct {
+	cli.StatusFlags
+}
+
+// Run prints the status once, or again at every change.
+func (c *statusCommand) Run(ctx context.Context, out *cli.Output) error {
+	return withFrontend(c.AdminSocket, func(client frontendv1.FrontendServiceClient) error {
+		return cli.ShowStatus(ctx, out, c.StatusFlags,
+			func(ctx context.Context) (*frontendv1.Status, error) {
+				r, err := client.GetStatus(ctx, &frontendv1.GetStatusRequest{})
+				return r.GetStatus(), err
+			},
+			func(ctx context.Context) (func() (*frontendv1.Status, error), error) {
+				stream, err := client.WatchStatus(ctx, &frontendv1.WatchStatusRequest{})
+				if err != nil {
+					return nil, err
+				}
+				return func() (*frontendv1.Status, error) {
+					r, err := stream.Recv()
+					return r.GetStatus(), err
+				}, nil
+			},
+			func(s *frontendv1.Status) (string, bool) { return status.Frontend(s, time.Now()) },
+		)
+	})
+}
+
+// adminFlags are the flags of commands that talk to a running frontend.
+type adminFlags struct {
+	AdminSocket string `help:"Unix socket of the running process." default:"${admin_socket}" placeholder:"SOCKET"`
+}
+
+func withFrontend(socket string, f func(frontendv1.FrontendServiceClient) error) error {
+	conn, err := cli.DialAdmin("frontend", socket)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return f(frontendv1.NewFrontendServiceClient(conn))
+}
+
+type eventsCommand struct {
+	adminFlags
+	VIP    string `name:"vip" help:"Only events of this VIP." placeholder:"PREFIX"`
+	Limit  uint32 `help:"Only the newest N; 0 shows all that are kept." placeholder:"N"`
+	Output string `short:"o" help:"table or json." enum:"table,json" default:"table"`
+}
+
+// Run prints events.
+func (c *eventsCommand) Run(out *cli.Output) error {
+	return withFrontend(c.AdminSocket, func(client frontendv1.FrontendServiceClient) error {
+		ctx, cancel := cli.CallContext()
+		defer cancel()
+		r, err := client.ListEvents(ctx, &frontendv1.ListEventsRequest{Vip: c.VIP, Limit: c.Limit})
+		if err != nil {
+			return cli.Explain(err)
+		}
+		if c.Output == "json" {
+			return cli.PrintJSON(out, r)
+		}
+		out.Printf("%s", status.Events(r.GetEvents()))
+		return nil
+	})
+}
+
+type drainCommand struct {
+	adminFlags
+	VIPs []string `arg:"" optional:"" name:"vip" help:"VIPs such as 20.0.0.1/32; none means all."`
+}
+
+// Run drains VIPs.
+func (c *drainCommand) Run(out *cli.Output) error {
+	return withFrontend(c.AdminSocket, func(client frontendv1.FrontendServiceClient) error {
+		ctx, cancel := cli.CallContext()
+		defer cancel()
+		r, err := client.Drain(ctx, &frontendv1.DrainRequest{Vips: c.VIPs})
+		if err != nil {
+			return cli.Explain(err)
+		}
+		printDrained(out, r.GetDrained())
+		return nil
+	})
+}
+
+type undrainCommand struct {
+	adminFlags
+	VIPs []string `arg:"" optional:"" name:"vip" help:"VIPs such as 20.0.0.1/32; none means all."`
+}
+
+// Run takes drains back.
+func (c *undrainCommand) Run(out *cli.Output) error {
+	return withFrontend(c.AdminSocket, func(client frontendv1.FrontendServiceClient) error {
+		ctx, cancel := cli.CallContext()
+		defer cancel()
+		r, err := client.Undrain(ctx, &frontendv1.UndrainRequest{Vips: c.VIPs})
+		if err != nil {
+			return cli.Explain(err)
+		}
+		printDrained(out, r.GetDrained())
+		return nil
+	})
+}
+
+func printDrained(out *cli.Output, drained []string) {
+	if len(drained) == 0 {
+		out.Printf("no VIP is drained\n")
+		return
+	}
+	out.Printf("drained: %s\n", strings.Join(drained, " "))
+}
+
+type debugCommand struct{ adminFlags }
+
+// Run prints the debug document.
+func (c *debugCommand) Run(out *cli.Output) error {
+	return withFrontend(c.AdminSocket, func(client frontendv1.FrontendServiceClient) error {
+		ctx, cancel := cli.CallContext()
+		defer cancel()
+		r, err := client.GetDebug(ctx, &frontendv1.GetDebugRequest{})
+		if err != nil {
+			return cli.Explain(err)
+		}
+		var pretty bytes.Buffer
+		if err := json.Indent(&pretty, []byte(r.GetJson()), "", "  "); err != nil {
+			return fmt.Errorf("debug document: %w", err)
+		}
+		out.Printf("%s\n", pretty.String())
+		return nil
+	})
+}
+
+type cleanupCommand struct{ kernelFlags }
+
+// Run removes what is ours from the kernel.
+func (c *cleanupCommand) Run(out *cli.Output) error {
+	ctx, cancel := cli.CallContext()
+	defer cancel()
+	o := kernel.Options{TableID: c.TableID, Priority: c.RulePriority, Mark: c.Mark.Mark, Mask: c.Mark.Mask}
+	if err := o.Validate(); err != nil {
+		return usage("%w", err)
+	}
+	if err := kernel.Cleanup(ctx, o); err != nil {
+		return err
+	}
+	out.Printf("marks, rules and blackholes of vipgate are removed\n")
+	return nil
+}

@@ -1,0 +1,99 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/vipgate/vipgate/cmd/internal/cli"
+)
+
+// alias is one variable of Meridio's frontend that we honour.
+type alias struct {
+	meridio []string // without NFE_; more than one where its code and its documentation differ
+	ours    string   // without VIPGATE_
+	convert func(string) (string, error)
+}
+
+// aliases are the variables of Meridio's frontend (design section 11).
+var aliases = []alias{
+	{[]string{"EXTERNAL_INTERFACE"}, "EXTERNAL_INTERFACE", same},
+	{[]string{"BIRD_CONFIG_PATH"}, "BIRD_DIR", same},
+	{[]string{"BIRD_COMMUNICATION_SOCK"}, "BIRD_SOCKET", same},
+	{[]string{"BIRD_LOG_FILE_SIZE"}, "BIRD_LOG_FILE_SIZE", same},
+	{[]string{"BIRD_KERNEL_SCAN_TIME", "BIRD_SCAN_TIME"}, "BIRD_KERNEL_SCAN_TIME", seconds},
+	{[]string{"LOCAL_AS"}, "LOCAL_AS", same},
+	{[]string{"REMOTE_AS"}, "REMOTE_AS", same},
+	{[]string{"BGP_LOCAL_PORT"}, "BGP_LOCAL_PORT", same},
+	{[]string{"BGP_REMOTE_PORT"}, "BGP_REMOTE_PORT", same},
+	{[]string{"BGP_HOLD_TIME"}, "BGP_HOLD_TIME", seconds},
+	{[]string{"TABLE_ID"}, "TABLE_ID", same},
+	{[]string{"ECMP"}, "ECMP", same},
+	{[]string{"DROP_IF_NO_PEER"}, "DROP_IF_NO_PEER", same},
+	{[]string{"LOG_BIRD"}, "LOG_BIRD", same},
+	{[]string{"LOG_LEVEL"}, "LOG_LEVEL", level},
+	{[]string{"GRPC_MAX_BACKOFF"}, "MAX_BACKOFF", same},
+	{[]string{"METRICS_PORT"}, "METRICS_PORT", same},
+	{[]string{"METRICS_ENABLED"}, "METRICS_ENABLED", same},
+	{[]string{"LB_SOCKET"}, "LB_SOCKET", same},
+}
+
+const (
+	meridioPrefix = "NFE_"
+	ourPrefix     = "VIPGATE_"
+)
+
+// adoptMeridio gives our variables the values of Meridio's, unless ours are
+// set, and names those that mean nothing yet in one line.
+func adoptMeridio(lookup func(string) (string, bool), set func(string, string) error, environ []string, warn io.Writer) error {
+	known := map[string]bool{}
+	for _, a := range aliases {
+		for _, name := range a.meridio {
+			known[meridioPrefix+name] = true
+			value, given := lookup(meridioPrefix + name)
+			if _, ours := lookup(ourPrefix + a.ours); !given || ours {
+				continue
+			}
+			converted, err := a.convert(value)
+			if err != nil {
+				return &cli.UsageError{Err: fmt.Errorf("environment variable %s%s=%q: %w", meridioPrefix, name, value, err)}
+			}
+			if err := set(ourPrefix+a.ours, converted); err != nil {
+				return fmt.Errorf("set %s%s: %w", ourPrefix, a.ours, err)
+			}
+		}
+	}
+	var ignored []string
+	for _, e := range environ {
+		name, _, _ := strings.Cut(e, "=")
+		if strings.HasPrefix(name, meridioPrefix) && !known[name] {
+			ignored = append(ignored, name)
+		}
+	}
+	if len(ignored) > 0 {
+		slices.Sort(ignored)
+		fmt.Fprintf(warn, "frontend: these variables of Meridio mean nothing here yet and are ignored: %s\n", strings.Join(ignored, ", "))
+	}
+	return nil
+}
+
+func same(s string) (string, error) { return s, nil }
+
+// seconds takes Meridio's bare seconds, and durations.
+func seconds(s string) (string, error) {
+	if n, err := strconv.ParseUint(s, 10, 32); err == nil {
+		return fmt.Sprintf("%ds", n), nil
+	}
+	return s, nil
+}
+
+// level takes Meridio's upper-case levels; its TRACE is our debug.
+func level(s string) (string, error) {
+	l := strings.ToLower(s)
+	if l == "trace" {
+		l = "debug"
+	}
+	return l, nil
+}

@@ -1,0 +1,225 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffetls/tlsconfig"
+
+	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/pkg/frontend"
+	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/kernel"
+	"github.com/vipgate/vipgate/pkg/trench"
+)
+
+// trenchFlags are the flags that say what the trench file means.
+type trenchFlags struct {
+	TrenchFile    string        `help:"The trench file." default:"/etc/vipgate/trench/trench.yaml" type:"path" placeholder:"FILE"`
+	LocalAS       uint32        `name:"local-as" help:"AS number of gateways' sessions on our side, where the trench file names none." default:"8103" placeholder:"AS" group:"BGP"`
+	RemoteAS      uint32        `name:"remote-as" help:"AS number of gateways, where the trench file names none." default:"4248829953" placeholder:"AS" group:"BGP"`
+	BGPLocalPort  uint16        `name:"bgp-local-port" help:"Our BGP port, where the trench file names none." default:"10179" placeholder:"PORT" group:"BGP"`
+	BGPRemotePort uint16        `name:"bgp-remote-port" help:"Gateways' BGP port, where the trench file names none." default:"10179" placeholder:"PORT" group:"BGP"`
+	BGPHoldTime   time.Duration `name:"bgp-hold-time" help:"Hold time, where the trench file names none." default:"3s" group:"BGP"`
+}
+
+// kernelFlags are the flags of the source routing.
+type kernelFlags struct {
+	TableID      uint32   `name:"table-id" help:"Routing table of the gateways' routes; the next one is ours too." default:"4096" placeholder:"N" group:"Kernel"`
+	RulePriority int      `help:"Priority of our first rule; the next one is ours too." default:"100" placeholder:"N" group:"Kernel"`
+	Mark         markFlag `help:"Mark, and its mask, of packets from a VIP." default:"0x01000000/0xff000000" placeholder:"MARK/MASK" group:"Kernel"`
+	ECMP         bool     `name:"ecmp" help:"Spread VIP traffic over all gateways." negatable:"" group:"Kernel"`
+}
+
+// birdFlags are the flags of BIRD.
+type birdFlags struct {
+	ExternalInterface  string        `help:"Interface toward the gateways." default:"ext-vlan" placeholder:"NAME" group:"BGP"`
+	RouterID           routerIDFlag  `name:"router-id" help:"BGP router id; derived from the pod or machine when absent." placeholder:"ADDR" group:"BGP"`
+	BirdDir            string        `help:"Directory of BIRD's configuration." default:"/etc/bird" type:"path" placeholder:"DIR" group:"BIRD"`
+	BirdSocket         string        `help:"BIRD's control socket." default:"/var/run/bird/bird.ctl" type:"path" placeholder:"SOCKET" group:"BIRD"`
+	BirdExecutable     string        `help:"BIRD; looked up when absent." placeholder:"PATH" group:"BIRD"`
+	LBBGPPort          uint16        `name:"lb-bgp-port" help:"Port of BIRD's session with us on 127.0.0.1." default:"1790" placeholder:"PORT" group:"BIRD"`
+	BirdKernelScanTime time.Duration `help:"How often BIRD reads the kernel's routes." default:"10s" group:"BIRD"`
+	BirdLogFileSize    int           `help:"Size in bytes of a log file of BIRD's own; 0 writes none." default:"0" placeholder:"BYTES" group:"BIRD"`
+	LogBird            bool          `help:"Log BIRD's own lines at level info instead of debug." negatable:"" group:"BIRD"`
+	DropIfNoPeer       bool          `help:"Drop VIP traffic while no gateway is up; always so, kept for Meridio's deployments." default:"true" negatable:"" group:"BIRD"`
+}
+
+// runFlags are the flags of `frontend run` and `frontend validate`.
+type runFlags struct {
+	trenchFlags
+	LBSocket      string          `name:"lb-socket" help:"The load balancer's readiness socket." default:"unix:///var/lib/meridio/lb.sock" placeholder:"SOCKET"`
+	LBID          []cli.SPIFFEID  `name:"lb-id" help:"SPIFFE ID of the load balancer; repeatable." placeholder:"ID" group:"Identity"`
+	LBTrustDomain cli.TrustDomain `name:"lb-trust-domain" help:"Believe every member of this trust domain to be the load balancer: the widest setting." placeholder:"TD" group:"Identity"`
+	cli.Identity
+
+	Gating            string        `help:"on: advertise a VIP only while the load balancer says that it is ready; off: ignore the load balancer." enum:"on,off" default:"on"`
+	OnLBLoss          string        `name:"on-lb-loss" help:"What happens to VIPs when the load balancer is lost: withdraw or keep." enum:"withdraw,keep" default:"withdraw"`
+	FlapBackoff       string        `help:"on: a VIP that flaps waits before it rises again." enum:"on,off" default:"on"`
+	MaxBackoff        time.Duration `help:"Longest wait between attempts to reach the load balancer." default:"2s"`
+	DrainTime         time.Duration `help:"How long VIPs are de-preferred before they are withdrawn." default:"1s"`
+	Settle            time.Duration `help:"How long gateways get to change their forwarding tables after a withdrawal." default:"200ms"`
+	RemoveRulesOnExit bool          `help:"Remove marks, rules and blackhole at the end." group:"Kernel"`
+
+	birdFlags
+	kernelFlags
+
+	AdminSocket    string `help:"Unix socket for status, grpcurl and pprof." default:"${admin_socket}" placeholder:"SOCKET" group:"Listeners"`
+	HealthPort     uint16 `help:"Port of the gRPC health service." default:"7780" placeholder:"PORT" group:"Listeners"`
+	MetricsPort    uint16 `help:"Port of the Prometheus metrics; 0 serves none." default:"2224" placeholder:"PORT" group:"Listeners"`
+	MetricsEnabled bool   `help:"Serve metrics." default:"true" negatable:"" group:"Listeners"`
+	cli.Listeners
+	cli.Log
+}
+
+type runCommand struct{ runFlags }
+
+type validateCommand struct{ runFlags }
+
+// Run runs the frontend.
+func (c *runCommand) Run(ctx context.Context, globals *cli.Globals) error {
+	log, level, err := c.Logger(globals.Debug)
+	if err != nil {
+		return usage("%w", err)
+	}
+	o, err := c.options(log)
+	if err != nil {
+		return err
+	}
+	o.Version, o.Level = cli.Version(), level
+	stops, release := cli.Stops()
+	defer release()
+	return frontend.Run(ctx, o, stops)
+}
+
+// Run checks what `frontend run` would check.
+func (c *validateCommand) Run(_ *cli.Globals, out *cli.Output) error {
+	if _, err := c.options(slog.New(slog.DiscardHandler)); err != nil {
+		return err
+	}
+	out.Printf("%s: valid\n", c.TrenchFile)
+	return nil
+}
+
+func (c *trenchFlags) defaults() trench.Defaults {
+	return trench.Defaults{
+		LocalASN: c.LocalAS, RemoteASN: c.RemoteAS, LocalPort: c.BGPLocalPort, RemotePort: c.BGPRemotePort, HoldTime: c.BGPHoldTime,
+	}
+}
+
+func (c *trenchFlags) read() (*trench.Config, error) {
+	config, err := trench.Read(c.TrenchFile, c.defaults())
+	if err != nil {
+		return nil, usage("trench file refused:\n%w", err)
+	}
+	return config, nil
+}
+
+func (c *runFlags) options(log *slog.Logger) (frontend.Options, error) {
+	config, err := c.read()
+	if err != nil {
+		return frontend.Options{}, err
+	}
+	if err := c.check(config); err != nil {
+		return frontend.Options{}, err
+	}
+	o := frontend.Options{
+		TrenchFile: c.TrenchFile, Defaults: c.defaults(), Config: config,
+		LBSocket: c.LBSocket, Gating: c.Gating == "on", FlapBackoff: c.FlapBackoff == "on", MaxBackoff: c.MaxBackoff,
+		ExternalInterface: c.ExternalInterface,
+		BIRD: frontend.BIRDOptions{
+			Executable: c.BirdExecutable, Dir: c.BirdDir, Socket: c.BirdSocket, LoopbackPort: c.LBBGPPort, RouterID: c.RouterID.Addr,
+			ScanTime: c.BirdKernelScanTime, LogFileSize: c.BirdLogFileSize, LogBIRD: c.LogBird,
+		},
+		Kernel:      frontend.KernelOptions{TableID: c.TableID, Priority: c.RulePriority, Mark: c.Mark.Mark, Mask: c.Mark.Mask, ECMP: c.ECMP},
+		AdminSocket: c.AdminSocket, HealthAddr: cli.Address(c.HealthHost, c.HealthPort),
+		DrainTime: c.DrainTime, Settle: c.Settle, RemoveRulesOnExit: c.RemoveRulesOnExit, Log: log,
+	}
+	if c.OnLBLoss == "keep" {
+		o.OnLBLoss = gate.KeepOnLoss
+	}
+	if c.MetricsPort != 0 && c.MetricsEnabled {
+		o.MetricsAddr = cli.Address(c.MetricsHost, c.MetricsPort)
+	}
+	if !o.Gating {
+		return o, nil
+	}
+	if o.Identity, err = c.Identity.Source("spiffe://vipgate.local/frontend", log); err != nil {
+		return frontend.Options{}, usage("%w", err)
+	}
+	authorize := identity.Authorize(cli.IDs(c.LBID)...)
+	if !c.LBTrustDomain.IsZero() {
+		authorize = tlsconfig.AuthorizeMemberOf(c.LBTrustDomain.TrustDomain)
+	}
+	for _, id := range c.LBID {
+		if id.ID == c.SpiffeID.ID {
+			log.Warn("lb and frontend share a SPIFFE ID: any container with it can be either; see docs/operations.md for container selectors", "spiffe_id", id.String())
+		}
+	}
+	o.Credentials = identity.ClientCredentials(o.Identity, identity.CredentialOptions{Authorize: authorize, Log: log})
+	return o, nil
+}
+
+// check refuses what would only fail later.
+func (c *runFlags) check(config *trench.Config) error {
+	if c.Gating == "on" && c.LBSocket == "" {
+		return usage("--lb-socket: %w", frontend.ErrNoSocket)
+	}
+	if c.Gating == "on" && len(c.LBID) == 0 && c.LBTrustDomain.IsZero() {
+		return usage("nobody is believed to be the load balancer: name its SPIFFE ID with --lb-id")
+	}
+	if len(c.ExternalInterface) > 15 {
+		return usage("--external-interface=%s: the kernel's names have at most 15 bytes", c.ExternalInterface)
+	}
+	if _, err := net.InterfaceByName(c.ExternalInterface); err != nil {
+		return usage("--external-interface=%s: there is no such interface in this network namespace (%w)", c.ExternalInterface, err)
+	}
+	for _, g := range config.Attractor.Gateways {
+		if g.LocalPort == c.LBBGPPort {
+			return usage("gateway %s uses local port %d, which is --lb-bgp-port's: choose another --lb-bgp-port", g.Name, g.LocalPort)
+		}
+	}
+	if c.DrainTime < 0 || c.Settle < 0 {
+		return usage("--drain-time and --settle must not be negative")
+	}
+	k := kernel.Options{TableID: c.TableID, Priority: c.RulePriority, Mark: c.Mark.Mark, Mask: c.Mark.Mask}
+	if err := k.Validate(); err != nil {
+		return usage("%w", err)
+	}
+	return nil
+}
+
+// markFlag is a mark with its mask.
+type markFlag struct{ Mark, Mask uint32 }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (m *markFlag) UnmarshalText(text []byte) error {
+	mark, mask, _ := strings.Cut(string(text), "/")
+	a, errA := strconv.ParseUint(mark, 0, 32)
+	b, errB := strconv.ParseUint(mask, 0, 32)
+	if errA != nil || errB != nil {
+		return fmt.Errorf("%q is not a mark with a mask such as 0x01000000/0xff000000", text)
+	}
+	*m = markFlag{uint32(a), uint32(b)}
+	return nil
+}
+
+// routerIDFlag is a BGP router id.
+type routerIDFlag struct{ netip.Addr }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (r *routerIDFlag) UnmarshalText(text []byte) error {
+	a, err := netip.ParseAddr(string(text))
+	if err != nil || !a.Is4() || a.IsUnspecified() {
+		return fmt.Errorf("%q is not a router id: write it like an IPv4 address other than 0.0.0.0", text)
+	}
+	r.Addr = a
+	return nil
+}

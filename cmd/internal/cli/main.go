@@ -1,0 +1,152 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime/debug"
+	"strconv"
+	"strings"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/vipgate/vipgate/pkg/health"
+)
+
+// Program describes a command line.
+type Program struct {
+	Name, Description string
+	HealthPort        int
+	// Vars are further variables for the help texts and defaults.
+	Vars kong.Vars
+}
+
+// Globals are the flags that both programs have before any command.
+type Globals struct {
+	Debug       bool        `help:"Log at level debug." env:"-"`
+	VersionFlag versionFlag `name:"version" help:"Print the version and exit." env:"-"`
+}
+
+// self lets Main find the flags in the command line that embeds them.
+func (g *Globals) self() *Globals { return g }
+
+// Output is where commands print to.
+type Output struct{ io.Writer }
+
+// Printf prints. What cannot be written to stdout has nowhere else to go.
+func (o *Output) Printf(format string, args ...any) { _, _ = fmt.Fprintf(o, format, args...) }
+
+// New returns the parser of a command line.
+func New(p Program, commands any, options ...kong.Option) (*kong.Kong, error) {
+	vars := kong.Vars{"health_port": strconv.Itoa(p.HealthPort), "admin_socket": "unix:///run/vipgate/" + p.Name + ".sock"}
+	for k, v := range p.Vars {
+		vars[k] = v
+	}
+	return kong.New(commands, append([]kong.Option{
+		kong.Name(p.Name), kong.Description(p.Description), kong.DefaultEnvars("VIPGATE"), vars,
+		kong.UsageOnError(), kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
+	}, options...)...)
+}
+
+// Main parses the command line, runs the command and returns the exit status.
+func Main(ctx context.Context, p Program, commands any, args []string) int {
+	parser, err := New(p, commands)
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", p.Name, err)
+		return ExitUsage
+	}
+	parsed, err := parser.Parse(args)
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\nTry '%s --help'.\n", p.Name, err, p.Name)
+		return ExitUsage
+	}
+	parsed.BindTo(ctx, (*context.Context)(nil))
+	parsed.Bind(&Output{os.Stdout})
+	if g, ok := commands.(interface{ self() *Globals }); ok {
+		parsed.Bind(g.self())
+	}
+	return Status(p.Name, parsed.Run())
+}
+
+// Status prints an error and returns its exit status.
+func Status(name string, err error) int {
+	var exit ExitError
+	var user *UsageError
+	switch {
+	case err == nil:
+		return ExitOK
+	case errors.As(err, &exit):
+		return int(exit)
+	case errors.As(err, &user):
+		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+		return ExitUsage
+	}
+	fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+	return ExitFailed
+}
+
+// buildVersion is set by the linker to the version of a release.
+var buildVersion string
+
+// Version is the version of the program: that of the release, else the commit
+// that it was built from.
+func Version() string {
+	if buildVersion != "" {
+		return buildVersion
+	}
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	revision, dirty := "", ""
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			revision = s.Value[:min(12, len(s.Value))]
+		case s.Key == "vcs.modified" && s.Value == "true":
+			dirty = "+dirty"
+		}
+	}
+	if revision == "" {
+		return strings.Trim(info.Main.Version, "()")
+	}
+	return revision + dirty
+}
+
+type versionFlag bool
+
+// BeforeReset prints the version before anything else is looked at.
+func (versionFlag) BeforeReset(app *kong.Kong) error {
+	_, _ = fmt.Fprintln(app.Stdout, Version())
+	app.Exit(ExitOK)
+	return nil
+}
+
+// VersionCommand prints the version.
+type VersionCommand struct{}
+
+// Run prints the version.
+func (VersionCommand) Run(out *Output) error {
+	out.Printf("%s\n", Version())
+	return nil
+}
+
+// Healthcheck asks a health service.
+type Healthcheck struct {
+	Service    string `help:"Name of the service, such as Readiness or vip/20.0.0.1/32; empty for the whole process." default:"Readiness"`
+	HealthHost string `help:"Address of the gRPC health service." default:"127.0.0.1" placeholder:"ADDR"`
+	HealthPort uint16 `help:"Port of the gRPC health service." default:"${health_port}" placeholder:"PORT"`
+}
+
+// Run asks, and ends with ExitFailed when the service does not serve.
+func (c *Healthcheck) Run(out *Output) error {
+	ctx, cancel := CallContext()
+	defer cancel()
+	if err := health.CheckClient(ctx, Address(c.HealthHost, c.HealthPort), c.Service); err != nil {
+		return err
+	}
+	out.Printf("SERVING\n")
+	return nil
+}

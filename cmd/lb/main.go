@@ -1,0 +1,40 @@
+// Command lb is the load balancer's side of vipgate: it checks targets and
+// streams the readiness of VIPs to the frontend.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/vipgate/vipgate/cmd/internal/cli"
+)
+
+// commandLine is what lb understands.
+type commandLine struct {
+	Run         runCommand         `cmd:"" default:"withargs" help:"Check targets and serve readiness (also without a command)."`
+	Status      statusCommand      `cmd:"" help:"Show VIPs, streams, targets, watchers and what the frontend reports."`
+	Validate    validateCommand    `cmd:"" help:"Check the trench file and the flags without starting anything."`
+	Healthcheck cli.Healthcheck    `cmd:"" help:"Ask a health service; exit status 0 if it serves. For exec probes."`
+	Version     cli.VersionCommand `cmd:"" help:"Print the version."`
+
+	cli.Globals
+}
+
+func main() {
+	os.Exit(cli.Main(context.Background(), cli.Program{
+		Name:        "lb",
+		Description: "Checks the targets of a trench and streams the readiness of its VIPs to the frontend over an mTLS unix socket.",
+		HealthPort:  defaultHealthPort,
+	}, &commandLine{}, os.Args[1:]))
+}
+
+// defaultHealthPort is design section 13's.
+const defaultHealthPort = 7781
+
+// defaultAdminSocket is design section 13's.
+const defaultAdminSocket = "unix:///run/vipgate/lb.sock"
+
+func usage(format string, args ...any) error {
+	return &cli.UsageError{Err: fmt.Errorf(format, args...)}
+}

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"context"
+	"io/fs"
+	"log/slog"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffetls/tlsconfig"
+
+	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/pkg/lb"
+	"github.com/vipgate/vipgate/pkg/trench"
+)
+
+// runFlags are the flags of `lb run` and `lb validate`.
+type runFlags struct {
+	TrenchFile string   `help:"The trench file." default:"/etc/vipgate/trench/trench.yaml" type:"path" placeholder:"FILE"`
+	Socket     string   `help:"Unix socket on which readiness is served." default:"unix:///var/lib/meridio/lb.sock" placeholder:"SOCKET"`
+	SocketMode cli.Mode `help:"Permissions of the socket: 0600, or 0660 for a group that both containers share." default:"0600" placeholder:"MODE"`
+
+	FrontendID          []cli.SPIFFEID  `name:"frontend-id" help:"SPIFFE ID that may watch and report; repeatable." placeholder:"ID" group:"Identity"`
+	FrontendTrustDomain cli.TrustDomain `help:"Let every member of this trust domain watch and report: the widest setting." placeholder:"TD" group:"Identity"`
+	ReaderID            []cli.SPIFFEID  `name:"reader-id" help:"SPIFFE ID that may watch and get, never report; repeatable." placeholder:"ID" group:"Identity"`
+	cli.Identity
+
+	Lease             time.Duration `help:"How long the frontend may believe each message." default:"1s"`
+	StaleGrace        time.Duration `help:"How long the data plane goes on forwarding without this process." default:"0s"`
+	DrainTime         time.Duration `help:"How long traffic is forwarded after SIGTERM." default:"1s"`
+	MaxStreamsPerPeer int           `help:"How many streams one SPIFFE ID may have open." default:"8" placeholder:"N"`
+
+	AdminSocket string `help:"Unix socket for status, grpcurl and pprof." default:"${admin_socket}" placeholder:"SOCKET" group:"Listeners"`
+	HealthPort  uint16 `help:"Port of the gRPC health service." default:"7781" placeholder:"PORT" group:"Listeners"`
+	MetricsPort uint16 `help:"Port of the Prometheus metrics; 0 serves none." default:"2223" placeholder:"PORT" group:"Listeners"`
+	cli.Listeners
+	cli.Log
+}
+
+type runCommand struct{ runFlags }
+
+type validateCommand struct{ runFlags }
+
+// Run runs the load balancer.
+func (c *runCommand) Run(ctx context.Context, globals *cli.Globals) error {
+	log, level, err := c.Logger(globals.Debug)
+	if err != nil {
+		return usage("%w", err)
+	}
+	o, err := c.options(log)
+	if err != nil {
+		return err
+	}
+	o.Version, o.Level = cli.Version(), level
+	stops, release := cli.Stops()
+	defer release()
+	log.Info("starting lb", "version", o.Version, "trench_file", c.TrenchFile)
+	return lb.Run(ctx, o, stops)
+}
+
+// Run checks what `lb run` would check.
+func (c *validateCommand) Run(_ *cli.Globals, out *cli.Output) error {
+	if _, err := c.options(slog.New(slog.DiscardHandler)); err != nil {
+		return err
+	}
+	out.Printf("%s: valid\n", c.TrenchFile)
+	return nil
+}
+
+func (c *runFlags) options(log *slog.Logger) (lb.Options, error) {
+	config, err := trench.Read(c.TrenchFile, trench.DefaultDefaults())
+	if err != nil {
+		return lb.Options{}, usage("trench file refused:\n%w", err)
+	}
+	if err := lb.ValidateLease(c.Lease); err != nil {
+		return lb.Options{}, usage("--lease: %w", err)
+	}
+	if c.DrainTime < 0 || c.StaleGrace < 0 {
+		return lb.Options{}, usage("--drain-time and --stale-grace must not be negative")
+	}
+	if len(c.FrontendID) == 0 && c.FrontendTrustDomain.IsZero() {
+		return lb.Options{}, usage("nobody may watch: name the frontend's SPIFFE ID with --frontend-id")
+	}
+	source, err := c.Identity.Source("spiffe://vipgate.local/lb", log)
+	if err != nil {
+		return lb.Options{}, usage("%w", err)
+	}
+	for _, id := range c.FrontendID {
+		if id.ID == c.SpiffeID.ID {
+			log.Warn("lb and frontend share a SPIFFE ID: any container with it can be either; see docs/operations.md for container selectors", "spiffe_id", id.String())
+		}
+	}
+	o := lb.Options{
+		TrenchFile: c.TrenchFile, Defaults: trench.DefaultDefaults(), Config: config,
+		Socket: c.Socket, SocketMode: fs.FileMode(c.SocketMode), Identity: source,
+		Frontends: cli.IDs(c.FrontendID), Readers: cli.IDs(c.ReaderID), MaxStreamsPerPeer: c.MaxStreamsPerPeer,
+		AdminSocket: c.AdminSocket, HealthAddr: cli.Address(c.HealthHost, c.HealthPort),
+		Lease: c.Lease, StaleGrace: c.StaleGrace, DrainTime: c.DrainTime, Log: log,
+	}
+	if c.MetricsPort != 0 {
+		o.MetricsAddr = cli.Address(c.MetricsHost, c.MetricsPort)
+	}
+	if !c.FrontendTrustDomain.IsZero() {
+		o.Authorize = tlsconfig.AuthorizeMemberOf(c.FrontendTrustDomain.TrustDomain)
+	}
+	return o, nil
+}

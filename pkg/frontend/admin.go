@@ -1,0 +1,168 @@
+package frontend
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/bird"
+	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/kernel"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// statusInterval is the least time between two messages of WatchStatus.
+const statusInterval = 100 * time.Millisecond
+
+// admin implements the FrontendService.
+type admin struct {
+	frontendv1.UnimplementedFrontendServiceServer
+	process *process
+}
+
+// GetStatus implements the FrontendService.
+func (a *admin) GetStatus(context.Context, *frontendv1.GetStatusRequest) (*frontendv1.GetStatusResponse, error) {
+	return &frontendv1.GetStatusResponse{Status: a.process.status()}, nil
+}
+
+// WatchStatus implements the FrontendService.
+func (a *admin) WatchStatus(_ *frontendv1.WatchStatusRequest, stream grpc.ServerStreamingServer[frontendv1.WatchStatusResponse]) error {
+	tick := time.NewTicker(statusInterval)
+	defer tick.Stop()
+	for {
+		_, changed := a.process.changed.Get()
+		if err := stream.Send(&frontendv1.WatchStatusResponse{Status: a.process.status()}); err != nil {
+			return err
+		}
+		select {
+		case <-changed:
+		case <-stream.Context().Done():
+			return status.FromContextError(stream.Context().Err()).Err()
+		}
+		select {
+		case <-tick.C:
+		case <-stream.Context().Done():
+			return status.FromContextError(stream.Context().Err()).Err()
+		}
+	}
+}
+
+// ListEvents implements the FrontendService.
+func (a *admin) ListEvents(_ context.Context, r *frontendv1.ListEventsRequest) (*frontendv1.ListEventsResponse, error) {
+	var only vip.VIP
+	if r.GetVip() != "" {
+		v, err := vip.Parse(r.GetVip())
+		if err != nil {
+			return nil, status.Error(codes.InvalidArgument, err.Error())
+		}
+		only = v
+	}
+	s := a.process.observer.state
+	s.mu.RLock()
+	found := s.events.list(r.GetAfter(), func(e event) bool { return only.IsZero() || e.VIP == only })
+	s.mu.RUnlock()
+	if n := int(r.GetLimit()); n > 0 && len(found) > n {
+		found = found[len(found)-n:]
+	}
+	answer := &frontendv1.ListEventsResponse{}
+	for _, e := range found {
+		answer.Events = append(answer.Events, e.proto())
+	}
+	return answer, nil
+}
+
+func (e event) proto() *frontendv1.Event {
+	p := &frontendv1.Event{Time: timestamppb.New(e.Time), Sequence: e.Sequence, Vip: e.VIP.String(), Detail: e.Detail}
+	if !e.VIP.IsZero() {
+		p.From, p.To, p.Reason = advertisementProto(e.From.Advertisement), advertisementProto(e.To.Advertisement), reasonProto(e.To.Reason)
+	}
+	if e.Instance != "" {
+		p.Position = &readinessv1.Position{InstanceId: e.Instance, Revision: e.Revision}
+	}
+	return p
+}
+
+// Drain implements the FrontendService.
+func (a *admin) Drain(ctx context.Context, r *frontendv1.DrainRequest) (*frontendv1.DrainResponse, error) {
+	drained, err := a.drain(ctx, r.GetVips(), func(g *gate.Gate, now time.Time, vips []vip.VIP) { g.Drain(now, vips...) })
+	return &frontendv1.DrainResponse{Drained: drained}, err
+}
+
+// Undrain implements the FrontendService.
+func (a *admin) Undrain(ctx context.Context, r *frontendv1.UndrainRequest) (*frontendv1.UndrainResponse, error) {
+	drained, err := a.drain(ctx, r.GetVips(), func(g *gate.Gate, _ time.Time, vips []vip.VIP) { g.Undrain(vips...) })
+	return &frontendv1.UndrainResponse{Drained: drained}, err
+}
+
+// drain applies f to the named VIPs, or to all, and returns what is drained then.
+func (a *admin) drain(ctx context.Context, names []string, f func(*gate.Gate, time.Time, []vip.VIP)) ([]string, error) {
+	configured := a.process.config.Value().Load().Config.Attractor.VIPs
+	vips := configured
+	if len(names) > 0 {
+		known := vip.NewSet(configured...)
+		vips = nil
+		for _, n := range names {
+			v, err := vip.Parse(n)
+			if err != nil {
+				return nil, status.Error(codes.InvalidArgument, err.Error())
+			}
+			if !known.Has(v) {
+				return nil, status.Errorf(codes.NotFound, "VIP %s is not in the attractor", v)
+			}
+			vips = append(vips, v)
+		}
+	}
+	var drained []string
+	err := a.process.controller.Do(ctx, func(g *gate.Gate, now time.Time) {
+		f(g, now, vips)
+		for _, v := range g.Drained() {
+			drained = append(drained, v.String())
+		}
+	})
+	if err != nil {
+		return nil, status.FromContextError(err).Err()
+	}
+	a.process.Log.Info("operator changed drains", "drained", len(drained))
+	return drained, nil
+}
+
+// SetLogLevel implements the FrontendService.
+func (a *admin) SetLogLevel(_ context.Context, r *frontendv1.SetLogLevelRequest) (*frontendv1.SetLogLevelResponse, error) {
+	previous := a.process.Level.String()
+	if err := a.process.Level.Set(r.GetLevel()); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	a.process.Log.Info("log level changed", "from", previous, "to", r.GetLevel())
+	return &frontendv1.SetLogLevelResponse{Previous: previous}, nil
+}
+
+// GetDebug implements the FrontendService.
+func (a *admin) GetDebug(ctx context.Context, _ *frontendv1.GetDebugRequest) (*frontendv1.GetDebugResponse, error) {
+	p := a.process
+	snapshot, err := kernel.Dump(ctx, p.kernelOptions())
+	if err != nil {
+		return nil, status.FromContextError(err).Err()
+	}
+	input, missing := p.bird.Input()
+	config, problem := bird.Render(input)
+	document := map[string]any{
+		"version": p.Version, "time": time.Now(), "trench": p.config.Value().Load().Config,
+		"kernel": snapshot, "bird": p.bird.State().Load(), "bird_configuration": string(config), "gateways_without_session": missing, "announcer": p.announcer.State().Load(),
+	}
+	if problem != nil {
+		document["bird_configuration_error"] = problem.Error()
+	}
+	b, err := json.Marshal(document)
+	if err != nil {
+		return nil, status.Error(codes.Internal, fmt.Sprintf("debug document: %v", err))
+	}
+	return &frontendv1.GetDebugResponse{Json: string(b)}, nil
+}

@@ -1,0 +1,195 @@
+package frontend
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/announce"
+	"github.com/vipgate/vipgate/pkg/bird"
+	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/kernel"
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// beatInterval is how often the controller shows that it lives: a KEEPALIVE
+// needs a beat younger than 1 s (design section 4).
+const beatInterval = 200 * time.Millisecond
+
+// controller owns the gate. It takes in what the others learned, has the gate
+// decide, and hands decisions on; nothing it calls blocks.
+type controller struct {
+	gate      *gate.Gate
+	watcher   *readiness.Watcher // nil with --gating=off
+	bird      *latest.Value[bird.State]
+	kernel    *latest.Value[kernel.Confirmed]
+	announcer *announce.Announcer
+	observer  *observer
+	commands  chan command
+	ready     chan struct{}
+	started   time.Time    // set before Ready is closed
+	lastRun   atomic.Int64 // when it last decided, as time since started
+
+	revision uint64 // counts batches of decisions
+}
+
+// command changes the gate from outside; done is closed once its decisions
+// were handed on.
+type command struct {
+	apply func(g *gate.Gate, now time.Time)
+	done  chan struct{}
+}
+
+func (c *controller) String() string         { return "gate" }
+func (c *controller) Ready() <-chan struct{} { return c.ready }
+
+// Do has the controller apply f and waits until its decisions were handed on.
+func (c *controller) Do(ctx context.Context, f func(g *gate.Gate, now time.Time)) error {
+	cmd := command{f, make(chan struct{})}
+	select {
+	case c.commands <- cmd:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	select {
+	case <-cmd.done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// idle is how long ago the controller last decided. Only after Ready.
+func (c *controller) idle() time.Duration {
+	return time.Since(c.started) - time.Duration(c.lastRun.Load())
+}
+
+// Run decides until ctx ends.
+func (c *controller) Run(ctx context.Context) error {
+	beat := time.NewTicker(beatInterval)
+	defer beat.Stop()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	var heard <-chan struct{}
+	if c.watcher != nil {
+		heard = c.watcher.Changed()
+	}
+	sessions, sessionsChanged := c.bird.Get()
+	confirmed, confirmedChanged := c.kernel.Get()
+	c.gate.Gateways(gateways(sessions))
+	c.gate.Route(confirmed.VIPs)
+	c.started = time.Now()
+	close(c.ready)
+	for {
+		var cause time.Time // when the input came to be; zero: now
+		var done chan struct{}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-heard:
+			u := c.watcher.Take()
+			cause = u.HeardAt
+			now := time.Now()
+			c.gate.Hear(now, heardOf(u))
+			c.observer.heard(u)
+		case <-sessionsChanged:
+			sessions, sessionsChanged = c.bird.Get()
+			c.gate.Gateways(gateways(sessions))
+		case <-confirmedChanged:
+			confirmed, confirmedChanged = c.kernel.Get()
+			c.gate.Route(confirmed.VIPs)
+		case cmd := <-c.commands:
+			cmd.apply(c.gate, time.Now())
+			done = cmd.done
+		case <-timer.C:
+		case <-beat.C:
+		}
+		now := time.Now()
+		c.lastRun.Store(int64(now.Sub(c.started)))
+		if cause.IsZero() {
+			cause = now
+		}
+		changes := c.gate.Evaluate(now)
+		c.announcer.Beat(now)
+		if len(changes) > 0 {
+			c.handOn(now, cause, changes)
+		}
+		c.observer.freshness(c.gate.Freshness(now))
+		if at := c.gate.Deadline(now); !at.IsZero() {
+			timer.Reset(at.Sub(now))
+		}
+		if done != nil {
+			close(done)
+		}
+	}
+}
+
+// handOn gives one batch of decisions to the announcer first, then to those who
+// only look.
+func (c *controller) handOn(now, cause time.Time, changes []gate.Change) {
+	c.revision++
+	batch := announce.Batch{Changes: make(map[vip.VIP]announce.Advertisement), Revision: c.revision, Cause: cause}
+	for _, ch := range changes {
+		if ch.From.Advertisement != ch.To.Advertisement {
+			batch.Changes[ch.VIP] = advertisement(ch.To.Advertisement)
+		}
+	}
+	if len(batch.Changes) > 0 {
+		c.announcer.Post(batch)
+	}
+	instance, revision := c.gate.Position()
+	c.observer.decided(decisions{
+		At: now, Revision: c.revision, Instance: instance, LBRevision: revision,
+		Changes: append([]gate.Change(nil), changes...),
+	})
+}
+
+func advertisement(a gate.Advertisement) announce.Advertisement {
+	switch a {
+	case gate.Announced:
+		return announce.Announced
+	case gate.Depreferred:
+		return announce.Depreferred
+	default:
+		return announce.Withdrawn
+	}
+}
+
+// gateways reduces the state of BIRD to what the gate asks: a family is up
+// while one of its gateways is.
+func gateways(s bird.State) gate.Gateways {
+	g := gate.Gateways{At: s.At}
+	if !s.Alive {
+		return g
+	}
+	for _, gw := range s.Gateways {
+		if gw.Up {
+			g.Up[gw.Family] = true
+		}
+	}
+	return g
+}
+
+func heardOf(u readiness.Update) gate.Heard {
+	h := gate.Heard{
+		Instance: u.Position.InstanceID, Revision: u.Position.Revision, Live: u.Synced, LeaseEnd: u.LeaseEnd, EndedAt: u.EndedAt,
+		Grace: u.StaleGrace, GoingAway: u.GoingAway, DrainEnd: u.DrainEnd, Complete: u.Complete,
+		Words: make([]gate.Word, 0, len(u.Changed)),
+	}
+	for _, r := range u.Changed {
+		w := gate.Word{VIP: r.VIP, Said: gate.SaidNotReady}
+		switch r.State {
+		case readiness.Ready:
+			w.Said = gate.SaidReady
+		case readiness.Draining:
+			w.Said, w.DrainEnd = gate.SaidDraining, r.DrainEnd
+		}
+		h.Words = append(h.Words, w)
+	}
+	for v := range u.Removed {
+		h.Removed = append(h.Removed, v)
+	}
+	return h
+}

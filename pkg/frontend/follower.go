@@ -1,0 +1,244 @@
+package frontend
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/bird"
+	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/metrics"
+	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// follower carries configuration to those who need it and keeps health and
+// metrics up to date. It may lag behind the controller, never hold it up.
+type follower struct {
+	process *process
+	ready   chan struct{}
+
+	families   map[vip.Family]bool // as reported last
+	configured vip.Set
+	release    *time.Timer // removed VIPs lose their source routing
+}
+
+func (f *follower) String() string         { return "follower" }
+func (f *follower) Ready() <-chan struct{} { return f.ready }
+
+// Run follows until ctx ends.
+func (f *follower) Run(ctx context.Context) error {
+	p := f.process
+	tick := time.NewTicker(time.Second) // ages in the status
+	defer tick.Stop()
+	f.release = time.NewTimer(0)
+	defer f.release.Stop()
+	loaded, configChanged := p.config.Value().Get()
+	if err := f.configure(ctx, loaded.Config); err != nil {
+		return err
+	}
+	close(f.ready)
+	birdState, birdChanged := p.bird.State().Get()
+	routed, routedChanged := p.kernel.Confirmed().Get()
+	announced, announcedChanged := p.announcer.State().Get()
+	lb, lbChanged := p.observer.lb.Get()
+	vips, vipsChanged := p.observer.state.changed.Get()
+	var ownChanged <-chan struct{}
+	if p.Identity != nil {
+		_, ownChanged = p.Identity.Status().Get()
+	}
+	for {
+		f.showLiveness()
+		f.showConfiguration(loaded)
+		f.showIdentity()
+		f.showBIRD(birdState)
+		p.health.Set(Routing, routed.Err == nil, errorText(routed.Err))
+		p.metrics.Announcer(announced.Sessions)
+		p.metrics.Routing(uint64(routed.Repairs))
+		p.bird.Expect(announced.Announced4, announced.Announced6)
+		if p.watcher != nil {
+			p.health.Set(Stream, lb.Freshness == gate.Live, lbProblem(lb))
+			stats := p.watcher.Stats()
+			p.metrics.Stream(metrics.Stream{
+				Live: lb.Freshness == gate.Live, LeaseEnd: lb.LeaseEnd, LastHeard: lb.LastHeard,
+				Reconnects: stats.Reconnects(), Moves: stats.Moves,
+			})
+		}
+		p.changed.Update(func(uint64) uint64 { return vips })
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-configChanged:
+			was := loaded
+			loaded, configChanged = p.config.Value().Get()
+			p.metrics.Reload(loaded.Err == nil)
+			p.observer.remark(reloadWords(loaded))
+			if loaded.Generation != was.Generation {
+				if err := f.configure(ctx, loaded.Config); err != nil {
+					return err
+				}
+			}
+		case <-birdChanged:
+			birdState, birdChanged = p.bird.State().Get()
+		case <-routedChanged:
+			routed, routedChanged = p.kernel.Confirmed().Get()
+		case <-announcedChanged:
+			announced, announcedChanged = p.announcer.State().Get()
+		case <-lbChanged:
+			lb, lbChanged = p.observer.lb.Get()
+		case <-vipsChanged:
+			vips, vipsChanged = p.observer.state.changed.Get()
+		case <-ownChanged:
+			_, ownChanged = p.Identity.Status().Get()
+		case <-f.release.C:
+			p.kernel.Configure(f.configured.Sorted())
+		case <-tick.C:
+		}
+	}
+}
+
+// configure hands a configuration to gate, kernel and BIRD. What leaves the
+// configuration is withdrawn at once, but keeps its source routing until the
+// gateways had time to hear of it: answers of its last flows still come.
+func (f *follower) configure(ctx context.Context, c *trench.Config) error {
+	p := f.process
+	routed := vip.NewSet(c.Attractor.VIPs...)
+	for v := range f.configured {
+		routed[v] = struct{}{}
+	}
+	p.kernel.Configure(routed.Sorted())
+	if err := p.controller.Do(ctx, func(g *gate.Gate, _ time.Time) { g.Configure(c.Attractor.VIPs) }); err != nil {
+		return err
+	}
+	p.bird.Configure(c.Attractor.Gateways, c.Attractor.VIPs)
+	f.configured = vip.NewSet(c.Attractor.VIPs...)
+	f.release.Reset(confirmTimeout + p.Settle)
+	return nil
+}
+
+// hungAfter is how long the gate may be silent before the process should be
+// restarted. BIRD has withdrawn everything long before: its hold time is 3 s.
+const hungAfter = 10 * time.Second
+
+func (f *follower) showLiveness() {
+	select {
+	case <-f.process.controller.Ready():
+		idle := f.process.controller.idle()
+		f.process.health.Set(Liveness, idle < hungAfter, fmt.Sprintf("the gate last decided %v ago", idle.Round(time.Second)))
+	default: // still starting
+	}
+}
+
+func reloadWords(l trench.Loaded) string {
+	if l.Err != nil {
+		return "the trench file was refused, the old one stays in force: " + l.Err.Error()
+	}
+	return "the trench file was read again"
+}
+
+func (f *follower) showConfiguration(l trench.Loaded) {
+	p := f.process
+	p.health.Set(Configuration, l.Err == nil, errorText(l.Err))
+	p.health.Set(NSPCli, l.Err == nil, errorText(l.Err))
+	p.metrics.Configuration(l.Err == nil)
+}
+
+func (f *follower) showIdentity() {
+	p := f.process
+	if p.Identity == nil {
+		return
+	}
+	own := p.Identity.Status().Load()
+	problem := errorText(own.Err)
+	if own.Err == nil && own.Overdue {
+		problem = fmt.Sprintf("the SVID ends at %s and nobody has renewed it: %s", own.NotAfter.Format(time.RFC3339), errorText(own.RenewalErr))
+	}
+	p.health.Set(Identity, problem == "", problem)
+	p.metrics.Identity(own.ID.String(), own.NotAfter)
+}
+
+// showBIRD shows the process and the sessions, each family by itself.
+func (f *follower) showBIRD(s bird.State) {
+	p := f.process
+	p.health.Set(BIRD, s.Alive, birdProblem(s))
+	up := gateways(s).Up
+	problem := "no gateway is configured"
+	if len(s.Gateways) > 0 {
+		problem = gatewayProblems(s)
+	}
+	if !s.Alive {
+		problem = birdProblem(s)
+	}
+	p.health.Set(Egress, up[vip.IPv4] || up[vip.IPv6], problem)
+	families := p.families()
+	changed := len(families) != len(f.families)
+	for family, isUp := range families {
+		p.health.Set(fmt.Sprintf("%s/%s", Egress, family), isUp, problem)
+		if was, known := f.families[family]; !known || was != isUp {
+			changed = true
+		}
+	}
+	if changed && p.watcher != nil {
+		p.watcher.Report(readiness.ReportDelta{Families: families})
+	}
+	f.families = families
+	shown := metrics.BIRD{Up: s.Alive, Restarts: uint64(s.Restarts), Configures: s.Configures}
+	for _, g := range s.Gateways {
+		shown.Gateways = append(shown.Gateways, metrics.Gateway{
+			Name: g.Name, Family: g.Family.String(), Up: g.Up && s.Alive, Since: g.Since, Imported: g.Imported, Exported: g.Exported,
+		})
+	}
+	p.metrics.BIRD(shown)
+}
+
+func birdProblem(s bird.State) string {
+	if s.Alive {
+		return ""
+	}
+	if s.Err != nil {
+		return s.Err.Error()
+	}
+	return "BIRD does not run"
+}
+
+func gatewayProblems(s bird.State) string {
+	var problems []string
+	for _, g := range s.Gateways {
+		if !g.Up {
+			problems = append(problems, g.Name+": "+gatewayWords(g))
+		}
+	}
+	return strings.Join(problems, "; ")
+}
+
+// gatewayWords says how a gateway's session is, with its last error.
+func gatewayWords(g bird.GatewayState) string {
+	switch {
+	case g.Problem != "":
+		return g.Problem
+	case g.LastError != "" && !g.Up:
+		return g.Words + " (" + g.LastError + ")"
+	}
+	return g.Words
+}
+
+func lbProblem(lb lbState) string {
+	switch {
+	case lb.Freshness == gate.Live:
+		return ""
+	case lb.Err != nil:
+		return lb.Err.Error()
+	case lb.InstanceID == "":
+		return "the load balancer has not said anything synced yet"
+	}
+	return "the load balancer's word is " + lb.Freshness.String()
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}

@@ -1,0 +1,283 @@
+package frontend
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/vipgate/vipgate/pkg/announce"
+	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	"github.com/vipgate/vipgate/pkg/bird"
+	"github.com/vipgate/vipgate/pkg/endpoint"
+	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/health"
+	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/kernel"
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/pkg/metrics"
+	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/task"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// process holds the parts of one frontend.
+type process struct {
+	Options
+	metrics    *metrics.Frontend
+	health     *health.Server
+	config     *trench.Watcher
+	kernel     *kernel.Routing
+	bird       *bird.Supervisor
+	announcer  *announce.Announcer
+	watcher    *readiness.Watcher // nil without gating
+	controller *controller
+	observer   *observer
+	reporter   *reporter
+	changed    *latest.Value[uint64] // something that status shows
+	stopping   *latest.Value[bool]
+}
+
+// Health services of the frontend, beside "" and vip/<prefix>. Readiness is
+// the conjunction of the parts that it is defined by.
+const (
+	Liveness      = "Liveness"
+	Readiness     = "Readiness"
+	Egress        = "Egress"
+	Configuration = "Configuration"
+	Identity      = "Identity"
+	BIRD          = "BIRD"
+	Stream        = "Stream"
+	Routing       = "SourceRouting"
+	Stopping      = "NotStopping"
+	// NSPCli is Meridio's name for where the configuration comes from.
+	NSPCli = "NSPCli"
+)
+
+// Run runs a frontend until stop is received from, and then ends it in stages:
+// it moves traffic away, tells the load balancer, and only then ends BIRD. A
+// second receive skips to the end. The end of ctx ends everything at once.
+func Run(ctx context.Context, o Options, stop <-chan struct{}) error {
+	p, err := newProcess(o)
+	if err != nil {
+		return err
+	}
+	return p.run(ctx, stop)
+}
+
+func newProcess(o Options) (*process, error) {
+	if err := o.validate(); err != nil {
+		return nil, err
+	}
+	p := &process{
+		Options: o, metrics: metrics.NewFrontend(o.Version),
+		changed: latest.New(uint64(0)), stopping: latest.New(false),
+	}
+	p.health = health.New(health.Options{Log: o.Log, Changed: p.metrics.Health})
+	p.health.Set(Liveness, true, "")
+	p.health.Set(Configuration, true, "")
+	p.health.Set(NSPCli, true, "")
+	p.health.Set(Stopping, true, "")
+	p.health.Set(Egress, false, "no gateway session is up yet")
+	p.health.Set(BIRD, false, "BIRD was not started yet")
+	p.health.Set(Routing, false, "source routing was not set up yet")
+	parts := []string{Configuration, BIRD, Egress, Stopping}
+	if o.Gating {
+		p.health.Set(Identity, false, "no SVID yet")
+		p.health.Set(Stream, false, "the load balancer has not spoken yet")
+		parts = append(parts, Identity, Stream)
+	} else {
+		o.Log.Warn("gating is off: VIPs are advertised whatever the load balancer says")
+	}
+	p.health.Define(Readiness, parts...)
+	p.metrics.Gating(o.Gating)
+
+	p.config = trench.NewWatcher(o.TrenchFile, o.Defaults, o.Config, o.Log)
+	p.kernel = kernel.New(o.kernelOptions())
+	password := loopbackPassword(o)
+	birdOptions := o.birdOptions(password)
+	birdOptions.OnAnswer = p.metrics.ControlLatency
+	p.bird = bird.NewSupervisor(birdOptions)
+	p.announcer = announce.New(announce.Options{
+		Local: loopbackLocal, Peer: netip.AddrPortFrom(loopbackBIRD, o.BIRD.LoopbackPort), PeerAS: bird.LoopbackPeerAS, Password: password,
+		Log: o.Log,
+		OnWritten: func(cause, at time.Time, _ uint64) {
+			if !cause.IsZero() {
+				p.metrics.DecisionLatency(at.Sub(cause))
+			}
+		},
+	})
+	if o.Gating {
+		p.watcher = readiness.NewWatcher(readiness.WatcherOptions{
+			Target: o.LBSocket, Credentials: o.Credentials, ConnectionEnd: identity.ConnectionEnd,
+			Rotation: func() (uint64, <-chan struct{}) {
+				s, changed := o.Identity.Status().Get()
+				return s.Rotations, changed
+			},
+			Reader: o.Config.Attractor.Name, MaxBackoff: o.MaxBackoff, Log: o.Log,
+		})
+	}
+	p.observer = newObserver(o.Log, p.metrics)
+	p.reporter = newReporter(p.announcer.State(), p.bird, o.Settle, p.report)
+	p.observer.onDecisions = func(d decisions) {
+		p.reporter.decided(d)
+		p.show(d)
+	}
+	p.controller = &controller{
+		gate: gate.New(gate.Options{
+			Ungated: !o.Gating, OnLoss: o.OnLBLoss, NoFlapBackoff: !o.FlapBackoff, DrainTime: o.DrainTime,
+		}),
+		watcher: p.watcher, bird: p.bird.State(), kernel: p.kernel.Confirmed(), announcer: p.announcer,
+		observer: p.observer, commands: make(chan command), ready: make(chan struct{}),
+	}
+	return p, nil
+}
+
+// Addresses of the loopback session (design section 7).
+var (
+	loopbackLocal = netip.AddrFrom4([4]byte{127, 0, 0, 2})
+	loopbackBIRD  = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+)
+
+// loopbackPassword is a new TCP-MD5 key where the kernel has it, since anything
+// in the pod could dial 127.0.0.1.
+func loopbackPassword(o Options) string {
+	if err := announce.ProbeMD5(); err != nil {
+		o.Log.Warn("the kernel has no TCP-MD5: the session to BIRD on 127.0.0.1 is not signed", "error", err)
+		return ""
+	}
+	return announce.NewPassword()
+}
+
+// run starts everything and stops it in order.
+func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
+	adminEndpoint, err := endpoint.NewAdmin(ctx, p.AdminSocket, p.Log, func(r grpc.ServiceRegistrar) {
+		frontendv1.RegisterFrontendServiceServer(r, &admin{process: p})
+		p.health.Register(r)
+	})
+	if err != nil {
+		return err
+	}
+	healthEndpoint, err := endpoint.NewPlain(ctx, "health", p.HealthAddr, p.health.Register)
+	if err != nil {
+		adminEndpoint.Close()
+		return err
+	}
+	p.Log.Info("starting frontend", "version", p.Version, "trench", p.Config.Trench, "attractor", p.Config.Attractor.Name,
+		"vips", len(p.Config.Attractor.VIPs), "gateways", len(p.Config.Attractor.Gateways), "gating", p.Gating)
+
+	// Two groups: what stops first, when all is withdrawn, and BIRD with its
+	// source routing, which stay until the announcer has said good-bye.
+	front := []task.Task{
+		p.config, p.controller, p.observer, p.reporter, p.announcer,
+		&follower{process: p, ready: make(chan struct{})}, adminEndpoint, healthEndpoint, logs.NewSignals(p.Level, p.Log),
+	}
+	if p.Identity != nil {
+		front = append(front, p.Identity)
+	}
+	if p.watcher != nil {
+		front = append(front, p.watcher)
+	}
+	if p.MetricsAddr != "" {
+		metricsServer, err := metrics.Listen(ctx, p.MetricsAddr, p.metrics.Registry(), p.Log)
+		if err != nil {
+			adminEndpoint.Close()
+			healthEndpoint.Close()
+			return err
+		}
+		front = append(front, metricsServer)
+	}
+	back := []task.Task{p.kernel, &birdAfterRouting{p}}
+
+	base := context.WithoutCancel(ctx)
+	frontCtx, endFront := context.WithCancel(base)
+	defer endFront()
+	backCtx, endBack := context.WithCancel(base)
+	defer endBack()
+	var wg sync.WaitGroup
+	var frontErr, backErr error
+	frontDone, backDone := make(chan struct{}), make(chan struct{})
+	wg.Go(func() { defer close(frontDone); frontErr = task.Run(frontCtx, front...) })
+	wg.Go(func() { defer close(backDone); backErr = task.Run(backCtx, back...) })
+
+	var stopErr error
+	select {
+	case <-ctx.Done():
+	case <-frontDone:
+	case <-backDone:
+	case <-stop:
+		stopErr = p.stop(ctx, stop)
+		if stopErr != nil {
+			p.Log.Warn("stopping although traffic may still come", "error", stopErr)
+		}
+	}
+	p.health.Shutdown()
+	endFront()
+	<-frontDone
+	endBack()
+	wg.Wait()
+	errs := []error{frontErr, backErr}
+	if p.RemoveRulesOnExit {
+		cleanup, cancel := context.WithTimeout(base, cleanupTimeout)
+		defer cancel()
+		errs = append(errs, kernel.Cleanup(cleanup, p.kernelOptions()))
+	}
+	return errors.Join(errs...)
+}
+
+// cleanupTimeout bounds the removal of our rules.
+const cleanupTimeout = 5 * time.Second
+
+// birdAfterRouting runs BIRD once source routing stands: until then nothing
+// may attract traffic (design section 8).
+type birdAfterRouting struct{ *process }
+
+func (b *birdAfterRouting) String() string         { return b.bird.String() }
+func (b *birdAfterRouting) Ready() <-chan struct{} { return b.bird.Ready() }
+
+func (b *birdAfterRouting) Run(ctx context.Context) error {
+	select {
+	case <-b.kernel.Ready():
+		return b.bird.Run(ctx)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// report hands on to the watcher what the reporter decided to tell.
+func (p *process) report(told map[vip.VIP]reported) {
+	if p.watcher == nil {
+		return
+	}
+	d := readiness.ReportDelta{
+		Applied:  readiness.Position{InstanceID: p.observer.lb.Load().InstanceID, Revision: p.observer.lb.Load().Revision},
+		Families: p.families(),
+		VIPs:     make(map[vip.VIP]readiness.VIPReport, len(told)),
+	}
+	for v, r := range told {
+		if r.Reason == gate.NotConfigured {
+			d.Removed = append(d.Removed, v)
+			continue
+		}
+		d.VIPs[v] = readiness.VIPReport{Advertisement: advertisementProto(r.Advertisement), Reason: reasonProto(r.Reason), Unconfirmed: r.Unconfirmed}
+	}
+	p.watcher.Report(d)
+}
+
+// families is the external connectivity of the families that have VIPs.
+func (p *process) families() map[vip.Family]bool {
+	up := gateways(p.bird.State().Load()).Up
+	families := map[vip.Family]bool{}
+	for _, v := range p.config.Value().Load().Config.Attractor.VIPs {
+		families[v.Family()] = up[v.Family()]
+		if len(families) == len(vip.Families) {
+			break
+		}
+	}
+	return families
+}

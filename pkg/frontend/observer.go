@@ -1,0 +1,322 @@
+package frontend
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// maxQueued bounds the decisions that wait to be shown. The observer keeps up
+// with thousands of flips per second; beyond that events are dropped and
+// counted, never the state itself.
+const maxQueued = 200_000
+
+// decisions is one batch as the gate made it.
+type decisions struct {
+	At         time.Time
+	Revision   uint64
+	Instance   string
+	LBRevision uint64
+	Changes    []gate.Change
+}
+
+// vipState is what is known of one VIP.
+type vipState struct {
+	Decision gate.Decision
+	Since    time.Time // of the advertisement
+	Revision uint64    // of the decision
+	Word     readiness.VIPReadiness
+	Spoken   bool // Word holds something
+}
+
+// lbState is what is known of the load balancer.
+type lbState struct {
+	InstanceID string
+	Revision   uint64
+	Freshness  gate.Freshness
+	LeaseEnd   time.Time
+	LastHeard  time.Time
+	Synced     bool
+	GoingAway  bool
+	Err        error
+}
+
+// observer shows what the controller does: it keeps the state for status and
+// metrics, logs transitions and remembers events. The controller only appends to
+// its queue, so that it never waits for a log or a scrape.
+type observer struct {
+	log     *slog.Logger
+	metrics transitionMetrics
+	// onDecisions is told of every batch after it was taken over.
+	onDecisions func(decisions)
+	ready       chan struct{}
+
+	mu      sync.Mutex
+	queue   []decisions
+	queued  int // changes in queue
+	dropped uint64
+	words   map[vip.VIP]readiness.VIPReadiness // not yet taken over
+	gone    vip.Set
+	whole   bool // words replace everything
+	wake    chan struct{}
+
+	state *state
+	lb    *latest.Value[lbState]
+}
+
+// transitionMetrics is what the observer counts.
+type transitionMetrics interface {
+	Transition(to, reason string)
+}
+
+// state is the picture of all VIPs, for readers that may take their time.
+type state struct {
+	mu      sync.RWMutex
+	vips    map[vip.VIP]vipState
+	events  events
+	changed *latest.Value[uint64]
+}
+
+func newObserver(log *slog.Logger, m transitionMetrics) *observer {
+	return &observer{
+		log: log, metrics: m, onDecisions: func(decisions) {}, ready: make(chan struct{}),
+		words: map[vip.VIP]readiness.VIPReadiness{}, gone: vip.Set{}, wake: make(chan struct{}, 1),
+		state: &state{vips: map[vip.VIP]vipState{}, changed: latest.New(uint64(0))},
+		lb:    latest.New(lbState{}),
+	}
+}
+
+func (o *observer) String() string         { return "observer" }
+func (o *observer) Ready() <-chan struct{} { return o.ready }
+
+// decided queues a batch. It does not block.
+func (o *observer) decided(d decisions) {
+	o.mu.Lock()
+	if o.queued > maxQueued {
+		// The state must stay right, so the newest batch always enters; what
+		// is given up are the events of the oldest.
+		o.dropped += uint64(len(o.queue[0].Changes))
+		d.Changes = append(o.queue[0].Changes, d.Changes...)
+		o.queue = o.queue[1:]
+	}
+	o.queue = append(o.queue, d)
+	o.queued += len(d.Changes)
+	o.mu.Unlock()
+	o.poke()
+}
+
+// heard queues the load balancer's words. It does not block.
+func (o *observer) heard(u readiness.Update) {
+	o.mu.Lock()
+	if u.Complete {
+		o.whole = true
+		clear(o.words)
+		clear(o.gone)
+	}
+	for v, r := range u.Changed {
+		o.words[v] = r
+		delete(o.gone, v)
+	}
+	for v := range u.Removed {
+		o.gone[v] = struct{}{}
+		delete(o.words, v)
+	}
+	o.mu.Unlock()
+	o.lb.Update(func(s lbState) lbState {
+		return lbState{
+			InstanceID: u.Position.InstanceID, Revision: u.Position.Revision, Freshness: s.Freshness, LeaseEnd: u.LeaseEnd, LastHeard: u.LastHeard,
+			Synced: u.Synced, GoingAway: u.GoingAway, Err: u.Err,
+		}
+	})
+	if len(u.Changed)+len(u.Removed) > 0 || u.Complete {
+		o.poke()
+	}
+}
+
+// freshness notes how much the load balancer's word is worth.
+func (o *observer) freshness(f gate.Freshness) {
+	if o.lb.Load().Freshness != f {
+		o.lb.Update(func(s lbState) lbState { s.Freshness = f; return s })
+	}
+}
+
+func (o *observer) poke() {
+	select {
+	case o.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run takes over what was queued until ctx ends.
+func (o *observer) Run(ctx context.Context) error {
+	close(o.ready)
+	lb, lbChanged := o.lb.Get()
+	for {
+		select {
+		case <-ctx.Done():
+			o.drain()
+			return ctx.Err()
+		case <-lbChanged:
+			was := lb
+			lb, lbChanged = o.lb.Get()
+			o.tellLB(was, lb)
+		case <-o.wake:
+			o.drain()
+		}
+	}
+}
+
+// tellLB logs and remembers what happened to the load balancer's word as a whole.
+func (o *observer) tellLB(was, is lbState) {
+	var what string
+	switch {
+	case was.Freshness != is.Freshness:
+		what = "load balancer's word went from " + was.Freshness.String() + " to " + is.Freshness.String()
+	case is.GoingAway && !was.GoingAway:
+		what = "load balancer goes away"
+	case was.InstanceID != is.InstanceID:
+		what = "another load balancer instance speaks"
+	default:
+		return
+	}
+	attrs := []any{"instance_id", is.InstanceID, "revision", is.Revision}
+	if is.Err != nil && is.Freshness != gate.Live {
+		attrs = append(attrs, "error", is.Err)
+		what += ": " + is.Err.Error()
+	}
+	o.log.Info(what, attrs...)
+	o.remark(what)
+}
+
+// remark remembers an event of the frontend as a whole.
+func (o *observer) remark(detail string) {
+	o.state.mu.Lock()
+	o.state.events.add(event{Time: time.Now(), Detail: detail})
+	o.state.mu.Unlock()
+	o.state.changed.Update(func(n uint64) uint64 { return n + 1 })
+}
+
+func (o *observer) drain() {
+	o.mu.Lock()
+	queue, words, gone, whole, dropped := o.queue, o.words, o.gone, o.whole, o.dropped
+	o.queue, o.queued, o.whole, o.dropped = nil, 0, false, 0
+	o.words, o.gone = map[vip.VIP]readiness.VIPReadiness{}, vip.Set{}
+	o.mu.Unlock()
+	if len(queue) == 0 && len(words) == 0 && len(gone) == 0 && !whole {
+		return
+	}
+	o.state.takeWords(words, gone, whole)
+	for _, d := range queue {
+		for _, e := range o.state.takeDecisions(d) {
+			o.tell(e)
+		}
+		o.onDecisions(d)
+	}
+	if dropped > 0 {
+		o.log.Warn("events were merged because they came faster than they could be logged", "count", dropped)
+	}
+	o.state.changed.Update(func(n uint64) uint64 { return n + 1 })
+}
+
+func (o *observer) tell(e event) {
+	if e.From.Advertisement == e.To.Advertisement {
+		o.log.Debug("VIP's reason changed", "vip", e.VIP, "advertisement", e.To.Advertisement, "from", e.From.Reason, "to", e.To.Reason,
+			"instance_id", e.Instance, "revision", e.Revision)
+		return
+	}
+	o.metrics.Transition(e.To.Advertisement.String(), e.To.Reason.String())
+	o.log.Info("VIP changed", "vip", e.VIP, "from", e.From.Advertisement, "to", e.To.Advertisement, "reason", e.To.Reason,
+		"instance_id", e.Instance, "revision", e.Revision, "detail", e.Detail)
+}
+
+func (s *state) takeWords(words map[vip.VIP]readiness.VIPReadiness, gone vip.Set, whole bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for v, st := range s.vips {
+		r, spoken := words[v]
+		_, removed := gone[v]
+		switch {
+		case spoken:
+			st.Word, st.Spoken = r, true
+		case removed, whole:
+			st.Word, st.Spoken = readiness.VIPReadiness{}, false
+		default:
+			continue
+		}
+		s.vips[v] = st
+	}
+	for v, r := range words {
+		if _, known := s.vips[v]; !known {
+			s.vips[v] = vipState{Word: r, Spoken: true}
+		}
+	}
+}
+
+// takeDecisions takes over a batch and returns the events it makes.
+func (s *state) takeDecisions(d decisions) []event {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	made := make([]event, 0, len(d.Changes))
+	for _, ch := range d.Changes {
+		st := s.vips[ch.VIP]
+		if st.Since.IsZero() || ch.From.Advertisement != ch.To.Advertisement {
+			st.Since = d.At
+		}
+		st.Decision, st.Revision = ch.To, d.Revision
+		if ch.To.Reason == gate.NotConfigured && !st.Spoken {
+			delete(s.vips, ch.VIP)
+		} else {
+			s.vips[ch.VIP] = st
+		}
+		e := event{Time: d.At, VIP: ch.VIP, From: ch.From, To: ch.To, Instance: d.Instance, Revision: d.LBRevision}
+		if ch.To.Reason == gate.LBNotReady || ch.To.Reason == gate.LBDraining {
+			e.Detail = st.Word.Detail
+		}
+		made = append(made, e)
+		if ch.From.Advertisement != ch.To.Advertisement || ch.From.Reason == gate.NotConfigured {
+			s.events.add(e)
+		}
+	}
+	return made
+}
+
+// advertised counts the VIPs that are advertised, after everything queued
+// before was taken over.
+func (s *state) advertised() int {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	n := 0
+	for _, st := range s.vips {
+		if st.Decision.Advertisement != gate.Withdrawn {
+			n++
+		}
+	}
+	return n
+}
+
+// waitWithdrawn waits until no VIP is advertised.
+func (o *observer) waitWithdrawn(ctx context.Context) error {
+	for {
+		_, changed := o.state.changed.Get()
+		if o.state.advertised() == 0 && o.idle() {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func (o *observer) idle() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.queue) == 0
+}

@@ -1,0 +1,94 @@
+package frontend
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+
+	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/pkg/trench"
+)
+
+// Options configure a frontend. Every field is needed unless said otherwise.
+type Options struct {
+	Version string
+	// TrenchFile is watched; Config is what was read from it at the start.
+	TrenchFile string
+	Defaults   trench.Defaults
+	Config     *trench.Config
+
+	// LBSocket is the load balancer's readiness socket, such as
+	// "unix:///var/lib/meridio/lb.sock". Unused without Gating.
+	LBSocket string
+	// Identity and Credentials are who we are and whom we believe to be the load
+	// balancer. Nil without Gating.
+	Identity    *identity.Source
+	Credentials credentials.TransportCredentials
+	// Gating is false when readiness does not gate advertisements.
+	Gating bool
+	// OnLBLoss says what happens to VIPs when the load balancer is lost.
+	OnLBLoss gate.LossPolicy
+	// FlapBackoff makes VIPs that flap wait before they rise.
+	FlapBackoff bool
+	// MaxBackoff bounds the wait between attempts to reach the load balancer.
+	MaxBackoff time.Duration
+
+	// ExternalInterface faces the gateways.
+	ExternalInterface string
+	BIRD              BIRDOptions
+	Kernel            KernelOptions
+
+	AdminSocket string
+	// HealthAddr and MetricsAddr are host:port; an empty MetricsAddr serves none.
+	HealthAddr, MetricsAddr string
+
+	// DrainTime is how long VIPs are de-preferred before they are withdrawn.
+	DrainTime time.Duration
+	// Settle is how long gateways get to change their forwarding tables after a
+	// withdrawal before the load balancer is told.
+	Settle time.Duration
+	// RemoveRulesOnExit removes marks, rules and blackhole at the end.
+	RemoveRulesOnExit bool
+
+	Log   *slog.Logger
+	Level *logs.Level
+}
+
+// BIRDOptions are those of BIRD.
+type BIRDOptions struct {
+	Executable   string // looked up in PATH when empty
+	Dir, Socket  string
+	LoopbackPort uint16
+	RouterID     netip.Addr
+	ScanTime     time.Duration
+	LogFileSize  int  // bytes; 0: no log file
+	LogBIRD      bool // BIRD's own lines at level info
+}
+
+// KernelOptions are those of the source routing.
+type KernelOptions struct {
+	TableID    uint32
+	Priority   int
+	Mark, Mask uint32
+	ECMP       bool
+}
+
+// ErrNoSocket says that gating is on but nothing names the readiness socket.
+var ErrNoSocket = errors.New("no readiness socket: an empty value is refused, since it would advertise VIPs that nobody forwards; " +
+	"set --lb-socket (VIPGATE_LB_SOCKET), or switch gating off with --gating=off")
+
+func (o *Options) validate() error {
+	if o.Gating && o.LBSocket == "" {
+		return ErrNoSocket
+	}
+	if o.DrainTime < 0 || o.Settle < 0 {
+		return fmt.Errorf("drain time %v and settle %v must not be negative", o.DrainTime, o.Settle)
+	}
+	return nil
+}

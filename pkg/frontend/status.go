@@ -1,0 +1,118 @@
+package frontend
+
+import (
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// status is everything that `frontend status` shows.
+func (p *process) status() *frontendv1.Status {
+	now := time.Now()
+	loaded := p.config.Value().Load()
+	s := &frontendv1.Status{
+		Version: p.Version, Trench: loaded.Config.Trench, Attractor: loaded.Config.Attractor.Name,
+		Gating: p.Gating, Stopping: p.stopping.Load(), LoadBalancer: p.lbStatus(now),
+		ConfigurationError: errorText(loaded.Err),
+	}
+	if p.Identity != nil {
+		if own := p.Identity.Status().Load(); !own.ID.IsZero() {
+			s.SpiffeId, s.IdentityExpires = own.ID.String(), timestamppb.New(own.NotAfter)
+		}
+	}
+	for _, c := range p.health.Conditions() {
+		s.Conditions = append(s.Conditions, &frontendv1.Condition{Name: c.Name, Serving: c.Serving, Detail: c.Detail})
+	}
+	upByFamily := p.birdStatus(s)
+	s.Vips = p.observer.state.vipStatus(now, loaded.Config.Attractor.VIPs, upByFamily)
+	return s
+}
+
+func (p *process) lbStatus(now time.Time) *frontendv1.LoadBalancerStatus {
+	lb := p.observer.lb.Load()
+	s := &frontendv1.LoadBalancerStatus{
+		Freshness: freshnessProto(lb.Freshness), Synced: lb.Synced, GoingAway: lb.GoingAway,
+		Error: errorText(lb.Err),
+	}
+	if lb.InstanceID != "" {
+		s.Position = &readinessv1.Position{InstanceId: lb.InstanceID, Revision: lb.Revision}
+		s.LeaseLeft = durationpb.New(lb.LeaseEnd.Sub(now))
+	}
+	return s
+}
+
+func freshnessProto(f gate.Freshness) frontendv1.Freshness {
+	switch f {
+	case gate.Live:
+		return frontendv1.Freshness_FRESHNESS_LIVE
+	case gate.Stale:
+		return frontendv1.Freshness_FRESHNESS_STALE
+	default:
+		return frontendv1.Freshness_FRESHNESS_LOST
+	}
+}
+
+// birdStatus fills in BIRD and the gateways, and returns the names of those
+// that are up.
+func (p *process) birdStatus(s *frontendv1.Status) [len(vip.Families)][]string {
+	var up [len(vip.Families)][]string
+	b := p.bird.State().Load()
+	s.Bird = &frontendv1.BirdStatus{Version: b.Version, Pid: uint32(b.PID), Restarts: uint32(b.Restarts), Error: birdProblem(b)}
+	if !b.Since.IsZero() {
+		s.Bird.Since = timestamppb.New(b.Since)
+	}
+	for _, g := range b.Gateways {
+		st := &frontendv1.GatewayStatus{
+			Name: g.Name, Address: g.Address.String(), Up: g.Up && b.Alive, State: gatewayWords(g),
+			Imported: uint32(g.Imported), Exported: uint32(g.Exported), LastError: g.LastError, Bfd: g.BFD,
+		}
+		if !g.Since.IsZero() {
+			st.Since = timestamppb.New(g.Since)
+		}
+		if st.Up {
+			up[g.Family] = append(up[g.Family], g.Name)
+		}
+		s.Gateways = append(s.Gateways, st)
+	}
+	return up
+}
+
+func (s *state) vipStatus(now time.Time, configured []vip.VIP, up [len(vip.Families)][]string) []*frontendv1.VipStatus {
+	list := make([]*frontendv1.VipStatus, 0, len(configured))
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for _, v := range vip.NewSet(configured...).Sorted() {
+		st := s.vips[v]
+		x := &frontendv1.VipStatus{
+			Vip: v.String(), Advertisement: advertisementProto(st.Decision.Advertisement), Reason: reasonProto(st.Decision.Reason),
+			Gateways: up[v.Family()],
+		}
+		if !st.Since.IsZero() {
+			x.Since = timestamppb.New(st.Since)
+		}
+		if st.Spoken {
+			x.Readiness = st.Word.Proto(now)
+		}
+		list = append(list, x)
+	}
+	return list
+}
+
+// show brings health and metrics of VIPs up to date.
+func (p *process) show(d decisions) {
+	for _, ch := range d.Changes {
+		if ch.To.Reason == gate.NotConfigured {
+			p.health.RemoveVIP(ch.VIP)
+			p.metrics.RemoveVIP(ch.VIP)
+			continue
+		}
+		p.health.SetVIP(ch.VIP, ch.To.Advertisement != gate.Withdrawn)
+		p.metrics.VIP(ch.VIP, ch.To.Advertisement.String(), ch.To.Reason.String())
+	}
+}

@@ -1,0 +1,133 @@
+package lb
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// statusInterval is the least time between two messages of WatchStatus.
+const statusInterval = 100 * time.Millisecond
+
+// admin implements the LBService.
+type admin struct {
+	lbv1.UnimplementedLBServiceServer
+	process *process
+}
+
+// GetStatus implements the LBService.
+func (a *admin) GetStatus(context.Context, *lbv1.GetStatusRequest) (*lbv1.GetStatusResponse, error) {
+	return &lbv1.GetStatusResponse{Status: a.process.status()}, nil
+}
+
+// WatchStatus implements the LBService.
+func (a *admin) WatchStatus(_ *lbv1.WatchStatusRequest, stream grpc.ServerStreamingServer[lbv1.WatchStatusResponse]) error {
+	tick := time.NewTicker(statusInterval)
+	defer tick.Stop()
+	for {
+		_, changed := a.process.changed.Get()
+		if err := stream.Send(&lbv1.WatchStatusResponse{Status: a.process.status()}); err != nil {
+			return err
+		}
+		select {
+		case <-changed:
+		case <-stream.Context().Done():
+			return status.FromContextError(stream.Context().Err()).Err()
+		}
+		select {
+		case <-tick.C:
+		case <-stream.Context().Done():
+			return status.FromContextError(stream.Context().Err()).Err()
+		}
+	}
+}
+
+// SetLogLevel implements the LBService.
+func (a *admin) SetLogLevel(_ context.Context, r *lbv1.SetLogLevelRequest) (*lbv1.SetLogLevelResponse, error) {
+	previous := a.process.Level.String()
+	if err := a.process.Level.Set(r.GetLevel()); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	a.process.Log.Info("log level changed", "from", previous, "to", r.GetLevel())
+	return &lbv1.SetLogLevelResponse{Previous: previous}, nil
+}
+
+// status is everything that `lb status` shows.
+func (p *process) status() *lbv1.Status {
+	loaded := p.config.Value().Load()
+	own := p.Identity.Status().Load()
+	table := p.table.State()
+	s := &lbv1.Status{
+		Version: p.Version, Trench: loaded.Config.Trench, Position: table.Position.Proto(), Synced: table.Synced,
+		GoingAway: table.GoingAway, Lease: durationpb.New(p.Lease),
+	}
+	if !own.ID.IsZero() {
+		s.SpiffeId, s.IdentityExpires = own.ID.String(), timestamppb.New(own.NotAfter)
+	}
+	if loaded.Err != nil {
+		s.ConfigurationError = loaded.Err.Error()
+	}
+	for _, c := range p.health.Conditions() {
+		s.Conditions = append(s.Conditions, &lbv1.Condition{Name: c.Name, Serving: c.Serving, Detail: c.Detail})
+	}
+	reported := p.server.AllReported()
+	for _, r := range table.VIPs {
+		v := &lbv1.VipStatus{Readiness: r.Proto(time.Now())}
+		if rep, ok := reported[r.VIP]; ok {
+			v.Reported = &readinessv1.VipAdvertisement{
+				Vip: r.VIP.String(), Advertisement: rep.Advertisement, Reason: rep.Reason, Unconfirmed: rep.Unconfirmed,
+			}
+		}
+		s.Vips = append(s.Vips, v)
+	}
+	s.Streams = p.streamStatus()
+	for _, w := range p.server.Watchers() {
+		s.Watchers = append(s.Watchers, &lbv1.WatcherStatus{
+			WatchId: w.WatchID, Peer: w.Peer.String(), Reader: w.Reader, Since: timestamppb.New(w.Since),
+			SentRevision: w.SentRevision, AppliedRevision: w.Applied.Revision, Reporting: w.Reporting, Families: families(w.Families),
+		})
+	}
+	return s
+}
+
+func (p *process) streamStatus() []*lbv1.StreamStatus {
+	byStream := map[string][]*lbv1.TargetStatus{}
+	for _, h := range p.checker.List() {
+		t := &lbv1.TargetStatus{
+			Name: h.Name, Address: h.Addr.String(), State: h.State.String(), Since: timestamppb.New(h.Since), LastError: h.LastError,
+		}
+		if !h.LastCheck.IsZero() {
+			t.LastCheck = timestamppb.New(h.LastCheck)
+		}
+		byStream[h.Stream] = append(byStream[h.Stream], t)
+	}
+	var streams []*lbv1.StreamStatus
+	for _, st := range p.config.Value().Load().Config.Streams {
+		s := &lbv1.StreamStatus{Name: st.Name, MinReady: uint32(st.MinReady), Targets: byStream[st.Name]}
+		for _, v := range st.VIPs {
+			s.Vips = append(s.Vips, v.String())
+		}
+		streams = append(streams, s)
+	}
+	return streams
+}
+
+func families(up map[vip.Family]bool) []*readinessv1.FamilyConnectivity {
+	var list []*readinessv1.FamilyConnectivity
+	for _, f := range vip.Families {
+		if u, known := up[f]; known {
+			list = append(list, &readinessv1.FamilyConnectivity{Family: readiness.FamilyProto(f), Up: u})
+		}
+	}
+	return list
+}

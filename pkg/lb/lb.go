@@ -1,0 +1,254 @@
+package lb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"github.com/spiffe/go-spiffe/v2/spiffetls/tlsconfig"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/reflection"
+
+	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/endpoint"
+	"github.com/vipgate/vipgate/pkg/health"
+	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/pkg/metrics"
+	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/task"
+	"github.com/vipgate/vipgate/pkg/trench"
+)
+
+// Options configure a load balancer. Every field is needed unless said otherwise.
+type Options struct {
+	Version string
+	// TrenchFile is watched; Config is what was read from it at the start.
+	TrenchFile string
+	Defaults   trench.Defaults
+	Config     *trench.Config
+
+	// Socket is where readiness is served over mTLS, with mode SocketMode.
+	Socket     string
+	SocketMode fs.FileMode
+	Identity   *identity.Source
+	// Frontends may watch and report, Readers may watch and get.
+	Frontends, Readers []spiffeid.ID
+	// Authorize replaces the exact IDs by something wider, such as a trust
+	// domain whose members may all be the frontend; nil for exact IDs.
+	Authorize         tlsconfig.Authorizer
+	MaxStreamsPerPeer int
+
+	AdminSocket string
+	// HealthAddr and MetricsAddr are host:port; an empty MetricsAddr serves none.
+	HealthAddr, MetricsAddr string
+
+	// Lease is how long every message to the frontend stays valid.
+	Lease time.Duration
+	// StaleGrace is how long the data plane outlives this process.
+	StaleGrace time.Duration
+	// DrainTime is how long traffic is forwarded after SIGTERM.
+	DrainTime time.Duration
+
+	Log   *slog.Logger
+	Level *logs.Level
+}
+
+// MinBeatsPerLease is how many heartbeats a lease must hold (design section 4).
+const MinBeatsPerLease = 4
+
+// minBeat is the shortest heartbeat that a busy node still keeps.
+const minBeat = 5 * time.Millisecond
+
+// ValidateLease refuses leases that heartbeats cannot keep alive.
+func ValidateLease(lease time.Duration) error {
+	if lease < MinBeatsPerLease*minBeat {
+		return fmt.Errorf("lease %v is shorter than %d heartbeats of %v: use at least %v, 1s is the default",
+			lease, MinBeatsPerLease, minBeat, MinBeatsPerLease*minBeat)
+	}
+	if lease > readiness.MaxLease {
+		return fmt.Errorf("lease %v is longer than %v, and a dead load balancer would attract traffic that long", lease, readiness.MaxLease)
+	}
+	return nil
+}
+
+// process holds the parts of one load balancer.
+type process struct {
+	Options
+	metrics  *metrics.LB
+	health   *health.Server
+	config   *trench.Watcher
+	checker  *target.Checker
+	table    *readiness.Table
+	server   *readiness.Server
+	observer *observer
+	loop     *loop
+	changed  *latest.Value[uint64] // something that status shows
+	stopping *latest.Value[bool]
+}
+
+// Health services of the load balancer, beside "" and vip/<prefix>.
+const (
+	Liveness      = "Liveness"
+	Readiness     = "Readiness"
+	Egress        = "Egress"
+	Configuration = "Configuration"
+	Identity      = "Identity"
+	Serving       = "Serving"
+)
+
+// Run runs a load balancer until stop is received from, and then ends it in
+// stages: it tells the frontend, goes on serving until the frontend withdrew
+// every VIP, and only then tears down. A second receive skips to the end. The
+// end of ctx ends everything at once.
+func Run(ctx context.Context, o Options, stop <-chan struct{}) error {
+	p, err := newProcess(o)
+	if err != nil {
+		return err
+	}
+	return p.run(ctx, stop)
+}
+
+func newProcess(o Options) (*process, error) {
+	if err := ValidateLease(o.Lease); err != nil {
+		return nil, err
+	}
+	p := &process{
+		Options: o, metrics: metrics.NewLB(o.Version),
+		changed: latest.New(uint64(0)), stopping: latest.New(false),
+	}
+	p.health = health.New(health.Options{Log: o.Log, Changed: p.metrics.Health})
+	p.health.Define(Readiness, Configuration, Identity, Serving)
+	p.health.Set(Configuration, true, "")
+	p.health.Set(Identity, false, "no SVID yet")
+	p.health.Set(Serving, false, "the readiness socket is not served yet")
+	p.health.Set(Egress, false, "no frontend has reported yet")
+	p.health.Set(Liveness, true, "")
+	p.config = trench.NewWatcher(o.TrenchFile, o.Defaults, o.Config, o.Log)
+	p.checker = target.NewChecker(target.Options{Log: o.Log})
+	p.table = readiness.NewTable(readiness.TableOptions{Lease: o.Lease, StaleGrace: o.StaleGrace})
+	role := readiness.RolesOf(o.Frontends, o.Readers)
+	if o.Authorize != nil {
+		exact := role
+		role = func(id spiffeid.ID) readiness.Role {
+			if r := exact(id); r != readiness.RoleNone {
+				return r
+			}
+			return readiness.RoleFrontend // the authorizer let it in
+		}
+	}
+	p.server = readiness.NewServer(p.table, readiness.ServerOptions{
+		Peer: identity.PeerID, Role: role, MaxStreamsPerPeer: o.MaxStreamsPerPeer, Log: o.Log,
+	})
+	p.observer = newObserver(p)
+	p.loop = &loop{
+		config: p.config.Value(), checker: p.checker, table: p.table, lease: o.Lease, log: o.Log,
+		observe: p.observer.decided, ready: make(chan struct{}),
+	}
+	return p, nil
+}
+
+// run starts everything and stops it in order.
+func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
+	listener, err := identity.Listen(ctx, identity.ListenOptions{Path: p.Socket, Mode: p.SocketMode})
+	if err != nil {
+		return fmt.Errorf("readiness socket: %w", err)
+	}
+	// The grpc.Server closes the listener too; a second Close does no harm.
+	defer func() {
+		if e := listener.Close(); e != nil && !isClosed(e) {
+			err = errors.Join(err, fmt.Errorf("close readiness socket: %w", e))
+		}
+	}()
+	authorize := p.Authorize
+	if authorize == nil {
+		authorize = identity.Authorize(append(append([]spiffeid.ID(nil), p.Frontends...), p.Readers...)...)
+	}
+	creds := identity.ServerCredentials(p.Identity, identity.CredentialOptions{Authorize: authorize, Log: p.Log})
+	server := grpc.NewServer(append(readiness.GRPCOptions(), grpc.Creds(creds))...)
+	readinessv1.RegisterReadinessServiceServer(server, p.server)
+	p.health.Register(server)
+	reflection.Register(server)
+
+	adminEndpoint, err := endpoint.NewAdmin(ctx, p.AdminSocket, p.Log, func(r grpc.ServiceRegistrar) {
+		lbv1.RegisterLBServiceServer(r, &admin{process: p})
+		p.health.Register(r)
+	})
+	if err != nil {
+		return err
+	}
+	healthEndpoint, err := endpoint.NewPlain(ctx, "health", p.HealthAddr, p.health.Register)
+	if err != nil {
+		adminEndpoint.Close()
+		return err
+	}
+	tasks := []task.Task{
+		p.Identity, p.config, p.checker, p.loop, adminEndpoint, healthEndpoint,
+		p.observer, logs.NewSignals(p.Level, p.Log),
+	}
+	if p.MetricsAddr != "" {
+		metricsServer, err := metrics.Listen(ctx, p.MetricsAddr, p.metrics.Registry(), p.Log)
+		if err != nil {
+			adminEndpoint.Close()
+			healthEndpoint.Close()
+			return err
+		}
+		tasks = append(tasks, metricsServer)
+	}
+
+	tasksCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	var wg sync.WaitGroup
+	var tasksErr error
+	failed := make(chan struct{})
+	wg.Go(func() {
+		defer close(failed)
+		tasksErr = task.Run(tasksCtx, tasks...)
+	})
+	// The socket answers only once the first evaluation has been committed.
+	served := make(chan error, 1)
+	wg.Go(func() {
+		select {
+		case <-p.loop.Ready():
+			p.health.Set(Serving, true, "")
+			p.Log.Info("serving readiness", "socket", p.Socket, "trench", p.Config.Trench, "lease", p.Lease, "instance_id", p.table.Position().InstanceID)
+			served <- server.Serve(listener)
+		case <-tasksCtx.Done():
+			served <- nil
+		}
+	})
+
+	var serveErr error
+	select {
+	case <-ctx.Done():
+	case <-failed:
+	case serveErr = <-served:
+		serveErr = fmt.Errorf("serve readiness: %w", serveErr)
+	case <-stop:
+		p.stop(ctx, stop)
+	}
+	p.endStreams(server)
+	cancel()
+	wg.Wait()
+	return errors.Join(serveErr, tasksErr)
+}
+
+// endStreams ends the readiness streams, and then all connections.
+func (p *process) endStreams(server *grpc.Server) {
+	p.health.Set(Serving, false, "stopping")
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	if err := p.server.EndWatches(ctx); err != nil {
+		p.Log.Warn("a reader did not take the end of its stream; closing its connection", "error", err)
+	}
+	p.health.Shutdown()
+	server.Stop()
+}

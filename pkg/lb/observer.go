@@ -1,0 +1,144 @@
+package lb
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// observer keeps health, metrics and status watchers up to date. It may lag
+// behind the loop, never hold it up.
+type observer struct {
+	process *process
+	ready   chan struct{}
+
+	mu      sync.Mutex
+	pending map[vip.VIP]*readiness.VIPReadiness // nil: the VIP is gone
+	wake    chan struct{}
+}
+
+func newObserver(p *process) *observer {
+	return &observer{
+		process: p, ready: make(chan struct{}),
+		pending: map[vip.VIP]*readiness.VIPReadiness{}, wake: make(chan struct{}, 1),
+	}
+}
+
+func (o *observer) String() string         { return "observer" }
+func (o *observer) Ready() <-chan struct{} { return o.ready }
+
+// decided conflates a decision until Run takes it. It does not block.
+func (o *observer) decided(d readiness.Decision) {
+	o.mu.Lock()
+	for _, r := range d.Changed {
+		o.pending[r.VIP] = &r
+	}
+	for _, v := range d.Removed {
+		o.pending[v] = nil
+	}
+	o.mu.Unlock()
+	select {
+	case o.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run follows identity, configuration, reports and decisions until ctx ends.
+func (o *observer) Run(ctx context.Context) error {
+	p := o.process
+	close(o.ready)
+	tick := time.NewTicker(time.Second) // last checks and ages in the status
+	defer tick.Stop()
+	own, ownChanged := p.Identity.Status().Get()
+	loaded, configChanged := p.config.Value().Get()
+	report, reportChanged := p.server.Report().Get()
+	for {
+		o.showLiveness()
+		p.health.Set(Identity, own.Err == nil, text(own.Err))
+		p.metrics.Identity(own.ID.String(), own.NotAfter)
+		p.health.Set(Configuration, loaded.Err == nil, text(loaded.Err))
+		p.metrics.Configuration(loaded.Err == nil)
+		p.setEgress(report)
+		p.metrics.Frontend(report.Connected, report.Advertised)
+		o.showVIPs()
+		p.changed.Update(func(n uint64) uint64 { return n + 1 })
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-ownChanged:
+			own, ownChanged = p.Identity.Status().Get()
+		case <-configChanged:
+			loaded, configChanged = p.config.Value().Get()
+			p.metrics.Reload(loaded.Err == nil)
+		case <-reportChanged:
+			report, reportChanged = p.server.Report().Get()
+		case <-o.wake:
+		case <-tick.C:
+		}
+	}
+}
+
+// hungAfter is how long the readiness loop may be silent before the process
+// should be restarted. Readiness is gone long before: the lease has ended.
+const hungAfter = 10 * time.Second
+
+func (o *observer) showLiveness() {
+	select {
+	case <-o.process.loop.Ready():
+		idle := o.process.loop.idle()
+		o.process.health.Set(Liveness, idle < hungAfter, fmt.Sprintf("readiness was last evaluated %v ago", idle.Round(time.Second)))
+	default: // still starting
+	}
+}
+
+func (o *observer) showVIPs() {
+	o.mu.Lock()
+	pending := o.pending
+	o.pending = map[vip.VIP]*readiness.VIPReadiness{}
+	o.mu.Unlock()
+	for v, r := range pending {
+		if r == nil {
+			o.process.health.RemoveVIP(v)
+			o.process.metrics.RemoveVIP(v)
+			continue
+		}
+		o.process.health.SetVIP(v, r.State == readiness.Ready)
+		o.process.metrics.VIP(v, r.State.String(), reasonWord(r.Reason), r.ReadyTargets, r.TotalTargets)
+	}
+}
+
+// setEgress shows the external connectivity that the frontend reports.
+func (p *process) setEgress(r readiness.Report) {
+	up := 0
+	for _, u := range r.Families {
+		if u {
+			up++
+		}
+	}
+	switch {
+	case !r.Connected:
+		p.health.Set(Egress, false, "no frontend is connected")
+	case !r.Complete:
+		p.health.Set(Egress, false, "the frontend has not reported yet")
+	case up == 0:
+		p.health.Set(Egress, false, "the frontend has no gateway")
+	default:
+		p.health.Set(Egress, true, "")
+	}
+	for _, f := range vip.Families {
+		if u, known := r.Families[f]; known {
+			p.health.Set(fmt.Sprintf("%s/%s", Egress, f), r.Connected && u, "")
+		}
+	}
+}
+
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}

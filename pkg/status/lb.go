@@ -1,0 +1,173 @@
+package status
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+)
+
+// LB renders the status of a load balancer.
+func LB(s *lbv1.Status, now time.Time) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "lb %s, trench %s\n", cut(s.GetVersion(), maxCell), cut(s.GetTrench(), maxCell))
+	if s.GetGoingAway() {
+		b.WriteString("GOING AWAY: the frontend is moving traffic away\n")
+	}
+	if !s.GetSynced() {
+		b.WriteString("NOT SYNCED: not every target has been checked yet, so nothing is said of any VIP\n")
+	}
+
+	ready, advertised, reported := 0, 0, 0
+	counts := summary{}
+	for _, v := range s.GetVips() {
+		r := v.GetReadiness()
+		if r.GetState() == readinessv1.VipState_VIP_STATE_READY {
+			ready++
+		}
+		if v.GetReported() != nil {
+			reported++
+		}
+		if isAdvertised(v.GetReported().GetAdvertisement()) {
+			advertised++
+		}
+		counts[group{vipRank(r.GetState()), vipState(r.GetState()), VipReason(r.GetReason())}]++
+	}
+	fmt.Fprintf(&b, "\n%d of %s ready; ", ready, plural(len(s.GetVips()), "VIP"))
+	if reported == 0 {
+		b.WriteString("no frontend reports what it advertises\n")
+	} else {
+		fmt.Fprintf(&b, "the frontend advertises %d\n", advertised)
+	}
+	counts.write(&b)
+	writeConditions(&b, s.GetConditions())
+	writeConfigurationError(&b, s.GetConfigurationError())
+
+	var head facts
+	head.add("position", fmt.Sprintf("%s, lease %v", position(s.GetPosition()), s.GetLease().AsDuration()))
+	head.add("identity", identity(s.GetSpiffeId(), s.GetIdentityExpires(), now))
+	head.write(&b)
+
+	lbVIPs(s.GetVips(), now).write(&b)
+	streams(s.GetStreams()).write(&b)
+	targets(s.GetStreams(), now).write(&b)
+	if len(s.GetWatchers()) == 0 {
+		b.WriteString("\nNobody watches: no frontend is connected to the readiness socket.\n")
+	}
+	watchers(s.GetWatchers(), now).write(&b)
+	return b.String()
+}
+
+// vipRank orders VIPs: what needs a person first.
+func vipRank(s readinessv1.VipState) int {
+	switch s {
+	case readinessv1.VipState_VIP_STATE_READY:
+		return 2
+	case readinessv1.VipState_VIP_STATE_DRAINING:
+		return 1
+	}
+	return 0
+}
+
+func lbVIPs(all []*lbv1.VipStatus, now time.Time) *table {
+	sorted := slices.Clone(all)
+	slices.SortStableFunc(sorted, func(x, y *lbv1.VipStatus) int {
+		return vipRank(x.GetReadiness().GetState()) - vipRank(y.GetReadiness().GetState())
+	})
+	t := newTable("VIP", "STATE", "SINCE", "TARGETS", "ADVERTISED", "FRONTEND'S REASON", "REASON")
+	for _, v := range sorted {
+		r := v.GetReadiness()
+		why := VipReason(r.GetReason()).Short
+		if r.GetDetail() != "" {
+			why += " (" + r.GetDetail() + ")"
+		}
+		shown, frontendReason := "not reported", none
+		if a := v.GetReported(); a != nil {
+			shown, frontendReason = advertised(a.GetAdvertisement()), AdvertisementReason(a.GetReason()).Short
+			if a.GetUnconfirmed() {
+				shown += " (unconfirmed)"
+			}
+		}
+		t.add(r.GetVip(), vipState(r.GetState()), ago(r.GetSince(), now), fmt.Sprintf("%d/%d", r.GetReadyTargets(), r.GetTotalTargets()),
+			shown, frontendReason, why)
+	}
+	return t
+}
+
+// targetReady is the state of a target that passes its checks.
+const targetReady = "ready"
+
+// targetState is the state as it is shown; "NOT_READY" and "not ready" are one.
+func targetState(s string) string { return strings.ReplaceAll(strings.ToLower(s), "_", " ") }
+
+func streams(all []*lbv1.StreamStatus) *table {
+	t := newTable("STREAM", "VIPS", "MIN READY", "READY", "TARGETS")
+	for _, s := range all {
+		ready := 0
+		for _, x := range s.GetTargets() {
+			if targetState(x.GetState()) == targetReady {
+				ready++
+			}
+		}
+		t.add(s.GetName(), names(s.GetVips()), fmt.Sprint(s.GetMinReady()), fmt.Sprint(ready), fmt.Sprint(len(s.GetTargets())))
+	}
+	return t
+}
+
+func targets(all []*lbv1.StreamStatus, now time.Time) *table {
+	t := newTable("STREAM", "TARGET", "ADDRESS", "STATE", "SINCE", "LAST CHECK", "LAST ERROR")
+	for _, ready := range []bool{false, true} {
+		for _, s := range all {
+			for _, x := range s.GetTargets() {
+				state := targetState(x.GetState())
+				if (state == targetReady) != ready {
+					continue
+				}
+				checked := none
+				if x.GetLastCheck() != nil {
+					checked = ago(x.GetLastCheck(), now) + " ago"
+				}
+				t.add(s.GetName(), x.GetName(), x.GetAddress(), state, ago(x.GetSince(), now), checked, x.GetLastError())
+			}
+		}
+	}
+	return t
+}
+
+func watchers(all []*lbv1.WatcherStatus, now time.Time) *table {
+	t := newTable("WATCH", "PEER", "READER", "SINCE", "SENT", "APPLIED", "REPORTS", "EXTERNAL CONNECTIVITY")
+	for _, w := range all {
+		applied, reports := none, "no"
+		if w.GetAppliedRevision() > 0 {
+			applied = fmt.Sprint(w.GetAppliedRevision())
+		}
+		if w.GetReporting() {
+			reports = "yes"
+		}
+		t.add(w.GetWatchId(), w.GetPeer(), w.GetReader(), ago(w.GetSince(), now), fmt.Sprint(w.GetSentRevision()), applied, reports,
+			families(w.GetFamilies()))
+	}
+	return t
+}
+
+func families(all []*readinessv1.FamilyConnectivity) string {
+	var words []string
+	for _, f := range all {
+		name := "family " + fmt.Sprint(int32(f.GetFamily()))
+		switch f.GetFamily() {
+		case readinessv1.IpFamily_IP_FAMILY_IPV4:
+			name = "IPv4"
+		case readinessv1.IpFamily_IP_FAMILY_IPV6:
+			name = "IPv6"
+		}
+		state := "DOWN"
+		if f.GetUp() {
+			state = "up"
+		}
+		words = append(words, name+" "+state)
+	}
+	return strings.Join(words, ", ")
+}

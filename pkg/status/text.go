@@ -1,0 +1,237 @@
+package status
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+const (
+	// none stands where there is nothing to show.
+	none = "-"
+	// maxCell bounds a cell of a table and maxLine a line of free text, in runes.
+	maxCell = 80
+	maxLine = 300
+	// maxNames is how many names a cell lists before it counts.
+	maxNames = 3
+)
+
+// table aligns cells under a header.
+type table struct{ rows [][]string }
+
+func newTable(header ...string) *table { return &table{[][]string{header}} }
+
+func (t *table) add(cells ...string) {
+	for i, c := range cells {
+		cells[i] = cut(c, maxCell)
+	}
+	t.rows = append(t.rows, cells)
+}
+
+// write appends the table, or nothing if it has no row but the header.
+func (t *table) write(b *strings.Builder) {
+	if len(t.rows) < 2 {
+		return
+	}
+	b.WriteByte('\n')
+	t.align(b, "")
+}
+
+// align writes the rows with their columns aligned.
+func (t *table) align(b *strings.Builder, indent string) {
+	var width []int
+	for _, row := range t.rows {
+		for i, c := range row {
+			if i == len(width) {
+				width = append(width, 0)
+			}
+			width[i] = max(width[i], utf8.RuneCountInString(c))
+		}
+	}
+	for _, row := range t.rows {
+		last := len(row) - 1
+		for last > 0 && row[last] == "" {
+			last--
+		}
+		b.WriteString(indent)
+		for i, c := range row[:last+1] {
+			b.WriteString(c)
+			if i < last {
+				b.WriteString(strings.Repeat(" ", width[i]-utf8.RuneCountInString(c)+2))
+			}
+		}
+		b.WriteByte('\n')
+	}
+}
+
+// clean takes out of foreign text whatever could move the cursor or hide text.
+func clean(s string) string {
+	return strings.TrimSpace(strings.Map(func(r rune) rune {
+		switch {
+		case r == utf8.RuneError:
+			return '?'
+		case !unicode.IsPrint(r):
+			return ' '
+		}
+		return r
+	}, s))
+}
+
+// cut is the clean text, of at most n runes, or none.
+func cut(s string, n int) string {
+	s = clean(s)
+	if s == "" {
+		return none
+	}
+	if utf8.RuneCountInString(s) <= n {
+		return s
+	}
+	return string([]rune(s)[:n-1]) + "…"
+}
+
+// names lists a few names and counts the rest.
+func names(list []string) string {
+	if len(list) <= maxNames {
+		return strings.Join(list, ",")
+	}
+	return fmt.Sprintf("%s +%d", strings.Join(list[:maxNames], ","), len(list)-maxNames)
+}
+
+// plural is "1 VIP", "2 VIPs".
+func plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// ago is how long ago something was, or none. What is to come, since clocks
+// differ, is now.
+func ago(t *timestamppb.Timestamp, now time.Time) string {
+	if t == nil {
+		return none
+	}
+	return span(max(0, now.Sub(t.AsTime())))
+}
+
+// left is how long something lasts: "for 43m more", or "ended 3s ago".
+func left(d time.Duration) string {
+	if d < 0 {
+		return "ended " + span(-d) + " ago"
+	}
+	return "ends in " + span(d)
+}
+
+// span is a duration of two units at most.
+func span(d time.Duration) string {
+	switch {
+	case d < time.Second:
+		return fmt.Sprintf("%dms", d.Milliseconds())
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm%ds", int(d.Minutes()), int(d.Seconds())%60)
+	case d < 24*time.Hour:
+		return fmt.Sprintf("%dh%dm", int(d.Hours()), int(d.Minutes())%60)
+	}
+	return fmt.Sprintf("%dd%dh", int(d.Hours())/24, int(d.Hours())%24)
+}
+
+// summary counts combinations of what is said of VIPs.
+type summary map[group]int
+
+// group is one line of a summary; those with a lower rank come first.
+type group struct {
+	rank  int
+	state string
+	words Words
+}
+
+// write appends a line for each group with its count and, where something is
+// wrong, what to look at next.
+func (s summary) write(b *strings.Builder) {
+	groups := make([]group, 0, len(s))
+	for g := range s {
+		groups = append(groups, g)
+	}
+	slices.SortFunc(groups, func(x, y group) int {
+		return cmp.Or(cmp.Compare(x.rank, y.rank), cmp.Compare(s[y], s[x]), strings.Compare(x.words.Short, y.words.Short))
+	})
+	t := &table{}
+	for _, g := range groups {
+		t.rows = append(t.rows, []string{fmt.Sprint(s[g]), g.state, g.words.Short + ": " + g.words.Meaning})
+		if g.words.Next != "" {
+			t.rows = append(t.rows, []string{"", "", "next: " + g.words.Next})
+		}
+	}
+	t.align(b, "  ")
+}
+
+// condition is one health service, of either program.
+type condition interface {
+	GetName() string
+	GetServing() bool
+	GetDetail() string
+}
+
+// readiness is the conjunction of others, whose reasons stand with them.
+const readiness = "Readiness"
+
+// writeConditions appends what does not serve.
+func writeConditions[C condition](b *strings.Builder, all []C) {
+	t := &table{}
+	for _, c := range all {
+		if !c.GetServing() && c.GetName() != readiness {
+			t.rows = append(t.rows, []string{clean(c.GetName()), cut(c.GetDetail(), maxLine)})
+		}
+	}
+	ready := slices.IndexFunc(all, func(c C) bool { return c.GetName() == readiness })
+	switch {
+	case ready >= 0 && !all[ready].GetServing() && len(t.rows) == 0:
+		t.rows = append(t.rows, []string{readiness, cut(all[ready].GetDetail(), maxLine)})
+		fallthrough
+	case ready >= 0 && !all[ready].GetServing():
+		b.WriteString("\nNOT READY. Conditions that do not hold:\n")
+	case len(t.rows) > 0:
+		b.WriteString("\nReady. Conditions that do not hold all the same:\n")
+	default:
+		return
+	}
+	t.align(b, "  ")
+}
+
+// facts are the lines of the head: what, and how it is.
+type facts struct{ table }
+
+func (f *facts) add(what, how string) { f.rows = append(f.rows, []string{what, how}) }
+
+func (f *facts) write(b *strings.Builder) {
+	b.WriteByte('\n')
+	f.align(b, "")
+}
+
+// identity is who a program is, and until when.
+func identity(id string, end *timestamppb.Timestamp, now time.Time) string {
+	if id == "" {
+		return "none yet"
+	}
+	return fmt.Sprintf("%s, %s", cut(id, maxLine), left(end.AsTime().Sub(now)))
+}
+
+// writeConfigurationError appends why the trench file on disk is not in force:
+// the problems stand on lines of their own.
+func writeConfigurationError(b *strings.Builder, problems string) {
+	if problems == "" {
+		return
+	}
+	b.WriteString("\nThe trench file on disk is refused; an older one is in force:\n")
+	for line := range strings.Lines(problems) {
+		b.WriteString("  " + cut(line, maxLine) + "\n")
+	}
+}

@@ -1,0 +1,104 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// epilogue is the end of the pod.
+func (t *story) epilogue() act {
+	return act{"SIGTERM to the whole pod: 65535:0, then the withdrawal, then the load balancer goes", t.end}
+}
+
+// end ends lb and frontend in the same instant and judges the order of what
+// follows.
+func (t *story) end(ctx context.Context) error {
+	before := t.witness.Last()
+	lb, frontend := t.pod.LB, t.pod.Frontend
+	t.mayEnd(lb, frontend)
+	t.say("   kill -TERM %d %d (lb and frontend, in the same instant)", lb.PID(), frontend.PID())
+	from := time.Now()
+	if err := errors.Join(lb.Signal(syscall.SIGTERM), frontend.Signal(syscall.SIGTERM)); err != nil {
+		return err
+	}
+	ctx, cancel := patient(ctx)
+	defer cancel()
+	warned, err := t.witness.Wait(ctx, depreferred(before.Prefixes()))
+	if err != nil {
+		return err
+	}
+	t.say("   after %s the gateway is told to move away:", short(warned.At.Sub(from)))
+	t.show(before, warned)
+	empty, err := t.witness.Wait(ctx, exactly(nil))
+	if err != nil {
+		return err
+	}
+	t.say("   after %s:", short(empty.At.Sub(from)))
+	t.show(warned, empty)
+	for _, p := range []*lab.Process{lb, frontend} {
+		if status, err := p.Wait(ctx); err != nil || status != 0 {
+			return errors.Join(fmt.Errorf("%s ended with status %d, expected 0", p.Name, status), err)
+		}
+	}
+	t.say("   the lb ended after %s, the frontend with its BIRD after %s", short(lb.Ended().Sub(from)), short(frontend.Ended().Sub(from)))
+	if err := inOrder(t.witness.Since(from), before.Prefixes(), lb.Ended()); err != nil {
+		return err
+	}
+	left, err := t.lab.Pod.Processes(ctx)
+	if err != nil {
+		return err
+	}
+	if len(left) > 0 {
+		return fmt.Errorf("processes %v still run in the pod, expected none, not even BIRD", left)
+	}
+	t.say("   ok: every VIP had 65535:0 before it was withdrawn, and the lb stayed until all were gone")
+	return nil
+}
+
+// depreferred is satisfied when all of these are there with 65535:0.
+func depreferred(want []netip.Prefix) func(lab.Sight) error {
+	return func(s lab.Sight) error {
+		for _, p := range want {
+			if r, has := s.Routes[p]; !has || !r.GracefulShutdown() {
+				return fmt.Errorf("the gateway holds %s, not %s with 65535:0, expected it for every VIP", list(s.Prefixes()), p)
+			}
+		}
+		return nil
+	}
+}
+
+// inOrder checks the end of a pod: each VIP is de-preferred, then withdrawn for
+// good, and the lb ends after that.
+func inOrder(history []lab.Sight, vips []netip.Prefix, lbEnd time.Time) error {
+	for _, p := range vips {
+		var warned, gone time.Time
+		for _, s := range history[1:] {
+			r, has := s.Routes[p]
+			switch {
+			case !has && gone.IsZero():
+				gone = s.At
+			case has && !gone.IsZero():
+				return fmt.Errorf("%s came back after the withdrawal", p)
+			case has && r.GracefulShutdown() && warned.IsZero():
+				warned = s.At
+			case has && !r.GracefulShutdown() && !warned.IsZero():
+				return fmt.Errorf("%s lost its 65535:0 again", p)
+			}
+		}
+		switch {
+		case warned.IsZero():
+			return fmt.Errorf("the gateway never held %s with 65535:0", p)
+		case gone.IsZero():
+			return fmt.Errorf("%s was not withdrawn", p)
+		case lbEnd.Before(gone):
+			return fmt.Errorf("the lb ended %s before %s was withdrawn, expected to forward until then", short(gone.Sub(lbEnd)), p)
+		}
+	}
+	return nil
+}

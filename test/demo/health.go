@@ -1,0 +1,119 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// servingStatus is the answer of a health service.
+type servingStatus = healthv1.HealthCheckResponse_ServingStatus
+
+// answer is what a health service said, and when.
+type answer struct {
+	status servingStatus
+	at     time.Time
+}
+
+// healthWatch follows one health service over gRPC, as Kubernetes and operators
+// may, also across restarts of who serves it.
+type healthWatch struct {
+	service string
+	conn    *grpc.ClientConn
+	cancel  context.CancelFunc
+	done    chan struct{}
+	last    *latest.Value[answer]
+}
+
+// watchHealth follows a service on a TCP address in a namespace.
+func watchHealth(ns *lab.NetNS, addr, service string) (*healthWatch, error) {
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()), quickRetry(),
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (conn net.Conn, err error) {
+			return conn, ns.Do(func() (err error) {
+				conn, err = new(net.Dialer).DialContext(ctx, "tcp", addr)
+				return err
+			})
+		}))
+	if err != nil {
+		return nil, fmt.Errorf("health service at %s: %w", addr, err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	w := &healthWatch{service: service, conn: conn, cancel: cancel, done: make(chan struct{}), last: latest.New(answer{})}
+	go w.run(ctx)
+	return w, nil
+}
+
+// quickRetry makes clients find a process soon after its start.
+func quickRetry() grpc.DialOption {
+	return grpc.WithConnectParams(grpc.ConnectParams{
+		Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2, MaxDelay: 200 * time.Millisecond},
+		MinConnectTimeout: time.Second,
+	})
+}
+
+func (w *healthWatch) run(ctx context.Context) {
+	defer close(w.done)
+	client := healthv1.NewHealthClient(w.conn)
+	retry := time.NewTicker(20 * time.Millisecond)
+	defer retry.Stop()
+	for {
+		stream, err := client.Watch(ctx, &healthv1.HealthCheckRequest{Service: w.service}, grpc.WaitForReady(true))
+		for err == nil {
+			var r *healthv1.HealthCheckResponse
+			if r, err = stream.Recv(); err == nil {
+				w.last.Set(answer{r.GetStatus(), time.Now()})
+			}
+		}
+		select {
+		case <-retry.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// wait waits until the service says status and returns since when it does. A
+// plain Check must say the same.
+func (w *healthWatch) wait(ctx context.Context, status servingStatus) (time.Time, error) {
+	ctx, cancel := patient(ctx)
+	defer cancel()
+	for {
+		last, changed := w.last.Get()
+		if last.status == status {
+			r, err := healthv1.NewHealthClient(w.conn).Check(ctx, &healthv1.HealthCheckRequest{Service: w.service})
+			if err != nil {
+				return last.at, fmt.Errorf("health check of %s: %w", w.service, err)
+			}
+			if r.GetStatus() != status {
+				return last.at, fmt.Errorf("the health service %s answers Check with %s, expected %s", w.service, r.GetStatus(), status)
+			}
+			return last.at, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return last.at, fmt.Errorf("the health service %s says %s, expected %s (waited: %w)", w.service, last.status, status, context.Cause(ctx))
+		}
+	}
+}
+
+// close ends the watch.
+func (w *healthWatch) close() error {
+	w.cancel()
+	err := w.conn.Close()
+	<-w.done
+	if errors.Is(err, grpc.ErrClientConnClosing) {
+		return nil
+	}
+	return err
+}

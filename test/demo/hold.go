@@ -1,0 +1,181 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+
+	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+const (
+	// operatorTTL is how long the operator's SVID lives: longer than anybody
+	// looks at a demo.
+	operatorTTL = 24 * time.Hour
+	// restartAfter is how long the pod stays without a container that ended, as
+	// with Kubernetes.
+	restartAfter = 2 * time.Second
+)
+
+// try is a command for another terminal.
+type try struct {
+	what    string
+	command string
+}
+
+// hold leaves everything running until the next signal, and prints what can be
+// tried meanwhile. It tells whether the pod is as it was at the end of the
+// story, so that the story can end.
+func (t *story) hold(signals <-chan os.Signal) (complete bool, err error) {
+	operator, err := t.mintOperator()
+	if err != nil {
+		return false, err
+	}
+	t.mayEnd()
+	t.say("\nEverything runs on. Try in another terminal, as root:")
+	for _, c := range t.commands(operator) {
+		t.say("\n# %s\n%s", c.what, c.command)
+	}
+	t.say("\nAn lb or frontend that ends is started again after %v, as Kubernetes does.", restartAfter)
+	t.say("Ctrl-C ends the pod in order and clears everything up.")
+	if t.err != nil {
+		return false, t.err
+	}
+	for {
+		select {
+		case <-signals:
+			return t.asTold(), nil
+		case <-t.pod.LB.Done():
+			err = t.restart(signals, "lb", t.pod.LB, t.startLB)
+		case <-t.pod.Frontend.Done():
+			err = t.restart(signals, "frontend", t.pod.Frontend, t.startFrontend)
+		}
+		if errors.Is(err, errSignalled) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+}
+
+// errSignalled says that a signal came while the pod was not complete.
+var errSignalled = errors.New("signalled")
+
+// restart starts a container of the pod again.
+func (t *story) restart(signals <-chan os.Signal, name string, p *lab.Process, start func() error) error {
+	t.say("-- %s (pid %d) ended; it is started again", name, p.PID())
+	timer := time.NewTimer(restartAfter)
+	defer timer.Stop()
+	select {
+	case <-signals:
+		return errSignalled
+	case <-timer.C:
+		return start()
+	}
+}
+
+// asTold tells whether the gateway holds what it held at the end of the story;
+// somebody may have played with it.
+func (t *story) asTold() bool {
+	if err := exactly(t.vips())(t.witness.Last()); err != nil {
+		t.say("\nCleared up without the last step: %v.", err)
+		return false
+	}
+	return true
+}
+
+// mintOperator signs an SVID for the operator and returns the folder that holds
+// it.
+func (t *story) mintOperator() (string, error) {
+	authority, err := identity.OpenDevAuthority(t.pod.Authority())
+	if err != nil {
+		return "", err
+	}
+	id, err := spiffeid.FromString(lab.OperatorID)
+	if err != nil {
+		return "", fmt.Errorf("operator's SPIFFE ID: %w", err)
+	}
+	svid, err := authority.MintFor(id, operatorTTL)
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(t.lab.Dir, "operator")
+	return dir, authority.WriteFiles(dir, svid)
+}
+
+// commands are what can be tried, in an order in which each finds what it needs.
+func (t *story) commands(operator string) []try {
+	birdc := quote(filepath.Join(filepath.Dir(lab.BIRD()), "birdc"))
+	frontend, lbProgram := quote(filepath.Join(t.binaries, "frontend")), quote(filepath.Join(t.binaries, "lb"))
+	grpcurl := quote(filepath.Join(t.tools, "grpcurl"))
+	frontendAdmin, lbAdmin := t.pod.FrontendAdmin(), t.pod.LBAdmin()
+	inPod := "ip netns exec " + t.lab.Pod.Name() + " "
+	// grpcurl checks host names, which an SVID has none of; the lb checks ours.
+	asOperator := fmt.Sprintf("%s -insecure -cert %s/tls.crt -key %s/tls.key", grpcurl, operator, operator)
+	target, other := t.one.vips[0], t.two.vips[0]
+
+	list := []try{
+		{"every VIP: advertised or not, and why (until Ctrl-C)", fmt.Sprintf("%s status --admin-socket=unix://%s --watch", frontend, frontendAdmin)},
+		{"what happened so far, and the causes", fmt.Sprintf("%s events --admin-socket=unix://%s", frontend, frontendAdmin)},
+		{"streams, targets, and what the frontend reports", fmt.Sprintf("%s status --admin-socket=unix://%s", lbProgram, lbAdmin)},
+		{"the gateway's table, out of its BIRD", fmt.Sprintf("%s -r -s %s 'show route all where source = RTS_BGP'", birdc, t.gateway.Socket())},
+		{"the pod's BIRD: its sessions", fmt.Sprintf("%s -r -s %s show protocols", birdc, t.pod.BirdSocket())},
+		{"metrics of the frontend", inPod + "curl -s http://" + lab.FrontendMetrics + "/metrics"},
+		{"metrics of the lb", inPod + "curl -s http://" + lab.LBMetrics + "/metrics"},
+	}
+	if _, err := os.Stat(filepath.Join(t.tools, "grpcurl")); err != nil {
+		list = append(list, try{"the commands with grpcurl need this once, some minutes, in the folder of the sources", "make tools"})
+	}
+	list = append(list,
+		try{"mutual TLS as the operator: what the lb says about every VIP", fmt.Sprintf(
+			"%s unix://%s vipgate.readiness.v1.ReadinessService/GetReadiness", asOperator, t.pod.Socket())},
+		try{"the same as the lease that the frontend lives by (until Ctrl-C)", fmt.Sprintf(
+			"%s unix://%s vipgate.readiness.v1.ReadinessService/WatchReadiness", asOperator, t.pod.Socket())},
+		try{"refused: an operator reads, it does not report", fmt.Sprintf(
+			"%s -d '{}' unix://%s vipgate.readiness.v1.ReadinessService/ReportAdvertisement", asOperator, t.pod.Socket())},
+		try{"refused: nobody enters without an SVID", fmt.Sprintf(
+			"%s -insecure unix://%s vipgate.readiness.v1.ReadinessService/GetReadiness", grpcurl, t.pod.Socket())},
+		try{"admin socket of the frontend: status", fmt.Sprintf(
+			"%s -plaintext unix://%s vipgate.frontend.v1.FrontendService/GetStatus", grpcurl, frontendAdmin)},
+		try{"admin socket of the lb: status", fmt.Sprintf(
+			"%s -plaintext unix://%s vipgate.lb.v1.LBService/GetStatus", grpcurl, lbAdmin)},
+		try{"health of one VIP", fmt.Sprintf(
+			`%s -plaintext -d '{"service":"vip/%s"}' unix://%s grpc.health.v1.Health/Check`, grpcurl, target, frontendAdmin)},
+		try{"health at the port that Kubernetes asks", inPod + fmt.Sprintf(
+			`%s -plaintext -d '{"service":"Egress"}' %s grpc.health.v1.Health/Check`, grpcurl, lab.FrontendHealth)},
+		try{fmt.Sprintf("move traffic of %s away: 65535:0, then the withdrawal", other), fmt.Sprintf(
+			"%s drain --admin-socket=unix://%s %s", frontend, frontendAdmin, other)},
+		try{"and take it back", fmt.Sprintf("%s undrain --admin-socket=unix://%s %s", frontend, frontendAdmin, other)},
+		try{fmt.Sprintf("%s loses its IPv4 address: %s goes, %s stays", t.one.name, target, t.one.vips[1]), fmt.Sprintf(
+			"ip -n %s addr del %s/16 dev pod0", t.lab.Backend.Name(), t.one.addrs[0])},
+		try{"and gets it back", fmt.Sprintf("ip -n %s addr add %s/16 dev pod0", t.lab.Backend.Name(), t.one.addrs[0])},
+		try{"pull the gateway's cable", fmt.Sprintf("ip -n %s link set trench0 down", t.lab.Gateway.Name())},
+		try{"and plug it in (its IPv6 address went with the link)", fmt.Sprintf(
+			"ip -n %[1]s link set trench0 up && ip -n %[1]s addr replace %[2]s/64 dev trench0 nodad", t.lab.Gateway.Name(), lab.GatewayA6)},
+		try{"kill the load balancer", fmt.Sprintf("kill -9 $(cat %s)", t.pidFile("lb"))},
+		try{"kill the frontend; its BIRD withdraws by itself", fmt.Sprintf("kill -9 $(cat %s)", t.pidFile("frontend"))},
+	)
+	if _, err := exec.LookPath("curl"); err != nil {
+		list = slices.DeleteFunc(list, func(c try) bool { return strings.Contains(c.command, "curl -s") })
+		list = append(list, try{"the metrics need this once", "apt-get install -y curl"})
+	}
+	return list
+}
+
+// quote makes a word of the shell out of a path.
+func quote(s string) string {
+	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-"
+	if s != "" && strings.Trim(s, plain) == "" {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}

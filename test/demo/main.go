@@ -1,0 +1,177 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// Exit statuses.
+const (
+	exitHeld   = 0 // every step held
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+// options are the command line.
+type options struct {
+	binaries string        // the folder of lb and frontend
+	tools    string        // the folder of grpcurl
+	hold     bool          // leave it running after the story
+	pause    time.Duration // to read each table, and to see that it stays
+}
+
+func main() {
+	o, err := parse(os.Args[1:], os.Stderr)
+	if err != nil {
+		os.Exit(exitUsage)
+	}
+	os.Exit(run(o))
+}
+
+func parse(args []string, stderr io.Writer) (options, error) {
+	var o options
+	f := flag.NewFlagSet("demo", flag.ContinueOnError)
+	f.SetOutput(stderr)
+	f.StringVar(&o.binaries, "binaries", "bin", "`folder` of lb and frontend")
+	f.StringVar(&o.tools, "tools", "", "`folder` of grpcurl, for the commands that --hold prints (default: tools in --binaries)")
+	f.BoolVar(&o.hold, "hold", false, "leave everything running after the story, until Ctrl-C")
+	f.DurationVar(&o.pause, "pause", 1500*time.Millisecond, "how long each table is left to be read, and must stay as it is")
+	if err := f.Parse(args); err != nil {
+		return o, err
+	}
+	if f.NArg() > 0 {
+		fmt.Fprintf(stderr, "demo: unexpected argument %q\n", f.Arg(0))
+		return o, errors.New("usage")
+	}
+	return o, nil
+}
+
+// run tells the story and returns the exit status.
+func run(o options) int {
+	if err := o.complete(); err != nil {
+		fmt.Fprintf(os.Stderr, "demo: %v\n", err)
+		return exitFailed
+	}
+	signals := newSignals()
+	defer signals.close()
+	out := &teller{w: os.Stdout}
+	if err := play(o, out, signals); err != nil {
+		out.say("")
+		out.say("FAILED: %v", err)
+		return exitFailed
+	}
+	return exitHeld
+}
+
+// complete makes the paths absolute and says what is missing, a line each.
+func (o *options) complete() error {
+	if os.Geteuid() != 0 {
+		return errors.New("network namespaces need root: run as root, or with sudo")
+	}
+	if o.tools == "" {
+		o.tools = filepath.Join(o.binaries, "tools")
+	}
+	var errs []error
+	for _, dir := range []*string{&o.binaries, &o.tools} {
+		abs, err := filepath.Abs(*dir)
+		if err != nil {
+			errs = append(errs, err)
+		}
+		*dir = abs
+	}
+	for _, program := range []string{"lb", "frontend"} {
+		if _, err := os.Stat(filepath.Join(o.binaries, program)); err != nil {
+			errs = append(errs, fmt.Errorf("%s is not built in %s: make build", program, o.binaries))
+		}
+	}
+	return errors.Join(append(errs, lab.Needs()...)...)
+}
+
+// play sets the stage, tells the story, and clears the stage whatever happens.
+func play(o options, out *teller, signals *signals) (err error) {
+	start := time.Now()
+	base, fail := context.WithCancelCause(context.Background())
+	defer fail(nil)
+	ctx, release := signals.phase(base)
+	defer release()
+	s, err := newStage(ctx, o.binaries, fail)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if closeErr := s.close(); closeErr != nil {
+			err = errors.Join(err, fmt.Errorf("clearing up: %w", closeErr))
+			return
+		}
+		if err == nil {
+			out.say("")
+			out.say("Every step held. Cleared up: no namespace, process or file is left. (%s)", short(time.Since(start)))
+			err = out.err
+		}
+	}()
+	t := &story{stage: s, teller: out, options: o}
+	t.prologue()
+	if err := t.tell(ctx, t.acts()); err != nil {
+		return err
+	}
+	release()
+	if o.hold {
+		again, err := t.hold(signals.next())
+		if err != nil || !again {
+			return err
+		}
+	}
+	ctx, release = signals.phase(base)
+	defer release()
+	return t.tell(ctx, []act{t.epilogue()})
+}
+
+// signals are the requests to end. Without them a terminal's Ctrl-C would end us
+// with the laboratory still standing.
+type signals struct {
+	c     chan os.Signal
+	pipes chan os.Signal
+}
+
+func newSignals() *signals {
+	s := &signals{c: make(chan os.Signal, 1), pipes: make(chan os.Signal, 1)}
+	signal.Notify(s.c, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	// Nor may a reader that goes away, such as head, end us: what cannot be
+	// printed is found as the error of the printing. Nobody reads this channel.
+	signal.Notify(s.pipes, syscall.SIGPIPE)
+	return s
+}
+
+// next gets a value for each request.
+func (s *signals) next() <-chan os.Signal { return s.c }
+
+// phase returns a context that a request ends. The release ends it too, and can
+// be called twice.
+func (s *signals) phase(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		select {
+		case sig := <-s.c:
+			cancel(fmt.Errorf("interrupted (%v)", sig))
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(nil); <-done }
+}
+
+func (s *signals) close() {
+	signal.Stop(s.c)
+	signal.Stop(s.pipes)
+}

@@ -1,0 +1,387 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// built is the folder of demo, lb and frontend, built once for all tests. Its
+// name has a space, as a user's folder may.
+var built string
+
+func TestMain(m *testing.M) { os.Exit(runTests(m)) }
+
+func runTests(m *testing.M) int {
+	if os.Geteuid() != 0 {
+		fmt.Fprintln(os.Stderr, "the demo needs root for network namespaces: run as root")
+		return 1
+	}
+	dir, err := os.MkdirTemp("", "vipgate demo ")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	root, err := filepath.Abs("../..")
+	if err == nil {
+		err = lab.Build(ctx, root, dir)
+	}
+	if err == nil {
+		err = buildDemo(ctx, dir)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	built = dir
+	if status := m.Run(); status != 0 {
+		return status
+	}
+	if err := goleak.Find(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+func buildDemo(ctx context.Context, dir string) error {
+	out, err := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(dir, "demo"), ".").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("build demo: %w: %s", err, out)
+	}
+	return nil
+}
+
+// storyTime bounds a whole story. It is a bound of liveness: it takes 30 s with
+// pauses to read and 15 s without.
+const storyTime = 3 * time.Minute
+
+// quick leaves no time to read, only to see that tables stay.
+const quick = "--pause=300ms"
+
+// performance is a running demo.
+type performance struct {
+	t    *testing.T
+	cmd  *exec.Cmd
+	done chan struct{}
+	err  error // valid once done is closed
+
+	mu      sync.Mutex
+	lines   []string
+	changed chan struct{}
+}
+
+// perform starts a demo, which is ended with the test.
+func perform(t *testing.T, args ...string) *performance {
+	t.Helper()
+	p := &performance{
+		t: t, cmd: exec.Command(filepath.Join(built, "demo"), append([]string{"--binaries=" + built}, args...)...),
+		done: make(chan struct{}), changed: make(chan struct{}),
+	}
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.cmd.Stderr = p.cmd.Stdout
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(p.done)
+		lines := bufio.NewScanner(out)
+		for lines.Scan() {
+			p.add(lines.Text())
+		}
+		p.err = p.cmd.Wait()
+	}()
+	t.Cleanup(func() {
+		p.signal(syscall.SIGTERM)
+		p.wait()
+		if t.Failed() {
+			t.Logf("the demo said:\n%s", p.text())
+		}
+	})
+	return p
+}
+
+func (p *performance) add(line string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lines = append(p.lines, line)
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
+
+func (p *performance) pid() int { return p.cmd.Process.Pid }
+
+func (p *performance) text() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return strings.Join(p.lines, "\n")
+}
+
+func (p *performance) signal(s syscall.Signal) {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		p.t.Error(err)
+	}
+}
+
+// waitFor waits until the demo has said a text.
+func (p *performance) waitFor(text string) {
+	p.t.Helper()
+	timeout := time.After(storyTime)
+	for {
+		p.mu.Lock()
+		said, changed := strings.Contains(strings.Join(p.lines, "\n"), text), p.changed
+		p.mu.Unlock()
+		if said {
+			return
+		}
+		select {
+		case <-changed:
+		case <-p.done:
+			p.t.Fatalf("the demo ended without saying %q: %v", text, p.err)
+		case <-timeout:
+			p.t.Fatalf("the demo has not said %q", text)
+		}
+	}
+}
+
+// wait waits for the end of the demo and returns its exit status.
+func (p *performance) wait() int {
+	p.t.Helper()
+	select {
+	case <-p.done:
+	case <-time.After(storyTime):
+		p.signal(syscall.SIGKILL)
+		<-p.done
+		p.t.Errorf("the demo did not end")
+	}
+	return p.cmd.ProcessState.ExitCode()
+}
+
+// left is what a demo has left behind.
+func left(pid int) []string {
+	var found []string
+	prefix := fmt.Sprintf("vg-%d-", pid)
+	for _, pattern := range []string{"/run/netns/" + prefix + "*", "/tmp/" + prefix + "*"} {
+		matches, err := filepath.Glob(pattern)
+		if err != nil {
+			return []string{err.Error()}
+		}
+		found = append(found, matches...)
+	}
+	// Everything that a demo starts has a path of its folder among its arguments.
+	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return []string{err.Error()}
+	}
+	for _, path := range commands {
+		// A process may end between the listing and the reading.
+		if b, err := os.ReadFile(path); err == nil && strings.Contains(string(b), "/tmp/"+prefix) {
+			found = append(found, strings.ReplaceAll(string(b), "\x00", " "))
+		}
+	}
+	return found
+}
+
+func wantNothingLeft(t *testing.T, pid int) {
+	t.Helper()
+	if found := left(pid); len(found) > 0 {
+		t.Errorf("left behind:\n%s", strings.Join(found, "\n"))
+	}
+}
+
+func wantStory(t *testing.T, p *performance) {
+	t.Helper()
+	if status := p.wait(); status != 0 {
+		t.Fatalf("exit status %d", status)
+	}
+	if said := p.text(); !strings.Contains(said, "Every step held") || strings.Count(said, "   ok") != 10 {
+		t.Errorf("not ten steps that held")
+	}
+	wantNothingLeft(t, p.pid())
+}
+
+func TestDemoHoldsAndLeavesNothingBehind(t *testing.T) {
+	wantStory(t, perform(t, quick))
+}
+
+func TestDemoPassesAfterAKilledRun(t *testing.T) {
+	killed := perform(t, quick)
+	killed.waitFor("\n4. ")
+	if len(left(killed.pid())) < 5 { // namespaces, folder, processes
+		t.Fatalf("a running demo has only %v", left(killed.pid()))
+	}
+	killed.signal(syscall.SIGKILL)
+	if status := killed.wait(); status == 0 {
+		t.Fatal("a killed demo ends with status 0")
+	}
+	wantStory(t, perform(t, quick))
+	wantNothingLeft(t, killed.pid())
+}
+
+func TestDemoEndsOnSignalInTheMiddle(t *testing.T) {
+	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
+		t.Run(s.String(), func(t *testing.T) {
+			p := perform(t, quick)
+			p.waitFor("\n2. ")
+			p.signal(s)
+			if status := p.wait(); status != 1 {
+				t.Errorf("exit status %d, want 1", status)
+			}
+			wantNothingLeft(t, p.pid())
+		})
+	}
+}
+
+func TestDemoFailsWithEvidence(t *testing.T) {
+	p := perform(t, quick)
+	p.waitFor("\n3. ")
+	// The frontend dies under the story.
+	pid, err := os.ReadFile(filepath.Join(glob(t, fmt.Sprintf("/tmp/vg-%d-*", p.pid())), "frontend.pid"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.CommandContext(t.Context(), "kill", "-9", strings.TrimSpace(string(pid))).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if status := p.wait(); status != 1 {
+		t.Errorf("exit status %d, want 1", status)
+	}
+	for _, text := range []string{"FAILED: ", "frontend ended by itself", "the gateway holds:", "last lines of lb", "last lines of frontend", "last lines of bird"} {
+		if !strings.Contains(p.text(), text) {
+			t.Errorf("a failed story does not say %q", text)
+		}
+	}
+	wantNothingLeft(t, p.pid())
+}
+
+func glob(t *testing.T, pattern string) string {
+	t.Helper()
+	matches, err := filepath.Glob(pattern)
+	if err != nil || len(matches) != 1 {
+		t.Fatalf("%s is %v (%v), want one", pattern, matches, err)
+	}
+	return matches[0]
+}
+
+// printed matches a comment and the command below it.
+var printed = regexp.MustCompile(`(?m)^# (.+)\n(.+)$`)
+
+func TestHeldDemoPrintsCommandsThatWork(t *testing.T) {
+	tools, err := filepath.Abs("../../bin/tools")
+	if err != nil {
+		t.Fatal(err)
+	}
+	withTools := true
+	if _, err := os.Stat(filepath.Join(tools, "grpcurl")); err != nil {
+		withTools = false
+		skipped(t, "the grpcurl commands of the demo: grpcurl is not built (make tools)")
+	}
+	p := perform(t, quick, "--hold", "--tools="+tools)
+	p.waitFor("Ctrl-C ends the pod")
+	tries := printed.FindAllStringSubmatch(p.text(), -1)
+	if len(tries) < 20 {
+		t.Fatalf("only %d commands", len(tries))
+	}
+	gatewayTable := ""
+	for _, c := range tries {
+		what, command := c[1], c[2]
+		if strings.Contains(command, "show route all") {
+			gatewayTable = command
+		}
+		if strings.HasPrefix(what, "the commands with grpcurl need") || (!withTools && strings.Contains(command, "/grpcurl ")) {
+			continue
+		}
+		t.Run(what, func(t *testing.T) { try1(t, what, command) })
+	}
+	// Whatever was broken heals, and the story can end as told.
+	ctx, cancel := context.WithTimeout(t.Context(), storyTime)
+	defer cancel()
+	if err := lab.Eventually(ctx, 50*time.Millisecond, func() error {
+		out, err := exec.CommandContext(ctx, "sh", "-c", gatewayTable).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		if n := strings.Count(string(out), "BGP.as_path: 8103\n"); n != 4 {
+			return fmt.Errorf("the gateway holds %d VIPs, want 4: %s", n, out)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	p.signal(syscall.SIGINT)
+	wantStory(t, p)
+}
+
+// try1 runs a printed command as a shell does and checks what its comment says.
+func try1(t *testing.T, what, command string) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if !strings.Contains(what, "until Ctrl-C") {
+		out, err := exec.CommandContext(ctx, "sh", "-c", command).CombinedOutput()
+		if refused := strings.HasPrefix(what, "refused"); refused != (err != nil) {
+			t.Errorf("%s: %v\n%s", command, err, out)
+		}
+		return
+	}
+	cmd := exec.CommandContext(ctx, "sh", "-c", "exec "+command)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 10 * time.Second
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	n := 0
+	for lines.Scan() && n < 5 {
+		n++
+	}
+	cancel()
+	if n < 5 {
+		t.Errorf("%s: only %d lines", command, n)
+	}
+	// How it ends on an interrupt is its own matter.
+	_ = cmd.Wait()
+}
+
+// skipped notes what this machine lacks for a test; test/setup/test.sh lists it.
+func skipped(t *testing.T, what string) {
+	t.Helper()
+	t.Logf("not tested: %s", what)
+	path := os.Getenv("VIPGATE_SKIPPED")
+	if path == "" {
+		return
+	}
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := fmt.Fprintln(f, what); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,277 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+const (
+	// lookEvery is how often the gateway's table is looked at.
+	lookEvery = 2 * time.Millisecond
+	// patience bounds every wait. It is a bound of liveness, far above what is
+	// expected.
+	patience = 30 * time.Second
+	// checkPort is where targets listen.
+	checkPort = 5000
+)
+
+// service is a target with the VIPs that it alone serves.
+type service struct {
+	name      string
+	addrs     []netip.Addr
+	vips      []netip.Prefix
+	listeners []*lab.Target // one of an address
+}
+
+// up makes the target accept connections.
+func (s *service) up() error {
+	var errs []error
+	for _, l := range s.listeners {
+		errs = append(errs, l.Up())
+	}
+	return errors.Join(errs...)
+}
+
+// down makes the target refuse connections.
+func (s *service) down() error {
+	var errs []error
+	for _, l := range s.listeners {
+		errs = append(errs, l.Down())
+	}
+	return errors.Join(errs...)
+}
+
+// stage is everything that the story happens on.
+type stage struct {
+	lab      *lab.Lab
+	pod      *lab.Pod
+	gateway  *lab.Gateway
+	control  *lab.Control // of the gateway's BIRD
+	witness  *lab.Witness
+	one, two *service
+	egress   *healthWatch
+	frontend *grpc.ClientConn // admin socket
+	lb       *grpc.ClientConn // admin socket
+
+	// fail is told when a process ended that should not have.
+	fail   func(error)
+	guards sync.WaitGroup
+	mu     sync.Mutex
+	lax    bool                  // every process may end
+	leave  map[*lab.Process]bool // these may end
+}
+
+// newStage makes the laboratory with a gateway; nothing of the pod runs yet.
+// fail is called when a process ended by itself.
+func newStage(ctx context.Context, binaries string, fail func(error)) (_ *stage, err error) {
+	l, err := lab.New()
+	if err != nil {
+		return nil, err
+	}
+	s := &stage{
+		lab: l, pod: &lab.Pod{Lab: l, Binaries: binaries},
+		one:  newService(l, "target-1", []netip.Addr{lab.Target1v4, lab.Target1v6}, "20.0.0.1/32", "2000::1/128"),
+		two:  newService(l, "target-2", []netip.Addr{lab.Target2v4, lab.Target2v6}, "20.0.0.2/32", "2000::2/128"),
+		fail: fail, leave: map[*lab.Process]bool{},
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.close())
+		}
+	}()
+	if err := s.pod.WriteTrench(s.trench()); err != nil {
+		return s, err
+	}
+	if s.gateway, err = l.StartGateway(lab.GatewayA()); err != nil {
+		return s, err
+	}
+	s.guard(s.gateway.Process)
+	bound, cancel := patient(ctx)
+	defer cancel()
+	err = lab.Eventually(bound, 10*time.Millisecond, func() (err error) {
+		s.control, err = s.gateway.Control(bound)
+		return err
+	})
+	if err != nil {
+		return s, errors.Join(fmt.Errorf("the gateway's BIRD does not answer: %w", err), errors.New(s.gateway.Process.Tail(10)))
+	}
+	if s.witness, err = s.gateway.Witness(ctx, lookEvery); err != nil {
+		return s, err
+	}
+	if s.frontend, err = dialAdmin(s.pod.FrontendAdmin()); err != nil {
+		return s, err
+	}
+	if s.lb, err = dialAdmin(s.pod.LBAdmin()); err != nil {
+		return s, err
+	}
+	s.egress, err = watchHealth(l.Pod, lab.FrontendHealth, "Egress")
+	return s, err
+}
+
+func newService(l *lab.Lab, name string, addrs []netip.Addr, vips ...string) *service {
+	s := &service{name: name, addrs: addrs}
+	for _, v := range vips {
+		s.vips = append(s.vips, netip.MustParsePrefix(v))
+	}
+	for _, a := range addrs {
+		s.listeners = append(s.listeners, lab.NewTarget(l.Backend, netip.AddrPortFrom(a, checkPort)))
+	}
+	return s
+}
+
+func dialAdmin(socket string) (*grpc.ClientConn, error) {
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()), quickRetry())
+	if err != nil {
+		return nil, fmt.Errorf("admin socket %s: %w", socket, err)
+	}
+	return conn, nil
+}
+
+// vips are all VIPs, those of both targets.
+func (s *stage) vips() []netip.Prefix {
+	return append(append([]netip.Prefix(nil), s.one.vips...), s.two.vips...)
+}
+
+// trench is the trench file: the checks are quicker than the defaults, so that
+// the story is about what happens after a check.
+func (s *stage) trench() string {
+	stream := func(name string, v *service) string {
+		return fmt.Sprintf(`  - name: %s
+    vips: [%q, %q]
+    check: {tcp: {port: %d}, interval: 200ms, timeout: 200ms, rise: 1, fall: 2}
+    targets:
+      - {name: %s, ips: [%q, %q]}
+`, name, v.vips[0], v.vips[1], checkPort, v.name, v.addrs[0], v.addrs[1])
+	}
+	return fmt.Sprintf(`trench: trench-a
+attractor:
+  name: attractor-a-1
+  vips: [%q, %q, %q, %q]
+  gateways:
+    - {name: gateway-a4, address: %q}
+    - {name: gateway-a6, address: %q}
+streams:
+`, s.one.vips[0], s.one.vips[1], s.two.vips[0], s.two.vips[1], lab.GatewayA4, lab.GatewayA6) +
+		stream("stream-1", s.one) + stream("stream-2", s.two)
+}
+
+// startLB starts the lb, guarded.
+func (s *stage) startLB() error {
+	if err := s.pod.StartLB(); err != nil {
+		return err
+	}
+	s.guard(s.pod.LB)
+	return s.notePID(s.pod.LB)
+}
+
+// startFrontend starts the frontend, guarded.
+func (s *stage) startFrontend() error {
+	if err := s.pod.StartFrontend(); err != nil {
+		return err
+	}
+	s.guard(s.pod.Frontend)
+	return s.notePID(s.pod.Frontend)
+}
+
+// pidFile holds the process id of a container of the pod, for people.
+func (s *stage) pidFile(name string) string { return filepath.Join(s.lab.Dir, name+".pid") }
+
+func (s *stage) notePID(p *lab.Process) error {
+	if err := os.WriteFile(s.pidFile(p.Name), fmt.Appendln(nil, p.PID()), 0o600); err != nil {
+		return fmt.Errorf("pid of %s: %w", p.Name, err)
+	}
+	return nil
+}
+
+// guard makes the end of a process a failure, so that nobody waits in vain for
+// what it should have done, unless mayEnd was called for it.
+func (s *stage) guard(p *lab.Process) {
+	s.guards.Go(func() {
+		<-p.Done()
+		s.mu.Lock()
+		expected := s.lax || s.leave[p]
+		s.mu.Unlock()
+		if expected {
+			return
+		}
+		status, err := p.Wait(context.Background())
+		s.fail(errors.Join(fmt.Errorf("%s ended by itself with status %d", p.Name, status), err))
+	})
+}
+
+// mayEnd says that the end of these processes is no failure; without any, that
+// of no process is.
+func (s *stage) mayEnd(processes ...*lab.Process) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lax = s.lax || len(processes) == 0
+	for _, p := range processes {
+		s.leave[p] = true
+	}
+}
+
+// patient returns a context for one wait.
+func patient(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, patience, fmt.Errorf("%v are over", patience))
+}
+
+// frontendStatus asks the frontend.
+func (s *stage) frontendStatus(ctx context.Context) (*frontendv1.Status, error) {
+	r, err := frontendv1.NewFrontendServiceClient(s.frontend).GetStatus(ctx, &frontendv1.GetStatusRequest{})
+	return r.GetStatus(), err
+}
+
+// decided asks the lb when it decided last about each VIP.
+func (s *stage) decided(ctx context.Context) (map[netip.Prefix]time.Time, error) {
+	ctx, cancel := patient(ctx)
+	defer cancel()
+	r, err := lbv1.NewLBServiceClient(s.lb).GetStatus(ctx, &lbv1.GetStatusRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		return nil, fmt.Errorf("status of the lb: %w", err)
+	}
+	since := map[netip.Prefix]time.Time{}
+	for _, v := range r.GetStatus().GetVips() {
+		p, err := netip.ParsePrefix(v.GetReadiness().GetVip())
+		if err != nil {
+			return nil, fmt.Errorf("status of the lb: %w", err)
+		}
+		since[p] = v.GetReadiness().GetSince().AsTime()
+	}
+	return since, nil
+}
+
+// close ends every process and removes every namespace and file.
+func (s *stage) close() error {
+	s.mayEnd()
+	var errs []error
+	if s.egress != nil {
+		errs = append(errs, s.egress.close())
+	}
+	for _, conn := range []*grpc.ClientConn{s.frontend, s.lb} {
+		if conn != nil {
+			errs = append(errs, conn.Close())
+		}
+	}
+	if s.witness != nil {
+		errs = append(errs, s.witness.Close())
+	}
+	if s.control != nil {
+		errs = append(errs, s.control.Close())
+	}
+	errs = append(errs, s.one.down(), s.two.down(), s.lab.Close())
+	s.guards.Wait()
+	return errors.Join(errs...)
+}

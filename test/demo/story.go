@@ -1,0 +1,378 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// statusTimeout bounds the questions that a failed story asks.
+const statusTimeout = 5 * time.Second
+
+// story is what happens on the stage.
+type story struct {
+	*stage
+	*teller
+	options
+	told int // acts so far
+}
+
+// act is one step: a cause, and what the gateway's table must make of it.
+type act struct {
+	title string
+	play  func(context.Context) error
+}
+
+// prologue says what is to be seen.
+func (t *story) prologue() {
+	t.say(`A VIP is advertised exactly while a gateway session is up and the load balancer
+can forward this VIP. Everything here is real: processes, BIRD, wires, mutual TLS.
+
+   target-1 --.                                            
+               >-- lb ==mTLS== frontend + BIRD --BGP-- gateway (BIRD)
+   target-2 --'    '--- one trench pod ------'         AS %d
+                        AS %d
+
+   %s serves %s
+   %s serves %s
+
+Each table below is the gateway's own, out of its BIRD, which is asked every %v.
++ is new in it, ~ has changed, - is gone. Times run from the cause to the table.`,
+		lab.GatewayAS, lab.PodAS, t.one.name, list(t.one.vips), t.two.name, list(t.two.vips), lookEvery)
+}
+
+// acts are the story up to the end of the pod.
+func (t *story) acts() []act {
+	all := t.vips()
+	return []act{
+		{"The pod starts: nothing is advertised before a target is ready", t.start},
+		{t.one.name + " comes up: only its VIPs appear", func(ctx context.Context) error {
+			return t.decision(ctx, t.one.name+" listens", t.one.up, t.one.vips)
+		}},
+		{t.two.name + " comes up: its VIPs follow", func(ctx context.Context) error {
+			return t.decision(ctx, t.two.name+" listens", t.two.up, all)
+		}},
+		{t.one.name + " dies: only its VIPs go", func(ctx context.Context) error {
+			return t.decision(ctx, t.one.name+" refuses connections (two checks in a row must fail, 200 ms apart)", t.one.down, t.two.vips)
+		}},
+		{t.one.name + " lives again", func(ctx context.Context) error {
+			return t.decision(ctx, t.one.name+" listens", t.one.up, all)
+		}},
+		{"The load balancer is killed: every VIP goes", func(ctx context.Context) error {
+			t.mayEnd(t.pod.LB)
+			return t.plain(ctx, fmt.Sprintf("kill -9 %d (lb)", t.pod.LB.PID()), t.pod.LB.Kill, nil)
+		}},
+		{"The load balancer starts again: they return", func(ctx context.Context) error {
+			return t.decision(ctx, "lb is started", t.startLB, all)
+		}},
+		{"The gateway's sessions drop: Egress turns NOT_SERVING", func(ctx context.Context) error {
+			return t.sessions(ctx, "disable", nil, healthv1.HealthCheckResponse_NOT_SERVING)
+		}},
+		{"The gateway's sessions return, and so does Egress", func(ctx context.Context) error {
+			return t.sessions(ctx, "enable", all, healthv1.HealthCheckResponse_SERVING)
+		}},
+	}
+}
+
+// tell plays acts and, when one fails, shows everything that may tell why.
+func (t *story) tell(ctx context.Context, acts []act) error {
+	for _, a := range acts {
+		t.told++
+		t.say("\n%d. %s", t.told, a.title)
+		err := a.play(ctx)
+		if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(err, cause) {
+			err = fmt.Errorf("%w: %w", cause, err)
+		}
+		if err == nil {
+			err = t.err
+		}
+		if err != nil {
+			t.confess(err)
+			return fmt.Errorf("step %d, %s: %w", t.told, a.title, err)
+		}
+	}
+	return nil
+}
+
+// confess shows what the gateway holds, what the pod says, and the ends of the
+// logs.
+func (t *story) confess(err error) {
+	t.say("   FAILED: %v", err)
+	t.say("   the gateway holds:")
+	last := t.witness.Last()
+	t.show(last, last)
+	ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
+	defer cancel()
+	for program, socket := range map[string]string{"frontend": t.pod.FrontendAdmin(), "lb": t.pod.LBAdmin()} {
+		// Its exit status tells whether all is well, which it is not.
+		out, _ := t.pod.Run(ctx, program, "status", "--admin-socket=unix://"+socket)
+		t.say("   %s status:", program)
+		t.quote(out)
+	}
+	for _, p := range []*lab.Process{t.pod.LB, t.pod.Frontend, t.gateway.Process} {
+		if p != nil {
+			t.say("   last lines of %s (pid %d):", p.Name, p.PID())
+			t.quote(p.Tail(25))
+		}
+	}
+}
+
+// start starts the pod and sees that nothing is advertised although everything
+// is up.
+func (t *story) start(ctx context.Context) error {
+	from, looks := time.Now(), t.witness.Looks()
+	t.say("   lb and frontend are started; no target listens")
+	if err := errors.Join(t.startLB(), t.startFrontend()); err != nil {
+		return err
+	}
+	bound, cancel := patient(ctx)
+	defer cancel()
+	if err := lab.Eventually(bound, 20*time.Millisecond, func() error { return t.up(bound) }); err != nil {
+		return err
+	}
+	egress, err := t.egress.wait(ctx, healthv1.HealthCheckResponse_SERVING)
+	if err != nil {
+		return err
+	}
+	t.say("   after %s both BGP sessions are up, Egress is SERVING, and the lb has checked every target", short(egress.Sub(from)))
+	t.show(t.witness.Last(), t.witness.Last())
+	if err := t.rest(ctx); err != nil {
+		return err
+	}
+	for _, s := range t.witness.Since(from) {
+		if len(s.Routes) > 0 {
+			return fmt.Errorf("%s after the start the gateway held %s, expected nothing", short(s.At.Sub(from)), list(s.Prefixes()))
+		}
+	}
+	t.say("   ok: empty at each of %d looks", t.witness.Looks()-looks)
+	return nil
+}
+
+// up tells whether everything is in place that an advertisement needs, but for
+// targets.
+func (t *story) up(ctx context.Context) error {
+	s, err := t.frontendStatus(ctx)
+	if err != nil {
+		return err
+	}
+	lb := s.GetLoadBalancer()
+	if lb.GetFreshness() != frontendv1.Freshness_FRESHNESS_LIVE || !lb.GetSynced() {
+		return fmt.Errorf("the frontend has not heard of every VIP: the word of the lb is %s, synced: %t %s", lb.GetFreshness(), lb.GetSynced(), lb.GetError())
+	}
+	if len(s.GetGateways()) < len(t.gateway.Peers) {
+		return fmt.Errorf("the frontend knows %d BGP sessions, expected %d", len(s.GetGateways()), len(t.gateway.Peers))
+	}
+	for _, g := range s.GetGateways() {
+		if !g.GetUp() {
+			return fmt.Errorf("the BGP session with %s is not up: %s %s", g.GetName(), g.GetState(), g.GetLastError())
+		}
+	}
+	return nil
+}
+
+// change is a cause that runs its course.
+type change struct {
+	from   time.Time // of the cause
+	before lab.Sight
+	want   []netip.Prefix
+	heard  map[netip.Prefix]int // what the gateway was told of each VIP before
+	seen   lab.Sight            // the table as wanted
+}
+
+// untouched are the VIPs that the change must leave alone.
+func (c *change) untouched() []netip.Prefix {
+	var stay []netip.Prefix
+	for _, p := range c.before.Prefixes() {
+		if slices.Contains(c.want, p) {
+			stay = append(stay, p)
+		}
+	}
+	return stay
+}
+
+// touched are the VIPs that must come or go.
+func (c *change) touched() []netip.Prefix {
+	var turn []netip.Prefix
+	for _, p := range append(c.before.Prefixes(), c.want...) {
+		if c.before.Has(p) != slices.Contains(c.want, p) {
+			turn = append(turn, p)
+		}
+	}
+	return turn
+}
+
+// took is how long it was from the cause to the gateway's table.
+func (c *change) took() string { return short(c.seen.At.Sub(c.from)) }
+
+// begin causes something, waits until the gateway's table is as wanted, and
+// shows it.
+func (t *story) begin(ctx context.Context, say string, cause func() error, want []netip.Prefix) (*change, error) {
+	t.say("   %s", say)
+	c := &change{before: t.witness.Last(), want: want, heard: map[netip.Prefix]int{}}
+	for _, p := range c.untouched() {
+		c.heard[p] = t.gateway.Updates(p.String())
+	}
+	c.from = time.Now()
+	if err := cause(); err != nil {
+		return c, err
+	}
+	bound, cancel := patient(ctx)
+	defer cancel()
+	var err error
+	if c.seen, err = t.witness.Wait(bound, exactly(want)); err != nil {
+		return c, err
+	}
+	t.show(c.before, c.seen)
+	return c, nil
+}
+
+// plain is a change that nobody decides.
+func (t *story) plain(ctx context.Context, say string, cause func() error, want []netip.Prefix) error {
+	c, err := t.begin(ctx, say, cause, want)
+	if err != nil {
+		return err
+	}
+	t.say("   %s from the cause to the gateway's table", c.took())
+	return t.settle(ctx, c)
+}
+
+// decision is a change that the lb decides, so that the time of its decision is
+// told too.
+func (t *story) decision(ctx context.Context, say string, cause func() error, want []netip.Prefix) error {
+	c, err := t.begin(ctx, say, cause, want)
+	if err != nil {
+		return err
+	}
+	decided, err := t.decided(ctx)
+	if err != nil {
+		return err
+	}
+	history := t.witness.Since(c.from)
+	var slowest time.Duration
+	for _, p := range c.touched() {
+		slowest = max(slowest, turned(history, p).Sub(decided[p]))
+	}
+	t.say("   %s from the cause to the gateway's table, %s of it after the lb's decision", c.took(), short(slowest))
+	return t.settle(ctx, c)
+}
+
+// sessions takes the gateway's sessions down, or up, at the gateway.
+func (t *story) sessions(ctx context.Context, command string, want []netip.Prefix, egress servingStatus) error {
+	c, err := t.begin(ctx, fmt.Sprintf(`birdc %s "trench*" (on the gateway)`, command), func() error {
+		_, err := t.control.Command(command + ` "trench*"`)
+		return err
+	}, want)
+	if err != nil {
+		return err
+	}
+	at, err := t.egress.wait(ctx, egress)
+	if err != nil {
+		return err
+	}
+	t.say("   %s from the cause to the gateway's table; gRPC health of the frontend: Egress is %s after %s", c.took(), egress, short(at.Sub(c.from)))
+	return t.settle(ctx, c)
+}
+
+// settle leaves the table to be read and then judges everything that was seen
+// since the cause.
+func (t *story) settle(ctx context.Context, c *change) error {
+	if err := t.rest(ctx); err != nil {
+		return err
+	}
+	if err := exactly(c.want)(t.witness.Last()); err != nil {
+		return fmt.Errorf("it did not last: %w", err)
+	}
+	if err := judge(c, t.witness.Since(c.from)); err != nil {
+		return err
+	}
+	stay := c.untouched()
+	for _, p := range stay {
+		if n := t.gateway.Updates(p.String()) - c.heard[p]; n > 0 {
+			return fmt.Errorf("the gateway was told %d times of %s, expected not to hear of it", n, p)
+		}
+	}
+	if len(stay) == 0 {
+		t.say("   ok")
+		return nil
+	}
+	t.say("   ok: the gateway heard nothing of %s", list(stay))
+	return nil
+}
+
+// exactly is satisfied when the table holds these prefixes and no other, none
+// of them de-preferred.
+func exactly(want []netip.Prefix) func(lab.Sight) error {
+	want = slices.SortedFunc(slices.Values(want), netip.Prefix.Compare)
+	return func(s lab.Sight) error {
+		if got := s.Prefixes(); !slices.Equal(got, want) {
+			return fmt.Errorf("the gateway holds %s, expected %s", list(got), list(want))
+		}
+		for _, p := range want {
+			if s.Routes[p].GracefulShutdown() {
+				return fmt.Errorf("the gateway holds %s with 65535:0, expected without", p)
+			}
+		}
+		return nil
+	}
+}
+
+// judge checks every table seen from a cause on, the one before it included:
+// what should stay was there unchanged at every moment, what should come or go
+// did so once, and nothing else ever appeared.
+func judge(c *change, history []lab.Sight) error {
+	for i, s := range history[1:] {
+		after := short(s.At.Sub(c.from))
+		for _, p := range s.Prefixes() {
+			if !c.before.Has(p) && !slices.Contains(c.want, p) {
+				return fmt.Errorf("%s after the cause the gateway held %s, expected at no moment", after, p)
+			}
+		}
+		for _, p := range c.untouched() {
+			if is, has := s.Routes[p]; !has || !is.Equal(history[i].Routes[p]) {
+				return fmt.Errorf("%s after the cause the gateway lost or changed %s, expected to keep it as it was", after, p)
+			}
+		}
+	}
+	for _, p := range c.touched() {
+		turns := 0
+		for i, s := range history[1:] {
+			if s.Has(p) == history[i].Has(p) && s.Routes[p].Equal(history[i].Routes[p]) {
+				continue
+			}
+			if turns++; turns > 1 {
+				return fmt.Errorf("%s after the cause %s changed again, expected to come or go once", short(s.At.Sub(c.from)), p)
+			}
+		}
+	}
+	return nil
+}
+
+// turned tells when a prefix came or went first.
+func turned(history []lab.Sight, p netip.Prefix) time.Time {
+	for _, s := range history[1:] {
+		if s.Has(p) != history[0].Has(p) {
+			return s.At
+		}
+	}
+	return history[0].At
+}
+
+// rest leaves a table to be read.
+func (t *story) rest(ctx context.Context) error {
+	timer := time.NewTimer(t.pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

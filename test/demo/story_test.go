@@ -1,0 +1,129 @@
+package main
+
+import (
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+var (
+	vipA = netip.MustParsePrefix("20.0.0.1/32")
+	vipB = netip.MustParsePrefix("2000::2/128")
+)
+
+// route is a plain route, or one with communities.
+func route(p netip.Prefix, communities ...string) lab.Route {
+	return lab.Route{Prefix: p, NextHop: lab.PodExternal4, ASPath: []string{"8103"}, Communities: communities}
+}
+
+// sight is a table at so many milliseconds after the start.
+func sight(start time.Time, ms int, routes ...lab.Route) lab.Sight {
+	s := lab.Sight{At: start.Add(time.Duration(ms) * time.Millisecond), Routes: map[netip.Prefix]lab.Route{}}
+	for _, r := range routes {
+		s.Routes[r.Prefix] = r
+	}
+	return s
+}
+
+func TestTableMarksWhatChanged(t *testing.T) {
+	now := time.Now()
+	for _, c := range []struct {
+		name        string
+		before, now lab.Sight
+		want        []string
+	}{
+		{"empty", sight(now, 0), sight(now, 1), []string{"  the gateway's table is empty"}},
+		{"new", sight(now, 0), sight(now, 1, route(vipA)), []string{
+			"  prefix         via             AS path               community",
+			"+ 20.0.0.1/32    169.254.100.1   8103                  -",
+		}},
+		{"gone", sight(now, 0, route(vipA), route(vipB)), sight(now, 1, route(vipB)), []string{
+			"  prefix         via             AS path               community",
+			"- 20.0.0.1/32    gone",
+			"  2000::2/128    169.254.100.1   8103                  -",
+		}},
+		{"changed", sight(now, 0, route(vipA)), sight(now, 1, route(vipA, "(65535,0)")), []string{
+			"  prefix         via             AS path               community",
+			"~ 20.0.0.1/32    169.254.100.1   8103                  65535:0 (graceful shutdown)",
+		}},
+		{"all gone", sight(now, 0, route(vipA)), sight(now, 1), []string{"  the gateway's table is empty", "- 20.0.0.1/32    gone"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if diff := cmp.Diff(c.want, table(c.before, c.now)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestJudgeSeesWhatMustNotHappen(t *testing.T) {
+	now := time.Now()
+	both := sight(now, -1, route(vipA), route(vipB))
+	for _, c := range []struct {
+		name    string
+		want    []netip.Prefix
+		history []lab.Sight
+		problem string // empty: none
+	}{
+		{"one goes", []netip.Prefix{vipB}, []lab.Sight{both, sight(now, 1, route(vipB))}, ""},
+		{"one comes", []netip.Prefix{vipA, vipB}, []lab.Sight{sight(now, 0, route(vipB)), both}, ""},
+		{"both come one after the other", []netip.Prefix{vipA, vipB}, []lab.Sight{sight(now, 0), sight(now, 1, route(vipB)), both}, ""},
+		{"the other one goes for a moment", []netip.Prefix{vipB}, []lab.Sight{both, sight(now, 1), sight(now, 2, route(vipB))}, "lost or changed"},
+		{"the other one changes", []netip.Prefix{vipB}, []lab.Sight{both, sight(now, 1, route(vipB, "(65535,0)"))}, "lost or changed"},
+		{"it goes, comes and goes", []netip.Prefix{vipB}, []lab.Sight{both, sight(now, 1, route(vipB)), both, sight(now, 2, route(vipB))}, "changed again"},
+		{"a stranger for a moment", []netip.Prefix{vipB}, []lab.Sight{sight(now, 0, route(vipB)), both, sight(now, 1, route(vipB))}, "at no moment"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			err := judge(&change{from: now, before: c.history[0], want: c.want}, c.history)
+			wantProblem(t, err, c.problem)
+		})
+	}
+}
+
+func TestInOrderSeesEveryWrongEnd(t *testing.T) {
+	now := time.Now()
+	warned := sight(now, 1, route(vipA, "(65535,0)"))
+	up, gone := sight(now, 0, route(vipA)), sight(now, 10)
+	for _, c := range []struct {
+		name    string
+		history []lab.Sight
+		lbEnd   int
+		problem string // empty: none
+	}{
+		{"in order", []lab.Sight{up, warned, gone}, 20, ""},
+		{"no warning", []lab.Sight{up, gone}, 20, "never held"},
+		{"never gone", []lab.Sight{up, warned}, 20, "not withdrawn"},
+		{"back again", []lab.Sight{up, warned, gone, warned}, 20, "came back"},
+		{"the warning is taken back", []lab.Sight{up, warned, up, gone}, 20, "lost its 65535:0"},
+		{"the lb goes too early", []lab.Sight{up, warned, gone}, 9, "expected to forward"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			wantProblem(t, inOrder(c.history, []netip.Prefix{vipA}, now.Add(time.Duration(c.lbEnd)*time.Millisecond)), c.problem)
+		})
+	}
+}
+
+func wantProblem(t *testing.T, err error, problem string) {
+	t.Helper()
+	switch {
+	case problem == "" && err != nil:
+		t.Errorf("refused: %v", err)
+	case problem != "" && (err == nil || !strings.Contains(err.Error(), problem)):
+		t.Errorf("error %v, want one about %q", err, problem)
+	}
+}
+
+func TestQuoteSurvivesTheShell(t *testing.T) {
+	for _, path := range []string{"/usr/bin/lb", "/a folder/lb", "/it's/lb", `/"x" $HOME;ls/lb`, ""} {
+		out, err := exec.CommandContext(t.Context(), "sh", "-c", "printf %s "+quote(path)).Output()
+		if err != nil || string(out) != path {
+			t.Errorf("the shell makes %q of %q (%v)", out, path, err)
+		}
+	}
+}

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// teller prints. The first error of the output is kept in err.
+type teller struct {
+	w   io.Writer
+	err error
+}
+
+// say prints a line.
+func (t *teller) say(format string, args ...any) {
+	if t.err != nil {
+		return
+	}
+	if _, err := fmt.Fprintf(t.w, format+"\n", args...); err != nil {
+		t.err = fmt.Errorf("print: %w", err)
+	}
+}
+
+// quote prints what somebody else said.
+func (t *teller) quote(text string) {
+	for line := range strings.Lines(text) {
+		t.say("      | %s", strings.TrimRight(line, "\n"))
+	}
+}
+
+// show prints the gateway's table: + is new since before, - is gone, ~ changed.
+func (t *teller) show(before, now lab.Sight) {
+	for _, line := range table(before, now) {
+		t.say("      %s", line)
+	}
+}
+
+// table renders a gateway's table, by prefix.
+func table(before, now lab.Sight) []string {
+	all := append(now.Prefixes(), before.Prefixes()...)
+	slices.SortFunc(all, netip.Prefix.Compare)
+	all = slices.Compact(all)
+	lines := []string{row(" ", "prefix", "via", "AS path", "community")}
+	if len(now.Routes) == 0 {
+		lines[0] = "  the gateway's table is empty"
+	}
+	for _, p := range all {
+		was, had := before.Routes[p]
+		is, has := now.Routes[p]
+		mark := " "
+		switch {
+		case !has:
+			lines = append(lines, row("-", p.String(), "gone", "", ""))
+			continue
+		case !had:
+			mark = "+"
+		case !was.Equal(is):
+			mark = "~"
+		}
+		lines = append(lines, row(mark, p.String(), is.NextHop.String(), strings.Join(is.ASPath, " "), communities(is)))
+	}
+	return lines
+}
+
+func row(mark, prefix, via, path, community string) string {
+	return strings.TrimRight(fmt.Sprintf("%s %-13s  %-14s  %-20s  %s", mark, prefix, via, path, community), " ")
+}
+
+// communities are written as the RFCs do.
+func communities(r lab.Route) string {
+	if len(r.Communities) == 0 {
+		return "-"
+	}
+	var list []string
+	for _, c := range r.Communities {
+		c = strings.ReplaceAll(strings.Trim(c, "()"), ",", ":")
+		if c == "65535:0" {
+			c += " (graceful shutdown)"
+		}
+		list = append(list, c)
+	}
+	return strings.Join(list, " ")
+}
+
+// list names prefixes in a sentence.
+func list(prefixes []netip.Prefix) string {
+	if len(prefixes) == 0 {
+		return "nothing"
+	}
+	var words []string
+	for _, p := range prefixes {
+		words = append(words, p.String())
+	}
+	return strings.Join(words, ", ")
+}
+
+// short is a duration for people.
+func short(d time.Duration) string {
+	switch {
+	case d < 10*time.Millisecond:
+		return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond))
+	case d < time.Second:
+		return fmt.Sprintf("%d ms", d.Milliseconds())
+	default:
+		return fmt.Sprintf("%.1f s", d.Seconds())
+	}
+}

@@ -1,0 +1,186 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// binaries is the folder of lb and frontend, built once for all tests.
+var binaries string
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) int {
+	if os.Geteuid() != 0 {
+		fmt.Fprintln(os.Stderr, "the end-to-end tests need root for network namespaces: run as root")
+		return 1
+	}
+	dir, err := os.MkdirTemp("", "vipgate-e2e-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	root, err := filepath.Abs("../..")
+	if err == nil {
+		err = lab.Build(ctx, root, dir)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	binaries = dir
+	return m.Run()
+}
+
+// patience bounds every wait for something that must happen: it is a bound of
+// liveness, far above what is expected.
+const patience = 30 * time.Second
+
+// world is one laboratory with a pod, two targets and a gateway.
+type world struct {
+	t *testing.T
+	*lab.Lab
+	pod     *lab.Pod
+	gateway *lab.Gateway
+	target1 []*lab.Target // one for each family
+	target2 []*lab.Target
+}
+
+// The usual VIPs: the first two are served by target 1, the others by target 2.
+const (
+	vipA4, vipA6 = "20.0.0.1/32", "2000::1/128"
+	vipB4, vipB6 = "20.0.0.2/32", "2000::2/128"
+)
+
+const checkPort = 5000
+
+// usualTrench is a trench file with two streams of one target each and a dual-stack gateway.
+func usualTrench() string {
+	return fmt.Sprintf(`trench: trench-a
+attractor:
+  name: attractor-a-1
+  vips: [%[1]s, "%[2]s", %[3]s, "%[4]s"]
+  gateways:
+    - {name: gateway-a4, address: %[5]s}
+    - {name: gateway-a6, address: "%[6]s"}
+streams:
+  - name: stream-a
+    vips: [%[1]s, "%[2]s"]
+    check: {tcp: {port: %[11]d}, interval: 100ms, timeout: 100ms, rise: 1, fall: 2}
+    targets:
+      - {name: target-1, ips: [%[7]s, "%[8]s"]}
+  - name: stream-b
+    vips: [%[3]s, "%[4]s"]
+    check: {tcp: {port: %[11]d}, interval: 100ms, timeout: 100ms, rise: 1, fall: 2}
+    targets:
+      - {name: target-2, ips: [%[9]s, "%[10]s"]}
+`, vipA4, vipA6, vipB4, vipB6, lab.GatewayA4, lab.GatewayA6,
+		lab.Target1v4, lab.Target1v6, lab.Target2v4, lab.Target2v6, checkPort)
+}
+
+// newWorld makes a laboratory with the usual trench and a gateway; nothing of
+// the pod runs yet.
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	l, err := lab.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{t: t, Lab: l, pod: &lab.Pod{Lab: l, Binaries: binaries}}
+	t.Cleanup(w.close)
+	for _, a := range []netip.Addr{lab.Target1v4, lab.Target1v6} {
+		w.target1 = append(w.target1, lab.NewTarget(l.Backend, netip.AddrPortFrom(a, checkPort)))
+	}
+	for _, a := range []netip.Addr{lab.Target2v4, lab.Target2v6} {
+		w.target2 = append(w.target2, lab.NewTarget(l.Backend, netip.AddrPortFrom(a, checkPort)))
+	}
+	w.must(w.pod.WriteTrench(usualTrench()))
+	w.gateway, err = l.StartGateway(lab.GatewayA())
+	w.must(err)
+	return w
+}
+
+// close takes everything down and, after a failure, shows what was logged.
+func (w *world) close() {
+	for _, t := range append(w.target1, w.target2...) {
+		if err := t.Down(); err != nil {
+			w.t.Error(err)
+		}
+	}
+	if w.t.Failed() {
+		for _, p := range []*lab.Process{w.pod.LB, w.pod.Frontend, w.gateway.Process} {
+			if p != nil {
+				w.t.Logf("== last lines of %s\n%s", p.Name, p.Tail(60))
+			}
+		}
+	}
+	if err := w.Close(); err != nil {
+		w.t.Error(err)
+	}
+}
+
+func (w *world) must(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) up(targets []*lab.Target) {
+	w.t.Helper()
+	for _, t := range targets {
+		w.must(t.Up())
+	}
+}
+
+func (w *world) down(targets []*lab.Target) {
+	w.t.Helper()
+	for _, t := range targets {
+		w.must(t.Down())
+	}
+}
+
+// startPod starts lb and frontend.
+func (w *world) startPod() {
+	w.t.Helper()
+	w.must(w.pod.StartLB())
+	w.must(w.pod.StartFrontend())
+}
+
+// wantRoutes waits until exactly these VIPs are in the gateway's table.
+func (w *world) wantRoutes(prefixes ...string) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	defer cancel()
+	w.must(w.gateway.WantRoutes(ctx, prefixes...))
+}
+
+// waitFor waits until condition returns nil.
+func (w *world) waitFor(condition func() error) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	defer cancel()
+	w.must(lab.Eventually(ctx, 10*time.Millisecond, condition))
+}
+
+// waitLog waits until a process has printed a text.
+func (w *world) waitLog(p *lab.Process, text string) {
+	w.t.Helper()
+	w.waitFor(func() error {
+		if !strings.Contains(p.Output(), text) {
+			return fmt.Errorf("%s has not printed %q", p.Name, text)
+		}
+		return nil
+	})
+}

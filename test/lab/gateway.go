@@ -1,0 +1,220 @@
+package lab
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"text/template"
+	"time"
+)
+
+// GatewayConfig describes a BIRD gateway.
+type GatewayConfig struct {
+	Name      string
+	RouterID  netip.Addr
+	LocalAS   uint32
+	RemoteAS  uint32
+	Port      uint16
+	Local     []netip.Addr // one session for each, with the peer of the same index
+	Peers     []netip.Addr
+	Interface string
+	BFD       bool
+	Password  string
+	// Default is true when the gateway sends default routes.
+	Default bool
+}
+
+// Gateway is a BIRD that plays the external router.
+type Gateway struct {
+	GatewayConfig
+	NS      *NetNS
+	Process *Process
+	dir     string
+	socket  string
+}
+
+var gatewayTemplate = template.Must(template.New("gateway").Parse(`# The gateway: takes VIPs from the trench and sends default routes.
+router id {{.RouterID}};
+log stderr all;
+protocol device { scan time 1; }
+{{- if .BFD}}
+protocol bfd { interface "*" { min rx interval 100 ms; min tx interval 100 ms; multiplier 3; }; }
+{{- end}}
+{{- if .Default}}
+protocol static default4 { ipv4; route 0.0.0.0/0 blackhole; }
+protocol static default6 { ipv6; route ::/0 blackhole; }
+{{- end}}
+protocol kernel kernel4 { ipv4 { import none; export where source = RTS_BGP; }; merge paths yes; }
+protocol kernel kernel6 { ipv6 { import none; export where source = RTS_BGP; }; merge paths yes; }
+{{- range $i, $peer := .Peers}}
+protocol bgp trench{{$i}} {
+	local {{index $.Local $i}} port {{$.Port}} as {{$.LocalAS}};
+	neighbor {{$peer}} port {{$.Port}} as {{$.RemoteAS}};
+	interface "{{$.Interface}}";
+	strict bind;
+	hold time 3;
+	connect delay time 1;
+	connect retry time 2;
+	error wait time 1, 2;
+	graceful restart off;
+	debug { states, routes };
+{{- if $.BFD}}
+	bfd yes;
+{{- end}}
+{{- if $.Password}}
+	password "{{$.Password}}";
+{{- end}}
+	{{if $peer.Is4}}ipv4{{else}}ipv6{{end}} {
+		import all;
+		export {{if $.Default}}where source = RTS_STATIC{{else}}none{{end}};
+		next hop self;
+	};
+}
+{{- end}}
+`))
+
+// StartGateway starts BIRD in a namespace with its files in dir.
+func StartGateway(ns *NetNS, dir string, c GatewayConfig) (*Gateway, error) {
+	g := &Gateway{GatewayConfig: c, NS: ns, dir: filepath.Join(dir, c.Name)}
+	g.socket = filepath.Join(g.dir, "bird.ctl")
+	if err := os.MkdirAll(g.dir, 0o700); err != nil {
+		return nil, fmt.Errorf("gateway %s: %w", c.Name, err)
+	}
+	return g, g.Start()
+}
+
+// Start writes the configuration and starts BIRD (again).
+func (g *Gateway) Start() error {
+	conf := filepath.Join(g.dir, "bird.conf")
+	f, err := os.Create(conf)
+	if err != nil {
+		return fmt.Errorf("gateway %s: %w", g.Name, err)
+	}
+	if err := gatewayTemplate.Execute(f, g.GatewayConfig); err != nil {
+		f.Close()
+		return fmt.Errorf("gateway %s: %w", g.Name, err)
+	}
+	if err := f.Close(); err != nil {
+		return fmt.Errorf("gateway %s: %w", g.Name, err)
+	}
+	g.Process, err = StartProcess(g.NS, g.dir, "bird", BIRD(), "-f", "-c", conf, "-s", g.socket)
+	return err
+}
+
+// Socket is the control socket of the gateway's BIRD.
+func (g *Gateway) Socket() string { return g.socket }
+
+// BIRD is the path of the BIRD daemon, which Debian keeps out of a user's PATH.
+func BIRD() string {
+	if path, err := exec.LookPath("bird"); err == nil {
+		return path
+	}
+	return "/usr/sbin/bird"
+}
+
+// Command asks the gateway's BIRD.
+func (g *Gateway) Command(ctx context.Context, command string) (string, error) {
+	birdc := filepath.Join(filepath.Dir(BIRD()), "birdc")
+	out, err := exec.CommandContext(ctx, birdc, "-s", g.socket, "-r", command).CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("birdc %s on gateway %s: %w: %s", command, g.Name, err, out)
+	}
+	return string(out), nil
+}
+
+// Route is one route in the gateway's table.
+type Route struct {
+	Prefix      netip.Prefix
+	NextHop     netip.Addr
+	ASPath      []string
+	Communities []string
+	LocalPref   string
+}
+
+// GracefulShutdown tells whether the route carries 65535:0 (RFC 8326).
+func (r Route) GracefulShutdown() bool { return slices.Contains(r.Communities, "(65535,0)") }
+
+// Routes returns what the gateway learned over BGP, by prefix.
+func (g *Gateway) Routes(ctx context.Context) (map[netip.Prefix]Route, error) {
+	out, err := g.Command(ctx, learned)
+	if err != nil {
+		return nil, err
+	}
+	routes := map[netip.Prefix]Route{}
+	parseRoutes(out, routes)
+	return routes, nil
+}
+
+// parseRoutes reads BIRD's `show route all`, by words: columns differ between versions.
+func parseRoutes(out string, routes map[netip.Prefix]Route) {
+	var current netip.Prefix
+	lines := bufio.NewScanner(strings.NewReader(out))
+	for lines.Scan() {
+		words := strings.Fields(lines.Text())
+		if len(words) == 0 {
+			continue
+		}
+		if p, err := netip.ParsePrefix(words[0]); err == nil {
+			current = p
+			routes[p] = Route{Prefix: p}
+			continue
+		}
+		r, known := routes[current]
+		if !known {
+			continue
+		}
+		switch {
+		case words[0] == "via" && len(words) > 1:
+			if a, err := netip.ParseAddr(words[1]); err == nil {
+				r.NextHop = a
+			}
+		case strings.HasSuffix(words[0], "as_path:"):
+			r.ASPath = words[1:]
+		case strings.HasSuffix(words[0], "community:"):
+			r.Communities = words[1:]
+		case strings.HasSuffix(words[0], "local_pref:") && len(words) > 1:
+			r.LocalPref = words[1]
+		}
+		routes[current] = r
+	}
+}
+
+// WantRoutes waits until exactly these prefixes are in the gateway's table.
+func (g *Gateway) WantRoutes(ctx context.Context, prefixes ...string) error {
+	want := slices.Sorted(slices.Values(prefixes))
+	return Eventually(ctx, 10*time.Millisecond, func() error {
+		routes, err := g.Routes(ctx)
+		if err != nil {
+			return err
+		}
+		var got []string
+		for p := range routes {
+			got = append(got, p.String())
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			return fmt.Errorf("gateway %s holds %v, want %v", g.Name, got, want)
+		}
+		return nil
+	})
+}
+
+// Updates counts what the gateway was told about a prefix so far, every
+// announcement and every withdrawal, also those that changed nothing.
+func (g *Gateway) Updates(prefix string) int {
+	n := 0
+	for line := range strings.Lines(g.Process.Output()) {
+		words := strings.Fields(line)
+		// "trench0.ipv4 > added [best] 20.0.0.1/32 ..." and its like.
+		if i := slices.Index(words, ">"); i > 0 && strings.Contains(words[i-1], "trench") && slices.Contains(words[i:], prefix) {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,183 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+)
+
+// Addresses and names of the laboratory, the same in every one: namespaces keep
+// laboratories apart.
+const (
+	External = "ext-vlan" // the pod's interface toward the gateways
+	Internal = "int0"     // the pod's interface toward the targets
+	BGPPort  = 10179
+
+	PodAS     = 8103
+	GatewayAS = 4248829953
+
+	TrustDomain = "vipgate.demo"
+	LBID        = "spiffe://vipgate.demo/lb"
+	FrontendID  = "spiffe://vipgate.demo/frontend"
+	OperatorID  = "spiffe://vipgate.demo/operator"
+)
+
+// Addresses of the external network and of the targets' network.
+var (
+	PodExternal4  = netip.MustParseAddr("169.254.100.1")
+	PodExternal6  = netip.MustParseAddr("fd00:100::1")
+	GatewayA4     = netip.MustParseAddr("169.254.100.150")
+	GatewayA6     = netip.MustParseAddr("fd00:100::150")
+	Target1v4     = netip.MustParseAddr("172.16.1.1")
+	Target1v6     = netip.MustParseAddr("fd00:16::1:1")
+	Target2v4     = netip.MustParseAddr("172.16.1.2")
+	Target2v6     = netip.MustParseAddr("fd00:16::1:2")
+	podInternal   = []string{"172.16.0.1/16", "fd00:16::1/64"}
+	externalBits4 = 24
+	externalBits6 = 64
+)
+
+// tempDir is where laboratories have their folders: a TMPDIR may be too long for
+// the paths of unix sockets.
+const tempDir = "/tmp"
+
+// dirPattern matches the folders of laboratories: the process that made it, and chance.
+var dirPattern = regexp.MustCompile(`^vg-([0-9]+)-[0-9]+$`)
+
+// Lab is a trench pod's namespace, the gateways' namespace, the targets'
+// namespace, and the wires between them.
+type Lab struct {
+	Dir     string // short, since paths of unix sockets end at 108 bytes
+	Pod     *NetNS
+	Gateway *NetNS
+	Backend *NetNS
+
+	processes []*Process
+}
+
+// New makes a laboratory without any process. Leftovers of killed runs are
+// removed first. The caller closes it.
+func New() (_ *Lab, err error) {
+	if err := RemoveLeftovers(); err != nil {
+		return nil, fmt.Errorf("leftovers of an earlier run: %w", err)
+	}
+	if err := removeFolders(); err != nil {
+		return nil, fmt.Errorf("leftovers of an earlier run: %w", err)
+	}
+	dir, err := os.MkdirTemp(tempDir, fmt.Sprintf("vg-%d-", os.Getpid()))
+	if err != nil {
+		return nil, fmt.Errorf("folder of the laboratory: %w", err)
+	}
+	l := &Lab{Dir: dir}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, l.Close())
+		}
+	}()
+	for _, ns := range []**NetNS{&l.Pod, &l.Gateway, &l.Backend} {
+		if *ns, err = Create(); err != nil {
+			return nil, err
+		}
+	}
+	return l, l.wire()
+}
+
+// wire lays the wires and gives them addresses.
+func (l *Lab) wire() error {
+	return errors.Join(
+		Veth(l.Pod, External, l.Gateway, "trench0"),
+		Veth(l.Pod, Internal, l.Backend, "pod0"),
+		l.Pod.Addr(External, prefix(PodExternal4, externalBits4), prefix(PodExternal6, externalBits6)),
+		l.Gateway.Addr("trench0", prefix(GatewayA4, externalBits4), prefix(GatewayA6, externalBits6)),
+		l.Pod.Addr(Internal, podInternal...),
+		l.Backend.Addr("pod0", prefix(Target1v4, 16), prefix(Target2v4, 16), prefix(Target1v6, 64), prefix(Target2v6, 64)),
+		l.Pod.Sysctl("net.ipv4.ip_forward", "1"),
+		l.Pod.Sysctl("net.ipv6.conf.all.forwarding", "1"),
+		l.Gateway.Sysctl("net.ipv4.ip_forward", "1"),
+		l.Gateway.Sysctl("net.ipv6.conf.all.forwarding", "1"),
+	)
+}
+
+func prefix(a netip.Addr, bits int) string { return netip.PrefixFrom(a, bits).String() }
+
+// Start starts a process in the pod; Close ends it.
+func (l *Lab) Start(ns *NetNS, name string, args ...string) (*Process, error) {
+	p, err := StartProcess(ns, l.Dir, name, args...)
+	if err == nil {
+		l.processes = append(l.processes, p)
+	}
+	return p, err
+}
+
+// StartGateway starts the BIRD gateway; Close ends it.
+func (l *Lab) StartGateway(c GatewayConfig) (*Gateway, error) {
+	g, err := StartGateway(l.Gateway, l.Dir, c)
+	if err == nil {
+		l.processes = append(l.processes, g.Process)
+	}
+	return g, err
+}
+
+// GatewayA is the configuration of the usual gateway: eBGP, dual stack, default routes.
+func GatewayA() GatewayConfig {
+	return GatewayConfig{
+		Name: "gateway-a", RouterID: GatewayA4, LocalAS: GatewayAS, RemoteAS: PodAS, Port: BGPPort,
+		Local: []netip.Addr{GatewayA4, GatewayA6}, Peers: []netip.Addr{PodExternal4, PodExternal6},
+		Interface: "trench0", Default: true,
+	}
+}
+
+// Close ends every process and removes every namespace and file. It can be
+// called twice.
+func (l *Lab) Close() error {
+	var errs []error
+	for _, p := range l.processes {
+		errs = append(errs, p.Kill())
+	}
+	l.processes = nil
+	for _, ns := range []**NetNS{&l.Pod, &l.Gateway, &l.Backend} {
+		if *ns != nil {
+			// BIRD is not our child but the frontend's: whatever outlived its
+			// parent in the pod ends here.
+			(*ns).endProcesses()
+			errs = append(errs, (*ns).Close())
+			*ns = nil
+		}
+	}
+	return errors.Join(append(errs, os.RemoveAll(l.Dir))...)
+}
+
+// removeFolders removes the folders of laboratories whose makers are dead.
+func removeFolders() error {
+	entries, err := os.ReadDir(tempDir)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range entries {
+		m := dirPattern.FindStringSubmatch(e.Name())
+		if m == nil {
+			continue
+		}
+		if info, err := e.Info(); err == nil && !makerLives(m[1], info.ModTime()) {
+			errs = append(errs, os.RemoveAll(filepath.Join(tempDir, e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Build compiles lb and frontend into dir. It needs a Go tool and the sources.
+func Build(ctx context.Context, root, dir string, flags ...string) error {
+	args := append([]string{"build", "-o", dir + string(filepath.Separator)}, flags...)
+	cmd := exec.CommandContext(ctx, "go", append(args, "./cmd/lb", "./cmd/frontend")...)
+	cmd.Dir = root
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build lb and frontend: %w: %s", err, out)
+	}
+	return nil
+}

@@ -1,0 +1,86 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// Pod is a trench pod: an lb and a frontend with its BIRD, in the laboratory's
+// pod namespace.
+type Pod struct {
+	Lab      *Lab
+	Binaries string // the folder of lb and frontend
+	LB       *Process
+	Frontend *Process
+}
+
+// Ports of the pod, free in its namespace by construction.
+const (
+	LBHealth        = "127.0.0.1:7781"
+	FrontendHealth  = "127.0.0.1:7780"
+	LBMetrics       = "127.0.0.1:2223"
+	FrontendMetrics = "127.0.0.1:2224"
+)
+
+// Paths of the pod.
+func (p *Pod) TrenchFile() string    { return filepath.Join(p.Lab.Dir, "trench", "trench.yaml") }
+func (p *Pod) Socket() string        { return filepath.Join(p.Lab.Dir, "lb.sock") }
+func (p *Pod) LBAdmin() string       { return filepath.Join(p.Lab.Dir, "lb-admin.sock") }
+func (p *Pod) FrontendAdmin() string { return filepath.Join(p.Lab.Dir, "fe-admin.sock") }
+func (p *Pod) Authority() string     { return filepath.Join(p.Lab.Dir, "authority") }
+func (p *Pod) BirdDir() string       { return filepath.Join(p.Lab.Dir, "bird") }
+func (p *Pod) BirdSocket() string    { return filepath.Join(p.Lab.Dir, "bird.ctl") }
+
+// WriteTrench replaces the trench file as an editor does, by a rename.
+func (p *Pod) WriteTrench(text string) error {
+	path := p.TrenchFile()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return fmt.Errorf("trench file: %w", err)
+	}
+	if err := os.WriteFile(path+".new", []byte(text), 0o644); err != nil {
+		return fmt.Errorf("trench file: %w", err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		return fmt.Errorf("trench file: %w", err)
+	}
+	return nil
+}
+
+// LBArgs are the arguments of `lb run` in this pod.
+func (p *Pod) LBArgs(extra ...string) []string {
+	return append([]string{
+		filepath.Join(p.Binaries, "lb"), "run",
+		"--trench-file=" + p.TrenchFile(), "--socket=unix://" + p.Socket(), "--admin-socket=unix://" + p.LBAdmin(),
+		"--identity=dev", "--dev-authority-dir=" + p.Authority(), "--spiffe-id=" + LBID,
+		"--frontend-id=" + FrontendID, "--reader-id=" + OperatorID, "--log-format=text",
+	}, extra...)
+}
+
+// FrontendArgs are the arguments of `frontend run` in this pod.
+func (p *Pod) FrontendArgs(extra ...string) []string {
+	return append([]string{
+		filepath.Join(p.Binaries, "frontend"), "run",
+		"--trench-file=" + p.TrenchFile(), "--lb-socket=unix://" + p.Socket(), "--admin-socket=unix://" + p.FrontendAdmin(),
+		"--identity=dev", "--dev-authority-dir=" + p.Authority(), "--spiffe-id=" + FrontendID, "--lb-id=" + LBID,
+		"--external-interface=" + External, "--bird-dir=" + p.BirdDir(), "--bird-socket=" + p.BirdSocket(), "--log-format=text",
+	}, extra...)
+}
+
+// StartLB starts the lb.
+func (p *Pod) StartLB(extra ...string) (err error) {
+	p.LB, err = p.Lab.Start(p.Lab.Pod, "lb", p.LBArgs(extra...)...)
+	return err
+}
+
+// StartFrontend starts the frontend.
+func (p *Pod) StartFrontend(extra ...string) (err error) {
+	p.Frontend, err = p.Lab.Start(p.Lab.Pod, "frontend", p.FrontendArgs(extra...)...)
+	return err
+}
+
+// Run runs lb or frontend with a sub-command in the pod and returns what it printed.
+func (p *Pod) Run(ctx context.Context, program string, args ...string) (string, error) {
+	return p.Lab.Pod.Run(ctx, filepath.Join(p.Binaries, program), args...)
+}

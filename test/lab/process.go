@@ -1,0 +1,126 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Process is a process of ours in a namespace. Its output goes to a file.
+type Process struct {
+	Name string
+	Log  string // path of the file that holds stdout and stderr
+	Args []string
+
+	cmd   *exec.Cmd
+	done  chan struct{}
+	err   error     // valid once done is closed
+	ended time.Time // valid once done is closed
+}
+
+// StartProcess starts a program in a namespace with its output in dir/name.log,
+// to which a second start appends.
+func StartProcess(ns *NetNS, dir, name string, args ...string) (*Process, error) {
+	path := filepath.Join(dir, name+".log")
+	out, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("log of %s: %w", name, err)
+	}
+	defer out.Close()
+	p := &Process{Name: name, Log: path, Args: args, cmd: exec.Command(args[0], args[1:]...), done: make(chan struct{})}
+	p.cmd.Stdout, p.cmd.Stderr = out, out
+	p.cmd.Dir = dir
+	p.cmd.Env = append(os.Environ(), "GOTRACEBACK=all")
+	// A group of its own keeps a terminal's Ctrl-C from reaching it before we
+	// had our say.
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := ns.Start(p.cmd); err != nil {
+		return nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	go func() {
+		p.err = p.cmd.Wait()
+		p.ended = time.Now()
+		close(p.done)
+	}()
+	return p, nil
+}
+
+// PID is the process id.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// Signal sends a signal. A process that has ended is no error.
+func (p *Process) Signal(s syscall.Signal) error {
+	if err := p.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("signal %s to %s: %w", s, p.Name, err)
+	}
+	return nil
+}
+
+// Done is closed when the process ended.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Ended is when the process ended; only once Done is closed.
+func (p *Process) Ended() time.Time { return p.ended }
+
+// Wait waits for the end of the process and returns its exit status.
+func (p *Process) Wait(ctx context.Context) (int, error) {
+	select {
+	case <-p.done:
+		return p.cmd.ProcessState.ExitCode(), nil
+	case <-ctx.Done():
+		return 0, fmt.Errorf("%s (pid %d) still runs: %w", p.Name, p.PID(), ctx.Err())
+	}
+}
+
+// Kill ends the process at once and waits for its end.
+func (p *Process) Kill() error {
+	if err := p.Signal(unix.SIGKILL); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
+	defer cancel()
+	_, err := p.Wait(ctx)
+	return err
+}
+
+// Output is what the process printed so far.
+func (p *Process) Output() string {
+	b, err := os.ReadFile(p.Log)
+	if err != nil {
+		return err.Error()
+	}
+	return string(b)
+}
+
+// Tail is the last n lines of Output.
+func (p *Process) Tail(n int) string {
+	lines := strings.Split(strings.TrimRight(p.Output(), "\n"), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
+
+// Eventually waits until condition returns nil and returns its last error when
+// ctx ends first. It asks again every interval: conditions of the outside world
+// have no channel to wait on.
+func Eventually(ctx context.Context, interval time.Duration, condition func() error) error {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		err := condition()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("%w (waited until %v)", err, ctx.Err())
+		}
+	}
+}

@@ -1,0 +1,115 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"testing"
+	"time"
+)
+
+func TestWitnessSeesRoutesComeAndGo(t *testing.T) {
+	if errs := Needs(); len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	l, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+
+	gateway, err := l.StartGateway(GatewayA())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var control *Control
+	if err := Eventually(ctx, 10*time.Millisecond, func() (err error) {
+		control, err = gateway.Control(ctx)
+		return err
+	}); err != nil {
+		t.Fatalf("%v\n%s", err, gateway.Process.Tail(20))
+	}
+	defer control.Close()
+	witness, err := gateway.Witness(ctx, time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer witness.Close()
+	if got := witness.Last(); len(got.Routes) > 0 {
+		t.Fatalf("a gateway without a peer holds %v", got.Prefixes())
+	}
+
+	start := time.Now()
+	peer, err := StartGateway(l.Pod, l.Dir, GatewayConfig{
+		Name: "peer", RouterID: PodExternal4, LocalAS: PodAS, RemoteAS: GatewayAS, Port: BGPPort,
+		Local: []netip.Addr{PodExternal4, PodExternal6}, Peers: []netip.Addr{GatewayA4, GatewayA6},
+		Interface: External, Default: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := peer.Process.Kill(); err != nil {
+			t.Error(err)
+		}
+	})
+	defaults := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
+	holds := func(want ...netip.Prefix) func(Sight) error {
+		return func(s Sight) error {
+			if got := s.Prefixes(); !slices.Equal(got, want) {
+				return fmt.Errorf("the gateway holds %v, want %v", got, want)
+			}
+			return nil
+		}
+	}
+	s, err := witness.Wait(ctx, holds(defaults...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []netip.Addr{PodExternal4, PodExternal6} {
+		r := s.Routes[defaults[i]]
+		if r.NextHop != want || !slices.Equal(r.ASPath, []string{fmt.Sprint(PodAS)}) {
+			t.Errorf("route %+v, want it via %v from AS %d", r, want, PodAS)
+		}
+	}
+	if _, err := control.Command(`disable "trench*"`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := witness.Wait(ctx, holds()); err != nil {
+		t.Fatal(err)
+	}
+	history := witness.Since(start)
+	if first, last := history[0], history[len(history)-1]; len(first.Routes) != 0 || len(last.Routes) != 0 || len(history) < 3 {
+		t.Errorf("the history %v does not begin and end empty with routes in between", history)
+	}
+	if _, err := control.Command("nonsense"); err == nil {
+		t.Error("BIRD's refusal is no error")
+	}
+	if err := gateway.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := witness.Wait(ctx, holds(defaults...)); err == nil {
+		t.Error("a dead gateway still has a witness")
+	}
+}
+
+func TestMakerLivesUntilItEndsOrItsNumberIsReused(t *testing.T) {
+	self := fmt.Sprint(os.Getpid())
+	if !makerLives(self, time.Now()) {
+		t.Error("this process counts as dead")
+	}
+	if makerLives(self, time.Now().Add(-time.Hour)) {
+		t.Error("this process counts as the maker of something older than it")
+	}
+	if makerLives("4194305", time.Now()) { // above the largest pid_max
+		t.Error("a process that does not exist counts as alive")
+	}
+}

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Runs every test. What the machine lacks for some of them is listed at the end.
+set -euo pipefail
+
+lacking=0
+need() { command -v "$1" >/dev/null || [ -x "/usr/sbin/$1" ] || {
+	echo "missing: $1 (Debian: apt-get install $2)"
+	lacking=1
+}; }
+need bird bird2
+need ip iproute2
+need gcc gcc
+[ $lacking = 0 ] || exit 1
+
+VIPGATE_SKIPPED=$(mktemp)
+export VIPGATE_SKIPPED
+trap 'rm -f "$VIPGATE_SKIPPED"' EXIT
+status=0
+echo "== unit and race"
+go test -race -timeout 10m ./pkg/... ./cmd/... ./test/lab/... || status=1
+echo "== end to end"
+go test -timeout 15m ./test/e2e/... || status=1
+echo
+if [ -s "$VIPGATE_SKIPPED" ]; then
+	echo "NOT TESTED, because this machine lacks something:"
+	sort -u "$VIPGATE_SKIPPED" | sed 's/^/  - /'
+else
+	echo "every test ran: nothing was skipped"
+fi
+exit $status
