@@ -25,7 +25,7 @@ func Events(all []*frontendv1.Event) string {
 		if e.GetVip() != "" {
 			why = AdvertisementReason(e.GetReason()).Short
 		}
-		t.add(at, fmt.Sprint(e.GetSequence()), e.GetVip(), advertised(e.GetFrom()), advertised(e.GetTo()), why, position(e.GetPosition()), e.GetDetail())
+		t.add(at, fmt.Sprint(e.GetSequence()), e.GetVip(), advertisement(e.GetFrom()), advertisement(e.GetTo()), why, position(e.GetPosition()), e.GetDetail())
 	}
 	var b strings.Builder
 	t.align(&b, "")

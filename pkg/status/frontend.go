@@ -155,17 +155,20 @@ func frontendVIPs(all []*frontendv1.VipStatus, now time.Time) *table {
 
 // reason says why, with the load balancer's own reason where that is the one.
 func reason(v *frontendv1.VipStatus) string {
-	short := AdvertisementReason(v.GetReason()).Short
-	r := v.GetReadiness()
 	switch v.GetReason() {
 	case readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY, readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_DRAINING:
-		if r == nil || r.GetState() == readinessv1.VipState_VIP_STATE_READY {
-			return short
+		if r := v.GetReadiness(); r != nil && r.GetState() != readinessv1.VipState_VIP_STATE_READY {
+			return "LB: " + lbReason(r)
 		}
-		short += ": " + VipReason(r.GetReason()).Short
-		if r.GetDetail() != "" {
-			short += " (" + r.GetDetail() + ")"
-		}
+	}
+	return AdvertisementReason(v.GetReason()).Short
+}
+
+// lbReason is the load balancer's reason with its detail.
+func lbReason(r *readinessv1.VipReadiness) string {
+	short := VipReason(r.GetReason()).Short
+	if r.GetDetail() != "" {
+		short += " (" + r.GetDetail() + ")"
 	}
 	return short
 }

@@ -80,10 +80,6 @@ func lbVIPs(all []*lbv1.VipStatus, now time.Time) *table {
 	t := newTable("VIP", "STATE", "SINCE", "TARGETS", "ADVERTISED", "FRONTEND'S REASON", "REASON")
 	for _, v := range sorted {
 		r := v.GetReadiness()
-		why := VipReason(r.GetReason()).Short
-		if r.GetDetail() != "" {
-			why += " (" + r.GetDetail() + ")"
-		}
 		shown, frontendReason := "not reported", none
 		if a := v.GetReported(); a != nil {
 			shown, frontendReason = advertised(a.GetAdvertisement()), AdvertisementReason(a.GetReason()).Short
@@ -92,7 +88,7 @@ func lbVIPs(all []*lbv1.VipStatus, now time.Time) *table {
 			}
 		}
 		t.add(r.GetVip(), vipState(r.GetState()), ago(r.GetSince(), now), fmt.Sprintf("%d/%d", r.GetReadyTargets(), r.GetTotalTargets()),
-			shown, frontendReason, why)
+			shown, frontendReason, lbReason(r))
 	}
 	return t
 }

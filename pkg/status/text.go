@@ -16,7 +16,7 @@ const (
 	// none stands where there is nothing to show.
 	none = "-"
 	// maxCell bounds a cell of a table and maxLine a line of free text, in runes.
-	maxCell = 80
+	maxCell = 100
 	maxLine = 300
 	// maxNames is how many names a cell lists before it counts.
 	maxNames = 3
@@ -29,7 +29,11 @@ func newTable(header ...string) *table { return &table{[][]string{header}} }
 
 func (t *table) add(cells ...string) {
 	for i, c := range cells {
-		cells[i] = cut(c, maxCell)
+		limit := maxCell
+		if i == len(cells)-1 {
+			limit = maxLine // nothing stands to its right
+		}
+		cells[i] = cut(c, limit)
 	}
 	t.rows = append(t.rows, cells)
 }
@@ -120,7 +124,7 @@ func ago(t *timestamppb.Timestamp, now time.Time) string {
 	return span(max(0, now.Sub(t.AsTime())))
 }
 
-// left is how long something lasts: "for 43m more", or "ended 3s ago".
+// left is how long something lasts: "ends in 43m0s", or "ended 3s ago".
 func left(d time.Duration) string {
 	if d < 0 {
 		return "ended " + span(-d) + " ago"
@@ -165,7 +169,7 @@ func (s summary) write(b *strings.Builder) {
 	})
 	t := &table{}
 	for _, g := range groups {
-		t.rows = append(t.rows, []string{fmt.Sprint(s[g]), g.state, g.words.Short + ": " + g.words.Meaning})
+		t.rows = append(t.rows, []string{fmt.Sprint(s[g]), g.state, g.words.Short + ". " + g.words.Meaning})
 		if g.words.Next != "" {
 			t.rows = append(t.rows, []string{"", "", "next: " + g.words.Next})
 		}
@@ -191,17 +195,18 @@ func writeConditions[C condition](b *strings.Builder, all []C) {
 			t.rows = append(t.rows, []string{clean(c.GetName()), cut(c.GetDetail(), maxLine)})
 		}
 	}
-	ready := slices.IndexFunc(all, func(c C) bool { return c.GetName() == readiness })
+	at := slices.IndexFunc(all, func(c C) bool { return c.GetName() == readiness })
+	ready := at >= 0 && all[at].GetServing()
+	if at >= 0 && !ready && len(t.rows) == 0 {
+		t.rows = append(t.rows, []string{readiness, cut(all[at].GetDetail(), maxLine)})
+	}
 	switch {
-	case ready >= 0 && !all[ready].GetServing() && len(t.rows) == 0:
-		t.rows = append(t.rows, []string{readiness, cut(all[ready].GetDetail(), maxLine)})
-		fallthrough
-	case ready >= 0 && !all[ready].GetServing():
-		b.WriteString("\nNOT READY. Conditions that do not hold:\n")
-	case len(t.rows) > 0:
-		b.WriteString("\nReady. Conditions that do not hold all the same:\n")
-	default:
+	case len(t.rows) == 0:
 		return
+	case ready:
+		b.WriteString("\nReady, although these conditions do not hold:\n")
+	default:
+		b.WriteString("\nNOT READY, since these conditions do not hold:\n")
 	}
 	t.align(b, "  ")
 }
@@ -220,6 +225,9 @@ func (f *facts) write(b *strings.Builder) {
 func identity(id string, end *timestamppb.Timestamp, now time.Time) string {
 	if id == "" {
 		return "none yet"
+	}
+	if end == nil {
+		return cut(id, maxLine)
 	}
 	return fmt.Sprintf("%s, %s", cut(id, maxLine), left(end.AsTime().Sub(now)))
 }

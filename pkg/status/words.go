@@ -28,7 +28,7 @@ func AdvertisementReason(r readinessv1.AdvertisementReason) Words {
 	case readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NEVER_SEEN:
 		return Words{
 			"never heard of by the LB", "No load balancer has said anything about the VIP since the frontend started.",
-			"the load balancer's line above; then `lb status`: is it synced, does one of its streams have the VIP?",
+			"the load balancer's line in `frontend status`; then `lb status`: is it synced, does a stream have the VIP?",
 		}
 	case readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY:
 		return Words{
@@ -43,7 +43,7 @@ func AdvertisementReason(r readinessv1.AdvertisementReason) Words {
 	case readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NO_GATEWAY:
 		return Words{
 			"no gateway is up", "No BGP session with a gateway of the VIP's address family is up.",
-			"the gateways' state and last error below; `birdc show protocols all`; link, VLAN and AS numbers",
+			"the gateways in `frontend status`, with their last error; `birdc show protocols all`; link, VLAN and AS numbers",
 		}
 	case readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_LOST:
 		return Words{
@@ -101,7 +101,7 @@ func VipReason(r readinessv1.VipReason) Words {
 	case readinessv1.VipReason_VIP_REASON_TOO_FEW_READY:
 		return Words{
 			"too few targets ready", "Fewer targets than the stream's minReady pass their checks.",
-			"the targets below and the last error of their checks; is the application up, is the network there?",
+			"the targets in `lb status`, with the last error of their checks; is the application up, is the network there?",
 		}
 	case readinessv1.VipReason_VIP_REASON_NOT_CHECKED:
 		return Words{
@@ -141,6 +141,19 @@ func advertised(a readinessv1.Advertisement) string {
 		return "de-preferred"
 	case readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN:
 		return "NO"
+	}
+	return none
+}
+
+// advertisement is what is done with a VIP, in one word.
+func advertisement(a readinessv1.Advertisement) string {
+	switch a {
+	case readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED:
+		return "announced"
+	case readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED:
+		return "de-preferred"
+	case readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN:
+		return "withdrawn"
 	}
 	return none
 }
