@@ -112,15 +112,19 @@ func (p *Process) Tail(n int) string {
 func Eventually(ctx context.Context, interval time.Duration, condition func() error) error {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
+	var last error // the newest that the end of ctx did not cause
 	for {
 		err := condition()
 		if err == nil {
 			return nil
 		}
+		if ctx.Err() == nil || last == nil {
+			last = err
+		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fmt.Errorf("%w (waited until %v)", err, ctx.Err())
+			return fmt.Errorf("%w (waited until: %v)", last, ctx.Err())
 		}
 	}
 }
