@@ -14,6 +14,9 @@ const lastGasp = time.Second
 type Gate struct {
 	options Options
 	vips    map[vip.VIP]*entry
+	// confirmed are the VIPs whose source routing is in the kernel, configured
+	// here or not: which of the two is told first is not ours to say.
+	confirmed vip.Set
 
 	// The load balancer.
 	instance   string
@@ -96,14 +99,17 @@ func (g *Gate) Configure(vips []vip.VIP) {
 	}
 	for v := range configured {
 		if e := g.entry(v); !e.configured {
-			e.configured = true
+			e.configured, e.routed = true, g.confirmed.Has(v)
 			g.touch(v)
 		}
 	}
 }
 
-// Route replaces the set of VIPs whose source routing is confirmed in the kernel.
+// Route replaces the set of VIPs whose source routing is confirmed in the
+// kernel. It counts for VIPs that are configured later, too. The set must not
+// change any more.
 func (g *Gate) Route(confirmed vip.Set) {
+	g.confirmed = confirmed
 	for v, e := range g.vips {
 		if routed := e.configured && confirmed.Has(v); routed != e.routed {
 			e.routed = routed

@@ -216,6 +216,24 @@ func TestUnsyncedRestartDoesNotStopTheGrace(t *testing.T) {
 	b.want(vipA, Withdrawn, LBLost)
 }
 
+func TestSourceRoutingCountsWhicheverIsToldFirst(t *testing.T) {
+	for _, routedFirst := range []bool{true, false} {
+		b := &bench{t: t, g: New(Options{}), now: time.Unix(1000, 0)}
+		routed, vips := vip.NewSet(vipA), []vip.VIP{vipA, vipB}
+		if routedFirst {
+			b.g.Route(routed)
+			b.g.Configure(vips)
+		} else {
+			b.g.Configure(vips)
+			b.g.Route(routed)
+		}
+		b.gateways(true, true)
+		b.say(SaidReady, vipA, vipB)
+		b.want(vipA, Announced, Ready)
+		b.want(vipB, Withdrawn, NoSourceRouting)
+	}
+}
+
 func TestLateLookExtendsTheLeaseOnceAndRaisesNothing(t *testing.T) {
 	b := newBench(t, Options{})
 	b.say(SaidReady, vipA)
