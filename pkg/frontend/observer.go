@@ -3,6 +3,8 @@ package frontend
 import (
 	"context"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -99,16 +101,30 @@ func (o *observer) Ready() <-chan struct{} { return o.ready }
 func (o *observer) decided(d decisions) {
 	o.mu.Lock()
 	if o.queued > maxQueued {
-		// The state must stay right, so the newest batch always enters; what
-		// is given up are the events of the oldest.
-		o.dropped += uint64(len(o.queue[0].Changes))
-		d.Changes = append(o.queue[0].Changes, d.Changes...)
-		o.queue = o.queue[1:]
+		o.compact()
 	}
 	o.queue = append(o.queue, d)
 	o.queued += len(d.Changes)
 	o.mu.Unlock()
 	o.poke()
+}
+
+// compact makes one batch of all that wait, with the newest decision of each
+// VIP: the state stays right, and what is given up are events.
+func (o *observer) compact() {
+	newest := map[vip.VIP]gate.Change{}
+	for _, d := range o.queue {
+		for _, ch := range d.Changes {
+			if older, ok := newest[ch.VIP]; ok {
+				ch.From = older.From
+			}
+			newest[ch.VIP] = ch
+		}
+	}
+	merged := o.queue[len(o.queue)-1]
+	merged.Changes = slices.Collect(maps.Values(newest))
+	o.dropped += uint64(o.queued - len(merged.Changes))
+	o.queue, o.queued = []decisions{merged}, len(merged.Changes)
 }
 
 // heard queues the load balancer's words. It does not block.

@@ -1,0 +1,106 @@
+package frontend
+
+import (
+	"io"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+type countTransitions map[string]int
+
+func (c countTransitions) Transition(to, reason string) { c[to+" "+reason]++ }
+
+func testObserver() (*observer, countTransitions) {
+	counts := countTransitions{}
+	return newObserver(slog.New(slog.NewTextHandler(io.Discard, nil)), counts), counts
+}
+
+func change(v vip.VIP, from, to gate.Advertisement, reason gate.Reason) gate.Change {
+	return gate.Change{VIP: v, From: gate.Decision{Advertisement: from, Reason: gate.LBNotReady}, To: gate.Decision{Advertisement: to, Reason: reason}}
+}
+
+func TestObserverKeepsStateSinceAndEvents(t *testing.T) {
+	o, counts := testObserver()
+	t0 := time.Unix(100, 0)
+	o.heard(readiness.Update{Complete: true, Changed: map[vip.VIP]readiness.VIPReadiness{vipA: {VIP: vipA, Detail: "1 of 2 targets"}}})
+	o.decided(decisions{At: t0, Revision: 1, Changes: []gate.Change{change(vipA, gate.Withdrawn, gate.Announced, gate.Ready)}})
+	o.decided(decisions{At: t0.Add(time.Second), Revision: 2, Changes: []gate.Change{change(vipA, gate.Announced, gate.Withdrawn, gate.LBNotReady)}})
+	o.decided(decisions{At: t0.Add(2 * time.Second), Revision: 3, Changes: []gate.Change{change(vipA, gate.Withdrawn, gate.Withdrawn, gate.NoGateway)}})
+	if o.idle() {
+		t.Error("idle though decisions wait")
+	}
+	o.drain()
+	st := o.state.vips[vipA]
+	if st.Decision.Reason != gate.NoGateway || !st.Since.Equal(t0.Add(time.Second)) || st.Word.Detail != "1 of 2 targets" {
+		t.Errorf("state %+v", st)
+	}
+	if o.state.advertised() != 0 || !o.idle() {
+		t.Error("something is advertised, or waits")
+	}
+	events := o.state.events.list(0, func(event) bool { return true })
+	if len(events) != 2 || events[0].To.Advertisement != gate.Announced || events[1].Detail != "1 of 2 targets" {
+		t.Errorf("events %+v", events)
+	}
+	if counts["announced ready"] != 1 || counts["withdrawn lb_not_ready"] != 1 || len(counts) != 2 {
+		t.Errorf("transitions %v", counts)
+	}
+}
+
+func TestObserverForgetsVIPsThatLeft(t *testing.T) {
+	o, _ := testObserver()
+	o.decided(decisions{Changes: []gate.Change{change(vipA, gate.Withdrawn, gate.Announced, gate.Ready)}})
+	o.decided(decisions{Changes: []gate.Change{change(vipA, gate.Announced, gate.Withdrawn, gate.NotConfigured)}})
+	o.drain()
+	if len(o.state.vips) != 0 {
+		t.Errorf("kept %v", o.state.vips)
+	}
+}
+
+func TestObserverQueueIsBoundedAndKeepsTheState(t *testing.T) {
+	o, _ := testObserver()
+	for i := range 3 * maxQueued / 100 {
+		d := decisions{Revision: uint64(i)}
+		for range 100 {
+			d.Changes = append(d.Changes, change(vipB, gate.Announced, gate.Withdrawn, gate.LBNotReady))
+		}
+		o.decided(d)
+		if o.queued > maxQueued+200 {
+			t.Fatalf("%d changes are queued", o.queued)
+		}
+	}
+	o.decided(decisions{Changes: []gate.Change{change(vipA, gate.Withdrawn, gate.Announced, gate.Ready)}})
+	o.drain()
+	if o.state.vips[vipA].Decision.Advertisement != gate.Announced {
+		t.Error("the newest decision was lost")
+	}
+}
+
+func TestEventsKeepTheNewest(t *testing.T) {
+	var e events
+	for i := range maxEvents + 10 {
+		e.add(event{Revision: uint64(i + 1)})
+	}
+	all := e.list(0, func(event) bool { return true })
+	if len(all) != maxEvents || all[0].Sequence != 11 || all[len(all)-1].Sequence != maxEvents+10 {
+		t.Fatalf("%d events from %d to %d", len(all), all[0].Sequence, all[len(all)-1].Sequence)
+	}
+	if after := e.list(maxEvents+8, func(event) bool { return true }); len(after) != 2 {
+		t.Fatalf("%d events after the last but two", len(after))
+	}
+}
+
+func TestReasonsAreThoseOfTheContract(t *testing.T) {
+	for _, r := range gate.Reasons {
+		name := readinessv1.AdvertisementReason_name[int32(reasonProto(r))]
+		if reasonWord := r.String(); name != "ADVERTISEMENT_REASON_"+strings.ToUpper(reasonWord) {
+			t.Errorf("gate reason %s is %s on the wire", reasonWord, name)
+		}
+	}
+}

@@ -1,0 +1,168 @@
+package frontend
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/vipgate/vipgate/pkg/announce"
+	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var (
+	vipA = vip.Require("20.0.0.1/32")
+	vipB = vip.Require("20.0.0.2/32")
+)
+
+const settle = 200 * time.Millisecond
+
+// telling is a reporter whose announcer and gateways are told what to do.
+type telling struct {
+	*reporter
+	state   *latest.Value[announce.State]
+	confirm func(context.Context) error
+
+	mu   sync.Mutex
+	told map[vip.VIP]reported
+}
+
+func startReporter(t *testing.T) *telling {
+	r := &telling{state: latest.New(announce.State{Established: true}), told: map[vip.VIP]reported{}}
+	r.confirm = func(context.Context) error { return nil }
+	r.reporter = newReporter(r.state, nil, settle, func(m map[vip.VIP]reported) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		maps.Copy(r.told, m)
+	})
+	r.reporter.confirm = func(ctx context.Context) error { return r.confirm(ctx) }
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = r.Run(ctx)
+	}()
+	t.Cleanup(func() { cancel(); <-done })
+	return r
+}
+
+// pass lets time go by in the bubble.
+func pass(d time.Duration) { <-time.After(d) }
+
+func (r *telling) decide(revision uint64, v vip.VIP, from, to gate.Advertisement, reason gate.Reason) {
+	r.decided(decisions{Revision: revision, Changes: []gate.Change{{
+		VIP: v, From: gate.Decision{Advertisement: from}, To: gate.Decision{Advertisement: to, Reason: reason},
+	}}})
+}
+
+func (r *telling) written(revision uint64) {
+	r.state.Set(announce.State{Established: true, Written: revision})
+}
+
+func (r *telling) of(v vip.VIP) (reported, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	x, ok := r.told[v]
+	return x, ok
+}
+
+func (r *telling) want(t *testing.T, v vip.VIP, a gate.Advertisement, unconfirmed bool) {
+	t.Helper()
+	synctest.Wait()
+	if got, ok := r.of(v); !ok || got.Advertisement != a || got.Unconfirmed != unconfirmed {
+		t.Fatalf("told %v (%t) of %s, want %v, unconfirmed %t", got, ok, v, a, unconfirmed)
+	}
+}
+
+func TestWithdrawnIsToldOnlyWhenWrittenConfirmedAndSettled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startReporter(t)
+		confirmed := make(chan struct{})
+		r.confirm = func(ctx context.Context) error {
+			select {
+			case <-confirmed:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		r.decide(1, vipA, gate.Withdrawn, gate.Announced, gate.Ready)
+		r.want(t, vipA, gate.Announced, false)
+		r.decide(2, vipA, gate.Announced, gate.Withdrawn, gate.LBNotReady)
+		pass(100 * time.Millisecond)
+		r.want(t, vipA, gate.Announced, false) // not written
+		r.written(2)
+		pass(100 * time.Millisecond)
+		r.want(t, vipA, gate.Announced, false) // not confirmed
+		close(confirmed)
+		pass(settle - time.Millisecond)
+		r.want(t, vipA, gate.Announced, false) // not settled
+		pass(time.Millisecond)
+		r.want(t, vipA, gate.Withdrawn, false)
+	})
+}
+
+func TestWithdrawalThatNobodyConfirmsIsToldAsSuch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startReporter(t)
+		r.confirm = func(ctx context.Context) error { <-ctx.Done(); return errors.New("unseen") }
+		r.decide(1, vipA, gate.Announced, gate.Withdrawn, gate.LBNotReady)
+		r.written(1)
+		pass(confirmTimeout + settle)
+		r.want(t, vipA, gate.Withdrawn, true)
+	})
+}
+
+func TestVIPThatRoseMeanwhileIsNotToldAsWithdrawn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startReporter(t)
+		r.written(1)
+		r.decide(1, vipA, gate.Announced, gate.Withdrawn, gate.LBNotReady)
+		r.decide(1, vipB, gate.Announced, gate.Withdrawn, gate.LBNotReady)
+		pass(settle / 2)
+		r.decide(2, vipA, gate.Withdrawn, gate.Announced, gate.Ready)
+		pass(settle)
+		r.want(t, vipA, gate.Announced, false)
+		r.want(t, vipB, gate.Withdrawn, false)
+	})
+}
+
+func TestAnotherReasonDoesNotDelayAWithdrawal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startReporter(t)
+		r.written(1)
+		r.decide(1, vipA, gate.Announced, gate.Withdrawn, gate.LBNotReady)
+		pass(settle / 2)
+		r.decide(2, vipA, gate.Withdrawn, gate.Withdrawn, gate.NoGateway)
+		pass(settle / 2)
+		r.want(t, vipA, gate.Withdrawn, false)
+		if got, _ := r.of(vipA); got.Reason != gate.NoGateway {
+			t.Fatalf("told the old reason %v", got.Reason)
+		}
+	})
+}
+
+func TestFlushWaitsForWhatIsNotToldYet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startReporter(t)
+		r.written(1)
+		r.decide(1, vipA, gate.Announced, gate.Withdrawn, gate.Stopping)
+		begin := time.Now()
+		if err := r.Flush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if waited := time.Since(begin); waited != settle {
+			t.Fatalf("waited %v, want %v", waited, settle)
+		}
+		r.want(t, vipA, gate.Withdrawn, false)
+	})
+}
