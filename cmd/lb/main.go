@@ -32,9 +32,6 @@ func main() {
 // defaultHealthPort is design section 13's.
 const defaultHealthPort = 7781
 
-// defaultAdminSocket is design section 13's.
-const defaultAdminSocket = "unix:///run/vipgate/lb.sock"
-
 func usage(format string, args ...any) error {
 	return &cli.UsageError{Err: fmt.Errorf(format, args...)}
 }

@@ -153,9 +153,14 @@ func (a *admin) GetDebug(ctx context.Context, _ *frontendv1.GetDebugRequest) (*f
 	}
 	input, missing := p.bird.Input()
 	config, problem := bird.Render(input)
+	// Errors have no JSON form of their own: they go in as text.
+	birdState, announcer := p.bird.State().Load(), p.announcer.State().Load()
+	birdError, announcerError := errorText(birdState.Err), errorText(announcer.LastError)
+	birdState.Err, announcer.LastError = nil, nil
 	document := map[string]any{
 		"version": p.Version, "time": time.Now(), "trench": p.config.Value().Load().Config,
-		"kernel": snapshot, "bird": p.bird.State().Load(), "bird_configuration": string(config), "gateways_without_session": missing, "announcer": p.announcer.State().Load(),
+		"kernel": snapshot, "bird": birdState, "bird_error": birdError, "bird_configuration": string(config),
+		"gateways_without_session": missing, "announcer": announcer, "announcer_last_error": announcerError,
 	}
 	if problem != nil {
 		document["bird_configuration_error"] = problem.Error()

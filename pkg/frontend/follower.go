@@ -180,10 +180,12 @@ func (f *follower) showBIRD(s bird.State) {
 			changed = true
 		}
 	}
-	if changed && p.watcher != nil {
+	// Not before the first VIPs were reported: the load balancer would take a
+	// report without VIPs for "nothing is advertised".
+	if changed && p.reported.Load() {
 		p.watcher.Report(readiness.ReportDelta{Families: families})
+		f.families = families
 	}
-	f.families = families
 	shown := metrics.BIRD{Up: s.Alive, Restarts: uint64(s.Restarts), Configures: s.Configures}
 	for _, g := range s.Gateways {
 		shown.Gateways = append(shown.Gateways, metrics.Gateway{

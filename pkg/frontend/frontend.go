@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -41,6 +42,7 @@ type process struct {
 	reporter   *reporter
 	changed    *latest.Value[uint64] // something that status shows
 	stopping   *latest.Value[bool]
+	reported   atomic.Bool // the watcher was told of VIPs
 }
 
 // Health services of the frontend, beside "" and vip/<prefix>. Readiness is
@@ -267,6 +269,7 @@ func (p *process) report(told map[vip.VIP]reported) {
 		d.VIPs[v] = readiness.VIPReport{Advertisement: advertisementProto(r.Advertisement), Reason: reasonProto(r.Reason), Unconfirmed: r.Unconfirmed}
 	}
 	p.watcher.Report(d)
+	p.reported.Store(true)
 }
 
 // families is the external connectivity of the families that have VIPs.

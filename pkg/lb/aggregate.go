@@ -2,8 +2,6 @@ package lb
 
 import (
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
@@ -91,11 +89,6 @@ func (a *aggregate) apply(now time.Time, changed []target.Health, removed []targ
 		}
 	}
 	return a.judge(now, vips)
-}
-
-// all returns the readiness of every VIP.
-func (a *aggregate) all() []readiness.VIPReadiness {
-	return slices.Collect(maps.Values(a.current))
 }
 
 func (a *aggregate) count(s *stream) {

@@ -260,7 +260,7 @@ func TestIdentityGoesAndIsNeverShownTwice(t *testing.T) {
 	wantSeries(t, l.Registry(), IdentityNotAfter, map[string]float64{"spiffe_id=spiffe://td/a": 100.5})
 	l.Identity("spiffe://td/b", time.Unix(200, 0))
 	wantSeries(t, l.Registry(), IdentityNotAfter, map[string]float64{"spiffe_id=spiffe://td/b": 200})
-	l.Identity("", time.Time{})
+	l.Identity("spiffe://td/b", time.Time{})
 	wantSeries(t, l.Registry(), IdentityNotAfter, map[string]float64{})
 }
 

@@ -34,6 +34,9 @@ func (f Family) String() string {
 	return "ipv6"
 }
 
+// MarshalText implements encoding.TextMarshaler.
+func (f Family) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
+
 // VIP is a canonical prefix that may be advertised. VIPs are comparable and
 // can be map keys.
 type VIP struct {
