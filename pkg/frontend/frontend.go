@@ -257,7 +257,7 @@ func (p *process) report(told map[vip.VIP]reported) {
 		return
 	}
 	d := readiness.ReportDelta{
-		Applied:  readiness.Position{InstanceID: p.observer.lb.Load().InstanceID, Revision: p.observer.lb.Load().Revision},
+		Applied:  p.observer.lb.Load().position(),
 		Families: p.families(),
 		VIPs:     make(map[vip.VIP]readiness.VIPReport, len(told)),
 	}

@@ -49,6 +49,10 @@ type lbState struct {
 	Err        error
 }
 
+func (s lbState) position() readiness.Position {
+	return readiness.Position{InstanceID: s.InstanceID, Revision: s.Revision}
+}
+
 // observer shows what the controller does: it keeps the state for status and
 // metrics, logs transitions and remembers events. The controller only appends to
 // its queue, so that it never waits for a log or a scrape.
