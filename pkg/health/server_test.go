@@ -234,7 +234,7 @@ func TestNamesOfNoServiceAreRefused(t *testing.T) {
 func TestWatchFollowsAServiceFromBeforeItIsKnown(t *testing.T) {
 	s := newServer()
 	client := dial(t, serve(t, s))
-	condition, v := follow(t, client, "Egress"), follow(t, client, "vip/20.0.0.1/32")
+	condition, v := follow(t, client, "Egress"), follow(t, client, "vip/2000:0::0001/128")
 	wantNext(t, condition, unknown)
 	wantNext(t, v, unknown)
 	for _, up := range []bool{true, false, true} {
@@ -243,12 +243,12 @@ func TestWatchFollowsAServiceFromBeforeItIsKnown(t *testing.T) {
 			want = serving
 		}
 		s.Set("Egress", up, "")
-		s.SetVIP(vip.Require("20.0.0.1/32"), up)
+		s.SetVIP(vip.Require("2000::1/128"), up)
 		wantNext(t, condition, want)
 		wantNext(t, v, want)
 	}
 	s.Remove("Egress")
-	s.RemoveVIP(vip.Require("20.0.0.1/32"))
+	s.RemoveVIP(vip.Require("2000::1/128"))
 	wantNext(t, condition, unknown)
 	wantNext(t, v, unknown)
 }

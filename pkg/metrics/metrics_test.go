@@ -397,6 +397,40 @@ func TestServerServesScrapesUntilItsContextEnds(t *testing.T) {
 	}
 }
 
+func TestScrapeThatHangsIsCutOffAtTheEnd(t *testing.T) {
+	asked, release := make(chan struct{}), make(chan struct{})
+	hang := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
+		close(asked)
+		<-release
+		return nil, nil
+	})
+	s, err := Listen(t.Context(), "127.0.0.1:0", hang, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	scraped := make(chan error, 1)
+	client := &http.Client{Transport: &http.Transport{}, Timeout: time.Minute}
+	go func() {
+		r, err := client.Get("http://" + s.Addr().String() + "/metrics")
+		if err == nil {
+			r.Body.Close()
+		}
+		scraped <- err
+	}()
+	<-asked
+	cancel()
+	if err := <-done; err != context.Canceled {
+		t.Errorf("got %v", err)
+	}
+	if err := <-scraped; err == nil {
+		t.Error("a scrape that hung got an answer after the server had ended")
+	}
+	close(release)
+}
+
 func TestServerThatNeverRanGivesThePortBack(t *testing.T) {
 	s, err := Listen(t.Context(), "127.0.0.1:0", prometheus.NewRegistry(), slog.New(slog.DiscardHandler))
 	if err != nil {
