@@ -33,7 +33,9 @@ func (p *process) stop(ctx context.Context, again <-chan struct{}) {
 	report, changed := p.server.Report().Get()
 	for {
 		switch {
-		case report.Connected && report.Complete && report.Advertised == 0:
+		case report.Complete && report.Advertised == 0 && (report.Connected || report.At.After(start)):
+			// A frontend that stops with us may be gone before we look; what it
+			// said last still counts.
 			p.Log.Info("every VIP is withdrawn; stopping", "after", time.Since(start).Round(time.Millisecond))
 			return
 		case report.Connected:
