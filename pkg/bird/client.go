@@ -8,6 +8,8 @@ import (
 	"net"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -20,7 +22,7 @@ const (
 	// maxReplyLines bounds one reply.
 	maxReplyLines = 100_000
 	// maxLine bounds one line of a reply.
-	maxLine = 64 << 10
+	maxLine = 16 << 10
 )
 
 // Line is one line of a reply.
@@ -40,8 +42,16 @@ func (r Reply) Code() int {
 	return r[len(r)-1].Code
 }
 
-// Err returns an error for the codes that tell a failure: ≥ 8000, and 0006,
-// "shutting down", though birdc exits 0 with it.
+// RefusedError is BIRD's refusal of a command.
+type RefusedError struct {
+	Code int
+	Text string
+}
+
+func (e *RefusedError) Error() string { return fmt.Sprintf("BIRD refused (%04d): %s", e.Code, e.Text) }
+
+// Err returns an error for the codes that tell a failure: a [*RefusedError] for
+// those ≥ 8000, and another for 0006, "shutting down", though birdc exits 0 with it.
 func (r Reply) Err() error {
 	switch code := r.Code(); {
 	case code == codeShuttingDown:
@@ -51,7 +61,7 @@ func (r Reply) Err() error {
 		for _, l := range r {
 			text = append(text, strings.TrimSpace(l.Text))
 		}
-		return fmt.Errorf("BIRD refused (%04d): %s", code, strings.Join(text, " "))
+		return &RefusedError{code, strings.Join(text, " ")}
 	}
 	return nil
 }
@@ -83,19 +93,20 @@ func ParseLine(s string, previous int) (line Line, last, async bool, err error) 
 	return Line{Code: code, Text: s[5:]}, s[4] == ' ', false, nil
 }
 
-// ReadReply reads one reply.
+// ReadReply reads one reply. A line that does not fit r's buffer is an error, so
+// that a peer that is not BIRD cannot make it grow.
 func ReadReply(r *bufio.Reader) (Reply, error) {
 	var reply Reply
 	code := 0
 	for len(reply) < maxReplyLines {
-		s, err := r.ReadString('\n')
+		s, err := r.ReadSlice('\n')
+		if errors.Is(err, bufio.ErrBufferFull) {
+			return nil, fmt.Errorf("a line of more than %d bytes", len(s))
+		}
 		if err != nil {
 			return nil, err
 		}
-		if len(s) > maxLine {
-			return nil, fmt.Errorf("a line of %d bytes", len(s))
-		}
-		line, last, async, err := ParseLine(strings.TrimRight(s, "\r\n"), code)
+		line, last, async, err := ParseLine(strings.TrimRight(string(s), "\r\n"), code)
 		if err != nil {
 			return nil, err
 		}
@@ -117,6 +128,8 @@ func ReadReply(r *bufio.Reader) (Reply, error) {
 type Client struct {
 	// Version is what BIRD said in its greeting, such as "2.0.12".
 	Version string
+	// PID is the process that serves the socket, as the kernel knows it.
+	PID int
 
 	conn   net.Conn
 	reader *bufio.Reader
@@ -130,7 +143,10 @@ func Dial(ctx context.Context, socket string) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("control socket of BIRD: %w", err)
 	}
-	c := &Client{conn: conn, reader: bufio.NewReaderSize(conn, 16<<10)}
+	c := &Client{conn: conn, reader: bufio.NewReaderSize(conn, maxLine)}
+	if c.PID, err = peerPID(conn); err != nil {
+		return nil, errors.Join(fmt.Errorf("control socket of BIRD: %w", err), conn.Close())
+	}
 	greeting, err := c.reply(ctx)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("greeting of BIRD on %s: %w", socket, err), conn.Close())
@@ -140,6 +156,29 @@ func Dial(ctx context.Context, socket string) (*Client, error) {
 		c.Version = words[1]
 	}
 	return c, nil
+}
+
+// peerPID returns the process that listens on a unix socket (unix(7), SO_PEERCRED).
+func peerPID(conn net.Conn) (int, error) {
+	unixConn, ok := conn.(*net.UnixConn)
+	if !ok {
+		return 0, fmt.Errorf("%T is not a unix connection", conn)
+	}
+	raw, err := unixConn.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var cred *unix.Ucred
+	var errCred error
+	if err := raw.Control(func(fd uintptr) {
+		cred, errCred = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
+		return 0, err
+	}
+	if errCred != nil {
+		return 0, fmt.Errorf("who serves it: %w", errCred)
+	}
+	return int(cred.Pid), nil
 }
 
 // Close ends the connection.

@@ -3,6 +3,7 @@ package bird
 import (
 	"strconv"
 	"strings"
+	"time"
 )
 
 // Protocol is one protocol as `show protocols all` shows it.
@@ -14,8 +15,12 @@ type Protocol struct {
 	BGPState  string // "Established", …; empty without one
 	Neighbor  string
 	LastError string
-	Imported  int
-	Exported  int
+	// HoldTimer is what is left of the hold time; zero or less when it is over
+	// and BIRD has not noticed, or when there is none. HasHoldTimer tells which.
+	HoldTimer    time.Duration
+	HasHoldTimer bool
+	Imported     int
+	Exported     int
 }
 
 // Up tells whether the BGP session is established.
@@ -77,6 +82,12 @@ func protocolDetail(p *Protocol, words []string) {
 		p.Neighbor = words[2]
 	case strings.HasPrefix(text, "Last error: "):
 		p.LastError = strings.TrimPrefix(text, "Last error: ")
+	case strings.HasPrefix(text, "Hold timer: "):
+		// "Hold timer: 2.181/3"
+		left, _, _ := strings.Cut(words[2], "/")
+		if s, err := strconv.ParseFloat(left, 64); err == nil {
+			p.HoldTimer, p.HasHoldTimer = time.Duration(s*float64(time.Second)), true
+		}
 	case words[0] == "Routes:":
 		// "Routes: 1 imported, 0 filtered, 2 exported, 1 preferred"
 		for i := 1; i+1 < len(words); i += 2 {
@@ -111,6 +122,8 @@ type Event struct {
 	Level    string // "TRACE", "INFO", "WARN", "RMT", …; empty if the line has none
 	Protocol string // without channel; empty for BIRD as a whole
 	Text     string
+
+	dropped int // lines before it that were lost
 }
 
 // ParseEvent reads a line of BIRD's stderr: "DATE TIME <LEVEL> NAME: text",

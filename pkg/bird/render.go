@@ -131,6 +131,8 @@ protocol kernel KERNEL6 {
 {{- if .BFD}}
 
 protocol bfd '{{.Names.BFD}}' {
+	strict bind;
+	accept direct;
 	interface "{{.Interface}}" { };
 }
 {{- end}}

@@ -9,13 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // fullInput uses everything that the template knows.
 func fullInput() RenderInput {

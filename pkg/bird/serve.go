@@ -3,9 +3,10 @@ package bird
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -47,6 +48,37 @@ func (e *eagerness) satisfied() {
 	}
 }
 
+// holdTimers tells when a hold timer of an established session runs out. BIRD
+// before 2.14 may sleep over the work that the timer scheduled, so it is asked
+// right then.
+type holdTimers struct {
+	next    time.Time // the first to run out; zero: there is none
+	overdue time.Time // since when one has run out without consequence
+}
+
+// saw takes over what BIRD said at a time.
+func (h *holdTimers) saw(at time.Time, protocols map[string]Protocol) {
+	h.next = time.Time{}
+	for _, p := range protocols {
+		if end := at.Add(p.HoldTimer); p.Up() && p.HasHoldTimer && (h.next.IsZero() || end.Before(h.next)) {
+			h.next = end
+		}
+	}
+	if h.next.IsZero() || h.next.After(at) {
+		h.overdue = time.Time{}
+	} else if h.overdue.IsZero() {
+		h.overdue = at
+	}
+}
+
+// wait is how long the next look may wait.
+func (h *holdTimers) wait(now time.Time) time.Duration {
+	if h.next.IsZero() || !h.overdue.IsZero() && now.Sub(h.overdue) > eagerTime {
+		return pollInterval
+	}
+	return min(max(h.next.Sub(now)+time.Millisecond, eagerInterval), pollInterval)
+}
+
 // serve watches one BIRD. It returns when it should be replaced.
 func (s *Supervisor) serve(ctx context.Context, p *process) error {
 	if err := s.connect(ctx, p); err != nil {
@@ -54,12 +86,12 @@ func (s *Supervisor) serve(ctx context.Context, p *process) error {
 	}
 	_, reconfigured := s.wanted.Get()
 	_, expected := s.expect.Get()
-	s.silent = time.Time{}
+	s.silent, s.holds = time.Time{}, holdTimers{}
 	s.eager.begin(time.Now())
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	due := time.Now()
-	applied := time.Now()
+	var applied time.Time
 	for {
 		select {
 		case <-ctx.Done():
@@ -68,7 +100,7 @@ func (s *Supervisor) serve(ctx context.Context, p *process) error {
 			return nil
 		case <-reconfigured:
 			_, reconfigured = s.wanted.Get()
-			s.apply(ctx)
+			applied = time.Time{}
 		case <-expected:
 			_, expected = s.expect.Get()
 			s.eager.begin(time.Now())
@@ -78,16 +110,18 @@ func (s *Supervisor) serve(ctx context.Context, p *process) error {
 				s.silent = time.Time{}
 			}
 		}
-		if time.Since(applied) >= pollInterval {
-			applied = time.Now()
-			s.apply(ctx) // addresses come and go, passwords appear
-		}
 		s.look(ctx, p)
-		if s.hung() {
-			return fmt.Errorf("BIRD has not answered for %v", time.Since(s.silent).Round(time.Millisecond))
+		if time.Since(applied) >= pollInterval { // addresses come and go, passwords appear
+			applied = time.Now()
+			if s.reapply(ctx) {
+				s.look(ctx, p)
+			}
 		}
-		wait := pollInterval
+		if s.hung() {
+			return fmt.Errorf("%w: no answer for %v", ErrHung, time.Since(s.silent).Round(time.Millisecond))
+		}
 		now := time.Now()
+		wait := s.holds.wait(now)
 		if s.eager.on(now) || now.UnixNano() < s.asked.Load() {
 			wait = eagerInterval
 		}
@@ -104,6 +138,9 @@ func (s *Supervisor) connect(ctx context.Context, p *process) error {
 	defer retry.Stop()
 	for {
 		client, err := Dial(ctx, s.options.Socket)
+		if err == nil && client.PID != p.pid() {
+			err = errors.Join(fmt.Errorf("process %d serves the control socket %s", client.PID, s.options.Socket), client.Close())
+		}
 		if err == nil {
 			s.client = client
 			return nil
@@ -111,7 +148,7 @@ func (s *Supervisor) connect(ctx context.Context, p *process) error {
 		select {
 		case <-retry.C:
 		case <-p.exited:
-			return nil
+			return p.ended()
 		case <-ctx.Done():
 			return fmt.Errorf("BIRD did not open its control socket: %w", err)
 		}
@@ -126,6 +163,9 @@ func (s *Supervisor) hangUp() {
 	}
 }
 
+// errStarved tells that we did not run ourselves while BIRD should have answered.
+var errStarved = errors.New("no answer, but we did not run either")
+
 // command asks BIRD, over a new connection if need be. silent tells since when
 // it owes an answer.
 func (s *Supervisor) command(ctx context.Context, command string) (Reply, error) {
@@ -133,16 +173,16 @@ func (s *Supervisor) command(ctx context.Context, command string) (Reply, error)
 	if s.silent.IsZero() {
 		s.silent = begin
 	}
-	if s.client == nil {
-		client, err := Dial(ctx, s.options.Socket)
-		if err != nil {
-			return nil, err
-		}
-		s.client = client
-	}
-	reply, err := s.client.Command(ctx, command)
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	defer cancel()
+	reply, err := s.exchange(ctx, command)
 	if reply == nil && err != nil {
 		s.hangUp()
+		if time.Since(begin) > commandTimeout+starved {
+			s.silent = time.Now()
+			s.poke()
+			return nil, fmt.Errorf("%w: %w", errStarved, err)
+		}
 		return nil, err
 	}
 	s.silent = time.Time{}
@@ -152,6 +192,17 @@ func (s *Supervisor) command(ctx context.Context, command string) (Reply, error)
 	return reply, err
 }
 
+func (s *Supervisor) exchange(ctx context.Context, command string) (Reply, error) {
+	if s.client == nil {
+		client, err := Dial(ctx, s.options.Socket)
+		if err != nil {
+			return nil, err
+		}
+		s.client = client
+	}
+	return s.client.Command(ctx, command)
+}
+
 // hung tells whether BIRD has been silent for so long that its sessions are
 // lost anyway: longer than the smallest hold time.
 func (s *Supervisor) hung() bool {
@@ -159,7 +210,7 @@ func (s *Supervisor) hung() bool {
 		return false
 	}
 	limit := minHang
-	for i, session := range s.input.Sessions {
+	for i, session := range s.desired.input.Sessions {
 		if hold := session.HoldTime + time.Second; i == 0 || hold < limit {
 			limit = hold
 		}
@@ -169,25 +220,32 @@ func (s *Supervisor) hung() bool {
 
 // look asks BIRD for its sessions and publishes them.
 func (s *Supervisor) look(ctx context.Context, p *process) {
+	at := time.Now()
 	reply, err := s.command(ctx, `show protocols all "`+gatewayPrefix+`*"`)
-	if ctx.Err() != nil {
+	switch {
+	case ctx.Err() != nil, errors.Is(err, errStarved):
 		return
-	}
-	if err != nil && !noneMatches(reply) {
+	case err != nil && !noneMatches(err):
+		var timeout net.Error
+		if errors.As(err, &timeout) && timeout.Timeout() {
+			err = fmt.Errorf("%w: %w", ErrHung, err)
+		}
 		s.state.Update(func(st State) State {
-			st.Alive, st.Err = false, fmt.Errorf("BIRD_HUNG: %w", err)
+			st.Alive, st.Err = false, err
 			return st
 		})
 		return
 	}
-	at := time.Now()
+	version := s.client.Version
 	protocols := map[string]Protocol{}
 	for _, x := range ParseProtocols(reply) {
 		protocols[x.Name] = x
 	}
+	s.holds.saw(at, protocols)
 	bfd := s.bfd(ctx)
 	before := s.state.Load()
 	gateways := s.gateways(at, protocols, bfd, before.Gateways)
+	s.tell(before.Gateways, gateways)
 	for i, g := range gateways {
 		if g.Up && (i >= len(before.Gateways) || !before.Gateways[i].Up) {
 			s.eager.begin(at) // its feed may be stuck
@@ -197,10 +255,7 @@ func (s *Supervisor) look(ctx context.Context, p *process) {
 		s.eager.satisfied()
 	}
 	s.state.Update(func(st State) State {
-		st.At, st.Alive, st.Version, st.PID, st.Since, st.Gateways = at, true, s.client.Version, p.pid(), p.since, gateways
-		if st.Err != nil && strings.HasPrefix(st.Err.Error(), "BIRD_HUNG") {
-			st.Err = nil
-		}
+		st.At, st.Alive, st.Err, st.Version, st.PID, st.Since, st.Gateways = at, true, nil, version, p.pid(), p.since, gateways
 		return st
 	})
 	if !s.announced {
@@ -209,18 +264,36 @@ func (s *Supervisor) look(ctx context.Context, p *process) {
 	}
 }
 
-// noneMatches tells whether BIRD only said that there is no such protocol.
-func noneMatches(r Reply) bool {
-	return len(r) > 0 && (r.Code() == 8003 || r.Code() == 9001)
+// tell logs which sessions came and went.
+func (s *Supervisor) tell(before, after []GatewayState) {
+	was := map[string]bool{}
+	for _, g := range before {
+		was[g.Name] = g.Up
+	}
+	for _, g := range after {
+		switch {
+		case g.Up && !was[g.Name]:
+			s.options.Log.Info("gateway session up", "gateway", g.Name, "address", g.Address)
+		case !g.Up && was[g.Name]:
+			s.options.Log.Warn("gateway session lost", "gateway", g.Name, "address", g.Address, "state", g.Words, "last_error", g.LastError, "problem", g.Problem)
+		}
+	}
 }
 
-// bfd returns the states of the BFD sessions, if there are any.
+// noneMatches tells whether BIRD only said that there is no such protocol.
+func noneMatches(err error) bool {
+	var refused *RefusedError
+	return errors.As(err, &refused) && refused.Code == 8003
+}
+
+// bfd returns the states of the BFD sessions, if there are any. BIRD 2.0.12 takes
+// no quoted name here; there is only one BFD protocol.
 func (s *Supervisor) bfd(ctx context.Context) map[string]string {
-	for _, session := range s.input.Sessions {
+	for _, session := range s.desired.input.Sessions {
 		if session.BFD == nil {
 			continue
 		}
-		reply, err := s.command(ctx, `show bfd sessions "`+bfdName+`"`)
+		reply, err := s.command(ctx, "show bfd sessions")
 		if err != nil {
 			return nil // the next look tells more
 		}
@@ -265,29 +338,58 @@ func words(p Protocol) string {
 	return p.State
 }
 
-// apply gives BIRD another configuration if it changed. A refused one leaves
-// the old one in force.
-func (s *Supervisor) apply(ctx context.Context) {
-	s.render()
-	content, err := Render(s.input)
-	if err == nil && bytes.Equal(content, s.current) {
-		return
+// applyBackoff spaces attempts at what failed for another reason than that BIRD
+// refuses it, such as a full disk.
+type applyBackoff struct {
+	failures  int
+	notBefore time.Time
+}
+
+func (b *applyBackoff) failed(now time.Time) {
+	b.failures++
+	b.notBefore = now.Add(min(time.Second<<min(b.failures-1, 5), 30*time.Second))
+}
+
+// reapply gives BIRD another configuration if it changed, and tells whether it
+// did. A refused one leaves the old one in force.
+func (s *Supervisor) reapply(ctx context.Context) bool {
+	content, err := s.render()
+	switch {
+	case err == nil && bytes.Equal(content, s.current):
+		if s.refused != nil || s.apply.failures > 0 { // wanted and old are the same again
+			s.refused, s.apply = nil, applyBackoff{}
+			s.state.Update(func(st State) State { st.ConfigErr = nil; return st })
+		}
+		return false
+	case err == nil && bytes.Equal(content, s.refused), time.Now().Before(s.apply.notBefore):
+		return false
 	}
 	if err == nil {
 		err = s.reconfigure(ctx, content)
 	}
 	if ctx.Err() != nil {
-		return
+		return false
 	}
 	if err != nil {
-		s.options.Log.Error("BIRD keeps its old configuration", "error", err)
-		s.state.Update(func(st State) State { st.Err = err; return st })
-		return
+		var refused *RefusedError
+		if errors.As(err, &refused) {
+			s.refused = content
+		} else {
+			s.apply.failed(time.Now())
+		}
+		s.configFailed(err)
+		return false
 	}
-	s.current = content
-	s.options.Log.Info("BIRD has another configuration", "gateways", len(s.input.Sessions), "without_session", len(s.problems))
+	s.current, s.refused, s.apply = content, nil, applyBackoff{}
+	s.options.Log.Info("BIRD has another configuration", "gateways", len(s.desired.input.Sessions), "without_session", len(s.problems))
 	s.eager.begin(time.Now())
-	s.state.Update(func(st State) State { st.Configures++; st.Err = nil; return st })
+	s.state.Update(func(st State) State { st.Configures++; st.ConfigErr = nil; return st })
+	return true
+}
+
+func (s *Supervisor) configFailed(err error) {
+	s.options.Log.Error("BIRD keeps its old configuration", "error", err)
+	s.state.Update(func(st State) State { st.ConfigErr = err; return st })
 }
 
 // reconfigure checks the new file first: after a refused `configure` the file on
@@ -297,7 +399,7 @@ func (s *Supervisor) reconfigure(ctx context.Context, content []byte) error {
 	if err := replaceFile(path, content, 0o600); err != nil {
 		return err
 	}
-	defer os.Remove(path)
+	defer os.Remove(path) // gone already if all went well
 	if _, err := s.command(ctx, `configure check "`+path+`"`); err != nil {
 		return fmt.Errorf("BIRD refuses the new configuration: %w", err)
 	}

@@ -34,9 +34,16 @@ func RouterID() netip.Addr {
 	return netip.AddrFrom4([4]byte{1 + sum[0]%126, sum[1], sum[2], sum[3] | 1})
 }
 
+// ownAddress is an address of ours with the network it is in.
+type ownAddress struct {
+	addr    netip.Addr
+	network netip.Prefix
+	second  bool // deprecated, temporary or secondary: only if there is no other
+}
+
 // interfaceAddresses returns the usable addresses of an interface: those whose
 // duplicate address detection is over.
-func interfaceAddresses(name string) ([]netip.Prefix, error) {
+func interfaceAddresses(name string) ([]ownAddress, error) {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
 		return nil, fmt.Errorf("interface %s: %w", name, err)
@@ -45,60 +52,70 @@ func interfaceAddresses(name string) ([]netip.Prefix, error) {
 	if err != nil {
 		return nil, fmt.Errorf("addresses of interface %s: %w", name, err)
 	}
-	var prefixes []netip.Prefix
+	var own []ownAddress
 	for _, a := range list {
-		if a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0 {
+		if a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0 && a.Flags&unix.IFA_F_OPTIMISTIC == 0 {
 			continue
 		}
 		ip, ok := netip.AddrFromSlice(a.IP)
 		if !ok {
 			continue
 		}
-		ones, _ := a.Mask.Size()
-		prefixes = append(prefixes, netip.PrefixFrom(ip.Unmap(), ones))
+		x := ownAddress{addr: ip.Unmap(), second: a.Flags&(unix.IFA_F_DEPRECATED|unix.IFA_F_SECONDARY) != 0}
+		network := a.IPNet
+		if a.Peer != nil {
+			network = a.Peer // the other end of a point-to-point address
+		}
+		if n, ok := netip.AddrFromSlice(network.IP); ok {
+			ones, _ := network.Mask.Size()
+			x.network = netip.PrefixFrom(n.Unmap(), ones).Masked()
+		}
+		own = append(own, x)
 	}
-	return prefixes, nil
+	return own, nil
 }
 
 // localFor picks our address toward a gateway: one whose network holds the
-// gateway, else the first of its family that is not link-local.
-func localFor(gateway netip.Addr, addresses []netip.Prefix) (netip.Addr, bool) {
-	for _, p := range addresses {
-		if p.Contains(gateway) {
-			return p.Addr(), true
+// gateway, the narrowest first, since BIRD's session is with a neighbor on the
+// link.
+func localFor(gateway netip.Addr, own []ownAddress) (netip.Addr, bool) {
+	var best ownAddress
+	for _, a := range own {
+		if !a.network.IsValid() || !a.network.Contains(gateway) || a.addr == gateway {
+			continue
+		}
+		switch {
+		case !best.addr.IsValid(), best.second && !a.second, best.second == a.second && a.network.Bits() > best.network.Bits():
+			best = a
 		}
 	}
-	for _, p := range addresses {
-		if vip.FamilyOf(p.Addr()) == vip.FamilyOf(gateway) && !p.Addr().IsLinkLocalUnicast() {
-			return p.Addr(), true
-		}
-	}
-	return netip.Addr{}, false
+	return best.addr, best.addr.IsValid()
 }
 
 // resolve makes sessions of gateways. Those that cannot have one yet are
 // returned with the reason.
 func resolve(gateways []trench.Gateway, iface string) (sessions []Session, problems map[string]string) {
 	problems = map[string]string{}
-	addresses, err := interfaceAddresses(iface)
+	addresses, errAddresses := interfaceAddresses(iface)
 	for _, g := range gateways {
-		if err != nil {
-			problems[g.Name] = err.Error()
+		if errAddresses != nil {
+			problems[g.Name] = errAddresses.Error()
 			continue
 		}
 		local, ok := localFor(g.Address, addresses)
 		if !ok {
-			problems[g.Name] = fmt.Sprintf("interface %s has no usable %s address", iface, vip.FamilyOf(g.Address))
+			problems[g.Name] = fmt.Sprintf("interface %s has no usable %s address in a network with %s", iface, vip.FamilyOf(g.Address), g.Address)
 			continue
 		}
 		s := Session{Gateway: g, Local: local}
 		if g.PasswordFile != "" {
-			if s.Password, err = readPassword(g.PasswordFile); err != nil {
+			password, err := readPassword(g.PasswordFile)
+			if err != nil {
 				// Never an empty password: the session would come up unsigned.
 				problems[g.Name] = err.Error()
-				err = nil
 				continue
 			}
+			s.Password = password
 		}
 		sessions = append(sessions, s)
 	}

@@ -1,6 +1,7 @@
 package bird
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -40,8 +42,8 @@ type Options struct {
 
 // State is what is known of BIRD and its sessions.
 type State struct {
-	// At is when BIRD last answered; what is older than the reader can bear
-	// counts for nothing.
+	// At is when the look began that BIRD answered last; what is older than the
+	// reader can bear counts for nothing.
 	At time.Time
 	// Alive is true while BIRD answers.
 	Alive      bool
@@ -50,11 +52,17 @@ type State struct {
 	Since      time.Time // of the process
 	Restarts   int       // after the first start
 	Configures uint64
-	// Err says why BIRD does not answer, or why its configuration is not the
-	// wanted one.
-	Err      error
-	Gateways []GatewayState
+	// Err says why BIRD does not answer, nil while it does. It is an [ErrHung]
+	// when BIRD runs and is silent.
+	Err error
+	// ConfigErr says why BIRD's configuration is not the wanted one: the one
+	// before is in force.
+	ConfigErr error
+	Gateways  []GatewayState
 }
+
+// ErrHung tells that BIRD runs but does not answer.
+var ErrHung = errors.New("BIRD_HUNG")
 
 // GatewayState is one configured gateway.
 type GatewayState struct {
@@ -76,9 +84,9 @@ type GatewayState struct {
 
 // wanted is what Configure was given.
 type wanted struct {
-	gateways []trench.Gateway
-	vips     []vip.VIP
-	set      bool
+	gateways   []trench.Gateway
+	vips       []vip.VIP
+	generation uint64 // 0 before the first
 }
 
 // Supervisor runs BIRD. It implements task.Task.
@@ -93,13 +101,22 @@ type Supervisor struct {
 
 	// Owned by Run.
 	announced bool // ready is closed
-	current   []byte
-	input     RenderInput
+	desired   rendered
+	current   []byte // in force
+	refused   []byte // by BIRD: not tried again
+	apply     applyBackoff
 	problems  map[string]string
-	since     map[string]time.Time
 	client    *Client
 	eager     eagerness
+	holds     holdTimers
 	silent    time.Time // since when BIRD owes an answer; zero: it does not
+}
+
+// rendered is a configuration and what it was made of.
+type rendered struct {
+	generation uint64 // of wanted
+	input      RenderInput
+	content    []byte
 }
 
 // NewSupervisor returns a supervisor, which does nothing before Run and starts
@@ -114,9 +131,12 @@ func NewSupervisor(o Options) *Supervisor {
 	if o.Executable == "" {
 		o.Executable = findExecutable()
 	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
 	return &Supervisor{
 		options: o, wanted: latest.New(wanted{}), expect: latest.New([len(vip.Families)]int{}), state: latest.New(State{}),
-		ready: make(chan struct{}), hint: make(chan struct{}, 1), since: map[string]time.Time{},
+		ready: make(chan struct{}), hint: make(chan struct{}, 1),
 	}
 }
 
@@ -140,7 +160,9 @@ func (s *Supervisor) State() *latest.Value[State] { return s.state }
 
 // Configure replaces gateways and VIPs. It does not block; the newest wins.
 func (s *Supervisor) Configure(gateways []trench.Gateway, vips []vip.VIP) {
-	s.wanted.Set(wanted{gateways, vips, true})
+	s.wanted.Update(func(w wanted) wanted {
+		return wanted{slices.Clone(gateways), slices.Clone(vips), w.generation + 1}
+	})
 }
 
 // Expect tells how many VIPs of each family were announced to BIRD, so that it
@@ -153,18 +175,30 @@ func (s *Supervisor) Expect(announced4, announced6 int) {
 }
 
 // Confirm waits until every gateway session that is up exports as many VIPs as
-// Expect told last, as seen by a look that began after the call.
+// Expect told last, as seen by a look that began after the call, and by the
+// looks after it: a BIRD before 2.14 counts a route as exported before it
+// writes the UPDATE, and needs to be woken to do so. A BIRD that does not run
+// exports nothing. One call at a time.
 func (s *Supervisor) Confirm(ctx context.Context) error {
-	begin := time.Now()
+	after := time.Now()
 	if deadline, ok := ctx.Deadline(); ok {
 		s.asked.Store(deadline.UnixNano())
+		defer s.asked.Store(0)
 	}
 	s.poke()
-	for {
+	for seen := 0; ; {
 		want, expected := s.expect.Get()
 		state, looked := s.state.Get()
-		if state.At.After(begin) && exports(state.Gateways, want) {
-			s.asked.Store(0)
+		switch {
+		case state.PID == 0 && !state.Alive:
+			return nil
+		case !state.At.After(after):
+		case !exports(state.Gateways, want):
+			seen, after = 0, state.At
+		default:
+			seen, after = seen+1, state.At
+		}
+		if seen > eagerMore {
 			return nil
 		}
 		select {
@@ -210,7 +244,7 @@ const (
 // Run keeps BIRD running until ctx ends, and then ends it and waits for its end.
 func (s *Supervisor) Run(ctx context.Context) error {
 	w, changed := s.wanted.Get()
-	for !w.set {
+	for w.generation == 0 {
 		select {
 		case <-changed:
 			w, changed = s.wanted.Get()
@@ -221,6 +255,14 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	if err := os.MkdirAll(s.options.Dir, 0o755); err != nil {
 		return fmt.Errorf("directory of BIRD's configuration: %w", err)
 	}
+	if err := os.MkdirAll(filepath.Dir(s.options.Socket), 0o755); err != nil {
+		return fmt.Errorf("directory of BIRD's control socket: %w", err)
+	}
+	unlock, err := lockSocket(s.options.Socket)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	if err := endOrphan(ctx, s.options.Executable, s.options.Socket, s.options.Log); err != nil {
 		s.options.Log.Error("an orphan BIRD may still run", "error", err)
 	}
@@ -247,26 +289,19 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	}
 }
 
-func (s *Supervisor) configPath() string { return filepath.Join(s.options.Dir, "bird.conf") }
+// configPath is not bird.conf: on a host with a BIRD of its own, that is its file.
+func (s *Supervisor) configPath() string { return filepath.Join(s.options.Dir, "vipgate.conf") }
 
 // runOnce runs one BIRD until it ends, hangs for good, or ctx ends.
 func (s *Supervisor) runOnce(ctx context.Context, starts int) error {
-	s.render()
-	content, err := Render(s.input)
-	if err != nil {
+	if err := s.prepare(ctx); err != nil {
 		return err
 	}
-	if err := s.checkOffline(ctx, content); err != nil {
-		return err
-	}
-	if err := replaceFile(s.configPath(), content, 0o600); err != nil {
-		return err
-	}
-	s.current = content
 	p, err := startProcess(s.options.Executable, s.configPath(), s.options.Socket, s.options.Log, s.options.LogBIRD, s.event)
 	if err != nil {
 		return err
 	}
+	defer p.wait()
 	s.options.Log.Info("BIRD started", "pid", p.pid())
 	s.state.Update(func(st State) State {
 		st.PID, st.Since, st.Restarts = p.pid(), p.since, starts
@@ -276,10 +311,7 @@ func (s *Supervisor) runOnce(ctx context.Context, starts int) error {
 	err = s.serve(ctx, p)
 	select {
 	case <-p.exited:
-		if p.err != nil {
-			return fmt.Errorf("BIRD ended: %w", p.err)
-		}
-		return errors.New("BIRD ended by itself")
+		return p.ended()
 	default:
 	}
 	if ctx.Err() != nil {
@@ -289,6 +321,27 @@ func (s *Supervisor) runOnce(ctx context.Context, starts int) error {
 	}
 	p.kill()
 	return err
+}
+
+// prepare writes the configuration for a BIRD that is to be started: the wanted
+// one, or, if BIRD refuses that, the one that was in force before.
+func (s *Supervisor) prepare(ctx context.Context) error {
+	content, err := s.render()
+	if err == nil && !bytes.Equal(content, s.current) {
+		err = s.checkOffline(ctx, content)
+	}
+	if err != nil {
+		if s.current == nil || ctx.Err() != nil {
+			return err
+		}
+		s.configFailed(err)
+		content = s.current
+	}
+	if err := replaceFile(s.configPath(), content, 0o600); err != nil {
+		return err
+	}
+	s.current = content
+	return nil
 }
 
 // checkOffline has BIRD parse a configuration without starting it.
@@ -306,11 +359,24 @@ func (s *Supervisor) checkOffline(ctx context.Context, content []byte) error {
 	return nil
 }
 
-// render brings the input of the configuration up to date.
-func (s *Supervisor) render() { s.input, s.problems = s.inputNow() }
-
-func (s *Supervisor) inputNow() (RenderInput, map[string]string) {
+// render brings the configuration up to date. It makes the text anew only if
+// something changed: it is called every second, and there may be many VIPs.
+func (s *Supervisor) render() ([]byte, error) {
 	w := s.wanted.Load()
+	in, problems := s.inputNow(w)
+	s.problems = problems
+	if s.desired.content != nil && s.desired.generation == w.generation && slices.Equal(s.desired.input.Sessions, in.Sessions) {
+		return s.desired.content, nil
+	}
+	content, err := Render(in)
+	if err != nil {
+		return nil, err
+	}
+	s.desired = rendered{w.generation, in, content}
+	return content, nil
+}
+
+func (s *Supervisor) inputNow(w wanted) (RenderInput, map[string]string) {
 	sessions, problems := resolve(w.gateways, s.options.Interface)
 	in := RenderInput{
 		RouterID: s.options.RouterID, Interface: s.options.Interface, LoopbackPort: s.options.LoopbackPort, Password: s.options.Password,
@@ -325,6 +391,6 @@ func (s *Supervisor) inputNow() (RenderInput, map[string]string) {
 // Input returns what the configuration would be made of now, without secrets,
 // and why gateways are missing in it.
 func (s *Supervisor) Input() (RenderInput, map[string]string) {
-	in, problems := s.inputNow()
+	in, problems := s.inputNow(s.wanted.Load())
 	return in.Masked(), problems
 }

@@ -1,0 +1,568 @@
+package bird_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/announce"
+	"github.com/vipgate/vipgate/pkg/bird"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// bothUp starts a pod with a gateway of each family and waits for the sessions.
+func bothUp(t *testing.T, r routerConfig, change ...func(*trench.Gateway)) (*pod, *router, *link) {
+	t.Helper()
+	run(t, "ip", "link", "set", "lo", "up")
+	l := newLink(t, vip.IPv4, vip.IPv6)
+	gw := l.Router(r)
+	p := newPod(t, l.Dev)
+	p.Configure([]trench.Gateway{gatewayOf(vip.IPv4, change...), gatewayOf(vip.IPv6, change...)}, []vip.VIP{vip4, vip6})
+	p.Start()
+	p.await("both sessions up", up("gateway-ipv4", "gateway-ipv6"))
+	return p, gw, l
+}
+
+func TestVIPsReachTheGatewayWhileAnnouncedAndOnlyThen(t *testing.T) {
+	for _, tt := range []struct {
+		name                   string
+		as                     uint32
+		path, depreferred, lp0 string
+	}{
+		{name: "eBGP", as: remoteAS, path: "8103", depreferred: "8103 8103 8103 8103", lp0: "100"},
+		{name: "iBGP", as: localAS, path: "", depreferred: "", lp0: "0"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p, gw, _ := bothUp(t, routerConfig{AS: tt.as}, func(g *trench.Gateway) { g.RemoteASN = tt.as })
+			for _, v := range []vip.VIP{vip4, vip6} {
+				if gw.Has(v) {
+					t.Fatalf("%s is advertised before it was announced", v)
+				}
+			}
+			p.Announce(announce.Announced, vip4, vip6)
+			for _, v := range []vip.VIP{vip4, vip6} {
+				eventually(t, v.String()+" at the gateway", func() bool { return gw.Has(v) })
+				if path := gw.Attribute(v, "as_path"); path != tt.path {
+					t.Errorf("%s has path %q, want %q", v, path, tt.path)
+				}
+			}
+			if nh := gw.Attribute(vip4, "next_hop"); nh != "169.254.100.1" {
+				t.Errorf("next hop %q is not ours", nh)
+			}
+			if nh := gw.Attribute(vip6, "next_hop"); !strings.HasPrefix(nh, "fd00:100::1") {
+				t.Errorf("next hop %q is not ours", nh)
+			}
+			p.Announce(announce.Depreferred, vip4, vip6)
+			for _, v := range []vip.VIP{vip4, vip6} {
+				eventually(t, v.String()+" de-preferred", func() bool { return gw.Attribute(v, "community") == "(65535,0)" })
+				if path := gw.Attribute(v, "as_path"); path != tt.depreferred {
+					t.Errorf("de-preferred %s has path %q, want %q", v, path, tt.depreferred)
+				}
+				// The gateway sets its own default on what comes over eBGP.
+				if lp := gw.Attribute(v, "local_pref"); lp != tt.lp0 {
+					t.Errorf("de-preferred %s has local preference %q, want %q", v, lp, tt.lp0)
+				}
+			}
+			p.Announce(announce.Withdrawn, vip4, vip6)
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			if err := p.Confirm(ctx); err != nil {
+				t.Fatal(err)
+			}
+			for _, v := range []vip.VIP{vip4, vip6} {
+				eventually(t, v.String()+" gone", func() bool { return !gw.Has(v) })
+			}
+		})
+	}
+}
+
+func TestGatewaysRoutesComeIntoTheTableButNoVIP(t *testing.T) {
+	for _, as := range []uint32{remoteAS, localAS} {
+		t.Run(strconv.Itoa(int(as)), func(t *testing.T) {
+			p, _, _ := bothUp(t, routerConfig{AS: as, Extra4: "route 20.0.0.1/32 blackhole; route 20.0.0.0/24 blackhole;"}, func(g *trench.Gateway) { g.RemoteASN = as })
+			table := func(f string) string {
+				// The table does not exist before its first route.
+				out, _ := exec.Command("ip", f, "route", "show", "table", strconv.Itoa(tableID)).CombinedOutput()
+				return string(out)
+			}
+			eventually(t, "IPv4 default through the gateway", func() bool { return strings.Contains(table("-4"), "default via 169.254.100.150") })
+			eventually(t, "IPv6 default through the gateway", func() bool { return strings.Contains(table("-6"), "default via fd00:100::150") })
+			eventually(t, "a wider prefix", func() bool { return strings.Contains(table("-4"), "20.0.0.0/24 via") })
+			if strings.Contains(table("-4"), "20.0.0.1") {
+				t.Fatalf("a reflected VIP is in the table:\n%s", table("-4"))
+			}
+			p.Announce(announce.Announced, vip4, vip6)
+			p.await("VIPs exported", func(s bird.State) bool { return s.Gateways[0].Exported == 1 && s.Gateways[1].Exported == 1 })
+			if all := table("-4") + table("-6"); strings.Contains(all, "20.0.0.1 ") || strings.Contains(all, "2000::1") {
+				t.Fatalf("an announced VIP is in the kernel:\n%s", all)
+			}
+		})
+	}
+}
+
+func TestThreeSessionLossesInARowComeBackEachTime(t *testing.T) {
+	p, gw, _ := bothUp(t, routerConfig{})
+	p.Announce(announce.Announced, vip4, vip6)
+	for i := range 3 {
+		eventually(t, "VIP at the gateway", func() bool { return gw.Has(vip4) })
+		gw.Command(`restart "trench4"`)
+		lost := time.Now()
+		s := p.await("session lost", down("gateway-ipv4"))
+		seen := time.Since(lost)
+		if !s.Gateways[1].Up {
+			t.Error("the IPv6 session went with it")
+		}
+		p.await("session back", up("gateway-ipv4", "gateway-ipv6"))
+		t.Logf("loss %d: seen after %s, back after %s", i+1, seen, time.Since(lost))
+	}
+	p.await("all exported again", func(s bird.State) bool { return s.Gateways[0].Exported == 1 })
+}
+
+func TestBIRDThatEndsIsStartedAgain(t *testing.T) {
+	for name, end := range map[string]func(*testing.T, *pod){
+		"kill -9": func(t *testing.T, p *pod) { kill(t, p.State().Load().PID, syscall.SIGKILL) },
+		"exit 0":  func(t *testing.T, p *pod) { _, _ = ask(p.Options.Socket, "down") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, gw, _ := bothUp(t, routerConfig{})
+			p.Announce(announce.Announced, vip4, vip6)
+			eventually(t, "VIP at the gateway", func() bool { return gw.Has(vip4) && gw.Has(vip6) })
+			pid := p.State().Load().PID
+			end(t, p)
+			s := p.await("BIRD gone", func(s bird.State) bool { return !s.Alive && s.PID == 0 })
+			if s.Err == nil || s.Gateways[0].Up {
+				t.Errorf("state of a dead BIRD: %+v", s)
+			}
+			s = p.await("BIRD back", up("gateway-ipv4", "gateway-ipv6"))
+			if s.PID == pid || s.Restarts != 1 {
+				t.Errorf("pid %d (was %d), %d restarts", s.PID, pid, s.Restarts)
+			}
+			eventually(t, "VIPs at the gateway again", func() bool { return gw.Has(vip4) && gw.Has(vip6) })
+		})
+	}
+}
+
+func TestBIRDStoppedForASecondIsLeftAlone(t *testing.T) {
+	p, gw, _ := bothUp(t, routerConfig{})
+	p.Announce(announce.Announced, vip4, vip6)
+	eventually(t, "VIP at the gateway", func() bool { return gw.Has(vip4) })
+	s := p.State().Load()
+	kill(t, s.PID, syscall.SIGSTOP)
+	holds(t, time.Second, "BIRD counts as alive, the VIP stays", func() bool { return p.State().Load().Alive && gw.Has(vip4) })
+	kill(t, s.PID, syscall.SIGCONT)
+	stopped := time.Now()
+	now := p.await("BIRD answers", func(s bird.State) bool { return s.At.After(stopped) })
+	if now.PID != s.PID || now.Restarts != 0 || !now.Gateways[0].Up {
+		t.Fatalf("state after the stop: %+v", now)
+	}
+}
+
+func TestHungBIRDIsReplaced(t *testing.T) {
+	p, gw, _ := bothUp(t, routerConfig{})
+	p.Announce(announce.Announced, vip4, vip6)
+	eventually(t, "VIP at the gateway", func() bool { return gw.Has(vip4) })
+	pid := p.State().Load().PID
+	kill(t, pid, syscall.SIGSTOP)
+	begin := time.Now()
+	s := p.await("BIRD counts as hung", func(s bird.State) bool { return !s.Alive })
+	t.Logf("hung after %s: %v", time.Since(begin), s.Err)
+	p.await("another BIRD", func(s bird.State) bool { return s.PID != 0 && s.PID != pid })
+	t.Logf("replaced after %s", time.Since(begin))
+	p.await("sessions back", up("gateway-ipv4", "gateway-ipv6"))
+	eventually(t, "VIPs at the gateway again", func() bool { return gw.Has(vip4) && gw.Has(vip6) })
+}
+
+// frontendVariable makes the test binary a frontend that never stops by itself:
+// a supervisor and an announcer of both VIPs. It holds the interface.
+const frontendVariable = "VIPGATE_TEST_FRONTEND"
+
+// TestFrontendToBeKilled is no test but the process that one of them kills.
+func TestFrontendToBeKilled(t *testing.T) {
+	dir, dev, isFrontend := strings.Cut(os.Getenv(frontendVariable), " ")
+	if !isFrontend {
+		return
+	}
+	p := newPod(t, dev, func(o *bird.Options) { o.Dir, o.Socket = dir, filepath.Join(dir, "bird.ctl") })
+	p.Configure([]trench.Gateway{gatewayOf(vip.IPv4), gatewayOf(vip.IPv6)}, []vip.VIP{vip4, vip6})
+	p.Start()
+	p.Announce(announce.Announced, vip4, vip6)
+	<-t.Context().Done()
+}
+
+func TestBIRDWithdrawsWhenTheFrontendIsKilledAndTheNextOneEndsIt(t *testing.T) {
+	for name, forget := range map[string]bool{"pid file": false, "control socket only": true} {
+		t.Run(name, func(t *testing.T) {
+			run(t, "ip", "link", "set", "lo", "up")
+			l := newLink(t, vip.IPv4, vip.IPv6)
+			gw := l.Router(routerConfig{})
+			p := newPod(t, l.Dev)
+			frontend := exec.Command("/proc/self/exe", "-test.run", "^TestFrontendToBeKilled$")
+			frontend.Env = append(os.Environ(), frontendVariable+"="+p.Options.Dir+" "+l.Dev)
+			if err := frontend.Start(); err != nil {
+				t.Fatal(err)
+			}
+			ended := make(chan struct{})
+			go func() { defer close(ended); _ = frontend.Wait() }()
+			t.Cleanup(func() { _ = frontend.Process.Kill(); <-ended })
+			eventually(t, "VIPs of the first frontend", func() bool { return gw.Has(vip4) && gw.Has(vip6) })
+			pid := servedBy(t, p.Options.Socket)
+
+			second := newPod(t, l.Dev, func(o *bird.Options) { *o = p.Options })
+			second.Configure(nil, nil)
+			if err := second.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "in use by another frontend") {
+				t.Fatalf("a second frontend on the same socket: %v", err)
+			}
+
+			kill(t, frontend.Process.Pid, syscall.SIGKILL)
+			begin := time.Now()
+			eventually(t, "BIRD withdraws", func() bool { return !gw.Has(vip4) && !gw.Has(vip6) })
+			t.Logf("withdrawn after %s", time.Since(begin))
+			if servedBy(t, p.Options.Socket) != pid {
+				t.Fatal("BIRD went with the frontend: there is no orphan")
+			}
+			if forget {
+				if err := os.Remove(p.Options.Socket + ".pid"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			p.Configure([]trench.Gateway{gatewayOf(vip.IPv4), gatewayOf(vip.IPv6)}, []vip.VIP{vip4, vip6})
+			p.Start()
+			p.await("sessions of the second frontend", up("gateway-ipv4", "gateway-ipv6"))
+			if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err == nil {
+				t.Fatalf("the orphan still runs: %s", exe)
+			}
+			p.Announce(announce.Announced, vip4, vip6)
+			eventually(t, "VIPs of the second frontend", func() bool { return gw.Has(vip4) && gw.Has(vip6) })
+		})
+	}
+}
+
+func servedBy(t *testing.T, socket string) int {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	c, err := bird.Dial(ctx, socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	return c.PID
+}
+
+func TestForeignProcessInThePIDFileIsLeftAlone(t *testing.T) {
+	run(t, "ip", "link", "set", "lo", "up")
+	l := newLink(t, vip.IPv4)
+	p := newPod(t, l.Dev)
+	other := exec.Command("sleep", "600")
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = other.Wait() }()
+	t.Cleanup(func() { _ = other.Process.Kill(); <-ended })
+	if err := os.WriteFile(p.Options.Socket+".pid", fmt.Appendf(nil, "%d\n", other.Process.Pid), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.Configure(nil, nil)
+	p.Start()
+	p.await("BIRD alive", func(s bird.State) bool { return s.Alive })
+	select {
+	case <-ended:
+		t.Fatal("a process that is not BIRD was ended")
+	default:
+	}
+}
+
+func TestReconfigurationLeavesOtherSessionsUp(t *testing.T) {
+	p, gw, _ := bothUp(t, routerConfig{})
+	p.Announce(announce.Announced, vip4, vip6)
+	eventually(t, "VIP at the gateway", func() bool { return gw.Has(vip4) })
+	before := p.State().Load()
+	more := []vip.VIP{vip4, vip6, vip.Require("20.0.0.2/32"), vip.Require("20.1.0.0/24")}
+	ghost := gatewayOf(vip.IPv4, func(g *trench.Gateway) { g.Name, g.Address = "ghost", netip.MustParseAddr("169.254.100.77") })
+	steps := []struct {
+		name     string
+		gateways []trench.Gateway
+		vips     []vip.VIP
+	}{
+		{"VIPs added", []trench.Gateway{gatewayOf(vip.IPv4), gatewayOf(vip.IPv6)}, more},
+		{"gateway added", []trench.Gateway{gatewayOf(vip.IPv4), ghost, gatewayOf(vip.IPv6)}, more},
+		{"gateway and VIPs removed", []trench.Gateway{gatewayOf(vip.IPv4)}, []vip.VIP{vip4}},
+	}
+	for i, step := range steps {
+		p.Configure(step.gateways, step.vips)
+		p.await(step.name, func(s bird.State) bool {
+			return s.Configures == before.Configures+uint64(i)+1 && len(s.Gateways) == len(step.gateways)
+		})
+		after := p.await("session", up("gateway-ipv4"))
+		if after.PID != before.PID || !after.Gateways[0].Since.Equal(before.Gateways[0].Since) {
+			t.Fatalf("%s: session restarted: %+v", step.name, after)
+		}
+	}
+	if !gw.Has(vip4) {
+		t.Error("the VIP went away")
+	}
+	if log := p.Log.String(); strings.Contains(log, "State changed to down") && strings.Contains(log, "protocol=NBR-gateway-ipv4 bird_level=TRACE msg=\"bird: State changed to down\"") {
+		t.Error("the session went down meanwhile")
+	}
+}
+
+func TestIPv6OnlyHostHasARouterID(t *testing.T) {
+	run(t, "ip", "link", "set", "lo", "up")
+	l := newLink(t, vip.IPv6)
+	gw := l.Router(routerConfig{})
+	p := newPod(t, l.Dev, func(o *bird.Options) { o.RouterID = netip.Addr{} })
+	p.Configure([]trench.Gateway{gatewayOf(vip.IPv4), gatewayOf(vip.IPv6)}, []vip.VIP{vip4, vip6})
+	p.Start()
+	s := p.await("IPv6 session", up("gateway-ipv6"))
+	if s.Gateways[0].Up || s.Gateways[0].Problem == "" {
+		t.Errorf("the IPv4 gateway has no address to speak from: %+v", s.Gateways[0])
+	}
+	p.Announce(announce.Announced, vip6)
+	eventually(t, "VIP at the gateway", func() bool { return gw.Has(vip6) })
+	l.Address(vip.IPv4)
+	p.await("IPv4 session once there is an address", up("gateway-ipv4", "gateway-ipv6"))
+}
+
+var deviceOf = regexp.MustCompile(`%[a-z0-9]+`)
+
+func TestNoListenerIsOpenToTheWorld(t *testing.T) {
+	bothUp(t, routerConfig{})
+	allowed := map[string]bool{"127.0.0.1:1790": true, "169.254.100.1:10179": true, "[fd00:100::1]:10179": true}
+	out := run(t, "ss", "-Hltn")
+	lines := bufio.NewScanner(strings.NewReader(out))
+	seen := 0
+	for lines.Scan() {
+		if f := strings.Fields(lines.Text()); len(f) > 3 {
+			seen++
+			// "ss" names the device that BIRD bound the socket to.
+			if address := deviceOf.ReplaceAllString(f[3], ""); !allowed[address] {
+				t.Errorf("listener on %s", f[3])
+			}
+		}
+	}
+	if seen != len(allowed) {
+		t.Errorf("%d listeners, want %d:\n%s", seen, len(allowed), out)
+	}
+}
+
+func TestPasswordIsNeededAndIsReadWhenItAppears(t *testing.T) {
+	run(t, "ip", "link", "set", "lo", "up")
+	l := newLink(t, vip.IPv4, vip.IPv6)
+	l.Router(routerConfig{Password: "s3cret #;'{}"})
+	p := newPod(t, l.Dev)
+	file := filepath.Join(p.Options.Dir, "key")
+	p.Configure([]trench.Gateway{gatewayOf(vip.IPv4, func(g *trench.Gateway) { g.PasswordFile = file })}, []vip.VIP{vip4})
+	p.Start()
+	s := p.await("problem", func(s bird.State) bool { return s.Alive && len(s.Gateways) == 1 && s.Gateways[0].Problem != "" })
+	if !strings.Contains(s.Gateways[0].Problem, file) {
+		t.Errorf("problem %q does not name the file", s.Gateways[0].Problem)
+	}
+	for _, bad := range []string{"a\"b\n", "a\x01b", "", strings.Repeat("x", 81)} {
+		if err := os.WriteFile(file, []byte(bad), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		asked := time.Now().Add(2 * time.Second)
+		s := p.await("still a problem", func(s bird.State) bool { return s.At.After(asked) })
+		if s.Gateways[0].Problem == "" {
+			t.Fatalf("password %q was taken", bad)
+		}
+	}
+	if err := os.WriteFile(file, []byte("s3cret #;'{}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.await("signed session up", up("gateway-ipv4"))
+	if strings.Contains(p.Log.String(), "s3cret") || strings.Contains(p.Log.String(), loopbackPassword) {
+		t.Error("a secret is in the log")
+	}
+	info, err := os.Stat(filepath.Join(p.Options.Dir, "vipgate.conf"))
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode of the configuration: %v, %v", info, err)
+	}
+}
+
+func TestBFDEndsASessionThatTCPStillBelievesIn(t *testing.T) {
+	run(t, "ip", "link", "set", "lo", "up")
+	l := newLink(t, vip.IPv4, vip.IPv6)
+	gw := l.Router(routerConfig{BFD: true})
+	p := newPod(t, l.Dev)
+	bfd := &trench.BFD{MinTx: 50 * time.Millisecond, MinRx: 50 * time.Millisecond, Multiplier: 3}
+	p.Configure([]trench.Gateway{gatewayOf(vip.IPv4, func(g *trench.Gateway) { g.BFD, g.HoldTime = bfd, 90*time.Second })}, []vip.VIP{vip4})
+	p.Start()
+	p.await("session and BFD up", func(s bird.State) bool { return up("gateway-ipv4")(s) && s.Gateways[0].BFD == "Up" })
+	begin := time.Now()
+	kill(t, routerPID(t, gw), syscall.SIGSTOP)
+	s := p.await("session lost", down("gateway-ipv4"))
+	t.Logf("lost after %s: %+v", time.Since(begin), s.Gateways[0])
+	kill(t, routerPID(t, gw), syscall.SIGCONT)
+	p.await("session back", up("gateway-ipv4"))
+}
+
+func TestHoldTimeEndsASilentSession(t *testing.T) {
+	p, gw, _ := bothUp(t, routerConfig{})
+	begin := time.Now()
+	kill(t, routerPID(t, gw), syscall.SIGSTOP)
+	p.await("session lost", down("gateway-ipv4"))
+	t.Logf("lost after %s", time.Since(begin))
+	kill(t, routerPID(t, gw), syscall.SIGCONT)
+	p.await("sessions back", up("gateway-ipv4", "gateway-ipv6"))
+}
+
+// routerPID is the BIRD below `ip netns exec`, which replaces itself by it.
+func routerPID(t *testing.T, r *router) int {
+	t.Helper()
+	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", r.cmd.Process.Pid))
+	if err != nil || exe != birdExecutable {
+		t.Fatalf("the router is %q: %v", exe, err)
+	}
+	return r.cmd.Process.Pid
+}
+
+// blockedHandler is a log whose reader does not read BIRD's lines until released.
+type blockedHandler struct {
+	slog.Handler
+	released chan struct{}
+	blocks   chan struct{} // closed by the first line that has to wait
+	once     sync.Once
+}
+
+func (h *blockedHandler) Handle(_ context.Context, r slog.Record) error {
+	if strings.HasPrefix(r.Message, "bird: ") {
+		h.once.Do(func() { close(h.blocks) })
+		<-h.released
+	}
+	return nil
+}
+
+func (h *blockedHandler) Enabled(context.Context, slog.Level) bool { return true }
+
+func TestBlockedLogDoesNotBlockBIRD(t *testing.T) {
+	run(t, "ip", "link", "set", "lo", "up")
+	l := newLink(t, vip.IPv4, vip.IPv6)
+	l.Router(routerConfig{})
+	h := &blockedHandler{Handler: slog.DiscardHandler, released: make(chan struct{}), blocks: make(chan struct{})}
+	p := newPod(t, l.Dev, func(o *bird.Options) { o.Log = slog.New(h) })
+	t.Cleanup(func() { close(h.released) }) // before the pod stops, which waits for its log
+	p.Configure([]trench.Gateway{gatewayOf(vip.IPv4)}, []vip.VIP{vip4})
+	p.Start()
+	p.await("session up", up("gateway-ipv4"))
+	<-h.blocks
+	// Each writes about five lines of 70 bytes; a pipe holds 64 KiB.
+	for i := range 700 {
+		if _, err := ask(p.Options.Socket, `restart "LB"`); err != nil {
+			t.Fatalf("BIRD does not answer after %d restarts of a session: %v", i, err)
+		}
+	}
+	after := time.Now()
+	if s := p.await("BIRD answers", func(s bird.State) bool { return s.At.After(after) }); s.Restarts != 0 || !s.Gateways[0].Up {
+		t.Fatalf("state: %+v", s)
+	}
+}
+
+func TestConfirmSeesWithdrawalsAndTellsWhenTheyDoNotCome(t *testing.T) {
+	p, gw, _ := bothUp(t, routerConfig{})
+	confirm := func(patience time.Duration) error {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		return p.Confirm(ctx)
+	}
+	p.Announce(announce.Announced, vip4, vip6)
+	if err := confirm(patience); err != nil {
+		t.Fatal(err)
+	}
+	p.Expect(0, 1)
+	if err := confirm(200 * time.Millisecond); err == nil {
+		t.Fatal("confirmed although a VIP is still exported")
+	}
+	p.Announce(announce.Withdrawn, vip4)
+	if err := confirm(patience); err != nil {
+		t.Fatal(err)
+	}
+	if !gw.Has(vip6) {
+		t.Error("the other family's VIP went with it")
+	}
+	kill(t, p.State().Load().PID, syscall.SIGSTOP)
+	if err := confirm(200 * time.Millisecond); err == nil {
+		t.Fatal("a BIRD that does not answer confirmed something")
+	}
+	kill(t, p.State().Load().PID, syscall.SIGCONT)
+}
+
+// A BIRD before 2.14 sleeps over the feed of a session that came up: see Expect.
+func TestManyVIPsAreFedWithoutAStall(t *testing.T) {
+	run(t, "ip", "link", "set", "lo", "up")
+	l := newLink(t, vip.IPv4, vip.IPv6)
+	gw := l.Router(routerConfig{})
+	p := newPod(t, l.Dev)
+	var many []vip.VIP
+	for i := range 10_000 {
+		v, err := vip.FromPrefix(netip.PrefixFrom(netip.AddrFrom4([4]byte{20, 1, byte(i >> 8), byte(i)}), 32))
+		if err != nil {
+			t.Fatal(err)
+		}
+		many = append(many, v)
+	}
+	p.Configure([]trench.Gateway{gatewayOf(vip.IPv4)}, many)
+	p.Start()
+	p.Announce(announce.Announced, many...)
+	exported := func(n int) func(bird.State) bool {
+		return func(s bird.State) bool { return up("gateway-ipv4")(s) && s.Gateways[0].Exported == n }
+	}
+	p.await("all exported", exported(len(many)))
+	last := many[len(many)-1]
+	for range 3 {
+		gw.Command(`restart "trench4"`)
+		p.await("session lost", down("gateway-ipv4"))
+		p.await("session back", up("gateway-ipv4"))
+		begin := time.Now()
+		p.await("all exported", exported(len(many)))
+		eventually(t, "the last VIP at the gateway", func() bool { return gw.Has(last) })
+		t.Logf("10 000 VIPs %s after the session came up", time.Since(begin))
+	}
+	begin := time.Now()
+	p.Announce(announce.Depreferred, many...)
+	eventually(t, "the last VIP de-preferred", func() bool { return gw.Attribute(last, "community") == "(65535,0)" })
+	t.Logf("10 000 VIPs de-preferred after %s", time.Since(begin))
+	begin = time.Now()
+	p.Announce(announce.Withdrawn, many...)
+	p.await("all withdrawn", exported(0))
+	eventually(t, "the last VIP gone", func() bool { return !gw.Has(last) })
+	t.Logf("10 000 VIPs withdrawn after %s", time.Since(begin))
+}
+
+func TestRefusedConfigurationLeavesTheOldInForce(t *testing.T) {
+	p, gw, _ := bothUp(t, routerConfig{})
+	p.Announce(announce.Announced, vip4)
+	eventually(t, "VIP at the gateway", func() bool { return gw.Has(vip4) })
+	before := p.State().Load()
+	// The trench file refuses such a name; BIRD does too.
+	bad := gatewayOf(vip.IPv6, func(g *trench.Gateway) { g.Name = "a'b" })
+	p.Configure([]trench.Gateway{gatewayOf(vip.IPv4), bad}, []vip.VIP{vip4})
+	s := p.await("refused", func(s bird.State) bool { return s.ConfigErr != nil })
+	if !s.Alive || s.PID != before.PID || !s.Gateways[0].Up {
+		t.Fatalf("state: %+v", s)
+	}
+	looked := time.Now().Add(2500 * time.Millisecond)
+	p.await("later looks", func(s bird.State) bool { return s.At.After(looked) })
+	if n := strings.Count(p.Log.String(), "BIRD keeps its old configuration"); n != 1 {
+		t.Errorf("complained %d times about the same configuration", n)
+	}
+	// A BIRD that ends meanwhile comes back with the configuration that it took.
+	kill(t, s.PID, syscall.SIGKILL)
+	p.await("session back", func(s bird.State) bool { return s.PID != before.PID && s.Restarts == 1 && s.Gateways[0].Up })
+	p.Configure([]trench.Gateway{gatewayOf(vip.IPv4)}, []vip.VIP{vip4})
+	p.await("no complaint any more", func(s bird.State) bool { return s.ConfigErr == nil && len(s.Gateways) == 1 && s.Gateways[0].Up })
+}

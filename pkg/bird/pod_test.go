@@ -1,0 +1,450 @@
+package bird_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/announce"
+	"github.com/vipgate/vipgate/pkg/bird"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// The tests here run a real BIRD in the network namespace that TestMain gave to
+// this process, and real BIRDs as gateways in namespaces of their own.
+
+// patience bounds every wait for something that must happen.
+const patience = 20 * time.Second
+
+const (
+	localAS  = 8103
+	remoteAS = 4248829953
+	bgpPort  = 10179
+	tableID  = 4096
+)
+
+var (
+	vip4 = vip.Require("20.0.0.1/32")
+	vip6 = vip.Require("2000::1/128")
+)
+
+// link is a veth between this process's namespace and a gateway's.
+type link struct {
+	t         *testing.T
+	Dev       string // ours
+	Namespace string // the gateway's
+}
+
+// newLink makes a veth with 169.254.100.1/24 and fd00:100::1/64 on our side and
+// .150 and ::150 on the gateway's. Addresses that are not wanted are left out.
+func newLink(t *testing.T, families ...vip.Family) *link {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("needs root for network namespaces")
+	}
+	id := fmt.Sprintf("%06x", rand.Uint32N(1<<24))
+	l := &link{t: t, Dev: "vg" + id, Namespace: "vgbird-" + id}
+	run(t, "ip", "netns", "add", l.Namespace)
+	t.Cleanup(func() { run(t, "ip", "netns", "del", l.Namespace) })
+	run(t, "ip", "link", "add", l.Dev, "type", "veth", "peer", "name", "gw0", "netns", l.Namespace)
+	run(t, "ip", "-n", l.Namespace, "link", "set", "lo", "up")
+	run(t, "ip", "-n", l.Namespace, "link", "set", "gw0", "up")
+	run(t, "ip", "link", "set", l.Dev, "up")
+	for _, f := range families {
+		l.Address(f)
+	}
+	return l
+}
+
+// Address puts the addresses of a family on both sides.
+func (l *link) Address(f vip.Family) {
+	l.t.Helper()
+	ours, theirs := "169.254.100.1/24", "169.254.100.150/24"
+	if f == vip.IPv6 {
+		ours, theirs = "fd00:100::1/64", "fd00:100::150/64"
+	}
+	run(l.t, "ip", "-n", l.Namespace, "addr", "add", theirs, "dev", "gw0", "nodad")
+	run(l.t, "ip", "addr", "add", ours, "dev", l.Dev, "nodad")
+}
+
+func gatewayAddress(f vip.Family) netip.Addr {
+	if f == vip.IPv6 {
+		return netip.MustParseAddr("fd00:100::150")
+	}
+	return netip.MustParseAddr("169.254.100.150")
+}
+
+// gatewayOf is the trench's view of the gateway.
+func gatewayOf(f vip.Family, change ...func(*trench.Gateway)) trench.Gateway {
+	g := trench.Gateway{
+		Name: "gateway-" + f.String(), Address: gatewayAddress(f), LocalASN: localAS, RemoteASN: remoteAS,
+		LocalPort: bgpPort, RemotePort: bgpPort, HoldTime: 3 * time.Second,
+	}
+	for _, c := range change {
+		c(&g)
+	}
+	return g
+}
+
+// router is a BIRD that plays the gateway.
+type router struct {
+	t      *testing.T
+	link   *link
+	dir    string
+	cmd    *exec.Cmd
+	exited chan struct{}
+}
+
+// routerConfig is what may differ between routers.
+type routerConfig struct {
+	AS       uint32
+	Password string
+	BFD      bool
+	Quiet    bool // sends no default route
+	Extra4   string
+}
+
+func (l *link) Router(c routerConfig) *router {
+	l.t.Helper()
+	if c.AS == 0 {
+		c.AS = remoteAS
+	}
+	dir, err := os.MkdirTemp("/tmp", "vg")
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	r := &router{t: l.t, link: l, dir: dir}
+	if err := os.WriteFile(r.config(), []byte(c.text()), 0o600); err != nil {
+		l.t.Fatal(err)
+	}
+	r.Start()
+	l.t.Cleanup(r.Kill)
+	return r
+}
+
+func (c routerConfig) text() string {
+	var b strings.Builder
+	fmt.Fprintln(&b, "log stderr all; router id 10.9.9.9; protocol device { scan time 1; }")
+	if !c.Quiet {
+		fmt.Fprintf(&b, "protocol static { ipv4; route 0.0.0.0/0 blackhole; %s }\n", c.Extra4)
+		fmt.Fprintln(&b, "protocol static { ipv6; route ::/0 blackhole; }")
+	}
+	options := "strict bind; direct; hold time 3; connect delay time 1; connect retry time 1; error wait time 1, 2; error forget time 10;"
+	if c.Password != "" {
+		options += fmt.Sprintf(" password %q;", c.Password)
+	}
+	if c.BFD {
+		fmt.Fprintln(&b, "protocol bfd { interface \"*\" { min rx interval 50 ms; min tx interval 50 ms; multiplier 3; }; }")
+		options += " bfd on;"
+	}
+	for _, s := range []struct{ name, family, ours, peer string }{
+		{"trench4", "ipv4", "169.254.100.150", "169.254.100.1"},
+		{"trench6", "ipv6", "fd00:100::150", "fd00:100::1"},
+	} {
+		fmt.Fprintf(&b, "protocol bgp %s { interface \"gw0\"; local %s port %d as %d; neighbor %s port %d as %d; %s %s { import all; export where source = RTS_STATIC; next hop self; }; }\n",
+			s.name, s.ours, bgpPort, c.AS, s.peer, bgpPort, localAS, options, s.family)
+	}
+	return b.String()
+}
+
+func (r *router) config() string { return filepath.Join(r.dir, "bird.conf") }
+func (r *router) socket() string { return filepath.Join(r.dir, "bird.ctl") }
+
+// Start starts the router's BIRD.
+func (r *router) Start() {
+	r.t.Helper()
+	r.cmd = exec.Command("ip", "netns", "exec", r.link.Namespace, birdExecutable, "-f", "-c", r.config(), "-s", r.socket())
+	if err := r.cmd.Start(); err != nil {
+		r.t.Fatal(err)
+	}
+	exited, cmd := make(chan struct{}), r.cmd
+	r.exited = exited
+	go func() { defer close(exited); _ = cmd.Wait() }()
+	eventually(r.t, "the router answers", func() bool {
+		_, err := ask(r.socket(), "show status")
+		return err == nil
+	})
+}
+
+// Kill ends it at once.
+func (r *router) Kill() {
+	_ = r.cmd.Process.Kill()
+	<-r.exited
+}
+
+// Routes are the lines of `show route all` for a prefix, nil without a route.
+func (r *router) Route(v vip.VIP) []string {
+	reply, err := ask(r.socket(), "show route all "+v.String())
+	if err != nil {
+		return nil
+	}
+	var lines []string
+	for _, l := range reply {
+		lines = append(lines, strings.TrimSpace(l.Text))
+	}
+	return lines
+}
+
+func (r *router) Has(v vip.VIP) bool {
+	for _, l := range r.Route(v) {
+		if strings.HasPrefix(l, v.String()+" ") {
+			return true
+		}
+	}
+	return false
+}
+
+// Attribute returns the value of a BGP attribute of a route.
+func (r *router) Attribute(v vip.VIP, name string) string {
+	for _, l := range r.Route(v) {
+		if rest, ok := strings.CutPrefix(l, "BGP."+name+":"); ok {
+			return strings.TrimSpace(rest)
+		}
+	}
+	return ""
+}
+
+func (r *router) Command(command string) {
+	r.t.Helper()
+	if _, err := ask(r.socket(), command); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func ask(socket, command string) (bird.Reply, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	c, err := bird.Dial(ctx, socket)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	return c.Command(ctx, command)
+}
+
+// pod is the frontend's half: a Supervisor and the announcer.
+type pod struct {
+	*bird.Supervisor
+	t         *testing.T
+	Options   bird.Options
+	Announcer *announce.Announcer
+	Log       *syncBuffer
+	revision  uint64
+	stop      func()
+}
+
+const loopbackPassword = "0123456789abcdef"
+
+func newPod(t *testing.T, dev string, change ...func(*bird.Options)) *pod {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "vg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	log := &syncBuffer{}
+	p := &pod{t: t, Log: log}
+	p.Options = bird.Options{
+		Executable: birdExecutable, Dir: dir, Socket: filepath.Join(dir, "bird.ctl"), RouterID: netip.MustParseAddr("10.1.1.1"),
+		Interface: dev, LoopbackPort: 1790, Password: loopbackPassword, TableID: tableID, KernelScanTime: 10 * time.Second,
+		Log: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}
+	for _, c := range change {
+		c(&p.Options)
+	}
+	p.Supervisor = bird.NewSupervisor(p.Options)
+	p.Announcer = announce.New(announce.Options{
+		Peer: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), p.Options.LoopbackPort), PeerAS: bird.LoopbackPeerAS, Password: p.Options.Password,
+	})
+	t.Cleanup(func() {
+		p.Stop()
+		if t.Failed() {
+			t.Logf("log:\n%s", log.Tail(16000))
+		}
+	})
+	return p
+}
+
+// Start runs the supervisor and the announcer until Stop.
+func (p *pod) Start() {
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = p.Supervisor.Run(ctx) })
+	wg.Go(func() { _ = p.Announcer.Run(ctx) })
+	wg.Go(func() {
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			p.Announcer.Beat(time.Now())
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+		}
+	})
+	p.stop = sync.OnceFunc(func() { cancel(); wg.Wait() })
+}
+
+func (p *pod) Stop() {
+	if p.stop != nil {
+		p.stop()
+	}
+}
+
+// Announce advertises VIPs and waits until it was written to BIRD.
+func (p *pod) Announce(how announce.Advertisement, vips ...vip.VIP) {
+	p.t.Helper()
+	changes := map[vip.VIP]announce.Advertisement{}
+	for _, v := range vips {
+		changes[v] = how
+	}
+	p.revision++
+	p.Announcer.Post(announce.Batch{Changes: changes, Revision: p.revision, Cause: time.Now()})
+	eventually(p.t, "the announcer wrote", func() bool {
+		s := p.Announcer.State().Load()
+		p.Expect(s.Announced4, s.Announced6)
+		return s.Established && s.Written >= p.revision
+	})
+}
+
+// Gateway is the state of one gateway.
+func (p *pod) Gateway(name string) bird.GatewayState {
+	for _, g := range p.State().Load().Gateways {
+		if g.Name == name {
+			return g
+		}
+	}
+	return bird.GatewayState{}
+}
+
+// await waits for a state of the supervisor.
+func (p *pod) await(what string, ok func(bird.State) bool) bird.State {
+	p.t.Helper()
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	for {
+		s, changed := p.State().Get()
+		if ok(s) {
+			return s
+		}
+		select {
+		case <-changed:
+		case <-timer.C:
+			p.t.Fatalf("not seen in %s: %s; state %+v", patience, what, s)
+		}
+	}
+}
+
+func up(names ...string) func(bird.State) bool {
+	return func(s bird.State) bool {
+		n := 0
+		for _, g := range s.Gateways {
+			for _, name := range names {
+				if g.Name == name && g.Up {
+					n++
+				}
+			}
+		}
+		return s.Alive && n == len(names)
+	}
+}
+
+func down(name string) func(bird.State) bool {
+	return func(s bird.State) bool {
+		for _, g := range s.Gateways {
+			if g.Name == name {
+				return !g.Up
+			}
+		}
+		return false
+	}
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.NewTimer(patience)
+	defer deadline.Stop()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			t.Fatalf("not seen in %s: %s", patience, what)
+		}
+	}
+}
+
+// holds fails if something that must stay true does not, within d.
+func holds(t *testing.T, d time.Duration, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.NewTimer(d)
+	defer deadline.Stop()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if !ok() {
+			t.Fatalf("did not hold: %s", what)
+		}
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			return
+		}
+	}
+}
+
+func run(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v: %s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+func kill(t *testing.T, pid int, s syscall.Signal) {
+	t.Helper()
+	if pid <= 1 {
+		t.Fatalf("no process to signal: pid %d", pid)
+	}
+	if err := syscall.Kill(pid, s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(b)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+func (s *syncBuffer) Tail(n int) string {
+	text := s.String()
+	return text[max(0, len(text)-n):]
+}
