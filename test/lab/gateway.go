@@ -42,6 +42,8 @@ type Gateway struct {
 var gatewayTemplate = template.Must(template.New("gateway").Parse(`# The gateway: takes VIPs from the trench and sends default routes.
 router id {{.RouterID}};
 log stderr all;
+timeformat log iso long us;
+log "{{.Trace}}" { info, trace };
 protocol device { scan time 1; }
 {{- if .BFD}}
 protocol bfd { interface "*" { min rx interval 100 ms; min tx interval 100 ms; multiplier 3; }; }
@@ -71,7 +73,7 @@ protocol bgp trench{{$i}} {
 	password "{{$.Password}}";
 {{- end}}
 	{{if $peer.Is4}}ipv4{{else}}ipv6{{end}} {
-		import all;
+		import filter { print "heard ", net, " ", bgp_path, " ", bgp_community; accept; };
 		export {{if $.Default}}where source = RTS_STATIC{{else}}none{{end}};
 		next hop self;
 	};
@@ -96,7 +98,11 @@ func (g *Gateway) Start() error {
 	if err != nil {
 		return fmt.Errorf("gateway %s: %w", g.Name, err)
 	}
-	if err := gatewayTemplate.Execute(f, g.GatewayConfig); err != nil {
+	data := struct {
+		GatewayConfig
+		Trace string
+	}{g.GatewayConfig, g.tracePath()}
+	if err := gatewayTemplate.Execute(f, data); err != nil {
 		f.Close()
 		return fmt.Errorf("gateway %s: %w", g.Name, err)
 	}

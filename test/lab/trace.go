@@ -1,0 +1,96 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Heard is one thing that a gateway heard of a prefix: an announcement, also one
+// that changed nothing, or the end of its route, by a withdrawal or with its
+// session.
+type Heard struct {
+	// At is the wall clock of the gateway's BIRD, which looks at it once in each
+	// round of its loop: it can be a little too early, never late.
+	At        time.Time
+	Prefix    netip.Prefix
+	Withdrawn bool
+	// What an announcement said.
+	ASPath      []string
+	Communities []string
+}
+
+// GracefulShutdown tells whether the announcement carried 65535:0 (RFC 8326).
+func (h Heard) GracefulShutdown() bool { return slices.Contains(h.Communities, "(65535,0)") }
+
+// String is one line for people.
+func (h Heard) String() string {
+	at := h.At.Format("15:04:05.000000")
+	if h.Withdrawn {
+		return fmt.Sprintf("%s %s withdrawn", at, h.Prefix)
+	}
+	return fmt.Sprintf("%s %s announced path=%v communities=%v", at, h.Prefix, h.ASPath, h.Communities)
+}
+
+func (g *Gateway) tracePath() string { return filepath.Join(g.dir, "trace.log") }
+
+// Trace returns everything that the gateway heard so far, in order and without
+// gaps: unlike a Witness it misses nothing that came and went.
+func (g *Gateway) Trace() ([]Heard, error) {
+	b, err := os.ReadFile(g.tracePath())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // it has just been started
+	}
+	if err != nil {
+		return nil, fmt.Errorf("trace of gateway %s: %w", g.Name, err)
+	}
+	return parseTrace(string(b))
+}
+
+// traceTime is BIRD's `iso long us`.
+const traceTime = "2006-01-02 15:04:05.000000"
+
+// What a line of BIRD's log says after date, time and level.
+var (
+	heardPattern   = regexp.MustCompile(`^heard (\S+) \(path ([^)]*)\) \(clist (.*)\)$`)
+	removedPattern = regexp.MustCompile(`^trench\S+ > removed (?:\[\S+\] )?(\S+)`)
+)
+
+// parseTrace reads BIRD's log, where these lines tell what was heard:
+//
+//	DATE TIME <INFO> heard 20.0.0.1/32 (path 8103 8103) (clist (65535,0))
+//	DATE TIME <TRACE> trench0.ipv4 > removed [sole] 20.0.0.1/32 0L 7G unicast
+func parseTrace(log string) ([]Heard, error) {
+	var trace []Heard
+	for line := range strings.Lines(log) {
+		line, whole := strings.CutSuffix(line, "\n")
+		words := strings.SplitN(line, " ", 4)
+		if !whole || len(words) < 4 {
+			continue // still being written, or none of ours
+		}
+		h := Heard{}
+		var prefix string
+		if m := heardPattern.FindStringSubmatch(words[3]); m != nil {
+			prefix, h.ASPath, h.Communities = m[1], strings.Fields(m[2]), strings.Fields(m[3])
+		} else if m := removedPattern.FindStringSubmatch(words[3]); m != nil {
+			prefix, h.Withdrawn = m[1], true
+		} else {
+			continue
+		}
+		var errAt, errPrefix error
+		h.At, errAt = time.ParseInLocation(traceTime, words[0]+" "+words[1], time.Local)
+		h.Prefix, errPrefix = netip.ParsePrefix(prefix)
+		if err := errors.Join(errAt, errPrefix); err != nil {
+			return nil, fmt.Errorf("line %q of BIRD's log: %w", line, err)
+		}
+		trace = append(trace, h)
+	}
+	return trace, nil
+}
