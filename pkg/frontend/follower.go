@@ -146,7 +146,7 @@ func reloadWords(l trench.Loaded) string {
 func (f *follower) showConfiguration(l trench.Loaded) {
 	p := f.process
 	p.health.Set(Configuration, l.Err == nil, errorText(l.Err))
-	p.health.Set(NSPCli, l.Err == nil, errorText(l.Err))
+	p.health.Set(NSPCli, l.Err == nil, "see "+Configuration)
 	p.metrics.Configuration(l.Err == nil)
 }
 
@@ -183,6 +183,11 @@ func (f *follower) showBIRD(s bird.State) {
 		p.health.Set(fmt.Sprintf("%s/%s", Egress, family), isUp, problem)
 		if was, known := f.families[family]; !known || was != isUp {
 			changed = true
+		}
+	}
+	for _, family := range vip.Families {
+		if _, configured := families[family]; !configured {
+			p.health.Remove(fmt.Sprintf("%s/%s", Egress, family))
 		}
 	}
 	// Not before the first VIPs were reported: the load balancer would take a

@@ -130,8 +130,11 @@ func (p *process) setEgress(r readiness.Report) {
 		p.health.Set(Egress, true, "")
 	}
 	for _, f := range vip.Families {
+		name := fmt.Sprintf("%s/%s", Egress, f)
 		if u, known := r.Families[f]; known {
-			p.health.Set(fmt.Sprintf("%s/%s", Egress, f), r.Connected && u, "")
+			p.health.Set(name, r.Connected && u, "no "+f.String()+" gateway of the frontend is known to be up")
+		} else {
+			p.health.Remove(name)
 		}
 	}
 }

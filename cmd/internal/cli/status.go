@@ -8,9 +8,10 @@ import (
 	"syscall"
 
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/encoding/protojson"
+	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/vipgate/vipgate/pkg/status"
 )
 
 // StatusFlags are the flags of the status commands.
@@ -31,11 +32,10 @@ func ShowStatus[S proto.Message](ctx context.Context, out *Output, flags StatusF
 	show := func(s S) (string, bool, error) {
 		text, good := render(s)
 		if flags.Output == "json" {
-			b, err := protojson.MarshalOptions{Multiline: !flags.Watch, EmitUnpopulated: true}.Marshal(s)
-			if err != nil {
-				return "", false, fmt.Errorf("status as JSON: %w", err)
+			var err error
+			if text, err = status.JSON(s, !flags.Watch); err != nil {
+				return "", false, err
 			}
-			text = string(b) + "\n"
 		}
 		return text, good, nil
 	}
@@ -83,7 +83,7 @@ func ShowStatus[S proto.Message](ctx context.Context, out *Output, flags StatusF
 
 // Explain turns the error of a call on the admin socket into words.
 func Explain(err error) error {
-	switch s := status.Convert(err); s.Code() {
+	switch s := grpcstatus.Convert(err); s.Code() {
 	case codes.Unavailable:
 		return fmt.Errorf("the process does not answer on its admin socket (it stopped, or belongs to another user): %s", s.Message())
 	case codes.DeadlineExceeded:
@@ -95,10 +95,10 @@ func Explain(err error) error {
 
 // PrintJSON prints a message as JSON.
 func PrintJSON(out *Output, m proto.Message) error {
-	b, err := protojson.MarshalOptions{Multiline: true, EmitUnpopulated: true}.Marshal(m)
+	text, err := status.JSON(m, true)
 	if err != nil {
-		return fmt.Errorf("answer as JSON: %w", err)
+		return err
 	}
-	out.Printf("%s\n", b)
+	out.Printf("%s", text)
 	return nil
 }
