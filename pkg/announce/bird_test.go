@@ -25,6 +25,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/vipgate/vipgate/pkg/vip"
+
+	"github.com/vipgate/vipgate/test/lab"
 )
 
 // patience bounds every wait for something that must happen.
@@ -84,7 +86,7 @@ protocol bgp LB {
 func newBird(t *testing.T) *bird {
 	t.Helper()
 	if _, err := exec.LookPath("bird"); err != nil {
-		t.Skip("needs bird:", err)
+		lab.Skip(t, "bird: "+err.Error())
 	}
 	dir, err := os.MkdirTemp("/tmp", "vg")
 	if err != nil {
@@ -332,7 +334,7 @@ func TestBirdHoldsWhatWasPosted(t *testing.T) {
 			b := newBird(t)
 			if signed {
 				if err := ProbeMD5(); err != nil {
-					t.Skip("needs a kernel with TCP_MD5SIG:", err)
+					lab.Skip(t, "a kernel with TCP_MD5SIG: "+err.Error())
 				}
 				b.Password = NewPassword()
 			}

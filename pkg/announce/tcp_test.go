@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
+
+	"github.com/vipgate/vipgate/test/lab"
 )
 
 // listen opens a listener on a loopback address of its own.
@@ -152,7 +154,7 @@ func TestNewPasswordsDifferAndFitBirdsConfiguration(t *testing.T) {
 
 func TestTheKernelSigns(t *testing.T) {
 	if err := ProbeMD5(); err != nil {
-		t.Skip("needs a kernel with TCP_MD5SIG:", err)
+		lab.Skip(t, "a kernel with TCP_MD5SIG: "+err.Error())
 	}
 	// A listener that has no key for us: a signed SYN must get no answer.
 	_, addr := listen(t)

@@ -18,6 +18,8 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/identity/identitytest"
+
+	"github.com/vipgate/vipgate/test/lab"
 )
 
 // dialAs connects as another user. The thread that became that user ends with the
@@ -48,7 +50,7 @@ func dialAs(t *testing.T, uid int, path string) net.Conn {
 
 func TestAdminSocketServesTheSameUserAndRootOnly(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("needs root to connect as another user")
+		lab.Skip(t, "root, to connect as another user")
 	}
 	for _, c := range []struct {
 		name           string

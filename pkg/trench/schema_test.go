@@ -19,7 +19,7 @@ type schemaObject struct {
 // The schema for editors and the reader know the same fields, want the same
 // ones, and have the same defaults.
 func TestTheSchemaSaysWhatTheReaderDoes(t *testing.T) {
-	data, err := os.ReadFile("trench.schema.json")
+	data, err := os.ReadFile("../../docs/trench.schema.json")
 	if err != nil {
 		t.Fatal(err)
 	}

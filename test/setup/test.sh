@@ -16,10 +16,10 @@ VIPGATE_SKIPPED=$(mktemp)
 export VIPGATE_SKIPPED
 trap 'rm -f "$VIPGATE_SKIPPED"' EXIT
 status=0
-echo "== unit and race"
-go test -race -timeout 10m ./pkg/... ./cmd/... ./test/lab/... || status=1
-echo "== end to end"
-go test -timeout 15m ./test/e2e/... || status=1
+echo "== unit tests, with the race detector"
+go test -race -timeout 10m ./pkg/... ./cmd/... ./deployments/... ./test/lab/... || status=1
+echo "== end to end: real BIRD, real wires; and the demo"
+go test -timeout 15m ./test/e2e/... ./test/demo/... ./test/docs/... || status=1
 echo
 if [ -s "$VIPGATE_SKIPPED" ]; then
 	echo "NOT TESTED, because this machine lacks something:"
