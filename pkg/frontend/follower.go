@@ -23,6 +23,8 @@ type follower struct {
 	families   map[vip.Family]bool // as reported last
 	configured vip.Set
 	release    *time.Timer // removed VIPs lose their source routing
+
+	identityProblem string // as shown last
 }
 
 func (f *follower) String() string         { return "follower" }
@@ -161,6 +163,14 @@ func (f *follower) showIdentity() {
 		problem = fmt.Sprintf("the SVID ends at %s and nobody has renewed it: %s", own.NotAfter.Format(time.RFC3339), errorText(own.RenewalErr))
 	}
 	p.health.Set(Identity, problem == "", problem)
+	if (problem == "") != (f.identityProblem == "") {
+		what := "identity: there is a usable SVID"
+		if problem != "" {
+			what = "identity: " + problem
+		}
+		p.observer.remark(what)
+	}
+	f.identityProblem = problem
 	p.metrics.Identity(own.ID.String(), own.NotAfter)
 }
 

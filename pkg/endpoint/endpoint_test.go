@@ -1,0 +1,152 @@
+package endpoint
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	grpchealth "google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var quiet = slog.New(slog.DiscardHandler)
+
+func registerHealth(r grpc.ServiceRegistrar) {
+	healthv1.RegisterHealthServer(r, grpchealth.NewServer())
+}
+
+// run runs an endpoint until the test ends.
+func run(t *testing.T, e *Endpoint) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- e.Run(ctx) }()
+	<-e.Ready()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil && err != context.Canceled {
+			t.Error(err)
+		}
+	})
+}
+
+func newAdmin(t *testing.T) (path string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "vg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	path = filepath.Join(dir, "admin.sock")
+	e, err := NewAdmin(t.Context(), path, quiet, registerHealth)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, e)
+	return path
+}
+
+func check(t *testing.T, target string) error {
+	t.Helper()
+	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	_, err = healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{})
+	return err
+}
+
+func TestAdminSocketServesGRPCAndPprof(t *testing.T) {
+	path := newAdmin(t)
+	if err := check(t, "unix:"+path); err != nil {
+		t.Fatal(err)
+	}
+	client := &http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		},
+		DisableKeepAlives: true,
+	}}
+	r, err := client.Get("http://admin/debug/pprof/goroutine?debug=1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	if body, err := io.ReadAll(r.Body); err != nil || !bytes.Contains(body, []byte("goroutine profile")) {
+		t.Fatalf("got %q, %v", body, err)
+	}
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Fatalf("mode %v, %v; want 0600", info.Mode(), err)
+	}
+}
+
+func TestGarbageAndSilenceDoNotDisturbTheAdminSocket(t *testing.T) {
+	path := newAdmin(t)
+	for _, garbage := range []string{"\x00\xff\x00\xff garbage\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff\xff\xff\xff\xff\xff", "GE", ""} {
+		conn, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := io.Copy(conn, strings.NewReader(garbage)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := check(t, "unix:"+path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestPlainEndpointServesUntilItsTaskEnds(t *testing.T) {
+	e, err := NewPlain(t.Context(), "health", "127.0.0.1:0", registerHealth)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- e.Run(ctx) }()
+	if err := check(t, e.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := NewPlain(t.Context(), "health", e.Addr().String(), registerHealth); err == nil || !strings.Contains(err.Error(), "health: ") {
+		t.Fatalf("a busy port gave %v", err)
+	}
+	cancel()
+	<-done
+	if _, err := net.Dial("tcp", e.Addr().String()); err == nil {
+		t.Fatal("it still listens")
+	}
+}
+
+func TestEndpointThatNeverRanCanBeGivenUp(t *testing.T) {
+	dir, err := os.MkdirTemp("", "vg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	e, err := NewAdmin(t.Context(), filepath.Join(dir, "admin.sock"), quiet, registerHealth)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Close()
+	if left, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(left) != 0 {
+		t.Fatalf("left over: %v, %v", left, err)
+	}
+}
