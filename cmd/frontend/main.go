@@ -32,11 +32,15 @@ func main() {
 	if err := adoptMeridio(os.LookupEnv, os.Setenv, os.Environ(), os.Stderr); err != nil {
 		os.Exit(cli.Status("frontend", err))
 	}
-	os.Exit(cli.Main(context.Background(), cli.Program{
+	os.Exit(cli.Main(context.Background(), program(), &commandLine{}, os.Args[1:]))
+}
+
+func program() cli.Program {
+	return cli.Program{
 		Name:        "frontend",
 		Description: "Advertises the VIPs of a trench over BGP, each only while the load balancer can forward it and a gateway session is up.",
 		HealthPort:  defaultHealthPort,
-	}, &commandLine{}, os.Args[1:]))
+	}
 }
 
 // defaultHealthPort is design section 13's.

@@ -22,11 +22,15 @@ type commandLine struct {
 }
 
 func main() {
-	os.Exit(cli.Main(context.Background(), cli.Program{
+	os.Exit(cli.Main(context.Background(), program(), &commandLine{}, os.Args[1:]))
+}
+
+func program() cli.Program {
+	return cli.Program{
 		Name:        "lb",
 		Description: "Checks the targets of a trench and streams the readiness of its VIPs to the frontend over an mTLS unix socket.",
 		HealthPort:  defaultHealthPort,
-	}, &commandLine{}, os.Args[1:]))
+	}
 }
 
 // defaultHealthPort is design section 13's.
