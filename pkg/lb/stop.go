@@ -5,6 +5,9 @@ import (
 	"errors"
 	"net"
 	"time"
+
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/readiness"
 )
 
 const (
@@ -33,7 +36,7 @@ func (p *process) stop(ctx context.Context, again <-chan struct{}) {
 	report, changed := p.server.Report().Get()
 	for {
 		switch {
-		case report.Complete && report.Advertised == 0 && (report.Connected || report.At.After(start)):
+		case report.Complete && report.Advertised == 0 && (report.Connected || report.At.After(start)) && !p.frontendLags():
 			// A frontend that stops with us may be gone before we look; what it
 			// said last still counts.
 			p.Log.Info("every VIP is withdrawn; stopping", "after", time.Since(start).Round(time.Millisecond))
@@ -59,6 +62,23 @@ func (p *process) stop(ctx context.Context, again <-chan struct{}) {
 			return
 		}
 	}
+}
+
+// frontendLags tells whether the frontend's report is older than our last word:
+// it calls a VIP not ready that is. Such a VIP may be announced at this moment,
+// so that nothing reported as advertised does not mean that nothing is.
+func (p *process) frontendLags() bool {
+	reported := p.server.AllReported()
+	for _, r := range p.table.State().VIPs {
+		if r.State != readiness.Ready {
+			continue
+		}
+		switch reported[r.VIP].Reason {
+		case readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NEVER_SEEN, readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY:
+			return true
+		}
+	}
+	return false
 }
 
 func isClosed(err error) bool { return errors.Is(err, net.ErrClosed) }
