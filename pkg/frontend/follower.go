@@ -158,10 +158,7 @@ func (f *follower) showIdentity() {
 		return
 	}
 	own := p.Identity.Status().Load()
-	problem := errorText(own.Err)
-	if own.Err == nil && own.Overdue {
-		problem = fmt.Sprintf("the SVID ends at %s and nobody has renewed it: %s", own.NotAfter.Format(time.RFC3339), errorText(own.RenewalErr))
-	}
+	problem := own.Problem()
 	p.health.Set(Identity, problem == "", problem)
 	if (problem == "") != (f.identityProblem == "") {
 		what := "identity: there is a usable SVID"

@@ -175,8 +175,12 @@ func (h *handshake) verifyChain(certs []*x509.Certificate) *HandshakeError {
 	}
 	h.peer = id
 	if _, err := h.src.GetX509BundleForTrustDomain(id.TrustDomain()); err != nil {
-		return &HandshakeError{Reason: ReasonTrustDomain, PeerID: id,
-			Err: fmt.Errorf("no bundle for trust domain %s: %w", id.TrustDomain(), err)}
+		err = fmt.Errorf("no bundle for trust domain %s: %w", id.TrustDomain(), err)
+		// Whoever reads it wants to know as well whom we expect.
+		if unexpected := h.authorize(id, nil); unexpected != nil {
+			err = fmt.Errorf("%w; %w", unexpected, err)
+		}
+		return &HandshakeError{Reason: ReasonTrustDomain, PeerID: id, Err: err}
 	}
 	now := time.Now()
 	_, chains, err := x509svid.Verify(certs, h.src, x509svid.WithTime(now))

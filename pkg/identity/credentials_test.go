@@ -142,8 +142,8 @@ func badPeers(t *testing.T, ca *identitytest.CA, id spiffeid.ID) []badPeer {
 	now := time.Now()
 	return []badPeer{
 		{"wrong ID", bare(ca.SVID(ca.ID("/evil"), time.Hour)), "wrong_id", "spiffe://example.org/evil", "expected " + id.String()},
-		{"other trust domain", bare(other.SVID(other.ID(id.Path()), time.Hour)), "other_trust_domain", "spiffe://example.net" + id.Path(), "example.net"},
-		{"our authority, other trust domain", bare(ca.SVID(other.ID(id.Path()), time.Hour)), "other_trust_domain", "spiffe://example.net" + id.Path(), "example.net"},
+		{"other trust domain", bare(other.SVID(other.ID(id.Path()), time.Hour)), "other_trust_domain", "spiffe://example.net" + id.Path(), "expected " + id.String() + "; no bundle for trust domain example.net"},
+		{"our authority, other trust domain", bare(ca.SVID(other.ID(id.Path()), time.Hour)), "other_trust_domain", "spiffe://example.net" + id.Path(), "expected " + id.String() + "; no bundle for trust domain example.net"},
 		{"impostor of the trust domain", bare(impostor.SVID(id, time.Hour)), "untrusted_authority", id.String(), "not signed by an authority of trust domain example.org"},
 		{"expired", bare(ca.SVIDBetween(id, now.Add(-time.Hour), now.Add(-time.Minute))), "expired", id.String(), "the clock here says"},
 		{"not yet valid", bare(ca.SVIDBetween(id, now.Add(time.Hour), now.Add(2*time.Hour))), "not_yet_valid", id.String(), "the clock here says"},

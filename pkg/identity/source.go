@@ -74,6 +74,21 @@ type Status struct {
 	Offered []spiffeid.ID
 }
 
+// Problem says in words why our identity does not serve, "" while it does. It
+// already does not when the SVID is [Status.Overdue]: there is time to act while
+// connections still work.
+func (s Status) Problem() string {
+	switch {
+	case s.Err != nil:
+		return s.Err.Error()
+	case !s.Overdue:
+		return ""
+	case s.RenewalErr != nil:
+		return fmt.Sprintf("our SVID %s ends at %s and nobody has renewed it: %v", s.ID, stamp(s.NotAfter), s.RenewalErr)
+	}
+	return fmt.Sprintf("our SVID %s ends at %s and nobody has renewed it", s.ID, stamp(s.NotAfter))
+}
+
 func (s Status) equal(o Status) bool {
 	return s.ID == o.ID && s.Serial == o.Serial && s.NotBefore.Equal(o.NotBefore) && s.NotAfter.Equal(o.NotAfter) &&
 		s.Rotations == o.Rotations && s.Failures == o.Failures && s.Overdue == o.Overdue &&

@@ -2,6 +2,7 @@ package identity_test
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -24,12 +25,12 @@ func TestStatusFollowsTheLifeOfTheSVID(t *testing.T) {
 			return src.Status().Load()
 		}
 		src.Offer(ca.Bundle(), ca.SVID(ca.ID("/lb"), time.Hour))
-		if st := at(40 * time.Minute); st.Err != nil || st.Overdue {
+		if st := at(40 * time.Minute); st.Err != nil || st.Overdue || st.Problem() != "" {
 			t.Fatalf("at 2/3 of its life sharp, when some issuers renew: %+v", st)
 		}
 		src.Fail(errors.New("nobody delivers"))
-		if st := at(43 * time.Minute); st.Err != nil || !st.Overdue {
-			t.Fatalf("past 2/3 of its life: %+v", st)
+		if st := at(43 * time.Minute); st.Err != nil || !st.Overdue || !strings.HasSuffix(st.Problem(), "nobody has renewed it: nobody delivers") {
+			t.Fatalf("past 2/3 of its life: %+v: %s", st, st.Problem())
 		}
 		if n := journal.count(t, map[string]any{"msg": "SVID was not rotated in time"}); n != 1 {
 			t.Fatalf("%d lines about the missing rotation", n)
@@ -41,6 +42,9 @@ func TestStatusFollowsTheLifeOfTheSVID(t *testing.T) {
 		if !errors.Is(st.Err, identity.ErrExpired) || !errSays("our SVID spiffe://example.org/lb expired", "nobody delivers")(st) {
 			t.Fatalf("after NotAfter: %+v", st)
 		}
+		if st.Problem() != st.Err.Error() {
+			t.Fatalf("the problem after NotAfter: %s", st.Problem())
+		}
 		if _, err := src.GetX509SVID(); !errors.Is(err, identity.ErrExpired) {
 			t.Fatalf("got %v", err)
 		}
@@ -48,7 +52,7 @@ func TestStatusFollowsTheLifeOfTheSVID(t *testing.T) {
 			t.Fatalf("%d lines about the expiry", n)
 		}
 		src.Offer(ca.Bundle(), ca.SVID(ca.ID("/lb"), time.Hour))
-		if st := at(time.Hour + time.Second); st.Err != nil || st.RenewalErr != nil || st.Overdue || st.Rotations != 1 {
+		if st := at(time.Hour + time.Second); st.Err != nil || st.RenewalErr != nil || st.Problem() != "" || st.Rotations != 1 {
 			t.Fatalf("after a late rotation: %+v", st)
 		}
 	})

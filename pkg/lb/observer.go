@@ -58,7 +58,7 @@ func (o *observer) Run(ctx context.Context) error {
 	report, reportChanged := p.server.Report().Get()
 	for {
 		o.showLiveness()
-		p.health.Set(Identity, own.Err == nil, text(own.Err))
+		p.health.Set(Identity, own.Problem() == "", own.Problem())
 		p.metrics.Identity(own.ID.String(), own.NotAfter)
 		p.health.Set(Configuration, loaded.Err == nil, text(loaded.Err))
 		p.metrics.Configuration(loaded.Err == nil)
