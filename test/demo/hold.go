@@ -54,9 +54,9 @@ func (t *story) hold(signals <-chan os.Signal) (complete bool, err error) {
 		case <-signals:
 			return t.asTold(), nil
 		case <-t.pod.LB.Done():
-			err = t.restart(signals, "lb", t.pod.LB, t.startLB)
+			err = t.restart(signals, t.pod.LB, t.startLB)
 		case <-t.pod.Frontend.Done():
-			err = t.restart(signals, "frontend", t.pod.Frontend, t.startFrontend)
+			err = t.restart(signals, t.pod.Frontend, t.startFrontend)
 		}
 		if errors.Is(err, errSignalled) {
 			return false, nil
@@ -71,23 +71,27 @@ func (t *story) hold(signals <-chan os.Signal) (complete bool, err error) {
 var errSignalled = errors.New("signalled")
 
 // restart starts a container of the pod again.
-func (t *story) restart(signals <-chan os.Signal, name string, p *lab.Process, start func() error) error {
-	t.say("-- %s (pid %d) ended; it is started again", name, p.PID())
+func (t *story) restart(signals <-chan os.Signal, p *lab.Process, start func() error) error {
+	t.say("-- %s (pid %d) ended", p.Name, p.PID())
 	timer := time.NewTimer(restartAfter)
 	defer timer.Stop()
 	select {
 	case <-signals:
 		return errSignalled
 	case <-timer.C:
-		return start()
 	}
+	if err := start(); err != nil {
+		return err
+	}
+	t.say("-- %s runs again", p.Name)
+	return nil
 }
 
 // asTold tells whether the gateway holds what it held at the end of the story;
 // somebody may have played with it.
 func (t *story) asTold() bool {
 	if err := exactly(t.vips())(t.witness.Last()); err != nil {
-		t.say("\nCleared up without the last step: %v.", err)
+		t.say("\nThe last step is left out: %v.", err)
 		return false
 	}
 	return true
@@ -129,8 +133,8 @@ func (t *story) commands(operator string) []try {
 		{"streams, targets, and what the frontend reports", fmt.Sprintf("%s status --admin-socket=unix://%s", lbProgram, lbAdmin)},
 		{"the gateway's table, out of its BIRD", fmt.Sprintf("%s -r -s %s 'show route all where source = RTS_BGP'", birdc, t.gateway.Socket())},
 		{"the pod's BIRD: its sessions", fmt.Sprintf("%s -r -s %s show protocols", birdc, t.pod.BirdSocket())},
-		{"metrics of the frontend", inPod + "curl -s http://" + lab.FrontendMetrics + "/metrics"},
-		{"metrics of the lb", inPod + "curl -s http://" + lab.LBMetrics + "/metrics"},
+		{"metrics of the frontend", inPod + "curl -s http://" + lab.FrontendMetrics + "/metrics | grep ^vipgate"},
+		{"metrics of the lb", inPod + "curl -s http://" + lab.LBMetrics + "/metrics | grep ^vipgate"},
 	}
 	if _, err := os.Stat(filepath.Join(t.tools, "grpcurl")); err != nil {
 		list = append(list, try{"the commands with grpcurl need this once, some minutes, in the folder of the sources", "make tools"})
@@ -155,9 +159,11 @@ func (t *story) commands(operator string) []try {
 		try{fmt.Sprintf("move traffic of %s away: 65535:0, then the withdrawal", other), fmt.Sprintf(
 			"%s drain --admin-socket=unix://%s %s", frontend, frontendAdmin, other)},
 		try{"and take it back", fmt.Sprintf("%s undrain --admin-socket=unix://%s %s", frontend, frontendAdmin, other)},
-		try{fmt.Sprintf("%s loses its IPv4 address: %s goes, %s stays", t.one.name, target, t.one.vips[1]), fmt.Sprintf(
-			"ip -n %s addr del %s/16 dev pod0", t.lab.Backend.Name(), t.one.addrs[0])},
-		try{"and gets it back", fmt.Sprintf("ip -n %s addr add %s/16 dev pod0", t.lab.Backend.Name(), t.one.addrs[0])},
+		// Target 1 has the first address of the subnet: the kernel would take the
+		// others away with it.
+		try{fmt.Sprintf("%s loses its IPv4 address: %s goes, %s stays", t.two.name, other, t.two.vips[1]), fmt.Sprintf(
+			"ip -n %s addr del %s/16 dev pod0", t.lab.Backend.Name(), t.two.addrs[0])},
+		try{"and gets it back", fmt.Sprintf("ip -n %s addr add %s/16 dev pod0", t.lab.Backend.Name(), t.two.addrs[0])},
 		try{"pull the gateway's cable", fmt.Sprintf("ip -n %s link set trench0 down", t.lab.Gateway.Name())},
 		try{"and plug it in (its IPv6 address went with the link)", fmt.Sprintf(
 			"ip -n %[1]s link set trench0 up && ip -n %[1]s addr replace %[2]s/64 dev trench0 nodad", t.lab.Gateway.Name(), lab.GatewayA6)},

@@ -45,7 +45,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.StringVar(&o.binaries, "binaries", "bin", "`folder` of lb and frontend")
 	f.StringVar(&o.tools, "tools", "", "`folder` of grpcurl, for the commands that --hold prints (default: tools in --binaries)")
 	f.BoolVar(&o.hold, "hold", false, "leave everything running after the story, until Ctrl-C")
-	f.DurationVar(&o.pause, "pause", 1500*time.Millisecond, "how long each table is left to be read, and must stay as it is")
+	f.DurationVar(&o.pause, "pause", 2500*time.Millisecond, "how long each table is left to be read, and must stay as it is")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}

@@ -36,17 +36,17 @@ func (t *story) prologue() {
 	t.say(`A VIP is advertised exactly while a gateway session is up and the load balancer
 can forward this VIP. Everything here is real: processes, BIRD, wires, mutual TLS.
 
-   target-1 --.                                            
-               >-- lb ==mTLS== frontend + BIRD --BGP-- gateway (BIRD)
-   target-2 --'    '--- one trench pod ------'         AS %d
-                        AS %d
+   target-1 --.
+               >-- lb ==readiness over mTLS==> frontend + BIRD --BGP-- gateway
+   target-2 --'    '------------- one trench pod ------------'         (BIRD)
+                                  AS %d                                AS %d
 
    %s serves %s
    %s serves %s
 
-Each table below is the gateway's own, out of its BIRD, which is asked every %v.
+Each table below is the gateway's own, out of its BIRD, which is asked every %d ms.
 + is new in it, ~ has changed, - is gone. Times run from the cause to the table.`,
-		lab.GatewayAS, lab.PodAS, t.one.name, list(t.one.vips), t.two.name, list(t.two.vips), lookEvery)
+		lab.PodAS, lab.GatewayAS, t.one.name, list(t.one.vips), t.two.name, list(t.two.vips), lookEvery.Milliseconds())
 }
 
 // acts are the story up to the end of the pod.
@@ -71,7 +71,7 @@ func (t *story) acts() []act {
 			return t.plain(ctx, fmt.Sprintf("kill -9 %d (lb)", t.pod.LB.PID()), t.pod.LB.Kill, nil)
 		}},
 		{"The load balancer starts again: they return", func(ctx context.Context) error {
-			return t.decision(ctx, "lb is started", t.startLB, all)
+			return t.plain(ctx, "lb is started; its targets have to be checked first", t.startLB, all)
 		}},
 		{"The gateway's sessions drop: Egress turns NOT_SERVING", func(ctx context.Context) error {
 			return t.sessions(ctx, "disable", nil, healthv1.HealthCheckResponse_NOT_SERVING)
@@ -111,10 +111,10 @@ func (t *story) confess(err error) {
 	t.show(last, last)
 	ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
 	defer cancel()
-	for program, socket := range map[string]string{"frontend": t.pod.FrontendAdmin(), "lb": t.pod.LBAdmin()} {
+	for _, c := range []struct{ program, socket string }{{"frontend", t.pod.FrontendAdmin()}, {"lb", t.pod.LBAdmin()}} {
 		// Its exit status tells whether all is well, which it is not.
-		out, _ := t.pod.Run(ctx, program, "status", "--admin-socket=unix://"+socket)
-		t.say("   %s status:", program)
+		out, _ := t.pod.Run(ctx, c.program, "status", "--admin-socket=unix://"+c.socket)
+		t.say("   %s status:", c.program)
 		t.quote(out)
 	}
 	for _, p := range []*lab.Process{t.pod.LB, t.pod.Frontend, t.gateway.Process} {
