@@ -268,7 +268,10 @@ func TestDemoFailsWithEvidence(t *testing.T) {
 	if status := p.wait(); status != 1 {
 		t.Errorf("exit status %d, want 1", status)
 	}
-	for _, text := range []string{"FAILED: ", "frontend ended by itself", "the gateway holds:", "last lines of lb", "last lines of frontend", "last lines of bird"} {
+	for _, text := range []string{
+		"FAILED: ", "frontend ended by itself", "the gateway holds:", "last lines of lb", "last lines of frontend", "last lines of bird",
+		"| time=", `msg="VIP changed"`, "trench0: State changed to up",
+	} {
 		if !strings.Contains(p.text(), text) {
 			t.Errorf("a failed story does not say %q", text)
 		}
