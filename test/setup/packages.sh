@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs Debian packages that are missing, so that no daemon starts: a
-# policy-rc.d of 101 forbids it while apt runs. Units that exist are not touched.
+# Installs Debian packages that are missing, so that no daemon starts, neither
+# now nor at the next boot. Units that exist already are not touched.
 set -euo pipefail
 
 missing=()
@@ -14,18 +14,18 @@ done
 [ ${#missing[@]} -gt 0 ] || exit 0
 
 if ! command -v apt-get >/dev/null; then
-	echo "missing: ${missing[*]}. This is not Debian or Ubuntu: install BIRD 2 (bird, birdc), iproute2 (ip) and their like with your package manager, then run this again." >&2
+	echo "missing: ${missing[*]}. This is not Debian or Ubuntu: install BIRD 2 (bird, birdc) and iproute2 (ip) with your package manager, then run this again." >&2
 	exit 1
 fi
 
+# While apt runs, 101 says that no daemon may be started (policy-rc.d, invoke-rc.d(8)).
 policy=/usr/sbin/policy-rc.d
-ours=
-if [ ! -e $policy ]; then
-	ours=1
-	printf '#!/bin/sh\nexit 101\n' >$policy
+mark="# made by vipgate while it installs packages"
+if [ ! -e $policy ] || grep -qF "$mark" $policy; then # a killed run may have left ours
+	printf '#!/bin/sh\n%s\nexit 101\n' "$mark" >$policy
 	chmod +x $policy
+	trap 'rm -f '$policy EXIT
 fi
-trap '[ -z "$ours" ] || rm -f '$policy EXIT
 
 echo "installing: ${missing[*]}"
 log=$(mktemp)
@@ -37,3 +37,8 @@ if ! { apt-get update && apt-get install -y --no-install-recommends "${missing[@
 	exit 1
 fi
 rm -f "$log"
+
+# The package enables its unit for the next boot; the unit is new with it.
+if [[ " ${missing[*]} " == *" bird2 "* ]] && command -v systemctl >/dev/null; then
+	systemctl disable --quiet bird.service 2>/dev/null || true
+fi
