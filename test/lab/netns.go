@@ -208,18 +208,27 @@ func RemoveLeftovers() error {
 		}
 		n := &NetNS{name: e.Name()}
 		n.endProcesses()
-		// Another run may remove the same leftover at this moment.
-		if err := n.Close(); err != nil {
-			if _, gone := os.Lstat(n.Path()); gone == nil {
-				errs = append(errs, err)
-			}
-		}
+		errs = append(errs, n.closeLeftover())
 	}
 	return errors.Join(errs...)
 }
 
 // alive tells whether a process exists, of whatever user.
 func alive(pid int) bool { return !errors.Is(unix.Kill(pid, 0), unix.ESRCH) }
+
+// closeLeftover removes a namespace that another run may be removing, too, at
+// this moment: what counts is that it is gone.
+func (n *NetNS) closeLeftover() error {
+	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
+	defer cancel()
+	return Eventually(ctx, 20*time.Millisecond, func() error {
+		err := n.Close()
+		if _, gone := os.Lstat(n.Path()); errors.Is(gone, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	})
+}
 
 // Processes are the processes in the namespace, zombies not among them.
 func (n *NetNS) Processes(ctx context.Context) ([]int, error) {
