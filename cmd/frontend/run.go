@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -101,6 +102,9 @@ func (c *runCommand) Run(ctx context.Context, globals *cli.Globals) error {
 
 // Run checks what `frontend run` would check.
 func (c *validateCommand) Run(_ *cli.Globals, out *cli.Output) error {
+	if _, _, err := c.Logger(false); err != nil {
+		return usage("%w", err)
+	}
 	if _, err := c.options(slog.New(slog.DiscardHandler)); err != nil {
 		return err
 	}
@@ -115,6 +119,9 @@ func (c *trenchFlags) defaults() trench.Defaults {
 }
 
 func (c *trenchFlags) read() (*trench.Config, error) {
+	if err := c.defaults().Validate(); err != nil {
+		return nil, usage("--local-as, --remote-as, --bgp-local-port, --bgp-remote-port, --bgp-hold-time: %w", err)
+	}
 	config, err := trench.Read(c.TrenchFile, c.defaults())
 	if err != nil {
 		return nil, usage("trench file refused:\n%w", err)
@@ -175,19 +182,34 @@ func (c *runFlags) check(config *trench.Config) error {
 	if c.Gating == "on" && len(c.LBID) == 0 && c.LBTrustDomain.IsZero() {
 		return usage("nobody is believed to be the load balancer: name its SPIFFE ID with --lb-id")
 	}
+	if c.Gating == "on" {
+		if err := cli.CheckSocket("--lb-socket", c.LBSocket); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(cli.CheckSocket("--admin-socket", c.AdminSocket), cli.CheckSocket("--bird-socket", c.BirdSocket), cli.CheckHealthPort(c.HealthPort)); err != nil {
+		return err
+	}
 	if len(c.ExternalInterface) > 15 {
 		return usage("--external-interface=%s: the kernel's names have at most 15 bytes", c.ExternalInterface)
 	}
 	if _, err := net.InterfaceByName(c.ExternalInterface); err != nil {
 		return usage("--external-interface=%s: there is no such interface in this network namespace (%w)", c.ExternalInterface, err)
 	}
+	if c.LBBGPPort == 0 {
+		return usage("--lb-bgp-port=0: a port lies between 1 and 65535, such as 1790")
+	}
 	for _, g := range config.Attractor.Gateways {
 		if g.LocalPort == c.LBBGPPort {
 			return usage("gateway %s uses local port %d, which is --lb-bgp-port's: choose another --lb-bgp-port", g.Name, g.LocalPort)
 		}
 	}
-	if c.DrainTime < 0 || c.Settle < 0 {
-		return usage("--drain-time and --settle must not be negative")
+	if c.DrainTime < 0 || c.Settle < 0 || c.MaxBackoff < 0 {
+		return usage("--drain-time, --settle and --max-backoff must not be negative")
+	}
+	// The kernel package takes 0 for its default, BIRD for the main table.
+	if c.TableID == 0 || c.RulePriority == 0 {
+		return usage("--table-id and --rule-priority must not be 0: leave them out for 4096 and 100")
 	}
 	k := kernel.Options{TableID: c.TableID, Priority: c.RulePriority, Mark: c.Mark.Mark, Mask: c.Mark.Mask}
 	if err := k.Validate(); err != nil {

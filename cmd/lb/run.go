@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"io/fs"
 	"log/slog"
 	"time"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/pkg/lb"
+	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
@@ -59,6 +61,9 @@ func (c *runCommand) Run(ctx context.Context, globals *cli.Globals) error {
 
 // Run checks what `lb run` would check.
 func (c *validateCommand) Run(_ *cli.Globals, out *cli.Output) error {
+	if _, _, err := c.Logger(false); err != nil {
+		return usage("%w", err)
+	}
 	if _, err := c.options(slog.New(slog.DiscardHandler)); err != nil {
 		return err
 	}
@@ -71,11 +76,8 @@ func (c *runFlags) options(log *slog.Logger) (lb.Options, error) {
 	if err != nil {
 		return lb.Options{}, usage("trench file refused:\n%w", err)
 	}
-	if err := lb.ValidateLease(c.Lease); err != nil {
-		return lb.Options{}, usage("--lease: %w", err)
-	}
-	if c.DrainTime < 0 || c.StaleGrace < 0 {
-		return lb.Options{}, usage("--drain-time and --stale-grace must not be negative")
+	if err := c.check(); err != nil {
+		return lb.Options{}, err
 	}
 	if len(c.FrontendID) == 0 && c.FrontendTrustDomain.IsZero() {
 		return lb.Options{}, usage("nobody may watch: name the frontend's SPIFFE ID with --frontend-id")
@@ -103,4 +105,18 @@ func (c *runFlags) options(log *slog.Logger) (lb.Options, error) {
 		o.Authorize = tlsconfig.AuthorizeMemberOf(c.FrontendTrustDomain.TrustDomain)
 	}
 	return o, nil
+}
+
+// check refuses what would only fail later.
+func (c *runFlags) check() error {
+	if err := lb.ValidateLease(c.Lease); err != nil {
+		return usage("--lease: %w", err)
+	}
+	if c.DrainTime < 0 || c.StaleGrace < 0 {
+		return usage("--drain-time and --stale-grace must not be negative")
+	}
+	if c.MaxStreamsPerPeer < readiness.MinStreamsPerPeer {
+		return usage("--max-streams-per-peer=%d: a frontend needs %d while it moves to another connection", c.MaxStreamsPerPeer, readiness.MinStreamsPerPeer)
+	}
+	return errors.Join(cli.CheckSocket("--socket", c.Socket), cli.CheckSocket("--admin-socket", c.AdminSocket), cli.CheckHealthPort(c.HealthPort))
 }

@@ -79,8 +79,12 @@ func NewDevAuthority() (*DevAuthority, error) {
 // come at the same time agree on one. A directory or key that others could have
 // written or read is refused.
 func OpenDevAuthority(dir string) (*DevAuthority, error) {
+	return openAuthority(context.Background(), dir)
+}
+
+func openAuthority(ctx context.Context, dir string) (*DevAuthority, error) {
 	if dir == "" {
-		return nil, errors.New("no directory for the development authority")
+		return nil, errNoAuthorityDir
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("directory of the development authority: %w", err)
@@ -88,7 +92,7 @@ func OpenDevAuthority(dir string) (*DevAuthority, error) {
 	if err := private(dir, 0o022); err != nil {
 		return nil, fmt.Errorf("directory of the development authority: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), authorityWait)
+	ctx, cancel := context.WithTimeout(ctx, authorityWait)
 	defer cancel()
 	lock, err := waitLock(ctx, filepath.Join(dir, authorityLock))
 	if err != nil {
@@ -115,6 +119,25 @@ func OpenDevAuthority(dir string) (*DevAuthority, error) {
 		return nil, fmt.Errorf("development authority: %w", err)
 	}
 	return a, nil
+}
+
+var errNoAuthorityDir = errors.New("no directory for the development authority")
+
+// checkAuthority refuses what OpenDevAuthority would refuse, and makes nothing.
+func checkAuthority(dir string) error {
+	if dir == "" {
+		return errNoAuthorityDir
+	}
+	switch err := private(dir, 0o022); {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return fmt.Errorf("directory of the development authority: %w", err)
+	}
+	if _, err := loadAuthority(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 // loadAuthority reads the authority in dir. The error is fs.ErrNotExist when its

@@ -15,10 +15,11 @@ import (
 const minDevTTL = 2 * time.Second
 
 // NewDev returns a source that signs its own SVID for id with the development
-// authority in dir, which is made when missing and shared with the other
-// processes on this machine. The SVID lives for Options.DevTTL and is replaced at
-// half of that. A running source follows when another process has put a new
-// authority into dir.
+// authority in dir, which is made when missing, once the source runs, and shared
+// with the other processes on this machine. A dir that others could use, or whose
+// authority is broken, is refused. The SVID lives for Options.DevTTL and is
+// replaced at half of that. A running source follows when another process has put
+// a new authority into dir.
 func NewDev(dir string, id spiffeid.ID, o Options) (*Source, error) {
 	o = o.withDefaults()
 	if id.IsZero() {
@@ -30,12 +31,11 @@ func NewDev(dir string, id spiffeid.ID, o Options) (*Source, error) {
 	if o.DevTTL < minDevTTL {
 		return nil, fmt.Errorf("life of the SVID is %s: the development authority gives %s or more", o.DevTTL, minDevTTL)
 	}
-	authority, err := OpenDevAuthority(dir)
-	if err != nil {
+	if err := checkAuthority(dir); err != nil {
 		return nil, err
 	}
 	o.ID = id
-	s := newSource(&dev{dir: dir, id: id, ttl: o.DevTTL, poll: o.Poll, authority: authority}, o)
+	s := newSource(&dev{dir: dir, id: id, ttl: o.DevTTL, poll: o.Poll}, o)
 	s.log.Warn("the development authority is for one machine only: whoever can read its directory can be anyone",
 		"dir", dir, "spiffe_id", id)
 	return s, nil
@@ -45,7 +45,7 @@ type dev struct {
 	dir       string
 	id        spiffeid.ID
 	ttl, poll time.Duration
-	authority *DevAuthority
+	authority *DevAuthority // nil until watch has opened it
 }
 
 func (d *dev) String() string { return "the development authority in " + d.dir }
@@ -53,7 +53,10 @@ func (d *dev) String() string { return "the development authority in " + d.dir }
 func (d *dev) watch(ctx context.Context, s *Source) error {
 	retry := &backoff{}
 	for {
-		svid, err := d.authority.MintFor(d.id, d.ttl)
+		svid, err := d.sign(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 		if err != nil {
 			s.fail(fmt.Errorf("%s: %w", d, err))
 			if err := sleep(ctx, retry.Next()); err != nil {
@@ -67,6 +70,19 @@ func (d *dev) watch(ctx context.Context, s *Source) error {
 			return err
 		}
 	}
+}
+
+// sign signs the next SVID, with the authority that it opens when that is the
+// first.
+func (d *dev) sign(ctx context.Context) (*x509svid.SVID, error) {
+	if d.authority == nil {
+		a, err := openAuthority(ctx, d.dir)
+		if err != nil {
+			return nil, err
+		}
+		d.authority = a
+	}
+	return d.authority.MintFor(d.id, d.ttl)
 }
 
 // hold waits until the rotation is due or another authority lies in the

@@ -99,6 +99,9 @@ func TestDevAuthorityIsRefusedWhenOthersCouldUseItOrItIsBroken(t *testing.T) {
 			if _, err := identity.OpenDevAuthority(dir); err == nil || !strings.Contains(err.Error(), c.says) {
 				t.Fatalf("got %v", err)
 			}
+			if _, err := identity.NewDev(dir, devID, identity.Options{}); err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Fatalf("a source, before it runs: %v", err)
+			}
 		})
 	}
 }
@@ -155,6 +158,25 @@ func TestDevSettings(t *testing.T) {
 			t.Errorf("%+v: got %v", c, err)
 		}
 	}
+}
+
+func TestDevSourceMakesNothingBeforeItRuns(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "dev")
+	src, err := identity.NewDev(dir, devID, identity.Options{})
+	must(t, err)
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Fatalf("the directory is there: %v", err)
+	}
+	// A directory that comes between and is open to others is told as it would
+	// have been at the start.
+	must(t, os.Mkdir(dir, 0o700))
+	must(t, os.Chmod(dir, 0o777))
+	identitytest.Run(t, src)
+	identitytest.WaitStatus(t, src, "refused", func(s identity.Status) bool {
+		return s.Err != nil && strings.Contains(s.Err.Error(), "others could use it")
+	})
+	must(t, os.Chmod(dir, 0o700))
+	identitytest.WaitStatus(t, src, "usable", usable)
 }
 
 func TestMintNeedsAWorkload(t *testing.T) {

@@ -21,9 +21,12 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// DefaultMaxStreamsPerPeer is how many streams one SPIFFE ID may have open. A
-// frontend needs two, and four while it moves to another connection.
-const DefaultMaxStreamsPerPeer = 8
+// Streams that one SPIFFE ID may have open. A frontend needs two, and four while
+// it moves to another connection.
+const (
+	DefaultMaxStreamsPerPeer = 8
+	MinStreamsPerPeer        = 4
+)
 
 // ServerOptions says who may do what.
 type ServerOptions struct {

@@ -64,6 +64,23 @@ func (m *Mode) UnmarshalText(text []byte) error {
 	return nil
 }
 
+// CheckSocket refuses the path of a socket that nobody could use, and names its
+// flag.
+func CheckSocket(flag, address string) error {
+	if _, err := identity.SocketPath(address); err != nil {
+		return &UsageError{fmt.Errorf("%s: %w", flag, err)}
+	}
+	return nil
+}
+
+// CheckHealthPort refuses a port that nobody could find.
+func CheckHealthPort(port uint16) error {
+	if port == 0 {
+		return &UsageError{errors.New("--health-port=0: probes need a port that they know, 1 to 65535")}
+	}
+	return nil
+}
+
 // Identity is the group of flags that say who we are.
 type Identity struct {
 	Identity        string        `help:"Where our SVID comes from: spiffe (the Workload API; default when SPIFFE_ENDPOINT_SOCKET is set), files (--svid-dir), or dev (an authority of our own, for one machine)." placeholder:"spiffe|files|dev" group:"Identity"`
