@@ -1,0 +1,302 @@
+package docs
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"maps"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"go.yaml.in/yaml/v4"
+
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/metrics"
+	"github.com/vipgate/vipgate/pkg/status"
+)
+
+// known are the metrics by the names under which they can be asked for.
+func known() map[string]metrics.Metric {
+	all := map[string]metrics.Metric{}
+	for _, m := range metrics.All() {
+		all[m.Name] = m
+		if m.Type == metrics.Histogram {
+			for _, suffix := range []string{"_bucket", "_sum", "_count"} {
+				all[m.Name+suffix] = m
+			}
+		}
+	}
+	return all
+}
+
+func TestEveryMetricIsDocumented(t *testing.T) {
+	d := operations(t)
+	type row struct {
+		Name, Type string
+		Labels     []string
+	}
+	var want, got []row
+	for _, m := range metrics.All() {
+		want = append(want, row{m.Name, string(m.Type), m.Labels})
+	}
+	for _, head := range []string{
+		"Both programs (and `go_*`, `process_*`):", "Frontend, port 2224:", "Load balancer, port 2223:",
+	} {
+		for _, cells := range table(t, d.below(t, head)) {
+			if len(cells) != 4 || cells[3] == "" {
+				t.Errorf("row %q has no meaning", cells)
+				continue
+			}
+			got = append(got, row{strings.Join(code(cells[0]), ""), cells[1], code(cells[2])})
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("the metrics that exist (-) and those in %s (+):\n%s", d.path, diff)
+	}
+}
+
+var metricPattern = regexp.MustCompile(`\bvipgate_[a-z0-9_]*[a-z0-9]\b`)
+
+func TestEveryMetricThatIsMentionedExists(t *testing.T) {
+	exists := known()
+	for _, d := range documents(t) {
+		for _, l := range d.everyLine() {
+			for _, name := range metricPattern.FindAllString(l.text, -1) {
+				if _, ok := exists[name]; !ok {
+					t.Errorf("%s:%d: there is no metric %s", d.path, l.number, name)
+				}
+			}
+		}
+	}
+}
+
+// everyLine are the lines of the prose and of the blocks.
+func (d *document) everyLine() []line {
+	all := slices.Clone(d.prose)
+	for _, b := range d.blocks {
+		for i, text := range strings.Split(b.text, "\n") {
+			all = append(all, line{b.line + 1 + i, text})
+		}
+	}
+	return all
+}
+
+var (
+	selectorPattern = regexp.MustCompile(`(vipgate_[a-z0-9_]+)\{([^}]*)\}`)
+	matcherPattern  = regexp.MustCompile(`([a-z_]+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"`)
+)
+
+// TestAlertsAskForWhatExists checks metrics, labels and values. That PromQL takes
+// the expressions was seen with promtool.
+func TestAlertsAskForWhatExists(t *testing.T) {
+	var rules struct {
+		Groups []struct {
+			Rules []struct {
+				Alert, Expr, For string
+				Labels           map[string]string
+			}
+		}
+	}
+	for _, b := range operations(t).blocks {
+		if b.info == "yaml" {
+			if err := yaml.Unmarshal([]byte(b.text), &rules); err != nil {
+				t.Fatalf("line %d: %v", b.line, err)
+			}
+		}
+	}
+	if len(rules.Groups) != 1 || len(rules.Groups[0].Rules) < 5 {
+		t.Fatalf("no rules found: %+v", rules)
+	}
+	values := map[string]map[string]bool{
+		"service": set(slices.Concat(documentedServices(t, frontendServices), documentedServices(t, lbServices))...),
+		"to":      set(gate.Withdrawn.String(), gate.Depreferred.String(), gate.Announced.String()),
+		"reason":  {},
+	}
+	for _, r := range gate.Reasons {
+		values["reason"][r.String()] = true
+	}
+	exists := known()
+	for _, r := range rules.Groups[0].Rules {
+		if r.Alert == "" || r.Labels["severity"] == "" || !metricPattern.MatchString(r.Expr) {
+			t.Errorf("rule %+v is not complete", r)
+		}
+		for _, selector := range selectorPattern.FindAllStringSubmatch(r.Expr, -1) {
+			for _, m := range matcherPattern.FindAllStringSubmatch(selector[2], -1) {
+				if !slices.Contains(exists[selector[1]].Labels, m[1]) {
+					t.Errorf("%s: %s has no label %s", r.Alert, selector[1], m[1])
+				}
+				for _, v := range strings.Split(m[2], "|") {
+					if !values[m[1]][v] {
+						t.Errorf("%s: %s is never %q", r.Alert, m[1], v)
+					}
+				}
+			}
+		}
+	}
+}
+
+func set(words ...string) map[string]bool {
+	s := map[string]bool{}
+	for _, w := range words {
+		s[w] = true
+	}
+	return s
+}
+
+// The lines above the tables of health services.
+const (
+	frontendServices = "Frontend:"
+	lbServices       = "Load balancer:"
+)
+
+// documentedServices are the names in a table of health services.
+func documentedServices(t *testing.T, above string) []string {
+	t.Helper()
+	var names []string
+	for _, cells := range table(t, operations(t).below(t, above)) {
+		if len(cells) != 3 || cells[1] == "" || cells[2] == "" {
+			t.Errorf("the row of %q does not say what it means", cells[0])
+		}
+		names = append(names, code(cells[0])...)
+	}
+	return names
+}
+
+func TestEveryHealthServiceIsDocumented(t *testing.T) {
+	for _, program := range []struct{ above, file string }{
+		{frontendServices, "pkg/frontend/frontend.go"},
+		{lbServices, "pkg/lb/lb.go"},
+	} {
+		t.Run(program.file, func(t *testing.T) {
+			// A family is part of a name, and so is a VIP.
+			want := []string{"Egress/ipv4", "Egress/ipv6", "vip/PREFIX"}
+			for _, group := range constants(t, program.file) {
+				if strings.HasPrefix(group.comment, "Health services of ") {
+					want = append(want, slices.Collect(maps.Values(group.values))...)
+				}
+			}
+			if len(want) < 8 {
+				t.Fatalf("found only %v in %s", want, program.file)
+			}
+			got := documentedServices(t, program.above)
+			slices.Sort(want)
+			slices.Sort(got)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("the health services of %s (-) and those documented (+):\n%s", program.file, diff)
+			}
+		})
+	}
+}
+
+func TestEveryReasonOfTheFrontendIsExplained(t *testing.T) {
+	d := operations(t)
+	documented := map[string]bool{}
+	section := ""
+	for _, l := range d.prose {
+		if h := heading(l.text); strings.HasPrefix(l.text, "## ") {
+			section = h
+		} else if h != "" && strings.HasPrefix(section, "1. ") {
+			documented[h] = true
+		}
+	}
+	for number, name := range readinessv1.AdvertisementReason_name {
+		words := status.AdvertisementReason(readinessv1.AdvertisementReason(number))
+		if !documented[words.Short] {
+			t.Errorf("%s has no heading for %q", d.path, words.Short)
+			continue
+		}
+		delete(documented, words.Short)
+		label := strings.ToLower(strings.TrimPrefix(name, "ADVERTISEMENT_REASON_"))
+		text := ""
+		for _, l := range d.below(t, words.Short) {
+			text += l.text + "\n"
+		}
+		if !strings.HasPrefix(strings.TrimSpace(text), "`"+label+"`: ") {
+			t.Errorf("%s: what is below %q does not begin with its label `%s`", d.path, words.Short, label)
+		}
+	}
+	for h := range documented {
+		t.Errorf("%s explains %q, which is no reason", d.path, h)
+	}
+}
+
+func TestEveryReasonOfTheLoadBalancerIsExplained(t *testing.T) {
+	d := operations(t)
+	got := map[string]string{}
+	for _, cells := range table(t, d.below(t, "LB says not ready")) {
+		got[strings.Join(code(cells[1]), "")] = cells[0]
+	}
+	want := map[string]string{}
+	for number, name := range readinessv1.VipReason_name {
+		want[strings.ToLower(strings.TrimPrefix(name, "VIP_REASON_"))] = status.VipReason(readinessv1.VipReason(number)).Short
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("the reasons that exist (-) and those in %s (+):\n%s", d.path, diff)
+	}
+}
+
+func TestEveryReasonOfADenialIsExplained(t *testing.T) {
+	d := operations(t)
+	var want, got []string
+	for _, group := range constants(t, "pkg/identity/denial.go") {
+		for name, value := range group.values {
+			if strings.HasPrefix(name, "Reason") {
+				want = append(want, value)
+			}
+		}
+	}
+	for _, cells := range table(t, d.below(t, "What a denial looks like")) {
+		got = append(got, code(cells[0])...)
+	}
+	slices.Sort(want)
+	slices.Sort(got)
+	if diff := cmp.Diff(want, got); diff != "" || len(want) < 5 {
+		t.Errorf("the reasons that exist (-) and those in %s (+):\n%s", d.path, diff)
+	}
+}
+
+// group is a group of constants.
+type group struct {
+	comment string
+	values  map[string]string // of those that are strings, by name
+}
+
+// constants returns the groups of constants in a Go file.
+func constants(t *testing.T, file string) []group {
+	t.Helper()
+	f, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, file), nil, parser.ParseComments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var groups []group
+	for _, decl := range f.Decls {
+		g, ok := decl.(*ast.GenDecl)
+		if !ok || g.Tok != token.CONST {
+			continue
+		}
+		found := group{g.Doc.Text(), map[string]string{}}
+		for _, spec := range g.Specs {
+			s := spec.(*ast.ValueSpec)
+			for i, name := range s.Names {
+				if i >= len(s.Values) {
+					continue
+				}
+				if lit, ok := s.Values[i].(*ast.BasicLit); ok && lit.Kind == token.STRING {
+					value, err := strconv.Unquote(lit.Value)
+					if err != nil {
+						t.Fatalf("%s: %v", file, err)
+					}
+					found.values[name.Name] = value
+				}
+			}
+		}
+		groups = append(groups, found)
+	}
+	return groups
+}

@@ -1,0 +1,315 @@
+package docs
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// The VIPs of the pod, and the port of its target. Names and addresses are those
+// that docs/operations.md uses.
+const (
+	vip4, vip6 = "20.0.0.1/32", "2000::1/128"
+	checkPort  = 5000
+)
+
+var trenchFile = fmt.Sprintf(`trench: trench-a
+attractor:
+  name: attractor-a-1
+  vips: [%s, "%s"]
+  gateways:
+    - {name: gateway-a-1, address: %s}
+    - {name: gateway-a-2, address: "%s"}
+streams:
+  - name: stream-a-1
+    vips: [%[1]s, "%[2]s"]
+    check: {tcp: {port: %[5]d}, interval: 500ms, timeout: 500ms, rise: 1, fall: 10}
+    targets:
+      - {name: target-1, ips: [%[6]s, "%[7]s"]}
+`, vip4, vip6, lab.GatewayA4, lab.GatewayA6, checkPort, lab.Target1v4, lab.Target1v6)
+
+// reader is one who has the document and a shell in the pod.
+type reader struct {
+	pod   *lab.Pod
+	tools string            // the folder of what is called by its name
+	paths *strings.Replacer // from the paths in the document to those of the pod
+	env   []string
+}
+
+// newReader starts a pod with two VIPs that are advertised.
+func newReader(t *testing.T) *reader {
+	t.Helper()
+	l, err := lab.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &lab.Pod{Lab: l, Binaries: binaries}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var targets []*lab.Target
+	t.Cleanup(func() {
+		if t.Failed() && p.LB != nil && p.Frontend != nil {
+			t.Logf("== last lines of lb\n%s\n== last lines of frontend\n%s", p.LB.Tail(40), p.Frontend.Tail(40))
+		}
+		for _, target := range targets {
+			must(target.Down())
+		}
+		must(l.Close())
+	})
+	for _, a := range []netip.Addr{lab.Target1v4, lab.Target1v6} {
+		target := lab.NewTarget(l.Backend, netip.AddrPortFrom(a, checkPort))
+		must(target.Up())
+		targets = append(targets, target)
+	}
+	must(p.WriteTrench(trenchFile))
+	gateway, err := l.StartGateway(lab.GatewayA())
+	must(err)
+	must(p.StartLB())
+	must(p.StartFrontend())
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	must(gateway.WantRoutes(ctx, vip4, vip6))
+
+	r := &reader{pod: p, tools: filepath.Join(l.Dir, "tools")}
+	must(os.Mkdir(r.tools, 0o700))
+	must(r.wrap("lb", p.LBArgs()))
+	must(r.wrap("frontend", p.FrontendArgs()))
+	built, err := filepath.Abs(filepath.Join(root, "bin", "tools"))
+	must(err)
+	r.env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "PATH=") }),
+		"PATH="+strings.Join([]string{r.tools, built, filepath.Dir(lab.BIRD()), os.Getenv("PATH"), "/usr/sbin", "/sbin"}, ":"),
+		"SVID="+filepath.Join(l.Dir, "operator"), "AUTHORITY="+p.Authority())
+	r.paths = strings.NewReplacer(
+		"/run/vipgate/frontend.sock", p.FrontendAdmin(),
+		"/run/vipgate/lb.sock", p.LBAdmin(),
+		"/var/lib/meridio/lb.sock", p.Socket(),
+		"/var/run/bird/bird.ctl", p.BirdSocket(),
+		"spiffe://vipgate.local/operator", lab.OperatorID,
+	)
+	return r
+}
+
+// wrap makes a program that has the flags of a running one as variables, as the
+// containers of the deployment have.
+func (r *reader) wrap(name string, run []string) error {
+	var script strings.Builder
+	script.WriteString("#!/bin/sh\n")
+	for _, arg := range run[2:] {
+		flag, value, _ := strings.Cut(strings.TrimPrefix(arg, "--"), "=")
+		fmt.Fprintf(&script, "export VIPGATE_%s='%s'\n", strings.ToUpper(strings.ReplaceAll(flag, "-", "_")), value)
+	}
+	fmt.Fprintf(&script, "exec '%s' \"$@\"\n", run[0])
+	return os.WriteFile(filepath.Join(r.tools, name), []byte(script.String()), 0o700)
+}
+
+// command is a script in the pod's network namespace, in a group of processes of
+// its own, with its output in the folder of the laboratory.
+func (r *reader) command(ctx context.Context, script string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", r.paths.Replace(script))
+	cmd.Env, cmd.Dir = r.env, r.pod.Lab.Dir
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = patience
+	return cmd
+}
+
+// do runs a script to its end and returns what it printed.
+func (r *reader) do(t *testing.T, script string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := r.command(ctx, script)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := r.pod.Lab.Pod.Start(cmd); err != nil {
+		return "", err
+	}
+	err := cmd.Wait()
+	return out.String(), err
+}
+
+// The programs that a script can need beside frontend and lb.
+var toolPattern = regexp.MustCompile(`\b(birdc|curl|grpcurl|ip|nft|nstat|openssl|ss)\b`)
+
+// need skips the test if the machine lacks a program of the script.
+func (r *reader) need(t *testing.T, script string) {
+	t.Helper()
+	for _, tool := range toolPattern.FindAllString(script, -1) {
+		if _, err := r.do(t, "command -v "+tool); err != nil {
+			lab.Skip(t, tool+" is missing (grpcurl: make tools; others: apt-get install "+tool+")")
+		}
+	}
+}
+
+// settled waits until all VIPs are advertised: what a script did before may have
+// changed that for a moment.
+func (r *reader) settled(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	err := lab.Eventually(ctx, 10*time.Millisecond, func() error {
+		out, err := r.do(t, "frontend status")
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// scripts are the ways in which a block can be run by the test.
+var scripts = map[string]func(*reader, *testing.T, string){
+	"sh run-by-test":        (*reader).runs,
+	"sh run-by-test=stream": (*reader).streams,
+	"sh run-by-test=fails":  (*reader).fails,
+	"text log-of-lb":        (*reader).logged,
+}
+
+func (r *reader) runs(t *testing.T, script string) {
+	if out, err := r.do(t, script); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// streams runs each line until it has printed something and ends it as Ctrl-C does.
+func (r *reader) streams(t *testing.T, script string) {
+	for text := range strings.Lines(script) {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		cmd := r.command(ctx, "exec "+text)
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		if err := r.pod.Lab.Pod.Start(cmd); err != nil {
+			t.Fatal(err)
+		}
+		lines := bufio.NewScanner(out)
+		n := 0
+		for n < 5 && lines.Scan() {
+			n++
+		}
+		// It fails only for a process that has ended; how it ends is its own matter.
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGINT)
+		_ = cmd.Wait()
+		cancel()
+		if n < 5 {
+			t.Errorf("%sonly %d lines\n%s", text, n, stderr.String())
+		}
+	}
+}
+
+// fails runs lines each of which must be refused.
+func (r *reader) fails(t *testing.T, script string) {
+	for text := range strings.Lines(script) {
+		out, err := r.do(t, text)
+		var exit *exec.ExitError
+		// 126 and more come from the shell: nothing was run at all.
+		if !errors.As(err, &exit) || exit.ExitCode() >= 126 {
+			t.Errorf("%s%v, want a refusal\n%s", text, err, out)
+		}
+	}
+}
+
+// logged waits until the log of lb holds what the document says that it does.
+func (r *reader) logged(t *testing.T, text string) {
+	for want := range strings.Lines(text) {
+		parts := strings.Split(strings.TrimSpace(r.paths.Replace(want)), "…")
+		for i := range parts {
+			parts[i] = regexp.QuoteMeta(parts[i])
+		}
+		pattern := regexp.MustCompile(strings.Join(parts, ".*"))
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		err := lab.Eventually(ctx, 10*time.Millisecond, func() error {
+			if !pattern.MatchString(r.pod.LB.Output()) {
+				return fmt.Errorf("lb has not logged %s", pattern)
+			}
+			return nil
+		})
+		cancel()
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestCommandsOfOperationsRun(t *testing.T) {
+	d := operations(t)
+	r := newReader(t)
+	ran := 0
+	for _, b := range d.blocks {
+		run, marked := scripts[b.info]
+		if !marked {
+			if strings.Contains(b.info, "run-by-test") || strings.Contains(b.info, "log-of") {
+				t.Errorf("line %d: nobody knows how to run %q", b.line, b.info)
+			}
+			continue
+		}
+		ran++
+		t.Run(fmt.Sprintf("line %d", b.line), func(t *testing.T) {
+			if strings.HasPrefix(b.info, "sh ") {
+				r.need(t, b.text)
+			}
+			r.settled(t)
+			run(r, t, b.text)
+		})
+	}
+	if ran < 15 {
+		t.Errorf("only %d blocks are marked", ran)
+	}
+	r.settled(t) // whoever follows the document leaves the pod as it was
+	t.Run("health services", r.healthServicesAreDocumented)
+}
+
+// healthServicesAreDocumented compares what is served with what is written. VIPs
+// are not listed.
+func (r *reader) healthServicesAreDocumented(t *testing.T) {
+	for socket, above := range map[string]string{r.pod.FrontendAdmin(): frontendServices, r.pod.LBAdmin(): lbServices} {
+		conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		list, err := healthv1.NewHealthClient(conn).List(ctx, &healthv1.HealthListRequest{})
+		cancel()
+		if err := errors.Join(err, conn.Close()); err != nil {
+			t.Fatal(err)
+		}
+		documented := set(append(documentedServices(t, above), "")...)
+		for name := range list.GetStatuses() {
+			if !documented[name] {
+				t.Errorf("health service %q is served and not documented under %q", name, above)
+			}
+			delete(documented, name)
+		}
+		delete(documented, "vip/PREFIX")
+		for name := range documented {
+			t.Errorf("health service %q is documented under %q and not served", name, above)
+		}
+	}
+}
