@@ -1,0 +1,360 @@
+package main
+
+import (
+	"encoding/json"
+	"net/netip"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/cmd/internal/clitest"
+	"github.com/vipgate/vipgate/pkg/frontend"
+	"github.com/vipgate/vipgate/pkg/trench"
+)
+
+const (
+	deployments = "../../deployments/"
+	base        = deployments + "base/"
+	example     = deployments + "example/"
+)
+
+func deployment(t *testing.T) clitest.Deployment {
+	return clitest.Read[clitest.Deployment](t, base+"deployment.yaml")
+}
+
+func manifest(t *testing.T) *clitest.Container {
+	d := deployment(t)
+	return d.Spec.Template.Spec.Container(t, "frontend")
+}
+
+func manifestLine(t *testing.T) clitest.CommandLine {
+	readme, err := os.ReadFile(deployments + "README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return clitest.CommandLine{
+		Parser: parser(t),
+		Services: []string{
+			"", frontend.Liveness, frontend.Readiness, frontend.Egress, frontend.Configuration, frontend.Identity,
+			frontend.BIRD, frontend.Stream, frontend.Routing, frontend.Stopping, frontend.NSPCli,
+		},
+		Variables:  []string{"SPIFFE_ENDPOINT_SOCKET", "POD_UID"},
+		Reads:      []string{"trench-file", "lb-socket"},
+		Documented: func(path string) bool { return strings.Contains(string(readme), "`"+path+"`") },
+	}
+}
+
+func TestTheContainerFitsTheProgram(t *testing.T) {
+	for _, problem := range manifest(t).Problems(t, manifestLine(t)) {
+		t.Error(problem)
+	}
+}
+
+func TestTheImageFitsTheContainer(t *testing.T) {
+	image := clitest.ReadImage(t, base+"../images/frontend.Dockerfile")
+	for _, problem := range manifest(t).ImageProblems(image) {
+		t.Error(problem)
+	}
+	if image.EntryPoint != "/usr/local/bin/frontend" {
+		t.Errorf("the entry point is %q", image.EntryPoint)
+	}
+	// Each needs them: the frontend starts BIRD as a process of its own user.
+	for _, file := range []string{"/usr/local/bin/frontend", "/usr/sbin/bird"} {
+		if len(image.Capabilities[file]) == 0 {
+			t.Errorf("%s has no file capabilities", file)
+		}
+	}
+}
+
+func TestMistakesInTheImageAreSeen(t *testing.T) {
+	yes, no := true, false
+	tests := []struct {
+		name  string
+		spoil func(*clitest.Container)
+		want  string
+	}{
+		{"no_new_privs", func(c *clitest.Container) { c.SecurityContext.AllowPrivilegeEscalation = &no }, "allowPrivilegeEscalation is false"},
+		{"a capability fewer", func(c *clitest.Container) { c.SecurityContext.Capabilities.Add = []string{"NET_ADMIN", "NET_RAW"} }, "the container allows [NET_ADMIN NET_RAW]"},
+		{"a capability more", func(c *clitest.Container) {
+			c.SecurityContext.Capabilities.Add = append(c.SecurityContext.Capabilities.Add, "SYS_ADMIN")
+		}, "SYS_ADMIN"},
+		{"another user", func(c *clitest.Container) { c.SecurityContext.RunAsUser = 1 }, "the image's user is 10002:10002"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c := manifest(t)
+			tt.spoil(c)
+			problems := c.ImageProblems(clitest.ReadImage(t, deployments+"images/frontend.Dockerfile"))
+			if !slices.ContainsFunc(problems, func(p string) bool { return strings.Contains(p, tt.want) }) {
+				t.Errorf("got %q, want %q", problems, tt.want)
+			}
+		})
+	}
+	t.Run("capabilities without files that have them", func(t *testing.T) {
+		c := manifest(t)
+		c.SecurityContext.AllowPrivilegeEscalation = &yes
+		if problems := c.ImageProblems(clitest.Image{User: "10002:10002"}); len(problems) != 2 {
+			t.Errorf("got %q", problems)
+		}
+	})
+}
+
+func TestThePodIsConsistent(t *testing.T) {
+	d := deployment(t)
+	for _, problem := range d.Spec.Template.Spec.Problems() {
+		t.Error(problem)
+	}
+	labels := d.Spec.Template.Metadata.Labels
+	budget := clitest.Read[struct {
+		Spec struct{ Selector clitest.LabelSelector }
+	}](t, base+"poddisruptionbudget.yaml")
+	selectors := map[string]clitest.LabelSelector{"Deployment": d.Spec.Selector, "PodDisruptionBudget": budget.Spec.Selector}
+	for i, a := range d.Spec.Template.Spec.Affinity.PodAntiAffinity.Preferred {
+		selectors["anti-affinity "+strconv.Itoa(i)] = a.PodAffinityTerm.LabelSelector
+	}
+	if len(selectors) != 3 {
+		t.Errorf("got %d selectors", len(selectors))
+	}
+	for of, s := range selectors {
+		if len(s.MatchLabels) == 0 {
+			t.Errorf("%s selects every pod", of)
+		}
+		for k, v := range s.MatchLabels {
+			if labels[k] != v {
+				t.Errorf("%s selects %s=%s, which the pod has not", of, k, v)
+			}
+		}
+	}
+}
+
+func TestMistakesInThePodAreSeen(t *testing.T) {
+	tests := []struct {
+		name  string
+		spoil func(*clitest.Pod)
+		want  string
+	}{
+		{"service links", func(p *clitest.Pod) { p.EnableServiceLinks = nil }, "enableServiceLinks"},
+		{"a volume that is not mounted", func(p *clitest.Pod) { p.Volumes = append(p.Volumes, clitest.Volume{Name: "x"}) }, "volume x is mounted nowhere"},
+		{"a volume that is not there", func(p *clitest.Pod) { p.Volumes = p.Volumes[1:] }, "mounts a volume trench that is not there"},
+		{"a subPath", func(p *clitest.Pod) { p.Containers[1].VolumeMounts[0].SubPath = "trench.yaml" }, "is a subPath"},
+		{"root", func(p *clitest.Pod) { p.Containers[0].SecurityContext.RunAsUser = 0 }, "runs as root"},
+		{"a writable root", func(p *clitest.Pod) { p.Containers[0].SecurityContext.ReadOnlyRootFilesystem = false }, "root file system"},
+		{"capabilities kept", func(p *clitest.Pod) { p.Containers[0].SecurityContext.Capabilities.Drop = nil }, "does not drop all"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			p := deployment(t).Spec.Template.Spec
+			tt.spoil(&p)
+			if problems := p.Problems(); !slices.ContainsFunc(problems, func(p string) bool { return strings.Contains(p, tt.want) }) {
+				t.Errorf("got %q, want %q", problems, tt.want)
+			}
+		})
+	}
+}
+
+// The two containers meet at one socket, in a volume of their common group, and
+// expect each other's identity.
+func TestLBAndFrontendMeet(t *testing.T) {
+	p := deployment(t).Spec.Template.Spec
+	lb, frontend := p.Container(t, "lb"), p.Container(t, "frontend")
+	for _, pair := range [][2]string{
+		{"VIPGATE_SOCKET", "VIPGATE_LB_SOCKET"},
+		{"VIPGATE_SPIFFE_ID", "VIPGATE_LB_ID"},
+		{"VIPGATE_FRONTEND_ID", "VIPGATE_SPIFFE_ID"},
+		{"VIPGATE_TRENCH_FILE", "VIPGATE_TRENCH_FILE"},
+	} {
+		a, b := lb.Variable(pair[0]), frontend.Variable(pair[1])
+		if a == "" || a != b {
+			t.Errorf("lb has %s=%q, the frontend %s=%q", pair[0], a, pair[1], b)
+		}
+	}
+	if lb.Variable("VIPGATE_SPIFFE_ID") == frontend.Variable("VIPGATE_SPIFFE_ID") {
+		t.Error("lb and frontend have the same identity")
+	}
+	if lb.Variable("VIPGATE_SOCKET_MODE") != "0660" || p.SecurityContext.FSGroup == 0 {
+		t.Error("the frontend may not use the socket: it is another user, and there is no common group")
+	}
+	socket := strings.TrimPrefix(lb.Variable("VIPGATE_SOCKET"), "unix://")
+	volume := func(c *clitest.Container) string {
+		for _, m := range c.VolumeMounts {
+			if m.MountPath == path.Dir(socket) {
+				return m.Name
+			}
+		}
+		return "none of " + c.Name
+	}
+	if volume(lb) != volume(frontend) {
+		t.Errorf("lb has the socket in volume %s, the frontend in %s", volume(lb), volume(frontend))
+	}
+}
+
+func TestThePodHasTimeToDrain(t *testing.T) {
+	p := deployment(t).Spec.Template.Spec
+	var longest time.Duration
+	for _, c := range p.Containers {
+		// Both programs have the flag with the same default.
+		c.Args, c.Env = []string{"run"}, slices.DeleteFunc(c.Env, func(e clitest.Env) bool { return e.Name != "VIPGATE_DRAIN_TIME" })
+		c.Environment(t)
+		var line commandLine
+		k := parserOf(t, &line)
+		if _, err := k.Parse(c.Args); err != nil {
+			t.Fatal(err)
+		}
+		longest = max(longest, line.Run.DrainTime)
+	}
+	if grace := time.Duration(p.GracePeriodSeconds) * time.Second; grace < longest+10*time.Second {
+		t.Errorf("the grace period is %v, the drain time %v: want 10 s more", grace, longest)
+	}
+}
+
+// network is what the Multus annotation says.
+type network struct{ Name, Interface string }
+
+func networks(t *testing.T) []network {
+	var list []network
+	annotation := deployment(t).Spec.Template.Metadata.Annotations["k8s.v1.cni.cncf.io/networks"]
+	if err := json.Unmarshal([]byte(annotation), &list); err != nil || len(list) != 1 {
+		t.Fatalf("the annotation is %q: %v", annotation, err)
+	}
+	return list
+}
+
+func TestTheExternalInterfaceIsTheAttachedNetwork(t *testing.T) {
+	n := networks(t)[0]
+	if want := manifest(t).Variable("VIPGATE_EXTERNAL_INTERFACE"); n.Interface != want {
+		t.Errorf("the pod gets the interface %q, the frontend uses %q", n.Interface, want)
+	}
+}
+
+// trenches are the trench files in the manifests.
+func trenches(t *testing.T) map[string]*trench.Config {
+	t.Helper()
+	file := manifest(t).Variable("VIPGATE_TRENCH_FILE")
+	configs := map[string]*trench.Config{}
+	for _, name := range []string{base + "trench.yaml", example + "trench.yaml"} {
+		m := clitest.Read[struct {
+			Metadata struct{ Name string }
+			Data     map[string]string
+		}](t, name)
+		volumes := deployment(t).Spec.Template.Spec.Volumes
+		if !slices.ContainsFunc(volumes, func(v clitest.Volume) bool { return v.ConfigMap != nil && v.ConfigMap.Name == m.Metadata.Name }) {
+			t.Errorf("%s: no volume holds the ConfigMap %s", name, m.Metadata.Name)
+		}
+		text, ok := m.Data[path.Base(file)]
+		if !ok || len(m.Data) != 1 {
+			t.Fatalf("%s: has not the file %s", name, path.Base(file))
+		}
+		c, err := trench.Parse(name, []byte(text), trench.DefaultDefaults())
+		if err != nil {
+			t.Fatal(err)
+		}
+		configs[name] = c
+	}
+	return configs
+}
+
+// The gateways of the trench lie in the network that the example attaches, and
+// no pod gets the address of one.
+func TestTheTrenchFilesFitTheNetwork(t *testing.T) {
+	definition := clitest.Read[struct {
+		Metadata struct{ Name string }
+		Spec     struct{ Config string }
+	}](t, example+"network.yaml")
+	if want := networks(t)[0].Name; definition.Metadata.Name != want {
+		t.Errorf("the network is called %s, the pod attaches %s", definition.Metadata.Name, want)
+	}
+	var config struct {
+		IPAM struct {
+			Ranges []struct {
+				Range   netip.Prefix
+				Exclude []netip.Prefix
+			} `json:"ipRanges"`
+		}
+	}
+	if err := json.Unmarshal([]byte(definition.Spec.Config), &config); err != nil {
+		t.Fatal(err)
+	}
+	for file, c := range trenches(t) {
+		if len(c.Attractor.Gateways) == 0 || len(c.Streams) == 0 {
+			t.Errorf("%s shows nothing", file)
+		}
+		for _, g := range c.Attractor.Gateways {
+			contains := func(p netip.Prefix) bool { return p.Contains(g.Address) }
+			attached, free := false, false
+			for _, r := range config.IPAM.Ranges {
+				attached = attached || contains(r.Range)
+				free = free || contains(r.Range) && !slices.ContainsFunc(r.Exclude, contains)
+			}
+			if !attached || free {
+				t.Errorf("%s: gateway %s (%s) in the attached network: %t, a pod may get its address: %t", file, g.Name, g.Address, attached, free)
+			}
+		}
+	}
+}
+
+// What a kustomization names is there, and what is there is named.
+func TestKustomizationsAreComplete(t *testing.T) {
+	apart := []string{"kustomization.yaml", "identities.yaml"} // the latter belongs to the cluster
+	for _, dir := range []string{base, example} {
+		k := clitest.Read[struct {
+			Resources []string
+			Patches   []struct{ Path string }
+		}](t, dir+"kustomization.yaml")
+		named := slices.Clone(k.Resources)
+		for _, p := range k.Patches {
+			named = append(named, p.Path)
+		}
+		for _, name := range named {
+			if _, err := os.Stat(path.Join(dir, name)); err != nil {
+				t.Error(err)
+			}
+		}
+		files, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			if !slices.Contains(named, f.Name()) && !slices.Contains(apart, f.Name()) {
+				t.Errorf("%s%s is in no kustomization", dir, f.Name())
+			}
+		}
+	}
+}
+
+// The overlay's identities are those that SPIRE is told to give, by the name of
+// the container.
+func TestTheExamplesIdentitiesAgree(t *testing.T) {
+	b, err := os.ReadFile(example + "identities.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	patch := clitest.Read[clitest.Deployment](t, example+"spiffe-ids.yaml").Spec.Template.Spec
+	original := deployment(t).Spec.Template.Spec
+	given := map[string]string{}
+	for _, object := range strings.Split(string(b), "\n---\n") {
+		_, id, _ := strings.Cut(object, `spiffeIDTemplate: "spiffe://{{ .TrustDomain }}`)
+		id, _, _ = strings.Cut(id, `"`)
+		_, container, _ := strings.Cut(object, "k8s:container-name:")
+		given[strings.TrimSpace(container)] = id
+	}
+	for _, c := range patch.Containers {
+		known := original.Container(t, c.Name)
+		for _, e := range c.Env {
+			if known.Variable(e.Name) == "" {
+				t.Errorf("the overlay sets %s of %s, which the base does not", e.Name, c.Name)
+			}
+		}
+		own := c.Variable("VIPGATE_SPIFFE_ID")
+		if want := "spiffe://example.com" + given[c.Name]; own != want {
+			t.Errorf("%s is %s, SPIRE gives it %s", c.Name, own, want)
+		}
+	}
+	lb, frontend := patch.Container(t, "lb"), patch.Container(t, "frontend")
+	if lb.Variable("VIPGATE_FRONTEND_ID") != frontend.Variable("VIPGATE_SPIFFE_ID") || frontend.Variable("VIPGATE_LB_ID") != lb.Variable("VIPGATE_SPIFFE_ID") {
+		t.Error("lb and frontend of the overlay do not expect each other")
+	}
+}

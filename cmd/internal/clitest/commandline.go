@@ -1,0 +1,212 @@
+package clitest
+
+import (
+	"fmt"
+	"os"
+	"path"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/alecthomas/kong"
+)
+
+// CommandLine is a program as a container runs it.
+type CommandLine struct {
+	Parser *kong.Kong
+	// Services are the health services that the program serves.
+	Services []string
+	// Variables are those that are read beside the ones of flags.
+	Variables []string
+	// Reads names the flags whose paths are only read, so that they may lie in a
+	// read-only mount.
+	Reads []string
+	// Documented tells whether a mount that no flag uses is explained somewhere.
+	Documented func(path string) bool
+}
+
+// podIP stands for what the downward API gives.
+const podIP = "192.0.2.1"
+
+var reference = regexp.MustCompile(`\$\(([A-Za-z_][A-Za-z0-9_]*)\)`)
+
+// Environment gives the process exactly the variables of the container that are
+// ours, for the time of the test, and returns those that are given.
+func (c *Container) Environment(tb testing.TB) map[string]string {
+	tb.Helper()
+	for _, e := range os.Environ() {
+		if name, value, _ := strings.Cut(e, "="); strings.HasPrefix(name, "VIPGATE_") || strings.HasPrefix(name, "NFE_") {
+			if err := os.Unsetenv(name); err != nil {
+				tb.Fatal(err)
+			}
+			tb.Cleanup(func() { _ = os.Setenv(name, value) })
+		}
+	}
+	given := c.values()
+	for name, value := range given {
+		old, had := os.LookupEnv(name)
+		if err := os.Setenv(name, value); err != nil {
+			tb.Fatal(err)
+		}
+		tb.Cleanup(func() {
+			if had {
+				_ = os.Setenv(name, old)
+			} else {
+				_ = os.Unsetenv(name)
+			}
+		})
+	}
+	return given
+}
+
+// values are the variables, with references to earlier ones replaced as the
+// kubelet does it. What refers to nothing stays.
+func (c *Container) values() map[string]string {
+	given := map[string]string{}
+	for _, e := range c.Env {
+		switch e.ValueFrom.FieldRef.FieldPath {
+		case "":
+			given[e.Name] = reference.ReplaceAllStringFunc(e.Value, func(r string) string {
+				if value, ok := given[r[2:len(r)-1]]; ok {
+					return value
+				}
+				return r
+			})
+		case "status.podIP":
+			given[e.Name] = podIP
+		default:
+			given[e.Name] = e.ValueFrom.FieldRef.FieldPath
+		}
+	}
+	return given
+}
+
+// Problems says what of the container does not fit the program: arguments and
+// variables that it does not have or whose values it refuses, probes that ask
+// for nothing, ports that are not listened on, paths that lie in no mount, and
+// mounts that nothing uses.
+func (c *Container) Problems(tb testing.TB, l CommandLine) []string {
+	tb.Helper()
+	given := c.Environment(tb)
+	parsed, err := l.Parser.Parse(c.Args)
+	if err != nil {
+		return []string{fmt.Sprintf("%s: the program refuses its arguments and variables: %v", c.Name, err)}
+	}
+	flags := map[string]*kong.Flag{}
+	variables := slices.Clone(l.Variables)
+	for _, f := range parsed.Flags() {
+		flags[f.Name] = f
+		variables = append(variables, f.Envs...)
+	}
+	p := problems{container: c}
+	for _, e := range c.Env {
+		used := slices.Contains(variables, e.Name)
+		for _, other := range c.Env {
+			used = used || strings.Contains(other.Value, "$("+e.Name+")")
+		}
+		if !used {
+			p.add("nothing reads the variable %s", e.Name)
+		}
+		if reference.MatchString(given[e.Name]) {
+			p.add("%s=%s refers to a variable that is not set before it", e.Name, e.Value)
+		}
+	}
+	p.probes(flags, l.Services)
+	p.mounts(flags, given, l)
+	return p.list
+}
+
+type problems struct {
+	container *Container
+	list      []string
+}
+
+func (p *problems) add(format string, args ...any) {
+	p.list = append(p.list, p.container.Name+": "+fmt.Sprintf(format, args...))
+}
+
+// probes compares probes and ports with what is listened on.
+func (p *problems) probes(flags map[string]*kong.Flag, services []string) {
+	c := p.container
+	health, metrics := text(flags["health-port"]), text(flags["metrics-port"])
+	for _, of := range []struct {
+		name  string
+		probe *Probe
+	}{{"startup", c.StartupProbe}, {"readiness", c.ReadinessProbe}, {"liveness", c.LivenessProbe}} {
+		switch {
+		case of.probe == nil || of.probe.GRPC == nil:
+			p.add("has no %s probe by gRPC", of.name)
+			continue
+		case strconv.Itoa(of.probe.GRPC.Port) != health:
+			p.add("the %s probe asks port %d, health is at %s", of.name, of.probe.GRPC.Port, health)
+		}
+		if !slices.Contains(services, of.probe.GRPC.Service) {
+			p.add("the %s probe asks for %q, which is not served: %q", of.name, of.probe.GRPC.Service, services)
+		}
+	}
+	for _, flag := range []string{"health-host", "metrics-host"} {
+		if text(flags[flag]) != podIP {
+			p.add("--%s is %s, not the pod's address", flag, text(flags[flag]))
+		}
+	}
+	var ports []string
+	for _, port := range c.Ports {
+		ports = append(ports, strconv.Itoa(port.ContainerPort))
+	}
+	if want := []string{health, metrics}; !slices.Equal(ports, want) {
+		p.add("the ports are %v, the program listens on %v", ports, want)
+	}
+}
+
+// mounts compares mounts with the paths that the program uses.
+func (p *problems) mounts(flags map[string]*kong.Flag, given map[string]string, l CommandLine) {
+	c := p.container
+	used := make([]bool, len(c.VolumeMounts))
+	use := func(what, file string, writes bool) {
+		i := slices.IndexFunc(c.VolumeMounts, func(m Mount) bool { return within(file, m.MountPath) })
+		switch {
+		case i < 0:
+			p.add("%s is %s, which lies in no mount", what, file)
+			return
+		case writes && c.VolumeMounts[i].ReadOnly:
+			p.add("%s is %s, which lies in a read-only mount", what, file)
+		}
+		used[i] = true
+	}
+	for name, f := range flags {
+		if file, ok := pathOf(text(f)); ok {
+			use("--"+name, file, !slices.Contains(l.Reads, name))
+		}
+	}
+	for _, name := range l.Variables {
+		if file, ok := pathOf(given[name]); ok {
+			use(name, file, false)
+		}
+	}
+	for i, m := range c.VolumeMounts {
+		if !used[i] && !l.Documented(m.MountPath) {
+			p.add("nothing uses the mount %s, and no document explains it", m.MountPath)
+		}
+	}
+	slices.Sort(p.list)
+}
+
+// text is the value of a flag after parsing.
+func text(f *kong.Flag) string {
+	if f == nil || !f.Target.IsValid() || f.Target.Kind() == reflect.Slice {
+		return ""
+	}
+	return fmt.Sprint(f.Target.Interface())
+}
+
+func pathOf(value string) (string, bool) {
+	file := strings.TrimPrefix(value, "unix://")
+	return file, path.IsAbs(file)
+}
+
+func within(file, dir string) bool {
+	return file == dir || strings.HasPrefix(file, strings.TrimSuffix(dir, "/")+"/")
+}

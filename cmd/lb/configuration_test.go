@@ -1,0 +1,176 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/vipgate/vipgate/cmd/internal/clitest"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+const docs = "../../docs/"
+
+func TestConfigurationDocument(t *testing.T) {
+	if err := clitest.Section(docs+"configuration.md", "lb", clitest.Reference(parser(t)), *update); err != nil {
+		t.Error(err)
+	}
+}
+
+func document(t *testing.T) string {
+	t.Helper()
+	b, err := os.ReadFile(docs + "configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// The example sets every optional field to its default, so that it says the same
+// without them.
+func TestTheExampleOfTheTrenchFileIsValid(t *testing.T) {
+	_, example, found := strings.Cut(document(t), "<!-- example: parsed by a test -->\n```yaml\n")
+	example, _, closed := strings.Cut(example, "```")
+	if !found || !closed {
+		t.Fatal("docs/configuration.md has no example of the trench file")
+	}
+	full, err := trench.Parse("docs/configuration.md", []byte(example), trench.DefaultDefaults())
+	if err != nil {
+		t.Fatal(err)
+	}
+	optional := regexp.MustCompile(`(?m)^ +(protocol|localASN|remoteASN|localPort|remotePort|holdTime|minReady): .*\n|, interval: .*, fall: 3`)
+	short := optional.ReplaceAllString(example, "")
+	short = strings.Replace(short, "{minTx: 300ms, minRx: 300ms, multiplier: 3}", "{}", 1)
+	got, err := trench.Parse("short", []byte(short), trench.DefaultDefaults())
+	if err != nil {
+		t.Fatalf("%v in\n%s", err, short)
+	}
+	if len(short) > len(example)*2/3 {
+		t.Fatalf("nothing was left out of the example:\n%s", short)
+	}
+	values := cmp.Options{
+		cmp.Comparer(func(a, b vip.VIP) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+	}
+	if diff := cmp.Diff(full, got, values); diff != "" {
+		t.Errorf("what the example calls defaults are none (-example +defaults):\n%s", diff)
+	}
+}
+
+type schemaObject struct {
+	Required   []string
+	Properties map[string]struct {
+		Default          any
+		Minimum, Maximum *float64
+		Ref              string `json:"$ref"`
+		Description      string
+	}
+}
+
+// Every field of the JSON Schema, which a test of pkg/trench compares with the
+// reader, is documented with its default and its bounds, and no others are.
+func TestEveryFieldOfTheTrenchFileIsDocumented(t *testing.T) {
+	data, err := os.ReadFile(docs + "trench.schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var schema struct {
+		schemaObject
+		Defs map[string]schemaObject `json:"$defs"`
+	}
+	if err := json.Unmarshal(data, &schema); err != nil {
+		t.Fatal(err)
+	}
+	objects := map[string]schemaObject{"The file": schema.schemaObject}
+	for name, o := range schema.Defs {
+		if len(o.Properties) > 0 {
+			objects[name] = o
+		}
+	}
+	_, fields, found := strings.Cut(document(t), "<!-- fields: compared with the JSON Schema by a test -->\n")
+	if !found {
+		t.Fatal("docs/configuration.md has no list of fields")
+	}
+	row := regexp.MustCompile("(?m)^\\| `([^`]+)` \\| (.*?) \\| (.*) \\|$")
+	for section := range strings.SplitSeq(fields, "\n### ") {
+		title, text, _ := strings.Cut(section, "\n")
+		if strings.TrimSpace(section) == "" {
+			continue
+		}
+		o, ok := objects[title]
+		if !ok {
+			t.Errorf("the schema has no object %q", title)
+			continue
+		}
+		delete(objects, title)
+		seen := map[string]bool{}
+		for _, m := range row.FindAllStringSubmatch(text, -1) {
+			name, value, meaning := m[1], m[2], m[3]
+			seen[name] = true
+			p, ok := o.Properties[name]
+			if !ok {
+				t.Errorf("%s.%s is documented, and not in the schema", title, name)
+				continue
+			}
+			if want := cell(p.Default, slices.Contains(o.Required, name)); want != "" && value != want {
+				t.Errorf("%s.%s: documented as %q, in the schema %q", title, name, value, want)
+			}
+			if p.Ref == "#/$defs/port" && !strings.Contains(meaning, "1 to 65535") {
+				t.Errorf("%s.%s: the bounds of a port are not documented", title, name)
+			}
+			if p.Minimum != nil && !strings.Contains(meaning, fmt.Sprintf("%.0f to %.0f", *p.Minimum, *p.Maximum)) {
+				t.Errorf("%s.%s: bounds %v to %v are not documented", title, name, *p.Minimum, *p.Maximum)
+			}
+			if bounds := regexp.MustCompile(`\d+m?s to (\d+\w|the interval)`).FindString(p.Description); !strings.Contains(meaning, bounds) {
+				t.Errorf("%s.%s: bounds %s are not documented", title, name, bounds)
+			}
+		}
+		for name := range o.Properties {
+			if !seen[name] {
+				t.Errorf("%s.%s is not documented", title, name)
+			}
+		}
+	}
+	for title := range objects {
+		t.Errorf("%s is not documented", title)
+	}
+}
+
+// cell is what the column of defaults must say, or "" for anything.
+func cell(value any, required bool) string {
+	if required {
+		return "required"
+	}
+	switch v := value.(type) {
+	case nil:
+		return ""
+	case float64:
+		return fmt.Sprintf("`%.0f`", v)
+	}
+	return fmt.Sprintf("`%v`", value)
+}
+
+// Bounds that the schema cannot express as numbers.
+func TestDocumentedBoundsAreThoseOfTheReader(t *testing.T) {
+	text := document(t)
+	for _, want := range []string{
+		fmt.Sprintf("Whole seconds, %.0fs to %.0fs", trench.MinHoldTime.Seconds(), trench.MaxHoldTime.Seconds()),
+		fmt.Sprintf("packets that we send, %dms to %.0fm.", trench.MinBFDInterval.Milliseconds(), trench.MaxBFDInterval.Minutes()),
+		fmt.Sprintf("packets that we take, %dms to %.0fm.", trench.MinBFDInterval.Milliseconds(), trench.MaxBFDInterval.Minutes()),
+		fmt.Sprintf("start of the next, %dms to %.0fh.", trench.MinCheckInterval.Milliseconds(), trench.MaxCheckInterval.Hours()),
+		fmt.Sprintf("may take, %dms to the interval", trench.MinCheckTimeout.Milliseconds()),
+		fmt.Sprintf("%d at most", trench.MaxVIPs),
+		fmt.Sprintf("and %d, which vipgate uses itself", trench.LoopbackASN),
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("docs/configuration.md does not say %q", want)
+		}
+	}
+}

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vipgate/vipgate/cmd/internal/clitest"
+	"github.com/vipgate/vipgate/pkg/lb"
+)
+
+const deployments = "../../deployments/"
+
+func manifest(t *testing.T) *clitest.Container {
+	d := clitest.Read[clitest.Deployment](t, deployments+"base/deployment.yaml")
+	return d.Spec.Template.Spec.Container(t, "lb")
+}
+
+func manifestLine(t *testing.T) clitest.CommandLine {
+	readme, err := os.ReadFile(deployments + "README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return clitest.CommandLine{
+		Parser:     parser(t),
+		Services:   []string{"", lb.Liveness, lb.Readiness, lb.Egress, lb.Configuration, lb.Identity, lb.Serving},
+		Variables:  []string{"SPIFFE_ENDPOINT_SOCKET"},
+		Reads:      []string{"trench-file"},
+		Documented: func(path string) bool { return strings.Contains(string(readme), "`"+path+"`") },
+	}
+}
+
+func TestTheContainerFitsTheProgram(t *testing.T) {
+	for _, problem := range manifest(t).Problems(t, manifestLine(t)) {
+		t.Error(problem)
+	}
+}
+
+func TestTheImageFitsTheContainer(t *testing.T) {
+	image := clitest.ReadImage(t, deployments+"images/lb.Dockerfile")
+	for _, problem := range manifest(t).ImageProblems(image) {
+		t.Error(problem)
+	}
+	if image.EntryPoint != "/usr/local/bin/lb" {
+		t.Errorf("the entry point is %q", image.EntryPoint)
+	}
+}
+
+// The comparison with the manifest sees each kind of mistake.
+func TestMistakesInTheContainerAreSeen(t *testing.T) {
+	set := func(name, value string) func(*clitest.Container) {
+		return func(c *clitest.Container) {
+			i := slices.IndexFunc(c.Env, func(e clitest.Env) bool { return e.Name == name })
+			if i < 0 {
+				c.Env = append(c.Env, clitest.Env{Name: name})
+				i = len(c.Env) - 1
+			}
+			c.Env[i].Value = value
+		}
+	}
+	mount := func(path string, f func(*clitest.Mount)) func(*clitest.Container) {
+		return func(c *clitest.Container) {
+			f(&c.VolumeMounts[slices.IndexFunc(c.VolumeMounts, func(m clitest.Mount) bool { return m.MountPath == path })])
+		}
+	}
+	tests := []struct {
+		name  string
+		spoil func(*clitest.Container)
+		want  string
+	}{
+		{"an unknown flag", func(c *clitest.Container) { c.Args = append(c.Args, "--bogus") }, "unknown flag --bogus"},
+		{"an unknown command", func(c *clitest.Container) { c.Args = []string{"serve"} }, "unexpected argument serve"},
+		{"an unknown variable", set("VIPGATE_SOCKET_MOD", "0660"), "nothing reads the variable VIPGATE_SOCKET_MOD"},
+		{"a variable of the other program", set("VIPGATE_LB_ID", "spiffe://a/b"), "nothing reads the variable VIPGATE_LB_ID"},
+		{"a refused value", set("VIPGATE_SOCKET_MODE", "0666"), "0660 for a group that both containers share"},
+		{"a value of the wrong type", set("VIPGATE_LEASE", "1"), "VIPGATE_LEASE"},
+		{"a reference to nothing", set("VIPGATE_HEALTH_HOST", "$(HOST_IP)"), "refers to a variable that is not set"},
+		{"health on the loopback", set("VIPGATE_HEALTH_HOST", "127.0.0.1"), "--health-host is 127.0.0.1, not the pod's address"},
+		{"a probe of another port", func(c *clitest.Container) { c.LivenessProbe.GRPC.Port = 7780 }, "the liveness probe asks port 7780"},
+		{"a probe of a service that is not served", func(c *clitest.Container) { c.ReadinessProbe.GRPC.Service = "Ready" }, `the readiness probe asks for "Ready", which is not served`},
+		{"no probe", func(c *clitest.Container) { c.StartupProbe = nil }, "has no startup probe"},
+		{"another health port", set("VIPGATE_HEALTH_PORT", "9999"), "the program listens on [9999 2223]"},
+		{"a socket outside of the mounts", set("VIPGATE_SOCKET", "unix:///var/run/lb.sock"), "--socket is /var/run/lb.sock, which lies in no mount"},
+		{"a socket in a read-only mount", mount("/var/lib/meridio", func(m *clitest.Mount) { m.ReadOnly = true }), "which lies in a read-only mount"},
+		{"a mount that nothing uses", mount("/run/vipgate", func(m *clitest.Mount) { m.MountPath = "/run/other" }), "nothing uses the mount /run/other"},
+		{"the trench file elsewhere", set("VIPGATE_TRENCH_FILE", "/etc/trench.yaml"), "--trench-file is /etc/trench.yaml, which lies in no mount"},
+		{"the Workload API elsewhere", set("SPIFFE_ENDPOINT_SOCKET", "unix:///run/spire/agent.sock"), "SPIFFE_ENDPOINT_SOCKET is /run/spire/agent.sock, which lies in no mount"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c := manifest(t)
+			tt.spoil(c)
+			problems := c.Problems(t, manifestLine(t))
+			if !slices.ContainsFunc(problems, func(p string) bool { return strings.Contains(p, tt.want) }) {
+				t.Errorf("got %q\nwant %q", problems, tt.want)
+			}
+		})
+	}
+}
