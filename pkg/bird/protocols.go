@@ -1,6 +1,7 @@
 package bird
 
 import (
+	"net/netip"
 	"strconv"
 	"strings"
 	"time"
@@ -11,26 +12,22 @@ type Protocol struct {
 	Name      string
 	Proto     string // "BGP"
 	State     string // "up", "start", "down", …
-	Info      string // "Established", "Active        Socket: Connection refused", …
+	Info      string // "Established", "Active Socket: Connection refused", …
 	BGPState  string // "Established", …; empty without one
-	Neighbor  string
 	LastError string
-	// HoldTimer is what is left of the hold time; zero or less when it is over
-	// and BIRD has not noticed, or when there is none. HasHoldTimer tells which.
+	Imported  int
+	Exported  int
+	// HoldTimer is what is left of the hold time; only with HasHoldTimer.
 	HoldTimer    time.Duration
 	HasHoldTimer bool
-	Imported     int
-	Exported     int
 }
 
 // Up tells whether the BGP session is established.
 func (p Protocol) Up() bool { return p.BGPState == "Established" && p.State == "up" }
 
-// Codes of the lines of `show protocols all`.
-const (
-	codeProtocol = 1002
-	codeDetail   = 1006
-)
+// codeProtocol is the code of the head of a protocol in `show protocols`; its
+// details have code 1006.
+const codeProtocol = 1002
 
 // ParseProtocols reads the answer to `show protocols all`. It goes by words:
 // columns differ between versions. Channels of a protocol are added up.
@@ -41,9 +38,9 @@ func ParseProtocols(r Reply) []Protocol {
 		if len(words) == 0 {
 			continue
 		}
-		// BIRD puts the detail lines of a protocol behind code 1006, and its
-		// head behind 1002, but continuation lines carry whichever came last.
-		if l.Code == codeProtocol && !strings.HasPrefix(l.Text, " ") && len(words) >= 4 && !strings.HasSuffix(words[0], ":") {
+		// A head stands at the beginning of its line; a detail is indented, or,
+		// when it comes first, "BGP state:" or "Created:" behind code 1006.
+		if l.Code == codeProtocol && !strings.HasPrefix(l.Text, " ") && len(words) >= 4 {
 			list = append(list, protocolHead(words))
 			continue
 		}
@@ -54,23 +51,22 @@ func ParseProtocols(r Reply) []Protocol {
 	return list
 }
 
-// protocolHead reads "NAME PROTO TABLE STATE SINCE [INFO…]". The time is one
-// word or two.
+// protocolHead reads "NAME PROTO TABLE STATE SINCE [INFO…]". SINCE is a clock, a
+// date, or both.
 func protocolHead(words []string) Protocol {
 	p := Protocol{Name: words[0], Proto: words[1], State: words[3]}
 	rest := words[4:]
-	if len(rest) > 0 {
-		rest = rest[1:] // the time, or its date
-	}
-	if len(rest) > 0 && isClock(rest[0]) {
+	for len(rest) > 0 && isTime(rest[0]) {
 		rest = rest[1:]
 	}
 	p.Info = strings.Join(rest, " ")
 	return p
 }
 
-func isClock(s string) bool {
-	return len(s) >= 8 && s[2] == ':' && s[5] == ':' && s[0] >= '0' && s[0] <= '9'
+// isTime tells whether a word is a clock such as 05:27:00.796 or a date such as
+// 2026-11-21.
+func isTime(s string) bool {
+	return len(s) >= 8 && s[0] >= '0' && s[0] <= '9' && strings.Trim(s, "0123456789:.-") == "" && strings.ContainsAny(s, ":-")
 }
 
 func protocolDetail(p *Protocol, words []string) {
@@ -78,8 +74,6 @@ func protocolDetail(p *Protocol, words []string) {
 	switch {
 	case strings.HasPrefix(text, "BGP state: "):
 		p.BGPState = words[2]
-	case strings.HasPrefix(text, "Neighbor address: "):
-		p.Neighbor = words[2]
 	case strings.HasPrefix(text, "Last error: "):
 		p.LastError = strings.TrimPrefix(text, "Last error: ")
 	case strings.HasPrefix(text, "Hold timer: "):
@@ -105,44 +99,19 @@ func protocolDetail(p *Protocol, words []string) {
 	}
 }
 
-// ParseBFD reads the answer to `show bfd sessions`: address → state.
-func ParseBFD(r Reply) map[string]string {
-	sessions := map[string]string{}
+// ParseBFD reads the answer to `show bfd sessions`: the state of each peer, such
+// as "Up".
+func ParseBFD(r Reply) map[netip.Addr]string {
+	sessions := map[netip.Addr]string{}
 	for _, l := range r {
 		// "IP address  Interface  State  Since  Interval  Timeout"
-		if words := strings.Fields(l.Text); len(words) >= 4 && strings.ContainsAny(words[0], ".:") && !strings.HasSuffix(words[0], ":") {
-			sessions[words[0]] = words[2]
+		words := strings.Fields(l.Text)
+		if len(words) < 3 {
+			continue
+		}
+		if a, err := netip.ParseAddr(words[0]); err == nil {
+			sessions[a.WithZone("")] = words[2]
 		}
 	}
 	return sessions
-}
-
-// Event is one line that BIRD wrote to its log.
-type Event struct {
-	Level    string // "TRACE", "INFO", "WARN", "RMT", …; empty if the line has none
-	Protocol string // without channel; empty for BIRD as a whole
-	Text     string
-
-	dropped int // lines before it that were lost
-}
-
-// ParseEvent reads a line of BIRD's stderr: "DATE TIME <LEVEL> NAME: text",
-// and on 3.x "bird: DATE TIME [thread] <LEVEL> …".
-func ParseEvent(line string) Event {
-	_, rest, ok := strings.Cut(line, "<")
-	level, text, ok2 := strings.Cut(rest, "> ")
-	if !ok || !ok2 {
-		return Event{Text: strings.TrimSpace(line)}
-	}
-	e := Event{Level: level, Text: text}
-	if name, message, ok := strings.Cut(text, ": "); ok && !strings.Contains(name, " ") {
-		e.Protocol, e.Text = name, message
-	}
-	return e
-}
-
-// StateChanged tells whether the event is a protocol's change of state. Lines of
-// channels, "LB.ipv4: …" on 3.x, are not.
-func (e Event) StateChanged() bool {
-	return strings.HasPrefix(e.Text, "State changed to ") && !strings.Contains(e.Protocol, ".ipv")
 }

@@ -1,106 +1,49 @@
 package bird
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"net"
+	"net/netip"
 	"os"
 	"time"
-
-	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 const (
-	// pollInterval is how often BIRD is asked when nothing hints at a change.
-	pollInterval = time.Second
-	// eagerInterval is how often it is asked while something is expected: every
-	// command wakes a BIRD before 2.14 that sleeps over scheduled work.
-	eagerInterval = 5 * time.Millisecond
-	// eagerTime bounds that.
-	eagerTime = 5 * time.Second
-	// eagerMore is how often it is asked again after all was as expected.
-	eagerMore = 2
 	// startTimeout is how long a new BIRD may take to answer.
 	startTimeout = 10 * time.Second
-	// starved: a timer that fires so much later than asked tells that we did
-	// not run, and that BIRD's silence proves nothing.
+	// starved: what comes so much later than asked for tells that we did not
+	// run, and that BIRD's silence proves nothing.
 	starved = 500 * time.Millisecond
+	// retryInterval is how often a BIRD that owes an answer is asked again, when
+	// it does not just keep us waiting.
+	retryInterval = 50 * time.Millisecond
 	// Bounds of the silence after which BIRD is killed.
 	minHang, maxHang = 4 * time.Second, 10 * time.Second
 )
-
-// eagerness tells how closely BIRD is watched.
-type eagerness struct {
-	until time.Time
-	more  int
-}
-
-func (e *eagerness) begin(now time.Time) { *e = eagerness{now.Add(eagerTime), eagerMore} }
-
-func (e *eagerness) on(now time.Time) bool { return now.Before(e.until) }
-
-// satisfied counts down once all is as expected.
-func (e *eagerness) satisfied() {
-	if e.more--; e.more < 0 {
-		e.until = time.Time{}
-	}
-}
-
-// holdTimers tells when a hold timer of an established session runs out. BIRD
-// before 2.14 may sleep over the work that the timer scheduled, so it is asked
-// right then.
-type holdTimers struct {
-	next    time.Time // the first to run out; zero: there is none
-	overdue time.Time // since when one has run out without consequence
-}
-
-// saw takes over what BIRD said at a time.
-func (h *holdTimers) saw(at time.Time, protocols map[string]Protocol) {
-	h.next = time.Time{}
-	for _, p := range protocols {
-		if end := at.Add(p.HoldTimer); p.Up() && p.HasHoldTimer && (h.next.IsZero() || end.Before(h.next)) {
-			h.next = end
-		}
-	}
-	if h.next.IsZero() || h.next.After(at) {
-		h.overdue = time.Time{}
-	} else if h.overdue.IsZero() {
-		h.overdue = at
-	}
-}
-
-// wait is how long the next look may wait.
-func (h *holdTimers) wait(now time.Time) time.Duration {
-	if h.next.IsZero() || !h.overdue.IsZero() && now.Sub(h.overdue) > eagerTime {
-		return pollInterval
-	}
-	return min(max(h.next.Sub(now)+time.Millisecond, eagerInterval), pollInterval)
-}
 
 // serve watches one BIRD. It returns when it should be replaced.
 func (s *Supervisor) serve(ctx context.Context, p *process) error {
 	if err := s.connect(ctx, p); err != nil {
 		return err
 	}
-	_, reconfigured := s.wanted.Get()
+	_, surveyed := s.surveyor.result.Get()
 	_, expected := s.expect.Get()
 	s.silent, s.holds = time.Time{}, holdTimers{}
 	s.eager.begin(time.Now())
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	due := time.Now()
-	var applied time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-p.exited:
 			return nil
-		case <-reconfigured:
-			_, reconfigured = s.wanted.Get()
-			applied = time.Time{}
+		case <-surveyed:
+			_, surveyed = s.surveyor.result.Get()
+		case err := <-s.apply.written:
+			s.staged(ctx, err)
 		case <-expected:
 			_, expected = s.expect.Get()
 			s.eager.begin(time.Now())
@@ -111,23 +54,26 @@ func (s *Supervisor) serve(ctx context.Context, p *process) error {
 			}
 		}
 		s.look(ctx, p)
-		if time.Since(applied) >= pollInterval { // addresses come and go, passwords appear
-			applied = time.Now()
-			if s.reapply(ctx) {
-				s.look(ctx, p)
-			}
-		}
+		s.stage()
 		if s.hung() {
 			return fmt.Errorf("%w: no answer for %v", ErrHung, time.Since(s.silent).Round(time.Millisecond))
 		}
 		now := time.Now()
-		wait := s.holds.wait(now)
-		if s.eager.on(now) || now.UnixNano() < s.asked.Load() {
-			wait = eagerInterval
-		}
+		wait := s.wait(now)
 		due = now.Add(wait)
 		timer.Reset(wait)
 	}
+}
+
+// wait is how long the next look may wait.
+func (s *Supervisor) wait(now time.Time) time.Duration {
+	switch {
+	case !s.silent.IsZero():
+		return retryInterval
+	case s.eager.on(now), s.confirming.Load() > 0:
+		return eagerInterval
+	}
+	return s.holds.wait(now)
 }
 
 // connect waits for the control socket of a new BIRD and its greeting.
@@ -137,7 +83,7 @@ func (s *Supervisor) connect(ctx context.Context, p *process) error {
 	retry := time.NewTicker(eagerInterval)
 	defer retry.Stop()
 	for {
-		client, err := Dial(ctx, s.options.Socket)
+		client, err := s.dial(ctx, s.options.Socket)
 		if err == nil && client.PID != p.pid() {
 			err = errors.Join(fmt.Errorf("process %d serves the control socket %s", client.PID, s.options.Socket), client.Close())
 		}
@@ -166,21 +112,29 @@ func (s *Supervisor) hangUp() {
 // errStarved tells that we did not run ourselves while BIRD should have answered.
 var errStarved = errors.New("no answer, but we did not run either")
 
-// command asks BIRD, over a new connection if need be. silent tells since when
-// it owes an answer.
+// command asks BIRD. silent tells since when it owes an answer; none is waited
+// for beyond the time at which BIRD counts as hung for good.
 func (s *Supervisor) command(ctx context.Context, command string) (Reply, error) {
 	begin := time.Now()
 	if s.silent.IsZero() {
 		s.silent = begin
 	}
-	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	deadline := begin.Add(commandTimeout)
+	if end := s.silent.Add(s.hangLimit()); end.Before(deadline) {
+		deadline = end
+	}
+	bounded, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
-	reply, err := s.exchange(ctx, command)
-	if reply == nil && err != nil {
-		s.hangUp()
-		if time.Since(begin) > commandTimeout+starved {
+	kept := s.client != nil
+	reply, err := s.exchange(bounded, command)
+	if reply == nil && kept && !errors.Is(err, os.ErrDeadlineExceeded) {
+		// The connection was dropped or garbled, which says nothing about BIRD
+		// as long as another one works.
+		reply, err = s.exchange(bounded, command)
+	}
+	if reply == nil {
+		if time.Since(deadline) > starved && ctx.Err() == nil {
 			s.silent = time.Now()
-			s.poke()
 			return nil, fmt.Errorf("%w: %w", errStarved, err)
 		}
 		return nil, err
@@ -192,49 +146,53 @@ func (s *Supervisor) command(ctx context.Context, command string) (Reply, error)
 	return reply, err
 }
 
+// exchange asks BIRD, over a new connection if need be. A connection that failed
+// is not used again: an answer may still be under way.
 func (s *Supervisor) exchange(ctx context.Context, command string) (Reply, error) {
 	if s.client == nil {
-		client, err := Dial(ctx, s.options.Socket)
+		client, err := s.dial(ctx, s.options.Socket)
 		if err != nil {
 			return nil, err
 		}
 		s.client = client
 	}
-	return s.client.Command(ctx, command)
+	reply, err := s.client.Command(ctx, command)
+	if reply == nil {
+		s.hangUp()
+	}
+	return reply, err
 }
 
 // hung tells whether BIRD has been silent for so long that its sessions are
 // lost anyway: longer than the smallest hold time.
 func (s *Supervisor) hung() bool {
-	if s.silent.IsZero() {
-		return false
-	}
+	return !s.silent.IsZero() && time.Since(s.silent) >= s.hangLimit()
+}
+
+// hangLimit is how long BIRD may be silent before it is killed.
+func (s *Supervisor) hangLimit() time.Duration {
 	limit := minHang
-	for i, session := range s.desired.input.Sessions {
+	for i, session := range s.apply.current.input.Sessions {
 		if hold := session.HoldTime + time.Second; i == 0 || hold < limit {
 			limit = hold
 		}
 	}
-	return time.Since(s.silent) >= min(max(limit, minHang), maxHang)
+	return min(max(limit, minHang), maxHang)
 }
 
 // look asks BIRD for its sessions and publishes them.
 func (s *Supervisor) look(ctx context.Context, p *process) {
 	at := time.Now()
 	reply, err := s.command(ctx, `show protocols all "`+gatewayPrefix+`*"`)
-	switch {
-	case ctx.Err() != nil, errors.Is(err, errStarved):
+	if ctx.Err() != nil {
 		return
-	case err != nil && !noneMatches(err):
-		var timeout net.Error
-		if errors.As(err, &timeout) && timeout.Timeout() {
-			err = fmt.Errorf("%w: %w", ErrHung, err)
-		}
-		s.state.Update(func(st State) State {
-			st.Alive, st.Err = false, err
-			return st
-		})
+	}
+	if err != nil && !noneMatches(err) {
+		s.missed(err)
 		return
+	}
+	if time.Since(at) > starved {
+		s.poke() // what was learned is old by now
 	}
 	version := s.client.Version
 	protocols := map[string]Protocol{}
@@ -244,12 +202,9 @@ func (s *Supervisor) look(ctx context.Context, p *process) {
 	s.holds.saw(at, protocols)
 	bfd := s.bfd(ctx)
 	before := s.state.Load()
-	gateways := s.gateways(at, protocols, bfd, before.Gateways)
-	s.tell(before.Gateways, gateways)
-	for i, g := range gateways {
-		if g.Up && (i >= len(before.Gateways) || !before.Gateways[i].Up) {
-			s.eager.begin(at) // its feed may be stuck
-		}
+	gateways := s.surveyor.result.Load().states(at, protocols, bfd, before.Gateways)
+	if s.tell(before.Gateways, gateways) {
+		s.eager.begin(at) // its feed may be stuck
 	}
 	if exports(gateways, s.expect.Load()) {
 		s.eager.satisfied()
@@ -264,32 +219,35 @@ func (s *Supervisor) look(ctx context.Context, p *process) {
 	}
 }
 
-// tell logs which sessions came and went.
-func (s *Supervisor) tell(before, after []GatewayState) {
-	was := map[string]bool{}
-	for _, g := range before {
-		was[g.Name] = g.Up
+// missed notes that a look was not answered. Only a silence of commandTimeout
+// says something about BIRD.
+func (s *Supervisor) missed(err error) {
+	var refused *RefusedError
+	switch {
+	case errors.Is(err, errStarved):
+		return
+	case errors.As(err, &refused): // not a silence, but nothing was learned
+	case s.silent.IsZero() || time.Since(s.silent) < commandTimeout:
+		return
+	default:
+		err = fmt.Errorf("%w: %w", ErrHung, err)
 	}
-	for _, g := range after {
-		switch {
-		case g.Up && !was[g.Name]:
-			s.options.Log.Info("gateway session up", "gateway", g.Name, "address", g.Address)
-		case !g.Up && was[g.Name]:
-			s.options.Log.Warn("gateway session lost", "gateway", g.Name, "address", g.Address, "state", g.Words, "last_error", g.LastError, "problem", g.Problem)
-		}
-	}
+	s.state.Update(func(st State) State {
+		st.Alive, st.Err = false, err
+		return st
+	})
 }
 
 // noneMatches tells whether BIRD only said that there is no such protocol.
 func noneMatches(err error) bool {
 	var refused *RefusedError
-	return errors.As(err, &refused) && refused.Code == 8003
+	return errors.As(err, &refused) && refused.Code == codeNoMatch
 }
 
 // bfd returns the states of the BFD sessions, if there are any. BIRD 2.0.12 takes
-// no quoted name here; there is only one BFD protocol.
-func (s *Supervisor) bfd(ctx context.Context) map[string]string {
-	for _, session := range s.desired.input.Sessions {
+// no name in double quotes here; there is only one BFD protocol.
+func (s *Supervisor) bfd(ctx context.Context) map[netip.Addr]string {
+	for _, session := range s.apply.current.input.Sessions {
 		if session.BFD == nil {
 			continue
 		}
@@ -300,130 +258,4 @@ func (s *Supervisor) bfd(ctx context.Context) map[string]string {
 		return ParseBFD(reply)
 	}
 	return nil
-}
-
-// gateways joins configuration and sessions.
-func (s *Supervisor) gateways(at time.Time, protocols map[string]Protocol, bfd map[string]string, before []GatewayState) []GatewayState {
-	was := map[string]GatewayState{}
-	for _, g := range before {
-		was[g.Name] = g
-	}
-	var list []GatewayState
-	for _, c := range s.wanted.Load().gateways {
-		g := GatewayState{Name: c.Name, Address: c.Address, Family: vip.FamilyOf(c.Address), Since: at}
-		p, ok := protocols[gatewayPrefix+c.Name]
-		switch {
-		case s.problems[c.Name] != "":
-			g.Problem = s.problems[c.Name]
-		case !ok:
-			g.Problem = "BIRD has no such session yet"
-		default:
-			g.Up, g.Words, g.Imported, g.Exported, g.LastError = p.Up(), words(p), p.Imported, p.Exported, p.LastError
-		}
-		if c.BFD != nil && ok {
-			g.BFD = bfd[c.Address.String()]
-		}
-		if old, known := was[c.Name]; known && old.Up == g.Up {
-			g.Since = old.Since
-		}
-		list = append(list, g)
-	}
-	return list
-}
-
-func words(p Protocol) string {
-	if p.BGPState != "" {
-		return p.BGPState
-	}
-	return p.State
-}
-
-// applyBackoff spaces attempts at what failed for another reason than that BIRD
-// refuses it, such as a full disk.
-type applyBackoff struct {
-	failures  int
-	notBefore time.Time
-}
-
-func (b *applyBackoff) failed(now time.Time) {
-	b.failures++
-	b.notBefore = now.Add(min(time.Second<<min(b.failures-1, 5), 30*time.Second))
-}
-
-// reapply gives BIRD another configuration if it changed, and tells whether it
-// did. A refused one leaves the old one in force.
-func (s *Supervisor) reapply(ctx context.Context) bool {
-	content, err := s.render()
-	switch {
-	case err == nil && bytes.Equal(content, s.current):
-		if s.refused != nil || s.apply.failures > 0 { // wanted and old are the same again
-			s.refused, s.apply = nil, applyBackoff{}
-			s.state.Update(func(st State) State { st.ConfigErr = nil; return st })
-		}
-		return false
-	case err == nil && bytes.Equal(content, s.refused), time.Now().Before(s.apply.notBefore):
-		return false
-	}
-	if err == nil {
-		err = s.reconfigure(ctx, content)
-	}
-	if ctx.Err() != nil {
-		return false
-	}
-	if err != nil {
-		var refused *RefusedError
-		if errors.As(err, &refused) {
-			s.refused = content
-		} else {
-			s.apply.failed(time.Now())
-		}
-		s.configFailed(err)
-		return false
-	}
-	s.current, s.refused, s.apply = content, nil, applyBackoff{}
-	s.options.Log.Info("BIRD has another configuration", "gateways", len(s.desired.input.Sessions), "without_session", len(s.problems))
-	s.eager.begin(time.Now())
-	s.state.Update(func(st State) State { st.Configures++; st.ConfigErr = nil; return st })
-	return true
-}
-
-func (s *Supervisor) configFailed(err error) {
-	s.options.Log.Error("BIRD keeps its old configuration", "error", err)
-	s.state.Update(func(st State) State { st.ConfigErr = err; return st })
-}
-
-// reconfigure checks the new file first: after a refused `configure` the file on
-// disk would not be the one in force.
-func (s *Supervisor) reconfigure(ctx context.Context, content []byte) error {
-	path := s.configPath() + ".new"
-	if err := replaceFile(path, content, 0o600); err != nil {
-		return err
-	}
-	defer os.Remove(path) // gone already if all went well
-	if _, err := s.command(ctx, `configure check "`+path+`"`); err != nil {
-		return fmt.Errorf("BIRD refuses the new configuration: %w", err)
-	}
-	if err := os.Rename(path, s.configPath()); err != nil {
-		return fmt.Errorf("configuration of BIRD: %w", err)
-	}
-	if _, err := s.command(ctx, `configure "`+s.configPath()+`"`); err != nil {
-		return fmt.Errorf("BIRD did not take the new configuration: %w", err)
-	}
-	return nil
-}
-
-// publishDead says that there is no BIRD.
-func (s *Supervisor) publishDead(err error, restarts int) {
-	s.state.Update(func(st State) State {
-		st.Alive, st.PID, st.Err, st.Restarts = false, 0, err, restarts
-		gateways := append([]GatewayState(nil), st.Gateways...)
-		for i := range gateways {
-			if gateways[i].Up {
-				gateways[i].Up, gateways[i].Since = false, time.Now()
-			}
-			gateways[i].Words, gateways[i].Exported, gateways[i].Imported = "BIRD is not running", 0, 0
-		}
-		st.Gateways = gateways
-		return st
-	})
 }

@@ -1,11 +1,10 @@
 package bird
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -40,48 +39,6 @@ type Options struct {
 	OnAnswer func(time.Duration)
 }
 
-// State is what is known of BIRD and its sessions.
-type State struct {
-	// At is when the look began that BIRD answered last; what is older than the
-	// reader can bear counts for nothing.
-	At time.Time
-	// Alive is true while BIRD answers.
-	Alive      bool
-	Version    string
-	PID        int
-	Since      time.Time // of the process
-	Restarts   int       // after the first start
-	Configures uint64
-	// Err says why BIRD does not answer, nil while it does. It is an [ErrHung]
-	// when BIRD runs and is silent.
-	Err error
-	// ConfigErr says why BIRD's configuration is not the wanted one: the one
-	// before is in force.
-	ConfigErr error
-	Gateways  []GatewayState
-}
-
-// ErrHung tells that BIRD runs but does not answer.
-var ErrHung = errors.New("BIRD_HUNG")
-
-// GatewayState is one configured gateway.
-type GatewayState struct {
-	Name     string
-	Address  netip.Addr
-	Family   vip.Family
-	Up       bool
-	Words    string    // the session's state in BIRD's words
-	Since    time.Time // when Up last changed
-	Imported int
-	Exported int
-	// LastError is the last error of the session.
-	LastError string
-	// BFD is the state of its BFD session, empty without.
-	BFD string
-	// Problem says why it has no session at all.
-	Problem string
-}
-
 // wanted is what Configure was given.
 type wanted struct {
 	gateways   []trench.Gateway
@@ -97,26 +54,18 @@ type Supervisor struct {
 	state   *latest.Value[State]
 	ready   chan struct{}
 	hint    chan struct{} // something happened in BIRD; conflating
-	asked   atomic.Int64  // a Confirm wants frequent looks until then (Unix ns)
+	// confirming counts the calls of Confirm, which want frequent looks.
+	confirming atomic.Int32
+	surveyor   *surveyor
+	dial       func(ctx context.Context, socket string) (*Client, error)
 
 	// Owned by Run.
 	announced bool // ready is closed
-	desired   rendered
-	current   []byte // in force
-	refused   []byte // by BIRD: not tried again
-	apply     applyBackoff
-	problems  map[string]string
+	apply     application
 	client    *Client
 	eager     eagerness
 	holds     holdTimers
 	silent    time.Time // since when BIRD owes an answer; zero: it does not
-}
-
-// rendered is a configuration and what it was made of.
-type rendered struct {
-	generation uint64 // of wanted
-	input      RenderInput
-	content    []byte
 }
 
 // NewSupervisor returns a supervisor, which does nothing before Run and starts
@@ -134,9 +83,10 @@ func NewSupervisor(o Options) *Supervisor {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
+	w := latest.New(wanted{})
 	return &Supervisor{
-		options: o, wanted: latest.New(wanted{}), expect: latest.New([len(vip.Families)]int{}), state: latest.New(State{}),
-		ready: make(chan struct{}), hint: make(chan struct{}, 1),
+		options: o, wanted: w, surveyor: newSurveyor(o, w), expect: latest.New([len(vip.Families)]int{}), state: latest.New(State{}),
+		dial: Dial, ready: make(chan struct{}), hint: make(chan struct{}, 1),
 	}
 }
 
@@ -165,61 +115,6 @@ func (s *Supervisor) Configure(gateways []trench.Gateway, vips []vip.VIP) {
 	})
 }
 
-// Expect tells how many VIPs of each family were announced to BIRD, so that it
-// is watched closely until its sessions export as many.
-func (s *Supervisor) Expect(announced4, announced6 int) {
-	want := [len(vip.Families)]int{announced4, announced6}
-	if s.expect.Load() != want {
-		s.expect.Set(want)
-	}
-}
-
-// Confirm waits until every gateway session that is up exports as many VIPs as
-// Expect told last, as seen by a look that began after the call, and by the
-// looks after it: a BIRD before 2.14 counts a route as exported before it
-// writes the UPDATE, and needs to be woken to do so. A BIRD that does not run
-// exports nothing. One call at a time.
-func (s *Supervisor) Confirm(ctx context.Context) error {
-	after := time.Now()
-	if deadline, ok := ctx.Deadline(); ok {
-		s.asked.Store(deadline.UnixNano())
-		defer s.asked.Store(0)
-	}
-	s.poke()
-	for seen := 0; ; {
-		want, expected := s.expect.Get()
-		state, looked := s.state.Get()
-		switch {
-		case state.PID == 0 && !state.Alive:
-			return nil
-		case !state.At.After(after):
-		case !exports(state.Gateways, want):
-			seen, after = 0, state.At
-		default:
-			seen, after = seen+1, state.At
-		}
-		if seen > eagerMore {
-			return nil
-		}
-		select {
-		case <-looked:
-		case <-expected:
-		case <-ctx.Done():
-			return fmt.Errorf("gateway sessions do not export the expected routes (%d IPv4, %d IPv6): %w", want[vip.IPv4], want[vip.IPv6], ctx.Err())
-		}
-	}
-}
-
-// exports tells whether every session that is up exports what it should.
-func exports(gateways []GatewayState, want [len(vip.Families)]int) bool {
-	for _, g := range gateways {
-		if g.Up && g.Exported != want[g.Family] {
-			return false
-		}
-	}
-	return true
-}
-
 func (s *Supervisor) poke() {
 	select {
 	case s.hint <- struct{}{}:
@@ -243,11 +138,16 @@ const (
 
 // Run keeps BIRD running until ctx ends, and then ends it and waits for its end.
 func (s *Supervisor) Run(ctx context.Context) error {
-	w, changed := s.wanted.Get()
-	for w.generation == 0 {
+	surveying, endSurveying := context.WithCancel(ctx)
+	surveyor := make(chan struct{})
+	go func() { defer close(surveyor); s.surveyor.run(surveying) }()
+	defer func() { endSurveying(); <-surveyor }()
+
+	v, changed := s.surveyor.result.Get()
+	for v.generation == 0 {
 		select {
 		case <-changed:
-			w, changed = s.wanted.Get()
+			v, changed = s.surveyor.result.Get()
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -266,6 +166,11 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	if err := endOrphan(ctx, s.options.Executable, s.options.Socket, s.options.Log); err != nil {
 		s.options.Log.Error("an orphan BIRD may still run", "error", err)
 	}
+	return s.keepRunning(ctx)
+}
+
+// keepRunning starts BIRD again whenever it ended.
+func (s *Supervisor) keepRunning(ctx context.Context) error {
 	wait := minRestartWait
 	for starts := 0; ; starts++ {
 		began := time.Now()
@@ -289,14 +194,12 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	}
 }
 
-// configPath is not bird.conf: on a host with a BIRD of its own, that is its file.
-func (s *Supervisor) configPath() string { return filepath.Join(s.options.Dir, "vipgate.conf") }
-
 // runOnce runs one BIRD until it ends, hangs for good, or ctx ends.
 func (s *Supervisor) runOnce(ctx context.Context, starts int) error {
 	if err := s.prepare(ctx); err != nil {
 		return err
 	}
+	defer s.settle()
 	p, err := startProcess(s.options.Executable, s.configPath(), s.options.Socket, s.options.Log, s.options.LogBIRD, s.event)
 	if err != nil {
 		return err
@@ -323,74 +226,23 @@ func (s *Supervisor) runOnce(ctx context.Context, starts int) error {
 	return err
 }
 
-// prepare writes the configuration for a BIRD that is to be started: the wanted
-// one, or, if BIRD refuses that, the one that was in force before.
-func (s *Supervisor) prepare(ctx context.Context) error {
-	content, err := s.render()
-	if err == nil && !bytes.Equal(content, s.current) {
-		err = s.checkOffline(ctx, content)
-	}
-	if err != nil {
-		if s.current == nil || ctx.Err() != nil {
-			return err
-		}
-		s.configFailed(err)
-		content = s.current
-	}
-	if err := replaceFile(s.configPath(), content, 0o600); err != nil {
-		return err
-	}
-	s.current = content
-	return nil
+// publishDead says that there is no BIRD.
+func (s *Supervisor) publishDead(err error, restarts int) {
+	now := time.Now()
+	s.state.Update(func(st State) State {
+		st.Alive, st.PID, st.Err, st.Restarts = false, 0, err, restarts
+		st.Gateways = s.surveyor.result.Load().orphaned(now, st.Gateways)
+		return st
+	})
 }
 
-// checkOffline has BIRD parse a configuration without starting it.
-func (s *Supervisor) checkOffline(ctx context.Context, content []byte) error {
-	path := s.configPath() + ".check"
-	if err := replaceFile(path, content, 0o600); err != nil {
-		return err
-	}
-	defer os.Remove(path)
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	if out, err := exec.CommandContext(ctx, s.options.Executable, "-p", "-c", path).CombinedOutput(); err != nil {
-		return fmt.Errorf("BIRD refuses its configuration: %w: %s", err, out)
-	}
-	return nil
-}
-
-// render brings the configuration up to date. It makes the text anew only if
-// something changed: it is called every second, and there may be many VIPs.
-func (s *Supervisor) render() ([]byte, error) {
-	w := s.wanted.Load()
-	in, problems := s.inputNow(w)
-	s.problems = problems
-	if s.desired.content != nil && s.desired.generation == w.generation && slices.Equal(s.desired.input.Sessions, in.Sessions) {
-		return s.desired.content, nil
-	}
-	content, err := Render(in)
-	if err != nil {
-		return nil, err
-	}
-	s.desired = rendered{w.generation, in, content}
-	return content, nil
-}
-
-func (s *Supervisor) inputNow(w wanted) (RenderInput, map[string]string) {
-	sessions, problems := resolve(w.gateways, s.options.Interface)
-	in := RenderInput{
-		RouterID: s.options.RouterID, Interface: s.options.Interface, LoopbackPort: s.options.LoopbackPort, Password: s.options.Password,
-		TableID: s.options.TableID, ECMP: s.options.ECMP, ScanTime: s.options.KernelScanTime, Sessions: sessions, VIPs: w.vips,
-	}
-	if s.options.LogFileSize > 0 {
-		in.LogFile, in.LogFileSize = filepath.Join(s.options.Dir, "bird.log"), s.options.LogFileSize
-	}
-	return in, problems
-}
-
-// Input returns what the configuration would be made of now, without secrets,
+// Input returns what the configuration should be made of now, without secrets,
 // and why gateways are missing in it.
 func (s *Supervisor) Input() (RenderInput, map[string]string) {
-	in, problems := s.inputNow(s.wanted.Load())
-	return in.Masked(), problems
+	v := s.surveyor.result.Load()
+	if w := s.wanted.Load(); v.generation != w.generation {
+		// Not running, or not that far.
+		v, _ = newSurveyor(s.options, s.wanted).look(w, survey{})
+	}
+	return v.input.Masked(), maps.Clone(v.problems)
 }

@@ -1,0 +1,155 @@
+package bird
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// conversation is a client whose server says a text at once and then whatever
+// say does.
+func conversation(t *testing.T, greeting string, say func(net.Conn)) (*Client, error) {
+	t.Helper()
+	ours, theirs := net.Pipe()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if _, err := theirs.Write([]byte(greeting)); err == nil {
+			say(theirs)
+		}
+	}()
+	t.Cleanup(func() { ours.Close(); theirs.Close(); <-done })
+	return newClient(t.Context(), ours, deadlineOf(t.Context()))
+}
+
+const greeting = "0001 BIRD 2.0.12 ready.\n"
+
+func TestCommandsHaveADeadline(t *testing.T) {
+	reads := func(c net.Conn) { _, _ = bufio.NewReader(c).ReadString('\n') }
+	for name, say := range map[string]func(net.Conn){
+		"nobody reads":        func(net.Conn) {},
+		"nobody answers":      reads,
+		"half an answer":      func(c net.Conn) { reads(c); _, _ = c.Write([]byte("1002-NBR-a BGP\n")) },
+		"answer without end":  func(c net.Conn) { reads(c); drip(c, "1002-x\n") },
+		"asynchronous chat":   func(c net.Conn) { reads(c); drip(c, "+x\n") },
+		"a line without end":  func(c net.Conn) { reads(c); drip(c, "x") },
+		"continuations, slow": func(c net.Conn) { reads(c); drip(c, "1002-x\n y\n") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c, err := conversation(t, greeting, say)
+				if err != nil {
+					t.Fatal(err)
+				}
+				begin := time.Now()
+				reply, err := c.Command(t.Context(), "show status")
+				if reply != nil || !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(begin) != commandTimeout {
+					t.Errorf("after %v: %v, %v", time.Since(begin), reply, err)
+				}
+			})
+		})
+	}
+}
+
+// drip repeats a text forever, ten times a second.
+func drip(c net.Conn, text string) {
+	for {
+		if _, err := c.Write([]byte(text)); err != nil {
+			return
+		}
+		<-time.After(100 * time.Millisecond)
+	}
+}
+
+func TestTheEndOfTheContextInterruptsACommand(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, err := conversation(t, greeting, func(c net.Conn) { _, _ = bufio.NewReader(c).ReadString('\n') })
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(300*time.Millisecond, cancel)
+		begin := time.Now()
+		if _, err := c.Command(ctx, "show status"); err == nil || time.Since(begin) != 300*time.Millisecond {
+			t.Errorf("after %v: %v", time.Since(begin), err)
+		}
+	})
+}
+
+func TestGreetings(t *testing.T) {
+	for text, want := range map[string]struct{ version, problem string }{
+		"0001 BIRD 2.0.12 ready.\n":      {version: "2.0.12"},
+		"0001 BIRD 3.3.2 ready.\n":       {version: "3.3.2"},
+		"+news\n0001 BIRD 2.19 ready.\n": {version: "2.19"},
+		"0001 ready\n":                   {},
+		"9000 Command too long\n":        {problem: "9000"},
+		"220 mail ESMTP\n":               {problem: "does not begin with a code"},
+		"SSH-2.0-OpenSSH_9.2\r\n":        {problem: "does not begin with a code"},
+		"":                               {problem: "timeout"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			c, err := conversation(t, text, func(net.Conn) {})
+			if want.problem != "" {
+				if err == nil || !strings.Contains(err.Error(), want.problem) {
+					t.Errorf("%q: %v, want %q", text, err, want.problem)
+				}
+				return
+			}
+			if err != nil || c.Version != want.version {
+				t.Errorf("%q: %v, %+v", text, err, c)
+			}
+		})
+	}
+}
+
+func TestCommandsThatWouldHarmBIRDAreNotSent(t *testing.T) {
+	c := &Client{} // has no connection that it could use
+	for _, command := range []string{strings.Repeat("x", maxCommand+1), "show status\ndown", "show status\r", "show\x00"} {
+		if _, err := c.Command(t.Context(), command); err == nil {
+			t.Errorf("%.20q was sent", command)
+		}
+	}
+}
+
+func TestDialTellsWhoServesTheSocket(t *testing.T) {
+	dir, err := os.MkdirTemp("/tmp", "vg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	path := filepath.Join(dir, "s")
+	if _, err := Dial(t.Context(), path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("no socket: %v", err)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		if conn, err := l.Accept(); err == nil {
+			_, _ = conn.Write([]byte(greeting))
+			_ = conn.Close()
+		}
+	}()
+	c, err := Dial(t.Context(), path)
+	if err != nil || c.PID != os.Getpid() || c.Version != "2.0.12" {
+		t.Fatalf("%+v, %v", c, err)
+	}
+	<-served
+	if _, err := c.Command(t.Context(), "show status"); err == nil {
+		t.Error("a closed connection answers")
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,201 @@
+package bird
+
+import (
+	"bufio"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func replyOf(t *testing.T, text string) Reply {
+	t.Helper()
+	r, err := ReadReply(bufio.NewReader(strings.NewReader(text)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// replyIn is an answer as BIRD gave it on its control socket.
+func replyIn(t *testing.T, name string) Reply {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("testdata", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return replyOf(t, string(b))
+}
+
+func TestProtocolsOfBIRD2012(t *testing.T) {
+	want := []Protocol{
+		{Name: "NBR-BFD", Proto: "BFD", State: "up"},
+		{
+			Name: "NBR-a4", Proto: "BGP", State: "up", Info: "Established", BGPState: "Established",
+			Imported: 1, HoldTimer: 2531 * time.Millisecond, HasHoldTimer: true,
+		},
+		{
+			Name: "NBR-a6", Proto: "BGP", State: "up", Info: "Established", BGPState: "Established",
+			Imported: 1, HoldTimer: 1606 * time.Millisecond, HasHoldTimer: true,
+		},
+		{Name: "NBR-off.subnet", Proto: "BGP", State: "start", Info: "Idle", BGPState: "Idle"},
+		{
+			Name: "NBR-gone", Proto: "BGP", State: "start", Info: "Active Socket: No route to host", BGPState: "Active",
+			LastError: "Socket: No route to host",
+		},
+	}
+	got := ParseProtocols(replyIn(t, "protocols-2.0.12.txt"))
+	for i := range got {
+		if i < len(want) {
+			got[i].HoldTimer, want[i].HoldTimer = 0, 0 // differs with every capture
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	for _, p := range got {
+		if up := p.Name == "NBR-a4" || p.Name == "NBR-a6"; p.Up() != up {
+			t.Errorf("%s: up is %v", p.Name, p.Up())
+		}
+	}
+}
+
+func TestProtocolsInOtherForms(t *testing.T) {
+	tests := map[string]struct {
+		text string
+		want []Protocol
+	}{
+		"3.x: more on the first detail line, wider tables": {
+			text: "2002-Name       Proto      Table      State  Since         Info\n" +
+				"1002-NBR-a      BGP        ---        up     2026-11-21 05:27:01  Established   \n" +
+				"1006-  Created:            05:27:00.796\n" +
+				"   BGP state:          Established\n" +
+				"     Hold timer:       2.181/3\n" +
+				"   Channel ipv4\n" +
+				"     Routes:         3 imported, 1 filtered, 7 exported, 3 preferred\n" +
+				"     Route change stats:     received   rejected   filtered    ignored  RX limit      limit   accepted\n" +
+				"       Import updates:              3          0          0          0         0          0          3\n" +
+				" \n" +
+				"0000 \n",
+			want: []Protocol{{
+				Name: "NBR-a", Proto: "BGP", State: "up", Info: "Established", BGPState: "Established", Imported: 3, Exported: 7,
+				HoldTimer: 2181 * time.Millisecond, HasHoldTimer: true,
+			}},
+		},
+		"two channels are added up": {
+			text: "1002-NBR-a BGP --- up 2026-11-21 Established\n1006-  BGP state:          Established\n" +
+				"     Routes:         1 imported, 2 exported, 1 preferred\n" +
+				"     Routes:         10 imported, 20 exported, 1 preferred\n0000 \n",
+			want: []Protocol{{Name: "NBR-a", Proto: "BGP", State: "up", Info: "Established", BGPState: "Established", Imported: 11, Exported: 22}},
+		},
+		"heads without details": {
+			text: "2002-Name Proto Table State Since Info\n1002-device1    Device     ---        up     05:27:00.796  \n" +
+				" KERNEL4    Kernel     master4    up     05:27:00.796  \n" +
+				" NBR-gone   BGP        ---        start  05:27:00.796  Connect       Socket: No route to host\n0000 \n",
+			want: []Protocol{
+				{Name: "device1", Proto: "Device", State: "up"},
+				{Name: "KERNEL4", Proto: "Kernel", State: "up"},
+				{Name: "NBR-gone", Proto: "BGP", State: "start", Info: "Connect Socket: No route to host"},
+			},
+		},
+		"an error that names a time stays whole": {
+			text: "1002-NBR-a BGP --- start 05:27:00.796 Idle BGP Error: Hold timer expired\n0000 \n",
+			want: []Protocol{{Name: "NBR-a", Proto: "BGP", State: "start", Info: "Idle BGP Error: Hold timer expired"}},
+		},
+		"a number that is none": {
+			text: "1002-NBR-a BGP --- up 05:27:00 Established\n1006-  Routes:         many imported, 2 exported\n   Hold timer:       soon/3\n0000 \n",
+			want: []Protocol{{Name: "NBR-a", Proto: "BGP", State: "up", Info: "Established"}},
+		},
+		"none matches":         {text: "8003 No protocols match\n"},
+		"a detail before any":  {text: "1006-  BGP state: Established\n0000 \n"},
+		"a head that is short": {text: "1002-NBR-a BGP\n0000 \n"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(tt.want, ParseProtocols(replyOf(t, tt.text))); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestSessionThatIsNotEstablishedIsNotUp(t *testing.T) {
+	for _, p := range []Protocol{
+		{State: "start", BGPState: "Established"}, {State: "up", BGPState: "Close"}, {State: "stop", BGPState: "Established"}, {State: "up"}, {},
+	} {
+		if p.Up() {
+			t.Errorf("%+v is up", p)
+		}
+	}
+}
+
+func TestBFDSessions(t *testing.T) {
+	want := map[netip.Addr]string{
+		netip.MustParseAddr("169.254.100.150"): "Up",
+		netip.MustParseAddr("169.254.100.99"):  "Down",
+		netip.MustParseAddr("fd00:100::150"):   "Up",
+	}
+	if diff := cmp.Diff(want, ParseBFD(replyIn(t, "bfd-2.0.12.txt")), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+		t.Error(diff)
+	}
+	other := ParseBFD(replyOf(t, "1020-NBR-BFD:\n IP address                Interface  State      Since         Interval  Timeout\n"+
+		" fe80::1                   ext-vlan   Init       2026-11-21 05:27:00    0.100    0.300   extra\n 2001:db8::                ext-vlan   Up\n0000 \n"))
+	if other[netip.MustParseAddr("fe80::1")] != "Init" || other[netip.MustParseAddr("2001:db8::")] != "Up" || len(other) != 2 {
+		t.Errorf("other forms: %v", other)
+	}
+	if none := ParseBFD(replyOf(t, "0013 There is no BFD protocol running\n")); len(none) != 0 {
+		t.Errorf("no BFD: %v", none)
+	}
+}
+
+func TestParseEvent(t *testing.T) {
+	tests := []struct {
+		line  string
+		want  Event
+		state bool
+	}{
+		{"2026-11-21 05:27:01.682 <TRACE> NBR-a4: State changed to up", Event{"TRACE", "NBR-a4", "State changed to up"}, true},
+		{"bird: 2026-11-21 05:27:01.682 [0001] <TRACE> NBR-a4: State changed to stop", Event{"TRACE", "NBR-a4", "State changed to stop"}, true},
+		{"bird: 2026-11-21 05:27:01.682 [0001] <TRACE> LB.ipv4: State changed to up", Event{"TRACE", "LB.ipv4", "State changed to up"}, true},
+		// A name may look like a channel's.
+		{"2026-11-21 05:27:01.682 <TRACE> NBR-gw.ipv4: State changed to up", Event{"TRACE", "NBR-gw.ipv4", "State changed to up"}, true},
+		{"2026-11-21 05:27:15.452 <INFO> Reconfiguring", Event{"INFO", "", "Reconfiguring"}, false},
+		{"2026-11-21 05:27:17.675 <INFO> Disabling protocol NBR-a4", Event{"INFO", "", "Disabling protocol NBR-a4"}, false},
+		{"2026-11-21 05:27:28.146 <FATAL> Shutdown completed", Event{"FATAL", "", "Shutdown completed"}, false},
+		{"2026-11-21 05:27:28.146 <RMT> NBR-a4: Received: Hold timer expired", Event{"RMT", "NBR-a4", "Received: Hold timer expired"}, false},
+		{"2026-11-21 05:27:28.146 <WARN> a <b> c: d", Event{"WARN", "", "a <b> c: d"}, false},
+		{"bird: /etc/bird/x.conf:1:1 syntax error, unexpected <EOF> here", Event{"", "", "bird: /etc/bird/x.conf:1:1 syntax error, unexpected <EOF> here"}, false},
+		{"", Event{}, false},
+		{"<TRACE>", Event{Text: "<TRACE>"}, false},
+		{"\x00\xff<", Event{Text: "\x00\xff<"}, false},
+	}
+	for _, tt := range tests {
+		got := ParseEvent(tt.line)
+		if got != tt.want || got.StateChanged() != tt.state {
+			t.Errorf("ParseEvent(%q) = %+v, state changed %v; want %+v, %v", tt.line, got, got.StateChanged(), tt.want, tt.state)
+		}
+	}
+}
+
+func TestLevelOfEvents(t *testing.T) {
+	for line, want := range map[string]struct{ quiet, chatty slog.Level }{
+		"x <TRACE> NBR-a: State changed to up": {slog.LevelDebug, slog.LevelInfo},
+		"x <INFO> Started":                     {slog.LevelDebug, slog.LevelInfo},
+		"x <RMT> NBR-a: Received: Cease":       {slog.LevelDebug, slog.LevelInfo},
+		"x <WARN> something":                   {slog.LevelWarn, slog.LevelWarn},
+		"x <ERR> something":                    {slog.LevelError, slog.LevelError},
+		"x <BUG> something":                    {slog.LevelError, slog.LevelError},
+		"no level at all":                      {slog.LevelWarn, slog.LevelWarn},
+		"x <FATAL> Shutdown completed":         {slog.LevelDebug, slog.LevelDebug},
+	} {
+		e := ParseEvent(line)
+		if e.level(false) != want.quiet || e.level(true) != want.chatty {
+			t.Errorf("%q: %v, chatty %v; want %v, %v", line, e.level(false), e.level(true), want.quiet, want.chatty)
+		}
+	}
+}

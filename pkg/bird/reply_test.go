@@ -1,0 +1,184 @@
+package bird
+
+import (
+	"bufio"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestParseLine(t *testing.T) {
+	tests := []struct {
+		in       string
+		previous int
+		want     Line
+		last     bool
+		async    bool
+		problem  string
+	}{
+		{in: "0001 BIRD 2.0.12 ready.", previous: noCode, want: Line{1, "BIRD 2.0.12 ready."}, last: true},
+		{in: "1002-NBR-a BGP", previous: noCode, want: Line{1002, "NBR-a BGP"}},
+		{in: "1006-", previous: 1002, want: Line{1006, ""}},
+		{in: "0000 ", previous: 1006, want: Line{0, ""}, last: true},
+		{in: "     Local AS:         8103", previous: 1006, want: Line{1006, "    Local AS:         8103"}},
+		// What begins like a code is none in a continuation line.
+		{in: " 8103 4248829953", previous: 1006, want: Line{1006, "8103 4248829953"}},
+		{in: " ", previous: 1006, want: Line{1006, ""}},
+		{in: "+some news", previous: noCode, want: Line{0, "some news"}, async: true},
+		{in: " text", previous: noCode, problem: "continues nothing"},
+		{in: "", previous: 1006, problem: "empty"},
+		{in: "12", previous: noCode, problem: "does not begin with a code"},
+		{in: "12345", previous: noCode, problem: "does not begin with a code"},
+		{in: "12a4 text", previous: noCode, problem: "does not begin with a code"},
+		{in: "8103,4248829953", previous: noCode, problem: "does not begin with a code"},
+		{in: "HTTP/1.1 400 Bad Request", previous: noCode, problem: "does not begin with a code"},
+		{in: "\x16\x03\x01\x00\x00", previous: noCode, problem: "does not begin with a code"},
+	}
+	for _, tt := range tests {
+		line, last, async, err := ParseLine(tt.in, tt.previous)
+		if tt.problem != "" {
+			if err == nil || !strings.Contains(err.Error(), tt.problem) {
+				t.Errorf("ParseLine(%q): error %v, want one with %q", tt.in, err, tt.problem)
+			}
+			continue
+		}
+		if err != nil || line != tt.want || last != tt.last || async != tt.async {
+			t.Errorf("ParseLine(%q) = %+v, %v, %v, %v; want %+v, %v, %v", tt.in, line, last, async, err, tt.want, tt.last, tt.async)
+		}
+	}
+}
+
+const someReply = "2002-Name       Proto      Table      State  Since         Info\n" +
+	"+asynchronous\n" +
+	"1002-LB         BGP        ---        start  05:27:00.796  Passive       \n" +
+	" NBR-a4     BGP        ---        up     05:27:01.682  Established   \n" +
+	"+4248829953 8103\n" +
+	"1006-  BGP state:          Established\r\n" +
+	"     Neighbor AS:      8103\n" +
+	"0000 \n"
+
+var someLines = Reply{
+	{2002, "Name       Proto      Table      State  Since         Info"},
+	{1002, "LB         BGP        ---        start  05:27:00.796  Passive       "},
+	{1002, "NBR-a4     BGP        ---        up     05:27:01.682  Established   "},
+	{1006, "  BGP state:          Established"},
+	{1006, "    Neighbor AS:      8103"},
+	{0, ""},
+}
+
+// pieces is a reader that gives its strings one by one.
+type pieces []string
+
+func (p *pieces) Read(b []byte) (int, error) {
+	for len(*p) > 0 && (*p)[0] == "" {
+		*p = (*p)[1:]
+	}
+	if len(*p) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(b, (*p)[0])
+	(*p)[0] = (*p)[0][n:]
+	return n, nil
+}
+
+func TestReplySplitAnywhereIsTheSameReply(t *testing.T) {
+	check := func(what string, r io.Reader) {
+		t.Helper()
+		got, err := ReadReply(bufio.NewReaderSize(r, 16))
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		if diff := cmp.Diff(someLines, got); diff != "" {
+			t.Fatalf("%s:\n%s", what, diff)
+		}
+	}
+	for i := range len(someReply) + 1 {
+		check("split in two", &pieces{someReply[:i], someReply[i:]})
+	}
+	check("byte by byte", iotest.OneByteReader(strings.NewReader(someReply)))
+	check("with what follows", strings.NewReader(someReply+"0001 next\n"))
+	for i := range len(someReply) {
+		_, err := ReadReply(bufio.NewReader(strings.NewReader(someReply[:i])))
+		if !errors.Is(err, io.EOF) {
+			t.Fatalf("cut off after %d bytes: error %v, want EOF", i, err)
+		}
+	}
+}
+
+// endless repeats a string, and counts what was taken.
+type endless struct {
+	text  string
+	taken int
+}
+
+func (e *endless) Read(b []byte) (int, error) {
+	for i := range b {
+		b[i] = e.text[(e.taken+i)%len(e.text)]
+	}
+	e.taken += len(b)
+	return len(b), nil
+}
+
+func TestEndlessAndGarbledRepliesAreRefusedInBoundedMemory(t *testing.T) {
+	for name, tt := range map[string]struct {
+		text    string
+		problem string
+		most    int
+	}{
+		"a line without an end":   {"0001-" + strings.Repeat("x", 100), "more than", 2 * maxLine},
+		"zeros":                   {"\x00", "more than", 2 * maxLine},
+		"lines without an end":    {"0001-x\n", "more than", 2 * 7 * maxReplyLines},
+		"continuations":           {"1002-x\n y\n", "more than", 2 * 5 * maxReplyLines},
+		"asynchronous lines only": {"+x\n", "more than", 2 * 3 * maxReplyLines},
+		"empty lines":             {"\n", "empty line", 8192},
+		"garbage":                 {"garbage\n", "does not begin with a code", 8192},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := &endless{text: tt.text}
+			reply, err := ReadReply(bufio.NewReader(r))
+			if err == nil || !strings.Contains(err.Error(), tt.problem) {
+				t.Fatalf("reply %v, error %v; want an error with %q", reply, err, tt.problem)
+			}
+			if r.taken > tt.most {
+				t.Errorf("%d bytes were read", r.taken)
+			}
+		})
+	}
+}
+
+func TestCodesOfFailure(t *testing.T) {
+	for code, failure := range map[int]bool{
+		0: false, 3: false, 4: false, 5: false, 6: true, 7: false, 13: false, 18: false, 19: false, 20: false, 1002: false,
+		8000: true, 8002: true, 8003: true, 9000: true, 9001: true,
+	} {
+		err := Reply{{2, "Reading"}, {code, "text"}}.Err()
+		if (err != nil) != failure {
+			t.Errorf("code %04d: error %v", code, err)
+		}
+		var refused *RefusedError
+		if errors.As(err, &refused) != (code >= 8000) || refused != nil && refused.Code != code {
+			t.Errorf("code %04d: %#v", code, err)
+		}
+	}
+	if (Reply{}).Err() == nil {
+		t.Error("no line at all is no failure")
+	}
+}
+
+func FuzzReadReply(f *testing.F) {
+	f.Add([]byte(someReply))
+	f.Add([]byte("0001 BIRD 2.0.12 ready.\n"))
+	f.Add([]byte("+\n 1\n8103\n"))
+	f.Fuzz(func(_ *testing.T, b []byte) {
+		reply, err := ReadReply(bufio.NewReader(strings.NewReader(string(b))))
+		if err == nil {
+			ParseProtocols(reply)
+			ParseBFD(reply)
+			_ = reply.Err()
+		}
+	})
+}

@@ -1,0 +1,457 @@
+package bird
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// The tests here run the loop that watches BIRD against a fake one, on the
+// clock of a synctest bubble: every time is exact.
+
+// fakeBIRD answers on a control socket.
+type fakeBIRD struct {
+	mu     sync.Mutex
+	until  time.Time                  // it is silent until then
+	garble func(answer string) string // what comes instead of an answer; "" drops the connection
+	asked  []time.Time
+	dials  int
+	wg     sync.WaitGroup
+	up     bool
+}
+
+func (f *fakeBIRD) with(change func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change()
+}
+
+func (f *fakeBIRD) answer(command string) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.asked = append(f.asked, time.Now())
+	text := "0000 \n"
+	switch {
+	case command == "":
+		text = "0001 BIRD 2.0.12 ready.\n"
+	case strings.HasPrefix(command, "show protocols") && f.up:
+		text = "1002-NBR-a BGP --- up 05:27:00 Established\n1006-  BGP state: Established\n0000 \n"
+	case strings.HasPrefix(command, "show protocols"):
+		text = "8003 No protocols match\n"
+	}
+	if f.garble != nil && command != "" {
+		text = f.garble(text)
+	}
+	return text
+}
+
+// wait waits while it is silent.
+func (f *fakeBIRD) wait(done <-chan struct{}) {
+	for {
+		var left time.Duration
+		f.with(func() { left = time.Until(f.until) })
+		if left <= 0 {
+			return
+		}
+		select {
+		case <-time.After(left):
+		case <-done:
+			return
+		}
+	}
+}
+
+func (f *fakeBIRD) dial(ctx context.Context, _ string) (*Client, error) {
+	f.with(func() { f.dials++ })
+	ours, theirs := net.Pipe()
+	done := make(chan struct{})
+	f.wg.Go(func() {
+		// What is read while it is silent waits, as in a socket's buffer.
+		defer theirs.Close()
+		in := bufio.NewReader(theirs)
+		for command := ""; ; {
+			f.wait(done)
+			text := f.answer(strings.TrimSpace(command))
+			if text == "" {
+				return
+			}
+			if _, err := theirs.Write([]byte(text)); err != nil {
+				return
+			}
+			var err error
+			if command, err = in.ReadString('\n'); err != nil {
+				return
+			}
+		}
+	})
+	c, err := newClient(ctx, &closing{ours, done, sync.Once{}}, deadlineOf(ctx))
+	if err != nil {
+		return nil, errors.Join(err, ours.Close())
+	}
+	c.PID = 42
+	return c, nil
+}
+
+// closing tells the fake that its client left.
+type closing struct {
+	net.Conn
+	done chan struct{}
+	once sync.Once
+}
+
+func (c *closing) Close() error {
+	c.once.Do(func() { close(c.done) })
+	return c.Conn.Close()
+}
+
+// watched is a supervisor whose loop runs against a fake BIRD.
+type watched struct {
+	*Supervisor
+	bird   *fakeBIRD
+	ended  chan struct{}
+	err    error // valid once ended is closed
+	cancel func()
+}
+
+// watch starts the loop in a bubble. The gateways have these hold times.
+func watch(t *testing.T, f *fakeBIRD, holds ...time.Duration) *watched {
+	t.Helper()
+	s := NewSupervisor(Options{Dir: t.TempDir(), Socket: "unused", Interface: "lo"})
+	s.dial = f.dial
+	var v survey
+	for i, h := range holds {
+		g := trench.Gateway{Name: string(rune('a' + i)), Address: netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)}), HoldTime: h}
+		v.gateways = append(v.gateways, g)
+		v.input.Sessions = append(v.input.Sessions, Session{Gateway: g})
+	}
+	v.generation, v.content = 1, []byte("configuration")
+	s.surveyor.result.Set(v)
+	s.apply.current = v
+	ctx, cancel := context.WithCancel(t.Context())
+	w := &watched{Supervisor: s, bird: f, ended: make(chan struct{}), cancel: cancel}
+	p := &process{cmd: &exec.Cmd{Process: &os.Process{Pid: 42}}, exited: make(chan struct{}), since: time.Now()}
+	go func() {
+		defer close(w.ended)
+		w.err = s.serve(ctx, p)
+		s.hangUp()
+	}()
+	t.Cleanup(func() { cancel(); <-w.ended; f.wg.Wait() })
+	synctest.Wait()
+	return w
+}
+
+// quieten lets the eager looks of the start pass.
+func (w *watched) quieten() { w.after(eagerTime + pollInterval) }
+
+// after lets time pass in the bubble.
+func (w *watched) after(d time.Duration) {
+	<-time.After(d)
+	synctest.Wait()
+}
+
+// next lets time pass until just before the next look of a quiet loop.
+func (w *watched) next() {
+	at := w.State().Load().At
+	w.after(time.Until(at.Add(pollInterval)) - time.Millisecond)
+}
+
+func TestSilenceOfASecondChangesNothing(t *testing.T) {
+	for _, silence := range []time.Duration{time.Second, 1900 * time.Millisecond} {
+		for _, phase := range []time.Duration{0, 500 * time.Millisecond, 998 * time.Millisecond} {
+			t.Run(fmt.Sprintf("%s, %s after a look", silence, phase), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					f := &fakeBIRD{up: true}
+					w := watch(t, f, 3*time.Second)
+					w.quieten()
+					w.next()
+					w.after(2*time.Millisecond + phase)
+					f.with(func() { f.until = time.Now().Add(silence) })
+					for end := time.Now().Add(silence + 3*time.Second); time.Now().Before(end); w.after(10 * time.Millisecond) {
+						s := w.State().Load()
+						if !s.Alive || !s.Gateways[0].Up {
+							t.Fatalf("state %+v", s)
+						}
+						// The gate believes it for three seconds (design section 4).
+						if age := time.Since(s.At); age >= 3*time.Second {
+							t.Fatalf("the state is %v old", age)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestSilentBIRDIsHungAfterTwoSecondsAndReplacedAfterTheHoldTime(t *testing.T) {
+	for _, tt := range []struct {
+		holds []time.Duration
+		limit time.Duration
+	}{
+		{nil, 4 * time.Second},
+		{[]time.Duration{3 * time.Second}, 4 * time.Second},
+		{[]time.Duration{90 * time.Second, 6 * time.Second}, 7 * time.Second},
+		{[]time.Duration{90 * time.Second, 240 * time.Second}, 10 * time.Second},
+	} {
+		t.Run(fmt.Sprint(tt.holds), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := &fakeBIRD{}
+				w := watch(t, f, tt.holds...)
+				w.quieten()
+				w.next()
+				f.with(func() { f.until = time.Now().Add(time.Hour) })
+				w.after(time.Millisecond)
+				begin := time.Now() // of the look that is not answered
+				w.after(commandTimeout - time.Millisecond)
+				if s := w.State().Load(); !s.Alive || s.Err != nil {
+					t.Fatalf("after %v: %+v", time.Since(begin), s)
+				}
+				w.after(time.Millisecond)
+				if s := w.State().Load(); s.Alive || !errors.Is(s.Err, ErrHung) || !strings.Contains(s.Err.Error(), "BIRD_HUNG") {
+					t.Fatalf("after %v: %+v", time.Since(begin), s)
+				}
+				<-w.ended
+				if !errors.Is(w.err, ErrHung) {
+					t.Errorf("the loop ended with %v", w.err)
+				}
+				if took := time.Since(begin); took < tt.limit || took > tt.limit+retryInterval {
+					t.Errorf("given up after %v, want %v", took, tt.limit)
+				}
+			})
+		})
+	}
+}
+
+func TestHungBIRDThatAnswersAgainInTimeIsKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeBIRD{up: true}
+		w := watch(t, f, 3*time.Second)
+		w.quieten()
+		w.next()
+		f.with(func() { f.until = time.Now().Add(3500 * time.Millisecond) })
+		w.after(3 * time.Second)
+		if s := w.State().Load(); s.Alive {
+			t.Fatalf("state %+v", s)
+		}
+		w.after(time.Second)
+		if s := w.State().Load(); !s.Alive || s.Err != nil || !s.Gateways[0].Up {
+			t.Fatalf("state %+v", s)
+		}
+		// The next silence counts from its own beginning.
+		w.next()
+		f.with(func() { f.until = time.Now().Add(3500 * time.Millisecond) })
+		w.after(10 * time.Second)
+		if s := w.State().Load(); !s.Alive {
+			t.Fatalf("state %+v", s)
+		}
+	})
+}
+
+func TestDroppedAndGarbledConnectionsAreNotSilence(t *testing.T) {
+	for name, garble := range map[string]func(string) string{
+		"dropped":    func(string) string { return "" },
+		"garbage":    func(string) string { return "garbage\n" },
+		"no command": func(string) string { return " continues nothing\n" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := &fakeBIRD{up: true}
+				w := watch(t, f, 3*time.Second)
+				w.quieten()
+				w.next()
+				once, dials := true, f.dials
+				f.with(func() {
+					f.garble = func(a string) string {
+						if once {
+							once = false
+							return garble(a)
+						}
+						return a
+					}
+				})
+				for range 100 {
+					w.after(10 * time.Millisecond)
+					if s := w.State().Load(); !s.Alive || !s.Gateways[0].Up {
+						t.Fatalf("state %+v", s)
+					}
+				}
+				if f.dials != dials+1 {
+					t.Errorf("%d new connections, want 1", f.dials-dials)
+				}
+				// Nothing but that is a BIRD that does not answer.
+				f.with(func() { f.garble = garble })
+				<-w.ended
+				if s := w.State().Load(); s.Alive || !errors.Is(s.Err, ErrHung) || !errors.Is(w.err, ErrHung) {
+					t.Errorf("loop %v, state %+v", w.err, s)
+				}
+				if n := f.dials - dials; n > int(3*minHang/retryInterval) {
+					t.Errorf("%d connections in %v", n, minHang)
+				}
+			})
+		})
+	}
+}
+
+// late is a connection whose reads fail long after their deadline, as those of a
+// process that was not run meanwhile.
+type late struct {
+	net.Conn
+	by time.Duration
+}
+
+func (l *late) Read([]byte) (int, error) {
+	<-time.After(l.by)
+	return 0, os.ErrDeadlineExceeded
+}
+
+func TestOwnStarvationDoesNotCountAsSilence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeBIRD{up: true}
+		w := watch(t, f, 3*time.Second)
+		w.quieten()
+		w.cancel()
+		<-w.ended
+		ours, theirs := net.Pipe()
+		defer theirs.Close()
+		go func() { _, _ = bufio.NewReader(theirs).ReadString('\n') }()
+		s := w.Supervisor
+		s.client = &Client{conn: ours, reader: bufio.NewReader(&late{ours, 8 * time.Second})}
+		_, err := s.command(context.Background(), "show status")
+		if !errors.Is(err, errStarved) || s.hung() {
+			t.Fatalf("after 8 s without us: %v, hung %v", err, s.hung())
+		}
+		s.missed(err)
+		if state := s.State().Load(); !state.Alive {
+			t.Errorf("state %+v", state)
+		}
+		if _, err := s.command(context.Background(), "show status"); err != nil || !s.silent.IsZero() {
+			t.Errorf("the next command: %v", err)
+		}
+		s.hangUp()
+	})
+}
+
+func TestLooksAreFrequentOnlyWhileSomethingIsExpected(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeBIRD{up: true}
+		w := watch(t, f, 3*time.Second)
+		looks := func(d time.Duration) int {
+			n := 0
+			f.with(func() { n = len(f.asked) })
+			w.after(d)
+			f.with(func() { n = len(f.asked) - n })
+			return n
+		}
+		w.quieten()
+		if n := looks(10 * time.Second); n != 10 {
+			t.Errorf("%d looks in 10 quiet seconds", n)
+		}
+		w.Expect(1, 0) // which this BIRD never exports
+		if n := looks(10 * time.Second); n < 900 || n > 1100 {
+			t.Errorf("%d looks in 10 s, of which 5 are eager", n)
+		}
+		w.Expect(0, 0)
+		if n := looks(10 * time.Second); n > 10+2*eagerMore {
+			t.Errorf("%d looks though all is as expected", n)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		if err := w.Confirm(ctx); err != nil {
+			t.Error(err)
+		}
+		w.Expect(0, 1) // of a family without a session: nothing to wait for
+		if err := w.Confirm(ctx); err != nil {
+			t.Error(err)
+		}
+		w.Expect(1, 0)
+		if err := w.Confirm(ctx); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "1 IPv4") {
+			t.Errorf("confirmed what is not exported: %v", err)
+		}
+	})
+}
+
+func TestConfirmWaitsForALookOfItsOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeBIRD{up: true}
+		w := watch(t, f, 3*time.Second)
+		w.quieten()
+		f.with(func() { f.until = time.Now().Add(time.Hour) })
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		if err := w.Confirm(ctx); err == nil {
+			t.Error("a look from before the call confirmed something")
+		}
+	})
+}
+
+func TestConfirmNeedsNoLookWhenNothingRuns(t *testing.T) {
+	s := NewSupervisor(Options{})
+	s.Expect(3, 3)
+	if err := s.Confirm(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestExports(t *testing.T) {
+	up := func(f vip.Family, n int) GatewayState { return GatewayState{Family: f, Up: true, Exported: n} }
+	down := GatewayState{Family: vip.IPv4, Exported: 7}
+	tests := []struct {
+		gateways []GatewayState
+		want     [len(vip.Families)]int
+		ok       bool
+	}{
+		{nil, [...]int{1, 2}, true},
+		{[]GatewayState{down}, [...]int{1, 2}, true},
+		{[]GatewayState{up(vip.IPv4, 1), up(vip.IPv6, 2), down}, [...]int{1, 2}, true},
+		{[]GatewayState{up(vip.IPv4, 1), up(vip.IPv4, 0)}, [...]int{1, 2}, false},
+		{[]GatewayState{up(vip.IPv6, 1)}, [...]int{1, 2}, false},
+	}
+	for i, tt := range tests {
+		if got := exports(tt.gateways, tt.want); got != tt.ok {
+			t.Errorf("%d: %v", i, got)
+		}
+	}
+}
+
+func TestHoldTimerThatRunsOutIsLookedAtOnTime(t *testing.T) {
+	now := time.Now()
+	session := func(left time.Duration) map[string]Protocol {
+		return map[string]Protocol{
+			"a": {State: "up", BGPState: "Established", HoldTimer: left, HasHoldTimer: true},
+			"b": {State: "up", BGPState: "Established", HoldTimer: time.Minute, HasHoldTimer: true},
+			"c": {State: "start", BGPState: "OpenSent", HoldTimer: 0, HasHoldTimer: true},
+		}
+	}
+	var h holdTimers
+	if got := h.wait(now); got != pollInterval {
+		t.Errorf("without sessions: %v", got)
+	}
+	h.saw(now, session(2*time.Second))
+	if got := h.wait(now); got != pollInterval {
+		t.Errorf("2 s left: %v", got)
+	}
+	h.saw(now, session(300*time.Millisecond))
+	if got := h.wait(now); got != 301*time.Millisecond {
+		t.Errorf("300 ms left: %v", got)
+	}
+	h.saw(now, session(0))
+	if got := h.wait(now); got != eagerInterval {
+		t.Errorf("over: %v", got)
+	}
+	h.saw(now.Add(eagerTime), session(0))
+	if got := h.wait(now.Add(eagerTime + time.Second)); got != pollInterval {
+		t.Errorf("over for long: %v", got)
+	}
+}

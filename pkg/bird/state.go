@@ -1,0 +1,177 @@
+package bird
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// State is what is known of BIRD and its sessions.
+type State struct {
+	// At is when the look began that BIRD answered last; what is older than the
+	// reader can bear counts for nothing.
+	At time.Time
+	// Alive is true while BIRD answers.
+	Alive      bool
+	Version    string
+	PID        int       // 0 while none runs
+	Since      time.Time // of the process
+	Restarts   int       // after the first start
+	Configures uint64    // configurations that a running BIRD took
+	// ConfigFailures counts configurations that BIRD refused or that could not
+	// be given to it.
+	ConfigFailures uint64
+	// Err says why BIRD does not answer, nil while it does. It is an [ErrHung]
+	// when BIRD runs and is silent.
+	Err error
+	// ConfigErr says why BIRD's configuration is not the wanted one: the one
+	// before is in force.
+	ConfigErr error
+	Gateways  []GatewayState
+}
+
+// ErrHung tells that BIRD runs but does not answer.
+var ErrHung = errors.New("BIRD_HUNG")
+
+// GatewayState is one configured gateway.
+type GatewayState struct {
+	Name     string
+	Address  netip.Addr
+	Family   vip.Family
+	Up       bool
+	Words    string    // the session's state in BIRD's words
+	Since    time.Time // when Up last changed
+	Imported int
+	Exported int
+	// LastError is the last error of the session.
+	LastError string
+	// BFD is the state of its BFD session, empty without.
+	BFD string
+	// Problem says why it has no session at all.
+	Problem string
+}
+
+// Expect tells how many VIPs of each family were announced to BIRD, so that it
+// is watched closely until its sessions export as many.
+func (s *Supervisor) Expect(announced4, announced6 int) {
+	want := [len(vip.Families)]int{announced4, announced6}
+	if s.expect.Load() != want {
+		s.expect.Set(want)
+	}
+}
+
+// Confirm waits until every gateway session that is up exports as many VIPs as
+// Expect told last, as seen by a look that began after the call, and by the
+// looks after it: a BIRD before 2.14 counts a route as exported before it
+// writes the UPDATE, and needs to be woken to do so. A BIRD that does not run
+// exports nothing.
+func (s *Supervisor) Confirm(ctx context.Context) error {
+	after := time.Now()
+	s.confirming.Add(1)
+	defer s.confirming.Add(-1)
+	s.poke()
+	for seen := 0; ; {
+		want, expected := s.expect.Get()
+		state, looked := s.state.Get()
+		switch {
+		case state.PID == 0 && !state.Alive:
+			return nil
+		case !state.Alive, !state.At.After(after):
+		case !exports(state.Gateways, want):
+			seen, after = 0, state.At
+		default:
+			seen, after = seen+1, state.At
+		}
+		if seen > eagerMore {
+			return nil
+		}
+		select {
+		case <-looked:
+		case <-expected:
+		case <-ctx.Done():
+			return fmt.Errorf("gateway sessions do not export the expected routes (%d IPv4, %d IPv6): %w", want[vip.IPv4], want[vip.IPv6], ctx.Err())
+		}
+	}
+}
+
+// exports tells whether every session that is up exports what it should.
+func exports(gateways []GatewayState, want [len(vip.Families)]int) bool {
+	for _, g := range gateways {
+		if g.Up && g.Exported != want[g.Family] {
+			return false
+		}
+	}
+	return true
+}
+
+// states joins what is wanted with the sessions that BIRD has.
+func (v survey) states(at time.Time, protocols map[string]Protocol, bfd map[netip.Addr]string, before []GatewayState) []GatewayState {
+	was := byName(before)
+	list := make([]GatewayState, 0, len(v.gateways))
+	for _, c := range v.gateways {
+		g := GatewayState{Name: c.Name, Address: c.Address, Family: c.Family(), Since: at}
+		p, ok := protocols[gatewayPrefix+c.Name]
+		switch {
+		case v.problems[c.Name] != "":
+			g.Problem = v.problems[c.Name]
+		case !ok:
+			g.Problem = "BIRD has no such session yet"
+		default:
+			g.Up, g.Words, g.Imported, g.Exported, g.LastError = p.Up(), p.words(), p.Imported, p.Exported, p.LastError
+		}
+		if c.BFD != nil && ok {
+			g.BFD = bfd[c.Address]
+		}
+		if old, known := was[c.Name]; known && old.Up == g.Up {
+			g.Since = old.Since
+		}
+		list = append(list, g)
+	}
+	return list
+}
+
+// orphaned are the states of gateways that no BIRD talks to.
+func (v survey) orphaned(at time.Time, before []GatewayState) []GatewayState {
+	list := v.states(at, nil, nil, before)
+	for i := range list {
+		if g := &list[i]; v.problems[g.Name] == "" {
+			g.Words, g.Problem = "BIRD is not running", ""
+		}
+	}
+	return list
+}
+
+func byName(list []GatewayState) map[string]GatewayState {
+	m := make(map[string]GatewayState, len(list))
+	for _, g := range list {
+		m[g.Name] = g
+	}
+	return m
+}
+
+// words is the state of the session, or of the protocol that has none yet.
+func (p Protocol) words() string {
+	if p.BGPState != "" {
+		return p.BGPState
+	}
+	return p.State
+}
+
+// tell logs which sessions came and went, and tells whether one came.
+func (s *Supervisor) tell(before, after []GatewayState) (came bool) {
+	was := byName(before)
+	for _, g := range after {
+		switch {
+		case g.Up && !was[g.Name].Up:
+			came = true
+			s.options.Log.Info("gateway session up", "gateway", g.Name, "address", g.Address)
+		case !g.Up && was[g.Name].Up:
+			s.options.Log.Warn("gateway session lost", "gateway", g.Name, "address", g.Address, "state", g.Words, "last_error", g.LastError, "problem", g.Problem)
+		}
+	}
+	return came
+}

@@ -1,0 +1,237 @@
+package bird
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+func own(prefix string, flags ...string) ownAddress {
+	p := netip.MustParsePrefix(prefix)
+	a := ownAddress{addr: p.Addr(), network: p.Masked()}
+	for _, f := range flags {
+		switch f {
+		case "second":
+			a.second = true
+		case "tentative":
+			a.tentative = true
+		case "duplicate":
+			a.duplicate = true
+		default:
+			a.network = netip.MustParsePrefix(f)
+		}
+	}
+	return a
+}
+
+func TestAddressTowardAGateway(t *testing.T) {
+	tests := []struct {
+		name, gateway, current string
+		own                    []ownAddress
+		want, problem          string
+	}{
+		{name: "the one in its network", gateway: "10.0.1.9", own: []ownAddress{own("10.0.0.1/24"), own("10.0.1.1/24")}, want: "10.0.1.1"},
+		{name: "the narrowest network", gateway: "10.0.1.9", own: []ownAddress{own("10.0.0.1/8"), own("10.0.1.1/24"), own("10.0.3.1/16")}, want: "10.0.1.1"},
+		{name: "not a secondary one", gateway: "10.0.1.9", own: []ownAddress{own("10.0.1.2/25", "second"), own("10.0.1.1/24")}, want: "10.0.1.1"},
+		{name: "a secondary one if there is no other", gateway: "10.0.1.9", own: []ownAddress{own("10.0.1.2/24", "second")}, want: "10.0.1.2"},
+		{name: "a point-to-point address", gateway: "10.9.9.9", own: []ownAddress{own("10.0.0.1/32", "10.9.9.9/32")}, want: "10.0.0.1"},
+		{name: "a link-local gateway", gateway: "fe80::9", own: []ownAddress{own("fe80::1/64"), own("fd00::1/64")}, want: "fe80::1"},
+		{name: "another network", gateway: "10.0.1.9", own: []ownAddress{own("10.0.0.1/24")}, problem: "no address in a network with 10.0.1.9"},
+		{name: "another family", gateway: "fd00::9", own: []ownAddress{own("10.0.0.1/24"), own("fe80::1/64")}, problem: "no ipv6 address"},
+		{name: "no address", gateway: "10.0.1.9", problem: "no ipv4 address"},
+		{name: "itself", gateway: "10.0.1.1", own: []ownAddress{own("10.0.1.2/24"), own("10.0.1.1/24")}, problem: "is our own"},
+		{name: "not while duplicate address detection runs", gateway: "fd00::9", own: []ownAddress{own("fd00::1/64", "tentative")}, problem: "fd00::1 is not usable yet"},
+		{name: "another than the tentative one", gateway: "fd00::9", own: []ownAddress{own("fd00::1/64", "tentative"), own("fd00::2/64")}, want: "fd00::2"},
+		{name: "not one that somebody else has", gateway: "fd00::9", own: []ownAddress{own("fd00::1/64", "tentative", "duplicate")}, problem: "somebody else's"},
+		{name: "the current one though there is a better one", gateway: "fd00::9", current: "fd00::1", own: []ownAddress{own("fd00::2/64"), own("fd00::1/64", "second")}, want: "fd00::1"},
+		{name: "the current one though it is checked again", gateway: "fd00::9", current: "fd00::1", own: []ownAddress{own("fd00::1/64", "tentative")}, want: "fd00::1"},
+		{name: "not the current one that somebody else has", gateway: "fd00::9", current: "fd00::1", own: []ownAddress{own("fd00::1/64", "duplicate")}, problem: "somebody else's"},
+		{name: "another when the current one is gone", gateway: "fd00::9", current: "fd00::1", own: []ownAddress{own("fd00::2/64")}, want: "fd00::2"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var current netip.Addr
+			if tt.current != "" {
+				current = netip.MustParseAddr(tt.current)
+			}
+			got, problem := localFor(netip.MustParseAddr(tt.gateway), current, tt.own)
+			if tt.problem != "" {
+				if got.IsValid() || !strings.Contains(strings.ToLower(problem), tt.problem) {
+					t.Errorf("%v, %q; want a problem with %q", got, problem, tt.problem)
+				}
+				return
+			}
+			if problem != "" || got != netip.MustParseAddr(tt.want) {
+				t.Errorf("%v, %q; want %s", got, problem, tt.want)
+			}
+		})
+	}
+}
+
+// around is a surveyor whose addresses are given.
+type around struct {
+	*surveyor
+	own []ownAddress
+	err error
+}
+
+func newAround(t *testing.T, gateways ...trench.Gateway) *around {
+	t.Helper()
+	s := NewSupervisor(Options{Interface: "ext-vlan", RouterID: netip.MustParseAddr("10.1.1.1")})
+	s.Configure(gateways, []vip.VIP{vip.Require("20.0.0.1/32")})
+	a := &around{surveyor: s.surveyor}
+	a.addresses = func(string) ([]ownAddress, error) { return a.own, a.err }
+	return a
+}
+
+// again looks once more and tells whether there were news.
+func (a *around) again() (survey, bool) {
+	v, news := a.look(a.wanted.Load(), a.result.Load())
+	a.result.Set(v)
+	return v, news
+}
+
+func someGateway() trench.Gateway {
+	return trench.Gateway{
+		Name: "a", Address: netip.MustParseAddr("10.0.0.9"), LocalASN: 8103, RemoteASN: 8104, LocalPort: 179, RemotePort: 179, HoldTime: 3 * time.Second,
+	}
+}
+
+func TestSessionsEndForNoAddressOnlyWhenThatIsKnown(t *testing.T) {
+	a := newAround(t, someGateway())
+	a.err = errors.New("interrupted")
+	if v, _ := a.again(); len(v.input.Sessions) != 0 || !strings.Contains(v.problems["a"], "interrupted") {
+		t.Fatalf("nothing was known yet: %+v", v)
+	}
+	a.own, a.err = []ownAddress{own("10.0.0.1/24")}, nil
+	if v, news := a.again(); len(v.input.Sessions) != 1 || !news || !strings.Contains(string(v.content), "local 10.0.0.1 port 179") {
+		t.Fatalf("an address appeared: news %v, %+v", news, v.problems)
+	}
+	a.own, a.err = nil, errors.New("interrupted")
+	if v, news := a.again(); len(v.input.Sessions) != 1 || news {
+		t.Fatalf("a look that failed ended the session: %+v", v.problems)
+	}
+	a.err = nil
+	if v, news := a.again(); len(v.input.Sessions) != 0 || !news || !strings.Contains(v.problems["a"], "interface ext-vlan: no ipv4 address") {
+		t.Fatalf("the address went: news %v, %+v", news, v.problems)
+	}
+	a.own = []ownAddress{own("10.0.0.1/24")}
+	a.again()
+	a.err = errNoInterface
+	if v, _ := a.again(); len(v.input.Sessions) != 0 {
+		t.Fatal("the interface went")
+	}
+	a.err = errors.New("interrupted")
+	if v, _ := a.again(); len(v.input.Sessions) != 0 {
+		t.Fatal("addresses of an interface that had gone came back")
+	}
+}
+
+func TestAnotherAddressLeavesTheSessionAsItIs(t *testing.T) {
+	a := newAround(t, someGateway())
+	a.own = []ownAddress{own("10.0.0.1/24")}
+	first, _ := a.again()
+	a.own = []ownAddress{own("10.0.0.2/25"), own("10.0.0.1/24", "second")}
+	v, news := a.again()
+	if news || &v.content[0] != &first.content[0] {
+		t.Fatalf("news %v:\n%s", news, v.content)
+	}
+	a.own = []ownAddress{own("10.0.0.2/25")}
+	if v, news := a.again(); !news || v.input.Sessions[0].Local != netip.MustParseAddr("10.0.0.2") {
+		t.Fatalf("news %v: %+v", news, v.input.Sessions)
+	}
+}
+
+func TestPasswordFileThatIsNotThereOrBadIsTheGatewaysProblem(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "key")
+	with := someGateway()
+	with.PasswordFile = file
+	without := someGateway()
+	without.Name, without.Address = "b", netip.MustParseAddr("10.0.0.8")
+	a := newAround(t, with, without)
+	a.own = []ownAddress{own("10.0.0.1/24")}
+	expect := func(problem string) {
+		t.Helper()
+		v, _ := a.again()
+		if len(v.input.Sessions) != 1 || v.input.Sessions[0].Name != "b" || !strings.Contains(v.problems["a"], problem) || !strings.Contains(v.problems["a"], file) {
+			t.Errorf("%d sessions, problems %v; want %q", len(v.input.Sessions), v.problems, problem)
+		}
+	}
+	expect("does not exist")
+	for content, problem := range map[string]string{"": "empty", "\n": "empty", "a\"b": "quote", strings.Repeat("x", 81): "81 bytes"} {
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		expect(problem)
+	}
+	if err := os.WriteFile(file, []byte("s3cret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	v, _ := a.again()
+	if len(v.problems) != 0 || !strings.Contains(string(v.content), `password "s3cret";`) {
+		t.Errorf("problems %v", v.problems)
+	}
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	expect("does not exist") // and never a session without a password
+	if v, _ := a.again(); strings.Contains(string(v.content), "NBR-a") {
+		t.Error("the session is there without its password")
+	}
+}
+
+func TestSurveysArePublishedWhenTheySaySomethingNew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := latest.New(wanted{})
+		s := newSurveyor(NewSupervisor(Options{Interface: "ext-vlan"}).options, w)
+		have := []ownAddress{own("10.0.0.1/24")}
+		s.addresses = func(string) ([]ownAddress, error) { return have, nil }
+		done := make(chan struct{})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer func() { cancel(); <-done }()
+		go func() { defer close(done); s.run(ctx) }()
+		published := func(d time.Duration) bool {
+			_, changed := s.result.Get()
+			<-time.After(d)
+			synctest.Wait()
+			select {
+			case <-changed:
+				return true
+			default:
+				return false
+			}
+		}
+		if published(10 * time.Second) {
+			t.Error("a survey though nothing is wanted")
+		}
+		_, changed := s.result.Get()
+		w.Set(wanted{gateways: []trench.Gateway{someGateway()}, generation: 1})
+		<-changed // without waiting for the next poll
+		if published(10 * time.Second) {
+			t.Error("another survey though nothing changed")
+		}
+		have = nil
+		if !published(surveyInterval) || len(s.result.Load().problems) != 1 {
+			t.Errorf("the address went: %+v", s.result.Load())
+		}
+	})
+}
+
+func TestInputIsThatOfNowWithoutRunning(t *testing.T) {
+	s := NewSupervisor(Options{Interface: "no-such-interf", Password: "SECRET", LogFileSize: 1000, Dir: "/x"})
+	s.Configure([]trench.Gateway{someGateway()}, []vip.VIP{vip.Require("20.0.0.1/32")})
+	in, problems := s.Input()
+	if in.Password == "SECRET" || in.LogFile != "/x/bird.log" || len(in.VIPs) != 1 || !strings.Contains(problems["a"], "interface no-such-interf does not exist") {
+		t.Errorf("%+v, %v", in, problems)
+	}
+}
