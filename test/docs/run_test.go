@@ -150,15 +150,29 @@ func (r *reader) do(t *testing.T, script string) (string, error) {
 	return out.String(), err
 }
 
-// The programs that a script can need beside frontend and lb.
+// remedies bring the programs that a script can need beside frontend and lb.
+var remedies = map[string]string{
+	"birdc": "apt-get install bird2", "curl": "apt-get install curl", "grpcurl": "make tools", "ip": "apt-get install iproute2",
+	"nft": "apt-get install nftables", "nstat": "apt-get install iproute2", "openssl": "apt-get install openssl", "ss": "apt-get install iproute2",
+}
+
+// toolPattern matches their names.
 var toolPattern = regexp.MustCompile(`\b(birdc|curl|grpcurl|ip|nft|nstat|openssl|ss)\b`)
 
-// need skips the test if the machine lacks a program of the script.
-func (r *reader) need(t *testing.T, script string) {
+// need skips the test if the machine lacks a program that the block needs, or
+// that a block before it needed for what this one builds on.
+func (r *reader) need(t *testing.T, b block) {
 	t.Helper()
-	for _, tool := range toolPattern.FindAllString(script, -1) {
+	tools := toolPattern.FindAllString(b.text, -1)
+	if b.info == logOfLB {
+		tools = append(tools, "grpcurl")
+	}
+	if b.info == logOfLB || strings.Contains(b.text, "$SVID") {
+		tools = append(tools, "openssl")
+	}
+	for _, tool := range tools {
 		if _, err := r.do(t, "command -v "+tool); err != nil {
-			lab.Skip(t, tool+" is missing (grpcurl: make tools; others: apt-get install "+tool+")")
+			lab.Skip(t, "missing: "+tool+" ("+remedies[tool]+")")
 		}
 	}
 }
@@ -186,8 +200,11 @@ var scripts = map[string]func(*reader, *testing.T, string){
 	"sh run-by-test":        (*reader).runs,
 	"sh run-by-test=stream": (*reader).streams,
 	"sh run-by-test=fails":  (*reader).fails,
-	"text log-of-lb":        (*reader).logged,
+	logOfLB:                 (*reader).logged,
 }
+
+// logOfLB is the info string of what the log of lb must hold.
+const logOfLB = "text log-of-lb"
 
 func (r *reader) runs(t *testing.T, script string) {
 	if out, err := r.do(t, script); err != nil {
@@ -272,9 +289,7 @@ func TestCommandsOfOperationsRun(t *testing.T) {
 		}
 		ran++
 		t.Run(fmt.Sprintf("line %d", b.line), func(t *testing.T) {
-			if strings.HasPrefix(b.info, "sh ") {
-				r.need(t, b.text)
-			}
+			r.need(t, b)
 			r.settled(t)
 			run(r, t, b.text)
 		})
