@@ -24,8 +24,10 @@ type reporter struct {
 	announcer *latest.Value[announce.State]
 	confirm   func(context.Context) error // the gateways hold what was announced
 	settle    time.Duration
-	send      func(map[vip.VIP]reported)
-	ready     chan struct{}
+	// send must not block. It is called with mu held: what is told keeps the
+	// order of the decisions, and idle is true only once everything was told.
+	send  func(map[vip.VIP]reported)
+	ready chan struct{}
 
 	mu      sync.Mutex
 	waiting map[vip.VIP]withdrawal // decided, not yet told
@@ -79,9 +81,9 @@ func (r *reporter) decided(d decisions) {
 		delete(r.waiting, ch.VIP)
 		now[ch.VIP] = reported{Decision: ch.To}
 	}
+	r.send(now)
 	r.idle.Set(len(r.waiting) == 0)
 	r.mu.Unlock()
-	r.send(now)
 	select {
 	case r.wake <- struct{}{}:
 	default:
@@ -134,9 +136,9 @@ func (r *reporter) round(ctx context.Context) bool {
 		}
 	}
 	more := len(r.waiting) > 0
+	r.send(told)
 	r.idle.Set(!more)
 	r.mu.Unlock()
-	r.send(told)
 	return more
 }
 

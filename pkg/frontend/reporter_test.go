@@ -166,3 +166,22 @@ func TestFlushWaitsForWhatIsNotToldYet(t *testing.T) {
 		r.want(t, vipA, gate.Withdrawn, false)
 	})
 }
+
+func TestFlushReturnsOnlyAfterTheTelling(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startReporter(t)
+		send := r.send
+		r.send = func(m map[vip.VIP]reported) {
+			if len(m) > 0 && r.idle.Load() {
+				t.Error("idle before the withdrawal is told")
+			}
+			send(m)
+		}
+		r.written(1)
+		r.decide(1, vipA, gate.Announced, gate.Withdrawn, gate.Stopping)
+		if err := r.Flush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		r.want(t, vipA, gate.Withdrawn, false)
+	})
+}
