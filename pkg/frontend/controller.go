@@ -33,6 +33,7 @@ type controller struct {
 	lastRun   atomic.Int64 // when it last decided, as time since started
 
 	revision uint64 // counts batches of decisions
+	applied  readiness.Position
 }
 
 // command changes the gate from outside; done is closed once its decisions
@@ -116,6 +117,10 @@ func (c *controller) Run(ctx context.Context) error {
 		if len(changes) > 0 {
 			c.handOn(now, cause, changes)
 		}
+		if position := c.position(); position != c.applied {
+			c.applied = position
+			c.observer.took(position)
+		}
 		c.observer.freshness(c.gate.Freshness(now))
 		if at := c.gate.Deadline(now); !at.IsZero() {
 			timer.Reset(at.Sub(now))
@@ -139,11 +144,17 @@ func (c *controller) handOn(now, cause time.Time, changes []gate.Change) {
 	if len(batch.Changes) > 0 {
 		c.announcer.Post(batch)
 	}
-	instance, revision := c.gate.Position()
+	position := c.position()
 	c.observer.decided(decisions{
-		At: now, Revision: c.revision, Instance: instance, LBRevision: revision,
+		At: now, Revision: c.revision, Instance: position.InstanceID, LBRevision: position.Revision,
 		Changes: append([]gate.Change(nil), changes...),
 	})
+}
+
+// position is the load balancer's position that the decisions rest on.
+func (c *controller) position() readiness.Position {
+	instance, revision := c.gate.Position()
+	return readiness.Position{InstanceID: instance, Revision: revision}
 }
 
 func advertisement(a gate.Advertisement) announce.Advertisement {

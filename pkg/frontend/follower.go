@@ -89,12 +89,7 @@ func (f *follower) Run(ctx context.Context) error {
 		case <-announcedChanged:
 			announced, announcedChanged = p.announcer.State().Get()
 		case <-lbChanged:
-			was := lb
 			lb, lbChanged = p.observer.lb.Get()
-			if p.reported.Load() && (lb.Revision != was.Revision || lb.InstanceID != was.InstanceID) {
-				// Decisions that changed nothing here count as applied too.
-				p.watcher.Report(readiness.ReportDelta{Applied: lb.position()})
-			}
 		case <-vipsChanged:
 			vips, vipsChanged = p.observer.state.changed.Get()
 		case <-ownChanged:

@@ -43,6 +43,7 @@ type process struct {
 	changed    *latest.Value[uint64] // something that status shows
 	stopping   *latest.Value[bool]
 	reported   atomic.Bool // the watcher was told of VIPs
+	applied    *latest.Value[readiness.Position]
 }
 
 // Health services of the frontend, beside "" and vip/<prefix>. Readiness is
@@ -79,6 +80,7 @@ func newProcess(o Options) (*process, error) {
 	p := &process{
 		Options: o, metrics: metrics.NewFrontend(o.Version),
 		changed: latest.New(uint64(0)), stopping: latest.New(false),
+		applied: latest.New(readiness.Position{}),
 	}
 	p.health = health.New(health.Options{Log: o.Log, Changed: p.metrics.Health})
 	p.health.Set(Liveness, true, "")
@@ -130,6 +132,7 @@ func newProcess(o Options) (*process, error) {
 		p.reporter.decided(d)
 		p.show(d)
 	}
+	p.observer.onApplied = p.tookIn
 	p.controller = &controller{
 		gate: gate.New(gate.Options{
 			Ungated: !o.Gating, OnLoss: o.OnLBLoss, NoFlapBackoff: !o.FlapBackoff, DrainTime: o.DrainTime,
@@ -257,7 +260,7 @@ func (p *process) report(told map[vip.VIP]reported) {
 		return
 	}
 	d := readiness.ReportDelta{
-		Applied:  p.observer.lb.Load().position(),
+		Applied:  p.applied.Load(),
 		Families: p.families(),
 		VIPs:     make(map[vip.VIP]readiness.VIPReport, len(told)),
 	}
@@ -270,6 +273,15 @@ func (p *process) report(told map[vip.VIP]reported) {
 	}
 	p.watcher.Report(d)
 	p.reported.Store(true)
+}
+
+// tookIn reports the load balancer's position up to which everything is reported,
+// also when it changed nothing here. It waits for the first report of VIPs.
+func (p *process) tookIn(position readiness.Position) {
+	p.applied.Set(position)
+	if p.watcher != nil && p.reported.Load() {
+		p.watcher.Report(readiness.ReportDelta{Applied: position})
+	}
 }
 
 // families is the external connectivity of the families that have VIPs.

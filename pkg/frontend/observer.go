@@ -49,10 +49,6 @@ type lbState struct {
 	Err        error
 }
 
-func (s lbState) position() readiness.Position {
-	return readiness.Position{InstanceID: s.InstanceID, Revision: s.Revision}
-}
-
 // observer shows what the controller does: it keeps the state for status and
 // metrics, logs transitions and remembers events. The controller only appends to
 // its queue, so that it never waits for a log or a scrape.
@@ -61,11 +57,17 @@ type observer struct {
 	metrics transitionMetrics
 	// onDecisions is told of every batch after it was taken over.
 	onDecisions func(decisions)
-	ready       chan struct{}
+	// onApplied is told of the load balancer's position once every decision that
+	// rests on it, or on what came before, was handed to onDecisions.
+	onApplied func(readiness.Position)
+	ready     chan struct{}
 
 	mu      sync.Mutex
 	queue   []decisions
-	queued  int // changes in queue
+	queued  int  // changes in queue
+	busy    bool // decisions are being taken over
+	applied readiness.Position
+	moved   bool // applied was not told yet
 	dropped uint64
 	words   map[vip.VIP]readiness.VIPReadiness // not yet taken over
 	gone    vip.Set
@@ -91,7 +93,7 @@ type state struct {
 
 func newObserver(log *slog.Logger, m transitionMetrics) *observer {
 	return &observer{
-		log: log, metrics: m, onDecisions: func(decisions) {}, ready: make(chan struct{}),
+		log: log, metrics: m, onDecisions: func(decisions) {}, onApplied: func(readiness.Position) {}, ready: make(chan struct{}),
 		words: map[vip.VIP]readiness.VIPReadiness{}, gone: vip.Set{}, wake: make(chan struct{}, 1),
 		state: &state{vips: map[vip.VIP]vipState{}, changed: latest.New(uint64(0))},
 		lb:    latest.New(lbState{}),
@@ -109,6 +111,15 @@ func (o *observer) decided(d decisions) {
 	}
 	o.queue = append(o.queue, d)
 	o.queued += len(d.Changes)
+	o.mu.Unlock()
+	o.poke()
+}
+
+// took notes that the gate has applied what the load balancer said up to a
+// position, and that its decisions were queued. It does not block.
+func (o *observer) took(position readiness.Position) {
+	o.mu.Lock()
+	o.applied, o.moved = position, true
 	o.mu.Unlock()
 	o.poke()
 }
@@ -226,11 +237,20 @@ func (o *observer) drain() {
 	o.mu.Lock()
 	queue, words, gone, whole, dropped := o.queue, o.words, o.gone, o.whole, o.dropped
 	o.queue, o.queued, o.whole, o.dropped = nil, 0, false, 0
+	o.busy = len(queue) > 0
+	applied, moved := o.applied, o.moved
+	o.moved = false
 	o.words, o.gone = map[vip.VIP]readiness.VIPReadiness{}, vip.Set{}
 	o.mu.Unlock()
-	if len(queue) == 0 && len(words) == 0 && len(gone) == 0 && !whole {
+	if len(queue) == 0 && len(words) == 0 && len(gone) == 0 && !whole && !moved {
 		return
 	}
+	defer func() {
+		o.mu.Lock()
+		o.busy = false
+		o.mu.Unlock()
+		o.state.changed.Update(func(n uint64) uint64 { return n + 1 })
+	}()
 	o.state.takeWords(words, gone, whole)
 	for _, d := range queue {
 		for _, e := range o.state.takeDecisions(d) {
@@ -238,10 +258,12 @@ func (o *observer) drain() {
 		}
 		o.onDecisions(d)
 	}
+	if moved {
+		o.onApplied(applied)
+	}
 	if dropped > 0 {
 		o.log.Warn("events were merged because they came faster than they could be logged", "count", dropped)
 	}
-	o.state.changed.Update(func(n uint64) uint64 { return n + 1 })
 }
 
 func (o *observer) tell(e event) {
@@ -324,7 +346,8 @@ func (s *state) advertised() int {
 func (o *observer) waitWithdrawn(ctx context.Context) error {
 	for {
 		_, changed := o.state.changed.Get()
-		if o.state.advertised() == 0 && o.idle() {
+		// In this order: what was decided before this look counts.
+		if o.idle() && o.state.advertised() == 0 {
 			return nil
 		}
 		select {
@@ -335,8 +358,9 @@ func (o *observer) waitWithdrawn(ctx context.Context) error {
 	}
 }
 
+// idle tells whether every decision was taken over and handed to onDecisions.
 func (o *observer) idle() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return len(o.queue) == 0
+	return len(o.queue) == 0 && !o.busy
 }

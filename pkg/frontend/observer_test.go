@@ -1,6 +1,7 @@
 package frontend
 
 import (
+	"fmt"
 	"io"
 	"log/slog"
 	"strings"
@@ -50,6 +51,40 @@ func TestObserverKeepsStateSinceAndEvents(t *testing.T) {
 	}
 	if counts["announced ready"] != 1 || counts["withdrawn lb_not_ready"] != 1 || len(counts) != 2 {
 		t.Errorf("transitions %v", counts)
+	}
+}
+
+func TestObserverIsIdleOnlyOnceDecisionsWereHandedOn(t *testing.T) {
+	o, _ := testObserver()
+	handedOn := 0
+	o.onDecisions = func(decisions) {
+		handedOn++
+		if o.idle() {
+			t.Error("idle before the reporter has heard of a withdrawal")
+		}
+	}
+	o.decided(decisions{Changes: []gate.Change{change(vipA, gate.Announced, gate.Withdrawn, gate.Stopping)}})
+	o.drain()
+	if handedOn != 1 || !o.idle() {
+		t.Errorf("handed on %d times, idle %t", handedOn, o.idle())
+	}
+}
+
+func TestAppliedPositionFollowsTheDecisionsThatRestOnIt(t *testing.T) {
+	o, _ := testObserver()
+	var order []string
+	o.onDecisions = func(d decisions) { order = append(order, fmt.Sprint("decision ", d.Revision)) }
+	o.onApplied = func(p readiness.Position) { order = append(order, fmt.Sprint("applied ", p.Revision)) }
+	o.decided(decisions{Revision: 1, Changes: []gate.Change{change(vipA, gate.Withdrawn, gate.Announced, gate.Ready)}})
+	o.took(readiness.Position{InstanceID: "a", Revision: 7})
+	o.decided(decisions{Revision: 2, Changes: []gate.Change{change(vipA, gate.Announced, gate.Depreferred, gate.LBDraining)}})
+	o.took(readiness.Position{InstanceID: "a", Revision: 8})
+	o.drain()
+	o.took(readiness.Position{InstanceID: "a", Revision: 9}) // changed nothing
+	o.drain()
+	o.drain()
+	if got, want := strings.Join(order, ", "), "decision 1, decision 2, applied 8, applied 9"; got != want {
+		t.Errorf("order %q, want %q", got, want)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"net"
 	"time"
 
-	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/readiness"
 )
 
@@ -28,6 +27,7 @@ func (p *process) stop(ctx context.Context, again <-chan struct{}) {
 	p.stopping.Set(true)
 	p.health.Set(Serving, false, "stopping")
 	p.table.GoAway(p.DrainTime)
+	away := p.table.State()
 	p.Log.Info("going away: waiting for the frontend to withdraw", "drain_for", p.DrainTime, "at_most", p.DrainTime+stopMargin)
 	limit := time.NewTimer(p.DrainTime + stopMargin)
 	defer limit.Stop()
@@ -36,7 +36,7 @@ func (p *process) stop(ctx context.Context, again <-chan struct{}) {
 	report, changed := p.server.Report().Get()
 	for {
 		switch {
-		case report.Complete && report.Advertised == 0 && (report.Connected || report.At.After(start)) && !p.frontendLags():
+		case report.Complete && report.Advertised == 0 && (report.Connected || report.At.After(start)) && heardOut(report, away):
 			// A frontend that stops with us may be gone before we look; what it
 			// said last still counts.
 			p.Log.Info("every VIP is withdrawn; stopping", "after", time.Since(start).Round(time.Millisecond))
@@ -64,21 +64,13 @@ func (p *process) stop(ctx context.Context, again <-chan struct{}) {
 	}
 }
 
-// frontendLags tells whether the frontend's report is older than our last word:
-// it calls a VIP not ready that is. Such a VIP may be announced at this moment,
-// so that nothing reported as advertised does not mean that nothing is.
-func (p *process) frontendLags() bool {
-	reported := p.server.AllReported()
-	for _, r := range p.table.State().VIPs {
-		if r.State != readiness.Ready {
-			continue
-		}
-		switch reported[r.VIP].Reason {
-		case readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NEVER_SEEN, readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY:
-			return true
-		}
-	}
-	return false
+// heardOut tells whether the frontend had taken in that we go away when it made
+// the report. Before, nothing reported as advertised means little: a VIP that
+// just became ready, or whose gateway just came up, may be announced at this
+// moment. Afterwards the frontend raises nothing any more. One that we never
+// told anything synced has nothing to take in.
+func heardOut(r readiness.Report, away readiness.TableState) bool {
+	return !away.Synced || (r.Applied.InstanceID == away.Position.InstanceID && r.Applied.Revision >= away.Position.Revision)
 }
 
 func isClosed(err error) bool { return errors.Is(err, net.ErrClosed) }

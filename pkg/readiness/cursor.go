@@ -74,14 +74,14 @@ func (t *Table) next(c *cursor, now time.Time) batch {
 		}
 		c.synced = t.synced
 		c.sent = b.position
+	case t.away && !c.away: // before the revision that stands for it
+		b.kind = kindGoingAway
+		b.position, b.drainEnd = c.sent, t.awayEnd
+		c.away = true
 	case t.synced && c.sent.Revision < t.revision:
 		b.kind = kindDelta
 		b.entries = t.since(c.sent.Revision)
 		c.sent = b.position
-	case t.away && !c.away:
-		b.kind = kindGoingAway
-		b.position, b.drainEnd = c.sent, t.awayEnd
-		c.away = true
 	case c.beat < t.beats:
 		b.kind = kindHeartbeat
 		b.position = c.sent

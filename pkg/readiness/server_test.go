@@ -239,6 +239,10 @@ func TestGoingAwayReachesAllWatchesAlsoLaterOnes(t *testing.T) {
 			t.Fatalf("%s: %v", name, m)
 		}
 	}
+	// It has a revision, which a watch hears of afterwards; the late one began at it.
+	if m := recv(t, early); m.GetDelta() == nil || len(m.GetDelta().GetChanged()) != 0 || m.GetPosition().GetRevision() != b.table.Position().Revision {
+		t.Fatalf("going away is followed by %v", m)
+	}
 	b.table.Heartbeat()
 	if m := recv(t, early); m.GetHeartbeat() == nil {
 		t.Fatalf("after going away the lease is not renewed: %v", m)

@@ -205,6 +205,9 @@ func (t *Table) Heartbeat() {
 // GoAway tells every watch, also later ones, that the load balancer forwards
 // for drainFor longer and then stops. Calls after the first do nothing. The
 // owner goes on committing and beating.
+//
+// It counts as a decision: a synced watch hears of it before it hears of the
+// revision, so that a frontend which reports to have applied that has taken it in.
 func (t *Table) GoAway(drainFor time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -212,6 +215,9 @@ func (t *Table) GoAway(drainFor time.Duration) {
 		return
 	}
 	t.away, t.awayEnd = true, time.Now().Add(drainFor)
+	if t.revision > 0 {
+		t.revision++
+	}
 	t.wake()
 }
 

@@ -304,8 +304,13 @@ func TestTableAndWatcherConverge(t *testing.T) {
 			"sync":    func(*rapid.T) { synced = true; commit(true) },
 			"beat":    func(*rapid.T) { table.Heartbeat() },
 			"rotate":  func(*rapid.T) { svid.rotate() },
-			"away":    func(*rapid.T) { table.GoAway(time.Minute) },
-			"take":    func(*rapid.T) { f.apply(f.Take()) },
+			"away": func(*rapid.T) {
+				next := table.Position()
+				next.Revision++
+				history[next] = maps.Clone(model)
+				table.GoAway(time.Minute)
+			},
+			"take": func(*rapid.T) { f.apply(f.Take()) },
 			"hear": func(*rapid.T) {
 				select {
 				case <-f.Changed():
