@@ -114,6 +114,7 @@ type routerConfig struct {
 	BFD      bool
 	Quiet    bool // sends no default route
 	Extra4   string
+	Address4 string // 169.254.100.150 if empty
 }
 
 func (l *link) Router(c routerConfig) *router {
@@ -142,6 +143,9 @@ func (c routerConfig) text() string {
 		fmt.Fprintf(&b, "protocol static { ipv4; route 0.0.0.0/0 blackhole; %s }\n", c.Extra4)
 		fmt.Fprintln(&b, "protocol static { ipv6; route ::/0 blackhole; }")
 	}
+	if c.Address4 == "" {
+		c.Address4 = "169.254.100.150"
+	}
 	options := "strict bind; direct; hold time 3; connect delay time 1; connect retry time 1; error wait time 1, 2; error forget time 10;"
 	if c.Password != "" {
 		options += fmt.Sprintf(" password %q;", c.Password)
@@ -151,7 +155,7 @@ func (c routerConfig) text() string {
 		options += " bfd on;"
 	}
 	for _, s := range []struct{ name, family, ours, peer string }{
-		{"trench4", "ipv4", "169.254.100.150", "169.254.100.1"},
+		{"trench4", "ipv4", c.Address4, "169.254.100.1"},
 		{"trench6", "ipv6", "fd00:100::150", "fd00:100::1"},
 	} {
 		fmt.Fprintf(&b, "protocol bgp %s { interface \"gw0\"; local %s port %d as %d; neighbor %s port %d as %d; %s %s { import all; export where source = RTS_STATIC; next hop self; }; }\n",

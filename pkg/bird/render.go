@@ -189,6 +189,11 @@ type names struct {
 // Render writes the configuration. It holds secrets unless in is masked. The
 // same bytes work on BIRD 2.0.12 to 3.x.
 func Render(in RenderInput) ([]byte, error) {
+	for what, name := range map[string]string{"interface": in.Interface, "log file": in.LogFile} {
+		if strings.ContainsFunc(name, unspeakable) {
+			return nil, fmt.Errorf("BIRD's configuration: the name of the %s, %q, holds a quote, a wildcard or a control character", what, name)
+		}
+	}
 	var set [len(vip.Families)][]string
 	for _, v := range in.VIPs {
 		// "+" takes more specific prefixes in; a covering one, such as a
@@ -213,3 +218,7 @@ func Render(in RenderInput) ([]byte, error) {
 	}
 	return out.Bytes(), nil
 }
+
+// unspeakable tells whether a character cannot stand in a name: BIRD 2.0.12 has no
+// escapes in strings, and takes interfaces' names for patterns.
+func unspeakable(c rune) bool { return c < ' ' || c == 0x7f || strings.ContainsRune(`"*?[\`, c) }

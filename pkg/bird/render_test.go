@@ -108,3 +108,18 @@ func TestParsePassword(t *testing.T) {
 		}
 	}
 }
+
+func TestNamesThatWouldMeanSomethingElseAreRefused(t *testing.T) {
+	for _, change := range []func(*RenderInput){
+		func(in *RenderInput) { in.Interface = `eth0"; } evil` },
+		func(in *RenderInput) { in.Interface = "eth*" },
+		func(in *RenderInput) { in.Interface = "eth\n" },
+		func(in *RenderInput) { in.LogFile = `/tmp/a"b` },
+	} {
+		in := fullInput()
+		change(&in)
+		if content, err := Render(in); err == nil || content != nil {
+			t.Errorf("rendered with interface %q, log file %q", in.Interface, in.LogFile)
+		}
+	}
+}

@@ -343,6 +343,22 @@ func TestOwnStarvationDoesNotCountAsSilence(t *testing.T) {
 	})
 }
 
+func TestLineOfBIRDIsFollowedByALookAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeBIRD{up: true}
+		w := watch(t, f, 3*time.Second)
+		w.quieten()
+		w.next()
+		f.with(func() { f.up = false })
+		begin := time.Now()
+		w.event(ParseEvent("2026-11-21 05:27:17.675 <TRACE> NBR-a: State changed to stop"))
+		synctest.Wait()
+		if s := w.State().Load(); s.Gateways[0].Up || !time.Now().Equal(begin) {
+			t.Errorf("the loss was not seen at once: %+v", s)
+		}
+	})
+}
+
 func TestLooksAreFrequentOnlyWhileSomethingIsExpected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeBIRD{up: true}
