@@ -2,6 +2,8 @@ package main
 
 import (
 	"flag"
+	"fmt"
+	"os"
 	"testing"
 
 	"github.com/alecthomas/kong"
@@ -12,7 +14,13 @@ import (
 
 var update = flag.Bool("update", false, "write docs/configuration.md instead of comparing it")
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == containerArgument {
+		fmt.Fprintln(os.Stderr, runContainer(os.Args[2]))
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 func parser(t *testing.T) *kong.Kong { return parserOf(t, &commandLine{}) }
 

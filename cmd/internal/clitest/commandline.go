@@ -45,7 +45,7 @@ func (c *Container) Environment(tb testing.TB) map[string]string {
 			tb.Cleanup(func() { _ = os.Setenv(name, value) })
 		}
 	}
-	given := c.values()
+	given := c.Values(map[string]string{"status.podIP": podIP, "metadata.uid": "uid"})
 	for name, value := range given {
 		old, had := os.LookupEnv(name)
 		if err := os.Setenv(name, value); err != nil {
@@ -62,24 +62,22 @@ func (c *Container) Environment(tb testing.TB) map[string]string {
 	return given
 }
 
-// values are the variables, with references to earlier ones replaced as the
-// kubelet does it. What refers to nothing stays.
-func (c *Container) values() map[string]string {
+// Values are the container's variables as the kubelet makes them: with fields of
+// the pod from the downward API, and with references to earlier variables
+// replaced. What refers to nothing stays.
+func (c *Container) Values(fields map[string]string) map[string]string {
 	given := map[string]string{}
 	for _, e := range c.Env {
-		switch e.ValueFrom.FieldRef.FieldPath {
-		case "":
-			given[e.Name] = reference.ReplaceAllStringFunc(e.Value, func(r string) string {
-				if value, ok := given[r[2:len(r)-1]]; ok {
-					return value
-				}
-				return r
-			})
-		case "status.podIP":
-			given[e.Name] = podIP
-		default:
-			given[e.Name] = e.ValueFrom.FieldRef.FieldPath
+		if field := e.ValueFrom.FieldRef.FieldPath; field != "" {
+			given[e.Name] = fields[field]
+			continue
 		}
+		given[e.Name] = reference.ReplaceAllStringFunc(e.Value, func(r string) string {
+			if value, ok := given[r[2:len(r)-1]]; ok {
+				return value
+			}
+			return r
+		})
 	}
 	return given
 }

@@ -1,0 +1,248 @@
+package main
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// A container as a runtime makes it, as far as it matters here: the test's
+// executable starts itself with containerArgument and the name of a file that
+// holds a container, makes root, mounts, user and capabilities, and becomes the
+// program.
+
+const containerArgument = "container"
+
+type container struct {
+	// PID is a process whose root is entered, as `kubectl exec` does; the fields
+	// down to Programs are not used then.
+	PID int
+	// Root is an empty directory.
+	Root    string
+	Volumes []containerVolume
+	// Programs are put into the root with their file capabilities.
+	Programs []installed
+
+	UID, GID, FSGroup int
+	// Capabilities are the bounding set.
+	Capabilities []string
+	NoNewPrivs   bool
+
+	Environment, Arguments []string
+}
+
+type containerVolume struct {
+	Source, Path string
+	ReadOnly     bool
+}
+
+type installed struct {
+	Source, Path string
+	Capabilities []string
+}
+
+var capabilityNumbers = map[string]int{
+	"NET_BIND_SERVICE": unix.CAP_NET_BIND_SERVICE,
+	"NET_ADMIN":        unix.CAP_NET_ADMIN,
+	"NET_RAW":          unix.CAP_NET_RAW,
+}
+
+// capabilityMask is the set of capabilities as /proc/PID/status shows it.
+func capabilityMask(names []string) uint64 {
+	var mask uint64
+	for _, name := range names {
+		mask |= 1 << capabilityNumbers[name]
+	}
+	return mask
+}
+
+// runContainer becomes the program of a container. It returns only an error.
+func runContainer(file string) error {
+	// Root, mounts and capabilities belong to a thread until it executes.
+	runtime.LockOSThread()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	var c container
+	if err := json.Unmarshal(data, &c); err != nil {
+		return err
+	}
+	root := c.Root
+	if c.PID != 0 {
+		root = fmt.Sprintf("/proc/%d/root", c.PID)
+	}
+	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("mount namespace: %w", err)
+	}
+	if c.PID == 0 {
+		if err := c.makeRoot(); err != nil {
+			return fmt.Errorf("root of the container: %w", err)
+		}
+	}
+	if err := errors.Join(unix.Chroot(root), unix.Chdir("/")); err != nil {
+		return fmt.Errorf("enter the root: %w", err)
+	}
+	for n := range unix.CAP_LAST_CAP + 1 {
+		if capabilityMask(c.Capabilities)&(1<<n) == 0 {
+			if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(n), 0, 0, 0); err != nil {
+				return fmt.Errorf("drop capability %d: %w", n, err)
+			}
+		}
+	}
+	if c.NoNewPrivs {
+		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+			return fmt.Errorf("no_new_privs: %w", err)
+		}
+	}
+	if err := errors.Join(syscall.Setgroups([]int{c.FSGroup}), syscall.Setgid(c.GID), syscall.Setuid(c.UID)); err != nil {
+		return fmt.Errorf("user of the container: %w", err)
+	}
+	return fmt.Errorf("execute %s: %w", c.Arguments[0], unix.Exec(c.Arguments[0], c.Arguments, c.Environment))
+}
+
+// makeRoot makes a root that cannot be written, with the host's programs and
+// libraries.
+func (c *container) makeRoot() error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("private mounts: %w", err)
+	}
+	// Not nosuid, which would disable file capabilities.
+	if err := unix.Mount("tmpfs", c.Root, "tmpfs", 0, "mode=0755"); err != nil {
+		return fmt.Errorf("tmpfs: %w", err)
+	}
+	in := func(path string) string { return filepath.Join(c.Root, path) }
+	for _, dir := range []string{"etc", "run", "var", "usr", "dev", "proc", ".programs"} {
+		if err := os.Mkdir(in(dir), 0o755); err != nil {
+			return err
+		}
+	}
+	if err := os.Symlink("../run", in("var/run")); err != nil {
+		return err
+	}
+	for _, dir := range []string{"bin", "sbin", "lib", "lib64"} {
+		if target, err := os.Readlink("/" + dir); err == nil {
+			if err := os.Symlink(target, in(dir)); err != nil {
+				return err
+			}
+		}
+	}
+	if err := errors.Join(bind("/usr", in("usr"), true), bind("/dev", in("dev"), false), bind("/proc", in("proc"), false)); err != nil {
+		return err
+	}
+	if err := unix.Mount("tmpfs", in("usr/local/bin"), "tmpfs", 0, "mode=0755"); err != nil {
+		return fmt.Errorf("tmpfs: %w", err)
+	}
+	for _, p := range c.Programs {
+		if err := p.install(c.Root); err != nil {
+			return fmt.Errorf("program %s: %w", p.Path, err)
+		}
+	}
+	for _, v := range c.Volumes {
+		if err := os.MkdirAll(in(v.Path), 0o755); err != nil {
+			return err
+		}
+		if err := bind(v.Source, in(v.Path), v.ReadOnly); err != nil {
+			return err
+		}
+	}
+	return errors.Join(readOnly(in("usr/local/bin")), readOnly(c.Root))
+}
+
+// install copies the program, with file capabilities if it has any, and mounts
+// it over the one that is there.
+func (p installed) install(root string) error {
+	data, err := os.ReadFile(p.Source)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(root, p.Path)
+	_, err = os.Stat(path)
+	over := err == nil
+	file := path
+	if over {
+		file = filepath.Join(root, ".programs", filepath.Base(p.Path))
+	}
+	if err := os.WriteFile(file, data, 0o755); err != nil {
+		return err
+	}
+	if len(p.Capabilities) > 0 {
+		if err := unix.Setxattr(file, "security.capability", fileCapabilities(p.Capabilities), 0); err != nil {
+			return fmt.Errorf("file capabilities: %w", err)
+		}
+	}
+	if over {
+		return bind(file, path, true)
+	}
+	return nil
+}
+
+// fileCapabilities is a vfs_cap_data of revision 2 with permitted and effective
+// capabilities, `+ep` (linux/capability.h).
+func fileCapabilities(names []string) []byte {
+	mask := capabilityMask(names)
+	b := binary.LittleEndian.AppendUint32(nil, 0x02000000|1) // revision 2, effective
+	b = binary.LittleEndian.AppendUint32(b, uint32(mask))
+	b = binary.LittleEndian.AppendUint32(b, 0)
+	b = binary.LittleEndian.AppendUint32(b, uint32(mask>>32))
+	return binary.LittleEndian.AppendUint32(b, 0)
+}
+
+func bind(source, target string, ro bool) error {
+	if err := unix.Mount(source, target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("bind %s: %w", source, err)
+	}
+	if ro {
+		return readOnly(target)
+	}
+	return nil
+}
+
+func readOnly(target string) error {
+	if err := unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		return fmt.Errorf("read-only %s: %w", target, err)
+	}
+	return nil
+}
+
+// processStatus is what /proc tells of a process.
+type processStatus struct {
+	UID, GID   string
+	Effective  string
+	Bounding   string
+	NoNewPrivs string
+}
+
+func readStatus(pid int) (processStatus, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return processStatus{}, err
+	}
+	fields := map[string]string{}
+	for line := range strings.Lines(string(b)) {
+		name, value, _ := strings.Cut(line, ":")
+		if words := strings.Fields(value); len(words) > 0 {
+			fields[name] = words[0]
+		}
+	}
+	return processStatus{fields["Uid"], fields["Gid"], fields["CapEff"], fields["CapBnd"], fields["NoNewPrivs"]}, nil
+}
+
+// assignments writes variables as execve wants them.
+func assignments(variables map[string]string) []string {
+	var list []string
+	for name, value := range variables {
+		list = append(list, name+"="+value)
+	}
+	slices.Sort(list)
+	return list
+}

@@ -1,0 +1,378 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/cmd/internal/clitest"
+	"github.com/vipgate/vipgate/pkg/identity/identitytest"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// patience bounds every wait for something that must happen.
+const patience = 30 * time.Second
+
+// podIP4 is the pod's address in its cluster: not the external one.
+const podIP4 = "172.16.0.1"
+
+// pod is the Deployment's pod in a laboratory: the same users, groups,
+// capabilities, mounts and variables, without a cluster.
+type pod struct {
+	t        *testing.T
+	lab      *lab.Lab
+	spec     clitest.Pod
+	binaries string
+	images   map[string]clitest.Image
+	running  map[string]*lab.Process
+	gateway  *lab.Gateway
+}
+
+// skip leaves a test out, and has test/setup/test.sh say so at its end.
+func skip(t *testing.T, why string) {
+	t.Helper()
+	if file := os.Getenv("VIPGATE_SKIPPED"); file != "" {
+		f, err := os.OpenFile(file, os.O_APPEND|os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if _, err := fmt.Fprintf(f, "%s: %s\n", t.Name(), why); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Skip(why)
+}
+
+func newPod(t *testing.T) *pod {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		skip(t, "network and mount namespaces need root")
+	}
+	if errs := lab.Needs(); len(errs) > 0 {
+		skip(t, errs[0].Error())
+	}
+	p := &pod{
+		t: t, spec: deployment(t).Spec.Template.Spec, binaries: t.TempDir(), running: map[string]*lab.Process{},
+		images: map[string]clitest.Image{
+			"lb":       clitest.ReadImage(t, deployments+"images/lb.Dockerfile"),
+			"frontend": clitest.ReadImage(t, deployments+"images/frontend.Dockerfile"),
+		},
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	defer cancel()
+	p.must(lab.Build(ctx, "../..", p.binaries))
+	var err error
+	p.lab, err = lab.New()
+	p.must(err)
+	t.Cleanup(p.close)
+	return p
+}
+
+func (p *pod) close() {
+	if p.t.Failed() {
+		for name, process := range p.running {
+			p.t.Logf("== last lines of %s\n%s", name, process.Tail(40))
+		}
+	}
+	if err := p.lab.Close(); err != nil {
+		p.t.Error(err)
+	}
+}
+
+func (p *pod) must(err error) {
+	p.t.Helper()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p *pod) context() context.Context {
+	ctx, cancel := context.WithTimeout(p.t.Context(), patience)
+	p.t.Cleanup(cancel)
+	return ctx
+}
+
+func (p *pod) eventually(condition func() error) {
+	p.t.Helper()
+	p.must(lab.Eventually(p.context(), 20*time.Millisecond, condition))
+}
+
+// volume is the directory of a volume on this host.
+func (p *pod) volume(name string) string { return filepath.Join(p.lab.Dir, "volumes", name) }
+
+// volumes makes the volumes as the kubelet does: emptyDirs are open to all, and
+// what is made in them gets the group fsGroup.
+func (p *pod) volumes(api *identitytest.WorkloadAPI) {
+	p.t.Helper()
+	for _, v := range p.spec.Volumes {
+		dir := p.volume(v.Name)
+		p.must(os.MkdirAll(dir, 0o755))
+		switch {
+		case v.EmptyDir != nil:
+			p.must(os.Chown(dir, 0, int(p.spec.SecurityContext.FSGroup)))
+			p.must(os.Chmod(dir, 0o777|os.ModeSetgid))
+		case v.ConfigMap != nil:
+			m := clitest.Read[struct{ Data map[string]string }](p.t, base+"trench.yaml")
+			for name, text := range m.Data {
+				p.must(os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
+			}
+		case v.CSI != nil:
+			socket := strings.TrimPrefix(api.Addr(), "unix://")
+			p.must(os.Chmod(socket, 0o777))
+			name := path.Base(p.spec.Container(p.t, "lb").Variable("SPIFFE_ENDPOINT_SOCKET"))
+			p.must(os.Link(socket, filepath.Join(dir, name)))
+		default:
+			p.t.Fatalf("volume %s is of an unknown kind", v.Name)
+		}
+	}
+}
+
+// container is a container as the manifest has it, running its image's program
+// with these arguments.
+func (p *pod) container(name string, arguments ...string) container {
+	p.t.Helper()
+	m, image := p.spec.Container(p.t, name), p.images[name]
+	variables := m.Values(map[string]string{"status.podIP": podIP4, "metadata.uid": "9bd8b8f5-0f2c-4d4f-8f0e-0d2f6f1c9a11"})
+	variables["PATH"] = "/usr/local/bin:/usr/sbin:/usr/bin"
+	c := container{
+		UID: int(m.SecurityContext.RunAsUser), GID: int(m.SecurityContext.RunAsGroup), FSGroup: int(p.spec.SecurityContext.FSGroup),
+		Capabilities: m.SecurityContext.Capabilities.Add,
+		NoNewPrivs:   m.SecurityContext.AllowPrivilegeEscalation != nil && !*m.SecurityContext.AllowPrivilegeEscalation,
+		Environment:  assignments(variables), Arguments: append([]string{image.EntryPoint}, arguments...),
+		Programs: []installed{{Source: filepath.Join(p.binaries, name), Path: image.EntryPoint, Capabilities: image.Capabilities[image.EntryPoint]}},
+	}
+	for file, capabilities := range image.Capabilities {
+		if file != image.EntryPoint {
+			c.Programs = append(c.Programs, installed{Source: lab.BIRD(), Path: file, Capabilities: capabilities})
+		}
+	}
+	for _, v := range m.VolumeMounts {
+		c.Volumes = append(c.Volumes, containerVolume{Source: p.volume(v.Name), Path: v.MountPath, ReadOnly: v.ReadOnly})
+	}
+	return c
+}
+
+// command is how a container is started.
+func (p *pod) command(name string, c container) []string {
+	p.t.Helper()
+	executable, err := os.Executable()
+	p.must(err)
+	data, err := json.Marshal(c)
+	p.must(err)
+	file := filepath.Join(p.lab.Dir, name+".json")
+	p.must(os.WriteFile(file, data, 0o600))
+	return []string{executable, containerArgument, file}
+}
+
+// start starts a container with the arguments of the manifest, or again after
+// it ended.
+func (p *pod) start(name string) {
+	p.t.Helper()
+	c := p.container(name, p.spec.Container(p.t, name).Args...)
+	c.Root = filepath.Join(p.lab.Dir, "root-"+name)
+	p.must(os.MkdirAll(c.Root, 0o755))
+	var err error
+	p.running[name], err = p.lab.Start(p.lab.Pod, name, p.command(name, c)...)
+	p.must(err)
+}
+
+// exec runs the program of a running container beside it, as `kubectl exec` does.
+func (p *pod) exec(name string, arguments ...string) (string, error) {
+	c := p.container(name, arguments...)
+	c.PID = p.running[name].PID()
+	command := p.command("exec-"+name, c)
+	return p.lab.Pod.Run(p.context(), command[0], command[1:]...)
+}
+
+// wantStatus compares a process with the container it runs in.
+func (p *pod) wantStatus(what string, pid int, container string) {
+	p.t.Helper()
+	s := p.spec.Container(p.t, container).SecurityContext
+	mask := fmt.Sprintf("%016x", capabilityMask(s.Capabilities.Add))
+	noNewPrivs := "0"
+	if s.AllowPrivilegeEscalation != nil && !*s.AllowPrivilegeEscalation {
+		noNewPrivs = "1"
+	}
+	want := processStatus{strconv.FormatInt(s.RunAsUser, 10), strconv.FormatInt(s.RunAsGroup, 10), mask, mask, noNewPrivs}
+	got, err := readStatus(pid)
+	p.must(err)
+	if got != want {
+		p.t.Errorf("%s: %+v, want %+v", what, got, want)
+	}
+}
+
+func (p *pod) wantRoutes(prefixes ...string) {
+	p.t.Helper()
+	p.must(p.gateway.WantRoutes(p.context(), prefixes...))
+}
+
+func (p *pod) sysctl(name string) string {
+	p.t.Helper()
+	var value []byte
+	p.must(p.lab.Pod.Do(func() (err error) {
+		value, err = os.ReadFile("/proc/sys/net/" + name)
+		return err
+	}))
+	return strings.TrimSpace(string(value))
+}
+
+// The programs run as the manifests and Dockerfiles have it: as users other than
+// root, on read-only roots, with file capabilities, over volumes of a common
+// group, with SVIDs of the Workload API. What is left to a real cluster is
+// Kubernetes itself, the network plugins and the building of the images.
+func TestThePodRunsAsTheManifestsSay(t *testing.T) {
+	p := newPod(t)
+	ca := identitytest.NewCA(t, "example.org")
+	api := identitytest.NewWorkloadAPI(t)
+	// Both SVIDs for both: --spiffe-id picks.
+	api.Offer(ca, []*x509svid.SVID{ca.SVID(ca.ID("/trench-a/frontend"), time.Hour), ca.SVID(ca.ID("/trench-a/lb"), time.Hour)})
+	api.Start()
+	p.volumes(api)
+	for _, a := range []netip.Addr{lab.Target1v4, lab.Target1v6} {
+		target := lab.NewTarget(p.lab.Backend, netip.AddrPortFrom(a, 5000))
+		p.must(target.Up())
+		t.Cleanup(func() {
+			if err := target.Down(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	var err error
+	p.gateway, err = p.lab.StartGateway(lab.GatewayA())
+	p.must(err)
+
+	p.start("lb")
+	p.start("frontend")
+	vips := []string{"20.0.0.1/32", "2000::1/128"}
+	p.wantRoutes(vips...)
+
+	for _, c := range p.spec.Containers {
+		p.wantStatus(c.Name, p.running[c.Name].PID(), c.Name)
+		// The kubelet asks from outside of the pod.
+		for _, probe := range []*clitest.Probe{c.StartupProbe, c.ReadinessProbe, c.LivenessProbe} {
+			p.eventually(func() error {
+				_, err := p.lab.Backend.Run(p.context(), filepath.Join(p.binaries, c.Name), "healthcheck",
+					"--health-host="+podIP4, fmt.Sprintf("--health-port=%d", probe.GRPC.Port), "--service="+probe.GRPC.Service)
+				return err
+			})
+		}
+		for _, command := range []string{"status", "validate", "healthcheck"} {
+			if out, err := p.exec(c.Name, command); err != nil {
+				t.Errorf("%s %s in the container: %v\n%s", c.Name, command, err, out)
+			}
+		}
+	}
+	pid, err := os.ReadFile(filepath.Join(p.volume("bird-run"), "bird.ctl.pid"))
+	p.must(err)
+	bird, err := strconv.Atoi(strings.TrimSpace(string(pid)))
+	p.must(err)
+	p.wantStatus("BIRD", bird, "frontend")
+
+	info, err := os.Stat(filepath.Join(p.volume("readiness"), "lb.sock"))
+	p.must(err)
+	if group := info.Sys().(*syscall.Stat_t).Gid; int64(group) != p.spec.SecurityContext.FSGroup || info.Mode().Perm() != 0o660 {
+		t.Errorf("the readiness socket has mode %v and group %d", info.Mode(), group)
+	}
+
+	// A container that is restarted finds its own leftovers. BIRD ends with the
+	// frontend's container, since its PID namespace does.
+	for _, name := range []string{"lb", "frontend"} {
+		p.must(p.running[name].Kill())
+		if name == "frontend" {
+			p.must(unix.Kill(bird, unix.SIGKILL))
+		}
+		p.wantRoutes()
+		p.start(name)
+		p.wantRoutes(vips...)
+	}
+
+	for _, c := range p.spec.Containers {
+		p.must(p.running[c.Name].Signal(unix.SIGTERM))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(p.spec.GracePeriodSeconds)*time.Second)
+	defer cancel()
+	for name, process := range p.running {
+		if status, err := process.Wait(ctx); err != nil || status != 0 {
+			t.Errorf("%s after SIGTERM: status %d, %v", name, status, err)
+		}
+	}
+	p.wantRoutes()
+}
+
+// Without privilege escalation the kernel ignores the file capabilities: what the
+// manifest says in a comment.
+func TestTheFrontendNeedsPrivilegeEscalation(t *testing.T) {
+	p := newPod(t)
+	api := identitytest.NewWorkloadAPI(t)
+	api.Start()
+	p.volumes(api)
+	tests := []struct {
+		name  string
+		spoil func(*container)
+		want  string
+	}{
+		{"with no_new_privs", func(c *container) { c.NoNewPrivs = true }, "not permitted"},
+		{"with a capability fewer", func(c *container) { c.Capabilities = c.Capabilities[:2] }, "execute /usr/local/bin/frontend: operation not permitted"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c := p.container("frontend", "cleanup")
+			c.Root = filepath.Join(p.lab.Dir, "root")
+			p.must(os.MkdirAll(c.Root, 0o755))
+			tt.spoil(&c)
+			command := p.command("spoiled", c)
+			out, err := p.lab.Pod.Run(p.context(), command[0], command[1:]...)
+			if err == nil || !strings.Contains(out, tt.want) {
+				t.Errorf("got %v, %s", err, out)
+			}
+		})
+	}
+	c := p.container("frontend", "cleanup")
+	c.Root = filepath.Join(p.lab.Dir, "root")
+	command := p.command("good", c)
+	if out, err := p.lab.Pod.Run(p.context(), command[0], command[1:]...); err != nil {
+		t.Errorf("as the manifest has it: %v %s", err, out)
+	}
+}
+
+func TestTheInitContainerSetsForwarding(t *testing.T) {
+	p := newPod(t)
+	before := map[string]string{
+		"ipv4/ip_forward": "0", "ipv4/conf/all/rp_filter": "1", "ipv4/conf/default/rp_filter": "2", "ipv4/conf/ext-vlan/rp_filter": "1",
+		"ipv6/conf/all/forwarding": "0",
+	}
+	for name, value := range before {
+		p.must(p.lab.Pod.Sysctl("net."+strings.ReplaceAll(name, "/", "."), value))
+	}
+	if n := len(p.spec.InitContainers); n != 1 {
+		t.Fatalf("%d init containers", n)
+	}
+	c := p.spec.InitContainers[0]
+	if !c.SecurityContext.Privileged {
+		t.Errorf("%s is not privileged: /proc/sys is read-only", c.Name)
+	}
+	if _, err := p.lab.Pod.Run(p.context(), c.Command[0], append(c.Command[1:], c.Args...)...); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		"ipv4/ip_forward": "1", "ipv4/conf/ext-vlan/forwarding": "1", "ipv6/conf/all/forwarding": "1", "ipv6/conf/ext-vlan/forwarding": "1",
+		"ipv4/conf/all/rp_filter": "0", "ipv4/conf/default/rp_filter": "0", "ipv4/conf/ext-vlan/rp_filter": "0",
+	} {
+		if got := p.sysctl(name); got != want {
+			t.Errorf("%s is %s, want %s", name, got, want)
+		}
+	}
+}
