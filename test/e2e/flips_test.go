@@ -1,0 +1,248 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"google.golang.org/grpc"
+
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// scriptedLB is a load balancer that says what a test has it say: the real
+// service on the real socket, without targets.
+type scriptedLB struct {
+	table  *readiness.Table
+	server *readiness.Server
+}
+
+// startScriptedLB starts a scripted load balancer that knows no VIP. It ends
+// with the test.
+func (w *world) startScriptedLB() *scriptedLB {
+	w.t.Helper()
+	source, err := identity.NewDev(w.pod.Authority(), spiffeid.RequireFromString(lab.LBID), identity.Options{})
+	w.must(err)
+	listener, err := identity.Listen(w.t.Context(), identity.ListenOptions{Path: w.pod.Socket(), Mode: 0o600})
+	w.must(err)
+	// The lease is no matter here: it is long, lest a busy machine ends it.
+	const lease = 10 * time.Second
+	lb := &scriptedLB{table: readiness.NewTable(readiness.TableOptions{Lease: lease})}
+	frontend := spiffeid.RequireFromString(lab.FrontendID)
+	lb.server = readiness.NewServer(lb.table, readiness.ServerOptions{
+		Peer: identity.PeerID, Role: readiness.RolesOf([]spiffeid.ID{frontend}, nil),
+	})
+	server := grpc.NewServer(append(readiness.GRPCOptions(),
+		grpc.Creds(identity.ServerCredentials(source, identity.CredentialOptions{Authorize: identity.Authorize(frontend)})))...)
+	readinessv1.RegisterReadinessServiceServer(server, lb.server)
+
+	ctx, cancel := context.WithCancel(context.Background())
+	var tasks sync.WaitGroup
+	tasks.Go(func() {
+		if err := source.Run(ctx); err != nil && ctx.Err() == nil {
+			w.t.Errorf("identity of the scripted LB: %v", err)
+		}
+	})
+	tasks.Go(func() {
+		beat := time.NewTicker(lease / 20)
+		defer beat.Stop()
+		for {
+			select {
+			case <-beat.C:
+				lb.table.Heartbeat()
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	tasks.Go(func() {
+		if err := server.Serve(listener); err != nil {
+			w.t.Errorf("socket of the scripted LB: %v", err)
+		}
+	})
+	w.t.Cleanup(func() {
+		ending, done := context.WithTimeout(context.Background(), patience)
+		defer done()
+		if err := lb.server.EndWatches(ending); err != nil {
+			w.t.Errorf("scripted LB: %v", err)
+		}
+		server.Stop()
+		cancel()
+		tasks.Wait()
+	})
+	lb.say(nil, vipA4, vipA6, vipB4, vipB6)
+	return lb
+}
+
+// say commits one decision: these are ready, those are not.
+func (lb *scriptedLB) say(ready []string, not ...string) {
+	d := readiness.Decision{Synced: true}
+	add := func(v string, state readiness.State, reason readinessv1.VipReason) {
+		d.Changed = append(d.Changed, readiness.VIPReadiness{VIP: vip.Require(v), State: state, Reason: reason})
+	}
+	for _, v := range ready {
+		add(v, readiness.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY)
+	}
+	for _, v := range not {
+		add(v, readiness.NotReady, readinessv1.VipReason_VIP_REASON_TOO_FEW_READY)
+	}
+	lb.table.Commit(d)
+}
+
+// scriptedFrontend is a frontend that reports what a test has it report.
+type scriptedFrontend struct {
+	w       *world
+	watch   grpc.ServerStreamingClient[readinessv1.WatchReadinessResponse]
+	reports grpc.ClientStreamingClient[readinessv1.ReportAdvertisementRequest, readinessv1.ReportAdvertisementResponse]
+	first   *readinessv1.WatchReadinessResponse
+}
+
+// startScriptedFrontend watches the pod's lb as the frontend does, and waits
+// until that is synced.
+func (w *world) startScriptedFrontend() *scriptedFrontend {
+	w.t.Helper()
+	source, err := identity.NewDev(w.pod.Authority(), spiffeid.RequireFromString(lab.FrontendID), identity.Options{})
+	w.must(err)
+	var tasks sync.WaitGroup
+	ctx, cancel := context.WithCancel(context.Background())
+	w.t.Cleanup(func() { cancel(); tasks.Wait() })
+	tasks.Go(func() {
+		if err := source.Run(ctx); err != nil && ctx.Err() == nil {
+			w.t.Errorf("identity of the scripted frontend: %v", err)
+		}
+	})
+	conn, err := grpc.NewClient("unix:"+w.pod.Socket(), grpc.WithAuthority("localhost"), grpc.WithTransportCredentials(
+		identity.ClientCredentials(source, identity.CredentialOptions{Authorize: identity.Authorize(spiffeid.RequireFromString(lab.LBID))})))
+	w.must(err)
+	w.t.Cleanup(func() { conn.Close() })
+	client := readinessv1.NewReadinessServiceClient(conn)
+	f := &scriptedFrontend{w: w}
+	within, done := context.WithTimeout(w.t.Context(), patience)
+	w.t.Cleanup(done)
+	f.watch, err = client.WatchReadiness(within, &readinessv1.WatchReadinessRequest{Reader: "scripted"}, grpc.WaitForReady(true))
+	w.must(err)
+	f.first = f.wait(func(m *readinessv1.WatchReadinessResponse) bool { return m.GetWatchId() != "" })
+	f.reports, err = client.ReportAdvertisement(within)
+	w.must(err)
+	w.waitFor(func() error {
+		if !w.lbStatus().GetSynced() {
+			return errors.New("the lb is not synced")
+		}
+		return nil
+	})
+	return f
+}
+
+// wait returns the next message that satisfies a condition.
+func (f *scriptedFrontend) wait(condition func(*readinessv1.WatchReadinessResponse) bool) *readinessv1.WatchReadinessResponse {
+	f.w.t.Helper()
+	for {
+		m, err := f.watch.Recv()
+		f.w.must(err)
+		if condition(m) {
+			return m
+		}
+	}
+}
+
+// report tells that, having applied a position, VIPs are withdrawn, and why.
+func (f *scriptedFrontend) report(applied *readinessv1.Position, reason readinessv1.AdvertisementReason, vips ...string) {
+	f.w.t.Helper()
+	m := &readinessv1.ReportAdvertisementRequest{WatchId: f.first.GetWatchId(), Applied: applied}
+	for _, v := range vips {
+		m.Vips = append(m.Vips, &readinessv1.VipAdvertisement{Vip: v, Advertisement: readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN, Reason: reason})
+	}
+	f.w.must(f.reports.Send(m))
+}
+
+// Design section 9: "VIPs flip 1 000 times, 1 ms apart | nothing dies, the end state is right".
+func TestThousandFlipsEndRight(t *testing.T) {
+	t.Parallel()
+	const flips = 1000
+	w := newWorld(t)
+	lb := w.startScriptedLB()
+	w.must(w.pod.StartFrontend("--flap-backoff=off", quickSettle))
+	lb.say([]string{vipB4, vipB6})
+	w.wantRoutes(vipB4, vipB6)
+	mark, bird := w.mark(), w.birdPID()
+
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for n := range flips {
+		if n%2 == 0 {
+			lb.say([]string{vipA4}, vipA6)
+		} else {
+			lb.say([]string{vipA6}, vipA4)
+		}
+		<-tick.C
+	}
+	lb.say([]string{vipA4}, vipA6)
+	w.wantRoutes(vipA4, vipB4, vipB6)
+	// The LB hears the end state as well, confirmed.
+	w.waitFor(func() error {
+		a4, _ := lb.server.Reported(vip.Require(vipA4))
+		a6, _ := lb.server.Reported(vip.Require(vipA6))
+		if a4.Advertisement != readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED || a6.Advertisement != readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN || a6.Unconfirmed {
+			return fmt.Errorf("the LB was told %+v of %s and %+v of %s", a4, vipA4, a6, vipA6)
+		}
+		return nil
+	})
+	// Nothing is on its way any more: what was said later has come.
+	w.wantNothing(mark, vipB4, vipB6)
+	lb.say(nil, vipB4)
+	w.wantRoutes(vipA4, vipB6)
+	for prefix, want := range map[string]string{vipA4: announced, vipA6: withdrawn} {
+		heard := story(w.heard(mark, prefix))
+		t.Logf("the gateway heard of %s %d times", prefix, len(heard))
+		if len(heard) < 2 || heard[len(heard)-1] != want || slices.Contains(heard, depreferred) {
+			t.Errorf("the gateway heard of %s %v, want flips that end %s", prefix, heard, want)
+		}
+	}
+	// Nothing died.
+	w.wantRunning(w.pod.Frontend)
+	if s := w.frontendStatus().GetBird(); s.GetRestarts() != 0 || int(s.GetPid()) != bird || !w.runs(bird) {
+		t.Errorf("BIRD was %d, and is now %v", bird, s)
+	}
+	if n := strings.Count(w.gateway.Process.Output(), "State changed to up"); n != 2 {
+		t.Errorf("the gateway's two sessions came up %d times", n)
+	}
+	if n := strings.Count(w.pod.Frontend.Output(), "session with BIRD is up"); n != 1 {
+		t.Errorf("the session with BIRD came up %d times", n)
+	}
+}
+
+// Design section 5: "The first rise is free; after the second flap within 60 s it waits 1, 2, 4 … 30 s. Down is always
+// immediate."
+func TestFlappingVIPWaitsBeforeItRises(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	lb := w.startScriptedLB()
+	w.must(w.pod.StartFrontend(quickSettle, "--log-level=debug"))
+	lb.say([]string{vipB4})
+	w.wantRoutes(vipB4)
+	for range 2 { // both rises are free
+		lb.say([]string{vipA4})
+		w.wantRoutes(vipA4, vipB4)
+		lb.say(nil, vipA4)
+		w.wantRoutes(vipB4)
+	}
+	mark, said := w.mark(), time.Now()
+	lb.say([]string{vipA4})
+	w.waitLog(w.pod.Frontend, "vip=20.0.0.1/32 advertisement=withdrawn from=lb_not_ready to=flapping")
+	w.wantRoutes(vipA4, vipB4)
+	if after := w.waitHeard(mark, vipA4, announced).At.Sub(said); after < time.Second-clockSlack {
+		t.Errorf("the VIP rose %v after its second flap, before its wait of 1s was over", after)
+	}
+	w.wantStory(mark, vipA4, announced)
+	w.wantStory(0, vipB4, announced)
+}
