@@ -165,11 +165,8 @@ func (c *runFlags) options(log *slog.Logger) (frontend.Options, error) {
 	if !c.LBTrustDomain.IsZero() {
 		authorize = tlsconfig.AuthorizeMemberOf(c.LBTrustDomain.TrustDomain)
 	}
-	for _, id := range c.LBID {
-		if id.ID == c.SpiffeID.ID {
-			log.Warn("lb and frontend share a SPIFFE ID: any container with it can be either; see docs/operations.md for container selectors", "spiffe_id", id.String())
-		}
-	}
+
+	o.LoadBalancers = cli.IDs(c.LBID)
 	o.Credentials = identity.ClientCredentials(o.Identity, identity.CredentialOptions{Authorize: authorize, Log: log})
 	return o, nil
 }

@@ -86,11 +86,7 @@ func (c *runFlags) options(log *slog.Logger) (lb.Options, error) {
 	if err != nil {
 		return lb.Options{}, usage("%w", err)
 	}
-	for _, id := range c.FrontendID {
-		if id.ID == c.SpiffeID.ID {
-			log.Warn("lb and frontend share a SPIFFE ID: any container with it can be either; see docs/operations.md for container selectors", "spiffe_id", id.String())
-		}
-	}
+
 	o := lb.Options{
 		TrenchFile: c.TrenchFile, Defaults: trench.DefaultDefaults(), Config: config,
 		Socket: c.Socket, SocketMode: fs.FileMode(c.SocketMode), Identity: source,

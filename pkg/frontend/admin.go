@@ -156,10 +156,11 @@ func (a *admin) GetDebug(ctx context.Context, _ *frontendv1.GetDebugRequest) (*f
 	// Errors have no JSON form of their own: they go in as text.
 	birdState, announcer := p.bird.State().Load(), p.announcer.State().Load()
 	birdError, announcerError := errorText(birdState.Err), errorText(announcer.LastError)
-	birdState.Err, announcer.LastError = nil, nil
+	birdConfigError := errorText(birdState.ConfigErr)
+	birdState.Err, birdState.ConfigErr, announcer.LastError = nil, nil, nil
 	document := map[string]any{
 		"version": p.Version, "time": time.Now(), "trench": p.config.Value().Load().Config,
-		"kernel": snapshot, "bird": birdState, "bird_error": birdError, "bird_configuration": string(config),
+		"kernel": snapshot, "bird": birdState, "bird_error": birdError, "bird_configuration_refused": birdConfigError, "bird_configuration": string(config),
 		"gateways_without_session": missing, "announcer": announcer, "announcer_last_error": announcerError,
 	}
 	if problem != nil {

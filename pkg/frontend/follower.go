@@ -1,13 +1,16 @@
 package frontend
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -25,6 +28,8 @@ type follower struct {
 	release    *time.Timer // removed VIPs lose their source routing
 
 	identityProblem string // as shown last
+	refused         error  // why BIRD keeps an older configuration, as shown last
+	warned          bool   // that lb and frontend share a SPIFFE ID
 }
 
 func (f *follower) String() string         { return "follower" }
@@ -53,10 +58,10 @@ func (f *follower) Run(ctx context.Context) error {
 	}
 	for {
 		f.showLiveness()
-		f.showConfiguration(loaded)
+		f.showConfiguration(loaded, birdState.ConfigErr)
 		f.showIdentity()
 		f.showBIRD(birdState)
-		p.health.Set(Routing, routed.Err == nil, errorText(routed.Err))
+		f.showRouting(routed)
 		p.metrics.Announcer(announced.Sessions)
 		p.metrics.Routing(uint64(routed.Repairs))
 		p.bird.Expect(announced.Announced4, announced.Announced6)
@@ -140,10 +145,20 @@ func reloadWords(l trench.Loaded) string {
 	return "the trench file was read again"
 }
 
-func (f *follower) showConfiguration(l trench.Loaded) {
+// showConfiguration shows whether the trench file on disk is the one in force,
+// also in BIRD.
+func (f *follower) showConfiguration(l trench.Loaded, refused error) {
 	p := f.process
-	p.health.Set(Configuration, l.Err == nil, errorText(l.Err))
-	p.health.Set(NSPCli, l.Err == nil, "see "+Configuration)
+	problem := errorText(l.Err)
+	if l.Err == nil && refused != nil {
+		problem = "BIRD keeps an older configuration: " + refused.Error()
+	}
+	p.health.Set(Configuration, problem == "", problem)
+	p.health.Set(NSPCli, problem == "", "see "+Configuration)
+	if refused != nil && f.refused == nil {
+		p.observer.remark(problem)
+	}
+	f.refused = refused
 	p.metrics.Configuration(l.Err == nil)
 }
 
@@ -166,23 +181,28 @@ func (f *follower) showIdentity() {
 	p.metrics.Identity(own.ID.String(), own.NotAfter)
 }
 
+// showRouting shows whether source routing stands. No error is not enough: at
+// the start there is none yet.
+func (f *follower) showRouting(routed kernel.Confirmed) {
+	p := f.process
+	select {
+	case <-p.kernel.Ready():
+		p.health.Set(Routing, routed.Err == nil, errorText(routed.Err))
+	default:
+		p.health.Set(Routing, false, cmp.Or(errorText(routed.Err), "source routing is being set up"))
+	}
+}
+
 // showBIRD shows the process and the sessions, each family by itself.
 func (f *follower) showBIRD(s bird.State) {
 	p := f.process
 	p.health.Set(BIRD, s.Alive, birdProblem(s))
 	up := gateways(s).Up
-	problem := "no gateway is configured"
-	if len(s.Gateways) > 0 {
-		problem = gatewayProblems(s)
-	}
-	if !s.Alive {
-		problem = birdProblem(s)
-	}
-	p.health.Set(Egress, up[vip.IPv4] || up[vip.IPv6], problem)
+	p.health.Set(Egress, up[vip.IPv4] || up[vip.IPv6], egressProblem(s, vip.Families[:]...))
 	families := p.families()
 	changed := len(families) != len(f.families)
 	for family, isUp := range families {
-		p.health.Set(fmt.Sprintf("%s/%s", Egress, family), isUp, problem)
+		p.health.Set(fmt.Sprintf("%s/%s", Egress, family), isUp, egressProblem(s, family))
 		if was, known := f.families[family]; !known || was != isUp {
 			changed = true
 		}
@@ -217,14 +237,26 @@ func birdProblem(s bird.State) string {
 	return "BIRD does not run"
 }
 
-func gatewayProblems(s bird.State) string {
+// birdWords says what is wrong with BIRD, also while it answers.
+func birdWords(s bird.State) string {
+	if s.Alive && s.ConfigErr != nil {
+		return "keeps an older configuration: " + s.ConfigErr.Error()
+	}
+	return birdProblem(s)
+}
+
+// egressProblem says why no gateway of the families is up.
+func egressProblem(s bird.State, families ...vip.Family) string {
+	if !s.Alive {
+		return birdProblem(s)
+	}
 	var problems []string
 	for _, g := range s.Gateways {
-		if !g.Up {
+		if slices.Contains(families, g.Family) && !g.Up {
 			problems = append(problems, g.Name+": "+gatewayWords(g))
 		}
 	}
-	return strings.Join(problems, "; ")
+	return cmp.Or(strings.Join(problems, "; "), "no gateway is configured, or none was looked at yet")
 }
 
 // gatewayWords says how a gateway's session is, with its last error.
@@ -244,6 +276,8 @@ func lbProblem(lb lbState) string {
 		return ""
 	case lb.Err != nil:
 		return lb.Err.Error()
+	case lb.Open && !lb.LastHeard.IsZero():
+		return fmt.Sprintf("the load balancer is connected but has said nothing for %v: is it stopped, or starved of CPU?", time.Since(lb.LastHeard).Round(time.Second))
 	case lb.InstanceID == "":
 		return "the load balancer has not said anything synced yet"
 	}

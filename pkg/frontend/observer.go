@@ -44,6 +44,7 @@ type lbState struct {
 	Freshness  gate.Freshness
 	LeaseEnd   time.Time
 	LastHeard  time.Time
+	Open       bool
 	Synced     bool
 	GoingAway  bool
 	Err        error
@@ -162,7 +163,7 @@ func (o *observer) heard(u readiness.Update) {
 	o.lb.Update(func(s lbState) lbState {
 		return lbState{
 			InstanceID: u.Position.InstanceID, Revision: u.Position.Revision, Freshness: s.Freshness, LeaseEnd: u.LeaseEnd, LastHeard: u.LastHeard,
-			Synced: u.Synced, GoingAway: u.GoingAway, Err: u.Err,
+			Open: u.Open, Synced: u.Synced, GoingAway: u.GoingAway, Err: u.Err,
 		}
 	})
 	if len(u.Changed)+len(u.Removed) > 0 || u.Complete {

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"google.golang.org/grpc/credentials"
 
 	"github.com/vipgate/vipgate/pkg/gate"
@@ -30,6 +31,8 @@ type Options struct {
 	// balancer. Nil without Gating.
 	Identity    *identity.Source
 	Credentials credentials.TransportCredentials
+	// LoadBalancers are the IDs that may be the load balancer; used for a warning.
+	LoadBalancers []spiffeid.ID
 	// Gating is false when readiness does not gate advertisements.
 	Gating bool
 	// OnLBLoss says what happens to VIPs when the load balancer is lost.

@@ -63,7 +63,7 @@ func freshnessProto(f gate.Freshness) frontendv1.Freshness {
 func (p *process) birdStatus(s *frontendv1.Status) [len(vip.Families)][]string {
 	var up [len(vip.Families)][]string
 	b := p.bird.State().Load()
-	s.Bird = &frontendv1.BirdStatus{Version: b.Version, Pid: uint32(b.PID), Restarts: uint32(b.Restarts), Error: birdProblem(b)}
+	s.Bird = &frontendv1.BirdStatus{Version: b.Version, Pid: uint32(b.PID), Restarts: uint32(b.Restarts), Error: birdWords(b)}
 	if !b.Since.IsZero() {
 		s.Bird.Since = timestamppb.New(b.Since)
 	}
@@ -71,6 +71,9 @@ func (p *process) birdStatus(s *frontendv1.Status) [len(vip.Families)][]string {
 		st := &frontendv1.GatewayStatus{
 			Name: g.Name, Address: g.Address.String(), Up: g.Up && b.Alive, State: gatewayWords(g),
 			Imported: uint32(g.Imported), Exported: uint32(g.Exported), LastError: g.LastError, Bfd: g.BFD,
+		}
+		if !b.Alive {
+			st.State = "unknown, BIRD does not answer"
 		}
 		if !g.Since.IsZero() {
 			st.Since = timestamppb.New(g.Since)

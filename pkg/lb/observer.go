@@ -3,8 +3,11 @@ package lb
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
 
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -15,6 +18,7 @@ import (
 type observer struct {
 	process *process
 	ready   chan struct{}
+	warned  bool // that lb and frontend share a SPIFFE ID
 
 	mu      sync.Mutex
 	pending map[vip.VIP]*readiness.VIPReadiness // nil: the VIP is gone
@@ -58,6 +62,7 @@ func (o *observer) Run(ctx context.Context) error {
 	report, reportChanged := p.server.Report().Get()
 	for {
 		o.showLiveness()
+		o.warnSharedID(own.ID)
 		p.health.Set(Identity, own.Problem() == "", own.Problem())
 		p.metrics.Identity(own.ID.String(), own.NotAfter)
 		p.health.Set(Configuration, loaded.Err == nil, text(loaded.Err))
@@ -92,6 +97,14 @@ func (o *observer) showLiveness() {
 		idle := o.process.loop.idle()
 		o.process.health.Set(Liveness, idle < hungAfter, fmt.Sprintf("readiness was last evaluated %v ago", idle.Round(time.Second)))
 	default: // still starting
+	}
+}
+
+// warnSharedID warns once when our own ID is the frontend's as well.
+func (o *observer) warnSharedID(own spiffeid.ID) {
+	if !o.warned && slices.Contains(o.process.Frontends, own) {
+		o.warned = true
+		o.process.Log.Warn("lb and frontend share a SPIFFE ID: any container with it can be either; see docs/operations.md for container selectors", "spiffe_id", own.String())
 	}
 }
 

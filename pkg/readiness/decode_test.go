@@ -211,7 +211,8 @@ func TestUnknownReasonIsNoReasonToRefuse(t *testing.T) {
 func FuzzDecoder(f *testing.F) {
 	for _, m := range []*response{
 		message(5, snapshotOf(true, "20.0.0.1/32")), message(6, deltaOf(false, "20.0.0.1/32"), removing("2000::1/128")),
-		message(5, heartbeat), message(5, goingAway(time.Second)), {},
+		message(5, heartbeat), message(5, goingAway(time.Second)),
+		{},
 	} {
 		b, err := proto.Marshal(m)
 		if err != nil {

@@ -58,11 +58,18 @@ func TestRiseAndFallCountOutcomesInARow(t *testing.T) {
 		outcome byte
 		want    State
 	}{
-		{'+', Starting}, {'+', Ready},
-		{'-', Ready}, {'-', Ready}, {'+', Ready}, // a success forgives
-		{'-', Ready}, {'-', Ready}, {'-', NotReady},
-		{'+', NotReady}, {'-', NotReady}, // a failure too
-		{'+', NotReady}, {'+', Ready},
+		{'+', Starting},
+		{'+', Ready},
+		{'-', Ready},
+		{'-', Ready},
+		{'+', Ready}, // a success forgives
+		{'-', Ready},
+		{'-', Ready},
+		{'-', NotReady},
+		{'+', NotReady},
+		{'-', NotReady}, // a failure too
+		{'+', NotReady},
+		{'+', Ready},
 	}
 	for i, s := range steps {
 		if e.count(s.outcome == '+'); e.State != s.want {
