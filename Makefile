@@ -48,7 +48,7 @@ format: tools ## Format the code
 .PHONY: generate
 generate: tools ## Generate pkg/api from proto/, and the flag tables of docs/
 	PATH="$$PWD/$(TOOLS):$$PATH" $(TOOLS)/buf generate
-	$(GO) test ./cmd/... -run TestConfigurationDocument -update
+	$(GO) test ./cmd/lb ./cmd/frontend -run TestConfigurationDocument -update
 
 .PHONY: tools
 tools: $(TOOLS)/.built $(TOOLS)/buf ## Build the pinned tools

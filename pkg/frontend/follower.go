@@ -168,6 +168,10 @@ func (f *follower) showIdentity() {
 		return
 	}
 	own := p.Identity.Status().Load()
+	if !f.warned && slices.Contains(p.LoadBalancers, own.ID) {
+		f.warned = true
+		p.Log.Warn("lb and frontend share a SPIFFE ID: any container with it can be either; see docs/operations.md for container selectors", "spiffe_id", own.ID.String())
+	}
 	problem := own.Problem()
 	p.health.Set(Identity, problem == "", problem)
 	if (problem == "") != (f.identityProblem == "") {

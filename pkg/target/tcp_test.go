@@ -125,7 +125,7 @@ func TestRealTargetsComeAndGo(t *testing.T) {
 	}
 	first.close()
 	follow(t, c, "the fall of one", is(NotReady, Ready, NotReady))
-	first = serve(t, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port).String())
+	serve(t, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port).String())
 	follow(t, c, "its return", is(Ready, Ready, NotReady))
 	serve(t, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.99"), port).String())
 	follow(t, c, "the rise of the other", is(Ready, Ready, Ready))

@@ -2,15 +2,16 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/test/lab"
@@ -112,7 +113,7 @@ func (w *healthWatch) close() error {
 	w.cancel()
 	err := w.conn.Close()
 	<-w.done
-	if errors.Is(err, grpc.ErrClientConnClosing) {
+	if grpcstatus.Code(err) == codes.Canceled { // closed before
 		return nil
 	}
 	return err

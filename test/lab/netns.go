@@ -213,9 +213,6 @@ func RemoveLeftovers() error {
 	return errors.Join(errs...)
 }
 
-// alive tells whether a process exists, of whatever user.
-func alive(pid int) bool { return !errors.Is(unix.Kill(pid, 0), unix.ESRCH) }
-
 // closeLeftover removes a namespace that another run may be removing, too, at
 // this moment: what counts is that it is gone.
 func (n *NetNS) closeLeftover() error {
