@@ -95,6 +95,28 @@ func TestFilesFollowTheSymlinkSwapOfTheKubelet(t *testing.T) {
 	}
 }
 
+// A file that was opened before the swap, others after it: what a reader that goes
+// through each symlink by itself would see.
+func TestFilesAreReadFromOneGeneration(t *testing.T) {
+	old, ca := identitytest.NewCA(t, "example.org"), identitytest.NewCA(t, "example.org")
+	dir := t.TempDir()
+	svid := ca.SVID(ca.ID("/lb"), time.Hour)
+	old.WriteFiles(filepath.Join(dir, "..generation-0"), old.SVID(ca.ID("/lb"), time.Hour))
+	ca.WriteFiles(filepath.Join(dir, "..generation-1"), svid)
+	for name, target := range map[string]string{
+		"..data":            "..generation-1",
+		identity.CertFile:   "..data/tls.crt",
+		identity.KeyFile:    "..data/tls.key",
+		identity.BundleFile: "..generation-0/ca.crt",
+	} {
+		must(t, os.Symlink(target, filepath.Join(dir, name)))
+	}
+	src := filesSource(t, dir, identity.Options{})
+	if st := identitytest.WaitStatus(t, src, "usable", usable); st.Serial != serialOf(svid) {
+		t.Fatalf("got %+v", st)
+	}
+}
+
 func TestFilesMayComeLateOrBeBroken(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	other := identitytest.NewCA(t, "example.org")

@@ -30,9 +30,8 @@ var ErrSocketInUse = errors.New("in use by another process")
 
 // ListenOptions tell how to listen on a unix socket.
 type ListenOptions struct {
-	// Path is "unix:///run/vipgate/lb.sock" or "/run/vipgate/lb.sock". With
-	// ".lock" appended it must fit into 255 bytes a component, and itself into
-	// 107 bytes.
+	// Path is "unix:///run/vipgate/lb.sock" or "/run/vipgate/lb.sock", 107 bytes
+	// of path at most. A lock file of the same name with ".lock" lies beside it.
 	Path string
 	// Mode is the permissions of the socket: 0600, or 0660 for processes that
 	// share a group. Anything for others is refused. Zero: 0600.

@@ -35,11 +35,14 @@ func TestStatusFollowsTheLifeOfTheSVID(t *testing.T) {
 		if n := journal.count(t, map[string]any{"msg": "SVID was not rotated in time"}); n != 1 {
 			t.Fatalf("%d lines about the missing rotation", n)
 		}
+		// At an odd time, so that no other timer happens to fire at the end.
+		at(50*time.Minute + 7*time.Second)
+		src.Fail(errors.New("still nobody delivers"))
 		if st := at(time.Hour); st.Err != nil {
 			t.Fatalf("at NotAfter, which is part of its life: %+v", st)
 		}
 		st := at(time.Hour + time.Millisecond)
-		if !errors.Is(st.Err, identity.ErrExpired) || !errSays("our SVID spiffe://example.org/lb expired", "nobody delivers")(st) {
+		if !errors.Is(st.Err, identity.ErrExpired) || !errSays("our SVID spiffe://example.org/lb expired", "still nobody delivers")(st) {
 			t.Fatalf("after NotAfter: %+v", st)
 		}
 		if st.Problem() != st.Err.Error() {
