@@ -28,6 +28,8 @@ type GatewayConfig struct {
 	Password  string
 	// Default is true when the gateway sends default routes.
 	Default bool
+	// Routes are further prefixes that it sends.
+	Routes []netip.Prefix
 }
 
 // Gateway is a BIRD that plays the external router.
@@ -52,6 +54,9 @@ protocol bfd { interface "*" { min rx interval 100 ms; min tx interval 100 ms; m
 protocol static default4 { ipv4; route 0.0.0.0/0 blackhole; }
 protocol static default6 { ipv6; route ::/0 blackhole; }
 {{- end}}
+{{- range .Routes}}
+protocol static { {{if .Addr.Is4}}ipv4{{else}}ipv6{{end}}; route {{.}} blackhole; }
+{{- end}}
 protocol kernel kernel4 { ipv4 { import none; export where source = RTS_BGP; }; merge paths yes; }
 protocol kernel kernel6 { ipv6 { import none; export where source = RTS_BGP; }; merge paths yes; }
 {{- range $i, $peer := .Peers}}
@@ -59,6 +64,7 @@ protocol bgp trench{{$i}} {
 	local {{index $.Local $i}} port {{$.Port}} as {{$.LocalAS}};
 	neighbor {{$peer}} port {{$.Port}} as {{$.RemoteAS}};
 	interface "{{$.Interface}}";
+	direct;
 	strict bind;
 	hold time 3;
 	connect delay time 1;
@@ -74,7 +80,7 @@ protocol bgp trench{{$i}} {
 {{- end}}
 	{{if $peer.Is4}}ipv4{{else}}ipv6{{end}} {
 		import filter { print "heard ", net, " ", bgp_path, " ", bgp_community; accept; };
-		export {{if $.Default}}where source = RTS_STATIC{{else}}none{{end}};
+		export {{if or $.Default $.Routes}}where source = RTS_STATIC{{else}}none{{end}};
 		next hop self;
 	};
 }
