@@ -1,0 +1,574 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+type healthStatus = healthv1.HealthCheckResponse_ServingStatus
+
+const healthServing, healthNotServing = healthv1.HealthCheckResponse_SERVING, healthv1.HealthCheckResponse_NOT_SERVING
+
+// The addresses of a second gateway.
+var (
+	gatewayB4 = netip.MustParseAddr("169.254.100.151")
+	gatewayB6 = netip.MustParseAddr("fd00:100::151")
+)
+
+// Lines of the usual trench file.
+var (
+	lineA4 = fmt.Sprintf("- {name: gateway-a4, address: %s}", lab.GatewayA4)
+	lineA6 = fmt.Sprintf("- {name: gateway-a6, address: %q}", lab.GatewayA6)
+	lineB4 = fmt.Sprintf("- {name: gateway-b4, address: %s}", gatewayB4)
+	lineB6 = fmt.Sprintf("- {name: gateway-b6, address: %q}", gatewayB6)
+)
+
+// edited is the usual trench file with texts replaced: old, new, old, new …
+func edited(t *testing.T, pairs ...string) string {
+	t.Helper()
+	text := usualTrench()
+	for i := 0; i < len(pairs); i += 2 {
+		if strings.Count(text, pairs[i]) != 1 {
+			t.Fatalf("%q is not once in the trench file:\n%s", pairs[i], text)
+		}
+		text = strings.Replace(text, pairs[i], pairs[i+1], 1)
+	}
+	return text
+}
+
+// regateway starts the gateway anew, with another configuration. The pod must
+// not run yet.
+func (w *world) regateway(change func(*lab.GatewayConfig)) {
+	w.t.Helper()
+	w.must(w.gateway.Process.Kill())
+	change(&w.gateway.GatewayConfig)
+	w.must(w.gateway.Start())
+}
+
+// second starts another gateway on the same wire.
+func (w *world) second() *lab.Gateway {
+	w.t.Helper()
+	w.must(w.Gateway.Addr("trench0", netip.PrefixFrom(gatewayB4, 24).String(), netip.PrefixFrom(gatewayB6, 64).String()))
+	c := lab.GatewayA()
+	c.Name, c.RouterID, c.Local = "gateway-b", gatewayB4, []netip.Addr{gatewayB4, gatewayB6}
+	b, err := w.StartGateway(c)
+	w.must(err)
+	return b
+}
+
+// wantRoutesAt is wantRoutes of any gateway.
+func (w *world) wantRoutesAt(g *lab.Gateway, prefixes ...string) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	defer cancel()
+	w.must(g.WantRoutes(ctx, prefixes...))
+}
+
+// control is a connection to the gateway's BIRD, for commands that change it.
+func (w *world) control(command string) {
+	w.t.Helper()
+	c, err := w.gateway.Control(w.t.Context())
+	w.must(err)
+	defer c.Close()
+	_, err = c.Command(command)
+	w.must(err)
+}
+
+// waitGateway waits until the frontend's status of a gateway is as wanted.
+func (w *world) waitGateway(name string, wanted func(*frontendv1.GatewayStatus) bool) *frontendv1.GatewayStatus {
+	w.t.Helper()
+	var found *frontendv1.GatewayStatus
+	w.waitFor(func() error {
+		for _, g := range w.frontendStatus().GetGateways() {
+			if g.GetName() == name {
+				if found = g; wanted(g) {
+					return nil
+				}
+			}
+		}
+		return fmt.Errorf("status of gateway %s: %v", name, found)
+	})
+	return found
+}
+
+func isUp(g *frontendv1.GatewayStatus) bool   { return g.GetUp() }
+func isDown(g *frontendv1.GatewayStatus) bool { return !g.GetUp() }
+
+// sessions are the lines of the gateway's BIRD about its sessions: state, and
+// since when.
+func (w *world) sessions() map[string]string {
+	w.t.Helper()
+	lines := map[string]string{}
+	for line := range strings.Lines(w.gatewaySays("show protocols")) {
+		if words := strings.Fields(line); len(words) > 0 && strings.HasPrefix(words[0], "trench") {
+			lines[words[0]] = strings.Join(words, " ")
+		}
+	}
+	return lines
+}
+
+// table is what the kernel of the pod has in the table of VIP traffic.
+func (w *world) table(family string) string {
+	w.t.Helper()
+	// The table does not exist before its first route.
+	out, err := w.Pod.Run(w.t.Context(), "ip", family, "route", "show", "table", "4096")
+	if err != nil && !strings.Contains(out, "does not exist") {
+		w.t.Fatal(err)
+	}
+	return out
+}
+
+// waitTable waits until the table of VIP traffic has all of these.
+func (w *world) waitTable(family string, has ...string) {
+	w.t.Helper()
+	w.waitFor(func() error {
+		for _, h := range has {
+			if out := w.table(family); !strings.Contains(out, h) {
+				return fmt.Errorf("%q is not in table 4096:\n%s", h, out)
+			}
+		}
+		return nil
+	})
+}
+
+// healthRecord is every status of a health service of the frontend since the
+// record began.
+type healthRecord struct {
+	w       *world
+	service string
+
+	mu      sync.Mutex
+	seen    []healthStatus
+	waited  int           // so many of seen were waited for
+	changed chan struct{} // closed at the next status
+}
+
+// recordHealth begins to record a service.
+func (w *world) recordHealth(service string) *healthRecord {
+	w.t.Helper()
+	ctx, cancel := context.WithCancel(w.t.Context())
+	stream, err := healthv1.NewHealthClient(w.dial(lab.FrontendHealth)).Watch(ctx, &healthv1.HealthCheckRequest{Service: service})
+	w.must(err)
+	r := &healthRecord{w: w, service: service, changed: make(chan struct{})}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			m, err := stream.Recv()
+			if err != nil {
+				return // the frontend or the test ends
+			}
+			r.mu.Lock()
+			r.seen = append(r.seen, m.GetStatus())
+			close(r.changed)
+			r.changed = make(chan struct{})
+			r.mu.Unlock()
+		}
+	}()
+	w.t.Cleanup(func() { cancel(); <-done })
+	return r
+}
+
+// until waits for a status that was not waited for before.
+func (r *healthRecord) until(want healthStatus) {
+	r.w.t.Helper()
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	for {
+		r.mu.Lock()
+		changed := r.changed
+		i := slices.Index(r.seen[r.waited:], want)
+		if i >= 0 {
+			r.waited += i + 1
+		}
+		seen := fmt.Sprint(r.seen)
+		r.mu.Unlock()
+		if i >= 0 {
+			return
+		}
+		select {
+		case <-changed:
+		case <-timer.C:
+			r.w.t.Fatalf("%s is not %s after %v: it was %s", r.service, want, patience, seen)
+		}
+	}
+}
+
+// wantOnly fails unless the service was in one state all the time.
+func (r *healthRecord) wantOnly(want healthStatus) {
+	r.w.t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !slices.Equal(r.seen, []healthStatus{want}) {
+		r.w.t.Errorf("%s was %v, want only %v", r.service, r.seen, want)
+	}
+}
+
+// Design section 9: "gateway session lost | Egress and per-family state flip; the other family untouched"; section 7:
+// the defaults of BIRD "cost … minutes after each lost link": three in a row come back within seconds each.
+func TestGatewaySessionLostThreeTimesComesBackEachTime(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.up(w.target1)
+	w.startPod()
+	w.wantRoutes(vipA4, vipA6)
+	w.waitGateway("gateway-a4", isUp)
+	egress, other := w.recordHealth("Egress/ipv4"), w.recordHealth("Egress/ipv6")
+	egress.until(healthServing)
+	other.until(healthServing)
+	mark, ipv6, want := w.mark(), w.sessions()["trench1"], []string{}
+	for i := range 3 {
+		lost := time.Now()
+		w.control(`restart "trench0"`)
+		egress.until(healthNotServing)
+		egress.until(healthServing)
+		want = append(want, withdrawn, announced)
+		w.waitFor(func() error {
+			if got := story(w.heard(mark, vipA4)); !slices.Equal(got, want) {
+				return fmt.Errorf("the gateway heard of %s %v, want %v", vipA4, got, want)
+			}
+			return nil
+		})
+		t.Logf("loss %d: back after %v", i+1, time.Since(lost).Round(time.Millisecond))
+	}
+	w.wantNothing(mark, vipA6)
+	if now := w.sessions()["trench1"]; now != ipv6 {
+		t.Errorf("the IPv6 session was %q and is %q", ipv6, now)
+	}
+
+	// A gateway that crashes says nothing; it forgets everything.
+	lost := time.Now()
+	w.must(w.gateway.Process.Kill())
+	egress.until(healthNotServing)
+	other.until(healthNotServing)
+	w.wantHealth(lab.FrontendHealth, "Egress", healthNotServing)
+	w.must(w.gateway.Start())
+	w.wantRoutes(vipA4, vipA6)
+	egress.until(healthServing)
+	other.until(healthServing)
+	w.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
+	t.Logf("crash: back after %v", time.Since(lost).Round(time.Millisecond))
+}
+
+// Design section 9: "gateway session lost"; section 7: "minutes after each lost link".
+func TestLinkLostThreeTimesComesBackEachTime(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.must(w.Gateway.Sysctl("net.ipv6.conf.trench0.keep_addr_on_down", "1"))
+	w.up(w.target1)
+	w.startPod()
+	w.wantRoutes(vipA4, vipA6)
+	bird := w.birdPID()
+	records := []*healthRecord{w.recordHealth("Egress"), w.recordHealth("Egress/ipv4"), w.recordHealth("Egress/ipv6"), w.recordHealth("Readiness")}
+	for _, r := range records {
+		r.until(healthServing)
+	}
+	for i := range 3 {
+		w.must(w.Gateway.IP("link", "set", "trench0", "down"))
+		for _, r := range records {
+			r.until(healthNotServing)
+		}
+		w.wantRoutes()
+		back := time.Now()
+		w.must(w.Gateway.IP("link", "set", "trench0", "up"))
+		w.wantRoutes(vipA4, vipA6)
+		for _, r := range records {
+			r.until(healthServing)
+		}
+		t.Logf("loss %d: back %v after the link", i+1, time.Since(back).Round(time.Millisecond))
+	}
+	if now := w.birdPID(); now != bird {
+		t.Errorf("BIRD is %d now, it was %d", now, bird)
+	}
+}
+
+// Design section 9: "gateway session lost / BFD down".
+func TestBFDDownIsAGatewayLost(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.regateway(func(c *lab.GatewayConfig) { c.BFD = true })
+	// Slower than a busy machine is late, and faster than the hold time of 3 s.
+	bfd := strings.TrimSuffix(lineA4, "}") + ", holdTime: 90s, bfd: {minTx: 500ms, minRx: 500ms, multiplier: 4}}"
+	w.must(w.pod.WriteTrench(edited(t, lineA4, bfd)))
+	w.up(w.target1)
+	w.startPod()
+	w.wantRoutes(vipA4, vipA6)
+	up := w.waitGateway("gateway-a4", func(g *frontendv1.GatewayStatus) bool { return g.GetUp() && g.GetBfd() == "Up" })
+	w.wantNoWildcard("-u")
+	mark := w.mark()
+
+	// Everything of IPv4 gets lost, and nobody is told.
+	w.nft("add table inet lost; add chain inet lost in { type filter hook input priority 0; }; add rule inet lost in meta nfproto ipv4 drop")
+	down := w.waitGateway("gateway-a4", isDown)
+	if !strings.Contains(down.GetLastError(), "BFD") || down.GetSince().AsTime().Equal(up.GetSince().AsTime()) {
+		t.Errorf("status: %v", down)
+	}
+	w.wantHealth(lab.FrontendHealth, "Egress/ipv4", healthNotServing)
+	w.wantHealth(lab.FrontendHealth, "Egress/ipv6", healthServing)
+	w.wantRoutes(vipA6)
+	w.nft("delete table inet lost")
+	w.wantRoutes(vipA4, vipA6)
+	w.waitGateway("gateway-a4", func(g *frontendv1.GatewayStatus) bool { return g.GetUp() && g.GetBfd() == "Up" })
+	w.wantStory(mark, vipA4, withdrawn, announced)
+	w.wantNothing(mark, vipA6)
+}
+
+// nft runs a command of nftables in the gateways' namespace.
+func (w *world) nft(command string) {
+	w.t.Helper()
+	_, err := w.Gateway.Run(w.t.Context(), "nft", command)
+	w.must(err)
+}
+
+// Design section 5, row 4: "no gateway of its family up" withdraws: one of several that is lost does not.
+func TestOneOfSeveralGatewaysLostWithdrawsNothing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	b := w.second()
+	w.must(w.pod.WriteTrench(edited(t, lineA6, lineA6+"\n    "+lineB4+"\n    "+lineB6)))
+	w.up(w.target1)
+	w.must(w.pod.StartLB())
+	w.must(w.pod.StartFrontend("--ecmp"))
+	w.wantRoutes(vipA4, vipA6)
+	w.wantRoutesAt(b, vipA4, vipA6)
+	w.waitTable("-4", "via "+lab.GatewayA4.String(), "via "+gatewayB4.String())
+	w.waitTable("-6", "via "+lab.GatewayA6.String(), "via "+gatewayB6.String())
+	records := []*healthRecord{w.recordHealth("Egress"), w.recordHealth("Egress/ipv4"), w.recordHealth("Egress/ipv6"), w.recordHealth("vip/" + vipA4)}
+	for _, r := range records {
+		r.until(healthServing)
+	}
+	mark, sessions := w.mark(), w.sessions()
+
+	w.must(b.Process.Kill())
+	for _, name := range []string{"gateway-b4", "gateway-b6"} {
+		w.waitGateway(name, isDown)
+	}
+	// VIP traffic goes to the one that is left.
+	for family, gateway := range map[string]netip.Addr{"-4": gatewayB4, "-6": gatewayB6} {
+		w.waitFor(func() error {
+			if out := w.table(family); strings.Contains(out, "via "+gateway.String()) {
+				return fmt.Errorf("the lost gateway is still in table 4096:\n%s", out)
+			}
+			return nil
+		})
+	}
+	w.waitTable("-4", "default via "+lab.GatewayA4.String())
+	w.waitTable("-6", "default via "+lab.GatewayA6.String())
+	// What changes is still told to it.
+	w.up(w.target2)
+	w.wantRoutes(every()...)
+	w.must(b.Start())
+	w.wantRoutesAt(b, every()...)
+	for _, name := range []string{"gateway-b4", "gateway-b6"} {
+		w.waitGateway(name, isUp)
+	}
+	w.wantNothing(mark, vipA4, vipA6)
+	if now := w.sessions(); fmt.Sprint(now) != fmt.Sprint(sessions) {
+		t.Errorf("sessions were %v and are %v", sessions, now)
+	}
+	for _, r := range records {
+		r.wantOnly(healthServing)
+	}
+}
+
+// Design section 5: "De-preferred = announced with GRACEFUL_SHUTDOWN and, in BIRD's export filter, the local AS
+// prepended three times (toward iBGP: local preference 0)".
+func TestDrainIsSeenByEBGPAndIBGPGateways(t *testing.T) {
+	for name, as := range map[string]uint32{"eBGP": lab.GatewayAS, "iBGP": lab.PodAS} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.regateway(func(c *lab.GatewayConfig) { c.LocalAS = as })
+			remote := fmt.Sprintf(", remoteASN: %d}", as)
+			w.must(w.pod.WriteTrench(edited(t, lineA4, strings.TrimSuffix(lineA4, "}")+remote, lineA6, strings.TrimSuffix(lineA6, "}")+remote)))
+			w.up(w.target1)
+			w.must(w.pod.StartLB())
+			w.must(w.pod.StartFrontend("--drain-time=10m"))
+			w.wantRoutes(vipA4, vipA6)
+			us := strconv.Itoa(lab.PodAS)
+			usual := func(r lab.Route) bool {
+				if as == lab.PodAS {
+					return len(r.ASPath) == 0 && r.LocalPref == "100" && !r.GracefulShutdown()
+				}
+				return slices.Equal(r.ASPath, []string{us}) && !r.GracefulShutdown()
+			}
+			worse := func(r lab.Route) bool {
+				if as == lab.PodAS {
+					return len(r.ASPath) == 0 && r.LocalPref == "0" && r.GracefulShutdown()
+				}
+				return slices.Equal(r.ASPath, []string{us, us, us, us}) && r.GracefulShutdown()
+			}
+			wait := func(what string, wanted func(lab.Route) bool) {
+				t.Helper()
+				w.waitFor(func() error {
+					routes, err := w.gateway.Routes(t.Context())
+					if err != nil {
+						return err
+					}
+					for _, v := range []string{vipA4, vipA6} {
+						if r, ok := routes[netip.MustParsePrefix(v)]; !ok || !wanted(r) {
+							return fmt.Errorf("%s is not %s: %+v", v, what, r)
+						}
+					}
+					return nil
+				})
+			}
+			wait("as usual", usual)
+			admin := "--admin-socket=unix://" + w.pod.FrontendAdmin()
+			if out, status := w.run("frontend", "drain", admin); status != 0 {
+				t.Fatalf("frontend drain ended with %d: %s", status, out)
+			}
+			wait("de-preferred", worse)
+			if out, status := w.run("frontend", "undrain", admin); status != 0 {
+				t.Fatalf("frontend undrain ended with %d: %s", status, out)
+			}
+			wait("as usual again", usual)
+		})
+	}
+}
+
+// Design section 7: "missing secret = that gateway is down with a reason, never an empty password".
+func TestGatewayWithAPassword(t *testing.T) {
+	t.Parallel()
+	const password = "correct horse #;'{}"
+	w := newWorld(t)
+	w.regateway(func(c *lab.GatewayConfig) { c.Password = password })
+	key4, key6 := filepath.Join(w.Dir, "a4.key"), filepath.Join(w.Dir, "a6.key")
+	write := func(path, text string) {
+		t.Helper()
+		w.must(os.WriteFile(path+".new", []byte(text), 0o600))
+		w.must(os.Rename(path+".new", path))
+	}
+	write(key4, password+"\n")
+	w.must(w.pod.WriteTrench(edited(t,
+		lineA4, strings.TrimSuffix(lineA4, "}")+", passwordFile: "+key4+"}",
+		lineA6, strings.TrimSuffix(lineA6, "}")+", passwordFile: "+key6+"}")))
+	w.up(w.target1)
+	w.startPod()
+
+	// The right one, and none: the reason is told, and nothing unsigned is tried.
+	w.wantRoutes(vipA4)
+	missing := w.waitGateway("gateway-a6", isDown)
+	if want := "password file " + key6 + " does not exist"; !strings.Contains(missing.GetState(), want) {
+		t.Errorf("status of the gateway without its password: %v, want %q", missing, want)
+	}
+	if listening, err := w.Pod.Run(t.Context(), "ss", "-Hltn"); err != nil || strings.Contains(listening, lab.PodExternal6.String()) {
+		t.Errorf("there is a session without its password: %v\n%s", err, listening)
+	}
+	mark := w.mark()
+
+	// A wrong one: the kernels refuse each other's packets.
+	failures := w.md5Failures()
+	write(key6, "wrong\n")
+	w.waitFor(func() error {
+		if now := w.md5Failures(); now <= failures {
+			return fmt.Errorf("no packet with a wrong signature came")
+		}
+		return nil
+	})
+	if g := w.waitGateway("gateway-a6", isDown); strings.Contains(g.GetState(), "does not exist") {
+		t.Errorf("status of the gateway with a wrong password: %v", g)
+	}
+	w.wantRoutes(vipA4)
+
+	// A bad one, and at last the right one.
+	write(key6, "two\nlines\n")
+	w.waitGateway("gateway-a6", func(g *frontendv1.GatewayStatus) bool { return strings.Contains(g.GetState(), "control character") })
+	write(key6, password)
+	w.wantRoutes(vipA4, vipA6)
+	w.waitGateway("gateway-a6", isUp)
+	w.wantNothing(mark, vipA4)
+	for _, text := range []string{w.pod.Frontend.Output(), w.pod.LB.Output()} {
+		if strings.Contains(text, password) {
+			t.Error("the password is in a log")
+		}
+	}
+}
+
+// md5Failures counts the packets that the pod's and the gateways' kernel refused
+// for a wrong signature (TcpExtTCPMD5Failure of nstat(8)).
+func (w *world) md5Failures() int {
+	w.t.Helper()
+	total := 0
+	for _, ns := range []*lab.NetNS{w.Pod, w.Gateway} {
+		out, err := ns.Run(w.t.Context(), "cat", "/proc/net/netstat")
+		w.must(err)
+		var names []string
+		for line := range strings.Lines(out) {
+			words := strings.Fields(line)
+			if len(words) == 0 || words[0] != "TcpExt:" {
+				continue
+			}
+			if names == nil {
+				names = words
+			} else if i := slices.Index(names, "TCPMD5Failure"); i > 0 && i < len(words) {
+				n, err := strconv.Atoi(words[i])
+				w.must(err)
+				total += n
+			}
+		}
+	}
+	return total
+}
+
+// Design section 7: "Import from a gateway: whatever it sends except prefixes that overlap a VIP (a reflected VIP must
+// not win over ours)"; "Export to the kernel table 4096".
+func TestReflectedVIPNeverWinsNorIsPassedOn(t *testing.T) {
+	t.Parallel()
+	const wide, narrow, beside = "20.0.1.0/24", "20.0.1.128/25", "20.0.0.0/16"
+	w := newWorld(t)
+	w.regateway(func(c *lab.GatewayConfig) {
+		for _, p := range []string{vipA4, vipA6, wide, narrow, beside} {
+			c.Routes = append(c.Routes, netip.MustParsePrefix(p))
+		}
+	})
+	b := w.second()
+	w.must(w.pod.WriteTrench(edited(t,
+		lineA6, lineA6+"\n    "+lineB4+"\n    "+lineB6,
+		fmt.Sprintf("vips: [%s, %q, %s, %q]", vipA4, vipA6, vipB4, vipB6), fmt.Sprintf("vips: [%s, %q, %s, %q, %s]", vipA4, vipA6, vipB4, vipB6, wide),
+		fmt.Sprintf("vips: [%s, %q]\n", vipB4, vipB6), fmt.Sprintf("vips: [%s, %q, %s]\n", vipB4, vipB6, wide))))
+	w.startPod()
+	// Before anything of ours: the gateway's routes arrive, but for VIPs.
+	w.waitTable("-4", "default via "+lab.GatewayA4.String(), beside+" via "+lab.GatewayA4.String())
+	w.waitTable("-6", "default via "+lab.GatewayA6.String())
+	none := func() {
+		t.Helper()
+		w.wantRoutesAt(b)
+		for _, route := range []string{"20.0.0.1", "20.0.1.", "2000::1"} {
+			for _, family := range []string{"-4", "-6"} {
+				if out := w.table(family); strings.Contains(out, route) {
+					t.Errorf("a reflected VIP is in table 4096:\n%s", out)
+				}
+			}
+		}
+	}
+	none()
+	w.up(w.target1)
+	w.up(w.target2)
+	w.wantRoutesAt(b, append(every(), wide)...)
+	routes, err := b.Routes(t.Context())
+	w.must(err)
+	for _, r := range routes {
+		if !slices.Equal(r.ASPath, []string{strconv.Itoa(lab.PodAS)}) || (r.NextHop != lab.PodExternal4 && r.NextHop != lab.PodExternal6) {
+			t.Errorf("the second gateway has a route that is not ours: %+v", r)
+		}
+	}
+	// What is no longer ours is nobody's.
+	w.down(w.target1)
+	w.down(w.target2)
+	none()
+}
