@@ -1,0 +1,469 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
+	"google.golang.org/grpc/status"
+
+	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/identity/identitytest"
+	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// between signs an SVID for an interval, such as one that is over.
+func (w *world) between(a *identity.DevAuthority, id string, from, to time.Duration) *x509svid.SVID {
+	w.t.Helper()
+	now := time.Now()
+	svid, err := a.Mint(spiffeid.RequireFromString(id), now.Add(from), now.Add(to))
+	w.must(err)
+	return svid
+}
+
+// stranger is an authority that nobody in the pod trusts.
+func (w *world) stranger() *identity.DevAuthority {
+	w.t.Helper()
+	a, err := identity.NewDevAuthority()
+	w.must(err)
+	return a
+}
+
+// Design section 10: "TLS 1.3 only, mutual, on the readiness socket. Each side checks the other's exact SPIFFE ID", and
+// "the server logs peer ID and reason".
+func TestLBRefusesEveryPeerButThoseNamedAndLogsWhy(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.up(w.target1)
+	w.up(w.target2)
+	w.startPod()
+	w.wantRoutes(every()...)
+	mark := w.mark()
+	ours := w.authority()
+	tls12 := showing(w.mint(ours, lab.FrontendID))
+	tls12.MaxVersion = tls.VersionTLS12
+
+	for _, c := range []struct {
+		name  string
+		creds credentials.TransportCredentials
+		log   []string
+	}{
+		{"a valid SVID of another ID", credentials.NewTLS(showing(w.mint(ours, "spiffe://vipgate.demo/stranger"))), []string{
+			"reason=wrong_id", "peer_id=spiffe://vipgate.demo/stranger", lab.FrontendID, lab.OperatorID,
+		}},
+		{"a longer ID that begins with the right one", credentials.NewTLS(showing(w.mint(ours, lab.FrontendID+"/more"))), []string{
+			"reason=wrong_id", "peer_id=" + lab.FrontendID + "/more",
+		}},
+		{"another trust domain", credentials.NewTLS(showing(w.mint(ours, "spiffe://elsewhere.example/frontend"))), []string{
+			"reason=other_trust_domain", "peer_id=spiffe://elsewhere.example/frontend", "no bundle for trust domain elsewhere.example",
+		}},
+		{"the right ID, signed by a stranger", credentials.NewTLS(showing(w.mint(w.stranger(), lab.FrontendID))), []string{
+			"reason=untrusted_authority", "peer_id=" + lab.FrontendID,
+		}},
+		{"an expired SVID", credentials.NewTLS(showing(w.between(ours, lab.FrontendID, -2*time.Hour, -time.Hour))), []string{
+			"reason=expired", "peer_id=" + lab.FrontendID, "the clock here says",
+		}},
+		{"an SVID whose time has not come", credentials.NewTLS(showing(w.between(ours, lab.FrontendID, time.Hour, 2*time.Hour))), []string{
+			"reason=not_yet_valid", "peer_id=" + lab.FrontendID, "the clock here says",
+		}},
+		{"no certificate", credentials.NewTLS(showing(nil)), []string{"reason=no_certificate"}},
+		{"plaintext", insecure.NewCredentials(), []string{"reason=not_tls"}},
+		{"TLS 1.2", credentials.NewTLS(tls12), []string{"reason=protocol", "unsupported versions"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			from := length(w.pod.LB)
+			conn := w.client(c.creds)
+			answer, err := w.ask(conn)
+			if status.Code(err) != codes.Unavailable {
+				t.Fatalf("the LB answered %v, error %v; want a connection that ends", answer, err)
+			}
+			w.waitLine(w.pod.LB, from, append(c.log, "client refused", fmt.Sprintf("peer_pid=%d", os.Getpid()), "peer_uid=0")...)
+			conn.Close()
+		})
+	}
+	// The same way of asking is answered when who asks is named.
+	if answer, err := w.ask(w.operator()); err != nil || len(answer.GetVips()) != 4 {
+		t.Errorf("the operator got %v, error %v", answer, err)
+	}
+	w.wantSilence(mark)
+}
+
+// sessions is a client's cache of TLS sessions that counts what it is given.
+type sessions struct {
+	tls.ClientSessionCache
+	tickets atomic.Int32
+}
+
+func (s *sessions) Put(key string, state *tls.ClientSessionState) {
+	if state != nil {
+		s.tickets.Add(1)
+	}
+	s.ClientSessionCache.Put(key, state)
+}
+
+// speak opens a connection, begins HTTP/2 and returns what the server said first.
+func speak(ctx context.Context, socket string, config *tls.Config) (tls.ConnectionState, []byte, error) {
+	raw, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return tls.ConnectionState{}, nil, err
+	}
+	defer raw.Close()
+	if deadline, ok := ctx.Deadline(); ok {
+		if err := raw.SetDeadline(deadline); err != nil {
+			return tls.ConnectionState{}, nil, err
+		}
+	}
+	conn := tls.Client(raw, config)
+	if err := conn.HandshakeContext(ctx); err != nil {
+		return conn.ConnectionState(), nil, err
+	}
+	// The preface of HTTP/2 and an empty SETTINGS frame (RFC 9113 section 3.4).
+	if _, err := io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"); err != nil {
+		return conn.ConnectionState(), nil, err
+	}
+	header := make([]byte, 9)
+	_, err = io.ReadFull(conn, header)
+	return conn.ConnectionState(), header, err
+}
+
+// Design section 10: "SessionTicketsDisabled (a resumed session skips the SPIFFE authorizer)".
+func TestTLSSessionsAreNeverResumed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	before, after := identitytest.NewCA(t, lab.TrustDomain), identitytest.NewCA(t, lab.TrustDomain)
+	svids := w.path("svids")
+	lbID, operatorID := spiffeid.RequireFromString(lab.LBID), spiffeid.RequireFromString(lab.OperatorID)
+	before.WriteFiles(svids, before.SVID(lbID, time.Hour))
+	w.startLBAs(nil, as(w.pod.LBArgs(), "--identity=files", "--svid-dir="+svids))
+	w.waitLB("Readiness", true)
+
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cache := &sessions{ClientSessionCache: tls.NewLRUClientSessionCache(8)}
+	config := showing(before.SVID(operatorID, time.Hour))
+	config.ClientSessionCache, config.ServerName = cache, "localhost"
+	for range 3 {
+		// A ticket would come before the first frame (RFC 8446 section 4.6.1 allows it
+		// at any time; crypto/tls sends it with the end of the handshake).
+		state, frame, err := speak(ctx, w.pod.Socket(), config)
+		if err != nil || frame[3] != 4 {
+			t.Fatalf("the operator was not let in: first frame %x, error %v", frame, err)
+		}
+		if state.DidResume {
+			t.Error("a session was resumed")
+		}
+	}
+	if n := cache.tickets.Load(); n != 0 {
+		t.Errorf("%d session tickets were offered", n)
+	}
+
+	// From now on the operator's SVID is worth nothing to the same process.
+	from := length(w.pod.LB)
+	after.WriteFiles(svids, after.SVID(lbID, time.Hour))
+	w.waitLine(w.pod.LB, from, "SVID rotated")
+	if state, frame, err := speak(ctx, w.pod.Socket(), config); err == nil {
+		t.Errorf("an SVID that is denied by now was let in, resumed: %t, first frame %x", state.DidResume, frame)
+	}
+	w.waitLine(w.pod.LB, from, "client refused", "reason=untrusted_authority", "peer_id="+lab.OperatorID)
+	config.Certificates = showing(after.SVID(operatorID, time.Hour)).Certificates
+	if _, _, err := speak(ctx, w.pod.Socket(), config); err != nil {
+		t.Errorf("a new SVID of the same ID is refused: %v", err)
+	}
+}
+
+// impostor serves readiness on the pod's socket: every VIP is ready, and synced.
+// It takes whoever comes. The function ends it.
+func (w *world) impostor(creds credentials.TransportCredentials) (stop func()) {
+	w.t.Helper()
+	table := readiness.NewTable(readiness.TableOptions{Lease: readiness.MaxLease})
+	decision := readiness.Decision{Synced: true}
+	for _, v := range every() {
+		parsed, err := vip.Parse(v)
+		w.must(err)
+		decision.Changed = append(decision.Changed, readiness.VIPReadiness{
+			VIP: parsed, State: readiness.Ready, Reason: readinessv1.VipReason_VIP_REASON_TARGETS_READY, ReadyTargets: 1, TotalTargets: 1,
+		})
+	}
+	table.Commit(decision)
+	service := readiness.NewServer(table, readiness.ServerOptions{
+		Peer: func(context.Context) (spiffeid.ID, bool) { return spiffeid.RequireFromString(lab.FrontendID), true },
+		Role: func(spiffeid.ID) readiness.Role { return readiness.RoleFrontend },
+	})
+	server := grpc.NewServer(append(readiness.GRPCOptions(), grpc.Creds(creds))...)
+	readinessv1.RegisterReadinessServiceServer(server, service)
+	listener, err := net.Listen("unix", w.pod.Socket()) // its Close removes the socket
+	w.must(err)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	return func() {
+		server.Stop()
+		w.must(<-served)
+	}
+}
+
+// serving is the TLS of a server that shows an SVID and asks for one without
+// looking at it.
+func serving(svid *x509svid.SVID) *tls.Config {
+	c := showing(svid)
+	c.ClientAuth = tls.RequireAnyClientCert
+	return c
+}
+
+// Design section 10: "Each side checks the other's exact SPIFFE ID".
+func TestFrontendBelievesNoLBButTheOneNamed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ours := w.authority()
+	w.must(w.pod.StartFrontend())
+	w.waitFrontend("Egress", true)
+	tls12 := serving(w.mint(ours, lab.LBID))
+	tls12.MaxVersion = tls.VersionTLS12
+
+	for _, c := range []struct {
+		name  string
+		creds credentials.TransportCredentials
+		words []string
+	}{
+		{"a valid SVID of another ID", credentials.NewTLS(serving(w.mint(ours, "spiffe://vipgate.demo/impostor"))), []string{
+			"spiffe://vipgate.demo/impostor", "expected " + lab.LBID,
+		}},
+		{"our own ID", credentials.NewTLS(serving(w.mint(ours, lab.FrontendID))), []string{
+			"the peer is " + lab.FrontendID, "expected " + lab.LBID,
+		}},
+		{"another trust domain", credentials.NewTLS(serving(w.mint(ours, "spiffe://elsewhere.example/lb"))), []string{
+			"spiffe://elsewhere.example/lb", "expected " + lab.LBID, "no bundle for trust domain elsewhere.example",
+		}},
+		{"the right ID, signed by a stranger", credentials.NewTLS(serving(w.mint(w.stranger(), lab.LBID))), []string{
+			lab.LBID, "not signed by an authority of trust domain " + lab.TrustDomain,
+		}},
+		{"an expired SVID", credentials.NewTLS(serving(w.between(ours, lab.LBID, -2*time.Hour, -time.Hour))), []string{
+			lab.LBID, "expired", "the clock here says",
+		}},
+		{"plaintext", insecure.NewCredentials(), []string{"TLS handshake", "first record does not look like a TLS handshake"}},
+		{"TLS 1.2", credentials.NewTLS(tls12), []string{"TLS handshake", "protocol version"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			from := length(w.pod.Frontend)
+			stop := w.impostor(c.creds)
+			defer stop()
+			w.waitFrontend("Stream", false, c.words...)
+			w.waitLine(w.pod.Frontend, from, append(c.words, "no readiness stream")...)
+		})
+	}
+	if heard := slices.DeleteFunc(w.trace(), func(h lab.Heard) bool { return h.Prefix.Bits() == 0 }); len(heard) > 0 {
+		t.Errorf("the gateway heard %v while nobody spoke who may", heard)
+	}
+	// The same impostor is believed when it shows what is expected.
+	defer w.impostor(credentials.NewTLS(serving(w.mint(ours, lab.LBID))))()
+	w.wantRoutes(every()...)
+}
+
+// Design section 10: "AuthorizeMemberOf the widest".
+func TestTrustDomainMayStandForTheIDs(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.up(w.target1)
+	whole := "vipgate.demo"
+	w.startLBAs(nil, append(as(w.pod.LBArgs(), "--identity=dev", "--dev-authority-dir="+w.pod.Authority(), "--spiffe-id=spiffe://vipgate.demo/a"), "--frontend-trust-domain="+whole))
+	w.startFrontendAs(nil, append(as(w.pod.FrontendArgs(), "--identity=dev", "--dev-authority-dir="+w.pod.Authority(), "--spiffe-id=spiffe://vipgate.demo/b"), "--lb-trust-domain="+whole))
+	w.wantRoutes(vipA4, vipA6)
+	from := length(w.pod.LB)
+	if answer, err := w.ask(w.client(credentials.NewTLS(showing(w.mint(w.authority(), "spiffe://elsewhere.example/b"))))); err == nil {
+		t.Errorf("a member of another trust domain got %v", answer)
+	}
+	w.waitLine(w.pod.LB, from, "client refused", "reason=other_trust_domain", "peer_id=spiffe://elsewhere.example/b")
+	for _, watcher := range w.lbStatus().GetWatchers() {
+		if watcher.GetPeer() != "spiffe://vipgate.demo/b" || !watcher.GetReporting() {
+			t.Errorf("the LB has the watcher %v", watcher)
+		}
+	}
+}
+
+// Design section 10: "LB and frontend often share a service account and so an ID: allowed with a warning".
+func TestSharedIDWorksWithAWarning(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.up(w.target1)
+	w.must(w.pod.StartLB("--spiffe-id=" + lab.FrontendID))
+	w.must(w.pod.StartFrontend("--lb-id=" + lab.FrontendID))
+	w.wantRoutes(vipA4, vipA6)
+	for _, p := range []*lab.Process{w.pod.LB, w.pod.Frontend} {
+		w.waitLine(p, 0, "level=WARN", "lb and frontend share a SPIFFE ID", lab.FrontendID)
+	}
+}
+
+// services are the names that reflection lists.
+func services(ctx context.Context, conn *grpc.ClientConn) ([]string, error) {
+	stream, err := reflectionv1.NewServerReflectionClient(conn).ServerReflectionInfo(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := stream.Send(&reflectionv1.ServerReflectionRequest{MessageRequest: &reflectionv1.ServerReflectionRequest_ListServices{}}); err != nil {
+		return nil, err
+	}
+	r, err := stream.Recv()
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, s := range r.GetListServicesResponse().GetService() {
+		names = append(names, s.GetName())
+	}
+	return names, stream.CloseSend()
+}
+
+// Design section 10: "--reader-id (repeatable) lets an operator's identity call GetReadiness, WatchReadiness and
+// reflection, never Report".
+func TestReaderMayLookButNotReport(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.up(w.target1)
+	w.startPod()
+	w.wantRoutes(vipA4, vipA6)
+	mark := w.mark()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	conn := w.operator()
+	client := readinessv1.NewReadinessServiceClient(conn)
+
+	if answer, err := w.ask(conn); err != nil || len(answer.GetVips()) != 4 || !answer.GetSynced() {
+		t.Errorf("GetReadiness: %v, error %v", answer, err)
+	}
+	if names, err := services(ctx, conn); err != nil || !slices.Contains(names, "vipgate.readiness.v1.ReadinessService") {
+		t.Errorf("reflection lists %v, error %v", names, err)
+	}
+	watch, err := client.WatchReadiness(ctx, &readinessv1.WatchReadinessRequest{Reader: "operator"})
+	w.must(err)
+	first, err := watch.Recv()
+	w.must(err)
+	if first.GetWatchId() == "" || len(first.GetSnapshot().GetVips()) != 4 {
+		t.Errorf("the first message of the watch is %v", first)
+	}
+
+	from := length(w.pod.LB)
+	report, err := client.ReportAdvertisement(ctx)
+	w.must(err)
+	// The denial may come before the message is sent.
+	if err := report.Send(&readinessv1.ReportAdvertisementRequest{WatchId: first.GetWatchId()}); err != nil && err != io.EOF {
+		t.Error(err)
+	}
+	if _, err := report.CloseAndRecv(); status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), lab.OperatorID) {
+		t.Errorf("a reader's report ended with %v, want PermissionDenied with its ID", err)
+	}
+	w.waitLine(w.pod.LB, from, "denied a call on the readiness socket", "peer="+lab.OperatorID, "method=ReportAdvertisement")
+	for _, watcher := range w.lbStatus().GetWatchers() {
+		if want := watcher.GetPeer() == lab.FrontendID; watcher.GetReporting() != want {
+			t.Errorf("watcher %v counts as the one that reports: %t, want %t", watcher, watcher.GetReporting(), want)
+		}
+	}
+	for _, v := range w.lbStatus().GetVips() {
+		if r := v.GetReported(); v.GetReadiness().GetVip() == vipA4 && r.GetAdvertisement() != readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED {
+			t.Errorf("the LB believes %v of %s after a reader's report", r, vipA4)
+		}
+	}
+	w.wantSilence(mark)
+}
+
+// grpcurl is the path of the pinned grpcurl: built by `make tools`, or now.
+func grpcurl(t *testing.T) string {
+	t.Helper()
+	built, err := filepath.Abs("../../bin/tools/grpcurl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(built); err == nil {
+		return built
+	}
+	path := filepath.Join(t.TempDir(), "grpcurl")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-C", "../../tools", "-o", path, "github.com/fullstorydev/grpcurl/cmd/grpcurl").CombinedOutput(); err != nil {
+		t.Fatalf("build grpcurl: %v: %s", err, out)
+	}
+	return path
+}
+
+// Design section 10, as docs/operations.md shows it to people.
+func TestGRPCurlReadsWithTheOperatorsSVID(t *testing.T) {
+	t.Parallel()
+	tool := grpcurl(t)
+	w := newWorld(t)
+	w.up(w.target1)
+	w.must(w.pod.StartLB())
+	w.waitGet(w.operator())
+	curl := func(args ...string) (string, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		var out, problem bytes.Buffer
+		cmd := exec.CommandContext(ctx, tool, args...)
+		cmd.Stdout, cmd.Stderr = &out, &problem
+		if err := cmd.Run(); err != nil {
+			return out.String(), fmt.Errorf("grpcurl %s: %w: %s", strings.Join(args, " "), err, problem.String())
+		}
+		return out.String(), nil
+	}
+	withSVID := func(id string) []string {
+		dir := w.path("operator-" + filepath.Base(id))
+		a := w.authority()
+		w.must(a.WriteFiles(dir, w.mint(a, id)))
+		return []string{"-insecure", "-cert", filepath.Join(dir, identity.CertFile), "-key", filepath.Join(dir, identity.KeyFile), "-unix", w.pod.Socket()}
+	}
+
+	operator := withSVID(lab.OperatorID)
+	out, err := curl(append(operator, "list")...)
+	w.must(err)
+	for _, service := range []string{"vipgate.readiness.v1.ReadinessService", "grpc.health.v1.Health"} {
+		if !slices.Contains(strings.Fields(out), service) {
+			t.Errorf("%s is not among %q", service, out)
+		}
+	}
+	w.waitFor(func() error {
+		out, err := curl(append(operator, "vipgate.readiness.v1.ReadinessService/GetReadiness")...)
+		w.must(err)
+		var answer struct {
+			Synced bool
+			Vips   []struct{ Vip, State string }
+		}
+		w.must(json.Unmarshal([]byte(out), &answer))
+		states := map[string]string{}
+		for _, v := range answer.Vips {
+			states[v.Vip] = v.State
+		}
+		if !answer.Synced || len(states) != 4 || states[vipA4] != "VIP_STATE_READY" || states[vipB4] != "VIP_STATE_NOT_READY" {
+			return fmt.Errorf("GetReadiness says %s", out)
+		}
+		return nil
+	})
+	if out, err := curl(append([]string{"-d", "{}"}, append(operator, "vipgate.readiness.v1.ReadinessService/ReportAdvertisement")...)...); err == nil || !strings.Contains(err.Error(), "PermissionDenied") {
+		t.Errorf("a report by the operator gave %q, error %v", out, err)
+	}
+	if out, err := curl(append(withSVID("spiffe://vipgate.demo/stranger"), "list")...); err == nil {
+		t.Errorf("a stranger got %q", out)
+	}
+	out, err = curl("-plaintext", "-unix", w.pod.LBAdmin(), lbv1.LBService_GetStatus_FullMethodName[1:])
+	w.must(err)
+	if !strings.Contains(out, `"trench": "trench-a"`) {
+		t.Errorf("the admin socket says %s", out)
+	}
+}

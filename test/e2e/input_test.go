@@ -1,0 +1,209 @@
+package e2e
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// Issue 2: bad input "gets one clear error with file and line, and exit status 2 at start. validate says the same
+// without starting anything".
+func TestCommandLines(t *testing.T) {
+	t.Parallel()
+	testscript.Run(t, testscript.Params{
+		Dir:                "testdata/script",
+		RequireUniqueNames: true,
+		Setup: func(env *testscript.Env) error {
+			// Nothing of the environment of the tests may stand for a flag.
+			env.Vars = slices.DeleteFunc(env.Vars, func(v string) bool {
+				return strings.HasPrefix(v, "VIPGATE_") || strings.HasPrefix(v, "NFE_") || strings.HasPrefix(v, "SPIFFE_")
+			})
+			return nil
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){"bad": scriptBad, "refused": scriptRefused, "valid": scriptValid},
+	})
+}
+
+// usualFlags are good flags with which nothing outside of the script's folder
+// would be touched; flags after them win.
+func usualFlags(ts *testscript.TestScript, program, trench string) []string {
+	flags := []string{
+		"--trench-file=" + ts.MkAbs(trench), "--admin-socket=" + ts.MkAbs("admin.sock"),
+		"--identity=dev", "--dev-authority-dir=" + ts.MkAbs("authority"), "--metrics-port=0", "--health-port=1",
+	}
+	switch program {
+	case "lb":
+		flags = append(flags, "--socket="+ts.MkAbs("lb.sock"))
+		if ts.Getenv("NOBODY") == "" {
+			flags = append(flags, "--frontend-id="+lab.FrontendID)
+		}
+	case "frontend":
+		flags = append(flags, "--lb-socket="+ts.MkAbs("lb.sock"), "--external-interface=lo", "--bird-dir="+ts.MkAbs("bird"), "--bird-socket="+ts.MkAbs("bird.ctl"))
+		if ts.Getenv("NOBODY") == "" {
+			flags = append(flags, "--lb-id="+lab.LBID)
+		}
+	default:
+		ts.Fatalf("there is no program %q", program)
+	}
+	return flags
+}
+
+// call runs a program and returns what it printed and its exit status. It fails
+// if that made or changed any file.
+func call(ts *testscript.TestScript, program, command string, flags []string) (stdout, stderr string, status int) {
+	before := listing(ts)
+	err := ts.Exec(filepath.Join(binaries, program), append([]string{command}, flags...)...)
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		status = exit.ExitCode()
+	} else {
+		ts.Check(err)
+	}
+	if after := listing(ts); after != before {
+		ts.Fatalf("%s %s left something behind; before:\n%safter:\n%s", program, command, before, after)
+	}
+	return ts.ReadFile("stdout"), ts.ReadFile("stderr"), status
+}
+
+// listing names every file in the script's folder, and when it was changed.
+func listing(ts *testscript.TestScript) string {
+	var b strings.Builder
+	ts.Check(filepath.WalkDir(ts.Getenv("WORK"), func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := e.Info()
+		if err != nil {
+			return err
+		}
+		b.WriteString(path + " " + info.ModTime().String() + "\n")
+		return nil
+	}))
+	return b.String()
+}
+
+// refusal is what a program says of a bad start, the same for run and validate.
+func refusal(ts *testscript.TestScript, program string, flags []string) string {
+	var said string
+	for _, command := range []string{"run", "validate"} {
+		stdout, stderr, status := call(ts, program, command, flags)
+		switch {
+		case status != 2:
+			ts.Fatalf("%s %s: exit status %d, want 2", program, command, status)
+		case stdout != "":
+			ts.Fatalf("%s %s printed an error, or more, to stdout: %s", program, command, stdout)
+		case command == "validate" && stderr != said:
+			ts.Fatalf("%s validate says %q, run says %q", program, stderr, said)
+		}
+		said = stderr
+	}
+	return said
+}
+
+func matches(ts *testscript.TestScript, pattern, text string) bool {
+	re, err := regexp.Compile(pattern)
+	ts.Check(err)
+	return re.MatchString(text)
+}
+
+// scriptBad is: bad LINE TEXT WHERE MESSAGE. TEXT may be several lines, with \n.
+func scriptBad(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 4 {
+		ts.Fatalf("usage: bad LINE TEXT WHERE MESSAGE")
+	}
+	line, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	text := strings.Split(ts.ReadFile("good.yaml"), "\n")
+	text[line-1] = strings.ReplaceAll(args[1], `\n`, "\n")
+	bad := ts.MkAbs("bad.yaml")
+	ts.Check(os.WriteFile(bad, []byte(strings.Join(text, "\n")), 0o644))
+	for _, program := range []string{"lb", "frontend"} {
+		said := refusal(ts, program, usualFlags(ts, program, "bad.yaml"))
+		want := "^" + program + ": trench file refused:\n" + regexp.QuoteMeta(bad) + ":" + args[2] + ": .*" + args[3] + ".*\n$"
+		if !matches(ts, want, said) {
+			ts.Fatalf("%s says %q, want one error like %q", program, said, want)
+		}
+	}
+}
+
+// scriptRefused is: refused PROGRAM MESSAGE FLAG...
+func scriptRefused(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: refused PROGRAM MESSAGE FLAG...")
+	}
+	program := args[0]
+	said := refusal(ts, program, append(usualFlags(ts, program, "good.yaml"), args[2:]...))
+	// Of a flag that it cannot read the parser says where there is help.
+	want := "^" + program + ": (trench file refused:\n)?.*(" + args[1] + ").*\n(Try '" + program + " --help'.\n)?$"
+	if !matches(ts, want, said) {
+		ts.Fatalf("%s says %q, want one error like %q", program, said, want)
+	}
+}
+
+// scriptValid is: valid PROGRAM FLAG...
+func scriptValid(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 1 {
+		ts.Fatalf("usage: valid PROGRAM FLAG...")
+	}
+	stdout, stderr, status := call(ts, args[0], "validate", append(usualFlags(ts, args[0], "good.yaml"), args[1:]...))
+	if want := ts.MkAbs("good.yaml") + ": valid\n"; status != 0 || stdout != want || stderr != "" {
+		ts.Fatalf("validate: exit status %d, %q, %q; want %q", status, stdout, stderr, want)
+	}
+}
+
+// Design section 9: "bad trench file | old one stays in force; error with file:line, metric, event".
+func TestBadTrenchFileKeepsTheOldOneInForce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.up(w.target1)
+	w.up(w.target2)
+	w.startPod()
+	w.wantRoutes(every()...)
+	mark, lbFrom, from := w.mark(), length(w.pod.LB), length(w.pod.Frontend)
+	const refused = `vipgate_configuration_reloads_total{result="refused"}`
+	before := metric(t, w.get(lab.FrontendMetrics, "/metrics"), refused)
+
+	bad := strings.Replace(usualTrench(), "name: attractor-a-1", "name: attractor-a-1\n  vip: 20.0.0.1/32", 1)
+	w.must(w.pod.WriteTrench(bad))
+	where := w.pod.TrenchFile() + `:4: attractor.vip: unknown field, did you mean "vips"`
+	w.waitFrontend("Configuration", false, where)
+	w.waitLB("Configuration", false, where)
+	logged := strings.ReplaceAll(where, `"`, `\"`)
+	w.waitLine(w.pod.LB, lbFrom, logged)
+	w.waitLine(w.pod.Frontend, from, logged)
+	w.wantHealth(lab.FrontendHealth, "Readiness", healthv1.HealthCheckResponse_NOT_SERVING)
+	page := w.get(lab.FrontendMetrics, "/metrics")
+	if got := metric(t, page, refused); got <= before {
+		t.Errorf("%s is %v, it was %v", refused, got, before)
+	}
+	if got := metric(t, page, "vipgate_configuration_valid"); got != 0 {
+		t.Errorf("vipgate_configuration_valid is %v, want 0", got)
+	}
+	if out, code := w.run("frontend", "events", "--admin-socket=unix://"+w.pod.FrontendAdmin()); code != 0 || !strings.Contains(out, where) {
+		t.Errorf("frontend events: exit status %d, want the refusal in it: %s", code, out)
+	}
+
+	// The old one is in force for targets, too.
+	w.down(w.target2)
+	w.wantRoutes(vipA4, vipA6)
+	w.up(w.target2)
+	w.wantRoutes(every()...)
+	w.must(w.pod.WriteTrench(usualTrench()))
+	w.waitFrontend("Configuration", true)
+	w.waitLB("Configuration", true)
+	w.wantHealth(lab.FrontendHealth, "Readiness", healthv1.HealthCheckResponse_SERVING)
+	w.wantNothing(mark, vipA4, vipA6)
+	w.wantRunning(w.pod.LB, w.pod.Frontend)
+}

@@ -1,0 +1,240 @@
+package e2e
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// authority is the pod's development authority, which lb and frontend share.
+func (w *world) authority() *identity.DevAuthority {
+	w.t.Helper()
+	a, err := identity.OpenDevAuthority(w.pod.Authority())
+	w.must(err)
+	return a
+}
+
+// mint signs an SVID that is valid from now for an hour.
+func (w *world) mint(a *identity.DevAuthority, id string) *x509svid.SVID {
+	w.t.Helper()
+	svid, err := a.MintFor(spiffeid.RequireFromString(id), time.Hour)
+	w.must(err)
+	return svid
+}
+
+// showing is the TLS of a peer that shows an SVID, or nothing when it is nil, and
+// believes everybody: who is refused here was refused by the product. It shares
+// no code with the product.
+func showing(svid *x509svid.SVID) *tls.Config {
+	c := &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2"}}
+	if svid != nil {
+		shown := tls.Certificate{PrivateKey: svid.PrivateKey}
+		for _, cert := range svid.Certificates {
+			shown.Certificate = append(shown.Certificate, cert.Raw)
+		}
+		c.Certificates = []tls.Certificate{shown}
+	}
+	return c
+}
+
+// client connects to the readiness socket.
+func (w *world) client(creds credentials.TransportCredentials) *grpc.ClientConn {
+	w.t.Helper()
+	conn, err := grpc.NewClient("unix:"+w.pod.Socket(), grpc.WithTransportCredentials(creds))
+	w.must(err)
+	w.t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// operator connects to the readiness socket as the reader.
+func (w *world) operator() *grpc.ClientConn {
+	w.t.Helper()
+	return w.client(credentials.NewTLS(showing(w.mint(w.authority(), lab.OperatorID))))
+}
+
+// ask calls GetReadiness once.
+func (w *world) ask(conn *grpc.ClientConn) (*readinessv1.GetReadinessResponse, error) {
+	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	defer cancel()
+	return readinessv1.NewReadinessServiceClient(conn).GetReadiness(ctx, &readinessv1.GetReadinessRequest{})
+}
+
+// waitGet waits until GetReadiness is answered: the LB may be starting.
+func (w *world) waitGet(conn *grpc.ClientConn) *readinessv1.GetReadinessResponse {
+	w.t.Helper()
+	var answer *readinessv1.GetReadinessResponse
+	w.waitFor(func() (err error) {
+		answer, err = w.ask(conn)
+		return err
+	})
+	return answer
+}
+
+// length is how much a process has printed so far, for lines.
+func length(p *lab.Process) int { return len(p.Output()) }
+
+// lines are the lines with all these words that a process printed after from.
+func lines(p *lab.Process, from int, words ...string) []string {
+	var found []string
+	for line := range strings.Lines(p.Output()[from:]) {
+		if hasAll(line, words) {
+			found = append(found, line)
+		}
+	}
+	return found
+}
+
+func hasAll(text string, words []string) bool {
+	return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(text, word) })
+}
+
+// waitLine waits until a process has printed a line with all these words after
+// from, and returns it.
+func (w *world) waitLine(p *lab.Process, from int, words ...string) string {
+	w.t.Helper()
+	return w.waitLinesN(p, from, 1, words...)[0]
+}
+
+// waitLinesN waits until a process has printed n such lines.
+func (w *world) waitLinesN(p *lab.Process, from, n int, words ...string) []string {
+	w.t.Helper()
+	var found []string
+	w.waitFor(func() error {
+		if found = lines(p, from, words...); len(found) < n {
+			return fmt.Errorf("%s has printed %d lines with all of %q, want %d", p.Name, len(found), words, n)
+		}
+		return nil
+	})
+	return found
+}
+
+// condition is one line of what a process says of its parts.
+type condition interface {
+	GetName() string
+	GetServing() bool
+	GetDetail() string
+}
+
+// waitCondition waits until a part serves or not, for a reason with all these
+// words, and returns the reason.
+func waitCondition[C condition](w *world, status func(context.Context) ([]C, error), name string, serving bool, words ...string) string {
+	w.t.Helper()
+	var detail string
+	w.waitFor(func() error {
+		conditions, err := status(w.t.Context())
+		if err != nil {
+			return err
+		}
+		for _, c := range conditions {
+			if c.GetName() != name {
+				continue
+			}
+			if c.GetServing() != serving || !hasAll(c.GetDetail(), words) {
+				return fmt.Errorf("%s serves: %t (%q), want %t for a reason with %q", name, c.GetServing(), c.GetDetail(), serving, words)
+			}
+			detail = c.GetDetail()
+			return nil
+		}
+		return fmt.Errorf("there is no condition %s", name)
+	})
+	return detail
+}
+
+// waitFrontend waits for a condition of the frontend.
+func (w *world) waitFrontend(name string, serving bool, words ...string) string {
+	w.t.Helper()
+	client := frontendv1.NewFrontendServiceClient(w.dial(w.pod.FrontendAdmin()))
+	return waitCondition(w, func(ctx context.Context) ([]*frontendv1.Condition, error) {
+		r, err := client.GetStatus(ctx, &frontendv1.GetStatusRequest{})
+		return r.GetStatus().GetConditions(), err
+	}, name, serving, words...)
+}
+
+// waitLB waits for a condition of the LB.
+func (w *world) waitLB(name string, serving bool, words ...string) string {
+	w.t.Helper()
+	client := lbv1.NewLBServiceClient(w.dial(w.pod.LBAdmin()))
+	return waitCondition(w, func(ctx context.Context) ([]*lbv1.Condition, error) {
+		r, err := client.GetStatus(ctx, &lbv1.GetStatusRequest{})
+		return r.GetStatus().GetConditions(), err
+	}, name, serving, words...)
+}
+
+// asUser runs fn on a thread of another user, without any privilege.
+func asUser(uid, gid int, fn func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		// The raw calls change this thread only. It stays locked, so that the
+		// runtime ends it with this goroutine.
+		runtime.LockOSThread()
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); errno != 0 {
+			done <- os.NewSyscallError("setgroups", errno)
+			return
+		}
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESGID, uintptr(gid), uintptr(gid), uintptr(gid)); errno != 0 {
+			done <- os.NewSyscallError("setresgid", errno)
+			return
+		}
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
+			done <- os.NewSyscallError("setresuid", errno)
+			return
+		}
+		done <- fn()
+	}()
+	return <-done
+}
+
+// as makes arguments of the pod say something else of who the process is: those
+// that are about its identity are left out.
+func as(args []string, instead ...string) []string {
+	args = slices.DeleteFunc(slices.Clone(args), func(a string) bool {
+		return slices.ContainsFunc([]string{"--identity=", "--dev-authority-dir=", "--spiffe-id="}, func(flag string) bool { return strings.HasPrefix(a, flag) })
+	})
+	return append(args, instead...)
+}
+
+// startLBAs starts the lb with arguments of its own and an environment.
+func (w *world) startLBAs(env, args []string) {
+	w.t.Helper()
+	p, err := w.Start(w.Pod, "lb", slices.Concat([]string{"/usr/bin/env"}, env, args)...)
+	w.must(err)
+	w.pod.LB = p
+}
+
+// startFrontendAs starts the frontend with arguments of its own and an environment.
+func (w *world) startFrontendAs(env, args []string) {
+	w.t.Helper()
+	p, err := w.Start(w.Pod, "frontend", slices.Concat([]string{"/usr/bin/env"}, env, args)...)
+	w.must(err)
+	w.pod.Frontend = p
+}
+
+// every is all the usual VIPs.
+func every() []string { return []string{vipA4, vipA6, vipB4, vipB6} }
+
+// wantSilence fails if the gateway heard anything of any VIP after a mark.
+func (w *world) wantSilence(mark int) {
+	w.t.Helper()
+	w.wantNothing(mark, every()...)
+}
+
+// path is a file in the laboratory's folder.
+func (w *world) path(name string) string { return filepath.Join(w.Dir, name) }

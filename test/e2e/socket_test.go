@@ -1,0 +1,579 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// greeting is how a TLS client begins: one whole ClientHello.
+func greeting(t *testing.T) []byte {
+	t.Helper()
+	ours, theirs := net.Pipe()
+	defer ours.Close()
+	go func() {
+		// It ends with the pipe: nobody answers.
+		_ = tls.Client(theirs, &tls.Config{InsecureSkipVerify: true}).HandshakeContext(t.Context())
+		theirs.Close()
+	}()
+	record := make([]byte, 5)
+	if _, err := io.ReadFull(ours, record); err != nil {
+		t.Fatal(err)
+	}
+	record = append(record, make([]byte, int(record[3])<<8|int(record[4]))...)
+	if _, err := io.ReadFull(ours, record[5:]); err != nil {
+		t.Fatal(err)
+	}
+	return record
+}
+
+// garbage is what no server of ours understands.
+func garbage(t *testing.T) [][]byte {
+	t.Helper()
+	noise := make([]byte, 4<<10)
+	_, _ = rand.NewChaCha8([32]byte{1}).Read(noise) // never fails
+	const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+	broken := slices.Clone(greeting(t))
+	for i := 40; i < len(broken); i += 7 {
+		broken[i] ^= 0xff
+	}
+	return [][]byte{
+		noise,
+		make([]byte, 64<<10),
+		[]byte("\r\n\r\n\r\n"),
+		[]byte("GET / HTTP/1.1\r\nHost: " + strings.Repeat("x", 8<<10) + "\r\n\r\n"),
+		[]byte(preface + "\xff\xff\xff\xff\xff\xff\xff\xff\xff"),
+		append([]byte(preface), noise...),
+		append([]byte("\x16\x03\x01\x40\x00"), noise...), // a record of 16 KiB that is not all there
+		broken,
+		greeting(t)[:20],
+	}
+}
+
+// halfWriter is a connection that can tell that it has nothing more to say.
+type halfWriter interface{ CloseWrite() error }
+
+// ended waits until the other end has closed a connection, whatever it says
+// before, and not beyond a deadline.
+func ended(conn net.Conn, deadline time.Time) error {
+	if err := conn.SetReadDeadline(deadline); err != nil {
+		return err
+	}
+	if _, err := io.Copy(io.Discard, conn); err != nil && !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
+		return err
+	}
+	return nil
+}
+
+// crowd holds connections to the pod until the test ends.
+type crowd struct {
+	*world
+	connections []net.Conn
+}
+
+func (c *crowd) connect(network, addr string) net.Conn {
+	c.t.Helper()
+	conn, err := c.dialPod(c.t.Context(), network, addr)
+	c.must(err)
+	c.t.Cleanup(func() { conn.Close() })
+	c.connections = append(c.connections, conn)
+	return conn
+}
+
+// Issue 2: "garbage bytes on the readiness, admin and control sockets". Whoever can reach them is in the pod, and yet
+// nothing dies, and nothing changes at the gateway.
+func TestGarbageAndHalfOpenConnectionsChangeNothing(t *testing.T) {
+	t.Parallel()
+	const silent = 50 // on each socket
+	w := newWorld(t)
+	w.up(w.target1)
+	w.startPod()
+	w.wantRoutes(vipA4, vipA6)
+	mark, bird, from := w.mark(), w.birdPID(), length(w.pod.LB)
+	operator := w.operator()
+	c := &crowd{world: w}
+	hello := greeting(t)
+
+	unix := []string{w.pod.Socket(), w.pod.LBAdmin(), w.pod.FrontendAdmin()}
+	tcp := []string{lab.LBHealth, lab.FrontendHealth, lab.LBMetrics, lab.FrontendMetrics}
+	var wg sync.WaitGroup
+	errs := make(chan error, 1000)
+	each := func(f func(network, addr string)) {
+		for _, addr := range unix {
+			f("unix", addr)
+		}
+		for _, addr := range tcp {
+			f("tcp", addr)
+		}
+	}
+	// Those who say nothing, or stop in the middle, stay through it all.
+	each(func(network, addr string) {
+		for n := range silent {
+			conn := c.connect(network, addr)
+			if n%2 == 1 {
+				_, err := conn.Write(hello[:len(hello)/2])
+				w.must(err)
+			}
+		}
+	})
+	// Every server ends the connection of who talks nonsense.
+	deadline := time.Now().Add(patience)
+	each(func(network, addr string) {
+		for n, nonsense := range garbage(t) {
+			conn := c.connect(network, addr)
+			wg.Go(func() {
+				_, _ = conn.Write(nonsense) // it may be cut off in the middle
+				_ = conn.(halfWriter).CloseWrite()
+				if err := ended(conn, deadline); err != nil {
+					errs <- fmt.Errorf("garbage %d on %s: %w", n, addr, err)
+				}
+			})
+		}
+	})
+	// A handshake of one byte at a time ends at a time that it cannot move.
+	slow := c.connect("unix", w.pod.Socket())
+	wg.Go(func() {
+		tick := time.NewTicker(200 * time.Millisecond)
+		defer tick.Stop()
+		for n := 0; ; n++ {
+			if n < len(hello)-1 {
+				if _, err := slow.Write(hello[n : n+1]); err != nil {
+					return
+				}
+			} else {
+				errs <- errors.New("the slow handshake was let through")
+				return
+			}
+			select {
+			case <-tick.C:
+			case <-t.Context().Done():
+				return
+			}
+		}
+	})
+	// Another client of BIRD's control socket, beside the frontend.
+	for _, junk := range [][]byte{
+		append(bytes.Repeat([]byte{0, 0xff, 0x7f, 1}, 200), '\n'),
+		bytes.Repeat([]byte("x"), 5<<10), // too long for a command, and no end
+		[]byte(strings.Repeat("y", 900) + "\n"),
+		[]byte("show protocols all \"\n\n\n;;}{\nnonsense\nconfigure nonsense\n"),
+		[]byte("show prot"), // in the middle of a command
+		[]byte(strings.Repeat("show protocols all\n", 500)),
+	} {
+		// Its answers are never read.
+		_, err := c.connect("unix", w.pod.BirdSocket()).Write(junk)
+		w.must(err)
+	}
+
+	// Meanwhile everybody else is served.
+	if _, err := w.ask(operator); err != nil {
+		t.Errorf("the operator, amid garbage: %v", err)
+	}
+	if _, err := w.ask(w.operator()); err != nil {
+		t.Errorf("a new connection of the operator, amid garbage: %v", err)
+	}
+	w.up(w.target2)
+	w.wantRoutes(every()...)
+	wg.Wait()
+	close(errs)
+	for err := range errs {
+		t.Error(err)
+	}
+	w.waitLine(w.pod.LB, from, "client refused", "reason=timeout")
+	w.waitLine(w.pod.LB, from, "client refused", "reason=not_tls")
+	// The silent ones on the readiness and admin sockets are not kept for ever.
+	deadline = time.Now().Add(patience)
+	for _, conn := range c.connections[:silent*len(unix)] {
+		if err := ended(conn, deadline); err != nil {
+			t.Errorf("a silent connection on %s: %v", conn.RemoteAddr(), err)
+		}
+	}
+	w.wantRunning(w.pod.LB, w.pod.Frontend)
+	if now := w.birdPID(); now != bird || !w.runs(bird) {
+		t.Errorf("BIRD is %d now, it was %d, which runs: %t", now, bird, w.runs(bird))
+	}
+	if b := w.frontendStatus().GetBird(); b.GetRestarts() != 0 || b.GetError() != "" {
+		t.Errorf("BIRD: %v", b)
+	}
+	w.down(w.target2)
+	w.wantRoutes(vipA4, vipA6)
+	w.wantNothing(mark, vipA4, vipA6)
+	w.wantStory(mark, vipB4, announced, withdrawn)
+}
+
+// Design section 10: "8 streams per peer by default".
+func TestStreamsOfAPeerAreLimited(t *testing.T) {
+	t.Parallel()
+	const limit = 4
+	w := newWorld(t)
+	w.up(w.target1)
+	w.must(w.pod.StartLB(fmt.Sprintf("--max-streams-per-peer=%d", limit)))
+	w.must(w.pod.StartFrontend())
+	w.wantRoutes(vipA4, vipA6)
+	mark, from := w.mark(), length(w.pod.LB)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	// The ID counts, not the connection.
+	conns := []*grpc.ClientConn{w.operator(), w.operator()}
+	open := func(n int) (func(), error) {
+		ctx, cancel := context.WithCancel(ctx)
+		stream, err := readinessv1.NewReadinessServiceClient(conns[n%len(conns)]).WatchReadiness(ctx, &readinessv1.WatchReadinessRequest{})
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		return cancel, err
+	}
+	var closeOne func()
+	for n := range limit {
+		end, err := open(n)
+		if err != nil {
+			t.Fatalf("stream %d: %v", n, err)
+		}
+		defer end()
+		closeOne = end
+	}
+	for n := range 2 {
+		end, err := open(n)
+		defer end()
+		if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), lab.OperatorID) {
+			t.Errorf("stream %d ended with %v, want ResourceExhausted with the ID", limit+n, err)
+		}
+	}
+	w.waitLine(w.pod.LB, from, "too many are open", "peer="+lab.OperatorID, fmt.Sprintf("limit=%d", limit))
+	// Another peer has a share of its own.
+	w.must(w.pod.Frontend.Signal(syscall.SIGTERM))
+	w.wantExit(w.pod.Frontend, 0)
+	w.wantNothing(mark, vipB4)
+	w.must(w.pod.StartFrontend())
+	w.wantRoutes(vipA4, vipA6)
+	closeOne()
+	w.waitFor(func() error {
+		end, err := open(0)
+		defer end()
+		return err
+	})
+}
+
+// nobody is a user without any right, its group too.
+const nobody = 65534
+
+// dialAs connects to a unix socket as another user.
+func dialAs(uid, gid int, path string) (conn net.Conn, err error) {
+	err = asUser(uid, gid, func() (err error) {
+		conn, err = net.Dial("unix", path)
+		return err
+	})
+	return conn, err
+}
+
+// Design section 10: "The admin socket is local, plaintext, 0600, same user or root only (SO_PEERCRED)".
+func TestAdminSocketsAreForTheSameUserOnly(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.startPod()
+	w.waitLB("Liveness", true)
+	w.waitFrontend("Liveness", true)
+	// Others must get as far as the sockets.
+	w.must(os.Chmod(w.Dir, 0o711))
+	for _, c := range []struct {
+		process *lab.Process
+		program string
+		socket  string
+	}{{w.pod.LB, "lb", w.pod.LBAdmin()}, {w.pod.Frontend, "frontend", w.pod.FrontendAdmin()}} {
+		t.Run(c.program, func(t *testing.T) {
+			if mode := modeOf(t, c.socket); mode != 0o600 {
+				t.Errorf("the admin socket has mode %#o, want 0600", mode)
+			}
+			if conn, err := dialAs(nobody, nobody, c.socket); !errors.Is(err, fs.ErrPermission) {
+				t.Errorf("another user's connect gave %v, error %v; want no permission", conn, err)
+			}
+			out, code := w.runAs(nobody, c.program, "status", "--admin-socket=unix://"+c.socket)
+			if code != 1 || !strings.Contains(out, "permission denied") || !strings.Contains(out, "another user") {
+				t.Errorf("%s status as another user: exit status %d: %s", c.program, code, out)
+			}
+
+			// Somebody opens it to the world: the kernel's word on the peer still holds.
+			w.must(os.Chmod(c.socket, 0o666))
+			from := length(c.process)
+			conn, err := grpc.NewClient("unix:"+c.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+				grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return dialAs(nobody, nobody, c.socket) }))
+			w.must(err)
+			defer conn.Close()
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			if names, err := services(ctx, conn); status.Code(err) != codes.Unavailable {
+				t.Errorf("another user got %v, error %v", names, err)
+			}
+			w.waitLine(c.process, from, "admin connection refused", fmt.Sprintf("user %d may not use this socket", nobody), fmt.Sprintf("peer_uid=%d", nobody))
+			http, err := dialAs(nobody, nobody, c.socket)
+			w.must(err)
+			defer http.Close()
+			_, _ = io.WriteString(http, "GET /debug/pprof/ HTTP/1.0\r\n\r\n") // it may be closed already
+			if answer, _ := io.ReadAll(http); len(answer) > 0 {
+				t.Errorf("another user got pprof: %s", answer)
+			}
+			if names, err := services(ctx, w.dial(c.socket)); err != nil || len(names) == 0 {
+				t.Errorf("root got %v, error %v", names, err)
+			}
+		})
+	}
+}
+
+func modeOf(t *testing.T, path string) fs.FileMode {
+	t.Helper()
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info.Mode().Perm()
+}
+
+// runAs runs lb or frontend as another user and returns what it printed and its
+// exit status.
+func (w *world) runAs(uid uint32, program string, args ...string) (string, int) {
+	w.t.Helper()
+	// The folder of the binaries is ours alone.
+	path := w.path("open-" + program)
+	if _, err := os.Stat(path); err != nil {
+		b, err := os.ReadFile(filepath.Join(binaries, program))
+		w.must(err)
+		w.must(os.WriteFile(path, b, 0o755))
+	}
+	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	out, err := cmd.CombinedOutput()
+	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+		w.t.Fatal(err)
+	}
+	return string(out), cmd.ProcessState.ExitCode()
+}
+
+// Design section 10: "Socket: 0600, or 0660 by --socket-mode for a pod whose two containers have different users and
+// share a group (fsGroup); never open to the world. Directory made by us if missing".
+func TestReadinessSocketHasTheModeAskedFor(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.must(os.Chmod(w.Dir, 0o711))
+	for _, c := range []struct {
+		name              string
+		args              []string
+		socket, directory fs.FileMode
+		group             bool // may connect
+	}{
+		{"by default", nil, 0o600, 0o700, false},
+		{"for a group", []string{"--socket-mode=0660"}, 0o660, 0o750, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			// A umask that takes everything from everybody but the owner.
+			dir := w.path(fmt.Sprintf("socket-%o", c.socket))
+			socket := filepath.Join(dir, "lb.sock")
+			args := slices.Concat(w.pod.LBArgs(c.args...), []string{"--socket=unix://" + socket})
+			p, err := w.Start(w.Pod, "lb", append([]string{"/bin/sh", "-c", `umask 077; exec "$@"`, "lb"}, args...)...)
+			w.must(err)
+			w.pod.LB = p
+			w.waitLB("Readiness", true)
+			if got := modeOf(t, socket); got != c.socket {
+				t.Errorf("the socket has mode %#o, want %#o", got, c.socket)
+			}
+			if got := modeOf(t, dir); got != c.directory {
+				t.Errorf("its folder has mode %#o, want %#o", got, c.directory)
+			}
+			for _, gid := range []int{0, nobody} { // 0 is the group of the socket
+				want := c.group && gid == 0
+				conn, err := dialAs(nobody, gid, socket)
+				if (err == nil) != want {
+					t.Errorf("connect of group %d: %v, want leave: %t", gid, err, want)
+				}
+				if err == nil {
+					conn.Close()
+				}
+			}
+			w.must(p.Signal(syscall.SIGTERM))
+			w.wantExit(p, 0)
+			if left, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(left) > 0 {
+				t.Errorf("the end of lb left %v, error %v", left, err)
+			}
+		})
+	}
+}
+
+// Design section 10: "flock, connect before unlink, refuse to remove what is not a socket".
+func TestReadinessSocketOfADeadLBIsReplacedAndOfALiveOneIsNot(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.up(w.target1)
+	w.startPod()
+	w.wantRoutes(vipA4, vipA6)
+	w.must(w.pod.LB.Kill())
+	w.wantRoutes()
+	if _, err := net.Dial("unix", w.pod.Socket()); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Fatalf("kill -9 left no socket that refuses, so that nothing is shown: %v", err)
+	}
+	w.must(w.pod.StartLB())
+	w.wantRoutes(vipA4, vipA6)
+	mark := w.mark()
+
+	beside := []string{"--health-port=7791", "--metrics-port=0", "--admin-socket=unix://" + w.path("other-admin.sock")}
+	out, code := w.run("lb", slices.Concat(w.pod.LBArgs()[1:], beside)...)
+	if want := "socket " + w.pod.Socket() + " is in use by another process"; code != 1 || !strings.Contains(out, want) {
+		t.Errorf("a second lb on the socket: exit status %d, want 1 for %q: %s", code, want, out)
+	}
+	if _, err := w.ask(w.operator()); err != nil {
+		t.Errorf("the first lb, after a second one tried: %v", err)
+	}
+
+	precious := w.path("precious")
+	w.must(os.WriteFile(precious, []byte("do not remove"), 0o600))
+	out, code = w.run("lb", slices.Concat(w.pod.LBArgs()[1:], beside, []string{"--socket=unix://" + precious})...)
+	if want := precious + " is not a socket but a file"; code != 1 || !strings.Contains(out, want) {
+		t.Errorf("lb on a file: exit status %d, want 1 for %q: %s", code, want, out)
+	}
+	if b, err := os.ReadFile(precious); err != nil || string(b) != "do not remove" {
+		t.Errorf("the file holds %q now, error %v", b, err)
+	}
+	w.wantSilence(mark)
+}
+
+// birdConf is the path of the configuration of the pod's BIRD.
+func (w *world) birdConf() string {
+	w.t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", w.birdPID()))
+	w.must(err)
+	args := strings.Split(string(b), "\x00")
+	i := slices.Index(args, "-c")
+	if i < 0 || i+1 == len(args) {
+		w.t.Fatalf("BIRD runs without a configuration: %q", args)
+	}
+	return args[i+1]
+}
+
+// passwords finds what BIRD's configuration calls a password.
+var passwords = regexp.MustCompile(`password "([^"]+)"`)
+
+// Design section 10: "No secret in argv, logs, --debug output or metrics".
+func TestNoSecretIsShownAnywhere(t *testing.T) {
+	t.Parallel()
+	const gatewayPassword = "a-password-of-the-gateway"
+	w := newWorld(t)
+	w.must(w.gateway.Process.Kill())
+	w.gateway.Password = gatewayPassword
+	w.must(w.gateway.Start())
+	key := w.path("gateway.key")
+	w.must(os.WriteFile(key, []byte(gatewayPassword+"\n"), 0o600))
+	text := usualTrench()
+	for _, g := range []string{lab.GatewayA4.String(), `"` + lab.GatewayA6.String() + `"`} {
+		text = strings.Replace(text, "address: "+g, "address: "+g+", passwordFile: "+key, 1)
+	}
+	w.must(w.pod.WriteTrench(text))
+	w.up(w.target1)
+	w.must(w.pod.StartLB("--debug"))
+	w.must(w.pod.StartFrontend("--debug", "--log-bird"))
+	w.wantRoutes(vipA4, vipA6)
+
+	conf := w.birdConf()
+	b, err := os.ReadFile(conf)
+	w.must(err)
+	if mode := modeOf(t, conf); mode != 0o600 {
+		t.Errorf("%s has mode %#o, want 0600", conf, mode)
+	}
+	secrets := map[string]string{"the password of the gateway": gatewayPassword}
+	for _, m := range passwords.FindAllStringSubmatch(string(b), -1) {
+		if m[1] != gatewayPassword {
+			secrets["the password of the loopback session"] = m[1]
+		}
+	}
+	ca, err := os.ReadFile(filepath.Join(w.pod.Authority(), "ca.key"))
+	w.must(err)
+	secrets["the key of the authority"] = strings.Split(string(ca), "\n")[1]
+	if len(secrets) != 3 || len(secrets["the password of the loopback session"]) < 16 {
+		t.Fatalf("BIRD's configuration and the authority hold only %d secrets", len(secrets))
+	}
+
+	shown := map[string]string{
+		"metrics of lb": w.get(lab.LBMetrics, "/metrics"), "metrics of frontend": w.get(lab.FrontendMetrics, "/metrics"),
+	}
+	admin := "--admin-socket=unix://" + w.pod.FrontendAdmin()
+	show := func(program string, args ...string) {
+		out, code := w.run(program, args...)
+		name := program + " " + strings.Join(args, " ")
+		// A status that is not all well ends with 1.
+		if code > 1 || len(out) < 100 {
+			t.Errorf("%s: exit status %d: %s", name, code, out)
+		}
+		shown[name] = out
+	}
+	show("frontend", "debug", admin)
+	show("frontend", "render", "--trench-file="+w.pod.TrenchFile(), "--external-interface="+lab.External, "--bird-dir="+w.pod.BirdDir(), "--bird-socket="+w.pod.BirdSocket())
+	show("frontend", "status", "--output=json", admin)
+	show("frontend", "events", "--output=json", admin)
+	show("lb", "status", "--output=json", "--admin-socket=unix://"+w.pod.LBAdmin())
+	for _, rendered := range []string{"frontend debug " + admin} {
+		if !strings.Contains(shown[rendered], "protocol bgp") {
+			t.Errorf("%s shows no configuration of BIRD", rendered)
+		}
+	}
+	pids, err := w.Pod.Processes(t.Context())
+	w.must(err)
+	if len(pids) < 3 {
+		t.Errorf("the pod has only %d processes", len(pids))
+	}
+	for _, pid := range pids {
+		for _, file := range []string{"cmdline", "environ"} {
+			b, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
+			w.must(err)
+			shown[fmt.Sprintf("%s of %d (%s)", file, pid, bytes.SplitN(b, []byte{0}, 2)[0])] = string(b)
+		}
+	}
+	// Whatever else was written: logs, above all.
+	w.must(filepath.WalkDir(w.Dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if path == filepath.Dir(w.gateway.Socket()) || path == w.pod.Authority() {
+			return fs.SkipDir // the gateway is not ours to judge
+		}
+		if !e.Type().IsRegular() || path == conf || path == key {
+			return nil
+		}
+		b, err := os.ReadFile(path)
+		shown[path] = string(b)
+		return err
+	}))
+	if log := shown[w.pod.Frontend.Log]; !strings.Contains(log, "level=DEBUG") {
+		t.Error("the frontend's log is not at level debug")
+	}
+	for where, text := range shown {
+		for what, secret := range secrets {
+			if i := strings.Index(text, secret); i >= 0 {
+				t.Errorf("%s stands in %s: %q", what, where, text[max(0, i-80):i])
+			}
+		}
+	}
+}

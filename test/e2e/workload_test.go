@@ -1,0 +1,368 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/identity/identitytest"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+var lbID, frontendID = spiffeid.RequireFromString(lab.LBID), spiffeid.RequireFromString(lab.FrontendID)
+
+// attested is a world whose lb and frontend have their SVIDs from the Workload
+// API, each from one of its own.
+type attested struct {
+	*world
+	ca           *identitytest.CA
+	lb, frontend *identitytest.WorkloadAPI
+}
+
+func newAttested(t *testing.T) attested {
+	t.Helper()
+	return attested{
+		world: newWorld(t), ca: identitytest.NewCA(t, lab.TrustDomain),
+		lb: identitytest.NewWorkloadAPI(t), frontend: identitytest.NewWorkloadAPI(t),
+	}
+}
+
+// start starts lb and frontend; without a name, each takes the SVID it is offered.
+func (a attested) start(named bool) {
+	a.t.Helper()
+	lbArgs, frontendArgs := []string{"--identity=spiffe"}, []string{"--identity=spiffe"}
+	if named {
+		lbArgs, frontendArgs = append(lbArgs, "--spiffe-id="+lab.LBID), append(frontendArgs, "--spiffe-id="+lab.FrontendID)
+	}
+	a.startLBAs([]string{"SPIFFE_ENDPOINT_SOCKET=" + a.lb.Addr()}, as(a.pod.LBArgs(quick), lbArgs...))
+	a.startFrontendAs([]string{"SPIFFE_ENDPOINT_SOCKET=" + a.frontend.Addr()}, as(a.pod.FrontendArgs(quick, quickSettle), frontendArgs...))
+}
+
+// offer offers each an SVID that is valid for ttl from now.
+func (a attested) offer(api *identitytest.WorkloadAPI, id spiffeid.ID, ttl time.Duration) *x509svid.SVID {
+	a.t.Helper()
+	svid := a.ca.SVID(id, ttl)
+	api.Offer(a.ca, []*x509svid.SVID{svid})
+	return svid
+}
+
+// Design section 9: "SVID rotated | moved to a second connection, no UPDATE at the gateway".
+func TestSVIDRotationEverySecondSendsNoUpdate(t *testing.T) {
+	t.Parallel()
+	const (
+		rotations = 30
+		// Every connection has to end within this, and no SVID is late before it.
+		life = 4 * time.Second
+	)
+	a := newAttested(t)
+	a.lb.Start()
+	a.frontend.Start()
+	a.lb.Rotate(a.ca, lbID, time.Second, life)
+	a.frontend.Rotate(a.ca, frontendID, time.Second, life)
+	a.up(a.target1)
+	a.up(a.target2)
+	a.start(true)
+	a.wantRoutes(every()...)
+	mark, lbFrom, from := a.mark(), length(a.pod.LB), length(a.pod.Frontend)
+	moves := metric(t, a.get(lab.FrontendMetrics, "/metrics"), "vipgate_frontend_lb_stream_moves_total")
+
+	deadline := time.Now().Add(rotations*time.Second + patience)
+	for lb, frontend := 0, 0; lb < rotations || frontend < rotations; {
+		if time.Now().After(deadline) {
+			t.Fatalf("lb saw %d rotations and frontend %d, want %d", lb, frontend, rotations)
+		}
+		lb, frontend = len(lines(a.pod.LB, lbFrom, "SVID rotated")), len(lines(a.pod.Frontend, from, "SVID rotated"))
+		a.waitPast(time.Now().Add(100 * time.Millisecond))
+		a.wantRunning(a.pod.LB, a.pod.Frontend)
+	}
+	a.wantSilence(mark)
+	a.waitFrontend("Readiness", true)
+	page := a.get(lab.FrontendMetrics, "/metrics")
+	// A connection lives for 4 s at most, and is replaced when half of that is over.
+	if moved := metric(t, page, "vipgate_frontend_lb_stream_moves_total") - moves; moved < rotations/4 {
+		t.Errorf("the readiness stream moved %v times in %d rotations", moved, rotations)
+	}
+	if lost := metric(t, page, "vipgate_frontend_lb_stream_reconnects_total"); lost != 0 {
+		t.Errorf("the readiness stream was lost %v times", lost)
+	}
+}
+
+// metric is the value of the first sample whose name, with its labels, begins so.
+func metric(t *testing.T, page, name string) float64 {
+	t.Helper()
+	for line := range strings.Lines(page) {
+		if rest, ok := strings.CutPrefix(line, name); ok {
+			var value float64
+			if _, err := fmt.Sscan(rest[strings.LastIndex(rest, " ")+1:], &value); err != nil {
+				t.Fatalf("sample %q: %v", line, err)
+			}
+			return value
+		}
+	}
+	t.Fatalf("there is no sample of %s", name)
+	return 0
+}
+
+// Design section 9: "SVID expired, no new one | connection closed at NotAfter -> LB_LOST; Identity NOT_SERVING, metric
+// and event from 2/3 of its life".
+func TestExpiredSVIDEndsTheConnectionAndWithdraws(t *testing.T) {
+	t.Parallel()
+	// Long enough to see what is said between 2/3 of it and its end.
+	const life = 9 * time.Second
+	for _, c := range []struct {
+		whose, health, metrics string
+		id                     spiffeid.ID
+		api                    func(attested) *identitytest.WorkloadAPI
+		wait                   func(*world, string, bool, ...string) string
+	}{
+		{
+			"frontend", lab.FrontendHealth, lab.FrontendMetrics, frontendID,
+			func(a attested) *identitytest.WorkloadAPI { return a.frontend }, (*world).waitFrontend,
+		},
+		{"lb", lab.LBHealth, lab.LBMetrics, lbID, func(a attested) *identitytest.WorkloadAPI { return a.lb }, (*world).waitLB},
+	} {
+		t.Run(c.whose, func(t *testing.T) {
+			t.Parallel()
+			a := newAttested(t)
+			a.lb.Start()
+			a.frontend.Start()
+			a.offer(a.lb, lbID, time.Hour)
+			a.offer(a.frontend, frontendID, time.Hour)
+			a.up(a.target1)
+			a.start(true)
+			a.wantRoutes(vipA4, vipA6)
+			a.wantHealth(c.health, "Identity", healthv1.HealthCheckResponse_SERVING)
+
+			// The last SVID for now: the connection moves to it, and ends with it.
+			mark, from, lbFrom := a.mark(), length(a.pod.Frontend), length(a.pod.LB)
+			svid := a.offer(c.api(a), c.id, life)
+			end := svid.Certificates[0].NotAfter
+			if c.whose == "lb" {
+				// An open connection ends with the SVIDs it began with; this has the
+				// frontend begin another one.
+				a.waitLine(a.pod.LB, lbFrom, "SVID rotated")
+				a.offer(a.frontend, frontendID, time.Hour)
+			}
+			a.waitLine(a.pod.Frontend, from, "readiness stream open")
+			c.wait(a.world, "Identity", false, "nobody has renewed it")
+			if now := time.Now(); now.After(end) {
+				t.Fatalf("Identity served until the SVID had ended at %v, it is %v now", end, now)
+			}
+			a.wantHealth(c.health, "Identity", healthv1.HealthCheckResponse_NOT_SERVING)
+			a.wantHealth(c.health, "Readiness", healthv1.HealthCheckResponse_NOT_SERVING)
+			name := fmt.Sprintf("vipgate_identity_not_after_timestamp_seconds{spiffe_id=%q}", c.id)
+			if got := metric(t, a.get(c.metrics, "/metrics"), name); got != float64(end.Unix()) {
+				t.Errorf("%s is %v, want %d", name, got, end.Unix())
+			}
+
+			for _, v := range []string{vipA4, vipA6} {
+				heard := a.waitHeard(mark, v, withdrawn)
+				// The gateway's clock may be read a little before it hears.
+				if heard.At.Before(end.Add(-time.Second)) {
+					t.Errorf("%s was withdrawn at %v, long before the SVID ended at %v", v, heard.At, end)
+				}
+				a.wantStory(mark, v, withdrawn)
+			}
+			if both := a.pod.LB.Output() + a.pod.Frontend.Output(); !strings.Contains(both, "connection ended with the SVID") {
+				t.Error("nobody logged that the connection ended with its SVID")
+			}
+			c.wait(a.world, "Identity", false, "our SVID "+c.id.String()+" expired", "the clock here says")
+			a.waitFrontend("Stream", false)
+			for _, v := range a.frontendStatus().GetVips() {
+				if want := readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_LOST; v.GetVip() == vipA4 && v.GetReason() != want {
+					t.Errorf("%s is withdrawn for %s, want %s", v.GetVip(), v.GetReason(), want)
+				}
+			}
+			r, err := frontendv1.NewFrontendServiceClient(a.dial(a.pod.FrontendAdmin())).ListEvents(t.Context(), &frontendv1.ListEventsRequest{})
+			a.must(err)
+			var lost, late bool
+			for _, e := range r.GetEvents() {
+				lost = lost || e.GetVip() == vipA4 && e.GetReason() == readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_LOST
+				late = late || strings.Contains(e.GetDetail(), "nobody has renewed it")
+			}
+			if !lost || late != (c.whose == "frontend") {
+				t.Errorf("the events tell of LB_LOST: %t, of the late SVID: %t: %v", lost, late, r.GetEvents())
+			}
+
+			a.offer(c.api(a), c.id, time.Hour)
+			a.wantRoutes(vipA4, vipA6)
+			a.wantHealth(c.health, "Identity", healthv1.HealthCheckResponse_SERVING)
+		})
+	}
+}
+
+// Design section 9: "Workload API absent at start | NOT_SERVING with the reason, retries, SIGTERM still works".
+func TestWorkloadAPIMayComeLateAndGo(t *testing.T) {
+	t.Parallel()
+	a := newAttested(t)
+	a.up(a.target1)
+	begin := func(reason ...string) {
+		a.start(true)
+		for _, health := range []string{lab.LBHealth, lab.FrontendHealth} {
+			a.wantHealth(health, "Identity", healthv1.HealthCheckResponse_NOT_SERVING)
+			a.wantHealth(health, "Readiness", healthv1.HealthCheckResponse_NOT_SERVING)
+			a.wantHealth(health, "Liveness", healthv1.HealthCheckResponse_SERVING)
+		}
+		a.waitLB("Identity", false, append(reason, "the Workload API at "+a.lb.Addr())...)
+		a.waitFrontend("Identity", false, append(reason, "the Workload API at "+a.frontend.Addr())...)
+	}
+	end := func() {
+		for _, p := range []*lab.Process{a.pod.LB, a.pod.Frontend} {
+			a.must(p.Signal(syscall.SIGTERM))
+			a.wantExit(p, 0)
+		}
+	}
+	// One that takes the call and says nothing, and one that is not there.
+	for _, api := range []*identitytest.WorkloadAPI{a.lb, a.frontend} {
+		api.Mute()
+		api.Start()
+	}
+	begin("waiting for the first SVID")
+	end()
+	for _, api := range []*identitytest.WorkloadAPI{a.lb, a.frontend} {
+		api.Stop()
+		api.Deny()
+	}
+	begin("no such file")
+	end()
+
+	begin("no such file")
+	// Refused by it is another reason than not there.
+	a.lb.Start()
+	a.waitLB("Identity", false, "it has no identity for this process")
+	a.offer(a.lb, lbID, time.Hour)
+	a.waitLB("Identity", true)
+	a.waitFrontend("Stream", false)
+	a.offer(a.frontend, frontendID, time.Hour)
+	a.frontend.Start()
+	a.wantRoutes(vipA4, vipA6)
+
+	// Gone, the last SVIDs stay in use.
+	mark, lbFrom, from := a.mark(), length(a.pod.LB), length(a.pod.Frontend)
+	a.lb.Stop()
+	a.frontend.Stop()
+	a.waitLine(a.pod.LB, lbFrom, "no new SVID")
+	a.waitLine(a.pod.Frontend, from, "no new SVID")
+	a.wantHealth(lab.LBHealth, "Identity", healthv1.HealthCheckResponse_SERVING)
+	a.wantHealth(lab.FrontendHealth, "Readiness", healthv1.HealthCheckResponse_SERVING)
+	a.up(a.target2)
+	a.wantRoutes(every()...)
+	a.offer(a.lb, lbID, time.Hour)
+	a.offer(a.frontend, frontendID, time.Hour)
+	a.lb.Start()
+	a.frontend.Start()
+	a.waitLine(a.pod.LB, lbFrom, "SVID rotated")
+	a.waitLine(a.pod.Frontend, from, "SVID rotated")
+	a.waitFor(func() error {
+		if metric(t, a.get(lab.FrontendMetrics, "/metrics"), "vipgate_frontend_lb_stream_moves_total") == 0 {
+			return fmt.Errorf("the readiness stream has not moved to the new SVID")
+		}
+		return nil
+	})
+	a.wantNothing(mark, vipA4, vipA6)
+	a.wantStory(mark, vipB4, announced)
+}
+
+// Design section 10: "--spiffe-id picks our own SVID when several are offered (absent: NOT_SERVING, listing what was
+// offered)".
+func TestSeveralSVIDsNeedAChoice(t *testing.T) {
+	t.Parallel()
+	a := newAttested(t)
+	a.up(a.target1)
+	for _, api := range []*identitytest.WorkloadAPI{a.lb, a.frontend} {
+		api.Offer(a.ca, []*x509svid.SVID{a.ca.SVID(a.ca.ID("/sidecar"), time.Hour), a.ca.SVID(lbID, time.Hour), a.ca.SVID(frontendID, time.Hour)})
+		api.Start()
+	}
+	offered := []string{"offers 3 SPIFFE IDs", a.ca.ID("/sidecar").String(), lab.LBID, lab.FrontendID, "--spiffe-id"}
+	a.start(false)
+	a.waitLB("Identity", false, offered...)
+	a.waitFrontend("Identity", false, offered...)
+	a.wantHealth(lab.LBHealth, "Readiness", healthv1.HealthCheckResponse_NOT_SERVING)
+	a.wantHealth(lab.FrontendHealth, "Readiness", healthv1.HealthCheckResponse_NOT_SERVING)
+	a.must(a.pod.LB.Kill())
+	a.must(a.pod.Frontend.Kill())
+
+	a.start(true)
+	a.wantRoutes(vipA4, vipA6)
+	if id := a.frontendStatus().GetSpiffeId(); id != lab.FrontendID {
+		t.Errorf("the frontend is %s, want %s", id, lab.FrontendID)
+	}
+}
+
+// volume is a folder as the kubelet and CSI drivers lay it: the files are links
+// into ..data, itself a link that is swapped to change all of them at once.
+type volume struct {
+	w     *world
+	dir   string
+	swaps int
+}
+
+// swap puts an SVID in place.
+func (v *volume) swap(a *identity.DevAuthority, svid *x509svid.SVID) {
+	v.w.t.Helper()
+	v.swaps++
+	data := fmt.Sprintf("..%d", v.swaps)
+	v.w.must(a.WriteFiles(filepath.Join(v.dir, data), svid))
+	v.w.must(os.Symlink(data, filepath.Join(v.dir, "..data_tmp")))
+	v.w.must(os.Rename(filepath.Join(v.dir, "..data_tmp"), filepath.Join(v.dir, "..data")))
+	if v.swaps > 1 {
+		v.w.must(os.RemoveAll(filepath.Join(v.dir, fmt.Sprintf("..%d", v.swaps-1))))
+		return
+	}
+	for _, name := range []string{identity.CertFile, identity.KeyFile, identity.BundleFile} {
+		v.w.must(os.Symlink(filepath.Join("..data", name), filepath.Join(v.dir, name)))
+	}
+}
+
+// Design section 9: "SVID rotated | moved to a second connection, no UPDATE at the gateway", for files.
+func TestFilesRotateBySymlinkSwapWithoutAnUpdate(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a := w.stranger()
+	lb, frontend := &volume{w: w, dir: w.path("svid-lb")}, &volume{w: w, dir: w.path("svid-frontend")}
+	w.up(w.target1)
+	w.startLBAs(nil, as(w.pod.LBArgs(), "--identity=files", "--svid-dir="+lb.dir))
+	w.startFrontendAs(nil, as(w.pod.FrontendArgs(), "--identity=files", "--svid-dir="+frontend.dir))
+	w.waitLB("Identity", false, "the files in "+lb.dir, "no such file")
+	w.waitFrontend("Identity", false, "the files in "+frontend.dir, "no such file")
+
+	lb.swap(a, w.mint(a, lab.LBID))
+	frontend.swap(a, w.mint(a, lab.FrontendID))
+	w.wantRoutes(vipA4, vipA6)
+	mark := w.mark()
+	for range 3 {
+		lbFrom, from := length(w.pod.LB), length(w.pod.Frontend)
+		lb.swap(a, w.mint(a, lab.LBID))
+		frontend.swap(a, w.mint(a, lab.FrontendID))
+		w.waitLine(w.pod.LB, lbFrom, "SVID rotated")
+		w.waitLine(w.pod.Frontend, from, "SVID rotated")
+		w.waitLine(w.pod.Frontend, from, "readiness stream open")
+	}
+	if moved := metric(t, w.get(lab.FrontendMetrics, "/metrics"), "vipgate_frontend_lb_stream_moves_total"); moved < 3 {
+		t.Errorf("the readiness stream moved %v times in 3 rotations", moved)
+	}
+	// Files that do not fit together change nothing.
+	from := length(w.pod.Frontend)
+	w.must(os.WriteFile(filepath.Join(frontend.dir, fmt.Sprintf("..%d", frontend.swaps), identity.CertFile), []byte("no certificate"), 0o600))
+	frontend.touch()
+	w.waitLine(w.pod.Frontend, from, "no new SVID", "tls.crt: holds no PEM certificate")
+	w.wantHealth(lab.FrontendHealth, "Readiness", healthv1.HealthCheckResponse_SERVING)
+	w.wantNothing(mark, vipA4, vipA6)
+}
+
+// touch makes the change of a file known: the kernel tells of the folder only.
+func (v *volume) touch() {
+	v.w.t.Helper()
+	v.w.must(os.WriteFile(filepath.Join(v.dir, "touched"), nil, 0o600))
+}
