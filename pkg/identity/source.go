@@ -68,7 +68,8 @@ type Status struct {
 	RenewalErr error
 	// Failures counts the attempts to get an SVID that failed since the start.
 	Failures uint64
-	// Overdue is true from 2/3 of the life of an SVID that nobody replaced.
+	// Overdue is true from 7/10 of the life of an SVID that nobody replaced:
+	// design section 9 says 2/3, when some issuers renew and are not late.
 	Overdue bool
 	// Offered lists the IDs that the origin offered last.
 	Offered []spiffeid.ID
