@@ -102,7 +102,9 @@ func TestBadTrenchFileLeavesGatewaysAsTheyAre(t *testing.T) {
 	w.startPod()
 	w.wantRoutes(vipA4, vipA6)
 	mark, sessions := w.mark(), w.sessions()
-	valid := func() float64 { return metric(t, w.get(lab.FrontendMetrics, "/metrics"), "vipgate_configuration_valid") }
+	valid := func() float64 {
+		return metric(t, w.get(lab.FrontendMetrics, "/metrics"), "vipgate_configuration_valid")
+	}
 	configures := func() float64 {
 		return metric(t, w.get(lab.FrontendMetrics, "/metrics"), "vipgate_frontend_bird_configures_total")
 	}
