@@ -1,0 +1,102 @@
+package frontend
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/readiness"
+)
+
+// monotonic tells whether a time carries a reading of the monotonic clock. Two
+// such times are compared by it, whatever happens to the wall clock (package time).
+func monotonic(t time.Time) bool { return t != t.Round(0) }
+
+// Design section 9: "clock jumps | leases and timers: nothing (monotonic)". The
+// clock of a machine cannot be moved in a test; what makes a jump harmless can
+// be seen: every time that the gate is given comes from the monotonic clock.
+func TestClockJumpsMoveNoLease(t *testing.T) {
+	dir, err := os.MkdirTemp("", "vg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	socket := filepath.Join(dir, "lb.sock")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	frontendID := spiffeid.RequireFromString("spiffe://example.org/frontend")
+	table := readiness.NewTable(readiness.TableOptions{Lease: time.Minute, StaleGrace: time.Minute})
+	table.Commit(readiness.Decision{Synced: true, Changed: []readiness.VIPReadiness{
+		{VIP: vipA, State: readiness.Ready},
+		{VIP: vipB, State: readiness.Draining, DrainEnd: time.Now().Add(time.Minute)},
+	}})
+	server := grpc.NewServer(readiness.GRPCOptions()...)
+	readinessv1.RegisterReadinessServiceServer(server, readiness.NewServer(table, readiness.ServerOptions{
+		Peer: func(context.Context) (spiffeid.ID, bool) { return frontendID, true },
+		Role: readiness.RolesOf([]spiffeid.ID{frontendID}, nil),
+		Log:  slog.New(slog.DiscardHandler),
+	}))
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+
+	w := readiness.NewWatcher(readiness.WatcherOptions{
+		Target: socket, Credentials: insecure.NewCredentials(), Log: slog.New(slog.DiscardHandler),
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	ran := make(chan error, 1)
+	go func() { ran <- w.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		<-ran
+		server.Stop()
+		<-served
+	})
+	next := func(until func(gate.Heard) bool) gate.Heard {
+		t.Helper()
+		deadline := time.After(30 * time.Second)
+		var words []gate.Word
+		for {
+			select {
+			case <-w.Changed():
+			case <-deadline:
+				t.Fatal("the watcher did not hear of it")
+			}
+			h := heardOf(w.Take())
+			words = append(words, h.Words...)
+			if until(h) {
+				h.Words = words
+				return h
+			}
+		}
+	}
+
+	h := next(func(h gate.Heard) bool { return h.Live })
+	if !monotonic(h.LeaseEnd) {
+		t.Errorf("the end of the lease follows the wall clock: %v", h.LeaseEnd)
+	}
+	for _, word := range h.Words {
+		if word.Said == gate.SaidDraining && !monotonic(word.DrainEnd) {
+			t.Errorf("the end of a VIP's drain follows the wall clock: %v", word.DrainEnd)
+		}
+	}
+	table.GoAway(time.Minute)
+	if h := next(func(h gate.Heard) bool { return h.GoingAway }); !monotonic(h.DrainEnd) {
+		t.Errorf("the end of the load balancer's drain follows the wall clock: %v", h.DrainEnd)
+	}
+	server.Stop()
+	if h := next(func(h gate.Heard) bool { return !h.Live }); !monotonic(h.EndedAt) {
+		t.Errorf("the end of the stream follows the wall clock: %v", h.EndedAt)
+	}
+}
