@@ -80,7 +80,7 @@ func story(heard []lab.Heard) []string {
 func (w *world) wantStory(mark int, prefix string, want ...string) {
 	w.t.Helper()
 	if got := w.heard(mark, prefix); !slices.Equal(story(got), want) {
-		w.t.Errorf("the gateway heard of %s %v, want %v: %v", prefix, story(got), want, got)
+		w.t.Fatalf("the gateway heard of %s %v, want %v: %v", prefix, story(got), want, got)
 	}
 }
 

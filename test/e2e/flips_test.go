@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -219,6 +220,35 @@ func TestThousandFlipsEndRight(t *testing.T) {
 	if n := strings.Count(w.pod.Frontend.Output(), "session with BIRD is up"); n != 1 {
 		t.Errorf("the session with BIRD came up %d times", n)
 	}
+}
+
+// Design section 4: "A slow reader gets merged, newest-wins values": flips that nobody could read in time end right.
+func TestFlipsWhileTheFrontendHangsEndRight(t *testing.T) {
+	t.Parallel()
+	const flips = 1000
+	w := newWorld(t)
+	lb := w.startScriptedLB()
+	w.must(w.pod.StartFrontend("--flap-backoff=off", quickSettle))
+	lb.say([]string{vipA6, vipB4})
+	w.wantRoutes(vipA6, vipB4)
+	mark := w.mark()
+
+	w.must(w.pod.Frontend.Signal(syscall.SIGSTOP))
+	for n := range flips {
+		if n%2 == 0 {
+			lb.say([]string{vipA4}, vipA6)
+		} else {
+			lb.say([]string{vipA6}, vipA4)
+		}
+	}
+	lb.say([]string{vipA4}, vipA6)
+	w.must(w.pod.Frontend.Signal(syscall.SIGCONT))
+	w.wantRoutes(vipA4, vipB4)
+	// Nothing is on its way any more: what was said later has come.
+	lb.say(nil, vipB4)
+	w.waitHeard(mark, vipB4, withdrawn)
+	w.wantRoutes(vipA4)
+	w.wantRunning(w.pod.Frontend)
 }
 
 // Design section 5: "The first rise is free; after the second flap within 60 s it waits 1, 2, 4 … 30 s. Down is always

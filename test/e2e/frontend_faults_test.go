@@ -211,6 +211,28 @@ func TestFrontendTermIsSeenByProbesAndSkippedByASecond(t *testing.T) {
 	w.wantStory(mark, vipA6, depreferred, withdrawn)
 }
 
+// Design section 5: at the end of a stop of the frontend "`down`, wait 2 s, SIGKILL, exit".
+func TestFrontendTermWaitsForABIRDThatHangs(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.up(w.target1)
+	w.must(w.pod.StartLB())
+	w.must(w.pod.StartFrontend("--drain-time=0s", "--settle=10m"))
+	w.wantRoutes(vipA4, vipA6)
+	mark, bird := w.mark(), w.birdPID()
+
+	w.must(w.pod.Frontend.Signal(syscall.SIGTERM))
+	w.waitHeard(mark, vipA4, withdrawn)
+	w.waitHeard(mark, vipA6, withdrawn)
+	w.must(syscall.Kill(bird, syscall.SIGSTOP))
+	w.must(w.pod.Frontend.Signal(syscall.SIGTERM)) // no more settling
+	w.wantExit(w.pod.Frontend, 0)
+	if w.runs(bird) {
+		t.Errorf("BIRD (pid %d) outlived the frontend", bird)
+	}
+	w.waitLog(w.pod.Frontend, "BIRD did not end in time; killing it")
+}
+
 // Design section 5, rows 6 and 7: "operator drained … drain time not over: de-preferred", "drain time over: withdrawn".
 func TestOperatorDrainsOneVIPAndTakesItBack(t *testing.T) {
 	t.Parallel()

@@ -217,14 +217,17 @@ func (g *Gateway) WantRoutes(ctx context.Context, prefixes ...string) error {
 	})
 }
 
-// Updates counts what the gateway was told about a prefix so far, every
-// announcement and every withdrawal, also those that changed nothing.
+// Updates counts what the gateway heard of a prefix so far: every announcement,
+// also one that changed nothing, and every end of its route. A trace that cannot
+// be read counts as -1.
 func (g *Gateway) Updates(prefix string) int {
+	trace, err := g.Trace()
+	if err != nil {
+		return -1
+	}
 	n := 0
-	for line := range strings.Lines(g.Process.Output()) {
-		words := strings.Fields(line)
-		// "trench0.ipv4 > added [best] 20.0.0.1/32 ..." and its like.
-		if i := slices.Index(words, ">"); i > 0 && strings.Contains(words[i-1], "trench") && slices.Contains(words[i:], prefix) {
+	for _, h := range trace {
+		if h.Prefix.String() == prefix {
 			n++
 		}
 	}
