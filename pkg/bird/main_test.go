@@ -5,38 +5,78 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"syscall"
 	"testing"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 )
 
 const birdExecutable = "/usr/sbin/bird"
 
-// insideVariable tells the second incarnation of the tests that it has a network
-// namespace of its own.
-const insideVariable = "VIPGATE_TEST_NETNS"
+// insideVariable tells the second incarnation of the tests that it has namespaces
+// of its own.
+const insideVariable = "VIPGATE_TEST_NAMESPACES"
 
-// TestMain runs the tests in a new network namespace: the Supervisor and its
-// BIRD look at the interfaces of the whole process.
+// TestMain runs the tests in a new network namespace, since the Supervisor and
+// its BIRD look at the interfaces of the whole process, and in new PID and mount
+// namespaces: however the tests end, every BIRD that they started, and every
+// namespace that they named, ends with them.
 func TestMain(m *testing.M) {
-	if os.Getenv(insideVariable) != "" || os.Geteuid() != 0 {
+	switch {
+	case os.Geteuid() != 0: // the tests that need root say so
 		goleak.VerifyTestMain(m)
-		return
+	case os.Getenv(insideVariable) != "":
+		if err := ownMounts(); err != nil {
+			fmt.Fprintln(os.Stderr, "mounts of the tests:", err)
+			os.Exit(1)
+		}
+		goleak.VerifyTestMain(m)
+	default:
+		os.Exit(runInside())
 	}
-	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+}
+
+// ownMounts gives the tests a /proc that shows their PID namespace, and a place
+// for names of network namespaces that nobody else sees.
+func ownMounts() error {
+	const names = "/run/netns" // of iproute2
+	if err := os.MkdirAll(names, 0o755); err != nil {
+		return err
+	}
+	return errors.Join(
+		unix.Mount("proc", "/proc", "proc", 0, ""),
+		unix.Mount("tmpfs", names, "tmpfs", 0, ""),
+	)
+}
+
+// runInside runs the tests in their namespaces and returns their exit status.
+func runInside() int {
+	// Pdeathsig fires at the end of the thread that forked.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	self, err := os.Executable()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	cmd := exec.Command(self, os.Args[1:]...)
 	cmd.Env = append(os.Environ(), insideVariable+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	// The tests end with us, also at a timeout of `go test`.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
-	err := cmd.Run()
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:   syscall.CLONE_NEWNET | syscall.CLONE_NEWPID,
+		Unshareflags: syscall.CLONE_NEWNS, // for a /proc of their own; mounts stay private
+		Pdeathsig:    syscall.SIGKILL,
+	}
+	err = cmd.Run()
 	var exit *exec.ExitError
 	switch {
 	case err == nil:
-		os.Exit(0)
+		return 0
 	case errors.As(err, &exit):
-		os.Exit(max(1, exit.ExitCode()))
+		return max(1, exit.ExitCode())
 	}
-	fmt.Fprintln(os.Stderr, "network namespace for the tests:", err)
-	os.Exit(1)
+	fmt.Fprintln(os.Stderr, "namespaces for the tests:", err)
+	return 1
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"time"
 )
 
@@ -125,13 +124,7 @@ func (s *Supervisor) command(ctx context.Context, command string) (Reply, error)
 	}
 	bounded, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
-	kept := s.client != nil
 	reply, err := s.exchange(bounded, command)
-	if reply == nil && kept && !errors.Is(err, os.ErrDeadlineExceeded) {
-		// The connection was dropped or garbled, which says nothing about BIRD
-		// as long as another one works.
-		reply, err = s.exchange(bounded, command)
-	}
 	if reply == nil {
 		if time.Since(deadline) > starved && ctx.Err() == nil {
 			s.silent = time.Now()
@@ -220,7 +213,8 @@ func (s *Supervisor) look(ctx context.Context, p *process) {
 }
 
 // missed notes that a look was not answered. Only a silence of commandTimeout
-// says something about BIRD.
+// says something about BIRD: a connection that was dropped or garbled does not,
+// as long as the next one works.
 func (s *Supervisor) missed(err error) {
 	var refused *RefusedError
 	switch {

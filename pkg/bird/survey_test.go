@@ -215,8 +215,11 @@ func TestSurveysArePublishedWhenTheySaySomethingNew(t *testing.T) {
 			t.Error("a survey though nothing is wanted")
 		}
 		_, changed := s.result.Get()
+		begin := time.Now()
 		w.Set(wanted{gateways: []trench.Gateway{someGateway()}, generation: 1})
-		<-changed // without waiting for the next poll
+		if <-changed; !time.Now().Equal(begin) {
+			t.Error("it waited for the next poll")
+		}
 		if published(10 * time.Second) {
 			t.Error("another survey though nothing changed")
 		}
