@@ -556,7 +556,10 @@ func TestRefusedConfigurationLeavesTheOldInForce(t *testing.T) {
 		t.Fatalf("state: %+v", s)
 	}
 	looked := time.Now().Add(2500 * time.Millisecond)
-	p.await("later looks", func(s bird.State) bool { return s.At.After(looked) })
+	s = p.await("later looks", func(s bird.State) bool { return s.At.After(looked) })
+	if !strings.Contains(s.Gateways[1].Problem, "BIRD refused") {
+		t.Errorf("the gateway does not say why it has no session: %+v", s.Gateways[1])
+	}
 	if n := strings.Count(p.Log.String(), "BIRD keeps its old configuration"); n != 1 {
 		t.Errorf("complained %d times about the same configuration", n)
 	}

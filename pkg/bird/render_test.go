@@ -123,3 +123,46 @@ func TestNamesThatWouldMeanSomethingElseAreRefused(t *testing.T) {
 		}
 	}
 }
+
+func TestOptionsAreInTheConfiguration(t *testing.T) {
+	in := fullInput()
+	in.ScanTime = 7500 * time.Millisecond
+	content, err := Render(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in.ECMP, in.Password, in.Sessions[0].Password = false, "", ""
+	without, err := Render(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text, n := range map[string][2]int{
+		"router id 1.2.3.4;":                        {1, 1},
+		"scan time 7;":                              {2, 2}, // of both families
+		"kernel table 4096;":                        {2, 2},
+		"merge paths yes;":                          {2, 0},
+		"local 127.0.0.1 port 1790 as 4200000001;":  {1, 1},
+		"neighbor 127.0.0.2 as 4200000000;":         {1, 1},
+		"password \"":                               {2, 0},
+		"graceful restart off;":                     {6, 6}, // two kinds, three sessions
+		"strict bind;":                              {4, 4}, // three sessions and BFD
+		"bgp_path.prepend(8103);":                   {3, 3}, // eBGP
+		"bgp_local_pref = 0;":                       {1, 1}, // iBGP
+		"20.0.0.1/32+":                              {1, 1},
+		"2000::1/128+":                              {1, 1},
+		"bfd { min tx interval 300 ms; min rx":      {1, 1},
+		"local 169.254.100.1 port 10179 as 8103;":   {1, 1},
+		"neighbor fd00::150 port 10180 as 8103;":    {1, 1},
+		"interface \"ext-vlan\"":                    {3, 3},
+		"debug protocols { states };":               {1, 1},
+		"protocol device { scan time 1; }":          {1, 1},
+		"error wait time 1, 5;":                     {2, 2},
+		"import limit 200000 action restart;":       {2, 2},
+		`if proto != "LB" then reject;`:             {2, 2},
+		`source = RTS_BGP && proto != "LB" then ac`: {1, 1},
+	} {
+		if got := [2]int{strings.Count(string(content), text), strings.Count(string(without), text)}; got != n {
+			t.Errorf("%q is there %v times, want %v", text, got, n)
+		}
+	}
+}

@@ -195,7 +195,7 @@ func (s *Supervisor) look(ctx context.Context, p *process) {
 	s.holds.saw(at, protocols)
 	bfd := s.bfd(ctx)
 	before := s.state.Load()
-	gateways := s.surveyor.result.Load().states(at, protocols, bfd, before.Gateways)
+	gateways := s.surveyor.result.Load().states(at, protocols, bfd, before)
 	if s.tell(before.Gateways, gateways) {
 		s.eager.begin(at) // its feed may be stuck
 	}
@@ -216,12 +216,11 @@ func (s *Supervisor) look(ctx context.Context, p *process) {
 // says something about BIRD: a connection that was dropped or garbled does not,
 // as long as the next one works.
 func (s *Supervisor) missed(err error) {
-	var refused *RefusedError
 	switch {
 	case errors.Is(err, errStarved):
 		return
-	case errors.As(err, &refused): // not a silence, but nothing was learned
-	case s.silent.IsZero() || time.Since(s.silent) < commandTimeout:
+	case s.silent.IsZero(): // it answered, that it refuses or is shutting down
+	case time.Since(s.silent) < commandTimeout:
 		return
 	default:
 		err = fmt.Errorf("%w: %w", ErrHung, err)

@@ -304,6 +304,26 @@ func TestDroppedAndGarbledConnectionsAreNotSilence(t *testing.T) {
 	}
 }
 
+func TestAnswerThatTellsNothingIsNotTakenForNoSession(t *testing.T) {
+	for _, answer := range []string{"0006 Shutting down\n", "9001 syntax error\n"} {
+		synctest.Test(t, func(t *testing.T) {
+			f := &fakeBIRD{up: true}
+			w := watch(t, f, 3*time.Second)
+			w.quieten()
+			f.with(func() { f.garble = func(string) string { return answer } })
+			w.after(pollInterval)
+			if s := w.State().Load(); s.Alive || s.Err == nil || errors.Is(s.Err, ErrHung) {
+				t.Errorf("after %q: %+v", answer, s)
+			}
+			f.with(func() { f.garble = nil })
+			w.after(pollInterval)
+			if s := w.State().Load(); !s.Alive || s.Err != nil || !s.Gateways[0].Up {
+				t.Errorf("after %q and a good answer: %+v", answer, s)
+			}
+		})
+	}
+}
+
 // late is a connection whose reads fail long after their deadline, as those of a
 // process that was not run meanwhile.
 type late struct {

@@ -108,9 +108,10 @@ func exports(gateways []GatewayState, want [len(vip.Families)]int) bool {
 	return true
 }
 
-// states joins what is wanted with the sessions that BIRD has.
-func (v survey) states(at time.Time, protocols map[string]Protocol, bfd map[netip.Addr]string, before []GatewayState) []GatewayState {
-	was := byName(before)
+// states joins what is wanted with the sessions that BIRD has. before is what
+// was known until now.
+func (v survey) states(at time.Time, protocols map[string]Protocol, bfd map[netip.Addr]string, before State) []GatewayState {
+	was := byName(before.Gateways)
 	list := make([]GatewayState, 0, len(v.gateways))
 	for _, c := range v.gateways {
 		g := GatewayState{Name: c.Name, Address: c.Address, Family: c.Family(), Since: at}
@@ -118,6 +119,8 @@ func (v survey) states(at time.Time, protocols map[string]Protocol, bfd map[neti
 		switch {
 		case v.problems[c.Name] != "":
 			g.Problem = v.problems[c.Name]
+		case !ok && before.ConfigErr != nil:
+			g.Problem = "BIRD has no such session: " + before.ConfigErr.Error()
 		case !ok:
 			g.Problem = "BIRD has no such session yet"
 		default:
@@ -135,7 +138,7 @@ func (v survey) states(at time.Time, protocols map[string]Protocol, bfd map[neti
 }
 
 // orphaned are the states of gateways that no BIRD talks to.
-func (v survey) orphaned(at time.Time, before []GatewayState) []GatewayState {
+func (v survey) orphaned(at time.Time, before State) []GatewayState {
 	list := v.states(at, nil, nil, before)
 	for i := range list {
 		if g := &list[i]; v.problems[g.Name] == "" {

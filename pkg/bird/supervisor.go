@@ -231,7 +231,7 @@ func (s *Supervisor) publishDead(err error, restarts int) {
 	now := time.Now()
 	s.state.Update(func(st State) State {
 		st.Alive, st.PID, st.Err, st.Restarts = false, 0, err, restarts
-		st.Gateways = s.surveyor.result.Load().orphaned(now, st.Gateways)
+		st.Gateways = s.surveyor.result.Load().orphaned(now, st)
 		return st
 	})
 }
