@@ -40,29 +40,13 @@ type pod struct {
 	gateway  *lab.Gateway
 }
 
-// skip leaves a test out, and has test/setup/test.sh say so at its end.
-func skip(t *testing.T, why string) {
-	t.Helper()
-	if file := os.Getenv("VIPGATE_SKIPPED"); file != "" {
-		f, err := os.OpenFile(file, os.O_APPEND|os.O_WRONLY, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close()
-		if _, err := fmt.Fprintf(f, "%s: %s\n", t.Name(), why); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Skip(why)
-}
-
 func newPod(t *testing.T) *pod {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		skip(t, "network and mount namespaces need root")
+		lab.Skip(t, "network and mount namespaces need root")
 	}
 	if errs := lab.Needs(); len(errs) > 0 {
-		skip(t, errs[0].Error())
+		lab.Skip(t, errs[0].Error())
 	}
 	p := &pod{
 		t: t, spec: deployment(t).Spec.Template.Spec, binaries: t.TempDir(), running: map[string]*lab.Process{},
