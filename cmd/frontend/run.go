@@ -11,8 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spiffe/go-spiffe/v2/spiffetls/tlsconfig"
-
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/pkg/frontend"
 	"github.com/vipgate/vipgate/pkg/gate"
@@ -163,7 +161,7 @@ func (c *runFlags) options(log *slog.Logger) (frontend.Options, error) {
 	}
 	authorize := identity.Authorize(cli.IDs(c.LBID)...)
 	if !c.LBTrustDomain.IsZero() {
-		authorize = tlsconfig.AuthorizeMemberOf(c.LBTrustDomain.TrustDomain)
+		authorize = identity.AuthorizeMember(c.LBTrustDomain.TrustDomain, cli.IDs(c.LBID)...)
 	}
 
 	o.LoadBalancers = cli.IDs(c.LBID)

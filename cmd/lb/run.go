@@ -7,9 +7,8 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/spiffe/go-spiffe/v2/spiffetls/tlsconfig"
-
 	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/lb"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -98,7 +97,7 @@ func (c *runFlags) options(log *slog.Logger) (lb.Options, error) {
 		o.MetricsAddr = cli.Address(c.MetricsHost, c.MetricsPort)
 	}
 	if !c.FrontendTrustDomain.IsZero() {
-		o.Authorize = tlsconfig.AuthorizeMemberOf(c.FrontendTrustDomain.TrustDomain)
+		o.Authorize = identity.AuthorizeMember(c.FrontendTrustDomain.TrustDomain, append(cli.IDs(c.FrontendID), cli.IDs(c.ReaderID)...)...)
 	}
 	return o, nil
 }

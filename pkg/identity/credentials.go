@@ -48,6 +48,21 @@ func Authorize(ids ...spiffeid.ID) tlsconfig.Authorizer {
 	}
 }
 
+// AuthorizeMember allows every member of the trust domain, and the given SPIFFE
+// IDs of whatever trust domain.
+func AuthorizeMember(td spiffeid.TrustDomain, ids ...spiffeid.ID) tlsconfig.Authorizer {
+	ids = slices.Clone(ids)
+	return func(got spiffeid.ID, _ [][]*x509.Certificate) error {
+		switch {
+		case got.MemberOf(td), slices.Contains(ids, got):
+			return nil
+		case len(ids) == 0:
+			return fmt.Errorf("the peer is %s, expected a member of trust domain %s", got, td)
+		}
+		return fmt.Errorf("the peer is %s, expected a member of trust domain %s or one of %s", got, td, join(ids))
+	}
+}
+
 // AuthInfo is what a handshake found out about the peer.
 type AuthInfo struct {
 	credentials.TLSInfo

@@ -117,6 +117,39 @@ func TestMutualTLSTellsEachSideWhoTheOtherIs(t *testing.T) {
 	}
 }
 
+func TestAuthorizeNamesWhoCameAndWhoIsExpected(t *testing.T) {
+	id := spiffeid.RequireFromString
+	td := spiffeid.RequireTrustDomainFromString("example.org")
+	a, b, guest := id("spiffe://example.org/a"), id("spiffe://example.org/b"), id("spiffe://example.net/a")
+	for _, c := range []struct {
+		name      string
+		authorize func(spiffeid.ID, [][]*x509.Certificate) error
+		allowed   []spiffeid.ID
+		denied    spiffeid.ID
+		says      string
+	}{
+		{"nobody", identity.Authorize(), nil, a, "expected one of nothing"},
+		{"one", identity.Authorize(a), []spiffeid.ID{a}, b, "the peer is spiffe://example.org/b, expected spiffe://example.org/a"},
+		{"two", identity.Authorize(a, b), []spiffeid.ID{a, b}, guest, "the peer is spiffe://example.net/a, expected one of spiffe://example.org/a, spiffe://example.org/b"},
+		{"members", identity.AuthorizeMember(td), []spiffeid.ID{a, b}, guest, "the peer is spiffe://example.net/a, expected a member of trust domain example.org"},
+		{
+			"members and a guest", identity.AuthorizeMember(td, guest),
+			[]spiffeid.ID{a, b, guest},
+			id("spiffe://example.net/b"),
+			"the peer is spiffe://example.net/b, expected a member of trust domain example.org or one of spiffe://example.net/a",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for _, id := range c.allowed {
+				must(t, c.authorize(id, nil))
+			}
+			if err := c.authorize(c.denied, nil); err == nil || !strings.HasSuffix(err.Error(), c.says) {
+				t.Errorf("%s: %v, want %q", c.denied, err, c.says)
+			}
+		})
+	}
+}
+
 // stranger is a certificate that is no SVID.
 func stranger(t *testing.T) *x509svid.SVID {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
