@@ -94,6 +94,7 @@ func TestLBRefusesEveryPeerButThoseNamedAndLogsWhy(t *testing.T) {
 		{"TLS 1.2", credentials.NewTLS(tls12), []string{"reason=protocol", "unsupported versions"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			w := w.in(t)
 			from := length(w.pod.LB)
 			conn := w.client(c.creds)
 			answer, err := w.ask(conn)
@@ -266,6 +267,7 @@ func TestFrontendBelievesNoLBButTheOneNamed(t *testing.T) {
 		{"TLS 1.2", credentials.NewTLS(tls12), []string{"TLS handshake", "protocol version"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			w := w.in(t)
 			from := length(w.pod.Frontend)
 			stop := w.impostor(c.creds)
 			defer stop()
@@ -284,22 +286,26 @@ func TestFrontendBelievesNoLBButTheOneNamed(t *testing.T) {
 // Design section 10: "AuthorizeMemberOf the widest".
 func TestTrustDomainMayStandForTheIDs(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.up(w.target1)
-	whole := "vipgate.demo"
-	w.startLBAs(nil, append(as(w.pod.LBArgs(), "--identity=dev", "--dev-authority-dir="+w.pod.Authority(), "--spiffe-id=spiffe://vipgate.demo/a"), "--frontend-trust-domain="+whole))
-	w.startFrontendAs(nil, append(as(w.pod.FrontendArgs(), "--identity=dev", "--dev-authority-dir="+w.pod.Authority(), "--spiffe-id=spiffe://vipgate.demo/b"), "--lb-trust-domain="+whole))
-	w.wantRoutes(vipA4, vipA6)
-	from := length(w.pod.LB)
-	if answer, err := w.ask(w.client(credentials.NewTLS(showing(w.mint(w.authority(), "spiffe://elsewhere.example/b"))))); err == nil {
-		t.Errorf("a member of another trust domain got %v", answer)
-	}
-	w.waitLine(w.pod.LB, from, "client refused", "reason=other_trust_domain", "peer_id=spiffe://elsewhere.example/b")
-	for _, watcher := range w.lbStatus().GetWatchers() {
-		if watcher.GetPeer() != "spiffe://vipgate.demo/b" || !watcher.GetReporting() {
+	a := newAttested(t)
+	a.up(a.target1)
+	// The LB trusts the authority of another trust domain, and yet wants none of it.
+	other := identitytest.NewCA(t, "elsewhere.example")
+	a.lb.Offer(a.ca, []*x509svid.SVID{a.ca.SVID(a.ca.ID("/a"), time.Hour)}, other.Bundle())
+	a.frontend.Offer(a.ca, []*x509svid.SVID{a.ca.SVID(a.ca.ID("/b"), time.Hour)})
+	a.lb.Start()
+	a.frontend.Start()
+	a.start(false, "--frontend-trust-domain="+lab.TrustDomain, "--lb-trust-domain="+lab.TrustDomain)
+	a.wantRoutes(vipA4, vipA6)
+	for _, watcher := range a.lbStatus().GetWatchers() {
+		if watcher.GetPeer() != a.ca.ID("/b").String() || !watcher.GetReporting() {
 			t.Errorf("the LB has the watcher %v", watcher)
 		}
 	}
+	from := length(a.pod.LB)
+	if answer, err := a.ask(a.client(credentials.NewTLS(showing(other.SVID(other.ID("/b"), time.Hour))))); status.Code(err) != codes.Unavailable {
+		t.Errorf("a member of another trust domain got %v, error %v", answer, err)
+	}
+	a.waitLine(a.pod.LB, from, "client refused", "reason=wrong_id", "peer_id="+other.ID("/b").String(), "expected a member of trust domain "+lab.TrustDomain)
 }
 
 // Design section 10: "LB and frontend often share a service account and so an ID: allowed with a warning".

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"testing"
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
@@ -23,6 +24,13 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/test/lab"
 )
+
+// in is the same world in a subtest, which fails by itself.
+func (w *world) in(t *testing.T) *world {
+	c := *w
+	c.t = t
+	return &c
+}
 
 // authority is the pod's development authority, which lb and frontend share.
 func (w *world) authority() *identity.DevAuthority {

@@ -38,10 +38,14 @@ func newAttested(t *testing.T) attested {
 	}
 }
 
-// start starts lb and frontend; without a name, each takes the SVID it is offered.
-func (a attested) start(named bool) {
+// start starts lb and frontend; without a name, each takes the SVID it is
+// offered. Further arguments are one for lb and one for frontend.
+func (a attested) start(named bool, extra ...string) {
 	a.t.Helper()
 	lbArgs, frontendArgs := []string{"--identity=spiffe"}, []string{"--identity=spiffe"}
+	if len(extra) == 2 {
+		lbArgs, frontendArgs = append(lbArgs, extra[0]), append(frontendArgs, extra[1])
+	}
 	if named {
 		lbArgs, frontendArgs = append(lbArgs, "--spiffe-id="+lab.LBID), append(frontendArgs, "--spiffe-id="+lab.FrontendID)
 	}

@@ -1,0 +1,139 @@
+package e2e
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// birdConf is the path of the configuration of the pod's BIRD.
+func (w *world) birdConf() string {
+	w.t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", w.birdPID()))
+	w.must(err)
+	args := strings.Split(string(b), "\x00")
+	i := slices.Index(args, "-c")
+	if i < 0 || i+1 == len(args) {
+		w.t.Fatalf("BIRD runs without a configuration: %q", args)
+	}
+	return args[i+1]
+}
+
+// passwords finds what BIRD's configuration calls a password.
+var passwords = regexp.MustCompile(`password "([^"]+)"`)
+
+// Design section 10: "No secret in argv, logs, --debug output or metrics".
+func TestNoSecretIsShownAnywhere(t *testing.T) {
+	t.Parallel()
+	const gatewayPassword = "a-password-of-the-gateway"
+	w := newWorld(t)
+	w.must(w.gateway.Process.Kill())
+	w.gateway.Password = gatewayPassword
+	w.must(w.gateway.Start())
+	key := w.path("gateway.key")
+	w.must(os.WriteFile(key, []byte(gatewayPassword+"\n"), 0o600))
+	text := usualTrench()
+	for _, g := range []string{lab.GatewayA4.String(), `"` + lab.GatewayA6.String() + `"`} {
+		text = strings.Replace(text, "address: "+g, "address: "+g+", passwordFile: "+key, 1)
+	}
+	w.must(w.pod.WriteTrench(text))
+	w.up(w.target1)
+	w.must(w.pod.StartLB("--debug"))
+	w.must(w.pod.StartFrontend("--debug", "--log-bird"))
+	w.wantRoutes(vipA4, vipA6)
+
+	conf := w.birdConf()
+	b, err := os.ReadFile(conf)
+	w.must(err)
+	if mode := modeOf(t, conf); mode != 0o600 {
+		t.Errorf("%s has mode %#o, want 0600", conf, mode)
+	}
+	secrets := map[string]string{"the password of the gateway": gatewayPassword}
+	for _, m := range passwords.FindAllStringSubmatch(string(b), -1) {
+		if m[1] != gatewayPassword {
+			secrets["the password of the loopback session"] = m[1]
+		}
+	}
+	ca, err := os.ReadFile(filepath.Join(w.pod.Authority(), "ca.key"))
+	w.must(err)
+	secrets["the key of the authority"] = strings.Split(string(ca), "\n")[1]
+	if len(secrets) != 3 || len(secrets["the password of the loopback session"]) < 16 {
+		t.Fatalf("BIRD's configuration and the authority hold only %d secrets", len(secrets))
+	}
+
+	shown := map[string]string{
+		"metrics of lb": w.get(lab.LBMetrics, "/metrics"), "metrics of frontend": w.get(lab.FrontendMetrics, "/metrics"),
+	}
+	admin := "--admin-socket=unix://" + w.pod.FrontendAdmin()
+	show := func(program string, args ...string) {
+		out, code := w.run(program, args...)
+		name := program + " " + strings.Join(args, " ")
+		// A status that is not all well ends with 1.
+		if code > 1 || len(out) < 100 {
+			t.Errorf("%s: exit status %d: %s", name, code, out)
+		}
+		shown[name] = out
+	}
+	show("frontend", "debug", admin)
+	show("frontend", "render", "--trench-file="+w.pod.TrenchFile(), "--external-interface="+lab.External, "--bird-dir="+w.pod.BirdDir(), "--bird-socket="+w.pod.BirdSocket())
+	show("frontend", "status", "--output=json", admin)
+	show("frontend", "events", "--output=json", admin)
+	show("lb", "status", "--output=json", "--admin-socket=unix://"+w.pod.LBAdmin())
+	for name, text := range shown {
+		if (strings.HasPrefix(name, "frontend debug") || strings.HasPrefix(name, "frontend render")) && !strings.Contains(text, "protocol bgp") {
+			t.Errorf("%s shows no configuration of BIRD", name)
+		}
+	}
+	pids, err := w.Pod.Processes(t.Context())
+	w.must(err)
+	if len(pids) < 3 {
+		t.Errorf("the pod has only %d processes", len(pids))
+	}
+	for _, pid := range pids {
+		for _, file := range []string{"cmdline", "environ"} {
+			b, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
+			w.must(err)
+			shown[fmt.Sprintf("%s of %d (%s)", file, pid, bytes.SplitN(b, []byte{0}, 2)[0])] = string(b)
+		}
+	}
+	// Whatever else was written: logs, above all.
+	w.must(filepath.WalkDir(w.Dir, func(path string, e fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // it was there for a moment only
+		}
+		if err != nil {
+			return err
+		}
+		if path == filepath.Dir(w.gateway.Socket()) || path == w.pod.Authority() {
+			return fs.SkipDir // the gateway is not ours to judge
+		}
+		if !e.Type().IsRegular() || path == conf || path == key {
+			return nil
+		}
+		b, err := os.ReadFile(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		shown[path] = string(b)
+		return err
+	}))
+	if log := shown[w.pod.Frontend.Log]; !strings.Contains(log, "level=DEBUG") {
+		t.Error("the frontend's log is not at level debug")
+	}
+	for where, text := range shown {
+		for what, secret := range secrets {
+			if i := strings.Index(text, secret); i >= 0 {
+				t.Errorf("%s stands in %s: %q", what, where, text[max(0, i-80):i])
+			}
+		}
+	}
+}
