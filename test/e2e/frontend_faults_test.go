@@ -83,7 +83,7 @@ func TestFrontendTermMovesTrafficAwayFirst(t *testing.T) {
 	w := newWorld(t)
 	w.up(w.target1)
 	w.must(w.pod.StartLB())
-	w.must(w.pod.StartFrontend("--drain-time="+drain.String(), quickSettle))
+	w.must(w.pod.StartFrontend("--drain-time=" + drain.String()))
 	w.wantRoutes(vipA4, vipA6)
 	w.waitReported(vipA4, readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED)
 	mark, bird := w.mark(), w.birdPID()

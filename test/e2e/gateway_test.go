@@ -23,7 +23,11 @@ type healthStatus = healthv1.HealthCheckResponse_ServingStatus
 
 const healthServing, healthNotServing = healthv1.HealthCheckResponse_SERVING, healthv1.HealthCheckResponse_NOT_SERVING
 
-// The addresses of a second gateway.
+// The second gateway has an AS number of its own: one that gets its own AS back
+// in a path would refuse what must not be sent to it, and hide that it was.
+const gatewayBAS = 64999
+
+// The addresses of the second gateway.
 var (
 	gatewayB4 = netip.MustParseAddr("169.254.100.151")
 	gatewayB6 = netip.MustParseAddr("fd00:100::151")
@@ -33,8 +37,8 @@ var (
 var (
 	lineA4 = fmt.Sprintf("- {name: gateway-a4, address: %s}", lab.GatewayA4)
 	lineA6 = fmt.Sprintf("- {name: gateway-a6, address: %q}", lab.GatewayA6)
-	lineB4 = fmt.Sprintf("- {name: gateway-b4, address: %s}", gatewayB4)
-	lineB6 = fmt.Sprintf("- {name: gateway-b6, address: %q}", gatewayB6)
+	lineB4 = fmt.Sprintf("- {name: gateway-b4, address: %s, remoteASN: %d}", gatewayB4, gatewayBAS)
+	lineB6 = fmt.Sprintf("- {name: gateway-b6, address: %q, remoteASN: %d}", gatewayB6, gatewayBAS)
 )
 
 // edited is the usual trench file with texts replaced: old, new, old, new …
@@ -64,7 +68,7 @@ func (w *world) second() *lab.Gateway {
 	w.t.Helper()
 	w.must(w.Gateway.Addr("trench0", netip.PrefixFrom(gatewayB4, 24).String(), netip.PrefixFrom(gatewayB6, 64).String()))
 	c := lab.GatewayA()
-	c.Name, c.RouterID, c.Local = "gateway-b", gatewayB4, []netip.Addr{gatewayB4, gatewayB6}
+	c.Name, c.RouterID, c.LocalAS, c.Local = "gateway-b", gatewayB4, gatewayBAS, []netip.Addr{gatewayB4, gatewayB6}
 	b, err := w.StartGateway(c)
 	w.must(err)
 	return b
@@ -300,8 +304,9 @@ func TestLinkLostThreeTimesComesBackEachTime(t *testing.T) {
 func TestBFDDownIsAGatewayLost(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.regateway(func(c *lab.GatewayConfig) { c.BFD = true })
-	// Slower than a busy machine is late, and faster than the hold time of 3 s.
+	// Both sides offer a long hold time, so that only BFD can notice the loss.
+	w.regateway(func(c *lab.GatewayConfig) { c.BFD, c.HoldSeconds = true, 90 })
+	// Slower than a busy machine is late.
 	bfd := strings.TrimSuffix(lineA4, "}") + ", holdTime: 90s, bfd: {minTx: 500ms, minRx: 500ms, multiplier: 4}}"
 	w.must(w.pod.WriteTrench(edited(t, lineA4, bfd)))
 	w.up(w.target1)

@@ -155,7 +155,7 @@ func TestLBTermMovesTrafficAwayFirst(t *testing.T) {
 	w := newWorld(t)
 	w.up(w.target1)
 	w.must(w.pod.StartLB("--drain-time=" + drain.String()))
-	w.must(w.pod.StartFrontend(quickSettle, "--drain-time=1m"))
+	w.must(w.pod.StartFrontend("--drain-time=1m"))
 	w.wantRoutes(vipA4, vipA6)
 	w.waitReported(vipA4, readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED)
 	mark := w.mark()

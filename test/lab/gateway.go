@@ -26,6 +26,8 @@ type GatewayConfig struct {
 	Interface string
 	BFD       bool
 	Password  string
+	// HoldSeconds is the offered hold time; 3 when 0.
+	HoldSeconds int
 	// Default is true when the gateway sends default routes.
 	Default bool
 	// Routes are further prefixes that it sends.
@@ -66,7 +68,7 @@ protocol bgp trench{{$i}} {
 	interface "{{$.Interface}}";
 	direct;
 	strict bind;
-	hold time 3;
+	hold time {{if $.HoldSeconds}}{{$.HoldSeconds}}{{else}}3{{end}};
 	connect delay time 1;
 	connect retry time 2;
 	error wait time 1, 2;
