@@ -18,8 +18,9 @@ trap 'rm -f "$VIPGATE_SKIPPED"' EXIT
 status=0
 echo "== unit tests, with the race detector"
 go test -race -timeout 10m ./pkg/... ./cmd/... ./test/lab/... || status=1
+# One package after the other: they share two cores with the BIRDs that they start.
 echo "== end to end: real BIRD, real wires; and the demo"
-go test -timeout 15m ./test/e2e/... ./test/demo/... ./test/docs/... || status=1
+go test -p 1 -timeout 15m ./test/e2e/... ./test/demo/... ./test/docs/... || status=1
 echo
 if [ -s "$VIPGATE_SKIPPED" ]; then
 	echo "NOT TESTED, because this machine lacks something:"
