@@ -316,8 +316,9 @@ func TestBFDDownIsAGatewayLost(t *testing.T) {
 	w.wantNoWildcard("-u")
 	mark := w.mark()
 
-	// Everything of IPv4 gets lost, and nobody is told.
-	w.nft("add table inet lost; add chain inet lost in { type filter hook input priority 0; }; add rule inet lost in meta nfproto ipv4 drop")
+	// Everything of IPv4 gets lost, in both directions, so that nobody is told.
+	w.nft("add table inet lost; add chain inet lost in { type filter hook input priority 0; }; add rule inet lost in meta nfproto ipv4 drop; " +
+		"add chain inet lost out { type filter hook output priority 0; }; add rule inet lost out meta nfproto ipv4 drop")
 	down := w.waitGateway("gateway-a4", isDown)
 	if !strings.Contains(down.GetLastError(), "BFD") || down.GetSince().AsTime().Equal(up.GetSince().AsTime()) {
 		t.Errorf("status: %v", down)
