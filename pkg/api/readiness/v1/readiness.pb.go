@@ -901,7 +901,10 @@ func (*Heartbeat) Descriptor() ([]byte, []int) {
 	return file_vipgate_readiness_v1_readiness_proto_rawDescGZIP(), []int{6}
 }
 
-// GoingAway says that the load balancer will stop: move traffic away.
+// GoingAway says that the load balancer will stop: move traffic away. Going away
+// is a decision with a revision of its own, which a synced watch is sent in an
+// empty Delta right after this message: the load balancer waits for a report
+// that names it as applied, so that nothing older is taken for the last word.
 type GoingAway struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How long traffic is forwarded from now on.
