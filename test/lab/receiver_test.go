@@ -1,0 +1,315 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// startReceived makes a laboratory with a receiver, and a BIRD in the pod that
+// announces prefixes to it.
+func startReceived(t *testing.T, routes ...string) (context.Context, *Lab, *Receiver, *Control) {
+	t.Helper()
+	if errs := Needs(); len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	l, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	r, err := StartReceiver(l.Gateway, ReceiverA())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	c := GatewayConfig{
+		Name: "peer", RouterID: PodExternal4, LocalAS: PodAS, RemoteAS: GatewayAS, Port: BGPPort,
+		Local: []netip.Addr{PodExternal4, PodExternal6}, Peers: []netip.Addr{GatewayA4, GatewayA6}, Interface: External,
+	}
+	for _, p := range routes {
+		c.Routes = append(c.Routes, netip.MustParsePrefix(p))
+	}
+	peer, err := StartGateway(l.Pod, l.Dir, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := peer.Process.Kill(); err != nil {
+			t.Error(err)
+		}
+	})
+	var control *Control
+	if err := Eventually(ctx, 10*time.Millisecond, func() (err error) {
+		control, err = peer.Control(ctx)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { control.Close() })
+	return ctx, l, r, control
+}
+
+func TestReceiverHearsWhatBIRDSays(t *testing.T) {
+	four, six := netip.MustParsePrefix("20.0.0.0/30"), netip.MustParsePrefix("2000::/64")
+	ctx, _, r, control := startReceived(t, four.String(), six.String())
+	established, err := r.Established(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	held, err := r.WaitCount(ctx, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if held.Before(established) {
+		t.Errorf("the prefixes came at %v, before the session at %v", held, established)
+	}
+	for _, p := range []netip.Prefix{four, six} {
+		said := r.Table()[p]
+		if said == nil || !slices.Equal(said.ASPath, []uint32{PodAS}) || said.GracefulShutdown() {
+			t.Errorf("%v was announced with %+v", p, said)
+		}
+	}
+	// The default routes came to the peer.
+	if err := Eventually(ctx, 10*time.Millisecond, func() error {
+		routes := map[netip.Prefix]Route{}
+		out, err := control.Command(learned)
+		if err != nil {
+			return err
+		}
+		parseRoutes(out, routes)
+		for p, hop := range map[string]netip.Addr{"0.0.0.0/0": GatewayA4, "::/0": GatewayA6} {
+			if got := routes[netip.MustParsePrefix(p)]; got.NextHop != hop || !slices.Equal(got.ASPath, []string{fmt.Sprint(GatewayAS)}) {
+				return fmt.Errorf("the peer holds %+v, want %s via %v", routes, p, hop)
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+
+	mark, before := r.Mark(), time.Now()
+	if _, err := control.Command("disable static1"); err != nil {
+		t.Fatal(err)
+	}
+	heard, err := r.WaitFor(ctx, mark, func(h Receipt) bool { return h.Prefix == four })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !heard.Withdrawn || heard.Lost || heard.Attributes != nil || heard.At.Before(before) || heard.At.After(time.Now()) {
+		t.Errorf("heard %+v, want a withdrawal now", heard)
+	}
+	if got := r.Since(mark); len(got) != 1 || len(r.Table()) != 1 {
+		t.Errorf("heard %+v and holds %v", got, r.Table())
+	}
+	r.Forget()
+	if mark := r.Mark(); mark != 3 || len(r.Since(0)) != 0 {
+		t.Errorf("after forgetting the mark is %d with %d receipts", mark, len(r.Since(0)))
+	}
+	if _, err := control.Command("enable static1"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.WaitFor(ctx, 0, func(h Receipt) bool { return h.Prefix == four && !h.Withdrawn }); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestReceiverResetsAndRefuses(t *testing.T) {
+	ctx, _, r, control := startReceived(t, "20.0.0.0/30", "2000::/64")
+	if _, err := r.WaitCount(ctx, 2); err != nil {
+		t.Fatal(err)
+	}
+	mark := r.Mark()
+	r.Reset()
+	down, err := r.Down(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range r.Since(mark)[:2] {
+		if !h.Withdrawn || !h.Lost {
+			t.Errorf("heard %+v at the end of the session", h)
+		}
+	}
+	if out, err := control.Command(`show protocols all "trench0"`); err != nil || !hasText(out, "Administrative reset") {
+		t.Errorf("BIRD says of the reset: %v %s", err, out)
+	}
+	// BIRD comes back after its error wait time.
+	up, err := r.Established(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !up.After(down) {
+		t.Errorf("up at %v, down at %v", up, down)
+	}
+	if _, err := r.WaitCount(ctx, 2); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Refuse(); err != nil {
+		t.Fatal(err)
+	}
+	mark = r.Mark()
+	if _, err := control.Command(`restart "trench*"`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Down(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Listen(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.WaitFor(ctx, mark, func(h Receipt) bool { return !h.Withdrawn }); err != nil {
+		t.Error(err)
+	}
+	var ups int
+	for _, e := range r.Sessions() {
+		if e.Up {
+			ups++
+		} else if e.Reason == nil {
+			t.Errorf("no reason for %+v", e)
+		}
+	}
+	if ups < 5 {
+		t.Errorf("%d sessions came up, want 5 or 6", ups)
+	}
+}
+
+func TestReceiverWaitEndsWithItsContext(t *testing.T) {
+	ns := NewNetNS(t)
+	if err := ns.Addr("lo", "169.254.100.150/32"); err != nil {
+		t.Fatal(err)
+	}
+	r, err := StartReceiver(ns, ReceiverConfig{Local: []netip.Addr{GatewayA4}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, first := r.WaitFor(ctx, 0, func(Receipt) bool { return true })
+	_, second := r.WaitCount(ctx, 1)
+	_, third := r.Established(ctx)
+	for _, err := range []error{first, second, third} {
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("the wait ended with %v", err)
+		}
+	}
+	waiting := make(chan error)
+	go func() {
+		_, err := r.WaitCount(t.Context(), 1)
+		waiting <- err
+	}()
+	if err := r.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-waiting; err == nil {
+		t.Error("the wait survived the receiver")
+	}
+}
+
+// What is no BGP ends the connection, whatever bytes it is.
+func TestReceiverRefusesNonsense(t *testing.T) {
+	ns := NewNetNS(t)
+	if err := ns.Addr("lo", "169.254.100.150/32"); err != nil {
+		t.Fatal(err)
+	}
+	r, err := StartReceiver(ns, ReceiverConfig{Local: []netip.Addr{GatewayA4}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	for name, bytes := range map[string][]byte{
+		"short length": message(bgpOpen, nil)[:17],
+		"zeros":        make([]byte, 64),
+		"no OPEN":      message(bgpKeepalive, nil),
+		"empty OPEN":   message(bgpOpen, nil),
+		"hold time 0":  message(bgpOpen, []byte{4, 0, 1, 0, 0, 1, 1, 1, 1, 0}),
+		"open end":     message(bgpOpen, []byte{4, 0, 1, 0, 3, 1, 1, 1, 1, 3, 2, 9, 1}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			var conn net.Conn
+			if err := ns.Do(func() (err error) {
+				conn, err = net.DialTimeout("tcp", netip.AddrPortFrom(GatewayA4, BGPPort).String(), patience)
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if _, err := conn.Write(bytes); err != nil {
+				t.Fatal(err)
+			}
+			if name == "short length" {
+				if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.ReadAll(conn); isTimeout(err) {
+				t.Error("the connection stays")
+			}
+		})
+	}
+	if got := r.Sessions(); len(got) > 0 {
+		t.Errorf("sessions %+v", got)
+	}
+}
+
+func TestUpdateIsReadWhole(t *testing.T) {
+	attrs := []byte{
+		0x40, attrOrigin, 1, 0,
+		0x50, attrASPath, 0, 10, 2, 2, 0, 0, 0x1f, 0xa7, 0, 0, 0x1f, 0xa7, // extended length
+		0xc0, attrCommunities, 8, 0xff, 0xff, 0, 0, 0, 1, 0, 2,
+		0x40, attrLocalPref, 4, 0, 0, 0, 7,
+		0x80, attrMPUnreach, 3 + 3, 0, afiIPv6, safiUnicast, 16, 0x20, 1,
+		0x80, attrMPReach, 5 + 4 + 3, 0, afiIPv6, safiUnicast, 4, 1, 2, 3, 4, 0, 16, 0x20, 2,
+	}
+	body := []byte{0, 4, 24, 10, 0, 1}
+	body = append(append(body, 0, byte(len(attrs))), attrs...)
+	body = append(body, 32, 10, 0, 2, 1, 8, 11)
+	s := &speaker{as4: true}
+	routes, err := s.update(body, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, r := range routes {
+		got = append(got, fmt.Sprint(r.Prefix, " ", r.Withdrawn, " ", r.Attributes.GracefulShutdown()))
+	}
+	want := []string{"10.0.1.0/24 true false", "2001::/16 true false", "2002::/16 false true", "10.0.2.1/32 false true", "11.0.0.0/8 false true"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got  %v\nwant %v", got, want)
+	}
+	if a := routes[4].Attributes; !slices.Equal(a.ASPath, []uint32{8103, 8103}) || a.LocalPref != 7 || a.Communities[1] != 0x10002 {
+		t.Errorf("attributes %+v", a)
+	}
+	for n := range body { // cut off anywhere: refused or less, never out of bounds
+		_, _ = s.update(body[:n], nil)
+	}
+}
+
+func isTimeout(err error) bool {
+	var timeout net.Error
+	return errors.As(err, &timeout) && timeout.Timeout()
+}
+
+func hasText(out, text string) bool {
+	return strings.Contains(strings.ToLower(out), strings.ToLower(text))
+}
