@@ -55,30 +55,6 @@ func withFrontend(socket string, f func(frontendv1.FrontendServiceClient) error)
 	return f(frontendv1.NewFrontendServiceClient(conn))
 }
 
-type eventsCommand struct {
-	adminFlags
-	VIP    string `name:"vip" help:"Only events of this VIP." placeholder:"PREFIX"`
-	Limit  uint32 `help:"Only the newest N; 0 shows all that are kept." placeholder:"N"`
-	Output string `short:"o" help:"table or json." enum:"table,json" default:"table"`
-}
-
-// Run prints events.
-func (c *eventsCommand) Run(out *cli.Output) error {
-	return withFrontend(c.AdminSocket, func(client frontendv1.FrontendServiceClient) error {
-		ctx, cancel := cli.CallContext()
-		defer cancel()
-		r, err := client.ListEvents(ctx, &frontendv1.ListEventsRequest{Vip: c.VIP, Limit: c.Limit})
-		if err != nil {
-			return cli.Explain(err)
-		}
-		if c.Output == "json" {
-			return cli.PrintJSON(out, r)
-		}
-		out.Printf("%s", status.Events(r.GetEvents()))
-		return nil
-	})
-}
-
 type drainCommand struct {
 	adminFlags
 	VIPs []string `arg:"" optional:"" name:"vip" help:"VIPs such as 20.0.0.1/32; none means all."`

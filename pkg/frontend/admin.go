@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -57,17 +58,13 @@ func (a *admin) WatchStatus(_ *frontendv1.WatchStatusRequest, stream grpc.Server
 
 // ListEvents implements the FrontendService.
 func (a *admin) ListEvents(_ context.Context, r *frontendv1.ListEventsRequest) (*frontendv1.ListEventsResponse, error) {
-	var only vip.VIP
-	if r.GetVip() != "" {
-		v, err := vip.Parse(r.GetVip())
-		if err != nil {
-			return nil, status.Error(codes.InvalidArgument, err.Error())
-		}
-		only = v
+	match, err := about(r.GetVip())
+	if err != nil {
+		return nil, err
 	}
 	s := a.process.observer.state
 	s.mu.RLock()
-	found := s.events.list(r.GetAfter(), func(e event) bool { return only.IsZero() || e.VIP == only })
+	found := s.events.list(r.GetAfter(), match)
 	s.mu.RUnlock()
 	if n := int(r.GetLimit()); n > 0 && len(found) > n {
 		found = found[len(found)-n:]
@@ -79,8 +76,67 @@ func (a *admin) ListEvents(_ context.Context, r *frontendv1.ListEventsRequest) (
 	return answer, nil
 }
 
+// WatchEvents implements the FrontendService. Only this goroutine waits for the
+// reader: who is slower than the ring is told what it missed.
+func (a *admin) WatchEvents(r *frontendv1.WatchEventsRequest, stream grpc.ServerStreamingServer[frontendv1.WatchEventsResponse]) error {
+	match, err := about(r.GetVip())
+	if err != nil {
+		return err
+	}
+	s, instance := a.process.observer.state, a.process.instance
+	s.mu.RLock()
+	after := s.events.oldest() - 1
+	if r.GetInstanceId() == instance {
+		after = min(r.GetAfter(), s.events.last)
+	}
+	if n := int(r.GetLimit()); n > 0 {
+		after = s.events.tail(after, n, match)
+	}
+	s.mu.RUnlock()
+	for first := true; ; first = false {
+		// In this order: what is added after the look wakes us.
+		_, changed := s.changed.Get()
+		s.mu.RLock()
+		found, upTo, lost := s.events.page(after, maxEventsPerMessage, match)
+		more := upTo < s.events.last
+		s.mu.RUnlock()
+		after = upTo
+		if first || len(found) > 0 || lost > 0 {
+			m := &frontendv1.WatchEventsResponse{InstanceId: instance, Lost: lost, UpTo: upTo}
+			for _, e := range found {
+				m.Events = append(m.Events, e.proto())
+			}
+			if err := stream.Send(m); err != nil {
+				return err
+			}
+		}
+		if more {
+			continue
+		}
+		select {
+		case <-changed:
+		case <-stream.Context().Done():
+			return status.FromContextError(stream.Context().Err()).Err()
+		}
+	}
+}
+
+// about returns what matches the events of a VIP, or all events.
+func about(name string) (func(event) bool, error) {
+	if name == "" {
+		return func(event) bool { return true }, nil
+	}
+	v, err := vip.Parse(name)
+	if err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	return func(e event) bool { return e.VIP == v }, nil
+}
+
 func (e event) proto() *frontendv1.Event {
-	p := &frontendv1.Event{Time: timestamppb.New(e.Time), Sequence: e.Sequence, Vip: e.VIP.String(), Detail: e.Detail}
+	p := &frontendv1.Event{
+		Time: timestamppb.New(e.Time), Sequence: e.Sequence, Vip: e.VIP.String(), Detail: e.Detail, Gateway: e.Gateway, GatewayUp: e.GatewayUp,
+	}
 	if !e.VIP.IsZero() {
 		p.From, p.To, p.Reason = advertisementProto(e.From.Advertisement), advertisementProto(e.To.Advertisement), reasonProto(e.To.Reason)
 	}
@@ -92,18 +148,19 @@ func (e event) proto() *frontendv1.Event {
 
 // Drain implements the FrontendService.
 func (a *admin) Drain(ctx context.Context, r *frontendv1.DrainRequest) (*frontendv1.DrainResponse, error) {
-	drained, err := a.drain(ctx, r.GetVips(), func(g *gate.Gate, now time.Time, vips []vip.VIP) { g.Drain(now, vips...) })
+	drained, err := a.drain(ctx, "drained", r.GetVips(), func(g *gate.Gate, now time.Time, vips []vip.VIP) { g.Drain(now, vips...) })
 	return &frontendv1.DrainResponse{Drained: drained}, err
 }
 
 // Undrain implements the FrontendService.
 func (a *admin) Undrain(ctx context.Context, r *frontendv1.UndrainRequest) (*frontendv1.UndrainResponse, error) {
-	drained, err := a.drain(ctx, r.GetVips(), func(g *gate.Gate, _ time.Time, vips []vip.VIP) { g.Undrain(vips...) })
+	drained, err := a.drain(ctx, "undrained", r.GetVips(), func(g *gate.Gate, _ time.Time, vips []vip.VIP) { g.Undrain(vips...) })
 	return &frontendv1.UndrainResponse{Drained: drained}, err
 }
 
 // drain applies f to the named VIPs, or to all, and returns what is drained then.
-func (a *admin) drain(ctx context.Context, names []string, f func(*gate.Gate, time.Time, []vip.VIP)) ([]string, error) {
+// what is the word for it.
+func (a *admin) drain(ctx context.Context, what string, names []string, f func(*gate.Gate, time.Time, []vip.VIP)) ([]string, error) {
 	configured := a.process.config.Value().Load().Config.Attractor.VIPs
 	vips := configured
 	if len(names) > 0 {
@@ -131,6 +188,11 @@ func (a *admin) drain(ctx context.Context, names []string, f func(*gate.Gate, ti
 		return nil, status.FromContextError(err).Err()
 	}
 	a.process.Log.Info("operator changed drains", "drained", len(drained))
+	which := "every VIP"
+	if len(names) > 0 {
+		which = strings.Join(names, ", ")
+	}
+	a.process.observer.remark("an operator " + what + " " + which)
 	return drained, nil
 }
 

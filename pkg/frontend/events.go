@@ -10,16 +10,21 @@ import (
 // maxEvents is how many events are kept for `frontend events`.
 const maxEvents = 1000
 
-// event is one transition of a VIP, or, without a VIP, something worth knowing
-// about the frontend as a whole.
+// maxEventsPerMessage bounds a message of WatchEvents.
+const maxEventsPerMessage = 256
+
+// event is one transition of a VIP, or of a gateway, or, without either,
+// something worth knowing about the frontend as a whole.
 type event struct {
-	Sequence uint64
-	Time     time.Time
-	VIP      vip.VIP
-	From, To gate.Decision
-	Instance string
-	Revision uint64
-	Detail   string
+	Sequence  uint64
+	Time      time.Time
+	VIP       vip.VIP
+	From, To  gate.Decision
+	Instance  string
+	Revision  uint64
+	Detail    string
+	Gateway   string
+	GatewayUp bool
 }
 
 // events is a ring of the newest events.
@@ -38,17 +43,46 @@ func (e *events) add(x event) {
 	e.ring[int((e.last-1)%maxEvents)] = x
 }
 
-// list returns the events after a sequence number that match, oldest first.
-func (e *events) list(after uint64, match func(event) bool) []event {
-	var found []event
-	first := uint64(1)
+// oldest is the sequence number of the oldest event that is kept.
+func (e *events) oldest() uint64 {
 	if e.last > maxEvents {
-		first = e.last - maxEvents + 1
+		return e.last - maxEvents + 1
 	}
-	for n := max(first, after+1); n <= e.last; n++ {
-		if x := e.ring[int((n-1)%maxEvents)]; match(x) {
+	return 1
+}
+
+func (e *events) at(sequence uint64) event { return e.ring[int((sequence-1)%maxEvents)] }
+
+// tail returns the number after which the newest n events that match stand, or
+// after if there are fewer.
+func (e *events) tail(after uint64, n int, match func(event) bool) uint64 {
+	for at := e.last; at > after && at >= e.oldest(); at-- {
+		if match(e.at(at)) {
+			if n--; n == 0 {
+				return at - 1
+			}
+		}
+	}
+	return after
+}
+
+// page returns at most n events after a sequence number that match, oldest first,
+// the number up to which there are no others, and how many are no longer kept.
+func (e *events) page(after uint64, n int, match func(event) bool) (found []event, upTo, lost uint64) {
+	if first := e.oldest(); after+1 < first {
+		lost = first - 1 - after
+		after = first - 1
+	}
+	for upTo = after; upTo < e.last && len(found) < n; upTo++ {
+		if x := e.at(upTo + 1); match(x) {
 			found = append(found, x)
 		}
 	}
+	return found, upTo, lost
+}
+
+// list returns the events after a sequence number that match, oldest first.
+func (e *events) list(after uint64, match func(event) bool) []event {
+	found, _, _ := e.page(after, maxEvents, match)
 	return found
 }

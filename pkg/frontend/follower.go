@@ -27,9 +27,11 @@ type follower struct {
 	configured vip.Set
 	release    *time.Timer // removed VIPs lose their source routing
 
-	identityProblem string // as shown last
-	refused         error  // why BIRD keeps an older configuration, as shown last
-	warned          bool   // that lb and frontend share a SPIFFE ID
+	identityProblem string     // as shown last
+	routingProblem  error      // as shown last
+	refused         error      // why BIRD keeps an older configuration, as shown last
+	bird            bird.State // as shown last
+	warned          bool       // that lb and frontend share a SPIFFE ID
 }
 
 func (f *follower) String() string         { return "follower" }
@@ -192,6 +194,13 @@ func (f *follower) showRouting(routed kernel.Confirmed) {
 	select {
 	case <-p.kernel.Ready():
 		p.health.Set(Routing, routed.Err == nil, errorText(routed.Err))
+		switch {
+		case routed.Err != nil && f.routingProblem == nil:
+			p.observer.remark("source routing: " + routed.Err.Error())
+		case routed.Err == nil && f.routingProblem != nil:
+			p.observer.remark("source routing stands again")
+		}
+		f.routingProblem = routed.Err
 	default:
 		p.health.Set(Routing, false, cmp.Or(errorText(routed.Err), "source routing is being set up"))
 	}
@@ -201,6 +210,10 @@ func (f *follower) showRouting(routed kernel.Confirmed) {
 func (f *follower) showBIRD(s bird.State) {
 	p := f.process
 	p.health.Set(BIRD, s.Alive, birdProblem(s))
+	for _, e := range sessionEvents(f.bird, s) {
+		p.observer.remember(e)
+	}
+	f.bird = s
 	up := gateways(s).Up
 	p.health.Set(Egress, up[vip.IPv4] || up[vip.IPv6], egressProblem(s, vip.Families[:]...))
 	families := p.families()
@@ -231,6 +244,57 @@ func (f *follower) showBIRD(s bird.State) {
 	p.metrics.BIRD(shown)
 }
 
+// sessionEvents are what happened to BIRD and to the gateways' sessions between
+// two looks. A session that was lost and came back in between tells of both.
+func sessionEvents(was, is bird.State) []event {
+	var made []event
+	switch {
+	case is.Alive && (!was.Alive || was.PID != is.PID):
+		made = append(made, event{Detail: fmt.Sprintf("BIRD %s runs with pid %d, restarts: %d", is.Version, is.PID, is.Restarts)})
+	case !is.Alive && was.Alive:
+		made = append(made, event{Detail: "BIRD: " + birdProblem(is)})
+	}
+	before := map[string]bird.GatewayState{}
+	for _, g := range was.Gateways {
+		g.Up = g.Up && was.Alive
+		before[g.Name] = g
+	}
+	for _, g := range is.Gateways {
+		old, up := before[g.Name], g.Up && is.Alive
+		switch {
+		case old.Up && up && !old.Since.Equal(g.Since):
+			made = append(made, event{Gateway: g.Name, Detail: strings.TrimSpace("the session was lost for a moment " + g.LastError)}, event{Gateway: g.Name, GatewayUp: true, Detail: g.Address.String()})
+		case up && !old.Up:
+			made = append(made, event{Gateway: g.Name, GatewayUp: true, Detail: g.Address.String()})
+		case old.Up && !is.Alive:
+			made = append(made, event{Gateway: g.Name, Detail: birdProblem(is)})
+		case old.Up && !up:
+			made = append(made, event{Gateway: g.Name, Detail: gatewayWords(g)})
+		}
+	}
+	return made
+}
+
+// why says what is behind a reason: the gateways that are down, or what is wrong
+// with the load balancer or the kernel.
+func (p *process) why(r gate.Reason, f vip.Family) string {
+	switch r {
+	case gate.NoGateway:
+		s := p.bird.State().Load()
+		if !s.Alive {
+			return birdProblem(s)
+		}
+		return strings.Join(gatewaysDown(s, f), "; ")
+	case gate.LBLost, gate.LBStale:
+		return lbProblem(p.observer.lb.Load())
+	case gate.LBNeverSeen:
+		return errorText(p.observer.lb.Load().Err)
+	case gate.NoSourceRouting:
+		return errorText(p.kernel.Confirmed().Load().Err)
+	}
+	return ""
+}
+
 func birdProblem(s bird.State) string {
 	if s.Alive {
 		return ""
@@ -254,13 +318,18 @@ func egressProblem(s bird.State, families ...vip.Family) string {
 	if !s.Alive {
 		return birdProblem(s)
 	}
+	return cmp.Or(strings.Join(gatewaysDown(s, families...), "; "), "no gateway is configured, or none was looked at yet")
+}
+
+// gatewaysDown says of each gateway of the families that is down how it is.
+func gatewaysDown(s bird.State, families ...vip.Family) []string {
 	var problems []string
 	for _, g := range s.Gateways {
 		if slices.Contains(families, g.Family) && !g.Up {
 			problems = append(problems, g.Name+": "+gatewayWords(g))
 		}
 	}
-	return cmp.Or(strings.Join(problems, "; "), "no gateway is configured, or none was looked at yet")
+	return problems
 }
 
 // gatewayWords says how a gateway's session is, with its last error.

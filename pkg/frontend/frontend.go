@@ -2,7 +2,9 @@ package frontend
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
+	"fmt"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -44,6 +46,7 @@ type process struct {
 	stopping   *latest.Value[bool]
 	reported   atomic.Bool // the watcher was told of VIPs
 	applied    *latest.Value[readiness.Position]
+	instance   string // of this start; events are numbered within it
 }
 
 // Health services of the frontend, beside "" and vip/<prefix>. Readiness is
@@ -80,7 +83,7 @@ func newProcess(o Options) (*process, error) {
 	p := &process{
 		Options: o, metrics: metrics.NewFrontend(o.Version),
 		changed: latest.New(uint64(0)), stopping: latest.New(false),
-		applied: latest.New(readiness.Position{}),
+		applied: latest.New(readiness.Position{}), instance: rand.Text(),
 	}
 	p.health = health.New(health.Options{Log: o.Log, Changed: p.metrics.Health})
 	p.health.Set(Liveness, true, "")
@@ -132,7 +135,7 @@ func newProcess(o Options) (*process, error) {
 		p.reporter.decided(d)
 		p.show(d)
 	}
-	p.observer.onApplied = p.tookIn
+	p.observer.onApplied, p.observer.why = p.tookIn, p.why
 	p.controller = &controller{
 		gate: gate.New(gate.Options{
 			Ungated: !o.Gating, OnLoss: o.OnLBLoss, NoFlapBackoff: !o.FlapBackoff, DrainTime: o.DrainTime,
@@ -175,6 +178,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	}
 	p.Log.Info("starting frontend", "version", p.Version, "trench", p.Config.Trench, "attractor", p.Config.Attractor.Name,
 		"vips", len(p.Config.Attractor.VIPs), "gateways", len(p.Config.Attractor.Gateways), "gating", p.Gating)
+	p.observer.remark(fmt.Sprintf("frontend %s is starting, with %d VIPs and %d gateways", p.Version, len(p.Config.Attractor.VIPs), len(p.Config.Attractor.Gateways)))
 
 	// Two groups: what stops first, when all is withdrawn, and BIRD with its
 	// source routing, which stay until the announcer has said good-bye.

@@ -2,6 +2,7 @@ package frontend
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -61,7 +62,10 @@ type observer struct {
 	// onApplied is told of the load balancer's position once every decision that
 	// rests on it, or on what came before, was handed to onDecisions.
 	onApplied func(readiness.Position)
-	ready     chan struct{}
+	// why says in words what is behind the reason of VIPs of a family; empty if
+	// nothing is known.
+	why   func(gate.Reason, vip.Family) string
+	ready chan struct{}
 
 	mu      sync.Mutex
 	queue   []decisions
@@ -94,7 +98,8 @@ type state struct {
 
 func newObserver(log *slog.Logger, m transitionMetrics) *observer {
 	return &observer{
-		log: log, metrics: m, onDecisions: func(decisions) {}, onApplied: func(readiness.Position) {}, ready: make(chan struct{}),
+		log: log, metrics: m, onDecisions: func(decisions) {}, onApplied: func(readiness.Position) {},
+		why: func(gate.Reason, vip.Family) string { return "" }, ready: make(chan struct{}),
 		words: map[vip.VIP]readiness.VIPReadiness{}, gone: vip.Set{}, wake: make(chan struct{}, 1),
 		state: &state{vips: map[vip.VIP]vipState{}, changed: latest.New(uint64(0))},
 		lb:    latest.New(lbState{}),
@@ -227,9 +232,13 @@ func (o *observer) tellLB(was, is lbState) {
 }
 
 // remark remembers an event of the frontend as a whole.
-func (o *observer) remark(detail string) {
+func (o *observer) remark(detail string) { o.remember(event{Detail: detail}) }
+
+// remember remembers an event that happened now.
+func (o *observer) remember(e event) {
+	e.Time = time.Now()
 	o.state.mu.Lock()
-	o.state.events.add(event{Time: time.Now(), Detail: detail})
+	o.state.events.add(e)
 	o.state.mu.Unlock()
 	o.state.changed.Update(func(n uint64) uint64 { return n + 1 })
 }
@@ -253,17 +262,18 @@ func (o *observer) drain() {
 		o.state.changed.Update(func(n uint64) uint64 { return n + 1 })
 	}()
 	o.state.takeWords(words, gone, whole)
+	if dropped > 0 {
+		o.log.Warn("events were merged because they came faster than they could be logged", "count", dropped)
+		o.remark(fmt.Sprintf("%d changes before this were merged into those that follow: they came faster than they could be told", dropped))
+	}
 	for _, d := range queue {
-		for _, e := range o.state.takeDecisions(d) {
+		for _, e := range o.state.takeDecisions(d, o.why) {
 			o.tell(e)
 		}
 		o.onDecisions(d)
 	}
 	if moved {
 		o.onApplied(applied)
-	}
-	if dropped > 0 {
-		o.log.Warn("events were merged because they came faster than they could be logged", "count", dropped)
 	}
 }
 
@@ -302,10 +312,16 @@ func (s *state) takeWords(words map[vip.VIP]readiness.VIPReadiness, gone vip.Set
 }
 
 // takeDecisions takes over a batch and returns the events it makes.
-func (s *state) takeDecisions(d decisions) []event {
+func (s *state) takeDecisions(d decisions, why func(gate.Reason, vip.Family) string) []event {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	made := make([]event, 0, len(d.Changes))
+	// Asked once for all VIPs of a batch, which may be many.
+	type cause struct {
+		reason gate.Reason
+		family vip.Family
+	}
+	known := map[cause]string{}
 	for _, ch := range d.Changes {
 		st := s.vips[ch.VIP]
 		if st.Since.IsZero() || ch.From.Advertisement != ch.To.Advertisement {
@@ -320,6 +336,15 @@ func (s *state) takeDecisions(d decisions) []event {
 		e := event{Time: d.At, VIP: ch.VIP, From: ch.From, To: ch.To, Instance: d.Instance, Revision: d.LBRevision}
 		if ch.To.Reason == gate.LBNotReady || ch.To.Reason == gate.LBDraining {
 			e.Detail = st.Word.Detail
+		}
+		if e.Detail == "" {
+			c := cause{ch.To.Reason, ch.VIP.Family()}
+			detail, asked := known[c]
+			if !asked {
+				detail = why(c.reason, c.family)
+				known[c] = detail
+			}
+			e.Detail = detail
 		}
 		made = append(made, e)
 		if ch.From.Advertisement != ch.To.Advertisement || ch.From.Reason == gate.NotConfigured {

@@ -282,10 +282,28 @@ func TestEvents(t *testing.T) {
 			Reason: readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY, Position: &readinessv1.Position{InstanceId: "7f3a9c", Revision: 4},
 			Detail: "target-1: connection refused",
 		},
+		{Time: before(0), Sequence: 4, Gateway: "gateway-a-1", Detail: "Active (Received: Cease)"},
+		{Time: before(0), Sequence: 5, Gateway: "gateway-a-1", GatewayUp: true, Detail: "169.254.100.150"},
 		{},
 	}))
 	if got := Events(nil); got != "no events\n" {
 		t.Errorf("got %q", got)
+	}
+}
+
+func TestEventLogHasOneHeaderAndItsColumnsStay(t *testing.T) {
+	l := NewEventLog()
+	if got := l.Render(nil); got != "" {
+		t.Errorf("no events are %q", got)
+	}
+	first := l.Render([]*frontendv1.Event{{Time: before(0), Sequence: 1, Gateway: strings.Repeat("g", 40)}})
+	second := l.Render([]*frontendv1.Event{{Time: before(0), Sequence: 2, Vip: "20.0.0.1/32", Detail: "two\nlines"}})
+	head, row, _ := strings.Cut(first, "\n")
+	if !strings.HasPrefix(head, "TIME") || strings.Contains(second, "TIME") || strings.Count(second, "\n") != 1 {
+		t.Errorf("got\n%s%s", first, second)
+	}
+	if strings.Index(head, "DETAIL") != strings.LastIndex(strings.TrimSpace(row), "-") || strings.Index(second, "two lines") != strings.Index(head, "DETAIL") {
+		t.Errorf("the columns moved:\n%s%s", first, second)
 	}
 }
 

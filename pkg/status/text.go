@@ -23,9 +23,12 @@ const (
 )
 
 // table aligns cells under a header.
-type table struct{ rows [][]string }
+type table struct {
+	rows  [][]string
+	width []int // of the columns at least
+}
 
-func newTable(header ...string) *table { return &table{[][]string{header}} }
+func newTable(header ...string) *table { return &table{rows: [][]string{header}} }
 
 func (t *table) add(cells ...string) {
 	for i, c := range cells {
@@ -49,13 +52,12 @@ func (t *table) write(b *strings.Builder) {
 
 // align writes the rows with their columns aligned.
 func (t *table) align(b *strings.Builder, indent string) {
-	var width []int
 	for _, row := range t.rows {
 		for i, c := range row {
-			if i == len(width) {
-				width = append(width, 0)
+			if i == len(t.width) {
+				t.width = append(t.width, 0)
 			}
-			width[i] = max(width[i], utf8.RuneCountInString(c))
+			t.width[i] = max(t.width[i], utf8.RuneCountInString(c))
 		}
 	}
 	for _, row := range t.rows {
@@ -67,7 +69,7 @@ func (t *table) align(b *strings.Builder, indent string) {
 		for i, c := range row[:last+1] {
 			b.WriteString(c)
 			if i < last {
-				b.WriteString(strings.Repeat(" ", width[i]-utf8.RuneCountInString(c)+2))
+				b.WriteString(strings.Repeat(" ", t.width[i]-utf8.RuneCountInString(c)+2))
 			}
 		}
 		b.WriteByte('\n')

@@ -534,14 +534,164 @@ func (x *ListEventsResponse) GetEvents() []*Event {
 	return nil
 }
 
-// Event is one transition of a VIP, or one thing worth knowing about the frontend.
+// WatchEventsRequest selects events.
+type WatchEventsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only events of this VIP; empty means all.
+	Vip string `protobuf:"bytes,1,opt,name=vip,proto3" json:"vip,omitempty"`
+	// At most this many of those that are kept, the newest; 0 means all.
+	Limit uint32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
+	// The number after which to go on, which up_to told: only events after it. It counts only together
+	// with the instance that numbered it.
+	After uint64 `protobuf:"varint,3,opt,name=after,proto3" json:"after,omitempty"`
+	// The instance that was heard before, empty for none. If another one runs,
+	// after is ignored, since it counts anew.
+	InstanceId    string `protobuf:"bytes,4,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchEventsRequest) Reset() {
+	*x = WatchEventsRequest{}
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchEventsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchEventsRequest) ProtoMessage() {}
+
+func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
+func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *WatchEventsRequest) GetVip() string {
+	if x != nil {
+		return x.Vip
+	}
+	return ""
+}
+
+func (x *WatchEventsRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *WatchEventsRequest) GetAfter() uint64 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+func (x *WatchEventsRequest) GetInstanceId() string {
+	if x != nil {
+		return x.InstanceId
+	}
+	return ""
+}
+
+// WatchEventsResponse holds events, oldest first.
+type WatchEventsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which frontend numbered them: another one after each start.
+	InstanceId string `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
+	// The events; at most 256.
+	Events []*Event `protobuf:"bytes,2,rep,name=events,proto3" json:"events,omitempty"`
+	// How many events before these were missed, whatever they were about: the
+	// reader was away, or too slow, for longer than events are kept.
+	Lost uint64 `protobuf:"varint,3,opt,name=lost,proto3" json:"lost,omitempty"`
+	// No other event up to this number is to come: where to go on after.
+	UpTo          uint64 `protobuf:"varint,4,opt,name=up_to,json=upTo,proto3" json:"up_to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchEventsResponse) Reset() {
+	*x = WatchEventsResponse{}
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchEventsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchEventsResponse) ProtoMessage() {}
+
+func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchEventsResponse.ProtoReflect.Descriptor instead.
+func (*WatchEventsResponse) Descriptor() ([]byte, []int) {
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *WatchEventsResponse) GetInstanceId() string {
+	if x != nil {
+		return x.InstanceId
+	}
+	return ""
+}
+
+func (x *WatchEventsResponse) GetEvents() []*Event {
+	if x != nil {
+		return x.Events
+	}
+	return nil
+}
+
+func (x *WatchEventsResponse) GetLost() uint64 {
+	if x != nil {
+		return x.Lost
+	}
+	return 0
+}
+
+func (x *WatchEventsResponse) GetUpTo() uint64 {
+	if x != nil {
+		return x.UpTo
+	}
+	return 0
+}
+
+// Event is one transition of a VIP, or of a gateway, or one thing worth knowing
+// about the frontend.
 type Event struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// When, by the wall clock.
 	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
 	// Counts events from 1 since the start.
 	Sequence uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// The VIP; empty for an event of the frontend as a whole.
+	// The VIP; empty for an event of a gateway or of the frontend as a whole.
 	Vip string `protobuf:"bytes,3,opt,name=vip,proto3" json:"vip,omitempty"`
 	// The advertisement before; unspecified for an event without a VIP.
 	From v1.Advertisement `protobuf:"varint,4,opt,name=from,proto3,enum=vipgate.readiness.v1.Advertisement" json:"from,omitempty"`
@@ -552,14 +702,18 @@ type Event struct {
 	// The load balancer's position at the decision.
 	Position *v1.Position `protobuf:"bytes,7,opt,name=position,proto3" json:"position,omitempty"`
 	// The cause for people.
-	Detail        string `protobuf:"bytes,8,opt,name=detail,proto3" json:"detail,omitempty"`
+	Detail string `protobuf:"bytes,8,opt,name=detail,proto3" json:"detail,omitempty"`
+	// The gateway whose session came up or was lost; empty for other events.
+	Gateway string `protobuf:"bytes,9,opt,name=gateway,proto3" json:"gateway,omitempty"`
+	// True if the gateway's session came up.
+	GatewayUp     bool `protobuf:"varint,10,opt,name=gateway_up,json=gatewayUp,proto3" json:"gateway_up,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[10]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -571,7 +725,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[10]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -584,7 +738,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{10}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Event) GetTime() *timestamppb.Timestamp {
@@ -643,6 +797,20 @@ func (x *Event) GetDetail() string {
 	return ""
 }
 
+func (x *Event) GetGateway() string {
+	if x != nil {
+		return x.Gateway
+	}
+	return ""
+}
+
+func (x *Event) GetGatewayUp() bool {
+	if x != nil {
+		return x.GatewayUp
+	}
+	return false
+}
+
 // DrainRequest names what to drain.
 type DrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -654,7 +822,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[11]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -666,7 +834,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[11]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -679,7 +847,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{11}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DrainRequest) GetVips() []string {
@@ -700,7 +868,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[12]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -712,7 +880,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[12]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -725,7 +893,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{12}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DrainResponse) GetDrained() []string {
@@ -746,7 +914,7 @@ type UndrainRequest struct {
 
 func (x *UndrainRequest) Reset() {
 	*x = UndrainRequest{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[13]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -758,7 +926,7 @@ func (x *UndrainRequest) String() string {
 func (*UndrainRequest) ProtoMessage() {}
 
 func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[13]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -771,7 +939,7 @@ func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainRequest.ProtoReflect.Descriptor instead.
 func (*UndrainRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{13}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *UndrainRequest) GetVips() []string {
@@ -792,7 +960,7 @@ type UndrainResponse struct {
 
 func (x *UndrainResponse) Reset() {
 	*x = UndrainResponse{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[14]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -804,7 +972,7 @@ func (x *UndrainResponse) String() string {
 func (*UndrainResponse) ProtoMessage() {}
 
 func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[14]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -817,7 +985,7 @@ func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainResponse.ProtoReflect.Descriptor instead.
 func (*UndrainResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{14}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *UndrainResponse) GetDrained() []string {
@@ -842,7 +1010,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[15]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -854,7 +1022,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[15]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -867,7 +1035,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{15}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Condition) GetName() string {
@@ -926,7 +1094,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[16]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -938,7 +1106,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[16]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -951,7 +1119,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{16}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Status) GetVersion() string {
@@ -1066,7 +1234,7 @@ type LoadBalancerStatus struct {
 
 func (x *LoadBalancerStatus) Reset() {
 	*x = LoadBalancerStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[17]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1078,7 +1246,7 @@ func (x *LoadBalancerStatus) String() string {
 func (*LoadBalancerStatus) ProtoMessage() {}
 
 func (x *LoadBalancerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[17]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1091,7 +1259,7 @@ func (x *LoadBalancerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadBalancerStatus.ProtoReflect.Descriptor instead.
 func (*LoadBalancerStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{17}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *LoadBalancerStatus) GetFreshness() Freshness {
@@ -1163,7 +1331,7 @@ type GatewayStatus struct {
 
 func (x *GatewayStatus) Reset() {
 	*x = GatewayStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[18]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1175,7 +1343,7 @@ func (x *GatewayStatus) String() string {
 func (*GatewayStatus) ProtoMessage() {}
 
 func (x *GatewayStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[18]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1188,7 +1356,7 @@ func (x *GatewayStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GatewayStatus.ProtoReflect.Descriptor instead.
 func (*GatewayStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{18}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GatewayStatus) GetName() string {
@@ -1273,7 +1441,7 @@ type BirdStatus struct {
 
 func (x *BirdStatus) Reset() {
 	*x = BirdStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[19]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1285,7 +1453,7 @@ func (x *BirdStatus) String() string {
 func (*BirdStatus) ProtoMessage() {}
 
 func (x *BirdStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[19]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1298,7 +1466,7 @@ func (x *BirdStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BirdStatus.ProtoReflect.Descriptor instead.
 func (*BirdStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{19}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *BirdStatus) GetVersion() string {
@@ -1357,7 +1525,7 @@ type VipStatus struct {
 
 func (x *VipStatus) Reset() {
 	*x = VipStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[20]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1369,7 +1537,7 @@ func (x *VipStatus) String() string {
 func (*VipStatus) ProtoMessage() {}
 
 func (x *VipStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[20]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1382,7 +1550,7 @@ func (x *VipStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VipStatus.ProtoReflect.Descriptor instead.
 func (*VipStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{20}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *VipStatus) GetVip() string {
@@ -1450,7 +1618,19 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x05limit\x18\x02 \x01(\rR\x05limit\x12\x14\n" +
 	"\x05after\x18\x03 \x01(\x04R\x05after\"H\n" +
 	"\x12ListEventsResponse\x122\n" +
-	"\x06events\x18\x01 \x03(\v2\x1a.vipgate.frontend.v1.EventR\x06events\"\xea\x02\n" +
+	"\x06events\x18\x01 \x03(\v2\x1a.vipgate.frontend.v1.EventR\x06events\"s\n" +
+	"\x12WatchEventsRequest\x12\x10\n" +
+	"\x03vip\x18\x01 \x01(\tR\x03vip\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\x12\x14\n" +
+	"\x05after\x18\x03 \x01(\x04R\x05after\x12\x1f\n" +
+	"\vinstance_id\x18\x04 \x01(\tR\n" +
+	"instanceId\"\x93\x01\n" +
+	"\x13WatchEventsResponse\x12\x1f\n" +
+	"\vinstance_id\x18\x01 \x01(\tR\n" +
+	"instanceId\x122\n" +
+	"\x06events\x18\x02 \x03(\v2\x1a.vipgate.frontend.v1.EventR\x06events\x12\x12\n" +
+	"\x04lost\x18\x03 \x01(\x04R\x04lost\x12\x13\n" +
+	"\x05up_to\x18\x04 \x01(\x04R\x04upTo\"\xa3\x03\n" +
 	"\x05Event\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x10\n" +
@@ -1459,7 +1639,11 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x02to\x18\x05 \x01(\x0e2#.vipgate.readiness.v1.AdvertisementR\x02to\x12A\n" +
 	"\x06reason\x18\x06 \x01(\x0e2).vipgate.readiness.v1.AdvertisementReasonR\x06reason\x12:\n" +
 	"\bposition\x18\a \x01(\v2\x1e.vipgate.readiness.v1.PositionR\bposition\x12\x16\n" +
-	"\x06detail\x18\b \x01(\tR\x06detail\"\"\n" +
+	"\x06detail\x18\b \x01(\tR\x06detail\x12\x18\n" +
+	"\agateway\x18\t \x01(\tR\agateway\x12\x1d\n" +
+	"\n" +
+	"gateway_up\x18\n" +
+	" \x01(\bR\tgatewayUp\"\"\n" +
 	"\fDrainRequest\x12\x12\n" +
 	"\x04vips\x18\x01 \x03(\tR\x04vips\")\n" +
 	"\rDrainResponse\x12\x18\n" +
@@ -1527,12 +1711,13 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x15FRESHNESS_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eFRESHNESS_LIVE\x10\x01\x12\x13\n" +
 	"\x0fFRESHNESS_STALE\x10\x02\x12\x12\n" +
-	"\x0eFRESHNESS_LOST\x10\x032\x91\x05\n" +
+	"\x0eFRESHNESS_LOST\x10\x032\xf5\x05\n" +
 	"\x0fFrontendService\x12Z\n" +
 	"\tGetStatus\x12%.vipgate.frontend.v1.GetStatusRequest\x1a&.vipgate.frontend.v1.GetStatusResponse\x12b\n" +
 	"\vWatchStatus\x12'.vipgate.frontend.v1.WatchStatusRequest\x1a(.vipgate.frontend.v1.WatchStatusResponse0\x01\x12]\n" +
 	"\n" +
-	"ListEvents\x12&.vipgate.frontend.v1.ListEventsRequest\x1a'.vipgate.frontend.v1.ListEventsResponse\x12N\n" +
+	"ListEvents\x12&.vipgate.frontend.v1.ListEventsRequest\x1a'.vipgate.frontend.v1.ListEventsResponse\x12b\n" +
+	"\vWatchEvents\x12'.vipgate.frontend.v1.WatchEventsRequest\x1a(.vipgate.frontend.v1.WatchEventsResponse0\x01\x12N\n" +
 	"\x05Drain\x12!.vipgate.frontend.v1.DrainRequest\x1a\".vipgate.frontend.v1.DrainResponse\x12T\n" +
 	"\aUndrain\x12#.vipgate.frontend.v1.UndrainRequest\x1a$.vipgate.frontend.v1.UndrainResponse\x12`\n" +
 	"\vSetLogLevel\x12'.vipgate.frontend.v1.SetLogLevelRequest\x1a(.vipgate.frontend.v1.SetLogLevelResponse\x12W\n" +
@@ -1551,7 +1736,7 @@ func file_vipgate_frontend_v1_frontend_proto_rawDescGZIP() []byte {
 }
 
 var file_vipgate_frontend_v1_frontend_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_vipgate_frontend_v1_frontend_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_vipgate_frontend_v1_frontend_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_vipgate_frontend_v1_frontend_proto_goTypes = []any{
 	(Freshness)(0),                // 0: vipgate.frontend.v1.Freshness
 	(*GetStatusRequest)(nil),      // 1: vipgate.frontend.v1.GetStatusRequest
@@ -1564,67 +1749,72 @@ var file_vipgate_frontend_v1_frontend_proto_goTypes = []any{
 	(*GetDebugResponse)(nil),      // 8: vipgate.frontend.v1.GetDebugResponse
 	(*ListEventsRequest)(nil),     // 9: vipgate.frontend.v1.ListEventsRequest
 	(*ListEventsResponse)(nil),    // 10: vipgate.frontend.v1.ListEventsResponse
-	(*Event)(nil),                 // 11: vipgate.frontend.v1.Event
-	(*DrainRequest)(nil),          // 12: vipgate.frontend.v1.DrainRequest
-	(*DrainResponse)(nil),         // 13: vipgate.frontend.v1.DrainResponse
-	(*UndrainRequest)(nil),        // 14: vipgate.frontend.v1.UndrainRequest
-	(*UndrainResponse)(nil),       // 15: vipgate.frontend.v1.UndrainResponse
-	(*Condition)(nil),             // 16: vipgate.frontend.v1.Condition
-	(*Status)(nil),                // 17: vipgate.frontend.v1.Status
-	(*LoadBalancerStatus)(nil),    // 18: vipgate.frontend.v1.LoadBalancerStatus
-	(*GatewayStatus)(nil),         // 19: vipgate.frontend.v1.GatewayStatus
-	(*BirdStatus)(nil),            // 20: vipgate.frontend.v1.BirdStatus
-	(*VipStatus)(nil),             // 21: vipgate.frontend.v1.VipStatus
-	(*timestamppb.Timestamp)(nil), // 22: google.protobuf.Timestamp
-	(v1.Advertisement)(0),         // 23: vipgate.readiness.v1.Advertisement
-	(v1.AdvertisementReason)(0),   // 24: vipgate.readiness.v1.AdvertisementReason
-	(*v1.Position)(nil),           // 25: vipgate.readiness.v1.Position
-	(*durationpb.Duration)(nil),   // 26: google.protobuf.Duration
-	(*v1.VipReadiness)(nil),       // 27: vipgate.readiness.v1.VipReadiness
+	(*WatchEventsRequest)(nil),    // 11: vipgate.frontend.v1.WatchEventsRequest
+	(*WatchEventsResponse)(nil),   // 12: vipgate.frontend.v1.WatchEventsResponse
+	(*Event)(nil),                 // 13: vipgate.frontend.v1.Event
+	(*DrainRequest)(nil),          // 14: vipgate.frontend.v1.DrainRequest
+	(*DrainResponse)(nil),         // 15: vipgate.frontend.v1.DrainResponse
+	(*UndrainRequest)(nil),        // 16: vipgate.frontend.v1.UndrainRequest
+	(*UndrainResponse)(nil),       // 17: vipgate.frontend.v1.UndrainResponse
+	(*Condition)(nil),             // 18: vipgate.frontend.v1.Condition
+	(*Status)(nil),                // 19: vipgate.frontend.v1.Status
+	(*LoadBalancerStatus)(nil),    // 20: vipgate.frontend.v1.LoadBalancerStatus
+	(*GatewayStatus)(nil),         // 21: vipgate.frontend.v1.GatewayStatus
+	(*BirdStatus)(nil),            // 22: vipgate.frontend.v1.BirdStatus
+	(*VipStatus)(nil),             // 23: vipgate.frontend.v1.VipStatus
+	(*timestamppb.Timestamp)(nil), // 24: google.protobuf.Timestamp
+	(v1.Advertisement)(0),         // 25: vipgate.readiness.v1.Advertisement
+	(v1.AdvertisementReason)(0),   // 26: vipgate.readiness.v1.AdvertisementReason
+	(*v1.Position)(nil),           // 27: vipgate.readiness.v1.Position
+	(*durationpb.Duration)(nil),   // 28: google.protobuf.Duration
+	(*v1.VipReadiness)(nil),       // 29: vipgate.readiness.v1.VipReadiness
 }
 var file_vipgate_frontend_v1_frontend_proto_depIdxs = []int32{
-	17, // 0: vipgate.frontend.v1.GetStatusResponse.status:type_name -> vipgate.frontend.v1.Status
-	17, // 1: vipgate.frontend.v1.WatchStatusResponse.status:type_name -> vipgate.frontend.v1.Status
-	11, // 2: vipgate.frontend.v1.ListEventsResponse.events:type_name -> vipgate.frontend.v1.Event
-	22, // 3: vipgate.frontend.v1.Event.time:type_name -> google.protobuf.Timestamp
-	23, // 4: vipgate.frontend.v1.Event.from:type_name -> vipgate.readiness.v1.Advertisement
-	23, // 5: vipgate.frontend.v1.Event.to:type_name -> vipgate.readiness.v1.Advertisement
-	24, // 6: vipgate.frontend.v1.Event.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
-	25, // 7: vipgate.frontend.v1.Event.position:type_name -> vipgate.readiness.v1.Position
-	22, // 8: vipgate.frontend.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
-	16, // 9: vipgate.frontend.v1.Status.conditions:type_name -> vipgate.frontend.v1.Condition
-	18, // 10: vipgate.frontend.v1.Status.load_balancer:type_name -> vipgate.frontend.v1.LoadBalancerStatus
-	19, // 11: vipgate.frontend.v1.Status.gateways:type_name -> vipgate.frontend.v1.GatewayStatus
-	21, // 12: vipgate.frontend.v1.Status.vips:type_name -> vipgate.frontend.v1.VipStatus
-	20, // 13: vipgate.frontend.v1.Status.bird:type_name -> vipgate.frontend.v1.BirdStatus
-	0,  // 14: vipgate.frontend.v1.LoadBalancerStatus.freshness:type_name -> vipgate.frontend.v1.Freshness
-	25, // 15: vipgate.frontend.v1.LoadBalancerStatus.position:type_name -> vipgate.readiness.v1.Position
-	26, // 16: vipgate.frontend.v1.LoadBalancerStatus.lease_left:type_name -> google.protobuf.Duration
-	22, // 17: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
-	22, // 18: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
-	23, // 19: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
-	24, // 20: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
-	22, // 21: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
-	27, // 22: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
-	1,  // 23: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.frontend.v1.GetStatusRequest
-	3,  // 24: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.frontend.v1.WatchStatusRequest
-	9,  // 25: vipgate.frontend.v1.FrontendService.ListEvents:input_type -> vipgate.frontend.v1.ListEventsRequest
-	12, // 26: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
-	14, // 27: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
-	5,  // 28: vipgate.frontend.v1.FrontendService.SetLogLevel:input_type -> vipgate.frontend.v1.SetLogLevelRequest
-	7,  // 29: vipgate.frontend.v1.FrontendService.GetDebug:input_type -> vipgate.frontend.v1.GetDebugRequest
-	2,  // 30: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.GetStatusResponse
-	4,  // 31: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.WatchStatusResponse
-	10, // 32: vipgate.frontend.v1.FrontendService.ListEvents:output_type -> vipgate.frontend.v1.ListEventsResponse
-	13, // 33: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.DrainResponse
-	15, // 34: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.UndrainResponse
-	6,  // 35: vipgate.frontend.v1.FrontendService.SetLogLevel:output_type -> vipgate.frontend.v1.SetLogLevelResponse
-	8,  // 36: vipgate.frontend.v1.FrontendService.GetDebug:output_type -> vipgate.frontend.v1.GetDebugResponse
-	30, // [30:37] is the sub-list for method output_type
-	23, // [23:30] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	19, // 0: vipgate.frontend.v1.GetStatusResponse.status:type_name -> vipgate.frontend.v1.Status
+	19, // 1: vipgate.frontend.v1.WatchStatusResponse.status:type_name -> vipgate.frontend.v1.Status
+	13, // 2: vipgate.frontend.v1.ListEventsResponse.events:type_name -> vipgate.frontend.v1.Event
+	13, // 3: vipgate.frontend.v1.WatchEventsResponse.events:type_name -> vipgate.frontend.v1.Event
+	24, // 4: vipgate.frontend.v1.Event.time:type_name -> google.protobuf.Timestamp
+	25, // 5: vipgate.frontend.v1.Event.from:type_name -> vipgate.readiness.v1.Advertisement
+	25, // 6: vipgate.frontend.v1.Event.to:type_name -> vipgate.readiness.v1.Advertisement
+	26, // 7: vipgate.frontend.v1.Event.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
+	27, // 8: vipgate.frontend.v1.Event.position:type_name -> vipgate.readiness.v1.Position
+	24, // 9: vipgate.frontend.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
+	18, // 10: vipgate.frontend.v1.Status.conditions:type_name -> vipgate.frontend.v1.Condition
+	20, // 11: vipgate.frontend.v1.Status.load_balancer:type_name -> vipgate.frontend.v1.LoadBalancerStatus
+	21, // 12: vipgate.frontend.v1.Status.gateways:type_name -> vipgate.frontend.v1.GatewayStatus
+	23, // 13: vipgate.frontend.v1.Status.vips:type_name -> vipgate.frontend.v1.VipStatus
+	22, // 14: vipgate.frontend.v1.Status.bird:type_name -> vipgate.frontend.v1.BirdStatus
+	0,  // 15: vipgate.frontend.v1.LoadBalancerStatus.freshness:type_name -> vipgate.frontend.v1.Freshness
+	27, // 16: vipgate.frontend.v1.LoadBalancerStatus.position:type_name -> vipgate.readiness.v1.Position
+	28, // 17: vipgate.frontend.v1.LoadBalancerStatus.lease_left:type_name -> google.protobuf.Duration
+	24, // 18: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
+	24, // 19: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
+	25, // 20: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
+	26, // 21: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
+	24, // 22: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
+	29, // 23: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
+	1,  // 24: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.frontend.v1.GetStatusRequest
+	3,  // 25: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.frontend.v1.WatchStatusRequest
+	9,  // 26: vipgate.frontend.v1.FrontendService.ListEvents:input_type -> vipgate.frontend.v1.ListEventsRequest
+	11, // 27: vipgate.frontend.v1.FrontendService.WatchEvents:input_type -> vipgate.frontend.v1.WatchEventsRequest
+	14, // 28: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
+	16, // 29: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
+	5,  // 30: vipgate.frontend.v1.FrontendService.SetLogLevel:input_type -> vipgate.frontend.v1.SetLogLevelRequest
+	7,  // 31: vipgate.frontend.v1.FrontendService.GetDebug:input_type -> vipgate.frontend.v1.GetDebugRequest
+	2,  // 32: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.GetStatusResponse
+	4,  // 33: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.WatchStatusResponse
+	10, // 34: vipgate.frontend.v1.FrontendService.ListEvents:output_type -> vipgate.frontend.v1.ListEventsResponse
+	12, // 35: vipgate.frontend.v1.FrontendService.WatchEvents:output_type -> vipgate.frontend.v1.WatchEventsResponse
+	15, // 36: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.DrainResponse
+	17, // 37: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.UndrainResponse
+	6,  // 38: vipgate.frontend.v1.FrontendService.SetLogLevel:output_type -> vipgate.frontend.v1.SetLogLevelResponse
+	8,  // 39: vipgate.frontend.v1.FrontendService.GetDebug:output_type -> vipgate.frontend.v1.GetDebugResponse
+	32, // [32:40] is the sub-list for method output_type
+	24, // [24:32] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_vipgate_frontend_v1_frontend_proto_init() }
@@ -1638,7 +1828,7 @@ func file_vipgate_frontend_v1_frontend_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_vipgate_frontend_v1_frontend_proto_rawDesc), len(file_vipgate_frontend_v1_frontend_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   21,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -24,6 +24,7 @@ const (
 	FrontendService_GetStatus_FullMethodName   = "/vipgate.frontend.v1.FrontendService/GetStatus"
 	FrontendService_WatchStatus_FullMethodName = "/vipgate.frontend.v1.FrontendService/WatchStatus"
 	FrontendService_ListEvents_FullMethodName  = "/vipgate.frontend.v1.FrontendService/ListEvents"
+	FrontendService_WatchEvents_FullMethodName = "/vipgate.frontend.v1.FrontendService/WatchEvents"
 	FrontendService_Drain_FullMethodName       = "/vipgate.frontend.v1.FrontendService/Drain"
 	FrontendService_Undrain_FullMethodName     = "/vipgate.frontend.v1.FrontendService/Undrain"
 	FrontendService_SetLogLevel_FullMethodName = "/vipgate.frontend.v1.FrontendService/SetLogLevel"
@@ -44,6 +45,10 @@ type FrontendServiceClient interface {
 	WatchStatus(ctx context.Context, in *WatchStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchStatusResponse], error)
 	// ListEvents returns the last transitions of VIPs, oldest first.
 	ListEvents(ctx context.Context, in *ListEventsRequest, opts ...grpc.CallOption) (*ListEventsResponse, error)
+	// WatchEvents returns the events that are kept and then each one as it
+	// happens, in the order of their numbers and none twice. The first message
+	// comes at once, also without an event.
+	WatchEvents(ctx context.Context, in *WatchEventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchEventsResponse], error)
 	// Drain de-prefers VIPs and withdraws them after the drain time.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
 	// Undrain takes a Drain back.
@@ -102,6 +107,25 @@ func (c *frontendServiceClient) ListEvents(ctx context.Context, in *ListEventsRe
 	return out, nil
 }
 
+func (c *frontendServiceClient) WatchEvents(ctx context.Context, in *WatchEventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchEventsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &FrontendService_ServiceDesc.Streams[1], FrontendService_WatchEvents_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[WatchEventsRequest, WatchEventsResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type FrontendService_WatchEventsClient = grpc.ServerStreamingClient[WatchEventsResponse]
+
 func (c *frontendServiceClient) Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DrainResponse)
@@ -156,6 +180,10 @@ type FrontendServiceServer interface {
 	WatchStatus(*WatchStatusRequest, grpc.ServerStreamingServer[WatchStatusResponse]) error
 	// ListEvents returns the last transitions of VIPs, oldest first.
 	ListEvents(context.Context, *ListEventsRequest) (*ListEventsResponse, error)
+	// WatchEvents returns the events that are kept and then each one as it
+	// happens, in the order of their numbers and none twice. The first message
+	// comes at once, also without an event.
+	WatchEvents(*WatchEventsRequest, grpc.ServerStreamingServer[WatchEventsResponse]) error
 	// Drain de-prefers VIPs and withdraws them after the drain time.
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
 	// Undrain takes a Drain back.
@@ -183,6 +211,9 @@ func (UnimplementedFrontendServiceServer) WatchStatus(*WatchStatusRequest, grpc.
 }
 func (UnimplementedFrontendServiceServer) ListEvents(context.Context, *ListEventsRequest) (*ListEventsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListEvents not implemented")
+}
+func (UnimplementedFrontendServiceServer) WatchEvents(*WatchEventsRequest, grpc.ServerStreamingServer[WatchEventsResponse]) error {
+	return status.Error(codes.Unimplemented, "method WatchEvents not implemented")
 }
 func (UnimplementedFrontendServiceServer) Drain(context.Context, *DrainRequest) (*DrainResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Drain not implemented")
@@ -263,6 +294,17 @@ func _FrontendService_ListEvents_Handler(srv interface{}, ctx context.Context, d
 	}
 	return interceptor(ctx, in, info, handler)
 }
+
+func _FrontendService_WatchEvents_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchEventsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(FrontendServiceServer).WatchEvents(m, &grpc.GenericServerStream[WatchEventsRequest, WatchEventsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type FrontendService_WatchEventsServer = grpc.ServerStreamingServer[WatchEventsResponse]
 
 func _FrontendService_Drain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DrainRequest)
@@ -372,6 +414,11 @@ var FrontendService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "WatchStatus",
 			Handler:       _FrontendService_WatchStatus_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "WatchEvents",
+			Handler:       _FrontendService_WatchEvents_Handler,
 			ServerStreams: true,
 		},
 	},

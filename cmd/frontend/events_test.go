@@ -1,0 +1,226 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
+
+	"github.com/vipgate/vipgate/cmd/internal/cli"
+	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+)
+
+var errGone = grpcstatus.Error(codes.Unavailable, "the other end is gone")
+
+// session is one connection: what it is asked, what it answers and how it ends.
+type session struct {
+	messages []*frontendv1.WatchEventsResponse
+	end      error
+}
+
+// script plays sessions one after the other; the last one ends the test's context.
+type script struct {
+	sessions []session
+	asked    []string
+	at       []time.Duration
+	begin    time.Time
+	cancel   context.CancelFunc
+}
+
+func (s *script) open(ctx context.Context, r *frontendv1.WatchEventsRequest, take func(*frontendv1.WatchEventsResponse) error) error {
+	s.asked = append(s.asked, fmt.Sprintf("%s/%d/%d", r.GetInstanceId(), r.GetAfter(), r.GetLimit()))
+	s.at = append(s.at, time.Since(s.begin))
+	if len(s.sessions) == 0 {
+		s.cancel()
+		return ctx.Err()
+	}
+	now := s.sessions[0]
+	s.sessions = s.sessions[1:]
+	for _, m := range now.messages {
+		if err := take(m); err != nil {
+			return err
+		}
+	}
+	return now.end
+}
+
+// follow plays the sessions and returns what was printed and noted.
+func follow(t *testing.T, s *script, limit uint32) (printed, notes string, err error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	s.cancel, s.begin = cancel, time.Now()
+	var out, told bytes.Buffer
+	f := &eventFollower{
+		request: &frontendv1.WatchEventsRequest{Limit: limit}, open: s.open, notes: &told,
+		print: func(events []*frontendv1.Event) error {
+			for _, e := range events {
+				fmt.Fprintf(&out, "%d ", e.GetSequence())
+			}
+			return nil
+		},
+	}
+	err = f.run(ctx)
+	return out.String(), told.String(), err
+}
+
+func message(instance string, lost uint64, numbers ...uint64) *frontendv1.WatchEventsResponse {
+	m := &frontendv1.WatchEventsResponse{InstanceId: instance, Lost: lost}
+	for _, n := range numbers {
+		m.Events, m.UpTo = append(m.Events, &frontendv1.Event{Sequence: n}), n
+	}
+	return m
+}
+
+func TestFollowGoesOnWhereItWasCutOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &script{sessions: []session{
+			{[]*frontendv1.WatchEventsResponse{message("a", 0, 8, 9), message("a", 0, 10)}, errGone},
+			{[]*frontendv1.WatchEventsResponse{message("a", 3, 14)}, errGone},
+		}}
+		printed, notes, err := follow(t, s, 5)
+		if err != nil || printed != "8 9 10 14 " {
+			t.Errorf("printed %q, %v", printed, err)
+		}
+		if got, want := strings.Join(s.asked, " "), "/0/5 a/10/0 a/14/0"; got != want {
+			t.Errorf("asked for %s, want %s", got, want)
+		}
+		for _, want := range []string{"the frontend is gone, waiting for it: ", "connected again", "3 events lost"} {
+			if !strings.Contains(notes, want) {
+				t.Errorf("no %q in\n%s", want, notes)
+			}
+		}
+	})
+}
+
+func TestFollowTellsOfARestartAndBeginsAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &script{sessions: []session{
+			{[]*frontendv1.WatchEventsResponse{message("a", 0, 1, 2)}, errGone},
+			{nil, errors.New("/run/vipgate/frontend.sock does not exist")},
+			{nil, errGone},
+			{[]*frontendv1.WatchEventsResponse{message("b", 0, 1), message("b", 0, 2)}, errGone},
+		}}
+		printed, notes, err := follow(t, s, 0)
+		if err != nil || printed != "1 2 1 2 " {
+			t.Errorf("printed %q, %v", printed, err)
+		}
+		if got, want := strings.Join(s.asked, " "), "/0/0 a/2/0 a/2/0 a/2/0 b/2/0"; got != want {
+			t.Errorf("asked for %s, want %s", got, want)
+		}
+		if strings.Count(notes, "restarted") != 1 || strings.Count(notes, "waiting for it") != 2 || strings.Count(notes, "connected again") != 1 {
+			t.Errorf("noted\n%s", notes)
+		}
+		// 100, 200, 400 ms while it is away, and 100 ms after it was there.
+		if got, want := fmt.Sprint(s.at), "[0s 100ms 300ms 700ms 800ms]"; got != want {
+			t.Errorf("attempts at %s, want %s", got, want)
+		}
+	})
+}
+
+func TestFollowWaitsAtMostTwoSeconds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &script{sessions: []session{{[]*frontendv1.WatchEventsResponse{message("a", 0)}, errGone}}}
+		for range 20 {
+			s.sessions = append(s.sessions, session{nil, errGone})
+		}
+		if _, _, err := follow(t, s, 0); err != nil {
+			t.Fatal(err)
+		}
+		if n := len(s.at); s.at[n-1]-s.at[n-2] != maxFollowBackoff {
+			t.Errorf("attempts at %v", s.at)
+		}
+	})
+}
+
+func TestFollowGivesUpWhereNoAttemptHelps(t *testing.T) {
+	first := []*frontendv1.WatchEventsResponse{message("a", 0, 1)}
+	for _, tt := range []struct {
+		name     string
+		sessions []session
+		want     string
+	}{
+		{"the first connection fails", []session{{nil, errGone}}, "the process does not answer on its admin socket"},
+		{"there is no socket", []session{{nil, errors.New("no socket: is `frontend run` running here?")}}, "is `frontend run` running here?"},
+		{"the VIP is none", []session{{nil, grpcstatus.Error(codes.InvalidArgument, "no VIP")}}, "no VIP"},
+		{"an older frontend", []session{{first, errGone}, {nil, grpcstatus.Error(codes.Unimplemented, "unknown method")}}, "without --follow"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				if _, _, err := follow(t, &script{sessions: tt.sessions}, 0); err == nil || !strings.Contains(err.Error(), tt.want) {
+					t.Errorf("got %v, want %q", err, tt.want)
+				}
+			})
+		})
+	}
+}
+
+func TestFollowEndsWhenItCannotPrint(t *testing.T) {
+	broken := errors.New("no JSON")
+	s := &script{sessions: []session{{[]*frontendv1.WatchEventsResponse{message("a", 0, 1)}, errGone}}}
+	f := &eventFollower{
+		request: &frontendv1.WatchEventsRequest{}, open: s.open, notes: &bytes.Buffer{},
+		print: func([]*frontendv1.Event) error { return broken },
+	}
+	if err := f.run(t.Context()); !errors.Is(err, broken) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestPrinterWritesOneObjectInEachLine(t *testing.T) {
+	var b bytes.Buffer
+	show := printer(&cli.Output{Writer: &b}, "json")
+	for range 2 {
+		if err := show(message("a", 0, 1, 2).GetEvents()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lines := strings.Split(strings.TrimSpace(b.String()), "\n")
+	if len(lines) != 4 || !strings.HasPrefix(lines[1], `{"`) || !strings.Contains(lines[1], `"sequence":"2"`) {
+		t.Errorf("got\n%s", b.String())
+	}
+}
+
+// olderFrontend knows no WatchEvents.
+type olderFrontend struct {
+	frontendv1.UnimplementedFrontendServiceServer
+}
+
+func TestFollowOverARealSocketNamesTheRemedy(t *testing.T) {
+	dir, err := os.MkdirTemp("/tmp", "vg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "admin.sock")
+	command := &eventsCommand{Follow: true, adminFlags: adminFlags{AdminSocket: "unix://" + path}}
+	if err := command.Run(t.Context(), &cli.Output{Writer: &bytes.Buffer{}}); err == nil || !strings.Contains(err.Error(), "is `frontend run` running here") {
+		t.Errorf("without a frontend: %v", err)
+	}
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	frontendv1.RegisterFrontendServiceServer(server, olderFrontend{})
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	if err := command.Run(t.Context(), &cli.Output{Writer: &bytes.Buffer{}}); err == nil || !strings.Contains(err.Error(), "older than this program") {
+		t.Errorf("with an older frontend: %v", err)
+	}
+	server.Stop()
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,265 @@
+package frontend
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+
+	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	"github.com/vipgate/vipgate/pkg/bird"
+	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// serveEvents serves the events of an observer.
+func serveEvents(t *testing.T) (*observer, frontendv1.FrontendServiceClient) {
+	t.Helper()
+	o, _ := testObserver()
+	server := grpc.NewServer(grpc.WaitForHandlers(true))
+	frontendv1.RegisterFrontendServiceServer(server, &admin{process: &process{observer: o, instance: "this-one"}})
+	listener := bufconn.Listen(64 << 10)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
+		server.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	return o, frontendv1.NewFrontendServiceClient(conn)
+}
+
+type eventStream struct {
+	t *testing.T
+	grpc.ServerStreamingClient[frontendv1.WatchEventsResponse]
+	instance       string
+	upTo, lost     uint64
+	first, numbers []uint64
+}
+
+func watchEvents(t *testing.T, c frontendv1.FrontendServiceClient, r *frontendv1.WatchEventsRequest) *eventStream {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	t.Cleanup(cancel)
+	s, err := c.WatchEvents(ctx, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream := &eventStream{t: t, ServerStreamingClient: s}
+	stream.next()
+	stream.first = slices.Clone(stream.numbers)
+	return stream
+}
+
+// next takes a message.
+func (s *eventStream) next() {
+	s.t.Helper()
+	m, err := s.Recv()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.instance, s.upTo, s.lost = m.GetInstanceId(), m.GetUpTo(), s.lost+m.GetLost()
+	if len(m.GetEvents()) > maxEventsPerMessage {
+		s.t.Errorf("a message has %d events", len(m.GetEvents()))
+	}
+	for _, e := range m.GetEvents() {
+		s.numbers = append(s.numbers, e.GetSequence())
+	}
+}
+
+// until takes messages until the event of that number came.
+func (s *eventStream) until(number uint64) {
+	s.t.Helper()
+	for s.upTo < number {
+		s.next()
+	}
+}
+
+func TestFollowersGetEveryEventOnce(t *testing.T) {
+	o, c := serveEvents(t)
+	const before, after = 600, 400
+	for range before {
+		o.remark("x")
+	}
+	s := watchEvents(t, c, &frontendv1.WatchEventsRequest{})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range after {
+			o.remark("y")
+		}
+	}()
+	s.until(before + after)
+	<-done
+	if s.instance != "this-one" || s.lost != 0 || len(s.numbers) != before+after {
+		t.Fatalf("%d events of %s, %d lost", len(s.numbers), s.instance, s.lost)
+	}
+	for i, n := range s.numbers {
+		if n != uint64(i+1) {
+			t.Fatalf("event %d came at place %d", n, i+1)
+		}
+	}
+}
+
+func TestFollowersBeginWhereTheyAskFor(t *testing.T) {
+	o, c := serveEvents(t)
+	if s := watchEvents(t, c, &frontendv1.WatchEventsRequest{}); len(s.first) != 0 {
+		t.Errorf("%v though nothing happened", s.first)
+	}
+	for range maxEvents + 50 {
+		o.remark("x")
+	}
+	last := uint64(maxEvents + 50)
+	o.decided(decisions{Changes: []gate.Change{change(vipA, gate.Withdrawn, gate.Announced, gate.Ready)}})
+	o.drain()
+	o.remark("z")
+	for _, tt := range []struct {
+		name       string
+		request    *frontendv1.WatchEventsRequest
+		from, lost uint64
+		count      int
+	}{
+		{"new", &frontendv1.WatchEventsRequest{}, 53, 0, maxEventsPerMessage},
+		{"the newest", &frontendv1.WatchEventsRequest{Limit: 3}, last, 0, 3},
+		{"goes on", &frontendv1.WatchEventsRequest{InstanceId: "this-one", After: last}, last + 1, 0, 2},
+		{"nothing new", &frontendv1.WatchEventsRequest{InstanceId: "this-one", After: last + 2}, 0, 0, 0},
+		{"away for long", &frontendv1.WatchEventsRequest{InstanceId: "this-one", After: 10}, 53, 42, maxEventsPerMessage},
+		{"of another frontend", &frontendv1.WatchEventsRequest{InstanceId: "other", After: last}, 53, 0, maxEventsPerMessage},
+		{"a number that never was", &frontendv1.WatchEventsRequest{InstanceId: "this-one", After: last + 1000}, 0, 0, 0},
+		{"one VIP", &frontendv1.WatchEventsRequest{Vip: vipA.String()}, last + 1, 0, 1},
+		{"one VIP, the newest", &frontendv1.WatchEventsRequest{Vip: vipA.String(), Limit: 1}, last + 1, 0, 1},
+		{"another VIP", &frontendv1.WatchEventsRequest{Vip: vipB.String()}, 0, 0, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := watchEvents(t, c, tt.request)
+			if len(s.first) != tt.count || s.lost != tt.lost || (tt.count > 0 && s.first[0] != tt.from) {
+				t.Errorf("got %d events %v, %d lost; want %d from %d, %d lost", len(s.first), s.first, s.lost, tt.count, tt.from, tt.lost)
+			}
+		})
+	}
+	bad, err := c.WatchEvents(t.Context(), &frontendv1.WatchEventsRequest{Vip: "20.0.0.1"})
+	if err == nil {
+		_, err = bad.Recv()
+	}
+	if status.Code(err) != codes.InvalidArgument {
+		t.Errorf("an address for a VIP: %v", err)
+	}
+}
+
+// A reader that reads nothing costs the frontend nothing; once it reads again it
+// is told how much it missed, and gets the rest.
+func TestSlowFollowerBlocksNobodyAndIsToldOfTheGap(t *testing.T) {
+	o, c := serveEvents(t)
+	slow := watchEvents(t, c, &frontendv1.WatchEventsRequest{})
+	long := fmt.Sprintf("%01000d", 0) // more than the windows of the transport hold
+	const many = 5 * maxEvents
+	for range many {
+		o.remark(long) // returns, or the test hangs
+	}
+	quick := watchEvents(t, c, &frontendv1.WatchEventsRequest{Limit: 1})
+	if len(quick.first) != 1 || quick.first[0] != many {
+		t.Errorf("beside a slow reader another one got %v", quick.first)
+	}
+	slow.until(many)
+	if slow.lost == 0 || uint64(len(slow.numbers))+slow.lost != many {
+		t.Errorf("%d events came and %d were lost of %d", len(slow.numbers), slow.lost, many)
+	}
+	if !slices.IsSorted(slow.numbers) || len(slices.Compact(slow.numbers)) != len(slow.numbers) {
+		t.Error("events are out of order, or came twice")
+	}
+}
+
+func TestSessionsOfGatewaysAreEvents(t *testing.T) {
+	t0 := time.Unix(100, 0)
+	up := func(at time.Time) bird.GatewayState {
+		return bird.GatewayState{Name: "g", Up: true, Since: at, Words: "Established"}
+	}
+	down := bird.GatewayState{Name: "g", Words: "Active", LastError: "Received: Cease", Since: t0.Add(time.Second)}
+	state := func(pid int, g ...bird.GatewayState) bird.State {
+		return bird.State{Alive: pid != 0, PID: pid, Version: "2.0.12", Gateways: g}
+	}
+	for _, tt := range []struct {
+		name    string
+		was, is bird.State
+		want    string
+	}{
+		{"start", bird.State{}, state(7, down), "BIRD 2.0.12 runs with pid 7, restarts: 0"},
+		{"still down", state(7, down), state(7, down), ""},
+		{"up", state(7, down), state(7, up(t0)), "g true"},
+		{"still up", state(7, up(t0)), state(7, up(t0)), ""},
+		{"lost", state(7, up(t0)), state(7, down), "g false Active (Received: Cease)"},
+		{"lost for a moment", state(7, up(t0)), state(7, up(t0.Add(time.Second))), "g false the session was lost for a moment, g true"},
+		{"BIRD is gone", state(7, up(t0)), state(0, up(t0)), "BIRD: BIRD does not run, g false BIRD does not run"},
+		{"removed", state(7, up(t0)), state(7), ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got := ""
+			for _, e := range sessionEvents(tt.was, tt.is) {
+				if got != "" {
+					got += ", "
+				}
+				switch {
+				case e.Gateway == "":
+					got += e.Detail
+				case e.GatewayUp:
+					got += e.Gateway + " true"
+				default:
+					got += e.Gateway + " false " + e.Detail
+				}
+			}
+			if got != tt.want {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestEventsSayWhatIsBehindAReason(t *testing.T) {
+	o, _ := testObserver()
+	asked := 0
+	o.why = func(r gate.Reason, f vip.Family) string {
+		asked++
+		return fmt.Sprint(r, " ", f)
+	}
+	o.decided(decisions{Changes: []gate.Change{
+		change(vipA, gate.Announced, gate.Withdrawn, gate.NoGateway), change(vipB, gate.Announced, gate.Withdrawn, gate.NoGateway),
+	}})
+	o.drain()
+	all := o.state.events.list(0, func(event) bool { return true })
+	if len(all) != 2 || all[0].Detail != "no_gateway ipv4" {
+		t.Errorf("events %+v", all)
+	}
+	if families := 1 + int(vipA.Family()^vipB.Family()); asked != families {
+		t.Errorf("asked %d times for %d families", asked, families)
+	}
+}
+
+func TestMergedDecisionsAreTold(t *testing.T) {
+	o, _ := testObserver()
+	flip := decisions{Changes: slices.Repeat([]gate.Change{change(vipB, gate.Announced, gate.Withdrawn, gate.LBNotReady)}, maxQueued+1)}
+	o.decided(flip)
+	o.decided(flip)
+	o.drain()
+	all := o.state.events.list(0, func(event) bool { return true })
+	// maxQueued+1 became one, and those that came after stand behind it.
+	if o.state.events.last != 1+1+maxQueued+1 || len(all) != maxEvents {
+		t.Errorf("%d events were made", o.state.events.last)
+	}
+}
