@@ -1,0 +1,76 @@
+package main
+
+import (
+	"context"
+	"debug/buildinfo"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// unknown stands for what the machine does not tell.
+const unknown = "unknown"
+
+// describeMachine finds out where this runs. What cannot be found out is
+// "unknown": it is no reason not to measure.
+func describeMachine(ctx context.Context, binaries string) Machine {
+	m := Machine{
+		Date: time.Now(), Command: append([]string{filepath.Base(os.Args[0])}, os.Args[1:]...), Cores: runtime.NumCPU(),
+		CPU: unknown, Kernel: unknown, Go: runtime.Version(), BIRD: unknown, Commit: commit(filepath.Join(binaries, "frontend")),
+	}
+	if b, err := os.ReadFile("/proc/cpuinfo"); err == nil {
+		m.CPU = cpuModel(string(b))
+	}
+	if b, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
+		m.Kernel = strings.TrimSpace(string(b))
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if out, err := exec.CommandContext(ctx, lab.BIRD(), "--version").CombinedOutput(); err == nil {
+		m.BIRD = strings.TrimPrefix(strings.TrimSpace(string(out)), "BIRD version ")
+	}
+	return m
+}
+
+// cpuModel finds the processor in /proc/cpuinfo.
+func cpuModel(info string) string {
+	for line := range strings.Lines(info) {
+		if key, value, found := strings.Cut(line, ":"); found && strings.TrimSpace(key) == "model name" {
+			return strings.TrimSpace(value)
+		}
+	}
+	return unknown
+}
+
+// commit is what a binary was built from, "+" when the tree had changes.
+func commit(binary string) string {
+	info, err := buildinfo.ReadFile(binary)
+	if err != nil {
+		return unknown
+	}
+	revision, changed := unknown, ""
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			revision = s.Value
+		case s.Key == "vcs.modified" && s.Value == "true":
+			changed = "+"
+		}
+	}
+	return revision + changed
+}
+
+// loadAverage is the load of the machine over 1, 5 and 15 minutes.
+func loadAverage() string {
+	b, err := os.ReadFile("/proc/loadavg")
+	words := strings.Fields(string(b))
+	if err != nil || len(words) < 3 {
+		return unknown
+	}
+	return strings.Join(words[:3], " ")
+}

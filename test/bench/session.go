@@ -1,0 +1,73 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"time"
+)
+
+// Methods. A row may have further ones of its own.
+const (
+	vipgate   = "vipgate"
+	reference = "reference"
+)
+
+// row is one claim and how it is measured.
+type row struct {
+	number  int
+	title   string
+	measure func(ctx context.Context, s *session) error
+}
+
+// session is one run of the benchmark: what was asked for, and where results go.
+// It is not safe for concurrent use.
+type session struct {
+	quick        bool
+	binaries     string // the folder of lb and frontend
+	repeatsScale float64
+	report       *report
+	progress     func(text string)
+}
+
+// record keeps a measurement.
+func (s *session) record(m Measurement) {
+	s.report.Results = append(s.report.Results, &result{Measurement: m, Summary: summarize(m.Samples)})
+	last := s.report.Results[len(s.report.Results)-1]
+	s.progress(fmt.Sprintf("  %s, %s, N=%d: median %s, p99 %s, max %s %s (%d)",
+		m.What, m.Method, m.N, number(last.Median), number(last.P99), number(last.Max), m.Unit, last.Count))
+}
+
+// note keeps something that is to be read beside the numbers of a row.
+func (s *session) note(row int, format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	s.report.Notes = append(s.report.Notes, note{Row: row, Text: text})
+	s.progress("  note: " + text)
+}
+
+// repeats is how often to measure: full, scaled, or quick in a quick run.
+func (s *session) repeats(full, quick int) int {
+	if s.quick {
+		return quick
+	}
+	return max(1, int(math.Round(float64(full)*s.repeatsScale)))
+}
+
+// sizes are the numbers of VIPs to measure with.
+func (s *session) sizes(full, quick []int) []int {
+	if s.quick {
+		return quick
+	}
+	return full
+}
+
+// lasts is how long something is to go on.
+func (s *session) lasts(full, quick time.Duration) time.Duration {
+	if s.quick {
+		return quick
+	}
+	return full
+}
+
+// milliseconds is a duration as a sample in ms.
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
