@@ -1,6 +1,7 @@
 package bird
 
 import (
+	"math"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -77,23 +78,23 @@ func protocolDetail(p *Protocol, words []string) {
 	case strings.HasPrefix(text, "Last error: "):
 		p.LastError = strings.TrimPrefix(text, "Last error: ")
 	case strings.HasPrefix(text, "Hold timer: "):
-		// "Hold timer: 2.181/3"
+		// "Hold timer: 2.181/3"; a hold time has 16 bits (RFC 4271 section 4.2).
 		left, _, _ := strings.Cut(words[2], "/")
-		if s, err := strconv.ParseFloat(left, 64); err == nil {
+		if s, err := strconv.ParseFloat(left, 64); err == nil && s >= 0 && s <= math.MaxUint16 {
 			p.HoldTimer, p.HasHoldTimer = time.Duration(s*float64(time.Second)), true
 		}
 	case words[0] == "Routes:":
 		// "Routes: 1 imported, 0 filtered, 2 exported, 1 preferred"
 		for i := 1; i+1 < len(words); i += 2 {
-			n, err := strconv.Atoi(words[i])
+			n, err := strconv.ParseUint(words[i], 10, 32)
 			if err != nil {
 				return
 			}
 			switch strings.TrimRight(words[i+1], ",") {
 			case "imported":
-				p.Imported += n
+				p.Imported += int(n)
 			case "exported":
-				p.Exported += n
+				p.Exported += int(n)
 			}
 		}
 	}

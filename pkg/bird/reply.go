@@ -12,6 +12,9 @@ const (
 	maxReplyLines = 100_000
 	// maxLine bounds one line of a reply; BIRD's own bound is 4 KiB.
 	maxLine = 16 << 10
+	// maxReplyBytes bounds one reply likewise. A gateway takes 2.3 KB of `show
+	// protocols all` on BIRD 3.4.
+	maxReplyBytes = 16 << 20
 )
 
 // Line is one line of a reply.
@@ -97,11 +100,14 @@ func ParseLine(s string, previous int) (line Line, last, async bool, err error) 
 // ReadReply reads one reply. It takes bounded memory, whatever comes.
 func ReadReply(r *bufio.Reader) (Reply, error) {
 	var reply Reply
-	code := noCode
+	code, size := noCode, 0
 	for range maxReplyLines {
 		s, err := readLine(r)
 		if err != nil {
 			return nil, err
+		}
+		if size += len(s); size > maxReplyBytes {
+			return nil, fmt.Errorf("not BIRD's protocol: a reply of more than %d bytes", maxReplyBytes)
 		}
 		line, last, async, err := ParseLine(s, code)
 		if err != nil {
