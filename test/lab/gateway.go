@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"text/template"
-	"time"
 )
 
 // GatewayConfig describes a BIRD gateway.
@@ -26,6 +25,8 @@ type GatewayConfig struct {
 	Interface string
 	BFD       bool
 	Password  string
+	// Passive is true when the gateway waits to be called.
+	Passive bool
 	// HoldSeconds is the offered hold time; 3 when 0.
 	HoldSeconds int
 	// Default is true when the gateway sends default routes.
@@ -69,6 +70,9 @@ protocol bgp trench{{$i}} {
 	direct;
 	strict bind;
 	hold time {{if $.HoldSeconds}}{{$.HoldSeconds}}{{else}}3{{end}};
+{{- if $.Passive}}
+	passive;
+{{- end}}
 	connect delay time 1;
 	connect retry time 2;
 	error wait time 1, 2;
@@ -99,8 +103,11 @@ func StartGateway(ns *NetNS, dir string, c GatewayConfig) (*Gateway, error) {
 	return g, g.Start()
 }
 
-// Start writes the configuration and starts BIRD (again).
+// Start writes the configuration and starts BIRD (again), unless it runs.
 func (g *Gateway) Start() error {
+	if running(g.Process) {
+		return nil
+	}
 	conf := filepath.Join(g.dir, "bird.conf")
 	f, err := os.Create(conf)
 	if err != nil {
@@ -201,22 +208,7 @@ func parseRoutes(out string, routes map[netip.Prefix]Route) {
 
 // WantRoutes waits until exactly these prefixes are in the gateway's table.
 func (g *Gateway) WantRoutes(ctx context.Context, prefixes ...string) error {
-	want := slices.Sorted(slices.Values(prefixes))
-	return Eventually(ctx, 10*time.Millisecond, func() error {
-		routes, err := g.Routes(ctx)
-		if err != nil {
-			return err
-		}
-		var got []string
-		for p := range routes {
-			got = append(got, p.String())
-		}
-		slices.Sort(got)
-		if !slices.Equal(got, want) {
-			return fmt.Errorf("gateway %s holds %v, want %v", g.Name, got, want)
-		}
-		return nil
-	})
+	return wantRoutes(ctx, g, prefixes)
 }
 
 // Updates counts what the gateway heard of a prefix so far: every announcement,

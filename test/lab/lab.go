@@ -20,6 +20,9 @@ const (
 
 	PodAS     = 8103
 	GatewayAS = 4248829953
+	// The second gateway has an AS number of its own: one that gets its own AS back
+	// in a path would refuse what must not be sent to it, and hide that it was.
+	GatewayBAS = 64999
 
 	TrustDomain = "vipgate.demo"
 	LBID        = "spiffe://vipgate.demo/lb"
@@ -33,6 +36,8 @@ var (
 	PodExternal6  = netip.MustParseAddr("fd00:100::1")
 	GatewayA4     = netip.MustParseAddr("169.254.100.150")
 	GatewayA6     = netip.MustParseAddr("fd00:100::150")
+	GatewayB4     = netip.MustParseAddr("169.254.100.151")
+	GatewayB6     = netip.MustParseAddr("fd00:100::151")
 	Target1v4     = netip.MustParseAddr("172.16.1.1")
 	Target1v6     = netip.MustParseAddr("fd00:16::1:1")
 	Target2v4     = netip.MustParseAddr("172.16.1.2")
@@ -56,6 +61,7 @@ type Lab struct {
 	Pod     *NetNS
 	Gateway *NetNS
 	Backend *NetNS
+	Second  *NetNS // of a second gateway; nil before SecondGateway
 
 	processes []*Process
 }
@@ -132,6 +138,36 @@ func GatewayA() GatewayConfig {
 	}
 }
 
+// GatewayB is the configuration of a second gateway like the usual one, with an
+// AS number and addresses of its own, which SecondGateway gives to a namespace.
+func GatewayB() GatewayConfig {
+	c := GatewayA()
+	c.Name, c.RouterID, c.LocalAS, c.Local = "gateway-b", GatewayB4, GatewayBAS, []netip.Addr{GatewayB4, GatewayB6}
+	return c
+}
+
+// SecondGateway makes the namespace of a second gateway on the pod's external
+// wire, with the addresses of GatewayB, unless there is one. Its interface is
+// trench0, too. It can lose its link alone; without the first gateway's trench0,
+// below it, it has none.
+func (l *Lab) SecondGateway() (*NetNS, error) {
+	if l.Second != nil {
+		return l.Second, nil
+	}
+	ns, err := Create()
+	if err != nil {
+		return nil, err
+	}
+	l.Second = ns
+	return ns, errors.Join(
+		l.Gateway.IP("link", "add", "link", "trench0", "name", "trench0", "netns", ns.name, "type", "macvlan", "mode", "bridge"),
+		ns.IP("link", "set", "trench0", "up"),
+		ns.Addr("trench0", prefix(GatewayB4, externalBits4), prefix(GatewayB6, externalBits6)),
+		ns.Sysctl("net.ipv4.ip_forward", "1"),
+		ns.Sysctl("net.ipv6.conf.all.forwarding", "1"),
+	)
+}
+
 // Close ends every process and removes every namespace and file. It can be
 // called twice.
 func (l *Lab) Close() error {
@@ -140,7 +176,7 @@ func (l *Lab) Close() error {
 		errs = append(errs, p.Kill())
 	}
 	l.processes = nil
-	for _, ns := range []**NetNS{&l.Pod, &l.Gateway, &l.Backend} {
+	for _, ns := range []**NetNS{&l.Pod, &l.Second, &l.Gateway, &l.Backend} {
 		if *ns != nil {
 			// BIRD is not our child but the frontend's: whatever outlived its
 			// parent in the pod ends here.

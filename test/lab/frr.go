@@ -1,0 +1,400 @@
+package lab
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// frrFolder is where Debian keeps FRR's daemons.
+const frrFolder = "/usr/lib/frr"
+
+// frrDaemons are the daemons of a gateway, in the order in which they start:
+// zebra knows the interfaces and holds the others together.
+var frrDaemons = []string{"zebra", "bfdd", "bgpd"}
+
+// FRR is an FRR (zebra, bfdd, bgpd) that plays the external router. Its daemons
+// run as the user that the package made for them.
+type FRR struct {
+	GatewayConfig
+	NS *NetNS
+
+	dir     string
+	daemons map[string]*Process
+}
+
+// FRRLacks says what this machine lacks for an FRR gateway; nothing when "".
+func FRRLacks() string {
+	if _, err := os.Stat(filepath.Join(frrFolder, "bgpd")); err != nil {
+		return "FRR (Debian: apt-get install frr)"
+	}
+	return ""
+}
+
+// StartFRR starts FRR in a namespace with its files in a folder in dir, which
+// every user must be able to go through. A gateway that it returns together with
+// an error may run in part.
+func StartFRR(ns *NetNS, dir string, c GatewayConfig) (*FRR, error) {
+	g := &FRR{GatewayConfig: c, NS: ns, dir: filepath.Join(dir, c.Name), daemons: map[string]*Process{}}
+	if err := g.makeFolder(); err != nil {
+		return nil, fmt.Errorf("gateway %s: %w", c.Name, err)
+	}
+	return g, g.Start()
+}
+
+// makeFolder makes the folder of sockets and pid files, which belongs to FRR's user.
+func (g *FRR) makeFolder() error {
+	if err := os.MkdirAll(g.dir, 0o700); err != nil {
+		return err
+	}
+	frr, err := user.Lookup("frr")
+	if err != nil {
+		return err
+	}
+	uid, errUID := strconv.Atoi(frr.Uid)
+	gid, errGID := strconv.Atoi(frr.Gid)
+	if err := errors.Join(errUID, errGID); err != nil {
+		return err
+	}
+	return os.Chown(g.dir, uid, gid)
+}
+
+// Config is what the gateway was started with.
+func (g *FRR) Config() GatewayConfig { return g.GatewayConfig }
+
+// Processes are the daemons, also those that ended.
+func (g *FRR) Processes() []*Process {
+	var all []*Process
+	for _, name := range frrDaemons {
+		if p := g.daemons[name]; p != nil {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// Daemon is zebra, bfdd or bgpd; nil before its first start.
+func (g *FRR) Daemon(name string) *Process { return g.daemons[name] }
+
+// Start starts every daemon that does not run and gives it the configuration, as
+// Debian's start script does.
+func (g *FRR) Start() error {
+	for _, name := range frrDaemons {
+		if name == "bfdd" && !g.BFD || running(g.daemons[name]) {
+			continue
+		}
+		if err := g.StartDaemon(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Stop ends every daemon as an init system does, the last one started first, and
+// waits for their ends.
+func (g *FRR) Stop(ctx context.Context) error {
+	for i := len(frrDaemons) - 1; i >= 0; i-- {
+		p := g.daemons[frrDaemons[i]]
+		if !running(p) {
+			continue
+		}
+		if err := p.Signal(unix.SIGTERM); err != nil {
+			return err
+		}
+		if _, err := p.Wait(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// StartDaemon starts one daemon and gives it the configuration.
+func (g *FRR) StartDaemon(name string) error {
+	if err := g.startDaemon(name); err != nil {
+		return fmt.Errorf("%s of gateway %s: %w", name, g.Name, err)
+	}
+	return nil
+}
+
+func (g *FRR) startDaemon(name string) error {
+	args, err := g.configure()
+	if err != nil {
+		return err
+	}
+	// The control socket of a killed daemon is still there.
+	control := filepath.Join(g.dir, name+".vty")
+	if err := os.Remove(control); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	command := []string{
+		filepath.Join(frrFolder, name), "--vty_socket", g.dir, "-z", filepath.Join(g.dir, "zserv.api"),
+		"-i", filepath.Join(g.dir, name+".pid"), "-f", os.DevNull, "-P", "0", "--log", "stdout", "--log-level", "debug",
+	}
+	switch name {
+	case "bgpd":
+		command = append(command, args...)
+	case "bfdd":
+		command = append(command, "--bfdctl", filepath.Join(g.dir, "bfdd.sock"))
+	}
+	p, err := StartProcess(g.NS, g.dir, name, command...)
+	if err != nil {
+		return err
+	}
+	g.daemons[name] = p
+	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
+	defer cancel()
+	// The control socket is the last thing that a daemon opens: zebra then takes
+	// clients, who would come again after 10 s only.
+	return Eventually(ctx, 5*time.Millisecond, func() error {
+		if !running(p) {
+			return fmt.Errorf("it ended: %s", p.Tail(5))
+		}
+		_, err := g.vtysh(ctx, "-b", "-d", name)
+		return err
+	})
+}
+
+// configure writes FRR's files and returns the arguments for bgpd.
+func (g *FRR) configure() ([]string, error) {
+	data := struct {
+		GatewayConfig
+		Trace bool
+	}{g.GatewayConfig, true}
+	err := errors.Join(
+		writeRendered(g.dir, "frr.conf", "frr.conf.tmpl", data),
+		writeRendered(g.dir, "daemons", "frr.daemons.tmpl", data),
+		os.WriteFile(filepath.Join(g.dir, "vtysh.conf"), nil, 0o600),
+	)
+	if err != nil {
+		return nil, err
+	}
+	daemons, err := os.ReadFile(filepath.Join(g.dir, "daemons"))
+	if err != nil {
+		return nil, err
+	}
+	_, options, found := strings.Cut(string(daemons), `bgpd_options="`)
+	if options, _, found = strings.Cut(options, `"`); !found {
+		return nil, errors.New("the file daemons has no bgpd_options")
+	}
+	return strings.Fields(options), nil
+}
+
+// vtysh runs FRR's shell, which the tests share no code with.
+func (g *FRR) vtysh(ctx context.Context, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, "vtysh", append([]string{"--vty_socket", g.dir, "--config_dir", g.dir}, args...)...)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("vtysh %s on gateway %s: %w: %s%s", strings.Join(args, " "), g.Name, err, stderr.String(), out)
+	}
+	return string(out), nil
+}
+
+// Command asks the gateway's bgpd, as one does in its shell.
+func (g *FRR) Command(ctx context.Context, command string) (string, error) {
+	return g.vtysh(ctx, "-d", "bgpd", "-c", command)
+}
+
+// Reset ends every session with a NOTIFICATION.
+func (g *FRR) Reset(ctx context.Context) error {
+	_, err := g.Command(ctx, "clear bgp *")
+	return err
+}
+
+// frrPath is one path of `show bgp … json detail`. The first element of each
+// list describes the prefix and has none of these.
+type frrPath struct {
+	ASPath *struct {
+		Text string `json:"string"`
+	} `json:"aspath"`
+	LocalPref *uint32 `json:"locPrf"`
+	BestPath  struct {
+		Overall bool `json:"overall"`
+	} `json:"bestpath"`
+	Community struct {
+		Text string `json:"string"`
+	} `json:"community"`
+	NextHops []struct {
+		IP netip.Addr `json:"ip"`
+	} `json:"nexthops"`
+	// Sourced is true for what bgpd itself originates.
+	Sourced bool `json:"sourced"`
+}
+
+// Routes returns what the gateway learned over BGP, by prefix: of several routes
+// to one prefix, the best one.
+func (g *FRR) Routes(ctx context.Context) (map[netip.Prefix]Route, error) {
+	routes := map[netip.Prefix]Route{}
+	for _, family := range []string{"ipv4", "ipv6"} {
+		out, err := g.Command(ctx, "show bgp "+family+" unicast json detail")
+		if err != nil {
+			return nil, err
+		}
+		if err := parseFRRRoutes(out, routes); err != nil {
+			return nil, fmt.Errorf("routes of gateway %s: %w", g.Name, err)
+		}
+	}
+	return routes, nil
+}
+
+// parseFRRRoutes reads FRR's `show bgp … json detail`.
+func parseFRRRoutes(out string, routes map[netip.Prefix]Route) error {
+	var table struct {
+		Routes map[netip.Prefix][]frrPath `json:"routes"`
+	}
+	if err := json.Unmarshal([]byte(out), &table); err != nil {
+		return err
+	}
+	for prefix, paths := range table.Routes {
+		for _, p := range paths {
+			if !p.BestPath.Overall || p.ASPath == nil || p.Sourced {
+				continue // not a path, not the best one, or one of its own
+			}
+			r := Route{Prefix: prefix, Communities: frrCommunities(p.Community.Text)}
+			if p.ASPath.Text != "Local" {
+				r.ASPath = strings.Fields(p.ASPath.Text)
+			}
+			if p.LocalPref != nil {
+				r.LocalPref = strconv.FormatUint(uint64(*p.LocalPref), 10)
+			}
+			if len(p.NextHops) > 0 {
+				r.NextHop = p.NextHops[0].IP
+			}
+			routes[prefix] = r
+		}
+	}
+	return nil
+}
+
+// frrCommunities are the communities in BIRD's form. FRR gives some of them names.
+func frrCommunities(text string) []string {
+	var all []string
+	for _, word := range strings.Fields(text) {
+		if word == "graceful-shutdown" {
+			word = "65535:0"
+		}
+		if high, low, ok := strings.Cut(word, ":"); ok {
+			word = "(" + high + "," + low + ")"
+		}
+		all = append(all, word)
+	}
+	return all
+}
+
+// WantRoutes waits until exactly these prefixes are in the gateway's table.
+func (g *FRR) WantRoutes(ctx context.Context, prefixes ...string) error {
+	return wantRoutes(ctx, g, prefixes)
+}
+
+// Trace returns everything that the gateway heard so far, in order and without
+// gaps.
+func (g *FRR) Trace() ([]Heard, error) {
+	b, err := os.ReadFile(filepath.Join(g.dir, "bgpd.log"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // it has just been started
+	}
+	if err != nil {
+		return nil, fmt.Errorf("trace of gateway %s: %w", g.Name, err)
+	}
+	return parseFRRTrace(string(b))
+}
+
+// frrTime is FRR's time stamp; a fraction may follow.
+const frrTime = "2006/01/02 15:04:05"
+
+// What a line of bgpd's log says after date, time, daemon and number of the message.
+var (
+	frrAttributes = regexp.MustCompile(`^([0-9a-f.:]+)\(\S*\) rcvd UPDATE w/ attr: (.*)$`)
+	frrAnnounced  = regexp.MustCompile(`^([0-9a-f.:]+)\(\S*\) rcvd ([0-9a-f.:]+/[0-9]+) IPv[46] unicast`)
+	frrWithdrawn  = regexp.MustCompile(`^([0-9a-f.:]+)\(\S*\) rcvd UPDATE about ([0-9a-f.:]+/[0-9]+) IPv[46] unicast -- withdrawn`)
+	frrDown       = regexp.MustCompile(`^%ADJCHANGE: neighbor ([0-9a-f.:]+)\(\S*\) in vrf default Down`)
+)
+
+// parseFRRTrace reads bgpd's log, where these lines tell what was heard, each
+// after DATE TIME BGP: [number]:
+//
+//	169.254.100.1(Unknown) rcvd UPDATE w/ attr: nexthop 169.254.100.1, origin i, community graceful-shutdown, path 8103
+//	169.254.100.1(Unknown) rcvd 20.0.0.1/32 IPv4 unicast
+//	169.254.100.1(Unknown) rcvd UPDATE about 20.0.0.1/32 IPv4 unicast -- withdrawn
+//	%ADJCHANGE: neighbor 169.254.100.1(Unknown) in vrf default Down BGP Notification received
+func parseFRRTrace(log string) ([]Heard, error) {
+	var trace []Heard
+	attributes := map[string]Heard{} // of the UPDATE that a neighbor is sending
+	held := map[string][]netip.Prefix{}
+	for line := range strings.Lines(log) {
+		line, whole := strings.CutSuffix(line, "\n")
+		words := strings.SplitN(line, " ", 5)
+		if !whole || len(words) < 5 || words[2] != "BGP:" {
+			continue // still being written, or none of ours
+		}
+		at, err := time.ParseInLocation(frrTime, words[0]+" "+words[1], time.Local)
+		if err != nil {
+			return nil, fmt.Errorf("line %q of bgpd's log: %w", line, err)
+		}
+		said := words[4]
+		if m := frrAttributes.FindStringSubmatch(said); m != nil {
+			attributes[m[1]] = frrHeard(m[2])
+		} else if m := frrAnnounced.FindStringSubmatch(said); m != nil {
+			h := attributes[m[1]]
+			h.At = at
+			if h.Prefix, err = netip.ParsePrefix(m[2]); err != nil {
+				return nil, fmt.Errorf("line %q of bgpd's log: %w", line, err)
+			}
+			held[m[1]] = append(without(held[m[1]], h.Prefix), h.Prefix)
+			trace = append(trace, h)
+		} else if m := frrWithdrawn.FindStringSubmatch(said); m != nil {
+			p, err := netip.ParsePrefix(m[2])
+			if err != nil {
+				return nil, fmt.Errorf("line %q of bgpd's log: %w", line, err)
+			}
+			if !slices.Contains(held[m[1]], p) {
+				continue
+			}
+			held[m[1]] = without(held[m[1]], p)
+			trace = append(trace, Heard{At: at, Prefix: p, Withdrawn: true})
+		} else if m := frrDown.FindStringSubmatch(said); m != nil {
+			for _, p := range held[m[1]] {
+				trace = append(trace, Heard{At: at, Prefix: p, Withdrawn: true})
+			}
+			delete(held, m[1])
+		} else if strings.HasPrefix(said, "bgpd ") && strings.Contains(said, " starting:") {
+			clear(held) // a new process knows nothing
+		}
+	}
+	return trace, nil
+}
+
+// frrHeard reads the attributes of an UPDATE.
+func frrHeard(attributes string) Heard {
+	var h Heard
+	for part := range strings.SplitSeq(attributes, ", ") {
+		name, value, _ := strings.Cut(part, " ")
+		switch name {
+		case "path":
+			h.ASPath = strings.Fields(value)
+		case "community":
+			h.Communities = frrCommunities(value)
+		}
+	}
+	return h
+}
+
+// without is a list of prefixes without one.
+func without(list []netip.Prefix, p netip.Prefix) []netip.Prefix {
+	return slices.DeleteFunc(list, func(q netip.Prefix) bool { return q == p })
+}

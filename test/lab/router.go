@@ -1,0 +1,168 @@
+package lab
+
+import (
+	"context"
+	"embed"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"text/template"
+	"time"
+)
+
+// Router is a gateway of any kind: a routing daemon that plays the external
+// router.
+type Router interface {
+	// Config is what it was started with.
+	Config() GatewayConfig
+	// Start starts, with the configuration, what of it does not run.
+	Start() error
+	// Processes are its processes, also those that ended; a later Start makes
+	// new ones.
+	Processes() []*Process
+	// Reset ends every BGP session with a NOTIFICATION; they come back by themselves.
+	Reset(ctx context.Context) error
+	// Routes returns what it learned over BGP, by prefix: of several routes to
+	// one prefix, the best one.
+	Routes(ctx context.Context) (map[netip.Prefix]Route, error)
+	// WantRoutes waits until exactly these prefixes are among its routes.
+	WantRoutes(ctx context.Context, prefixes ...string) error
+	// Trace returns everything that it heard so far, in order and without gaps.
+	// What ends with its process is not in it.
+	Trace() ([]Heard, error)
+}
+
+// Kind says which routing daemon a Router is.
+type Kind string
+
+// The kinds of gateways.
+const (
+	KindBIRD Kind = "BIRD"
+	KindFRR  Kind = "FRR"
+)
+
+// Lacks says what this machine lacks for a kind of gateway; nothing when "".
+func (k Kind) Lacks() string {
+	if k == KindFRR {
+		return FRRLacks()
+	}
+	return ""
+}
+
+// StartRouter starts a gateway of a kind in a namespace, which is Gateway or what
+// SecondGateway returned; Close ends it. Nothing that Lacks names may be missing.
+func (l *Lab) StartRouter(kind Kind, ns *NetNS, c GatewayConfig) (Router, error) {
+	switch kind {
+	case KindBIRD:
+		g, err := StartGateway(ns, l.Dir, c)
+		if err != nil {
+			return nil, err
+		}
+		l.processes = append(l.processes, g.Process)
+		return g, nil
+	case KindFRR:
+		// FRR's daemons run as a user of their own, who must be able to go through.
+		if err := os.Chmod(l.Dir, 0o711); err != nil {
+			return nil, fmt.Errorf("gateway %s: %w", c.Name, err)
+		}
+		g, err := StartFRR(ns, l.Dir, c)
+		if g != nil {
+			l.processes = append(l.processes, g.Processes()...)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return g, nil
+	default:
+		return nil, fmt.Errorf("there is no kind %q of gateways", kind)
+	}
+}
+
+//go:embed gateways/*.tmpl
+var gatewayFiles embed.FS
+
+// render fills a template of the folder gateways.
+func render(name string, data any) (string, error) {
+	t, err := template.ParseFS(gatewayFiles, "gateways/"+name)
+	if err != nil {
+		return "", err
+	}
+	var text strings.Builder
+	if err := t.Execute(&text, data); err != nil {
+		return "", err
+	}
+	return text.String(), nil
+}
+
+// writeRendered fills a template into a file of dir, readable by the owner only.
+func writeRendered(dir, file, name string, data any) error {
+	text, err := render(name, data)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600)
+}
+
+// Hold is the offered hold time in seconds.
+func (c GatewayConfig) Hold() int {
+	if c.HoldSeconds == 0 {
+		return 3
+	}
+	return c.HoldSeconds
+}
+
+// Keepalive is a third of the hold time (RFC 4271, section 10), in seconds.
+func (c GatewayConfig) Keepalive() int { return c.Hold() / 3 }
+
+// wantRoutes waits until exactly these prefixes are among a gateway's routes.
+func wantRoutes(ctx context.Context, g Router, prefixes []string) error {
+	want := slices.Sorted(slices.Values(prefixes))
+	return Eventually(ctx, 10*time.Millisecond, func() error {
+		routes, err := g.Routes(ctx)
+		if err != nil {
+			return err
+		}
+		var got []string
+		for p := range routes {
+			got = append(got, p.String())
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			return fmt.Errorf("gateway %s holds %v, want %v", g.Config().Name, got, want)
+		}
+		return nil
+	})
+}
+
+// running tells whether a process was started and has not ended.
+func running(p *Process) bool {
+	if p == nil {
+		return false
+	}
+	select {
+	case <-p.Done():
+		return false
+	default:
+		return true
+	}
+}
+
+// Config is what the gateway was started with.
+func (g *Gateway) Config() GatewayConfig { return g.GatewayConfig }
+
+// Processes is the gateway's BIRD.
+func (g *Gateway) Processes() []*Process { return []*Process{g.Process} }
+
+// Reset restarts every session.
+func (g *Gateway) Reset(ctx context.Context) error {
+	c, err := g.Control(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	_, err = c.Command(`restart "trench*"`)
+	return err
+}
