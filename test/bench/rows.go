@@ -1,4 +1,9 @@
 package main
 
 // rows is the table, in the order in which it is measured and shown.
-var rows = []row{}
+var rows = []row{
+	{7, "process start → all VIPs at the gateway", measureStart},
+	{10, "SIGTERM → exit", measureStop},
+	{12, "idle: processor time and memory", measureIdle},
+	{13, "packets through the frontend's namespace", measurePackets},
+}

@@ -1,0 +1,150 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Goals of an idle pod: memory at its peak, since the start, by the number of
+// VIPs.
+var idleGoals = map[string]map[int]string{
+	"lb":               {1: "max ≤ 25", 10_000: "max ≤ 50"},
+	"frontend":         {1: "max ≤ 30", 10_000: "max ≤ 60"},
+	"BIRD of frontend": {},
+}
+
+const idleCPUGoal = "max ≤ 0.2"
+
+// usage is what a process has used since its start.
+type usage struct {
+	cpu  time.Duration
+	peak float64 // resident memory in MiB
+}
+
+// usageOf reads what a process has used.
+func usageOf(pid int) (usage, error) {
+	cpu, err := cpuTime(pid)
+	if err != nil {
+		return usage{}, err
+	}
+	path := fmt.Sprintf("/proc/%d/status", pid)
+	status, err := os.ReadFile(path)
+	if err != nil {
+		return usage{}, fmt.Errorf("memory of process %d: %w", pid, err)
+	}
+	peak, err := peakMemory(string(status))
+	if err != nil {
+		return usage{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return usage{cpu: cpu, peak: peak}, nil
+}
+
+// cpuTime reads the clock that stands behind utime and stime of /proc/PID/stat.
+// Those count in hundredths of a second, too coarse for a short look.
+func cpuTime(pid int) (time.Duration, error) {
+	const schedulerClock = 2 // CPUCLOCK_SCHED; the encoding is that of clock_getcpuclockid(3)
+	var t unix.Timespec
+	if err := unix.ClockGettime(int32(^pid<<3|schedulerClock), &t); err != nil {
+		return 0, fmt.Errorf("processor time of process %d: %w", pid, err)
+	}
+	return time.Duration(t.Nano()), nil
+}
+
+// peakMemory finds VmHWM in /proc/PID/status, in MiB.
+func peakMemory(status string) (float64, error) {
+	for line := range strings.Lines(status) {
+		words := strings.Fields(line)
+		if len(words) == 3 && words[0] == "VmHWM:" && words[2] == "kB" {
+			kib, err := strconv.ParseUint(words[1], 10, 64)
+			if err != nil {
+				return 0, fmt.Errorf("line %q: %w", line, err)
+			}
+			return float64(kib) / 1024, nil
+		}
+	}
+	return 0, errors.New("no line VmHWM in kB")
+}
+
+// measureIdle is row 12. Both pods are idle at the same time, each in a
+// laboratory of its own.
+func measureIdle(ctx context.Context, s *session) (err error) {
+	idle, settle := s.lasts(time.Minute, 2*time.Second), s.lasts(10*time.Second, time.Second)
+	sizes := []int{1, 10_000}
+	pods := make([]*site, len(sizes))
+	defer func() {
+		for _, p := range pods {
+			if p != nil {
+				err = errors.Join(err, p.close())
+			}
+		}
+	}()
+	for i, n := range sizes {
+		if pods[i], err = newSite(s, n); err != nil {
+			return err
+		}
+		if _, err := pods[i].start(ctx); err != nil {
+			return err
+		}
+	}
+	// The work of the start is over when nothing is expected any more: the
+	// frontend asks BIRD often for up to 5 s.
+	if err := pause(ctx, settle); err != nil {
+		return err
+	}
+	type watched struct {
+		name   string
+		n, pid int
+		before usage
+	}
+	var all []watched
+	for _, p := range pods {
+		bird, err := p.birdPID(ctx)
+		if err != nil {
+			return err
+		}
+		for _, w := range []watched{
+			{name: "lb", pid: p.pod.LB.PID()}, {name: "frontend", pid: p.pod.Frontend.PID()}, {name: "BIRD of frontend", pid: bird},
+		} {
+			w.n = p.n
+			if w.before, err = usageOf(w.pid); err != nil {
+				return err
+			}
+			all = append(all, w)
+		}
+	}
+	began := time.Now()
+	if err := pause(ctx, idle); err != nil {
+		return err
+	}
+	for _, w := range all {
+		after, err := usageOf(w.pid)
+		if err != nil {
+			return fmt.Errorf("%s with %d VIPs did not live through idle time: %w", w.name, w.n, err)
+		}
+		share := 100 * float64(after.cpu-w.before.cpu) / float64(time.Since(began))
+		s.record(Measurement{Row: 12, What: w.name + ", idle: share of one core", Method: vipgate, N: w.n, Unit: "%", Goal: idleCPUGoal, Samples: []float64{share}})
+		s.record(Measurement{Row: 12, What: w.name + ": peak resident memory", Method: vipgate, N: w.n, Unit: "MiB", Goal: idleGoals[w.name][w.n], Samples: []float64{after.peak}})
+	}
+	return nil
+}
+
+// birdPID is the BIRD of the frontend: what runs in the pod beside the two.
+func (x *site) birdPID(ctx context.Context) (int, error) {
+	pids, err := x.lab.Pod.Processes(ctx)
+	if err != nil {
+		return 0, err
+	}
+	pids = slices.DeleteFunc(pids, func(pid int) bool { return pid == x.pod.LB.PID() || pid == x.pod.Frontend.PID() })
+	if len(pids) != 1 {
+		return 0, fmt.Errorf("processes in the pod beside lb and frontend: %v, want one BIRD", pids)
+	}
+	return pids[0], nil
+}
