@@ -1,10 +1,7 @@
 package announce
 
 import (
-	"bufio"
-	"bytes"
 	"errors"
-	"io"
 	"maps"
 	"net/netip"
 	"slices"
@@ -299,31 +296,4 @@ func openMessage(t fatal, as uint32, hold uint16, families ...bgp.Family) *bgp.B
 		t.Fatalf("%v", err)
 	}
 	return m
-}
-
-// FuzzReadMessage checks that no input makes the reader panic, or read more
-// than it was given.
-func FuzzReadMessage(f *testing.F) {
-	e := testEncoder(f)
-	f.Add(e.open)
-	f.Add(e.keepalive)
-	f.Add(append(bytes.Repeat([]byte{0xff}, 16), 0, 23, bgp.BGP_MSG_ROUTE_REFRESH, 0, 1, 0, 1))
-	f.Add(append(bytes.Repeat([]byte{0xff}, 16), 0, 21, bgp.BGP_MSG_NOTIFICATION, 6, 2))
-	f.Add([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		r := bufio.NewReader(bytes.NewReader(b))
-		for {
-			m, err := readMessage(r)
-			if err != nil {
-				var p *protocolError
-				if !errors.As(err, &p) && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
-					t.Fatalf("unexpected kind of error: %v", err)
-				}
-				return
-			}
-			if open, ok := m.Body.(*bgp.BGPOpen); ok {
-				_, _ = checkOpen(open, testOptions())
-			}
-		}
-	})
 }
