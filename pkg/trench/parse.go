@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -93,7 +94,7 @@ func load(r *report, data []byte) *yaml.Node {
 		r.add(1, 1, "", empty)
 		return nil
 	case err != nil:
-		r.syntax(err)
+		r.syntax(err, data)
 		return nil
 	}
 	root := doc.Content[0]
@@ -105,7 +106,7 @@ func load(r *report, data []byte) *yaml.Node {
 	switch err := loader.Load(&second); {
 	case errors.Is(err, io.EOF):
 	case err != nil:
-		r.syntax(err)
+		r.syntax(err, data)
 		return nil
 	default:
 		r.add(second.Line, second.Column, "", "a second YAML document begins here: one file holds one trench, remove the --- line and what does not belong to it")
@@ -133,19 +134,33 @@ func unreadable(data []byte) (line, column int, what string) {
 	return 0, 0, ""
 }
 
-// syntax reports an error of the YAML library.
-func (r *report) syntax(err error) {
+// syntax reports an error of the YAML library, which takes the end of a file
+// without a last newline for a line of its own.
+func (r *report) syntax(err error, data []byte) {
 	var at *yaml.LoadError
 	if !errors.As(err, &at) {
 		r.add(1, 1, "", "not valid YAML: %v", err)
 		return
 	}
+	last := lines(data)
 	message := at.Message
-	line, column := at.Mark.Line, at.Mark.Column
 	if at.ContextMsg != "" {
-		message = fmt.Sprintf("%s (%s that began in line %d)", message, at.ContextMsg, at.ContextMark.Line)
+		message = fmt.Sprintf("%s (%s that began in line %d)", message, at.ContextMsg, min(at.ContextMark.Line, last))
 	}
-	r.add(line, column, "", "not valid YAML: %s: mind the indentation, the brackets and the quotes", message)
+	r.add(min(at.Mark.Line, last), at.Mark.Column, "", "not valid YAML: %s: mind the indentation, the brackets and the quotes", message)
+}
+
+// lines counts lines as YAML 1.1 does, whose line breaks are LF, CR, CR LF, NEL,
+// LS and PS.
+func lines(data []byte) int {
+	text := strings.ReplaceAll(string(data), "\r\n", "\n")
+	n := 1
+	for _, c := range text {
+		if strings.ContainsRune("\n\r\u0085\u2028\u2029", c) {
+			n++
+		}
+	}
+	return n
 }
 
 // parser makes a Config of the nodes. It reports each problem where it stands

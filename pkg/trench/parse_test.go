@@ -343,23 +343,3 @@ func BenchmarkParse10000(b *testing.B) {
 		}
 	}
 }
-
-func FuzzParse(f *testing.F) {
-	f.Add([]byte(good))
-	f.Add([]byte("a: &a [*a]"))
-	reference, err := os.ReadFile("testdata/reference.yaml")
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Add(reference)
-	f.Fuzz(func(t *testing.T, data []byte) {
-		c, err := Parse("f", data, DefaultDefaults())
-		if (c == nil) == (err == nil) {
-			t.Fatalf("got %v, %v", c, err)
-		}
-		var errs *Errors
-		if err != nil && (!errors.As(err, &errs) || len(errs.Problems) == 0) {
-			t.Fatalf("got %T %v", err, err)
-		}
-	})
-}

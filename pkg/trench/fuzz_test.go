@@ -1,0 +1,270 @@
+package trench
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"go.yaml.in/yaml/v4"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+var goodName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,60}$`)
+
+// distinct fails when two of the things are the same.
+func distinct[T any, K comparable](t *testing.T, what string, list []T, key func(T) K) {
+	t.Helper()
+	seen := make(map[K]bool)
+	for _, x := range list {
+		if seen[key(x)] {
+			t.Fatalf("%s %v stands there twice", what, key(x))
+		}
+		seen[key(x)] = true
+	}
+}
+
+func wellNamed(t *testing.T, what, name string) {
+	t.Helper()
+	if !goodName.MatchString(name) {
+		t.Fatalf("%s has the name %q", what, name)
+	}
+}
+
+func between[T ~int | ~int64 | ~uint8](t *testing.T, what string, x, lo, hi T) {
+	t.Helper()
+	if x < lo || x > hi {
+		t.Fatalf("%s is %v, outside %v…%v", what, x, lo, hi)
+	}
+}
+
+// host fails when no packet can be sent to the address, or when it lies in a VIP.
+func host(t *testing.T, what string, a netip.Addr, vips []vip.VIP) {
+	t.Helper()
+	if !a.IsValid() || a.Zone() != "" || a.Is4In6() || a.IsUnspecified() || a.IsMulticast() || (a.Is6() && a.IsLinkLocalUnicast()) {
+		t.Fatalf("%s has the address %s", what, a)
+	}
+	for _, v := range vips {
+		if v.Prefix().Contains(a) {
+			t.Fatalf("%s has the address %s, which lies in the VIP %s", what, a, v)
+		}
+	}
+}
+
+// keepsPromises checks what a Config promises (the documentation of its types,
+// and sections 6 and 7 of the design), one by one and in the plainest way.
+func keepsPromises(t *testing.T, c *Config) {
+	t.Helper()
+	a := c.Attractor
+	wellNamed(t, "the trench", c.Trench)
+	wellNamed(t, "the attractor", a.Name)
+	between(t, "the number of VIPs", len(a.VIPs), 0, MaxVIPs)
+	families := make(map[vip.Family]bool)
+	for i, v := range a.VIPs {
+		families[v.Family()] = true
+		p := v.Prefix()
+		if !p.IsValid() || p.Bits() == 0 || p.Masked() != p || p.Addr().Is4In6() {
+			t.Fatalf("VIP %s", v)
+		}
+		for _, w := range a.VIPs[:i] {
+			if v.Overlaps(w) {
+				t.Fatalf("VIPs %s and %s overlap", v, w)
+			}
+		}
+	}
+	distinct(t, "gateway", a.Gateways, func(g Gateway) string { return g.Name })
+	distinct(t, "gateway address", a.Gateways, func(g Gateway) netip.Addr { return g.Address })
+	for _, g := range a.Gateways {
+		wellNamed(t, "a gateway", g.Name)
+		host(t, g.Name, g.Address, a.VIPs)
+		if g.Name == "BFD" || g.Address.IsLoopback() || !families[g.Family()] || g.LocalPort == 0 || g.RemotePort == 0 {
+			t.Fatalf("gateway %+v", g)
+		}
+		for _, asn := range []uint32{g.LocalASN, g.RemoteASN} {
+			if slices.Contains([]uint32{0, 23456, 65535, 4200000000, 4294967295}, asn) {
+				t.Fatalf("gateway %s has AS %d", g.Name, asn)
+			}
+		}
+		between(t, "the hold time", g.HoldTime, 3*time.Second, 65535*time.Second)
+		if g.HoldTime%time.Second != 0 || g.PasswordFile != "" && !filepath.IsAbs(g.PasswordFile) {
+			t.Fatalf("gateway %+v", g)
+		}
+		if b := g.BFD; b != nil {
+			between(t, "minTx", b.MinTx, 10*time.Millisecond, time.Minute)
+			between(t, "minRx", b.MinRx, 10*time.Millisecond, time.Minute)
+			between(t, "the multiplier", b.Multiplier, 1, 255)
+		}
+	}
+	distinct(t, "stream", c.Streams, func(s Stream) string { return s.Name })
+	for _, s := range c.Streams {
+		wellNamed(t, "a stream", s.Name)
+		distinct(t, "VIP", s.VIPs, func(v vip.VIP) vip.VIP { return v })
+		if len(s.VIPs) == 0 || s.Check.TCP.Port == 0 || s.MinReady < 1 {
+			t.Fatalf("stream %+v", s)
+		}
+		for _, v := range s.VIPs {
+			if !slices.Contains(a.VIPs, v) {
+				t.Fatalf("stream %s has VIP %s, the attractor has not", s.Name, v)
+			}
+		}
+		between(t, "the interval", s.Check.Interval, 10*time.Millisecond, time.Hour)
+		between(t, "the timeout", s.Check.Timeout, time.Millisecond, s.Check.Interval)
+		between(t, "rise", s.Check.Rise, 1, 100)
+		between(t, "fall", s.Check.Fall, 1, 100)
+		distinct(t, "target", s.Targets, func(x Target) string { return x.Name })
+		var ips []netip.Addr
+		for _, x := range s.Targets {
+			wellNamed(t, "a target", x.Name)
+			between(t, "the number of addresses", len(x.IPs), 1, 2)
+			distinct(t, "family", x.IPs, vip.FamilyOf)
+			for _, ip := range x.IPs {
+				host(t, x.Name, ip, a.VIPs)
+			}
+			ips = append(ips, x.IPs...)
+		}
+		distinct(t, "target address", ips, func(a netip.Addr) netip.Addr { return a })
+	}
+}
+
+// toldToPeople checks that what is said of a refused file fits on one line a
+// problem, in its order, and cannot play tricks on a terminal.
+func toldToPeople(t *testing.T, err error, data []byte) {
+	t.Helper()
+	var errs *Errors
+	if !errors.As(err, &errs) || len(errs.Problems) == 0 || len(errs.Problems) > maxProblems {
+		t.Fatalf("got %T %v", err, err)
+	}
+	last := lines(data)
+	for i, p := range errs.Problems {
+		if p.File != "f" || p.Line < 1 || p.Line > last || p.Column < 1 || p.Message == "" {
+			t.Fatalf("%+v, and the file has %d lines", p, last)
+		}
+		if i > 0 && p.Line < errs.Problems[i-1].Line {
+			t.Fatalf("%s stands behind %s", p, errs.Problems[i-1])
+		}
+		for _, c := range p.String() {
+			if !unicode.IsPrint(c) || c == unicode.ReplacementChar {
+				t.Fatalf("%q holds %q", p, c)
+			}
+		}
+	}
+}
+
+// written is the configuration as a file that says everything.
+func written(t *testing.T, c *Config) []byte {
+	t.Helper()
+	type object = map[string]any
+	gateways, streams := []object{}, []object{}
+	for _, g := range c.Attractor.Gateways {
+		o := object{
+			"name": g.Name, "address": g.Address.String(), "protocol": "bgp", "localASN": g.LocalASN, "remoteASN": g.RemoteASN,
+			"localPort": g.LocalPort, "remotePort": g.RemotePort, "holdTime": g.HoldTime.String(),
+		}
+		if b := g.BFD; b != nil {
+			o["bfd"] = object{"minTx": b.MinTx.String(), "minRx": b.MinRx.String(), "multiplier": b.Multiplier}
+		}
+		if g.PasswordFile != "" {
+			o["passwordFile"] = g.PasswordFile
+		}
+		gateways = append(gateways, o)
+	}
+	for _, s := range c.Streams {
+		targets := []object{}
+		for _, x := range s.Targets {
+			targets = append(targets, object{"name": x.Name, "ips": texts(x.IPs)})
+		}
+		streams = append(streams, object{"name": s.Name, "vips": texts(s.VIPs), "minReady": s.MinReady, "targets": targets, "check": object{
+			"tcp": object{"port": s.Check.TCP.Port}, "interval": s.Check.Interval.String(), "timeout": s.Check.Timeout.String(),
+			"rise": s.Check.Rise, "fall": s.Check.Fall,
+		}})
+	}
+	b, err := yaml.Marshal(object{
+		"trench": c.Trench, "streams": streams,
+		"attractor": object{"name": c.Attractor.Name, "vips": texts(c.Attractor.VIPs), "gateways": gateways},
+	})
+	if err != nil {
+		t.Fatalf("%+v: %v", c, err)
+	}
+	return b
+}
+
+func texts[T fmt.Stringer](list []T) []string {
+	s := make([]string, len(list))
+	for i, x := range list {
+		s[i] = x.String()
+	}
+	return s
+}
+
+// FuzzParse checks that a file is either refused in words or gives a
+// configuration that keeps its promises, and that this means the same when it
+// is written down and read again.
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(good))
+	f.Add([]byte("a: &a [*a]"))
+	reference, err := os.ReadFile("testdata/reference.yaml")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(reference)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, err := Parse("f", data, DefaultDefaults())
+		if (c == nil) == (err == nil) {
+			t.Fatalf("got %v, %v", c, err)
+		}
+		if err != nil {
+			toldToPeople(t, err, data)
+			return
+		}
+		keepsPromises(t, c)
+		text := written(t, c)
+		again, err := Parse("f", text, Defaults{LocalASN: 1, RemoteASN: 2, LocalPort: 3, RemotePort: 4, HoldTime: 5 * time.Second})
+		if err != nil {
+			t.Fatalf("written down it is refused: %v\n%s", err, text)
+		}
+		if diff := cmp.Diff(c, again, cmpopts.EquateComparable(netip.Addr{}, vip.VIP{}), cmpopts.EquateEmpty()); diff != "" {
+			t.Fatalf("written down it means something else: %s\n%s", diff, text)
+		}
+	})
+}
+
+// FuzzGateway fills in what one gateway says, so that the values, not the form
+// of the file, are what is tried.
+func FuzzGateway(f *testing.F) {
+	f.Add("a", "10.0.0.1", "8103", "179", "3s", "300ms", "3", "/etc/key")
+	f.Add("BFD", "fd00::1", "4200000000", "0", "90", "10ms", "256", "key")
+	f.Add(strings.Repeat("x", 61), "20.0.0.1", "23456", "65536", "2.5s", "1h", "-1", "/")
+	f.Add("a b", "::ffff:10.0.0.1", "65535", "0x50", "65536s", "9ms", "0", "//")
+	f.Add("ä", "fe80::1%eth0", "4294967296", "1e3", "3000ms", "1m", "3.0", "/a\nb")
+	f.Fuzz(func(t *testing.T, name, address, asn, port, hold, interval, multiplier, password string) {
+		file, err := yaml.Marshal(map[string]any{"trench": "t", "attractor": map[string]any{
+			"name": "a", "vips": []string{"20.0.0.1/32", "2000::1/128"},
+			"gateways": []any{map[string]any{
+				"name": name, "address": address, "localASN": asn, "remotePort": port, "holdTime": hold,
+				"bfd": map[string]any{"minTx": interval, "multiplier": multiplier}, "passwordFile": password,
+			}},
+		}})
+		if err != nil {
+			return // no text
+		}
+		c, err := Parse("f", file, DefaultDefaults())
+		if err != nil {
+			toldToPeople(t, err, file)
+			return
+		}
+		keepsPromises(t, c)
+		if g := c.Attractor.Gateways[0]; g.Name != name || g.PasswordFile != password || fmt.Sprint(g.LocalASN) != asn || fmt.Sprint(g.RemotePort) != port {
+			t.Fatalf("%s gave %+v", file, g)
+		}
+	})
+}
