@@ -2,6 +2,9 @@ package main
 
 // rows is the table, in the order in which it is measured and shown.
 var rows = []row{
+	{1, "one VIP flips among N", measureSingleFlips},
+	{2, "all VIPs flip", measureBulkFlips},
+	{9, "storms of flips", measureStorms},
 	{7, "process start → all VIPs at the gateway", measureStart},
 	{10, "SIGTERM → exit", measureStop},
 	{12, "idle: processor time and memory", measureIdle},

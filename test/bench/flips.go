@@ -1,0 +1,304 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+var (
+	oneFamily    = []vip.Family{vip.IPv4}
+	bothFamilies = []vip.Family{vip.IPv4, vip.IPv6}
+)
+
+// between is the pause between two single changes. It is above the 40 ms for
+// which Linux may delay an ACK: BIRD, which has Nagle's algorithm on, holds a
+// second UPDATE back for as long. It is random, so that the changes fall into
+// every phase of whatever goes by the clock.
+func between() time.Duration { return 50*time.Millisecond + rand.N(50*time.Millisecond) }
+
+const singleGoal = "median ≤ 0.5, p99 ≤ 5; median at 50000 ≤ 2 × at 1; ≥ 50 × the reference at 10000"
+
+// measureSingleFlips is row 1: one VIP flips among N.
+func measureSingleFlips(ctx context.Context, s *session) error {
+	const what = "one VIP flips → UPDATE"
+	for _, n := range s.sizes([]int{1, 100, 1000, 10_000, 50_000}, []int{1, 1000}) {
+		if err := flipSingly(ctx, s, what, n, oneFamily); err != nil {
+			return err
+		}
+		repeats := s.repeats(200, 6)
+		if n >= 50_000 {
+			repeats = s.repeats(50, 2)
+			s.note(1, "the reference's repeats are fewer at N=%d: each takes a large part of a second", n)
+		}
+		err := on(ctx, s, n, oneFamily, func(st *stage) error {
+			r, err := st.startReference()
+			if err != nil {
+				return err
+			}
+			m := Measurement{Row: 1, What: what, Method: reference, N: n, Unit: "ms"}
+			for k := range repeats {
+				if err := st.pause(between()); err != nil {
+					return err
+				}
+				i, up := flipped(k, n)
+				mark, start := st.receiver.Mark(), time.Now()
+				if err := r.set(up, i); err != nil {
+					return err
+				}
+				at, err := st.waitState(mark, st.vips[i], up)
+				if err != nil {
+					return err
+				}
+				m.Samples = append(m.Samples, milliseconds(at.Sub(start)))
+			}
+			s.record(m)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return flipSingly(ctx, s, what+", dual stack", 1000, bothFamilies)
+}
+
+// flipSingly measures single flips with vipgate.
+func flipSingly(ctx context.Context, s *session, what string, n int, families []vip.Family) error {
+	return on(ctx, s, n, families, func(st *stage) error {
+		lb, err := st.startScriptedPod()
+		if err != nil {
+			return err
+		}
+		m := Measurement{Row: 1, What: what, Method: vipgate, N: n, Unit: "ms", Goal: singleGoal}
+		for k := range s.repeats(200, 20) {
+			if err := st.pause(between()); err != nil {
+				return err
+			}
+			i, up := flipped(k, n)
+			d := decision(up, st.vips[i])
+			mark, start := st.receiver.Mark(), time.Now()
+			lb.table.Commit(d)
+			at, err := st.waitState(mark, st.vips[i], up)
+			if err != nil {
+				return err
+			}
+			m.Samples = append(m.Samples, milliseconds(at.Sub(start)))
+		}
+		s.record(m)
+		return nil
+	})
+}
+
+// flipped is the k-th flip: VIPs spread over all n go down and come up in turn.
+func flipped(k, n int) (index int, up bool) { return k / 2 * 7919 % n, k%2 == 1 }
+
+// measureBulkFlips is row 2: all VIPs flip at once.
+func measureBulkFlips(ctx context.Context, s *session) error {
+	goals := map[int]string{10_000: "max ≤ 100", 50_000: "max ≤ 400"}
+	for _, n := range s.sizes([]int{10_000, 50_000}, []int{1000}) {
+		bulk := func(method string, st *stage, repeats int, set func(up bool) error) error {
+			down := Measurement{Row: 2, What: "all go down → last UPDATE", Method: method, N: n, Unit: "ms"}
+			up := Measurement{Row: 2, What: "all come up → last UPDATE", Method: method, N: n, Unit: "ms"}
+			if method == vipgate {
+				down.Goal, up.Goal = goals[n], goals[n]
+			}
+			for range repeats {
+				for _, to := range []struct {
+					m    *Measurement
+					up   bool
+					want int
+				}{{&down, false, 0}, {&up, true, n}} {
+					if err := st.pause(500 * time.Millisecond); err != nil {
+						return err
+					}
+					st.receiver.Forget()
+					start := time.Now()
+					if err := set(to.up); err != nil {
+						return err
+					}
+					at, err := st.waitCount(to.want)
+					if err != nil {
+						return err
+					}
+					to.m.Samples = append(to.m.Samples, milliseconds(at.Sub(start)))
+				}
+			}
+			s.record(down)
+			s.record(up)
+			return nil
+		}
+		err := on(ctx, s, n, oneFamily, func(st *stage) error {
+			lb, err := st.startScriptedPod()
+			if err != nil {
+				return err
+			}
+			// What the LB says is made beforehand: it is no cost of ours.
+			ready, not := decision(true, st.vips...), decision(false, st.vips...)
+			return bulk(vipgate, st, s.repeats(10, 2), func(up bool) error {
+				if up {
+					lb.table.Commit(ready)
+				} else {
+					lb.table.Commit(not)
+				}
+				return nil
+			})
+		})
+		if err != nil {
+			return err
+		}
+		err = on(ctx, s, n, oneFamily, func(st *stage) error {
+			r, err := st.startReference()
+			if err != nil {
+				return err
+			}
+			return bulk(reference, st, s.repeats(10, 1), func(up bool) error { return r.set(up, r.all()...) })
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// storm is a burst of changes of the first VIPs of a stage.
+type storm struct {
+	what  string
+	vips  int
+	every time.Duration
+	turns int
+}
+
+// measureStorms is row 9: more changes than anybody can follow.
+func measureStorms(ctx context.Context, s *session) error {
+	one := storm{"1 000 flips of one VIP, 1 ms apart → right state", 1, time.Millisecond, 1000}
+	const every = 20 * time.Millisecond
+	lasts := s.lasts(20*time.Second, 2*time.Second)
+	all := storm{"all flip every 20 ms for 20 s → right state", 1000, every, int(lasts / every)}
+	for _, c := range []struct {
+		storm
+		n, repeats int
+	}{{one, 1000, s.repeats(10, 1)}, {all, 1000, s.repeats(3, 1)}} {
+		err := on(ctx, s, c.n, oneFamily, func(st *stage) error {
+			lb, err := st.startScriptedPod()
+			if err != nil {
+				return err
+			}
+			says := [2]func(){}
+			for up, d := range map[int]bool{0: false, 1: true} {
+				decided := decision(d, st.vips[:c.vips]...)
+				says[up] = func() { lb.table.Commit(decided) }
+			}
+			return rage(s, st, c.storm, vipgate, c.repeats, "max ≤ 100", func(up bool) error {
+				if up {
+					says[1]()
+				} else {
+					says[0]()
+				}
+				return nil
+			})
+		})
+		if err != nil {
+			return err
+		}
+		err = on(ctx, s, c.n, oneFamily, func(st *stage) error {
+			r, err := st.startReference()
+			if err != nil {
+				return err
+			}
+			return rage(s, st, c.storm, reference, min(3, c.repeats), "", r.follow(st, r.all()[:c.vips]))
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// calm is how long nothing must come before a storm counts as over.
+const calm = 500 * time.Millisecond
+
+// rage lets a storm go over a stage and measures from the last change until the
+// gateway holds the right state for good.
+func rage(s *session, st *stage, c storm, method string, repeats int, goal string, set func(up bool) error) error {
+	m := Measurement{Row: 9, What: c.what, Method: method, N: len(st.vips), Unit: "ms", Goal: goal}
+	var heard, changes int
+	for k := range repeats {
+		if err := st.pause(calm); err != nil {
+			return err
+		}
+		st.receiver.Forget()
+		mark := st.receiver.Mark()
+		lastUp := k%2 == 1 // the state before differs, so that the end is a change
+		tick := time.NewTicker(c.every)
+		for i := range c.turns {
+			if err := set((c.turns-1-i)%2 == 0 == lastUp); err != nil {
+				tick.Stop()
+				return err
+			}
+			if i == c.turns-1 {
+				break
+			}
+			select {
+			case <-tick.C:
+			case <-st.ctx.Done():
+				tick.Stop()
+				return context.Cause(st.ctx)
+			}
+		}
+		last := time.Now()
+		tick.Stop()
+		want := len(st.vips)
+		if !lastUp {
+			want -= c.vips
+		}
+		if err := st.waitCalm(want); err != nil {
+			return err
+		}
+		table := st.receiver.Table()
+		for i, v := range st.vips {
+			if held := table[v.Prefix()] != nil; held != (lastUp || i >= c.vips) {
+				return fmt.Errorf("after %s the gateway holds %s: %t", c.what, v, held)
+			}
+		}
+		var end time.Duration
+		for _, r := range st.receiver.Since(mark) {
+			end = max(end, r.At.Sub(last))
+			heard++
+		}
+		changes += c.turns * c.vips
+		m.Samples = append(m.Samples, milliseconds(end))
+	}
+	// It survived only if no session ended either.
+	for _, e := range st.receiver.Sessions() {
+		if !e.Up {
+			return fmt.Errorf("during %s the session ended: %w", c.what, e.Reason)
+		}
+	}
+	s.record(m)
+	s.note(9, "%s, %s: the gateway heard %d changes of %d that were made", c.what, method, heard, changes)
+	return nil
+}
+
+// waitCalm waits until the gateway holds n prefixes and has heard nothing for a
+// while.
+func (st *stage) waitCalm(n int) error {
+	for {
+		if _, err := st.waitCount(n); err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(st.ctx, calm)
+		_, err := st.receiver.WaitFor(ctx, st.receiver.Mark(), func(lab.Receipt) bool { return true })
+		quiet := err != nil && ctx.Err() != nil
+		cancel()
+		if err := st.ctx.Err(); err != nil {
+			return context.Cause(st.ctx)
+		}
+		if quiet {
+			return nil
+		}
+	}
+}
