@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"debug/buildinfo"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,7 +20,7 @@ const unknown = "unknown"
 func describeMachine(ctx context.Context, binaries string) Machine {
 	m := Machine{
 		Date: time.Now(), Command: append([]string{filepath.Base(os.Args[0])}, os.Args[1:]...), Cores: runtime.NumCPU(),
-		CPU: unknown, Kernel: unknown, Go: runtime.Version(), BIRD: unknown, Commit: commit(filepath.Join(binaries, "frontend")),
+		CPU: unknown, Kernel: unknown, Go: runtime.Version(), BIRD: unknown, Commit: unknown,
 	}
 	if b, err := os.ReadFile("/proc/cpuinfo"); err == nil {
 		m.CPU = cpuModel(string(b))
@@ -34,6 +33,10 @@ func describeMachine(ctx context.Context, binaries string) Machine {
 	if out, err := exec.CommandContext(ctx, lab.BIRD(), "--version").CombinedOutput(); err == nil {
 		m.BIRD = strings.TrimPrefix(strings.TrimSpace(string(out)), "BIRD version ")
 	}
+	out, err := exec.CommandContext(ctx, "git", "-C", binaries, "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+").Output()
+	if err == nil {
+		m.Commit = strings.TrimSpace(string(out))
+	}
 	return m
 }
 
@@ -45,24 +48,6 @@ func cpuModel(info string) string {
 		}
 	}
 	return unknown
-}
-
-// commit is what a binary was built from, "+" when the tree had changes.
-func commit(binary string) string {
-	info, err := buildinfo.ReadFile(binary)
-	if err != nil {
-		return unknown
-	}
-	revision, changed := unknown, ""
-	for _, s := range info.Settings {
-		switch {
-		case s.Key == "vcs.revision":
-			revision = s.Value
-		case s.Key == "vcs.modified" && s.Value == "true":
-			changed = "+"
-		}
-	}
-	return revision + changed
 }
 
 // loadAverage is the load of the machine over 1, 5 and 15 minutes.

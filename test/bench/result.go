@@ -142,7 +142,7 @@ func (r *report) writeJSON(w io.Writer, samples bool) error {
 type Machine struct {
 	Date    time.Time `json:"date"`
 	Command []string  `json:"command"`
-	Commit  string    `json:"commit"`
+	Commit  string    `json:"commit"` // of the folder of the binaries; "+": with changes
 	CPU     string    `json:"cpu"`
 	Cores   int       `json:"cores"`
 	Kernel  string    `json:"kernel"`

@@ -4,8 +4,12 @@ package main
 var rows = []row{
 	{1, "one VIP flips among N", measureSingleFlips},
 	{2, "all VIPs flip", measureBulkFlips},
-	{9, "storms of flips", measureStorms},
+	{3, "the load balancer is lost", measureLBLoss},
+	{4, "the frontend is lost", measureFrontendLoss},
+	{5, "a gateway resets the session", measureReset},
+	{6, "a session comes up", measureFirstFeed},
 	{7, "process start → all VIPs at the gateway", measureStart},
+	{9, "storms of flips", measureStorms},
 	{10, "SIGTERM → exit", measureStop},
 	{12, "idle: processor time and memory", measureIdle},
 	{13, "packets through the frontend's namespace", measurePackets},

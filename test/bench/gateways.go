@@ -1,0 +1,210 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// dialTCP connects to a gRPC server on a TCP address in a namespace.
+func dialTCP(ns *lab.NetNS, addr string) (*grpc.ClientConn, error) {
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2, MaxDelay: 100 * time.Millisecond},
+			MinConnectTimeout: time.Second,
+		}),
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (conn net.Conn, err error) {
+			return conn, ns.Do(func() (err error) {
+				conn, err = new(net.Dialer).DialContext(ctx, "tcp", addr)
+				return err
+			})
+		}))
+	if err != nil {
+		return nil, fmt.Errorf("gRPC at %s: %w", addr, err)
+	}
+	return conn, nil
+}
+
+// answer is what a health service said, and when it was heard.
+type answer struct {
+	status healthv1.HealthCheckResponse_ServingStatus
+	at     time.Time
+}
+
+// watchEgress follows the frontend's health service Egress. It ends with the
+// stage.
+func (st *stage) watchEgress() (*latest.Value[answer], error) {
+	conn, err := dialTCP(st.Pod, lab.FrontendHealth)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(st.ctx)
+	stream, err := healthv1.NewHealthClient(conn).Watch(ctx, &healthv1.HealthCheckRequest{Service: "Egress"}, grpc.WaitForReady(true))
+	if err != nil {
+		cancel()
+		return nil, errors.Join(fmt.Errorf("watch of Egress: %w", err), conn.Close())
+	}
+	egress, done := latest.New(answer{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			r, err := stream.Recv()
+			if err != nil {
+				if ctx.Err() == nil {
+					st.fail(fmt.Errorf("watch of Egress: %w", err))
+				}
+				return
+			}
+			egress.Set(answer{r.GetStatus(), time.Now()})
+		}
+	}()
+	st.ends = append(st.ends, func() error { cancel(); <-done; return conn.Close() })
+	return egress, nil
+}
+
+// waitEgress waits until Egress has a status, and returns since when.
+func (st *stage) waitEgress(egress *latest.Value[answer], status healthv1.HealthCheckResponse_ServingStatus) (time.Time, error) {
+	ctx, cancel := st.patient()
+	defer cancel()
+	for {
+		last, changed := egress.Get()
+		if last.status == status {
+			return last.at, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return time.Time{}, st.explain(ctx, fmt.Errorf("Egress is %s, not %s", last.status, status))
+		}
+	}
+}
+
+// measureReset is row 5: the gateway resets the session.
+func measureReset(ctx context.Context, s *session) error {
+	const what = "gateway resets the session → Egress NOT_SERVING"
+	err := on(ctx, s, 1, oneFamily, func(st *stage) error {
+		if _, err := st.startScriptedPod(); err != nil {
+			return err
+		}
+		egress, err := st.watchEgress()
+		if err != nil {
+			return err
+		}
+		m := Measurement{Row: 5, What: what, Method: vipgate, N: 1, Unit: "ms", Goal: "median ≤ 2, p95 ≤ 10"}
+		for range s.repeats(100, 3) {
+			if _, err := st.waitEgress(egress, healthv1.HealthCheckResponse_SERVING); err != nil {
+				return err
+			}
+			if _, err := st.waitCount(1); err != nil {
+				return err
+			}
+			if err := st.pause(phase(time.Second)); err != nil {
+				return err
+			}
+			start := time.Now()
+			st.receiver.Reset()
+			at, err := st.waitEgress(egress, healthv1.HealthCheckResponse_NOT_SERVING)
+			if err != nil {
+				return err
+			}
+			m.Samples = append(m.Samples, milliseconds(at.Sub(start)))
+		}
+		s.record(m)
+		return nil
+	})
+	if err != nil || s.quick {
+		return err
+	}
+	return on(ctx, s, 1, oneFamily, func(st *stage) error {
+		r, err := st.startReference()
+		if err != nil {
+			return err
+		}
+		repeats := s.repeats(30, 0)
+		s.note(5, "the reference shows the protocols once a second; %d repeats, as each takes seconds", repeats)
+		m := Measurement{Row: 5, What: what, Method: reference, N: 1, Unit: "ms"}
+		for range repeats {
+			if _, err := r.waitSessions(1); err != nil {
+				return err
+			}
+			if err := st.pause(phase(referencePoll)); err != nil {
+				return err
+			}
+			start := time.Now()
+			st.receiver.Reset()
+			at, err := r.waitSessions(0)
+			if err != nil {
+				return err
+			}
+			m.Samples = append(m.Samples, milliseconds(at.Sub(start)))
+		}
+		s.record(m)
+		return nil
+	})
+}
+
+// measureFirstFeed is row 6: a session comes up while all VIPs are ready.
+func measureFirstFeed(ctx context.Context, s *session) error {
+	goals := map[int]string{1000: "max ≤ 50", 10_000: "max ≤ 150"}
+	for _, n := range s.sizes([]int{1000, 10_000}, []int{1000}) {
+		feed := func(st *stage, method string, repeats int) error {
+			m := Measurement{Row: 6, What: "session Established → all at the gateway", Method: method, N: n, Unit: "ms"}
+			if method == vipgate {
+				m.Goal = goals[n]
+			}
+			for range repeats {
+				if err := st.pause(500*time.Millisecond + phase(time.Second)); err != nil {
+					return err
+				}
+				st.receiver.Forget()
+				st.receiver.Reset()
+				if _, err := st.waitCount(0); err != nil {
+					return err
+				}
+				start, err := st.waitEstablished()
+				if err != nil {
+					return err
+				}
+				at, err := st.waitCount(n)
+				if err != nil {
+					return err
+				}
+				m.Samples = append(m.Samples, milliseconds(at.Sub(start)))
+			}
+			s.record(m)
+			return nil
+		}
+		err := on(ctx, s, n, oneFamily, func(st *stage) error {
+			if _, err := st.startScriptedPod(); err != nil {
+				return err
+			}
+			return feed(st, vipgate, s.repeats(10, 1))
+		})
+		if err != nil {
+			return err
+		}
+		if s.quick {
+			continue
+		}
+		err = on(ctx, s, n, oneFamily, func(st *stage) error {
+			if _, err := st.startReference(); err != nil {
+				return err
+			}
+			return feed(st, reference, s.repeats(10, 0))
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

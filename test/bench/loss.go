@@ -1,0 +1,219 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	grpcstatus "google.golang.org/grpc/status"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// phase is a random wait up to a period, so that a cause falls into every phase
+// of what goes by the clock.
+func phase(period time.Duration) time.Duration { return rand.N(period) }
+
+// loss is how a process is lost.
+type loss struct {
+	name   string
+	signal syscall.Signal
+	goal   string
+}
+
+// measureLBLoss is row 3: the lb is killed or stopped.
+func measureLBLoss(ctx context.Context, s *session) error {
+	const n = 1000
+	losses := []loss{
+		{"lb kill -9", syscall.SIGKILL, "median ≤ 3, p99 ≤ 10"},
+		{"lb SIGSTOP, lease 300 ms", syscall.SIGSTOP, "p99 ≤ 350"},
+	}
+	err := on(ctx, s, n, oneFamily, func(st *stage) error {
+		st.mayEnd()
+		start := func() error { return st.pod.StartLB("--lease=300ms") }
+		if err := errors.Join(st.startTarget(), start(), st.startFrontend()); err != nil {
+			return err
+		}
+		for _, l := range losses {
+			m := Measurement{Row: 3, What: l.name + " → last withdraw", Method: vipgate, N: n, Unit: "ms", Goal: l.goal}
+			for range s.repeats(100, 3) {
+				if _, err := st.waitCount(n); err != nil {
+					return err
+				}
+				if err := st.pause(100*time.Millisecond + phase(200*time.Millisecond)); err != nil {
+					return err
+				}
+				took, err := st.lose(l, st.pod.LB)
+				if err != nil {
+					return err
+				}
+				m.Samples = append(m.Samples, took)
+				if err := errors.Join(st.pod.LB.Kill(), start()); err != nil {
+					return err
+				}
+			}
+			s.record(m)
+		}
+		return nil
+	})
+	if err != nil || s.quick {
+		return err
+	}
+	return on(ctx, s, n, oneFamily, func(st *stage) error {
+		st.mayEnd()
+		start := func() error { return st.pod.StartLB("--lease=300ms") }
+		if err := errors.Join(st.startTarget(), start()); err != nil {
+			return err
+		}
+		r, err := st.startReference()
+		if err != nil {
+			return err
+		}
+		alive, err := r.watchLB()
+		if err != nil {
+			return err
+		}
+		repeats := s.repeats(30, 0)
+		s.note(3, "the reference asks the lb's health once a second; %d repeats, as each takes seconds", repeats)
+		for _, l := range losses {
+			m := Measurement{Row: 3, What: l.name + " → last withdraw", Method: reference, N: n, Unit: "ms"}
+			for range repeats {
+				if err := st.waitAlive(alive); err != nil {
+					return err
+				}
+				if err := st.pause(100*time.Millisecond + phase(referencePoll)); err != nil {
+					return err
+				}
+				took, err := st.lose(l, st.pod.LB)
+				if err != nil {
+					return err
+				}
+				m.Samples = append(m.Samples, took)
+				if err := errors.Join(st.pod.LB.Kill(), start()); err != nil {
+					return err
+				}
+			}
+			s.record(m)
+		}
+		return nil
+	})
+}
+
+// lose loses a process and returns how many milliseconds later the gateway held
+// nothing any more.
+func (st *stage) lose(l loss, p *lab.Process) (float64, error) {
+	start := time.Now()
+	if err := p.Signal(l.signal); err != nil {
+		return 0, err
+	}
+	at, err := st.waitCount(0)
+	return milliseconds(at.Sub(start)), err
+}
+
+// waitAlive waits until all VIPs are at the gateway and the reference has seen
+// that the lb lives.
+func (st *stage) waitAlive(alive <-chan struct{}) error {
+	ctx, cancel := st.patient()
+	defer cancel()
+	select {
+	case <-alive:
+	case <-ctx.Done():
+		return fmt.Errorf("the reference does not see that the lb lives: %w", context.Cause(ctx))
+	}
+	_, err := st.waitCount(len(st.vips))
+	return err
+}
+
+// watchLB has the reference ask the lb's health once a second, and configure
+// all VIPs up or down when the answer changes. The channel gets a value when
+// they went up. It ends with the stage.
+func (r *referenceRouter) watchLB() (alive <-chan struct{}, err error) {
+	st := r.st
+	conn, err := dialTCP(st.Pod, lab.LBHealth)
+	if err != nil {
+		return nil, err
+	}
+	client := healthv1.NewHealthClient(conn)
+	ctx, cancel := context.WithCancel(st.ctx)
+	done, up := make(chan struct{}), make(chan struct{}, 1)
+	go func() {
+		defer close(done)
+		tick := time.NewTicker(referencePoll)
+		defer tick.Stop()
+		was := false
+		for {
+			asking, end := context.WithTimeout(ctx, referencePoll/2)
+			answer, err := client.Check(asking, &healthv1.HealthCheckRequest{Service: "Readiness"})
+			end()
+			if code := grpcstatus.Code(err); code != codes.OK && code != codes.Unavailable && code != codes.DeadlineExceeded && ctx.Err() == nil {
+				st.fail(fmt.Errorf("health of the lb: %w", err))
+			}
+			if is := answer.GetStatus() == healthv1.HealthCheckResponse_SERVING; is != was && ctx.Err() == nil {
+				was = is
+				if err := r.set(is, r.all()...); err != nil {
+					st.fail(err)
+				}
+				if is {
+					up <- struct{}{}
+				}
+			}
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	st.ends = append(st.ends, func() error { cancel(); <-done; return conn.Close() })
+	return up, nil
+}
+
+// measureFrontendLoss is row 4: the frontend is killed or stopped.
+func measureFrontendLoss(ctx context.Context, s *session) error {
+	const n = 1000
+	return on(ctx, s, n, oneFamily, func(st *stage) error {
+		if _, err := st.startScriptedPod(); err != nil {
+			return err
+		}
+		st.mayEnd()
+		for _, l := range []loss{
+			{"frontend kill -9", syscall.SIGKILL, "median ≤ 3"},
+			{"frontend SIGSTOP", syscall.SIGSTOP, "max ≤ 3500"},
+		} {
+			m := Measurement{Row: 4, What: l.name + " → last withdraw", Method: vipgate, N: n, Unit: "ms", Goal: l.goal}
+			repeats := s.repeats(100, 2)
+			if s.quick && l.signal == syscall.SIGSTOP {
+				repeats = 1
+			}
+			for range repeats {
+				if _, err := st.waitCount(n); err != nil {
+					return err
+				}
+				if err := st.pause(200*time.Millisecond + phase(time.Second)); err != nil {
+					return err
+				}
+				took, err := st.lose(l, st.pod.Frontend)
+				if err != nil {
+					return err
+				}
+				m.Samples = append(m.Samples, took)
+				if l.signal == syscall.SIGSTOP {
+					err = st.pod.Frontend.Signal(syscall.SIGCONT)
+				} else if err = st.pod.Frontend.Kill(); err == nil {
+					err = st.startFrontend()
+				}
+				if err != nil {
+					return err
+				}
+			}
+			s.record(m)
+		}
+		s.note(4, "the reference never withdraws: BIRD goes on announcing the static routes of its file when the process that wrote it is gone, also after a restart of BIRD")
+		return nil
+	})
+}
