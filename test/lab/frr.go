@@ -12,7 +12,6 @@ import (
 	"os/user"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -170,13 +169,10 @@ func (g *FRR) startDaemon(name string) error {
 
 // configure writes FRR's files and returns the arguments for bgpd.
 func (g *FRR) configure() ([]string, error) {
-	data := struct {
-		GatewayConfig
-		Trace bool
-	}{g.GatewayConfig, true}
+	data := rendered{g.GatewayConfig, filepath.Join(g.dir, "bgpd.log")}
 	err := errors.Join(
-		writeRendered(g.dir, "frr.conf", "frr.conf.tmpl", data),
-		writeRendered(g.dir, "daemons", "frr.daemons.tmpl", data),
+		writeRendered(filepath.Join(g.dir, "frr.conf"), "frr.conf.tmpl", data),
+		writeRendered(filepath.Join(g.dir, "daemons"), "frr.daemons.tmpl", data),
 		os.WriteFile(filepath.Join(g.dir, "vtysh.conf"), nil, 0o600),
 	)
 	if err != nil {
@@ -335,7 +331,7 @@ var (
 func parseFRRTrace(log string) ([]Heard, error) {
 	var trace []Heard
 	attributes := map[string]Heard{} // of the UPDATE that a neighbor is sending
-	held := map[string][]netip.Prefix{}
+	held := holdings{}
 	for line := range strings.Lines(log) {
 		line, whole := strings.CutSuffix(line, "\n")
 		words := strings.SplitN(line, " ", 5)
@@ -355,23 +351,15 @@ func parseFRRTrace(log string) ([]Heard, error) {
 			if h.Prefix, err = netip.ParsePrefix(m[2]); err != nil {
 				return nil, fmt.Errorf("line %q of bgpd's log: %w", line, err)
 			}
-			held[m[1]] = append(without(held[m[1]], h.Prefix), h.Prefix)
-			trace = append(trace, h)
+			trace = append(trace, held.announce(m[1], h))
 		} else if m := frrWithdrawn.FindStringSubmatch(said); m != nil {
 			p, err := netip.ParsePrefix(m[2])
 			if err != nil {
 				return nil, fmt.Errorf("line %q of bgpd's log: %w", line, err)
 			}
-			if !slices.Contains(held[m[1]], p) {
-				continue
-			}
-			held[m[1]] = without(held[m[1]], p)
-			trace = append(trace, Heard{At: at, Prefix: p, Withdrawn: true})
+			trace = append(trace, held.withdraw(m[1], at, p)...)
 		} else if m := frrDown.FindStringSubmatch(said); m != nil {
-			for _, p := range held[m[1]] {
-				trace = append(trace, Heard{At: at, Prefix: p, Withdrawn: true})
-			}
-			delete(held, m[1])
+			trace = append(trace, held.down(m[1], at)...)
 		} else if strings.HasPrefix(said, "bgpd ") && strings.Contains(said, " starting:") {
 			clear(held) // a new process knows nothing
 		}
@@ -392,9 +380,4 @@ func frrHeard(attributes string) Heard {
 		}
 	}
 	return h
-}
-
-// without is a list of prefixes without one.
-func without(list []netip.Prefix, p netip.Prefix) []netip.Prefix {
-	return slices.DeleteFunc(list, func(q netip.Prefix) bool { return q == p })
 }

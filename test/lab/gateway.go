@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"text/template"
 )
 
 // GatewayConfig describes a BIRD gateway.
@@ -44,55 +43,6 @@ type Gateway struct {
 	socket  string
 }
 
-var gatewayTemplate = template.Must(template.New("gateway").Parse(`# The gateway: takes VIPs from the trench and sends default routes.
-router id {{.RouterID}};
-log stderr all;
-timeformat log iso long us;
-log "{{.Trace}}" { info, trace };
-protocol device { scan time 1; }
-{{- if .BFD}}
-protocol bfd { interface "*" { min rx interval 100 ms; min tx interval 100 ms; multiplier 3; }; }
-{{- end}}
-{{- if .Default}}
-protocol static default4 { ipv4; route 0.0.0.0/0 blackhole; }
-protocol static default6 { ipv6; route ::/0 blackhole; }
-{{- end}}
-{{- range .Routes}}
-protocol static { {{if .Addr.Is4}}ipv4{{else}}ipv6{{end}}; route {{.}} blackhole; }
-{{- end}}
-protocol kernel kernel4 { ipv4 { import none; export where source = RTS_BGP; }; merge paths yes; }
-protocol kernel kernel6 { ipv6 { import none; export where source = RTS_BGP; }; merge paths yes; }
-{{- range $i, $peer := .Peers}}
-protocol bgp trench{{$i}} {
-	local {{index $.Local $i}} port {{$.Port}} as {{$.LocalAS}};
-	neighbor {{$peer}} port {{$.Port}} as {{$.RemoteAS}};
-	interface "{{$.Interface}}";
-	direct;
-	strict bind;
-	hold time {{if $.HoldSeconds}}{{$.HoldSeconds}}{{else}}3{{end}};
-{{- if $.Passive}}
-	passive;
-{{- end}}
-	connect delay time 1;
-	connect retry time 2;
-	error wait time 1, 2;
-	graceful restart off;
-	debug { states, routes };
-{{- if $.BFD}}
-	bfd yes;
-{{- end}}
-{{- if $.Password}}
-	password "{{$.Password}}";
-{{- end}}
-	{{if $peer.Is4}}ipv4{{else}}ipv6{{end}} {
-		import filter { print "heard ", net, " ", bgp_path, " ", bgp_community; accept; };
-		export {{if or $.Default $.Routes}}where source = RTS_STATIC{{else}}none{{end}};
-		next hop self;
-	};
-}
-{{- end}}
-`))
-
 // StartGateway starts BIRD in a namespace with its files in dir.
 func StartGateway(ns *NetNS, dir string, c GatewayConfig) (*Gateway, error) {
 	g := &Gateway{GatewayConfig: c, NS: ns, dir: filepath.Join(dir, c.Name)}
@@ -109,19 +59,8 @@ func (g *Gateway) Start() error {
 		return nil
 	}
 	conf := filepath.Join(g.dir, "bird.conf")
-	f, err := os.Create(conf)
+	err := writeRendered(conf, "bird.conf.tmpl", rendered{g.GatewayConfig, g.tracePath()})
 	if err != nil {
-		return fmt.Errorf("gateway %s: %w", g.Name, err)
-	}
-	data := struct {
-		GatewayConfig
-		Trace string
-	}{g.GatewayConfig, g.tracePath()}
-	if err := gatewayTemplate.Execute(f, data); err != nil {
-		f.Close()
-		return fmt.Errorf("gateway %s: %w", g.Name, err)
-	}
-	if err := f.Close(); err != nil {
 		return fmt.Errorf("gateway %s: %w", g.Name, err)
 	}
 	g.Process, err = StartProcess(g.NS, g.dir, "bird", BIRD(), "-f", "-c", conf, "-s", g.socket)
@@ -161,7 +100,8 @@ type Route struct {
 // GracefulShutdown tells whether the route carries 65535:0 (RFC 8326).
 func (r Route) GracefulShutdown() bool { return slices.Contains(r.Communities, "(65535,0)") }
 
-// Routes returns what the gateway learned over BGP, by prefix.
+// Routes returns what the gateway learned over BGP, by prefix: of several routes
+// to one prefix, the best one.
 func (g *Gateway) Routes(ctx context.Context) (map[netip.Prefix]Route, error) {
 	out, err := g.Command(ctx, learned)
 	if err != nil {
@@ -172,7 +112,8 @@ func (g *Gateway) Routes(ctx context.Context) (map[netip.Prefix]Route, error) {
 	return routes, nil
 }
 
-// parseRoutes reads BIRD's `show route all`, by words: columns differ between versions.
+// parseRoutes reads BIRD's `show route all`, by words: columns differ between
+// versions. BIRD names a prefix once and then lists its routes, the best one first.
 func parseRoutes(out string, routes map[netip.Prefix]Route) {
 	var current netip.Prefix
 	lines := bufio.NewScanner(strings.NewReader(out))
@@ -184,6 +125,10 @@ func parseRoutes(out string, routes map[netip.Prefix]Route) {
 		if p, err := netip.ParsePrefix(words[0]); err == nil {
 			current = p
 			routes[p] = Route{Prefix: p}
+			continue
+		}
+		if len(words) > 1 && strings.HasPrefix(words[1], "[") {
+			current = netip.Prefix{} // another route to the same prefix
 			continue
 		}
 		r, known := routes[current]

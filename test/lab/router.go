@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"text/template"
@@ -40,16 +39,21 @@ type Kind string
 
 // The kinds of gateways.
 const (
-	KindBIRD Kind = "BIRD"
-	KindFRR  Kind = "FRR"
+	KindBIRD  Kind = "BIRD"
+	KindFRR   Kind = "FRR"
+	KindGoBGP Kind = "GoBGP"
 )
 
 // Lacks says what this machine lacks for a kind of gateway; nothing when "".
 func (k Kind) Lacks() string {
-	if k == KindFRR {
+	switch k {
+	case KindFRR:
 		return FRRLacks()
+	case KindGoBGP:
+		return GoBGPLacks()
+	default:
+		return "" // no laboratory without BIRD
 	}
-	return ""
 }
 
 // StartRouter starts a gateway of a kind in a namespace, which is Gateway or what
@@ -76,6 +80,15 @@ func (l *Lab) StartRouter(kind Kind, ns *NetNS, c GatewayConfig) (Router, error)
 			return nil, err
 		}
 		return g, nil
+	case KindGoBGP:
+		g, err := StartGoBGP(ns, l.Dir, c)
+		if g != nil {
+			l.processes = append(l.processes, g.Processes()...)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return g, nil
 	default:
 		return nil, fmt.Errorf("there is no kind %q of gateways", kind)
 	}
@@ -84,8 +97,14 @@ func (l *Lab) StartRouter(kind Kind, ns *NetNS, c GatewayConfig) (Router, error)
 //go:embed gateways/*.tmpl
 var gatewayFiles embed.FS
 
+// rendered is what the templates are filled with.
+type rendered struct {
+	GatewayConfig
+	Trace string // the file to log what is heard to; nothing is logged when ""
+}
+
 // render fills a template of the folder gateways.
-func render(name string, data any) (string, error) {
+func render(name string, data rendered) (string, error) {
 	t, err := template.ParseFS(gatewayFiles, "gateways/"+name)
 	if err != nil {
 		return "", err
@@ -97,13 +116,13 @@ func render(name string, data any) (string, error) {
 	return text.String(), nil
 }
 
-// writeRendered fills a template into a file of dir, readable by the owner only.
-func writeRendered(dir, file, name string, data any) error {
+// writeRendered fills a template into a file that its owner only can read.
+func writeRendered(path, name string, data rendered) error {
 	text, err := render(name, data)
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600)
+	return os.WriteFile(path, []byte(text), 0o600)
 }
 
 // Hold is the offered hold time in seconds.
@@ -116,6 +135,46 @@ func (c GatewayConfig) Hold() int {
 
 // Keepalive is a third of the hold time (RFC 4271, section 10), in seconds.
 func (c GatewayConfig) Keepalive() int { return c.Hold() / 3 }
+
+// Listen are the local addresses, each once.
+func (c GatewayConfig) Listen() []netip.Addr {
+	var listen []netip.Addr
+	for _, a := range c.Local {
+		if !slices.Contains(listen, a) {
+			listen = append(listen, a)
+		}
+	}
+	return listen
+}
+
+// Family is what a gateway has of one address family.
+type Family struct {
+	Name   string // ipv4 or ipv6
+	Peers  []netip.Addr
+	Routes []netip.Prefix
+}
+
+// Families are the address families of the sessions.
+func (c GatewayConfig) Families() []Family {
+	var families []Family
+	for _, name := range []string{"ipv4", "ipv6"} {
+		f := Family{Name: name}
+		for _, p := range c.Peers {
+			if p.Is4() == (name == "ipv4") {
+				f.Peers = append(f.Peers, p)
+			}
+		}
+		for _, r := range c.Routes {
+			if r.Addr().Is4() == (name == "ipv4") {
+				f.Routes = append(f.Routes, r)
+			}
+		}
+		if len(f.Peers) > 0 {
+			families = append(families, f)
+		}
+	}
+	return families
+}
 
 // wantRoutes waits until exactly these prefixes are among a gateway's routes.
 func wantRoutes(ctx context.Context, g Router, prefixes []string) error {

@@ -17,8 +17,8 @@ import (
 // that changed nothing, or the end of its route, by a withdrawal or with its
 // session.
 type Heard struct {
-	// At is the wall clock of the gateway's BIRD, which looks at it once in each
-	// round of its loop: it can be a little too early, never late.
+	// At is the wall clock of the gateway. BIRD looks at it once in each round of
+	// its loop: it can be a little too early, never late.
 	At        time.Time
 	Prefix    netip.Prefix
 	Withdrawn bool
@@ -93,4 +93,36 @@ func parseTrace(log string) ([]Heard, error) {
 		trace = append(trace, h)
 	}
 	return trace, nil
+}
+
+// holdings are the prefixes that each neighbor has announced and not withdrawn:
+// the logs of some daemons tell the end of a session, but not of its routes.
+type holdings map[string][]netip.Prefix
+
+// announce notes that a neighbor announced a prefix.
+func (held holdings) announce(neighbor string, h Heard) Heard {
+	if !slices.Contains(held[neighbor], h.Prefix) {
+		held[neighbor] = append(held[neighbor], h.Prefix)
+	}
+	return h
+}
+
+// withdraw notes a withdrawal. Nothing was heard when there was nothing to end.
+func (held holdings) withdraw(neighbor string, at time.Time, p netip.Prefix) []Heard {
+	i := slices.Index(held[neighbor], p)
+	if i < 0 {
+		return nil
+	}
+	held[neighbor] = slices.Delete(held[neighbor], i, i+1)
+	return []Heard{{At: at, Prefix: p, Withdrawn: true}}
+}
+
+// down notes the end of a neighbor's session, with which its routes end.
+func (held holdings) down(neighbor string, at time.Time) []Heard {
+	var ended []Heard
+	for _, p := range held[neighbor] {
+		ended = append(ended, Heard{At: at, Prefix: p, Withdrawn: true})
+	}
+	delete(held, neighbor)
+	return ended
 }

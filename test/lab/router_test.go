@@ -1,0 +1,82 @@
+package lab
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+)
+
+// Every kind of gateway by itself: what runs is started once, what was killed is started again.
+func TestRouterStartsWhatDoesNotRun(t *testing.T) {
+	for _, kind := range []Kind{KindBIRD, KindFRR, KindGoBGP} {
+		t.Run(string(kind), func(t *testing.T) {
+			if lacks := kind.Lacks(); lacks != "" {
+				Skip(t, lacks)
+			}
+			l, err := New()
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := l.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+			ns, err := l.SecondGateway()
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := GatewayB()
+			c.BFD = kind != KindGoBGP
+			c.Routes = []netip.Prefix{netip.MustParsePrefix("20.0.0.9/32")}
+			g, err := l.StartRouter(kind, ns, c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := g.WantRoutes(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			for i, p := range g.Processes() {
+				before := g.Processes()
+				if err := p.Kill(); err != nil {
+					t.Fatal(err)
+				}
+				if err := g.Start(); err != nil {
+					t.Fatal(err)
+				}
+				for j, now := range g.Processes() {
+					if again := now != before[j]; again != (i == j) {
+						t.Errorf("after %s was killed, %s was started again: %t", p.Name, now.Name, again)
+					}
+				}
+			}
+			if err := g.WantRoutes(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+func TestRoutesAreTheBestOnes(t *testing.T) {
+	routes := map[netip.Prefix]Route{}
+	parseRoutes(`BIRD 2.0.12 ready.
+Table master4:
+20.0.0.1/32          unicast [trench0 07:33:20.132] * (100) [AS8103i]
+	via 169.254.100.1 on trench0
+	Type: BGP univ
+	BGP.as_path: 8103
+	BGP.next_hop: 169.254.100.1
+	BGP.local_pref: 100
+                     unicast [trench2 07:33:20.438] (100) [AS8103i]
+	via 169.254.100.2 on trench0
+	Type: BGP univ
+	BGP.as_path: 8103 8103
+	BGP.community: (65535,0)
+20.0.0.2/32          unicast [trench0 07:33:20.132] * (100) [AS8103i]
+	via 169.254.100.1 on trench0
+`, routes)
+	want := "map[20.0.0.1/32:{20.0.0.1/32 169.254.100.1 [8103] [] 100} 20.0.0.2/32:{20.0.0.2/32 169.254.100.1 [] [] }]"
+	if got := fmt.Sprint(routes); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
