@@ -35,10 +35,17 @@ type Endpoint struct {
 // server take it.
 type Register func(grpc.ServiceRegistrar)
 
+// Calls counts the calls of a server.
+type Calls interface {
+	ServerOptions() []grpc.ServerOption
+	// Serves is told of the server once its services are registered.
+	Serves(reflection.ServiceInfoProvider)
+}
+
 // NewAdmin listens on a unix socket for the same user and root only (design
 // section 10), with the services of register, reflection and channelz over
 // gRPC, and pprof over HTTP/1.
-func NewAdmin(ctx context.Context, path string, log *slog.Logger, register Register) (*Endpoint, error) {
+func NewAdmin(ctx context.Context, path string, log *slog.Logger, calls Calls, register Register) (*Endpoint, error) {
 	listener, err := identity.Listen(ctx, identity.ListenOptions{Path: path, Mode: fs.FileMode(0o600)})
 	if err != nil {
 		return nil, fmt.Errorf("admin socket: %w", err)
@@ -46,10 +53,11 @@ func NewAdmin(ctx context.Context, path string, log *slog.Logger, register Regis
 	split := newSplitter(listener, log)
 	e := &Endpoint{
 		name: "admin socket", listener: split, pprof: newPprofServer(split, log), ready: make(chan struct{}),
-		server: grpc.NewServer(grpc.Creds(insecure.NewCredentials()), grpc.WaitForHandlers(true)), // the splitter let the peer in
+		server: grpc.NewServer(append(calls.ServerOptions(), grpc.Creds(insecure.NewCredentials()), grpc.WaitForHandlers(true))...), // the splitter let the peer in
 	}
 	register(e.server)
 	reflection.Register(e.server)
+	calls.Serves(e.server)
 	e.cleanup, err = admin.Register(e.server)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("admin socket: %w", err), listener.Close())
@@ -59,17 +67,18 @@ func NewAdmin(ctx context.Context, path string, log *slog.Logger, register Regis
 
 // NewPlain listens on a TCP address without TLS, for the kubelet's gRPC probe,
 // which knows no certificates (design section 13).
-func NewPlain(ctx context.Context, name, addr string, register Register) (*Endpoint, error) {
+func NewPlain(ctx context.Context, name, addr string, calls Calls, register Register) (*Endpoint, error) {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	e := &Endpoint{
 		name: name, listener: listener, ready: make(chan struct{}), cleanup: func() {},
-		server: grpc.NewServer(grpc.Creds(insecure.NewCredentials()), grpc.WaitForHandlers(true), grpc.MaxRecvMsgSize(64<<10)),
+		server: grpc.NewServer(append(calls.ServerOptions(), grpc.Creds(insecure.NewCredentials()), grpc.WaitForHandlers(true), grpc.MaxRecvMsgSize(64<<10))...),
 	}
 	register(e.server)
 	reflection.Register(e.server)
+	calls.Serves(e.server)
 	return e, nil
 }
 

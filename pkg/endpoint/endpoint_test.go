@@ -18,6 +18,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	grpchealth "google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/vipgate/vipgate/pkg/metrics"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -51,7 +53,7 @@ func newAdmin(t *testing.T) (path string) {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	path = filepath.Join(dir, "admin.sock")
-	e, err := NewAdmin(t.Context(), path, quiet, registerHealth)
+	e, err := NewAdmin(t.Context(), path, quiet, metrics.NewLB("test"), registerHealth)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,6 +99,58 @@ func TestAdminSocketServesGRPCAndPprof(t *testing.T) {
 	}
 }
 
+func TestCallsAreCountedOnBothKindsOfEndpoint(t *testing.T) {
+	calls := metrics.NewLB("test")
+	dir, err := os.MkdirTemp("", "vg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "admin.sock")
+	admin, err := NewAdmin(t.Context(), path, quiet, calls, registerHealth)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, admin)
+	plain, err := NewPlain(t.Context(), "health", "127.0.0.1:0", calls, registerHealth)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, plain)
+	count := func(code string) (n float64) {
+		families, err := calls.Registry().Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			for _, m := range f.GetMetric() {
+				labels := map[string]string{}
+				for _, l := range m.GetLabel() {
+					labels[l.GetName()] = l.GetValue()
+				}
+				if f.GetName() == metrics.CallsHandled && labels["grpc_method"] == "Check" && labels["grpc_code"] == code {
+					n += m.GetCounter().GetValue()
+				}
+			}
+		}
+		return n
+	}
+	if n := count("OK"); n != 0 {
+		t.Fatalf("%v calls before the first", n)
+	}
+	for _, target := range []string{"unix:" + path, plain.Addr().String()} {
+		if err := check(t, target); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := count("OK"); n != 2 {
+		t.Errorf("%v calls were counted, want 2", n)
+	}
+	if n := count("NotFound"); n != 0 {
+		t.Errorf("%v calls failed", n)
+	}
+}
+
 func TestGarbageAndSilenceDoNotDisturbTheAdminSocket(t *testing.T) {
 	path := newAdmin(t)
 	for _, garbage := range []string{"\x00\xff\x00\xff garbage\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff\xff\xff\xff\xff\xff", "GE", ""} {
@@ -115,7 +169,7 @@ func TestGarbageAndSilenceDoNotDisturbTheAdminSocket(t *testing.T) {
 }
 
 func TestPlainEndpointServesUntilItsTaskEnds(t *testing.T) {
-	e, err := NewPlain(t.Context(), "health", "127.0.0.1:0", registerHealth)
+	e, err := NewPlain(t.Context(), "health", "127.0.0.1:0", metrics.NewLB("test"), registerHealth)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +179,7 @@ func TestPlainEndpointServesUntilItsTaskEnds(t *testing.T) {
 	if err := check(t, e.Addr().String()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := NewPlain(t.Context(), "health", e.Addr().String(), registerHealth); err == nil || !strings.Contains(err.Error(), "health: ") {
+	if _, err := NewPlain(t.Context(), "health", e.Addr().String(), metrics.NewLB("test"), registerHealth); err == nil || !strings.Contains(err.Error(), "health: ") {
 		t.Fatalf("a busy port gave %v", err)
 	}
 	cancel()
@@ -141,7 +195,7 @@ func TestEndpointThatNeverRanCanBeGivenUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	e, err := NewAdmin(t.Context(), filepath.Join(dir, "admin.sock"), quiet, registerHealth)
+	e, err := NewAdmin(t.Context(), filepath.Join(dir, "admin.sock"), quiet, metrics.NewLB("test"), registerHealth)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package frontend
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -208,6 +209,8 @@ func TestSessionsOfGatewaysAreEvents(t *testing.T) {
 		{"lost for a moment", state(7, up(t0)), state(7, up(t0.Add(time.Second))), "g false the session was lost for a moment, g true"},
 		{"BIRD is gone", state(7, up(t0)), state(0, up(t0)), "BIRD: BIRD does not run, g false BIRD does not run"},
 		{"removed", state(7, up(t0)), state(7), ""},
+		{"refuses", state(7), bird.State{Alive: true, PID: 7, ConfigErr: errors.New("line 3")}, "BIRD keeps an older configuration: line 3"},
+		{"takes it", bird.State{Alive: true, PID: 7, ConfigErr: errors.New("line 3")}, state(7), "BIRD has the wanted configuration again"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got := ""

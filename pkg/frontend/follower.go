@@ -29,7 +29,6 @@ type follower struct {
 
 	identityProblem string     // as shown last
 	routingProblem  error      // as shown last
-	refused         error      // why BIRD keeps an older configuration, as shown last
 	bird            bird.State // as shown last
 	warned          bool       // that lb and frontend share a SPIFFE ID
 }
@@ -60,7 +59,7 @@ func (f *follower) Run(ctx context.Context) error {
 	}
 	for {
 		f.showLiveness()
-		f.showConfiguration(loaded, birdState.ConfigErr)
+		f.showConfiguration(loaded)
 		f.showIdentity()
 		f.showBIRD(birdState)
 		f.showRouting(routed)
@@ -147,20 +146,12 @@ func reloadWords(l trench.Loaded) string {
 	return "the trench file was read again"
 }
 
-// showConfiguration shows whether the trench file on disk is the one in force,
-// also in BIRD.
-func (f *follower) showConfiguration(l trench.Loaded, refused error) {
+// showConfiguration shows whether the trench file on disk is the one in force.
+// What BIRD makes of it is a condition of its own.
+func (f *follower) showConfiguration(l trench.Loaded) {
 	p := f.process
-	problem := errorText(l.Err)
-	if l.Err == nil && refused != nil {
-		problem = "BIRD keeps an older configuration: " + refused.Error()
-	}
-	p.health.Set(Configuration, problem == "", problem)
-	p.health.Set(NSPCli, problem == "", "see "+Configuration)
-	if refused != nil && f.refused == nil {
-		p.observer.remark(problem)
-	}
-	f.refused = refused
+	p.health.Set(Configuration, l.Err == nil, errorText(l.Err))
+	p.health.Set(NSPCli, l.Err == nil, "see "+Configuration)
 	p.metrics.Configuration(l.Err == nil)
 }
 
@@ -210,6 +201,7 @@ func (f *follower) showRouting(routed kernel.Confirmed) {
 func (f *follower) showBIRD(s bird.State) {
 	p := f.process
 	p.health.Set(BIRD, s.Alive, birdProblem(s))
+	p.health.Set(BIRDConfig, s.ConfigErr == nil, configProblem(s))
 	for _, e := range sessionEvents(f.bird, s) {
 		p.observer.remember(e)
 	}
@@ -235,7 +227,9 @@ func (f *follower) showBIRD(s bird.State) {
 		p.watcher.Report(readiness.ReportDelta{Families: families})
 		f.families = families
 	}
-	shown := metrics.BIRD{Up: s.Alive, Restarts: uint64(s.Restarts), Configures: s.Configures}
+	shown := metrics.BIRD{
+		Up: s.Alive, Restarts: uint64(s.Restarts), Configures: s.Configures, Configured: s.ConfigErr == nil, Refusals: s.ConfigFailures,
+	}
 	for _, g := range s.Gateways {
 		shown.Gateways = append(shown.Gateways, metrics.Gateway{
 			Name: g.Name, Family: g.Family.String(), Up: g.Up && s.Alive, Since: g.Since, Imported: g.Imported, Exported: g.Exported,
@@ -248,6 +242,12 @@ func (f *follower) showBIRD(s bird.State) {
 // two looks. A session that was lost and came back in between tells of both.
 func sessionEvents(was, is bird.State) []event {
 	var made []event
+	switch {
+	case is.ConfigErr != nil && was.ConfigErr == nil:
+		made = append(made, event{Detail: "BIRD " + configProblem(is)})
+	case is.ConfigErr == nil && was.ConfigErr != nil:
+		made = append(made, event{Detail: "BIRD has the wanted configuration again"})
+	}
 	switch {
 	case is.Alive && (!was.Alive || was.PID != is.PID):
 		made = append(made, event{Detail: fmt.Sprintf("BIRD %s runs with pid %d, restarts: %d", is.Version, is.PID, is.Restarts)})
@@ -307,10 +307,17 @@ func birdProblem(s bird.State) string {
 
 // birdWords says what is wrong with BIRD, also while it answers.
 func birdWords(s bird.State) string {
-	if s.Alive && s.ConfigErr != nil {
-		return "keeps an older configuration: " + s.ConfigErr.Error()
+	if s.Alive {
+		return configProblem(s)
 	}
 	return birdProblem(s)
+}
+
+func configProblem(s bird.State) string {
+	if s.ConfigErr == nil {
+		return ""
+	}
+	return "keeps an older configuration: " + s.ConfigErr.Error()
 }
 
 // egressProblem says why no gateway of the families is up.

@@ -58,6 +58,7 @@ const (
 	Configuration = "Configuration"
 	Identity      = "Identity"
 	BIRD          = "BIRD"
+	BIRDConfig    = "BIRDConfiguration"
 	Stream        = "Stream"
 	Routing       = "SourceRouting"
 	Stopping      = "NotStopping"
@@ -89,11 +90,12 @@ func newProcess(o Options) (*process, error) {
 	p.health.Set(Liveness, true, "")
 	p.health.Set(Configuration, true, "")
 	p.health.Set(NSPCli, true, "")
+	p.health.Set(BIRDConfig, true, "")
 	p.health.Set(Stopping, true, "")
 	p.health.Set(Egress, false, "no gateway session is up yet")
 	p.health.Set(BIRD, false, "BIRD was not started yet")
 	p.health.Set(Routing, false, "source routing was not set up yet")
-	parts := []string{Configuration, BIRD, Egress, Stopping}
+	parts := []string{Configuration, BIRD, BIRDConfig, Egress, Stopping}
 	if o.Gating {
 		p.health.Set(Identity, false, "no SVID yet")
 		p.health.Set(Stream, false, "the load balancer has not spoken yet")
@@ -164,14 +166,14 @@ func loopbackPassword(o Options) string {
 
 // run starts everything and stops it in order.
 func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
-	adminEndpoint, err := endpoint.NewAdmin(ctx, p.AdminSocket, p.Log, func(r grpc.ServiceRegistrar) {
+	adminEndpoint, err := endpoint.NewAdmin(ctx, p.AdminSocket, p.Log, p.metrics, func(r grpc.ServiceRegistrar) {
 		frontendv1.RegisterFrontendServiceServer(r, &admin{process: p})
 		p.health.Register(r)
 	})
 	if err != nil {
 		return err
 	}
-	healthEndpoint, err := endpoint.NewPlain(ctx, "health", p.HealthAddr, p.health.Register)
+	healthEndpoint, err := endpoint.NewPlain(ctx, "health", p.HealthAddr, p.metrics, p.health.Register)
 	if err != nil {
 		adminEndpoint.Close()
 		return err

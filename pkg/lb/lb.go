@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -173,19 +174,20 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 		authorize = identity.Authorize(append(append([]spiffeid.ID(nil), p.Frontends...), p.Readers...)...)
 	}
 	creds := identity.ServerCredentials(p.Identity, identity.CredentialOptions{Authorize: authorize, Log: p.Log})
-	server := grpc.NewServer(append(readiness.GRPCOptions(), grpc.Creds(creds))...)
+	server := grpc.NewServer(slices.Concat(readiness.GRPCOptions(), p.metrics.ServerOptions(), []grpc.ServerOption{grpc.Creds(creds)})...)
 	readinessv1.RegisterReadinessServiceServer(server, p.server)
 	p.health.Register(server)
 	reflection.Register(server)
+	p.metrics.Serves(server)
 
-	adminEndpoint, err := endpoint.NewAdmin(ctx, p.AdminSocket, p.Log, func(r grpc.ServiceRegistrar) {
+	adminEndpoint, err := endpoint.NewAdmin(ctx, p.AdminSocket, p.Log, p.metrics, func(r grpc.ServiceRegistrar) {
 		lbv1.RegisterLBServiceServer(r, &admin{process: p})
 		p.health.Register(r)
 	})
 	if err != nil {
 		return err
 	}
-	healthEndpoint, err := endpoint.NewPlain(ctx, "health", p.HealthAddr, p.health.Register)
+	healthEndpoint, err := endpoint.NewPlain(ctx, "health", p.HealthAddr, p.metrics, p.health.Register)
 	if err != nil {
 		adminEndpoint.Close()
 		return err

@@ -1,7 +1,9 @@
 // Package metrics holds every Prometheus metric of vipgate.
 //
 // Every name is a constant in names.go, and [All] describes each metric once:
-// help, type and labels come from there, and so does the documentation.
+// help, type and labels come from there, and so does the documentation. Calls of
+// gRPC servers are counted by a provider that brings its own names; a test holds
+// them to ours.
 //
 // It guarantees that no method waits for a scrape longer than the copy of a
 // small record for each VIP takes, that labels come from closed sets (reasons,

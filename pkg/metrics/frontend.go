@@ -47,6 +47,7 @@ func NewFrontend(version string) *Frontend {
 	f.stream.live, f.stream.age, f.stream.remaining = d.desc(FrontendLBLive, Gauge), d.desc(FrontendLBLeaseAge, Gauge), d.desc(FrontendLBLeaseRemaining, Gauge)
 	f.stream.reconnects, f.stream.moves = d.desc(FrontendStreamReconnects, Counter), d.desc(FrontendStreamMoves, Counter)
 	f.bird.up, f.bird.restarts, f.bird.configures = d.desc(FrontendBIRDUp, Gauge), d.desc(FrontendBIRDRestarts, Counter), d.desc(FrontendBIRDConfigures, Counter)
+	f.bird.configured, f.bird.refusals = d.desc(FrontendBIRDConfigured, Gauge), d.desc(FrontendBIRDRefusals, Counter)
 	f.bird.gatewayUp, f.bird.uptime = d.desc(FrontendGatewayUp, Gauge), d.desc(FrontendGatewayUptime, Gauge)
 	f.bird.imported, f.bird.exported = d.desc(FrontendGatewayImported, Gauge), d.desc(FrontendGatewayExported, Gauge)
 	f.registry.MustRegister(f.vips, f.transitions, f.decision, f.gating, f.control, &f.sessions, &f.repairs, &f.stream, &f.bird)
@@ -104,7 +105,11 @@ type BIRD struct {
 	Up bool
 	// Restarts and Configures count since the frontend started.
 	Restarts, Configures uint64
-	Gateways             []Gateway
+	// Configured is true while it has the wanted configuration; Refusals counts
+	// those that it did not take.
+	Configured bool
+	Refusals   uint64
+	Gateways   []Gateway
 }
 
 // Gateway is one BGP session.
@@ -173,13 +178,14 @@ func (s *stream) Collect(ch chan<- prometheus.Metric) {
 // birds collects the metrics of BIRD, as of the scrape.
 type birds struct {
 	up, restarts, configures              *prometheus.Desc
+	configured, refusals                  *prometheus.Desc
 	gatewayUp, uptime, imported, exported *prometheus.Desc
 	now                                   atomic.Pointer[BIRD]
 }
 
 // Describe implements prometheus.Collector.
 func (b *birds) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{b.up, b.restarts, b.configures, b.gatewayUp, b.uptime, b.imported, b.exported} {
+	for _, d := range []*prometheus.Desc{b.up, b.restarts, b.configures, b.configured, b.refusals, b.gatewayUp, b.uptime, b.imported, b.exported} {
 		ch <- d
 	}
 }
@@ -193,6 +199,8 @@ func (b *birds) Collect(ch chan<- prometheus.Metric) {
 	ch <- gauge(b.up, truth(now.Up))
 	ch <- counter(b.restarts, now.Restarts)
 	ch <- counter(b.configures, now.Configures)
+	ch <- gauge(b.configured, truth(now.Configured))
+	ch <- counter(b.refusals, now.Refusals)
 	for _, g := range now.Gateways {
 		uptime := 0.0
 		if g.Up && !g.Since.IsZero() {

@@ -22,6 +22,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	dto "github.com/prometheus/client_model/go"
 	"go.uber.org/goleak"
+	"google.golang.org/grpc"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -33,6 +34,17 @@ func (p prefix) Prefix() netip.Prefix { return p.p }
 
 func v(s string) prefix { return prefix{netip.MustParsePrefix(s)} }
 
+// services stands for a server with services.
+type services map[string]grpc.ServiceInfo
+
+func (s services) GetServiceInfo() map[string]grpc.ServiceInfo { return s }
+
+var served = services{
+	"vipgate.x.v1.XService":     {Methods: []grpc.MethodInfo{{Name: "Get"}, {Name: "Watch", IsServerStream: true}}},
+	"grpc.health.v1.Health":     {Methods: []grpc.MethodInfo{{Name: "Check"}}},
+	"grpc.channelz.v1.Channelz": {Methods: []grpc.MethodInfo{{Name: "GetServers"}}},
+}
+
 // fullFrontend has a value in every metric.
 func fullFrontend() *Frontend {
 	f := NewFrontend("1.2.3")
@@ -40,6 +52,7 @@ func fullFrontend() *Frontend {
 	f.Reload(true)
 	f.Identity("spiffe://td/frontend", time.Unix(2_000_000_000, 0))
 	f.Health("Readiness", true)
+	f.Serves(served)
 	f.VIP(v("20.0.0.1/32"), "announced", "ready")
 	f.VIP(v("20.0.0.2/32"), "withdrawn", "lb_not_ready")
 	f.VIP(v("2000::1/128"), "depreferred", "stopping")
@@ -50,7 +63,7 @@ func fullFrontend() *Frontend {
 	f.Announcer(2)
 	f.Routing(1)
 	f.Stream(Stream{Live: true, LeaseEnd: time.Now().Add(time.Hour), LastHeard: time.Now(), Reconnects: 3, Moves: 4})
-	f.BIRD(BIRD{Up: true, Restarts: 1, Configures: 5, Gateways: []Gateway{
+	f.BIRD(BIRD{Up: true, Restarts: 1, Configures: 5, Configured: true, Refusals: 2, Gateways: []Gateway{
 		{Name: "gateway-a-1", Family: "ipv4", Up: true, Since: time.Now().Add(-time.Minute), Imported: 1, Exported: 2},
 		{Name: "gateway-a-2", Family: "ipv6", Since: time.Now().Add(-time.Minute)},
 	}})
@@ -64,6 +77,7 @@ func fullLB() *LB {
 	l.Reload(false)
 	l.Identity("spiffe://td/lb", time.Unix(2_000_000_000, 0))
 	l.Health("Readiness", false)
+	l.Serves(served)
 	l.VIP(v("20.0.0.1/32"), "not ready", "VIP_REASON_NOT_CHECKED", 0, 2)
 	l.VIP(v("20.0.0.1/32"), "ready", "VIP_REASON_TARGETS_READY", 2, 2)
 	l.VIP(v("20.0.0.2/32"), "not ready", "VIP_REASON_TOO_FEW_READY", 1, 3)
@@ -111,7 +125,7 @@ func TestNamesAndHelpPassPromlint(t *testing.T) {
 	for name, r := range map[string]prometheus.Gatherer{"frontend": fullFrontend().Registry(), "lb": fullLB().Registry()} {
 		var families []*dto.MetricFamily
 		for _, f := range gather(t, r) {
-			if strings.HasPrefix(f.GetName(), "vipgate_") {
+			if ours(f.GetName()) {
 				families = append(families, f)
 			}
 		}
@@ -154,7 +168,7 @@ func TestEveryMetricIsDescribedOnceAndExistsAsDescribed(t *testing.T) {
 		}
 	}
 	for name := range scraped {
-		if strings.HasPrefix(name, "vipgate_") && !described[name] {
+		if ours(name) && !described[name] {
 			t.Errorf("%s exists and is not described", name)
 		}
 	}
@@ -170,6 +184,11 @@ func TestEveryMetricIsDescribedOnceAndExistsAsDescribed(t *testing.T) {
 	}
 }
 
+// ours tells whether a metric is not one of the runtime or of the process.
+func ours(name string) bool {
+	return strings.HasPrefix(name, "vipgate_") || strings.HasPrefix(name, "grpc_server_")
+}
+
 // constants returns the metric names in names.go.
 func constants(t *testing.T) []string {
 	t.Helper()
@@ -180,7 +199,7 @@ func constants(t *testing.T) []string {
 	var names []string
 	ast.Inspect(file, func(n ast.Node) bool {
 		if lit, is := n.(*ast.BasicLit); is && lit.Kind == token.STRING {
-			if s, err := strconv.Unquote(lit.Value); err == nil && strings.HasPrefix(s, "vipgate_") {
+			if s, err := strconv.Unquote(lit.Value); err == nil && ours(s) {
 				names = append(names, s)
 			}
 		}
@@ -193,13 +212,13 @@ func constants(t *testing.T) []string {
 }
 
 func TestNamesAreWrittenInNamesGoOnly(t *testing.T) {
-	for _, file := range []string{"frontend.go", "lb.go", "process.go", "vips.go", "server.go"} {
+	for _, file := range []string{"frontend.go", "lb.go", "process.go", "vips.go", "server.go", "calls.go"} {
 		f, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		ast.Inspect(f, func(n ast.Node) bool {
-			if lit, is := n.(*ast.BasicLit); is && strings.Contains(lit.Value, "vipgate_") {
+			if lit, is := n.(*ast.BasicLit); is && (strings.Contains(lit.Value, "vipgate_") || strings.Contains(lit.Value, "grpc_server_")) {
 				t.Errorf("%s: %s", file, lit.Value)
 			}
 			return true
@@ -293,6 +312,31 @@ func TestStreamAndGatewaysAreShownAsOfTheScrape(t *testing.T) {
 	}
 	f.BIRD(BIRD{})
 	wantSeries(t, f.Registry(), FrontendGatewayUp, map[string]float64{})
+}
+
+func TestCallsAreThereBeforeTheFirstButNotThoseForDebugging(t *testing.T) {
+	f := fullFrontend()
+	f.Serves(served) // a second server has the same services
+	wantSeries(t, f.Registry(), CallsStarted, map[string]float64{
+		"grpc_method=Check grpc_service=grpc.health.v1.Health grpc_type=unary":         0,
+		"grpc_method=Get grpc_service=vipgate.x.v1.XService grpc_type=unary":           0,
+		"grpc_method=Watch grpc_service=vipgate.x.v1.XService grpc_type=server_stream": 0,
+	})
+	if n := len(series(t, f.Registry(), CallsHandled)); n != 3*17 {
+		t.Errorf("%d series of calls that ended, want each method with each code", n)
+	}
+	if n := len(served); n != 3 {
+		t.Errorf("the server's own list was changed: %d services are left", n)
+	}
+}
+
+func TestBIRDsRefusalShows(t *testing.T) {
+	f := NewFrontend("1")
+	f.BIRD(BIRD{Up: true, Configured: true})
+	wantSeries(t, f.Registry(), FrontendBIRDConfigured, map[string]float64{"": 1})
+	f.BIRD(BIRD{Up: true, Refusals: 1})
+	wantSeries(t, f.Registry(), FrontendBIRDConfigured, map[string]float64{"": 0})
+	wantSeries(t, f.Registry(), FrontendBIRDRefusals, map[string]float64{"": 1})
 }
 
 func TestScrapesAndChangesOfManyVIPsDoNotRace(t *testing.T) {

@@ -9,6 +9,15 @@ const (
 	HealthServing        = "vipgate_health_serving"
 )
 
+// Names of the metrics of gRPC servers, which both programs have. They are those
+// of the Prometheus provider of go-grpc-middleware, so that common dashboards fit.
+const (
+	CallsStarted          = "grpc_server_started_total"
+	CallsHandled          = "grpc_server_handled_total"
+	CallsMessagesReceived = "grpc_server_msg_received_total"
+	CallsMessagesSent     = "grpc_server_msg_sent_total"
+)
+
 // Names of the frontend's metrics.
 const (
 	FrontendVIPState           = "vipgate_frontend_vip_state"
@@ -31,6 +40,8 @@ const (
 	FrontendBIRDUp             = "vipgate_frontend_bird_up"
 	FrontendBIRDRestarts       = "vipgate_frontend_bird_restarts_total"
 	FrontendBIRDConfigures     = "vipgate_frontend_bird_configures_total"
+	FrontendBIRDConfigured     = "vipgate_frontend_bird_configured"
+	FrontendBIRDRefusals       = "vipgate_frontend_bird_configure_failures_total"
 	FrontendBIRDControlLatency = "vipgate_frontend_bird_control_latency_seconds"
 )
 
@@ -71,12 +82,17 @@ func All() []Metric {
 	vip := []string{"vip", "family"}
 	reason := []string{"vip", "family", "reason"}
 	gateway := []string{"gateway", "family"}
+	method := []string{"grpc_type", "grpc_service", "grpc_method"}
 	return []Metric{
 		{BuildInfo, Gauge, []string{"program", "version", "goversion"}, "Constant 1, labelled by what runs."},
 		{ConfigurationValid, Gauge, nil, "1 while the trench file in force is the one on disk; 0 while the one on disk is refused and an older one is in force."},
 		{ConfigurationReloads, Counter, []string{"result"}, "Changes of the trench file that were accepted or refused since the start."},
 		{IdentityNotAfter, Gauge, []string{"spiffe_id"}, "When our own X.509-SVID ends, in Unix time. Absent before the first one."},
 		{HealthServing, Gauge, []string{"service"}, "1 while the health service of that name is SERVING; vip/<prefix> has metrics of its own."},
+		{CallsStarted, Counter, method, "Calls begun, on all gRPC servers of the process."},
+		{CallsHandled, Counter, []string{"grpc_type", "grpc_service", "grpc_method", "grpc_code"}, "Calls ended, by how; a stream ends when its reader goes."},
+		{CallsMessagesReceived, Counter, method, "Messages that came in calls and streams."},
+		{CallsMessagesSent, Counter, method, "Messages sent in calls and streams, heartbeats among them."},
 
 		{FrontendVIPState, Gauge, vip, "What is done with the VIP: 0 withdrawn, 1 de-preferred (GRACEFUL_SHUTDOWN), 2 announced."},
 		{FrontendVIPReason, Gauge, reason, "Constant 1 with the reason why the VIP is not announced. Absent while it is announced."},
@@ -98,6 +114,8 @@ func All() []Metric {
 		{FrontendBIRDUp, Gauge, nil, "1 while BIRD runs and answers on its control socket."},
 		{FrontendBIRDRestarts, Counter, nil, "Restarts of BIRD since the frontend started."},
 		{FrontendBIRDConfigures, Counter, nil, "Configurations that BIRD accepted since the frontend started."},
+		{FrontendBIRDConfigured, Gauge, nil, "1 while BIRD has the configuration that the trench file asks for; 0 while it refused that one and keeps an older one."},
+		{FrontendBIRDRefusals, Counter, nil, "Configurations that BIRD refused, or that could not be given to it, since the frontend started."},
 		{FrontendBIRDControlLatency, Histogram, nil, "How long BIRD takes to answer a command on its control socket."},
 
 		{LBVIPState, Gauge, vip, "What the load balancer says of the VIP: 0 not ready, 1 draining, 2 ready."},

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 )
@@ -58,6 +59,7 @@ type process struct {
 	reloads  *prometheus.CounterVec
 	notAfter *prometheus.GaugeVec
 	serving  *prometheus.GaugeVec
+	calls    *grpcprom.ServerMetrics
 
 	mu       sync.Mutex
 	identity string // the SPIFFE ID that notAfter shows
@@ -70,13 +72,14 @@ func newProcess(d descriptions, program, version string) *process {
 		reloads:  d.counters(ConfigurationReloads),
 		notAfter: d.gauges(IdentityNotAfter),
 		serving:  d.gauges(HealthServing),
+		calls:    newCalls(),
 	}
 	build := d.gauges(BuildInfo)
 	build.WithLabelValues(program, version, runtime.Version()).Set(1)
 	for _, result := range []string{accepted, refused} {
 		p.reloads.WithLabelValues(result)
 	}
-	p.registry.MustRegister(build, p.valid, p.reloads, p.notAfter, p.serving,
+	p.registry.MustRegister(build, p.valid, p.reloads, p.notAfter, p.serving, p.calls,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return p
 }

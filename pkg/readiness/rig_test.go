@@ -11,12 +11,14 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
@@ -149,7 +151,8 @@ func serveGRPC(t testing.TB, path string, impl readinessv1.ReadinessServiceServe
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := grpc.NewServer(append(GRPCOptions(), grpc.Creds(named{}))...)
+	// With calls counted, as the load balancer does.
+	s := grpc.NewServer(slices.Concat(GRPCOptions(), metrics.NewLB("test").ServerOptions(), []grpc.ServerOption{grpc.Creds(named{})})...)
 	readinessv1.RegisterReadinessServiceServer(s, impl)
 	go func() { done <- s.Serve(listener) }()
 	return s

@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.yaml.in/yaml/v4"
+	"google.golang.org/grpc/codes"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/gate"
@@ -61,7 +62,7 @@ func TestEveryMetricIsDocumented(t *testing.T) {
 	}
 }
 
-var metricPattern = regexp.MustCompile(`\bvipgate_[a-z0-9_]*[a-z0-9]\b`)
+var metricPattern = regexp.MustCompile(`\b(?:vipgate|grpc_server)_[a-z0-9_]*[a-z0-9]\b`)
 
 func TestEveryMetricThatIsMentionedExists(t *testing.T) {
 	exists := known()
@@ -88,7 +89,7 @@ func (d *document) everyLine() []line {
 }
 
 var (
-	selectorPattern = regexp.MustCompile(`(vipgate_[a-z0-9_]+)\{([^}]*)\}`)
+	selectorPattern = regexp.MustCompile(`((?:vipgate|grpc_server)_[a-z0-9_]+)\{([^}]*)\}`)
 	matcherPattern  = regexp.MustCompile(`([a-z_]+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"`)
 )
 
@@ -117,6 +118,9 @@ func TestAlertsAskForWhatExists(t *testing.T) {
 		"service": set(slices.Concat(documentedServices(t, frontendServices), documentedServices(t, lbServices))...),
 		"to":      set(gate.Withdrawn.String(), gate.Depreferred.String(), gate.Announced.String()),
 		"reason":  {},
+
+		"grpc_service": set(readinessv1.ReadinessService_ServiceDesc.ServiceName),
+		"grpc_code":    set(codes.PermissionDenied.String()),
 	}
 	for _, r := range gate.Reasons {
 		values["reason"][r.String()] = true

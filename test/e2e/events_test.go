@@ -4,12 +4,15 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
+
+	"github.com/vipgate/vipgate/test/lab"
 )
 
 // output collects what a process prints.
@@ -171,5 +174,45 @@ func wantNumbersInARow(t *testing.T, text string) {
 	}
 	if starts != 2 {
 		t.Errorf("two frontends ran, %d were heard from their first event on", starts)
+	}
+}
+
+// A configuration that cannot be given to BIRD: the sessions stay, and condition, metrics and events tell, until it can.
+func TestConfigurationThatBIRDDoesNotGetShows(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.up(w.target1)
+	w.startPod()
+	w.wantRoutes(vipA4, vipA6)
+	sessions := w.sessions()
+	configured := func() (float64, float64) {
+		page := w.get(lab.FrontendMetrics, "/metrics")
+		return metric(t, page, "vipgate_frontend_bird_configured"), metric(t, page, "vipgate_frontend_bird_configure_failures_total")
+	}
+	if good, failures := configured(); good != 1 || failures != 0 {
+		t.Errorf("configured %v, failures %v", good, failures)
+	}
+	f := w.follow("--limit=1")
+
+	away := w.pod.BirdDir() + "-away"
+	w.must(os.Rename(w.pod.BirdDir(), away))
+	w.must(w.pod.WriteTrench(edited(t, lineA6, lineA6+"\n    "+lineB4)))
+	w.waitFrontend("BIRDConfiguration", false, "keeps an older configuration", w.pod.BirdDir())
+	w.waitFrontend("Configuration", true)
+	w.waitFrontend("Readiness", false, "BIRDConfiguration")
+	f.waitFor(&f.out, "BIRD keeps an older configuration")
+	if good, failures := configured(); good != 0 || failures < 1 {
+		t.Errorf("configured %v, failures %v", good, failures)
+	}
+
+	w.must(os.Rename(away, w.pod.BirdDir()))
+	w.waitFrontend("BIRDConfiguration", true)
+	f.waitFor(&f.out, "BIRD has the wanted configuration again")
+	if good, _ := configured(); good != 1 {
+		t.Errorf("configured %v", good)
+	}
+	f.interrupt()
+	if now := w.sessions(); fmt.Sprint(now) != fmt.Sprint(sessions) {
+		t.Errorf("sessions were %v and are %v", sessions, now)
 	}
 }
