@@ -82,6 +82,19 @@ func OpenDevAuthority(dir string) (*DevAuthority, error) {
 	return openAuthority(context.Background(), dir)
 }
 
+// LoadDevAuthority returns the authority that is kept in dir, and makes none: one
+// that nobody else has is of no use to those who want to be believed.
+func LoadDevAuthority(dir string) (*DevAuthority, error) {
+	if err := checkAuthority(dir); err != nil {
+		return nil, err
+	}
+	a, err := loadAuthority(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("there is no development authority in %s: name the directory of a running process, which makes it", dir)
+	}
+	return a, err
+}
+
 func openAuthority(ctx context.Context, dir string) (*DevAuthority, error) {
 	if dir == "" {
 		return nil, errNoAuthorityDir

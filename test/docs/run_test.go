@@ -167,9 +167,6 @@ func (r *reader) need(t *testing.T, b block) {
 	if b.info == logOfLB {
 		tools = append(tools, "grpcurl")
 	}
-	if b.info == logOfLB || strings.Contains(b.text, "$SVID") {
-		tools = append(tools, "openssl")
-	}
 	for _, tool := range tools {
 		if _, err := r.do(t, "command -v "+tool); err != nil {
 			lab.Skip(t, "missing: "+tool+" ("+remedies[tool]+")")
