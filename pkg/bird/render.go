@@ -149,8 +149,9 @@ protocol bgp 'NBR-{{.Name}}' {
 	hold time {{seconds .HoldTime}};
 	connect delay time 1;
 	connect retry time 5;
-	error wait time 1, 5;
-	error forget time 30;
+	# BIRD counts it from the return of a lost link and then refuses the gateway's
+	# connections as well: it must not grow with each loss.
+	error wait time 1, 1;
 {{- if .BFD}}
 	bfd { min tx interval {{ms .BFD.MinTx}} ms; min rx interval {{ms .BFD.MinRx}} ms; multiplier {{.BFD.Multiplier}}; };
 {{- end}}

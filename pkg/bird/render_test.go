@@ -156,7 +156,7 @@ func TestOptionsAreInTheConfiguration(t *testing.T) {
 		"interface \"ext-vlan\"":                    {3, 3},
 		"debug protocols { states };":               {1, 1},
 		"protocol device { scan time 1; }":          {1, 1},
-		"error wait time 1, 5;":                     {2, 2},
+		"error wait time 1, 1;":                     {3, 3}, // the loopback session's, too
 		"import limit 200000 action restart;":       {2, 2},
 		`if proto != "LB" then reject;`:             {2, 2},
 		`source = RTS_BGP && proto != "LB" then ac`: {1, 1},
