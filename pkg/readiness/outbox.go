@@ -196,7 +196,7 @@ func (p parcel) messages(watchID string) []*readinessv1.ReportAdvertisementReque
 	messages := []*readinessv1.ReportAdvertisementRequest{{WatchId: watchID, Families: families}}
 	for v, r := range p.vips {
 		last := messages[len(messages)-1]
-		if len(last.Vips) == MaxVIPsPerMessage {
+		if len(last.Vips) == vipsPerPart {
 			last = &readinessv1.ReportAdvertisementRequest{WatchId: watchID, Families: families}
 			messages = append(messages, last)
 		}

@@ -237,7 +237,7 @@ func TestWatcherReportsEverythingOnceThenChanges(t *testing.T) {
 	b := syncedBalancer(t, 1)
 	f := startFrontend(t, b.path, nil)
 	want := map[vip.VIP]VIPReport{}
-	for i := range 4500 {
+	for i := range 2*vipsPerPart + 1 {
 		want[numbered(i)] = VIPReport{Advertisement: announced, Reason: readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_READY}
 	}
 	f.Report(ReportDelta{Applied: Position{"i", 7}, Families: map[vip.Family]bool{vip.IPv4: true, vip.IPv6: false}, VIPs: maps.Clone(want)})
@@ -277,7 +277,7 @@ func TestWatcherReportsEverythingOnceThenChanges(t *testing.T) {
 
 func TestReportIsCompleteWithItsLastPart(t *testing.T) {
 	p := parcel{vips: make(map[vip.VIP]VIPReport)}
-	for i := range 4500 {
+	for i := range 2*vipsPerPart + 1 {
 		p.vips[numbered(i)] = VIPReport{Advertisement: announced}
 	}
 	messages := p.messages("w")

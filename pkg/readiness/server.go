@@ -299,7 +299,7 @@ func (s *Server) wait(ctx context.Context, w *watch) error {
 	}
 }
 
-// messages yields the messages of a batch, in parts of MaxVIPsPerMessage.
+// messages yields the messages of a batch, in parts of vipsPerPart.
 func (b batch) messages(now func() time.Time) func(yield func(*readinessv1.WatchReadinessResponse) bool) {
 	return func(yield func(*readinessv1.WatchReadinessResponse) bool) {
 		switch b.kind {
@@ -316,7 +316,7 @@ func (b batch) messages(now func() time.Time) func(yield func(*readinessv1.Watch
 			var changed []*readinessv1.VipReadiness
 			var removed []string
 			at := now()
-			for len(rest) > 0 && len(changed)+len(removed) < MaxVIPsPerMessage {
+			for len(rest) > 0 && len(changed)+len(removed) < vipsPerPart {
 				e := rest[0]
 				rest = rest[1:]
 				switch {

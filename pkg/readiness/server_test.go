@@ -111,10 +111,10 @@ func TestDenialsDoNotFillTheLog(t *testing.T) {
 }
 
 func TestSnapshotsAndDeltasTravelInParts(t *testing.T) {
-	b := syncedBalancer(t, 5001)
+	b := syncedBalancer(t, 2*vipsPerPart+101)
 	s, _ := watchRaw(t, b, readerID)
 	seen := vip.Set{}
-	for i, want := range []int{2000, 2000, 1001} {
+	for i, want := range []int{vipsPerPart, vipsPerPart, 101} {
 		m := recv(t, s)
 		if n := len(m.GetSnapshot().GetVips()); n != want || m.GetSnapshot().GetLast() != (i == 2) || m.GetPosition().GetRevision() != 1 || m.GetLease() == nil || (m.GetWatchId() != "") != (i == 0) {
 			t.Fatalf("part %d has %d VIPs: last=%v position=%v lease=%v watch=%q", i, n, m.GetSnapshot().GetLast(), m.GetPosition(), m.GetLease(), m.GetWatchId())
@@ -123,15 +123,15 @@ func TestSnapshotsAndDeltasTravelInParts(t *testing.T) {
 			seen[vip.Require(r.GetVip())] = struct{}{}
 		}
 	}
-	if len(seen) != 5001 {
+	if len(seen) != 2*vipsPerPart+101 {
 		t.Fatalf("the parts hold %d VIPs", len(seen))
 	}
 	d := Decision{}
-	for i := range 4000 {
+	for i := range 2 * vipsPerPart {
 		d.Changed = append(d.Changed, VIPReadiness{VIP: numbered(i)})
 	}
-	for i := range 500 {
-		d.Removed = append(d.Removed, numbered(4000+i))
+	for i := range 50 {
+		d.Removed = append(d.Removed, numbered(2*vipsPerPart+i))
 	}
 	b.table.Commit(d)
 	n := 0
@@ -142,26 +142,45 @@ func TestSnapshotsAndDeltasTravelInParts(t *testing.T) {
 			t.Fatalf("part %d of the delta: %v %v", i, m.GetDelta().GetLast(), m.GetPosition())
 		}
 	}
-	if n != 4500 {
+	if n != 2*vipsPerPart+50 {
 		t.Fatalf("the delta names %d VIPs", n)
 	}
 }
 
+// longest is a word about a VIP that takes as many bytes as any.
+func longest(i int) VIPReadiness {
+	return VIPReadiness{
+		VIP: vip.Require(fmt.Sprintf("2000:aaaa:bbbb:cccc:dddd:eeee:ffff:%x/128", 0xf000+i)), State: Draining,
+		Reason: readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING, Detail: strings.Repeat("x", MaxDetailBytes),
+		ReadyTargets: 1<<32 - 1, TotalTargets: 1<<32 - 1, Since: time.Now(), DrainEnd: time.Now().Add(time.Hour),
+	}
+}
+
 func TestLargestMessageFitsTheReceiveLimit(t *testing.T) {
+	m := &readinessv1.Snapshot{}
+	for i := range MaxVIPsPerMessage {
+		m.Vips = append(m.Vips, longest(i).Proto(time.Now()))
+	}
+	if n := proto.Size(m); n > MaxMessageBytes*9/10 {
+		t.Fatalf("%d VIPs take %d bytes", len(m.GetVips()), n)
+	}
+}
+
+func TestUsualPartFitsAPooledBuffer(t *testing.T) {
 	table := NewTable(TableOptions{Lease: time.Minute, StaleGrace: time.Hour})
 	d := Decision{Synced: true}
-	for i := range MaxVIPsPerMessage {
+	for i := range vipsPerPart {
 		d.Changed = append(d.Changed, VIPReadiness{
-			VIP: vip.Require(fmt.Sprintf("2000:aaaa:bbbb:cccc:dddd:eeee:ffff:%x/128", 0xf000+i)), State: Draining,
-			Reason: readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING, Detail: strings.Repeat("é", 1000),
-			ReadyTargets: 1<<32 - 1, TotalTargets: 1<<32 - 1, Since: time.Now(), DrainEnd: time.Now().Add(time.Hour),
+			VIP: vip.Require(fmt.Sprintf("2000:aaaa:bbbb:cccc:dddd:eeee:ffff:%x/128", 0xf000+i)), State: NotReady,
+			Reason: readinessv1.VipReason_VIP_REASON_TOO_FEW_READY, Detail: "stream-a: 12 of 100 targets ready, 20 are needed",
+			ReadyTargets: 12, TotalTargets: 100, Since: time.Now(),
 		})
 	}
 	table.Commit(d)
 	c := table.open()
 	defer table.close(c)
 	for m := range table.next(c, time.Now()).messages(time.Now) {
-		if n := proto.Size(m); n > MaxMessageBytes*9/10 || len(m.GetSnapshot().GetVips()) != MaxVIPsPerMessage {
+		if n := proto.Size(m); n > 32<<10 || len(m.GetSnapshot().GetVips()) != vipsPerPart {
 			t.Fatalf("%d VIPs take %d bytes", len(m.GetSnapshot().GetVips()), n)
 		}
 	}

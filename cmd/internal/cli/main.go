@@ -50,8 +50,17 @@ func New(p Program, commands any, options ...kong.Option) (*kong.Kong, error) {
 	}, options...)...)
 }
 
+// gcPercent is how much garbage may gather beside what lives, in percent, unless
+// the environment has its own GOGC. The programs live long and allocate little:
+// half of Go's default costs no time that can be measured and, at 10 000 VIPs, a
+// tenth to a fifth of the memory less.
+const gcPercent = 50
+
 // Main parses the command line, runs the command and returns the exit status.
 func Main(ctx context.Context, p Program, commands any, args []string) int {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
 	parser, err := New(p, commands)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", p.Name, err)
