@@ -49,7 +49,14 @@ type answer struct {
 // identity. It ends with the test.
 func NewWorkloadAPI(tb testing.TB) *WorkloadAPI {
 	tb.Helper()
-	w := &WorkloadAPI{tb: tb, path: filepath.Join(ShortDir(tb), "api.sock"), answer: latest.New(denied())}
+	return NewWorkloadAPIAt(tb, filepath.Join(ShortDir(tb), "api.sock"))
+}
+
+// NewWorkloadAPIAt is NewWorkloadAPI with its socket at a path, whose folder is
+// the caller's to make and to remove.
+func NewWorkloadAPIAt(tb testing.TB, path string) *WorkloadAPI {
+	tb.Helper()
+	w := &WorkloadAPI{tb: tb, path: path, answer: latest.New(denied())}
 	tb.Cleanup(w.Stop)
 	return w
 }

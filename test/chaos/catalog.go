@@ -1,0 +1,97 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// kind is a kind of fault.
+type kind struct {
+	Name        string
+	Args        int // number of variants
+	Weight      int // how often it is drawn, relative to the others
+	Least, Most time.Duration
+	Breadth     breadth
+	// describe names a variant for people.
+	describe func(arg int) string
+	// holds are the resources that no other fault may hold at the same time.
+	holds func(arg int) []string
+	// touches is what gateways may hear of it.
+	touches func(arg int) scope
+	// inject breaks something and returns what heals it.
+	inject func(ctx context.Context, w *world, f fault) (heal func(context.Context) error, err error)
+}
+
+// weight is how often a kind is drawn in a group. What gives a group its breadth
+// is drawn more often there.
+func (k *kind) weight(b breadth) int {
+	if k.Breadth == b && b != quiet {
+		return 3 * k.Weight
+	}
+	return k.Weight
+}
+
+// Resources.
+const (
+	resLB          = "lb"
+	resFrontend    = "frontend"
+	resBIRD        = "bird"
+	resStream      = "stream" // the readiness socket
+	resAPILB       = "workload-api-lb"
+	resAPIFrontend = "workload-api-frontend"
+	resTrench      = "trench"
+	resDisk        = "disk"
+	resCPU         = "cpu"
+	resInternal    = "internal-wire"
+	resExternal    = "external-wire"
+)
+
+func resTarget(t int) string  { return fmt.Sprintf("target-%d", t) }
+func resGateway(g int) string { return fmt.Sprintf("gateway-%d", g) }
+func resPath(g int) string    { return fmt.Sprintf("path-%d", g) }
+func resQueue(g int) string   { return fmt.Sprintf("queue-%d", g) }
+
+func constant[T any](v T) func(int) T { return func(int) T { return v } }
+
+// touchable are the targets that faults may hit.
+var touchable = untouchedStream * targetsPerStream
+
+// catalog is every kind of fault. The order counts: a seed means what it draws
+// from this list.
+func catalog() []*kind {
+	all := append(processKinds(), networkKinds()...)
+	all = append(all, gatewayKinds()...)
+	all = append(all, identityKinds()...)
+	return append(all, diskKinds()...)
+}
+
+// span is a range of durations.
+type span struct{ least, most time.Duration }
+
+// once is the duration of what is over at once.
+var once = span{}
+
+func ms(least, most int) span {
+	return span{time.Duration(least) * time.Millisecond, time.Duration(most) * time.Millisecond}
+}
+
+// simple is a kind without variants.
+func simple(name string, weight int, d span, b breadth, touches scope, holds ...string) *kind {
+	return &kind{
+		Name: name, Args: 1, Weight: weight, Least: d.least, Most: d.most, Breadth: b,
+		describe: constant(""), holds: constant(holds), touches: constant(touches),
+	}
+}
+
+// by sets how a kind is injected.
+func (k *kind) by(inject func(ctx context.Context, w *world, f fault) (func(context.Context) error, error)) *kind {
+	k.inject = inject
+	return k
+}
+
+// variants sets the variants of a kind.
+func (k *kind) variants(n int, describe func(arg int) string) *kind {
+	k.Args, k.describe = n, describe
+	return k
+}

@@ -1,0 +1,199 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+var bothFamilies = []int{ipv4, ipv6}
+
+// frrDaemon is the daemon of gateway B that an argument means.
+func frrDaemon(arg int) string { return []string{"bgpd", "zebra", "bfdd"}[arg] }
+
+// familiesOf are the families that an argument means.
+func familiesOf(arg int) []int { return [][]int{{ipv4}, {ipv6}, {ipv4, ipv6}}[arg] }
+
+func familiesName(list []int) string {
+	if len(list) == families {
+		return "both families"
+	}
+	return familyName(list[0])
+}
+
+// gatewayKinds are the faults of gateways and of the sessions with them. The
+// gateway is the lowest digit of an argument.
+func gatewayKinds() []*kind {
+	gateway := func(name string, weight int, d span, resource func(int) string) *kind {
+		return &kind{
+			Name: name, Args: gateways, Weight: weight, Least: d.least, Most: d.most, Breadth: ofGateway,
+			describe: gatewayName,
+			touches:  func(arg int) scope { return atGateway(arg%gateways, bothFamilies...) },
+			holds:    func(arg int) []string { return []string{resource(arg % gateways)} },
+		}
+	}
+	ofB := func(k *kind) *kind {
+		k.touches = constant(atGateway(gatewayB, bothFamilies...))
+		k.holds = constant([]string{resGateway(gatewayB)})
+		return k.variants(3, frrDaemon)
+	}
+	blackhole := gateway("blackhole", 4, ms(200, 5500), resPath).variants(gateways*3*3, func(arg int) string {
+		return fmt.Sprintf("%s, %s, %s", gatewayName(arg%gateways), familiesName(familiesOf(arg/gateways%3)), hookName(arg/gateways/3))
+	})
+	blackhole.touches = func(arg int) scope { return atGateway(arg%gateways, familiesOf(arg/gateways%3)...) }
+	reset := gateway("session reset by pod", 4, once, resPath).variants(gateways*families, func(arg int) string {
+		return gatewayName(arg%gateways) + ", " + familyName(arg/gateways)
+	})
+	reset.touches = func(arg int) scope { return atGateway(arg%gateways, arg/gateways) }
+	pause := gateway("gateway pause", 2, ms(50, 600), resGateway)
+	pause.Breadth, pause.touches = quiet, constant(nothing)
+	slow := gateway("slow wire", 2, ms(500, 2500), resQueue)
+	slow.Breadth, slow.touches = quiet, constant(nothing)
+	link := gateway("link down", 4, ms(100, 4500), resPath).variants(1, func(int) string { return gatewayName(gatewayB) })
+	link.touches = constant(atGateway(gatewayB, bothFamilies...))
+	link.holds = constant([]string{resPath(gatewayB), resExternal})
+	return []*kind{
+		gateway("gateway kill -9", 3, ms(0, 2500), resGateway).by(killGateway),
+		gateway("gateway SIGSTOP", 2, ms(700, 5000), resGateway).by(stopGateway),
+		pause.by(stopGateway),
+		ofB(gateway("daemon kill -9", 3, ms(0, 2000), resGateway)).by(killDaemon),
+		ofB(gateway("daemon SIGSTOP", 2, ms(500, 5000), resGateway)).by(stopDaemon),
+		gateway("session reset by gateway", 4, once, resPath).by(resetByGateway),
+		reset.by(resetByPod),
+		simple("loopback session reset", 2, once, wide, everything, resBIRD).by(resetLoopback),
+		blackhole.by(blackholeSessions),
+		gateway("packets lost", 3, ms(500, 3000), resPath).by(losePackets),
+		link.by(func(_ context.Context, w *world, _ fault) (func(context.Context) error, error) {
+			return w.linkDown(w.Second, "trench0", pathSubject(gatewayB, "link"))
+		}),
+		slow.by(slowWire),
+	}
+}
+
+// hookName says which way packets get lost.
+func hookName(arg int) string {
+	return []string{"both ways", "to the gateway", "from the gateway"}[arg]
+}
+
+func (w *world) gatewayNS(g int) *lab.NetNS {
+	if g == gatewayA {
+		return w.Gateway
+	}
+	return w.Second
+}
+
+func killGateway(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
+	g := w.routers[f.Arg%gateways]
+	var errs []error
+	for _, p := range g.processes() {
+		errs = append(errs, p.Kill())
+	}
+	return func(context.Context) error { return g.start() }, errors.Join(errs...)
+}
+
+func stopGateway(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
+	return stopAll(w.routers[f.Arg%gateways].processes())
+}
+
+func stopAll(processes []*lab.Process) (func(context.Context) error, error) {
+	var heals []func(context.Context) error
+	var errs []error
+	for _, p := range processes {
+		heal, err := stopProcess(p.PID())
+		heals, errs = append(heals, heal), append(errs, err)
+	}
+	return together(heals...), errors.Join(errs...)
+}
+
+func killDaemon(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
+	b := w.routers[gatewayB]
+	p := b.process(frrDaemon(f.Arg))
+	if p == nil {
+		return nil, fmt.Errorf("gateway B has no %s", frrDaemon(f.Arg))
+	}
+	return func(context.Context) error { return b.start() }, p.Kill()
+}
+
+func stopDaemon(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
+	p := w.routers[gatewayB].process(frrDaemon(f.Arg))
+	if p == nil {
+		return nil, fmt.Errorf("gateway B has no %s", frrDaemon(f.Arg))
+	}
+	return stopAll([]*lab.Process{p})
+}
+
+// resetByGateway asks the gateway to end its sessions. One that is down or
+// stopped at present cannot.
+func resetByGateway(ctx context.Context, w *world, f fault) (func(context.Context) error, error) {
+	bound, cancel := context.WithTimeout(ctx, commandTime)
+	defer cancel()
+	if err := w.routers[f.Arg%gateways].Reset(bound); err != nil {
+		w.out.note("gateway could not be asked: %v", err)
+	}
+	return nil, nil
+}
+
+// resetByPod asks the pod's BIRD to restart a session, which an operator could do.
+func resetByPod(ctx context.Context, w *world, f fault) (func(context.Context) error, error) {
+	name := fmt.Sprintf("NBR-gateway-%c%d", 'a'+rune(f.Arg%gateways), []int{4, 6}[f.Arg/gateways])
+	w.askBIRD(ctx, fmt.Sprintf("restart %q", name))
+	return nil, nil
+}
+
+// resetLoopback restarts the session over which the frontend tells BIRD of VIPs.
+func resetLoopback(ctx context.Context, w *world, _ fault) (func(context.Context) error, error) {
+	w.askBIRD(ctx, `restart "LB"`)
+	return nil, nil
+}
+
+// askBIRD gives the pod's BIRD a command. One that is down or stopped does not
+// listen.
+func (w *world) askBIRD(ctx context.Context, command string) {
+	bound, cancel := context.WithTimeout(ctx, commandTime)
+	defer cancel()
+	if out, err := w.Pod.Run(bound, "birdc", "-s", w.pod.BirdSocket(), command); err != nil {
+		w.out.note("the pod's BIRD could not be asked: %v %s", err, out)
+	}
+}
+
+// blackholeSessions drops every packet of the families.
+func blackholeSessions(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
+	g, list, hook := f.Arg%gateways, familiesOf(f.Arg/gateways%3), []string{"both", "input", "output"}[f.Arg/gateways/3]
+	var rules, subjects []string
+	for _, family := range list {
+		rules = append(rules, fmt.Sprintf("meta nfproto %s drop", []string{"ipv4", "ipv6"}[family]))
+		subjects = append(subjects, familySubject(g, family, "blackhole"))
+	}
+	return w.drop(w.gatewayNS(g), "hole", hook, rules, frozen, subjects...)
+}
+
+// losePackets drops a part of the packets at random.
+func losePackets(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
+	g := f.Arg % gateways
+	rules := []string{fmt.Sprintf("numgen random mod 100 < %d drop", 10+f.Salt%50)}
+	return w.drop(w.gatewayNS(g), "loss", "input", rules, rough, pathSubject(g, "loss"))
+}
+
+// slowWire lets so few bytes through that everything is late, and nothing lost.
+func slowWire(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
+	g := f.Arg % gateways
+	ns := w.gatewayNS(g)
+	run := func(args ...string) error {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		_, err := ns.Run(ctx, "tc", slices.Concat([]string{"qdisc"}, args)...)
+		return err
+	}
+	if err := run("add", "dev", "trench0", "root", "tbf", "rate", "256kbit", "burst", "3000", "latency", "400ms"); err != nil {
+		return nil, err
+	}
+	w.truth.set2(rough, pathSubject(g, "slow"))
+	return func(context.Context) error {
+		err := run("del", "dev", "trench0", "root")
+		w.truth.set2(sound, pathSubject(g, "slow"))
+		return err
+	}, nil
+}

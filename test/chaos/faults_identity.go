@@ -1,0 +1,147 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
+
+	"github.com/vipgate/vipgate/pkg/identity/identitytest"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// longLife is the life of an SVID that is not meant to expire.
+const longLife = time.Hour
+
+// attestor is the Workload API of one program of the pod.
+type attestor struct {
+	api *identitytest.WorkloadAPI
+	ca  *identitytest.CA
+	id  spiffeid.ID
+}
+
+// offer offers a fresh SVID and returns when it ends.
+func (a *attestor) offer(life time.Duration) time.Time {
+	svid := a.ca.SVID(a.id, life)
+	a.api.Offer(a.ca, []*x509svid.SVID{svid})
+	return svid.Certificates[0].NotAfter
+}
+
+// Who is meant by an argument.
+var (
+	whoName  = []string{"lb", "frontend", "both"}
+	whoHolds = [][]string{{resAPILB}, {resAPIFrontend}, {resAPILB, resAPIFrontend}}
+)
+
+func (w *world) attestors(arg int) []*attestor {
+	return [][]*attestor{{w.lbID}, {w.frontendID}, {w.lbID, w.frontendID}}[arg]
+}
+
+// identityKinds are the faults of identities. As long as an SVID is valid, none
+// of them is heard at a gateway.
+func identityKinds() []*kind {
+	ofAPI := func(name string, weight int, d span) *kind {
+		k := simple(name, weight, d, quiet, nothing).variants(len(whoName), func(arg int) string { return whoName[arg] })
+		k.holds = func(arg int) []string { return whoHolds[arg] }
+		return k
+	}
+	// api breaks the Workload API in a way that a fresh offer, or a start, heals.
+	api := func(fail, heal func(*attestor)) func(context.Context, *world, fault) (func(context.Context) error, error) {
+		return func(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
+			for _, a := range w.attestors(f.Arg) {
+				fail(a)
+			}
+			return func(context.Context) error {
+				for _, a := range w.attestors(f.Arg) {
+					heal(a)
+				}
+				return nil
+			}, nil
+		}
+	}
+	renew := func(a *attestor) { a.offer(longLife) }
+	return []*kind{
+		ofAPI("SVID rotated", 4, once).by(api(renew, func(*attestor) {})),
+		ofAPI("SVIDs rotated all the time", 2, ms(500, 3000)).by(rotateOften),
+		ofAPI("Workload API gone", 3, ms(200, 4000)).by(api(func(a *attestor) { a.api.Stop() }, func(a *attestor) { renew(a); a.api.Start() })),
+		ofAPI("Workload API mute", 2, ms(200, 4000)).by(api(func(a *attestor) { a.api.Mute() }, renew)),
+		ofAPI("Workload API denies", 2, ms(200, 4000)).by(api(func(a *attestor) { a.api.Deny() }, renew)),
+		ofAPI("Workload API garbles", 2, ms(200, 4000)).by(api(func(a *attestor) { a.api.Garble() }, renew)),
+		simple("SVID expires", 4, ms(3500, 5000), wide, everything, resLB, resFrontend, resStream, resAPILB, resAPIFrontend).
+			variants(2, func(arg int) string { return whoName[arg] }).by(expire),
+	}
+}
+
+// rotateOften offers a fresh SVID again and again.
+func rotateOften(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
+	interval := time.Duration(50+f.Salt%300) * time.Millisecond
+	var stops []func()
+	for _, a := range w.attestors(f.Arg) {
+		stops = append(stops, a.api.Rotate(a.ca, a.id, interval, longLife))
+	}
+	return func(context.Context) error {
+		for _, stop := range stops {
+			stop()
+		}
+		return nil
+	}, nil
+}
+
+// expire gives one program an SVID that soon ends, and no other. The end counts
+// as a cause only if every connection on the readiness socket was made with it:
+// one made before ends with its own certificates.
+func expire(ctx context.Context, w *world, f fault) (func(context.Context) error, error) {
+	who := w.attestors(f.Arg)[0]
+	offered := time.Now()
+	end := who.offer(2 * time.Second)
+	if who == w.lbID {
+		// Only a new connection has the new SVID of the lb.
+		bound, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+		defer cancel()
+		<-bound.Done()
+		offered = time.Now()
+		w.frontendID.offer(longLife)
+	}
+	judged := make(chan struct{})
+	quit := make(chan struct{})
+	go func() {
+		defer close(judged)
+		timer := time.NewTimer(time.Until(end))
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-quit:
+			return
+		}
+		if old := w.proxy.olderThan(offered); old > 0 {
+			w.out.note("%d connections did not move to the SVID that expires", old)
+			return
+		}
+		w.truth.set("svid", gone)
+	}()
+	return func(context.Context) error {
+		close(quit)
+		<-judged
+		w.lbID.offer(longLife)
+		w.frontendID.offer(longLife)
+		w.truth.set("svid", sound)
+		return nil
+	}, nil
+}
+
+// newAttestor makes a Workload API for an ID, which runs and offers an SVID.
+func (w *world) newAttestor(ca *identitytest.CA, name, id string) *attestor {
+	a := &attestor{ca: ca, id: spiffeid.RequireFromString(id), api: identitytest.NewWorkloadAPIAt(w.tb, fmt.Sprintf("%s/%s-api.sock", w.Dir, name))}
+	a.offer(longLife)
+	a.api.Start()
+	return a
+}
+
+// attest makes the authority and the Workload APIs.
+func (w *world) attest() {
+	ca := identitytest.NewCA(w.tb, lab.TrustDomain)
+	w.lbID = w.newAttestor(ca, "lb", lab.LBID)
+	w.frontendID = w.newAttestor(ca, "frontend", lab.FrontendID)
+}

@@ -1,0 +1,153 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// networkKinds are the faults of targets and wires.
+func networkKinds() []*kind {
+	target := func(arg int) string {
+		return fmt.Sprintf("target %d of %s", arg%targetsPerStream+1, streams[arg/targetsPerStream].name)
+	}
+	ofTarget := func(arg int) scope { return ofStream(arg / targetsPerStream) }
+	oneTarget := func(name string, weight int, d span) *kind {
+		return &kind{
+			Name: name, Args: touchable, Weight: weight, Least: d.least, Most: d.most, Breadth: ofTargets,
+			describe: target, touches: ofTarget, holds: func(arg int) []string { return []string{resTarget(arg)} },
+		}
+	}
+	wholeStream := &kind{
+		Name: "stream down", Args: untouchedStream, Weight: 4, Least: 300 * time.Millisecond, Most: 3500 * time.Millisecond, Breadth: ofTargets,
+		describe: func(arg int) string { return "both targets of " + streams[arg].name }, touches: ofStream,
+		holds: func(arg int) []string {
+			return []string{resTarget(arg * targetsPerStream), resTarget(arg*targetsPerStream + 1)}
+		},
+	}
+	return []*kind{
+		oneTarget("target down", 4, ms(200, 3000)).by(func(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
+			return w.targetsDown(f.Arg)
+		}),
+		oneTarget("target flaps", 3, ms(500, 2500)).by(flap),
+		oneTarget("target silent", 3, ms(500, 3000)).by(silence),
+		wholeStream.by(func(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
+			return w.targetsDown(f.Arg*targetsPerStream, f.Arg*targetsPerStream+1)
+		}),
+		simple("internal link down", 2, ms(200, 2500), wide, everything, resInternal).by(
+			func(_ context.Context, w *world, _ fault) (func(context.Context) error, error) {
+				return w.linkDown(w.Backend, "pod0", "net/internal")
+			}),
+		simple("external link down", 3, ms(100, 4000), wide, everything, resExternal).by(
+			func(_ context.Context, w *world, _ fault) (func(context.Context) error, error) {
+				// Gateway B's interface lies on gateway A's.
+				return w.linkDown(w.Gateway, "trench0", pathSubject(gatewayA, "link"), pathSubject(gatewayB, "link"))
+			}),
+	}
+}
+
+// targetsDown makes targets refuse connections.
+func (w *world) targetsDown(targets ...int) (func(context.Context) error, error) {
+	set := func(up bool) error {
+		var errs []error
+		for _, t := range targets {
+			for f, l := range w.targets[t] {
+				if up {
+					w.truth.set(targetSubject(t, f), sound)
+					errs = append(errs, l.Up())
+				} else {
+					errs = append(errs, l.Down())
+					w.truth.set(targetSubject(t, f), gone)
+				}
+			}
+		}
+		return errors.Join(errs...)
+	}
+	return func(context.Context) error { return set(true) }, set(false)
+}
+
+// flap has a target come and go until it is healed.
+func flap(ctx context.Context, w *world, f fault) (func(context.Context) error, error) {
+	interval := time.Duration(20+f.Salt%480) * time.Millisecond
+	done := make(chan error, 1)
+	quit := make(chan struct{})
+	go func() {
+		tick := time.NewTicker(interval)
+		defer tick.Stop()
+		var up func(context.Context) error
+		var err error
+		for err == nil {
+			if up == nil {
+				up, err = w.targetsDown(f.Arg)
+			} else {
+				err, up = up(ctx), nil
+			}
+			select {
+			case <-tick.C:
+			case <-quit:
+				if up != nil {
+					err = errors.Join(err, up(ctx))
+				}
+				done <- err
+				return
+			}
+		}
+		<-quit
+		done <- err
+	}()
+	return func(context.Context) error { close(quit); return <-done }, nil
+}
+
+// silence drops every packet to a target, so that nobody is told.
+func silence(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
+	var rules []string
+	for family := range families {
+		rules = append(rules, fmt.Sprintf("%s daddr %s drop", []string{"ip", "ip6"}[family], targetAddr(f.Arg, family)))
+	}
+	return w.drop(w.Backend, fmt.Sprintf("target%d", f.Arg), "input", rules, gone, targetSubject(f.Arg, ipv4)+"/silent", targetSubject(f.Arg, ipv6)+"/silent")
+}
+
+// drop puts rules of nftables into a table of their own.
+func (w *world) drop(ns *lab.NetNS, table, hook string, rules []string, s state, subjects ...string) (func(context.Context) error, error) {
+	table = "inet chaos_" + table
+	lines := []string{"add table " + table}
+	for chain, hooks := range map[string]bool{"input": hook != "output", "output": hook != "input"} {
+		if !hooks {
+			continue
+		}
+		lines = append(lines, fmt.Sprintf("add chain %s %s { type filter hook %s priority 0; }", table, chain, chain))
+		for _, r := range rules {
+			lines = append(lines, fmt.Sprintf("add rule %s %s %s", table, chain, r))
+		}
+	}
+	nft := func(command string) error {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		_, err := ns.Run(ctx, "nft", command)
+		return err
+	}
+	if err := nft(strings.Join(lines, "; ")); err != nil {
+		return nil, err
+	}
+	w.truth.set2(s, subjects...)
+	return func(context.Context) error {
+		w.truth.set2(sound, subjects...)
+		return nft("delete table " + table)
+	}, nil
+}
+
+// linkDown takes an interface down.
+func (w *world) linkDown(ns *lab.NetNS, dev string, subjects ...string) (func(context.Context) error, error) {
+	if err := ns.IP("link", "set", dev, "down"); err != nil {
+		return nil, err
+	}
+	w.truth.set2(gone, subjects...)
+	return func(context.Context) error {
+		w.truth.set2(sound, subjects...)
+		return ns.IP("link", "set", dev, "up")
+	}, nil
+}

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// processKinds are the faults of the pod's processes and of the machine.
+func processKinds() []*kind {
+	kill := func(name string) func(context.Context, *world, fault) (func(context.Context) error, error) {
+		return func(_ context.Context, w *world, _ fault) (func(context.Context) error, error) {
+			return w.keeper(name).kill()
+		}
+	}
+	end := func(names ...string) func(context.Context, *world, fault) (func(context.Context) error, error) {
+		return func(_ context.Context, w *world, _ fault) (func(context.Context) error, error) {
+			var heals []func(context.Context) error
+			var errs []error
+			for _, name := range names {
+				heal, err := w.keeper(name).terminate()
+				heals, errs = append(heals, heal), append(errs, err)
+			}
+			return together(heals...), errors.Join(errs...)
+		}
+	}
+	stop := func(name string) func(context.Context, *world, fault) (func(context.Context) error, error) {
+		return func(_ context.Context, w *world, _ fault) (func(context.Context) error, error) {
+			return stopProcess(w.keeper(name).pid())
+		}
+	}
+	all := everything
+	return []*kind{
+		simple("lb kill -9", 4, ms(0, 2500), wide, all, resLB).by(kill("lb")),
+		simple("lb SIGTERM", 2, ms(0, 2000), wide, all, resLB).by(end("lb")),
+		simple("lb SIGSTOP", 4, ms(700, 3500), wide, all, resLB).by(stop("lb")),
+		simple("lb pause", 3, ms(50, 500), quiet, nothing, resLB).by(stop("lb")),
+		simple("frontend kill -9", 4, ms(0, 2500), wide, all, resFrontend).by(kill("frontend")),
+		simple("frontend SIGTERM", 2, ms(0, 2000), wide, all, resFrontend).by(end("frontend")),
+		simple("frontend SIGSTOP", 4, ms(700, 5500), wide, all, resFrontend).by(stop("frontend")),
+		simple("frontend pause", 3, ms(50, 600), quiet, nothing, resFrontend).by(stop("frontend")),
+		simple("pod kill -9", 2, ms(0, 1500), wide, all, resLB, resFrontend).by(
+			func(_ context.Context, w *world, _ fault) (func(context.Context) error, error) {
+				lb, errLB := w.keeper("lb").kill()
+				frontend, errFrontend := w.keeper("frontend").kill()
+				return together(lb, frontend), errors.Join(errLB, errFrontend)
+			}),
+		simple("pod SIGTERM", 2, ms(0, 1500), wide, all, resLB, resFrontend).by(end("lb", "frontend")),
+		simple("bird kill -9", 4, once, wide, all, resBIRD).by(signalBIRD(unix.SIGKILL)),
+		simple("bird SIGTERM", 2, once, wide, all, resBIRD).by(signalBIRD(unix.SIGTERM)),
+		simple("bird SIGSTOP", 3, ms(700, 5500), wide, all, resBIRD).by(stopBIRD),
+		simple("bird pause", 3, ms(50, 700), quiet, nothing, resBIRD).by(stopBIRD),
+		simple("cpu starved", 3, ms(500, 2000), quiet, nothing, resCPU).by(starve).variants(3, func(arg int) string {
+			return fmt.Sprintf("by %d busy loops", 2+2*arg)
+		}),
+	}
+}
+
+// together heals several things, all of them.
+func together(heals ...func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		var errs []error
+		for _, heal := range heals {
+			if heal != nil {
+				errs = append(errs, heal(ctx))
+			}
+		}
+		return errors.Join(errs...)
+	}
+}
+
+// stopProcess stops a process and returns what continues that very process.
+func stopProcess(pid int) (func(context.Context) error, error) {
+	if pid == 0 {
+		return nil, nil // it does not run at present
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("process %d: %w", pid, err)
+	}
+	resume := func(context.Context) error {
+		defer unix.Close(fd)
+		return signalFD(fd, unix.SIGCONT)
+	}
+	return resume, signalFD(fd, unix.SIGSTOP)
+}
+
+// signalFD signals a process that may have ended.
+func signalFD(fd int, s syscall.Signal) error {
+	if err := unix.PidfdSendSignal(fd, s, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("signal %s: %w", s, err)
+	}
+	return nil
+}
+
+// signalBIRD ends the pod's BIRD, which its frontend restarts.
+func signalBIRD(s syscall.Signal) func(context.Context, *world, fault) (func(context.Context) error, error) {
+	return func(_ context.Context, w *world, _ fault) (func(context.Context) error, error) {
+		pid := w.birdPID()
+		if pid == 0 {
+			return nil, nil
+		}
+		if err := unix.Kill(pid, s); err != nil && !errors.Is(err, unix.ESRCH) {
+			return nil, fmt.Errorf("signal %s to the pod's BIRD: %w", s, err)
+		}
+		return nil, nil
+	}
+}
+
+func stopBIRD(_ context.Context, w *world, _ fault) (func(context.Context) error, error) {
+	return stopProcess(w.birdPID())
+}
+
+// starve keeps the CPUs busy with loops that end by themselves, should nobody
+// end them.
+func starve(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
+	var heals []func(context.Context) error
+	for i := range 2 + 2*f.Arg {
+		limit := fmt.Sprint((f.Duration + time.Second).Seconds())
+		p, err := w.spawn(w.Backend, fmt.Sprintf("busy-%d", i), "timeout", limit, "sh", "-c", "while :; do :; done")
+		if err != nil {
+			return together(heals...), err
+		}
+		heals = append(heals, func(context.Context) error {
+			// timeout forwards the signal to its child.
+			if err := p.Signal(unix.SIGTERM); err != nil {
+				return err
+			}
+			<-p.Done()
+			return nil
+		})
+	}
+	return together(heals...), nil
+}

@@ -1,0 +1,265 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// Tolerances of what a process may have more than at the first calm point of its
+// life.
+const (
+	moreFiles      = 3 // connections that are just being replaced
+	moreGoroutines = 8
+	moreMemory     = 16 << 20 // and half of what it had: the heap breathes
+	// leakBound is how long a count may take to come down.
+	leakBound = 10 * time.Second
+)
+
+// usage is what a process has.
+type usage struct {
+	Files      int
+	Goroutines int // 0 where there are none
+	Memory     int // resident, in bytes
+}
+
+// leaks compares counts with those of earlier calm points.
+type leaks struct {
+	w         *world
+	processes map[int]usage       // of a process at the first calm point of its life
+	most      map[string]usage    // the most seen of a program
+	kernel    map[string][]string // what namespaces had at first
+}
+
+func newLeaks(w *world) *leaks {
+	return &leaks{w: w, processes: map[int]usage{}, most: map[string]usage{}}
+}
+
+// check counts everything until the counts are as they should be, or were not
+// for too long.
+func (l *leaks) check(ctx context.Context) ([]verdict, error) {
+	bound, cancel := context.WithTimeout(ctx, leakBound)
+	defer cancel()
+	var verdicts []verdict
+	err := lab.Eventually(bound, 100*time.Millisecond, func() error {
+		found, err := l.count(bound)
+		if err != nil {
+			return err // perhaps only because the time is over
+		}
+		if verdicts = found; len(found) > 0 {
+			return errors.New("something leaked")
+		}
+		return nil
+	})
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	if len(verdicts) == 0 && err != nil {
+		verdicts = []verdict{{what: fmt.Sprintf("nothing could be counted: %v", err), vip: -1, gateway: -1}}
+	}
+	return verdicts, nil
+}
+
+// count compares everything once.
+func (l *leaks) count(ctx context.Context) ([]verdict, error) {
+	var verdicts []verdict
+	add := func(format string, args ...any) {
+		verdicts = append(verdicts, verdict{fmt.Sprintf(format, args...), -1, -1})
+	}
+	bird := l.w.birdPID()
+	for _, p := range []struct {
+		name, metrics string
+		pid           int
+	}{{"lb", lab.LBMetrics, l.w.lb.pid()}, {"frontend", lab.FrontendMetrics, l.w.frontend.pid()}, {"bird", "", bird}} {
+		now, err := l.usage(ctx, p.pid, p.metrics)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", p.name, err)
+		}
+		first, known := l.processes[p.pid]
+		if !known {
+			l.processes[p.pid] = now
+			first = now
+		}
+		m := l.most[p.name]
+		l.most[p.name] = usage{max(m.Files, now.Files), max(m.Goroutines, now.Goroutines), max(m.Memory, now.Memory)}
+		if now.Files > first.Files+moreFiles {
+			add("%s (pid %d) leaks file descriptors: %d, at first %d", p.name, p.pid, now.Files, first.Files)
+		}
+		if now.Goroutines > first.Goroutines+moreGoroutines {
+			add("%s (pid %d) leaks goroutines: %d, at first %d", p.name, p.pid, now.Goroutines, first.Goroutines)
+		}
+		if now.Memory > first.Memory*3/2+moreMemory {
+			add("%s (pid %d) grows: %d KiB resident, at first %d", p.name, p.pid, now.Memory>>10, first.Memory>>10)
+		}
+	}
+	pids, err := l.w.Pod.Processes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, pid := range pids {
+		if !slices.Contains([]int{l.w.lb.pid(), l.w.frontend.pid(), bird, l.w.holder.PID()}, pid) {
+			add("process %d is left in the pod: %s", pid, commandLine(pid))
+		}
+	}
+	kernel, err := l.kernelState(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if l.kernel == nil {
+		// The routes of a session are there a little after its VIPs.
+		routes := strings.Join(slices.Concat(kernel[routes4], kernel[routes6]), " ")
+		for _, a := range []netip.Addr{lab.GatewayA4, lab.GatewayA6, lab.GatewayB4, lab.GatewayB6} {
+			if !slices.Contains(strings.Fields(routes), a.String()) {
+				add("the pod has no route to gateway %s", a)
+			}
+		}
+		if len(verdicts) > 0 {
+			return verdicts, nil
+		}
+		l.kernel = kernel
+	}
+	for what, lines := range kernel {
+		more, less := difference(lines, l.kernel[what]), difference(l.kernel[what], lines)
+		if len(more)+len(less) > 0 {
+			add("%s: there is %q that was not there at first, and there is no %q", what, more, less)
+		}
+	}
+	return verdicts, nil
+}
+
+// difference are the lines that only a has.
+func difference(a, b []string) []string {
+	return slices.DeleteFunc(slices.Clone(a), func(s string) bool { return slices.Contains(b, s) })
+}
+
+// usage counts what a process has.
+func (l *leaks) usage(ctx context.Context, pid int, metrics string) (usage, error) {
+	var u usage
+	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	if err != nil {
+		return u, err
+	}
+	u.Files = len(files)
+	statm, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+	if err != nil {
+		return u, err
+	}
+	if fields := strings.Fields(string(statm)); len(fields) > 1 {
+		pages, err := strconv.Atoi(fields[1])
+		if err != nil {
+			return u, err
+		}
+		u.Memory = pages * os.Getpagesize()
+	}
+	if metrics != "" {
+		u.Goroutines, err = l.goroutines(ctx, metrics)
+	}
+	return u, err
+}
+
+// goroutines reads go_goroutines from a program's metrics.
+func (l *leaks) goroutines(ctx context.Context, addr string) (int, error) {
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
+		err = l.w.Pod.Do(func() error { conn, err = new(net.Dialer).DialContext(ctx, network, addr); return err })
+		return conn, err
+	}}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/metrics", nil)
+	if err != nil {
+		return 0, err
+	}
+	answer, err := client.Do(request)
+	if err != nil {
+		return 0, err
+	}
+	defer answer.Body.Close()
+	lines := bufio.NewScanner(answer.Body)
+	for lines.Scan() {
+		if value, ok := strings.CutPrefix(lines.Text(), "go_goroutines "); ok {
+			return strconv.Atoi(value)
+		}
+	}
+	return 0, errors.Join(errors.New("the metrics have no go_goroutines"), lines.Err())
+}
+
+// volatile are the parts of a route that change by themselves.
+var volatile = regexp.MustCompile(`\b(expires|mtu|hoplimit|pref|nhid|metric) \S+|\berror -?\d+`)
+
+// What the routes of the pod are called.
+const (
+	routes4 = "ip routes of the pod"
+	routes6 = "ip -6 routes of the pod"
+)
+
+// kernelState is what the kernel has in each namespace: rules, routes, nftables
+// objects, queueing disciplines; and the namespaces themselves.
+func (l *leaks) kernelState(ctx context.Context) (map[string][]string, error) {
+	state := map[string][]string{}
+	for _, ask := range []struct {
+		what    string
+		ns      *lab.NetNS
+		command string
+	}{
+		{"ip rules of the pod", l.w.Pod, "ip -4 rule show"},
+		{"ip -6 rules of the pod", l.w.Pod, "ip -6 rule show"},
+		{routes4, l.w.Pod, "ip -4 -o route show table all"},
+		{routes6, l.w.Pod, "ip -6 -o route show table all"},
+		{"nftables of the pod", l.w.Pod, "nft list ruleset"},
+		{"interfaces of the pod", l.w.Pod, "ip -o addr show"},
+		{"nftables of gateway A", l.w.Gateway, "nft list ruleset"},
+		{"nftables of gateway B", l.w.Second, "nft list ruleset"},
+		{"nftables of the targets", l.w.Backend, "nft list ruleset"},
+	} {
+		words := strings.Fields(ask.command)
+		out, err := ask.ns.Run(ctx, words[0], words[1:]...)
+		if err != nil {
+			return nil, err
+		}
+		for line := range strings.Lines(out) {
+			// The order of next hops says nothing.
+			words := strings.Fields(volatile.ReplaceAllString(line, ""))
+			slices.Sort(words)
+			state[ask.what] = append(state[ask.what], strings.Join(words, " "))
+		}
+	}
+	names, err := os.ReadDir("/run/netns")
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	for _, n := range names {
+		if strings.HasPrefix(n.Name(), fmt.Sprintf("vg-%d-", os.Getpid())) {
+			state["namespaces"] = append(state["namespaces"], n.Name())
+		}
+	}
+	return state, nil
+}
+
+// commandLine is what a process was started with.
+func commandLine(pid int) string {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	if err != nil {
+		return err.Error()
+	}
+	return strings.ReplaceAll(strings.TrimRight(string(b), "\x00"), "\x00", " ")
+}
+
+// dial opens a TCP connection and closes it.
+func dial(ctx context.Context, addr netip.AddrPort) error {
+	conn, err := (&net.Dialer{Timeout: 2 * time.Second}).DialContext(ctx, "tcp", addr.String())
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}

@@ -1,0 +1,164 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// Exit statuses.
+const (
+	exitPassed = 0
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+// options are the command line.
+type options struct {
+	binaries               string // the folder of lb and frontend
+	faults                 int
+	seed                   uint64
+	json                   string // file of the summary
+	plan                   bool   // only print the schedule
+	lbFlags, frontendFlags []string
+}
+
+func main() {
+	o, err := parse(os.Args[1:], os.Stderr)
+	if err != nil {
+		os.Exit(exitUsage)
+	}
+	os.Exit(start(o))
+}
+
+// words is a flag that can be repeated.
+type words []string
+
+func (w *words) String() string     { return strings.Join(*w, " ") }
+func (w *words) Set(s string) error { *w = append(*w, s); return nil }
+
+func parse(args []string, stderr io.Writer) (options, error) {
+	var o options
+	f := flag.NewFlagSet("chaos", flag.ContinueOnError)
+	f.SetOutput(stderr)
+	f.StringVar(&o.binaries, "binaries", "bin", "`folder` of lb and frontend")
+	f.IntVar(&o.faults, "faults", 500, "`number` of faults")
+	f.Uint64Var(&o.seed, "seed", 0, "what the faults follow from; 0 draws one")
+	f.StringVar(&o.json, "json", "", "write the summary to this `file`")
+	f.BoolVar(&o.plan, "plan", false, "print what a seed means, and do nothing")
+	f.Var((*words)(&o.lbFlags), "lb-flag", "another `flag` for lb run; repeatable")
+	f.Var((*words)(&o.frontendFlags), "frontend-flag", "another `flag` for frontend run, such as one with which this must fail; repeatable")
+	if err := f.Parse(args); err != nil {
+		return o, err
+	}
+	if f.NArg() > 0 || o.faults < 1 {
+		fmt.Fprintf(stderr, "chaos: unexpected argument or no fault at all\n")
+		return o, errors.New("usage")
+	}
+	for o.seed == 0 {
+		o.seed = rand.Uint64N(1_000_000_000)
+	}
+	return o, nil
+}
+
+// start runs the program and returns the exit status.
+func start(o options) int {
+	if o.plan {
+		printPlan(o)
+		return exitPassed
+	}
+	if err := o.complete(); err != nil {
+		fmt.Fprintf(os.Stderr, "chaos: %v\n", err)
+		return exitFailed
+	}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer signal.Stop(signals)
+	// A reader that goes away may not end us with the laboratory still standing.
+	signal.Ignore(syscall.SIGPIPE)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		select {
+		case s := <-signals:
+			cancel(fmt.Errorf("interrupted (%v)", s))
+		case <-ctx.Done():
+		}
+	}()
+	out := &printer{w: os.Stdout}
+	err := run(ctx, o, out)
+	cancel(nil)
+	<-done
+	if err != nil {
+		out.say("")
+		out.say("FAILED: %v", err)
+		out.say("seed %d; again: %s", o.seed, o.again())
+		return exitFailed
+	}
+	out.say("")
+	out.say("PASSED with seed %d", o.seed)
+	if out.err != nil {
+		return exitFailed
+	}
+	return exitPassed
+}
+
+// again is the command that does the same.
+func (o options) again() string {
+	command := fmt.Sprintf("make chaos FAULTS=%d SEED=%d", o.faults, o.seed)
+	if len(o.lbFlags)+len(o.frontendFlags) > 0 {
+		command = fmt.Sprintf("%s --binaries=%s --faults=%d --seed=%d", os.Args[0], o.binaries, o.faults, o.seed)
+		for _, flags := range []struct {
+			name   string
+			values []string
+		}{{"lb-flag", o.lbFlags}, {"frontend-flag", o.frontendFlags}} {
+			for _, value := range flags.values {
+				command += fmt.Sprintf(" --%s=%s", flags.name, value)
+			}
+		}
+	}
+	return command
+}
+
+// complete makes paths absolute and says what is missing.
+func (o *options) complete() error {
+	if os.Geteuid() != 0 {
+		return errors.New("network namespaces need root: run as root, or with sudo")
+	}
+	abs, err := filepath.Abs(o.binaries)
+	if err != nil {
+		return err
+	}
+	o.binaries = abs
+	errs := lab.Needs()
+	if lacks := lab.FRRLacks(); lacks != "" {
+		errs = append(errs, errors.New(lacks))
+	}
+	for _, program := range []string{"lb", "frontend"} {
+		if _, err := os.Stat(filepath.Join(o.binaries, program)); err != nil {
+			errs = append(errs, fmt.Errorf("%s is not built in %s: make build", program, o.binaries))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func printPlan(o options) {
+	for _, g := range plan(o.seed, o.faults) {
+		fmt.Printf("group %d: %s\n", g.Number, g.Breadth)
+		for _, f := range g.Faults {
+			fmt.Printf("  %4d at %-6s for %-6s %s\n", f.ID, short(f.Start), short(f.Duration), f)
+		}
+	}
+}

@@ -1,0 +1,232 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// recoveryBound is how long a ready VIP may be missing once everything is healed.
+const recoveryBound = 10 * time.Second
+
+// restTime is how long nothing may be heard once everything is healed and every
+// VIP is back.
+const restTime = 300 * time.Millisecond
+
+// observer knows what gateways hear and compares it with the truth.
+type observer struct {
+	w     *world
+	looks *looker
+
+	mu        sync.Mutex
+	surprises []verdict // found while a group ran
+
+	read   [gateways]int // so much of a gateway's trace was judged
+	since  time.Time     // the last calm point
+	faults []happened
+
+	measures  []measure
+	excused   int
+	recovered []time.Duration // of each group
+	recent    []event         // of the last window, as evidence
+	recently  []change
+	byName    map[netip.Prefix]int
+}
+
+func newObserver(w *world) *observer {
+	o := &observer{w: w, looks: startLooker(w), byName: map[netip.Prefix]int{}}
+	for i, v := range vips {
+		o.byName[v.prefix] = i
+	}
+	return o
+}
+
+func (o *observer) close() { o.looks.close() }
+
+// surprise notes what was found while a group ran.
+func (o *observer) surprise(v verdict) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.surprises = append(o.surprises, v)
+}
+
+// injected notes a fault from its begin on.
+func (o *observer) injected(h happened) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.faults = append(o.faults, h)
+}
+
+// settle waits until every gateway holds every VIP, and says how long that took
+// from the moment when everything was healed. What is still wrong after the bound
+// is a verdict.
+func (o *observer) settle(ctx context.Context, healed time.Time, bound time.Duration) (time.Duration, []verdict, error) {
+	tick := time.NewTicker(25 * time.Millisecond)
+	defer tick.Stop()
+	var missing [gateways][]string
+	for {
+		all := true
+		for g := range gateways {
+			missing[g] = o.missing(ctx, g)
+			all = all && len(missing[g]) == 0
+		}
+		took := time.Since(healed)
+		if all {
+			return took, nil, nil
+		}
+		if took > bound+lateSlack*o.looks.lateness(healed, time.Now()) {
+			var verdicts []verdict
+			for g, names := range missing {
+				if len(names) > 0 {
+					verdicts = append(verdicts, verdict{fmt.Sprintf("%s after everything was healed %s misses %s", short(took), gatewayName(g), strings.Join(names, ", ")), -1, g})
+				}
+			}
+			return took, verdicts, nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return took, nil, context.Cause(ctx)
+		}
+	}
+}
+
+// missing are the VIPs that a gateway does not hold as it should.
+func (o *observer) missing(ctx context.Context, g int) []string {
+	bound, cancel := context.WithTimeout(ctx, commandTime)
+	defer cancel()
+	routes, err := o.w.routers[g].Routes(bound)
+	if err != nil {
+		return []string{fmt.Sprintf("everything: it does not answer (%v)", err)}
+	}
+	var names []string
+	for _, v := range vips {
+		switch r, ok := routes[v.prefix]; {
+		case !ok:
+			names = append(names, v.prefix.String())
+		case r.GracefulShutdown():
+			names = append(names, v.prefix.String()+" without 65535:0")
+		}
+	}
+	for p := range routes {
+		if _, known := o.byName[p]; !known {
+			names = append(names, fmt.Sprintf("nothing, but holds the stranger %s", p))
+		}
+	}
+	return names
+}
+
+// probe asks every target directly whether it accepts connections from the pod.
+func (o *observer) probe(ctx context.Context) []verdict {
+	var verdicts []verdict
+	for t := range targetCount {
+		for f := range families {
+			err := o.w.Pod.Do(func() error { return dial(ctx, netip.AddrPortFrom(targetAddr(t, f), checkPort)) })
+			if err != nil {
+				verdicts = append(verdicts, verdict{fmt.Sprintf("target %d of %s should accept connections: %v", t%targetsPerStream+1, streams[t/targetsPerStream].name, err), -1, -1})
+			}
+		}
+	}
+	return verdicts
+}
+
+// judge looks at everything since the last calm point.
+func (o *observer) judge() ([]verdict, error) {
+	now := time.Now()
+	changes := o.w.truth.take()
+	events, err := o.events(changes)
+	if err != nil {
+		return nil, err
+	}
+	o.mu.Lock()
+	w := &window{from: o.since, to: now, events: events, changes: changes, faults: o.faults, late: o.looks.lateness}
+	verdicts := o.surprises
+	o.faults, o.surprises = nil, nil
+	o.mu.Unlock()
+	j := judge(w)
+	o.since, o.recent, o.recently = now, events, changes
+	o.measures = append(o.measures, j.measures...)
+	o.excused += j.excused
+	verdicts = append(verdicts, j.verdicts...)
+	return append(verdicts, traceHoldsAll(events)...), nil
+}
+
+// events are what the gateways heard since the last call, and what they forgot
+// by ending.
+func (o *observer) events(changes []change) ([]event, error) {
+	var all []event
+	for g, r := range o.w.routers {
+		trace, err := r.Trace()
+		if err != nil {
+			return nil, err
+		}
+		for _, h := range trace[min(o.read[g], len(trace)):] {
+			v, known := o.byName[h.Prefix]
+			if !known {
+				o.surprise(verdict{fmt.Sprintf("%s heard of a stranger: %s", gatewayName(g), h), -1, g})
+				continue
+			}
+			all = append(all, event{at: h.At, vip: v, gateway: g, withdrawn: h.Withdrawn, deferred: h.GracefulShutdown()})
+		}
+		o.read[g] = len(trace)
+		for _, c := range changes {
+			if c.Subject != gatewaySubject(g) || c.State != gone {
+				continue
+			}
+			for v := range vips {
+				all = append(all, event{at: c.At, vip: v, gateway: g, withdrawn: true, died: true})
+			}
+		}
+	}
+	slices.SortStableFunc(all, func(a, b event) int { return a.at.Compare(b.at) })
+	return all, nil
+}
+
+// traceHoldsAll checks, at a calm point, that the last thing a gateway heard of
+// each VIP fits its table, which holds all of them.
+func traceHoldsAll(events []event) []verdict {
+	last := map[[2]int]event{}
+	for _, e := range events {
+		last[[2]int{e.gateway, e.vip}] = e
+	}
+	var verdicts []verdict
+	for _, key := range slices.SortedFunc(maps.Keys(last), func(a, b [2]int) int { return slices.Compare(a[:], b[:]) }) {
+		if e := last[key]; e.withdrawn || e.deferred {
+			verdicts = append(verdicts, verdict{fmt.Sprintf("the table of %s holds a VIP of which it heard last: %s", gatewayName(e.gateway), e), e.vip, e.gateway})
+		}
+	}
+	return verdicts
+}
+
+// evidence is what is known of a verdict, for people.
+func (o *observer) evidence(v verdict) []string {
+	var lines []string
+	for _, c := range o.recently {
+		lines = append(lines, c.String())
+	}
+	for _, e := range o.recent {
+		if (v.vip < 0 || v.vip == e.vip) && (v.gateway < 0 || v.gateway == e.gateway) {
+			lines = append(lines, e.String())
+		}
+	}
+	slices.Sort(lines) // each begins with a time of day
+	return lines
+}
+
+// logs are the processes whose last lines are evidence.
+func (w *world) logs() []*lab.Process {
+	all := []*lab.Process{w.lb.process(), w.frontend.process()}
+	for _, r := range w.routers {
+		if r != nil {
+			all = append(all, r.processes()...)
+		}
+	}
+	return all
+}

@@ -1,0 +1,142 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+)
+
+// printer prints lines, from several goroutines.
+type printer struct {
+	mu  sync.Mutex
+	w   io.Writer
+	err error
+}
+
+func (p *printer) say(format string, args ...any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.err == nil {
+		if _, err := fmt.Fprintf(p.w, format+"\n", args...); err != nil {
+			p.err = fmt.Errorf("print: %w", err)
+		}
+	}
+}
+
+// note prints something by the way.
+func (p *printer) note(format string, args ...any) {
+	p.say("%s        %s", time.Now().Format(clock), fmt.Sprintf(format, args...))
+}
+
+// Longest is how long VIPs were held after one cause.
+type Longest struct {
+	Cause    string        `json:"cause"`
+	Times    int           `json:"times"`
+	Longest  time.Duration `json:"longest_ns"`
+	Bound    time.Duration `json:"bound_ns"` // without slack
+	Exceeded int           `json:"exceeded"` // longer than the bound, but not than bound and slack
+}
+
+// Summary is what --json writes.
+type Summary struct {
+	Seed            uint64           `json:"seed"`
+	Faults          int              `json:"faults"`
+	Injected        int              `json:"injected"`
+	Groups          int              `json:"groups"`
+	Passed          bool             `json:"passed"`
+	Took            time.Duration    `json:"took_ns"`
+	Kinds           map[string]int   `json:"kinds"`
+	Holds           []Longest        `json:"holds"`
+	SlowestRecovery time.Duration    `json:"slowest_recovery_ns"`
+	LatestTimer     time.Duration    `json:"latest_timer_ns"`
+	Excused         int              `json:"excused_updates"`
+	Most            map[string]usage `json:"most"`
+	Problem         []string         `json:"problem,omitempty"`
+}
+
+// summarize makes the measures of an observer a table.
+func summarize(measures []measure) []Longest {
+	byCause := map[string]Longest{}
+	for _, m := range measures {
+		l := byCause[m.cause]
+		l.Cause, l.Bound, l.Times, l.Longest = m.cause, m.bound, l.Times+1, max(l.Longest, m.held)
+		if m.held > m.bound {
+			l.Exceeded++
+		}
+		byCause[m.cause] = l
+	}
+	var all []Longest
+	for _, cause := range slices.Sorted(maps.Keys(byCause)) {
+		all = append(all, byCause[cause])
+	}
+	return all
+}
+
+// print shows the summary to people.
+func (s Summary) print(out *printer) {
+	out.say("")
+	out.say("%d faults in %d groups, %s", s.Injected, s.Groups, s.Took.Round(time.Second))
+	for _, name := range slices.Sorted(maps.Keys(s.Kinds)) {
+		out.say("  %4d  %s", s.Kinds[name], name)
+	}
+	out.say("")
+	out.say("how long a VIP was still held after its cause (where nothing else disturbed it):")
+	out.say("  %-34s %6s %10s %10s %s", "cause", "times", "longest", "bound", "beyond it, within the slack")
+	for _, h := range s.Holds {
+		out.say("  %-34s %6d %10s %10s %d", h.Cause, h.Times, short(h.Longest), short(h.Bound), h.Exceeded)
+	}
+	out.say("")
+	out.say("slowest recovery after everything was healed: %s; latest timer: %s; UPDATEs excused by a busy machine: %d", short(s.SlowestRecovery), short(s.LatestTimer), s.Excused)
+	for _, name := range slices.Sorted(maps.Keys(s.Most)) {
+		m := s.Most[name]
+		out.say("most of %s at a calm point: %d files, %d goroutines, %d KiB resident", name, m.Files, m.Goroutines, m.Memory>>10)
+	}
+}
+
+// write puts the summary into a file.
+func (s Summary) write(path string) error {
+	b, err := json.MarshalIndent(s, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(path, append(b, '\n'), 0o644); err != nil {
+		return fmt.Errorf("summary: %w", err)
+	}
+	return nil
+}
+
+// keepLogs copies the logs of a laboratory to a folder that stays.
+func keepLogs(w *world, seed uint64) (string, error) {
+	dir, err := os.MkdirTemp("", fmt.Sprintf("vipgate-chaos-%d-", seed))
+	if err != nil {
+		return "", err
+	}
+	err = filepath.WalkDir(w.Dir, func(path string, d os.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		if ext := filepath.Ext(path); ext != ".log" && ext != ".conf" && ext != ".yaml" {
+			return nil
+		}
+		name, err := filepath.Rel(w.Dir, path)
+		if err != nil {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		to := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+			return err
+		}
+		return os.WriteFile(to, b, 0o600)
+	})
+	return dir, err
+}

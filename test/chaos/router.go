@@ -1,0 +1,71 @@
+package main
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// router is a gateway whose processes may be killed and looked at at the same time.
+type router struct {
+	lab.Router
+	names []string // of its processes, in the order of Processes
+
+	starting sync.Mutex // one start at a time
+	mu       sync.Mutex
+	live     []*lab.Process
+}
+
+// startGateways starts one BIRD and one FRR.
+func (w *world) startGateways() error {
+	b := lab.GatewayB()
+	b.BFD = true
+	for g, r := range []struct {
+		kind   lab.Kind
+		ns     *lab.NetNS
+		config lab.GatewayConfig
+		names  []string
+	}{
+		{lab.KindBIRD, w.Gateway, lab.GatewayA(), []string{"bird"}},
+		{lab.KindFRR, w.Second, b, []string{"zebra", "bfdd", "bgpd"}},
+	} {
+		started, err := w.StartRouter(r.kind, r.ns, r.config)
+		if err != nil {
+			return err
+		}
+		w.routers[g] = &router{Router: started, names: r.names, live: started.Processes()}
+		if len(w.routers[g].live) != len(r.names) {
+			return fmt.Errorf("%s has %d processes, expected %v", gatewayName(g), len(w.routers[g].live), r.names)
+		}
+	}
+	return nil
+}
+
+// start starts what of the gateway does not run.
+func (r *router) start() error {
+	r.starting.Lock()
+	defer r.starting.Unlock()
+	err := r.Start()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.live = r.Processes()
+	return err
+}
+
+// processes are the processes that run, or ran last.
+func (r *router) processes() []*lab.Process {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.live
+}
+
+// process is one of them by its name; nil if there is none.
+func (r *router) process(name string) *lab.Process {
+	for i, p := range r.processes() {
+		if r.names[i] == name {
+			return p
+		}
+	}
+	return nil
+}

@@ -1,0 +1,212 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+)
+
+// firstBound is how long everything may take to come up at first.
+const firstBound = 30 * time.Second
+
+// evidenceLines is how many last lines of each log a failure shows.
+const evidenceLines = 15
+
+// run builds the laboratory, breaks and heals it, judges, and clears up.
+func run(ctx context.Context, o options, out *printer) (err error) {
+	begin := time.Now()
+	out.say("seed %d, %d faults; again: %s", o.seed, o.faults, o.again())
+	var obs *observer
+	w, err := newWorld(o, out, func(v verdict) {
+		if obs != nil {
+			obs.surprise(v)
+		}
+	})
+	if w == nil {
+		return err
+	}
+	s := Summary{Seed: o.seed, Faults: o.faults, Kinds: map[string]int{}}
+	var l *leaks
+	defer func() {
+		if obs != nil {
+			s.conclude(obs, l, begin, err)
+			s.print(out)
+			obs.close()
+			if o.json != "" {
+				err = errors.Join(err, s.write(o.json))
+			}
+		}
+		if err != nil {
+			dir, errKeep := keepLogs(w, o.seed)
+			out.say("the logs are in %s", dir)
+			err = errors.Join(err, errKeep)
+		}
+		if errClose := w.close(); errClose != nil {
+			err = errors.Join(err, fmt.Errorf("clearing up: %w", errClose))
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	obs = newObserver(w)
+	l = newLeaks(w)
+	if err := calm(ctx, out, obs, l, time.Now(), firstBound); err != nil {
+		return err
+	}
+	for _, g := range plan(o.seed, o.faults) {
+		s.Groups++
+		out.say("%s  group %d: %s", time.Now().Format(clock), g.Number, g.what())
+		for _, f := range g.Faults {
+			s.Kinds[f.Kind.Name]++
+			s.Injected++
+		}
+		if err := play(ctx, w, obs, g); err != nil {
+			return err
+		}
+		if err := calm(ctx, out, obs, l, time.Now(), recoveryBound); err != nil {
+			return err
+		}
+	}
+	return w.tb.failed()
+}
+
+// conclude fills the summary from what was observed.
+func (s *Summary) conclude(obs *observer, l *leaks, begin time.Time, err error) {
+	s.Took, s.Passed, s.Holds, s.Excused = time.Since(begin), err == nil, summarize(obs.measures), obs.excused
+	s.LatestTimer = obs.looks.worst
+	for _, d := range obs.recovered {
+		s.SlowestRecovery = max(s.SlowestRecovery, d)
+	}
+	if l != nil {
+		s.Most = l.most
+	}
+	if err != nil {
+		s.Problem = strings.Split(err.Error(), "\n")
+	}
+}
+
+// what says for people what a group may do.
+func (g group) what() string {
+	if g.Breadth == ofGateway {
+		return gatewayName(g.Gateway)
+	}
+	return g.Breadth.String()
+}
+
+// play injects the faults of a group, each at its time, and returns when all are
+// healed.
+func play(ctx context.Context, w *world, obs *observer, g group) error {
+	begin := time.Now()
+	var wg sync.WaitGroup
+	errs := make([]error, len(g.Faults))
+	for i, f := range g.Faults {
+		wg.Go(func() {
+			if !sleep(ctx, time.Until(begin.Add(f.Start))) {
+				return
+			}
+			errs[i] = hit(ctx, w, obs, f)
+		})
+	}
+	wg.Wait()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return errors.Join(errs...)
+}
+
+// hit injects one fault and heals it.
+func hit(ctx context.Context, w *world, obs *observer, f fault) error {
+	obs.injected(happened{fault: f, from: time.Now()})
+	w.out.say("%s  %4d  %-8s %s", time.Now().Format(clock), f.ID, short(f.Duration), f)
+	heal, err := f.Kind.inject(ctx, w, f)
+	if err == nil {
+		sleep(ctx, f.Duration)
+	}
+	if heal != nil {
+		// Also when we were interrupted: a goroutine of the fault may run.
+		err = errors.Join(err, heal(context.WithoutCancel(ctx)))
+	}
+	if err != nil {
+		return fmt.Errorf("fault %d, %s: %w", f.ID, f, err)
+	}
+	return nil
+}
+
+// sleep waits, and tells whether it could.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// calm waits until everything is as it should be, and judges what was before.
+func calm(ctx context.Context, out *printer, obs *observer, l *leaks, healed time.Time, bound time.Duration) error {
+	took, verdicts, err := obs.settle(ctx, healed, bound)
+	if err != nil {
+		return err
+	}
+	first := obs.since.IsZero()
+	if len(verdicts) == 0 {
+		verdicts = append(verdicts, obs.probe(ctx)...)
+		leaked, err := l.check(ctx)
+		if err != nil {
+			return err
+		}
+		verdicts = append(verdicts, leaked...)
+		if !sleep(ctx, restTime) {
+			return context.Cause(ctx)
+		}
+	}
+	if first {
+		// What happened at the start needs no reason.
+		obs.injected(happened{fault: fault{Kind: simple("start", 0, once, wide, everything)}, from: time.Time{}})
+	}
+	more, err := obs.judge()
+	if err != nil {
+		return err
+	}
+	if first {
+		more = nil // nothing was held before it
+	} else {
+		obs.recovered = append(obs.recovered, took)
+	}
+	if verdicts = append(verdicts, more...); len(verdicts) > 0 {
+		return fail(out, obs, verdicts)
+	}
+	out.say("%s  calm: every VIP at every gateway again after %s", time.Now().Format(clock), short(took))
+	return nil
+}
+
+// fail shows the evidence and returns what is wrong.
+func fail(out *printer, obs *observer, verdicts []verdict) error {
+	out.say("")
+	for _, line := range obs.evidence(verdicts[0]) {
+		out.say("  | %s", line)
+	}
+	if unsound := obs.w.truth.unsound(); len(unsound) > 0 {
+		out.say("  | now: %s", strings.Join(unsound, ", "))
+	}
+	for _, p := range obs.w.logs() {
+		out.say("  == last lines of %s (pid %d)", p.Name, p.PID())
+		for line := range strings.Lines(p.Tail(evidenceLines)) {
+			out.say("  | %s", strings.TrimRight(line, "\n"))
+		}
+	}
+	var errs []error
+	for i, v := range verdicts {
+		if i == 20 {
+			errs = append(errs, fmt.Errorf("and %d more", len(verdicts)-i))
+			break
+		}
+		errs = append(errs, errors.New(v.what))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,138 @@
+package main
+
+import (
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// breadth is how far the faults of a group may reach.
+type breadth int
+
+const (
+	// quiet faults may cause no UPDATE at all.
+	quiet breadth = iota
+	// ofTargets faults touch the VIPs of single streams.
+	ofTargets
+	// ofGateway faults touch what one gateway hears.
+	ofGateway
+	// wide faults touch every VIP.
+	wide
+)
+
+// String says for people what a group may do.
+func (b breadth) String() string {
+	return []string{"nothing may be heard", "targets", "one gateway", "anything"}[b]
+}
+
+// fault is one thing that goes wrong for a while.
+type fault struct {
+	ID       int
+	Kind     *kind
+	Arg      int           // which variant of the kind, below Kind.Args
+	Salt     uint64        // decides the details
+	Start    time.Duration // after the begin of its group
+	Duration time.Duration
+}
+
+// String says for people what is broken.
+func (f fault) String() string { return f.Kind.Name + " " + f.Kind.describe(f.Arg) }
+
+// group is faults that overlap, between two calm points.
+type group struct {
+	Number  int
+	Breadth breadth
+	Gateway int // of breadth ofGateway
+	Faults  []fault
+}
+
+// Sizes of a group and gaps in it: about 2 s a fault, calm points included.
+const (
+	leastFaults = 3
+	mostFaults  = 9
+	longestGap  = 900 * time.Millisecond
+	// recovery keeps a resource from being broken again before its driver is done.
+	recovery = 300 * time.Millisecond
+)
+
+// plan returns the groups of n faults, a pure function of the seed.
+func plan(seed uint64, n int) []group {
+	r := rand.New(rand.NewPCG(seed, 0x76697067617465))
+	var groups []group
+	for id := 1; id <= n; {
+		g := group{Number: len(groups) + 1, Gateway: r.IntN(gateways)}
+		switch dice := r.IntN(100); {
+		case dice < 15:
+			g.Breadth = quiet
+		case dice < 40:
+			g.Breadth = ofTargets
+		case dice < 60:
+			g.Breadth = ofGateway
+		default:
+			g.Breadth = wide
+		}
+		want := min(leastFaults+r.IntN(mostFaults-leastFaults+1), n-id+1)
+		g.Faults = fill(r, g, id, want)
+		id += want
+		groups = append(groups, g)
+	}
+	return groups
+}
+
+// fill draws the faults of a group. No two of them hold the same resource at the
+// same time.
+func fill(r *rand.Rand, g group, id, n int) []fault {
+	allowed := slices.DeleteFunc(catalog(), func(k *kind) bool { return !g.allows(k) })
+	free := map[string]time.Duration{} // when a resource is free again
+	var faults []fault
+	var at time.Duration
+	for len(faults) < n {
+		f := draw(r, allowed, g)
+		f.ID, f.Start = id+len(faults), at
+		if slices.ContainsFunc(f.Kind.holds(f.Arg), func(resource string) bool { return free[resource] > at }) {
+			at += 20 * time.Millisecond // in the end everything is free
+			continue
+		}
+		for _, resource := range f.Kind.holds(f.Arg) {
+			free[resource] = at + f.Duration + recovery
+		}
+		faults = append(faults, f)
+		at += time.Duration(r.Int64N(int64(longestGap)))
+	}
+	return faults
+}
+
+// allows tells whether a kind may be in the group at all.
+func (g group) allows(k *kind) bool { return len(g.variants(k)) > 0 }
+
+// variants are the variants of a kind that may be in the group.
+func (g group) variants(k *kind) []int {
+	var all []int
+	for arg := range k.Args {
+		if g.Breadth == wide || k.Breadth == quiet || k.Breadth == g.Breadth && (g.Breadth != ofGateway || k.touches(arg).gateways == 1<<g.Gateway) {
+			all = append(all, arg)
+		}
+	}
+	return all
+}
+
+// draw draws a fault of one of the kinds.
+func draw(r *rand.Rand, allowed []*kind, g group) fault {
+	total := 0
+	for _, k := range allowed {
+		total += k.weight(g.Breadth)
+	}
+	dice := r.IntN(total)
+	k := allowed[0]
+	for _, k = range allowed {
+		if dice -= k.weight(g.Breadth); dice < 0 {
+			break
+		}
+	}
+	variants := g.variants(k)
+	f := fault{Kind: k, Arg: variants[r.IntN(len(variants))], Salt: r.Uint64(), Duration: k.Least}
+	if k.Most > k.Least {
+		f.Duration += time.Duration(r.Int64N(int64(k.Most - k.Least)))
+	}
+	return f
+}

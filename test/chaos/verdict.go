@@ -1,0 +1,291 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// clock is how times of day are written.
+const clock = "15:04:05.000"
+
+// rule says how long a VIP may be held after something happened (design section 9).
+type rule struct {
+	cause   string
+	subject string // of the truth; "" for the targets of the VIP
+	state   state
+	bound   time.Duration
+	// needs are those who have to act, by the prefixes of their subjects. While
+	// one of them is disturbed, and for its grace after that, nobody is judged by
+	// this rule, and the bound counts anew: what is wrong with it has a rule of its own.
+	needs func(gateway, family int) []string
+}
+
+// stall is how long BIRD before 2.14 may sleep on the end of a session although
+// its routes have to go: device { scan time 1 } wakes it up (design section 7). A
+// gateway's BIRD, too.
+const stallTime = time.Second
+
+// chain are those between a cause and a gateway's table, from one of them on.
+func chain(from string) func(gateway, family int) []string {
+	return func(gateway, family int) []string {
+		all := []string{"lb", "stream", "svid", "frontend", "bird"}
+		return append(slices.Clone(all[slices.Index(all, from):]), last(gateway, family)...)
+	}
+}
+
+// last are the path to the gateway and the gateway.
+func last(gateway, family int) []string {
+	return []string{
+		fmt.Sprintf("path/%d/*/", gateway), fmt.Sprintf("path/%d/%d/", gateway, family), gatewaySubject(gateway),
+	}
+}
+
+// only is the gateway itself.
+func only(gateway, _ int) []string { return []string{gatewaySubject(gateway)} }
+
+// grace is how long a subject takes until everything is as before, once it is
+// sound: processes start and meet each other again, and a session whose packets
+// were lost lives on what it has for a hold time at most.
+func grace(subject string) time.Duration {
+	switch subject {
+	case "lb", "svid":
+		return 2 * time.Second
+	case "stream":
+		return 3 * time.Second // longest back-off 2 s
+	case "frontend", "bird":
+		return 3 * time.Second
+	default:
+		return holdTime + 500*time.Millisecond + stallTime
+	}
+}
+
+// rules are the bounds of design section 9 with the numbers of this trench.
+func rules(gateway, family int) []rule {
+	detect := checkFall*(checkInterval+checkTimeout) + checkInterval
+	cut := holdTime + 500*time.Millisecond + stallTime
+	all := []rule{
+		{"no target accepts connections", "", gone, detect + 50*time.Millisecond, chain("lb")},
+		{"the lb is dead", "lb", gone, 10 * time.Millisecond, chain("stream")},
+		{"the lb is stopped", "lb", frozen, lease + 50*time.Millisecond, chain("stream")},
+		{"the lb was asked to end", "lb", ending, drainTime + 2*time.Second, chain("stream")},
+		{"the readiness socket is closed", "stream", gone, 10 * time.Millisecond, chain("svid")},
+		{"the readiness socket is silent", "stream", frozen, lease + 50*time.Millisecond, chain("svid")},
+		{"an SVID expired", "svid", gone, 10 * time.Millisecond, chain("frontend")},
+		{"the frontend is dead", "frontend", gone, 40*time.Millisecond + stallTime, chain("bird")},
+		{"the frontend is stopped", "frontend", frozen, holdTime + 500*time.Millisecond + stallTime, chain("bird")},
+		{"the frontend was asked to end", "frontend", ending, drainTime + 2*time.Second, chain("bird")},
+		{"BIRD is dead", "bird", gone, 10*time.Millisecond + stallTime, last},
+		{"BIRD is stopped", "bird", frozen, cut, last},
+	}
+	for _, path := range []string{pathSubject(gateway, "link"), familySubject(gateway, family, "blackhole")} {
+		all = append(all,
+			rule{"the wire is down", path, gone, cut, only},
+			rule{"packets are dropped", path, frozen, cut, only},
+		)
+	}
+	return all
+}
+
+// event is what a gateway heard of a VIP.
+type event struct {
+	at        time.Time
+	vip       int
+	gateway   int
+	withdrawn bool
+	// deferred is true for an announcement with 65535:0 (RFC 8326).
+	deferred bool
+	// died is true when the gateway forgot it with its own end.
+	died bool
+}
+
+func (e event) String() string {
+	what := "announced"
+	switch {
+	case e.died:
+		what = "forgotten: the gateway ended"
+	case e.withdrawn:
+		what = "withdrawn"
+	case e.deferred:
+		what = "announced with 65535:0"
+	}
+	return fmt.Sprintf("%s %s %s: %s", e.at.Format(clock), gatewayName(e.gateway), vips[e.vip].prefix, what)
+}
+
+// happened is a fault that was injected.
+type happened struct {
+	fault    fault
+	from, to time.Time // to: when it was healed
+}
+
+// window is everything that is known of the time between two calm points. Before
+// it, everything was sound and every gateway held every VIP.
+type window struct {
+	from, to time.Time
+	events   []event
+	changes  []change
+	faults   []happened
+	// late is how late timers were at most between two moments.
+	late func(from, to time.Time) time.Duration
+}
+
+// Slack of every bound on a busy machine: a part that is always granted, and
+// what is measured, several times, since a decision passes through several
+// processes that each have to be scheduled.
+const (
+	alwaysSlack = 300 * time.Millisecond
+	lateSlack   = 4
+)
+
+// slack is what a bound that began to count at a moment gets on top.
+func (w *window) slack(from, to time.Time) time.Duration {
+	return alwaysSlack + lateSlack*w.late(from.Add(-time.Second), to)
+}
+
+// excuse is how late timers may be before an UPDATE without a reason counts as
+// the machine's fault: a check of a target, or a lease, may then have been missed.
+const excuse = 150 * time.Millisecond
+
+// verdict is something that must not happen.
+type verdict struct {
+	what         string
+	vip, gateway int // -1: of none in particular
+}
+
+// measure is how long a VIP was held after a cause, where it was told so.
+type measure struct {
+	cause string
+	held  time.Duration
+	bound time.Duration // without slack
+}
+
+// judgement is what is found in a window.
+type judgement struct {
+	verdicts []verdict
+	measures []measure
+	excused  int // UPDATEs without a reason on a machine that was too busy
+}
+
+// judge compares what gateways heard with what was true. It is pure.
+func judge(w *window) judgement {
+	var j judgement
+	h := newHistory(w.changes, w.to)
+	for g := range gateways {
+		for v := range vips {
+			heard := slices.DeleteFunc(slices.Clone(w.events), func(e event) bool { return e.vip != v || e.gateway != g })
+			j.holds(w, h, g, v, heard)
+			j.raises(w, h, g, v, heard)
+			j.reasons(w, g, v, heard)
+		}
+	}
+	return j
+}
+
+// held are the stretches in which the gateway held the VIP, and whether each
+// ended by a withdrawal.
+func held(w *window, heard []event) (holds []interval) {
+	open := w.from
+	for _, e := range heard {
+		switch {
+		case e.withdrawn && !open.IsZero():
+			holds = append(holds, interval{open, e.at})
+			open = time.Time{}
+		case !e.withdrawn && open.IsZero():
+			open = e.at
+		}
+	}
+	if !open.IsZero() {
+		holds = append(holds, interval{open, w.to})
+	}
+	return holds
+}
+
+// holds finds what was held for longer than a bound after its cause.
+func (j *judgement) holds(w *window, h *history, g, v int, heard []event) {
+	holds := held(w, heard)
+	for _, r := range rules(g, vips[v].family) {
+		causes := h.unserved(vips[v])
+		if r.subject != "" {
+			causes = h.while(r.subject, func(s state) bool { return s == r.state })
+		}
+		if len(causes) == 0 {
+			continue
+		}
+		unsound := h.disturbed(func(s state) bool { return s != sound }, r.needs(g, vips[v].family)...)
+		// The clock of the rule starts anew in each of these.
+		for _, counted := range without(causes, unsound) {
+			for _, hold := range intersect([]interval{counted}, holds) {
+				late := hold.to.Sub(counted.from)
+				slack := w.slack(counted.from, hold.to)
+				if late > r.bound+slack {
+					j.verdicts = append(j.verdicts, verdict{fmt.Sprintf(
+						"%s held %s from %s to %s, %s after it counted from (%s) that %s: bound %s and slack %s", gatewayName(g), vips[v].prefix,
+						hold.from.Format(clock), hold.to.Format(clock), short(late), counted.from.Format(clock), r.cause, short(r.bound), short(slack)), v, g})
+				}
+				if hold.from.Equal(counted.from) && hold.to.Before(counted.to) {
+					j.measures = append(j.measures, measure{r.cause, late, r.bound})
+				}
+			}
+		}
+	}
+}
+
+// raises finds announcements of a VIP that nobody could have said is ready.
+// Whoever starts anew may not raise it; who was stopped may say what it said
+// before, until it finds out.
+func (j *judgement) raises(w *window, h *history, g, v int, heard []event) {
+	needs := chain("lb")(g, vips[v].family)
+	halted := h.disturbed(func(s state) bool { return s == frozen || s == rough }, needs...)
+	detect := checkFall*(checkInterval+checkTimeout) + checkInterval
+	has := true
+	for _, e := range heard {
+		rises := !e.withdrawn && !has
+		has = !e.withdrawn
+		if !rises {
+			continue
+		}
+		for _, cause := range without(h.unserved(vips[v]), halted) {
+			after := e.at.Sub(cause.from)
+			if !e.at.After(cause.to) && after > detect+w.slack(cause.from, e.at) {
+				j.verdicts = append(j.verdicts, verdict{fmt.Sprintf(
+					"%s heard of %s at %s, although no target accepted connections since %s", gatewayName(g), vips[v].prefix,
+					e.at.Format(clock), cause.from.Format(clock)), v, g})
+			}
+		}
+	}
+}
+
+// reasons finds UPDATEs that no fault explains.
+func (j *judgement) reasons(w *window, g, v int, heard []event) {
+	for _, e := range heard {
+		if slices.ContainsFunc(w.faults, func(f happened) bool { return f.explains(e) }) {
+			continue
+		}
+		if w.late(e.at.Add(-3*time.Second), e.at) > excuse {
+			j.excused++
+			continue
+		}
+		j.verdicts = append(j.verdicts, verdict{fmt.Sprintf("an UPDATE for an untouched VIP: %s", e), v, g})
+	}
+}
+
+// clockError covers that a gateway's clock can be a little too early.
+const clockError = 100 * time.Millisecond
+
+// explains tells whether a fault may have caused an event. Its effects may come
+// until the next calm point.
+func (f happened) explains(e event) bool {
+	return f.fault.Kind.touches(f.fault.Arg).has(e.vip, e.gateway) && !e.at.Before(f.from.Add(-clockError))
+}
+
+// short is a duration for people.
+func short(d time.Duration) string {
+	switch {
+	case d < 10*time.Millisecond:
+		return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond))
+	case d < time.Second:
+		return fmt.Sprintf("%d ms", d.Milliseconds())
+	default:
+		return fmt.Sprintf("%.2f s", d.Seconds())
+	}
+}

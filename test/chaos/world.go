@@ -1,0 +1,261 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+const (
+	// patience bounds every wait. It is a bound of liveness, far above what is
+	// expected.
+	patience = 30 * time.Second
+	// commandTime bounds a question to a daemon that may be stopped.
+	commandTime = 2 * time.Second
+	// birdSpace is the size of the file system of BIRD's configuration.
+	birdSpace = "256k"
+)
+
+// world is the laboratory with everything that runs in it.
+type world struct {
+	*lab.Lab
+	pod                    *lab.Pod
+	out                    *printer
+	truth                  *timeline
+	targets                [][]*lab.Target // of a target, one of each family
+	routers                [gateways]*router
+	proxy                  *proxy
+	lbID, frontendID       *attestor
+	lb, frontend           *keeper
+	holder                 *lab.Process // keeps the mount namespace of BIRD's folder
+	tb                     *tb
+	surprise               func(verdict)
+	lbFlags, frontendFlags []string
+
+	mu sync.Mutex // of what Lab keeps
+}
+
+// newWorld makes the laboratory and starts everything. It returns a world to
+// close also with an error.
+func newWorld(o options, out *printer, surprise func(verdict)) (*world, error) {
+	l, err := lab.New()
+	if err != nil {
+		return nil, err
+	}
+	w := &world{
+		Lab: l, pod: &lab.Pod{Lab: l, Binaries: o.binaries}, out: out, truth: newTimeline(), tb: &tb{}, surprise: surprise,
+		lbFlags: o.lbFlags, frontendFlags: o.frontendFlags,
+	}
+	return w, w.build()
+}
+
+func (w *world) build() (err error) {
+	if err := w.layWires(); err != nil {
+		return err
+	}
+	for t := range targetCount {
+		var each []*lab.Target
+		for f := range families {
+			l := lab.NewTarget(w.Backend, netip.AddrPortFrom(targetAddr(t, f), checkPort))
+			if err := l.Up(); err != nil {
+				return err
+			}
+			each = append(each, l)
+		}
+		w.targets = append(w.targets, each)
+	}
+	if err := w.pod.WriteTrench(trenchText()); err != nil {
+		return err
+	}
+	w.attest()
+	if err := w.tb.failed(); err != nil {
+		return err
+	}
+	if w.proxy, err = newProxy(filepath.Join(w.Dir, "proxy.sock"), w.pod.Socket()); err != nil {
+		return err
+	}
+	if err := w.mountBirdDir(); err != nil {
+		return err
+	}
+	if err := w.startGateways(); err != nil {
+		return err
+	}
+	w.lb = w.newKeeper("lb", w.startLB)
+	w.frontend = w.newKeeper("frontend", w.startFrontend)
+	return errors.Join(w.lb.begin(), w.frontend.begin())
+}
+
+// layWires gives the wires what is beyond the usual laboratory.
+func (w *world) layWires() error {
+	second, err := w.SecondGateway()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for t := range targetCount {
+		errs = append(errs, w.Backend.Addr("pod0", fmt.Sprintf("%s/16", targetAddr(t, ipv4)), fmt.Sprintf("%s/64", targetAddr(t, ipv6))))
+	}
+	// A link that goes down and comes back has its addresses again.
+	const keep = "net.ipv6.conf.%s.keep_addr_on_down"
+	return errors.Join(append(errs,
+		w.Backend.Sysctl(fmt.Sprintf(keep, "pod0"), "1"),
+		w.Gateway.Sysctl(fmt.Sprintf(keep, "trench0"), "1"),
+		second.Sysctl(fmt.Sprintf(keep, "trench0"), "1"))...)
+}
+
+// mountBirdDir mounts a small file system on the folder of BIRD's configuration,
+// in a mount namespace of the pod's: what a killed run leaves ends with its processes.
+func (w *world) mountBirdDir() (err error) {
+	dir := w.pod.BirdDir()
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	w.holder, err = w.spawn(w.Pod, "holder", "unshare", "--mount", "--", "sh", "-c",
+		`mount -t tmpfs -o size=`+birdSpace+` tmpfs "$1" && touch "$1/.mounted" && exec sleep infinity`, "sh", dir)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return lab.Eventually(ctx, 5*time.Millisecond, func() error {
+		_, err := os.Stat(filepath.Join(w.birdDir(), ".mounted"))
+		return err
+	})
+}
+
+// birdDir is the folder of BIRD's configuration as the pod sees it.
+func (w *world) birdDir() string {
+	return fmt.Sprintf("/proc/%d/root%s", w.holder.PID(), w.pod.BirdDir())
+}
+
+// spawn starts a process that the laboratory ends at last.
+func (w *world) spawn(ns *lab.NetNS, name string, args ...string) (*lab.Process, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.Start(ns, name, args...)
+}
+
+// instead are arguments with others in the place of those that make an identity
+// of their own.
+func instead(args []string, others ...string) []string {
+	args = slices.DeleteFunc(args, func(a string) bool {
+		return slices.ContainsFunc([]string{"--identity=", "--dev-authority-dir=", "--lb-socket="}, func(flag string) bool { return strings.HasPrefix(a, flag) })
+	})
+	return append(args, others...)
+}
+
+func (w *world) startLB() (*lab.Process, error) {
+	args := instead(w.pod.LBArgs(), slices.Concat([]string{"--identity=spiffe", "--drain-time=" + drainTime.String(), "--lease=" + lease.String()}, w.lbFlags)...)
+	return w.spawn(w.Pod, "lb", slices.Concat([]string{"env", "SPIFFE_ENDPOINT_SOCKET=" + w.lbID.api.Addr()}, args)...)
+}
+
+// startFrontend starts the frontend where BIRD's folder is mounted. Flaps have no
+// back-off, which is 30 s at most: a ready VIP must be back sooner here.
+func (w *world) startFrontend() (*lab.Process, error) {
+	args := instead(w.pod.FrontendArgs(), slices.Concat([]string{
+		"--identity=spiffe", "--lb-socket=unix://" + w.proxy.path, "--drain-time=" + drainTime.String(), "--settle=" + settle.String(),
+		"--flap-backoff=off", "--ecmp",
+	}, w.frontendFlags)...)
+	return w.spawn(w.Pod, "frontend", slices.Concat([]string{
+		"nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", w.holder.PID()), "--", "env", "SPIFFE_ENDPOINT_SOCKET=" + w.frontendID.api.Addr(),
+	}, args)...)
+}
+
+func (w *world) newKeeper(name string, start func() (*lab.Process, error)) *keeper {
+	return &keeper{name: name, start: start, truth: w.truth, report: func(p *lab.Process, status int) {
+		if w.truth.get("trench") == gone && status > 0 {
+			w.out.note("%s does not start with a bad trench file (status %d)", name, status)
+			return
+		}
+		w.surprise(verdict{fmt.Sprintf("%s (pid %d) ended by itself with status %d", name, p.PID(), status), -1, -1})
+	}}
+}
+
+func (w *world) keeper(name string) *keeper {
+	if name == "lb" {
+		return w.lb
+	}
+	return w.frontend
+}
+
+// birdPID is the pod's BIRD, 0 when there is none.
+func (w *world) birdPID() int {
+	b, err := os.ReadFile(w.pod.BirdSocket() + ".pid")
+	if err != nil {
+		return 0
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		return 0
+	}
+	return pid
+}
+
+// close ends everything and removes it.
+func (w *world) close() error {
+	for _, k := range []*keeper{w.lb, w.frontend} {
+		if k != nil {
+			k.end()
+		}
+	}
+	var errs []error
+	for _, each := range w.targets {
+		for _, l := range each {
+			errs = append(errs, l.Down())
+		}
+	}
+	errs = append(errs, w.Close())
+	if w.proxy != nil {
+		w.proxy.close()
+	}
+	w.tb.close()
+	return errors.Join(append(errs, w.tb.failed())...)
+}
+
+// tb is what the Workload API wants of a test.
+type tb struct {
+	testing.TB // nothing else is called
+
+	mu       sync.Mutex
+	errs     []error
+	cleanups []func()
+}
+
+func (t *tb) Helper()                           {}
+func (t *tb) Fatal(args ...any)                 { t.Error(args...) }
+func (t *tb) Errorf(format string, args ...any) { t.Error(fmt.Sprintf(format, args...)) }
+
+func (t *tb) Error(args ...any) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.errs = append(t.errs, errors.New(fmt.Sprint(args...)))
+}
+
+func (t *tb) Cleanup(fn func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.cleanups = append(t.cleanups, fn)
+}
+
+func (t *tb) failed() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return errors.Join(t.errs...)
+}
+
+func (t *tb) close() {
+	for i := len(t.cleanups) - 1; i >= 0; i-- {
+		t.cleanups[i]()
+	}
+}
