@@ -1,0 +1,463 @@
+package readiness
+
+import (
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/vip"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+// gated is a gate behind a watcher, for VIPs that lack nothing but the word of
+// the load balancer.
+type gated struct {
+	*gate.Gate
+	view
+	vips vip.Set
+}
+
+func newGated(vips ...vip.VIP) *gated {
+	g := &gated{Gate: gate.New(gate.Options{NoFlapBackoff: true, DrainTime: time.Second}), vips: vip.NewSet(vips...)}
+	g.Configure(vips)
+	g.Route(g.vips)
+	return g
+}
+
+// hear takes an update over, as the frontend does.
+func (g *gated) hear(now time.Time, u Update) {
+	g.apply(u)
+	h := gate.Heard{
+		Instance: u.Position.InstanceID, Revision: u.Position.Revision, Live: u.Synced, LeaseEnd: u.LeaseEnd, EndedAt: u.EndedAt,
+		Grace: u.StaleGrace, GoingAway: u.GoingAway, DrainEnd: u.DrainEnd, Complete: u.Complete,
+	}
+	for _, r := range u.Changed {
+		w := gate.Word{VIP: r.VIP, Said: [...]gate.Said{NotReady: gate.SaidNotReady, Ready: gate.SaidReady, Draining: gate.SaidDraining}[r.State]}
+		if r.State == Draining {
+			w.DrainEnd = r.DrainEnd
+		}
+		h.Words = append(h.Words, w)
+	}
+	for v := range u.Removed {
+		h.Removed = append(h.Removed, v)
+	}
+	g.Hear(now, h)
+}
+
+// look evaluates with gateways that are up, and returns what rose.
+func (g *gated) look(now time.Time) (risen []vip.VIP) {
+	g.Gateways(gate.Gateways{At: now, Up: [...]bool{true, true}})
+	for _, c := range g.Evaluate(now) {
+		if c.To.Advertisement > c.From.Advertisement {
+			risen = append(risen, c.VIP)
+		}
+	}
+	return risen
+}
+
+// book is the protocol of one stream once more, in the plainest words: it tells
+// what a watcher must refuse and which states were told whole.
+type book struct {
+	instance string // empty: nothing was accepted yet
+	revision uint64
+	synced   bool
+	going    kind // parts of this were told, the last one was not
+	goingAt  uint64
+	changed  map[string]State
+	removed  map[string]bool
+	state    map[string]State
+	whole    map[uint64]map[string]State // what a synced stream told, by revision
+}
+
+func validDuration(d *durationpb.Duration, least, most time.Duration) bool {
+	return (d == nil || d.IsValid()) && d.AsDuration() >= least && d.AsDuration() <= most
+}
+
+// accepts takes in a message, and tells whether the protocol allows it.
+func (b *book) accepts(m *response) bool {
+	id, revision, k := m.GetPosition().GetInstanceId(), m.GetPosition().GetRevision(), kindOf(m)
+	switch {
+	case !validDuration(m.GetLease(), time.Millisecond, time.Hour), id == "", len(id) > 128, revision == 0, revision < b.revision:
+		return false
+	case b.instance == "" && (k != kindSnapshot || m.GetWatchId() == "" || len(m.GetWatchId()) > 128 || !validDuration(m.GetStaleGrace(), 0, 24*time.Hour)):
+		return false
+	case b.instance != "" && b.instance != id, b.going != kindNone && (k != b.going || revision != b.goingAt):
+		return false
+	}
+	b.instance = id
+	var last bool
+	var said []*readinessv1.VipReadiness
+	var gone []string
+	switch e := m.GetEvent().(type) {
+	case *readinessv1.WatchReadinessResponse_Snapshot:
+		if b.synced && !e.Snapshot.GetSynced() {
+			return false
+		}
+		said, last = e.Snapshot.GetVips(), e.Snapshot.GetLast()
+	case *readinessv1.WatchReadinessResponse_Delta:
+		if revision == b.revision {
+			return false
+		}
+		said, gone, last = e.Delta.GetChanged(), e.Delta.GetRemoved(), e.Delta.GetLast()
+	case *readinessv1.WatchReadinessResponse_Heartbeat:
+		return revision == b.revision
+	case *readinessv1.WatchReadinessResponse_GoingAway:
+		return revision == b.revision && validDuration(e.GoingAway.GetDrainFor(), 0, 24*time.Hour)
+	default:
+		return false
+	}
+	if b.going == kindNone {
+		b.going, b.goingAt, b.changed, b.removed = k, revision, map[string]State{}, map[string]bool{}
+	}
+	twice := func(v string) bool { _, there := b.changed[v]; return there || b.removed[v] }
+	for _, r := range said {
+		state, known := map[readinessv1.VipState]State{
+			readinessv1.VipState_VIP_STATE_READY: Ready, readinessv1.VipState_VIP_STATE_NOT_READY: NotReady, readinessv1.VipState_VIP_STATE_DRAINING: Draining,
+		}[r.GetState()]
+		if !known || strings.HasSuffix(r.GetVip(), "/0") || twice(r.GetVip()) || state == Draining && !validDuration(r.GetDrainFor(), 0, 24*time.Hour) {
+			return false
+		}
+		b.changed[r.GetVip()] = state
+	}
+	for _, v := range gone {
+		if strings.HasSuffix(v, "/0") || twice(v) {
+			return false
+		}
+		b.removed[v] = true
+	}
+	if !last {
+		return true
+	}
+	if k == kindSnapshot && b.synced && revision == b.revision {
+		b.going = kindNone // what was said at a position stands
+		return true
+	}
+	if k == kindSnapshot {
+		b.synced, b.state = m.GetSnapshot().GetSynced(), map[string]State{}
+	} else {
+		b.state = maps.Clone(b.state)
+	}
+	maps.Copy(b.state, b.changed)
+	for v := range b.removed {
+		delete(b.state, v)
+	}
+	if b.revision, b.going = revision, kindNone; b.synced {
+		if b.whole == nil {
+			b.whole = map[uint64]map[string]State{}
+		}
+		b.whole[revision] = b.state
+	}
+	return true
+}
+
+// hostile is a load balancer that a string of bytes drives: several streams, and
+// on each messages that are right or wrong in any way.
+type hostile struct {
+	program []byte
+	now     time.Time
+	inbox   *inbox
+	gate    *gated
+	open    []*hostileStream
+	ever    []*hostileStream
+	newest  map[string]uint64 // highest revision handed over, by instance
+}
+
+type hostileStream struct {
+	decoder  decoder
+	hearing  hearing
+	book     book
+	instance string
+	leaseEnd time.Time // of what it said once it was synced
+	number   int
+}
+
+func (x *hostile) next() byte {
+	if len(x.program) == 0 {
+		return 0
+	}
+	b := x.program[0]
+	x.program = x.program[1:]
+	return b
+}
+
+const hostileVIPs = 8
+
+// crowd are the VIPs of a huge message.
+var crowd = func() []*readinessv1.VipReadiness {
+	var names []string
+	for i := range 3000 {
+		names = append(names, numbered(1000+i).String())
+	}
+	return vips(names...)
+}
+
+func (x *hostile) vip(b byte) string {
+	if b>>6 == 3 {
+		return "0.0.0.0/0"
+	}
+	return numbered(int(b % hostileVIPs)).String()
+}
+
+// values reads what a message says of VIPs.
+func (x *hostile) values() []*readinessv1.VipReadiness {
+	n := x.next()
+	var ms []*readinessv1.VipReadiness
+	if n >= 250 {
+		ms = crowd()
+	}
+	for range n % 5 {
+		b := x.next()
+		r := &readinessv1.VipReadiness{Vip: x.vip(b), State: [...]readinessv1.VipState{
+			readinessv1.VipState_VIP_STATE_READY, readinessv1.VipState_VIP_STATE_READY, readinessv1.VipState_VIP_STATE_READY,
+			readinessv1.VipState_VIP_STATE_NOT_READY, readinessv1.VipState_VIP_STATE_NOT_READY,
+			readinessv1.VipState_VIP_STATE_DRAINING, readinessv1.VipState_VIP_STATE_UNSPECIFIED, 99,
+		}[b>>3&7]}
+		if r.State == readinessv1.VipState_VIP_STATE_DRAINING {
+			r.DrainFor = durationpb.New(time.Duration(x.next()-5) * 100 * time.Millisecond)
+		}
+		r.Reason = readinessv1.VipReason(b)
+		ms = append(ms, r)
+	}
+	return ms
+}
+
+var hostileLeases = [...]*durationpb.Duration{
+	nil,
+	{},
+	{Nanos: 999_999},
+	{Nanos: 1_000_000},
+	{Nanos: 100_000_000},
+	{Seconds: 2},
+	{Seconds: 3600},
+	{Seconds: 3600, Nanos: 1},
+	{Seconds: -1},
+	{Seconds: 1, Nanos: -1},
+	{Seconds: 315_576_000_001},
+	{Seconds: 1},
+}
+
+// message reads a message. Most of it is right when the bytes are small.
+func (x *hostile) message(s *hostileStream) *response {
+	shape := x.next()
+	step := x.next()
+	at := max(s.book.revision, s.book.goingAt)
+	if step < 128 {
+		at += uint64(step % 3)
+	} else {
+		at += uint64(int64(int8(step)))
+	}
+	m := message(at, func(m *response) {
+		m.Position.InstanceId, m.WatchId, m.StaleGrace = s.instance, "w", durationpb.New(500*time.Millisecond)
+	})
+	last, synced := shape>>3&1 == 0, shape>>4&1 == 0
+	if shape>>5&1 == 1 {
+		m.Position.InstanceId = [...]string{"a", "b", "", strings.Repeat("x", 129)}[x.next()%4]
+	}
+	if shape>>6&1 == 1 {
+		m.WatchId = [...]string{"", "v", strings.Repeat("x", 129), "w"}[x.next()%4]
+	}
+	if shape>>7 == 1 {
+		m.Lease = hostileLeases[int(x.next())%len(hostileLeases)]
+	}
+	switch shape & 7 {
+	case 0, 1:
+		m.Event = &readinessv1.WatchReadinessResponse_Snapshot{Snapshot: &readinessv1.Snapshot{Vips: x.values(), Synced: synced, Last: last}}
+	case 2, 3:
+		d := &readinessv1.Delta{Changed: x.values(), Last: last}
+		for range x.next() % 3 {
+			d.Removed = append(d.Removed, x.vip(x.next()))
+		}
+		m.Event = &readinessv1.WatchReadinessResponse_Delta{Delta: d}
+	case 4, 5:
+		heartbeat(m)
+	case 6:
+		goingAway(time.Duration(int8(x.next())) * 50 * time.Millisecond)(m)
+	}
+	return m
+}
+
+func (x *hostile) stream(b byte) *hostileStream {
+	if len(x.open) == 0 {
+		return x.start("a")
+	}
+	return x.open[int(b)%len(x.open)]
+}
+
+func (x *hostile) start(instance string) *hostileStream {
+	s := &hostileStream{instance: instance, number: len(x.ever)}
+	x.open, x.ever = append(x.open, s), append(x.ever, s)
+	return s
+}
+
+func (x *hostile) end(s *hostileStream, err error) {
+	for i, o := range x.open {
+		if o == s {
+			x.open = append(x.open[:i:i], x.open[i+1:]...)
+		}
+	}
+	x.inbox.end(&s.hearing, x.now, err)
+}
+
+// say sends a message over the wire format into the watcher's state, as a link does.
+func (x *hostile) say(t *testing.T, s *hostileStream, sent *response) {
+	t.Helper()
+	b, err := proto.Marshal(sent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := new(response)
+	if err := proto.Unmarshal(b, m); err != nil {
+		t.Fatal(err)
+	}
+	before := x.inbox.pending
+	allowed := s.book.accepts(m)
+	said, err := s.decoder.decode(m, x.now)
+	if (err == nil) != allowed {
+		t.Fatalf("the protocol allows it: %v; the decoder says %v\n%v", allowed, err, m)
+	}
+	if err == nil {
+		err = x.inbox.hear(&s.hearing, said, x.now)
+		if wentBack := said.kind == kindSnapshot && said.synced && before.Position.InstanceID == s.book.instance && said.position.Revision < before.Position.Revision && !before.Synced; (err != nil) != wentBack {
+			t.Fatalf("stream %d at %+v, state at %+v: %v", s.number, said.position, before.Position, err)
+		}
+	}
+	if err != nil {
+		x.end(s, err)
+		return
+	}
+	if s.book.synced {
+		if end := x.now.Add(m.GetLease().AsDuration()); end.After(s.leaseEnd) {
+			s.leaseEnd = end
+		}
+	}
+}
+
+// take hands over what was heard, and holds it against what was said.
+func (x *hostile) take(t *testing.T) {
+	t.Helper()
+	u := x.inbox.take()
+	x.gate.hear(x.now, u)
+	p := u.Position
+	if p == (Position{}) {
+		if u.Synced || len(u.Changed)+len(u.Removed) > 0 {
+			t.Fatalf("something was handed over before anything was synced: %+v", u)
+		}
+		return
+	}
+	if p.Revision < x.newest[p.InstanceID] {
+		t.Fatalf("%+v was handed over after revision %d", p, x.newest[p.InstanceID])
+	}
+	x.newest[p.InstanceID] = p.Revision
+	var told []*hostileStream // whole states of this instance
+	for _, s := range x.ever {
+		if s.book.instance == p.InstanceID && len(s.book.whole) > 0 {
+			told = append(told, s)
+		}
+	}
+	got := map[string]State{}
+	for v, r := range x.gate.view.vips {
+		got[v.String()] = r.State
+	}
+	known := false
+	for _, s := range told {
+		want, ok := s.book.whole[p.Revision]
+		known = known || ok
+		if len(told) == 1 && !maps.Equal(got, want) {
+			t.Fatalf("at %+v: got %v, want %v", p, got, want)
+		}
+	}
+	if !known {
+		t.Fatalf("nobody told a whole state at %+v", p)
+	}
+	for v, state := range got {
+		said := false
+		for _, s := range told {
+			for _, whole := range s.book.whole {
+				if is, ok := whole[v]; ok && is == state {
+					said = true
+				}
+			}
+		}
+		if !said {
+			t.Fatalf("at %+v: nobody ever said that %s is %v", p, v, state)
+		}
+	}
+}
+
+// look has the gate decide, and holds it against the leases.
+func (x *hostile) look(t *testing.T) {
+	t.Helper()
+	risen := x.gate.look(x.now)
+	live := x.gate.Freshness(x.now) == gate.Live
+	vouched := false
+	instance, _ := x.gate.Position()
+	for _, s := range x.ever {
+		vouched = vouched || s.book.instance == instance && x.now.Before(s.leaseEnd)
+	}
+	if live && !vouched {
+		t.Fatalf("the word of %q counts as live after its lease", instance)
+	}
+	for _, v := range risen {
+		if x.gate.Decision(v).Advertisement == gate.Announced && (!live || x.gate.view.vips[v].State != Ready) {
+			t.Fatalf("%s rose to %v: live is %v, the word %v", v, x.gate.Decision(v), live, x.gate.view.vips[v])
+		}
+	}
+}
+
+// FuzzWatcher has the state of a watcher, and a gate behind it, fed by a load
+// balancer that a string of bytes drives.
+func FuzzWatcher(f *testing.F) {
+	const advance, open, end, take, say = 0, 1, 2, 3, 4
+	f.Add([]byte{say, 0, 0, 1, 2, 0, 1, take, say, 0, 4, 0, take, advance, 60, take})
+	f.Add([]byte{say, 0, 8, 1, 1, 0, say, 0, 0, 0, 1, 1, take, say, 0, 2, 1, 1, 0x18, 1, 1, take})
+	f.Add([]byte{say, 0, 0, 1, 1, 0, take, open, 1, say, 1, 16, 1, 1, 1, take, say, 1, 0, 1, 1, 2, take, end, 0, take})
+	f.Fuzz(func(t *testing.T, program []byte) {
+		x := &hostile{program: program, now: time.Now(), inbox: newInbox(), newest: map[string]uint64{}}
+		var configured []vip.VIP
+		for i := range hostileVIPs {
+			configured = append(configured, numbered(i))
+		}
+		x.gate = newGated(configured...)
+		for steps := 0; len(x.program) > 0 && steps < 400; steps++ {
+			switch x.next() % 8 {
+			case advance:
+				x.now = x.now.Add(time.Duration(x.next()) * 20 * time.Millisecond)
+			case open:
+				if len(x.open) < 4 {
+					x.start([...]string{"a", "b", "c"}[x.next()%3])
+				}
+			case end:
+				x.end(x.stream(x.next()), errMoved)
+			case take:
+				x.take(t)
+			default:
+				s := x.stream(x.next())
+				x.say(t, s, x.message(s))
+			}
+			x.look(t)
+			if n := len(x.inbox.pending.Changed) + len(x.inbox.pending.Removed); n > hostileVIPs+3000 {
+				t.Fatalf("%d values wait", n)
+			}
+		}
+		for len(x.open) > 0 {
+			x.end(x.open[0], errStopped)
+		}
+		x.take(t)
+		if x.look(t); x.gate.Freshness(x.now) == gate.Live || x.gate.Synced || x.gate.Open {
+			t.Fatalf("all streams ended: %+v", x.gate.Update)
+		}
+		x.now = x.now.Add(500 * time.Millisecond)
+		if x.look(t); x.gate.Freshness(x.now) != gate.Lost {
+			t.Fatal("the grace does not end")
+		}
+		for _, v := range configured {
+			if d := x.gate.Decision(v); d.Advertisement != gate.Withdrawn {
+				t.Fatalf("%s is %v though the load balancer is lost", v, d)
+			}
+		}
+	})
+}
