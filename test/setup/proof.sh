@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# The long forms of what CI runs for seconds, one after the other, with a summary
+# at the end. It takes hours; a stage is left out when its duration is 0.
+#   PROOF_FUZZ         time for each fuzz target (10m)
+#   PROOF_CHECKS       runs of each model without real connections (100000)
+#   PROOF_WIRE_CHECKS  runs of each model over real connections (5000)
+#   PROOF_FAULTS       faults of each chaos run (500)
+#   PROOF_SEEDS        seeds of the chaos runs (1 2 3)
+#   PROOF_LOGS         where the logs go (.cache/proof)
+set -euo pipefail
+
+fuzz=${PROOF_FUZZ:-10m}
+checks=${PROOF_CHECKS:-100000}
+wire_checks=${PROOF_WIRE_CHECKS:-5000}
+faults=${PROOF_FAULTS:-500}
+seeds=${PROOF_SEEDS:-1 2 3}
+logs=${PROOF_LOGS:-.cache/proof}
+
+mkdir -p "$logs"
+summary=""
+status=0
+
+# stage NAME COMMAND… runs one stage; a failure does not end the others.
+stage() {
+	local name=$1 log result=passed begin=$SECONDS
+	shift
+	log="$logs/${name//[ \/]/-}.log"
+	echo "== $name: $(date -u +%H:%M:%S) $log"
+	if ! "$@" </dev/null 2>&1 | tee "$log"; then
+		result=FAILED
+		status=1
+	fi
+	summary+=$(printf '%-60s %-7s %6ds' "$name" "$result" $((SECONDS - begin)))$'\n'
+}
+
+# models lists the tests that check a model: package, name, and the number of
+# runs that suits it.
+models() {
+	grep -rl --include='*_test.go' 'rapid\.Check(' cmd pkg test | sort | while read -r file; do
+		awk -v package="$(dirname "$file")" '
+			/^func Test/ { name = $2; sub(/\(.*/, "", name) }
+			/rapid\.Check\(/ && name != "" { print package, name; name = "" }' "$file"
+	done
+}
+
+[ "$fuzz" = 0 ] || stage "fuzz, $fuzz each" test/setup/fuzz.sh "$fuzz"
+
+while read -r package name; do
+	n=$checks
+	[ "$name" != TestTableAndWatcherConverge ] || n=$wire_checks
+	[ "$n" = 0 ] || stage "$name, $n times" go test "./$package" -run "^$name\$" -count 1 -timeout 0 -rapid.checks="$n"
+done < <(models)
+
+if [ "$faults" != 0 ]; then
+	go build -o bin/ ./cmd/lb ./cmd/frontend ./test/chaos
+	for seed in $seeds; do
+		stage "chaos, $faults faults, seed $seed" bin/chaos --binaries=bin --faults="$faults" --seed="$seed"
+	done
+fi
+
+printf '\n%s' "$summary"
+exit $status
