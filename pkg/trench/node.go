@@ -90,20 +90,17 @@ func (v value) isNull() bool {
 // object is a mapping whose keys were checked.
 type object struct {
 	value
+	is     *mapping
 	fields map[string]value
 }
 
-// object reads a mapping with no other fields than the known ones, each at
-// most once.
-func (v value) object(known ...string) (object, bool) { return v.objectLater(nil, known...) }
-
-// objectLater is object, and lets pass the fields that come later, for the
-// caller to refuse in better words than these.
-func (v value) objectLater(later []string, known ...string) (object, bool) {
-	o := object{value: v, fields: make(map[string]value, len(known))}
-	lines := make(map[string]int, len(known))
+// object reads a mapping with no other fields than its own, each at most once.
+// Those that come later pass, for the caller to refuse in better words than these.
+func (v value) object(is *mapping) (object, bool) {
+	o := object{value: v, is: is, fields: make(map[string]value, len(is.fields))}
+	lines := make(map[string]int, len(is.fields))
 	if v.node.Kind != yaml.MappingNode {
-		v.problem("is %s: write a mapping with the fields %s", v.typeName(), strings.Join(known, ", "))
+		v.problem("is %s: write a mapping with the fields %s", v.typeName(), strings.Join(is.names(), ", "))
 		return o, false
 	}
 	dot := "."
@@ -116,11 +113,11 @@ func (v value) objectLater(later []string, known ...string) (object, bool) {
 		key.path += printable(name)
 		switch first, twice := lines[name]; {
 		case key.node.Kind != yaml.ScalarNode:
-			key.problem("a field's name is %s: the fields here are %s", key.typeName(), strings.Join(known, ", "))
+			key.problem("a field's name is %s: the fields here are %s", key.typeName(), strings.Join(is.names(), ", "))
 		case name == "<<":
 			key.problem("merge keys are not supported: write the fields out, or use an alias for a whole value")
-		case !slices.Contains(known, name) && !slices.Contains(later, name):
-			key.problem("unknown field%s: the fields here are %s", suggestion(name, known), strings.Join(known, ", "))
+		case !is.has(name) && !slices.Contains(is.later, name):
+			key.problem("unknown field%s: the fields here are %s", suggestion(name, is.names()), strings.Join(is.names(), ", "))
 		case twice:
 			key.problem("appears twice, first in line %d: remove one of them", first)
 		default:
@@ -177,14 +174,14 @@ func withinOneEdit(a, b string) bool {
 }
 
 // required returns the field, and reports when it is missing.
-func (o object) required(name, remedy string) (value, bool) {
+func (o object) required(name string) (value, bool) {
 	v, ok := o.fields[name]
 	if !ok {
 		dot := "."
 		if o.path == "" {
 			dot = ""
 		}
-		o.r.add(o.node.Line, o.node.Column, o.path+dot+name, "is missing: %s", remedy)
+		o.r.add(o.node.Line, o.node.Column, o.path+dot+name, "is missing: %s", o.is.field(name).remedy)
 	}
 	return v, ok
 }
@@ -226,24 +223,24 @@ func (v value) text(remedy string) (string, bool) {
 	return v.node.Value, true
 }
 
-// number reads a decimal number between lo and hi.
-func (v value) number(lo, hi uint32) (uint32, bool) {
-	remedy := fmt.Sprintf("write a whole number between %d and %d", lo, hi)
+// number reads a decimal number.
+func (v value) number(is whole) (uint32, bool) {
+	remedy := fmt.Sprintf("write a whole number between %d and %d", is.lo, is.hi)
 	s, ok := v.text(remedy)
 	if !ok {
 		return 0, false
 	}
 	n, err := strconv.ParseUint(s, 10, 64)
-	if err != nil || n < uint64(lo) || n > uint64(hi) || (len(s) > 1 && s[0] == '0') {
+	if err != nil || n < uint64(is.lo) || n > uint64(is.hi) || (len(s) > 1 && s[0] == '0') {
 		v.problem("is %s: %s", quote(s), remedy)
 		return 0, false
 	}
 	return uint32(n), true
 }
 
-// duration reads a duration such as 500ms between lo and hi.
-func (v value) duration(lo, hi time.Duration) (time.Duration, bool) {
-	remedy := fmt.Sprintf("write a duration with its unit between %s and %s", words(lo), words(hi))
+// duration reads a duration such as 500ms.
+func (v value) duration(is span) (time.Duration, bool) {
+	remedy := fmt.Sprintf("write a duration with its unit between %s and %s", words(is.lo), words(is.hi))
 	s, ok := v.text(remedy)
 	if !ok {
 		return 0, false
@@ -255,7 +252,7 @@ func (v value) duration(lo, hi time.Duration) (time.Duration, bool) {
 			return 0, false
 		}
 	}
-	if err != nil || d < lo || d > hi {
+	if err != nil || d < is.lo || d > is.hi {
 		v.problem("is %s: %s", quote(s), remedy)
 		return 0, false
 	}

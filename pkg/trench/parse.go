@@ -184,34 +184,34 @@ type placed[T any] struct {
 }
 
 func (p *parser) config(v value) *Config {
-	o, ok := v.object("trench", "attractor", "streams")
+	o, ok := v.object(fileMapping)
 	if !ok {
 		return nil
 	}
 	c := &Config{}
-	if v, ok := o.required("trench", "write the name of the trench"); ok {
+	if v, ok := o.required("trench"); ok {
 		c.Trench, _ = v.name()
 	}
-	if v, ok := o.required("attractor", "write its name, vips and gateways"); ok {
+	if v, ok := o.required("attractor"); ok {
 		c.Attractor = p.attractor(v)
 	}
 	if v, ok := o.optional("streams"); ok {
 		names := make(map[string]int)
-		c.Streams = list(v, "write a list of streams, or [] for none", func(v value) (Stream, bool) {
+		c.Streams = items(v, "write a list of streams, or [] for none", func(v value) (Stream, bool) {
 			return p.stream(v, names)
 		})
 	}
 	return c
 }
 
-// list reads a list whose items are read by item; those it refuses are left out.
-func list[T any](v value, remedy string, item func(value) (T, bool)) []T {
-	items, ok := v.items(remedy)
+// items reads a list whose items are read by item; those it refuses are left out.
+func items[T any](v value, remedy string, item func(value) (T, bool)) []T {
+	nodes, ok := v.items(remedy)
 	if !ok {
 		return nil
 	}
-	result := make([]T, 0, len(items))
-	for _, v := range items {
+	result := make([]T, 0, len(nodes))
+	for _, v := range nodes {
 		if v.r.full() {
 			v.r.errors.More = true
 			break
@@ -236,16 +236,16 @@ func unique[T comparable](seen map[T]int, x T, v value, what string) bool {
 func (p *parser) attractor(v value) Attractor {
 	var a Attractor
 	p.vipsRefused = true
-	o, ok := v.object("name", "vips", "gateways")
+	o, ok := v.object(attractorMapping)
 	if !ok {
 		return a
 	}
-	if v, ok := o.required("name", "write the name of the attractor"); ok {
+	if v, ok := o.required("name"); ok {
 		a.Name, _ = v.name()
 	}
-	if v, ok := o.required("vips", "write a list of VIPs such as [20.0.0.1/32], or [] for none"); ok {
+	if v, ok := o.required("vips"); ok {
 		seen := make(map[vip.VIP]int)
-		a.VIPs = list(v, "write a list of VIPs such as [20.0.0.1/32], or [] for none", func(v value) (vip.VIP, bool) {
+		a.VIPs = items(v, "write a list of VIPs such as [20.0.0.1/32], or [] for none", func(v value) (vip.VIP, bool) {
 			x, ok := v.vip()
 			if !ok || !unique(seen, x, v, "VIP") {
 				return x, false
@@ -260,7 +260,7 @@ func (p *parser) attractor(v value) Attractor {
 	}
 	if v, ok := o.optional("gateways"); ok {
 		names, addresses := make(map[string]int), make(map[netip.Addr]int)
-		a.Gateways = list(v, "write a list of gateways, or [] for none", func(v value) (Gateway, bool) {
+		a.Gateways = items(v, "write a list of gateways, or [] for none", func(v value) (Gateway, bool) {
 			return p.gateway(v, names, addresses)
 		})
 	}
@@ -273,11 +273,11 @@ func (p *parser) gateway(v value, names map[string]int, addresses map[netip.Addr
 		LocalPort: p.defaults.LocalPort, RemotePort: p.defaults.RemotePort,
 		HoldTime: p.defaults.HoldTime,
 	}
-	o, ok := v.object("name", "address", "protocol", "localASN", "remoteASN", "localPort", "remotePort", "holdTime", "bfd", "passwordFile")
+	o, ok := v.object(gatewayMapping)
 	if !ok {
 		return g, false
 	}
-	if v, ok := o.required("name", "write a name for the gateway"); ok {
+	if v, ok := o.required("name"); ok {
 		if g.Name, ok = v.name(); ok && g.Name == "BFD" {
 			v.problem("is \"BFD\": BIRD's protocol NBR-BFD has that name, take another")
 		} else if ok {
@@ -285,7 +285,7 @@ func (p *parser) gateway(v value, names map[string]int, addresses map[netip.Addr
 		}
 	}
 	complete := false
-	if v, ok := o.required("address", "write the gateway's IP address"); ok {
+	if v, ok := o.required("address"); ok {
 		if g.Address, complete = v.gatewayAddress(); complete {
 			unique(addresses, g.Address, v, "gateway address")
 			p.gateways = append(p.gateways, placed[netip.Addr]{g.Address, v})
@@ -296,14 +296,11 @@ func (p *parser) gateway(v value, names map[string]int, addresses map[netip.Addr
 	}
 	o.asn("localASN", &g.LocalASN)
 	o.asn("remoteASN", &g.RemoteASN)
-	o.port("localPort", &g.LocalPort)
-	o.port("remotePort", &g.RemotePort)
-	if v, ok := o.optional("holdTime"); ok {
-		if d, ok := v.duration(MinHoldTime, MaxHoldTime); ok {
-			if problem := checkHoldTime(d); problem != "" {
-				v.problem("%s", problem)
-			}
-			g.HoldTime = d
+	number(o, "localPort", &g.LocalPort)
+	number(o, "remotePort", &g.RemotePort)
+	if v, ok := o.duration("holdTime", &g.HoldTime); ok {
+		if problem := checkHoldTime(g.HoldTime); problem != "" {
+			v.problem("%s", problem)
 		}
 	}
 	if v, ok := o.optional("bfd"); ok {
@@ -326,34 +323,30 @@ func (p *parser) bfd(v value) *BFD {
 		v.problem("is empty: write {} for the defaults %s, %s and %d, or remove the field for no BFD", b.MinTx, b.MinRx, b.Multiplier)
 		return b
 	}
-	o, ok := v.object("minTx", "minRx", "multiplier")
+	o, ok := v.object(bfdMapping)
 	if !ok {
 		return b
 	}
-	o.duration("minTx", MinBFDInterval, MaxBFDInterval, &b.MinTx)
-	o.duration("minRx", MinBFDInterval, MaxBFDInterval, &b.MinRx)
-	if v, ok := o.optional("multiplier"); ok {
-		if n, ok := v.number(1, 255); ok {
-			b.Multiplier = uint8(n)
-		}
-	}
+	o.duration("minTx", &b.MinTx)
+	o.duration("minRx", &b.MinRx)
+	number(o, "multiplier", &b.Multiplier)
 	return b
 }
 
 func (p *parser) stream(v value, names map[string]int) (Stream, bool) {
 	s := Stream{MinReady: defaultMinReady}
-	o, ok := v.object("name", "vips", "minReady", "check", "targets")
+	o, ok := v.object(streamMapping)
 	if !ok {
 		return s, false
 	}
-	if v, ok := o.required("name", "write a name for the stream"); ok {
+	if v, ok := o.required("name"); ok {
 		if s.Name, ok = v.name(); ok {
 			unique(names, s.Name, v, "stream")
 		}
 	}
-	if v, ok := o.required("vips", "write the VIPs that the stream serves"); ok {
+	if v, ok := o.required("vips"); ok {
 		seen := make(map[vip.VIP]int)
-		s.VIPs = list(v, "write a list of VIPs such as [20.0.0.1/32]", func(v value) (vip.VIP, bool) {
+		s.VIPs = items(v, "write a list of VIPs such as [20.0.0.1/32]", func(v value) (vip.VIP, bool) {
 			x, ok := v.vip()
 			if !ok || !unique(seen, x, v, "VIP") {
 				return x, false
@@ -365,17 +358,13 @@ func (p *parser) stream(v value, names map[string]int) (Stream, bool) {
 			v.problem("is an empty list: write the VIPs that the stream serves, or remove the stream")
 		}
 	}
-	if v, ok := o.optional("minReady"); ok {
-		if n, ok := v.number(1, 1_000_000); ok {
-			s.MinReady = int(n)
-		}
-	}
-	if v, ok := o.required("check", "write how the targets are checked, such as {tcp: {port: 5000}}"); ok {
+	number(o, "minReady", &s.MinReady)
+	if v, ok := o.required("check"); ok {
 		s.Check = p.check(v)
 	}
 	if v, ok := o.optional("targets"); ok {
 		names, addresses := make(map[string]int), make(map[netip.Addr]int)
-		s.Targets = list(v, "write a list of targets, or [] for none", func(v value) (Target, bool) {
+		s.Targets = items(v, "write a list of targets, or [] for none", func(v value) (Target, bool) {
 			return p.target(v, names, addresses)
 		})
 	}
@@ -384,65 +373,51 @@ func (p *parser) stream(v value, names map[string]int) (Stream, bool) {
 
 func (p *parser) check(v value) Check {
 	c := Check{Interval: defaultCheckInterval, Timeout: defaultCheckTimeout, Rise: defaultRise, Fall: defaultFall}
-	notYet := []string{"http", "grpc"}
-	o, ok := v.objectLater(notYet, "tcp", "interval", "timeout", "rise", "fall")
+	o, ok := v.object(checkMapping)
 	if !ok {
 		return c
 	}
 	later := false
-	for _, name := range notYet {
+	for _, name := range checkMapping.later {
 		if v, ok := o.optional(name); ok {
 			later = true
 			v.problem("%s checks are not supported yet: write tcp: {port: N}", name)
 		}
 	}
 	if v, ok := o.optional("tcp"); ok {
-		if o, ok := v.object("port"); ok {
-			if _, ok := o.required("port", "write the TCP port to connect to"); ok {
-				o.port("port", &c.TCP.Port)
+		if o, ok := v.object(tcpMapping); ok {
+			if _, ok := o.required("port"); ok {
+				number(o, "port", &c.TCP.Port)
 			}
 		}
 	} else if !later {
-		o.required("tcp", "write tcp: {port: N}")
+		o.required("tcp")
 	}
-	o.duration("interval", MinCheckInterval, MaxCheckInterval, &c.Interval)
-	if v, ok := o.optional("timeout"); ok {
-		if d, ok := v.duration(MinCheckTimeout, MaxCheckInterval); ok {
-			if d > c.Interval {
-				v.problem("is %s, longer than the interval of %s: write at most the interval", d, c.Interval)
-			}
-			c.Timeout = d
-		}
-	} else {
+	o.duration("interval", &c.Interval)
+	if v, ok := o.duration("timeout", &c.Timeout); ok && c.Timeout > c.Interval {
+		v.problem("is %s, longer than the interval of %s: write at most the interval", c.Timeout, c.Interval)
+	} else if !ok {
 		c.Timeout = min(c.Timeout, c.Interval)
 	}
-	for _, f := range []struct {
-		name string
-		to   *int
-	}{{"rise", &c.Rise}, {"fall", &c.Fall}} {
-		if v, ok := o.optional(f.name); ok {
-			if n, ok := v.number(1, MaxRiseFall); ok {
-				*f.to = int(n)
-			}
-		}
-	}
+	number(o, "rise", &c.Rise)
+	number(o, "fall", &c.Fall)
 	return c
 }
 
 func (p *parser) target(v value, names map[string]int, addresses map[netip.Addr]int) (Target, bool) {
 	var t Target
-	o, ok := v.object("name", "ips")
+	o, ok := v.object(targetMapping)
 	if !ok {
 		return t, false
 	}
-	if v, ok := o.required("name", "write a name for the target"); ok {
+	if v, ok := o.required("name"); ok {
 		if t.Name, ok = v.name(); ok {
 			unique(names, t.Name, v, "target")
 		}
 	}
-	if v, ok := o.required("ips", "write the target's addresses"); ok {
+	if v, ok := o.required("ips"); ok {
 		var of [len(vip.Families)]bool
-		t.IPs = list(v, "write a list of addresses such as [172.16.1.1]", func(v value) (netip.Addr, bool) {
+		t.IPs = items(v, "write a list of addresses such as [172.16.1.1]", func(v value) (netip.Addr, bool) {
 			a, ok := v.targetAddress()
 			if !ok || !unique(addresses, a, v, "target address") {
 				return a, false
@@ -462,17 +437,19 @@ func (p *parser) target(v value, names map[string]int, addresses map[netip.Addr]
 	return t, true
 }
 
-func (o object) port(name string, to *uint16) {
+// number reads a number within the bounds of its field.
+func number[T uint8 | uint16 | int](o object, name string, to *T) {
 	if v, ok := o.optional(name); ok {
-		if n, ok := v.number(1, 65535); ok {
-			*to = uint16(n)
+		bounds, _ := o.is.field(name).is.(whole)
+		if n, ok := v.number(bounds); ok {
+			*to = T(n)
 		}
 	}
 }
 
 func (o object) asn(name string, to *uint32) {
 	if v, ok := o.optional(name); ok {
-		if n, ok := v.number(1, 4294967294); ok {
+		if n, ok := v.number(anyASN); ok {
 			if problem := checkASN(n); problem != "" {
 				v.problem("%s", problem)
 			}
@@ -481,10 +458,16 @@ func (o object) asn(name string, to *uint32) {
 	}
 }
 
-func (o object) duration(name string, lo, hi time.Duration, to *time.Duration) {
-	if v, ok := o.optional(name); ok {
-		if d, ok := v.duration(lo, hi); ok {
-			*to = d
-		}
+// duration reads a duration within the bounds of its field.
+func (o object) duration(name string, to *time.Duration) (value, bool) {
+	v, ok := o.optional(name)
+	if !ok {
+		return v, false
 	}
+	bounds, _ := o.is.field(name).is.(span)
+	d, ok := v.duration(bounds)
+	if ok {
+		*to = d
+	}
+	return v, ok
 }
