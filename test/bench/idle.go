@@ -73,55 +73,45 @@ func peakMemory(status string) (float64, error) {
 	return 0, errors.New("no line VmHWM in kB")
 }
 
-// measureIdle is row 12. Both pods are idle at the same time, each in a
-// laboratory of its own.
+// measureIdle is row 12. Both pods are idle at the same time, each on a stage of
+// its own.
 func measureIdle(ctx context.Context, s *session) (err error) {
-	idle, settle := s.lasts(time.Minute, 2*time.Second), s.lasts(10*time.Second, time.Second)
-	sizes := []int{1, 10_000}
-	pods := make([]*site, len(sizes))
-	defer func() {
-		for _, p := range pods {
-			if p != nil {
-				err = errors.Join(err, p.close())
-			}
-		}
-	}()
-	for i, n := range sizes {
-		if pods[i], err = newSite(s, n); err != nil {
+	var all []*watchedProcess
+	for _, n := range s.sizes([]int{1, 10_000}, []int{1, 1000}) {
+		var st *stage
+		if st, err = newStage(ctx, s, n, oneFamily...); err != nil {
 			return err
 		}
-		if _, err := pods[i].start(ctx); err != nil {
+		defer func() { err = errors.Join(err, st.close()) }()
+		// Targets are checked as often as by default.
+		usual := strings.NewReplacer("interval: 100ms", "interval: 1s", "timeout: 100ms", "timeout: 500ms")
+		if err := errors.Join(st.pod.WriteTrench(usual.Replace(st.trench())), st.startTarget()); err != nil {
 			return err
 		}
-	}
-	// The work of the start is over when nothing is expected any more: the
-	// frontend asks BIRD often for up to 5 s.
-	if err := pause(ctx, settle); err != nil {
-		return err
-	}
-	type watched struct {
-		name   string
-		n, pid int
-		before usage
-	}
-	var all []watched
-	for _, p := range pods {
-		bird, err := p.birdPID(ctx)
+		if _, err := st.startPod(); err != nil {
+			return err
+		}
+		bird, err := st.birdPID()
 		if err != nil {
 			return err
 		}
-		for _, w := range []watched{
-			{name: "lb", pid: p.pod.LB.PID()}, {name: "frontend", pid: p.pod.Frontend.PID()}, {name: "BIRD of frontend", pid: bird},
-		} {
-			w.n = p.n
-			if w.before, err = usageOf(w.pid); err != nil {
-				return err
-			}
-			all = append(all, w)
+		all = append(all,
+			&watchedProcess{name: "lb", n: n, pid: st.pod.LB.PID()},
+			&watchedProcess{name: "frontend", n: n, pid: st.pod.Frontend.PID()},
+			&watchedProcess{name: "BIRD of frontend", n: n, pid: bird})
+	}
+	// The work of the start is over when nothing is expected any more: the
+	// frontend asks BIRD often for up to 5 s.
+	if err := pause(ctx, s.lasts(10*time.Second, 500*time.Millisecond)); err != nil {
+		return err
+	}
+	for _, w := range all {
+		if w.before, err = usageOf(w.pid); err != nil {
+			return err
 		}
 	}
 	began := time.Now()
-	if err := pause(ctx, idle); err != nil {
+	if err := pause(ctx, s.lasts(time.Minute, time.Second)); err != nil {
 		return err
 	}
 	for _, w := range all {
@@ -136,13 +126,19 @@ func measureIdle(ctx context.Context, s *session) (err error) {
 	return nil
 }
 
+type watchedProcess struct {
+	name   string
+	n, pid int
+	before usage
+}
+
 // birdPID is the BIRD of the frontend: what runs in the pod beside the two.
-func (x *site) birdPID(ctx context.Context) (int, error) {
-	pids, err := x.lab.Pod.Processes(ctx)
+func (st *stage) birdPID() (int, error) {
+	pids, err := st.Pod.Processes(st.ctx)
 	if err != nil {
 		return 0, err
 	}
-	pids = slices.DeleteFunc(pids, func(pid int) bool { return pid == x.pod.LB.PID() || pid == x.pod.Frontend.PID() })
+	pids = slices.DeleteFunc(pids, func(pid int) bool { return pid == st.pod.LB.PID() || pid == st.pod.Frontend.PID() })
 	if len(pids) != 1 {
 		return 0, fmt.Errorf("processes in the pod beside lb and frontend: %v, want one BIRD", pids)
 	}

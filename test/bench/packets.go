@@ -19,7 +19,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/kernel"
-	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -65,10 +64,11 @@ var packetKinds = []struct {
 // peersOf are the VIPs among n that have traffic. With none configured it is
 // the first address, which then is an address like any other.
 func peersOf(n int) []netip.Addr {
-	count := min(max(n, 1), maxPeers)
+	vips := numberedVIPs(max(n, 1), oneFamily)
+	count := min(len(vips), maxPeers)
 	peers := make([]netip.Addr, count)
 	for i := range peers {
-		peers[i] = siteVIP(i * n / count)
+		peers[i] = vips[i*len(vips)/count].Prefix().Addr()
 	}
 	return peers
 }
@@ -111,14 +111,6 @@ func newPacketPath(ctx context.Context, technique string, vips int) (_ *packetPa
 
 // routeBySet runs the frontend's own source routing.
 func (p *packetPath) routeBySet(ctx context.Context) error {
-	vips := make([]vip.VIP, p.vips)
-	for i := range vips {
-		v, err := vip.FromPrefix(netip.PrefixFrom(siteVIP(i), 32))
-		if err != nil {
-			return err
-		}
-		vips[i] = v
-	}
 	r := kernel.New(kernel.Options{Log: slog.New(slog.DiscardHandler)})
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)
@@ -130,8 +122,8 @@ func (p *packetPath) routeBySet(ctx context.Context) error {
 		}
 		return nil
 	})
-	r.Configure(vips)
-	limit, stop := context.WithTimeout(ctx, sitePatience)
+	r.Configure(numberedVIPs(p.vips, oneFamily))
+	limit, stop := context.WithTimeout(ctx, patience)
 	defer stop()
 	for {
 		c, changed := r.Confirmed().Get()
@@ -151,9 +143,9 @@ func (p *packetPath) routeBySet(ctx context.Context) error {
 func (p *packetPath) routeByRules(ctx context.Context) error {
 	var batch bytes.Buffer
 	fmt.Fprintln(&batch, "route add blackhole default table 4097")
-	for i := range p.vips {
-		fmt.Fprintf(&batch, "rule add from %s priority 100 table 4096\n", siteVIP(i))
-		fmt.Fprintf(&batch, "rule add from %s priority 101 table 4097\n", siteVIP(i))
+	for _, v := range numberedVIPs(p.vips, oneFamily) {
+		fmt.Fprintf(&batch, "rule add from %s priority 100 table 4096\n", v)
+		fmt.Fprintf(&batch, "rule add from %s priority 101 table 4097\n", v)
 	}
 	path := filepath.Join(p.lab.Dir, "rules")
 	if err := os.WriteFile(path, batch.Bytes(), 0o600); err != nil {
@@ -336,7 +328,7 @@ func measurePackets(ctx context.Context, s *session) (err error) {
 		{reference, 1000},
 		{reference, 10_000},
 	}
-	rounds, trips := s.repeats(60, 6), 100
+	rounds, trips := s.repeats(60, 5), 100
 	if s.quick {
 		// Loading two rules for each of 10 000 VIPs takes longer than all the rest.
 		plans = []plan{{sourceNone, 0}, {vipgate, 1}, {vipgate, 10_000}, {reference, 1000}}

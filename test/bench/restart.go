@@ -45,39 +45,48 @@ func logTime(log, text string) (time.Time, bool) {
 	return time.Time{}, false
 }
 
-// measureStart is row 7. Every start has a laboratory of its own, so that nothing
-// is there of an earlier one: no kernel state, no authority, no socket.
+// startPod starts lb and frontend with their default settings, and returns when
+// the last VIP came to the gateway.
+func (st *stage) startPod() (time.Time, error) {
+	if err := errors.Join(st.pod.StartLB(), st.pod.StartFrontend()); err != nil {
+		return time.Time{}, err
+	}
+	return st.waitCount(len(st.vips))
+}
+
+// measureStart is row 7. Every start has a stage of its own, so that nothing is
+// there of an earlier one: no kernel state, no authority, no socket.
 func measureStart(ctx context.Context, s *session) error {
-	repeats := s.repeats(15, 1)
-	for _, c := range []struct {
-		n    int
-		goal string
-	}{{1, "max ≤ 1.5"}, {10_000, "max ≤ 2.5"}} {
-		var total []float64
+	goals := map[int]string{1: "max ≤ 1.5", 10_000: "max ≤ 2.5"}
+	for _, n := range s.sizes([]int{1, 10_000}, []int{1, 1000}) {
+		total := Measurement{Row: 7, What: "start of lb and frontend → all VIPs at the gateway", Method: vipgate, N: n, Unit: "s", Goal: goals[n]}
 		parts := make([][]float64, len(milestones))
-		for range repeats {
-			b, err := newSite(s, c.n)
-			if err != nil {
-				return err
-			}
-			began := time.Now()
-			at, err := b.start(ctx)
-			if err == nil {
-				total = append(total, at.Sub(began).Seconds())
+		for range s.repeats(15, 1) {
+			err := on(ctx, s, n, oneFamily, func(st *stage) error {
+				if err := st.startTarget(); err != nil {
+					return err
+				}
+				began := time.Now()
+				at, err := st.startPod()
+				if err != nil {
+					return err
+				}
+				total.Samples = append(total.Samples, at.Sub(began).Seconds())
 				for i, m := range milestones {
-					if at, ok := logTime(m.process(b.pod).Output(), m.line); ok {
+					if at, ok := logTime(m.process(st.pod).Output(), m.line); ok {
 						parts[i] = append(parts[i], at.Sub(began).Seconds())
 					}
 				}
-			}
-			if err := errors.Join(err, b.close()); err != nil {
+				return nil
+			})
+			if err != nil {
 				return err
 			}
 		}
-		s.record(Measurement{Row: 7, What: "start of lb and frontend → all VIPs at the gateway", Method: vipgate, N: c.n, Unit: "s", Goal: c.goal, Samples: total})
+		s.record(total)
 		for i, m := range milestones {
 			if len(parts[i]) > 0 {
-				s.record(Measurement{Row: 7, What: "start → " + m.what, Method: vipgate, N: c.n, Unit: "s", Samples: parts[i]})
+				s.record(Measurement{Row: 7, What: "start → " + m.what, Method: vipgate, N: n, Unit: "s", Samples: parts[i]})
 			}
 		}
 	}
@@ -88,92 +97,83 @@ func measureStart(ctx context.Context, s *session) error {
 const stopGoal = "max ≤ 4"
 
 // measureStop is row 10.
-func measureStop(ctx context.Context, s *session) (err error) {
-	const n = 10_000
-	repeats := s.repeats(10, 1)
-	b, err := newSite(s, n)
-	if err != nil {
-		return err
+func measureStop(ctx context.Context, s *session) error {
+	n := s.sizes([]int{10_000}, []int{1000})[0]
+	results := []Measurement{
+		{What: "SIGTERM to lb → its exit", Goal: stopGoal},
+		{What: "SIGTERM to frontend → its exit", Goal: stopGoal},
+		{What: "SIGTERM to both → exit of both", Goal: stopGoal},
+		{What: "SIGTERM to both → last withdraw"},
 	}
-	defer func() { err = errors.Join(err, b.close()) }()
-	if _, err := b.start(ctx); err != nil {
-		return err
+	add := func(i int, seconds float64) { results[i].Samples = append(results[i].Samples, seconds) }
+	err := on(ctx, s, n, oneFamily, func(st *stage) error {
+		if err := st.startTarget(); err != nil {
+			return err
+		}
+		for range s.repeats(10, 1) {
+			if _, err := st.startPod(); err != nil {
+				return err
+			}
+			for i, p := range []struct {
+				process **lab.Process
+				start   func(...string) error
+			}{{&st.pod.LB, st.pod.StartLB}, {&st.pod.Frontend, st.pod.StartFrontend}} {
+				took, err := st.endAll(*p.process)
+				if err != nil {
+					return err
+				}
+				add(i, took)
+				if err := p.start(); err != nil {
+					return err
+				}
+				if _, err := st.waitCount(n); err != nil {
+					return err
+				}
+			}
+			began := time.Now()
+			took, err := st.endAll(st.pod.LB, st.pod.Frontend)
+			if err != nil {
+				return err
+			}
+			gone, err := st.waitCount(0)
+			if err != nil {
+				return err
+			}
+			add(2, took)
+			add(3, gone.Sub(began).Seconds())
+		}
+		return nil
+	})
+	for _, m := range results {
+		if len(m.Samples) > 0 {
+			m.Row, m.Method, m.N, m.Unit = 10, vipgate, n, "s"
+			s.record(m)
+		}
 	}
-	var lb, frontend, together, gone []float64
-	for range repeats {
-		took, err := endAll(ctx, b.pod.LB)
-		if err != nil {
-			return err
-		}
-		lb = append(lb, took[0])
-		if err := b.pod.StartLB(); err != nil {
-			return err
-		}
-		if _, err := b.announced(ctx); err != nil {
-			return err
-		}
-
-		if took, err = endAll(ctx, b.pod.Frontend); err != nil {
-			return err
-		}
-		frontend = append(frontend, took[0])
-		if err := b.pod.StartFrontend(); err != nil {
-			return err
-		}
-		if _, err := b.announced(ctx); err != nil {
-			return err
-		}
-
-		began := time.Now()
-		if took, err = endAll(ctx, b.pod.LB, b.pod.Frontend); err != nil {
-			return err
-		}
-		together = append(together, max(took[0], took[1]))
-		at, err := b.holds(ctx, 0)
-		if err != nil {
-			return err
-		}
-		gone = append(gone, at.Sub(began).Seconds())
-		if _, err := b.start(ctx); err != nil {
-			return err
-		}
-	}
-	for _, m := range []struct {
-		what    string
-		goal    string
-		samples []float64
-	}{
-		{"SIGTERM to lb → its exit", stopGoal, lb},
-		{"SIGTERM to frontend → its exit", stopGoal, frontend},
-		{"SIGTERM to both → exit of both", stopGoal, together},
-		{"SIGTERM to both → last withdraw", "", gone},
-	} {
-		s.record(Measurement{Row: 10, What: m.what, Method: vipgate, N: n, Unit: "s", Goal: m.goal, Samples: m.samples})
-	}
-	return nil
+	return err
 }
 
-// endAll sends SIGTERM to processes and returns how many seconds later each had
-// ended, which must be with status 0.
-func endAll(ctx context.Context, processes ...*lab.Process) ([]float64, error) {
-	ctx, cancel := context.WithTimeout(ctx, sitePatience)
+// endAll sends SIGTERM to processes and returns how many seconds later the last
+// of them had ended, all with status 0.
+func (st *stage) endAll(processes ...*lab.Process) (float64, error) {
+	ctx, cancel := st.patient()
 	defer cancel()
 	began := time.Now()
 	for _, p := range processes {
 		if err := p.Signal(syscall.SIGTERM); err != nil {
-			return nil, err
+			return 0, err
 		}
 	}
-	took := make([]float64, len(processes))
-	for i, p := range processes {
+	var took float64
+	for _, p := range processes {
 		status, err := p.Wait(ctx)
 		if err != nil {
-			return nil, err
+			return 0, st.explain(ctx, err)
 		}
 		if status != 0 {
-			return nil, fmt.Errorf("%s ended with status %d after SIGTERM: %s", p.Name, status, p.Tail(5))
+			return 0, fmt.Errorf("%s ended with status %d after SIGTERM: %s", p.Name, status, p.Tail(5))
 		}
-		took[i] = p.Ended().Sub(began).Seconds()
+		took = max(took, p.Ended().Sub(began).Seconds())
 	}
 	return took, nil
 }

@@ -9,8 +9,10 @@ var rows = []row{
 	{5, "a gateway resets the session", measureReset},
 	{6, "a session comes up", measureFirstFeed},
 	{7, "process start → all VIPs at the gateway", measureStart},
+	{8, "a gateway goes for some seconds, again and again", measureOutages},
 	{9, "storms of flips", measureStorms},
 	{10, "SIGTERM → exit", measureStop},
+	{11, "one load balancer, many watchers", measureWatchers},
 	{12, "idle: processor time and memory", measureIdle},
 	{13, "packets through the frontend's namespace", measurePackets},
 }

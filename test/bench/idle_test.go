@@ -1,0 +1,49 @@
+package main
+
+import (
+	"os"
+	"testing"
+)
+
+func TestPeakMemoryIsReadFromTheStatusOfAProcess(t *testing.T) {
+	for _, c := range []struct {
+		status string
+		want   float64
+		ok     bool
+	}{
+		{"Name:\tlb\nVmPeak:\t 9999 kB\nVmHWM:\t   20480 kB\nVmRSS:\t 1 kB\n", 20, true},
+		{"VmHWM:\t 512 kB", 0.5, true},
+		{"VmHWM:\t many kB\n", 0, false},
+		{"VmHWM:\t 512 MB\n", 0, false}, // not the unit that the kernel writes
+		{"Name:\tkthreadd\n", 0, false},
+		{"", 0, false},
+	} {
+		got, err := peakMemory(c.status)
+		if got != c.want || (err == nil) != c.ok {
+			t.Errorf("peakMemory(%q) = %v, %v; want %v", c.status, got, err, c.want)
+		}
+	}
+}
+
+func TestUsageOfThisProcessGrows(t *testing.T) {
+	before, err := usageOf(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	after := before
+	for after.cpu == before.cpu { // this loop is what uses the processor
+		if after, err = usageOf(os.Getpid()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if after.cpu < before.cpu || after.peak < before.peak || before.cpu <= 0 || before.peak <= 0 {
+		t.Errorf("used %+v, later %+v", before, after)
+	}
+}
+
+func TestUsageOfNoProcessIsAnError(t *testing.T) {
+	const beyondEveryPID = 1 << 23
+	if u, err := usageOf(beyondEveryPID); err == nil {
+		t.Errorf("usage of no process: %+v", u)
+	}
+}

@@ -1,0 +1,228 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+const (
+	outageVIPs = 100
+	// gatewayHold is the hold time that both ends of the gateway's session offer.
+	gatewayHold = 3 * time.Second
+	// inARow is how often a gateway goes, each time thereFor after it came back:
+	// who waits longer after each loss shows it here.
+	inARow   = 3
+	thereFor = time.Second
+	// outagePatience is above what the reference takes.
+	outagePatience = 6 * time.Minute
+)
+
+// outage is a way for a gateway to be gone.
+type outage struct {
+	what       string
+	lasts      time.Duration
+	begin, end func(*stage) error
+}
+
+var outages = []outage{
+	{
+		what: "carrier lost for 2 s", lasts: 2 * time.Second,
+		begin: func(st *stage) error { return st.Gateway.IP("link", "set", "trench0", "down") },
+		end:   func(st *stage) error { return st.Gateway.IP("link", "set", "trench0", "up") },
+	},
+	{
+		what: "session reset and port closed for 2 s", lasts: 2 * time.Second,
+		begin: func(st *stage) error { err := st.receiver.Refuse(); st.receiver.Reset(); return err },
+		end:   func(st *stage) error { return st.receiver.Listen() },
+	},
+	// It is shorter than the hold time and so may pass unnoticed.
+	{what: "silence for 2 s", lasts: 2 * time.Second, begin: (*stage).silence, end: (*stage).unsilence},
+	{what: "silence for the hold time and 2 s more", lasts: gatewayHold + 2*time.Second, begin: (*stage).silence, end: (*stage).unsilence},
+}
+
+const silenceRules = `table inet silence {
+	chain input { type filter hook input priority -500; iifname "trench0" drop; }
+	chain output { type filter hook output priority -500; oifname "trench0" drop; }
+}
+`
+
+// silence lets all packets of the gateway get lost, both ways.
+func (st *stage) silence() error {
+	path := st.path("silence.nft")
+	if err := os.WriteFile(path, []byte(silenceRules), 0o600); err != nil {
+		return fmt.Errorf("rules that silence the gateway: %w", err)
+	}
+	_, err := st.Gateway.Run(st.ctx, "nft", "-f", path)
+	return err
+}
+
+func (st *stage) unsilence() error {
+	_, err := st.Gateway.Run(st.ctx, "nft", "delete", "table", "inet", "silence")
+	return err
+}
+
+// suffer lets the gateway go once and returns how many seconds after its return
+// all VIPs were there again, and stayed.
+func (o outage) suffer(st *stage) (float64, error) {
+	mark, began := st.receiver.Mark(), time.Now()
+	if err := o.begin(st); err != nil {
+		return 0, err
+	}
+	if err := st.pause(o.lasts); err != nil {
+		return 0, err
+	}
+	back := time.Now()
+	if err := o.end(st); err != nil {
+		return 0, err
+	}
+	// A session that lives at this moment may still be lost, until the hold timer
+	// has run out that was set before all this began.
+	limit, cancel := context.WithDeadline(st.ctx, began.Add(max(o.lasts, gatewayHold)+1500*time.Millisecond))
+	defer cancel()
+	_, err := st.receiver.WaitFor(limit, mark, func(r lab.Receipt) bool { return r.Withdrawn })
+	switch {
+	case st.ctx.Err() != nil:
+		return 0, context.Cause(st.ctx)
+	case err != nil:
+		return 0, nil // nothing was lost at all
+	}
+	patient, cancel := context.WithTimeout(st.ctx, outagePatience)
+	defer cancel()
+	at, err := st.receiver.WaitCount(patient, len(st.vips))
+	if err != nil {
+		return 0, st.explain(patient, fmt.Errorf("%s: %w", o.what, err))
+	}
+	return max(0, at.Sub(back).Seconds()), nil
+}
+
+// outageResult holds the seconds until the VIPs were back, by the number of the
+// outage in a row.
+type outageResult struct {
+	outage outage
+	method string
+	took   [inARow][]float64
+	err    error
+}
+
+// measureOutages is row 8. All ways to be gone are measured at the same time, each
+// on stages of its own: all of them wait nearly all of the time.
+func measureOutages(ctx context.Context, s *session) error {
+	methods, ways, times := []string{vipgate, reference}, outages, inARow
+	if s.quick {
+		// The reference takes minutes, and the last way the longest.
+		methods, ways, times = methods[:1], outages[:len(outages)-1], 1
+	}
+	var results []*outageResult
+	for _, o := range ways {
+		for _, method := range methods {
+			results = append(results, &outageResult{outage: o, method: method})
+		}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var wg sync.WaitGroup
+	for _, r := range results {
+		repeats := s.repeats(10, 1)
+		if r.method == reference {
+			repeats = 1
+		}
+		wg.Go(func() {
+			for range repeats {
+				if r.err = r.measure(ctx, s, times); r.err != nil {
+					cancel()
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	var errs []error
+	for _, r := range results {
+		if r.err != nil && !errors.Is(r.err, context.Canceled) {
+			errs = append(errs, fmt.Errorf("%s, %s: %w", r.outage.what, r.method, r.err))
+		}
+		var goal string
+		if r.method == vipgate {
+			goal = "max ≤ 3"
+		}
+		for i, samples := range r.took {
+			if len(samples) > 0 {
+				s.record(Measurement{Row: 8, What: fmt.Sprintf("gateway gone (%s), back → all VIPs there; time %d in a row", r.outage.what, i+1), Method: r.method, N: outageVIPs, Unit: "s", Goal: goal, Samples: samples})
+			}
+		}
+	}
+	return errors.Join(append(errs, ctx.Err())...)
+}
+
+// measure starts a pod, or the reference in its place, and lets its gateway go
+// again and again.
+func (r *outageResult) measure(ctx context.Context, s *session, times int) error {
+	return on(ctx, s, outageVIPs, oneFamily, func(st *stage) (err error) {
+		if r.method == vipgate {
+			if err := st.startTarget(); err != nil {
+				return err
+			}
+			_, err = st.startPod()
+		} else {
+			err = st.startPlainBIRD()
+		}
+		if err != nil {
+			return err
+		}
+		for i := range times {
+			if err := st.pause(thereFor); err != nil {
+				return err
+			}
+			took, err := r.outage.suffer(st)
+			if err != nil {
+				return err
+			}
+			r.took[i] = append(r.took[i], took)
+		}
+		return nil
+	})
+}
+
+// startPlainBIRD starts a BIRD in the pod that announces the VIPs from static
+// routes and leaves the times of its session, but for the hold time, at BIRD's
+// defaults, as is common in the field. It waits until all VIPs are at the gateway.
+func (st *stage) startPlainBIRD() error {
+	var conf strings.Builder
+	fmt.Fprintf(&conf, `log stderr all;
+router id %[1]s;
+protocol device { }
+protocol bgp upstream {
+	local %[1]s port %[3]d as %[4]d;
+	neighbor %[2]s port %[3]d as %[5]d;
+	interface "%[6]s";
+	direct;
+	strict bind;
+	hold time 3;
+	ipv4 { import none; export where source = RTS_STATIC; next hop self; };
+}
+protocol static vips {
+	ipv4;
+`, lab.PodExternal4, lab.GatewayA4, lab.BGPPort, lab.PodAS, uint32(lab.GatewayAS), lab.External)
+	for _, v := range st.vips {
+		fmt.Fprintf(&conf, "\troute %s blackhole;\n", v)
+	}
+	conf.WriteString("}\n")
+	path := st.path("plain.conf")
+	if err := os.WriteFile(path, []byte(conf.String()), 0o600); err != nil {
+		return fmt.Errorf("configuration of a plain BIRD: %w", err)
+	}
+	p, err := st.Start(st.Pod, "plain-bird", lab.BIRD(), "-f", "-c", path, "-s", st.path("plain.ctl"))
+	if err != nil {
+		return err
+	}
+	st.guard(p)
+	_, err = st.waitCount(len(st.vips))
+	return err
+}
