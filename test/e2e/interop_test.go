@@ -1,0 +1,390 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// kinds are the kinds of gateways that the product is tested with.
+var kinds = []lab.Kind{lab.KindBIRD, lab.KindFRR, lab.KindGoBGP}
+
+// interop is a world whose gateway is of any kind.
+type interop struct {
+	*world
+	router lab.Router
+}
+
+// newInterop makes a world with a gateway of a kind in the place of the usual one.
+func newInterop(t *testing.T, kind lab.Kind, change func(*lab.GatewayConfig)) *interop {
+	t.Helper()
+	need(t, kind)
+	w := newWorld(t)
+	w.must(w.gateway.Process.Kill())
+	c := lab.GatewayA()
+	c.Name = "router-a"
+	change(&c)
+	return &interop{w, w.startRouter(kind, w.Gateway, c)}
+}
+
+// need skips a test when the machine lacks a kind of gateway.
+func need(t *testing.T, kind lab.Kind) {
+	t.Helper()
+	if lacks := kind.Lacks(); lacks != "" {
+		lab.Skip(t, lacks)
+	}
+}
+
+// startRouter starts a gateway, and shows what it logged after a failure.
+func (w *world) startRouter(kind lab.Kind, ns *lab.NetNS, c lab.GatewayConfig) lab.Router {
+	w.t.Helper()
+	r, err := w.StartRouter(kind, ns, c)
+	w.must(err)
+	w.t.Cleanup(func() {
+		if !w.t.Failed() {
+			return
+		}
+		for _, p := range r.Processes() {
+			w.t.Logf("== last lines of %s of %s\n%s", p.Name, c.Name, p.Tail(40))
+		}
+	})
+	return r
+}
+
+// waitRouter waits until exactly these VIPs are in a gateway's table.
+func (w *world) waitRouter(r lab.Router, prefixes ...string) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	defer cancel()
+	w.must(r.WantRoutes(ctx, prefixes...))
+}
+
+// waitBest waits until the gateway's best routes to the VIPs of target 1 are as wanted.
+func (i *interop) waitBest(what string, wanted func(lab.Route) bool) {
+	i.t.Helper()
+	i.waitFor(func() error {
+		routes, err := i.router.Routes(i.t.Context())
+		if err != nil {
+			return err
+		}
+		for _, v := range []string{vipA4, vipA6} {
+			if r, ok := routes[netip.MustParsePrefix(v)]; !ok || !wanted(r) {
+				return fmt.Errorf("%s is not %s: %+v", v, what, r)
+			}
+		}
+		return nil
+	})
+}
+
+// routerHeard is the story of a prefix that a gateway heard after a mark.
+func (w *world) routerHeard(r lab.Router, mark int, prefix string) []string {
+	w.t.Helper()
+	trace, err := r.Trace()
+	w.must(err)
+	p := netip.MustParsePrefix(prefix)
+	return story(slices.DeleteFunc(trace[mark:], func(h lab.Heard) bool { return h.Prefix != p }))
+}
+
+// routerMark is a place in a gateway's trace: now.
+func (w *world) routerMark(r lab.Router) int {
+	w.t.Helper()
+	trace, err := r.Trace()
+	w.must(err)
+	return len(trace)
+}
+
+// waitRouterHeard waits until a gateway heard exactly this of a prefix after a mark.
+func (w *world) waitRouterHeard(r lab.Router, mark int, prefix string, want ...string) {
+	w.t.Helper()
+	w.waitFor(func() error {
+		if got := w.routerHeard(r, mark, prefix); !slices.Equal(got, want) {
+			return fmt.Errorf("%s heard of %s %v, want %v", r.Config().Name, prefix, got, want)
+		}
+		return nil
+	})
+}
+
+// trenchWith is the usual trench file with further settings of both gateways.
+func trenchWith(t *testing.T, settings string) string {
+	t.Helper()
+	return edited(t, lineA4, strings.TrimSuffix(lineA4, "}")+settings+"}", lineA6, strings.TrimSuffix(lineA6, "}")+settings+"}")
+}
+
+// fromUs tells whether a route has the pod as its next hop.
+func fromUs(r lab.Route) bool {
+	return r.NextHop == lab.PodExternal4 || r.NextHop == lab.PodExternal6
+}
+
+// Issue 3, "Interoperation": "passive peering, 4-octet AS".
+func TestGatewayOfAnyKindThatOnlyListens(t *testing.T) {
+	t.Parallel()
+	const as = 4200000001 // it has no form of two octets
+	for _, kind := range kinds {
+		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
+			w := newInterop(t, kind, func(c *lab.GatewayConfig) { c.Passive, c.RemoteAS = true, as })
+			w.must(w.pod.WriteTrench(trenchWith(t, fmt.Sprintf(", localASN: %d", as))))
+			wire := lab.NewCapture(t, w.Gateway, "trench0")
+			w.up(w.target1)
+			w.startPod()
+			w.waitBest("from the pod's AS", func(r lab.Route) bool {
+				return fromUs(r) && slices.Equal(r.ASPath, []string{strconv.Itoa(as)}) && len(r.Communities) == 0
+			})
+			w.waitTable("-4", "default via "+lab.GatewayA4.String())
+			w.waitTable("-6", "default via "+lab.GatewayA6.String())
+			// Each way a VIP goes alone, and nothing else is told.
+			mark := w.routerMark(w.router)
+			w.up(w.target2)
+			w.waitRouter(w.router, every()...)
+			w.down(w.target2)
+			w.waitRouter(w.router, vipA4, vipA6)
+			for _, v := range []string{vipB4, vipB6} {
+				w.waitRouterHeard(w.router, mark, v, announced, withdrawn)
+			}
+			for _, v := range []string{vipA4, vipA6} {
+				w.waitRouterHeard(w.router, mark, v)
+			}
+			if called := wire.Count(func(p lab.Packet) bool { return p.Outgoing && p.DstPort == lab.BGPPort && p.SrcPort != lab.BGPPort }); called > 0 {
+				t.Errorf("the gateway sent %d packets of connections that it opened", called)
+			}
+		})
+	}
+}
+
+// Issue 3, "Interoperation": "dual stack, TCP-MD5 … eBGP and iBGP".
+func TestGatewayOfAnyKindWithAPassword(t *testing.T) {
+	t.Parallel()
+	const password = "correct-horse#;'{}" // FRR takes no spaces
+	for _, kind := range kinds {
+		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
+			w := newInterop(t, kind, func(c *lab.GatewayConfig) { c.LocalAS, c.Password = lab.PodAS, password })
+			key := filepath.Join(w.Dir, "a.key")
+			write := func(text string) {
+				t.Helper()
+				w.must(os.WriteFile(key+".new", []byte(text), 0o600))
+				w.must(os.Rename(key+".new", key))
+			}
+			write("wrong\n")
+			w.must(w.pod.WriteTrench(trenchWith(t, fmt.Sprintf(", remoteASN: %d, passwordFile: %s", lab.PodAS, key))))
+			w.up(w.target1)
+			w.startPod()
+			// The kernels refuse each other's packets.
+			w.waitFor(func() error {
+				if w.md5Failures() == 0 {
+					return fmt.Errorf("no packet with a wrong signature came")
+				}
+				return nil
+			})
+			w.waitRouter(w.router)
+			write(password + "\n")
+			w.waitBest("of the own AS", func(r lab.Route) bool {
+				return fromUs(r) && len(r.ASPath) == 0 && r.LocalPref == "100" && len(r.Communities) == 0
+			})
+		})
+	}
+}
+
+// Issue 3, "Interoperation": "the community seen, the prepended path and (iBGP) local preference 0 honoured".
+func TestGatewayOfAnyKindTurnsAwayFromADrainedPod(t *testing.T) {
+	t.Parallel()
+	for _, kind := range kinds {
+		for session, as := range map[string]uint32{"eBGP": lab.GatewayAS, "iBGP": lab.PodAS} {
+			t.Run(string(kind)+"/"+session, func(t *testing.T) {
+				t.Parallel()
+				w := newInterop(t, kind, func(c *lab.GatewayConfig) {
+					c.LocalAS = as
+					c.Local, c.Peers = append(c.Local, c.Local...), append(c.Peers, rival4, rival6)
+				})
+				w.must(w.pod.WriteTrench(trenchWith(t, fmt.Sprintf(", remoteASN: %d", as))))
+				w.up(w.target1)
+				w.must(w.pod.StartLB())
+				w.must(w.pod.StartFrontend("--drain-time=10m"))
+
+				us := strconv.Itoa(lab.PodAS)
+				path, longPath, preference := []string{us}, []string{us, us, us, us}, ""
+				switch {
+				case session == "iBGP":
+					path, longPath, preference = nil, nil, "0"
+				case kind == lab.KindFRR:
+					preference = "0" // it heeds the community
+				case kind == lab.KindBIRD:
+					preference = "100"
+				}
+				w.waitBest("as usual", func(r lab.Route) bool {
+					return fromUs(r) && slices.Equal(r.ASPath, path) && !r.GracefulShutdown()
+				})
+				admin := "--admin-socket=unix://" + w.pod.FrontendAdmin()
+				if out, status := w.run("frontend", "drain", admin); status != 0 {
+					t.Fatalf("frontend drain ended with %d: %s", status, out)
+				}
+				// The only route there is stays in use.
+				w.waitBest("de-preferred", func(r lab.Route) bool {
+					return fromUs(r) && slices.Equal(r.ASPath, longPath) && r.LocalPref == preference && r.GracefulShutdown()
+				})
+				w.startRival(as)
+				w.waitBest("turned away from the drained pod", func(r lab.Route) bool { return r.NextHop == rival4 || r.NextHop == rival6 })
+				if out, status := w.run("frontend", "undrain", admin); status != 0 {
+					t.Fatalf("frontend undrain ended with %d: %s", status, out)
+				}
+				w.waitBest("back at the pod", func(r lab.Route) bool {
+					return fromUs(r) && slices.Equal(r.ASPath, path) && !r.GracefulShutdown()
+				})
+			})
+		}
+	}
+}
+
+// The addresses of another pod on the external network.
+var (
+	rival4 = netip.MustParseAddr("169.254.100.2")
+	rival6 = netip.MustParseAddr("fd00:100::2")
+)
+
+// startRival starts what stands for another pod of the trench, with a way to the
+// VIPs of target 1 that is a little worse than the usual pod's: a path of two AS
+// numbers, or local preference 50 within the gateway's AS.
+func (w *world) startRival(gatewayAS uint32) {
+	w.t.Helper()
+	ns := lab.NewNetNS(w.t)
+	w.must(w.Pod.IP("link", "add", "link", lab.External, "name", "ext0", "netns", ns.Name(), "type", "macvlan", "mode", "bridge"))
+	w.must(ns.IP("link", "set", "ext0", "up"))
+	w.must(ns.Addr("ext0", rival4.String()+"/24", rival6.String()+"/64"))
+	worse := fmt.Sprintf("bgp_path.prepend(%d);", lab.PodAS)
+	if gatewayAS == lab.PodAS {
+		worse = "bgp_local_pref = 50;"
+	}
+	conf := fmt.Sprintf("router id %s;\nlog stderr all;\nprotocol device {}\n", rival4)
+	for _, s := range []struct {
+		family, vip     string
+		local, neighbor netip.Addr
+	}{{"ipv4", vipA4, rival4, lab.GatewayA4}, {"ipv6", vipA6, rival6, lab.GatewayA6}} {
+		conf += fmt.Sprintf(`protocol static { %[1]s; route %[2]s blackhole; }
+protocol bgp rival_%[1]s {
+	local %[3]s port %[5]d as %[6]d;
+	neighbor %[4]s port %[5]d as %[7]d;
+	direct;
+	strict bind;
+	connect delay time 1;
+	connect retry time 2;
+	%[1]s { import none; export filter { %[8]s accept; }; };
+}
+`, s.family, s.vip, s.local, s.neighbor, lab.BGPPort, lab.PodAS, gatewayAS, worse)
+	}
+	w.must(os.WriteFile(w.path("rival.conf"), []byte(conf), 0o600))
+	_, err := w.Start(ns, "rival", lab.BIRD(), "-f", "-c", w.path("rival.conf"), "-s", w.path("rival.ctl"))
+	w.must(err)
+}
+
+// Issue 3, "Interoperation": "BFD where the peer has it".
+func TestBFDWithFRR(t *testing.T) {
+	t.Parallel()
+	for session, as := range map[string]uint32{"eBGP": lab.GatewayAS, "iBGP": lab.PodAS} {
+		t.Run(session, func(t *testing.T) {
+			t.Parallel()
+			// Both sides offer a long hold time, so that only BFD can notice the loss.
+			w := newInterop(t, lab.KindFRR, func(c *lab.GatewayConfig) { c.LocalAS, c.BFD, c.HoldSeconds = as, true, 90 })
+			// Slower than a busy machine is late.
+			w.must(w.pod.WriteTrench(trenchWith(t, fmt.Sprintf(", remoteASN: %d, holdTime: 90s, bfd: {minTx: 500ms, minRx: 500ms, multiplier: 4}", as))))
+			w.up(w.target1)
+			w.startPod()
+			w.waitRouter(w.router, vipA4, vipA6)
+			guarded := func(g *frontendv1.GatewayStatus) bool { return g.GetUp() && g.GetBfd() == "Up" }
+			w.waitGateway("gateway-a4", guarded)
+			w.waitGateway("gateway-a6", guarded)
+			mark := w.routerMark(w.router)
+
+			// Everything of IPv4 gets lost, in both directions, so that nobody is told.
+			w.loseIPv4(w.Gateway)
+			if down := w.waitGateway("gateway-a4", isDown); !strings.Contains(down.GetLastError(), "BFD") {
+				t.Errorf("status: %v", down)
+			}
+			w.waitRouter(w.router, vipA6)
+			w.restoreIPv4(w.Gateway)
+			w.waitRouter(w.router, vipA4, vipA6)
+			w.waitGateway("gateway-a4", guarded)
+			w.waitRouterHeard(w.router, mark, vipA4, withdrawn, announced)
+			w.waitRouterHeard(w.router, mark, vipA6)
+		})
+	}
+}
+
+// loseIPv4 loses everything of IPv4 at a gateway, in both directions.
+func (w *world) loseIPv4(ns *lab.NetNS) {
+	w.t.Helper()
+	_, err := ns.Run(w.t.Context(), "nft", "add table inet lost; add chain inet lost in { type filter hook input priority 0; }; add rule inet lost in meta nfproto ipv4 drop; "+
+		"add chain inet lost out { type filter hook output priority 0; }; add rule inet lost out meta nfproto ipv4 drop")
+	w.must(err)
+}
+
+// restoreIPv4 ends loseIPv4.
+func (w *world) restoreIPv4(ns *lab.NetNS) {
+	w.t.Helper()
+	_, err := ns.Run(w.t.Context(), "nft", "delete table inet lost")
+	w.must(err)
+}
+
+// Issue 3, "Interoperation": "two gateways at once with one lost". Design section 5: "Families are independent".
+func TestTwoGatewaysOfDifferentKindsOneLost(t *testing.T) {
+	t.Parallel()
+	for i, kindA := range kinds {
+		kindB := kinds[(i+1)%len(kinds)]
+		t.Run(string(kindA)+" lost, "+string(kindB)+" left", func(t *testing.T) {
+			t.Parallel()
+			need(t, kindB)
+			w := newInterop(t, kindA, func(*lab.GatewayConfig) {})
+			ns, err := w.SecondGateway()
+			w.must(err)
+			b := w.startRouter(kindB, ns, lab.GatewayB())
+			w.must(w.pod.WriteTrench(edited(t, lineA6, lineA6+"\n    "+lineB4+"\n    "+lineB6)))
+			w.up(w.target1)
+			w.startPod()
+			w.waitRouter(w.router, vipA4, vipA6)
+			w.waitRouter(b, vipA4, vipA6)
+			for _, name := range []string{"gateway-a4", "gateway-a6", "gateway-b4", "gateway-b6"} {
+				w.waitGateway(name, isUp)
+			}
+			egress4, egress6 := w.recordHealth("Egress/ipv4"), w.recordHealth("Egress/ipv6")
+			egress4.until(healthServing)
+			egress6.until(healthServing)
+			mark := w.routerMark(b)
+
+			// One is lost: the other holds the VIPs and is told nothing.
+			for _, p := range w.router.Processes() {
+				w.must(p.Kill())
+			}
+			for _, name := range []string{"gateway-a4", "gateway-a6"} {
+				w.waitGateway(name, isDown)
+			}
+			w.waitRouter(b, vipA4, vipA6)
+			egress4.wantOnly(healthServing)
+			for _, v := range []string{vipA4, vipA6} {
+				w.waitRouterHeard(b, mark, v)
+			}
+
+			// The other loses IPv4: IPv6 does not notice.
+			w.loseIPv4(ns)
+			egress4.until(healthNotServing)
+			w.waitRouter(b, vipA6)
+			w.restoreIPv4(ns)
+			w.waitRouter(b, vipA4, vipA6)
+			egress4.until(healthServing)
+			w.waitRouterHeard(b, mark, vipA4, withdrawn, announced)
+			w.waitRouterHeard(b, mark, vipA6)
+			egress6.wantOnly(healthServing)
+
+			w.must(w.router.Start())
+			w.waitRouter(w.router, vipA4, vipA6)
+			w.waitRouterHeard(b, mark, vipA6)
+		})
+	}
+}
