@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -47,6 +48,7 @@ type process struct {
 	reported   atomic.Bool // the watcher was told of VIPs
 	applied    *latest.Value[readiness.Position]
 	instance   string // of this start; events are numbered within it
+	served     atomic.Pointer[served]
 }
 
 // Health services of the frontend, beside "" and vip/<prefix>. Readiness is
@@ -292,13 +294,33 @@ func (p *process) tookIn(position readiness.Position) {
 
 // families is the external connectivity of the families that have VIPs.
 func (p *process) families() map[vip.Family]bool {
+	config := p.config.Value().Load().Config
+	served := p.served.Load()
+	if served == nil || served.config != config {
+		served = newServed(config)
+		p.served.Store(served)
+	}
 	up := gateways(p.bird.State().Load()).Up
-	families := map[vip.Family]bool{}
-	for _, v := range p.config.Value().Load().Config.Attractor.VIPs {
-		families[v.Family()] = up[v.Family()]
-		if len(families) == len(vip.Families) {
-			break
-		}
+	families := make(map[vip.Family]bool, len(served.families))
+	for _, f := range served.families {
+		families[f] = up[f]
 	}
 	return families
+}
+
+// served are the families that have VIPs in a configuration. It is kept, since
+// it is asked for with every decision, and there may be very many VIPs.
+type served struct {
+	config   *trench.Config
+	families []vip.Family
+}
+
+func newServed(c *trench.Config) *served {
+	s := &served{config: c}
+	for _, f := range vip.Families {
+		if slices.ContainsFunc(c.Attractor.VIPs, func(v vip.VIP) bool { return v.Family() == f }) {
+			s.families = append(s.families, f)
+		}
+	}
+	return s
 }

@@ -291,23 +291,24 @@ func (o *observer) tell(e event) {
 func (s *state) takeWords(words map[vip.VIP]readiness.VIPReadiness, gone vip.Set, whole bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for v, st := range s.vips {
-		r, spoken := words[v]
-		_, removed := gone[v]
-		switch {
-		case spoken:
-			st.Word, st.Spoken = r, true
-		case removed, whole:
+	if whole {
+		for v, st := range s.vips {
 			st.Word, st.Spoken = readiness.VIPReadiness{}, false
-		default:
-			continue
+			s.vips[v] = st
 		}
-		s.vips[v] = st
+	}
+	// Otherwise the cost is that of what was said, never of all VIPs: it is paid
+	// with every decision.
+	for v := range gone {
+		if st, known := s.vips[v]; known {
+			st.Word, st.Spoken = readiness.VIPReadiness{}, false
+			s.vips[v] = st
+		}
 	}
 	for v, r := range words {
-		if _, known := s.vips[v]; !known {
-			s.vips[v] = vipState{Word: r, Spoken: true}
-		}
+		st := s.vips[v]
+		st.Word, st.Spoken = r, true
+		s.vips[v] = st
 	}
 }
 

@@ -136,6 +136,10 @@ func (r *reporter) round(ctx context.Context) bool {
 		}
 	}
 	more := len(r.waiting) > 0
+	if !more {
+		// A map costs what it once held: the next flip must not pay for a flood.
+		r.waiting = map[vip.VIP]withdrawal{}
+	}
 	r.send(told)
 	r.idle.Set(!more)
 	r.mu.Unlock()

@@ -213,7 +213,7 @@ func (g *Gate) Evaluate(now time.Time) []Change {
 		for _, e := range g.vips {
 			g.decide(now, e)
 		}
-		clear(g.dirty)
+		g.clean()
 		return g.changes
 	}
 	for v := range g.dirty {
@@ -221,8 +221,19 @@ func (g *Gate) Evaluate(now time.Time) []Change {
 			g.decide(now, e)
 		}
 	}
-	clear(g.dirty)
+	g.clean()
 	return g.changes
+}
+
+// clean forgets what was dirty. A map that held many is given up: walking and
+// clearing it would cost what it once held, and the next flip must not pay for
+// an earlier flood.
+func (g *Gate) clean() {
+	if len(g.dirty) > 64 {
+		g.dirty = map[vip.VIP]struct{}{}
+		return
+	}
+	clear(g.dirty)
 }
 
 // Deadline tells when Evaluate can give something new though no input came;
