@@ -14,11 +14,17 @@ import (
 // lookEvery is how often processes are looked at, and timers are measured.
 const lookEvery = 10 * time.Millisecond
 
+// waitEvery is how often it is asked how long threads waited for a CPU.
+const waitEvery = 200 * time.Millisecond
+
 // looker looks at the processes all the time and tells the timeline how they
-// are. It measures how late its own timer is: as late as everybody's.
+// are. It measures how late its own timer is, and how long the threads of what it
+// looks at were ready to run and did not: the kernel is not equally unfair to all.
 type looker struct {
-	w    *world
-	last map[string]int // the process of a subject
+	w      *world
+	last   map[string]int           // the process of a subject
+	waited map[string]time.Duration // how long a thread waited for a CPU so far
+	asked  time.Time                // when that was read last
 
 	mu     sync.Mutex
 	late   map[int64]time.Duration // the worst of each tenth of a second
@@ -29,7 +35,7 @@ type looker struct {
 
 func startLooker(w *world) *looker {
 	ctx, cancel := context.WithCancel(context.Background())
-	l := &looker{w: w, last: map[string]int{}, late: map[int64]time.Duration{}, cancel: cancel, done: make(chan struct{})}
+	l := &looker{w: w, last: map[string]int{}, waited: map[string]time.Duration{}, late: map[int64]time.Duration{}, cancel: cancel, done: make(chan struct{})}
 	go l.run(ctx)
 	return l
 }
@@ -51,23 +57,56 @@ func (l *looker) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		l.measure(due)
+		l.measure(due, time.Since(due))
 		l.look()
+		if time.Since(l.asked) > waitEvery {
+			l.asked = time.Now()
+			l.waits()
+		}
 	}
 }
 
-// measure notes how late a timer fired.
-func (l *looker) measure(due time.Time) {
-	now := time.Now()
-	late := now.Sub(due)
+// measure notes that somebody who should have run at a moment was late.
+func (l *looker) measure(due time.Time, late time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	// A long sleep was late all along.
-	for t := due; !t.After(now); t = t.Add(100 * time.Millisecond) {
+	for t := due; !t.After(due.Add(late)); t = t.Add(100 * time.Millisecond) {
 		bin := t.UnixMilli() / 100
 		l.late[bin] = max(l.late[bin], late)
 	}
 	l.worst = max(l.worst, late)
+}
+
+// waits reads how long each thread of every process waited for a CPU since the
+// last look: the second field of schedstat, in nanoseconds. The kernel counts a
+// wait when it is over.
+func (l *looker) waits() {
+	now := map[string]time.Duration{}
+	for _, pid := range l.last {
+		dir := fmt.Sprintf("/proc/%d/task", pid)
+		tasks, err := os.ReadDir(dir)
+		if err != nil {
+			continue // it has just ended
+		}
+		for _, t := range tasks {
+			path := dir + "/" + t.Name() + "/schedstat"
+			b, err := os.ReadFile(path)
+			if err != nil {
+				continue
+			}
+			var ran, waited int64
+			if _, err := fmt.Sscan(string(b), &ran, &waited); err != nil {
+				continue
+			}
+			now[path] = time.Duration(waited)
+			if last, known := l.waited[path]; known {
+				more := now[path] - last
+				l.measure(time.Now().Add(-more), more)
+			}
+		}
+	}
+	l.waited = now
 }
 
 // lateness is how late timers were at most between two moments.

@@ -32,12 +32,13 @@ type observer struct {
 	since  time.Time     // the last calm point
 	faults []happened
 
-	measures  []measure
-	excused   int
-	recovered []time.Duration // of each group
-	recent    []event         // of the last window, as evidence
-	recently  []change
-	byName    map[netip.Prefix]int
+	measures   []measure
+	excused    int
+	recovered  []time.Duration // of each group
+	recent     []event         // of the last window, as evidence
+	recently   []change
+	recentFrom time.Time
+	byName     map[netip.Prefix]int
 }
 
 func newObserver(w *world) *observer {
@@ -98,6 +99,16 @@ func (o *observer) settle(ctx context.Context, healed time.Time, bound time.Dura
 	}
 }
 
+// holdsAll tells whether every gateway holds every VIP at this moment.
+func (o *observer) holdsAll(ctx context.Context) bool {
+	for g := range gateways {
+		if len(o.missing(ctx, g)) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
 // missing are the VIPs that a gateway does not hold as it should.
 func (o *observer) missing(ctx context.Context, g int) []string {
 	bound, cancel := context.WithTimeout(ctx, commandTime)
@@ -151,7 +162,7 @@ func (o *observer) judge() ([]verdict, error) {
 	o.faults, o.surprises = nil, nil
 	o.mu.Unlock()
 	j := judge(w)
-	o.since, o.recent, o.recently = now, events, changes
+	o.recentFrom, o.since, o.recent, o.recently = o.since, now, events, changes
 	o.measures = append(o.measures, j.measures...)
 	o.excused += j.excused
 	verdicts = append(verdicts, j.verdicts...)
@@ -199,7 +210,7 @@ func traceHoldsAll(events []event) []verdict {
 	var verdicts []verdict
 	for _, key := range slices.SortedFunc(maps.Keys(last), func(a, b [2]int) int { return slices.Compare(a[:], b[:]) }) {
 		if e := last[key]; e.withdrawn || e.deferred {
-			verdicts = append(verdicts, verdict{fmt.Sprintf("the table of %s holds a VIP of which it heard last: %s", gatewayName(e.gateway), e), e.vip, e.gateway})
+			verdicts = append(verdicts, verdict{fmt.Sprintf("at a calm point %s heard last: %s", gatewayName(e.gateway), e), e.vip, e.gateway})
 		}
 	}
 	return verdicts
@@ -214,6 +225,11 @@ func (o *observer) evidence(v verdict) []string {
 	for _, e := range o.recent {
 		if (v.vip < 0 || v.vip == e.vip) && (v.gateway < 0 || v.gateway == e.gateway) {
 			lines = append(lines, e.String())
+		}
+	}
+	for at := o.recentFrom.Truncate(time.Second); at.Before(o.since); at = at.Add(time.Second) {
+		if late := o.looks.lateness(at, at.Add(time.Second-1)); late > excuse/3 {
+			lines = append(lines, fmt.Sprintf("%s somebody waited %s for a CPU", at.Format(clock), short(late)))
 		}
 	}
 	slices.Sort(lines) // each begins with a time of day

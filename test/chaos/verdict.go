@@ -46,18 +46,23 @@ func only(gateway, _ int) []string { return []string{gatewaySubject(gateway)} }
 
 // grace is how long a subject takes until everything is as before, once it is
 // sound: processes start and meet each other again, and a session whose packets
-// were lost lives on what it has for a hold time at most.
-func grace(subject string) time.Duration {
+// were lost lives on what it has for a hold time at most. What was disturbed for
+// a moment only is as before soon: TCP sends again at the latest after as long
+// as packets were lost.
+func grace(subject string, wasGone bool, disturbed time.Duration) time.Duration {
+	var most time.Duration
 	switch subject {
 	case "lb", "svid":
-		return 2 * time.Second
-	case "stream":
-		return 3 * time.Second // longest back-off 2 s
-	case "frontend", "bird":
-		return 3 * time.Second
+		most = 2 * time.Second
+	case "frontend", "bird", "stream":
+		most = 3 * time.Second // longest back-off of the stream: 2 s
 	default:
-		return holdTime + 500*time.Millisecond + stallTime
+		most = holdTime + 500*time.Millisecond + stallTime
 	}
+	if disturbed < time.Second && !wasGone {
+		return min(most, 500*time.Millisecond+2*disturbed)
+	}
+	return most
 }
 
 // rules are the bounds of design section 9 with the numbers of this trench.
@@ -144,7 +149,7 @@ func (w *window) slack(from, to time.Time) time.Duration {
 
 // excuse is how late timers may be before an UPDATE without a reason counts as
 // the machine's fault: a check of a target, or a lease, may then have been missed.
-const excuse = 150 * time.Millisecond
+const excuse = 300 * time.Millisecond
 
 // verdict is something that must not happen.
 type verdict struct {
