@@ -108,13 +108,23 @@ func stopAll(processes []*lab.Process) (func(context.Context) error, error) {
 	return together(heals...), errors.Join(errs...)
 }
 
+// killDaemon kills one daemon of gateway B. When zebra comes back, the others are
+// started anew, as watchfrr does: they would ask for it after 10 s only.
 func killDaemon(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
 	b := w.routers[gatewayB]
 	p := b.process(frrDaemon(f.Arg))
 	if p == nil {
 		return nil, fmt.Errorf("gateway B has no %s", frrDaemon(f.Arg))
 	}
-	return func(context.Context) error { return b.start() }, p.Kill()
+	return func(context.Context) error {
+		var errs []error
+		if frrDaemon(f.Arg) == "zebra" {
+			for _, other := range b.processes() {
+				errs = append(errs, other.Kill())
+			}
+		}
+		return errors.Join(append(errs, b.start())...)
+	}, p.Kill()
 }
 
 func stopDaemon(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
