@@ -246,7 +246,7 @@ func TestWatcherReportsEverythingOnceThenChanges(t *testing.T) {
 	}
 	eventually(t, "everything arrives", reportedAs(b, want))
 	r := b.Report().Load()
-	if r.Applied != (Position{"i", 7}) || !maps.Equal(r.Families, map[vip.Family]bool{vip.IPv4: true, vip.IPv6: false}) || r.Advertised != 4500 || r.Withdrawn != 0 || r.Peer != frontendID {
+	if r.Applied != (Position{"i", 7}) || !maps.Equal(r.Families, map[vip.Family]bool{vip.IPv4: true, vip.IPv6: false}) || r.Advertised != len(want) || r.Withdrawn != 0 || r.Peer != frontendID {
 		t.Fatalf("the report is %+v", r)
 	}
 	// A change is one small message.
