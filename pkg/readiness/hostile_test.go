@@ -163,7 +163,10 @@ type hostile struct {
 	gate    *gated
 	open    []*hostileStream
 	ever    []*hostileStream
-	newest  map[string]uint64 // highest revision handed over, by instance
+	before  Position // what was handed over before
+	spoken  int      // streams on which a message was accepted
+	counts  string   // the instance whose state counts: the one heard of last
+	latest  int      // the latest stream that its state came from
 }
 
 type hostileStream struct {
@@ -172,7 +175,7 @@ type hostileStream struct {
 	book     book
 	instance string
 	leaseEnd time.Time // of what it said once it was synced
-	number   int
+	number   int       // in the order of the first messages
 }
 
 func (x *hostile) next() byte {
@@ -288,7 +291,7 @@ func (x *hostile) stream(b byte) *hostileStream {
 }
 
 func (x *hostile) start(instance string) *hostileStream {
-	s := &hostileStream{instance: instance, number: len(x.ever)}
+	s := &hostileStream{instance: instance}
 	x.open, x.ever = append(x.open, s), append(x.ever, s)
 	return s
 }
@@ -329,6 +332,16 @@ func (x *hostile) say(t *testing.T, s *hostileStream, sent *response) {
 		x.end(s, err)
 		return
 	}
+	if s.number == 0 {
+		x.spoken++
+		s.number = x.spoken
+	}
+	if e := m.GetSnapshot(); e.GetSynced() && e.GetLast() && (s.number >= x.latest || s.book.instance == x.counts) {
+		if s.book.instance != x.counts {
+			x.before = Position{} // though nobody may have taken what was in between
+		}
+		x.counts, x.latest = s.book.instance, max(x.latest, s.number)
+	}
 	if s.book.synced {
 		if end := x.now.Add(m.GetLease().AsDuration()); end.After(s.leaseEnd) {
 			s.leaseEnd = end
@@ -348,10 +361,13 @@ func (x *hostile) take(t *testing.T) {
 		}
 		return
 	}
-	if p.Revision < x.newest[p.InstanceID] {
-		t.Fatalf("%+v was handed over after revision %d", p, x.newest[p.InstanceID])
+	if p.InstanceID != x.counts {
+		t.Fatalf("the state is that of %q, though %q is newer", p.InstanceID, x.counts)
 	}
-	x.newest[p.InstanceID] = p.Revision
+	if p.InstanceID == x.before.InstanceID && p.Revision < x.before.Revision {
+		t.Fatalf("%+v was handed over after %+v", p, x.before)
+	}
+	x.before = p
 	var told []*hostileStream // whole states of this instance
 	for _, s := range x.ever {
 		if s.book.instance == p.InstanceID && len(s.book.whole) > 0 {
@@ -416,7 +432,7 @@ func FuzzWatcher(f *testing.F) {
 	f.Add([]byte{say, 0, 8, 1, 1, 0, say, 0, 0, 0, 1, 1, take, say, 0, 2, 1, 1, 0x18, 1, 1, take})
 	f.Add([]byte{say, 0, 0, 1, 1, 0, take, open, 1, say, 1, 16, 1, 1, 1, take, say, 1, 0, 1, 1, 2, take, end, 0, take})
 	f.Fuzz(func(t *testing.T, program []byte) {
-		x := &hostile{program: program, now: time.Now(), inbox: newInbox(), newest: map[string]uint64{}}
+		x := &hostile{program: program, now: time.Now(), inbox: newInbox()}
 		var configured []vip.VIP
 		for i := range hostileVIPs {
 			configured = append(configured, numbered(i))
