@@ -101,14 +101,14 @@ func measureReset(ctx context.Context, s *session) error {
 			return err
 		}
 		m := Measurement{Row: 5, What: what, Method: vipgate, N: 1, Unit: "ms", Goal: "median ≤ 2, p95 ≤ 10"}
-		for range s.repeats(100, 3) {
+		for range s.repeats(100, 1) {
 			if _, err := st.waitEgress(egress, healthv1.HealthCheckResponse_SERVING); err != nil {
 				return err
 			}
 			if _, err := st.waitCount(1); err != nil {
 				return err
 			}
-			if err := st.pause(phase(time.Second)); err != nil {
+			if err := st.pause(phase(s.lasts(time.Second, time.Millisecond))); err != nil {
 				return err
 			}
 			start := time.Now()
@@ -163,7 +163,7 @@ func measureFirstFeed(ctx context.Context, s *session) error {
 				m.Goal = goals[n]
 			}
 			for range repeats {
-				if err := st.pause(500*time.Millisecond + phase(time.Second)); err != nil {
+				if err := st.pause(s.lasts(500*time.Millisecond, 0) + phase(s.lasts(time.Second, time.Millisecond))); err != nil {
 					return err
 				}
 				st.receiver.Forget()
