@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/test/lab"
@@ -133,7 +134,17 @@ func TestGatewayOfAnyKindThatOnlyListens(t *testing.T) {
 			t.Parallel()
 			w := newInterop(t, kind, func(c *lab.GatewayConfig) { c.Passive, c.RemoteAS = true, as })
 			w.must(w.pod.WriteTrench(trenchWith(t, fmt.Sprintf(", localASN: %d", as))))
-			wire := lab.NewCapture(t, w.Gateway, "trench0")
+			// Another one that calls and was started later has called more than once.
+			wire := lab.NewCapture(t, w.Pod, lab.External)
+			ns, err := w.SecondGateway()
+			w.must(err)
+			w.startRouter(kind, ns, lab.GatewayB())
+			w.waitFor(func() error {
+				if calls := callsFrom(wire, lab.GatewayB4); calls < 2 {
+					return fmt.Errorf("the gateway that calls did so %d times", calls)
+				}
+				return nil
+			})
 			w.up(w.target1)
 			w.startPod()
 			w.waitBest("from the pod's AS", func(r lab.Route) bool {
@@ -153,11 +164,24 @@ func TestGatewayOfAnyKindThatOnlyListens(t *testing.T) {
 			for _, v := range []string{vipA4, vipA6} {
 				w.waitRouterHeard(w.router, mark, v)
 			}
-			if called := wire.Count(func(p lab.Packet) bool { return p.Outgoing && p.DstPort == lab.BGPPort && p.SrcPort != lab.BGPPort }); called > 0 {
-				t.Errorf("the gateway sent %d packets of connections that it opened", called)
+			for _, a := range []netip.Addr{lab.GatewayA4, lab.GatewayA6} {
+				if calls := callsFrom(wire, a); calls > 0 {
+					t.Errorf("%s called %d times", a, calls)
+				}
 			}
 		})
 	}
+}
+
+// callsFrom counts the connections to a BGP port that came from an address.
+func callsFrom(wire *lab.Capture, a netip.Addr) int {
+	ports := map[uint16]bool{}
+	for _, p := range wire.Packets() {
+		if !p.Outgoing && p.Src == a && p.DstPort == lab.BGPPort && p.SrcPort != lab.BGPPort {
+			ports[p.SrcPort] = true
+		}
+	}
+	return len(ports)
 }
 
 // Issue 3, "Interoperation": "dual stack, TCP-MD5 … eBGP and iBGP".
@@ -305,16 +329,34 @@ func TestBFDWithFRR(t *testing.T) {
 
 			// Everything of IPv4 gets lost, in both directions, so that nobody is told.
 			w.loseIPv4(w.Gateway)
+			lost := time.Now()
 			if down := w.waitGateway("gateway-a4", isDown); !strings.Contains(down.GetLastError(), "BFD") {
 				t.Errorf("status: %v", down)
 			}
+			t.Logf("noticed by the pod after %v", time.Since(lost).Round(time.Millisecond))
 			w.waitRouter(w.router, vipA6)
+			t.Logf("noticed by both after %v", time.Since(lost).Round(time.Millisecond))
 			w.restoreIPv4(w.Gateway)
+			back := time.Now()
 			w.waitRouter(w.router, vipA4, vipA6)
+			t.Logf("back after %v", time.Since(back).Round(time.Millisecond))
 			w.waitGateway("gateway-a4", guarded)
 			w.waitRouterHeard(w.router, mark, vipA4, withdrawn, announced)
 			w.waitRouterHeard(w.router, mark, vipA6)
 		})
+	}
+}
+
+// A gateway without BFD, such as gobgpd, is not lost when the trench file asks for it.
+func TestBFDWithAGatewayThatHasNone(t *testing.T) {
+	t.Parallel()
+	w := newInterop(t, lab.KindGoBGP, func(*lab.GatewayConfig) {})
+	w.must(w.pod.WriteTrench(trenchWith(t, ", bfd: {}")))
+	w.up(w.target1)
+	w.startPod()
+	w.waitRouter(w.router, vipA4, vipA6)
+	for _, name := range []string{"gateway-a4", "gateway-a6"} {
+		w.waitGateway(name, func(g *frontendv1.GatewayStatus) bool { return g.GetUp() && g.GetBfd() == "Down" })
 	}
 }
 
@@ -376,14 +418,18 @@ func TestTwoGatewaysOfDifferentKindsOneLost(t *testing.T) {
 			egress4.until(healthNotServing)
 			w.waitRouter(b, vipA6)
 			w.restoreIPv4(ns)
+			back := time.Now()
 			w.waitRouter(b, vipA4, vipA6)
+			t.Logf("%s has the VIPs back %v after the link", kindB, time.Since(back).Round(time.Millisecond))
 			egress4.until(healthServing)
 			w.waitRouterHeard(b, mark, vipA4, withdrawn, announced)
 			w.waitRouterHeard(b, mark, vipA6)
 			egress6.wantOnly(healthServing)
 
 			w.must(w.router.Start())
+			back = time.Now()
 			w.waitRouter(w.router, vipA4, vipA6)
+			t.Logf("%s has the VIPs back %v after its start", kindA, time.Since(back).Round(time.Millisecond))
 			w.waitRouterHeard(b, mark, vipA6)
 		})
 	}

@@ -1,0 +1,107 @@
+package lab
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vipgate/vipgate/pkg/trench"
+)
+
+var update = flag.Bool("update", false, "write docs/gateways.md instead of comparing it")
+
+const gatewaysDocument = "../../docs/gateways.md"
+
+// blockPattern matches a fenced block that names a template of the folder
+// gateways, and maybe an option: then it is what the option adds.
+var blockPattern = regexp.MustCompile("(?m)^```[a-z]+ template=(\\S+)(?: adds=(\\S+))?\n((?s:.*?))^```$")
+
+// documented is the gateway of the document: the usual one, with BFD where it is.
+func documented(template string) GatewayConfig {
+	c := GatewayA()
+	c.BFD = !strings.HasPrefix(template, "gobgp")
+	return c
+}
+
+// shown renders a template for the document, or what an option adds to it.
+func shown(template, option string) (string, error) {
+	c := documented(template)
+	base, err := render(template+".tmpl", rendered{GatewayConfig: c})
+	if err != nil || option == "" {
+		return base, err
+	}
+	switch option {
+	case "password":
+		c.Password = "SECRET"
+	case "passive":
+		c.Passive = true
+	default:
+		return "", fmt.Errorf("there is no option %q", option)
+	}
+	text, err := render(template+".tmpl", rendered{GatewayConfig: c})
+	if err != nil {
+		return "", err
+	}
+	seen := slices.Collect(strings.Lines(base))
+	var added strings.Builder
+	for line := range strings.Lines(text) {
+		if !slices.Contains(seen, line) {
+			seen = append(seen, line)
+			added.WriteString(line)
+		}
+	}
+	return added.String(), nil
+}
+
+// What docs/gateways.md shows is what the tests run, but for what they log.
+func TestGatewaysDocument(t *testing.T) {
+	b, err := os.ReadFile(gatewaysDocument)
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := map[string]int{}
+	text := blockPattern.ReplaceAllStringFunc(string(b), func(block string) string {
+		m := blockPattern.FindStringSubmatch(block)
+		blocks[m[1]]++
+		want, err := shown(m[1], m[2])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want != m[3] && !*update {
+			t.Errorf("the block of %s %s is\n%s\nbut the tests use\n%s\nrun go test ./test/lab -run TestGatewaysDocument -update", m[1], m[2], m[3], want)
+		}
+		first, _, _ := strings.Cut(block, "\n")
+		return first + "\n" + want + "```"
+	})
+	if *update && !t.Failed() {
+		if err := os.WriteFile(gatewaysDocument, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	templates, err := gatewayFiles.ReadDir("gateways")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range templates {
+		if name := strings.TrimSuffix(file.Name(), ".tmpl"); blocks[name] == 0 {
+			t.Errorf("%s is not in the document", name)
+		}
+	}
+	_, example, found := strings.Cut(text, "```yaml\n")
+	if example, _, found = strings.Cut(example, "```"); !found {
+		t.Fatal("the document has no trench file")
+	}
+	config, err := trench.Parse("docs/gateways.md", []byte(example), trench.DefaultDefaults())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []string{GatewayA4.String(), GatewayA6.String()} {
+		if got := config.Attractor.Gateways[i].Address.String(); got != want {
+			t.Errorf("gateway %d of the trench file is %s, want %s", i+1, got, want)
+		}
+	}
+}
