@@ -164,11 +164,16 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
+// dialUnix connects to a unix socket.
+func dialUnix(ctx context.Context, path string) (net.Conn, error) {
+	var d net.Dialer
+	return d.DialContext(ctx, "unix", path)
+}
+
 // dial connects to the socket and keeps the error, which gRPC hands on only as
 // a text.
 func (l *link) dial(ctx context.Context, path string) (net.Conn, error) {
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "unix", path)
+	conn, err := l.w.dial(ctx, path)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.dialErr = err

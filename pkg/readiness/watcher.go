@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -46,6 +47,8 @@ type Watcher struct {
 
 	// Deadlines, shorter in tests.
 	handshakeWithin, firstMessageWithin time.Duration
+	// dial connects to the socket; in memory in tests.
+	dial func(ctx context.Context, path string) (net.Conn, error)
 }
 
 type stats struct {
@@ -92,6 +95,7 @@ func NewWatcher(o WatcherOptions) *Watcher {
 
 		handshakeWithin:    defaultHandshakeWithin,
 		firstMessageWithin: defaultFirstMessageWithin,
+		dial:               dialUnix,
 	}
 }
 
