@@ -84,7 +84,7 @@ func (st *stage) waitEgress(egress *latest.Value[answer], status healthv1.Health
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return time.Time{}, st.explain(ctx, fmt.Errorf("Egress is %s, not %s", last.status, status))
+			return time.Time{}, st.explain(ctx, fmt.Errorf("health service Egress is %s, not %s", last.status, status))
 		}
 	}
 }

@@ -313,3 +313,53 @@ func isTimeout(err error) bool {
 func hasText(out, text string) bool {
 	return strings.Contains(strings.ToLower(out), strings.ToLower(text))
 }
+
+// RFC 4271 section 6.8: while a session is established, a second connection of
+// the same peer is closed.
+func TestReceiverRefusesASecondSession(t *testing.T) {
+	ns := NewNetNS(t)
+	if err := ns.Addr("lo", "169.254.100.150/32"); err != nil {
+		t.Fatal(err)
+	}
+	r, err := StartReceiver(ns, ReceiverConfig{Local: []netip.Addr{GatewayA4}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	dial := func() net.Conn {
+		var conn net.Conn
+		if err := ns.Do(func() (err error) {
+			conn, err = net.DialTimeout("tcp", netip.AddrPortFrom(GatewayA4, BGPPort).String(), patience)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		hello := append(message(bgpOpen, []byte{4, 0x1f, 0xa7, 0, 30, 1, 1, 1, 1, 0}), message(bgpKeepalive, nil)...)
+		if err := errors.Join(conn.SetDeadline(time.Now().Add(patience)), writeAll(conn, hello)); err != nil {
+			t.Fatal(err)
+		}
+		return conn
+	}
+	dial()
+	if _, err := r.Established(ctx); err != nil {
+		t.Fatal(err)
+	}
+	answer, err := io.ReadAll(dial())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := message(bgpNotify, []byte{notifyCease, ceaseClash}); !strings.HasSuffix(string(answer), string(want)) {
+		t.Errorf("the second connection heard %x", answer)
+	}
+	if got := r.Sessions(); len(got) != 1 || !got[0].Up {
+		t.Errorf("sessions %+v", got)
+	}
+}
+
+func writeAll(w io.Writer, b []byte) error {
+	_, err := w.Write(b)
+	return err
+}
