@@ -91,8 +91,9 @@ func TestGatewaysDocument(t *testing.T) {
 			t.Errorf("%s is not in the document", name)
 		}
 	}
-	_, example, found := strings.Cut(text, "```yaml\n")
-	if example, _, found = strings.Cut(example, "```"); !found {
+	_, example, _ := strings.Cut(text, "```yaml\n")
+	example, _, found := strings.Cut(example, "```")
+	if !found {
 		t.Fatal("the document has no trench file")
 	}
 	config, err := trench.Parse("docs/gateways.md", []byte(example), trench.DefaultDefaults())

@@ -182,8 +182,9 @@ func (g *FRR) configure() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, options, found := strings.Cut(string(daemons), `bgpd_options="`)
-	if options, _, found = strings.Cut(options, `"`); !found {
+	_, options, _ := strings.Cut(string(daemons), `bgpd_options="`)
+	options, _, found := strings.Cut(options, `"`)
+	if !found {
 		return nil, errors.New("the file daemons has no bgpd_options")
 	}
 	return strings.Fields(options), nil
