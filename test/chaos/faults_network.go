@@ -23,22 +23,22 @@ func networkKinds() []*kind {
 		}
 	}
 	wholeStream := &kind{
-		Name: "stream down", Args: untouchedStream, Weight: 4, Least: 300 * time.Millisecond, Most: 3500 * time.Millisecond, Breadth: ofTargets,
+		Name: "stream down", Args: untouchedStream, Weight: 4, Least: 300 * time.Millisecond, Most: 5 * time.Second, Breadth: ofTargets,
 		describe: func(arg int) string { return "both targets of " + streams[arg].name }, touches: ofStream,
 		holds: func(arg int) []string {
 			return []string{resTarget(arg * targetsPerStream), resTarget(arg*targetsPerStream + 1)}
 		},
 	}
 	return []*kind{
-		oneTarget("target down", 4, ms(200, 3000)).by(func(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
+		oneTarget("target down", 4, ms(200, 4000)).by(func(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
 			return w.targetsDown(f.Arg)
 		}),
 		oneTarget("target flaps", 3, ms(500, 2500)).by(flap),
-		oneTarget("target silent", 3, ms(500, 3000)).by(silence),
+		oneTarget("target silent", 3, ms(500, 5000)).by(silence),
 		wholeStream.by(func(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
 			return w.targetsDown(f.Arg*targetsPerStream, f.Arg*targetsPerStream+1)
 		}),
-		simple("internal link down", 2, ms(200, 2500), wide, everything, resInternal).by(
+		simple("internal link down", 3, ms(500, 4500), wide, everything, resInternal).by(
 			func(_ context.Context, w *world, _ fault) (func(context.Context) error, error) {
 				return w.linkDown(w.Backend, "pod0", "net/internal")
 			}),

@@ -35,11 +35,11 @@ func processKinds() []*kind {
 	}
 	all := everything
 	return []*kind{
-		simple("lb kill -9", 4, ms(0, 2500), wide, all, resLB).by(kill("lb")),
+		simple("lb kill -9", 4, ms(0, 4000), wide, all, resLB).by(kill("lb")),
 		simple("lb SIGTERM", 2, ms(0, 2000), wide, all, resLB).by(end("lb")),
-		simple("lb SIGSTOP", 4, ms(700, 3500), wide, all, resLB).by(stop("lb")),
+		simple("lb SIGSTOP", 4, ms(700, 4500), wide, all, resLB).by(stop("lb")),
 		simple("lb pause", 3, ms(50, 500), quiet, nothing, resLB).by(stop("lb")),
-		simple("frontend kill -9", 4, ms(0, 2500), wide, all, resFrontend).by(kill("frontend")),
+		simple("frontend kill -9", 4, ms(0, 4000), wide, all, resFrontend).by(kill("frontend")),
 		simple("frontend SIGTERM", 2, ms(0, 2000), wide, all, resFrontend).by(end("frontend")),
 		simple("frontend SIGSTOP", 4, ms(700, 5500), wide, all, resFrontend).by(stop("frontend")),
 		simple("frontend pause", 3, ms(50, 600), quiet, nothing, resFrontend).by(stop("frontend")),

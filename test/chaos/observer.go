@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -129,6 +130,33 @@ func (o *observer) missing(ctx context.Context, g int) []string {
 	for p := range routes {
 		if _, known := o.byName[p]; !known {
 			names = append(names, fmt.Sprintf("nothing, but holds the stranger %s", p))
+		}
+	}
+	if frr, ok := o.w.routers[g].Router.(*lab.FRR); ok && len(names) == 0 {
+		return bfdDown(bound, frr)
+	}
+	return names
+}
+
+// bfdDown are the neighbors of a gateway whose BFD session is not up. While it
+// comes up, it may take its BGP session down once more.
+func bfdDown(ctx context.Context, frr *lab.FRR) []string {
+	out, err := frr.Command(ctx, "show bgp neighbors json")
+	if err != nil {
+		return []string{fmt.Sprintf("BFD: it does not answer (%v)", err)}
+	}
+	var neighbors map[string]struct {
+		BFD struct {
+			Status string `json:"status"`
+		} `json:"peerBfdInfo"`
+	}
+	if err := json.Unmarshal([]byte(out), &neighbors); err != nil {
+		return []string{fmt.Sprintf("BFD: %v", err)}
+	}
+	var names []string
+	for name, n := range neighbors {
+		if n.BFD.Status != "Up" {
+			names = append(names, fmt.Sprintf("BFD with %s, which is %q", name, n.BFD.Status))
 		}
 	}
 	return names

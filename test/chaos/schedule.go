@@ -49,8 +49,8 @@ type group struct {
 // Sizes of a group and gaps in it: about 2 s a fault, calm points included.
 const (
 	leastFaults = 3
-	mostFaults  = 9
-	longestGap  = 900 * time.Millisecond
+	mostFaults  = 8
+	longestGap  = 1200 * time.Millisecond
 	// recovery keeps a resource from being broken again before its driver is done.
 	recovery = 300 * time.Millisecond
 )

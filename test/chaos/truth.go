@@ -153,19 +153,12 @@ func (h *history) disturbed(is func(state) bool, prefixes ...string) []interval 
 				continue
 			}
 			for _, i := range h.while(subject, is) {
-				all = append(all, interval{i.from, i.to.Add(grace(subject, h.wasGone(subject, i), i.length()))})
+				all = append(all, interval{i.from, i.to.Add(grace(subject, i.length()))})
 			}
 			break
 		}
 	}
 	return merge(all)
-}
-
-// wasGone tells whether a subject was gone at any moment of a stretch.
-func (h *history) wasGone(subject string, during interval) bool {
-	return slices.ContainsFunc(h.bySubject[subject], func(c change) bool {
-		return c.State == gone && !c.At.Before(during.from) && !c.At.After(during.to)
-	})
 }
 
 // merge makes overlapping stretches one, in order.

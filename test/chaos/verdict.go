@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -44,25 +45,20 @@ func last(gateway, family int) []string {
 // only is the gateway itself.
 func only(gateway, _ int) []string { return []string{gatewaySubject(gateway)} }
 
-// grace is how long a subject takes until everything is as before, once it is
-// sound: processes start and meet each other again, and a session whose packets
-// were lost lives on what it has for a hold time at most. What was disturbed for
-// a moment only is as before soon: TCP sends again at the latest after as long
-// as packets were lost.
-func grace(subject string, wasGone bool, disturbed time.Duration) time.Duration {
-	var most time.Duration
-	switch subject {
-	case "lb", "svid":
-		most = 2 * time.Second
-	case "frontend", "bird", "stream":
-		most = 3 * time.Second // longest back-off of the stream: 2 s
+// grace is how long a subject, once it is sound, may still act on what was before.
+// Who ended needs none: what it had announced ends with it, and who starts may
+// raise only what is ready. Who was stopped has to read what waits for it. A
+// session whose packets were lost lives on what it has: TCP sends again after as
+// long as they were lost, and after a hold time it is over.
+func grace(subject string, disturbed time.Duration) time.Duration {
+	switch {
+	case strings.HasPrefix(subject, "path/"):
+		return min(holdTime+500*time.Millisecond+stallTime, 500*time.Millisecond+2*disturbed)
+	case subject == "bird", strings.HasPrefix(subject, "gateway/"):
+		return 500*time.Millisecond + stallTime
 	default:
-		most = holdTime + 500*time.Millisecond + stallTime
+		return 300 * time.Millisecond
 	}
-	if disturbed < time.Second && !wasGone {
-		return min(most, 500*time.Millisecond+2*disturbed)
-	}
-	return most
 }
 
 // rules are the bounds of design section 9 with the numbers of this trench.
@@ -139,7 +135,7 @@ type window struct {
 // processes that each have to be scheduled.
 const (
 	alwaysSlack = 300 * time.Millisecond
-	lateSlack   = 4
+	lateSlack   = 3
 )
 
 // slack is what a bound that began to count at a moment gets on top.
