@@ -54,10 +54,12 @@ func (v value) address(example string) (netip.Addr, bool) {
 		}
 		return netip.Addr{}, false
 	}
+	if a.Zone() != "" { // which can be any text
+		v.problem("is %s, which has a zone: write an address that needs none", quote(s))
+		return netip.Addr{}, false
+	}
 	var what, remedy string
 	switch {
-	case a.Zone() != "":
-		what, remedy = "which has a zone", "write an address that needs none"
 	case a.Is4In6():
 		what, remedy = "an IPv4-mapped address", "write "+a.Unmap().String()
 	case a.IsUnspecified():
