@@ -130,8 +130,8 @@ func measureReset(ctx context.Context, s *session) error {
 		if err != nil {
 			return err
 		}
-		repeats := s.repeats(30, 0)
-		s.note(5, "the reference shows the protocols once a second; %d repeats, as each takes seconds", repeats)
+		repeats := s.repeats(20, 0)
+		s.note(5, "the reference shows the protocols once a second; %d repeats, as each takes seconds, and the gateway refuses the session until it was seen down: a look a second misses an outage of one", repeats)
 		m := Measurement{Row: 5, What: what, Method: reference, N: 1, Unit: "ms"}
 		for range repeats {
 			if _, err := r.waitSessions(1); err != nil {
@@ -140,10 +140,16 @@ func measureReset(ctx context.Context, s *session) error {
 			if err := st.pause(phase(referencePoll)); err != nil {
 				return err
 			}
+			if err := st.receiver.Refuse(); err != nil {
+				return err
+			}
 			start := time.Now()
 			st.receiver.Reset()
 			at, err := r.waitSessions(0)
 			if err != nil {
+				return err
+			}
+			if err := st.receiver.Listen(); err != nil {
 				return err
 			}
 			m.Samples = append(m.Samples, milliseconds(at.Sub(start)))
