@@ -176,7 +176,7 @@ func TestBadInputIsToldWithPlaceAndRemedy(t *testing.T) {
 		{"address is unspecified", "fd00:100::150", "\"::\"", "f.yaml:9: attractor.gateways[1].address: is ::, the unspecified address: write the address of one host"},
 		{"address is IPv4-mapped", "169.254.100.150", "::ffff:169.254.100.150", "f.yaml:7: attractor.gateways[0].address: is ::ffff:169.254.100.150, an IPv4-mapped address: write 169.254.100.150"},
 		{"address is loopback", "169.254.100.150", "127.0.0.1", "f.yaml:7: attractor.gateways[0].address: is 127.0.0.1, a loopback address: write the gateway's address on the external network"},
-		{"address has a zone", "fd00:100::150", "fe80::1%eth0", "f.yaml:9: attractor.gateways[1].address: is fe80::1%eth0, which has a zone: write an address that needs none"},
+		{"address has a zone", "fd00:100::150", "fe80::1%eth0", "f.yaml:9: attractor.gateways[1].address: is \"fe80::1%eth0\", which has a zone: write an address that needs none"},
 		{"address is link-local IPv6", "fd00:100::150", "fe80::1", "f.yaml:9: attractor.gateways[1].address: is fe80::1, an IPv6 link-local address, which is not supported: write a global or unique local address"},
 		{"address is a VIP", "169.254.100.150", "20.0.0.1", "f.yaml:7: attractor.gateways[0].address: is 20.0.0.1, which lies in the VIP 20.0.0.1/32: a gateway cannot be reached through itself, change one of them"},
 		{"gateway of a family without VIPs", `[20.0.0.1/32, "2000::1/128"]`, "[20.0.0.1/32]", "f.yaml:9: attractor.gateways[1].address: is fd00:100::150, but the attractor has no IPv6 VIP: add one to attractor.vips or remove the gateway"},
