@@ -48,15 +48,15 @@ func (g *gated) hear(now time.Time, u Update) {
 	g.Hear(now, h)
 }
 
-// look evaluates with gateways that are up, and returns what rose.
-func (g *gated) look(now time.Time) (risen []vip.VIP) {
+// look evaluates with gateways that are up, and returns what changed.
+func (g *gated) look(now time.Time) []gate.Change {
 	g.Gateways(gate.Gateways{At: now, Up: [...]bool{true, true}})
-	for _, c := range g.Evaluate(now) {
-		if c.To.Advertisement > c.From.Advertisement {
-			risen = append(risen, c.VIP)
-		}
-	}
-	return risen
+	return g.Evaluate(now)
+}
+
+// announces tells whether a change makes gateways use the VIP without reserve.
+func announces(c gate.Change) bool {
+	return c.To.Advertisement == gate.Announced && c.From.Advertisement != gate.Announced
 }
 
 // book is the protocol of one stream once more, in the plainest words: it tells
@@ -407,7 +407,7 @@ func (x *hostile) take(t *testing.T) {
 // look has the gate decide, and holds it against the leases.
 func (x *hostile) look(t *testing.T) {
 	t.Helper()
-	risen := x.gate.look(x.now)
+	changes := x.gate.look(x.now)
 	live := x.gate.Freshness(x.now) == gate.Live
 	vouched := false
 	instance, _ := x.gate.Position()
@@ -417,9 +417,9 @@ func (x *hostile) look(t *testing.T) {
 	if live && !vouched {
 		t.Fatalf("the word of %q counts as live after its lease", instance)
 	}
-	for _, v := range risen {
-		if x.gate.Decision(v).Advertisement == gate.Announced && (!live || x.gate.view.vips[v].State != Ready) {
-			t.Fatalf("%s rose to %v: live is %v, the word %v", v, x.gate.Decision(v), live, x.gate.view.vips[v])
+	for _, c := range changes {
+		if announces(c) && (!live || x.gate.view.vips[c.VIP].State != Ready) {
+			t.Fatalf("%+v: live is %v, the word %v", c, live, x.gate.view.vips[c.VIP])
 		}
 	}
 }

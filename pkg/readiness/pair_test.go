@@ -21,130 +21,6 @@ import (
 	"pgregory.net/rapid"
 )
 
-// chunk is bytes on their way through a wire.
-type chunk struct {
-	bytes []byte
-	sent  time.Time
-}
-
-// wire is one connection between a watcher and a load balancer, in memory: it
-// can be slow, stand still, and break, also in the middle of a message.
-type wire struct {
-	from *pairLB
-
-	mu        sync.Mutex
-	delay     time.Duration
-	still     chan struct{} // closed when the wire moves again; nil while it moves
-	breakIn   int           // bytes toward the watcher before it breaks; negative: never
-	ends      []net.Conn
-	broken    bool
-	delivered time.Time     // when bytes last reached the watcher
-	slowest   time.Duration // that bytes took to get there
-}
-
-// span makes a wire and returns its two ends.
-func span(running *sync.WaitGroup, from *pairLB) (w *wire, watcher, balancer net.Conn) {
-	watcher, ours := net.Pipe()
-	theirs, balancer := net.Pipe()
-	w = &wire{from: from, breakIn: -1, ends: []net.Conn{ours, theirs}}
-	w.pump(running, ours, theirs, false)
-	w.pump(running, theirs, ours, true)
-	return w, watcher, balancer
-}
-
-// pump carries bytes one way until an end closes, which breaks the wire.
-func (w *wire) pump(running *sync.WaitGroup, from, to net.Conn, down bool) {
-	way := make(chan chunk, 4096) // the buffer of the socket
-	running.Go(func() {
-		defer close(way)
-		for {
-			b := make([]byte, 16<<10)
-			n, err := from.Read(b)
-			if err != nil {
-				return
-			}
-			way <- chunk{b[:n], time.Now()}
-		}
-	})
-	running.Go(func() {
-		for c := range way {
-			if !w.carry(c, to, down) {
-				break
-			}
-		}
-		w.cut()
-		for range way { // until the reader sees the end
-		}
-	})
-}
-
-// carry delivers one chunk when the wire lets it through.
-func (w *wire) carry(c chunk, to net.Conn, down bool) bool {
-	w.mu.Lock()
-	delay := w.delay
-	w.mu.Unlock()
-	if d := time.Until(c.sent.Add(delay)); d > 0 {
-		<-time.After(d)
-	}
-	w.mu.Lock()
-	for w.still != nil {
-		still := w.still
-		w.mu.Unlock()
-		<-still
-		w.mu.Lock()
-	}
-	b, last := c.bytes, w.broken
-	if down && w.breakIn >= 0 && len(b) > w.breakIn {
-		b, last = b[:w.breakIn], true
-	}
-	if down {
-		if w.breakIn >= 0 {
-			w.breakIn -= len(b)
-		}
-		w.delivered, w.slowest = time.Now(), max(w.slowest, time.Since(c.sent))
-	}
-	w.mu.Unlock()
-	if len(b) == 0 {
-		return !last
-	}
-	_, err := to.Write(b)
-	return err == nil && !last
-}
-
-func (w *wire) cut() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.broken = true
-	for _, c := range w.ends {
-		_ = c.Close() // of a pipe
-	}
-	w.move()
-}
-
-// stop makes the wire stand still; the caller holds no lock.
-func (w *wire) stop() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.still == nil && !w.broken {
-		w.still = make(chan struct{})
-	}
-}
-
-// move makes it move; the caller holds w.mu.
-func (w *wire) move() {
-	if w.still != nil {
-		close(w.still)
-		w.still = nil
-	}
-}
-
-func (w *wire) heal() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.delay, w.breakIn = 0, -1
-	w.move()
-}
-
 // pairLB is one start of the load balancer: the real Table and Server.
 type pairLB struct {
 	*Server
@@ -154,6 +30,8 @@ type pairLB struct {
 	closed   chan struct{}
 	once     sync.Once
 	number   int
+	model    map[vip.VIP]State // what the table should say
+	away     bool
 
 	mu    sync.Mutex
 	hung  bool
@@ -195,13 +73,13 @@ type pair struct {
 	lb      *pairLB // that has the socket; nil: nobody
 	lbs     []*pairLB
 	history map[Position]map[vip.VIP]State
-	model   map[vip.VIP]State // of lb
 
 	// The gate's side, which belongs to run.
 	gate  *gated
 	last  int // the load balancer of the last look, and its revision
 	lastR uint64
 	lives int // looks at which the word was live
+	told  map[vip.VIP]VIPReport
 
 	awake   chan struct{} // closed while run may run; guarded by mu
 	problem string        // the first one that run saw; guarded by mu
@@ -232,7 +110,7 @@ func (p *pair) dial(ctx context.Context, _ string) (net.Conn, error) {
 
 // start starts a load balancer that takes the socket, and beats.
 func (p *pair) start(synced bool, changed map[vip.VIP]State) {
-	l := &pairLB{incoming: make(chan net.Conn), closed: make(chan struct{}), number: len(p.lbs) + 1}
+	l := &pairLB{incoming: make(chan net.Conn), closed: make(chan struct{}), number: len(p.lbs) + 1, model: map[vip.VIP]State{}}
 	l.table = NewTable(TableOptions{InstanceID: fmt.Sprintf("lb-%d", l.number), Lease: p.lease, StaleGrace: p.grace})
 	l.Server = NewServer(l.table, ServerOptions{Peer: namedPeer, Role: RolesOf([]spiffeid.ID{frontendID}, nil)})
 	l.grpc = grpc.NewServer(append(GRPCOptions(), grpc.Creds(named{}))...)
@@ -251,25 +129,25 @@ func (p *pair) start(synced bool, changed map[vip.VIP]State) {
 		}
 	})
 	p.mu.Lock()
-	p.lb, p.lbs, p.model = l, append(p.lbs, l), map[vip.VIP]State{}
+	p.lb, p.lbs = l, append(p.lbs, l)
 	p.mu.Unlock()
 	if p.crowd {
 		for i := range 2500 {
 			changed[numbered(100+i)] = Ready
 		}
 	}
-	p.commit(synced, changed)
+	p.commit(l, synced, changed)
 }
 
-// commit has the load balancer of the moment decide; removed VIPs have a state
+// commit has a load balancer decide; removed VIPs have a state
 // that does not exist.
-func (p *pair) commit(synced bool, changed map[vip.VIP]State) {
-	p.lb.loop(func() {
+func (p *pair) commit(l *pairLB, synced bool, changed map[vip.VIP]State) {
+	l.loop(func() {
 		d := Decision{Synced: synced}
 		for v, s := range changed {
 			if s > Draining {
 				d.Removed = append(d.Removed, v)
-				delete(p.model, v)
+				delete(l.model, v)
 				continue
 			}
 			r := VIPReadiness{VIP: v, State: s}
@@ -277,21 +155,21 @@ func (p *pair) commit(synced bool, changed map[vip.VIP]State) {
 				r.DrainEnd = time.Now().Add(time.Hour)
 			}
 			d.Changed = append(d.Changed, r)
-			p.model[v] = s
+			l.model[v] = s
 		}
-		p.record()
-		p.lb.table.Commit(d)
+		p.record(l)
+		l.table.Commit(d)
 	})
 }
 
 // record notes the state that is about to get the next revision, before anybody
 // can hear of it.
-func (p *pair) record() {
-	next := p.lb.table.Position()
+func (p *pair) record(l *pairLB) {
+	next := l.table.Position()
 	next.Revision++
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.history[next] = maps.Clone(p.model)
+	p.history[next] = maps.Clone(l.model)
 }
 
 // kill ends a load balancer as SIGKILL does: the kernel closes its connections.
@@ -326,13 +204,21 @@ func (p *pair) run(ctx context.Context) {
 		}
 		now := time.Now()
 		p.gate.hear(now, p.watcher.Take())
-		problem := p.judge(now, p.gate.look(now))
+		changes := p.gate.look(now)
+		problem := p.judge(now, changes)
 		p.mu.Lock()
 		if p.problem == "" {
 			p.problem = problem
 		}
 		p.mu.Unlock()
-		p.watcher.Report(ReportDelta{Applied: p.gate.view.Position})
+		report := ReportDelta{Applied: p.gate.view.Position, VIPs: map[vip.VIP]VIPReport{}}
+		for _, c := range changes {
+			if p.gate.vips.Has(c.VIP) {
+				report.VIPs[c.VIP] = VIPReport{Advertisement: readinessv1.Advertisement(1 + c.To.Advertisement)}
+			}
+		}
+		maps.Copy(p.told, report.VIPs)
+		p.watcher.Report(report)
 		timer.Reset(time.Until(p.gate.Deadline(now))) // there is one: that of the gateways
 		select {
 		case <-p.watcher.Changed():
@@ -357,7 +243,7 @@ func (p *pair) had(at Position) (lb *pairLB, state map[vip.VIP]State, known bool
 
 // judge holds what the gate makes of what it heard against the truth, and says
 // what is wrong.
-func (p *pair) judge(now time.Time, risen []vip.VIP) string {
+func (p *pair) judge(now time.Time, changes []gate.Change) string {
 	at := p.gate.view.Position
 	if at == (Position{}) {
 		if p.gate.Freshness(now) != gate.Lost {
@@ -380,9 +266,9 @@ func (p *pair) judge(now time.Time, risen []vip.VIP) string {
 			return problem
 		}
 	}
-	for _, v := range risen {
-		if d := p.gate.Decision(v); d.Advertisement == gate.Announced && (!live || want[v] != Ready) {
-			return fmt.Sprintf("%s rose to %+v at %+v, where it is %v; live: %v", v, d, at, want[v], live)
+	for _, c := range changes {
+		if announces(c) && (!live || want[c.VIP] != Ready) {
+			return fmt.Sprintf("%+v at %+v, where it is %v; live: %v", c, at, want[c.VIP], live)
 		}
 	}
 	return ""
@@ -483,6 +369,7 @@ func checkPair(r *rapid.T) (lives int) {
 		crowd:   rapid.IntRange(0, 9).Draw(r, "crowd") == 0,
 		history: map[Position]map[vip.VIP]State{},
 		gate:    newGated(configured...),
+		told:    map[vip.VIP]VIPReport{},
 		awake:   make(chan struct{}),
 	}
 	close(p.awake)
@@ -507,11 +394,12 @@ func checkPair(r *rapid.T) (lives int) {
 		p.start(true, changes(r))
 	}
 
-	away := false
-	with := func(f func()) func(*rapid.T) {
-		return func(*rapid.T) {
-			if p.lb != nil {
-				f()
+	// anyLB has f done by a load balancer that runs, mostly the one with the socket.
+	anyLB := func(f func(*rapid.T, *pairLB)) func(*rapid.T) {
+		return func(r *rapid.T) {
+			running := slices.DeleteFunc(slices.Clone(p.lbs), func(l *pairLB) bool { return isClosed(l.closed) })
+			if len(running) > 0 {
+				f(r, running[len(running)-1-rapid.IntRange(0, len(running)-1).Draw(r, "load balancer")])
 			}
 		}
 	}
@@ -533,34 +421,84 @@ func checkPair(r *rapid.T) (lives int) {
 	pass := func(r *rapid.T) {
 		<-time.After(time.Duration(rapid.IntRange(1, int(2*p.lease/time.Millisecond)).Draw(r, "ms")) * time.Millisecond)
 	}
+	rotate := func(*rapid.T) { p.svid.Update(func(n uint64) uint64 { return n + 1 }) }
+	commit := anyLB(func(r *rapid.T, l *pairLB) { p.commit(l, false, changes(r)) })
+	sleep := func(*rapid.T) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if isClosed(p.awake) {
+			p.awake = make(chan struct{})
+		}
+	}
+	wakeUp := func(*rapid.T) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if !isClosed(p.awake) {
+			close(p.awake)
+		}
+	}
+	hang := func(_ *rapid.T, l *pairLB) { l.mu.Lock(); defer l.mu.Unlock(); l.hung = !l.hung }
+	settle := func(r *rapid.T) { p.settle(r) }
 	r.Repeat(map[string]func(*rapid.T){
-		"commit":      with(func() { p.commit(false, changes(r)) }),
-		"commit more": with(func() { p.commit(false, changes(r)) }),
-		"sync":        with(func() { p.commit(true, changes(r)) }),
-		"go away": with(func() {
-			p.lb.loop(func() {
-				if !away {
-					away = true
-					p.record()
-					p.lb.table.GoAway(time.Hour)
+		"commit":      commit,
+		"commit more": commit,
+		"sync":        anyLB(func(r *rapid.T, l *pairLB) { p.commit(l, true, changes(r)) }),
+		"go away": anyLB(func(_ *rapid.T, l *pairLB) {
+			l.loop(func() {
+				if !l.away {
+					l.away = true
+					p.record(l)
+					l.table.GoAway(time.Hour)
 				}
 			})
 		}),
-		"hang": with(func() { p.lb.mu.Lock(); defer p.lb.mu.Unlock(); p.lb.hung = !p.lb.hung }),
-		"kill": with(func() { p.kill(p.lb) }),
+		"hang": anyLB(hang),
+		"hang, and a watch that opens late": anyLB(func(r *rapid.T, l *pairLB) {
+			hang(r, l)
+			<-time.After(p.lease + time.Millisecond)
+			rotate(r)
+		}),
+		"decisions that the gate sleeps over": func(r *rapid.T) {
+			sleep(r)
+			for range 3 {
+				commit(r)
+				settle(r)
+			}
+			wakeUp(r)
+		},
+		"decisions while two streams are open": func(r *rapid.T) {
+			rotate(r)
+			settle(r)
+			for range 3 {
+				commit(r)
+				<-time.After(time.Duration(rapid.IntRange(0, 15).Draw(r, "ms")) * time.Millisecond)
+				settle(r)
+			}
+		},
+		"kill": anyLB(func(_ *rapid.T, l *pairLB) { p.kill(l) }),
 		"restart": func(r *rapid.T) {
 			if p.lb != nil {
 				p.kill(p.lb)
 			}
-			away = false
 			p.start(rapid.Bool().Draw(r, "synced"), changes(r))
 		},
 		"replace": func(r *rapid.T) { // the old one lingers
-			away = false
 			p.start(rapid.Bool().Draw(r, "synced"), changes(r))
-			p.svid.Update(func(n uint64) uint64 { return n + 1 })
+			rotate(r)
 		},
-		"rotate": func(*rapid.T) { p.svid.Update(func(n uint64) uint64 { return n + 1 }) },
+		"two that are synced in the wrong order": func(r *rapid.T) {
+			p.start(false, changes(r))
+			<-time.After(time.Second)
+			old := p.lb
+			p.start(false, changes(r))
+			rotate(r)
+			<-time.After(time.Duration(rapid.IntRange(1, 100).Draw(r, "ms")) * time.Millisecond)
+			for _, l := range []*pairLB{p.lb, old} {
+				p.commit(l, true, changes(r))
+				settle(r)
+			}
+		},
+		"rotate": rotate,
 		"slow down": anyWire(func(w *wire) {
 			d := time.Duration(rapid.SampledFrom([]int{0, 10, 150, 700}).Draw(r, "delay ms")) * time.Millisecond
 			w.mu.Lock()
@@ -579,33 +517,21 @@ func checkPair(r *rapid.T) (lives int) {
 			defer w.mu.Unlock()
 			w.breakIn = n
 		}),
-		"the gate sleeps": func(*rapid.T) {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			if isClosed(p.awake) {
-				p.awake = make(chan struct{})
-			}
-		},
-		"the gate wakes up": func(*rapid.T) {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			if !isClosed(p.awake) {
-				close(p.awake)
-			}
-		},
-		"time passes": pass,
-		"more time":   pass,
-		"":            func(r *rapid.T) { p.settle(r) },
+		"the gate sleeps":   sleep,
+		"the gate wakes up": wakeUp,
+		"time passes":       pass,
+		"more time":         pass,
+		"":                  settle,
 	})
 
 	p.heal()
-	if p.lb != nil && away {
+	if p.lb != nil && p.lb.away {
 		p.kill(p.lb)
 	}
 	if p.lb == nil {
 		p.start(true, changes(r))
 	}
-	p.commit(true, changes(r))
+	p.commit(p.lb, true, changes(r))
 	<-time.After(3 * time.Second)
 	for range 3 { // and it stays so
 		p.settle(r)
@@ -613,12 +539,12 @@ func checkPair(r *rapid.T) (lives int) {
 		if f := p.gate.Freshness(time.Now()); p.gate.view.Position != want || f != gate.Live || p.gate.Err != nil {
 			r.Fatalf("in the end the gate is at %+v, %v, and the table at %+v: %v", p.gate.view.Position, f, want, p.gate.Err)
 		}
-		if report := p.lb.Report().Load(); !report.Connected || report.Applied != want {
-			r.Fatalf("in the end the report is %+v, want %+v", report, want)
+		if report := p.lb.Report().Load(); !report.Connected || report.Applied != want || !maps.Equal(p.lb.AllReported(), p.told) {
+			r.Fatalf("in the end the report is %+v, %v, want %+v, %v", report, p.lb.AllReported(), want, p.told)
 		}
 		for _, v := range configured {
 			d := p.gate.Decision(v)
-			if state := p.model[v]; (state == Ready) != (d.Advertisement == gate.Announced) || state == NotReady && d.Advertisement != gate.Withdrawn {
+			if state := p.lb.model[v]; (state == Ready) != (d.Advertisement == gate.Announced) || state == NotReady && d.Advertisement != gate.Withdrawn {
 				r.Fatalf("in the end %s is %v and %+v", v, state, d)
 			}
 		}
