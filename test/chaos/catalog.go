@@ -27,7 +27,7 @@ type kind struct {
 // is drawn more often there.
 func (k *kind) weight(b breadth) int {
 	if k.Breadth == b && b != quiet {
-		return 3 * k.Weight
+		return 6 * k.Weight
 	}
 	return k.Weight
 }

@@ -87,7 +87,10 @@ func start(o options) int {
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(signals)
 	// A reader that goes away may not end us with the laboratory still standing.
-	signal.Ignore(syscall.SIGPIPE)
+	// What is ignored would be so in our children, too; nobody reads this channel.
+	pipes := make(chan os.Signal, 1)
+	signal.Notify(pipes, syscall.SIGPIPE)
+	defer signal.Stop(pipes)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -156,7 +159,7 @@ func (o *options) complete() error {
 
 func printPlan(o options) {
 	for _, g := range plan(o.seed, o.faults) {
-		fmt.Printf("group %d: %s\n", g.Number, g.Breadth)
+		fmt.Printf("group %d: %s\n", g.Number, g.what())
 		for _, f := range g.Faults {
 			fmt.Printf("  %4d at %-6s for %-6s %s\n", f.ID, short(f.Start), short(f.Duration), f)
 		}

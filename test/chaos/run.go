@@ -39,7 +39,7 @@ func run(ctx context.Context, o options, out *printer) (err error) {
 				err = errors.Join(err, s.write(o.json))
 			}
 		}
-		if err != nil {
+		if err != nil && ctx.Err() == nil {
 			dir, errKeep := keepLogs(w, o.seed)
 			out.say("the logs are in %s", dir)
 			err = errors.Join(err, errKeep)
@@ -90,10 +90,14 @@ func (s *Summary) conclude(obs *observer, l *leaks, begin time.Time, err error) 
 
 // what says for people what a group may do.
 func (g group) what() string {
+	what := g.Breadth.String()
 	if g.Breadth == ofGateway {
-		return gatewayName(g.Gateway)
+		what = gatewayName(g.Gateway)
 	}
-	return g.Breadth.String()
+	if g.Serial {
+		what += ", one after another"
+	}
+	return what
 }
 
 // play injects the faults of a group, each at its time, and returns when all are

@@ -43,7 +43,10 @@ type group struct {
 	Number  int
 	Breadth breadth
 	Gateway int // of breadth ofGateway
-	Faults  []fault
+	// Serial is true when each fault begins after the one before was healed, so
+	// that nothing else disturbs what it causes.
+	Serial bool
+	Faults []fault
 }
 
 // Sizes of a group and gaps in it: about 2 s a fault, calm points included.
@@ -60,7 +63,7 @@ func plan(seed uint64, n int) []group {
 	r := rand.New(rand.NewPCG(seed, 0x76697067617465))
 	var groups []group
 	for id := 1; id <= n; {
-		g := group{Number: len(groups) + 1, Gateway: r.IntN(gateways)}
+		g := group{Number: len(groups) + 1, Gateway: r.IntN(gateways), Serial: r.IntN(100) < 40}
 		switch dice := r.IntN(100); {
 		case dice < 15:
 			g.Breadth = quiet
@@ -97,6 +100,9 @@ func fill(r *rand.Rand, g group, id, n int) []fault {
 			free[resource] = at + f.Duration + recovery
 		}
 		faults = append(faults, f)
+		if g.Serial {
+			at += f.Duration + recovery
+		}
 		at += time.Duration(r.Int64N(int64(longestGap)))
 	}
 	return faults

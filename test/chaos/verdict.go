@@ -115,8 +115,8 @@ func (e event) String() string {
 
 // happened is a fault that was injected.
 type happened struct {
-	fault    fault
-	from, to time.Time // to: when it was healed
+	fault fault
+	from  time.Time
 }
 
 // window is everything that is known of the time between two calm points. Before
@@ -146,6 +146,10 @@ func (w *window) slack(from, to time.Time) time.Duration {
 // excuse is how late timers may be before an UPDATE without a reason counts as
 // the machine's fault: a check of a target, or a lease, may then have been missed.
 const excuse = 300 * time.Millisecond
+
+// excuseAftermath is how long a session, or a VIP, that was lost for lack of a CPU
+// may take to come back, or to be lost once more: BFD finds its session new.
+const excuseAftermath = 5 * time.Second
 
 // verdict is something that must not happen.
 type verdict struct {
@@ -258,12 +262,14 @@ func (j *judgement) raises(w *window, h *history, g, v int, heard []event) {
 
 // reasons finds UPDATEs that no fault explains.
 func (j *judgement) reasons(w *window, g, v int, heard []event) {
+	var aftermath time.Time
 	for _, e := range heard {
 		if slices.ContainsFunc(w.faults, func(f happened) bool { return f.explains(e) }) {
 			continue
 		}
-		if w.late(e.at.Add(-3*time.Second), e.at) > excuse {
+		if w.late(e.at.Add(-3*time.Second), e.at) > excuse || e.at.Before(aftermath) {
 			j.excused++
+			aftermath = e.at.Add(excuseAftermath)
 			continue
 		}
 		j.verdicts = append(j.verdicts, verdict{fmt.Sprintf("an UPDATE for an untouched VIP: %s", e), v, g})
