@@ -121,7 +121,7 @@ type Announcer struct {
 	pending pending
 	beat    time.Time
 	wake    chan struct{} // pending has something; conflating
-	beaten  chan struct{} // beat was renewed; conflating
+	beaten  chan struct{} // a beat that had become too old was renewed; conflating
 
 	table table // owned by Run's goroutine
 }
@@ -165,11 +165,15 @@ func (a *Announcer) Post(b Batch) {
 // leave in time, beat at least every [MaxBeatAge]/2.
 func (a *Announcer) Beat(t time.Time) {
 	a.mu.Lock()
+	// Only a session that found the beat too old waits for one.
+	awaited := !a.fresh()
 	if t.After(a.beat) {
 		a.beat = t
 	}
 	a.mu.Unlock()
-	notify(a.beaten)
+	if awaited {
+		notify(a.beaten)
+	}
 }
 
 func notify(c chan<- struct{}) {
@@ -182,8 +186,11 @@ func notify(c chan<- struct{}) {
 func (a *Announcer) beatIsFresh() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return !a.beat.IsZero() && time.Since(a.beat) < MaxBeatAge
+	return a.fresh()
 }
+
+// fresh tells whether the beat is young enough. The caller holds the mutex.
+func (a *Announcer) fresh() bool { return !a.beat.IsZero() && time.Since(a.beat) < MaxBeatAge }
 
 func (a *Announcer) take() pending {
 	a.mu.Lock()

@@ -14,9 +14,10 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// beatInterval is how often the controller shows that it lives: a KEEPALIVE
-// needs a beat younger than 1 s (design section 4).
-const beatInterval = 200 * time.Millisecond
+// beatInterval is how long the controller rests at most before it shows again
+// that it lives: a KEEPALIVE needs a beat younger than 1 s (design section 4).
+// It is longer than the interval of heartbeats, each of which is a beat as well.
+const beatInterval = 300 * time.Millisecond
 
 // controller owns the gate. It takes in what the others learned, has the gate
 // decide, and hands decisions on; nothing it calls blocks.
@@ -69,7 +70,7 @@ func (c *controller) idle() time.Duration {
 
 // Run decides until ctx ends.
 func (c *controller) Run(ctx context.Context) error {
-	beat := time.NewTicker(beatInterval)
+	beat := time.NewTimer(beatInterval)
 	defer beat.Stop()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -114,6 +115,7 @@ func (c *controller) Run(ctx context.Context) error {
 		}
 		changes := c.gate.Evaluate(now)
 		c.announcer.Beat(now)
+		beat.Reset(beatInterval)
 		if len(changes) > 0 {
 			c.handOn(now, cause, changes)
 		}

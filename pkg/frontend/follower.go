@@ -67,10 +67,11 @@ func (f *follower) Run(ctx context.Context) error {
 		p.metrics.Routing(uint64(routed.Repairs))
 		p.bird.Expect(announced.Announced4, announced.Announced6)
 		if p.watcher != nil {
-			p.health.Set(Stream, lb.Freshness == gate.Live, lbProblem(lb))
+			lease := p.observer.lease.Load()
+			p.health.Set(Stream, lb.Freshness == gate.Live, lbProblem(lb, lease.LastHeard))
 			stats := p.watcher.Stats()
 			p.metrics.Stream(metrics.Stream{
-				Live: lb.Freshness == gate.Live, LeaseEnd: lb.LeaseEnd, LastHeard: lb.LastHeard,
+				Live: lb.Freshness == gate.Live, LeaseEnd: lease.End, LastHeard: lease.LastHeard,
 				Reconnects: stats.Reconnects(), Moves: stats.Moves,
 			})
 		}
@@ -286,7 +287,7 @@ func (p *process) why(r gate.Reason, f vip.Family) string {
 		}
 		return strings.Join(gatewaysDown(s, f), "; ")
 	case gate.LBLost, gate.LBStale:
-		return lbProblem(p.observer.lb.Load())
+		return lbProblem(p.observer.lb.Load(), p.observer.lease.Load().LastHeard)
 	case gate.LBNeverSeen:
 		return errorText(p.observer.lb.Load().Err)
 	case gate.NoSourceRouting:
@@ -350,14 +351,14 @@ func gatewayWords(g bird.GatewayState) string {
 	return g.Words
 }
 
-func lbProblem(lb lbState) string {
+func lbProblem(lb lbState, lastHeard time.Time) string {
 	switch {
 	case lb.Freshness == gate.Live:
 		return ""
 	case lb.Err != nil:
 		return lb.Err.Error()
-	case lb.Open && !lb.LastHeard.IsZero():
-		return fmt.Sprintf("the load balancer is connected but has said nothing for %v: is it stopped, or starved of CPU?", time.Since(lb.LastHeard).Round(time.Second))
+	case lb.Open && !lastHeard.IsZero():
+		return fmt.Sprintf("the load balancer is connected but has said nothing for %v: is it stopped, or starved of CPU?", time.Since(lastHeard).Round(time.Second))
 	case lb.InstanceID == "":
 		return "the load balancer has not said anything synced yet"
 	}

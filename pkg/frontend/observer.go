@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/gate"
@@ -43,13 +44,21 @@ type lbState struct {
 	InstanceID string
 	Revision   uint64
 	Freshness  gate.Freshness
-	LeaseEnd   time.Time
-	LastHeard  time.Time
 	Open       bool
 	Synced     bool
 	GoingAway  bool
 	Err        error
 }
+
+// same compares errors by what they say: not every error can be compared.
+func (s lbState) same(t lbState) bool {
+	text := errorText(s.Err) == errorText(t.Err)
+	s.Err, t.Err = nil, nil
+	return text && s == t
+}
+
+// lease is what each heartbeat moves on.
+type lease struct{ End, LastHeard time.Time }
 
 // observer shows what the controller does: it keeps the state for status and
 // metrics, logs transitions and remembers events. The controller only appends to
@@ -80,7 +89,8 @@ type observer struct {
 	wake    chan struct{}
 
 	state *state
-	lb    *latest.Value[lbState]
+	lb    *latest.Value[lbState] // written by the controller only
+	lease atomic.Pointer[lease]
 }
 
 // transitionMetrics is what the observer counts.
@@ -97,13 +107,15 @@ type state struct {
 }
 
 func newObserver(log *slog.Logger, m transitionMetrics) *observer {
-	return &observer{
+	o := &observer{
 		log: log, metrics: m, onDecisions: func(decisions) {}, onApplied: func(readiness.Position) {},
 		why: func(gate.Reason, vip.Family) string { return "" }, ready: make(chan struct{}),
 		words: map[vip.VIP]readiness.VIPReadiness{}, gone: vip.Set{}, wake: make(chan struct{}, 1),
 		state: &state{vips: map[vip.VIP]vipState{}, changed: latest.New(uint64(0))},
 		lb:    latest.New(lbState{}),
 	}
+	o.lease.Store(&lease{})
+	return o
 }
 
 func (o *observer) String() string         { return "observer" }
@@ -165,12 +177,15 @@ func (o *observer) heard(u readiness.Update) {
 		delete(o.words, v)
 	}
 	o.mu.Unlock()
-	o.lb.Update(func(s lbState) lbState {
-		return lbState{
-			InstanceID: u.Position.InstanceID, Revision: u.Position.Revision, Freshness: s.Freshness, LeaseEnd: u.LeaseEnd, LastHeard: u.LastHeard,
-			Open: u.Open, Synced: u.Synced, GoingAway: u.GoingAway, Err: u.Err,
-		}
-	})
+	o.lease.Store(&lease{End: u.LeaseEnd, LastHeard: u.LastHeard})
+	is := lbState{
+		InstanceID: u.Position.InstanceID, Revision: u.Position.Revision, Freshness: o.lb.Load().Freshness,
+		Open: u.Open, Synced: u.Synced, GoingAway: u.GoingAway, Err: u.Err,
+	}
+	// A heartbeat says nothing new and wakes nobody.
+	if !o.lb.Load().same(is) {
+		o.lb.Set(is)
+	}
 	if len(u.Changed)+len(u.Removed) > 0 || u.Complete {
 		o.poke()
 	}

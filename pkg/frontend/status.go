@@ -42,7 +42,7 @@ func (p *process) lbStatus(now time.Time) *frontendv1.LoadBalancerStatus {
 	}
 	if lb.InstanceID != "" {
 		s.Position = &readinessv1.Position{InstanceId: lb.InstanceID, Revision: lb.Revision}
-		s.LeaseLeft = durationpb.New(lb.LeaseEnd.Sub(now))
+		s.LeaseLeft = durationpb.New(p.observer.lease.Load().End.Sub(now))
 	}
 	return s
 }

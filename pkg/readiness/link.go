@@ -110,6 +110,8 @@ func (l *link) run(ctx context.Context) error {
 		grpc.WithAuthority("localhost"),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: grpcBackoff(l.w.opts.MaxBackoff), MinConnectTimeout: l.w.handshakeWithin}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessageBytes)),
+		grpc.WithStaticStreamWindowSize(flowWindow),
+		grpc.WithStaticConnWindowSize(flowWindow),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithDisableRetry(),
 	)

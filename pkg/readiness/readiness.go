@@ -30,6 +30,11 @@ const (
 	// MaxLease is the longest lease that a Watcher believes.
 	MaxLease = time.Hour
 
+	// flowWindow is how many bytes of a stream may be on their way. It is fixed:
+	// grpc's estimate of a better one pings the peer for each message that comes
+	// after a pause, which doubles the work of a heartbeat (grpc 1.85).
+	flowWindow = 256 << 10
+
 	minLease      = time.Millisecond
 	maxStaleGrace = 24 * time.Hour
 	maxNameBytes  = 128

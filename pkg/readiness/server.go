@@ -122,6 +122,8 @@ func NewServer(t *Table, o ServerOptions) *Server {
 func GRPCOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(MaxMessageBytes),
+		grpc.StaticStreamWindowSize(flowWindow),
+		grpc.StaticConnWindowSize(flowWindow),
 		grpc.ConnectionTimeout(5 * time.Second),
 		grpc.MaxConcurrentStreams(64),
 		grpc.MaxHeaderListSize(16 << 10),
