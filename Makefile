@@ -30,6 +30,43 @@ demo: check-root check-go ## Show vipgate at work in network namespaces (HOLD=1 
 test: check-root check-go ## Run every test: unit, race, end to end with real BIRD
 	@test/setup/test.sh
 
+.PHONY: bench
+bench: bench-tool ## Measure everything that docs/performance.md shows (takes most of an hour; ROWS=1,2 for some)
+	@$(BIN)/bench --binaries=$(BIN) --json=$(BIN)/bench.json --markdown=$(BIN)/bench.md $(if $(ROWS),--rows=$(ROWS))
+
+.PHONY: bench-quick
+bench-quick: bench-tool ## The same with few repeats and few VIPs, in under a minute: shows that it works, judges no number
+	@$(BIN)/bench --binaries=$(BIN) --quick $(if $(ROWS),--rows=$(ROWS))
+
+.PHONY: bench-tool
+bench-tool: check-root check-go
+	@test/setup/packages.sh bird2 iproute2 nftables
+	@$(MAKE) --no-print-directory build
+	@$(GO) build -o $(BIN)/ ./test/bench
+
+FAULTS := 20
+SEED := 1
+
+.PHONY: chaos
+chaos: check-root check-go ## Inject FAULTS=20 random faults from SEED=1 and judge what the gateways hold
+	@test/setup/packages.sh bird2 iproute2 nftables frr
+	@$(MAKE) --no-print-directory build
+	@$(GO) build -o $(BIN)/ ./test/chaos
+	@$(BIN)/chaos --binaries=$(BIN) --faults=$(FAULTS) --seed=$(SEED)
+
+FUZZTIME := 10s
+
+.PHONY: fuzz
+fuzz: check-go ## Run every fuzz target for FUZZTIME=10s
+	@test/setup/fuzz.sh $(FUZZTIME)
+
+.PHONY: proof
+proof: check-root check-go ## The long forms: every fuzz target 10 minutes, the models, 500 faults on three seeds (takes hours)
+	@test/setup/packages.sh bird2 iproute2 nftables frr
+	@$(MAKE) --no-print-directory build
+	@$(GO) build -o $(BIN)/ ./test/chaos
+	@test/setup/proof.sh
+
 .PHONY: lint
 lint: check-go tools ## Check format, code, contracts and generated files
 	@echo "gofumpt"; out=$$($(GOFILES) | xargs -d '\n' $(TOOLS)/gofumpt -l); [ -z "$$out" ] || { echo "not formatted, run make format:"; echo "$$out"; exit 1; }
