@@ -24,7 +24,7 @@ status=0
 stage() {
 	local name=$1 log result=passed begin=$SECONDS
 	shift
-	log="$logs/${name//[ \/]/-}.log"
+	log="$logs/${name//[^A-Za-z0-9.]/-}.log"
 	echo "== $name: $(date -u +%H:%M:%S) $log"
 	if ! "$@" </dev/null 2>&1 | tee "$log"; then
 		result=FAILED
