@@ -75,7 +75,7 @@ func diskKinds() []*kind {
 				return nil
 			}, nil
 		}),
-		simple("readiness socket stalls", 4, ms(700, 3500), wide, everything, resStream).by(stall),
+		simple("readiness socket stalls", 5, ms(1500, 4000), wide, everything, resStream).by(stall),
 		simple("readiness socket pauses", 3, ms(50, 400), quiet, nothing, resStream).by(stall),
 		simple("readiness socket", 5, ms(0, 1500), wide, everything, resStream).by(func(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
 			return proxyVariant[f.Arg].apply(w, f)

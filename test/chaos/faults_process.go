@@ -37,7 +37,7 @@ func processKinds() []*kind {
 	return []*kind{
 		simple("lb kill -9", 4, ms(0, 4000), wide, all, resLB).by(kill("lb")),
 		simple("lb SIGTERM", 2, ms(0, 2000), wide, all, resLB).by(end("lb")),
-		simple("lb SIGSTOP", 4, ms(700, 4500), wide, all, resLB).by(stop("lb")),
+		simple("lb SIGSTOP", 5, ms(1500, 4500), wide, all, resLB).by(stop("lb")),
 		simple("lb pause", 3, ms(50, 500), quiet, nothing, resLB).by(stop("lb")),
 		simple("frontend kill -9", 4, ms(0, 4000), wide, all, resFrontend).by(kill("frontend")),
 		simple("frontend SIGTERM", 2, ms(0, 2000), wide, all, resFrontend).by(end("frontend")),
