@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -152,10 +153,8 @@ func toldToPeople(t *testing.T, err error, data []byte) {
 		if i > 0 && p.Line < errs.Problems[i-1].Line {
 			t.Fatalf("%s stands behind %s", p, errs.Problems[i-1])
 		}
-		for _, c := range p.String() {
-			if !unicode.IsPrint(c) || c == unicode.ReplacementChar {
-				t.Fatalf("%q holds %q", p, c)
-			}
+		if text := p.String(); !utf8.ValidString(text) || strings.ContainsFunc(text, func(c rune) bool { return !unicode.IsPrint(c) }) {
+			t.Fatalf("%q holds what cannot be shown", text)
 		}
 	}
 }
