@@ -83,10 +83,11 @@ format: tools ## Format the code
 	$(TOOLS)/buf format -w
 
 .PHONY: generate
-generate: tools ## Generate pkg/api from proto/, the flag tables of docs/, and the schema of the trench file
+generate: tools ## Generate pkg/api from proto/, the flag tables and configurations of docs/, and the schema of the trench file
 	PATH="$$PWD/$(TOOLS):$$PATH" $(TOOLS)/buf generate
 	$(GO) test ./cmd/lb ./cmd/frontend -run TestConfigurationDocument -update
 	$(GO) test ./pkg/trench -run TestTheSchemaIsThatOfTheReader -update
+	$(GO) test ./test/lab -run TestGatewaysDocument -update
 
 .PHONY: tools
 tools: $(TOOLS)/.built $(TOOLS)/buf ## Build the pinned tools

@@ -23,22 +23,12 @@ type healthStatus = healthv1.HealthCheckResponse_ServingStatus
 
 const healthServing, healthNotServing = healthv1.HealthCheckResponse_SERVING, healthv1.HealthCheckResponse_NOT_SERVING
 
-// The second gateway has an AS number of its own: one that gets its own AS back
-// in a path would refuse what must not be sent to it, and hide that it was.
-const gatewayBAS = 64999
-
-// The addresses of the second gateway.
-var (
-	gatewayB4 = netip.MustParseAddr("169.254.100.151")
-	gatewayB6 = netip.MustParseAddr("fd00:100::151")
-)
-
 // Lines of the usual trench file.
 var (
 	lineA4 = fmt.Sprintf("- {name: gateway-a4, address: %s}", lab.GatewayA4)
 	lineA6 = fmt.Sprintf("- {name: gateway-a6, address: %q}", lab.GatewayA6)
-	lineB4 = fmt.Sprintf("- {name: gateway-b4, address: %s, remoteASN: %d}", gatewayB4, gatewayBAS)
-	lineB6 = fmt.Sprintf("- {name: gateway-b6, address: %q, remoteASN: %d}", gatewayB6, gatewayBAS)
+	lineB4 = fmt.Sprintf("- {name: gateway-b4, address: %s, remoteASN: %d}", lab.GatewayB4, lab.GatewayBAS)
+	lineB6 = fmt.Sprintf("- {name: gateway-b6, address: %q, remoteASN: %d}", lab.GatewayB6, lab.GatewayBAS)
 )
 
 // edited is the usual trench file with texts replaced: old, new, old, new …
@@ -66,10 +56,8 @@ func (w *world) regateway(change func(*lab.GatewayConfig)) {
 // second starts another gateway on the same wire.
 func (w *world) second() *lab.Gateway {
 	w.t.Helper()
-	w.must(w.Gateway.Addr("trench0", netip.PrefixFrom(gatewayB4, 24).String(), netip.PrefixFrom(gatewayB6, 64).String()))
-	c := lab.GatewayA()
-	c.Name, c.RouterID, c.LocalAS, c.Local = "gateway-b", gatewayB4, gatewayBAS, []netip.Addr{gatewayB4, gatewayB6}
-	b, err := w.StartGateway(c)
+	w.must(w.Gateway.Addr("trench0", netip.PrefixFrom(lab.GatewayB4, 24).String(), netip.PrefixFrom(lab.GatewayB6, 64).String()))
+	b, err := w.StartGateway(lab.GatewayB())
 	w.must(err)
 	return b
 }
@@ -351,8 +339,8 @@ func TestOneOfSeveralGatewaysLostWithdrawsNothing(t *testing.T) {
 	w.must(w.pod.StartFrontend("--ecmp"))
 	w.wantRoutes(vipA4, vipA6)
 	w.wantRoutesAt(b, vipA4, vipA6)
-	w.waitTable("-4", "via "+lab.GatewayA4.String(), "via "+gatewayB4.String())
-	w.waitTable("-6", "via "+lab.GatewayA6.String(), "via "+gatewayB6.String())
+	w.waitTable("-4", "via "+lab.GatewayA4.String(), "via "+lab.GatewayB4.String())
+	w.waitTable("-6", "via "+lab.GatewayA6.String(), "via "+lab.GatewayB6.String())
 	records := []*healthRecord{w.recordHealth("Egress"), w.recordHealth("Egress/ipv4"), w.recordHealth("Egress/ipv6"), w.recordHealth("vip/" + vipA4)}
 	for _, r := range records {
 		r.until(healthServing)
@@ -364,7 +352,7 @@ func TestOneOfSeveralGatewaysLostWithdrawsNothing(t *testing.T) {
 		w.waitGateway(name, isDown)
 	}
 	// VIP traffic goes to the one that is left.
-	for family, gateway := range map[string]netip.Addr{"-4": gatewayB4, "-6": gatewayB6} {
+	for family, gateway := range map[string]netip.Addr{"-4": lab.GatewayB4, "-6": lab.GatewayB6} {
 		w.waitFor(func() error {
 			if out := w.table(family); strings.Contains(out, "via "+gateway.String()) {
 				return fmt.Errorf("the lost gateway is still in table 4096:\n%s", out)
