@@ -29,9 +29,11 @@ type observer struct {
 	mu        sync.Mutex
 	surprises []verdict // found while a group ran
 
-	read   [gateways]int // so much of a gateway's trace was judged
-	since  time.Time     // the last calm point
-	faults []happened
+	read      [gateways]int // so much of a gateway's trace was collected
+	events    []event       // collected, not yet judged
+	collected time.Time     // when the trace was read last
+	since     time.Time     // the last calm point
+	faults    []happened
 
 	measures   []measure
 	excused    int
@@ -100,8 +102,12 @@ func (o *observer) settle(ctx context.Context, healed time.Time, bound time.Dura
 	}
 }
 
-// holdsAll tells whether every gateway holds every VIP at this moment.
+// holdsAll tells whether every gateway holds every VIP at this moment, by its
+// table and by what was collected.
 func (o *observer) holdsAll(ctx context.Context) bool {
+	if len(endsUnheld(o.events)) > 0 {
+		return false
+	}
 	for g := range gateways {
 		if len(o.missing(ctx, g)) > 0 {
 			return false
@@ -176,35 +182,30 @@ func (o *observer) probe(ctx context.Context) []verdict {
 	return verdicts
 }
 
-// judge looks at everything since the last calm point.
-func (o *observer) judge() ([]verdict, error) {
-	now := time.Now()
+// judge looks at everything that was collected since the last calm point.
+func (o *observer) judge() []verdict {
 	changes := o.w.truth.take()
-	events, err := o.events(changes)
-	if err != nil {
-		return nil, err
-	}
+	events := withDeaths(o.events, changes)
 	o.mu.Lock()
-	w := &window{from: o.since, to: now, events: events, changes: changes, faults: o.faults, late: o.looks.lateness}
+	w := &window{from: o.since, to: o.collected, events: events, changes: changes, faults: o.faults, late: o.looks.lateness}
 	verdicts := o.surprises
-	o.faults, o.surprises = nil, nil
+	o.faults, o.surprises, o.events = nil, nil, nil
 	o.mu.Unlock()
 	j := judge(w)
-	o.recentFrom, o.since, o.recent, o.recently = o.since, now, events, changes
+	o.recentFrom, o.since, o.recent, o.recently = o.since, w.to, events, changes
 	o.measures = append(o.measures, j.measures...)
 	o.excused += j.excused
 	verdicts = append(verdicts, j.verdicts...)
-	return append(verdicts, traceHoldsAll(events)...), nil
+	return append(verdicts, endsUnheld(events)...)
 }
 
-// events are what the gateways heard since the last call, and what they forgot
-// by ending.
-func (o *observer) events(changes []change) ([]event, error) {
-	var all []event
+// collect reads what the gateways heard since it was called last.
+func (o *observer) collect() error {
+	o.collected = time.Now()
 	for g, r := range o.w.routers {
 		trace, err := r.Trace()
 		if err != nil {
-			return nil, err
+			return err
 		}
 		for _, h := range trace[min(o.read[g], len(trace)):] {
 			v, known := o.byName[h.Prefix]
@@ -212,9 +213,18 @@ func (o *observer) events(changes []change) ([]event, error) {
 				o.surprise(verdict{fmt.Sprintf("%s heard of a stranger: %s", gatewayName(g), h), -1, g})
 				continue
 			}
-			all = append(all, event{at: h.At, vip: v, gateway: g, withdrawn: h.Withdrawn, deferred: h.GracefulShutdown()})
+			o.events = append(o.events, event{at: h.At, vip: v, gateway: g, withdrawn: h.Withdrawn, deferred: h.GracefulShutdown()})
 		}
 		o.read[g] = len(trace)
+	}
+	return nil
+}
+
+// withDeaths are events, in order, with those of gateways that forgot everything
+// by ending.
+func withDeaths(events []event, changes []change) []event {
+	all := slices.Clone(events)
+	for g := range gateways {
 		for _, c := range changes {
 			if c.Subject != gatewaySubject(g) || c.State != gone {
 				continue
@@ -225,12 +235,12 @@ func (o *observer) events(changes []change) ([]event, error) {
 		}
 	}
 	slices.SortStableFunc(all, func(a, b event) int { return a.at.Compare(b.at) })
-	return all, nil
+	return all
 }
 
-// traceHoldsAll checks, at a calm point, that the last thing a gateway heard of
+// endsUnheld checks, at a calm point, that the last thing a gateway heard of
 // each VIP fits its table, which holds all of them.
-func traceHoldsAll(events []event) []verdict {
+func endsUnheld(events []event) []verdict {
 	last := map[[2]int]event{}
 	for _, e := range events {
 		last[[2]int{e.gateway, e.vip}] = e

@@ -165,6 +165,9 @@ func calm(ctx context.Context, out *printer, obs *observer, l *leaks, healed tim
 			return err
 		}
 		if len(verdicts) > 0 {
+			if err := obs.collect(); err != nil {
+				return err
+			}
 			break
 		}
 		verdicts = append(verdicts, obs.probe(ctx)...)
@@ -175,6 +178,9 @@ func calm(ctx context.Context, out *printer, obs *observer, l *leaks, healed tim
 		verdicts = append(verdicts, leaked...)
 		if !sleep(ctx, restTime) {
 			return context.Cause(ctx)
+		}
+		if err := obs.collect(); err != nil {
+			return err
 		}
 		now := time.Now()
 		if obs.holdsAll(ctx) || obs.looks.lateness(now.Add(-3*time.Second), now) <= excuse {
@@ -188,10 +194,7 @@ func calm(ctx context.Context, out *printer, obs *observer, l *leaks, healed tim
 		// What happened at the start needs no reason.
 		obs.injected(happened{fault: fault{Kind: simple("start", 0, once, wide, everything)}})
 	}
-	more, err := obs.judge()
-	if err != nil {
-		return err
-	}
+	more := obs.judge()
 	if first {
 		more = nil // nothing was held before it
 	} else {
