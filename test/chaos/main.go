@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -158,10 +159,13 @@ func (o *options) complete() error {
 }
 
 func printPlan(o options) {
+	var total time.Duration
 	for _, g := range plan(o.seed, o.faults) {
 		fmt.Printf("group %d: %s\n", g.Number, g.what())
 		for _, f := range g.Faults {
 			fmt.Printf("  %4d at %-6s for %-6s %s\n", f.ID, short(f.Start), short(f.Duration), f)
 		}
+		total += g.length()
 	}
+	fmt.Printf("%s without calm points\n", short(total))
 }

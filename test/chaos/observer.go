@@ -139,7 +139,30 @@ func (o *observer) missing(ctx context.Context, g int) []string {
 		}
 	}
 	if frr, ok := o.w.routers[g].Router.(*lab.FRR); ok && len(names) == 0 {
-		return bfdDown(bound, frr)
+		return append(bfdDown(bound, frr), o.podBFDDown(bound)...)
+	}
+	return names
+}
+
+// podBFDDown tells whether the pod's BIRD lacks a BFD session that is up with
+// gateway B. FRR thinks of its session with a BIRD that was replaced as up until
+// it hears of the new one, after a second or two, and takes the BGP session down
+// once more.
+func (o *observer) podBFDDown(ctx context.Context) []string {
+	out, err := o.w.Pod.Run(ctx, "birdc", "-s", o.w.pod.BirdSocket(), "-r", "show bfd sessions")
+	if err != nil {
+		return []string{fmt.Sprintf("BFD: the pod's BIRD does not answer (%v)", err)}
+	}
+	var names []string
+	for _, a := range []netip.Addr{lab.GatewayB4, lab.GatewayB6} {
+		up := false
+		for line := range strings.Lines(out) {
+			words := strings.Fields(line)
+			up = up || slices.Contains(words, a.String()) && slices.Contains(words, "Up")
+		}
+		if !up {
+			names = append(names, fmt.Sprintf("BFD of the pod with %s", a))
+		}
 	}
 	return names
 }

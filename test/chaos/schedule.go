@@ -108,6 +108,15 @@ func fill(r *rand.Rand, g group, id, n int) []fault {
 	return faults
 }
 
+// length is how long the group takes until everything is healed.
+func (g group) length() time.Duration {
+	var last time.Duration
+	for _, f := range g.Faults {
+		last = max(last, f.Start+f.Duration)
+	}
+	return last
+}
+
 // allows tells whether a kind may be in the group at all.
 func (g group) allows(k *kind) bool { return len(g.variants(k)) > 0 }
 
