@@ -17,10 +17,11 @@ type keeper struct {
 	start func() (*lab.Process, error)
 	truth *timeline
 	// report is told of an end that nobody asked for.
-	report func(p *lab.Process, status int)
+	report func(p *lab.Process, began time.Time, status int)
 
 	mu    sync.Mutex
 	p     *lab.Process
+	began time.Time     // when p was started
 	down  chan struct{} // closed when it may run; nil when it may
 	asked bool          // its end is no surprise
 	done  chan struct{}
@@ -33,6 +34,7 @@ const restartDelay = 200 * time.Millisecond
 
 // begin starts the program and keeps it running until end.
 func (k *keeper) begin() error {
+	k.began = time.Now()
 	p, err := k.start()
 	if err != nil {
 		return err
@@ -46,7 +48,7 @@ func (k *keeper) keep() {
 	defer close(k.done)
 	for {
 		k.mu.Lock()
-		p := k.p
+		p, began := k.p, k.began
 		k.mu.Unlock()
 		select {
 		case <-p.Done():
@@ -58,7 +60,7 @@ func (k *keeper) keep() {
 		k.mu.Unlock()
 		if !asked {
 			status, _ := p.Wait(context.Background())
-			k.report(p, status)
+			k.report(p, began, status)
 			k.pause(restartDelay)
 		}
 		if down != nil {
@@ -73,6 +75,7 @@ func (k *keeper) keep() {
 			return
 		default:
 		}
+		now := time.Now()
 		next, err := k.start()
 		k.mu.Lock()
 		if err != nil {
@@ -80,7 +83,7 @@ func (k *keeper) keep() {
 			k.mu.Unlock()
 			return
 		}
-		k.p, k.asked = next, false
+		k.p, k.began, k.asked = next, now, false
 		k.mu.Unlock()
 	}
 }

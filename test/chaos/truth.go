@@ -75,6 +75,23 @@ func (t *timeline) get(subject string) state {
 	return t.now[subject]
 }
 
+// wasGone tells whether a subject was gone at any moment from since on. It knows
+// what take has not yet taken.
+func (t *timeline) wasGone(subject string, since time.Time) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	was := false
+	for _, c := range t.changes {
+		if c.Subject == subject {
+			if !c.At.Before(since) && was {
+				return true
+			}
+			was = c.State == gone
+		}
+	}
+	return t.now[subject] == gone
+}
+
 // unsound are the subjects that are not sound now.
 func (t *timeline) unsound() []string {
 	t.mu.Lock()

@@ -190,3 +190,22 @@ func TestMeasuresTellHowLongAVIPWasHeld(t *testing.T) {
 		t.Errorf("measured %v, want %v", got, want)
 	}
 }
+
+func TestWhatWasGoneIsToldByWhenItCameBack(t *testing.T) {
+	t0 := time.Now()
+	line := newTimeline()
+	line.setAt(t0.Add(time.Second), "trench", gone)
+	line.setAt(t0.Add(2*time.Second), "trench", sound)
+	for since, want := range map[time.Duration]bool{0: true, 1500 * time.Millisecond: true, 2500 * time.Millisecond: false} {
+		if got := line.wasGone("trench", t0.Add(since)); got != want {
+			t.Errorf("gone at any moment from %v on: %v, want %v", since, got, want)
+		}
+	}
+	line.setAt(t0.Add(3*time.Second), "trench", gone)
+	if !line.wasGone("trench", t0.Add(time.Hour)) {
+		t.Error("what is gone now counts as sound")
+	}
+	if line.wasGone("disk", t0) {
+		t.Error("what never was gone counts as gone")
+	}
+}

@@ -173,8 +173,8 @@ func (w *world) startFrontend() (*lab.Process, error) {
 }
 
 func (w *world) newKeeper(name string, start func() (*lab.Process, error)) *keeper {
-	return &keeper{name: name, start: start, truth: w.truth, report: func(p *lab.Process, status int) {
-		if w.truth.get("trench") == gone && status > 0 {
+	return &keeper{name: name, start: start, truth: w.truth, report: func(p *lab.Process, began time.Time, status int) {
+		if status > 0 && w.truth.wasGone("trench", began) {
 			w.out.note("%s does not start with a bad trench file (status %d)", name, status)
 			return
 		}
