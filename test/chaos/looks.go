@@ -23,6 +23,7 @@ const waitEvery = 200 * time.Millisecond
 type looker struct {
 	w      *world
 	last   map[string]int           // the process of a subject
+	seen   map[string]time.Time     // when a subject was looked at last
 	waited map[string]time.Duration // how long a thread waited for a CPU so far
 	asked  time.Time                // when that was read last
 
@@ -35,7 +36,7 @@ type looker struct {
 
 func startLooker(w *world) *looker {
 	ctx, cancel := context.WithCancel(context.Background())
-	l := &looker{w: w, last: map[string]int{}, waited: map[string]time.Duration{}, late: map[int64]time.Duration{}, cancel: cancel, done: make(chan struct{})}
+	l := &looker{w: w, last: map[string]int{}, seen: map[string]time.Time{}, waited: map[string]time.Duration{}, late: map[int64]time.Duration{}, cancel: cancel, done: make(chan struct{})}
 	go l.run(ctx)
 	return l
 }
@@ -148,6 +149,8 @@ func running(p *lab.Process) int {
 
 // see tells the timeline how a process is.
 func (l *looker) see(subject string, pid int) {
+	before, at := l.seen[subject], time.Now()
+	l.seen[subject] = at
 	s := processState(pid)
 	last, known := l.last[subject]
 	if s != gone {
@@ -156,11 +159,14 @@ func (l *looker) see(subject string, pid int) {
 	switch {
 	case s != gone && known && pid != last:
 		// Between two looks it ended, and another one began.
-		l.w.truth.set(subject, gone)
+		l.w.truth.setAt(at, subject, gone)
 	case s == sound && l.w.truth.get(subject) == ending:
 		return // it drains
+	case s == sound && known:
+		// It may have gone on right after the last look, and done its work since.
+		at = before
 	}
-	l.w.truth.set(subject, s)
+	l.w.truth.setAt(at, subject, s)
 }
 
 // processState reads how a process is (proc(5)).
