@@ -219,6 +219,9 @@ func (j *judgement) holds(w *window, h *history, g, v int, heard []event) {
 		unsound := h.disturbed(func(s state) bool { return s != sound }, r.needs(g, vips[v].family)...)
 		// The clock of the rule starts anew in each of these.
 		for _, counted := range without(causes, unsound) {
+			// Its end is known by a look only, and what followed may be heard before that.
+			seen := counted.to
+			counted.to = seen.Add(-2*lookEvery - w.late(seen.Add(-time.Second), seen))
 			for _, hold := range intersect([]interval{counted}, holds) {
 				late := hold.to.Sub(counted.from)
 				slack := w.slack(counted.from, hold.to)

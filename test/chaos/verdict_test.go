@@ -60,6 +60,11 @@ func TestJudgeSeesWhatIsHeldTooLong(t *testing.T) {
 		{"lb stopped, withdrawn with its lease", []change{is(1, "lb", frozen)}, allGone(2.1), ""},
 		{"lb stopped, withdrawn long after its lease", []change{is(1, "lb", frozen)}, allGone(2.5), "the lb is stopped"},
 		{"lb stopped for half a lease", []change{is(1, "lb", frozen), is(1.5, "lb", sound)}, nil, ""},
+		{
+			"lb stopped and continued, which is seen after it is heard", []change{is(1, "lb", frozen), is(4.01, "lb", sound)},
+			append(allGone(2), allBack(4)...), "",
+		},
+		{"lb stopped, back long before it is continued", []change{is(1, "lb", frozen), is(4, "lb", sound)}, append(allGone(2), allBack(3.5)...), "the lb is stopped"},
 		{"readiness socket silent", []change{is(1, "stream", frozen)}, nil, "the readiness socket is silent"},
 		{"SVID expired", []change{is(1, "svid", gone)}, nil, "an SVID expired"},
 		{"frontend dead", []change{is(1, "frontend", gone)}, nil, "the frontend is dead"},
@@ -94,6 +99,15 @@ func allGone(seconds float64) []event {
 	var all []event
 	for v := range vips {
 		all = append(all, heard(seconds, v, true))
+	}
+	return all
+}
+
+// allBack is the announcement of every VIP at gateway A.
+func allBack(seconds float64) []event {
+	all := allGone(seconds)
+	for i := range all {
+		all[i].withdrawn = false
 	}
 	return all
 }
