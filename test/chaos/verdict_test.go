@@ -61,7 +61,8 @@ func TestJudgeSeesWhatIsHeldTooLong(t *testing.T) {
 		{"lb stopped, withdrawn long after its lease", []change{is(1, "lb", frozen)}, allGone(2.5), "the lb is stopped"},
 		{"lb stopped for half a lease", []change{is(1, "lb", frozen), is(1.5, "lb", sound)}, nil, ""},
 		{
-			"lb stopped and continued, which is seen after it is heard", []change{is(1, "lb", frozen), is(4.01, "lb", sound)},
+			"lb stopped and continued, which is seen after it is heard",
+			[]change{is(1, "lb", frozen), is(4.01, "lb", sound)},
 			append(allGone(2), allBack(4)...), "",
 		},
 		{"lb stopped, back long before it is continued", []change{is(1, "lb", frozen), is(4, "lb", sound)}, append(allGone(2), allBack(3.5)...), "the lb is stopped"},
