@@ -194,7 +194,8 @@ func merge(all []interval) []interval {
 	return merged
 }
 
-// intersect are the stretches that are in both lists.
+// intersect are the stretches that are in both lists, one for each pair: those of
+// lists that overlap in themselves stay apart.
 func intersect(a, b []interval) []interval {
 	var all []interval
 	for _, x := range a {
@@ -211,7 +212,7 @@ func intersect(a, b []interval) []interval {
 			}
 		}
 	}
-	return merge(all)
+	return all
 }
 
 // without are the stretches of a that are in none of b.
@@ -260,7 +261,9 @@ func (h *history) streamDown(n, family int) []interval {
 		perTarget = append(perTarget, merge(append(down, h.while("net/internal", is)...)))
 	}
 	if streams[n].minReady == targetsPerStream {
-		return merge(slices.Concat(perTarget...))
+		// Each is a cause of its own, with a clock of its own, also where they
+		// overlap: one target may be found to be back before the other is found dead.
+		return slices.Concat(perTarget...)
 	}
 	return intersect(perTarget[0], perTarget[1])
 }

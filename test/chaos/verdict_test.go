@@ -224,3 +224,15 @@ func TestWhatWasGoneIsToldByWhenItCameBack(t *testing.T) {
 		t.Error("what never was gone counts as gone")
 	}
 }
+
+// A stream that needs both of its targets, of which one dies while the other is
+// being found to be back: each has its own time to be found dead.
+func TestEachTargetOfAStreamHasAClockOfItsOwn(t *testing.T) {
+	const both = 1 // stream-b
+	first, second := targetSubject(both*targetsPerStream, ipv4), targetSubject(both*targetsPerStream+1, ipv4)
+	h := newHistory([]change{is(1, first, gone), is(2, second, gone), is(2.1, first, sound), is(4, second, sound)}, at(10))
+	got, want := h.streamDown(both, ipv4), []interval{{at(1), at(2.1)}, {at(2), at(4)}}
+	if !slices.Equal(got, want) {
+		t.Fatalf("%v, want %v", got, want)
+	}
+}
