@@ -67,13 +67,7 @@ func (f *follower) Run(ctx context.Context) error {
 		p.metrics.Routing(uint64(routed.Repairs))
 		p.bird.Expect(announced.Announced4, announced.Announced6)
 		if p.watcher != nil {
-			lease := p.observer.lease.Load()
-			p.health.Set(Stream, lb.Freshness == gate.Live, lbProblem(lb, lease.LastHeard))
-			stats := p.watcher.Stats()
-			p.metrics.Stream(metrics.Stream{
-				Live: lb.Freshness == gate.Live, LeaseEnd: lease.End, LastHeard: lease.LastHeard,
-				Reconnects: stats.Reconnects(), Moves: stats.Moves,
-			})
+			p.health.Set(Stream, lb.Freshness == gate.Live, lbProblem(lb, p.observer.lease.Load().LastHeard))
 		}
 		p.changed.Update(func(uint64) uint64 { return vips })
 		select {

@@ -134,6 +134,9 @@ func newProcess(o Options) (*process, error) {
 		})
 	}
 	p.observer = newObserver(o.Log, p.metrics)
+	if o.Gating {
+		p.metrics.Stream(p.streamMetrics)
+	}
 	p.reporter = newReporter(p.announcer.State(), p.bird, o.Settle, p.report)
 	p.observer.onDecisions = func(d decisions) {
 		p.reporter.decided(d)
@@ -289,6 +292,15 @@ func (p *process) tookIn(position readiness.Position) {
 	p.applied.Set(position)
 	if p.watcher != nil && p.reported.Load() {
 		p.watcher.Report(readiness.ReportDelta{Applied: position})
+	}
+}
+
+// streamMetrics is the readiness stream at the moment of a scrape.
+func (p *process) streamMetrics() metrics.Stream {
+	lease, stats := p.observer.lease.Load(), p.watcher.Stats()
+	return metrics.Stream{
+		Live: p.observer.lb.Load().Freshness == gate.Live, LeaseEnd: lease.End, LastHeard: lease.LastHeard,
+		Reconnects: stats.Reconnects(), Moves: stats.Moves,
 	}
 }
 

@@ -83,8 +83,9 @@ func (f *Frontend) Announcer(sessions uint64) { f.sessions.set(sessions) }
 // Routing says how often source routing had to be mended since the start.
 func (f *Frontend) Routing(repairs uint64) { f.repairs.set(repairs) }
 
-// Stream says how the readiness stream is.
-func (f *Frontend) Stream(s Stream) { f.stream.now.Store(&s) }
+// Stream has each scrape ask how the readiness stream is: a lease is renewed too
+// often to tell of it each time. read must not block.
+func (f *Frontend) Stream(read func() Stream) { f.stream.read.Store(&read) }
 
 // BIRD says how BIRD and its sessions are. The gateways are kept, not copied.
 func (f *Frontend) BIRD(b BIRD) { f.bird.now.Store(&b) }
@@ -148,7 +149,7 @@ func (t *total) Collect(ch chan<- prometheus.Metric) {
 // stream collects the metrics of the readiness stream, as of the scrape.
 type stream struct {
 	live, age, remaining, reconnects, moves *prometheus.Desc
-	now                                     atomic.Pointer[Stream]
+	read                                    atomic.Pointer[func() Stream]
 }
 
 // Describe implements prometheus.Collector.
@@ -160,10 +161,11 @@ func (s *stream) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (s *stream) Collect(ch chan<- prometheus.Metric) {
-	now := s.now.Load()
-	if now == nil {
-		return // gating is off, or nothing is known yet
+	read := s.read.Load()
+	if read == nil {
+		return // gating is off
 	}
+	now := (*read)()
 	ch <- gauge(s.live, truth(now.Live))
 	ch <- counter(s.reconnects, now.Reconnects)
 	ch <- counter(s.moves, now.Moves)

@@ -62,7 +62,9 @@ func fullFrontend() *Frontend {
 	f.ControlLatency(30 * time.Microsecond)
 	f.Announcer(2)
 	f.Routing(1)
-	f.Stream(Stream{Live: true, LeaseEnd: time.Now().Add(time.Hour), LastHeard: time.Now(), Reconnects: 3, Moves: 4})
+	f.Stream(func() Stream {
+		return Stream{Live: true, LeaseEnd: time.Now().Add(time.Hour), LastHeard: time.Now(), Reconnects: 3, Moves: 4}
+	})
 	f.BIRD(BIRD{Up: true, Restarts: 1, Configures: 5, Configured: true, Refusals: 2, Gateways: []Gateway{
 		{Name: "gateway-a-1", Family: "ipv4", Up: true, Since: time.Now().Add(-time.Minute), Imported: 1, Exported: 2},
 		{Name: "gateway-a-2", Family: "ipv6", Since: time.Now().Add(-time.Minute)},
@@ -288,12 +290,14 @@ func TestStreamAndGatewaysAreShownAsOfTheScrape(t *testing.T) {
 	for _, name := range []string{FrontendLBLive, FrontendLBLeaseAge, FrontendBIRDUp, FrontendAnnouncerSessions} {
 		wantSeries(t, f.Registry(), name, map[string]float64{})
 	}
-	f.Stream(Stream{Reconnects: 2})
+	f.Stream(func() Stream { return Stream{Reconnects: 2} })
 	wantSeries(t, f.Registry(), FrontendLBLive, map[string]float64{"": 0})
 	wantSeries(t, f.Registry(), FrontendLBLeaseAge, map[string]float64{})
 	wantSeries(t, f.Registry(), FrontendLBLeaseRemaining, map[string]float64{})
 	wantSeries(t, f.Registry(), FrontendStreamReconnects, map[string]float64{"": 2})
-	f.Stream(Stream{Live: true, LastHeard: time.Now().Add(-time.Hour), LeaseEnd: time.Now().Add(-time.Minute)})
+	f.Stream(func() Stream {
+		return Stream{Live: true, LastHeard: time.Now().Add(-time.Hour), LeaseEnd: time.Now().Add(-time.Minute)}
+	})
 	if age := series(t, f.Registry(), FrontendLBLeaseAge)[""]; age < 3600 {
 		t.Errorf("the lease is %v s old", age)
 	}
