@@ -45,10 +45,10 @@ bench-tool: check-root check-go
 	@$(GO) build -o $(BIN)/ ./test/bench
 
 FAULTS := 20
-SEED := 1
+SEED := 75
 
 .PHONY: chaos
-chaos: check-root check-go ## Inject FAULTS=20 random faults from SEED=1 and judge what the gateways hold
+chaos: check-root check-go ## Inject FAULTS=20 random faults from SEED=75 and judge what the gateways hold
 	@test/setup/packages.sh bird2 iproute2 nftables frr
 	@$(MAKE) --no-print-directory build
 	@$(GO) build -o $(BIN)/ ./test/chaos
