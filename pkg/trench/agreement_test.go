@@ -282,7 +282,7 @@ func FuzzSchemaTakesWhatTheReaderTakes(f *testing.F) {
 		}
 		x, err := instance(data)
 		if err != nil {
-			t.Skip(err) // such as .nan for a name
+			return // JSON, which the schema is about, cannot say it: .nan for a name
 		}
 		if err := s.Validate(x); err != nil {
 			t.Errorf("%v in\n%s", err, data)
