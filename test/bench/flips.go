@@ -97,7 +97,7 @@ func flipSingly(ctx context.Context, s *session, what string, n int, families []
 			i, up := flipped(k, n)
 			d := decision(up, st.vips[i])
 			mark, start := st.receiver.Mark(), time.Now()
-			lb.table.Commit(d)
+			lb.Table.Commit(d)
 			at, err := st.waitState(mark, st.vips[i], up)
 			if err != nil {
 				return err
@@ -168,9 +168,9 @@ func measureBulkFlips(ctx context.Context, s *session) error {
 			ready, not := decision(true, st.vips...), decision(false, st.vips...)
 			return bulk(vipgate, st, s.repeats(10, 1), func(up bool) error {
 				if up {
-					lb.table.Commit(ready)
+					lb.Table.Commit(ready)
 				} else {
-					lb.table.Commit(not)
+					lb.Table.Commit(not)
 				}
 				return nil
 			})
@@ -221,9 +221,9 @@ func measureStorms(ctx context.Context, s *session) error {
 			ready, not := decision(true, st.vips[:c.vips]...), decision(false, st.vips[:c.vips]...)
 			err := rage(s, st, c.storm, vipgate, c.repeats, "max ≤ 100", func(up bool) error {
 				if up {
-					lb.table.Commit(ready)
+					lb.Table.Commit(ready)
 				} else {
-					lb.table.Commit(not)
+					lb.Table.Commit(not)
 				}
 				return nil
 			})

@@ -19,85 +19,40 @@ import (
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/lab/balancer"
 )
 
-// scriptedLB is a load balancer that says what a test has it say: the real
-// service on the real socket, without targets.
-type scriptedLB struct {
-	table  *readiness.Table
-	server *readiness.Server
-}
+// scriptedLB is a load balancer that says what a test has it say.
+type scriptedLB struct{ *balancer.Balancer }
 
-// startScriptedLB starts a scripted load balancer that knows no VIP. It ends
-// with the test.
-func (w *world) startScriptedLB() *scriptedLB {
+// startScriptedLB starts a scripted load balancer to which no VIP is ready. It
+// ends with the test.
+func (w *world) startScriptedLB() scriptedLB {
 	w.t.Helper()
-	source, err := identity.NewDev(w.pod.Authority(), spiffeid.RequireFromString(lab.LBID), identity.Options{})
+	b, err := balancer.Start(w.t.Context(), w.pod)
 	w.must(err)
-	listener, err := identity.Listen(w.t.Context(), identity.ListenOptions{Path: w.pod.Socket(), Mode: 0o600})
-	w.must(err)
-	// The lease is no matter here: it is long, lest a busy machine ends it.
-	const lease = 10 * time.Second
-	lb := &scriptedLB{table: readiness.NewTable(readiness.TableOptions{Lease: lease})}
-	frontend := spiffeid.RequireFromString(lab.FrontendID)
-	lb.server = readiness.NewServer(lb.table, readiness.ServerOptions{
-		Peer: identity.PeerID, Role: readiness.RolesOf([]spiffeid.ID{frontend}, nil),
-	})
-	server := grpc.NewServer(append(readiness.GRPCOptions(),
-		grpc.Creds(identity.ServerCredentials(source, identity.CredentialOptions{Authorize: identity.Authorize(frontend)})))...)
-	readinessv1.RegisterReadinessServiceServer(server, lb.server)
-
-	ctx, cancel := context.WithCancel(context.Background())
-	var tasks sync.WaitGroup
-	tasks.Go(func() {
-		if err := source.Run(ctx); err != nil && ctx.Err() == nil {
-			w.t.Errorf("identity of the scripted LB: %v", err)
-		}
-	})
-	tasks.Go(func() {
-		beat := time.NewTicker(lease / 20)
-		defer beat.Stop()
-		for {
-			select {
-			case <-beat.C:
-				lb.table.Heartbeat()
-			case <-ctx.Done():
-				return
-			}
-		}
-	})
-	tasks.Go(func() {
-		if err := server.Serve(listener); err != nil {
-			w.t.Errorf("socket of the scripted LB: %v", err)
-		}
-	})
 	w.t.Cleanup(func() {
-		ending, done := context.WithTimeout(context.Background(), patience)
-		defer done()
-		if err := lb.server.EndWatches(ending); err != nil {
-			w.t.Errorf("scripted LB: %v", err)
+		if err := b.Close(); err != nil {
+			w.t.Error(err)
 		}
-		server.Stop()
-		cancel()
-		tasks.Wait()
 	})
+	lb := scriptedLB{b}
 	lb.say(nil, vipA4, vipA6, vipB4, vipB6)
 	return lb
 }
 
 // say commits one decision: these are ready, those are not.
-func (lb *scriptedLB) say(ready []string, not ...string) {
-	d := readiness.Decision{Synced: true}
-	add := func(v string, state readiness.State, reason readinessv1.VipReason) {
-		d.Changed = append(d.Changed, readiness.VIPReadiness{VIP: vip.Require(v), State: state, Reason: reason})
+func (lb scriptedLB) say(ready []string, not ...string) {
+	parsed := func(texts []string) []vip.VIP {
+		vips := make([]vip.VIP, len(texts))
+		for i, text := range texts {
+			vips[i] = vip.Require(text)
+		}
+		return vips
 	}
-	for _, v := range ready {
-		add(v, readiness.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY)
-	}
-	for _, v := range not {
-		add(v, readiness.NotReady, readinessv1.VipReason_VIP_REASON_TOO_FEW_READY)
-	}
-	lb.table.Commit(d)
+	lb.Table.Commit(readiness.Decision{
+		Synced: true, Changed: append(balancer.Words(true, parsed(ready)...), balancer.Words(false, parsed(not)...)...),
+	})
 }
 
 // scriptedFrontend is a frontend that reports what a test has it report.
@@ -191,8 +146,8 @@ func TestThousandFlipsEndRight(t *testing.T) {
 	w.wantRoutes(vipA4, vipB4, vipB6)
 	// The LB hears the end state as well, confirmed.
 	w.waitFor(func() error {
-		a4, _ := lb.server.Reported(vip.Require(vipA4))
-		a6, _ := lb.server.Reported(vip.Require(vipA6))
+		a4, _ := lb.Server.Reported(vip.Require(vipA4))
+		a6, _ := lb.Server.Reported(vip.Require(vipA6))
 		if a4.Advertisement != readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED || a6.Advertisement != readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN || a6.Unconfirmed {
 			return fmt.Errorf("the LB was told %+v of %s and %+v of %s", a4, vipA4, a6, vipA6)
 		}

@@ -1,0 +1,7 @@
+// Package balancer is a load balancer without targets, which says what its owner
+// has it say: the real table and service on a pod's real socket, with a real
+// identity. It runs in the process of its owner, so that the moment of a decision
+// is known on the owner's clock.
+//
+// It is apart from the laboratory, since it is made of the product's own packages.
+package balancer
