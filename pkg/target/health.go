@@ -34,9 +34,16 @@ const (
 	// Overdue: the last check is older than interval + timeout + 1 s, so nothing
 	// is known. It ends with the next check that ends.
 	Overdue
+	// Draining: no new flows, those it has go on until its drain end. A
+	// [Checker] never says so.
+	Draining
+	// Drained: drained by hand, and its drain end is over.
+	Drained
+	// Left: no target any longer. Only a last word has it.
+	Left
 )
 
-// String returns "starting", "ready", "not ready" or "overdue".
+// String returns the state in lower case, such as "not ready".
 func (s State) String() string {
 	switch s {
 	case Starting:
@@ -47,6 +54,12 @@ func (s State) String() string {
 		return "not ready"
 	case Overdue:
 		return "overdue"
+	case Draining:
+		return "draining"
+	case Drained:
+		return "drained"
+	case Left:
+		return "gone"
 	}
 	return "State(" + strconv.Itoa(int(s)) + ")"
 }
@@ -63,6 +76,10 @@ type Health struct {
 	// LastError is why the last check failed, or could not be made; "" when it
 	// succeeded.
 	LastError string
+	// Silent says that the last check failed because nothing answered at all: a
+	// time-out, or no way to the target. A refused connection or a wrong answer is
+	// not silent: the network is there.
+	Silent bool
 }
 
 // Evaluation is what changed since the Evaluate before.

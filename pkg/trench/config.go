@@ -90,15 +90,31 @@ type Stream struct {
 	// MinReady is how many targets of a VIP's family must be ready for the VIP
 	// to be ready, at least 1.
 	MinReady int
-	// Check tells whether a target is ready.
+	// Check tells whether a target is ready. It is the zero Check when the file has
+	// none, which it may when it has no targets either.
 	Check Check
+	// DrainTime is how long a target that leaves keeps the flows it has.
+	DrainTime time.Duration
 	// Targets have distinct names, and no address belongs to two of them.
 	Targets []Target
 }
 
-// Check is how the targets of a stream are checked. Checks are comparable.
+// Check is how the targets of a stream are checked. Checks are comparable. At
+// most one of TCP, HTTP and GRPC has a port.
 type Check struct {
-	TCP TCPCheck
+	TCP  TCPCheck
+	HTTP HTTPCheck
+	GRPC GRPCCheck
+	// FastInterval is the time between checks while a change is about to be
+	// decided: from the first outcome that speaks against the state until rise or
+	// fall. At most Interval, which is the default.
+	FastInterval time.Duration
+	// Source4 and Source6 are the addresses to check from; the zero Addr leaves
+	// the choice to the kernel.
+	Source4, Source6 netip.Addr
+	// Families are the families whose addresses are checked. The addresses of the
+	// other family of a target are taken to be as those.
+	Families Families
 	// Interval is the time from the start of one check to the start of the
 	// next, from [MinCheckInterval] to [MaxCheckInterval].
 	Interval time.Duration
@@ -114,11 +130,64 @@ type TCPCheck struct {
 	Port uint16
 }
 
+// HTTPCheck succeeds when a GET is answered with a wanted status and body.
+type HTTPCheck struct {
+	Port uint16
+	// Path begins with "/" and may have a query.
+	Path string
+	// Host is sent as the Host header; "" sends the target's address.
+	Host string
+	// Status is a list of numbers and ranges, as in "200-399,404".
+	Status string
+	// Body is a regular expression (RE2) that the first 64 KiB of the body must
+	// match; "" takes any.
+	Body string
+	TLS  TLSCheck
+}
+
+// GRPCCheck succeeds when grpc.health.v1 answers SERVING.
+type GRPCCheck struct {
+	Port uint16
+	// Service is the name to ask for; "" is the whole server.
+	Service string
+	TLS     TLSCheck
+}
+
+// TLSCheck says how a check speaks TLS.
+type TLSCheck struct {
+	// On is false for plaintext.
+	On bool
+	// ServerName is asked for and verified; "" takes the target's address.
+	ServerName string
+	// CAFile is the absolute path of the PEM file with the authorities; "" takes
+	// the system's.
+	CAFile string
+	// Insecure takes any certificate.
+	Insecure bool
+}
+
+// Families says which address families are meant. The zero value means both.
+type Families uint8
+
+// The choices.
+const (
+	BothFamilies Families = iota
+	OnlyIPv4
+	OnlyIPv6
+)
+
+// Has tells whether the family is meant.
+func (f Families) Has(family vip.Family) bool {
+	return f == BothFamilies || (f == OnlyIPv4) == (family == vip.IPv4)
+}
+
 // Target is one endpoint of an application.
 type Target struct {
 	Name string
 	// IPs are its addresses, one or two, at most one of a family.
 	IPs []netip.Addr
+	// Terminating announces its end: it gets no new flows from now on.
+	Terminating bool
 }
 
 // Defaults are the values of what a gateway does not say.

@@ -26,6 +26,218 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// DrainTargetsRequest names targets to drain.
+type DrainTargetsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The stream; empty for every stream that has a target of such a name.
+	Stream string `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
+	// Names of targets, at least one. A target that does not exist yet is named
+	// together with its stream.
+	Names []string `protobuf:"bytes,2,rep,name=names,proto3" json:"names,omitempty"`
+	// How long flows go on; absent means the stream's drainTime.
+	DrainFor      *durationpb.Duration `protobuf:"bytes,3,opt,name=drain_for,json=drainFor,proto3" json:"drain_for,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainTargetsRequest) Reset() {
+	*x = DrainTargetsRequest{}
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainTargetsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainTargetsRequest) ProtoMessage() {}
+
+func (x *DrainTargetsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainTargetsRequest.ProtoReflect.Descriptor instead.
+func (*DrainTargetsRequest) Descriptor() ([]byte, []int) {
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *DrainTargetsRequest) GetStream() string {
+	if x != nil {
+		return x.Stream
+	}
+	return ""
+}
+
+func (x *DrainTargetsRequest) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+func (x *DrainTargetsRequest) GetDrainFor() *durationpb.Duration {
+	if x != nil {
+		return x.DrainFor
+	}
+	return nil
+}
+
+// DrainTargetsResponse tells what is drained now.
+type DrainTargetsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As STREAM/NAME.
+	Drained       []string `protobuf:"bytes,1,rep,name=drained,proto3" json:"drained,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainTargetsResponse) Reset() {
+	*x = DrainTargetsResponse{}
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainTargetsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainTargetsResponse) ProtoMessage() {}
+
+func (x *DrainTargetsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainTargetsResponse.ProtoReflect.Descriptor instead.
+func (*DrainTargetsResponse) Descriptor() ([]byte, []int) {
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *DrainTargetsResponse) GetDrained() []string {
+	if x != nil {
+		return x.Drained
+	}
+	return nil
+}
+
+// UndrainTargetsRequest names targets to use again.
+type UndrainTargetsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The stream; empty for every stream in which such a target is drained by hand.
+	Stream string `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
+	// Names of targets, at least one.
+	Names         []string `protobuf:"bytes,2,rep,name=names,proto3" json:"names,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UndrainTargetsRequest) Reset() {
+	*x = UndrainTargetsRequest{}
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UndrainTargetsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UndrainTargetsRequest) ProtoMessage() {}
+
+func (x *UndrainTargetsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UndrainTargetsRequest.ProtoReflect.Descriptor instead.
+func (*UndrainTargetsRequest) Descriptor() ([]byte, []int) {
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *UndrainTargetsRequest) GetStream() string {
+	if x != nil {
+		return x.Stream
+	}
+	return ""
+}
+
+func (x *UndrainTargetsRequest) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+// UndrainTargetsResponse tells what is no longer drained by hand.
+type UndrainTargetsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As STREAM/NAME.
+	Undrained     []string `protobuf:"bytes,1,rep,name=undrained,proto3" json:"undrained,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UndrainTargetsResponse) Reset() {
+	*x = UndrainTargetsResponse{}
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UndrainTargetsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UndrainTargetsResponse) ProtoMessage() {}
+
+func (x *UndrainTargetsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UndrainTargetsResponse.ProtoReflect.Descriptor instead.
+func (*UndrainTargetsResponse) Descriptor() ([]byte, []int) {
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *UndrainTargetsResponse) GetUndrained() []string {
+	if x != nil {
+		return x.Undrained
+	}
+	return nil
+}
+
 // GetStatusRequest asks for the status.
 type GetStatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -35,7 +247,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[0]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -47,7 +259,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[0]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -60,7 +272,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{0}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{4}
 }
 
 // GetStatusResponse holds the status.
@@ -74,7 +286,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[1]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -86,7 +298,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[1]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -99,7 +311,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{1}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *GetStatusResponse) GetStatus() *Status {
@@ -118,7 +330,7 @@ type WatchStatusRequest struct {
 
 func (x *WatchStatusRequest) Reset() {
 	*x = WatchStatusRequest{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[2]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -130,7 +342,7 @@ func (x *WatchStatusRequest) String() string {
 func (*WatchStatusRequest) ProtoMessage() {}
 
 func (x *WatchStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[2]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -143,7 +355,7 @@ func (x *WatchStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchStatusRequest.ProtoReflect.Descriptor instead.
 func (*WatchStatusRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{2}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{6}
 }
 
 // WatchStatusResponse holds the status.
@@ -157,7 +369,7 @@ type WatchStatusResponse struct {
 
 func (x *WatchStatusResponse) Reset() {
 	*x = WatchStatusResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[3]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -169,7 +381,7 @@ func (x *WatchStatusResponse) String() string {
 func (*WatchStatusResponse) ProtoMessage() {}
 
 func (x *WatchStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[3]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -182,7 +394,7 @@ func (x *WatchStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchStatusResponse.ProtoReflect.Descriptor instead.
 func (*WatchStatusResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{3}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *WatchStatusResponse) GetStatus() *Status {
@@ -203,7 +415,7 @@ type SetLogLevelRequest struct {
 
 func (x *SetLogLevelRequest) Reset() {
 	*x = SetLogLevelRequest{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[4]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -215,7 +427,7 @@ func (x *SetLogLevelRequest) String() string {
 func (*SetLogLevelRequest) ProtoMessage() {}
 
 func (x *SetLogLevelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[4]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -228,7 +440,7 @@ func (x *SetLogLevelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogLevelRequest.ProtoReflect.Descriptor instead.
 func (*SetLogLevelRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{4}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *SetLogLevelRequest) GetLevel() string {
@@ -249,7 +461,7 @@ type SetLogLevelResponse struct {
 
 func (x *SetLogLevelResponse) Reset() {
 	*x = SetLogLevelResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[5]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -261,7 +473,7 @@ func (x *SetLogLevelResponse) String() string {
 func (*SetLogLevelResponse) ProtoMessage() {}
 
 func (x *SetLogLevelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[5]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -274,7 +486,7 @@ func (x *SetLogLevelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogLevelResponse.ProtoReflect.Descriptor instead.
 func (*SetLogLevelResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{5}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *SetLogLevelResponse) GetPrevious() string {
@@ -299,7 +511,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[6]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -311,7 +523,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[6]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -324,7 +536,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{6}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Condition) GetName() string {
@@ -377,13 +589,15 @@ type Status struct {
 	Watchers []*WatcherStatus `protobuf:"bytes,12,rep,name=watchers,proto3" json:"watchers,omitempty"`
 	// Problems with the trench file; empty when the file in force is the file on disk.
 	ConfigurationError string `protobuf:"bytes,13,opt,name=configuration_error,json=configurationError,proto3" json:"configuration_error,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Where targets come from.
+	Sources       []*SourceStatus `protobuf:"bytes,14,rep,name=sources,proto3" json:"sources,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[7]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -395,7 +609,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[7]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -408,7 +622,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{7}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Status) GetVersion() string {
@@ -502,6 +716,113 @@ func (x *Status) GetConfigurationError() string {
 	return ""
 }
 
+func (x *Status) GetSources() []*SourceStatus {
+	if x != nil {
+		return x.Sources
+	}
+	return nil
+}
+
+// SourceStatus is one source of targets or of readiness.
+type SourceStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One of "file", "registry", "directory".
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// True while the source can be asked.
+	Live bool `protobuf:"varint,2,opt,name=live,proto3" json:"live,omitempty"`
+	// Since when it is so.
+	Since *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
+	// What it offers, and when it is gone, why.
+	Detail string `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"`
+	// What happens to what a source offered once it is gone: "hold", "drain" or "drop".
+	OnGone string `protobuf:"bytes,5,opt,name=on_gone,json=onGone,proto3" json:"on_gone,omitempty"`
+	// How many targets come from it.
+	Targets uint32 `protobuf:"varint,6,opt,name=targets,proto3" json:"targets,omitempty"`
+	// What the source offers and is not taken, each with its name and why.
+	Problems      []string `protobuf:"bytes,7,rep,name=problems,proto3" json:"problems,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SourceStatus) Reset() {
+	*x = SourceStatus{}
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SourceStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SourceStatus) ProtoMessage() {}
+
+func (x *SourceStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SourceStatus.ProtoReflect.Descriptor instead.
+func (*SourceStatus) Descriptor() ([]byte, []int) {
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *SourceStatus) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SourceStatus) GetLive() bool {
+	if x != nil {
+		return x.Live
+	}
+	return false
+}
+
+func (x *SourceStatus) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *SourceStatus) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *SourceStatus) GetOnGone() string {
+	if x != nil {
+		return x.OnGone
+	}
+	return ""
+}
+
+func (x *SourceStatus) GetTargets() uint32 {
+	if x != nil {
+		return x.Targets
+	}
+	return 0
+}
+
+func (x *SourceStatus) GetProblems() []string {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
 // VipStatus is one VIP as the load balancer sees it.
 type VipStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -515,7 +836,7 @@ type VipStatus struct {
 
 func (x *VipStatus) Reset() {
 	*x = VipStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[8]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -527,7 +848,7 @@ func (x *VipStatus) String() string {
 func (*VipStatus) ProtoMessage() {}
 
 func (x *VipStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[8]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -540,7 +861,7 @@ func (x *VipStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VipStatus.ProtoReflect.Descriptor instead.
 func (*VipStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{8}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *VipStatus) GetReadiness() *v1.VipReadiness {
@@ -574,7 +895,7 @@ type StreamStatus struct {
 
 func (x *StreamStatus) Reset() {
 	*x = StreamStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[9]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -586,7 +907,7 @@ func (x *StreamStatus) String() string {
 func (*StreamStatus) ProtoMessage() {}
 
 func (x *StreamStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[9]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -599,7 +920,7 @@ func (x *StreamStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamStatus.ProtoReflect.Descriptor instead.
 func (*StreamStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{9}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *StreamStatus) GetName() string {
@@ -637,21 +958,31 @@ type TargetStatus struct {
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// The address that is checked.
 	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
-	// One of STARTING, READY, NOT_READY, OVERDUE.
+	// One of "starting", "ready", "not ready", "overdue", "draining", "drained".
 	State string `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
 	// Since when.
 	Since *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"`
 	// When the last check ended; absent before the first.
 	LastCheck *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_check,json=lastCheck,proto3" json:"last_check,omitempty"`
 	// The error of the last check; empty after a success.
-	LastError     string `protobuf:"bytes,6,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
+	LastError string `protobuf:"bytes,6,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
+	// Where the target comes from, such as "file" and "registry".
+	Sources []string `protobuf:"bytes,7,rep,name=sources,proto3" json:"sources,omitempty"`
+	// The SPIFFE ID that registered it; empty for other sources.
+	RegisteredBy string `protobuf:"bytes,8,opt,name=registered_by,json=registeredBy,proto3" json:"registered_by,omitempty"`
+	// When a draining target leaves.
+	DrainEnd *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=drain_end,json=drainEnd,proto3" json:"drain_end,omitempty"`
+	// Why it drains, such as "by hand".
+	DrainCause string `protobuf:"bytes,10,opt,name=drain_cause,json=drainCause,proto3" json:"drain_cause,omitempty"`
+	// What the checks say of a draining target; empty for others.
+	Checks        string `protobuf:"bytes,11,opt,name=checks,proto3" json:"checks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TargetStatus) Reset() {
 	*x = TargetStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[10]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -663,7 +994,7 @@ func (x *TargetStatus) String() string {
 func (*TargetStatus) ProtoMessage() {}
 
 func (x *TargetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[10]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -676,7 +1007,7 @@ func (x *TargetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TargetStatus.ProtoReflect.Descriptor instead.
 func (*TargetStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{10}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *TargetStatus) GetName() string {
@@ -721,6 +1052,41 @@ func (x *TargetStatus) GetLastError() string {
 	return ""
 }
 
+func (x *TargetStatus) GetSources() []string {
+	if x != nil {
+		return x.Sources
+	}
+	return nil
+}
+
+func (x *TargetStatus) GetRegisteredBy() string {
+	if x != nil {
+		return x.RegisteredBy
+	}
+	return ""
+}
+
+func (x *TargetStatus) GetDrainEnd() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DrainEnd
+	}
+	return nil
+}
+
+func (x *TargetStatus) GetDrainCause() string {
+	if x != nil {
+		return x.DrainCause
+	}
+	return ""
+}
+
+func (x *TargetStatus) GetChecks() string {
+	if x != nil {
+		return x.Checks
+	}
+	return ""
+}
+
 // WatcherStatus is one open watch.
 type WatcherStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -746,7 +1112,7 @@ type WatcherStatus struct {
 
 func (x *WatcherStatus) Reset() {
 	*x = WatcherStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -758,7 +1124,7 @@ func (x *WatcherStatus) String() string {
 func (*WatcherStatus) ProtoMessage() {}
 
 func (x *WatcherStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -771,7 +1137,7 @@ func (x *WatcherStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatcherStatus.ProtoReflect.Descriptor instead.
 func (*WatcherStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{11}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *WatcherStatus) GetWatchId() string {
@@ -834,7 +1200,18 @@ var File_vipgate_lb_v1_lb_proto protoreflect.FileDescriptor
 
 const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\n" +
-	"\x16vipgate/lb/v1/lb.proto\x12\rvipgate.lb.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$vipgate/readiness/v1/readiness.proto\"\x12\n" +
+	"\x16vipgate/lb/v1/lb.proto\x12\rvipgate.lb.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$vipgate/readiness/v1/readiness.proto\"{\n" +
+	"\x13DrainTargetsRequest\x12\x16\n" +
+	"\x06stream\x18\x01 \x01(\tR\x06stream\x12\x14\n" +
+	"\x05names\x18\x02 \x03(\tR\x05names\x126\n" +
+	"\tdrain_for\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bdrainFor\"0\n" +
+	"\x14DrainTargetsResponse\x12\x18\n" +
+	"\adrained\x18\x01 \x03(\tR\adrained\"E\n" +
+	"\x15UndrainTargetsRequest\x12\x16\n" +
+	"\x06stream\x18\x01 \x01(\tR\x06stream\x12\x14\n" +
+	"\x05names\x18\x02 \x03(\tR\x05names\"6\n" +
+	"\x16UndrainTargetsResponse\x12\x1c\n" +
+	"\tundrained\x18\x01 \x03(\tR\tundrained\"\x12\n" +
 	"\x10GetStatusRequest\"B\n" +
 	"\x11GetStatusResponse\x12-\n" +
 	"\x06status\x18\x01 \x01(\v2\x15.vipgate.lb.v1.StatusR\x06status\"\x14\n" +
@@ -848,7 +1225,7 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\tCondition\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aserving\x18\x02 \x01(\bR\aserving\x12\x16\n" +
-	"\x06detail\x18\x03 \x01(\tR\x06detail\"\xcc\x04\n" +
+	"\x06detail\x18\x03 \x01(\tR\x06detail\"\x83\x05\n" +
 	"\x06Status\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
 	"\x06trench\x18\x02 \x01(\tR\x06trench\x12:\n" +
@@ -866,7 +1243,16 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	" \x03(\v2\x18.vipgate.lb.v1.VipStatusR\x04vips\x125\n" +
 	"\astreams\x18\v \x03(\v2\x1b.vipgate.lb.v1.StreamStatusR\astreams\x128\n" +
 	"\bwatchers\x18\f \x03(\v2\x1c.vipgate.lb.v1.WatcherStatusR\bwatchers\x12/\n" +
-	"\x13configuration_error\x18\r \x01(\tR\x12configurationError\"\x91\x01\n" +
+	"\x13configuration_error\x18\r \x01(\tR\x12configurationError\x125\n" +
+	"\asources\x18\x0e \x03(\v2\x1b.vipgate.lb.v1.SourceStatusR\asources\"\xcf\x01\n" +
+	"\fSourceStatus\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04live\x18\x02 \x01(\bR\x04live\x120\n" +
+	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
+	"\x06detail\x18\x04 \x01(\tR\x06detail\x12\x17\n" +
+	"\aon_gone\x18\x05 \x01(\tR\x06onGone\x12\x18\n" +
+	"\atargets\x18\x06 \x01(\rR\atargets\x12\x1a\n" +
+	"\bproblems\x18\a \x03(\tR\bproblems\"\x91\x01\n" +
 	"\tVipStatus\x12@\n" +
 	"\treadiness\x18\x01 \x01(\v2\".vipgate.readiness.v1.VipReadinessR\treadiness\x12B\n" +
 	"\breported\x18\x02 \x01(\v2&.vipgate.readiness.v1.VipAdvertisementR\breported\"\x8a\x01\n" +
@@ -874,7 +1260,7 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04vips\x18\x02 \x03(\tR\x04vips\x12\x1b\n" +
 	"\tmin_ready\x18\x03 \x01(\rR\bminReady\x125\n" +
-	"\atargets\x18\x04 \x03(\v2\x1b.vipgate.lb.v1.TargetStatusR\atargets\"\xde\x01\n" +
+	"\atargets\x18\x04 \x03(\v2\x1b.vipgate.lb.v1.TargetStatusR\atargets\"\x8f\x03\n" +
 	"\fTargetStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x14\n" +
@@ -883,7 +1269,14 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\n" +
 	"last_check\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tlastCheck\x12\x1d\n" +
 	"\n" +
-	"last_error\x18\x06 \x01(\tR\tlastError\"\xbc\x02\n" +
+	"last_error\x18\x06 \x01(\tR\tlastError\x12\x18\n" +
+	"\asources\x18\a \x03(\tR\asources\x12#\n" +
+	"\rregistered_by\x18\b \x01(\tR\fregisteredBy\x127\n" +
+	"\tdrain_end\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\bdrainEnd\x12\x1f\n" +
+	"\vdrain_cause\x18\n" +
+	" \x01(\tR\n" +
+	"drainCause\x12\x16\n" +
+	"\x06checks\x18\v \x01(\tR\x06checks\"\xbc\x02\n" +
 	"\rWatcherStatus\x12\x19\n" +
 	"\bwatch_id\x18\x01 \x01(\tR\awatchId\x12\x12\n" +
 	"\x04peer\x18\x02 \x01(\tR\x04peer\x12\x16\n" +
@@ -892,11 +1285,13 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\rsent_revision\x18\x05 \x01(\x04R\fsentRevision\x12)\n" +
 	"\x10applied_revision\x18\x06 \x01(\x04R\x0fappliedRevision\x12\x1c\n" +
 	"\treporting\x18\a \x01(\bR\treporting\x12D\n" +
-	"\bfamilies\x18\b \x03(\v2(.vipgate.readiness.v1.FamilyConnectivityR\bfamilies2\x89\x02\n" +
+	"\bfamilies\x18\b \x03(\v2(.vipgate.readiness.v1.FamilyConnectivityR\bfamilies2\xc1\x03\n" +
 	"\tLBService\x12N\n" +
 	"\tGetStatus\x12\x1f.vipgate.lb.v1.GetStatusRequest\x1a .vipgate.lb.v1.GetStatusResponse\x12V\n" +
 	"\vWatchStatus\x12!.vipgate.lb.v1.WatchStatusRequest\x1a\".vipgate.lb.v1.WatchStatusResponse0\x01\x12T\n" +
-	"\vSetLogLevel\x12!.vipgate.lb.v1.SetLogLevelRequest\x1a\".vipgate.lb.v1.SetLogLevelResponseB/Z-github.com/vipgate/vipgate/pkg/api/lb/v1;lbv1b\x06proto3"
+	"\vSetLogLevel\x12!.vipgate.lb.v1.SetLogLevelRequest\x1a\".vipgate.lb.v1.SetLogLevelResponse\x12W\n" +
+	"\fDrainTargets\x12\".vipgate.lb.v1.DrainTargetsRequest\x1a#.vipgate.lb.v1.DrainTargetsResponse\x12]\n" +
+	"\x0eUndrainTargets\x12$.vipgate.lb.v1.UndrainTargetsRequest\x1a%.vipgate.lb.v1.UndrainTargetsResponseB/Z-github.com/vipgate/vipgate/pkg/api/lb/v1;lbv1b\x06proto3"
 
 var (
 	file_vipgate_lb_v1_lb_proto_rawDescOnce sync.Once
@@ -910,55 +1305,68 @@ func file_vipgate_lb_v1_lb_proto_rawDescGZIP() []byte {
 	return file_vipgate_lb_v1_lb_proto_rawDescData
 }
 
-var file_vipgate_lb_v1_lb_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_vipgate_lb_v1_lb_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_vipgate_lb_v1_lb_proto_goTypes = []any{
-	(*GetStatusRequest)(nil),      // 0: vipgate.lb.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),     // 1: vipgate.lb.v1.GetStatusResponse
-	(*WatchStatusRequest)(nil),    // 2: vipgate.lb.v1.WatchStatusRequest
-	(*WatchStatusResponse)(nil),   // 3: vipgate.lb.v1.WatchStatusResponse
-	(*SetLogLevelRequest)(nil),    // 4: vipgate.lb.v1.SetLogLevelRequest
-	(*SetLogLevelResponse)(nil),   // 5: vipgate.lb.v1.SetLogLevelResponse
-	(*Condition)(nil),             // 6: vipgate.lb.v1.Condition
-	(*Status)(nil),                // 7: vipgate.lb.v1.Status
-	(*VipStatus)(nil),             // 8: vipgate.lb.v1.VipStatus
-	(*StreamStatus)(nil),          // 9: vipgate.lb.v1.StreamStatus
-	(*TargetStatus)(nil),          // 10: vipgate.lb.v1.TargetStatus
-	(*WatcherStatus)(nil),         // 11: vipgate.lb.v1.WatcherStatus
-	(*v1.Position)(nil),           // 12: vipgate.readiness.v1.Position
-	(*durationpb.Duration)(nil),   // 13: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 14: google.protobuf.Timestamp
-	(*v1.VipReadiness)(nil),       // 15: vipgate.readiness.v1.VipReadiness
-	(*v1.VipAdvertisement)(nil),   // 16: vipgate.readiness.v1.VipAdvertisement
-	(*v1.FamilyConnectivity)(nil), // 17: vipgate.readiness.v1.FamilyConnectivity
+	(*DrainTargetsRequest)(nil),    // 0: vipgate.lb.v1.DrainTargetsRequest
+	(*DrainTargetsResponse)(nil),   // 1: vipgate.lb.v1.DrainTargetsResponse
+	(*UndrainTargetsRequest)(nil),  // 2: vipgate.lb.v1.UndrainTargetsRequest
+	(*UndrainTargetsResponse)(nil), // 3: vipgate.lb.v1.UndrainTargetsResponse
+	(*GetStatusRequest)(nil),       // 4: vipgate.lb.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),      // 5: vipgate.lb.v1.GetStatusResponse
+	(*WatchStatusRequest)(nil),     // 6: vipgate.lb.v1.WatchStatusRequest
+	(*WatchStatusResponse)(nil),    // 7: vipgate.lb.v1.WatchStatusResponse
+	(*SetLogLevelRequest)(nil),     // 8: vipgate.lb.v1.SetLogLevelRequest
+	(*SetLogLevelResponse)(nil),    // 9: vipgate.lb.v1.SetLogLevelResponse
+	(*Condition)(nil),              // 10: vipgate.lb.v1.Condition
+	(*Status)(nil),                 // 11: vipgate.lb.v1.Status
+	(*SourceStatus)(nil),           // 12: vipgate.lb.v1.SourceStatus
+	(*VipStatus)(nil),              // 13: vipgate.lb.v1.VipStatus
+	(*StreamStatus)(nil),           // 14: vipgate.lb.v1.StreamStatus
+	(*TargetStatus)(nil),           // 15: vipgate.lb.v1.TargetStatus
+	(*WatcherStatus)(nil),          // 16: vipgate.lb.v1.WatcherStatus
+	(*durationpb.Duration)(nil),    // 17: google.protobuf.Duration
+	(*v1.Position)(nil),            // 18: vipgate.readiness.v1.Position
+	(*timestamppb.Timestamp)(nil),  // 19: google.protobuf.Timestamp
+	(*v1.VipReadiness)(nil),        // 20: vipgate.readiness.v1.VipReadiness
+	(*v1.VipAdvertisement)(nil),    // 21: vipgate.readiness.v1.VipAdvertisement
+	(*v1.FamilyConnectivity)(nil),  // 22: vipgate.readiness.v1.FamilyConnectivity
 }
 var file_vipgate_lb_v1_lb_proto_depIdxs = []int32{
-	7,  // 0: vipgate.lb.v1.GetStatusResponse.status:type_name -> vipgate.lb.v1.Status
-	7,  // 1: vipgate.lb.v1.WatchStatusResponse.status:type_name -> vipgate.lb.v1.Status
-	12, // 2: vipgate.lb.v1.Status.position:type_name -> vipgate.readiness.v1.Position
-	13, // 3: vipgate.lb.v1.Status.lease:type_name -> google.protobuf.Duration
-	14, // 4: vipgate.lb.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
-	6,  // 5: vipgate.lb.v1.Status.conditions:type_name -> vipgate.lb.v1.Condition
-	8,  // 6: vipgate.lb.v1.Status.vips:type_name -> vipgate.lb.v1.VipStatus
-	9,  // 7: vipgate.lb.v1.Status.streams:type_name -> vipgate.lb.v1.StreamStatus
-	11, // 8: vipgate.lb.v1.Status.watchers:type_name -> vipgate.lb.v1.WatcherStatus
-	15, // 9: vipgate.lb.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
-	16, // 10: vipgate.lb.v1.VipStatus.reported:type_name -> vipgate.readiness.v1.VipAdvertisement
-	10, // 11: vipgate.lb.v1.StreamStatus.targets:type_name -> vipgate.lb.v1.TargetStatus
-	14, // 12: vipgate.lb.v1.TargetStatus.since:type_name -> google.protobuf.Timestamp
-	14, // 13: vipgate.lb.v1.TargetStatus.last_check:type_name -> google.protobuf.Timestamp
-	14, // 14: vipgate.lb.v1.WatcherStatus.since:type_name -> google.protobuf.Timestamp
-	17, // 15: vipgate.lb.v1.WatcherStatus.families:type_name -> vipgate.readiness.v1.FamilyConnectivity
-	0,  // 16: vipgate.lb.v1.LBService.GetStatus:input_type -> vipgate.lb.v1.GetStatusRequest
-	2,  // 17: vipgate.lb.v1.LBService.WatchStatus:input_type -> vipgate.lb.v1.WatchStatusRequest
-	4,  // 18: vipgate.lb.v1.LBService.SetLogLevel:input_type -> vipgate.lb.v1.SetLogLevelRequest
-	1,  // 19: vipgate.lb.v1.LBService.GetStatus:output_type -> vipgate.lb.v1.GetStatusResponse
-	3,  // 20: vipgate.lb.v1.LBService.WatchStatus:output_type -> vipgate.lb.v1.WatchStatusResponse
-	5,  // 21: vipgate.lb.v1.LBService.SetLogLevel:output_type -> vipgate.lb.v1.SetLogLevelResponse
-	19, // [19:22] is the sub-list for method output_type
-	16, // [16:19] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	17, // 0: vipgate.lb.v1.DrainTargetsRequest.drain_for:type_name -> google.protobuf.Duration
+	11, // 1: vipgate.lb.v1.GetStatusResponse.status:type_name -> vipgate.lb.v1.Status
+	11, // 2: vipgate.lb.v1.WatchStatusResponse.status:type_name -> vipgate.lb.v1.Status
+	18, // 3: vipgate.lb.v1.Status.position:type_name -> vipgate.readiness.v1.Position
+	17, // 4: vipgate.lb.v1.Status.lease:type_name -> google.protobuf.Duration
+	19, // 5: vipgate.lb.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
+	10, // 6: vipgate.lb.v1.Status.conditions:type_name -> vipgate.lb.v1.Condition
+	13, // 7: vipgate.lb.v1.Status.vips:type_name -> vipgate.lb.v1.VipStatus
+	14, // 8: vipgate.lb.v1.Status.streams:type_name -> vipgate.lb.v1.StreamStatus
+	16, // 9: vipgate.lb.v1.Status.watchers:type_name -> vipgate.lb.v1.WatcherStatus
+	12, // 10: vipgate.lb.v1.Status.sources:type_name -> vipgate.lb.v1.SourceStatus
+	19, // 11: vipgate.lb.v1.SourceStatus.since:type_name -> google.protobuf.Timestamp
+	20, // 12: vipgate.lb.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
+	21, // 13: vipgate.lb.v1.VipStatus.reported:type_name -> vipgate.readiness.v1.VipAdvertisement
+	15, // 14: vipgate.lb.v1.StreamStatus.targets:type_name -> vipgate.lb.v1.TargetStatus
+	19, // 15: vipgate.lb.v1.TargetStatus.since:type_name -> google.protobuf.Timestamp
+	19, // 16: vipgate.lb.v1.TargetStatus.last_check:type_name -> google.protobuf.Timestamp
+	19, // 17: vipgate.lb.v1.TargetStatus.drain_end:type_name -> google.protobuf.Timestamp
+	19, // 18: vipgate.lb.v1.WatcherStatus.since:type_name -> google.protobuf.Timestamp
+	22, // 19: vipgate.lb.v1.WatcherStatus.families:type_name -> vipgate.readiness.v1.FamilyConnectivity
+	4,  // 20: vipgate.lb.v1.LBService.GetStatus:input_type -> vipgate.lb.v1.GetStatusRequest
+	6,  // 21: vipgate.lb.v1.LBService.WatchStatus:input_type -> vipgate.lb.v1.WatchStatusRequest
+	8,  // 22: vipgate.lb.v1.LBService.SetLogLevel:input_type -> vipgate.lb.v1.SetLogLevelRequest
+	0,  // 23: vipgate.lb.v1.LBService.DrainTargets:input_type -> vipgate.lb.v1.DrainTargetsRequest
+	2,  // 24: vipgate.lb.v1.LBService.UndrainTargets:input_type -> vipgate.lb.v1.UndrainTargetsRequest
+	5,  // 25: vipgate.lb.v1.LBService.GetStatus:output_type -> vipgate.lb.v1.GetStatusResponse
+	7,  // 26: vipgate.lb.v1.LBService.WatchStatus:output_type -> vipgate.lb.v1.WatchStatusResponse
+	9,  // 27: vipgate.lb.v1.LBService.SetLogLevel:output_type -> vipgate.lb.v1.SetLogLevelResponse
+	1,  // 28: vipgate.lb.v1.LBService.DrainTargets:output_type -> vipgate.lb.v1.DrainTargetsResponse
+	3,  // 29: vipgate.lb.v1.LBService.UndrainTargets:output_type -> vipgate.lb.v1.UndrainTargetsResponse
+	25, // [25:30] is the sub-list for method output_type
+	20, // [20:25] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_vipgate_lb_v1_lb_proto_init() }
@@ -972,7 +1380,7 @@ func file_vipgate_lb_v1_lb_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_vipgate_lb_v1_lb_proto_rawDesc), len(file_vipgate_lb_v1_lb_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -21,9 +21,11 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	LBService_GetStatus_FullMethodName   = "/vipgate.lb.v1.LBService/GetStatus"
-	LBService_WatchStatus_FullMethodName = "/vipgate.lb.v1.LBService/WatchStatus"
-	LBService_SetLogLevel_FullMethodName = "/vipgate.lb.v1.LBService/SetLogLevel"
+	LBService_GetStatus_FullMethodName      = "/vipgate.lb.v1.LBService/GetStatus"
+	LBService_WatchStatus_FullMethodName    = "/vipgate.lb.v1.LBService/WatchStatus"
+	LBService_SetLogLevel_FullMethodName    = "/vipgate.lb.v1.LBService/SetLogLevel"
+	LBService_DrainTargets_FullMethodName   = "/vipgate.lb.v1.LBService/DrainTargets"
+	LBService_UndrainTargets_FullMethodName = "/vipgate.lb.v1.LBService/UndrainTargets"
 )
 
 // LBServiceClient is the client API for LBService service.
@@ -40,6 +42,11 @@ type LBServiceClient interface {
 	WatchStatus(ctx context.Context, in *WatchStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchStatusResponse], error)
 	// SetLogLevel changes the log level of the running process.
 	SetLogLevel(ctx context.Context, in *SetLogLevelRequest, opts ...grpc.CallOption) (*SetLogLevelResponse, error)
+	// DrainTargets drains targets by hand: no new flows, and after the drain time
+	// none at all, until they are undrained. It survives restarts.
+	DrainTargets(ctx context.Context, in *DrainTargetsRequest, opts ...grpc.CallOption) (*DrainTargetsResponse, error)
+	// UndrainTargets takes that back.
+	UndrainTargets(ctx context.Context, in *UndrainTargetsRequest, opts ...grpc.CallOption) (*UndrainTargetsResponse, error)
 }
 
 type lBServiceClient struct {
@@ -89,6 +96,26 @@ func (c *lBServiceClient) SetLogLevel(ctx context.Context, in *SetLogLevelReques
 	return out, nil
 }
 
+func (c *lBServiceClient) DrainTargets(ctx context.Context, in *DrainTargetsRequest, opts ...grpc.CallOption) (*DrainTargetsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DrainTargetsResponse)
+	err := c.cc.Invoke(ctx, LBService_DrainTargets_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *lBServiceClient) UndrainTargets(ctx context.Context, in *UndrainTargetsRequest, opts ...grpc.CallOption) (*UndrainTargetsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UndrainTargetsResponse)
+	err := c.cc.Invoke(ctx, LBService_UndrainTargets_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // LBServiceServer is the server API for LBService service.
 // All implementations must embed UnimplementedLBServiceServer
 // for forward compatibility.
@@ -103,6 +130,11 @@ type LBServiceServer interface {
 	WatchStatus(*WatchStatusRequest, grpc.ServerStreamingServer[WatchStatusResponse]) error
 	// SetLogLevel changes the log level of the running process.
 	SetLogLevel(context.Context, *SetLogLevelRequest) (*SetLogLevelResponse, error)
+	// DrainTargets drains targets by hand: no new flows, and after the drain time
+	// none at all, until they are undrained. It survives restarts.
+	DrainTargets(context.Context, *DrainTargetsRequest) (*DrainTargetsResponse, error)
+	// UndrainTargets takes that back.
+	UndrainTargets(context.Context, *UndrainTargetsRequest) (*UndrainTargetsResponse, error)
 	mustEmbedUnimplementedLBServiceServer()
 }
 
@@ -121,6 +153,12 @@ func (UnimplementedLBServiceServer) WatchStatus(*WatchStatusRequest, grpc.Server
 }
 func (UnimplementedLBServiceServer) SetLogLevel(context.Context, *SetLogLevelRequest) (*SetLogLevelResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetLogLevel not implemented")
+}
+func (UnimplementedLBServiceServer) DrainTargets(context.Context, *DrainTargetsRequest) (*DrainTargetsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DrainTargets not implemented")
+}
+func (UnimplementedLBServiceServer) UndrainTargets(context.Context, *UndrainTargetsRequest) (*UndrainTargetsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method UndrainTargets not implemented")
 }
 func (UnimplementedLBServiceServer) mustEmbedUnimplementedLBServiceServer() {}
 func (UnimplementedLBServiceServer) testEmbeddedByValue()                   {}
@@ -190,6 +228,42 @@ func _LBService_SetLogLevel_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _LBService_DrainTargets_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DrainTargetsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LBServiceServer).DrainTargets(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LBService_DrainTargets_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LBServiceServer).DrainTargets(ctx, req.(*DrainTargetsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _LBService_UndrainTargets_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UndrainTargetsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LBServiceServer).UndrainTargets(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LBService_UndrainTargets_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LBServiceServer).UndrainTargets(ctx, req.(*UndrainTargetsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // LBService_ServiceDesc is the grpc.ServiceDesc for LBService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -204,6 +278,14 @@ var LBService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "SetLogLevel",
 			Handler:    _LBService_SetLogLevel_Handler,
+		},
+		{
+			MethodName: "DrainTargets",
+			Handler:    _LBService_DrainTargets_Handler,
+		},
+		{
+			MethodName: "UndrainTargets",
+			Handler:    _LBService_UndrainTargets_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

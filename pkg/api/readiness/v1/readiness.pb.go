@@ -105,29 +105,42 @@ const (
 	VipReason_VIP_REASON_CHECK_OVERDUE VipReason = 6
 	// DRAINING: every usable target drains.
 	VipReason_VIP_REASON_TARGETS_DRAINING VipReason = 7
+	// READY or NOT_READY, as --on-sudden-loss says: most targets fell at once, and
+	// nothing else on their network can be reached either.
+	VipReason_VIP_REASON_SUSPECT VipReason = 8
+	// READY: a file in the readiness directory says so.
+	VipReason_VIP_REASON_READINESS_FILE VipReason = 9
+	// NOT_READY: no file in the readiness directory says otherwise, and no target does.
+	VipReason_VIP_REASON_NO_READINESS_FILE VipReason = 10
 )
 
 // Enum value maps for VipReason.
 var (
 	VipReason_name = map[int32]string{
-		0: "VIP_REASON_UNSPECIFIED",
-		1: "VIP_REASON_TARGETS_READY",
-		2: "VIP_REASON_NO_STREAM",
-		3: "VIP_REASON_NO_TARGETS",
-		4: "VIP_REASON_TOO_FEW_READY",
-		5: "VIP_REASON_NOT_CHECKED",
-		6: "VIP_REASON_CHECK_OVERDUE",
-		7: "VIP_REASON_TARGETS_DRAINING",
+		0:  "VIP_REASON_UNSPECIFIED",
+		1:  "VIP_REASON_TARGETS_READY",
+		2:  "VIP_REASON_NO_STREAM",
+		3:  "VIP_REASON_NO_TARGETS",
+		4:  "VIP_REASON_TOO_FEW_READY",
+		5:  "VIP_REASON_NOT_CHECKED",
+		6:  "VIP_REASON_CHECK_OVERDUE",
+		7:  "VIP_REASON_TARGETS_DRAINING",
+		8:  "VIP_REASON_SUSPECT",
+		9:  "VIP_REASON_READINESS_FILE",
+		10: "VIP_REASON_NO_READINESS_FILE",
 	}
 	VipReason_value = map[string]int32{
-		"VIP_REASON_UNSPECIFIED":      0,
-		"VIP_REASON_TARGETS_READY":    1,
-		"VIP_REASON_NO_STREAM":        2,
-		"VIP_REASON_NO_TARGETS":       3,
-		"VIP_REASON_TOO_FEW_READY":    4,
-		"VIP_REASON_NOT_CHECKED":      5,
-		"VIP_REASON_CHECK_OVERDUE":    6,
-		"VIP_REASON_TARGETS_DRAINING": 7,
+		"VIP_REASON_UNSPECIFIED":       0,
+		"VIP_REASON_TARGETS_READY":     1,
+		"VIP_REASON_NO_STREAM":         2,
+		"VIP_REASON_NO_TARGETS":        3,
+		"VIP_REASON_TOO_FEW_READY":     4,
+		"VIP_REASON_NOT_CHECKED":       5,
+		"VIP_REASON_CHECK_OVERDUE":     6,
+		"VIP_REASON_TARGETS_DRAINING":  7,
+		"VIP_REASON_SUSPECT":           8,
+		"VIP_REASON_READINESS_FILE":    9,
+		"VIP_REASON_NO_READINESS_FILE": 10,
 	}
 )
 
@@ -1407,7 +1420,7 @@ const file_vipgate_readiness_v1_readiness_proto_rawDesc = "" +
 	"\x15VIP_STATE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fVIP_STATE_READY\x10\x01\x12\x17\n" +
 	"\x13VIP_STATE_NOT_READY\x10\x02\x12\x16\n" +
-	"\x12VIP_STATE_DRAINING\x10\x03*\xf3\x01\n" +
+	"\x12VIP_STATE_DRAINING\x10\x03*\xcc\x02\n" +
 	"\tVipReason\x12\x1a\n" +
 	"\x16VIP_REASON_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18VIP_REASON_TARGETS_READY\x10\x01\x12\x18\n" +
@@ -1416,7 +1429,11 @@ const file_vipgate_readiness_v1_readiness_proto_rawDesc = "" +
 	"\x18VIP_REASON_TOO_FEW_READY\x10\x04\x12\x1a\n" +
 	"\x16VIP_REASON_NOT_CHECKED\x10\x05\x12\x1c\n" +
 	"\x18VIP_REASON_CHECK_OVERDUE\x10\x06\x12\x1f\n" +
-	"\x1bVIP_REASON_TARGETS_DRAINING\x10\a*\x87\x01\n" +
+	"\x1bVIP_REASON_TARGETS_DRAINING\x10\a\x12\x16\n" +
+	"\x12VIP_REASON_SUSPECT\x10\b\x12\x1d\n" +
+	"\x19VIP_REASON_READINESS_FILE\x10\t\x12 \n" +
+	"\x1cVIP_REASON_NO_READINESS_FILE\x10\n" +
+	"*\x87\x01\n" +
 	"\rAdvertisement\x12\x1d\n" +
 	"\x19ADVERTISEMENT_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17ADVERTISEMENT_ANNOUNCED\x10\x01\x12\x1d\n" +

@@ -1,0 +1,56 @@
+package target
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// Ground says which addresses targets may have.
+type Ground struct {
+	// Subnets are where targets may be; none: anywhere.
+	Subnets []netip.Prefix
+	// VIPs are where no target may be. They do not overlap.
+	VIPs []vip.VIP
+}
+
+// Check says what is wrong with an address of a target, with the remedy.
+func (g Ground) Check(a netip.Addr) error {
+	switch {
+	case !a.IsValid():
+		return fmt.Errorf("no address: write one such as 172.16.1.1")
+	case a.Zone() != "":
+		return fmt.Errorf("%s has a zone: use an address that needs none", a.WithZone(""))
+	case a.Is4In6():
+		return fmt.Errorf("%s is an IPv4-mapped address: write %s", a, a.Unmap())
+	case a.IsUnspecified():
+		return fmt.Errorf("%s is the unspecified address: use the address of one host", a)
+	case a.IsMulticast(), a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		return fmt.Errorf("%s is a multicast or broadcast address: use the address of one host", a)
+	case a.Is6() && a.IsLinkLocalUnicast():
+		return fmt.Errorf("%s is an IPv6 link-local address: use a global or unique local address", a)
+	}
+	if len(g.Subnets) > 0 && !slices.ContainsFunc(g.Subnets, func(p netip.Prefix) bool { return p.Contains(a) }) {
+		return fmt.Errorf("%s is not in a subnet that --target-subnet allows (%s)", a, join(g.Subnets))
+	}
+	for _, v := range g.VIPs {
+		if v.Prefix().Contains(a) {
+			return fmt.Errorf("%s lies in the VIP %s: use the target's own address", a, v)
+		}
+	}
+	return nil
+}
+
+// join writes a list for people.
+func join[T fmt.Stringer](list []T) string {
+	s := ""
+	for i, x := range list {
+		if i > 0 {
+			s += ", "
+		}
+		s += x.String()
+	}
+	return s
+}

@@ -1,0 +1,148 @@
+package target
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"time"
+)
+
+// View is one address of one target as people see it.
+type View struct {
+	// Health has the state of its checks in Checks, and in State what follows from
+	// it and from drains.
+	Health
+	Checks State
+	// Origins are where the target comes from.
+	Origins []Origin
+	// Owner is who registered it, a SPIFFE ID; "" for other sources.
+	Owner string
+	// DrainEnd and DrainCause say until when it drains, and why.
+	DrainEnd   time.Time
+	DrainCause string
+}
+
+// Roster is the list of all targets for those who look. The load balancer's loop
+// publishes to it and never waits for a reader. It is ready for use once made by
+// [NewRoster]; its methods may be called from any goroutine.
+type Roster struct {
+	mu       sync.Mutex
+	views    map[Key]View
+	watchers map[*RosterWatch]struct{}
+}
+
+// NewRoster returns an empty roster.
+func NewRoster() *Roster {
+	return &Roster{views: map[Key]View{}, watchers: map[*RosterWatch]struct{}{}}
+}
+
+// Publish takes over what changed.
+func (r *Roster) Publish(changed []View, removed []Key) {
+	if len(changed) == 0 && len(removed) == 0 {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, k := range removed {
+		delete(r.views, k)
+	}
+	for _, v := range changed {
+		r.views[v.Key] = v
+	}
+	for w := range r.watchers {
+		for _, k := range removed {
+			w.note(k)
+		}
+		for _, v := range changed {
+			w.note(v.Key)
+		}
+	}
+}
+
+// Get returns one address.
+func (r *Roster) Get(k Key) (View, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v, ok := r.views[k]
+	return v, ok
+}
+
+// List returns every address that wanted accepts, sorted; nil accepts all.
+func (r *Roster) List(wanted func(Key) bool) []View {
+	r.mu.Lock()
+	list := make([]View, 0, len(r.views))
+	for k, v := range r.views {
+		if wanted == nil || wanted(k) {
+			list = append(list, v)
+		}
+	}
+	r.mu.Unlock()
+	slices.SortFunc(list, func(a, b View) int { return a.Compare(b.Key) })
+	return list
+}
+
+// Watch returns a watch of the addresses that wanted accepts; nil accepts all.
+// Everything that is there counts as changed. It must be closed.
+func (r *Roster) Watch(wanted func(Key) bool) *RosterWatch {
+	w := &RosterWatch{roster: r, wanted: wanted, wake: make(chan struct{}, 1), dirty: map[Key]struct{}{}, told: map[Key]struct{}{}}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.watchers[w] = struct{}{}
+	for k := range r.views {
+		w.note(k)
+	}
+	wake(w.wake) // also when there is nothing: the first Take says so
+	return w
+}
+
+// RosterWatch is one reader's view of the changes, merged until it takes them. Its
+// memory is bounded by the number of addresses.
+type RosterWatch struct {
+	roster *Roster
+	wanted func(Key) bool
+	wake   chan struct{}
+	// Guarded by Roster.mu.
+	dirty map[Key]struct{}
+	told  map[Key]struct{} // what the reader knows
+}
+
+// note is called with Roster.mu held.
+func (w *RosterWatch) note(k Key) {
+	if w.wanted == nil || w.wanted(k) {
+		w.dirty[k] = struct{}{}
+		wake(w.wake)
+	}
+}
+
+// Changed holds a token when Take may have something.
+func (w *RosterWatch) Changed() <-chan struct{} { return w.wake }
+
+// Take returns what changed since the last Take, sorted.
+func (w *RosterWatch) Take() (changed []View, removed []Key) {
+	w.roster.mu.Lock()
+	defer w.roster.mu.Unlock()
+	for k := range w.dirty {
+		v, ok := w.roster.views[k]
+		_, told := w.told[k]
+		switch {
+		case ok:
+			w.told[k] = struct{}{}
+			changed = append(changed, v)
+		case told:
+			delete(w.told, k)
+			removed = append(removed, k)
+		}
+	}
+	clear(w.dirty)
+	slices.SortFunc(changed, func(a, b View) int { return a.Compare(b.Key) })
+	slices.SortFunc(removed, Key.Compare)
+	return changed, removed
+}
+
+// Close ends the watch.
+func (w *RosterWatch) Close() {
+	w.roster.mu.Lock()
+	defer w.roster.mu.Unlock()
+	delete(w.roster.watchers, w)
+	maps.DeleteFunc(w.dirty, func(Key, struct{}) bool { return true })
+}

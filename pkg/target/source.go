@@ -1,0 +1,107 @@
+package target
+
+import (
+	"net/netip"
+	"strconv"
+	"time"
+)
+
+// Origin is a source of targets.
+type Origin uint8
+
+// The origins, in the order of precedence: where two disagree about a target, the
+// earlier one counts.
+const (
+	// File is the trench file.
+	File Origin = iota
+	// Registered is the registry.
+	Registered
+	origins int = iota
+)
+
+// String returns "file" or "registry".
+func (o Origin) String() string {
+	switch o {
+	case File:
+		return "file"
+	case Registered:
+		return "registry"
+	}
+	return "Origin(" + strconv.Itoa(int(o)) + ")"
+}
+
+// Stay is whether a target stays.
+type Stay uint8
+
+// The ways.
+const (
+	// Staying: nothing is known of an end.
+	Staying Stay = iota
+	// Leaving: the source no longer offers it. It drains, unless another source
+	// offers it still.
+	Leaving
+	// Terminating: the source announces its end. It drains, whatever others say.
+	Terminating
+)
+
+// Offer is one target of one stream as a source offers it. A target that a source
+// no longer names at all is gone at once; a gentle end is offered as Leaving or
+// Terminating for as long as it drains.
+type Offer struct {
+	Name string
+	// IPs are its addresses, one or two, at most one of a family.
+	IPs  []netip.Addr
+	Stay Stay
+	// DrainEnd is when it leaves, on the monotonic clock, unless it is Staying.
+	DrainEnd time.Time
+	// Cause says in words why it is not Staying, such as "deregistered".
+	Cause string
+	// Owner is who offers it, such as a SPIFFE ID; "" for the file.
+	Owner string
+}
+
+// Offers is what changed in a source: by stream all that it offers, in a stable
+// order. A stream that is absent has not changed; one with an empty list has
+// nothing any more.
+type Offers map[string][]Offer
+
+// Gone is the answer to "the source is gone".
+type Gone uint8
+
+// The answers.
+const (
+	// Hold keeps what the source offered last.
+	Hold Gone = iota
+	// Drain has it drain and leave.
+	Drain
+	// Drop lets it go at once.
+	Drop
+)
+
+// String returns "hold", "drain" or "drop".
+func (g Gone) String() string {
+	switch g {
+	case Hold:
+		return "hold"
+	case Drain:
+		return "drain"
+	case Drop:
+		return "drop"
+	}
+	return "Gone(" + strconv.Itoa(int(g)) + ")"
+}
+
+// SourceState describes a source, for people.
+type SourceState struct {
+	// Name is "file", "registry" or "directory".
+	Name string
+	// Live is true while the source can be asked.
+	Live bool
+	// Since is when Live last changed.
+	Since time.Time
+	// Detail is what it offers or, when it is gone, why.
+	Detail string
+	OnGone Gone
+	// Problems are what it offers and is not taken: each with its name and why.
+	Problems []string
+}
