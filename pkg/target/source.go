@@ -105,3 +105,9 @@ type SourceState struct {
 	// Problems are what it offers and is not taken: each with its name and why.
 	Problems []string
 }
+
+// ID names a target.
+type ID struct{ Stream, Name string }
+
+// String returns "STREAM/NAME".
+func (i ID) String() string { return i.Stream + "/" + i.Name }
