@@ -14,7 +14,7 @@ type View struct {
 	Health
 	Checks State
 	// Origins are where the target comes from.
-	Origins []Origin
+	Origins OriginSet
 	// Owner is who registered it, a SPIFFE ID; "" for other sources.
 	Owner string
 	// DrainEnd and DrainCause say until when it drains, and why.
@@ -36,7 +36,14 @@ func NewRoster() *Roster {
 	return &Roster{views: map[Key]View{}, watchers: map[*RosterWatch]struct{}{}}
 }
 
-// Publish takes over what changed.
+// same tells whether nothing differs that a change is told for: checks that go on
+// as before are none.
+func (v View) same(w View) bool {
+	v.LastCheck, w.LastCheck = time.Time{}, time.Time{}
+	return v == w
+}
+
+// Publish takes over what changed; what did not is told to nobody.
 func (r *Roster) Publish(changed []View, removed []Key) {
 	if len(changed) == 0 && len(removed) == 0 {
 		return
@@ -47,14 +54,17 @@ func (r *Roster) Publish(changed []View, removed []Key) {
 		delete(r.views, k)
 	}
 	for _, v := range changed {
+		if old, known := r.views[v.Key]; known && old.same(v) {
+			continue
+		}
 		r.views[v.Key] = v
+		for w := range r.watchers {
+			w.note(v.Key)
+		}
 	}
 	for w := range r.watchers {
 		for _, k := range removed {
 			w.note(k)
-		}
-		for _, v := range changed {
-			w.note(v.Key)
 		}
 	}
 }

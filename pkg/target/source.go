@@ -30,6 +30,26 @@ func (o Origin) String() string {
 	return "Origin(" + strconv.Itoa(int(o)) + ")"
 }
 
+// OriginSet is a set of origins.
+type OriginSet uint8
+
+// With returns the set with o in it.
+func (s OriginSet) With(o Origin) OriginSet { return s | 1<<o }
+
+// Has tells whether o is in the set.
+func (s OriginSet) Has(o Origin) bool { return s&(1<<o) != 0 }
+
+// Names returns the origins in words, in the order of precedence.
+func (s OriginSet) Names() []string {
+	var names []string
+	for o := range Origin(origins) {
+		if s.Has(o) {
+			names = append(names, o.String())
+		}
+	}
+	return names
+}
+
 // Stay is whether a target stays.
 type Stay uint8
 
