@@ -12,7 +12,8 @@ import (
 type Ground struct {
 	// Subnets are where targets may be; none: anywhere.
 	Subnets []netip.Prefix
-	// VIPs are where no target may be. They do not overlap.
+	// VIPs are where no target may be. They do not overlap and are sorted by
+	// [vip.Compare], since there may be very many.
 	VIPs []vip.VIP
 }
 
@@ -35,12 +36,22 @@ func (g Ground) Check(a netip.Addr) error {
 	if len(g.Subnets) > 0 && !slices.ContainsFunc(g.Subnets, func(p netip.Prefix) bool { return p.Contains(a) }) {
 		return fmt.Errorf("%s is not in a subnet that --target-subnet allows (%s)", a, join(g.Subnets))
 	}
-	for _, v := range g.VIPs {
-		if v.Prefix().Contains(a) {
-			return fmt.Errorf("%s lies in the VIP %s: use the target's own address", a, v)
-		}
+	if v, ok := g.vipOf(a); ok {
+		return fmt.Errorf("%s lies in the VIP %s: use the target's own address", a, v)
 	}
 	return nil
+}
+
+// vipOf finds the VIP that contains the address.
+func (g Ground) vipOf(a netip.Addr) (vip.VIP, bool) {
+	i, found := slices.BinarySearchFunc(g.VIPs, a, func(v vip.VIP, a netip.Addr) int { return v.Prefix().Addr().Compare(a) })
+	if !found {
+		i--
+	}
+	if i >= 0 && g.VIPs[i].Prefix().Contains(a) {
+		return g.VIPs[i], true
+	}
+	return vip.VIP{}, false
 }
 
 // join writes a list for people.
