@@ -6,13 +6,13 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
-	"net/netip"
 	"slices"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 const (
@@ -20,8 +20,11 @@ const (
 	// (design section 4, "Liveness of the lease").
 	overdueSlack = time.Second
 	// startRecheck is the time between the checks of a target that has no
-	// verdict yet: whoever starts is not asked to wait rise intervals.
-	startRecheck = 50 * time.Millisecond
+	// verdict yet: whoever starts is not asked to wait rise intervals. With a rise
+	// of 2 it is most of what passes from a registration until the gateway knows,
+	// for which 10 ms are the goal. Rise is there to see through targets that come
+	// and go; one that never was ready costs nobody a flow while it is found out.
+	startRecheck = 3 * time.Millisecond
 	// firstSpacing is the time between the first checks of two new targets:
 	// 1 000 targets are spread over 250 ms.
 	firstSpacing = 250 * time.Microsecond
@@ -46,7 +49,8 @@ type Dialer interface {
 type Options struct {
 	// Log gets a line for each change of a target's state.
 	Log *slog.Logger
-	// Dialer opens the connections; nil is one of package net without keep-alive.
+	// Dialer opens the connections; nil is the kernel, from the source addresses of
+	// the checks. Another Dialer has its own.
 	Dialer Dialer
 	// MaxConcurrent is how many checks may run at once; 0 is 4096, or half of
 	// the file descriptors that the process may have if these are fewer.
@@ -64,7 +68,8 @@ type Checker struct {
 	rescheduled   chan struct{} // of size 1: the loop must look at the schedule
 
 	mu         sync.Mutex
-	targets    map[Key]*entry
+	streams    map[string]*group
+	targets    map[Key]*entry // those of all streams
 	schedule   schedule
 	running    int           // checks in flight
 	complained time.Time     // when it was last logged that checks cannot be made
@@ -78,13 +83,14 @@ type Checker struct {
 	scanAt time.Time
 }
 
+// group is the targets of a stream, and how they are checked.
+type group struct {
+	plan    *plan
+	entries []*entry
+}
+
 // NewChecker returns a checker without targets.
 func NewChecker(o Options) *Checker {
-	if o.Dialer == nil {
-		d := &net.Dialer{KeepAlive: -1}
-		d.SetMultipathTCP(false)
-		o.Dialer = d
-	}
 	if o.MaxConcurrent <= 0 {
 		o.MaxConcurrent = maxConcurrent
 		var limit syscall.Rlimit
@@ -99,6 +105,7 @@ func NewChecker(o Options) *Checker {
 		ready:         make(chan struct{}),
 		changed:       make(chan struct{}, 1),
 		rescheduled:   make(chan struct{}, 1),
+		streams:       make(map[string]*group),
 		targets:       make(map[Key]*entry),
 		removed:       make(map[Key]State),
 	}
@@ -115,51 +122,102 @@ func (c *Checker) String() string { return "target-checker" }
 // found by Evaluate alone and wakes nobody.
 func (c *Checker) Changed() <-chan struct{} { return c.changed }
 
-// Configure replaces the targets, at once. A target that stayed keeps its
-// state, also under another interval, timeout, rise or fall; when it is now
-// checked at another port it starts anew. Streams are not kept.
+// Configure replaces the targets of all streams, at once. A target that stayed
+// keeps its state, also under another interval, timeout, rise or fall; when
+// something else is checked now, such as another port, it starts anew. Streams
+// have distinct names and are not kept. Those without a check have no targets
+// here, nor are addresses of families that are not checked among them.
+//
+// The first of Configure and Update is the first configuration that
+// [Evaluation.Synced] speaks of.
 func (c *Checker) Configure(streams []trench.Stream) {
-	wanted := make(map[Key]trench.Check)
-	var order []Key
-	for _, s := range streams {
-		for _, t := range s.Targets {
-			for _, a := range t.IPs {
-				k := Key{Stream: s.Name, Name: t.Name, Addr: a}
-				if _, twice := wanted[k]; !twice {
-					order = append(order, k)
-				}
-				wanted[k] = s.Check
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	kept := make(map[string]bool, len(streams))
+	for i := range streams {
+		kept[streams[i].Name] = true
+	}
+	var removed []string
+	for name := range c.streams {
+		if !kept[name] {
+			removed = append(removed, name)
+		}
+	}
+	c.update(streams, removed, time.Now())
+}
+
+// Update does what [Checker.Configure] does for some streams: it replaces the
+// changed ones and forgets the removed ones. What it costs grows with the targets
+// of these streams alone. A target that changes streams is another target.
+func (c *Checker) Update(changed []trench.Stream, removed []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.update(changed, removed, time.Now())
+}
+
+func (c *Checker) update(changed []trench.Stream, removed []string, now time.Time) {
+	for _, name := range removed {
+		if g := c.streams[name]; g != nil {
+			delete(c.streams, name)
+			for _, e := range g.entries {
+				c.remove(e)
 			}
 		}
 	}
-	now := time.Now()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for k, e := range c.targets {
-		if check, ok := wanted[k]; !ok || check.TCP != e.check.TCP {
-			c.remove(e)
-		}
+	var fresh []*entry
+	for i := range changed {
+		fresh = append(fresh, c.replace(&changed[i], now)...)
 	}
-	var fresh int
-	for _, k := range order {
-		if c.targets[k] == nil {
-			fresh++
-		}
-	}
-	var placed int
-	for _, k := range order {
-		check := wanted[k]
-		if e := c.targets[k]; e != nil {
-			c.retime(e, check, now)
-			continue
-		}
-		spacing := min(firstSpacing, check.Interval/time.Duration(fresh))
-		c.add(k, check, now, now.Add(time.Duration(placed)*spacing))
-		placed++
+	for i, e := range fresh {
+		spacing := min(firstSpacing, e.plan.Interval/time.Duration(len(fresh)))
+		c.enter(e, now.Add(time.Duration(i)*spacing))
 	}
 	c.judge()
 	wake(c.changed)
 	wake(c.rescheduled)
+}
+
+// replace gives a stream its targets, and returns those that start, which are
+// still to be entered into the schedule.
+func (c *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry) {
+	g := c.streams[s.Name]
+	if g == nil {
+		g = &group{}
+		c.streams[s.Name] = g
+	}
+	if g.plan == nil || g.plan.Check != s.Check {
+		g.plan = newPlan(s.Check)
+	}
+	before := g.entries
+	g.entries = nil
+	wanted := make(map[Key]*entry, len(before))
+	for _, t := range s.Targets {
+		for _, a := range t.IPs {
+			k := Key{Stream: s.Name, Name: t.Name, Addr: a}
+			if wanted[k] != nil || g.plan.port() == 0 || !g.plan.Families.Has(vip.FamilyOf(a)) {
+				continue
+			}
+			e := c.targets[k]
+			if f := vip.FamilyOf(a); e != nil && e.plan != g.plan && e.plan.subject(f) != g.plan.subject(f) {
+				c.remove(e)
+				e = nil
+			}
+			if e != nil {
+				c.retime(e, g.plan, now)
+			} else {
+				e = c.add(k, g.plan, now)
+				fresh = append(fresh, e)
+			}
+			wanted[k] = e
+			g.entries = append(g.entries, e)
+		}
+	}
+	for _, e := range before {
+		if !e.gone && wanted[e.Key] == nil {
+			c.remove(e)
+		}
+	}
+	return fresh
 }
 
 // remove forgets a target. A check of it that runs ends unheard.
@@ -177,32 +235,39 @@ func (c *Checker) remove(e *entry) {
 	}
 }
 
-func (c *Checker) add(k Key, check trench.Check, now, due time.Time) {
-	e := &entry{Health: Health{Key: k, State: Starting, Since: now}, check: check, due: due, alive: due}
+// add makes a target known, which is not yet scheduled.
+func (c *Checker) add(k Key, p *plan, now time.Time) *entry {
+	e := &entry{Health: Health{Key: k, State: Starting, Since: now}, plan: p, index: -1}
 	// A target that left and came back between two Evaluates is not told as
 	// removed.
 	e.reported, e.known = c.removed[k]
 	delete(c.removed, k)
 	c.targets[k] = e
 	c.unjudged++
-	heap.Push(&c.schedule, e)
-	c.expect(e)
 	c.touch(e)
+	return e
 }
 
-// retime gives a target that stayed another check of the same port.
-func (c *Checker) retime(e *entry, check trench.Check, now time.Time) {
-	if e.check == check {
+// enter schedules the first check of a target.
+func (c *Checker) enter(e *entry, due time.Time) {
+	e.due, e.alive = due, due
+	heap.Push(&c.schedule, e)
+	c.expect(e)
+}
+
+// retime gives a target that stayed a plan that may have another timing.
+func (c *Checker) retime(e *entry, p *plan, now time.Time) {
+	if e.plan == p {
 		return
 	}
-	e.check = check
+	e.plan = p
 	if !e.overdue {
 		// A shorter interval must not make overdue what was checked in time.
 		e.alive = now
 	}
 	c.expect(e)
-	if latest := now.Add(check.Interval); e.index >= 0 && e.due.After(latest) {
-		e.due = now.Add(rand.N(check.Interval))
+	if latest := now.Add(e.interval()); e.index >= 0 && e.due.After(latest) {
+		e.due = now.Add(rand.N(e.interval()))
 		heap.Fix(&c.schedule, e.index)
 	}
 }
@@ -355,12 +420,7 @@ func (c *Checker) take(now time.Time) (due []probe, wait time.Duration) {
 		heap.Pop(&c.schedule)
 		c.running++
 		c.started++
-		due = append(due, probe{
-			entry:   e,
-			began:   now,
-			address: netip.AddrPortFrom(e.Addr, e.check.TCP.Port),
-			timeout: e.check.Timeout,
-		})
+		due = append(due, probe{entry: e, began: now, plan: e.plan})
 	}
 	return due, idle
 }
@@ -382,7 +442,7 @@ func (c *Checker) finish(p probe, o outcome, now time.Time) {
 	if complain {
 		c.complained = now
 	}
-	e.LastError = o.reason
+	e.LastError, e.Silent = o.reason, o.silent
 	first := !e.judged
 	if o.verdict != unmade {
 		e.count(o.verdict == succeeded)

@@ -3,14 +3,12 @@ package target
 import (
 	"math/rand/v2"
 	"time"
-
-	"github.com/vipgate/vipgate/pkg/trench"
 )
 
 // entry is one target. It is guarded by Checker.mu.
 type entry struct {
 	Health // State is never Overdue here
-	check  trench.Check
+	plan   *plan
 	// due is when the next check starts; index is its place in the schedule, or
 	// -1 while the check runs.
 	due   time.Time
@@ -31,7 +29,7 @@ type entry struct {
 
 // deadline is when the target becomes overdue unless a check ends before.
 func (e *entry) deadline() time.Time {
-	return e.alive.Add(e.check.Interval + e.check.Timeout + overdueSlack)
+	return e.alive.Add(e.plan.Interval + e.plan.Timeout + overdueSlack)
 }
 
 // effective is the state as it is told.
@@ -59,11 +57,20 @@ func (e *entry) count(success bool) {
 	switch {
 	case success && e.State == Ready, !success && e.State == NotReady:
 		e.streak = 0
-	case success && e.streak >= e.check.Rise:
+	case success && e.streak >= e.plan.Rise:
 		e.State, e.streak = Ready, 0
-	case !success && (e.State == Starting || e.streak >= e.check.Fall):
+	case !success && (e.State == Starting || e.streak >= e.plan.Fall):
 		e.State, e.streak = NotReady, 0
 	}
+}
+
+// interval is the time between the starts of two checks. While a change is about
+// to be decided it may be shorter.
+func (e *entry) interval() time.Duration {
+	if e.streak > 0 && e.plan.FastInterval > 0 {
+		return e.plan.FastInterval
+	}
+	return e.plan.Interval
 }
 
 // next says when to check after a check that began and ended then. A steady
@@ -71,7 +78,7 @@ func (e *entry) count(success bool) {
 // jitter makes nobody overdue. The first steady check falls anywhere in the
 // interval: targets that started together spread over it.
 func (e *entry) next(began, now time.Time, first bool) time.Time {
-	interval := e.check.Interval
+	interval := e.interval()
 	switch {
 	case e.State == Starting && e.streak > 0:
 		return now.Add(min(startRecheck, interval))

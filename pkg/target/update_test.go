@@ -1,0 +1,298 @@
+package target
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/trench"
+)
+
+// named is a stream of n targets with another name.
+func named(name string, n int, check trench.Check) trench.Stream {
+	s := stream(n, check)
+	s.Name = name
+	return s
+}
+
+// told writes what an evaluation says as STREAM/TARGET=STATE, sorted.
+func told(e Evaluation) []string {
+	var s []string
+	for _, h := range e.Changed {
+		s = append(s, fmt.Sprintf("%s/%s=%v", h.Stream, h.Name, h.State))
+	}
+	for _, k := range e.Removed {
+		s = append(s, fmt.Sprintf("%s/%s removed", k.Stream, k.Name))
+	}
+	slices.Sort(s)
+	return s
+}
+
+func TestUpdateReplacesTheNamedStreamsOnly(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c, stop := start(t, Options{Dialer: newNetwork()})
+		defer stop()
+		c.Configure([]trench.Stream{named("a", 1, testCheck), named("b", 2, testCheck), named("c", 1, testCheck)})
+		advance(2 * time.Second)
+		c.Evaluate(time.Now())
+		for _, step := range []struct {
+			what    string
+			changed []trench.Stream
+			removed []string
+			want    []string // at once
+		}{
+			{"nothing", nil, nil, nil},
+			{"the same again", []trench.Stream{named("b", 2, testCheck)}, nil, nil},
+			{"one target more", []trench.Stream{named("b", 3, testCheck)}, nil, []string{"b/target-3=starting"}},
+			{"two less", []trench.Stream{named("b", 1, testCheck)}, nil, []string{"b/target-2 removed", "b/target-3 removed"}},
+			{"a stream less", nil, []string{"c"}, []string{"c/target-1 removed"}},
+			{"a stream less, again", nil, []string{"c"}, nil},
+			{"a new stream", []trench.Stream{named("d", 1, testCheck)}, []string{"nobody"}, []string{"d/target-1=starting"}},
+			{"moved to another stream", []trench.Stream{named("d", 0, testCheck), named("e", 1, testCheck)}, nil, []string{"d/target-1 removed", "e/target-1=starting"}},
+		} {
+			c.Update(step.changed, step.removed)
+			if got := told(c.Evaluate(time.Now())); !slices.Equal(got, step.want) {
+				t.Errorf("%s: told %v, want %v", step.what, got, step.want)
+			}
+			advance(2 * time.Second)
+			for _, h := range c.Evaluate(time.Now()).Changed {
+				if h.State != Ready {
+					t.Errorf("%s: then %s/%s is %v", step.what, h.Stream, h.Name, h.State)
+				}
+			}
+		}
+		if got := len(c.List()); got != 3 {
+			t.Errorf("%d targets are left: %v", got, c.List())
+		}
+		c.Configure([]trench.Stream{named("b", 1, testCheck)})
+		if got, want := told(c.Evaluate(time.Now())), []string{"a/target-1 removed", "e/target-1 removed"}; !slices.Equal(got, want) {
+			t.Errorf("Configure told %v, want %v", got, want)
+		}
+	})
+}
+
+func TestAnUpdateBeforeAnyConfigurationIsTheFirst(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c, stop := start(t, Options{Dialer: newNetwork()})
+		defer stop()
+		c.Update([]trench.Stream{stream(1, testCheck)}, nil)
+		if c.Evaluate(time.Now()).Synced {
+			t.Fatal("synced before the first verdict")
+		}
+		advance(time.Second)
+		if e := c.Evaluate(time.Now()); !e.Synced || len(e.Changed) != 1 || e.Changed[0].State != Ready {
+			t.Fatalf("got %+v", e)
+		}
+	})
+}
+
+// Only what is checked makes a target start anew, not how often.
+func TestATargetStartsAnewWhenSomethingElseIsChecked(t *testing.T) {
+	for _, tt := range []struct {
+		what   string
+		change func(*trench.Check)
+		anew   bool
+	}{
+		{"interval", func(c *trench.Check) { c.Interval *= 2 }, false},
+		{"timeout", func(c *trench.Check) { c.Timeout /= 2 }, false},
+		{"rise and fall", func(c *trench.Check) { c.Rise, c.Fall = 7, 8 }, false},
+		{"fast interval", func(c *trench.Check) { c.FastInterval = c.Interval / 2 }, false},
+		{"the source of the other family", func(c *trench.Check) { c.Source6 = netip.MustParseAddr("fd00::9") }, false},
+		{"the family of the target alone", func(c *trench.Check) { c.Families = trench.OnlyIPv4 }, false},
+		{"source", func(c *trench.Check) { c.Source4 = netip.MustParseAddr("10.1.0.1") }, true},
+		{"port", func(c *trench.Check) { c.TCP.Port++ }, true},
+		{"kind", func(c *trench.Check) { c.HTTP = trench.HTTPCheck{Port: c.TCP.Port, Path: "/"}; c.TCP.Port = 0 }, true},
+	} {
+		t.Run(tt.what, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				c := NewChecker(Options{Dialer: newNetwork(), Log: discard})
+				stop := run(t, c)
+				c.Configure([]trench.Stream{stream(1, testCheck)})
+				advance(time.Second)
+				stop() // what comes next is about the state alone
+				c.Evaluate(time.Now())
+				check := testCheck
+				tt.change(&check)
+				c.Update([]trench.Stream{stream(1, check)}, nil)
+				want := Ready
+				if tt.anew {
+					want = Starting
+				}
+				if c.Evaluate(time.Now()); c.List()[0].State != want {
+					t.Errorf("the target is %v, want %v", c.List()[0].State, want)
+				}
+			})
+		})
+	}
+}
+
+func TestWhatIsNotCheckedIsNoTarget(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		n := newNetwork()
+		c, stop := start(t, Options{Dialer: n})
+		defer stop()
+		v4, v6 := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
+		both := trench.Stream{Name: "s", Check: testCheck, Targets: []trench.Target{{Name: "t", IPs: []netip.Addr{v4, v6}}}}
+		only4, only6, none := both, both, both
+		only4.Check.Families, only6.Check.Families, none.Check = trench.OnlyIPv4, trench.OnlyIPv6, trench.Check{}
+		for _, step := range []struct {
+			stream trench.Stream
+			want   []netip.Addr
+		}{{both, []netip.Addr{v4, v6}}, {only4, []netip.Addr{v4}}, {only6, []netip.Addr{v6}}, {none, nil}, {both, []netip.Addr{v4, v6}}} {
+			c.Update([]trench.Stream{step.stream}, nil)
+			advance(2 * time.Second)
+			c.Evaluate(time.Now())
+			var got []netip.Addr
+			for _, h := range c.List() {
+				if h.State != Ready {
+					t.Errorf("%v is %v", h.Key, h.State)
+				}
+				got = append(got, h.Addr)
+			}
+			if !slices.Equal(got, step.want) {
+				t.Errorf("targets are %v, want %v", got, step.want)
+			}
+		}
+	})
+}
+
+func TestChangesAreDecidedAtTheFastInterval(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		check := testCheck
+		check.Interval, check.FastInterval, check.Rise, check.Fall = 10*time.Second, 200*time.Millisecond, 3, 3
+		n := newNetwork()
+		c, stop := start(t, Options{Dialer: n})
+		defer stop()
+		c.Configure([]trench.Stream{stream(1, check)})
+		advance(30 * time.Second)
+		steady := func() {
+			t.Helper()
+			before := len(n.dialed())
+			advance(time.Minute)
+			if got := len(n.dialed()) - before; got < 6 || got > 7 {
+				t.Errorf("%d checks in a steady minute at 10 s", got)
+			}
+		}
+		// decided returns how long after the first check that said so the state
+		// changed.
+		decided := func(want State) time.Duration {
+			t.Helper()
+			for before := len(n.dialed()); len(n.dialed()) == before; {
+				advance(time.Millisecond)
+			}
+			first := time.Now()
+			for c.List()[0].State != want {
+				if time.Since(first) > time.Minute {
+					t.Fatalf("never %v: %+v", want, c.List())
+				}
+				advance(time.Millisecond)
+				c.Evaluate(time.Now())
+			}
+			return time.Since(first)
+		}
+		steady()
+		for _, step := range []struct {
+			err  error
+			want State
+		}{{errRefused, NotReady}, {nil, Ready}} {
+			n.refuse("10.0.0.1", step.err)
+			if took := decided(step.want); took < 350*time.Millisecond || took > 410*time.Millisecond {
+				t.Errorf("%v after %v, want two fast intervals", step.want, took)
+			}
+			steady()
+		}
+		// It makes nothing overdue: that is by the interval.
+		n.refuse("10.0.0.1", errRefused)
+		for before := len(n.dialed()); len(n.dialed()) == before; {
+			advance(time.Millisecond)
+		}
+		release := n.hang("10.0.0.1")
+		defer release()
+		advance(5 * time.Second)
+		if c.Evaluate(time.Now()); c.List()[0].State != Ready {
+			t.Errorf("after one failure and a hung check: %v", c.List()[0].State)
+		}
+	})
+}
+
+func TestFailuresTellWhetherAnythingAnswered(t *testing.T) {
+	dialing := func(errno syscall.Errno) error {
+		return &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", errno)}
+	}
+	for _, tt := range []struct {
+		err     error
+		verdict verdict
+		silent  bool
+		reason  string
+	}{
+		{context.DeadlineExceeded, failed, true, "port 5000: no answer in 500ms"},
+		{&net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded}, failed, true, "port 5000: no answer in 500ms"},
+		{dialing(syscall.ETIMEDOUT), failed, true, "port 5000: no answer in 500ms"},
+		{dialing(syscall.EHOSTUNREACH), failed, true, "port 5000: no route to host"},
+		{dialing(syscall.ENETUNREACH), failed, true, "port 5000: network is unreachable"},
+		{dialing(syscall.ENETDOWN), failed, true, "port 5000: network is down"},
+		{dialing(syscall.EADDRNOTAVAIL), failed, true, "port 5000: cannot assign requested address"},
+		{dialing(syscall.ECONNREFUSED), failed, false, "port 5000: connection refused"},
+		{dialing(syscall.ECONNRESET), failed, false, "port 5000: connection reset by peer"},
+		{errors.New("a wrong answer"), failed, false, "port 5000: a wrong answer"},
+		{
+			&net.OpError{Op: "dial", Err: os.NewSyscallError("bind", syscall.EADDRNOTAVAIL)},
+			unmade, false, "check not made: source address: cannot assign requested address",
+		},
+		{os.NewSyscallError("socket", syscall.EMFILE), unmade, false, "check not made: socket: too many open files"},
+	} {
+		want := outcome{tt.verdict, tt.silent, tt.reason}
+		if got := failure(&testCheck, 5000, tt.err); got != want {
+			t.Errorf("%v is %+v, want %+v", tt.err, got, want)
+		}
+	}
+}
+
+func TestSilenceIsToldAndEnds(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		n := newNetwork()
+		c, stop := start(t, Options{Dialer: n})
+		defer stop()
+		c.Configure([]trench.Stream{stream(1, testCheck)})
+		for _, step := range []struct {
+			err  error
+			want bool
+		}{{syscall.EHOSTUNREACH, true}, {syscall.ECONNREFUSED, false}, {syscall.ENETUNREACH, true}, {nil, false}} {
+			n.refuse("10.0.0.1", step.err)
+			advance(5 * time.Second)
+			c.Evaluate(time.Now())
+			if h := c.List()[0]; h.Silent != step.want {
+				t.Errorf("%v: silent is %v", step.err, h.Silent)
+			}
+		}
+		synctest.Wait()
+	})
+}
+
+// What a real socket says of a source address that nobody gave this machine.
+func TestASourceAddressThatIsMissingIsNoVerdict(t *testing.T) {
+	s := serve(t, "127.0.0.1:0")
+	c, stop := start(t, Options{})
+	defer stop()
+	check := trench.Check{
+		TCP: trench.TCPCheck{Port: s.port()}, Interval: 10 * time.Millisecond, Timeout: 10 * time.Millisecond, Rise: 1, Fall: 1,
+		Source4: netip.MustParseAddr("192.0.2.1"),
+	}
+	target := []trench.Target{{Name: "a", IPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}}}
+	c.Configure([]trench.Stream{{Name: "s", Check: check, Targets: target}})
+	follow(t, c, "being overdue", func(Evaluation) bool { return c.List()[0].State == Overdue })
+	if got, want := c.List()[0].LastError, "check not made: source address: cannot assign requested address"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	check.Source4 = netip.MustParseAddr("127.0.0.77")
+	c.Update([]trench.Stream{{Name: "s", Check: check, Targets: target}}, nil)
+	follow(t, c, "being ready", func(Evaluation) bool { return c.List()[0].State == Ready })
+}
