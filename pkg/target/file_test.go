@@ -1,0 +1,168 @@
+package target
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/trench"
+)
+
+// fileRig is the source of a trench file with the stream "s", whose drain time is 10 s.
+type fileRig struct {
+	t    *testing.T
+	file *TrenchFile
+	now  time.Time
+	next time.Time
+}
+
+func newFileRig(t *testing.T, onGone Gone) *fileRig {
+	return &fileRig{t: t, file: NewTrenchFile(onGone), now: time.Now()}
+}
+
+func fileTarget(name string, ips ...string) trench.Target {
+	t := trench.Target{Name: name}
+	for _, ip := range ips {
+		t.IPs = append(t.IPs, netip.MustParseAddr(ip))
+	}
+	return t
+}
+
+func (r *fileRig) configure(targets ...trench.Target) {
+	r.file.Configure(r.now, []trench.Stream{{Name: "s", DrainTime: 10 * time.Second, Targets: targets}})
+}
+
+// want takes what changed in the stream, written as "name addresses".
+func (r *fileRig) want(want ...string) {
+	r.t.Helper()
+	var changed Offers
+	changed, r.next = r.file.Take(r.now)
+	offers, ok := changed["s"]
+	if !ok {
+		r.t.Fatal("nothing changed")
+	}
+	var got []string
+	for _, o := range offers {
+		s := o.Name + " " + join(o.IPs)
+		if o.Stay != Staying {
+			s += fmt.Sprintf(" %v left: %s", o.DrainEnd.Sub(r.now), o.Cause)
+		}
+		got = append(got, s)
+	}
+	if !slices.Equal(got, want) {
+		r.t.Fatalf("offered %q, want %q", got, want)
+	}
+}
+
+func (r *fileRig) wantNothing() {
+	r.t.Helper()
+	var changed Offers
+	changed, r.next = r.file.Take(r.now)
+	if len(changed) != 0 {
+		r.t.Fatalf("changed %v", changed)
+	}
+}
+
+const (
+	left = "no longer in the trench file"
+	term = "marked as terminating in the trench file"
+)
+
+func TestTargetThatLeftTheFileDrains(t *testing.T) {
+	r := newFileRig(t, Hold)
+	r.configure(fileTarget("a", "172.16.0.1"), fileTarget("b", "172.16.0.2"))
+	r.want("a 172.16.0.1", "b 172.16.0.2")
+	r.wantNothing()
+	r.configure(fileTarget("b", "172.16.0.2"))
+	r.want("b 172.16.0.2", "a 172.16.0.1 10s left: "+left)
+	r.now = r.now.Add(4 * time.Second)
+	r.configure(fileTarget("b", "172.16.0.2")) // another reading starts nothing anew
+	r.want("b 172.16.0.2", "a 172.16.0.1 6s left: "+left)
+	if !r.next.Equal(r.now.Add(6 * time.Second)) {
+		t.Errorf("to be looked at at %v", r.next)
+	}
+	r.now = r.now.Add(6 * time.Second)
+	r.want("b 172.16.0.2")
+	r.wantNothing()
+	if !r.next.IsZero() {
+		t.Errorf("nothing drains, and yet to be looked at at %v", r.next)
+	}
+}
+
+func TestTargetThatReturnsInTimeNoLongerDrains(t *testing.T) {
+	r := newFileRig(t, Hold)
+	r.configure(fileTarget("a", "172.16.0.1"))
+	r.want("a 172.16.0.1")
+	r.configure()
+	r.want("a 172.16.0.1 10s left: " + left)
+	r.configure(fileTarget("a", "172.16.0.1"))
+	r.want("a 172.16.0.1")
+}
+
+func TestOldAddressOfAFileTargetDrains(t *testing.T) {
+	r := newFileRig(t, Hold)
+	r.configure(fileTarget("a", "172.16.0.1"))
+	r.want("a 172.16.0.1")
+	r.configure(fileTarget("a", "172.16.0.9"))
+	r.want("a 172.16.0.9", "a 172.16.0.1 10s left: "+left)
+}
+
+func TestTerminatingTargetLeavesAfterItsDrainTimeOnce(t *testing.T) {
+	r := newFileRig(t, Hold)
+	a := fileTarget("a", "172.16.0.1")
+	r.configure(a)
+	r.want("a 172.16.0.1")
+	a.Terminating = true
+	r.configure(a)
+	r.want("a 172.16.0.1 10s left: " + term)
+	r.now = r.now.Add(10 * time.Second)
+	r.want()
+	r.configure(a) // it is still in the file, and still over
+	r.want()
+	a.Terminating = false
+	r.configure(a)
+	r.want("a 172.16.0.1")
+}
+
+func TestWhatHappensWhenTheFileIsGone(t *testing.T) {
+	for onGone, want := range map[Gone][]string{
+		Hold:  nil,
+		Drain: {"a 172.16.0.1 10s left: the trench file is gone"},
+		Drop:  {},
+	} {
+		t.Run(onGone.String(), func(t *testing.T) {
+			r := newFileRig(t, onGone)
+			r.configure(fileTarget("a", "172.16.0.1"))
+			r.want("a 172.16.0.1")
+			r.file.Lose(r.now, fmt.Errorf("open trench.yaml: %w", fs.ErrNotExist))
+			if want == nil {
+				r.wantNothing()
+			} else {
+				r.want(want...)
+			}
+			r.file.Lose(r.now, errors.New("still gone"))
+			r.wantNothing()
+			if s := r.file.State(); s.Live || s.Detail != "still gone" || s.OnGone != onGone {
+				t.Errorf("state %+v", s)
+			}
+			r.configure(fileTarget("a", "172.16.0.1"))
+			r.want("a 172.16.0.1")
+			if s := r.file.State(); !s.Live || s.Detail != "1 targets" {
+				t.Errorf("state %+v", s)
+			}
+		})
+	}
+}
+
+func TestStreamThatLeftTheFileHasNothing(t *testing.T) {
+	r := newFileRig(t, Hold)
+	r.configure(fileTarget("a", "172.16.0.1"))
+	r.want("a 172.16.0.1")
+	r.file.Configure(r.now, nil)
+	r.want()
+	r.wantNothing()
+}
