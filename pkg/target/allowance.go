@@ -1,0 +1,175 @@
+package target
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+)
+
+// Patterns of SPIFFE IDs: anySegment stands for one whole segment of the path,
+// anySegments, at the end only, for one or more.
+const (
+	anySegment  = "*"
+	anySegments = "**"
+	// maxPattern is what a SPIFFE ID may have at most (SPIFFE-ID, section 2.3).
+	maxPattern = 2048
+)
+
+// IDPattern stands for the SPIFFE IDs of one trust domain whose path it matches.
+// The zero IDPattern matches nothing.
+type IDPattern struct {
+	td       spiffeid.TrustDomain
+	segments []string
+}
+
+// ParseIDPattern parses a pattern such as "spiffe://example.org/ns/*/sa/app": in
+// the path * stands for one whole segment, and ** as the last one for one or more.
+// The error tells the remedy.
+func ParseIDPattern(s string) (IDPattern, error) {
+	rest, ok := strings.CutPrefix(s, "spiffe://")
+	switch {
+	case !ok:
+		return IDPattern{}, fmt.Errorf("%s is not a pattern of SPIFFE IDs: write one such as spiffe://example.org/ns/*/sa/app", cite(s))
+	case len(s) > maxPattern:
+		return IDPattern{}, fmt.Errorf("the pattern %s has %d bytes, a SPIFFE ID has %d at most", cite(s), len(s), maxPattern)
+	}
+	domain, path, hasPath := strings.Cut(rest, "/")
+	td, err := spiffeid.TrustDomainFromString(domain)
+	if err != nil || strings.Contains(domain, ":") {
+		return IDPattern{}, fmt.Errorf("%s: %s is not a trust domain: write it in full and in lower case, such as example.org", cite(s), cite(domain))
+	}
+	if !hasPath || path == "" {
+		return IDPattern{}, fmt.Errorf("%s has no path: for every member of the trust domain write spiffe://%s/**", cite(s), td)
+	}
+	p := IDPattern{td: td, segments: strings.Split(path, "/")}
+	for i, segment := range p.segments {
+		last := i == len(p.segments)-1
+		switch {
+		case segment == anySegments && last, segment == anySegment:
+		case segment == anySegments:
+			return IDPattern{}, fmt.Errorf("%s: ** may only be the last segment, use * for one segment before it", cite(s))
+		case strings.Contains(segment, "*"):
+			return IDPattern{}, fmt.Errorf("%s: %s has a * among other characters: * stands for a whole segment", cite(s), cite(segment))
+		default:
+			if err := spiffeid.ValidatePathSegment(segment); err != nil {
+				return IDPattern{}, fmt.Errorf("%s: %s is not a segment of a path: %w", cite(s), cite(segment), err)
+			}
+		}
+	}
+	return p, nil
+}
+
+// String returns the pattern as it was written.
+func (p IDPattern) String() string {
+	if p.td.IsZero() {
+		return ""
+	}
+	return "spiffe://" + p.td.String() + "/" + strings.Join(p.segments, "/")
+}
+
+// Matches tells whether the pattern stands for the ID.
+func (p IDPattern) Matches(id spiffeid.ID) bool {
+	if p.td.IsZero() || !id.MemberOf(p.td) {
+		return false
+	}
+	rest, ok := strings.CutPrefix(id.Path(), "/")
+	for i, want := range p.segments {
+		if !ok {
+			return false // the ID has fewer segments
+		}
+		if want == anySegments && i == len(p.segments)-1 {
+			return true
+		}
+		var segment string
+		segment, rest, ok = strings.Cut(rest, "/")
+		if want != anySegment && want != segment {
+			return false
+		}
+	}
+	return !ok
+}
+
+// Allowance lets the SPIFFE IDs of a pattern register targets of one stream, or
+// of all.
+type Allowance struct {
+	// Stream is the name of the stream; "" means all.
+	Stream  string
+	Pattern IDPattern
+}
+
+// ParseAllowance parses "STREAM=PATTERN", or "PATTERN" for all streams; see
+// [ParseIDPattern].
+func ParseAllowance(s string) (Allowance, error) {
+	// No SPIFFE ID has an =.
+	stream, pattern, named := strings.Cut(s, "=")
+	if !named {
+		stream, pattern = "", s
+	} else if err := checkName(stream); err != nil {
+		return Allowance{}, fmt.Errorf("%s: the stream %w", cite(s), err)
+	}
+	p, err := ParseIDPattern(pattern)
+	if err != nil {
+		return Allowance{}, err
+	}
+	return Allowance{Stream: stream, Pattern: p}, nil
+}
+
+// String returns the allowance as it was written.
+func (a Allowance) String() string {
+	if a.Stream == "" {
+		return a.Pattern.String()
+	}
+	return a.Stream + "=" + a.Pattern.String()
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler by [ParseAllowance].
+func (a *Allowance) UnmarshalText(text []byte) error {
+	parsed, err := ParseAllowance(string(text))
+	if err == nil {
+		*a = parsed
+	}
+	return err
+}
+
+// Allowances are several of them.
+type Allowances []Allowance
+
+// Authorizes tells whether the ID may register targets of any stream.
+func (l Allowances) Authorizes(id spiffeid.ID) bool {
+	return slices.ContainsFunc(l, func(a Allowance) bool { return a.Pattern.Matches(id) })
+}
+
+// Allows tells whether the ID may register targets of the stream.
+func (l Allowances) Allows(id spiffeid.ID, stream string) bool {
+	return slices.ContainsFunc(l, func(a Allowance) bool {
+		return (a.Stream == "" || a.Stream == stream) && a.Pattern.Matches(id)
+	})
+}
+
+// maxName is how long the names of streams and targets may be, as in the trench file.
+const maxName = 60
+
+// checkName says what is wrong with the name of a stream or target.
+func checkName(s string) error {
+	switch {
+	case s == "":
+		return errors.New("has no name: write 1 to 60 characters out of A-Z a-z 0-9 _ . -")
+	case len(s) > maxName, strings.ContainsFunc(s, func(r rune) bool {
+		return (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '_' && r != '.' && r != '-'
+	}):
+		return fmt.Errorf("%s is not a name: write 1 to 60 characters out of A-Z a-z 0-9 _ . -", cite(s))
+	}
+	return nil
+}
+
+// cite quotes what somebody wrote, cut to a length that fits into a line.
+func cite(s string) string {
+	const most = 120
+	if len(s) > most {
+		s = s[:most] + "…"
+	}
+	return fmt.Sprintf("%q", s)
+}

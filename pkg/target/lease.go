@@ -1,0 +1,412 @@
+package target
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"google.golang.org/grpc/codes"
+)
+
+// Why a registration drains, or stays without a call.
+const (
+	causeEnded        = "its registration ended"
+	causeDeregistered = "deregistered"
+)
+
+// caller is who calls. The zero caller is the operator, on the admin socket.
+type caller struct{ id spiffeid.ID }
+
+// operatorName is what the operator is called where others have a SPIFFE ID.
+const operatorName = "operator"
+
+func (c caller) operator() bool { return c == caller{} }
+
+// String returns the SPIFFE ID, or "operator".
+func (c caller) String() string {
+	if c.operator() {
+		return operatorName
+	}
+	return c.id.String()
+}
+
+// announced is a target as a call announces it.
+type announced struct {
+	name string
+	ips  []netip.Addr
+}
+
+// announcement is what one Register says, in a form that makes sense.
+type announcement struct {
+	stream  string
+	targets []announced
+	// grace is how long the targets outlive the call, if asked is true.
+	grace time.Duration
+	asked bool
+}
+
+// registration is one registered target. Everything is guarded by Registry.mu.
+type registration struct {
+	ID
+	announced
+	owner  caller
+	number uint64 // in the order of registration
+	grace  time.Duration
+	// call keeps it; nil once that has ended.
+	call *call
+	// stay is Staying or Terminating.
+	stay  Stay
+	cause string
+	// end is when the grace is over, or the drain when it is Terminating; zero while
+	// a call keeps it, and when it is held.
+	end time.Time
+	// drain is how long all of the drain lasts.
+	drain time.Duration
+}
+
+func (reg *registration) offer() Offer {
+	o := Offer{Name: reg.announced.name, IPs: reg.ips, Stay: reg.stay, Cause: reg.cause, Owner: reg.owner.String()}
+	if reg.stay != Staying {
+		o.DrainEnd = reg.end
+	}
+	return o
+}
+
+// call is one open Register. What is not constant is guarded by Registry.mu.
+type call struct {
+	owner  caller
+	stream string
+	grace  time.Duration
+	// changed is of size 1: one of the following changed.
+	changed chan struct{}
+	held    map[string]*registration
+	gone    []string // names that left since they were last asked for
+	taken   string   // the name that another call took over last
+	over    callEnd
+}
+
+// callEnd is how a call ends that holds nothing any more.
+type callEnd uint8
+
+const (
+	stillHolds callEnd = iota
+	allLeft
+	allTaken
+)
+
+// allows tells whether a caller may register targets of the stream.
+func (r *Registry) allows(who caller, stream string) bool {
+	return who.operator() || r.Allow.Allows(who.id, stream)
+}
+
+// begin counts a call; done must be called when it ends. The bound is twice the
+// quota: a caller that comes back is let in before its old calls have ended.
+func (r *Registry) begin(who caller) (done func(), err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.stopped:
+		return nil, errStopping
+	case !who.operator() && r.calls[who] >= 2*r.Quota:
+		return nil, refuse(RefusedQuota, codes.ResourceExhausted, "%s has %d calls open, the limit: register more targets in one call, or have --registry-quota raised", who, r.calls[who])
+	}
+	r.calls[who]++
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.calls[who]--; r.calls[who] == 0 {
+			delete(r.calls, who)
+		}
+	}, nil
+}
+
+// open registers the targets of a call, all or none.
+func (r *Registry) open(who caller, a announcement) (*call, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.stopped {
+		return nil, errStopping
+	}
+	yielding, err := r.check(who, a)
+	if err != nil {
+		return nil, err
+	}
+	for _, reg := range yielding {
+		r.remove(reg)
+	}
+	c := &call{owner: who, stream: a.stream, grace: r.Grace, changed: make(chan struct{}, 1), held: make(map[string]*registration, len(a.targets))}
+	if a.asked {
+		c.grace = min(a.grace, r.Grace)
+	}
+	for _, t := range a.targets {
+		r.hold(c, t)
+	}
+	r.save()
+	return c, nil
+}
+
+// check says what speaks against an announcement, and which registrations that
+// nobody keeps any more have to give their addresses to it.
+func (r *Registry) check(who caller, a announcement) (yielding []*registration, err error) {
+	if r.streams == nil {
+		return nil, errStarting
+	}
+	s, ok := r.streams[a.stream]
+	switch {
+	case !ok:
+		return nil, refuse(RefusedStream, codes.NotFound, "the trench file has no stream %s: use one of %s", cite(a.stream), r.existing(who))
+	case !s.checked:
+		return nil, refuse(RefusedStream, codes.FailedPrecondition, "stream %s has no check, so that no target of it could become ready: add one to the trench file", a.stream)
+	}
+	members := r.members[a.stream]
+	here := make(map[string]struct{}, len(a.targets))
+	fresh := 0
+	for _, t := range a.targets {
+		here[t.name] = struct{}{}
+		if reg := members[t.name]; reg == nil {
+			fresh++
+		} else if reg.owner != who {
+			return nil, r.foreign(who, reg)
+		}
+		for _, ip := range t.ips {
+			if err := r.ground.Check(ip); err != nil {
+				return nil, refuse(RefusedAddress, codes.InvalidArgument, "target %s: %v", t.name, err)
+			}
+		}
+		if !s.has(t) {
+			return nil, refuse(RefusedAddress, codes.InvalidArgument, "target %s has no address of a family that the check of stream %s looks at", t.name, a.stream)
+		}
+	}
+	users := r.users(a.stream)
+	for _, t := range a.targets {
+		for _, ip := range t.ips {
+			reg := users[ip]
+			if reg == nil {
+				continue
+			}
+			if _, replaced := here[reg.ID.Name]; replaced {
+				continue
+			}
+			if reg.call != nil || reg.owner != who {
+				return nil, refuse(RefusedConflict, codes.AlreadyExists, "target %s: %s is the address of target %s of this stream: deregister that first", t.name, ip, reg.ID.Name)
+			}
+			yielding = append(yielding, reg)
+		}
+	}
+	return yielding, r.room(who, fresh)
+}
+
+// foreign refuses a name that is somebody else's.
+func (r *Registry) foreign(who caller, reg *registration) error {
+	by := "another identity"
+	if who.operator() {
+		by = reg.owner.String()
+	}
+	return refuse(RefusedConflict, codes.AlreadyExists, "target %s of stream %s is registered by %s: use another name", reg.ID.Name, reg.Stream, by)
+}
+
+// room refuses more targets than there may be.
+func (r *Registry) room(who caller, fresh int) error {
+	switch {
+	case !who.operator() && fresh > 0 && r.owned[who]+fresh > r.Quota:
+		return refuse(RefusedQuota, codes.ResourceExhausted, "%s has %d targets, those that drain among them, and may have %d: deregister some, or have --registry-quota raised", who, r.owned[who], r.Quota)
+	case fresh > 0 && len(r.targets)+fresh > r.MaxTargets:
+		return refuse(RefusedQuota, codes.ResourceExhausted, "%d targets are registered, the limit is %d", len(r.targets), r.MaxTargets)
+	}
+	return nil
+}
+
+// users returns the registrations of a stream by their addresses.
+func (r *Registry) users(stream string) map[netip.Addr]*registration {
+	users := make(map[netip.Addr]*registration, len(r.members[stream]))
+	for _, reg := range r.members[stream] {
+		for _, ip := range reg.ips {
+			users[ip] = reg
+		}
+	}
+	return users
+}
+
+// hold gives a target to a call.
+func (r *Registry) hold(c *call, t announced) {
+	id := ID{Stream: c.stream, Name: t.name}
+	reg := r.targets[id]
+	if reg == nil {
+		reg = &registration{ID: id, announced: t, owner: c.owner}
+		r.add(reg)
+	} else if old := reg.call; old != nil {
+		old.taken = t.name
+		old.lose(t.name, allTaken)
+	}
+	if reg.stay != Staying || reg.cause != "" || !sameAddrs(reg.ips, t.ips) {
+		r.touch(id.Stream)
+	}
+	delete(r.ending, reg)
+	reg.announced, reg.call, reg.grace = t, c, c.grace
+	reg.stay, reg.cause, reg.end, reg.drain = Staying, "", time.Time{}, 0
+	c.held[t.name] = reg
+}
+
+// add puts a registration among the others.
+func (r *Registry) add(reg *registration) {
+	r.number++
+	reg.number = r.number
+	r.targets[reg.ID] = reg
+	if r.members[reg.Stream] == nil {
+		r.members[reg.Stream] = map[string]*registration{}
+	}
+	r.members[reg.Stream][reg.ID.Name] = reg
+	r.owned[reg.owner]++
+	r.touch(reg.Stream)
+}
+
+// remove forgets a registration; its call, if it has one, is told.
+func (r *Registry) remove(reg *registration) {
+	delete(r.targets, reg.ID)
+	delete(r.ending, reg)
+	if delete(r.members[reg.Stream], reg.ID.Name); len(r.members[reg.Stream]) == 0 {
+		delete(r.members, reg.Stream)
+	}
+	if r.owned[reg.owner]--; r.owned[reg.owner] == 0 {
+		delete(r.owned, reg.owner)
+	}
+	if c := reg.call; c != nil {
+		c.gone = append(c.gone, reg.ID.Name)
+		c.lose(reg.ID.Name, allLeft)
+	}
+	r.touch(reg.Stream)
+}
+
+// lose takes a target from a call.
+func (c *call) lose(name string, end callEnd) {
+	delete(c.held, name)
+	if len(c.held) == 0 {
+		c.over = end
+	}
+	wake(c.changed)
+}
+
+// holding tells what a call still holds, which of its targets left since it was
+// last asked, and how the call ends if it holds nothing.
+func (r *Registry) holding(c *call) (held map[string]struct{}, gone []string, over callEnd) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	held = make(map[string]struct{}, len(c.held))
+	for name := range c.held {
+		held[name] = struct{}{}
+	}
+	gone, c.gone = c.gone, nil
+	return held, gone, c.over
+}
+
+// hangUp ends a call: the grace of its targets begins.
+func (r *Registry) hangUp(c *call) {
+	now := time.Now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.stopped {
+		return
+	}
+	for _, reg := range c.held {
+		reg.call = nil
+		if reg.stay == Staying {
+			r.endAt(reg, now.Add(reg.grace))
+		}
+	}
+	clear(c.held)
+}
+
+// endAt has the grace or the drain of a registration end.
+func (r *Registry) endAt(reg *registration, end time.Time) {
+	reg.end = end
+	r.ending[reg] = struct{}{}
+	wake(r.timed)
+}
+
+// terminate begins the drain of a registration. The earlier end counts.
+func (r *Registry) terminate(reg *registration, now time.Time, drain time.Duration, cause string) {
+	if drain <= 0 {
+		r.remove(reg)
+		return
+	}
+	end := now.Add(drain)
+	if reg.stay == Terminating && reg.end.Before(end) {
+		return
+	}
+	reg.stay, reg.cause, reg.drain = Terminating, cause, drain
+	r.endAt(reg, end)
+	r.touch(reg.Stream)
+}
+
+// expire ends what is due, and says when the next is.
+func (r *Registry) expire(now time.Time) (next time.Time) {
+	r.mu.Lock()
+	var ended, left []ID
+	for reg := range r.ending {
+		switch {
+		case reg.end.After(now):
+		case reg.stay == Terminating:
+			left = append(left, reg.ID)
+			r.remove(reg)
+		default:
+			ended = append(ended, reg.ID)
+			r.outlived(reg, now)
+		}
+		if _, still := r.ending[reg]; still && (next.IsZero() || reg.end.Before(next)) {
+			next = reg.end
+		}
+	}
+	if len(ended)+len(left) > 0 {
+		r.save()
+	}
+	r.mu.Unlock()
+	if len(ended) > 0 {
+		r.Log.Info("registrations ended without a new one in their grace", "targets", len(ended), "one_of_them", ended[0].String(), "on_gone", r.OnGone.String())
+	}
+	if len(left) > 0 {
+		r.Log.Info("registered targets have drained and left", "targets", len(left), "one_of_them", left[0].String())
+	}
+	return next
+}
+
+// outlived does with a registration what is to be done after its grace.
+func (r *Registry) outlived(reg *registration, now time.Time) {
+	switch r.OnGone {
+	case Drop:
+		r.remove(reg)
+	case Drain:
+		r.terminate(reg, now, r.streams[reg.Stream].drain, causeEnded)
+	default: // Hold
+		reg.cause, reg.end = causeEnded, time.Time{}
+		delete(r.ending, reg)
+		r.touch(reg.Stream)
+	}
+}
+
+// deregister begins the drain of targets, all or none, and says how long it lasts.
+func (r *Registry) deregister(who caller, stream string, names []string, drain time.Duration, asked bool) (time.Duration, error) {
+	now := time.Now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.stopped {
+		return 0, errStopping
+	}
+	for _, name := range names {
+		switch reg := r.members[stream][name]; {
+		case reg == nil:
+			return 0, refuse(RefusedUnknown, codes.NotFound, "stream %s has no registered target %s", cite(stream), cite(name))
+		case !who.operator() && reg.owner != who:
+			return 0, refuse(RefusedIdentity, codes.PermissionDenied, "target %s of stream %s is registered by another identity, only that may deregister it", name, stream)
+		}
+	}
+	if !asked {
+		drain = r.streams[stream].drain
+	}
+	for _, name := range names {
+		if reg := r.members[stream][name]; reg != nil { // may be named twice
+			r.terminate(reg, now, drain, causeDeregistered)
+		}
+	}
+	r.save()
+	return drain, nil
+}

@@ -1,0 +1,53 @@
+package target
+
+import (
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Refusal says in a word why a call was refused. It may be the label of a metric.
+type Refusal string
+
+// The refusals.
+const (
+	// RefusedIdentity: the caller may not do that for the stream.
+	RefusedIdentity Refusal = "identity"
+	// RefusedQuota: the caller, or all together, have too many targets or calls.
+	RefusedQuota Refusal = "quota"
+	// RefusedStream: there is no such stream, or it has no check.
+	RefusedStream Refusal = "stream"
+	// RefusedInput: a name, a duration or a list that makes no sense.
+	RefusedInput Refusal = "input"
+	// RefusedAddress: an address that no target may have.
+	RefusedAddress Refusal = "address"
+	// RefusedConflict: a name or an address that belongs to another registration.
+	RefusedConflict Refusal = "conflict"
+	// RefusedUnknown: no such target is registered.
+	RefusedUnknown Refusal = "unknown"
+	// RefusedStopping: the load balancer starts or stops.
+	RefusedStopping Refusal = "stopping"
+)
+
+// refusal is the error of a call that is refused.
+type refusal struct {
+	why  Refusal
+	code codes.Code
+	text string
+}
+
+func refuse(why Refusal, code codes.Code, format string, args ...any) *refusal {
+	return &refusal{why: why, code: code, text: fmt.Sprintf(format, args...)}
+}
+
+// Error returns the text.
+func (r *refusal) Error() string { return r.text }
+
+// GRPCStatus makes it the status of the call.
+func (r *refusal) GRPCStatus() *status.Status { return status.New(r.code, r.text) }
+
+var (
+	errStopping = refuse(RefusedStopping, codes.Unavailable, "the load balancer is stopping")
+	errStarting = refuse(RefusedStopping, codes.Unavailable, "the load balancer is starting")
+)
