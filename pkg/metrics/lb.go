@@ -10,6 +10,7 @@ type LB struct {
 	transitions *prometheus.CounterVec
 	connected   *prometheus.GaugeVec
 	advertised  *prometheus.GaugeVec
+	targets     targets
 }
 
 // NewLB returns the metrics of a load balancer, in a registry of their own, with
@@ -26,7 +27,10 @@ func NewLB(version string) *LB {
 	l.vips.levels = map[string]float64{"not_ready": 0, "draining": 1, "ready": 2}
 	l.vips.best = "ready"
 	l.vips.ready, l.vips.total = d.desc(LBVIPReadyTargets, Gauge), d.desc(LBVIPTargets, Gauge)
-	l.registry.MustRegister(l.vips, l.transitions, l.connected, l.advertised)
+	l.targets.states, l.targets.suspect = d.desc(LBTargets, Gauge), d.desc(LBSuspect, Gauge)
+	l.targets.live, l.targets.count = d.desc(LBSourceLive, Gauge), d.desc(LBSourceTargets, Gauge)
+	l.targets.problems, l.targets.refusals = d.desc(LBSourceProblems, Gauge), d.desc(LBSourceRefusals, Counter)
+	l.registry.MustRegister(l.vips, l.transitions, l.connected, l.advertised, &l.targets)
 	return l
 }
 
@@ -48,3 +52,6 @@ func (l *LB) Frontend(connected bool, advertised int) {
 	l.connected.WithLabelValues().Set(truth(connected))
 	l.advertised.WithLabelValues().Set(float64(advertised))
 }
+
+// Targets has each scrape ask how the targets are, and where they come from.
+func (l *LB) Targets(read func() Targets) { l.targets.read.Store(&read) }

@@ -84,6 +84,12 @@ func fullLB() *LB {
 	l.VIP(v("20.0.0.1/32"), "ready", "VIP_REASON_TARGETS_READY", 2, 2)
 	l.VIP(v("20.0.0.2/32"), "not ready", "VIP_REASON_TOO_FEW_READY", 1, 3)
 	l.Frontend(true, 1)
+	l.Targets(func() Targets {
+		return Targets{
+			States: map[string]int{"ready": 2, "not ready": 1}, Refusals: 3, Suspect: true,
+			Sources: []Source{{Name: "file", Live: true, Targets: 3, Problems: 1}, {Name: "registry"}},
+		}
+	})
 	return l
 }
 
@@ -271,6 +277,21 @@ func TestLBVIPsCountTransitionsButNotTheFirstWord(t *testing.T) {
 	l.VIP(a, "draining", "VIP_REASON_TARGETS_DRAINING", 0, 2)
 	wantSeries(t, l.Registry(), LBVIPState, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 1})
 	wantSeries(t, l.Registry(), LBVIPReason, map[string]float64{"family=ipv4 reason=targets_draining vip=20.0.0.1/32": 1})
+}
+
+func TestTargetsAreShownAsOfTheScrape(t *testing.T) {
+	l := NewLB("1")
+	wantSeries(t, l.Registry(), LBTargets, map[string]float64{})
+	now := Targets{States: map[string]int{"ready": 2, "not ready": 1}, Refusals: 3, Suspect: true, Sources: []Source{{"file", true, 3, 1}, {Name: "registry"}}}
+	l.Targets(func() Targets { return now })
+	wantSeries(t, l.Registry(), LBTargets, map[string]float64{"state=ready": 2, "state=not_ready": 1})
+	wantSeries(t, l.Registry(), LBSourceLive, map[string]float64{"source=file": 1, "source=registry": 0})
+	wantSeries(t, l.Registry(), LBSourceTargets, map[string]float64{"source=file": 3, "source=registry": 0})
+	wantSeries(t, l.Registry(), LBSourceProblems, map[string]float64{"source=file": 1, "source=registry": 0})
+	wantSeries(t, l.Registry(), LBSourceRefusals, map[string]float64{"": 3})
+	wantSeries(t, l.Registry(), LBSuspect, map[string]float64{"": 1})
+	now.Suspect = false
+	wantSeries(t, l.Registry(), LBSuspect, map[string]float64{"": 0})
 }
 
 func TestIdentityGoesAndIsNeverShownTwice(t *testing.T) {

@@ -55,6 +55,12 @@ const (
 	LBVIPTransitions    = "vipgate_lb_vip_transitions_total"
 	LBFrontendConnected = "vipgate_lb_frontend_connected"
 	LBFrontendVIPs      = "vipgate_lb_frontend_advertised_vips"
+	LBTargets           = "vipgate_lb_targets"
+	LBSourceLive        = "vipgate_lb_source_live"
+	LBSourceTargets     = "vipgate_lb_source_targets"
+	LBSourceProblems    = "vipgate_lb_source_problems"
+	LBSourceRefusals    = "vipgate_lb_registry_refusals_total"
+	LBSuspect           = "vipgate_lb_suspect"
 )
 
 // Type is the type of a metric.
@@ -126,5 +132,11 @@ func All() []Metric {
 		{LBVIPTransitions, Counter, []string{"to", "reason"}, "Changes of a VIP's state, by the new one and its reason."},
 		{LBFrontendConnected, Gauge, nil, "1 while a frontend is connected whose reports count."},
 		{LBFrontendVIPs, Gauge, nil, "VIPs that the frontend reports as advertised."},
+		{LBTargets, Gauge, []string{"state"}, "Addresses of targets by state: starting, ready, not_ready, overdue, draining, drained."},
+		{LBSourceLive, Gauge, []string{"source"}, "1 while the source of targets can be asked; 0 while it is gone."},
+		{LBSourceTargets, Gauge, []string{"source"}, "Targets that come from the source."},
+		{LBSourceProblems, Gauge, []string{"source"}, "What the source offers and is not taken; `lb status` names each."},
+		{LBSourceRefusals, Counter, nil, "Calls of the registry that were refused since the start."},
+		{LBSuspect, Gauge, nil, "1 while most targets have fallen at once and their network seems to be gone (--sudden-loss)."},
 	}
 }

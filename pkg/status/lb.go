@@ -52,6 +52,8 @@ func LB(s *lbv1.Status, now time.Time) string {
 	head.write(&b)
 
 	lbVIPs(s.GetVips(), now).write(&b)
+	sources(s.GetSources(), now).write(&b)
+	writeProblems(&b, s.GetSources())
 	streams(s.GetStreams()).write(&b)
 	targets(s.GetStreams(), now).write(&b)
 	if len(s.GetWatchers()) == 0 {
@@ -113,8 +115,53 @@ func streams(all []*lbv1.StreamStatus) *table {
 	return t
 }
 
+func sources(all []*lbv1.SourceStatus, now time.Time) *table {
+	t := newTable("SOURCE", "STATE", "SINCE", "TARGETS", "WHEN GONE", "DETAIL")
+	for _, s := range all {
+		state := "GONE"
+		if s.GetLive() {
+			state = "live"
+		}
+		t.add(s.GetName(), state, ago(s.GetSince(), now), fmt.Sprint(s.GetTargets()), s.GetOnGone(), s.GetDetail())
+	}
+	return t
+}
+
+// maxProblems is how many problems of one source are shown.
+const maxProblems = 20
+
+// writeProblems tells what sources offer and is not taken.
+func writeProblems(b *strings.Builder, all []*lbv1.SourceStatus) {
+	for _, s := range all {
+		problems := s.GetProblems()
+		if len(problems) == 0 {
+			continue
+		}
+		fmt.Fprintf(b, "\nNot taken from the %s:\n", clean(s.GetName()))
+		for _, p := range problems[:min(len(problems), maxProblems)] {
+			fmt.Fprintf(b, "  %s\n", cut(clean(p), maxLine))
+		}
+		if more := len(problems) - maxProblems; more > 0 {
+			fmt.Fprintf(b, "  and %d more: `lb status --output=json` has them all\n", more)
+		}
+	}
+}
+
+// stateWords is the state of an address with what belongs to it.
+func stateWords(x *lbv1.TargetStatus, now time.Time) string {
+	state := targetState(x.GetState())
+	if x.GetDrainCause() == "" {
+		return state
+	}
+	words := x.GetDrainCause()
+	if end := x.GetDrainEnd(); end != nil && end.AsTime().After(now) {
+		words = span(end.AsTime().Sub(now)) + " left, " + words
+	}
+	return state + ": " + words
+}
+
 func targets(all []*lbv1.StreamStatus, now time.Time) *table {
-	t := newTable("STREAM", "TARGET", "ADDRESS", "STATE", "SINCE", "LAST CHECK", "LAST ERROR")
+	t := newTable("STREAM", "TARGET", "ADDRESS", "STATE", "SINCE", "SOURCE", "LAST CHECK", "LAST ERROR")
 	for _, ready := range []bool{false, true} {
 		for _, s := range all {
 			for _, x := range s.GetTargets() {
@@ -126,7 +173,7 @@ func targets(all []*lbv1.StreamStatus, now time.Time) *table {
 				if x.GetLastCheck() != nil {
 					checked = ago(x.GetLastCheck(), now) + " ago"
 				}
-				t.add(s.GetName(), x.GetName(), x.GetAddress(), state, ago(x.GetSince(), now), checked, x.GetLastError())
+				t.add(s.GetName(), x.GetName(), x.GetAddress(), stateWords(x, now), ago(x.GetSince(), now), names(x.GetSources()), checked, x.GetLastError())
 			}
 		}
 	}

@@ -167,10 +167,14 @@ func goodLB() *lbv1.Status {
 		Streams: []*lbv1.StreamStatus{{
 			Name: "stream-a-1", Vips: []string{"20.0.0.1/32"}, MinReady: 1,
 			Targets: []*lbv1.TargetStatus{
-				{Name: "target-1", Address: "172.16.1.1", State: "ready", Since: before(time.Hour), LastCheck: before(300 * time.Millisecond)},
-				{Name: "target-2", Address: "172.16.1.2", State: "ready", Since: before(time.Hour), LastCheck: before(600 * time.Millisecond)},
+				{Name: "target-1", Address: "172.16.1.1", State: "ready", Since: before(time.Hour), LastCheck: before(300 * time.Millisecond), Sources: []string{"file"}},
+				{Name: "target-2", Address: "172.16.1.2", State: "ready", Since: before(time.Hour), LastCheck: before(600 * time.Millisecond), Sources: []string{"file", "registry"}, RegisteredBy: "spiffe://example.org/app"},
 			},
 		}},
+		Sources: []*lbv1.SourceStatus{
+			{Name: "file", Live: true, Since: before(time.Hour), Targets: 2, OnGone: "hold", Detail: "2 targets"},
+			{Name: "registry", Live: true, Since: before(time.Hour), Targets: 1, OnGone: "drain", Detail: "1 target of 1 caller"},
+		},
 		Watchers: []*lbv1.WatcherStatus{{
 			WatchId: "w1", Peer: "spiffe://example.org/frontend", Reader: "attractor-a-1", Since: before(time.Hour), SentRevision: 42,
 			AppliedRevision: 42, Reporting: true,
@@ -198,7 +202,7 @@ func badLB() *lbv1.Status {
 		reason := readinessv1.VipReason(r)
 		state := readinessv1.VipState_VIP_STATE_NOT_READY
 		switch reason {
-		case readinessv1.VipReason_VIP_REASON_TARGETS_READY:
+		case readinessv1.VipReason_VIP_REASON_TARGETS_READY, readinessv1.VipReason_VIP_REASON_READINESS_FILE:
 			continue
 		case readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING:
 			state = readinessv1.VipState_VIP_STATE_DRAINING
@@ -212,7 +216,13 @@ func badLB() *lbv1.Status {
 		&lbv1.TargetStatus{Name: "target-3", Address: "172.16.1.3", State: "NOT_READY", Since: before(time.Minute), LastCheck: before(time.Second), LastError: "connect: connection refused"},
 		&lbv1.TargetStatus{Name: "target-4", Address: "fd00::4", State: "starting", Since: before(time.Second)},
 		&lbv1.TargetStatus{Name: "target-5", Address: "fd00::5", State: "overdue", Since: before(time.Second), LastCheck: before(9 * time.Second)},
+		&lbv1.TargetStatus{Name: "target-6", Address: "172.16.1.6", State: "draining", Since: before(time.Second), DrainEnd: timestamppb.New(now.Add(4 * time.Second)), DrainCause: "deregistered", Checks: "ready", Sources: []string{"registry"}},
+		&lbv1.TargetStatus{Name: "target-7", Address: "172.16.1.7", State: "drained", Since: before(time.Hour), DrainEnd: before(time.Hour), DrainCause: "by hand", Checks: "ready", Sources: []string{"file"}},
 	)
+	s.Sources = append(s.Sources, &lbv1.SourceStatus{
+		Name: "directory", Since: before(time.Minute), OnGone: "drop", Detail: "/var/run/meridio: no such file or directory",
+		Problems: []string{"lb-ready-nobody: no stream of the trench file has this name"},
+	})
 	s.Watchers = nil
 	return s
 }
@@ -327,7 +337,7 @@ func TestEveryReasonHasWordsAndWhatIsWrongHasANextStep(t *testing.T) {
 	}
 	for _, n := range values(readinessv1.VipReason_VIP_REASON_UNSPECIFIED.Descriptor()) {
 		r := readinessv1.VipReason(n)
-		check(r.String(), VipReason(r), r == readinessv1.VipReason_VIP_REASON_TARGETS_READY)
+		check(r.String(), VipReason(r), r == readinessv1.VipReason_VIP_REASON_TARGETS_READY || r == readinessv1.VipReason_VIP_REASON_READINESS_FILE)
 	}
 }
 

@@ -118,6 +118,18 @@ func VipReason(r readinessv1.VipReason) Words {
 			"targets drain", "Every usable target drains; traffic is forwarded a little longer.",
 			"who drains the targets: a rollout of the application?",
 		}
+	case readinessv1.VipReason_VIP_REASON_SUSPECT:
+		return Words{
+			"network suspected", "Most targets fell at once, and nothing else on their network can be reached either.",
+			"the network between lb and targets: link, VLAN, switch, policy; --on-sudden-loss says whether VIPs stay ready meanwhile",
+		}
+	case readinessv1.VipReason_VIP_REASON_READINESS_FILE:
+		return Words{"readiness file is there", "A file in the readiness directory says that the VIP is ready.", ""}
+	case readinessv1.VipReason_VIP_REASON_NO_READINESS_FILE:
+		return Words{
+			"no readiness file", "No file in the readiness directory makes the VIP ready.",
+			"the directory, and whoever writes it; the detail names the file that is missing",
+		}
 	case readinessv1.VipReason_VIP_REASON_UNSPECIFIED:
 		return Words{"not said", "The load balancer gave no reason.", "the versions of both programs"}
 	}

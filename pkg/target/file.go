@@ -1,7 +1,6 @@
 package target
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
@@ -140,11 +139,6 @@ func ended(list []Offer, now time.Time) bool {
 // State describes the source.
 func (f *TrenchFile) State() SourceState {
 	s := SourceState{Name: File.String(), Live: f.gone == nil, Since: f.since, OnGone: f.onGone}
-	n := 0
-	for _, list := range f.lists {
-		n += len(list)
-	}
-	s.Detail = fmt.Sprintf("%d targets", n)
 	if f.gone != nil {
 		s.Detail = f.gone.Error()
 	}

@@ -151,7 +151,7 @@ func TestWhatHappensWhenTheFileIsGone(t *testing.T) {
 			}
 			r.configure(fileTarget("a", "172.16.0.1"))
 			r.want("a 172.16.0.1")
-			if s := r.file.State(); !s.Live || s.Detail != "1 targets" {
+			if s := r.file.State(); !s.Live || s.Detail != "" {
 				t.Errorf("state %+v", s)
 			}
 		})
