@@ -140,7 +140,7 @@ func (s *Server) receive(id spiffeid.ID, recv func() (*readinessv1.ReportAdverti
 		}
 		// A watch that has just ended, or never was: its reports say nothing
 		// about now.
-		if n, ok := s.quiet.allow(time.Now()); ok {
+		if n, ok := s.quiet.Allow(time.Now()); ok {
 			s.log.Info("ignored a report that names no open watch of its peer", "peer", id.String(), "watch_id", cleanDetail(m.GetWatchId()), "lines_left_out", n)
 		}
 	}

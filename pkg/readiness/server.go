@@ -13,6 +13,7 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -47,7 +48,7 @@ type Server struct {
 	table *Table
 	opts  ServerOptions
 	log   *slog.Logger
-	quiet throttle
+	quiet logs.Throttle
 
 	report *latest.Value[Report]
 
@@ -140,7 +141,7 @@ func (s *Server) caller(ctx context.Context, method string, least Role) (spiffei
 	}
 	role := s.opts.Role(id)
 	if role < least {
-		if n, ok := s.quiet.allow(time.Now()); ok {
+		if n, ok := s.quiet.Allow(time.Now()); ok {
 			s.log.Warn("denied a call on the readiness socket", "peer", id.String(), "method", method, "lines_left_out", n)
 		}
 		return id, role, status.Errorf(codes.PermissionDenied, "%s may not call %s", id, method)
@@ -156,7 +157,7 @@ func (s *Server) begin(id spiffeid.ID) (done func(), err error) {
 		return nil, errStopping
 	}
 	if s.streams[id] >= s.opts.MaxStreamsPerPeer {
-		if n, ok := s.quiet.allow(time.Now()); ok {
+		if n, ok := s.quiet.Allow(time.Now()); ok {
 			s.log.Warn("refused a stream on the readiness socket: too many are open", "peer", id.String(), "limit", s.opts.MaxStreamsPerPeer, "lines_left_out", n)
 		}
 		return nil, status.Errorf(codes.ResourceExhausted, "%s has %d streams open, the limit", id, s.streams[id])
@@ -404,25 +405,4 @@ func (s *Server) Watchers() []WatcherInfo {
 		infos[i].SentRevision = s.table.sent(w.cursor)
 	}
 	return infos
-}
-
-// throttle lets one log line through each second and counts the others, so
-// that a peer cannot fill the log.
-type throttle struct {
-	mu     sync.Mutex
-	last   time.Time
-	missed int
-}
-
-// allow tells whether a line may be written, and how many were not before it.
-func (t *throttle) allow(now time.Time) (missed int, ok bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if !t.last.IsZero() && now.Sub(t.last) < time.Second {
-		t.missed++
-		return 0, false
-	}
-	missed = t.missed
-	t.last, t.missed = now, 0
-	return missed, true
 }

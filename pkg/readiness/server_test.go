@@ -97,19 +97,6 @@ func TestDeniedReportIsLoggedWithPeerAndMethod(t *testing.T) {
 	}
 }
 
-func TestDenialsDoNotFillTheLog(t *testing.T) {
-	var q throttle
-	t0 := time.Now()
-	for i := range 1000 {
-		if _, ok := q.allow(t0.Add(time.Duration(i) * 100 * time.Microsecond)); ok != (i == 0) {
-			t.Fatalf("line %d: %v", i, ok)
-		}
-	}
-	if missed, ok := q.allow(t0.Add(2 * time.Second)); !ok || missed != 999 {
-		t.Fatalf("a second later: %d, %v", missed, ok)
-	}
-}
-
 func TestSnapshotsAndDeltasTravelInParts(t *testing.T) {
 	b := syncedBalancer(t, 2*vipsPerPart+101)
 	s, _ := watchRaw(t, b, readerID)
