@@ -180,8 +180,8 @@ func (r *Registry) Take() Offers {
 	return offers
 }
 
-// maxProblems is how many problems of one kind State lists.
-const maxProblems = 20
+// maxStreamProblems is how many problems of one kind State lists.
+const maxStreamProblems = 20
 
 // State describes the source.
 func (r *Registry) State() SourceState {
@@ -200,8 +200,8 @@ func (r *Registry) State() SourceState {
 	}
 	r.mu.Unlock()
 	slices.Sort(lost)
-	if len(lost) > maxProblems {
-		lost = append(lost[:maxProblems], fmt.Sprintf("and %d more streams", len(lost)-maxProblems))
+	if len(lost) > maxStreamProblems {
+		lost = append(lost[:maxStreamProblems], fmt.Sprintf("and %d more streams", len(lost)-maxStreamProblems))
 	}
 	if r.state != nil {
 		lost = append(lost, r.state.problems()...)
