@@ -87,8 +87,12 @@ attractor:
     - {name: gw4, address: 169.254.100.150, protocol: bgp, localASN: 64512, remoteASN: 64513, localPort: 179, remotePort: 1179, holdTime: 9s, bfd: {minTx: 100ms, minRx: 200ms, multiplier: 5}, passwordFile: /etc/key}
     - {name: gw6, address: "fd00:100::150"}
 streams:
-  - {name: s1, vips: [20.0.0.1/32], minReady: 2, check: {tcp: {port: 5000}, interval: 2s, timeout: 300ms, rise: 1, fall: 4}, targets: [{name: t1, ips: [172.16.1.1, "fd00::1"]}]}
+  - {name: s1, vips: [20.0.0.1/32], minReady: 2, check: {tcp: {port: 5000}, interval: 2s, fastInterval: 100ms, timeout: 300ms, rise: 1, fall: 4}, drainTime: 7s, targets: [{name: t1, ips: [172.16.1.1, "fd00::1"]}]}
+  - {name: s2, vips: ["2000::1/128"], check: {http: {port: 8080, path: "/healthz?full=1", host: "example.org:8443", status: "200-299,404", body: "^ok$", tls: {serverName: sni.example.org, caFile: /etc/ca.pem, insecure: false}}, families: ipv6, source: ["fd00::9"]}, targets: [{name: t2, ips: ["fd00::2"], terminating: true}]}
+  - {name: s3, vips: [20.0.0.1/32], check: {grpc: {port: 9090, service: pkg.Service, tls: {insecure: true}}}}
 `
+
+const firstCheck = "check: {tcp: {port: 5000}, interval: 2s, fastInterval: 100ms, timeout: 300ms, rise: 1, fall: 4}, "
 
 // verdict is who takes an example.
 type verdict int
@@ -210,11 +214,115 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{"stream.minReady", "minReady: 2", "minReady: 0", refused},
 		{"stream.minReady", "minReady: 2", "minReady: 1000000", taken},
 		{"stream.minReady", "minReady: 2", "minReady: 1000001", refused},
-		{"stream.check", "check: {tcp: {port: 5000}, interval: 2s, timeout: 300ms, rise: 1, fall: 4}, ", "", refused},
+		{"stream.check", firstCheck, "", refused},
+		{"stream.check", "check: {grpc: {port: 9090, service: pkg.Service, tls: {insecure: true}}}", "", taken},
+		{"stream.check", "check: {grpc: {port: 9090, service: pkg.Service, tls: {insecure: true}}}", "targets: []", taken},
+		{"stream.check", "check: {grpc: {port: 9090, service: pkg.Service, tls: {insecure: true}}}", "check:", refused},
+		{"stream.drainTime", "drainTime: 7s", "drainTime: 0s", taken},
+		{"stream.drainTime", "drainTime: 7s", "drainTime: +0.0s", taken},
+		{"stream.drainTime", "drainTime: 7s", "drainTime: 60m", taken},
+		{"stream.drainTime", "drainTime: 7s", "drainTime: 0", refused},
+		{"stream.drainTime", "drainTime: 7s", "drainTime: '0'", refused},
+		{"stream.drainTime", "drainTime: 7s", "drainTime: -0s", refused},
+		{"stream.drainTime", "drainTime: 7s", "drainTime: 61m", onlySchema},
 		{"stream.targets", "targets: [{", "targets: [], targts: [{", refused},
 		{"stream.targets", `targets: [{name: t1, ips: [172.16.1.1, "fd00::1"]}]`, "targets: []", taken},
 		{"check.tcp", "tcp: {port: 5000}, ", "", refused},
-		{"check.tcp", "tcp: {port: 5000}", "http: {port: 5000}", refused},
+		{"check.tcp", "tcp: {port: 5000}", "http: {port: 5000}", taken},
+		{"check.tcp", "tcp: {port: 5000}", "tcp: {port: 5000}, http: {port: 5000}", refused},
+		{"check.http", "http: {port: 8080,", "http: {", refused},
+		{"check.http", "tcp: {port: 5000}", "http:", refused},
+		{"check.grpc", "tcp: {port: 5000}", "grpc: {port: 5000}", taken},
+		{"check.grpc", "tcp: {port: 5000}", "grpc: {}", refused},
+		{"check.grpc", "grpc: {port: 9090", "grpc: {port: 9090}, http: {port: 9090", refused},
+		{"check.fastInterval", "fastInterval: 100ms", "fastInterval: 2s", taken},
+		{"check.fastInterval", "fastInterval: 100ms", "fastInterval: 100", refused},
+		{"check.fastInterval", "fastInterval: 100ms", "fastInterval: 3s", onlySchema},
+		{"check.fastInterval", "fastInterval: 100ms", "fastInterval: 1ms", onlySchema},
+		{"check.families", "families: ipv6", "families: IPv6", refused},
+		{"check.families", "families: ipv6", "families: 6", refused},
+		{"check.families", "families: ipv6", "families: both", taken},
+		{"check.families", "families: ipv6, source: [\"fd00::9\"]", "families: ipv4", onlySchema}, // the target has none
+		{"check.source", `["fd00::9"]`, "['::1']", taken},
+		{"check.source", `["fd00::9"]`, "[]", refused},
+		{"check.source", `["fd00::9"]`, "'fd00::9'", refused},
+		{"check.source", `["fd00::9"]`, "['fd00::9', 'fd00::9']", refused},
+		{"check.source", `["fd00::9"]`, "['fd00::9', '10.0.0.1', 'fd00::8']", refused},
+		{"check.source", `["fd00::9"]`, "['fd00::9', 'fd00::8']", onlySchema},  // two of a family
+		{"check.source", `["fd00::9"]`, "['fd00::9', '10.0.0.1']", onlySchema}, // of a family that is not checked
+		{"check.source", `["fd00::9"]`, "['ff02::1']", onlySchema},
+		{"check.source", `["fd00::9"]`, "['2000::1']", onlySchema}, // in a VIP
+		{"http.port", "http: {port: 8080", "http: {port: 0", refused},
+		{"http.path", `"/healthz?full=1"`, "/", taken},
+		{"http.path", `"/healthz?full=1"`, "/a%20b//c|d~", taken},
+		{"http.path", `"/healthz?full=1"`, "healthz", refused},
+		{"http.path", `"/healthz?full=1"`, `""`, refused},
+		{"http.path", `"/healthz?full=1"`, `"/a b"`, refused},
+		{"http.path", `"/healthz?full=1"`, `"/a#b"`, refused},
+		{"http.path", `"/healthz?full=1"`, `"/ä"`, refused},
+		{"http.path", `"/healthz?full=1"`, "/" + strings.Repeat("a", 999), taken},
+		{"http.path", `"/healthz?full=1"`, "/" + strings.Repeat("a", 1000), refused},
+		{"http.path", `"/healthz?full=1"`, "/%zz", onlySchema},
+		{"http.host", `"example.org:8443"`, "1.5", taken},
+		{"http.host", `"example.org:8443"`, "10.0.0.1", taken},
+		{"http.host", `"example.org:8443"`, "'[fd00::1]:80'", taken},
+		{"http.host", `"example.org:8443"`, "'[fd00::1]'", taken},
+		{"http.host", `"example.org:8443"`, "'fd00::1'", refused},
+		{"http.host", `"example.org:8443"`, "'[example.org]:80'", refused},
+		{"http.host", `"example.org:8443"`, "'example.org:'", refused},
+		{"http.host", `"example.org:8443"`, "'example.org:080'", refused},
+		{"http.host", `"example.org:8443"`, "':80'", refused},
+		{"http.host", `"example.org:8443"`, "'example.org:65536'", onlySchema},
+		{"http.host", `"example.org:8443"`, `"a\r\nb: c"`, refused},
+		{"http.host", `"example.org:8443"`, "büro.example", refused},
+		{"http.status", `"200-299,404"`, "200", taken},
+		{"http.status", `"200-299,404"`, "'200'", taken},
+		{"http.status", `"200-299,404"`, "200-599", taken},
+		{"http.status", `"200-299,404"`, "199", refused},
+		{"http.status", `"200-299,404"`, "600", refused},
+		{"http.status", `"200-299,404"`, "200.5", refused},
+		{"http.status", `"200-299,404"`, "200-", refused},
+		{"http.status", `"200-299,404"`, `"200, 404"`, refused},
+		{"http.status", `"200-299,404"`, "2xx", refused},
+		{"http.status", `"200-299,404"`, "[200]", refused},
+		{"http.status", `"200-299,404"`, `"` + strings.Repeat("200,", 19) + `200"`, taken},
+		{"http.status", `"200-299,404"`, `"` + strings.Repeat("200,", 20) + `200"`, refused},
+		{"http.status", `"200-299,404"`, "299-200", onlySchema},
+		{"http.status", `"200-299,404"`, "0x12c", onlySchema}, // a number in JSON
+		{"http.body", `"^ok$"`, "true", taken},
+		{"http.body", `"^ok$"`, `"a\nb"`, taken},
+		{"http.body", `"^ok$"`, "''", refused},
+		{"http.body", `"^ok$"`, "null", refused},
+		{"http.body", `"^ok$"`, strings.Repeat("ä", 1000), taken},
+		{"http.body", `"^ok$"`, strings.Repeat("a", 1001), refused},
+		{"http.body", `"^ok$"`, "'a('", onlySchema},
+		{"http.tls", "tls: {serverName: sni.example.org, caFile: /etc/ca.pem, insecure: false}", "tls: {}", taken},
+		{"http.tls", "tls: {serverName: sni.example.org, caFile: /etc/ca.pem, insecure: false}", "tls:", refused},
+		{"http.tls", "tls: {serverName: sni.example.org, caFile: /etc/ca.pem, insecure: false}", "tls: true", refused},
+		{"grpc.port", "grpc: {port: 9090", "grpc: {port: '9090'", taken},
+		{"grpc.port", "grpc: {port: 9090, ", "grpc: {", refused},
+		{"grpc.service", "pkg.Service", "vip/20.0.0.1/32", taken},
+		{"grpc.service", "pkg.Service", "12", taken},
+		{"grpc.service", "pkg.Service", "''", refused},
+		{"grpc.service", "pkg.Service", "a b", refused},
+		{"grpc.service", "pkg.Service", strings.Repeat("a", 200), taken},
+		{"grpc.service", "pkg.Service", strings.Repeat("a", 201), refused},
+		{"grpc.tls", "tls: {insecure: true}", "tls: {}", taken},
+		{"grpc.tls", "tls: {insecure: true}", "tls: []", refused},
+		{"tls.serverName", "sni.example.org", "'fd00::1'", taken},
+		{"tls.serverName", "sni.example.org", "sni/example", refused},
+		{"tls.serverName", "sni.example.org", "''", refused},
+		{"tls.caFile", "/etc/ca.pem", "ca.pem", refused},
+		{"tls.caFile", "/etc/ca.pem", `"/\n"`, taken},
+		{"tls.caFile", "insecure: false", "insecure: true", onlySchema}, // together
+		{"tls.insecure", "insecure: false", "insecure: 'false'", taken},
+		{"tls.insecure", "insecure: false", "insecure: no", refused},
+		{"tls.insecure", "insecure: false", "insecure: 0", refused},
+		{"tls.insecure", "insecure: false", "insecure:", refused},
+		{"tls.insecure", "insecure: false", "insecure: False", onlySchema}, // false in JSON
+		{"target.terminating", "terminating: true", "terminating: false", taken},
+		{"target.terminating", "terminating: true", "terminating: yes", refused},
+		{"target.terminating", "terminating: true", "terminating: {}", refused},
 		{"check.interval", "interval: 2s", "interval: soon", refused},
 		{"check.interval", "interval: 2s", "interval: 2h", onlySchema},
 		{"check.timeout", "timeout: 300ms", "timeout: 300", refused},
@@ -262,7 +370,7 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 
 // mappings are all mappings of the file.
 func mappings() []*mapping {
-	return []*mapping{fileMapping, attractorMapping, gatewayMapping, bfdMapping, streamMapping, checkMapping, tcpMapping, targetMapping}
+	return []*mapping{fileMapping, attractorMapping, gatewayMapping, bfdMapping, streamMapping, checkMapping, tcpMapping, httpMapping, grpcMapping, tlsMapping, targetMapping}
 }
 
 // FuzzSchemaTakesWhatTheReaderTakes: an editor must never complain of a good file.

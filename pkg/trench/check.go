@@ -84,8 +84,6 @@ func (v value) gatewayAddress() (netip.Addr, bool) {
 	return a, ok
 }
 
-func (v value) targetAddress() (netip.Addr, bool) { return v.address("172.16.1.1") }
-
 func (v value) protocol() {
 	s, ok := v.text("write bgp, or remove the field")
 	switch {
@@ -130,6 +128,11 @@ func (p *parser) cross() {
 	for _, t := range p.targets {
 		if v, ok := covers.of(t.is); ok {
 			t.at.problem("is %s, which lies in the VIP %s: write the target's own address", t.is, v)
+		}
+	}
+	for _, s := range p.sources {
+		if v, ok := covers.of(s.is); ok {
+			s.at.problem("is %s, which lies in the VIP %s: what comes from a VIP is sent to the gateways, write an address of the load balancer's own", s.is, v)
 		}
 	}
 	if p.vipsRefused {

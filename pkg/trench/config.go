@@ -28,6 +28,7 @@ const (
 	MaxCheckInterval = time.Hour
 	MinCheckTimeout  = time.Millisecond
 	MaxRiseFall      = 100
+	MaxDrainTime     = time.Hour
 )
 
 // Config is what a trench file says, with the defaults filled in. It is not
@@ -93,14 +94,16 @@ type Stream struct {
 	// Check tells whether a target is ready. It is the zero Check when the file has
 	// none, which it may when it has no targets either.
 	Check Check
-	// DrainTime is how long a target that leaves keeps the flows it has.
+	// DrainTime is how long a target that leaves keeps the flows it has, from 0 to
+	// [MaxDrainTime].
 	DrainTime time.Duration
-	// Targets have distinct names, and no address belongs to two of them.
+	// Targets have distinct names, and no address belongs to two of them. Each has
+	// an address of a family that is checked.
 	Targets []Target
 }
 
-// Check is how the targets of a stream are checked. Checks are comparable. At
-// most one of TCP, HTTP and GRPC has a port.
+// Check is how the targets of a stream are checked. One of TCP, HTTP and GRPC has
+// a port, unless it is the zero Check, which checks nothing. Checks are comparable.
 type Check struct {
 	TCP  TCPCheck
 	HTTP HTTPCheck
@@ -137,7 +140,7 @@ type HTTPCheck struct {
 	Path string
 	// Host is sent as the Host header; "" sends the target's address.
 	Host string
-	// Status is a list of numbers and ranges, as in "200-399,404".
+	// Status is a list of numbers and ranges, as in "200-399,404": see [HTTPCheck.Wants].
 	Status string
 	// Body is a regular expression (RE2) that the first 64 KiB of the body must
 	// match; "" takes any.
@@ -227,7 +230,7 @@ func (d Defaults) Validate() error {
 	return nil
 }
 
-// Defaults of a gateway's bfd and of a stream's check.
+// Defaults of a gateway's bfd, of a stream and of its check.
 const (
 	defaultBFDInterval   = 300 * time.Millisecond
 	defaultBFDMultiplier = 3
@@ -236,4 +239,7 @@ const (
 	defaultCheckTimeout  = 500 * time.Millisecond
 	defaultRise          = 2
 	defaultFall          = 3
+	defaultDrainTime     = 5 * time.Second
+	defaultPath          = "/"
+	defaultStatus        = "200-399"
 )

@@ -3,7 +3,9 @@ package trench
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -110,30 +112,88 @@ func keepsPromises(t *testing.T, c *Config) {
 	for _, s := range c.Streams {
 		wellNamed(t, "a stream", s.Name)
 		distinct(t, "VIP", s.VIPs, func(v vip.VIP) vip.VIP { return v })
-		if len(s.VIPs) == 0 || s.Check.TCP.Port == 0 || s.MinReady < 1 {
+		if len(s.VIPs) == 0 || s.MinReady < 1 {
 			t.Fatalf("stream %+v", s)
 		}
+		between(t, "the drain time", s.DrainTime, 0, time.Hour)
 		for _, v := range s.VIPs {
 			if !slices.Contains(a.VIPs, v) {
 				t.Fatalf("stream %s has VIP %s, the attractor has not", s.Name, v)
 			}
 		}
-		between(t, "the interval", s.Check.Interval, 10*time.Millisecond, time.Hour)
-		between(t, "the timeout", s.Check.Timeout, time.Millisecond, s.Check.Interval)
-		between(t, "rise", s.Check.Rise, 1, 100)
-		between(t, "fall", s.Check.Fall, 1, 100)
+		if s.Check != (Check{}) || len(s.Targets) > 0 {
+			checks(t, s.Check, a.VIPs)
+		}
 		distinct(t, "target", s.Targets, func(x Target) string { return x.Name })
 		var ips []netip.Addr
 		for _, x := range s.Targets {
 			wellNamed(t, "a target", x.Name)
 			between(t, "the number of addresses", len(x.IPs), 1, 2)
 			distinct(t, "family", x.IPs, vip.FamilyOf)
+			checked := false
 			for _, ip := range x.IPs {
 				host(t, x.Name, ip, a.VIPs)
+				checked = checked || s.Check.Families == BothFamilies || (s.Check.Families == OnlyIPv4) == ip.Is4()
+			}
+			if !checked {
+				t.Fatalf("nothing checks target %s of stream %s", x.Name, s.Name)
 			}
 			ips = append(ips, x.IPs...)
 		}
 		distinct(t, "target address", ips, func(a netip.Addr) netip.Addr { return a })
+	}
+}
+
+var (
+	goodPath   = regexp.MustCompile(`^/[!-~]*$`)
+	goodStatus = regexp.MustCompile(`^[2-5][0-9][0-9](-[2-5][0-9][0-9])?(,[2-5][0-9][0-9](-[2-5][0-9][0-9])?)*$`)
+	goodASCII  = regexp.MustCompile(`^[!-~]*$`)
+)
+
+// checks fails when a check does not keep its promises.
+func checks(t *testing.T, c Check, vips []vip.VIP) {
+	t.Helper()
+	kinds := 0
+	for _, port := range []uint16{c.TCP.Port, c.HTTP.Port, c.GRPC.Port} {
+		if port != 0 {
+			kinds++
+		}
+	}
+	if kinds != 1 || c.HTTP.Port == 0 && c.HTTP != (HTTPCheck{}) || c.GRPC.Port == 0 && c.GRPC != (GRPCCheck{}) {
+		t.Fatalf("check %+v", c)
+	}
+	between(t, "the interval", c.Interval, 10*time.Millisecond, time.Hour)
+	between(t, "the fast interval", c.FastInterval, 10*time.Millisecond, c.Interval)
+	between(t, "the timeout", c.Timeout, time.Millisecond, c.Interval)
+	between(t, "rise", c.Rise, 1, 100)
+	between(t, "fall", c.Fall, 1, 100)
+	between(t, "the families", c.Families, 0, 2)
+	for _, source := range []netip.Addr{c.Source4, c.Source6} {
+		if source.IsValid() {
+			host(t, "the source", source, vips)
+		}
+	}
+	if c.Source4.IsValid() && !c.Source4.Is4() || c.Source6.IsValid() && !c.Source6.Is6() {
+		t.Fatalf("sources %s and %s", c.Source4, c.Source6)
+	}
+	if h := c.HTTP; h.Port != 0 {
+		if _, err := url.Parse("http://10.0.0.1" + h.Path); err != nil || !goodPath.MatchString(h.Path) {
+			t.Fatalf("path %q: %v", h.Path, err)
+		}
+		if _, err := regexp.Compile(h.Body); err != nil || !goodStatus.MatchString(h.Status) || !goodASCII.MatchString(h.Host) {
+			t.Fatalf("%+v: %v", h, err)
+		}
+		if _, err := http.NewRequest(http.MethodGet, "http://"+h.Host+"/", nil); h.Host != "" && err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, s := range []TLSCheck{c.HTTP.TLS, c.GRPC.TLS} {
+		if !s.On && s != (TLSCheck{}) || s.CAFile != "" && (!filepath.IsAbs(s.CAFile) || s.Insecure) || !goodASCII.MatchString(s.ServerName) {
+			t.Fatalf("%+v", s)
+		}
+	}
+	if !goodASCII.MatchString(c.GRPC.Service) {
+		t.Fatalf("%+v", c.GRPC)
 	}
 }
 
@@ -180,12 +240,13 @@ func written(t *testing.T, c *Config) []byte {
 	for _, s := range c.Streams {
 		targets := []object{}
 		for _, x := range s.Targets {
-			targets = append(targets, object{"name": x.Name, "ips": texts(x.IPs)})
+			targets = append(targets, object{"name": x.Name, "ips": texts(x.IPs), "terminating": x.Terminating})
 		}
-		streams = append(streams, object{"name": s.Name, "vips": texts(s.VIPs), "minReady": s.MinReady, "targets": targets, "check": object{
-			"tcp": object{"port": s.Check.TCP.Port}, "interval": s.Check.Interval.String(), "timeout": s.Check.Timeout.String(),
-			"rise": s.Check.Rise, "fall": s.Check.Fall,
-		}})
+		o := object{"name": s.Name, "vips": texts(s.VIPs), "minReady": s.MinReady, "targets": targets, "drainTime": s.DrainTime.String()}
+		if s.Check != (Check{}) {
+			o["check"] = writtenCheck(s.Check)
+		}
+		streams = append(streams, o)
 	}
 	b, err := yaml.Marshal(object{
 		"trench": c.Trench, "streams": streams,
@@ -195,6 +256,48 @@ func written(t *testing.T, c *Config) []byte {
 		t.Fatalf("%+v: %v", c, err)
 	}
 	return b
+}
+
+func writtenCheck(c Check) map[string]any {
+	o := map[string]any{
+		"interval": c.Interval.String(), "fastInterval": c.FastInterval.String(), "timeout": c.Timeout.String(),
+		"rise": c.Rise, "fall": c.Fall, "families": c.Families.String(),
+	}
+	var sources []string
+	for _, a := range []netip.Addr{c.Source6, c.Source4} {
+		if a.IsValid() {
+			sources = append(sources, a.String())
+		}
+	}
+	if sources != nil {
+		o["source"] = sources
+	}
+	kind := map[string]any{}
+	setUnless := func(name, value string) {
+		if value != "" {
+			kind[name] = value
+		}
+	}
+	var s TLSCheck
+	switch {
+	case c.TCP.Port != 0:
+		o["tcp"], kind["port"] = kind, c.TCP.Port
+	case c.HTTP.Port != 0:
+		o["http"], kind["port"], s = kind, c.HTTP.Port, c.HTTP.TLS
+		kind["path"], kind["status"] = c.HTTP.Path, c.HTTP.Status
+		setUnless("host", c.HTTP.Host)
+		setUnless("body", c.HTTP.Body)
+	default:
+		o["grpc"], kind["port"], s = kind, c.GRPC.Port, c.GRPC.TLS
+		setUnless("service", c.GRPC.Service)
+	}
+	if s.On {
+		secured := map[string]any{"insecure": s.Insecure}
+		kind["tls"], kind = secured, secured
+		setUnless("serverName", s.ServerName)
+		setUnless("caFile", s.CAFile)
+	}
+	return o
 }
 
 func texts[T fmt.Stringer](list []T) []string {
@@ -210,6 +313,7 @@ func texts[T fmt.Stringer](list []T) []string {
 // is written down and read again.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(good))
+	f.Add([]byte(every))
 	f.Add([]byte("a: &a [*a]"))
 	reference, err := os.ReadFile("testdata/reference.yaml")
 	if err != nil {
@@ -264,6 +368,45 @@ func FuzzGateway(f *testing.F) {
 		keepsPromises(t, c)
 		if g := c.Attractor.Gateways[0]; g.Name != name || g.PasswordFile != password || fmt.Sprint(g.LocalASN) != asn || fmt.Sprint(g.RemotePort) != port {
 			t.Fatalf("%s gave %+v", file, g)
+		}
+	})
+}
+
+// FuzzCheck fills in what one check says.
+func FuzzCheck(f *testing.F) {
+	f.Add("http", "8080", "/healthz?full=1", "example.org:8443", "200-399,404", "^ok$", "ipv4", "172.16.0.1", "100ms", "30s")
+	f.Add("grpc", "1", "pkg.Service", "fd00::1", "200", "(", "both", "::1", "1s", "0s")
+	f.Add("http", "0", "/%zz#", "[fd00::1]:80", "399-200", `(a)\1`, "ipv6", "ff02::1", "9ms", "2h")
+	f.Add("http", "65536", "//a\r\nb: c", "a\r\nb: c", "200,", strings.Repeat("a{1000}", 3), "IPv4", "20.0.0.1", "2s", "0")
+	f.Add("tcp", "80", "", "ä", "9999", strings.Repeat("ä", 1001), "", "fe80::1%lo", "-1s", "-0s")
+	f.Fuzz(func(t *testing.T, kind, port, path, host, status, body, families, source, fast, drain string) {
+		is := map[string]any{"port": port}
+		switch kind {
+		case "http":
+			is["path"], is["host"], is["status"], is["body"] = path, host, status, body
+			is["tls"] = map[string]any{"serverName": host, "caFile": path}
+		case "grpc":
+			is["service"] = path
+			is["tls"] = map[string]any{"serverName": host, "insecure": body}
+		}
+		file, err := yaml.Marshal(map[string]any{
+			"trench": "t", "attractor": map[string]any{"name": "a", "vips": []string{"20.0.0.1/32"}},
+			"streams": []any{map[string]any{
+				"name": "s", "vips": []string{"20.0.0.1/32"}, "drainTime": drain,
+				"check": map[string]any{kind: is, "families": families, "source": []string{source}, "fastInterval": fast},
+			}},
+		})
+		if err != nil {
+			return // no text
+		}
+		c, err := Parse("f", file, DefaultDefaults())
+		if err != nil {
+			toldToPeople(t, err, file)
+			return
+		}
+		keepsPromises(t, c)
+		if h := c.Streams[0].Check.HTTP; kind == "http" && (h.Path != path || h.Host != host || h.Status != status || h.Body != body || h.TLS.CAFile != path) {
+			t.Fatalf("%s gave %+v", file, h)
 		}
 	})
 }

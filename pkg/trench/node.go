@@ -3,7 +3,6 @@ package trench
 import (
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -95,7 +94,6 @@ type object struct {
 }
 
 // object reads a mapping with no other fields than its own, each at most once.
-// Those that come later pass, for the caller to refuse in better words than these.
 func (v value) object(is *mapping) (object, bool) {
 	o := object{value: v, is: is, fields: make(map[string]value, len(is.fields))}
 	lines := make(map[string]int, len(is.fields))
@@ -116,7 +114,7 @@ func (v value) object(is *mapping) (object, bool) {
 			key.problem("a field's name is %s: the fields here are %s", key.typeName(), strings.Join(is.names(), ", "))
 		case name == "<<":
 			key.problem("merge keys are not supported: write the fields out, or use an alias for a whole value")
-		case !is.has(name) && !slices.Contains(is.later, name):
+		case !is.has(name):
 			key.problem("unknown field%s: the fields here are %s", suggestion(name, is.names()), strings.Join(is.names(), ", "))
 		case twice:
 			key.problem("appears twice, first in line %d: remove one of them", first)
@@ -177,13 +175,17 @@ func withinOneEdit(a, b string) bool {
 func (o object) required(name string) (value, bool) {
 	v, ok := o.fields[name]
 	if !ok {
-		dot := "."
-		if o.path == "" {
-			dot = ""
-		}
-		o.r.add(o.node.Line, o.node.Column, o.path+dot+name, "is missing: %s", o.is.field(name).remedy)
+		o.missing(name, o.is.field(name).remedy)
 	}
 	return v, ok
+}
+
+func (o object) missing(name, remedy string) {
+	dot := "."
+	if o.path == "" {
+		dot = ""
+	}
+	o.r.add(o.node.Line, o.node.Column, o.path+dot+name, "is missing: %s", remedy)
 }
 
 // optional returns the field if the file has it.
@@ -238,6 +240,17 @@ func (v value) number(is whole) (uint32, bool) {
 	return uint32(n), true
 }
 
+// boolean reads true or false, in quotes or not.
+func (v value) boolean() (is, ok bool) {
+	const remedy = "write true or false"
+	s, ok := v.text(remedy)
+	if ok && s != "true" && s != "false" {
+		v.problem("is %s: %s", quote(s), remedy)
+		return false, false
+	}
+	return s == "true", ok
+}
+
 // duration reads a duration such as 500ms.
 func (v value) duration(is span) (time.Duration, bool) {
 	remedy := fmt.Sprintf("write a duration with its unit between %s and %s", words(is.lo), words(is.hi))
@@ -252,7 +265,8 @@ func (v value) duration(is span) (time.Duration, bool) {
 			return 0, false
 		}
 	}
-	if err != nil || d < is.lo || d > is.hi {
+	// Go takes 0 without a unit, and a 0s that has a sign.
+	if err != nil || d < is.lo || d > is.hi || s[0] == '-' || strings.TrimLeft(s, "+0") == "" {
 		v.problem("is %s: %s", quote(s), remedy)
 		return 0, false
 	}
@@ -262,6 +276,8 @@ func (v value) duration(is span) (time.Duration, bool) {
 // words writes a duration in its largest unit that makes it a whole number.
 func words(d time.Duration) string {
 	switch {
+	case d == 0:
+		return "0s"
 	case d%time.Hour == 0:
 		return fmt.Sprintf("%dh", d/time.Hour)
 	case d%time.Minute == 0:

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -172,6 +171,7 @@ type parser struct {
 	gateways   []placed[netip.Addr]
 	streamVIPs []placed[vip.VIP]
 	targets    []placed[netip.Addr]
+	sources    []placed[netip.Addr]
 	// vipsRefused is true when the attractor's VIPs are not known completely,
 	// so that what does not fit them is not reported.
 	vipsRefused bool
@@ -307,12 +307,7 @@ func (p *parser) gateway(v value, names map[string]int, addresses map[netip.Addr
 		g.BFD = p.bfd(v)
 	}
 	if v, ok := o.optional("passwordFile"); ok {
-		if s, ok := v.text("write the absolute path of the file, or remove the field for a session without a password"); ok {
-			if !filepath.IsAbs(s) || filepath.Clean(s) == "/" {
-				v.problem("is %s: write the absolute path of the file with the password", quote(s))
-			}
-			g.PasswordFile = s
-		}
+		g.PasswordFile = v.file("the file with the password", "for a session without a password")
 	}
 	return g, complete
 }
@@ -331,110 +326,6 @@ func (p *parser) bfd(v value) *BFD {
 	o.duration("minRx", &b.MinRx)
 	number(o, "multiplier", &b.Multiplier)
 	return b
-}
-
-func (p *parser) stream(v value, names map[string]int) (Stream, bool) {
-	s := Stream{MinReady: defaultMinReady}
-	o, ok := v.object(streamMapping)
-	if !ok {
-		return s, false
-	}
-	if v, ok := o.required("name"); ok {
-		if s.Name, ok = v.name(); ok {
-			unique(names, s.Name, v, "stream")
-		}
-	}
-	if v, ok := o.required("vips"); ok {
-		seen := make(map[vip.VIP]int)
-		s.VIPs = items(v, "write a list of VIPs such as [20.0.0.1/32]", func(v value) (vip.VIP, bool) {
-			x, ok := v.vip()
-			if !ok || !unique(seen, x, v, "VIP") {
-				return x, false
-			}
-			p.streamVIPs = append(p.streamVIPs, placed[vip.VIP]{x, v})
-			return x, true
-		})
-		if v.node.Kind == yaml.SequenceNode && len(v.node.Content) == 0 {
-			v.problem("is an empty list: write the VIPs that the stream serves, or remove the stream")
-		}
-	}
-	number(o, "minReady", &s.MinReady)
-	if v, ok := o.required("check"); ok {
-		s.Check = p.check(v)
-	}
-	if v, ok := o.optional("targets"); ok {
-		names, addresses := make(map[string]int), make(map[netip.Addr]int)
-		s.Targets = items(v, "write a list of targets, or [] for none", func(v value) (Target, bool) {
-			return p.target(v, names, addresses)
-		})
-	}
-	return s, true
-}
-
-func (p *parser) check(v value) Check {
-	c := Check{Interval: defaultCheckInterval, Timeout: defaultCheckTimeout, Rise: defaultRise, Fall: defaultFall}
-	o, ok := v.object(checkMapping)
-	if !ok {
-		return c
-	}
-	later := false
-	for _, name := range checkMapping.later {
-		if v, ok := o.optional(name); ok {
-			later = true
-			v.problem("%s checks are not supported yet: write tcp: {port: N}", name)
-		}
-	}
-	if v, ok := o.optional("tcp"); ok {
-		if o, ok := v.object(tcpMapping); ok {
-			if _, ok := o.required("port"); ok {
-				number(o, "port", &c.TCP.Port)
-			}
-		}
-	} else if !later {
-		o.required("tcp")
-	}
-	o.duration("interval", &c.Interval)
-	if v, ok := o.duration("timeout", &c.Timeout); ok && c.Timeout > c.Interval {
-		v.problem("is %s, longer than the interval of %s: write at most the interval", c.Timeout, c.Interval)
-	} else if !ok {
-		c.Timeout = min(c.Timeout, c.Interval)
-	}
-	number(o, "rise", &c.Rise)
-	number(o, "fall", &c.Fall)
-	return c
-}
-
-func (p *parser) target(v value, names map[string]int, addresses map[netip.Addr]int) (Target, bool) {
-	var t Target
-	o, ok := v.object(targetMapping)
-	if !ok {
-		return t, false
-	}
-	if v, ok := o.required("name"); ok {
-		if t.Name, ok = v.name(); ok {
-			unique(names, t.Name, v, "target")
-		}
-	}
-	if v, ok := o.required("ips"); ok {
-		var of [len(vip.Families)]bool
-		t.IPs = items(v, "write a list of addresses such as [172.16.1.1]", func(v value) (netip.Addr, bool) {
-			a, ok := v.targetAddress()
-			if !ok || !unique(addresses, a, v, "target address") {
-				return a, false
-			}
-			if f := vip.FamilyOf(a); of[f] {
-				v.problem("is a second %s address: a target has one of a family, make a second target of it", familyName(f))
-			} else {
-				of[f] = true
-			}
-			p.targets = append(p.targets, placed[netip.Addr]{a, v})
-			return a, true
-		})
-		if v.node.Kind == yaml.SequenceNode && len(v.node.Content) == 0 {
-			v.problem("is an empty list: write the target's addresses, or remove the target")
-		}
-	}
-	return t, true
 }
 
 // number reads a number within the bounds of its field.

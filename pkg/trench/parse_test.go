@@ -42,21 +42,48 @@ func TestReadTheReference(t *testing.T) {
 		Streams: []Stream{
 			{
 				Name: "stream-a-1", VIPs: []vip.VIP{vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")}, MinReady: 2,
-				Check: Check{TCP: TCPCheck{5000}, Interval: 2 * time.Second, Timeout: 300 * time.Millisecond, Rise: 1, Fall: 4},
+				Check: Check{
+					TCP: TCPCheck{5000}, Interval: 2 * time.Second, FastInterval: 100 * time.Millisecond, Timeout: 300 * time.Millisecond, Rise: 1, Fall: 4,
+					Source4: netip.MustParseAddr("172.16.0.1"), Source6: netip.MustParseAddr("fd00::9"),
+				},
+				DrainTime: 30 * time.Second,
 				Targets: []Target{
-					{Name: "target-1", IPs: []netip.Addr{netip.MustParseAddr("172.16.1.1"), netip.MustParseAddr("fd00::1")}},
+					{Name: "target-1", IPs: []netip.Addr{netip.MustParseAddr("172.16.1.1"), netip.MustParseAddr("fd00::1")}, Terminating: true},
 					{Name: "target-2", IPs: []netip.Addr{netip.MustParseAddr("172.16.1.2")}},
 				},
 			},
 			{
-				Name: "stream-a-2", VIPs: []vip.VIP{vip.Require("2000::1/128")}, MinReady: 1,
-				Check: Check{TCP: TCPCheck{6000}, Interval: time.Second, Timeout: 500 * time.Millisecond, Rise: 2, Fall: 3},
+				Name: "stream-a-2", VIPs: []vip.VIP{vip.Require("2000::1/128")}, MinReady: 1, DrainTime: 5 * time.Second,
+				Check: byDefault(Check{TCP: TCPCheck{6000}}),
 			},
+			{
+				Name: "stream-a-3", VIPs: []vip.VIP{vip.Require("20.0.0.1/32")}, MinReady: 1, DrainTime: 5 * time.Second,
+				Check: byDefault(Check{Families: OnlyIPv4, HTTP: HTTPCheck{
+					Port: 8443, Path: "/healthz?full=1", Host: "example.org:443", Status: "200-299,404", Body: "^(ok|OK)",
+					TLS: TLSCheck{On: true, ServerName: "sni.example.org", CAFile: "/etc/vipgate/ca.pem"},
+				}}),
+				Targets: []Target{{Name: "target-1", IPs: []netip.Addr{netip.MustParseAddr("172.16.1.1"), netip.MustParseAddr("fd00::1")}}},
+			},
+			{
+				Name: "stream-a-4", VIPs: []vip.VIP{vip.Require("20.0.0.1/32")}, MinReady: 1, DrainTime: 5 * time.Second,
+				Check: byDefault(Check{Families: OnlyIPv6, GRPC: GRPCCheck{Port: 9090, Service: "pkg.Service", TLS: TLSCheck{On: true, Insecure: true}}}),
+			},
+			{
+				Name: "stream-a-5", VIPs: []vip.VIP{vip.Require("20.0.0.1/32")}, MinReady: 1,
+				Check: byDefault(Check{HTTP: HTTPCheck{Port: 80, Path: "/", Status: "200-399", TLS: TLSCheck{On: true}}}),
+			},
+			{Name: "stream-a-6", VIPs: []vip.VIP{vip.Require("20.0.0.1/32")}, MinReady: 1, DrainTime: 5 * time.Second},
 		},
 	}
 	if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{}, vip.VIP{}), cmpopts.EquateEmpty()); diff != "" {
 		t.Fatalf("(-want +got)\n%s", diff)
 	}
+}
+
+// byDefault gives the check the defaults of all kinds.
+func byDefault(c Check) Check {
+	c.Interval, c.FastInterval, c.Timeout, c.Rise, c.Fall = time.Second, time.Second, 500*time.Millisecond, 2, 3
+	return c
 }
 
 func TestDefaultsAreUsedAndJudged(t *testing.T) {
@@ -108,6 +135,7 @@ streams:
 func TestBadInputIsToldWithPlaceAndRemedy(t *testing.T) {
 	const fields = "trench, attractor, streams"
 	const gatewayFields = "name, address, protocol, localASN, remoteASN, localPort, remotePort, holdTime, bfd, passwordFile"
+	const checkFields = "tcp, http, grpc, interval, fastInterval, timeout, rise, fall, families, source"
 	tests := []struct {
 		name     string
 		old, new string // replaced in good
@@ -204,17 +232,51 @@ func TestBadInputIsToldWithPlaceAndRemedy(t *testing.T) {
 		{"empty password file", "name: gw4", "name: gw4\n      passwordFile: \"\"", "f.yaml:7: attractor.gateways[0].passwordFile: is empty: write the absolute path of the file, or remove the field for a session without a password"},
 
 		// Streams
-		{"no check", "    check: {tcp: {port: 5000}}\n", "", "f.yaml:11: streams[0].check: is missing: write how the targets are checked, such as {tcp: {port: 5000}}"},
-		{"empty check", "{tcp: {port: 5000}}", "{}", "f.yaml:13: streams[0].check.tcp: is missing: write tcp: {port: N}"},
-		{"http check", "{tcp: {port: 5000}}", "{http: {path: /}}", "f.yaml:13: streams[0].check.http: http checks are not supported yet: write tcp: {port: N}"},
-		{"grpc check beside a tcp check", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, grpc: {}}", "f.yaml:13: streams[0].check.grpc: grpc checks are not supported yet: write tcp: {port: N}"},
-		{"unknown check", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, icmp: {}}", "f.yaml:13: streams[0].check.icmp: unknown field: the fields here are tcp, interval, timeout, rise, fall"},
+		{"no check", "    check: {tcp: {port: 5000}}\n", "", "f.yaml:11: streams[0].check: is missing: write how the targets are checked, such as check: {tcp: {port: 5000}}"},
+		{"empty check", "{tcp: {port: 5000}}", "{}", "f.yaml:13: streams[0].check: has none of tcp, http and grpc: write one of them, such as tcp: {port: 5000}"},
+		{"null check", "{tcp: {port: 5000}}", "", "f.yaml:13: streams[0].check: is empty: write a mapping with the fields " + checkFields},
+		{"two checks", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, grpc: {port: 5001}}", "f.yaml:13: streams[0].check.grpc: stands beside tcp: write one of tcp, http and grpc"},
+		{"three checks", "{tcp: {port: 5000}}", "{grpc: {port: 1}, tcp: {port: 2}, http: {port: 3}}", "f.yaml:13: streams[0].check.grpc: stands beside tcp: write one of tcp, http and grpc\nf.yaml:13: streams[0].check.http: stands beside tcp: write one of tcp, http and grpc"},
+		{"unknown check", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, icmp: {}}", "f.yaml:13: streams[0].check.icmp: unknown field: the fields here are " + checkFields},
 		{"check without a port", "{tcp: {port: 5000}}", "{tcp: {}}", "f.yaml:13: streams[0].check.tcp.port: is missing: write the TCP port to connect to"},
 		{"check port out of range", "{port: 5000}", "{port: 70000}", "f.yaml:13: streams[0].check.tcp.port: is \"70000\": write a whole number between 1 and 65535"},
 		{"interval 0", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, interval: 0s}", "f.yaml:13: streams[0].check.interval: is \"0s\": write a duration with its unit between 10ms and 1h"},
 		{"timeout longer than the interval", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, interval: 1s, timeout: 2s}", "f.yaml:13: streams[0].check.timeout: is 2s, longer than the interval of 1s: write at most the interval"},
 		{"rise 0", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, rise: 0}", "f.yaml:13: streams[0].check.rise: is \"0\": write a whole number between 1 and 100"},
 		{"fall too high", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, fall: 101}", "f.yaml:13: streams[0].check.fall: is \"101\": write a whole number between 1 and 100"},
+		{"fast interval longer than the interval", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, interval: 1s, fastInterval: 2s}", "f.yaml:13: streams[0].check.fastInterval: is 2s, longer than the interval of 1s: write at most the interval"},
+		{"fast interval too short", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, fastInterval: 9ms}", "f.yaml:13: streams[0].check.fastInterval: is \"9ms\": write a duration with its unit between 10ms and 1h"},
+		{"drain time without a unit", "name: s1", "name: s1\n    drainTime: 5", "f.yaml:12: streams[0].drainTime: is \"5\", which has no unit: write 5s or 5ms"},
+		{"drain time 0", "name: s1", "name: s1\n    drainTime: 0", "f.yaml:12: streams[0].drainTime: is \"0\": write a duration with its unit between 0s and 1h"},
+		{"drain time too long", "name: s1", "name: s1\n    drainTime: 2h", "f.yaml:12: streams[0].drainTime: is \"2h\": write a duration with its unit between 0s and 1h"},
+		{"families", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, families: v4}", "f.yaml:13: streams[0].check.families: is \"v4\": write ipv4, ipv6 or both"},
+		{"source is one address", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, source: 10.0.0.1}", "f.yaml:13: streams[0].check.source: is \"10.0.0.1\", not a list: write a list of addresses such as [172.16.1.1]"},
+		{"no source", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, source: []}", "f.yaml:13: streams[0].check.source: is an empty list: write the addresses to check from, or remove the field for the kernel's choice"},
+		{"two sources of a family", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, source: [10.0.0.1, 10.0.0.2]}", "f.yaml:13: streams[0].check.source[1]: is a second IPv4 address: checks of a family come from one"},
+		{"source is multicast", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, source: [\"ff02::1\"]}", "f.yaml:13: streams[0].check.source[0]: is ff02::1, a multicast or broadcast address: write the address of one host"},
+		{"source is a VIP", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, source: [20.0.0.1]}", "f.yaml:13: streams[0].check.source[0]: is 20.0.0.1, which lies in the VIP 20.0.0.1/32: what comes from a VIP is sent to the gateways, write an address of the load balancer's own"},
+		{"source of a family that is not checked", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, families: ipv4, source: [\"::1\"]}", "f.yaml:13: streams[0].check.source[0]: is ::1, but families is ipv4, so that nothing would be checked from it: remove it, or write families: both"},
+
+		// HTTP, gRPC and TLS
+		{"http without a port", "{tcp: {port: 5000}}", "{http: {path: /}}", "f.yaml:13: streams[0].check.http.port: is missing: write the TCP port to connect to"},
+		{"http is a port", "{tcp: {port: 5000}}", "{http: 80}", "f.yaml:13: streams[0].check.http: is \"80\": write a mapping with the fields port, path, host, status, body, tls"},
+		{"path without a slash", "{tcp: {port: 5000}}", "{http: {port: 80, path: healthz}}", "f.yaml:13: streams[0].check.http.path: is \"healthz\": write a path such as /healthz or /healthz?full=1, in at most 1000 characters of ASCII, others and spaces as %20"},
+		{"path with a line break", "{tcp: {port: 5000}}", `{http: {port: 80, path: "/a\r\nHost: b"}}`, `f.yaml:13: streams[0].check.http.path: is "/a\r\nHost: b": write a path such as /healthz or /healthz?full=1, in at most 1000 characters of ASCII, others and spaces as %20`},
+		{"path with half an escape", "{tcp: {port: 5000}}", "{http: {port: 80, path: /100%}}", "f.yaml:13: streams[0].check.http.path: is \"/100%\", in which a % is not followed by two hexadecimal digits: write %25 for a percent sign"},
+		{"host is a URL", "{tcp: {port: 5000}}", "{http: {port: 80, host: \"http://a\"}}", "f.yaml:13: streams[0].check.http.host: is \"http://a\", which has no port between 1 and 65535 behind the colon: write a name or address such as example.org, 10.0.0.1:8080 or [fd00::1]:8080, in ASCII"},
+		{"host is bare IPv6", "{tcp: {port: 5000}}", "{http: {port: 80, host: \"fd00::1\"}}", "f.yaml:13: streams[0].check.http.host: is \"fd00::1\": write a name or address such as example.org, 10.0.0.1:8080 or [fd00::1]:8080, in ASCII"},
+		{"status", "{tcp: {port: 5000}}", "{http: {port: 80, status: 2xx}}", "f.yaml:13: streams[0].check.http.status: is \"2xx\": write numbers and ranges between 200 and 599, such as \"200-399,404\", at most 20"},
+		{"status is a list", "{tcp: {port: 5000}}", "{http: {port: 80, status: [200]}}", "f.yaml:13: streams[0].check.http.status: is a list: write numbers and ranges between 200 and 599, such as \"200-399,404\", at most 20"},
+		{"status backwards", "{tcp: {port: 5000}}", "{http: {port: 80, status: \"404,399-200\"}}", "f.yaml:13: streams[0].check.http.status: has the range 399-200, whose end lies before its begin: write 200-399"},
+		{"body", "{tcp: {port: 5000}}", "{http: {port: 80, body: \"a(b\"}}", "f.yaml:13: streams[0].check.http.body: is \"a(b\", no regular expression (RE2): missing closing ) at \"a(b\": change it, or write \\Q before text that is meant as it stands"},
+		{"body that looks back", "{tcp: {port: 5000}}", `{http: {port: 80, body: '(a)\1'}}`, `f.yaml:13: streams[0].check.http.body: is "(a)\\1", no regular expression (RE2): invalid escape sequence at "\\1": change it, or write \Q before text that is meant as it stands`},
+		{"body too long", "{tcp: {port: 5000}}", "{http: {port: 80, body: " + strings.Repeat("ä", 1001) + "}}", "f.yaml:13: streams[0].check.http.body: has 1001 characters: write a regular expression (RE2) of 1 to 1000 characters, or remove the field to take any body"},
+		{"service with a space", "{tcp: {port: 5000}}", "{grpc: {port: 80, service: a b}}", "f.yaml:13: streams[0].check.grpc.service: is \"a b\": write the name of a service in 1 to 200 characters of ASCII without a space, or remove the field for the whole server"},
+		{"TLS without a value", "{tcp: {port: 5000}}", "{grpc: {port: 80, tls: }}", "f.yaml:13: streams[0].check.grpc.tls: is empty: write {} for the target's address and the system's authorities, or remove the field for plaintext"},
+		{"server name", "{tcp: {port: 5000}}", "{http: {port: 80, tls: {serverName: büro}}}", "f.yaml:13: streams[0].check.http.tls.serverName: is \"büro\": write the name or address that the certificate has, such as example.org, in ASCII"},
+		{"authorities in a relative file", "{tcp: {port: 5000}}", "{http: {port: 80, tls: {caFile: ca.pem}}}", "f.yaml:13: streams[0].check.http.tls.caFile: is \"ca.pem\": write the absolute path of the PEM file with the authorities"},
+		{"authorities for nothing", "{tcp: {port: 5000}}", "{http: {port: 80, tls: {insecure: true, caFile: /ca.pem}}}", "f.yaml:13: streams[0].check.http.tls.caFile: stands beside insecure: true, which takes any certificate: remove one of them"},
+		{"insecure is no boolean", "{tcp: {port: 5000}}", "{http: {port: 80, tls: {insecure: 1}}}", "f.yaml:13: streams[0].check.http.tls.insecure: is \"1\": write true or false"},
 		{"minReady 0", "name: s1", "name: s1\n    minReady: 0", "f.yaml:12: streams[0].minReady: is \"0\": write a whole number between 1 and 1000000"},
 
 		// Targets
@@ -224,6 +286,8 @@ func TestBadInputIsToldWithPlaceAndRemedy(t *testing.T) {
 		{"target address twice", "172.16.1.2", "172.16.1.1", "f.yaml:16: streams[0].targets[1].ips[0]: target address 172.16.1.1 appears twice, first in line 15: remove one of them or change it"},
 		{"two addresses of a family", "[172.16.1.1]", "[172.16.1.1, fd00::1, 172.16.1.3]", "f.yaml:15: streams[0].targets[0].ips[2]: is a second IPv4 address: a target has one of a family, make a second target of it"},
 		{"target address is a prefix", "172.16.1.2", "172.16.1.2/32", "f.yaml:16: streams[0].targets[1].ips[0]: is \"172.16.1.2/32\", which has a prefix length: write 172.16.1.2"},
+		{"target without an address that is checked", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, families: ipv6}", "f.yaml:15: streams[0].targets[0].ips: has no IPv6 address, and the stream's check.families is ipv6, so that nothing would check it: add one, or write families: both\nf.yaml:16: streams[0].targets[1].ips: has no IPv6 address, and the stream's check.families is ipv6, so that nothing would check it: add one, or write families: both"},
+		{"terminating is no boolean", "ips: [172.16.1.1]", "ips: [172.16.1.1], terminating: yes", "f.yaml:15: streams[0].targets[0].terminating: is \"yes\": write true or false"},
 
 		// Several at once, in the order of the file
 		{
@@ -266,6 +330,9 @@ func TestGoodVariants(t *testing.T) {
 		{"document marks", good, "---\n" + good + "...\n"},
 		{"a short interval without a timeout", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, interval: 100ms}"},
 		{"a target on loopback", "172.16.1.1", "127.0.0.1"},
+		{"no check and no targets", good[strings.Index(good, "    check:"):], ""},
+		{"no check and an empty list of targets", good[strings.Index(good, "    check:"):], "    targets: []\n"},
+		{"a source on loopback", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, source: [127.0.0.2, \"::1\"]}"},
 		{"the same target in two streams", good, good + "  - {name: s2, vips: [20.0.0.1/32], check: {tcp: {port: 1}}, targets: [{name: t1, ips: [172.16.1.1]}]}\n"},
 	}
 	for _, tt := range tests {
@@ -275,11 +342,37 @@ func TestGoodVariants(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, s := range c.Streams {
-				if s.Check.Timeout > s.Check.Interval {
-					t.Errorf("timeout %v, interval %v", s.Check.Timeout, s.Check.Interval)
+				if c := s.Check; c.Timeout > c.Interval || c.FastInterval != c.Interval {
+					t.Errorf("timeout %v, fast interval %v, interval %v", c.Timeout, c.FastInterval, c.Interval)
 				}
 			}
 		})
+	}
+}
+
+func TestWantedStatus(t *testing.T) {
+	for _, tt := range []struct {
+		status   string
+		wanted   []int
+		unwanted []int
+	}{
+		{"200", []int{200}, []int{100, 199, 201, 404, 600}},
+		{"200-399", []int{200, 204, 302, 399}, []int{199, 400, 503}},
+		{"200-299,404", []int{200, 299, 404}, []int{300, 403, 405}},
+		{"503,200-204,404", []int{503, 200, 203, 204, 404}, []int{205, 502}},
+		{"", nil, []int{0, 200}},
+	} {
+		c := HTTPCheck{Status: tt.status}
+		for _, n := range tt.wanted {
+			if !c.Wants(n) {
+				t.Errorf("%q does not want %d", tt.status, n)
+			}
+		}
+		for _, n := range tt.unwanted {
+			if c.Wants(n) {
+				t.Errorf("%q wants %d", tt.status, n)
+			}
+		}
 	}
 }
 

@@ -51,16 +51,25 @@ const (
 	byteForm     = `(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])`
 	ip4Form      = `(` + byteForm + `\.){3}` + byteForm
 	ip6Form      = `[0-9A-Fa-f]{0,4}:[0-9A-Fa-f:]*(` + ip4Form + `)?`
+	requestForm  = `^/[!-"$-~]{0,999}$`
+	hostForm     = `^([A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*\])(:[1-9][0-9]{0,4})?$`
+	serverForm   = `^[A-Za-z0-9_.:-]{1,253}$`
+	serviceForm  = `^[!-~]{1,200}$`
+	codeForm     = `[2-5][0-9]{2}(-[2-5][0-9]{2})?`
+	statusForm   = `^` + codeForm + `(,` + codeForm + `){0,19}$`
 	durationForm = `^\+?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+$`
 )
 
+// anyScalar are the types of a text that may look like something else: a plain
+// 123, 1.5 or true.
+var anyScalar = []string{"string", "number", "boolean"}
+
 // forms are the definitions of scalars, by name.
 var forms = ordered{
-	// A plain 123, 1.5 or true is a name as well.
-	{"name", ordered{{"type", []string{"string", "number", "boolean"}}, {"pattern", `^[A-Za-z0-9_.-]{1,60}$`}}},
+	{"name", ordered{{"type", anyScalar}, {"pattern", `^[A-Za-z0-9_.-]{1,60}$`}}},
 	{"vip", ordered{{"type", "string"}, {"pattern", `^(` + ip4Form + `/([1-9]|[12][0-9]|3[0-2])|` + ip6Form + `/([1-9][0-9]?|1[01][0-9]|12[0-8]))$`}, {"examples", []string{"20.0.0.1/32", "2000::1/128"}}}},
 	{"address", ordered{{"type", "string"}, {"pattern", `^(` + ip4Form + `|` + ip6Form + `)$`}, {"examples", []string{"169.254.100.150", "fd00:100::150"}}}},
-	{"path", ordered{{"type", "string"}, {"pattern", `^/.`}, {"examples", []string{"/etc/vipgate/gateway-a-1.key"}}}},
+	{"path", ordered{{"type", "string"}, {"pattern", `^/[\s\S]`}, {"examples", []string{"/etc/vipgate/gateway-a-1.key"}}}},
 	{"duration", ordered{{"type", "string"}, {"pattern", durationForm}}},
 	{"port", numbers(anyPort)},
 	{"asn", append(numbers(anyASN), member{"not", ordered{{"enum", []uint32{23456, 65535, LoopbackASN}}}})},
@@ -97,11 +106,7 @@ func (m *mapping) schema(defs *ordered) ordered {
 		}
 		if s, ok := f.is.(span); ok {
 			p = append(p, member{"examples", []string{words(s.lo), words(s.hi)}})
-			bounds := words(s.lo) + " to " + words(s.hi)
-			if f.name == "timeout" {
-				bounds = words(s.lo) + " to the interval"
-			}
-			meaning += " " + bounds + "."
+			meaning += " " + s.bounds() + "."
 		}
 		if f.initial != nil {
 			initial := f.initial
@@ -119,7 +124,20 @@ func (m *mapping) schema(defs *ordered) ordered {
 	if len(required) > 0 {
 		s = append(s, member{"required", required})
 	}
-	return append(s, member{"properties", properties})
+	s = append(s, member{"properties", properties})
+	if len(m.oneOf) > 0 {
+		var choice []ordered
+		for _, name := range m.oneOf {
+			choice = append(choice, ordered{{"required", []string{name}}})
+		}
+		s = append(s, member{"oneOf", choice})
+	}
+	if m.entails[0] != "" {
+		s = append(s,
+			member{"if", ordered{{"properties", ordered{{m.entails[0], ordered{{"minItems", 1}}}}}, {"required", []string{m.entails[0]}}}},
+			member{"then", ordered{{"required", []string{m.entails[1]}}}})
+	}
+	return s
 }
 
 func ref(name string) ordered { return ordered{{"$ref", "#/$defs/" + name}} }
@@ -155,13 +173,15 @@ func holds(is any, defs *ordered) ordered {
 		return numbers(is)
 	case span:
 		return ref("duration")
+	case boolean: // quotes do not matter to the reader
+		return ordered{{"enum", []any{true, false, "true", "false"}}}
 	case text:
 		switch is {
 		case nameText:
 			return ref("name")
 		case vipText:
 			return ref("vip")
-		case gatewayText, targetText:
+		case gatewayText, targetText, sourceText:
 			return ref("address")
 		case protocolText:
 			return ordered{{"const", "bgp"}}
@@ -169,6 +189,20 @@ func holds(is any, defs *ordered) ordered {
 			return ref("path")
 		case asnText:
 			return ref("asn")
+		case requestText:
+			return ordered{{"type", "string"}, {"pattern", requestForm}}
+		case hostText:
+			return ordered{{"type", anyScalar}, {"pattern", hostForm}}
+		case serverText:
+			return ordered{{"type", anyScalar}, {"pattern", serverForm}}
+		case serviceText:
+			return ordered{{"type", anyScalar}, {"pattern", serviceForm}}
+		case bodyText:
+			return ordered{{"type", anyScalar}, {"minLength", 1}, {"maxLength", maxBody}}
+		case statusText:
+			return ordered{{"type", []string{"integer", "string"}}, {"minimum", 200}, {"maximum", 599}, {"pattern", statusForm}}
+		case familiesText:
+			return ordered{{"enum", []string{"ipv4", "ipv6", "both"}}}
 		}
 	}
 	panic(fmt.Sprintf("nobody knows the schema of %T %v", is, is))
@@ -218,7 +252,8 @@ func TestEveryFieldIsExplainedAndEveryMappingIsInTheSchema(t *testing.T) {
 
 // What the schema calls a default, the reader takes for a field that is left out.
 func TestDefaultsOfTheSchemaAreThoseOfTheReader(t *testing.T) {
-	file := strings.Replace(good, "name: gw4", "name: gw4\n      bfd: {}", 1)
+	file := strings.Replace(good, "name: gw4", "name: gw4\n      bfd: {}", 1) +
+		"  - {name: s2, vips: [20.0.0.1/32], check: {http: {port: 80, tls: {}}}}\n"
 	left, err := Parse("f", []byte(file), DefaultDefaults())
 	if err != nil {
 		t.Fatal(err)
@@ -236,6 +271,7 @@ func TestDefaultsOfTheSchemaAreThoseOfTheReader(t *testing.T) {
 			at := map[string][2]string{ // where the mapping begins in the file
 				"gateway": {"name: gw4\n", "name: gw4\n      %s: %v\n"}, "bfd": {"bfd: {", "bfd: {%s: %v"},
 				"stream": {"- name: s1\n", "- name: s1\n    %s: %v\n"}, "check": {"check: {", "check: {%s: %v, "},
+				"http": {"http: {", "http: {%s: %v, "}, "tls": {"tls: {", "tls: {%s: %v"}, "target": {"- {name: t1", "- {%s: %v, name: t1"},
 			}[m.name]
 			written, err := Parse("f", []byte(strings.Replace(file, at[0], fmt.Sprintf(at[1], f.name, initial), 1)), DefaultDefaults())
 			if err != nil {
@@ -248,7 +284,7 @@ func TestDefaultsOfTheSchemaAreThoseOfTheReader(t *testing.T) {
 			fields = append(fields, f.name)
 		}
 	}
-	if len(fields) != 14 {
+	if len(fields) != 20 {
 		t.Errorf("%d fields have a default: %v", len(fields), fields)
 	}
 }
