@@ -1,0 +1,366 @@
+package target
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/latest"
+)
+
+const (
+	// touchInterval is how often files are touched at most.
+	touchInterval = time.Second
+	// minFileBackoff and maxFileBackoff bound the wait after a failure.
+	minFileBackoff = 100 * time.Millisecond
+	maxFileBackoff = 5 * time.Second
+	// tidyTime is how long the end waits for the files to be removed.
+	tidyTime = 2 * time.Second
+)
+
+// DirectoryWriter writes readiness files for others, such as a router of Meridio
+// 2, and keeps them as wanted. It implements task.Task.
+//
+// What stands at the start is removed before anything is written, and all of it
+// again at the end. The files are empty and readable by all. Of one decision
+// files are removed before others are made, those of groups before those of VIPs;
+// and those of VIPs are made first, so that a reader never takes a group for all
+// of its VIPs. [DirectoryWriter.Beat] touches them: when nobody calls it they age.
+type DirectoryWriter struct {
+	path   string
+	log    *slog.Logger
+	wanted *latest.Value[[]string] // names of files, sorted
+	beats  *latest.Value[uint64]
+	state  *latest.Value[SourceState]
+	ready  chan struct{}
+
+	failures atomic.Uint64
+	// Replaced in tests.
+	files   writerFiles
+	backoff time.Duration
+}
+
+// writerFiles is what a DirectoryWriter does to files.
+type writerFiles struct {
+	make, remove, touch func(path string) error
+}
+
+// NewDirectoryWriter returns a writer of the directory, which is made if it is
+// missing (mode 0755). It does nothing before Run.
+func NewDirectoryWriter(path string, log *slog.Logger) *DirectoryWriter {
+	path = filepath.Clean(path)
+	return &DirectoryWriter{
+		path: path, log: log.With("directory", path),
+		wanted: latest.New[[]string](nil), beats: latest.New(uint64(0)),
+		state:   latest.New(SourceState{Name: "directory", Detail: path + ": nothing was written yet"}),
+		ready:   make(chan struct{}),
+		files:   writerFiles{make: makeReadinessFile, remove: os.Remove, touch: touchReadinessFile},
+		backoff: minFileBackoff,
+	}
+}
+
+// Want says which groups and VIPs are ready, the latter by their first addresses;
+// it replaces what was wanted before. It never blocks: only the newest counts.
+func (w *DirectoryWriter) Want(groups []string, vips ...netip.Addr) {
+	names := make([]string, 0, len(groups)+len(vips))
+	for _, g := range groups {
+		names = append(names, GroupFile(g))
+	}
+	for _, a := range vips {
+		names = append(names, VIPFile(a))
+	}
+	slices.Sort(names)
+	names = slices.Compact(names)
+	if slices.Equal(names, w.wanted.Load()) {
+		return
+	}
+	w.wanted.Set(names)
+}
+
+// Beat says that whoever calls Want is alive. It never blocks, and may be called
+// often: files are touched once a second.
+func (w *DirectoryWriter) Beat() { w.beats.Update(func(n uint64) uint64 { return n + 1 }) }
+
+// State describes what is written; its Problems are files that could not be.
+func (w *DirectoryWriter) State() SourceState { return w.state.Load() }
+
+// Failures counts attempts that failed.
+func (w *DirectoryWriter) Failures() uint64 { return w.failures.Load() }
+
+// Ready is closed once leftovers are removed, or were tried to be.
+func (w *DirectoryWriter) Ready() <-chan struct{} { return w.ready }
+
+// String names the task.
+func (w *DirectoryWriter) String() string { return "readiness-directory-writer" }
+
+// Run keeps the files until ctx ends, and removes them then. It is called once. A
+// file system that hangs may keep one goroutine of it beyond the end.
+func (w *DirectoryWriter) Run(ctx context.Context) error {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		w.run(ctx)
+	}()
+	<-ctx.Done()
+	select {
+	case <-done:
+	case <-time.After(tidyTime):
+		w.log.Warn("removing the readiness files hangs and is left behind")
+	}
+	return ctx.Err()
+}
+
+// writing is what run knows.
+type writing struct {
+	*DirectoryWriter
+	clean   bool                // leftovers are removed
+	made    map[string]struct{} // files of ours that stand
+	touched time.Time
+}
+
+func (w *DirectoryWriter) run(ctx context.Context) {
+	r := &writing{DirectoryWriter: w, made: map[string]struct{}{}}
+	wanted, wantedChanged := w.wanted.Get()
+	_, beat := w.beats.Get()
+	timer := time.NewTimer(0)
+	timer.Stop()
+	defer timer.Stop()
+	pause := w.backoff
+	for first := true; ; first = false {
+		err := r.write(wanted)
+		r.show(err)
+		if first {
+			close(w.ready)
+		}
+		if err == nil {
+			pause = w.backoff
+			timer.Stop()
+		} else {
+			timer.Reset(pause)
+			pause = min(2*pause, max(maxFileBackoff, w.backoff))
+		}
+		for again := false; !again; {
+			select {
+			case <-ctx.Done():
+				r.tidy()
+				return
+			case <-wantedChanged:
+				wanted, wantedChanged = w.wanted.Get()
+				again = true
+			case <-timer.C:
+				again = true
+			case <-beat:
+				_, beat = w.beats.Get()
+				again = r.touch(time.Now())
+			}
+		}
+	}
+}
+
+// write makes the files those that are wanted.
+func (r *writing) write(wanted []string) error {
+	if !r.clean {
+		if err := r.makeDirectory(); err != nil {
+			return err
+		}
+		if err := r.removeLeftovers(); err != nil {
+			return err
+		}
+		r.clean, r.touched = true, time.Now()
+	}
+	var errs []error
+	for _, name := range order(r.made, groupFilePrefix) {
+		if _, keep := slices.BinarySearch(wanted, name); keep {
+			continue
+		}
+		if err := r.remove(name); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		delete(r.made, name)
+	}
+	if len(errs) > 0 {
+		return errors.Join(errs...) // nothing is raised before all that fell has fallen
+	}
+	missing := map[string]struct{}{}
+	for _, name := range wanted {
+		if _, stands := r.made[name]; !stands {
+			missing[name] = struct{}{}
+		}
+	}
+	for _, name := range order(missing, vipFilePrefix) {
+		err := r.files.make(filepath.Join(r.path, name))
+		if errors.Is(err, fs.ErrNotExist) { // somebody removed the directory
+			if err = r.makeDirectory(); err == nil {
+				err = r.files.make(filepath.Join(r.path, name))
+			}
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("make readiness file %q: %w", name, err))
+			if !errors.Is(err, fs.ErrExist) {
+				break // the others would fail as well
+			}
+			continue
+		}
+		r.made[name] = struct{}{}
+	}
+	return errors.Join(errs...)
+}
+
+// makeDirectory makes the directory if it is missing. Who reads it may be another
+// user, whatever our umask.
+func (r *writing) makeDirectory() error {
+	if _, err := os.Stat(r.path); err == nil {
+		return nil
+	}
+	if err := os.MkdirAll(r.path, 0o755); err != nil {
+		return fmt.Errorf("make the readiness directory %s: %w", r.path, err)
+	}
+	if err := os.Chmod(r.path, 0o755); err != nil {
+		return fmt.Errorf("open the readiness directory %s to readers: %w", r.path, err)
+	}
+	return nil
+}
+
+// order sorts names, those with the prefix first.
+func order(names map[string]struct{}, prefix string) []string {
+	list := make([]string, 0, len(names))
+	for name := range names {
+		list = append(list, name)
+	}
+	slices.SortFunc(list, func(a, b string) int {
+		if x, y := strings.HasPrefix(a, prefix), strings.HasPrefix(b, prefix); x != y {
+			if x {
+				return -1
+			}
+			return 1
+		}
+		return strings.Compare(a, b)
+	})
+	return list
+}
+
+func (r *writing) remove(name string) error {
+	if err := r.files.remove(filepath.Join(r.path, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove readiness file %q: %w", name, err)
+	}
+	return nil
+}
+
+// removeLeftovers removes what a writer before us left.
+func (r *writing) removeLeftovers() error {
+	entries, err := os.ReadDir(r.path)
+	if err != nil {
+		return fmt.Errorf("look for old readiness files in %s: %w", r.path, err)
+	}
+	left := map[string]struct{}{}
+	for _, e := range entries {
+		if _, ours, _ := parseReadinessName(e.Name()); ours && !e.IsDir() {
+			left[e.Name()] = struct{}{}
+		}
+	}
+	var errs []error
+	for _, name := range order(left, groupFilePrefix) {
+		errs = append(errs, r.remove(name))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if len(left) > 0 {
+		r.log.Info("removed old readiness files", "count", len(left))
+	}
+	return nil
+}
+
+// touch touches the files once a second, and tells whether something must be
+// written again: somebody removed a file.
+func (r *writing) touch(now time.Time) (again bool) {
+	if !r.clean || now.Sub(r.touched) < touchInterval {
+		return false
+	}
+	r.touched = now
+	var failed error
+	for name := range r.made {
+		err := r.files.touch(filepath.Join(r.path, name))
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			delete(r.made, name)
+			again = true
+		case err != nil:
+			failed = fmt.Errorf("touch readiness file %q: %w", name, err)
+		}
+	}
+	if failed != nil {
+		r.show(failed)
+	}
+	return again
+}
+
+// tidy removes all that is ours, at the end.
+func (r *writing) tidy() {
+	var errs []error
+	for _, name := range order(r.made, groupFilePrefix) {
+		errs = append(errs, r.remove(name))
+	}
+	if err := errors.Join(errs...); err != nil {
+		r.failures.Add(1)
+		r.log.Error("readiness files stay behind: remove them, or others go on taking us for ready", "error", err)
+	}
+}
+
+// show tells how it went.
+func (r *writing) show(err error) {
+	was := r.state.Load()
+	is := SourceState{Name: "directory", Live: err == nil, Since: was.Since, Detail: fmt.Sprintf("%s: %d files written", r.path, len(r.made))}
+	if is.Since.IsZero() || was.Live != is.Live {
+		is.Since = time.Now()
+	}
+	if err != nil {
+		r.failures.Add(1)
+		is.Problems = strings.Split(err.Error(), "\n")
+		if n := len(is.Problems); n > maxFileProblems {
+			is.Problems = append(is.Problems[:maxFileProblems:maxFileProblems], fmt.Sprintf("and %d more", n-maxFileProblems))
+		}
+		if was.Live || was.Since.IsZero() || !slices.Equal(was.Problems, is.Problems) {
+			r.log.Error("the readiness files are not as wanted, trying again", "error", err, "failures", r.failures.Load())
+		}
+	} else if !was.Live && len(was.Problems) > 0 {
+		r.log.Info("the readiness files are as wanted again")
+	}
+	r.state.Set(is)
+}
+
+// makeReadinessFile makes an empty file. One that stands is taken over if it is a
+// regular file; anything else is in the way.
+func makeReadinessFile(path string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if errors.Is(err, fs.ErrExist) {
+		info, err := os.Lstat(path)
+		if err != nil {
+			return err
+		}
+		if !info.Mode().IsRegular() {
+			return &fs.PathError{Op: "make", Path: path, Err: syscall.EEXIST}
+		}
+		return touchReadinessFile(path)
+	}
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+func touchReadinessFile(path string) error {
+	now := time.Now()
+	return os.Chtimes(path, now, now)
+}
