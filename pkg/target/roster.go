@@ -29,11 +29,14 @@ type Roster struct {
 	mu       sync.Mutex
 	views    map[Key]View
 	watchers map[*RosterWatch]struct{}
+	// byID are the watches of single targets, of which there may be as many as
+	// targets: a change must not have to ask all of them.
+	byID map[ID]map[*RosterWatch]struct{}
 }
 
 // NewRoster returns an empty roster.
 func NewRoster() *Roster {
-	return &Roster{views: map[Key]View{}, watchers: map[*RosterWatch]struct{}{}}
+	return &Roster{views: map[Key]View{}, watchers: map[*RosterWatch]struct{}{}, byID: map[ID]map[*RosterWatch]struct{}{}}
 }
 
 // same tells whether nothing differs that a change is told for: checks that go on
@@ -58,14 +61,20 @@ func (r *Roster) Publish(changed []View, removed []Key) {
 			continue
 		}
 		r.views[v.Key] = v
-		for w := range r.watchers {
-			w.note(v.Key)
-		}
+		r.note(v.Key)
 	}
+	for _, k := range removed {
+		r.note(k)
+	}
+}
+
+// note tells whoever wants to know of an address. It is called with mu held.
+func (r *Roster) note(k Key) {
 	for w := range r.watchers {
-		for _, k := range removed {
-			w.note(k)
-		}
+		w.note(k)
+	}
+	for w := range r.byID[ID{Stream: k.Stream, Name: k.Name}] {
+		w.note(k)
 	}
 }
 
@@ -94,7 +103,8 @@ func (r *Roster) List(wanted func(Key) bool) []View {
 // Watch returns a watch of the addresses that wanted accepts; nil accepts all.
 // Everything that is there counts as changed. It must be closed.
 func (r *Roster) Watch(wanted func(Key) bool) *RosterWatch {
-	w := &RosterWatch{roster: r, wanted: wanted, wake: make(chan struct{}, 1), dirty: map[Key]struct{}{}, told: map[Key]struct{}{}}
+	w := newRosterWatch(r)
+	w.wanted = wanted
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.watchers[w] = struct{}{}
@@ -105,11 +115,38 @@ func (r *Roster) Watch(wanted func(Key) bool) *RosterWatch {
 	return w
 }
 
+// WatchTargets returns a watch of the targets that the keys name, with whatever
+// address. It costs a change of another target nothing. Of what is there already
+// only the keys count as changed. It must be closed.
+func (r *Roster) WatchTargets(keys []Key) *RosterWatch {
+	w := newRosterWatch(r)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, k := range keys {
+		id := ID{Stream: k.Stream, Name: k.Name}
+		if r.byID[id] == nil {
+			r.byID[id] = map[*RosterWatch]struct{}{}
+		}
+		r.byID[id][w] = struct{}{}
+		w.ids = append(w.ids, id)
+		if _, there := r.views[k]; there {
+			w.note(k)
+		}
+	}
+	wake(w.wake)
+	return w
+}
+
+func newRosterWatch(r *Roster) *RosterWatch {
+	return &RosterWatch{roster: r, wake: make(chan struct{}, 1), dirty: map[Key]struct{}{}, told: map[Key]struct{}{}}
+}
+
 // RosterWatch is one reader's view of the changes, merged until it takes them. Its
 // memory is bounded by the number of addresses.
 type RosterWatch struct {
 	roster *Roster
 	wanted func(Key) bool
+	ids    []ID // of WatchTargets
 	wake   chan struct{}
 	// Guarded by Roster.mu.
 	dirty map[Key]struct{}
@@ -154,5 +191,10 @@ func (w *RosterWatch) Close() {
 	w.roster.mu.Lock()
 	defer w.roster.mu.Unlock()
 	delete(w.roster.watchers, w)
+	for _, id := range w.ids {
+		if delete(w.roster.byID[id], w); len(w.roster.byID[id]) == 0 {
+			delete(w.roster.byID, id)
+		}
+	}
 	maps.DeleteFunc(w.dirty, func(Key, struct{}) bool { return true })
 }

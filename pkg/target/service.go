@@ -2,14 +2,19 @@ package target
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
+	"github.com/vipgate/vipgate/pkg/logs"
 )
 
 // ServiceOptions say who calls.
@@ -22,16 +27,18 @@ type ServiceOptions struct {
 	Operator bool
 	// Reader tells whether an ID may list and watch every stream; nil: none may.
 	Reader func(spiffeid.ID) bool
-	Log    *slog.Logger
+	// Log gets the refusals, one line a second at most.
+	Log *slog.Logger
 }
 
-// TargetService serves a registry and a roster.
+// TargetService serves a registry and a roster. Its streams end with the registry.
 type TargetService struct {
 	targetv1.UnimplementedTargetServiceServer
 
 	registry *Registry
 	roster   *Roster
 	opts     ServiceOptions
+	quiet    logs.Throttle
 }
 
 // NewTargetService returns a service. A process has one for each kind of caller.
@@ -55,4 +62,195 @@ func GRPCOptions() []grpc.ServerOption {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 		grpc.WaitForHandlers(true),
 	}
+}
+
+// caller returns who calls.
+func (s *TargetService) caller(ctx context.Context) (caller, error) {
+	if s.opts.Operator {
+		return caller{}, nil
+	}
+	id, ok := s.opts.Peer(ctx)
+	if !ok || id.IsZero() {
+		return caller{}, refuse(RefusedIdentity, codes.Unauthenticated, "the connection has no SPIFFE ID")
+	}
+	return caller{id}, nil
+}
+
+// told counts and logs a refusal, and hands on every error.
+func (s *TargetService) told(who caller, method, stream string, err error) error {
+	var r *refusal
+	if !errors.As(err, &r) {
+		return err
+	}
+	s.registry.mu.Lock()
+	s.registry.refused[r.why]++
+	s.registry.mu.Unlock()
+	if n, ok := s.quiet.Allow(time.Now()); ok && r.why != RefusedStopping {
+		s.opts.Log.Warn("refused a call on targets", "peer", who.String(), "method", method, "stream", stream, "reason", string(r.why), "error", r.text, "lines_left_out", n)
+	}
+	return r.GRPCStatus().Err()
+}
+
+// Register implements the TargetService.
+func (s *TargetService) Register(req *targetv1.RegisterRequest, stream grpc.ServerStreamingServer[targetv1.RegisterResponse]) error {
+	who, err := s.caller(stream.Context())
+	if err == nil {
+		err = s.register(who, req, stream)
+	}
+	return s.told(who, "Register", req.GetStream(), err)
+}
+
+func (s *TargetService) register(who caller, req *targetv1.RegisterRequest, stream grpc.ServerStreamingServer[targetv1.RegisterResponse]) error {
+	if err := s.mayRegister(who, req.GetStream()); err != nil {
+		return err
+	}
+	a, err := parseAnnouncement(req)
+	if err != nil {
+		return err
+	}
+	done, err := s.registry.begin(who)
+	if err != nil {
+		return err
+	}
+	defer done()
+	c, err := s.registry.open(who, a)
+	if err != nil {
+		return err
+	}
+	defer s.registry.hangUp(c)
+	s.opts.Log.Debug("targets registered", "peer", who.String(), "stream", a.stream, "targets", len(a.targets), "grace", c.grace)
+	err = s.keep(stream.Context(), c, a, stream.Send)
+	s.opts.Log.Debug("registration ended", "peer", who.String(), "stream", a.stream, "targets", len(a.targets), "reason", err)
+	return err
+}
+
+// mayRegister refuses whoever has no business with the stream.
+func (s *TargetService) mayRegister(who caller, stream string) error {
+	if s.registry.allows(who, stream) {
+		return nil
+	}
+	return refuse(RefusedIdentity, codes.PermissionDenied, "%s may not register targets of stream %s: have it allowed by --target-id of the load balancer", who, cite(stream))
+}
+
+// keep tells the caller how its targets are until the call is over.
+func (s *TargetService) keep(ctx context.Context, c *call, a announcement, send func(*targetv1.RegisterResponse) error) error {
+	k := newKeeping(c, a)
+	watch := s.roster.WatchTargets(k.keys)
+	defer watch.Close()
+	first := true
+	for {
+		held, gone, over := s.registry.holding(c)
+		changed, removed := watch.Take()
+		infos := k.infos(s.glass(c.owner), first, held, gone, changed, removed)
+		if first || len(infos) > 0 {
+			m := &targetv1.RegisterResponse{Targets: infos}
+			if first {
+				m.Grace = durationpb.New(c.grace)
+			}
+			if err := send(m); err != nil {
+				return err
+			}
+			first = false
+		}
+		switch over {
+		case allLeft:
+			return nil
+		case allTaken:
+			return status.Errorf(codes.Aborted, "another call registered %s", c.taken)
+		case stillHolds:
+		}
+		select {
+		case <-watch.Changed():
+		case <-c.changed:
+		case <-ctx.Done():
+			return status.FromContextError(ctx.Err()).Err()
+		case <-s.registry.stop:
+			return errStopping
+		}
+	}
+}
+
+// keeping is what one Register has told its caller.
+type keeping struct {
+	keys    []Key
+	started time.Time
+	gone    map[Key]struct{} // told as GONE
+}
+
+func newKeeping(c *call, a announcement) *keeping {
+	k := &keeping{started: time.Now(), gone: map[Key]struct{}{}}
+	for _, t := range a.targets {
+		for _, ip := range t.ips {
+			k.keys = append(k.keys, Key{Stream: c.stream, Name: t.name, Addr: ip})
+		}
+	}
+	return k
+}
+
+// infos are what is to be told now: everything the first time, then what changed
+// of the targets that are still held, and what left.
+func (k *keeping) infos(g glass, first bool, held map[string]struct{}, gone []string, changed []View, removed []Key) []*targetv1.TargetInfo {
+	views := make(map[Key]View, len(changed))
+	for _, v := range changed {
+		views[v.Key] = v
+	}
+	lost := make(map[Key]struct{}, len(removed))
+	for _, key := range removed {
+		lost[key] = struct{}{}
+	}
+	left := make(map[string]struct{}, len(gone))
+	for _, name := range gone {
+		left[name] = struct{}{}
+	}
+	var infos []*targetv1.TargetInfo
+	for _, key := range k.keys {
+		_, isHeld := held[key.Name]
+		_, isLost := lost[key]
+		_, hasLeft := left[key.Name]
+		_, toldGone := k.gone[key]
+		v, known := views[key]
+		switch {
+		case hasLeft || (isHeld && isLost):
+			if !toldGone {
+				k.gone[key] = struct{}{}
+				infos = append(infos, last(key))
+			}
+		case isHeld && known:
+			delete(k.gone, key)
+			infos = append(infos, g.info(v))
+		case isHeld && first:
+			infos = append(infos, g.info(View{
+				Health: Health{Key: key, State: Starting, Since: k.started}, Checks: Starting,
+				Origins: OriginSet(0).With(Registered), Owner: g.who.String(),
+			}))
+		}
+	}
+	return infos
+}
+
+// Deregister implements the TargetService.
+func (s *TargetService) Deregister(ctx context.Context, req *targetv1.DeregisterRequest) (*targetv1.DeregisterResponse, error) {
+	who, err := s.caller(ctx)
+	var length time.Duration
+	if err == nil {
+		length, err = s.deregister(who, req)
+	}
+	if err != nil {
+		return nil, s.told(who, "Deregister", req.GetStream(), err)
+	}
+	return &targetv1.DeregisterResponse{DrainFor: durationpb.New(length)}, nil
+}
+
+func (s *TargetService) deregister(who caller, req *targetv1.DeregisterRequest) (time.Duration, error) {
+	if err := s.mayRegister(who, req.GetStream()); err != nil {
+		return 0, err
+	}
+	if err := checkCount(len(req.GetNames())); err != nil {
+		return 0, err
+	}
+	length, asked, err := parseDuration("drain_for", req.GetDrainFor())
+	if err != nil {
+		return 0, err
+	}
+	return s.registry.deregister(who, req.GetStream(), req.GetNames(), length, asked)
 }

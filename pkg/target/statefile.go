@@ -22,8 +22,8 @@ const (
 	// writeGap is the least time between two writes: what comes meanwhile is
 	// written together.
 	writeGap = 100 * time.Millisecond
-	// maxWriteBackoff is the longest wait before a write that failed is tried again.
-	maxWriteBackoff = 30 * time.Second
+	// maxStateBackoff is the longest wait before a write that failed is tried again.
+	maxStateBackoff = 30 * time.Second
 	stateVersion    = 1
 )
 
@@ -93,7 +93,7 @@ func (s *stateFile) note(err error) (wait time.Duration) {
 		s.failures = 0
 	} else {
 		s.failures++
-		wait = min(stampEvery<<min(s.failures-1, 10), maxWriteBackoff)
+		wait = min(stampEvery<<min(s.failures-1, 10), maxStateBackoff)
 	}
 	s.mu.Unlock()
 	switch {
@@ -114,7 +114,7 @@ func (s *stateFile) run(ctx context.Context, snapshot func() stateDocument) {
 	defer gap.Stop()
 	wanted := s.wanted // nil while a write has to wait for the gap
 	attempt := func() {
-		if wait := s.note(writeDurable(s.path, snapshot())); wait > 0 {
+		if wait := s.write(snapshot()); wait > 0 {
 			wake(s.wanted)
 			gap.Reset(wait)
 		} else {
@@ -127,7 +127,7 @@ func (s *stateFile) run(ctx context.Context, snapshot func() stateDocument) {
 		case <-ctx.Done():
 			select {
 			case <-s.wanted:
-				s.note(writeDurable(s.path, snapshot()))
+				s.write(snapshot())
 			default:
 				s.stamp()
 			}
@@ -140,6 +140,16 @@ func (s *stateFile) run(ctx context.Context, snapshot func() stateDocument) {
 			s.stamp()
 		}
 	}
+}
+
+// write writes the file and says how long to wait before the next attempt if that
+// failed.
+func (s *stateFile) write(d stateDocument) (wait time.Duration) {
+	err := writeDurable(s.path, d)
+	if err == nil {
+		s.stamp() // by our clock, whatever that of the file system says
+	}
+	return s.note(err)
 }
 
 // stamp tells the next process that this one lives. A file that cannot be stamped
