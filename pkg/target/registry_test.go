@@ -1,0 +1,450 @@
+package target
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"google.golang.org/grpc/status"
+
+	"github.com/vipgate/vipgate/pkg/task"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+var _ task.Task = (*Registry)(nil)
+
+var (
+	alice = caller{spiffeid.RequireFromString("spiffe://example.org/ns/a/sa/alice")}
+	bob   = caller{spiffeid.RequireFromString("spiffe://example.org/ns/b/sa/bob")}
+	root  = caller{}
+)
+
+// counter is a registry that runs, and what is known of its offers.
+type counter struct {
+	*Registry
+	t     *testing.T
+	offer Offers
+	stop  func()
+}
+
+func allowances(t *testing.T, list ...string) Allowances {
+	t.Helper()
+	var all Allowances
+	for _, s := range list {
+		a, err := ParseAllowance(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, a)
+	}
+	return all
+}
+
+var testStreams = []trench.Stream{
+	{Name: "s", Check: testCheck, DrainTime: 10 * time.Second},
+	{Name: "other", Check: testCheck, DrainTime: 10 * time.Second},
+	{Name: "unchecked"},
+}
+
+// openCounter runs a registry with streams until the test ends or stop is called.
+func openCounter(t *testing.T, o RegistryOptions) *counter {
+	t.Helper()
+	if o.Allow == nil {
+		o.Allow = allowances(t, "spiffe://example.org/ns/*/sa/*")
+	}
+	if o.Grace == 0 {
+		o.Grace = 5 * time.Second
+	}
+	r, err := NewRegistry(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Configure(testStreams, Ground{})
+	c := &counter{Registry: r, t: t, offer: Offers{}}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- task.Guard(ctx, r.String(), r.Run) }()
+	<-r.Ready()
+	stopped := false
+	c.stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	return c
+}
+
+// say parses "a=10.0.0.1 b=10.0.0.2,fd00::2".
+func say(stream, targets string) announcement {
+	a := announcement{stream: stream}
+	for word := range strings.FieldsSeq(targets) {
+		name, addresses, _ := strings.Cut(word, "=")
+		t := announced{name: name}
+		for s := range strings.SplitSeq(addresses, ",") {
+			t.ips = append(t.ips, netip.MustParseAddr(s))
+		}
+		a.targets = append(a.targets, t)
+	}
+	return a
+}
+
+func (c *counter) register(who caller, stream, targets string) *call {
+	c.t.Helper()
+	call, err := c.open(who, say(stream, targets))
+	if err != nil {
+		c.t.Fatalf("register %s: %v", targets, err)
+	}
+	return call
+}
+
+// changes tells whether a Take had something.
+func (c *counter) changes() bool {
+	select {
+	case <-c.Changed():
+	default:
+		return false
+	}
+	changed := c.Take()
+	for stream, list := range changed {
+		c.offer[stream] = list
+	}
+	return len(changed) > 0
+}
+
+// offers wants exactly these: "NAME ADDRESSES [STAY CAUSE SECONDS-LEFT]".
+func (c *counter) offers(stream string, want ...string) {
+	c.t.Helper()
+	c.changes()
+	var got []string
+	for _, o := range c.offer[stream] {
+		s := fmt.Sprintf("%s %s", o.Name, join(o.IPs))
+		if o.Stay == Terminating {
+			s += fmt.Sprintf(" terminating %v", time.Until(o.DrainEnd))
+		}
+		if o.Cause != "" {
+			s += ": " + o.Cause
+		}
+		got = append(got, s)
+	}
+	if !slices.Equal(got, want) {
+		c.t.Fatalf("offered\n%q\nwant\n%q", got, want)
+	}
+}
+
+func (c *counter) refuses(what string, err error, want string) {
+	c.t.Helper()
+	if err == nil {
+		c.t.Errorf("%s: no error, want %s", what, want)
+	} else if s := fmt.Sprintf("%s: %s", status.Code(err), status.Convert(err).Message()); !strings.Contains(s, want) {
+		c.t.Errorf("%s:\n%s\nwant\n%s", what, s, want)
+	}
+}
+
+func TestALeaseThatComesBackInItsGraceChangesNothing(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c := openCounter(t, RegistryOptions{OnGone: Drain})
+		defer c.stop()
+		call := c.register(alice, "s", "a=10.0.0.1 b=10.0.0.2,fd00::2")
+		c.offers("s", "a 10.0.0.1", "b 10.0.0.2, fd00::2")
+		for range 5 {
+			c.hangUp(call)
+			advance(4900 * time.Millisecond)
+			call = c.register(alice, "s", "b=fd00::2,10.0.0.2 a=10.0.0.1")
+			advance(time.Minute)
+			if c.changes() {
+				t.Fatalf("a change was told: %v", c.offer)
+			}
+		}
+	})
+}
+
+func TestWhatFollowsTheGrace(t *testing.T) {
+	for onGone, steps := range map[Gone][3][]string{
+		Drain: {{"a 10.0.0.1 terminating 10s: its registration ended"}, {"a 10.0.0.1 terminating 1s: its registration ended"}, nil},
+		Drop:  {nil, nil, nil},
+		Hold:  {{"a 10.0.0.1: its registration ended"}, {"a 10.0.0.1: its registration ended"}, {"a 10.0.0.1: its registration ended"}},
+	} {
+		t.Run(onGone.String(), func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				c := openCounter(t, RegistryOptions{OnGone: onGone})
+				defer c.stop()
+				c.hangUp(c.register(alice, "s", "a=10.0.0.1"))
+				advance(4999 * time.Millisecond)
+				c.offers("s", "a 10.0.0.1")
+				advance(time.Millisecond)
+				c.offers("s", steps[0]...)
+				advance(9 * time.Second)
+				c.offers("s", steps[1]...)
+				advance(time.Hour)
+				c.offers("s", steps[2]...)
+				// Whatever it was, a new registration makes a target of it again.
+				c.register(alice, "s", "a=10.0.0.1")
+				c.offers("s", "a 10.0.0.1")
+				advance(time.Hour)
+				c.offers("s", "a 10.0.0.1")
+			})
+		})
+	}
+}
+
+func TestACallMayAskForAShorterGraceOnly(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c := openCounter(t, RegistryOptions{OnGone: Drop})
+		defer c.stop()
+		for asked, granted := range map[time.Duration]time.Duration{0: 0, time.Second: time.Second, time.Hour: 5 * time.Second} {
+			a := say("s", "a=10.0.0.1")
+			a.grace, a.asked = asked, true
+			call, err := c.open(alice, a)
+			if err != nil || call.grace != granted {
+				t.Fatalf("asked for %v: %v, %v", asked, call.grace, err)
+			}
+			c.hangUp(call)
+			if granted > 0 {
+				advance(granted - time.Millisecond)
+				c.offers("s", "a 10.0.0.1")
+				advance(time.Millisecond)
+			}
+			synctest.Wait()
+			c.offers("s")
+		}
+	})
+}
+
+func TestDeregisteredTargetsDrainAndTheirCallEnds(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c := openCounter(t, RegistryOptions{OnGone: Drain})
+		defer c.stop()
+		call := c.register(alice, "s", "a=10.0.0.1 b=10.0.0.2 c=10.0.0.3")
+		c.offers("s", "a 10.0.0.1", "b 10.0.0.2", "c 10.0.0.3")
+		if d, err := c.deregister(alice, "s", []string{"b"}, 0, false); err != nil || d != 10*time.Second {
+			t.Fatal(d, err)
+		}
+		c.offers("s", "a 10.0.0.1", "b 10.0.0.2 terminating 10s: deregistered", "c 10.0.0.3")
+		// A second one may shorten the drain, never lengthen it.
+		if _, err := c.deregister(alice, "s", []string{"b"}, time.Hour, true); err != nil {
+			t.Fatal(err)
+		}
+		c.offers("s", "a 10.0.0.1", "b 10.0.0.2 terminating 10s: deregistered", "c 10.0.0.3")
+		if _, err := c.deregister(alice, "s", []string{"b"}, 2*time.Second, true); err != nil {
+			t.Fatal(err)
+		}
+		c.offers("s", "a 10.0.0.1", "b 10.0.0.2 terminating 2s: deregistered", "c 10.0.0.3")
+		advance(2 * time.Second)
+		c.offers("s", "a 10.0.0.1", "c 10.0.0.3")
+		if held, gone, over := c.holding(call); len(held) != 2 || !slices.Equal(gone, []string{"b"}) || over != stillHolds {
+			t.Fatal(held, gone, over)
+		}
+		// The operator may, and 0 is at once.
+		if _, err := c.deregister(root, "s", []string{"a", "c", "a"}, 0, true); err != nil {
+			t.Fatal(err)
+		}
+		c.offers("s")
+		if held, gone, over := c.holding(call); len(held) != 0 || len(gone) != 2 || over != allLeft {
+			t.Fatal(held, gone, over)
+		}
+		// A drain goes on when the call ends.
+		call = c.register(alice, "s", "a=10.0.0.1")
+		if _, err := c.deregister(alice, "s", []string{"a"}, 20*time.Second, true); err != nil {
+			t.Fatal(err)
+		}
+		c.hangUp(call)
+		advance(19 * time.Second)
+		c.offers("s", "a 10.0.0.1 terminating 1s: deregistered")
+		advance(time.Second)
+		c.offers("s")
+	})
+}
+
+func TestANewerCallTakesOver(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c := openCounter(t, RegistryOptions{OnGone: Drop})
+		defer c.stop()
+		first := c.register(alice, "s", "a=10.0.0.1 b=10.0.0.2")
+		second := c.register(alice, "s", "a=10.0.0.7")
+		c.offers("s", "a 10.0.0.7", "b 10.0.0.2")
+		if held, gone, over := c.holding(first); len(held) != 1 || len(gone) != 0 || over != stillHolds {
+			t.Fatal(held, gone, over)
+		}
+		// Addresses may change places within a call.
+		third := c.register(alice, "s", "b=10.0.0.7 a=10.0.0.2")
+		c.offers("s", "a 10.0.0.2", "b 10.0.0.7")
+		for _, old := range []*call{first, second} {
+			if held, _, over := c.holding(old); len(held) != 0 || over != allTaken {
+				t.Fatal(held, over)
+			}
+			c.hangUp(old) // the end of a call that holds nothing ends nothing
+		}
+		advance(time.Hour)
+		c.offers("s", "a 10.0.0.2", "b 10.0.0.7")
+		c.hangUp(third)
+		advance(time.Hour)
+		c.offers("s")
+	})
+}
+
+func TestRefusalsNameTheThingAndChangeNothing(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c := openCounter(t, RegistryOptions{OnGone: Drain, Quota: 4, MaxTargets: 6})
+		defer c.stop()
+		c.Configure(append(slices.Clone(testStreams), trench.Stream{Name: "six", Check: trench.Check{TCP: trench.TCPCheck{Port: 1}, Families: trench.OnlyIPv6}}),
+			Ground{Subnets: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}, VIPs: []vip.VIP{vip.Require("10.9.9.9/32")}})
+		c.register(alice, "s", "a=10.0.0.1 b=10.0.0.2")
+		for _, tt := range []struct {
+			who             caller
+			stream, targets string
+			want            string
+		}{
+			{alice, "nowhere", "x=10.0.0.9", `NotFound: the trench file has no stream "nowhere": use one of other, s, six`},
+			{alice, "unchecked", "x=10.0.0.9", "FailedPrecondition: stream unchecked has no check"},
+			{alice, "six", "x=10.0.0.9", "InvalidArgument: target x has no address of a family that the check of stream six looks at"},
+			{bob, "s", "x=10.0.0.9 a=10.0.0.1", "AlreadyExists: target a of stream s is registered by another identity: use another name"},
+			{root, "s", "a=10.0.0.1", "AlreadyExists: target a of stream s is registered by " + alice.String()},
+			{alice, "s", "x=10.0.0.2", "AlreadyExists: target x: 10.0.0.2 is the address of target b of this stream"},
+			{bob, "s", "x=10.0.0.2", "AlreadyExists: target x: 10.0.0.2 is the address of target b of this stream"},
+			{alice, "s", "x=192.168.0.1", "InvalidArgument: target x: 192.168.0.1 is not in a subnet that --target-subnet allows"},
+			{alice, "s", "x=10.9.9.9", "InvalidArgument: target x: 10.9.9.9 lies in the VIP 10.9.9.9/32"},
+			{alice, "s", "x=224.0.0.1", "InvalidArgument: target x: 224.0.0.1 is a multicast"},
+			{alice, "s", "c=10.0.0.3 d=10.0.0.4 e=10.0.0.5", "ResourceExhausted: " + alice.String() + " has 2 targets, those that drain among them, and may have 4"},
+			{root, "s", "c=10.0.0.3 d=10.0.0.4 e=10.0.0.5 f=10.0.0.6 g=10.0.0.7", "ResourceExhausted: 2 targets are registered, the limit is 6"},
+		} {
+			_, err := c.open(tt.who, say(tt.stream, tt.targets))
+			c.refuses(tt.targets+" in "+tt.stream, err, tt.want)
+		}
+		_, err := c.deregister(bob, "s", []string{"a"}, 0, true)
+		c.refuses("bob's deregistration", err, "PermissionDenied: target a of stream s is registered by another identity")
+		_, err = c.deregister(alice, "s", []string{"a", "x"}, 0, true)
+		c.refuses("a deregistration of nobody", err, `NotFound: stream "s" has no registered target "x"`)
+		c.offers("s", "a 10.0.0.1", "b 10.0.0.2")
+		if s := c.State(); s.Name != "registry" || !s.Live || s.Detail != "2 targets of 1 caller" || len(s.Problems) != 0 {
+			t.Errorf("%+v", s)
+		}
+		// As many as the quota are taken, and the same address in another stream.
+		c.register(alice, "s", "c=10.0.0.3")
+		c.register(alice, "other", "a=10.0.0.1")
+		c.register(alice, "s", "a=10.0.0.1 b=10.0.0.2")
+	})
+}
+
+// A pod is replaced by another one that gets its address.
+func TestATargetWithoutACallGivesItsAddressToOneOfTheSameOwner(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c := openCounter(t, RegistryOptions{OnGone: Drain})
+		defer c.stop()
+		c.hangUp(c.register(alice, "s", "old=10.0.0.1"))
+		_, err := c.open(bob, say("s", "new=10.0.0.1"))
+		c.refuses("another owner", err, "AlreadyExists: target new: 10.0.0.1 is the address of target old")
+		c.register(alice, "s", "new=10.0.0.1,fd00::1")
+		c.offers("s", "new 10.0.0.1, fd00::1")
+		advance(time.Hour)
+		c.offers("s", "new 10.0.0.1, fd00::1")
+	})
+}
+
+func TestCallsOfOneCallerAreBounded(t *testing.T) {
+	c := openCounter(t, RegistryOptions{Quota: 2})
+	defer c.stop()
+	var ends []func()
+	for range 4 {
+		done, err := c.begin(alice)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ends = append(ends, done)
+	}
+	_, err := c.begin(alice)
+	c.refuses("the fifth", err, "ResourceExhausted: "+alice.String()+" has 4 calls open")
+	for _, who := range []caller{bob, root, root, root, root, root} {
+		done, err := c.begin(who)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer done()
+	}
+	ends[0]()
+	done, err := c.begin(alice)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done()
+	for _, end := range ends[1:] {
+		end()
+	}
+	if _, kept := c.calls[alice]; kept {
+		t.Error("a caller without calls is remembered")
+	}
+}
+
+func TestRegistrationsOutliveTheirStream(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c := openCounter(t, RegistryOptions{OnGone: Drain})
+		defer c.stop()
+		c.register(alice, "s", "a=10.0.0.1 b=10.0.0.2")
+		c.register(alice, "other", "c=10.0.0.3")
+		c.offers("s", "a 10.0.0.1", "b 10.0.0.2")
+		c.Configure(testStreams[1:], Ground{})
+		c.offers("s")
+		c.offers("other", "c 10.0.0.3")
+		if p := c.State().Problems; !slices.Equal(p, []string{"stream s is not in the trench file: 2 registered targets are not used (a, b)"}) {
+			t.Errorf("%q", p)
+		}
+		unchecked := slices.Clone(testStreams)
+		unchecked[0].Check = trench.Check{}
+		c.Configure(unchecked, Ground{})
+		c.offers("s")
+		if p := c.State().Problems; !slices.Equal(p, []string{"stream s has no check: 2 registered targets are not used (a, b)"}) {
+			t.Errorf("%q", p)
+		}
+		c.Configure(testStreams, Ground{})
+		c.offers("s", "a 10.0.0.1", "b 10.0.0.2")
+		c.Configure(testStreams, Ground{})
+		if c.changes() {
+			t.Error("the same configuration is a change")
+		}
+	})
+}
+
+func TestNothingIsRegisteredBeforeTheConfigurationAndAfterTheEnd(t *testing.T) {
+	r, err := NewRegistry(RegistryOptions{Grace: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &counter{t: t}
+	_, err = r.open(root, say("s", "a=10.0.0.1"))
+	c.refuses("before", err, "Unavailable: the load balancer is starting")
+	r.Configure(testStreams, Ground{})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := task.Guard(ctx, r.String(), r.Run); err != nil {
+		t.Fatal(err)
+	}
+	_, err = r.open(root, say("s", "a=10.0.0.1"))
+	c.refuses("after", err, "Unavailable: the load balancer is stopping")
+	_, err = r.deregister(root, "s", []string{"a"}, 0, false)
+	c.refuses("after", err, "Unavailable: the load balancer is stopping")
+	_, err = r.begin(alice)
+	c.refuses("after", err, "Unavailable: the load balancer is stopping")
+}
+
+func TestOptionsThatMakeNoSenseAreRefused(t *testing.T) {
+	for _, o := range []RegistryOptions{{Grace: -1}, {Quota: -1}, {MaxTargets: -1}, {OnGone: Drop + 1}} {
+		if _, err := NewRegistry(o); err == nil {
+			t.Errorf("%+v was taken", o)
+		}
+	}
+}
+
+// stateIn returns the path of a state file, in a directory that does not exist yet.
+func stateIn(t *testing.T) string { return filepath.Join(t.TempDir(), "state", "registry.json") }

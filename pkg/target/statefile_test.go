@@ -1,0 +1,364 @@
+package target
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestRegistrationsSurviveARestartForTheirGrace(t *testing.T) {
+	for _, tt := range []struct {
+		away   time.Duration
+		onGone Gone
+		want   []string
+		later  []string // 6 s after the start
+	}{
+		{0, Drain, []string{"a 10.0.0.1, fd00::1", "b 10.0.0.2 terminating 19s: deregistered"}, []string{"a 10.0.0.1, fd00::1 terminating 9s: its registration ended", "b 10.0.0.2 terminating 13s: deregistered"}},
+		{4 * time.Second, Drop, []string{"a 10.0.0.1, fd00::1", "b 10.0.0.2 terminating 15s: deregistered"}, []string{"b 10.0.0.2 terminating 9s: deregistered"}},
+		{6 * time.Second, Drain, []string{"b 10.0.0.2 terminating 13s: deregistered"}, []string{"b 10.0.0.2 terminating 7s: deregistered"}},
+		{time.Hour, Drain, nil, nil},
+		{time.Hour, Hold, []string{"a 10.0.0.1, fd00::1: its registration ended"}, []string{"a 10.0.0.1, fd00::1: its registration ended"}},
+	} {
+		t.Run(fmt.Sprintf("%v away, %v", tt.away, tt.onGone), func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				path := stateIn(t)
+				before := openCounter(t, RegistryOptions{OnGone: tt.onGone, StateFile: path})
+				before.register(alice, "s", "a=10.0.0.1,fd00::1")
+				before.register(alice, "s", "b=10.0.0.2")
+				if _, err := before.deregister(alice, "s", []string{"b"}, 20*time.Second, true); err != nil {
+					t.Fatal(err)
+				}
+				advance(time.Second)
+				before.stop()
+				if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+					t.Fatal(info, err)
+				}
+				advance(tt.away)
+				after := openCounter(t, RegistryOptions{OnGone: tt.onGone, StateFile: path})
+				defer after.stop()
+				after.offers("s", tt.want...)
+				advance(6 * time.Second)
+				after.offers("s", tt.later...)
+			})
+		})
+	}
+}
+
+// The caller comes back: nothing changes for its target, and it is still its own.
+func TestACallerTakesItsTargetBackAfterARestart(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		path := stateIn(t)
+		before := openCounter(t, RegistryOptions{OnGone: Drain, StateFile: path})
+		before.register(alice, "s", "a=10.0.0.1")
+		before.register(root, "s", "b=10.0.0.2")
+		advance(10 * time.Second)
+		before.stop()
+		after := openCounter(t, RegistryOptions{OnGone: Drain, StateFile: path})
+		defer after.stop()
+		after.offers("s", "a 10.0.0.1", "b 10.0.0.2")
+		_, err := after.open(bob, say("s", "a=10.0.0.1"))
+		after.refuses("another's", err, "AlreadyExists")
+		after.register(alice, "s", "a=10.0.0.1")
+		after.register(root, "s", "b=10.0.0.2")
+		advance(time.Hour)
+		if after.changes() {
+			t.Errorf("a change was told: %v", after.offer)
+		}
+	})
+}
+
+func TestWhoIsNoLongerAllowedHasNothingAfterARestart(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		path := stateIn(t)
+		before := openCounter(t, RegistryOptions{StateFile: path})
+		before.register(alice, "s", "a=10.0.0.1")
+		before.register(bob, "s", "b=10.0.0.2")
+		advance(time.Second)
+		before.stop()
+		after := openCounter(t, RegistryOptions{StateFile: path, Allow: allowances(t, bob.String())})
+		defer after.stop()
+		after.offers("s", "b 10.0.0.2")
+	})
+}
+
+// A process that is killed stamps nothing more; until when it lived is known to a
+// second.
+func TestTheStateFileIsStampedWhileTheProcessLives(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		path := stateIn(t)
+		c := openCounter(t, RegistryOptions{StateFile: path})
+		defer c.stop()
+		c.register(alice, "s", "a=10.0.0.1")
+		for range 5 {
+			advance(10 * time.Second)
+			info, err := os.Stat(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if age := time.Since(info.ModTime()); age < 0 || age > stampEvery {
+				t.Fatalf("the stamp is %v old", age)
+			}
+		}
+		// Whoever removes the file gets it back.
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		advance(3 * time.Second)
+		if data, err := os.ReadFile(path); err != nil || !bytes.Contains(data, []byte("10.0.0.1")) {
+			t.Fatalf("%s, %v", data, err)
+		}
+	})
+}
+
+func TestAStateFileThatMakesNoSenseIsMovedAside(t *testing.T) {
+	good := `{"version":1,"registrations":[{"stream":"s","name":"a","addresses":["10.0.0.1"],"owner":"operator","grace":"5s"}]}`
+	for name, content := range map[string]string{
+		"torn":              good[:len(good)/2],
+		"empty":             "",
+		"zeros":             strings.Repeat("\x00", 4096),
+		"something after":   good + good,
+		"another version":   strings.Replace(good, `"version":1`, `"version":2`, 1),
+		"no version":        `{}`,
+		"unknown field":     strings.Replace(good, `"grace"`, `"grease"`, 1),
+		"bad name":          strings.Replace(good, `"a"`, `"a b"`, 1),
+		"bad address":       strings.Replace(good, "10.0.0.1", "10.0.0", 1),
+		"empty address":     strings.Replace(good, "10.0.0.1", "", 1),
+		"no address":        strings.Replace(good, `"10.0.0.1"`, "", 1),
+		"bad owner":         strings.Replace(good, "operator", "root", 1),
+		"bad grace":         strings.Replace(good, "5s", "five", 1),
+		"negative grace":    strings.Replace(good, "5s", "-5s", 1),
+		"a drain of no end": strings.Replace(good, `"grace"`, `"drain":"x","drain_end":"2026-01-01T00:00:00Z","grace"`, 1),
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			path := filepath.Join(dir, "registry.json")
+			if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			var out bytes.Buffer
+			c := openCounter(t, RegistryOptions{StateFile: path, Log: slog.New(slog.NewTextHandler(&out, nil))})
+			c.offers("s")
+			c.register(alice, "s", "a=10.0.0.1")
+			c.stop()
+			aside, err := filepath.Glob(path + ".broken-*")
+			if err != nil || len(aside) != 1 {
+				t.Fatalf("moved aside: %v, %v", aside, err)
+			}
+			if kept, err := os.ReadFile(aside[0]); err != nil || string(kept) != content {
+				t.Errorf("what was moved aside is %q, %v", kept, err)
+			}
+			if log := out.String(); strings.Count(log, "level=ERROR") != 1 || !strings.Contains(log, aside[0]) {
+				t.Errorf("the log:\n%s", log)
+			}
+			// What came after it is kept.
+			c = openCounter(t, RegistryOptions{StateFile: path})
+			defer c.stop()
+			c.offers("s", "a 10.0.0.1")
+		})
+	}
+}
+
+func TestADiskThatCannotBeWrittenToRefusesNoRegistration(t *testing.T) {
+	for name, spoil := range map[string]func(t *testing.T, dir string) (path string, repair func()){
+		"a file where the directory should be": func(t *testing.T, dir string) (string, func()) {
+			file := filepath.Join(dir, "file")
+			if err := os.WriteFile(file, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			return filepath.Join(file, "registry.json"), func() {
+				if err := os.Remove(file); err != nil {
+					t.Error(err)
+				}
+			}
+		},
+		"a full disk": func(t *testing.T, dir string) (string, func()) {
+			if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=4k"); err != nil {
+				t.Skipf("no tmpfs can be mounted: %v", err)
+			}
+			t.Cleanup(func() {
+				if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+					t.Error(err)
+				}
+			})
+			hog := filepath.Join(dir, "hog")
+			if err := os.WriteFile(hog, bytes.Repeat([]byte("x"), 4096), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			return filepath.Join(dir, "registry.json"), func() {
+				if err := os.Remove(hog); err != nil {
+					t.Error(err)
+				}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path, repair := spoil(t, t.TempDir())
+			inBubble(t, func(t *testing.T) {
+				var out bytes.Buffer
+				c := openCounter(t, RegistryOptions{StateFile: path, Log: slog.New(slog.NewTextHandler(&out, nil))})
+				defer c.stop()
+				c.register(alice, "s", "a=10.0.0.1")
+				advance(time.Minute)
+				c.offers("s", "a 10.0.0.1")
+				if p := c.State().Problems; len(p) != 1 || !strings.Contains(p[0], "registrations will not survive a restart: write "+path) {
+					t.Errorf("problems: %q", p)
+				}
+				repair()
+				advance(maxStateBackoff + time.Second)
+				if p := c.State().Problems; len(p) != 0 {
+					t.Errorf("problems after the repair: %q", p)
+				}
+				if data, err := os.ReadFile(path); err != nil || !bytes.Contains(data, []byte("10.0.0.1")) {
+					t.Errorf("%s, %v", data, err)
+				}
+				if log := out.String(); strings.Count(log, "level=ERROR") != 1 || strings.Count(log, "survive a restart again") != 1 {
+					t.Errorf("the log:\n%s", log)
+				}
+			})
+		})
+	}
+}
+
+func TestManyChangesAreWrittenTogether(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		path := stateIn(t)
+		c := openCounter(t, RegistryOptions{StateFile: path})
+		defer c.stop()
+		for i := range 100 {
+			c.register(alice, "s", fmt.Sprintf("t%d=10.0.0.%d", i, i+1))
+		}
+		advance(3 * writeGap)
+		data, err := os.ReadFile(path)
+		if err != nil || bytes.Count(data, []byte(`"name"`)) != 100 {
+			t.Fatalf("%d are written, %v", bytes.Count(data, []byte(`"name"`)), err)
+		}
+		entries, err := os.ReadDir(filepath.Dir(path))
+		if err != nil || len(entries) != 1 {
+			t.Errorf("left behind: %v, %v", entries, err)
+		}
+	})
+}
+
+func TestDrainsByHandSurviveARestart(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state", "drains.json")
+	now := time.Now()
+	d := openDrains(t, path)
+	if err := d.Drain("s", "a", 30*time.Second, now); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Drain("s", "b", 0, now); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Drain("other", "a", time.Hour, now); err != nil {
+		t.Fatal(err)
+	}
+	if was, err := d.Undrain("s", "b"); !was || err != nil {
+		t.Fatal(was, err)
+	}
+	if was, err := d.Undrain("s", "b"); was || err != nil {
+		t.Fatal(was, err)
+	}
+	select {
+	case <-d.Changed():
+	default:
+		t.Error("nobody is told of a drain")
+	}
+	again := openDrains(t, path)
+	select {
+	case <-again.Changed():
+	default:
+		t.Error("nobody is told of the drains of before")
+	}
+	all := again.All()
+	if len(all) != 2 {
+		t.Fatalf("%v", all)
+	}
+	order := all[ID{Stream: "s", Name: "a"}]
+	for at, want := range map[time.Time]time.Duration{
+		now: 30 * time.Second, now.Add(10 * time.Second): 20 * time.Second, now.Add(time.Hour): 0,
+		now.Add(-time.Hour): 30 * time.Second, // the clock was set back
+	} {
+		if left := order.Left(at.Round(0)).Round(time.Millisecond); left != want {
+			t.Errorf("after %v %v are left, want %v", at.Sub(now), left, want)
+		}
+	}
+	all[ID{Stream: "s", Name: "x"}] = DrainOrder{}
+	if len(again.All()) != 2 {
+		t.Error("whoever asks can change the drains")
+	}
+}
+
+func TestADrainThatWouldBeForgottenIsAnError(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	d := openDrains(t, filepath.Join(file, "drains.json"))
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Drain("s", "a", time.Second, time.Now()); err == nil || !strings.Contains(err.Error(), file) {
+		t.Errorf("got %v", err)
+	}
+	if len(d.All()) != 0 {
+		t.Error("it is drained all the same")
+	}
+	for _, id := range []ID{{"s", ""}, {"s", "a b"}, {"", "a"}} {
+		if err := openDrains(t, "").Drain(id.Stream, id.Name, time.Second, time.Now()); err == nil {
+			t.Errorf("%v was drained", id)
+		}
+	}
+	if err := openDrains(t, "").Drain("s", "a", -time.Second, time.Now()); err == nil {
+		t.Error("a negative drain was taken")
+	}
+	// A file that is there and cannot be read must not undrain anything.
+	if _, err := OpenDrains(t.TempDir(), discard); err == nil {
+		t.Error("a directory was read as the file")
+	}
+}
+
+func TestDrainsThatMakeNoSenseAreMovedAside(t *testing.T) {
+	for _, content := range []string{"", "{", `{"version":7,"drains":[]}`, `{"version":1,"drains":[{"stream":"s","name":"a/b","at":"2026-01-01T00:00:00Z","for":"1s"}]}`, `{"version":1,"drains":[{"stream":"s","name":"a","at":"2026-01-01T00:00:00Z","for":"-1s"}]}`} {
+		path := filepath.Join(t.TempDir(), "drains.json")
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		d, err := OpenDrains(path, slog.New(slog.NewTextHandler(&out, nil)))
+		if err != nil || len(d.All()) != 0 {
+			t.Fatalf("%q: %v, %v", content, d.All(), err)
+		}
+		aside, err := filepath.Glob(path + ".broken-*")
+		if err != nil || len(aside) != 1 || !strings.Contains(out.String(), "level=ERROR") {
+			t.Errorf("%q: moved aside %v, %v; log:\n%s", content, aside, err, out.String())
+		}
+		if err := d.Drain("s", "a", time.Second, time.Now()); err != nil {
+			t.Error(err)
+		}
+		if all := openDrains(t, path).All(); !slices.Contains(ids(all), ID{Stream: "s", Name: "a"}) {
+			t.Errorf("%v", all)
+		}
+	}
+}
+
+func openDrains(t *testing.T, path string) *Drains {
+	t.Helper()
+	d, err := OpenDrains(path, discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func ids(all map[ID]DrainOrder) []ID {
+	var list []ID
+	for id := range all {
+		list = append(list, id)
+	}
+	return list
+}
