@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
-	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/lb"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -24,6 +23,8 @@ type runFlags struct {
 	FrontendTrustDomain cli.TrustDomain `help:"Let every member of this trust domain watch and report: the widest setting." placeholder:"TD" group:"Identity"`
 	ReaderID            []cli.SPIFFEID  `name:"reader-id" help:"SPIFFE ID that may watch and get, never report; repeatable." placeholder:"ID" group:"Identity"`
 	cli.Identity
+
+	targetFlags
 
 	Lease             time.Duration `help:"How long the frontend may believe each message." default:"1s"`
 	StaleGrace        time.Duration `help:"How long the data plane goes on forwarding without this process." default:"0s"`
@@ -91,14 +92,12 @@ func (c *runFlags) options(log *slog.Logger) (lb.Options, error) {
 		Socket: c.Socket, SocketMode: fs.FileMode(c.SocketMode), Identity: source,
 		Frontends: cli.IDs(c.FrontendID), Readers: cli.IDs(c.ReaderID), MaxStreamsPerPeer: c.MaxStreamsPerPeer,
 		AdminSocket: c.AdminSocket, HealthAddr: cli.Address(c.HealthHost, c.HealthPort),
-		Lease: c.Lease, StaleGrace: c.StaleGrace, DrainTime: c.DrainTime, Log: log,
+		Lease: c.Lease, StaleGrace: c.StaleGrace, DrainTime: c.DrainTime, Targets: c.targetFlags.options(), Log: log,
 	}
 	if c.MetricsPort != 0 {
 		o.MetricsAddr = cli.Address(c.MetricsHost, c.MetricsPort)
 	}
-	if !c.FrontendTrustDomain.IsZero() {
-		o.Authorize = identity.AuthorizeMember(c.FrontendTrustDomain.TrustDomain, append(cli.IDs(c.FrontendID), cli.IDs(c.ReaderID)...)...)
-	}
+	o.FrontendDomain = c.FrontendTrustDomain.TrustDomain
 	return o, nil
 }
 
@@ -112,6 +111,9 @@ func (c *runFlags) check() error {
 	}
 	if c.MaxStreamsPerPeer < readiness.MinStreamsPerPeer {
 		return usage("--max-streams-per-peer=%d: a frontend needs %d while it moves to another connection", c.MaxStreamsPerPeer, readiness.MinStreamsPerPeer)
+	}
+	if err := c.targetFlags.check(); err != nil {
+		return err
 	}
 	return errors.Join(cli.CheckSocket("--socket", c.Socket), cli.CheckSocket("--admin-socket", c.AdminSocket), cli.CheckHealthPort(c.HealthPort))
 }

@@ -7,10 +7,12 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/admin"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/reflection"
 
@@ -75,6 +77,23 @@ func NewPlain(ctx context.Context, name, addr string, calls Calls, register Regi
 	e := &Endpoint{
 		name: name, listener: listener, ready: make(chan struct{}), cleanup: func() {},
 		server: grpc.NewServer(append(calls.ServerOptions(), grpc.Creds(insecure.NewCredentials()), grpc.WaitForHandlers(true), grpc.MaxRecvMsgSize(64<<10))...),
+	}
+	register(e.server)
+	reflection.Register(e.server)
+	calls.Serves(e.server)
+	return e, nil
+}
+
+// NewMutual listens on a TCP address with the given credentials, for callers from
+// elsewhere. options are those of its server.
+func NewMutual(ctx context.Context, name, addr string, calls Calls, creds credentials.TransportCredentials, options []grpc.ServerOption, register Register) (*Endpoint, error) {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	e := &Endpoint{
+		name: name, listener: listener, ready: make(chan struct{}), cleanup: func() {},
+		server: grpc.NewServer(slices.Concat(calls.ServerOptions(), options, []grpc.ServerOption{grpc.Creds(creds), grpc.WaitForHandlers(true)})...),
 	}
 	register(e.server)
 	reflection.Register(e.server)

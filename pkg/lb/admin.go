@@ -12,7 +12,9 @@ import (
 
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/target"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -91,6 +93,7 @@ func (p *process) status() *lbv1.Status {
 		s.Vips = append(s.Vips, v)
 	}
 	s.Streams = p.streamStatus()
+	s.Sources = p.sourceStatus()
 	for _, w := range p.server.Watchers() {
 		s.Watchers = append(s.Watchers, &lbv1.WatcherStatus{
 			WatchId: w.WatchID, Peer: w.Peer.String(), Reader: w.Reader, Since: timestamppb.New(w.Since),
@@ -101,15 +104,24 @@ func (p *process) status() *lbv1.Status {
 }
 
 func (p *process) streamStatus() []*lbv1.StreamStatus {
-	byStream := map[string][]*lbv1.TargetStatus{}
+	checked := map[target.Key]target.Health{}
 	for _, h := range p.checker.List() {
+		checked[h.Key] = h
+	}
+	byStream := map[string][]*lbv1.TargetStatus{}
+	for _, v := range p.roster.List(nil) {
 		t := &lbv1.TargetStatus{
-			Name: h.Name, Address: h.Addr.String(), State: h.State.String(), Since: timestamppb.New(h.Since), LastError: h.LastError,
+			Name: v.Name, Address: v.Addr.String(), State: v.State.String(), Since: timestamppb.New(v.Since), LastError: v.LastError,
+			Sources: v.Origins.Names(), RegisteredBy: v.Owner, DrainCause: v.DrainCause,
 		}
-		if !h.LastCheck.IsZero() {
-			t.LastCheck = timestamppb.New(h.LastCheck)
+		if v.DrainCause != "" {
+			t.DrainEnd, t.Checks = timestamppb.New(v.DrainEnd), v.Checks.String()
 		}
-		byStream[h.Stream] = append(byStream[h.Stream], t)
+		// The roster hears of changes only.
+		if h, ok := checked[v.Key]; ok && !h.LastCheck.IsZero() {
+			t.LastCheck, t.LastError = timestamppb.New(h.LastCheck), h.LastError
+		}
+		byStream[v.Stream] = append(byStream[v.Stream], t)
 	}
 	var streams []*lbv1.StreamStatus
 	for _, st := range p.config.Value().Load().Config.Streams {
@@ -120,6 +132,35 @@ func (p *process) streamStatus() []*lbv1.StreamStatus {
 		streams = append(streams, s)
 	}
 	return streams
+}
+
+func (p *process) sourceStatus() []*lbv1.SourceStatus {
+	var list []*lbv1.SourceStatus
+	for _, s := range p.sources.states.Load() {
+		list = append(list, &lbv1.SourceStatus{
+			Name: s.Name, Live: s.Live, Since: timestamppb.New(s.Since), Detail: s.Detail, OnGone: s.OnGone.String(),
+			Targets: uint32(s.Targets), Problems: s.Problems,
+		})
+	}
+	return list
+}
+
+// targetMetrics are the targets at the moment of a scrape.
+func (p *process) targetMetrics() metrics.Targets {
+	m := metrics.Targets{States: map[string]int{}, Suspect: p.loop.suspect.Load()}
+	for s := target.Starting; s <= target.Drained; s++ {
+		m.States[s.String()] = 0
+	}
+	for _, v := range p.roster.List(nil) {
+		m.States[v.State.String()]++
+	}
+	for _, s := range p.sources.states.Load() {
+		m.Sources = append(m.Sources, metrics.Source{Name: s.Name, Live: s.Live, Targets: s.Targets, Problems: len(s.Problems)})
+	}
+	for _, n := range p.sources.registry.Refused() {
+		m.Refusals += n
+	}
+	return m
 }
 
 func families(up map[vip.Family]bool) []*readinessv1.FamilyConnectivity {

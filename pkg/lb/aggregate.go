@@ -2,6 +2,9 @@ package lb
 
 import (
 	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
 	"time"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
@@ -14,118 +17,208 @@ import (
 // maxDetail is the longest detail of a VIP, in bytes (readiness.proto).
 const maxDetail = 256
 
-// aggregate computes the readiness of VIPs from the health of targets. A VIP is
-// ready when at least one stream that serves it has minReady ready targets of
-// the VIP's family (design section 6). The cost of a change follows the streams
-// that it touches. It is not safe for concurrent use.
+// aggregate computes the readiness of VIPs from targets, their health and the
+// readiness files. A VIP is ready when at least one stream that serves it has
+// minReady ready targets of the VIP's family (design section 6), or a file says
+// so; it drains when targets that drain make up for what is missing. The cost of
+// a change follows the streams that it touches. It is not safe for concurrent use.
 type aggregate struct {
-	streams map[string]*stream
-	serving map[vip.VIP][]*stream
-	health  map[target.Key]target.Health
-	current map[vip.VIP]readiness.VIPReadiness
+	configured vip.Set
+	streams    map[string]*stream
+	serving    map[vip.VIP][]*stream
+	health     map[target.Key]target.Health
+	current    map[vip.VIP]readiness.VIPReadiness
+
+	// files is what the readiness directory says; nil without one.
+	files *target.Listing
+	// sudden tells which targets fell and still count, and which are suspected to
+	// have fallen with their network; suspect is the suspicion in words.
+	sudden  *target.Sudden
+	suspect string
 }
 
 // stream is one stream with its tallies by family.
 type stream struct {
 	trench.Stream
+	members []target.Member
 	tallies [len(vip.Families)]tally
 }
 
 // tally counts the targets of one family of one stream. A target counts once,
 // however many addresses of the family it has.
 type tally struct {
-	total, ready, starting, overdue uint32
-	problem                         string // what ails the first target that is not ready
+	total, ready, starting, overdue, draining, drained uint32
+	// held are those of ready that only count because of --on-sudden-loss=hold.
+	held uint32
+	// suspected fell with their network, it seems.
+	suspected uint32
+	// drainEnd is until when targets that drain make up for those that are
+	// missing; zero when they do not.
+	drainEnd time.Time
+	problem  string // what ails the first target that is not ready
 }
 
-func newAggregate() *aggregate {
-	return &aggregate{health: map[target.Key]target.Health{}, current: map[vip.VIP]readiness.VIPReadiness{}}
+func newAggregate(sudden *target.Sudden) *aggregate {
+	return &aggregate{
+		sudden: sudden,
+		health: map[target.Key]target.Health{}, current: map[vip.VIP]readiness.VIPReadiness{},
+	}
 }
 
-// configure replaces VIPs and streams and returns what changed by that.
-func (a *aggregate) configure(now time.Time, c *trench.Config) (changed []readiness.VIPReadiness, removed []vip.VIP) {
+// configure replaces VIPs and streams and returns the VIPs that are no longer
+// there. members are the targets of a stream.
+func (a *aggregate) configure(c *trench.Config, members func(string) []target.Member) (touched vip.Set, removed []vip.VIP) {
 	a.streams, a.serving = map[string]*stream{}, map[vip.VIP][]*stream{}
 	for _, s := range c.Streams {
-		st := &stream{Stream: s}
+		st := &stream{Stream: s, members: members(s.Name)}
+		st.Targets = nil // members, from all sources, are what counts
 		a.streams[s.Name] = st
 		for _, v := range s.VIPs {
 			a.serving[v] = append(a.serving[v], st)
 		}
 		a.count(st)
 	}
-	configured := vip.NewSet(c.Attractor.VIPs...)
+	a.configured = vip.NewSet(c.Attractor.VIPs...)
 	for v := range a.current {
-		if !configured.Has(v) {
+		if !a.configured.Has(v) {
 			removed = append(removed, v)
 			delete(a.current, v)
 		}
 	}
-	return a.judge(now, configured), removed
+	return maps.Clone(a.configured), removed
 }
 
-// apply takes over changed health and returns what changed by that.
-func (a *aggregate) apply(now time.Time, changed []target.Health, removed []target.Key) []readiness.VIPReadiness {
-	touched := map[*stream]struct{}{}
-	for _, k := range removed {
+// retarget takes over other targets of some streams.
+func (a *aggregate) retarget(changed []trench.Stream, members func(string) []target.Member, touched vip.Set) {
+	for _, c := range changed {
+		if s, ok := a.streams[c.Name]; ok {
+			s.members = members(c.Name)
+			a.recount(s, touched)
+		}
+	}
+}
+
+// apply takes over changed health, and which targets are held and why.
+func (a *aggregate) apply(e target.Evaluation, touched vip.Set) {
+	streams := map[*stream]struct{}{}
+	for _, k := range e.Removed {
 		delete(a.health, k)
 		if s, ok := a.streams[k.Stream]; ok {
-			touched[s] = struct{}{}
+			streams[s] = struct{}{}
 		}
 	}
-	for _, h := range changed {
+	for _, h := range e.Changed {
 		a.health[h.Key] = h
 		if s, ok := a.streams[h.Stream]; ok {
-			touched[s] = struct{}{}
+			streams[s] = struct{}{}
 		}
 	}
-	vips := vip.Set{}
-	for s := range touched {
-		before := s.tallies
-		a.count(s)
-		for _, v := range s.VIPs {
-			if s.tallies[v.Family()] != before[v.Family()] {
-				vips[v] = struct{}{}
+	for s := range streams {
+		a.recount(s, touched)
+	}
+}
+
+// suspicion takes over what is suspected of targets that fell at once.
+func (a *aggregate) suspicion(v target.Verdict, touched vip.Set) {
+	reworded := v.Detail != a.suspect
+	a.suspect = v.Detail
+	streams := map[*stream]struct{}{}
+	for _, k := range v.Touched {
+		if s, ok := a.streams[k.Stream]; ok {
+			streams[s] = struct{}{}
+		}
+	}
+	for s := range streams {
+		a.recount(s, touched)
+	}
+	if reworded {
+		for v, r := range a.current {
+			if r.Reason == readinessv1.VipReason_VIP_REASON_SUSPECT {
+				touched[v] = struct{}{}
 			}
 		}
 	}
-	return a.judge(now, vips)
+}
+
+// list takes over what the readiness directory says. It touches every VIP: who
+// writes files has few, or writes many at once.
+func (a *aggregate) list(l target.Listing, touched vip.Set) {
+	a.files = &l
+	for v := range a.configured {
+		touched[v] = struct{}{}
+	}
+}
+
+// recount counts a stream anew and notes the VIPs that this may change.
+func (a *aggregate) recount(s *stream, touched vip.Set) {
+	before := s.tallies
+	a.count(s)
+	for _, v := range s.VIPs {
+		if s.tallies[v.Family()] != before[v.Family()] && a.configured.Has(v) {
+			touched[v] = struct{}{}
+		}
+	}
 }
 
 func (a *aggregate) count(s *stream) {
 	s.tallies = [len(vip.Families)]tally{}
-	for _, t := range s.Targets {
-		var has, ready, starting, overdue [len(vip.Families)]bool
-		for _, ip := range t.IPs {
+	var ends [len(vip.Families)][]time.Time // of drains of targets that live
+	for i := range s.members {
+		m := &s.members[i]
+		for _, ip := range m.IPs {
 			f := vip.FamilyOf(ip)
-			has[f] = true
-			h, known := a.health[target.Key{Stream: s.Name, Name: t.Name, Addr: ip}]
+			t := &s.tallies[f]
+			h, known := a.healthOf(s, m, ip)
+			t.total++
+			if known && h.State != target.Ready && h.LastError != "" && m.Draining == target.Ready && t.problem == "" {
+				t.problem = fmt.Sprintf("%s (%s): %s", m.Name, ip, h.LastError)
+			}
+			held := a.sudden.Held(h.Key)
+			if a.sudden.Suspected(h.Key) {
+				t.suspected++
+			}
 			switch {
+			case m.Draining == target.Drained:
+				t.drained++
+			case m.Draining == target.Draining:
+				t.draining++
+				if known && (h.State == target.Ready || held) {
+					ends[f] = append(ends[f], m.DrainEnd)
+				}
 			case !known || h.State == target.Starting:
-				starting[f] = true
+				t.starting++
 			case h.State == target.Ready:
-				ready[f] = true
+				t.ready++
+			case held:
+				t.ready++
+				t.held++
 			case h.State == target.Overdue:
-				overdue[f] = true
-			}
-			if known && h.State != target.Ready && h.LastError != "" && s.tallies[f].problem == "" {
-				s.tallies[f].problem = fmt.Sprintf("%s (%s): %s", t.Name, ip, h.LastError)
-			}
-		}
-		for _, f := range vip.Families {
-			if !has[f] {
-				continue
-			}
-			s.tallies[f].total++
-			switch {
-			case ready[f]:
-				s.tallies[f].ready++
-			case starting[f]:
-				s.tallies[f].starting++
-			case overdue[f]:
-				s.tallies[f].overdue++
+				t.overdue++
 			}
 		}
 	}
+	for f := range s.tallies {
+		t := &s.tallies[f]
+		missing := s.MinReady - int(t.ready)
+		if missing > 0 && missing <= len(ends[f]) {
+			slices.SortFunc(ends[f], func(x, y time.Time) int { return y.Compare(x) })
+			t.drainEnd = ends[f][missing-1]
+		}
+	}
+}
+
+// healthOf is the health of one address of a target. One whose family is not
+// checked is as the other one.
+func (a *aggregate) healthOf(s *stream, m *target.Member, ip netip.Addr) (target.Health, bool) {
+	if !s.Check.Families.Has(vip.FamilyOf(ip)) {
+		for _, other := range m.IPs {
+			if s.Check.Families.Has(vip.FamilyOf(other)) {
+				ip = other
+			}
+		}
+	}
+	h, known := a.health[target.Key{Stream: s.Name, Name: m.Name, Addr: ip}]
+	return h, known
 }
 
 func (a *aggregate) judge(now time.Time, vips vip.Set) []readiness.VIPReadiness {
@@ -137,7 +230,8 @@ func (a *aggregate) judge(now time.Time, vips vip.Set) []readiness.VIPReadiness 
 		if !known || was.State != r.State {
 			r.Since = now
 		}
-		if !known || r != was { // no Draining here, so that all fields compare
+		// The times of one VIP are copies of each other, so that all fields compare.
+		if !known || r != was {
 			a.current[v] = r
 			changed = append(changed, r)
 		}
@@ -147,26 +241,54 @@ func (a *aggregate) judge(now time.Time, vips vip.Set) []readiness.VIPReadiness 
 
 func (a *aggregate) readiness(v vip.VIP) readiness.VIPReadiness {
 	r := readiness.VIPReadiness{VIP: v, State: readiness.NotReady}
-	var starting, overdue uint32
+	var starting, overdue, suspected uint32
+	var enough, held bool
 	for _, s := range a.serving[v] {
 		t := s.tallies[v.Family()]
 		r.ReadyTargets += t.ready
 		r.TotalTargets += t.total
 		starting += t.starting
 		overdue += t.overdue
-		if t.ready >= uint32(s.MinReady) && t.ready > 0 {
-			r.State = readiness.Ready
-		} else if r.Detail == "" && t.total > 0 {
-			r.Detail = describe(s, t)
+		suspected += t.suspected
+		switch {
+		case t.ready >= uint32(s.MinReady) && t.ready > 0:
+			held = (!enough || held) && t.ready-t.held < uint32(s.MinReady)
+			enough = true
+		case t.drainEnd.After(r.DrainEnd):
+			r.DrainEnd = t.drainEnd
+			fallthrough
+		default:
+			if r.Detail == "" && t.total > 0 {
+				r.Detail = describe(s, t)
+			}
 		}
 	}
+	byFile, why := false, ""
+	if a.files != nil && !enough {
+		byFile, why = a.files.Ready(v, names(a.serving[v]))
+	}
 	switch {
-	case r.State == readiness.Ready:
-		r.Reason, r.Detail = readinessv1.VipReason_VIP_REASON_TARGETS_READY, ""
+	case held && enough:
+		r.State, r.Reason, r.Detail = readiness.Ready, readinessv1.VipReason_VIP_REASON_SUSPECT, a.suspect
+	case enough:
+		r.State, r.Reason, r.Detail = readiness.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY, ""
+	case byFile && a.files.DrainEnd.IsZero():
+		r.State, r.Reason, r.Detail = readiness.Ready, readinessv1.VipReason_VIP_REASON_READINESS_FILE, why
+	case byFile:
+		r.State, r.Reason, r.Detail = readiness.Draining, readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING, why
+		if a.files.DrainEnd.After(r.DrainEnd) {
+			r.DrainEnd = a.files.DrainEnd
+		}
+	case !r.DrainEnd.IsZero():
+		r.State, r.Reason = readiness.Draining, readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING
+	case a.files != nil && r.TotalTargets == 0:
+		r.Reason, r.Detail = readinessv1.VipReason_VIP_REASON_NO_READINESS_FILE, why
 	case len(a.serving[v]) == 0:
 		r.Reason, r.Detail = readinessv1.VipReason_VIP_REASON_NO_STREAM, "no stream of the trench file lists this VIP"
 	case r.TotalTargets == 0:
 		r.Reason, r.Detail = readinessv1.VipReason_VIP_REASON_NO_TARGETS, fmt.Sprintf("no target has an %s address", v.Family())
+	case suspected > 0:
+		r.Reason, r.Detail = readinessv1.VipReason_VIP_REASON_SUSPECT, a.suspect
 	case overdue > 0:
 		r.Reason = readinessv1.VipReason_VIP_REASON_CHECK_OVERDUE
 	case starting > 0:
@@ -174,12 +296,30 @@ func (a *aggregate) readiness(v vip.VIP) readiness.VIPReadiness {
 	default:
 		r.Reason = readinessv1.VipReason_VIP_REASON_TOO_FEW_READY
 	}
+	if r.State != readiness.Draining {
+		r.DrainEnd = time.Time{}
+	}
 	return r
+}
+
+func names(streams []*stream) []string {
+	list := make([]string, len(streams))
+	for i, s := range streams {
+		list[i] = s.Name
+	}
+	return list
 }
 
 // describe says why a stream does not serve.
 func describe(s *stream, t tally) string {
-	d := fmt.Sprintf("stream %s: %d of %d targets ready, needs %d", s.Name, t.ready, t.total, s.MinReady)
+	d := fmt.Sprintf("stream %s: %d of %d targets ready", s.Name, t.ready, t.total)
+	if t.draining > 0 {
+		d += fmt.Sprintf(", %d draining", t.draining)
+	}
+	if t.drained > 0 {
+		d += fmt.Sprintf(", %d drained by hand", t.drained)
+	}
+	d += fmt.Sprintf(", needs %d", s.MinReady)
 	if t.problem != "" {
 		d += "; " + t.problem
 	}
@@ -187,4 +327,101 @@ func describe(s *stream, t tally) string {
 		d = d[:maxDetail-3] + "..."
 	}
 	return d
+}
+
+// view is one address of a target for people.
+func (a *aggregate) view(s *stream, m *target.Member, ip netip.Addr) target.View {
+	h, known := a.healthOf(s, m, ip)
+	if !known {
+		h.State = target.Starting
+	}
+	v := target.View{Health: h, Checks: h.State, Origins: m.Origins, Owner: m.Owner}
+	v.Key = target.Key{Stream: s.Name, Name: m.Name, Addr: ip}
+	if m.Draining != target.Ready {
+		v.State, v.DrainEnd, v.DrainCause = m.Draining, m.DrainEnd, m.Cause
+	}
+	return v
+}
+
+// views are the targets of a stream for people.
+func (a *aggregate) views(name string) []target.View {
+	s, ok := a.streams[name]
+	if !ok {
+		return nil
+	}
+	var views []target.View
+	for i := range s.members {
+		for _, ip := range s.members[i].IPs {
+			views = append(views, a.view(s, &s.members[i], ip))
+		}
+	}
+	return views
+}
+
+// viewsOf are the addresses of a target, or of several that share the name while
+// one of them leaves.
+func (a *aggregate) viewsOf(stream, name string) []target.View {
+	s, ok := a.streams[stream]
+	if !ok {
+		return nil
+	}
+	var views []target.View
+	for i := range s.members {
+		if m := &s.members[i]; m.Name == name {
+			for _, ip := range m.IPs {
+				views = append(views, a.view(s, m, ip))
+			}
+		}
+	}
+	return views
+}
+
+// keys are the addresses of the streams that changes name, as they were before.
+func (a *aggregate) keys(changes target.Changes) map[target.Key]struct{} {
+	keys := map[target.Key]struct{}{}
+	add := func(name string) {
+		s, ok := a.streams[name]
+		if !ok {
+			return
+		}
+		for _, m := range s.members {
+			for _, ip := range m.IPs {
+				keys[target.Key{Stream: name, Name: m.Name, Addr: ip}] = struct{}{}
+			}
+		}
+	}
+	for _, s := range changes.Streams {
+		add(s.Name)
+	}
+	for _, name := range changes.Removed {
+		add(name)
+	}
+	return keys
+}
+
+// check is the check of a target's stream.
+func (a *aggregate) check(k target.Key) trench.Check {
+	if s, ok := a.streams[k.Stream]; ok {
+		return s.Check
+	}
+	return trench.Check{}
+}
+
+// readyNames are the streams with enough ready targets in some family, and the
+// first addresses of the VIPs that are ready.
+func (a *aggregate) readyNames() (streams []string, vips []netip.Addr) {
+	for name, s := range a.streams {
+		for _, t := range s.tallies {
+			if t.ready > 0 && t.ready >= uint32(s.MinReady) {
+				streams = append(streams, name)
+				break
+			}
+		}
+	}
+	for v, r := range a.current {
+		if r.State == readiness.Ready {
+			vips = append(vips, v.Prefix().Addr())
+		}
+	}
+	return streams, vips
 }

@@ -27,14 +27,16 @@ var (
 
 // rig is an aggregate with two streams that share vipA.
 type rig struct {
-	t *testing.T
-	a *aggregate
+	t       *testing.T
+	a       *aggregate
+	now     time.Time
+	members map[string][]target.Member
 }
 
-func targets(n int) []trench.Target {
-	var list []trench.Target
+func members(n int) []target.Member {
+	var list []target.Member
 	for i := range n {
-		list = append(list, trench.Target{Name: fmt.Sprintf("t%d", i), IPs: []netip.Addr{
+		list = append(list, target.Member{Name: fmt.Sprintf("t%d", i), Draining: target.Ready, IPs: []netip.Addr{
 			netip.MustParseAddr(fmt.Sprintf("172.16.0.%d", i+1)), netip.MustParseAddr(fmt.Sprintf("fd00::%d", i+1)),
 		}})
 	}
@@ -42,28 +44,52 @@ func targets(n int) []trench.Target {
 }
 
 func newRig(t *testing.T) *rig {
-	r := &rig{t, newAggregate()}
-	r.a.configure(time.Now(), &trench.Config{
+	r := &rig{t, newAggregate(target.NewSudden(target.SuddenOptions{})), time.Now(), map[string][]target.Member{"one": members(3), "two": members(1)}}
+	r.configure(&trench.Config{
 		Attractor: trench.Attractor{VIPs: []vip.VIP{vipA, vipB, vip6}},
 		Streams: []trench.Stream{
-			{Name: "one", VIPs: []vip.VIP{vipA, vip6}, MinReady: 2, Targets: targets(3)},
-			{Name: "two", VIPs: []vip.VIP{vipA}, MinReady: 1, Targets: targets(1)},
+			{Name: "one", VIPs: []vip.VIP{vipA, vip6}, MinReady: 2},
+			{Name: "two", VIPs: []vip.VIP{vipA}, MinReady: 1},
 		},
 	})
 	return r
 }
 
+func (r *rig) of(stream string) []target.Member { return slices.Clone(r.members[stream]) }
+
+func (r *rig) configure(c *trench.Config) (changed []readiness.VIPReadiness, removed []vip.VIP) {
+	touched, removed := r.a.configure(c, r.of)
+	return r.a.judge(time.Now(), touched), removed
+}
+
 // set tells the health of one address and returns the VIPs that changed.
 func (r *rig) set(stream string, n int, addr string, s target.State) []vip.VIP {
-	changed := r.a.apply(time.Now(), []target.Health{{
+	touched := vip.Set{}
+	r.a.apply(target.Evaluation{Changed: []target.Health{{
 		Key: target.Key{Stream: stream, Name: fmt.Sprintf("t%d", n), Addr: netip.MustParseAddr(addr)}, State: s, LastError: "connection refused",
-	}}, nil)
+	}}}, touched)
+	return r.judge(touched)
+}
+
+func (r *rig) judge(touched vip.Set) []vip.VIP {
 	var vips []vip.VIP
-	for _, c := range changed {
+	for _, c := range r.a.judge(time.Now(), touched) {
 		vips = append(vips, c.VIP)
 	}
 	slices.SortFunc(vips, vip.Compare)
 	return vips
+}
+
+// drain has a target of a stream drain for some time; a negative one: drained by hand.
+func (r *rig) drain(stream string, n int, in time.Duration) {
+	m := &r.members[stream][n]
+	m.Draining, m.DrainEnd, m.Cause = target.Draining, r.now.Add(in), "test"
+	if in < 0 {
+		m.Draining = target.Drained
+	}
+	touched := vip.Set{}
+	r.a.retarget([]trench.Stream{{Name: stream}}, r.of, touched)
+	r.judge(touched)
 }
 
 func (r *rig) want(v vip.VIP, s readiness.State, reason readinessv1.VipReason, ready, total uint32) readiness.VIPReadiness {
@@ -117,9 +143,9 @@ func TestFamiliesOfATargetAreIndependent(t *testing.T) {
 func TestReloadKeepsTheHealthOfTargetsThatStayed(t *testing.T) {
 	r := newRig(t)
 	r.set("two", 0, "172.16.0.1", target.Ready)
-	changed, removed := r.a.configure(time.Now(), &trench.Config{
+	changed, removed := r.configure(&trench.Config{
 		Attractor: trench.Attractor{VIPs: []vip.VIP{vipA, vip6}},
-		Streams:   []trench.Stream{{Name: "two", VIPs: []vip.VIP{vipA, vip6}, MinReady: 1, Targets: targets(1)}},
+		Streams:   []trench.Stream{{Name: "two", VIPs: []vip.VIP{vipA, vip6}, MinReady: 1}},
 	})
 	if !slices.Equal(removed, []vip.VIP{vipB}) {
 		t.Errorf("removed %v", removed)
@@ -141,6 +167,78 @@ func TestSinceIsThatOfTheState(t *testing.T) {
 	r.set("two", 0, "172.16.0.1", target.Ready)
 	if !r.a.current[vipA].Since.After(before) {
 		t.Error("a new state kept the old since")
+	}
+}
+
+func TestVIPWhoseOnlyTargetsDrainIsDraining(t *testing.T) {
+	r := newRig(t)
+	for i := range 3 {
+		r.set("one", i, fmt.Sprintf("fd00::%d", i+1), target.Ready)
+	}
+	r.want(vip6, readiness.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY, 3, 3)
+	r.drain("one", 0, time.Second)
+	r.want(vip6, readiness.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY, 2, 3)
+	// Two are needed and one is left: the one that drains longest makes up for it.
+	r.drain("one", 1, 9*time.Second)
+	got := r.want(vip6, readiness.Draining, readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING, 1, 3)
+	if !got.DrainEnd.Equal(r.now.Add(9*time.Second)) || !strings.Contains(got.Detail, "1 of 3 targets ready, 2 draining, needs 2") {
+		t.Errorf("drains until %v: %s", got.DrainEnd.Sub(r.now), got.Detail)
+	}
+	r.drain("one", 2, 5*time.Second)
+	if got := r.want(vip6, readiness.Draining, readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING, 0, 3); !got.DrainEnd.Equal(r.now.Add(5 * time.Second)) {
+		t.Errorf("drains until %v", got.DrainEnd.Sub(r.now))
+	}
+	// One that drains and fails its checks serves nobody.
+	r.set("one", 1, "fd00::2", target.NotReady)
+	if got := r.want(vip6, readiness.Draining, readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING, 0, 3); !got.DrainEnd.Equal(r.now.Add(time.Second)) {
+		t.Errorf("drains until %v", got.DrainEnd.Sub(r.now))
+	}
+	r.set("one", 2, "fd00::3", target.NotReady)
+	if got := r.want(vip6, readiness.NotReady, readinessv1.VipReason_VIP_REASON_TOO_FEW_READY, 0, 3); !got.DrainEnd.IsZero() {
+		t.Error("a VIP that does not drain has the end of a drain")
+	}
+}
+
+func TestTargetsDrainedByHandServeNobody(t *testing.T) {
+	r := newRig(t)
+	r.set("two", 0, "172.16.0.1", target.Ready)
+	r.drain("two", 0, -1)
+	if got := r.want(vipA, readiness.NotReady, readinessv1.VipReason_VIP_REASON_NOT_CHECKED, 0, 4); !strings.Contains(got.Detail, "stream one") {
+		t.Errorf("detail %q", got.Detail)
+	}
+	r.drain("one", 0, -1)
+	if got := r.want(vipA, readiness.NotReady, readinessv1.VipReason_VIP_REASON_NOT_CHECKED, 0, 4); !strings.Contains(got.Detail, "1 drained by hand") {
+		t.Errorf("detail %q", got.Detail)
+	}
+}
+
+func TestAddressWhoseFamilyIsNotCheckedIsAsTheOther(t *testing.T) {
+	r := newRig(t)
+	r.configure(&trench.Config{
+		Attractor: trench.Attractor{VIPs: []vip.VIP{vipA, vip6}},
+		Streams:   []trench.Stream{{Name: "two", VIPs: []vip.VIP{vipA, vip6}, MinReady: 1, Check: trench.Check{Families: trench.OnlyIPv4}}},
+	})
+	if changed := r.set("two", 0, "172.16.0.1", target.Ready); !slices.Equal(changed, []vip.VIP{vipA, vip6}) {
+		t.Errorf("changed %v", changed)
+	}
+	r.want(vip6, readiness.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY, 1, 1)
+	for _, v := range r.a.viewsOf("two", "t0") {
+		if v.State != target.Ready {
+			t.Errorf("%v is %v", v.Key, v.State)
+		}
+	}
+}
+
+func TestViewShowsDrainsAndTheChecksBehindThem(t *testing.T) {
+	r := newRig(t)
+	r.set("two", 0, "172.16.0.1", target.Ready)
+	r.drain("two", 0, time.Minute)
+	v := r.a.viewsOf("two", "t0")[0]
+	if v.State != target.Draining || v.Checks != target.Ready || v.DrainCause != "test" || !v.DrainEnd.Equal(r.now.Add(time.Minute)) {
+		t.Errorf("view %+v", v)
+	}
+	if v := r.a.viewsOf("two", "t0")[1]; v.Checks != target.Starting || v.Addr != netip.MustParseAddr("fd00::1") {
+		t.Errorf("view of an address that was not checked: %+v", v)
 	}
 }
 

@@ -2,10 +2,14 @@ package lb
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -17,9 +21,11 @@ import (
 
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/health"
 	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/metrics"
@@ -43,9 +49,9 @@ type Options struct {
 	Identity   *identity.Source
 	// Frontends may watch and report, Readers may watch and get.
 	Frontends, Readers []spiffeid.ID
-	// Authorize replaces the exact IDs by something wider, such as a trust
-	// domain whose members may all be the frontend; nil for exact IDs.
-	Authorize         tlsconfig.Authorizer
+	// FrontendDomain is a trust domain whose members may all be the frontend; zero
+	// for exact IDs.
+	FrontendDomain    spiffeid.TrustDomain
 	MaxStreamsPerPeer int
 
 	AdminSocket string
@@ -59,8 +65,43 @@ type Options struct {
 	// DrainTime is how long traffic is forwarded after SIGTERM.
 	DrainTime time.Duration
 
+	Targets TargetOptions
+
 	Log   *slog.Logger
 	Level *logs.Level
+}
+
+// Sources says which sources are in use, at least one.
+type Sources struct{ File, Registry, Directory bool }
+
+// TargetOptions say where targets and readiness come from.
+type TargetOptions struct {
+	Sources Sources
+	// OnFileGone, OnRegistryGone and OnDirectoryGone are the answers to "the source
+	// is gone".
+	OnFileGone, OnRegistryGone, OnDirectoryGone target.Gone
+	// Subnets are where targets may be; none: anywhere.
+	Subnets []netip.Prefix
+	// StateDir is where drains by hand and registrations survive a restart.
+	StateDir string
+
+	// Allow, Quota and Grace are those of the registry; RegistryAddr is host:port
+	// where it is served over TCP, with mTLS; empty for the readiness socket only.
+	Allow        target.Allowances
+	Quota        int
+	Grace        time.Duration
+	RegistryAddr string
+
+	// ReadinessDir is the directory that is read.
+	ReadinessDir string
+	// ReadinessDirMissing makes every VIP ready until the directory is there.
+	ReadinessDirMissing bool
+	// ReadinessMaxAge is how old a readiness file may be; 0 for any age.
+	ReadinessMaxAge time.Duration
+	// WriteReadinessDir is the directory that is written; empty for none.
+	WriteReadinessDir string
+
+	Sudden target.SuddenOptions
 }
 
 // MinBeatsPerLease is how many heartbeats a lease must hold (design section 4).
@@ -88,6 +129,10 @@ type process struct {
 	health   *health.Server
 	config   *trench.Watcher
 	checker  *target.Checker
+	roster   *target.Roster
+	sources  *sources
+	look     *kernel.Neighbours
+	files    *target.DirectoryWriter // nil: none are written
 	table    *readiness.Table
 	server   *readiness.Server
 	observer *observer
@@ -104,6 +149,9 @@ const (
 	Configuration = "Configuration"
 	Identity      = "Identity"
 	Serving       = "Serving"
+	// SourcesCondition is not part of Readiness: what is wrong with one source must
+	// not end the others.
+	SourcesCondition = "Sources"
 )
 
 // Run runs a load balancer until stop is received from, and then ends it in
@@ -134,16 +182,20 @@ func newProcess(o Options) (*process, error) {
 	p.health.Set(Egress, false, "no frontend has reported yet")
 	p.health.Set(Liveness, true, "")
 	p.config = trench.NewWatcher(o.TrenchFile, o.Defaults, o.Config, o.Log)
+	p.health.Set(SourcesCondition, true, "")
 	p.checker = target.NewChecker(target.Options{Log: o.Log})
+	if err := p.newSources(); err != nil {
+		return nil, err
+	}
 	p.table = readiness.NewTable(readiness.TableOptions{Lease: o.Lease, StaleGrace: o.StaleGrace})
 	role := readiness.RolesOf(o.Frontends, o.Readers)
-	if o.Authorize != nil {
+	if !o.FrontendDomain.IsZero() {
 		exact := role
 		role = func(id spiffeid.ID) readiness.Role {
-			if r := exact(id); r != readiness.RoleNone {
+			if r := exact(id); r != readiness.RoleNone || !id.MemberOf(o.FrontendDomain) {
 				return r
 			}
-			return readiness.RoleFrontend // the authorizer let it in
+			return readiness.RoleFrontend
 		}
 	}
 	p.server = readiness.NewServer(p.table, readiness.ServerOptions{
@@ -151,10 +203,74 @@ func newProcess(o Options) (*process, error) {
 	})
 	p.observer = newObserver(p)
 	p.loop = &loop{
-		config: p.config.Value(), checker: p.checker, table: p.table, lease: o.Lease, log: o.Log,
-		observe: p.observer.decided, ready: make(chan struct{}),
+		config: p.config.Value(), sources: p.sources, subnets: o.Targets.Subnets, checker: p.checker, roster: p.roster, table: p.table,
+		lease: o.Lease, log: o.Log, observe: p.observer.decided, neighbours: p.look, files: p.files, away: p.stopping,
+		sudden: target.NewSudden(o.Targets.Sudden), ready: make(chan struct{}),
 	}
+	p.metrics.Targets(p.targetMetrics)
 	return p, nil
+}
+
+// Files in the state directory.
+const (
+	drainsFile        = "drains.json"
+	registrationsFile = "registrations.json"
+)
+
+// newSources makes what targets and readiness come from.
+func (p *process) newSources() error {
+	o := p.Targets
+	if err := os.MkdirAll(o.StateDir, 0o700); err != nil {
+		return fmt.Errorf("state directory (--state-dir): %w", err)
+	}
+	drains, err := target.OpenDrains(filepath.Join(o.StateDir, drainsFile), p.Log)
+	if err != nil {
+		return err
+	}
+	ro := target.RegistryOptions{Allow: o.Allow, Quota: o.Quota, Grace: o.Grace, OnGone: o.OnRegistryGone, Log: p.Log}
+	if o.Sources.Registry {
+		ro.StateFile = filepath.Join(o.StateDir, registrationsFile)
+	}
+	registry, err := target.NewRegistry(ro)
+	if err != nil {
+		return err
+	}
+	var directory *target.Directory
+	if o.Sources.Directory {
+		directory = target.NewDirectory(target.DirectoryOptions{
+			Path: o.ReadinessDir, MissingReady: o.ReadinessDirMissing, MaxAge: o.ReadinessMaxAge, OnGone: o.OnDirectoryGone,
+			DrainTime: p.DrainTime, Log: p.Log,
+		})
+	}
+	if o.WriteReadinessDir != "" {
+		p.files = target.NewDirectoryWriter(o.WriteReadinessDir, p.Log)
+	}
+	p.roster, p.sources, p.look = target.NewRoster(), newSources(o, registry, drains, directory), kernel.NewNeighbours(p.Log)
+	return nil
+}
+
+// sourceTasks are the tasks of the sources.
+func (p *process) sourceTasks() []task.Task {
+	tasks := []task.Task{p.sources.registry, p.look}
+	if p.sources.directory != nil {
+		tasks = append(tasks, p.sources.directory)
+	}
+	if p.files != nil {
+		tasks = append(tasks, p.files)
+	}
+	return tasks
+}
+
+// targetService serves the registry to callers with SPIFFE IDs, or to the operator.
+func (p *process) targetService(operator bool) *target.TargetService {
+	return target.NewTargetService(p.sources.registry, p.roster, target.ServiceOptions{
+		Peer: identity.PeerID, Operator: operator, Reader: p.mayRead, Log: p.Log,
+	})
+}
+
+// mayRead tells whether an ID may see the targets of every stream.
+func (p *process) mayRead(id spiffeid.ID) bool {
+	return slices.Contains(p.Readers, id) || slices.Contains(p.Frontends, id)
 }
 
 // run starts everything and stops it in order.
@@ -169,19 +285,17 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 			err = errors.Join(err, fmt.Errorf("close readiness socket: %w", e))
 		}
 	}()
-	authorize := p.Authorize
-	if authorize == nil {
-		authorize = identity.Authorize(append(append([]spiffeid.ID(nil), p.Frontends...), p.Readers...)...)
-	}
-	creds := identity.ServerCredentials(p.Identity, identity.CredentialOptions{Authorize: authorize, Log: p.Log})
+	creds := identity.ServerCredentials(p.Identity, identity.CredentialOptions{Authorize: p.authorize(), Log: p.Log})
 	server := grpc.NewServer(slices.Concat(readiness.GRPCOptions(), p.metrics.ServerOptions(), []grpc.ServerOption{grpc.Creds(creds)})...)
 	readinessv1.RegisterReadinessServiceServer(server, p.server)
+	targetv1.RegisterTargetServiceServer(server, p.targetService(false))
 	p.health.Register(server)
 	reflection.Register(server)
 	p.metrics.Serves(server)
 
 	adminEndpoint, err := endpoint.NewAdmin(ctx, p.AdminSocket, p.Log, p.metrics, func(r grpc.ServiceRegistrar) {
 		lbv1.RegisterLBServiceServer(r, &admin{process: p})
+		targetv1.RegisterTargetServiceServer(r, p.targetService(true))
 		p.health.Register(r)
 	})
 	if err != nil {
@@ -195,6 +309,19 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 	tasks := []task.Task{
 		p.Identity, p.config, p.checker, p.loop, adminEndpoint, healthEndpoint,
 		p.observer, logs.NewSignals(p.Level, p.Log),
+	}
+	tasks = append(tasks, p.sourceTasks()...)
+	if p.Targets.RegistryAddr != "" {
+		registryEndpoint, err := endpoint.NewMutual(ctx, "registry", p.Targets.RegistryAddr, p.metrics, creds, target.GRPCOptions(), func(r grpc.ServiceRegistrar) {
+			targetv1.RegisterTargetServiceServer(r, p.targetService(false))
+			p.health.Register(r)
+		})
+		if err != nil {
+			adminEndpoint.Close()
+			healthEndpoint.Close()
+			return err
+		}
+		tasks = append(tasks, registryEndpoint)
 	}
 	if p.MetricsAddr != "" {
 		metricsServer, err := metrics.Listen(ctx, p.MetricsAddr, p.metrics.Registry(), p.Log)
@@ -241,6 +368,25 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 	cancel()
 	wg.Wait()
 	return errors.Join(serveErr, tasksErr)
+}
+
+// authorize lets in frontends, readers and those who may register targets; what
+// each of them may do is for the services to say.
+func (p *process) authorize() tlsconfig.Authorizer {
+	exact := append(slices.Clone(p.Frontends), p.Readers...)
+	wide := identity.Authorize(exact...)
+	if !p.FrontendDomain.IsZero() {
+		wide = identity.AuthorizeMember(p.FrontendDomain, exact...)
+	}
+	if !p.Targets.Sources.Registry {
+		return wide
+	}
+	return func(id spiffeid.ID, chains [][]*x509.Certificate) error {
+		if p.sources.registry.Authorizes(id) {
+			return nil
+		}
+		return wide(id, chains)
+	}
 }
 
 // endStreams ends the readiness streams, and then all connections.

@@ -3,11 +3,15 @@ package lb
 import (
 	"context"
 	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/target"
@@ -22,19 +26,30 @@ const beatsPerLease = 5
 // load balancer that can no longer evaluate stops vouching.
 type loop struct {
 	config  *latest.Value[trench.Loaded]
+	sources *sources
+	subnets []netip.Prefix // where targets may be
 	checker *target.Checker
+	roster  *target.Roster
 	table   *readiness.Table
 	lease   time.Duration
 	log     *slog.Logger
 	observe func(readiness.Decision) // must not block
+	// neighbours looks at the network that targets fell with.
+	neighbours *kernel.Neighbours
+	// files are written for others to read; nil: none are.
+	files   *target.DirectoryWriter
+	away    *latest.Value[bool] // true once the load balancer stops
+	sudden  *target.Sudden
+	suspect atomic.Bool
 	ready   chan struct{}
 
 	lastRun atomic.Int64 // when it last evaluated, as time since started
 
-	started   time.Time
-	aggregate *aggregate
-	before    map[vip.VIP]readiness.State
-	synced    bool
+	started    time.Time
+	aggregate  *aggregate
+	before     map[vip.VIP]readiness.State
+	synced     bool
+	suddenNext time.Time
 }
 
 func (l *loop) String() string         { return "readiness loop" }
@@ -45,43 +60,160 @@ func (l *loop) idle() time.Duration { return time.Since(l.started) - time.Durati
 
 // Run evaluates until ctx ends.
 func (l *loop) Run(ctx context.Context) error {
-	l.aggregate, l.before, l.started = newAggregate(), map[vip.VIP]readiness.State{}, time.Now()
+	l.aggregate, l.before, l.started = newAggregate(l.sudden), map[vip.VIP]readiness.State{}, time.Now()
 	beat := time.NewTicker(l.lease / beatsPerLease)
 	defer beat.Stop()
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
 	loaded, reloaded := l.config.Get()
-	l.configure(loaded)
-	l.evaluate()
+	var listing target.Listing
+	var listed <-chan struct{}
+	if l.sources.directory != nil {
+		listing, listed = l.sources.directory.Value().Get()
+	}
+	_, looked := l.neighbours.Network().Get()
+	away, stopping := l.away.Get()
+	l.evaluate(input{config: loaded.Config, listing: &listing})
+	l.sources.publish()
 	close(l.ready)
 	for {
+		var in input
+		beats, left := false, false
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-reloaded:
 			loaded, reloaded = l.config.Get()
-			l.configure(loaded)
+			if in.config = loaded.Config; loaded.Err != nil {
+				in.config = nil
+				l.sources.missing(time.Now(), loaded.Err)
+			}
+			in.targets = true
+		case <-listed:
+			listing, listed = l.sources.directory.Value().Get()
+			in.listing = &listing
+		case <-l.sources.registry.Changed():
+			in.targets = true
+		case <-l.sources.drains.Changed():
+			in.targets = true
 		case <-l.checker.Changed():
+		case <-looked:
+			_, looked = l.neighbours.Network().Get()
+		case <-stopping:
+			away, stopping = l.away.Get()
+			left = true
+		case <-timer.C:
 		case <-beat.C:
+			beats = true
 		}
-		if !l.evaluate() {
+		news := l.evaluate(in)
+		if !news {
 			l.table.Heartbeat()
+		}
+		if beats {
+			l.sources.publish()
+		}
+		l.write(away, news || left)
+		if next := earlier(l.sources.next, l.suddenNext); !next.IsZero() {
+			timer.Reset(time.Until(next))
 		}
 	}
 }
 
-func (l *loop) configure(loaded trench.Loaded) {
-	l.checker.Configure(loaded.Config.Streams)
-	now := time.Now()
-	changed, removed := l.aggregate.configure(now, loaded.Config)
-	l.commit(readiness.Decision{Changed: changed, Removed: removed, At: now})
+// input is what came since the last evaluation.
+type input struct {
+	config  *trench.Config  // nil: the same as before
+	listing *target.Listing // nil: the same as before
+	targets bool            // the sources may have other targets
 }
 
-// evaluate looks at the targets and commits what changed. It tells whether it
+// evaluate takes everything into account, in one decision. It tells whether it
 // committed anything.
-func (l *loop) evaluate() bool {
+func (l *loop) evaluate(in input) bool {
 	now := time.Now()
 	l.lastRun.Store(int64(now.Sub(l.started)))
+	touched := vip.Set{}
+	var removed []vip.VIP
+	if in.config != nil {
+		l.sources.configure(now, in.config, l.subnets)
+	}
+	if in.config != nil || in.targets || (!l.sources.next.IsZero() && !l.sources.next.After(now)) {
+		changes := l.sources.update(now)
+		gone := l.aggregate.keys(changes)
+		if in.config != nil {
+			l.checker.Configure(changes.Streams)
+			touched, removed = l.aggregate.configure(in.config, l.sources.set.Members)
+		} else {
+			l.checker.Update(changes.Streams, changes.Removed)
+			l.aggregate.retarget(changes.Streams, l.sources.set.Members, touched)
+		}
+		l.publish(changes, gone)
+	}
+	if in.listing != nil && l.sources.directory != nil {
+		l.aggregate.list(*in.listing, touched)
+		l.sources.stale = true
+	}
 	e := l.checker.Evaluate(now)
-	return l.commit(readiness.Decision{Changed: l.aggregate.apply(now, e.Changed, e.Removed), Synced: e.Synced, At: now})
+	l.aggregate.apply(e, touched)
+	l.suspicion(now, e, touched)
+	l.publishHealth(e.Changed)
+	synced := e.Synced && (l.aggregate.files == nil || l.aggregate.files.Scanned)
+	return l.commit(readiness.Decision{Changed: l.aggregate.judge(now, touched), Removed: removed, Synced: synced, At: now})
+}
+
+// suspicion asks whether targets fell with their network.
+func (l *loop) suspicion(now time.Time, e target.Evaluation, touched vip.Set) {
+	v := l.sudden.Evaluate(now, e.Changed, e.Removed, l.aggregate.check, l.neighbours.Network().Load())
+	l.neighbours.Ask(v.Ask)
+	l.suddenNext = v.Next
+	l.aggregate.suspicion(v, touched)
+	if was := l.suspect.Swap(v.Suspect); was != v.Suspect {
+		if v.Suspect {
+			l.log.Error("most targets fell at once, and their network seems to be gone", "detail", v.Detail)
+		} else {
+			l.log.Info("the network of the targets is no longer suspected")
+		}
+	}
+}
+
+// publish shows the targets of streams that changed, and those that are gone:
+// the keys of gone that no stream has any more.
+func (l *loop) publish(changes target.Changes, gone map[target.Key]struct{}) {
+	var views []target.View
+	for _, c := range changes.Streams {
+		for _, v := range l.aggregate.views(c.Name) {
+			views = append(views, v)
+			delete(gone, v.Key)
+		}
+	}
+	l.roster.Publish(views, slices.Collect(maps.Keys(gone)))
+}
+
+// publishHealth shows targets whose health changed. The address of a target that
+// is not checked itself changes with the other one.
+func (l *loop) publishHealth(changed []target.Health) {
+	var views []target.View
+	for _, h := range changed {
+		views = append(views, l.aggregate.viewsOf(h.Stream, h.Name)...)
+	}
+	l.roster.Publish(views, nil)
+}
+
+// write has the readiness files say what the table says, if there is news. A load
+// balancer that goes away withdraws first and forwards on.
+func (l *loop) write(away, news bool) {
+	if l.files == nil {
+		return
+	}
+	switch {
+	case !news:
+	case away || !l.synced:
+		l.files.Want(nil)
+	default:
+		streams, vips := l.aggregate.readyNames()
+		l.files.Want(streams, vips...)
+	}
+	l.files.Beat()
 }
 
 func (l *loop) commit(d readiness.Decision) bool {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -60,6 +61,9 @@ func (o *observer) Run(ctx context.Context) error {
 	own, ownChanged := p.Identity.Status().Get()
 	loaded, configChanged := p.config.Value().Get()
 	report, reportChanged := p.server.Report().Get()
+	states, statesChanged := p.sources.states.Get()
+	targets := p.roster.Watch(nil)
+	defer targets.Close()
 	for {
 		o.showLiveness()
 		o.warnSharedID(own.ID)
@@ -70,6 +74,8 @@ func (o *observer) Run(ctx context.Context) error {
 		p.setEgress(report)
 		p.metrics.Frontend(report.Connected, report.Advertised)
 		o.showVIPs()
+		problem := sourceProblem(states)
+		p.health.Set(SourcesCondition, problem == "", problem)
 		p.changed.Update(func(n uint64) uint64 { return n + 1 })
 		select {
 		case <-ctx.Done():
@@ -81,6 +87,10 @@ func (o *observer) Run(ctx context.Context) error {
 			p.metrics.Reload(loaded.Err == nil)
 		case <-reportChanged:
 			report, reportChanged = p.server.Report().Get()
+		case <-statesChanged:
+			states, statesChanged = p.sources.states.Get()
+		case <-targets.Changed():
+			targets.Take() // only that something changed matters here
 		case <-o.wake:
 		case <-tick.C:
 		}
@@ -157,4 +167,22 @@ func text(err error) string {
 		return ""
 	}
 	return err.Error()
+}
+
+// sourceProblem says what is wrong with the sources, "" if nothing is.
+func sourceProblem(states []sourceState) string {
+	var problems []string
+	for _, s := range states {
+		if !s.Live {
+			problems = append(problems, fmt.Sprintf("%s is gone (%s): %s", s.Name, s.OnGone, s.Detail))
+		}
+		if n := len(s.Problems); n > 0 {
+			words := fmt.Sprintf("%s: %s", s.Name, s.Problems[0])
+			if n > 1 {
+				words += fmt.Sprintf(" (and %d more)", n-1)
+			}
+			problems = append(problems, words)
+		}
+	}
+	return strings.Join(problems, "; ")
 }

@@ -31,6 +31,7 @@ func (p *Pod) LBAdmin() string       { return filepath.Join(p.Lab.Dir, "lb-admin
 func (p *Pod) FrontendAdmin() string { return filepath.Join(p.Lab.Dir, "fe-admin.sock") }
 func (p *Pod) Authority() string     { return filepath.Join(p.Lab.Dir, "authority") }
 func (p *Pod) BirdDir() string       { return filepath.Join(p.Lab.Dir, "bird") }
+func (p *Pod) StateDir() string      { return filepath.Join(p.Lab.Dir, "state") }
 func (p *Pod) BirdSocket() string    { return filepath.Join(p.Lab.Dir, "bird.ctl") }
 
 // WriteTrench replaces the trench file as an editor does, by a rename.
@@ -54,7 +55,7 @@ func (p *Pod) LBArgs(extra ...string) []string {
 		filepath.Join(p.Binaries, "lb"), "run",
 		"--trench-file=" + p.TrenchFile(), "--socket=unix://" + p.Socket(), "--admin-socket=unix://" + p.LBAdmin(),
 		"--identity=dev", "--dev-authority-dir=" + p.Authority(), "--spiffe-id=" + LBID,
-		"--frontend-id=" + FrontendID, "--reader-id=" + OperatorID, "--log-format=text",
+		"--frontend-id=" + FrontendID, "--reader-id=" + OperatorID, "--state-dir=" + p.StateDir(), "--log-format=text",
 	}, extra...)
 }
 

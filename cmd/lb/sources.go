@@ -1,0 +1,123 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/lb"
+	"github.com/vipgate/vipgate/pkg/target"
+)
+
+// targetFlags say where targets and readiness come from.
+type targetFlags struct {
+	Source       []string     `help:"Where targets and readiness come from; repeatable, what several offer is united: file (the trench file), registry (TargetService), directory (readiness files)." default:"file" placeholder:"file|registry|directory" group:"Targets"`
+	OnFileGone   string       `help:"What happens to the targets of the trench file while it cannot be read at all: hold, drain or drop. (A bad file leaves in force what was.)" enum:"hold,drain,drop" default:"hold" group:"Targets"`
+	TargetSubnet []prefixFlag `help:"Subnet in which targets may be; repeatable. Absent: anywhere but in a VIP." placeholder:"PREFIX" group:"Targets"`
+	StateDir     string       `help:"Directory for what survives a restart: drains by hand, registrations." default:"/run/vipgate/lb" type:"path" placeholder:"DIR" group:"Targets"`
+	SuddenLoss   target.Share `help:"Suspect the network when more than this share of all targets falls within one check interval, and nothing else on it can be reached; such as 80%." default:"off" placeholder:"SHARE" group:"Targets"`
+	OnSuddenLoss string       `help:"What happens then: withdraw (as always, with the reason SUSPECT) or hold (the targets go on counting as ready)." enum:"withdraw,hold" default:"withdraw" group:"Targets"`
+
+	TargetID        []target.Allowance `name:"target-id" help:"SPIFFE IDs that may register targets, of one stream or of all: [STREAM=]spiffe://TD/PATH, where * stands for one segment and a last ** for the rest; repeatable." placeholder:"[STREAM=]ID" group:"Registry"`
+	TargetQuota     int                `help:"How many targets one SPIFFE ID may register." default:"1000" placeholder:"N" group:"Registry"`
+	RegistryGrace   time.Duration      `help:"How long registered targets outlive the call that registered them." default:"5s" group:"Registry"`
+	OnRegistryGone  string             `help:"What happens to them after that: hold, drain or drop." enum:"hold,drain,drop" default:"drain" group:"Registry"`
+	RegistryAddress string             `help:"HOST:PORT on which the registry is also served, over TCP with the same mTLS." placeholder:"HOST:PORT" group:"Registry"`
+
+	ReadinessDir        string        `help:"Directory of readiness files, for --source=directory." default:"/var/run/meridio" type:"path" placeholder:"DIR" group:"Readiness files"`
+	ReadinessDirMissing string        `help:"What a directory that was never there means: notready, or ready for every VIP." enum:"notready,ready" default:"notready" group:"Readiness files"`
+	ReadinessMaxAge     time.Duration `help:"How old a readiness file may be, for writers that touch them; 0 for any age." default:"0s" group:"Readiness files"`
+	OnDirectoryGone     string        `help:"What happens to what the files said once the directory is gone: hold, drain or drop." enum:"hold,drain,drop" default:"drop" group:"Readiness files"`
+	WriteReadinessDir   string        `help:"Directory into which we write readiness files, for a router of Meridio 2 beside us." type:"path" placeholder:"DIR" group:"Readiness files"`
+}
+
+// prefixFlag is a subnet.
+type prefixFlag struct{ netip.Prefix }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (p *prefixFlag) UnmarshalText(text []byte) error {
+	prefix, err := netip.ParsePrefix(string(text))
+	if err != nil {
+		return fmt.Errorf("%q is not a subnet such as 172.16.0.0/16: %w", text, err)
+	}
+	if prefix != prefix.Masked() {
+		return fmt.Errorf("%q has bits behind its length: write %s", text, prefix.Masked())
+	}
+	p.Prefix = prefix
+	return nil
+}
+
+// gone turns a flag that kong has checked into an answer.
+func gone(flag string) target.Gone {
+	switch flag {
+	case "drain":
+		return target.Drain
+	case "drop":
+		return target.Drop
+	}
+	return target.Hold
+}
+
+func (f *targetFlags) options() lb.TargetOptions {
+	o := lb.TargetOptions{
+		Sources: lb.Sources{
+			File: slices.Contains(f.Source, "file"), Registry: slices.Contains(f.Source, "registry"), Directory: slices.Contains(f.Source, "directory"),
+		},
+		OnFileGone: gone(f.OnFileGone), OnRegistryGone: gone(f.OnRegistryGone), OnDirectoryGone: gone(f.OnDirectoryGone),
+		StateDir: f.StateDir,
+		Allow:    f.TargetID, Quota: f.TargetQuota, Grace: f.RegistryGrace, RegistryAddr: f.RegistryAddress,
+		ReadinessDir: f.ReadinessDir, ReadinessDirMissing: f.ReadinessDirMissing == "ready", ReadinessMaxAge: f.ReadinessMaxAge,
+		WriteReadinessDir: f.WriteReadinessDir,
+		Sudden:            target.SuddenOptions{Share: f.SuddenLoss, Hold: f.OnSuddenLoss == "hold"},
+	}
+	for _, p := range f.TargetSubnet {
+		o.Subnets = append(o.Subnets, p.Prefix)
+	}
+	return o
+}
+
+// check refuses what would only fail later.
+func (f *targetFlags) check() error {
+	for _, s := range f.Source {
+		if !slices.Contains([]string{"file", "registry", "directory"}, s) {
+			return usage("--source=%s: write file, registry or directory", s)
+		}
+	}
+	registry, directory := slices.Contains(f.Source, "registry"), slices.Contains(f.Source, "directory")
+	switch {
+	case len(f.Source) == 0:
+		return usage("--source is empty: name file, registry or directory")
+	case f.StateDir == "":
+		return usage("--state-dir is empty: name a directory that a restarted lb finds again")
+	case f.TargetQuota < 1:
+		return usage("--target-quota=%d: at least 1", f.TargetQuota)
+	case f.RegistryGrace < 0 || f.ReadinessMaxAge < 0:
+		return usage("--registry-grace and --readiness-max-age must not be negative")
+	case !registry && len(f.TargetID) > 0:
+		return usage("--target-id lets targets register, but the registry is not in use: add --source=registry, and --source=file to keep that")
+	case !registry && f.RegistryAddress != "":
+		return usage("--registry-address serves the registry, but that is not in use: add --source=registry, and --source=file to keep that")
+	case directory && f.ReadinessDir == "":
+		return usage("--readiness-dir is empty: name the directory of the readiness files")
+	case f.WriteReadinessDir != "" && directory && filepath.Clean(f.WriteReadinessDir) == filepath.Clean(f.ReadinessDir):
+		return usage("--write-readiness-dir=%s is also --readiness-dir: what we write would keep itself ready", f.WriteReadinessDir)
+	}
+	if f.RegistryAddress == "" {
+		return nil
+	}
+	host, port, err := net.SplitHostPort(f.RegistryAddress)
+	if err != nil {
+		return usage("--registry-address=%s: write HOST:PORT: %w", f.RegistryAddress, err)
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return usage("--registry-address=%s: %q is not a port, 1 to 65535", f.RegistryAddress, port)
+	}
+	if host == "" {
+		return usage("--registry-address=%s names no address: write the pod's, which targets reach, never the external interface's", f.RegistryAddress)
+	}
+	return nil
+}

@@ -1,0 +1,106 @@
+package lb
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
+	"github.com/vipgate/vipgate/pkg/target"
+)
+
+// maxDrain bounds a drain by hand: a longer one is a typing error.
+const maxDrain = 24 * time.Hour
+
+// DrainTargets implements the LBService.
+func (a *admin) DrainTargets(_ context.Context, r *lbv1.DrainTargetsRequest) (*lbv1.DrainTargetsResponse, error) {
+	p := a.process
+	ids, err := p.targetsNamed(r.GetStream(), r.GetNames())
+	if err != nil {
+		return nil, err
+	}
+	drainFor := time.Duration(-1)
+	if d := r.GetDrainFor(); d != nil {
+		if drainFor = d.AsDuration(); drainFor < 0 || drainFor > maxDrain {
+			return nil, status.Errorf(codes.InvalidArgument, "drain for %v: between 0 and %v", drainFor, maxDrain)
+		}
+	}
+	done := &lbv1.DrainTargetsResponse{}
+	for _, id := range ids {
+		long := drainFor
+		if long < 0 {
+			long = p.drainTime(id.Stream)
+		}
+		if err := p.sources.drains.Drain(id.Stream, id.Name, long, time.Now()); err != nil {
+			return nil, status.Errorf(codes.Unavailable, "drain %s: %v", id, err)
+		}
+		p.Log.Info("target is drained by hand", "stream", id.Stream, "target", id.Name, "drain_for", long)
+		done.Drained = append(done.Drained, id.String())
+	}
+	return done, nil
+}
+
+// UndrainTargets implements the LBService.
+func (a *admin) UndrainTargets(_ context.Context, r *lbv1.UndrainTargetsRequest) (*lbv1.UndrainTargetsResponse, error) {
+	p := a.process
+	if len(r.GetNames()) == 0 {
+		return nil, status.Error(codes.InvalidArgument, "no target is named")
+	}
+	done := &lbv1.UndrainTargetsResponse{}
+	for id := range p.sources.drains.All() {
+		if !slices.Contains(r.GetNames(), id.Name) || (r.GetStream() != "" && r.GetStream() != id.Stream) {
+			continue
+		}
+		if _, err := p.sources.drains.Undrain(id.Stream, id.Name); err != nil {
+			return nil, status.Errorf(codes.Unavailable, "undrain %s: %v", id, err)
+		}
+		p.Log.Info("target is no longer drained by hand", "stream", id.Stream, "target", id.Name)
+		done.Undrained = append(done.Undrained, id.String())
+	}
+	if len(done.Undrained) == 0 {
+		return nil, status.Error(codes.NotFound, "no such target is drained by hand: `lb target list` shows which are")
+	}
+	slices.Sort(done.Undrained)
+	return done, nil
+}
+
+// targetsNamed finds targets by name, in one stream or in all. Each name must be
+// found, so that a typing error drains nothing.
+func (p *process) targetsNamed(stream string, names []string) ([]target.ID, error) {
+	if len(names) == 0 {
+		return nil, status.Error(codes.InvalidArgument, "no target is named")
+	}
+	seen := map[target.ID]bool{}
+	var ids []target.ID
+	for _, v := range p.roster.List(func(k target.Key) bool {
+		return (stream == "" || k.Stream == stream) && slices.Contains(names, k.Name)
+	}) {
+		if id := (target.ID{Stream: v.Stream, Name: v.Name}); !seen[id] {
+			seen[id] = true
+			ids = append(ids, id)
+		}
+	}
+	for _, name := range names {
+		if !slices.ContainsFunc(ids, func(id target.ID) bool { return id.Name == name }) {
+			in := "any stream"
+			if stream != "" {
+				in = "stream " + stream
+			}
+			return nil, status.Errorf(codes.NotFound, "no target %q in %s: `lb target list` shows the targets", name, in)
+		}
+	}
+	return ids, nil
+}
+
+// drainTime is the drain time of a stream in force.
+func (p *process) drainTime(stream string) time.Duration {
+	for _, s := range p.config.Value().Load().Config.Streams {
+		if s.Name == stream {
+			return s.DrainTime
+		}
+	}
+	return 0
+}
