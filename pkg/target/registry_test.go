@@ -22,9 +22,9 @@ import (
 var _ task.Task = (*Registry)(nil)
 
 var (
-	alice = caller{spiffeid.RequireFromString("spiffe://example.org/ns/a/sa/alice")}
-	bob   = caller{spiffeid.RequireFromString("spiffe://example.org/ns/b/sa/bob")}
-	root  = caller{}
+	alice       = caller{spiffeid.RequireFromString("spiffe://example.org/ns/a/sa/alice")}
+	bob         = caller{spiffeid.RequireFromString("spiffe://example.org/ns/b/sa/bob")}
+	theOperator = caller{}
 )
 
 // counter is a registry that runs, and what is known of its offers.
@@ -248,7 +248,7 @@ func TestDeregisteredTargetsDrainAndTheirCallEnds(t *testing.T) {
 			t.Fatal(held, gone, over)
 		}
 		// The operator may, and 0 is at once.
-		if _, err := c.deregister(root, "s", []string{"a", "c", "a"}, 0, true); err != nil {
+		if _, err := c.deregister(theOperator, "s", []string{"a", "c", "a"}, 0, true); err != nil {
 			t.Fatal(err)
 		}
 		c.offers("s")
@@ -311,14 +311,14 @@ func TestRefusalsNameTheThingAndChangeNothing(t *testing.T) {
 			{alice, "unchecked", "x=10.0.0.9", "FailedPrecondition: stream unchecked has no check"},
 			{alice, "six", "x=10.0.0.9", "InvalidArgument: target x has no address of a family that the check of stream six looks at"},
 			{bob, "s", "x=10.0.0.9 a=10.0.0.1", "AlreadyExists: target a of stream s is registered by another identity: use another name"},
-			{root, "s", "a=10.0.0.1", "AlreadyExists: target a of stream s is registered by " + alice.String()},
+			{theOperator, "s", "a=10.0.0.1", "AlreadyExists: target a of stream s is registered by " + alice.String()},
 			{alice, "s", "x=10.0.0.2", "AlreadyExists: target x: 10.0.0.2 is the address of target b of this stream"},
 			{bob, "s", "x=10.0.0.2", "AlreadyExists: target x: 10.0.0.2 is the address of target b of this stream"},
 			{alice, "s", "x=192.168.0.1", "InvalidArgument: target x: 192.168.0.1 is not in a subnet that --target-subnet allows"},
 			{alice, "s", "x=10.9.9.9", "InvalidArgument: target x: 10.9.9.9 lies in the VIP 10.9.9.9/32"},
 			{alice, "s", "x=224.0.0.1", "InvalidArgument: target x: 224.0.0.1 is a multicast"},
 			{alice, "s", "c=10.0.0.3 d=10.0.0.4 e=10.0.0.5", "ResourceExhausted: " + alice.String() + " has 2 targets, those that drain among them, and may have 4"},
-			{root, "s", "c=10.0.0.3 d=10.0.0.4 e=10.0.0.5 f=10.0.0.6 g=10.0.0.7", "ResourceExhausted: 2 targets are registered, the limit is 6"},
+			{theOperator, "s", "c=10.0.0.3 d=10.0.0.4 e=10.0.0.5 f=10.0.0.6 g=10.0.0.7", "ResourceExhausted: 2 targets are registered, the limit is 6"},
 		} {
 			_, err := c.open(tt.who, say(tt.stream, tt.targets))
 			c.refuses(tt.targets+" in "+tt.stream, err, tt.want)
@@ -366,7 +366,7 @@ func TestCallsOfOneCallerAreBounded(t *testing.T) {
 	}
 	_, err := c.begin(alice)
 	c.refuses("the fifth", err, "ResourceExhausted: "+alice.String()+" has 4 calls open")
-	for _, who := range []caller{bob, root, root, root, root, root} {
+	for _, who := range []caller{bob, theOperator, theOperator, theOperator, theOperator, theOperator} {
 		done, err := c.begin(who)
 		if err != nil {
 			t.Fatal(err)
@@ -422,7 +422,7 @@ func TestNothingIsRegisteredBeforeTheConfigurationAndAfterTheEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := &counter{t: t}
-	_, err = r.open(root, say("s", "a=10.0.0.1"))
+	_, err = r.open(theOperator, say("s", "a=10.0.0.1"))
 	c.refuses("before", err, "Unavailable: the load balancer is starting")
 	r.Configure(testStreams, Ground{})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -430,9 +430,9 @@ func TestNothingIsRegisteredBeforeTheConfigurationAndAfterTheEnd(t *testing.T) {
 	if err := task.Guard(ctx, r.String(), r.Run); err != nil {
 		t.Fatal(err)
 	}
-	_, err = r.open(root, say("s", "a=10.0.0.1"))
+	_, err = r.open(theOperator, say("s", "a=10.0.0.1"))
 	c.refuses("after", err, "Unavailable: the load balancer is stopping")
-	_, err = r.deregister(root, "s", []string{"a"}, 0, false)
+	_, err = r.deregister(theOperator, "s", []string{"a"}, 0, false)
 	c.refuses("after", err, "Unavailable: the load balancer is stopping")
 	_, err = r.begin(alice)
 	c.refuses("after", err, "Unavailable: the load balancer is stopping")

@@ -58,7 +58,7 @@ func TestACallerTakesItsTargetBackAfterARestart(t *testing.T) {
 		path := stateIn(t)
 		before := openCounter(t, RegistryOptions{OnGone: Drain, StateFile: path})
 		before.register(alice, "s", "a=10.0.0.1")
-		before.register(root, "s", "b=10.0.0.2")
+		before.register(theOperator, "s", "b=10.0.0.2")
 		advance(10 * time.Second)
 		before.stop()
 		after := openCounter(t, RegistryOptions{OnGone: Drain, StateFile: path})
@@ -67,7 +67,7 @@ func TestACallerTakesItsTargetBackAfterARestart(t *testing.T) {
 		_, err := after.open(bob, say("s", "a=10.0.0.1"))
 		after.refuses("another's", err, "AlreadyExists")
 		after.register(alice, "s", "a=10.0.0.1")
-		after.register(root, "s", "b=10.0.0.2")
+		after.register(theOperator, "s", "b=10.0.0.2")
 		advance(time.Hour)
 		if after.changes() {
 			t.Errorf("a change was told: %v", after.offer)
@@ -340,7 +340,7 @@ func TestDrainsThatMakeNoSenseAreMovedAside(t *testing.T) {
 		if err := d.Drain("s", "a", time.Second, time.Now()); err != nil {
 			t.Error(err)
 		}
-		if all := openDrains(t, path).All(); !slices.Contains(ids(all), ID{Stream: "s", Name: "a"}) {
+		if all := openDrains(t, path).All(); !slices.Contains(drainedIDs(all), ID{Stream: "s", Name: "a"}) {
 			t.Errorf("%v", all)
 		}
 	}
@@ -355,7 +355,7 @@ func openDrains(t *testing.T, path string) *Drains {
 	return d
 }
 
-func ids(all map[ID]DrainOrder) []ID {
+func drainedIDs(all map[ID]DrainOrder) []ID {
 	var list []ID
 	for id := range all {
 		list = append(list, id)

@@ -1,0 +1,619 @@
+package target
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
+	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/identity/identitytest"
+	"github.com/vipgate/vipgate/pkg/task"
+)
+
+// house is a registry that is served, with a roster kept as the load balancer's
+// loop keeps it: every target that is offered is ready at once.
+type house struct {
+	*Registry
+	t      *testing.T
+	ca     *identitytest.CA
+	roster *Roster
+	log    *lockedBuffer
+	// unix, tcp and admin are what to dial.
+	unix, tcp, admin string
+	server           *identity.Source
+	cancel           context.CancelFunc
+	done             chan error
+}
+
+// lockedBuffer is a log that is read while it is written.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+var serverID = spiffeid.RequireFromString("spiffe://example.org/lb")
+
+func openHouse(t *testing.T, o RegistryOptions) *house {
+	t.Helper()
+	ca := identitytest.NewCA(t, "example.org")
+	h := &house{t: t, ca: ca, roster: NewRoster(), log: &lockedBuffer{}, done: make(chan error, 2)}
+	log := slog.New(slog.NewTextHandler(h.log, nil))
+	o.Allow, o.Log = allowances(t, "s=spiffe://example.org/ns/*/sa/*", "other="+bob.String()), log
+	var err error
+	if h.Registry, err = NewRegistry(o); err != nil {
+		t.Fatal(err)
+	}
+	h.Configure(testStreams, Ground{})
+	h.server = ca.Source(ca.SVID(serverID, time.Hour))
+	reader := ca.ID("/operator")
+	creds := identity.ServerCredentials(h.server, identity.CredentialOptions{Log: log, Authorize: func(id spiffeid.ID, _ [][]*x509.Certificate) error {
+		if id != reader && !h.Authorizes(id) {
+			return fmt.Errorf("the peer is %s", id)
+		}
+		return nil
+	}})
+	peers := NewTargetService(h.Registry, h.roster, ServiceOptions{
+		Peer: identity.PeerID, Reader: func(id spiffeid.ID) bool { return id == reader }, Log: log,
+	})
+	operators := NewTargetService(h.Registry, h.roster, ServiceOptions{Operator: true, Log: log})
+	dir := identitytest.ShortDir(t)
+	h.unix, h.tcp = h.serve("unix", filepath.Join(dir, "t.sock"), peers, creds), h.serve("tcp", "127.0.0.1:0", peers, creds)
+	h.admin = h.serve("unix", filepath.Join(dir, "a.sock"), operators, insecure.NewCredentials())
+	ctx, cancel := context.WithCancel(context.Background())
+	h.cancel = cancel
+	go func() { h.done <- task.Guard(ctx, h.String(), h.Run) }()
+	go func() { h.done <- h.loop(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		for range 2 {
+			if err := <-h.done; err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	<-h.Ready()
+	return h
+}
+
+func (h *house) serve(network, address string, s *TargetService, creds credentials.TransportCredentials) string {
+	h.t.Helper()
+	l, err := net.Listen(network, address)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	server := grpc.NewServer(append(GRPCOptions(), grpc.Creds(creds))...)
+	targetv1.RegisterTargetServiceServer(server, s)
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(l) }()
+	h.t.Cleanup(func() {
+		server.Stop()
+		if err := <-done; err != nil {
+			h.t.Error(err)
+		}
+	})
+	if network == "unix" {
+		return "unix:" + address
+	}
+	return l.Addr().String()
+}
+
+// loop publishes what is offered, as the load balancer's loop does.
+func (h *house) loop(ctx context.Context) error {
+	known := map[string]map[Key]struct{}{}
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-h.Changed():
+		}
+		var changed []View
+		var removed []Key
+		for stream, offers := range h.Take() {
+			now := map[Key]struct{}{}
+			for _, o := range offers {
+				for _, ip := range o.IPs {
+					v := View{Health: Health{Key: Key{Stream: stream, Name: o.Name, Addr: ip}, State: Ready}, Checks: Ready, Origins: OriginSet(0).With(Registered), Owner: o.Owner}
+					if o.Stay == Terminating {
+						v.State, v.DrainEnd, v.DrainCause = Draining, o.DrainEnd, o.Cause
+					}
+					now[v.Key] = struct{}{}
+					changed = append(changed, v)
+				}
+			}
+			for k := range known[stream] {
+				if _, still := now[k]; !still {
+					removed = append(removed, k)
+				}
+			}
+			known[stream] = now
+		}
+		h.roster.Publish(changed, removed)
+	}
+}
+
+// dial connects as somebody, or as the operator on the admin socket.
+func (h *house) dial(address string, id spiffeid.ID) (targetv1.TargetServiceClient, *grpc.ClientConn) {
+	h.t.Helper()
+	creds := insecure.NewCredentials()
+	if address != h.admin {
+		source := h.ca.Source(h.ca.SVID(id, time.Hour))
+		creds = identity.ClientCredentials(source, identity.CredentialOptions{Authorize: identity.Authorize(serverID)})
+	}
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(creds))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(func() { _ = conn.Close() }) // may be closed already
+	return targetv1.NewTargetServiceClient(conn), conn
+}
+
+// lease is an open Register and what it said.
+type lease struct {
+	t      *testing.T
+	stream grpc.ServerStreamingClient[targetv1.RegisterResponse]
+	end    context.CancelFunc
+	grace  time.Duration
+	states map[string]targetv1.State
+}
+
+func request(stream, targets string) *targetv1.RegisterRequest {
+	r := &targetv1.RegisterRequest{Stream: stream}
+	for word := range strings.FieldsSeq(targets) {
+		name, addresses, _ := strings.Cut(word, "=")
+		r.Targets = append(r.Targets, &targetv1.Target{Name: name, Addresses: strings.Split(addresses, ",")})
+	}
+	return r
+}
+
+func (h *house) hire(c targetv1.TargetServiceClient, r *targetv1.RegisterRequest) (*lease, error) {
+	h.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	h.t.Cleanup(cancel)
+	stream, err := c.Register(ctx, r)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	l := &lease{t: h.t, stream: stream, end: cancel, states: map[string]targetv1.State{}}
+	m, err := stream.Recv()
+	if err != nil {
+		return nil, err
+	}
+	if m.GetGrace() == nil || len(m.GetTargets()) == 0 {
+		h.t.Fatalf("the first message is %v", m)
+	}
+	l.grace = m.GetGrace().AsDuration()
+	l.note(m)
+	return l, nil
+}
+
+func (h *house) mustHire(c targetv1.TargetServiceClient, stream, targets string) *lease {
+	h.t.Helper()
+	l, err := h.hire(c, request(stream, targets))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return l
+}
+
+func (l *lease) note(m *targetv1.RegisterResponse) {
+	for _, i := range m.GetTargets() {
+		l.states[i.GetAddress()] = i.GetState()
+	}
+}
+
+// until reads until the address is in the state.
+func (l *lease) until(address string, want targetv1.State) {
+	l.t.Helper()
+	for l.states[address] != want {
+		m, err := l.stream.Recv()
+		if err != nil {
+			l.t.Fatalf("waiting for %s of %s: %v", want, address, err)
+		}
+		l.note(m)
+	}
+}
+
+// over reads until the call ends.
+func (l *lease) over() error {
+	for {
+		m, err := l.stream.Recv()
+		if err != nil {
+			return err
+		}
+		l.note(m)
+	}
+}
+
+const (
+	isReady    = targetv1.State_STATE_READY
+	isDraining = targetv1.State_STATE_DRAINING
+	isGone     = targetv1.State_STATE_GONE
+)
+
+func TestALeaseOverMutualTLS(t *testing.T) {
+	h := openHouse(t, RegistryOptions{Grace: time.Millisecond, OnGone: Drop})
+	for _, address := range []string{h.unix, h.tcp} {
+		c, conn := h.dial(address, alice.id)
+		l := h.mustHire(c, "s", "a=10.0.0.1,fd00::1")
+		if l.grace != time.Millisecond {
+			t.Errorf("the grace is %v", l.grace)
+		}
+		l.until("10.0.0.1", isReady)
+		l.until("fd00::1", isReady)
+		list, err := c.List(t.Context(), &targetv1.ListRequest{})
+		if err != nil || len(list.GetTargets()) != 2 || list.GetTargets()[0].GetRegisteredBy() != alice.String() || list.GetTargets()[0].GetSources()[0] != "registry" {
+			t.Fatalf("%v, %v", list, err)
+		}
+		// The connection is lost: the registration ends.
+		if err := conn.Close(); err != nil {
+			t.Fatal(err)
+		}
+		h.eventually("the end of the registration", func() bool { return len(h.roster.List(nil)) == 0 })
+	}
+}
+
+func (h *house) eventually(what string, cond func() bool) {
+	h.t.Helper()
+	eventually(h.t, what, cond)
+}
+
+func TestAGentleEndIsToldToItsCall(t *testing.T) {
+	h := openHouse(t, RegistryOptions{Grace: time.Minute, OnGone: Drain})
+	c, _ := h.dial(h.unix, alice.id)
+	l := h.mustHire(c, "s", "a=10.0.0.1 b=10.0.0.2")
+	l.until("10.0.0.1", isReady)
+	r, err := c.Deregister(t.Context(), &targetv1.DeregisterRequest{Stream: "s", Names: []string{"a"}, DrainFor: durationpb.New(time.Hour)})
+	if err != nil || r.GetDrainFor().AsDuration() != time.Hour {
+		t.Fatal(r, err)
+	}
+	l.until("10.0.0.1", isDraining)
+	r, err = c.Deregister(t.Context(), &targetv1.DeregisterRequest{Stream: "s", Names: []string{"b", "a"}, DrainFor: durationpb.New(time.Millisecond)})
+	if err != nil || r.GetDrainFor().AsDuration() != time.Millisecond {
+		t.Fatal(r, err)
+	}
+	if err := l.over(); !errors.Is(err, io.EOF) {
+		t.Errorf("it ended with %v", err)
+	}
+	if l.states["10.0.0.1"] != isGone || l.states["10.0.0.2"] != isGone {
+		t.Errorf("the last states are %v", l.states)
+	}
+	h.eventually("an empty roster", func() bool { return len(h.roster.List(nil)) == 0 })
+}
+
+func TestAnOlderCallThatHoldsNothingIsAborted(t *testing.T) {
+	h := openHouse(t, RegistryOptions{Grace: time.Minute, OnGone: Drop})
+	c, _ := h.dial(h.unix, alice.id)
+	first := h.mustHire(c, "s", "a=10.0.0.1 b=10.0.0.2")
+	again, _ := h.dial(h.tcp, alice.id)
+	h.mustHire(again, "s", "a=10.0.0.1")
+	second := h.mustHire(again, "s", "b=10.0.0.3")
+	if err := first.over(); status.Code(err) != codes.Aborted || status.Convert(err).Message() != "another call registered b" {
+		t.Errorf("it ended with %v", err)
+	}
+	for address, state := range first.states {
+		if state == isGone {
+			t.Errorf("%s is told gone to the call that it left for another", address)
+		}
+	}
+	second.until("10.0.0.3", isReady)
+	h.eventually("the new address", func() bool {
+		list := h.roster.List(nil)
+		return len(list) == 2 && list[1].Addr.String() == "10.0.0.3"
+	})
+}
+
+func TestRefusalsAtTheDoor(t *testing.T) {
+	h := openHouse(t, RegistryOptions{Grace: time.Minute})
+	c, _ := h.dial(h.unix, alice.id)
+	admin, _ := h.dial(h.admin, spiffeid.ID{})
+	h.mustHire(admin, "other", "taken=10.0.0.200")
+	many := request("s", "")
+	for i := range MaxTargetsPerCall + 1 {
+		many.Targets = append(many.Targets, &targetv1.Target{Name: fmt.Sprint("t", i), Addresses: []string{fmt.Sprintf("10.1.%d.%d", i/200, i%200+1)}})
+	}
+	withGrace := func(d *durationpb.Duration) *targetv1.RegisterRequest {
+		r := request("s", "a=10.0.0.1")
+		r.Grace = d
+		return r
+	}
+	for _, tt := range []struct {
+		client targetv1.TargetServiceClient
+		req    *targetv1.RegisterRequest
+		code   codes.Code
+		want   string
+	}{
+		{c, request("other", "a=10.0.0.1"), codes.PermissionDenied, alice.String() + ` may not register targets of stream "other": have it allowed by --target-id`},
+		{c, request("nowhere", "a=10.0.0.1"), codes.PermissionDenied, `stream "nowhere"`},
+		{admin, request("nowhere", "a=10.0.0.1"), codes.NotFound, "use one of other, s"},
+		{admin, request(strings.Repeat("x", 10_000), "a=10.0.0.1"), codes.NotFound, "x…"},
+		{admin, request("unchecked", "a=10.0.0.1"), codes.FailedPrecondition, "stream unchecked has no check"},
+		{admin, request("other", "taken2=10.0.0.200"), codes.AlreadyExists, "10.0.0.200 is the address of target taken"},
+		{c, request("s", ""), codes.InvalidArgument, "no target is named: name 1 to 1000"},
+		{c, many, codes.InvalidArgument, "1001 targets in one call"},
+		{c, request("s", "a=10.0.0.1 a=10.0.0.2"), codes.InvalidArgument, "target a is there twice"},
+		{c, request("s", "a=10.0.0.1 b=10.0.0.1"), codes.InvalidArgument, "target b: 10.0.0.1 is the address of target a as well"},
+		{c, request("s", "a/b=10.0.0.1"), codes.InvalidArgument, `a target "a/b" is not a name`},
+		{c, request("s", "=10.0.0.1"), codes.InvalidArgument, "a target has no name"},
+		{c, request("s", strings.Repeat("x", 61)+"=10.0.0.1"), codes.InvalidArgument, "is not a name"},
+		{c, request("s", "a="), codes.InvalidArgument, `target a: "" is not an IP address`},
+		{c, &targetv1.RegisterRequest{Stream: "s", Targets: []*targetv1.Target{{Name: "a"}}}, codes.InvalidArgument, "target a: it has 0 addresses"},
+		{c, request("s", "a=10.0.0.1,fd00::1,fd00::2"), codes.InvalidArgument, "target a: it has 3 addresses"},
+		{c, request("s", "a=10.0.0.1,10.0.0.2"), codes.InvalidArgument, "10.0.0.1 and 10.0.0.2 are of one family"},
+		{c, request("s", "a=10.0.0.1/32"), codes.InvalidArgument, "without a prefix length"},
+		{c, request("s", "a=::ffff:10.0.0.1"), codes.InvalidArgument, "write 10.0.0.1"},
+		{c, request("s", "a=fe80::1"), codes.InvalidArgument, "link-local"},
+		{c, request("s", "a=0.0.0.0"), codes.InvalidArgument, "unspecified"},
+		{c, request("s", "a=fd00::1%eth0"), codes.InvalidArgument, "zone"},
+		{c, withGrace(durationpb.New(-time.Second)), codes.InvalidArgument, "grace is -1s"},
+		{c, withGrace(durationpb.New(2 * time.Hour)), codes.InvalidArgument, "0s to 1h0m0s may be asked for"},
+		{c, withGrace(&durationpb.Duration{Seconds: 1 << 60}), codes.InvalidArgument, "grace"},
+	} {
+		_, err := h.hire(tt.client, tt.req)
+		if status.Code(err) != tt.code || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("got %v\nwant %v %s", err, tt.code, tt.want)
+		}
+	}
+	for _, req := range []*targetv1.DeregisterRequest{{Stream: "s"}, {Stream: "s", Names: []string{"x"}}, {Stream: "s", Names: []string{"x"}, DrainFor: durationpb.New(-1)}, {Stream: "other", Names: []string{"taken"}}} {
+		if _, err := c.Deregister(t.Context(), req); err == nil {
+			t.Errorf("%v was taken", req)
+		}
+	}
+	if all := h.roster.List(func(k Key) bool { return k.Stream == "s" }); len(all) != 0 {
+		t.Errorf("something is registered: %v", all)
+	}
+	counts := h.Refused()
+	for _, why := range []Refusal{RefusedIdentity, RefusedStream, RefusedConflict, RefusedInput, RefusedAddress, RefusedUnknown} {
+		if counts[why] == 0 {
+			t.Errorf("no refusal is counted as %s: %v", why, counts)
+		}
+	}
+	// All these within about a second: hardly a line each.
+	if lines := strings.Count(h.log.String(), "refused a call on targets"); lines == 0 || lines > 10 {
+		t.Errorf("%d lines are logged", lines)
+	}
+}
+
+func TestQuotasAreOfACaller(t *testing.T) {
+	h := openHouse(t, RegistryOptions{Grace: time.Minute, Quota: 3})
+	c, _ := h.dial(h.unix, alice.id)
+	l := h.mustHire(c, "s", "a=10.0.0.1 b=10.0.0.2 c=10.0.0.3")
+	if _, err := h.hire(c, request("s", "d=10.0.0.4")); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "--registry-quota") {
+		t.Errorf("the fourth: %v", err)
+	}
+	admin, _ := h.dial(h.admin, spiffeid.ID{})
+	h.mustHire(admin, "s", "d=10.0.0.4 e=10.0.0.5 f=10.0.0.6 g=10.0.0.7")
+	if _, err := c.Deregister(t.Context(), &targetv1.DeregisterRequest{Stream: "s", Names: []string{"a"}, DrainFor: durationpb.New(0)}); err != nil {
+		t.Fatal(err)
+	}
+	l.until("10.0.0.1", isGone)
+	h.mustHire(c, "s", "h=10.0.0.8")
+}
+
+func TestWhoSeesWhat(t *testing.T) {
+	h := openHouse(t, RegistryOptions{Grace: time.Minute})
+	a, _ := h.dial(h.unix, alice.id)
+	b, _ := h.dial(h.unix, bob.id)
+	admin, _ := h.dial(h.admin, spiffeid.ID{})
+	reader, _ := h.dial(h.tcp, h.ca.ID("/operator"))
+	for _, l := range []*lease{h.mustHire(a, "s", "a=10.0.0.1"), h.mustHire(b, "other", "b=10.0.0.1"), h.mustHire(admin, "s", "c=10.0.0.3")} {
+		for address := range l.states {
+			l.until(address, isReady)
+		}
+	}
+	for name, tt := range map[string]struct {
+		client targetv1.TargetServiceClient
+		stream string
+		want   string
+	}{
+		"alice":                {a, "", "s/a spiffe://example.org/ns/a/sa/alice, s/c "},
+		"alice, her stream":    {a, "s", "s/a spiffe://example.org/ns/a/sa/alice, s/c "},
+		"alice, another":       {a, "other", "PermissionDenied"},
+		"bob":                  {b, "", "other/b spiffe://example.org/ns/b/sa/bob, s/a , s/c "},
+		"the operator":         {admin, "", "other/b spiffe://example.org/ns/b/sa/bob, s/a spiffe://example.org/ns/a/sa/alice, s/c operator"},
+		"the operator, one":    {admin, "other", "other/b spiffe://example.org/ns/b/sa/bob"},
+		"the operator, none":   {admin, "nowhere", "NotFound"},
+		"a reader":             {reader, "", "other/b spiffe://example.org/ns/b/sa/bob, s/a spiffe://example.org/ns/a/sa/alice, s/c operator"},
+		"a reader, one stream": {reader, "other", "other/b spiffe://example.org/ns/b/sa/bob"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			listed := func(all []*targetv1.TargetInfo, err error) string {
+				if err != nil {
+					return status.Code(err).String()
+				}
+				var words []string
+				for _, i := range all {
+					words = append(words, i.GetStream()+"/"+i.GetName()+" "+i.GetRegisteredBy())
+				}
+				return strings.Join(words, ", ")
+			}
+			r, err := tt.client.List(t.Context(), &targetv1.ListRequest{Stream: tt.stream})
+			if got := listed(r.GetTargets(), err); got != tt.want {
+				t.Errorf("List: %s\nwant: %s", got, tt.want)
+			}
+			w, err := tt.client.Watch(t.Context(), &targetv1.WatchRequest{Stream: tt.stream})
+			if err != nil {
+				t.Fatal(err)
+			}
+			m, err := w.Recv()
+			if got := listed(m.GetTargets(), err); got != tt.want || (err == nil && !m.GetComplete()) {
+				t.Errorf("Watch: %s\nwant: %s", got, tt.want)
+			}
+		})
+	}
+	if _, err := h.hire(reader, request("s", "x=10.0.0.9")); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("a reader registered: %v", err)
+	}
+	stranger, _ := h.dial(h.tcp, h.ca.ID("/stranger"))
+	if _, err := stranger.List(t.Context(), &targetv1.ListRequest{}); status.Code(err) != codes.Unavailable {
+		t.Errorf("a stranger was let in: %v", err)
+	}
+}
+
+func TestListsComeInPagesAndWatchesInParts(t *testing.T) {
+	h := openHouse(t, RegistryOptions{Grace: time.Minute, OnGone: Drop})
+	admin, _ := h.dial(h.admin, spiffeid.ID{})
+	const calls, each = 5, 900
+	for i := range calls {
+		r := request("s", "")
+		for j := range each {
+			r.Targets = append(r.Targets, &targetv1.Target{Name: fmt.Sprintf("t-%d-%d", i, j), Addresses: []string{fmt.Sprintf("10.%d.%d.%d", i, j/250, j%250+1)}})
+		}
+		if _, err := h.hire(admin, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.eventually("all targets in the roster", func() bool { return len(h.roster.List(nil)) == calls*each })
+	for _, size := range []uint32{0, 7, 999, 5000} {
+		seen, pages, previous := map[string]bool{}, 0, ""
+		for token := ""; ; pages++ {
+			r, err := admin.List(t.Context(), &targetv1.ListRequest{PageSize: size, PageToken: token})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, i := range r.GetTargets() {
+				if seen[i.GetName()] || i.GetName() <= previous {
+					t.Fatalf("%s comes after %s", i.GetName(), previous)
+				}
+				seen[i.GetName()], previous = true, i.GetName()
+			}
+			if n := len(r.GetTargets()); n > maxPage || (size > 0 && n > int(size)) {
+				t.Fatalf("%d targets in a page of %d", n, size)
+			}
+			if token = r.GetNextPageToken(); token == "" {
+				break
+			}
+		}
+		if len(seen) != calls*each {
+			t.Errorf("pages of %d: %d targets in %d pages", size, len(seen), pages+1)
+		}
+	}
+	for _, token := range []string{"x", "!", "YS9i", "YS9iL2M"} {
+		if _, err := admin.List(t.Context(), &targetv1.ListRequest{PageToken: token}); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("token %q: %v", token, err)
+		}
+	}
+	w, err := admin.Watch(t.Context(), &targetv1.WatchRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]targetv1.State{}
+	for complete := false; !complete; {
+		m, err := w.Recv()
+		if err != nil || len(m.GetTargets()) > maxPage {
+			t.Fatal(len(m.GetTargets()), err)
+		}
+		for _, i := range m.GetTargets() {
+			seen[i.GetName()] = i.GetState()
+		}
+		complete = m.GetComplete()
+	}
+	if len(seen) != calls*each {
+		t.Errorf("%d targets are watched", len(seen))
+	}
+	if _, err := admin.Deregister(t.Context(), &targetv1.DeregisterRequest{Stream: "s", Names: []string{"t-0-0"}, DrainFor: durationpb.New(0)}); err != nil {
+		t.Fatal(err)
+	}
+	m, err := w.Recv()
+	if err != nil || len(m.GetTargets()) != 1 || m.GetTargets()[0].GetName() != "t-0-0" || m.GetTargets()[0].GetState() != isGone || m.GetComplete() {
+		t.Errorf("%v, %v", m, err)
+	}
+}
+
+func TestEverythingEndsWithTheRegistry(t *testing.T) {
+	h := openHouse(t, RegistryOptions{Grace: time.Minute})
+	c, _ := h.dial(h.tcp, alice.id)
+	l := h.mustHire(c, "s", "a=10.0.0.1")
+	w, err := c.Watch(t.Context(), &targetv1.WatchRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	h.cancel()
+	watched := func() error {
+		for {
+			if _, err := w.Recv(); err != nil {
+				return err
+			}
+		}
+	}
+	_, again := h.hire(c, request("s", "a=10.0.0.1"))
+	for what, err := range map[string]error{"the registration": l.over(), "the watch": watched(), "a new registration": again} {
+		if status.Code(err) != codes.Unavailable || status.Convert(err).Message() != "the load balancer is stopping" {
+			t.Errorf("%s ended with %v", what, err)
+		}
+	}
+}
+
+// A thousand sidecars start at once, each with a connection of one call, and all
+// of them die.
+func TestAThousandRegistrationsAtOnce(t *testing.T) {
+	h := openHouse(t, RegistryOptions{Grace: time.Millisecond, OnGone: Drop, StateFile: stateIn(t)})
+	const n = 1000
+	c, conn := h.dial(h.unix, alice.id)
+	var all sync.WaitGroup
+	leases := make([]*lease, n)
+	for i := range n {
+		all.Go(func() {
+			var err error
+			if leases[i], err = h.hire(c, request("s", fmt.Sprintf("t%d=10.0.%d.%d", i, i/250, i%250+1))); err != nil {
+				t.Errorf("%d: %v", i, err)
+			}
+		})
+	}
+	all.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	for i, l := range leases {
+		l.until(fmt.Sprintf("10.0.%d.%d", i/250, i%250+1), isReady)
+	}
+	if s := h.State(); s.Detail != "1000 targets of 1 caller" {
+		t.Errorf("%+v", s)
+	}
+	// One more is over the quota.
+	if _, err := h.hire(c, request("s", "more=10.1.0.1")); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("one more: %v", err)
+	}
+	if err := conn.Close(); err != nil {
+		t.Fatal(err)
+	}
+	h.eventually("the end of all", func() bool { return len(h.roster.List(nil)) == 0 && h.State().Detail == "0 targets of 0 callers" })
+	h.eventually("the end of all watches", func() bool {
+		h.roster.mu.Lock()
+		defer h.roster.mu.Unlock()
+		return len(h.roster.byID) == 0 && len(h.roster.watchers) == 0
+	})
+}
