@@ -41,21 +41,28 @@ var pollsAfter = [...]time.Duration{2 * time.Millisecond, 10 * time.Millisecond,
 // unicast ARP request or neighbour solicitation), which needs CAP_NET_ADMIN.
 // Nothing else is changed in the kernel.
 //
-// That a neighbour was reached is read off the age of its confirmation and not off
-// its state: a neighbour is REACHABLE for 15 to 45 s after the last word from it,
-// and STALE when nobody wants anything of it, which says nothing either way. A
-// neighbour confirmed is light, whoever it is: also one of the addresses asked
-// about, whose host is there then, whatever its services do.
+// The state of a neighbour that nobody asks says little: it is REACHABLE for 15 to
+// 45 s after the last word from it, and STALE when nobody wants anything of it. Nor
+// is the age of its last confirmation a proof: TCP confirms a neighbour when it
+// sends, on the strength of an acknowledgement that may be older than the break. So
+// only an answer to a datagram or to a solicitation counts, and who was confirmed
+// last is among those who are asked. Whoever answers makes the network light: also
+// one of the addresses asked about, whose host is there then, whatever its services
+// do.
 //
-// Silence is believed after 250 ms, and only of neighbours that were solicited, as
-// their state shows (PROBE, INCOMPLETE, FAILED). Without CAP_NET_ADMIN the kernel
-// does so no sooner than 5 s after a datagram to a STALE neighbour and up to 45 s
-// later to a REACHABLE one; until then nothing is known, unless the carrier is off.
+// Silence is believed after 250 ms, and only if all that were asked were solicited,
+// as their state shows (PROBE, INCOMPLETE, FAILED). Without CAP_NET_ADMIN the kernel
+// solicits no sooner than 5 s after a datagram to a STALE neighbour and up to 45 s
+// later a REACHABLE one. Until then nothing is known unless the carrier is off; an
+// answer to a datagram or any new confirmation is light.
+//
+// If an interface has no neighbours but those asked about, their silence is
+// darkness: nobody is left who could tell a dead network from dead hosts. Where all
+// targets are one machine, or none is asked beside them, that is a risk to know.
 //
 // A neighbour may be answered for by somebody nearer (proxy ARP, ARP suppression in
 // a fabric), and a network beyond a gateway that answers may be dark: both seem
-// light. A TCP connection that sends its first segment after a pause confirms its
-// neighbour once, on the strength of an acknowledgement from before.
+// light. Static neighbours (PERMANENT) are not asked.
 type Neighbours struct {
 	log     *slog.Logger
 	network latest.Value[Network]
@@ -182,7 +189,7 @@ type Link struct {
 	// Neighbours counts the entries of both families, Failed those among them that
 	// do not answer.
 	Neighbours, Failed int
-	// Confirmed is when somebody was last reached, and Witness who; zero: never.
+	// Confirmed is when somebody asked was last reached, and Witness who; zero: never.
 	Confirmed time.Time
 	Witness   netip.Addr
 	// Silent is when the last look began in which nobody answered though all that

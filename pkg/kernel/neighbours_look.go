@@ -55,6 +55,8 @@ type neighbour struct {
 	link      int
 	state     int
 	confirmed time.Time
+	// tested: it was solicited for this look.
+	tested bool
 }
 
 // The states, by what a look wants to know.
@@ -97,7 +99,7 @@ func (l *looker) tryLook(ctx context.Context, addrs []netip.Addr, over func() bo
 		return err
 	}
 	l.tell()
-	var asked []neighbour
+	asked := map[int][]neighbour{} // by interface
 	var knocks []*knock
 	defer func() {
 		for _, k := range knocks {
@@ -110,18 +112,19 @@ func (l *looker) tryLook(ctx context.Context, addrs []netip.Addr, over func() bo
 		}
 		chosen := choosePeers(table[index], hops[index], index)
 		link.Asked, link.Unprivileged = len(chosen), false
-		asked = append(asked, chosen...)
 		for _, p := range chosen {
 			// A neighbour that cannot be asked has no answer: that is all that an
 			// error says.
 			if k, err := newKnock(p, link.Name); err == nil {
 				knocks = append(knocks, k)
 			}
+			p.tested = true // by the knock, if the kernel does not know where it is
 			if p.state&unsolicited != 0 {
-				if err := solicit(p); errors.Is(err, unix.EPERM) {
-					link.Unprivileged = true
-				}
+				err := solicit(p)
+				p.tested = err == nil
+				link.Unprivileged = link.Unprivileged || errors.Is(err, unix.EPERM)
 			}
+			asked[index] = append(asked[index], p)
 		}
 	}
 	timer := time.NewTimer(0)
@@ -145,13 +148,16 @@ func (l *looker) tryLook(ctx context.Context, addrs []netip.Addr, over func() bo
 		if table, err = l.read(); err != nil {
 			return err
 		}
+		for index, link := range l.links {
+			link.credit(asked[index], table[index])
+		}
 		if !maps.Equal(before, l.confirmations()) {
 			l.tell()
 		}
 	}
 	for index, link := range l.links {
 		link.Silent = time.Time{}
-		if link.Confirmed.Before(began) && silent(asked, table[index], index) {
+		if link.Confirmed.Before(began) && silent(asked[index], table[index]) {
 			link.Silent = began
 		}
 	}
@@ -161,12 +167,9 @@ func (l *looker) tryLook(ctx context.Context, addrs []netip.Addr, over func() bo
 
 // silent tells whether all that were asked on an interface were solicited and none
 // has answered.
-func silent(asked []neighbour, table map[netip.Addr]neighbour, link int) bool {
+func silent(asked []neighbour, table map[netip.Addr]neighbour) bool {
 	var n int
 	for _, p := range asked {
-		if p.link != link {
-			continue
-		}
 		switch now := table[p.addr]; {
 		case now.state&unsolicited != 0:
 			return false
@@ -199,6 +202,29 @@ func (l *looker) tell() {
 func (k *Link) reached(who netip.Addr, at time.Time) {
 	if at.After(k.Confirmed) {
 		k.Confirmed, k.Witness = at, who
+	}
+}
+
+// credit notes who of those asked was reached.
+//
+// A confirmation alone is no proof. TCP keeps in mind that something was
+// acknowledged, and confirms the neighbour when it next sends: into the dark, if the
+// network broke between. But nothing except an answer leads from a solicitation
+// (PROBE, INCOMPLETE) to REACHABLE. Where we cannot solicit there is nothing better
+// than the age of confirmations, of whomever.
+func (k *Link) credit(asked []neighbour, table map[netip.Addr]neighbour) {
+	if k.Unprivileged {
+		for _, p := range table {
+			if p.state&unsolicited != 0 {
+				k.reached(p.addr, p.confirmed)
+			}
+		}
+		return
+	}
+	for _, p := range asked {
+		if now := table[p.addr]; p.tested && now.state&unix.NUD_REACHABLE != 0 {
+			k.reached(now.addr, now.confirmed)
+		}
 	}
 }
 
@@ -305,10 +331,7 @@ func (l *looker) read() (map[int]map[netip.Addr]neighbour, error) {
 		p := neighbour{addr: addr, link: n.LinkIndex, state: n.State, confirmed: now.Add(-time.Duration(n.Confirmed) * userTick)}
 		table[n.LinkIndex][addr] = p
 		link.Neighbours++
-		switch {
-		case n.State&solicited == 0:
-			link.reached(addr, p.confirmed)
-		case n.State&unix.NUD_PROBE == 0:
+		if n.State&(unix.NUD_INCOMPLETE|unix.NUD_FAILED) != 0 {
 			link.Failed++
 		}
 	}

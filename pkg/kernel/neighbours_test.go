@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"runtime"
 	"strings"
@@ -359,5 +360,46 @@ func TestPeersAreChosenFromNearAndFar(t *testing.T) {
 		if !seen[netip.MustParseAddr(want)] {
 			t.Errorf("%s is not asked", want)
 		}
+	}
+}
+
+// TCP confirms a neighbour when it sends after an acknowledgement, however old
+// that is.
+func TestSegmentSentIntoTheDarkIsNoLight(t *testing.T) {
+	w := newWire(t)
+	var server, client net.Conn
+	must(t, w.peer.Do(func() error {
+		l, err := net.Listen("tcp", "10.9.0.2:5000")
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+		if err := w.here.Do(func() (err error) {
+			client, err = net.DialTimeout("tcp", "10.9.0.2:5000", patience)
+			return err
+		}); err != nil {
+			return err
+		}
+		server, err = l.Accept()
+		return err
+	}))
+	defer client.Close()
+	defer server.Close()
+	send := func() {
+		_, err := client.Write([]byte("x"))
+		must(t, err)
+	}
+	send()
+	_, err := server.Read(make([]byte, 1))
+	must(t, err)
+	eventually(t, "the segment is acknowledged", func() bool {
+		return !strings.Contains(run(t, w.here, "ss -tnoH state established"), "timer:(on")
+	})
+	w.filter("drop")
+	w.run(nil)
+	since := w.ask("10.9.0.2")
+	send()
+	if f, n := w.waitFor("10.9.0.2", since, isKnown); !f.dark {
+		t.Fatalf("found %+v in %+v", f, n)
 	}
 }

@@ -89,7 +89,7 @@ type Verdict struct {
 // The caller must pass each target again when its Silent changes, not only its
 // state: else an answer is not noticed before the target rises.
 type Sudden struct {
-	o        SuddenOptions
+	o SuddenOptions
 	// whole are the targets that were ever ready and may fall or have fallen; true:
 	// is ready.
 	whole    map[Key]bool
