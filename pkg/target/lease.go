@@ -131,7 +131,7 @@ func (r *Registry) open(who caller, a announcement) (*call, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, reg := range yielding {
+	for reg := range yielding {
 		r.remove(reg)
 	}
 	c := &call{owner: who, stream: a.stream, grace: r.Grace, changed: make(chan struct{}, 1), held: make(map[string]*registration, len(a.targets))}
@@ -147,7 +147,7 @@ func (r *Registry) open(who caller, a announcement) (*call, error) {
 
 // check says what speaks against an announcement, and which registrations that
 // nobody keeps any more have to give their addresses to it.
-func (r *Registry) check(who caller, a announcement) (yielding []*registration, err error) {
+func (r *Registry) check(who caller, a announcement) (yielding map[*registration]struct{}, err error) {
 	if r.streams == nil {
 		return nil, errStarting
 	}
@@ -160,7 +160,7 @@ func (r *Registry) check(who caller, a announcement) (yielding []*registration, 
 	}
 	members := r.members[a.stream]
 	here := make(map[string]struct{}, len(a.targets))
-	fresh := 0
+	yielding, fresh := map[*registration]struct{}{}, 0
 	for _, t := range a.targets {
 		here[t.name] = struct{}{}
 		if reg := members[t.name]; reg == nil {
@@ -177,10 +177,9 @@ func (r *Registry) check(who caller, a announcement) (yielding []*registration, 
 			return nil, refuse(RefusedAddress, codes.InvalidArgument, "target %s has no address of a family that the check of stream %s looks at", t.name, a.stream)
 		}
 	}
-	users := r.users(a.stream)
 	for _, t := range a.targets {
 		for _, ip := range t.ips {
-			reg := users[ip]
+			reg := r.users[at{a.stream, ip}]
 			if reg == nil {
 				continue
 			}
@@ -190,10 +189,10 @@ func (r *Registry) check(who caller, a announcement) (yielding []*registration, 
 			if reg.call != nil || reg.owner != who {
 				return nil, refuse(RefusedConflict, codes.AlreadyExists, "target %s: %s is the address of target %s of this stream: deregister that first", t.name, ip, reg.ID.Name)
 			}
-			yielding = append(yielding, reg)
+			yielding[reg] = struct{}{}
 		}
 	}
-	return yielding, r.room(who, fresh)
+	return yielding, r.room(who, fresh, len(yielding))
 }
 
 // foreign refuses a name that is somebody else's.
@@ -205,26 +204,41 @@ func (r *Registry) foreign(who caller, reg *registration) error {
 	return refuse(RefusedConflict, codes.AlreadyExists, "target %s of stream %s is registered by %s: use another name", reg.ID.Name, reg.Stream, by)
 }
 
-// room refuses more targets than there may be.
-func (r *Registry) room(who caller, fresh int) error {
+// room refuses more targets than there may be, when fresh ones come and others go.
+func (r *Registry) room(who caller, fresh, going int) error {
 	switch {
-	case !who.operator() && fresh > 0 && r.owned[who]+fresh > r.Quota:
+	case fresh == 0:
+		return nil
+	case !who.operator() && r.owned[who]+fresh-going > r.Quota:
 		return refuse(RefusedQuota, codes.ResourceExhausted, "%s has %d targets, those that drain among them, and may have %d: deregister some, or have --registry-quota raised", who, r.owned[who], r.Quota)
-	case fresh > 0 && len(r.targets)+fresh > r.MaxTargets:
+	case len(r.targets)+fresh-going > r.MaxTargets:
 		return refuse(RefusedQuota, codes.ResourceExhausted, "%d targets are registered, the limit is %d", len(r.targets), r.MaxTargets)
 	}
 	return nil
 }
 
-// users returns the registrations of a stream by their addresses.
-func (r *Registry) users(stream string) map[netip.Addr]*registration {
-	users := make(map[netip.Addr]*registration, len(r.members[stream]))
-	for _, reg := range r.members[stream] {
-		for _, ip := range reg.ips {
-			users[ip] = reg
+// at is an address in a stream.
+type at struct {
+	stream string
+	addr   netip.Addr
+}
+
+// settle gives a registration its addresses.
+func (r *Registry) settle(reg *registration, t announced) {
+	r.unsettle(reg)
+	reg.announced = t
+	for _, ip := range t.ips {
+		r.users[at{reg.Stream, ip}] = reg
+	}
+}
+
+// unsettle frees the addresses of a registration that nobody has taken over yet.
+func (r *Registry) unsettle(reg *registration) {
+	for _, ip := range reg.ips {
+		if k := (at{reg.Stream, ip}); r.users[k] == reg {
+			delete(r.users, k)
 		}
 	}
-	return users
 }
 
 // hold gives a target to a call.
@@ -242,7 +256,8 @@ func (r *Registry) hold(c *call, t announced) {
 		r.touch(id.Stream)
 	}
 	delete(r.ending, reg)
-	reg.announced, reg.call, reg.grace = t, c, c.grace
+	r.settle(reg, t)
+	reg.call, reg.grace = c, c.grace
 	reg.stay, reg.cause, reg.end, reg.drain = Staying, "", time.Time{}, 0
 	c.held[t.name] = reg
 }
@@ -257,11 +272,13 @@ func (r *Registry) add(reg *registration) {
 	}
 	r.members[reg.Stream][reg.ID.Name] = reg
 	r.owned[reg.owner]++
+	r.settle(reg, reg.announced)
 	r.touch(reg.Stream)
 }
 
 // remove forgets a registration; its call, if it has one, is told.
 func (r *Registry) remove(reg *registration) {
+	r.unsettle(reg)
 	delete(r.targets, reg.ID)
 	delete(r.ending, reg)
 	if delete(r.members[reg.Stream], reg.ID.Name); len(r.members[reg.Stream]) == 0 {

@@ -72,6 +72,7 @@ type Registry struct {
 	ground  Ground
 	targets map[ID]*registration
 	members map[string]map[string]*registration // the same by stream and name
+	users   map[at]*registration                // the same by their addresses
 	owned   map[caller]int                      // targets by owner
 	calls   map[caller]int                      // handlers by caller
 	ending  map[*registration]struct{}          // those with an end
@@ -112,6 +113,7 @@ func NewRegistry(o RegistryOptions) (*Registry, error) {
 		since:           time.Now(),
 		targets:         map[ID]*registration{},
 		members:         map[string]map[string]*registration{},
+		users:           map[at]*registration{},
 		owned:           map[caller]int{},
 		calls:           map[caller]int{},
 		ending:          map[*registration]struct{}{},

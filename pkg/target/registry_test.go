@@ -341,15 +341,18 @@ func TestRefusalsNameTheThingAndChangeNothing(t *testing.T) {
 // A pod is replaced by another one that gets its address.
 func TestATargetWithoutACallGivesItsAddressToOneOfTheSameOwner(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c := openCounter(t, RegistryOptions{OnGone: Drain})
+		c := openCounter(t, RegistryOptions{OnGone: Drain, Quota: 1})
 		defer c.stop()
-		c.hangUp(c.register(alice, "s", "old=10.0.0.1"))
+		c.hangUp(c.register(alice, "s", "old=10.0.0.1,fd00::1"))
 		_, err := c.open(bob, say("s", "new=10.0.0.1"))
 		c.refuses("another owner", err, "AlreadyExists: target new: 10.0.0.1 is the address of target old")
 		c.register(alice, "s", "new=10.0.0.1,fd00::1")
 		c.offers("s", "new 10.0.0.1, fd00::1")
 		advance(time.Hour)
 		c.offers("s", "new 10.0.0.1, fd00::1")
+		if s := c.State(); s.Detail != "1 target of 1 caller" {
+			t.Errorf("%+v", s)
+		}
 	})
 }
 
