@@ -1,0 +1,312 @@
+package target
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/vipgate/vipgate/pkg/trench"
+)
+
+func grpcCheck(port uint16, change func(*trench.GRPCCheck)) trench.Check {
+	c := trench.Check{Timeout: impatient, GRPC: trench.GRPCCheck{Port: port}}
+	if change != nil {
+		change(&c.GRPC)
+	}
+	return c
+}
+
+// serveGRPC serves what register registers, until the test ends.
+func serveGRPC(t *testing.T, at netip.Addr, register func(*grpc.Server), o ...grpc.ServerOption) (port uint16) {
+	t.Helper()
+	l, port := listen(t, at)
+	s := grpc.NewServer(o...)
+	register(s)
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		if err := s.Serve(l); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(func() {
+		s.Stop()
+		serving.Wait()
+	})
+	return port
+}
+
+// healthy registers a health service with one service of each state.
+func healthy(t *testing.T) func(*grpc.Server) {
+	t.Helper()
+	h := health.NewServer()
+	h.SetServingStatus("pkg.Good", healthv1.HealthCheckResponse_SERVING)
+	h.SetServingStatus("pkg.Bad", healthv1.HealthCheckResponse_NOT_SERVING)
+	h.SetServingStatus("pkg.Unclear", healthv1.HealthCheckResponse_UNKNOWN)
+	return func(s *grpc.Server) { healthv1.RegisterHealthServer(s, h) }
+}
+
+// healthFunc is a health service that answers as it likes.
+type healthFunc struct {
+	healthv1.UnimplementedHealthServer
+	check func(context.Context, *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse, error)
+}
+
+func (f healthFunc) Check(ctx context.Context, r *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse, error) {
+	return f.check(ctx, r)
+}
+
+func failing(code codes.Code, message string) func(*grpc.Server) {
+	return func(s *grpc.Server) {
+		healthv1.RegisterHealthServer(s, healthFunc{check: func(context.Context, *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse, error) {
+			return nil, status.Error(code, message)
+		}})
+	}
+}
+
+func TestGRPCCheckJudgesTheAnswer(t *testing.T) {
+	for _, tt := range []struct {
+		name, service string
+		register      func(*grpc.Server)
+		want          string // "" for success
+	}{
+		{"the server", "", healthy(t), ""},
+		{"a service", "pkg.Good", healthy(t), ""},
+		{"not serving", "pkg.Bad", healthy(t), "service pkg.Bad is NOT_SERVING"},
+		{"unknown", "pkg.Unclear", healthy(t), "service pkg.Unclear is UNKNOWN"},
+		{"no such service", "pkg.None", healthy(t), "service pkg.None is not known there"},
+		{"no health service", "", func(*grpc.Server) {}, "no grpc.health.v1 here"},
+		{"not allowed", "", failing(codes.PermissionDenied, "who are you?"), "PermissionDenied: who are you?"},
+		{"busy", "", failing(codes.Unavailable, "come back later"), "Unavailable: come back later"},
+		{"terminal sequences", "", failing(codes.Internal, "\x1b[2J\r\nowned"), `Internal: "\x1b[2J\r\nowned"`},
+		{"a long message", "", failing(codes.Internal, strings.Repeat("x", 1000)), "Internal: " + strings.Repeat("x", 120) + "…"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			onBoth(t, func(t *testing.T, at netip.Addr) {
+				port := serveGRPC(t, at, tt.register)
+				o := ask(t, newGRPCProber(grpcCheck(port, func(c *trench.GRPCCheck) { c.Service = tt.service })), at, patient)
+				if tt.want != "" {
+					says(t, o, port, tt.want)
+				} else if o != (outcome{verdict: succeeded}) {
+					t.Errorf("got %+v", o)
+				}
+			})
+		})
+	}
+}
+
+func TestGRPCCheckNamesItselfAndTheServer(t *testing.T) {
+	a := newAuthority(t)
+	file := filepath.Join(t.TempDir(), "ca.pem")
+	a.write(t, file)
+	secure := grpc.Creds(credentials.NewServerTLSFromCert(&[]tls.Certificate{a.sign(t, time.Now().Add(time.Hour), "127.0.0.1", "::1", "example.org")}[0]))
+	for _, tt := range []struct {
+		name  string
+		o     []grpc.ServerOption
+		check trench.TLSCheck
+		want  string // "" for address and port
+	}{
+		{"plaintext", nil, trench.TLSCheck{}, ""},
+		{"TLS by address", []grpc.ServerOption{secure}, trench.TLSCheck{On: true, CAFile: file}, ""},
+		{"TLS by name", []grpc.ServerOption{secure}, trench.TLSCheck{On: true, CAFile: file, ServerName: "example.org"}, "example.org"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			onBoth(t, func(t *testing.T, at netip.Addr) {
+				told := make(chan metadata.MD, 1)
+				port := serveGRPC(t, at, func(s *grpc.Server) {
+					healthv1.RegisterHealthServer(s, healthFunc{check: func(ctx context.Context, _ *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse, error) {
+						md, _ := metadata.FromIncomingContext(ctx)
+						told <- md
+						return &healthv1.HealthCheckResponse{Status: healthv1.HealthCheckResponse_SERVING}, nil
+					}})
+				}, tt.o...)
+				if o := ask(t, newGRPCProber(grpcCheck(port, func(c *trench.GRPCCheck) { c.TLS = tt.check })), at, patient); o.verdict != succeeded {
+					t.Fatalf("got %+v", o)
+				}
+				want := tt.want
+				if want == "" {
+					want = netip.AddrPortFrom(at, port).String()
+				}
+				md := <-told
+				if got := md.Get(":authority"); len(got) != 1 || got[0] != want {
+					t.Errorf("authority %v, want %s", got, want)
+				}
+				if got := md.Get("user-agent"); len(got) != 1 || !strings.HasPrefix(got[0], "vipgate-check ") {
+					t.Errorf("user agent %v", got)
+				}
+			})
+		})
+	}
+}
+
+func TestGRPCCheckOverTLS(t *testing.T) {
+	ours, theirs := newAuthority(t), newAuthority(t)
+	file := filepath.Join(t.TempDir(), "ca.pem")
+	ours.write(t, file)
+	soon := time.Now().Add(time.Hour)
+	good := ours.sign(t, soon, "127.0.0.1", "::1")
+	onBoth(t, func(t *testing.T, at netip.Addr) {
+		serve := func(config *tls.Config) uint16 {
+			return serveGRPC(t, at, healthy(t), grpc.Creds(credentials.NewTLS(config)))
+		}
+		port := serve(&tls.Config{Certificates: []tls.Certificate{good}})
+		check := func(port uint16, s trench.TLSCheck) outcome {
+			s.On = true
+			return ask(t, newGRPCProber(grpcCheck(port, func(c *trench.GRPCCheck) { c.TLS = s })), at, patient)
+		}
+		if o := check(port, trench.TLSCheck{CAFile: file}); o.verdict != succeeded {
+			t.Errorf("got %+v", o)
+		}
+		if o := check(port, trench.TLSCheck{Insecure: true, ServerName: "b.example"}); o.verdict != succeeded {
+			t.Errorf("insecure: %+v", o)
+		}
+		says(t, check(port, trench.TLSCheck{CAFile: file, ServerName: "b.example"}), port, "the certificate is not for b.example")
+		if o := check(port, trench.TLSCheck{CAFile: file + ".none"}); o.verdict != unmade || !strings.HasPrefix(o.reason, "check not made: caFile: ") {
+			t.Errorf("no authorities: %+v", o)
+		}
+		port = serve(&tls.Config{Certificates: []tls.Certificate{theirs.sign(t, soon, "127.0.0.1", "::1")}})
+		says(t, check(port, trench.TLSCheck{CAFile: file}), port, "the certificate is signed by an authority that is not trusted")
+
+		web := serveTLS(t, at, &tls.Config{Certificates: []tls.Certificate{good}})
+		says(t, check(web, trench.TLSCheck{CAFile: file}), web, "the TLS server does not speak HTTP/2, which gRPC needs (ALPN h2)")
+		plain := serveGRPC(t, at, healthy(t))
+		says(t, check(plain, trench.TLSCheck{CAFile: file}), plain, "no TLS here")
+	})
+}
+
+func TestGRPCCheckTellsSilenceFromNoAnswer(t *testing.T) {
+	onBoth(t, func(t *testing.T, at netip.Addr) {
+		silentUntilClosed := serveRaw(t, at, func(conn net.Conn) { _ = untilClosed(conn) })
+		o := ask(t, newGRPCProber(grpcCheck(silentUntilClosed, nil)), at, impatient)
+		says(t, o, silentUntilClosed, "connected, but no answer in 100ms")
+
+		slow := serveGRPC(t, at, func(s *grpc.Server) {
+			healthv1.RegisterHealthServer(s, healthFunc{check: func(ctx context.Context, _ *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse, error) {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}})
+		})
+		says(t, ask(t, newGRPCProber(grpcCheck(slow, nil)), at, impatient), slow, "connected, but no answer in 100ms")
+
+		closing := serveRaw(t, at, func(net.Conn) {})
+		says(t, ask(t, newGRPCProber(grpcCheck(closing, nil)), at, patient), closing, "closed the connection: no answer")
+		web := serveRaw(t, at, func(conn net.Conn) {
+			_, _ = conn.Write([]byte("HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"))
+			_ = untilClosed(conn)
+		})
+		if o := ask(t, newGRPCProber(grpcCheck(web, nil)), at, patient); o.verdict != failed || o.silent || !strings.Contains(o.reason, ": no gRPC here: ") {
+			t.Errorf("got %+v", o)
+		}
+
+		l, refused := listen(t, at)
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+		says(t, ask(t, newGRPCProber(grpcCheck(refused, nil)), at, patient), refused, "connection refused")
+
+		p := newGRPCProber(grpcCheck(1, nil))
+		ctx, cancel := context.WithTimeout(t.Context(), impatient)
+		defer cancel()
+		o = p.probe(ctx, func(ctx context.Context, _, _ string) (net.Conn, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}, at)
+		if want := (outcome{failed, true, "port 1: no answer in 100ms"}); o != want {
+			t.Errorf("got %+v, want %+v", o, want)
+		}
+		for errno, want := range map[syscall.Errno]outcome{
+			syscall.EHOSTUNREACH: {failed, true, "port 1: no route to host"},
+			syscall.EMFILE:       {unmade, false, "check not made: dial tcp: socket: too many open files"},
+		} {
+			o := p.probe(t.Context(), func(context.Context, string, string) (net.Conn, error) {
+				return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("socket", errno)}
+			}, at)
+			if o != want {
+				t.Errorf("got %+v, want %+v", o, want)
+			}
+		}
+	})
+}
+
+// HTTP/2 that is no gRPC.
+func TestGRPCCheckOfAWebServer(t *testing.T) {
+	onBoth(t, func(t *testing.T, at netip.Addr) {
+		l, port := listen(t, at)
+		s := &http.Server{Handler: http.NotFoundHandler(), Protocols: new(http.Protocols)}
+		s.Protocols.SetUnencryptedHTTP2(true)
+		var serving sync.WaitGroup
+		serving.Go(func() { _ = s.Serve(l) })
+		defer serving.Wait()
+		defer s.Close()
+		says(t, ask(t, newGRPCProber(grpcCheck(port, nil)), at, patient), port, "no grpc.health.v1 here")
+	})
+}
+
+// A check is one connection: whoever counts rise and fall also counts tries.
+func TestGRPCCheckDoesNotTryAgain(t *testing.T) {
+	at := loopbacks[0]
+	var connections atomic.Int32
+	port := serveRaw(t, at, func(net.Conn) { connections.Add(1) })
+	p := newGRPCProber(grpcCheck(port, nil))
+	for range 5 {
+		if o := ask(t, p, at, patient); o.verdict != failed {
+			t.Errorf("got %+v", o)
+		}
+	}
+	var dials int
+	_ = p.probe(t.Context(), func(context.Context, string, string) (net.Conn, error) {
+		dials++
+		return nil, syscall.ECONNREFUSED
+	}, at)
+	if n := connections.Load(); n > 5 || dials != 1 {
+		t.Errorf("5 checks opened %d connections, and one dialed %d times", n, dials)
+	}
+}
+
+// Whoever stops the checker does not wait for the timeout, nor leave a dialer that
+// runs on.
+func TestGRPCCheckEndsWithItsContextAndItsDialer(t *testing.T) {
+	at := loopbacks[0]
+	ctx, cancel := context.WithCancel(t.Context())
+	var ended atomic.Bool
+	o := newGRPCProber(grpcCheck(1, nil)).probe(ctx, func(dialing context.Context, _, _ string) (net.Conn, error) {
+		cancel()
+		<-dialing.Done()
+		ended.Store(true)
+		return nil, dialing.Err()
+	}, at)
+	if o.verdict == succeeded || !ended.Load() {
+		t.Errorf("got %+v, the dialer has ended: %t", o, ended.Load())
+	}
+}
+
+func TestGRPCProberServesManyAtOnce(t *testing.T) {
+	at := loopbacks[1]
+	p := newGRPCProber(grpcCheck(serveGRPC(t, at, healthy(t)), nil))
+	var all sync.WaitGroup
+	for range 20 {
+		all.Go(func() {
+			if o := ask(t, p, at, patient); o.verdict != succeeded {
+				t.Errorf("got %+v", o)
+			}
+		})
+	}
+	all.Wait()
+}

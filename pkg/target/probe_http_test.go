@@ -1,0 +1,509 @@
+package target
+
+import (
+	"bufio"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/trench"
+)
+
+// loopbacks are an address of each family.
+var loopbacks = []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("::1")}
+
+// onBoth runs a test over each family.
+func onBoth(t *testing.T, f func(*testing.T, netip.Addr)) {
+	t.Helper()
+	for _, at := range loopbacks {
+		t.Run(at.String(), func(t *testing.T) { f(t, at) })
+	}
+}
+
+// listen opens a port of the address until the test ends.
+func listen(t *testing.T, at netip.Addr) (l net.Listener, port uint16) {
+	t.Helper()
+	l, err := net.Listen("tcp", netip.AddrPortFrom(at, 0).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+			t.Error(err)
+		}
+	})
+	return l, l.Addr().(*net.TCPAddr).AddrPort().Port()
+}
+
+// serveRaw gives each connection to serve, until the test ends.
+func serveRaw(t *testing.T, at netip.Addr, serve func(net.Conn)) (port uint16) {
+	t.Helper()
+	l, port := listen(t, at)
+	var serving sync.WaitGroup
+	t.Cleanup(func() {
+		_ = l.Close()
+		serving.Wait()
+	})
+	serving.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			serving.Go(func() {
+				defer conn.Close()
+				serve(conn)
+			})
+		}
+	})
+	return port
+}
+
+// answer reads the head of a request and writes the text.
+func answer(text string) func(net.Conn) {
+	return func(conn net.Conn) {
+		if _, err := http.ReadRequest(bufio.NewReader(conn)); err == nil {
+			_, _ = io.WriteString(conn, text)
+		}
+	}
+}
+
+// untilClosed reads until the other side has ended the connection.
+func untilClosed(conn net.Conn) error {
+	_, err := io.Copy(io.Discard, conn)
+	return err
+}
+
+// ask makes one check of the kind that the check is of.
+func ask(t *testing.T, p prober, at netip.Addr, patience time.Duration) outcome {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	return p.probe(ctx, dialerFrom(netip.Addr{}).DialContext, at)
+}
+
+const (
+	patient   = 20 * time.Second
+	impatient = 100 * time.Millisecond
+)
+
+func httpCheck(port uint16, change func(*trench.HTTPCheck)) trench.Check {
+	c := trench.Check{Timeout: impatient, HTTP: trench.HTTPCheck{Port: port, Path: "/", Status: "200-399"}}
+	if change != nil {
+		change(&c.HTTP)
+	}
+	return c
+}
+
+// says fails unless the check failed for the reason, which may have PORT for the port.
+func says(t *testing.T, o outcome, port uint16, reason string) {
+	t.Helper()
+	want := outcome{verdict: failed, reason: "port " + netip.AddrPortFrom(netip.IPv4Unspecified(), port).String()[len("0.0.0.0:"):] + ": " + reason}
+	if o != want {
+		t.Errorf("\n got %+v\nwant %+v", o, want)
+	}
+}
+
+func TestHTTPCheckAsksAsTheFileSays(t *testing.T) {
+	onBoth(t, func(t *testing.T, at netip.Addr) {
+		requests := make(chan *http.Request, 1)
+		s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { requests <- r }))
+		l, port := listen(t, at)
+		_ = s.Listener.Close()
+		s.Listener = l
+		s.Start()
+		defer s.Close()
+		for _, tt := range []struct{ host, wantHost string }{{"", netip.AddrPortFrom(at, port).String()}, {"example.org:8443", "example.org:8443"}} {
+			p := newHTTPProber(httpCheck(port, func(c *trench.HTTPCheck) { c.Host, c.Path = tt.host, "/healthz%20?full=1" }))
+			if o := ask(t, p, at, patient); o.verdict != succeeded || o.reason != "" {
+				t.Fatalf("got %+v", o)
+			}
+			r := <-requests
+			if r.Method != "GET" || r.RequestURI != "/healthz%20?full=1" || r.Host != tt.wantHost || r.Proto != "HTTP/1.1" || r.UserAgent() != "vipgate-check" {
+				t.Errorf("got %s %s %s of %s by %s", r.Method, r.RequestURI, r.Proto, r.Host, r.UserAgent())
+			}
+		}
+	})
+}
+
+func TestHTTPCheckJudgesTheAnswer(t *testing.T) {
+	const ok = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+	for _, tt := range []struct {
+		name, answer string
+		change       func(*trench.HTTPCheck)
+		want         string // "" for success
+	}{
+		{"200", ok, nil, ""},
+		{"a redirect is an answer", "HTTP/1.1 302 Found\r\nLocation: http://192.0.2.1/\r\nContent-Length: 0\r\n\r\n", nil, ""},
+		{"a redirect that is not wanted", "HTTP/1.1 302 Found\r\nLocation: /\r\n\r\n", func(c *trench.HTTPCheck) { c.Status = "200" }, "status 302, wanted 200"},
+		{"503", "HTTP/1.1 503 Service Unavailable\r\n\r\n", nil, "status 503, wanted 200-399"},
+		{"404 is wanted", "HTTP/1.1 404 Not Found\r\n\r\n", func(c *trench.HTTPCheck) { c.Status = "200-299,404" }, ""},
+		{"HTTP/1.0", "HTTP/1.0 204 No Content\r\n\r\n", nil, ""},
+		{"informational answers first", "HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n" + "HTTP/1.1 100 Continue\r\n\r\n" + ok, nil, ""},
+		{"nothing but informational answers", strings.Repeat("HTTP/1.1 103 Early Hints\r\n\r\n", 4000), nil, "the head of the answer is larger than 64 KiB"},
+		{"other protocol", "HTTP/1.1 101 Switching Protocols\r\nUpgrade: a\r\n\r\n", nil, "status 101, wanted 200-399"},
+		{"body matches", ok, func(c *trench.HTTPCheck) { c.Body = "^ok$" }, ""},
+		{"body matches anywhere", "HTTP/1.1 200 OK\r\n\r\nall is ok today", func(c *trench.HTTPCheck) { c.Body = "is (ok|OK)" }, ""},
+		{"body does not match", ok, func(c *trench.HTTPCheck) { c.Body = "^OK" }, "the body does not match"},
+		{"no body", "HTTP/1.1 204 No Content\r\n\r\n", func(c *trench.HTTPCheck) { c.Body = "." }, "the body does not match"},
+		{"body in chunks", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\no\r\n1;x=y\r\nk\r\n0\r\n\r\n", func(c *trench.HTTPCheck) { c.Body = "^ok$" }, ""},
+		{"body within 64 KiB", "HTTP/1.1 200 OK\r\n\r\n" + strings.Repeat(" ", 64<<10-2) + "ok" + strings.Repeat("x", 64<<10), func(c *trench.HTTPCheck) { c.Body = "ok$" }, ""},
+		{"body beyond 64 KiB", "HTTP/1.1 200 OK\r\n\r\n" + strings.Repeat(" ", 64<<10-1) + "ok", func(c *trench.HTTPCheck) { c.Body = "ok" }, "the body does not match"},
+		{"body of chunks of one byte", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + strings.Repeat("1\r\na\r\n", 64<<10) + "0\r\n\r\n", func(c *trench.HTTPCheck) { c.Body = "^a+$" }, ""},
+		{"body that is cut short", "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok", func(c *trench.HTTPCheck) { c.Body = "^ok" }, "closed the connection: no end of the body"},
+		{"no answer", "", nil, "closed the connection: no answer"},
+		{"half an answer", "HTTP/1.1 200 OK\r\nA: b", nil, "closed the connection: no answer"},
+		{"a head without an end", "HTTP/1.1 200 OK\r\nA: " + strings.Repeat("b", 64<<10), nil, "the head of the answer is larger than 64 KiB"},
+		{"SMTP", "220 mail.example.org ESMTP\r\n", nil, `the answer is not HTTP/1.1: malformed HTTP status code "mail.example.org"`},
+		{"terminal sequences", "\x1b[2J\x1b]0;owned\a\r\n", nil, `the answer is not HTTP/1.1: malformed HTTP response "\x1b[2J\x1b]0;owned\a"`},
+		{"a long line", strings.Repeat("x", 1000) + "\r\n", nil, `the answer is not HTTP/1.1: malformed HTTP response "` + strings.Repeat("x", 95) + "…"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			onBoth(t, func(t *testing.T, at netip.Addr) {
+				port := serveRaw(t, at, answer(tt.answer))
+				o := ask(t, newHTTPProber(httpCheck(port, tt.change)), at, patient)
+				if tt.want != "" {
+					says(t, o, port, tt.want)
+				} else if o != (outcome{verdict: succeeded}) {
+					t.Errorf("got %+v", o)
+				}
+			})
+		})
+	}
+}
+
+// A target that was reached and does not answer is not silent: the network is there.
+func TestHTTPCheckTellsSilenceFromNoAnswer(t *testing.T) {
+	onBoth(t, func(t *testing.T, at netip.Addr) {
+		silentUntilClosed := serveRaw(t, at, func(conn net.Conn) { _ = untilClosed(conn) })
+		o := ask(t, newHTTPProber(httpCheck(silentUntilClosed, nil)), at, impatient)
+		says(t, o, silentUntilClosed, "connected, but no answer in 100ms")
+
+		o = ask(t, newHTTPProber(httpCheck(silentUntilClosed, func(c *trench.HTTPCheck) { c.TLS.On = true })), at, impatient)
+		says(t, o, silentUntilClosed, "connected, but no TLS handshake in 100ms")
+
+		endless := serveRaw(t, at, func(conn net.Conn) {
+			answer("HTTP/1.1 200 OK\r\n\r\nok")(conn)
+			_ = untilClosed(conn)
+		})
+		o = ask(t, newHTTPProber(httpCheck(endless, func(c *trench.HTTPCheck) { c.Body = "ok" })), at, impatient)
+		says(t, o, endless, "connected, but no end of the body in 100ms")
+		if o := ask(t, newHTTPProber(httpCheck(endless, nil)), at, patient); o.verdict != succeeded {
+			t.Errorf("a body that nobody asked for is waited for: %+v", o)
+		}
+
+		l, refused := listen(t, at)
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+		says(t, ask(t, newHTTPProber(httpCheck(refused, nil)), at, patient), refused, "connection refused")
+
+		p := newHTTPProber(httpCheck(1, nil))
+		ctx, cancel := context.WithTimeout(t.Context(), impatient)
+		defer cancel()
+		o = p.probe(ctx, func(ctx context.Context, _, _ string) (net.Conn, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}, at)
+		if want := (outcome{failed, true, "port 1: no answer in 100ms"}); o != want {
+			t.Errorf("got %+v, want %+v", o, want)
+		}
+		for errno, want := range map[syscall.Errno]outcome{
+			syscall.EHOSTUNREACH: {failed, true, "port 1: no route to host"},
+			syscall.EMFILE:       {unmade, false, "check not made: dial tcp: socket: too many open files"},
+		} {
+			o := p.probe(t.Context(), func(context.Context, string, string) (net.Conn, error) {
+				return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("socket", errno)}
+			}, at)
+			if o != want {
+				t.Errorf("got %+v, want %+v", o, want)
+			}
+		}
+	})
+}
+
+// Whoever stops the checker does not wait for the timeout.
+func TestHTTPCheckEndsWithItsContext(t *testing.T) {
+	onBoth(t, func(t *testing.T, at netip.Addr) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		port := serveRaw(t, at, func(conn net.Conn) {
+			cancel()
+			_ = untilClosed(conn)
+		})
+		o := newHTTPProber(httpCheck(port, nil)).probe(ctx, dialerFrom(netip.Addr{}).DialContext, at)
+		if o.verdict == succeeded {
+			t.Errorf("got %+v", o)
+		}
+	})
+}
+
+// A close would leave a socket in TIME_WAIT at each check, here or at the target.
+func TestHTTPCheckResetsItsConnection(t *testing.T) {
+	onBoth(t, func(t *testing.T, at netip.Addr) {
+		ends := make(chan error, 1)
+		port := serveRaw(t, at, func(conn net.Conn) {
+			answer("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")(conn)
+			ends <- untilClosed(conn)
+		})
+		if o := ask(t, newHTTPProber(httpCheck(port, func(c *trench.HTTPCheck) { c.Body = "ok" })), at, patient); o.verdict != succeeded {
+			t.Fatalf("got %+v", o)
+		}
+		if err := <-ends; !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("the connection ended with %v", err)
+		}
+	})
+}
+
+// authority signs certificates of servers.
+type authority struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+func newAuthority(t *testing.T) authority {
+	t.Helper()
+	a := authority{key: newKey(t)}
+	a.cert = &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test authority"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, a.cert, a.cert, a.key.Public(), a.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.cert, err = x509.ParseCertificate(der); err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func newKey(t *testing.T) *ecdsa.PrivateKey {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+// sign makes a certificate for loopback addresses and names.
+func (a authority) sign(t *testing.T, notAfter time.Time, names ...string) tls.Certificate {
+	t.Helper()
+	c := &x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "server"},
+		NotBefore: notAfter.Add(-2 * time.Hour), NotAfter: notAfter,
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	for _, n := range names {
+		if ip := net.ParseIP(n); ip != nil {
+			c.IPAddresses = append(c.IPAddresses, ip)
+		} else {
+			c.DNSNames = append(c.DNSNames, n)
+		}
+	}
+	key := newKey(t)
+	der, err := x509.CreateCertificate(rand.Reader, c, a.cert, key.Public(), a.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
+func (a authority) write(t *testing.T, path string) {
+	t.Helper()
+	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// serveTLS answers "ok" over TLS.
+func serveTLS(t *testing.T, at netip.Addr, config *tls.Config) (port uint16) {
+	t.Helper()
+	return serveRaw(t, at, func(conn net.Conn) {
+		secure := tls.Server(conn, config)
+		if secure.Handshake() == nil {
+			answer("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")(secure)
+		}
+		_ = untilClosed(conn)
+	})
+}
+
+func TestHTTPCheckOverTLS(t *testing.T) {
+	ours, theirs := newAuthority(t), newAuthority(t)
+	file := filepath.Join(t.TempDir(), "ca.pem")
+	ours.write(t, file)
+	soon, past := time.Now().Add(time.Hour), time.Now().Add(-time.Minute)
+	byAddress := &tls.Config{Certificates: []tls.Certificate{ours.sign(t, soon, "127.0.0.1", "::1")}}
+	byName := &tls.Config{Certificates: []tls.Certificate{ours.sign(t, soon, "example.org", "a.example")}}
+	for _, tt := range []struct {
+		name   string
+		server *tls.Config
+		check  trench.TLSCheck
+		want   string // ADDRESS stands for the target's
+	}{
+		{"by address", byAddress, trench.TLSCheck{CAFile: file}, ""},
+		{"by name", byName, trench.TLSCheck{CAFile: file, ServerName: "example.org"}, ""},
+		{"the name is asked for", &tls.Config{GetCertificate: func(h *tls.ClientHelloInfo) (*tls.Certificate, error) {
+			if h.ServerName != "example.org" {
+				return nil, errors.New("who?")
+			}
+			return &byName.Certificates[0], nil
+		}}, trench.TLSCheck{CAFile: file, ServerName: "example.org"}, ""},
+		{"another name", byName, trench.TLSCheck{CAFile: file, ServerName: "b.example"}, "the certificate is not for b.example"},
+		{"a name, not the address", byName, trench.TLSCheck{CAFile: file}, "the certificate is not for ADDRESS"},
+		{"another authority", &tls.Config{Certificates: []tls.Certificate{theirs.sign(t, soon, "127.0.0.1", "::1")}}, trench.TLSCheck{CAFile: file}, "the certificate is signed by an authority that is not trusted"},
+		{"the system's authorities", byAddress, trench.TLSCheck{}, "the certificate is signed by an authority that is not trusted"},
+		{"expired", &tls.Config{Certificates: []tls.Certificate{ours.sign(t, past, "127.0.0.1", "::1")}}, trench.TLSCheck{CAFile: file}, "the certificate is valid from " + date(past.Add(-2*time.Hour)) + " to " + date(past) + " only"},
+		{"insecure", &tls.Config{Certificates: []tls.Certificate{theirs.sign(t, past, "c.example")}}, trench.TLSCheck{Insecure: true}, ""},
+		{"TLS 1.1", &tls.Config{MaxVersion: tls.VersionTLS11, MinVersion: tls.VersionTLS10, Certificates: byAddress.Certificates}, trench.TLSCheck{CAFile: file}, "TLS handshake: remote error: tls: protocol version not supported"},
+		{"TLS 1.2", &tls.Config{MaxVersion: tls.VersionTLS12, Certificates: byAddress.Certificates}, trench.TLSCheck{CAFile: file}, ""},
+		{"a client's certificate is asked for", &tls.Config{ClientAuth: tls.RequireAnyClientCert, Certificates: byAddress.Certificates}, trench.TLSCheck{CAFile: file}, "remote error: tls: certificate required"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			onBoth(t, func(t *testing.T, at netip.Addr) {
+				port := serveTLS(t, at, tt.server)
+				o := ask(t, newHTTPProber(httpCheck(port, func(c *trench.HTTPCheck) {
+					c.TLS, c.Body = tt.check, "^ok$"
+					c.TLS.On = true
+				})), at, patient)
+				if tt.want != "" {
+					says(t, o, port, strings.ReplaceAll(tt.want, "ADDRESS", at.String()))
+				} else if o.verdict != succeeded {
+					t.Errorf("got %+v", o)
+				}
+			})
+		})
+	}
+	t.Run("no TLS", func(t *testing.T) {
+		onBoth(t, func(t *testing.T, at netip.Addr) {
+			port := serveRaw(t, at, func(conn net.Conn) {
+				_, _ = io.WriteString(conn, "220 mail.example.org ESMTP\r\n")
+				_ = untilClosed(conn)
+			})
+			o := ask(t, newHTTPProber(httpCheck(port, func(c *trench.HTTPCheck) { c.TLS.On = true })), at, patient)
+			says(t, o, port, "no TLS here")
+		})
+	})
+	t.Run("closed", func(t *testing.T) {
+		onBoth(t, func(t *testing.T, at netip.Addr) {
+			port := serveRaw(t, at, func(conn net.Conn) { _, _ = io.ReadFull(conn, make([]byte, 5)) })
+			o := ask(t, newHTTPProber(httpCheck(port, func(c *trench.HTTPCheck) { c.TLS.On = true })), at, patient)
+			if o.verdict != failed || o.silent {
+				t.Errorf("got %+v", o)
+			}
+		})
+	})
+}
+
+// Authorities are replaced while checks are made. While their file is missing or
+// no such file, nothing is known of the target.
+func TestCheckReadsAuthoritiesThatChange(t *testing.T) {
+	at := loopbacks[0]
+	old, next := newAuthority(t), newAuthority(t)
+	dir := t.TempDir()
+	file := filepath.Join(dir, "ca.pem")
+	port := serveTLS(t, at, &tls.Config{Certificates: []tls.Certificate{next.sign(t, time.Now().Add(time.Hour), "127.0.0.1")}})
+	p := newHTTPProber(httpCheck(port, func(c *trench.HTTPCheck) { c.TLS = trench.TLSCheck{On: true, CAFile: file} }))
+	verdictIs := func(want verdict, reason string) {
+		t.Helper()
+		if o := ask(t, p, at, patient); o.verdict != want || !strings.Contains(o.reason, reason) {
+			t.Errorf("got %+v, want %d %q", o, want, reason)
+		}
+	}
+	verdictIs(unmade, "check not made: caFile: stat "+file+": no such file or directory")
+	old.write(t, file)
+	verdictIs(failed, "not trusted")
+	next.write(t, file) // over the old one, within a tick of its clock
+	verdictIs(succeeded, "")
+	if err := os.WriteFile(file, []byte("no certificate\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	verdictIs(unmade, "has no certificate in PEM")
+
+	// What was written long ago is read once, until another file takes its place.
+	next.write(t, file)
+	long := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(file, long, long); err != nil {
+		t.Fatal(err)
+	}
+	verdictIs(succeeded, "")
+	first, err := p.secured.pool()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := p.secured.pool(); err != nil || again != first {
+		t.Errorf("read twice: %v", err)
+	}
+	other := filepath.Join(dir, "next.pem")
+	old.write(t, other)
+	if err := os.Chtimes(other, long, long); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(other, file); err != nil {
+		t.Fatal(err)
+	}
+	verdictIs(failed, "not trusted")
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	verdictIs(unmade, "is no file of at most 4 MiB")
+}
+
+func TestProberServesManyAtOnce(t *testing.T) {
+	a := newAuthority(t)
+	file := filepath.Join(t.TempDir(), "ca.pem")
+	a.write(t, file)
+	at := loopbacks[1]
+	port := serveTLS(t, at, &tls.Config{Certificates: []tls.Certificate{a.sign(t, time.Now().Add(time.Hour), "::1")}})
+	p := newHTTPProber(httpCheck(port, func(c *trench.HTTPCheck) {
+		c.TLS, c.Body = trench.TLSCheck{On: true, CAFile: file}, "ok"
+	}))
+	var all sync.WaitGroup
+	for range 20 {
+		all.Go(func() {
+			if o := ask(t, p, at, patient); o.verdict != succeeded {
+				t.Errorf("got %+v", o)
+			}
+		})
+	}
+	all.Wait()
+}
+
+func TestRemarkIsShortAndPlain(t *testing.T) {
+	for s, want := range map[string]string{
+		"":                       "",
+		"plain \"words\"":        "plain \"words\"",
+		"two\nlines":             `"two\nlines"`,
+		"\xff\xfe":               `"\xff\xfe"`,
+		strings.Repeat("ä", 100): strings.Repeat("ä", 60) + "…",
+		"\u202egnp.exe":          `"\u202egnp.exe"`,
+	} {
+		if got := remark(s); got != want {
+			t.Errorf("%q: got %s, want %s", s, got, want)
+		}
+	}
+}
