@@ -252,12 +252,14 @@ func (s *Sudden) fall(h Health) {
 	if at.IsZero() || at.After(s.now) {
 		at = s.now
 	}
-	end := at.Add(window(s.check(h.Key)))
-	if !end.After(s.now) {
-		return // told too late
-	}
+	w := window(s.check(h.Key))
+	end := at.Add(w)
 	prefix := segmentOf(h.Addr)
 	g := s.segments[prefix]
+	late := !end.After(s.now) && (g == nil || !g.suspect)
+	if w <= 0 || late {
+		return
+	}
 	if g == nil {
 		g = &segment{prefix: prefix, probe: h.Addr, since: at, members: map[Key]*fallen{}, asked: len(s.asked) < maxAsked}
 		s.segments[prefix] = g

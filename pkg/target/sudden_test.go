@@ -191,12 +191,18 @@ func TestFallsThatAreSpreadWiderAreNoMass(t *testing.T) {
 
 func TestUnknownNetworkIsWaitedForShortly(t *testing.T) {
 	m := newMass(t, holding)
-	m.start(0, 10)
+	m.start(0, 12)
 	m.fell(0, 0, 10, 10*time.Millisecond)
 	m.want("pending", 0, 10, false)
-	m.pass(unknownWait)
+	end := time.Unix(1010, 0).Add(unknownWait)
+	if !m.last.Next.Equal(end) {
+		t.Errorf("next %v, want %v", m.last.Next, end)
+	}
+	m.now = end
 	m.eval()
 	m.want("nobody could say", 0, 0, false)
+	m.eval(m.silent(key(0, 11)))
+	m.want("one more", 0, 0, false)
 	// Now it is known, too late to hold, early enough to say so.
 	m.dark(0)
 	m.eval()
@@ -410,6 +416,45 @@ func TestOffIsNothing(t *testing.T) {
 	}
 }
 
+func TestWhoBeginsToRiseIsHeldUntilItShouldHaveRisen(t *testing.T) {
+	m := newMass(t, holding)
+	m.start(0, 10)
+	m.dark(0)
+	m.fell(0, 0, 10, time.Millisecond)
+	m.eval(m.answered(key(0, 0)), m.answered(key(0, 1)), m.answered(key(0, 2)))
+	m.pass(massWindow)
+	m.eval(m.silent(key(0, 1)), m.refused(key(0, 2)))
+	m.want("one failed again, one refused", 0, 1, false)
+	m.eval(m.answered(key(0, 0)))
+	m.pass(massWindow)
+	m.eval()
+	m.want("another success buys no time", 0, 0, false)
+}
+
+func TestDrainedAndNewTargetsAreNotAmongAll(t *testing.T) {
+	m := newMass(t, holding)
+	m.start(0, 20)
+	for i := 10; i < 15; i++ {
+		m.eval(m.is(key(0, i), Drained, false, ""))
+	}
+	for i := 15; i < 20; i++ {
+		m.eval(m.is(key(0, i), Starting, false, ""))
+	}
+	m.pass(time.Second)
+	m.dark(0)
+	m.fell(0, 0, 9, time.Millisecond)
+	m.want("nine of the ten that are left", 0, 9, true)
+}
+
+func TestTargetWithoutCheckIsNotHeld(t *testing.T) {
+	m := newMass(t, holding)
+	m.start(0, 10)
+	m.dark(0)
+	m.fell(0, 0, 9, time.Millisecond)
+	m.Evaluate(m.now, []Health{m.silent(key(0, 9))}, nil, func(Key) trench.Check { return trench.Check{} }, m.net)
+	m.want("no check", 0, 9, true)
+}
+
 func TestLateFallIsNotHeld(t *testing.T) {
 	m := newMass(t, holding)
 	m.start(0, 10)
@@ -418,6 +463,14 @@ func TestLateFallIsNotHeld(t *testing.T) {
 	m.pass(massWindow)
 	m.eval(h)
 	m.want("late", 0, 0, false)
+	// During a suspicion no fall is too late.
+	m.eval(m.up(key(0, 0)))
+	m.pass(time.Second)
+	m.fell(0, 0, 9, time.Millisecond)
+	h = m.silent(key(0, 9))
+	m.pass(massWindow)
+	m.eval(h)
+	m.want("late, but suspected", 0, 10, true)
 }
 
 func TestAskedAreAtMostSixteenSegments(t *testing.T) {
