@@ -108,7 +108,7 @@ func (r *Registry) begin(who caller) (done func(), err error) {
 	case r.stopped:
 		return nil, errStopping
 	case !who.operator() && r.calls[who] >= 2*r.Quota:
-		return nil, refuse(RefusedQuota, codes.ResourceExhausted, "%s has %d calls open, the limit: register more targets in one call, or have --registry-quota raised", who, r.calls[who])
+		return nil, refuse(RefusedQuota, codes.ResourceExhausted, "%s has %d calls open, the limit: register more targets in one call, or have --target-quota raised", who, r.calls[who])
 	}
 	r.calls[who]++
 	return func() {
@@ -210,7 +210,7 @@ func (r *Registry) room(who caller, fresh, going int) error {
 	case fresh == 0:
 		return nil
 	case !who.operator() && r.owned[who]+fresh-going > r.Quota:
-		return refuse(RefusedQuota, codes.ResourceExhausted, "%s has %d targets, those that drain among them, and may have %d: deregister some, or have --registry-quota raised", who, r.owned[who], r.Quota)
+		return refuse(RefusedQuota, codes.ResourceExhausted, "%s has %d targets, those that drain among them, and may have %d: deregister some, or have --target-quota raised", who, r.owned[who], r.Quota)
 	case len(r.targets)+fresh-going > r.MaxTargets:
 		return refuse(RefusedQuota, codes.ResourceExhausted, "%d targets are registered, the limit is %d", len(r.targets), r.MaxTargets)
 	}

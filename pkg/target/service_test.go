@@ -408,7 +408,7 @@ func TestQuotasAreOfACaller(t *testing.T) {
 	h := openHouse(t, RegistryOptions{Grace: time.Minute, Quota: 3})
 	c, _ := h.dial(h.unix, alice.id)
 	l := h.mustHire(c, "s", "a=10.0.0.1 b=10.0.0.2 c=10.0.0.3")
-	if _, err := h.hire(c, request("s", "d=10.0.0.4")); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "--registry-quota") {
+	if _, err := h.hire(c, request("s", "d=10.0.0.4")); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "--target-quota") {
 		t.Errorf("the fourth: %v", err)
 	}
 	admin, _ := h.dial(h.admin, spiffeid.ID{})

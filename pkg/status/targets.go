@@ -1,0 +1,113 @@
+package status
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
+)
+
+// TargetState explains what the load balancer thinks of an address of a target. A
+// state that this program does not know gets words that say so.
+func TargetState(s targetv1.State) Words {
+	switch s {
+	case targetv1.State_STATE_STARTING:
+		return Words{"starting", "Not checked often enough for a verdict.", "the stream's check: rise successful checks are needed; a load balancer that has just taken the target over knows more in a moment"}
+	case targetv1.State_STATE_READY:
+		return Words{"ready", "Gets new flows.", ""}
+	case targetv1.State_STATE_NOT_READY:
+		return Words{"not ready", "Fails its checks, and gets nothing.", "the last error; does the application listen on the checked port, on this address?"}
+	case targetv1.State_STATE_OVERDUE:
+		return Words{"overdue", "Was not checked in time, so that nothing is known of it.", "the load balancer itself: is it out of CPU or of file descriptors?"}
+	case targetv1.State_STATE_DRAINING:
+		return Words{"draining", "Gets no new flows; those that it has go on until the drain time is over.", ""}
+	case targetv1.State_STATE_DRAINED:
+		return Words{"drained", "Drained by hand, and its drain time is over.", "`lb target undrain` has it used again"}
+	case targetv1.State_STATE_GONE:
+		return Words{"gone", "Is no target any longer.", ""}
+	}
+	return Words{fmt.Sprintf("state %d", int32(s)), "A state that this program does not know.", "use the program of the load balancer's version"}
+}
+
+// targetRank orders states in the summary: what needs a person first.
+func targetRank(s targetv1.State) int {
+	switch s {
+	case targetv1.State_STATE_READY:
+		return 2
+	case targetv1.State_STATE_STARTING, targetv1.State_STATE_DRAINING, targetv1.State_STATE_DRAINED:
+		return 1
+	}
+	return 0
+}
+
+// Targets renders a list of targets, sorted by stream, name and address.
+func Targets(all []*targetv1.TargetInfo, now time.Time) string {
+	if len(all) == 0 {
+		return "no targets\n"
+	}
+	counts := map[targetv1.State]int{}
+	for _, i := range all {
+		counts[i.GetState()]++
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d of %d addresses of targets ready\n", counts[targetv1.State_STATE_READY], len(all))
+	countTargets(counts).align(&b, "  ")
+	t := newTable("STREAM", "TARGET", "ADDRESS", "STATE", "SINCE", "SOURCE", "REGISTERED BY", "LAST ERROR")
+	sorted := slices.Clone(all)
+	slices.SortStableFunc(sorted, compareTargets)
+	for _, i := range sorted {
+		t.add(i.GetStream(), i.GetName(), i.GetAddress(), targetWords(i), ago(i.GetSince(), now), names(i.GetSources()), i.GetRegisteredBy(), i.GetLastError())
+	}
+	t.write(&b)
+	return b.String()
+}
+
+// countTargets has a line for each state, with what to look at next.
+func countTargets(counts map[targetv1.State]int) *table {
+	t := &table{}
+	for _, s := range slices.SortedFunc(maps.Keys(counts), func(x, y targetv1.State) int {
+		return cmp.Or(cmp.Compare(targetRank(x), targetRank(y)), cmp.Compare(x, y))
+	}) {
+		w := TargetState(s)
+		t.rows = append(t.rows, []string{fmt.Sprint(counts[s]), w.Short, w.Meaning})
+		if w.Next != "" {
+			t.rows = append(t.rows, []string{"", "", "next: " + w.Next})
+		}
+	}
+	return t
+}
+
+func compareTargets(x, y *targetv1.TargetInfo) int {
+	for _, pair := range [][2]string{{x.GetStream(), y.GetStream()}, {x.GetName(), y.GetName()}, {x.GetAddress(), y.GetAddress()}} {
+		if c := strings.Compare(pair[0], pair[1]); c != 0 {
+			return c
+		}
+	}
+	return 0
+}
+
+// targetWords is the state with how much longer it drains, and why.
+func targetWords(i *targetv1.TargetInfo) string {
+	s := TargetState(i.GetState()).Short
+	why := i.GetDrainCause()
+	if d := i.GetDrainFor(); d != nil {
+		why = strings.TrimSuffix(span(max(0, d.AsDuration()))+" left, "+why, ", ")
+	}
+	if why != "" {
+		s += ": " + why
+	}
+	return s
+}
+
+// TargetLine is one address of one target in a line, for those who follow changes.
+func TargetLine(i *targetv1.TargetInfo) string {
+	s := fmt.Sprintf("%s/%s %s: %s", i.GetStream(), i.GetName(), i.GetAddress(), targetWords(i))
+	if why := i.GetLastError(); why != "" && i.GetState() != targetv1.State_STATE_READY {
+		s += ": " + why
+	}
+	return cut(s, maxLine)
+}
