@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
@@ -28,12 +29,15 @@ type targetFlags struct {
 	OnRegistryGone  string             `help:"What happens to them after that: hold, drain or drop." enum:"hold,drain,drop" default:"drain" group:"Registry"`
 	RegistryAddress string             `help:"HOST:PORT on which the registry is also served, over TCP with the same mTLS." placeholder:"HOST:PORT" group:"Registry"`
 
-	ReadinessDir        string        `help:"Directory of readiness files, for --source=directory." default:"/var/run/meridio" type:"path" placeholder:"DIR" group:"Readiness files"`
+	ReadinessDir        string        `help:"Directory of readiness files, for --source=directory; /var/run/meridio when absent." type:"path" placeholder:"DIR" group:"Readiness files"`
 	ReadinessDirMissing string        `help:"What a directory that was never there means: notready, or ready for every VIP." enum:"notready,ready" default:"notready" group:"Readiness files"`
 	ReadinessMaxAge     time.Duration `help:"How old a readiness file may be, for writers that touch them; 0 for any age." default:"0s" group:"Readiness files"`
 	OnDirectoryGone     string        `help:"What happens to what the files said once the directory is gone: hold, drain or drop." enum:"hold,drain,drop" default:"drop" group:"Readiness files"`
 	WriteReadinessDir   string        `help:"Directory into which we write readiness files, for a router of Meridio 2 beside us." type:"path" placeholder:"DIR" group:"Readiness files"`
 }
+
+// defaultReadinessDir is that of Meridio 2.
+const defaultReadinessDir = "/var/run/meridio"
 
 // prefixFlag is a subnet.
 type prefixFlag struct{ netip.Prefix }
@@ -70,7 +74,7 @@ func (f *targetFlags) options() lb.TargetOptions {
 		OnFileGone: gone(f.OnFileGone), OnRegistryGone: gone(f.OnRegistryGone), OnDirectoryGone: gone(f.OnDirectoryGone),
 		StateDir: f.StateDir,
 		Allow:    f.TargetID, Quota: f.TargetQuota, Grace: f.RegistryGrace, RegistryAddr: f.RegistryAddress,
-		ReadinessDir: f.ReadinessDir, ReadinessDirMissing: f.ReadinessDirMissing == "ready", ReadinessMaxAge: f.ReadinessMaxAge,
+		ReadinessDir: cmp.Or(f.ReadinessDir, defaultReadinessDir), ReadinessDirMissing: f.ReadinessDirMissing == "ready", ReadinessMaxAge: f.ReadinessMaxAge,
 		WriteReadinessDir: f.WriteReadinessDir,
 		Sudden:            target.SuddenOptions{Share: f.SuddenLoss, Hold: f.OnSuddenLoss == "hold"},
 	}
@@ -101,9 +105,9 @@ func (f *targetFlags) check() error {
 		return usage("--target-id lets targets register, but the registry is not in use: add --source=registry, and --source=file to keep that")
 	case !registry && f.RegistryAddress != "":
 		return usage("--registry-address serves the registry, but that is not in use: add --source=registry, and --source=file to keep that")
-	case directory && f.ReadinessDir == "":
-		return usage("--readiness-dir is empty: name the directory of the readiness files")
-	case f.WriteReadinessDir != "" && directory && filepath.Clean(f.WriteReadinessDir) == filepath.Clean(f.ReadinessDir):
+	case !directory && f.ReadinessDir != "":
+		return usage("--readiness-dir=%s would not be read: add --source=directory, and --source=file to keep that", f.ReadinessDir)
+	case f.WriteReadinessDir != "" && directory && filepath.Clean(f.WriteReadinessDir) == filepath.Clean(cmp.Or(f.ReadinessDir, defaultReadinessDir)):
 		return usage("--write-readiness-dir=%s is also --readiness-dir: what we write would keep itself ready", f.WriteReadinessDir)
 	}
 	if f.RegistryAddress == "" {

@@ -127,7 +127,7 @@ func (s *sources) publish() {
 	if s.use.Registry {
 		add(s.registry.State(), target.Registered)
 	}
-	if s.directory != nil {
+	if s.directory != nil && s.directory.Value().Load().Scanned {
 		states = append(states, sourceState{s.directory.State(), 0})
 	}
 	s.states.Set(states)

@@ -1,0 +1,77 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/vipgate/vipgate/pkg/lb"
+	"github.com/vipgate/vipgate/pkg/target"
+)
+
+// parsed are the flags of targets out of a command line.
+func parsed(t *testing.T, args ...string) (*targetFlags, error) {
+	t.Helper()
+	k := parser(t)
+	if _, err := k.Parse(append([]string{"run"}, args...)); err != nil {
+		return nil, err
+	}
+	line := k.Model.Target.Addr().Interface().(*commandLine)
+	return &line.Run.targetFlags, line.Run.targetFlags.check()
+}
+
+func TestMistakesInTheFlagsOfTargetsAreRefused(t *testing.T) {
+	for line, want := range map[string]string{
+		"--source=files":                                             "--source=files: write file, registry or directory",
+		"--source=":                                                  "--source",
+		"--target-id=spiffe://td/a":                                  "add --source=registry",
+		"--registry-address=127.0.0.1:7790":                          "add --source=registry",
+		"--readiness-dir=/run/x":                                     "add --source=directory",
+		"--source=registry --registry-address=7790":                  "write HOST:PORT",
+		"--source=registry --registry-address=:7790":                 "names no address",
+		"--source=registry --registry-address=127.0.0.1:0":           `"0" is not a port`,
+		"--target-subnet=172.16.0.1/16":                              "write 172.16.0.0/16",
+		"--target-subnet=172.16":                                     "is not a subnet",
+		"--target-quota=0":                                           "at least 1",
+		"--registry-grace=-1s":                                       "must not be negative",
+		"--state-dir=":                                               "--state-dir is empty",
+		"--on-file-gone=keep":                                        "must be one of",
+		"--sudden-loss=0":                                            "--sudden-loss",
+		"--source=registry --target-id=td/a":                         "is not a pattern of SPIFFE IDs",
+		"--source=directory --write-readiness-dir=/var/run/meridio/": "would keep itself ready",
+	} {
+		t.Run(line, func(t *testing.T) {
+			if _, err := parsed(t, strings.Fields(line)...); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("error %v, want one that says %q", err, want)
+			}
+		})
+	}
+}
+
+func TestFlagsOfTargetsBecomeOptions(t *testing.T) {
+	f, err := parsed(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defaults := lb.TargetOptions{
+		Sources: lb.Sources{File: true}, OnRegistryGone: target.Drain, OnDirectoryGone: target.Drop,
+		StateDir: "/run/vipgate/lb", Quota: target.DefaultRegistryQuota, Grace: target.DefaultRegistryGrace, ReadinessDir: "/var/run/meridio",
+	}
+	if d := cmp.Diff(defaults, f.options()); d != "" {
+		t.Errorf("defaults (-want +got):\n%s", d)
+	}
+	f, err = parsed(t, strings.Fields("--source=registry --source=directory --on-registry-gone=hold --on-file-gone=drop --on-directory-gone=drain "+
+		"--readiness-dir=/run/x --readiness-dir-missing=ready --readiness-max-age=3s --target-subnet=172.16.0.0/16 --target-subnet=fd00::/8 "+
+		"--on-sudden-loss=hold --registry-address=10.0.0.5:7790 --write-readiness-dir=/run/y --state-dir=/s --target-quota=3 --registry-grace=1s")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := f.options()
+	if o.Sources != (lb.Sources{Registry: true, Directory: true}) || o.OnRegistryGone != target.Hold || o.OnFileGone != target.Drop || o.OnDirectoryGone != target.Drain ||
+		o.ReadinessDir != "/run/x" || !o.ReadinessDirMissing || o.ReadinessMaxAge != 3*time.Second || len(o.Subnets) != 2 || !o.Sudden.Hold ||
+		o.RegistryAddr != "10.0.0.5:7790" || o.WriteReadinessDir != "/run/y" || o.StateDir != "/s" || o.Quota != 3 || o.Grace != time.Second {
+		t.Errorf("options %+v", o)
+	}
+}
