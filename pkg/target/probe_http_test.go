@@ -247,6 +247,7 @@ func TestHTTPCheckEndsWithItsContext(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		port := serveRaw(t, at, func(conn net.Conn) {
+			answer("")(conn)
 			cancel()
 			_ = untilClosed(conn)
 		})
@@ -330,9 +331,19 @@ func (a authority) sign(t *testing.T, notAfter time.Time, names ...string) tls.C
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
+// write writes the authority to a file, which is as large for any.
 func (a authority) write(t *testing.T, path string) {
 	t.Helper()
-	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw}), 0o600); err != nil {
+	data := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw})
+	if err := os.WriteFile(path, append(data, make([]byte, 4096-len(data))...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// dated gives the file a time.
+func dated(t *testing.T, path string, at time.Time) {
+	t.Helper()
+	if err := os.Chtimes(path, at, at); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -432,9 +443,12 @@ func TestCheckReadsAuthoritiesThatChange(t *testing.T) {
 		}
 	}
 	verdictIs(unmade, "check not made: caFile: stat "+file+": no such file or directory")
+	now := time.Now()
 	old.write(t, file)
+	dated(t, file, now)
 	verdictIs(failed, "not trusted")
 	next.write(t, file) // over the old one, within a tick of its clock
+	dated(t, file, now)
 	verdictIs(succeeded, "")
 	if err := os.WriteFile(file, []byte("no certificate\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -444,9 +458,7 @@ func TestCheckReadsAuthoritiesThatChange(t *testing.T) {
 	// What was written long ago is read once, until another file takes its place.
 	next.write(t, file)
 	long := time.Now().Add(-time.Hour)
-	if err := os.Chtimes(file, long, long); err != nil {
-		t.Fatal(err)
-	}
+	dated(t, file, long)
 	verdictIs(succeeded, "")
 	first, err := p.secured.pool()
 	if err != nil {
@@ -457,9 +469,7 @@ func TestCheckReadsAuthoritiesThatChange(t *testing.T) {
 	}
 	other := filepath.Join(dir, "next.pem")
 	old.write(t, other)
-	if err := os.Chtimes(other, long, long); err != nil {
-		t.Fatal(err)
-	}
+	dated(t, other, long)
 	if err := os.Rename(other, file); err != nil {
 		t.Fatal(err)
 	}
