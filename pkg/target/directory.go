@@ -297,7 +297,7 @@ func (r *reading) act(now time.Time) {
 	if due(r.drainEnd, now) {
 		r.drainEnd = time.Time{}
 		r.drop()
-		r.publish()
+		r.publish(now)
 	}
 	if !r.tickAt.After(now) {
 		r.tickAt = now.Add(r.rescan)
@@ -306,7 +306,7 @@ func (r *reading) act(now time.Time) {
 		}
 		if r.hung {
 			r.at = now
-			r.publish()
+			r.publish(now)
 		}
 	}
 	switch {
@@ -439,7 +439,7 @@ func (r *reading) lose(now time.Time, err error) {
 		}
 	}
 	r.err, r.problems = err, nil
-	r.publish()
+	r.publish(now)
 }
 
 func (r *reading) drop() {
@@ -450,7 +450,7 @@ func (r *reading) drop() {
 // unless something appeared meanwhile.
 func (r *reading) evaluate(now time.Time, quiet bool) {
 	if r.gone || r.at.IsZero() {
-		r.publish()
+		r.publish(now)
 		return
 	}
 	fresh := func(f readinessFile) bool { return f.expires.IsZero() || now.Before(f.expires) }
@@ -499,11 +499,11 @@ func (r *reading) evaluate(now time.Time, quiet bool) {
 	if !appeared {
 		r.sawVIP = r.sawVIP || sawVIP
 	}
-	r.publish()
+	r.publish(now)
 }
 
 // publish makes a listing of what is known.
-func (r *reading) publish() {
+func (r *reading) publish(now time.Time) {
 	was := r.value.Load()
 	l := Listing{
 		Scanned: true, Groups: was.Groups, VIPs: was.VIPs, PerVIP: r.sawVIP,
@@ -514,14 +514,14 @@ func (r *reading) publish() {
 	if r.at.IsZero() {
 		return // Configure before the first scan
 	}
-	l.Problems, l.stale = r.trouble(&l)
+	l.Problems, l.stale = r.trouble(now, &l)
 	if l.same(was) {
 		r.value.Set(l)
 		return
 	}
 	l.Revision++
 	if live := !l.Gone; !was.Scanned || live == was.Gone {
-		l.since = time.Now()
+		l.since = now
 	}
 	r.tell(was, l)
 	r.value.Set(l)
@@ -532,7 +532,7 @@ func (r *reading) publish() {
 }
 
 // trouble fills in the groups and VIPs that count, and returns what does not.
-func (r *reading) trouble(l *Listing) (problems []string, stale map[readinessName]struct{}) {
+func (r *reading) trouble(now time.Time, l *Listing) (problems []string, stale map[readinessName]struct{}) {
 	if r.shownChanged || r.shownKnown != r.known || l.Groups == nil {
 		l.Groups, l.VIPs = map[string]struct{}{}, vip.Set{}
 		for _, n := range r.shown {
@@ -551,7 +551,7 @@ func (r *reading) trouble(l *Listing) (problems []string, stale map[readinessNam
 		}
 		if _, counts := r.shown[name]; f.future {
 			note(name, "its mtime lies in the future: the clock of its writer is ahead, or ours jumped back; it counts as touched when first seen")
-		} else if !counts && !f.expires.IsZero() && !time.Now().Before(f.expires) {
+		} else if !counts && !f.expires.IsZero() && !now.Before(f.expires) {
 			note(name, fmt.Sprintf("was last touched more than %v ago and does not count (--readiness-max-age)", r.o.MaxAge))
 			if stale == nil {
 				stale = map[readinessName]struct{}{}

@@ -1,0 +1,272 @@
+package target
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// clockwork is what a Directory knows, on a clock and a file system of the test.
+type clockwork struct {
+	*reading
+	t        *testing.T
+	now      time.Time
+	requests chan scanRequest
+	files    map[string]time.Time // mtimes by name
+	err      error
+}
+
+func newClockwork(t *testing.T, o DirectoryOptions) *clockwork {
+	o.Path, o.Log = "/d", discard
+	d := NewDirectory(o)
+	d.Configure(someNames)
+	c := &clockwork{t: t, now: time.Now(), requests: make(chan scanRequest, 1), files: map[string]time.Time{}}
+	c.reading = &reading{
+		Directory: d, known: d.known.Load(), requests: c.requests, sights: make(chan sight), shown: map[string]readinessName{},
+	}
+	return c
+}
+
+// pass lets time go by; every scan is answered at once.
+func (c *clockwork) pass(d time.Duration) {
+	c.t.Helper()
+	end := c.now.Add(d)
+	for {
+		c.act(c.now)
+		select {
+		case q := <-c.requests:
+			c.saw(c.now, c.answer(q))
+			continue
+		default:
+		}
+		at := c.next()
+		if at.After(end) {
+			c.now = end
+			return
+		}
+		if at.After(c.now) {
+			c.now = at
+		}
+	}
+}
+
+func (c *clockwork) answer(q scanRequest) sight {
+	s := sight{request: q, begun: c.now, err: c.err, files: map[string]foundFile{}}
+	for name, mtime := range c.files {
+		if _, asked := q.names[name]; q.names != nil && !asked {
+			continue
+		}
+		n, _, _ := parseReadinessName(name)
+		s.files[name] = foundFile{name: n, mtime: mtime}
+	}
+	return s
+}
+
+func (c *clockwork) want(vips ...vip.VIP) {
+	c.t.Helper()
+	if got := readyVIPs(c.value.Load()); !slices.Equal(got, vips) {
+		c.t.Fatalf("ready: %v, want %v", got, vips)
+	}
+}
+
+func (c *clockwork) gone() {
+	c.err = fmt.Errorf("/d: %w", fs.ErrNotExist)
+	c.pass(rescanTime)
+}
+
+func TestOneThatAppearsWaitsForTheOthers(t *testing.T) {
+	c := newClockwork(t, DirectoryOptions{OnGone: Drop})
+	c.pass(0)
+	revision := c.value.Load().Revision
+	c.appears(c.now)
+	c.files["lb-ready-a"] = c.now
+	c.pass(raiseQuiet / 2)
+	c.scan = true // a rescan in between raises nothing
+	c.pass(0)
+	c.want()
+	c.appears(c.now)
+	c.files["lb-ready-b"] = c.now
+	c.pass(raiseQuiet - time.Millisecond)
+	c.want()
+	c.pass(time.Millisecond)
+	c.want(vipOne, vipTwo, vipWide)
+	if n := c.value.Load().Revision - revision; n != 1 {
+		t.Errorf("%d decisions", n)
+	}
+}
+
+func TestWhatAppearsWithoutEndCountsNevertheless(t *testing.T) {
+	c := newClockwork(t, DirectoryOptions{OnGone: Drop})
+	c.pass(0)
+	begin := c.now
+	c.files["lb-ready-a"] = c.now
+	for c.now.Sub(begin) < maxRaiseWait-time.Millisecond {
+		c.appears(c.now)
+		c.pass(time.Millisecond)
+		c.want()
+	}
+	c.appears(c.now)
+	c.pass(time.Millisecond)
+	c.want(vipOne)
+}
+
+func TestAFallIsNotHeldUpByWhatAppears(t *testing.T) {
+	c := newClockwork(t, DirectoryOptions{OnGone: Drop})
+	c.files["lb-ready-b"] = c.now
+	c.pass(0)
+	c.want(vipTwo, vipWide)
+	c.appears(c.now)
+	c.files["lb-ready-a"] = c.now
+	delete(c.files, "lb-ready-b")
+	c.removed = map[string]struct{}{"lb-ready-b": {}}
+	c.pass(0)
+	c.want()
+	c.pass(raiseQuiet)
+	c.want(vipOne)
+}
+
+// Otherwise every VIP would fall for the 10 ms that its own file waits.
+func TestTheFirstFileOfAVIPDropsNoOther(t *testing.T) {
+	c := newClockwork(t, DirectoryOptions{OnGone: Drop})
+	c.files["lb-ready-a"] = c.now
+	c.pass(0)
+	c.want(vipOne)
+	c.files["lb-vip-ready-20.0.0.1"] = c.now
+	c.scan = true
+	c.pass(scanGap)
+	c.files["lb-vip-ready-2000::2"] = c.now
+	c.want(vipOne)
+	c.pass(raiseQuiet)
+	c.want(vipOne, vipTwo)
+}
+
+func TestGoneDirectory(t *testing.T) {
+	const drain = 3 * time.Second
+	tests := []struct {
+		name    string
+		o       DirectoryOptions
+		before  []vip.VIP // at once
+		drains  bool
+		after   []vip.VIP // after the drain time
+		problem bool
+	}{
+		{name: "hold", o: DirectoryOptions{OnGone: Hold}, before: []vip.VIP{vipOne}, after: []vip.VIP{vipOne}},
+		{name: "drain", o: DirectoryOptions{OnGone: Drain, DrainTime: drain}, before: []vip.VIP{vipOne}, drains: true},
+		{name: "drain in no time", o: DirectoryOptions{OnGone: Drain}},
+		{name: "drop", o: DirectoryOptions{OnGone: Drop}},
+		// What was there and is gone opens no gate.
+		{name: "drop, although one that never was there means ready", o: DirectoryOptions{OnGone: Drop, MissingReady: true}},
+		{name: "hold files that grow old", o: DirectoryOptions{OnGone: Hold, MaxAge: 2 * time.Second}, before: []vip.VIP{vipOne}, after: []vip.VIP{vipOne}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c := newClockwork(t, tt.o)
+			c.files["lb-ready-a"] = c.now
+			c.pass(0)
+			c.want(vipOne)
+			c.gone()
+			c.want(tt.before...)
+			l := c.value.Load()
+			if !l.Gone || !errors.Is(l.Err, fs.ErrNotExist) || l.GoneSince.IsZero() || l.DrainEnd.IsZero() == tt.drains {
+				t.Errorf("%+v", l)
+			}
+			c.pass(drain)
+			c.want(tt.after...)
+			if l := c.value.Load(); !l.DrainEnd.IsZero() || c.now.Sub(l.At) > rescanTime {
+				t.Errorf("%+v", l)
+			}
+			c.err = nil
+			c.files["lb-ready-a"] = c.now
+			c.pass(rescanTime + raiseQuiet)
+			c.want(vipOne)
+		})
+	}
+}
+
+func TestDirectoryThatWasNeverThere(t *testing.T) {
+	for _, onGone := range []Gone{Hold, Drain, Drop} {
+		t.Run(onGone.String(), func(t *testing.T) {
+			c := newClockwork(t, DirectoryOptions{OnGone: onGone, DrainTime: time.Second})
+			c.gone()
+			c.want()
+			c = newClockwork(t, DirectoryOptions{OnGone: onGone, DrainTime: time.Second, MissingReady: true})
+			c.gone()
+			c.want(someNames.VIPs...)
+			c.err = errors.New("input/output error")
+			c.pass(rescanTime)
+			c.want() // that is not "missing"
+			c.err = nil
+			c.pass(rescanTime)
+			c.want() // a directory without files
+		})
+	}
+}
+
+func TestFilesGrowOld(t *testing.T) {
+	const maxAge = 2500 * time.Millisecond
+	c := newClockwork(t, DirectoryOptions{OnGone: Drop, MaxAge: maxAge})
+	c.files["lb-ready-a"] = c.now.Round(0).Add(-time.Second)
+	c.files["lb-ready-b"] = c.now.Round(0).Add(-maxAge)
+	c.pass(0)
+	c.want(vipOne)
+	l := c.value.Load()
+	wantProblems(t, l, `"lb-ready-b": was last touched more than 2.5s ago`)
+	if _, why := l.Ready(vipTwo, []string{"b"}); !strings.Contains(why, "lb-ready-b young enough") {
+		t.Error(why)
+	}
+	// Exactly then, not at a rescan.
+	c.pass(maxAge - time.Second - time.Millisecond)
+	c.want(vipOne)
+	c.pass(time.Millisecond)
+	c.want()
+	c.files["lb-ready-a"] = c.now.Round(0)
+	c.pass(rescanTime + raiseQuiet)
+	c.want(vipOne)
+	for range 10 { // a writer that lives
+		c.pass(rescanTime)
+		c.files["lb-ready-a"] = c.now.Round(0)
+		c.want(vipOne)
+	}
+}
+
+func TestMtimesInTheFutureAgeToo(t *testing.T) {
+	const maxAge = 5 * time.Second
+	c := newClockwork(t, DirectoryOptions{OnGone: Drop, MaxAge: maxAge})
+	c.files["lb-ready-a"] = c.now.Round(0).Add(24 * time.Hour)
+	c.files["lb-ready-b"] = c.now.Round(0).Add(futureTolerance / 2)
+	c.pass(0)
+	c.want(vipOne, vipTwo, vipWide)
+	wantProblems(t, c.value.Load(), `"lb-ready-a": its mtime lies in the future`)
+	c.pass(maxAge)
+	c.want()
+}
+
+func TestAListingAgesWhileNothingIsSeen(t *testing.T) {
+	c := newClockwork(t, DirectoryOptions{OnGone: Drop})
+	c.files["lb-ready-a"] = c.now
+	c.pass(0)
+	c.pass(10 * rescanTime)
+	l := c.value.Load()
+	if age := c.now.Sub(l.At); age > rescanTime {
+		t.Errorf("the listing is %v old although scans go on", age)
+	}
+	// One that hangs is noticed before the listing is too old.
+	c.tickAt = c.now.Add(scanGap)
+	c.now = c.tickAt
+	c.act(c.now)
+	<-c.requests
+	for c.busy && !c.hung {
+		c.now = c.next()
+		c.act(c.now)
+	}
+	if age := c.now.Sub(l.At); age > ListingAge {
+		t.Errorf("noticed %v after the last scan", age)
+	}
+	c.want()
+}

@@ -1,0 +1,510 @@
+package target
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/task"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+var (
+	_ task.Task = (*Directory)(nil)
+
+	vipOne  = vip.Require("20.0.0.1/32")
+	vipTwo  = vip.Require("2000::2/128")
+	vipWide = vip.Require("20.0.1.0/24")
+
+	someNames = Names{Streams: []string{"a", "b"}, VIPs: []vip.VIP{vipOne, vipTwo, vipWide}}
+)
+
+// liveness bounds every wait for what must happen.
+const liveness = 20 * time.Second
+
+// folder is a Directory that runs on a directory of the test.
+type folder struct {
+	*Directory
+	t    *testing.T
+	path string
+	stop func()
+}
+
+// openFolder runs a Directory. Its rescans come so late that only notifications
+// can tell it of anything, unless change says otherwise.
+func openFolder(t *testing.T, path string, o DirectoryOptions, change func(*Directory)) *folder {
+	t.Helper()
+	o.Path, o.OnGone, o.Log = path, Drop, discard
+	d := NewDirectory(o)
+	d.rescan = time.Hour
+	d.Configure(someNames)
+	if change != nil {
+		change(d)
+	}
+	f := &folder{Directory: d, t: t, path: path}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- task.Guard(ctx, d.String(), d.Run) }()
+	f.stop = func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(func() { f.stop() })
+	<-d.Ready()
+	return f
+}
+
+func (f *folder) file(name string) string { return filepath.Join(f.path, name) }
+
+func (f *folder) make(names ...string) {
+	f.t.Helper()
+	for _, name := range names {
+		touchFile(f.t, f.file(name))
+	}
+}
+
+func touchFile(t *testing.T, path string) {
+	t.Helper()
+	must(t, os.WriteFile(path, nil, 0o600))
+}
+
+func (f *folder) remove(names ...string) {
+	f.t.Helper()
+	for _, name := range names {
+		must(f.t, os.Remove(f.file(name)))
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wait waits until a listing is as wanted.
+func (f *folder) wait(what string, wanted func(Listing) bool) Listing {
+	f.t.Helper()
+	deadline := time.NewTimer(liveness)
+	defer deadline.Stop()
+	for {
+		l, changed := f.Value().Get()
+		if wanted(l) {
+			return l
+		}
+		select {
+		case <-changed:
+		case <-deadline.C:
+			f.t.Fatalf("never %s: %+v", what, l)
+		}
+	}
+}
+
+// wantReady waits until exactly these of the VIPs are ready, where stream a serves
+// the first one and stream b the others.
+func (f *folder) wantReady(vips ...vip.VIP) Listing {
+	f.t.Helper()
+	return f.wait(fmt.Sprintf("ready: %v", vips), func(l Listing) bool { return slices.Equal(readyVIPs(l), vips) })
+}
+
+func readyVIPs(l Listing) []vip.VIP {
+	var list []vip.VIP
+	for _, v := range someNames.VIPs {
+		streams := []string{"b"}
+		if v == vipOne {
+			streams = []string{"a"}
+		}
+		if ready, _ := l.Ready(v, streams); ready {
+			list = append(list, v)
+		}
+	}
+	return list
+}
+
+// At each moment around the start of the Directory a file appears or vanishes,
+// and no rescan comes to help.
+func TestNoWakeUpIsLostAroundTheStart(t *testing.T) {
+	const workers, races = 10, 100
+	top := t.TempDir()
+	var lost atomic.Int64
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			for i := range races {
+				path := filepath.Join(top, fmt.Sprint(w, "-", i))
+				seen, err := race(t.Context(), path, i%2 == 0)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if !seen {
+					lost.Add(1)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if n := lost.Load(); n > 0 {
+		t.Errorf("%d of %d wake-ups were lost", n, workers*races)
+	}
+}
+
+// raceTime is how long a race may take. What was lost would be found by a rescan, an hour later.
+const raceTime = 10 * time.Second
+
+// race makes, or removes, a file at some moment around the start of a Directory
+// and tells whether that was seen.
+func race(ctx context.Context, path string, appears bool) (seen bool, err error) {
+	if err := os.Mkdir(path, 0o755); err != nil {
+		return false, err
+	}
+	file := filepath.Join(path, "lb-ready-a")
+	change := func() error { return os.WriteFile(file, nil, 0o600) }
+	if !appears {
+		if err := change(); err != nil {
+			return false, err
+		}
+		change = func() error { return os.Remove(file) }
+	}
+	d := NewDirectory(DirectoryOptions{Path: path, OnGone: Drop, Log: discard})
+	d.rescan = time.Hour
+	d.Configure(someNames)
+	ctx, cancel := context.WithTimeout(ctx, raceTime)
+	ended := make(chan error, 1)
+	go func() { ended <- d.Run(ctx) }()
+	pause := rand.N(400 * time.Microsecond)
+	for begin := time.Now(); time.Since(begin) < pause; {
+		runtime.Gosched()
+	}
+	err = change()
+	for over := err != nil; !over; {
+		l, changed := d.Value().Get()
+		if _, there := l.Groups["a"]; l.Scanned && there == appears {
+			seen = true
+			break
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			over = true
+		}
+	}
+	cancel()
+	<-ended
+	return seen, err
+}
+
+func TestReadinessFiles(t *testing.T) {
+	f := openFolder(t, t.TempDir(), DirectoryOptions{}, nil)
+	f.wantReady() // a directory without files
+	f.make("lb-ready-a", "other")
+	f.wantReady(vipOne)
+	f.make("lb-ready-b")
+	f.wantReady(vipOne, vipTwo, vipWide)
+	f.remove("lb-ready-a")
+	f.wantReady(vipTwo, vipWide)
+
+	// From the first file of a VIP on, only such files count, and any form of the address does.
+	f.make("lb-vip-ready-2000:0:0::0002")
+	f.wantReady(vipTwo)
+	f.make("lb-vip-ready-20.0.1.0", "lb-vip-ready-::ffff:20.0.0.1")
+	f.wantReady(vipOne, vipTwo, vipWide)
+	f.remove("lb-vip-ready-2000:0:0::0002", "lb-vip-ready-20.0.1.0", "lb-vip-ready-::ffff:20.0.0.1")
+	l := f.wantReady()
+	if !l.PerVIP || len(l.Problems) > 0 {
+		t.Errorf("%+v", l)
+	}
+	if _, why := l.Ready(vipOne, []string{"a"}); !strings.Contains(why, "lb-vip-ready-20.0.0.1") {
+		t.Errorf("the reason %q does not name the file that is missing", why)
+	}
+}
+
+func TestAnyGroupMakesAllReadyWithoutStreams(t *testing.T) {
+	f := openFolder(t, t.TempDir(), DirectoryOptions{}, func(d *Directory) { d.Configure(Names{VIPs: someNames.VIPs}) })
+	f.make("lb-ready-whatever")
+	l := f.wantReady(someNames.VIPs...)
+	if len(l.Problems) > 0 {
+		t.Error(l.Problems)
+	}
+	// With streams the group is unknown.
+	f.Configure(someNames)
+	l = f.wantReady()
+	wantProblems(t, l, `"lb-ready-whatever": the trench file has no stream of this name`)
+	if ready, why := l.Ready(vipOne, nil); ready || why != "no stream serves it" {
+		t.Error(ready, why)
+	}
+}
+
+func wantProblems(t *testing.T, l Listing, texts ...string) {
+	t.Helper()
+	for _, text := range texts {
+		if !slices.ContainsFunc(l.Problems, func(p string) bool { return strings.Contains(p, text) }) {
+			t.Errorf("no problem %s among %q", text, l.Problems)
+		}
+	}
+	if len(l.Problems) != len(texts) {
+		t.Errorf("%d problems, want %d: %q", len(l.Problems), len(texts), l.Problems)
+	}
+}
+
+func TestWhatIsNoReadinessFileIsNamedAndTheOthersGoOn(t *testing.T) {
+	path := t.TempDir()
+	f := &folder{t: t, path: path}
+	f.make("lb-ready-", "lb-ready-c", "lb-vip-ready-", "lb-vip-ready-20.0.0.1_32", "lb-vip-ready-fe80::1%eth0", "lb-vip-ready-20.0.0.9", "lb-vip-ready-\n", "unrelated")
+	must(t, os.Mkdir(f.file("lb-ready-a"), 0o755))
+	must(t, syscall.Mkfifo(f.file("lb-vip-ready-20.0.1.0"), 0o600))
+	must(t, os.Symlink("nowhere", f.file("lb-vip-ready-2000::2")))
+	must(t, os.Symlink(f.file("unrelated"), f.file("lb-vip-ready-20.0.0.1")))
+	f = openFolder(t, path, DirectoryOptions{}, nil)
+	l := f.wantReady(vipOne)
+	wantProblems(t, l,
+		`"lb-ready-": it names no group`, `"lb-ready-c": the trench file has no stream`,
+		`"lb-vip-ready-": "" is no IP address`, `"lb-vip-ready-20.0.0.1_32": "20.0.0.1_32" is no IP address`,
+		`"lb-vip-ready-fe80::1%eth0": "fe80::1%eth0" has a zone`, `"lb-vip-ready-20.0.0.9": no VIP of the attractor`,
+		`"lb-vip-ready-\n": "\n" is no IP address`, `"lb-ready-a": is not a regular file`,
+		`"lb-vip-ready-20.0.1.0": is not a regular file`, `"lb-vip-ready-2000::2": is a symlink that leads nowhere`)
+	if s := f.State(); !s.Live || !slices.Equal(s.Problems, l.Problems) {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestProblemsAndEntriesAreBounded(t *testing.T) {
+	path := t.TempDir()
+	f := &folder{t: t, path: path}
+	for i := range maxFileProblems + 5 {
+		f.make(fmt.Sprintf("lb-ready-x%d", i))
+	}
+	f = openFolder(t, path, DirectoryOptions{}, nil)
+	l := f.Value().Load()
+	if len(l.Problems) != maxFileProblems+1 || !strings.Contains(l.Problems[maxFileProblems], "and 5 more") {
+		t.Errorf("%q", l.Problems)
+	}
+
+	many := t.TempDir()
+	for i := range MaxDirectoryEntries + 1 {
+		must(t, os.Symlink("x", filepath.Join(many, fmt.Sprint(i))))
+	}
+	wantProblems(t, openFolder(t, many, DirectoryOptions{}, nil).Value().Load(), "more than 20000 entries")
+}
+
+func TestAThousandFilesAreOneDecision(t *testing.T) {
+	path := t.TempDir()
+	var known Names
+	var streams []string
+	for i := range 1000 {
+		streams = append(streams, fmt.Sprintf("s%d", i))
+	}
+	known.Streams = streams
+	f := openFolder(t, path, DirectoryOptions{}, func(d *Directory) { d.Configure(known) })
+	before, scans := f.Value().Load().Revision, f.scans.Load()
+	for _, s := range streams {
+		f.make("lb-ready-" + s)
+	}
+	l := f.wait("all", func(l Listing) bool { return len(l.Groups) == len(streams) })
+	// One while the machine is quick; a busy one may pause for 10 ms between two files.
+	if n := l.Revision - before; n > 20 {
+		t.Errorf("%d decisions", n)
+	}
+	if n := f.scans.Load() - scans; n > 50 {
+		t.Errorf("%d scans of the directory", n)
+	}
+	t.Logf("%d decisions, %d scans", l.Revision-before, f.scans.Load()-scans)
+	for _, s := range streams {
+		f.remove("lb-ready-" + s)
+	}
+	f.wait("none", func(l Listing) bool { return len(l.Groups) == 0 })
+	t.Logf("%d scans after the removal of all", f.scans.Load()-scans)
+	if n := f.scans.Load() - scans; n > 100 {
+		t.Errorf("%d scans of the directory", n)
+	}
+}
+
+func TestDirectoryIsWaitedFor(t *testing.T) {
+	for name, inItsPlace := range map[string]func(t *testing.T, path string){
+		"nothing":             func(*testing.T, string) {},
+		"a file":              func(t *testing.T, path string) { touchFile(t, path) },
+		"a symlink loop":      func(t *testing.T, path string) { must(t, os.Symlink(path, path)) },
+		"a symlink to naught": func(t *testing.T, path string) { must(t, os.Symlink("nowhere", path)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "d")
+			inItsPlace(t, path)
+			f := openFolder(t, path, DirectoryOptions{}, nil)
+			l := f.wantReady()
+			if !l.Scanned || !l.Gone || !strings.Contains(l.Err.Error(), path) || f.State().Live {
+				t.Fatalf("%+v", l)
+			}
+			if _, why := l.Ready(vipOne, []string{"a"}); !strings.Contains(why, path) {
+				t.Errorf("the reason %q does not name the directory", why)
+			}
+			_ = os.Remove(path)
+			must(t, os.Mkdir(path, 0o755))
+			f.make("lb-ready-a")
+			if l := f.wantReady(vipOne); l.Gone || !f.State().Live {
+				t.Errorf("%+v", l)
+			}
+		})
+	}
+}
+
+func TestDirectoryUnderAMissingOneIsFoundByTheRescan(t *testing.T) {
+	parent := filepath.Join(t.TempDir(), "p")
+	f := openFolder(t, filepath.Join(parent, "d"), DirectoryOptions{}, func(d *Directory) { d.rescan = 10 * time.Millisecond })
+	f.wantReady()
+	must(t, os.MkdirAll(f.path, 0o755))
+	f.make("lb-ready-a")
+	f.wantReady(vipOne)
+}
+
+// The watch of a directory is one of its inode.
+func TestReplacedDirectoryIsWatched(t *testing.T) {
+	tests := map[string]func(t *testing.T, path string){
+		"removed and made": func(t *testing.T, path string) {
+			must(t, os.RemoveAll(path))
+			must(t, os.Mkdir(path, 0o755))
+		},
+		"moved away and made": func(t *testing.T, path string) {
+			must(t, os.Rename(path, path+".old"))
+			must(t, os.Mkdir(path, 0o755))
+		},
+		"another moved over it": func(t *testing.T, path string) {
+			must(t, os.Mkdir(path+".new", 0o755))
+			must(t, os.RemoveAll(filepath.Join(path, "lb-ready-a")))
+			must(t, syscall.Rename(path+".new", path)) // os.Rename refuses
+		},
+		"exchanged": func(t *testing.T, path string) {
+			must(t, os.Mkdir(path+".new", 0o755))
+			must(t, unix.Renameat2(unix.AT_FDCWD, path+".new", unix.AT_FDCWD, path, unix.RENAME_EXCHANGE))
+		},
+		"moved away and back": func(t *testing.T, path string) {
+			must(t, os.Rename(path, path+".old"))
+			must(t, os.Remove(filepath.Join(path+".old", "lb-ready-a")))
+			must(t, os.Rename(path+".old", path))
+		},
+	}
+	for name, replace := range tests {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "d")
+			must(t, os.Mkdir(path, 0o755))
+			f := openFolder(t, path, DirectoryOptions{}, nil)
+			for range 3 {
+				f.make("lb-ready-a")
+				f.wantReady(vipOne)
+				replace(t, path)
+				f.wantReady()
+				_ = os.RemoveAll(path + ".old")
+				_ = os.RemoveAll(path + ".new")
+			}
+			f.make("lb-ready-b")
+			f.wantReady(vipTwo, vipWide)
+		})
+	}
+}
+
+// As a symlink is swapped, or as the kubelet replaces a volume: the files are
+// symlinks through ..data, which is renamed.
+func TestSwappedSymlinksAreSeen(t *testing.T) {
+	top := t.TempDir()
+	for i, file := range []string{"lb-ready-a", "lb-ready-b"} {
+		dir := filepath.Join(top, fmt.Sprint(i))
+		must(t, os.Mkdir(dir, 0o755))
+		touchFile(t, filepath.Join(dir, file))
+	}
+	path := filepath.Join(top, "d")
+	swap := func(i int, link string) {
+		t.Helper()
+		must(t, os.Symlink(filepath.Join(top, fmt.Sprint(i)), link+".new"))
+		must(t, os.Rename(link+".new", link))
+	}
+	swap(0, path)
+	f := openFolder(t, path, DirectoryOptions{}, nil)
+	for range 3 {
+		f.wantReady(vipOne)
+		swap(1, path)
+		f.wantReady(vipTwo, vipWide)
+		swap(0, path)
+	}
+	f.wantReady(vipOne)
+	// The watch is on what the symlink leads to now.
+	f.make("lb-ready-b")
+	f.wantReady(vipOne, vipTwo, vipWide)
+
+	volume := t.TempDir()
+	swap(0, filepath.Join(volume, "..data"))
+	for _, name := range []string{"lb-ready-a", "lb-ready-b"} {
+		must(t, os.Symlink(filepath.Join("..data", name), filepath.Join(volume, name)))
+	}
+	must(t, os.Remove(filepath.Join(top, "0", "lb-ready-b")))
+	f = openFolder(t, volume, DirectoryOptions{}, nil)
+	f.wantReady(vipOne)
+	swap(1, filepath.Join(volume, "..data"))
+	f.wantReady(vipTwo, vipWide)
+}
+
+func TestWithoutNotificationsTheDirectoryIsPolled(t *testing.T) {
+	f := openFolder(t, t.TempDir(), DirectoryOptions{}, func(d *Directory) {
+		d.notifier = func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE }
+		d.rescan = 10 * time.Millisecond
+	})
+	f.make("lb-ready-a")
+	f.wantReady(vipOne)
+	f.remove("lb-ready-a")
+	f.wantReady()
+}
+
+func TestAHungFileSystemIsNoticed(t *testing.T) {
+	hang := make(chan struct{})
+	var hangs atomic.Bool
+	f := openFolder(t, t.TempDir(), DirectoryOptions{}, func(d *Directory) {
+		d.rescan = 10 * time.Millisecond
+		d.beforeScan = func() {
+			if hangs.Load() {
+				<-hang
+			}
+		}
+	})
+	f.make("lb-ready-a")
+	f.wantReady(vipOne)
+	hangs.Store(true)
+	l := f.wantReady()
+	if !l.Gone || !strings.Contains(l.Err.Error(), "hangs") {
+		t.Errorf("%+v", l)
+	}
+	// Who looks is alive: the listing does not age.
+	f.wait("renewed", func(m Listing) bool { return m.At.After(l.At) && m.Revision == l.Revision })
+	hangs.Store(false)
+	close(hang)
+	f.wantReady(vipOne)
+}
+
+func TestTheEndDoesNotWaitForAHungFileSystem(t *testing.T) {
+	hang := make(chan struct{})
+	d := NewDirectory(DirectoryOptions{Path: t.TempDir(), Log: discard})
+	entered := make(chan struct{}, 1)
+	d.beforeScan = func() { entered <- struct{}{}; <-hang }
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- d.Run(ctx) }()
+	<-entered
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	close(hang)
+}
