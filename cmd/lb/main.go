@@ -15,6 +15,7 @@ type commandLine struct {
 	Run         runCommand         `cmd:"" default:"withargs" help:"Check targets and serve readiness (also without a command)."`
 	Status      statusCommand      `cmd:"" help:"Show VIPs, streams, targets, watchers and what the frontend reports."`
 	Validate    validateCommand    `cmd:"" help:"Check the trench file and the flags without starting anything."`
+	Target      targetCommand      `cmd:"" help:"List, register, deregister and drain targets."`
 	SVID        svidCommand        `cmd:"" name:"svid" help:"Sign an SVID for a person with the development authority, for grpcurl."`
 	Healthcheck cli.Healthcheck    `cmd:"" help:"Ask a health service; exit status 0 if it serves. For exec probes."`
 	Version     cli.VersionCommand `cmd:"" help:"Print the version."`

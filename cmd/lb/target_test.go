@@ -1,0 +1,466 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/vipgate/vipgate/cmd/internal/cli"
+	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
+	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
+	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/identity/identitytest"
+	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/task"
+	"github.com/vipgate/vipgate/pkg/trench"
+)
+
+const patience = 20 * time.Second
+
+// desk serves targets as `lb run` does, with every target ready as soon as it is
+// offered, on an admin socket and over mTLS.
+type desk struct {
+	t        *testing.T
+	registry *target.Registry
+	roster   *target.Roster
+	// admin and socket are unix sockets, tcp is HOST:PORT.
+	admin, socket, tcp string
+	// client are the flags of a client over mTLS.
+	client []string
+	drains *drainRecorder
+}
+
+// drainRecorder is an LBService that remembers what is drained.
+type drainRecorder struct {
+	lbv1.UnimplementedLBServiceServer
+	mu    sync.Mutex
+	calls []string
+}
+
+func (d *drainRecorder) DrainTargets(_ context.Context, r *lbv1.DrainTargetsRequest) (*lbv1.DrainTargetsResponse, error) {
+	d.note("drain %q %v %v", r.GetStream(), r.GetNames(), r.GetDrainFor().AsDuration())
+	return &lbv1.DrainTargetsResponse{Drained: []string{"s/" + r.GetNames()[0]}}, nil
+}
+
+func (d *drainRecorder) UndrainTargets(_ context.Context, r *lbv1.UndrainTargetsRequest) (*lbv1.UndrainTargetsResponse, error) {
+	d.note("undrain %q %v", r.GetStream(), r.GetNames())
+	return &lbv1.UndrainTargetsResponse{Undrained: []string{"s/" + r.GetNames()[0]}}, nil
+}
+
+func (d *drainRecorder) note(format string, args ...any) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.calls = append(d.calls, fmt.Sprintf(format, args...))
+}
+
+func openDesk(t *testing.T, drainTime time.Duration) *desk {
+	t.Helper()
+	ca := identitytest.NewCA(t, "example.org")
+	allowance, err := target.ParseAllowance("spiffe://example.org/app")
+	if err != nil {
+		t.Fatal(err)
+	}
+	registry, err := target.NewRegistry(target.RegistryOptions{Allow: target.Allowances{allowance}, Grace: time.Minute, OnGone: target.Drain})
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := trench.Check{TCP: trench.TCPCheck{Port: 5000}, Interval: time.Second, Timeout: time.Second, Rise: 1, Fall: 1}
+	registry.Configure([]trench.Stream{{Name: "s", Check: check, DrainTime: drainTime}, {Name: "other", Check: check}}, target.Ground{})
+	dir := identitytest.ShortDir(t)
+	d := &desk{
+		t: t, registry: registry, roster: target.NewRoster(), drains: &drainRecorder{},
+		admin: filepath.Join(dir, "admin.sock"), socket: filepath.Join(dir, "lb.sock"),
+	}
+	lbID, app := ca.ID("/lb"), ca.ID("/app")
+	creds := identity.ServerCredentials(ca.Source(ca.SVID(lbID, time.Hour)), identity.CredentialOptions{Authorize: func(id spiffeid.ID, _ [][]*x509.Certificate) error {
+		if registry.Authorizes(id) {
+			return nil
+		}
+		return errors.New("nobody knows it")
+	}})
+	svid := filepath.Join(dir, "svid")
+	ca.WriteFiles(svid, ca.SVID(app, time.Hour))
+	d.client = []string{"--lb-id=" + lbID.String(), "--identity=files", "--svid-dir=" + svid}
+	peers := target.NewTargetService(registry, d.roster, target.ServiceOptions{Peer: identity.PeerID})
+	d.serve("unix", d.admin, target.NewTargetService(registry, d.roster, target.ServiceOptions{Operator: true}), insecure.NewCredentials())
+	d.serve("unix", d.socket, peers, creds)
+	d.tcp = d.serve("tcp", "127.0.0.1:0", peers, creds)
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := task.Guard(ctx, registry.String(), registry.Run); err != nil {
+			t.Error(err)
+		}
+	})
+	running.Go(func() { d.loop(ctx) })
+	t.Cleanup(func() {
+		cancel()
+		running.Wait()
+	})
+	return d
+}
+
+func (d *desk) serve(network, address string, s *target.TargetService, creds credentials.TransportCredentials) string {
+	d.t.Helper()
+	l, err := net.Listen(network, address)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	server := grpc.NewServer(append(target.GRPCOptions(), grpc.Creds(creds))...)
+	targetv1.RegisterTargetServiceServer(server, s)
+	lbv1.RegisterLBServiceServer(server, d.drains)
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(l) }()
+	d.t.Cleanup(func() {
+		server.Stop()
+		if err := <-done; err != nil {
+			d.t.Error(err)
+		}
+	})
+	return l.Addr().String()
+}
+
+func (d *desk) loop(ctx context.Context) {
+	known := map[string]map[target.Key]bool{}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-d.registry.Changed():
+		}
+		var changed []target.View
+		var removed []target.Key
+		for stream, offers := range d.registry.Take() {
+			now := map[target.Key]bool{}
+			for _, o := range offers {
+				for _, ip := range o.IPs {
+					v := target.View{Health: target.Health{Key: target.Key{Stream: stream, Name: o.Name, Addr: ip}, State: target.Ready}, Origins: target.OriginSet(0).With(target.Registered), Owner: o.Owner}
+					if o.Stay == target.Terminating {
+						v.State, v.DrainEnd, v.DrainCause = target.Draining, o.DrainEnd, o.Cause
+					}
+					now[v.Key] = true
+					changed = append(changed, v)
+				}
+			}
+			for k := range known[stream] {
+				if !now[k] {
+					removed = append(removed, k)
+				}
+			}
+			known[stream] = now
+		}
+		d.roster.Publish(changed, removed)
+	}
+}
+
+func (d *desk) targets() int { return len(d.roster.List(nil)) }
+
+// screen is what a command prints.
+type screen struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *screen) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *screen) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+// command runs a command and returns what it printed.
+func command(t *testing.T, out *screen, args ...string) error {
+	t.Helper()
+	parsed, err := parser(t).Parse(args)
+	if err != nil {
+		return err
+	}
+	parsed.BindTo(context.Background(), (*context.Context)(nil))
+	return parsed.Run(&cli.Output{Writer: out})
+}
+
+func mustPrint(t *testing.T, want string, args ...string) {
+	t.Helper()
+	var out screen
+	if err := command(t, &out, args...); err != nil {
+		t.Fatalf("lb %s: %v", strings.Join(args, " "), err)
+	}
+	if !strings.Contains(out.String(), want) {
+		t.Errorf("lb %s printed\n%s\nwant\n%s", strings.Join(args, " "), out.String(), want)
+	}
+}
+
+func until(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	deadline := time.After(patience)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !cond() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("%s did not happen within %v", what, patience)
+		}
+	}
+}
+
+// keep runs a keeper for one target; stops tells it to stop.
+func (d *desk) keep(c targetv1.TargetServiceClient, out *screen, name string) (stops chan struct{}, ended chan error) {
+	k := &leaseKeeper{
+		client: c, where: "the load balancer", retry: func() {}, explain: func(err error) error { return err },
+		request: &targetv1.RegisterRequest{Stream: "s", Targets: []*targetv1.Target{{Name: name, Addresses: []string{"10.0.0.1"}}}},
+		print:   func(format string, args ...any) { fmt.Fprintf(out, format, args...) },
+	}
+	stops, ended = make(chan struct{}, 2), make(chan error, 1)
+	go func() { ended <- k.run(context.Background(), stops) }()
+	return stops, ended
+}
+
+func (d *desk) dial() targetv1.TargetServiceClient {
+	d.t.Helper()
+	conn, err := cli.DialAdmin("lb", d.admin)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	d.t.Cleanup(func() { _ = conn.Close() })
+	return targetv1.NewTargetServiceClient(conn)
+}
+
+func wait(t *testing.T, ended <-chan error) error {
+	t.Helper()
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(patience):
+		t.Fatal("the command did not end")
+		return nil
+	}
+}
+
+// SIGTERM takes the target away gently, on each way to the registry.
+func TestTargetAddIsALeaseThatSIGTERMEnds(t *testing.T) {
+	d := openDesk(t, 50*time.Millisecond)
+	for name, flags := range map[string][]string{
+		"admin": {"--admin-socket=" + d.admin},
+		"unix":  append([]string{"--registry=unix://" + d.socket}, d.client...),
+		"tcp":   append([]string{"--registry=" + d.tcp}, d.client...),
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out screen
+			ended := make(chan error, 1)
+			args := append([]string{"target", "add", "a", "--stream=s", "--ip=10.0.0.1", "--ip=fd00::1", "--grace=3s"}, flags...)
+			go func() { ended <- command(t, &out, args...) }()
+			until(t, "the target being ready", func() bool {
+				return strings.Contains(out.String(), "s/a 10.0.0.1: ready") && strings.Contains(out.String(), "s/a fd00::1: ready")
+			})
+			if !strings.Contains(out.String(), "the target stays for 3s") {
+				t.Errorf("printed\n%s", out.String())
+			}
+			if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+				t.Fatal(err)
+			}
+			if err := wait(t, ended); err != nil {
+				t.Fatal(err)
+			}
+			for _, want := range []string{"deregistering\n", "s/a fd00::1: gone\n"} {
+				if !strings.Contains(out.String(), want) {
+					t.Errorf("printed\n%s\nwant %q", out.String(), want)
+				}
+			}
+			until(t, "the end of the target", func() bool { return d.targets() == 0 })
+		})
+	}
+}
+
+func TestASecondSignalEndsTargetAddAtOnce(t *testing.T) {
+	d := openDesk(t, time.Hour)
+	var out screen
+	stops, ended := d.keep(d.dial(), &out, "a")
+	until(t, "the target being ready", func() bool { return strings.Contains(out.String(), "ready") })
+	stops <- struct{}{}
+	until(t, "the drain", func() bool { return strings.Contains(out.String(), "draining: ") })
+	stops <- struct{}{}
+	if err := wait(t, ended); err != nil {
+		t.Fatal(err)
+	}
+	if d.targets() != 1 {
+		t.Error("the target does not drain on")
+	}
+}
+
+func TestTargetAddGivesUpWhenRefusedOrReplaced(t *testing.T) {
+	d := openDesk(t, time.Hour)
+	var out screen
+	for want, args := range map[string][]string{
+		"no stream":                    {"--stream=nowhere", "--ip=10.0.0.1"},
+		"multicast":                    {"--stream=s", "--ip=224.0.0.1"},
+		"are of one family":            {"--stream=s", "--ip=10.0.0.1", "--ip=10.0.0.2"},
+		"must not be negative":         {"--stream=s", "--ip=10.0.0.1", "--grace=-1s"},
+		"missing flags: --ip":          {"--stream=s"},
+		"unable to parse IP":           {"--stream=s", "--ip=pod-1"},
+		"--registry needs --lb-id":     {"--stream=s", "--ip=10.0.0.1", "--registry=127.0.0.1:1"},
+		"write unix:///PATH":           {"--stream=s", "--ip=10.0.0.1", "--registry=here", "--lb-id=spiffe://a/b"},
+		"no identity: set --identity=": {"--stream=s", "--ip=10.0.0.1", "--registry=127.0.0.1:1", "--lb-id=spiffe://a/b"},
+	} {
+		err := command(t, &out, append([]string{"target", "add", "a", "--admin-socket=" + d.admin}, args...)...)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v, want %q", args, err, want)
+		}
+	}
+	c := d.dial()
+	_, first := d.keep(c, &out, "a")
+	until(t, "the first registration", func() bool { return d.targets() == 1 })
+	var second screen
+	stops, ended := d.keep(c, &second, "a")
+	if err := wait(t, first); err == nil || !strings.Contains(err.Error(), "another call registered a") {
+		t.Errorf("the first ended with %v", err)
+	}
+	until(t, "the second registration", func() bool { return strings.Contains(second.String(), "ready") })
+	// An operator removes it: there is nothing to do any more.
+	mustPrint(t, "deregistered in stream s: a; flows go on for 0s", "target", "remove", "a", "--stream=s", "--drain-for=0s", "--admin-socket="+d.admin)
+	if err := wait(t, ended); err != nil {
+		t.Errorf("the second ended with %v", err)
+	}
+	close(stops)
+}
+
+// The load balancer comes back, on another connection.
+func TestTargetAddRegistersAgain(t *testing.T) {
+	dir := identitytest.ShortDir(t)
+	admin := filepath.Join(dir, "admin.sock")
+	var out screen
+	ended := make(chan error, 1)
+	go func() {
+		ended <- command(t, &out, "target", "add", "a", "--stream=s", "--ip=10.0.0.1", "--admin-socket="+admin)
+	}()
+	until(t, "a complaint", func() bool { return strings.Contains(out.String(), "not registered, trying again") })
+	for n := 1; n <= 2; n++ {
+		f := &flakyService{leave: make(chan struct{})}
+		l, err := net.Listen("unix", admin)
+		if err != nil {
+			t.Fatal(err)
+		}
+		server := grpc.NewServer(grpc.WaitForHandlers(true))
+		targetv1.RegisterTargetServiceServer(server, f)
+		served := make(chan error, 1)
+		go func() { served <- server.Serve(l) }()
+		until(t, "the registration", func() bool { return strings.Count(out.String(), "registered at") == n })
+		if n == 2 {
+			if err := syscall.Kill(os.Getpid(), syscall.SIGINT); err != nil {
+				t.Fatal(err)
+			}
+			if err := wait(t, ended); err != nil {
+				t.Error(err)
+			}
+		}
+		server.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// flakyService takes a registration and holds it until it is deregistered.
+type flakyService struct {
+	targetv1.UnimplementedTargetServiceServer
+	leave chan struct{}
+}
+
+func (f *flakyService) Register(_ *targetv1.RegisterRequest, s grpc.ServerStreamingServer[targetv1.RegisterResponse]) error {
+	if err := s.Send(&targetv1.RegisterResponse{Grace: durationpb.New(time.Second)}); err != nil {
+		return err
+	}
+	select {
+	case <-f.leave:
+		return nil
+	case <-s.Context().Done():
+		return s.Context().Err()
+	}
+}
+
+func (f *flakyService) Deregister(context.Context, *targetv1.DeregisterRequest) (*targetv1.DeregisterResponse, error) {
+	close(f.leave)
+	return &targetv1.DeregisterResponse{DrainFor: durationpb.New(0)}, nil
+}
+
+func TestTargetListAndDrains(t *testing.T) {
+	d := openDesk(t, time.Hour)
+	admin := "--admin-socket=" + d.admin
+	mustPrint(t, "no targets\n", "target", "list", admin)
+	var out screen
+	stops, ended := d.keep(d.dial(), &out, "a")
+	until(t, "the target being ready", func() bool { return strings.Contains(out.String(), "ready") })
+	mustPrint(t, "s       a       10.0.0.1  ready", "target", "list", admin)
+	mustPrint(t, "no targets\n", "target", "list", "--stream=other", admin)
+	mustPrint(t, "operator", "target", "list", "--stream=s", admin)
+	over := append([]string{"target", "list", "--registry=" + d.tcp}, d.client...)
+	mustPrint(t, "s       a       10.0.0.1  ready", over...)
+
+	var text screen
+	if err := command(t, &text, "target", "list", "-o", "json", admin); err != nil {
+		t.Fatal(err)
+	}
+	var list struct {
+		Targets []struct{ Name, State string }
+	}
+	if err := json.Unmarshal([]byte(text.String()), &list); err != nil || len(list.Targets) != 1 || list.Targets[0].State != "STATE_READY" {
+		t.Errorf("%v: %s", err, text.String())
+	}
+	var watched screen
+	watch := make(chan error, 1)
+	go func() { watch <- command(t, &watched, "target", "list", "--watch", admin) }()
+	until(t, "the first list", func() bool { return strings.Contains(watched.String(), "1 of 1 addresses") })
+	mustPrint(t, "flows go on for 0s", append([]string{"target", "remove", "a", "--stream=s", "--drain-for=0s"}, admin)...)
+	until(t, "the empty list", func() bool { return strings.Contains(watched.String(), "no targets") })
+	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := wait(t, watch); err != nil {
+		t.Error(err)
+	}
+	if err := wait(t, ended); err != nil {
+		t.Error(err)
+	}
+	close(stops)
+
+	mustPrint(t, "drained: s/a\n", "target", "drain", "a", "b", "--stream=s", "--drain-for=30s", admin)
+	mustPrint(t, "no longer drained by hand: s/a\n", "target", "undrain", "a", admin)
+	if got, want := strings.Join(d.drains.calls, ", "), `drain "s" [a b] 30s, undrain "" [a]`; got != want {
+		t.Errorf("%s\nwant %s", got, want)
+	}
+	for want, args := range map[string][]string{
+		"no registered target":          {"remove", "x", "--stream=s", admin},
+		"missing flags: --stream":       {"remove", "x", admin},
+		"must not be negative":          {"drain", "x", "--drain-for=-1s", admin},
+		"is `lb run` running here":      {"list", "--admin-socket=/nowhere/lb.sock"},
+		`expected "<name> ..."`:         {"undrain", admin},
+		"the trench file has no stream": {"list", "--stream=nowhere", admin},
+		"does not answer":               append([]string{"list", "--registry=unix:///nowhere/lb.sock"}, d.client...),
+	} {
+		if err := command(t, &out, append([]string{"target"}, args...)...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v, want %q", args, err, want)
+		}
+	}
+}
