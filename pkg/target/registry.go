@@ -31,6 +31,8 @@ const MaxTargetsPerCall = 1000
 
 // RegistryOptions configure a registry.
 type RegistryOptions struct {
+	// Off refuses every registration: nobody takes what the registry would offer.
+	Off bool
 	// Allow says which SPIFFE IDs may register targets of which streams. What the
 	// operator may do does not depend on it.
 	Allow Allowances

@@ -441,6 +441,15 @@ func TestNothingIsRegisteredBeforeTheConfigurationAndAfterTheEnd(t *testing.T) {
 	c.refuses("after", err, "Unavailable: the load balancer is stopping")
 }
 
+func TestARegistryThatIsOffRefusesEverybody(t *testing.T) {
+	c := openCounter(t, RegistryOptions{Off: true})
+	defer c.stop()
+	for _, who := range []caller{theOperator, alice} {
+		_, err := c.open(who, say("s", "a=10.0.0.1"))
+		c.refuses(who.String(), err, "FailedPrecondition: the registry is not in use here: start lb with --source=registry")
+	}
+}
+
 func TestOptionsThatMakeNoSenseAreRefused(t *testing.T) {
 	for _, o := range []RegistryOptions{{Grace: -1}, {Quota: -1}, {MaxTargets: -1}, {OnGone: Drop + 1}} {
 		if _, err := NewRegistry(o); err == nil {

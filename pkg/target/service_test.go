@@ -617,3 +617,68 @@ func TestAThousandRegistrationsAtOnce(t *testing.T) {
 		return len(h.roster.byID) == 0 && len(h.roster.watchers) == 0
 	})
 }
+
+// wire is a TCP connection through us that can be cut without a word to either end.
+type wire struct {
+	address string
+	cut     chan struct{}
+}
+
+func layWire(t *testing.T, to string) *wire {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &wire{address: l.Addr().String(), cut: make(chan struct{})}
+	var all sync.WaitGroup
+	all.Go(func() {
+		near, err := l.Accept()
+		if err != nil {
+			return
+		}
+		far, err := net.Dial("tcp", to)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		for _, ends := range [][2]net.Conn{{near, far}, {far, near}} {
+			all.Go(func() { w.carry(ends[0], ends[1]) })
+		}
+		<-t.Context().Done()
+		_, _ = near.Close(), far.Close()
+	})
+	t.Cleanup(func() {
+		_ = l.Close()
+		all.Wait()
+	})
+	return w
+}
+
+// carry copies until an end is closed; what comes after the cut is lost.
+func (w *wire) carry(from, to net.Conn) {
+	buffer := make([]byte, 64<<10)
+	for {
+		n, err := from.Read(buffer)
+		select {
+		case <-w.cut:
+		default:
+			if err == nil {
+				_, err = to.Write(buffer[:n])
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// The host of a caller vanishes: no FIN and no reset tells of it.
+func TestACallerWhoseHostVanishedLosesItsLease(t *testing.T) {
+	h := openHouse(t, RegistryOptions{Grace: time.Millisecond, OnGone: Drop})
+	w := layWire(t, h.tcp)
+	c, _ := h.dial(w.address, alice.id)
+	h.mustHire(c, "s", "a=10.0.0.1").until("10.0.0.1", isReady)
+	close(w.cut)
+	h.eventually("the end of the lease", func() bool { return len(h.roster.List(nil)) == 0 })
+}
