@@ -41,7 +41,7 @@ func meridioTable(t *testing.T) string {
 		if !ok {
 			t.Fatalf("the document has no words for the conversion of %s", a.meridio)
 		}
-		fmt.Fprintf(&b, "| `%s%s` | `%s%s` | %s |\n", meridioPrefix, strings.Join(a.meridio, "`, `"+meridioPrefix), ourPrefix, a.ours, note)
+		fmt.Fprintf(&b, "| `%s` | `%s%s` | %s |\n", strings.Join(a.meridio, "`, `"), ourPrefix, a.ours, note)
 	}
 	return b.String()
 }

@@ -10,34 +10,36 @@ import (
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 )
 
-// alias is one variable of Meridio's frontend that we honour.
+// alias is one variable of Meridio that we honour.
 type alias struct {
-	meridio []string // without NFE_; more than one where its code and its documentation differ
+	meridio []string // more than one where its code and its documentation differ
 	ours    string   // without VIPGATE_
 	convert func(string) (string, error)
 }
 
-// aliases are the variables of Meridio's frontend (design section 11).
+// aliases are the variables of Meridio's frontend (design section 11), and that of
+// Meridio 2's router for the directory of readiness files.
 var aliases = []alias{
-	{[]string{"EXTERNAL_INTERFACE"}, "EXTERNAL_INTERFACE", same},
-	{[]string{"BIRD_CONFIG_PATH"}, "BIRD_DIR", same},
-	{[]string{"BIRD_COMMUNICATION_SOCK"}, "BIRD_SOCKET", same},
-	{[]string{"BIRD_LOG_FILE_SIZE"}, "BIRD_LOG_FILE_SIZE", same},
-	{[]string{"BIRD_KERNEL_SCAN_TIME", "BIRD_SCAN_TIME"}, "BIRD_KERNEL_SCAN_TIME", seconds},
-	{[]string{"LOCAL_AS"}, "LOCAL_AS", same},
-	{[]string{"REMOTE_AS"}, "REMOTE_AS", same},
-	{[]string{"BGP_LOCAL_PORT"}, "BGP_LOCAL_PORT", same},
-	{[]string{"BGP_REMOTE_PORT"}, "BGP_REMOTE_PORT", same},
-	{[]string{"BGP_HOLD_TIME"}, "BGP_HOLD_TIME", seconds},
-	{[]string{"TABLE_ID"}, "TABLE_ID", same},
-	{[]string{"ECMP"}, "ECMP", same},
-	{[]string{"DROP_IF_NO_PEER"}, "DROP_IF_NO_PEER", same},
-	{[]string{"LOG_BIRD"}, "LOG_BIRD", same},
-	{[]string{"LOG_LEVEL"}, "LOG_LEVEL", level},
-	{[]string{"GRPC_MAX_BACKOFF"}, "MAX_BACKOFF", same},
-	{[]string{"METRICS_PORT"}, "METRICS_PORT", same},
-	{[]string{"METRICS_ENABLED"}, "METRICS_ENABLED", same},
-	{[]string{"LB_SOCKET"}, "LB_SOCKET", same},
+	{[]string{"NFE_EXTERNAL_INTERFACE"}, "EXTERNAL_INTERFACE", same},
+	{[]string{"NFE_BIRD_CONFIG_PATH"}, "BIRD_DIR", same},
+	{[]string{"NFE_BIRD_COMMUNICATION_SOCK"}, "BIRD_SOCKET", same},
+	{[]string{"NFE_BIRD_LOG_FILE_SIZE"}, "BIRD_LOG_FILE_SIZE", same},
+	{[]string{"NFE_BIRD_KERNEL_SCAN_TIME", "NFE_BIRD_SCAN_TIME"}, "BIRD_KERNEL_SCAN_TIME", seconds},
+	{[]string{"NFE_LOCAL_AS"}, "LOCAL_AS", same},
+	{[]string{"NFE_REMOTE_AS"}, "REMOTE_AS", same},
+	{[]string{"NFE_BGP_LOCAL_PORT"}, "BGP_LOCAL_PORT", same},
+	{[]string{"NFE_BGP_REMOTE_PORT"}, "BGP_REMOTE_PORT", same},
+	{[]string{"NFE_BGP_HOLD_TIME"}, "BGP_HOLD_TIME", seconds},
+	{[]string{"NFE_TABLE_ID"}, "TABLE_ID", same},
+	{[]string{"NFE_ECMP"}, "ECMP", same},
+	{[]string{"NFE_DROP_IF_NO_PEER"}, "DROP_IF_NO_PEER", same},
+	{[]string{"NFE_LOG_BIRD"}, "LOG_BIRD", same},
+	{[]string{"NFE_LOG_LEVEL"}, "LOG_LEVEL", level},
+	{[]string{"NFE_GRPC_MAX_BACKOFF"}, "MAX_BACKOFF", same},
+	{[]string{"NFE_METRICS_PORT"}, "METRICS_PORT", same},
+	{[]string{"NFE_METRICS_ENABLED"}, "METRICS_ENABLED", same},
+	{[]string{"NFE_LB_SOCKET"}, "LB_SOCKET", same},
+	{[]string{"MERIDIO_READINESS_DIR"}, "READINESS_DIR", same},
 }
 
 const (
@@ -51,14 +53,14 @@ func adoptMeridio(lookup func(string) (string, bool), set func(string, string) e
 	known := map[string]bool{}
 	for _, a := range aliases {
 		for _, name := range a.meridio {
-			known[meridioPrefix+name] = true
-			value, given := lookup(meridioPrefix + name)
+			known[name] = true
+			value, given := lookup(name)
 			if _, ours := lookup(ourPrefix + a.ours); !given || ours {
 				continue
 			}
 			converted, err := a.convert(value)
 			if err != nil {
-				return &cli.UsageError{Err: fmt.Errorf("environment variable %s%s=%q: %w", meridioPrefix, name, value, err)}
+				return &cli.UsageError{Err: fmt.Errorf("environment variable %s=%q: %w", name, value, err)}
 			}
 			if err := set(ourPrefix+a.ours, converted); err != nil {
 				return fmt.Errorf("set %s%s: %w", ourPrefix, a.ours, err)

@@ -65,6 +65,7 @@ func TestMeridioVariablesSetFlags(t *testing.T) {
 		{"NFE_METRICS_ENABLED", "false", "metrics-enabled", "false"},
 		{"NFE_METRICS_PORT", "9224", "metrics-port", "9224"},
 		{"NFE_LB_SOCKET", "unix:///run/lb.sock", "lb-socket", "unix:///run/lb.sock"},
+		{"MERIDIO_READINESS_DIR", "/var/run/meridio", "readiness-dir", "/var/run/meridio"},
 	}
 	tested := map[string]bool{}
 	for _, tt := range tests {
@@ -102,8 +103,8 @@ func TestMeridioVariablesSetFlags(t *testing.T) {
 	}
 	for _, a := range aliases {
 		for _, name := range a.meridio {
-			if !tested[meridioPrefix+name] {
-				t.Errorf("%s%s is honoured, and not tested", meridioPrefix, name)
+			if !tested[name] {
+				t.Errorf("%s is honoured, and not tested", name)
 			}
 		}
 	}

@@ -54,7 +54,8 @@ type birdFlags struct {
 // runFlags are the flags of `frontend run` and `frontend validate`.
 type runFlags struct {
 	trenchFlags
-	LBSocket      string          `name:"lb-socket" help:"The load balancer's readiness socket." default:"unix:///var/lib/meridio/lb.sock" placeholder:"SOCKET"`
+	LBSocket string `name:"lb-socket" help:"The load balancer's readiness socket." default:"unix:///var/lib/meridio/lb.sock" placeholder:"SOCKET"`
+	readinessFlags
 	LBID          []cli.SPIFFEID  `name:"lb-id" help:"SPIFFE ID of the load balancer; repeatable." placeholder:"ID" group:"Identity"`
 	LBTrustDomain cli.TrustDomain `name:"lb-trust-domain" help:"Believe every member of this trust domain to be the load balancer: the widest setting." placeholder:"TD" group:"Identity"`
 	cli.Identity
@@ -153,6 +154,10 @@ func (c *runFlags) options(log *slog.Logger) (frontend.Options, error) {
 	if c.MetricsPort != 0 && c.MetricsEnabled {
 		o.MetricsAddr = cli.Address(c.MetricsHost, c.MetricsPort)
 	}
+	if o.Gating && c.ReadinessDir.Given {
+		o.Directory = c.directory(c.DrainTime, log)
+		return o, nil
+	}
 	if !o.Gating {
 		return o, nil
 	}
@@ -171,14 +176,12 @@ func (c *runFlags) options(log *slog.Logger) (frontend.Options, error) {
 
 // check refuses what would only fail later.
 func (c *runFlags) check(config *trench.Config) error {
-	if c.Gating == "on" && c.LBSocket == "" {
-		return usage("--lb-socket: %w", frontend.ErrNoSocket)
-	}
-	if c.Gating == "on" && len(c.LBID) == 0 && c.LBTrustDomain.IsZero() {
-		return usage("nobody is believed to be the load balancer: name its SPIFFE ID with --lb-id")
-	}
 	if c.Gating == "on" {
-		if err := cli.CheckSocket("--lb-socket", c.LBSocket); err != nil {
+		check := c.checkLoadBalancer
+		if c.ReadinessDir.Given {
+			check = c.checkDirectory
+		}
+		if err := check(); err != nil {
 			return err
 		}
 	}
@@ -211,6 +214,17 @@ func (c *runFlags) check(config *trench.Config) error {
 		return usage("%w", err)
 	}
 	return nil
+}
+
+// checkLoadBalancer refuses what keeps us from a load balancer.
+func (c *runFlags) checkLoadBalancer() error {
+	if c.LBSocket == "" {
+		return usage("--lb-socket: %w", frontend.ErrNoSocket)
+	}
+	if len(c.LBID) == 0 && c.LBTrustDomain.IsZero() {
+		return usage("nobody is believed to be the load balancer: name its SPIFFE ID with --lb-id")
+	}
+	return cli.CheckSocket("--lb-socket", c.LBSocket)
 }
 
 // markFlag is a mark with its mask.

@@ -23,7 +23,7 @@ const beatInterval = 300 * time.Millisecond
 // decide, and hands decisions on; nothing it calls blocks.
 type controller struct {
 	gate      *gate.Gate
-	watcher   *readiness.Watcher // nil with --gating=off
+	speaker   speaker // nil with --gating=off
 	bird      *latest.Value[bird.State]
 	kernel    *latest.Value[kernel.Confirmed]
 	announcer *announce.Announcer
@@ -75,8 +75,8 @@ func (c *controller) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var heard <-chan struct{}
-	if c.watcher != nil {
-		heard = c.watcher.Changed()
+	if c.speaker != nil {
+		heard = c.speaker.Changed()
 	}
 	sessions, sessionsChanged := c.bird.Get()
 	confirmed, confirmedChanged := c.kernel.Get()
@@ -91,7 +91,7 @@ func (c *controller) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-heard:
-			u := c.watcher.Take()
+			u := c.speaker.Take()
 			cause = u.HeardAt
 			now := time.Now()
 			c.gate.Hear(now, heardOf(u))

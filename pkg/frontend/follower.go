@@ -66,8 +66,9 @@ func (f *follower) Run(ctx context.Context) error {
 		p.metrics.Announcer(announced.Sessions)
 		p.metrics.Routing(uint64(routed.Repairs))
 		p.bird.Expect(announced.Announced4, announced.Announced6)
-		if p.watcher != nil {
-			p.health.Set(Stream, lb.Freshness == gate.Live, lbProblem(lb, p.observer.lease.Load().LastHeard))
+		if p.speaker != nil {
+			problem := p.streamProblem(lb)
+			p.health.Set(Stream, problem == "", problem)
 		}
 		p.changed.Update(func(uint64) uint64 { return vips })
 		select {
@@ -281,8 +282,11 @@ func (p *process) why(r gate.Reason, f vip.Family) string {
 		}
 		return strings.Join(gatewaysDown(s, f), "; ")
 	case gate.LBLost, gate.LBStale:
-		return lbProblem(p.observer.lb.Load(), p.observer.lease.Load().LastHeard)
+		return p.streamProblem(p.observer.lb.Load())
 	case gate.LBNeverSeen:
+		if p.directory != nil {
+			return p.streamProblem(p.observer.lb.Load())
+		}
 		return errorText(p.observer.lb.Load().Err)
 	case gate.NoSourceRouting:
 		return errorText(p.kernel.Confirmed().Load().Err)

@@ -25,6 +25,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/target"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -39,7 +40,10 @@ type process struct {
 	kernel     *kernel.Routing
 	bird       *bird.Supervisor
 	announcer  *announce.Announcer
-	watcher    *readiness.Watcher // nil without gating
+	speaker    speaker            // nil without gating: one of the two below
+	watcher    *readiness.Watcher // nil unless a load balancer is listened to
+	directory  *target.Directory  // nil unless readiness files are read in its stead
+	words      *directorySpeaker  // with directory
 	controller *controller
 	observer   *observer
 	reporter   *reporter
@@ -98,11 +102,18 @@ func newProcess(o Options) (*process, error) {
 	p.health.Set(BIRD, false, "BIRD was not started yet")
 	p.health.Set(Routing, false, "source routing was not set up yet")
 	parts := []string{Configuration, BIRD, BIRDConfig, Egress, Stopping}
-	if o.Gating {
+	switch {
+	case o.Gating && o.Directory != nil:
+		p.health.Set(Stream, false, "the readiness directory "+o.Directory.Path+" was not read yet")
+		parts = append(parts, Stream)
+		if o.Directory.MaxAge == 0 {
+			o.Log.Warn("readiness files are no lease: those of a writer that died go on counting; see --readiness-max-age", "directory", o.Directory.Path)
+		}
+	case o.Gating:
 		p.health.Set(Identity, false, "no SVID yet")
 		p.health.Set(Stream, false, "the load balancer has not spoken yet")
 		parts = append(parts, Identity, Stream)
-	} else {
+	default:
 		o.Log.Warn("gating is off: VIPs are advertised whatever the load balancer says")
 	}
 	p.health.Define(Readiness, parts...)
@@ -123,7 +134,13 @@ func newProcess(o Options) (*process, error) {
 			}
 		},
 	})
-	if o.Gating {
+	switch {
+	case o.Gating && o.Directory != nil:
+		p.directory = target.NewDirectory(*o.Directory)
+		p.directory.Configure(directoryNames(o.Config))
+		p.words = newDirectorySpeaker(p.directory, p.config.Value(), p.instance)
+		p.speaker = p.words
+	case o.Gating:
 		p.watcher = readiness.NewWatcher(readiness.WatcherOptions{
 			Target: o.LBSocket, Credentials: o.Credentials, ConnectionEnd: identity.ConnectionEnd,
 			Rotation: func() (uint64, <-chan struct{}) {
@@ -132,8 +149,12 @@ func newProcess(o Options) (*process, error) {
 			},
 			Reader: o.Config.Attractor.Name, MaxBackoff: o.MaxBackoff, Log: o.Log,
 		})
+		p.speaker = p.watcher
 	}
 	p.observer = newObserver(o.Log, p.metrics)
+	if p.directory != nil {
+		p.observer.speaker = "readiness directory"
+	}
 	if o.Gating {
 		p.metrics.Stream(p.streamMetrics)
 	}
@@ -147,7 +168,7 @@ func newProcess(o Options) (*process, error) {
 		gate: gate.New(gate.Options{
 			Ungated: !o.Gating, OnLoss: o.OnLBLoss, NoFlapBackoff: !o.FlapBackoff, DrainTime: o.DrainTime,
 		}),
-		watcher: p.watcher, bird: p.bird.State(), kernel: p.kernel.Confirmed(), announcer: p.announcer,
+		speaker: p.speaker, bird: p.bird.State(), kernel: p.kernel.Confirmed(), announcer: p.announcer,
 		observer: p.observer, commands: make(chan command), ready: make(chan struct{}),
 	}
 	return p, nil
@@ -198,6 +219,9 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	}
 	if p.watcher != nil {
 		front = append(front, p.watcher)
+	}
+	if p.directory != nil {
+		front = append(front, p.directory, p.words)
 	}
 	if p.MetricsAddr != "" {
 		metricsServer, err := metrics.Listen(ctx, p.MetricsAddr, p.metrics.Registry(), p.Log)
@@ -297,7 +321,11 @@ func (p *process) tookIn(position readiness.Position) {
 
 // streamMetrics is the readiness stream at the moment of a scrape.
 func (p *process) streamMetrics() metrics.Stream {
-	lease, stats := p.observer.lease.Load(), p.watcher.Stats()
+	lease := p.observer.lease.Load()
+	var stats readiness.Stats // all zero for a directory
+	if p.watcher != nil {
+		stats = p.watcher.Stats()
+	}
 	return metrics.Stream{
 		Live: p.observer.lb.Load().Freshness == gate.Live, LeaseEnd: lease.End, LastHeard: lease.LastHeard,
 		Reconnects: stats.Reconnects(), Moves: stats.Moves,

@@ -60,6 +60,9 @@ func (s lbState) same(t lbState) bool {
 // lease is what each heartbeat moves on.
 type lease struct{ End, LastHeard time.Time }
 
+// loadBalancer is what usually says whether VIPs are ready.
+const loadBalancer = "load balancer"
+
 // observer shows what the controller does: it keeps the state for status and
 // metrics, logs transitions and remembers events. The controller only appends to
 // its queue, so that it never waits for a log or a scrape.
@@ -73,8 +76,10 @@ type observer struct {
 	onApplied func(readiness.Position)
 	// why says in words what is behind the reason of VIPs of a family; empty if
 	// nothing is known.
-	why   func(gate.Reason, vip.Family) string
-	ready chan struct{}
+	why func(gate.Reason, vip.Family) string
+	// speaker is who says whether VIPs are ready, for people.
+	speaker string
+	ready   chan struct{}
 
 	mu      sync.Mutex
 	queue   []decisions
@@ -109,7 +114,7 @@ type state struct {
 func newObserver(log *slog.Logger, m transitionMetrics) *observer {
 	o := &observer{
 		log: log, metrics: m, onDecisions: func(decisions) {}, onApplied: func(readiness.Position) {},
-		why: func(gate.Reason, vip.Family) string { return "" }, ready: make(chan struct{}),
+		why: func(gate.Reason, vip.Family) string { return "" }, speaker: loadBalancer, ready: make(chan struct{}),
 		words: map[vip.VIP]readiness.VIPReadiness{}, gone: vip.Set{}, wake: make(chan struct{}, 1),
 		state: &state{vips: map[vip.VIP]vipState{}, changed: latest.New(uint64(0))},
 		lb:    latest.New(lbState{}),
@@ -229,11 +234,20 @@ func (o *observer) tellLB(was, is lbState) {
 	var what string
 	switch {
 	case was.Freshness != is.Freshness:
-		what = "load balancer's word went from " + was.Freshness.String() + " to " + is.Freshness.String()
+		what = o.speaker + "'s word went from " + was.Freshness.String() + " to " + is.Freshness.String()
 	case is.GoingAway && !was.GoingAway:
-		what = "load balancer goes away"
+		what = o.speaker + " goes away"
 	case was.InstanceID != is.InstanceID:
-		what = "another load balancer instance speaks"
+		what = "another " + o.speaker + " instance speaks"
+	case o.speaker != loadBalancer && errorText(was.Err) != errorText(is.Err):
+		if is.Err == nil {
+			o.log.Info(o.speaker + " is as it should be again")
+			o.remark(o.speaker + " is as it should be again")
+			return
+		}
+		o.log.Warn(o.speaker+" is not as it should be", "error", is.Err)
+		o.remark(o.speaker + ": " + is.Err.Error())
+		return
 	default:
 		return
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/pkg/target"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
@@ -24,11 +25,14 @@ type Options struct {
 	Defaults   trench.Defaults
 	Config     *trench.Config
 
+	// Directory is the directory of readiness files that is read instead of
+	// LBSocket; nil: none. Unused without Gating.
+	Directory *target.DirectoryOptions
 	// LBSocket is the load balancer's readiness socket, such as
-	// "unix:///var/lib/meridio/lb.sock". Unused without Gating.
+	// "unix:///var/lib/meridio/lb.sock". Unused without Gating and with Directory.
 	LBSocket string
 	// Identity and Credentials are who we are and whom we believe to be the load
-	// balancer. Nil without Gating.
+	// balancer. Nil without Gating and with Directory.
 	Identity    *identity.Source
 	Credentials credentials.TransportCredentials
 	// LoadBalancers are the IDs that may be the load balancer; used for a warning.
@@ -86,9 +90,17 @@ type KernelOptions struct {
 var ErrNoSocket = errors.New("no readiness socket: an empty value is refused, since it would advertise VIPs that nobody forwards; " +
 	"set --lb-socket (VIPGATE_LB_SOCKET), or switch gating off with --gating=off")
 
+// ErrNoDirectory says that a directory of readiness files is to be read, and none
+// is named.
+var ErrNoDirectory = errors.New("no readiness directory: an empty value is refused, since it would advertise VIPs that nobody forwards; " +
+	"set --readiness-dir (VIPGATE_READINESS_DIR) to a directory such as /var/run/meridio, leave it out to listen to --lb-socket, or switch gating off with --gating=off")
+
 func (o *Options) validate() error {
-	if o.Gating && o.LBSocket == "" {
+	if o.Gating && o.Directory == nil && o.LBSocket == "" {
 		return ErrNoSocket
+	}
+	if o.Gating && o.Directory != nil && o.Directory.Path == "" {
+		return ErrNoDirectory
 	}
 	if o.DrainTime < 0 || o.Settle < 0 {
 		return fmt.Errorf("drain time %v and settle %v must not be negative", o.DrainTime, o.Settle)

@@ -62,6 +62,6 @@ func (p *process) stop(ctx context.Context, again <-chan struct{}) error {
 			p.Log.Info("the load balancer did not take the last report", "error", err)
 		}
 	}
-	p.Log.Info("every VIP is withdrawn and reported", "after", time.Since(start).Round(time.Millisecond))
+	p.Log.Info("every VIP is withdrawn, and that reported to whoever listens", "after", time.Since(start).Round(time.Millisecond))
 	return nil
 }
