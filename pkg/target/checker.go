@@ -28,10 +28,6 @@ const (
 	// firstSpacing is the time between the first checks of two new targets:
 	// 1 000 targets are spread over 250 ms.
 	firstSpacing = 250 * time.Microsecond
-	// burst checks at most are started in one pace. After a stall all targets
-	// are due at once; 16 in 1 ms are more than 10 000 targets at 1 s need.
-	burst = 16
-	pace  = time.Millisecond
 	// maxConcurrent is how many checks run at once unless the options say
 	// otherwise. 10 000 targets that swallow packets, at a timeout of 500 ms,
 	// are then each checked every 1.2 s, which is not overdue.
@@ -66,15 +62,15 @@ type Checker struct {
 	ready         chan struct{}
 	changed       chan struct{} // of size 1: Evaluate has something to tell
 	rescheduled   chan struct{} // of size 1: the loop must look at the schedule
+	entered       chan struct{} // of size 1: there are new targets
 
 	mu         sync.Mutex
 	streams    map[string]*group
 	targets    map[Key]*entry // those of all streams
 	schedule   schedule
 	running    int           // checks in flight
+	hurried    int           // targets that are about to change their state
 	complained time.Time     // when it was last logged that checks cannot be made
-	paceBegan  time.Time     // start of the running pace,
-	started    int           // and the checks started in it
 	dirty      []*entry      // may have another state than reported
 	removed    map[Key]State // no longer configured, with the state last reported
 	unjudged   int           // targets without a first verdict
@@ -105,6 +101,7 @@ func NewChecker(o Options) *Checker {
 		ready:         make(chan struct{}),
 		changed:       make(chan struct{}, 1),
 		rescheduled:   make(chan struct{}, 1),
+		entered:       make(chan struct{}, 1),
 		streams:       make(map[string]*group),
 		targets:       make(map[Key]*entry),
 		removed:       make(map[Key]State),
@@ -172,6 +169,9 @@ func (c *Checker) update(changed []trench.Stream, removed []string, now time.Tim
 		spacing := min(firstSpacing, e.plan.Interval/time.Duration(len(fresh)))
 		c.enter(e, now.Add(time.Duration(i)*spacing))
 	}
+	if len(fresh) > 0 {
+		wake(c.entered)
+	}
 	c.judge()
 	wake(c.changed)
 	wake(c.rescheduled)
@@ -224,6 +224,7 @@ func (c *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry) {
 func (c *Checker) remove(e *entry) {
 	delete(c.targets, e.Key)
 	e.gone = true
+	c.hurry(e)
 	if e.index >= 0 {
 		heap.Remove(&c.schedule, e.index)
 	}
@@ -253,6 +254,19 @@ func (c *Checker) enter(e *entry, due time.Time) {
 	e.due, e.alive = due, due
 	heap.Push(&c.schedule, e)
 	c.expect(e)
+	c.hurry(e)
+}
+
+// hurry counts the targets that are about to change their state.
+func (c *Checker) hurry(e *entry) {
+	if hurried := e.hurries(); hurried != e.hurried {
+		e.hurried = hurried
+		if hurried {
+			c.hurried++
+		} else {
+			c.hurried--
+		}
+	}
 }
 
 // retime gives a target that stayed a plan that may have another timing.
@@ -373,107 +387,5 @@ func wake(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:
-	}
-}
-
-// Run checks until ctx ends, and waits for the checks that run. It is called once.
-func (c *Checker) Run(ctx context.Context) error {
-	var probes sync.WaitGroup
-	defer probes.Wait()
-	close(c.ready)
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-c.rescheduled:
-		case <-timer.C:
-		}
-		due, wait := c.take(time.Now())
-		for _, p := range due {
-			probes.Go(func() { c.finish(p, p.run(ctx, c.dialer), time.Now()) })
-		}
-		timer.Reset(wait)
-	}
-}
-
-// take takes the checks to start now from the schedule, and says after which
-// time to come again.
-func (c *Checker) take(now time.Time) (due []probe, wait time.Duration) {
-	const idle = time.Minute
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if now.Sub(c.paceBegan) >= pace {
-		c.paceBegan, c.started = now, 0
-	}
-	for len(c.schedule) > 0 {
-		e := c.schedule[0]
-		switch {
-		case e.due.After(now):
-			return due, e.due.Sub(now)
-		case c.running >= c.maxConcurrent:
-			return due, idle // the check that ends wakes the loop
-		case c.started >= burst:
-			return due, pace - now.Sub(c.paceBegan)
-		}
-		heap.Pop(&c.schedule)
-		c.running++
-		c.started++
-		due = append(due, probe{entry: e, began: now, plan: e.plan})
-	}
-	return due, idle
-}
-
-// finish takes the outcome of a check into account and schedules the next.
-func (c *Checker) finish(p probe, o outcome, now time.Time) {
-	c.mu.Lock()
-	if c.running == c.maxConcurrent {
-		wake(c.rescheduled)
-	}
-	c.running--
-	e := p.entry
-	if e.gone || o.verdict == cancelled {
-		c.mu.Unlock()
-		return
-	}
-	before := e.effective()
-	complain := o.verdict == unmade && (c.complained.IsZero() || now.Sub(c.complained) >= complainEvery)
-	if complain {
-		c.complained = now
-	}
-	e.LastError, e.Silent = o.reason, o.silent
-	first := !e.judged
-	if o.verdict != unmade {
-		e.count(o.verdict == succeeded)
-		e.LastCheck, e.alive, e.overdue = now, now, false
-		c.expect(e)
-		if e.State != Starting {
-			c.judged(e)
-		}
-	}
-	health := e.health()
-	if health.State != before {
-		e.Since, health.Since = now, now
-		c.touch(e)
-		wake(c.changed)
-	}
-	e.due = e.next(p.began, now, first)
-	heap.Push(&c.schedule, e)
-	if e.index == 0 {
-		wake(c.rescheduled)
-	}
-	c.mu.Unlock()
-
-	if complain {
-		c.log.Error("checks cannot be made, the targets become overdue if this lasts", "error", o.reason)
-	}
-	if health.State != before {
-		level := slog.LevelInfo
-		if before == Starting && health.State == Ready {
-			level = slog.LevelDebug // the usual, for thousands at each start
-		}
-		c.log.Log(context.Background(), level, "target changed", "stream", e.Stream, "target", e.Name, "address", e.Addr,
-			"from", before.String(), "to", health.State.String(), "error", health.LastError)
 	}
 }

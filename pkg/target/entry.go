@@ -21,6 +21,7 @@ type entry struct {
 	overdue bool
 	judged  bool
 	gone    bool // no longer configured
+	hurried bool // is counted in Checker.hurried
 	dirty   bool // is in Checker.dirty
 	// reported is the state in the last Evaluation, if known is true.
 	reported State
@@ -71,6 +72,12 @@ func (e *entry) interval() time.Duration {
 		return e.plan.FastInterval
 	}
 	return e.plan.Interval
+}
+
+// hurries tells whether the target is about to change its state, which is not to
+// wait for other checks. One that cannot be checked is not.
+func (e *entry) hurries() bool {
+	return !e.gone && (e.streak > 0 || e.State == Starting && e.LastError == "")
 }
 
 // next says when to check after a check that began and ended then. A steady

@@ -33,7 +33,14 @@ type prober interface {
 type dialFunc func(ctx context.Context, network, address string) (net.Conn, error)
 
 func newPlan(check trench.Check) *plan {
-	return &plan{Check: check}
+	p := &plan{Check: check}
+	switch {
+	case check.HTTP.Port != 0:
+		p.prober = newHTTPProber(check)
+	case check.GRPC.Port != 0:
+		p.prober = newGRPCProber(check)
+	}
+	return p
 }
 
 // subject is what is checked at an address, without how often and how patiently.

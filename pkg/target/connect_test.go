@@ -1,0 +1,378 @@
+package target
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/trench"
+)
+
+var loopback4, loopback6 = netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()
+
+// connecting returns a connector that ends with the test, which leaves no
+// descriptor behind.
+func connecting(t *testing.T) *connector {
+	t.Helper()
+	k, err := newConnector()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := k.stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return k
+}
+
+func probing(a netip.Addr, port uint16, change func(*trench.Check)) probe {
+	check := testCheck
+	check.TCP.Port, check.Timeout = port, patience
+	if change != nil {
+		change(&check)
+	}
+	return probe{entry: &entry{Health: Health{Key: Key{Addr: a}}}, began: time.Now(), plan: newPlan(check)}
+}
+
+// conclude makes one check.
+func conclude(t *testing.T, k *connector, p probe) (result outcome) {
+	t.Helper()
+	result, ended := k.start(p)
+	end := time.After(2 * patience)
+	for !ended {
+		arrived, err := k.answers()
+		if err != nil {
+			t.Fatal(err)
+		}
+		at, any := k.deadline()
+		if !any {
+			t.Fatal("nothing runs, and nothing was told")
+		}
+		select {
+		case <-arrived:
+		case <-time.After(time.Until(at)):
+		case <-end:
+			t.Fatal("a check never ended")
+		}
+		k.collect(time.Now(), func(q probe, o outcome) {
+			if q.entry != p.entry {
+				t.Errorf("told of %v, started %v", q.entry.Addr, p.entry.Addr)
+			}
+			result, ended = o, true
+		})
+	}
+	return result
+}
+
+// hole is a listener that answers no more: its queue is full.
+func hole(t *testing.T) (port uint16) {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	if err := errors.Join(unix.Bind(fd, &unix.SockaddrInet4{Addr: loopback4.As4()}), unix.Listen(fd, 0)); err != nil {
+		t.Fatal(err)
+	}
+	name, err := unix.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	port = uint16(name.(*unix.SockaddrInet4).Port)
+	for range 100 {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		conn, err := dialerFrom(netip.Addr{}).DialContext(ctx, "tcp", netip.AddrPortFrom(loopback4, port).String())
+		cancel()
+		if err != nil {
+			return port
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+	}
+	t.Fatal("the queue of a listener is never full")
+	return 0
+}
+
+func TestConnectionsTellWhatIsAtTheOtherEnd(t *testing.T) {
+	open := serve(t, "127.0.0.1:0").port()
+	open6 := serve(t, "[::1]:0").port()
+	closed := serve(t, "127.0.0.3:0")
+	refusing := closed.port()
+	closed.close()
+	full := hole(t)
+	k := connecting(t)
+	short := func(c *trench.Check) { c.Timeout = 30 * time.Millisecond }
+	for range 3 { // sockets are used again, whatever became of them before
+		for _, tt := range []struct {
+			what  string
+			probe probe
+			want  outcome
+		}{
+			{"IPv4", probing(loopback4, open, nil), outcome{}},
+			{"IPv6", probing(loopback6, open6, nil), outcome{}},
+			{"nobody listens", probing(netip.MustParseAddr("127.0.0.3"), refusing, nil), outcome{failed, false, "port " + portString(refusing) + ": connection refused"}},
+			{"nobody answers", probing(loopback4, full, short), outcome{failed, true, "port " + portString(full) + ": no answer in 30ms"}},
+			{
+				"a source that is not ours",
+				probing(loopback4, open, func(c *trench.Check) { c.Source4 = netip.MustParseAddr("192.0.2.1") }),
+				outcome{unmade, false, "check not made: source address: cannot assign requested address"},
+			},
+			{
+				"an IPv6 source that is not ours",
+				probing(loopback6, open6, func(c *trench.Check) { c.Source6 = netip.MustParseAddr("2001:db8::1") }),
+				outcome{unmade, false, "check not made: source address: cannot assign requested address"},
+			},
+			{"an IPv6 source", probing(loopback6, open6, func(c *trench.Check) { c.Source6 = loopback6 }), outcome{}},
+		} {
+			if got := conclude(t, k, tt.probe); got != tt.want {
+				t.Errorf("%s: got %+v, want %+v", tt.what, got, tt.want)
+			}
+		}
+	}
+}
+
+func TestChecksComeFromTheirSourceAddress(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	k := connecting(t)
+	// In turn: a socket with a source is no socket for others.
+	for _, source := range []string{"127.0.0.77", "", "127.0.0.78", "127.0.0.77", ""} {
+		want := loopback4
+		p := probing(loopback4, uint16(l.Addr().(*net.TCPAddr).Port), func(c *trench.Check) {
+			if source != "" {
+				want = netip.MustParseAddr(source)
+				c.Source4 = want
+			}
+		})
+		if got := conclude(t, k, p); got.verdict != succeeded {
+			t.Fatalf("got %+v", got)
+		}
+		conn, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(); got != want {
+			t.Errorf("checked from %v, want %v", got, want)
+		}
+		_ = conn.Close()
+	}
+	if len(k.sockets) != 3 {
+		t.Errorf("%d sockets for 3 sources", len(k.sockets))
+	}
+}
+
+// Who resets at once has taken the connection, however late we look.
+func TestATargetThatResetsAtOnceHasAnswered(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	k := connecting(t)
+	p := probing(loopback4, uint16(l.Addr().(*net.TCPAddr).Port), nil)
+	if _, ended := k.start(p); ended {
+		t.Fatal("connected at once")
+	}
+	conn, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(conn.(*net.TCPConn).SetLinger(0), conn.Close()); err != nil {
+		t.Fatal(err)
+	}
+	var told []outcome
+	eventually(t, "an outcome", func() bool {
+		k.collect(time.Now(), func(_ probe, o outcome) { told = append(told, o) })
+		return len(told) > 0
+	})
+	if len(told) != 1 || told[0] != (outcome{}) {
+		t.Errorf("got %+v", told)
+	}
+}
+
+func TestSocketsAreUsedAgain(t *testing.T) {
+	port := serve(t, "127.0.0.1:0").port()
+	k := connecting(t)
+	for range 1000 {
+		if got := conclude(t, k, probing(loopback4, port, nil)); got != (outcome{}) {
+			t.Fatalf("got %+v", got)
+		}
+	}
+	if len(k.sockets) != 1 {
+		t.Errorf("%d sockets for one check at a time", len(k.sockets))
+	}
+	// Many at once leave no more than some.
+	for range 3 * maxIdle {
+		if o, ended := k.start(probing(loopback4, port, nil)); ended {
+			t.Fatalf("got %+v", o)
+		}
+	}
+	eventually(t, "the outcomes of all", func() bool {
+		k.collect(time.Now(), func(_ probe, o outcome) {
+			if o != (outcome{}) {
+				t.Errorf("got %+v", o)
+			}
+		})
+		return len(k.busy) == 0
+	})
+	if len(k.sockets) != maxIdle || len(k.idle) != maxIdle {
+		t.Errorf("%d sockets and %d idle ones, want %d", len(k.sockets), len(k.idle), maxIdle)
+	}
+}
+
+func TestTheEndOfAConnectorLeavesNothing(t *testing.T) {
+	port := hole(t)
+	before := descriptors(t)
+	k, err := newConnector()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 500 {
+		if o, ended := k.start(probing(loopback4, port, nil)); ended {
+			t.Fatalf("got %+v", o)
+		}
+	}
+	if _, err := k.answers(); err != nil {
+		t.Fatal(err)
+	}
+	open, err := k.stop()
+	if err != nil || len(open) != 500 {
+		t.Errorf("%d of 500 checks were open, %v", len(open), err)
+	}
+	if after := descriptors(t); after > before {
+		t.Errorf("%d descriptors before, %d after", before, after)
+	}
+}
+
+// exhaust takes all descriptors that the process may have until the returned
+// function is called.
+func exhaust(t *testing.T) (release func()) {
+	t.Helper()
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
+		t.Fatal(err)
+	}
+	null, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(null) + 64, Max: old.Max}); err != nil {
+		t.Fatal(err)
+	}
+	taken := []int{null}
+	for {
+		fd, err := unix.Dup(null)
+		if err != nil {
+			break
+		}
+		taken = append(taken, fd)
+	}
+	return func() {
+		for _, fd := range taken {
+			_ = unix.Close(fd)
+		}
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestWithoutDescriptorsNoCheckIsMade(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0") // that accepts nothing, for want of descriptors
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	port := uint16(listener.Addr().(*net.TCPAddr).Port)
+	k := connecting(t)
+	release := exhaust(t)
+	o, ended := k.start(probing(loopback4, port, nil))
+	release()
+	if want := (outcome{unmade, false, "check not made: socket: too many open files"}); !ended || o != want {
+		t.Errorf("got %+v, %v; want %+v", o, ended, want)
+	}
+	if got := conclude(t, k, probing(loopback4, port, nil)); got != (outcome{}) {
+		t.Errorf("later: %+v", got)
+	}
+	// An idle socket that does not fit gives its descriptor to one that does.
+	release = exhaust(t)
+	got := conclude(t, k, probing(loopback4, port, func(c *trench.Check) { c.Source4 = netip.MustParseAddr("127.0.0.77") }))
+	release()
+	if got != (outcome{}) {
+		t.Errorf("with an idle socket: %+v", got)
+	}
+}
+
+func TestAKernelThatDisconnectsNothingCostsTheSocketOnly(t *testing.T) {
+	k := connecting(t)
+	s, err := k.open(origin{family: 0})
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd := s.fd
+	s.fd = -1 // every call fails
+	k.release(s)
+	if len(k.idle) != 0 {
+		t.Error("a socket that has a connection is kept")
+	}
+	s.fd = fd
+	k.close(s)
+}
+
+func TestManyChecksShareWakeUps(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		n := newNetwork()
+		c, stop := start(t, Options{Dialer: n})
+		defer stop()
+		c.Configure([]trench.Stream{stream(5000, testCheck)})
+		advance(5 * time.Second)
+		before := len(n.dialed())
+		advance(2 * time.Second)
+		instants := make(map[time.Time]bool)
+		dials := n.dialed()[before:]
+		for _, d := range dials {
+			instants[d.at] = true
+		}
+		if limit := int(2*time.Second/pace) + 1; len(dials) < 10_000 || len(instants) > limit {
+			t.Errorf("%d checks were started at %d instants, want at most %d", len(dials), len(instants), limit)
+		}
+	})
+}
+
+// The checks that hang when the checker ends are let go at once.
+func TestTheEndLeavesNoCheckBehind(t *testing.T) {
+	port := hole(t)
+	before := descriptors(t)
+	c, stop := start(t, Options{})
+	check := testCheck
+	check.TCP.Port, check.Timeout, check.Interval = port, time.Hour, time.Hour
+	s := trench.Stream{Name: "s", Check: check}
+	a := loopback4
+	for range 200 {
+		s.Targets = append(s.Targets, trench.Target{Name: a.String(), IPs: []netip.Addr{a}})
+		a = a.Next()
+	}
+	c.Configure([]trench.Stream{s})
+	eventually(t, "the start of checks", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.running > 0
+	})
+	stop()
+	if c.running != 0 {
+		t.Errorf("%d checks run", c.running)
+	}
+	if after := descriptors(t); after > before+2 /* the poller's own */ {
+		t.Errorf("%d descriptors before, %d after", before, after)
+	}
+}
