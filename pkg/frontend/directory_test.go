@@ -1,0 +1,171 @@
+package frontend
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/task"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+var (
+	_ speaker   = (*readiness.Watcher)(nil)
+	_ speaker   = (*directorySpeaker)(nil)
+	_ task.Task = (*directorySpeaker)(nil)
+)
+
+// spoken is a directory that speaks, and what was heard of it.
+type spoken struct {
+	*directorySpeaker
+	t      *testing.T
+	path   string
+	config *latest.Value[trench.Loaded]
+	update readiness.Update // merged
+	words  map[vip.VIP]readiness.VIPReadiness
+	gate   *gate.Gate
+}
+
+func configOf(streams ...trench.Stream) trench.Loaded {
+	return trench.Loaded{Config: &trench.Config{Attractor: trench.Attractor{VIPs: []vip.VIP{vipA, vipB}}, Streams: streams}}
+}
+
+// liveness bounds every wait for what must happen.
+const liveness = 20 * time.Second
+
+func speak(t *testing.T, path string, o target.DirectoryOptions) *spoken {
+	t.Helper()
+	o.Path, o.Log = path, slog.New(slog.DiscardHandler)
+	s := &spoken{
+		t: t, path: path, words: map[vip.VIP]readiness.VIPReadiness{}, gate: gate.New(gate.Options{NoFlapBackoff: true}),
+		config: latest.New(configOf(trench.Stream{Name: "a", VIPs: []vip.VIP{vipA}}, trench.Stream{Name: "b", VIPs: []vip.VIP{vipB}})),
+	}
+	s.gate.Configure([]vip.VIP{vipA, vipB})
+	d := target.NewDirectory(o)
+	d.Configure(directoryNames(s.config.Load().Config))
+	s.directorySpeaker = newDirectorySpeaker(d, s.config, "instance")
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- task.Run(ctx, d, s.directorySpeaker) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// wait takes what is said until it is as wanted.
+func (s *spoken) wait(what string, wanted func() bool) {
+	s.t.Helper()
+	deadline := time.NewTimer(liveness)
+	defer deadline.Stop()
+	for !wanted() {
+		select {
+		case <-s.Changed():
+			u := s.Take()
+			if u.Position.Revision < s.update.Position.Revision {
+				s.t.Errorf("revision %d after %d", u.Position.Revision, s.update.Position.Revision)
+			}
+			s.gate.Hear(time.Now(), heardOf(u))
+			for v, r := range u.Changed {
+				s.words[v] = r
+			}
+			for v := range u.Removed {
+				delete(s.words, v)
+			}
+			s.update = u
+		case <-deadline.C:
+			s.t.Fatalf("never %s: %+v %+v", what, s.update, s.words)
+		}
+	}
+}
+
+func (s *spoken) wantState(v vip.VIP, state readiness.State, reason readinessv1.VipReason, detail string) {
+	s.t.Helper()
+	s.wait(v.String()+" "+state.String(), func() bool {
+		w := s.words[v]
+		return w.VIP == v && w.State == state && w.Reason == reason && strings.Contains(w.Detail, detail)
+	})
+}
+
+const (
+	reasonFile   = readinessv1.VipReason_VIP_REASON_READINESS_FILE
+	reasonNoFile = readinessv1.VipReason_VIP_REASON_NO_READINESS_FILE
+)
+
+func TestADirectorySpeaksAsALoadBalancerDoes(t *testing.T) {
+	s := speak(t, t.TempDir(), target.DirectoryOptions{OnGone: target.Drop})
+	s.wantState(vipA, readiness.NotReady, reasonNoFile, "lb-ready-a")
+	u := s.update
+	if !u.Complete || !u.Synced || !u.Open || u.Position != (readiness.Position{InstanceID: "instance", Revision: 1}) || len(u.Changed) != 2 || !monotonic(u.LeaseEnd) {
+		t.Errorf("the first word: %+v", u)
+	}
+	if err := os.WriteFile(filepath.Join(s.path, "lb-ready-a"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.wantState(vipA, readiness.Ready, reasonFile, "lb-ready-a")
+	if u = s.update; u.Complete || u.Position.Revision != 2 || len(u.Changed) != 1 || u.HeardAt.IsZero() {
+		t.Errorf("the second word: %+v", u)
+	}
+	// Each look renews the lease, and says nothing else.
+	end := s.update.LeaseEnd
+	s.wait("renewed", func() bool { return s.update.LeaseEnd.After(end) })
+	if u = s.update; u.Position.Revision != 2 || len(u.Changed) > 0 || !u.HeardAt.IsZero() {
+		t.Errorf("a renewal: %+v", u)
+	}
+	if f := s.gate.Freshness(time.Now()); f != gate.Live {
+		t.Errorf("its word is %v", f)
+	}
+	// Nobody looks any more: the lease ends.
+	if f := s.gate.Freshness(s.update.LeaseEnd.Add(time.Second)); f == gate.Live {
+		t.Errorf("its word is %v", f)
+	}
+
+	// The trench file changes: b serves A as well, B is gone.
+	c := configOf(trench.Stream{Name: "b", VIPs: []vip.VIP{vipA}})
+	c.Config.Attractor.VIPs = []vip.VIP{vipA}
+	s.config.Set(c)
+	s.wantState(vipA, readiness.NotReady, reasonNoFile, "lb-ready-b")
+	s.wait("a problem", func() bool {
+		return s.update.Err != nil && strings.Contains(s.update.Err.Error(), `"lb-ready-a": the trench file has no stream`)
+	})
+	if _, there := s.words[vipB]; there {
+		t.Error("a VIP that was removed is still spoken of")
+	}
+}
+
+func TestADirectoryThatIsGoneIsNamed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "d")
+	if err := os.Mkdir(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s := speak(t, path, target.DirectoryOptions{OnGone: target.Drain, DrainTime: 50 * time.Millisecond})
+	s.wantState(vipA, readiness.NotReady, reasonNoFile, "lb-ready-a")
+	if err := os.WriteFile(filepath.Join(path, "lb-ready-a"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.wantState(vipA, readiness.Ready, reasonFile, "lb-ready-a")
+	if err := os.Rename(path, path+".old"); err != nil {
+		t.Fatal(err)
+	}
+	s.wantState(vipA, readiness.Draining, reasonFile, path)
+	if end := s.words[vipA].DrainEnd; end.IsZero() {
+		t.Error("it drains without end")
+	}
+	s.wantState(vipA, readiness.NotReady, reasonNoFile, path+" does not exist")
+	if s.update.Err == nil || !s.update.Synced {
+		t.Errorf("%+v", s.update)
+	}
+}
