@@ -14,7 +14,7 @@ import (
 
 const (
 	// maxAsked is how many addresses are looked at; each costs a route look-up.
-	maxAsked = 16
+	maxAsked = 256
 	// lookTime is how long nobody must answer until silence is believed. On a
 	// network that works the first answer takes less than a millisecond. A lost
 	// solicitation is sent again after a second (retrans_time_ms), and its answer
@@ -89,7 +89,7 @@ func NewNeighbours(log *slog.Logger) *Neighbours {
 }
 
 // Ask sets the addresses whose networks are looked at from now on, at once and
-// then each second; none ends the looking. Of more than 16 the first count. It
+// then each second; none ends the looking. Of more than 256 the first count. It
 // never blocks; the newest call wins, and one with the same addresses changes
 // nothing.
 func (n *Neighbours) Ask(addrs []netip.Addr) {
@@ -230,6 +230,9 @@ func (n Network) Of(addr netip.Addr, now, since time.Time) (dark, known bool, de
 	}
 	return false, false, fmt.Sprintf("the neighbours on interface %s are being asked", l.Name)
 }
+
+// Seen is when this was seen.
+func (n Network) Seen() time.Time { return n.At }
 
 // Dark tells whether the networks of all addresses asked about are dark, and why.
 func (n Network) Dark(now, since time.Time) (dark bool, detail string) {

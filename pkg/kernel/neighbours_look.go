@@ -307,8 +307,7 @@ func (l *looker) read() (map[int]map[netip.Addr]neighbour, error) {
 		}
 		a := found.Attrs()
 		link.Name = a.Name
-		link.Carrier = a.RawFlags&unix.IFF_UP != 0 && a.RawFlags&unix.IFF_LOWER_UP != 0 &&
-			a.OperState != vnetlink.OperDown && a.OperState != vnetlink.OperLowerLayerDown
+		link.Carrier = a.RawFlags&unix.IFF_UP != 0 && a.RawFlags&unix.IFF_LOWER_UP != 0
 		link.Mute = a.RawFlags&(unix.IFF_LOOPBACK|unix.IFF_NOARP) != 0
 		link.Neighbours, link.Failed = 0, 0
 	}

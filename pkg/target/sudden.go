@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -19,7 +20,7 @@ const (
 	darkGrace = 2500 * time.Millisecond
 	// maxAsked is how many segments are asked about at once. Targets of further
 	// ones are never held.
-	maxAsked = 16
+	maxAsked = 256
 )
 
 // SuddenOptions say what a sudden loss is and what follows from it.
@@ -37,6 +38,9 @@ type NetworkView interface {
 	// then: dark. known is false as long as nobody can say; detail is for people.
 	// The address is one of those of Verdict.Ask.
 	Of(addr netip.Addr, now, since time.Time) (dark, known bool, detail string)
+	// Seen is when that was seen. As long as it stays the same, Of says the same
+	// until what is known becomes too old.
+	Seen() time.Time
 }
 
 // Verdict is what follows for readiness from an Evaluate.
@@ -52,7 +56,8 @@ type Verdict struct {
 	// changes; zero: not before something does.
 	Next time.Time
 	// Ask are the addresses whose networks shall be looked at from now on; none:
-	// nothing is asked. At most 16.
+	// nothing is asked. At most 256. It must not be changed, and is the same slice
+	// until others are asked.
 	Ask []netip.Addr
 }
 
@@ -83,7 +88,7 @@ type Verdict struct {
 // has fallen is never raised by a suspicion that comes later.
 //
 // Networks are told apart by the /24 or /64 of the targets, each of which is taken
-// to lie in one network; 16 of them are asked about at once. After a restart
+// to lie in one network; 256 of them are asked about at once. After a restart
 // nothing is known, so nothing is suspected before targets were ready.
 //
 // The caller must pass each target again when its Silent changes, not only its
@@ -96,6 +101,10 @@ type Sudden struct {
 	fallen   map[Key]*fallen
 	segments map[netip.Prefix]*segment
 	asked    []*segment // of segments, at most maxAsked
+	ask      []netip.Addr
+	askStale bool      // asked is not as ask
+	seen     time.Time // which view the segments were judged by
+	due      time.Time // when to judge them again, whatever the view; zero: never
 	ends     fallenByEnd
 	touched  map[Key]struct{}
 	check    func(Key) trench.Check
@@ -131,8 +140,9 @@ type fallen struct {
 type segment struct {
 	prefix netip.Prefix
 	// probe is the target's address that stands for it.
-	probe netip.Addr
-	asked bool
+	probe  netip.Addr
+	asked  bool
+	judged bool
 	// since is when the first of its members fell.
 	since   time.Time
 	members map[Key]*fallen // pending or suspected
@@ -187,9 +197,7 @@ func (s *Sudden) Evaluate(now time.Time, changed []Health, removed []Key, check 
 			s.light(g)
 		}
 	}
-	for _, g := range append([]*segment(nil), s.asked...) {
-		s.judge(g, view)
-	}
+	s.judgeAll(view)
 	for len(s.ends) > 0 && !s.ends[0].end.After(now) {
 		s.drop(s.ends[0].Key)
 	}
@@ -264,7 +272,7 @@ func (s *Sudden) fall(h Health) {
 		g = &segment{prefix: prefix, probe: h.Addr, since: at, members: map[Key]*fallen{}, asked: len(s.asked) < maxAsked}
 		s.segments[prefix] = g
 		if g.asked {
-			s.asked = append(s.asked, g)
+			s.asked, s.askStale = append(s.asked, g), true
 		}
 	}
 	if !g.suspect && at.Before(g.since) {
@@ -308,7 +316,7 @@ func (s *Sudden) leave(f *fallen) {
 	delete(s.segments, g.prefix)
 	for i, a := range s.asked {
 		if a == g {
-			s.asked = append(s.asked[:i], s.asked[i+1:]...)
+			s.asked, s.askStale = slices.Delete(s.asked, i, i+1), true
 			break
 		}
 	}
@@ -338,6 +346,24 @@ func (s *Sudden) light(g *segment) {
 			s.recover(f, window(s.check(k)))
 		} else {
 			s.drop(k)
+		}
+	}
+}
+
+// judgeAll judges the segments that are new, and all of them when there may be
+// something new to know.
+func (s *Sudden) judgeAll(view NetworkView) {
+	all := !s.due.IsZero() && !s.now.Before(s.due)
+	if view != nil && !view.Seen().Equal(s.seen) {
+		s.seen, all = view.Seen(), true
+	}
+	if !all && !slices.ContainsFunc(s.asked, func(g *segment) bool { return !g.judged }) {
+		return
+	}
+	for _, g := range slices.Clone(s.asked) { // judge may end segments
+		if all || !g.judged {
+			g.judged = true
+			s.judge(g, view)
 		}
 	}
 }
@@ -423,8 +449,14 @@ func (s *Sudden) verdict() Verdict {
 		}
 	}
 	var members int
+	if s.askStale {
+		s.ask, s.askStale = nil, false
+		for _, g := range s.asked {
+			s.ask = append(s.ask, g.probe)
+		}
+	}
+	v.Ask = s.ask
 	for _, g := range s.asked {
-		v.Ask = append(v.Ask, g.probe)
 		switch {
 		case g.dark:
 			soon(g.darkAt.Add(darkGrace))
@@ -441,6 +473,7 @@ func (s *Sudden) verdict() Verdict {
 	if v.Suspect {
 		v.Detail = fmt.Sprintf("%d of %d targets fell at once without a word: %s", members, len(s.whole), v.Detail)
 	}
+	s.due = v.Next
 	if len(s.ends) > 0 {
 		soon(s.ends[0].end)
 	}

@@ -17,6 +17,7 @@ type lossWorld struct {
 	o       SuddenOptions
 	now     time.Time
 	net     networks
+	seen    int
 	state   map[Key]State
 	keys    []Key
 	told    map[Key][2]bool
@@ -46,7 +47,7 @@ func lossCheck(k Key) trench.Check {
 }
 
 func (w *lossWorld) evaluate(changed []Health, removed []Key) {
-	w.last = w.s.Evaluate(w.now, changed, removed, lossCheck, w.net)
+	w.last = w.s.Evaluate(w.now, changed, removed, lossCheck, fakeView{w.net, w.seen})
 	for _, k := range w.last.Touched {
 		w.told[k] = [2]bool{w.s.Held(k), w.s.Suspected(k)}
 	}
@@ -211,6 +212,7 @@ func TestHoldIsBoundedWhateverHappens(t *testing.T) {
 				for _, k := range some("of") {
 					w.net[segmentOf(k.Addr)] = n
 				}
+				w.seen++
 				w.evaluate(nil, nil)
 			},
 		})
@@ -218,6 +220,7 @@ func TestHoldIsBoundedWhateverHappens(t *testing.T) {
 		for _, k := range w.keys {
 			w.net[segmentOf(k.Addr)] = networkState{confirmed: w.now}
 		}
+		w.seen++
 		w.pass(10 * massWindow)
 		for _, k := range w.keys {
 			if w.s.Held(k) || w.s.Suspected(k) {

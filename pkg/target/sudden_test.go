@@ -20,6 +20,14 @@ type networkState struct {
 // networks is a NetworkView: by segment, unknown unless said otherwise.
 type networks map[netip.Prefix]networkState
 
+// fakeView is what a test says of networks, for the seen-th time.
+type fakeView struct {
+	networks
+	seen int
+}
+
+func (v fakeView) Seen() time.Time { return time.Unix(int64(v.seen), 0) }
+
 func (n networks) Of(a netip.Addr, _, since time.Time) (dark, known bool, detail string) {
 	s := n[segmentOf(a)]
 	if !s.confirmed.IsZero() && !s.confirmed.Before(since) {
@@ -35,6 +43,7 @@ type mass struct {
 	t       *testing.T
 	now     time.Time
 	net     networks
+	seen    int          // how often net has changed
 	touched map[Key]bool // what Held and Suspected said when last told
 	marked  map[Key]bool
 	last    Verdict
@@ -48,9 +57,9 @@ func newMass(t *testing.T, o SuddenOptions) *mass {
 	return &mass{Sudden: NewSudden(o), t: t, now: time.Unix(1000, 0), net: networks{}, touched: map[Key]bool{}, marked: map[Key]bool{}}
 }
 
-// key is target i of segment 10.0.seg.0/24.
+// key is target i of segment 10.x.y.0/24.
 func key(seg, i int) Key {
-	return Key{Stream: "s", Name: fmt.Sprintf("t%d-%d", seg, i), Addr: netip.AddrFrom4([4]byte{10, 0, byte(seg), byte(i)})}
+	return Key{Stream: "s", Name: fmt.Sprintf("t%d-%d", seg, i), Addr: netip.AddrFrom4([4]byte{10, byte(seg >> 8), byte(seg), byte(i)})}
 }
 
 func segmentNumber(seg int) netip.Prefix { return segmentOf(key(seg, 0).Addr) }
@@ -60,7 +69,7 @@ func checkOf(Key) trench.Check { return massCheck }
 // eval evaluates and keeps what Touched promises.
 func (m *mass) eval(changed ...Health) Verdict {
 	m.t.Helper()
-	m.last = m.Evaluate(m.now, changed, nil, checkOf, m.net)
+	m.last = m.Evaluate(m.now, changed, nil, checkOf, fakeView{m.net, m.seen})
 	for _, k := range m.last.Touched {
 		m.touched[k], m.marked[k] = m.Held(k), m.Suspected(k)
 	}
@@ -115,13 +124,16 @@ func (m *mass) want(what string, seg, held int, suspect bool) {
 
 func (m *mass) pass(d time.Duration) { m.now = m.now.Add(d) }
 
-func (m *mass) dark(seg int) { m.net[segmentNumber(seg)] = networkState{dark: true, known: true} }
-func (m *mass) unknown(seg int) {
-	m.net[segmentNumber(seg)] = networkState{}
+func (m *mass) say(seg int, n networkState) {
+	m.net[segmentNumber(seg)] = n
+	m.seen++
 }
 
+func (m *mass) dark(seg int)    { m.say(seg, networkState{dark: true, known: true}) }
+func (m *mass) unknown(seg int) { m.say(seg, networkState{}) }
+
 // lit: something was reached just now.
-func (m *mass) lit(seg int) { m.net[segmentNumber(seg)] = networkState{confirmed: m.now} }
+func (m *mass) lit(seg int) { m.say(seg, networkState{confirmed: m.now}) }
 
 var (
 	holding     = SuddenOptions{Share: 80, Hold: true}
@@ -310,7 +322,7 @@ func TestRemovedTargetsLeaveTheHold(t *testing.T) {
 	for i := range 10 {
 		keys = append(keys, key(0, i))
 	}
-	v := m.Evaluate(m.now, nil, keys, checkOf, m.net)
+	v := m.Evaluate(m.now, nil, keys, checkOf, fakeView{m.net, m.seen})
 	if v.Suspect || v.Ask != nil || m.Held(keys[0]) || len(v.Touched) != 10 {
 		t.Errorf("after the removal: %+v", v)
 	}
@@ -451,7 +463,7 @@ func TestTargetWithoutCheckIsNotHeld(t *testing.T) {
 	m.start(0, 10)
 	m.dark(0)
 	m.fell(0, 0, 9, time.Millisecond)
-	m.Evaluate(m.now, []Health{m.silent(key(0, 9))}, nil, func(Key) trench.Check { return trench.Check{} }, m.net)
+	m.Evaluate(m.now, []Health{m.silent(key(0, 9))}, nil, func(Key) trench.Check { return trench.Check{} }, fakeView{m.net, m.seen})
 	m.want("no check", 0, 9, true)
 }
 
@@ -473,12 +485,13 @@ func TestLateFallIsNotHeld(t *testing.T) {
 	m.want("late, but suspected", 0, 10, true)
 }
 
-func TestAskedAreAtMostSixteenSegments(t *testing.T) {
+func TestAskedAreAtMost256Segments(t *testing.T) {
 	m := newMass(t, holding)
-	for seg := range 20 {
+	const segments = 320
+	for seg := range segments {
 		m.start(seg, 1)
 	}
-	for seg := range 20 {
+	for seg := range segments {
 		m.eval(m.silent(key(seg, 0)))
 	}
 	if len(m.last.Ask) != maxAsked {
@@ -486,8 +499,8 @@ func TestAskedAreAtMostSixteenSegments(t *testing.T) {
 	}
 	m.want("asked", maxAsked-1, 1, false)
 	m.want("not asked", maxAsked, 0, false)
-	// 16 of 20 are no more than 80 %.
-	for seg := range 20 {
+	// 256 of 320 are no more than 80 %.
+	for seg := range segments {
 		m.dark(seg)
 	}
 	m.eval()
