@@ -36,6 +36,9 @@ type options struct {
 }
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == fieldChecker {
+		os.Exit(runFieldChecker(os.Args[2:], os.Stderr))
+	}
 	o, status, done := parse(os.Args[1:], os.Stdout, os.Stderr)
 	if done {
 		os.Exit(status)

@@ -15,4 +15,5 @@ var rows = []row{
 	{11, "one load balancer, many watchers", measureWatchers},
 	{12, "idle: processor time and memory", measureIdle},
 	{13, "packets through the frontend's namespace", measurePackets},
+	{14, "targets: checked, started", measureTargets},
 }

@@ -1,0 +1,248 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+const (
+	// targetsPerStream targets are in each stream, which has a VIP of its own and
+	// wants them all.
+	targetsPerStream = 10
+	// targetsPrefix is where the targets are: all in the backend's namespace, behind
+	// one listener.
+	targetsPrefix = "10.99.0.0/16"
+
+	targetInterval = time.Second
+	targetTimeout  = 500 * time.Millisecond
+
+	targetsCPUGoal   = "max ≤ 25"
+	targetsStartGoal = "max ≤ 5"
+
+	// readyTargets counts, for each VIP, the targets that are ready.
+	readyTargets = "vipgate_lb_vip_ready_targets{"
+
+	// fieldChecker makes this program the reference of row 14.
+	fieldChecker = "field-checker"
+)
+
+// numberedTarget is the address of the target with this index.
+func numberedTarget(i int) netip.Addr {
+	a := netip.MustParsePrefix(targetsPrefix).Addr().As4()
+	a[2], a[3] = byte(i>>8), byte(i)
+	return netip.AddrFrom4(a)
+}
+
+// targetsTrench is a trench file with one stream for each VIP of the stage.
+func (st *stage) targetsTrench() string {
+	var b strings.Builder
+	b.WriteString("trench: trench-a\nattractor:\n  name: attractor-a-1\n  gateways:\n")
+	for _, f := range st.families {
+		fmt.Fprintf(&b, "    - {name: gateway-%s, address: %q}\n", strings.ToLower(fmt.Sprint(f)), gatewayAddr(f))
+	}
+	b.WriteString("  vips:\n")
+	for _, v := range st.vips {
+		fmt.Fprintf(&b, "    - %q\n", v)
+	}
+	b.WriteString("streams:\n")
+	for i, v := range st.vips {
+		fmt.Fprintf(&b, "  - name: stream-%d\n    vips: [%q]\n    minReady: %d\n    check: {tcp: {port: %d}, interval: %s, timeout: %s}\n    targets:\n",
+			i, v, targetsPerStream, checkPort, targetInterval, targetTimeout)
+		for j := range targetsPerStream {
+			k := i*targetsPerStream + j
+			fmt.Fprintf(&b, "      - {name: target-%d, ips: [%q]}\n", k, numberedTarget(k))
+		}
+	}
+	return b.String()
+}
+
+// startTargets starts all targets: addresses by a route, and a listener in this
+// process, so that accepting is on nobody's account that is measured.
+func (st *stage) startTargets() error {
+	t := lab.NewTarget(st.Backend, netip.AddrPortFrom(netip.IPv4Unspecified(), checkPort))
+	if err := errors.Join(
+		st.Backend.IP("route", "add", "local", targetsPrefix, "dev", "lo"),
+		st.Pod.IP("route", "add", targetsPrefix, "via", lab.Target1v4.String()),
+		t.Up(),
+	); err != nil {
+		return err
+	}
+	st.ends = append(st.ends, t.Down)
+	return nil
+}
+
+// measureTargets is row 14.
+func measureTargets(ctx context.Context, s *session) error {
+	n := s.sizes([]int{10_000}, []int{200})[0]
+	return on(ctx, s, n/targetsPerStream, oneFamily, func(st *stage) error {
+		if err := errors.Join(st.pod.WriteTrench(st.targetsTrench()), st.startTargets()); err != nil {
+			return err
+		}
+		started := Measurement{Row: 14, What: "lb starts → every target READY", Method: vipgate, N: n, Unit: "s", Goal: targetsStartGoal}
+		for range s.repeats(5, 1) {
+			if st.pod.LB != nil {
+				if _, err := st.endAll(st.pod.LB); err != nil {
+					return err
+				}
+			}
+			began := time.Now()
+			if err := st.pod.StartLB(); err != nil {
+				return err
+			}
+			if err := st.waitTargets(n); err != nil {
+				return err
+			}
+			started.Samples = append(started.Samples, time.Since(began).Seconds())
+		}
+		s.record(started)
+		if err := st.measureShare(s, st.pod.LB, n, vipgate); err != nil {
+			return err
+		}
+		// Nothing fell meanwhile, so that what was measured are checks that succeed.
+		if err := st.waitTargets(n); err != nil {
+			return err
+		}
+		if _, err := st.endAll(st.pod.LB); err != nil {
+			return err
+		}
+		self, err := os.Executable()
+		if err != nil {
+			return fmt.Errorf("reference of row 14: %w", err)
+		}
+		p, err := st.Start(st.Pod, "reference-checker", self, fieldChecker, strconv.Itoa(n))
+		if err != nil {
+			return err
+		}
+		defer st.mayEnd()
+		st.guard(p)
+		return st.measureShare(s, p, n, reference)
+	})
+}
+
+// measureShare measures which share of one core a process that checks takes.
+func (st *stage) measureShare(s *session, p *lab.Process, n int, method string) error {
+	if err := st.pause(s.lasts(10*time.Second, time.Second)); err != nil {
+		return err
+	}
+	before, err := cpuTime(p.PID())
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	if err := st.pause(s.lasts(time.Minute, time.Second)); err != nil {
+		return err
+	}
+	after, err := cpuTime(p.PID())
+	if err != nil {
+		return fmt.Errorf("%s did not live through its checks: %w", p.Name, err)
+	}
+	share := 100 * float64(after-before) / float64(time.Since(began))
+	m := Measurement{Row: 14, What: "targets checked each second: share of one core", Method: method, N: n, Unit: "%", Samples: []float64{share}}
+	if method == vipgate {
+		m.Goal = targetsCPUGoal
+	}
+	s.record(m)
+	return nil
+}
+
+// waitTargets waits until lb says that n targets are ready.
+func (st *stage) waitTargets(n int) error {
+	ctx, cancel := st.patient()
+	defer cancel()
+	client := &http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
+			errDo := st.Pod.Do(func() error {
+				conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
+				return nil
+			})
+			return conn, errors.Join(err, errDo)
+		},
+	}}
+	defer client.CloseIdleConnections()
+	err := lab.Eventually(ctx, 20*time.Millisecond, func() error {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+lab.LBMetrics+"/metrics", nil)
+		if err != nil {
+			return err
+		}
+		response, err := client.Do(request)
+		if err != nil {
+			return err
+		}
+		ready, err := sumOf(response.Body, readyTargets)
+		if err := errors.Join(err, response.Body.Close()); err != nil {
+			return err
+		}
+		if ready != n {
+			return fmt.Errorf("%d of %d targets are ready", ready, n)
+		}
+		return nil
+	})
+	return st.explain(ctx, err)
+}
+
+// sumOf adds the values of all series whose line begins with name.
+func sumOf(r io.Reader, name string) (sum int, err error) {
+	lines := bufio.NewScanner(r)
+	for lines.Scan() {
+		line := lines.Text()
+		if !strings.HasPrefix(line, name) {
+			continue
+		}
+		value, err := strconv.ParseFloat(line[strings.LastIndexByte(line, ' ')+1:], 64)
+		if err != nil {
+			return 0, fmt.Errorf("metric %q: %w", line, err)
+		}
+		sum += int(value)
+	}
+	return sum, lines.Err()
+}
+
+// runFieldChecker is the field's common technique: each target has a goroutine
+// with a ticker, which opens a connection by package net and closes it. It runs
+// until it is killed.
+func runFieldChecker(args []string, stderr io.Writer) int {
+	if len(args) != 1 {
+		fmt.Fprintf(stderr, "%s wants the number of targets\n", fieldChecker)
+		return exitUsage
+	}
+	n, err := strconv.Atoi(args[0])
+	if err != nil {
+		fmt.Fprintf(stderr, "%s: %v\n", fieldChecker, err)
+		return exitUsage
+	}
+	dialer := &net.Dialer{Timeout: targetTimeout, KeepAlive: -1}
+	dialer.SetMultipathTCP(false)
+	failed := make(chan error)
+	for i := range n {
+		address := netip.AddrPortFrom(numberedTarget(i), checkPort).String()
+		go func() {
+			time.Sleep(targetInterval * time.Duration(i) / time.Duration(n)) // spread over the interval
+			for range time.Tick(targetInterval) {
+				conn, err := dialer.Dial("tcp", address)
+				if err != nil {
+					failed <- err
+					continue
+				}
+				// A reset, as vipgate does it: sockets in TIME_WAIT would cost more still.
+				_ = conn.(*net.TCPConn).SetLinger(0)
+				_ = conn.Close()
+			}
+		}()
+	}
+	for err := range failed {
+		fmt.Fprintln(stderr, err)
+	}
+	return exitFailed
+}

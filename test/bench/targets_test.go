@@ -1,0 +1,58 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+func TestMetricsOfOneNameAreSummed(t *testing.T) {
+	for _, c := range []struct {
+		text string
+		want int
+		ok   bool
+	}{
+		{"# HELP x{ 9\nx{a=\"1\"} 3\nx{a=\"b c\"} 4\ny{a=\"1\"} 7\nxy{} 5\n", 7, true},
+		{"x{} 1e+04\n", 10_000, true},
+		{"", 0, true},
+		{"x{} many\n", 0, false},
+	} {
+		got, err := sumOf(strings.NewReader(c.text), "x{")
+		if got != c.want || (err == nil) != c.ok {
+			t.Errorf("sum of %q is %d, %v; want %d", c.text, got, err, c.want)
+		}
+	}
+}
+
+func TestEveryTargetOfRow14HasAnAddressOfItsOwn(t *testing.T) {
+	const n = 10_000
+	st := &stage{vips: numberedVIPs(n/targetsPerStream, oneFamily), families: oneFamily}
+	config, err := trench.Parse("f", []byte(st.targetsTrench()), trench.DefaultDefaults())
+	if err != nil {
+		t.Fatal(err)
+	}
+	addresses := map[string]bool{}
+	for _, s := range config.Streams {
+		if len(s.VIPs) != 1 || s.MinReady != targetsPerStream || s.VIPs[0].Family() != vip.IPv4 {
+			t.Fatalf("stream %+v", s)
+		}
+		for _, x := range s.Targets {
+			addresses[x.IPs[0].String()] = true
+		}
+	}
+	if len(addresses) != n {
+		t.Errorf("%d addresses, want %d", len(addresses), n)
+	}
+}
+
+func TestTheReferenceOfRow14WantsANumber(t *testing.T) {
+	for _, args := range [][]string{nil, {"many"}, {"1", "2"}} {
+		var text bytes.Buffer
+		if got := runFieldChecker(args, &text); got != exitUsage || text.Len() == 0 {
+			t.Errorf("%q: status %d, %q", args, got, text.String())
+		}
+	}
+}
