@@ -22,7 +22,7 @@ build: check-go ## Build lb and frontend into bin/
 .PHONY: demo
 demo: check-root check-go ## Show vipgate at work in network namespaces (HOLD=1 leaves it running)
 	@test/setup/packages.sh bird2 iproute2
-	@$(MAKE) --no-print-directory build
+	@$(MAKE) --no-print-directory build $(TOOLS)/grpcurl
 	@$(GO) build -o $(BIN)/ ./test/demo
 	@$(BIN)/demo --binaries=$(BIN) $(if $(filter 1,$(HOLD)),--hold)
 
@@ -97,6 +97,11 @@ $(TOOLS)/.built: tools/go.mod tools/go.sum
 	@echo "building pinned tools (some minutes when cold)"
 	@out="$$PWD/$(TOOLS)"; cd tools && $(GO) build -o "$$out/" tool
 	@touch $@
+
+$(TOOLS)/grpcurl: tools/go.mod tools/go.sum
+	@mkdir -p $(TOOLS)
+	@echo "building grpcurl (a minute when cold)"
+	@out="$$PWD/$(TOOLS)"; cd tools && $(GO) build -o "$$out/" github.com/fullstorydev/grpcurl/cmd/grpcurl
 
 $(TOOLS)/buf: tools/buf/go.mod tools/buf/go.sum
 	@mkdir -p $(TOOLS)

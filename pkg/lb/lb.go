@@ -385,7 +385,10 @@ func (p *process) authorize() tlsconfig.Authorizer {
 		if p.sources.registry.Authorizes(id) {
 			return nil
 		}
-		return wide(id, chains)
+		if err := wide(id, chains); err != nil {
+			return fmt.Errorf("%w, or one that --target-id allows: %s", err, p.Targets.Allow)
+		}
+		return nil
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -17,9 +18,9 @@ import (
 )
 
 const (
-	// operatorTTL is how long the operator's SVID lives: longer than anybody
+	// svidTTL is how long SVIDs live that are handed out: longer than anybody
 	// looks at a demo.
-	operatorTTL = 24 * time.Hour
+	svidTTL = 24 * time.Hour
 	// restartAfter is how long the pod stays without a container that ended, as
 	// with Kubernetes.
 	restartAfter = 2 * time.Second
@@ -35,7 +36,7 @@ type try struct {
 // tried meanwhile. It tells whether the pod is as it was at the end of the
 // story, so that the story can end.
 func (t *story) hold(signals <-chan os.Signal) (complete bool, err error) {
-	operator, err := t.mintOperator()
+	operator, err := t.mint(lab.OperatorID)
 	if err != nil {
 		return false, err
 	}
@@ -97,22 +98,22 @@ func (t *story) asTold() bool {
 	return true
 }
 
-// mintOperator signs an SVID for the operator and returns the folder that holds
-// it.
-func (t *story) mintOperator() (string, error) {
-	authority, err := identity.OpenDevAuthority(t.pod.Authority())
+// mint signs an SVID for a person or an application and returns the folder that
+// holds it.
+func (s *stage) mint(who string) (string, error) {
+	authority, err := identity.OpenDevAuthority(s.pod.Authority())
 	if err != nil {
 		return "", err
 	}
-	id, err := spiffeid.FromString(lab.OperatorID)
+	id, err := spiffeid.FromString(who)
 	if err != nil {
-		return "", fmt.Errorf("operator's SPIFFE ID: %w", err)
+		return "", fmt.Errorf("SPIFFE ID %s: %w", who, err)
 	}
-	svid, err := authority.MintFor(id, operatorTTL)
+	svid, err := authority.MintFor(id, svidTTL)
 	if err != nil {
 		return "", err
 	}
-	dir := filepath.Join(t.lab.Dir, "operator")
+	dir := filepath.Join(s.lab.Dir, "svid-"+path.Base(who))
 	return dir, authority.WriteFiles(dir, svid)
 }
 
@@ -125,6 +126,7 @@ func (t *story) commands(operator string) []try {
 	inPod := "ip netns exec " + t.lab.Pod.Name() + " "
 	// grpcurl checks host names, which an SVID has none of; the lb checks ours.
 	asOperator := fmt.Sprintf("%s -insecure -cert %s/tls.crt -key %s/tls.key", grpcurl, operator, operator)
+	app := filepath.Join(t.lab.Dir, "svid-"+path.Base(lab.AppID)) // made in the story
 	target, other := t.one.vips[0], t.two.vips[0]
 
 	list := []try{
@@ -135,9 +137,6 @@ func (t *story) commands(operator string) []try {
 		{"the pod's BIRD: its sessions", fmt.Sprintf("%s -r -s %s show protocols", birdc, t.pod.BirdSocket())},
 		{"metrics of the frontend", inPod + "curl -s http://" + lab.FrontendMetrics + "/metrics | grep ^vipgate"},
 		{"metrics of the lb", inPod + "curl -s http://" + lab.LBMetrics + "/metrics | grep ^vipgate"},
-	}
-	if _, err := os.Stat(filepath.Join(t.tools, "grpcurl")); err != nil {
-		list = append(list, try{"the commands with grpcurl need this once, some minutes, in the folder of the sources", "make tools"})
 	}
 	list = append(list,
 		try{"mutual TLS as the operator: what the lb says about every VIP", fmt.Sprintf(
@@ -159,6 +158,12 @@ func (t *story) commands(operator string) []try {
 		try{fmt.Sprintf("move traffic of %s away: 65535:0, then the withdrawal", other), fmt.Sprintf(
 			"%s drain --admin-socket=unix://%s %s", frontend, frontendAdmin, other)},
 		try{"and take it back", fmt.Sprintf("%s undrain --admin-socket=unix://%s %s", frontend, frontendAdmin, other)},
+		try{"the application's target registers again, as long as this runs (until Ctrl-C)", fmt.Sprintf(
+			"%s -insecure -cert %s/tls.crt -key %s/tls.key -d '%s' unix://%s vipgate.target.v1.TargetService/Register", grpcurl, app, app, t.registration(), t.pod.Socket())},
+		try{"every target, from whatever source", fmt.Sprintf("%s target list --admin-socket=unix://%s", lbProgram, lbAdmin)},
+		try{fmt.Sprintf("no new flows for %s: its VIPs are de-preferred, then withdrawn", t.two.name), fmt.Sprintf(
+			"%s target drain --admin-socket=unix://%s %s", lbProgram, lbAdmin, t.two.name)},
+		try{"and take it back", fmt.Sprintf("%s target undrain --admin-socket=unix://%s %s", lbProgram, lbAdmin, t.two.name)},
 		// Target 1 has the first address of the subnet: the kernel would take the
 		// others away with it.
 		try{fmt.Sprintf("%s loses its IPv4 address: %s goes, %s stays", t.two.name, other, t.two.vips[1]), fmt.Sprintf(

@@ -43,7 +43,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f := flag.NewFlagSet("demo", flag.ContinueOnError)
 	f.SetOutput(stderr)
 	f.StringVar(&o.binaries, "binaries", "bin", "`folder` of lb and frontend")
-	f.StringVar(&o.tools, "tools", "", "`folder` of grpcurl, for the commands that --hold prints (default: tools in --binaries)")
+	f.StringVar(&o.tools, "tools", "", "`folder` of grpcurl (default: tools in --binaries)")
 	f.BoolVar(&o.hold, "hold", false, "leave everything running after the story, until Ctrl-C")
 	f.DurationVar(&o.pause, "pause", 2500*time.Millisecond, "how long each table is left to be read, and must stay as it is")
 	if err := f.Parse(args); err != nil {
@@ -93,6 +93,9 @@ func (o *options) complete() error {
 		if _, err := os.Stat(filepath.Join(o.binaries, program)); err != nil {
 			errs = append(errs, fmt.Errorf("%s is not built in %s: make build", program, o.binaries))
 		}
+	}
+	if _, err := os.Stat(filepath.Join(o.tools, "grpcurl")); err != nil {
+		errs = append(errs, fmt.Errorf("grpcurl is not built in %s: make demo builds it", o.tools))
 	}
 	return errors.Join(append(errs, lab.Needs()...)...)
 }

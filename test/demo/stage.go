@@ -24,8 +24,15 @@ const (
 	// patience bounds every wait. It is a bound of liveness, far above what is
 	// expected.
 	patience = 30 * time.Second
-	// checkPort is where targets listen.
+	// checkPort is where targets listen, and appPort where the one does that
+	// registers itself; it shares addresses with target-2.
 	checkPort = 5000
+	appPort   = 5001
+	// appStream is the stream whose targets register.
+	appStream = "stream-3"
+	// grace is how long a registered target outlives its call, and drainTime how
+	// long it drains after that.
+	grace, drainTime = 2 * time.Second, time.Second
 )
 
 // service is a target with the VIPs that it alone serves.
@@ -62,7 +69,9 @@ type stage struct {
 	control  *lab.Control // of the gateway's BIRD
 	witness  *lab.Witness
 	one, two *service
+	app      *service // registers itself
 	egress   *healthWatch
+	grpcurl  *lab.Process     // that holds the registration; nil before
 	frontend *grpc.ClientConn // admin socket
 	lb       *grpc.ClientConn // admin socket
 
@@ -83,8 +92,9 @@ func newStage(ctx context.Context, binaries string, fail func(error)) (_ *stage,
 	}
 	s := &stage{
 		lab: l, pod: &lab.Pod{Lab: l, Binaries: binaries},
-		one:  newService(l, "target-1", []netip.Addr{lab.Target1v4, lab.Target1v6}, "20.0.0.1/32", "2000::1/128"),
-		two:  newService(l, "target-2", []netip.Addr{lab.Target2v4, lab.Target2v6}, "20.0.0.2/32", "2000::2/128"),
+		one:  newService(l, "target-1", checkPort, []netip.Addr{lab.Target1v4, lab.Target1v6}, "20.0.0.1/32", "2000::1/128"),
+		two:  newService(l, "target-2", checkPort, []netip.Addr{lab.Target2v4, lab.Target2v6}, "20.0.0.2/32", "2000::2/128"),
+		app:  newService(l, "app-1", appPort, []netip.Addr{lab.Target2v4, lab.Target2v6}, "20.0.0.3/32", "2000::3/128"),
 		fail: fail, leave: map[*lab.Process]bool{},
 	}
 	defer func() {
@@ -121,13 +131,13 @@ func newStage(ctx context.Context, binaries string, fail func(error)) (_ *stage,
 	return s, err
 }
 
-func newService(l *lab.Lab, name string, addrs []netip.Addr, vips ...string) *service {
+func newService(l *lab.Lab, name string, port uint16, addrs []netip.Addr, vips ...string) *service {
 	s := &service{name: name, addrs: addrs}
 	for _, v := range vips {
 		s.vips = append(s.vips, netip.MustParsePrefix(v))
 	}
 	for _, a := range addrs {
-		s.listeners = append(s.listeners, lab.NewTarget(l.Backend, netip.AddrPortFrom(a, checkPort)))
+		s.listeners = append(s.listeners, lab.NewTarget(l.Backend, netip.AddrPortFrom(a, port)))
 	}
 	return s
 }
@@ -140,7 +150,7 @@ func dialAdmin(socket string) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// vips are all VIPs, those of both targets.
+// vips are the VIPs of the targets in the trench file.
 func (s *stage) vips() []netip.Prefix {
 	return append(append([]netip.Prefix(nil), s.one.vips...), s.two.vips...)
 }
@@ -159,18 +169,22 @@ func (s *stage) trench() string {
 	return fmt.Sprintf(`trench: trench-a
 attractor:
   name: attractor-a-1
-  vips: [%q, %q, %q, %q]
+  vips: [%q, %q, %q, %q, %q, %q]
   gateways:
     - {name: gateway-a4, address: %q}
     - {name: gateway-a6, address: %q}
 streams:
-`, s.one.vips[0], s.one.vips[1], s.two.vips[0], s.two.vips[1], lab.GatewayA4, lab.GatewayA6) +
-		stream("stream-1", s.one) + stream("stream-2", s.two)
+`, s.one.vips[0], s.one.vips[1], s.two.vips[0], s.two.vips[1], s.app.vips[0], s.app.vips[1], lab.GatewayA4, lab.GatewayA6) +
+		stream("stream-1", s.one) + stream("stream-2", s.two) + fmt.Sprintf(`  - name: %s
+    vips: [%q, %q]
+    check: {tcp: {port: %d}, interval: 200ms, timeout: 200ms, rise: 2, fall: 2}
+    drainTime: %v
+`, appStream, s.app.vips[0], s.app.vips[1], appPort, drainTime)
 }
 
 // startLB starts the lb, guarded.
 func (s *stage) startLB() error {
-	if err := s.pod.StartLB(); err != nil {
+	if err := s.pod.StartLB("--source=file", "--source=registry", "--target-id="+appStream+"="+lab.AppID, fmt.Sprintf("--registry-grace=%v", grace)); err != nil {
 		return err
 	}
 	s.guard(s.pod.LB)
@@ -271,7 +285,7 @@ func (s *stage) close() error {
 	if s.control != nil {
 		errs = append(errs, s.control.Close())
 	}
-	errs = append(errs, s.one.down(), s.two.down(), s.lab.Close())
+	errs = append(errs, s.one.down(), s.two.down(), s.app.down(), s.lab.Close())
 	s.guards.Wait()
 	return errors.Join(errs...)
 }

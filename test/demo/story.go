@@ -43,10 +43,11 @@ can forward this VIP. Everything here is real: processes, BIRD, wires, mutual TL
 
    %s serves %s
    %s serves %s
+   %s, which registers itself later, serves %s
 
 Each table below is the gateway's own, out of its BIRD, which is asked every %d ms.
 + is new in it, ~ has changed, - is gone. Times run from the cause to the table.`,
-		lab.PodAS, lab.GatewayAS, t.one.name, list(t.one.vips), t.two.name, list(t.two.vips), lookEvery.Milliseconds())
+		lab.PodAS, lab.GatewayAS, t.one.name, list(t.one.vips), t.two.name, list(t.two.vips), t.app.name, list(t.app.vips), lookEvery.Milliseconds())
 }
 
 // acts are the story up to the end of the pod.
@@ -79,6 +80,8 @@ func (t *story) acts() []act {
 		{"The gateway's sessions return, and so does Egress", func(ctx context.Context) error {
 			return t.sessions(ctx, "enable", all, healthv1.HealthCheckResponse_SERVING)
 		}},
+		{"An application registers its target by grpcurl, with its SVID: its VIPs appear", t.register},
+		{"grpcurl is killed: the lease ends, the target drains, and its VIPs go", t.leaseEnds},
 	}
 }
 

@@ -138,7 +138,7 @@ func TestEveryCommandLineParses(t *testing.T) {
 }
 
 var (
-	commandPattern  = regexp.MustCompile(`(?m)^  ([a-z]+) `)
+	commandPattern  = regexp.MustCompile(`(?m)^  ([a-z]+(?: [a-z]+)?) `)
 	helpFlagPattern = regexp.MustCompile(`--(?:\[no-\])?([a-z0-9-]+)`)
 	variablePattern = regexp.MustCompile(`VIPGATE_[A-Z0-9_]*[A-Z0-9]`)
 )
@@ -157,7 +157,7 @@ func flags(t *testing.T) (flags, variables map[string]bool) {
 			t.Fatalf("%s has only the commands %v:\n%s", program, commands, overview)
 		}
 		for _, c := range commands {
-			text, err := help(t.Context(), []string{program, c[1]})
+			text, err := help(t.Context(), append([]string{program}, strings.Fields(c[1])...))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -19,6 +19,7 @@ import (
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/metrics"
+	"github.com/vipgate/vipgate/pkg/target"
 	"github.com/vipgate/vipgate/pkg/status"
 )
 
@@ -118,12 +119,16 @@ func TestAlertsAskForWhatExists(t *testing.T) {
 		"service": set(slices.Concat(documentedServices(t, frontendServices), documentedServices(t, lbServices))...),
 		"to":      set(gate.Withdrawn.String(), gate.Depreferred.String(), gate.Announced.String()),
 		"reason":  {},
+		"state":   {},
 
 		"grpc_service": set(readinessv1.ReadinessService_ServiceDesc.ServiceName),
 		"grpc_code":    set(codes.PermissionDenied.String()),
 	}
 	for _, r := range gate.Reasons {
 		values["reason"][r.String()] = true
+	}
+	for s := target.Starting; s <= target.Drained; s++ {
+		values["state"][strings.ReplaceAll(s.String(), " ", "_")] = true
 	}
 	exists := known()
 	for _, r := range rules.Groups[0].Rules {

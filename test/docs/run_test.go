@@ -86,7 +86,7 @@ func newReader(t *testing.T) *reader {
 	must(p.WriteTrench(trenchFile))
 	gateway, err := l.StartGateway(lab.GatewayA())
 	must(err)
-	must(p.StartLB())
+	must(p.StartLB("--source=file", "--source=registry"))
 	must(p.StartFrontend())
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()

@@ -28,6 +28,8 @@ const (
 	LBID        = "spiffe://vipgate.demo/lb"
 	FrontendID  = "spiffe://vipgate.demo/frontend"
 	OperatorID  = "spiffe://vipgate.demo/operator"
+	// AppID is that of an application whose targets register themselves.
+	AppID = "spiffe://vipgate.demo/ns/apps/sa/app"
 )
 
 // Addresses of the external network and of the targets' network.
