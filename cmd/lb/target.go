@@ -199,7 +199,7 @@ type drainFlags struct {
 func (f drainFlags) proto() (*durationpb.Duration, error) {
 	switch {
 	case f.DrainFor == nil:
-		return nil, nil //nolint:nilnil // absent is a value
+		return nil, nil
 	case *f.DrainFor < 0:
 		return nil, usage("--drain-for=%v must not be negative", *f.DrainFor)
 	}

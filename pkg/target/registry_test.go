@@ -281,6 +281,11 @@ func TestANewerCallTakesOver(t *testing.T) {
 		// Addresses may change places within a call.
 		third := c.register(alice, "s", "b=10.0.0.7 a=10.0.0.2")
 		c.offers("s", "a 10.0.0.2", "b 10.0.0.7")
+		for _, address := range []string{"10.0.0.2", "10.0.0.7"} {
+			_, err := c.open(alice, say("s", "x="+address))
+			c.refuses(address, err, "AlreadyExists")
+		}
+		c.register(alice, "other", "x=10.0.0.2")
 		for _, old := range []*call{first, second} {
 			if held, _, over := c.holding(old); len(held) != 0 || over != allTaken {
 				t.Fatal(held, over)

@@ -127,7 +127,7 @@ func TestAStateFileThatMakesNoSenseIsMovedAside(t *testing.T) {
 		"something after":   good + good,
 		"another version":   strings.Replace(good, `"version":1`, `"version":2`, 1),
 		"no version":        `{}`,
-		"unknown field":     strings.Replace(good, `"grace"`, `"grease"`, 1),
+		"unknown field":     strings.Replace(good, `"grace"`, `"grease":1,"grace"`, 1),
 		"bad name":          strings.Replace(good, `"a"`, `"a b"`, 1),
 		"bad address":       strings.Replace(good, "10.0.0.1", "10.0.0", 1),
 		"empty address":     strings.Replace(good, "10.0.0.1", "", 1),
@@ -180,7 +180,7 @@ func TestADiskThatCannotBeWrittenToRefusesNoRegistration(t *testing.T) {
 			}
 		},
 		"a full disk": func(t *testing.T, dir string) (string, func()) {
-			if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=4k"); err != nil {
+			if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=8k"); err != nil {
 				t.Skipf("no tmpfs can be mounted: %v", err)
 			}
 			t.Cleanup(func() {
@@ -189,8 +189,12 @@ func TestADiskThatCannotBeWrittenToRefusesNoRegistration(t *testing.T) {
 				}
 			})
 			hog := filepath.Join(dir, "hog")
-			if err := os.WriteFile(hog, bytes.Repeat([]byte("x"), 4096), 0o600); err != nil {
-				t.Fatal(err)
+			for file, content := range map[string]string{
+				filepath.Join(dir, "registry.json"): `{"version":1,"registrations":[]}`, hog: strings.Repeat("x", 4096),
+			} {
+				if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+					t.Fatal(err)
+				}
 			}
 			return filepath.Join(dir, "registry.json"), func() {
 				if err := os.Remove(hog); err != nil {
