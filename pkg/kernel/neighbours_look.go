@@ -127,6 +127,12 @@ func (l *looker) tryLook(ctx context.Context, addrs []netip.Addr, over func() bo
 			asked[index] = append(asked[index], p)
 		}
 	}
+	if len(asked) == 0 { // all is known, and who asks about more is not to wait
+		for _, link := range l.links {
+			link.Silent = time.Time{}
+		}
+		return nil
+	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for _, after := range pollsAfter {

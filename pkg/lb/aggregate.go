@@ -120,8 +120,13 @@ func (a *aggregate) apply(e target.Evaluation, touched vip.Set) {
 
 // suspicion takes over what is suspected of targets that fell at once.
 func (a *aggregate) suspicion(v target.Verdict, touched vip.Set) {
-	reworded := v.Detail != a.suspect
-	a.suspect = v.Detail
+	// The words change while more targets fall; those of the beginning stay, since
+	// each other detail would be a decision of its own.
+	if !v.Suspect {
+		a.suspect = ""
+	} else if a.suspect == "" {
+		a.suspect = v.Detail
+	}
 	streams := map[*stream]struct{}{}
 	for _, k := range v.Touched {
 		if s, ok := a.streams[k.Stream]; ok {
@@ -130,13 +135,6 @@ func (a *aggregate) suspicion(v target.Verdict, touched vip.Set) {
 	}
 	for s := range streams {
 		a.recount(s, touched)
-	}
-	if reworded {
-		for v, r := range a.current {
-			if r.Reason == readinessv1.VipReason_VIP_REASON_SUSPECT {
-				touched[v] = struct{}{}
-			}
-		}
 	}
 }
 

@@ -235,6 +235,11 @@ func (p *process) newSources() error {
 	if err != nil {
 		return err
 	}
+	if o.Sudden.Hold && o.Sudden.Share != 0 {
+		if may, err := kernel.MayProbe(); err != nil || !may {
+			p.Log.Warn("--on-sudden-loss=hold without NET_ADMIN: neighbours cannot be asked at once, so that only a lost carrier is noticed in time", "error", err)
+		}
+	}
 	var directory *target.Directory
 	if o.Sources.Directory {
 		directory = target.NewDirectory(target.DirectoryOptions{

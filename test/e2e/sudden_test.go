@@ -1,0 +1,71 @@
+package e2e
+
+import (
+	"testing"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// cutTargets takes the wire to the targets away, and returns what brings it back.
+func (w *world) cutTargets() (mend func()) {
+	w.t.Helper()
+	ip := func(args ...string) {
+		w.t.Helper()
+		if out, err := w.Backend.Run(w.t.Context(), "ip", args...); err != nil {
+			w.t.Fatalf("ip %v: %v: %s", args, err, out)
+		}
+	}
+	ip("link", "set", "pod0", "down")
+	return func() {
+		w.t.Helper()
+		ip("link", "set", "pod0", "up")
+		for _, a := range []string{lab.Target1v6.String(), lab.Target2v6.String()} { // they went with the link
+			ip("addr", "replace", a+"/64", "dev", "pod0", "nodad")
+		}
+	}
+}
+
+// Issue 4, "Hold-down against mass events": all targets fall at once and nothing on
+// their network answers. With hold the VIPs stay, and stay when the network returns.
+func TestTargetsThatFellWithTheirNetworkAreHeld(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.up(w.target1)
+	w.up(w.target2)
+	w.must(w.pod.StartLB("--sudden-loss=80%", "--on-sudden-loss=hold"))
+	w.must(w.pod.StartFrontend())
+	all := []string{vipA4, vipA6, vipB4, vipB6}
+	w.wantRoutes(all...)
+	mark := w.mark()
+
+	mend := w.cutTargets()
+	w.wantStatus("network suspected", "4 of 4 VIPs ready; the frontend advertises 4")
+	mend()
+	w.waitLog(w.pod.LB, "no longer suspected")
+	w.wantStatus("enough targets ready", "4 of 4 VIPs ready; the frontend advertises 4")
+	for _, vip := range all {
+		w.wantNothing(mark, vip)
+	}
+
+	// One target that dies while the network is there is not held.
+	w.down(w.target1)
+	w.wantRoutes(vipB4, vipB6)
+}
+
+// Without hold the VIPs go as always, and say why.
+func TestTargetsThatFellWithTheirNetworkAreWithdrawnWithTheReason(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.up(w.target1)
+	w.up(w.target2)
+	w.must(w.pod.StartLB("--sudden-loss=80%"))
+	w.must(w.pod.StartFrontend())
+	w.wantRoutes(vipA4, vipA6, vipB4, vipB6)
+	mend := w.cutTargets()
+	w.wantRoutes()
+	w.wantStatus("network suspected", "0 of 4 VIPs ready")
+	w.waitLog(w.pod.LB, "their network seems to be gone")
+	mend()
+	w.wantRoutes(vipA4, vipA6, vipB4, vipB6)
+	w.waitLog(w.pod.LB, "no longer suspected")
+}
