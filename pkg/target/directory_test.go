@@ -312,27 +312,27 @@ func TestAThousandFilesAreOneDecision(t *testing.T) {
 	}
 	known.Streams = streams
 	f := openFolder(t, path, DirectoryOptions{}, func(d *Directory) { d.Configure(known) })
-	before, scans := f.Value().Load().Revision, f.scans.Load()
+	revision, scans, begin := f.Value().Load().Revision, f.scans.Load(), time.Now()
+	// One decision and one scan, as long as no two files are made raiseQuiet apart:
+	// on a busy machine each such pause makes another.
+	bounded := func(what string, n uint64) {
+		t.Helper()
+		if most := 2 + uint64(time.Since(begin)/raiseQuiet); n > most {
+			t.Errorf("%d %s, in a time for %d", n, what, most)
+		}
+	}
 	for _, s := range streams {
 		f.make("lb-ready-" + s)
 	}
 	l := f.wait("all", func(l Listing) bool { return len(l.Groups) == len(streams) })
-	// One while the machine is quick; a busy one may pause for 10 ms between two files.
-	if n := l.Revision - before; n > 20 {
-		t.Errorf("%d decisions", n)
-	}
-	if n := f.scans.Load() - scans; n > 50 {
-		t.Errorf("%d scans of the directory", n)
-	}
-	t.Logf("%d decisions, %d scans", l.Revision-before, f.scans.Load()-scans)
+	t.Logf("%d decisions, %d scans", l.Revision-revision, f.scans.Load()-scans)
+	bounded("decisions", l.Revision-revision)
+	bounded("scans", f.scans.Load()-scans)
 	for _, s := range streams {
 		f.remove("lb-ready-" + s)
 	}
 	f.wait("none", func(l Listing) bool { return len(l.Groups) == 0 })
-	t.Logf("%d scans after the removal of all", f.scans.Load()-scans)
-	if n := f.scans.Load() - scans; n > 100 {
-		t.Errorf("%d scans of the directory", n)
-	}
+	bounded("scans", f.scans.Load()-scans)
 }
 
 func TestDirectoryIsWaitedFor(t *testing.T) {

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/latest"
@@ -350,7 +349,7 @@ func makeReadinessFile(path string) error {
 			return err
 		}
 		if !info.Mode().IsRegular() {
-			return &fs.PathError{Op: "make", Path: path, Err: syscall.EEXIST}
+			return fmt.Errorf("what is no regular file is in its way: %w", fs.ErrExist)
 		}
 		return touchReadinessFile(path)
 	}
