@@ -69,7 +69,7 @@ type Checker struct {
 	targets    map[Key]*entry // those of all streams
 	schedule   schedule
 	running    int           // checks in flight
-	hurried    int           // targets that are about to change their state
+	hurried    int           // targets that wait for their first verdict
 	complained time.Time     // when it was last logged that checks cannot be made
 	dirty      []*entry      // may have another state than reported
 	removed    map[Key]State // no longer configured, with the state last reported
@@ -257,7 +257,7 @@ func (c *Checker) enter(e *entry, due time.Time) {
 	c.hurry(e)
 }
 
-// hurry counts the targets that are about to change their state.
+// hurry counts the targets that wait for their first verdict.
 func (c *Checker) hurry(e *entry) {
 	if hurried := e.hurries(); hurried != e.hurried {
 		e.hurried = hurried

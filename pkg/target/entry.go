@@ -74,10 +74,10 @@ func (e *entry) interval() time.Duration {
 	return e.plan.Interval
 }
 
-// hurries tells whether the target is about to change its state, which is not to
-// wait for other checks. One that cannot be checked is not.
+// hurries tells whether the target waits for its first verdict, and its checks
+// not for those of others. One that cannot be checked does not hurry.
 func (e *entry) hurries() bool {
-	return !e.gone && (e.streak > 0 || e.State == Starting && e.LastError == "")
+	return !e.gone && e.State == Starting && e.LastError == ""
 }
 
 // next says when to check after a check that began and ended then. A steady

@@ -21,8 +21,10 @@ const (
 	// restPer is how long the loop rests, up to a pace, for each check that it
 	// handled. Few checks are hardly delayed, and many are done together.
 	restPer = time.Millisecond
-	// quickRounds in a pace are not followed by a rest while a target hurries.
+	// While a target waits for its first verdict, quickRounds in a pace are not
+	// followed by a rest at all, and the others by a short one.
 	quickRounds = 4
+	quickRest   = 2 * time.Millisecond
 )
 
 // Run checks until ctx ends, and waits for the checks that run. It is called once.
@@ -47,15 +49,11 @@ func (c *Checker) Run(ctx context.Context) (err error) {
 	defer timer.Stop()
 	for {
 		if rest := l.round(ctx); rest > 0 {
-			var entered <-chan struct{}
-			if l.rounds < quickRounds && l.started < burst {
-				entered = c.entered
-			}
 			timer.Reset(rest)
 			select {
 			case <-ctx.Done():
 				return ctx.Err()
-			case <-entered:
+			case <-c.entered:
 			case <-timer.C:
 			}
 			continue
@@ -90,7 +88,7 @@ type loop struct {
 }
 
 // round starts what is due and takes what was answered. If the next round is to
-// wait, whatever happens, it returns how long.
+// wait, unless targets are new, it returns how long.
 func (l *loop) round(ctx context.Context) (rest time.Duration) {
 	now := time.Now()
 	if now.Sub(l.began) >= pace {
@@ -117,10 +115,14 @@ func (l *loop) round(ctx context.Context) (rest time.Duration) {
 		return 0
 	}
 	l.rounds++
-	if l.rounds <= quickRounds && l.hurrying() {
-		return 0
+	longest := pace
+	if l.hurrying() {
+		if l.rounds <= quickRounds {
+			return 0
+		}
+		longest = quickRest
 	}
-	return min(time.Duration(handled)*restPer, pace) - time.Since(now)
+	return min(time.Duration(handled)*restPer, longest) - time.Since(now)
 }
 
 // collect takes what was answered, and tells how many did.
@@ -142,7 +144,7 @@ func (l *loop) next() time.Time {
 	return at
 }
 
-// hurrying tells whether some target is about to change its state.
+// hurrying tells whether some target waits for its first verdict.
 func (c *Checker) hurrying() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

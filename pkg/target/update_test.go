@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"slices"
@@ -295,4 +297,58 @@ func TestASourceAddressThatIsMissingIsNoVerdict(t *testing.T) {
 	check.Source4 = netip.MustParseAddr("127.0.0.77")
 	c.Update([]trench.Stream{{Name: "s", Check: check, Targets: target}}, nil)
 	follow(t, c, "being ready", func(Evaluation) bool { return c.List()[0].State == Ready })
+}
+
+// Among many others, too: a target that starts waits neither for their pace nor
+// for its interval.
+func TestATargetThatIsAddedIsReadySoon(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c, stop := start(t, Options{Dialer: newNetwork()})
+		defer stop()
+		c.Configure([]trench.Stream{named("others", 5000, testCheck)})
+		advance(10 * time.Second)
+		c.Evaluate(time.Now())
+		for i := range 50 {
+			added := time.Now()
+			name := fmt.Sprintf("new-%d", i)
+			c.Update([]trench.Stream{named(name, 1, testCheck)}, nil)
+			for ready := false; !ready; {
+				advance(500 * time.Microsecond)
+				for _, h := range c.Evaluate(time.Now()).Changed {
+					ready = ready || h.Stream == name && h.State == Ready
+				}
+				if took := time.Since(added); took > startRecheck+5*time.Millisecond {
+					t.Fatalf("not ready after %v", took)
+				}
+			}
+			advance(7 * time.Millisecond)
+		}
+	})
+}
+
+func TestOtherKindsOfChecksAreMadeByTheirProbers(t *testing.T) {
+	healthy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if host, _, _ := net.SplitHostPort(r.RemoteAddr); host != "127.0.0.77" {
+			w.WriteHeader(http.StatusTeapot)
+		}
+	}))
+	defer healthy.Close()
+	port := uint16(healthy.Listener.Addr().(*net.TCPAddr).Port)
+	check := testCheck
+	check.TCP, check.HTTP = trench.TCPCheck{}, trench.HTTPCheck{Port: port, Path: "/", Status: "200"}
+	check.Interval, check.Timeout = 20*time.Millisecond, patience
+	c, stop := start(t, Options{})
+	defer stop()
+	target := []trench.Target{{Name: "a", IPs: []netip.Addr{loopback4}}}
+	c.Configure([]trench.Stream{{Name: "s", Check: check, Targets: target}})
+	follow(t, c, "a wrong answer", func(Evaluation) bool { return c.List()[0].State == NotReady })
+	if h := c.List()[0]; h.Silent || h.LastError == "" {
+		t.Errorf("got %+v", h)
+	}
+	check.Source4 = netip.MustParseAddr("127.0.0.77")
+	c.Configure([]trench.Stream{{Name: "s", Check: check, Targets: target}})
+	follow(t, c, "the right answer", func(Evaluation) bool { return c.List()[0].State == Ready })
+	check.HTTP, check.GRPC = trench.HTTPCheck{}, trench.GRPCCheck{Port: port}
+	c.Configure([]trench.Stream{{Name: "s", Check: check, Targets: target}})
+	follow(t, c, "no gRPC there", func(Evaluation) bool { return c.List()[0].State == NotReady })
 }
