@@ -464,3 +464,44 @@ func TestTargetListAndDrains(t *testing.T) {
 		}
 	}
 }
+
+func TestTargetAddSaysThatItCouldNotDeregister(t *testing.T) {
+	for _, registered := range []bool{false, true} {
+		admin := filepath.Join(identitytest.ShortDir(t), "admin.sock")
+		l, err := net.Listen("unix", admin)
+		if err != nil {
+			t.Fatal(err)
+		}
+		server := grpc.NewServer(grpc.WaitForHandlers(true))
+		if registered {
+			targetv1.RegisterTargetServiceServer(server, &flakyService{})
+		}
+		served := make(chan error, 1)
+		d := &desk{t: t, admin: admin}
+		c := d.dial()
+		if registered {
+			go func() { served <- server.Serve(l) }()
+		} else {
+			served <- l.Close()
+		}
+		var out screen
+		stops, ended := d.keep(c, &out, "a")
+		if registered {
+			until(t, "the registration", func() bool { return strings.Contains(out.String(), "registered at") })
+			server.Stop()
+		}
+		until(t, "a complaint", func() bool { return strings.Contains(out.String(), "trying again") })
+		stops <- struct{}{}
+		err = wait(t, ended)
+		if registered && (err == nil || !strings.Contains(err.Error(), "could not be deregistered, its grace ends it")) {
+			t.Errorf("got %v", err)
+		}
+		if !registered && err != nil {
+			t.Errorf("nothing was registered: %v", err)
+		}
+		server.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	}
+}
