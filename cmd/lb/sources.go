@@ -105,6 +105,8 @@ func (f *targetFlags) check() error {
 		return usage("--target-id lets targets register, but the registry is not in use: add --source=registry, and --source=file to keep that")
 	case !registry && f.RegistryAddress != "":
 		return usage("--registry-address serves the registry, but that is not in use: add --source=registry, and --source=file to keep that")
+	case f.ReadinessMaxAge != 0 && f.ReadinessMaxAge < target.MinReadinessMaxAge:
+		return usage("--readiness-max-age=%v: files are touched once a second, and some file systems keep their times to 2s: at least %v, or 0 for any age", f.ReadinessMaxAge, target.MinReadinessMaxAge)
 	case !directory && f.ReadinessDir != "":
 		return usage("--readiness-dir=%s would not be read: add --source=directory, and --source=file to keep that", f.ReadinessDir)
 	case f.WriteReadinessDir != "" && directory && filepath.Clean(f.WriteReadinessDir) == filepath.Clean(cmp.Or(f.ReadinessDir, defaultReadinessDir)):

@@ -31,6 +31,8 @@ type aggregate struct {
 
 	// files is what the readiness directory says; nil without one.
 	files *target.Listing
+	// unheard says that files is older than it may be: its owner hangs.
+	unheard bool
 	// sudden tells which targets fell and still count, and which are suspected to
 	// have fallen with their network; suspect is the suspicion in words.
 	sudden  *target.Sudden
@@ -138,10 +140,25 @@ func (a *aggregate) suspicion(v target.Verdict, touched vip.Set) {
 	}
 }
 
-// list takes over what the readiness directory says. It touches every VIP: who
-// writes files has few, or writes many at once.
+// list takes over what the readiness directory says. It touches every VIP if that
+// is anything new: who writes files has few VIPs, or writes many files at once.
 func (a *aggregate) list(l target.Listing, touched vip.Set) {
-	a.files = &l
+	same := a.files != nil && a.files.Revision == l.Revision
+	if a.files = &l; same {
+		return
+	}
+	for v := range a.configured {
+		touched[v] = struct{}{}
+	}
+}
+
+// age judges whether the readiness directory is still looked at.
+func (a *aggregate) age(now time.Time, touched vip.Set) {
+	unheard := a.files != nil && a.files.Scanned && now.Sub(a.files.At) > target.ListingAge
+	if unheard == a.unheard {
+		return
+	}
+	a.unheard = unheard
 	for v := range a.configured {
 		touched[v] = struct{}{}
 	}
@@ -262,7 +279,11 @@ func (a *aggregate) readiness(v vip.VIP) readiness.VIPReadiness {
 		}
 	}
 	byFile, why := false, ""
-	if a.files != nil && !enough {
+	switch {
+	case a.files == nil || enough:
+	case a.unheard:
+		why = fmt.Sprintf("the readiness directory was not looked at for %v", target.ListingAge)
+	default:
 		byFile, why = a.files.Ready(v, names(a.serving[v]))
 	}
 	switch {

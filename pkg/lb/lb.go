@@ -227,7 +227,7 @@ func (p *process) newSources() error {
 	if err != nil {
 		return err
 	}
-	ro := target.RegistryOptions{Allow: o.Allow, Quota: o.Quota, Grace: o.Grace, OnGone: o.OnRegistryGone, Log: p.Log}
+	ro := target.RegistryOptions{Off: !o.Sources.Registry, Allow: o.Allow, Quota: o.Quota, Grace: o.Grace, OnGone: o.OnRegistryGone, Log: p.Log}
 	if o.Sources.Registry {
 		ro.StateFile = filepath.Join(o.StateDir, registrationsFile)
 	}
@@ -291,7 +291,13 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 		}
 	}()
 	creds := identity.ServerCredentials(p.Identity, identity.CredentialOptions{Authorize: p.authorize(), Log: p.Log})
-	server := grpc.NewServer(slices.Concat(readiness.GRPCOptions(), p.metrics.ServerOptions(), []grpc.ServerOption{grpc.Creds(creds)})...)
+	options := slices.Concat(readiness.GRPCOptions(), p.metrics.ServerOptions(), []grpc.ServerOption{grpc.Creds(creds)})
+	if p.Targets.Sources.Registry {
+		// Each Register is a stream; beyond the limit of a connection calls would wait
+		// without a word.
+		options = append(options, grpc.MaxConcurrentStreams(target.MaxCallsPerConnection))
+	}
+	server := grpc.NewServer(options...)
 	readinessv1.RegisterReadinessServiceServer(server, p.server)
 	targetv1.RegisterTargetServiceServer(server, p.targetService(false))
 	p.health.Register(server)

@@ -153,6 +153,7 @@ func (l *loop) evaluate(in input) bool {
 		l.aggregate.list(*in.listing, touched)
 		l.sources.stale = true
 	}
+	l.aggregate.age(now, touched)
 	e := l.checker.Evaluate(now)
 	l.aggregate.apply(e, touched)
 	l.suspicion(now, e, touched)

@@ -328,8 +328,8 @@ func (c *Checker) Evaluate(now time.Time) Evaluation {
 	var result Evaluation
 	for _, e := range c.dirty {
 		e.dirty = false
-		if state := e.effective(); !e.gone && (!e.known || state != e.reported) {
-			e.reported, e.known = state, true
+		if state := e.effective(); !e.gone && (!e.known || state != e.reported || (state == NotReady && e.Silent != e.reportedSilent)) {
+			e.reported, e.reportedSilent, e.known = state, e.Silent, true
 			result.Changed = append(result.Changed, e.health())
 		}
 	}

@@ -25,7 +25,9 @@ type entry struct {
 	dirty   bool // is in Checker.dirty
 	// reported is the state in the last Evaluation, if known is true.
 	reported State
-	known    bool
+	// reportedSilent is Silent in it.
+	reportedSilent bool
+	known          bool
 }
 
 // deadline is when the target becomes overdue unless a check ends before.

@@ -85,7 +85,8 @@ type Health struct {
 // Evaluation is what changed since the Evaluate before.
 type Evaluation struct {
 	// Changed holds the targets whose state is another one than at the last
-	// Evaluate, and every target that is new since.
+	// Evaluate, those that are not ready and became silent or no longer are, and
+	// every target that is new since.
 	Changed []Health
 	// Removed holds the targets that were in an Evaluation before and are no
 	// longer configured.

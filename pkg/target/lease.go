@@ -36,6 +36,9 @@ func (reg *registration) offer() Offer {
 	o := Offer{Name: reg.announced.name, IPs: reg.ips, Stay: reg.stay, Cause: reg.cause, Owner: reg.owner.String()}
 	if reg.stay != Staying {
 		o.DrainEnd = reg.end
+		if reg.cause == causeEnded {
+			o.Stay = Leaving // nobody announced the end: another source may know better
+		}
 	}
 	return o
 }

@@ -196,9 +196,11 @@ func (c *Checker) finish(p probe, o outcome, now time.Time) {
 	if complain {
 		c.complained = now
 	}
-	e.LastError, e.Silent = o.reason, o.silent
+	e.LastError = o.reason
 	first := !e.judged
+	wasSilent := e.Silent
 	if o.verdict != unmade {
+		e.Silent = o.silent
 		e.count(o.verdict == succeeded)
 		e.LastCheck, e.alive, e.overdue = now, now, false
 		c.expect(e)
@@ -208,8 +210,13 @@ func (c *Checker) finish(p probe, o outcome, now time.Time) {
 	}
 	c.hurry(e)
 	health := e.health()
-	if health.State != before {
+	switch {
+	case health.State != before:
 		e.Since, health.Since = now, now
+		c.touch(e)
+		wake(c.changed)
+	case health.State == NotReady && health.Silent != wasSilent:
+		// Whoever doubts the network hears that something answers again.
 		c.touch(e)
 		wake(c.changed)
 	}

@@ -57,7 +57,7 @@ type RegistryOptions struct {
 // network or the disk.
 //
 // A registration lives as long as its call, plus its grace; then OnGone says what
-// happens: Drain offers it as [Terminating] for the stream's drain time, Drop lets
+// happens: Drain offers it as [Leaving] for the stream's drain time, Drop lets
 // it go at once, Hold keeps it until it is deregistered or registered anew. A call
 // that takes a name over within the grace changes nothing in what is offered.
 type Registry struct {

@@ -131,7 +131,10 @@ func (c *counter) offers(stream string, want ...string) {
 	var got []string
 	for _, o := range c.offer[stream] {
 		s := fmt.Sprintf("%s %s", o.Name, join(o.IPs))
-		if o.Stay == Terminating {
+		switch o.Stay {
+		case Leaving:
+			s += fmt.Sprintf(" leaving %v", time.Until(o.DrainEnd))
+		case Terminating:
 			s += fmt.Sprintf(" terminating %v", time.Until(o.DrainEnd))
 		}
 		if o.Cause != "" {
@@ -173,7 +176,7 @@ func TestALeaseThatComesBackInItsGraceChangesNothing(t *testing.T) {
 
 func TestWhatFollowsTheGrace(t *testing.T) {
 	for onGone, steps := range map[Gone][3][]string{
-		Drain: {{"a 10.0.0.1 terminating 10s: its registration ended"}, {"a 10.0.0.1 terminating 1s: its registration ended"}, nil},
+		Drain: {{"a 10.0.0.1 leaving 10s: its registration ended"}, {"a 10.0.0.1 leaving 1s: its registration ended"}, nil},
 		Drop:  {nil, nil, nil},
 		Hold:  {{"a 10.0.0.1: its registration ended"}, {"a 10.0.0.1: its registration ended"}, {"a 10.0.0.1: its registration ended"}},
 	} {

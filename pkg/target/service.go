@@ -49,6 +49,9 @@ func NewTargetService(r *Registry, roster *Roster, o ServiceOptions) *TargetServ
 	return &TargetService{registry: r, roster: roster, opts: o}
 }
 
+// MaxCallsPerConnection is how many calls one connection may have open.
+const MaxCallsPerConnection = 2 * DefaultRegistryQuota
+
 // GRPCOptions returns the options of a grpc.Server that serves targets on TCP: a
 // peer whose host vanished is noticed within 4 s, one that does not finish its
 // handshake within 5 s. On a unix socket the kernel tells at once.
@@ -57,7 +60,7 @@ func GRPCOptions() []grpc.ServerOption {
 		grpc.MaxRecvMsgSize(1 << 20),
 		grpc.MaxHeaderListSize(16 << 10),
 		grpc.ConnectionTimeout(5 * time.Second),
-		grpc.MaxConcurrentStreams(2 * DefaultRegistryQuota),
+		grpc.MaxConcurrentStreams(MaxCallsPerConnection),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 2 * time.Second, Timeout: 2 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 		grpc.WaitForHandlers(true),

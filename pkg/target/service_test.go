@@ -144,7 +144,7 @@ func (h *house) loop(ctx context.Context) error {
 			for _, o := range offers {
 				for _, ip := range o.IPs {
 					v := View{Health: Health{Key: Key{Stream: stream, Name: o.Name, Addr: ip}, State: Ready}, Checks: Ready, Origins: OriginSet(0).With(Registered), Owner: o.Owner}
-					if o.Stay == Terminating {
+					if o.Stay != Staying {
 						v.State, v.DrainEnd, v.DrainCause = Draining, o.DrainEnd, o.Cause
 					}
 					now[v.Key] = struct{}{}

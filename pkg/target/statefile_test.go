@@ -21,7 +21,7 @@ func TestRegistrationsSurviveARestartForTheirGrace(t *testing.T) {
 		want   []string
 		later  []string // 6 s after the start
 	}{
-		{0, Drain, []string{"a 10.0.0.1, fd00::1", "b 10.0.0.2 terminating 19s: deregistered"}, []string{"a 10.0.0.1, fd00::1 terminating 9s: its registration ended", "b 10.0.0.2 terminating 13s: deregistered"}},
+		{0, Drain, []string{"a 10.0.0.1, fd00::1", "b 10.0.0.2 terminating 19s: deregistered"}, []string{"a 10.0.0.1, fd00::1 leaving 9s: its registration ended", "b 10.0.0.2 terminating 13s: deregistered"}},
 		{4 * time.Second, Drop, []string{"a 10.0.0.1, fd00::1", "b 10.0.0.2 terminating 15s: deregistered"}, []string{"b 10.0.0.2 terminating 9s: deregistered"}},
 		{6 * time.Second, Drain, []string{"b 10.0.0.2 terminating 13s: deregistered"}, []string{"b 10.0.0.2 terminating 7s: deregistered"}},
 		{time.Hour, Drain, nil, nil},

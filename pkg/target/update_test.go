@@ -352,3 +352,37 @@ func TestOtherKindsOfChecksAreMadeByTheirProbers(t *testing.T) {
 	c.Configure([]trench.Stream{{Name: "s", Check: check, Targets: target}})
 	follow(t, c, "no gRPC there", func(Evaluation) bool { return c.List()[0].State == NotReady })
 }
+
+// Whoever doubts the network hears when something on it answers, although the
+// target stays not ready; and a check that could not be made is no answer.
+func TestATargetThatIsNotReadyTellsWhenItsSilenceEnds(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		n := newNetwork()
+		n.refuse("10.0.0.1", syscall.EHOSTUNREACH)
+		c, stop := start(t, Options{Dialer: n})
+		defer stop()
+		c.Configure([]trench.Stream{stream(1, testCheck)})
+		advance(3 * time.Second)
+		if e := c.Evaluate(time.Now()); len(e.Changed) != 1 || e.Changed[0].State != NotReady || !e.Changed[0].Silent {
+			t.Fatalf("got %+v", e)
+		}
+		since := c.List()[0].Since
+		for _, step := range []struct {
+			err  error
+			told bool
+		}{
+			{syscall.EMFILE, false}, {syscall.EHOSTUNREACH, false}, {syscall.ECONNREFUSED, true}, {syscall.ECONNREFUSED, false}, {syscall.EHOSTUNREACH, true},
+		} {
+			drain(c)
+			n.refuse("10.0.0.1", step.err)
+			advance(1500 * time.Millisecond)
+			woken, e := drain(c), c.Evaluate(time.Now())
+			if told := len(e.Changed) == 1; told != step.told || woken != step.told {
+				t.Fatalf("after %v: woken %v, told %+v", step.err, woken, e.Changed)
+			}
+			if h := c.List()[0]; h.State != NotReady || !h.Since.Equal(since) {
+				t.Fatalf("after %v: %+v", step.err, h)
+			}
+		}
+	})
+}

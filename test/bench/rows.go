@@ -16,4 +16,6 @@ var rows = []row{
 	{12, "idle: processor time and memory", measureIdle},
 	{13, "packets through the frontend's namespace", measurePackets},
 	{14, "targets: checked, started", measureTargets},
+	{15, "a target registers", measureRegistrations},
+	{16, "readiness files appear at once", measureReadinessFiles},
 }

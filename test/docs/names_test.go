@@ -19,8 +19,8 @@ import (
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/metrics"
-	"github.com/vipgate/vipgate/pkg/target"
 	"github.com/vipgate/vipgate/pkg/status"
+	"github.com/vipgate/vipgate/pkg/target"
 )
 
 // known are the metrics by the names under which they can be asked for.

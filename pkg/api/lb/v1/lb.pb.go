@@ -31,8 +31,7 @@ type DrainTargetsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The stream; empty for every stream that has a target of such a name.
 	Stream string `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
-	// Names of targets, at least one. A target that does not exist yet is named
-	// together with its stream.
+	// Names of targets, at least one. Each must exist.
 	Names []string `protobuf:"bytes,2,rep,name=names,proto3" json:"names,omitempty"`
 	// How long flows go on; absent means the stream's drainTime.
 	DrainFor      *durationpb.Duration `protobuf:"bytes,3,opt,name=drain_for,json=drainFor,proto3" json:"drain_for,omitempty"`

@@ -1,0 +1,206 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+
+	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
+	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
+	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+const (
+	registrationGoal = "median ≤ 10"
+	decisionsGoal    = "max ≤ 1"
+)
+
+// sourcesTrench is a trench file with one stream for each VIP, whose targets, or
+// whose readiness, come from elsewhere.
+func (st *stage) sourcesTrench() string {
+	var b strings.Builder
+	b.WriteString("trench: trench-a\nattractor:\n  name: attractor-a-1\n  gateways:\n")
+	for _, f := range st.families {
+		fmt.Fprintf(&b, "    - {name: gateway-%s, address: %q}\n", strings.ToLower(fmt.Sprint(f)), gatewayAddr(f))
+	}
+	b.WriteString("  vips:\n")
+	for _, v := range st.vips {
+		fmt.Fprintf(&b, "    - %q\n", v)
+	}
+	b.WriteString("streams:\n")
+	for i, v := range st.vips {
+		fmt.Fprintf(&b, "  - {name: %s, vips: [%q], check: {tcp: {port: %d}}}\n", streamName(i), v, checkPort)
+	}
+	return b.String()
+}
+
+func streamName(i int) string { return fmt.Sprintf("stream-%d", i) }
+
+// startSourcesPod starts a pod whose lb has these flags, and waits for the gateway.
+func (st *stage) startSourcesPod(flags ...string) error {
+	if err := st.pod.WriteTrench(st.sourcesTrench()); err != nil {
+		return err
+	}
+	if err := st.pod.StartLB(flags...); err != nil {
+		return err
+	}
+	st.guard(st.pod.LB)
+	if err := st.startFrontend(); err != nil {
+		return err
+	}
+	if _, err := st.waitEstablished(); err != nil {
+		return err
+	}
+	return st.pause(time.Second) // what a start brings with it is over
+}
+
+// measureRegistrations is row 15: a caller with its connection registers a target,
+// which is checked rise times (2, the default) before it is ready.
+func measureRegistrations(ctx context.Context, s *session) error {
+	n := s.sizes([]int{1000}, []int{50})[0]
+	return on(ctx, s, n, oneFamily, func(st *stage) error {
+		if err := st.startTarget(); err != nil {
+			return err
+		}
+		if err := st.startSourcesPod("--source=registry", "--target-id="+lab.AppID); err != nil {
+			return err
+		}
+		conn, err := st.dialRegistry()
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		client := targetv1.NewTargetServiceClient(conn)
+		m := Measurement{Row: 15, What: "Register (mTLS) → UPDATE", Method: vipgate, N: n, Unit: "ms", Goal: registrationGoal}
+		calls, end := context.WithCancel(st.ctx)
+		defer end()
+		for i := range s.repeats(200, 5) {
+			if err := st.pause(between()); err != nil {
+				return err
+			}
+			mark, start := st.receiver.Mark(), time.Now()
+			// The call is the lease: it runs until the end of the row.
+			if _, err := client.Register(calls, &targetv1.RegisterRequest{
+				Stream: streamName(i), Targets: []*targetv1.Target{{Name: "app", Addresses: []string{lab.Target1v4.String()}}},
+			}); err != nil {
+				return fmt.Errorf("register: %w", err)
+			}
+			at, err := st.waitState(mark, st.vips[i], true)
+			if err != nil {
+				return err
+			}
+			m.Samples = append(m.Samples, milliseconds(at.Sub(start)))
+		}
+		s.record(m)
+		return nil
+	})
+}
+
+// dialRegistry connects to the lb's socket as the application.
+func (st *stage) dialRegistry() (*grpc.ClientConn, error) {
+	authority, err := identity.OpenDevAuthority(st.pod.Authority())
+	if err != nil {
+		return nil, err
+	}
+	svid, err := authority.MintFor(spiffeid.RequireFromString(lab.AppID), time.Hour)
+	if err != nil {
+		return nil, err
+	}
+	shown := tls.Certificate{PrivateKey: svid.PrivateKey, Leaf: svid.Certificates[0]}
+	for _, c := range svid.Certificates {
+		shown.Certificate = append(shown.Certificate, c.Raw)
+	}
+	// The lb judges us; whether it is the lb does not matter to a benchmark.
+	creds := credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{shown}, InsecureSkipVerify: true})
+	conn, err := grpc.NewClient("unix:"+st.pod.Socket(), grpc.WithTransportCredentials(creds))
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := st.patient()
+	defer cancel()
+	// The handshake is over when this has been answered.
+	if _, err := targetv1.NewTargetServiceClient(conn).List(ctx, &targetv1.ListRequest{}, grpc.WaitForReady(true)); err != nil {
+		return nil, fmt.Errorf("list targets: %w", err)
+	}
+	return conn, nil
+}
+
+// measureReadinessFiles is row 16: a writer makes files for all streams, one after
+// the other and as fast as it can.
+func measureReadinessFiles(ctx context.Context, s *session) error {
+	n := s.sizes([]int{1000}, []int{200})[0]
+	return on(ctx, s, n, oneFamily, func(st *stage) error {
+		// In memory, as /var/run is: the disk under /tmp of the machine where this was
+		// written takes a second for so many files, which is not at once.
+		dir, err := os.MkdirTemp("/dev/shm", "vg-")
+		if err != nil {
+			return err
+		}
+		st.ends = append(st.ends, func() error { return os.RemoveAll(dir) })
+		if err := st.startSourcesPod("--source=directory", "--readiness-dir="+dir); err != nil {
+			return err
+		}
+		conn, err := grpc.NewClient("unix:"+st.pod.LBAdmin(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		decisions := Measurement{Row: 16, What: "readiness files appear at once: decisions", Method: vipgate, N: n, Unit: "", Goal: decisionsGoal}
+		latency := Measurement{Row: 16, What: "last of the files → last UPDATE", Method: vipgate, N: n, Unit: "ms"}
+		for range s.repeats(20, 2) {
+			before, err := st.revision(conn)
+			if err != nil {
+				return err
+			}
+			for i := range n {
+				if err := os.WriteFile(filepath.Join(dir, target.GroupFile(streamName(i))), nil, 0o644); err != nil {
+					return err
+				}
+			}
+			written := time.Now()
+			at, err := st.waitCount(n)
+			if err != nil {
+				return err
+			}
+			after, err := st.revision(conn)
+			if err != nil {
+				return err
+			}
+			decisions.Samples = append(decisions.Samples, float64(after-before))
+			latency.Samples = append(latency.Samples, milliseconds(at.Sub(written)))
+			for i := range n {
+				if err := os.Remove(filepath.Join(dir, target.GroupFile(streamName(i)))); err != nil {
+					return err
+				}
+			}
+			if _, err := st.waitCount(0); err != nil {
+				return err
+			}
+			if err := st.pause(between()); err != nil {
+				return err
+			}
+		}
+		s.record(decisions)
+		s.record(latency)
+		return nil
+	})
+}
+
+// revision is how many decisions the lb has made.
+func (st *stage) revision(conn *grpc.ClientConn) (uint64, error) {
+	ctx, cancel := st.patient()
+	defer cancel()
+	r, err := lbv1.NewLBServiceClient(conn).GetStatus(ctx, &lbv1.GetStatusRequest{}, grpc.WaitForReady(true), grpc.MaxCallRecvMsgSize(64<<20))
+	return r.GetStatus().GetPosition().GetRevision(), err
+}
