@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"regexp"
 	"strings"
 	"time"
 
@@ -140,11 +141,18 @@ func (c *registryConn) close() {
 	}
 }
 
+// closedOnUs matches how gRPC says that the connection ended before the server had
+// spoken. In TLS 1.3 a client's handshake is over before the server has judged it.
+var closedOnUs = regexp.MustCompile(`client preface|server preface|EOF|bad certificate|connection reset`)
+
 // explain puts it into words that a registry which is not the admin socket does
 // not answer.
 func (c *registryConn) explain(err error) error {
 	if s := grpcstatus.Convert(err); c.address != "" && s.Code() == codes.Unavailable {
 		err = fmt.Errorf("%s does not answer: %s", c, s.Message())
+		if closedOnUs.MatchString(s.Message()) {
+			err = fmt.Errorf("%s closed the connection right after the TLS handshake: it denied our SPIFFE ID or certificate, and its log says why, or it is stopping (%s)", c, s.Message())
+		}
 		if c.source != nil {
 			if own := c.source.Status().Load().Err; own != nil {
 				err = errors.Join(err, fmt.Errorf("our own SVID: %w", own))

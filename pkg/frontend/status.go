@@ -40,6 +40,9 @@ func (p *process) lbStatus(now time.Time) *frontendv1.LoadBalancerStatus {
 		Freshness: freshnessProto(lb.Freshness), Synced: lb.Synced, GoingAway: lb.GoingAway,
 		Error: errorText(lb.Err),
 	}
+	if p.Directory != nil {
+		s.ReadinessDir = p.Directory.Path
+	}
 	if lb.InstanceID != "" {
 		s.Position = &readinessv1.Position{InstanceId: lb.InstanceID, Revision: lb.Revision}
 		s.LeaseLeft = durationpb.New(p.observer.lease.Load().End.Sub(now))

@@ -37,7 +37,11 @@ func Frontend(s *frontendv1.Status, now time.Time) (text string, complete bool) 
 	writeConfigurationError(&b, s.GetConfigurationError())
 
 	var head facts
-	if s.GetGating() {
+	switch dir := s.GetLoadBalancer().GetReadinessDir(); {
+	case !s.GetGating():
+	case dir != "":
+		head.add("readiness files", cut(clean(dir), maxCell)+": "+loadBalancer(s.GetLoadBalancer()))
+	default:
 		head.add("load balancer", loadBalancer(s.GetLoadBalancer()))
 		head.add("identity", identity(s.GetSpiffeId(), s.GetIdentityExpires(), now))
 	}

@@ -230,6 +230,8 @@ func badLB() *lbv1.Status {
 func TestFrontend(t *testing.T) {
 	off := goodFrontend()
 	off.Gating = false
+	files := goodFrontend()
+	files.LoadBalancer.ReadinessDir, files.SpiffeId, files.IdentityExpires = "/var/run/meridio", "", nil
 	fresh := &frontendv1.Status{
 		Version: "v0.1.0", Trench: "trench-a", Attractor: "attractor-a-1", Gating: true,
 		Conditions: []*frontendv1.Condition{{Name: "Readiness", Detail: "Identity: no SVID yet"}, {Name: "Identity", Detail: "no SVID yet"}},
@@ -246,6 +248,7 @@ func TestFrontend(t *testing.T) {
 		{"frontend-good", goodFrontend(), true},
 		{"frontend-bad", badFrontend(), false},
 		{"frontend-gating-off", off, true},
+		{"frontend-readiness-files", files, true},
 		{"frontend-just-started", fresh, false},
 		{"frontend-empty", nil, true},
 	}

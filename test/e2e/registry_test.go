@@ -180,7 +180,7 @@ func TestRefusedRegistrationsSayWhy(t *testing.T) {
 	}
 	// Another identity is not let in at all; who is, the lb says.
 	other := w.startRegistration("stream-a", "x", "spiffe://vipgate.demo/ns/apps/sa/other", lab.Target2v4)
-	w.waitLog(other, "not registered, trying again")
+	w.waitLog(other, "it denied our SPIFFE ID or certificate")
 	w.waitLog(w.pod.LB, "or one that --target-id allows: [stream-a=spiffe://vipgate.demo/ns/*/sa/app")
 	w.must(other.Signal(syscall.SIGTERM))
 	w.wantExit(other, 0)

@@ -1227,7 +1227,10 @@ type LoadBalancerStatus struct {
 	// True once the load balancer said that it goes away.
 	GoingAway bool `protobuf:"varint,5,opt,name=going_away,json=goingAway,proto3" json:"going_away,omitempty"`
 	// The last error of the connection; empty while it stands.
-	Error         string `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`
+	Error string `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`
+	// The directory whose readiness files are read in place of a load balancer;
+	// empty without one.
+	ReadinessDir  string `protobuf:"bytes,7,opt,name=readiness_dir,json=readinessDir,proto3" json:"readiness_dir,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1300,6 +1303,13 @@ func (x *LoadBalancerStatus) GetGoingAway() bool {
 func (x *LoadBalancerStatus) GetError() string {
 	if x != nil {
 		return x.Error
+	}
+	return ""
+}
+
+func (x *LoadBalancerStatus) GetReadinessDir() string {
+	if x != nil {
+		return x.ReadinessDir
 	}
 	return ""
 }
@@ -1672,7 +1682,7 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	" \x03(\v2\".vipgate.frontend.v1.GatewayStatusR\bgateways\x122\n" +
 	"\x04vips\x18\v \x03(\v2\x1e.vipgate.frontend.v1.VipStatusR\x04vips\x123\n" +
 	"\x04bird\x18\f \x01(\v2\x1f.vipgate.frontend.v1.BirdStatusR\x04bird\x12/\n" +
-	"\x13configuration_error\x18\r \x01(\tR\x12configurationError\"\x95\x02\n" +
+	"\x13configuration_error\x18\r \x01(\tR\x12configurationError\"\xba\x02\n" +
 	"\x12LoadBalancerStatus\x12<\n" +
 	"\tfreshness\x18\x01 \x01(\x0e2\x1e.vipgate.frontend.v1.FreshnessR\tfreshness\x12:\n" +
 	"\bposition\x18\x02 \x01(\v2\x1e.vipgate.readiness.v1.PositionR\bposition\x128\n" +
@@ -1681,7 +1691,8 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x06synced\x18\x04 \x01(\bR\x06synced\x12\x1d\n" +
 	"\n" +
 	"going_away\x18\x05 \x01(\bR\tgoingAway\x12\x14\n" +
-	"\x05error\x18\x06 \x01(\tR\x05error\"\xfe\x01\n" +
+	"\x05error\x18\x06 \x01(\tR\x05error\x12#\n" +
+	"\rreadiness_dir\x18\a \x01(\tR\freadinessDir\"\xfe\x01\n" +
 	"\rGatewayStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x0e\n" +
