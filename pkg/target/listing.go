@@ -140,11 +140,11 @@ func (l Listing) state(onGone Gone) SourceState {
 	case l.Gone:
 		s.Detail = l.Err.Error()
 	case l.PerVIP:
-		s.Detail = fmt.Sprintf("%s: files of %d VIPs; those of groups do not count", l.path, len(l.VIPs))
+		s.Detail = fmt.Sprintf("%s: files of %s; those of streams do not count", l.path, plural(len(l.VIPs), "VIP"))
 	case l.byStream:
-		s.Detail = fmt.Sprintf("%s: files of %d streams", l.path, len(l.Groups))
+		s.Detail = fmt.Sprintf("%s: files of %s", l.path, plural(len(l.Groups), "stream"))
 	default:
-		s.Detail = fmt.Sprintf("%s: files of %d groups, any of which makes every VIP ready", l.path, len(l.Groups))
+		s.Detail = fmt.Sprintf("%s: files of %s, any of which makes every VIP ready", l.path, plural(len(l.Groups), "group"))
 	}
 	return s
 }
