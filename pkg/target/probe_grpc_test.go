@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -221,27 +220,7 @@ func TestGRPCCheckTellsSilenceFromNoAnswer(t *testing.T) {
 		}
 		says(t, ask(t, newGRPCProber(grpcCheck(refused, nil)), at, patient), refused, "connection refused")
 
-		p := newGRPCProber(grpcCheck(1, nil))
-		ctx, cancel := context.WithTimeout(t.Context(), impatient)
-		defer cancel()
-		o = p.probe(ctx, func(ctx context.Context, _, _ string) (net.Conn, error) {
-			<-ctx.Done()
-			return nil, ctx.Err()
-		}, at)
-		if want := (outcome{failed, true, "port 1: no answer in 100ms"}); o != want {
-			t.Errorf("got %+v, want %+v", o, want)
-		}
-		for errno, want := range map[syscall.Errno]outcome{
-			syscall.EHOSTUNREACH: {failed, true, "port 1: no route to host"},
-			syscall.EMFILE:       {unmade, false, "check not made: dial tcp: socket: too many open files"},
-		} {
-			o := p.probe(t.Context(), func(context.Context, string, string) (net.Conn, error) {
-				return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("socket", errno)}
-			}, at)
-			if o != want {
-				t.Errorf("got %+v, want %+v", o, want)
-			}
-		}
+		wantDialFailures(t, newGRPCProber(grpcCheck(1, nil)), at)
 	})
 }
 

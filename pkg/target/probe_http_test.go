@@ -217,28 +217,33 @@ func TestHTTPCheckTellsSilenceFromNoAnswer(t *testing.T) {
 		}
 		says(t, ask(t, newHTTPProber(httpCheck(refused, nil)), at, patient), refused, "connection refused")
 
-		p := newHTTPProber(httpCheck(1, nil))
-		ctx, cancel := context.WithTimeout(t.Context(), impatient)
-		defer cancel()
-		o = p.probe(ctx, func(ctx context.Context, _, _ string) (net.Conn, error) {
-			<-ctx.Done()
-			return nil, ctx.Err()
+		wantDialFailures(t, newHTTPProber(httpCheck(1, nil)), at)
+	})
+}
+
+// wantDialFailures has a prober of port 1 fail to get a connection in every way.
+func wantDialFailures(t *testing.T, p prober, at netip.Addr) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), impatient)
+	defer cancel()
+	o := p.probe(ctx, func(ctx context.Context, _, _ string) (net.Conn, error) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}, at)
+	if want := (outcome{failed, true, "port 1: no answer in 100ms"}); o != want {
+		t.Errorf("got %+v, want %+v", o, want)
+	}
+	for errno, want := range map[syscall.Errno]outcome{
+		syscall.EHOSTUNREACH: {failed, true, "port 1: no route to host"},
+		syscall.EMFILE:       {unmade, false, "check not made: dial tcp: socket: too many open files"},
+	} {
+		o := p.probe(t.Context(), func(context.Context, string, string) (net.Conn, error) {
+			return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("socket", errno)}
 		}, at)
-		if want := (outcome{failed, true, "port 1: no answer in 100ms"}); o != want {
+		if o != want {
 			t.Errorf("got %+v, want %+v", o, want)
 		}
-		for errno, want := range map[syscall.Errno]outcome{
-			syscall.EHOSTUNREACH: {failed, true, "port 1: no route to host"},
-			syscall.EMFILE:       {unmade, false, "check not made: dial tcp: socket: too many open files"},
-		} {
-			o := p.probe(t.Context(), func(context.Context, string, string) (net.Conn, error) {
-				return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("socket", errno)}
-			}, at)
-			if o != want {
-				t.Errorf("got %+v, want %+v", o, want)
-			}
-		}
-	})
+	}
 }
 
 // Whoever stops the checker does not wait for the timeout.

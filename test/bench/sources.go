@@ -30,14 +30,7 @@ const (
 // whose readiness, come from elsewhere.
 func (st *stage) sourcesTrench() string {
 	var b strings.Builder
-	b.WriteString("trench: trench-a\nattractor:\n  name: attractor-a-1\n  gateways:\n")
-	for _, f := range st.families {
-		fmt.Fprintf(&b, "    - {name: gateway-%s, address: %q}\n", strings.ToLower(fmt.Sprint(f)), gatewayAddr(f))
-	}
-	b.WriteString("  vips:\n")
-	for _, v := range st.vips {
-		fmt.Fprintf(&b, "    - %q\n", v)
-	}
+	b.WriteString(st.attractor())
 	b.WriteString("streams:\n")
 	for i, v := range st.vips {
 		fmt.Fprintf(&b, "  - {name: %s, vips: [%q], check: {tcp: {port: %d}}}\n", streamName(i), v, checkPort)

@@ -90,6 +90,20 @@ func numberedVIPs(n int, families []vip.Family) []vip.VIP {
 	return vips
 }
 
+// attractor is the head of the trench file, up to the streams.
+func (st *stage) attractor() string {
+	var b strings.Builder
+	b.WriteString("trench: trench-a\nattractor:\n  name: attractor-a-1\n  gateways:\n")
+	for _, f := range st.families {
+		fmt.Fprintf(&b, "    - {name: gateway-%s, address: %q}\n", strings.ToLower(fmt.Sprint(f)), gatewayAddr(f))
+	}
+	b.WriteString("  vips:\n")
+	for _, v := range st.vips {
+		fmt.Fprintf(&b, "    - %q\n", v)
+	}
+	return b.String()
+}
+
 // trench is the trench file: one stream with one target serves all VIPs.
 func (st *stage) trench() string {
 	var b strings.Builder
@@ -98,12 +112,7 @@ func (st *stage) trench() string {
 			fmt.Fprintf(&b, "%s- %q\n", indent, v)
 		}
 	}
-	b.WriteString("trench: trench-a\nattractor:\n  name: attractor-a-1\n  gateways:\n")
-	for _, f := range st.families {
-		fmt.Fprintf(&b, "    - {name: gateway-%s, address: %q}\n", strings.ToLower(fmt.Sprint(f)), gatewayAddr(f))
-	}
-	b.WriteString("  vips:\n")
-	list("    ")
+	b.WriteString(st.attractor())
 	fmt.Fprintf(&b, `streams:
   - name: stream-a
     check: {tcp: {port: %d}, interval: 100ms, timeout: 100ms, rise: 1, fall: 2}

@@ -48,14 +48,7 @@ func numberedTarget(i int) netip.Addr {
 // targetsTrench is a trench file with one stream for each VIP of the stage.
 func (st *stage) targetsTrench() string {
 	var b strings.Builder
-	b.WriteString("trench: trench-a\nattractor:\n  name: attractor-a-1\n  gateways:\n")
-	for _, f := range st.families {
-		fmt.Fprintf(&b, "    - {name: gateway-%s, address: %q}\n", strings.ToLower(fmt.Sprint(f)), gatewayAddr(f))
-	}
-	b.WriteString("  vips:\n")
-	for _, v := range st.vips {
-		fmt.Fprintf(&b, "    - %q\n", v)
-	}
+	b.WriteString(st.attractor())
 	b.WriteString("streams:\n")
 	for i, v := range st.vips {
 		fmt.Fprintf(&b, "  - name: stream-%d\n    vips: [%q]\n    minReady: %d\n    check: {tcp: {port: %d}, interval: %s, timeout: %s}\n    targets:\n",

@@ -72,28 +72,32 @@ const (
 
 const checkPort = 5000
 
-// usualTrench is a trench file with two streams of one target each and a dual-stack gateway.
-func usualTrench() string {
+// attractor is the head of the usual trench file, up to the streams.
+func attractor() string {
 	return fmt.Sprintf(`trench: trench-a
 attractor:
   name: attractor-a-1
-  vips: [%[1]s, "%[2]s", %[3]s, "%[4]s"]
+  vips: [%s, "%s", %s, "%s"]
   gateways:
-    - {name: gateway-a4, address: %[5]s}
-    - {name: gateway-a6, address: "%[6]s"}
-streams:
+    - {name: gateway-a4, address: %s}
+    - {name: gateway-a6, address: "%s"}
+`, vipA4, vipA6, vipB4, vipB6, lab.GatewayA4, lab.GatewayA6)
+}
+
+// usualTrench is a trench file with two streams of one target each and a dual-stack gateway.
+func usualTrench() string {
+	return attractor() + fmt.Sprintf(`streams:
   - name: stream-a
     vips: [%[1]s, "%[2]s"]
-    check: {tcp: {port: %[11]d}, interval: 100ms, timeout: 100ms, rise: 1, fall: 2}
+    check: {tcp: {port: %[9]d}, interval: 100ms, timeout: 100ms, rise: 1, fall: 2}
     targets:
-      - {name: target-1, ips: [%[7]s, "%[8]s"]}
+      - {name: target-1, ips: [%[5]s, "%[6]s"]}
   - name: stream-b
     vips: [%[3]s, "%[4]s"]
-    check: {tcp: {port: %[11]d}, interval: 100ms, timeout: 100ms, rise: 1, fall: 2}
+    check: {tcp: {port: %[9]d}, interval: 100ms, timeout: 100ms, rise: 1, fall: 2}
     targets:
-      - {name: target-2, ips: [%[9]s, "%[10]s"]}
-`, vipA4, vipA6, vipB4, vipB6, lab.GatewayA4, lab.GatewayA6,
-		lab.Target1v4, lab.Target1v6, lab.Target2v4, lab.Target2v6, checkPort)
+      - {name: target-2, ips: [%[7]s, "%[8]s"]}
+`, vipA4, vipA6, vipB4, vipB6, lab.Target1v4, lab.Target1v6, lab.Target2v4, lab.Target2v6, checkPort)
 }
 
 // newWorld makes a laboratory with the usual trench and a gateway; nothing of

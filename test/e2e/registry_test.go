@@ -14,23 +14,16 @@ import (
 
 // registryTrench is a trench whose targets come from elsewhere.
 func registryTrench() string {
-	return fmt.Sprintf(`trench: trench-a
-attractor:
-  name: attractor-a-1
-  vips: [%[1]s, "%[2]s", %[3]s, "%[4]s"]
-  gateways:
-    - {name: gateway-a4, address: %[5]s}
-    - {name: gateway-a6, address: "%[6]s"}
-streams:
+	return attractor() + fmt.Sprintf(`streams:
   - name: stream-a
     vips: [%[1]s, "%[2]s"]
-    check: {tcp: {port: %[7]d}, interval: 100ms, timeout: 100ms, rise: 2, fall: 2}
+    check: {tcp: {port: %[5]d}, interval: 100ms, timeout: 100ms, rise: 2, fall: 2}
     drainTime: 1s
   - name: stream-b
     vips: [%[3]s, "%[4]s"]
-    check: {tcp: {port: %[7]d}, interval: 100ms, timeout: 100ms, rise: 1, fall: 2}
+    check: {tcp: {port: %[5]d}, interval: 100ms, timeout: 100ms, rise: 1, fall: 2}
     drainTime: 1s
-`, vipA4, vipA6, vipB4, vipB6, lab.GatewayA4, lab.GatewayA6, checkPort)
+`, vipA4, vipA6, vipB4, vipB6, checkPort)
 }
 
 // registry is an lb that takes registrations for stream-a, from the application only.
