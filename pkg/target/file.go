@@ -16,15 +16,17 @@ type TrenchFile struct {
 	// drainTimes are those of the streams.
 	drainTimes map[string]time.Duration
 	changed    map[string]struct{}
-	gone       error
-	since      time.Time
+	// ends is when the next drain of a stream ends, for those in which one runs.
+	ends  map[string]time.Time
+	gone  error
+	since time.Time
 }
 
 // NewTrenchFile returns a source that has nothing before [TrenchFile.Configure].
 func NewTrenchFile(onGone Gone) *TrenchFile {
 	return &TrenchFile{
 		onGone: onGone, lists: map[string][]Offer{}, drainTimes: map[string]time.Duration{},
-		changed: map[string]struct{}{}, since: time.Now(),
+		changed: map[string]struct{}{}, ends: map[string]time.Time{}, since: time.Now(),
 	}
 }
 
@@ -49,9 +51,11 @@ func (f *TrenchFile) Configure(now time.Time, streams []trench.Stream) {
 // succeed makes the list of a stream from what the file says and what it said before.
 func succeed(now time.Time, was []Offer, s trench.Stream) []Offer {
 	list := make([]Offer, 0, len(s.Targets))
-	before := make(map[string]Offer, len(was))
+	ending := map[string]time.Time{} // drains that another reading must not begin anew
 	for _, o := range was {
-		before[o.Name] = o // with two of a name the leaving one is the later: it is only asked for its end
+		if o.Stay == Terminating {
+			ending[o.Name] = o.DrainEnd
+		}
 	}
 	stays := make(map[string]trench.Target, len(s.Targets))
 	for _, t := range s.Targets {
@@ -59,24 +63,34 @@ func succeed(now time.Time, was []Offer, s trench.Stream) []Offer {
 		o := Offer{Name: t.Name, IPs: t.IPs}
 		if t.Terminating {
 			o.Stay, o.Cause, o.DrainEnd = Terminating, "marked as terminating in the trench file", now.Add(s.DrainTime)
-			if old, known := before[t.Name]; known && old.Stay == Terminating {
-				o.DrainEnd = old.DrainEnd
+			if end, known := ending[t.Name]; known {
+				o.DrainEnd = end
 			}
 		}
 		list = append(list, o)
 	}
 	for _, o := range was {
-		if t, ok := stays[o.Name]; ok && slices.Equal(t.IPs, o.IPs) {
+		if t, ok := stays[o.Name]; ok && sameAddrs(t.IPs, o.IPs) {
 			continue
 		}
-		if o.Stay == Staying {
-			o.Stay, o.Cause, o.DrainEnd = Leaving, "no longer in the trench file", now.Add(s.DrainTime)
-		}
-		if o.DrainEnd.After(now) {
+		if o = o.left("no longer in the trench file", now.Add(s.DrainTime)); o.DrainEnd.After(now) {
 			list = append(list, o)
 		}
 	}
 	return list
+}
+
+// left is an offer that its source takes back. A drain that runs goes on as it is,
+// but what announced it is gone: others may offer the target.
+func (o Offer) left(cause string, end time.Time) Offer {
+	switch o.Stay {
+	case Staying:
+		o.Stay, o.Cause, o.DrainEnd = Leaving, cause, end
+	case Terminating:
+		o.Stay, o.Cause = Leaving, cause
+	case Leaving:
+	}
+	return o
 }
 
 // Lose notes that the file cannot be read, and why. What a bad file says does not
@@ -97,43 +111,52 @@ func (f *TrenchFile) Lose(now time.Time, why error) {
 			continue
 		}
 		for i := range list {
-			if list[i].Stay == Staying {
-				list[i].Stay, list[i].Cause, list[i].DrainEnd = Leaving, "the trench file is gone", now.Add(f.drainTimes[name])
-			}
+			list[i] = list[i].left("the trench file is gone", now.Add(f.drainTimes[name]))
 		}
 	}
 }
 
 // Take returns what changed since the last Take, and when to come again because a
-// drain ends; zero when none runs.
+// drain ends; zero when none runs. It costs as much as the streams that changed
+// have targets.
+//
+// What the file marks as terminating is offered beyond its end, as long as the
+// file says so: it is over, whatever other sources say.
 func (f *TrenchFile) Take(now time.Time) (changed Offers, next time.Time) {
-	changed = Offers{}
-	for name, list := range f.lists {
-		kept := slices.DeleteFunc(slices.Clone(list), func(o Offer) bool { return o.Stay == Leaving && !o.DrainEnd.After(now) })
-		_, told := f.changed[name]
-		offered := slices.DeleteFunc(slices.Clone(kept), func(o Offer) bool { return o.Stay == Terminating && !o.DrainEnd.After(now) })
-		if told || len(kept) != len(list) || ended(list, now) {
-			changed[name] = offered
+	for name, end := range f.ends {
+		if !end.After(now) {
+			f.changed[name] = struct{}{}
 		}
-		f.lists[name] = kept
-		for _, o := range kept {
-			if o.Stay != Staying && o.DrainEnd.After(now) && (next.IsZero() || o.DrainEnd.Before(next)) {
-				next = o.DrainEnd
+	}
+	changed = make(Offers, len(f.changed))
+	for name := range f.changed {
+		delete(f.ends, name)
+		list, known := f.lists[name]
+		if !known {
+			changed[name] = nil
+			continue
+		}
+		list = slices.DeleteFunc(list, func(o Offer) bool { return o.Stay == Leaving && !o.DrainEnd.After(now) })
+		f.lists[name], changed[name] = list, slices.Clone(list)
+		for _, o := range list {
+			if o.Stay != Staying && o.DrainEnd.After(now) {
+				f.ends[name] = soonest(f.ends[name], o.DrainEnd)
 			}
 		}
-		delete(f.changed, name)
-	}
-	for name := range f.changed {
-		changed[name] = nil
 	}
 	clear(f.changed)
+	for _, end := range f.ends {
+		next = soonest(next, end)
+	}
 	return changed, next
 }
 
-// ended tells whether a drain has just ended of a target that the file still has.
-// It stays in the list, so that another reading does not start its drain anew.
-func ended(list []Offer, now time.Time) bool {
-	return slices.ContainsFunc(list, func(o Offer) bool { return o.Stay == Terminating && !o.DrainEnd.After(now) })
+// soonest returns the earlier of two times, of which zero means never.
+func soonest(a, b time.Time) time.Time {
+	if a.IsZero() || (!b.IsZero() && b.Before(a)) {
+		return b
+	}
+	return a
 }
 
 // State describes the source.

@@ -120,12 +120,54 @@ func TestTerminatingTargetLeavesAfterItsDrainTimeOnce(t *testing.T) {
 	r.configure(a)
 	r.want("a 172.16.0.1 10s left: " + term)
 	r.now = r.now.Add(10 * time.Second)
-	r.want()
+	r.want("a 172.16.0.1 0s left: " + term)
+	r.wantNothing()
 	r.configure(a) // it is still in the file, and still over
-	r.want()
+	r.want("a 172.16.0.1 0s left: " + term)
 	a.Terminating = false
 	r.configure(a)
 	r.want("a 172.16.0.1")
+}
+
+func TestReadingAgainWhileAnOldAddressDrainsStartsNothingAnew(t *testing.T) {
+	r := newFileRig(t, Hold)
+	r.configure(fileTarget("a", "172.16.0.1"))
+	a := fileTarget("a", "172.16.0.9")
+	a.Terminating = true
+	r.configure(a)
+	r.want("a 172.16.0.9 10s left: "+term, "a 172.16.0.1 10s left: "+left)
+	r.now = r.now.Add(4 * time.Second)
+	r.configure(a)
+	r.want("a 172.16.0.9 6s left: "+term, "a 172.16.0.1 6s left: "+left)
+}
+
+func TestTerminatingTargetThatLeavesTheFileGoesOnDraining(t *testing.T) {
+	r := newFileRig(t, Hold)
+	a := fileTarget("a", "172.16.0.1")
+	a.Terminating = true
+	r.configure(a)
+	r.want("a 172.16.0.1 10s left: " + term)
+	r.now = r.now.Add(4 * time.Second)
+	// It is no longer announced: it leaves, so that another source may still have it.
+	r.configure(fileTarget("a", "172.16.0.9"))
+	r.want("a 172.16.0.9", "a 172.16.0.1 6s left: "+left)
+	if old := r.file.lists["s"][1]; old.Stay != Leaving {
+		t.Errorf("what is no longer in the file is offered as %+v", old)
+	}
+}
+
+func TestOtherStreamsCostNothing(t *testing.T) {
+	f := NewTrenchFile(Hold)
+	var streams []trench.Stream
+	for i := range 1000 {
+		streams = append(streams, trench.Stream{Name: fmt.Sprint(i), DrainTime: time.Minute, Targets: []trench.Target{fileTarget("a", "172.16.0.1")}})
+	}
+	now := time.Now()
+	f.Configure(now, streams)
+	f.Take(now)
+	if n := testing.AllocsPerRun(10, func() { f.Take(now) }); n > 10 {
+		t.Errorf("a look at 1000 streams of which none changed makes %v allocations", n)
+	}
 }
 
 func TestWhatHappensWhenTheFileIsGone(t *testing.T) {

@@ -46,19 +46,19 @@ type Set struct {
 	orders  map[ID]Order
 	dirty   map[string]struct{}
 	removed []string
+	// ends is when the next drain of a stream ends, for those in which one runs.
+	ends map[string]time.Time
 }
 
 type setStream struct {
 	config   trench.Stream // Targets are the members
 	members  []Member
 	problems [origins][]string
-	// next is when a drain by hand ends; zero for never.
-	next time.Time
 }
 
 // NewSet returns an empty set.
 func NewSet() *Set {
-	s := &Set{streams: map[string]*setStream{}, orders: map[ID]Order{}, dirty: map[string]struct{}{}}
+	s := &Set{streams: map[string]*setStream{}, orders: map[ID]Order{}, dirty: map[string]struct{}{}, ends: map[string]time.Time{}}
 	for i := range s.offers {
 		s.offers[i] = Offers{}
 	}
@@ -83,6 +83,7 @@ func (s *Set) Configure(streams []trench.Stream, ground Ground) {
 	for name := range s.streams {
 		if _, ok := known[name]; !ok {
 			delete(s.streams, name)
+			delete(s.ends, name)
 			s.removed = append(s.removed, name)
 		}
 	}
@@ -131,8 +132,8 @@ type Changes struct {
 func (s *Set) Update(now time.Time) Changes {
 	c := Changes{Removed: s.removed}
 	s.removed = nil
-	for name, st := range s.streams {
-		if !st.next.IsZero() && !st.next.After(now) {
+	for name, end := range s.ends {
+		if !end.After(now) {
 			s.dirty[name] = struct{}{}
 		}
 	}
@@ -143,10 +144,8 @@ func (s *Set) Update(now time.Time) Changes {
 		}
 	}
 	clear(s.dirty)
-	for _, st := range s.streams {
-		if !st.next.IsZero() && (c.Next.IsZero() || st.next.Before(c.Next)) {
-			c.Next = st.next
-		}
+	for _, end := range s.ends {
+		c.Next = soonest(c.Next, end)
 	}
 	return c
 }
@@ -190,34 +189,62 @@ func (s *Set) Has(id ID) bool {
 
 // resolve unites what the sources offer for one stream.
 func (s *Set) resolve(now time.Time, st *setStream) {
-	u := union{stream: st, ground: s.ground, byName: map[string]int{}, byAddr: map[netip.Addr]string{}}
-	st.problems, st.next = [origins][]string{}, time.Time{}
+	name := st.config.Name
+	u := union{stream: st, ground: s.ground, byName: map[string]int{}, byAddr: map[netip.Addr]string{}, over: map[string]Offer{}}
+	st.problems = [origins][]string{}
+	var next time.Time
+	var leaving []offered
 	for o := range s.offers {
-		for _, offer := range s.offers[o][st.config.Name] {
-			if offer.Stay != Leaving {
+		for _, offer := range s.offers[o][name] {
+			if offer.Stay == Staying {
+				continue
+			}
+			switch ends := offer.DrainEnd.After(now); {
+			case !ends && offer.Stay == Terminating:
+				u.over[offer.Name] = offer
+			case ends:
+				next = soonest(next, offer.DrainEnd)
+				if offer.Stay == Leaving {
+					leaving = append(leaving, offered{Origin(o), offer})
+				}
+			}
+		}
+	}
+	for o := range s.offers {
+		for _, offer := range s.offers[o][name] {
+			if offer.Stay == Staying || (offer.Stay == Terminating && offer.DrainEnd.After(now)) {
 				u.take(Origin(o), offer)
 			}
 		}
 	}
-	// What leaves one source and is in another has not left.
-	for o := range s.offers {
-		for _, offer := range s.offers[o][st.config.Name] {
-			if offer.Stay == Leaving {
-				u.leave(Origin(o), offer)
-			}
-		}
+	// What leaves one source and is in another has not left. What leaves several
+	// leaves with the last.
+	slices.SortStableFunc(leaving, func(a, b offered) int { return b.DrainEnd.Compare(a.DrainEnd) })
+	for _, l := range leaving {
+		u.leave(l.Origin, l.Offer)
 	}
 	st.members, st.config.Targets = u.members, nil
 	for i := range st.members {
 		m := &st.members[i]
-		if order, ok := s.orders[ID{st.config.Name, m.Name}]; ok {
+		if order, ok := s.orders[ID{name, m.Name}]; ok {
 			m.drainByHand(now, order)
-			if order.End.After(now) && (st.next.IsZero() || order.End.Before(st.next)) {
-				st.next = order.End
+			if order.End.After(now) {
+				next = soonest(next, order.End)
 			}
 		}
 		st.config.Targets = append(st.config.Targets, trench.Target{Name: m.Name, IPs: m.IPs})
 	}
+	if next.IsZero() {
+		delete(s.ends, name)
+	} else {
+		s.ends[name] = next
+	}
+}
+
+// offered is an offer with the source that makes it.
+type offered struct {
+	Origin
+	Offer
 }
 
 // drainByHand lays a drain by hand over what the sources say. No source overrides it.
@@ -237,6 +264,8 @@ type union struct {
 	members []Member
 	byName  map[string]int
 	byAddr  map[netip.Addr]string
+	// over are the targets whose end a source announced, and which had it.
+	over map[string]Offer
 }
 
 func (u *union) problem(o Origin, format string, args ...any) {
@@ -246,6 +275,10 @@ func (u *union) problem(o Origin, format string, args ...any) {
 // take adds a target that is there, or ends.
 func (u *union) take(o Origin, offer Offer) {
 	what := fmt.Sprintf("target %s of stream %s", offer.Name, u.stream.config.Name)
+	if end, over := u.over[offer.Name]; over {
+		u.problem(o, "%s has drained and left: %s", what, end.Cause)
+		return
+	}
 	checked := false
 	for _, a := range offer.IPs {
 		if err := u.ground.Check(a); err != nil {
@@ -290,7 +323,8 @@ func (u *union) take(o Origin, offer Offer) {
 func (u *union) leave(o Origin, offer Offer) {
 	var free []netip.Addr
 	for _, a := range offer.IPs {
-		if _, taken := u.byAddr[a]; !taken && u.ground.Check(a) == nil {
+		_, taken := u.byAddr[a]
+		if over := slices.Contains(u.over[offer.Name].IPs, a); !taken && !over && u.ground.Check(a) == nil {
 			free = append(free, a)
 			u.byAddr[a] = offer.Name
 		}

@@ -141,6 +141,33 @@ func TestLeavingOneSourceIsNotLeavingTheOther(t *testing.T) {
 	r.want("a 172.16.0.1 file draining until 5s (test)")
 }
 
+func TestWhatLeavesSeveralSourcesLeavesWithTheLast(t *testing.T) {
+	r := newSetRig(t)
+	r.set.Offer(File, Offers{"s": {r.leaving(offer("a", "172.16.0.1"), Leaving, 5*time.Second)}})
+	// It is checked as b since it moved there: as a it would be new, and not ready.
+	r.set.Offer(Registered, Offers{"s": {r.leaving(offer("b", "172.16.0.1"), Leaving, 9*time.Second)}})
+	r.want("b 172.16.0.1 registry draining until 9s (test)")
+}
+
+func TestAnnouncedEndHoldsWhateverOthersOffer(t *testing.T) {
+	r := newSetRig(t)
+	r.set.Offer(File, Offers{"s": {r.leaving(offer("a", "172.16.0.1"), Terminating, 5*time.Second)}})
+	r.set.Offer(Registered, Offers{"s": {offer("a", "172.16.0.1"), offer("b", "172.16.0.2")}})
+	c := r.want("a 172.16.0.1 file+registry draining until 5s (test)", "b 172.16.0.2 registry")
+	if r.now = r.now.Add(5 * time.Second); !c.Next.Equal(r.now) {
+		t.Errorf("to be looked at at %v", c.Next)
+	}
+	r.want("b 172.16.0.2 registry")
+	r.wantProblem(Registered, "target a of stream s has drained and left: test")
+	// The address is free, and so is the name once the file no longer says so.
+	r.set.Offer(Registered, Offers{"s": {offer("a", "172.16.0.1"), offer("b", "172.16.0.2"), offer("c", "172.16.0.1")}})
+	r.want("b 172.16.0.2 registry", "c 172.16.0.1 registry")
+	r.set.Offer(Registered, Offers{"s": {offer("a", "172.16.0.1"), r.leaving(offer("a", "172.16.0.1"), Leaving, time.Minute)}})
+	r.want()
+	r.set.Offer(File, Offers{"s": nil})
+	r.want("a 172.16.0.1 registry")
+}
+
 func TestAddressThatMovedToAnotherTargetDoesNotDrain(t *testing.T) {
 	r := newSetRig(t)
 	r.set.Offer(File, Offers{"s": {

@@ -60,7 +60,8 @@ const (
 	// Leaving: the source no longer offers it. It drains, unless another source
 	// offers it still.
 	Leaving
-	// Terminating: the source announces its end. It drains, whatever others say.
+	// Terminating: the source announces its end. It drains, and is over after that
+	// for as long as it is offered so, whatever others say.
 	Terminating
 )
 
