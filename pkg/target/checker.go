@@ -58,6 +58,7 @@ type Options struct {
 type Checker struct {
 	log           *slog.Logger
 	dialer        Dialer
+	epoch         time.Time // slots are counted from here
 	maxConcurrent int
 	ready         chan struct{}
 	changed       chan struct{} // of size 1: Evaluate has something to tell
@@ -96,6 +97,7 @@ func NewChecker(o Options) *Checker {
 	}
 	return &Checker{
 		log:           o.Log,
+		epoch:         time.Now(),
 		dialer:        o.Dialer,
 		maxConcurrent: o.MaxConcurrent,
 		ready:         make(chan struct{}),

