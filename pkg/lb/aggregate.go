@@ -270,8 +270,8 @@ func (a *aggregate) readiness(v vip.VIP) readiness.VIPReadiness {
 			held = (!enough || held) && t.ready-t.held < uint32(s.MinReady)
 			enough = true
 		case t.drainEnd.After(r.DrainEnd):
-			r.DrainEnd = t.drainEnd
-			fallthrough
+			// Whoever asks why it drains wants to hear of this one.
+			r.DrainEnd, r.Detail = t.drainEnd, describe(s, t)
 		default:
 			if r.Detail == "" && t.total > 0 {
 				r.Detail = describe(s, t)
@@ -377,16 +377,17 @@ func (a *aggregate) views(name string) []target.View {
 	return views
 }
 
-// viewsOf are the addresses of a target, or of several that share the name while
-// one of them leaves.
-func (a *aggregate) viewsOf(stream, name string) []target.View {
+// viewsOf are the addresses of the targets of these names, of which several share
+// one while one of them leaves. It looks at each target of the stream once.
+func (a *aggregate) viewsOf(stream string, names map[string]struct{}) []target.View {
 	s, ok := a.streams[stream]
 	if !ok {
 		return nil
 	}
 	var views []target.View
 	for i := range s.members {
-		if m := &s.members[i]; m.Name == name {
+		m := &s.members[i]
+		if _, wanted := names[m.Name]; wanted {
 			for _, ip := range m.IPs {
 				views = append(views, a.view(s, m, ip))
 			}

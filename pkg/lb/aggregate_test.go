@@ -222,7 +222,7 @@ func TestAddressWhoseFamilyIsNotCheckedIsAsTheOther(t *testing.T) {
 		t.Errorf("changed %v", changed)
 	}
 	r.want(vip6, readiness.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY, 1, 1)
-	for _, v := range r.a.viewsOf("two", "t0") {
+	for _, v := range r.a.views("two") {
 		if v.State != target.Ready {
 			t.Errorf("%v is %v", v.Key, v.State)
 		}
@@ -252,11 +252,11 @@ func TestViewShowsDrainsAndTheChecksBehindThem(t *testing.T) {
 	r := newRig(t)
 	r.set("two", 0, "172.16.0.1", target.Ready)
 	r.drain("two", 0, time.Minute)
-	v := r.a.viewsOf("two", "t0")[0]
+	v := r.a.views("two")[0]
 	if v.State != target.Draining || v.Checks != target.Ready || v.DrainCause != "test" || !v.DrainEnd.Equal(r.now.Add(time.Minute)) {
 		t.Errorf("view %+v", v)
 	}
-	if v := r.a.viewsOf("two", "t0")[1]; v.Checks != target.Starting || v.Addr != netip.MustParseAddr("fd00::1") {
+	if v := r.a.views("two")[1]; v.Checks != target.Starting || v.Addr != netip.MustParseAddr("fd00::1") {
 		t.Errorf("view of an address that was not checked: %+v", v)
 	}
 }

@@ -50,6 +50,7 @@ type loop struct {
 	before     map[vip.VIP]readiness.State
 	synced     bool
 	suddenNext time.Time
+	generation uint64 // of the configuration in force
 }
 
 func (l *loop) String() string         { return "readiness loop" }
@@ -73,10 +74,15 @@ func (l *loop) Run(ctx context.Context) error {
 	}
 	_, looked := l.neighbours.Network().Get()
 	away, stopping := l.away.Get()
-	l.evaluate(input{config: loaded.Config, listing: &listing})
+	first := l.load(loaded)
+	first.listing = &listing
+	l.evaluate(first)
 	l.sources.publish()
 	close(l.ready)
 	for {
+		if next := earlier(l.sources.next, l.suddenNext); !next.IsZero() {
+			timer.Reset(time.Until(next))
+		}
 		var in input
 		beats, left := false, false
 		select {
@@ -84,11 +90,7 @@ func (l *loop) Run(ctx context.Context) error {
 			return ctx.Err()
 		case <-reloaded:
 			loaded, reloaded = l.config.Get()
-			if in.config = loaded.Config; loaded.Err != nil {
-				in.config = nil
-				l.sources.missing(time.Now(), loaded.Err)
-			}
-			in.targets = true
+			in = l.load(loaded)
 		case <-listed:
 			listing, listed = l.sources.directory.Value().Get()
 			in.listing = &listing
@@ -114,15 +116,24 @@ func (l *loop) Run(ctx context.Context) error {
 			l.sources.publish()
 		}
 		l.write(away, news || left)
-		if next := earlier(l.sources.next, l.suddenNext); !next.IsZero() {
-			timer.Reset(time.Until(next))
-		}
 	}
+}
+
+// load says what a reading of the trench file brings. One that was refused may
+// come together with a good one before it, which nobody else tells of.
+func (l *loop) load(x trench.Loaded) input {
+	in := input{targets: true, lost: x.Err}
+	if x.Err == nil || x.Generation != l.generation {
+		in.config = x.Config
+	}
+	l.generation = x.Generation
+	return in
 }
 
 // input is what came since the last evaluation.
 type input struct {
 	config  *trench.Config  // nil: the same as before
+	lost    error           // why the trench file on the disk is not in force
 	listing *target.Listing // nil: the same as before
 	targets bool            // the sources may have other targets
 }
@@ -134,12 +145,15 @@ func (l *loop) evaluate(in input) bool {
 	l.lastRun.Store(int64(now.Sub(l.started)))
 	touched := vip.Set{}
 	var removed []vip.VIP
+	var changes target.Changes
+	var gone map[target.Key]struct{}
 	if in.config != nil {
 		l.sources.configure(now, in.config, l.subnets)
 	}
+	l.sources.missing(now, in.lost)
 	if in.config != nil || in.targets || (!l.sources.next.IsZero() && !l.sources.next.After(now)) {
-		changes := l.sources.update(now)
-		gone := l.aggregate.keys(changes)
+		changes = l.sources.update(now)
+		gone = l.aggregate.keys(changes)
 		if in.config != nil {
 			l.checker.Configure(changes.Streams)
 			touched, removed = l.aggregate.configure(in.config, l.sources.set.Members)
@@ -147,7 +161,6 @@ func (l *loop) evaluate(in input) bool {
 			l.checker.Update(changes.Streams, changes.Removed)
 			l.aggregate.retarget(changes.Streams, l.sources.set.Members, touched)
 		}
-		l.publish(changes, gone)
 	}
 	if in.listing != nil && l.sources.directory != nil {
 		l.aggregate.list(*in.listing, touched)
@@ -157,9 +170,11 @@ func (l *loop) evaluate(in input) bool {
 	e := l.checker.Evaluate(now)
 	l.aggregate.apply(e, touched)
 	l.suspicion(now, e, touched)
-	l.publishHealth(e.Changed)
 	synced := e.Synced && (l.aggregate.files == nil || l.aggregate.files.Scanned)
-	return l.commit(readiness.Decision{Changed: l.aggregate.judge(now, touched), Removed: removed, Synced: synced, At: now})
+	news := l.commit(readiness.Decision{Changed: l.aggregate.judge(now, touched), Removed: removed, Synced: synced, At: now})
+	// After the decision: who lists all targets holds the roster for milliseconds.
+	l.publish(changes, gone, e.Changed)
+	return news
 }
 
 // suspicion asks whether targets fell with their network.
@@ -177,27 +192,33 @@ func (l *loop) suspicion(now time.Time, e target.Evaluation, touched vip.Set) {
 	}
 }
 
-// publish shows the targets of streams that changed, and those that are gone:
-// the keys of gone that no stream has any more.
-func (l *loop) publish(changes target.Changes, gone map[target.Key]struct{}) {
+// publish shows the targets of streams that changed, those whose health changed,
+// and those that are gone: the keys of gone that no stream has any more. The
+// address of a target that is not checked itself changes with the other one.
+func (l *loop) publish(changes target.Changes, gone map[target.Key]struct{}, changed []target.Health) {
 	var views []target.View
+	shown := make(map[string]struct{}, len(changes.Streams))
 	for _, c := range changes.Streams {
+		shown[c.Name] = struct{}{}
 		for _, v := range l.aggregate.views(c.Name) {
 			views = append(views, v)
 			delete(gone, v.Key)
 		}
 	}
-	l.roster.Publish(views, slices.Collect(maps.Keys(gone)))
-}
-
-// publishHealth shows targets whose health changed. The address of a target that
-// is not checked itself changes with the other one.
-func (l *loop) publishHealth(changed []target.Health) {
-	var views []target.View
+	names := map[string]map[string]struct{}{} // by stream
 	for _, h := range changed {
-		views = append(views, l.aggregate.viewsOf(h.Stream, h.Name)...)
+		if _, done := shown[h.Stream]; done {
+			continue
+		}
+		if names[h.Stream] == nil {
+			names[h.Stream] = map[string]struct{}{}
+		}
+		names[h.Stream][h.Name] = struct{}{}
 	}
-	l.roster.Publish(views, nil)
+	for stream, these := range names {
+		views = append(views, l.aggregate.viewsOf(stream, these)...)
+	}
+	l.roster.Publish(views, slices.Collect(maps.Keys(gone)))
 }
 
 // write has the readiness files say what the table says, if there is news. A load

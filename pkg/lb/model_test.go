@@ -1,0 +1,543 @@
+package lb
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// plain is one target of one stream as a source has it, in the plainest way.
+type plain struct {
+	name string
+	ips  []netip.Addr
+	stay target.Stay
+	end  time.Time
+}
+
+// address is one address that a VIP counts: who has it, and until when if it drains.
+type address struct {
+	name string
+	addr netip.Addr
+	// state is target.Ready, target.Draining or target.Drained.
+	state target.State
+	end   time.Time
+}
+
+// world drives a trench file, a set, an aggregate and a roster as the loop does,
+// and knows what was put into them.
+type world struct {
+	now  time.Time
+	next time.Time
+
+	file   *target.TrenchFile
+	set    *target.Set
+	loop   *loop
+	onGone target.Gone
+	// told is all that was offered, to build the same from scratch.
+	told [2]target.Offers
+
+	// What the oracle goes by.
+	config     *trench.Config
+	listed     map[string][]plain // by stream what the trench file has
+	ghosts     map[string][]plain // and what left it, the newest first
+	lost       bool
+	registered map[string][]plain
+	orders     map[target.ID]target.Order
+	health     map[target.Key]target.Health
+}
+
+var (
+	modelVIPs    = []vip.VIP{vipA, vipB, vip6}
+	modelStreams = []string{"s", "t"}
+	modelNames   = []string{"a", "b", "c"}
+	modelAddrs   = [][]netip.Addr{
+		{netip.MustParseAddr("172.16.0.1"), netip.MustParseAddr("172.16.0.2"), netip.MustParseAddr("172.16.0.3")},
+		{netip.MustParseAddr("fd00::1"), netip.MustParseAddr("fd00::2"), netip.MustParseAddr("fd00::3")},
+	}
+	badAddr = netip.MustParseAddr("224.0.0.1")
+)
+
+func newWorld(onGone target.Gone) *world {
+	return &world{
+		now: time.Unix(1000, 0), file: target.NewTrenchFile(onGone), set: target.NewSet(), onGone: onGone,
+		loop: &loop{aggregate: newAggregate(target.NewSudden(target.SuddenOptions{})), roster: target.NewRoster()},
+		told: [2]target.Offers{{}, {}}, config: &trench.Config{},
+		listed: map[string][]plain{}, ghosts: map[string][]plain{}, registered: map[string][]plain{},
+		orders: map[target.ID]target.Order{}, health: map[target.Key]target.Health{},
+	}
+}
+
+func (w *world) ground() target.Ground {
+	return target.Ground{VIPs: slices.SortedFunc(slices.Values(w.config.Attractor.VIPs), vip.Compare)}
+}
+
+// update does what the loop does when the sources may have something new.
+func (w *world) update(reloaded bool) {
+	a := w.loop.aggregate
+	fromFile, next := w.file.Take(w.now)
+	maps.Copy(w.told[target.File], fromFile)
+	w.set.Offer(target.File, fromFile)
+	w.set.ByHand(maps.Clone(w.orders))
+	changes := w.set.Update(w.now)
+	w.next = earlier(next, changes.Next)
+	gone := a.keys(changes)
+	touched := vip.Set{}
+	if reloaded {
+		touched, _ = a.configure(w.config, w.set.Members)
+	} else {
+		a.retarget(changes.Streams, w.set.Members, touched)
+	}
+	e := w.checks()
+	a.apply(e, touched)
+	a.judge(w.now, touched)
+	w.loop.publish(changes, gone, e.Changed)
+}
+
+// checks is what a checker says of the targets: new ones start.
+func (w *world) checks() (e target.Evaluation) {
+	are := map[target.Key]target.Health{}
+	for _, s := range w.config.Streams {
+		for _, m := range w.set.Members(s.Name) {
+			for _, ip := range m.IPs {
+				k := target.Key{Stream: s.Name, Name: m.Name, Addr: ip}
+				if !s.Check.Families.Has(vip.FamilyOf(ip)) {
+					continue
+				}
+				h, known := w.health[k]
+				if !known {
+					h = target.Health{Key: k, State: target.Starting, Since: w.now}
+					e.Changed = append(e.Changed, h)
+				}
+				are[k] = h
+			}
+		}
+	}
+	for k := range w.health {
+		if _, there := are[k]; !there {
+			e.Removed = append(e.Removed, k)
+		}
+	}
+	w.health = are
+	return e
+}
+
+func (w *world) fall(keys []target.Key, to target.State) {
+	var e target.Evaluation
+	for _, k := range keys {
+		h := target.Health{Key: k, State: to, Since: w.now}
+		if to == target.NotReady {
+			h.LastError = "connection refused"
+		}
+		w.health[k] = h
+		e.Changed = append(e.Changed, h)
+	}
+	touched := vip.Set{}
+	w.loop.aggregate.apply(e, touched)
+	w.loop.aggregate.judge(w.now, touched)
+	w.loop.publish(target.Changes{}, nil, e.Changed)
+}
+
+// addresses is the oracle of the set: what a stream has, from what the sources say.
+func (w *world) addresses(s trench.Stream) []address {
+	var all []plain
+	for _, list := range [][]plain{w.listed[s.Name], w.registered[s.Name], w.ghosts[s.Name]} {
+		all = append(all, list...)
+	}
+	over := map[string][]netip.Addr{}
+	for _, p := range all {
+		if p.stay == target.Terminating && !p.end.After(w.now) {
+			over[p.name] = p.ips
+		}
+	}
+	owner, ips, ends := map[netip.Addr]string{}, map[string][]netip.Addr{}, map[string]time.Time{}
+	for _, p := range all {
+		if _, isOver := over[p.name]; isOver || p.stay == target.Leaving || slices.Contains(p.ips, badAddr) {
+			continue
+		}
+		if !slices.ContainsFunc(p.ips, func(a netip.Addr) bool { return checked(s, a) }) {
+			continue
+		}
+		have, known := ips[p.name]
+		switch {
+		case known && !slices.Equal(have, p.ips):
+			continue
+		case !known && slices.ContainsFunc(p.ips, func(a netip.Addr) bool { return owner[a] != "" }):
+			continue
+		}
+		ips[p.name] = p.ips
+		for _, a := range p.ips {
+			owner[a] = p.name
+		}
+		if end, drains := ends[p.name]; p.stay == target.Terminating && (!drains || p.end.Before(end)) {
+			ends[p.name] = p.end
+		}
+	}
+	var found []address
+	for a, name := range owner {
+		x := address{name: name, addr: a, state: target.Ready}
+		if end, drains := ends[name]; drains {
+			x.state, x.end = target.Draining, end
+		}
+		found = append(found, x)
+	}
+	// An address that nobody has belongs to whoever leaves it last.
+	last := map[netip.Addr]plain{}
+	for _, list := range [][]plain{w.ghosts[s.Name], w.registered[s.Name]} {
+		for _, p := range list {
+			if p.stay != target.Leaving || !p.end.After(w.now) {
+				continue
+			}
+			for _, a := range p.ips {
+				if owner[a] == "" && a != badAddr && !slices.Contains(over[p.name], a) && p.end.After(last[a].end) {
+					last[a] = p
+				}
+			}
+		}
+	}
+	for a, p := range last {
+		found = append(found, address{name: p.name, addr: a, state: target.Draining, end: p.end})
+	}
+	for i := range found {
+		x := &found[i]
+		order, drained := w.orders[target.ID{Stream: s.Name, Name: x.name}]
+		switch {
+		case !drained:
+		case !order.End.After(w.now):
+			x.state, x.end = target.Drained, order.End
+		case x.state == target.Ready || order.End.Before(x.end):
+			x.state, x.end = target.Draining, order.End
+		}
+	}
+	return found
+}
+
+func checked(s trench.Stream, a netip.Addr) bool {
+	return s.Check.Families == trench.BothFamilies || (s.Check.Families == trench.OnlyIPv4) == a.Is4()
+}
+
+// passes tells whether the checks of an address go well. One that is not checked is
+// as the address that left or stayed with it.
+func (w *world) passes(s trench.Stream, of address, all []address) bool {
+	if checked(s, of.addr) {
+		return w.health[target.Key{Stream: s.Name, Name: of.name, Addr: of.addr}].State == target.Ready
+	}
+	for _, m := range w.set.Members(s.Name) {
+		if m.Name != of.name || !slices.Contains(m.IPs, of.addr) {
+			continue
+		}
+		return slices.ContainsFunc(all, func(x address) bool {
+			return x.name == of.name && slices.Contains(m.IPs, x.addr) && checked(s, x.addr) && w.passes(s, x, all)
+		})
+	}
+	return false
+}
+
+// want is the oracle of one VIP.
+func (w *world) want(v vip.VIP) (state readiness.State, end time.Time, ready, total int) {
+	state = readiness.NotReady
+	for _, s := range w.config.Streams {
+		if !slices.Contains(s.VIPs, v) {
+			continue
+		}
+		all := w.addresses(s)
+		var here int
+		var ends []time.Time
+		for _, x := range all {
+			if x.addr.Is4() != v.Prefix().Addr().Is4() {
+				continue
+			}
+			total++
+			switch {
+			case !w.passes(s, x, all):
+			case x.state == target.Ready:
+				here++
+			case x.state == target.Draining:
+				ends = append(ends, x.end)
+			}
+		}
+		ready += here
+		if here >= s.MinReady {
+			state = readiness.Ready
+			continue
+		}
+		for _, e := range ends {
+			// Just before e, is there enough?
+			n := here
+			for _, other := range ends {
+				if !other.Before(e) {
+					n++
+				}
+			}
+			if n >= s.MinReady && e.After(end) {
+				end = e
+			}
+		}
+	}
+	if state == readiness.Ready {
+		return state, time.Time{}, ready, total
+	}
+	if !end.IsZero() {
+		state = readiness.Draining
+	}
+	return state, end, ready, total
+}
+
+func (w *world) check(t *rapid.T) {
+	a := w.loop.aggregate
+	if len(a.current) != len(w.config.Attractor.VIPs) {
+		t.Fatalf("%d VIPs are judged, there are %d", len(a.current), len(w.config.Attractor.VIPs))
+	}
+	for _, v := range w.config.Attractor.VIPs {
+		got := a.current[v]
+		state, end, ready, total := w.want(v)
+		if got.State != state || !got.DrainEnd.Equal(end) || int(got.ReadyTargets) != ready || int(got.TotalTargets) != total {
+			t.Fatalf("%s is %v until %v with %d/%d, want %v until %v with %d/%d", v,
+				got.State, got.DrainEnd, got.ReadyTargets, got.TotalTargets, state, end, ready, total)
+		}
+		if is, should := got.Reason == readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING, state == readiness.Draining; is != should {
+			t.Fatalf("%s is %v for the reason %v", v, state, got.Reason)
+		}
+	}
+	w.checkFromScratch(t)
+}
+
+// checkFromScratch compares what many steps led to with what one leads to.
+func (w *world) checkFromScratch(t *rapid.T) {
+	set, fresh := target.NewSet(), newAggregate(target.NewSudden(target.SuddenOptions{}))
+	set.Configure(w.config.Streams, w.ground())
+	for o, told := range w.told {
+		set.Offer(target.Origin(o), told)
+	}
+	set.ByHand(w.orders)
+	set.Update(w.now)
+	for _, o := range []target.Origin{target.File, target.Registered} {
+		if a, b := w.set.Problems(o), set.Problems(o); !slices.Equal(a, b) {
+			t.Fatalf("problems of %v: %q, from scratch %q", o, a, b)
+		}
+	}
+	vips, _ := fresh.configure(w.config, set.Members)
+	fresh.apply(target.Evaluation{Changed: slices.Collect(maps.Values(w.health))}, vips)
+	fresh.judge(w.now, vips)
+	var views []target.View
+	for _, s := range w.config.Streams {
+		views = append(views, fresh.views(s.Name)...)
+		if a, b := fmt.Sprint(w.set.Members(s.Name)), fmt.Sprint(set.Members(s.Name)); a != b {
+			t.Fatalf("stream %s has %s, from scratch %s", s.Name, a, b)
+		}
+	}
+	for v, was := range w.loop.aggregate.current {
+		is := fresh.current[v]
+		if is.Since = was.Since; is != was {
+			t.Fatalf("%s is %+v, from scratch %+v", v, was, is)
+		}
+	}
+	slices.SortFunc(views, func(x, y target.View) int { return x.Compare(y.Key) })
+	if got := w.loop.roster.List(nil); !slices.Equal(got, views) {
+		t.Fatalf("the roster has\n%+v\nfrom scratch\n%+v", got, views)
+	}
+}
+
+// pass lets time go by as a punctual loop does. Between two looks nothing changes.
+func (w *world) pass(t *rapid.T, d time.Duration) {
+	for end := w.now.Add(d); ; {
+		next := w.next
+		if next.IsZero() || next.After(end) {
+			next = end
+		}
+		if gap := next.Sub(w.now); gap > time.Microsecond {
+			w.now = w.now.Add(gap / 2)
+			w.check(t)
+		}
+		w.now = next
+		if next.Equal(w.next) {
+			w.update(false)
+		}
+		w.check(t)
+		if !w.now.Before(end) {
+			return
+		}
+	}
+}
+
+func drawAddresses(t *rapid.T, pool [][]netip.Addr) (ips []netip.Addr) {
+	for _, family := range pool {
+		if len(family) > 0 && rapid.IntRange(0, 4).Draw(t, "has the family") > 0 {
+			ips = append(ips, rapid.SampledFrom(family).Draw(t, "address"))
+		}
+	}
+	return ips
+}
+
+func drawVIPs(t *rapid.T, of []vip.VIP, least int) []vip.VIP {
+	return rapid.SliceOfNDistinct(rapid.SampledFrom(of), least, len(of), func(v vip.VIP) vip.VIP { return v }).Draw(t, "VIPs")
+}
+
+// drawConfig draws a trench file that the parser would accept.
+func (w *world) drawConfig(t *rapid.T) *trench.Config {
+	c := &trench.Config{Attractor: trench.Attractor{VIPs: drawVIPs(t, modelVIPs, 1)}}
+	for _, name := range modelStreams {
+		if rapid.IntRange(0, 5).Draw(t, "without the stream") == 0 {
+			continue
+		}
+		s := trench.Stream{
+			Name: name, VIPs: drawVIPs(t, c.Attractor.VIPs, 1), MinReady: rapid.IntRange(1, 3).Draw(t, "min ready"),
+			DrainTime: time.Duration(rapid.SampledFrom([]int{0, 1000, 3000}).Draw(t, "drain ms")) * time.Millisecond,
+			Check:     trench.Check{Families: rapid.SampledFrom([]trench.Families{trench.BothFamilies, trench.BothFamilies, trench.OnlyIPv4, trench.OnlyIPv6}).Draw(t, "families")},
+		}
+		free := [][]netip.Addr{slices.Clone(modelAddrs[0]), slices.Clone(modelAddrs[1])}
+		for _, n := range modelNames {
+			ips := drawAddresses(t, free)
+			if !slices.ContainsFunc(ips, func(a netip.Addr) bool { return checked(s, a) }) {
+				continue
+			}
+			for f := range free {
+				free[f] = slices.DeleteFunc(free[f], func(a netip.Addr) bool { return slices.Contains(ips, a) })
+			}
+			s.Targets = append(s.Targets, trench.Target{Name: n, IPs: ips, Terminating: rapid.IntRange(0, 4).Draw(t, "terminating") == 0})
+		}
+		c.Streams = append(c.Streams, s)
+	}
+	return c
+}
+
+// reload puts a trench file into force, and notes what left it.
+func (w *world) reload(c *trench.Config) {
+	was, ghosts := w.listed, w.ghosts
+	w.config, w.lost = c, false
+	w.listed, w.ghosts = map[string][]plain{}, map[string][]plain{}
+	for _, s := range c.Streams {
+		for _, x := range s.Targets {
+			p := plain{name: x.Name, ips: x.IPs}
+			if x.Terminating {
+				p.stay, p.end = target.Terminating, w.now.Add(s.DrainTime)
+				for _, old := range was[s.Name] {
+					if old.name == p.name && old.stay == target.Terminating {
+						p.end = old.end
+					}
+				}
+			}
+			w.listed[s.Name] = append(w.listed[s.Name], p)
+		}
+		for _, old := range slices.Concat(was[s.Name], ghosts[s.Name]) {
+			if slices.ContainsFunc(s.Targets, func(x trench.Target) bool { return x.Name == old.name && slices.Equal(x.IPs, old.ips) }) {
+				continue
+			}
+			w.ghosts[s.Name] = append(w.ghosts[s.Name], leave(old, w.now.Add(s.DrainTime)))
+		}
+	}
+	w.set.Configure(c.Streams, w.ground())
+	w.file.Configure(w.now, c.Streams)
+	w.update(true)
+}
+
+func leave(p plain, end time.Time) plain {
+	if p.stay == target.Staying {
+		p.end = end
+	}
+	p.stay = target.Leaving
+	return p
+}
+
+// lose has the trench file be gone.
+func (w *world) lose() {
+	w.file.Lose(w.now, errors.New("gone"))
+	if !w.lost && w.onGone != target.Hold {
+		for _, s := range w.config.Streams {
+			var left []plain
+			for _, p := range slices.Concat(w.listed[s.Name], w.ghosts[s.Name]) {
+				left = append(left, leave(p, w.now.Add(s.DrainTime)))
+			}
+			if w.listed[s.Name], w.ghosts[s.Name] = nil, left; w.onGone == target.Drop {
+				w.ghosts[s.Name] = nil
+			}
+		}
+	}
+	w.lost = true
+	w.update(false)
+}
+
+// register has the registry offer other targets for a stream.
+func (w *world) register(stream string, list []plain) {
+	w.registered[stream] = list
+	var offers []target.Offer
+	for _, p := range list {
+		offers = append(offers, target.Offer{Name: p.name, IPs: p.ips, Stay: p.stay, DrainEnd: p.end, Owner: "operator", Cause: "the model"})
+	}
+	w.told[target.Registered][stream] = offers
+	w.set.Offer(target.Registered, target.Offers{stream: offers})
+}
+
+func drawStream(t *rapid.T) string { return rapid.SampledFrom(modelStreams).Draw(t, "stream") }
+
+func TestVIPsAgainstAPlainReckoning(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld(rapid.SampledFrom([]target.Gone{target.Hold, target.Drain, target.Drop}).Draw(t, "on file gone"))
+		w.reload(w.drawConfig(t))
+		steps := map[string]func(*rapid.T){
+			"reload":       func(t *rapid.T) { w.reload(w.drawConfig(t)) },
+			"reload same":  func(*rapid.T) { w.reload(w.config) },
+			"file is gone": func(*rapid.T) { w.lose() },
+			"register": func(t *rapid.T) {
+				stream, name := drawStream(t), rapid.SampledFrom(modelNames).Draw(t, "name")
+				p := plain{name: name, ips: drawAddresses(t, modelAddrs)}
+				if rapid.IntRange(0, 9).Draw(t, "bad") == 0 {
+					p.ips = []netip.Addr{badAddr}
+				}
+				list := slices.DeleteFunc(slices.Clone(w.registered[stream]), func(o plain) bool { return o.name == name })
+				w.register(stream, append(list, p))
+				w.update(false)
+			},
+			"registration ends": func(t *rapid.T) {
+				stream := drawStream(t)
+				list := slices.Clone(w.registered[stream])
+				if len(list) == 0 {
+					return
+				}
+				p := &list[rapid.IntRange(0, len(list)-1).Draw(t, "which")]
+				p.stay = rapid.SampledFrom([]target.Stay{target.Leaving, target.Terminating}).Draw(t, "how")
+				p.end = w.now.Add(time.Duration(rapid.IntRange(0, 4000).Draw(t, "ms")) * time.Millisecond)
+				w.register(stream, list)
+				w.update(false)
+			},
+			"registry tidies": func(*rapid.T) {
+				for stream, list := range w.registered {
+					w.register(stream, slices.DeleteFunc(slices.Clone(list), func(p plain) bool { return p.stay != target.Staying && !p.end.After(w.now) }))
+				}
+				w.update(false)
+			},
+			"drain": func(t *rapid.T) {
+				id := target.ID{Stream: drawStream(t), Name: rapid.SampledFrom(modelNames).Draw(t, "name")}
+				w.orders[id] = target.Order{End: w.now.Add(time.Duration(rapid.IntRange(0, 4000).Draw(t, "ms")) * time.Millisecond)}
+				w.update(false)
+			},
+			"undrain": func(*rapid.T) {
+				clear(w.orders)
+				w.update(false)
+			},
+			"all pass their checks": func(*rapid.T) { w.fall(slices.Collect(maps.Keys(w.health)), target.Ready) },
+			"one changes": func(t *rapid.T) {
+				if keys := slices.SortedFunc(maps.Keys(w.health), target.Key.Compare); len(keys) > 0 {
+					k := rapid.SampledFrom(keys).Draw(t, "which")
+					w.fall([]target.Key{k}, rapid.SampledFrom([]target.State{target.Ready, target.Ready, target.NotReady, target.Overdue}).Draw(t, "to"))
+				}
+			},
+			"time passes": func(t *rapid.T) {
+				w.pass(t, time.Duration(rapid.IntRange(1, 4000).Draw(t, "ms"))*time.Millisecond)
+			},
+			"": func(t *rapid.T) { w.check(t) },
+		}
+		t.Repeat(steps)
+	})
+}
