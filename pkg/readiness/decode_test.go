@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/vip"
+
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -246,4 +248,13 @@ func FuzzDecoder(f *testing.F) {
 			}
 		}
 	})
+}
+
+func TestDrainThatIsTooLongToTellIsNotRefused(t *testing.T) {
+	now := time.Now()
+	m := VIPReadiness{VIP: vip.Require("20.0.0.1/32"), State: Draining, DrainEnd: now.Add(1000 * time.Hour)}.Proto(now)
+	r, err := readinessFromProto(m, now)
+	if err != nil || r.DrainEnd.Sub(now) != maxStaleGrace {
+		t.Errorf("drains until %v, %v", r.DrainEnd.Sub(now), err)
+	}
 }

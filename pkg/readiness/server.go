@@ -310,7 +310,7 @@ func (b batch) messages(now func() time.Time) func(yield func(*readinessv1.Watch
 			yield(&readinessv1.WatchReadinessResponse{Event: &readinessv1.WatchReadinessResponse_Heartbeat{Heartbeat: &readinessv1.Heartbeat{}}})
 			return
 		case kindGoingAway:
-			left := durationpb.New(max(0, b.drainEnd.Sub(now())))
+			left := durationpb.New(min(max(0, b.drainEnd.Sub(now())), maxStaleGrace))
 			yield(&readinessv1.WatchReadinessResponse{Event: &readinessv1.WatchReadinessResponse_GoingAway{GoingAway: &readinessv1.GoingAway{DrainFor: left}}})
 			return
 		}

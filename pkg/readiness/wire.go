@@ -36,7 +36,8 @@ func (r VIPReadiness) Proto(now time.Time) *readinessv1.VipReadiness {
 		m.State = readinessv1.VipState_VIP_STATE_READY
 	case Draining:
 		m.State = readinessv1.VipState_VIP_STATE_DRAINING
-		m.DrainFor = durationpb.New(max(0, r.DrainEnd.Sub(now)))
+		// A longer one would be refused, and with it all that the message says.
+		m.DrainFor = durationpb.New(min(max(0, r.DrainEnd.Sub(now)), maxStaleGrace))
 	default:
 		m.State = readinessv1.VipState_VIP_STATE_NOT_READY
 	}
