@@ -312,11 +312,17 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 	if err != nil {
 		return err
 	}
+	unused := []*endpoint.Endpoint{adminEndpoint}
+	defer func() {
+		for _, e := range unused {
+			e.Close()
+		}
+	}()
 	healthEndpoint, err := endpoint.NewPlain(ctx, "health", p.HealthAddr, p.metrics, p.health.Register)
 	if err != nil {
-		adminEndpoint.Close()
 		return err
 	}
+	unused = append(unused, healthEndpoint)
 	tasks := []task.Task{
 		p.Identity, p.config, p.checker, p.loop, adminEndpoint, healthEndpoint,
 		p.observer, logs.NewSignals(p.Level, p.Log),
@@ -328,21 +334,19 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 			p.health.Register(r)
 		})
 		if err != nil {
-			adminEndpoint.Close()
-			healthEndpoint.Close()
 			return err
 		}
+		unused = append(unused, registryEndpoint)
 		tasks = append(tasks, registryEndpoint)
 	}
 	if p.MetricsAddr != "" {
 		metricsServer, err := metrics.Listen(ctx, p.MetricsAddr, p.metrics.Registry(), p.Log)
 		if err != nil {
-			adminEndpoint.Close()
-			healthEndpoint.Close()
 			return err
 		}
 		tasks = append(tasks, metricsServer)
 	}
+	unused = nil // the tasks close what they serve
 
 	tasksCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
