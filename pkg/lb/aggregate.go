@@ -29,8 +29,10 @@ type aggregate struct {
 	health     map[target.Key]target.Health
 	current    map[vip.VIP]readiness.VIPReadiness
 
-	// files is what the readiness directory says; nil without one.
-	files *target.Listing
+	// listing is what the readiness directory says, files the same for the names of
+	// the trench file in force; nil without one.
+	listing, files *target.Listing
+	names          target.Names
 	// unheard says that files is older than it may be: its owner hangs.
 	unheard bool
 	// sudden tells which targets fell and still count, and which are suspected to
@@ -80,7 +82,11 @@ func (a *aggregate) configure(c *trench.Config, members func(string) []target.Me
 		}
 		a.count(st)
 	}
-	a.configured = vip.NewSet(c.Attractor.VIPs...)
+	a.configured, a.names = vip.NewSet(c.Attractor.VIPs...), fileNames(c)
+	if a.listing != nil {
+		files := a.listing.For(a.names)
+		a.files = &files
+	}
 	for v := range a.current {
 		if !a.configured.Has(v) {
 			removed = append(removed, v)
@@ -143,10 +149,13 @@ func (a *aggregate) suspicion(v target.Verdict, touched vip.Set) {
 // list takes over what the readiness directory says. It touches every VIP if that
 // is anything new: who writes files has few VIPs, or writes many files at once.
 func (a *aggregate) list(l target.Listing, touched vip.Set) {
-	same := a.files != nil && a.files.Revision == l.Revision
-	if a.files = &l; same {
+	same := a.listing != nil && a.listing.Revision == l.Revision
+	if a.listing = &l; same {
+		a.files.At = l.At
 		return
 	}
+	files := l.For(a.names)
+	a.files = &files
 	for v := range a.configured {
 		touched[v] = struct{}{}
 	}

@@ -63,12 +63,17 @@ func (s *sources) configure(now time.Time, c *trench.Config, subnets []netip.Pre
 	}
 	s.registry.Configure(c.Streams, ground)
 	if s.directory != nil {
-		n := target.Names{VIPs: c.Attractor.VIPs}
-		for _, st := range c.Streams {
-			n.Streams = append(n.Streams, st.Name)
-		}
-		s.directory.Configure(n)
+		s.directory.Configure(fileNames(c))
 	}
+}
+
+// fileNames are what readiness files may be about.
+func fileNames(c *trench.Config) target.Names {
+	n := target.Names{VIPs: c.Attractor.VIPs}
+	for _, s := range c.Streams {
+		n.Streams = append(n.Streams, s.Name)
+	}
+	return n
 }
 
 // missing notes that the trench file cannot be read at all. A bad one leaves in

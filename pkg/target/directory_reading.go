@@ -317,7 +317,7 @@ func (r *reading) publish(now time.Time) {
 		Scanned: true, Groups: was.Groups, VIPs: was.VIPs, PerVIP: r.sawVIP,
 		Everything: r.gone && !r.sawDir && r.o.MissingReady && errors.Is(r.err, fs.ErrNotExist),
 		Gone:       r.gone, Err: r.err, GoneSince: r.goneSince, DrainEnd: r.drainEnd, At: r.at,
-		Revision: was.Revision, path: was.path, byStream: len(r.known.streams) > 0, since: was.since,
+		Revision: was.Revision, shown: was.shown, path: was.path, byStream: len(r.known.streams) > 0, since: was.since,
 	}
 	if r.at.IsZero() {
 		return // Configure before the first scan
@@ -342,8 +342,9 @@ func (r *reading) publish(now time.Time) {
 // trouble fills in the groups and VIPs that count, and returns what does not.
 func (r *reading) trouble(now time.Time, l *Listing) (problems []string, stale map[readinessName]struct{}) {
 	if r.shownChanged || r.shownKnown != r.known || l.Groups == nil {
-		l.Groups, l.VIPs = map[string]struct{}{}, vip.Set{}
+		l.Groups, l.VIPs, l.shown = map[string]struct{}{}, vip.Set{}, make([]readinessName, 0, len(r.shown))
 		for _, n := range r.shown {
+			l.shown = append(l.shown, n)
 			r.known.take(n, l)
 		}
 		r.shownChanged, r.shownKnown = false, r.known

@@ -270,3 +270,30 @@ func TestAListingAgesWhileNothingIsSeen(t *testing.T) {
 	}
 	c.want()
 }
+
+func TestListingForOtherNamesNeedsNoNewOne(t *testing.T) {
+	known := newNames(Names{Streams: []string{"old"}, VIPs: []vip.VIP{vip.Require("20.0.0.1/32")}})
+	d := NewDirectory(DirectoryOptions{Path: "/d", Log: discard})
+	r := &reading{Directory: d, known: known, shown: map[string]readinessName{}}
+	files := map[string]foundFile{}
+	for _, name := range []string{"lb-ready-old", "lb-ready-new"} {
+		n, _, _ := parseReadinessName(name)
+		files[name] = foundFile{name: n}
+	}
+	r.saw(time.Now(), sight{begun: time.Now(), files: files})
+	l, v := d.value.Load(), vip.Require("20.0.0.1/32")
+	if ready, why := l.Ready(v, []string{"new"}); ready {
+		t.Errorf("a group that is not known counts: %s", why)
+	}
+	for name, n := range map[string]Names{"renamed": {Streams: []string{"new"}}, "two": {Streams: []string{"old", "new"}}} {
+		if ready, why := l.For(n).Ready(v, []string{"new"}); !ready {
+			t.Errorf("%s: %s", name, why)
+		}
+	}
+	if ready, why := l.For(Names{}).Ready(v, nil); !ready {
+		t.Errorf("without streams: %s", why)
+	}
+	if _, changed := l.Groups["new"]; changed {
+		t.Error("a published listing was changed")
+	}
+}

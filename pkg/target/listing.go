@@ -56,8 +56,10 @@ type Listing struct {
 
 	path     string
 	byStream bool // the trench file has streams
-	stale    map[readinessName]struct{}
-	since    time.Time // Gone last changed
+	// shown are the files that count, also those about nothing that is known.
+	shown []readinessName
+	stale map[readinessName]struct{}
+	since time.Time // Gone last changed
 }
 
 // same tells whether nothing but At differs. Groups and VIPs are shared by
@@ -66,6 +68,23 @@ func (l Listing) same(o Listing) bool {
 	return l.Scanned == o.Scanned && maps.Equal(l.Groups, o.Groups) && l.VIPs.Equal(o.VIPs) && l.PerVIP == o.PerVIP &&
 		l.Everything == o.Everything && l.Gone == o.Gone && errorWords(l.Err) == errorWords(o.Err) &&
 		l.DrainEnd.Equal(o.DrainEnd) && slices.Equal(l.Problems, o.Problems) && l.byStream == o.byStream && maps.Equal(l.stale, o.stale)
+}
+
+// For is what the same files say now that they may be about n: whoever puts another
+// trench file into force cannot wait for the next listing.
+func (l Listing) For(n Names) Listing {
+	known := newNames(n)
+	l.Groups, l.VIPs, l.byStream = maps.Clone(l.Groups), maps.Clone(l.VIPs), len(known.streams) > 0
+	if l.Groups == nil {
+		l.Groups = map[string]struct{}{}
+	}
+	if l.VIPs == nil {
+		l.VIPs = vip.Set{}
+	}
+	for _, f := range l.shown {
+		known.take(f, &l)
+	}
+	return l
 }
 
 // Ready tells whether a VIP is ready, and why it is or is not. streams are the
