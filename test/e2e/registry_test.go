@@ -2,12 +2,14 @@ package e2e
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -60,7 +62,8 @@ func (w *world) startRegistration(stream, name, id string, ips ...fmt.Stringer) 
 	for _, ip := range ips {
 		args = append(args, "--ip="+ip.String())
 	}
-	p, err := w.Start(w.Pod, name, args...)
+	// A log of its own: what an earlier one of the name printed is not its word.
+	p, err := w.Start(w.Pod, name+"-"+rand.Text()[:8], args...)
 	w.must(err)
 	return p
 }
@@ -102,11 +105,21 @@ func TestRegisteredTargetLivesAsLongAsItsStream(t *testing.T) {
 	w.wantStatus("app-1", "registry", "1 target of 1 caller")
 
 	// The lease ends: nothing happens for the grace, then it drains, then it is gone.
+	const grace, drain = 2 * time.Second, time.Second // as in registry and registryTrench
+	killed := time.Now()
 	w.must(p.Kill())
 	w.waitHeard(mark, vipA4, withdrawn)
 	w.wantRoutes()
-	w.wantStory(mark, vipA4, announced, depreferred, withdrawn)
-	w.wantStory(mark, vipA6, announced, depreferred, withdrawn)
+	for _, vip := range []string{vipA4, vipA6} {
+		w.wantStory(mark, vip, announced, depreferred, withdrawn)
+		heard := w.heard(mark, vip)
+		if after := heard[1].At.Sub(killed); after < grace-clockSlack {
+			t.Errorf("%s was de-preferred %v after the call had ended, the grace is %v", vip, after, grace)
+		}
+		if after := heard[2].At.Sub(killed); after < grace+drain-clockSlack {
+			t.Errorf("%s was withdrawn %v after the call had ended, grace and drain are %v", vip, after, grace+drain)
+		}
+	}
 	w.wantStatus("0 of 4 VIPs ready", "0 targets of 0 callers")
 }
 
@@ -141,12 +154,13 @@ func TestRegistrationsSurviveARestartOfTheLB(t *testing.T) {
 	w.wantStatus("2 of 4 VIPs ready; the frontend advertises 2", "app-1", "1 target of 1 caller")
 	w.wantNothing(mark, vipA4)
 	w.must(p.Signal(syscall.SIGCONT))
+	w.waitLogs(p, "registered at", 2)
 	w.wantNothing(mark, vipA4)
 }
 
 func TestRefusedRegistrationsSayWhy(t *testing.T) {
 	t.Parallel()
-	w := registryWorld(t, "--target-quota=1", "--target-subnet=172.16.0.0/16", "--target-subnet=fd00::/16")
+	w := registryWorld(t, "--target-quota=1", "--target-subnet=172.16.0.0/16", "--target-subnet=20.0.0.0/30")
 	p := w.register("stream-a", "app-1", lab.Target1v4)
 	for _, tt := range []struct {
 		stream, name string
@@ -156,14 +170,20 @@ func TestRefusedRegistrationsSayWhy(t *testing.T) {
 		{"stream-b", "x", "172.16.1.9", []string{"may not register targets of stream"}},
 		{"stream-a", "x", "172.16.1.9", []string{"--target-quota", "1"}},
 		{"stream-a", "app-1", "10.1.1.1", []string{"10.1.1.1", "--target-subnet"}},
-		{"stream-a", "app-1", "20.0.0.1", []string{"20.0.0.1", "--target-subnet"}},
+		{"stream-a", "app-1", "20.0.0.1", []string{"20.0.0.1", "lies in the VIP"}},
 		{"stream-a", "app-1", "172.16.255.255.1", []string{"172.16.255.255.1"}},
 	} {
 		refused := w.startRegistration(tt.stream, tt.name, lab.AppID, tt.ip)
-		status, err := refused.Wait(t.Context())
-		w.must(err)
-		if status == 0 {
-			t.Errorf("%v was registered", tt)
+		w.waitFor(func() error { // it ends by itself only if it was refused
+			select {
+			case <-refused.Done():
+				return nil
+			default:
+				return fmt.Errorf("%v was not refused:\n%s", tt, refused.Output())
+			}
+		})
+		if status, err := refused.Wait(t.Context()); err != nil || status == 0 {
+			t.Errorf("%v: exit status %d, %v", tt, status, err)
 		}
 		for _, word := range tt.words {
 			if out := refused.Output(); !strings.Contains(out, word) {
@@ -209,12 +229,16 @@ func TestTargetDrainedByHandStaysDrained(t *testing.T) {
 	w.wantStory(mark, vipA4, depreferred, withdrawn)
 	w.wantStatus("drained: by hand")
 
-	w.must(w.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "fall: 2", "fall: 3"))) // a resync
+	// A resync, with a target more so that the lb shows when it has taken it over.
+	mark = w.mark()
+	w.must(w.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "fall: 2", "fall: 3") + "      - {name: target-3, ips: [172.16.3.3]}\n"))
+	w.wantStatus("1/2", "drained: by hand", "2 of 4 VIPs ready")
 	w.must(w.pod.LB.Signal(syscall.SIGTERM))
 	w.wantExit(w.pod.LB, 0)
 	w.must(w.pod.StartLB())
 	w.wantRoutes(vipB4, vipB6)
 	w.wantStatus("drained: by hand", "2 of 4 VIPs ready")
+	w.wantNothing(mark, vipA4, vipA6)
 
 	_, err = w.lbRun("target", "undrain", "target-1")
 	w.must(err)
