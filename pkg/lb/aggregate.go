@@ -39,6 +39,9 @@ type aggregate struct {
 	// have fallen with their network; suspect is the suspicion in words.
 	sudden  *target.Sudden
 	suspect string
+	// drained are the addresses of targets that were drained by hand. What they do is
+	// no business of sudden: an operator may switch them all off.
+	drained map[target.Key]struct{}
 }
 
 // stream is one stream with its tallies by family.
@@ -64,7 +67,7 @@ type tally struct {
 
 func newAggregate(sudden *target.Sudden) *aggregate {
 	return &aggregate{
-		sudden: sudden,
+		sudden: sudden, drained: map[target.Key]struct{}{},
 		health: map[target.Key]target.Health{}, current: map[vip.VIP]readiness.VIPReadiness{},
 	}
 }
@@ -124,6 +127,49 @@ func (a *aggregate) apply(e target.Evaluation, touched vip.Set) {
 	for s := range streams {
 		a.recount(s, touched)
 	}
+}
+
+// inService is an evaluation without the targets that were drained by hand. One
+// that has just been is removed there, one that returned has changed. It is called
+// after apply, with the streams that changed and the keys that they had before.
+func (a *aggregate) inService(e target.Evaluation, changes target.Changes, before map[target.Key]struct{}) (changed []target.Health, removed []target.Key) {
+	now := map[target.Key]struct{}{}
+	for _, c := range changes.Streams {
+		s, ok := a.streams[c.Name]
+		if !ok {
+			continue
+		}
+		for _, m := range s.members {
+			for _, ip := range m.IPs {
+				if m.Draining == target.Drained {
+					now[target.Key{Stream: s.Name, Name: m.Name, Addr: ip}] = struct{}{}
+				}
+			}
+		}
+	}
+	removed = e.Removed
+	for k := range before {
+		_, was := a.drained[k]
+		_, is := now[k]
+		if h, known := a.health[k]; was && !is && known {
+			changed = append(changed, h)
+		}
+		if was && !is {
+			delete(a.drained, k)
+		}
+	}
+	for k := range now {
+		if _, was := a.drained[k]; !was {
+			a.drained[k] = struct{}{}
+			removed = append(removed, k)
+		}
+	}
+	for _, h := range e.Changed {
+		if _, out := a.drained[h.Key]; !out {
+			changed = append(changed, h)
+		}
+	}
+	return changed, removed
 }
 
 // suspicion takes over what is suspected of targets that fell at once.

@@ -267,3 +267,34 @@ func TestDetailIsBounded(t *testing.T) {
 		t.Errorf("%d bytes", got)
 	}
 }
+
+func TestTargetsDrainedByHandAreNoBusinessOfASuddenLoss(t *testing.T) {
+	r := newRig(t)
+	key := target.Key{Stream: "two", Name: "t0", Addr: netip.MustParseAddr("172.16.0.1")}
+	other := key
+	other.Stream = "one"
+	changes := target.Changes{Streams: []trench.Stream{{Name: "two"}}}
+	look := func(c target.Changes, s target.State) (changed []target.Health, removed []target.Key) {
+		before := r.a.keys(c)
+		e := target.Evaluation{Changed: []target.Health{{Key: key, State: s}, {Key: other, State: s}}}
+		r.a.apply(e, vip.Set{})
+		return r.a.inService(e, c, before)
+	}
+	if changed, removed := look(changes, target.Ready); len(changed) != 2 || len(removed) != 0 {
+		t.Errorf("in service: %v, %v", changed, removed)
+	}
+	r.drain("two", 0, -1)
+	if changed, removed := look(changes, target.Ready); len(changed) != 1 || !slices.Contains(removed, key) {
+		t.Errorf("drained: %v, %v", changed, removed)
+	}
+	if changed, removed := look(target.Changes{}, target.NotReady); len(changed) != 1 || changed[0].Key != other || len(removed) != 0 {
+		t.Errorf("switched off: %v, %v", changed, removed)
+	}
+	r.members["two"][0].Draining = target.Ready
+	r.a.retarget(changes.Streams, r.of, vip.Set{})
+	before := r.a.keys(changes)
+	changed, removed := r.a.inService(target.Evaluation{}, changes, before)
+	if len(changed) != 1 || changed[0].Key != key || changed[0].State != target.NotReady || len(removed) != 0 || len(r.a.drained) != 0 {
+		t.Errorf("back: %v, %v", changed, removed)
+	}
+}

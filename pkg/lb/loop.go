@@ -169,7 +169,8 @@ func (l *loop) evaluate(in input) bool {
 	l.aggregate.age(now, touched)
 	e := l.checker.Evaluate(now)
 	l.aggregate.apply(e, touched)
-	l.suspicion(now, e, touched)
+	inService, out := l.aggregate.inService(e, changes, gone)
+	l.suspicion(now, inService, out, touched)
 	synced := e.Synced && (l.aggregate.files == nil || l.aggregate.files.Scanned)
 	news := l.commit(readiness.Decision{Changed: l.aggregate.judge(now, touched), Removed: removed, Synced: synced, At: now})
 	// After the decision: who lists all targets holds the roster for milliseconds.
@@ -178,8 +179,8 @@ func (l *loop) evaluate(in input) bool {
 }
 
 // suspicion asks whether targets fell with their network.
-func (l *loop) suspicion(now time.Time, e target.Evaluation, touched vip.Set) {
-	v := l.sudden.Evaluate(now, e.Changed, e.Removed, l.aggregate.check, l.neighbours.Network().Load())
+func (l *loop) suspicion(now time.Time, changed []target.Health, removed []target.Key, touched vip.Set) {
+	v := l.sudden.Evaluate(now, changed, removed, l.aggregate.check, l.neighbours.Network().Load())
 	l.neighbours.Ask(v.Ask)
 	l.suddenNext = v.Next
 	l.aggregate.suspicion(v, touched)
