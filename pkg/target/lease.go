@@ -257,6 +257,10 @@ func (r *Registry) terminate(reg *registration, now time.Time, drain time.Durati
 	}
 	end := now.Add(drain)
 	if reg.stay == Terminating && reg.end.Before(end) {
+		if reg.cause == causeEnded && cause != causeEnded {
+			reg.cause = cause // so far nobody had announced the end
+			r.touch(reg.Stream)
+		}
 		return
 	}
 	reg.stay, reg.cause, reg.drain = Terminating, cause, drain

@@ -468,3 +468,27 @@ func TestOptionsThatMakeNoSenseAreRefused(t *testing.T) {
 
 // stateIn returns the path of a state file, in a directory that does not exist yet.
 func stateIn(t *testing.T) string { return filepath.Join(t.TempDir(), "state", "registry.json") }
+
+func TestDeregisteringWhatDrainsAlreadyAnnouncesItsEnd(t *testing.T) {
+	r, err := NewRegistry(RegistryOptions{OnGone: Drain})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Configure([]trench.Stream{{Name: "s", DrainTime: time.Minute, Check: trench.Check{TCP: trench.TCPCheck{Port: 1}}}}, Ground{})
+	c, err := r.open(caller{}, announcement{stream: "s", targets: []announced{{name: "a", ips: []netip.Addr{netip.MustParseAddr("172.16.0.1")}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.hangUp(c)
+	r.expire(time.Now())
+	was := r.Take()["s"]
+	if len(was) != 1 || was[0].Stay != Leaving {
+		t.Fatalf("without its call: %+v", was)
+	}
+	if _, err := r.deregister(caller{}, "s", []string{"a"}, time.Hour, true); err != nil {
+		t.Fatal(err)
+	}
+	if is := r.Take()["s"]; len(is) != 1 || is[0].Stay != Terminating || is[0].Cause != causeDeregistered || !is[0].DrainEnd.Equal(was[0].DrainEnd) {
+		t.Errorf("deregistered: %+v", is)
+	}
+}
