@@ -28,6 +28,9 @@ type aggregate struct {
 	serving    map[vip.VIP][]*stream
 	health     map[target.Key]target.Health
 	current    map[vip.VIP]readiness.VIPReadiness
+	// turned are streams that became ready (true) or no longer are, since somebody
+	// took note.
+	turned map[string]bool
 
 	// listing is what the readiness directory says, files the same for the names of
 	// the trench file in force; nil without one.
@@ -42,6 +45,16 @@ type aggregate struct {
 	// drained are the addresses of targets that were drained by hand. What they do is
 	// no business of sudden: an operator may switch them all off.
 	drained map[target.Key]struct{}
+}
+
+// ready tells whether the stream has enough ready targets in some family.
+func (s *stream) ready() bool {
+	for _, t := range s.tallies {
+		if t.ready > 0 && t.ready >= uint32(s.MinReady) {
+			return true
+		}
+	}
+	return false
 }
 
 // stream is one stream with its tallies by family.
@@ -68,7 +81,7 @@ type tally struct {
 func newAggregate(sudden *target.Sudden) *aggregate {
 	return &aggregate{
 		sudden: sudden, drained: map[target.Key]struct{}{},
-		health: map[target.Key]target.Health{}, current: map[vip.VIP]readiness.VIPReadiness{},
+		health: map[target.Key]target.Health{}, current: map[vip.VIP]readiness.VIPReadiness{}, turned: map[string]bool{},
 	}
 }
 
@@ -221,8 +234,11 @@ func (a *aggregate) age(now time.Time, touched vip.Set) {
 
 // recount counts a stream anew and notes the VIPs that this may change.
 func (a *aggregate) recount(s *stream, touched vip.Set) {
-	before := s.tallies
+	before, was := s.tallies, s.ready()
 	a.count(s)
+	if is := s.ready(); is != was {
+		a.turned[s.Name] = is
+	}
 	for _, v := range s.VIPs {
 		if s.tallies[v.Family()] != before[v.Family()] && a.configured.Has(v) {
 			touched[v] = struct{}{}
@@ -486,11 +502,8 @@ func (a *aggregate) check(k target.Key) trench.Check {
 // first addresses of the VIPs that are ready.
 func (a *aggregate) readyNames() (streams []string, vips []netip.Addr) {
 	for name, s := range a.streams {
-		for _, t := range s.tallies {
-			if t.ready > 0 && t.ready >= uint32(s.MinReady) {
-				streams = append(streams, name)
-				break
-			}
+		if s.ready() {
+			streams = append(streams, name)
 		}
 	}
 	for v, r := range a.current {

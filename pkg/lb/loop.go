@@ -45,12 +45,15 @@ type loop struct {
 
 	lastRun atomic.Int64 // when it last evaluated, as time since started
 
-	started    time.Time
-	aggregate  *aggregate
-	before     map[vip.VIP]readiness.State
-	synced     bool
-	suddenNext time.Time
-	generation uint64 // of the configuration in force
+	started   time.Time
+	aggregate *aggregate
+	before    map[vip.VIP]readiness.State
+	synced    bool
+	// wrote says that the readiness files have said everything once, leaving that
+	// they say nothing any more.
+	wrote, leaving bool
+	suddenNext     time.Time
+	generation     uint64 // of the configuration in force
 }
 
 func (l *loop) String() string         { return "readiness loop" }
@@ -115,7 +118,13 @@ func (l *loop) Run(ctx context.Context) error {
 		if beats {
 			l.sources.publish()
 		}
-		l.write(away, news || left)
+		if l.files != nil {
+			if left && away { // withdraw first, and forward on
+				l.leaving = true
+				l.files.Want(nil)
+			}
+			l.files.Beat()
+		}
 	}
 }
 
@@ -172,7 +181,9 @@ func (l *loop) evaluate(in input) bool {
 	inService, out := l.aggregate.inService(e, changes, gone)
 	l.suspicion(now, inService, out, touched)
 	synced := e.Synced && (l.aggregate.files == nil || l.aggregate.files.Scanned)
-	news := l.commit(readiness.Decision{Changed: l.aggregate.judge(now, touched), Removed: removed, Synced: synced, At: now})
+	d := readiness.Decision{Changed: l.aggregate.judge(now, touched), Removed: removed, Synced: synced, At: now}
+	news := l.commit(d)
+	l.write(d, in.config != nil)
 	// After the decision: who lists all targets holds the roster for milliseconds.
 	l.publish(changes, gone, e.Changed)
 	return news
@@ -222,21 +233,30 @@ func (l *loop) publish(changes target.Changes, gone map[target.Key]struct{}, cha
 	l.roster.Publish(views, slices.Collect(maps.Keys(gone)))
 }
 
-// write has the readiness files say what the table says, if there is news. A load
-// balancer that goes away withdraws first and forwards on.
-func (l *loop) write(away, news bool) {
-	if l.files == nil {
-		return
-	}
+// write has the readiness files say what a decision changed, or all that it leaves
+// when it is the first one or whole.
+func (l *loop) write(d readiness.Decision, whole bool) {
+	defer clear(l.aggregate.turned)
 	switch {
-	case !news:
-	case away || !l.synced:
-		l.files.Want(nil)
-	default:
+	case l.files == nil || l.leaving || !l.synced:
+		return
+	case whole || !l.wrote:
+		l.wrote = true
 		streams, vips := l.aggregate.readyNames()
 		l.files.Want(streams, vips...)
+		return
 	}
-	l.files.Beat()
+	names := make(map[string]bool, len(l.aggregate.turned)+len(d.Changed)+len(d.Removed))
+	for stream, ready := range l.aggregate.turned {
+		names[target.GroupFile(stream)] = ready
+	}
+	for _, v := range d.Removed {
+		names[target.VIPFile(v.Prefix().Addr())] = false
+	}
+	for _, r := range d.Changed {
+		names[target.VIPFile(r.VIP.Prefix().Addr())] = r.State == readiness.Ready
+	}
+	l.files.Change(names)
 }
 
 func (l *loop) commit(d readiness.Decision) bool {

@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -38,10 +40,13 @@ const (
 type DirectoryWriter struct {
 	path   string
 	log    *slog.Logger
-	wanted *latest.Value[[]string] // names of files, sorted
+	wanted *latest.Value[uint64] // counts the changes of names
 	beats  *latest.Value[uint64]
 	state  *latest.Value[SourceState]
 	ready  chan struct{}
+
+	mu    sync.Mutex
+	names map[string]struct{} // of the files that are wanted
 
 	failures atomic.Uint64
 	// Replaced in tests.
@@ -60,7 +65,7 @@ func NewDirectoryWriter(path string, log *slog.Logger) *DirectoryWriter {
 	path = filepath.Clean(path)
 	return &DirectoryWriter{
 		path: path, log: log.With("directory", path),
-		wanted: latest.New[[]string](nil), beats: latest.New(uint64(0)),
+		wanted: latest.New(uint64(0)), names: map[string]struct{}{}, beats: latest.New(uint64(0)),
 		state:   latest.New(SourceState{Name: "directory", Detail: path + ": nothing was written yet"}),
 		ready:   make(chan struct{}),
 		files:   writerFiles{make: makeReadinessFile, remove: os.Remove, touch: touchReadinessFile},
@@ -71,19 +76,47 @@ func NewDirectoryWriter(path string, log *slog.Logger) *DirectoryWriter {
 // Want says which groups and VIPs are ready, the latter by their first addresses;
 // it replaces what was wanted before. It never blocks: only the newest counts.
 func (w *DirectoryWriter) Want(groups []string, vips ...netip.Addr) {
-	names := make([]string, 0, len(groups)+len(vips))
+	names := make(map[string]struct{}, len(groups)+len(vips))
 	for _, g := range groups {
-		names = append(names, GroupFile(g))
+		names[GroupFile(g)] = struct{}{}
 	}
 	for _, a := range vips {
-		names = append(names, VIPFile(a))
+		names[VIPFile(a)] = struct{}{}
 	}
-	slices.Sort(names)
-	names = slices.Compact(names)
-	if slices.Equal(names, w.wanted.Load()) {
+	w.mu.Lock()
+	changed := !maps.Equal(names, w.names)
+	w.names = names
+	w.mu.Unlock()
+	if changed {
+		w.wanted.Update(func(n uint64) uint64 { return n + 1 })
+	}
+}
+
+// Change is Want for what changed: files of these names, as [GroupFile] and
+// [VIPFile] make them, are wanted (true) or no longer. Its cost follows the changes.
+func (w *DirectoryWriter) Change(names map[string]bool) {
+	if len(names) == 0 {
 		return
 	}
-	w.wanted.Set(names)
+	w.mu.Lock()
+	for name, wanted := range names {
+		if wanted {
+			w.names[name] = struct{}{}
+		} else {
+			delete(w.names, name)
+		}
+	}
+	w.mu.Unlock()
+	w.wanted.Update(func(n uint64) uint64 { return n + 1 })
+}
+
+// list returns the names that are wanted, sorted.
+func (w *DirectoryWriter) list() []string {
+	w.mu.Lock()
+	names := slices.Collect(maps.Keys(w.names))
+	w.mu.Unlock()
+	slices.Sort(names)
+	return names
 }
 
 // Beat says that whoever calls Want is alive. It never blocks, and may be called
@@ -129,7 +162,8 @@ type writing struct {
 
 func (w *DirectoryWriter) run(ctx context.Context) {
 	r := &writing{DirectoryWriter: w, made: map[string]struct{}{}}
-	wanted, wantedChanged := w.wanted.Get()
+	_, wantedChanged := w.wanted.Get()
+	wanted := w.list()
 	_, beat := w.beats.Get()
 	timer := time.NewTimer(0)
 	timer.Stop()
@@ -154,8 +188,8 @@ func (w *DirectoryWriter) run(ctx context.Context) {
 				r.tidy()
 				return
 			case <-wantedChanged:
-				wanted, wantedChanged = w.wanted.Get()
-				again = true
+				_, wantedChanged = w.wanted.Get()
+				wanted, again = w.list(), true
 			case <-timer.C:
 				again = true
 			case <-beat:
