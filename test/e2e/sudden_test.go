@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/vipgate/vipgate/test/lab"
@@ -30,6 +31,9 @@ func (w *world) cutTargets() (mend func()) {
 func TestTargetsThatFellWithTheirNetworkAreHeld(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
+	// The falls of one loss are told within an interval and a timeout: long enough
+	// for a machine that is busy.
+	w.must(w.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "interval: 100ms, timeout: 100ms", "interval: 400ms, timeout: 400ms")))
 	w.up(w.target1)
 	w.up(w.target2)
 	w.must(w.pod.StartLB("--sudden-loss=80%", "--on-sudden-loss=hold"))
@@ -39,6 +43,7 @@ func TestTargetsThatFellWithTheirNetworkAreHeld(t *testing.T) {
 	mark := w.mark()
 
 	mend := w.cutTargets()
+	w.waitLog(w.pod.LB, "their network seems to be gone") // before, falls are only pending
 	w.wantStatus("network suspected", "4 of 4 VIPs ready; the frontend advertises 4")
 	mend()
 	w.waitLog(w.pod.LB, "no longer suspected")
@@ -56,6 +61,9 @@ func TestTargetsThatFellWithTheirNetworkAreHeld(t *testing.T) {
 func TestTargetsThatFellWithTheirNetworkAreWithdrawnWithTheReason(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
+	// The falls of one loss are told within an interval and a timeout: long enough
+	// for a machine that is busy.
+	w.must(w.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "interval: 100ms, timeout: 100ms", "interval: 400ms, timeout: 400ms")))
 	w.up(w.target1)
 	w.up(w.target2)
 	w.must(w.pod.StartLB("--sudden-loss=80%"))
