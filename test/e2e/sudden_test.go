@@ -77,3 +77,29 @@ func TestTargetsThatFellWithTheirNetworkAreWithdrawnWithTheReason(t *testing.T) 
 	w.wantRoutes(vipA4, vipA6, vipB4, vipB6)
 	w.waitLog(w.pod.LB, "no longer suspected")
 }
+
+// All targets fall at once without a word, and their hosts are there: hold does not
+// keep what only looks like a dead network.
+func TestTargetsThatFellWithoutTheirNetworkAreNotHeld(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.must(w.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "interval: 100ms, timeout: 100ms", "interval: 400ms, timeout: 400ms")))
+	w.up(w.target1)
+	w.up(w.target2)
+	w.must(w.pod.StartLB("--sudden-loss=80%", "--on-sudden-loss=hold"))
+	w.must(w.pod.StartFrontend())
+	w.wantRoutes(vipA4, vipA6, vipB4, vipB6)
+	nft := func(command string) {
+		t.Helper()
+		_, err := w.Backend.Run(t.Context(), "nft", command)
+		w.must(err)
+	}
+	nft("add table inet mute; add chain inet mute in { type filter hook input priority 0; }; add rule inet mute in meta l4proto tcp drop")
+	w.wantRoutes()
+	w.wantStatus("0 of 4 VIPs ready", "no answer")
+	nft("delete table inet mute")
+	w.wantRoutes(vipA4, vipA6, vipB4, vipB6)
+	if strings.Contains(w.pod.LB.Output(), "their network seems to be gone") {
+		t.Error("the network was suspected")
+	}
+}
