@@ -65,6 +65,11 @@ func (w *world) startRegistration(stream, name, id string, ips ...fmt.Stringer) 
 	// A log of its own: what an earlier one of the name printed is not its word.
 	p, err := w.Start(w.Pod, name+"-"+rand.Text()[:8], args...)
 	w.must(err)
+	w.t.Cleanup(func() {
+		if w.t.Failed() {
+			w.t.Logf("== last lines of %s\n%s", p.Name, p.Tail(20))
+		}
+	})
 	return p
 }
 
@@ -273,6 +278,7 @@ func TestTargetThatLeavesTheFileDrainsFirst(t *testing.T) {
 	for _, vip := range []string{vipA4, vipB6} {
 		w.wantStory(mark, vip, depreferred, withdrawn)
 	}
+	w.wantStatus("no target has an ipv4 address") // they are not only out of use, they are gone
 	w.must(w.pod.WriteTrench(with))
 	w.wantRoutes(vipA4, vipA6, vipB4, vipB6)
 }
