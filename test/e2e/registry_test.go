@@ -278,7 +278,13 @@ func TestTargetThatLeavesTheFileDrainsFirst(t *testing.T) {
 	for _, vip := range []string{vipA4, vipB6} {
 		w.wantStory(mark, vip, depreferred, withdrawn)
 	}
-	w.wantStatus("no target has an ipv4 address") // they are not only out of use, they are gone
+	w.waitFor(func() error { // it is not only out of use, it is gone
+		list, err := w.lbRun("target", "list")
+		if err == nil && strings.Contains(list, "target-1") {
+			err = fmt.Errorf("target-1 has not left:\n%s", list)
+		}
+		return err
+	})
 	w.must(w.pod.WriteTrench(with))
 	w.wantRoutes(vipA4, vipA6, vipB4, vipB6)
 }
@@ -299,8 +305,8 @@ func TestTrenchFileThatIsGoneIsAnsweredAsAsked(t *testing.T) {
 	w.must(os.Remove(w.pod.TrenchFile()))
 	w.wantRoutes()
 	w.wantStory(mark, vipA4, depreferred, withdrawn)
-	w.wantStatus("GONE", "no such file or directory")
+	w.wantStatus("file    GONE", "no such file or directory") // not the heading WHEN GONE
 	w.must(w.pod.WriteTrench(string(saved)))
 	w.wantRoutes(vipA4, vipA6, vipB4, vipB6)
-	w.wantStatus("file", "live")
+	w.wantStatus("file    live")
 }
