@@ -2,7 +2,6 @@ package lb
 
 import (
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -109,7 +108,9 @@ func (a *aggregate) configure(c *trench.Config, members func(string) []target.Me
 			delete(a.current, v)
 		}
 	}
-	return maps.Clone(a.configured), removed
+	// All are touched. Whoever adds to the set adds what is in it: there may be very
+	// many, so that it is no copy.
+	return a.configured, removed
 }
 
 // retarget takes over other targets of some streams.
@@ -358,7 +359,7 @@ func (a *aggregate) readiness(v vip.VIP) readiness.VIPReadiness {
 		byFile, why = a.files.Ready(v, names(a.serving[v]))
 	}
 	switch {
-	case held && enough:
+	case held && enough && a.suspect != "": // while it is only pending nothing is suspected
 		r.State, r.Reason, r.Detail = readiness.Ready, readinessv1.VipReason_VIP_REASON_SUSPECT, a.suspect
 	case enough:
 		r.State, r.Reason, r.Detail = readiness.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY, ""

@@ -56,7 +56,8 @@ func newSources(o TargetOptions, r *target.Registry, d *target.Drains, dir *targ
 
 // configure takes over a trench file.
 func (s *sources) configure(now time.Time, c *trench.Config, subnets []netip.Prefix) {
-	ground := target.Ground{Subnets: subnets, VIPs: slices.SortedFunc(slices.Values(c.Attractor.VIPs), vip.Compare)}
+	ground := target.Ground{Subnets: subnets, VIPs: slices.Clone(c.Attractor.VIPs)}
+	slices.SortFunc(ground.VIPs, vip.Compare)
 	s.set.Configure(c.Streams, ground)
 	if s.use.File {
 		s.file.Configure(now, c.Streams)

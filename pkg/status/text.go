@@ -240,7 +240,7 @@ func writeConfigurationError(b *strings.Builder, problems string) {
 	if problems == "" {
 		return
 	}
-	b.WriteString("\nThe trench file on disk is refused; an older one is in force:\n")
+	b.WriteString("\nThe trench file on disk is not in force, since it is refused or cannot be read; an older one is:\n")
 	for line := range strings.Lines(problems) {
 		b.WriteString("  " + cut(line, maxLine) + "\n")
 	}

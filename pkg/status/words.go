@@ -96,7 +96,7 @@ func VipReason(r readinessv1.VipReason) Words {
 	case readinessv1.VipReason_VIP_REASON_NO_TARGETS:
 		return Words{
 			"no targets", "The streams that serve the VIP have no target with an address of its family.",
-			"the targets' ips of these streams in the trench file",
+			"the sources in `lb status`: is one gone, was something not taken? An IPv6 VIP needs IPv6 targets",
 		}
 	case readinessv1.VipReason_VIP_REASON_TOO_FEW_READY:
 		return Words{

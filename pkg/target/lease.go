@@ -141,7 +141,7 @@ func (r *Registry) room(who caller, fresh, going int) error {
 	case fresh == 0:
 		return nil
 	case !who.operator() && r.owned[who]+fresh-going > r.Quota:
-		return refuse(RefusedQuota, codes.ResourceExhausted, "%s has %d targets, those that drain among them, and may have %d: deregister some, or have --target-quota raised", who, r.owned[who], r.Quota)
+		return refuse(RefusedQuota, codes.ResourceExhausted, "%s has %s, those that drain among them, and may have %d: deregister some, or have --target-quota raised", who, plural(r.owned[who], "target"), r.Quota)
 	case len(r.targets)+fresh-going > r.MaxTargets:
 		return refuse(RefusedQuota, codes.ResourceExhausted, "%d targets are registered, the limit is %d", len(r.targets), r.MaxTargets)
 	}

@@ -121,9 +121,9 @@ func (s *TargetService) register(who caller, req *targetv1.RegisterRequest, stre
 		return err
 	}
 	defer s.registry.hangUp(c)
-	s.opts.Log.Debug("targets registered", "peer", who.String(), "stream", a.stream, "targets", len(a.targets), "grace", c.grace)
+	s.opts.Log.Info("targets registered", "peer", who.String(), "stream", a.stream, "targets", len(a.targets), "grace", c.grace)
 	err = s.keep(stream.Context(), c, a, stream.Send)
-	s.opts.Log.Debug("registration ended", "peer", who.String(), "stream", a.stream, "targets", len(a.targets), "reason", err)
+	s.opts.Log.Info("registration ended", "peer", who.String(), "stream", a.stream, "targets", len(a.targets), "reason", err)
 	return err
 }
 

@@ -80,7 +80,7 @@ func TestReadinessFilesAndTargetsAreUnited(t *testing.T) {
 	// Held over the loss of the directory, which is named.
 	mark := w.mark()
 	w.must(os.Rename(w.readinessDir(), filepath.Join(w.Dir, "elsewhere")))
-	w.wantStatus("GONE", "does not exist")
+	w.wantStatus("directory  GONE", "does not exist")
 	w.makeReadinessDir()
 	w.wantRoutes()
 	w.wantStory(mark, vipB4, withdrawn) // once the new one is there, and empty
