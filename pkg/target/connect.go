@@ -21,6 +21,9 @@ const (
 	// maxIdle is how many sockets are kept for further connections: more than are
 	// opened in one pace.
 	maxIdle = 2 * burst
+	// idleTime is how long a socket is kept that nobody uses: what a stall opened in
+	// one instant is not held forever.
+	idleTime = time.Second
 	// events is how many answers one system call fetches.
 	events = 128
 )
@@ -70,7 +73,8 @@ type socket struct {
 	v6       unix.SockaddrInet6
 	probe    probe
 	deadline time.Time
-	index    int // in connector.busy, or -1
+	index    int       // in connector.busy, or -1
+	since    time.Time // it is idle
 }
 
 // newConnector returns a connector that must be stopped.
@@ -191,6 +195,9 @@ func (k *connector) collect(now time.Time, tell func(probe, outcome)) (told int)
 		s := k.busy[0]
 		end(s, failure(&s.probe.plan.Check, s.probe.plan.port(), context.DeadlineExceeded))
 	}
+	for len(k.idle) > 0 && now.Sub(k.idle[0].since) > idleTime {
+		k.evict()
+	}
 	return told
 }
 
@@ -304,7 +311,8 @@ func (k *connector) release(s *socket) {
 	if len(k.idle) == maxIdle {
 		k.evict()
 	}
-	k.idle = append(k.idle, s)
+	s.since = time.Now()
+	k.idle = append(k.idle, s) // which thus is sorted by since, and used from its end
 }
 
 // evict closes the socket that has been idle for longest.
