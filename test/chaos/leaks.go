@@ -22,16 +22,16 @@ import (
 // Tolerances of what a process may have more than at the first calm point of its
 // life.
 const (
-	moreFiles = 3 // connections that are just being replaced
-	// moreChecks is what the lb may have on top: the checks of all addresses, two of a
-	// target, may fall together, and their
-	// sockets are kept for a second.
-	moreChecks     = 2 * targetCount
+	moreFiles      = 3 // connections that are just being replaced
 	moreGoroutines = 8
 	moreMemory     = 16 << 20 // and half of what it had: the heap breathes
 	// leakBound is how long a count may take to come down.
 	leakBound = 10 * time.Second
 )
+
+// moreChecks is what the lb may have of files on top: the checks of all addresses,
+// two of a target, may fall together, and their sockets are kept for a second.
+func moreChecks() int { return 2 * targetCount }
 
 // usage is what a process has.
 type usage struct {
@@ -101,7 +101,7 @@ func (l *leaks) count(ctx context.Context) ([]verdict, error) {
 		l.most[p.name] = usage{max(m.Files, now.Files), max(m.Goroutines, now.Goroutines), max(m.Memory, now.Memory)}
 		more := moreFiles
 		if p.name == "lb" {
-			more += moreChecks
+			more += moreChecks()
 		}
 		if now.Files > first.Files+more {
 			add("%s (pid %d) leaks file descriptors: %d, at first %d", p.name, p.pid, now.Files, first.Files)
