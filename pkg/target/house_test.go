@@ -1,0 +1,257 @@
+package target
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"fmt"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+
+	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
+	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/identity/identitytest"
+	"github.com/vipgate/vipgate/pkg/task"
+)
+
+// house is a registry that is served, with a roster kept as the load balancer's
+// loop keeps it: every target that is offered is ready at once.
+type house struct {
+	*Registry
+	t      *testing.T
+	ca     *identitytest.CA
+	roster *Roster
+	log    *lockedBuffer
+	// unix, tcp and admin are what to dial.
+	unix, tcp, admin string
+	server           *identity.Source
+	cancel           context.CancelFunc
+	done             chan error
+}
+
+// lockedBuffer is a log that is read while it is written.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+var serverID = spiffeid.RequireFromString("spiffe://example.org/lb")
+
+func openHouse(t *testing.T, o RegistryOptions) *house {
+	t.Helper()
+	ca := identitytest.NewCA(t, "example.org")
+	h := &house{t: t, ca: ca, roster: NewRoster(), log: &lockedBuffer{}, done: make(chan error, 2)}
+	log := slog.New(slog.NewTextHandler(h.log, nil))
+	o.Allow, o.Log = allowances(t, "s=spiffe://example.org/ns/*/sa/*", "other="+bob.String()), log
+	var err error
+	if h.Registry, err = NewRegistry(o); err != nil {
+		t.Fatal(err)
+	}
+	h.Configure(testStreams, Ground{})
+	h.server = ca.Source(ca.SVID(serverID, time.Hour))
+	reader := ca.ID("/operator")
+	creds := identity.ServerCredentials(h.server, identity.CredentialOptions{Log: log, Authorize: func(id spiffeid.ID, _ [][]*x509.Certificate) error {
+		if id != reader && !h.Authorizes(id) {
+			return fmt.Errorf("the peer is %s", id)
+		}
+		return nil
+	}})
+	peers := NewTargetService(h.Registry, h.roster, ServiceOptions{
+		Peer: identity.PeerID, Reader: func(id spiffeid.ID) bool { return id == reader }, Log: log,
+	})
+	operators := NewTargetService(h.Registry, h.roster, ServiceOptions{Operator: true, Log: log})
+	dir := identitytest.ShortDir(t)
+	h.unix, h.tcp = h.serve("unix", filepath.Join(dir, "t.sock"), peers, creds), h.serve("tcp", "127.0.0.1:0", peers, creds)
+	h.admin = h.serve("unix", filepath.Join(dir, "a.sock"), operators, insecure.NewCredentials())
+	ctx, cancel := context.WithCancel(context.Background())
+	h.cancel = cancel
+	go func() { h.done <- task.Guard(ctx, h.String(), h.Run) }()
+	go func() { h.done <- h.loop(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		for range 2 {
+			if err := <-h.done; err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	<-h.Ready()
+	return h
+}
+
+func (h *house) serve(network, address string, s *TargetService, creds credentials.TransportCredentials) string {
+	h.t.Helper()
+	l, err := net.Listen(network, address)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	server := grpc.NewServer(append(GRPCOptions(), grpc.Creds(creds))...)
+	targetv1.RegisterTargetServiceServer(server, s)
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(l) }()
+	h.t.Cleanup(func() {
+		server.Stop()
+		if err := <-done; err != nil {
+			h.t.Error(err)
+		}
+	})
+	if network == "unix" {
+		return "unix:" + address
+	}
+	return l.Addr().String()
+}
+
+// loop publishes what is offered, as the load balancer's loop does.
+func (h *house) loop(ctx context.Context) error {
+	known := map[string]map[Key]struct{}{}
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-h.Changed():
+		}
+		var changed []View
+		var removed []Key
+		for stream, offers := range h.Take() {
+			now := map[Key]struct{}{}
+			for _, o := range offers {
+				for _, ip := range o.IPs {
+					v := View{Health: Health{Key: Key{Stream: stream, Name: o.Name, Addr: ip}, State: Ready}, Checks: Ready, Origins: OriginSet(0).With(Registered), Owner: o.Owner}
+					if o.Stay != Staying {
+						v.State, v.DrainEnd, v.DrainCause = Draining, o.DrainEnd, o.Cause
+					}
+					now[v.Key] = struct{}{}
+					changed = append(changed, v)
+				}
+			}
+			for k := range known[stream] {
+				if _, still := now[k]; !still {
+					removed = append(removed, k)
+				}
+			}
+			known[stream] = now
+		}
+		h.roster.Publish(changed, removed)
+	}
+}
+
+// dial connects as somebody, or as the operator on the admin socket.
+func (h *house) dial(address string, id spiffeid.ID) (targetv1.TargetServiceClient, *grpc.ClientConn) {
+	h.t.Helper()
+	creds := insecure.NewCredentials()
+	if address != h.admin {
+		source := h.ca.Source(h.ca.SVID(id, time.Hour))
+		creds = identity.ClientCredentials(source, identity.CredentialOptions{Authorize: identity.Authorize(serverID)})
+	}
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(creds))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(func() { _ = conn.Close() }) // may be closed already
+	return targetv1.NewTargetServiceClient(conn), conn
+}
+
+// lease is an open Register and what it said.
+type lease struct {
+	t      *testing.T
+	stream grpc.ServerStreamingClient[targetv1.RegisterResponse]
+	end    context.CancelFunc
+	grace  time.Duration
+	states map[string]targetv1.State
+}
+
+func request(stream, targets string) *targetv1.RegisterRequest {
+	r := &targetv1.RegisterRequest{Stream: stream}
+	for word := range strings.FieldsSeq(targets) {
+		name, addresses, _ := strings.Cut(word, "=")
+		r.Targets = append(r.Targets, &targetv1.Target{Name: name, Addresses: strings.Split(addresses, ",")})
+	}
+	return r
+}
+
+func (h *house) hire(c targetv1.TargetServiceClient, r *targetv1.RegisterRequest) (*lease, error) {
+	h.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	h.t.Cleanup(cancel)
+	stream, err := c.Register(ctx, r)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	l := &lease{t: h.t, stream: stream, end: cancel, states: map[string]targetv1.State{}}
+	m, err := stream.Recv()
+	if err != nil {
+		return nil, err
+	}
+	if m.GetGrace() == nil || len(m.GetTargets()) == 0 {
+		h.t.Fatalf("the first message is %v", m)
+	}
+	l.grace = m.GetGrace().AsDuration()
+	l.note(m)
+	return l, nil
+}
+
+func (h *house) mustHire(c targetv1.TargetServiceClient, stream, targets string) *lease {
+	h.t.Helper()
+	l, err := h.hire(c, request(stream, targets))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return l
+}
+
+func (l *lease) note(m *targetv1.RegisterResponse) {
+	for _, i := range m.GetTargets() {
+		l.states[i.GetAddress()] = i.GetState()
+	}
+}
+
+// until reads until the address is in the state.
+func (l *lease) until(address string, want targetv1.State) {
+	l.t.Helper()
+	for l.states[address] != want {
+		m, err := l.stream.Recv()
+		if err != nil {
+			l.t.Fatalf("waiting for %s of %s: %v", want, address, err)
+		}
+		l.note(m)
+	}
+}
+
+// over reads until the call ends.
+func (l *lease) over() error {
+	for {
+		m, err := l.stream.Recv()
+		if err != nil {
+			return err
+		}
+		l.note(m)
+	}
+}
+
+const (
+	isReady    = targetv1.State_STATE_READY
+	isDraining = targetv1.State_STATE_DRAINING
+	isGone     = targetv1.State_STATE_GONE
+)
