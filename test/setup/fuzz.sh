@@ -9,6 +9,13 @@ duration=${1:-10s}
 parallel=${FUZZ_PARALLEL:-2}
 wanted=${FUZZ_TARGETS:-.}
 
+# out_of_time tells whether all that failed is Go's own end of the fuzzing: a worker
+# that is late then is reported as "context deadline exceeded", with no input that
+# would fail (seen once in some hundred runs of Go 1.26).
+out_of_time() {
+	grep -q '^    context deadline exceeded$' "$log" && ! grep -qE 'Failing input written to|failure while testing seed corpus entry|panic:|_test\.go:[0-9]+' "$log"
+}
+
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 targets=0
@@ -21,7 +28,7 @@ for package in $packages; do
 	fi
 	for target in $(grep '^Fuzz' <<<"$list" | grep -E -- "$wanted" || true); do
 		targets=$((targets + 1))
-		if go test "./$package" -run '^$' -fuzz "^$target\$" -fuzztime "$duration" -fuzzminimizetime 1s -parallel "$parallel" >"$log" 2>&1; then
+		if go test "./$package" -run '^$' -fuzz "^$target\$" -fuzztime "$duration" -fuzzminimizetime 1s -parallel "$parallel" >"$log" 2>&1 || out_of_time; then
 			awk -v name="$package $target" -v duration="$duration" '
 				match($0, /execs: [0-9]+/) { execs = substr($0, RSTART + 7, RLENGTH - 7) }
 				match($0, /new interesting: [0-9]+/) { fresh = substr($0, RSTART + 17, RLENGTH - 17) }
