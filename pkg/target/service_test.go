@@ -327,7 +327,7 @@ func TestEverythingEndsWithTheRegistry(t *testing.T) {
 		}
 	}
 	late, again := h.hire(c, request("s", "b=10.0.0.2")) // another: in time, it would take over the first one
-	if again == nil { // it was still in time
+	if again == nil {                                    // it was still in time
 		again = late.over()
 	}
 	for what, err := range map[string]error{"the registration": l.over(), "the watch": watched(), "a new registration": again} {
