@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/test/lab"
 )
 
 func TestRegistrationsSurviveARestartForTheirGrace(t *testing.T) {
@@ -181,7 +183,7 @@ func TestADiskThatCannotBeWrittenToRefusesNoRegistration(t *testing.T) {
 		},
 		"a full disk": func(t *testing.T, dir string) (string, func()) {
 			if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=8k"); err != nil {
-				t.Skipf("no tmpfs can be mounted: %v", err)
+				lab.Skip(t, "a tmpfs that can be mounted: "+err.Error())
 			}
 			t.Cleanup(func() {
 				if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
