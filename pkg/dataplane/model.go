@@ -1,0 +1,154 @@
+package dataplane
+
+import (
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// Defaults of [Options].
+const (
+	DefaultFirst    = 5000
+	DefaultMask     = 0x00ffffff
+	DefaultPriority = 90
+)
+
+// Options says which numbers of the network namespace are ours. Zero fields have
+// the defaults above, except where said otherwise.
+type Options struct {
+	// First is the first number that a target may have as its mark and its table.
+	First uint32
+	// Mask holds the bits of packet marks and connection marks that are ours; the
+	// others stay as they are.
+	Mask uint32
+	// Priority is that of the first of our rules; the next two numbers are ours as
+	// well.
+	Priority int
+	// Stateless switches connection tracking off: a flow moves whenever its entry in
+	// the table does.
+	Stateless bool
+	// StateDir is where the records are kept.
+	StateDir string
+	// CheckInterval is the time between two looks at the whole kernel state when
+	// nothing is reported; a minute by default.
+	CheckInterval time.Duration
+	Log           *slog.Logger
+}
+
+// Role says what a target is to do for one family.
+type Role uint8
+
+// The roles.
+const (
+	// Unknown leaves it as it is in the kernel; a target that is not there gets no
+	// flows. It is for targets that were not checked yet.
+	Unknown Role = iota
+	// Down gets no flows: those that it had are spread over the others.
+	Down
+	// Draining keeps the flows that it has and gets no new ones.
+	Draining
+	// Serving gets new flows.
+	Serving
+)
+
+// Target is one target of a stream.
+type Target struct {
+	Name string
+	// IPs are its addresses, one or two, at most one of a family.
+	IPs []netip.Addr
+	// Roles are by family; that of a family without an address is Down.
+	Roles [len(vip.Families)]Role
+}
+
+// Stream is what the data plane is to do for one stream. It is never changed once
+// made.
+type Stream struct {
+	Name string
+	// VIPs are those whose packets are for this stream. Of two streams with the same
+	// VIP the one whose name sorts first serves it.
+	VIPs []vip.VIP
+	// Size is the prime number of entries of a table, Seed the hash's, never 0.
+	Size, Seed uint32
+	// DrainTime is how long a target that serves keeps its flows when it is left out.
+	DrainTime time.Duration
+	// Targets have distinct names.
+	Targets []Target
+}
+
+// Wanted is what the data plane is to do. It is never changed once made.
+type Wanted struct {
+	// Revision is handed back in [State].
+	Revision uint64
+	// Streams are by name. One that did not change is the same pointer as before.
+	Streams map[string]*Stream
+}
+
+// State is what is known to be in the kernel. It is never changed once made.
+type State struct {
+	// Revision is that of the newest Wanted that was dealt with, well or badly.
+	Revision uint64
+	// Streams are by name.
+	Streams map[string]*StreamState
+	// VIPs are those whose packets are known to go to a stream, with its name.
+	VIPs map[vip.VIP]string
+	// Unreachable are addresses of targets whose neighbour state is FAILED, or to
+	// which no link leads, with the reason for people.
+	Unreachable map[netip.Addr]string
+	// Drift are things that somebody else removed or changed.
+	Drift []Drift
+	// Problems are what could not be done, each about one thing; the rest is done.
+	Problems []Problem
+	// Err says why nothing can be changed at the moment, such as a full disk; nil
+	// when all is well. Failures counts the attempts since.
+	Err      error
+	Failures int
+	At       time.Time
+}
+
+// StreamState is what is known to be in the kernel of one stream.
+type StreamState struct {
+	// Serving are the names of the targets, by family, that get new flows: they are
+	// in the table, and their rules and routes lead to them.
+	Serving [len(vip.Families)]map[string]struct{}
+	// Problem says by family why the stream does not forward although it has
+	// targets that serve; "" when it does.
+	Problem [len(vip.Families)]string
+}
+
+// Drift is one thing that is not in the kernel as we put it there, by somebody
+// else's hand.
+type Drift struct {
+	// Object is what people look for, such as "rule fwmark 5003 (IPv4)".
+	Object string
+	// Stream and Target say whose it is; Target is "" when it is the stream's.
+	Stream, Target string
+	// Detail says what is different.
+	Detail string
+	Since  time.Time
+}
+
+// Problem is one thing that stands in the way.
+type Problem struct {
+	// Object is what it is about: a VIP, a stream, a target, a name in the kernel.
+	Object string
+	// Detail says what is wrong, and Remedy what to do about it.
+	Detail, Remedy string
+	// VIPs are those that are not served because of it.
+	VIPs []vip.VIP
+}
+
+// SlotView is one target in the kernel for people.
+type SlotView struct {
+	Stream, Target string
+	Number         uint32
+	IPs            []netip.Addr
+	// State is one of serving, draining, down, pending, removing, drifted.
+	State string
+	// Entries are how many entries of its stream's tables are its, by family.
+	Entries [len(vip.Families)]int
+	// Packets and Bytes were sent to it since its chain was made.
+	Packets, Bytes uint64
+	DrainEnd       time.Time
+}
