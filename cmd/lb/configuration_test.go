@@ -46,7 +46,7 @@ func TestTheExampleOfTheTrenchFileIsValid(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	optional := regexp.MustCompile(`(?m)^ +(protocol|localASN|remoteASN|localPort|remotePort|holdTime|minReady|drainTime): .*\n|, interval: .*, fall: 3`)
+	optional := regexp.MustCompile(`(?m)^ +(protocol|localASN|remoteASN|localPort|remotePort|holdTime|minReady|drainTime|maglev): .*\n|, interval: .*, fall: 3`)
 	short := optional.ReplaceAllString(example, "")
 	short = strings.Replace(short, "{minTx: 300ms, minRx: 300ms, multiplier: 3}", "{}", 1)
 	got, err := trench.Parse("short", []byte(short), trench.DefaultDefaults())

@@ -87,7 +87,7 @@ attractor:
     - {name: gw4, address: 169.254.100.150, protocol: bgp, localASN: 64512, remoteASN: 64513, localPort: 179, remotePort: 1179, holdTime: 9s, bfd: {minTx: 100ms, minRx: 200ms, multiplier: 5}, passwordFile: /etc/key}
     - {name: gw6, address: "fd00:100::150"}
 streams:
-  - {name: s1, vips: [20.0.0.1/32], minReady: 2, check: {tcp: {port: 5000}, interval: 2s, fastInterval: 100ms, timeout: 300ms, rise: 1, fall: 4}, drainTime: 7s, targets: [{name: t1, ips: [172.16.1.1, "fd00::1"]}]}
+  - {name: s1, vips: [20.0.0.1/32], minReady: 2, check: {tcp: {port: 5000}, interval: 2s, fastInterval: 100ms, timeout: 300ms, rise: 1, fall: 4}, drainTime: 7s, maglev: {size: 10007, seed: 7}, targets: [{name: t1, ips: [172.16.1.1, "fd00::1"]}]}
   - {name: s2, vips: ["2000::1/128"], check: {http: {port: 8080, path: "/healthz?full=1", host: "example.org:8443", status: "200-299,404", body: "^ok$", tls: {serverName: sni.example.org, caFile: /etc/ca.pem, insecure: false}}, families: ipv6, source: ["fd00::9"]}, targets: [{name: t2, ips: ["fd00::2"], terminating: true}]}
   - {name: s3, vips: [20.0.0.1/32], check: {grpc: {port: 9090, service: pkg.Service, tls: {insecure: true}}}}
 `
@@ -225,6 +225,20 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{"stream.drainTime", "drainTime: 7s", "drainTime: '0'", refused},
 		{"stream.drainTime", "drainTime: 7s", "drainTime: -0s", refused},
 		{"stream.drainTime", "drainTime: 7s", "drainTime: 61m", onlySchema},
+		{"stream.maglev", "maglev: {size: 10007, seed: 7}", "maglev: {}", taken},
+		{"stream.maglev", "maglev: {size: 10007, seed: 7}", "maglev:", refused},
+		{"stream.maglev", "maglev: {size: 10007, seed: 7}", "maglev: 10007", refused},
+		{"stream.maglev", "maglev: {size: 10007, seed: 7}", "maglev: {size: 10007, sed: 7}", refused},
+		{"maglev.size", "size: 10007", "size: 101", taken},
+		{"maglev.size", "size: 10007", "size: 131071", taken},
+		{"maglev.size", "size: 10007", "size: '131071'", taken},
+		{"maglev.size", "size: 10007", "size: 100", refused},
+		{"maglev.size", "size: 10007", "size: 131072", refused},
+		{"maglev.size", "size: 10007", "size: 10008", onlySchema}, // no prime number
+		{"maglev.seed", "seed: 7", "seed: 1", taken},
+		{"maglev.seed", "seed: 7", "seed: 4294967295", taken},
+		{"maglev.seed", "seed: 7", "seed: 0", refused},
+		{"maglev.seed", "seed: 7", "seed: 4294967296", refused},
 		{"stream.targets", "targets: [{", "targets: [], targts: [{", refused},
 		{"stream.targets", `targets: [{name: t1, ips: [172.16.1.1, "fd00::1"]}]`, "targets: []", taken},
 		{"check.tcp", "tcp: {port: 5000}, ", "", refused},
@@ -370,7 +384,7 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 
 // mappings are all mappings of the file.
 func mappings() []*mapping {
-	return []*mapping{fileMapping, attractorMapping, gatewayMapping, bfdMapping, streamMapping, checkMapping, tcpMapping, httpMapping, grpcMapping, tlsMapping, targetMapping}
+	return []*mapping{fileMapping, attractorMapping, gatewayMapping, bfdMapping, streamMapping, maglevMapping, checkMapping, tcpMapping, httpMapping, grpcMapping, tlsMapping, targetMapping}
 }
 
 // FuzzSchemaTakesWhatTheReaderTakes: an editor must never complain of a good file.

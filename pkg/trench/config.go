@@ -29,6 +29,8 @@ const (
 	MinCheckTimeout  = time.Millisecond
 	MaxRiseFall      = 100
 	MaxDrainTime     = time.Hour
+	MinMaglevSize    = 101
+	MaxMaglevSize    = 131071
 )
 
 // Config is what a trench file says, with the defaults filled in. It is not
@@ -97,9 +99,22 @@ type Stream struct {
 	// DrainTime is how long a target that leaves keeps the flows it has, from 0 to
 	// [MaxDrainTime].
 	DrainTime time.Duration
+	// Maglev says how flows are spread over the targets.
+	Maglev Maglev
 	// Targets have distinct names, and no address belongs to two of them. Each has
 	// an address of a family that is checked.
 	Targets []Target
+}
+
+// Maglev is the table that spreads the flows of a stream over its targets. All pods of
+// a trench must have the same, since a flow that moves between pods with others
+// changes its target.
+type Maglev struct {
+	// Size is the number of entries, a prime number from [MinMaglevSize] to
+	// [MaxMaglevSize].
+	Size uint32
+	// Seed is that of the hashes of flows and of names, never 0.
+	Seed uint32
 }
 
 // Check is how the targets of a stream are checked. One of TCP, HTTP and GRPC has
@@ -230,7 +245,7 @@ func (d Defaults) Validate() error {
 	return nil
 }
 
-// Defaults of a gateway's bfd, of a stream and of its check.
+// Defaults of a gateway's bfd, of a stream, and of its maglev and check.
 const (
 	defaultBFDInterval   = 300 * time.Millisecond
 	defaultBFDMultiplier = 3
@@ -240,6 +255,8 @@ const (
 	defaultRise          = 2
 	defaultFall          = 3
 	defaultDrainTime     = 5 * time.Second
+	defaultMaglevSize    = 1009
+	defaultMaglevSeed    = 1
 	defaultPath          = "/"
 	defaultStatus        = "200-399"
 )

@@ -3,6 +3,8 @@ package trench
 import (
 	"errors"
 	"fmt"
+	"math"
+	"math/big"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -116,6 +118,10 @@ func keepsPromises(t *testing.T, c *Config) {
 			t.Fatalf("stream %+v", s)
 		}
 		between(t, "the drain time", s.DrainTime, 0, time.Hour)
+		between(t, "the seed", int64(s.Maglev.Seed), 1, math.MaxUint32)
+		if between(t, "the size", int64(s.Maglev.Size), 101, 131071); !big.NewInt(int64(s.Maglev.Size)).ProbablyPrime(0) {
+			t.Fatalf("a table of %d entries", s.Maglev.Size)
+		}
 		for _, v := range s.VIPs {
 			if !slices.Contains(a.VIPs, v) {
 				t.Fatalf("stream %s has VIP %s, the attractor has not", s.Name, v)
@@ -242,7 +248,7 @@ func written(t *testing.T, c *Config) []byte {
 		for _, x := range s.Targets {
 			targets = append(targets, object{"name": x.Name, "ips": texts(x.IPs), "terminating": x.Terminating})
 		}
-		o := object{"name": s.Name, "vips": texts(s.VIPs), "minReady": s.MinReady, "targets": targets, "drainTime": s.DrainTime.String()}
+		o := object{"name": s.Name, "vips": texts(s.VIPs), "minReady": s.MinReady, "targets": targets, "drainTime": s.DrainTime.String(), "maglev": object{"size": s.Maglev.Size, "seed": s.Maglev.Seed}}
 		if s.Check != (Check{}) {
 			o["check"] = writtenCheck(s.Check)
 		}

@@ -153,9 +153,17 @@ var (
 			{name: "minReady", is: whole{1, 1_000_000}, initial: defaultMinReady, meaning: "How many targets of a VIP's family must be ready."},
 			{name: "check", is: checkMapping, meaning: "How the targets are checked. May be left out when the file has no targets of the stream."},
 			{name: "drainTime", is: span{lo: 0, hi: MaxDrainTime}, initial: defaultDrainTime, meaning: "How long a target that leaves keeps the flows it has."},
+			{name: "maglev", is: maglevMapping, meaning: "How the flows of the stream are spread over its targets. Left out, or {}: the defaults."},
 			{name: "targets", is: list{of: targetMapping}, meaning: "Endpoints of the application."},
 		},
 		entails: [2]string{"targets", "check"},
+	}
+	maglevMapping = &mapping{
+		name: "maglev", meaning: "The Maglev table that spreads the flows of a stream over its targets. All pods of the trench must have the same values: a flow that moves between pods with others changes its target.",
+		fields: []field{
+			{name: "size", is: whole{MinMaglevSize, MaxMaglevSize}, initial: defaultMaglevSize, meaning: "Entries of the table, a prime number. The more, the more evenly are flows spread, and the fewer move when a target comes or goes; at least 100 for each target is good."},
+			{name: "seed", is: whole{1, 4294967295}, initial: defaultMaglevSeed, meaning: "Seed of the hashes of flows and of names."},
+		},
 	}
 	checkMapping = &mapping{
 		name: "check", meaning: "How the targets of a stream are checked.",

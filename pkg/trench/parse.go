@@ -329,7 +329,7 @@ func (p *parser) bfd(v value) *BFD {
 }
 
 // number reads a number within the bounds of its field.
-func number[T uint8 | uint16 | int](o object, name string, to *T) {
+func number[T uint8 | uint16 | uint32 | int](o object, name string, to *T) {
 	if v, ok := o.optional(name); ok {
 		bounds, _ := o.is.field(name).is.(whole)
 		if n, ok := v.number(bounds); ok {

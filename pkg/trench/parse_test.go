@@ -46,7 +46,7 @@ func TestReadTheReference(t *testing.T) {
 					TCP: TCPCheck{5000}, Interval: 2 * time.Second, FastInterval: 100 * time.Millisecond, Timeout: 300 * time.Millisecond, Rise: 1, Fall: 4,
 					Source4: netip.MustParseAddr("172.16.0.1"), Source6: netip.MustParseAddr("fd00::9"),
 				},
-				DrainTime: 30 * time.Second,
+				DrainTime: 30 * time.Second, Maglev: Maglev{Size: 10007, Seed: 7},
 				Targets: []Target{
 					{Name: "target-1", IPs: []netip.Addr{netip.MustParseAddr("172.16.1.1"), netip.MustParseAddr("fd00::1")}, Terminating: true},
 					{Name: "target-2", IPs: []netip.Addr{netip.MustParseAddr("172.16.1.2")}},
@@ -74,6 +74,9 @@ func TestReadTheReference(t *testing.T) {
 			},
 			{Name: "stream-a-6", VIPs: []vip.VIP{vip.Require("20.0.0.1/32")}, MinReady: 1, DrainTime: 5 * time.Second},
 		},
+	}
+	for i := range want.Streams[1:] {
+		want.Streams[1+i].Maglev = Maglev{Size: 1009, Seed: 1}
 	}
 	if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{}, vip.VIP{}), cmpopts.EquateEmpty()); diff != "" {
 		t.Fatalf("(-want +got)\n%s", diff)
@@ -278,6 +281,17 @@ func TestBadInputIsToldWithPlaceAndRemedy(t *testing.T) {
 		{"authorities for nothing", "{tcp: {port: 5000}}", "{http: {port: 80, tls: {insecure: true, caFile: /ca.pem}}}", "f.yaml:13: streams[0].check.http.tls.caFile: stands beside insecure: true, which takes any certificate: remove one of them"},
 		{"insecure is no boolean", "{tcp: {port: 5000}}", "{http: {port: 80, tls: {insecure: 1}}}", "f.yaml:13: streams[0].check.http.tls.insecure: is \"1\": write true or false"},
 		{"minReady 0", "name: s1", "name: s1\n    minReady: 0", "f.yaml:12: streams[0].minReady: is \"0\": write a whole number between 1 and 1000000"},
+
+		{"maglev without a value", "name: s1", "name: s1\n    maglev:", "f.yaml:12: streams[0].maglev: is empty: write a mapping with the fields size, seed"},
+		{"maglev is a number", "name: s1", "name: s1\n    maglev: 1009", "f.yaml:12: streams[0].maglev: is \"1009\": write a mapping with the fields size, seed"},
+		{"table of no prime size", "name: s1", "name: s1\n    maglev: {size: 1000}", "f.yaml:12: streams[0].maglev.size: is 1000, which is no prime number: write 997 or 1009"},
+		{"table of a square size", "name: s1", "name: s1\n    maglev: {size: 10201}", "f.yaml:12: streams[0].maglev.size: is 10201, which is no prime number: write 10193 or 10211"},
+		{"smallest table of no prime size", "name: s1", "name: s1\n    maglev: {size: 102}", "f.yaml:12: streams[0].maglev.size: is 102, which is no prime number: write 101 or 103"},
+		{"largest table of no prime size", "name: s1", "name: s1\n    maglev: {size: 131070}", "f.yaml:12: streams[0].maglev.size: is 131070, which is no prime number: write 131063 or 131071"},
+		{"table too small", "name: s1", "name: s1\n    maglev: {size: 97}", "f.yaml:12: streams[0].maglev.size: is \"97\": write a whole number between 101 and 131071"},
+		{"table too large", "name: s1", "name: s1\n    maglev: {size: 131101}", "f.yaml:12: streams[0].maglev.size: is \"131101\": write a whole number between 101 and 131071"},
+		{"seed 0", "name: s1", "name: s1\n    maglev: {seed: 0}", "f.yaml:12: streams[0].maglev.seed: is \"0\": write a whole number between 1 and 4294967295"},
+		{"seed too large", "name: s1", "name: s1\n    maglev: {seed: 4294967296}", "f.yaml:12: streams[0].maglev.seed: is \"4294967296\": write a whole number between 1 and 4294967295"},
 
 		// Targets
 		{"target without addresses", "ips: [172.16.1.1]", "ips: []", "f.yaml:15: streams[0].targets[0].ips: is an empty list: write the target's addresses, or remove the target"},

@@ -252,7 +252,7 @@ func TestEveryFieldIsExplainedAndEveryMappingIsInTheSchema(t *testing.T) {
 
 // What the schema calls a default, the reader takes for a field that is left out.
 func TestDefaultsOfTheSchemaAreThoseOfTheReader(t *testing.T) {
-	file := strings.Replace(good, "name: gw4", "name: gw4\n      bfd: {}", 1) +
+	file := strings.Replace(strings.Replace(good, "name: gw4", "name: gw4\n      bfd: {}", 1), "name: s1", "name: s1\n    maglev: {}", 1) +
 		"  - {name: s2, vips: [20.0.0.1/32], check: {http: {port: 80, tls: {}}}}\n"
 	left, err := Parse("f", []byte(file), DefaultDefaults())
 	if err != nil {
@@ -270,7 +270,7 @@ func TestDefaultsOfTheSchemaAreThoseOfTheReader(t *testing.T) {
 			}
 			at := map[string][2]string{ // where the mapping begins in the file
 				"gateway": {"name: gw4\n", "name: gw4\n      %s: %v\n"}, "bfd": {"bfd: {", "bfd: {%s: %v"},
-				"stream": {"- name: s1\n", "- name: s1\n    %s: %v\n"}, "check": {"check: {", "check: {%s: %v, "},
+				"stream": {"- name: s1\n", "- name: s1\n    %s: %v\n"}, "maglev": {"maglev: {", "maglev: {%s: %v"}, "check": {"check: {", "check: {%s: %v, "},
 				"http": {"http: {", "http: {%s: %v, "}, "tls": {"tls: {", "tls: {%s: %v"}, "target": {"- {name: t1", "- {%s: %v, name: t1"},
 			}[m.name]
 			written, err := Parse("f", []byte(strings.Replace(file, at[0], fmt.Sprintf(at[1], f.name, initial), 1)), DefaultDefaults())
@@ -284,7 +284,7 @@ func TestDefaultsOfTheSchemaAreThoseOfTheReader(t *testing.T) {
 			fields = append(fields, f.name)
 		}
 	}
-	if len(fields) != 20 {
+	if len(fields) != 22 {
 		t.Errorf("%d fields have a default: %v", len(fields), fields)
 	}
 }

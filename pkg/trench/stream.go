@@ -10,7 +10,7 @@ import (
 )
 
 func (p *parser) stream(v value, names map[string]int) (Stream, bool) {
-	s := Stream{MinReady: defaultMinReady, DrainTime: defaultDrainTime}
+	s := Stream{MinReady: defaultMinReady, DrainTime: defaultDrainTime, Maglev: Maglev{Size: defaultMaglevSize, Seed: defaultMaglevSeed}}
 	o, ok := v.object(streamMapping)
 	if !ok {
 		return s, false
@@ -40,6 +40,9 @@ func (p *parser) stream(v value, names map[string]int) (Stream, bool) {
 		s.Check = p.check(check)
 	}
 	o.duration("drainTime", &s.DrainTime)
+	if v, ok := o.optional("maglev"); ok {
+		v.maglev(&s.Maglev)
+	}
 	if v, ok := o.optional("targets"); ok {
 		names, addresses := make(map[string]int), make(map[netip.Addr]int)
 		s.Targets = items(v, "write a list of targets, or [] for none", func(v value) (Target, bool) {
@@ -79,6 +82,37 @@ func (p *parser) target(v value, names map[string]int, addresses map[netip.Addr]
 	}
 	o.boolean("terminating", &t.Terminating)
 	return t, true
+}
+
+func (v value) maglev(to *Maglev) {
+	o, ok := v.object(maglevMapping)
+	if !ok {
+		return
+	}
+	number(o, "seed", &to.Seed)
+	number(o, "size", &to.Size)
+	if prime(to.Size) {
+		return
+	}
+	// Both bounds are prime, so that there is one on either side.
+	below, above := to.Size-1, to.Size+1
+	for !prime(below) {
+		below--
+	}
+	for !prime(above) {
+		above++
+	}
+	o.fields["size"].problem("is %d, which is no prime number: write %d or %d", to.Size, below, above)
+}
+
+// prime tells whether n, at least 2, is a prime number.
+func prime(n uint32) bool {
+	for d := uint32(2); d*d <= n; d++ {
+		if n%d == 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // anyOf tells whether one of the addresses belongs to the families.
