@@ -18,4 +18,7 @@ var rows = []row{
 	{14, "targets: checked, started", measureTargets},
 	{15, "a target registers", measureRegistrations},
 	{16, "readiness files appear at once", measureReadinessFiles},
+	{17, "the data plane: changes, starts", measurePlane},
+	{18, "packets through the data plane", measureForwarding},
+	{19, "the data plane: what a stream takes", measureTables},
 }

@@ -1,0 +1,345 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/dataplane"
+	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+const (
+	planeChangeGoal = "median ≤ 5"
+	planeStartGoal  = "max ≤ 500"
+
+	// tableSize and tableSeed are the defaults of a stream.
+	tableSize = 1009
+	tableSeed = 1
+
+	// planeTargets4 is where targets of the data plane are, in the backend's
+	// namespace; a part of the pod's connected network, as they must be.
+	planeTargets4 = "172.16.16.0/20"
+	// stateFolder is a file system in memory, as the volume of the manifests is.
+	stateFolder = "/dev/shm"
+)
+
+// planeTarget is a target of the data plane by its index: the name sorts as the
+// index does.
+func planeTarget(i int, families []vip.Family) dataplane.Target {
+	t := dataplane.Target{Name: fmt.Sprintf("target-%04d", i)}
+	for f := range t.Roles {
+		t.Roles[f] = dataplane.Down
+	}
+	for _, f := range families {
+		t.IPs = append(t.IPs, planeAddress(i, f))
+		t.Roles[f] = dataplane.Serving
+	}
+	return t
+}
+
+func planeAddress(i int, f vip.Family) netip.Addr {
+	k := i + 1
+	if f == vip.IPv4 {
+		return netip.AddrFrom4([4]byte{172, 16, 16 + byte(k>>8), byte(k)})
+	}
+	return netip.AddrFrom16([16]byte{0: 0xfd, 3: 0x16, 13: 2, 14: byte(k >> 8), 15: byte(k)})
+}
+
+// planeStreams makes streams with a VIP of each family and as many targets each.
+// Stream i has the targets from i*targets on.
+func planeStreams(first, streams, targets int, size uint32, families []vip.Family) map[string]*dataplane.Stream {
+	vips := numberedVIPs((first+streams)*len(families), families)
+	made := make(map[string]*dataplane.Stream, streams)
+	for i := first; i < first+streams; i++ {
+		s := &dataplane.Stream{
+			Name: streamName(i), VIPs: vips[i*len(families) : (i+1)*len(families)],
+			Size: size, Seed: tableSeed, DrainTime: time.Second,
+		}
+		for j := range targets {
+			s.Targets = append(s.Targets, planeTarget(i*targets+j, families))
+		}
+		made[s.Name] = s
+	}
+	return made
+}
+
+// planeGround is a laboratory for a data plane, whose targets have addresses and
+// nothing else.
+type planeGround struct {
+	*lab.Lab
+	state string
+	plane *runningPlane
+}
+
+// newPlaneGround makes a laboratory in which this many targets can be reached.
+func newPlaneGround(ctx context.Context, targets int, families []vip.Family) (_ *planeGround, err error) {
+	g := &planeGround{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, g.close())
+		}
+	}()
+	if g.Lab, err = lab.New(); err != nil {
+		return nil, err
+	}
+	if g.state, err = os.MkdirTemp(stateFolder, "vg-"); err != nil {
+		return nil, fmt.Errorf("folder of the records: %w", err)
+	}
+	var batch strings.Builder
+	fmt.Fprintf(&batch, "route add local %s dev lo\n", planeTargets4)
+	if slices.Contains(families, vip.IPv6) {
+		// An address of its own for each: neighbours are solicited for addresses only.
+		for i := range targets {
+			fmt.Fprintf(&batch, "addr add %s/64 dev pod0 nodad\n", planeAddress(i, vip.IPv6))
+		}
+	}
+	path := filepath.Join(g.Dir, "targets")
+	if err := os.WriteFile(path, []byte(batch.String()), 0o600); err != nil {
+		return nil, fmt.Errorf("targets: %w", err)
+	}
+	_, err = g.Backend.Run(ctx, "ip", "-batch", path)
+	return g, err
+}
+
+func (g *planeGround) close() error {
+	var errs []error
+	if g.plane != nil {
+		errs = append(errs, g.plane.stop())
+		g.plane = nil
+	}
+	if g.Lab != nil {
+		errs = append(errs, g.Lab.Close())
+	}
+	if g.state != "" {
+		errs = append(errs, os.RemoveAll(g.state))
+	}
+	return errors.Join(errs...)
+}
+
+// runningPlane is a data plane at work in a namespace.
+type runningPlane struct {
+	*dataplane.Plane
+	revision uint64
+	cancel   context.CancelFunc
+	ended    chan error
+}
+
+// start starts the data plane in the pod, with the records that there are.
+func (g *planeGround) start(ctx context.Context, stateless bool) error {
+	p := &runningPlane{ended: make(chan error, 1)}
+	ctx, p.cancel = context.WithCancel(ctx)
+	var err error
+	p.Plane, err = dataplane.New(dataplane.Options{StateDir: g.state, Stateless: stateless, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		p.cancel()
+		return fmt.Errorf("data plane: %w", err)
+	}
+	go func() { p.ended <- g.Pod.Do(func() error { return p.Run(ctx) }) }()
+	g.plane = p
+	return p.waitReady()
+}
+
+// stop ends the data plane; what is in the kernel stays.
+func (p *runningPlane) stop() error {
+	p.cancel()
+	if err := <-p.ended; err != nil && !errors.Is(err, context.Canceled) {
+		return fmt.Errorf("data plane: %w", err)
+	}
+	return nil
+}
+
+func (p *runningPlane) waitReady() error {
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-p.Ready():
+		return nil
+	case err := <-p.ended:
+		p.ended <- err
+		return fmt.Errorf("data plane ended by itself: %w", err)
+	case <-timer.C:
+		return fmt.Errorf("data plane is not ready after %v", patience)
+	}
+}
+
+// configure gives streams to the data plane, waits until they were dealt with, and
+// returns how long that took. That all VIPs and the targets that are to serve are
+// known to be in the kernel is part of it.
+func (p *runningPlane) configure(streams map[string]*dataplane.Stream) (time.Duration, error) {
+	p.revision++
+	w := &dataplane.Wanted{Revision: p.revision, Streams: streams}
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	began := time.Now()
+	p.Configure(w)
+	for {
+		state, changed := p.State().Get()
+		if state.Revision == w.Revision {
+			took := time.Since(began)
+			return took, differs(w, state)
+		}
+		select {
+		case <-changed:
+		case err := <-p.ended:
+			p.ended <- err
+			return 0, fmt.Errorf("data plane ended by itself: %w", err)
+		case <-timer.C:
+			return 0, fmt.Errorf("data plane is at revision %d, not %d, after %v; problems %v, error %v", state.Revision, w.Revision, patience, state.Problems, state.Err)
+		}
+	}
+}
+
+// differs says what of a Wanted is not in the kernel as it is to be.
+func differs(w *dataplane.Wanted, state dataplane.State) error {
+	for _, s := range w.Streams {
+		got := state.Streams[s.Name]
+		if got == nil {
+			return fmt.Errorf("data plane knows no %s; problems %v, error %v", s.Name, state.Problems, state.Err)
+		}
+		for _, v := range s.VIPs {
+			if state.VIPs[v] != s.Name {
+				return fmt.Errorf("packets to %s do not go to %s; problems %v, error %v", v, s.Name, state.Problems, state.Err)
+			}
+		}
+		for _, f := range vip.Families {
+			serving := map[string]struct{}{}
+			for _, t := range s.Targets {
+				if t.Roles[f] == dataplane.Serving {
+					serving[t.Name] = struct{}{}
+				}
+			}
+			if !maps.Equal(serving, got.Serving[f]) {
+				return fmt.Errorf("%s: targets that serve %s are %v, want %v; problems %v, error %v", s.Name, f, got.Serving[f], serving, state.Problems, state.Err)
+			}
+		}
+	}
+	return nil
+}
+
+// with is streams with one of them replaced: the others are the same pointers, as
+// they are when the lb changes one.
+func with(streams map[string]*dataplane.Stream, s *dataplane.Stream) map[string]*dataplane.Stream {
+	changed := maps.Clone(streams)
+	changed[s.Name] = s
+	return changed
+}
+
+// withRole is a stream one of whose targets has another role.
+func withRole(s *dataplane.Stream, i int, r dataplane.Role) *dataplane.Stream {
+	changed := *s
+	changed.Targets = slices.Clone(s.Targets)
+	for f, role := range changed.Targets[i].Roles {
+		if role != dataplane.Down {
+			changed.Targets[i].Roles[f] = r
+		}
+	}
+	return &changed
+}
+
+// withTarget is a stream with one target more.
+func withTarget(s *dataplane.Stream, t dataplane.Target) *dataplane.Stream {
+	changed := *s
+	changed.Targets = append(slices.Clone(s.Targets), t)
+	return &changed
+}
+
+// measurePlane is row 17: changes, then starts, of a data plane with 1 000 targets
+// of both families in 100 streams.
+func measurePlane(ctx context.Context, s *session) (err error) {
+	const perStream = 10
+	n := s.sizes([]int{100}, []int{10})[0]
+	g, err := newPlaneGround(ctx, n*perStream+1, bothFamilies)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, g.close()) }()
+	if err := g.start(ctx, false); err != nil {
+		return err
+	}
+	streams := planeStreams(0, n, perStream, tableSize, bothFamilies)
+	took, err := g.plane.configure(streams)
+	if err != nil {
+		return err
+	}
+	s.record(Measurement{Row: 17, What: "everything at once, into an empty kernel → confirmed", Method: vipgate, N: n * perStream, Unit: "ms", Samples: []float64{milliseconds(took)}})
+	if err := measurePlaneChanges(ctx, s, g, streams, perStream); err != nil {
+		return err
+	}
+	return measurePlaneStarts(ctx, s, g, streams, n*perStream)
+}
+
+// measurePlaneChanges changes one thing after another, each in the next stream.
+func measurePlaneChanges(ctx context.Context, s *session, g *planeGround, streams map[string]*dataplane.Stream, perStream int) error {
+	n := len(streams)
+	what := func(what string) *Measurement {
+		return &Measurement{Row: 17, What: what + " → confirmed", Method: vipgate, N: n * perStream, Unit: "ms", Goal: planeChangeGoal}
+	}
+	drains, serves := what("one target drains"), what("one target serves again")
+	comes, falls, goes := what("one target comes"), what("one target falls"), what("one target that fell goes")
+	for i := range s.repeats(200, 4) {
+		stream := streams[streamName(i%n)]
+		fresh := withTarget(stream, planeTarget(n*perStream, bothFamilies))
+		for _, step := range []struct {
+			m    *Measurement
+			next *dataplane.Stream
+		}{
+			{drains, withRole(stream, i%perStream, dataplane.Draining)},
+			{serves, stream},
+			{comes, fresh},
+			{falls, withRole(fresh, perStream, dataplane.Down)},
+			{goes, stream},
+		} {
+			if err := pause(ctx, between()); err != nil {
+				return err
+			}
+			took, err := g.plane.configure(with(streams, step.next))
+			if err != nil {
+				return fmt.Errorf("%s: %w", step.m.What, err)
+			}
+			step.m.Samples = append(step.m.Samples, milliseconds(took))
+		}
+	}
+	for _, m := range []*Measurement{drains, serves, comes, falls, goes} {
+		s.record(*m)
+	}
+	return nil
+}
+
+// measurePlaneStarts ends the data plane and starts another one over the same
+// records and the same kernel, again and again.
+func measurePlaneStarts(ctx context.Context, s *session, g *planeGround, streams map[string]*dataplane.Stream, n int) error {
+	ready := Measurement{Row: 17, What: "start → records compared with the kernel", Method: vipgate, N: n, Unit: "ms", Goal: planeStartGoal}
+	first := Measurement{Row: 17, What: "after a start, what was wanted before → confirmed", Method: vipgate, N: n, Unit: "ms"}
+	for range s.repeats(20, 2) {
+		if err := g.plane.stop(); err != nil {
+			return err
+		}
+		g.plane = nil
+		if err := pause(ctx, between()); err != nil {
+			return err
+		}
+		began := time.Now()
+		if err := g.start(ctx, false); err != nil {
+			return err
+		}
+		ready.Samples = append(ready.Samples, milliseconds(time.Since(began)))
+		took, err := g.plane.configure(streams)
+		if err != nil {
+			return err
+		}
+		first.Samples = append(first.Samples, milliseconds(took))
+	}
+	s.record(ready)
+	s.record(first)
+	return nil
+}

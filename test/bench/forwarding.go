@@ -1,0 +1,399 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"time"
+	"unsafe"
+
+	"github.com/google/nftables"
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+const (
+	// discardPort is where packets of a flood go to. They are counted and dropped as
+	// soon as they have arrived.
+	discardPort = 9
+	// floodFlows is how many flows a flood has, in turn.
+	floodFlows = 1024
+	// floodBatch is how many packets one call of the kernel sends.
+	floodBatch = 64
+
+	// forwardGoal is ≥ 80 % of the rate as times: 1/0.8.
+	forwardGoal = "median ≤ 1.25"
+)
+
+// Ways of a packet through the pod's namespace, beside vipgate's.
+const (
+	wayPlain     = "plain forwarding"
+	wayTracked   = "plain, conntrack on"
+	wayStateless = "vipgate, --conntrack=off"
+	wayNone      = "sending alone"
+)
+
+// floodVIP is where all packets go.
+var floodVIP = netip.MustParseAddr("20.0.0.1")
+
+// forwardPath is a client, a pod that forwards in one way to so many targets, and
+// these targets, which are all one namespace.
+type forwardPath struct {
+	way     string
+	targets int
+
+	ground  *planeGround
+	echo    *packetPath
+	flood   *frameSender
+	counter *nftables.Conn // where the packets of the flood are counted
+	ends    []func() error
+}
+
+// newForwardPath makes the way ready to be used.
+func newForwardPath(ctx context.Context, way string, targets int) (_ *forwardPath, err error) {
+	p := &forwardPath{way: way, targets: targets}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("%s to %d targets: %w", way, targets, err), p.close())
+		}
+	}()
+	if p.ground, err = newPlaneGround(ctx, targets, oneFamily); err != nil {
+		return nil, err
+	}
+	g := p.ground
+	if err := errors.Join(
+		g.Gateway.IP("route", "add", "20.0.0.0/8", "via", lab.PodExternal4.String()),
+		g.Backend.IP("route", "add", "local", "20.0.0.0/8", "dev", "lo"),
+		g.Backend.IP("route", "add", "default", "via", "172.16.0.1"),
+	); err != nil {
+		return nil, err
+	}
+	sink := g.Backend
+	switch way {
+	case wayNone:
+		// The first that sees the packet drops it: what is left is the sending.
+		sink = g.Pod
+	case wayTracked:
+		// Any rule that asks for the state switches tracking on.
+		if err := nft(ctx, g.Pod, "add table ip t; add chain ip t c { type filter hook forward priority 0; }; add rule ip t c ct state invalid drop"); err != nil {
+			return nil, err
+		}
+	case vipgate, wayStateless:
+		if err := g.start(ctx, way == wayStateless); err != nil {
+			return nil, err
+		}
+		if _, err := g.plane.configure(planeStreams(0, 1, targets, tableSize, oneFamily)); err != nil {
+			return nil, err
+		}
+	}
+	if g.plane == nil {
+		if err := g.Pod.IP("route", "add", "20.0.0.0/8", "via", planeAddress(0, vip.IPv4).String()); err != nil {
+			return nil, err
+		}
+	}
+	if err := nft(ctx, sink, fmt.Sprintf("add table ip sink; add counter ip sink arrived; "+
+		"add chain ip sink c { type filter hook prerouting priority raw; }; "+
+		"add rule ip sink c udp dport %d counter name arrived drop", discardPort)); err != nil {
+		return nil, err
+	}
+	if err := sink.Do(func() (err error) { p.counter, err = nftables.New(nftables.AsLasting()); return err }); err != nil {
+		return nil, fmt.Errorf("counter: %w", err)
+	}
+	p.ends = append(p.ends, p.counter.CloseLasting)
+	if p.flood, err = newFrameSender(g.Lab); err != nil {
+		return nil, err
+	}
+	p.ends = append(p.ends, p.flood.close)
+	p.echo = &packetPath{technique: way, lab: g.Lab}
+	return p, p.echo.startEcho()
+}
+
+func nft(ctx context.Context, ns *lab.NetNS, commands string) error {
+	_, err := ns.Run(ctx, "nft", commands)
+	return err
+}
+
+func (p *forwardPath) close() error {
+	var errs []error
+	if p.echo != nil {
+		p.echo.lab = nil // the ground's
+		errs = append(errs, p.echo.close())
+	}
+	for _, end := range p.ends {
+		errs = append(errs, end())
+	}
+	p.ends = nil
+	if p.ground != nil {
+		errs = append(errs, p.ground.close())
+		p.ground = nil
+	}
+	return errors.Join(errs...)
+}
+
+// arrived is how many packets of floods have arrived.
+func (p *forwardPath) arrived() (uint64, error) {
+	object, err := p.counter.GetObject(&nftables.CounterObj{Table: &nftables.Table{Name: "sink", Family: nftables.TableFamilyIPv4}, Name: "arrived"})
+	if err != nil {
+		return 0, fmt.Errorf("counter: %w", err)
+	}
+	counter, ok := object.(*nftables.CounterObj)
+	if !ok {
+		return 0, fmt.Errorf("counter: the kernel answered with %T", object)
+	}
+	return counter.Packets, nil
+}
+
+// measureFlood sends packets for d and returns the time for each that arrived, in µs.
+func (p *forwardPath) measureFlood(d time.Duration) (float64, error) {
+	// Neighbours, caches, and connections that are to be tracked.
+	if _, _, err := p.flood.send(time.Millisecond); err != nil {
+		return 0, err
+	}
+	before, err := p.arrived()
+	if err != nil {
+		return 0, err
+	}
+	sent, took, err := p.flood.send(d)
+	if err != nil {
+		return 0, err
+	}
+	after, err := p.arrived()
+	if err != nil {
+		return 0, err
+	}
+	arrived := after - before
+	if 100*arrived < 99*sent {
+		return 0, fmt.Errorf("of %d packets %d arrived", sent, arrived)
+	}
+	return microseconds(took) / float64(arrived), nil
+}
+
+// frameSender sends small packets of many flows, without the kernel's work for
+// sockets of applications.
+type frameSender struct {
+	socket   int
+	frames   [floodFlows][60]byte
+	vectors  [floodFlows]unix.Iovec
+	messages [floodFlows]multipleMessage
+}
+
+// multipleMessage is struct mmsghdr of sendmmsg(2).
+type multipleMessage struct {
+	header unix.Msghdr
+	length uint32
+}
+
+func newFrameSender(l *lab.Lab) (*frameSender, error) {
+	f := &frameSender{}
+	from, err := interfaceOf(l.Gateway, "trench0")
+	if err != nil {
+		return nil, err
+	}
+	to, err := interfaceOf(l.Pod, lab.External)
+	if err != nil {
+		return nil, err
+	}
+	for i := range f.frames {
+		frame := f.frames[i][:]
+		copy(frame, to.HardwareAddr)
+		copy(frame[6:], from.HardwareAddr)
+		binary.BigEndian.PutUint16(frame[12:], unix.ETH_P_IP)
+		header, payload := frame[14:34], frame[34:]
+		header[0], header[8], header[9] = 0x45, 64, unix.IPPROTO_UDP
+		binary.BigEndian.PutUint16(header[2:], uint16(len(frame)-14))
+		copy(header[12:], lab.GatewayA4.AsSlice())
+		copy(header[16:], floodVIP.AsSlice())
+		binary.BigEndian.PutUint16(header[10:], ^onesSum(header))
+		binary.BigEndian.PutUint16(payload, uint16(10_000+i))
+		binary.BigEndian.PutUint16(payload[2:], discardPort)
+		binary.BigEndian.PutUint16(payload[4:], uint16(len(payload))) // a checksum of 0 is none
+		f.vectors[i].Base = &frame[0]
+		f.vectors[i].SetLen(len(frame))
+		f.messages[i].header.Iov = &f.vectors[i]
+		f.messages[i].header.SetIovlen(1)
+	}
+	err = l.Gateway.Do(func() (err error) {
+		f.socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("socket of a flood: %w", err)
+	}
+	if err := errors.Join(
+		unix.SetsockoptInt(f.socket, unix.SOL_PACKET, unix.PACKET_QDISC_BYPASS, 1),
+		unix.Bind(f.socket, &unix.SockaddrLinklayer{Ifindex: from.Index}),
+	); err != nil {
+		return nil, errors.Join(fmt.Errorf("socket of a flood: %w", err), unix.Close(f.socket))
+	}
+	return f, nil
+}
+
+func interfaceOf(ns *lab.NetNS, name string) (i *net.Interface, err error) {
+	err = ns.Do(func() (err error) { i, err = net.InterfaceByName(name); return err })
+	return i, err
+}
+
+// onesSum is the sum of RFC 1071.
+func onesSum(b []byte) uint16 {
+	var sum uint32
+	for i := 0; i+1 < len(b); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(b[i:]))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return uint16(sum)
+}
+
+func (f *frameSender) close() error { return unix.Close(f.socket) }
+
+// send sends packets of all flows in turn for at least d. A veth takes a packet to
+// its end in the call that sends it: no queue fills.
+func (f *frameSender) send(d time.Duration) (packets uint64, took time.Duration, err error) {
+	began := time.Now()
+	for next := 0; took < d; next = (next + floodBatch) % floodFlows {
+		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(f.socket), uintptr(unsafe.Pointer(&f.messages[next])), floodBatch, 0, 0, 0)
+		if errno != 0 && !errors.Is(errno, unix.EINTR) {
+			return 0, 0, fmt.Errorf("flood: %w", errno)
+		}
+		if errno == 0 {
+			packets += uint64(n)
+		}
+		took = time.Since(began)
+	}
+	return packets, took, nil
+}
+
+// forwardResult holds what was measured of one way, in µs.
+type forwardResult struct {
+	costs   []float64 // time per packet in each round
+	trips   []float64 // every round trip
+	medians []float64 // of the round trips of each round
+}
+
+// measureForwarding is row 18. All ways stand at the same time and are measured in
+// turns, some milliseconds each.
+func measureForwarding(ctx context.Context, s *session) (err error) {
+	type plan struct {
+		way     string
+		targets int
+	}
+	plans := []plan{
+		{wayPlain, 1},
+		{wayNone, 1},
+		{wayTracked, 1},
+		{wayStateless, 1},
+		{wayStateless, 10},
+		{wayStateless, 100},
+		{vipgate, 1},
+		{vipgate, 10},
+		{vipgate, 100},
+	}
+	if s.quick {
+		plans = []plan{{wayPlain, 1}, {wayNone, 1}, {wayStateless, 10}, {vipgate, 10}}
+	}
+	var paths []*forwardPath
+	defer func() {
+		for _, p := range paths {
+			err = errors.Join(err, p.close())
+		}
+	}()
+	for _, x := range plans {
+		p, err := newForwardPath(ctx, x.way, x.targets)
+		if err != nil {
+			return err
+		}
+		paths = append(paths, p)
+	}
+	var results []forwardResult
+	ended := make(chan error, 1)
+	go func() {
+		err := pin()
+		if err == nil {
+			results, err = compareWays(ctx, paths, s.repeats(60, 5), 100)
+		}
+		ended <- err
+	}()
+	if err := <-ended; err != nil {
+		return err
+	}
+	recordForwarding(s, paths, results)
+	return nil
+}
+
+// compareWays measures all ways in turns.
+func compareWays(ctx context.Context, paths []*forwardPath, rounds, trips int) ([]forwardResult, error) {
+	results := make([]forwardResult, len(paths))
+	for round := range rounds {
+		for turn := range paths {
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			i := (turn + round) % len(paths)
+			p, r := paths[i], &results[i]
+			cost, err := p.measureFlood(floodTime)
+			if err != nil {
+				return nil, fmt.Errorf("%s to %d targets: %w", p.way, p.targets, err)
+			}
+			r.costs = append(r.costs, cost)
+			if p.way == wayNone {
+				// Its plain route would do, and is measured as another way.
+				continue
+			}
+			peers := []netip.Addr{floodVIP}
+			if _, err := p.echo.client.roundTrips(peers, 2); err != nil {
+				return nil, fmt.Errorf("%s to %d targets: %w", p.way, p.targets, err)
+			}
+			times, err := p.echo.client.roundTrips(peers, trips)
+			if err != nil {
+				return nil, fmt.Errorf("%s to %d targets: %w", p.way, p.targets, err)
+			}
+			r.trips = append(r.trips, times...)
+			r.medians = append(r.medians, middle(times))
+		}
+	}
+	return results, nil
+}
+
+// recordForwarding keeps the results. The first way is plain forwarding, the second
+// one sends only.
+func recordForwarding(s *session, paths []*forwardPath, results []forwardResult) {
+	record := func(what string, p *forwardPath, unit, goal string, samples []float64) {
+		s.record(Measurement{Row: 18, What: what, Method: p.way, N: p.targets, Unit: unit, Goal: goal, Samples: samples})
+	}
+	var rates []string
+	for i, p := range paths {
+		record("one core's time per packet", p, "µs", "", results[i].costs)
+		if len(results[i].trips) > 0 {
+			record("round trip", p, "µs", "", results[i].trips)
+		}
+		rates = append(rates, fmt.Sprintf("%s to %d: %.0f/s", p.way, p.targets, 1e6/middle(results[i].costs)))
+	}
+	plain, alone := results[0], results[1]
+	for i, p := range paths[2:] {
+		r, goal := results[i+2], ""
+		if p.targets == 10 {
+			goal = forwardGoal
+		}
+		record("time per packet ÷ that of plain forwarding", p, "×", goal, beside(r.costs, plain.costs))
+		record("time per packet ÷ that of plain forwarding, each without the sending", p, "×", "",
+			beside(less(r.costs, alone.costs), less(plain.costs, alone.costs)))
+		record("round trip ÷ that of plain forwarding", p, "×", "", beside(r.medians, plain.medians))
+	}
+	s.note(18, "packets in a second on one core, which also plays client and targets: %s", strings.Join(rates, ", "))
+}
+
+// less takes the values of a base away, round by round.
+func less(values, base []float64) []float64 {
+	out := make([]float64, len(values))
+	for i := range out {
+		out[i] = values[i] - base[i]
+	}
+	return out
+}
