@@ -1,0 +1,132 @@
+package load
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Bounds of a generator. They keep a mistake in a test from taking the machine
+// down; they are far above what the stories need.
+const (
+	MaxRate    = 2000             // requests per second
+	MaxFlows   = 1000             // long-lived flows
+	MaxTimeout = 30 * time.Second // of a request, or of a flow without an answer
+	MaxTime    = 30 * time.Minute // of a whole run
+)
+
+// Defaults of Config.
+const (
+	DefaultTimeout = 2 * time.Second
+	// DefaultPace is how often a flow exchanges a frame.
+	DefaultPace = 20 * time.Millisecond
+	// DefaultSilence is how long a flow may be without an answer: TCP sends
+	// again after 0.2, 0.6, 1.4, 3 and 6.2 s (RFC 6298 with Linux's least RTO),
+	// so that a flow that can go on at all has had five chances.
+	DefaultSilence = 10 * time.Second
+)
+
+// Config says what is sent to whom.
+type Config struct {
+	// Requests are the addresses that get requests, in turn; Rate is how many
+	// there are in a second, for all of them together. None when either is empty.
+	Requests []netip.AddrPort
+	Rate     int
+	// Timeout is how long a request may take from the first SYN to the end of
+	// its answer; 0 is DefaultTimeout.
+	Timeout time.Duration
+
+	// Flows is how many long-lived flows there are, to the addresses of FlowsTo
+	// in turn. None when either is empty.
+	Flows   int
+	FlowsTo []netip.AddrPort
+	// Pace is the time between two frames of a flow, when the answer to the
+	// first was there by then; 0 is DefaultPace.
+	Pace time.Duration
+	// Silence is how long a flow may be without an answer before it counts as
+	// broken; 0 is DefaultSilence.
+	Silence time.Duration
+	// Redial opens a new flow in the place of a broken one.
+	Redial bool
+
+	// For ends the sending by itself; 0 is MaxTime, which is also the most.
+	For time.Duration
+	// Inside runs a function where the sockets shall be made, such as
+	// lab.NetNS.Do; nil makes them here.
+	Inside func(func() error) error
+}
+
+// complete fills in the defaults and says what is out of bounds.
+func (c *Config) complete() error {
+	for _, d := range []struct {
+		value    *time.Duration
+		fallback time.Duration
+	}{{&c.Timeout, DefaultTimeout}, {&c.Pace, DefaultPace}, {&c.Silence, DefaultSilence}, {&c.For, MaxTime}} {
+		if *d.value == 0 {
+			*d.value = d.fallback
+		}
+	}
+	var errs []error
+	within := func(what string, value, low, high any, ok bool) {
+		if !ok {
+			errs = append(errs, fmt.Errorf("%s is %v, want %v to %v", what, value, low, high))
+		}
+	}
+	within("rate", c.Rate, 0, MaxRate, c.Rate >= 0 && c.Rate <= MaxRate)
+	within("flows", c.Flows, 0, MaxFlows, c.Flows >= 0 && c.Flows <= MaxFlows)
+	within("timeout", c.Timeout, time.Millisecond, MaxTimeout, c.Timeout >= time.Millisecond && c.Timeout <= MaxTimeout)
+	within("silence", c.Silence, time.Millisecond, MaxTimeout, c.Silence >= time.Millisecond && c.Silence <= MaxTimeout)
+	within("pace", c.Pace, time.Millisecond, MaxTimeout, c.Pace >= time.Millisecond && c.Pace <= MaxTimeout)
+	within("time", c.For, time.Millisecond, MaxTime, c.For >= time.Millisecond && c.For <= MaxTime)
+	if len(c.Requests) == 0 {
+		c.Rate = 0
+	}
+	if len(c.FlowsTo) == 0 {
+		c.Flows = 0
+	}
+	if c.Rate == 0 && c.Flows == 0 {
+		errs = append(errs, errors.New("neither requests nor flows"))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("load: %w", err)
+	}
+	return nil
+}
+
+// dial opens a connection whose socket was made inside.
+func (c *Config) dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+	d := net.Dialer{KeepAlive: -1}
+	if c.Inside != nil {
+		d.Control = c.swap
+	}
+	return d.DialContext(ctx, "tcp", to.String())
+}
+
+// swap puts a socket that was made inside in the place of one that was made
+// here and that nothing is known about yet. So only the making needs a thread
+// inside, and the waiting for an answer none.
+func (c *Config) swap(network, _ string, raw syscall.RawConn) error {
+	family := unix.AF_INET
+	if network == "tcp6" {
+		family = unix.AF_INET6
+	}
+	var inside int
+	if err := c.Inside(func() (err error) {
+		inside, err = unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		return err
+	}); err != nil {
+		return fmt.Errorf("socket: %w", err)
+	}
+	defer unix.Close(inside)
+	var errDup error
+	if err := raw.Control(func(fd uintptr) { errDup = unix.Dup3(inside, int(fd), unix.O_CLOEXEC) }); err != nil {
+		return err
+	}
+	return errDup
+}

@@ -1,0 +1,198 @@
+package load
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+)
+
+// lookEvery is how often a wait looks whether its condition holds.
+const lookEvery = 5 * time.Millisecond
+
+// maxFailures is how many failures of a chapter are kept in words.
+const maxFailures = 10
+
+// Generator sends until it is stopped.
+type Generator struct {
+	c     Config
+	start time.Time
+
+	send context.CancelFunc // ends the sending; what was sent is still awaited
+	cut  context.CancelFunc // ends everything
+	work sync.WaitGroup
+
+	mu      sync.Mutex
+	chapter *chapter
+	flows   map[int]*flow // by number; those that are being opened or open
+	busy    int           // requests whose fate is open, of all chapters
+}
+
+// chapter is a stretch of time, and what became of what began in it.
+type chapter struct {
+	began  time.Time
+	result Result
+	flows  map[*flow]*Flow
+	open   int // requests whose fate is open
+}
+
+func newChapter() *chapter {
+	return &chapter{began: time.Now(), result: Result{ByTarget: map[string]int{}}, flows: map[*flow]*Flow{}}
+}
+
+// Start starts to send. The caller calls Stop. The end of ctx cuts everything off.
+func Start(ctx context.Context, c Config) (*Generator, error) {
+	if err := c.complete(); err != nil {
+		return nil, err
+	}
+	g := &Generator{c: c, start: time.Now(), chapter: newChapter(), flows: map[int]*flow{}}
+	ctx, g.cut = context.WithCancel(ctx)
+	sending, send := context.WithTimeout(ctx, c.For)
+	g.send = send
+	if c.Rate > 0 {
+		g.work.Go(func() { g.requests(ctx, sending) })
+	}
+	for i := range c.Flows {
+		g.work.Go(func() { g.keep(ctx, sending, i) })
+	}
+	return g, nil
+}
+
+// Now is what the current chapter has so far. What is open is in it only as sent.
+func (g *Generator) Now() Result {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.chapter.copy()
+}
+
+// Live counts the flows that are established and not broken.
+func (g *Generator) Live() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	n := 0
+	for _, f := range g.flows {
+		if f.target != "" {
+			n++
+		}
+	}
+	return n
+}
+
+// Take ends the chapter and begins the next one. It returns once the fate of
+// everything that began in the chapter is known: every request was answered or
+// has failed, and every flow was answered again or broke. That takes as long as
+// Timeout and Silence allow at most. When ctx ends first, the error says what is
+// open, and the result has the rest.
+func (g *Generator) Take(ctx context.Context) (Result, error) {
+	g.mu.Lock()
+	old := g.chapter
+	g.chapter = newChapter()
+	old.result.Took = time.Since(old.began)
+	g.mu.Unlock()
+	err := g.until(ctx, func() error {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		waiting := 0
+		for _, f := range g.flows {
+			if f.chapter == old {
+				waiting++
+			}
+		}
+		if old.open > 0 || waiting > 0 {
+			return fmt.Errorf("the fate of %d requests and of %d flows is open", old.open, waiting)
+		}
+		return nil
+	})
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return old.copy(), err
+}
+
+// Stop ends the sending, waits for what was sent, closes every flow and returns
+// what became of the last chapter. When ctx ends first, what is open is cut off
+// and counts as failed and broken. It can be called twice.
+func (g *Generator) Stop(ctx context.Context) Result {
+	g.send()
+	stop := context.AfterFunc(ctx, g.cut)
+	g.work.Wait()
+	stop()
+	g.cut()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.chapter.result.Took == 0 {
+		g.chapter.result.Took = time.Since(g.chapter.began)
+	}
+	return g.chapter.copy()
+}
+
+// Wait waits until the current chapter satisfies a condition. The error is the
+// last one of the condition.
+func (g *Generator) Wait(ctx context.Context, condition func(Result) error) (Result, error) {
+	var r Result
+	err := g.until(ctx, func() error {
+		r = g.Now()
+		return condition(r)
+	})
+	return r, err
+}
+
+// WaitFlows waits until every flow is established, that is: was answered once.
+func (g *Generator) WaitFlows(ctx context.Context) error {
+	return g.until(ctx, func() error {
+		if n := g.Live(); n < g.c.Flows {
+			return fmt.Errorf("%d of %d flows are established: %v", n, g.c.Flows, g.Now().Failures)
+		}
+		return nil
+	})
+}
+
+// WaitAnswered waits until n more requests were answered than at the call. It
+// may span no end of a chapter.
+func (g *Generator) WaitAnswered(ctx context.Context, n int) error {
+	before := g.Now().Answered
+	_, err := g.Wait(ctx, func(r Result) error {
+		if r.Answered < before+n {
+			return fmt.Errorf("%d more requests were answered, want %d", r.Answered-before, n)
+		}
+		return nil
+	})
+	return err
+}
+
+// WaitTargets waits until each of these targets has answered a request of the
+// current chapter.
+func (g *Generator) WaitTargets(ctx context.Context, names ...string) error {
+	_, err := g.Wait(ctx, func(r Result) error {
+		for _, name := range names {
+			if r.ByTarget[name] == 0 {
+				return fmt.Errorf("%s has not answered; answers: %v", name, r.ByTarget)
+			}
+		}
+		return nil
+	})
+	return err
+}
+
+func (g *Generator) until(ctx context.Context, condition func() error) error {
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for {
+		err := condition()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("%w (waited: %w)", err, context.Cause(ctx))
+		}
+	}
+}
+
+// fail notes a failure in a chapter. The lock is held.
+func (g *Generator) fail(c *chapter, to netip.AddrPort, stage string, err error) {
+	if len(c.result.Failures) < maxFailures {
+		c.result.Failures = append(c.result.Failures, Failure{After: time.Since(g.start), To: to, Stage: stage, Err: err.Error()})
+	}
+}
