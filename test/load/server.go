@@ -6,10 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
+	"maps"
 	"net"
 	"net/http"
+	"slices"
+	"strings"
 	"sync"
+	"time"
 )
 
 // maxFrame bounds a line of the echo protocol, in bytes.
@@ -19,59 +22,69 @@ const maxFrame = 64
 // flow with its name and the frame.
 type Server struct {
 	name string
-	http *http.Server
 
 	mu        sync.Mutex
 	listeners map[*listener]struct{}
-	conns     map[net.Conn]bool // true for flows
+	conns     map[*tracked]bool // true for flows
 	closed    bool
+	requests  sync.WaitGroup
 	flows     sync.WaitGroup
-	serving   sync.WaitGroup
+	accepting sync.WaitGroup
 }
 
 // NewServer returns a server without listeners. The name may not hold spaces.
 func NewServer(name string) *Server {
-	s := &Server{name: name, listeners: map[*listener]struct{}{}, conns: map[net.Conn]bool{}}
-	s.http = &http.Server{
-		Handler:           http.HandlerFunc(s.answer),
-		ReadHeaderTimeout: MaxTimeout,
-		// A client that goes away in the middle is the client's matter.
-		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
-	}
-	return s
-}
-
-func (s *Server) answer(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Content-Type", "text/plain")
-	// What cannot be written, the client misses and counts.
-	_, _ = io.WriteString(w, s.name+"\n")
+	return &Server{name: name, listeners: map[*listener]struct{}{}, conns: map[*tracked]bool{}}
 }
 
 // ServeRequests answers HTTP requests on a listener, which it closes at the end.
-func (s *Server) ServeRequests(l net.Listener) {
-	tracked := s.track(l, false)
-	s.serving.Go(func() { _ = s.http.Serve(tracked) }) // always an error: that of its end
-}
+// Each connection has one request. It is not net/http's server, since that one
+// drops, while it shuts down, requests that it is reading.
+func (s *Server) ServeRequests(l net.Listener) { s.accept(l, false, &s.requests, s.answer) }
 
 // ServeFlows answers frames on a listener, which it closes at the end.
-func (s *Server) ServeFlows(l net.Listener) {
-	tracked := s.track(l, true)
-	s.serving.Go(func() {
+func (s *Server) ServeFlows(l net.Listener) { s.accept(l, true, &s.flows, s.echo) }
+
+// accept serves the connections of a listener until it is closed.
+func (s *Server) accept(l net.Listener, flows bool, work *sync.WaitGroup, serve func(net.Conn)) {
+	own := s.track(l, flows)
+	s.accepting.Go(func() {
 		for {
-			conn, err := tracked.Accept()
+			conn, err := own.accept()
 			if errors.Is(err, net.ErrClosed) {
 				return
 			}
 			if err == nil {
-				s.flows.Go(func() { s.echo(conn) })
+				work.Go(func() {
+					defer conn.Close()
+					serve(conn)
+				})
 			}
 		}
 	})
 }
 
+// answer answers one request. What cannot be written, the client misses and
+// counts.
+func (s *Server) answer(conn net.Conn) {
+	if conn.SetDeadline(time.Now().Add(MaxTimeout)) != nil {
+		return
+	}
+	r, err := http.ReadRequest(bufio.NewReader(conn))
+	if err != nil {
+		return
+	}
+	body := s.name + "\n"
+	answer := http.Response{
+		StatusCode: http.StatusOK, ProtoMajor: 1, ProtoMinor: 1, Request: r, Close: true,
+		Header:        http.Header{"Content-Type": {"text/plain"}},
+		ContentLength: int64(len(body)), Body: io.NopCloser(strings.NewReader(body)),
+	}
+	_ = answer.Write(conn)
+}
+
 // echo answers the frames of a flow until either end closes it.
 func (s *Server) echo(conn net.Conn) {
-	defer conn.Close()
 	in := bufio.NewReaderSize(conn, maxFrame)
 	for {
 		line, err := in.ReadSlice('\n')
@@ -120,9 +133,19 @@ func (s *Server) Refuse() error {
 // that no new one comes.
 func (s *Server) Shutdown(ctx context.Context) error {
 	err := s.Refuse()
-	s.serving.Wait() // whatever was accepted is known to the HTTP server now
-	err = errors.Join(err, s.http.Shutdown(ctx))
-	s.end(false)
+	s.accepting.Wait()
+	cut := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(cut)
+		s.hangUp(false)
+	})
+	s.requests.Wait()
+	if !stop() {
+		<-cut
+		err = errors.Join(err, context.Cause(ctx))
+	}
+	s.hangUp(false)
+	s.flows.Wait()
 	if err != nil {
 		return fmt.Errorf("shut %s down: %w", s.name, err)
 	}
@@ -133,28 +156,25 @@ func (s *Server) Shutdown(ctx context.Context) error {
 // it out.
 func (s *Server) Abort() error {
 	err := s.Refuse()
-	s.end(true)
+	s.hangUp(true)
+	s.accepting.Wait()
+	s.requests.Wait()
+	s.flows.Wait()
 	return err
 }
 
-// end closes every connection and waits for everything that served.
-func (s *Server) end(reset bool) {
+// hangUp closes every connection, also those that are accepted from now on.
+func (s *Server) hangUp(reset bool) {
 	s.mu.Lock()
 	s.closed = true
-	open := make([]net.Conn, 0, len(s.conns))
-	for c := range s.conns {
-		open = append(open, c)
-	}
+	open := slices.Collect(maps.Keys(s.conns))
 	s.mu.Unlock()
 	for _, c := range open {
-		if t, ok := c.(*tracked); ok && reset {
-			_ = t.TCPConn.SetLinger(0)
+		if reset {
+			_ = c.SetLinger(0)
 		}
 		_ = c.Close()
 	}
-	_ = s.http.Close()
-	s.serving.Wait()
-	s.flows.Wait()
 }
 
 // listener notes the connections that it accepts.
@@ -172,10 +192,10 @@ func (s *Server) track(l net.Listener, flows bool) *listener {
 	return t
 }
 
-// Accept waits for a connection and notes it.
-func (l *listener) Accept() (net.Conn, error) {
+// accept waits for a connection and notes it.
+func (l *listener) accept() (*tracked, error) {
 	for {
-		conn, err := l.Listener.Accept()
+		conn, err := l.Accept()
 		if err != nil {
 			return nil, err
 		}
@@ -197,8 +217,7 @@ func (l *listener) Accept() (net.Conn, error) {
 	}
 }
 
-// Close closes the listener; a second time is no error, since the HTTP server
-// closes what it serves as well.
+// Close closes the listener; a second time is no error.
 func (l *listener) Close() error {
 	l.server.mu.Lock()
 	_, open := l.server.listeners[l]
