@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/netip"
 	"os"
 	"path"
@@ -214,10 +215,11 @@ func TestThePodHasTimeToDrain(t *testing.T) {
 // network is what the Multus annotation says.
 type network struct{ Name, Interface string }
 
+// networks are the one toward the gateways and the one toward the targets.
 func networks(t *testing.T) []network {
 	var list []network
 	annotation := deployment(t).Spec.Template.Metadata.Annotations["k8s.v1.cni.cncf.io/networks"]
-	if err := json.Unmarshal([]byte(annotation), &list); err != nil || len(list) != 1 {
+	if err := json.Unmarshal([]byte(annotation), &list); err != nil || len(list) != 2 {
 		t.Fatalf("the annotation is %q: %v", annotation, err)
 	}
 	return list
@@ -257,41 +259,99 @@ func trenches(t *testing.T) map[string]*trench.Config {
 	return configs
 }
 
-// The gateways of the trench lie in the network that the example attaches, and
-// no pod gets the address of one.
-func TestTheTrenchFilesFitTheNetwork(t *testing.T) {
+// attached is a network that the example attaches.
+type attached struct{ ranges []addressRange }
+
+// addressRange is where pods get addresses.
+type addressRange struct {
+	Range   netip.Prefix
+	Exclude []netip.Prefix
+}
+
+// readNetwork reads a NetworkAttachmentDefinition, which must have this name.
+func readNetwork(t *testing.T, file, name string) attached {
+	t.Helper()
 	definition := clitest.Read[struct {
 		Metadata struct{ Name string }
 		Spec     struct{ Config string }
-	}](t, example+"network.yaml")
-	if want := networks(t)[0].Name; definition.Metadata.Name != want {
-		t.Errorf("the network is called %s, the pod attaches %s", definition.Metadata.Name, want)
+	}](t, file)
+	if definition.Metadata.Name != name {
+		t.Errorf("the network is called %s, the pod attaches %s", definition.Metadata.Name, name)
 	}
 	var config struct {
+		Name string
 		IPAM struct {
-			Ranges []struct {
-				Range   netip.Prefix
-				Exclude []netip.Prefix
-			} `json:"ipRanges"`
+			Ranges []addressRange `json:"ipRanges"`
 		}
 	}
 	if err := json.Unmarshal([]byte(definition.Spec.Config), &config); err != nil {
 		t.Fatal(err)
 	}
+	if config.Name != name || len(config.IPAM.Ranges) != 2 {
+		t.Errorf("%s: network %q with %d ranges of addresses", file, config.Name, len(config.IPAM.Ranges))
+	}
+	return attached{config.IPAM.Ranges}
+}
+
+// fits says what is wrong with an address in the network that is somebody's already.
+func (a attached) fits(address netip.Addr) error {
+	contains := func(p netip.Prefix) bool { return p.Contains(address) }
+	for _, r := range a.ranges {
+		if contains(r.Range) {
+			if !slices.ContainsFunc(r.Exclude, contains) {
+				return fmt.Errorf("a pod may get the address %s", address)
+			}
+			return nil
+		}
+	}
+	return fmt.Errorf("%s is in no network of the pod", address)
+}
+
+// The gateways and the targets of the trench lie in the networks that the example
+// attaches, and no pod gets the address of one.
+func TestTheTrenchFilesFitTheNetworks(t *testing.T) {
+	names := networks(t)
+	gateways, targets := readNetwork(t, example+"network.yaml", names[0].Name), readNetwork(t, example+"targets-network.yaml", names[1].Name)
 	for file, c := range trenches(t) {
 		if len(c.Attractor.Gateways) == 0 || len(c.Streams) == 0 {
 			t.Errorf("%s shows nothing", file)
 		}
 		for _, g := range c.Attractor.Gateways {
-			contains := func(p netip.Prefix) bool { return p.Contains(g.Address) }
-			attached, free := false, false
-			for _, r := range config.IPAM.Ranges {
-				attached = attached || contains(r.Range)
-				free = free || contains(r.Range) && !slices.ContainsFunc(r.Exclude, contains)
+			if err := gateways.fits(g.Address); err != nil {
+				t.Errorf("%s: gateway %s: %v", file, g.Name, err)
 			}
-			if !attached || free {
-				t.Errorf("%s: gateway %s (%s) in the attached network: %t, a pod may get its address: %t", file, g.Name, g.Address, attached, free)
+		}
+		for _, s := range c.Streams {
+			for _, x := range s.Targets {
+				for _, ip := range x.IPs {
+					if err := targets.fits(ip); err != nil {
+						t.Errorf("%s: target %s: %v", file, x.Name, err)
+					}
+				}
 			}
+		}
+	}
+}
+
+// Whoever forwards needs the kernel's leave for it, and writes down what it did
+// where it is found again, as long as the kernel has it.
+func TestTheLBMayForward(t *testing.T) {
+	p := deployment(t).Spec.Template.Spec
+	lb := p.Container(t, "lb")
+	if lb.Variable("VIPGATE_DATAPLANE") != "nftables" {
+		t.Skip("the data plane is off")
+	}
+	if got := lb.SecurityContext.Capabilities.Add; !slices.Equal(got, []string{"NET_ADMIN"}) {
+		t.Errorf("the lb has the capabilities %v", got)
+	}
+	dir := lb.Variable("VIPGATE_STATE_DIR")
+	i := slices.IndexFunc(lb.VolumeMounts, func(m clitest.Mount) bool { return strings.HasPrefix(dir, m.MountPath+"/") })
+	if i < 0 {
+		t.Fatalf("the records in %q lie in no volume", dir)
+	}
+	for _, v := range p.Volumes {
+		if v.Name == lb.VolumeMounts[i].Name && (v.EmptyDir == nil || v.EmptyDir.Medium != "Memory") {
+			t.Errorf("the records are in volume %s, which does not end with the network namespace of the pod", v.Name)
 		}
 	}
 }

@@ -213,6 +213,20 @@ func (p *pod) sysctl(name string) string {
 	return strings.TrimSpace(string(value))
 }
 
+// initialize does what the init container does, in the pod's network namespace.
+func (p *pod) initialize() {
+	p.t.Helper()
+	if n := len(p.spec.InitContainers); n != 1 {
+		p.t.Fatalf("%d init containers", n)
+	}
+	c := p.spec.InitContainers[0]
+	if !c.SecurityContext.Privileged {
+		p.t.Errorf("%s is not privileged: /proc/sys is read-only", c.Name)
+	}
+	_, err := p.lab.Pod.Run(p.context(), c.Command[0], append(c.Command[1:], c.Args...)...)
+	p.must(err)
+}
+
 // The programs run as the manifests and Dockerfiles have it: as users other than
 // root, on read-only roots, with file capabilities, over volumes of a common
 // group, with SVIDs of the Workload API. What is left to a real cluster is
@@ -238,6 +252,7 @@ func TestThePodRunsAsTheManifestsSay(t *testing.T) {
 	p.gateway, err = p.lab.StartGateway(lab.GatewayA())
 	p.must(err)
 
+	p.initialize()
 	p.start("lb")
 	p.start("frontend")
 	vips := []string{"20.0.0.1/32", "2000::1/128"}
@@ -336,24 +351,16 @@ func TestTheInitContainerSetsForwarding(t *testing.T) {
 	p := newPod(t)
 	before := map[string]string{
 		"ipv4/ip_forward": "0", "ipv4/conf/all/rp_filter": "1", "ipv4/conf/default/rp_filter": "2", "ipv4/conf/ext-vlan/rp_filter": "1",
-		"ipv6/conf/all/forwarding": "0",
+		"ipv6/conf/all/forwarding": "0", "ipv4/fib_multipath_hash_policy": "0", "ipv6/fib_multipath_hash_policy": "0",
 	}
 	for name, value := range before {
 		p.must(p.lab.Pod.Sysctl("net."+strings.ReplaceAll(name, "/", "."), value))
 	}
-	if n := len(p.spec.InitContainers); n != 1 {
-		t.Fatalf("%d init containers", n)
-	}
-	c := p.spec.InitContainers[0]
-	if !c.SecurityContext.Privileged {
-		t.Errorf("%s is not privileged: /proc/sys is read-only", c.Name)
-	}
-	if _, err := p.lab.Pod.Run(p.context(), c.Command[0], append(c.Command[1:], c.Args...)...); err != nil {
-		t.Fatal(err)
-	}
+	p.initialize()
 	for name, want := range map[string]string{
 		"ipv4/ip_forward": "1", "ipv4/conf/ext-vlan/forwarding": "1", "ipv6/conf/all/forwarding": "1", "ipv6/conf/ext-vlan/forwarding": "1",
 		"ipv4/conf/all/rp_filter": "0", "ipv4/conf/default/rp_filter": "0", "ipv4/conf/ext-vlan/rp_filter": "0",
+		"ipv4/fib_multipath_hash_policy": "1", "ipv6/fib_multipath_hash_policy": "1",
 	} {
 		if got := p.sysctl(name); got != want {
 			t.Errorf("%s is %s, want %s", name, got, want)
