@@ -66,11 +66,15 @@ type Lab struct {
 	Second  *NetNS // of a second gateway; nil before SecondGateway
 
 	processes []*Process
+	others    []*NetNS // of a Yard
 }
 
 // New makes a laboratory without any process. Leftovers of killed runs are
 // removed first. The caller closes it.
-func New() (_ *Lab, err error) {
+func New() (*Lab, error) { return raise((*Lab).wire) }
+
+// raise makes the namespaces of a laboratory and lets wire do the rest.
+func raise(wire func(*Lab) error) (_ *Lab, err error) {
 	if err := RemoveLeftovers(); err != nil {
 		return nil, fmt.Errorf("leftovers of an earlier run: %w", err)
 	}
@@ -92,7 +96,7 @@ func New() (_ *Lab, err error) {
 			return nil, err
 		}
 	}
-	return l, l.wire()
+	return l, wire(l)
 }
 
 // wire lays the wires and gives them addresses.
@@ -115,7 +119,12 @@ func prefix(a netip.Addr, bits int) string { return netip.PrefixFrom(a, bits).St
 
 // Start starts a process in the pod; Close ends it.
 func (l *Lab) Start(ns *NetNS, name string, args ...string) (*Process, error) {
-	p, err := StartProcess(ns, l.Dir, name, args...)
+	return l.startIn(l.Dir, ns, name, args...)
+}
+
+// startIn is Start with a folder for the process and its output.
+func (l *Lab) startIn(dir string, ns *NetNS, name string, args ...string) (*Process, error) {
+	p, err := StartProcess(ns, dir, name, args...)
 	if err == nil {
 		l.processes = append(l.processes, p)
 	}
@@ -187,6 +196,11 @@ func (l *Lab) Close() error {
 			*ns = nil
 		}
 	}
+	for _, ns := range l.others {
+		ns.endProcesses()
+		errs = append(errs, ns.Close())
+	}
+	l.others = nil
 	return errors.Join(append(errs, os.RemoveAll(l.Dir))...)
 }
 

@@ -152,6 +152,22 @@ func (n *NetNS) Run(ctx context.Context, name string, args ...string) (string, e
 // IP runs iproute2's ip in the namespace.
 func (n *NetNS) IP(args ...string) error { return ip(append([]string{"-n", n.name}, args...)...) }
 
+// Batch runs commands of iproute2's ip in the namespace, a line each, up to the
+// first that fails. The family of a line is that of its addresses.
+func (n *NetNS) Batch(lines ...string) error { return n.batch(nil, lines) }
+
+// batch is Batch with options, which all lines share.
+func (n *NetNS) batch(options, lines []string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "ip", append([]string{"-n", n.name, "-batch", "-"}, options...)...)
+	cmd.Stdin = strings.NewReader(strings.Join(lines, "\n") + "\n")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("ip -batch in %s: %w: %s", n.name, err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
 // Sysctl sets a kernel parameter of the namespace, such as net.ipv4.ip_forward.
 func (n *NetNS) Sysctl(key, value string) error {
 	path := filepath.Join("/proc/sys", strings.ReplaceAll(key, ".", "/"))

@@ -7,13 +7,30 @@ import (
 	"path/filepath"
 )
 
-// Pod is a trench pod: an lb and a frontend with its BIRD, in the laboratory's
-// pod namespace.
+// Pod is a trench pod: an lb and a frontend with its BIRD.
 type Pod struct {
 	Lab      *Lab
 	Binaries string // the folder of lb and frontend
+	NS       *NetNS // its namespace; nil for the laboratory's pod namespace
+	Dir      string // its folder; "" for the laboratory's
 	LB       *Process
 	Frontend *Process
+}
+
+// Namespace is where the pod lives.
+func (p *Pod) Namespace() *NetNS {
+	if p.NS == nil {
+		return p.Lab.Pod
+	}
+	return p.NS
+}
+
+// dir is the pod's folder.
+func (p *Pod) dir() string {
+	if p.Dir == "" {
+		return p.Lab.Dir
+	}
+	return p.Dir
 }
 
 // Ports of the pod, free in its namespace by construction.
@@ -25,14 +42,14 @@ const (
 )
 
 // Paths of the pod.
-func (p *Pod) TrenchFile() string    { return filepath.Join(p.Lab.Dir, "trench", "trench.yaml") }
-func (p *Pod) Socket() string        { return filepath.Join(p.Lab.Dir, "lb.sock") }
-func (p *Pod) LBAdmin() string       { return filepath.Join(p.Lab.Dir, "lb-admin.sock") }
-func (p *Pod) FrontendAdmin() string { return filepath.Join(p.Lab.Dir, "fe-admin.sock") }
-func (p *Pod) Authority() string     { return filepath.Join(p.Lab.Dir, "authority") }
-func (p *Pod) BirdDir() string       { return filepath.Join(p.Lab.Dir, "bird") }
-func (p *Pod) StateDir() string      { return filepath.Join(p.Lab.Dir, "state") }
-func (p *Pod) BirdSocket() string    { return filepath.Join(p.Lab.Dir, "bird.ctl") }
+func (p *Pod) TrenchFile() string    { return filepath.Join(p.dir(), "trench", "trench.yaml") }
+func (p *Pod) Socket() string        { return filepath.Join(p.dir(), "lb.sock") }
+func (p *Pod) LBAdmin() string       { return filepath.Join(p.dir(), "lb-admin.sock") }
+func (p *Pod) FrontendAdmin() string { return filepath.Join(p.dir(), "fe-admin.sock") }
+func (p *Pod) Authority() string     { return filepath.Join(p.dir(), "authority") }
+func (p *Pod) BirdDir() string       { return filepath.Join(p.dir(), "bird") }
+func (p *Pod) StateDir() string      { return filepath.Join(p.dir(), "state") }
+func (p *Pod) BirdSocket() string    { return filepath.Join(p.dir(), "bird.ctl") }
 
 // WriteTrench replaces the trench file as an editor does, by a rename.
 func (p *Pod) WriteTrench(text string) error {
@@ -71,17 +88,17 @@ func (p *Pod) FrontendArgs(extra ...string) []string {
 
 // StartLB starts the lb.
 func (p *Pod) StartLB(extra ...string) (err error) {
-	p.LB, err = p.Lab.Start(p.Lab.Pod, "lb", p.LBArgs(extra...)...)
+	p.LB, err = p.Lab.startIn(p.dir(), p.Namespace(), "lb", p.LBArgs(extra...)...)
 	return err
 }
 
 // StartFrontend starts the frontend.
 func (p *Pod) StartFrontend(extra ...string) (err error) {
-	p.Frontend, err = p.Lab.Start(p.Lab.Pod, "frontend", p.FrontendArgs(extra...)...)
+	p.Frontend, err = p.Lab.startIn(p.dir(), p.Namespace(), "frontend", p.FrontendArgs(extra...)...)
 	return err
 }
 
 // Run runs lb or frontend with a sub-command in the pod and returns what it printed.
 func (p *Pod) Run(ctx context.Context, program string, args ...string) (string, error) {
-	return p.Lab.Pod.Run(ctx, filepath.Join(p.Binaries, program), args...)
+	return p.Namespace().Run(ctx, filepath.Join(p.Binaries, program), args...)
 }

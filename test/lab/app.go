@@ -1,0 +1,149 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/vipgate/vipgate/test/load"
+)
+
+// Ports of an App.
+const (
+	RequestPort = 8080 // HTTP, on the VIPs
+	FlowPort    = 8007 // the echo protocol of package load, on the VIPs
+	HealthPort  = 5000 // accepts connections, on the own addresses
+)
+
+// lookEvery is how often a condition of the outside world is asked for.
+const lookEvery = 10 * time.Millisecond
+
+// App is a target of a yard, with an application in a namespace of its own.
+type App struct {
+	Name  string
+	NS    *NetNS
+	Addrs []netip.Addr // its own, one of each family
+	VIPs  []netip.Addr // that it serves
+
+	backend *NetNS // where its wire ends
+	port    string // and in what
+
+	mu     sync.Mutex
+	server *load.Server // nil while it does not serve
+	health []*Target
+}
+
+// Start makes the application serve its VIPs, and then says that it is healthy.
+// One that serves is left as it is, but for its health.
+func (a *App) Start() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.server == nil {
+		server := load.NewServer(a.Name)
+		for _, vip := range a.VIPs {
+			for port, serve := range map[uint16]func(net.Listener){RequestPort: server.ServeRequests, FlowPort: server.ServeFlows} {
+				l, err := a.listen(netip.AddrPortFrom(vip, port))
+				if err != nil {
+					return errors.Join(fmt.Errorf("%s: %w", a.Name, err), server.Abort())
+				}
+				serve(l)
+			}
+		}
+		a.server = server
+	}
+	if a.health == nil {
+		for _, own := range a.Addrs {
+			a.health = append(a.health, NewTarget(a.NS, netip.AddrPortFrom(own, HealthPort)))
+		}
+	}
+	var errs []error
+	for _, h := range a.health {
+		errs = append(errs, h.Up())
+	}
+	return errors.Join(errs...)
+}
+
+func (a *App) listen(at netip.AddrPort) (l net.Listener, err error) {
+	// Plain TCP: MPTCP would put a second kind of socket between us and the RST
+	// of Kill.
+	var c net.ListenConfig
+	c.SetMultipathTCP(false)
+	err = a.NS.Do(func() (err error) {
+		l, err = c.Listen(context.Background(), "tcp", at.String())
+		return err
+	})
+	return l, err
+}
+
+// Unhealthy makes the health port refuse connections; the rest goes on.
+func (a *App) Unhealthy() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.unhealthy()
+}
+
+func (a *App) unhealthy() error {
+	var errs []error
+	for _, h := range a.health {
+		errs = append(errs, h.Down())
+	}
+	return errors.Join(errs...)
+}
+
+// Connections counts the open connections: of requests, and long-lived flows.
+func (a *App) Connections() (requests, flows int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.server == nil {
+		return 0, 0
+	}
+	return a.server.Connections()
+}
+
+// Stop ends as a good application does: the health goes first, nothing new is
+// accepted, what was accepted is answered, then flows get a FIN. New connections
+// are refused from now on: in a planned change the trench file announced the end
+// before, and the drain is over.
+func (a *App) Stop(ctx context.Context) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	err := a.unhealthy()
+	if a.server != nil {
+		err = errors.Join(err, a.server.Shutdown(ctx))
+		a.server = nil
+	}
+	return err
+}
+
+// Abort ends at once, with a RST for every connection.
+func (a *App) Abort() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	err := a.unhealthy()
+	if a.server != nil {
+		err = errors.Join(err, a.server.Abort())
+		a.server = nil
+	}
+	return err
+}
+
+// Kill is the sudden death of the host: its wire is dead before anything of it
+// ends, so that nobody hears a FIN, a RST or an ICMP error.
+func (a *App) Kill() error {
+	if err := a.backend.IP("link", "set", a.port, "down"); err != nil {
+		return fmt.Errorf("kill %s: %w", a.Name, err)
+	}
+	return a.Abort()
+}
+
+// Revive undoes Kill: the wire lives, and the application starts anew.
+func (a *App) Revive() error {
+	if err := a.backend.IP("link", "set", a.port, "up"); err != nil {
+		return fmt.Errorf("revive %s: %w", a.Name, err)
+	}
+	return a.Start()
+}
