@@ -1,0 +1,68 @@
+package record
+
+import (
+	"fmt"
+	"slices"
+)
+
+// collector makes records of what a file holds.
+type collector struct {
+	Records
+	index
+	kinds []string // of the buckets
+	told  *summary
+}
+
+func newCollector() *collector {
+	return &collector{
+		Records: Records{Targets: make(map[uint32]Target), Streams: make(map[string]Stream)},
+		index:   newIndex(),
+	}
+}
+
+// begin is told that there is a bucket, before what it holds.
+func (c *collector) begin(kind []byte) error {
+	if !slices.Contains(kinds, string(kind)) {
+		return fmt.Errorf("there is a bucket %q: a newer program wrote it", kind)
+	}
+	c.kinds = append(c.kinds, string(kind))
+	return nil
+}
+
+// add is told of a record.
+func (c *collector) add(kind, key, value []byte) error {
+	var err error
+	switch string(kind) {
+	case targetKind:
+		var t Target
+		if t, err = decodeTarget(key, value); err == nil {
+			err = c.index.addTarget(t, checksumOf(value))
+			c.Targets[t.Number] = t
+		}
+	case streamKind:
+		var s Stream
+		if s, err = decodeStream(key, value); err == nil {
+			c.index.addStream(s.Name, checksumOf(value))
+			c.Streams[s.Name] = s
+		}
+	case summaryKind:
+		c.told = new(summary)
+		*c.told, err = decodeSummary(key, value)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: record %q: %w", kind, key[:min(len(key), maxName)], err)
+	}
+	return nil
+}
+
+// end compares what was found with the summary.
+func (c *collector) end() (Records, error) {
+	switch {
+	case len(c.kinds) != len(kinds), c.told == nil:
+		return Records{}, fmt.Errorf("it has only the buckets %v, or no summary", c.kinds)
+	case *c.told != c.index.summary:
+		return Records{}, fmt.Errorf("it has %d targets and %d streams, its summary says %d and %d, or their checksums differ",
+			c.index.summary.targets, c.index.summary.streams, c.told.targets, c.told.streams)
+	}
+	return c.Records, nil
+}
