@@ -173,9 +173,14 @@ func (y *Yard) wire() error {
 	)
 }
 
-// spreads makes a namespace spread flows, not addresses, over several next hops.
+// spreads makes a namespace spread flows, not addresses, over several next hops,
+// and what begins in it keep its way. For the kernel takes the hash that it gave
+// a socket for that of the flow, also in the next namespace, and gives it
+// another one when it sends again after a silence (txrehash): no wire carries
+// such a hash from one machine to the next.
 func spreads(ns *NetNS) error {
-	return errors.Join(ns.Sysctl("net.ipv4.fib_multipath_hash_policy", "1"), ns.Sysctl("net.ipv6.fib_multipath_hash_policy", "1"))
+	return errors.Join(ns.Sysctl("net.core.txrehash", "0"),
+		ns.Sysctl("net.ipv4.fib_multipath_hash_policy", "1"), ns.Sysctl("net.ipv6.fib_multipath_hash_policy", "1"))
 }
 
 // forwards makes a namespace forward, also what came from elsewhere than it
