@@ -382,23 +382,24 @@ func TestGatewaySpreadsOverThePodsThatAnnounce(t *testing.T) {
 	t.Logf("\n%v", r)
 }
 
-// What has no route at the gateway is lost on its way, and no error at the client.
-func TestWhatNobodyAnnouncesIsLostInTheVoid(t *testing.T) {
+// What has no route at the gateway fails at once: no moment without one is hidden.
+func TestVIPThatNobodyAnnouncesIsUnreachable(t *testing.T) {
 	p := newPlain(t, 1, 1)
-	g, err := p.Load(p.ctx, 50, 0, load.Config{Timeout: 300 * time.Millisecond})
+	g, err := p.Load(p.ctx, 50, 2, load.Config{})
 	p.must(err)
-	_, err = g.Wait(p.ctx, func(r load.Result) error {
-		if r.Failed < 2 {
-			return fmt.Errorf("%d failed", r.Failed)
+	r, err := g.Wait(p.ctx, func(r load.Result) error {
+		if r.Failed < 2 || r.Unopened < 2 {
+			return fmt.Errorf("%d requests failed and %d flows", r.Failed, r.Unopened)
 		}
 		return nil
 	})
 	p.must(err)
-	for _, f := range g.Stop(p.ctx).Failures {
-		if !strings.Contains(f.Err, "timeout") {
+	for _, f := range r.Failures {
+		if !strings.Contains(f.Err, "unreachable") {
 			t.Errorf("%v", f)
 		}
 	}
+	g.Stop(p.ctx)
 }
 
 // A yard whose maker was killed is gone with the next one.
