@@ -1,0 +1,80 @@
+package e2e
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/load"
+	"github.com/vipgate/vipgate/test/traffic"
+)
+
+// sceneTime bounds one scene with its laboratory.
+const sceneTime = 4 * time.Minute
+
+// openTrench starts two pods with real traffic's laboratory.
+func openTrench(t *testing.T, o traffic.Options) (context.Context, *traffic.Trench) {
+	t.Helper()
+	if lack := lab.YardLacks(); lack != "" {
+		t.Fatalf("this machine lacks %s", lack)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), sceneTime)
+	t.Cleanup(cancel)
+	o.Binaries = binaries
+	trench, err := traffic.Open(ctx, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := trench.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return ctx, trench
+}
+
+// Issue 5: "Planned changes and LB kill -9: 0 failed requests, and no broken long-lived flow of a target that
+// stayed, across pods too. Sudden death of a target: only its own flows."
+func TestTrafficSurvivesChanges(t *testing.T) {
+	for _, s := range traffic.Scenes() {
+		t.Run(strings.ReplaceAll(s.Title, " ", "_"), func(t *testing.T) {
+			t.Parallel()
+			ctx, trench := openTrench(t, traffic.Options{Targets: s.Targets})
+			row, err := trench.Play(ctx, s)
+			t.Logf("\n%s", load.Table(row))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if row.Result.Answered == 0 || len(row.Result.Flows) == 0 {
+				t.Error("there was no traffic")
+			}
+			if err := s.Judge(row); err != nil {
+				t.Errorf("%v\n%s", err, trench.Logs())
+			}
+			if !s.Planned && row.Result.Failed == 0 {
+				t.Error("the death of a target lost nothing: was it used at all?")
+			}
+		})
+	}
+}
+
+// Issue 5: "The control run must fail": without gating and drains the same changes lose requests and flows.
+func TestTrafficIsLostWithoutGatingAndDrains(t *testing.T) {
+	t.Parallel()
+	ctx, trench := openTrench(t, traffic.Options{Control: true, Targets: 4})
+	for _, s := range traffic.Scenes() {
+		if s.Title != "rolling restart of three targets" && s.Title != "rolling restart of both pods" {
+			continue
+		}
+		row, err := trench.Play(ctx, s)
+		t.Logf("\n%s", load.Table(row))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.Judge(row) == nil {
+			t.Errorf("%s: nothing was lost without gating and drains, so that nothing is proved", s.Title)
+		}
+	}
+}

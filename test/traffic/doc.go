@@ -1,0 +1,12 @@
+// Package traffic tells what becomes of real traffic while a trench changes: a
+// gateway that spreads flows over two trench pods, targets with namespaces of
+// their own, and clients that keep asking. The same scenes are the second act of
+// the demo and end-to-end tests.
+//
+// A [Trench] is either gated, as vipgate is meant to be used, or the control: the
+// same programs with --gating=off, without drain times and without a word before
+// something ends. A scene that loses nothing in both would prove nothing.
+//
+// How the laboratory is built is the matter of test/lab, how traffic is made and
+// counted that of test/load.
+package traffic

@@ -1,0 +1,236 @@
+package traffic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"syscall"
+
+	"github.com/vipgate/vipgate/test/load"
+)
+
+// How much traffic a scene has. It is far below what the laboratory sustains, so
+// that whatever is lost was lost by the change.
+const (
+	rate  = 100 // requests per second
+	flows = 24  // long-lived
+	// calm is how many requests are answered before and after the change.
+	calm = 30
+)
+
+// Scene is a change under traffic.
+type Scene struct {
+	Title string
+	// Targets is how many there are when it begins.
+	Targets int
+	// Planned scenes lose nothing: no request, and no flow of a target that stayed.
+	Planned bool
+
+	play func(context.Context, *Trench, *load.Generator) (left []string, err error)
+}
+
+// Scenes are all of them, in the order in which one trench can play them.
+func Scenes() []Scene {
+	return []Scene{
+		{"scale from 1 to 10 targets and back", 1, true, scale},
+		{"rolling restart of three targets", 4, true, restartTargets},
+		{"rolling restart of both pods", 4, true, restartPods},
+		{"kill -9 of an lb", 4, true, killLB},
+		{"SIGTERM to a frontend", 4, true, stopFrontend},
+		{"sudden death of a target", 4, false, killTarget},
+	}
+}
+
+// Play plays a scene and tells what became of the traffic. The error says that
+// the scene could not be played; what was lost is in the row.
+func (t *Trench) Play(ctx context.Context, s Scene) (load.Row, error) {
+	row := load.Row{Title: s.Title}
+	fail := func(what string, err error) (load.Row, error) {
+		return row, fmt.Errorf("%s: %s: %w\n%s", s.Title, what, err, t.Logs())
+	}
+	if err := t.prepare(ctx, s.Targets); err != nil {
+		return fail("prepare", err)
+	}
+	g, err := t.Load(ctx, rate, flows, load.Config{})
+	if err != nil {
+		return fail("load", err)
+	}
+	defer func() { row.Result = g.Stop(ctx) }()
+	begin, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if err := errors.Join(g.WaitFlows(begin), g.WaitAnswered(begin, calm)); err != nil {
+		return fail("before the change", err)
+	}
+	row.Left, err = s.play(ctx, t, g)
+	if err != nil {
+		return fail("play", err)
+	}
+	end, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if err := g.WaitAnswered(end, calm); err != nil {
+		return fail("after the change", err)
+	}
+	row.Result = g.Stop(ctx)
+	return row, nil
+}
+
+// Judge says what a scene lost that it may not lose; nil when nothing.
+func (s Scene) Judge(row load.Row) error {
+	if s.Planned {
+		return row.Result.Lost(row.Left...)
+	}
+	if broken, _ := row.Result.Broken(row.Left...); broken > 0 {
+		return fmt.Errorf("%d flows broke whose targets stayed", broken)
+	}
+	return nil
+}
+
+// prepare has so many targets, all ready.
+func (t *Trench) prepare(ctx context.Context, n int) error {
+	gone := t.names()
+	if err := t.scale(n); err != nil {
+		return err
+	}
+	if n < len(gone) {
+		if err := t.wantGone(ctx, gone[n:]...); err != nil {
+			return err
+		}
+	}
+	return t.settle(ctx)
+}
+
+// scale adds nine targets, has them all answer, and removes them again. Long-lived
+// flows are those of the one that stays.
+func scale(ctx context.Context, t *Trench, g *load.Generator) ([]string, error) {
+	if err := errors.Join(t.scale(targets), t.settle(ctx)); err != nil {
+		return nil, err
+	}
+	bound, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	all := t.names()
+	if err := g.WaitTargets(bound, all...); err != nil {
+		return nil, err
+	}
+	left := all[1:]
+	if err := t.scale(1); err != nil {
+		return left, err
+	}
+	if !t.o.Control { // an orchestrator that waits for the drain
+		if err := t.wantGone(ctx, left...); err != nil {
+			return left, err
+		}
+	}
+	for _, name := range left {
+		if err := t.app(name).Stop(bound); err != nil {
+			return left, err
+		}
+	}
+	if err := errors.Join(t.wantGone(ctx, left...), g.WaitAnswered(bound, calm)); err != nil {
+		return left, err
+	}
+	for _, name := range left { // for the scenes to come
+		if err := t.app(name).Start(); err != nil {
+			return left, err
+		}
+	}
+	return left, nil
+}
+
+// restartTargets restarts three targets, one after the other.
+func restartTargets(ctx context.Context, t *Trench, _ *load.Generator) ([]string, error) {
+	left := t.names()[:3]
+	for _, name := range left {
+		if err := t.restart(ctx, name); err != nil {
+			return left, fmt.Errorf("restart %s: %w", name, err)
+		}
+	}
+	return left, nil
+}
+
+func (t *Trench) restart(ctx context.Context, name string) error {
+	bound, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if t.o.Control {
+		return errors.Join(t.app(name).Stop(bound), t.wantDown(ctx, name), t.app(name).Start(), t.settle(ctx))
+	}
+	if err := errors.Join(t.announce(name, true), t.wantGone(ctx, name)); err != nil {
+		return err
+	}
+	return errors.Join(t.app(name).Stop(bound), t.app(name).Start(), t.announce(name, false), t.settle(ctx))
+}
+
+// restartPods replaces both pods, one after the other.
+func restartPods(ctx context.Context, t *Trench, g *load.Generator) ([]string, error) {
+	bound, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for n, p := range t.Pods {
+		if err := errors.Join(t.stop(bound, p), t.wantVia(ctx, 2-n)); err != nil {
+			return nil, err
+		}
+		if err := errors.Join(t.Replace(n+1), t.start(p), t.settle(ctx), g.WaitAnswered(bound, calm)); err != nil {
+			return nil, err
+		}
+	}
+	return nil, nil
+}
+
+// killLB kills the lb of one pod, which is started again as by a kubelet.
+func killLB(ctx context.Context, t *Trench, g *load.Generator) ([]string, error) {
+	bound, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	p := t.Pods[0]
+	return nil, errors.Join(p.LB.Kill(), g.WaitAnswered(bound, calm), t.startLB(p), t.settle(ctx))
+}
+
+// stopFrontend restarts the frontend of one pod.
+func stopFrontend(ctx context.Context, t *Trench, g *load.Generator) ([]string, error) {
+	bound, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	p := t.Pods[0]
+	if err := p.Frontend.Signal(syscall.SIGTERM); err != nil {
+		return nil, err
+	}
+	if status, err := p.Frontend.Wait(bound); err != nil || status != 0 {
+		return nil, errors.Join(fmt.Errorf("the frontend ended with status %d", status), err)
+	}
+	return nil, errors.Join(t.wantVia(ctx, 2), g.WaitAnswered(bound, calm), t.startFrontend(p), t.settle(ctx))
+}
+
+// killTarget cuts a target's wire for good. The scene ends with the first calm
+// chapter after the pods noticed: only what went to that target was lost.
+func killTarget(ctx context.Context, t *Trench, g *load.Generator) ([]string, error) {
+	name := t.names()[3]
+	if err := errors.Join(t.app(name).Kill(), t.wantDown(ctx, name)); err != nil {
+		return []string{name}, err
+	}
+	return []string{name}, nil
+}
+
+// Revive undoes the last scene.
+func (t *Trench) Revive() error {
+	var errs []error
+	for _, a := range t.Targets {
+		errs = append(errs, a.Revive())
+	}
+	return errors.Join(errs...)
+}
+
+// Total is the sum of what rows lost.
+func Total(rows []load.Row) (failed, broken int) {
+	for _, r := range rows {
+		b, _ := r.Result.Broken(r.Left...)
+		failed, broken = failed+r.Result.Failed, broken+b
+	}
+	return failed, broken
+}
+
+// Find returns a scene by its title.
+func Find(title string) (Scene, error) {
+	scenes := Scenes()
+	i := slices.IndexFunc(scenes, func(s Scene) bool { return s.Title == title })
+	if i < 0 {
+		return Scene{}, fmt.Errorf("there is no scene %q", title)
+	}
+	return scenes[i], nil
+}

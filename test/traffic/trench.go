@@ -1,0 +1,290 @@
+package traffic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+const (
+	pods    = 2
+	targets = 10
+	// patience bounds every wait. It is a bound of liveness, far above what is
+	// expected.
+	patience = 60 * time.Second
+	// lookEvery is how often a condition is looked at.
+	lookEvery = 20 * time.Millisecond
+)
+
+// Checks of the targets, as in the trench file: a death is noticed after
+// Fall × Interval.
+const (
+	Interval = 200 * time.Millisecond
+	Fall     = 3
+)
+
+// VIPs are what clients ask for.
+func VIPs() []netip.Addr {
+	return []netip.Addr{netip.MustParseAddr("20.0.0.1"), netip.MustParseAddr("2000::1")}
+}
+
+// Options say how a trench is run.
+type Options struct {
+	Binaries string // the folder of lb and frontend
+	// Control runs the pods with --gating=off and without drains.
+	Control bool
+	// LB are more arguments of lb run.
+	LB []string
+	// Targets is how many targets there are at first, 1 to 10.
+	Targets int
+}
+
+// Trench is two pods behind one gateway, with targets.
+type Trench struct {
+	*lab.Yard
+	o       Options
+	gateway *lab.Gateway
+
+	mu      sync.Mutex
+	present int             // targets 1 to present stand in the trench file
+	ending  map[string]bool // announced as terminating
+}
+
+// Open starts everything and waits until the gateway spreads flows over both pods.
+// The caller closes the trench.
+func Open(ctx context.Context, o Options) (_ *Trench, err error) {
+	y, err := lab.NewYard(lab.YardConfig{Pods: pods, Targets: targets, VIPs: VIPs(), Binaries: o.Binaries})
+	if err != nil {
+		return nil, err
+	}
+	t := &Trench{Yard: y, o: o, present: o.Targets, ending: map[string]bool{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("%w\n%s", err, t.Logs()), t.Close())
+		}
+	}()
+	for _, a := range y.Targets {
+		if err := a.Start(); err != nil {
+			return nil, err
+		}
+	}
+	if err := t.write(); err != nil {
+		return nil, err
+	}
+	if t.gateway, err = y.StartGateway(y.GatewayConfig()); err != nil {
+		return nil, err
+	}
+	for _, p := range y.Pods {
+		if err := t.start(p); err != nil {
+			return nil, err
+		}
+	}
+	return t, t.settle(ctx)
+}
+
+// start starts both programs of a pod.
+func (t *Trench) start(p *lab.Pod) error {
+	return errors.Join(t.startLB(p), t.startFrontend(p))
+}
+
+func (t *Trench) startLB(p *lab.Pod) error {
+	args := append([]string{"--dataplane=nftables"}, t.o.LB...)
+	if t.o.Control {
+		args = append(args, "--drain-time=0s")
+	}
+	return p.StartLB(args...)
+}
+
+func (t *Trench) startFrontend(p *lab.Pod) error {
+	if t.o.Control {
+		return p.StartFrontend("--gating=off", "--drain-time=0s", "--settle=0s", "--ecmp")
+	}
+	return p.StartFrontend("--ecmp")
+}
+
+// stop ends both programs of a pod, as a pod's end does.
+func (t *Trench) stop(ctx context.Context, p *lab.Pod) error {
+	for _, x := range []*lab.Process{p.LB, p.Frontend} {
+		if err := x.Signal(syscall.SIGTERM); err != nil {
+			return err
+		}
+	}
+	for _, x := range []*lab.Process{p.LB, p.Frontend} {
+		if status, err := x.Wait(ctx); err != nil || status != 0 {
+			return errors.Join(fmt.Errorf("%s ended with status %d", x.Name, status), err)
+		}
+	}
+	return nil
+}
+
+// write writes the trench file of every pod.
+func (t *Trench) write() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var b strings.Builder
+	drain := "1s"
+	if t.o.Control {
+		drain = "0s"
+	}
+	fmt.Fprintf(&b, `trench: trench-a
+attractor:
+  name: attractor-a-1
+  vips: [20.0.0.1/32, "2000::1/128"]
+  gateways:
+    - {name: gateway-a-v4, address: %s}
+    - {name: gateway-a-v6, address: "%s"}
+streams:
+  - name: stream-a
+    vips: [20.0.0.1/32, "2000::1/128"]
+    check: {tcp: {port: %d}, interval: %s, timeout: %s, rise: 2, fall: %d}
+    drainTime: %s
+    targets:
+`, lab.GatewayA4, lab.GatewayA6, lab.HealthPort, Interval, Interval, Fall, drain)
+	for n, a := range t.Targets[:t.present] {
+		own := lab.TargetAddrs(n + 1)
+		fmt.Fprintf(&b, "      - {name: %s, ips: [%s, \"%s\"], terminating: %t}\n", a.Name, own[0], own[1], t.ending[a.Name])
+	}
+	return t.WriteTrench(b.String())
+}
+
+// scale changes how many targets stand in the trench file.
+func (t *Trench) scale(n int) error {
+	t.mu.Lock()
+	t.present = n
+	t.mu.Unlock()
+	return t.write()
+}
+
+// announce says in the trench file that a target ends, or that it does not.
+func (t *Trench) announce(name string, ends bool) error {
+	t.mu.Lock()
+	t.ending[name] = ends
+	t.mu.Unlock()
+	return t.write()
+}
+
+// names are the targets that stand in the trench file.
+func (t *Trench) names() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var names []string
+	for _, a := range t.Targets[:t.present] {
+		names = append(names, a.Name)
+	}
+	return names
+}
+
+// settle waits until every target is ready in every pod and the gateway uses all
+// pods.
+func (t *Trench) settle(ctx context.Context) error {
+	return errors.Join(t.wantStates(ctx, func(have map[string]targetv1.State) error {
+		for _, name := range t.names() {
+			if have[name] != targetv1.State_STATE_READY {
+				return fmt.Errorf("%s is %v, want it ready", name, have[name])
+			}
+		}
+		return nil
+	}), t.wantVia(ctx, 1, 2))
+}
+
+// wantVia is WantVia with patience.
+func (t *Trench) wantVia(ctx context.Context, pods ...int) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return t.WantVia(ctx, pods...)
+}
+
+// wantGone waits until no pod has a target of these names any more.
+func (t *Trench) wantGone(ctx context.Context, names ...string) error {
+	return t.wantStates(ctx, func(have map[string]targetv1.State) error {
+		for _, name := range names {
+			if state, ok := have[name]; ok {
+				return fmt.Errorf("%s is %v, want it gone", name, state)
+			}
+		}
+		return nil
+	})
+}
+
+// wantDown waits until no pod takes a target for ready.
+func (t *Trench) wantDown(ctx context.Context, name string) error {
+	return t.wantStates(ctx, func(have map[string]targetv1.State) error {
+		if have[name] == targetv1.State_STATE_READY {
+			return fmt.Errorf("%s is ready", name)
+		}
+		return nil
+	})
+}
+
+// wantStates waits until the targets of every pod satisfy a condition.
+func (t *Trench) wantStates(ctx context.Context, condition func(map[string]targetv1.State) error) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for n, p := range t.Pods {
+		conn, err := grpc.NewClient("unix:"+p.LBAdmin(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			return err
+		}
+		err = lab.Eventually(ctx, lookEvery, func() error {
+			have, err := states(ctx, conn)
+			if err != nil {
+				return fmt.Errorf("pod %d: %w", n+1, err)
+			}
+			if err := condition(have); err != nil {
+				return fmt.Errorf("pod %d: %w; it has %v", n+1, err, slices.Sorted(maps.Keys(have)))
+			}
+			return nil
+		})
+		if err := errors.Join(err, conn.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// states are the states of the targets in one pod: the worst of their addresses.
+func states(ctx context.Context, conn *grpc.ClientConn) (map[string]targetv1.State, error) {
+	have := map[string]targetv1.State{}
+	list, err := targetv1.NewTargetServiceClient(conn).List(ctx, &targetv1.ListRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		return nil, err
+	}
+	for _, x := range list.GetTargets() {
+		if was, seen := have[x.GetName()]; !seen || was == targetv1.State_STATE_READY {
+			have[x.GetName()] = x.GetState()
+		}
+	}
+	return have, nil
+}
+
+// app is a target by name.
+func (t *Trench) app(name string) *lab.App {
+	i := slices.IndexFunc(t.Targets, func(a *lab.App) bool { return a.Name == name })
+	return t.Targets[i] // names come from names()
+}
+
+// Logs are the ends of the logs of all programs, for a failure.
+func (t *Trench) Logs() string {
+	var b strings.Builder
+	for n, p := range t.Pods {
+		for _, x := range []*lab.Process{p.LB, p.Frontend} {
+			if x != nil {
+				fmt.Fprintf(&b, "--- pod %d, %s (pid %d):\n%s\n", n+1, x.Name, x.PID(), x.Tail(40))
+			}
+		}
+	}
+	return b.String()
+}
