@@ -15,6 +15,9 @@ type commandLine struct {
 	Run         runCommand         `cmd:"" default:"withargs" help:"Check targets and serve readiness (also without a command)."`
 	Status      statusCommand      `cmd:"" help:"Show VIPs, streams, targets, watchers and what the frontend reports."`
 	Validate    validateCommand    `cmd:"" help:"Check the trench file and the flags without starting anything."`
+	Events      eventsCommand      `cmd:"" help:"Show what happened lately: VIPs, and drift and problems of the data plane."`
+	Reconcile   reconcileCommand   `cmd:"" help:"Put the data plane back as it was recorded, also what somebody else removed or changed."`
+	Cleanup     cleanupCommand     `cmd:"" help:"Remove exactly what is ours from the kernel, when no lb runs."`
 	Target      targetCommand      `cmd:"" help:"List, register, deregister and drain targets."`
 	SVID        svidCommand        `cmd:"" name:"svid" help:"Sign an SVID for a person with the development authority, for grpcurl."`
 	Healthcheck cli.Healthcheck    `cmd:"" help:"Ask a health service; exit status 0 if it serves. For exec probes."`

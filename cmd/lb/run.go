@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
@@ -25,11 +26,12 @@ type runFlags struct {
 	cli.Identity
 
 	targetFlags
+	dataPlaneFlags
 
-	Lease             time.Duration `help:"How long the frontend may believe each message." default:"1s"`
-	StaleGrace        time.Duration `help:"How long the data plane goes on forwarding without this process." default:"0s"`
-	DrainTime         time.Duration `help:"How long traffic is forwarded after SIGTERM." default:"1s"`
-	MaxStreamsPerPeer int           `help:"How many streams one SPIFFE ID may have open." default:"8" placeholder:"N"`
+	Lease             time.Duration  `help:"How long the frontend may believe each message." default:"1s"`
+	StaleGrace        *time.Duration `help:"How long the data plane goes on forwarding without this process; when absent 5s with --dataplane=nftables, else 0s." placeholder:"DURATION"`
+	DrainTime         time.Duration  `help:"How long traffic is forwarded after SIGTERM." default:"1s"`
+	MaxStreamsPerPeer int            `help:"How many streams one SPIFFE ID may have open." default:"8" placeholder:"N"`
 
 	AdminSocket string `help:"Unix socket for status, grpcurl and pprof." default:"${admin_socket}" placeholder:"SOCKET" group:"Listeners"`
 	HealthPort  uint16 `help:"Port of the gRPC health service." default:"7781" placeholder:"PORT" group:"Listeners"`
@@ -50,6 +52,9 @@ func (c *runCommand) Run(ctx context.Context, globals *cli.Globals) error {
 	}
 	o, err := c.options(log)
 	if err != nil {
+		return err
+	}
+	if err := preflight(o.DataPlane); err != nil {
 		return err
 	}
 	o.Version, o.Level = cli.Version(), level
@@ -92,7 +97,8 @@ func (c *runFlags) options(log *slog.Logger) (lb.Options, error) {
 		Socket: c.Socket, SocketMode: fs.FileMode(c.SocketMode), Identity: source,
 		Frontends: cli.IDs(c.FrontendID), Readers: cli.IDs(c.ReaderID), MaxStreamsPerPeer: c.MaxStreamsPerPeer,
 		AdminSocket: c.AdminSocket, HealthAddr: cli.Address(c.HealthHost, c.HealthPort),
-		Lease: c.Lease, StaleGrace: c.StaleGrace, DrainTime: c.DrainTime, Targets: c.targetFlags.options(), Log: log,
+		Lease: c.Lease, StaleGrace: c.staleGrace(), DrainTime: c.DrainTime, Targets: c.targetFlags.options(),
+		DataPlane: c.dataPlaneFlags.options(), RemoveDataPlane: c.RemoveDataplaneOnExit, Log: log,
 	}
 	if c.MetricsPort != 0 {
 		o.MetricsAddr = cli.Address(c.MetricsHost, c.MetricsPort)
@@ -101,12 +107,23 @@ func (c *runFlags) options(log *slog.Logger) (lb.Options, error) {
 	return o, nil
 }
 
+// staleGrace is what is set, or what fits the data plane.
+func (c *runFlags) staleGrace() time.Duration {
+	switch {
+	case c.StaleGrace != nil:
+		return *c.StaleGrace
+	case c.on():
+		return dataPlaneGrace
+	}
+	return 0
+}
+
 // check refuses what would only fail later.
 func (c *runFlags) check() error {
 	if err := lb.ValidateLease(c.Lease); err != nil {
 		return usage("--lease: %w", err)
 	}
-	if c.DrainTime < 0 || c.StaleGrace < 0 {
+	if c.DrainTime < 0 || c.staleGrace() < 0 {
 		return usage("--drain-time and --stale-grace must not be negative")
 	}
 	if c.MaxStreamsPerPeer < readiness.MinStreamsPerPeer {
@@ -114,6 +131,12 @@ func (c *runFlags) check() error {
 	}
 	if err := c.targetFlags.check(); err != nil {
 		return err
+	}
+	if err := c.dataPlaneFlags.check(); err != nil {
+		return err
+	}
+	if c.on() && slices.Contains(c.targetFlags.Source, "directory") {
+		return usage("--dataplane=nftables forwards itself, and --source=directory says what another data plane forwards: leave out one of them")
 	}
 	return errors.Join(cli.CheckSocket("--socket", c.Socket), cli.CheckSocket("--admin-socket", c.AdminSocket), cli.CheckHealthPort(c.HealthPort))
 }

@@ -28,8 +28,8 @@ type admin struct {
 }
 
 // GetStatus implements the LBService.
-func (a *admin) GetStatus(context.Context, *lbv1.GetStatusRequest) (*lbv1.GetStatusResponse, error) {
-	return &lbv1.GetStatusResponse{Status: a.process.status()}, nil
+func (a *admin) GetStatus(ctx context.Context, _ *lbv1.GetStatusRequest) (*lbv1.GetStatusResponse, error) {
+	return &lbv1.GetStatusResponse{Status: a.process.status(ctx)}, nil
 }
 
 // WatchStatus implements the LBService.
@@ -38,7 +38,7 @@ func (a *admin) WatchStatus(_ *lbv1.WatchStatusRequest, stream grpc.ServerStream
 	defer tick.Stop()
 	for {
 		_, changed := a.process.changed.Get()
-		if err := stream.Send(&lbv1.WatchStatusResponse{Status: a.process.status()}); err != nil {
+		if err := stream.Send(&lbv1.WatchStatusResponse{Status: a.process.status(stream.Context())}); err != nil {
 			return err
 		}
 		select {
@@ -65,7 +65,7 @@ func (a *admin) SetLogLevel(_ context.Context, r *lbv1.SetLogLevelRequest) (*lbv
 }
 
 // status is everything that `lb status` shows.
-func (p *process) status() *lbv1.Status {
+func (p *process) status(ctx context.Context) *lbv1.Status {
 	loaded := p.config.Value().Load()
 	own := p.Identity.Status().Load()
 	table := p.table.State()
@@ -94,6 +94,7 @@ func (p *process) status() *lbv1.Status {
 	}
 	s.Streams = p.streamStatus()
 	s.Sources = p.sourceStatus()
+	s.DataPlane = p.dataPlaneStatus(ctx)
 	for _, w := range p.server.Watchers() {
 		s.Watchers = append(s.Watchers, &lbv1.WatcherStatus{
 			WatchId: w.WatchID, Peer: w.Peer.String(), Reader: w.Reader, Since: timestamppb.New(w.Since),

@@ -19,8 +19,9 @@ const maxDetail = 256
 // aggregate computes the readiness of VIPs from targets, their health and the
 // readiness files. A VIP is ready when at least one stream that serves it has
 // minReady ready targets of the VIP's family (design section 6), or a file says
-// so; it drains when targets that drain make up for what is missing. The cost of
-// a change follows the streams that it touches. It is not safe for concurrent use.
+// so; it drains when targets that drain make up for what is missing. With a data
+// plane only what the kernel is known to do counts. The cost of a change follows
+// the streams that it touches. It is not safe for concurrent use.
 type aggregate struct {
 	configured vip.Set
 	streams    map[string]*stream
@@ -44,12 +45,18 @@ type aggregate struct {
 	// drained are the addresses of targets that were drained by hand. What they do is
 	// no business of sudden: an operator may switch them all off.
 	drained map[target.Key]struct{}
+
+	// kernel is what the data plane says; nil without one.
+	kernel *kernelView
+	// counted are streams that were counted anew since the data plane was last told
+	// what is wanted.
+	counted map[string]struct{}
 }
 
 // ready tells whether the stream has enough ready targets in some family.
 func (s *stream) ready() bool {
-	for _, t := range s.tallies {
-		if t.ready > 0 && t.ready >= uint32(s.MinReady) {
+	for f := range s.tallies {
+		if s.enough(s.tallies[f].ready) {
 			return true
 		}
 	}
@@ -60,7 +67,10 @@ func (s *stream) ready() bool {
 type stream struct {
 	trench.Stream
 	members []target.Member
-	tallies [len(vip.Families)]tally
+	// shadowed are indices of members that leave while another one has taken over
+	// their name: the data plane knows one target of a name.
+	shadowed map[int]struct{}
+	tallies  [len(vip.Families)]tally
 }
 
 // tally counts the targets of one family of one stream. A target counts once,
@@ -75,21 +85,35 @@ type tally struct {
 	// missing; zero when they do not.
 	drainEnd time.Time
 	problem  string // what ails the first target that is not ready
+
+	// alive would be ready if the kernel forwarded to them, as those that are do;
+	// leaving drain and pass their checks. Without a data plane alive are ready.
+	alive, leaving uint32
+	// relieved says that those that drain make up for others that are alive and that
+	// the kernel is about to forward to, so that nothing is about to end.
+	relieved bool
 }
 
 func newAggregate(sudden *target.Sudden) *aggregate {
 	return &aggregate{
 		sudden: sudden, drained: map[target.Key]struct{}{},
 		health: map[target.Key]target.Health{}, current: map[vip.VIP]readiness.VIPReadiness{}, turned: map[string]bool{},
+		counted: map[string]struct{}{},
 	}
 }
 
 // configure replaces VIPs and streams and returns the VIPs that are no longer
 // there. members are the targets of a stream.
 func (a *aggregate) configure(c *trench.Config, members func(string) []target.Member) (touched vip.Set, removed []vip.VIP) {
+	if a.kernel != nil {
+		for name := range a.streams {
+			a.counted[name] = struct{}{} // also those that are gone
+		}
+	}
 	a.streams, a.serving = map[string]*stream{}, map[vip.VIP][]*stream{}
 	for _, s := range c.Streams {
-		st := &stream{Stream: s, members: members(s.Name)}
+		st := &stream{Stream: s}
+		a.take(st, members(s.Name))
 		st.Targets = nil // members, from all sources, are what counts
 		a.streams[s.Name] = st
 		for _, v := range s.VIPs {
@@ -117,7 +141,7 @@ func (a *aggregate) configure(c *trench.Config, members func(string) []target.Me
 func (a *aggregate) retarget(changed []trench.Stream, members func(string) []target.Member, touched vip.Set) {
 	for _, c := range changed {
 		if s, ok := a.streams[c.Name]; ok {
-			s.members = members(c.Name)
+			a.take(s, members(c.Name))
 			a.recount(s, touched)
 		}
 	}
@@ -249,36 +273,55 @@ func (a *aggregate) recount(s *stream, touched vip.Set) {
 
 func (a *aggregate) count(s *stream) {
 	s.tallies = [len(vip.Families)]tally{}
-	var ends [len(vip.Families)][]time.Time // of drains of targets that live
+	var ends [len(vip.Families)][]time.Time // of drains of targets that live and are forwarded to
+	kernel := a.kernel.stream(s.Name)
+	if a.kernel != nil {
+		a.counted[s.Name] = struct{}{}
+	}
 	for i := range s.members {
 		m := &s.members[i]
+		_, shadowed := s.shadowed[i]
 		for _, ip := range m.IPs {
 			f := vip.FamilyOf(ip)
 			t := &s.tallies[f]
 			h, known := a.healthOf(s, m, ip)
 			t.total++
-			if known && h.State != target.Ready && h.LastError != "" && m.Draining == target.Ready && t.problem == "" {
-				t.problem = fmt.Sprintf("%s (%s): %s", m.Name, ip, h.LastError)
+			gone := a.kernel.unreachable(ip)
+			why := gone
+			if why == "" && known && h.State != target.Ready {
+				why = h.LastError
+			}
+			if why != "" && m.Draining == target.Ready && t.problem == "" {
+				t.problem = fmt.Sprintf("%s (%s): %s", m.Name, ip, why)
 			}
 			held := a.sudden.Held(h.Key)
 			if a.sudden.Suspected(h.Key) {
 				t.suspected++
 			}
+			passes := known && (h.State == target.Ready || held) && gone == ""
+			forwarded := passes && !shadowed && kernel.serves(f, m.Name)
 			switch {
 			case m.Draining == target.Drained:
 				t.drained++
 			case m.Draining == target.Draining:
 				t.draining++
-				if known && (h.State == target.Ready || held) {
+				if passes && !shadowed {
+					t.leaving++
+				}
+				if forwarded {
 					ends[f] = append(ends[f], m.DrainEnd)
 				}
+			case gone != "":
 			case !known || h.State == target.Starting:
 				t.starting++
-			case h.State == target.Ready:
-				t.ready++
-			case held:
-				t.ready++
-				t.held++
+			case passes:
+				t.alive++
+				if forwarded {
+					t.ready++
+				}
+				if forwarded && h.State != target.Ready {
+					t.held++
+				}
 			case h.State == target.Overdue:
 				t.overdue++
 			}
@@ -290,9 +333,13 @@ func (a *aggregate) count(s *stream) {
 		if missing > 0 && missing <= len(ends[f]) {
 			slices.SortFunc(ends[f], func(x, y time.Time) int { return y.Compare(x) })
 			t.drainEnd = ends[f][missing-1]
+			t.relieved = s.enough(t.alive) && a.kernel.able(s.Name, vip.Family(f))
 		}
 	}
 }
+
+// enough tells whether n targets are enough.
+func (s *stream) enough(n uint32) bool { return n > 0 && n >= uint32(s.MinReady) }
 
 // healthOf is the health of one address of a target. One whose family is not
 // checked is as the other one.
@@ -329,19 +376,24 @@ func (a *aggregate) judge(now time.Time, vips vip.Set) []readiness.VIPReadiness 
 func (a *aggregate) readiness(v vip.VIP) readiness.VIPReadiness {
 	r := readiness.VIPReadiness{VIP: v, State: readiness.NotReady}
 	var starting, overdue, suspected uint32
-	var enough, held bool
+	var enough, held, idle bool
+	way := a.kernel.way(v, a.serving[v])
 	for _, s := range a.serving[v] {
 		t := s.tallies[v.Family()]
+		idle = idle || s.enough(t.alive) || s.enough(t.alive+t.leaving)
+		if !way.leadsTo(s) {
+			continue
+		}
 		r.ReadyTargets += t.ready
 		r.TotalTargets += t.total
 		starting += t.starting
 		overdue += t.overdue
 		suspected += t.suspected
 		switch {
-		case t.ready >= uint32(s.MinReady) && t.ready > 0:
-			held = (!enough || held) && t.ready-t.held < uint32(s.MinReady)
+		case way.open && (s.enough(t.ready) || t.relieved):
+			held = (!enough || held) && t.ready-t.held < uint32(s.MinReady) && !t.relieved
 			enough = true
-		case t.drainEnd.After(r.DrainEnd):
+		case way.open && t.drainEnd.After(r.DrainEnd):
 			// Whoever asks why it drains wants to hear of this one.
 			r.DrainEnd, r.Detail = t.drainEnd, describe(s, t)
 		default:
@@ -372,6 +424,8 @@ func (a *aggregate) readiness(v vip.VIP) readiness.VIPReadiness {
 		}
 	case !r.DrainEnd.IsZero():
 		r.State, r.Reason = readiness.Draining, readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING
+	case a.kernel != nil && idle:
+		r.Reason, r.Detail = readinessv1.VipReason_VIP_REASON_DATA_PLANE, a.unforwarded(v)
 	case a.files != nil && r.TotalTargets == 0:
 		r.Reason, r.Detail = readinessv1.VipReason_VIP_REASON_NO_READINESS_FILE, why
 	case len(a.serving[v]) == 0:

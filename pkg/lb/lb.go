@@ -22,6 +22,7 @@ import (
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
+	"github.com/vipgate/vipgate/pkg/dataplane"
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/health"
 	"github.com/vipgate/vipgate/pkg/identity"
@@ -66,6 +67,13 @@ type Options struct {
 	DrainTime time.Duration
 
 	Targets TargetOptions
+
+	// DataPlane says how packets are forwarded; nil: not by us. Its StateDir and Log
+	// are ours.
+	DataPlane *dataplane.Options
+	// RemoveDataPlane removes it at the end of an orderly stop, after the withdrawal.
+	// Otherwise it stays for the next start.
+	RemoveDataPlane bool
 
 	Log   *slog.Logger
 	Level *logs.Level
@@ -133,6 +141,8 @@ type process struct {
 	sources  *sources
 	look     *kernel.Neighbours
 	files    *target.DirectoryWriter // nil: none are written
+	plane    *dataplane.Plane        // nil: there is none
+	events   events
 	table    *readiness.Table
 	server   *readiness.Server
 	observer *observer
@@ -152,6 +162,10 @@ const (
 	// SourcesCondition is not part of Readiness: what is wrong with one source must
 	// not end the others.
 	SourcesCondition = "Sources"
+	// DataPlaneCondition is there with a data plane only. It is not part of Readiness:
+	// what ails one VIP must not end the others, and while nothing can be changed the
+	// kernel forwards as before.
+	DataPlaneCondition = "DataPlane"
 )
 
 // Run runs a load balancer until stop is received from, and then ends it in
@@ -208,7 +222,30 @@ func newProcess(o Options) (*process, error) {
 		sudden: target.NewSudden(o.Targets.Sudden), ready: make(chan struct{}),
 	}
 	p.metrics.Targets(p.targetMetrics)
+	p.loop.event = p.events.add
+	if o.DataPlane != nil {
+		if err := p.newDataPlane(); err != nil {
+			return nil, err
+		}
+	}
 	return p, nil
+}
+
+// newDataPlane opens the records of the data plane. Run closes them, so that this
+// comes last.
+func (p *process) newDataPlane() error {
+	p.DataPlane.StateDir, p.DataPlane.Log = p.Targets.StateDir, p.Log
+	plane, err := dataplane.New(*p.DataPlane)
+	if err != nil {
+		return fmt.Errorf("data plane: %w", err)
+	}
+	p.plane = plane
+	f := newForwarding(plane, p.server, p.table.Position, p.DrainTime, p.Log)
+	f.patient = p.Targets.Sudden.Hold && p.Targets.Sudden.Share != 0
+	p.health.Set(DataPlaneCondition, false, "what is in the kernel is not compared with the records yet")
+	f.applied = p.metrics.DataPlane(p.dataPlaneMetrics)
+	p.loop.forwarding = f
+	return nil
 }
 
 // Files in the state directory.
@@ -328,6 +365,9 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 		p.observer, logs.NewSignals(p.Level, p.Log),
 	}
 	tasks = append(tasks, p.sourceTasks()...)
+	if p.plane != nil {
+		tasks = append(tasks, p.plane)
+	}
 	if p.Targets.RegistryAddr != "" {
 		registryEndpoint, err := endpoint.NewMutual(ctx, "registry", p.Targets.RegistryAddr, p.metrics, creds, target.GRPCOptions(), func(r grpc.ServiceRegistrar) {
 			targetv1.RegisterTargetServiceServer(r, p.targetService(false))
@@ -371,6 +411,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 	})
 
 	var serveErr error
+	withdrawn := false
 	select {
 	case <-ctx.Done():
 	case <-failed:
@@ -378,11 +419,30 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 		serveErr = fmt.Errorf("serve readiness: %w", serveErr)
 	case <-stop:
 		p.stop(ctx, stop)
+		withdrawn = true
 	}
 	p.endStreams(server)
 	cancel()
 	wg.Wait()
-	return errors.Join(serveErr, tasksErr)
+	return errors.Join(serveErr, tasksErr, p.removeDataPlane(ctx, withdrawn))
+}
+
+// cleanupTimeout bounds the removal of the data plane at the end.
+const cleanupTimeout = 10 * time.Second
+
+// removeDataPlane removes the data plane if that is wanted and nobody needs it.
+func (p *process) removeDataPlane(ctx context.Context, withdrawn bool) error {
+	if p.plane == nil || !p.RemoveDataPlane || !withdrawn {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+	defer cancel()
+	removed, err := dataplane.Cleanup(ctx, *p.DataPlane)
+	p.Log.Info("removed the data plane", "objects", len(removed))
+	if err != nil {
+		return fmt.Errorf("remove the data plane: %w", err)
+	}
+	return nil
 }
 
 // authorize lets in frontends, readers and those who may register targets; what

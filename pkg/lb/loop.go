@@ -11,9 +11,11 @@ import (
 	"time"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/dataplane"
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/status"
 	"github.com/vipgate/vipgate/pkg/target"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -34,14 +36,17 @@ type loop struct {
 	lease   time.Duration
 	log     *slog.Logger
 	observe func(readiness.Decision) // must not block
+	event   func(event)              // must not block; nil: nobody is told
 	// neighbours looks at the network that targets fell with.
 	neighbours *kernel.Neighbours
 	// files are written for others to read; nil: none are.
-	files   *target.DirectoryWriter
-	away    *latest.Value[bool] // true once the load balancer stops
-	sudden  *target.Sudden
-	suspect atomic.Bool
-	ready   chan struct{}
+	files *target.DirectoryWriter
+	// forwarding tells the data plane what to do; nil: there is none.
+	forwarding *forwarding
+	away       *latest.Value[bool] // true once the load balancer stops
+	sudden     *target.Sudden
+	suspect    atomic.Bool
+	ready      chan struct{}
 
 	lastRun atomic.Int64 // when it last evaluated, as time since started
 
@@ -49,6 +54,9 @@ type loop struct {
 	aggregate *aggregate
 	before    map[vip.VIP]readiness.State
 	synced    bool
+	// compared says that the data plane knows what is in the kernel, or why it
+	// cannot know.
+	compared bool
 	// wrote says that the readiness files have said everything once, leaving that
 	// they say nothing any more.
 	wrote, leaving bool
@@ -65,6 +73,12 @@ func (l *loop) idle() time.Duration { return time.Since(l.started) - time.Durati
 // Run evaluates until ctx ends.
 func (l *loop) Run(ctx context.Context) error {
 	l.aggregate, l.before, l.started = newAggregate(l.sudden), map[vip.VIP]readiness.State{}, time.Now()
+	var confirmed, compared, reported <-chan struct{}
+	if l.forwarding != nil {
+		l.aggregate.kernel = &kernelView{patient: l.forwarding.patient}
+		_, confirmed = l.forwarding.plane.State().Get()
+		compared = l.forwarding.plane.Ready()
+	}
 	beat := time.NewTicker(l.lease / beatsPerLease)
 	defer beat.Stop()
 	timer := time.NewTimer(time.Hour)
@@ -83,7 +97,11 @@ func (l *loop) Run(ctx context.Context) error {
 	l.sources.publish()
 	close(l.ready)
 	for {
-		if next := earlier(l.sources.next, l.suddenNext); !next.IsZero() {
+		next := earlier(l.sources.next, l.suddenNext)
+		if l.forwarding != nil {
+			next, reported = earlier(next, l.forwarding.next), l.forwarding.reported
+		}
+		if !next.IsZero() {
 			timer.Reset(time.Until(next))
 		}
 		var in input
@@ -102,6 +120,14 @@ func (l *loop) Run(ctx context.Context) error {
 		case <-l.sources.drains.Changed():
 			in.targets = true
 		case <-l.checker.Changed():
+		case <-compared:
+			l.compared, compared = true, nil
+			in.kernel = new(l.forwarding.plane.State().Load())
+		case <-confirmed:
+			var state dataplane.State
+			state, confirmed = l.forwarding.plane.State().Get()
+			in.kernel = &state
+		case <-reported: // what is held back may go
 		case <-looked:
 			_, looked = l.neighbours.Network().Get()
 		case <-stopping:
@@ -141,10 +167,11 @@ func (l *loop) load(x trench.Loaded) input {
 
 // input is what came since the last evaluation.
 type input struct {
-	config  *trench.Config  // nil: the same as before
-	lost    error           // why the trench file on the disk is not in force
-	listing *target.Listing // nil: the same as before
-	targets bool            // the sources may have other targets
+	config  *trench.Config   // nil: the same as before
+	lost    error            // why the trench file on the disk is not in force
+	listing *target.Listing  // nil: the same as before
+	targets bool             // the sources may have other targets
+	kernel  *dataplane.State // nil: the same as before
 }
 
 // evaluate takes everything into account, in one decision. It tells whether it
@@ -175,14 +202,21 @@ func (l *loop) evaluate(in input) bool {
 		l.aggregate.list(*in.listing, touched)
 		l.sources.stale = true
 	}
+	if in.kernel != nil {
+		l.aggregate.confirm(*in.kernel, touched)
+		l.compared = l.compared || in.kernel.Err != nil
+	}
 	l.aggregate.age(now, touched)
 	e := l.checker.Evaluate(now)
 	l.aggregate.apply(e, touched)
 	inService, out := l.aggregate.inService(e, changes, gone)
 	l.suspicion(now, inService, out, touched)
-	synced := e.Synced && (l.aggregate.files == nil || l.aggregate.files.Scanned)
+	synced := e.Synced && (l.aggregate.files == nil || l.aggregate.files.Scanned) && (l.forwarding == nil || l.compared)
 	d := readiness.Decision{Changed: l.aggregate.judge(now, touched), Removed: removed, Synced: synced, At: now}
 	news := l.commit(d)
+	if l.forwarding != nil && l.synced {
+		l.forwarding.update(now, l.aggregate)
+	}
 	l.write(d, in.config != nil)
 	// After the decision: who lists all targets holds the roster for milliseconds.
 	l.publish(changes, gone, e.Changed)
@@ -289,10 +323,20 @@ func (l *loop) tell(d readiness.Decision, revision uint64, first bool) {
 		}
 		l.log.Info("VIP changed", "vip", r.VIP, "from", from, "to", r.State, "reason", reasonWord(r.Reason), "detail", r.Detail,
 			"ready_targets", r.ReadyTargets, "total_targets", r.TotalTargets, "revision", revision)
+		if l.event != nil {
+			why := status.VipReason(r.Reason).Short
+			if r.Detail != "" {
+				why += ": " + r.Detail
+			}
+			l.event(event{Time: d.At, Object: r.VIP.String(), What: r.State.String(), Detail: why})
+		}
 	}
 	for _, v := range d.Removed {
 		delete(l.before, v)
 		l.log.Info("VIP removed", "vip", v, "revision", revision)
+		if l.event != nil {
+			l.event(event{Time: d.At, Object: v.String(), What: vipRemoved})
+		}
 	}
 }
 

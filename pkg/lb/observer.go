@@ -6,10 +6,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 
+	"github.com/vipgate/vipgate/pkg/dataplane"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -20,6 +22,10 @@ type observer struct {
 	process *process
 	ready   chan struct{}
 	warned  bool // that lb and frontend share a SPIFFE ID
+	// dataPlane is what was last told of the data plane, failures how often it failed
+	// in all.
+	dataPlane dataplane.State
+	failures  atomic.Uint64
 
 	mu      sync.Mutex
 	pending map[vip.VIP]*readiness.VIPReadiness // nil: the VIP is gone
@@ -62,6 +68,13 @@ func (o *observer) Run(ctx context.Context) error {
 	loaded, configChanged := p.config.Value().Get()
 	report, reportChanged := p.server.Report().Get()
 	states, statesChanged := p.sources.states.Get()
+	var dataPlaneChanged, dataPlaneReady <-chan struct{}
+	if p.plane != nil {
+		dataPlaneReady = p.plane.Ready()
+		var state dataplane.State
+		state, dataPlaneChanged = p.plane.State().Get()
+		o.lookAtDataPlane(state)
+	}
 	targets := p.roster.Watch(nil)
 	defer targets.Close()
 	for {
@@ -91,6 +104,13 @@ func (o *observer) Run(ctx context.Context) error {
 			states, statesChanged = p.sources.states.Get()
 		case <-targets.Changed():
 			targets.Take() // only that something changed matters here
+		case <-dataPlaneReady:
+			dataPlaneReady = nil
+			o.lookAtDataPlane(p.plane.State().Load())
+		case <-dataPlaneChanged:
+			var state dataplane.State
+			state, dataPlaneChanged = p.plane.State().Get()
+			o.lookAtDataPlane(state)
 		case <-o.wake:
 		case <-tick.C:
 		}

@@ -36,7 +36,7 @@ func (p *process) stop(ctx context.Context, again <-chan struct{}) {
 	report, changed := p.server.Report().Get()
 	for {
 		switch {
-		case report.Complete && report.Advertised == 0 && (report.Connected || report.At.After(start)) && heardOut(report, away):
+		case report.Complete && report.Advertised == 0 && (report.Connected || report.At.After(start)) && (!away.Synced || heardOut(report, away.Position)):
 			// A frontend that stops with us may be gone before we look; what it
 			// said last still counts.
 			p.Log.Info("every VIP is withdrawn; stopping", "after", time.Since(start).Round(time.Millisecond))
@@ -64,13 +64,13 @@ func (p *process) stop(ctx context.Context, again <-chan struct{}) {
 	}
 }
 
-// heardOut tells whether the frontend had taken in that we go away when it made
-// the report. Before, nothing reported as advertised means little: a VIP that
-// just became ready, or whose gateway just came up, may be announced at this
-// moment. Afterwards the frontend raises nothing any more. One that we never
-// told anything synced has nothing to take in.
-func heardOut(r readiness.Report, away readiness.TableState) bool {
-	return !away.Synced || (r.Applied.InstanceID == away.Position.InstanceID && r.Applied.Revision >= away.Position.Revision)
+// heardOut tells whether the frontend had taken in a position when it made the
+// report. Before, nothing reported as advertised means little: a VIP that just
+// became ready, or whose gateway just came up, may be announced at this moment.
+// After that we go away the frontend raises nothing any more. One that we never told
+// anything synced has nothing to take in.
+func heardOut(r readiness.Report, p readiness.Position) bool {
+	return r.Applied.InstanceID == p.InstanceID && r.Applied.Revision >= p.Revision
 }
 
 func isClosed(err error) bool { return errors.Is(err, net.ErrClosed) }

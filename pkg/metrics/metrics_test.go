@@ -90,6 +90,9 @@ func fullLB() *LB {
 			Sources: []Source{{Name: "file", Live: true, Targets: 3, Problems: 1}, {Name: "registry"}},
 		}
 	})
+	l.DataPlane(func() DataPlane {
+		return DataPlane{Targets: map[string]int{"serving": 2, "pending": 1}, Drift: 1, Problems: 2, Failures: 3}
+	})(time.Millisecond)
 	return l
 }
 

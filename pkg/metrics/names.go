@@ -61,6 +61,11 @@ const (
 	LBSourceProblems    = "vipgate_lb_source_problems"
 	LBSourceRefusals    = "vipgate_lb_registry_refusals_total"
 	LBSuspect           = "vipgate_lb_suspect"
+	LBDataPlaneTargets  = "vipgate_lb_dataplane_targets"
+	LBDataPlaneDrift    = "vipgate_lb_dataplane_drift"
+	LBDataPlaneProblems = "vipgate_lb_dataplane_problems"
+	LBDataPlaneFailures = "vipgate_lb_dataplane_failures_total"
+	LBDataPlaneApply    = "vipgate_lb_dataplane_apply_seconds"
 )
 
 // Type is the type of a metric.
@@ -138,5 +143,10 @@ func All() []Metric {
 		{LBSourceProblems, Gauge, []string{"source"}, "What the source offers and is not taken; `lb status` names each."},
 		{LBSourceRefusals, Counter, nil, "Calls of the registry that were refused since the start."},
 		{LBSuspect, Gauge, nil, "1 while most targets have fallen at once and their network seems to be gone (--sudden-loss)."},
+		{LBDataPlaneTargets, Gauge, []string{"state"}, "Addresses of targets in the data plane: serving (the kernel confirmed it), pending (it did not yet), draining, down, unknown (left as it is). Absent without a data plane, as are the next ones."},
+		{LBDataPlaneDrift, Gauge, nil, "Things in the kernel that somebody else removed or changed; `lb status` names each."},
+		{LBDataPlaneProblems, Gauge, nil, "Things that the data plane could not do; `lb status` names each."},
+		{LBDataPlaneFailures, Counter, nil, "Attempts to change the data plane that failed as a whole since the start."},
+		{LBDataPlaneApply, Histogram, nil, "From a decision about the data plane to what the kernel confirmed of it."},
 	}
 }

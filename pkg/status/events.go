@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 )
 
 // eventTime is RFC 3339 in UTC with milliseconds, as gateways log it.
@@ -60,5 +61,23 @@ func (l *EventLog) Render(events []*frontendv1.Event) string {
 	var b strings.Builder
 	t.align(&b, "")
 	l.width = t.width
+	return b.String()
+}
+
+// LBEvents renders what `lb events` shows, in the given order.
+func LBEvents(all []*lbv1.Event) string {
+	if len(all) == 0 {
+		return "no events\n"
+	}
+	t := newTable("TIME", "NUMBER", "OBJECT", "WHAT", "STREAM", "TARGET", "DETAIL")
+	for _, e := range all {
+		at := none
+		if e.GetTime() != nil {
+			at = e.GetTime().AsTime().UTC().Format(eventTime)
+		}
+		t.add(at, fmt.Sprint(e.GetSequence()), e.GetObject(), e.GetWhat(), e.GetStream(), e.GetTarget(), e.GetDetail())
+	}
+	var b strings.Builder
+	t.align(&b, "")
 	return b.String()
 }

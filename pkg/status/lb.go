@@ -56,6 +56,7 @@ func LB(s *lbv1.Status, now time.Time) string {
 	writeProblems(&b, s.GetSources())
 	streams(s.GetStreams()).write(&b)
 	targets(s.GetStreams(), now).write(&b)
+	writeDataPlane(&b, s.GetDataPlane(), now)
 	if len(s.GetWatchers()) == 0 {
 		b.WriteString("\nNobody watches: no frontend is connected to the readiness socket.\n")
 	}

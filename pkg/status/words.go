@@ -130,6 +130,11 @@ func VipReason(r readinessv1.VipReason) Words {
 			"no readiness file", "No file in the readiness directory makes the VIP ready.",
 			"the directory, and whoever writes it; the detail names the file that is missing",
 		}
+	case readinessv1.VipReason_VIP_REASON_DATA_PLANE:
+		return Words{
+			"kernel does not forward", "Enough targets are ready, but the kernel is not known to forward the VIP to them.",
+			"the data plane in `lb status`: problems with their remedies, drift; a moment after a change this is normal",
+		}
 	case readinessv1.VipReason_VIP_REASON_UNSPECIFIED:
 		return Words{"not said", "The load balancer gave no reason.", "the versions of both programs"}
 	}

@@ -26,6 +26,292 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// ReconcileRequest asks for the data plane to be mended.
+type ReconcileRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReconcileRequest) Reset() {
+	*x = ReconcileRequest{}
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReconcileRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReconcileRequest) ProtoMessage() {}
+
+func (x *ReconcileRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReconcileRequest.ProtoReflect.Descriptor instead.
+func (*ReconcileRequest) Descriptor() ([]byte, []int) {
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{0}
+}
+
+// ReconcileResponse tells what was mended.
+type ReconcileResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What was not as we put it there; empty when nothing was to be mended.
+	Mended        []*DataPlaneDrift `protobuf:"bytes,1,rep,name=mended,proto3" json:"mended,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReconcileResponse) Reset() {
+	*x = ReconcileResponse{}
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReconcileResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReconcileResponse) ProtoMessage() {}
+
+func (x *ReconcileResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReconcileResponse.ProtoReflect.Descriptor instead.
+func (*ReconcileResponse) Descriptor() ([]byte, []int) {
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ReconcileResponse) GetMended() []*DataPlaneDrift {
+	if x != nil {
+		return x.Mended
+	}
+	return nil
+}
+
+// ListEventsRequest selects events.
+type ListEventsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most this many, the newest; 0 means all that are kept (1 000).
+	Limit uint32 `protobuf:"varint,1,opt,name=limit,proto3" json:"limit,omitempty"`
+	// Only events after this sequence number.
+	After         uint64 `protobuf:"varint,2,opt,name=after,proto3" json:"after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEventsRequest) Reset() {
+	*x = ListEventsRequest{}
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEventsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEventsRequest) ProtoMessage() {}
+
+func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
+func (*ListEventsRequest) Descriptor() ([]byte, []int) {
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ListEventsRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *ListEventsRequest) GetAfter() uint64 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+// ListEventsResponse holds events, oldest first.
+type ListEventsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The events.
+	Events        []*Event `protobuf:"bytes,1,rep,name=events,proto3" json:"events,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEventsResponse) Reset() {
+	*x = ListEventsResponse{}
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEventsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEventsResponse) ProtoMessage() {}
+
+func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
+func (*ListEventsResponse) Descriptor() ([]byte, []int) {
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ListEventsResponse) GetEvents() []*Event {
+	if x != nil {
+		return x.Events
+	}
+	return nil
+}
+
+// Event is one thing worth knowing that happened to the load balancer.
+type Event struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// When, by the wall clock.
+	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	// Counts events from 1 since the start.
+	Sequence uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	// What it is about: a VIP, or a thing in the kernel such as "rule fwmark 5003
+	// (IPv4)".
+	Object string `protobuf:"bytes,3,opt,name=object,proto3" json:"object,omitempty"`
+	// What happened to it: the new state of a VIP ("ready", "not ready", "draining",
+	// "removed"), or "drift", "mended", "problem", "solved".
+	What string `protobuf:"bytes,4,opt,name=what,proto3" json:"what,omitempty"`
+	// Why, for people.
+	Detail string `protobuf:"bytes,5,opt,name=detail,proto3" json:"detail,omitempty"`
+	// The stream that it belongs to; empty where there is none.
+	Stream string `protobuf:"bytes,6,opt,name=stream,proto3" json:"stream,omitempty"`
+	// The target that it belongs to; empty where there is none.
+	Target        string `protobuf:"bytes,7,opt,name=target,proto3" json:"target,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Event) Reset() {
+	*x = Event{}
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Event) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Event) ProtoMessage() {}
+
+func (x *Event) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Event.ProtoReflect.Descriptor instead.
+func (*Event) Descriptor() ([]byte, []int) {
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Event) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *Event) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *Event) GetObject() string {
+	if x != nil {
+		return x.Object
+	}
+	return ""
+}
+
+func (x *Event) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
+}
+
+func (x *Event) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *Event) GetStream() string {
+	if x != nil {
+		return x.Stream
+	}
+	return ""
+}
+
+func (x *Event) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
 // DrainTargetsRequest names targets to drain.
 type DrainTargetsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -41,7 +327,7 @@ type DrainTargetsRequest struct {
 
 func (x *DrainTargetsRequest) Reset() {
 	*x = DrainTargetsRequest{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[0]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -53,7 +339,7 @@ func (x *DrainTargetsRequest) String() string {
 func (*DrainTargetsRequest) ProtoMessage() {}
 
 func (x *DrainTargetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[0]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -66,7 +352,7 @@ func (x *DrainTargetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainTargetsRequest.ProtoReflect.Descriptor instead.
 func (*DrainTargetsRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{0}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *DrainTargetsRequest) GetStream() string {
@@ -101,7 +387,7 @@ type DrainTargetsResponse struct {
 
 func (x *DrainTargetsResponse) Reset() {
 	*x = DrainTargetsResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[1]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -113,7 +399,7 @@ func (x *DrainTargetsResponse) String() string {
 func (*DrainTargetsResponse) ProtoMessage() {}
 
 func (x *DrainTargetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[1]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -126,7 +412,7 @@ func (x *DrainTargetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainTargetsResponse.ProtoReflect.Descriptor instead.
 func (*DrainTargetsResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{1}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *DrainTargetsResponse) GetDrained() []string {
@@ -149,7 +435,7 @@ type UndrainTargetsRequest struct {
 
 func (x *UndrainTargetsRequest) Reset() {
 	*x = UndrainTargetsRequest{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[2]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -161,7 +447,7 @@ func (x *UndrainTargetsRequest) String() string {
 func (*UndrainTargetsRequest) ProtoMessage() {}
 
 func (x *UndrainTargetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[2]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -174,7 +460,7 @@ func (x *UndrainTargetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainTargetsRequest.ProtoReflect.Descriptor instead.
 func (*UndrainTargetsRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{2}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *UndrainTargetsRequest) GetStream() string {
@@ -202,7 +488,7 @@ type UndrainTargetsResponse struct {
 
 func (x *UndrainTargetsResponse) Reset() {
 	*x = UndrainTargetsResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[3]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -214,7 +500,7 @@ func (x *UndrainTargetsResponse) String() string {
 func (*UndrainTargetsResponse) ProtoMessage() {}
 
 func (x *UndrainTargetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[3]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -227,7 +513,7 @@ func (x *UndrainTargetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainTargetsResponse.ProtoReflect.Descriptor instead.
 func (*UndrainTargetsResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{3}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *UndrainTargetsResponse) GetUndrained() []string {
@@ -246,7 +532,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[4]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -258,7 +544,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[4]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -271,7 +557,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{4}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{9}
 }
 
 // GetStatusResponse holds the status.
@@ -285,7 +571,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[5]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -297,7 +583,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[5]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -310,7 +596,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{5}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GetStatusResponse) GetStatus() *Status {
@@ -329,7 +615,7 @@ type WatchStatusRequest struct {
 
 func (x *WatchStatusRequest) Reset() {
 	*x = WatchStatusRequest{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[6]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -341,7 +627,7 @@ func (x *WatchStatusRequest) String() string {
 func (*WatchStatusRequest) ProtoMessage() {}
 
 func (x *WatchStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[6]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -354,7 +640,7 @@ func (x *WatchStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchStatusRequest.ProtoReflect.Descriptor instead.
 func (*WatchStatusRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{6}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{11}
 }
 
 // WatchStatusResponse holds the status.
@@ -368,7 +654,7 @@ type WatchStatusResponse struct {
 
 func (x *WatchStatusResponse) Reset() {
 	*x = WatchStatusResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[7]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -380,7 +666,7 @@ func (x *WatchStatusResponse) String() string {
 func (*WatchStatusResponse) ProtoMessage() {}
 
 func (x *WatchStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[7]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -393,7 +679,7 @@ func (x *WatchStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchStatusResponse.ProtoReflect.Descriptor instead.
 func (*WatchStatusResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{7}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WatchStatusResponse) GetStatus() *Status {
@@ -414,7 +700,7 @@ type SetLogLevelRequest struct {
 
 func (x *SetLogLevelRequest) Reset() {
 	*x = SetLogLevelRequest{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[8]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -426,7 +712,7 @@ func (x *SetLogLevelRequest) String() string {
 func (*SetLogLevelRequest) ProtoMessage() {}
 
 func (x *SetLogLevelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[8]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -439,7 +725,7 @@ func (x *SetLogLevelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogLevelRequest.ProtoReflect.Descriptor instead.
 func (*SetLogLevelRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{8}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SetLogLevelRequest) GetLevel() string {
@@ -460,7 +746,7 @@ type SetLogLevelResponse struct {
 
 func (x *SetLogLevelResponse) Reset() {
 	*x = SetLogLevelResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[9]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -472,7 +758,7 @@ func (x *SetLogLevelResponse) String() string {
 func (*SetLogLevelResponse) ProtoMessage() {}
 
 func (x *SetLogLevelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[9]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -485,7 +771,7 @@ func (x *SetLogLevelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogLevelResponse.ProtoReflect.Descriptor instead.
 func (*SetLogLevelResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{9}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SetLogLevelResponse) GetPrevious() string {
@@ -510,7 +796,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[10]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -522,7 +808,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[10]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -535,7 +821,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{10}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Condition) GetName() string {
@@ -589,14 +875,16 @@ type Status struct {
 	// Problems with the trench file; empty when the file in force is the file on disk.
 	ConfigurationError string `protobuf:"bytes,13,opt,name=configuration_error,json=configurationError,proto3" json:"configuration_error,omitempty"`
 	// Where targets come from.
-	Sources       []*SourceStatus `protobuf:"bytes,14,rep,name=sources,proto3" json:"sources,omitempty"`
+	Sources []*SourceStatus `protobuf:"bytes,14,rep,name=sources,proto3" json:"sources,omitempty"`
+	// The data plane; absent when there is none (--dataplane=none).
+	DataPlane     *DataPlaneStatus `protobuf:"bytes,15,opt,name=data_plane,json=dataPlane,proto3" json:"data_plane,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -608,7 +896,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -621,7 +909,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{11}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Status) GetVersion() string {
@@ -722,6 +1010,522 @@ func (x *Status) GetSources() []*SourceStatus {
 	return nil
 }
 
+func (x *Status) GetDataPlane() *DataPlaneStatus {
+	if x != nil {
+		return x.DataPlane
+	}
+	return nil
+}
+
+// DataPlaneStatus is what the data plane does in the kernel.
+type DataPlaneStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "nftables".
+	Mode string `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
+	// False with --conntrack=off.
+	Conntrack bool `protobuf:"varint,2,opt,name=conntrack,proto3" json:"conntrack,omitempty"`
+	// Why nothing can be changed at the moment; empty when all is well.
+	Error string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	// How often that has failed since.
+	Failures uint32 `protobuf:"varint,4,opt,name=failures,proto3" json:"failures,omitempty"`
+	// The number of what is wanted.
+	WantedRevision uint64 `protobuf:"varint,5,opt,name=wanted_revision,json=wantedRevision,proto3" json:"wanted_revision,omitempty"`
+	// The number of what was dealt with; a smaller one while a change is on its way.
+	AppliedRevision uint64 `protobuf:"varint,6,opt,name=applied_revision,json=appliedRevision,proto3" json:"applied_revision,omitempty"`
+	// What waits for the frontend to withdraw VIPs, in words.
+	HeldBack []string `protobuf:"bytes,7,rep,name=held_back,json=heldBack,proto3" json:"held_back,omitempty"`
+	// What could not be done, each about one thing.
+	Problems []*DataPlaneProblem `protobuf:"bytes,8,rep,name=problems,proto3" json:"problems,omitempty"`
+	// What somebody else removed or changed.
+	Drift []*DataPlaneDrift `protobuf:"bytes,9,rep,name=drift,proto3" json:"drift,omitempty"`
+	// The streams.
+	Streams []*DataPlaneStream `protobuf:"bytes,10,rep,name=streams,proto3" json:"streams,omitempty"`
+	// Why the targets in the kernel could not be read; empty when they were.
+	Unread        string `protobuf:"bytes,11,opt,name=unread,proto3" json:"unread,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DataPlaneStatus) Reset() {
+	*x = DataPlaneStatus{}
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DataPlaneStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DataPlaneStatus) ProtoMessage() {}
+
+func (x *DataPlaneStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DataPlaneStatus.ProtoReflect.Descriptor instead.
+func (*DataPlaneStatus) Descriptor() ([]byte, []int) {
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *DataPlaneStatus) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *DataPlaneStatus) GetConntrack() bool {
+	if x != nil {
+		return x.Conntrack
+	}
+	return false
+}
+
+func (x *DataPlaneStatus) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *DataPlaneStatus) GetFailures() uint32 {
+	if x != nil {
+		return x.Failures
+	}
+	return 0
+}
+
+func (x *DataPlaneStatus) GetWantedRevision() uint64 {
+	if x != nil {
+		return x.WantedRevision
+	}
+	return 0
+}
+
+func (x *DataPlaneStatus) GetAppliedRevision() uint64 {
+	if x != nil {
+		return x.AppliedRevision
+	}
+	return 0
+}
+
+func (x *DataPlaneStatus) GetHeldBack() []string {
+	if x != nil {
+		return x.HeldBack
+	}
+	return nil
+}
+
+func (x *DataPlaneStatus) GetProblems() []*DataPlaneProblem {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
+func (x *DataPlaneStatus) GetDrift() []*DataPlaneDrift {
+	if x != nil {
+		return x.Drift
+	}
+	return nil
+}
+
+func (x *DataPlaneStatus) GetStreams() []*DataPlaneStream {
+	if x != nil {
+		return x.Streams
+	}
+	return nil
+}
+
+func (x *DataPlaneStatus) GetUnread() string {
+	if x != nil {
+		return x.Unread
+	}
+	return ""
+}
+
+// DataPlaneProblem is one thing that stands in the way.
+type DataPlaneProblem struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What it is about: a VIP, a stream, a target, a name in the kernel.
+	Object string `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
+	// What is wrong.
+	Detail string `protobuf:"bytes,2,opt,name=detail,proto3" json:"detail,omitempty"`
+	// What to do about it.
+	Remedy string `protobuf:"bytes,3,opt,name=remedy,proto3" json:"remedy,omitempty"`
+	// The VIPs that are not served because of it.
+	Vips          []string `protobuf:"bytes,4,rep,name=vips,proto3" json:"vips,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DataPlaneProblem) Reset() {
+	*x = DataPlaneProblem{}
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DataPlaneProblem) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DataPlaneProblem) ProtoMessage() {}
+
+func (x *DataPlaneProblem) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DataPlaneProblem.ProtoReflect.Descriptor instead.
+func (*DataPlaneProblem) Descriptor() ([]byte, []int) {
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *DataPlaneProblem) GetObject() string {
+	if x != nil {
+		return x.Object
+	}
+	return ""
+}
+
+func (x *DataPlaneProblem) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *DataPlaneProblem) GetRemedy() string {
+	if x != nil {
+		return x.Remedy
+	}
+	return ""
+}
+
+func (x *DataPlaneProblem) GetVips() []string {
+	if x != nil {
+		return x.Vips
+	}
+	return nil
+}
+
+// DataPlaneDrift is one thing that is not in the kernel as we put it there.
+type DataPlaneDrift struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What people look for, such as "rule fwmark 5003 (IPv4)".
+	Object string `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
+	// The stream it belongs to.
+	Stream string `protobuf:"bytes,2,opt,name=stream,proto3" json:"stream,omitempty"`
+	// The target it belongs to; empty when it is the stream's.
+	Target string `protobuf:"bytes,3,opt,name=target,proto3" json:"target,omitempty"`
+	// What is different.
+	Detail string `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"`
+	// Since when that is known.
+	Since         *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DataPlaneDrift) Reset() {
+	*x = DataPlaneDrift{}
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DataPlaneDrift) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DataPlaneDrift) ProtoMessage() {}
+
+func (x *DataPlaneDrift) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DataPlaneDrift.ProtoReflect.Descriptor instead.
+func (*DataPlaneDrift) Descriptor() ([]byte, []int) {
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *DataPlaneDrift) GetObject() string {
+	if x != nil {
+		return x.Object
+	}
+	return ""
+}
+
+func (x *DataPlaneDrift) GetStream() string {
+	if x != nil {
+		return x.Stream
+	}
+	return ""
+}
+
+func (x *DataPlaneDrift) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *DataPlaneDrift) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *DataPlaneDrift) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+// DataPlaneStream is one stream in the kernel.
+type DataPlaneStream struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// How many entries each of its tables has, a prime number.
+	Size uint32 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	// The seed of its hashes.
+	Seed uint32 `protobuf:"varint,3,opt,name=seed,proto3" json:"seed,omitempty"`
+	// The VIPs whose packets go to it.
+	Vips uint32 `protobuf:"varint,4,opt,name=vips,proto3" json:"vips,omitempty"`
+	// Why it does not forward IPv4 although targets serve; empty when it does.
+	ProblemIpv4 string `protobuf:"bytes,5,opt,name=problem_ipv4,json=problemIpv4,proto3" json:"problem_ipv4,omitempty"`
+	// The same of IPv6.
+	ProblemIpv6 string `protobuf:"bytes,6,opt,name=problem_ipv6,json=problemIpv6,proto3" json:"problem_ipv6,omitempty"`
+	// Its targets.
+	Targets       []*DataPlaneTarget `protobuf:"bytes,7,rep,name=targets,proto3" json:"targets,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DataPlaneStream) Reset() {
+	*x = DataPlaneStream{}
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DataPlaneStream) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DataPlaneStream) ProtoMessage() {}
+
+func (x *DataPlaneStream) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DataPlaneStream.ProtoReflect.Descriptor instead.
+func (*DataPlaneStream) Descriptor() ([]byte, []int) {
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *DataPlaneStream) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DataPlaneStream) GetSize() uint32 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *DataPlaneStream) GetSeed() uint32 {
+	if x != nil {
+		return x.Seed
+	}
+	return 0
+}
+
+func (x *DataPlaneStream) GetVips() uint32 {
+	if x != nil {
+		return x.Vips
+	}
+	return 0
+}
+
+func (x *DataPlaneStream) GetProblemIpv4() string {
+	if x != nil {
+		return x.ProblemIpv4
+	}
+	return ""
+}
+
+func (x *DataPlaneStream) GetProblemIpv6() string {
+	if x != nil {
+		return x.ProblemIpv6
+	}
+	return ""
+}
+
+func (x *DataPlaneStream) GetTargets() []*DataPlaneTarget {
+	if x != nil {
+		return x.Targets
+	}
+	return nil
+}
+
+// DataPlaneTarget is one target in the kernel.
+type DataPlaneTarget struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Its number: the mark of its packets, and its routing table.
+	Number uint32 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
+	// Its addresses.
+	Addresses []string `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	// One of "serving", "draining", "down", "pending", "removing", "drifted".
+	State string `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`
+	// How many entries of its stream's table for IPv4 lead to it.
+	EntriesIpv4 uint32 `protobuf:"varint,5,opt,name=entries_ipv4,json=entriesIpv4,proto3" json:"entries_ipv4,omitempty"`
+	// The same of IPv6.
+	EntriesIpv6 uint32 `protobuf:"varint,6,opt,name=entries_ipv6,json=entriesIpv6,proto3" json:"entries_ipv6,omitempty"`
+	// How many packets were sent to it since it is in the kernel.
+	Packets uint64 `protobuf:"varint,7,opt,name=packets,proto3" json:"packets,omitempty"`
+	// How many bytes.
+	Bytes uint64 `protobuf:"varint,8,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// When a draining target leaves.
+	DrainEnd      *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=drain_end,json=drainEnd,proto3" json:"drain_end,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DataPlaneTarget) Reset() {
+	*x = DataPlaneTarget{}
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DataPlaneTarget) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DataPlaneTarget) ProtoMessage() {}
+
+func (x *DataPlaneTarget) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DataPlaneTarget.ProtoReflect.Descriptor instead.
+func (*DataPlaneTarget) Descriptor() ([]byte, []int) {
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *DataPlaneTarget) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DataPlaneTarget) GetNumber() uint32 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *DataPlaneTarget) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *DataPlaneTarget) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *DataPlaneTarget) GetEntriesIpv4() uint32 {
+	if x != nil {
+		return x.EntriesIpv4
+	}
+	return 0
+}
+
+func (x *DataPlaneTarget) GetEntriesIpv6() uint32 {
+	if x != nil {
+		return x.EntriesIpv6
+	}
+	return 0
+}
+
+func (x *DataPlaneTarget) GetPackets() uint64 {
+	if x != nil {
+		return x.Packets
+	}
+	return 0
+}
+
+func (x *DataPlaneTarget) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *DataPlaneTarget) GetDrainEnd() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DrainEnd
+	}
+	return nil
+}
+
 // SourceStatus is one source of targets or of readiness.
 type SourceStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -745,7 +1549,7 @@ type SourceStatus struct {
 
 func (x *SourceStatus) Reset() {
 	*x = SourceStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -757,7 +1561,7 @@ func (x *SourceStatus) String() string {
 func (*SourceStatus) ProtoMessage() {}
 
 func (x *SourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -770,7 +1574,7 @@ func (x *SourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceStatus.ProtoReflect.Descriptor instead.
 func (*SourceStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{12}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SourceStatus) GetName() string {
@@ -835,7 +1639,7 @@ type VipStatus struct {
 
 func (x *VipStatus) Reset() {
 	*x = VipStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -847,7 +1651,7 @@ func (x *VipStatus) String() string {
 func (*VipStatus) ProtoMessage() {}
 
 func (x *VipStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -860,7 +1664,7 @@ func (x *VipStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VipStatus.ProtoReflect.Descriptor instead.
 func (*VipStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{13}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *VipStatus) GetReadiness() *v1.VipReadiness {
@@ -894,7 +1698,7 @@ type StreamStatus struct {
 
 func (x *StreamStatus) Reset() {
 	*x = StreamStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -906,7 +1710,7 @@ func (x *StreamStatus) String() string {
 func (*StreamStatus) ProtoMessage() {}
 
 func (x *StreamStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -919,7 +1723,7 @@ func (x *StreamStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamStatus.ProtoReflect.Descriptor instead.
 func (*StreamStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{14}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *StreamStatus) GetName() string {
@@ -981,7 +1785,7 @@ type TargetStatus struct {
 
 func (x *TargetStatus) Reset() {
 	*x = TargetStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -993,7 +1797,7 @@ func (x *TargetStatus) String() string {
 func (*TargetStatus) ProtoMessage() {}
 
 func (x *TargetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1006,7 +1810,7 @@ func (x *TargetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TargetStatus.ProtoReflect.Descriptor instead.
 func (*TargetStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{15}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *TargetStatus) GetName() string {
@@ -1111,7 +1915,7 @@ type WatcherStatus struct {
 
 func (x *WatcherStatus) Reset() {
 	*x = WatcherStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1123,7 +1927,7 @@ func (x *WatcherStatus) String() string {
 func (*WatcherStatus) ProtoMessage() {}
 
 func (x *WatcherStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1136,7 +1940,7 @@ func (x *WatcherStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatcherStatus.ProtoReflect.Descriptor instead.
 func (*WatcherStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{16}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *WatcherStatus) GetWatchId() string {
@@ -1199,7 +2003,23 @@ var File_vipgate_lb_v1_lb_proto protoreflect.FileDescriptor
 
 const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\n" +
-	"\x16vipgate/lb/v1/lb.proto\x12\rvipgate.lb.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$vipgate/readiness/v1/readiness.proto\"{\n" +
+	"\x16vipgate/lb/v1/lb.proto\x12\rvipgate.lb.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$vipgate/readiness/v1/readiness.proto\"\x12\n" +
+	"\x10ReconcileRequest\"J\n" +
+	"\x11ReconcileResponse\x125\n" +
+	"\x06mended\x18\x01 \x03(\v2\x1d.vipgate.lb.v1.DataPlaneDriftR\x06mended\"?\n" +
+	"\x11ListEventsRequest\x12\x14\n" +
+	"\x05limit\x18\x01 \x01(\rR\x05limit\x12\x14\n" +
+	"\x05after\x18\x02 \x01(\x04R\x05after\"B\n" +
+	"\x12ListEventsResponse\x12,\n" +
+	"\x06events\x18\x01 \x03(\v2\x14.vipgate.lb.v1.EventR\x06events\"\xc7\x01\n" +
+	"\x05Event\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x1a\n" +
+	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x16\n" +
+	"\x06object\x18\x03 \x01(\tR\x06object\x12\x12\n" +
+	"\x04what\x18\x04 \x01(\tR\x04what\x12\x16\n" +
+	"\x06detail\x18\x05 \x01(\tR\x06detail\x12\x16\n" +
+	"\x06stream\x18\x06 \x01(\tR\x06stream\x12\x16\n" +
+	"\x06target\x18\a \x01(\tR\x06target\"{\n" +
 	"\x13DrainTargetsRequest\x12\x16\n" +
 	"\x06stream\x18\x01 \x01(\tR\x06stream\x12\x14\n" +
 	"\x05names\x18\x02 \x03(\tR\x05names\x126\n" +
@@ -1224,7 +2044,7 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\tCondition\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aserving\x18\x02 \x01(\bR\aserving\x12\x16\n" +
-	"\x06detail\x18\x03 \x01(\tR\x06detail\"\x83\x05\n" +
+	"\x06detail\x18\x03 \x01(\tR\x06detail\"\xc2\x05\n" +
 	"\x06Status\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
 	"\x06trench\x18\x02 \x01(\tR\x06trench\x12:\n" +
@@ -1243,7 +2063,51 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\astreams\x18\v \x03(\v2\x1b.vipgate.lb.v1.StreamStatusR\astreams\x128\n" +
 	"\bwatchers\x18\f \x03(\v2\x1c.vipgate.lb.v1.WatcherStatusR\bwatchers\x12/\n" +
 	"\x13configuration_error\x18\r \x01(\tR\x12configurationError\x125\n" +
-	"\asources\x18\x0e \x03(\v2\x1b.vipgate.lb.v1.SourceStatusR\asources\"\xcf\x01\n" +
+	"\asources\x18\x0e \x03(\v2\x1b.vipgate.lb.v1.SourceStatusR\asources\x12=\n" +
+	"\n" +
+	"data_plane\x18\x0f \x01(\v2\x1e.vipgate.lb.v1.DataPlaneStatusR\tdataPlane\"\xaa\x03\n" +
+	"\x0fDataPlaneStatus\x12\x12\n" +
+	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x1c\n" +
+	"\tconntrack\x18\x02 \x01(\bR\tconntrack\x12\x14\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\x12\x1a\n" +
+	"\bfailures\x18\x04 \x01(\rR\bfailures\x12'\n" +
+	"\x0fwanted_revision\x18\x05 \x01(\x04R\x0ewantedRevision\x12)\n" +
+	"\x10applied_revision\x18\x06 \x01(\x04R\x0fappliedRevision\x12\x1b\n" +
+	"\theld_back\x18\a \x03(\tR\bheldBack\x12;\n" +
+	"\bproblems\x18\b \x03(\v2\x1f.vipgate.lb.v1.DataPlaneProblemR\bproblems\x123\n" +
+	"\x05drift\x18\t \x03(\v2\x1d.vipgate.lb.v1.DataPlaneDriftR\x05drift\x128\n" +
+	"\astreams\x18\n" +
+	" \x03(\v2\x1e.vipgate.lb.v1.DataPlaneStreamR\astreams\x12\x16\n" +
+	"\x06unread\x18\v \x01(\tR\x06unread\"n\n" +
+	"\x10DataPlaneProblem\x12\x16\n" +
+	"\x06object\x18\x01 \x01(\tR\x06object\x12\x16\n" +
+	"\x06detail\x18\x02 \x01(\tR\x06detail\x12\x16\n" +
+	"\x06remedy\x18\x03 \x01(\tR\x06remedy\x12\x12\n" +
+	"\x04vips\x18\x04 \x03(\tR\x04vips\"\xa2\x01\n" +
+	"\x0eDataPlaneDrift\x12\x16\n" +
+	"\x06object\x18\x01 \x01(\tR\x06object\x12\x16\n" +
+	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x16\n" +
+	"\x06target\x18\x03 \x01(\tR\x06target\x12\x16\n" +
+	"\x06detail\x18\x04 \x01(\tR\x06detail\x120\n" +
+	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xe1\x01\n" +
+	"\x0fDataPlaneStream\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\rR\x04size\x12\x12\n" +
+	"\x04seed\x18\x03 \x01(\rR\x04seed\x12\x12\n" +
+	"\x04vips\x18\x04 \x01(\rR\x04vips\x12!\n" +
+	"\fproblem_ipv4\x18\x05 \x01(\tR\vproblemIpv4\x12!\n" +
+	"\fproblem_ipv6\x18\x06 \x01(\tR\vproblemIpv6\x128\n" +
+	"\atargets\x18\a \x03(\v2\x1e.vipgate.lb.v1.DataPlaneTargetR\atargets\"\xa0\x02\n" +
+	"\x0fDataPlaneTarget\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06number\x18\x02 \x01(\rR\x06number\x12\x1c\n" +
+	"\taddresses\x18\x03 \x03(\tR\taddresses\x12\x14\n" +
+	"\x05state\x18\x04 \x01(\tR\x05state\x12!\n" +
+	"\fentries_ipv4\x18\x05 \x01(\rR\ventriesIpv4\x12!\n" +
+	"\fentries_ipv6\x18\x06 \x01(\rR\ventriesIpv6\x12\x18\n" +
+	"\apackets\x18\a \x01(\x04R\apackets\x12\x14\n" +
+	"\x05bytes\x18\b \x01(\x04R\x05bytes\x127\n" +
+	"\tdrain_end\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\bdrainEnd\"\xcf\x01\n" +
 	"\fSourceStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04live\x18\x02 \x01(\bR\x04live\x120\n" +
@@ -1284,13 +2148,16 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\rsent_revision\x18\x05 \x01(\x04R\fsentRevision\x12)\n" +
 	"\x10applied_revision\x18\x06 \x01(\x04R\x0fappliedRevision\x12\x1c\n" +
 	"\treporting\x18\a \x01(\bR\treporting\x12D\n" +
-	"\bfamilies\x18\b \x03(\v2(.vipgate.readiness.v1.FamilyConnectivityR\bfamilies2\xc1\x03\n" +
+	"\bfamilies\x18\b \x03(\v2(.vipgate.readiness.v1.FamilyConnectivityR\bfamilies2\xe4\x04\n" +
 	"\tLBService\x12N\n" +
 	"\tGetStatus\x12\x1f.vipgate.lb.v1.GetStatusRequest\x1a .vipgate.lb.v1.GetStatusResponse\x12V\n" +
 	"\vWatchStatus\x12!.vipgate.lb.v1.WatchStatusRequest\x1a\".vipgate.lb.v1.WatchStatusResponse0\x01\x12T\n" +
 	"\vSetLogLevel\x12!.vipgate.lb.v1.SetLogLevelRequest\x1a\".vipgate.lb.v1.SetLogLevelResponse\x12W\n" +
 	"\fDrainTargets\x12\".vipgate.lb.v1.DrainTargetsRequest\x1a#.vipgate.lb.v1.DrainTargetsResponse\x12]\n" +
-	"\x0eUndrainTargets\x12$.vipgate.lb.v1.UndrainTargetsRequest\x1a%.vipgate.lb.v1.UndrainTargetsResponseB/Z-github.com/vipgate/vipgate/pkg/api/lb/v1;lbv1b\x06proto3"
+	"\x0eUndrainTargets\x12$.vipgate.lb.v1.UndrainTargetsRequest\x1a%.vipgate.lb.v1.UndrainTargetsResponse\x12N\n" +
+	"\tReconcile\x12\x1f.vipgate.lb.v1.ReconcileRequest\x1a .vipgate.lb.v1.ReconcileResponse\x12Q\n" +
+	"\n" +
+	"ListEvents\x12 .vipgate.lb.v1.ListEventsRequest\x1a!.vipgate.lb.v1.ListEventsResponseB/Z-github.com/vipgate/vipgate/pkg/api/lb/v1;lbv1b\x06proto3"
 
 var (
 	file_vipgate_lb_v1_lb_proto_rawDescOnce sync.Once
@@ -1304,68 +2171,92 @@ func file_vipgate_lb_v1_lb_proto_rawDescGZIP() []byte {
 	return file_vipgate_lb_v1_lb_proto_rawDescData
 }
 
-var file_vipgate_lb_v1_lb_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_vipgate_lb_v1_lb_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_vipgate_lb_v1_lb_proto_goTypes = []any{
-	(*DrainTargetsRequest)(nil),    // 0: vipgate.lb.v1.DrainTargetsRequest
-	(*DrainTargetsResponse)(nil),   // 1: vipgate.lb.v1.DrainTargetsResponse
-	(*UndrainTargetsRequest)(nil),  // 2: vipgate.lb.v1.UndrainTargetsRequest
-	(*UndrainTargetsResponse)(nil), // 3: vipgate.lb.v1.UndrainTargetsResponse
-	(*GetStatusRequest)(nil),       // 4: vipgate.lb.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),      // 5: vipgate.lb.v1.GetStatusResponse
-	(*WatchStatusRequest)(nil),     // 6: vipgate.lb.v1.WatchStatusRequest
-	(*WatchStatusResponse)(nil),    // 7: vipgate.lb.v1.WatchStatusResponse
-	(*SetLogLevelRequest)(nil),     // 8: vipgate.lb.v1.SetLogLevelRequest
-	(*SetLogLevelResponse)(nil),    // 9: vipgate.lb.v1.SetLogLevelResponse
-	(*Condition)(nil),              // 10: vipgate.lb.v1.Condition
-	(*Status)(nil),                 // 11: vipgate.lb.v1.Status
-	(*SourceStatus)(nil),           // 12: vipgate.lb.v1.SourceStatus
-	(*VipStatus)(nil),              // 13: vipgate.lb.v1.VipStatus
-	(*StreamStatus)(nil),           // 14: vipgate.lb.v1.StreamStatus
-	(*TargetStatus)(nil),           // 15: vipgate.lb.v1.TargetStatus
-	(*WatcherStatus)(nil),          // 16: vipgate.lb.v1.WatcherStatus
-	(*durationpb.Duration)(nil),    // 17: google.protobuf.Duration
-	(*v1.Position)(nil),            // 18: vipgate.readiness.v1.Position
-	(*timestamppb.Timestamp)(nil),  // 19: google.protobuf.Timestamp
-	(*v1.VipReadiness)(nil),        // 20: vipgate.readiness.v1.VipReadiness
-	(*v1.VipAdvertisement)(nil),    // 21: vipgate.readiness.v1.VipAdvertisement
-	(*v1.FamilyConnectivity)(nil),  // 22: vipgate.readiness.v1.FamilyConnectivity
+	(*ReconcileRequest)(nil),       // 0: vipgate.lb.v1.ReconcileRequest
+	(*ReconcileResponse)(nil),      // 1: vipgate.lb.v1.ReconcileResponse
+	(*ListEventsRequest)(nil),      // 2: vipgate.lb.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),     // 3: vipgate.lb.v1.ListEventsResponse
+	(*Event)(nil),                  // 4: vipgate.lb.v1.Event
+	(*DrainTargetsRequest)(nil),    // 5: vipgate.lb.v1.DrainTargetsRequest
+	(*DrainTargetsResponse)(nil),   // 6: vipgate.lb.v1.DrainTargetsResponse
+	(*UndrainTargetsRequest)(nil),  // 7: vipgate.lb.v1.UndrainTargetsRequest
+	(*UndrainTargetsResponse)(nil), // 8: vipgate.lb.v1.UndrainTargetsResponse
+	(*GetStatusRequest)(nil),       // 9: vipgate.lb.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),      // 10: vipgate.lb.v1.GetStatusResponse
+	(*WatchStatusRequest)(nil),     // 11: vipgate.lb.v1.WatchStatusRequest
+	(*WatchStatusResponse)(nil),    // 12: vipgate.lb.v1.WatchStatusResponse
+	(*SetLogLevelRequest)(nil),     // 13: vipgate.lb.v1.SetLogLevelRequest
+	(*SetLogLevelResponse)(nil),    // 14: vipgate.lb.v1.SetLogLevelResponse
+	(*Condition)(nil),              // 15: vipgate.lb.v1.Condition
+	(*Status)(nil),                 // 16: vipgate.lb.v1.Status
+	(*DataPlaneStatus)(nil),        // 17: vipgate.lb.v1.DataPlaneStatus
+	(*DataPlaneProblem)(nil),       // 18: vipgate.lb.v1.DataPlaneProblem
+	(*DataPlaneDrift)(nil),         // 19: vipgate.lb.v1.DataPlaneDrift
+	(*DataPlaneStream)(nil),        // 20: vipgate.lb.v1.DataPlaneStream
+	(*DataPlaneTarget)(nil),        // 21: vipgate.lb.v1.DataPlaneTarget
+	(*SourceStatus)(nil),           // 22: vipgate.lb.v1.SourceStatus
+	(*VipStatus)(nil),              // 23: vipgate.lb.v1.VipStatus
+	(*StreamStatus)(nil),           // 24: vipgate.lb.v1.StreamStatus
+	(*TargetStatus)(nil),           // 25: vipgate.lb.v1.TargetStatus
+	(*WatcherStatus)(nil),          // 26: vipgate.lb.v1.WatcherStatus
+	(*timestamppb.Timestamp)(nil),  // 27: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),    // 28: google.protobuf.Duration
+	(*v1.Position)(nil),            // 29: vipgate.readiness.v1.Position
+	(*v1.VipReadiness)(nil),        // 30: vipgate.readiness.v1.VipReadiness
+	(*v1.VipAdvertisement)(nil),    // 31: vipgate.readiness.v1.VipAdvertisement
+	(*v1.FamilyConnectivity)(nil),  // 32: vipgate.readiness.v1.FamilyConnectivity
 }
 var file_vipgate_lb_v1_lb_proto_depIdxs = []int32{
-	17, // 0: vipgate.lb.v1.DrainTargetsRequest.drain_for:type_name -> google.protobuf.Duration
-	11, // 1: vipgate.lb.v1.GetStatusResponse.status:type_name -> vipgate.lb.v1.Status
-	11, // 2: vipgate.lb.v1.WatchStatusResponse.status:type_name -> vipgate.lb.v1.Status
-	18, // 3: vipgate.lb.v1.Status.position:type_name -> vipgate.readiness.v1.Position
-	17, // 4: vipgate.lb.v1.Status.lease:type_name -> google.protobuf.Duration
-	19, // 5: vipgate.lb.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
-	10, // 6: vipgate.lb.v1.Status.conditions:type_name -> vipgate.lb.v1.Condition
-	13, // 7: vipgate.lb.v1.Status.vips:type_name -> vipgate.lb.v1.VipStatus
-	14, // 8: vipgate.lb.v1.Status.streams:type_name -> vipgate.lb.v1.StreamStatus
-	16, // 9: vipgate.lb.v1.Status.watchers:type_name -> vipgate.lb.v1.WatcherStatus
-	12, // 10: vipgate.lb.v1.Status.sources:type_name -> vipgate.lb.v1.SourceStatus
-	19, // 11: vipgate.lb.v1.SourceStatus.since:type_name -> google.protobuf.Timestamp
-	20, // 12: vipgate.lb.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
-	21, // 13: vipgate.lb.v1.VipStatus.reported:type_name -> vipgate.readiness.v1.VipAdvertisement
-	15, // 14: vipgate.lb.v1.StreamStatus.targets:type_name -> vipgate.lb.v1.TargetStatus
-	19, // 15: vipgate.lb.v1.TargetStatus.since:type_name -> google.protobuf.Timestamp
-	19, // 16: vipgate.lb.v1.TargetStatus.last_check:type_name -> google.protobuf.Timestamp
-	19, // 17: vipgate.lb.v1.TargetStatus.drain_end:type_name -> google.protobuf.Timestamp
-	19, // 18: vipgate.lb.v1.WatcherStatus.since:type_name -> google.protobuf.Timestamp
-	22, // 19: vipgate.lb.v1.WatcherStatus.families:type_name -> vipgate.readiness.v1.FamilyConnectivity
-	4,  // 20: vipgate.lb.v1.LBService.GetStatus:input_type -> vipgate.lb.v1.GetStatusRequest
-	6,  // 21: vipgate.lb.v1.LBService.WatchStatus:input_type -> vipgate.lb.v1.WatchStatusRequest
-	8,  // 22: vipgate.lb.v1.LBService.SetLogLevel:input_type -> vipgate.lb.v1.SetLogLevelRequest
-	0,  // 23: vipgate.lb.v1.LBService.DrainTargets:input_type -> vipgate.lb.v1.DrainTargetsRequest
-	2,  // 24: vipgate.lb.v1.LBService.UndrainTargets:input_type -> vipgate.lb.v1.UndrainTargetsRequest
-	5,  // 25: vipgate.lb.v1.LBService.GetStatus:output_type -> vipgate.lb.v1.GetStatusResponse
-	7,  // 26: vipgate.lb.v1.LBService.WatchStatus:output_type -> vipgate.lb.v1.WatchStatusResponse
-	9,  // 27: vipgate.lb.v1.LBService.SetLogLevel:output_type -> vipgate.lb.v1.SetLogLevelResponse
-	1,  // 28: vipgate.lb.v1.LBService.DrainTargets:output_type -> vipgate.lb.v1.DrainTargetsResponse
-	3,  // 29: vipgate.lb.v1.LBService.UndrainTargets:output_type -> vipgate.lb.v1.UndrainTargetsResponse
-	25, // [25:30] is the sub-list for method output_type
-	20, // [20:25] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	19, // 0: vipgate.lb.v1.ReconcileResponse.mended:type_name -> vipgate.lb.v1.DataPlaneDrift
+	4,  // 1: vipgate.lb.v1.ListEventsResponse.events:type_name -> vipgate.lb.v1.Event
+	27, // 2: vipgate.lb.v1.Event.time:type_name -> google.protobuf.Timestamp
+	28, // 3: vipgate.lb.v1.DrainTargetsRequest.drain_for:type_name -> google.protobuf.Duration
+	16, // 4: vipgate.lb.v1.GetStatusResponse.status:type_name -> vipgate.lb.v1.Status
+	16, // 5: vipgate.lb.v1.WatchStatusResponse.status:type_name -> vipgate.lb.v1.Status
+	29, // 6: vipgate.lb.v1.Status.position:type_name -> vipgate.readiness.v1.Position
+	28, // 7: vipgate.lb.v1.Status.lease:type_name -> google.protobuf.Duration
+	27, // 8: vipgate.lb.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
+	15, // 9: vipgate.lb.v1.Status.conditions:type_name -> vipgate.lb.v1.Condition
+	23, // 10: vipgate.lb.v1.Status.vips:type_name -> vipgate.lb.v1.VipStatus
+	24, // 11: vipgate.lb.v1.Status.streams:type_name -> vipgate.lb.v1.StreamStatus
+	26, // 12: vipgate.lb.v1.Status.watchers:type_name -> vipgate.lb.v1.WatcherStatus
+	22, // 13: vipgate.lb.v1.Status.sources:type_name -> vipgate.lb.v1.SourceStatus
+	17, // 14: vipgate.lb.v1.Status.data_plane:type_name -> vipgate.lb.v1.DataPlaneStatus
+	18, // 15: vipgate.lb.v1.DataPlaneStatus.problems:type_name -> vipgate.lb.v1.DataPlaneProblem
+	19, // 16: vipgate.lb.v1.DataPlaneStatus.drift:type_name -> vipgate.lb.v1.DataPlaneDrift
+	20, // 17: vipgate.lb.v1.DataPlaneStatus.streams:type_name -> vipgate.lb.v1.DataPlaneStream
+	27, // 18: vipgate.lb.v1.DataPlaneDrift.since:type_name -> google.protobuf.Timestamp
+	21, // 19: vipgate.lb.v1.DataPlaneStream.targets:type_name -> vipgate.lb.v1.DataPlaneTarget
+	27, // 20: vipgate.lb.v1.DataPlaneTarget.drain_end:type_name -> google.protobuf.Timestamp
+	27, // 21: vipgate.lb.v1.SourceStatus.since:type_name -> google.protobuf.Timestamp
+	30, // 22: vipgate.lb.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
+	31, // 23: vipgate.lb.v1.VipStatus.reported:type_name -> vipgate.readiness.v1.VipAdvertisement
+	25, // 24: vipgate.lb.v1.StreamStatus.targets:type_name -> vipgate.lb.v1.TargetStatus
+	27, // 25: vipgate.lb.v1.TargetStatus.since:type_name -> google.protobuf.Timestamp
+	27, // 26: vipgate.lb.v1.TargetStatus.last_check:type_name -> google.protobuf.Timestamp
+	27, // 27: vipgate.lb.v1.TargetStatus.drain_end:type_name -> google.protobuf.Timestamp
+	27, // 28: vipgate.lb.v1.WatcherStatus.since:type_name -> google.protobuf.Timestamp
+	32, // 29: vipgate.lb.v1.WatcherStatus.families:type_name -> vipgate.readiness.v1.FamilyConnectivity
+	9,  // 30: vipgate.lb.v1.LBService.GetStatus:input_type -> vipgate.lb.v1.GetStatusRequest
+	11, // 31: vipgate.lb.v1.LBService.WatchStatus:input_type -> vipgate.lb.v1.WatchStatusRequest
+	13, // 32: vipgate.lb.v1.LBService.SetLogLevel:input_type -> vipgate.lb.v1.SetLogLevelRequest
+	5,  // 33: vipgate.lb.v1.LBService.DrainTargets:input_type -> vipgate.lb.v1.DrainTargetsRequest
+	7,  // 34: vipgate.lb.v1.LBService.UndrainTargets:input_type -> vipgate.lb.v1.UndrainTargetsRequest
+	0,  // 35: vipgate.lb.v1.LBService.Reconcile:input_type -> vipgate.lb.v1.ReconcileRequest
+	2,  // 36: vipgate.lb.v1.LBService.ListEvents:input_type -> vipgate.lb.v1.ListEventsRequest
+	10, // 37: vipgate.lb.v1.LBService.GetStatus:output_type -> vipgate.lb.v1.GetStatusResponse
+	12, // 38: vipgate.lb.v1.LBService.WatchStatus:output_type -> vipgate.lb.v1.WatchStatusResponse
+	14, // 39: vipgate.lb.v1.LBService.SetLogLevel:output_type -> vipgate.lb.v1.SetLogLevelResponse
+	6,  // 40: vipgate.lb.v1.LBService.DrainTargets:output_type -> vipgate.lb.v1.DrainTargetsResponse
+	8,  // 41: vipgate.lb.v1.LBService.UndrainTargets:output_type -> vipgate.lb.v1.UndrainTargetsResponse
+	1,  // 42: vipgate.lb.v1.LBService.Reconcile:output_type -> vipgate.lb.v1.ReconcileResponse
+	3,  // 43: vipgate.lb.v1.LBService.ListEvents:output_type -> vipgate.lb.v1.ListEventsResponse
+	37, // [37:44] is the sub-list for method output_type
+	30, // [30:37] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_vipgate_lb_v1_lb_proto_init() }
@@ -1379,7 +2270,7 @@ func file_vipgate_lb_v1_lb_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_vipgate_lb_v1_lb_proto_rawDesc), len(file_vipgate_lb_v1_lb_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

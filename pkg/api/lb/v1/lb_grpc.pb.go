@@ -26,6 +26,8 @@ const (
 	LBService_SetLogLevel_FullMethodName    = "/vipgate.lb.v1.LBService/SetLogLevel"
 	LBService_DrainTargets_FullMethodName   = "/vipgate.lb.v1.LBService/DrainTargets"
 	LBService_UndrainTargets_FullMethodName = "/vipgate.lb.v1.LBService/UndrainTargets"
+	LBService_Reconcile_FullMethodName      = "/vipgate.lb.v1.LBService/Reconcile"
+	LBService_ListEvents_FullMethodName     = "/vipgate.lb.v1.LBService/ListEvents"
 )
 
 // LBServiceClient is the client API for LBService service.
@@ -47,6 +49,11 @@ type LBServiceClient interface {
 	DrainTargets(ctx context.Context, in *DrainTargetsRequest, opts ...grpc.CallOption) (*DrainTargetsResponse, error)
 	// UndrainTargets takes that back.
 	UndrainTargets(ctx context.Context, in *UndrainTargetsRequest, opts ...grpc.CallOption) (*UndrainTargetsResponse, error)
+	// Reconcile puts the data plane back as it was recorded, also what somebody else
+	// removed or changed.
+	Reconcile(ctx context.Context, in *ReconcileRequest, opts ...grpc.CallOption) (*ReconcileResponse, error)
+	// ListEvents returns what happened lately, oldest first.
+	ListEvents(ctx context.Context, in *ListEventsRequest, opts ...grpc.CallOption) (*ListEventsResponse, error)
 }
 
 type lBServiceClient struct {
@@ -116,6 +123,26 @@ func (c *lBServiceClient) UndrainTargets(ctx context.Context, in *UndrainTargets
 	return out, nil
 }
 
+func (c *lBServiceClient) Reconcile(ctx context.Context, in *ReconcileRequest, opts ...grpc.CallOption) (*ReconcileResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReconcileResponse)
+	err := c.cc.Invoke(ctx, LBService_Reconcile_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *lBServiceClient) ListEvents(ctx context.Context, in *ListEventsRequest, opts ...grpc.CallOption) (*ListEventsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListEventsResponse)
+	err := c.cc.Invoke(ctx, LBService_ListEvents_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // LBServiceServer is the server API for LBService service.
 // All implementations must embed UnimplementedLBServiceServer
 // for forward compatibility.
@@ -135,6 +162,11 @@ type LBServiceServer interface {
 	DrainTargets(context.Context, *DrainTargetsRequest) (*DrainTargetsResponse, error)
 	// UndrainTargets takes that back.
 	UndrainTargets(context.Context, *UndrainTargetsRequest) (*UndrainTargetsResponse, error)
+	// Reconcile puts the data plane back as it was recorded, also what somebody else
+	// removed or changed.
+	Reconcile(context.Context, *ReconcileRequest) (*ReconcileResponse, error)
+	// ListEvents returns what happened lately, oldest first.
+	ListEvents(context.Context, *ListEventsRequest) (*ListEventsResponse, error)
 	mustEmbedUnimplementedLBServiceServer()
 }
 
@@ -159,6 +191,12 @@ func (UnimplementedLBServiceServer) DrainTargets(context.Context, *DrainTargetsR
 }
 func (UnimplementedLBServiceServer) UndrainTargets(context.Context, *UndrainTargetsRequest) (*UndrainTargetsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method UndrainTargets not implemented")
+}
+func (UnimplementedLBServiceServer) Reconcile(context.Context, *ReconcileRequest) (*ReconcileResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Reconcile not implemented")
+}
+func (UnimplementedLBServiceServer) ListEvents(context.Context, *ListEventsRequest) (*ListEventsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListEvents not implemented")
 }
 func (UnimplementedLBServiceServer) mustEmbedUnimplementedLBServiceServer() {}
 func (UnimplementedLBServiceServer) testEmbeddedByValue()                   {}
@@ -264,6 +302,42 @@ func _LBService_UndrainTargets_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _LBService_Reconcile_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReconcileRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LBServiceServer).Reconcile(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LBService_Reconcile_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LBServiceServer).Reconcile(ctx, req.(*ReconcileRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _LBService_ListEvents_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListEventsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LBServiceServer).ListEvents(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LBService_ListEvents_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LBServiceServer).ListEvents(ctx, req.(*ListEventsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // LBService_ServiceDesc is the grpc.ServiceDesc for LBService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -286,6 +360,14 @@ var LBService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "UndrainTargets",
 			Handler:    _LBService_UndrainTargets_Handler,
+		},
+		{
+			MethodName: "Reconcile",
+			Handler:    _LBService_Reconcile_Handler,
+		},
+		{
+			MethodName: "ListEvents",
+			Handler:    _LBService_ListEvents_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

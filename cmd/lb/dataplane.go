@@ -1,0 +1,221 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
+
+	"github.com/vipgate/vipgate/cmd/internal/cli"
+	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
+	"github.com/vipgate/vipgate/pkg/dataplane"
+	"github.com/vipgate/vipgate/pkg/status"
+)
+
+// numberFlags say which numbers of the network namespace are the data plane's.
+type numberFlags struct {
+	FirstTable        uint32   `help:"First number that a target gets as its firewall mark and its routing table." default:"5000" placeholder:"N" group:"Data plane"`
+	MarkMask          maskFlag `help:"Bits of packet and connection marks that are the data plane's, from the lowest on; none of those of the frontend's --mark." default:"0x00ffffff" placeholder:"MASK" group:"Data plane"`
+	DataplanePriority int      `help:"Priority of the first of our policy rules; the next two are ours as well." default:"90" placeholder:"N" group:"Data plane"`
+}
+
+// dataPlaneFlags say how packets are forwarded.
+type dataPlaneFlags struct {
+	Dataplane string `help:"nftables: forward the packets of VIPs to targets, in the kernel; none: somebody else does." enum:"nftables,none" default:"none" group:"Data plane"`
+	Conntrack string `help:"on: an established flow stays with its target while that lives; off: no connection is tracked, and a flow moves when its entry in the table does." enum:"on,off" default:"on" group:"Data plane"`
+	numberFlags
+	RemoveDataplaneOnExit bool `help:"Remove the data plane from the kernel after SIGTERM, once VIPs are withdrawn. Otherwise it stays for the next start, or lb cleanup." group:"Data plane"`
+}
+
+// dataPlaneGrace is how long the frontend goes on advertising without us when
+// packets are forwarded in the kernel: time for a restart (the issue's number).
+const dataPlaneGrace = 5 * time.Second
+
+// maskFlag holds the mask of marks.
+type maskFlag uint32
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (m *maskFlag) UnmarshalText(text []byte) error {
+	n, err := strconv.ParseUint(string(text), 0, 32)
+	if err != nil {
+		return fmt.Errorf("%q is not a mask such as %#08x: %w", text, dataplane.DefaultMask, err)
+	}
+	*m = maskFlag(n)
+	return nil
+}
+
+const (
+	// minTable and maxTable leave out the tables that the kernel has itself (253 to
+	// 255) and what ip-route(8) counts as names.
+	minTable = 256
+	// maxPriority leaves room for the next two before the kernel's rule for the main
+	// table, 32766.
+	maxPriority = 32766 - 3
+	// minNumbers is how many targets there must be room for.
+	minNumbers = 1000
+)
+
+func (f *numberFlags) check() error {
+	mask := uint32(f.MarkMask)
+	switch {
+	case mask == 0 || mask&(mask+1) != 0:
+		return usage("--mark-mask=%#x: write ones from the lowest bit on, such as %#08x", mask, dataplane.DefaultMask)
+	case f.FirstTable < minTable:
+		return usage("--first-table=%d: at least %d, since the kernel has tables of its own below", f.FirstTable, minTable)
+	case f.FirstTable > mask || mask-f.FirstTable < minNumbers:
+		return usage("--first-table=%d with --mark-mask=%#x leaves less than %d numbers for targets: take a wider mask, or a lower number", f.FirstTable, mask, minNumbers)
+	case f.DataplanePriority < 1 || f.DataplanePriority > maxPriority:
+		return usage("--dataplane-priority=%d: 1 to %d, before the kernel's rule for the main table", f.DataplanePriority, maxPriority)
+	}
+	return nil
+}
+
+func (f *numberFlags) options() dataplane.Options {
+	return dataplane.Options{First: f.FirstTable, Mask: uint32(f.MarkMask), Priority: f.DataplanePriority}
+}
+
+func (f *dataPlaneFlags) on() bool { return f.Dataplane == "nftables" }
+
+// options are nil without a data plane.
+func (f *dataPlaneFlags) options() *dataplane.Options {
+	if !f.on() {
+		return nil
+	}
+	o := f.numberFlags.options()
+	o.Stateless = f.Conntrack == "off"
+	return &o
+}
+
+func (f *dataPlaneFlags) check() error {
+	if f.RemoveDataplaneOnExit && !f.on() {
+		return usage("--remove-dataplane-on-exit: there is none: add --dataplane=nftables")
+	}
+	return f.numberFlags.check()
+}
+
+// preflight refuses a kernel in which the data plane could not work.
+func preflight(o *dataplane.Options) error {
+	if o == nil {
+		return nil
+	}
+	problems := dataplane.Preflight(*o)
+	if len(problems) == 0 {
+		return nil
+	}
+	var b strings.Builder
+	b.WriteString("--dataplane=nftables cannot work here:")
+	for _, p := range problems {
+		fmt.Fprintf(&b, "\n  %s: %s", p.Object, p.Detail)
+		if p.Remedy != "" {
+			fmt.Fprintf(&b, "\n    remedy: %s", p.Remedy)
+		}
+	}
+	return usage("%s", b.String())
+}
+
+type reconcileCommand struct{ adminFlags }
+
+// reconcileTimeout is a little longer than what the running process gives itself.
+const reconcileTimeout = 35 * time.Second
+
+// Run has the data plane mended.
+func (c *reconcileCommand) Run(ctx context.Context, out *cli.Output) error {
+	conn, err := cli.DialAdmin("lb", c.AdminSocket)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, reconcileTimeout)
+	defer cancel()
+	r, err := lbv1.NewLBServiceClient(conn).Reconcile(ctx, &lbv1.ReconcileRequest{})
+	if err != nil {
+		return cli.Explain(err)
+	}
+	for _, d := range r.GetMended() {
+		out.Printf("mended: %s\n", status.Drift(d))
+	}
+	if len(r.GetMended()) == 0 {
+		out.Printf("nothing to mend\n")
+	}
+	return nil
+}
+
+type eventsCommand struct {
+	adminFlags
+	Limit  uint32 `help:"Only the newest N; 0 shows all that are kept." placeholder:"N"`
+	Output string `short:"o" help:"table or json." enum:"table,json" default:"table"`
+}
+
+// Run prints events.
+func (c *eventsCommand) Run(out *cli.Output) error {
+	return withLB(c.AdminSocket, func(ctx context.Context, client lbv1.LBServiceClient) error {
+		r, err := client.ListEvents(ctx, &lbv1.ListEventsRequest{Limit: c.Limit})
+		switch {
+		case err != nil:
+			return err
+		case c.Output == "json":
+			return cli.PrintJSON(out, r)
+		}
+		out.Printf("%s", status.LBEvents(r.GetEvents()))
+		return nil
+	})
+}
+
+type cleanupCommand struct {
+	adminFlags
+	StateDir string `help:"Directory with the records of the data plane, that of lb run." default:"/run/vipgate/lb" type:"path" placeholder:"DIR"`
+	numberFlags
+}
+
+// cleanupTimeout bounds the removal of some ten thousand objects.
+const cleanupTimeout = time.Minute
+
+// Run removes what is ours from the kernel.
+func (c *cleanupCommand) Run(ctx context.Context, out *cli.Output) error {
+	if err := c.numberFlags.check(); err != nil {
+		return err
+	}
+	if err := c.refuseWhileRunning(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
+	defer cancel()
+	o := c.options()
+	o.StateDir = c.StateDir
+	removed, err := dataplane.Cleanup(ctx, o)
+	for _, line := range removed {
+		out.Printf("removed: %s\n", line)
+	}
+	if err != nil {
+		return fmt.Errorf("remove the data plane: %w", err)
+	}
+	if len(removed) == 0 {
+		out.Printf("nothing of ours is in the kernel\n")
+	}
+	return nil
+}
+
+// refuseWhileRunning asks the admin socket; the lock of the records keeps out an lb
+// with another one.
+func (c *cleanupCommand) refuseWhileRunning() error {
+	conn, err := cli.DialAdmin("lb", c.AdminSocket)
+	var bad *cli.UsageError
+	if errors.As(err, &bad) {
+		return err
+	}
+	if err != nil {
+		return nil // there is no socket, hence no lb with it
+	}
+	defer conn.Close()
+	ctx, cancel := cli.CallContext()
+	defer cancel()
+	if _, err := lbv1.NewLBServiceClient(conn).GetStatus(ctx, &lbv1.GetStatusRequest{}); grpcstatus.Code(err) == codes.Unavailable {
+		return nil // what is left of one that was killed
+	}
+	return fmt.Errorf("an lb runs here (%s), and would put back what is removed: stop it first, or have it remove the data plane itself with --remove-dataplane-on-exit", c.AdminSocket)
+}

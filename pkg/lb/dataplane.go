@@ -1,0 +1,446 @@
+package lb
+
+import (
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/dataplane"
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// plane is the data plane as the loop sees it: a [dataplane.Plane], or a script.
+type plane interface {
+	Configure(*dataplane.Wanted)
+	State() *latest.Value[dataplane.State]
+	Ready() <-chan struct{}
+}
+
+// frontend is what the frontend says it does: a [readiness.Server], or a script.
+type frontend interface {
+	Report() *latest.Value[readiness.Report]
+	Reported(vip.VIP) (readiness.VIPReport, bool)
+}
+
+// forwarding tells the data plane what is wanted. It belongs to the loop and never
+// waits.
+//
+// What leads a VIP nowhere is held back: a stream keeps the last targets that it has
+// in the kernel, and its VIPs, until the frontend has reported that those VIPs are
+// withdrawn, or cannot, or had the time to. They are not ready meanwhile.
+type forwarding struct {
+	plane    plane
+	frontend frontend
+	position func() readiness.Position // of the newest decision
+	patience time.Duration             // how long the frontend may take
+	patient  bool                      // only checks take targets out
+	log      *slog.Logger
+	applied  func(time.Duration) // takes how long the kernel took; must not block
+
+	// desired is what should be, wanted what the data plane was told; nil before the
+	// first time.
+	desired map[string]*dataplane.Stream
+	wanted  *dataplane.Wanted
+	// pending are streams in which they differ, or may.
+	pending map[string]struct{}
+	holds   map[holdKey]*hold
+	// owned are the VIPs of streams that serve and go on; nil until somebody asks.
+	owned vip.Set
+	// next is when a hold may end by itself; zero for never. reported is closed when
+	// the frontend says something new; nil while nothing is held back.
+	next     time.Time
+	reported <-chan struct{}
+	// sentAt is when Wanted that the kernel does not have yet was sent.
+	sentAt map[uint64]time.Time
+
+	shown atomic.Pointer[forwarded]
+}
+
+// forwarded is what people see of it.
+type forwarded struct {
+	wanted *dataplane.Wanted
+	held   []string
+}
+
+// holdKey is what is held back: a family of a stream. Before the first Wanted the
+// stream is "", and all is.
+type holdKey struct {
+	stream string
+	family vip.Family
+}
+
+// hold waits for VIPs to be withdrawn.
+type hold struct {
+	vips vip.Set
+	// revision is that of the decision with which the VIPs were no longer ready.
+	revision    uint64
+	since, ends time.Time
+}
+
+func newForwarding(p plane, f frontend, position func() readiness.Position, drainTime time.Duration, log *slog.Logger) *forwarding {
+	return &forwarding{
+		plane: p, frontend: f, position: position, patience: drainTime + stopMargin, log: log, applied: func(time.Duration) {},
+		desired: map[string]*dataplane.Stream{}, pending: map[string]struct{}{}, holds: map[holdKey]*hold{}, sentAt: map[uint64]time.Time{},
+	}
+}
+
+// update tells the data plane what changed. It is called after the decision, which
+// says of VIPs that are about to lead nowhere that they are not ready.
+func (w *forwarding) update(now time.Time, a *aggregate) {
+	state := &a.kernel.state
+	for revision, at := range w.sentAt {
+		if revision <= state.Revision {
+			w.applied(max(0, state.At.Sub(at)))
+			delete(w.sentAt, revision)
+		}
+	}
+	w.reckon(a)
+	if len(w.pending) == 0 && w.wanted != nil {
+		return
+	}
+	report, changed := w.frontend.Report().Get()
+	w.reported, w.next, w.owned = nil, time.Time{}, nil
+	if w.wanted == nil {
+		w.begin(now, state, report)
+	} else {
+		w.goOn(now, state, report)
+	}
+	if len(w.holds) > 0 {
+		w.reported = changed
+	}
+	w.show()
+}
+
+// reckon works out what should be of the streams that were counted anew.
+func (w *forwarding) reckon(a *aggregate) {
+	for name := range a.counted {
+		before := w.desired[name]
+		s, ok := a.streams[name]
+		if !ok {
+			delete(w.desired, name)
+		} else if now := a.forwardable(s, before); !sameStream(now, before) {
+			w.desired[name] = now
+		}
+		if w.wanted == nil || w.wanted.Streams[name] != w.desired[name] {
+			w.pending[name] = struct{}{}
+		}
+	}
+	clear(a.counted)
+}
+
+// begin is the first time: what the kernel has was put there by a load balancer
+// before us, and we cannot name all of it.
+func (w *forwarding) begin(now time.Time, state *dataplane.State, report readiness.Report) {
+	need := vip.Set{}
+	byStream := map[string][]vip.VIP{}
+	for v, name := range state.VIPs {
+		byStream[name] = append(byStream[name], v)
+	}
+	for name, vips := range byStream {
+		s, st, has := w.desired[name], state.Streams[name], vip.Set{}
+		if s != nil {
+			has = vip.NewSet(s.VIPs...)
+		}
+		for _, v := range vips {
+			f := v.Family()
+			switch {
+			case st == nil || len(st.Serving[f]) == 0:
+			case has.Has(v) && stays(s, st, f):
+			case !has.Has(v) && w.takenOver(state, v):
+			default:
+				need[v] = struct{}{}
+			}
+		}
+	}
+	if w.holdBack(now, holdKey{}, need, report) {
+		return
+	}
+	w.send(now, maps.Clone(w.desired))
+}
+
+// goOn brings streams from what the data plane was told to what should be.
+func (w *forwarding) goOn(now time.Time, state *dataplane.State, report readiness.Report) {
+	elsewhere := map[vip.VIP]string{} // VIPs that a stream keeps
+	keep := map[holdKey]keeping{}
+	for name := range w.pending {
+		for _, f := range vip.Families {
+			key := holdKey{name, f}
+			k := w.loss(state, key)
+			if !w.holdBack(now, key, k.need, report) {
+				continue
+			}
+			keep[key] = k
+			for _, v := range k.vips {
+				elsewhere[v] = name
+			}
+		}
+	}
+	var next map[string]*dataplane.Stream
+	for name := range w.pending {
+		was, is := w.wanted.Streams[name], w.effective(name, keep, elsewhere)
+		if sameStream(was, is) {
+			is = was
+		}
+		if sameStream(is, w.desired[name]) {
+			delete(w.pending, name)
+		}
+		if is == was {
+			continue
+		}
+		if next == nil {
+			next = maps.Clone(w.wanted.Streams)
+		}
+		if next[name] = is; is == nil {
+			delete(next, name)
+		}
+	}
+	if next != nil {
+		w.send(now, next)
+	}
+}
+
+func (w *forwarding) send(now time.Time, streams map[string]*dataplane.Stream) {
+	revision := uint64(1)
+	if w.wanted != nil {
+		revision = w.wanted.Revision + 1
+	} else {
+		clear(w.pending)
+	}
+	w.wanted = &dataplane.Wanted{Revision: revision, Streams: streams}
+	w.sentAt[revision] = now
+	w.plane.Configure(w.wanted)
+}
+
+// keeping is what a family of a stream keeps for the time being.
+type keeping struct {
+	// need are the VIPs that must be withdrawn first.
+	need vip.Set
+	// vips are those that the stream no longer has.
+	vips []vip.VIP
+	// targets are those that serve and no longer should.
+	targets []*dataplane.Target
+}
+
+// loss finds the VIPs that would lead nowhere if a family of a stream became what it
+// should be, and what they need.
+func (w *forwarding) loss(state *dataplane.State, key holdKey) (k keeping) {
+	was, is := w.wanted.Streams[key.stream], w.desired[key.stream]
+	st := state.Streams[key.stream]
+	if was == nil || was == is || st == nil || len(st.Serving[key.family]) == 0 {
+		return k
+	}
+	k.need = vip.Set{}
+	var has vip.Set
+	sameVIPs := is != nil && slices.Equal(was.VIPs, is.VIPs)
+	if is != nil && !sameVIPs {
+		has = vip.NewSet(is.VIPs...)
+	}
+	if is == nil || !stays(is, st, key.family) {
+		for i := range was.Targets {
+			t := &was.Targets[i]
+			if _, serves := st.Serving[key.family][t.Name]; serves && (t.Roles[key.family] == dataplane.Serving || t.Roles[key.family] == dataplane.Unknown) {
+				k.targets = append(k.targets, t)
+			}
+		}
+	}
+	for _, v := range was.VIPs {
+		if v.Family() != key.family || state.VIPs[v] != key.stream {
+			continue
+		}
+		left := !sameVIPs && !has.Has(v)
+		switch {
+		case left && w.takenOver(state, v):
+		case left:
+			k.vips = append(k.vips, v)
+			k.need[v] = struct{}{}
+		case len(k.targets) > 0:
+			k.need[v] = struct{}{}
+		}
+	}
+	return k
+}
+
+// stays tells whether a target that serves goes on serving.
+func stays(s *dataplane.Stream, st *dataplane.StreamState, f vip.Family) bool {
+	return slices.ContainsFunc(s.Targets, func(t dataplane.Target) bool {
+		_, serves := st.Serving[f][t.Name]
+		return serves && (t.Roles[f] == dataplane.Serving || t.Roles[f] == dataplane.Unknown)
+	})
+}
+
+// takenOver tells whether another stream, which serves already, has a VIP that its
+// stream no longer has.
+func (w *forwarding) takenOver(state *dataplane.State, v vip.VIP) bool {
+	if w.owned == nil {
+		w.owned = vip.Set{}
+		for name, s := range w.desired {
+			st := state.Streams[name]
+			if st == nil {
+				continue
+			}
+			var serves [len(vip.Families)]bool
+			for _, f := range vip.Families {
+				serves[f] = stays(s, st, f)
+			}
+			for _, x := range s.VIPs {
+				if serves[x.Family()] {
+					w.owned[x] = struct{}{}
+				}
+			}
+		}
+	}
+	return w.owned.Has(v)
+}
+
+// holdBack tells whether a hold goes on, or begins.
+func (w *forwarding) holdBack(now time.Time, key holdKey, need vip.Set, report readiness.Report) bool {
+	h := w.holds[key]
+	if len(need) == 0 {
+		delete(w.holds, key)
+		return false
+	}
+	if h == nil {
+		h = &hold{since: now}
+		w.holds[key] = h
+	}
+	for v := range need {
+		if !h.vips.Has(v) {
+			h.revision, h.ends = w.position().Revision, now.Add(w.patience)
+			break
+		}
+	}
+	h.vips = need
+	p := w.position()
+	p.Revision = h.revision
+	log := w.log.With("stream", key.stream, "vips", len(need), "after", now.Sub(h.since).Round(time.Millisecond))
+	alone := h.since
+	if report.At.After(alone) {
+		alone = report.At
+	}
+	alone = alone.Add(reporterGone)
+	if key.stream == "" {
+		alone = h.ends // a frontend comes back to a restarted load balancer within seconds
+	}
+	switch {
+	case heardOut(report, p) && w.withdrawn(report, need):
+		log.Debug("the frontend withdrew the VIPs; their last targets leave the data plane")
+	case !report.Connected && !alone.After(now):
+		log.Info("no frontend is connected; the last targets of VIPs leave the data plane")
+	case !h.ends.After(now):
+		log.Warn("the frontend did not withdraw in time; the last targets of VIPs leave the data plane")
+	default:
+		w.next = earlier(w.next, h.ends)
+		if !report.Connected {
+			w.next = earlier(w.next, alone)
+		}
+		return true
+	}
+	delete(w.holds, key)
+	return false
+}
+
+// withdrawn tells whether a complete report advertises none of the VIPs.
+func (w *forwarding) withdrawn(r readiness.Report, vips vip.Set) bool {
+	if !r.Complete {
+		return false
+	}
+	if r.Advertised == 0 {
+		return true
+	}
+	for v := range vips {
+		if rep, known := w.frontend.Reported(v); known && rep.Advertisement != readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN {
+			return false
+		}
+	}
+	return true
+}
+
+// effective is what a stream is to be for the time being: what it should be, and
+// what is kept. VIPs that another stream keeps stay there.
+func (w *forwarding) effective(name string, keep map[holdKey]keeping, elsewhere map[vip.VIP]string) *dataplane.Stream {
+	is := w.desired[name]
+	var kept [len(vip.Families)]keeping
+	holds := false
+	for _, f := range vip.Families {
+		k, ok := keep[holdKey{name, f}]
+		kept[f], holds = k, holds || ok
+	}
+	foreign := is != nil && len(elsewhere) > 0 && slices.ContainsFunc(is.VIPs, func(v vip.VIP) bool { by, ok := elsewhere[v]; return ok && by != name })
+	if !holds && !foreign {
+		return is
+	}
+	e := &dataplane.Stream{}
+	if is != nil {
+		*e = *is
+		e.Targets = slices.Clone(is.Targets)
+	} else {
+		*e = *w.wanted.Streams[name]
+		e.VIPs, e.Targets = nil, nil
+	}
+	var vips []vip.VIP
+	for _, v := range e.VIPs {
+		if by, ok := elsewhere[v]; !ok || by == name {
+			vips = append(vips, v)
+		}
+	}
+	e.VIPs = vips
+	for _, f := range vip.Families {
+		e.VIPs = append(e.VIPs, kept[f].vips...)
+		for _, t := range kept[f].targets {
+			retain(e, t, f)
+		}
+	}
+	return e
+}
+
+// retain has a stream keep what a target did for a family.
+func retain(s *dataplane.Stream, was *dataplane.Target, f vip.Family) {
+	i := slices.IndexFunc(s.Targets, func(t dataplane.Target) bool { return t.Name == was.Name })
+	switch {
+	case i < 0:
+		t := dataplane.Target{Name: was.Name, IPs: was.IPs}
+		for other := range t.Roles {
+			t.Roles[other] = dataplane.Down
+		}
+		t.Roles[f] = was.Roles[f]
+		s.Targets = append(s.Targets, t)
+	case !slices.Equal(s.Targets[i].IPs, was.IPs):
+		s.Targets[i] = *was
+	default:
+		s.Targets[i].Roles[f] = was.Roles[f]
+	}
+}
+
+func sameStream(a, b *dataplane.Stream) bool {
+	if a == nil || b == nil || a == b {
+		return a == b
+	}
+	return a.Size == b.Size && a.Seed == b.Seed && a.DrainTime == b.DrainTime && slices.Equal(a.VIPs, b.VIPs) &&
+		slices.EqualFunc(a.Targets, b.Targets, func(x, y dataplane.Target) bool {
+			return x.Name == y.Name && x.Roles == y.Roles && slices.Equal(x.IPs, y.IPs)
+		})
+}
+
+// show shows people what is wanted and what is held back.
+func (w *forwarding) show() {
+	s := &forwarded{wanted: w.wanted}
+	for key, h := range w.holds {
+		what := fmt.Sprintf("stream %s (%s)", key.stream, key.family)
+		if key.stream == "" {
+			what = "every change"
+		}
+		vips := "1 VIP"
+		if n := len(h.vips); n > 1 {
+			vips = fmt.Sprintf("%d VIPs", n)
+		}
+		s.held = append(s.held, what+": until the frontend withdraws "+vips)
+	}
+	slices.Sort(s.held)
+	w.shown.Store(s)
+}

@@ -1,0 +1,243 @@
+package lb
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
+	"github.com/vipgate/vipgate/pkg/dataplane"
+	"github.com/vipgate/vipgate/pkg/metrics"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+const (
+	// slotsTimeout bounds how long a status waits for what is read from the kernel.
+	slotsTimeout = time.Second
+	// reconcileTimeout bounds `lb reconcile`; a client waits a little longer.
+	reconcileTimeout = 30 * time.Second
+)
+
+// Reconcile implements the LBService.
+func (a *admin) Reconcile(ctx context.Context, _ *lbv1.ReconcileRequest) (*lbv1.ReconcileResponse, error) {
+	p := a.process
+	if p.plane == nil {
+		return nil, status.Error(codes.FailedPrecondition, "there is no data plane to reconcile: this lb runs with --dataplane=none")
+	}
+	ctx, cancel := context.WithTimeout(ctx, reconcileTimeout)
+	defer cancel()
+	mended, err := p.plane.Reconcile(ctx)
+	answer := &lbv1.ReconcileResponse{}
+	for _, d := range mended {
+		p.Log.Info("data plane: mended on request", "object", d.Object, "stream", d.Stream, "target", d.Target, "was", d.Detail)
+		answer.Mended = append(answer.Mended, driftProto(d))
+	}
+	if err != nil {
+		return nil, status.Errorf(codes.Unavailable, "reconcile the data plane: %v", err)
+	}
+	return answer, nil
+}
+
+func driftProto(d dataplane.Drift) *lbv1.DataPlaneDrift {
+	return &lbv1.DataPlaneDrift{Object: d.Object, Stream: d.Stream, Target: d.Target, Detail: d.Detail, Since: timestamppb.New(d.Since)}
+}
+
+// dataPlaneStatus is what `lb status` shows of the data plane; nil without one.
+func (p *process) dataPlaneStatus(ctx context.Context) *lbv1.DataPlaneStatus {
+	if p.plane == nil {
+		return nil
+	}
+	state := p.plane.State().Load()
+	s := &lbv1.DataPlaneStatus{
+		Mode: "nftables", Conntrack: !p.DataPlane.Stateless, Error: text(state.Err), Failures: uint32(state.Failures), AppliedRevision: state.Revision,
+	}
+	if shown := p.loop.forwarding.shown.Load(); shown != nil {
+		s.HeldBack = shown.held
+		if shown.wanted != nil {
+			s.WantedRevision = shown.wanted.Revision
+		}
+	}
+	for _, x := range state.Problems {
+		problem := &lbv1.DataPlaneProblem{Object: x.Object, Detail: x.Detail, Remedy: x.Remedy}
+		for _, v := range x.VIPs {
+			problem.Vips = append(problem.Vips, v.String())
+		}
+		s.Problems = append(s.Problems, problem)
+	}
+	for _, d := range state.Drift {
+		s.Drift = append(s.Drift, driftProto(d))
+	}
+	ctx, cancel := context.WithTimeout(ctx, slotsTimeout)
+	defer cancel()
+	slots, err := p.plane.Slots(ctx)
+	s.Unread = text(err)
+	s.Streams = p.dataPlaneStreams(state, slots)
+	return s
+}
+
+// dataPlaneStreams are the streams of the trench file, in its order, and then those
+// that are only in the kernel.
+func (p *process) dataPlaneStreams(state dataplane.State, slots []dataplane.SlotView) []*lbv1.DataPlaneStream {
+	var streams []*lbv1.DataPlaneStream
+	byName := map[string]*lbv1.DataPlaneStream{}
+	add := func(name string) *lbv1.DataPlaneStream {
+		s, known := byName[name]
+		if !known {
+			s = &lbv1.DataPlaneStream{Name: name}
+			if st := state.Streams[name]; st != nil {
+				s.ProblemIpv4, s.ProblemIpv6 = st.Problem[vip.IPv4], st.Problem[vip.IPv6]
+			}
+			byName[name] = s
+			streams = append(streams, s)
+		}
+		return s
+	}
+	for _, c := range p.config.Value().Load().Config.Streams {
+		s := add(c.Name)
+		s.Size, s.Seed = c.Maglev.Size, c.Maglev.Seed
+	}
+	for _, x := range slots {
+		t := &lbv1.DataPlaneTarget{
+			Name: x.Target, Number: x.Number, State: x.State, Packets: x.Packets, Bytes: x.Bytes,
+			EntriesIpv4: uint32(x.Entries[vip.IPv4]), EntriesIpv6: uint32(x.Entries[vip.IPv6]),
+		}
+		for _, ip := range x.IPs {
+			t.Addresses = append(t.Addresses, ip.String())
+		}
+		if !x.DrainEnd.IsZero() {
+			t.DrainEnd = timestamppb.New(x.DrainEnd)
+		}
+		s := add(x.Stream)
+		s.Targets = append(s.Targets, t)
+	}
+	for _, name := range state.VIPs {
+		add(name).Vips++
+	}
+	return streams
+}
+
+// dataPlaneProblem says what is wrong with the data plane, "" if nothing is. Drift
+// is no problem: who changed something by hand meant to.
+func dataPlaneProblem(s dataplane.State) string {
+	var problems []string
+	if s.Err != nil {
+		problems = append(problems, s.Err.Error())
+	}
+	if n := len(s.Problems); n > 0 {
+		words := fmt.Sprintf("%s: %s", s.Problems[0].Object, s.Problems[0].Detail)
+		if n > 1 {
+			words += fmt.Sprintf(" (and %d more)", n-1)
+		}
+		problems = append(problems, words)
+	}
+	return strings.Join(problems, "; ")
+}
+
+// dataPlaneMetrics are the targets in the data plane at the moment of a scrape.
+func (p *process) dataPlaneMetrics() metrics.DataPlane {
+	state := p.plane.State().Load()
+	m := metrics.DataPlane{
+		Targets:  map[string]int{"serving": 0, "pending": 0, "draining": 0, "down": 0, "unknown": 0},
+		Drift:    len(state.Drift),
+		Problems: len(state.Problems),
+		Failures: p.observer.failures.Load(),
+	}
+	shown := p.loop.forwarding.shown.Load()
+	if shown == nil || shown.wanted == nil {
+		return m
+	}
+	for name, s := range shown.wanted.Streams {
+		view := streamView{state: state.Streams[name]}
+		for i := range s.Targets {
+			t := &s.Targets[i]
+			for _, ip := range t.IPs {
+				f := vip.FamilyOf(ip)
+				m.Targets[roleWord(t.Roles[f], view.serves(f, t.Name))]++
+			}
+		}
+	}
+	return m
+}
+
+func roleWord(r dataplane.Role, serves bool) string {
+	switch {
+	case r == dataplane.Serving && serves:
+		return "serving"
+	case r == dataplane.Serving:
+		return "pending"
+	case r == dataplane.Draining:
+		return "draining"
+	case r == dataplane.Down:
+		return "down"
+	}
+	return "unknown"
+}
+
+// lookAtDataPlane tells people what changed in the data plane.
+func (o *observer) lookAtDataPlane(s dataplane.State) {
+	p := o.process
+	problem := dataPlaneProblem(s)
+	select {
+	case <-p.plane.Ready():
+	default:
+		if problem == "" {
+			problem = "what is in the kernel is not compared with the records yet"
+		}
+	}
+	p.health.Set(DataPlaneCondition, problem == "", problem)
+
+	was := o.dataPlane
+	o.dataPlane = s
+	switch {
+	case s.Err != nil && text(was.Err) != text(s.Err):
+		p.Log.Error("data plane: nothing can be changed", "error", s.Err)
+		p.events.add(event{Object: "data plane", What: changesBlocked, Detail: s.Err.Error()})
+	case s.Err == nil && was.Err != nil:
+		p.Log.Info("data plane: changes are possible again", "failures", was.Failures)
+		p.events.add(event{Object: "data plane", What: problemSolved, Detail: was.Err.Error()})
+	}
+	// Failures counts anew after each success.
+	if s.Failures > was.Failures {
+		o.failures.Add(uint64(s.Failures - was.Failures))
+	} else if s.Failures < was.Failures {
+		o.failures.Add(uint64(s.Failures))
+	}
+	type thing struct{ object, stream, target string }
+	drift := map[thing]dataplane.Drift{}
+	for _, d := range was.Drift {
+		drift[thing{d.Object, d.Stream, d.Target}] = d
+	}
+	for _, d := range s.Drift {
+		key := thing{d.Object, d.Stream, d.Target}
+		if _, known := drift[key]; !known {
+			p.Log.Warn("data plane: somebody else changed something; `lb reconcile` puts it back", "object", d.Object, "stream", d.Stream, "target", d.Target, "detail", d.Detail)
+			p.events.add(event{Object: d.Object, What: driftSeen, Detail: d.Detail, Stream: d.Stream, Target: d.Target})
+		}
+		delete(drift, key)
+	}
+	for key, d := range drift {
+		p.Log.Info("data plane: as it was put there again", "object", key.object, "stream", key.stream, "target", key.target)
+		p.events.add(event{Object: key.object, What: driftMended, Detail: d.Detail, Stream: key.stream, Target: key.target})
+	}
+	problems := map[string]dataplane.Problem{}
+	for _, x := range was.Problems {
+		problems[x.Object+"\x00"+x.Detail] = x
+	}
+	for _, x := range s.Problems {
+		key := x.Object + "\x00" + x.Detail
+		if _, known := problems[key]; !known {
+			p.Log.Error("data plane: something cannot be done; the rest is", "object", x.Object, "detail", x.Detail, "remedy", x.Remedy)
+			p.events.add(event{Object: x.Object, What: problemSeen, Detail: x.Detail})
+		}
+		delete(problems, key)
+	}
+	for _, x := range problems {
+		p.Log.Info("data plane: no longer in the way", "object", x.Object, "detail", x.Detail)
+		p.events.add(event{Object: x.Object, What: problemSolved, Detail: x.Detail})
+	}
+}

@@ -1,0 +1,739 @@
+package lb
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/dataplane"
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// scriptedPlane does to its kernel what it is told, when the test lets it.
+type scriptedPlane struct {
+	ready  chan struct{}
+	wanted []*dataplane.Wanted
+	state  latest.Value[dataplane.State]
+}
+
+func (p *scriptedPlane) Configure(w *dataplane.Wanted)         { p.wanted = append(p.wanted, w) }
+func (p *scriptedPlane) State() *latest.Value[dataplane.State] { return &p.state }
+func (p *scriptedPlane) Ready() <-chan struct{}                { return p.ready }
+
+func (p *scriptedPlane) last() *dataplane.Wanted {
+	if len(p.wanted) == 0 {
+		return nil
+	}
+	return p.wanted[len(p.wanted)-1]
+}
+
+// forward is what a kernel does that had before and is told what is wanted.
+func forward(before dataplane.State, w *dataplane.Wanted) dataplane.State {
+	now := dataplane.State{
+		Revision: w.Revision, Streams: map[string]*dataplane.StreamState{}, VIPs: map[vip.VIP]string{},
+		Unreachable: before.Unreachable, At: time.Now(),
+	}
+	for _, name := range slices.Sorted(maps.Keys(w.Streams)) {
+		st := &dataplane.StreamState{}
+		for _, f := range vip.Families {
+			st.Serving[f] = map[string]struct{}{}
+			for _, t := range w.Streams[name].Targets {
+				was := false
+				if b := before.Streams[name]; b != nil {
+					_, was = b.Serving[f][t.Name]
+				}
+				if t.Roles[f] == dataplane.Serving || (was && t.Roles[f] == dataplane.Unknown) {
+					st.Serving[f][t.Name] = struct{}{}
+				}
+			}
+		}
+		now.Streams[name] = st
+		for _, v := range w.Streams[name].VIPs {
+			if _, taken := now.VIPs[v]; taken {
+				now.Problems = append(now.Problems, dataplane.Problem{Object: "VIP " + v.String(), Detail: "is also in stream " + name})
+				continue
+			}
+			now.VIPs[v] = name
+		}
+	}
+	return now
+}
+
+// scriptedFrontend reports what the test says.
+type scriptedFrontend struct {
+	report latest.Value[readiness.Report]
+	vips   map[vip.VIP]readiness.VIPReport
+}
+
+func (f *scriptedFrontend) Report() *latest.Value[readiness.Report] { return &f.report }
+
+func (f *scriptedFrontend) Reported(v vip.VIP) (readiness.VIPReport, bool) {
+	r, ok := f.vips[v]
+	return r, ok
+}
+
+// say reports to have applied a revision and to advertise these VIPs.
+func (f *scriptedFrontend) say(at time.Time, instance string, revision uint64, advertised ...vip.VIP) {
+	f.vips = map[vip.VIP]readiness.VIPReport{}
+	for _, v := range advertised {
+		f.vips[v] = readiness.VIPReport{Advertisement: readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED}
+	}
+	f.report.Set(readiness.Report{
+		WatchID: "w", Connected: true, Complete: true, Applied: readiness.Position{InstanceID: instance, Revision: revision},
+		Advertised: len(advertised), At: at,
+	})
+}
+
+// planeRig is a rig with a data plane, whose steps are those of the loop.
+type planeRig struct {
+	*rig
+	plane    *scriptedPlane
+	frontend *scriptedFrontend
+	table    *readiness.Table
+	f        *forwarding
+	config   *trench.Config
+}
+
+const testPatience = time.Second
+
+func newPlaneRig(t *testing.T, c *trench.Config, members map[string][]target.Member) *planeRig {
+	t.Helper()
+	p := &planeRig{
+		rig:   &rig{t, newAggregate(target.NewSudden(target.SuddenOptions{})), time.Now(), members},
+		plane: &scriptedPlane{ready: make(chan struct{})}, frontend: &scriptedFrontend{},
+		table: readiness.NewTable(readiness.TableOptions{InstanceID: "lb"}),
+	}
+	p.a.kernel = &kernelView{}
+	p.f = newForwarding(p.plane, p.frontend, p.table.Position, testPatience, quiet)
+	p.configure(c)
+	return p
+}
+
+// decide is what the loop does after it took in what came.
+func (p *planeRig) decide(touched vip.Set, removed []vip.VIP) {
+	p.table.Commit(readiness.Decision{Changed: p.a.judge(p.now, touched), Removed: removed, Synced: true, At: p.now})
+	p.f.update(p.now, p.a)
+}
+
+func (p *planeRig) configure(c *trench.Config) {
+	p.config = c
+	touched, removed := p.a.configure(c, p.of)
+	p.decide(touched, removed)
+}
+
+// health tells the health of a target's addresses.
+func (p *planeRig) health(stream, name string, s target.State) {
+	touched := vip.Set{}
+	var e target.Evaluation
+	for _, m := range p.members[stream] {
+		for _, ip := range m.IPs {
+			if m.Name == name {
+				e.Changed = append(e.Changed, target.Health{Key: target.Key{Stream: stream, Name: name, Addr: ip}, State: s, LastError: "connection refused"})
+			}
+		}
+	}
+	p.a.apply(e, touched)
+	p.decide(touched, nil)
+}
+
+// drains has a target drain for so long; a negative time: by hand, and drained.
+func (p *planeRig) drains(stream, name string, in time.Duration) {
+	i := slices.IndexFunc(p.members[stream], func(m target.Member) bool { return m.Name == name })
+	m := &p.members[stream][i]
+	m.Draining, m.DrainEnd = target.Draining, p.now.Add(in)
+	if in < 0 {
+		m.Draining = target.Drained
+	}
+	p.retarget(stream)
+}
+
+func (p *planeRig) retarget(stream string) {
+	touched := vip.Set{}
+	p.a.retarget([]trench.Stream{{Name: stream}}, p.of, touched)
+	p.decide(touched, nil)
+}
+
+// confirm has the kernel do what is wanted and the loop hear of it.
+func (p *planeRig) confirm() {
+	p.t.Helper()
+	if w := p.plane.last(); w != nil {
+		p.hear(forward(p.a.kernel.state, w))
+	}
+}
+
+func (p *planeRig) hear(s dataplane.State) {
+	p.plane.state.Set(s)
+	touched := vip.Set{}
+	p.a.confirm(s, touched)
+	p.decide(touched, nil)
+}
+
+// reports has the frontend say that it applied the newest revision.
+func (p *planeRig) reports(advertised ...vip.VIP) {
+	p.frontend.say(p.now, "lb", p.table.Position().Revision, advertised...)
+	p.decide(vip.Set{}, nil)
+}
+
+func (p *planeRig) later(d time.Duration) {
+	p.now = p.now.Add(d)
+	p.decide(vip.Set{}, nil)
+}
+
+// role is that of a target in what the data plane was last told.
+func (p *planeRig) role(stream, name string, f vip.Family) (dataplane.Role, bool) {
+	s := p.plane.last().Streams[stream]
+	if s == nil {
+		return 0, false
+	}
+	for _, t := range s.Targets {
+		if t.Name == name {
+			return t.Roles[f], true
+		}
+	}
+	return 0, false
+}
+
+func (p *planeRig) wantRole(stream, name string, f vip.Family, want dataplane.Role) {
+	p.t.Helper()
+	if got, there := p.role(stream, name, f); !there || got != want {
+		p.t.Fatalf("%s/%s is %d (there: %v), want %d", stream, name, got, there, want)
+	}
+}
+
+const (
+	reasonReady     = readinessv1.VipReason_VIP_REASON_TARGETS_READY
+	reasonDataPlane = readinessv1.VipReason_VIP_REASON_DATA_PLANE
+	reasonTooFew    = readinessv1.VipReason_VIP_REASON_TOO_FEW_READY
+	reasonDraining  = readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING
+)
+
+func member(name string, ips ...string) target.Member {
+	m := target.Member{Name: name, Draining: target.Ready}
+	for _, ip := range ips {
+		m.IPs = append(m.IPs, netip.MustParseAddr(ip))
+	}
+	return m
+}
+
+func streamOf(name string, vips ...vip.VIP) trench.Stream {
+	return trench.Stream{Name: name, VIPs: vips, MinReady: 1, DrainTime: time.Minute, Maglev: trench.Maglev{Size: 101, Seed: 1}}
+}
+
+func trenchOf(streams ...trench.Stream) *trench.Config {
+	c := &trench.Config{Streams: streams}
+	seen := vip.Set{}
+	for _, s := range streams {
+		for _, v := range s.VIPs {
+			if !seen.Has(v) {
+				seen[v] = struct{}{}
+				c.Attractor.VIPs = append(c.Attractor.VIPs, v)
+			}
+		}
+	}
+	return c
+}
+
+// twoTargets is a stream "s" of vipA and vip6 with targets a and b, both ready and
+// confirmed.
+func twoTargets(t *testing.T) *planeRig {
+	t.Helper()
+	p := newPlaneRig(t, trenchOf(streamOf("s", vipA, vip6)), map[string][]target.Member{
+		"s": {member("a", "172.16.0.1", "fd00::1"), member("b", "172.16.0.2", "fd00::2")},
+	})
+	p.health("s", "a", target.Ready)
+	p.health("s", "b", target.Ready)
+	p.confirm()
+	p.want(vipA, readiness.Ready, reasonReady, 2, 2)
+	p.want(vip6, readiness.Ready, reasonReady, 2, 2)
+	p.reports(vipA, vip6)
+	return p
+}
+
+func TestTargetCountsOnceTheKernelHasConfirmedIt(t *testing.T) {
+	p := newPlaneRig(t, trenchOf(streamOf("s", vipA, vip6)), map[string][]target.Member{
+		"s": {member("a", "172.16.0.1", "fd00::1"), member("b", "172.16.0.2")},
+	})
+	p.want(vipA, readiness.NotReady, readinessv1.VipReason_VIP_REASON_NOT_CHECKED, 0, 2)
+	p.wantRole("s", "a", vip.IPv4, dataplane.Unknown)
+	p.wantRole("s", "b", vip.IPv6, dataplane.Down) // it has no such address
+	p.health("s", "a", target.Ready)
+	if got := p.want(vipA, readiness.NotReady, reasonDataPlane, 0, 2); got.Detail != "not confirmed by the kernel yet" {
+		t.Errorf("detail %q", got.Detail)
+	}
+	p.wantRole("s", "a", vip.IPv4, dataplane.Serving)
+
+	// The target is in the kernel, the VIP is not.
+	state := forward(dataplane.State{}, p.plane.last())
+	delete(state.VIPs, vipA)
+	p.hear(state)
+	p.want(vipA, readiness.NotReady, reasonDataPlane, 1, 2)
+	p.want(vip6, readiness.Ready, reasonReady, 1, 1)
+	p.confirm()
+	p.want(vipA, readiness.Ready, reasonReady, 1, 2)
+
+	// Somebody takes it out of the kernel.
+	state = forward(dataplane.State{}, p.plane.last())
+	delete(state.Streams["s"].Serving[vip.IPv4], "a")
+	state.Streams["s"].Problem[vip.IPv4] = "rule fwmark 5000 is missing"
+	p.hear(state)
+	if got := p.want(vipA, readiness.NotReady, reasonDataPlane, 0, 2); got.Detail != "stream s: rule fwmark 5000 is missing" {
+		t.Errorf("detail %q", got.Detail)
+	}
+	p.want(vip6, readiness.Ready, reasonReady, 1, 1)
+}
+
+func TestVIPThatIsNotForwardedSaysWhy(t *testing.T) {
+	p := newPlaneRig(t, trenchOf(streamOf("s", vipA)), map[string][]target.Member{"s": {member("a", "172.16.0.1")}})
+	p.health("s", "a", target.Ready)
+	state := forward(dataplane.State{}, p.plane.last())
+	delete(state.VIPs, vipA)
+	for _, c := range []struct {
+		want   string
+		change func(*dataplane.State)
+	}{
+		{"no space left on device", func(s *dataplane.State) { s.Err = errors.New("no space left on device") }},
+		{"no space left on device, again", func(s *dataplane.State) { s.Err = errors.New("no space left on device, again") }},
+		{"stream s: no hash", func(s *dataplane.State) {
+			s.Streams["s"] = &dataplane.StreamState{Problem: [2]string{"no hash", ""}}
+		}},
+		{"VIP 20.0.0.1/32: is an address of eth0", func(s *dataplane.State) {
+			s.Problems = []dataplane.Problem{{Object: "VIP 20.0.0.1/32", Detail: "is an address of eth0", VIPs: []vip.VIP{vipA}}}
+		}},
+		{strings.Repeat("x", maxDetail-3) + "...", func(s *dataplane.State) { s.Err = errors.New(strings.Repeat("x", 500)) }},
+	} {
+		s := state
+		s.Streams = maps.Clone(state.Streams)
+		c.change(&s)
+		p.hear(s)
+		if got := p.a.current[vipA]; got.Reason != reasonDataPlane || got.Detail != c.want {
+			t.Errorf("%v: %q, want %q", got.Reason, got.Detail, c.want)
+		}
+	}
+	p.hear(state)
+	if got := p.a.current[vipA]; got.Detail != "not confirmed by the kernel yet" {
+		t.Errorf("detail %q", got.Detail)
+	}
+}
+
+// The order is: not ready, withdrawn, removed.
+func TestLastTargetLeavesTheKernelOnlyAfterTheFrontendWithdrew(t *testing.T) {
+	p := twoTargets(t)
+	p.health("s", "a", target.NotReady)
+	p.wantRole("s", "a", vip.IPv4, dataplane.Down) // another one is there: nothing to wait for
+	p.confirm()
+	p.want(vipA, readiness.Ready, reasonReady, 1, 2)
+	told := len(p.plane.wanted)
+
+	p.health("s", "b", target.NotReady)
+	p.want(vipA, readiness.NotReady, reasonTooFew, 0, 2)
+	p.wantRole("s", "b", vip.IPv4, dataplane.Serving)
+	p.wantRole("s", "b", vip.IPv6, dataplane.Serving)
+	if p.f.reported == nil || p.f.next.IsZero() {
+		t.Error("something is held back, and the loop waits for nothing")
+	}
+	at := p.table.Position().Revision
+	p.frontend.say(p.now, "lb", at-1) // from before it heard of it
+	p.later(time.Millisecond)
+	p.frontend.say(p.now, "another lb", at)
+	p.later(time.Millisecond)
+	p.frontend.say(p.now, "lb", at, vipA, vip6)
+	p.later(time.Millisecond)
+	if len(p.plane.wanted) != told {
+		t.Fatalf("the data plane was told before the frontend had withdrawn")
+	}
+	p.frontend.say(p.now, "lb", at, vipA)
+	p.later(time.Millisecond)
+	p.wantRole("s", "b", vip.IPv4, dataplane.Serving)
+	p.wantRole("s", "b", vip.IPv6, dataplane.Down)
+	p.frontend.say(p.now, "lb", at)
+	p.later(time.Millisecond)
+	p.wantRole("s", "b", vip.IPv4, dataplane.Down)
+	if p.f.reported != nil || !p.f.next.IsZero() || len(p.f.pending) != 0 {
+		t.Error("nothing is held back, and the loop waits for something")
+	}
+	p.confirm()
+	p.want(vipA, readiness.NotReady, reasonTooFew, 0, 2)
+}
+
+func TestNobodyIsWaitedForInVain(t *testing.T) {
+	t.Run("a frontend that does not withdraw", func(t *testing.T) {
+		p := twoTargets(t)
+		p.health("s", "a", target.NotReady)
+		p.confirm()
+		p.health("s", "b", target.NotReady)
+		ends := p.now.Add(testPatience + stopMargin)
+		if !p.f.next.Equal(ends) {
+			t.Errorf("the loop wakes up in %v", p.f.next.Sub(p.now))
+		}
+		p.reports(vipA, vip6)
+		p.later(ends.Sub(p.now) - 1)
+		p.wantRole("s", "b", vip.IPv4, dataplane.Serving)
+		p.later(1)
+		p.wantRole("s", "b", vip.IPv4, dataplane.Down)
+	})
+	t.Run("a frontend that is gone", func(t *testing.T) {
+		p := twoTargets(t)
+		p.health("s", "a", target.NotReady)
+		p.confirm()
+		p.health("s", "b", target.NotReady)
+		p.later(100 * time.Millisecond)
+		r := p.frontend.report.Load()
+		r.Connected, r.At = false, p.now
+		p.frontend.report.Set(r)
+		p.later(reporterGone - 1)
+		p.wantRole("s", "b", vip.IPv4, dataplane.Serving)
+		p.later(1)
+		p.wantRole("s", "b", vip.IPv4, dataplane.Down)
+	})
+	t.Run("no frontend at all", func(t *testing.T) {
+		p := twoTargets(t)
+		p.frontend.report.Set(readiness.Report{})
+		p.health("s", "a", target.NotReady)
+		p.confirm()
+		p.health("s", "b", target.NotReady)
+		p.later(reporterGone - 1)
+		p.wantRole("s", "b", vip.IPv4, dataplane.Serving)
+		p.later(1)
+		p.wantRole("s", "b", vip.IPv4, dataplane.Down)
+	})
+}
+
+func TestTargetThatReturnsEndsTheWait(t *testing.T) {
+	p := twoTargets(t)
+	p.health("s", "b", target.NotReady)
+	p.confirm()
+	p.health("s", "a", target.NotReady)
+	p.health("s", "b", target.Ready)
+	// b is not in the kernel yet, so that a still serves.
+	p.wantRole("s", "a", vip.IPv4, dataplane.Serving)
+	p.wantRole("s", "b", vip.IPv4, dataplane.Serving)
+	p.want(vipA, readiness.NotReady, reasonDataPlane, 0, 2)
+	p.confirm()
+	p.want(vipA, readiness.Ready, reasonReady, 1, 2)
+	p.wantRole("s", "a", vip.IPv4, dataplane.Down)
+	if len(p.f.holds) != 0 || len(p.f.pending) != 0 {
+		t.Errorf("still held back: %v, %v", p.f.holds, p.f.pending)
+	}
+}
+
+func TestStreamThatIsRemovedServesUntilItsVIPsAreWithdrawn(t *testing.T) {
+	p := twoTargets(t)
+	p.members["t"] = []target.Member{member("c", "172.16.0.3")}
+	p.configure(trenchOf(streamOf("t", vipB)))
+	if _, there := p.a.current[vipA]; there {
+		t.Error("the VIP is not removed")
+	}
+	p.wantRole("s", "a", vip.IPv4, dataplane.Serving)
+	if got := p.plane.last().Streams["s"].VIPs; !slices.Equal(got, []vip.VIP{vipA, vip6}) {
+		t.Errorf("VIPs %v", got)
+	}
+	if _, there := p.role("t", "c", vip.IPv4); !there {
+		t.Error("another stream has to wait")
+	}
+	p.confirm()
+	p.reports() // VIPs of which a complete report says nothing are not advertised
+	if p.plane.last().Streams["s"] != nil {
+		t.Error("the stream is still there")
+	}
+}
+
+func TestVIPThatIsRemovedIsForwardedUntilItIsWithdrawn(t *testing.T) {
+	p := twoTargets(t)
+	p.configure(trenchOf(streamOf("s", vip6)))
+	if got := p.plane.last().Streams["s"].VIPs; !slices.Equal(got, []vip.VIP{vip6, vipA}) {
+		t.Errorf("VIPs %v", got)
+	}
+	p.reports(vipA, vip6)
+	p.want(vip6, readiness.Ready, reasonReady, 2, 2)
+	p.reports(vip6)
+	if got := p.plane.last().Streams["s"].VIPs; !slices.Equal(got, []vip.VIP{vip6}) {
+		t.Errorf("VIPs %v", got)
+	}
+}
+
+// A planned change: neither the kernel nor the frontend sees a moment without.
+func TestVIPThatMovesToAStreamThatServesStaysReady(t *testing.T) {
+	p := newPlaneRig(t, trenchOf(streamOf("s", vipA), streamOf("t", vipB)), map[string][]target.Member{
+		"s": {member("a", "172.16.0.1")}, "t": {member("b", "172.16.0.2")},
+	})
+	p.health("s", "a", target.Ready)
+	p.health("t", "b", target.Ready)
+	p.confirm()
+	p.reports(vipA, vipB)
+	revision, told := p.table.Position().Revision, len(p.plane.wanted)
+	c := trenchOf(streamOf("s", vipB), streamOf("t", vipA))
+	p.configure(c)
+	if len(p.plane.wanted) != told+1 {
+		t.Fatalf("told %d times", len(p.plane.wanted)-told)
+	}
+	for name, want := range map[string]vip.VIP{"s": vipB, "t": vipA} {
+		if got := p.plane.last().Streams[name].VIPs; !slices.Equal(got, []vip.VIP{want}) {
+			t.Errorf("stream %s has %v", name, got)
+		}
+	}
+	p.confirm()
+	p.want(vipA, readiness.Ready, reasonReady, 1, 1)
+	p.want(vipB, readiness.Ready, reasonReady, 1, 1)
+	if p.table.Position().Revision != revision {
+		t.Error("the frontend was told something meanwhile")
+	}
+}
+
+func TestVIPThatMovesToAStreamThatDoesNotServeIsWithdrawnFirst(t *testing.T) {
+	p := newPlaneRig(t, trenchOf(streamOf("s", vipA, vip6), streamOf("t", vipB)), map[string][]target.Member{
+		"s": {member("a", "172.16.0.1")}, "t": {member("b", "172.16.0.2")},
+	})
+	p.health("s", "a", target.Ready)
+	p.confirm()
+	p.reports(vipA)
+	p.configure(trenchOf(streamOf("s", vip6), streamOf("t", vipA, vipB)))
+	p.want(vipA, readiness.NotReady, readinessv1.VipReason_VIP_REASON_NOT_CHECKED, 0, 1)
+	if s, u := p.plane.last().Streams["s"].VIPs, p.plane.last().Streams["t"].VIPs; !slices.Contains(s, vipA) || slices.Contains(u, vipA) {
+		t.Errorf("s has %v, t %v", s, u)
+	}
+	p.reports()
+	if s, u := p.plane.last().Streams["s"].VIPs, p.plane.last().Streams["t"].VIPs; slices.Contains(s, vipA) || !slices.Contains(u, vipA) {
+		t.Errorf("s has %v, t %v", s, u)
+	}
+	p.confirm()
+	p.health("t", "b", target.Ready)
+	p.confirm()
+	p.want(vipA, readiness.Ready, reasonReady, 1, 1)
+}
+
+func TestTargetThatCannotBeReachedIsOutBeforeItsChecks(t *testing.T) {
+	p := twoTargets(t)
+	state := forward(p.a.kernel.state, p.plane.last())
+	state.Unreachable = map[netip.Addr]string{netip.MustParseAddr("172.16.0.1"): "neighbour 172.16.0.1 does not answer"}
+	p.hear(state)
+	p.want(vipA, readiness.Ready, reasonReady, 1, 2)
+	p.want(vip6, readiness.Ready, reasonReady, 2, 2)
+	p.wantRole("s", "a", vip.IPv4, dataplane.Down)
+	p.wantRole("s", "a", vip.IPv6, dataplane.Serving)
+	p.confirm()
+	state = forward(p.a.kernel.state, p.plane.last())
+	state.Unreachable = map[netip.Addr]string{
+		netip.MustParseAddr("172.16.0.1"): "neighbour 172.16.0.1 does not answer", netip.MustParseAddr("172.16.0.2"): "link eth1 is down",
+	}
+	p.hear(state)
+	got := p.want(vipA, readiness.NotReady, reasonTooFew, 0, 2)
+	if !strings.Contains(got.Detail, "a (172.16.0.1): neighbour 172.16.0.1 does not answer") {
+		t.Errorf("detail %q", got.Detail)
+	}
+	p.wantRole("s", "b", vip.IPv4, dataplane.Serving) // until it is withdrawn
+	state.Unreachable = nil
+	p.hear(state)
+	p.wantRole("s", "a", vip.IPv4, dataplane.Serving)
+	p.confirm()
+	p.want(vipA, readiness.Ready, reasonReady, 2, 2)
+
+	p.a.kernel.patient = true
+	state = forward(p.a.kernel.state, p.plane.last())
+	state.Unreachable = map[netip.Addr]string{netip.MustParseAddr("172.16.0.1"): "neighbour 172.16.0.1 does not answer"}
+	p.hear(state)
+	p.want(vipA, readiness.Ready, reasonReady, 2, 2)
+}
+
+func TestOfTwoStreamsOnlyTheOneThatTheKernelForwardsToCounts(t *testing.T) {
+	p := newPlaneRig(t, trenchOf(streamOf("one", vipA), streamOf("two", vipA)), map[string][]target.Member{
+		"one": {member("a", "172.16.0.1")}, "two": {member("b", "172.16.0.2"), member("c", "172.16.0.3")},
+	})
+	p.health("two", "b", target.Ready)
+	p.health("two", "c", target.Ready)
+	p.confirm()
+	got := p.want(vipA, readiness.NotReady, reasonDataPlane, 0, 1)
+	if !strings.HasPrefix(got.Detail, "the kernel forwards it to stream one only; stream one: 0 of 1 targets ready") {
+		t.Errorf("detail %q", got.Detail)
+	}
+	p.health("one", "a", target.Ready)
+	p.confirm()
+	p.want(vipA, readiness.Ready, reasonReady, 1, 1)
+}
+
+func TestRestartLeavesTheKernelAsItIs(t *testing.T) {
+	before := dataplane.State{
+		Streams: map[string]*dataplane.StreamState{"s": {Serving: [2]map[string]struct{}{{"a": {}, "gone": {}}, {}}}},
+		VIPs:    map[vip.VIP]string{vipA: "s"},
+	}
+	p := &planeRig{
+		rig:   &rig{t, newAggregate(target.NewSudden(target.SuddenOptions{})), time.Now(), map[string][]target.Member{"s": {member("a", "172.16.0.1"), member("b", "172.16.0.2")}}},
+		plane: &scriptedPlane{ready: make(chan struct{})}, frontend: &scriptedFrontend{},
+		table: readiness.NewTable(readiness.TableOptions{InstanceID: "lb"}),
+	}
+	p.a.kernel = &kernelView{state: before}
+	p.f = newForwarding(p.plane, p.frontend, p.table.Position, testPatience, quiet)
+	config := trenchOf(streamOf("s", vipA))
+	touched, _ := p.a.configure(config, p.of)
+	p.a.apply(target.Evaluation{Changed: []target.Health{{Key: target.Key{Stream: "s", Name: "a", Addr: netip.MustParseAddr("172.16.0.1")}, State: target.Ready}}}, touched)
+	p.decide(touched, nil)
+	// a stayed, so that nothing has to be withdrawn; b is not known yet.
+	p.want(vipA, readiness.Ready, reasonReady, 1, 2)
+	p.wantRole("s", "a", vip.IPv4, dataplane.Serving)
+	p.wantRole("s", "b", vip.IPv4, dataplane.Unknown)
+}
+
+func TestLastTargetThatVanishedWhileNobodyLookedLeavesAfterTheWithdrawal(t *testing.T) {
+	for name, now := range map[string]struct {
+		config *trench.Config
+		ends   func(*planeRig)
+	}{
+		"another target":  {trenchOf(streamOf("s", vipA)), func(p *planeRig) { p.reports() }},
+		"no such stream":  {trenchOf(streamOf("t", vipA)), func(p *planeRig) { p.reports() }},
+		"no such VIP":     {trenchOf(streamOf("s", vipB)), func(p *planeRig) { p.reports() }},
+		"nobody connects": {trenchOf(streamOf("s", vipA)), func(p *planeRig) { p.later(testPatience + stopMargin) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := &planeRig{
+				rig:   &rig{t, newAggregate(target.NewSudden(target.SuddenOptions{})), time.Now(), map[string][]target.Member{"s": {member("b", "172.16.0.2")}}},
+				plane: &scriptedPlane{ready: make(chan struct{})}, frontend: &scriptedFrontend{},
+				table: readiness.NewTable(readiness.TableOptions{InstanceID: "lb"}),
+			}
+			p.a.kernel = &kernelView{state: dataplane.State{
+				Streams: map[string]*dataplane.StreamState{"s": {Serving: [2]map[string]struct{}{{"a": {}}, {}}}},
+				VIPs:    map[vip.VIP]string{vipA: "s"},
+			}}
+			p.f = newForwarding(p.plane, p.frontend, p.table.Position, testPatience, quiet)
+			p.configure(now.config)
+			p.health("s", "b", target.NotReady)
+			p.later(reporterGone)
+			if p.plane.last() != nil {
+				t.Fatal("the kernel was changed before the frontend withdrew")
+			}
+			now.ends(p)
+			if p.plane.last() == nil {
+				t.Fatal("still held back")
+			}
+		})
+	}
+}
+
+func TestTargetsThatDrainServeWhileNobodyElseDoes(t *testing.T) {
+	p := twoTargets(t)
+	p.drains("s", "a", time.Minute)
+	p.wantRole("s", "a", vip.IPv4, dataplane.Draining)
+	p.confirm()
+	p.want(vipA, readiness.Ready, reasonReady, 1, 2)
+	p.drains("s", "b", 2*time.Minute)
+	got := p.want(vipA, readiness.Draining, reasonDraining, 0, 2)
+	if !got.DrainEnd.Equal(p.now.Add(2 * time.Minute)) {
+		t.Errorf("drains until %v", got.DrainEnd.Sub(p.now))
+	}
+	p.wantRole("s", "a", vip.IPv4, dataplane.Serving)
+	p.wantRole("s", "b", vip.IPv4, dataplane.Serving)
+	p.confirm()
+	p.health("s", "b", target.NotReady)
+	p.wantRole("s", "b", vip.IPv4, dataplane.Down)
+	p.confirm()
+	p.want(vipA, readiness.Draining, reasonDraining, 0, 2)
+	p.drains("s", "a", -1)
+	p.want(vipA, readiness.NotReady, reasonTooFew, 0, 2)
+	p.wantRole("s", "a", vip.IPv4, dataplane.Serving) // until it is withdrawn
+	p.reports()
+	p.wantRole("s", "a", vip.IPv4, dataplane.Down)
+}
+
+// The old target drains at the moment in which the new one is ready: nothing is
+// about to end, and nobody is told so.
+func TestTargetThatDrainsServesUntilItsSuccessorIsConfirmed(t *testing.T) {
+	p := newPlaneRig(t, trenchOf(streamOf("s", vipA)), map[string][]target.Member{"s": {member("a", "172.16.0.1"), member("b", "172.16.0.2")}})
+	p.health("s", "a", target.Ready)
+	p.confirm()
+	p.health("s", "b", target.Ready) // not confirmed
+	p.drains("s", "a", time.Minute)
+	p.want(vipA, readiness.Ready, reasonReady, 0, 2)
+	p.wantRole("s", "a", vip.IPv4, dataplane.Serving)
+	p.confirm()
+	p.want(vipA, readiness.Ready, reasonReady, 1, 2)
+	p.wantRole("s", "a", vip.IPv4, dataplane.Draining)
+
+	// If the kernel cannot take the successor, the drain is one.
+	p.members["s"] = append(p.members["s"], member("c", "172.16.0.3"))
+	p.retarget("s")
+	p.health("s", "c", target.Ready)
+	state := forward(p.a.kernel.state, p.plane.last())
+	delete(state.Streams["s"].Serving[vip.IPv4], "c")
+	state.Streams["s"].Problem[vip.IPv4] = "no number is free"
+	p.hear(state)
+	p.drains("s", "b", time.Minute)
+	p.want(vipA, readiness.Draining, reasonDraining, 0, 3)
+}
+
+func TestRoles(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		health   target.State
+		draining target.State
+		want     dataplane.Role
+	}{
+		{"not checked", target.Starting, target.Ready, dataplane.Unknown},
+		{"ready", target.Ready, target.Ready, dataplane.Serving},
+		{"dead", target.NotReady, target.Ready, dataplane.Down},
+		{"not asked in time", target.Overdue, target.Ready, dataplane.Unknown},
+		{"draining", target.Ready, target.Draining, dataplane.Draining},
+		{"draining, not checked", target.Starting, target.Draining, dataplane.Unknown},
+		{"draining, dead", target.NotReady, target.Draining, dataplane.Down},
+		{"draining, not asked in time", target.Overdue, target.Draining, dataplane.Draining},
+		{"drained by hand", target.Ready, target.Drained, dataplane.Down},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := newPlaneRig(t, trenchOf(streamOf("s", vipA)), map[string][]target.Member{"s": {member("a", "172.16.0.1"), member("other", "172.16.0.2")}})
+			p.health("s", "other", target.Ready)
+			p.confirm()
+			p.members["s"][0].Draining, p.members["s"][0].DrainEnd = c.draining, p.now.Add(time.Minute)
+			p.retarget("s")
+			p.health("s", "a", c.health)
+			p.wantRole("s", "a", vip.IPv4, c.want)
+		})
+	}
+}
+
+func TestStreamThatDidNotChangeIsTheSameOne(t *testing.T) {
+	p := newPlaneRig(t, trenchOf(streamOf("s", vipA), streamOf("t", vipB)), map[string][]target.Member{
+		"s": {member("a", "172.16.0.1")}, "t": {member("b", "172.16.0.2")},
+	})
+	p.health("s", "a", target.Ready)
+	p.confirm()
+	before := p.plane.last()
+	p.health("t", "b", target.Ready)
+	now := p.plane.last()
+	if now.Revision != before.Revision+1 || now.Streams["s"] != before.Streams["s"] || now.Streams["t"] == before.Streams["t"] {
+		t.Errorf("revision %d after %d", now.Revision, before.Revision)
+	}
+	told := len(p.plane.wanted)
+	p.configure(trenchOf(streamOf("s", vipA), streamOf("t", vipB))) // the same, read again
+	p.confirm()
+	p.later(time.Second)
+	if len(p.plane.wanted) != told {
+		t.Error("the data plane was told what it knows")
+	}
+}
+
+func TestOneTargetOfAName(t *testing.T) {
+	p := newPlaneRig(t, trenchOf(streamOf("s", vipA)), map[string][]target.Member{"s": {member("a", "172.16.0.1"), member("b", "172.16.0.9")}})
+	p.health("s", "a", target.Ready)
+	p.health("s", "b", target.Ready)
+	p.confirm()
+	leaves := member("a", "172.16.0.1")
+	leaves.Draining, leaves.DrainEnd = target.Draining, p.now.Add(time.Minute)
+	p.members["s"] = []target.Member{member("a", "172.16.0.2"), member("b", "172.16.0.9"), leaves}
+	p.retarget("s")
+	var got []string
+	for _, x := range p.plane.last().Streams["s"].Targets {
+		got = append(got, fmt.Sprintf("%s %s %d", x.Name, x.IPs, x.Roles[vip.IPv4]))
+	}
+	// What the kernel has of the name leads to the old address.
+	if want := []string{"a [172.16.0.2] 1", "b [172.16.0.9] 3"}; !slices.Equal(got, want) {
+		t.Errorf("targets %q, want %q", got, want)
+	}
+	p.want(vipA, readiness.Ready, reasonReady, 1, 3)
+}

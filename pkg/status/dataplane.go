@@ -1,0 +1,134 @@
+package status
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
+)
+
+// writeDataPlane appends what the data plane does; nothing without one.
+func writeDataPlane(b *strings.Builder, d *lbv1.DataPlaneStatus, now time.Time) {
+	if d == nil {
+		return
+	}
+	conntrack := "established flows stay with their target"
+	if !d.GetConntrack() {
+		conntrack = "off: flows move with the table"
+	}
+	var head facts
+	head.add("data plane", d.GetMode())
+	head.add("conntrack", conntrack)
+	confirmed := fmt.Sprintf("change %d of %d", d.GetAppliedRevision(), d.GetWantedRevision())
+	if d.GetAppliedRevision() >= d.GetWantedRevision() {
+		confirmed = "everything that is wanted"
+	}
+	head.add("confirmed", confirmed)
+	head.write(b)
+	if e := d.GetError(); e != "" {
+		fmt.Fprintf(b, "NOTHING CAN BE CHANGED (%s): %s\nWhat is in the kernel stays as it is.\n", plural(int(d.GetFailures()), "attempt"), cut(e, maxLine))
+	}
+	lines(b, "Held back:", len(d.GetHeldBack()), func(i int) []string { return []string{d.GetHeldBack()[i]} })
+	lines(b, "What the data plane could not do:", len(d.GetProblems()), func(i int) []string {
+		p := d.GetProblems()[i]
+		said := []string{p.GetObject() + ": " + p.GetDetail()}
+		if len(p.GetVips()) > 0 {
+			said = append(said, "not served: "+names(p.GetVips()))
+		}
+		if p.GetRemedy() != "" {
+			said = append(said, "remedy: "+p.GetRemedy())
+		}
+		return said
+	})
+	lines(b, "Drift, by somebody else's hand (`lb reconcile` puts it back):", len(d.GetDrift()), func(i int) []string {
+		x := d.GetDrift()[i]
+		return []string{Drift(x) + ", " + ago(x.GetSince(), now)}
+	})
+	if e := d.GetUnread(); e != "" {
+		fmt.Fprintf(b, "\nThe targets in the kernel could not be read: %s\n", cut(e, maxLine))
+	}
+	dataPlaneStreams(d.GetStreams()).write(b)
+	dataPlaneTargets(d.GetStreams(), now).write(b)
+}
+
+// Drift is one thing that somebody else changed, on a line.
+func Drift(d *lbv1.DataPlaneDrift) string {
+	line := clean(d.GetObject())
+	if d.GetStream() != "" {
+		line += " of stream " + clean(d.GetStream())
+	}
+	if d.GetTarget() != "" {
+		line += ", target " + clean(d.GetTarget())
+	}
+	return line + ": " + cut(d.GetDetail(), maxLine)
+}
+
+// lines appends a list of things under a title, each with what belongs to it.
+func lines(b *strings.Builder, title string, n int, of func(int) []string) {
+	if n == 0 {
+		return
+	}
+	b.WriteString("\n" + title + "\n")
+	for i := range min(n, maxProblems) {
+		for j, line := range of(i) {
+			indent := "  "
+			if j > 0 {
+				indent = "    "
+			}
+			b.WriteString(indent + cut(line, maxLine) + "\n")
+		}
+	}
+	if more := n - maxProblems; more > 0 {
+		fmt.Fprintf(b, "  and %d more: `lb status --output=json` has them all\n", more)
+	}
+}
+
+// stateServing is the state of a target that gets new flows.
+const stateServing = "serving"
+
+func dataPlaneStreams(all []*lbv1.DataPlaneStream) *table {
+	t := newTable("STREAM", "TABLE", "SEED", "VIPS IN KERNEL", "SERVING", "TARGETS IN KERNEL", "PROBLEM")
+	for _, s := range all {
+		serving := 0
+		for _, x := range s.GetTargets() {
+			if x.GetState() == stateServing {
+				serving++
+			}
+		}
+		var problems []string
+		for family, problem := range map[string]string{"IPv4": s.GetProblemIpv4(), "IPv6": s.GetProblemIpv6()} {
+			if problem != "" {
+				problems = append(problems, family+": "+problem)
+			}
+		}
+		slices.Sort(problems)
+		size, seed := fmt.Sprint(s.GetSize()), fmt.Sprint(s.GetSeed())
+		if s.GetSize() == 0 { // it is no longer configured
+			size, seed = none, none
+		}
+		t.add(s.GetName(), size, seed, fmt.Sprint(s.GetVips()), fmt.Sprint(serving), fmt.Sprint(len(s.GetTargets())), strings.Join(problems, "; "))
+	}
+	return t
+}
+
+func dataPlaneTargets(all []*lbv1.DataPlaneStream, now time.Time) *table {
+	t := newTable("STREAM", "TARGET", "MARK AND TABLE", "IN KERNEL", "ENTRIES IPV4", "ENTRIES IPV6", "PACKETS", "ADDRESSES")
+	for _, serving := range []bool{false, true} {
+		for _, s := range all {
+			for _, x := range s.GetTargets() {
+				if (x.GetState() == stateServing) != serving {
+					continue
+				}
+				state := x.GetState()
+				if end := x.GetDrainEnd(); end != nil && end.AsTime().After(now) {
+					state += ", " + span(end.AsTime().Sub(now)) + " left"
+				}
+				t.add(s.GetName(), x.GetName(), fmt.Sprint(x.GetNumber()), state, fmt.Sprint(x.GetEntriesIpv4()), fmt.Sprint(x.GetEntriesIpv6()),
+					fmt.Sprint(x.GetPackets()), strings.Join(x.GetAddresses(), ", "))
+			}
+		}
+	}
+	return t
+}
