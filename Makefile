@@ -20,11 +20,11 @@ build: check-go ## Build lb and frontend into bin/
 	$(GO) build -o $(BIN)/ ./cmd/lb ./cmd/frontend
 
 .PHONY: demo
-demo: check-root check-go ## Show vipgate at work in network namespaces (HOLD=1 leaves it running)
-	@test/setup/packages.sh bird2 iproute2
+demo: check-root check-go ## Show vipgate at work in network namespaces (ACT=1 or 2 for one act, HOLD=1 leaves it running)
+	@test/setup/packages.sh bird2 iproute2 nftables
 	@$(MAKE) --no-print-directory build $(TOOLS)/grpcurl
 	@$(GO) build -o $(BIN)/ ./test/demo
-	@$(BIN)/demo --binaries=$(BIN) $(if $(filter 1,$(HOLD)),--hold)
+	@$(BIN)/demo --binaries=$(BIN) $(if $(ACT),--act=$(ACT)) $(if $(filter 1,$(HOLD)),--hold)
 
 .PHONY: test
 test: check-root check-go ## Run every test: unit, race, end to end with real BIRD

@@ -28,6 +28,7 @@ type options struct {
 	tools    string        // the folder of grpcurl
 	hold     bool          // leave it running after the story
 	pause    time.Duration // to read each table, and to see that it stays
+	act      int           // 1 or 2; 0 for both
 }
 
 func main() {
@@ -46,8 +47,13 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.StringVar(&o.tools, "tools", "", "`folder` of grpcurl (default: tools in --binaries)")
 	f.BoolVar(&o.hold, "hold", false, "leave everything running after the story, until Ctrl-C")
 	f.DurationVar(&o.pause, "pause", 2500*time.Millisecond, "how long each table is left to be read, and must stay as it is")
+	f.IntVar(&o.act, "act", 0, "1 for advertisements, 2 for real traffic (default: both)")
 	if err := f.Parse(args); err != nil {
 		return o, err
+	}
+	if o.act < 0 || o.act > 2 {
+		fmt.Fprintf(stderr, "demo: there is no act %d: 1 is about advertisements, 2 about real traffic\n", o.act)
+		return o, errors.New("usage")
 	}
 	if f.NArg() > 0 {
 		fmt.Fprintf(stderr, "demo: unexpected argument %q\n", f.Arg(0))
@@ -97,12 +103,34 @@ func (o *options) complete() error {
 	if _, err := os.Stat(filepath.Join(o.tools, "grpcurl")); err != nil {
 		errs = append(errs, fmt.Errorf("grpcurl is not built in %s: make demo builds it", o.tools))
 	}
+	if lack := lab.YardLacks(); lack != "" && o.act != 1 {
+		errs = append(errs, fmt.Errorf("this machine lacks %s", lack))
+	}
 	return errors.Join(append(errs, lab.Needs()...)...)
 }
 
-// play sets the stage, tells the story, and clears the stage whatever happens.
-func play(o options, out *teller, signals *signals) (err error) {
+// play plays the acts.
+func play(o options, out *teller, signals *signals) error {
 	start := time.Now()
+	if o.act != 2 {
+		if err := playFirst(o, out, signals); err != nil {
+			return err
+		}
+	}
+	if o.act == 2 || (o.act == 0 && !o.hold) {
+		ctx, release := signals.phase(context.Background())
+		defer release()
+		if err := (&second{teller: out, options: o}).play(ctx); err != nil {
+			return err
+		}
+	}
+	out.say("")
+	out.say("Every step held. Cleared up: no namespace, process or file is left. (%s)", short(time.Since(start)))
+	return out.err
+}
+
+// playFirst sets the stage, tells the story, and clears the stage whatever happens.
+func playFirst(o options, out *teller, signals *signals) (err error) {
 	base, fail := context.WithCancelCause(context.Background())
 	defer fail(nil)
 	ctx, release := signals.phase(base)
@@ -114,12 +142,6 @@ func play(o options, out *teller, signals *signals) (err error) {
 	defer func() {
 		if closeErr := s.close(); closeErr != nil {
 			err = errors.Join(err, fmt.Errorf("clearing up: %w", closeErr))
-			return
-		}
-		if err == nil {
-			out.say("")
-			out.say("Every step held. Cleared up: no namespace, process or file is left. (%s)", short(time.Since(start)))
-			err = out.err
 		}
 	}()
 	t := &story{stage: s, teller: out, options: o}

@@ -82,12 +82,15 @@ func buildGrpcurl(ctx context.Context, module, dir string) error {
 	return nil
 }
 
-// storyTime bounds a whole story. It is a bound of liveness: it takes 30 s with
-// pauses to read and 15 s without.
-const storyTime = 3 * time.Minute
+// storyTime bounds a whole story. It is a bound of liveness: the first act takes
+// 30 s with pauses to read and 15 s without, the second one about two minutes.
+const storyTime = 6 * time.Minute
 
 // quick leaves no time to read, only to see that tables stay.
 const quick = "--pause=300ms"
+
+// firstAct is about advertisements, secondAct about real traffic.
+const firstAct, secondAct = "--act=1", "--act=2"
 
 // performance is a running demo.
 type performance struct {
@@ -235,12 +238,28 @@ func wantStory(t *testing.T, p *performance) {
 	wantNothingLeft(t, p.pid())
 }
 
+// The second act passes only if no planned change lost anything, and if its
+// control did.
+func TestSecondActLosesNothingAndItsControlDoes(t *testing.T) {
+	p := perform(t, secondAct)
+	if status := p.wait(); status != 0 {
+		t.Fatalf("exit status %d", status)
+	}
+	for _, text := range []string{"no planned change lost a request", "the control loses what vipgate keeps", "Every step held"} {
+		if !strings.Contains(p.text(), text) {
+			t.Errorf("it does not say %q", text)
+		}
+	}
+	t.Log(p.text())
+	wantNothingLeft(t, p.pid())
+}
+
 func TestDemoHoldsAndLeavesNothingBehind(t *testing.T) {
-	wantStory(t, perform(t, quick))
+	wantStory(t, perform(t, quick, firstAct))
 }
 
 func TestDemoPassesAfterAKilledRun(t *testing.T) {
-	killed := perform(t, quick)
+	killed := perform(t, quick, firstAct)
 	killed.waitFor("\n4. ")
 	if len(left(killed.pid())) < 5 { // namespaces, folder, processes
 		t.Fatalf("a running demo has only %v", left(killed.pid()))
@@ -249,14 +268,14 @@ func TestDemoPassesAfterAKilledRun(t *testing.T) {
 	if status := killed.wait(); status == 0 {
 		t.Fatal("a killed demo ends with status 0")
 	}
-	wantStory(t, perform(t, quick))
+	wantStory(t, perform(t, quick, firstAct))
 	wantNothingLeft(t, killed.pid())
 }
 
 func TestDemoEndsOnSignalInTheMiddle(t *testing.T) {
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
 		t.Run(s.String(), func(t *testing.T) {
-			p := perform(t, quick)
+			p := perform(t, quick, firstAct)
 			p.waitFor("\n2. ")
 			p.signal(s)
 			if status := p.wait(); status != 1 {
@@ -268,7 +287,7 @@ func TestDemoEndsOnSignalInTheMiddle(t *testing.T) {
 }
 
 func TestDemoFailsWithEvidence(t *testing.T) {
-	p := perform(t, quick)
+	p := perform(t, quick, firstAct)
 	p.waitFor("\n3. ")
 	// The frontend dies under the story.
 	pid, err := os.ReadFile(filepath.Join(glob(t, fmt.Sprintf("/tmp/vg-%d-*", p.pid())), "frontend.pid"))
@@ -305,7 +324,7 @@ func glob(t *testing.T, pattern string) string {
 var printed = regexp.MustCompile(`(?m)^# (.+)\n(.+)$`)
 
 func TestHeldDemoPrintsCommandsThatWork(t *testing.T) {
-	p := perform(t, quick, "--hold")
+	p := perform(t, quick, firstAct, "--hold")
 	p.waitFor("Ctrl-C ends the pod")
 	tries := printed.FindAllStringSubmatch(p.text(), -1)
 	if len(tries) < 20 {

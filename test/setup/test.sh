@@ -9,6 +9,7 @@ need() { command -v "$1" >/dev/null || [ -x "/usr/sbin/$1" ] || {
 }; }
 need bird bird2
 need ip iproute2
+need nft nftables
 need gcc gcc
 [ $lacking = 0 ] || exit 1
 
@@ -17,7 +18,7 @@ export VIPGATE_SKIPPED
 trap 'rm -f "$VIPGATE_SKIPPED"' EXIT
 status=0
 echo "== unit tests, with the race detector"
-go test -race -timeout 10m ./pkg/... ./cmd/... ./test/lab/... || status=1
+go test -race -timeout 10m ./pkg/... ./cmd/... ./test/lab/... ./test/load/... || status=1
 # One package after the other: they share two cores with the BIRDs that they start.
 echo "== end to end: real BIRD, real wires; and the demo"
 go test -p 1 -timeout 15m ./test/e2e/... ./test/demo/... ./test/docs/... || status=1

@@ -1,0 +1,154 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/load"
+	"github.com/vipgate/vipgate/test/traffic"
+)
+
+// second is the second act: what becomes of real traffic while things change.
+type second struct {
+	*teller
+	options
+}
+
+// play tells the act twice: as vipgate is meant to be used, and the control. With
+// hold the first trench then stays until ctx ends.
+func (a *second) play(ctx context.Context) error {
+	a.prologue()
+	gated, err := a.run(ctx, "As vipgate is meant to be used", traffic.Options{Binaries: a.binaries, Targets: 1}, traffic.Scenes(), a.hold)
+	if err != nil {
+		return err
+	}
+	for _, told := range gated {
+		if err := told.scene.Judge(told.row); err != nil {
+			return fmt.Errorf("%s: %w", told.scene.Title, err)
+		}
+	}
+	a.say("   ok: no planned change lost a request, or a long-lived flow whose target stayed")
+	if a.hold {
+		return nil // the control has nothing to play with
+	}
+	control, err := a.run(ctx, "The control: the same programs with --gating=off and no drain times",
+		traffic.Options{Binaries: a.binaries, Control: true, Targets: 1}, traffic.Scenes(), false)
+	if err != nil {
+		return err
+	}
+	return a.compare(gated, control)
+}
+
+// prologue says what is to be seen.
+func (a *second) prologue() {
+	a.say(`
+Second act: real traffic, forwarded by the lb in the kernel (--dataplane=nftables)
+
+                                  .-- pod 1: frontend, lb --.
+   clients -- gateway (BIRD) ====<                           >==== 1 to 10 targets
+                spreads flows     '-- pod 2: frontend, lb --'
+
+Clients send 100 requests a second, each over a connection of its own, and keep 24
+long-lived flows, all half over IPv4 and half over IPv6. "broken" counts long-lived
+flows whose targets stayed, "of leavers" those whose targets were to end. Flows of a
+target that leaves end with it; a lost packet is sent again and shows in the gap.`)
+}
+
+// told is a scene and what became of it.
+type told struct {
+	scene traffic.Scene
+	row   load.Row
+}
+
+// run plays scenes on one trench.
+func (a *second) run(ctx context.Context, title string, o traffic.Options, scenes []traffic.Scene, hold bool) (_ []told, err error) {
+	a.say("\n%s:", title)
+	from := time.Now()
+	t, err := traffic.Open(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, t.Close()) }()
+	a.say("   two pods and %d targets are up, and the gateway spreads flows over both pods (%s)\n", len(t.Targets), short(time.Since(from)))
+	var all []told
+	var rows []load.Row
+	for _, s := range scenes {
+		row, err := t.Play(ctx, s)
+		if err != nil {
+			return all, err
+		}
+		all, rows = append(all, told{s, row}), append(rows, row)
+		a.say("   %-38s %5d sent, %d failed", s.Title, row.Result.Sent, row.Result.Failed)
+	}
+	a.say("")
+	for line := range strings.Lines(load.Table(rows...)) {
+		a.say("   %s", strings.TrimRight(line, "\n"))
+	}
+	if hold {
+		return all, a.stay(ctx, t)
+	}
+	return all, a.err
+}
+
+// compare shows what the two runs lost side by side. A control that loses nothing
+// would prove nothing.
+func (a *second) compare(gated, control []told) error {
+	a.say("\nSide by side, requests that failed and flows that broke although their targets stayed:\n")
+	a.say("   %-38s %16s %16s", "", "vipgate", "control")
+	var lost int
+	for i, x := range gated {
+		y := control[i]
+		a.say("   %-38s %16s %16s", x.scene.Title, losses(x.row), losses(y.row))
+		if y.scene.Planned && y.scene.Judge(y.row) != nil {
+			lost++
+		}
+	}
+	if lost == 0 {
+		return errors.New("the control lost nothing, so that the act proves nothing")
+	}
+	a.say("   ok: the control loses what vipgate keeps")
+	return a.err
+}
+
+func losses(r load.Row) string {
+	broken, _ := r.Result.Broken(r.Left...)
+	return fmt.Sprintf("%d + %d", r.Result.Failed, broken)
+}
+
+// stay leaves the trench running until ctx ends, with what can be tried.
+func (a *second) stay(ctx context.Context, t *traffic.Trench) error {
+	if err := t.Revive(); err != nil {
+		return err
+	}
+	pod := t.Pods[0]
+	inPod := "ip netns exec " + pod.Namespace().Name() + " "
+	lb, admin := quote(filepath.Join(a.binaries, "lb")), pod.LBAdmin()
+	target := t.Targets[0]
+	a.say("\nThe trench runs on. Try in another terminal, as root:")
+	for _, c := range []try{
+		{"what the data plane of pod 1 has: streams, targets, their marks, drift", fmt.Sprintf("%s status --admin-socket=unix://%s", lb, admin)},
+		{"a packet's way: the stream's rules", inPod + "nft list chain inet vipgate-lb stream/stream-a"},
+		{"the targets whose flows live", inPod + "nft list map inet vipgate-lb live4"},
+		{"the rules that take a mark to a target", inPod + "ip rule"},
+		{"where packets with a target's mark go", inPod + "ip route get 20.0.0.1 mark 5000"},
+		{"requests through the gateway: which target answers", fmt.Sprintf("ip netns exec %s curl -s http://20.0.0.1:%d", t.Gateway.Name(), lab.RequestPort)},
+		{"no new flows for a target, in pod 1 (pod 2 goes on using it)", fmt.Sprintf("%s target drain --admin-socket=unix://%s %s", lb, admin, target.Name)},
+		{"and take it back", fmt.Sprintf("%s target undrain --admin-socket=unix://%s %s", lb, admin, target.Name)},
+		{"remove a rule by hand: drift, which is shown and not fought", inPod + "ip rule del fwmark 5000/0xffffff"},
+		{"and have it put back", fmt.Sprintf("%s reconcile --admin-socket=unix://%s", lb, admin)},
+		{"what happens to the kernel's part when the lb is gone: nothing", fmt.Sprintf("kill -9 %d", pod.LB.PID())},
+	} {
+		a.say("\n# %s\n%s", c.what, c.command)
+	}
+	a.say("\nCtrl-C clears everything up.")
+	if a.err != nil {
+		return a.err
+	}
+	<-ctx.Done()
+	return nil
+}
