@@ -105,6 +105,15 @@ func TestNothingIsLostWhenNothingHappens(t *testing.T) {
 	first, err := g.Take(ctx)
 	must(t, err)
 	must(t, g.WaitAnswered(ctx, 20))
+	_, err = g.Wait(ctx, func(r Result) error {
+		for _, f := range r.Flows {
+			if f.Exchanges == 0 {
+				return fmt.Errorf("no exchange yet: %+v", f)
+			}
+		}
+		return nil
+	})
+	must(t, err)
 	last := g.Stop(ctx)
 	for _, r := range []Result{first, last} {
 		if r.Lost() != nil || r.Sent == 0 || r.Sent != r.Answered || r.Sent != r.ByTarget["target-1"]+r.ByTarget["target-2"] {
