@@ -55,14 +55,20 @@ func (c *collector) add(kind, key, value []byte) error {
 	return nil
 }
 
-// end compares what was found with the summary.
-func (c *collector) end() (Records, error) {
-	switch {
-	case len(c.kinds) != len(kinds), c.told == nil:
+// end compares what was found with the summary, and that with the transaction of the
+// file: a page that was not written although later ones were is whole in itself.
+func (c *collector) end(transaction uint64) (Records, error) {
+	if len(c.kinds) != len(kinds) || c.told == nil {
 		return Records{}, fmt.Errorf("it has only the buckets %v, or no summary", c.kinds)
-	case *c.told != c.index.summary:
+	}
+	want := c.index.summary
+	want.transaction = c.told.transaction
+	switch {
+	case *c.told != want:
 		return Records{}, fmt.Errorf("it has %d targets and %d streams, its summary says %d and %d, or their checksums differ",
-			c.index.summary.targets, c.index.summary.streams, c.told.targets, c.told.streams)
+			want.targets, want.streams, c.told.targets, c.told.streams)
+	case c.told.transaction != transaction:
+		return Records{}, fmt.Errorf("its summary is of transaction %d, the file of %d", c.told.transaction, transaction)
 	}
 	return c.Records, nil
 }

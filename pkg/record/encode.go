@@ -172,13 +172,15 @@ func decodeStream(key, record []byte) (s Stream, err error) {
 type summary struct {
 	targets, streams uint64
 	sum              uint64 // of the checksums of all records, modulo 2^64
+	// transaction is the one that wrote it, which is the last one.
+	transaction uint64
 }
 
 var summaryKey = []byte("all")
 
 func (s summary) encode() []byte {
 	b := make([]byte, overhead, 32)
-	for _, n := range []uint64{s.targets, s.streams, s.sum} {
+	for _, n := range []uint64{s.targets, s.streams, s.sum, s.transaction} {
 		b = binary.AppendUvarint(b, n)
 	}
 	return seal(summaryKind, summaryKey, b)
@@ -190,7 +192,7 @@ func decodeSummary(key, record []byte) (s summary, err error) {
 		return s, err
 	}
 	r := reader{left: fields}
-	s.targets, s.streams, s.sum = r.uvarint(), r.uvarint(), r.uvarint()
+	s.targets, s.streams, s.sum, s.transaction = r.uvarint(), r.uvarint(), r.uvarint(), r.uvarint()
 	return s, r.end()
 }
 

@@ -169,8 +169,14 @@ func (p plan) write(tx *bbolt.Tx) error {
 	for i, s := range p.streams {
 		errs = append(errs, streams.Put([]byte(s.Name), p.encoded[len(p.targets)+i]))
 	}
-	errs = append(errs, tx.Bucket([]byte(summaryKind)).Put(summaryKey, p.summary.encode()))
+	errs = append(errs, p.summary.write(tx))
 	return errors.Join(errs...)
+}
+
+// write writes the summary as the transaction's own.
+func (s summary) write(tx *bbolt.Tx) error {
+	s.transaction = uint64(tx.ID())
+	return tx.Bucket([]byte(summaryKind)).Put(summaryKey, s.encode())
 }
 
 // apply takes over a plan that was written.

@@ -116,9 +116,6 @@ func (s *Store) survey() error {
 	if err := surveyFile(data, c); err != nil {
 		return &brokenError{err}
 	}
-	if _, err := c.end(); err != nil {
-		return &brokenError{err}
-	}
 	s.ix = c.index
 	return nil
 }
@@ -140,7 +137,7 @@ func (s *Store) begin() error {
 				return err
 			}
 		}
-		return tx.Bucket([]byte(summaryKind)).Put(summaryKey, s.ix.summary.encode())
+		return s.ix.summary.write(tx)
 	})
 	if err = errors.Join(err, db.Close()); err == nil {
 		err = os.Rename(path, s.path)
@@ -216,7 +213,7 @@ func (s *Store) Load() (Records, error) {
 			if err != nil {
 				return err
 			}
-			all, err = c.end()
+			all, err = c.end(uint64(tx.ID()))
 			return err
 		})
 	}); err != nil {

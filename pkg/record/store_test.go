@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -71,6 +72,9 @@ func holds(t failer, s *Store, want Records) {
 }
 
 func differ(want, got Records) string {
+	if reflect.DeepEqual(want, got) {
+		return "" // many times as fast
+	}
 	return cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{}, vip.VIP{}))
 }
 

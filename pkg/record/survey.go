@@ -89,7 +89,8 @@ func surveyFile(data []byte, found *collector) error {
 			return fmt.Errorf("page %d is in use: %t, and free: %t", id, used, free[id])
 		}
 	}
-	return nil
+	_, err = found.end(newest.transaction)
+	return err
 }
 
 // meta is a meta page.
@@ -278,7 +279,8 @@ func (s *survey) bucket(name, value []byte) error {
 		return s.tree(id, name, bounds{})
 	}
 	p := value[bucketHeader:]
-	if len(p) < pageHeader || u16(p[8:]) != leafPage {
+	// bbolt would free a page with a number.
+	if len(p) < pageHeader || u64(p) != 0 || u16(p[8:]) != leafPage || u32(p[12:]) != 0 {
 		return fmt.Errorf("bucket %q has a bad page", name)
 	}
 	return s.leaf(p, name, bounds{})
