@@ -1,7 +1,12 @@
 package dataplane
 
 import (
+	"errors"
+	"io/fs"
 	"net/netip"
+	"os"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -80,55 +85,31 @@ type streamWrite struct {
 // nothing of what it did: who calls it does.
 type fabric struct {
 	o Options
+	// nft changes and reads nftables, rt routing, and ct connection tracking.
+	nft, rt, ct *socket
+	// noIPv6: the kernel has none.
+	noIPv6 bool
+	// failing are the neighbours that had failed at the last look: the kernel forgets
+	// it when it asks again.
+	failing map[neighbourKey]bool
 }
 
 // newFabric opens the sockets.
-func newFabric(o Options) (*fabric, error) { return &fabric{o: o}, nil }
-
-// close closes the sockets.
-func (f *fabric) close() error { return nil }
-
-// generation is the number of the ruleset, which each transaction of anybody
-// changes.
-func (f *fabric) generation() (uint32, error) { return 0, nil }
-
-// read reads everything of the data plane: what has our names, and the rules and
-// routes of these numbers.
-func (f *fabric) read(numbers []uint32) (*content, error) { return &content{}, nil }
-
-// readStream reads one stream, and readSlots some targets, in nftables only.
-func (f *fabric) readStream(name string) (*streamContent, error) { return nil, nil }
-
-func (f *fabric) readSlots(numbers []uint32) (map[uint32]*slotContent, error) { return nil, nil }
-
-// readVIPs reads the elements of the maps of VIPs.
-func (f *fabric) readVIPs() (map[vip.VIP]string, error) { return nil, nil }
-
-// write does one transaction.
-func (f *fabric) write(c change) error { return nil }
-
-// addWays makes the rule and the routes of targets; hops are by family. It removes
-// routes of ours that lead elsewhere. One that cannot be made does not keep the
-// others from it: errors are by number.
-func (f *fabric) addWays(slots []slotContent) map[uint32]error { return nil }
-
-// way asks the kernel where a packet with the mark of a number goes, which is what
-// rule and route come to. The zero Addr: it is dropped.
-func (f *fabric) way(number uint32, family vip.Family) (netip.Addr, error) {
-	return netip.Addr{}, nil
+func newFabric(o Options) (*fabric, error) {
+	f := &fabric{o: o.withDefaults()}
+	for at, protocol := range map[**socket]int{&f.nft: unix.NETLINK_NETFILTER, &f.ct: unix.NETLINK_NETFILTER, &f.rt: unix.NETLINK_ROUTE} {
+		s, err := dial(protocol)
+		if err != nil {
+			return nil, errors.Join(err, f.close())
+		}
+		*at = s
+	}
+	_, err := os.Stat("/proc/sys/net/ipv6")
+	f.noIPv6 = errors.Is(err, fs.ErrNotExist)
+	return f, nil
 }
 
-// removeWays removes rules and routes of ours of these numbers.
-func (f *fabric) removeWays(numbers []uint32) error { return nil }
-
-// taken tells who else uses a number as a routing table or in a rule; "" is nobody.
-func (f *fabric) taken(number uint32) (string, error) { return "", nil }
-
-// forget removes connection-tracking entries with the marks of these numbers, so
-// that the number of a target that is gone can be used again.
-func (f *fabric) forget(numbers []uint32) error { return nil }
-
-// removeAll removes what is left that is ours when no stream and no target is: base
-// chains, maps, the table unless somebody else's things are in it, and the rules
-// that no target owns.
-func (f *fabric) removeAll() error { return nil }
+// close closes the sockets.
+func (f *fabric) close() error {
+	return errors.Join(f.nft.close(), f.ct.close(), f.rt.close())
+}

@@ -1,0 +1,624 @@
+package dataplane
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// nftMessage is the type of a message of nftables.
+func nftMessage(kind uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | kind }
+
+// rule is a rule as the kernel has it.
+type rule struct {
+	chain   string
+	handle  uint64
+	comment string
+	normal  []byte
+	// Of the first counter, and of the first hash.
+	packets, bytes uint64
+	size, seed     uint32
+}
+
+// ours tells whether we made a rule of a chain.
+func (r *rule) ours() bool {
+	if strings.HasPrefix(r.chain, targetPrefix) {
+		return strings.Contains(r.comment, "/")
+	}
+	return strings.HasPrefix(r.comment, ourComment)
+}
+
+// sameRules tells whether ours among the rules of a chain are as they must be, and
+// nothing of somebody else stands between them.
+func sameRules(have []rule, want []ruleSpec) bool {
+	mine := slices.DeleteFunc(slices.Clone(have), func(r rule) bool { return !r.ours() })
+	return slices.EqualFunc(mine, want, func(h rule, w ruleSpec) bool {
+		return h.comment == w.comment && bytes.Equal(h.normal, w.normal)
+	})
+}
+
+// generation is the number of the ruleset, which each transaction of anybody
+// changes.
+func (f *fabric) generation() (uint32, error) {
+	var m messages
+	m.begin(nftMessage(unix.NFT_MSG_GETGEN), 0, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
+	data, err := f.nft.get(m.end())
+	if err != nil {
+		return 0, fmt.Errorf("read the ruleset's generation: %w", err)
+	}
+	if len(data) < nfgenmsgLength {
+		return 0, errors.New("read the ruleset's generation: the kernel does not tell it")
+	}
+	return bigUint32(attribute(data[nfgenmsgLength:], unix.NFTA_GEN_ID)), nil
+}
+
+// Somebody else may change the ruleset while it is read: then it is read again, for
+// so long.
+const (
+	readFor      = 5 * time.Second
+	readAttempts = 10
+)
+
+// steady reads until nothing changed meanwhile.
+func (f *fabric) steady(what string, read func() error) error {
+	began := time.Now()
+	before, err := f.generation()
+	if err != nil {
+		return err
+	}
+	for attempt := 1; ; attempt++ {
+		err := read()
+		if err != nil && !errors.Is(err, errInterrupted) {
+			return fmt.Errorf("read %s: %w", what, err)
+		}
+		after, failed := f.generation()
+		if failed != nil {
+			return failed
+		}
+		if err == nil && before == after {
+			return nil
+		}
+		if attempt >= readAttempts && time.Since(began) > readFor {
+			return fmt.Errorf("read %s: %w, %d times", what, errInterrupted, attempt)
+		}
+		before = after
+	}
+}
+
+// list asks for a list of things in our table, or of all tables if the kernel does
+// not narrow it.
+func (f *fabric) list(kind, tableAttribute uint16, more func(*messages), each func(b []byte)) error {
+	var m messages
+	m.begin(nftMessage(kind), unix.NLM_F_DUMP, familyInet, unix.NFNETLINK_V0, 0, 0)
+	m.text(tableAttribute, TableName)
+	if more != nil {
+		more(&m)
+	}
+	return f.nft.dump(m.end(), func(data []byte) error {
+		if len(data) >= nfgenmsgLength && data[0] == familyInet && text(attribute(data[nfgenmsgLength:], tableAttribute)) == TableName {
+			each(data[nfgenmsgLength:])
+		}
+		return nil
+	})
+}
+
+// readRules lists the rules of our table by chain, or those of one chain.
+func (f *fabric) readRules(chain string) (map[string][]rule, error) {
+	rules := map[string][]rule{}
+	err := f.list(unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, func(m *messages) {
+		if chain != "" {
+			m.text(unix.NFTA_RULE_CHAIN, chain)
+		}
+	}, func(b []byte) {
+		r := parseRule(b)
+		if chain == "" || r.chain == chain {
+			rules[r.chain] = append(rules[r.chain], r)
+		}
+	})
+	if errors.Is(err, unix.ENOENT) {
+		err = nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list rules of inet %s %s: %w", TableName, chain, err)
+	}
+	return rules, nil
+}
+
+func parseRule(b []byte) rule {
+	var r rule
+	for kind, value := range attributes(b) {
+		switch kind {
+		case unix.NFTA_RULE_CHAIN:
+			r.chain = text(value)
+		case unix.NFTA_RULE_HANDLE:
+			r.handle = bigUint64(value)
+		case unix.NFTA_RULE_EXPRESSIONS:
+			r.normal = normal(value)
+			for _, e := range attributes(value) {
+				data := attribute(e, unix.NFTA_EXPR_DATA)
+				switch text(attribute(e, unix.NFTA_EXPR_NAME)) {
+				case "counter":
+					r.packets, r.bytes = bigUint64(attribute(data, unix.NFTA_COUNTER_PACKETS)), bigUint64(attribute(data, unix.NFTA_COUNTER_BYTES))
+				case "hash":
+					r.size, r.seed = bigUint32(attribute(data, unix.NFTA_HASH_MODULUS)), bigUint32(attribute(data, unix.NFTA_HASH_SEED))
+				}
+			}
+		case unix.NFTA_RULE_USERDATA:
+			r.comment = comment(value)
+		}
+	}
+	return r
+}
+
+// Comments are kept as nft keeps them: type 0, length, text and a zero byte.
+const commentType = 0
+
+// maxComment is what the length in one byte leaves.
+const maxComment = 250
+
+func comment(userdata []byte) string {
+	for len(userdata) >= 2 && len(userdata) >= 2+int(userdata[1]) {
+		if userdata[0] == commentType {
+			return text(userdata[2 : 2+int(userdata[1])])
+		}
+		userdata = userdata[2+int(userdata[1]):]
+	}
+	return ""
+}
+
+func bigUint64(b []byte) uint64 {
+	if len(b) < 8 {
+		return 0
+	}
+	return uint64(bigUint32(b))<<32 | uint64(bigUint32(b[4:]))
+}
+
+// readSets lists the sets of our table.
+func (f *fabric) readSets() (map[string]setSpec, error) {
+	sets := map[string]setSpec{}
+	err := f.list(unix.NFT_MSG_GETSET, unix.NFTA_SET_TABLE, nil, func(b []byte) {
+		s := parseSet(b)
+		sets[s.name] = s
+	})
+	if errors.Is(err, unix.ENOENT) {
+		err = nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list sets of inet %s: %w", TableName, err)
+	}
+	return sets, nil
+}
+
+func parseSet(b []byte) setSpec {
+	var s setSpec
+	for kind, value := range attributes(b) {
+		switch kind {
+		case unix.NFTA_SET_NAME:
+			s.name = text(value)
+		case unix.NFTA_SET_FLAGS:
+			s.flags = bigUint32(value)
+		case unix.NFTA_SET_KEY_TYPE:
+			s.keyType = bigUint32(value)
+		case unix.NFTA_SET_KEY_LEN:
+			s.keySize = bigUint32(value)
+		case unix.NFTA_SET_DATA_TYPE:
+			s.dataType = bigUint32(value)
+		case unix.NFTA_SET_DATA_LEN:
+			s.data = bigUint32(value)
+		case unix.NFTA_SET_DESC:
+			s.size = bigUint32(attribute(value, unix.NFTA_SET_DESC_SIZE))
+		}
+	}
+	return s
+}
+
+// readSet reads one set; nil if it is not there.
+func (f *fabric) readSet(name string) (*setSpec, error) {
+	var m messages
+	m.begin(nftMessage(unix.NFT_MSG_GETSET), 0, familyInet, unix.NFNETLINK_V0, 0, 0)
+	m.text(unix.NFTA_SET_TABLE, TableName)
+	m.text(unix.NFTA_SET_NAME, name)
+	data, err := f.nft.get(m.end())
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read set inet %s %s: %w", TableName, name, err)
+	}
+	if len(data) < nfgenmsgLength {
+		return nil, nil
+	}
+	s := parseSet(data[nfgenmsgLength:])
+	return &s, nil
+}
+
+// readChains lists the chains of our table.
+func (f *fabric) readChains() (map[string]chainSpec, error) {
+	chains := map[string]chainSpec{}
+	err := f.list(unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, nil, func(b []byte) {
+		c := parseChain(b)
+		chains[c.name] = c
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list chains of inet %s: %w", TableName, err)
+	}
+	return chains, nil
+}
+
+func parseChain(b []byte) chainSpec {
+	var c chainSpec
+	for kind, value := range attributes(b) {
+		switch kind {
+		case unix.NFTA_CHAIN_NAME:
+			c.name = text(value)
+		case unix.NFTA_CHAIN_TYPE:
+			c.kind = text(value)
+		case unix.NFTA_CHAIN_POLICY:
+			c.policy = bigUint32(value)
+		case unix.NFTA_CHAIN_HOOK:
+			c.hook = bigUint32(attribute(value, unix.NFTA_HOOK_HOOKNUM))
+			c.priority = int32(bigUint32(attribute(value, unix.NFTA_HOOK_PRIORITY)))
+		}
+	}
+	return c
+}
+
+// readChain reads one chain; nil if it is not there.
+func (f *fabric) readChain(name string) (*chainSpec, error) {
+	var m messages
+	m.begin(nftMessage(unix.NFT_MSG_GETCHAIN), 0, familyInet, unix.NFNETLINK_V0, 0, 0)
+	m.text(unix.NFTA_CHAIN_TABLE, TableName)
+	m.text(unix.NFTA_CHAIN_NAME, name)
+	data, err := f.nft.get(m.end())
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read chain inet %s %s: %w", TableName, name, err)
+	}
+	if len(data) < nfgenmsgLength {
+		return nil, nil
+	}
+	c := parseChain(data[nfgenmsgLength:])
+	return &c, nil
+}
+
+// Flags of tables (NFTA_TABLE_FLAGS).
+const (
+	tableDormant = 0x1
+	tableOwner   = 0x2
+)
+
+// readTableFlags tells whether the table is there, and its flags.
+func (f *fabric) readTableFlags() (flags uint32, there bool, err error) {
+	var m messages
+	m.begin(nftMessage(unix.NFT_MSG_GETTABLE), 0, familyInet, unix.NFNETLINK_V0, 0, 0)
+	m.text(unix.NFTA_TABLE_NAME, TableName)
+	data, err := f.nft.get(m.end())
+	if errors.Is(err, unix.ENOENT) {
+		return 0, false, nil
+	}
+	if err != nil {
+		return 0, false, fmt.Errorf("read table inet %s: %w", TableName, err)
+	}
+	if len(data) < nfgenmsgLength {
+		return 0, false, nil
+	}
+	return bigUint32(attribute(data[nfgenmsgLength:], unix.NFTA_TABLE_FLAGS)), true, nil
+}
+
+// ruleset is what nftables has in our table, except most elements.
+type ruleset struct {
+	there  bool
+	flags  uint32
+	chains map[string]chainSpec
+	sets   map[string]setSpec
+	rules  map[string][]rule
+}
+
+func (f *fabric) readRuleset() (*ruleset, error) {
+	r := &ruleset{}
+	var err error
+	if r.flags, r.there, err = f.readTableFlags(); err != nil || !r.there {
+		return r, err
+	}
+	if r.flags&tableOwner != 0 {
+		return nil, &foreignError{object: "table inet " + TableName, detail: "it belongs to a process of somebody else, and ends with it"}
+	}
+	if r.chains, err = f.readChains(); err != nil {
+		return nil, err
+	}
+	if r.sets, err = f.readSets(); err != nil {
+		return nil, err
+	}
+	r.rules, err = f.readRules("")
+	return r, err
+}
+
+// inspectBase tells what is wrong with what no stream owns; "" is nothing.
+func (f *fabric) inspectBase(r *ruleset) (string, error) {
+	switch {
+	case !r.there:
+		return "the table is missing", nil
+	case r.flags&tableDormant != 0:
+		return "the table is dormant", nil
+	}
+	for _, want := range f.baseChains() {
+		got, ok := r.chains[want.name]
+		if !ok {
+			return "chain " + want.name + " is missing", nil
+		}
+		if detail := want.same(got); detail != "" {
+			return "", &foreignError{object: "chain inet " + TableName + " " + want.name, detail: detail}
+		}
+		if want.kind != "" && got.policy != want.policy {
+			return "the policy of chain " + want.name + " is not accept", nil
+		}
+		rules, err := f.baseRules(want.name)
+		if err != nil {
+			return "", err
+		}
+		if !sameRules(r.rules[want.name], rules) {
+			return "the rules of chain " + want.name + " are others", nil
+		}
+	}
+	if !f.o.Stateless {
+		for _, name := range []string{notrackChain, defragmentChain} {
+			if slices.ContainsFunc(r.rules[name], func(r rule) bool { return r.ours() }) {
+				return "chain " + name + " is from a start without connection tracking", nil
+			}
+		}
+	}
+	for _, want := range f.commonSets() {
+		got, ok := r.sets[want.name]
+		if !ok {
+			return "set " + want.name + " is missing", nil
+		}
+		if detail := want.same(got); detail != "" {
+			return "", &foreignError{object: "set inet " + TableName + " " + want.name, detail: detail}
+		}
+		if want.fixed == nil {
+			continue
+		}
+		missing, err := f.missingFixed(want)
+		if err != nil {
+			return "", err
+		}
+		if len(missing) > 0 {
+			return "set " + want.name + " lacks elements", nil
+		}
+	}
+	return "", nil
+}
+
+// missingFixed returns what a set with fixed elements lacks.
+func (f *fabric) missingFixed(s setSpec) ([]byte, error) {
+	missing := slices.Clone(s.fixed)
+	err := f.dumpElements(s.name, func(e []byte) {
+		key := attribute(attribute(e, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE)
+		missing = slices.DeleteFunc(missing, func(b byte) bool { return bytes.Equal(key, []byte{b}) })
+	})
+	return missing, err
+}
+
+// streamFrom reads a stream whose chain has these rules.
+func (f *fabric) streamFrom(name string, chain *chainSpec, rules []rule, set func(string) (*setSpec, error)) (*streamContent, error) {
+	s := &streamContent{name: name}
+	for _, r := range rules {
+		if r.ours() && r.size != 0 && s.size == 0 {
+			s.size, s.seed = r.size, r.seed
+		}
+	}
+	sizes := true
+	for _, family := range vip.Families {
+		got, err := set(maglevMap(family, name))
+		if err != nil {
+			return nil, err
+		}
+		if got == nil {
+			continue
+		}
+		// Of another kind, it is as if it were not there: write says what it is.
+		if maglevSpec(family, name, got.size).same(*got) != "" || got.size == 0 || got.size > maxTable {
+			continue
+		}
+		sizes = sizes && got.size == s.size
+		if s.tables[family], err = f.readTable(got.name, got.size); err != nil {
+			return nil, err
+		}
+	}
+	if chain == nil || chain.kind != "" || !sizes || s.size == 0 || s.seed == 0 {
+		return s, nil
+	}
+	want, err := f.streamRules(s)
+	if err != nil {
+		return nil, err
+	}
+	s.chain = sameRules(rules, want)
+	return s, nil
+}
+
+// readStream reads one stream, in nftables only; nil if there is nothing of it.
+func (f *fabric) readStream(name string) (s *streamContent, err error) {
+	err = f.steady("stream "+name, func() error {
+		s = nil
+		chain, err := f.readChain(streamChain(name))
+		if err != nil {
+			return err
+		}
+		var rules map[string][]rule
+		if chain != nil {
+			if rules, err = f.readRules(streamChain(name)); err != nil {
+				return err
+			}
+		}
+		got, err := f.streamFrom(name, chain, rules[streamChain(name)], f.readSet)
+		if err == nil && (chain != nil || len(got.families()) > 0) {
+			s = got
+		}
+		return err
+	})
+	return s, err
+}
+
+// slotFrom reads a target whose chain has these rules; false if none is ours.
+func (f *fabric) slotFrom(number uint32, rules []rule) (slotContent, bool, error) {
+	s := slotContent{number: number}
+	for _, r := range rules {
+		if !r.ours() {
+			continue
+		}
+		s.stream, s.name, _ = strings.Cut(r.comment, "/")
+		s.packets, s.bytes = r.packets, r.bytes
+		want, err := f.targetRule(s)
+		if err != nil {
+			return s, false, err
+		}
+		s.chain = sameRules(rules, []ruleSpec{want})
+		return s, true, nil
+	}
+	return s, false, nil
+}
+
+// slotsFrom reads targets; want tells which.
+func (f *fabric) slotsFrom(rules map[string][]rule, want func(uint32) bool) (map[uint32]*slotContent, error) {
+	slots := map[uint32]*slotContent{}
+	for chain, list := range rules {
+		number, ok := targetNumber(chain)
+		if !ok || !want(number) {
+			continue
+		}
+		s, ours, err := f.slotFrom(number, list)
+		if err != nil {
+			return nil, err
+		}
+		if ours {
+			slots[number] = &s
+		}
+	}
+	for _, family := range vip.Families {
+		live, err := f.readLive(family)
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return nil, err
+		}
+		for number, chain := range live {
+			if !want(number) || chain != targetChain(number) {
+				continue
+			}
+			if slots[number] == nil {
+				slots[number] = &slotContent{number: number}
+			}
+			slots[number].flows[family] = true
+		}
+	}
+	return slots, nil
+}
+
+// fewChains are read one by one rather than all together.
+const fewChains = 16
+
+// readSlots reads some targets, in nftables only. One of which nothing is there is
+// not in the result.
+func (f *fabric) readSlots(numbers []uint32) (slots map[uint32]*slotContent, err error) {
+	wanted := make(map[uint32]bool, len(numbers))
+	for _, n := range numbers {
+		wanted[n] = true
+	}
+	err = f.steady("targets", func() error {
+		rules, err := f.targetRules(numbers)
+		if err != nil {
+			return err
+		}
+		slots, err = f.slotsFrom(rules, func(n uint32) bool { return wanted[n] })
+		return err
+	})
+	return slots, err
+}
+
+// targetRules reads the rules of targets' chains.
+func (f *fabric) targetRules(numbers []uint32) (map[string][]rule, error) {
+	if len(numbers) > fewChains {
+		return f.readRules("")
+	}
+	rules := map[string][]rule{}
+	for _, n := range numbers {
+		some, err := f.readRules(targetChain(n))
+		if err != nil {
+			return nil, err
+		}
+		rules[targetChain(n)] = some[targetChain(n)]
+	}
+	return rules, nil
+}
+
+// read reads everything of the data plane: what has our names, and the rules and
+// routes of these numbers and of those found.
+func (f *fabric) read(numbers []uint32) (c *content, err error) {
+	err = f.steady("table inet "+TableName, func() error {
+		c, err = f.readContent()
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	for n := range c.slots {
+		numbers = append(numbers, n)
+	}
+	common, err := f.readAllWays(numbers, c.slots)
+	c.base = c.base && common
+	return c, err
+}
+
+// readContent reads nftables.
+func (f *fabric) readContent() (*content, error) {
+	c := &content{streams: map[string]*streamContent{}, slots: map[uint32]*slotContent{}, vips: map[vip.VIP]string{}}
+	r, err := f.readRuleset()
+	if err != nil || !r.there {
+		return c, err
+	}
+	problem, err := f.inspectBase(r)
+	if err != nil {
+		return nil, err
+	}
+	c.base = problem == ""
+	set := func(name string) (*setSpec, error) {
+		if s, ok := r.sets[name]; ok {
+			return &s, nil
+		}
+		return nil, nil
+	}
+	names := map[string]bool{}
+	for name := range r.chains {
+		if stream, ok := strings.CutPrefix(name, streamPrefix); ok {
+			names[stream] = true
+		}
+	}
+	for name := range r.sets {
+		for _, family := range vip.Families {
+			if stream, ok := strings.CutPrefix(name, maglevMaps[family]); ok {
+				names[stream] = true
+			}
+		}
+	}
+	for name := range names {
+		var chain *chainSpec
+		if got, ok := r.chains[streamChain(name)]; ok {
+			chain = &got
+		}
+		if c.streams[name], err = f.streamFrom(name, chain, r.rules[streamChain(name)], set); err != nil {
+			return nil, err
+		}
+	}
+	if c.slots, err = f.slotsFrom(r.rules, func(uint32) bool { return true }); err != nil {
+		return nil, err
+	}
+	c.vips, err = f.readVIPs()
+	return c, err
+}

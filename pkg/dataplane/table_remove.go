@@ -1,0 +1,157 @@
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// removeAll removes what is left that is ours when no stream and no target is: base
+// chains, maps, the table unless somebody else's things are in it, and the rules
+// that no target owns.
+func (f *fabric) removeAll() error {
+	// Somebody may put something into the table while we look: then once more.
+	var err error
+	for range readAttempts {
+		if err = f.removeTable(); !errors.Is(err, unix.ERESTART) {
+			break
+		}
+	}
+	return errors.Join(err, f.removeCommonWays())
+}
+
+// removeTable empties the table in one transaction, which the kernel refuses if the
+// ruleset changed since it was read.
+func (f *fabric) removeTable() error {
+	number, err := f.generation()
+	if err != nil {
+		return err
+	}
+	r, err := f.readRuleset()
+	if err != nil || !r.there {
+		return err
+	}
+	var t transaction
+	shared := false
+	var chains []string
+	for name := range r.chains {
+		rules := r.rules[name]
+		foreign := slices.ContainsFunc(rules, func(r rule) bool { return !r.ours() })
+		switch {
+		case !slices.Contains([]string{preroutingChain, notrackChain, defragmentChain}, name):
+			shared = true
+		case foreign:
+			shared = true
+			t.removeRules(rules)
+		default:
+			t.removeRules(rules)
+			chains = append(chains, name)
+		}
+	}
+	var sets []string
+	for name, got := range r.sets {
+		ours, err := f.emptied(&t, name, got)
+		if err != nil {
+			return err
+		}
+		if ours {
+			sets = append(sets, name)
+		}
+		shared = shared || !ours
+	}
+	for _, name := range chains {
+		t.removeChain(name)
+	}
+	for _, name := range sets {
+		t.removeSet(name)
+	}
+	objects, err := f.objects()
+	if err != nil {
+		return err
+	}
+	if !shared && objects == 0 {
+		t.removeTable()
+	}
+	if err := f.commit(&t, &number); err != nil {
+		return fmt.Errorf("remove table inet %s: %w", TableName, err)
+	}
+	return nil
+}
+
+// emptied tells whether a set is one of our common ones with nothing of somebody else
+// in it.
+func (f *fabric) emptied(t *transaction, name string, got setSpec) (bool, error) {
+	stateless := *f
+	stateless.o.Stateless = true
+	specs := stateless.commonSets()
+	i := slices.IndexFunc(specs, func(s setSpec) bool { return s.name == name })
+	if i < 0 || specs[i].same(got) != "" {
+		return false, nil
+	}
+	foreign := false
+	err := f.dumpElements(name, func(e []byte) {
+		chain := verdictOf(attribute(e, unix.NFTA_SET_ELEM_DATA))
+		if got.flags&unix.NFT_SET_MAP == 0 || strings.HasPrefix(chain, streamPrefix) || strings.HasPrefix(chain, targetPrefix) {
+			return
+		}
+		end := bigUint32(attribute(e, unix.NFTA_SET_ELEM_FLAGS))&unix.NFT_SET_ELEM_INTERVAL_END != 0
+		foreign = foreign || !end
+	})
+	return !foreign, err
+}
+
+// objects counts stateful objects and flow tables, which are somebody else's.
+func (f *fabric) objects() (n int, err error) {
+	for _, kind := range []uint16{unix.NFT_MSG_GETOBJ, unix.NFT_MSG_GETFLOWTABLE} {
+		// In both attribute 1 is the table.
+		err := f.list(kind, unix.NFTA_OBJ_TABLE, nil, func([]byte) { n++ })
+		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EOPNOTSUPP) {
+			return n, fmt.Errorf("list objects of inet %s: %w", TableName, err)
+		}
+	}
+	return n, nil
+}
+
+// removeCommonWays removes the rules that no target owns.
+func (f *fabric) removeCommonWays() error {
+	var a asks
+	for _, family := range f.families() {
+		var there []policyRule
+		common := f.commonRules(family)
+		if err := f.listPolicy(family, func(r policyRule) {
+			if slices.Contains(common, r) && !slices.Contains(there, r) {
+				there = append(there, r)
+			}
+		}); err != nil {
+			return err
+		}
+		// The goto first: it must not lead nowhere.
+		slices.SortFunc(there, func(a, b policyRule) int { return int(a.priority) - int(b.priority) })
+		for _, r := range there {
+			a.policyRule(unix.RTM_DELRULE, 0, r)
+			a.note(0, unix.ENOENT, fmt.Sprintf("delete %s policy rule of priority %d", family, r.priority), netip.Addr{})
+		}
+	}
+	return f.do(&a)[0]
+}
+
+// readBase tells whether what no stream and no target owns stands.
+func (f *fabric) readBase() (stands bool, err error) {
+	err = f.steady("table inet "+TableName, func() error {
+		r, err := f.readRuleset()
+		if err != nil {
+			return err
+		}
+		problem, err := f.inspectBase(r)
+		stands = problem == ""
+		return err
+	})
+	if err != nil || !stands {
+		return false, err
+	}
+	return f.commonStand()
+}

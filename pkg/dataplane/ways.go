@@ -1,0 +1,681 @@
+package dataplane
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// rtmLength is the size of struct rtmsg and of struct fib_rule_hdr.
+const rtmLength = 12
+
+// lastMetric is that of the blackhole, so that any other route comes before it.
+const lastMetric = 1<<32 - 1
+
+// policyRule is a rule of policy routing. What the fields cannot express is in
+// exotic.
+type policyRule struct {
+	family   vip.Family
+	priority uint32
+	action   uint8
+	table    uint32
+	// target is the priority that a goto leads to.
+	target     uint32
+	mark, mask uint32
+	protocol   uint8
+	// exotic: the rule has another selector, or is inverted.
+	exotic bool
+}
+
+// commonRules are the rules that no target owns, in the order in which they are made:
+// packets without a mark of ours jump over the targets' rules to one that does
+// nothing. One that leads nowhere yet does nothing either.
+func (f *fabric) commonRules(family vip.Family) []policyRule {
+	first := uint32(f.o.Priority)
+	return []policyRule{
+		{family: family, priority: first + 2, action: unix.FR_ACT_NOP, protocol: RouteProtocol},
+		{family: family, priority: first, action: unix.FR_ACT_GOTO, target: first + 2, mask: f.o.Mask, protocol: RouteProtocol},
+	}
+}
+
+// targetPolicy is a target's rule.
+func (f *fabric) targetPolicy(family vip.Family, number uint32) policyRule {
+	return policyRule{family: family, priority: uint32(f.o.Priority) + 1, action: unix.FR_ACT_TO_TBL, table: number, mark: number, mask: f.o.Mask, protocol: RouteProtocol}
+}
+
+func systemFamily(f vip.Family) byte {
+	if f == vip.IPv4 {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+// families are those that the kernel has.
+func (f *fabric) families() []vip.Family {
+	if f.noIPv6 {
+		return []vip.Family{vip.IPv4}
+	}
+	return vip.Families[:]
+}
+
+func parsePolicyRule(family vip.Family, b []byte) policyRule {
+	r := policyRule{family: family, table: uint32(b[4]), action: b[7]}
+	// Lengths of source and destination, type of service, flags (inverted; that a
+	// goto leads nowhere is one, too, and has it not count).
+	r.exotic = b[1] != 0 || b[2] != 0 || b[3] != 0 || binary.NativeEndian.Uint32(b[8:]) != 0
+	for kind, value := range attributes(b[rtmLength:]) {
+		switch kind {
+		case unix.FRA_PRIORITY:
+			r.priority = nativeUint32(value)
+		case unix.FRA_TABLE:
+			r.table = nativeUint32(value)
+		case unix.FRA_GOTO:
+			r.target = nativeUint32(value)
+		case unix.FRA_FWMARK:
+			r.mark = nativeUint32(value)
+		case unix.FRA_FWMASK:
+			r.mask = nativeUint32(value)
+		case unix.FRA_PROTOCOL:
+			r.protocol = value[0]
+		case unix.FRA_SUPPRESS_PREFIXLEN:
+			r.exotic = r.exotic || nativeUint32(value) != 1<<32-1
+		default:
+			r.exotic = true
+		}
+	}
+	return r
+}
+
+func (m *messages) policyRule(kind, flags uint16, r policyRule) {
+	m.begin(kind, flags|unix.NLM_F_ACK, systemFamily(r.family), 0, 0, 0, 0, 0, 0, r.action, 0, 0, 0, 0)
+	m.native(unix.FRA_PRIORITY, r.priority)
+	m.bytes(unix.FRA_PROTOCOL, []byte{r.protocol})
+	if r.action == unix.FR_ACT_TO_TBL {
+		m.native(unix.FRA_TABLE, r.table)
+	}
+	if r.action == unix.FR_ACT_GOTO {
+		m.native(unix.FRA_GOTO, r.target)
+	}
+	if r.mask != 0 {
+		m.native(unix.FRA_FWMARK, r.mark)
+		m.native(unix.FRA_FWMASK, r.mask)
+	}
+	m.end()
+}
+
+// listPolicy lists the policy rules of a family.
+func (f *fabric) listPolicy(family vip.Family, each func(policyRule)) error {
+	var m messages
+	m.begin(unix.RTM_GETRULE, unix.NLM_F_DUMP, systemFamily(family), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+	err := f.again(func() error {
+		return f.rt.dump(m.end(), func(data []byte) error {
+			if len(data) >= rtmLength && data[0] == systemFamily(family) {
+				each(parsePolicyRule(family, data))
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("list %s policy rules: %w", family, err)
+	}
+	return nil
+}
+
+// again repeats a list that somebody's changes interrupted. What was handed over
+// before is handed over again.
+func (f *fabric) again(list func() error) error {
+	for attempt := 1; ; attempt++ {
+		err := list()
+		if !errors.Is(err, errInterrupted) || attempt == readAttempts {
+			return err
+		}
+	}
+}
+
+// route is a default route, or something else in the table.
+type route struct {
+	family    vip.Family
+	table     uint32
+	prefix    netip.Prefix
+	kind      uint8
+	protocol  uint8
+	metric    uint32
+	hop       netip.Addr
+	link      uint32
+	dead      bool
+	multipath bool
+}
+
+func (r route) String() string {
+	s := "route to " + r.prefix.String()
+	if r.hop.IsValid() {
+		s += " via " + r.hop.String()
+	}
+	if r.metric != 0 {
+		s += fmt.Sprintf(" metric %d", r.metric)
+	}
+	return s + fmt.Sprintf(" proto %d", r.protocol)
+}
+
+func parseRoute(family vip.Family, b []byte) route {
+	any := netip.IPv4Unspecified()
+	if family == vip.IPv6 {
+		any = netip.IPv6Unspecified()
+	}
+	r := route{family: family, table: uint32(b[4]), protocol: b[5], kind: b[7], prefix: netip.PrefixFrom(any, int(b[1]))}
+	r.dead = binary.NativeEndian.Uint32(b[8:])&(unix.RTNH_F_DEAD|unix.RTNH_F_LINKDOWN) != 0
+	for kind, value := range attributes(b[rtmLength:]) {
+		switch kind {
+		case unix.RTA_TABLE:
+			r.table = nativeUint32(value)
+		case unix.RTA_PRIORITY:
+			r.metric = nativeUint32(value)
+		case unix.RTA_OIF:
+			r.link = nativeUint32(value)
+		case unix.RTA_GATEWAY:
+			r.hop, _ = netip.AddrFromSlice(value)
+		case unix.RTA_VIA:
+			// A family (2 bytes), and an address of it.
+			if len(value) > 2 {
+				r.hop, _ = netip.AddrFromSlice(value[2:])
+			}
+		case unix.RTA_MULTIPATH:
+			r.multipath = true
+		case unix.RTA_DST:
+			if a, ok := netip.AddrFromSlice(value); ok {
+				r.prefix = netip.PrefixFrom(a, int(b[1]))
+			}
+		}
+	}
+	return r
+}
+
+// listRoutes lists the routes of one table, or, with table 0, all of ours.
+func (f *fabric) listRoutes(family vip.Family, table uint32, each func(route)) error {
+	var protocol byte
+	if table == 0 {
+		protocol = RouteProtocol
+	}
+	var m messages
+	m.begin(unix.RTM_GETROUTE, unix.NLM_F_DUMP, systemFamily(family), 0, 0, 0, 0, protocol, 0, 0, 0, 0, 0, 0)
+	if table != 0 {
+		m.native(unix.RTA_TABLE, table)
+	}
+	err := f.again(func() error {
+		return f.rt.dump(m.end(), func(data []byte) error {
+			if len(data) < rtmLength || data[0] != systemFamily(family) {
+				return nil
+			}
+			if r := parseRoute(family, data); (table == 0 || r.table == table) && (protocol == 0 || r.protocol == protocol) {
+				each(r)
+			}
+			return nil
+		})
+	})
+	// A table that never had a route does not exist.
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("list %s routes: %w", family, err)
+	}
+	return nil
+}
+
+// listRoutesOf lists routes of some tables: ours, of few tables also those of
+// others.
+func (f *fabric) listRoutesOf(family vip.Family, numbers map[uint32]bool, each func(route)) error {
+	if len(numbers) > fewChains {
+		return f.listRoutes(family, 0, func(r route) {
+			if numbers[r.table] {
+				each(r)
+			}
+		})
+	}
+	for n := range numbers {
+		if err := f.listRoutes(family, n, each); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// route writes a message about a default route of ours; without a hop it is the
+// blackhole.
+func (m *messages) route(kind, flags uint16, r route) {
+	scope := byte(unix.RT_SCOPE_UNIVERSE)
+	if kind == unix.RTM_DELROUTE {
+		scope = unix.RT_SCOPE_NOWHERE // any
+	}
+	m.begin(kind, flags|unix.NLM_F_ACK, systemFamily(r.family), byte(r.prefix.Bits()), 0, 0, unix.RT_TABLE_UNSPEC, r.protocol, scope, r.kind, 0, 0, 0, 0)
+	m.native(unix.RTA_TABLE, r.table)
+	if r.prefix.Bits() > 0 {
+		m.bytes(unix.RTA_DST, r.prefix.Addr().AsSlice())
+	}
+	if r.metric != 0 {
+		m.native(unix.RTA_PRIORITY, r.metric)
+	}
+	if r.hop.IsValid() {
+		m.bytes(unix.RTA_GATEWAY, r.hop.AsSlice())
+	}
+	m.end()
+}
+
+// defaultRoute returns the route of a target.
+func defaultRoute(family vip.Family, number uint32, hop netip.Addr) route {
+	r := route{family: family, table: number, kind: unix.RTN_UNICAST, protocol: RouteProtocol, prefix: netip.PrefixFrom(netip.IPv4Unspecified(), 0), hop: hop}
+	if family == vip.IPv6 {
+		// The metric that the kernel would give it.
+		r.metric = 1024
+	}
+	return r
+}
+
+func blackhole(family vip.Family, number uint32) route {
+	r := defaultRoute(family, number, netip.Addr{})
+	r.kind, r.metric = unix.RTN_BLACKHOLE, lastMetric
+	return r
+}
+
+func (r route) isBlackhole() bool {
+	return r.kind == unix.RTN_BLACKHOLE && r.prefix.Bits() == 0 && r.metric == lastMetric
+}
+
+// asks gathers messages of routing with what each is for.
+type asks struct {
+	messages
+	numbers []uint32
+	// fine are refusals that mean that all is as it is to be.
+	fine []unix.Errno
+	what []string
+	hops []netip.Addr
+}
+
+func (a *asks) note(number uint32, fine unix.Errno, what string, hop netip.Addr) {
+	a.numbers, a.fine, a.what, a.hops = append(a.numbers, number), append(a.fine, fine), append(a.what, what), append(a.hops, hop)
+}
+
+// do has the kernel do all of it, and returns refusals by number.
+func (f *fabric) do(a *asks) map[uint32]error {
+	failed := map[uint32]error{}
+	refused, err := f.rt.acked(&a.messages)
+	if err != nil {
+		for _, n := range a.numbers {
+			failed[n] = err
+		}
+		return failed
+	}
+	for i, err := range refused {
+		if errors.Is(err, a.fine[i]) {
+			continue
+		}
+		if hop := a.hops[i]; hop.IsValid() && unconnected(err) {
+			err = fmt.Errorf("%s is not on a network that this pod is connected to: %w", hop, err)
+		}
+		failed[a.numbers[i]] = errors.Join(failed[a.numbers[i]], fmt.Errorf("%s: %w", a.what[i], err))
+	}
+	return failed
+}
+
+// unconnected tells whether a gateway was refused since no network leads to it.
+func unconnected(err error) bool {
+	for _, errno := range []unix.Errno{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.ENETDOWN, unix.EINVAL, unix.ENODEV} {
+		if errors.Is(err, errno) {
+			return true
+		}
+	}
+	return false
+}
+
+// addCommonWays makes the rules that no target owns.
+func (f *fabric) addCommonWays() error {
+	var a asks
+	for _, family := range f.families() {
+		want := f.commonRules(family)
+		if err := f.listPolicy(family, func(r policyRule) {
+			want = slices.DeleteFunc(want, func(w policyRule) bool { return w == r })
+		}); err != nil {
+			return err
+		}
+		for _, r := range want {
+			a.policyRule(unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, r)
+			a.note(0, unix.EEXIST, fmt.Sprintf("add %s policy rule of priority %d", family, r.priority), netip.Addr{})
+		}
+	}
+	return f.do(&a)[0]
+}
+
+// addWays makes the rule and the routes of targets; hops are by family: one without
+// has none. It removes routes of ours that lead elsewhere. One that cannot be made
+// does not keep the others from it: errors are by number.
+func (f *fabric) addWays(slots []slotContent) map[uint32]error {
+	failed := map[uint32]error{}
+	numbers := make([]uint32, 0, len(slots))
+	for _, s := range slots {
+		numbers = append(numbers, s.number)
+	}
+	fail := func(err error) map[uint32]error {
+		for _, n := range numbers {
+			failed[n] = err
+		}
+		return failed
+	}
+	if err := f.addCommonWays(); err != nil {
+		return fail(err)
+	}
+	have, err := f.readEachWay(numbers)
+	if err != nil {
+		return fail(err)
+	}
+	var a asks
+	for _, s := range slots {
+		for _, family := range vip.Families {
+			hop := s.hops[family].Unmap()
+			if family == vip.IPv6 && f.noIPv6 {
+				if hop.IsValid() {
+					failed[s.number] = fmt.Errorf("%s cannot be reached: the kernel has no IPv6", hop)
+				}
+				continue
+			}
+			f.addWay(&a, s.number, family, hop, have[s.number])
+		}
+	}
+	for n, err := range f.do(&a) {
+		failed[n] = errors.Join(failed[n], err)
+	}
+	return failed
+}
+
+// addWay asks for what one target lacks in one family. The order is such that its
+// packets are dropped rather than sent elsewhere meanwhile.
+func (f *fabric) addWay(a *asks, number uint32, family vip.Family, hop netip.Addr, have *wayContent) {
+	if !hop.IsValid() {
+		f.removeWay(a, number, family, have)
+		return
+	}
+	hole, way := blackhole(family, number), defaultRoute(family, number, hop)
+	stands := false
+	var wrong []route
+	for _, r := range have.routes[family] {
+		switch {
+		case r.protocol != RouteProtocol:
+		case r.isBlackhole():
+			hole = route{}
+		case r.kind == way.kind && r.prefix.Bits() == 0 && r.metric == way.metric && r.hop == hop && !r.dead && !r.multipath:
+			stands = true
+		default:
+			wrong = append(wrong, r)
+		}
+	}
+	if hole.kind != 0 {
+		a.route(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, hole)
+		a.note(number, unix.EEXIST, fmt.Sprintf("add %s blackhole default to table %d", family, number), netip.Addr{})
+	}
+	// In a table without a default route to replace, and with one elsewhere: first
+	// away with it, so that no packet goes there any more.
+	for _, r := range wrong {
+		a.route(unix.RTM_DELROUTE, 0, r)
+		a.note(number, unix.ESRCH, fmt.Sprintf("delete %s %s from table %d", family, r, number), netip.Addr{})
+	}
+	if !stands {
+		a.route(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, way)
+		a.note(number, unix.EEXIST, fmt.Sprintf("add %s default route to table %d", family, number), hop)
+	}
+	if !have.rules[family] {
+		a.policyRule(unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, f.targetPolicy(family, number))
+		a.note(number, unix.EEXIST, fmt.Sprintf("add %s rule fwmark %d", family, number), netip.Addr{})
+	}
+}
+
+// removeWay asks for the removal of what one target has in one family.
+func (f *fabric) removeWay(a *asks, number uint32, family vip.Family, have *wayContent) {
+	if have.rules[family] {
+		a.policyRule(unix.RTM_DELRULE, 0, f.targetPolicy(family, number))
+		a.note(number, unix.ENOENT, fmt.Sprintf("delete %s rule fwmark %d", family, number), netip.Addr{})
+	}
+	for _, r := range have.routes[family] {
+		if r.protocol == RouteProtocol {
+			a.route(unix.RTM_DELROUTE, 0, r)
+			a.note(number, unix.ESRCH, fmt.Sprintf("delete %s %s from table %d", family, r, number), netip.Addr{})
+		}
+	}
+}
+
+// removeWays removes rules and routes of ours of these numbers.
+func (f *fabric) removeWays(numbers []uint32) error {
+	have, err := f.readEachWay(numbers)
+	if err != nil {
+		return err
+	}
+	var a asks
+	for _, n := range numbers {
+		for _, family := range f.families() {
+			f.removeWay(&a, n, family, have[n])
+		}
+	}
+	failed := f.do(&a)
+	var errs []error
+	for _, n := range slices.Sorted(maps.Keys(failed)) {
+		errs = append(errs, failed[n])
+	}
+	return errors.Join(errs...)
+}
+
+// wayContent are the rules and routes of one number.
+type wayContent struct {
+	rules  [len(vip.Families)]bool
+	routes [len(vip.Families)][]route
+}
+
+// readEachWay reads the rules and routes of numbers.
+func (f *fabric) readEachWay(numbers []uint32) (map[uint32]*wayContent, error) {
+	ways, set := make(map[uint32]*wayContent, len(numbers)), make(map[uint32]bool, len(numbers))
+	for _, n := range numbers {
+		ways[n], set[n] = &wayContent{}, true
+	}
+	if len(numbers) == 0 {
+		return ways, nil
+	}
+	for _, family := range f.families() {
+		if err := f.listPolicy(family, func(r policyRule) {
+			if w := ways[r.table]; w != nil && r == f.targetPolicy(family, r.table) {
+				w.rules[family] = true
+			}
+		}); err != nil {
+			return nil, err
+		}
+		if err := f.listRoutesOf(family, set, func(r route) {
+			routes := &ways[r.table].routes[family]
+			if !slices.Contains(*routes, r) {
+				*routes = append(*routes, r)
+			}
+		}); err != nil {
+			return nil, err
+		}
+	}
+	return ways, nil
+}
+
+// show puts rules and routes into a target's content.
+func (w *wayContent) show(s *slotContent) {
+	s.rules = w.rules
+	for _, family := range vip.Families {
+		var ways []route
+		for _, r := range w.routes[family] {
+			switch {
+			case r.protocol != RouteProtocol || r.prefix.Bits() != 0:
+			case r.isBlackhole():
+				s.blackhole[family] = true
+			default:
+				ways = append(ways, r)
+			}
+		}
+		if len(ways) == 1 && ways[0].kind == unix.RTN_UNICAST && !ways[0].dead && !ways[0].multipath {
+			s.hops[family] = ways[0].hop
+		}
+	}
+}
+
+// readWays reads the rules and routes of these numbers. One that has nothing is in the
+// result as well.
+func (f *fabric) readWays(numbers []uint32) (map[uint32]*slotContent, error) {
+	ways, err := f.readEachWay(numbers)
+	if err != nil {
+		return nil, err
+	}
+	slots := make(map[uint32]*slotContent, len(ways))
+	for n, w := range ways {
+		slots[n] = &slotContent{number: n}
+		w.show(slots[n])
+	}
+	return slots, nil
+}
+
+// readAllWays adds rules and routes to slots; a number that has some is added. It
+// tells whether the rules that no target owns stand.
+func (f *fabric) readAllWays(numbers []uint32, slots map[uint32]*slotContent) (common bool, err error) {
+	ways, err := f.readEachWay(numbers)
+	if err != nil {
+		return false, err
+	}
+	for n, w := range ways {
+		s := slots[n]
+		if s == nil {
+			s = &slotContent{number: n}
+		}
+		w.show(s)
+		if s.rules != [len(vip.Families)]bool{} || len(w.routes[vip.IPv4]) > 0 || len(w.routes[vip.IPv6]) > 0 {
+			slots[n] = s
+		}
+	}
+	return f.commonStand()
+}
+
+// commonStand tells whether the rules that no target owns stand.
+func (f *fabric) commonStand() (bool, error) {
+	stand := true
+	for _, family := range f.families() {
+		missing := f.commonRules(family)
+		if err := f.listPolicy(family, func(r policyRule) {
+			missing = slices.DeleteFunc(missing, func(w policyRule) bool { return w == r })
+		}); err != nil {
+			return false, err
+		}
+		stand = stand && len(missing) == 0
+	}
+	return stand, nil
+}
+
+// owned returns the numbers that rules and routes of ours name.
+func (f *fabric) owned() ([]uint32, error) {
+	set := map[uint32]bool{}
+	for _, family := range f.families() {
+		if err := f.listPolicy(family, func(r policyRule) {
+			if r == f.targetPolicy(family, r.table) {
+				set[r.table] = true
+			}
+		}); err != nil {
+			return nil, err
+		}
+		if err := f.listRoutes(family, 0, func(r route) { set[r.table] = true }); err != nil {
+			return nil, err
+		}
+	}
+	return slices.Sorted(maps.Keys(set)), nil
+}
+
+// taken tells who else uses a number as a routing table or in a rule; "" is nobody.
+func (f *fabric) taken(number uint32) (string, error) {
+	all, err := f.takenAmong([]uint32{number})
+	return all[number], err
+}
+
+// takenAmong is taken for many numbers: those that somebody else uses.
+func (f *fabric) takenAmong(numbers []uint32) (map[uint32]string, error) {
+	by, set := map[uint32]string{}, make(map[uint32]bool, len(numbers))
+	for _, n := range numbers {
+		set[n] = true
+	}
+	for _, family := range f.families() {
+		if err := f.listPolicy(family, func(r policyRule) {
+			if r.protocol == RouteProtocol {
+				return
+			}
+			if r.action == unix.FR_ACT_TO_TBL && set[r.table] {
+				by[r.table] = fmt.Sprintf("%s rule %d (proto %d) leads to table %d", family, r.priority, r.protocol, r.table)
+			}
+			// A rule for this very mark; one for some of its bits is none of ours to
+			// judge.
+			if r.mask&f.o.Mask == f.o.Mask && set[r.mark&f.o.Mask] {
+				by[r.mark&f.o.Mask] = fmt.Sprintf("%s rule %d (proto %d) matches the mark %d", family, r.priority, r.protocol, r.mark)
+			}
+		}); err != nil {
+			return nil, err
+		}
+		for _, n := range numbers {
+			if err := f.listRoutes(family, n, func(r route) {
+				if r.protocol != RouteProtocol {
+					by[n] = fmt.Sprintf("table %d has the %s", n, r)
+				}
+			}); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return by, nil
+}
+
+// Addresses that are nobody's (RFC 5737, RFC 3849), so that they are not local.
+func farAddress(f vip.Family) netip.Addr {
+	if f == vip.IPv4 {
+		return netip.AddrFrom4([4]byte{192, 0, 2, 1})
+	}
+	return netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 15: 1})
+}
+
+// lookupTable is RTM_F_LOOKUP_TABLE: say which table the route was found in.
+const lookupTable = 0x1000
+
+// way asks the kernel where a packet with the mark of a number goes, which is what
+// rule and route come to. The zero Addr: it is dropped, or goes by another table than
+// that of the number.
+func (f *fabric) way(number uint32, family vip.Family) (netip.Addr, error) {
+	if family == vip.IPv6 && f.noIPv6 {
+		return netip.Addr{}, nil
+	}
+	var m messages
+	far := farAddress(family)
+	header := [rtmLength]byte{0: systemFamily(family), 1: byte(far.BitLen())}
+	if family == vip.IPv4 { // IPv6 always says it, and refuses to be asked
+		binary.NativeEndian.PutUint32(header[8:], lookupTable)
+	}
+	m.begin(unix.RTM_GETROUTE, 0, header[:]...)
+	m.bytes(unix.RTA_DST, far.AsSlice())
+	m.native(unix.RTA_MARK, number)
+	data, err := f.rt.get(m.end())
+	var refusal *kernelError
+	if errors.As(err, &refusal) {
+		switch refusal.errno {
+		case unix.EINVAL, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EACCES, unix.ENETDOWN:
+			return netip.Addr{}, nil // blackhole, unreachable, no route, prohibit
+		}
+	}
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("ask for the %s way of mark %d: %w", family, number, err)
+	}
+	if len(data) < rtmLength {
+		return netip.Addr{}, nil
+	}
+	r := parseRoute(family, data)
+	if r.table != number || r.kind != unix.RTN_UNICAST {
+		return netip.Addr{}, nil
+	}
+	return r.hop, nil
+}
