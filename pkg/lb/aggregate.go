@@ -274,7 +274,6 @@ func (a *aggregate) recount(s *stream, touched vip.Set) {
 func (a *aggregate) count(s *stream) {
 	s.tallies = [len(vip.Families)]tally{}
 	var ends [len(vip.Families)][]time.Time // of drains of targets that live and are forwarded to
-	kernel := a.kernel.stream(s.Name)
 	if a.kernel != nil {
 		a.counted[s.Name] = struct{}{}
 	}
@@ -299,7 +298,7 @@ func (a *aggregate) count(s *stream) {
 				t.suspected++
 			}
 			passes := known && (h.State == target.Ready || held) && gone == ""
-			forwarded := passes && !shadowed && kernel.serves(f, m.Name)
+			forwarded := passes && !shadowed && (a.kernel == nil || a.kernel.serves(s.Name, f, m.Name))
 			switch {
 			case m.Draining == target.Drained:
 				t.drained++

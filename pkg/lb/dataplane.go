@@ -50,8 +50,10 @@ type forwarding struct {
 	// pending are streams in which they differ, or may.
 	pending map[string]struct{}
 	holds   map[holdKey]*hold
-	// owned are the VIPs of streams that serve and go on; nil until somebody asks.
-	owned vip.Set
+	// owners are the streams that are to serve VIPs; nil until somebody asks.
+	owners map[vip.VIP]string
+	// told are those that the data plane was told to have serve them.
+	told map[vip.VIP]string
 	// next is when a hold may end by itself; zero for never. reported is closed when
 	// the frontend says something new; nil while nothing is held back.
 	next     time.Time
@@ -93,23 +95,23 @@ func newForwarding(p plane, f frontend, position func() readiness.Position, drai
 // update tells the data plane what changed. It is called after the decision, which
 // says of VIPs that are about to lead nowhere that they are not ready.
 func (w *forwarding) update(now time.Time, a *aggregate) {
-	state := &a.kernel.state
+	state, kernel := &a.kernel.state, a.kernel
 	for revision, at := range w.sentAt {
 		if revision <= state.Revision {
 			w.applied(max(0, state.At.Sub(at)))
 			delete(w.sentAt, revision)
 		}
 	}
-	w.reckon(a)
+	w.reckon(a, state)
 	if len(w.pending) == 0 && w.wanted != nil {
 		return
 	}
 	report, changed := w.frontend.Report().Get()
-	w.reported, w.next, w.owned = nil, time.Time{}, nil
+	w.reported, w.next = nil, time.Time{}
 	if w.wanted == nil {
-		w.begin(now, state, report)
+		w.begin(now, kernel, report)
 	} else {
-		w.goOn(now, state, report)
+		w.goOn(now, kernel, report)
 	}
 	if len(w.holds) > 0 {
 		w.reported = changed
@@ -118,14 +120,23 @@ func (w *forwarding) update(now time.Time, a *aggregate) {
 }
 
 // reckon works out what should be of the streams that were counted anew.
-func (w *forwarding) reckon(a *aggregate) {
+func (w *forwarding) reckon(a *aggregate, state *dataplane.State) {
 	for name := range a.counted {
 		before := w.desired[name]
 		s, ok := a.streams[name]
 		if !ok {
 			delete(w.desired, name)
+			w.owners = nil
 		} else if now := a.forwardable(s, before); !sameStream(now, before) {
 			w.desired[name] = now
+			if before == nil || !slices.Equal(before.VIPs, now.VIPs) {
+				w.owners = nil
+				for _, v := range now.VIPs {
+					if by := state.VIPs[v]; by != "" && by != name {
+						w.pending[by] = struct{}{} // it may have to give it up
+					}
+				}
+			}
 		}
 		if w.wanted == nil || w.wanted.Streams[name] != w.desired[name] {
 			w.pending[name] = struct{}{}
@@ -136,23 +147,19 @@ func (w *forwarding) reckon(a *aggregate) {
 
 // begin is the first time: what the kernel has was put there by a load balancer
 // before us, and we cannot name all of it.
-func (w *forwarding) begin(now time.Time, state *dataplane.State, report readiness.Report) {
+func (w *forwarding) begin(now time.Time, kernel *kernelView, report readiness.Report) {
 	need := vip.Set{}
 	byStream := map[string][]vip.VIP{}
-	for v, name := range state.VIPs {
+	for v, name := range kernel.state.VIPs {
 		byStream[name] = append(byStream[name], v)
 	}
 	for name, vips := range byStream {
-		s, st, has := w.desired[name], state.Streams[name], vip.Set{}
-		if s != nil {
-			has = vip.NewSet(s.VIPs...)
-		}
 		for _, v := range vips {
 			f := v.Family()
-			switch {
-			case st == nil || len(st.Serving[f]) == 0:
-			case has.Has(v) && stays(s, st, f):
-			case !has.Has(v) && w.takenOver(state, v):
+			switch leaves := w.owner(v) != name; {
+			case !kernel.serving(name, f):
+			case leaves && w.received(kernel, v):
+			case !leaves && stays(kernel, w.desired[name], f):
 			default:
 				need[v] = struct{}{}
 			}
@@ -161,17 +168,17 @@ func (w *forwarding) begin(now time.Time, state *dataplane.State, report readine
 	if w.holdBack(now, holdKey{}, need, report) {
 		return
 	}
-	w.send(now, maps.Clone(w.desired))
+	w.send(now, kernel, maps.Clone(w.desired))
 }
 
 // goOn brings streams from what the data plane was told to what should be.
-func (w *forwarding) goOn(now time.Time, state *dataplane.State, report readiness.Report) {
+func (w *forwarding) goOn(now time.Time, kernel *kernelView, report readiness.Report) {
 	elsewhere := map[vip.VIP]string{} // VIPs that a stream keeps
 	keep := map[holdKey]keeping{}
 	for name := range w.pending {
 		for _, f := range vip.Families {
 			key := holdKey{name, f}
-			k := w.loss(state, key)
+			k := w.loss(kernel, key)
 			if !w.holdBack(now, key, k.need, report) {
 				continue
 			}
@@ -187,7 +194,7 @@ func (w *forwarding) goOn(now time.Time, state *dataplane.State, report readines
 		if sameStream(was, is) {
 			is = was
 		}
-		if sameStream(is, w.desired[name]) {
+		if !w.keeps(keep, name) && sameStream(is, w.desired[name]) {
 			delete(w.pending, name)
 		}
 		if is == was {
@@ -201,20 +208,68 @@ func (w *forwarding) goOn(now time.Time, state *dataplane.State, report readines
 		}
 	}
 	if next != nil {
-		w.send(now, next)
+		w.send(now, kernel, next)
 	}
 }
 
-func (w *forwarding) send(now time.Time, streams map[string]*dataplane.Stream) {
-	revision := uint64(1)
+func (*forwarding) keeps(keep map[holdKey]keeping, name string) bool {
+	return slices.ContainsFunc(vip.Families[:], func(f vip.Family) bool { _, ok := keep[holdKey{name, f}]; return ok })
+}
+
+func (w *forwarding) send(now time.Time, kernel *kernelView, streams map[string]*dataplane.Stream) {
+	before, revision := map[string]*dataplane.Stream{}, uint64(1)
 	if w.wanted != nil {
-		revision = w.wanted.Revision + 1
+		before, revision = w.wanted.Streams, w.wanted.Revision+1
 	} else {
 		clear(w.pending)
 	}
 	w.wanted = &dataplane.Wanted{Revision: revision, Streams: streams}
+	w.doubt(kernel, before)
 	w.sentAt[revision] = now
 	w.plane.Configure(w.wanted)
+}
+
+// doubt notes what is undone by what is wanted now: until that was dealt with, the
+// state that is known may still have it.
+func (w *forwarding) doubt(kernel *kernelView, before map[string]*dataplane.Stream) {
+	if kernel.doubts == nil {
+		kernel.doubts = map[doubt]uint64{}
+	}
+	vips := len(before) == 0
+	for name, was := range before {
+		is := w.wanted.Streams[name]
+		if is == was {
+			continue
+		}
+		vips = vips || is == nil || !slices.Equal(was.VIPs, is.VIPs)
+		stay := map[string]*dataplane.Target{}
+		if is != nil {
+			for i := range is.Targets {
+				stay[is.Targets[i].Name] = &is.Targets[i]
+			}
+		}
+		for i := range was.Targets {
+			t, now := &was.Targets[i], stay[was.Targets[i].Name]
+			for _, f := range vip.Families {
+				if goesOn(t, f) && (now == nil || !goesOn(now, f)) {
+					kernel.doubts[doubt{stream: name, target: t.Name, family: f}] = w.wanted.Revision
+				}
+			}
+		}
+	}
+	for name := range w.wanted.Streams {
+		vips = vips || before[name] == nil
+	}
+	if !vips {
+		return
+	}
+	told := owners(w.wanted.Streams)
+	for v, name := range w.told {
+		if by := told[v]; by != name && (by == "" || !stays(kernel, w.wanted.Streams[by], v.Family())) {
+			kernel.doubts[doubt{vip: v}] = w.wanted.Revision
+		}
+	}
+	w.told = told
 }
 
 // keeping is what a family of a stream keeps for the time being.
@@ -229,34 +284,28 @@ type keeping struct {
 
 // loss finds the VIPs that would lead nowhere if a family of a stream became what it
 // should be, and what they need.
-func (w *forwarding) loss(state *dataplane.State, key holdKey) (k keeping) {
+func (w *forwarding) loss(kernel *kernelView, key holdKey) (k keeping) {
 	was, is := w.wanted.Streams[key.stream], w.desired[key.stream]
-	st := state.Streams[key.stream]
-	if was == nil || was == is || st == nil || len(st.Serving[key.family]) == 0 {
+	if was == nil || !kernel.serving(key.stream, key.family) {
 		return k
 	}
 	k.need = vip.Set{}
-	var has vip.Set
-	sameVIPs := is != nil && slices.Equal(was.VIPs, is.VIPs)
-	if is != nil && !sameVIPs {
-		has = vip.NewSet(is.VIPs...)
-	}
-	if is == nil || !stays(is, st, key.family) {
+	if is == nil || !stays(kernel, is, key.family) {
 		for i := range was.Targets {
 			t := &was.Targets[i]
-			if _, serves := st.Serving[key.family][t.Name]; serves && (t.Roles[key.family] == dataplane.Serving || t.Roles[key.family] == dataplane.Unknown) {
+			if goesOn(t, key.family) && kernel.serves(key.stream, key.family, t.Name) {
 				k.targets = append(k.targets, t)
 			}
 		}
 	}
 	for _, v := range was.VIPs {
-		if v.Family() != key.family || state.VIPs[v] != key.stream {
+		if v.Family() != key.family || kernel.state.VIPs[v] != key.stream {
 			continue
 		}
-		left := !sameVIPs && !has.Has(v)
+		leaves := w.told[v] == key.stream && w.owner(v) != key.stream
 		switch {
-		case left && w.takenOver(state, v):
-		case left:
+		case leaves && w.received(kernel, v):
+		case leaves:
 			k.vips = append(k.vips, v)
 			k.need[v] = struct{}{}
 		case len(k.targets) > 0:
@@ -267,35 +316,46 @@ func (w *forwarding) loss(state *dataplane.State, key holdKey) (k keeping) {
 }
 
 // stays tells whether a target that serves goes on serving.
-func stays(s *dataplane.Stream, st *dataplane.StreamState, f vip.Family) bool {
-	return slices.ContainsFunc(s.Targets, func(t dataplane.Target) bool {
-		_, serves := st.Serving[f][t.Name]
-		return serves && (t.Roles[f] == dataplane.Serving || t.Roles[f] == dataplane.Unknown)
-	})
+func stays(kernel *kernelView, s *dataplane.Stream, f vip.Family) bool {
+	for i := range s.Targets {
+		if t := &s.Targets[i]; goesOn(t, f) && kernel.serves(s.Name, f, t.Name) {
+			return true
+		}
+	}
+	return false
 }
 
-// takenOver tells whether another stream, which serves already, has a VIP that its
-// stream no longer has.
-func (w *forwarding) takenOver(state *dataplane.State, v vip.VIP) bool {
-	if w.owned == nil {
-		w.owned = vip.Set{}
-		for name, s := range w.desired {
-			st := state.Streams[name]
-			if st == nil {
-				continue
-			}
-			var serves [len(vip.Families)]bool
-			for _, f := range vip.Families {
-				serves[f] = stays(s, st, f)
-			}
-			for _, x := range s.VIPs {
-				if serves[x.Family()] {
-					w.owned[x] = struct{}{}
-				}
+// goesOn tells whether a target that serves would go on with its role.
+func goesOn(t *dataplane.Target, f vip.Family) bool {
+	return t.Roles[f] == dataplane.Serving || t.Roles[f] == dataplane.Unknown
+}
+
+// owner is the stream that is to serve a VIP; "" for none.
+func (w *forwarding) owner(v vip.VIP) string {
+	if w.owners == nil {
+		w.owners = owners(w.desired)
+	}
+	return w.owners[v]
+}
+
+// owners are the streams that serve VIPs: of those that have one that whose name
+// sorts first.
+func owners(streams map[string]*dataplane.Stream) map[vip.VIP]string {
+	all := map[vip.VIP]string{}
+	for name, s := range streams {
+		for _, v := range s.VIPs {
+			if by, known := all[v]; !known || name < by {
+				all[v] = name
 			}
 		}
 	}
-	return w.owned.Has(v)
+	return all
+}
+
+// received tells whether the stream that is to have a VIP serves already.
+func (w *forwarding) received(kernel *kernelView, v vip.VIP) bool {
+	by := w.owner(v)
+	return by != "" && stays(kernel, w.desired[by], v.Family())
 }
 
 // holdBack tells whether a hold goes on, or begins.
@@ -391,7 +451,11 @@ func (w *forwarding) effective(name string, keep map[holdKey]keeping, elsewhere 
 	}
 	e.VIPs = vips
 	for _, f := range vip.Families {
-		e.VIPs = append(e.VIPs, kept[f].vips...)
+		for _, v := range kept[f].vips {
+			if !slices.Contains(e.VIPs, v) {
+				e.VIPs = append(e.VIPs, v)
+			}
+		}
 		for _, t := range kept[f].targets {
 			retain(e, t, f)
 		}

@@ -151,13 +151,13 @@ func (p *process) dataPlaneMetrics() metrics.DataPlane {
 	if shown == nil || shown.wanted == nil {
 		return m
 	}
+	view := kernelView{state: state}
 	for name, s := range shown.wanted.Streams {
-		view := streamView{state: state.Streams[name]}
 		for i := range s.Targets {
 			t := &s.Targets[i]
 			for _, ip := range t.IPs {
 				f := vip.FamilyOf(ip)
-				m.Targets[roleWord(t.Roles[f], view.serves(f, t.Name))]++
+				m.Targets[roleWord(t.Roles[f], view.serves(name, f, t.Name))]++
 			}
 		}
 	}

@@ -149,6 +149,9 @@ func (p *planeRig) health(stream, name string, s target.State) {
 // drains has a target drain for so long; a negative time: by hand, and drained.
 func (p *planeRig) drains(stream, name string, in time.Duration) {
 	i := slices.IndexFunc(p.members[stream], func(m target.Member) bool { return m.Name == name })
+	if i < 0 {
+		return
+	}
 	m := &p.members[stream][i]
 	m.Draining, m.DrainEnd = target.Draining, p.now.Add(in)
 	if in < 0 {
@@ -552,7 +555,7 @@ func TestOfTwoStreamsOnlyTheOneThatTheKernelForwardsToCounts(t *testing.T) {
 	p.health("two", "c", target.Ready)
 	p.confirm()
 	got := p.want(vipA, readiness.NotReady, reasonDataPlane, 0, 1)
-	if !strings.HasPrefix(got.Detail, "the kernel forwards it to stream one only; stream one: 0 of 1 targets ready") {
+	if !strings.HasPrefix(got.Detail, "of its streams only one, whose name sorts first, is forwarded to; stream one: 0 of 1 targets ready") {
 		t.Errorf("detail %q", got.Detail)
 	}
 	p.health("one", "a", target.Ready)

@@ -23,6 +23,35 @@ type kernelView struct {
 	// be of no use if the neighbours of all targets, which fail with their network,
 	// took them out before.
 	patient bool
+	// doubts are what the data plane was told to undo, with the revision of that:
+	// what is known from before does not count, even if it is wanted again.
+	doubts map[doubt]uint64
+}
+
+// doubt is about a target that was to serve no longer, or about a VIP that was to
+// go nowhere.
+type doubt struct {
+	stream, target string
+	family         vip.Family
+	vip            vip.VIP
+}
+
+func (k *kernelView) doubted(d doubt) bool {
+	if len(k.doubts) == 0 {
+		return false
+	}
+	revision, known := k.doubts[d]
+	return known && k.state.Revision < revision
+}
+
+// serves tells whether a target of a stream is known to get new flows.
+func (k *kernelView) serves(stream string, f vip.Family, name string) bool {
+	s := k.state.Streams[stream]
+	if s == nil {
+		return false
+	}
+	_, ok := s.Serving[f][name]
+	return ok && !k.doubted(doubt{stream: stream, target: name, family: f})
 }
 
 // unreachable says why packets cannot get to an address; "" if they can.
@@ -42,52 +71,45 @@ func (k *kernelView) able(stream string, f vip.Family) bool {
 	return ok && s.Problem[f] == ""
 }
 
-// streamView is one stream in the kernel.
-type streamView struct {
-	any   bool // there is no data plane
-	state *dataplane.StreamState
-}
-
-func (k *kernelView) stream(name string) streamView {
-	if k == nil {
-		return streamView{any: true}
-	}
-	return streamView{state: k.state.Streams[name]}
-}
-
-// serves tells whether the target of a name gets new flows.
-func (s streamView) serves(f vip.Family, name string) bool {
-	if s.any || s.state == nil {
-		return s.any
-	}
-	_, ok := s.state.Serving[f][name]
-	return ok
-}
-
 // way is how packets of a VIP go.
 type way struct {
 	// open says that they go to a stream.
 	open bool
-	// only is the one of the VIP's streams that gets them; "" for any of them.
+	// only is the one of the VIP's streams that is to get them; "" for any of them.
 	only string
 }
 
 func (w way) leadsTo(s *stream) bool { return w.only == "" || w.only == s.Name }
 
-// way tells how packets of a VIP go, which these streams serve. One that is still on
-// its way from another stream of before to one of these is forwarded all the time.
+// way tells how packets of a VIP go, which these streams have. One that is still on
+// its way from one stream to another is forwarded all the time.
 func (k *kernelView) way(v vip.VIP, streams []*stream) way {
-	if k == nil {
-		return way{open: true}
+	if k == nil || len(streams) == 0 {
+		return way{open: k == nil}
 	}
+	owner := owner(streams)
 	name, ok := k.state.VIPs[v]
-	switch {
-	case !ok:
-		return way{}
-	case slices.ContainsFunc(streams, func(s *stream) bool { return s.Name == name }):
-		return way{open: true, only: name}
+	if k.doubted(doubt{vip: v}) {
+		return way{only: owner}
 	}
-	return way{open: k.state.Err == nil && k.blamed[v] == nil}
+	moves := name != owner && k.state.Err == nil && k.blamed[v] == nil && k.serving(name, v.Family())
+	return way{only: owner, open: ok && (name == owner || moves)}
+}
+
+// serving tells whether some target of a stream gets new flows.
+func (k *kernelView) serving(stream string, f vip.Family) bool {
+	s := k.state.Streams[stream]
+	return s != nil && len(s.Serving[f]) > 0
+}
+
+// owner is the one of a VIP's streams that serves it in the kernel: that whose name
+// sorts first.
+func owner(streams []*stream) string {
+	first := streams[0].Name
+	for _, s := range streams[1:] {
+		first = min(first, s.Name)
+	}
+	return first
 }
 
 // take gives a stream its members.
@@ -113,7 +135,7 @@ func (a *aggregate) take(s *stream, members []target.Member) {
 // the number of VIPs.
 func (a *aggregate) confirm(state dataplane.State, touched vip.Set) {
 	before := a.kernel
-	a.kernel = &kernelView{state: state, patient: before.patient, blamed: map[vip.VIP]*dataplane.Problem{}}
+	a.kernel = &kernelView{state: state, patient: before.patient, doubts: before.doubts, blamed: map[vip.VIP]*dataplane.Problem{}}
 	touch := func(v vip.VIP) {
 		if a.configured.Has(v) {
 			touched[v] = struct{}{}
@@ -148,11 +170,23 @@ func (a *aggregate) confirm(state dataplane.State, touched vip.Set) {
 			}
 		}
 	}
+	resolved := map[string]struct{}{} // streams of which something is beyond doubt now
+	for d, revision := range a.kernel.doubts {
+		if revision > state.Revision {
+			continue
+		}
+		delete(a.kernel.doubts, d)
+		if d.stream == "" {
+			touch(d.vip)
+		}
+		resolved[d.stream] = struct{}{}
+	}
 	reached := !maps.Equal(before.state.Unreachable, state.Unreachable)
 	able := (before.state.Err == nil) != (state.Err == nil)
 	for name, s := range a.streams {
 		is, was := state.Streams[name], before.state.Streams[name]
-		if able || !sameState(is, was) || (reached && reachedAnew(s, before.state.Unreachable, state.Unreachable)) {
+		_, anew := resolved[name]
+		if able || anew || !sameState(is, was) || (reached && reachedAnew(s, before.state.Unreachable, state.Unreachable)) {
 			a.recount(s, touched)
 		}
 		if is != nil && was != nil && is.Problem != was.Problem {
@@ -185,24 +219,17 @@ func reachedAnew(s *stream, before, now map[netip.Addr]string) bool {
 // unforwarded says why the kernel does not forward a VIP although targets are ready.
 func (a *aggregate) unforwarded(v vip.VIP) string {
 	k, f := a.kernel, v.Family()
-	name, served := k.state.VIPs[v]
+	s := a.streams[owner(a.serving[v])]
 	d := "not confirmed by the kernel yet"
-	if p := k.blamed[v]; p != nil {
-		d = p.Object + ": " + p.Detail
-	} else {
-		for _, s := range a.serving[v] {
-			if st := k.state.Streams[s.Name]; st != nil && st.Problem[f] != "" {
-				d = fmt.Sprintf("stream %s: %s", s.Name, st.Problem[f])
-				break
-			}
-			if served && s.Name == name && !s.enough(s.tallies[f].alive) && len(a.serving[v]) > 1 {
-				d = fmt.Sprintf("the kernel forwards it to stream %s only; %s", name, describe(s, s.tallies[f]))
-				break
-			}
-			if k.state.Err != nil {
-				d = k.state.Err.Error()
-			}
-		}
+	switch st := k.state.Streams[s.Name]; {
+	case k.blamed[v] != nil:
+		d = k.blamed[v].Object + ": " + k.blamed[v].Detail
+	case !s.enough(s.tallies[f].alive) && !s.enough(s.tallies[f].alive+s.tallies[f].leaving):
+		d = fmt.Sprintf("of its streams only %s, whose name sorts first, is forwarded to; %s", s.Name, describe(s, s.tallies[f]))
+	case st != nil && st.Problem[f] != "":
+		d = fmt.Sprintf("stream %s: %s", s.Name, st.Problem[f])
+	case k.state.Err != nil:
+		d = k.state.Err.Error()
 	}
 	if len(d) > maxDetail {
 		d = d[:maxDetail-3] + "..."
@@ -217,7 +244,6 @@ func (a *aggregate) forwardable(s *stream, before *dataplane.Stream) *dataplane.
 		Name: s.Name, VIPs: s.VIPs, Size: s.Maglev.Size, Seed: s.Maglev.Seed, DrainTime: s.DrainTime,
 		Targets: make([]dataplane.Target, 0, len(s.members)),
 	}
-	kernel := a.kernel.stream(s.Name)
 	for i := range s.members {
 		if _, shadowed := s.shadowed[i]; shadowed {
 			continue
@@ -229,7 +255,7 @@ func (a *aggregate) forwardable(s *stream, before *dataplane.Stream) *dataplane.
 		}
 		for _, ip := range m.IPs {
 			f := vip.FamilyOf(ip)
-			t.Roles[f] = a.role(s, m, ip, kernel.serves(f, m.Name))
+			t.Roles[f] = a.role(s, m, ip, a.kernel.serves(s.Name, f, m.Name))
 		}
 		d.Targets = append(d.Targets, t)
 	}
