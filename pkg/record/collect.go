@@ -1,6 +1,7 @@
 package record
 
 import (
+	"encoding/binary"
 	"fmt"
 	"slices"
 )
@@ -50,7 +51,11 @@ func (c *collector) add(kind, key, value []byte) error {
 		*c.told, err = decodeSummary(key, value)
 	}
 	if err != nil {
-		return fmt.Errorf("%s: record %q: %w", kind, key[:min(len(key), maxName)], err)
+		name := fmt.Sprintf("%q", key[:min(len(key), maxName)])
+		if string(kind) == targetKind && len(key) == 4 {
+			name = fmt.Sprint(binary.BigEndian.Uint32(key))
+		}
+		return fmt.Errorf("%s: record %s: %w", kind, name, err)
 	}
 	return nil
 }

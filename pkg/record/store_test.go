@@ -335,11 +335,23 @@ func TestManyMayUseAStore(t *testing.T) {
 
 func TestTheRecordsBelongToOneProcess(t *testing.T) {
 	dir := t.TempDir()
-	s := mustOpen(t, dir)
+	path := filepath.Join(dir, fileName)
+	// Who has the lock may have half of something in the file.
+	l, err := takeLock(filepath.Join(dir, lockName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte("half"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	_, damage, err := Open(dir, discard)
-	if !errors.Is(err, ErrLocked) || damage != nil || !strings.Contains(err.Error(), filepath.Join(dir, fileName)) {
+	if !errors.Is(err, ErrLocked) || damage != nil || !strings.Contains(err.Error(), path) {
 		t.Fatal(damage, err)
 	}
+	if err := errors.Join(os.Remove(path), l.release()); err != nil {
+		t.Fatal(err)
+	}
+	s := mustOpen(t, dir)
 	// It waits for one that is about to end.
 	opened := make(chan *Store, 1)
 	go func() {
@@ -354,7 +366,7 @@ func TestTheRecordsBelongToOneProcess(t *testing.T) {
 		mustClose(t, s)
 	}
 	// A tool of bbolt that looks at the file.
-	db, err := bbolt.Open(filepath.Join(dir, fileName), 0, &bbolt.Options{ReadOnly: true})
+	db, err := bbolt.Open(path, 0, &bbolt.Options{ReadOnly: true})
 	if err != nil {
 		t.Fatal(err)
 	}
