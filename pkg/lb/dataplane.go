@@ -102,7 +102,7 @@ func (w *forwarding) update(now time.Time, a *aggregate) {
 			delete(w.sentAt, revision)
 		}
 	}
-	w.reckon(a, state)
+	w.reckon(a)
 	if len(w.pending) == 0 && w.wanted != nil {
 		return
 	}
@@ -120,7 +120,7 @@ func (w *forwarding) update(now time.Time, a *aggregate) {
 }
 
 // reckon works out what should be of the streams that were counted anew.
-func (w *forwarding) reckon(a *aggregate, state *dataplane.State) {
+func (w *forwarding) reckon(a *aggregate) {
 	for name := range a.counted {
 		before := w.desired[name]
 		s, ok := a.streams[name]
@@ -132,7 +132,7 @@ func (w *forwarding) reckon(a *aggregate, state *dataplane.State) {
 			if before == nil || !slices.Equal(before.VIPs, now.VIPs) {
 				w.owners = nil
 				for _, v := range now.VIPs {
-					if by := state.VIPs[v]; by != "" && by != name {
+					if by := w.told[v]; by != "" && by != name {
 						w.pending[by] = struct{}{} // it may have to give it up
 					}
 				}
@@ -299,10 +299,13 @@ func (w *forwarding) loss(kernel *kernelView, key holdKey) (k keeping) {
 		}
 	}
 	for _, v := range was.VIPs {
-		if v.Family() != key.family || kernel.state.VIPs[v] != key.stream {
+		if v.Family() != key.family || w.told[v] != key.stream {
 			continue
 		}
-		leaves := w.told[v] == key.stream && w.owner(v) != key.stream
+		if _, forwarded := kernel.state.VIPs[v]; !forwarded {
+			continue // so that it never was ready
+		}
+		leaves := w.owner(v) != key.stream
 		switch {
 		case leaves && w.received(kernel, v):
 		case leaves:

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -21,16 +22,25 @@ import (
 
 // scriptedPlane does to its kernel what it is told, when the test lets it.
 type scriptedPlane struct {
-	ready  chan struct{}
+	ready chan struct{}
+	state latest.Value[dataplane.State]
+
+	mu     sync.Mutex
 	wanted []*dataplane.Wanted
-	state  latest.Value[dataplane.State]
 }
 
-func (p *scriptedPlane) Configure(w *dataplane.Wanted)         { p.wanted = append(p.wanted, w) }
+func (p *scriptedPlane) Configure(w *dataplane.Wanted) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.wanted = append(p.wanted, w)
+}
+
 func (p *scriptedPlane) State() *latest.Value[dataplane.State] { return &p.state }
 func (p *scriptedPlane) Ready() <-chan struct{}                { return p.ready }
 
 func (p *scriptedPlane) last() *dataplane.Wanted {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if len(p.wanted) == 0 {
 		return nil
 	}
@@ -72,22 +82,28 @@ func forward(before dataplane.State, w *dataplane.Wanted) dataplane.State {
 // scriptedFrontend reports what the test says.
 type scriptedFrontend struct {
 	report latest.Value[readiness.Report]
-	vips   map[vip.VIP]readiness.VIPReport
+
+	mu   sync.Mutex
+	vips map[vip.VIP]readiness.VIPReport
 }
 
 func (f *scriptedFrontend) Report() *latest.Value[readiness.Report] { return &f.report }
 
 func (f *scriptedFrontend) Reported(v vip.VIP) (readiness.VIPReport, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	r, ok := f.vips[v]
 	return r, ok
 }
 
 // say reports to have applied a revision and to advertise these VIPs.
 func (f *scriptedFrontend) say(at time.Time, instance string, revision uint64, advertised ...vip.VIP) {
+	f.mu.Lock()
 	f.vips = map[vip.VIP]readiness.VIPReport{}
 	for _, v := range advertised {
 		f.vips[v] = readiness.VIPReport{Advertisement: readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED}
 	}
+	f.mu.Unlock()
 	f.report.Set(readiness.Report{
 		WatchID: "w", Connected: true, Complete: true, Applied: readiness.Position{InstanceID: instance, Revision: revision},
 		Advertised: len(advertised), At: at,

@@ -74,9 +74,10 @@ func (l *loop) idle() time.Duration { return time.Since(l.started) - time.Durati
 func (l *loop) Run(ctx context.Context) error {
 	l.aggregate, l.before, l.started = newAggregate(l.sudden), map[vip.VIP]readiness.State{}, time.Now()
 	var confirmed, compared, reported <-chan struct{}
+	var state dataplane.State
 	if l.forwarding != nil {
 		l.aggregate.kernel = &kernelView{patient: l.forwarding.patient}
-		_, confirmed = l.forwarding.plane.State().Get()
+		state, confirmed = l.forwarding.plane.State().Get()
 		compared = l.forwarding.plane.Ready()
 	}
 	beat := time.NewTicker(l.lease / beatsPerLease)
@@ -93,6 +94,9 @@ func (l *loop) Run(ctx context.Context) error {
 	away, stopping := l.away.Get()
 	first := l.load(loaded)
 	first.listing = &listing
+	if l.forwarding != nil {
+		first.kernel = &state
+	}
 	l.evaluate(first)
 	l.sources.publish()
 	close(l.ready)
