@@ -1,0 +1,602 @@
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/vipgate/vipgate/pkg/record"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// planned is a plan on its way into the kernel.
+type planned struct {
+	streamPlan
+	view   view
+	memory *streamMemory
+	// undone are targets of which something could not be done, with why.
+	undone map[string]error
+	// failure says why the stream, or the removal of something of it, failed.
+	failure error
+	// touched: something of it is in the transaction; vips: elements of VIPs as well.
+	touched, vips bool
+}
+
+func (p *planned) fail(err error) {
+	if p.failure == nil {
+		p.failure = err
+	}
+}
+
+// toApply lists the targets that are compared with the kernel and brought there.
+func (p *planned) toApply() []record.Target {
+	return slices.DeleteFunc(sortedTargets(p.targets), func(t record.Target) bool { return !p.apply[t.Number] })
+}
+
+// apply carries plans out: records first, then ways, then one transaction in
+// nftables, then what is gone is forgotten; then all of it is read back and the
+// records say so. Whatever step it ends at, the next start goes on from the records.
+//
+// An error is about everything; what fails for one stream is in its failure.
+func (e *engine) apply(plans []*planned, mend bool) error {
+	fault(stepPlanned)
+	if err := e.write(before(plans)); err != nil {
+		return err
+	}
+	for _, p := range plans {
+		e.settle(p.name, &p.streamPlan)
+		e.logPlan(p)
+	}
+	fault(stepRecorded)
+
+	e.makeWays(plans)
+	fault(stepWays)
+
+	if err := e.transact(plans, mend); err != nil {
+		e.need.all = true
+		e.redo(plans)
+		return err
+	}
+	fault(stepWritten)
+
+	e.removeTraces(plans)
+
+	if err := e.readBack(plans); err != nil {
+		e.need.all = true
+		e.redo(plans)
+		return err
+	}
+	fault(stepReadBack)
+
+	if err := e.write(e.after(plans)); err != nil {
+		e.redo(plans)
+		return err
+	}
+	fault(stepApplied)
+	return nil
+}
+
+// redo has plans made again from the records, which say that they are not done.
+func (e *engine) redo(plans []*planned) {
+	for _, p := range plans {
+		p.memory.dirty = true
+	}
+}
+
+// before is what is written down before anything is done.
+func before(plans []*planned) (c record.Change) {
+	for _, p := range plans {
+		for _, t := range p.gone {
+			t.Stage = record.Removing
+			c.Targets = append(c.Targets, t)
+		}
+		if p.remove {
+			if p.view.record != nil {
+				s := *p.view.record
+				s.Stage = record.Removing
+				c.Streams = append(c.Streams, s)
+			}
+			continue
+		}
+		for _, t := range sortedTargets(p.targets) {
+			old, recorded := p.view.targets[t.Name]
+			if !p.apply[t.Number] && recorded && sameTarget(t, old) {
+				continue
+			}
+			if p.apply[t.Number] {
+				t.Stage = record.Pending
+			}
+			c.Targets = append(c.Targets, t)
+		}
+		s := p.stream
+		if p.write {
+			s.Stage = record.Pending
+		}
+		if p.view.record == nil || p.write || !sameStream(s, *p.view.record) {
+			c.Streams = append(c.Streams, s)
+		}
+	}
+	return c
+}
+
+// makeWays makes rules and routes. Targets that they do not lead to stay out of the
+// tables.
+func (e *engine) makeWays(plans []*planned) {
+	var slots []slotContent
+	made := map[uint32]bool{}
+	for _, p := range plans {
+		for _, t := range p.toApply() {
+			want := slotWant(t)
+			if has := e.actual.slots[t.Number]; has == nil || !sameWays(*has, want) {
+				slots = append(slots, want)
+				made[t.Number] = true
+			}
+		}
+	}
+	if len(slots) == 0 {
+		return
+	}
+	failures := e.kernel.addWays(slots)
+	for _, p := range plans {
+		for _, t := range p.toApply() {
+			if !made[t.Number] {
+				continue
+			}
+			want := slotWant(t)
+			for _, f := range vip.Families {
+				if !want.rules[f] {
+					continue
+				}
+				err := failures[t.Number]
+				if err == nil {
+					err = e.checkWay(t, f, want.hops[f])
+				}
+				if err != nil {
+					want.hops[f] = netip.Addr{}
+					p.drop(t.Name, f)
+					p.leaveUndone(t.Name, err)
+				}
+			}
+			e.setWays(t.Number, want)
+			if p.undone[t.Name] == nil {
+				delete(e.lost, t.Number)
+			}
+			p.memory.stale = true
+		}
+	}
+}
+
+func (p *planned) leaveUndone(target string, err error) {
+	if p.undone == nil {
+		p.undone = map[string]error{}
+	}
+	if p.undone[target] == nil {
+		p.undone[target] = err
+	}
+}
+
+// checkWay asks the kernel where packets for a target would go.
+func (e *engine) checkWay(t record.Target, f vip.Family, hop netip.Addr) error {
+	got, err := e.kernel.way(t.Number, f)
+	switch {
+	case err != nil:
+		return fmt.Errorf("ask the kernel where mark %d leads to (%s): %w", t.Number, familyName(f), err)
+	case !got.IsValid():
+		return fmt.Errorf("packets with mark %d are dropped instead of going to %s", t.Number, hop)
+	case got != hop:
+		return fmt.Errorf("packets with mark %d go to %s instead of %s", t.Number, got, hop)
+	}
+	return nil
+}
+
+// additions is the part of a transaction that adds and changes things of a plan.
+func (e *engine) additions(p *planned, mend bool) (c change) {
+	if p.remove {
+		return c
+	}
+	for _, t := range p.toApply() {
+		want := slotWant(t)
+		if has := e.actual.slots[t.Number]; has == nil || !sameElements(*has, want) {
+			c.slots = append(c.slots, want)
+		}
+	}
+	if !p.write {
+		return c
+	}
+	want := streamContent{name: p.name, chain: true, size: p.stream.Size, seed: p.stream.Seed}
+	for _, f := range vip.Families {
+		if hasFamily(p.stream.VIPs, f) {
+			want.tables[f] = p.memory.tables[f].of(p.stream.Tables[f], p.targets, want.size, want.seed)
+		}
+	}
+	now := e.actual.streams[p.name]
+	if !sameContent(now, &want) {
+		c.streams = append(c.streams, streamWrite{want: want, now: now})
+	}
+	for _, v := range p.stream.VIPs {
+		by := e.actual.vips[v]
+		if by == p.name || !p.forced {
+			continue
+		}
+		if _, ours := e.records.Streams[by]; by != "" && !ours && !mend {
+			continue // Somebody else's, which shows as drift.
+		}
+		c.vips = setVIP(c.vips, v, p.name)
+	}
+	return c
+}
+
+// removals is the part of a transaction that removes things of a plan.
+func (e *engine) removals(p *planned) (c change) {
+	for _, t := range p.gone {
+		c.removeSlots = append(c.removeSlots, t.Number)
+	}
+	if p.remove && p.view.record != nil {
+		c.removeStreams = append(c.removeStreams, p.name)
+	}
+	leads := func(v vip.VIP) bool { return e.actual.vips[v] == p.name && e.owner[v] == "" }
+	switch {
+	case p.view.record == nil:
+	case p.remove || p.view.record.Stage != record.Applied:
+		// All that lead to it: the records of an interrupted change do not name those
+		// of before.
+		for v := range e.actual.vips {
+			if leads(v) {
+				c.vips = setVIP(c.vips, v, "")
+			}
+		}
+	default:
+		for _, v := range p.view.record.VIPs {
+			if !slices.Contains(p.stream.VIPs, v) && leads(v) {
+				c.vips = setVIP(c.vips, v, "")
+			}
+		}
+	}
+	return c
+}
+
+func setVIP(m map[vip.VIP]string, v vip.VIP, stream string) map[vip.VIP]string {
+	if m == nil {
+		m = map[vip.VIP]string{}
+	}
+	m[v] = stream
+	return m
+}
+
+func sameContent(a, b *streamContent) bool {
+	if a == nil || b == nil || a.chain != b.chain || a.size != b.size || a.seed != b.seed {
+		return false
+	}
+	for _, f := range vip.Families {
+		if (a.tables[f] == nil) != (b.tables[f] == nil) || !slices.Equal(a.tables[f], b.tables[f]) {
+			return false
+		}
+	}
+	return true
+}
+
+func (c *change) add(d change) {
+	c.slots = append(c.slots, d.slots...)
+	c.streams = append(c.streams, d.streams...)
+	c.removeStreams = append(c.removeStreams, d.removeStreams...)
+	c.removeSlots = append(c.removeSlots, d.removeSlots...)
+	for v, s := range d.vips {
+		if _, taken := c.vips[v]; !taken || s != "" {
+			c.vips = setVIP(c.vips, v, s)
+		}
+	}
+}
+
+func (c *change) empty() bool {
+	return !c.base && len(c.slots)+len(c.streams)+len(c.vips)+len(c.removeStreams)+len(c.removeSlots) == 0
+}
+
+// transact does one transaction for all plans, or, if that fails, one for each, so
+// that what is wrong with one does not keep the others from theirs.
+func (e *engine) transact(plans []*planned, mend bool) error {
+	var all change
+	add, remove := make([]change, len(plans)), make([]change, len(plans))
+	for i, p := range plans {
+		add[i], remove[i] = e.additions(p, mend), e.removals(p)
+		p.touched = !add[i].empty() || !remove[i].empty()
+		p.vips = len(add[i].vips)+len(remove[i].vips) > 0
+		all.add(add[i])
+		all.add(remove[i])
+	}
+	// Without anything to add there is no reason to mend what somebody removed.
+	all.base = !e.actual.base && (mend || len(all.slots)+len(all.streams) > 0)
+	if all.empty() {
+		return nil
+	}
+	err := e.commit(all)
+	if err == nil {
+		return e.baseBack(all.base, plans)
+	}
+	e.log.Warn("a change of the data plane failed as a whole and is tried stream by stream", "streams", len(plans), "error", err)
+	if all.base {
+		if err := e.commit(change{base: true}); err != nil {
+			for _, p := range plans {
+				p.fail(err)
+			}
+			return nil
+		}
+		if err := e.baseBack(true, plans); err != nil {
+			return err
+		}
+	}
+	for i, p := range plans {
+		if !add[i].empty() {
+			if err := e.commit(add[i]); err != nil {
+				p.fail(err)
+			}
+		}
+	}
+	for i, p := range plans {
+		if p.failure == nil && !remove[i].empty() {
+			if err := e.commit(remove[i]); err != nil {
+				p.fail(err)
+			}
+		}
+	}
+	return nil
+}
+
+// baseBack reads back what no stream owns.
+func (e *engine) baseBack(written bool, plans []*planned) error {
+	if !written {
+		return nil
+	}
+	base, err := e.kernel.readBase()
+	if err != nil {
+		return fmt.Errorf("read table inet %s back: %w", TableName, err)
+	}
+	e.actual.base = base
+	for _, m := range e.streams {
+		m.stale = true
+	}
+	if !base {
+		for _, p := range plans {
+			p.fail(fmt.Errorf("table inet %s is not as it was written", TableName))
+		}
+	}
+	return nil
+}
+
+func (e *engine) commit(c change) error {
+	if err := e.kernel.write(c); err != nil {
+		return err
+	}
+	e.own++
+	return nil
+}
+
+// removeTraces removes what is left of targets that are gone from nftables: the
+// connection-tracking entries first, so that no flow has the number when it leads
+// nowhere, then rules and routes.
+func (e *engine) removeTraces(plans []*planned) {
+	var gone []uint32
+	for _, p := range plans {
+		if p.failure == nil {
+			for _, t := range p.gone {
+				gone = append(gone, t.Number)
+			}
+		}
+	}
+	if len(gone) == 0 {
+		return
+	}
+	forgetErr := e.kernel.forget(gone)
+	fault(stepForgotten)
+	removeErr := e.kernel.removeWays(gone)
+	fault(stepUnrouted)
+	for _, p := range plans {
+		if len(p.gone) == 0 {
+			continue
+		}
+		if forgetErr != nil {
+			p.fail(fmt.Errorf("forget the connections of removed targets: %w", forgetErr))
+		}
+		if removeErr != nil {
+			p.fail(fmt.Errorf("remove rules and routes of removed targets: %w", removeErr))
+		}
+	}
+}
+
+// readBack reads from the kernel what was touched.
+func (e *engine) readBack(plans []*planned) error {
+	touched := slices.DeleteFunc(slices.Clone(plans), func(p *planned) bool { return !p.touched })
+	var gone []uint32
+	for _, p := range plans {
+		p.memory.stale = true
+		for _, t := range p.gone {
+			gone = append(gone, t.Number)
+		}
+	}
+	if len(touched) >= manyStreams {
+		e.need.all = false
+		if err := e.readAll(); err != nil {
+			return err
+		}
+	} else if err := e.readTouched(touched); err != nil {
+		return err
+	}
+	if len(gone) == 0 {
+		return nil
+	}
+	ways, err := e.kernel.readWays(gone)
+	if err != nil {
+		return fmt.Errorf("read rules and routes back: %w", err)
+	}
+	for _, number := range gone {
+		w := ways[number]
+		if w == nil {
+			w = &slotContent{}
+		}
+		e.setWays(number, *w)
+		if s := e.actual.slots[number]; sameWays(*s, slotContent{}) && !s.chain && s.flows == [len(vip.Families)]bool{} {
+			delete(e.actual.slots, number)
+		}
+	}
+	return nil
+}
+
+func (e *engine) readTouched(plans []*planned) error {
+	var numbers []uint32
+	vips := false
+	for _, p := range plans {
+		for number, apply := range p.apply {
+			if apply {
+				numbers = append(numbers, number)
+			}
+		}
+		for _, t := range p.gone {
+			numbers = append(numbers, t.Number)
+		}
+		vips = vips || p.vips
+		if !p.write && !p.remove {
+			continue
+		}
+		s, err := e.kernel.readStream(p.name)
+		if err != nil {
+			return fmt.Errorf("read stream %s back: %w", p.name, err)
+		}
+		if s == nil {
+			delete(e.actual.streams, p.name)
+		} else {
+			e.actual.streams[p.name] = s
+		}
+	}
+	if len(numbers) > 0 {
+		slots, err := e.kernel.readSlots(numbers)
+		if err != nil {
+			return fmt.Errorf("read targets back: %w", err)
+		}
+		for _, number := range numbers {
+			e.setElements(number, slots[number])
+		}
+	}
+	if vips {
+		all, err := e.kernel.readVIPs()
+		if err != nil {
+			return fmt.Errorf("read VIPs back: %w", err)
+		}
+		if all == nil {
+			all = map[vip.VIP]string{}
+		}
+		e.actual.vips = all
+	}
+	return nil
+}
+
+// after is what is written down once all was read back: what stands is Applied, what
+// is gone has no record, and the rest is tried again.
+func (e *engine) after(plans []*planned) (c record.Change) {
+	for _, p := range plans {
+		for _, t := range p.gone {
+			if e.actual.slots[t.Number] == nil && p.failure == nil {
+				c.RemoveTargets = append(c.RemoveTargets, t.Number)
+				e.log.Info("a target is gone from the data plane", "stream", t.Stream, "target", t.Name, "number", t.Number)
+			} else {
+				p.fail(fmt.Errorf("target %s (number %d) is still in the kernel after its removal", t.Name, t.Number))
+			}
+		}
+		if p.remove {
+			if p.failure == nil && e.actual.streams[p.name] != nil {
+				p.fail(fmt.Errorf("the chain of stream %s is still in the kernel after its removal", p.name))
+			}
+			if p.failure == nil && p.view.record != nil {
+				c.RemoveStreams = append(c.RemoveStreams, p.name)
+			}
+			e.finish(p)
+			continue
+		}
+		for _, t := range p.toApply() {
+			want := slotWant(t)
+			has := e.actual.slots[t.Number]
+			switch {
+			case p.undone[t.Name] != nil:
+			case has == nil || !sameElements(*has, want):
+				p.fail(fmt.Errorf("the chain of target %s (number %d), or its elements, are not in the kernel after they were written", t.Name, t.Number))
+			default:
+				c.Targets = append(c.Targets, t)
+			}
+		}
+		if p.write {
+			if err := e.confirm(p); err != nil {
+				p.fail(err)
+			} else {
+				c.Streams = append(c.Streams, p.stream)
+			}
+		}
+		e.finish(p)
+	}
+	return c
+}
+
+// confirm compares a stream that was written with what was read back. Elements of
+// VIPs that somebody else made are no failure of ours.
+func (e *engine) confirm(p *planned) error {
+	a := e.actual.streams[p.name]
+	want := streamContent{name: p.name, chain: true, size: p.stream.Size, seed: p.stream.Seed}
+	for _, f := range vip.Families {
+		if hasFamily(p.stream.VIPs, f) {
+			want.tables[f] = p.memory.tables[f].of(p.stream.Tables[f], p.targets, want.size, want.seed)
+		}
+	}
+	if !sameContent(a, &want) {
+		return fmt.Errorf("chain and maps of stream %s are not in the kernel as they were written", p.name)
+	}
+	for _, v := range p.stream.VIPs {
+		if e.actual.vips[v] == "" {
+			return fmt.Errorf("VIP %s of stream %s is not in the kernel after it was written", v, p.name)
+		}
+	}
+	return nil
+}
+
+// finish turns what was not done into problems.
+func (e *engine) finish(p *planned) {
+	m := p.memory
+	for _, name := range slices.Sorted(maps.Keys(p.undone)) {
+		m.problems = append(m.problems, Problem{Object: "target " + p.name + "/" + name, Detail: p.undone[name].Error(), Remedy: "the plane tries again; see that the target is on a connected network and nobody else's rules or routes are in its way"})
+		m.failure = p.undone[name]
+	}
+	if p.failure == nil {
+		return
+	}
+	m.failure = p.failure
+	problem := Problem{Object: "stream " + p.name, Detail: p.failure.Error(), Remedy: "the plane tries again; look at the table with: nft list table inet " + TableName}
+	if foreign, ok := errors.AsType[*foreignError](p.failure); ok {
+		problem.Object, problem.Remedy = foreign.object, "remove or rename it, or the stream; what is of vipgate is marked by comments"
+	}
+	if !p.remove {
+		problem.VIPs = p.stream.VIPs
+	}
+	m.problems = append(m.problems, problem)
+}
+
+// logPlan says what is about to be done.
+func (e *engine) logPlan(p *planned) {
+	for _, t := range p.gone {
+		e.log.Info("a target leaves the data plane", "stream", t.Stream, "target", t.Name, "number", t.Number)
+	}
+	if p.remove {
+		if p.view.record != nil {
+			e.log.Info("a stream leaves the data plane", "stream", p.name)
+		}
+		return
+	}
+	for _, t := range sortedTargets(p.targets) {
+		old, recorded := p.view.targets[t.Name]
+		switch {
+		case !recorded:
+			e.log.Info("a target comes into the data plane", "stream", t.Stream, "target", t.Name, "number", t.Number, "ips", t.IPs)
+		case !t.DrainEnd.IsZero() && old.DrainEnd.IsZero():
+			e.log.Info("a target was left out while it served, and is drained", "stream", t.Stream, "target", t.Name, "number", t.Number, "until", t.DrainEnd)
+		case !sameAddresses(t.IPs, old.IPs):
+			e.log.Info("a target has other addresses", "stream", t.Stream, "target", t.Name, "number", t.Number, "ips", t.IPs)
+		}
+	}
+}

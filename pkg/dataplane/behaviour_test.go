@@ -1,0 +1,415 @@
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/record"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// expect fails the test unless these targets are in the kernel's table for IPv4.
+func (w *world) expect(t *testing.T, stream string, names ...string) {
+	t.Helper()
+	if got := w.serving(stream, vip.IPv4); !slices.Equal(got, names) {
+		t.Fatalf("in the table of %s: %q, want %q", stream, got, names)
+	}
+}
+
+func (w *world) problem(object string) (Problem, bool) {
+	for _, p := range w.state().Problems {
+		if p.Object == object {
+			return p, true
+		}
+	}
+	return Problem{}, false
+}
+
+func TestTargetsLeftOutWhileTheyServedAreDrained(t *testing.T) {
+	w := newWorld()
+	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving), testTarget("x3", Draining), testTarget("x4", Serving))), false)
+	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving), testTarget("x4", Down))), false)
+	left := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)))
+	w.k.conns[w.number("a", "x2")] = true
+	number := w.number("a", "x2")
+	w.restart()
+	w.settle(left, false)
+	w.expect(t, "a", "x1")
+	if s := w.slot("a", "x2"); s == nil || !s.flows[vip.IPv4] {
+		t.Fatalf("x2 served and does not drain: %+v", s)
+	}
+	if w.slot("a", "x4") != nil {
+		t.Fatal("x4 was down and is there still")
+	}
+	end, ok := w.e.nextDrain()
+	if !ok || !end.Equal(w.clock.Add(10*time.Second)) {
+		t.Fatalf("drain ends at %s", end)
+	}
+	// It goes on in the next life, and not longer after a clock that jumped back.
+	w.clock = w.clock.Add(-time.Hour)
+	w.restart()
+	w.settle(left, false)
+	if end, _ := w.e.nextDrain(); end.Sub(w.clock) > 10*time.Second {
+		t.Fatalf("drain ends in %s", end.Sub(w.clock))
+	}
+	w.clock = w.clock.Add(10 * time.Second)
+	w.settle(left, false)
+	if len(w.k.slots) != 1 || w.k.conns[number] || len(w.l.Targets) != 1 {
+		t.Fatalf("left: %+v, connections %v", w.k.slots, w.k.conns)
+	}
+}
+
+func TestADrainedTargetThatComesBackServesWithItsNumber(t *testing.T) {
+	w := newWorld()
+	both := func() *Wanted {
+		return wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving)))
+	}
+	w.settle(both(), false)
+	number := w.number("a", "x2")
+	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving))), false)
+	w.settle(both(), false)
+	w.expect(t, "a", "x1", "x2")
+	if w.number("a", "x2") != number || w.k.births[number] != 1 {
+		t.Fatal("it got another number, or another chain")
+	}
+	if _, ok := w.e.nextDrain(); ok {
+		t.Fatal("it drains still")
+	}
+}
+
+func TestUnknownTargetsStayAsRecorded(t *testing.T) {
+	w := newWorld()
+	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Draining), testTarget("x3", Serving), testTarget("x4", Serving))), false)
+	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x3", Draining), testTarget("x4", Down))), false)
+	w.restart()
+	writes := w.k.writes
+	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Unknown), testTarget("x3", Unknown), testTarget("x4", Unknown), testTarget("x5", Unknown))), false)
+	w.expect(t, "a", "x1")
+	if w.k.writes != writes {
+		t.Fatal("something was written")
+	}
+	if s := w.slot("a", "x3"); !s.flows[vip.IPv4] {
+		t.Fatal("x3 does not drain any more")
+	}
+	if s := w.slot("a", "x4"); s == nil || s.flows[vip.IPv4] || w.slot("a", "x5") != nil {
+		t.Fatal("x4 or x5 is not as it was")
+	}
+}
+
+func TestFailedNeighbourLeavesTheTableAndComesBack(t *testing.T) {
+	w := newWorld()
+	wanted := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving)))
+	w.settle(wanted, false)
+	address := testTarget("x2", Serving).IPs[0]
+	w.k.net.failed[address] = struct{}{}
+	w.e.need.around = true
+	w.settle(wanted, false)
+	w.expect(t, "a", "x1")
+	if why := w.state().Unreachable[address]; !strings.Contains(why, "NUD_FAILED") {
+		t.Fatalf("reason %q", why)
+	}
+	if _, ok := w.state().Streams["a"].Serving[vip.IPv4]["x2"]; ok {
+		t.Fatal("the state says that it serves")
+	}
+	delete(w.k.net.failed, address)
+	w.e.need.around = true
+	w.settle(wanted, false)
+	w.expect(t, "a", "x1", "x2")
+}
+
+func TestRoutesThatWentWithALinkComeBackWithIt(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		// flap: nobody looks while the link is down.
+		flap, restart bool
+	}{{name: "down and up"}, {name: "down and up between two looks", flap: true}, {name: "down and up while nobody ran", flap: true, restart: true}} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld()
+			wanted := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving, Serving), testTarget("x2", Serving)))
+			w.settle(wanted, false)
+			w.k.linkGoes(false)
+			if !tt.flap {
+				w.notice(2)
+				w.settle(wanted, false)
+				w.expect(t, "a")
+				if d := w.e.drift(); len(d) > 0 {
+					t.Fatalf("drift %+v", d)
+				}
+				if why := w.state().Unreachable[testTarget("x2", Serving).IPs[0]]; why != "link eth1 is down" {
+					t.Fatalf("reason %q", why)
+				}
+			}
+			w.k.linkGoes(true)
+			if tt.restart {
+				w.restart()
+			} else {
+				w.notice(2)
+			}
+			w.settle(wanted, false)
+			w.expect(t, "a", "x1", "x2")
+			if d := w.e.drift(); len(d) > 0 || len(w.e.lost) > 0 {
+				t.Fatalf("drift %+v, lost %v", d, w.e.lost)
+			}
+		})
+	}
+}
+
+func TestARouteRemovedByHandStaysRemoved(t *testing.T) {
+	w := newWorld()
+	wanted := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving)))
+	w.settle(wanted, false)
+	w.slot("a", "x2").hops[vip.IPv4] = netip.Addr{}
+	w.e.need.ways = true
+	w.settle(wanted, false)
+	w.expect(t, "a", "x1")
+	// Something else that is wanted elsewhere in the stream does not mend it.
+	wanted = wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving), testTarget("x3", Serving)))
+	w.settle(wanted, false)
+	w.expect(t, "a", "x1", "x3")
+	// Something else that is wanted of itself does.
+	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Draining), testTarget("x3", Serving))), false)
+	if d := w.e.drift(); len(d) > 0 {
+		t.Fatalf("drift %+v", d)
+	}
+}
+
+func TestTakenNumbersAreLeftOut(t *testing.T) {
+	w := newWorld()
+	w.k.inUse[5000] = "route default via 10.9.9.9 table 5000"
+	w.k.slots[5001] = &slotContent{number: 5001, chain: true}
+	w.notice()
+	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving))), false)
+	if n := w.number("a", "x1"); n != 5002 {
+		t.Fatalf("number %d", n)
+	}
+	for _, n := range []int{5000, 5001} {
+		if p, ok := w.problem(fmt.Sprintf("number %d", n)); !ok {
+			t.Errorf("no problem for %d: %+v", n, p)
+		}
+	}
+	if s := w.k.slots[5001]; s == nil || s.stream != "" {
+		t.Fatal("somebody else's chain was touched")
+	}
+}
+
+func TestNumbersAreNotUsedAgainSoon(t *testing.T) {
+	n := numbering{first: 5000, mask: 0xffff, next: 5000}
+	used := map[uint32]bool{5002: true}
+	take := func() uint32 {
+		x, err := n.take(func(n uint32) (bool, error) { return used[n], nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	for _, want := range []uint32{5000, 5001, 5003, 5004} {
+		if got := take(); got != want {
+			t.Fatalf("got %d, want %d", got, want)
+		}
+	}
+	n.next = 0xffff
+	if a, b := take(), take(); a != 0xffff || b != 5000 {
+		t.Fatalf("got %d and %d around the end", a, b)
+	}
+	n = numbering{first: 252, mask: 0xff, next: 252}
+	if a, b := take(), take(); a != 252 || b != 252 {
+		t.Fatalf("got %d and %d: the kernel's own tables", a, b)
+	}
+	if _, err := n.take(func(uint32) (bool, error) { return true, nil }); err == nil {
+		t.Fatal("no error when all are used")
+	}
+}
+
+func TestNothingChangesWhileRecordsCannotBeWritten(t *testing.T) {
+	w := newWorld()
+	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving))), false)
+	w.l.full = fmt.Errorf("write: %w", unix.ENOSPC)
+	before := w.is(t)
+	left := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Down)))
+	w.settle(left, false)
+	if !errors.Is(w.e.storeErr, unix.ENOSPC) || !strings.Contains(w.e.storeErr.Error(), "the data plane stays as it is") {
+		t.Fatalf("error %v", w.e.storeErr)
+	}
+	if fmt.Sprint(w.is(t)) != fmt.Sprint(before) {
+		t.Fatal("the kernel was changed")
+	}
+	w.l.full = nil
+	w.settle(left, false)
+	w.expect(t, "a", "x1")
+}
+
+func TestOneStreamThatFailsDoesNotKeepTheOthers(t *testing.T) {
+	w := newWorld()
+	w.k.refuse = "b"
+	wanted := wantedOf(
+		testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)),
+		testStream("b", []string{"20.0.0.2/32"}, testTarget("x1", Serving)),
+		testStream("c", []string{"20.0.0.3/32"}, testTarget("x1", Serving)),
+	)
+	w.settle(wanted, false)
+	w.expect(t, "a", "x1")
+	w.expect(t, "c", "x1")
+	p, ok := w.problem("stream b")
+	if !ok || !strings.Contains(p.Detail, "is refused") || len(p.VIPs) != 1 || !w.e.failing() {
+		t.Fatalf("problems %+v", w.state().Problems)
+	}
+	if w.state().VIPs[vip.Require("20.0.0.2/32")] != "" {
+		t.Fatal("its VIP is said to be served")
+	}
+	w.k.refuse = ""
+	w.settle(wanted, false)
+	w.expect(t, "b", "x1")
+	if s := w.state(); len(s.Problems) > 0 || w.e.failing() {
+		t.Fatalf("problems %+v", s.Problems)
+	}
+}
+
+func TestWhoServesAVIP(t *testing.T) {
+	local := map[netip.Addr]struct{}{netip.MustParseAddr("20.9.0.1"): {}}
+	for _, tt := range []struct {
+		name     string
+		streams  map[string][]string
+		owned    string
+		problems int
+	}{
+		{"one stream", map[string][]string{"a": {"20.0.0.2/32", "20.0.0.1/32"}}, "map[a:[20.0.0.1/32 20.0.0.2/32]]", 0},
+		{"the name that sorts first", map[string][]string{"b": {"20.0.0.1/32"}, "a": {"20.0.0.1/32"}, "c": {"20.0.0.1/32", "20.0.0.3/32"}}, "map[a:[20.0.0.1/32] c:[20.0.0.3/32]]", 2},
+		{"a host in another's network", map[string][]string{"a": {"20.0.0.0/24"}, "b": {"20.0.0.1/32"}}, "map[a:[20.0.0.0/24]]", 1},
+		{"a network around another's host", map[string][]string{"b": {"20.0.0.0/24"}, "a": {"20.0.0.1/32"}}, "map[a:[20.0.0.1/32]]", 1},
+		{"a host in its own network", map[string][]string{"a": {"20.0.0.1/32", "20.0.0.0/24"}}, "map[a:[20.0.0.0/24 20.0.0.1/32]]", 0},
+		{"a network in its own network", map[string][]string{"a": {"20.0.0.0/25", "20.0.0.0/24"}}, "map[a:[20.0.0.0/24]]", 0},
+		{"an address of this host", map[string][]string{"a": {"20.9.0.1/32", "20.9.0.0/24", "20.9.1.0/24"}}, "map[a:[20.9.1.0/24]]", 2},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			streams := map[string]*Stream{}
+			for name, vips := range tt.streams {
+				streams[name] = testStream(name, vips)
+			}
+			s := shareOut(streams, local)
+			maps.DeleteFunc(s.owned, func(_ string, v []vip.VIP) bool { return len(v) == 0 })
+			if got := fmt.Sprint(s.owned); got != tt.owned || len(s.problems) != tt.problems {
+				t.Errorf("got %s and %+v", got, s.problems)
+			}
+		})
+	}
+}
+
+func TestAVIPMovesInOneTransaction(t *testing.T) {
+	w := newWorld()
+	a, b := testTarget("x1", Serving), testTarget("y1", Serving)
+	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32", "20.0.0.2/32"}, a), testStream("b", []string{"20.0.0.3/32"}, b)), false)
+	writes := w.k.writes
+	w.settle(wantedOf(testStream("a", []string{"20.0.0.2/32"}, a), testStream("b", []string{"20.0.0.1/32", "20.0.0.3/32"}, b)), false)
+	if w.k.vips[vip.Require("20.0.0.1/32")] != "b" || w.k.writes != writes+1 {
+		t.Fatalf("VIPs %v after %d transactions", w.k.vips, w.k.writes-writes)
+	}
+	// Also from a stream that goes.
+	writes = w.k.writes
+	w.settle(wantedOf(testStream("b", []string{"20.0.0.1/32", "20.0.0.2/32", "20.0.0.3/32"}, b)), false)
+	if w.k.vips[vip.Require("20.0.0.2/32")] != "b" || w.k.writes != writes+1 || w.k.streams["a"] != nil {
+		t.Fatalf("VIPs %v after %d transactions", w.k.vips, w.k.writes-writes)
+	}
+}
+
+func TestSomebodyElsesChainKeepsItsStreamOut(t *testing.T) {
+	w := newWorld()
+	w.k.base = true
+	w.k.streams["a"] = &streamContent{name: "a"}
+	w.notice()
+	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)), testStream("b", []string{"20.0.0.2/32"}, testTarget("x1", Serving))), false)
+	w.expect(t, "b", "x1")
+	if p, ok := w.problem("chain inet vipgate-lb stream/a"); !ok || len(p.VIPs) != 1 {
+		t.Fatalf("problems %+v", w.state().Problems)
+	}
+	if w.k.streams["a"].chain || len(w.k.vips) != 1 {
+		t.Fatal("somebody else's chain was touched")
+	}
+}
+
+func TestSomebodyElsesElementIsLeftWhereAVIPIsWanted(t *testing.T) {
+	w := newWorld()
+	v := vip.Require("20.0.0.1/32")
+	w.k.base = true
+	w.k.streams["other"] = &streamContent{name: "other"}
+	w.k.vips[v] = "other"
+	w.notice()
+	wanted := wantedOf(testStream("a", []string{v.String()}, testTarget("x1", Serving)))
+	w.settle(wanted, false)
+	if d := w.e.drift(); w.k.vips[v] != "other" || len(d) != 1 || d[0].Detail != "it leads to stream other" || w.state().VIPs[v] != "" {
+		t.Fatalf("drift %+v, VIPs %v", d, w.k.vips)
+	}
+	if _, err := w.e.reconcile(wanted); err != nil || w.k.vips[v] != "a" {
+		t.Fatalf("reconcile: %v; VIPs %v", err, w.k.vips)
+	}
+}
+
+func TestATargetOnNoNetworkIsAProblemAndIsTriedAgain(t *testing.T) {
+	w := newWorld()
+	far := testTarget("x2", Serving)
+	far.IPs[0] = netip.MustParseAddr("192.0.2.1")
+	wanted := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), far))
+	w.settle(wanted, false)
+	w.expect(t, "a", "x1")
+	if p, ok := w.problem("target a/x2"); !ok || !w.e.failing() {
+		t.Fatalf("problem %+v", p)
+	}
+	if w.l.Targets[w.number("a", "x2")].Stage != record.Pending || w.l.Streams["a"].Stage != record.Applied {
+		t.Fatalf("records %+v", w.l.Records)
+	}
+	w.k.net.links = append(w.k.net.links, link{name: "eth2", index: 3, up: true, prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}})
+	w.e.need.around = true
+	w.settle(wanted, false)
+	w.expect(t, "a", "x1", "x2")
+	if len(w.state().Problems) > 0 {
+		t.Fatalf("problems %+v", w.state().Problems)
+	}
+}
+
+func TestReconcileWaitsForTheFirstConfigure(t *testing.T) {
+	w := newWorld()
+	if _, err := w.e.reconcile(nil); err == nil {
+		t.Fatal("no error")
+	}
+}
+
+func TestNothingChangesBeforeTheFirstConfigure(t *testing.T) {
+	w := newWorld()
+	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving))), false)
+	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving))), false)
+	w.clock = w.clock.Add(time.Hour)
+	writes := w.k.writes
+	w.restart()
+	w.notice()
+	w.settle(nil, false)
+	s := w.state()
+	if _, ok := s.Streams["a"].Serving[vip.IPv4]["x1"]; !ok || s.VIPs[vip.Require("20.0.0.1/32")] != "a" || w.k.writes != writes || len(w.k.slots) != 2 {
+		t.Fatalf("state %+v, slots %+v", s.Streams["a"], w.k.slots)
+	}
+}
+
+func TestOptionsAreValidated(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		o    Options
+		ok   bool
+	}{
+		{"defaults", Options{}, true},
+		{"first outside the mask", Options{First: 300, Mask: 0xff}, false},
+		{"mask with a gap", Options{Mask: 0xff0000}, false},
+		{"negative priority", Options{Priority: -1}, false},
+		{"main's priority", Options{Priority: 32765}, false},
+		{"whole mark", Options{Mask: 0xffffffff}, true},
+	} {
+		if err := tt.o.Validate(); (err == nil) != tt.ok {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+	}
+}

@@ -1,0 +1,527 @@
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/vipgate/vipgate/pkg/record"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// world is a model of kernel and records with an engine that can be killed.
+type world struct {
+	k     *modelKernel
+	l     *modelLedger
+	e     *engine
+	clock time.Time
+}
+
+func newWorld() *world {
+	k := newModelKernel()
+	w := &world{k: k, l: newModelLedger(&k.mortal), clock: time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)}
+	w.restart()
+	return w
+}
+
+// restart begins a new process.
+func (w *world) restart() {
+	w.k.left = -1
+	w.e = newEngine(Options{Log: slog.New(slog.DiscardHandler)}.withDefaults(), w.k, w.l)
+	w.e.now = func() time.Time { return w.clock }
+	if err := w.e.load(); err != nil {
+		panic(err)
+	}
+	w.e.pass(nil, false)
+}
+
+// settle passes until nothing is left to do. It tells whether the process lived.
+func (w *world) settle(wanted *Wanted, mend bool) (alive bool) {
+	defer func() {
+		if p := recover(); p != nil {
+			if err, ok := p.(error); !ok || !errors.Is(err, died) {
+				panic(p)
+			}
+			alive = false
+		}
+	}()
+	for i := 0; ; i++ {
+		w.e.pass(wanted, mend)
+		if !w.e.unfinished() || w.e.storeErr != nil || w.e.lookErr != nil {
+			return true
+		}
+		if i > 20 {
+			panic("the engine never gets done")
+		}
+	}
+}
+
+// notice has the engine look at everything with the next pass.
+func (w *world) notice(downed ...int) {
+	w.e.need.merge(need{all: true, ways: true, around: true, downed: downed})
+}
+
+func (w *world) state() State {
+	var s State
+	w.e.describe(&s)
+	return s
+}
+
+// number is that of a target, 0 if it has none.
+func (w *world) number(stream, name string) uint32 {
+	for n, t := range w.l.Targets {
+		if t.Stream == stream && t.Name == name {
+			return n
+		}
+	}
+	return 0
+}
+
+func (w *world) slot(stream, name string) *slotContent { return w.k.slots[w.number(stream, name)] }
+
+// serving lists who is in the kernel's table.
+func (w *world) serving(stream string, f vip.Family) []string {
+	s := w.k.streams[stream]
+	if s == nil {
+		return nil
+	}
+	in := map[string]struct{}{}
+	for _, n := range s.tables[f] {
+		if t, ok := w.l.Targets[n]; ok {
+			in[t.Name] = struct{}{}
+		}
+	}
+	return slices.Sorted(maps.Keys(in))
+}
+
+const testSize = 13
+
+func testTarget(name string, roles ...Role) Target {
+	i := int(name[len(name)-1])
+	t := Target{Name: name, IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, name[0], byte(i)})}}
+	t.Roles[vip.IPv4] = roles[0]
+	if len(roles) > 1 {
+		a := netip.MustParseAddr("fd00::").As16()
+		a[14], a[15] = name[0], byte(i)
+		t.IPs = append(t.IPs, netip.AddrFrom16(a))
+		t.Roles[vip.IPv6] = roles[1]
+	}
+	return t
+}
+
+func testStream(name string, vips []string, targets ...Target) *Stream {
+	s := &Stream{Name: name, Size: testSize, Seed: 1, DrainTime: 10 * time.Second, Targets: targets}
+	for _, v := range vips {
+		s.VIPs = append(s.VIPs, vip.Require(v))
+	}
+	return s
+}
+
+var revisions uint64
+
+func wantedOf(streams ...*Stream) *Wanted {
+	revisions++
+	w := &Wanted{Revision: revisions, Streams: map[string]*Stream{}}
+	for _, s := range streams {
+		w.Streams[s.Name] = s
+	}
+	return w
+}
+
+// oracle is what the kernel must have for what is wanted, in terms of names: by
+// stream and family the table's targets, by target its flows and hops, by VIP the
+// stream. It knows nothing of drains: who is left out is gone.
+type oracle struct {
+	Tables map[string][2][]string
+	Slots  map[string]string
+	VIPs   map[string]string
+}
+
+func wish(w *Wanted, had map[string]bool) oracle {
+	o := oracle{Tables: map[string][2][]string{}, Slots: map[string]string{}, VIPs: map[string]string{}}
+	for _, name := range slices.Sorted(maps.Keys(w.Streams)) {
+		s := w.Streams[name]
+		var tables [2][]string
+		for _, v := range s.VIPs {
+			if o.VIPs[v.String()] == "" {
+				o.VIPs[v.String()] = name
+			}
+		}
+		for _, t := range s.Targets {
+			key := name + "/" + t.Name
+			if t.Roles[0] != Serving && t.Roles[1] != Serving && !had[key] {
+				continue
+			}
+			var flows [2]bool
+			var hops [2]netip.Addr
+			for _, f := range vip.Families {
+				hops[f] = addressOf(t.IPs, f)
+				flows[f] = t.Roles[f] == Draining || t.Roles[f] == Serving
+				if t.Roles[f] == Serving {
+					tables[f] = append(tables[f], t.Name)
+				}
+			}
+			o.Slots[key] = fmt.Sprint(flows, hops)
+		}
+		o.Tables[name] = tables
+	}
+	for name, tables := range o.Tables {
+		for _, f := range vip.Families {
+			mine := false
+			for v, by := range o.VIPs {
+				mine = mine || by == name && vip.Require(v).Family() == f
+			}
+			if !mine {
+				tables[f] = nil
+			}
+			slices.Sort(tables[f])
+		}
+		o.Tables[name] = tables
+	}
+	return o
+}
+
+// is tells what the model kernel has, as the oracle puts it.
+func (w *world) is(t interface{ Fatalf(string, ...any) }) oracle {
+	o := oracle{Tables: map[string][2][]string{}, Slots: map[string]string{}, VIPs: map[string]string{}}
+	for name, s := range w.k.streams {
+		var tables [2][]string
+		for _, f := range vip.Families {
+			tables[f] = w.serving(name, f)
+		}
+		o.Tables[name] = tables
+		_ = s
+	}
+	for n, s := range w.k.slots {
+		if !s.chain || s.blackhole != s.rules {
+			t.Fatalf("number %d is torn: %+v", n, s)
+		}
+		o.Slots[s.stream+"/"+s.name] = fmt.Sprint(s.flows, s.hops)
+	}
+	for v, s := range w.k.vips {
+		o.VIPs[v.String()] = s
+	}
+	return o
+}
+
+// checkTables compares each table with the Maglev table of its names.
+func (w *world) checkTables(t interface{ Fatalf(string, ...any) }) {
+	for name, s := range w.k.streams {
+		for _, f := range vip.Families {
+			if s.tables[f] == nil {
+				continue
+			}
+			targets := map[string]record.Target{}
+			for _, r := range w.l.Targets {
+				if r.Stream == name {
+					targets[r.Name] = r
+				}
+			}
+			want := tableOf(w.serving(name, f), targets, s.size, s.seed)
+			if !slices.Equal(want, s.tables[f]) {
+				t.Fatalf("table of %s: %v, want %v", name, s.tables[f], want)
+			}
+		}
+	}
+}
+
+func drawWanted(t *rapid.T) *Wanted {
+	var streams []*Stream
+	for _, name := range []string{"a", "b", "c"} {
+		if rapid.IntRange(0, 4).Draw(t, "without") == 0 {
+			continue
+		}
+		s := &Stream{
+			Name: name, Size: rapid.SampledFrom([]uint32{7, 13}).Draw(t, "size"), Seed: rapid.SampledFrom([]uint32{1, 2}).Draw(t, "seed"),
+			DrainTime: rapid.SampledFrom([]time.Duration{0, 10 * time.Second}).Draw(t, "drain"),
+		}
+		for _, v := range []string{"20.0.0.1/32", "20.0.0.2/32", "2000::1/128", "20.1.0.0/24"} {
+			if rapid.Bool().Draw(t, "vip") {
+				s.VIPs = append(s.VIPs, vip.Require(v))
+			}
+		}
+		for _, target := range []string{"x1", "x2", "y1", "y2"} {
+			if rapid.IntRange(0, 3).Draw(t, "left out") == 0 {
+				continue
+			}
+			roles := []Role{rapid.SampledFrom([]Role{Down, Draining, Serving, Serving}).Draw(t, "role4")}
+			if target[0] == 'x' {
+				roles = append(roles, rapid.SampledFrom([]Role{Down, Draining, Serving, Serving}).Draw(t, "role6"))
+			}
+			x := testTarget(target, roles...)
+			if rapid.IntRange(0, 5).Draw(t, "moved") == 0 {
+				x.IPs[0] = x.IPs[0].Next()
+			}
+			s.Targets = append(s.Targets, x)
+		}
+		streams = append(streams, s)
+	}
+	return wantedOf(streams...)
+}
+
+// had lists the targets that have a record and stay.
+func (w *world) had() map[string]bool {
+	had := map[string]bool{}
+	for _, r := range w.l.Targets {
+		had[r.Stream+"/"+r.Name] = true
+	}
+	return had
+}
+
+func TestAnySequenceOfChangesAndKillsEndsAsWanted(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld()
+		for range rapid.IntRange(1, 6).Draw(t, "changes") {
+			wanted := drawWanted(t)
+			had := w.had()
+			births := maps.Clone(w.k.births)
+			stayed := map[uint32]string{}
+			for n, s := range w.k.slots {
+				stayed[n] = s.stream + "/" + s.name
+			}
+			for range rapid.IntRange(0, 3).Draw(t, "kills") {
+				w.k.left = rapid.IntRange(0, 12).Draw(t, "acts")
+				if !w.settle(wanted, false) {
+					w.restart()
+				}
+				w.k.left = -1
+			}
+			w.settle(wanted, false)
+			// What drains is gone when its time is over.
+			w.clock = w.clock.Add(time.Minute)
+			w.settle(wanted, false)
+			if w.e.storeErr != nil || w.e.lookErr != nil {
+				t.Fatalf("%v, %v", w.e.storeErr, w.e.lookErr)
+			}
+			for n := range w.l.Targets {
+				if w.l.Targets[n].Stage != record.Applied {
+					t.Fatalf("record %+v", w.l.Targets[n])
+				}
+				// Those that got a record in a life that was killed may be Down now.
+				r := w.l.Targets[n]
+				had[r.Stream+"/"+r.Name] = true
+			}
+			if diff := cmp.Diff(wish(wanted, had), w.is(t)); diff != "" {
+				t.Fatalf("-wanted +kernel\n%s", diff)
+			}
+			w.checkTables(t)
+			for n, name := range stayed {
+				if s := w.k.slots[n]; s != nil && s.stream+"/"+s.name == name && w.k.births[n] != births[n] {
+					t.Fatalf("the chain of %s, which stayed, was made anew", name)
+				}
+			}
+			s := w.state()
+			if len(s.Drift) > 0 {
+				t.Fatalf("drift %+v", s.Drift)
+			}
+			for _, p := range s.Problems {
+				if len(p.VIPs) == 0 {
+					t.Fatalf("problem %+v", p)
+				}
+			}
+			for v, by := range w.k.vips {
+				if s.VIPs[v] != by {
+					t.Fatalf("the state says %s for %s, the kernel %s", s.VIPs[v], v, by)
+				}
+			}
+			for name := range wanted.Streams {
+				for _, f := range vip.Families {
+					if got := slices.Sorted(maps.Keys(s.Streams[name].Serving[f])); !slices.Equal(got, w.serving(name, f)) {
+						t.Fatalf("stream %s: the state says that %q serve, the kernel %q", name, got, w.serving(name, f))
+					}
+				}
+			}
+			writes := w.k.writes
+			w.notice()
+			w.settle(wanted, false)
+			if w.k.writes != writes {
+				t.Fatalf("something was written though nothing changed")
+			}
+		}
+	})
+}
+
+// byHand removes or changes something as somebody else would.
+func byHand(t *rapid.T, k *modelKernel) {
+	k.gen++
+	numbers := slices.Sorted(maps.Keys(k.slots))
+	streams := slices.Sorted(maps.Keys(k.streams))
+	vips := slices.SortedFunc(maps.Keys(k.vips), vip.Compare)
+	f := rapid.SampledFrom(vip.Families[:]).Draw(t, "family")
+	switch what := rapid.IntRange(0, 8).Draw(t, "what"); {
+	case what == 0:
+		k.base = false
+		clear(k.streams)
+		clear(k.vips)
+		for _, s := range k.slots {
+			s.chain, s.stream, s.name, s.flows = false, "", "", [2]bool{}
+		}
+	case what == 1 && len(vips) > 0:
+		delete(k.vips, rapid.SampledFrom(vips).Draw(t, "vip"))
+	case what == 2 && len(streams) > 0:
+		s := k.streams[rapid.SampledFrom(streams).Draw(t, "stream")]
+		if s.tables[f] != nil {
+			s.tables[f][rapid.IntRange(0, len(s.tables[f])-1).Draw(t, "entry")] = 0
+		}
+	case what == 3 && len(streams) > 0:
+		k.streams[rapid.SampledFrom(streams).Draw(t, "stream")].chain = false
+	case what == 4 && len(numbers) > 0:
+		k.slots[rapid.SampledFrom(numbers).Draw(t, "number")].rules[f] = false
+	case what == 5 && len(numbers) > 0:
+		s := k.slots[rapid.SampledFrom(numbers).Draw(t, "number")]
+		s.hops[f], s.blackhole[f] = netip.Addr{}, false
+	case what == 6 && len(numbers) > 0:
+		s := k.slots[rapid.SampledFrom(numbers).Draw(t, "number")]
+		s.chain = false
+	case what == 7 && len(numbers) > 0:
+		s := k.slots[rapid.SampledFrom(numbers).Draw(t, "number")]
+		if s.hops[f].IsValid() {
+			s.hops[f] = s.hops[f].Next()
+		}
+	case what == 8 && len(numbers) > 0:
+		k.slots[rapid.SampledFrom(numbers).Draw(t, "number")].blackhole[f] = false
+	}
+}
+
+func TestWhatSomebodyElseChangesStaysUntilReconciled(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld()
+		wanted := drawWanted(t)
+		w.settle(wanted, false)
+		w.notice()
+		w.settle(wanted, false)
+		had := w.had()
+		before, _ := w.k.read(slices.Collect(maps.Keys(w.k.slots)))
+		for range rapid.IntRange(1, 4).Draw(t, "hands") {
+			byHand(t, w.k)
+		}
+		handed, _ := w.k.read(slices.Collect(maps.Keys(w.k.slots)))
+		different := !cmp.Equal(before, handed, cmp.AllowUnexported(content{}, streamContent{}, slotContent{}, netip.Addr{}), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b vip.VIP) bool { return a == b }))
+		if rapid.Bool().Draw(t, "restart") {
+			w.restart()
+		}
+		w.notice()
+		w.settle(wanted, false)
+		drift := w.e.drift()
+		if different != (len(drift) > 0) {
+			t.Fatalf("changed by hand: %v; drift: %+v\n%s", different, drift, cmp.Diff(fmt.Sprintf("%+v", before), fmt.Sprintf("%+v", handed)))
+		}
+		for n, s := range w.k.slots {
+			h := handed.slots[n]
+			if h == nil {
+				h = &slotContent{number: n}
+			}
+			if *h != *s {
+				t.Fatalf("number %d was fought for: %+v became %+v", n, *h, *s)
+			}
+		}
+		for name, s := range handed.streams {
+			if now := w.k.streams[name]; !s.chain && now.chain {
+				t.Fatalf("the chain of %s was mended", name)
+			}
+		}
+		if len(w.k.streams) != len(handed.streams) || !maps.Equal(w.k.vips, handed.vips) {
+			t.Fatalf("streams or VIPs were mended")
+		}
+		// Nobody who is broken serves.
+		st := w.state()
+		for name, ss := range st.Streams {
+			for _, f := range vip.Families {
+				for target := range ss.Serving[f] {
+					if !slotStands(w.l.Targets[w.number(name, target)], w.slot(name, target), f) {
+						t.Fatalf("%s/%s serves though it is broken", name, target)
+					}
+				}
+			}
+		}
+		if rapid.Bool().Draw(t, "restart again") {
+			w.restart()
+			w.settle(wanted, false)
+			if again := w.e.drift(); len(again) != len(drift) {
+				t.Fatalf("drift is %+v after a restart, was %+v", again, drift)
+			}
+		}
+		done, err := w.e.reconcile(wanted)
+		if err != nil {
+			t.Fatalf("reconcile: %v", err)
+		}
+		if len(done) != len(drift) {
+			t.Fatalf("mended %+v, drift was %+v", done, drift)
+		}
+		if diff := cmp.Diff(wish(wanted, had), w.is(t)); diff != "" {
+			t.Fatalf("-wanted +kernel\n%s", diff)
+		}
+		w.checkTables(t)
+	})
+}
+
+func TestRecordsAreMadeAnewFromTheKernel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld()
+		wanted := drawWanted(t)
+		if rapid.Bool().Draw(t, "kill") {
+			w.k.left = rapid.IntRange(0, 20).Draw(t, "acts")
+		}
+		w.settle(wanted, false)
+		w.k.left = -1
+		whole := w.had()
+		clear(w.l.Targets)
+		clear(w.l.Streams)
+		w.e = newEngine(Options{Log: slog.New(slog.DiscardHandler)}.withDefaults(), w.k, w.l)
+		w.e.now = func() time.Time { return w.clock }
+		if err := w.e.rebuild(record.Damage{Path: "x", Err: errors.New("torn")}); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.e.load(); err != nil {
+			t.Fatal(err)
+		}
+		w.e.pass(nil, false)
+		births := maps.Clone(w.k.births)
+		w.settle(wanted, false)
+		w.clock = w.clock.Add(time.Minute)
+		w.settle(wanted, false)
+		// Numbers that only had rules were nobody's.
+		had := w.had()
+		for name := range had {
+			if !whole[name] {
+				continue
+			}
+			n := w.number(name[:1], name[2:])
+			if births[n] > 0 && w.k.births[n] != births[n] {
+				t.Fatalf("the chain of %s was made anew", name)
+			}
+		}
+		if diff := cmp.Diff(wish(wanted, had), w.is(t)); diff != "" {
+			t.Fatalf("-wanted +kernel\n%s", diff)
+		}
+	})
+}
+
+func TestCleanupRemovesAllThatIsOurs(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld()
+		w.k.left = rapid.IntRange(0, 40).Draw(t, "acts")
+		w.settle(drawWanted(t), false)
+		w.k.left = -1
+		var damage *record.Damage
+		if rapid.Bool().Draw(t, "damaged") {
+			clear(w.l.Targets)
+			clear(w.l.Streams)
+			damage = &record.Damage{Path: "x", Err: errors.New("torn")}
+		}
+		if _, err := cleanUp(w.k, w.l, damage); err != nil {
+			t.Fatal(err)
+		}
+		if w.k.base || len(w.k.slots)+len(w.k.streams)+len(w.k.vips)+len(w.l.Targets)+len(w.l.Streams) > 0 {
+			t.Fatalf("left: %+v, records %+v", w.k.content, w.l.Records)
+		}
+	})
+}

@@ -1,0 +1,539 @@
+package dataplane
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// patience bounds every wait of these tests.
+const patience = 30 * time.Second
+
+// site is a namespace for a plane, with a network of targets at eth1.
+type site struct {
+	t    testing.TB
+	ns   *lab.NetNS
+	dir  string
+	peer *lab.NetNS
+}
+
+func newSite(t testing.TB) *site {
+	t.Helper()
+	s := &site{t: t, ns: lab.NewNetNS(t), peer: lab.NewNetNS(t), dir: t.TempDir()}
+	s.must(lab.Veth(s.ns, "eth1", s.peer, "peer"))
+	for _, a := range []string{"10.1.0.1/24", "fd01::1/64"} {
+		s.must(s.ns.IP("address", "add", a, "dev", "eth1", "nodad"))
+	}
+	for _, x := range []struct {
+		ns  *lab.NetNS
+		dev string
+	}{{s.ns, "eth1"}, {s.peer, "peer"}} {
+		s.must(x.ns.IP("link", "set", x.dev, "up"))
+	}
+	return s
+}
+
+func (s *site) must(err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// sh runs a command line in the plane's namespace.
+func (s *site) sh(line string) string {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	out, err := s.ns.Run(ctx, "sh", "-c", line)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return out
+}
+
+// number is that of a target, from the kernel.
+func (s *site) number(stream, target string) string {
+	s.t.Helper()
+	ruleset := s.sh("nft -s list table inet " + TableName)
+	m := regexp.MustCompile(`chain target/(\d+) \{\s+.*comment "` + regexp.QuoteMeta(stream+"/"+target) + `"`).FindStringSubmatch(ruleset)
+	if m == nil {
+		s.t.Fatalf("no chain of %s/%s in\n%s", stream, target, ruleset)
+	}
+	return m[1]
+}
+
+// snapshot is all that a plane makes in the kernel, without what counts.
+func (s *site) snapshot() string {
+	s.t.Helper()
+	return s.sh("nft -s list ruleset; ip rule; ip -6 rule; ip route show table all proto 179; ip -6 route show table all proto 179")
+}
+
+// handles are the handles of a target's chain and of its rules, which tell whether
+// they were made anew.
+func (s *site) handles(number string) string {
+	return s.sh("nft -a -s list chain inet " + TableName + " target/" + number)
+}
+
+func (s *site) options() Options {
+	return Options{StateDir: s.dir, Log: slog.New(slog.NewTextHandler(testWriter{s.t}, &slog.HandlerOptions{Level: slog.LevelInfo}))}
+}
+
+type testWriter struct{ t testing.TB }
+
+func (w testWriter) Write(b []byte) (int, error) {
+	w.t.Log(strings.TrimSpace(string(b)))
+	return len(b), nil
+}
+
+// running is a Plane at work.
+type running struct {
+	*Plane
+	site *site
+	stop func()
+}
+
+// start runs a plane until the test ends or stop is called.
+func (s *site) start(change ...func(*Options)) *running {
+	s.t.Helper()
+	o := s.options()
+	for _, c := range change {
+		c(&o)
+	}
+	p, err := New(o)
+	s.must(err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.ns.Do(func() error { return p.Run(ctx) }) }()
+	stopped := false
+	r := &running{Plane: p, site: s, stop: func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		if err := <-done; err != nil {
+			s.t.Errorf("Run: %v", err)
+		}
+	}}
+	s.t.Cleanup(r.stop)
+	return r
+}
+
+func (r *running) wait(what string, ok func(State) bool) State {
+	r.site.t.Helper()
+	deadline := time.After(patience)
+	for {
+		s, changed := r.State().Get()
+		if ok(s) {
+			return s
+		}
+		select {
+		case <-changed:
+		case <-deadline:
+			r.site.t.Fatalf("waited in vain for: %s; last state: %s\n%s", what, describeState(s), r.site.snapshot())
+		}
+	}
+}
+
+func describeState(s State) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "revision %d, err %v, failures %d, VIPs %v, unreachable %v\n", s.Revision, s.Err, s.Failures, s.VIPs, s.Unreachable)
+	for name, x := range s.Streams {
+		fmt.Fprintf(&b, "stream %s: serving %v, problems %q\n", name, x.Serving, x.Problem)
+	}
+	fmt.Fprintf(&b, "drift %+v\nproblems %+v", s.Drift, s.Problems)
+	return b.String()
+}
+
+// serves tells whether exactly these serve in a stream, for a family.
+func serves(s State, stream string, f vip.Family, names ...string) bool {
+	x := s.Streams[stream]
+	return x != nil && slices.Equal(slices.Sorted(maps.Keys(x.Serving[f])), names)
+}
+
+// configure has the plane do something and waits until it is dealt with.
+func (r *running) configure(streams ...*Stream) State {
+	r.site.t.Helper()
+	w := wantedOf(streams...)
+	r.Configure(w)
+	return r.wait("a revision to be dealt with", func(s State) bool { return s.Revision >= w.Revision })
+}
+
+// eventually polls what only the kernel knows.
+func (s *site) eventually(what string, ok func() bool) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	err := lab.Eventually(ctx, 10*time.Millisecond, func() error {
+		if !ok() {
+			return fmt.Errorf("not yet: %s", what)
+		}
+		return nil
+	})
+	s.must(err)
+}
+
+// siteTarget is a target in the site's network; i is from 1 to 200.
+func siteTarget(i int, roles ...Role) Target {
+	t := Target{Name: fmt.Sprintf("t%d", i), IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 1, 0, byte(i + 10)})}}
+	t.Roles[vip.IPv4] = roles[0]
+	if len(roles) > 1 {
+		t.IPs = append(t.IPs, netip.MustParseAddr(fmt.Sprintf("fd01::%x", i+10)))
+		t.Roles[vip.IPv6] = roles[1]
+	}
+	return t
+}
+
+func siteStream(name string, vips []string, targets ...Target) *Stream {
+	s := testStream(name, vips, targets...)
+	s.Size, s.DrainTime = 103, 0
+	return s
+}
+
+var bothVIPs = []string{"20.0.0.1/32", "2000::1/128"}
+
+func (s *site) has(t testing.TB, want ...string) {
+	t.Helper()
+	got := s.snapshot()
+	for _, w := range want {
+		if !strings.Contains(got, w) {
+			t.Errorf("no %q in\n%s", w, got)
+		}
+	}
+}
+
+func (s *site) lacks(t testing.TB, what ...string) {
+	t.Helper()
+	got := s.snapshot()
+	for _, w := range what {
+		if strings.Contains(got, w) {
+			t.Errorf("%q in\n%s", w, got)
+		}
+	}
+}
+
+func TestTargetsComeAndGo(t *testing.T) {
+	x := newSite(t)
+	p := x.start()
+	s := p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving)))
+	for _, f := range vip.Families {
+		if !serves(s, "a", f, "t1", "t2") {
+			t.Fatal(describeState(s))
+		}
+	}
+	if s.VIPs[vip.Require("20.0.0.1/32")] != "a" || s.VIPs[vip.Require("2000::1/128")] != "a" || len(s.Problems)+len(s.Drift) > 0 {
+		t.Fatal(describeState(s))
+	}
+	x.has(t, "chain stream/a", "default via 10.1.0.11 dev eth1 table 5000", "blackhole default table 5001", "fwmark 0x1389", "via fd01::b dev eth1 table 5000")
+	handles := x.handles(x.number("a", "t1"))
+
+	t.Log("draining")
+	s = p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Draining, Draining)))
+	if !serves(s, "a", vip.IPv4, "t1") {
+		t.Fatal(describeState(s))
+	}
+	x.has(t, `5001 : goto target/5001`)
+
+	t.Log("down")
+	s = p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Down, Down)))
+	x.has(t, "chain target/5001", "lookup 5001")
+	x.lacks(t, `goto target/5001`)
+
+	t.Log("gone, and another one")
+	s = p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(3, Serving)))
+	if !serves(s, "a", vip.IPv4, "t1", "t3") || !serves(s, "a", vip.IPv6, "t1") {
+		t.Fatal(describeState(s))
+	}
+	x.lacks(t, "target/5001", "lookup 5001", "table 5001")
+
+	t.Log("another address")
+	moved := siteTarget(3, Serving)
+	moved.IPs[0] = netip.MustParseAddr("10.1.0.99")
+	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), moved))
+	x.has(t, "default via 10.1.0.99 dev eth1 table "+x.number("a", "t3"))
+
+	t.Log("size and seed")
+	changed := siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), moved)
+	changed.Size, changed.Seed = 211, 7
+	s = p.configure(changed)
+	if !serves(s, "a", vip.IPv4, "t1", "t3") || len(s.Problems)+len(s.Drift) > 0 {
+		t.Fatal(describeState(s))
+	}
+	x.has(t, "mod 211 seed 0x7")
+
+	t.Log("the VIP moves to another stream")
+	other := siteStream("b", bothVIPs, siteTarget(4, Serving, Serving))
+	s = p.configure(siteStream("a", []string{"20.0.0.7/32", "20.1.0.0/24"}, siteTarget(1, Serving, Serving), moved), other)
+	if s.VIPs[vip.Require("20.0.0.1/32")] != "b" || s.VIPs[vip.Require("20.1.0.0/24")] != "a" {
+		t.Fatal(describeState(s))
+	}
+	if x.handles("5000") != handles {
+		t.Errorf("the chain of t1, which stayed, was made anew:\n%s\n%s", handles, x.handles("5000"))
+	}
+
+	t.Log("a stream goes")
+	s = p.configure(other)
+	x.lacks(t, "stream/a", "table 5000 ")
+	if s.Streams["a"] != nil {
+		t.Fatal(describeState(s))
+	}
+}
+
+func TestARestartTouchesNothing(t *testing.T) {
+	x := newSite(t)
+	p := x.start()
+	streams := []*Stream{siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, Serving, Serving), siteTarget(2, Draining, Serving)), siteStream("b", []string{"20.0.0.2/32"}, siteTarget(1, Serving))}
+	before := p.configure(streams...)
+	all := x.sh("nft -a -s list ruleset")
+	p.stop()
+	p = x.start()
+	s := p.wait("the first look", func(s State) bool { return !s.At.IsZero() })
+	<-p.Ready()
+	if !serves(s, "a", vip.IPv6, "t1", "t2") || !maps.Equal(s.VIPs, before.VIPs) || len(s.Drift) > 0 {
+		t.Fatal(describeState(s))
+	}
+	s = p.configure(streams...)
+	if !serves(s, "a", vip.IPv6, "t1", "t2") || len(s.Drift) > 0 {
+		t.Fatal(describeState(s))
+	}
+	if got := x.sh("nft -a -s list ruleset"); got != all {
+		t.Errorf("before\n%s\nafter\n%s", all, got)
+	}
+}
+
+func TestDriftIsShownAndNotFought(t *testing.T) {
+	for _, tt := range []struct {
+		name, hand, object string
+		// lasts tells what of a snapshot must not come back.
+		gone   string
+		serves []string
+	}{
+		{"rule", "ip rule del fwmark 5001/0xffffff lookup 5001", "rule fwmark 5001 lookup 5001 (IPv4)", "fwmark 0x1389/0xffffff lookup 5001\n", []string{"t1"}},
+		{"routes", "ip route flush table 5001", "route default via 10.1.0.12 table 5001 (IPv4)", "10.1.0.12 ", []string{"t1"}},
+		{"route", "ip route del default via 10.1.0.12 table 5001", "route default via 10.1.0.12 table 5001 (IPv4)", "10.1.0.12 ", []string{"t1"}},
+		{"blackhole", "ip route del blackhole default table 5001 metric 4294967295", "route blackhole default table 5001 (IPv4)", "blackhole default table 5001 proto 179 metric 4294967295\n", []string{"t1", "t2"}},
+		{"live element", "nft delete element inet vipgate-lb live4 { 5001 }", "element 5001 of map live4", "goto target/5001 }\n\t}\n\n\tmap live6", []string{"t1"}},
+		{"target's rule", "nft flush chain inet vipgate-lb target/5001", "chain target/5001", `comment "a/t2"`, []string{"t1"}},
+		{"VIP", "nft delete element inet vipgate-lb vip4 { 20.0.0.1 }", "element 20.0.0.1/32 of map vip4", "20.0.0.1", []string{"t1", "t2"}},
+		{"entry", "nft delete element inet vipgate-lb maglev4/a { 7 }", "map maglev4/a", "0x00000007 :", []string{"t1", "t2"}},
+		{"stream's rules", "nft flush chain inet vipgate-lb stream/a", "chain stream/a", "jhash", []string{"t1", "t2"}},
+		{"table", "nft delete table inet vipgate-lb", "table inet vipgate-lb", "vipgate-lb", nil},
+		{"policy rule", "ip rule del prio 90", "table inet vipgate-lb", "\n90:", []string{"t1", "t2"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			x := newSite(t)
+			p := x.start()
+			p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving)))
+			whole := x.snapshot()
+			x.sh(tt.hand)
+			s := p.wait("drift of "+tt.object, func(s State) bool {
+				return slices.ContainsFunc(s.Drift, func(d Drift) bool { return d.Object == tt.object }) && (tt.serves == nil || serves(s, "a", vip.IPv4, tt.serves...))
+			})
+			for _, d := range s.Drift {
+				if d.Since.IsZero() {
+					t.Errorf("no time in %+v", d)
+				}
+			}
+			if tt.name == "VIP" && s.VIPs[vip.Require("20.0.0.1/32")] != "" {
+				t.Error("the VIP is said to be served")
+			}
+			if (tt.name == "entry" || tt.name == "stream's rules" || tt.name == "table" || tt.name == "policy rule") && s.Streams["a"].Problem[vip.IPv4] == "" {
+				t.Error("the stream has no problem: " + describeState(s))
+			}
+			// Another look changes nothing, nor does another stream.
+			s = p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving)))
+			if len(s.Drift) == 0 {
+				t.Fatal("no drift any more: " + describeState(s))
+			}
+			x.lacks(t, tt.gone)
+
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			mended, err := p.Reconcile(ctx)
+			if err != nil || len(mended) == 0 {
+				t.Fatalf("mended %+v, %v", mended, err)
+			}
+			s = p.wait("no drift", func(s State) bool { return len(s.Drift) == 0 && serves(s, "a", vip.IPv4, "t1", "t2") })
+			if s.Streams["a"].Problem[vip.IPv4] != "" || s.VIPs[vip.Require("20.0.0.1/32")] != "a" {
+				t.Error(describeState(s))
+			}
+			if got := sortedLines(x.snapshot()); got != sortedLines(whole) {
+				t.Errorf("before\n%s\nafter\n%s", whole, x.snapshot())
+			}
+		})
+	}
+}
+
+// sortedLines makes snapshots comparable: the kernel lists in the order of making.
+func sortedLines(s string) string {
+	lines := strings.Split(s, "\n")
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+func TestRoutesComeBackWithTheLink(t *testing.T) {
+	x := newSite(t)
+	p := x.start()
+	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving)))
+	// An interface that goes down loses its IPv6 addresses as well, unless told to
+	// keep them.
+	x.must(x.ns.Sysctl("net.ipv6.conf.eth1.keep_addr_on_down", "1"))
+	whole := sortedLines(x.snapshot())
+	x.sh("ip link set eth1 down")
+	s := p.wait("nobody to serve", func(s State) bool { return serves(s, "a", vip.IPv4) && serves(s, "a", vip.IPv6) })
+	if why := s.Unreachable[netip.MustParseAddr("10.1.0.11")]; why != "link eth1 is down" || len(s.Drift) > 0 {
+		t.Error(describeState(s))
+	}
+	x.sh("ip link set eth1 up")
+	p.wait("the target to serve again", func(s State) bool {
+		return serves(s, "a", vip.IPv4, "t1") && serves(s, "a", vip.IPv6, "t1") && len(s.Drift) == 0 && len(s.Unreachable) == 0
+	})
+	if got := sortedLines(x.snapshot()); got != whole {
+		t.Errorf("before\n%s\nafter\n%s", whole, got)
+	}
+	for range 5 {
+		x.sh("ip link set eth1 down; ip link set eth1 up")
+	}
+	p.wait("the target to serve again", func(s State) bool {
+		return serves(s, "a", vip.IPv4, "t1") && serves(s, "a", vip.IPv6, "t1") && len(s.Drift) == 0
+	})
+	x.eventually("the kernel to be as before", func() bool { return sortedLines(x.snapshot()) == whole })
+}
+
+func TestAFailedNeighbourIsOut(t *testing.T) {
+	x := newSite(t)
+	p := x.start()
+	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving)))
+	x.sh("ip neigh replace 10.1.0.12 dev eth1 nud failed")
+	s := p.wait("t2 out of the table", func(s State) bool { return serves(s, "a", vip.IPv4, "t1") })
+	if !serves(s, "a", vip.IPv6, "t1", "t2") || s.Unreachable[netip.MustParseAddr("10.1.0.12")] == "" {
+		t.Error(describeState(s))
+	}
+	x.has(t, "goto target/5001")
+	x.sh("ip neigh replace 10.1.0.12 dev eth1 lladdr 02:00:00:00:00:12 nud reachable")
+	p.wait("t2 in the table", func(s State) bool { return serves(s, "a", vip.IPv4, "t1", "t2") && len(s.Unreachable) == 0 })
+}
+
+func TestADrainThatThePlaneBeganEnds(t *testing.T) {
+	x := newSite(t)
+	p := x.start()
+	a := siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving))
+	p.configure(a)
+	p.stop()
+	p = x.start()
+	left := siteStream("a", bothVIPs, siteTarget(1, Serving, Serving))
+	left.DrainTime = 500 * time.Millisecond
+	s := p.configure(left)
+	if !serves(s, "a", vip.IPv4, "t1") {
+		t.Fatal(describeState(s))
+	}
+	slots, err := p.Slots(t.Context())
+	if err != nil || len(slots) != 2 || slots[1].State != "draining" || slots[1].DrainEnd.IsZero() || slots[0].Entries[vip.IPv4] != 103 {
+		t.Fatalf("%+v, %v", slots, err)
+	}
+	x.eventually("t2 gone", func() bool {
+		slots, err := p.Slots(t.Context())
+		return err == nil && len(slots) == 1
+	})
+	x.lacks(t, "target/5001", "table 5001", "lookup 5001")
+}
+
+func TestProblemsWithTheKernel(t *testing.T) {
+	x := newSite(t)
+	x.sh("ip route add default via 10.1.0.77 table 5000; ip rule add fwmark 5001 lookup 77")
+	x.sh("ip address add 20.0.0.9/32 dev lo")
+	p := x.start()
+	far := Target{Name: "far", IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Roles: [2]Role{Serving, Down}}
+	p.Configure(wantedOf(
+		siteStream("a", append(bothVIPs, "20.0.0.9/32"), siteTarget(1, Serving, Serving), far),
+		siteStream("b", []string{"20.0.0.1/32", "20.0.0.2/32"}, siteTarget(2, Serving, Serving)),
+	))
+	s := p.wait("problems", func(s State) bool { return len(s.Problems) >= 5 && serves(s, "a", vip.IPv4, "t1") })
+	for _, object := range []string{"number 5000", "number 5001", "target a/far", "VIP 20.0.0.9/32", "VIP 20.0.0.1/32"} {
+		if !slices.ContainsFunc(s.Problems, func(p Problem) bool { return p.Object == object && p.Detail != "" && p.Remedy != "" }) {
+			t.Errorf("no problem of %s in %+v", object, s.Problems)
+		}
+	}
+	if s.VIPs[vip.Require("20.0.0.2/32")] != "b" || s.VIPs[vip.Require("20.0.0.1/32")] != "a" {
+		t.Error(describeState(s))
+	}
+	x.has(t, "fwmark 0x1389 lookup 77")
+	if got := x.sh("ip route show table 5000"); !strings.Contains(got, "10.1.0.77") {
+		t.Errorf("somebody else's route: %s", got)
+	}
+	x.sh("ip address add 192.0.2.2/24 dev eth1")
+	p.wait("the target far away to serve", func(s State) bool { return serves(s, "a", vip.IPv4, "far", "t1") })
+}
+
+func TestAFullDiskLeavesTheDataPlaneAsItIs(t *testing.T) {
+	x := newSite(t)
+	x.dir = tinyDisk(t)
+	p := x.start()
+	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving)))
+	before := x.snapshot()
+	fill := filepath.Join(x.dir, "fill")
+	f, err := os.Create(fill)
+	x.must(err)
+	block := make([]byte, 4096)
+	for err == nil {
+		_, err = f.Write(block)
+	}
+	x.must(f.Close())
+	// Enough targets for the records not to fit.
+	var many []Target
+	for i := range 200 {
+		target := siteTarget(i+1, Serving, Serving)
+		target.Name += strings.Repeat("x", 200)
+		many = append(many, target)
+	}
+	w := wantedOf(siteStream("a", bothVIPs, many...))
+	p.Configure(w)
+	s := p.wait("an error", func(s State) bool { return s.Err != nil && s.Failures > 2 })
+	if want := "records cannot be written"; !strings.HasPrefix(s.Err.Error(), want) || !strings.Contains(s.Err.Error(), "no space left on device") || !strings.HasSuffix(s.Err.Error(), "the data plane stays as it is") {
+		t.Errorf("error %v", s.Err)
+	}
+	if got := x.snapshot(); got != before {
+		t.Errorf("before\n%s\nafter\n%s", before, got)
+	}
+	x.must(os.Remove(fill))
+	p.wait("all to serve", func(s State) bool {
+		return s.Err == nil && s.Revision == w.Revision && s.Streams["a"] != nil && len(s.Streams["a"].Serving[vip.IPv6]) == 200
+	})
+}
+
+// tinyDisk mounts a small file system.
+func tinyDisk(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if out, err := command(ctx, "mount", "-t", "tmpfs", "-o", "size=256k", "vipgate-test", dir); err != nil {
+		t.Skipf("no tmpfs here: %v: %s", err, out)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if out, err := command(ctx, "umount", dir); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+	})
+	return dir
+}
+
+func command(ctx context.Context, name string, args ...string) ([]byte, error) {
+	return exec.CommandContext(ctx, name, args...).CombinedOutput()
+}

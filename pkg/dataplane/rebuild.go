@@ -1,0 +1,131 @@
+package dataplane
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/record"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// rebuiltDrain is the drain time of streams that were made anew from the kernel,
+// which does not know it, until they are configured; rebuiltSize is the size of their
+// tables if the chain does not tell.
+const (
+	rebuiltDrain = 30 * time.Second
+	rebuiltSize  = 1009
+)
+
+// nobodys is the stream of numbers of ours that belong to no target any more.
+const nobodys = "-"
+
+// rebuild makes the records anew from what the kernel has with our marks.
+func (e *engine) rebuild(d record.Damage) error {
+	r, err := gather(e.kernel)
+	if err != nil {
+		return fmt.Errorf("make the records anew from the kernel, since they were damaged (%w; moved to %s): %w", d.Err, d.Path, err)
+	}
+	c := record.Change{Targets: slices.Collect(maps.Values(r.Targets)), Streams: slices.Collect(maps.Values(r.Streams))}
+	if err := e.store.Write(c); err != nil {
+		return fmt.Errorf("%w (%w): the data plane stays as it is", errRecords, err)
+	}
+	e.log.Error("THE RECORDS OF THE DATA PLANE WERE DAMAGED and were made anew from what is in the kernel",
+		"moved_to", d.Path, "error", d.Err, "streams", len(r.Streams), "targets", len(r.Targets))
+	return nil
+}
+
+// gather makes records of all that has our marks in the kernel: the names of chains
+// and the comments of their rules, and the protocol of rules and routes. What stands
+// whole is Applied, what is torn Pending; numbers that belong to no target, or of
+// which nobody knows where they led, are Removing: if they are wanted, they come back.
+func gather(k kernelSide) (record.Records, error) {
+	r := record.Records{Targets: map[uint32]record.Target{}, Streams: map[string]record.Stream{}}
+	numbers, err := k.owned()
+	if err != nil {
+		return r, fmt.Errorf("look for rules and routes of ours: %w", err)
+	}
+	c, err := k.read(numbers)
+	if err != nil {
+		return r, fmt.Errorf("read the data plane: %w", err)
+	}
+	if more := slices.Sorted(maps.Keys(c.slots)); !slices.Equal(more, numbers) {
+		// Targets of which only chains are there.
+		if c, err = k.read(more); err != nil {
+			return r, fmt.Errorf("read the data plane: %w", err)
+		}
+	}
+	names := map[[2]string]bool{}
+	for _, number := range slices.Sorted(maps.Keys(c.slots)) {
+		s := c.slots[number]
+		t := record.Target{Number: number, Stream: s.stream, Name: s.name, Flows: s.flows, Stage: record.Applied}
+		for _, f := range vip.Families {
+			if s.hops[f].IsValid() {
+				t.IPs = append(t.IPs, s.hops[f])
+			}
+		}
+		key := [2]string{s.stream, s.name}
+		switch {
+		case !s.chain && !slices.Contains(numbers, number):
+			continue // Nothing of it says that it is ours.
+		case !s.chain || s.stream == "" || s.name == "" || names[key]:
+			t.Stream, t.Name, t.Stage = nobodys, fmt.Sprint(number), record.Removing
+		case len(t.IPs) == 0:
+			t.Stage = record.Removing
+		case len(slotDrift(t, s, false)) > 0:
+			t.Stage = record.Pending
+		}
+		if len(t.IPs) == 0 {
+			t.IPs = []netip.Addr{netip.IPv4Unspecified()}
+		}
+		names[key] = true
+		r.Targets[number] = t
+	}
+	for name, s := range c.streams {
+		r.Streams[name] = gatherStream(s, r.Targets, c.vips)
+	}
+	return r, nil
+}
+
+func gatherStream(s *streamContent, all map[uint32]record.Target, vips map[vip.VIP]string) record.Stream {
+	x := record.Stream{Name: s.name, Size: s.size, Seed: s.seed, DrainTime: rebuiltDrain, Stage: record.Applied}
+	for v, stream := range vips {
+		if stream == s.name {
+			x.VIPs = append(x.VIPs, v)
+		}
+	}
+	slices.SortFunc(x.VIPs, vip.Compare)
+	targets := map[string]record.Target{}
+	for _, t := range all {
+		if t.Stream == s.name {
+			targets[t.Name] = t
+		}
+	}
+	torn := s.size < 2 || s.seed == 0
+	var tables [len(vip.Families)][]uint32
+	for _, f := range vip.Families {
+		if s.tables[f] == nil {
+			continue
+		}
+		in := map[string]struct{}{}
+		for _, number := range s.tables[f] {
+			if t := all[number]; t.Stream == s.name && t.Stage != record.Removing {
+				in[t.Name] = struct{}{}
+			}
+		}
+		x.Tables[f] = slices.Sorted(maps.Keys(in))
+		if !torn {
+			tables[f] = tableOf(x.Tables[f], targets, s.size, s.seed)
+		}
+	}
+	if torn {
+		// Whatever they are made, the stream is not as it was and is written anew.
+		x.Size, x.Seed = rebuiltSize, 1
+	}
+	if torn || len(streamDrift(x, tables, s, vips).drift) > 0 {
+		x.Stage = record.Pending
+	}
+	return x
+}
