@@ -34,7 +34,6 @@ func (a *admin) Reconcile(ctx context.Context, _ *lbv1.ReconcileRequest) (*lbv1.
 	mended, err := p.plane.Reconcile(ctx)
 	answer := &lbv1.ReconcileResponse{}
 	for _, d := range mended {
-		p.Log.Info("data plane: mended on request", "object", d.Object, "stream", d.Stream, "target", d.Target, "was", d.Detail)
 		answer.Mended = append(answer.Mended, driftProto(d))
 	}
 	if err != nil {
@@ -178,7 +177,7 @@ func roleWord(r dataplane.Role, serves bool) string {
 	return "unknown"
 }
 
-// lookAtDataPlane tells people what changed in the data plane.
+// lookAtDataPlane notes what changed in the data plane. The data plane itself logs it.
 func (o *observer) lookAtDataPlane(s dataplane.State) {
 	p := o.process
 	problem := dataPlaneProblem(s)
@@ -193,51 +192,59 @@ func (o *observer) lookAtDataPlane(s dataplane.State) {
 
 	was := o.dataPlane
 	o.dataPlane = s
-	switch {
-	case s.Err != nil && text(was.Err) != text(s.Err):
-		p.Log.Error("data plane: nothing can be changed", "error", s.Err)
-		p.events.add(event{Object: "data plane", What: changesBlocked, Detail: s.Err.Error()})
-	case s.Err == nil && was.Err != nil:
-		p.Log.Info("data plane: changes are possible again", "failures", was.Failures)
-		p.events.add(event{Object: "data plane", What: problemSolved, Detail: was.Err.Error()})
-	}
 	// Failures counts anew after each success.
 	if s.Failures > was.Failures {
 		o.failures.Add(uint64(s.Failures - was.Failures))
 	} else if s.Failures < was.Failures {
 		o.failures.Add(uint64(s.Failures))
 	}
+	for _, e := range dataPlaneEvents(was, s) {
+		p.events.add(e)
+	}
+}
+
+// dataPlaneEvents are what happened between two states.
+func dataPlaneEvents(was, is dataplane.State) []event {
+	var all []event
+	switch {
+	case is.Err != nil && was.Err == nil:
+		all = append(all, event{Object: "data plane", What: changesBlocked, Detail: is.Err.Error()})
+	case is.Err == nil && was.Err != nil:
+		all = append(all, event{Object: "data plane", What: problemSolved, Detail: was.Err.Error()})
+	}
 	type thing struct{ object, stream, target string }
 	drift := map[thing]dataplane.Drift{}
 	for _, d := range was.Drift {
 		drift[thing{d.Object, d.Stream, d.Target}] = d
 	}
-	for _, d := range s.Drift {
+	for _, d := range is.Drift {
 		key := thing{d.Object, d.Stream, d.Target}
 		if _, known := drift[key]; !known {
-			p.Log.Warn("data plane: somebody else changed something; `lb reconcile` puts it back", "object", d.Object, "stream", d.Stream, "target", d.Target, "detail", d.Detail)
-			p.events.add(event{Object: d.Object, What: driftSeen, Detail: d.Detail, Stream: d.Stream, Target: d.Target})
+			all = append(all, event{Object: d.Object, What: driftSeen, Detail: d.Detail, Stream: d.Stream, Target: d.Target})
 		}
 		delete(drift, key)
 	}
-	for key, d := range drift {
-		p.Log.Info("data plane: as it was put there again", "object", key.object, "stream", key.stream, "target", key.target)
-		p.events.add(event{Object: key.object, What: driftMended, Detail: d.Detail, Stream: key.stream, Target: key.target})
+	for _, d := range was.Drift {
+		if _, over := drift[thing{d.Object, d.Stream, d.Target}]; over {
+			all = append(all, event{Object: d.Object, What: driftMended, Detail: d.Detail, Stream: d.Stream, Target: d.Target})
+		}
 	}
-	problems := map[string]dataplane.Problem{}
+	type problem struct{ object, detail string }
+	problems := map[problem]struct{}{}
 	for _, x := range was.Problems {
-		problems[x.Object+"\x00"+x.Detail] = x
+		problems[problem{x.Object, x.Detail}] = struct{}{}
 	}
-	for _, x := range s.Problems {
-		key := x.Object + "\x00" + x.Detail
+	for _, x := range is.Problems {
+		key := problem{x.Object, x.Detail}
 		if _, known := problems[key]; !known {
-			p.Log.Error("data plane: something cannot be done; the rest is", "object", x.Object, "detail", x.Detail, "remedy", x.Remedy)
-			p.events.add(event{Object: x.Object, What: problemSeen, Detail: x.Detail})
+			all = append(all, event{Object: x.Object, What: problemSeen, Detail: x.Detail})
 		}
 		delete(problems, key)
 	}
-	for _, x := range problems {
-		p.Log.Info("data plane: no longer in the way", "object", x.Object, "detail", x.Detail)
-		p.events.add(event{Object: x.Object, What: problemSolved, Detail: x.Detail})
+	for _, x := range was.Problems {
+		if _, over := problems[problem{x.Object, x.Detail}]; over {
+			all = append(all, event{Object: x.Object, What: problemSolved, Detail: x.Detail})
+		}
 	}
+	return all
 }

@@ -1,0 +1,76 @@
+package lb
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/vipgate/vipgate/pkg/dataplane"
+)
+
+func TestEventsAreTheNewest(t *testing.T) {
+	var e events
+	if got := e.list(0, 0); len(got) != 0 {
+		t.Errorf("%v", got)
+	}
+	for i := range maxEvents + 5 {
+		e.add(event{Object: fmt.Sprint(i + 1)})
+	}
+	for _, c := range []struct {
+		after       uint64
+		n           int
+		first, many uint64
+	}{
+		{0, 0, 6, maxEvents},
+		{0, 2, maxEvents + 4, 2},
+		{maxEvents + 4, 0, maxEvents + 5, 1},
+		{maxEvents + 4, 3, maxEvents + 5, 1},
+		{maxEvents + 5, 0, 0, 0},
+		{maxEvents + 9, 0, 0, 0},
+	} {
+		got := e.list(c.after, c.n)
+		if uint64(len(got)) != c.many {
+			t.Errorf("after %d at most %d: %d events, want %d", c.after, c.n, len(got), c.many)
+			continue
+		}
+		for i, x := range got {
+			if want := c.first + uint64(i); x.Sequence != want || x.Object != fmt.Sprint(want) {
+				t.Errorf("after %d at most %d: event %d is %d (%s), want %d", c.after, c.n, i, x.Sequence, x.Object, want)
+			}
+		}
+	}
+}
+
+func TestEventsOfTheDataPlane(t *testing.T) {
+	rule := dataplane.Drift{Object: "rule", Stream: "s", Target: "a", Detail: "is missing"}
+	route := dataplane.Drift{Object: "route", Stream: "s", Target: "a", Detail: "is missing"}
+	for _, c := range []struct {
+		name    string
+		was, is dataplane.State
+		want    []string
+	}{
+		{"nothing", dataplane.State{Drift: []dataplane.Drift{rule}}, dataplane.State{Drift: []dataplane.Drift{rule}}, nil},
+		{"drift", dataplane.State{Drift: []dataplane.Drift{rule}}, dataplane.State{Drift: []dataplane.Drift{rule, route}}, []string{"drift route s/a: is missing"}},
+		{"mended", dataplane.State{Drift: []dataplane.Drift{rule, route}}, dataplane.State{Drift: []dataplane.Drift{route}}, []string{"mended rule s/a: is missing"}},
+		{"blocked", dataplane.State{}, dataplane.State{Err: errors.New("disk full")}, []string{"blocked data plane /: disk full"}},
+		{"still blocked", dataplane.State{Err: errors.New("disk full")}, dataplane.State{Err: errors.New("disk full, again")}, nil},
+		{"no longer blocked", dataplane.State{Err: errors.New("disk full")}, dataplane.State{}, []string{"solved data plane /: disk full"}},
+		{
+			"problems",
+			dataplane.State{Problems: []dataplane.Problem{{Object: "VIP", Detail: "local"}}},
+			dataplane.State{Problems: []dataplane.Problem{{Object: "VIP", Detail: "twice"}}},
+			[]string{"problem VIP /: twice", "solved VIP /: local"},
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var got []string
+			for _, e := range dataPlaneEvents(c.was, c.is) {
+				got = append(got, fmt.Sprintf("%s %s %s/%s: %s", e.What, e.Object, e.Stream, e.Target, e.Detail))
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("%q, want %q", got, c.want)
+			}
+		})
+	}
+}
