@@ -14,6 +14,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 	"github.com/vipgate/vipgate/test/lab"
@@ -253,6 +254,25 @@ func (t *Trench) wantStates(ctx context.Context, condition func(map[string]targe
 		}
 	}
 	return nil
+}
+
+// wantEgress waits until the frontend of a pod has a session with the gateway in
+// every family.
+func (t *Trench) wantEgress(ctx context.Context, p *lab.Pod) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	conn, err := grpc.NewClient("unix:"+p.FrontendAdmin(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	err = lab.Eventually(ctx, lookEvery, func() error {
+		answer, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{Service: "Egress"}, grpc.WaitForReady(true))
+		if err == nil && answer.GetStatus() != healthv1.HealthCheckResponse_SERVING {
+			err = fmt.Errorf("the frontend's Egress is %v", answer.GetStatus())
+		}
+		return err
+	})
+	return errors.Join(err, conn.Close())
 }
 
 // states are the states of the targets in one pod: the worst of their addresses.
