@@ -1,0 +1,250 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/load"
+)
+
+// dataPlaneWorld is a pod whose lb forwards, with a gateway and two targets.
+type dataPlaneWorld struct {
+	t *testing.T
+	*lab.Yard
+	ctx context.Context
+	pod *lab.Pod
+}
+
+func dataPlaneTrench(targets ...int) string {
+	text := fmt.Sprintf(`trench: trench-a
+attractor:
+  name: attractor-a-1
+  vips: [20.0.0.1/32, "2000::1/128"]
+  gateways:
+    - {name: gateway-a4, address: %s}
+    - {name: gateway-a6, address: "%s"}
+streams:
+  - name: stream-a
+    vips: [20.0.0.1/32, "2000::1/128"]
+    check: {tcp: {port: %d}, interval: 100ms, timeout: 100ms, rise: 1, fall: 2}
+    drainTime: 1s
+    targets:
+`, lab.GatewayA4, lab.GatewayA6, lab.HealthPort)
+	for _, n := range targets {
+		a := lab.TargetAddrs(n)
+		text += fmt.Sprintf("      - {name: target-%d, ips: [%s, \"%s\"]}\n", n, a[0], a[1])
+	}
+	return text
+}
+
+func newDataPlaneWorld(t *testing.T) *dataPlaneWorld {
+	t.Helper()
+	if lack := lab.YardLacks(); lack != "" {
+		lab.Skip(t, lack)
+	}
+	y, err := lab.NewYard(lab.YardConfig{
+		Pods: 1, Targets: 2, VIPs: []netip.Addr{netip.MustParseAddr("20.0.0.1"), netip.MustParseAddr("2000::1")}, Binaries: binaries,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
+	w := &dataPlaneWorld{t, y, ctx, y.Pods[0]}
+	t.Cleanup(func() {
+		defer cancel()
+		if t.Failed() {
+			for _, p := range []*lab.Process{w.pod.LB, w.pod.Frontend} {
+				if p != nil {
+					t.Logf("== last lines of %s\n%s", p.Name, p.Tail(60))
+				}
+			}
+		}
+		if err := y.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, a := range y.Targets {
+		w.must(a.Start())
+	}
+	w.must(y.WriteTrench(dataPlaneTrench(1, 2)))
+	_, err = y.StartGateway(y.GatewayConfig())
+	w.must(err)
+	return w
+}
+
+func (w *dataPlaneWorld) must(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *dataPlaneWorld) start(extra ...string) {
+	w.t.Helper()
+	w.must(w.pod.StartLB(append([]string{"--dataplane=nftables"}, extra...)...))
+	w.must(w.pod.StartFrontend("--ecmp"))
+	w.must(w.WantVia(w.ctx, 1))
+}
+
+// lb runs a command of lb on the admin socket.
+func (w *dataPlaneWorld) lb(args ...string) (string, error) {
+	return w.pod.Run(w.ctx, "lb", append(args, "--admin-socket=unix://"+w.pod.LBAdmin())...)
+}
+
+// until waits until what a command of lb prints has a text.
+func (w *dataPlaneWorld) until(text string, args ...string) string {
+	w.t.Helper()
+	var last string
+	err := lab.Eventually(w.ctx, 10*time.Millisecond, func() error {
+		out, err := w.lb(args...)
+		if last = out; err == nil && !strings.Contains(out, text) {
+			err = fmt.Errorf("lb %s does not say %q", strings.Join(args, " "), text)
+		}
+		return err
+	})
+	if err != nil {
+		w.t.Fatalf("%v\n%s", err, last)
+	}
+	return last
+}
+
+// kernel is all that the kernel has that could be the data plane's.
+func (w *dataPlaneWorld) kernel() string {
+	w.t.Helper()
+	var all string
+	for _, command := range [][]string{
+		{"nft", "list", "tables"},
+		{"ip", "-4", "rule"},
+		{"ip", "-6", "rule"},
+		{"ip", "-4", "route", "show", "table", "all", "proto", "179"},
+		{"ip", "-6", "route", "show", "table", "all", "proto", "179"},
+	} {
+		out, err := w.pod.Namespace().Run(w.ctx, command[0], command[1:]...)
+		w.must(err)
+		all += strings.Join(command, " ") + "\n" + out
+	}
+	return all
+}
+
+// TestTheKernelForwardsAndIsCleanedUp is the life of a data plane: from nothing over
+// a crash, a hand in the kernel and the end of the process to nothing.
+func TestTheKernelForwardsAndIsCleanedUp(t *testing.T) {
+	w := newDataPlaneWorld(t)
+	before := w.kernel()
+	w.start()
+	g, err := w.Load(w.ctx, 100, 8, load.Config{})
+	w.must(err)
+	stopped := false
+	defer func() {
+		if !stopped {
+			g.Stop(w.ctx)
+		}
+	}()
+	w.must(g.WaitFlows(w.ctx))
+	w.must(g.WaitTargets(w.ctx, "target-1", "target-2"))
+	status := w.until("confirmed   everything that is wanted", "status")
+	for _, want := range []string{"data plane  nftables", "stream-a  target-1  500", "serving"} {
+		if !strings.Contains(status, want) {
+			t.Errorf("the status does not say %q:\n%s", want, status)
+		}
+	}
+	t.Logf("\n%s", status)
+	if out, err := w.lb("cleanup", "--state-dir="+w.pod.StateDir()); err == nil || !strings.Contains(out, "an lb runs here") {
+		t.Errorf("cleanup beside a running lb: %v\n%s", err, out)
+	}
+	if out, err := w.lb("reconcile"); err != nil || !strings.Contains(out, "nothing to mend") {
+		t.Errorf("reconcile: %v\n%s", err, out)
+	}
+
+	// A crash: the VIPs stay, and no packet is touched.
+	w.must(w.pod.LB.Signal(syscall.SIGKILL))
+	_, _ = w.pod.LB.Wait(w.ctx) // by a signal
+	w.must(w.pod.StartLB("--dataplane=nftables"))
+	w.until("confirmed   everything that is wanted", "status")
+
+	// A hand in the kernel: told, and put back on request only.
+	number := numberOf(t, w.until("target-2", "status"), "target-2")
+	w.must(w.pod.Namespace().Batch("rule del fwmark " + number + "/0xffffff table " + number))
+	w.until("drift", "events")
+	w.until("Drift, by somebody else's hand", "status")
+	out, err := w.lb("reconcile")
+	if err != nil || !strings.Contains(out, "mended: ") {
+		t.Errorf("reconcile: %v\n%s", err, out)
+	}
+	w.until("mended", "events")
+
+	r, err := g.Take(w.ctx)
+	w.must(err)
+	t.Logf("%d sent, %d failed", r.Sent, r.Failed)
+	if r.Failed > 0 || r.Answered == 0 {
+		t.Errorf("%d requests failed, %d were answered", r.Failed, r.Answered)
+	}
+	g.Stop(w.ctx)
+	stopped = true
+
+	// The end: what is in the kernel stays until it is cleaned up.
+	w.must(errors.Join(w.pod.LB.Signal(syscall.SIGTERM), w.pod.Frontend.Signal(syscall.SIGTERM)))
+	for _, p := range []*lab.Process{w.pod.LB, w.pod.Frontend} {
+		if status, err := p.Wait(w.ctx); err != nil || status != 0 {
+			t.Fatalf("%s ended with %d, %v", p.Name, status, err)
+		}
+	}
+	if !strings.Contains(w.kernel(), "vipgate-lb") {
+		t.Error("the end of the process removed the data plane")
+	}
+	out, err = w.lb("cleanup", "--state-dir="+w.pod.StateDir())
+	w.must(err)
+	t.Logf("\n%s", out)
+	if !strings.Contains(out, "removed: ") {
+		t.Errorf("cleanup says\n%s", out)
+	}
+	if _, err := w.pod.Run(w.ctx, "frontend", "cleanup"); err != nil {
+		t.Error(err)
+	}
+	if after := w.kernel(); after != before {
+		t.Errorf("before\n%s\nafter\n%s", before, after)
+	}
+	if out, err = w.lb("cleanup", "--state-dir="+w.pod.StateDir()); err != nil || !strings.Contains(out, "nothing of ours") {
+		t.Errorf("second cleanup: %v\n%s", err, out)
+	}
+}
+
+// numberOf finds the mark of a target in the status.
+func numberOf(t *testing.T, status, target string) string {
+	t.Helper()
+	_, table, found := strings.Cut(status, "MARK AND TABLE")
+	if found {
+		for line := range strings.Lines(table) {
+			if words := strings.Fields(line); len(words) > 2 && words[1] == target {
+				return words[2]
+			}
+		}
+	}
+	t.Fatalf("no number of %s in\n%s", target, status)
+	return ""
+}
+
+func TestDataPlaneIsRemovedAtTheEndIfWanted(t *testing.T) {
+	w := newDataPlaneWorld(t)
+	before := w.kernel()
+	w.start("--remove-dataplane-on-exit")
+	w.must(errors.Join(w.pod.LB.Signal(syscall.SIGTERM), w.pod.Frontend.Signal(syscall.SIGTERM)))
+	for _, p := range []*lab.Process{w.pod.LB, w.pod.Frontend} {
+		if status, err := p.Wait(w.ctx); err != nil || status != 0 {
+			t.Fatalf("%s ended with %d, %v", p.Name, status, err)
+		}
+	}
+	if _, err := w.pod.Run(w.ctx, "frontend", "cleanup"); err != nil {
+		t.Error(err)
+	}
+	if after := w.kernel(); after != before {
+		t.Errorf("before\n%s\nafter\n%s", before, after)
+	}
+}
