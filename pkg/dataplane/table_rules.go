@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -158,9 +159,9 @@ func (f *fabric) streamRules(s *streamContent) ([]ruleSpec, error) {
 				live(family),
 			)
 		}
-		add("ICMP errors go where their flow goes", ofFamily(family), append(inner(family), f.pick(family, s)...)...)
-		add("flows with ports", append(ofFamily(family), ported(false)...), append(outer(family, true), f.pick(family, s)...)...)
-		add("others", append(ofFamily(family), ported(true)...), append(outer(family, false), f.pick(family, s)...)...)
+		add("ICMP errors, by @"+maglevMap(family, s.name), ofFamily(family), append(inner(family), f.pick(family, s)...)...)
+		add("flows with ports, by @"+maglevMap(family, s.name), append(ofFamily(family), ported(false)...), append(outer(family, true), f.pick(family, s)...)...)
+		add("others, by @"+maglevMap(family, s.name), append(ofFamily(family), ported(true)...), append(outer(family, false), f.pick(family, s)...)...)
 	}
 	add("no target", nil, &expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop})
 	return rules, failed
@@ -245,14 +246,22 @@ func inner(f vip.Family) []expr.Any {
 
 // pick hashes what was loaded and goes to the target that the table has for it, if
 // its flows live.
+//
+// nft 1.0.6 takes what a map leads to for zero bits wide, and dies of an assertion when
+// it lists a rule that looks something up with it. So the number comes into the
+// register of the hash as the second word of two that are copied, which nft does not
+// notice: it shows that the hash is looked up among the live targets, and the comment
+// says what is in between.
 func (f *fabric) pick(family vip.Family, s *streamContent) []expr.Any {
+	ones, zeros := bytes.Repeat([]byte{0xff}, 8), make([]byte, 8)
 	return []expr.Any{
 		&expr.Hash{
-			SourceRegister: register(0), DestRegister: register(0), Length: 4 * (2*words(family) + 3),
+			SourceRegister: register(0), DestRegister: register(3), Length: 4 * (2*words(family) + 3),
 			Modulus: s.size, Seed: s.seed, Type: expr.HashTypeJenkins,
 		},
-		&expr.Lookup{SourceRegister: register(0), SetName: maglevMap(family, s.name), DestRegister: register(0), IsDestRegSet: true},
-		live(family),
+		&expr.Lookup{SourceRegister: register(3), SetName: maglevMap(family, s.name), DestRegister: register(1), IsDestRegSet: true},
+		&expr.Bitwise{SourceRegister: register(0), DestRegister: register(2), Len: 8, Mask: ones, Xor: zeros},
+		&expr.Lookup{SourceRegister: register(3), SetName: liveMaps[family], DestRegister: verdictRegister, IsDestRegSet: true},
 	}
 }
 

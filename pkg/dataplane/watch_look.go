@@ -24,7 +24,8 @@ type link struct {
 	name  string
 	index int
 	// up: somebody switched it on, and it has a carrier.
-	up bool
+	up       bool
+	loopback bool
 	// prefixes are of the networks that it is connected to.
 	prefixes []netip.Prefix
 }
@@ -58,6 +59,7 @@ func parseLink(b []byte) (link, bool) {
 	// Of an interface without a carrier the kernel removes IFF_RUNNING, or only
 	// IFF_LOWER_UP while its state is unknown.
 	l.up = flags&unix.IFF_UP != 0 && flags&(unix.IFF_RUNNING|unix.IFF_LOWER_UP) == unix.IFF_RUNNING|unix.IFF_LOWER_UP
+	l.loopback = flags&unix.IFF_LOOPBACK != 0
 	l.name = text(attribute(b[ifinfomsgLength:], unix.IFLA_IFNAME))
 	return l, true
 }

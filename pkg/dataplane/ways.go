@@ -650,6 +650,15 @@ func (f *fabric) way(number uint32, family vip.Family) (netip.Addr, error) {
 	if family == vip.IPv6 && f.noIPv6 {
 		return netip.Addr{}, nil
 	}
+	r, err := f.lookup(family, number)
+	if err != nil || r == nil || r.table != number || r.kind != unix.RTN_UNICAST {
+		return netip.Addr{}, err
+	}
+	return r.hop, nil
+}
+
+// lookup asks the kernel for the route of a packet with a mark; nil: it is dropped.
+func (f *fabric) lookup(family vip.Family, mark uint32) (*route, error) {
 	var m messages
 	far := farAddress(family)
 	header := [rtmLength]byte{0: systemFamily(family), 1: byte(far.BitLen())}
@@ -658,24 +667,21 @@ func (f *fabric) way(number uint32, family vip.Family) (netip.Addr, error) {
 	}
 	m.begin(unix.RTM_GETROUTE, 0, header[:]...)
 	m.bytes(unix.RTA_DST, far.AsSlice())
-	m.native(unix.RTA_MARK, number)
+	m.native(unix.RTA_MARK, mark)
 	data, err := f.rt.get(m.end())
 	var refusal *kernelError
 	if errors.As(err, &refusal) {
 		switch refusal.errno {
 		case unix.EINVAL, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EACCES, unix.ENETDOWN:
-			return netip.Addr{}, nil // blackhole, unreachable, no route, prohibit
+			return nil, nil // blackhole, unreachable, no route, prohibit
 		}
 	}
 	if err != nil {
-		return netip.Addr{}, fmt.Errorf("ask for the %s way of mark %d: %w", family, number, err)
+		return nil, fmt.Errorf("ask for the %s way of mark %d: %w", family, mark, err)
 	}
 	if len(data) < rtmLength {
-		return netip.Addr{}, nil
+		return nil, nil
 	}
 	r := parseRoute(family, data)
-	if r.table != number || r.kind != unix.RTN_UNICAST {
-		return netip.Addr{}, nil
-	}
-	return r.hop, nil
+	return &r, nil
 }
