@@ -103,7 +103,11 @@ func preflight(o *dataplane.Options) error {
 	if o == nil {
 		return nil
 	}
-	problems := dataplane.Preflight(*o)
+	return refuse(dataplane.Preflight(*o))
+}
+
+// refuse names each problem with its remedy.
+func refuse(problems []dataplane.Problem) error {
 	if len(problems) == 0 {
 		return nil
 	}

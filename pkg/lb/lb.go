@@ -162,9 +162,9 @@ const (
 	// SourcesCondition is not part of Readiness: what is wrong with one source must
 	// not end the others.
 	SourcesCondition = "Sources"
-	// DataPlaneCondition is there with a data plane only. It is not part of Readiness:
-	// what ails one VIP must not end the others, and while nothing can be changed the
-	// kernel forwards as before.
+	// DataPlaneCondition always serves without a data plane. It is not part of
+	// Readiness: what ails one VIP must not end the others, and while nothing can be
+	// changed the kernel forwards as before.
 	DataPlaneCondition = "DataPlane"
 )
 
@@ -197,6 +197,7 @@ func newProcess(o Options) (*process, error) {
 	p.health.Set(Liveness, true, "")
 	p.config = trench.NewWatcher(o.TrenchFile, o.Defaults, o.Config, o.Log)
 	p.health.Set(SourcesCondition, true, "")
+	p.health.Set(DataPlaneCondition, true, "")
 	p.checker = target.NewChecker(target.Options{Log: o.Log})
 	if err := p.newSources(); err != nil {
 		return nil, err

@@ -1,0 +1,125 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/pkg/dataplane"
+)
+
+// runLine parses the flags of lb run.
+func runLine(t *testing.T, args ...string) (*runFlags, error) {
+	t.Helper()
+	k := parser(t)
+	if _, err := k.Parse(append([]string{"run"}, args...)); err != nil {
+		return nil, err
+	}
+	f := &k.Model.Target.Addr().Interface().(*commandLine).Run.runFlags
+	return f, f.check()
+}
+
+func TestMistakesInTheFlagsOfTheDataPlaneAreRefused(t *testing.T) {
+	for line, want := range map[string]string{
+		"--dataplane=ebpf":                           "must be one of",
+		"--conntrack=maybe":                          "must be one of",
+		"--mark-mask=0":                              "write ones from the lowest bit on",
+		"--mark-mask=0xff0000":                       "write ones from the lowest bit on",
+		"--mark-mask=all":                            "is not a mask",
+		"--mark-mask=0x1ffffffff":                    "is not a mask",
+		"--first-table=254":                          "at least 256",
+		"--first-table=5000 --mark-mask=0x0fff":      "leaves less than 1000 numbers",
+		"--first-table=65000 --mark-mask=0xffff":     "leaves less than 1000 numbers",
+		"--dataplane-priority=0":                     "1 to 32763",
+		"--dataplane-priority=32764":                 "1 to 32763",
+		"--remove-dataplane-on-exit":                 "add --dataplane=nftables",
+		"--dataplane=nftables --source=directory":    "leave out one of them",
+		"--dataplane=nftables --stale-grace=-1s":     "must not be negative",
+		"--dataplane=nftables --dataplane-priority=": "expected",
+	} {
+		t.Run(line, func(t *testing.T) {
+			if _, err := runLine(t, strings.Fields(line)...); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("error %v, want one that says %q", err, want)
+			}
+		})
+	}
+}
+
+// What the flags let pass, the data plane does not refuse.
+func TestBoundsOfTheNumbersAreThoseOfTheDataPlane(t *testing.T) {
+	for _, line := range []string{
+		"", "--first-table=256 --mark-mask=0x7ff", "--dataplane-priority=1", "--dataplane-priority=32763", "--mark-mask=0xffffffff --first-table=4000000000",
+	} {
+		f, err := runLine(t, append(strings.Fields(line), "--dataplane=nftables")...)
+		if err != nil {
+			t.Errorf("%s: %v", line, err)
+			continue
+		}
+		if err := f.dataPlaneFlags.options().Validate(); err != nil {
+			t.Errorf("%s: %v", line, err)
+		}
+	}
+}
+
+func TestFlagsOfTheDataPlaneBecomeOptions(t *testing.T) {
+	f, err := runLine(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o := f.dataPlaneFlags.options(); o != nil || f.staleGrace() != 0 {
+		t.Errorf("without a data plane there are %+v and a grace of %v", o, f.staleGrace())
+	}
+	f, err = runLine(t, "--dataplane=nftables")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := dataplane.Options{First: dataplane.DefaultFirst, Mask: dataplane.DefaultMask, Priority: dataplane.DefaultPriority}
+	if o := f.dataPlaneFlags.options(); *o != want || f.staleGrace() != 5*time.Second {
+		t.Errorf("options %+v, grace %v", *o, f.staleGrace())
+	}
+	f, err = runLine(t, strings.Fields("--dataplane=nftables --conntrack=off --first-table=300 --mark-mask=0xffff --dataplane-priority=50 --stale-grace=0s --remove-dataplane-on-exit")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want = dataplane.Options{First: 300, Mask: 0xffff, Priority: 50, Stateless: true}
+	if o := f.dataPlaneFlags.options(); *o != want || f.staleGrace() != 0 || !f.RemoveDataplaneOnExit {
+		t.Errorf("options %+v, grace %v", *o, f.staleGrace())
+	}
+}
+
+func TestProblemsOfTheKernelAreToldWithTheirRemedies(t *testing.T) {
+	if err := refuse(nil); err != nil {
+		t.Error(err)
+	}
+	err := refuse([]dataplane.Problem{
+		{Object: "net.ipv4.ip_forward", Detail: "is 0", Remedy: "sysctl -w net.ipv4.ip_forward=1"}, {Object: "nft_hash", Detail: "is missing"},
+	})
+	want := "--dataplane=nftables cannot work here:\n  net.ipv4.ip_forward: is 0\n    remedy: sysctl -w net.ipv4.ip_forward=1\n  nft_hash: is missing"
+	var usage *cli.UsageError
+	if !errors.As(err, &usage) || err.Error() != want {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestCleanupRefusesWhileAnLBRuns(t *testing.T) {
+	d := openDesk(t, time.Second)
+	c := cleanupCommand{adminFlags: adminFlags{d.admin}, StateDir: t.TempDir(), numberFlags: numberFlags{5000, dataplane.DefaultMask, 90}}
+	if err := c.Run(context.Background(), nil); err == nil || !strings.Contains(err.Error(), "stop it first") {
+		t.Errorf("beside a running lb: %v", err)
+	}
+	c.AdminSocket = filepath.Join(t.TempDir(), "x.sock")
+	if err := c.refuseWhileRunning(); err != nil {
+		t.Errorf("without an lb: %v", err)
+	}
+	if err := os.WriteFile(c.AdminSocket, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.refuseWhileRunning(); err != nil {
+		t.Errorf("with what is left of one: %v", err)
+	}
+}
