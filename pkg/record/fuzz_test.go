@@ -62,8 +62,9 @@ func FuzzDecodeRecord(f *testing.F) {
 // all the same, is refused, or bbolt reads it and finds the same. The fuzzer chooses
 // what to change, in 5 bytes each: where, and which bits.
 func FuzzDecodeFile(f *testing.F) {
-	var files [][]byte
-	for i, n := range []int{0, 1, 3} {
+	large, _ := grown(f, f.TempDir())
+	files := [][]byte{large}
+	for _, n := range []int{0, 1, 3} {
 		dir := f.TempDir()
 		s := mustOpen(f, dir)
 		mustWrite(f, s, filled(n, 12).change())
@@ -74,6 +75,8 @@ func FuzzDecodeFile(f *testing.F) {
 			f.Fatal(err)
 		}
 		files = append(files, data)
+	}
+	for i, data := range files {
 		for page := range uint32(len(data) / pageSize) {
 			edit := func(at uint32, bits byte) []byte {
 				return append(binary.BigEndian.AppendUint32(nil, page*pageSize+at), bits)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -271,6 +272,54 @@ func TestTheStoreIsAMap(t *testing.T) {
 		mustWrite(t, s, c)
 		holds(t, s, Records{Targets: map[uint32]Target{}, Streams: map[string]Stream{}})
 	})
+}
+
+// Pages split, merge, and become free: what bbolt writes is never taken for damage.
+func TestALongLifeIsNoDamage(t *testing.T) {
+	dir := t.TempDir()
+	s := mustOpen(t, dir)
+	defer mustClose(t, s)
+	random := rand.New(rand.NewPCG(5, 6))
+	want := Records{Targets: map[uint32]Target{}, Streams: map[string]Stream{}}
+	for round := range 400 {
+		var c Change
+		most := []int{3, 30, 300}[random.IntN(3)]
+		for range random.IntN(most) {
+			n := 1 + random.Uint32N(800)
+			if random.IntN(2) == round/50%2 { // more, then fewer
+				c.RemoveTargets = append(c.RemoveTargets, n)
+			} else if !slices.ContainsFunc(c.Targets, func(x Target) bool { return x.Number == n }) {
+				c.Targets = append(c.Targets, target(n, "s", fmt.Sprintf("%d-%0*d", n, 1+random.IntN(200), 0)))
+			}
+		}
+		name := fmt.Sprintf("stream-%d", random.IntN(30))
+		if random.IntN(2) == 0 {
+			c.RemoveStreams = append(c.RemoveStreams, name)
+		} else {
+			x := stream(name, 1009)
+			for i := range random.IntN(400) {
+				x.Tables[0] = append(x.Tables[0], fmt.Sprintf("target-%04d", i))
+			}
+			c.Streams = append(c.Streams, x)
+		}
+		next, fits := want.with(c)
+		if !fits {
+			t.Fatal("the change is bad")
+		}
+		mustWrite(t, s, c)
+		want = next
+		data, err := readFile(s.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := newCollector()
+		if err := surveyFile(data, found); err != nil {
+			t.Fatalf("round %d: %v", round, err)
+		}
+		if diff := differ(want, found.Records); diff != "" {
+			t.Fatalf("round %d (-want +got)\n%s", round, diff)
+		}
+	}
 }
 
 // with is what a change makes of records, and whether it may.

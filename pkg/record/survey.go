@@ -38,8 +38,9 @@ const (
 // of its own, and each of that ends the process. Only a file that was surveyed is given
 // to bbolt.
 //
-// It is no less strict than bbolt's own check: every page is in use once or free, and
-// keys are in their order. Beyond that both meta pages must be whole. bbolt takes the
+// It is stricter than bbolt's own check. That every page is in use once or free, and
+// that keys are in their order, is in both. Beyond that a page's first key is the one
+// that the page above has, and both meta pages must be whole: bbolt takes the
 // older one when the newer one is not, and so loses a transaction; but a process that
 // is killed does not tear a page.
 type survey struct {
@@ -158,11 +159,14 @@ func (s *survey) freelist(id uint64) ([]bool, error) {
 	return free, nil
 }
 
-// bounds of keys: at least from, less than to; nil for none.
+// bounds of keys: the first is from, all are less than to; nil for none. bbolt finds a
+// page in the one above it by its first key, and would have it twice if that were
+// another.
 type bounds struct{ from, to []byte }
 
-func (b bounds) has(key []byte) bool {
-	return (b.from == nil || bytes.Compare(b.from, key) <= 0) && (b.to == nil || bytes.Compare(key, b.to) < 0)
+// fit tells whether key i of a page lies within the bounds.
+func (b bounds) fit(i int, key []byte) bool {
+	return (i > 0 || b.from == nil || bytes.Equal(b.from, key)) && (b.to == nil || bytes.Compare(key, b.to) < 0)
 }
 
 // tree reads a page and those below it. bucket is nil in the root, which holds the
@@ -223,7 +227,7 @@ func (s *survey) branch(p, bucket []byte, keys bounds) error {
 				return err
 			}
 		}
-		if !keys.has(from) || !below.has(from) {
+		if !keys.fit(i, from) || !below.fit(0, from) {
 			return fmt.Errorf("page %d is not in order", u64(p))
 		}
 		if err := s.tree(u64(p[pageHeader+elementSize*i+8:]), bucket, below); err != nil {
@@ -239,6 +243,9 @@ func (s *survey) leaf(p, bucket []byte, keys bounds) error {
 	if err != nil {
 		return err
 	}
+	if n == 0 && keys.from != nil {
+		return fmt.Errorf("page %d is empty", u64(p))
+	}
 	var last []byte
 	for i := range n {
 		e := p[pageHeader+elementSize*i:]
@@ -248,7 +255,7 @@ func (s *survey) leaf(p, bucket []byte, keys bounds) error {
 			return err
 		}
 		key, value := both[:size:size], both[size:]
-		if !keys.has(key) || i > 0 && bytes.Compare(last, key) >= 0 {
+		if !keys.fit(i, key) || i > 0 && bytes.Compare(last, key) >= 0 {
 			return fmt.Errorf("page %d is not in order", u64(p))
 		}
 		last = key
