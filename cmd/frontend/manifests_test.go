@@ -338,8 +338,8 @@ func TestTheTrenchFilesFitTheNetworks(t *testing.T) {
 func TestTheLBMayForward(t *testing.T) {
 	p := deployment(t).Spec.Template.Spec
 	lb := p.Container(t, "lb")
-	if lb.Variable("VIPGATE_DATAPLANE") != "nftables" {
-		t.Skip("the data plane is off")
+	if got := lb.Variable("VIPGATE_DATAPLANE"); got != "nftables" {
+		t.Errorf("the data plane is %q", got)
 	}
 	if got := lb.SecurityContext.Capabilities.Add; !slices.Equal(got, []string{"NET_ADMIN"}) {
 		t.Errorf("the lb has the capabilities %v", got)
