@@ -1,0 +1,158 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/traffic"
+)
+
+// farClient is a namespace behind a router whose link to the gateway has a small MTU.
+type farClient struct {
+	*lab.NetNS
+	// addrs are its own, so many of each family that every download has one that no
+	// target knows a path MTU of.
+	addrs []netip.Addr
+}
+
+const (
+	smallMTU  = 1300
+	bulkPort  = 9000
+	bulkSize  = 256 << 10
+	downloads = 12 // of each family
+)
+
+func newFarClient(t *testing.T, gateway *lab.NetNS) *farClient {
+	t.Helper()
+	router, client := lab.NewNetNS(t), &farClient{NetNS: lab.NewNetNS(t)}
+	var own []string
+	for n := range downloads {
+		own = append(own, fmt.Sprintf("198.51.100.%d/24", n+10), fmt.Sprintf("2001:db8:1::%x/64", n+16))
+	}
+	for _, p := range own {
+		client.addrs = append(client.addrs, netip.MustParsePrefix(p).Addr())
+	}
+	if err := errors.Join(
+		lab.Veth(client.NetNS, "far0", router, "client0"),
+		lab.Veth(router, "near0", gateway, "far0"),
+		client.Addr("far0", own...),
+		router.Addr("client0", "198.51.100.1/24", "2001:db8:1::1/64"),
+		router.Addr("near0", "198.51.101.2/24", "2001:db8:2::2/64"),
+		gateway.Addr("far0", "198.51.101.1/24", "2001:db8:2::1/64"),
+		router.Sysctl("net.ipv4.ip_forward", "1"), router.Sysctl("net.ipv6.conf.all.forwarding", "1"),
+		router.Batch(fmt.Sprintf("link set near0 mtu %d", smallMTU), "route add 0.0.0.0/0 via 198.51.101.1", "route add ::/0 via 2001:db8:2::1"),
+		gateway.Batch(fmt.Sprintf("link set far0 mtu %d", smallMTU), "route add 198.51.100.0/24 via 198.51.101.2", "route add 2001:db8:1::/64 via 2001:db8:2::2"),
+		client.Batch("route add 0.0.0.0/0 via 198.51.100.1", "route add ::/0 via 2001:db8:1::1"),
+	); err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+// serveBulk makes a target send bulkSize bytes to whoever connects.
+func serveBulk(t *testing.T, a *lab.App) {
+	t.Helper()
+	var done sync.WaitGroup
+	t.Cleanup(done.Wait)
+	for _, vip := range a.VIPs {
+		var l net.Listener
+		if err := a.NS.Do(func() (err error) {
+			l, err = net.Listen("tcp", netip.AddrPortFrom(vip, bulkPort).String())
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		done.Go(func() {
+			for {
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				done.Go(func() {
+					defer conn.Close()
+					if conn.SetDeadline(time.Now().Add(patience)) == nil {
+						// What does not arrive, the client misses.
+						_, _ = conn.Write(make([]byte, bulkSize))
+					}
+				})
+			}
+		})
+	}
+}
+
+// download fetches everything from a VIP.
+func (c *farClient) download(ctx context.Context, from netip.Addr, vip netip.Addr) error {
+	var conn net.Conn
+	if err := c.Do(func() (err error) {
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: from.AsSlice()}, Timeout: patience}
+		conn, err = d.DialContext(ctx, "tcp", netip.AddrPortFrom(vip, bulkPort).String())
+		return err
+	}); err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		return err
+	}
+	n, err := io.Copy(io.Discard, conn)
+	if err == nil && n != bulkSize {
+		err = errors.New("the connection ended early")
+	}
+	if err != nil {
+		return fmt.Errorf("%s from %s: %d of %d bytes: %w", from, vip, n, bulkSize, err)
+	}
+	return nil
+}
+
+// Issue 5: "ICMP errors … reach the right target (path MTU discovery through the VIP works; tested with a small
+// MTU)". The gateway sends its errors to whichever pod its hash picks: half of them to one that never saw the
+// flow.
+func TestPathMTUDiscoveryThroughAVIP(t *testing.T) {
+	for _, conntrack := range []string{"on", "off"} {
+		t.Run("conntrack "+conntrack, func(t *testing.T) {
+			t.Parallel()
+			ctx, trench := openTrench(t, traffic.Options{Targets: 4, LB: []string{"--conntrack=" + conntrack}})
+			client := newFarClient(t, trench.Gateway)
+			for _, a := range trench.Targets {
+				serveBulk(t, a)
+			}
+			errs := make(chan error, len(client.addrs))
+			for _, from := range client.addrs {
+				vip := trench.VIPs[0]
+				if from.Is6() {
+					vip = trench.VIPs[1]
+				}
+				go func() { errs <- client.download(ctx, from, vip) }()
+			}
+			for range client.addrs {
+				if err := <-errs; err != nil {
+					t.Error(err)
+				}
+			}
+			// Without a link that is too small for them nothing was shown.
+			for _, family := range []string{"-4", "-6"} {
+				learned := 0
+				for _, a := range trench.Targets {
+					out, err := a.NS.Run(ctx, "ip", family, "route", "show", "table", "all", "cache")
+					if err != nil {
+						t.Fatal(err)
+					}
+					learned += strings.Count(out, fmt.Sprintf("mtu %d", smallMTU))
+				}
+				if learned == 0 {
+					t.Errorf("ip %s: no target has learned a path MTU", family)
+				}
+			}
+		})
+	}
+}
