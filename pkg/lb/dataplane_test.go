@@ -756,3 +756,73 @@ func TestOneTargetOfAName(t *testing.T) {
 	}
 	p.want(vipA, readiness.Ready, reasonReady, 1, 3)
 }
+
+// The kernel lags behind: what it has of an older order is about to go, and does not
+// count although it is wanted again.
+func TestWhatTheDataPlaneWasToldToUndoDoesNotCount(t *testing.T) {
+	p := newPlaneRig(t, trenchOf(streamOf("s", vipA)), map[string][]target.Member{"s": {member("a", "172.16.0.1")}})
+	p.health("s", "a", target.Ready)
+	first := forward(dataplane.State{}, p.plane.last())
+	p.drains("s", "a", -1)
+	p.drains("s", "a", time.Minute)
+	p.wantRole("s", "a", vip.IPv4, dataplane.Serving)
+	p.hear(first)
+	p.want(vipA, readiness.NotReady, reasonDataPlane, 0, 1)
+	p.hear(forward(first, p.plane.wanted[len(p.plane.wanted)-2]))
+	p.want(vipA, readiness.NotReady, reasonDataPlane, 0, 1)
+	p.confirm()
+	p.want(vipA, readiness.Draining, reasonDraining, 0, 1)
+	if len(p.a.kernel.doubts) != 0 {
+		t.Errorf("still in doubt: %v", p.a.kernel.doubts)
+	}
+}
+
+// BenchmarkChangeAmongManyVIPs is what the loop pays for the data plane when one
+// target dies and returns: 100 streams of 100 VIPs and 10 targets each.
+func BenchmarkChangeAmongManyVIPs(b *testing.B) {
+	const streams, vips, targets = 100, 100, 10
+	members := map[string][]target.Member{}
+	c := &trench.Config{}
+	for i := range streams {
+		s := streamOf(fmt.Sprintf("s%d", i))
+		for j := range vips {
+			s.VIPs = append(s.VIPs, vip.Require(fmt.Sprintf("20.0.%d.%d/32", i, j)))
+		}
+		c.Attractor.VIPs = append(c.Attractor.VIPs, s.VIPs...)
+		c.Streams = append(c.Streams, s)
+		for j := range targets {
+			members[s.Name] = append(members[s.Name], member(fmt.Sprintf("t%d", j), fmt.Sprintf("172.16.%d.%d", i, j)))
+		}
+	}
+	p := &planeRig{
+		rig:   &rig{nil, newAggregate(target.NewSudden(target.SuddenOptions{})), time.Now(), members},
+		plane: &scriptedPlane{ready: make(chan struct{})}, frontend: &scriptedFrontend{},
+		table: readiness.NewTable(readiness.TableOptions{InstanceID: "lb"}),
+	}
+	p.a.kernel = &kernelView{}
+	p.f = newForwarding(p.plane, p.frontend, p.table.Position, testPatience, quiet)
+	p.configure(c)
+	for name, list := range members {
+		for _, m := range list {
+			p.health(name, m.Name, target.Ready)
+		}
+	}
+	state := forward(p.a.kernel.state, p.plane.last())
+	p.hear(state)
+	b.Run("a target", func(b *testing.B) {
+		for i := range b.N {
+			p.health("s0", "t0", []target.State{target.NotReady, target.Ready}[i%2])
+		}
+	})
+	b.Run("a state of the kernel", func(b *testing.B) {
+		for range b.N {
+			state.VIPs = maps.Clone(state.VIPs)
+			p.hear(state)
+		}
+	})
+	b.Run("nothing", func(b *testing.B) {
+		for range b.N {
+			p.later(time.Millisecond)
+		}
+	})
+}
