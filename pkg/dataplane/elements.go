@@ -141,14 +141,17 @@ func (f *fabric) readTable(set string, size uint32) ([]uint32, error) {
 	return table, err
 }
 
-// readLive reads the numbers among a family's targets whose flows live, with the
-// chains they lead to.
-func (f *fabric) readLive(family vip.Family) (map[uint32]string, error) {
+// readLive reads the numbers of a stream's targets whose flows live, with the chains
+// they lead to; nil if there is no such map.
+func (f *fabric) readLive(family vip.Family, stream string) (map[uint32]string, error) {
 	live := map[uint32]string{}
-	err := f.dumpElements(liveMaps[family], func(e []byte) {
+	err := f.dumpElements(liveMap(family, stream), func(e []byte) {
 		number := nativeUint32(attribute(attribute(e, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE))
 		live[number] = verdictOf(attribute(e, unix.NFTA_SET_ELEM_DATA))
 	})
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
 	return live, err
 }
 

@@ -97,7 +97,7 @@ func TestWhatWasWrittenIsReadBack(t *testing.T) {
 			must(t, f.write(c))
 			got := readAll(t, f)
 			if !got.base {
-				r, err := f.readRuleset()
+				r, err := f.readRuleset(true)
 				must(t, err)
 				problem, err := f.inspectBase(r)
 				t.Errorf("base does not stand: %s, %v\n%s", problem, err, run(t, ns, "nft list table inet vipgate-lb; ip rule; ip -6 rule"))

@@ -30,7 +30,7 @@ const ourComment = "vipgate: "
 var (
 	hostMaps   = [...]string{"vip4", "vip6"}
 	netMaps    = [...]string{"net4", "net6"}
-	liveMaps   = [...]string{"live4", "live6"}
+	liveMaps   = [...]string{"live4/", "live6/"}
 	errorSets  = [...]string{"errors4", "errors6"}
 	ownHosts   = [...]string{"own4", "own6"}
 	ownNets    = [...]string{"ownnet4", "ownnet6"}
@@ -55,6 +55,20 @@ func targetNumber(chain string) (uint32, bool) {
 }
 
 func maglevMap(f vip.Family, stream string) string { return maglevMaps[f] + stream }
+
+// liveMap names the map of a stream's targets whose flows live. Each stream has its
+// own: when one changes the kernel follows every verdict of every rule to see that
+// there is no loop, which took 40 ms with one map for 1 000 targets in 100 streams.
+func liveMap(f vip.Family, stream string) string { return liveMaps[f] + stream }
+
+func liveSpec(f vip.Family, stream string, size uint32) setSpec {
+	// Of a table's entries each target should have a hundred, and has four at least.
+	return setSpec{name: liveMap(f, stream), flags: unix.NFT_SET_MAP, keyType: typeMark, keySize: 4, dataType: dataVerdict, size: max(minLive, size/4)}
+}
+
+// minLive is how many targets a stream may have at least, among them those that are
+// draining.
+const minLive = 2048
 
 // foreignError: something with a name of ours is of a kind that we cannot share.
 type foreignError struct {
@@ -84,7 +98,7 @@ type setSpec struct {
 	fixed []byte
 }
 
-// mapSize bounds the VIPs of a family, and the targets. With a size the kernel takes
+// mapSize bounds the VIPs of a family that are one address. With a size the kernel takes
 // an array of hash buckets, 8 bytes each, that never grows: looking up in it took
 // 0.1 µs less on Linux 6.18.
 const mapSize = 16384
@@ -114,7 +128,6 @@ func (f *fabric) commonSets() []setSpec {
 		specs = append(specs,
 			setSpec{name: hostMaps[family], flags: unix.NFT_SET_MAP, keyType: at, keySize: size, dataType: dataVerdict, size: mapSize},
 			setSpec{name: netMaps[family], flags: unix.NFT_SET_MAP | unix.NFT_SET_INTERVAL, keyType: at, keySize: size, dataType: dataVerdict},
-			setSpec{name: liveMaps[family], flags: unix.NFT_SET_MAP, keyType: typeMark, keySize: 4, dataType: dataVerdict, size: mapSize},
 		)
 		if f.o.Stateless {
 			specs = append(specs,

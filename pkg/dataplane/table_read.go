@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -323,7 +324,8 @@ type ruleset struct {
 	rules  map[string][]rule
 }
 
-func (f *fabric) readRuleset() (*ruleset, error) {
+// readRuleset reads it, with the rules of all chains or of the base chains only.
+func (f *fabric) readRuleset(all bool) (*ruleset, error) {
 	r := &ruleset{}
 	var err error
 	if r.flags, r.there, err = f.readTableFlags(); err != nil || !r.there {
@@ -338,8 +340,22 @@ func (f *fabric) readRuleset() (*ruleset, error) {
 	if r.sets, err = f.readSets(); err != nil {
 		return nil, err
 	}
-	r.rules, err = f.readRules("")
-	return r, err
+	if all {
+		r.rules, err = f.readRules("")
+		return r, err
+	}
+	r.rules = map[string][]rule{}
+	for _, name := range []string{preroutingChain, notrackChain, defragmentChain} {
+		if _, ok := r.chains[name]; !ok {
+			continue
+		}
+		rules, err := f.readRules(name)
+		if err != nil {
+			return nil, err
+		}
+		r.rules[name] = rules[name]
+	}
+	return r, nil
 }
 
 // inspectBase tells what is wrong with what no stream owns; "" is nothing.
@@ -487,9 +503,11 @@ func (f *fabric) slotFrom(number uint32, rules []rule) (slotContent, bool, error
 	return s, false, nil
 }
 
-// slotsFrom reads targets; want tells which.
-func (f *fabric) slotsFrom(rules map[string][]rule, want func(uint32) bool) (map[uint32]*slotContent, error) {
-	slots := map[uint32]*slotContent{}
+// slotsFrom reads targets; want tells which. The maps of live ones are those of their
+// streams, or of all streams when names tells them.
+func (f *fabric) slotsFrom(rules map[string][]rule, want func(uint32) bool, names map[string]bool) (map[uint32]*slotContent, error) {
+	slots, streams := map[uint32]*slotContent{}, map[string]bool{}
+	maps.Copy(streams, names)
 	for chain, list := range rules {
 		number, ok := targetNumber(chain)
 		if !ok || !want(number) {
@@ -501,21 +519,24 @@ func (f *fabric) slotsFrom(rules map[string][]rule, want func(uint32) bool) (map
 		}
 		if ours {
 			slots[number] = &s
+			streams[s.stream] = true
 		}
 	}
-	for _, family := range vip.Families {
-		live, err := f.readLive(family)
-		if err != nil && !errors.Is(err, unix.ENOENT) {
-			return nil, err
-		}
-		for number, chain := range live {
-			if !want(number) || chain != targetChain(number) {
-				continue
+	for stream := range streams {
+		for _, family := range vip.Families {
+			live, err := f.readLive(family, stream)
+			if err != nil {
+				return nil, err
 			}
-			if slots[number] == nil {
-				slots[number] = &slotContent{number: number}
+			for number, chain := range live {
+				if !want(number) || chain != targetChain(number) {
+					continue
+				}
+				if slots[number] == nil {
+					slots[number] = &slotContent{number: number}
+				}
+				slots[number].flows[family] = true
 			}
-			slots[number].flows[family] = true
 		}
 	}
 	return slots, nil
@@ -536,7 +557,7 @@ func (f *fabric) readSlots(numbers []uint32) (slots map[uint32]*slotContent, err
 		if err != nil {
 			return err
 		}
-		slots, err = f.slotsFrom(rules, func(n uint32) bool { return wanted[n] })
+		slots, err = f.slotsFrom(rules, func(n uint32) bool { return wanted[n] }, nil)
 		return err
 	})
 	return slots, err
@@ -579,7 +600,7 @@ func (f *fabric) read(numbers []uint32) (c *content, err error) {
 // readContent reads nftables.
 func (f *fabric) readContent() (*content, error) {
 	c := &content{streams: map[string]*streamContent{}, slots: map[uint32]*slotContent{}, vips: map[vip.VIP]string{}}
-	r, err := f.readRuleset()
+	r, err := f.readRuleset(true)
 	if err != nil || !r.there {
 		return c, err
 	}
@@ -602,8 +623,10 @@ func (f *fabric) readContent() (*content, error) {
 	}
 	for name := range r.sets {
 		for _, family := range vip.Families {
-			if stream, ok := strings.CutPrefix(name, maglevMaps[family]); ok {
-				names[stream] = true
+			for _, prefix := range []string{maglevMaps[family], liveMaps[family]} {
+				if stream, ok := strings.CutPrefix(name, prefix); ok {
+					names[stream] = true
+				}
 			}
 		}
 	}
@@ -612,11 +635,13 @@ func (f *fabric) readContent() (*content, error) {
 		if got, ok := r.chains[streamChain(name)]; ok {
 			chain = &got
 		}
-		if c.streams[name], err = f.streamFrom(name, chain, r.rules[streamChain(name)], set); err != nil {
+		s, err := f.streamFrom(name, chain, r.rules[streamChain(name)], set)
+		if err != nil {
 			return nil, err
 		}
+		c.streams[name] = s
 	}
-	if c.slots, err = f.slotsFrom(r.rules, func(uint32) bool { return true }); err != nil {
+	if c.slots, err = f.slotsFrom(r.rules, func(uint32) bool { return true }, names); err != nil {
 		return nil, err
 	}
 	c.vips, err = f.readVIPs()

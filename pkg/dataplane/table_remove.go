@@ -31,7 +31,7 @@ func (f *fabric) removeTable() error {
 	if err != nil {
 		return err
 	}
-	r, err := f.readRuleset()
+	r, err := f.readRuleset(false)
 	if err != nil || !r.there {
 		return err
 	}
@@ -142,7 +142,7 @@ func (f *fabric) removeCommonWays() error {
 // readBase tells whether what no stream and no target owns stands.
 func (f *fabric) readBase() (stands bool, err error) {
 	err = f.steady("table inet "+TableName, func() error {
-		r, err := f.readRuleset()
+		r, err := f.readRuleset(false)
 		if err != nil {
 			return err
 		}

@@ -156,7 +156,7 @@ func (f *fabric) streamRules(s *streamContent) ([]ruleSpec, error) {
 			add("flows that are known", ofFamily(family),
 				&expr.Ct{Key: expr.CtKeyMARK, Register: register(0)},
 				&expr.Bitwise{SourceRegister: register(0), DestRegister: register(0), Len: 4, Mask: nativeBytes(f.o.Mask), Xor: nativeBytes(0)},
-				live(family),
+				live(family, s.name),
 			)
 		}
 		add("ICMP errors, by @"+maglevMap(family, s.name), ofFamily(family), append(inner(family), f.pick(family, s)...)...)
@@ -167,8 +167,8 @@ func (f *fabric) streamRules(s *streamContent) ([]ruleSpec, error) {
 	return rules, failed
 }
 
-func live(f vip.Family) expr.Any {
-	return &expr.Lookup{SourceRegister: register(0), SetName: liveMaps[f], DestRegister: verdictRegister, IsDestRegSet: true}
+func live(f vip.Family, stream string) expr.Any {
+	return &expr.Lookup{SourceRegister: register(0), SetName: liveMap(f, stream), DestRegister: verdictRegister, IsDestRegSet: true}
 }
 
 // ported matches the protocols whose first four bytes are the ports.
@@ -261,7 +261,7 @@ func (f *fabric) pick(family vip.Family, s *streamContent) []expr.Any {
 		},
 		&expr.Lookup{SourceRegister: register(3), SetName: maglevMap(family, s.name), DestRegister: register(1), IsDestRegSet: true},
 		&expr.Bitwise{SourceRegister: register(0), DestRegister: register(2), Len: 8, Mask: ones, Xor: zeros},
-		&expr.Lookup{SourceRegister: register(3), SetName: liveMaps[family], DestRegister: verdictRegister, IsDestRegSet: true},
+		&expr.Lookup{SourceRegister: register(3), SetName: liveMap(family, s.name), DestRegister: verdictRegister, IsDestRegSet: true},
 	}
 }
 

@@ -239,13 +239,36 @@ func describe(m *messages, i int) string {
 type writing struct {
 	*fabric
 	transaction
-	// live are the elements of the maps of live targets, by family, as they are.
-	live [len(vip.Families)]map[uint32]string
+	// live are the maps of live targets by name, as they will be: nil is one that is
+	// not there.
+	live map[string]map[uint32]string
+}
+
+// liveOf returns a map of live targets as it is so far.
+func (w *writing) liveOf(family vip.Family, stream string) (map[uint32]string, error) {
+	name := liveMap(family, stream)
+	if live, ok := w.live[name]; ok {
+		return live, nil
+	}
+	live, err := w.readLive(family, stream)
+	w.live[name] = live
+	return live, err
+}
+
+// makeLive makes the map of a stream's live targets unless it is there.
+func (w *writing) makeLive(family vip.Family, stream string, size uint32) error {
+	live, err := w.liveOf(family, stream)
+	if err != nil || live != nil {
+		return err
+	}
+	w.addSet(liveSpec(family, stream, size))
+	w.live[liveMap(family, stream)] = map[uint32]string{}
+	return nil
 }
 
 // write does one transaction.
 func (f *fabric) write(c change) error {
-	w := &writing{fabric: f}
+	w := &writing{fabric: f, live: map[string]map[uint32]string{}}
 	if c.base {
 		if err := w.base(); err != nil {
 			return err
@@ -254,13 +277,16 @@ func (f *fabric) write(c change) error {
 			return err
 		}
 	}
-	if err := w.slots(c); err != nil {
+	if err := w.slotChains(c.slots); err != nil {
 		return err
 	}
 	for _, s := range c.streams {
 		if err := w.stream(s); err != nil {
 			return fmt.Errorf("stream %s: %w", s.want.name, err)
 		}
+	}
+	if err := w.slotFlows(c.slots); err != nil {
+		return err
 	}
 	if err := w.vips(c.vips); err != nil {
 		return err
@@ -273,7 +299,7 @@ func (f *fabric) write(c change) error {
 
 // base makes and mends what no stream owns.
 func (w *writing) base() error {
-	r, err := w.readRuleset()
+	r, err := w.readRuleset(false)
 	if err != nil {
 		return err
 	}
@@ -318,27 +344,17 @@ func (w *writing) base() error {
 	return nil
 }
 
-// slots makes targets' chains and their elements in the maps of live ones.
-func (w *writing) slots(c change) error {
-	if len(c.slots) == 0 && len(c.removeSlots) == 0 {
-		return nil
-	}
-	for _, family := range vip.Families {
-		var err error
-		if w.live[family], err = w.readLive(family); err != nil && !errors.Is(err, unix.ENOENT) {
-			return err
-		}
-	}
-	numbers := make([]uint32, 0, len(c.slots))
-	for _, s := range c.slots {
+// slotChains makes targets' chains.
+func (w *writing) slotChains(slots []slotContent) error {
+	numbers := make([]uint32, 0, len(slots))
+	for _, s := range slots {
 		numbers = append(numbers, s.number)
 	}
 	rules, err := w.targetRules(numbers)
 	if err != nil {
 		return err
 	}
-	var add, remove [len(vip.Families)][]element
-	for _, s := range c.slots {
+	for _, s := range slots {
 		chain := targetChain(s.number)
 		want, err := w.targetRule(s)
 		if err != nil {
@@ -350,24 +366,46 @@ func (w *writing) slots(c change) error {
 		if err := w.setRules(chain, rules[chain], []ruleSpec{want}); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// slotFlows has flows of targets live, or not.
+func (w *writing) slotFlows(slots []slotContent) error {
+	add, remove := map[string][]element{}, map[string][]element{}
+	for _, s := range slots {
 		for _, family := range vip.Families {
-			have, there := w.live[family][s.number]
+			name, chain := liveMap(family, s.stream), targetChain(s.number)
+			if s.flows[family] {
+				if err := w.makeLive(family, s.stream, 0); err != nil {
+					return err
+				}
+			}
+			live, err := w.liveOf(family, s.stream)
+			if err != nil {
+				return err
+			}
+			have, there := live[s.number]
 			if there && have != chain {
-				return &foreignError{object: fmt.Sprintf("element %d of map inet %s %s", s.number, TableName, liveMaps[family]), detail: fmt.Sprintf("it leads to %q", have)}
+				return &foreignError{object: fmt.Sprintf("element %d of map inet %s %s", s.number, TableName, name), detail: fmt.Sprintf("it leads to %q", have), stream: s.stream}
 			}
 			e := element{key: nativeBytes(s.number)}
 			switch {
 			case s.flows[family] && !there:
 				e.chain = chain
-				add[family] = append(add[family], e)
+				live[s.number] = chain
+				add[name] = append(add[name], e)
 			case !s.flows[family] && there:
-				remove[family] = append(remove[family], e)
+				delete(live, s.number)
+				remove[name] = append(remove[name], e)
 			}
 		}
 	}
-	for _, family := range vip.Families {
-		w.addElements(liveMaps[family], add[family])
-		w.removeElements(liveMaps[family], remove[family])
+	for _, name := range slices.Sorted(maps.Keys(remove)) {
+		w.removeElements(name, remove[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(add)) {
+		w.addElements(name, add[name])
 	}
 	return nil
 }
@@ -398,6 +436,9 @@ func (w *writing) stream(s streamWrite) error {
 		table := want.tables[family]
 		if table != nil && len(table) != int(want.size) {
 			return fmt.Errorf("a table of %d entries for the size %d", len(table), want.size)
+		}
+		if err := w.streamLive(family, want, now); err != nil {
+			return err
 		}
 		if have == nil || len(have) != len(table) {
 			got, err := w.readSet(name)
@@ -431,6 +472,54 @@ func (w *writing) stream(s streamWrite) error {
 			}
 		}
 	}
+	return nil
+}
+
+// streamLive makes the map of live targets of a stream that has a table, of the size
+// that is right for it, and removes that of one that has none any more.
+func (w *writing) streamLive(family vip.Family, want, now *streamContent) error {
+	var had []uint32
+	if now != nil {
+		had = now.tables[family]
+	}
+	table := want.tables[family]
+	if table != nil && len(had) == len(table) && now.chain {
+		return nil // its rules name the map
+	}
+	name, spec := liveMap(family, want.name), liveSpec(family, want.name, want.size)
+	got, err := w.readSet(name)
+	if err != nil {
+		return err
+	}
+	if got != nil {
+		if detail := spec.same(*got); detail != "" {
+			return &foreignError{object: "map inet " + TableName + " " + name, detail: detail, stream: want.name}
+		}
+		if table != nil && got.size == spec.size {
+			return nil
+		}
+	}
+	live, err := w.liveOf(family, want.name)
+	if err != nil {
+		return err
+	}
+	if got != nil {
+		w.removeSet(name)
+		w.live[name] = nil
+	}
+	if table == nil {
+		return nil
+	}
+	w.addSet(spec)
+	w.live[name] = map[uint32]string{}
+	var list []element
+	for _, number := range slices.Sorted(maps.Keys(live)) {
+		if live[number] != "" {
+			w.live[name][number] = live[number]
+			list = append(list, element{key: nativeBytes(number), chain: live[number]})
+		}
+	}
+	w.addElements(name, list)
 	return nil
 }
 
@@ -536,24 +625,52 @@ func (w *writing) removals(c change) error {
 			w.removeChain(streamChain(stream))
 		}
 		for _, family := range vip.Families {
-			name := maglevMap(family, stream)
-			if got, err := w.readSet(name); err != nil {
+			for _, spec := range []setSpec{maglevSpec(family, stream, 0), liveSpec(family, stream, 0)} {
+				if got, err := w.readSet(spec.name); err != nil {
+					return err
+				} else if got != nil && spec.same(*got) == "" {
+					w.removeSet(spec.name)
+				}
+			}
+			w.live[liveMap(family, stream)] = nil
+		}
+	}
+	return w.removeTargets(c.removeSlots)
+}
+
+// removeTargets removes targets' chains and what leads there.
+func (w *writing) removeTargets(numbers []uint32) error {
+	if len(numbers) == 0 {
+		return nil
+	}
+	rules, err := w.targetRules(numbers)
+	if err != nil {
+		return err
+	}
+	remove := map[string][]element{}
+	for _, n := range numbers {
+		s, ours, err := w.slotFrom(n, rules[targetChain(n)])
+		if err != nil {
+			return err
+		}
+		for _, family := range vip.Families {
+			if !ours {
+				continue
+			}
+			live, err := w.liveOf(family, s.stream)
+			if err != nil {
 				return err
-			} else if got != nil && maglevSpec(family, stream, got.size).same(*got) == "" {
-				w.removeSet(name)
+			}
+			if live[n] == targetChain(n) {
+				name := liveMap(family, s.stream)
+				remove[name] = append(remove[name], element{key: nativeBytes(n)})
 			}
 		}
 	}
-	for _, family := range vip.Families {
-		var list []element
-		for _, n := range c.removeSlots {
-			if w.live[family][n] == targetChain(n) {
-				list = append(list, element{key: nativeBytes(n)})
-			}
-		}
-		w.removeElements(liveMaps[family], list)
+	for _, name := range slices.Sorted(maps.Keys(remove)) {
+		w.removeElements(name, remove[name])
 	}
-	for _, n := range c.removeSlots {
+	for _, n := range numbers {
 		if got, err := w.readChain(targetChain(n)); err != nil {
 			return err
 		} else if got != nil {

@@ -338,13 +338,7 @@ func unconnected(err error) bool {
 func (f *fabric) addCommonWays() error {
 	var a asks
 	for _, family := range f.families() {
-		want := f.commonRules(family)
-		if err := f.listPolicy(family, func(r policyRule) {
-			want = slices.DeleteFunc(want, func(w policyRule) bool { return w == r })
-		}); err != nil {
-			return err
-		}
-		for _, r := range want {
+		for _, r := range f.commonRules(family) {
 			a.policyRule(unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, r)
 			a.note(0, unix.EEXIST, fmt.Sprintf("add %s policy rule of priority %d", family, r.priority), netip.Addr{})
 		}
@@ -370,7 +364,7 @@ func (f *fabric) addWays(slots []slotContent) map[uint32]error {
 	if err := f.addCommonWays(); err != nil {
 		return fail(err)
 	}
-	have, err := f.readEachWay(numbers)
+	have, err := f.readEachWay(numbers, len(numbers) > fewChains)
 	if err != nil {
 		return fail(err)
 	}
@@ -436,7 +430,7 @@ func (f *fabric) addWay(a *asks, number uint32, family vip.Family, hop netip.Add
 
 // removeWay asks for the removal of what one target has in one family.
 func (f *fabric) removeWay(a *asks, number uint32, family vip.Family, have *wayContent) {
-	if have.rules[family] {
+	if have.rules[family] || !have.known {
 		a.policyRule(unix.RTM_DELRULE, 0, f.targetPolicy(family, number))
 		a.note(number, unix.ENOENT, fmt.Sprintf("delete %s rule fwmark %d", family, number), netip.Addr{})
 	}
@@ -450,7 +444,7 @@ func (f *fabric) removeWay(a *asks, number uint32, family vip.Family, have *wayC
 
 // removeWays removes rules and routes of ours of these numbers.
 func (f *fabric) removeWays(numbers []uint32) error {
-	have, err := f.readEachWay(numbers)
+	have, err := f.readEachWay(numbers, len(numbers) > fewChains)
 	if err != nil {
 		return err
 	}
@@ -470,26 +464,31 @@ func (f *fabric) removeWays(numbers []uint32) error {
 
 // wayContent are the rules and routes of one number.
 type wayContent struct {
+	// known: rules says what there is. The kernel lists all rules or none, and of few
+	// it is quicker to try.
+	known  bool
 	rules  [len(vip.Families)]bool
 	routes [len(vip.Families)][]route
 }
 
-// readEachWay reads the rules and routes of numbers.
-func (f *fabric) readEachWay(numbers []uint32) (map[uint32]*wayContent, error) {
+// readEachWay reads the rules, if they are to be known, and the routes of numbers.
+func (f *fabric) readEachWay(numbers []uint32, known bool) (map[uint32]*wayContent, error) {
 	ways, set := make(map[uint32]*wayContent, len(numbers)), make(map[uint32]bool, len(numbers))
 	for _, n := range numbers {
-		ways[n], set[n] = &wayContent{}, true
+		ways[n], set[n] = &wayContent{known: known}, true
 	}
 	if len(numbers) == 0 {
 		return ways, nil
 	}
 	for _, family := range f.families() {
-		if err := f.listPolicy(family, func(r policyRule) {
-			if w := ways[r.table]; w != nil && r == f.targetPolicy(family, r.table) {
-				w.rules[family] = true
+		if known {
+			if err := f.listPolicy(family, func(r policyRule) {
+				if w := ways[r.table]; w != nil && r == f.targetPolicy(family, r.table) {
+					w.rules[family] = true
+				}
+			}); err != nil {
+				return nil, err
 			}
-		}); err != nil {
-			return nil, err
 		}
 		if err := f.listRoutesOf(family, set, func(r route) {
 			routes := &ways[r.table].routes[family]
@@ -526,7 +525,7 @@ func (w *wayContent) show(s *slotContent) {
 // readWays reads the rules and routes of these numbers. One that has nothing is in the
 // result as well.
 func (f *fabric) readWays(numbers []uint32) (map[uint32]*slotContent, error) {
-	ways, err := f.readEachWay(numbers)
+	ways, err := f.readEachWay(numbers, true)
 	if err != nil {
 		return nil, err
 	}
@@ -541,7 +540,7 @@ func (f *fabric) readWays(numbers []uint32) (map[uint32]*slotContent, error) {
 // readAllWays adds rules and routes to slots; a number that has some is added. It
 // tells whether the rules that no target owns stand.
 func (f *fabric) readAllWays(numbers []uint32, slots map[uint32]*slotContent) (common bool, err error) {
-	ways, err := f.readEachWay(numbers)
+	ways, err := f.readEachWay(numbers, true)
 	if err != nil {
 		return false, err
 	}
