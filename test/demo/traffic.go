@@ -111,6 +111,7 @@ func (a *second) compare(gated, control []told) error {
 	if lost == 0 {
 		return errors.New("the control lost nothing, so that the act proves nothing")
 	}
+	a.say("\n   Where the control loses nothing either, it is the kernel that forwards on (lb), the other\n   pod that takes over (frontend), or TCP that asks again after a second (death of a target).")
 	a.say("   ok: the control loses what vipgate keeps")
 	return a.err
 }

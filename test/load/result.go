@@ -170,8 +170,12 @@ func Table(rows ...Row) string {
 		fmt.Fprint(w, "\t", c.head)
 	}
 	fmt.Fprintln(w, "\t")
+	width := 0
 	for _, r := range rows {
-		fmt.Fprint(w, r.Title)
+		width = max(width, len(r.Title))
+	}
+	for _, r := range rows {
+		fmt.Fprintf(w, "%-*s", width, r.Title) // numbers stand to the right, words to the left
 		for _, c := range columns {
 			fmt.Fprint(w, "\t", c.cell(r))
 		}
