@@ -16,7 +16,7 @@ func TestTablesForPeople(t *testing.T) {
 	story := Table(Row{"rolling restart", r, []string{"target-1"}}, Row{"control", r, nil})
 	want := `                   sent  answered  failed  flows  broken  of leavers  longest gap  slowest answer
   rolling restart  1200      1199       1      2       0           1        21 ms         1003 ms
-          control  1200      1199       1      2       1           0      2000 ms         1003 ms
+  control          1200      1199       1      2       1           0      2000 ms         1003 ms
 `
 	if story != want {
 		t.Errorf("got\n%s\nwant\n%s", story, want)
