@@ -33,21 +33,21 @@ func Cleanup(ctx context.Context, o Options) (removed []string, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("clean up the data plane: %w", err)
 	}
-	removed, err = cleanUp(f, store, damage)
+	removed, err = cleanUp(f, store, damage, o)
 	if err != nil {
 		return removed, fmt.Errorf("clean up the data plane: %w", err)
 	}
 	return removed, nil
 }
 
-func cleanUp(k kernelSide, store ledger, damage *record.Damage) ([]string, error) {
+func cleanUp(k kernelSide, store ledger, damage *record.Damage, o Options) ([]string, error) {
 	written, err := store.Load()
 	if err != nil {
 		return nil, fmt.Errorf("read the records: %w", err)
 	}
 	ours := written
 	if damage != nil || len(written.Targets)+len(written.Streams) == 0 {
-		if ours, err = gather(k); err != nil {
+		if ours, err = gather(k, o); err != nil {
 			return nil, err
 		}
 	}

@@ -29,6 +29,9 @@ func (e *engine) nextDrain() (end time.Time, ok bool) {
 // needed tells whether something of the kernel is to be looked at.
 func (e *engine) needed() bool { return e.need.all || e.need.ways || e.need.around }
 
+// waiting tells whether neighbours failed that may come back.
+func (e *engine) waiting() bool { return e.around != nil && len(e.around.failed) > 0 }
+
 // unfinished tells whether another pass has something to do at once.
 func (e *engine) unfinished() bool {
 	if e.wanted == nil {

@@ -58,7 +58,7 @@ func slotDrift(t record.Target, a *slotContent, lost bool) (list []Drift) {
 		add(chain, "it says that it is of %s/%s", a.stream, a.name)
 	}
 	for _, f := range vip.Families {
-		element := fmt.Sprintf("element %d of map %s", t.Number, liveMaps[f])
+		element := fmt.Sprintf("element %d of map %s", t.Number, liveMap(f, t.Stream))
 		switch {
 		case want.flows[f] && !a.flows[f]:
 			add(element, "it is missing")

@@ -477,7 +477,7 @@ func TestRecordsAreMadeAnewFromTheKernel(t *testing.T) {
 		clear(w.l.Streams)
 		w.e = newEngine(Options{Log: slog.New(slog.DiscardHandler)}.withDefaults(), w.k, w.l)
 		w.e.now = func() time.Time { return w.clock }
-		if err := w.e.rebuild(record.Damage{Path: "x", Err: errors.New("torn")}); err != nil {
+		if err := w.e.rebuild(&record.Damage{Path: "x", Err: errors.New("torn")}); err != nil {
 			t.Fatal(err)
 		}
 		if err := w.e.load(); err != nil {
@@ -517,7 +517,7 @@ func TestCleanupRemovesAllThatIsOurs(t *testing.T) {
 			clear(w.l.Streams)
 			damage = &record.Damage{Path: "x", Err: errors.New("torn")}
 		}
-		if _, err := cleanUp(w.k, w.l, damage); err != nil {
+		if _, err := cleanUp(w.k, w.l, damage, w.e.o); err != nil {
 			t.Fatal(err)
 		}
 		if w.k.base || len(w.k.slots)+len(w.k.streams)+len(w.k.vips)+len(w.l.Targets)+len(w.l.Streams) > 0 {

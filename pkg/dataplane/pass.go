@@ -234,6 +234,7 @@ func (e *engine) pass(w *Wanted, mend bool) {
 		}
 	}
 	var plans []*planned
+	next := e.numbers.next
 	for _, name := range slices.Sorted(maps.Keys(e.streams)) {
 		m := e.streams[name]
 		if !m.dirty {
@@ -261,6 +262,8 @@ func (e *engine) pass(w *Wanted, mend bool) {
 		e.storeErr = nil
 		if err := e.apply(plans, mend); errors.Is(err, errRecords) {
 			e.storeErr = err
+			// Numbers that were not written down are free still.
+			e.numbers.next = next
 		} else if err != nil {
 			e.lookErr = err
 		}

@@ -26,6 +26,8 @@ const (
 	maxPause     = 5 * time.Second
 	// answerTime bounds questions of people.
 	answerTime = 10 * time.Second
+	// failedPause is between two looks at neighbours that failed.
+	failedPause = time.Second
 	// defaultCheckInterval is the time between two looks when nothing is reported.
 	defaultCheckInterval = time.Minute
 )
@@ -219,13 +221,14 @@ type overseer struct {
 	listen func(Options) (*watch, error)
 	w      *watch
 	// loaded: the records were read, and made anew if they were damaged.
-	loaded bool
-	pause  time.Duration
+	loaded, rebuilt bool
+	pause           time.Duration
 	// looked is when the engine last looked for something reported, and dear how long
 	// that took: it rests ten times as long.
-	looked  time.Time
-	dear    time.Duration
-	checked time.Time
+	looked time.Time
+	dear   time.Duration
+	// checked and seen are when everything, and links and neighbours, were last read.
+	checked, seen time.Time
 }
 
 func (o *overseer) deafen() {
@@ -270,6 +273,10 @@ func (o *overseer) run(ctx context.Context) error {
 			// Something was reported that waits for its turn.
 			changed = nil
 			next = min(next, time.Until(o.looked.Add(max(minPause, 10*o.dear))))
+		}
+		if o.e.waiting() {
+			// The kernel does not tell of all that become reachable again.
+			next = min(next, time.Until(o.seen.Add(failedPause)))
 		}
 		if !failed && o.e.unfinished() {
 			next = 0
@@ -334,6 +341,9 @@ func (o *overseer) work(wanted *Wanted, listenErr error) (failed bool) {
 		e.need.all, e.need.ways, e.need.around = true, true, true
 		clear(e.refused)
 	}
+	if e.waiting() && now.Sub(o.seen) >= failedPause {
+		e.need.around = true
+	}
 	// What changes because of a neighbour does not wait; what is only to be compared
 	// does, so that somebody who writes all the time does not keep us busy.
 	due := now.Sub(o.looked) >= max(minPause, 10*o.dear)
@@ -344,6 +354,9 @@ func (o *overseer) work(wanted *Wanted, listenErr error) (failed bool) {
 	}
 	whole := e.need.all
 	looking := e.needed()
+	if looking {
+		o.seen = now
+	}
 	e.pass(wanted, false)
 	if looking {
 		o.looked, o.dear = now, 0
@@ -373,10 +386,11 @@ func (n *need) merge(m need) {
 
 // begin reads the records, or makes them anew.
 func (o *overseer) begin() error {
-	if d := o.p.damage; d != nil {
-		if err := o.e.rebuild(*d); err != nil {
+	if !o.rebuilt {
+		if err := o.e.rebuild(o.p.damage); err != nil {
 			return err
 		}
+		o.rebuilt = true
 	}
 	if err := o.e.load(); err != nil {
 		return err

@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -19,33 +20,66 @@ const (
 	rebuiltSize  = 1009
 )
 
+var errNoRecords = errors.New("there are no records, but rules or routes of ours are in the kernel")
+
 // nobodys is the stream of numbers of ours that belong to no target any more.
 const nobodys = "-"
 
-// rebuild makes the records anew from what the kernel has with our marks.
-func (e *engine) rebuild(d record.Damage) error {
-	r, err := gather(e.kernel)
+// rebuild makes the records anew from what the kernel has with our marks, if they were
+// damaged, or if there are none although rules or routes of ours are there: somebody
+// removed the file.
+func (e *engine) rebuild(d *record.Damage) error {
+	why, from := errNoRecords, ""
+	if d != nil {
+		why, from = d.Err, d.Path
+	} else {
+		old, err := e.store.Load()
+		if err != nil {
+			return fmt.Errorf("read the records: %w", err)
+		}
+		if len(old.Targets)+len(old.Streams) > 0 {
+			return nil
+		}
+		numbers, err := ownedNumbers(e.kernel, e.o)
+		if err != nil {
+			return err
+		}
+		if len(numbers) == 0 {
+			return nil
+		}
+	}
+	r, err := gather(e.kernel, e.o)
 	if err != nil {
-		return fmt.Errorf("make the records anew from the kernel, since they were damaged (%w; moved to %s): %w", d.Err, d.Path, err)
+		return fmt.Errorf("make the records anew from the kernel (%w): %w", why, err)
 	}
 	c := record.Change{Targets: slices.Collect(maps.Values(r.Targets)), Streams: slices.Collect(maps.Values(r.Streams))}
 	if err := e.store.Write(c); err != nil {
 		return fmt.Errorf("%w (%w): the data plane stays as it is", errRecords, err)
 	}
-	e.log.Error("THE RECORDS OF THE DATA PLANE WERE DAMAGED and were made anew from what is in the kernel",
-		"moved_to", d.Path, "error", d.Err, "streams", len(r.Streams), "targets", len(r.Targets))
+	e.log.Error("THE RECORDS OF THE DATA PLANE WERE DAMAGED OR GONE and were made anew from what is in the kernel",
+		"moved_to", from, "error", why, "streams", len(r.Streams), "targets", len(r.Targets))
 	return nil
+}
+
+// ownedNumbers are those of rules and routes of ours that a target may have. Somebody
+// else may use the protocol number in other tables.
+func ownedNumbers(k kernelSide, o Options) ([]uint32, error) {
+	numbers, err := k.owned()
+	if err != nil {
+		return nil, fmt.Errorf("look for rules and routes of ours: %w", err)
+	}
+	return slices.DeleteFunc(numbers, func(n uint32) bool { return n < o.First || n > o.Mask }), nil
 }
 
 // gather makes records of all that has our marks in the kernel: the names of chains
 // and the comments of their rules, and the protocol of rules and routes. What stands
 // whole is Applied, what is torn Pending; numbers that belong to no target, or of
 // which nobody knows where they led, are Removing: if they are wanted, they come back.
-func gather(k kernelSide) (record.Records, error) {
+func gather(k kernelSide, o Options) (record.Records, error) {
 	r := record.Records{Targets: map[uint32]record.Target{}, Streams: map[string]record.Stream{}}
-	numbers, err := k.owned()
+	numbers, err := ownedNumbers(k, o)
 	if err != nil {
-		return r, fmt.Errorf("look for rules and routes of ours: %w", err)
+		return r, err
 	}
 	c, err := k.read(numbers)
 	if err != nil {
@@ -84,7 +118,14 @@ func gather(k kernelSide) (record.Records, error) {
 		r.Targets[number] = t
 	}
 	for name, s := range c.streams {
-		r.Streams[name] = gatherStream(s, r.Targets, c.vips)
+		// A chain that only has such a name is somebody else's.
+		ours := s.size > 0 || len(s.families()) > 0
+		for _, t := range r.Targets {
+			ours = ours || t.Stream == name
+		}
+		if ours {
+			r.Streams[name] = gatherStream(s, r.Targets, c.vips)
+		}
 	}
 	return r, nil
 }
