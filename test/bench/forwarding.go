@@ -375,7 +375,7 @@ func recordForwarding(s *session, paths []*forwardPath, results []forwardResult)
 	record := func(what string, p *forwardPath, unit, goal string, samples []float64) {
 		s.record(Measurement{Row: 18, What: what, Method: p.way, N: p.targets, Unit: unit, Goal: goal, Samples: samples})
 	}
-	var rates []string
+	var rates, shares []string
 	for i, p := range paths {
 		record("one core's time per packet", p, "µs", "", results[i].costs)
 		if len(results[i].trips) > 0 {
@@ -391,18 +391,10 @@ func recordForwarding(s *session, paths []*forwardPath, results []forwardResult)
 			record("time per packet ÷ that of plain forwarding with one ip rule", p, "×", "", beside(r.costs, rule.costs))
 		}
 		record("time per packet ÷ that of plain forwarding", p, "×", goal, beside(r.costs, plain.costs))
-		record("time per packet ÷ that of plain forwarding, each without the sending", p, "×", "",
-			beside(less(r.costs, alone.costs), less(plain.costs, alone.costs)))
 		record("round trip ÷ that of plain forwarding", p, "×", "", beside(r.medians, plain.medians))
+		share := (middle(r.costs) - middle(alone.costs)) / (middle(plain.costs) - middle(alone.costs))
+		shares = append(shares, fmt.Sprintf("%s to %d: %.2f ×", p.way, p.targets, share))
 	}
 	s.note(18, "packets in a second on one core, which also plays client and targets: %s", strings.Join(rates, ", "))
-}
-
-// less takes the values of a base away, round by round.
-func less(values, base []float64) []float64 {
-	out := make([]float64, len(values))
-	for i := range out {
-		out[i] = values[i] - base[i]
-	}
-	return out
+	s.note(18, "time per packet ÷ that of plain forwarding, each without the sending, by medians: %s", strings.Join(shares, ", "))
 }

@@ -2,7 +2,8 @@
 // it exists, that every name that exists is in it, and that the commands marked
 // as run-by-test do what they say against a running pod. Running them needs root.
 //
-// A fenced block of docs/operations.md takes part by its info string:
+// A fenced block of docs/operations.md or docs/dataplane.md takes part by its info
+// string:
 //
 //	sh run-by-test          a script that must end with status 0
 //	sh run-by-test=stream   lines, each of which goes on until Ctrl-C

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -78,7 +79,9 @@ func newReader(t *testing.T) *reader {
 		}
 		must(l.Close())
 	})
-	for _, a := range []netip.Addr{lab.Target1v4, lab.Target1v6} {
+	must(prepareForwarding(l))
+	// Checks go to the target's own addresses, clients to the VIPs.
+	for _, a := range []netip.Addr{lab.Target1v4, lab.Target1v6, address(vip4), address(vip6)} {
 		target := lab.NewTarget(l.Backend, netip.AddrPortFrom(a, checkPort))
 		must(target.Up())
 		targets = append(targets, target)
@@ -86,7 +89,7 @@ func newReader(t *testing.T) *reader {
 	must(p.WriteTrench(trenchFile))
 	gateway, err := l.StartGateway(lab.GatewayA())
 	must(err)
-	must(p.StartLB("--source=file", "--source=registry"))
+	must(p.StartLB("--source=file", "--source=registry", "--dataplane=nftables"))
 	must(p.StartFrontend())
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -107,8 +110,43 @@ func newReader(t *testing.T) *reader {
 		"/var/lib/meridio/lb.sock", p.Socket(),
 		"/var/run/bird/bird.ctl", p.BirdSocket(),
 		"spiffe://vipgate.local/operator", lab.OperatorID,
+		// The only target has the first number.
+		"5003", "5000", "0x138b", "0x1388",
 	)
+	r.connect(t)
 	return r
+}
+
+// connect opens a connection to a VIP: who reads about a packet's way has one under way.
+func (r *reader) connect(t *testing.T) {
+	t.Helper()
+	var conn net.Conn
+	err := r.pod.Lab.Gateway.Do(func() (err error) {
+		conn, err = net.DialTimeout("tcp", netip.AddrPortFrom(address(vip4), checkPort).String(), patience)
+		return err
+	})
+	if err != nil {
+		out, _ := r.do(t, "lb status; nft list ruleset; ip rule; ip route show table all")
+		t.Fatalf("a client of the VIP: %v\n%s", err, out)
+	}
+	t.Cleanup(func() { conn.Close() })
+}
+
+// address is the only one of a VIP.
+func address(vip string) netip.Addr { return netip.MustParsePrefix(vip).Addr() }
+
+// prepareForwarding gives the pod what docs/dataplane.md says that it needs, and the
+// target what it says that targets need; and the gateway a way to the VIP.
+func prepareForwarding(l *lab.Lab) error {
+	return errors.Join(
+		l.Pod.Sysctl("net.ipv4.conf.all.rp_filter", "0"),
+		l.Pod.Sysctl("net.ipv4.fib_multipath_hash_policy", "1"),
+		l.Pod.Sysctl("net.ipv6.fib_multipath_hash_policy", "1"),
+		l.Backend.Addr("lo", vip4, vip6),
+		l.Backend.IP("route", "add", "default", "via", "172.16.0.1", "table", "100"),
+		l.Backend.IP("rule", "add", "from", address(vip4).String(), "lookup", "100", "priority", "100"),
+		l.Gateway.IP("route", "add", vip4, "via", lab.PodExternal4.String()),
+	)
 }
 
 // wrap makes a program that has the flags of a running one as variables, as the
@@ -273,8 +311,17 @@ func (r *reader) logged(t *testing.T, text string) {
 }
 
 func TestCommandsOfOperationsRun(t *testing.T) {
-	d := operations(t)
 	r := newReader(t)
+	r.follow(t, operations(t), 15)
+	t.Run("health services", r.healthServicesAreDocumented)
+}
+
+func TestCommandsOfTheDataPlaneRun(t *testing.T) {
+	newReader(t).follow(t, read(t, filepath.Join(root, "docs", "dataplane.md")), 8)
+}
+
+// follow runs the blocks of a document that are marked, at least so many.
+func (r *reader) follow(t *testing.T, d *document, least int) {
 	ran := 0
 	for _, b := range d.blocks {
 		run, marked := scripts[b.info]
@@ -291,11 +338,10 @@ func TestCommandsOfOperationsRun(t *testing.T) {
 			run(r, t, b.text)
 		})
 	}
-	if ran < 15 {
+	if ran < least {
 		t.Errorf("only %d blocks are marked", ran)
 	}
 	r.settled(t) // whoever follows the document leaves the pod as it was
-	t.Run("health services", r.healthServicesAreDocumented)
 }
 
 // healthServicesAreDocumented compares what is served with what is written. VIPs
