@@ -22,7 +22,10 @@ func writeDataPlane(b *strings.Builder, d *lbv1.DataPlaneStatus, now time.Time) 
 	head.add("data plane", d.GetMode())
 	head.add("conntrack", conntrack)
 	confirmed := fmt.Sprintf("change %d of %d", d.GetAppliedRevision(), d.GetWantedRevision())
-	if d.GetAppliedRevision() >= d.GetWantedRevision() {
+	switch {
+	case d.GetWantedRevision() == 0:
+		confirmed = "what an earlier lb left; not every target was checked yet"
+	case d.GetAppliedRevision() >= d.GetWantedRevision():
 		confirmed = "everything that is wanted"
 	}
 	head.add("confirmed", confirmed)

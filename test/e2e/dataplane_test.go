@@ -169,6 +169,15 @@ func TestTheKernelForwardsAndIsCleanedUp(t *testing.T) {
 	w.must(w.pod.StartLB("--dataplane=nftables"))
 	w.until("confirmed   everything that is wanted", "status")
 
+	r, err := g.Take(w.ctx)
+	w.must(err)
+	t.Logf("%d sent, %d failed", r.Sent, r.Failed)
+	if r.Failed > 0 || r.Answered == 0 {
+		t.Errorf("%d requests failed, %d were answered", r.Failed, r.Answered)
+	}
+	g.Stop(w.ctx)
+	stopped = true
+
 	// A hand in the kernel: told, and put back on request only.
 	number := numberOf(t, w.until("target-2", "status"), "target-2")
 	w.must(w.pod.Namespace().Batch("rule del fwmark " + number + "/0xffffff table " + number))
@@ -179,15 +188,6 @@ func TestTheKernelForwardsAndIsCleanedUp(t *testing.T) {
 		t.Errorf("reconcile: %v\n%s", err, out)
 	}
 	w.until("mended", "events")
-
-	r, err := g.Take(w.ctx)
-	w.must(err)
-	t.Logf("%d sent, %d failed", r.Sent, r.Failed)
-	if r.Failed > 0 || r.Answered == 0 {
-		t.Errorf("%d requests failed, %d were answered", r.Failed, r.Answered)
-	}
-	g.Stop(w.ctx)
-	stopped = true
 
 	// The end: what is in the kernel stays until it is cleaned up.
 	w.must(errors.Join(w.pod.LB.Signal(syscall.SIGTERM), w.pod.Frontend.Signal(syscall.SIGTERM)))
@@ -247,4 +247,57 @@ func TestDataPlaneIsRemovedAtTheEndIfWanted(t *testing.T) {
 	if after := w.kernel(); after != before {
 		t.Errorf("before\n%s\nafter\n%s", before, after)
 	}
+}
+
+// The gateway must never send to a VIP for which the kernel has no target any more.
+// Each round looks at the kernel first: an empty table before a look that still finds
+// the route is the wrong order, since nothing comes back here.
+func TestTheLastTargetLeavesTheKernelAfterTheGatewayHeard(t *testing.T) {
+	w := newDataPlaneWorld(t)
+	w.start()
+	serving := func() bool {
+		w.t.Helper()
+		out, err := w.pod.Namespace().Run(w.ctx, "nft", "list", "map", "inet", "vipgate-lb", "maglev4/stream-a")
+		w.must(err)
+		return strings.Contains(out, "elements")
+	}
+	if !serving() {
+		t.Fatal("no target serves")
+	}
+	for _, a := range w.Targets {
+		w.must(a.Unhealthy()) // the application itself goes on
+	}
+	rounds := 0
+	w.must(lab.Eventually(w.ctx, time.Millisecond, func() error {
+		rounds++
+		serves := serving()
+		via, err := w.Via(w.ctx, w.VIPs[0])
+		if err != nil {
+			return err
+		}
+		if !serves && len(via) > 0 {
+			t.Fatal("the gateway sends to a VIP that has no target in the kernel")
+		}
+		if serves || len(via) > 0 {
+			return fmt.Errorf("targets in the kernel: %v, the gateway sends to pods %v", serves, via)
+		}
+		return nil
+	}))
+	t.Logf("%d rounds", rounds)
+	w.until("not ready  too few targets ready", "status")
+
+	// And back: announced only once the kernel has it.
+	for _, a := range w.Targets {
+		w.must(a.Start())
+	}
+	w.must(lab.Eventually(w.ctx, time.Millisecond, func() error {
+		via, err := w.Via(w.ctx, w.VIPs[0])
+		if err == nil && len(via) > 0 && !serving() {
+			t.Fatal("the gateway sends to a VIP that has no target in the kernel")
+		}
+		if err == nil && len(via) == 0 {
+			err = fmt.Errorf("the gateway has no route")
+		}
+		return err
+	}))
 }

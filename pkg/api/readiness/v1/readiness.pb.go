@@ -448,9 +448,10 @@ type VipReadiness struct {
 	Reason VipReason `protobuf:"varint,3,opt,name=reason,proto3,enum=vipgate.readiness.v1.VipReason" json:"reason,omitempty"`
 	// The reason for people, such as the last error of a check. At most 256 bytes.
 	Detail string `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"`
-	// Targets of the VIP's family that are ready now, over all its streams.
+	// Targets of the VIP's family that are ready now, over all its streams. With a
+	// data plane only those of the one stream that serves it, once the kernel has them.
 	ReadyTargets uint32 `protobuf:"varint,5,opt,name=ready_targets,json=readyTargets,proto3" json:"ready_targets,omitempty"`
-	// Targets of the VIP's family, over all its streams.
+	// Targets of the VIP's family, over the same streams.
 	TotalTargets uint32 `protobuf:"varint,6,opt,name=total_targets,json=totalTargets,proto3" json:"total_targets,omitempty"`
 	// Since when the VIP has its state (wall time of the load balancer, for people).
 	Since *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=since,proto3" json:"since,omitempty"`
