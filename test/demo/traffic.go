@@ -134,7 +134,7 @@ func (a *second) stay(ctx context.Context, t *traffic.Trench) error {
 	for _, c := range []try{
 		{"what the data plane of pod 1 has: streams, targets, their marks, drift", fmt.Sprintf("%s status --admin-socket=unix://%s", lb, admin)},
 		{"a packet's way: the stream's rules", inPod + "nft list chain inet vipgate-lb stream/stream-a"},
-		{"the targets whose flows live", inPod + "nft list map inet vipgate-lb live4"},
+		{"the targets whose flows live", inPod + "nft list map inet vipgate-lb live4/stream-a"},
 		{"the rules that take a mark to a target", inPod + "ip rule"},
 		{"where packets with a target's mark go", inPod + "ip route get 20.0.0.1 mark 5000"},
 		{"requests through the gateway: which target answers", fmt.Sprintf("ip netns exec %s curl -s http://20.0.0.1:%d", t.Gateway.Name(), lab.RequestPort)},
