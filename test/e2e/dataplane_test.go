@@ -44,13 +44,16 @@ streams:
 	return text
 }
 
-func newDataPlaneWorld(t *testing.T) *dataPlaneWorld {
+func newDataPlaneWorld(t *testing.T) *dataPlaneWorld { return newDataPlaneWorldOf(t, 2) }
+
+// newDataPlaneWorldOf has so many targets, of which two stand in the trench file.
+func newDataPlaneWorldOf(t *testing.T, targets int) *dataPlaneWorld {
 	t.Helper()
 	if lack := lab.YardLacks(); lack != "" {
 		lab.Skip(t, lack)
 	}
 	y, err := lab.NewYard(lab.YardConfig{
-		Pods: 1, Targets: 2, VIPs: []netip.Addr{netip.MustParseAddr("20.0.0.1"), netip.MustParseAddr("2000::1")}, Binaries: binaries,
+		Pods: 1, Targets: targets, VIPs: []netip.Addr{netip.MustParseAddr("20.0.0.1"), netip.MustParseAddr("2000::1")}, Binaries: binaries,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -136,6 +139,7 @@ func (w *dataPlaneWorld) kernel() string {
 // TestTheKernelForwardsAndIsCleanedUp is the life of a data plane: from nothing over
 // a crash, a hand in the kernel and the end of the process to nothing.
 func TestTheKernelForwardsAndIsCleanedUp(t *testing.T) {
+	t.Parallel()
 	w := newDataPlaneWorld(t)
 	before := w.kernel()
 	w.start()
@@ -232,6 +236,7 @@ func numberOf(t *testing.T, status, target string) string {
 }
 
 func TestDataPlaneIsRemovedAtTheEndIfWanted(t *testing.T) {
+	t.Parallel()
 	w := newDataPlaneWorld(t)
 	before := w.kernel()
 	w.start("--remove-dataplane-on-exit")
@@ -253,6 +258,7 @@ func TestDataPlaneIsRemovedAtTheEndIfWanted(t *testing.T) {
 // Each round looks at the kernel first: an empty table before a look that still finds
 // the route is the wrong order, since nothing comes back here.
 func TestTheLastTargetLeavesTheKernelAfterTheGatewayHeard(t *testing.T) {
+	t.Parallel()
 	w := newDataPlaneWorld(t)
 	w.start()
 	serving := func() bool {
