@@ -229,7 +229,7 @@ func (k *modelKernel) removeWays(numbers []uint32) error {
 	return nil
 }
 
-func (k *modelKernel) taken(n uint32) (string, error) { return k.inUse[n], nil }
+func (k *modelKernel) takenAmong([]uint32) (map[uint32]string, error) { return k.inUse, nil }
 
 func (k *modelKernel) forget(numbers []uint32) error {
 	k.act()

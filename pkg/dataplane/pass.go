@@ -28,7 +28,7 @@ type kernelSide interface {
 	addWays(slots []slotContent) map[uint32]error
 	way(number uint32, family vip.Family) (netip.Addr, error)
 	removeWays(numbers []uint32) error
-	taken(number uint32) (string, error)
+	takenAmong(numbers []uint32) (map[uint32]string, error)
 	forget(numbers []uint32) error
 	owned() ([]uint32, error)
 	removeAll() error
@@ -101,7 +101,12 @@ type engine struct {
 	since  map[driftKey]time.Time
 	// storeErr and lookErr keep everything as it is.
 	storeErr, lookErr error
-	failures          int
+	// lookTime is how long the last look took.
+	lookTime time.Duration
+	// probed are numbers with who else uses them, as asked in this pass for the
+	// newcomers, all at once.
+	probed    map[uint32]string
+	newcomers int
 }
 
 // need says what has to be looked at before anything else.
@@ -210,7 +215,10 @@ func (e *engine) write(c record.Change) error {
 // pass makes the kernel be as wanted, as far as it can. mend also puts back what
 // somebody else changed. Before the first Wanted, w is nil, it only looks.
 func (e *engine) pass(w *Wanted, mend bool) {
-	if e.lookErr = e.look(); e.lookErr != nil {
+	began := time.Now()
+	e.lookErr = e.look()
+	e.lookTime = time.Since(began)
+	if e.lookErr != nil {
 		if w != nil {
 			e.wanted = w
 		}
@@ -233,6 +241,7 @@ func (e *engine) pass(w *Wanted, mend bool) {
 			m.dirty = m.dirty || !t.DrainEnd.IsZero() && !now.Before(t.DrainEnd)
 		}
 	}
+	e.countNewcomers()
 	var plans []*planned
 	next := e.numbers.next
 	for _, name := range slices.Sorted(maps.Keys(e.streams)) {
@@ -345,16 +354,55 @@ func (e *engine) number() (uint32, error) {
 			e.refused[n] = "chain inet " + TableName + " " + targetChain(n) + ", or an element for it, is there, which no record of ours names"
 			return true, nil
 		}
-		who, err := e.kernel.taken(n)
-		if err != nil {
-			return false, fmt.Errorf("find out who uses number %d: %w", n, err)
+		if _, ok := e.probed[n]; !ok {
+			if err := e.probe(n); err != nil {
+				return false, err
+			}
 		}
+		who := e.probed[n]
 		if who != "" {
 			e.refused[n] = who
 			e.log.Warn("a number is used by somebody else and is left out", "number", n, "by", who)
 		}
 		return who != "", nil
 	})
+}
+
+// probe asks who else uses a number and those after it that this pass may need.
+func (e *engine) probe(first uint32) error {
+	if e.probed == nil {
+		e.probed = map[uint32]string{}
+	}
+	var numbers []uint32
+	for n := uint64(first); n <= uint64(e.o.Mask) && len(numbers) < max(1, e.newcomers); n++ {
+		numbers = append(numbers, uint32(n))
+	}
+	by, err := e.kernel.takenAmong(numbers)
+	if err != nil {
+		return fmt.Errorf("find out who uses the numbers from %d to %d: %w", first, numbers[len(numbers)-1], err)
+	}
+	for _, n := range numbers {
+		e.probed[n] = by[n]
+	}
+	return nil
+}
+
+// maxProbed bounds the numbers that are asked about at once.
+const maxProbed = 1024
+
+// countNewcomers counts the targets that may need a number in this pass.
+func (e *engine) countNewcomers() {
+	e.probed, e.newcomers = nil, 0
+	for name, m := range e.streams {
+		if w := e.wanted.Streams[name]; m.dirty && w != nil {
+			for _, t := range w.Targets {
+				if _, recorded := m.targets[t.Name]; !recorded && slices.Contains(t.Roles[:], Serving) {
+					e.newcomers++
+				}
+			}
+		}
+	}
+	e.newcomers = min(e.newcomers, maxProbed)
 }
 
 // numbering hands out numbers, those that were not used for the longest time first.

@@ -223,8 +223,8 @@ type overseer struct {
 	// loaded: the records were read, and made anew if they were damaged.
 	loaded, rebuilt bool
 	pause           time.Duration
-	// looked is when the engine last looked for something reported, and dear how long
-	// that took: it rests ten times as long.
+	// looked is when the engine last looked at the kernel, and dear how long that took:
+	// it rests ten times as long, since our own changes are reported as well.
 	looked time.Time
 	dear   time.Duration
 	// checked and seen are when everything, and links and neighbours, were last read.
@@ -354,15 +354,9 @@ func (o *overseer) work(wanted *Wanted, listenErr error) (failed bool) {
 	}
 	whole := e.need.all
 	looking := e.needed()
-	if looking {
-		o.seen = now
-	}
 	e.pass(wanted, false)
 	if looking {
-		o.looked, o.dear = now, 0
-		if whole {
-			o.dear = time.Since(now)
-		}
+		o.looked, o.seen, o.dear = now, now, e.lookTime
 	}
 	if whole && e.lookErr == nil {
 		o.checked = now
