@@ -47,7 +47,7 @@ func (w *world) restart() {
 func (w *world) settle(wanted *Wanted, mend bool) (alive bool) {
 	defer func() {
 		if p := recover(); p != nil {
-			if err, ok := p.(error); !ok || !errors.Is(err, died) {
+			if err, ok := p.(error); !ok || !errors.Is(err, errKilled) {
 				panic(p)
 			}
 			alive = false

@@ -11,8 +11,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// died stands for a kill at some instant.
-var died = errors.New("killed")
+// errKilled stands for a kill at some instant.
+var errKilled = errors.New("killed")
 
 // mortal counts what a process does to the world, and ends it.
 type mortal struct {
@@ -22,7 +22,7 @@ type mortal struct {
 
 func (m *mortal) act() {
 	if m.left == 0 {
-		panic(died)
+		panic(errKilled)
 	}
 	m.left--
 }

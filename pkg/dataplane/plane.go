@@ -36,6 +36,10 @@ const (
 var errEnded = errors.New("the data plane is not running")
 
 // Plane keeps the data plane in the kernel. It is a task.Task.
+//
+// While the records cannot be written nothing is changed, not even for a target that
+// cannot be reached: what is not written down could not be found again. [State.Err]
+// says so.
 type Plane struct {
 	o      Options
 	store  ledger
