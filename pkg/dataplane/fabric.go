@@ -92,6 +92,8 @@ type fabric struct {
 	// failing are the neighbours that had failed at the last look: the kernel forgets
 	// it when it asks again.
 	failing map[neighbourKey]bool
+	// committed counts transactions.
+	committed uint32
 }
 
 // newFabric opens the sockets.

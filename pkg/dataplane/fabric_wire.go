@@ -57,6 +57,8 @@ type socket struct {
 	buffer   []byte
 	// room is what one sendmsg may take.
 	room int
+	// port is its address, which the kernel's notifications name.
+	port uint32
 	// written counts messages that were sent to change something, for tests.
 	written int
 }
@@ -88,6 +90,13 @@ func dial(protocol int) (*socket, error) {
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 4<<20)
 	if s.room, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF); err != nil {
 		return nil, errors.Join(fmt.Errorf("open netlink: %w", err), s.close())
+	}
+	address, err := unix.Getsockname(fd)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open netlink: %w", err), s.close())
+	}
+	if a, ok := address.(*unix.SockaddrNetlink); ok {
+		s.port = a.Pid
 	}
 	return s, nil
 }
@@ -277,8 +286,15 @@ func (s *socket) acked(m *messages) (map[int]error, error) {
 type messages struct {
 	b      []byte
 	starts []int
-	// batch: the first and the last embrace a transaction of nftables.
-	batch bool
+}
+
+// append adds messages of another.
+func (m *messages) append(more *messages) {
+	shift := len(m.b)
+	m.b = append(m.b, more.b...)
+	for _, at := range more.starts {
+		m.starts = append(m.starts, at+shift)
+	}
 }
 
 func (m *messages) slice(from, to int) *messages {

@@ -35,6 +35,7 @@ var (
 	ownHosts   = [...]string{"own4", "own6"}
 	ownNets    = [...]string{"ownnet4", "ownnet6"}
 	maglevMaps = [...]string{"maglev4/", "maglev6/"}
+	spareMaps  = [...]string{"spare4/", "spare6/"}
 )
 
 func streamChain(name string) string { return streamPrefix + name }
@@ -55,6 +56,15 @@ func targetNumber(chain string) (uint32, bool) {
 }
 
 func maglevMap(f vip.Family, stream string) string { return maglevMaps[f] + stream }
+
+// spareMap names the map that stands in while one is replaced (see stepAside).
+func spareMap(f vip.Family, stream string) string { return spareMaps[f] + stream }
+
+func spareSpec(f vip.Family, stream string, size uint32) setSpec {
+	s := maglevSpec(f, stream, size)
+	s.name = spareMap(f, stream)
+	return s
+}
 
 // liveMap names the map of a stream's targets whose flows live. Each stream has its
 // own: when one changes the kernel follows every verdict of every rule to see that
@@ -150,12 +160,10 @@ func (s setSpec) same(got setSpec) string {
 	switch {
 	case got.flags&kinds != s.flags&kinds:
 		return fmt.Sprintf("its flags are %#x instead of %#x", got.flags&kinds, s.flags&kinds)
-	case got.keySize != s.keySize:
-		return fmt.Sprintf("its keys have %d bytes instead of %d", got.keySize, s.keySize)
-	case s.flags&unix.NFT_SET_MAP != 0 && (got.dataType == dataVerdict) != (s.dataType == dataVerdict):
-		return "it maps to data of another kind"
-	case s.flags&unix.NFT_SET_MAP != 0 && s.dataType != dataVerdict && got.data != s.data:
-		return fmt.Sprintf("its data have %d bytes instead of %d", got.data, s.data)
+	case got.keySize != s.keySize || got.keyType != s.keyType:
+		return "its keys are of another type"
+	case s.flags&unix.NFT_SET_MAP != 0 && got.dataType != s.dataType:
+		return "its data are of another type"
 	}
 	return ""
 }

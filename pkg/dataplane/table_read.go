@@ -324,7 +324,7 @@ type ruleset struct {
 	rules  map[string][]rule
 }
 
-// readRuleset reads it, with the rules of all chains or of the base chains only.
+// readRuleset reads all of it, or only what no stream owns.
 func (f *fabric) readRuleset(all bool) (*ruleset, error) {
 	r := &ruleset{}
 	var err error
@@ -334,28 +334,48 @@ func (f *fabric) readRuleset(all bool) (*ruleset, error) {
 	if r.flags&tableOwner != 0 {
 		return nil, &foreignError{object: "table inet " + TableName, detail: "it belongs to a process of somebody else, and ends with it"}
 	}
+	if !all {
+		return r, f.readCommon(r)
+	}
 	if r.chains, err = f.readChains(); err != nil {
 		return nil, err
 	}
 	if r.sets, err = f.readSets(); err != nil {
 		return nil, err
 	}
-	if all {
-		r.rules, err = f.readRules("")
-		return r, err
-	}
-	r.rules = map[string][]rule{}
+	r.rules, err = f.readRules("")
+	return r, err
+}
+
+// readCommon reads chains, rules and sets that no stream owns, one by one: there may
+// be thousands of others.
+func (f *fabric) readCommon(r *ruleset) error {
+	r.chains, r.sets, r.rules = map[string]chainSpec{}, map[string]setSpec{}, map[string][]rule{}
 	for _, name := range []string{preroutingChain, notrackChain, defragmentChain} {
-		if _, ok := r.chains[name]; !ok {
+		chain, err := f.readChain(name)
+		if err != nil {
+			return err
+		}
+		if chain == nil {
 			continue
 		}
+		r.chains[name] = *chain
 		rules, err := f.readRules(name)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		r.rules[name] = rules[name]
 	}
-	return r, nil
+	for _, want := range f.commonSets() {
+		set, err := f.readSet(want.name)
+		if err != nil {
+			return err
+		}
+		if set != nil {
+			r.sets[want.name] = *set
+		}
+	}
+	return nil
 }
 
 // inspectBase tells what is wrong with what no stream owns; "" is nothing.
@@ -364,15 +384,15 @@ func (f *fabric) inspectBase(r *ruleset) (string, error) {
 	case !r.there:
 		return "the table is missing", nil
 	case r.flags&tableDormant != 0:
-		return "the table is dormant", nil
+		return "the table is dormant", f.inspectForeign(r)
+	}
+	if err := f.inspectForeign(r); err != nil {
+		return "", err
 	}
 	for _, want := range f.baseChains() {
 		got, ok := r.chains[want.name]
 		if !ok {
 			return "chain " + want.name + " is missing", nil
-		}
-		if detail := want.same(got); detail != "" {
-			return "", &foreignError{object: "chain inet " + TableName + " " + want.name, detail: detail}
 		}
 		if want.kind != "" && got.policy != want.policy {
 			return "the policy of chain " + want.name + " is not accept", nil
@@ -393,12 +413,8 @@ func (f *fabric) inspectBase(r *ruleset) (string, error) {
 		}
 	}
 	for _, want := range f.commonSets() {
-		got, ok := r.sets[want.name]
-		if !ok {
+		if _, ok := r.sets[want.name]; !ok {
 			return "set " + want.name + " is missing", nil
-		}
-		if detail := want.same(got); detail != "" {
-			return "", &foreignError{object: "set inet " + TableName + " " + want.name, detail: detail}
 		}
 		if want.fixed == nil {
 			continue
@@ -412,6 +428,26 @@ func (f *fabric) inspectBase(r *ruleset) (string, error) {
 		}
 	}
 	return "", nil
+}
+
+// inspectForeign tells whether something with a common name of ours is of a kind that
+// we cannot share.
+func (f *fabric) inspectForeign(r *ruleset) error {
+	for _, want := range f.baseChains() {
+		if got, ok := r.chains[want.name]; ok {
+			if detail := want.same(got); detail != "" {
+				return &foreignError{object: "chain inet " + TableName + " " + want.name, detail: detail}
+			}
+		}
+	}
+	for _, want := range f.commonSets() {
+		if got, ok := r.sets[want.name]; ok {
+			if detail := want.same(got); detail != "" {
+				return &foreignError{object: "set inet " + TableName + " " + want.name, detail: detail}
+			}
+		}
+	}
+	return nil
 }
 
 // missingFixed returns what a set with fixed elements lacks.

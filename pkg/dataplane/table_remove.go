@@ -31,7 +31,7 @@ func (f *fabric) removeTable() error {
 	if err != nil {
 		return err
 	}
-	r, err := f.readRuleset(false)
+	r, err := f.readRuleset(true)
 	if err != nil || !r.there {
 		return err
 	}

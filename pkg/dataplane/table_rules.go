@@ -96,7 +96,8 @@ func (f *fabric) baseRules(chain string) ([]ruleSpec, error) {
 	case notrackChain:
 		for _, sets := range [][len(vip.Families)]string{ownHosts, ownNets} {
 			for _, family := range vip.Families {
-				notrack := []expr.Any{&expr.Lookup{SourceRegister: register(0), SetName: sets[family]}, &expr.Notrack{}}
+				// What follows in this chain is of no use to it.
+				notrack := []expr.Any{&expr.Lookup{SourceRegister: register(0), SetName: sets[family]}, &expr.Notrack{}, &expr.Verdict{Kind: expr.VerdictAccept}}
 				if err := errors.Join(
 					add("to a VIP", append(address(family, destAt[family]), notrack...)...),
 					add("from a VIP", append(address(family, sourceAt[family]), notrack...)...),
@@ -142,6 +143,11 @@ func (f *fabric) targetRule(s slotContent) (ruleSpec, error) {
 // streamRules are the rules of a stream's chain for the families that it has tables
 // for.
 func (f *fabric) streamRules(s *streamContent) ([]ruleSpec, error) {
+	return f.streamRulesBy(s, maglevMap)
+}
+
+// streamRulesBy are those that look in other maps.
+func (f *fabric) streamRulesBy(s *streamContent, name func(vip.Family, string) string) ([]ruleSpec, error) {
 	var rules []ruleSpec
 	var failed error
 	add := func(comment string, expressions []expr.Any, more ...expr.Any) {
@@ -159,9 +165,9 @@ func (f *fabric) streamRules(s *streamContent) ([]ruleSpec, error) {
 				live(family, s.name),
 			)
 		}
-		add("ICMP errors, by @"+maglevMap(family, s.name), ofFamily(family), append(inner(family), f.pick(family, s)...)...)
-		add("flows with ports, by @"+maglevMap(family, s.name), append(ofFamily(family), ported(false)...), append(outer(family, true), f.pick(family, s)...)...)
-		add("others, by @"+maglevMap(family, s.name), append(ofFamily(family), ported(true)...), append(outer(family, false), f.pick(family, s)...)...)
+		add("ICMP errors, by @"+name(family, s.name), ofFamily(family), append(inner(family), f.pick(family, s, name(family, s.name))...)...)
+		add("flows with ports, by @"+name(family, s.name), append(ofFamily(family), ported(false)...), append(outer(family, true), f.pick(family, s, name(family, s.name))...)...)
+		add("others, by @"+name(family, s.name), append(ofFamily(family), ported(true)...), append(outer(family, false), f.pick(family, s, name(family, s.name))...)...)
 	}
 	add("no target", nil, &expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop})
 	return rules, failed
@@ -252,14 +258,14 @@ func inner(f vip.Family) []expr.Any {
 // register of the hash as the second word of two that are copied, which nft does not
 // notice: it shows that the hash is looked up among the live targets, and the comment
 // says what is in between.
-func (f *fabric) pick(family vip.Family, s *streamContent) []expr.Any {
+func (f *fabric) pick(family vip.Family, s *streamContent, table string) []expr.Any {
 	ones, zeros := bytes.Repeat([]byte{0xff}, 8), make([]byte, 8)
 	return []expr.Any{
 		&expr.Hash{
 			SourceRegister: register(0), DestRegister: register(3), Length: 4 * (2*words(family) + 3),
 			Modulus: s.size, Seed: s.seed, Type: expr.HashTypeJenkins,
 		},
-		&expr.Lookup{SourceRegister: register(3), SetName: maglevMap(family, s.name), DestRegister: register(1), IsDestRegSet: true},
+		&expr.Lookup{SourceRegister: register(3), SetName: table, DestRegister: register(1), IsDestRegSet: true},
 		&expr.Bitwise{SourceRegister: register(0), DestRegister: register(2), Len: 8, Mask: ones, Xor: zeros},
 		&expr.Lookup{SourceRegister: register(3), SetName: liveMap(family, s.name), DestRegister: verdictRegister, IsDestRegSet: true},
 	}

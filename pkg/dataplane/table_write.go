@@ -172,11 +172,7 @@ func (f *fabric) commit(t *transaction, generation *uint32) error {
 		m.big(batchGeneration, *generation)
 	}
 	m.end()
-	shift := len(m.b)
-	m.b = append(m.b, t.b...)
-	for _, at := range t.starts {
-		m.starts = append(m.starts, at+shift)
-	}
+	m.append(&t.messages)
 	last := m.starts[len(m.starts)-1]
 	m.b[last+6] |= unix.NLM_F_ACK
 	m.begin(unix.NFNL_MSG_BATCH_END, 0, embrace...)
@@ -205,8 +201,12 @@ func (f *fabric) commit(t *transaction, generation *uint32) error {
 	if err = errors.Join(append(refusals, err)...); err != nil {
 		return fmt.Errorf("change nftables: %w", err)
 	}
+	f.committed++
 	return nil
 }
+
+// transactions counts those that were done: the number of the ruleset rose by as much.
+func (f *fabric) transactions() uint32 { return f.committed }
 
 // batchGeneration is NFNL_BATCH_GENID.
 const batchGeneration = 1
@@ -235,13 +235,144 @@ func describe(m *messages, i int) string {
 	return what + " inet " + TableName + " " + text(attribute(b[nlmsgLength+nfgenmsgLength:], name))
 }
 
-// writing is a change while it is worked out.
+// writing is a change while it is worked out. What nothing leads to yet comes first,
+// then entries of tables, then the rest.
 type writing struct {
 	*fabric
-	transaction
+	first, last transaction
+	fills       []fill
 	// live are the maps of live targets by name, as they will be: nil is one that is
 	// not there.
 	live map[string]map[uint32]string
+}
+
+// fill are entries of one map that change.
+type fill struct {
+	set     string
+	entries []entry
+}
+
+// entry is one entry that changes; number 0 is none.
+type entry struct {
+	index, number uint32
+	// had: there is one that has to go before.
+	had bool
+}
+
+// maxElements is how many elements one transaction changes. For each the kernel holds
+// 4 KiB until all is done, and 10 µs go by, as soon as somebody listens for changes:
+// 200 000 at once took 1.8 GB and 4 s (Linux 6.18). These fit a send buffer that could
+// not be raised, too.
+const maxElements = 6000
+
+// elementsOf counts messages' elements.
+func elementsOf(fills []fill) (n int) {
+	for _, f := range fills {
+		for _, e := range f.entries {
+			if e.had {
+				n++
+			}
+			if e.number != 0 {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// write does one transaction, or, when it is about more elements than maxElements,
+// several: at each moment between them every packet has a way, new or old.
+func (f *fabric) write(c change) error {
+	c, err := f.stepAside(c)
+	if err != nil {
+		return err
+	}
+	w := &writing{fabric: f, live: map[string]map[uint32]string{}}
+	w.last.sets = 1 << 16 // apart from those of the first
+	if c.base {
+		if err := w.base(); err != nil {
+			return err
+		}
+		if err := f.addCommonWays(); err != nil {
+			return err
+		}
+	}
+	if err := w.slotChains(c.slots); err != nil {
+		return err
+	}
+	for _, s := range c.streams {
+		if err := w.startLive(s); err != nil {
+			return fmt.Errorf("stream %s: %w", s.want.name, err)
+		}
+	}
+	if err := w.slotFlows(c.slots); err != nil {
+		return err
+	}
+	for _, s := range c.streams {
+		if err := w.stream(s); err != nil {
+			return fmt.Errorf("stream %s: %w", s.want.name, err)
+		}
+	}
+	if err := w.vips(c.vips); err != nil {
+		return err
+	}
+	if err := w.removals(c); err != nil {
+		return err
+	}
+	return w.commit()
+}
+
+// commit does what was worked out.
+func (w *writing) commit() error {
+	if elementsOf(w.fills) <= maxElements {
+		for _, f := range w.fills {
+			w.first.fill(f)
+		}
+		w.first.append(&w.last.messages)
+		return w.fabric.commit(&w.first, nil)
+	}
+	if err := w.fabric.commit(&w.first, nil); err != nil {
+		return err
+	}
+	if err := w.fillUp(w.fills); err != nil {
+		return err
+	}
+	return w.fabric.commit(&w.last, nil)
+}
+
+// fillUp writes entries, in as many transactions as it takes. Of an entry that changes
+// both steps are in the same.
+func (f *fabric) fillUp(fills []fill) error {
+	var t transaction
+	n := 0
+	for _, x := range fills {
+		for part := range slices.Chunk(x.entries, maxElements/2) {
+			if n += 2 * len(part); n > maxElements {
+				if err := f.commit(&t, nil); err != nil {
+					return err
+				}
+				t, n = transaction{}, 2*len(part)
+			}
+			t.fill(fill{x.set, part})
+		}
+	}
+	return f.commit(&t, nil)
+}
+
+// fill writes entries.
+func (t *transaction) fill(f fill) {
+	var add, remove []element
+	for _, e := range f.entries {
+		key := nativeBytes(e.index)
+		if e.had {
+			remove = append(remove, element{key: key})
+		}
+		if e.number != 0 {
+			add = append(add, element{key: key, data: e.number, hasData: true})
+		}
+	}
+	t.removeElements(f.set, remove)
+	t.addElements(f.set, add)
 }
 
 // liveOf returns a map of live targets as it is so far.
@@ -261,40 +392,9 @@ func (w *writing) makeLive(family vip.Family, stream string, size uint32) error 
 	if err != nil || live != nil {
 		return err
 	}
-	w.addSet(liveSpec(family, stream, size))
+	w.first.addSet(liveSpec(family, stream, size))
 	w.live[liveMap(family, stream)] = map[uint32]string{}
 	return nil
-}
-
-// write does one transaction.
-func (f *fabric) write(c change) error {
-	w := &writing{fabric: f, live: map[string]map[uint32]string{}}
-	if c.base {
-		if err := w.base(); err != nil {
-			return err
-		}
-		if err := f.addCommonWays(); err != nil {
-			return err
-		}
-	}
-	if err := w.slotChains(c.slots); err != nil {
-		return err
-	}
-	for _, s := range c.streams {
-		if err := w.stream(s); err != nil {
-			return fmt.Errorf("stream %s: %w", s.want.name, err)
-		}
-	}
-	if err := w.slotFlows(c.slots); err != nil {
-		return err
-	}
-	if err := w.vips(c.vips); err != nil {
-		return err
-	}
-	if err := w.removals(c); err != nil {
-		return err
-	}
-	return f.commit(&w.transaction, nil)
 }
 
 // base makes and mends what no stream owns.
@@ -307,11 +407,11 @@ func (w *writing) base() error {
 	if err != nil || problem == "" {
 		return err
 	}
-	w.addTable()
+	w.first.addTable()
 	for _, want := range w.commonSets() {
 		missing := want.fixed
 		if _, ok := r.sets[want.name]; !ok {
-			w.addSet(want)
+			w.first.addSet(want)
 		} else if want.fixed != nil {
 			if missing, err = w.missingFixed(want); err != nil {
 				return err
@@ -321,24 +421,24 @@ func (w *writing) base() error {
 		for _, b := range missing {
 			list = append(list, element{key: []byte{b}})
 		}
-		w.addElements(want.name, list)
+		w.first.addElements(want.name, list)
 	}
 	for _, want := range w.baseChains() {
 		if got, ok := r.chains[want.name]; !ok || got.policy != want.policy {
-			w.addChain(want)
+			w.first.addChain(want)
 		}
 		rules, err := w.baseRules(want.name)
 		if err != nil {
 			return err
 		}
-		if err := w.setRules(want.name, r.rules[want.name], rules); err != nil {
+		if err := w.first.setRules(want.name, r.rules[want.name], rules); err != nil {
 			return err
 		}
 	}
 	if !w.o.Stateless {
 		// Chains stay for somebody else's rules; sets for their elements.
 		for _, name := range []string{notrackChain, defragmentChain} {
-			w.removeRules(r.rules[name])
+			w.first.removeRules(r.rules[name])
 		}
 	}
 	return nil
@@ -361,9 +461,9 @@ func (w *writing) slotChains(slots []slotContent) error {
 			return err
 		}
 		if len(rules[chain]) == 0 {
-			w.addChain(chainSpec{name: chain})
+			w.first.addChain(chainSpec{name: chain})
 		}
-		if err := w.setRules(chain, rules[chain], []ruleSpec{want}); err != nil {
+		if err := w.first.setRules(chain, rules[chain], []ruleSpec{want}); err != nil {
 			return err
 		}
 	}
@@ -402,10 +502,10 @@ func (w *writing) slotFlows(slots []slotContent) error {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(remove)) {
-		w.removeElements(name, remove[name])
+		w.last.removeElements(name, remove[name])
 	}
 	for _, name := range slices.Sorted(maps.Keys(add)) {
-		w.addElements(name, add[name])
+		w.first.addElements(name, add[name])
 	}
 	return nil
 }
@@ -413,159 +513,208 @@ func (w *writing) slotFlows(slots []slotContent) error {
 // stream makes and mends one stream's chain and maps.
 func (w *writing) stream(s streamWrite) error {
 	want, now := &s.want, s.now
-	if want.size == 0 || want.size > maxTable || want.seed == 0 {
-		return fmt.Errorf("a table of %d entries with seed %d cannot be", want.size, want.seed)
+	if err := want.check(); err != nil {
+		return err
 	}
-	chain := streamChain(want.name)
-	rulesStand := now != nil && now.chain && now.size == want.size && now.seed == want.seed
-	resized := false
-	for _, family := range vip.Families {
-		resized = resized || now != nil && len(now.tables[family]) != len(want.tables[family])
-	}
-	if !rulesStand || resized {
-		if err := w.clearStream(want); err != nil {
-			return err
-		}
-	}
-	for _, family := range vip.Families {
-		name := maglevMap(family, want.name)
-		var have []uint32
-		if now != nil {
-			have = now.tables[family]
-		}
-		table := want.tables[family]
-		if table != nil && len(table) != int(want.size) {
-			return fmt.Errorf("a table of %d entries for the size %d", len(table), want.size)
-		}
-		if err := w.streamLive(family, want, now); err != nil {
-			return err
-		}
-		if have == nil || len(have) != len(table) {
-			got, err := w.readSet(name)
-			if err != nil {
-				return err
-			}
-			spec := maglevSpec(family, want.name, want.size)
-			if got != nil {
-				if detail := spec.same(*got); detail != "" {
-					return &foreignError{object: "map inet " + TableName + " " + name, detail: detail, stream: want.name}
-				}
-				// Rules that name it are gone by now.
-				w.removeSet(name)
-			}
-			if table == nil {
-				continue
-			}
-			have = nil
-			w.addSet(spec)
-		}
-		w.entries(name, have, table)
-	}
-	if !rulesStand || resized {
-		rules, err := w.streamRules(want)
+	stands := rulesStand(s)
+	referred := false
+	if !stands {
+		rules, err := w.startStream(want)
 		if err != nil {
 			return err
 		}
-		for _, r := range rules {
-			if err := w.addRule(chain, r); err != nil {
-				return err
-			}
+		w.last.removeRules(rules)
+		referred = slices.ContainsFunc(rules, func(r rule) bool { return r.ours() })
+	}
+	for _, family := range vip.Families {
+		if err := w.streamLive(family, want, stands); err != nil {
+			return err
+		}
+		if err := w.streamTable(family, want, now, referred); err != nil {
+			return err
+		}
+		if err := w.removeSpare(family, want.name, stands); err != nil {
+			return err
+		}
+	}
+	if stands {
+		return nil
+	}
+	rules, err := w.streamRules(want)
+	if err != nil {
+		return err
+	}
+	for _, r := range rules {
+		if err := w.last.addRule(streamChain(want.name), r); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// streamLive makes the map of live targets of a stream that has a table, of the size
-// that is right for it, and removes that of one that has none any more.
-func (w *writing) streamLive(family vip.Family, want, now *streamContent) error {
-	var had []uint32
-	if now != nil {
-		had = now.tables[family]
+func (s *streamContent) check() error {
+	if s.size == 0 || s.size > maxTable || s.seed == 0 {
+		return fmt.Errorf("a table of %d entries with seed %d cannot be", s.size, s.seed)
 	}
+	for _, table := range s.tables {
+		if table != nil && len(table) != int(s.size) {
+			return fmt.Errorf("a table of %d entries for the size %d", len(table), s.size)
+		}
+	}
+	return nil
+}
+
+// rulesStand tells whether a stream's rules need no change.
+func rulesStand(s streamWrite) bool {
+	if s.now == nil || !s.now.chain || s.now.size != s.want.size || s.now.seed != s.want.seed {
+		return false
+	}
+	for _, family := range vip.Families {
+		if len(s.now.tables[family]) != len(s.want.tables[family]) {
+			return false
+		}
+	}
+	return true
+}
+
+// startStream makes a stream's chain unless it is there, and returns its rules.
+func (w *writing) startStream(want *streamContent) ([]rule, error) {
+	name := streamChain(want.name)
+	got, err := w.readChain(name)
+	if err != nil {
+		return nil, err
+	}
+	if got == nil {
+		w.first.addChain(chainSpec{name: name})
+		return nil, nil
+	}
+	if detail := (chainSpec{name: name}).same(*got); detail != "" {
+		return nil, &foreignError{object: "chain inet " + TableName + " " + name, detail: detail, stream: want.name}
+	}
+	rules, err := w.readRules(name)
+	return rules[name], err
+}
+
+// streamTable makes, changes or removes one table. One of another size that rules
+// refer to is replaced when they are.
+func (w *writing) streamTable(family vip.Family, want, now *streamContent, referred bool) error {
 	table := want.tables[family]
-	if table != nil && len(had) == len(table) && now.chain {
-		return nil // its rules name the map
+	var have []uint32
+	if now != nil {
+		have = now.tables[family]
 	}
-	name, spec := liveMap(family, want.name), liveSpec(family, want.name, want.size)
-	got, err := w.readSet(name)
+	spec := maglevSpec(family, want.name, want.size)
+	if have != nil && len(have) == len(table) {
+		w.fills = append(w.fills, fill{spec.name, differences(have, table)})
+		return nil
+	}
+	got, err := w.readSet(spec.name)
 	if err != nil {
 		return err
 	}
+	at, later := &w.first, false
 	if got != nil {
 		if detail := spec.same(*got); detail != "" {
-			return &foreignError{object: "map inet " + TableName + " " + name, detail: detail, stream: want.name}
+			return &foreignError{object: "map inet " + TableName + " " + spec.name, detail: detail, stream: want.name}
 		}
-		if table != nil && got.size == spec.size {
-			return nil
+		if referred {
+			at, later = &w.last, true
 		}
+		at.removeSet(spec.name)
+	}
+	if table == nil {
+		return nil
+	}
+	at.addSet(spec)
+	x := fill{spec.name, differences(nil, table)}
+	if later {
+		w.last.fill(x)
+	} else {
+		w.fills = append(w.fills, x)
+	}
+	return nil
+}
+
+// removeSpare removes what is left of a replacement that stepAside began.
+func (w *writing) removeSpare(family vip.Family, stream string, stands bool) error {
+	if stands {
+		return nil
+	}
+	got, err := w.readSet(spareMap(family, stream))
+	if err != nil || got == nil {
+		return err
+	}
+	w.last.removeSet(got.name)
+	return nil
+}
+
+// startLive makes the maps of live targets of a stream that has tables.
+func (w *writing) startLive(s streamWrite) error {
+	if rulesStand(s) {
+		return nil // they name the maps
+	}
+	for _, family := range s.want.families() {
+		spec := liveSpec(family, s.want.name, s.want.size)
+		got, err := w.readSet(spec.name)
+		if err != nil {
+			return err
+		}
+		if got != nil {
+			if detail := spec.same(*got); detail != "" {
+				return &foreignError{object: "map inet " + TableName + " " + spec.name, detail: detail, stream: s.want.name}
+			}
+		}
+		if err := w.makeLive(family, s.want.name, s.want.size); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// streamLive replaces the map of live targets of a stream whose table has another size
+// now.
+func (w *writing) streamLive(family vip.Family, want *streamContent, stands bool) error {
+	if stands {
+		return nil // its rules name the map
+	}
+	// That of a family without a table stays: its targets say when flows end.
+	if want.tables[family] == nil {
+		return nil
+	}
+	name, spec := liveMap(family, want.name), liveSpec(family, want.name, want.size)
+	got, err := w.readSet(name)
+	if err != nil || got == nil || got.size == spec.size {
+		return err
 	}
 	live, err := w.liveOf(family, want.name)
 	if err != nil {
 		return err
 	}
-	if got != nil {
-		w.removeSet(name)
-		w.live[name] = nil
-	}
-	if table == nil {
-		return nil
-	}
-	w.addSet(spec)
-	w.live[name] = map[uint32]string{}
+	w.last.removeSet(name)
+	w.last.addSet(spec)
 	var list []element
 	for _, number := range slices.Sorted(maps.Keys(live)) {
 		if live[number] != "" {
-			w.live[name][number] = live[number]
 			list = append(list, element{key: nativeBytes(number), chain: live[number]})
 		}
 	}
-	w.addElements(name, list)
+	w.last.addElements(name, list)
 	return nil
 }
 
-// clearStream makes a stream's chain and takes our rules out of it.
-func (w *writing) clearStream(want *streamContent) error {
-	name := streamChain(want.name)
-	got, err := w.readChain(name)
-	if err != nil {
-		return err
-	}
-	if got == nil {
-		w.addChain(chainSpec{name: name})
-		return nil
-	}
-	if detail := (chainSpec{name: name}).same(*got); detail != "" {
-		return &foreignError{object: "chain inet " + TableName + " " + name, detail: detail, stream: want.name}
-	}
-	rules, err := w.readRules(name)
-	if err != nil {
-		return err
-	}
-	w.removeRules(rules[name])
-	return nil
-}
-
-// entries writes what is different between two tables; nil is an empty one.
-func (w *writing) entries(set string, have, want []uint32) {
-	var add, remove []element
+// differences are the entries that differ between two tables; nil is an empty one.
+func differences(have, want []uint32) []entry {
+	var list []entry
 	for i, number := range want {
 		var was uint32
 		if have != nil {
 			was = have[i]
 		}
-		if was == number {
-			continue
-		}
-		key := nativeBytes(uint32(i))
-		if was != 0 {
-			remove = append(remove, element{key: key})
-		}
-		if number != 0 {
-			add = append(add, element{key: key, data: number, hasData: true})
+		if was != number {
+			list = append(list, entry{index: uint32(i), number: number, had: was != 0})
 		}
 	}
-	w.removeElements(set, remove)
-	w.addElements(set, add)
+	return list
 }
 
 // vips has VIPs lead to streams.
@@ -596,10 +745,10 @@ func (w *writing) vips(change map[vip.VIP]string) error {
 			}
 			continue
 		case there && was != chain:
-			w.removeElements(set, prefixElements(v, ""))
+			w.last.removeElements(set, prefixElements(v, ""))
 		}
 		if chain != "" && was != chain {
-			w.addElements(set, prefixElements(v, chain))
+			w.last.addElements(set, prefixElements(v, chain))
 		}
 		if !w.o.Stateless {
 			continue
@@ -607,9 +756,9 @@ func (w *writing) vips(change map[vip.VIP]string) error {
 		set = setOf(v, ownHosts, ownNets)
 		if _, there = own[v]; there != (chain != "") {
 			if there {
-				w.removeElements(set, prefixElements(v, ""))
+				w.last.removeElements(set, prefixElements(v, ""))
 			} else {
-				w.addElements(set, prefixElements(v, ""))
+				w.last.addElements(set, prefixElements(v, ""))
 			}
 		}
 	}
@@ -622,14 +771,14 @@ func (w *writing) removals(c change) error {
 		if got, err := w.readChain(streamChain(stream)); err != nil {
 			return err
 		} else if got != nil {
-			w.removeChain(streamChain(stream))
+			w.last.removeChain(streamChain(stream))
 		}
 		for _, family := range vip.Families {
-			for _, spec := range []setSpec{maglevSpec(family, stream, 0), liveSpec(family, stream, 0)} {
+			for _, spec := range []setSpec{maglevSpec(family, stream, 0), liveSpec(family, stream, 0), spareSpec(family, stream, 0)} {
 				if got, err := w.readSet(spec.name); err != nil {
 					return err
 				} else if got != nil && spec.same(*got) == "" {
-					w.removeSet(spec.name)
+					w.last.removeSet(spec.name)
 				}
 			}
 			w.live[liveMap(family, stream)] = nil
@@ -668,13 +817,13 @@ func (w *writing) removeTargets(numbers []uint32) error {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(remove)) {
-		w.removeElements(name, remove[name])
+		w.last.removeElements(name, remove[name])
 	}
 	for _, n := range numbers {
 		if got, err := w.readChain(targetChain(n)); err != nil {
 			return err
 		} else if got != nil {
-			w.removeChain(targetChain(n))
+			w.last.removeChain(targetChain(n))
 		}
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/mdlayher/netlink"
@@ -44,7 +45,14 @@ type watch struct {
 
 	mu   sync.Mutex
 	news news
+
+	// own is the port of the socket whose changes of rules and routes are no news; 0
+	// is the kernel's.
+	own atomic.Uint32
 }
+
+// ignore has changes of rules and routes that this fabric makes be no news.
+func (w *watch) ignore(f *fabric) { w.own.Store(f.rt.port) }
 
 // watchBuffer lets a listener fall behind by some ten thousand messages.
 const watchBuffer = 4 << 20
@@ -79,6 +87,9 @@ func newWatch(o Options) (*watch, error) {
 		}
 	}
 	l := &routeListener{watch: w, failing: map[neighbourKey]bool{}}
+	if err := l.seed(); err != nil {
+		return nil, errors.Join(err, w.close())
+	}
 	w.done.Go(func() { w.listen("rtnetlink", routing, l.hear, l.missed) })
 	everything := func() { w.tell(news{ruleset: true}) }
 	w.done.Go(func() { w.listen("nftables", nft, func(netlink.Message) { everything() }, everything) })
@@ -194,6 +205,17 @@ type routeListener struct {
 	failing map[neighbourKey]bool
 }
 
+// seed takes over neighbours that failed before anybody listened.
+func (l *routeListener) seed() error {
+	f, err := newFabric(l.o)
+	if err != nil {
+		return err
+	}
+	_, err = f.surroundings()
+	l.failing = f.failing
+	return errors.Join(err, f.close())
+}
+
 // missed: the kernel dropped messages, so that anything may have happened.
 func (l *routeListener) missed() {
 	clear(l.failing)
@@ -211,9 +233,11 @@ func (l *routeListener) hear(m netlink.Message) {
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		l.tell(news{links: true})
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
-		l.tell(news{ways: true})
+		if own := l.own.Load(); own == 0 || m.Header.PID != own {
+			l.tell(news{ways: true})
+		}
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-		if l.o.concerns(m.Data) {
+		if own := l.own.Load(); (own == 0 || m.Header.PID != own) && l.o.concerns(m.Data) {
 			l.tell(news{ways: true})
 		}
 	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
