@@ -116,6 +116,9 @@ func (e *engine) reconcile(w *Wanted) ([]Drift, error) {
 	if w == nil {
 		return nil, errors.New("nothing is configured yet: try again in a moment")
 	}
+	if e.records.Targets == nil {
+		return nil, errors.New("the records could not be read or made anew yet, so that nobody knows what is ours: see the data plane's error in lb status")
+	}
 	e.need.merge(need{all: true, ways: true, around: true})
 	e.pass(e.wanted, false)
 	if err := errors.Join(e.lookErr, e.storeErr); err != nil {

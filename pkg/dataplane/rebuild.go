@@ -20,14 +20,14 @@ const (
 	rebuiltSize  = 1009
 )
 
-var errNoRecords = errors.New("there are no records, but rules or routes of ours are in the kernel")
+var errNoRecords = errors.New("there are no records, but something of ours is in the kernel")
 
 // nobodys is the stream of numbers of ours that belong to no target any more.
 const nobodys = "-"
 
 // rebuild makes the records anew from what the kernel has with our marks, if they were
-// damaged, or if there are none although rules or routes of ours are there: somebody
-// removed the file.
+// damaged, or if there are none although something of ours is there: somebody removed
+// the file. Chains count as well: a stream without targets has no rules and routes.
 func (e *engine) rebuild(d *record.Damage) error {
 	why, from := errNoRecords, ""
 	if d != nil {
@@ -40,17 +40,13 @@ func (e *engine) rebuild(d *record.Damage) error {
 		if len(old.Targets)+len(old.Streams) > 0 {
 			return nil
 		}
-		numbers, err := ownedNumbers(e.kernel, e.o)
-		if err != nil {
-			return err
-		}
-		if len(numbers) == 0 {
-			return nil
-		}
 	}
 	r, err := gather(e.kernel, e.o)
 	if err != nil {
 		return fmt.Errorf("make the records anew from the kernel (%w): %w", why, err)
+	}
+	if d == nil && len(r.Targets)+len(r.Streams) == 0 {
+		return nil // the first start
 	}
 	c := record.Change{Targets: slices.Collect(maps.Values(r.Targets)), Streams: slices.Collect(maps.Values(r.Streams))}
 	if err := e.store.Write(c); err != nil {
