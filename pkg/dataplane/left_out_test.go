@@ -1,0 +1,54 @@
+package dataplane
+
+import (
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// Issue 5: a draining target "keeps its established flows until they end or its drain time is over", whatever
+// else becomes of its stream meanwhile.
+func TestATargetThatWasLeftOutStaysThroughOtherChangesUntilItsTime(t *testing.T) {
+	vips := []string{"20.0.0.1/32"}
+	w := newWorld()
+	w.settle(wantedOf(testStream("a", vips, testTarget("x1", Serving), testTarget("x2", Serving))), false)
+	left := testStream("a", vips, testTarget("x1", Serving))
+	w.settle(wantedOf(left), false)
+	number, end := w.number("a", "x2"), w.clock.Add(left.DrainTime)
+	w.k.conns[number] = true
+	drains := func(when string) {
+		t.Helper()
+		if s := w.slot("a", "x2"); s == nil || !s.flows[vip.IPv4] || !w.k.conns[number] {
+			t.Fatalf("%s: x2 is to keep its flows until its time is over: %+v", when, s)
+		}
+		if got, ok := w.e.nextDrain(); !ok || !got.Equal(end) {
+			t.Fatalf("%s: the drain ends at %s, not %s", when, got, end)
+		}
+	}
+	drains("left out")
+
+	w.clock = w.clock.Add(time.Second)
+	w.settle(wantedOf(testStream("a", vips, testTarget("x1", Serving), testTarget("x3", Serving))), false)
+	w.expect(t, "a", "x1", "x3")
+	drains("another target came")
+
+	w.clock = w.clock.Add(time.Second)
+	w.settle(wantedOf(testStream("a", vips, testTarget("x1", Down), testTarget("x3", Serving))), false)
+	w.expect(t, "a", "x3")
+	drains("another target is down")
+
+	w.restart()
+	last := wantedOf(testStream("a", append(vips, "20.0.0.2/32"), testTarget("x3", Serving)))
+	w.settle(last, false)
+	drains("a restart, another VIP, and one that is gone at once")
+
+	w.clock = end.Add(-time.Millisecond)
+	w.settle(last, false)
+	drains("a moment before the end")
+	w.clock = end
+	w.settle(last, false)
+	if w.slot("a", "x2") != nil || w.k.conns[number] {
+		t.Error("x2 is there after its drain time")
+	}
+}
