@@ -72,7 +72,7 @@ func (e *engine) setActual(c *content, generation uint32) {
 	if c.vips == nil {
 		c.vips = map[vip.VIP]string{}
 	}
-	e.actual, e.generation, e.own = c, generation, 0
+	e.actual, e.generation, e.own = c, generation, e.kernel.transactions()
 	for _, m := range e.streams {
 		m.stale = true
 	}
@@ -85,7 +85,7 @@ func (e *engine) foreignTransaction() bool {
 		return true
 	}
 	g, err := e.kernel.generation()
-	return err != nil || g != e.generation+e.own
+	return err != nil || g != e.generation+e.kernel.transactions()-e.own
 }
 
 // readWays reads rules and routes of all targets.

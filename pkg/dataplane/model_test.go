@@ -55,6 +55,8 @@ func newModelKernel() *modelKernel {
 
 func (k *modelKernel) generation() (uint32, error) { return k.gen, nil }
 
+func (k *modelKernel) transactions() uint32 { return uint32(k.writes) }
+
 func (k *modelKernel) read(numbers []uint32) (*content, error) {
 	c := content{base: k.base, streams: map[string]*streamContent{}, slots: map[uint32]*slotContent{}, vips: maps.Clone(k.vips)}
 	for name := range k.streams {

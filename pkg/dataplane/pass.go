@@ -24,6 +24,8 @@ type kernelSide interface {
 	readVIPs() (map[vip.VIP]string, error)
 	readWays(numbers []uint32) (map[uint32]*slotContent, error)
 	write(c change) error
+	// transactions counts those that write and removeAll did.
+	transactions() uint32
 	addWays(slots []slotContent) map[uint32]error
 	way(number uint32, family vip.Family) (netip.Addr, error)
 	removeWays(numbers []uint32) error
@@ -83,7 +85,7 @@ type engine struct {
 	refused map[uint32]string
 
 	// actual is what was last seen in the kernel; the ruleset's generation was
-	// generation then, and we did own transactions since.
+	// generation then, after so many own transactions.
 	actual     *content
 	generation uint32
 	own        uint32

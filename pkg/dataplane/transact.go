@@ -127,13 +127,13 @@ func (e *engine) transact(plans []*planned, mend bool) error {
 	if all.empty() {
 		return nil
 	}
-	err := e.commit(all)
+	err := e.kernel.write(all)
 	if err == nil {
 		return e.baseBack(all.base, plans)
 	}
 	e.log.Warn("a change of the data plane failed as a whole and is tried stream by stream", "streams", len(plans), "error", err)
 	if all.base {
-		if err := e.commit(change{base: true}); err != nil {
+		if err := e.kernel.write(change{base: true}); err != nil {
 			for _, p := range plans {
 				p.fail(err)
 			}
@@ -145,14 +145,14 @@ func (e *engine) transact(plans []*planned, mend bool) error {
 	}
 	for i, p := range plans {
 		if !add[i].empty() {
-			if err := e.commit(add[i]); err != nil {
+			if err := e.kernel.write(add[i]); err != nil {
 				p.fail(err)
 			}
 		}
 	}
 	for i, p := range plans {
 		if p.failure == nil && !remove[i].empty() {
-			if err := e.commit(remove[i]); err != nil {
+			if err := e.kernel.write(remove[i]); err != nil {
 				p.fail(err)
 			}
 		}
@@ -178,13 +178,5 @@ func (e *engine) baseBack(written bool, plans []*planned) error {
 			p.fail(fmt.Errorf("table inet %s is not as it was written", TableName))
 		}
 	}
-	return nil
-}
-
-func (e *engine) commit(c change) error {
-	if err := e.kernel.write(c); err != nil {
-		return err
-	}
-	e.own++
 	return nil
 }
