@@ -1,0 +1,272 @@
+package e2e
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"net"
+	"net/netip"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/load"
+)
+
+// shell runs a command line in the pod.
+func (w *dataPlaneWorld) shell(line string) string {
+	w.t.Helper()
+	out, err := w.pod.Namespace().Run(w.ctx, "sh", "-c", line)
+	w.must(err)
+	return out
+}
+
+// remedies are the commands that an lb names.
+var remedies = regexp.MustCompile(`remedy: (sysctl .*)`)
+
+// Issue 5: "What the kernel must have (forwarding, rp_filter, fib_multipath_hash_policy, modules) is checked at
+// start; missing things are refused with the command that sets them." So that command is run, and it helps.
+func TestLBRefusesAKernelThatCannotForward(t *testing.T) {
+	t.Parallel()
+	w := newDataPlaneWorld(t)
+	refused := func(what string, command ...string) string {
+		t.Helper()
+		p, err := w.Start(w.pod.Namespace(), "lb", command...)
+		w.must(err)
+		status, err := p.Wait(w.ctx)
+		if err != nil || status == 0 {
+			t.Fatalf("%s: lb ended with %d, %v\n%s", what, status, err, p.Tail(20))
+		}
+		return p.Output()
+	}
+	for _, setting := range []string{
+		"net.ipv4.ip_forward=0", "net.ipv6.conf.all.forwarding=0",
+		"net.ipv4.fib_multipath_hash_policy=0", "net.ipv6.fib_multipath_hash_policy=0",
+		"net.ipv4.conf.int0.rp_filter=1", "net.ipv4.conf.all.rp_filter=1", "net.ipv4.conf.int0.forwarding=0",
+		"net.ipv4.fwmark_reflect=1", "net.ipv6.fwmark_reflect=1",
+	} {
+		key, _, _ := strings.Cut(setting, "=")
+		w.shell("sysctl -w " + setting)
+		out := refused(setting, w.pod.LBArgs("--dataplane=nftables")...)
+		found := remedies.FindAllStringSubmatch(out, -1)
+		if len(found) == 0 || !strings.Contains(out, key) {
+			t.Fatalf("%s is refused without a command that sets it:\n%s", setting, out)
+		}
+		for _, command := range found {
+			w.shell(command[1])
+		}
+	}
+	if out := refused("no CAP_NET_ADMIN", append([]string{"setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin"}, w.pod.LBArgs("--dataplane=nftables")...)...); !strings.Contains(out, "NET_ADMIN") {
+		t.Errorf("without CAP_NET_ADMIN lb says\n%s", out)
+	}
+	if got := w.kernel(); strings.Contains(got, "vipgate-lb") {
+		t.Errorf("an lb that refused left in the kernel\n%s", got)
+	}
+	w.start()
+	g, err := w.Load(w.ctx, 50, 4, load.Config{})
+	w.must(err)
+	defer g.Stop(w.ctx)
+	w.must(errors.Join(g.WaitFlows(w.ctx), g.WaitTargets(w.ctx, "target-1", "target-2")))
+}
+
+// theirs counts what is forwarded, in a table of somebody else: whether what is of somebody else in marks is
+// there still, and whether connections are tracked.
+const theirs = `table inet theirs {
+	counter kept { }
+	counter lost { }
+	counter tracked { }
+	counter untracked { }
+	chain early {
+		type filter hook prerouting priority -160
+		meta mark set 0x7f000000
+		ct mark set ct mark and 0x00ffffff or 0x7f000000
+	}
+	chain late {
+		type filter hook forward priority 0
+		ip daddr 20.0.0.1 goto there
+		ip6 daddr 2000::1 goto there
+		ip saddr 20.0.0.1 goto back
+		ip6 saddr 2000::1 goto back
+	}
+	chain there {
+		meta mark and 0xff000000 == 0x7f000000 counter name kept
+		meta mark and 0xff000000 != 0x7f000000 counter name lost
+		ct mark and 0xff000000 != 0x7f000000 counter name lost
+		goto back
+	}
+	chain back {
+		ct state untracked counter name untracked
+		ct state != untracked counter name tracked
+	}
+}`
+
+// counters are the packets of theirs, by name.
+func (w *dataPlaneWorld) counters() map[string]int {
+	w.t.Helper()
+	counted := map[string]int{}
+	for _, m := range regexp.MustCompile(`counter (\w+) \{\s+packets (\d+)`).FindAllStringSubmatch(w.shell("nft list counters table inet theirs"), -1) {
+		n, err := strconv.Atoi(m[2])
+		w.must(err)
+		counted[m[1]] = n
+	}
+	return counted
+}
+
+// Issue 5: "the connection-tracking mark remembers the target", "a masked mark", and "--conntrack=off gives the
+// purely stateless form". What somebody else keeps in the other bits of marks stays.
+func TestMarksOfOthersStayAndStatelessTracksNothing(t *testing.T) {
+	for _, conntrack := range []string{"on", "off"} {
+		t.Run("conntrack "+conntrack, func(t *testing.T) {
+			t.Parallel()
+			w := newDataPlaneWorld(t)
+			w.shell("nft -f - <<'end'\n" + theirs + "\nend")
+			w.start("--conntrack=" + conntrack)
+			w.until("confirmed   everything that is wanted", "status")
+			w.shell("nft reset counters table inet theirs >/dev/null")
+			g, err := w.Load(w.ctx, 50, 4, load.Config{})
+			w.must(err)
+			defer g.Stop(w.ctx)
+			w.must(errors.Join(g.WaitFlows(w.ctx), g.WaitTargets(w.ctx, "target-1", "target-2")))
+			got := w.counters()
+			entries := strings.Count(w.shell("cat /proc/net/nf_conntrack"), "dst=20.0.0.1 ")
+			t.Logf("%v, %d connections", got, entries)
+			if got["kept"] == 0 || got["lost"] > 0 && conntrack == "on" {
+				t.Errorf("bits of somebody else's marks are lost: %v", got)
+			}
+			if off := conntrack == "off"; off != (got["tracked"] == 0) || off != (got["untracked"] > 0) || off != (entries == 0) {
+				t.Errorf("--conntrack=%s: %v, %d connections of the VIP are known", conntrack, got, entries)
+			}
+		})
+	}
+}
+
+// Issue 5: "A draining target leaves the table at once and keeps its established flows until they end or its drain
+// time is over".
+func TestADrainingTargetKeepsItsFlowsAndGetsNoNewOnes(t *testing.T) {
+	t.Parallel()
+	w := newDataPlaneWorld(t)
+	trench := strings.Replace(dataPlaneTrench(1, 2), "drainTime: 1s", "drainTime: 1h", 1)
+	w.must(w.WriteTrench(trench))
+	w.start()
+	g, err := w.Load(w.ctx, 100, 16, load.Config{})
+	w.must(err)
+	defer g.Stop(w.ctx)
+	w.must(errors.Join(g.WaitFlows(w.ctx), g.WaitTargets(w.ctx, "target-1", "target-2")))
+	w.must(w.WriteTrench(regexp.MustCompile(`(target-2, .*)\}`).ReplaceAllString(trench, "$1, terminating: true}")))
+	w.must(lab.Eventually(w.ctx, 10*time.Millisecond, func() error {
+		out, err := w.lb("status")
+		if err == nil && !regexp.MustCompile(`stream-a +target-2 +\d+ +draining +0 +0 `).MatchString(out) {
+			err = fmt.Errorf("target-2 does not drain in the kernel:\n%s", out)
+		}
+		return err
+	}))
+	first, err := g.Take(w.ctx)
+	w.must(err)
+	w.must(g.WaitAnswered(w.ctx, 100))
+	second, err := g.Take(w.ctx)
+	w.must(err)
+	if first.Failed+second.Failed > 0 || second.ByTarget["target-2"] > 0 {
+		t.Errorf("%d and %d requests failed, answers %v", first.Failed, second.Failed, second.ByTarget)
+	}
+	kept := 0
+	for _, f := range second.Flows {
+		if f.Target == "target-2" {
+			kept++
+		}
+		if f.Broken != "" || f.Exchanges == 0 {
+			t.Errorf("the flow %d to %s had %d exchanges: %q", f.Number, f.Target, f.Exchanges, f.Broken)
+		}
+	}
+	if kept == 0 {
+		t.Error("no flow was with target-2, so that nothing is shown")
+	}
+}
+
+// sctp is an SCTP packet with an INIT chunk (RFC 9260, sections 3.1 and 3.3.2).
+func sctp(source, destination uint16) []byte {
+	b := binary.BigEndian.AppendUint16(nil, source)
+	b = binary.BigEndian.AppendUint16(b, destination)
+	b = append(b, 0, 0, 0, 0, 0, 0, 0, 0) // verification tag, checksum
+	b = append(b, 1, 0, 0, 20)
+	b = binary.BigEndian.AppendUint32(b, 1+uint32(source)) // initiate tag
+	b = append(b, 0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1)      // window, streams, first number
+	binary.LittleEndian.PutUint32(b[8:], crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
+	return b
+}
+
+// Issue 5: "IPv4 and IPv6, TCP, UDP, SCTP if the kernel has it". Flows of SCTP go by their ports: they spread,
+// and each keeps its target.
+func TestSCTPGoesByItsPorts(t *testing.T) {
+	for _, conntrack := range []string{"on", "off"} {
+		t.Run("conntrack "+conntrack, func(t *testing.T) {
+			t.Parallel()
+			w := newDataPlaneWorld(t)
+			w.start("--conntrack=" + conntrack)
+			w.until("confirmed   everything that is wanted", "status")
+			const flows = 40
+			for _, v := range w.VIPs {
+				var wires []*lab.Capture
+				for _, a := range w.Targets {
+					wires = append(wires, lab.NewCapture(t, a.NS, "net0"))
+				}
+				came := func() (counts []int, all int) {
+					for _, c := range wires {
+						n := c.Count(func(p lab.Packet) bool { return !p.Outgoing && p.Protocol == unix.IPPROTO_SCTP && p.Dst == v })
+						counts, all = append(counts, n), all+n
+					}
+					return counts, all
+				}
+				var once []int
+				for round := 1; round <= 2; round++ {
+					w.must(w.sendSCTP(v, flows))
+					w.must(lab.Eventually(w.ctx, 10*time.Millisecond, func() error {
+						if counts, all := came(); all < round*flows {
+							return fmt.Errorf("%v of %d packets to %s came", counts, round*flows, v)
+						}
+						return nil
+					}))
+					counts, _ := came()
+					if round == 1 {
+						once = counts
+					}
+					for i, n := range counts {
+						if n == 0 || n != round*once[i] {
+							t.Errorf("%s, round %d: %v packets came to the targets; in the first %v", v, round, counts, once)
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
+// sendSCTP has clients begin flows to a VIP.
+func (w *dataPlaneWorld) sendSCTP(vip netip.Addr, flows int) error {
+	network := "ip4:132"
+	if vip.Is6() {
+		network = "ip6:132"
+	}
+	return w.Gateway.Do(func() error {
+		c, err := (&net.Dialer{}).DialContext(context.WithoutCancel(w.ctx), network, vip.String())
+		if err != nil {
+			return err
+		}
+		for i := range flows {
+			// A target without SCTP says so, which is an error of the next packet.
+			b := sctp(uint16(30000+i), 38412)
+			if _, err := c.Write(b); err != nil {
+				if _, err = c.Write(b); err != nil {
+					return errors.Join(err, c.Close())
+				}
+			}
+		}
+		return c.Close()
+	})
+}
