@@ -32,6 +32,33 @@ func (e *engine) needed() bool { return e.need.all || e.need.ways || e.need.arou
 // waiting tells whether neighbours failed that may come back.
 func (e *engine) waiting() bool { return e.around != nil && len(e.around.failed) > 0 }
 
+// silent are the addresses of targets whose neighbours failed. Who is checked is asked
+// by its checks, but not every family is checked.
+func (e *engine) silent() map[netip.Addr]struct{} {
+	silent := map[netip.Addr]struct{}{}
+	if !e.waiting() {
+		return silent
+	}
+	note := func(ips []netip.Addr) {
+		for _, a := range ips {
+			if _, failed := e.around.failed[a]; failed {
+				silent[a] = struct{}{}
+			}
+		}
+	}
+	for _, m := range e.streams {
+		for _, t := range m.targets {
+			note(t.IPs)
+		}
+		if m.wanted != nil {
+			for _, t := range m.wanted.Targets {
+				note(t.IPs)
+			}
+		}
+	}
+	return silent
+}
+
 // unfinished tells whether another pass has something to do at once.
 func (e *engine) unfinished() bool {
 	if e.wanted == nil {

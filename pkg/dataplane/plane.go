@@ -213,7 +213,7 @@ func (p *Plane) Run(ctx context.Context) (err error) {
 			p.o.Log.Warn("the way to the kernel could not be closed", "error", closeErr)
 		}
 	}()
-	o := &overseer{p: p, e: newEngine(p.o, f, p.store), listen: newWatch, pause: failurePause}
+	o := &overseer{p: p, e: newEngine(p.o, f, p.store), listen: newWatch, solicit: f.solicit, pause: failurePause}
 	defer o.deafen()
 	return o.run(ctx)
 }
@@ -223,7 +223,9 @@ type overseer struct {
 	p      *Plane
 	e      *engine
 	listen func(Options) (*watch, error)
-	w      *watch
+	// solicit has neighbours that failed asked again.
+	solicit func(map[netip.Addr]struct{}) error
+	w       *watch
 	// loaded: the records were read, and made anew if they were damaged.
 	loaded, rebuilt bool
 	pause           time.Duration
@@ -233,6 +235,9 @@ type overseer struct {
 	dear   time.Duration
 	// checked and seen are when everything, and links and neighbours, were last read.
 	checked, seen time.Time
+	// solicited is when neighbours were last asked, deaf why they could not be.
+	solicited time.Time
+	deaf      string
 }
 
 func (o *overseer) deafen() {
@@ -365,6 +370,10 @@ func (o *overseer) work(wanted *Wanted, listenErr error) (failed bool) {
 	if whole && e.lookErr == nil {
 		o.checked = now
 	}
+	if e.waiting() && now.Sub(o.solicited) >= failedPause {
+		o.solicited = now
+		o.ask()
+	}
 	e.need.merge(later)
 	err := errors.Join(e.lookErr, e.storeErr)
 	if listenErr != nil {
@@ -375,6 +384,19 @@ func (o *overseer) work(wanted *Wanted, listenErr error) (failed bool) {
 		o.announce()
 	}
 	return err != nil || listenErr != nil || e.failing()
+}
+
+// ask has the neighbours of targets asked that failed. Why it cannot be done is said
+// once: they come back by their checks at least.
+func (o *overseer) ask() {
+	deaf := ""
+	if err := o.solicit(o.e.silent()); err != nil {
+		deaf = err.Error()
+	}
+	if deaf != "" && deaf != o.deaf {
+		o.p.o.Log.Warn("neighbours that failed cannot be asked again", "error", deaf)
+	}
+	o.deaf = deaf
 }
 
 func (n *need) merge(m need) {
