@@ -38,7 +38,7 @@ func (e *engine) rebuild(d *record.Damage) error {
 			return fmt.Errorf("read the records: %w", err)
 		}
 		if len(old.Targets)+len(old.Streams) > 0 {
-			return nil
+			return e.renew(old)
 		}
 	}
 	r, err := gather(e.kernel, e.o)
@@ -54,6 +54,50 @@ func (e *engine) rebuild(d *record.Damage) error {
 	}
 	e.log.Error("THE RECORDS OF THE DATA PLANE WERE DAMAGED OR GONE and were made anew from what is in the kernel",
 		"moved_to", from, "error", why, "streams", len(r.Streams), "targets", len(r.Targets))
+	return nil
+}
+
+// renew has everything that is written down made again, if nothing at all of it is in
+// the kernel. Then the network namespace is a new one, and the records outlived the
+// old one: the sandbox of a pod is made anew while its volumes stay. Otherwise it
+// would be drift. A hand that removed all of it finds it again after the next start.
+func (e *engine) renew(r record.Records) error {
+	numbers, err := ownedNumbers(e.kernel, e.o)
+	if err != nil {
+		return err
+	}
+	c, err := e.kernel.read(slices.Sorted(maps.Keys(r.Targets)))
+	if err != nil {
+		return fmt.Errorf("read the data plane: %w", err)
+	}
+	there := c.base || len(numbers)+len(c.streams)+len(c.vips) > 0
+	for _, s := range c.slots {
+		there = there || s.chain || !sameWays(*s, slotContent{})
+	}
+	if there {
+		return nil
+	}
+	var again record.Change
+	for _, t := range r.Targets {
+		if t.Stage == record.Applied {
+			t.Stage = record.Pending
+			again.Targets = append(again.Targets, t)
+		}
+	}
+	for _, s := range r.Streams {
+		if s.Stage == record.Applied {
+			s.Stage = record.Pending
+			again.Streams = append(again.Streams, s)
+		}
+	}
+	if len(again.Targets)+len(again.Streams) == 0 {
+		return nil
+	}
+	if err := e.store.Write(again); err != nil {
+		return fmt.Errorf("%w (%w): the data plane stays as it is", errRecords, err)
+	}
+	e.log.Warn("nothing of what the records name is in the kernel: the network namespace seems to be a new one, and all of it is made again",
+		"streams", len(r.Streams), "targets", len(r.Targets))
 	return nil
 }
 
