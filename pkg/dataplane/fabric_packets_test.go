@@ -35,11 +35,10 @@ type estate struct {
 }
 
 type estateTarget struct {
-	ns     *lab.NetNS
-	slot   slotContent
-	mu     sync.Mutex
-	heard  map[netip.AddrPort]int
-	chosen chan struct{}
+	ns    *lab.NetNS
+	slot  slotContent
+	mu    sync.Mutex
+	heard map[netip.AddrPort]int
 }
 
 const (
@@ -552,9 +551,11 @@ func TestTwoPodsAgreeAboutTenThousandFlows(t *testing.T) {
 			x.waitHeard(t, flows)
 			taken[pod] = map[uint16]string{}
 			for _, g := range x.targets {
+				g.mu.Lock()
 				for from := range g.heard {
 					taken[pod][from.Port()] = g.slot.name
 				}
+				g.mu.Unlock()
 			}
 		}
 		disagree, wrong := 0, 0

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -153,12 +154,20 @@ func TestPeopleCanListTheTable(t *testing.T) {
 		ns := lab.NewNetNS(t)
 		f := openFabric(t, ns, Options{Stateless: stateless})
 		must(t, f.write(exampleChange()))
-		for _, command := range []string{
-			"nft list table inet vipgate-lb", "nft -j list table inet vipgate-lb", "nft list map inet vipgate-lb maglev4/web",
-			"nft list chain inet vipgate-lb stream/web", "nft list ruleset", "nft list map inet vipgate-lb vip4", "nft monitor ruleset & sleep 0.1; kill $!",
+		for command, shown := range map[string]string{
+			"nft list table inet vipgate-lb":                      "mod 101 seed 0x7 vmap @live4/web",
+			"nft -j list table inet vipgate-lb":                   `"vipgate: flows with ports, by @maglev4/web"`,
+			"nft list map inet vipgate-lb maglev4/web":            "0x00000001 : 0x00001389",
+			"nft list map inet vipgate-lb live6/web":              "0x00001389 : goto target/5001",
+			"nft list map inet vipgate-lb net4":                   "20.0.1.0/24 : goto stream/web",
+			"nft list chain inet vipgate-lb stream/web":           "by @maglev6/web",
+			"nft list chain inet vipgate-lb target/5001":          `comment "web/t5001"`,
+			"nft -a list ruleset":                                 "ip daddr vmap @vip4",
+			"nft get element inet vipgate-lb vip4 '{ 20.0.0.1 }'": "goto stream/web",
 		} {
-			out := run(t, ns, command)
-			t.Logf("%s\n%s", command, out[:min(len(out), 9000)])
+			if out := run(t, ns, command); !strings.Contains(out, shown) {
+				t.Errorf("%s does not show %q:\n%s", command, shown, out)
+			}
 		}
 	}
 }
