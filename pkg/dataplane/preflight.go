@@ -70,14 +70,29 @@ func (f *fabric) lacksModules() []Problem {
 		}
 	}
 	for _, family := range f.families() {
-		if err := f.listPolicy(family, func(policyRule) {}); err != nil {
+		jumped := false
+		if err := f.listPolicy(family, func(r policyRule) { jumped = jumped || f.jumpsOver(r) }); err != nil {
 			problems = append(problems, Problem{
 				Object: "policy routing", Detail: fmt.Sprintf("the kernel cannot choose a routing table by mark: %v", err),
 				Remedy: "run a kernel with CONFIG_IP_MULTIPLE_TABLES and CONFIG_IPV6_MULTIPLE_TABLES",
 			})
 		}
+		if jumped {
+			problems = append(problems, Problem{
+				Object: fmt.Sprintf("%s policy rules of priority %d and %d", family, f.o.Priority, f.o.Priority+1),
+				Detail: "there are some of somebody else, which packets that are for no target would jump over",
+				Remedy: "choose three priorities in a row that nobody has, the first with --dataplane-priority; ip rule show lists all",
+			})
+		}
 	}
 	return problems
+}
+
+// jumpsOver tells whether a rule of somebody else would stand between our first one and
+// the one that it leads to. The frontend has two rules, at 100 and 101 by default.
+func (f *fabric) jumpsOver(r policyRule) bool {
+	first := uint32(f.o.Priority)
+	return r.protocol != RouteProtocol && (r.priority == first || r.priority == first+1)
 }
 
 // probe makes a table with a base chain, and a rule with one expression, and deletes
