@@ -213,9 +213,21 @@ func (p *Plane) Run(ctx context.Context) (err error) {
 			p.o.Log.Warn("the way to the kernel could not be closed", "error", closeErr)
 		}
 	}()
-	o := &overseer{p: p, e: newEngine(p.o, f, p.store), listen: newWatch, solicit: f.solicit, pause: failurePause}
+	o := &overseer{p: p, e: newEngine(p.o, f, p.store), listen: listenBut(f), solicit: f.solicit, pause: failurePause}
 	defer o.deafen()
 	return o.run(ctx)
+}
+
+// listenBut listens to what others than f do: what it did itself, the engine reads
+// back, and need not hear of.
+func listenBut(f *fabric) func(Options) (*watch, error) {
+	return func(o Options) (*watch, error) {
+		w, err := newWatch(o)
+		if err == nil {
+			w.ignore(f)
+		}
+		return w, err
+	}
 }
 
 // overseer decides when the engine works.
