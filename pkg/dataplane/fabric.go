@@ -87,6 +87,8 @@ type fabric struct {
 	o Options
 	// nft changes and reads nftables, rt routing, and ct connection tracking.
 	nft, rt, ct *socket
+	// told has what is reported of policy rules, whoever changes them.
+	told *socket
 	// noIPv6: the kernel has none.
 	noIPv6 bool
 	// failing are the neighbours that had failed at the last look: the kernel forgets
@@ -99,12 +101,15 @@ type fabric struct {
 // newFabric opens the sockets.
 func newFabric(o Options) (*fabric, error) {
 	f := &fabric{o: o.withDefaults()}
-	for at, protocol := range map[**socket]int{&f.nft: unix.NETLINK_NETFILTER, &f.ct: unix.NETLINK_NETFILTER, &f.rt: unix.NETLINK_ROUTE} {
+	for at, protocol := range map[**socket]int{&f.nft: unix.NETLINK_NETFILTER, &f.ct: unix.NETLINK_NETFILTER, &f.rt: unix.NETLINK_ROUTE, &f.told: unix.NETLINK_ROUTE} {
 		s, err := dial(protocol)
 		if err != nil {
 			return nil, errors.Join(err, f.close())
 		}
 		*at = s
+	}
+	if err := f.told.join(unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE); err != nil {
+		return nil, errors.Join(err, f.close())
 	}
 	_, err := os.Stat("/proc/sys/net/ipv6")
 	f.noIPv6 = errors.Is(err, fs.ErrNotExist)
@@ -113,5 +118,5 @@ func newFabric(o Options) (*fabric, error) {
 
 // close closes the sockets.
 func (f *fabric) close() error {
-	return errors.Join(f.nft.close(), f.ct.close(), f.rt.close())
+	return errors.Join(f.nft.close(), f.ct.close(), f.rt.close(), f.told.close())
 }

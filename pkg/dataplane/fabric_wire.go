@@ -61,6 +61,8 @@ type socket struct {
 	port uint32
 	// written counts messages that were sent to change something, for tests.
 	written int
+	// datagrams counts what was received.
+	datagrams int
 }
 
 // dial opens a socket in the network namespace of the calling thread.
@@ -133,6 +135,32 @@ func (s *socket) send(m *messages) (first uint32, err error) {
 	return first, nil
 }
 
+// join has the kernel report changes, such as RTNLGRP_IPV4_RULE.
+func (s *socket) join(groups ...int) error {
+	for _, g := range groups {
+		if err := unix.SetsockoptInt(s.fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, g); err != nil {
+			return fmt.Errorf("join netlink group %d: %w", g, err)
+		}
+	}
+	return nil
+}
+
+// drain reads what was reported, without waiting, and tells whether anything was.
+func (s *socket) drain() (anything bool, err error) {
+	for {
+		_, _, err := unix.Recvfrom(s.fd, s.buffer, unix.MSG_DONTWAIT)
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return anything, nil
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil && !errors.Is(err, unix.ENOBUFS): // that is: there was too much
+			return anything, fmt.Errorf("receive from the kernel: %w", err)
+		}
+		anything = true
+	}
+}
+
 // receive hands over messages until one of them says that it is enough.
 func (s *socket) receive(each func(header unix.NlMsghdr, data []byte) (enough bool, err error)) error {
 	for {
@@ -145,6 +173,7 @@ func (s *socket) receive(each func(header unix.NlMsghdr, data []byte) (enough bo
 		case err != nil:
 			return fmt.Errorf("receive from the kernel: %w", err)
 		}
+		s.datagrams++
 		for b := s.buffer[:n]; len(b) >= nlmsgLength; {
 			h := unix.NlMsghdr{
 				Len: binary.NativeEndian.Uint32(b), Type: binary.NativeEndian.Uint16(b[4:]), Flags: binary.NativeEndian.Uint16(b[6:]),

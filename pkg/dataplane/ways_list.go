@@ -108,22 +108,58 @@ func (m *messages) policyRule(kind, flags uint16, r policyRule) {
 	m.end()
 }
 
-// listPolicy lists the policy rules of a family.
+// listPolicy lists the policy rules of a family. Of a list that takes more than one
+// datagram, some 400 rules, the kernel goes on by counting, so that it leaves one out
+// when one before it was deleted meanwhile, and does not say so (Linux 6.18). Such a
+// list only counts if no change of a rule was reported while it was read.
 func (f *fabric) listPolicy(family vip.Family, each func(policyRule)) error {
+	for attempt := 1; ; attempt++ {
+		var rules []policyRule
+		_, err := f.told.drain()
+		steady := false
+		if err == nil {
+			rules, steady, err = f.dumpPolicy(family)
+		}
+		if err == nil && !steady {
+			var changed bool
+			changed, err = f.told.drain()
+			steady = !changed
+		}
+		if err == nil && !steady && attempt == readAttempts {
+			err = errInterrupted
+		}
+		if err != nil {
+			return fmt.Errorf("list %s policy rules: %w", family, err)
+		}
+		if steady {
+			for _, r := range rules {
+				each(r)
+			}
+			return nil
+		}
+	}
+}
+
+// dumpPolicy reads the policy rules of a family, and tells whether all of them came in
+// one datagram.
+func (f *fabric) dumpPolicy(family vip.Family) (rules []policyRule, whole bool, err error) {
 	var m messages
 	m.begin(unix.RTM_GETRULE, unix.NLM_F_DUMP, systemFamily(family), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-	err := f.again(func() error {
+	err = f.again(func() error {
+		rules, whole = nil, true
+		first := -1
 		return f.rt.dump(m.end(), func(data []byte) error {
+			if first < 0 {
+				first = f.rt.datagrams
+			}
+			whole = whole && first == f.rt.datagrams
 			if len(data) >= rtmLength && data[0] == systemFamily(family) {
-				each(parsePolicyRule(family, data))
+				rules = append(rules, parsePolicyRule(family, data))
 			}
 			return nil
 		})
 	})
-	if err != nil {
-		return fmt.Errorf("list %s policy rules: %w", family, err)
-	}
-	return nil
+	return rules, whole, err
 }
 
 // again repeats a list that somebody's changes interrupted. What was handed over
