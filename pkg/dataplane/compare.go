@@ -77,24 +77,41 @@ func (e *engine) streamState(s record.Stream, m *streamMemory) *StreamState {
 	return x
 }
 
+// maxTold is how many things that differ, or no longer do, are logged one by one at
+// once: who deletes a whole table makes thousands.
+const maxTold = 20
+
 // noteDrift remembers since when what differs, and says so once.
 func (e *engine) noteDrift() {
 	all := e.drift()
 	now := e.now()
 	is := make(map[driftKey]bool, len(all))
+	come, gone := 0, 0
 	for _, d := range all {
 		is[d.key()] = true
-		if _, known := e.since[d.key()]; !known {
-			e.since[d.key()] = now
+		if _, known := e.since[d.key()]; known {
+			continue
+		}
+		e.since[d.key()] = now
+		if come++; come <= maxTold {
 			e.log.Warn("somebody else changed the data plane; it stays so until it is reconciled, or something else is wanted there",
 				"object", d.Object, "detail", d.Detail, "stream", d.Stream, "target", d.Target)
 		}
 	}
 	for k := range e.since {
-		if !is[k] {
-			delete(e.since, k)
+		if is[k] {
+			continue
+		}
+		delete(e.since, k)
+		if gone++; gone <= maxTold {
 			e.log.Info("the data plane is there again as it was recorded", "object", k.object, "stream", k.stream, "target", k.target)
 		}
+	}
+	if come > maxTold {
+		e.log.Warn("somebody else changed more of the data plane: lb status lists all", "more", come-maxTold)
+	}
+	if gone > maxTold {
+		e.log.Info("more of the data plane is there again as it was recorded", "more", gone-maxTold)
 	}
 }
 
