@@ -246,5 +246,20 @@ func dataPlaneEvents(was, is dataplane.State) []event {
 			all = append(all, event{Object: x.Object, What: problemSolved, Detail: x.Detail})
 		}
 	}
-	return all
+	return summed(all)
+}
+
+// maxEventsAtOnce is how many events one state of the data plane makes: who deletes a
+// table with thousands of targets must not push out all that happened before.
+const maxEventsAtOnce = 100
+
+// summed replaces the last of too many events by one of the kind of the first that is
+// left out.
+func summed(all []event) []event {
+	more := len(all) - maxEventsAtOnce + 1
+	if more < 2 {
+		return all
+	}
+	first := all[maxEventsAtOnce-1]
+	return append(all[:maxEventsAtOnce-1], event{Object: "data plane", What: first.What, Detail: fmt.Sprintf("and %d more at once: lb status lists what there is", more)})
 }

@@ -74,3 +74,18 @@ func TestEventsOfTheDataPlane(t *testing.T) {
 		})
 	}
 }
+
+func TestEventsOfTheDataPlaneDoNotPushOutAllOthers(t *testing.T) {
+	var s dataplane.State
+	for i := range maxEvents + 500 {
+		s.Drift = append(s.Drift, dataplane.Drift{Object: fmt.Sprint("rule ", i)})
+	}
+	got := dataPlaneEvents(dataplane.State{}, s)
+	if n := len(got); n != maxEventsAtOnce || got[n-2].Object != "rule 98" || got[n-1].What != driftSeen || got[n-1].Detail != "and 1401 more at once: lb status lists what there is" {
+		t.Errorf("%d events, the last two %+v", n, got[n-2:])
+	}
+	s.Drift = s.Drift[:maxEventsAtOnce]
+	if got := dataPlaneEvents(dataplane.State{}, s); len(got) != maxEventsAtOnce || got[maxEventsAtOnce-1].Object != "rule 99" {
+		t.Errorf("%d events", len(got))
+	}
+}
