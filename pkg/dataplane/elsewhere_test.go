@@ -1,0 +1,26 @@
+package dataplane
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// Issue 5: "A VIP is READY only after the kernel confirmed table, rules and routes (read back)". All of ours
+// stands here, and packets go elsewhere all the same.
+func TestATargetWhosePacketsGoElsewhereDoesNotServe(t *testing.T) {
+	x := newSite(t)
+	x.sh("ip route add default via 10.1.0.77 table 77; ip rule add prio 50 lookup 77")
+	p := x.start()
+	p.Configure(wantedOf(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving))))
+	s := p.wait("a problem of the target", func(s State) bool {
+		return slices.ContainsFunc(s.Problems, func(p Problem) bool { return p.Object == "target a/t1" && p.Detail != "" })
+	})
+	if !serves(s, "a", vip.IPv4) {
+		t.Error("the target is said to serve: " + describeState(s))
+	}
+	p.wait("the other family", func(s State) bool { return serves(s, "a", vip.IPv6, "t1") })
+	x.sh("ip rule del prio 50")
+	p.wait("the target to serve", func(s State) bool { return serves(s, "a", vip.IPv4, "t1") && len(s.Problems) == 0 })
+}
