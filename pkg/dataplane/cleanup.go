@@ -25,6 +25,8 @@ func Cleanup(ctx context.Context, o Options) (removed []string, err error) {
 		return nil, fmt.Errorf("clean up the data plane: open the records in %s: %w", o.StateDir, err)
 	}
 	defer func() { err = errors.Join(err, store.Close()) }()
+	// What is there was written with the options of the last start.
+	o = o.as(o.lastShape())
 	f, err := newFabric(o)
 	if err != nil {
 		return nil, fmt.Errorf("clean up the data plane: open the way to the kernel: %w", err)
@@ -35,6 +37,9 @@ func Cleanup(ctx context.Context, o Options) (removed []string, err error) {
 	}
 	removed, err = cleanUp(f, store, damage, o)
 	if err != nil {
+		return removed, fmt.Errorf("clean up the data plane: %w", err)
+	}
+	if err := o.forgetShape(); err != nil {
 		return removed, fmt.Errorf("clean up the data plane: %w", err)
 	}
 	return removed, nil

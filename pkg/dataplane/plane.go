@@ -213,7 +213,7 @@ func (p *Plane) Run(ctx context.Context) (err error) {
 			p.o.Log.Warn("the way to the kernel could not be closed", "error", closeErr)
 		}
 	}()
-	o := &overseer{p: p, e: newEngine(p.o, f, p.store), listen: listenBut(f), solicit: f.solicit, pause: failurePause}
+	o := &overseer{p: p, e: newEngine(p.o, f, p.store), listen: listenBut(f), solicit: f.solicit, leave: f.leave, last: p.o.lastShape(), pause: failurePause}
 	defer o.deafen()
 	return o.run(ctx)
 }
@@ -238,6 +238,11 @@ type overseer struct {
 	// solicit has neighbours that failed asked again.
 	solicit func(map[netip.Addr]struct{}) error
 	w       *watch
+	// last is what the kernel was written with before this start, and leave removes what
+	// only that shape has. reshaped: it is written with the options of this start.
+	last     shape
+	leave    func(shape) error
+	reshaped bool
 	// loaded: the records were read, and made anew if they were damaged.
 	loaded, rebuilt bool
 	pause           time.Duration
@@ -375,7 +380,10 @@ func (o *overseer) work(wanted *Wanted, listenErr error) (failed bool) {
 	}
 	whole := e.need.all
 	looking := e.needed()
-	e.pass(wanted, false)
+	e.pass(wanted, o.reshapes())
+	if wanted != nil && o.leave != nil && !o.reshaped && e.lookErr == nil && e.storeErr == nil {
+		o.reshape()
+	}
 	if looking {
 		o.looked, o.seen, o.dear = now, now, e.lookTime
 	}
@@ -396,6 +404,32 @@ func (o *overseer) work(wanted *Wanted, listenErr error) (failed bool) {
 		o.announce()
 	}
 	return err != nil || listenErr != nil || e.failing()
+}
+
+// reshapes tells whether what is in the kernel has the shape of other options.
+func (o *overseer) reshapes() bool {
+	return o.leave != nil && !o.reshaped && o.last != o.p.o.shape()
+}
+
+// reshape ends the change to other options than at the last start, after the first pass
+// with something wanted.
+func (o *overseer) reshape() {
+	log := o.p.o.Log
+	if o.reshapes() {
+		if left := o.e.drift(); len(left) > 0 {
+			log.Warn("not all of the data plane could be made anew for other options yet", "left", len(left), "first", left[0].Object)
+			return
+		}
+		if err := o.leave(o.last); err != nil {
+			log.Warn("policy rules from before a start with other options could not be removed yet", "error", err)
+			return
+		}
+		log.Info("the data plane was made anew for other options than at the last start", "before", o.last, "now", o.p.o.shape())
+	}
+	if err := o.p.o.keepShape(); err != nil {
+		log.Warn("the options of the data plane cannot be written down", "error", err)
+	}
+	o.reshaped = true
 }
 
 // ask has the neighbours of targets asked that failed. Why it cannot be done is said
@@ -426,6 +460,9 @@ func (o *overseer) begin() error {
 	}
 	if err := o.e.load(); err != nil {
 		return err
+	}
+	if o.reshapes() {
+		o.p.o.Log.Info("the options are others than at the last start: what is in the kernel is made anew once something is wanted", "before", o.last, "now", o.p.o.shape())
 	}
 	o.loaded = true
 	return nil

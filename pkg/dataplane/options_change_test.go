@@ -1,0 +1,58 @@
+package dataplane
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// What was written with other options is ours all the same: it is made anew, and
+// nothing of it stays.
+func TestAStartWithOtherOptionsMakesAllAnew(t *testing.T) {
+	for name, change := range map[string]func(*Options){
+		"conntrack off": func(o *Options) { o.Stateless = true },
+		"mask":          func(o *Options) { o.Mask = 0xffff },
+		"priority":      func(o *Options) { o.Priority = 80 },
+		"near priority": func(o *Options) { o.Priority = 91 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := newSite(t)
+			wanted := siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving))
+			whole := func(s State) bool {
+				return serves(s, "a", vip.IPv4, "t1", "t2") && serves(s, "a", vip.IPv6, "t1", "t2") && len(s.VIPs) == 2 && len(s.Drift)+len(s.Problems) == 0
+			}
+			fresh := newSite(t)
+			p := fresh.start(change)
+			p.configure(wanted)
+			p.wait("a fresh one", whole)
+			want := sortedLines(fresh.snapshot())
+
+			p = x.start()
+			p.configure(wanted)
+			p.stop()
+			before := sortedLines(x.snapshot())
+			p = x.start(change)
+			p.configure(wanted)
+			p.wait("the same with other options", whole)
+			x.eventually("nothing of before to be left", func() bool { return sortedLines(x.snapshot()) == want })
+			p.stop()
+			p = x.start()
+			p.configure(wanted)
+			p.wait("the first options again", whole)
+			if name != "conntrack off" { // sets for addresses that are not tracked stay
+				x.eventually("all to be as at first", func() bool { return sortedLines(x.snapshot()) == before })
+			}
+			p.stop()
+			x.must(x.ns.Do(func() error {
+				o := x.options() // those of the last start are what counts
+				o.Priority = 50
+				_, err := Cleanup(t.Context(), o)
+				return err
+			}))
+			if got := x.snapshot(); strings.Contains(got, "179") || strings.Contains(got, TableName) {
+				t.Errorf("left:\n%s", got)
+			}
+		})
+	}
+}
