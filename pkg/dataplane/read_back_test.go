@@ -1,0 +1,96 @@
+package dataplane
+
+import (
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/record"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// faithless is a kernel that says yes, and then something is not there.
+type faithless struct {
+	*modelKernel
+	lose func(*modelKernel)
+}
+
+func (k faithless) write(c change) error {
+	err := k.modelKernel.write(c)
+	k.lose(k.modelKernel)
+	return err
+}
+
+// Issue 5: "A VIP is READY only after the kernel confirmed table, rules and routes (read back)", and "a record goes
+// only after its removal was read back". What did not come about is no drift, which would be left as it is: it is
+// a problem, and tried again.
+func TestWhatTheKernelDoesNotHaveAfterItWasWrittenIsTriedAgain(t *testing.T) {
+	v := vip.Require("20.0.0.1/32")
+	for name, lose := range map[string]func(*world, *modelKernel){
+		"entry": func(_ *world, k *modelKernel) {
+			if s := k.streams["a"]; s != nil {
+				s.tables[vip.IPv4][3] = 0
+			}
+		},
+		"chain of the stream": func(_ *world, k *modelKernel) {
+			if s := k.streams["a"]; s != nil {
+				s.chain = false
+			}
+		},
+		"VIP":            func(_ *world, k *modelKernel) { delete(k.vips, v) },
+		"live element":   func(w *world, k *modelKernel) { k.slot(w.number("a", "x1")).flows[vip.IPv4] = false },
+		"target's chain": func(w *world, k *modelKernel) { k.slot(w.number("a", "x1")).chain = false },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld()
+			loses := true
+			w.e = newEngine(Options{Log: slog.New(slog.DiscardHandler)}.withDefaults(), faithless{w.k, func(k *modelKernel) {
+				if loses {
+					lose(w, k)
+				}
+			}}, w.l)
+			w.e.now = func() time.Time { return w.clock }
+			if err := w.e.load(); err != nil {
+				t.Fatal(err)
+			}
+			wanted := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)))
+			w.e.pass(wanted, false)
+			s := w.state()
+			served := s.VIPs[v] == "a" && s.Streams["a"].Problem[vip.IPv4] == "" && len(s.Streams["a"].Serving[vip.IPv4]) == 1
+			if served || len(s.Drift) > 0 || len(s.Problems) == 0 || !w.e.failing() {
+				t.Fatalf("served: %v; drift %+v, problems %+v", served, s.Drift, s.Problems)
+			}
+			loses = false
+			w.e.pass(wanted, false)
+			w.settle(wanted, false)
+			s = w.state()
+			if s.VIPs[v] != "a" || len(s.Streams["a"].Serving[vip.IPv4]) != 1 || len(s.Drift)+len(s.Problems) > 0 || w.l.Streams["a"].Stage != record.Applied {
+				t.Fatalf("not mended: %+v", s)
+			}
+		})
+	}
+	t.Run("a removal", func(t *testing.T) {
+		w := newWorld()
+		w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving))), false)
+		w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Down))), false)
+		number := w.number("a", "x2")
+		left := *w.k.slots[number]
+		loses := true
+		w.e.kernel = faithless{w.k, func(k *modelKernel) {
+			if loses {
+				*k.slot(number) = left
+			}
+		}}
+		gone := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)))
+		w.e.pass(gone, false)
+		if w.l.Targets[number].Stage != record.Removing || len(w.state().Problems) == 0 || !w.e.failing() {
+			t.Fatalf("the record of what is there still is %+v, problems %+v", w.l.Targets[number], w.state().Problems)
+		}
+		loses = false
+		w.e.pass(gone, false)
+		w.settle(gone, false)
+		if _, recorded := w.l.Targets[number]; recorded || w.k.slots[number] != nil || len(w.state().Problems) > 0 {
+			t.Fatalf("left: %+v, problems %+v", w.k.slots[number], w.state().Problems)
+		}
+	})
+}
