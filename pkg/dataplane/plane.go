@@ -26,6 +26,8 @@ const (
 	maxPause     = 5 * time.Second
 	// answerTime bounds questions of people.
 	answerTime = 10 * time.Second
+	// aroundPause is the longest pause between two looks at links and neighbours.
+	aroundPause = 250 * time.Millisecond
 	// failedPause is between two looks at neighbours that failed.
 	failedPause = time.Second
 	// defaultCheckInterval is the time between two looks when nothing is reported.
@@ -298,7 +300,7 @@ func (o *overseer) run(ctx context.Context) error {
 		if o.e.needed() && !failed {
 			// Something was reported that waits for its turn.
 			changed = nil
-			next = min(next, time.Until(o.looked.Add(max(minPause, 10*o.dear))))
+			next = min(next, time.Until(o.looked.Add(o.quiet())))
 		}
 		if o.e.waiting() {
 			// The kernel does not tell of all that become reachable again.
@@ -370,11 +372,9 @@ func (o *overseer) work(wanted *Wanted, listenErr error) (failed bool) {
 	if e.waiting() && now.Sub(o.seen) >= failedPause {
 		e.need.around = true
 	}
-	// What changes because of a neighbour does not wait; what is only to be compared
-	// does, so that somebody who writes all the time does not keep us busy.
-	due := now.Sub(o.looked) >= max(minPause, 10*o.dear)
+	due := now.Sub(o.looked) >= o.quiet()
 	later := need{}
-	if !due && e.actual != nil && !e.need.around {
+	if !due && e.actual != nil {
 		later = e.need
 		e.need = need{}
 	}
@@ -443,6 +443,16 @@ func (o *overseer) ask() {
 		o.p.o.Log.Warn("neighbours that failed cannot be asked again", "error", deaf)
 	}
 	o.deaf = deaf
+}
+
+// quiet is the time between two looks, so that somebody who writes all the time does
+// not keep us busy. What may be about a neighbour or a link waits less.
+func (o *overseer) quiet() time.Duration {
+	pause := max(minPause, 10*o.dear)
+	if o.e.need.around {
+		pause = min(pause, aroundPause)
+	}
+	return pause
 }
 
 func (n *need) merge(m need) {
