@@ -19,7 +19,6 @@ func TestANeighbourThatFailsAgainIsOutAgain(t *testing.T) {
 		addr   string
 	}{{vip.IPv4, "10.1.0.12"}, {vip.IPv6, "fd01::c"}} {
 		t.Run(x.family.String(), func(t *testing.T) {
-			t.Parallel()
 			s := newSite(t)
 			p := s.start()
 			p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving)))
