@@ -44,6 +44,13 @@ func TestWhatTheKernelRefusesIsSeenAndLeavesNothing(t *testing.T) {
 	if f.probe(&hash) == nil {
 		t.Error("an expression that the kernel refuses is taken for one that it has")
 	}
+	refused := f.lacks(
+		kernelPart{"nft_ct", "the kernel cannot ask connection tracking", &expr.Ct{Key: expr.CtKeyMARK, Register: register(0)}},
+		kernelPart{"nft_hash", "the kernel cannot hash flows", &hash},
+	)
+	if len(refused) != 1 || refused[0].Object != "nft_hash" || refused[0].Remedy != "modprobe nft_hash" || !strings.HasPrefix(refused[0].Detail, "the kernel cannot hash flows: ") {
+		t.Errorf("what the kernel refuses is told as %+v", refused)
+	}
 	if problems := f.lacksModules(); len(problems) > 0 {
 		t.Errorf("problems %+v", problems)
 	}

@@ -49,26 +49,35 @@ func lacksCapability() *Problem {
 	}
 }
 
+// kernelPart is an expression of nftables, the module that has it, and what it means
+// to be without.
+type kernelPart struct {
+	module, what string
+	expression   expr.Any
+}
+
+// lacks tells which of these parts the kernel refuses.
+func (f *fabric) lacks(parts ...kernelPart) []Problem {
+	var problems []Problem
+	for _, p := range parts {
+		if err := f.probe(p.expression); err != nil {
+			problems = append(problems, Problem{Object: p.module, Detail: fmt.Sprintf("%s: %v", p.what, err), Remedy: "modprobe " + p.module})
+		}
+	}
+	return problems
+}
+
 // lacksModules tells which parts of the kernel are missing, by asking for them.
 func (f *fabric) lacksModules() []Problem {
 	if err := f.probe(nil); err != nil {
 		return []Problem{{Object: "nf_tables", Detail: fmt.Sprintf("nftables of the family inet do not work: %v", err), Remedy: "modprobe nf_tables"}}
 	}
 	r := register(0)
-	probes := []struct {
-		module, what string
-		expression   expr.Any
-	}{
-		{"nft_hash", "the kernel cannot hash flows", &expr.Hash{SourceRegister: r, DestRegister: r, Length: 4, Modulus: 2, Seed: 1, Type: expr.HashTypeJenkins}},
+	problems := f.lacks(
+		kernelPart{"nft_hash", "the kernel cannot hash flows", &expr.Hash{SourceRegister: r, DestRegister: r, Length: 4, Modulus: 2, Seed: 1, Type: expr.HashTypeJenkins}},
 		// Also without connection tracking: it is what puts fragments together.
-		{"nft_ct", "the kernel cannot ask connection tracking", &expr.Ct{Key: expr.CtKeyMARK, Register: r}},
-	}
-	var problems []Problem
-	for _, p := range probes {
-		if err := f.probe(p.expression); err != nil {
-			problems = append(problems, Problem{Object: p.module, Detail: fmt.Sprintf("%s: %v", p.what, err), Remedy: "modprobe " + p.module})
-		}
-	}
+		kernelPart{"nft_ct", "the kernel cannot ask connection tracking", &expr.Ct{Key: expr.CtKeyMARK, Register: r}},
+	)
 	for _, family := range f.families() {
 		jumped := false
 		if err := f.listPolicy(family, func(r policyRule) { jumped = jumped || f.jumpsOver(r) }); err != nil {
