@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -191,6 +192,10 @@ func (c *cleanupCommand) Run(ctx context.Context, out *cli.Output) error {
 	defer cancel()
 	o := c.options()
 	o.StateDir = c.StateDir
+	// Without records what is ours is known by its marks in the kernel.
+	if err := os.MkdirAll(c.StateDir, 0o700); err != nil {
+		return fmt.Errorf("state directory (--state-dir): %w", err)
+	}
 	removed, err := dataplane.Cleanup(ctx, o)
 	for _, line := range removed {
 		out.Printf("removed: %s\n", line)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -248,6 +249,28 @@ func TestDataPlaneIsRemovedAtTheEndIfWanted(t *testing.T) {
 	}
 	if _, err := w.pod.Run(w.ctx, "frontend", "cleanup"); err != nil {
 		t.Error(err)
+	}
+	if after := w.kernel(); after != before {
+		t.Errorf("before\n%s\nafter\n%s", before, after)
+	}
+}
+
+// The folder with the records is gone, as after a machine's restart or a wrong hand:
+// what is ours is found by its marks in the kernel.
+func TestCleanupFindsWhatIsOursWithoutRecords(t *testing.T) {
+	t.Parallel()
+	w := newDataPlaneWorld(t)
+	before := w.kernel()
+	w.must(w.pod.StartLB("--dataplane=nftables"))
+	w.until("confirmed   everything that is wanted", "status")
+	w.must(w.pod.LB.Kill())
+	if !strings.Contains(w.kernel(), "vipgate-lb") {
+		t.Fatal("nothing is in the kernel")
+	}
+	w.must(os.RemoveAll(w.pod.StateDir()))
+	out, err := w.lb("cleanup", "--state-dir="+w.pod.StateDir())
+	if err != nil || !strings.Contains(out, "removed: ") {
+		t.Errorf("cleanup: %v\n%s", err, out)
 	}
 	if after := w.kernel(); after != before {
 		t.Errorf("before\n%s\nafter\n%s", before, after)
