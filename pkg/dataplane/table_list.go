@@ -58,6 +58,22 @@ func (f *fabric) list(kind, tableAttribute uint16, more func(*messages), each fu
 	})
 }
 
+// readNamed asks for one thing in our table by its name; nil if it is not there.
+func (f *fabric) readNamed(kind, tableAttribute, nameAttribute uint16, name string) ([]byte, error) {
+	var m messages
+	m.begin(nftMessage(kind), 0, familyInet, unix.NFNETLINK_V0, 0, 0)
+	m.text(tableAttribute, TableName)
+	m.text(nameAttribute, name)
+	data, err := f.nft.get(m.end())
+	if errors.Is(err, unix.ENOENT) || err == nil && len(data) < nfgenmsgLength {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read inet %s %s: %w", TableName, name, err)
+	}
+	return data[nfgenmsgLength:], nil
+}
+
 // readRules lists the rules of our table by chain, or those of one chain.
 func (f *fabric) readRules(chain string) (map[string][]rule, error) {
 	rules := map[string][]rule{}
@@ -170,21 +186,11 @@ func parseSet(b []byte) setSpec {
 
 // readSet reads one set; nil if it is not there.
 func (f *fabric) readSet(name string) (*setSpec, error) {
-	var m messages
-	m.begin(nftMessage(unix.NFT_MSG_GETSET), 0, familyInet, unix.NFNETLINK_V0, 0, 0)
-	m.text(unix.NFTA_SET_TABLE, TableName)
-	m.text(unix.NFTA_SET_NAME, name)
-	data, err := f.nft.get(m.end())
-	if errors.Is(err, unix.ENOENT) {
-		return nil, nil
+	b, err := f.readNamed(unix.NFT_MSG_GETSET, unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME, name)
+	if b == nil || err != nil {
+		return nil, err
 	}
-	if err != nil {
-		return nil, fmt.Errorf("read set inet %s %s: %w", TableName, name, err)
-	}
-	if len(data) < nfgenmsgLength {
-		return nil, nil
-	}
-	s := parseSet(data[nfgenmsgLength:])
+	s := parseSet(b)
 	return &s, nil
 }
 
@@ -221,20 +227,10 @@ func parseChain(b []byte) chainSpec {
 
 // readChain reads one chain; nil if it is not there.
 func (f *fabric) readChain(name string) (*chainSpec, error) {
-	var m messages
-	m.begin(nftMessage(unix.NFT_MSG_GETCHAIN), 0, familyInet, unix.NFNETLINK_V0, 0, 0)
-	m.text(unix.NFTA_CHAIN_TABLE, TableName)
-	m.text(unix.NFTA_CHAIN_NAME, name)
-	data, err := f.nft.get(m.end())
-	if errors.Is(err, unix.ENOENT) {
-		return nil, nil
+	b, err := f.readNamed(unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME, name)
+	if b == nil || err != nil {
+		return nil, err
 	}
-	if err != nil {
-		return nil, fmt.Errorf("read chain inet %s %s: %w", TableName, name, err)
-	}
-	if len(data) < nfgenmsgLength {
-		return nil, nil
-	}
-	c := parseChain(data[nfgenmsgLength:])
+	c := parseChain(b)
 	return &c, nil
 }
