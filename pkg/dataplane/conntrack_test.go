@@ -47,7 +47,7 @@ func TestForgottenAreExactlyTheNumbers(t *testing.T) {
 		nft 'add chain inet test out { type filter hook output priority 0; }'
 		nft add rule inet test out udp dport 5000-5020 ct mark set udp dport map '{ `+marked(5000, 5020)+` }'`)
 	if run(t, ns, "ls /proc/net/nf_conntrack 2>/dev/null || true") == "" {
-		t.Skip("the kernel does not list its connections (CONFIG_NF_CONNTRACK_PROCFS)")
+		lab.Skip(t, "a kernel that lists its connections (CONFIG_NF_CONNTRACK_PROCFS)")
 	}
 	must(t, ns.Do(func() error {
 		for port := 5000; port <= 5020; port++ {

@@ -54,9 +54,6 @@ func (s *site) victim(path string, w *Wanted, fault string) (killed bool) {
 }
 
 func TestAKillAtAnyStepEndsTheSame(t *testing.T) {
-	if testing.Short() {
-		t.Skip("builds a program")
-	}
 	path := buildVictim(t)
 	moved := siteTarget(3, Serving, Serving)
 	moved.IPs[0] = netip.MustParseAddr("10.1.0.99")

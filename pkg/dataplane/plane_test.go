@@ -524,7 +524,7 @@ func tinyDisk(t *testing.T) string {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if out, err := command(ctx, "mount", "-t", "tmpfs", "-o", "size=1m", "vipgate-test", dir); err != nil {
-		t.Skipf("no tmpfs here: %v: %s", err, out)
+		lab.Skip(t, fmt.Sprintf("a tmpfs that can be mounted: %v: %s", err, out))
 	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
