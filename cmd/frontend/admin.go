@@ -10,6 +10,7 @@ import (
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/status"
 )
@@ -124,13 +125,18 @@ func (c *debugCommand) Run(out *cli.Output) error {
 type cleanupCommand struct{ kernelFlags }
 
 // Run removes what is ours from the kernel.
-func (c *cleanupCommand) Run(out *cli.Output) error {
-	ctx, cancel := cli.CallContext()
+func (c *cleanupCommand) Run(ctx context.Context, out *cli.Output) error {
+	ctx, cancel := context.WithTimeout(ctx, cli.CallTimeout)
 	defer cancel()
 	o := kernel.Options{TableID: c.TableID, Priority: c.RulePriority, Mark: c.Mark.Mark, Mask: c.Mark.Mask}
 	if err := o.Validate(); err != nil {
 		return usage("%w", err)
 	}
+	release, err := identity.OwnNetNS(ctx, "frontend", "frontend cleanup")
+	if err != nil {
+		return err
+	}
+	defer release()
 	if err := kernel.Cleanup(ctx, o); err != nil {
 		return err
 	}

@@ -93,9 +93,14 @@ func (c *runCommand) Run(ctx context.Context, globals *cli.Globals) error {
 	if err != nil {
 		return err
 	}
-	o.Version, o.Level = cli.Version(), level
-	stops, release := cli.Stops()
+	release, err := identity.OwnNetNS(ctx, "frontend", "admin socket "+c.AdminSocket)
+	if err != nil {
+		return err
+	}
 	defer release()
+	o.Version, o.Level = cli.Version(), level
+	stops, ignore := cli.Stops()
+	defer ignore()
 	return frontend.Run(ctx, o, stops)
 }
 

@@ -2,19 +2,16 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"strconv"
 	"strings"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	grpcstatus "google.golang.org/grpc/status"
-
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	"github.com/vipgate/vipgate/pkg/dataplane"
+	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/status"
 )
 
@@ -172,7 +169,6 @@ func (c *eventsCommand) Run(out *cli.Output) error {
 }
 
 type cleanupCommand struct {
-	adminFlags
 	StateDir string `help:"Directory with the records of the data plane, that of lb run." default:"/run/vipgate/lb" type:"path" placeholder:"DIR"`
 	numberFlags
 }
@@ -185,9 +181,11 @@ func (c *cleanupCommand) Run(ctx context.Context, out *cli.Output) error {
 	if err := c.numberFlags.check(); err != nil {
 		return err
 	}
-	if err := c.refuseWhileRunning(); err != nil {
+	release, err := identity.OwnNetNS(ctx, "lb", "lb cleanup")
+	if err != nil {
 		return err
 	}
+	defer release()
 	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
 	defer cancel()
 	o := c.options()
@@ -207,24 +205,4 @@ func (c *cleanupCommand) Run(ctx context.Context, out *cli.Output) error {
 		out.Printf("nothing of ours is in the kernel\n")
 	}
 	return nil
-}
-
-// refuseWhileRunning asks the admin socket; the lock of the records keeps out an lb
-// with another one.
-func (c *cleanupCommand) refuseWhileRunning() error {
-	conn, err := cli.DialAdmin("lb", c.AdminSocket)
-	var bad *cli.UsageError
-	if errors.As(err, &bad) {
-		return err
-	}
-	if err != nil {
-		return nil // there is no socket, hence no lb with it
-	}
-	defer conn.Close()
-	ctx, cancel := cli.CallContext()
-	defer cancel()
-	if _, err := lbv1.NewLBServiceClient(conn).GetStatus(ctx, &lbv1.GetStatusRequest{}); grpcstatus.Code(err) == codes.Unavailable {
-		return nil // what is left of one that was killed
-	}
-	return fmt.Errorf("an lb runs here (%s), and would put back what is removed: stop it first, or have it remove the data plane itself with --remove-dataplane-on-exit", c.AdminSocket)
 }

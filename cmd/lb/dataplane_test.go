@@ -1,10 +1,7 @@
 package main
 
 import (
-	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -103,23 +100,5 @@ func TestProblemsOfTheKernelAreToldWithTheirRemedies(t *testing.T) {
 	var usage *cli.UsageError
 	if !errors.As(err, &usage) || err.Error() != want {
 		t.Errorf("got %v", err)
-	}
-}
-
-func TestCleanupRefusesWhileAnLBRuns(t *testing.T) {
-	d := openDesk(t, time.Second)
-	c := cleanupCommand{adminFlags: adminFlags{d.admin}, StateDir: t.TempDir(), numberFlags: numberFlags{5000, dataplane.DefaultMask, 90}}
-	if err := c.Run(context.Background(), nil); err == nil || !strings.Contains(err.Error(), "stop it first") {
-		t.Errorf("beside a running lb: %v", err)
-	}
-	c.AdminSocket = filepath.Join(t.TempDir(), "x.sock")
-	if err := c.refuseWhileRunning(); err != nil {
-		t.Errorf("without an lb: %v", err)
-	}
-	if err := os.WriteFile(c.AdminSocket, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.refuseWhileRunning(); err != nil {
-		t.Errorf("with what is left of one: %v", err)
 	}
 }

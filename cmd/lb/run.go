@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/lb"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -54,12 +55,17 @@ func (c *runCommand) Run(ctx context.Context, globals *cli.Globals) error {
 	if err != nil {
 		return err
 	}
+	release, err := identity.OwnNetNS(ctx, "lb", "admin socket "+c.AdminSocket)
+	if err != nil {
+		return err
+	}
+	defer release()
 	if err := preflight(o.DataPlane); err != nil {
 		return err
 	}
 	o.Version, o.Level = cli.Version(), level
-	stops, release := cli.Stops()
-	defer release()
+	stops, ignore := cli.Stops()
+	defer ignore()
 	log.Info("starting lb", "version", o.Version, "trench_file", c.TrenchFile)
 	return lb.Run(ctx, o, stops)
 }

@@ -161,7 +161,7 @@ func TestTheKernelForwardsAndIsCleanedUp(t *testing.T) {
 		}
 	}
 	t.Logf("\n%s", status)
-	if out, err := w.lb("cleanup", "--state-dir="+w.pod.StateDir()); err == nil || !strings.Contains(out, "an lb runs here") {
+	if out, err := w.pod.Run(w.ctx, "lb", "cleanup", "--state-dir="+w.pod.StateDir()); err == nil || !strings.Contains(out, "another lb (pid ") {
 		t.Errorf("cleanup beside a running lb: %v\n%s", err, out)
 	}
 	if out, err := w.lb("reconcile"); err != nil || !strings.Contains(out, "nothing to mend") {
@@ -204,7 +204,7 @@ func TestTheKernelForwardsAndIsCleanedUp(t *testing.T) {
 	if !strings.Contains(w.kernel(), "vipgate-lb") {
 		t.Error("the end of the process removed the data plane")
 	}
-	out, err = w.lb("cleanup", "--state-dir="+w.pod.StateDir())
+	out, err = w.pod.Run(w.ctx, "lb", "cleanup", "--state-dir="+w.pod.StateDir())
 	w.must(err)
 	t.Logf("\n%s", out)
 	if !strings.Contains(out, "removed: ") {
@@ -216,7 +216,7 @@ func TestTheKernelForwardsAndIsCleanedUp(t *testing.T) {
 	if after := w.kernel(); after != before {
 		t.Errorf("before\n%s\nafter\n%s", before, after)
 	}
-	if out, err = w.lb("cleanup", "--state-dir="+w.pod.StateDir()); err != nil || !strings.Contains(out, "nothing of ours") {
+	if out, err = w.pod.Run(w.ctx, "lb", "cleanup", "--state-dir="+w.pod.StateDir()); err != nil || !strings.Contains(out, "nothing of ours") {
 		t.Errorf("second cleanup: %v\n%s", err, out)
 	}
 }
@@ -268,7 +268,7 @@ func TestCleanupFindsWhatIsOursWithoutRecords(t *testing.T) {
 		t.Fatal("nothing is in the kernel")
 	}
 	w.must(os.RemoveAll(w.pod.StateDir()))
-	out, err := w.lb("cleanup", "--state-dir="+w.pod.StateDir())
+	out, err := w.pod.Run(w.ctx, "lb", "cleanup", "--state-dir="+w.pod.StateDir())
 	if err != nil || !strings.Contains(out, "removed: ") {
 		t.Errorf("cleanup: %v\n%s", err, out)
 	}
