@@ -99,9 +99,7 @@ func (c *runCommand) Run(ctx context.Context, globals *cli.Globals) error {
 	}
 	defer release()
 	o.Version, o.Level = cli.Version(), level
-	stops, ignore := cli.Stops()
-	defer ignore()
-	return frontend.Run(ctx, o, stops)
+	return cli.RunUntilStopped(c.DrainTime+c.Settle, func(stops <-chan struct{}) error { return frontend.Run(ctx, o, stops) })
 }
 
 // Run checks what `frontend run` would check.

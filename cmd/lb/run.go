@@ -64,10 +64,8 @@ func (c *runCommand) Run(ctx context.Context, globals *cli.Globals) error {
 		return err
 	}
 	o.Version, o.Level = cli.Version(), level
-	stops, ignore := cli.Stops()
-	defer ignore()
 	log.Info("starting lb", "version", o.Version, "trench_file", c.TrenchFile)
-	return lb.Run(ctx, o, stops)
+	return cli.RunUntilStopped(c.DrainTime, func(stops <-chan struct{}) error { return lb.Run(ctx, o, stops) })
 }
 
 // Run checks what `lb run` would check.

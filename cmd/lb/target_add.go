@@ -17,6 +17,7 @@ import (
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 	"github.com/vipgate/vipgate/pkg/status"
+	"github.com/vipgate/vipgate/pkg/trench"
 )
 
 type targetAddCommand struct {
@@ -47,14 +48,12 @@ func (c *targetAddCommand) Run(ctx context.Context, out *cli.Output) error {
 		return err
 	}
 	defer conn.close()
-	stops, release := cli.Stops()
-	defer release()
 	k := &leaseKeeper{
 		client: targetv1.NewTargetServiceClient(conn), request: request, where: conn.String(),
 		// Otherwise gRPC would still wait when we no longer do.
 		retry: conn.ResetConnectBackoff, explain: conn.explain, print: out.Printf,
 	}
-	return k.run(ctx, stops)
+	return cli.RunUntilStopped(trench.MaxDrainTime, func(stops <-chan struct{}) error { return k.run(ctx, stops) })
 }
 
 // farewell is how much longer than its drain time the end of a target is waited for.

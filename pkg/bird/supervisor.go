@@ -242,7 +242,7 @@ func (s *Supervisor) Input() (RenderInput, map[string]string) {
 	v := s.surveyor.result.Load()
 	if w := s.wanted.Load(); v.generation != w.generation {
 		// Not running, or not that far.
-		v, _ = newSurveyor(s.options, s.wanted).look(w, survey{})
+		v, _ = newSurveyor(s.options, s.wanted).look(context.Background(), w, survey{})
 	}
 	return v.input.Masked(), maps.Clone(v.problems)
 }

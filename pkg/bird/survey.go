@@ -7,11 +7,11 @@ import (
 	"io/fs"
 	"maps"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -42,6 +42,7 @@ type surveyor struct {
 	addresses func(name string) ([]ownAddress, error)
 
 	// Owned by run.
+	calls files.Calls // of password files
 	picks map[pick]netip.Addr
 	known []ownAddress // as of the last look that told something
 	quiet bool         // the failing look was told
@@ -64,7 +65,7 @@ func (s *surveyor) run(ctx context.Context) {
 	for {
 		w, changed := s.wanted.Get()
 		if w.generation > 0 {
-			if now, news := s.look(w, s.result.Load()); news {
+			if now, news := s.look(ctx, w, s.result.Load()); news && ctx.Err() == nil {
 				s.result.Set(now)
 			}
 		}
@@ -79,10 +80,10 @@ func (s *surveyor) run(ctx context.Context) {
 
 // look makes a survey and tells whether it differs from the one before. The text
 // is made anew only if something changed, since there may be many VIPs.
-func (s *surveyor) look(w wanted, before survey) (now survey, news bool) {
+func (s *surveyor) look(ctx context.Context, w wanted, before survey) (now survey, news bool) {
 	now = survey{generation: w.generation, gateways: w.gateways}
 	now.input = s.options.input(w.vips)
-	now.input.Sessions, now.problems = s.resolve(w.gateways)
+	now.input.Sessions, now.problems = s.resolve(ctx, w.gateways, before.input.Sessions)
 	if before.generation == w.generation && slices.Equal(before.input.Sessions, now.input.Sessions) {
 		now.content, now.err = before.content, before.err
 		return now, !maps.Equal(before.problems, now.problems)
@@ -104,8 +105,8 @@ func (o Options) input(vips []vip.VIP) RenderInput {
 }
 
 // resolve makes sessions of gateways. Those that cannot have one yet are
-// returned with the reason.
-func (s *surveyor) resolve(gateways []trench.Gateway) (sessions []Session, problems map[string]string) {
+// returned with the reason. before are the sessions of the look before.
+func (s *surveyor) resolve(ctx context.Context, gateways []trench.Gateway, before []Session) (sessions []Session, problems map[string]string) {
 	own, err := s.own()
 	problems = map[string]string{}
 	picks := map[pick]netip.Addr{}
@@ -121,7 +122,10 @@ func (s *surveyor) resolve(gateways []trench.Gateway) (sessions []Session, probl
 			continue
 		}
 		picks[key] = local
-		password, err := readPassword(g.PasswordFile)
+		password, err := s.password(ctx, g.PasswordFile)
+		if i := slices.IndexFunc(before, func(b Session) bool { return b.Gateway.PasswordFile == g.PasswordFile }); i >= 0 && errors.Is(err, files.ErrHung) {
+			password, err = before[i].Password, nil // a mount that hangs must not end the session
+		}
 		if err != nil {
 			// Never an empty password: the session would come up unsigned.
 			problems[g.Name] = err.Error()
@@ -150,12 +154,15 @@ func (s *surveyor) own() ([]ownAddress, error) {
 	return s.known, nil
 }
 
-// readPassword returns the password in a file, and none without a file.
-func readPassword(path string) (string, error) {
+// maxPasswordFile bounds a password file.
+const maxPasswordFile = 64 << 10
+
+// password returns the password in a file, and none without a file.
+func (s *surveyor) password(ctx context.Context, path string) (string, error) {
 	if path == "" {
 		return "", nil
 	}
-	b, err := os.ReadFile(path)
+	b, err := files.Do(ctx, &s.calls, "password file "+path, func() ([]byte, error) { return files.Read(path, maxPasswordFile) })
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", fmt.Errorf("password file %s does not exist", path)
 	}

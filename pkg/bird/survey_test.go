@@ -7,10 +7,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -96,7 +98,7 @@ func newAround(t *testing.T, gateways ...trench.Gateway) *around {
 
 // again looks once more and tells whether there were news.
 func (a *around) again() (survey, bool) {
-	v, news := a.look(a.wanted.Load(), a.result.Load())
+	v, news := a.look(context.Background(), a.wanted.Load(), a.result.Load())
 	a.result.Set(v)
 	return v, news
 }
@@ -236,5 +238,44 @@ func TestInputIsThatOfNowWithoutRunning(t *testing.T) {
 	in, problems := s.Input()
 	if in.Password == "SECRET" || in.LogFile != "/x/bird.log" || len(in.VIPs) != 1 || !strings.Contains(problems["a"], "interface no-such-interf does not exist") {
 		t.Errorf("%+v, %v", in, problems)
+	}
+}
+
+// A secret mount that hangs must not end a session, and a FIFO is refused at once.
+func TestBlockedPasswordFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(path, []byte("secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	g := someGateway()
+	g.PasswordFile = path
+	a := newAround(t, g)
+	a.own = []ownAddress{own("10.0.0.1/24")}
+	if v, _ := a.again(); len(v.input.Sessions) != 1 {
+		t.Fatalf("no session: %+v", v.problems)
+	}
+
+	release := make(chan struct{})
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := files.Do(ended, &a.calls, path, func() (struct{}, error) { <-release; return struct{}{}, nil }); err == nil {
+		t.Fatal("the call does not hang")
+	}
+	if v, news := a.again(); len(v.input.Sessions) != 1 || news {
+		t.Errorf("a hung mount ended the session: %+v", v.problems)
+	}
+	close(release)
+
+	if err := errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		v, _ := a.again()
+		if len(v.input.Sessions) == 0 && strings.Contains(v.problems["a"], "not a regular file") {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the FIFO was not refused: %+v", v.problems)
+		}
 	}
 }

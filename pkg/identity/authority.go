@@ -23,6 +23,8 @@ import (
 	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
+
+	"github.com/vipgate/vipgate/pkg/files"
 )
 
 const (
@@ -157,7 +159,7 @@ func checkAuthority(dir string) error {
 // certificate is not there.
 func loadAuthority(dir string) (*DevAuthority, error) {
 	certPath, keyPath := filepath.Join(dir, authorityCert), filepath.Join(dir, authorityKey)
-	certPEM, err := os.ReadFile(certPath)
+	certPEM, err := files.Read(certPath, maxFile)
 	if err != nil {
 		return nil, fmt.Errorf("development authority: %w", err)
 	}
@@ -169,7 +171,7 @@ func loadAuthority(dir string) (*DevAuthority, error) {
 		// Not ErrNotExist: a certificate without its key is a broken authority.
 		return nil, fmt.Errorf("key of the development authority: %s; mend it or remove %s to start anew", err, dir)
 	}
-	keyPEM, err := os.ReadFile(keyPath)
+	keyPEM, err := files.Read(keyPath, maxFile)
 	if err != nil {
 		return nil, fmt.Errorf("key of the development authority: %w", err)
 	}

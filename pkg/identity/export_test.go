@@ -54,4 +54,4 @@ func (d *denialLog) Keys() int { return len(d.buckets) }
 func SetAdminUser(c credentials.TransportCredentials, uid uint32) { c.(*adminCredentials).uid = uid }
 
 // PollOnly makes a source of files do without notifications.
-func PollOnly(s *Source) { s.origin.(*files).pollOnly = true }
+func PollOnly(s *Source) { s.origin.(*fileSource).pollOnly = true }

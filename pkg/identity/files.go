@@ -7,13 +7,14 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
 	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
+
+	"github.com/vipgate/vipgate/pkg/files"
 )
 
 // The names of the files of an SVID in a directory, as cert-manager's SPIFFE CSI
@@ -33,7 +34,7 @@ func NewFiles(dir string, o Options) (*Source, error) {
 		return nil, fmt.Errorf("no directory for the SVID: name the one that holds %s, %s and %s", CertFile, KeyFile, BundleFile)
 	}
 	o = o.withDefaults()
-	return newSource(&files{dir: filepath.Clean(dir), poll: o.Poll}, o), nil
+	return newSource(&fileSource{dir: filepath.Clean(dir), poll: o.Poll}, o), nil
 }
 
 const (
@@ -44,24 +45,35 @@ const (
 	repairPoll = 500 * time.Millisecond
 )
 
-type files struct {
+type fileSource struct {
 	dir      string
 	poll     time.Duration
 	pollOnly bool
 }
 
-func (f *files) String() string { return "the files in " + f.dir }
+func (f *fileSource) String() string { return "the files in " + f.dir }
 
-func (f *files) watch(ctx context.Context, s *Source) error {
+func (f *fileSource) watch(ctx context.Context, s *Source) error {
 	n := f.notifications(s)
 	defer n.close()
 	var last []byte // what was read last and found good
+	var calls files.Calls
 	for {
-		// Before the reading, so that no change falls between the two.
-		n.follow(f.dir)
 		wait := f.poll
-		svid, bundle, raw, err := readFiles(f.dir)
+		parts, err := files.Do(ctx, &calls, "directory "+f.dir, func() ([3][]byte, error) {
+			// Before the reading, so that no change falls between the two.
+			n.follow(f.dir)
+			return readFiles(f.dir)
+		})
+		var svid *x509svid.SVID
+		var bundle *x509bundle.Bundle
+		if err == nil {
+			svid, bundle, err = parseFiles(parts)
+		}
+		raw := bytes.Join(parts[:], []byte{0})
 		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
 		case err != nil:
 			last = nil
 			wait = min(wait, repairPoll)
@@ -84,7 +96,7 @@ type notifications struct {
 	errors  <-chan error
 }
 
-func (f *files) notifications(s *Source) *notifications {
+func (f *fileSource) notifications(s *Source) *notifications {
 	if f.pollOnly {
 		return &notifications{}
 	}
@@ -134,36 +146,38 @@ func (n *notifications) wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// readFiles reads the SVID and the bundle in dir and checks that they belong
-// together. The third result is what was read, to notice changes.
-func readFiles(dir string) (*x509svid.SVID, *x509bundle.Bundle, []byte, error) {
+// maxFile bounds a file of an SVID.
+const maxFile = 1 << 20
+
+// readFiles reads the certificate, the key and the bundle in dir.
+func readFiles(dir string) (parts [3][]byte, err error) {
 	// The kubelet and CSI drivers swap the symlink ..data to change all files at
 	// once; resolving it here keeps us from reading some before and some after.
 	from := dir
 	if resolved, err := filepath.EvalSymlinks(filepath.Join(dir, "..data")); err == nil {
 		from = resolved
 	}
-	var parts [3][]byte
-	var raw []byte
 	for i, name := range []string{CertFile, KeyFile, BundleFile} {
-		b, err := os.ReadFile(filepath.Join(from, name))
-		if err != nil {
-			return nil, nil, nil, err
+		if parts[i], err = files.Read(filepath.Join(from, name), maxFile); err != nil {
+			return parts, err
 		}
-		parts[i] = b
-		raw = append(append(raw, b...), 0)
 	}
+	return parts, nil
+}
+
+// parseFiles returns the SVID and the bundle and checks that they belong together.
+func parseFiles(parts [3][]byte) (*x509svid.SVID, *x509bundle.Bundle, error) {
 	certs, err := certificates(parts[0])
 	if err != nil {
-		return nil, nil, nil, fmt.Errorf("%s: %w", CertFile, err)
+		return nil, nil, fmt.Errorf("%s: %w", CertFile, err)
 	}
 	key, err := privateKey(parts[1])
 	if err != nil {
-		return nil, nil, nil, fmt.Errorf("%s: %w", KeyFile, err)
+		return nil, nil, fmt.Errorf("%s: %w", KeyFile, err)
 	}
 	authorities, err := certificates(parts[2])
 	if err != nil {
-		return nil, nil, nil, fmt.Errorf("%s: %w", BundleFile, err)
+		return nil, nil, fmt.Errorf("%s: %w", BundleFile, err)
 	}
 	var chain []byte
 	for _, c := range certs {
@@ -171,14 +185,14 @@ func readFiles(dir string) (*x509svid.SVID, *x509bundle.Bundle, []byte, error) {
 	}
 	svid, err := x509svid.ParseRaw(chain, key)
 	if err != nil {
-		return nil, nil, nil, fmt.Errorf("%s with %s: %w", CertFile, KeyFile, err)
+		return nil, nil, fmt.Errorf("%s with %s: %w", CertFile, KeyFile, err)
 	}
 	bundle := x509bundle.FromX509Authorities(svid.ID.TrustDomain(), authorities)
 	// Judged at the start of its life: whether it is valid now is told apart.
 	if _, _, err := x509svid.Verify(svid.Certificates, bundle, x509svid.WithTime(certs[0].NotBefore)); err != nil {
-		return nil, nil, nil, fmt.Errorf("%s is not signed by the authorities in %s: %w", CertFile, BundleFile, err)
+		return nil, nil, fmt.Errorf("%s is not signed by the authorities in %s: %w", CertFile, BundleFile, err)
 	}
-	return svid, bundle, raw, nil
+	return svid, bundle, nil
 }
 
 func certificates(b []byte) ([]*x509.Certificate, error) {

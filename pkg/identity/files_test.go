@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -160,6 +161,10 @@ func TestFilesMayComeLateOrBeBroken(t *testing.T) {
 	if st := src.Status().Load(); st.Rotations != 0 {
 		t.Fatalf("%d rotations to the same SVID", st.Rotations)
 	}
+	// Opening a FIFO blocks until it has a writer.
+	must(t, os.Remove(filepath.Join(dir, identity.CertFile)))
+	must(t, syscall.Mkfifo(filepath.Join(dir, identity.CertFile), 0o600))
+	identitytest.WaitStatus(t, src, "a FIFO", renewalSays("tls.crt", "not a regular file"))
 }
 
 func keyOf(t *testing.T, ca *identitytest.CA) []byte {

@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"strings"
+	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 )
@@ -21,14 +24,48 @@ type Task interface {
 	String() string
 }
 
+// StopTimeout is how long tasks get to end after their context: longer than any
+// bounded wait of theirs, so that only a call without a deadline exceeds it.
+const StopTimeout = 10 * time.Second
+
 // Run runs the tasks until ctx ends or one of them fails, and waits for all of
-// them. It returns the first failure, or nil.
+// them. It returns the first failure, or nil. A task that still runs [StopTimeout]
+// after the end is left behind and named in the error, so that the process ends.
 func Run(ctx context.Context, tasks ...Task) error {
 	g, ctx := errgroup.WithContext(ctx)
-	for _, t := range tasks {
-		g.Go(func() error { return Guard(ctx, t.String(), t.Run) })
+	running := make([]atomic.Bool, len(tasks))
+	for i, t := range tasks {
+		running[i].Store(true)
+		g.Go(func() error {
+			defer running[i].Store(false)
+			return Guard(ctx, t.String(), t.Run)
+		})
 	}
-	return g.Wait()
+	ended := make(chan error, 1)
+	go func() { ended <- g.Wait() }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	timer := time.NewTimer(StopTimeout)
+	defer timer.Stop()
+	select {
+	case err := <-ended:
+		return err
+	case <-timer.C:
+	}
+	var hung []string
+	for i, t := range tasks {
+		if running[i].Load() {
+			hung = append(hung, t.String())
+		}
+	}
+	err := fmt.Errorf("still running %v after the stop: task %s", StopTimeout, strings.Join(hung, ", "))
+	if cause := context.Cause(ctx); !errors.Is(cause, ctx.Err()) {
+		err = errors.Join(cause, err)
+	}
+	return err
 }
 
 // Guard calls run, turns a panic into an error that holds the stack, and names

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"go.uber.org/goleak"
 )
@@ -56,4 +58,23 @@ func TestAllReadyNamesWhoIsNot(t *testing.T) {
 	if err := AllReady(ctx, fake{ready: make(chan struct{})}); err == nil {
 		t.Fatal("a task that is not ready was taken for ready")
 	}
+}
+
+func TestRunLeavesAHungTaskAndNamesIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		begin := time.Now()
+		err := Run(ctx, fake{run: wait}, fake{run: func(context.Context) error { <-release; return nil }})
+		if err == nil || !strings.HasSuffix(err.Error(), ": task fake") || time.Since(begin) != StopTimeout {
+			t.Errorf("after %v: %v", time.Since(begin), err)
+		}
+		cause := errors.New("cause")
+		err = Run(t.Context(), fake{run: func(context.Context) error { return cause }}, fake{run: func(context.Context) error { <-release; return nil }})
+		if !errors.Is(err, cause) || !strings.Contains(err.Error(), "still running") {
+			t.Errorf("got %v", err)
+		}
+		close(release)
+	})
 }

@@ -2,17 +2,18 @@ package trench
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/netip"
-	"os"
 	"strings"
 	"time"
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v4"
 
+	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -23,7 +24,7 @@ const maxFileSize = 16 << 20
 // Read reads and parses a trench file. The error is that of the file system,
 // or [*Errors].
 func Read(path string, d Defaults) (*Config, error) {
-	data, err := readFile(path)
+	data, err := files.Do(context.Background(), &files.Calls{}, "trench file "+path, func() ([]byte, error) { return readFile(path) })
 	if err != nil {
 		return nil, err
 	}
@@ -31,24 +32,9 @@ func Read(path string, d Defaults) (*Config, error) {
 }
 
 func readFile(path string) ([]byte, error) {
-	f, err := os.Open(path)
+	data, err := files.Read(path, maxFileSize)
 	if err != nil {
 		return nil, fmt.Errorf("trench file: %w", err)
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, fmt.Errorf("trench file: %w", err)
-	}
-	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("trench file: %s is not a file (%s): name the YAML file itself", path, info.Mode().Type())
-	}
-	data, err := io.ReadAll(io.LimitReader(f, maxFileSize+1))
-	if err != nil {
-		return nil, fmt.Errorf("trench file: %w", err)
-	}
-	if len(data) > maxFileSize {
-		return nil, fmt.Errorf("trench file: %s is larger than %d MiB", path, maxFileSize>>20)
 	}
 	return data, nil
 }

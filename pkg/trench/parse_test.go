@@ -392,7 +392,7 @@ func TestWantedStatus(t *testing.T) {
 
 func TestReadNamesWhatCannotBeRead(t *testing.T) {
 	dir := t.TempDir()
-	if _, err := Read(dir, DefaultDefaults()); err == nil || !strings.Contains(err.Error(), "is not a file") {
+	if _, err := Read(dir, DefaultDefaults()); err == nil || !strings.Contains(err.Error(), "is not a regular file") {
 		t.Errorf("a directory: %v", err)
 	}
 	if _, err := Read(dir+"/missing.yaml", DefaultDefaults()); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "missing.yaml") {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
+	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/pkg/latest"
 )
 
@@ -54,11 +55,15 @@ type Watcher struct {
 	ready    chan struct{}
 	// notifier is fsnotify.NewWatcher; a node may have no inotify instance left.
 	notifier func() (*fsnotify.Watcher, error)
+	read     func(path string) ([]byte, error)
 	poll     time.Duration
+	calls    files.Calls
 
 	// Of Run only: what the last reading found, to tell news from repetition.
 	content [sha256.Size]byte
 	failure string
+	begun   bool // the file was read before
+	blind   bool // the directory could not be watched
 }
 
 // NewWatcher returns a watcher of the file at path, of which initial is in
@@ -70,6 +75,7 @@ func NewWatcher(path string, d Defaults, initial *Config, log *slog.Logger) *Wat
 		log:      log.With("file", path),
 		ready:    make(chan struct{}),
 		notifier: fsnotify.NewWatcher,
+		read:     readFile,
 		poll:     pollTime,
 	}
 	if initial != nil {
@@ -91,7 +97,6 @@ func (w *Watcher) String() string { return "trench-watcher" }
 // kubelet replaces a ConfigMap by swapping the symlink ..data, and editors
 // rename a new file over the old one. Run is called once.
 func (w *Watcher) Run(ctx context.Context) error {
-	dir := filepath.Dir(w.path)
 	var events <-chan fsnotify.Event
 	var failures <-chan error
 	notifier, err := w.notifier()
@@ -99,27 +104,15 @@ func (w *Watcher) Run(ctx context.Context) error {
 		w.log.Warn("file notifications are not available, polling only", "interval", w.poll, "error", err)
 	} else {
 		defer func() {
-			if err := notifier.Close(); err != nil {
-				w.log.Warn("closing the file notifications", "error", err)
+			// A watch of a directory that hangs holds the lock that Close takes.
+			_, err := files.Do(context.WithoutCancel(ctx), &files.Calls{}, "file notifications", func() (struct{}, error) { return struct{}{}, notifier.Close() })
+			if err != nil {
+				w.log.Warn("failed to close file notifications", "error", err)
 			}
 		}()
 		events, failures = notifier.Events, notifier.Errors
 	}
-	// The directory is added before the file is read, and again at each poll,
-	// since it may have been removed and made anew.
-	watched := true
-	watch := func() {
-		if notifier == nil {
-			return
-		}
-		err := notifier.Add(dir)
-		if err != nil && watched {
-			w.log.Warn("the directory cannot be watched, polling only", "directory", dir, "interval", w.poll, "error", err)
-		}
-		watched = err == nil
-	}
-	watch()
-	w.reload()
+	w.reload(ctx, notifier)
 	close(w.ready)
 
 	poll := time.NewTicker(w.poll)
@@ -149,9 +142,8 @@ func (w *Watcher) Run(ctx context.Context) error {
 			heard()
 		case <-quiet.C:
 			quietness = settling{}
-			w.reload()
+			w.reload(ctx, notifier)
 		case <-poll.C:
-			watch()
 			// Not read at once: the poll may fall between two steps of an editor.
 			heard()
 		}
@@ -172,29 +164,58 @@ func (s *settling) heard(now time.Time) time.Duration {
 	return max(0, min(quietTime, s.deadline.Sub(now)))
 }
 
-// reload reads the file and publishes what is news.
-func (w *Watcher) reload() {
-	data, err := readFile(w.path)
+// sight is what one look at the file found.
+type sight struct {
+	data     []byte
+	watching error // why the directory cannot be watched
+}
+
+// look watches the directory and reads the file, within a deadline. The directory
+// is added before the file is read, and each time, since it may have been replaced.
+func (w *Watcher) look(ctx context.Context, notifier *fsnotify.Watcher) (sight, error) {
+	return files.Do(ctx, &w.calls, "trench file "+w.path, func() (s sight, err error) {
+		if notifier != nil {
+			s.watching = notifier.Add(filepath.Dir(w.path))
+		}
+		s.data, err = w.read(w.path)
+		return s, err
+	})
+}
+
+// reload reads the file and publishes what is news. notifier may be nil.
+func (w *Watcher) reload(ctx context.Context, notifier *fsnotify.Watcher) {
+	seen, err := w.look(ctx, notifier)
+	if ctx.Err() != nil {
+		return
+	}
+	if seen.watching != nil && !w.blind {
+		w.log.Warn("failed to watch directory, polling only", "directory", filepath.Dir(w.path), "interval", w.poll, "error", seen.watching)
+	}
+	w.blind = seen.watching != nil
 	if err != nil {
 		w.refuse([sha256.Size]byte{}, err)
 		return
 	}
-	content := sha256.Sum256(data)
+	content := sha256.Sum256(seen.data)
 	if content == w.content {
 		return
 	}
-	config, err := Parse(w.path, data, w.defaults)
+	config, err := Parse(w.path, seen.data, w.defaults)
 	if err != nil {
 		w.refuse(content, err)
 		return
 	}
-	w.content, w.failure = content, ""
+	edited := w.begun
+	w.content, w.failure, w.begun = content, "", true
 	before := w.loaded.Load()
 	if reflect.DeepEqual(config, before.Config) {
-		if before.Err != nil {
-			w.log.Info("the trench file is good again and says what is in force", "generation", before.Generation)
+		switch {
+		case before.Err != nil:
+			w.log.Info("trench file valid again, no effect", "generation", before.Generation)
 			before.Err, before.At = nil, time.Now()
 			w.loaded.Set(before)
+		case edited:
+			w.log.Info("trench file changed, no effect", "generation", before.Generation)
 		}
 		return
 	}
@@ -215,8 +236,11 @@ func (w *Watcher) refuse(content [sha256.Size]byte, err error) {
 	before.Refused++
 	w.loaded.Set(before)
 	remedy := "correct the file"
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		remedy = "put the file back"
+	case errors.Is(err, files.ErrHung):
+		remedy = "restore the mount"
 	}
 	w.log.Error("trench file refused, the old configuration stays in force",
 		"error", err, "remedy", remedy, "generation", before.Generation)

@@ -15,6 +15,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 	"go.uber.org/goleak"
 
+	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/pkg/task"
 )
 
@@ -277,7 +278,7 @@ func TestARefusedFileIsToldOnce(t *testing.T) {
 			}
 		}
 		for range 3 {
-			w.reload()
+			w.reload(t.Context(), nil)
 			if l := w.Value().Load(); l.Refused != uint64(i+1) || l.Err == nil || l.Config != nil || l.Generation != 0 {
 				t.Errorf("file %d: %+v", i, l)
 			}
@@ -358,5 +359,71 @@ func TestAChangeBetweenReadAndRunIsSeen(t *testing.T) {
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Error(err)
+	}
+}
+
+// A mount that hangs: the watcher reports it, ends with its context, and recovers
+// with the mount.
+func TestHungMountIsReported(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "trench.yaml")
+	write(t, path, named("one"))
+	initial, err := Read(path, DefaultDefaults())
+	if err != nil {
+		t.Fatal(err)
+	}
+	release, hangs := make(chan struct{}), make(chan struct{}, 1)
+	w := NewWatcher(path, DefaultDefaults(), initial, slog.New(slog.DiscardHandler))
+	w.poll = soon
+	w.read = func(path string) ([]byte, error) {
+		select {
+		case hangs <- struct{}{}:
+		default:
+		}
+		<-release
+		return readFile(path)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	<-hangs
+	l := await(t, w, "the refusal", func(l Loaded) bool { return errors.Is(l.Err, files.ErrHung) })
+	if l.Config != initial || l.Generation != 1 || l.Refused != 1 {
+		t.Errorf("got %+v", l)
+	}
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+
+	ctx, cancel = context.WithCancel(t.Context())
+	w.ready = make(chan struct{})
+	go func() { done <- w.Run(ctx) }()
+	replace(t, path, named("two"))
+	close(release)
+	await(t, w, "the recovery", inForce("two"))
+	cancel()
+	<-done
+}
+
+func TestEditWithoutEffectIsLogged(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "trench.yaml")
+	write(t, path, named("one"))
+	initial, err := Read(path, DefaultDefaults())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log strings.Builder
+	w := NewWatcher(path, DefaultDefaults(), initial, slog.New(slog.NewTextHandler(&log, nil)))
+	w.reload(t.Context(), nil)
+	if log.Len() > 0 {
+		t.Errorf("logged without an edit: %s", log.String())
+	}
+	write(t, path, "# a comment\n"+named("one"))
+	for range 2 {
+		w.reload(t.Context(), nil)
+	}
+	if got := strings.Count(log.String(), "trench file changed, no effect"); got != 1 || strings.Count(log.String(), "\n") != 1 {
+		t.Errorf("want one line:\n%s", log.String())
 	}
 }

@@ -1,12 +1,11 @@
 package cli
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"os/signal"
-	"sync"
 	"syscall"
+	"time"
 )
 
 // Exit statuses.
@@ -31,31 +30,39 @@ type ExitError int
 // Error names the status.
 func (e ExitError) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
-// Stops returns a channel that gets a value for each SIGTERM or SIGINT, and a
-// function that ends that.
-func Stops() (<-chan struct{}, func()) {
+// stopMargin is how long a program may take to end after SIGTERM beyond its drain
+// time: the bounded stages of its stop, and the removal of what it leaves.
+const stopMargin = 30 * time.Second
+
+// RunUntilStopped calls run with a channel that gets a value for each SIGTERM or
+// SIGINT, and returns its error. A run that has not ended in time after the first
+// signal is left behind: a signal always ends the process.
+func RunUntilStopped(drainTime time.Duration, run func(stops <-chan struct{}) error) error {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
-	stops := make(chan struct{})
-	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			select {
-			case <-signals:
-			case <-ctx.Done():
-				return
+	defer signal.Stop(signals)
+	return runUntil(signals, drainTime+stopMargin, run)
+}
+
+func runUntil(signals <-chan os.Signal, limit time.Duration, run func(stops <-chan struct{}) error) error {
+	stops := make(chan struct{}, cap(signals))
+	ended := make(chan error, 1)
+	go func() { ended <- run(stops) }()
+	var expired <-chan time.Time
+	for {
+		select {
+		case err := <-ended:
+			return err
+		case <-signals:
+			if expired == nil {
+				expired = time.After(limit)
 			}
 			select {
 			case stops <- struct{}{}:
-			case <-ctx.Done():
-				return
+			default: // a third signal means what the second did
 			}
+		case <-expired:
+			return fmt.Errorf("still running %v after the first signal: a call of the start or of the cleanup hangs", limit)
 		}
-	})
-	return stops, func() {
-		signal.Stop(signals)
-		cancel()
-		wg.Wait()
 	}
 }
