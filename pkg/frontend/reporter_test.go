@@ -3,6 +3,7 @@ package frontend
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"sync"
 	"testing"
@@ -133,6 +134,64 @@ func TestVIPThatRoseMeanwhileIsNotToldAsWithdrawn(t *testing.T) {
 		pass(settle)
 		r.want(t, vipA, gate.Announced, false)
 		r.want(t, vipB, gate.Withdrawn, false)
+	})
+}
+
+// An UPDATE that was written before the decision may still announce the VIP.
+func TestOlderUpdateConfirmsNoWithdrawal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startReporter(t)
+		r.decide(1, vipA, gate.Withdrawn, gate.Announced, gate.Ready)
+		r.written(1)
+		r.decide(2, vipA, gate.Announced, gate.Withdrawn, gate.LBNotReady)
+		pass(settle + confirmTimeout/2)
+		r.want(t, vipA, gate.Announced, false)
+		r.written(2)
+		pass(settle - time.Millisecond)
+		r.want(t, vipA, gate.Announced, false)
+		pass(time.Millisecond)
+		r.want(t, vipA, gate.Withdrawn, false)
+	})
+}
+
+// VIPs that wait together were withdrawn by different UPDATEs: the last one counts.
+func TestWithdrawalsOfOneRoundWaitForTheNewest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startReporter(t)
+		r.written(1)
+		r.decide(1, vipA, gate.Announced, gate.Withdrawn, gate.LBNotReady)
+		pass(settle / 2) // the next decisions wait for a round of their own
+		var last vip.VIP
+		for i := range 10 {
+			last = vip.Require(fmt.Sprintf("20.0.1.%d/32", i))
+			r.decide(uint64(2+i), last, gate.Withdrawn, gate.Announced, gate.Ready)
+			r.decide(uint64(2+i), last, gate.Announced, gate.Withdrawn, gate.LBNotReady)
+		}
+		r.written(10)
+		pass(settle/2 + settle + confirmTimeout/2)
+		r.want(t, last, gate.Announced, false)
+		r.written(11)
+		pass(settle)
+		r.want(t, last, gate.Withdrawn, false)
+	})
+}
+
+func TestWithdrawalAfterARiseSettlesForItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startReporter(t)
+		r.written(1)
+		r.decide(1, vipA, gate.Announced, gate.Withdrawn, gate.LBNotReady)
+		pass(settle / 2)
+		r.decide(2, vipA, gate.Withdrawn, gate.Announced, gate.Ready)
+		r.decide(3, vipA, gate.Announced, gate.Withdrawn, gate.LBNotReady)
+		r.written(2)
+		pass(settle) // that of the first withdrawal is over
+		r.want(t, vipA, gate.Announced, false)
+		r.written(3)
+		pass(settle - time.Millisecond)
+		r.want(t, vipA, gate.Announced, false)
+		pass(time.Millisecond)
+		r.want(t, vipA, gate.Withdrawn, false)
 	})
 }
 

@@ -1,6 +1,7 @@
 package lb
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -81,7 +82,15 @@ type scriptedFrontend struct {
 	report latest.Value[readiness.Report]
 
 	mu   sync.Mutex
+	as   readinessv1.Advertisement // what it reports of advertised VIPs; announced by default
 	vips map[vip.VIP]readiness.VIPReport
+}
+
+// advertise sets what is reported of advertised VIPs from now on.
+func (f *scriptedFrontend) advertise(as readinessv1.Advertisement) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.as = as
 }
 
 func (f *scriptedFrontend) Report() *latest.Value[readiness.Report] { return &f.report }
@@ -98,7 +107,7 @@ func (f *scriptedFrontend) say(at time.Time, instance string, revision uint64, a
 	f.mu.Lock()
 	f.vips = map[vip.VIP]readiness.VIPReport{}
 	for _, v := range advertised {
-		f.vips[v] = readiness.VIPReport{Advertisement: readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED}
+		f.vips[v] = readiness.VIPReport{Advertisement: cmp.Or(f.as, readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED)}
 	}
 	f.mu.Unlock()
 	f.report.Set(readiness.Report{

@@ -124,6 +124,55 @@ func TestLastTargetLeavesTheKernelOnlyAfterTheFrontendWithdrew(t *testing.T) {
 	p.want(vipA, readiness.NotReady, reasonTooFew, 0, 2)
 }
 
+// A VIP that is de-preferred still attracts traffic from gateways without another path.
+func TestDepreferredVIPKeepsItsLastTarget(t *testing.T) {
+	p := twoTargets(t)
+	p.health("s", "a", target.NotReady)
+	p.confirm()
+	p.health("s", "b", target.NotReady)
+	p.frontend.advertise(readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED)
+	p.reports(vipA)
+	p.wantRole("s", "b", vip.IPv4, dataplane.Serving)
+	p.wantRole("s", "b", vip.IPv6, dataplane.Down)
+	p.reports()
+	p.wantRole("s", "b", vip.IPv4, dataplane.Down)
+}
+
+// A report from before the decision about the VIP that joins says nothing of it, and
+// the frontend gets its full time to withdraw.
+func TestVIPThatJoinsAHoldIsWaitedFor(t *testing.T) {
+	join := func(t *testing.T) (p *planeRig, before uint64) {
+		p = newPlaneRig(t, trenchOf(streamOf("s", vipA, vipB)), map[string][]target.Member{"s": {member("a", "172.16.0.1")}})
+		p.health("s", "a", target.Ready)
+		p.confirm()
+		p.reports(vipA, vipB)
+		p.configure(trenchOf(streamOf("s", vipB)))
+		before = p.table.Position().Revision
+		p.later(testPatience)
+		p.health("s", "a", target.NotReady)
+		p.want(vipB, readiness.NotReady, reasonTooFew, 0, 1)
+		if h := p.f.holds[holdKey{"s", vip.IPv4}]; h == nil || len(h.vips) != 2 {
+			t.Fatalf("not both VIPs are held: %+v", h)
+		}
+		return p, before
+	}
+	t.Run("revision", func(t *testing.T) {
+		p, before := join(t)
+		p.frontend.say(p.now, "lb", before)
+		p.later(time.Millisecond)
+		p.wantRole("s", "a", vip.IPv4, dataplane.Serving)
+		p.reports()
+		p.wantRole("s", "a", vip.IPv4, dataplane.Down)
+	})
+	t.Run("patience", func(t *testing.T) {
+		p, _ := join(t)
+		p.later(testPatience + stopMargin - 1)
+		p.wantRole("s", "a", vip.IPv4, dataplane.Serving)
+		p.later(1)
+		p.wantRole("s", "a", vip.IPv4, dataplane.Down)
+	})
+}
+
 func TestNobodyIsWaitedForInVain(t *testing.T) {
 	t.Run("a frontend that does not withdraw", func(t *testing.T) {
 		p := twoTargets(t)
