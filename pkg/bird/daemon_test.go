@@ -236,6 +236,9 @@ func TestBIRDWithdrawsWhenTheFrontendIsKilledAndTheNextOneEndsIt(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+			// The kernel closes the files of a killed process one after another: its
+			// lock on the control socket may outlive its connection to BIRD.
+			<-ended
 			p.Configure([]trench.Gateway{gatewayOf(vip.IPv4), gatewayOf(vip.IPv6)}, []vip.VIP{vip4, vip6})
 			p.Start()
 			p.await("sessions of the second frontend", up("gateway-ipv4", "gateway-ipv6"))
@@ -260,28 +263,55 @@ func servedBy(t *testing.T, socket string) int {
 	return c.PID
 }
 
+// An orphan runs our executable with our control socket: one of the two is not
+// enough.
 func TestForeignProcessInThePIDFileIsLeftAlone(t *testing.T) {
-	run(t, "ip", "link", "set", "lo", "up")
-	l := newLink(t, vip.IPv4)
-	p := newPod(t, l.Dev)
-	other := exec.Command("sleep", "600")
-	if err := other.Start(); err != nil {
+	for name, command := range map[string]func(p *pod) []string{
+		"neither":         func(*pod) []string { return []string{"sleep", "600"} },
+		"our socket only": func(p *pod) []string { return []string{"sh", "-c", "read forever", "sh", "-s", p.Options.Socket, "-f"} },
+		"our program only": func(p *pod) []string {
+			return []string{birdExecutable, "-f", "-c", idleBIRD(t), "-s", p.Options.Socket + ".other"}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, "ip", "link", "set", "lo", "up")
+			l := newLink(t, vip.IPv4)
+			p := newPod(t, l.Dev)
+			args := command(p)
+			other := exec.Command(args[0], args[1:]...)
+			stdin, err := other.StdinPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := other.Start(); err != nil {
+				t.Fatal(err)
+			}
+			ended := make(chan struct{})
+			go func() { defer close(ended); _ = other.Wait() }()
+			t.Cleanup(func() { _ = other.Process.Kill(); _ = stdin.Close(); <-ended })
+			if err := os.WriteFile(p.Options.Socket+".pid", fmt.Appendf(nil, "%d\n", other.Process.Pid), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			p.Configure(nil, nil)
+			p.Start()
+			p.await("BIRD alive", func(s bird.State) bool { return s.Alive })
+			select {
+			case <-ended:
+				t.Fatal("a process that is not our BIRD was ended")
+			default:
+			}
+		})
+	}
+}
+
+// idleBIRD is a configuration with which BIRD does nothing.
+func idleBIRD(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "bird.conf")
+	if err := os.WriteFile(path, []byte("router id 10.3.3.3; protocol device {}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan struct{})
-	go func() { defer close(ended); _ = other.Wait() }()
-	t.Cleanup(func() { _ = other.Process.Kill(); <-ended })
-	if err := os.WriteFile(p.Options.Socket+".pid", fmt.Appendf(nil, "%d\n", other.Process.Pid), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	p.Configure(nil, nil)
-	p.Start()
-	p.await("BIRD alive", func(s bird.State) bool { return s.Alive })
-	select {
-	case <-ended:
-		t.Fatal("a process that is not BIRD was ended")
-	default:
-	}
+	return path
 }
 
 func TestReconfigurationLeavesOtherSessionsUp(t *testing.T) {

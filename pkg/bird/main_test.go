@@ -1,6 +1,7 @@
 package bird_test
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -13,7 +14,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const birdExecutable = "/usr/sbin/bird"
+// systemBIRD plays the gateways, and the pod's BIRD unless birdVariable names
+// another one.
+const (
+	systemBIRD   = "/usr/sbin/bird"
+	birdVariable = "VIPGATE_TEST_BIRD"
+)
+
+// birdExecutable is the BIRD of the pod.
+var birdExecutable = cmp.Or(os.Getenv(birdVariable), systemBIRD)
 
 // insideVariable tells the second incarnation of the tests that it has namespaces
 // of its own.

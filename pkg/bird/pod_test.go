@@ -2,6 +2,7 @@ package bird_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -113,15 +114,14 @@ type routerConfig struct {
 	Password string
 	BFD      bool
 	Quiet    bool // sends no default route
+	NoHold   bool // offers a hold time of 0
 	Extra4   string
 	Address4 string // 169.254.100.150 if empty
 }
 
 func (l *link) Router(c routerConfig) *router {
 	l.t.Helper()
-	if c.AS == 0 {
-		c.AS = remoteAS
-	}
+	c.AS = cmp.Or(c.AS, remoteAS)
 	dir, err := os.MkdirTemp("/tmp", "vg")
 	if err != nil {
 		l.t.Fatal(err)
@@ -146,7 +146,11 @@ func (c routerConfig) text() string {
 	if c.Address4 == "" {
 		c.Address4 = "169.254.100.150"
 	}
-	options := "strict bind; direct; hold time 3; connect delay time 1; connect retry time 1; error wait time 1, 2; error forget time 10;"
+	hold := "3"
+	if c.NoHold {
+		hold = "0"
+	}
+	options := "strict bind; direct; hold time " + hold + "; connect delay time 1; connect retry time 1; error wait time 1, 2; error forget time 10;"
 	if c.Password != "" {
 		options += fmt.Sprintf(" password %q;", c.Password)
 	}
@@ -170,7 +174,7 @@ func (r *router) socket() string { return filepath.Join(r.dir, "bird.ctl") }
 // Start starts the router's BIRD.
 func (r *router) Start() {
 	r.t.Helper()
-	r.cmd = exec.Command("ip", "netns", "exec", r.link.Namespace, birdExecutable, "-f", "-c", r.config(), "-s", r.socket())
+	r.cmd = exec.Command("ip", "netns", "exec", r.link.Namespace, systemBIRD, "-f", "-c", r.config(), "-s", r.socket())
 	if err := r.cmd.Start(); err != nil {
 		r.t.Fatal(err)
 	}
@@ -181,6 +185,16 @@ func (r *router) Start() {
 		_, err := ask(r.socket(), "show status")
 		return err == nil
 	})
+}
+
+// Reconfigure gives it another configuration.
+func (r *router) Reconfigure(c routerConfig) {
+	r.t.Helper()
+	c.AS = cmp.Or(c.AS, remoteAS)
+	if err := os.WriteFile(r.config(), []byte(c.text()), 0o600); err != nil {
+		r.t.Fatal(err)
+	}
+	r.Command("configure")
 }
 
 // Kill ends it at once.

@@ -147,6 +147,8 @@ protocol bgp 'NBR-{{.Name}}' {
 	graceful restart off;
 	long lived graceful restart off;
 	hold time {{seconds .HoldTime}};
+	# RFC 4271 lets a gateway offer 0: a session that never expires.
+	min hold time 3;
 	connect delay time 1;
 	connect retry time 5;
 	# BIRD counts it from the return of a lost link and then refuses the gateway's

@@ -2,6 +2,7 @@ package bird
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,6 +32,7 @@ type fakeBIRD struct {
 	dials  int
 	wg     sync.WaitGroup
 	up     bool
+	pid    int // who serves the socket; 42, the process, when 0
 }
 
 func (f *fakeBIRD) with(change func()) {
@@ -101,7 +103,7 @@ func (f *fakeBIRD) dial(ctx context.Context, _ string) (*Client, error) {
 	if err != nil {
 		return nil, errors.Join(err, ours.Close())
 	}
-	c.PID = 42
+	f.with(func() { c.PID = cmp.Or(f.pid, 42) })
 	return c, nil
 }
 
@@ -428,6 +430,56 @@ func TestConfirmWaitsForALookOfItsOwn(t *testing.T) {
 		defer cancel()
 		if err := w.Confirm(ctx); err == nil {
 			t.Error("a look from before the call confirmed something")
+		}
+	})
+}
+
+func TestConfirmWaitsForAHungBIRD(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeBIRD{up: true}
+		w := watch(t, f, 3*time.Second)
+		w.quieten()
+		f.with(func() { f.until = time.Now().Add(time.Hour) })
+		w.after(pollInterval + commandTimeout + time.Millisecond)
+		// It runs and holds its sessions: what it exports is not known.
+		if s := w.State().Load(); s.Alive || s.PID == 0 {
+			t.Fatalf("state %+v", s)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		if err := w.Confirm(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a hung BIRD confirmed something: %v", err)
+		}
+	})
+}
+
+func TestSlowAnswerIsDatedAtTheQuestion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeBIRD{up: true}
+		w := watch(t, f, 3*time.Second)
+		w.quieten()
+		w.next()
+		begin := time.Now().Add(time.Millisecond)
+		// Shorter than what makes the loop ask again at once.
+		f.with(func() { f.until = begin.Add(starved - 100*time.Millisecond) })
+		w.after(starved)
+		if s := w.State().Load(); !s.At.Equal(begin) {
+			t.Errorf("an answer to a question of %v ago is dated %v ago", time.Since(begin), time.Since(s.At))
+		}
+	})
+}
+
+func TestForeignProcessOnTheControlSocketIsNotBIRD(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeBIRD{up: true, pid: 43}
+		w := watch(t, f, 3*time.Second)
+		w.after(startTimeout - time.Millisecond)
+		if s := w.State().Load(); s.Alive || len(s.Gateways) != 0 {
+			t.Fatalf("the word of another process was taken: %+v", s)
+		}
+		<-w.ended
+		if w.err == nil || !strings.Contains(w.err.Error(), "BIRD did not open its control socket") {
+			t.Errorf("the loop ended with %v", w.err)
 		}
 	})
 }

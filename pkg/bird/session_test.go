@@ -118,11 +118,29 @@ func TestHoldTimeEndsASilentSession(t *testing.T) {
 	p.await("sessions back", up("gateway-ipv4", "gateway-ipv6"))
 }
 
+// RFC 4271 section 4.2 lets a gateway offer 0, so that the session never expires.
+func TestGatewayWithoutHoldTimeIsRefused(t *testing.T) {
+	run(t, "ip", "link", "set", "lo", "up")
+	l := newLink(t, vip.IPv4, vip.IPv6)
+	gw := l.Router(routerConfig{NoHold: true})
+	p := newPod(t, l.Dev)
+	p.Configure([]trench.Gateway{gatewayOf(vip.IPv4)}, []vip.VIP{vip4})
+	p.Start()
+	p.await("the reason", func(s bird.State) bool {
+		return len(s.Gateways) == 1 && !s.Gateways[0].Up && strings.Contains(s.Gateways[0].LastError, "hold time")
+	})
+	if log := p.Log.String(); strings.Contains(log, "gateway session up") || strings.Count(log, "gateway session failed") != 1 {
+		t.Error("the session came up, or its failure is not once in the log")
+	}
+	gw.Reconfigure(routerConfig{})
+	p.await("the session with a hold time", up("gateway-ipv4"))
+}
+
 // routerPID is the BIRD below `ip netns exec`, which replaces itself by it.
 func routerPID(t *testing.T, r *router) int {
 	t.Helper()
 	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", r.cmd.Process.Pid))
-	if err != nil || exe != birdExecutable {
+	if err != nil || exe != systemBIRD {
 		t.Fatalf("the router is %q: %v", exe, err)
 	}
 	return r.cmd.Process.Pid

@@ -164,16 +164,23 @@ func (p Protocol) words() string {
 	return p.State
 }
 
-// tell logs which sessions came and went, and tells whether one came.
+// tell logs which sessions came up, went down or failed to come up, and reports
+// whether one came up. BIRD forgets an error at its next attempt: each error is
+// logged once until the session is up.
 func (s *Supervisor) tell(before, after []GatewayState) (came bool) {
 	was := byName(before)
 	for _, g := range after {
 		switch {
 		case g.Up && !was[g.Name].Up:
 			came = true
+			delete(s.failures, g.Name)
 			s.options.Log.Info("gateway session up", "gateway", g.Name, "address", g.Address)
 		case !g.Up && was[g.Name].Up:
+			s.failures[g.Name] = g.LastError
 			s.options.Log.Warn("gateway session lost", "gateway", g.Name, "address", g.Address, "state", g.Words, "last_error", g.LastError, "problem", g.Problem)
+		case !g.Up && g.LastError != "" && g.LastError != s.failures[g.Name]:
+			s.failures[g.Name] = g.LastError
+			s.options.Log.Warn("gateway session failed", "gateway", g.Name, "address", g.Address, "error", g.LastError)
 		}
 	}
 	return came

@@ -65,7 +65,8 @@ type Supervisor struct {
 	client    *Client
 	eager     eagerness
 	holds     holdTimers
-	silent    time.Time // since when BIRD owes an answer; zero: it does not
+	silent    time.Time         // since when BIRD owes an answer; zero: it does not
+	failures  map[string]string // the error that was logged last, by gateway
 }
 
 // NewSupervisor returns a supervisor, which does nothing before Run and starts
@@ -86,7 +87,7 @@ func NewSupervisor(o Options) *Supervisor {
 	w := latest.New(wanted{})
 	return &Supervisor{
 		options: o, wanted: w, surveyor: newSurveyor(o, w), expect: latest.New([len(vip.Families)]int{}), state: latest.New(State{}),
-		dial: Dial, ready: make(chan struct{}), hint: make(chan struct{}, 1),
+		failures: map[string]string{}, dial: Dial, ready: make(chan struct{}), hint: make(chan struct{}, 1),
 	}
 }
 

@@ -566,3 +566,26 @@ func TestReflectedVIPNeverWinsNorIsPassedOn(t *testing.T) {
 	w.down(w.target2)
 	none()
 }
+
+// A session without a hold time (RFC 4271 section 4.2: an offer of 0) never
+// expires: nothing bounds how long a gateway keeps the VIPs of a dead pod.
+func TestGatewayWithoutHoldTimeIsRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.regateway(func(c *lab.GatewayConfig) { c.HoldSeconds = -1 })
+	w.up(w.target1)
+	w.startPod()
+	w.waitLog(w.pod.Frontend, `error="BGP Error: Unacceptable hold time`)
+	for _, name := range []string{"gateway-a4", "gateway-a6"} {
+		w.waitGateway(name, func(g *frontendv1.GatewayStatus) bool {
+			return !g.GetUp() && strings.Contains(g.GetLastError(), "hold time")
+		})
+	}
+	w.recordHealth("Egress").until(healthNotServing)
+	w.wantRoutes()
+
+	w.regateway(func(c *lab.GatewayConfig) { c.HoldSeconds = 0 })
+	w.wantRoutes(vipA4, vipA6)
+	w.wantStory(0, vipA4, announced)
+	w.wantStory(0, vipA6, announced)
+}

@@ -26,7 +26,7 @@ type GatewayConfig struct {
 	Password  string
 	// Passive is true when the gateway waits to be called.
 	Passive bool
-	// HoldSeconds is the offered hold time; 3 when 0.
+	// HoldSeconds is the offered hold time; 3 when 0, no hold time when negative.
 	HoldSeconds int
 	// Default is true when the gateway sends default routes.
 	Default bool

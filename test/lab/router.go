@@ -127,7 +127,10 @@ func writeRendered(path, name string, data rendered) error {
 
 // Hold is the offered hold time in seconds.
 func (c GatewayConfig) Hold() int {
-	if c.HoldSeconds == 0 {
+	switch {
+	case c.HoldSeconds < 0:
+		return 0
+	case c.HoldSeconds == 0:
 		return 3
 	}
 	return c.HoldSeconds
