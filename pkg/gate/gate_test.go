@@ -1,6 +1,9 @@
 package gate
 
 import (
+	"flag"
+	"fmt"
+	"os"
 	"testing"
 	"time"
 
@@ -8,7 +11,20 @@ import (
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// modelChecks is how often the model runs: defects planted in the gate took up
+// to 1 000 runs to be found.
+const modelChecks = "3000"
+
+func TestMain(m *testing.M) {
+	if checks := flag.Lookup("rapid.checks"); checks.DefValue == "100" { // no RAPID_CHECKS
+		checks.DefValue = modelChecks
+		if err := checks.Value.Set(modelChecks); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
+	goleak.VerifyTestMain(m) // parses the flags
+}
 
 var (
 	vipA = vip.Require("20.0.0.1/32")
@@ -267,6 +283,85 @@ func TestPunctualLookEndsTheLeaseAtOnce(t *testing.T) {
 	b.now = b.now.Add(leaseTime)
 	b.evaluate()
 	b.want(vipA, Withdrawn, LBLost)
+}
+
+func TestOldSessionStateRevivesNothing(t *testing.T) {
+	b := newBench(t, Options{})
+	at := b.now
+	b.now = at.Add(MaxSessionAge)
+	b.say(SaidReady, vipA)
+	b.want(vipA, Withdrawn, NoGateway)
+	// Seen to end in time: a late look at the same state grants no extension.
+	b.now = b.now.Add(2 * lateAfter)
+	b.g.Gateways(Gateways{At: at, Up: [2]bool{true, true}})
+	b.say(SaidReady, vipA)
+	b.want(vipA, Withdrawn, NoGateway)
+}
+
+func TestLateLookExtendsTheSessionsOnce(t *testing.T) {
+	b := newBench(t, Options{})
+	b.say(SaidReady, vipA)
+	b.now = b.now.Add(MaxSessionAge + 2*lateAfter)
+	b.hear(func(*Heard) {})
+	b.want(vipA, Announced, Ready)
+	b.now = b.g.Deadline(b.now)
+	b.hear(func(*Heard) {})
+	b.want(vipA, Withdrawn, NoGateway)
+}
+
+func TestWordsAfterTheLeaseAreNoFlaps(t *testing.T) {
+	b := newBench(t, Options{})
+	b.say(SaidReady, vipA)
+	for range 3 {
+		b.sleep(leaseTime, false)
+		b.want(vipA, Withdrawn, LBLost)
+		b.say(SaidNotReady, vipA)
+		b.say(SaidReady, vipA)
+		b.want(vipA, Announced, Ready)
+	}
+}
+
+func TestFirstOfTwoDrainsDecides(t *testing.T) {
+	for _, tt := range []struct {
+		lb, operator time.Duration
+		reason       Reason
+	}{
+		{time.Second, 2 * time.Second, LBDraining},
+		{2 * time.Second, time.Second, Drained},
+	} {
+		b := newBench(t, Options{DrainTime: tt.operator})
+		b.say(SaidReady, vipA)
+		end := b.now.Add(tt.lb)
+		b.g.Drain(b.now, vipA)
+		away := func(h *Heard) { h.GoingAway, h.DrainEnd = true, end }
+		b.hear(away)
+		b.want(vipA, Depreferred, tt.reason)
+		b.now = b.now.Add(time.Second - time.Millisecond)
+		b.hear(away)
+		b.want(vipA, Depreferred, tt.reason)
+		b.now = b.now.Add(time.Millisecond)
+		b.hear(away)
+		b.want(vipA, Withdrawn, tt.reason)
+	}
+}
+
+func TestGraceBeginsWithTheEndOfTheLease(t *testing.T) {
+	for name, after := range map[string]time.Duration{"the stream ends before its lease": leaseTime / 2, "the lease ends before its stream": leaseTime * 3 / 2} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, Options{})
+			b.heard.Grace = 2 * time.Second
+			b.say(SaidReady, vipA)
+			began := b.now
+			lease := b.heard.LeaseEnd
+			b.sleep(after, false)
+			b.hear(func(h *Heard) { h.Live, h.LeaseEnd, h.EndedAt = false, lease, b.now })
+			lost := began.Add(min(after, leaseTime) + b.heard.Grace)
+			b.sleep(lost.Sub(b.now)-time.Millisecond, false)
+			b.want(vipA, Depreferred, LBStale)
+			b.sleep(time.Millisecond, false)
+			b.want(vipA, Withdrawn, LBLost)
+		})
+	}
 }
 
 func TestRiseOfAFlappingVIPWaitsLongerEachTime(t *testing.T) {

@@ -2,6 +2,7 @@ package gate
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -20,9 +21,12 @@ type world struct {
 	routed     vip.Set
 	up         [2]bool
 	gatewaysAt time.Time
+	gateways   doubt
 	synced     bool // some synced word was heard
 	open       bool // the instance of the words holds a stream
 	leaseEnd   time.Time
+	lb         doubt
+	flaps      map[vip.VIP][]time.Time
 	endedAt    time.Time // when the stream of the words ended
 	lostAt     time.Time // end of the grace, while no lease holds
 	grace      time.Duration
@@ -34,12 +38,27 @@ type world struct {
 	before     map[vip.VIP]Advertisement
 }
 
+// doubt is the extension of a lease whose end was seen late: the process did not
+// run, and a renewal may wait to be read.
+type doubt struct {
+	seen  bool // the lease was looked at after its end
+	until time.Time
+}
+
+func (d *doubt) look(end, now time.Time) {
+	if !d.seen && !now.Before(end) {
+		if d.seen = true; now.Sub(end) > lateAfter {
+			d.until = now.Add(lateAfter)
+		}
+	}
+}
+
 var modelVIPs = []vip.VIP{vipA, vipB, vip6, vip.Require("2000::2/128")}
 
 func newWorld(o Options) *world {
 	w := &world{
 		now: time.Unix(1000, 0), options: o, g: New(o), solo: map[vip.VIP]*Gate{},
-		words: map[vip.VIP]Word{}, drained: map[vip.VIP]time.Time{}, before: map[vip.VIP]Advertisement{},
+		words: map[vip.VIP]Word{}, drained: map[vip.VIP]time.Time{}, flaps: map[vip.VIP][]time.Time{}, before: map[vip.VIP]Advertisement{},
 	}
 	for _, v := range modelVIPs {
 		w.solo[v] = New(o)
@@ -79,19 +98,47 @@ func (w *world) lost() bool {
 	end := w.lostAt
 	if w.open {
 		end = w.leaseEnd.Add(w.grace)
+		if w.now.Before(w.lb.until) {
+			return false
+		}
 	}
 	return !w.now.Before(end)
 }
 
 func (w *world) familyUp(v vip.VIP) bool {
-	return w.up[v.Family()] && w.now.Before(w.gatewaysAt.Add(MaxSessionAge))
+	return w.up[v.Family()] && (w.now.Before(w.gatewaysAt.Add(MaxSessionAge)) || w.now.Before(w.gateways.until))
+}
+
+// flapping reports whether a VIP fell often enough for its rise to wait.
+func (w *world) flapping(v vip.VIP) bool {
+	n := 0
+	for _, at := range w.flaps[v] {
+		if w.now.Sub(at) <= flapWindow+maxFlapWait {
+			n++
+		}
+	}
+	return n >= 2
 }
 
 func over(t, now time.Time) bool    { return !t.IsZero() && !now.Before(t) }
 func running(t, now time.Time) bool { return !t.IsZero() && now.Before(t) }
 
+// look is what every look of the gate at its leases does.
+func (w *world) look() {
+	w.gateways.look(w.gatewaysAt.Add(MaxSessionAge), w.now)
+	if w.synced && w.open {
+		w.lb.look(w.leaseEnd, w.now)
+	}
+}
+
+// renew is a message of a live load balancer.
+func (w *world) renew() {
+	w.leaseEnd, w.lb = w.now.Add(time.Second), doubt{}
+}
+
 // check evaluates all gates and compares their decisions with the truth.
 func (w *world) check(t *rapid.T) {
+	w.look()
 	w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Evaluate(w.now) })
 	if again := w.g.Evaluate(w.now); len(again) != 0 {
 		t.Fatalf("a second look at the same instant changed %v", again)
@@ -119,6 +166,8 @@ func (w *world) check(t *rapid.T) {
 			t.Fatalf("%s drains, is %v", v, got)
 		case (draining || !w.live()) && got.Advertisement > was:
 			t.Fatalf("%s rose from %s to %v while stale or draining", v, was, got)
+		case got.Reason == Flapping && !w.flapping(v):
+			t.Fatalf("%s waits as flapping, after it fell at %v", v, w.flaps[v])
 		case got.Advertisement == Announced && word.Said != SaidReady:
 			t.Fatalf("%s is announced though the last word is %v", v, word.Said)
 		case !down && !draining && w.live() && word.Said == SaidReady && got.Advertisement != Announced && got.Reason != Flapping:
@@ -155,16 +204,29 @@ func vipSet(t *rapid.T, label string) []vip.VIP {
 	return rapid.SliceOfDistinct(rapid.SampledFrom(modelVIPs), func(v vip.VIP) vip.VIP { return v }).Draw(t, label)
 }
 
-func (w *world) speak(t *rapid.T, complete bool) {
-	said := vipSet(t, "spoken of")
+// speak has an instance of the load balancer say something.
+func (w *world) speak(t *rapid.T, complete, newInstance bool) {
 	var words []Word
-	for _, v := range said {
+	for _, v := range vipSet(t, "spoken of") {
 		x := Word{VIP: v, Said: rapid.SampledFrom([]Said{SaidNotReady, SaidReady, SaidReady, SaidDraining}).Draw(t, "said")}
 		if x.Said == SaidDraining {
 			x.DrainEnd = w.now.Add(time.Duration(rapid.IntRange(0, 3000).Draw(t, "drain ms")) * time.Millisecond)
 		}
 		words = append(words, x)
 	}
+	w.say(words, complete, newInstance)
+}
+
+// say has an instance say these words. A VIP that falls by its own word has
+// flapped if its lease still holds.
+func (w *world) say(words []Word, complete, newInstance bool) {
+	counts := !newInstance && w.live()
+	if newInstance {
+		w.instance++
+		w.away = time.Time{}
+	}
+	before := w.words
+	w.words = maps.Clone(before)
 	if complete {
 		w.words = map[vip.VIP]Word{}
 		for _, v := range modelVIPs {
@@ -174,8 +236,13 @@ func (w *world) speak(t *rapid.T, complete bool) {
 	for _, x := range words {
 		w.words[x.VIP] = x
 	}
+	for v, was := range before {
+		if counts && was.Said == SaidReady && w.words[v].Said == SaidNotReady {
+			w.flaps[v] = append(w.flaps[v], w.now)
+		}
+	}
 	w.open, w.synced = true, true
-	w.leaseEnd = w.now.Add(time.Second)
+	w.renew()
 	w.hear(w.heard(words, complete))
 }
 
@@ -215,32 +282,42 @@ func TestGateAgainstTheTable(t *testing.T) {
 			},
 			"gateways": func(t *rapid.T) {
 				w.up = [2]bool{rapid.Bool().Draw(t, "v4 up"), rapid.Bool().Draw(t, "v6 up")}
-				w.gatewaysAt = w.now
+				w.gatewaysAt, w.gateways = w.now, doubt{}
 				w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Gateways(Gateways{At: w.now, Up: w.up}) })
 			},
 			"both gateways": func(*rapid.T) {
-				w.up, w.gatewaysAt = [2]bool{true, true}, w.now
+				w.up, w.gatewaysAt, w.gateways = [2]bool{true, true}, w.now, doubt{}
 				w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Gateways(Gateways{At: w.now, Up: w.up}) })
+			},
+			"the same gateways again": func(*rapid.T) {
+				w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Gateways(Gateways{At: w.gatewaysAt, Up: w.up}) })
 			},
 			"speak": func(t *rapid.T) {
 				if !w.open || !w.synced {
-					w.instance++
-					w.away = time.Time{}
-					w.speak(t, true)
+					w.speak(t, true, true)
 					return
 				}
-				w.speak(t, rapid.Bool().Draw(t, "complete"))
+				w.speak(t, rapid.Bool().Draw(t, "complete"), false)
+			},
+			"all fall and rise": func(*rapid.T) {
+				for _, said := range []Said{SaidNotReady, SaidReady} {
+					var words []Word
+					for _, v := range modelVIPs {
+						words = append(words, Word{VIP: v, Said: said})
+					}
+					w.say(words, !w.synced, !w.open || !w.synced)
+				}
 			},
 			"heartbeat": func(*rapid.T) {
 				if w.open && w.synced {
-					w.leaseEnd = w.now.Add(time.Second)
+					w.renew()
 					w.hear(w.heard(nil, false))
 				}
 			},
 			"go away": func(*rapid.T) {
 				if w.open && w.synced {
 					w.away = w.now.Add(2 * time.Second)
-					w.leaseEnd = w.now.Add(time.Second)
+					w.renew()
 					w.hear(w.heard(nil, false))
 				}
 			},
@@ -267,11 +344,7 @@ func TestGateAgainstTheTable(t *testing.T) {
 				h.Live, h.EndedAt = false, w.endedAt
 				w.hear(h)
 			},
-			"restart, synced": func(t *rapid.T) {
-				w.instance++
-				w.away = time.Time{}
-				w.speak(t, true)
-			},
+			"restart, synced": func(t *rapid.T) { w.speak(t, true, true) },
 			"drain": func(t *rapid.T) {
 				vips := vipSet(t, "to drain")
 				for _, v := range vips {
@@ -290,6 +363,10 @@ func TestGateAgainstTheTable(t *testing.T) {
 			},
 			"time passes": func(t *rapid.T) {
 				w.pass(t, time.Duration(rapid.IntRange(1, 4000).Draw(t, "ms"))*time.Millisecond)
+			},
+			// The process does not run, and looks once it does.
+			"starves": func(t *rapid.T) {
+				w.now = w.now.Add(time.Duration(rapid.IntRange(1, 4000).Draw(t, "ms")) * time.Millisecond)
 			},
 			"": func(t *rapid.T) { w.check(t) },
 		}
