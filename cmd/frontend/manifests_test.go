@@ -341,7 +341,7 @@ func TestTheLBMayForward(t *testing.T) {
 	if got := lb.Variable("VIPGATE_DATAPLANE"); got != "nftables" {
 		t.Errorf("the data plane is %q", got)
 	}
-	if got := lb.SecurityContext.Capabilities.Add; !slices.Equal(got, []string{"NET_ADMIN"}) {
+	if got := lb.SecurityContext.Capabilities.Add; !slices.Equal(got, []string{"NET_ADMIN", "NET_RAW"}) {
 		t.Errorf("the lb has the capabilities %v", got)
 	}
 	dir := lb.Variable("VIPGATE_STATE_DIR")

@@ -13,13 +13,13 @@ RUN CGO_ENABLED=0 go build -trimpath \
 
 FROM debian:bookworm-slim
 COPY --from=build /out/lb /usr/local/bin/lb
-# The capability is for the data plane, which is set by netlink: neither nft nor ip
-# is needed. It is given here and not in the build stage: not every builder copies
-# extended attributes from stage to stage. From then on lb does not start without
-# it, not even for root.
+# NET_ADMIN is for the data plane, which is set by netlink: neither nft nor ip is
+# needed. NET_RAW is for the announcements of the pod's addresses. They are given here
+# and not in the build stage: not every builder copies extended attributes from stage
+# to stage. From then on lb does not start without them, not even for root.
 RUN apt-get update \
 	&& apt-get install -y --no-install-recommends libcap2-bin \
-	&& setcap cap_net_admin+ep /usr/local/bin/lb \
+	&& setcap cap_net_admin,cap_net_raw+ep /usr/local/bin/lb \
 	&& apt-get purge -y --auto-remove libcap2-bin \
 	&& rm -rf /var/lib/apt/lists/* /var/cache/apt /var/log/apt /var/log/dpkg.log
 USER 10001:10001

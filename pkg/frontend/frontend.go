@@ -232,7 +232,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 		}
 		front = append(front, metricsServer)
 	}
-	back := []task.Task{p.kernel, &birdAfterRouting{p}}
+	back := []task.Task{p.kernel, kernel.NewAddresses(p.Log, p.ExternalInterface), &birdAfterRouting{p}}
 
 	base := context.WithoutCancel(ctx)
 	frontCtx, endFront := context.WithCancel(base)

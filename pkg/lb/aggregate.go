@@ -46,6 +46,12 @@ type aggregate struct {
 	// no business of sudden: an operator may switch them all off.
 	drained map[target.Key]struct{}
 
+	// settle is how long a stream that is new may take until each of its targets has a
+	// verdict: until then none of its VIPs rises, since one of many targets would take
+	// the flows of all. settling are these streams, with the end of the wait.
+	settle   time.Duration
+	settling map[string]time.Time
+
 	// kernel is what the data plane says; nil without one.
 	kernel *kernelView
 	// counted are streams that were counted anew since the data plane was last told
@@ -98,13 +104,15 @@ func newAggregate(sudden *target.Sudden) *aggregate {
 	return &aggregate{
 		sudden: sudden, drained: map[target.Key]struct{}{},
 		health: map[target.Key]target.Health{}, current: map[vip.VIP]readiness.VIPReadiness{}, turned: map[string]bool{},
-		counted: map[string]struct{}{},
+		counted: map[string]struct{}{}, settling: map[string]time.Time{},
 	}
 }
 
 // configure replaces VIPs and streams and returns the VIPs that are no longer
 // there. members are the targets of a stream.
-func (a *aggregate) configure(c *trench.Config, members func(string) []target.Member) (touched vip.Set, removed []vip.VIP) {
+func (a *aggregate) configure(now time.Time, c *trench.Config, members func(string) []target.Member) (touched vip.Set, removed []vip.VIP) {
+	before, settling := a.streams, a.settling
+	a.settling = map[string]time.Time{}
 	if a.kernel != nil {
 		for name := range a.streams {
 			a.counted[name] = struct{}{} // also those that are gone
@@ -118,6 +126,11 @@ func (a *aggregate) configure(c *trench.Config, members func(string) []target.Me
 		a.streams[s.Name] = st
 		for _, v := range s.VIPs {
 			a.serving[v] = append(a.serving[v], st)
+		}
+		if end, settles := settling[s.Name]; settles {
+			a.settling[s.Name] = end
+		} else if _, known := before[s.Name]; !known && a.settle > 0 {
+			a.settling[s.Name] = now.Add(a.settle)
 		}
 		a.count(st)
 	}
@@ -255,6 +268,33 @@ func (a *aggregate) age(now time.Time, touched vip.Set) {
 	for v := range a.configured {
 		touched[v] = struct{}{}
 	}
+}
+
+// settled ends the wait for streams of which every target has a verdict, or whose
+// time is over, and returns when that of the next one is.
+func (a *aggregate) settled(now time.Time, touched vip.Set) (next time.Time) {
+	for name, end := range a.settling {
+		s := a.streams[name]
+		if now.Before(end) && slices.ContainsFunc(s.tallies[:], func(t tally) bool { return t.starting > 0 }) {
+			next = earlier(next, end)
+			continue
+		}
+		delete(a.settling, name)
+		for _, v := range s.VIPs {
+			if a.configured.Has(v) {
+				touched[v] = struct{}{}
+			}
+		}
+	}
+	return next
+}
+
+// settles reports whether a VIP waits for first verdicts on targets of its family.
+func (a *aggregate) settles(v vip.VIP) bool {
+	return len(a.settling) > 0 && slices.ContainsFunc(a.serving[v], func(s *stream) bool {
+		_, waits := a.settling[s.Name]
+		return waits && s.tallies[v.Family()].starting > 0
+	})
 }
 
 // recount counts a stream anew and notes the VIPs that this may change.
@@ -401,6 +441,8 @@ func (a *aggregate) readiness(v vip.VIP) readiness.VIPReadiness {
 			}
 		}
 	}
+	waits := enough && a.current[v].State == readiness.NotReady && a.settles(v)
+	enough = enough && !waits
 	byFile, why := false, ""
 	switch {
 	case a.files == nil || enough:
@@ -423,7 +465,7 @@ func (a *aggregate) readiness(v vip.VIP) readiness.VIPReadiness {
 		}
 	case !r.DrainEnd.IsZero():
 		r.State, r.Reason = readiness.Draining, readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING
-	case a.kernel != nil && idle:
+	case a.kernel != nil && idle && !waits:
 		r.Reason, r.Detail = readinessv1.VipReason_VIP_REASON_DATA_PLANE, a.unforwarded(v)
 	case a.files != nil && r.TotalTargets == 0:
 		r.Reason, r.Detail = readinessv1.VipReason_VIP_REASON_NO_READINESS_FILE, why

@@ -58,7 +58,7 @@ func newRig(t *testing.T) *rig {
 func (r *rig) of(stream string) []target.Member { return slices.Clone(r.members[stream]) }
 
 func (r *rig) configure(c *trench.Config) (changed []readiness.VIPReadiness, removed []vip.VIP) {
-	touched, removed := r.a.configure(c, r.of)
+	touched, removed := r.a.configure(time.Now(), c, r.of)
 	return r.a.judge(time.Now(), touched), removed
 }
 

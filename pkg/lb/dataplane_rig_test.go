@@ -149,7 +149,7 @@ func (p *planeRig) decide(touched vip.Set, removed []vip.VIP) {
 
 func (p *planeRig) configure(c *trench.Config) {
 	p.config = c
-	touched, removed := p.a.configure(c, p.of)
+	touched, removed := p.a.configure(time.Now(), c, p.of)
 	p.decide(touched, removed)
 }
 

@@ -381,7 +381,7 @@ func TestRestartLeavesTheKernelAsItIs(t *testing.T) {
 	p.a.kernel = &kernelView{state: before}
 	p.f = newForwarding(p.plane, p.frontend, p.table.Position, testPatience, quiet)
 	config := trenchOf(streamOf("s", vipA))
-	touched, _ := p.a.configure(config, p.of)
+	touched, _ := p.a.configure(time.Now(), config, p.of)
 	p.a.apply(target.Evaluation{Changed: []target.Health{{Key: target.Key{Stream: "s", Name: "a", Addr: netip.MustParseAddr("172.16.0.1")}, State: target.Ready}}}, touched)
 	p.decide(touched, nil)
 	// a stayed, so that nothing has to be withdrawn; b is not known yet.

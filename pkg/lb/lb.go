@@ -115,6 +115,17 @@ type TargetOptions struct {
 // MinBeatsPerLease is how many heartbeats a lease must hold (design section 4).
 const MinBeatsPerLease = 4
 
+// settleTime bounds the wait for first verdicts on targets. What a load balancer that
+// restarts has not said by the end of its grace period is withdrawn, and its frontend
+// needs some of that time to connect.
+func settleTime(grace time.Duration) time.Duration {
+	const longest = 5 * time.Second
+	if grace > 0 {
+		return min(grace/2, longest)
+	}
+	return longest
+}
+
 // minBeat is the shortest heartbeat that a busy node still keeps.
 const minBeat = 5 * time.Millisecond
 
@@ -140,6 +151,7 @@ type process struct {
 	roster   *target.Roster
 	sources  *sources
 	look     *kernel.Neighbours
+	addrs    *kernel.Addresses
 	files    *target.DirectoryWriter // nil: none are written
 	plane    *dataplane.Plane        // nil: there is none
 	events   events
@@ -198,7 +210,8 @@ func newProcess(o Options) (*process, error) {
 	p.config = trench.NewWatcher(o.TrenchFile, o.Defaults, o.Config, o.Log)
 	p.health.Set(SourcesCondition, true, "")
 	p.health.Set(DataPlaneCondition, true, "")
-	p.checker = target.NewChecker(target.Options{Log: o.Log})
+	p.addrs = kernel.NewAddresses(o.Log)
+	p.checker = target.NewChecker(target.Options{Log: o.Log, Sources: p.addrs})
 	if err := p.newSources(); err != nil {
 		return nil, err
 	}
@@ -219,7 +232,7 @@ func newProcess(o Options) (*process, error) {
 	p.observer = newObserver(p)
 	p.loop = &loop{
 		config: p.config.Value(), sources: p.sources, subnets: o.Targets.Subnets, checker: p.checker, roster: p.roster, table: p.table,
-		lease: o.Lease, log: o.Log, observe: p.observer.decided, neighbours: p.look, files: p.files, away: p.stopping,
+		lease: o.Lease, settle: settleTime(o.StaleGrace), log: o.Log, observe: p.observer.decided, neighbours: p.look, files: p.files, away: p.stopping,
 		sudden: target.NewSudden(o.Targets.Sudden), ready: make(chan struct{}),
 	}
 	p.metrics.Targets(p.targetMetrics)
@@ -294,7 +307,7 @@ func (p *process) newSources() error {
 
 // sourceTasks are the tasks of the sources.
 func (p *process) sourceTasks() []task.Task {
-	tasks := []task.Task{p.sources.registry, p.look}
+	tasks := []task.Task{p.sources.registry, p.look, p.addrs}
 	if p.sources.directory != nil {
 		tasks = append(tasks, p.sources.directory)
 	}

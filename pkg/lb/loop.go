@@ -44,9 +44,11 @@ type loop struct {
 	// forwarding tells the data plane what to do; nil: there is none.
 	forwarding *forwarding
 	away       *latest.Value[bool] // true once the load balancer stops
-	sudden     *target.Sudden
-	suspect    atomic.Bool
-	ready      chan struct{}
+	// settle bounds the wait for first verdicts.
+	settle  time.Duration
+	sudden  *target.Sudden
+	suspect atomic.Bool
+	ready   chan struct{}
 
 	lastRun atomic.Int64 // when it last evaluated, as time since started
 
@@ -61,6 +63,7 @@ type loop struct {
 	// they say nothing any more.
 	wrote, leaving bool
 	suddenNext     time.Time
+	settleNext     time.Time
 	generation     uint64 // of the configuration in force
 }
 
@@ -73,6 +76,7 @@ func (l *loop) idle() time.Duration { return time.Since(l.started) - time.Durati
 // Run evaluates until ctx ends.
 func (l *loop) Run(ctx context.Context) error {
 	l.aggregate, l.before, l.started = newAggregate(l.sudden), map[vip.VIP]readiness.State{}, time.Now()
+	l.aggregate.settle = l.settle
 	var confirmed, compared, reported <-chan struct{}
 	var state dataplane.State
 	if l.forwarding != nil {
@@ -101,7 +105,7 @@ func (l *loop) Run(ctx context.Context) error {
 	l.sources.publish()
 	close(l.ready)
 	for {
-		next := earlier(l.sources.next, l.suddenNext)
+		next := earlier(earlier(l.sources.next, l.suddenNext), l.settleNext)
 		if l.forwarding != nil {
 			next, reported = earlier(next, l.forwarding.next), l.forwarding.reported
 		}
@@ -196,7 +200,7 @@ func (l *loop) evaluate(in input) bool {
 		gone = l.aggregate.keys(changes)
 		if in.config != nil {
 			l.checker.Configure(changes.Streams)
-			touched, removed = l.aggregate.configure(in.config, l.sources.set.Members)
+			touched, removed = l.aggregate.configure(now, in.config, l.sources.set.Members)
 		} else {
 			l.checker.Update(changes.Streams, changes.Removed)
 			l.aggregate.retarget(changes.Streams, l.sources.set.Members, touched)
@@ -215,7 +219,10 @@ func (l *loop) evaluate(in input) bool {
 	l.aggregate.apply(e, touched)
 	inService, out := l.aggregate.inService(e, changes, gone)
 	l.suspicion(now, inService, out, touched)
-	synced := e.Synced && (l.aggregate.files == nil || l.aggregate.files.Scanned) && (l.forwarding == nil || l.compared)
+	l.settleNext = l.aggregate.settled(now, touched)
+	// A target without a verdict must not keep the VIPs of all others down.
+	checked := e.Synced || l.settle > 0 && l.aggregate.streams != nil && l.settleNext.IsZero()
+	synced := checked && (l.aggregate.files == nil || l.aggregate.files.Scanned) && (l.forwarding == nil || l.compared)
 	d := readiness.Decision{Changed: l.aggregate.judge(now, touched), Removed: removed, Synced: synced, At: now}
 	news := l.commit(d)
 	if l.forwarding != nil && l.synced {

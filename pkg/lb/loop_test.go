@@ -88,7 +88,7 @@ func TestManyTargetsOfOneStreamAreShownInOnePass(t *testing.T) {
 		members = append(members, m)
 		changed = append(changed, target.Health{Key: target.Key{Stream: "s", Name: m.Name, Addr: m.IPs[0]}, State: target.Ready})
 	}
-	l.aggregate.configure(oneStream(vipA), func(string) []target.Member { return members })
+	l.aggregate.configure(time.Now(), oneStream(vipA), func(string) []target.Member { return members })
 	l.aggregate.apply(target.Evaluation{Changed: changed}, vip.Set{})
 	// A pass over the stream for each of them would be 400 million steps.
 	l.publish(target.Changes{}, nil, changed)

@@ -95,7 +95,7 @@ func (w *world) update(reloaded bool) {
 	gone := a.keys(changes)
 	touched := vip.Set{}
 	if reloaded {
-		touched, _ = a.configure(w.config, w.set.Members)
+		touched, _ = a.configure(time.Time{}, w.config, w.set.Members)
 	} else {
 		a.retarget(changes.Streams, w.set.Members, touched)
 	}
@@ -327,7 +327,7 @@ func (w *world) checkFromScratch(t *rapid.T) {
 			t.Fatalf("problems of %v: %q, from scratch %q", o, a, b)
 		}
 	}
-	vips, _ := fresh.configure(w.config, set.Members)
+	vips, _ := fresh.configure(time.Time{}, w.config, set.Members)
 	fresh.apply(target.Evaluation{Changed: slices.Collect(maps.Values(w.health))}, vips)
 	fresh.judge(w.now, vips)
 	var views []target.View

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"slices"
 	"sync"
 	"syscall"
@@ -25,6 +26,13 @@ const (
 	// for which 10 ms are the goal. Rise is there to see through targets that come
 	// and go; one that never was ready costs nobody a flow while it is found out.
 	startRecheck = 3 * time.Millisecond
+	// failedRecheck is the same after a failed check, or one that was put off for lack
+	// of a source address: a silent target has its verdict after fall timeouts, and
+	// not after fall intervals.
+	failedRecheck = 100 * time.Millisecond
+	// sourceWait is how long a target without a verdict waits for the source address
+	// of its checks: duplicate address detection takes up to 2 s.
+	sourceWait = 10 * time.Second
 	// firstSpacing is the time between the first checks of two new targets:
 	// 1 000 targets are spread over 250 ms.
 	firstSpacing = 250 * time.Microsecond
@@ -41,6 +49,14 @@ type Dialer interface {
 	DialContext(ctx context.Context, network, address string) (net.Conn, error)
 }
 
+// Sources knows the addresses of this machine.
+type Sources interface {
+	// Source reports why checks of an address from another one, or from one of the
+	// kernel's choice, would fail for lack of a source address; "" if there is one.
+	// passing reports whether that is expected to end by itself.
+	Source(to, from netip.Addr) (problem string, passing bool)
+}
+
 // Options are the parts of a Checker that may be chosen.
 type Options struct {
 	// Log gets a line for each change of a target's state.
@@ -48,6 +64,9 @@ type Options struct {
 	// Dialer opens the connections; nil is the kernel, from the source addresses of
 	// the checks. Another Dialer has its own.
 	Dialer Dialer
+	// Sources is asked before each check of a target that is not ready. Nil: every
+	// check is made.
+	Sources Sources
 	// MaxConcurrent is how many checks may run at once; 0 is 4096, or half of
 	// the file descriptors that the process may have if these are fewer.
 	MaxConcurrent int
@@ -58,6 +77,7 @@ type Options struct {
 type Checker struct {
 	log           *slog.Logger
 	dialer        Dialer
+	sources       Sources
 	epoch         time.Time // slots are counted from here
 	maxConcurrent int
 	ready         chan struct{}
@@ -99,6 +119,7 @@ func NewChecker(o Options) *Checker {
 		log:           o.Log,
 		epoch:         time.Now(),
 		dialer:        o.Dialer,
+		sources:       o.Sources,
 		maxConcurrent: o.MaxConcurrent,
 		ready:         make(chan struct{}),
 		changed:       make(chan struct{}, 1),

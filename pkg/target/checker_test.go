@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -33,7 +35,7 @@ func TestATargetIsReadyAfterRiseQuickChecks(t *testing.T) {
 	})
 }
 
-func TestTheFirstFailureOfAFreshTargetIsAVerdict(t *testing.T) {
+func TestFallFailuresAreTheFirstVerdict(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		n := newNetwork()
 		n.refuse("10.0.0.1", syscall.ECONNREFUSED)
@@ -41,6 +43,14 @@ func TestTheFirstFailureOfAFreshTargetIsAVerdict(t *testing.T) {
 		defer stop()
 		c.Configure([]trench.Stream{stream(1, testCheck)})
 		synctest.Wait()
+		for i := range testCheck.Fall {
+			if i > 0 {
+				if e := c.Evaluate(time.Now()); e.Synced || c.List()[0].State != Starting {
+					t.Fatalf("after %d failed checks: %+v", i, e)
+				}
+				advance(failedRecheck)
+			}
+		}
 		e := c.Evaluate(time.Now())
 		if !e.Synced || len(e.Changed) != 1 || e.Changed[0].State != NotReady {
 			t.Fatalf("got %+v", e)
@@ -49,6 +59,62 @@ func TestTheFirstFailureOfAFreshTargetIsAVerdict(t *testing.T) {
 			t.Fatalf("got %q, want %q", got, want)
 		}
 	})
+}
+
+// addresses is a machine without a source address while problem is not empty.
+type addresses struct {
+	problem atomic.Value
+	passing bool
+}
+
+func lacking(problem string, passing bool) *addresses {
+	a := &addresses{passing: passing}
+	a.problem.Store(problem)
+	return a
+}
+
+func (a *addresses) Source(netip.Addr, netip.Addr) (string, bool) {
+	return a.problem.Load().(string), a.passing
+}
+
+func TestNoVerdictWithoutSourceAddress(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		n, own := newNetwork(), lacking("own address fd00::1 is tentative", true)
+		c, stop := start(t, Options{Dialer: n, Sources: own})
+		defer stop()
+		c.Configure([]trench.Stream{stream(1, testCheck)})
+		advance(sourceWait - 2*failedRecheck)
+		if e := c.Evaluate(time.Now()); e.Synced || c.List()[0].State != Starting || c.List()[0].LastError == "" {
+			t.Fatalf("without a source address: %+v, %+v", e, c.List())
+		}
+		own.problem.Store("")
+		advance(failedRecheck + startRecheck)
+		if e := c.Evaluate(time.Now()); !e.Synced || c.List()[0].State != Ready {
+			t.Fatalf("with a source address: %+v, %+v", e, c.List())
+		}
+	})
+}
+
+func TestMissingSourceAddressBecomesVerdict(t *testing.T) {
+	for name, test := range map[string]struct {
+		passing bool
+		within  time.Duration
+	}{
+		"tentative for long": {true, sourceWait + time.Second},
+		"duplicate":          {false, time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				c, stop := start(t, Options{Dialer: newNetwork(), Sources: lacking("no IPv6 address", test.passing)})
+				defer stop()
+				c.Configure([]trench.Stream{stream(1, testCheck)})
+				advance(test.within)
+				if e := c.Evaluate(time.Now()); !e.Synced || c.List()[0].State != NotReady || c.List()[0].LastError != "no IPv6 address" {
+					t.Fatalf("%+v, %+v", e, c.List())
+				}
+			})
+		})
+	}
 }
 
 func TestRiseAndFallCountOutcomesInARow(t *testing.T) {

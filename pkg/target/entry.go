@@ -13,8 +13,10 @@ type entry struct {
 	// -1 while the check runs.
 	due   time.Time
 	index int
-	// streak counts equal outcomes in a row that speak against State.
-	streak int
+	// streak counts equal outcomes in a row that speak against State. While State is
+	// Starting, passing is which outcome they have.
+	streak  int
+	passing bool
 	// alive is when a check last ended, or was to begin for the first time.
 	alive time.Time
 	// overdue is true from the Evaluate that found it so until a check ends.
@@ -56,13 +58,18 @@ func (e *entry) count(success bool) {
 		e.State, e.streak = NotReady, 0
 		return
 	}
+	if success != e.passing {
+		e.passing, e.streak = success, 0
+	}
+	if success && e.State == Ready || !success && e.State == NotReady {
+		e.streak = 0
+		return
+	}
 	e.streak++
 	switch {
-	case success && e.State == Ready, !success && e.State == NotReady:
-		e.streak = 0
 	case success && e.streak >= e.plan.Rise:
 		e.State, e.streak = Ready, 0
-	case !success && (e.State == Starting || e.streak >= e.plan.Fall):
+	case !success && e.streak >= e.plan.Fall:
 		e.State, e.streak = NotReady, 0
 	}
 }
@@ -89,8 +96,10 @@ func (e *entry) hurries() bool {
 func (e *entry) next(began, now time.Time, first bool) time.Time {
 	interval := e.interval()
 	switch {
-	case e.State == Starting && e.streak > 0:
+	case e.State == Starting && e.streak > 0 && e.passing:
 		return now.Add(min(startRecheck, interval))
+	case e.State == Starting && e.streak > 0:
+		return now.Add(min(failedRecheck, interval))
 	case first:
 		return now.Add(rand.N(interval))
 	}

@@ -24,8 +24,8 @@ type State uint8
 
 // The states of a target.
 const (
-	// Starting: no verdict yet. The first failed check makes it NotReady, rise
-	// successful ones make it Ready.
+	// Starting: no verdict yet. Rise successful checks in a row make it Ready, fall
+	// failed ones NotReady.
 	Starting State = iota
 	// Ready: not since fall checks in a row failed.
 	Ready

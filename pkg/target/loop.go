@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 const (
@@ -99,7 +101,9 @@ func (l *loop) round(ctx context.Context) (rest time.Duration) {
 	l.started += len(l.due)
 	handled += len(l.due)
 	for _, p := range l.due {
-		if l.connector == nil || p.plan.prober != nil {
+		if o, ended := l.withoutSource(p); ended {
+			l.finish(p, o, time.Now())
+		} else if l.connector == nil || p.plan.prober != nil {
 			l.probes.Go(func() { l.finish(p, p.run(ctx, l.dialer), time.Now()) })
 		} else if o, ended := l.connector.start(p); ended {
 			l.finish(p, o, time.Now())
@@ -123,6 +127,23 @@ func (l *loop) round(ctx context.Context) (rest time.Duration) {
 		longest = quickRest
 	}
 	return min(time.Duration(handled)*restPer, longest) - time.Since(now)
+}
+
+// withoutSource is the outcome of a check that has no source address. Without this
+// look the kernel would choose another address, even ::1, and the check would time
+// out, or succeed from a link-local address to which no traffic returns.
+func (l *loop) withoutSource(p probe) (o outcome, ended bool) {
+	if l.sources == nil || p.ready {
+		return outcome{}, false
+	}
+	problem, passing := l.sources.Source(p.entry.Addr, p.plan.source(vip.FamilyOf(p.entry.Addr)))
+	switch {
+	case problem == "":
+		return outcome{}, false
+	case passing && p.patient:
+		return outcome{verdict: deferred, reason: "check not made: " + problem}, true
+	}
+	return outcome{failed, true, problem}, true
 }
 
 // collect takes what was answered, and tells how many did.
@@ -158,7 +179,10 @@ func (c *Checker) take(due []probe, now time.Time, room int) []probe {
 	for len(c.schedule) > 0 && c.running < c.maxConcurrent && len(due) < room && !c.schedule[0].due.After(now) {
 		e := heap.Pop(&c.schedule).(*entry)
 		c.running++
-		due = append(due, probe{entry: e, began: now, plan: e.plan})
+		due = append(due, probe{
+			entry: e, began: now, plan: e.plan,
+			ready: e.State == Ready, patient: e.State == Starting && now.Sub(e.Since) < sourceWait,
+		})
 	}
 	return due
 }
@@ -219,7 +243,12 @@ func (c *Checker) finish(p probe, o outcome, now time.Time) {
 	e.LastError = o.reason
 	first := !e.judged
 	wasSilent := e.Silent
-	if o.verdict != unmade {
+	switch o.verdict {
+	case unmade:
+	case deferred:
+		e.alive = now
+		c.expect(e)
+	default:
 		e.Silent = o.silent
 		e.count(o.verdict == succeeded)
 		e.LastCheck, e.alive, e.overdue = now, now, false
@@ -241,6 +270,9 @@ func (c *Checker) finish(p probe, o outcome, now time.Time) {
 		wake(c.changed)
 	}
 	e.due = c.gather(e, e.next(p.began, now, first), now)
+	if o.verdict == deferred {
+		e.due = now.Add(min(failedRecheck, e.interval()))
+	}
 	heap.Push(&c.schedule, e)
 	if e.index == 0 {
 		wake(c.rescheduled)

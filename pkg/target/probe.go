@@ -80,6 +80,8 @@ type probe struct {
 	entry *entry
 	began time.Time
 	plan  *plan
+	// ready: the target is. patient: it may still wait for a source address.
+	ready, patient bool
 }
 
 type verdict uint8
@@ -87,7 +89,8 @@ type verdict uint8
 const (
 	succeeded verdict = iota
 	failed
-	unmade    // for lack of resources of ours: says nothing of the target
+	unmade    // for lack of local resources: says nothing of the target
+	deferred  // for lack of a source address: to be made soon
 	cancelled // the checker ends
 )
 

@@ -1,0 +1,146 @@
+package kernel
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/task"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+var _ task.Task = (*Addresses)(nil)
+
+// startAddresses runs an Addresses in a namespace until the test ends.
+func startAddresses(t *testing.T, ns *lab.NetNS, names ...string) *Addresses {
+	t.Helper()
+	created := make(chan *Addresses, 1)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() {
+		done <- ns.Do(func() error {
+			a := NewAddresses(slog.New(slog.NewTextHandler(logWriter{t}, nil)), names...)
+			created <- a
+			return a.Run(ctx)
+		})
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	a := <-created
+	<-a.Ready()
+	return a
+}
+
+// detectsDuplicates switches duplicate address detection on for an interface.
+func detectsDuplicates(t *testing.T, ns *lab.NetNS, device string) {
+	t.Helper()
+	must(t, ns.Sysctl("net.ipv6.conf.all.accept_dad", "1"))
+	must(t, ns.Sysctl("net.ipv6.conf."+device+".accept_dad", "1"))
+}
+
+func linkAddress(t *testing.T, ns *lab.NetNS, device string) string {
+	t.Helper()
+	return strings.Fields(run(t, ns, "ip -brief link show dev "+device))[2]
+}
+
+func TestStaleNeighborsAreCorrected(t *testing.T) {
+	const elsewhere = "02:00:00:00:00:99"
+	w := newWire(t)
+	mac := linkAddress(t, w.here, "net")
+	stale := func() {
+		for _, a := range []string{"10.9.0.1", "fd09::1"} {
+			run(t, w.peer, fmt.Sprintf("ip neigh replace %s lladdr %s nud reachable dev far", a, elsewhere))
+		}
+	}
+	corrected := func() {
+		t.Helper()
+		for _, a := range []string{"10.9.0.1", "fd09::1"} {
+			eventually(t, a+" has the link address of the new pod", func() bool {
+				return strings.Contains(run(t, w.peer, "ip neigh show "+a), mac)
+			})
+		}
+	}
+	stale()
+	startAddresses(t, w.here, "net")
+	corrected() // at the start
+
+	// At run time, after duplicate address detection.
+	detectsDuplicates(t, w.here, "net")
+	run(t, w.here, "ip addr del 10.9.0.1/24 dev net; ip addr del fd09::1/64 dev net")
+	stale()
+	run(t, w.here, "ip addr add 10.9.0.1/24 dev net; ip addr add fd09::1/64 dev net")
+	eventually(t, "duplicate address detection is over", func() bool {
+		return !strings.Contains(run(t, w.here, "ip addr show dev net"), "tentative")
+	})
+	usable := time.Now()
+	corrected()
+	t.Logf("corrected after %v", time.Since(usable))
+}
+
+// The sender of an advertisement is no host for the neighbors that use it as a router.
+func TestAdvertisementKeepsRouter(t *testing.T) {
+	w := newWire(t)
+	must(t, w.here.Sysctl("net.ipv6.conf.all.forwarding", "1"))
+	run(t, w.peer, "ip neigh replace fd09::1 lladdr 02:00:00:00:00:99 nud reachable router dev far")
+	startAddresses(t, w.here, "net")
+	mac := linkAddress(t, w.here, "net")
+	eventually(t, "fd09::1 is corrected and a router", func() bool {
+		entry := run(t, w.peer, "ip neigh show fd09::1")
+		return strings.Contains(entry, mac) && strings.Contains(entry, "router")
+	})
+}
+
+func TestSourceAddress(t *testing.T) {
+	w := newWire(t)
+	target4, target6 := netip.MustParseAddr("10.9.0.2"), netip.MustParseAddr("fd09::2")
+	remote := netip.MustParseAddr("fd77::1")
+	var none netip.Addr
+	a := startAddresses(t, w.here)
+	want := func(to, from netip.Addr, words string, passing bool) {
+		t.Helper()
+		var problem string
+		var passes bool
+		deadline := time.Now().Add(patience)
+		for time.Now().Before(deadline) {
+			if problem, passes = a.Source(to, from); (problem == "") == (words == "") && strings.Contains(problem, words) && passes == passing {
+				return
+			}
+			<-time.After(10 * time.Millisecond)
+		}
+		t.Fatalf("source toward %s: %q, passing %v; want %q, %v", to, problem, passes, words, passing)
+	}
+	want(target4, none, "", false)
+	want(target6, none, "", false)
+	want(remote, none, "", false)
+
+	run(t, w.here, "ip addr del fd09::1/64 dev net")
+	want(target6, none, "no ipv6 address", true)
+	want(target4, none, "", false)
+
+	// Tentative for long: no other host answers, and detection asks often.
+	detectsDuplicates(t, w.here, "net")
+	must(t, w.here.Sysctl("net.ipv6.conf.net.dad_transmits", "1000"))
+	run(t, w.here, "ip addr add fd09::1/64 dev net")
+	for _, to := range []netip.Addr{target6, remote} {
+		want(to, none, "fd09::1 is tentative", true)
+	}
+	want(target6, netip.MustParseAddr("fd09::1"), "fd09::1 is tentative", true)
+
+	// Another network of the family does not help a target in this one.
+	run(t, w.here, "ip addr add fd10::1/64 dev lo")
+	want(target6, none, "fd09::1 is tentative", true)
+	want(remote, none, "", false)
+
+	run(t, w.here, "ip addr del fd10::1/64 dev lo; ip addr del fd09::1/64 dev net")
+	must(t, w.here.Sysctl("net.ipv6.conf.net.dad_transmits", "1"))
+	run(t, w.here, "ip addr add fd09::2/64 dev net") // the peer has it
+	want(netip.MustParseAddr("fd09::3"), none, "detection failed for own address fd09::2", false)
+}

@@ -1,0 +1,156 @@
+package e2e
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// poolTrench is a trench file with one stream of two targets for one VIP of each family.
+func poolTrench() string {
+	return strings.Replace(attractor(), fmt.Sprintf(`, %s, "%s"`, vipB4, vipB6), "", 1) + fmt.Sprintf(`streams:
+  - name: stream-a
+    vips: [%s, "%s"]
+    check: {tcp: {port: %d}, interval: 1s, timeout: 200ms, rise: 2, fall: 2}
+    targets:
+      - {name: target-1, ips: [%s, "%s"]}
+      - {name: target-2, ips: [%s, "%s"]}
+`, vipA4, vipA6, checkPort, lab.Target1v4, lab.Target1v6, lab.Target2v4, lab.Target2v6)
+}
+
+// detectDuplicates takes an interface of the pod down and up again, so that duplicate
+// address detection begins for its link-local address and for an address that is added.
+func (w *world) detectDuplicates(device, address string) {
+	w.t.Helper()
+	ns := w.pod.Namespace()
+	for _, scope := range []string{"all", device} {
+		w.must(ns.Sysctl("net.ipv6.conf."+scope+".accept_dad", "1"))
+	}
+	w.must(ns.Sysctl("net.ipv6.conf."+device+".dad_transmits", "1"))
+	w.must(ns.Batch("link set "+device+" down", "link set "+device+" up", "addr add "+address+" dev "+device))
+}
+
+// firstRise is the number of ready targets and of all targets with which lb first
+// reported a VIP as ready.
+var firstRise = `VIP changed" vip=%s from=.+ to=ready .*ready_targets=(\d+) total_targets=(\d+)`
+
+func (w *world) waitFirstRise(vip string) (ready, total string) {
+	w.t.Helper()
+	pattern := regexp.MustCompile(fmt.Sprintf(firstRise, regexp.QuoteMeta(vip)))
+	w.waitFor(func() error {
+		m := pattern.FindStringSubmatch(w.pod.LB.Output())
+		if m == nil {
+			return fmt.Errorf("lb has not reported %s as ready", vip)
+		}
+		ready, total = m[1], m[2]
+		return nil
+	})
+	return ready, total
+}
+
+// A pod starts while its IPv6 addresses are tentative: no verdict comes from the checks
+// that fail meanwhile, so that the VIP rises with all of its targets.
+func TestFirstRiseWaitsForDAD(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.must(w.pod.WriteTrench(poolTrench()))
+	w.up(w.target1)
+	w.up(w.target2)
+	w.detectDuplicates(lab.Internal, "fd00:16::1/64")
+	w.startPod()
+	for _, vip := range []string{vipA4, vipA6} {
+		if ready, total := w.waitFirstRise(vip); ready != "2" || total != "2" {
+			t.Errorf("%s first rose with %s of %s targets", vip, ready, total)
+		}
+	}
+	w.wantRoutes(vipA4, vipA6)
+}
+
+// A stream that a reload adds is as new as one at the start.
+func TestNewStreamRisesWithAllTargets(t *testing.T) {
+	t.Parallel()
+	const silent = "fd00:16::1:99"
+	w := newWorld(t)
+	pool := poolTrench()
+	w.must(w.pod.WriteTrench(pool[:strings.Index(pool, "streams:")]))
+	w.up(w.target1)
+	w.up(w.target2)
+	w.must(w.pod.StartLB())
+	w.waitLog(w.pod.LB, "readiness is synced")
+	// Nothing answers for target 2: its verdict takes fall checks, each of which times out.
+	pool = strings.Replace(pool, lab.Target2v6.String(), silent, 1)
+	w.must(w.pod.WriteTrench(pool))
+	ready, total := w.waitFirstRise(vipA6)
+	if ready != "1" || total != "2" {
+		t.Errorf("%s first rose with %s of %s targets", vipA6, ready, total)
+	}
+	out := w.pod.LB.Output()
+	fell := strings.Index(out, fmt.Sprintf("target=target-2 address=%s from=starting to=\"not ready\"", silent))
+	rose := strings.LastIndex(out, "vip="+vipA6+" from=")
+	if fell < 0 || rose < fell {
+		t.Errorf("%s rose before target-2 had a verdict", vipA6)
+	}
+}
+
+// A new pod has the addresses of an old one: neighbors that it does not talk to are
+// corrected as well, at the start and when an address appears later.
+func TestOwnAddressesAreAnnounced(t *testing.T) {
+	t.Parallel()
+	const elsewhere = "02:00:00:00:00:99"
+	w := newWorld(t)
+	w.up(w.target1)
+	outside, inside := lab.NewNetNS(t), lab.NewNetNS(t)
+	internal6 := "fd00:16::1"
+	neighbors := []struct {
+		ns                 *lab.NetNS
+		wire               *lab.NetNS
+		device, own, known string
+	}{
+		{outside, w.Gateway, "trench0", "169.254.100.77/24", lab.PodExternal4.String()},
+		{outside, w.Gateway, "trench0", "fd00:100::77/64", lab.PodExternal6.String()},
+		{inside, w.Backend, "pod0", "172.16.0.77/16", "172.16.0.1"},
+		{inside, w.Backend, "pod0", "fd00:16::77/64", internal6},
+	}
+	for i, n := range neighbors {
+		if i%2 == 0 {
+			w.must(n.wire.IP("link", "add", "link", n.device, "name", "near", "netns", n.ns.Name(), "type", "macvlan", "mode", "bridge"))
+			w.must(n.ns.IP("link", "set", "near", "up"))
+		}
+		w.must(n.ns.Addr("near", n.own))
+	}
+	stale := func() {
+		for _, n := range neighbors {
+			w.must(n.ns.IP("neigh", "replace", n.known, "lladdr", elsewhere, "nud", "reachable", "dev", "near"))
+		}
+	}
+	corrected := func() {
+		t.Helper()
+		for _, n := range neighbors {
+			w.waitFor(func() error {
+				out, err := n.ns.Run(t.Context(), "ip", "neigh", "show", n.known)
+				if err == nil && strings.Contains(out, elsewhere) {
+					err = fmt.Errorf("the neighbor entry is stale: %s", out)
+				}
+				return err
+			})
+		}
+	}
+	stale()
+	w.startPod()
+	corrected()
+
+	pod := w.pod.Namespace()
+	for device, address := range map[string]string{lab.External: lab.PodExternal6.String(), lab.Internal: internal6} {
+		w.must(pod.IP("addr", "del", address+"/64", "dev", device))
+	}
+	stale()
+	w.must(pod.Addr(lab.External, lab.PodExternal6.String()+"/64"))
+	w.must(pod.Addr(lab.Internal, internal6+"/64"))
+	for _, n := range []int{0, 2} { // IPv4 stayed
+		w.must(neighbors[n].ns.IP("neigh", "del", neighbors[n].known, "dev", "near"))
+	}
+	corrected()
+}
