@@ -446,6 +446,38 @@ func TestUnreadableKernelKeepsVIPsConfirmedForAWhile(t *testing.T) {
 	}))
 }
 
+// A set that cannot be read, such as one left with too many elements, does not keep the wanted content out.
+func TestUnreadableTableIsReplaced(t *testing.T) {
+	ns := lab.NewNetNS(t)
+	must(t, ns.Do(func() error {
+		o := testOptions(t).withDefaults()
+		p, err := newPass(o, o.Log)
+		if err != nil {
+			return err
+		}
+		many, few := vip.NewSet(manyVIPs(100)...), vip.NewSet(vips("30.0.0.1/32", "3000::1/128")...)
+		p.run(&many)
+		cause := errors.New("i/o timeout")
+		p.table.generation = func() (uint32, error) { return 0, cause }
+		if x := p.run(&few); !errors.Is(x.err, cause) {
+			t.Errorf("unreadable: %v", x.err)
+		}
+		before := generationIn(t, ns)
+		p.run(&few)
+		if after := generationIn(t, ns); after != before {
+			t.Errorf("the same content was written again: %d transactions", after-before)
+		}
+		p.table.generation = generation
+		if x := p.run(&few); x.err != nil || !x.vips.Equal(few) {
+			t.Errorf("readable again: %+v", x)
+		}
+		if after := generationIn(t, ns); after != before {
+			t.Errorf("the table was not replaced while it could not be read")
+		}
+		return nil
+	}))
+}
+
 func BenchmarkQuietPass(b *testing.B) {
 	for _, n := range []int{1, 10_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {

@@ -30,6 +30,11 @@ const (
 	spansPerBatch   = 2000
 )
 
+// maxOverwrite bounds the VIPs of the one transaction that replaces an unreadable
+// table: for each element the kernel keeps a message of 4 KiB for listeners until the
+// end of the transaction, 80 MiB for 10 000 VIPs.
+const maxOverwrite = 10_000
+
 // sendBuffer is asked for when ranges that must be swapped together exceed a
 // batch. 64 MiB hold half a million ranges; it costs nothing until it is used.
 const sendBuffer = 64 << 20
@@ -51,6 +56,8 @@ type table struct {
 	// filled are the VIPs to which filledWith was found to need no change.
 	filled     *vip.Set
 	filledWith *content
+	// overwritten are the VIPs that were last written without a look at the kernel.
+	overwritten *vip.Set
 }
 
 func newTable(o Options, log *slog.Logger) (*table, error) {
@@ -64,12 +71,38 @@ func newTable(o Options, log *slog.Logger) (*table, error) {
 		// swaps fit.
 		_ = c.SetWriteBuffer(sendBuffer)
 		// An error need not bring the whole request back.
-		return c.SetOption(netlink.CapAcknowledge, true)
+		return errors.Join(c.SetOption(netlink.CapAcknowledge, true), largeDumps(c))
 	}))
 	if err != nil {
 		return nil, fmt.Errorf("open nftables: %w", err)
 	}
 	return &table{o: o, log: log, nft: nft, generation: generation}, nil
+}
+
+// largeDumps has the kernel fill buffers of 32 KiB in dumps: it goes by the largest
+// buffer that the socket received into, and the library begins with a page. Of a set
+// the kernel walks all elements again for each buffer, so that the dump of a large one
+// takes an eighth of the time.
+func largeDumps(c *netlink.Conn) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("nftables socket: %w", err)
+	}
+	noop := make([]byte, unix.NLMSG_HDRLEN)
+	binary.NativeEndian.PutUint32(noop, unix.NLMSG_HDRLEN)
+	binary.NativeEndian.PutUint16(noop[4:], unix.NLMSG_NOOP)
+	binary.NativeEndian.PutUint16(noop[6:], unix.NLM_F_REQUEST|unix.NLM_F_ACK)
+	var sendErr, receiveErr error
+	err = raw.Control(func(fd uintptr) {
+		if sendErr = unix.Sendto(int(fd), noop, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); sendErr == nil {
+			// The kernel has acknowledged before sendto returned.
+			_, _, receiveErr = unix.Recvfrom(int(fd), make([]byte, 32<<10), unix.MSG_DONTWAIT)
+		}
+	})
+	if err := errors.Join(err, sendErr, receiveErr); err != nil {
+		return fmt.Errorf("nftables socket: %w", err)
+	}
+	return nil
 }
 
 func (t *table) table() *nftables.Table {
@@ -173,7 +206,19 @@ type content struct {
 // tells that the kernel could not be read.
 func (t *table) ensure(wanted *vip.Set) (changed, blind bool, err error) {
 	if err := t.read(); err != nil {
-		return false, true, err
+		// What cannot be read, such as a set too large for the deadline, must not keep
+		// the wanted content out. Once per content is enough.
+		if wanted == nil || wanted == t.overwritten || len(*wanted) > maxOverwrite {
+			return false, true, err
+		}
+		t.log.Warn("nftables table cannot be read, replacing it", "error", err)
+		if err := t.overwrite(wanted); err != nil {
+			return true, true, err
+		}
+		if err := t.read(); err != nil {
+			return true, true, err
+		}
+		changed = true
 	}
 	var errs []error
 	if t.seen == nil {
@@ -355,10 +400,33 @@ func (t *table) build() error {
 		t.nft.AddTable(t.table())
 		t.nft.DelTable(t.table())
 	}
+	return t.write(nil)
+}
+
+// overwrite replaces the table, whatever it holds, in one transaction.
+func (t *table) overwrite(wanted *vip.Set) error {
+	t.nft.AddTable(t.table())
+	t.nft.DelTable(t.table())
+	if err := t.write(wanted); err != nil {
+		return err
+	}
+	t.overwritten = wanted
+	return nil
+}
+
+// write adds what is missing of the table, replaces the rules, and adds the ranges of
+// VIPs, in one transaction together with what was queued before.
+func (t *table) write(vips *vip.Set) error {
 	t.nft.AddTable(t.table()) // wakes a dormant one
 	for _, f := range vip.Families {
 		if err := t.nft.AddSet(t.set(f), nil); err != nil {
 			return fmt.Errorf("describe set %s: %w", t.set(f).Name, err)
+		}
+		if vips == nil {
+			continue
+		}
+		if err := t.queue(t.set(f), change{add: disjoint(*vips, f)}); err != nil {
+			return err
 		}
 	}
 	for _, c := range t.chains() {
@@ -446,6 +514,17 @@ func steps(have, want []span) []change {
 
 // apply does one change of a set in one transaction.
 func (t *table) apply(s *nftables.Set, c change) error {
+	if err := t.queue(s, c); err != nil {
+		return err
+	}
+	if err := t.nft.Flush(); err != nil {
+		return fmt.Errorf("change set %s by +%d -%d ranges: %w", s.Name, len(c.add), len(c.del), err)
+	}
+	return nil
+}
+
+// queue puts a change of a set into the next transaction.
+func (t *table) queue(s *nftables.Set, c change) error {
 	for part := range slices.Chunk(c.del, spansPerMessage) {
 		if err := t.nft.SetDeleteElements(s, elements(part)); err != nil {
 			return fmt.Errorf("describe elements of set %s: %w", s.Name, err)
@@ -455,9 +534,6 @@ func (t *table) apply(s *nftables.Set, c change) error {
 		if err := t.nft.SetAddElements(s, elements(part)); err != nil {
 			return fmt.Errorf("describe elements of set %s: %w", s.Name, err)
 		}
-	}
-	if err := t.nft.Flush(); err != nil {
-		return fmt.Errorf("change set %s by +%d -%d ranges: %w", s.Name, len(c.add), len(c.del), err)
 	}
 	return nil
 }

@@ -317,17 +317,25 @@ func (l *loop) commit(d readiness.Decision) bool {
 	return true
 }
 
+// maxLogged bounds the lines that one decision logs: 50 000 of them, which a new trench
+// file can cause, take a busy machine longer than the lease.
+const maxLogged = 1000
+
 // tell logs each VIP that changed its state, one line each.
 func (l *loop) tell(d readiness.Decision, revision uint64, first bool) {
 	if first {
 		l.log.Info("every target was checked; readiness is synced", "revision", revision)
 	}
+	logged := 0
 	for _, r := range d.Changed {
 		was, known := l.before[r.VIP]
 		if known && was == r.State {
 			continue
 		}
 		l.before[r.VIP] = r.State
+		if logged++; logged > maxLogged {
+			continue
+		}
 		from := "unknown"
 		if known {
 			from = was.String()
@@ -344,10 +352,16 @@ func (l *loop) tell(d readiness.Decision, revision uint64, first bool) {
 	}
 	for _, v := range d.Removed {
 		delete(l.before, v)
+		if logged++; logged > maxLogged {
+			continue
+		}
 		l.log.Info("VIP removed", "vip", v, "revision", revision)
 		if l.event != nil {
 			l.event(event{Time: d.At, Object: v.String(), What: vipRemoved})
 		}
+	}
+	if logged > maxLogged {
+		l.log.Info("more VIPs changed or were removed", "count", logged-maxLogged, "revision", revision)
 	}
 }
 
