@@ -130,6 +130,10 @@ func TestAuthorizeNamesWhoCameAndWhoIsExpected(t *testing.T) {
 	}{
 		{"nobody", identity.Authorize(), nil, a, "expected one of nothing"},
 		{"one", identity.Authorize(a), []spiffeid.ID{a}, b, "the peer is spiffe://example.org/b, expected spiffe://example.org/a"},
+		{"one, a prefix of the peer", identity.Authorize(a), nil, id("spiffe://example.org/a2"), "expected spiffe://example.org/a"},
+		{"two, prefixes of the peer", identity.Authorize(a, b), nil, id("spiffe://example.org/b/x"), "expected one of spiffe://example.org/a, spiffe://example.org/b"},
+		{"members, a prefix of the trust domain", identity.AuthorizeMember(td), nil, id("spiffe://example.org.net/a"), "expected a member of trust domain example.org"},
+		{"a guest, a prefix of the peer", identity.AuthorizeMember(td, guest), nil, id("spiffe://example.net/a/x"), "or one of spiffe://example.net/a"},
 		{"two", identity.Authorize(a, b), []spiffeid.ID{a, b}, guest, "the peer is spiffe://example.net/a, expected one of spiffe://example.org/a, spiffe://example.org/b"},
 		{"members", identity.AuthorizeMember(td), []spiffeid.ID{a, b}, guest, "the peer is spiffe://example.net/a, expected a member of trust domain example.org"},
 		{
@@ -175,6 +179,9 @@ func badPeers(t *testing.T, ca *identitytest.CA, id spiffeid.ID) []badPeer {
 	now := time.Now()
 	return []badPeer{
 		{"wrong ID", bare(ca.SVID(ca.ID("/evil"), time.Hour)), "wrong_id", "spiffe://example.org/evil", "expected " + id.String()},
+		{"longer ID", bare(ca.SVID(ca.ID(id.Path()+"2"), time.Hour)), "wrong_id", id.String() + "2", "expected " + id.String()},
+		{"ID below", bare(ca.SVID(ca.ID(id.Path()+"/x"), time.Hour)), "wrong_id", id.String() + "/x", "expected " + id.String()},
+		{"shorter ID", bare(ca.SVID(ca.ID(id.Path()[:2]), time.Hour)), "wrong_id", "spiffe://example.org" + id.Path()[:2], "expected " + id.String()},
 		{"other trust domain", bare(other.SVID(other.ID(id.Path()), time.Hour)), "other_trust_domain", "spiffe://example.net" + id.Path(), "expected " + id.String() + "; no bundle for trust domain example.net"},
 		{"our authority, other trust domain", bare(ca.SVID(other.ID(id.Path()), time.Hour)), "other_trust_domain", "spiffe://example.net" + id.Path(), "expected " + id.String() + "; no bundle for trust domain example.net"},
 		{"impostor of the trust domain", bare(impostor.SVID(id, time.Hour)), "untrusted_authority", id.String(), "not signed by an authority of trust domain example.org"},

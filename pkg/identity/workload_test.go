@@ -107,20 +107,24 @@ func TestWorkloadAPIAbsentThenLate(t *testing.T) {
 	}
 }
 
-func TestRunEndsWhileTheWorkloadAPIIsAbsentOrMute(t *testing.T) {
-	for _, mute := range []bool{false, true} {
-		api := identitytest.NewWorkloadAPI(t)
-		src := workloadSource(t, api, identity.Options{})
-		if mute {
-			api.Mute()
-			api.Start()
-		}
-		stop := identitytest.Run(t, src)
-		identitytest.WaitStatus(t, src, "waiting", func(s identity.Status) bool {
-			return s.Err != nil && (mute && api.Streams() > 0 || s.Failures > 0 || mute)
-		})
-		stop() // hangs if Run does not end
+func TestRunEndsWithoutAWorkloadAPI(t *testing.T) {
+	src := workloadSource(t, identitytest.NewWorkloadAPI(t), identity.Options{})
+	stop := identitytest.Run(t, src)
+	identitytest.WaitStatus(t, src, "failing", func(s identity.Status) bool { return s.Err != nil && s.Failures > 0 })
+	stop() // hangs if Run does not end
+}
+
+func TestRunEndsWithAMuteWorkloadAPI(t *testing.T) {
+	api := identitytest.NewWorkloadAPI(t)
+	src := workloadSource(t, api, identity.Options{})
+	api.Mute()
+	api.Start()
+	stop := identitytest.Run(t, src)
+	api.WaitStreams(1)
+	if st := src.Status().Load(); st.Err == nil || st.Failures > 0 {
+		t.Errorf("got %+v of an API that says nothing", st)
 	}
+	stop() // hangs if Run does not end
 }
 
 func TestLastSVIDStaysWhileTheWorkloadAPIIsGone(t *testing.T) {

@@ -34,8 +34,8 @@ type WorkloadAPI struct {
 
 	mu      sync.Mutex
 	server  *grpc.Server
-	done    chan struct{} // closed when server has ended
-	streams int           // opened since the start
+	done    chan struct{}      // closed when server has ended
+	streams *latest.Value[int] // opened since the start
 }
 
 // answer is what the API says at present.
@@ -56,7 +56,7 @@ func NewWorkloadAPI(tb testing.TB) *WorkloadAPI {
 // the caller's to make and to remove.
 func NewWorkloadAPIAt(tb testing.TB, path string) *WorkloadAPI {
 	tb.Helper()
-	w := &WorkloadAPI{tb: tb, path: path, answer: latest.New(denied())}
+	w := &WorkloadAPI{tb: tb, path: path, answer: latest.New(denied()), streams: latest.New(0)}
 	tb.Cleanup(w.Stop)
 	return w
 }
@@ -203,10 +203,23 @@ func (w *WorkloadAPI) Rotate(ca *CA, id spiffeid.ID, interval, ttl time.Duration
 }
 
 // Streams tells how many streams were opened so far.
-func (w *WorkloadAPI) Streams() int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.streams
+func (w *WorkloadAPI) Streams() int { return w.streams.Load() }
+
+// WaitStreams waits until so many streams were opened.
+func (w *WorkloadAPI) WaitStreams(n int) {
+	w.tb.Helper()
+	deadline := time.After(patience)
+	for {
+		opened, changed := w.streams.Get()
+		if opened >= n {
+			return
+		}
+		select {
+		case <-changed:
+		case <-deadline:
+			w.tb.Fatalf("%d streams of the Workload API were opened, want %d", opened, n)
+		}
+	}
 }
 
 // FetchX509SVID implements the Workload API.
@@ -216,7 +229,7 @@ func (w *WorkloadAPI) FetchX509SVID(_ *workload.X509SVIDRequest, stream grpc.Ser
 		return status.Error(codes.InvalidArgument, "security header missing from request")
 	}
 	w.mu.Lock()
-	w.streams++
+	w.streams.Set(w.streams.Load() + 1)
 	w.mu.Unlock()
 	for {
 		a, changed := w.answer.Get()
