@@ -212,6 +212,20 @@ func TestThePodHasTimeToDrain(t *testing.T) {
 	}
 }
 
+// A hung process cannot drain: the kubelet kills it soon after its liveness probe has failed.
+func TestHungContainerRestartsInTime(t *testing.T) {
+	for _, c := range deployment(t).Spec.Template.Spec.Containers {
+		p := c.LivenessProbe
+		seconds := p.FailureThreshold*p.PeriodSeconds + p.GracePeriodSeconds
+		if p.GracePeriodSeconds == 0 || seconds+p.TimeoutSeconds > 40 {
+			t.Errorf("%s: a hung process ends %d s after its last good probe, with a grace period of %d s, want about 35 s", c.Name, seconds, p.GracePeriodSeconds)
+		}
+		if p.FailureThreshold*p.PeriodSeconds < 30 {
+			t.Errorf("%s: the liveness probe gives a slow node only %d s", c.Name, p.FailureThreshold*p.PeriodSeconds)
+		}
+	}
+}
+
 // network is what the Multus annotation says.
 type network struct{ Name, Interface string }
 

@@ -98,6 +98,10 @@ type Probe struct {
 		Port    int
 		Service string
 	} `yaml:"grpc"`
+	PeriodSeconds      int `yaml:"periodSeconds"`
+	TimeoutSeconds     int `yaml:"timeoutSeconds"`
+	FailureThreshold   int `yaml:"failureThreshold"`
+	GracePeriodSeconds int `yaml:"terminationGracePeriodSeconds"`
 }
 
 // Mount is a volume mount.
