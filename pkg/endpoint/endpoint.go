@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/admin"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 
 	"github.com/vipgate/vipgate/pkg/identity"
@@ -23,14 +24,14 @@ import (
 // that wait for the next change never finish by themselves.
 const stopTimeout = 100 * time.Millisecond
 
-// Endpoint is a gRPC server with its listener. It implements task.Task.
+// Endpoint is a gRPC server with its listeners. It implements task.Task.
 type Endpoint struct {
-	name     string
-	listener net.Listener
-	server   *grpc.Server
-	pprof    *pprofServer // nil: none
-	cleanup  func()
-	ready    chan struct{}
+	name      string
+	listeners []net.Listener
+	server    *grpc.Server
+	pprof     *pprofServer // nil: none
+	cleanup   func()
+	ready     chan struct{}
 }
 
 // Register is how services get into an endpoint; generated code and the health
@@ -46,20 +47,17 @@ type Calls interface {
 
 // NewAdmin listens on a unix socket for the same user and root only (design
 // section 10), with the services of register, reflection and channelz over
-// gRPC, and pprof over HTTP/1.
-func NewAdmin(ctx context.Context, path string, log *slog.Logger, calls Calls, register Register) (*Endpoint, error) {
-	listener, err := identity.Listen(ctx, identity.ListenOptions{Path: path, Mode: fs.FileMode(0o600)})
+// gRPC, and pprof over HTTP/1. watch is [identity.ListenOptions.Watch].
+func NewAdmin(ctx context.Context, path string, log *slog.Logger, calls Calls, watch func(error), register Register) (*Endpoint, error) {
+	listener, err := identity.Listen(ctx, identity.ListenOptions{Path: path, Mode: fs.FileMode(0o600), Watch: watch})
 	if err != nil {
 		return nil, fmt.Errorf("admin socket: %w", err)
 	}
 	split := newSplitter(listener, log)
-	e := &Endpoint{
-		name: "admin socket", listener: split, pprof: newPprofServer(split, log), ready: make(chan struct{}),
-		server: grpc.NewServer(append(calls.ServerOptions(), grpc.Creds(insecure.NewCredentials()), grpc.WaitForHandlers(true))...), // the splitter let the peer in
-	}
-	register(e.server)
+	// The splitter let the peer in.
+	e := newEndpoint("admin socket", []net.Listener{split}, calls, register, grpc.Creds(insecure.NewCredentials()))
+	e.pprof = newPprofServer(split, log)
 	reflection.Register(e.server)
-	calls.Serves(e.server)
 	e.cleanup, err = admin.Register(e.server)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("admin socket: %w", err), listener.Close())
@@ -67,48 +65,59 @@ func NewAdmin(ctx context.Context, path string, log *slog.Logger, calls Calls, r
 	return e, nil
 }
 
-// NewPlain listens on a TCP address without TLS, for the kubelet's gRPC probe,
-// which knows no certificates (design section 13).
+// NewPlain listens on a TCP address, and on loopback, without TLS, for the
+// kubelet's gRPC probe, which knows no certificates (design section 13). Clients
+// are not authenticated, hence no reflection, few streams and little memory for
+// each connection.
 func NewPlain(ctx context.Context, name, addr string, calls Calls, register Register) (*Endpoint, error) {
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+	listeners, err := ListenTCP(ctx, addr, MaxConnections, true)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	e := &Endpoint{
-		name: name, listener: listener, ready: make(chan struct{}), cleanup: func() {},
-		server: grpc.NewServer(append(calls.ServerOptions(), grpc.Creds(insecure.NewCredentials()), grpc.WaitForHandlers(true), grpc.MaxRecvMsgSize(64<<10))...),
-	}
-	register(e.server)
-	reflection.Register(e.server)
-	calls.Serves(e.server)
-	return e, nil
+	return newEndpoint(name, listeners, calls, register,
+		grpc.Creds(insecure.NewCredentials()),
+		grpc.ConnectionTimeout(3*time.Second),
+		grpc.MaxConcurrentStreams(16),
+		grpc.MaxRecvMsgSize(4<<10), // a request holds the name of a service
+		grpc.MaxHeaderListSize(8<<10),
+		grpc.StaticStreamWindowSize(64<<10),
+		grpc.StaticConnWindowSize(64<<10),
+		grpc.ReadBufferSize(4<<10),
+		grpc.WriteBufferSize(4<<10),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: time.Minute, Time: 30 * time.Second, Timeout: 5 * time.Second}),
+	), nil
 }
 
 // NewMutual listens on a TCP address with the given credentials, for callers from
 // elsewhere. options are those of its server.
 func NewMutual(ctx context.Context, name, addr string, calls Calls, creds credentials.TransportCredentials, options []grpc.ServerOption, register Register) (*Endpoint, error) {
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+	listeners, err := ListenTCP(ctx, addr, MaxRegistryConnections, false)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	e := &Endpoint{
-		name: name, listener: listener, ready: make(chan struct{}), cleanup: func() {},
-		server: grpc.NewServer(slices.Concat(calls.ServerOptions(), options, []grpc.ServerOption{grpc.Creds(creds), grpc.WaitForHandlers(true)})...),
-	}
-	register(e.server)
+	e := newEndpoint(name, listeners, calls, register, append(options, grpc.Creds(creds))...)
 	reflection.Register(e.server)
-	calls.Serves(e.server)
 	return e, nil
 }
 
+func newEndpoint(name string, listeners []net.Listener, calls Calls, register Register, options ...grpc.ServerOption) *Endpoint {
+	e := &Endpoint{
+		name: name, listeners: listeners, ready: make(chan struct{}), cleanup: func() {},
+		server: grpc.NewServer(slices.Concat(calls.ServerOptions(), options, []grpc.ServerOption{grpc.WaitForHandlers(true)})...),
+	}
+	register(e.server)
+	calls.Serves(e.server)
+	return e
+}
+
 // String implements task.Task.
-func (e *Endpoint) String() string { return e.name + " " + e.listener.Addr().String() }
+func (e *Endpoint) String() string { return e.name + " " + e.Addr().String() }
 
 // Ready is closed when calls are answered.
 func (e *Endpoint) Ready() <-chan struct{} { return e.ready }
 
-// Addr is the address it listens on.
-func (e *Endpoint) Addr() net.Addr { return e.listener.Addr() }
+// Addr is the address it listens on, beside loopback.
+func (e *Endpoint) Addr() net.Addr { return e.listeners[0].Addr() }
 
 // Close gives up an endpoint whose task was never run.
 func (e *Endpoint) Close() {
@@ -117,15 +126,19 @@ func (e *Endpoint) Close() {
 		e.pprof.close()
 	}
 	e.server.Stop()
-	// The error would be that the listener is closed already.
-	_ = e.listener.Close()
+	for _, l := range e.listeners {
+		// The error would be that the listener is closed already.
+		_ = l.Close()
+	}
 }
 
 // Run serves until ctx ends.
 func (e *Endpoint) Run(ctx context.Context) error {
-	served := make(chan error, 2)
-	running := 1
-	go func() { served <- e.server.Serve(e.listener) }()
+	served := make(chan error, len(e.listeners)+1)
+	running := len(e.listeners)
+	for _, l := range e.listeners {
+		go func() { served <- e.server.Serve(l) }()
+	}
 	if e.pprof != nil {
 		running++
 		go func() { served <- e.pprof.serve() }()

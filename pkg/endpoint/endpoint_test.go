@@ -53,7 +53,7 @@ func newAdmin(t *testing.T) (path string) {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	path = filepath.Join(dir, "admin.sock")
-	e, err := NewAdmin(t.Context(), path, quiet, metrics.NewLB("test"), registerHealth)
+	e, err := NewAdmin(t.Context(), path, quiet, metrics.NewLB("test"), nil, registerHealth)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +107,7 @@ func TestCallsAreCountedOnBothKindsOfEndpoint(t *testing.T) {
 	}
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, "admin.sock")
-	admin, err := NewAdmin(t.Context(), path, quiet, calls, registerHealth)
+	admin, err := NewAdmin(t.Context(), path, quiet, calls, nil, registerHealth)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -195,12 +195,73 @@ func TestEndpointThatNeverRanCanBeGivenUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	e, err := NewAdmin(t.Context(), filepath.Join(dir, "admin.sock"), quiet, metrics.NewLB("test"), registerHealth)
+	e, err := NewAdmin(t.Context(), filepath.Join(dir, "admin.sock"), quiet, metrics.NewLB("test"), nil, registerHealth)
 	if err != nil {
 		t.Fatal(err)
 	}
 	e.Close()
 	if left, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(left) != 0 {
 		t.Fatalf("left over: %v, %v", left, err)
+	}
+}
+
+// The health port is reachable without credentials: no service but health is offered, and the streams
+// of a connection are few.
+func TestPlainEndpointLimits(t *testing.T) {
+	e, err := NewPlain(t.Context(), "health", "127.0.0.1:0", metrics.NewLB("test"), registerHealth)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, e)
+	conn, err := grpc.NewClient(e.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if services := e.server.GetServiceInfo(); len(services) != 1 {
+		t.Errorf("services %v, want health only", services)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for range 16 {
+		stream, err := healthv1.NewHealthClient(conn).Watch(ctx, &healthv1.HealthCheckRequest{})
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	short, cancelShort := context.WithTimeout(ctx, 200*time.Millisecond)
+	defer cancelShort()
+	if _, err := healthv1.NewHealthClient(conn).Check(short, &healthv1.HealthCheckRequest{}); err == nil {
+		t.Error("a 17th stream was served")
+	}
+	// A client that never finishes its preface is cut off.
+	silent, err := net.Dial("tcp", e.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	if err := silent.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(io.Discard, silent); err != nil {
+		t.Errorf("a silent connection: %v", err)
+	}
+}
+
+func TestListenTCPAddsLoopback(t *testing.T) {
+	for host, want := range map[string]int{"127.0.0.1": 1, "127.0.0.9": 1, "0.0.0.0": 1, "[::]": 1, "[::1]": 1} {
+		listeners, err := ListenTCP(t.Context(), host+":0", MaxConnections, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, l := range listeners {
+			l.Close()
+		}
+		if len(listeners) != want {
+			t.Errorf("%s: %d listeners, want %d", host, len(listeners), want)
+		}
 	}
 }

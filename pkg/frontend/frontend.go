@@ -68,6 +68,9 @@ const (
 	Stream        = "Stream"
 	Routing       = "SourceRouting"
 	Stopping      = "NotStopping"
+	// AdminSocket serves while the socket file leads to the frontend. It is not part of
+	// Readiness.
+	AdminSocket = "AdminSocket"
 	// NSPCli is Meridio's name for where the configuration comes from.
 	NSPCli = "NSPCli"
 )
@@ -192,7 +195,7 @@ func loopbackPassword(o Options) string {
 
 // run starts everything and stops it in order.
 func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
-	adminEndpoint, err := endpoint.NewAdmin(ctx, p.AdminSocket, p.Log, p.metrics, func(r grpc.ServiceRegistrar) {
+	adminEndpoint, err := endpoint.NewAdmin(ctx, p.AdminSocket, p.Log, p.metrics, p.health.Reporter(AdminSocket), func(r grpc.ServiceRegistrar) {
 		frontendv1.RegisterFrontendServiceServer(r, &admin{process: p})
 		p.health.Register(r)
 	})
@@ -224,13 +227,13 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 		front = append(front, p.directory, p.words)
 	}
 	if p.MetricsAddr != "" {
-		metricsServer, err := metrics.Listen(ctx, p.MetricsAddr, p.metrics.Registry(), p.Log)
+		listeners, err := endpoint.ListenTCP(ctx, p.MetricsAddr, endpoint.MaxConnections, true)
 		if err != nil {
 			adminEndpoint.Close()
 			healthEndpoint.Close()
-			return err
+			return fmt.Errorf("metrics: %w", err)
 		}
-		front = append(front, metricsServer)
+		front = append(front, metrics.NewServer(listeners, p.metrics.Registry(), p.Log))
 	}
 	back := []task.Task{p.kernel, kernel.NewAddresses(p.Log, p.ExternalInterface), &birdAfterRouting{p}}
 

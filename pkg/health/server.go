@@ -111,6 +111,18 @@ func (s *Server) Set(service string, serving bool, detail string) {
 	}
 }
 
+// Reporter returns a function that sets a condition, which serves while the error
+// is nil.
+func (s *Server) Reporter(service string) func(error) {
+	return func(err error) {
+		detail := ""
+		if err != nil {
+			detail = err.Error()
+		}
+		s.Set(service, err == nil, detail)
+	}
+}
+
 // Remove forgets a condition, such as that of an address family that left the
 // configuration. Conjunctions that need it cease to serve.
 func (s *Server) Remove(service string) {

@@ -25,7 +25,7 @@ type CredentialOptions struct {
 	// [Authorize]. Nil refuses everybody.
 	Authorize tlsconfig.Authorizer
 	// HandshakeTimeout is how long a server gives a client for the handshake and
-	// the first bytes of HTTP/2. Zero: 10 s. Clients are bounded by their context.
+	// the first bytes of HTTP/2. Zero: 5 s. Clients are bounded by their context.
 	HandshakeTimeout time.Duration
 	// Log receives the refusals of a server, rate-limited per peer and reason, and
 	// the ends of connections; nil: nothing is logged. What a client refuses is
@@ -125,7 +125,7 @@ func newMutual(src *Source, o CredentialOptions) *mutual {
 	return &mutual{
 		src:       src,
 		authorize: o.Authorize,
-		timeout:   cmp.Or(o.HandshakeTimeout, 10*time.Second),
+		timeout:   cmp.Or(o.HandshakeTimeout, 5*time.Second),
 		log:       log,
 		denials:   newDenialLog(log),
 	}
@@ -261,6 +261,10 @@ func (m *mutual) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, 
 	conn, authInfo, err := h.finish(c, raw, info)
 	if err != nil {
 		return nil, nil, errors.Join(err, c.Close())
+	}
+	// A limited listener (endpoint.Limit) closes other connections first.
+	if limited, ok := raw.(interface{ Authenticated() }); ok {
+		limited.Authenticated()
 	}
 	return conn, authInfo, nil
 }

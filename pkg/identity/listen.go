@@ -23,6 +23,9 @@ const (
 	maxSocketPath = 107
 	// probeTimeout bounds the connect that tells a leftover from a live socket.
 	probeTimeout = time.Second
+	// watchInterval is how often the socket file is looked for. A stat also finds
+	// what inotify misses: a directory that was removed and created again.
+	watchInterval = time.Second
 )
 
 // ErrSocketInUse is wrapped when another process serves the socket.
@@ -36,6 +39,10 @@ type ListenOptions struct {
 	// Mode is the permissions of the socket: 0600, or 0660 for processes that
 	// share a group. Anything for others is refused. Zero: 0600.
 	Mode fs.FileMode
+	// Watch is called with nil once the socket is bound, with the problem when its
+	// file was removed, or replaced, and again with nil once it is bound again. It
+	// must not block. Optional.
+	Watch func(error)
 }
 
 // Listen listens on a unix socket that is at no moment more open than Mode.
@@ -43,7 +50,9 @@ type ListenOptions struct {
 // Its directory is made when missing, with mode 0700, or 0750 when the group may
 // use the socket. A socket that a dead process left is removed; one that is
 // served is refused ([ErrSocketInUse]), and so is anything that is not a socket.
-// The listener's Close removes the socket and its lock file.
+// A socket whose file is removed while the listener is open is bound again within
+// seconds; connections are not affected. The listener's Close removes the socket
+// and its lock file.
 func Listen(ctx context.Context, o ListenOptions) (net.Listener, error) {
 	path, err := SocketPath(o.Path)
 	if err != nil {
@@ -52,6 +61,26 @@ func Listen(ctx context.Context, o ListenOptions) (net.Listener, error) {
 	mode := cmp.Or(o.Mode, 0o600)
 	if mode&^0o660 != 0 {
 		return nil, fmt.Errorf("mode %#o for socket %s: only permissions for user and group (0600, 0660) are allowed", mode, path)
+	}
+	bound, err := open(ctx, path, mode, nil)
+	if err != nil {
+		return nil, err
+	}
+	watching, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	l := &socketListener{path: path, mode: mode, report: o.Watch, bound: bound, cancel: cancel}
+	if l.report == nil {
+		l.report = func(error) {}
+	}
+	l.report(nil)
+	l.watching.Go(func() { l.watch(watching) })
+	return l, nil
+}
+
+// open binds the socket under a lock: the one that is held, unless its file was
+// removed, in which case the caller releases it.
+func open(ctx context.Context, path string, mode fs.FileMode, held *fileLock) (*boundSocket, error) {
+	if held != nil && same(held.file, held.file.Name()) {
+		return listenLocked(ctx, path, mode, held)
 	}
 	if err := makeDirectory(filepath.Dir(path), mode); err != nil {
 		return nil, fmt.Errorf("directory of socket %s: %w", path, err)
@@ -64,11 +93,11 @@ func Listen(ctx context.Context, o ListenOptions) (net.Listener, error) {
 	case err != nil:
 		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
-	l, err := listenLocked(ctx, path, mode, lock)
+	bound, err := listenLocked(ctx, path, mode, lock)
 	if err != nil {
 		return nil, errors.Join(err, lock.remove())
 	}
-	return l, nil
+	return bound, nil
 }
 
 // SocketPath returns the path in the address of a unix socket: a path, or a URI
@@ -125,7 +154,7 @@ func makeDirectory(dir string, socket fs.FileMode) error {
 	return os.Chmod(dir, mode)
 }
 
-func listenLocked(ctx context.Context, path string, mode fs.FileMode, lock *fileLock) (*socketListener, error) {
+func listenLocked(ctx context.Context, path string, mode fs.FileMode, lock *fileLock) (*boundSocket, error) {
 	if err := removeLeftover(ctx, path); err != nil {
 		return nil, err
 	}
@@ -141,7 +170,7 @@ func listenLocked(ctx context.Context, path string, mode fs.FileMode, lock *file
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("socket %s: %w", path, err), l.Close())
 	}
-	return &socketListener{UnixListener: l, path: path, info: info, lock: lock}, nil
+	return &boundSocket{UnixListener: l, path: path, info: info, lock: lock}, nil
 }
 
 // removeLeftover makes room at path: it removes a socket on which nobody listens,
@@ -208,25 +237,113 @@ func bind(ctx context.Context, path string, mode fs.FileMode) (*net.UnixListener
 	return u, nil
 }
 
-// socketListener removes its socket and its lock when it is closed.
-type socketListener struct {
+// boundSocket is a socket with its file and its lock.
+type boundSocket struct {
 	*net.UnixListener
 	path string
 	info fs.FileInfo
 	lock *fileLock
+}
+
+// inPlace reports an error unless the path leads to the socket.
+func (b *boundSocket) inPlace() error {
+	info, err := os.Lstat(b.path)
+	switch {
+	case err != nil:
+		return fmt.Errorf("the socket was removed: %w", err)
+	case !os.SameFile(info, b.info):
+		return fmt.Errorf("the socket %s was replaced by %s", b.path, describe(info.Mode()))
+	}
+	return nil
+}
+
+// socketListener removes its socket and its lock when it is closed, and binds the
+// socket again when its file is removed.
+type socketListener struct {
+	path     string
+	mode     fs.FileMode
+	report   func(error)
+	cancel   context.CancelFunc
+	watching sync.WaitGroup
+
+	mu    sync.Mutex
+	bound *boundSocket
+
 	once sync.Once
 	err  error
+}
+
+func (l *socketListener) current() *boundSocket {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.bound
+}
+
+// Accept returns the next connection, also of a socket that was bound again.
+func (l *socketListener) Accept() (net.Conn, error) {
+	for {
+		b := l.current()
+		c, err := b.Accept()
+		if err == nil || l.current() == b {
+			return c, err
+		}
+	}
+}
+
+// Addr is the address of the socket.
+func (l *socketListener) Addr() net.Addr { return l.current().Addr() }
+
+// watch binds the socket again when its file is removed, until ctx ends.
+func (l *socketListener) watch(ctx context.Context) {
+	tick := time.NewTicker(watchInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		lost := l.bound.inPlace() // only this goroutine writes l.bound
+		if lost != nil {
+			if err := l.bindAgain(ctx); err != nil {
+				l.report(fmt.Errorf("%w; failed to bind it again: %w", lost, err))
+				continue
+			}
+			l.report(lost) // a line in the log
+		}
+		l.report(nil)
+	}
+}
+
+// bindAgain binds a new socket in place of the one whose file was removed.
+func (l *socketListener) bindAgain(ctx context.Context) error {
+	old := l.bound
+	bound, err := open(ctx, l.path, l.mode, old.lock)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	l.bound = bound
+	l.mu.Unlock()
+	if bound.lock != old.lock {
+		old.lock.release()
+	}
+	// Accept continues with the new one; a failure leaves nothing to do.
+	_ = old.Close()
+	return nil
 }
 
 // Close stops listening and removes the socket, if it is still ours.
 func (l *socketListener) Close() error {
 	l.once.Do(func() {
+		l.cancel()
+		l.watching.Wait()
 		// The path goes first, so that nobody finds a socket that refuses.
 		var err error
-		if info, lerr := os.Lstat(l.path); lerr == nil && os.SameFile(info, l.info) {
+		if l.bound.inPlace() == nil {
 			err = os.Remove(l.path)
 		}
-		l.err = errors.Join(l.UnixListener.Close(), err, l.lock.remove())
+		l.err = errors.Join(l.bound.Close(), err, l.bound.lock.remove())
 	})
 	return l.err
 }

@@ -2,6 +2,7 @@ package identity_test
 
 import (
 	"errors"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/identity/identitytest"
@@ -179,6 +181,134 @@ func TestCloseLeavesSomebodyElsesSocket(t *testing.T) {
 	must(t, l.Close())
 	if _, err := os.Lstat(path); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// watched listens, serves every connection by one byte, and returns what is reported of the socket.
+func watched(t *testing.T, path string) (net.Listener, <-chan error) {
+	t.Helper()
+	reports := make(chan error, 100)
+	l, err := identity.Listen(t.Context(), identity.ListenOptions{Path: path, Watch: func(err error) { reports <- err }})
+	must(t, err)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() {
+				defer c.Close()
+				_, _ = io.Copy(c, c)
+			})
+		}
+	})
+	t.Cleanup(func() { l.Close(); wg.Wait() })
+	return l, reports
+}
+
+// waitReport waits until a report says this; "" is that the socket is bound.
+func waitReport(t *testing.T, reports <-chan error, says string) {
+	t.Helper()
+	deadline := time.After(patience)
+	for {
+		select {
+		case err := <-reports:
+			if says == "" && err == nil || says != "" && err != nil && strings.Contains(err.Error(), says) {
+				return
+			}
+		case <-deadline:
+			t.Fatalf("no report %q", says)
+		}
+	}
+}
+
+// echo sends a byte and reads it back.
+func echo(t *testing.T, c net.Conn) {
+	t.Helper()
+	must(t, c.SetDeadline(time.Now().Add(patience)))
+	_, err := c.Write([]byte{1})
+	must(t, err)
+	_, err = io.ReadFull(c, make([]byte, 1))
+	must(t, err)
+}
+
+func TestRemovedSocketIsBoundAgain(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		remove func(path string) error
+	}{
+		{"socket", os.Remove},
+		{"socket and lock", func(path string) error { return errors.Join(os.Remove(path), os.Remove(path+".lock")) }},
+		{"directory", func(path string) error { return os.RemoveAll(filepath.Dir(path)) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := filepath.Join(identitytest.ShortDir(t), "run")
+			path := filepath.Join(dir, "s.sock")
+			l, reports := watched(t, path)
+			waitReport(t, reports, "")
+			before, err := net.Dial("unix", path)
+			must(t, err)
+			defer before.Close()
+			echo(t, before)
+			must(t, c.remove(path))
+			waitReport(t, reports, "the socket was removed")
+			waitReport(t, reports, "")
+			echo(t, before)
+			after, err := net.Dial("unix", path)
+			must(t, err)
+			defer after.Close()
+			echo(t, after)
+			if got := modeOf(t, path); got != fs.ModeSocket|0o600 {
+				t.Errorf("mode %v", got)
+			}
+			if _, err := listen(t, path, 0); !errors.Is(err, identity.ErrSocketInUse) {
+				t.Errorf("a second listener: %v", err)
+			}
+			must(t, l.Close())
+			if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+				t.Errorf("left: %v, %v", left, err)
+			}
+		})
+	}
+}
+
+// A process that took the path over keeps it.
+func TestReplacedSocketIsLeftToItsOwner(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		lock bool
+	}{{"without a lock", false}, {"with the lock", true}} {
+		t.Run(c.name, func(t *testing.T) {
+			path := filepath.Join(identitytest.ShortDir(t), "s.sock")
+			l, reports := watched(t, path)
+			var other net.Listener
+			err := errors.New("not tried")
+			for range 10 { // the listener may be quicker
+				if err == nil {
+					break
+				}
+				_ = os.Remove(path)
+				if c.lock {
+					_ = os.Remove(path + ".lock")
+					other, err = listen(t, path, 0)
+				} else {
+					other, err = net.Listen("unix", path)
+				}
+			}
+			must(t, err)
+			waitReport(t, reports, identity.ErrSocketInUse.Error())
+			must(t, l.Close())
+			before := modeOf(t, path)
+			must(t, other.Close())
+			if before.Type() != fs.ModeSocket {
+				t.Errorf("the path holds %v", before)
+			}
+			_, err = os.Lstat(path + ".lock")
+			if gone := errors.Is(err, fs.ErrNotExist); !gone {
+				t.Errorf("the lock file is left: %v", err)
+			}
+		})
 	}
 }
 

@@ -68,9 +68,12 @@ func waitLock(ctx context.Context, path string) (*fileLock, error) {
 // release gives the lock back and leaves the file.
 func (l *fileLock) release() { _ = l.file.Close() }
 
-// remove deletes the file while the lock is held, then gives the lock back.
-func (l *fileLock) remove() error {
-	err := os.Remove(l.file.Name())
+// remove deletes the file while the lock is held, then gives the lock back. A file
+// of the same name that another process locked stays.
+func (l *fileLock) remove() (err error) {
+	if same(l.file, l.file.Name()) {
+		err = os.Remove(l.file.Name())
+	}
 	l.release()
 	return err
 }

@@ -171,6 +171,10 @@ const (
 	Configuration = "Configuration"
 	Identity      = "Identity"
 	Serving       = "Serving"
+	// ReadinessSocket and AdminSocket serve while the socket files lead to lb. They are
+	// not part of Readiness: open connections are not affected.
+	ReadinessSocket = "ReadinessSocket"
+	AdminSocket     = "AdminSocket"
 	// SourcesCondition is not part of Readiness: what is wrong with one source must
 	// not end the others.
 	SourcesCondition = "Sources"
@@ -331,10 +335,11 @@ func (p *process) mayRead(id spiffeid.ID) bool {
 
 // run starts everything and stops it in order.
 func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
-	listener, err := identity.Listen(ctx, identity.ListenOptions{Path: p.Socket, Mode: p.SocketMode})
+	listener, err := identity.Listen(ctx, identity.ListenOptions{Path: p.Socket, Mode: p.SocketMode, Watch: p.health.Reporter(ReadinessSocket)})
 	if err != nil {
 		return fmt.Errorf("readiness socket: %w", err)
 	}
+	listener = endpoint.Limit(listener, endpoint.MaxConnections)
 	// The grpc.Server closes the listener too; a second Close does no harm.
 	defer func() {
 		if e := listener.Close(); e != nil && !isClosed(e) {
@@ -355,7 +360,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 	reflection.Register(server)
 	p.metrics.Serves(server)
 
-	adminEndpoint, err := endpoint.NewAdmin(ctx, p.AdminSocket, p.Log, p.metrics, func(r grpc.ServiceRegistrar) {
+	adminEndpoint, err := endpoint.NewAdmin(ctx, p.AdminSocket, p.Log, p.metrics, p.health.Reporter(AdminSocket), func(r grpc.ServiceRegistrar) {
 		lbv1.RegisterLBServiceServer(r, &admin{process: p})
 		targetv1.RegisterTargetServiceServer(r, p.targetService(true))
 		p.health.Register(r)
@@ -394,11 +399,11 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 		tasks = append(tasks, registryEndpoint)
 	}
 	if p.MetricsAddr != "" {
-		metricsServer, err := metrics.Listen(ctx, p.MetricsAddr, p.metrics.Registry(), p.Log)
+		listeners, err := endpoint.ListenTCP(ctx, p.MetricsAddr, endpoint.MaxConnections, true)
 		if err != nil {
-			return err
+			return fmt.Errorf("metrics: %w", err)
 		}
-		tasks = append(tasks, metricsServer)
+		tasks = append(tasks, metrics.NewServer(listeners, p.metrics.Registry(), p.Log))
 	}
 	unused = nil // the tasks close what they serve
 

@@ -412,15 +412,22 @@ func BenchmarkScrape10000VIPs(b *testing.B) {
 	}
 }
 
+// listenTwice returns two listeners, which the server closes.
+func listenTwice(t *testing.T) (listeners []net.Listener) {
+	t.Helper()
+	for range 2 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		listeners = append(listeners, l)
+	}
+	return listeners
+}
+
 func TestServerServesScrapesUntilItsContextEnds(t *testing.T) {
-	log := slog.New(slog.DiscardHandler)
-	s, err := Listen(t.Context(), "127.0.0.1:0", fullLB().Registry(), log)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Listen(t.Context(), s.Addr().String(), fullLB().Registry(), log); err == nil || !strings.Contains(err.Error(), "address already in use") {
-		t.Errorf("a busy port gives %v", err)
-	}
+	l := listenTwice(t)
+	s := NewServer(l, fullLB().Registry(), slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
@@ -428,7 +435,7 @@ func TestServerServesScrapesUntilItsContextEnds(t *testing.T) {
 	client := &http.Client{Transport: &http.Transport{}, Timeout: 30 * time.Second}
 	defer client.CloseIdleConnections()
 	get := func(path string) (int, string) {
-		r, err := client.Get("http://" + s.Addr().String() + path)
+		r, err := client.Get("http://" + l[1].Addr().String() + path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -449,7 +456,7 @@ func TestServerServesScrapesUntilItsContextEnds(t *testing.T) {
 		t.Errorf("pprof answers %d on the metrics port", code)
 	}
 	// A client that holds its connection open must not hold up the end.
-	idle, err := net.Dial("tcp", s.Addr().String())
+	idle, err := net.Dial("tcp", l[0].Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -463,9 +470,11 @@ func TestServerServesScrapesUntilItsContextEnds(t *testing.T) {
 	case <-time.After(30 * time.Second):
 		t.Fatal("the server did not end")
 	}
-	if c, err := net.Dial("tcp", s.Addr().String()); err == nil {
-		c.Close()
-		t.Error("the port is still open")
+	for _, l := range l {
+		if c, err := net.Dial("tcp", l.Addr().String()); err == nil {
+			c.Close()
+			t.Errorf("%s is still open", l.Addr())
+		}
 	}
 }
 
@@ -476,17 +485,15 @@ func TestScrapeThatHangsIsCutOffAtTheEnd(t *testing.T) {
 		<-release
 		return nil, nil
 	})
-	s, err := Listen(t.Context(), "127.0.0.1:0", hang, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := listenTwice(t)
+	s := NewServer(l, hang, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
 	scraped := make(chan error, 1)
 	client := &http.Client{Transport: &http.Transport{}, Timeout: time.Minute}
 	go func() {
-		r, err := client.Get("http://" + s.Addr().String() + "/metrics")
+		r, err := client.Get("http://" + l[0].Addr().String() + "/metrics")
 		if err == nil {
 			r.Body.Close()
 		}
@@ -501,21 +508,4 @@ func TestScrapeThatHangsIsCutOffAtTheEnd(t *testing.T) {
 		t.Error("a scrape that hung got an answer after the server had ended")
 	}
 	close(release)
-}
-
-func TestServerThatNeverRanGivesThePortBack(t *testing.T) {
-	s, err := Listen(t.Context(), "127.0.0.1:0", prometheus.NewRegistry(), slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
-	again, err := Listen(t.Context(), s.Addr().String(), prometheus.NewRegistry(), slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := again.Close(); err != nil {
-		t.Fatal(err)
-	}
 }

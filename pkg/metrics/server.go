@@ -34,35 +34,25 @@ func Handler(g prometheus.Gatherer, log *slog.Logger) http.Handler {
 }
 
 // Server serves /metrics over HTTP. It implements task.Task. Make one with
-// [Listen].
+// [NewServer].
 type Server struct {
-	listener net.Listener
-	gatherer prometheus.Gatherer
-	log      *slog.Logger
-	ready    chan struct{}
+	listeners []net.Listener
+	gatherer  prometheus.Gatherer
+	log       *slog.Logger
+	ready     chan struct{}
 }
 
-// Listen listens on addr, "host:port", so that a busy port is an error at the
-// start. The server answers once it runs, and closes the port when it ends.
-func Listen(ctx context.Context, addr string, g prometheus.Gatherer, log *slog.Logger) (*Server, error) {
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
-	if err != nil {
-		return nil, fmt.Errorf("metrics: %w", err)
-	}
-	return &Server{listener: listener, gatherer: g, log: log, ready: make(chan struct{})}, nil
+// NewServer returns a server that answers on the listeners once it runs, and
+// closes them when it ends.
+func NewServer(listeners []net.Listener, g prometheus.Gatherer, log *slog.Logger) *Server {
+	return &Server{listeners: listeners, gatherer: g, log: log, ready: make(chan struct{})}
 }
 
 // String implements task.Task.
-func (s *Server) String() string { return "metrics " + s.listener.Addr().String() }
+func (s *Server) String() string { return "metrics " + s.listeners[0].Addr().String() }
 
 // Ready is closed when scrapes are answered.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
-
-// Addr is where it listens.
-func (s *Server) Addr() net.Addr { return s.listener.Addr() }
-
-// Close gives up a server that was never run.
-func (s *Server) Close() error { return s.listener.Close() }
 
 // Run serves until ctx ends.
 func (s *Server) Run(ctx context.Context) error {
@@ -72,13 +62,19 @@ func (s *Server) Run(ctx context.Context) error {
 		Handler: mux, ReadHeaderTimeout: headerTimeout, ReadTimeout: scrapeTimeout, WriteTimeout: 2 * scrapeTimeout,
 		IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(s.listener) }()
+	served := make(chan error, len(s.listeners))
+	for _, l := range s.listeners {
+		go func() { served <- server.Serve(l) }()
+	}
 	close(s.ready)
+	running := len(s.listeners)
+	var err error
 	select {
-	case err := <-served:
-		return fmt.Errorf("serve scrapes: %w", err)
+	case err = <-served:
+		running--
+		err = fmt.Errorf("serve scrapes: %w", err)
 	case <-ctx.Done():
+		err = ctx.Err()
 	}
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 	defer cancel()
@@ -86,6 +82,8 @@ func (s *Server) Run(ctx context.Context) error {
 		// A scrape that is still read is cut off.
 		s.log.Debug("a scrape was cut off", "error", errors.Join(err, server.Close()))
 	}
-	<-served
-	return ctx.Err()
+	for range running {
+		<-served
+	}
+	return err
 }

@@ -153,8 +153,7 @@ func (t *story) commands(operator string) []try {
 			"%s -plaintext unix://%s vipgate.lb.v1.LBService/GetStatus", grpcurl, lbAdmin)},
 		try{"health of one VIP", fmt.Sprintf(
 			`%s -plaintext -d '{"service":"vip/%s"}' unix://%s grpc.health.v1.Health/Check`, grpcurl, target, frontendAdmin)},
-		try{"health at the port that Kubernetes asks", inPod + fmt.Sprintf(
-			`%s -plaintext -d '{"service":"Egress"}' %s grpc.health.v1.Health/Check`, grpcurl, lab.FrontendHealth)},
+		try{"health at the port that Kubernetes asks", inPod + frontend + " healthcheck --service=Egress"},
 		try{fmt.Sprintf("move traffic of %s away: 65535:0, then the withdrawal", other), fmt.Sprintf(
 			"%s drain --admin-socket=unix://%s %s", frontend, frontendAdmin, other)},
 		try{"and take it back", fmt.Sprintf("%s undrain --admin-socket=unix://%s %s", frontend, frontendAdmin, other)},

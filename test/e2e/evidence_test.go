@@ -159,7 +159,13 @@ func (w *world) wantRunning(processes ...*lab.Process) {
 // printed and its exit status.
 func (w *world) run(program string, args ...string) (string, int) {
 	w.t.Helper()
-	p, err := w.Start(w.Pod, fmt.Sprintf("%s-%s-%d", program, args[0], time.Now().UnixNano()), append([]string{binaries + "/" + program}, args...)...)
+	return w.runIn(w.Pod, program, args...)
+}
+
+// runIn is run in another namespace.
+func (w *world) runIn(ns *lab.NetNS, program string, args ...string) (string, int) {
+	w.t.Helper()
+	p, err := w.Start(ns, fmt.Sprintf("%s-%s-%d", program, args[0], time.Now().UnixNano()), append([]string{binaries + "/" + program}, args...)...)
 	w.must(err)
 	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
 	defer cancel()

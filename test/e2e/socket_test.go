@@ -441,8 +441,9 @@ func TestReadinessSocketOfADeadLBIsReplacedAndOfALiveOneIsNot(t *testing.T) {
 	w.wantRoutes(vipA4, vipA6)
 	mark := w.mark()
 
+	// In another network namespace, where no lb is the owner.
 	beside := []string{"--health-port=7791", "--metrics-port=0", "--admin-socket=unix://" + w.path("other-admin.sock")}
-	out, code := w.run("lb", slices.Concat(w.pod.LBArgs()[1:], beside)...)
+	out, code := w.runIn(w.Backend, "lb", slices.Concat(w.pod.LBArgs()[1:], beside)...)
 	if want := "socket " + w.pod.Socket() + " is in use by another process"; code != 1 || !strings.Contains(out, want) {
 		t.Errorf("a second lb on the socket: exit status %d, want 1 for %q: %s", code, want, out)
 	}
@@ -452,7 +453,7 @@ func TestReadinessSocketOfADeadLBIsReplacedAndOfALiveOneIsNot(t *testing.T) {
 
 	precious := w.path("precious")
 	w.must(os.WriteFile(precious, []byte("do not remove"), 0o600))
-	out, code = w.run("lb", slices.Concat(w.pod.LBArgs()[1:], beside, []string{"--socket=unix://" + precious})...)
+	out, code = w.runIn(w.Backend, "lb", slices.Concat(w.pod.LBArgs()[1:], beside, []string{"--socket=unix://" + precious})...)
 	if want := precious + " is not a socket but a file"; code != 1 || !strings.Contains(out, want) {
 		t.Errorf("lb on a file: exit status %d, want 1 for %q: %s", code, want, out)
 	}

@@ -140,8 +140,8 @@ func (f Log) Logger(debug bool) (*slog.Logger, *logs.Level, error) {
 
 // Listeners is the group of flags of the read-only listeners.
 type Listeners struct {
-	HealthHost  string `help:"Address of the gRPC health service; never the external interface." default:"127.0.0.1" placeholder:"ADDR" group:"Listeners"`
-	MetricsHost string `help:"Address of the Prometheus metrics; never the external interface." default:"127.0.0.1" placeholder:"ADDR" group:"Listeners"`
+	HealthHost  string `help:"Address of the gRPC health service, beside 127.0.0.1; never the external interface." default:"127.0.0.1" placeholder:"ADDR" group:"Listeners"`
+	MetricsHost string `help:"Address of the Prometheus metrics, beside 127.0.0.1; never the external interface." default:"127.0.0.1" placeholder:"ADDR" group:"Listeners"`
 }
 
 // Address joins host and port.

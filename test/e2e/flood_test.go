@@ -1,0 +1,265 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// Addresses of the plaintext listeners on the targets' network, as on a pod's address.
+const (
+	podAddress      = "172.16.0.1"
+	floodedLB       = podAddress + ":7781"
+	floodedFrontend = podAddress + ":7780"
+	floodedMetrics  = podAddress + ":2223"
+	floodedRegistry = podAddress + ":7790"
+)
+
+// exposed has the listeners at the pod's address.
+var exposed = []string{"--health-host=" + podAddress, "--metrics-host=" + podAddress}
+
+// flood holds connections from one namespace until the test ends.
+type flood struct {
+	*world
+	from *lab.NetNS
+}
+
+// connect opens n connections and returns them.
+func (f *flood) connect(addr string, n int) []net.Conn {
+	f.t.Helper()
+	conns := make([]net.Conn, 0, n)
+	f.must(f.from.Do(func() error {
+		for range n {
+			ctx, cancel := context.WithTimeout(f.t.Context(), patience)
+			conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+			cancel()
+			if err != nil {
+				return err
+			}
+			conns = append(conns, conn)
+		}
+		return nil
+	}))
+	f.t.Cleanup(func() {
+		for _, c := range conns {
+			c.Close()
+		}
+	})
+	return conns
+}
+
+// streams opens n streams of a method on a connection and never reads. A server that closes the
+// connection ends it without an error.
+func streams(conn net.Conn, method string, body []byte, n int) {
+	if _, err := conn.Write([]byte(http2.ClientPreface)); err != nil {
+		return
+	}
+	framer := http2.NewFramer(conn, nil)
+	if framer.WriteSettings() != nil {
+		return
+	}
+	var block bytes.Buffer
+	encoder := hpack.NewEncoder(&block)
+	for i := range n {
+		block.Reset()
+		for _, field := range [][2]string{
+			{":method", "POST"},
+			{":scheme", "http"},
+			{":path", method},
+			{":authority", "x"},
+			{"content-type", "application/grpc"},
+			{"te", "trailers"},
+		} {
+			if encoder.WriteField(hpack.HeaderField{Name: field[0], Value: field[1]}) != nil {
+				return
+			}
+		}
+		id := uint32(2*i + 1)
+		if framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndHeaders: true}) != nil {
+			return
+		}
+		if body != nil && framer.WriteData(id, true, body) != nil {
+			return
+		}
+	}
+}
+
+const (
+	reflectionMethod = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+	watchMethod      = "/grpc.health.v1.Health/Watch"
+)
+
+// emptyMessage is a gRPC message of no bytes.
+var emptyMessage = make([]byte, 5)
+
+// memory returns a line of /proc/PID/status in bytes.
+func (w *world) memory(p *lab.Process, line string) int {
+	w.t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
+	w.must(err)
+	m := regexp.MustCompile(`(?m)^` + line + `:\s+(\d+) kB$`).FindSubmatch(status)
+	if m == nil {
+		w.t.Fatalf("no %s in the status of %s", line, p.Name)
+	}
+	kib, err := strconv.Atoi(string(m[1]))
+	w.must(err)
+	return kib << 10
+}
+
+// probe checks Liveness as the kubelet does: one connection for each check, a timeout of 5 s.
+func (w *world) probe(addr string) error {
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(
+		func(ctx context.Context, addr string) (net.Conn, error) { return w.dialPod(ctx, "tcp", addr) }))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(w.t.Context(), 5*time.Second)
+	defer cancel()
+	answer, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{Service: "Liveness"})
+	if err == nil && answer.GetStatus() != healthServing {
+		err = fmt.Errorf("Liveness is %s", answer.GetStatus())
+	}
+	return err
+}
+
+// Issue 10: "20 700 open reflection streams, opened in 4 s, get lb OOM-killed at its limit of 256 MiB". Another pod floods
+// the health ports with streams and idle connections; memory stays bounded, probes and flips continue.
+func TestHealthPortFlood(t *testing.T) {
+	const (
+		connections, each = 140, 150 // 21 000 streams
+		idle              = 2_000
+		growth            = 64 << 20
+	)
+	w := newWorld(t)
+	w.up(w.target1)
+	w.must(w.pod.StartLB(exposed...))
+	w.must(w.pod.StartFrontend(exposed...))
+	w.wantRoutes(vipA4, vipA6)
+	mark := w.mark()
+	processes := map[string]*lab.Process{floodedLB: w.pod.LB, floodedFrontend: w.pod.Frontend}
+	before := map[string]int{}
+	f := &flood{w, w.Backend}
+	began := time.Now()
+	for addr, p := range processes {
+		w.must(w.probe(addr))
+		before[addr] = w.memory(p, "VmRSS")
+		f.connect(addr, idle)
+		for _, conn := range f.connect(addr, 200) {
+			streams(conn, watchMethod, emptyMessage, 0) // a preface, and nothing more
+		}
+		for i, conn := range f.connect(addr, connections) {
+			if i%2 == 0 {
+				streams(conn, reflectionMethod, nil, each)
+			} else {
+				streams(conn, watchMethod, emptyMessage, each)
+			}
+		}
+	}
+	f.connect(floodedMetrics, idle)
+	t.Logf("the flood took %v", time.Since(began).Round(time.Millisecond))
+
+	for range 5 {
+		for addr, p := range processes {
+			if err := w.probe(addr); err != nil {
+				t.Errorf("a probe of %s during the flood: %v", p.Name, err)
+			}
+		}
+	}
+	flipped := time.Now()
+	w.up(w.target2)
+	w.wantRoutes(every()...)
+	w.down(w.target2)
+	w.wantRoutes(vipA4, vipA6)
+	t.Logf("VIPs rose and fell within %v", time.Since(flipped).Round(time.Millisecond))
+	w.wantNothing(mark, vipA4, vipA6)
+	for addr, p := range processes {
+		if grown := w.memory(p, "VmHWM") - before[addr]; grown > growth {
+			t.Errorf("the flood takes %d MiB of %s, want at most %d", grown>>20, p.Name, growth>>20)
+		} else {
+			t.Logf("%s: %d MiB before, at most %d MiB more", p.Name, before[addr]>>20, grown>>20)
+		}
+	}
+	w.wantRunning(w.pod.LB, w.pod.Frontend)
+}
+
+// Issue 10: "with few file descriptors idle connections make every check overdue": listeners leave descriptors to the data path.
+func TestIdleConnectionsLeaveDescriptors(t *testing.T) {
+	w := newWorld(t)
+	w.up(w.target1)
+	args := w.pod.LBArgs(append(slices.Concat(exposed, registry), "--registry-address="+floodedRegistry)...)
+	lb, err := w.Start(w.Pod, "lb", append([]string{"/bin/sh", "-c", `ulimit -n 256; exec "$@"`, "lb"}, args...)...)
+	w.must(err)
+	w.pod.LB = lb
+	w.must(w.pod.StartFrontend())
+	w.wantRoutes(vipA4, vipA6)
+	mark := w.mark()
+	f := &flood{w, w.Backend}
+	for _, addr := range []string{floodedLB, floodedMetrics, floodedRegistry} {
+		f.connect(addr, 400)
+	}
+	w.up(w.target2)
+	w.wantRoutes(every()...)
+	w.down(w.target2)
+	w.wantRoutes(vipA4, vipA6)
+	w.wantNothing(mark, vipA4, vipA6)
+
+	// Others are served on every listener.
+	w.must(w.probe(floodedLB))
+	if page := w.get(floodedMetrics, "/metrics"); !strings.Contains(page, "vipgate_lb_") {
+		t.Errorf("metrics during the flood: %.100q", page)
+	}
+	id, err := w.Start(w.Pod, "registration", binaries+"/lb", "target", "add", "app-1", "--stream=stream-a", "--registry="+floodedRegistry, "--lb-id="+lab.LBID,
+		"--identity=dev", "--dev-authority-dir="+w.pod.Authority(), "--spiffe-id="+lab.AppID, "--ip="+lab.Target2v4.String())
+	w.must(err)
+	w.waitLog(id, "registered")
+}
+
+// Issue 10: "kubectl port-forward cannot reach health and metrics": it connects to 127.0.0.1 in the pod.
+func TestLoopbackListenersForPortForward(t *testing.T) {
+	t.Parallel()
+	for _, host := range []string{podAddress, "fd00:16::1", "0.0.0.0", "::"} {
+		t.Run(host, func(t *testing.T) {
+			w := newWorld(t)
+			hosts := []string{"--health-host=" + host, "--metrics-host=" + host}
+			w.must(w.pod.StartLB(hosts...))
+			w.must(w.pod.StartFrontend(hosts...))
+			for _, addr := range []string{lab.LBHealth, lab.FrontendHealth} {
+				w.wantHealth(addr, "Liveness", healthServing)
+			}
+			for addr, prefix := range map[string]string{lab.LBMetrics: "vipgate_lb_", lab.FrontendMetrics: "vipgate_frontend_"} {
+				if page := w.get(addr, "/metrics"); !strings.Contains(page, prefix) {
+					t.Errorf("%s: %.100q", addr, page)
+				}
+			}
+			if netip.MustParseAddr(host).IsUnspecified() {
+				return
+			}
+			for _, port := range []string{"7780", "7781"} {
+				w.must(w.probe(net.JoinHostPort(host, port)))
+			}
+			external := net.JoinHostPort(lab.PodExternal4.String(), "7781")
+			if conn, err := w.dialPod(t.Context(), "tcp", external); err == nil {
+				conn.Close()
+				t.Errorf("%s is reachable", external)
+			}
+		})
+	}
+}
