@@ -202,8 +202,8 @@ func (l *leaks) goroutines(ctx context.Context, addr string) (int, error) {
 	return 0, errors.Join(errors.New("the metrics have no go_goroutines"), lines.Err())
 }
 
-// volatile are the parts of a route that change by themselves.
-var volatile = regexp.MustCompile(`\b(expires|mtu|hoplimit|pref|nhid|metric) \S+|\berror -?\d+`)
+// volatile are the parts of a route or a rule that change by themselves.
+var volatile = regexp.MustCompile(`\b(expires|mtu|hoplimit|pref|nhid|metric) \S+|\berror -?\d+|\bpackets \d+ bytes \d+`)
 
 // What the routes of the pod are called.
 const (
@@ -265,7 +265,16 @@ func commandLine(pid int) string {
 
 // dial opens a TCP connection and closes it.
 func dial(ctx context.Context, addr netip.AddrPort) error {
-	conn, err := (&net.Dialer{Timeout: 2 * time.Second}).DialContext(ctx, "tcp", addr.String())
+	return dialFrom(ctx, netip.Addr{}, addr)
+}
+
+// dialFrom is dial from an address.
+func dialFrom(ctx context.Context, from netip.Addr, addr netip.AddrPort) error {
+	d := net.Dialer{Timeout: time.Second}
+	if from.IsValid() {
+		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))
+	}
+	conn, err := d.DialContext(ctx, "tcp", addr.String())
 	if err != nil {
 		return err
 	}

@@ -191,9 +191,28 @@ func bfdDown(ctx context.Context, frr *lab.FRR) []string {
 	return names
 }
 
-// probe asks every target directly whether it accepts connections from the pod.
+// probeBound is how long it may take until a VIP that is advertised can be
+// reached: the route back to a client may come a little later.
+const probeBound = 3 * time.Second
+
+// probe asks every target directly whether it accepts connections from the pod,
+// and every VIP from behind each gateway: the data plane forwards in both directions.
 func (o *observer) probe(ctx context.Context) []verdict {
 	var verdicts []verdict
+	bound, cancel := context.WithTimeout(ctx, probeBound)
+	defer cancel()
+	for _, v := range vips {
+		for g := range gateways {
+			err := lab.Eventually(bound, 100*time.Millisecond, func() error {
+				return o.w.gatewayNS(g).Do(func() error {
+					return dialFrom(bound, clientAddr(g, v.family), netip.AddrPortFrom(v.prefix.Addr(), checkPort))
+				})
+			})
+			if err != nil {
+				verdicts = append(verdicts, verdict{fmt.Sprintf("%s cannot be reached from behind %s: %v", v.prefix, gatewayName(g), err), -1, g})
+			}
+		}
+	}
 	for t := range targetCount {
 		for f := range families {
 			err := o.w.Pod.Do(func() error { return dial(ctx, netip.AddrPortFrom(targetAddr(t, f), checkPort)) })

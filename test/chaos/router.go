@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"net/netip"
 	"sync"
 
 	"github.com/vipgate/vipgate/test/lab"
@@ -30,6 +31,13 @@ func (w *world) startGateways() error {
 		{lab.KindBIRD, w.Gateway, lab.GatewayA(), []string{"bird"}},
 		{lab.KindFRR, w.Second, b, []string{"zebra", "bfdd", "bgpd"}},
 	} {
+		for f := range families {
+			client := netip.PrefixFrom(clientAddr(g, f), clientAddr(g, f).BitLen())
+			r.config.Routes = append(r.config.Routes, client)
+			if err := r.ns.Addr("lo", client.String()); err != nil {
+				return err
+			}
+		}
 		started, err := w.StartRouter(r.kind, r.ns, r.config)
 		if err != nil {
 			return err

@@ -90,6 +90,15 @@ func targetAddr(target, family int) netip.Addr {
 	return netip.AddrFrom16([16]byte{0: 0xfd, 3: 0x16, 13: 1, 15: byte(10 + target)})
 }
 
+// clientAddr is an address behind a gateway, to which only that gateway has a
+// route: requests for VIPs come from it.
+func clientAddr(g, family int) netip.Addr {
+	if family == ipv4 {
+		return netip.AddrFrom4([4]byte{198, 51, 100, byte(1 + g)})
+	}
+	return netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 15: byte(1 + g)})
+}
+
 // gatewayName is what people call a gateway.
 func gatewayName(g int) string { return []string{"gateway A (BIRD)", "gateway B (FRR)"}[g] }
 

@@ -33,7 +33,7 @@ type world struct {
 	pod                    *lab.Pod
 	out                    *printer
 	truth                  *timeline
-	targets                [][]*lab.Target // of a target, one of each family
+	targets                [][]*lab.Target // of a target, one of each family; behind them those of the VIPs
 	routers                [gateways]*router
 	proxy                  *proxy
 	lbID, frontendID       *attestor
@@ -75,6 +75,13 @@ func (w *world) build() (err error) {
 		}
 		w.targets = append(w.targets, each)
 	}
+	for _, v := range vips {
+		l := lab.NewTarget(w.Backend, netip.AddrPortFrom(v.prefix.Addr(), checkPort))
+		if err := l.Up(); err != nil {
+			return err
+		}
+		w.targets = append(w.targets, []*lab.Target{l})
+	}
 	if err := w.pod.WriteTrench(trenchText()); err != nil {
 		return err
 	}
@@ -106,6 +113,20 @@ func (w *world) layWires() error {
 	for t := range targetCount {
 		errs = append(errs, w.Backend.Addr("pod0", fmt.Sprintf("%s/16", targetAddr(t, ipv4)), fmt.Sprintf("%s/64", targetAddr(t, ipv6))))
 	}
+	// Every target has every VIP, and answers through the pod.
+	lines := []string{
+		"route add default via 172.16.0.1 dev pod0 table 100", "route add ::/0 via fd00:16::1 dev pod0 table 100",
+	}
+	for _, v := range vips {
+		lines = append(lines, fmt.Sprintf("addr add %s dev lo", v.prefix))
+	}
+	errs = append(errs, w.Backend.Batch(lines...),
+		w.Backend.IP("-4", "rule", "add", "from", "20.0.0.0/24", "lookup", "100"), w.Backend.IP("-6", "rule", "add", "from", "2000::/64", "lookup", "100"))
+	for _, ns := range []*lab.NetNS{w.Pod, w.Gateway, second, w.Backend} {
+		errs = append(errs, ns.Sysctl("net.ipv4.conf.all.rp_filter", "0"), ns.Sysctl("net.ipv4.conf.default.rp_filter", "0"),
+			ns.Sysctl("net.ipv4.fib_multipath_hash_policy", "1"), ns.Sysctl("net.ipv6.fib_multipath_hash_policy", "1"))
+	}
+	errs = append(errs, w.Backend.Sysctl("net.ipv4.conf.all.arp_ignore", "1"))
 	// A link that goes down and comes back has its addresses again.
 	const keep = "net.ipv6.conf.%s.keep_addr_on_down"
 	return errors.Join(append(errs,
@@ -156,7 +177,7 @@ func instead(args []string, others ...string) []string {
 }
 
 func (w *world) startLB() (*lab.Process, error) {
-	args := instead(w.pod.LBArgs(), slices.Concat([]string{"--identity=spiffe", "--drain-time=" + drainTime.String(), "--lease=" + lease.String()}, w.lbFlags)...)
+	args := instead(w.pod.LBArgs(), slices.Concat([]string{"--identity=spiffe", "--drain-time=" + drainTime.String(), "--lease=" + lease.String(), "--dataplane=nftables", "--stale-grace=0s"}, w.lbFlags)...)
 	return w.spawn(w.Pod, "lb", slices.Concat([]string{"env", "SPIFFE_ENDPOINT_SOCKET=" + w.lbID.api.Addr()}, args)...)
 }
 
