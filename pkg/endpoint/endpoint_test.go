@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -263,5 +265,37 @@ func TestListenTCPAddsLoopback(t *testing.T) {
 		if len(listeners) != want {
 			t.Errorf("%s: %d listeners, want %d", host, len(listeners), want)
 		}
+	}
+}
+
+// exhausted is a listener that has no file descriptor for a while.
+type exhausted struct {
+	net.Listener
+	left atomic.Int32
+}
+
+func (l *exhausted) Accept() (net.Conn, error) {
+	if l.left.Add(-1) >= 0 {
+		return nil, &net.OpError{Op: "accept", Net: "unix", Err: os.NewSyscallError("accept4", syscall.EMFILE)}
+	}
+	return l.Listener.Accept()
+}
+
+func TestAdminSocketOutlivesLackOfDescriptors(t *testing.T) {
+	dir, err := os.MkdirTemp("", "vg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	path := filepath.Join(dir, "s")
+	inner, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &exhausted{Listener: inner}
+	l.left.Store(3)
+	run(t, newEndpoint("admin socket", []net.Listener{newSplitter(l, quiet)}, metrics.NewLB("test"), registerHealth, grpc.Creds(insecure.NewCredentials())))
+	if err := check(t, "unix:"+path); err != nil {
+		t.Fatal(err)
 	}
 }

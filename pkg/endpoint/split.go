@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"sync"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc/credentials"
@@ -17,6 +18,10 @@ import (
 
 // sniffTimeout is how long a client may take to say what it speaks.
 const sniffTimeout = 5 * time.Second
+
+// acceptRetry is the time between two attempts to accept while there are no file
+// descriptors.
+const acceptRetry = 50 * time.Millisecond
 
 // http2Preface is how every HTTP/2 connection begins (RFC 9113 section 3.4).
 const http2Preface = "PRI "
@@ -47,6 +52,13 @@ func newSplitter(l net.Listener, log *slog.Logger) *splitter {
 func (s *splitter) run() {
 	for {
 		conn, err := s.Listener.Accept()
+		if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
+			select {
+			case <-time.After(acceptRetry):
+			case <-s.closed:
+			}
+			continue
+		}
 		if err != nil {
 			s.end(err)
 			return

@@ -339,7 +339,11 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 	if err != nil {
 		return fmt.Errorf("readiness socket: %w", err)
 	}
-	listener = endpoint.Limit(listener, endpoint.MaxConnections)
+	connections := endpoint.MaxConnections
+	if p.Targets.Sources.Registry {
+		connections = endpoint.MaxRegistryConnections
+	}
+	listener = endpoint.Limit(listener, connections)
 	// The grpc.Server closes the listener too; a second Close does no harm.
 	defer func() {
 		if e := listener.Close(); e != nil && !isClosed(e) {

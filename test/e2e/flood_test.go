@@ -150,7 +150,7 @@ func TestHealthPortFlood(t *testing.T) {
 	)
 	w := newWorld(t)
 	w.up(w.target1)
-	w.must(w.pod.StartLB(exposed...))
+	w.must(w.pod.StartLB(append(slices.Concat(exposed, registry), "--registry-address="+floodedRegistry)...))
 	w.must(w.pod.StartFrontend(exposed...))
 	w.wantRoutes(vipA4, vipA6)
 	mark := w.mark()
@@ -174,6 +174,11 @@ func TestHealthPortFlood(t *testing.T) {
 		}
 	}
 	f.connect(floodedMetrics, idle)
+	f.connect(floodedRegistry, 2*idle)
+	// Another flood, from the address of the probes.
+	for addr := range processes {
+		(&flood{w, w.Pod}).connect(addr, 300)
+	}
 	t.Logf("the flood took %v", time.Since(began).Round(time.Millisecond))
 
 	for range 5 {
@@ -215,6 +220,10 @@ func TestIdleConnectionsLeaveDescriptors(t *testing.T) {
 	for _, addr := range []string{floodedLB, floodedMetrics, floodedRegistry} {
 		f.connect(addr, 400)
 	}
+	crowd := &crowd{world: w}
+	for range 400 {
+		crowd.connect("unix", w.pod.Socket())
+	}
 	w.up(w.target2)
 	w.wantRoutes(every()...)
 	w.down(w.target2)
@@ -222,6 +231,9 @@ func TestIdleConnectionsLeaveDescriptors(t *testing.T) {
 	w.wantNothing(mark, vipA4, vipA6)
 
 	// Others are served on every listener.
+	if _, err := w.ask(w.operator()); err != nil {
+		t.Errorf("the operator during the flood: %v", err)
+	}
 	w.must(w.probe(floodedLB))
 	if page := w.get(floodedMetrics, "/metrics"); !strings.Contains(page, "vipgate_lb_") {
 		t.Errorf("metrics during the flood: %.100q", page)
