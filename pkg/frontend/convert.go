@@ -25,7 +25,7 @@ func reasonProto(r gate.Reason) readinessv1.AdvertisementReason {
 }
 
 func (o Options) kernelOptions() kernel.Options {
-	return kernel.Options{TableID: o.Kernel.TableID, Priority: o.Kernel.Priority, Mark: o.Kernel.Mark, Mask: o.Kernel.Mask, Log: o.Log}
+	return kernel.Options{TableID: o.Kernel.TableID, Priority: o.Kernel.Priority, Mark: o.Kernel.Mark, Mask: o.Kernel.Mask, External: o.ExternalInterface, Log: o.Log}
 }
 
 func (o Options) birdOptions(password string) bird.Options {

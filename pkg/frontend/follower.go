@@ -289,7 +289,7 @@ func (p *process) why(r gate.Reason, f vip.Family) string {
 		}
 		return errorText(p.observer.lb.Load().Err)
 	case gate.NoSourceRouting:
-		return errorText(p.kernel.Confirmed().Load().Err)
+		return errorText(p.kernel.Confirmed().Load().Family[f])
 	}
 	return ""
 }

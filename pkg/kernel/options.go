@@ -12,7 +12,7 @@ const (
 	DefaultPriority      = 100
 	DefaultMark          = 0x01000000
 	DefaultMask          = 0xff000000
-	DefaultCheckInterval = 2 * time.Second
+	DefaultCheckInterval = time.Second
 )
 
 // Options says which numbers of the network namespace are ours. Zero fields
@@ -27,6 +27,9 @@ type Options struct {
 	// Mark is put on packets from a VIP, in the bits of Mask only; the other
 	// bits of a packet's mark stay.
 	Mark, Mask uint32
+	// External is the interface on which packets for VIPs arrive; empty: its sysctls
+	// are not checked.
+	External string
 	// CheckInterval is the time between two looks at the kernel when it
 	// reports no change.
 	CheckInterval time.Duration

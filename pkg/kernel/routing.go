@@ -31,6 +31,8 @@ type Confirmed struct {
 	// Err says why configured VIPs are missing, or what else could not be
 	// done; nil when everything stands.
 	Err error
+	// Family is what of Err concerns the VIPs of a family.
+	Family [len(vip.Families)]error
 	// Failures counts the failed passes since the last good one.
 	Failures int
 	// Repairs counts the passes that had to mend what somebody else changed.
@@ -120,7 +122,7 @@ func (r *Routing) Run(ctx context.Context) error {
 		next := r.o.CheckInterval
 		switch {
 		case result.err != nil || tidyErr != nil:
-			next, pause = pause, min(2*pause, maxPause)
+			next, pause = min(pause, r.o.CheckInterval), min(2*pause, maxPause)
 		case more:
 			next = 0
 		default:
@@ -182,7 +184,7 @@ func (r *Routing) publish(x result) {
 			r.log.Info("source routing stands", "table_id", r.o.TableID, "priority", r.o.Priority, "mark", fmt.Sprintf("%#x/%#x", r.o.Mark, r.o.Mask))
 		}
 	}
-	c := Confirmed{VIPs: x.vips, Err: x.err, Failures: old.Failures, Repairs: old.Repairs, At: time.Now()}
+	c := Confirmed{VIPs: x.vips, Err: x.err, Family: x.family, Failures: old.Failures, Repairs: old.Repairs, At: time.Now()}
 	if x.repaired {
 		c.Repairs++
 		r.log.Warn("source routing was changed by somebody else and is mended", "repairs", c.Repairs)
@@ -226,6 +228,8 @@ type pass struct {
 	seen     *content
 	stands   [len(vip.Families)]bool
 	readable time.Time
+	// forwarded families were seen to be forwarded.
+	forwarded [len(vip.Families)]bool
 }
 
 func newPass(o Options, log *slog.Logger) (*pass, error) {
@@ -243,6 +247,7 @@ type result struct {
 	vips     vip.Set
 	repaired bool
 	err      error
+	family   [len(vip.Families)]error
 }
 
 // run makes the kernel be as wanted, as far as it can, and tells how it is.
@@ -251,28 +256,31 @@ func (p *pass) run(wanted *vip.Set) result {
 	sameWish := wanted == p.wanted
 	p.tidied = p.tidied && sameWish
 
-	var errs []error
-	var stands, absent [len(vip.Families)]bool
-	changed := false
+	var family [len(vip.Families)]error
+	var stands [len(vip.Families)]bool
+	base, changed := true, false
 	for _, f := range vip.Families {
 		did, err := p.ensurePolicy(f)
-		stands[f], absent[f] = err == nil, familyAbsent(err)
+		base = base && (err == nil || familyAbsent(err))
 		changed = changed || did
+		if err == nil && hasFamily(wanted, f) {
+			err = p.sysctls(f)
+		}
+		stands[f] = err == nil
 		switch {
-		case absent[f] && !hasFamily(wanted, f):
-		case absent[f]:
-			errs = append(errs, fmt.Errorf("this kernel has no %s, but VIPs of it are configured: %w", f, err))
+		case familyAbsent(err) && !hasFamily(wanted, f):
+		case familyAbsent(err):
+			family[f] = fmt.Errorf("this kernel has no %s, but VIPs of it are configured: %w", f, err)
 		default:
-			errs = append(errs, err)
+			family[f] = err
 		}
 	}
-	did, blind, err := p.table.ensure(wanted)
+	did, blind, tableErr := p.table.ensure(wanted)
 	changed = changed || did
-	errs = append(errs, err)
 
 	x := result{repaired: changed && p.settled && sameWish, vips: p.vips}
 	seen := p.table.seen
-	x.base = seen != nil && !blind && (stands[vip.IPv4] || absent[vip.IPv4]) && (stands[vip.IPv6] || absent[vip.IPv6])
+	x.base = base && seen != nil && !blind
 	if !blind {
 		p.readable = p.now()
 	}
@@ -292,7 +300,10 @@ func (p *pass) run(wanted *vip.Set) result {
 	}
 	p.vips, p.wanted, p.seen, p.stands = x.vips, wanted, seen, stands
 
-	x.err = errors.Join(errs...)
+	x.err = errors.Join(family[vip.IPv4], family[vip.IPv6], tableErr)
+	for _, f := range vip.Families {
+		x.family[f] = errors.Join(family[f], tableErr)
+	}
 	p.settled = x.err == nil
 	return x
 }

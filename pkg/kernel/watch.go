@@ -27,7 +27,8 @@ type watch struct {
 func newWatch(o Options) (*watch, error) {
 	w := &watch{changed: make(chan struct{}, 1), failed: make(chan struct{})}
 	if err := w.listen("rtnetlink", unix.NETLINK_ROUTE, o.concernsPolicy,
-		unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE); err != nil {
+		unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
+		unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF); err != nil {
 		return nil, errors.Join(err, w.close())
 	}
 	if err := w.listen("nftables", unix.NETLINK_NETFILTER, concernsTable, unix.NFNLGRP_NFTABLES); err != nil {
@@ -91,11 +92,11 @@ func (w *watch) close() error {
 }
 
 // concernsPolicy: every rule does, since one before ours can divert traffic from
-// them; of the routes only those in the blackhole's table, since BIRD may write
+// them, and every sysctl that the kernel reports (forwarding, rp_filter); of the routes only those in the blackhole's table, since BIRD may write
 // a great many others.
 func (o Options) concernsPolicy(m netlink.Message) bool {
 	switch m.Header.Type {
-	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
+	case unix.RTM_NEWRULE, unix.RTM_DELRULE, unix.RTM_NEWNETCONF, unix.RTM_DELNETCONF:
 		return true
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
 		r, err := parseRoute(m.Data)

@@ -110,6 +110,8 @@ func (l *Lab) wire() error {
 		l.Backend.Addr("pod0", prefix(Target1v4, 16), prefix(Target2v4, 16), prefix(Target1v6, 64), prefix(Target2v6, 64)),
 		l.Pod.Sysctl("net.ipv4.ip_forward", "1"),
 		l.Pod.Sysctl("net.ipv6.conf.all.forwarding", "1"),
+		// The strict filter of some hosts would withdraw IPv4 VIPs.
+		l.Pod.Sysctl("net.ipv4.conf.all.rp_filter", "0"), l.Pod.Sysctl("net.ipv4.conf."+External+".rp_filter", "0"),
 		l.Gateway.Sysctl("net.ipv4.ip_forward", "1"),
 		l.Gateway.Sysctl("net.ipv6.conf.all.forwarding", "1"),
 	)
