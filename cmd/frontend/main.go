@@ -29,10 +29,13 @@ type commandLine struct {
 }
 
 func main() {
-	if err := adoptMeridio(os.LookupEnv, os.Setenv, os.Environ(), os.Stderr); err != nil {
+	adopted, err := adoptMeridio(os.LookupEnv, os.Setenv, os.Environ(), os.Stderr)
+	if err != nil {
 		os.Exit(cli.Status("frontend", err))
 	}
-	os.Exit(cli.Main(context.Background(), program(), &commandLine{}, os.Args[1:]))
+	p := program()
+	p.Aliases = adopted
+	os.Exit(cli.Main(context.Background(), p, &commandLine{}, os.Args[1:]))
 }
 
 func program() cli.Program {

@@ -48,9 +48,10 @@ const (
 )
 
 // adoptMeridio gives our variables the values of Meridio's, unless ours are
-// set, and names those that mean nothing yet in one line.
-func adoptMeridio(lookup func(string) (string, bool), set func(string, string) error, environ []string, warn io.Writer) error {
-	known := map[string]bool{}
+// set, and names those that mean nothing yet in one line. It returns the names that
+// were adopted, by ours.
+func adoptMeridio(lookup func(string) (string, bool), set func(string, string) error, environ []string, warn io.Writer) (map[string]string, error) {
+	known, adopted := map[string]bool{}, map[string]string{}
 	for _, a := range aliases {
 		for _, name := range a.meridio {
 			known[name] = true
@@ -60,11 +61,12 @@ func adoptMeridio(lookup func(string) (string, bool), set func(string, string) e
 			}
 			converted, err := a.convert(value)
 			if err != nil {
-				return &cli.UsageError{Err: fmt.Errorf("environment variable %s=%q: %w", name, value, err)}
+				return nil, &cli.UsageError{Err: fmt.Errorf("environment variable %s=%q: %w", name, value, err)}
 			}
 			if err := set(ourPrefix+a.ours, converted); err != nil {
-				return fmt.Errorf("set %s%s: %w", ourPrefix, a.ours, err)
+				return nil, fmt.Errorf("set %s%s: %w", ourPrefix, a.ours, err)
 			}
+			adopted[ourPrefix+a.ours] = name
 		}
 	}
 	var ignored []string
@@ -78,7 +80,7 @@ func adoptMeridio(lookup func(string) (string, bool), set func(string, string) e
 		slices.Sort(ignored)
 		fmt.Fprintf(warn, "frontend: these variables of Meridio mean nothing here yet and are ignored: %s\n", strings.Join(ignored, ", "))
 	}
-	return nil
+	return adopted, nil
 }
 
 func same(s string) (string, error) { return s, nil }

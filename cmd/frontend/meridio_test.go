@@ -36,7 +36,8 @@ func (e environment) list() []string {
 }
 
 func (e environment) adopt(warn io.Writer) error {
-	return adoptMeridio(e.lookup, e.set, e.list(), warn)
+	_, err := adoptMeridio(e.lookup, e.set, e.list(), warn)
+	return err
 }
 
 // Every variable of Meridio's frontend that the design calls honoured, with a

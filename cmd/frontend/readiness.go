@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/pkg/frontend"
 	"github.com/vipgate/vipgate/pkg/target"
 )
@@ -60,18 +62,16 @@ func (c *runFlags) AfterApply(ctx *kong.Context) error {
 }
 
 // checkDirectory refuses what keeps us from the directory.
-func (c *runFlags) checkDirectory() error {
+func (c *runFlags) checkDirectory(r *cli.Refusals) {
 	switch dir := c.ReadinessDir.Path; {
 	case dir == "":
-		return usage("--readiness-dir: %w", frontend.ErrNoDirectory)
+		r.Add(fmt.Errorf("--readiness-dir: %w", frontend.ErrNoDirectory))
 	case c.socketGiven:
-		return usage("--readiness-dir=%s and --lb-socket=%s exclude each other: name the one that says whether VIPs are ready", dir, c.LBSocket)
-	case !filepath.IsAbs(dir):
-		return usage("--readiness-dir=%s: write an absolute path, such as /var/run/meridio", dir)
-	case c.ReadinessMaxAge < 0, c.ReadinessMaxAge > 0 && c.ReadinessMaxAge < target.MinReadinessMaxAge:
-		return usage("--readiness-max-age=%v: at least %v, since files are touched once a second and some file systems keep times to two; or 0 for no limit", c.ReadinessMaxAge, target.MinReadinessMaxAge)
+		r.If(true, "--readiness-dir=%s and --lb-socket=%s exclude each other: name the one that says whether VIPs are ready", dir, c.LBSocket)
+	default:
+		r.If(!filepath.IsAbs(dir), "--readiness-dir=%s: write an absolute path, such as /var/run/meridio", dir)
 	}
-	return nil
+	r.MaxAge("--readiness-max-age", c.ReadinessMaxAge)
 }
 
 // directory are the options of the directory.

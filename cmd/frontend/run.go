@@ -2,22 +2,26 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/frontend"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
+
+// defaultID is the SPIFFE ID of a frontend with the development authority.
+const defaultID = "spiffe://vipgate.local/frontend"
 
 // trenchFlags are the flags that say what the trench file means.
 type trenchFlags struct {
@@ -93,6 +97,9 @@ func (c *runCommand) Run(ctx context.Context, globals *cli.Globals) error {
 	if err != nil {
 		return err
 	}
+	if err := c.checkInterface(); err != nil {
+		return err
+	}
 	release, err := identity.OwnNetNS(ctx, "frontend", "admin socket "+c.AdminSocket)
 	if err != nil {
 		return err
@@ -109,6 +116,9 @@ func (c *validateCommand) Run(_ *cli.Globals, out *cli.Output) error {
 	}
 	if _, err := c.options(slog.New(slog.DiscardHandler)); err != nil {
 		return err
+	}
+	if err := c.checkInterface(); err != nil {
+		fmt.Fprintf(os.Stderr, "frontend: warning: %v\n", err)
 	}
 	out.Printf("%s: valid\n", c.TrenchFile)
 	return nil
@@ -132,11 +142,14 @@ func (c *trenchFlags) read() (*trench.Config, error) {
 }
 
 func (c *runFlags) options(log *slog.Logger) (frontend.Options, error) {
+	var refused cli.Refusals
 	config, err := c.read()
-	if err != nil {
-		return frontend.Options{}, err
+	refused.Add(err)
+	c.check(&refused, config)
+	if c.Gating == "on" && !c.ReadinessDir.Given {
+		refused.Add(c.Identity.Check(defaultID))
 	}
-	if err := c.check(config); err != nil {
+	if err := refused.Err(); err != nil {
 		return frontend.Options{}, err
 	}
 	o := frontend.Options{
@@ -164,7 +177,7 @@ func (c *runFlags) options(log *slog.Logger) (frontend.Options, error) {
 	if !o.Gating {
 		return o, nil
 	}
-	if o.Identity, err = c.Identity.Source("spiffe://vipgate.local/frontend", log); err != nil {
+	if o.Identity, err = c.Identity.Source(defaultID, log); err != nil {
 		return frontend.Options{}, usage("%w", err)
 	}
 	authorize := identity.Authorize(cli.IDs(c.LBID)...)
@@ -177,57 +190,54 @@ func (c *runFlags) options(log *slog.Logger) (frontend.Options, error) {
 	return o, nil
 }
 
-// check refuses what would only fail later.
-func (c *runFlags) check(config *trench.Config) error {
-	if c.Gating == "on" {
-		check := c.checkLoadBalancer
-		if c.ReadinessDir.Given {
-			check = c.checkDirectory
+// check refuses what would only fail later. config is nil if it was refused.
+func (c *runFlags) check(r *cli.Refusals, config *trench.Config) {
+	switch {
+	case c.Gating != "on":
+	case c.ReadinessDir.Given:
+		c.checkDirectory(r)
+	case c.LBSocket == "":
+		r.Add(fmt.Errorf("--lb-socket: %w", frontend.ErrNoSocket))
+	default:
+		r.Socket("--lb-socket", c.LBSocket)
+		r.If(len(c.LBID) == 0 && c.LBTrustDomain.IsZero(), "nobody is believed to be the load balancer: name its SPIFFE ID with --lb-id")
+	}
+	r.Socket("--admin-socket", c.AdminSocket)
+	r.Socket("--bird-socket", c.BirdSocket)
+	r.If(c.HealthPort == 0, "--health-port=0: probes need a port that they know, 1 to 65535")
+	r.If(c.LBBGPPort == 0, "--lb-bgp-port=0: a port lies between 1 and 65535, such as 1790")
+	r.Ports(cli.Port{Flag: "--health-port", Port: c.HealthPort}, cli.Port{Flag: "--metrics-port", Port: c.MetricsPort}, cli.Port{Flag: "--lb-bgp-port", Port: c.LBBGPPort})
+	r.If(len(c.ExternalInterface) > maxInterfaceName, "--external-interface=%s: the kernel's names have at most %d bytes", c.ExternalInterface, maxInterfaceName)
+	if _, err := os.Stat(bird.Executable(c.BirdExecutable)); err != nil {
+		r.Add(fmt.Errorf("--bird-executable=%s: %w: install BIRD, or name its path", bird.Executable(c.BirdExecutable), err))
+	}
+	if config != nil {
+		for _, g := range config.Attractor.Gateways {
+			r.If(g.LocalPort == c.LBBGPPort, "gateway %s uses local port %d, which is --lb-bgp-port's: choose another --lb-bgp-port", g.Name, g.LocalPort)
 		}
-		if err := check(); err != nil {
-			return err
-		}
 	}
-	if err := errors.Join(cli.CheckSocket("--admin-socket", c.AdminSocket), cli.CheckSocket("--bird-socket", c.BirdSocket), cli.CheckHealthPort(c.HealthPort)); err != nil {
-		return err
+	r.Within("--drain-time", c.DrainTime, 0, cli.MaxDrainTime)
+	r.Within("--settle", c.Settle, 0, cli.MaxSettle)
+	r.Within("--max-backoff", c.MaxBackoff, 0, cli.MaxMaxBackoff)
+	r.Within("--bird-kernel-scan-time", c.BirdKernelScanTime, cli.MinScanTime, cli.MaxScanTime)
+	// The kernel package takes 0 for its default, BIRD for the main table.
+	r.If(c.TableID == 0 || c.RulePriority == 0, "--table-id and --rule-priority must not be 0: leave them out for 4096 and 100")
+	r.Add((&kernel.Options{TableID: c.TableID, Priority: c.RulePriority, Mark: c.Mark.Mark, Mask: c.Mark.Mask}).Validate())
+	if lb, forwards := cli.OfLB(); forwards {
+		r.Overlap(cli.FrontendNumbers(c.TableID, c.RulePriority, c.Mark.Mask), lb,
+			"--table-id", "--rule-priority", fmt.Sprintf("--mark=%#x/%#x", c.Mark.Mark, c.Mark.Mask), "the data plane of lb")
 	}
-	if len(c.ExternalInterface) > 15 {
-		return usage("--external-interface=%s: the kernel's names have at most 15 bytes", c.ExternalInterface)
-	}
+}
+
+// maxInterfaceName is IFNAMSIZ without the zero byte.
+const maxInterfaceName = 15
+
+// checkInterface refuses an interface that does not exist here.
+func (c *runFlags) checkInterface() error {
 	if _, err := net.InterfaceByName(c.ExternalInterface); err != nil {
 		return usage("--external-interface=%s: there is no such interface in this network namespace (%w)", c.ExternalInterface, err)
 	}
-	if c.LBBGPPort == 0 {
-		return usage("--lb-bgp-port=0: a port lies between 1 and 65535, such as 1790")
-	}
-	for _, g := range config.Attractor.Gateways {
-		if g.LocalPort == c.LBBGPPort {
-			return usage("gateway %s uses local port %d, which is --lb-bgp-port's: choose another --lb-bgp-port", g.Name, g.LocalPort)
-		}
-	}
-	if c.DrainTime < 0 || c.Settle < 0 || c.MaxBackoff < 0 {
-		return usage("--drain-time, --settle and --max-backoff must not be negative")
-	}
-	// The kernel package takes 0 for its default, BIRD for the main table.
-	if c.TableID == 0 || c.RulePriority == 0 {
-		return usage("--table-id and --rule-priority must not be 0: leave them out for 4096 and 100")
-	}
-	k := kernel.Options{TableID: c.TableID, Priority: c.RulePriority, Mark: c.Mark.Mark, Mask: c.Mark.Mask}
-	if err := k.Validate(); err != nil {
-		return usage("%w", err)
-	}
 	return nil
-}
-
-// checkLoadBalancer refuses what keeps us from a load balancer.
-func (c *runFlags) checkLoadBalancer() error {
-	if c.LBSocket == "" {
-		return usage("--lb-socket: %w", frontend.ErrNoSocket)
-	}
-	if len(c.LBID) == 0 && c.LBTrustDomain.IsZero() {
-		return usage("nobody is believed to be the load balancer: name its SPIFFE ID with --lb-id")
-	}
-	return cli.CheckSocket("--lb-socket", c.LBSocket)
 }
 
 // markFlag is a mark with its mask.

@@ -58,19 +58,12 @@ const (
 	minNumbers = 1000
 )
 
-func (f *numberFlags) check() error {
+func (f *numberFlags) check(r *cli.Refusals) {
 	mask := uint32(f.MarkMask)
-	switch {
-	case mask == 0 || mask&(mask+1) != 0:
-		return usage("--mark-mask=%#x: write ones from the lowest bit on, such as %#08x", mask, dataplane.DefaultMask)
-	case f.FirstTable < minTable:
-		return usage("--first-table=%d: at least %d, since the kernel has tables of its own below", f.FirstTable, minTable)
-	case f.FirstTable > mask || mask-f.FirstTable < minNumbers:
-		return usage("--first-table=%d with --mark-mask=%#x leaves less than %d numbers for targets: take a wider mask, or a lower number", f.FirstTable, mask, minNumbers)
-	case f.DataplanePriority < 1 || f.DataplanePriority > maxPriority:
-		return usage("--dataplane-priority=%d: 1 to %d, before the kernel's rule for the main table", f.DataplanePriority, maxPriority)
-	}
-	return nil
+	r.If(mask == 0 || mask&(mask+1) != 0, "--mark-mask=%#x: write ones from the lowest bit on, such as %#08x", mask, dataplane.DefaultMask)
+	r.If(f.FirstTable < minTable, "--first-table=%d: at least %d, since the kernel has tables of its own below", f.FirstTable, minTable)
+	r.If(f.FirstTable > mask || mask-f.FirstTable < minNumbers, "--first-table=%d with --mark-mask=%#x leaves less than %d numbers for targets: take a wider mask, or a lower number", f.FirstTable, mask, minNumbers)
+	r.If(f.DataplanePriority < 1 || f.DataplanePriority > maxPriority, "--dataplane-priority=%d: 1 to %d, before the kernel's rule for the main table", f.DataplanePriority, maxPriority)
 }
 
 func (f *numberFlags) options() dataplane.Options {
@@ -89,11 +82,14 @@ func (f *dataPlaneFlags) options() *dataplane.Options {
 	return &o
 }
 
-func (f *dataPlaneFlags) check() error {
-	if f.RemoveDataplaneOnExit && !f.on() {
-		return usage("--remove-dataplane-on-exit: there is none: add --dataplane=nftables")
+func (f *dataPlaneFlags) check(r *cli.Refusals) {
+	r.If(f.RemoveDataplaneOnExit && !f.on(), "--remove-dataplane-on-exit: there is none: add --dataplane=nftables")
+	f.numberFlags.check(r)
+	if f.on() {
+		mask := uint32(f.MarkMask)
+		r.Overlap(cli.LBNumbers(f.FirstTable, mask, f.DataplanePriority), cli.OfFrontend(),
+			"--first-table", "--dataplane-priority", fmt.Sprintf("--mark-mask=%#x", mask), "the frontend")
 	}
-	return f.numberFlags.check()
 }
 
 // preflight refuses a kernel in which the data plane could not work.
@@ -178,7 +174,9 @@ const cleanupTimeout = time.Minute
 
 // Run removes what is ours from the kernel.
 func (c *cleanupCommand) Run(ctx context.Context, out *cli.Output) error {
-	if err := c.numberFlags.check(); err != nil {
+	var refused cli.Refusals
+	c.numberFlags.check(&refused)
+	if err := refused.Err(); err != nil {
 		return err
 	}
 	release, err := identity.OwnNetNS(ctx, "lb", "lb cleanup")

@@ -14,11 +14,13 @@ import (
 func runLine(t *testing.T, args ...string) (*runFlags, error) {
 	t.Helper()
 	k := parser(t)
-	if _, err := k.Parse(append([]string{"run"}, args...)); err != nil {
+	if _, err := k.Parse(append([]string{"run", "--frontend-id=spiffe://example.org/frontend"}, args...)); err != nil {
 		return nil, err
 	}
 	f := &k.Model.Target.Addr().Interface().(*commandLine).Run.runFlags
-	return f, f.check()
+	var refused cli.Refusals
+	f.check(&refused)
+	return f, refused.Err()
 }
 
 func TestMistakesInTheFlagsOfTheDataPlaneAreRefused(t *testing.T) {
@@ -50,7 +52,7 @@ func TestMistakesInTheFlagsOfTheDataPlaneAreRefused(t *testing.T) {
 // What the flags let pass, the data plane does not refuse.
 func TestBoundsOfTheNumbersAreThoseOfTheDataPlane(t *testing.T) {
 	for _, line := range []string{
-		"", "--first-table=256 --mark-mask=0x7ff", "--dataplane-priority=1", "--dataplane-priority=32763", "--mark-mask=0xffffffff --first-table=4000000000",
+		"", "--first-table=256 --mark-mask=0x7ff", "--dataplane-priority=1", "--dataplane-priority=32763", "--first-table=16000000",
 	} {
 		f, err := runLine(t, append(strings.Fields(line), "--dataplane=nftables")...)
 		if err != nil {
@@ -79,11 +81,11 @@ func TestFlagsOfTheDataPlaneBecomeOptions(t *testing.T) {
 	if o := f.dataPlaneFlags.options(); *o != want || f.staleGrace() != 5*time.Second {
 		t.Errorf("options %+v, grace %v", *o, f.staleGrace())
 	}
-	f, err = runLine(t, strings.Fields("--dataplane=nftables --conntrack=off --first-table=300 --mark-mask=0xffff --dataplane-priority=50 --stale-grace=0s --remove-dataplane-on-exit")...)
+	f, err = runLine(t, strings.Fields("--dataplane=nftables --conntrack=off --first-table=5300 --mark-mask=0xffff --dataplane-priority=50 --stale-grace=0s --remove-dataplane-on-exit")...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want = dataplane.Options{First: 300, Mask: 0xffff, Priority: 50, Stateless: true}
+	want = dataplane.Options{First: 5300, Mask: 0xffff, Priority: 50, Stateless: true}
 	if o := f.dataPlaneFlags.options(); *o != want || f.staleGrace() != 0 || !f.RemoveDataplaneOnExit {
 		t.Errorf("options %+v, grace %v", *o, f.staleGrace())
 	}

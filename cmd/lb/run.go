@@ -3,9 +3,12 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
+	"net"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
@@ -14,6 +17,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
+
+// defaultID is the SPIFFE ID of an lb with the development authority.
+const defaultID = "spiffe://vipgate.local/lb"
 
 // runFlags are the flags of `lb run` and `lb validate`.
 type runFlags struct {
@@ -64,6 +70,9 @@ func (c *runCommand) Run(ctx context.Context, globals *cli.Globals) error {
 		return err
 	}
 	o.Version, o.Level = cli.Version(), level
+	for _, problem := range c.unknownStreams(o.Config) {
+		log.Warn("unknown stream", "problem", problem)
+	}
 	log.Info("starting lb", "version", o.Version, "trench_file", c.TrenchFile)
 	return cli.RunUntilStopped(c.DrainTime, func(stops <-chan struct{}) error { return lb.Run(ctx, o, stops) })
 }
@@ -73,7 +82,15 @@ func (c *validateCommand) Run(_ *cli.Globals, out *cli.Output) error {
 	if _, _, err := c.Logger(false); err != nil {
 		return usage("%w", err)
 	}
-	if _, err := c.options(slog.New(slog.DiscardHandler)); err != nil {
+	o, err := c.options(slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	var refused cli.Refusals
+	for _, problem := range c.unknownStreams(o.Config) {
+		refused.Add(errors.New(problem))
+	}
+	if err := refused.Err(); err != nil {
 		return err
 	}
 	out.Printf("%s: valid\n", c.TrenchFile)
@@ -81,17 +98,17 @@ func (c *validateCommand) Run(_ *cli.Globals, out *cli.Output) error {
 }
 
 func (c *runFlags) options(log *slog.Logger) (lb.Options, error) {
+	var refused cli.Refusals
 	config, err := trench.Read(c.TrenchFile, trench.DefaultDefaults())
 	if err != nil {
-		return lb.Options{}, usage("trench file refused:\n%w", err)
+		refused.Add(fmt.Errorf("trench file refused:\n%w", err))
 	}
-	if err := c.check(); err != nil {
+	c.check(&refused)
+	refused.Add(c.Identity.Check(defaultID))
+	if err := refused.Err(); err != nil {
 		return lb.Options{}, err
 	}
-	if len(c.FrontendID) == 0 && c.FrontendTrustDomain.IsZero() {
-		return lb.Options{}, usage("nobody may watch: name the frontend's SPIFFE ID with --frontend-id")
-	}
-	source, err := c.Identity.Source("spiffe://vipgate.local/lb", log)
+	source, err := c.Identity.Source(defaultID, log)
 	if err != nil {
 		return lb.Options{}, usage("%w", err)
 	}
@@ -123,24 +140,34 @@ func (c *runFlags) staleGrace() time.Duration {
 }
 
 // check refuses what would only fail later.
-func (c *runFlags) check() error {
+func (c *runFlags) check(r *cli.Refusals) {
 	if err := lb.ValidateLease(c.Lease); err != nil {
-		return usage("--lease: %w", err)
+		r.Add(fmt.Errorf("--lease: %w", err))
 	}
-	if c.DrainTime < 0 || c.staleGrace() < 0 {
-		return usage("--drain-time and --stale-grace must not be negative")
+	r.If(len(c.FrontendID) == 0 && c.FrontendTrustDomain.IsZero(), "nobody may watch: name the frontend's SPIFFE ID with --frontend-id")
+	r.Within("--drain-time", c.DrainTime, 0, cli.MaxDrainTime)
+	r.Within("--stale-grace", c.staleGrace(), 0, cli.MaxStaleGrace)
+	r.If(c.MaxStreamsPerPeer < readiness.MinStreamsPerPeer,
+		"--max-streams-per-peer=%d: a frontend needs %d while it moves to another connection", c.MaxStreamsPerPeer, readiness.MinStreamsPerPeer)
+	c.targetFlags.check(r)
+	c.dataPlaneFlags.check(r)
+	r.If(c.on() && slices.Contains(c.targetFlags.Source, "directory"),
+		"--dataplane=nftables forwards itself, and --source=directory says what another data plane forwards: leave out one of them")
+	r.Socket("--socket", c.Socket)
+	r.Socket("--admin-socket", c.AdminSocket)
+	r.If(c.HealthPort == 0, "--health-port=0: probes need a port that they know, 1 to 65535")
+	_, registry, _ := net.SplitHostPort(c.RegistryAddress)
+	port, _ := strconv.ParseUint(registry, 10, 16) // checked by the target flags
+	r.Ports(cli.Port{Flag: "--health-port", Port: c.HealthPort}, cli.Port{Flag: "--metrics-port", Port: c.MetricsPort}, cli.Port{Flag: "--registry-address", Port: uint16(port)})
+}
+
+// unknownStreams names the streams of --target-id that a configuration does not
+// have. It may get them later, so that a start must not fail for it.
+func (c *runFlags) unknownStreams(config *trench.Config) (problems []string) {
+	for _, a := range c.TargetID {
+		if a.Stream != "" && !slices.ContainsFunc(config.Streams, func(s trench.Stream) bool { return s.Name == a.Stream }) {
+			problems = append(problems, fmt.Sprintf("--target-id=%s: the trench file has no stream %s", a, a.Stream))
+		}
 	}
-	if c.MaxStreamsPerPeer < readiness.MinStreamsPerPeer {
-		return usage("--max-streams-per-peer=%d: a frontend needs %d while it moves to another connection", c.MaxStreamsPerPeer, readiness.MinStreamsPerPeer)
-	}
-	if err := c.targetFlags.check(); err != nil {
-		return err
-	}
-	if err := c.dataPlaneFlags.check(); err != nil {
-		return err
-	}
-	if c.on() && slices.Contains(c.targetFlags.Source, "directory") {
-		return usage("--dataplane=nftables forwards itself, and --source=directory says what another data plane forwards: leave out one of them")
-	}
-	return errors.Join(cli.CheckSocket("--socket", c.Socket), cli.CheckSocket("--admin-socket", c.AdminSocket), cli.CheckHealthPort(c.HealthPort))
+	return problems
 }

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/pkg/lb"
 	"github.com/vipgate/vipgate/pkg/target"
 )
@@ -85,45 +86,31 @@ func (f *targetFlags) options() lb.TargetOptions {
 }
 
 // check refuses what would only fail later.
-func (f *targetFlags) check() error {
+func (f *targetFlags) check(r *cli.Refusals) {
 	for _, s := range f.Source {
-		if !slices.Contains([]string{"file", "registry", "directory"}, s) {
-			return usage("--source=%s: write file, registry or directory", s)
-		}
+		r.If(!slices.Contains([]string{"file", "registry", "directory"}, s), "--source=%s: write file, registry or directory", s)
 	}
 	registry, directory := slices.Contains(f.Source, "registry"), slices.Contains(f.Source, "directory")
-	switch {
-	case len(f.Source) == 0:
-		return usage("--source is empty: name file, registry or directory")
-	case f.StateDir == "":
-		return usage("--state-dir is empty: name a directory that a restarted lb finds again")
-	case f.TargetQuota < 1:
-		return usage("--target-quota=%d: at least 1", f.TargetQuota)
-	case f.RegistryGrace < 0 || f.ReadinessMaxAge < 0:
-		return usage("--registry-grace and --readiness-max-age must not be negative")
-	case !registry && len(f.TargetID) > 0:
-		return usage("--target-id lets targets register, but the registry is not in use: add --source=registry, and --source=file to keep that")
-	case !registry && f.RegistryAddress != "":
-		return usage("--registry-address serves the registry, but that is not in use: add --source=registry, and --source=file to keep that")
-	case f.ReadinessMaxAge != 0 && f.ReadinessMaxAge < target.MinReadinessMaxAge:
-		return usage("--readiness-max-age=%v: files are touched once a second, and some file systems keep their times to 2s: at least %v, or 0 for any age", f.ReadinessMaxAge, target.MinReadinessMaxAge)
-	case !directory && f.ReadinessDir != "":
-		return usage("--readiness-dir=%s would not be read: add --source=directory, and --source=file to keep that", f.ReadinessDir)
-	case f.WriteReadinessDir != "" && directory && filepath.Clean(f.WriteReadinessDir) == filepath.Clean(cmp.Or(f.ReadinessDir, defaultReadinessDir)):
-		return usage("--write-readiness-dir=%s is also --readiness-dir: what we write would keep itself ready", f.WriteReadinessDir)
-	}
+	r.If(len(f.Source) == 0, "--source is empty: name file, registry or directory")
+	r.If(f.StateDir == "", "--state-dir is empty: name a directory that a restarted lb finds again")
+	r.If(f.TargetQuota < 1, "--target-quota=%d: at least 1", f.TargetQuota)
+	r.Within("--registry-grace", f.RegistryGrace, 0, cli.MaxGrace)
+	r.If(registry && len(f.TargetID) == 0, "--source=registry lets no one register: name the SPIFFE IDs of targets with --target-id")
+	r.If(!registry && len(f.TargetID) > 0, "--target-id lets targets register, but the registry is not in use: add --source=registry, and --source=file to keep that")
+	r.If(!registry && f.RegistryAddress != "", "--registry-address serves the registry, but that is not in use: add --source=registry, and --source=file to keep that")
+	r.MaxAge("--readiness-max-age", f.ReadinessMaxAge)
+	r.If(!directory && f.ReadinessDir != "", "--readiness-dir=%s would not be read: add --source=directory, and --source=file to keep that", f.ReadinessDir)
+	r.If(f.WriteReadinessDir != "" && directory && filepath.Clean(f.WriteReadinessDir) == filepath.Clean(cmp.Or(f.ReadinessDir, defaultReadinessDir)),
+		"--write-readiness-dir=%s is also --readiness-dir: what we write would keep itself ready", f.WriteReadinessDir)
 	if f.RegistryAddress == "" {
-		return nil
+		return
 	}
 	host, port, err := net.SplitHostPort(f.RegistryAddress)
 	if err != nil {
-		return usage("--registry-address=%s: write HOST:PORT: %w", f.RegistryAddress, err)
+		r.Add(fmt.Errorf("--registry-address=%s: write HOST:PORT: %w", f.RegistryAddress, err))
+		return
 	}
-	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-		return usage("--registry-address=%s: %q is not a port, 1 to 65535", f.RegistryAddress, port)
-	}
-	if host == "" {
-		return usage("--registry-address=%s names no address: write the pod's, which targets reach, never the external interface's", f.RegistryAddress)
-	}
-	return nil
+	n, err := strconv.ParseUint(port, 10, 16)
+	r.If(err != nil || n == 0, "--registry-address=%s: %q is not a port, 1 to 65535", f.RegistryAddress, port)
+	r.If(host == "", "--registry-address=%s names no address: write the pod's, which targets reach, never the external interface's", f.RegistryAddress)
 }

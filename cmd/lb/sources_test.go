@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/pkg/lb"
 	"github.com/vipgate/vipgate/pkg/target"
 )
@@ -19,13 +20,16 @@ func parsed(t *testing.T, args ...string) (*targetFlags, error) {
 		return nil, err
 	}
 	line := k.Model.Target.Addr().Interface().(*commandLine)
-	return &line.Run.targetFlags, line.Run.targetFlags.check()
+	var refused cli.Refusals
+	line.Run.targetFlags.check(&refused)
+	return &line.Run.targetFlags, refused.Err()
 }
 
 func TestMistakesInTheFlagsOfTargetsAreRefused(t *testing.T) {
 	for line, want := range map[string]string{
 		"--source=files":                                             "--source=files: write file, registry or directory",
 		"--source=":                                                  "--source",
+		"--source=registry":                                          "name the SPIFFE IDs of targets with --target-id",
 		"--target-id=spiffe://td/a":                                  "add --source=registry",
 		"--registry-address=127.0.0.1:7790":                          "add --source=registry",
 		"--readiness-dir=/run/x":                                     "add --source=directory",
@@ -62,7 +66,7 @@ func TestFlagsOfTargetsBecomeOptions(t *testing.T) {
 	if d := cmp.Diff(defaults, f.options()); d != "" {
 		t.Errorf("defaults (-want +got):\n%s", d)
 	}
-	f, err = parsed(t, strings.Fields("--source=registry --source=directory --on-registry-gone=hold --on-file-gone=drop --on-directory-gone=drain "+
+	f, err = parsed(t, strings.Fields("--source=registry --target-id=spiffe://td/a --source=directory --on-registry-gone=hold --on-file-gone=drop --on-directory-gone=drain "+
 		"--readiness-dir=/run/x --readiness-dir-missing=ready --readiness-max-age=3s --target-subnet=172.16.0.0/16 --target-subnet=fd00::/8 "+
 		"--on-sudden-loss=hold --registry-address=10.0.0.5:7790 --write-readiness-dir=/run/y --state-dir=/s --target-quota=3 --registry-grace=1s")...)
 	if err != nil {

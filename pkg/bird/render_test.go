@@ -37,7 +37,7 @@ func checkWithBIRD(t *testing.T, content []byte) {
 	if err := os.WriteFile(path, content, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command(findExecutable(), "-p", "-c", path).CombinedOutput(); err != nil {
+	if out, err := exec.Command(Executable(""), "-p", "-c", path).CombinedOutput(); err != nil {
 		t.Fatalf("BIRD refuses it: %v: %s\n%s", err, out, content)
 	}
 }

@@ -78,9 +78,7 @@ func NewSupervisor(o Options) *Supervisor {
 	if o.KernelScanTime == 0 {
 		o.KernelScanTime = 10 * time.Second
 	}
-	if o.Executable == "" {
-		o.Executable = findExecutable()
-	}
+	o.Executable = Executable(o.Executable)
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
@@ -91,7 +89,11 @@ func NewSupervisor(o Options) *Supervisor {
 	}
 }
 
-func findExecutable() string {
+// Executable returns the path of BIRD: path, or where it is installed when path is empty.
+func Executable(path string) string {
+	if path != "" {
+		return path
+	}
 	if path, err := exec.LookPath("bird"); err == nil {
 		if abs, err := filepath.Abs(path); err == nil {
 			return abs

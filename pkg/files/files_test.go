@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -42,8 +43,8 @@ func TestOneHungCallAtATime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c Calls
 		release := make(chan struct{})
-		started := 0
-		call := func() (int, error) { started++; <-release; return 1, nil }
+		var started atomic.Int32
+		call := func() (int, error) { started.Add(1); <-release; return 1, nil }
 		begin := time.Now()
 		if _, err := Do(t.Context(), &c, "state", call); !errors.Is(err, ErrHung) || !strings.HasPrefix(err.Error(), "state: ") {
 			t.Errorf("got %v", err)
@@ -56,8 +57,8 @@ func TestOneHungCallAtATime(t *testing.T) {
 				t.Errorf("got %v", err)
 			}
 		}
-		if started != 1 || time.Since(begin) != Timeout {
-			t.Errorf("%d calls started, after %v", started, time.Since(begin))
+		if started.Load() != 1 || time.Since(begin) != Timeout {
+			t.Errorf("%d calls started, after %v", started.Load(), time.Since(begin))
 		}
 		close(release)
 		synctest.Wait()

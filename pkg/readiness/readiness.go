@@ -28,7 +28,7 @@ const (
 	// DefaultLease is the lease of a Table that was given none.
 	DefaultLease = time.Second
 	// MaxLease is the longest lease that a Watcher believes.
-	MaxLease = time.Hour
+	MaxLease = time.Minute
 
 	// flowWindow is how many bytes of a stream may be on their way. It is fixed:
 	// grpc's estimate of a better one pings the peer for each message that comes

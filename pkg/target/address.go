@@ -24,14 +24,9 @@ func (g Ground) Check(a netip.Addr) error {
 		return fmt.Errorf("no address: write one such as 172.16.1.1")
 	case a.Zone() != "":
 		return fmt.Errorf("%s has a zone: use an address that needs none", a.WithZone(""))
-	case a.Is4In6():
-		return fmt.Errorf("%s is an IPv4-mapped address: write %s", a, a.Unmap())
-	case a.IsUnspecified():
-		return fmt.Errorf("%s is the unspecified address: use the address of one host", a)
-	case a.IsMulticast(), a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
-		return fmt.Errorf("%s is a multicast or broadcast address: use the address of one host", a)
-	case a.Is6() && a.IsLinkLocalUnicast():
-		return fmt.Errorf("%s is an IPv6 link-local address: use a global or unique local address", a)
+	}
+	if what, remedy := vip.NotHost(a); what != "" {
+		return fmt.Errorf("%s is %s: %s", a, what, remedy)
 	}
 	if len(g.Subnets) > 0 && !slices.ContainsFunc(g.Subnets, func(p netip.Prefix) bool { return p.Contains(a) }) {
 		return fmt.Errorf("%s is not in a subnet that --target-subnet allows (%s)", a, join(g.Subnets))

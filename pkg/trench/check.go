@@ -39,7 +39,7 @@ func (v value) vip() (vip.VIP, bool) {
 	return x, true
 }
 
-// address reads an address that a packet can be sent to.
+// address reads an address that a host of a network can have.
 func (v value) address(example string) (netip.Addr, bool) {
 	s, ok := v.text("write an IP address such as " + example)
 	if !ok {
@@ -58,30 +58,11 @@ func (v value) address(example string) (netip.Addr, bool) {
 		v.problem("is %s, which has a zone: write an address that needs none", quote(s))
 		return netip.Addr{}, false
 	}
-	var what, remedy string
-	switch {
-	case a.Is4In6():
-		what, remedy = "an IPv4-mapped address", "write "+a.Unmap().String()
-	case a.IsUnspecified():
-		what, remedy = "the unspecified address", "write the address of one host"
-	case a.IsMulticast(), a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
-		what, remedy = "a multicast or broadcast address", "write the address of one host"
-	case a.Is6() && a.IsLinkLocalUnicast():
-		what, remedy = "an IPv6 link-local address, which is not supported", "write a global or unique local address"
-	default:
-		return a, true
+	if what, remedy := vip.NotHost(a); what != "" {
+		v.problem("is %s, %s: %s", a, what, remedy)
+		return netip.Addr{}, false
 	}
-	v.problem("is %s, %s: %s", a, what, remedy)
-	return netip.Addr{}, false
-}
-
-func (v value) gatewayAddress() (netip.Addr, bool) {
-	a, ok := v.address("169.254.100.150")
-	if ok && a.IsLoopback() {
-		v.problem("is %s, a loopback address: write the gateway's address on the external network", a)
-		return a, false
-	}
-	return a, ok
+	return a, true
 }
 
 func (v value) protocol() {

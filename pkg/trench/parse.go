@@ -272,7 +272,7 @@ func (p *parser) gateway(v value, names map[string]int, addresses map[netip.Addr
 	}
 	complete := false
 	if v, ok := o.required("address"); ok {
-		if g.Address, complete = v.gatewayAddress(); complete {
+		if g.Address, complete = v.address("169.254.100.150"); complete {
 			unique(addresses, g.Address, v, "gateway address")
 			p.gateways = append(p.gateways, placed[netip.Addr]{g.Address, v})
 		}

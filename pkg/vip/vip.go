@@ -56,10 +56,46 @@ func Parse(s string) (VIP, error) {
 	return FromPrefix(p)
 }
 
+// special are the prefixes in which no VIP and no host of a network can be, with
+// what they are (RFC 6890).
+var special = []struct {
+	prefix netip.Prefix
+	what   string
+}{
+	{netip.MustParsePrefix("127.0.0.0/8"), "a loopback address"},
+	{netip.MustParsePrefix("::1/128"), "a loopback address"},
+	{netip.MustParsePrefix("0.0.0.0/32"), "the unspecified address"},
+	{netip.MustParsePrefix("::/128"), "the unspecified address"},
+	{netip.MustParsePrefix("255.255.255.255/32"), "a multicast or broadcast address"},
+	{netip.MustParsePrefix("224.0.0.0/4"), "a multicast or broadcast address"},
+	{netip.MustParsePrefix("ff00::/8"), "a multicast or broadcast address"},
+	{netip.MustParsePrefix("0.0.0.0/8"), "a reserved address"},
+	{netip.MustParsePrefix("240.0.0.0/4"), "a reserved address"},
+	{netip.MustParsePrefix("fe80::/10"), "an IPv6 link-local address"},
+}
+
+// NotHost says what an address is that no host of a network can have, and what to
+// use in its place, or "" and "".
+func NotHost(a netip.Addr) (what, remedy string) {
+	if a.Is4In6() {
+		return "an IPv4-mapped address", "write " + a.Unmap().String()
+	}
+	for _, s := range special {
+		switch {
+		case !s.prefix.Contains(a.WithZone("")):
+		case a.Is6() && a.IsLinkLocalUnicast():
+			return s.what, "write a global or unique local address"
+		default:
+			return s.what, "write the address of one host"
+		}
+	}
+	return "", ""
+}
+
 // FromPrefix makes a VIP of a prefix. It refuses default routes, prefixes with
 // bits set beyond their length, IPv4-mapped prefixes, and addresses that can
-// never be reached through a gateway: unspecified, loopback, link-local and
-// multicast ones.
+// never be reached through a gateway: loopback, link-local, multicast and reserved
+// ones.
 func FromPrefix(p netip.Prefix) (VIP, error) {
 	a := p.Addr()
 	switch {
@@ -71,8 +107,13 @@ func FromPrefix(p netip.Prefix) (VIP, error) {
 		return VIP{}, fmt.Errorf("VIP %s is a default route, which would attract everything: name the addresses to serve", p)
 	case p.Masked() != p:
 		return VIP{}, fmt.Errorf("VIP %s has bits beyond its prefix length: write %s, or %s/%d for the one address", p, p.Masked(), a, a.BitLen())
-	case a.IsUnspecified(), a.IsLoopback(), a.IsMulticast(), a.IsLinkLocalUnicast():
-		return VIP{}, fmt.Errorf("VIP %s is unspecified, loopback, link-local or multicast: no gateway can route to it", p)
+	case a.Is4() && a.IsLinkLocalUnicast():
+		return VIP{}, fmt.Errorf("VIP %s is a link-local address: no gateway can route to it", p)
+	}
+	for _, s := range special {
+		if s.prefix.Overlaps(p) {
+			return VIP{}, fmt.Errorf("VIP %s is or holds %s: no gateway can route to it", p, s.what)
+		}
 	}
 	return VIP{prefix: p}, nil
 }

@@ -33,7 +33,7 @@ func TestCommandLines(t *testing.T) {
 			})
 			return nil
 		},
-		Cmds: map[string]func(*testscript.TestScript, bool, []string){"bad": scriptBad, "refused": scriptRefused, "valid": scriptValid},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){"bad": scriptBad, "refused": scriptRefused, "valid": scriptValid, "warned": scriptWarned, "invalid": scriptInvalid},
 	})
 }
 
@@ -65,7 +65,8 @@ func usualFlags(ts *testscript.TestScript, program, trench string) []string {
 // if that made or changed any file.
 func call(ts *testscript.TestScript, program, command string, flags []string) (stdout, stderr string, status int) {
 	before := listing(ts)
-	err := ts.Exec(filepath.Join(binaries, program), append([]string{command}, flags...)...)
+	// A run that should be refused must not run for ever.
+	err := ts.Exec("timeout", append([]string{"20", filepath.Join(binaries, program), command}, flags...)...)
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		status = exit.ExitCode()
 	} else {
@@ -160,6 +161,30 @@ func scriptValid(ts *testscript.TestScript, neg bool, args []string) {
 	stdout, stderr, status := call(ts, args[0], "validate", append(usualFlags(ts, args[0], "good.yaml"), args[1:]...))
 	if want := ts.MkAbs("good.yaml") + ": valid\n"; status != 0 || stdout != want || stderr != "" {
 		ts.Fatalf("validate: exit status %d, %q, %q; want %q", status, stdout, stderr, want)
+	}
+}
+
+// scriptWarned is: warned PROGRAM MESSAGE FLAG... What depends on the place is valid, with a warning.
+func scriptWarned(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: warned PROGRAM MESSAGE FLAG...")
+	}
+	program := args[0]
+	stdout, stderr, status := call(ts, program, "validate", append(usualFlags(ts, program, "good.yaml"), args[2:]...))
+	if want := ts.MkAbs("good.yaml") + ": valid\n"; status != 0 || stdout != want || !matches(ts, "(?m)^"+program+": warning: .*"+args[1], stderr) {
+		ts.Fatalf("validate: exit status %d, %q, %q; want a warning like %q", status, stdout, stderr, args[1])
+	}
+}
+
+// scriptInvalid is: invalid PROGRAM MESSAGE FLAG... What a running program may get later is refused by validate only.
+func scriptInvalid(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: invalid PROGRAM MESSAGE FLAG...")
+	}
+	program := args[0]
+	stdout, stderr, status := call(ts, program, "validate", append(usualFlags(ts, program, "good.yaml"), args[2:]...))
+	if status != 2 || stdout != "" || !matches(ts, "^"+program+": "+args[1], stderr) {
+		ts.Fatalf("validate: exit status %d, %q, %q; want a refusal like %q", status, stdout, stderr, args[1])
 	}
 }
 

@@ -64,23 +64,6 @@ func (m *Mode) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// CheckSocket refuses the path of a socket that nobody could use, and names its
-// flag.
-func CheckSocket(flag, address string) error {
-	if _, err := identity.SocketPath(address); err != nil {
-		return &UsageError{fmt.Errorf("%s: %w", flag, err)}
-	}
-	return nil
-}
-
-// CheckHealthPort refuses a port that nobody could find.
-func CheckHealthPort(port uint16) error {
-	if port == 0 {
-		return &UsageError{errors.New("--health-port=0: probes need a port that they know, 1 to 65535")}
-	}
-	return nil
-}
-
 // Identity is the group of flags that say who we are.
 type Identity struct {
 	Identity        string        `help:"Where our SVID comes from: spiffe (the Workload API; default when SPIFFE_ENDPOINT_SOCKET is set), files (--svid-dir), or dev (an authority of our own, for one machine)." placeholder:"spiffe|files|dev" group:"Identity"`
@@ -107,6 +90,9 @@ func (f Identity) Source(defaultID string, log *slog.Logger) (*identity.Source, 
 		if f.SvidDir == "" {
 			return nil, errors.New("--identity=files needs --svid-dir, the directory with tls.crt, tls.key and ca.crt")
 		}
+		if _, err := os.Stat(f.SvidDir); err != nil {
+			return nil, fmt.Errorf("--svid-dir=%s: %w", f.SvidDir, err)
+		}
 		return identity.NewFiles(f.SvidDir, o)
 	case "dev":
 		if f.DevAuthorityDir == "" {
@@ -121,6 +107,12 @@ func (f Identity) Source(defaultID string, log *slog.Logger) (*identity.Source, 
 		return nil, fmt.Errorf("no identity: set --identity=spiffe (the SPIFFE Workload API, with %s), --identity=files (with --svid-dir) or --identity=dev (with --dev-authority-dir, for one machine)", endpointSocket)
 	}
 	return nil, fmt.Errorf("--identity=%s: use spiffe, files or dev", kind)
+}
+
+// Check returns the error that Source would return, and logs nothing.
+func (f Identity) Check(defaultID string) error {
+	_, err := f.Source(defaultID, slog.New(slog.DiscardHandler))
+	return err
 }
 
 // Log is the group of flags that say what is logged.

@@ -19,6 +19,8 @@ import (
 type Program struct {
 	Name, Description string
 	HealthPort        int
+	// Aliases are other names of variables that the environment has, by ours.
+	Aliases map[string]string
 	// Vars are further variables for the help texts and defaults.
 	Vars kong.Vars
 }
@@ -66,9 +68,12 @@ func Main(ctx context.Context, p Program, commands any, args []string) int {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", p.Name, err)
 		return ExitUsage
 	}
-	parsed, err := parser.Parse(args)
+	parsed, err := parse(parser, args)
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "%s: %v\nTry '%s --help'.\n", p.Name, err, p.Name)
+		message := fromVariable.ReplaceAllStringFunc(err.Error(), func(s string) string {
+			return "(from " + p.adopted(fromVariable.FindStringSubmatch(s)[1]) + "="
+		})
+		fmt.Fprintf(os.Stderr, "%s: %s\nTry '%s --help'.\n", p.Name, message, p.Name)
 		return ExitUsage
 	}
 	parsed.BindTo(ctx, (*context.Context)(nil))
@@ -76,7 +81,12 @@ func Main(ctx context.Context, p Program, commands any, args []string) int {
 	if g, ok := commands.(interface{ self() *Globals }); ok {
 		parsed.Bind(g.self())
 	}
-	return Status(p.Name, parsed.Run())
+	err = parsed.Run()
+	var user *UsageError
+	if errors.As(err, &user) {
+		err = &UsageError{errors.New(p.nameVariables(parsed, err.Error()))}
+	}
+	return Status(p.Name, err)
 }
 
 // Status prints an error and returns its exit status.
