@@ -81,7 +81,7 @@ func validDuration(d *durationpb.Duration, least, most time.Duration) bool {
 func (b *book) accepts(m *response) bool {
 	id, revision, k := m.GetPosition().GetInstanceId(), m.GetPosition().GetRevision(), kindOf(m)
 	switch {
-	case !validDuration(m.GetLease(), time.Millisecond, time.Hour), id == "", len(id) > 128, revision == 0, revision < b.revision:
+	case !validDuration(m.GetLease(), time.Millisecond, MaxLease), id == "", len(id) > 128, revision == 0, revision < b.revision:
 		return false
 	case b.instance == "" && (k != kindSnapshot || m.GetWatchId() == "" || len(m.GetWatchId()) > 128 || !validDuration(m.GetStaleGrace(), 0, 24*time.Hour)):
 		return false

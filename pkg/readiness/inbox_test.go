@@ -222,7 +222,7 @@ func TestVIPsOfManyDeltasAreBounded(t *testing.T) {
 // and checks that what was handed over is at each moment a state of that history.
 func TestAnyInterleavingOfStreamsGivesARealState(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
-		table := NewTable(TableOptions{InstanceID: "a", Lease: time.Hour})
+		table := NewTable(TableOptions{InstanceID: "a", Lease: MaxLease})
 		history := map[uint64]map[vip.VIP]State{}
 		b := newInbox()
 		type stream struct {

@@ -106,7 +106,7 @@ func drain(t testing.TB, table *Table, c *cursor, d *decoder, b *inbox, h *heari
 }
 
 func TestLogStaysOfTheOrderOfTheVIPsWhateverReadersDo(t *testing.T) {
-	table := NewTable(TableOptions{Lease: time.Hour})
+	table := NewTable(TableOptions{Lease: MaxLease})
 	table.Commit(Decision{Changed: many(100), Synced: true})
 	stopped := table.open()
 	defer table.close(stopped)
@@ -141,7 +141,7 @@ func TestLogStaysOfTheOrderOfTheVIPsWhateverReadersDo(t *testing.T) {
 }
 
 func TestOneFlipAmongManyIsOneEntry(t *testing.T) {
-	table := NewTable(TableOptions{Lease: time.Hour})
+	table := NewTable(TableOptions{Lease: MaxLease})
 	table.Commit(Decision{Changed: many(50_000), Synced: true})
 	c := table.open()
 	defer table.close(c)
@@ -200,7 +200,7 @@ func TestTableWhoseLoopHangsFallsSilent(t *testing.T) {
 }
 
 func TestUnsyncedTableSaysNothingOfVIPs(t *testing.T) {
-	table := NewTable(TableOptions{Lease: time.Hour})
+	table := NewTable(TableOptions{Lease: MaxLease})
 	c := table.open()
 	defer table.close(c)
 	table.Commit(Decision{Changed: many(3)})

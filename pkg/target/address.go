@@ -25,7 +25,8 @@ func (g Ground) Check(a netip.Addr) error {
 	case a.Zone() != "":
 		return fmt.Errorf("%s has a zone: use an address that needs none", a.WithZone(""))
 	}
-	if what, remedy := vip.NotHost(a); what != "" {
+	// The trench file refuses loopback addresses itself.
+	if what, remedy := vip.NotHost(a); what != "" && !a.IsLoopback() {
 		return fmt.Errorf("%s is %s: %s", a, what, remedy)
 	}
 	if len(g.Subnets) > 0 && !slices.ContainsFunc(g.Subnets, func(p netip.Prefix) bool { return p.Contains(a) }) {

@@ -89,7 +89,7 @@ func newReader(t *testing.T) *reader {
 	must(p.WriteTrench(trenchFile))
 	gateway, err := l.StartGateway(lab.GatewayA())
 	must(err)
-	must(p.StartLB("--source=file", "--source=registry", "--target-id="+lab.TargetID, "--dataplane=nftables"))
+	must(p.StartLB("--source=file", "--source=registry", "--target-id="+lab.AppID, "--dataplane=nftables"))
 	must(p.StartFrontend())
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
