@@ -35,6 +35,14 @@ const (
 // exposed has the listeners at the pod's address.
 var exposed = []string{"--health-host=" + podAddress, "--metrics-host=" + podAddress}
 
+// floodedLBArgs are those of an lb with every listener, and with a lease that a busy machine keeps.
+var floodedLBArgs = append(slices.Concat(exposed, registry), "--registry-address="+floodedRegistry, "--lease=4s")
+
+// patientTrench is the usual trench with checks that a busy machine passes.
+func patientTrench() string {
+	return strings.ReplaceAll(usualTrench(), "interval: 100ms, timeout: 100ms, rise: 1, fall: 2", "interval: 500ms, timeout: 500ms, rise: 1, fall: 3")
+}
+
 // flood holds connections from one namespace until the test ends.
 type flood struct {
 	*world
@@ -150,7 +158,8 @@ func TestHealthPortFlood(t *testing.T) {
 	)
 	w := newWorld(t)
 	w.up(w.target1)
-	w.must(w.pod.StartLB(append(slices.Concat(exposed, registry), "--registry-address="+floodedRegistry)...))
+	w.must(w.pod.WriteTrench(patientTrench()))
+	w.must(w.pod.StartLB(floodedLBArgs...))
 	w.must(w.pod.StartFrontend(exposed...))
 	w.wantRoutes(vipA4, vipA6)
 	mark := w.mark()
@@ -209,7 +218,8 @@ func TestHealthPortFlood(t *testing.T) {
 func TestIdleConnectionsLeaveDescriptors(t *testing.T) {
 	w := newWorld(t)
 	w.up(w.target1)
-	args := w.pod.LBArgs(append(slices.Concat(exposed, registry), "--registry-address="+floodedRegistry)...)
+	w.must(w.pod.WriteTrench(patientTrench()))
+	args := w.pod.LBArgs(floodedLBArgs...)
 	lb, err := w.Start(w.Pod, "lb", append([]string{"/bin/sh", "-c", `ulimit -n 256; exec "$@"`, "lb"}, args...)...)
 	w.must(err)
 	w.pod.LB = lb
