@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -28,13 +27,17 @@ const (
 	addressPoll = 5 * time.Second
 )
 
-// address is an address of an interface in this network namespace.
+// address is an address of an interface in this network namespace. One whose
+// interface was down, or has another MAC address, is another one to its neighbors.
 type address struct {
 	link      int
 	addr      netip.Addr
 	network   netip.Prefix
 	tentative bool // duplicate address detection (RFC 4862) is not over
 	duplicate bool // another host has it
+
+	mac    [6]byte // zero: no neighbor resolves the address
+	router bool    // the interface forwards IPv6 packets
 }
 
 // usable reports whether other hosts reach the address.
@@ -45,29 +48,24 @@ func (a address) usable() bool { return !a.tentative && !a.duplicate }
 func (a address) onLink() bool { return a.addr.Is6() && a.addr.IsLinkLocalUnicast() }
 
 // Addresses follows the addresses of this network namespace and announces those that
-// appear on interfaces in use, by gratuitous ARP and unsolicited neighbor
-// advertisements: a neighbor that knows the address from another pod would send to
-// that one's link address for 15 to 45 s. It is a task.Task.
+// appear, by gratuitous ARP and unsolicited neighbor advertisements: a neighbor that
+// knows the address from another pod would send to that one's link address for 15 to
+// 45 s. It is a task.Task.
 type Addresses struct {
 	log   *slog.Logger
 	ready chan struct{}
-	wake  chan struct{} // an interface came into use
+	names []string
+	mute  bool // without CAP_NET_RAW
 
 	mu   sync.Mutex
 	list []address // nil: not known
 	err  error     // of the last attempt to read them
-	// names and links are the interfaces in use.
-	names []string
-	links map[int]bool
 }
 
-// NewAddresses returns an Addresses that announces on the named interfaces, and on
-// those that lead to what [Addresses.Source] was asked for.
+// NewAddresses returns an Addresses that announces on the named interfaces, or on all
+// of them.
 func NewAddresses(log *slog.Logger, names ...string) *Addresses {
-	a := &Addresses{
-		log: log.With("component", "addresses"), ready: make(chan struct{}), wake: make(chan struct{}, 1),
-		names: names, links: map[int]bool{},
-	}
+	a := &Addresses{log: log.With("component", "addresses"), ready: make(chan struct{}), names: names}
 	a.read()
 	return a
 }
@@ -105,14 +103,7 @@ func (a *Addresses) Source(to, from netip.Addr) (problem string, passing bool) {
 			candidates = append(candidates, x)
 		}
 	}
-	if i := slices.IndexFunc(candidates, address.usable); i >= 0 {
-		if link := candidates[i].link; near && !a.links[link] && !to.IsLoopback() {
-			a.links[link] = true
-			select {
-			case a.wake <- struct{}{}:
-			default:
-			}
-		}
+	if slices.ContainsFunc(candidates, address.usable) {
 		return "", false
 	}
 	switch i := slices.IndexFunc(candidates, func(x address) bool { return !x.duplicate }); {
@@ -129,7 +120,8 @@ func (a *Addresses) Source(to, from netip.Addr) (problem string, passing bool) {
 // thread.
 func (a *Addresses) Run(ctx context.Context) error {
 	w := &watch{changed: make(chan struct{}, 1), failed: make(chan struct{})}
-	err := w.listen("addresses", unix.NETLINK_ROUTE, func(netlink.Message) bool { return true }, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
+	err := w.listen("addresses", unix.NETLINK_ROUTE, func(netlink.Message) bool { return true },
+		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
 	if err != nil {
 		a.log.Warn("address notifications are not available, polling only", "interval", addressPoll, "error", err)
 	}
@@ -139,71 +131,105 @@ func (a *Addresses) Run(ctx context.Context) error {
 		}
 	}()
 	close(a.ready)
-	poll := time.NewTicker(addressPoll)
-	defer poll.Stop()
-	again := time.NewTimer(0)
-	defer again.Stop()
-	left := map[netip.Addr]int{} // announcements still to be sent, of usable addresses
-	allowed := true
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	known := map[address]progress{}
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-w.changed:
-			a.read()
-		case <-poll.C:
-			a.read()
-		case <-a.wake:
-		case <-again.C:
+		case <-timer.C:
 		}
-		due, first := a.due(left)
-		if len(due) == 0 || !allowed {
-			continue
-		}
-		err := announce(due)
-		if errors.Is(err, unix.EPERM) {
-			allowed = false
-			a.log.Warn("own addresses are not announced without NET_RAW: neighbors with stale entries do not reach this pod for up to 45 s; "+
-				"grant it, or set net.ipv4.conf.all.arp_notify=1 and net.ipv6.conf.all.ndisc_notify=1 before the addresses are added", "error", err)
-		} else if err != nil {
-			a.log.Warn("failed to announce own addresses", "error", err)
-		} else if len(first) > 0 {
-			a.log.Info("own addresses announced", "addresses", first)
-		}
-		again.Reset(announceEvery)
+		a.read()
+		var wait time.Duration
+		known, wait = a.announce(known, time.Now())
+		timer.Reset(wait)
 	}
 }
 
-// due counts down what is left to be announced and returns what is to be announced now.
-// first are those that were not usable before.
-func (a *Addresses) due(left map[netip.Addr]int) (due []address, first []netip.Addr) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	seen := map[netip.Addr]bool{}
+// progress is how often an address was announced, and when it is to be again.
+type progress struct {
+	sent int
+	due  time.Time
+}
+
+// announce announces the addresses that are due and returns how long to wait for the
+// next. It belongs to Run, which alone changes the list.
+func (a *Addresses) announce(before map[address]progress, now time.Time) (known map[address]progress, wait time.Duration) {
+	known, wait = make(map[address]progress, len(a.list)), addressPoll
+	var due []address
+	var first []netip.Addr
 	for _, x := range a.list {
-		if !a.links[x.link] || !x.usable() || x.onLink() {
+		if !x.usable() || x.mac == [6]byte{} {
 			continue
 		}
-		n, known := left[x.addr]
-		if !known {
-			n, first = announcements, append(first, x.addr)
+		p := before[x]
+		if p.sent < announcements && !p.due.After(now) {
+			if due = append(due, x); p.sent == 0 {
+				first = append(first, x.addr)
+			}
+			p.sent, p.due = p.sent+1, now.Add(announceEvery)
 		}
-		seen[x.addr], left[x.addr] = true, max(0, n-1)
-		if n > 0 {
-			due = append(due, x)
-		}
-	}
-	for addr := range left {
-		if !seen[addr] {
-			delete(left, addr)
+		if known[x] = p; p.sent < announcements {
+			wait = min(wait, p.due.Sub(now))
 		}
 	}
-	return due, first
+	if len(due) == 0 || a.mute {
+		return known, wait
+	}
+	switch err := sendAnnouncements(due); {
+	case errors.Is(err, unix.EPERM):
+		a.mute = true
+		a.log.Info("own addresses are not announced without NET_RAW: neighbors with stale entries do not reach this pod for up to 45 s; "+
+			"grant it, or set net.ipv4.conf.all.arp_notify=1 and net.ipv6.conf.all.ndisc_notify=1 before the addresses are added", "error", err)
+	case err != nil:
+		a.log.Warn("failed to announce own addresses", "error", err)
+	case len(first) > 0:
+		a.log.Info("own addresses announced", "addresses", first)
+	}
+	return known, wait
 }
 
 // read lists the addresses.
 func (a *Addresses) read() {
-	listed, err := rtnl.AddrList(nil, rtnl.FAMILY_ALL)
+	list, err := listAddresses(a.names)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	// A change that interrupts the dump is notified: the next one follows.
+	if err != nil && a.err == nil && !errors.Is(err, rtnl.ErrDumpInterrupted) {
+		a.log.Warn("failed to list own addresses", "error", err)
+	}
+	if a.err = err; err == nil {
+		a.list = list
+	}
+}
+
+// listAddresses returns the addresses of all interfaces. Those on interfaces that are
+// named, on all if none is, have a MAC address unless their interface is down or does
+// not resolve addresses.
+func listAddresses(names []string) ([]address, error) {
+	h, err := newHandle()
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	links, err := h.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list interfaces: %w", err)
+	}
+	listed, err := h.AddrList(nil, rtnl.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	announced := map[int]address{}
+	for _, l := range links {
+		const wanted = unix.IFF_UP | unix.IFF_RUNNING | unix.IFF_BROADCAST
+		at := l.Attrs()
+		if at.RawFlags&(wanted|unix.IFF_NOARP) == wanted && len(at.HardwareAddr) == 6 && (len(names) == 0 || slices.Contains(names, at.Name)) {
+			announced[at.Index] = address{mac: [6]byte(at.HardwareAddr), router: readSysctl("/proc/sys/net/ipv6/conf/"+at.Name+"/forwarding") == "1"}
+		}
+	}
 	list := make([]address, 0, len(listed))
 	for _, x := range listed {
 		ip, ok := netip.AddrFromSlice(x.IP)
@@ -216,34 +242,17 @@ func (a *Addresses) read() {
 			continue
 		}
 		bits, _ := network.Mask.Size()
-		list = append(list, address{
-			link: x.LinkIndex, addr: ip.Unmap(), network: netip.PrefixFrom(base.Unmap(), bits).Masked(),
-			tentative: x.Flags&unix.IFA_F_TENTATIVE != 0 && x.Flags&unix.IFA_F_OPTIMISTIC == 0,
-			duplicate: x.Flags&unix.IFA_F_DADFAILED != 0,
-		})
+		own := announced[x.LinkIndex]
+		own.link, own.addr, own.network = x.LinkIndex, ip.Unmap(), netip.PrefixFrom(base.Unmap(), bits).Masked()
+		own.tentative = x.Flags&unix.IFA_F_TENTATIVE != 0 && x.Flags&unix.IFA_F_OPTIMISTIC == 0
+		own.duplicate = x.Flags&unix.IFA_F_DADFAILED != 0
+		list = append(list, own)
 	}
-	links := map[int]bool{}
-	for _, name := range a.names {
-		if i, err := net.InterfaceByName(name); err == nil {
-			links[i.Index] = true
-		}
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if err != nil && a.err == nil {
-		a.log.Warn("failed to list own addresses", "error", err)
-	}
-	if a.err = err; err == nil {
-		a.list = list
-	}
-	for link := range links {
-		a.links[link] = true
-	}
+	return list, nil
 }
 
-// announce sends one announcement of each address on its link. Links without link
-// addresses, such as tunnels, have no neighbors to correct.
-func announce(addrs []address) (err error) {
+// sendAnnouncements sends one announcement of each address on its link.
+func sendAnnouncements(addrs []address) (err error) {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return fmt.Errorf("open packet socket: %w", err)
@@ -251,40 +260,35 @@ func announce(addrs []address) (err error) {
 	defer func() { err = errors.Join(err, unix.Close(fd)) }()
 	var errs []error
 	for _, x := range addrs {
-		link, err := net.InterfaceByIndex(x.link)
-		if err != nil || len(link.HardwareAddr) != 6 {
-			continue // gone meanwhile, or no Ethernet
-		}
-		protocol, to, packet := uint16(unix.ETH_P_ARP), [8]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, arpAnnouncement(x.addr, link.HardwareAddr)
+		protocol, to, packet := uint16(unix.ETH_P_ARP), [8]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, arpAnnouncement(x)
 		if x.addr.Is6() {
-			router := readSysctl("/proc/sys/net/ipv6/conf/"+link.Name+"/forwarding") == "1"
-			protocol, to, packet = unix.ETH_P_IPV6, [8]byte{0x33, 0x33, 0, 0, 0, 1}, neighborAdvertisement(x.addr, link.HardwareAddr, router)
+			protocol, to, packet = unix.ETH_P_IPV6, [8]byte{0x33, 0x33, 0, 0, 0, 1}, neighborAdvertisement(x)
 		}
 		protocol = binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, protocol))
 		if err := unix.Sendto(fd, packet, 0, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: x.link, Halen: 6, Addr: to}); err != nil {
-			errs = append(errs, fmt.Errorf("announce %s on %s: %w", x.addr, link.Name, err))
+			errs = append(errs, fmt.Errorf("announce %s on interface %d: %w", x.addr, x.link, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
 // arpAnnouncement is a request for the sender's own address (RFC 5227 section 3).
-func arpAnnouncement(a netip.Addr, mac net.HardwareAddr) []byte {
-	sender := slices.Concat(mac, a.AsSlice())
-	return slices.Concat([]byte{0, 1, 8, 0, 6, 4, 0, 1}, sender, make([]byte, 6), a.AsSlice())
+func arpAnnouncement(a address) []byte {
+	addr := a.addr.AsSlice()
+	return slices.Concat([]byte{0, 1, 8, 0, 6, 4, 0, 1}, a.mac[:], addr, make([]byte, 6), addr)
 }
 
 // neighborAdvertisement is an unsolicited one to all nodes that overrides what they
 // know (RFC 4861 section 4.4), in IPv6. Hosts remove the routes over a router that says
 // it is none.
-func neighborAdvertisement(a netip.Addr, mac net.HardwareAddr, router bool) []byte {
+func neighborAdvertisement(a address) []byte {
 	flags := byte(0x20)
-	if router {
+	if a.router {
 		flags |= 0x80
 	}
 	all := netip.IPv6LinkLocalAllNodes()
-	body := slices.Concat([]byte{136, 0, 0, 0, flags, 0, 0, 0}, a.AsSlice(), []byte{2, 1}, mac)
-	addrs := slices.Concat(a.AsSlice(), all.AsSlice())
+	body := slices.Concat([]byte{136, 0, 0, 0, flags, 0, 0, 0}, a.addr.AsSlice(), []byte{2, 1}, a.mac[:])
+	addrs := slices.Concat(a.addr.AsSlice(), all.AsSlice())
 	sum := uint32(len(body)) + unix.IPPROTO_ICMPV6
 	for b := slices.Concat(addrs, body); len(b) > 0; b = b[2:] {
 		sum += uint32(binary.BigEndian.Uint16(b))

@@ -98,6 +98,57 @@ func TestAdvertisementKeepsRouter(t *testing.T) {
 	})
 }
 
+func TestAddressIsAnnouncedWithEachMACAddress(t *testing.T) {
+	host, peer := lab.NewNetNS(t), lab.NewNetNS(t)
+	startAddresses(t, host, "eth1")
+	corrected := func(mac string) {
+		t.Helper()
+		for _, a := range []string{"10.9.0.1", "fd09::1"} {
+			eventually(t, a+" at "+mac, func() bool {
+				return strings.Contains(run(t, peer, "ip neigh show "+a+" dev eth0"), mac)
+			})
+		}
+	}
+	// The interface appears while the announcer runs.
+	must(t, lab.Veth(host, "eth1", peer, "eth0"))
+	run(t, peer, "ip neigh replace 10.9.0.1 dev eth0 lladdr 02:00:00:00:00:99 nud reachable; ip neigh replace fd09::1 dev eth0 lladdr 02:00:00:00:00:99 nud reachable")
+	run(t, host, "ip link set eth1 address 02:00:00:00:00:01; ip addr add 10.9.0.1/24 dev eth1; ip addr add fd09::1/64 dev eth1 nodad")
+	corrected("02:00:00:00:00:01")
+	run(t, host, "ip link set eth1 address 02:00:00:00:00:02")
+	corrected("02:00:00:00:00:02")
+	// It loses its addresses and its index, and appears again.
+	run(t, peer, "ip link del eth0")
+	must(t, lab.Veth(host, "eth1", peer, "eth0"))
+	run(t, peer, "ip neigh replace 10.9.0.1 dev eth0 lladdr 02:00:00:00:00:99 nud reachable; ip neigh replace fd09::1 dev eth0 lladdr 02:00:00:00:00:99 nud reachable")
+	run(t, host, "ip link set eth1 address 02:00:00:00:00:03; ip addr add 10.9.0.1/24 dev eth1; ip addr add fd09::1/64 dev eth1 nodad")
+	corrected("02:00:00:00:00:03")
+}
+
+// The owner of a duplicate address is another host.
+func TestDuplicateAddressIsNotAnnounced(t *testing.T) {
+	host, peer := lab.NewNetNS(t), lab.NewNetNS(t)
+	must(t, lab.Veth(host, "eth1", peer, "eth0"))
+	detectsDuplicates(t, host, "eth1")
+	run(t, peer, "ip addr add fd09::1/64 dev eth0 nodad")
+	run(t, host, "ip addr add fd09::1/64 dev eth1")
+	eventually(t, "duplicate address detection to fail", func() bool {
+		return strings.Contains(run(t, host, "ip addr show dev eth1"), "dadfailed")
+	})
+	must(t, host.Do(func() error {
+		a := NewAddresses(testOptions(t).Log)
+		known, _ := a.announce(nil, time.Now())
+		for x := range known {
+			if !x.addr.IsLinkLocalUnicast() {
+				t.Errorf("%s is announced", x.addr)
+			}
+		}
+		if len(known) == 0 {
+			t.Error("nothing is announced")
+		}
+		return nil
+	}))
+}
+
 func TestSourceAddress(t *testing.T) {
 	w := newWire(t)
 	target4, target6 := netip.MustParseAddr("10.9.0.2"), netip.MustParseAddr("fd09::2")

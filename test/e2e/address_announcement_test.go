@@ -1,0 +1,88 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// staleMAC is that of the host which had an address before the pod.
+const staleMAC = "02:00:00:00:00:99"
+
+// linkAddress is the MAC address of an interface.
+func linkAddress(ctx context.Context, ns *lab.NetNS, dev string) (string, error) {
+	out, err := ns.Run(ctx, "ip", "-o", "link", "show", "dev", dev)
+	if err != nil {
+		return "", err
+	}
+	words := strings.Fields(out)
+	i := slices.Index(words, "link/ether")
+	if i < 0 || i+1 == len(words) {
+		return "", fmt.Errorf("interface %s has no MAC address: %s", dev, out)
+	}
+	return words[i+1], nil
+}
+
+// An address that another pod had before is in the neighbor tables of gateways and
+// targets with the MAC address of that pod, for up to 45 s after the last packet.
+// The addresses are in networks of their own, so that no packet of lb, frontend or
+// BIRD has them as its source.
+func TestReusedAddressIsAnnounced(t *testing.T) {
+	for _, c := range []struct {
+		name, dev, peerDev string
+		start              func(*lab.Pod) error
+		peer               func(*world) *lab.NetNS
+	}{
+		{"lb", lab.Internal, "pod0", func(p *lab.Pod) error { return p.StartLB() }, func(w *world) *lab.NetNS { return w.Backend }},
+		{"frontend", lab.External, "trench0", func(p *lab.Pod) error { return p.StartFrontend() }, func(w *world) *lab.NetNS { return w.Lab.Gateway }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			peer := c.peer(w)
+			mac, err := linkAddress(t.Context(), w.Pod, c.dev)
+			w.must(err)
+			w.must(w.Pod.Sysctl("net.ipv6.conf."+c.dev+".accept_dad", "1"))
+			add := func(addrs ...string) {
+				t.Helper()
+				for _, a := range addrs {
+					addr, _, _ := strings.Cut(a, "/")
+					w.must(peer.IP("neigh", "replace", addr, "lladdr", staleMAC, "nud", "reachable", "dev", c.peerDev))
+					w.must(w.Pod.IP("addr", "add", a, "dev", c.dev))
+				}
+			}
+			corrected := func(addrs ...string) {
+				t.Helper()
+				w.waitFor(func() error {
+					for _, a := range addrs {
+						out, err := peer.Run(t.Context(), "ip", "neigh", "show", a, "dev", c.peerDev)
+						// The pod forwards, and hosts forget routes through a neighbor that
+						// says that it no longer does.
+						if err != nil || !strings.Contains(out, mac) || strings.Contains(a, ":") && !strings.Contains(out, "router") {
+							return fmt.Errorf("the neighbor has not %s at %s, a router if IPv6, but: %s (%v)", a, mac, out, err)
+						}
+					}
+					return nil
+				})
+			}
+			add("10.99.0.8/24", "fd00:99::8/64")
+			w.must(c.start(w.pod))
+			corrected("10.99.0.8", "fd00:99::8")
+			add("10.99.0.9/24", "fd00:99::9/64")
+			corrected("10.99.0.9", "fd00:99::9")
+		})
+	}
+}
+
+func TestLBWithoutNetRawRuns(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	p, err := w.Start(w.Pod, "lb", append([]string{"setpriv", "--bounding-set=-net_raw", "--inh-caps=-net_raw"}, w.pod.LBArgs()...)...)
+	w.must(err)
+	w.waitLog(p, "ndisc_notify")
+	w.waitLog(p, "serving readiness")
+}
