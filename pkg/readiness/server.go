@@ -117,8 +117,8 @@ func NewServer(t *Table, o ServerOptions) *Server {
 }
 
 // GRPCOptions returns the options of a grpc.Server that serves readiness: the
-// receive limit, deadlines for peers that do not finish their handshake, and a
-// keepalive policy under which no client of ours is told too_many_pings. Its
+// receive limit, deadlines for peers that do not finish their handshake or have no
+// call open, and a keepalive policy under which no client of ours is told too_many_pings. Its
 // Stop waits for the handlers.
 func GRPCOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
@@ -128,6 +128,7 @@ func GRPCOptions() []grpc.ServerOption {
 		grpc.ConnectionTimeout(5 * time.Second),
 		grpc.MaxConcurrentStreams(64),
 		grpc.MaxHeaderListSize(16 << 10),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: time.Minute}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 		grpc.WaitForHandlers(true),
 	}

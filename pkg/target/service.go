@@ -54,14 +54,15 @@ const MaxCallsPerConnection = 2 * DefaultRegistryQuota
 
 // GRPCOptions returns the options of a grpc.Server that serves targets on TCP: a
 // peer whose host vanished is noticed within 4 s, one that does not finish its
-// handshake within 5 s. On a unix socket the kernel tells at once.
+// handshake within 5 s, one without a call within 1 min. On a unix socket the
+// kernel reports the end of a peer at once.
 func GRPCOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(1 << 20),
 		grpc.MaxHeaderListSize(16 << 10),
 		grpc.ConnectionTimeout(5 * time.Second),
 		grpc.MaxConcurrentStreams(MaxCallsPerConnection),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 2 * time.Second, Timeout: 2 * time.Second}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: time.Minute, Time: 2 * time.Second, Timeout: 2 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 		grpc.WaitForHandlers(true),
 	}
