@@ -9,6 +9,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/vipgate/vipgate/pkg/durable"
 )
 
 // DrainOrder is a drain by hand.
@@ -64,15 +66,15 @@ func OpenDrains(path string, log *slog.Logger) (*Drains, error) {
 		return d, nil
 	}
 	var document drainDocument
-	_, found, err := readDurable(path, &document)
+	_, found, err := durable.Read(path, &document)
 	if err == nil && found {
 		if d.orders, err = document.parse(); err != nil {
-			err = fmt.Errorf("%s %w: %w", path, errBroken, err)
+			err = fmt.Errorf("%s %w: %w", path, durable.ErrBroken, err)
 		}
 	}
 	switch {
-	case errors.Is(err, errBroken):
-		setAside(path, err, time.Now(), log)
+	case errors.Is(err, durable.ErrBroken):
+		durable.SetAside(path, err, time.Now(), log)
 		d.orders = map[ID]DrainOrder{}
 	case err != nil:
 		return nil, fmt.Errorf("drains by hand: %w", err)
@@ -127,7 +129,7 @@ func (d *Drains) change(f func(map[ID]DrainOrder)) error {
 	orders := d.All()
 	f(orders)
 	if d.path != "" {
-		if err := writeDurable(d.path, document(orders)); err != nil {
+		if err := durable.Write(d.path, document(orders)); err != nil {
 			return fmt.Errorf("drains by hand: %w", err)
 		}
 	}

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
+
+	"github.com/vipgate/vipgate/pkg/durable"
 )
 
 const (
@@ -145,7 +147,7 @@ func (s *stateFile) run(ctx context.Context, snapshot func() stateDocument) {
 // write writes the file and says how long to wait before the next attempt if that
 // failed.
 func (s *stateFile) write(d stateDocument) (wait time.Duration) {
-	err := writeDurable(s.path, d)
+	err := durable.Write(s.path, d)
 	if err == nil {
 		s.stamp() // by our clock, whatever that of the file system says
 	}
@@ -190,16 +192,16 @@ func (r *Registry) snapshot() stateDocument {
 // restore takes over what the process before left. It is called before anything else.
 func (r *Registry) restore(now time.Time) {
 	var d stateDocument
-	stamped, found, err := readDurable(r.state.path, &d)
+	stamped, found, err := durable.Read(r.state.path, &d)
 	var list []*registration
 	if err == nil && found {
 		if list, err = d.parse(); err != nil {
-			err = fmt.Errorf("%s %w: %w", r.state.path, errBroken, err)
+			err = fmt.Errorf("%s %w: %w", r.state.path, durable.ErrBroken, err)
 		}
 	}
 	switch {
-	case errors.Is(err, errBroken):
-		setAside(r.state.path, err, now, r.Log)
+	case errors.Is(err, durable.ErrBroken):
+		durable.SetAside(r.state.path, err, now, r.Log)
 		r.save()
 		return
 	case err != nil:

@@ -1,4 +1,5 @@
-package target
+// Package durable keeps small JSON documents in files that survive a crash whole.
+package durable
 
 import (
 	"bytes"
@@ -14,20 +15,20 @@ import (
 )
 
 const (
-	// maxDurable is the largest state file that is read: far more than
+	// maxSize is the largest state file that is read: far more than
 	// DefaultRegistryTargets registrations need.
-	maxDurable = 256 << 20
+	maxSize = 256 << 20
 	// temporarySuffix is that of a file that is being written.
 	temporarySuffix = ".tmp"
 )
 
-// errBroken is wrapped when a file was read and makes no sense.
-var errBroken = errors.New("makes no sense")
+// ErrBroken is wrapped when a file was read and makes no sense.
+var ErrBroken = errors.New("makes no sense")
 
-// writeDurable replaces a file so that after a crash there is the old one or the
+// Write replaces a file so that after a crash there is the old one or the
 // new one, whole. Its directory is made when missing. One goroutine at a time may
 // write a file.
-func writeDurable(path string, content any) (err error) {
+func Write(path string, content any) (err error) {
 	data, err := json.MarshalIndent(content, "", " ")
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
@@ -62,10 +63,10 @@ func writeDurable(path string, content any) (err error) {
 	return nil
 }
 
-// readDurable reads what writeDurable wrote, with the time of its last stamp. No
-// file is no error: found is false. The error wraps errBroken when the content is
+// Read reads what Write wrote, with the time of its last stamp. No
+// file is no error: found is false. The error wraps ErrBroken when the content is
 // not what it should be.
-func readDurable(path string, content any) (stamped time.Time, found bool, err error) {
+func Read(path string, content any) (stamped time.Time, found bool, err error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return time.Time{}, false, nil
@@ -77,26 +78,26 @@ func readDurable(path string, content any) (stamped time.Time, found bool, err e
 	if err != nil {
 		return time.Time{}, false, fmt.Errorf("read state: %w", err)
 	}
-	data, err := io.ReadAll(io.LimitReader(f, maxDurable+1))
+	data, err := io.ReadAll(io.LimitReader(f, maxSize+1))
 	switch {
 	case err != nil:
 		return time.Time{}, false, fmt.Errorf("read state: %w", err)
-	case len(data) > maxDurable:
-		return time.Time{}, true, fmt.Errorf("%s %w: it has more than %d bytes", path, errBroken, maxDurable)
+	case len(data) > maxSize:
+		return time.Time{}, true, fmt.Errorf("%s %w: it has more than %d bytes", path, ErrBroken, maxSize)
 	}
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
 	if err := d.Decode(content); err != nil {
-		return time.Time{}, true, fmt.Errorf("%s %w: %w", path, errBroken, err)
+		return time.Time{}, true, fmt.Errorf("%s %w: %w", path, ErrBroken, err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return time.Time{}, true, fmt.Errorf("%s %w: something follows its end", path, errBroken)
+		return time.Time{}, true, fmt.Errorf("%s %w: something follows its end", path, ErrBroken)
 	}
 	return info.ModTime(), true, nil
 }
 
-// setAside moves a file that makes no sense out of the way, for a person to look at.
-func setAside(path string, why error, now time.Time, log *slog.Logger) {
+// SetAside moves a file that makes no sense out of the way, for a person to look at.
+func SetAside(path string, why error, now time.Time, log *slog.Logger) {
 	aside := path + ".broken-" + now.UTC().Format("20060102T150405.000Z")
 	if err := os.Rename(path, aside); err != nil {
 		log.Error("a state file is broken and will be overwritten: what it held is lost", "file", path, "error", errors.Join(why, err))
