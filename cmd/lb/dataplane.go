@@ -3,10 +3,11 @@ package main
 import (
 	"context"
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
 	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
@@ -121,26 +122,76 @@ type reconcileCommand struct{ adminFlags }
 // reconcileTimeout is a little longer than what the running process gives itself.
 const reconcileTimeout = 35 * time.Second
 
-// Run has the data plane mended.
+// Run repairs the data plane.
 func (c *reconcileCommand) Run(ctx context.Context, out *cli.Output) error {
-	conn, err := cli.DialAdmin("lb", c.AdminSocket)
+	return withRepairs(ctx, c.AdminSocket, out, func(ctx context.Context, client lbv1.LBServiceClient) ([]*lbv1.DataPlaneDrift, error) {
+		r, err := client.Reconcile(ctx, &lbv1.ReconcileRequest{})
+		return r.GetMended(), err
+	})
+}
+
+type resumeCommand struct {
+	adminFlags
+	Stream string `help:"Only this stream; without it all holds end." placeholder:"NAME"`
+}
+
+// Run ends a hold.
+func (c *resumeCommand) Run(ctx context.Context, out *cli.Output) error {
+	return withRepairs(ctx, c.AdminSocket, out, func(ctx context.Context, client lbv1.LBServiceClient) ([]*lbv1.DataPlaneDrift, error) {
+		r, err := client.Resume(ctx, &lbv1.ResumeRequest{Stream: c.Stream})
+		return r.GetRepaired(), err
+	})
+}
+
+// withRepairs prints what a call repaired.
+func withRepairs(ctx context.Context, socket string, out *cli.Output, call func(context.Context, lbv1.LBServiceClient) ([]*lbv1.DataPlaneDrift, error)) error {
+	conn, err := cli.DialAdmin("lb", socket)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(ctx, reconcileTimeout)
 	defer cancel()
-	r, err := lbv1.NewLBServiceClient(conn).Reconcile(ctx, &lbv1.ReconcileRequest{})
+	repaired, err := call(ctx, lbv1.NewLBServiceClient(conn))
 	if err != nil {
 		return cli.Explain(err)
 	}
-	for _, d := range r.GetMended() {
-		out.Printf("mended: %s\n", status.Drift(d))
+	for _, d := range repaired {
+		out.Printf("repaired: %s\n", status.Drift(d))
 	}
-	if len(r.GetMended()) == 0 {
-		out.Printf("nothing to mend\n")
+	if len(repaired) == 0 {
+		out.Printf("nothing to repair\n")
 	}
 	return nil
+}
+
+type holdCommand struct {
+	adminFlags
+	Stream string        `help:"Only this stream; without it all streams and the common table." placeholder:"NAME"`
+	For    time.Duration `help:"End the hold after this time; without it only lb resume does." placeholder:"DURATION"`
+}
+
+// Run begins a hold.
+func (c *holdCommand) Run(out *cli.Output) error {
+	if c.For < 0 {
+		return usage("--for=%v: it must be positive", c.For)
+	}
+	return withLB(c.AdminSocket, func(ctx context.Context, client lbv1.LBServiceClient) error {
+		r := &lbv1.HoldRequest{Stream: c.Stream}
+		if c.For > 0 {
+			r.Duration = durationpb.New(c.For)
+		}
+		answer, err := client.Hold(ctx, r)
+		if err != nil {
+			return err
+		}
+		end := "until lb resume"
+		if until := answer.GetUntil(); until != nil {
+			end = "until " + until.AsTime().Format(time.RFC3339)
+		}
+		out.Printf("held %s\n", end)
+		return nil
+	})
 }
 
 type eventsCommand struct {
@@ -164,15 +215,12 @@ func (c *eventsCommand) Run(out *cli.Output) error {
 	})
 }
 
-type cleanupCommand struct {
-	StateDir string `help:"Directory with the records of the data plane, that of lb run." default:"/run/vipgate/lb" type:"path" placeholder:"DIR"`
-	numberFlags
-}
+type cleanupCommand struct{ numberFlags }
 
 // cleanupTimeout bounds the removal of some ten thousand objects.
 const cleanupTimeout = time.Minute
 
-// Run removes what is ours from the kernel.
+// Run removes what has our marks from the kernel.
 func (c *cleanupCommand) Run(ctx context.Context, out *cli.Output) error {
 	var refused cli.Refusals
 	c.numberFlags.check(&refused)
@@ -186,13 +234,7 @@ func (c *cleanupCommand) Run(ctx context.Context, out *cli.Output) error {
 	defer release()
 	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
 	defer cancel()
-	o := c.options()
-	o.StateDir = c.StateDir
-	// Without records what is ours is known by its marks in the kernel.
-	if err := os.MkdirAll(c.StateDir, 0o700); err != nil {
-		return fmt.Errorf("state directory (--state-dir): %w", err)
-	}
-	removed, err := dataplane.Cleanup(ctx, o)
+	removed, err := dataplane.Cleanup(ctx, c.options())
 	for _, line := range removed {
 		out.Printf("removed: %s\n", line)
 	}
@@ -200,7 +242,7 @@ func (c *cleanupCommand) Run(ctx context.Context, out *cli.Output) error {
 		return fmt.Errorf("remove the data plane: %w", err)
 	}
 	if len(removed) == 0 {
-		out.Printf("nothing of ours is in the kernel\n")
+		out.Printf("nothing to remove\n")
 	}
 	return nil
 }

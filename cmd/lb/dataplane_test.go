@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -78,7 +79,7 @@ func TestFlagsOfTheDataPlaneBecomeOptions(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := dataplane.Options{First: dataplane.DefaultFirst, Mask: dataplane.DefaultMask, Priority: dataplane.DefaultPriority}
-	if o := f.dataPlaneFlags.options(); *o != want || f.staleGrace() != 5*time.Second {
+	if o := f.dataPlaneFlags.options(); !reflect.DeepEqual(*o, want) || f.staleGrace() != 5*time.Second {
 		t.Errorf("options %+v, grace %v", *o, f.staleGrace())
 	}
 	f, err = runLine(t, strings.Fields("--dataplane=nftables --conntrack=off --first-table=5300 --mark-mask=0xffff --dataplane-priority=50 --stale-grace=0s --remove-dataplane-on-exit")...)
@@ -86,7 +87,7 @@ func TestFlagsOfTheDataPlaneBecomeOptions(t *testing.T) {
 		t.Fatal(err)
 	}
 	want = dataplane.Options{First: 5300, Mask: 0xffff, Priority: 50, Stateless: true}
-	if o := f.dataPlaneFlags.options(); *o != want || f.staleGrace() != 0 || !f.RemoveDataplaneOnExit {
+	if o := f.dataPlaneFlags.options(); !reflect.DeepEqual(*o, want) || f.staleGrace() != 0 || !f.RemoveDataplaneOnExit {
 		t.Errorf("options %+v, grace %v", *o, f.staleGrace())
 	}
 }

@@ -16,7 +16,9 @@ type commandLine struct {
 	Status      statusCommand      `cmd:"" help:"Show VIPs, streams, targets, watchers and what the frontend reports."`
 	Validate    validateCommand    `cmd:"" help:"Check the trench file and the flags without starting anything."`
 	Events      eventsCommand      `cmd:"" help:"Show what happened lately: VIPs, and drift and problems of the data plane."`
-	Reconcile   reconcileCommand   `cmd:"" help:"Put the data plane back as it was recorded, also what somebody else removed or changed."`
+	Reconcile   reconcileCommand   `cmd:"" help:"Repair drift of the data plane at once, without back-off, except what is held."`
+	Hold        holdCommand        `cmd:"" help:"Have changes of the data plane by other processes shown and not repaired, also over restarts."`
+	Resume      resumeCommand      `cmd:"" help:"End a hold, and repair what was held."`
 	Cleanup     cleanupCommand     `cmd:"" help:"Remove exactly what is ours from the kernel, when no lb runs."`
 	Target      targetCommand      `cmd:"" help:"List, register, deregister and drain targets."`
 	SVID        svidCommand        `cmd:"" name:"svid" help:"Sign an SVID for a person with the development authority, for grpcurl."`

@@ -20,7 +20,7 @@ type targetFlags struct {
 	Source       []string     `help:"Where targets and readiness come from; repeatable, what several offer is united: file (the trench file), registry (TargetService), directory (readiness files)." default:"file" placeholder:"file|registry|directory" group:"Targets"`
 	OnFileGone   string       `help:"What happens to the targets of the trench file while it cannot be read at all: hold, drain or drop. (A bad file leaves in force what was.)" enum:"hold,drain,drop" default:"hold" group:"Targets"`
 	TargetSubnet []prefixFlag `help:"Subnet in which targets may be; repeatable. Absent: anywhere but in a VIP." placeholder:"PREFIX" group:"Targets"`
-	StateDir     string       `help:"Directory for what survives a restart: drains by hand, registrations, records of the data plane." default:"/run/vipgate/lb" type:"path" placeholder:"DIR" group:"Targets"`
+	StateDir     string       `help:"Directory for what survives a restart: drains by an operator, registrations, holds of the data plane." default:"/run/vipgate/lb" type:"path" placeholder:"DIR" group:"Targets"`
 	SuddenLoss   target.Share `help:"Suspect the network when more than this share of all targets falls within one check interval, and nothing else on it can be reached; such as 80%." default:"off" placeholder:"SHARE" group:"Targets"`
 	OnSuddenLoss string       `help:"What happens then: withdraw (as always, with the reason SUSPECT) or hold (the targets go on counting as ready)." enum:"withdraw,hold" default:"withdraw" group:"Targets"`
 

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/vipgate/vipgate/pkg/record"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -31,30 +30,26 @@ func (p *planned) fail(err error) {
 }
 
 // toApply lists the targets that are compared with the kernel and brought there.
-func (p *planned) toApply() []record.Target {
-	return slices.DeleteFunc(sortedTargets(p.targets), func(t record.Target) bool { return !p.apply[t.Number] })
+func (p *planned) toApply() []installedTarget {
+	return slices.DeleteFunc(sortedTargets(p.targets), func(t installedTarget) bool { return !p.apply[t.Number] })
 }
 
-// apply carries plans out: records first, then ways, then one transaction in
-// nftables, then what is gone is forgotten; then all of it is read back and the
-// records say so. Whatever step it ends at, the next start goes on from the records.
+// apply carries plans out: first rules and routes, then one transaction in nftables,
+// then what is gone is removed; then all of it is read back. After a crash at any step
+// the next process finds in the kernel what was done.
 //
 // An error is about everything; what fails for one stream is in its failure.
-func (e *engine) apply(plans []*planned, mend bool) error {
+func (e *engine) apply(plans []*planned, repairBase bool) error {
 	fault(stepPlanned)
-	if err := e.write(before(plans)); err != nil {
-		return err
-	}
+	e.keep(before(plans))
 	for _, p := range plans {
 		e.settle(p.name, &p.streamPlan)
 		e.logPlan(p)
 	}
-	fault(stepRecorded)
-
 	e.makeWays(plans)
 	fault(stepWays)
 
-	if err := e.transact(plans, mend); err != nil {
+	if err := e.transact(plans, repairBase); err != nil {
 		e.need.all = true
 		e.redo(plans)
 		return err
@@ -69,33 +64,28 @@ func (e *engine) apply(plans []*planned, mend bool) error {
 		return err
 	}
 	fault(stepReadBack)
-
-	if err := e.write(e.after(plans)); err != nil {
-		e.redo(plans)
-		return err
-	}
-	fault(stepApplied)
+	e.keep(e.after(plans))
 	return nil
 }
 
-// redo has plans made again from the records, which say that they are not done.
+// redo has the next pass plan again.
 func (e *engine) redo(plans []*planned) {
 	for _, p := range plans {
 		p.memory.dirty = true
 	}
 }
 
-// before is what is written down before anything is done.
-func before(plans []*planned) (c record.Change) {
+// before is what is known of the kernel once changes begin.
+func before(plans []*planned) (c installedChange) {
 	for _, p := range plans {
 		for _, t := range p.gone {
-			t.Stage = record.Removing
+			t.Stage = stageRemoving
 			c.Targets = append(c.Targets, t)
 		}
 		if p.remove {
-			if p.view.record != nil {
-				s := *p.view.record
-				s.Stage = record.Removing
+			if p.view.installed != nil {
+				s := *p.view.installed
+				s.Stage = stageRemoving
 				c.Streams = append(c.Streams, s)
 			}
 			continue
@@ -106,15 +96,15 @@ func before(plans []*planned) (c record.Change) {
 				continue
 			}
 			if p.apply[t.Number] {
-				t.Stage = record.Pending
+				t.Stage = stagePending
 			}
 			c.Targets = append(c.Targets, t)
 		}
 		s := p.stream
 		if p.write {
-			s.Stage = record.Pending
+			s.Stage = stagePending
 		}
-		if p.view.record == nil || p.write || !sameStream(s, *p.view.record) {
+		if p.view.installed == nil || p.write || !sameStream(s, *p.view.installed) {
 			c.Streams = append(c.Streams, s)
 		}
 	}
@@ -149,7 +139,7 @@ func (e *engine) makeWays(plans []*planned) {
 				if !want.rules[f] {
 					continue
 				}
-				err := failures[t.Number]
+				err := failures[wayKey{t.Number, f}]
 				if err == nil {
 					err = e.checkWay(t, f, want.hops[f])
 				}
@@ -178,7 +168,7 @@ func (p *planned) leaveUndone(target string, err error) {
 }
 
 // checkWay asks the kernel where packets for a target would go.
-func (e *engine) checkWay(t record.Target, f vip.Family, hop netip.Addr) error {
+func (e *engine) checkWay(t installedTarget, f vip.Family, hop netip.Addr) error {
 	got, err := e.kernel.way(t.Number, f)
 	switch {
 	case err != nil:
@@ -309,9 +299,9 @@ func (e *engine) readTouched(plans []*planned) error {
 	return nil
 }
 
-// after is what is written down once all was read back: what stands is Applied, what
-// is gone has no record, and the rest is tried again.
-func (e *engine) after(plans []*planned) (c record.Change) {
+// after is what is known once all was read back: what is in the kernel is applied, what
+// is gone is forgotten, and the rest is tried again.
+func (e *engine) after(plans []*planned) (c installedChange) {
 	for _, p := range plans {
 		for _, t := range p.gone {
 			if e.actual.slots[t.Number] == nil && p.failure == nil {
@@ -325,7 +315,7 @@ func (e *engine) after(plans []*planned) (c record.Change) {
 			if p.failure == nil && e.actual.streams[p.name] != nil {
 				p.fail(fmt.Errorf("the chain of stream %s is still in the kernel after its removal", p.name))
 			}
-			if p.failure == nil && p.view.record != nil {
+			if p.failure == nil && p.view.installed != nil {
 				c.RemoveStreams = append(c.RemoveStreams, p.name)
 			}
 			e.finish(p)
@@ -368,7 +358,7 @@ func (e *engine) confirm(p *planned) error {
 		return fmt.Errorf("chain and maps of stream %s are not in the kernel as they were written", p.name)
 	}
 	for _, v := range p.stream.VIPs {
-		if e.actual.vips[v] == "" {
+		if p.forced && e.actual.vips[v] == "" {
 			return fmt.Errorf("VIP %s of stream %s is not in the kernel after it was written", v, p.name)
 		}
 	}
@@ -402,7 +392,7 @@ func (e *engine) logPlan(p *planned) {
 		e.log.Info("a target leaves the data plane", "stream", t.Stream, "target", t.Name, "number", t.Number)
 	}
 	if p.remove {
-		if p.view.record != nil {
+		if p.view.installed != nil {
 			e.log.Info("a stream leaves the data plane", "stream", p.name)
 		}
 		return

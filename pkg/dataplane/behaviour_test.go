@@ -1,7 +1,6 @@
 package dataplane
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -10,9 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/vipgate/vipgate/pkg/record"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -62,7 +58,7 @@ func TestTargetsLeftOutWhileTheyServedAreDrained(t *testing.T) {
 	}
 	w.clock = w.clock.Add(10 * time.Second)
 	w.settle(left, false)
-	if len(w.k.slots) != 1 || w.k.conns[number] || len(w.l.Targets) != 1 {
+	if len(w.k.slots) != 1 || w.k.conns[number] || len(w.e.installed.Targets) != 1 {
 		t.Fatalf("left: %+v, connections %v", w.k.slots, w.k.conns)
 	}
 }
@@ -162,15 +158,18 @@ func TestRoutesThatWentWithALinkComeBackWithIt(t *testing.T) {
 	}
 }
 
-func TestARouteRemovedByHandStaysRemoved(t *testing.T) {
+func TestRemovedRouteOfHeldStreamStays(t *testing.T) {
 	w := newWorld()
 	wanted := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving)))
 	w.settle(wanted, false)
+	if err := w.e.hold("a", time.Time{}); err != nil {
+		t.Fatal(err)
+	}
 	w.slot("a", "x2").hops[vip.IPv4] = netip.Addr{}
 	w.e.need.ways = true
 	w.settle(wanted, false)
 	w.expect(t, "a", "x1")
-	// Something else that is wanted elsewhere in the stream does not mend it.
+	// Something else that is wanted elsewhere in the stream does not repair it.
 	wanted = wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving), testTarget("x3", Serving)))
 	w.settle(wanted, false)
 	w.expect(t, "a", "x1", "x3")
@@ -226,24 +225,6 @@ func TestNumbersAreNotUsedAgainSoon(t *testing.T) {
 	if _, err := n.take(func(uint32) (bool, error) { return true, nil }); err == nil {
 		t.Fatal("no error when all are used")
 	}
-}
-
-func TestNothingChangesWhileRecordsCannotBeWritten(t *testing.T) {
-	w := newWorld()
-	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving))), false)
-	w.l.full = fmt.Errorf("write: %w", unix.ENOSPC)
-	before := w.is(t)
-	left := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Down)))
-	w.settle(left, false)
-	if !errors.Is(w.e.storeErr, unix.ENOSPC) || !strings.Contains(w.e.storeErr.Error(), "the data plane stays as it is") {
-		t.Fatalf("error %v", w.e.storeErr)
-	}
-	if fmt.Sprint(w.is(t)) != fmt.Sprint(before) {
-		t.Fatal("the kernel was changed")
-	}
-	w.l.full = nil
-	w.settle(left, false)
-	w.expect(t, "a", "x1")
 }
 
 func TestOneStreamThatFailsDoesNotKeepTheOthers(t *testing.T) {
@@ -334,7 +315,7 @@ func TestSomebodyElsesChainKeepsItsStreamOut(t *testing.T) {
 	}
 }
 
-func TestSomebodyElsesElementIsLeftWhereAVIPIsWanted(t *testing.T) {
+func TestForeignElementOfHeldStreamStays(t *testing.T) {
 	w := newWorld()
 	v := vip.Require("20.0.0.1/32")
 	w.k.base = true
@@ -342,12 +323,15 @@ func TestSomebodyElsesElementIsLeftWhereAVIPIsWanted(t *testing.T) {
 	w.k.vips[v] = "other"
 	w.notice()
 	wanted := wantedOf(testStream("a", []string{v.String()}, testTarget("x1", Serving)))
+	if err := w.e.hold("a", time.Time{}); err != nil {
+		t.Fatal(err)
+	}
 	w.settle(wanted, false)
 	if d := w.e.drift(); w.k.vips[v] != "other" || len(d) != 1 || d[0].Detail != "it leads to stream other" || w.state().VIPs[v] != "" {
 		t.Fatalf("drift %+v, VIPs %v", d, w.k.vips)
 	}
-	if _, err := w.e.reconcile(wanted); err != nil || w.k.vips[v] != "a" {
-		t.Fatalf("reconcile: %v; VIPs %v", err, w.k.vips)
+	if _, err := w.e.resume("a", wanted); err != nil || w.k.vips[v] != "a" {
+		t.Fatalf("resume: %v; VIPs %v", err, w.k.vips)
 	}
 }
 
@@ -361,8 +345,8 @@ func TestATargetOnNoNetworkIsAProblemAndIsTriedAgain(t *testing.T) {
 	if p, ok := w.problem("target a/x2"); !ok || !w.e.failing() {
 		t.Fatalf("problem %+v", p)
 	}
-	if w.l.Targets[w.number("a", "x2")].Stage != record.Pending || w.l.Streams["a"].Stage != record.Applied {
-		t.Fatalf("records %+v", w.l.Records)
+	if w.e.installed.Targets[w.number("a", "x2")].Stage != stagePending || w.e.installed.Streams["a"].Stage != stageApplied {
+		t.Fatalf("records %+v", *w.e.installed)
 	}
 	w.k.net.links = append(w.k.net.links, link{name: "eth2", index: 3, up: true, prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}})
 	w.e.need.around = true

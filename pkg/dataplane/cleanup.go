@@ -6,55 +6,37 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
-	"github.com/vipgate/vipgate/pkg/record"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Cleanup removes exactly what is ours from the kernel, in the network namespace of
-// the calling thread, and then the records. It returns what it removed, one line
-// each. What is ours the records say; without any, or with damaged ones, our marks in
-// the kernel do. It refuses while a data plane runs on the records.
+// Cleanup removes what has our marks from the kernel, in the network namespace of the
+// calling thread, whatever the options it was installed with. It returns what it
+// removed, one line each. No data plane may run meanwhile.
 func Cleanup(ctx context.Context, o Options) (removed []string, err error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("clean up the data plane: %w", err)
 	}
 	o = o.withDefaults()
-	store, damage, err := record.Open(o.StateDir, o.Log)
-	if err != nil {
-		return nil, fmt.Errorf("clean up the data plane: open the records in %s: %w", o.StateDir, err)
-	}
-	defer func() { err = errors.Join(err, store.Close()) }()
-	// What is there was written with the options of the last start.
-	o = o.as(o.lastShape())
 	f, err := newFabric(o)
 	if err != nil {
-		return nil, fmt.Errorf("clean up the data plane: open the way to the kernel: %w", err)
+		return nil, fmt.Errorf("clean up the data plane: open netlink sockets: %w", err)
 	}
 	defer func() { err = errors.Join(err, f.close()) }()
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("clean up the data plane: %w", err)
 	}
-	removed, err = cleanUp(f, store, damage, o)
-	if err != nil {
-		return removed, fmt.Errorf("clean up the data plane: %w", err)
-	}
-	if err := o.forgetShape(); err != nil {
+	if removed, err = cleanUp(f, o); err != nil {
 		return removed, fmt.Errorf("clean up the data plane: %w", err)
 	}
 	return removed, nil
 }
 
-func cleanUp(k kernelSide, store ledger, damage *record.Damage, o Options) ([]string, error) {
-	written, err := store.Load()
+func cleanUp(k kernelSide, o Options) ([]string, error) {
+	ours, err := gather(k, o, time.Now())
 	if err != nil {
-		return nil, fmt.Errorf("read the records: %w", err)
-	}
-	ours := written
-	if damage != nil || len(written.Targets)+len(written.Streams) == 0 {
-		if ours, err = gather(k, o); err != nil {
-			return nil, err
-		}
+		return nil, err
 	}
 	numbers := slices.Sorted(maps.Keys(ours.Targets))
 	c, err := k.read(numbers)
@@ -107,10 +89,6 @@ func cleanUp(k kernelSide, store ledger, damage *record.Damage, o Options) ([]st
 	if c.base {
 		say("table inet %s with its base chains and common maps, unless somebody else's things are in it", TableName)
 		say("rules that no target owns")
-	}
-	err = store.Write(record.Change{RemoveTargets: slices.Sorted(maps.Keys(written.Targets)), RemoveStreams: slices.Sorted(maps.Keys(written.Streams))})
-	if err != nil {
-		return removed, fmt.Errorf("%w: %w", errRecords, err)
 	}
 	return removed, nil
 }

@@ -5,11 +5,10 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/vipgate/vipgate/pkg/record"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// compare compares records and kernel of the streams of which either changed.
+// compare compares what is installed with the kernel, for the streams of which either changed.
 func (e *engine) compare() {
 	for name, m := range e.streams {
 		if !m.stale {
@@ -27,8 +26,8 @@ func (e *engine) compare() {
 
 func (e *engine) compareStream(name string, m *streamMemory) {
 	m.drift, m.fault, m.state = nil, streamFault{}, nil
-	s, recorded := e.records.Streams[name]
-	if recorded && s.Stage != record.Removing {
+	s, ok := e.installed.Streams[name]
+	if ok && s.Stage != stageRemoving {
 		var tables [len(vip.Families)][]uint32
 		for _, f := range vip.Families {
 			if hasFamily(s.VIPs, f) {
@@ -36,20 +35,20 @@ func (e *engine) compareStream(name string, m *streamMemory) {
 			}
 		}
 		m.fault = streamDrift(s, tables, e.actual.streams[name], e.actual.vips)
-		if s.Stage == record.Applied {
+		if s.Stage == stageApplied {
 			m.drift = m.fault.drift
 		}
 		m.state = e.streamState(s, m)
 	}
 	for _, t := range sortedTargets(m.targets) {
-		if t.Stage == record.Applied {
+		if t.Stage == stageApplied {
 			m.drift = append(m.drift, slotDrift(t, e.actual.slots[t.Number], e.lost[t.Number])...)
 		}
 	}
 }
 
 // streamState tells what of a stream is known to be in the kernel.
-func (e *engine) streamState(s record.Stream, m *streamMemory) *StreamState {
+func (e *engine) streamState(s installedStream, m *streamMemory) *StreamState {
 	x := &StreamState{Problem: m.fault.problems}
 	a := e.actual.streams[s.Name]
 	for _, f := range vip.Families {
@@ -57,9 +56,8 @@ func (e *engine) streamState(s record.Stream, m *streamMemory) *StreamState {
 		if !hasFamily(s.VIPs, f) {
 			continue
 		}
-		if !e.actual.base {
-			d := baseDrift()
-			x.Problem[f] = cmp.Or(x.Problem[f], d.Object+": "+d.Detail)
+		if p := e.actual.problem; p != "" {
+			x.Problem[f] = cmp.Or(x.Problem[f], "table inet "+TableName+": "+p)
 		}
 		if a == nil || a.tables[f] == nil {
 			continue
@@ -77,8 +75,8 @@ func (e *engine) streamState(s record.Stream, m *streamMemory) *StreamState {
 	return x
 }
 
-// maxTold is how many things that differ, or no longer do, are logged one by one at
-// once: who deletes a whole table makes thousands.
+// maxTold is how many objects that differ, or no longer do, are logged one by one at
+// once: deleting a whole table changes thousands.
 const maxTold = 20
 
 // noteDrift remembers since when what differs, and says so once.
@@ -94,8 +92,7 @@ func (e *engine) noteDrift() {
 		}
 		e.since[d.key()] = now
 		if come++; come <= maxTold {
-			e.log.Warn("somebody else changed the data plane; it stays so until it is reconciled, or something else is wanted there",
-				"object", d.Object, "detail", d.Detail, "stream", d.Stream, "target", d.Target)
+			e.log.Warn("drift detected", "object", d.Object, "detail", d.Detail, "stream", d.Stream, "target", d.Target, "held", e.held(d.Stream))
 		}
 	}
 	for k := range e.since {
@@ -104,23 +101,31 @@ func (e *engine) noteDrift() {
 		}
 		delete(e.since, k)
 		if gone++; gone <= maxTold {
-			e.log.Info("the data plane is there again as it was recorded", "object", k.object, "stream", k.stream, "target", k.target)
+			e.log.Info("drift resolved", "object", k.object, "stream", k.stream, "target", k.target)
 		}
 	}
 	if come > maxTold {
-		e.log.Warn("somebody else changed more of the data plane: lb status lists all", "more", come-maxTold)
+		e.log.Warn("more drift detected", "objects", come-maxTold)
 	}
 	if gone > maxTold {
-		e.log.Info("more of the data plane is there again as it was recorded", "more", gone-maxTold)
+		e.log.Info("more drift resolved", "objects", gone-maxTold)
 	}
 }
 
-// drift lists what differs from the records, sorted.
-func (e *engine) drift() []Drift {
-	var all []Drift
-	if !e.actual.base && slices.ContainsFunc(slices.Collect(maps.Values(e.records.Streams)), func(s record.Stream) bool { return s.Stage == record.Applied }) {
-		all = append(all, baseDrift())
+// hasApplied reports whether a stream is installed, so that what no stream owns must be
+// as well.
+func (e *engine) hasApplied() bool {
+	for _, s := range e.installed.Streams {
+		if s.Stage == stageApplied {
+			return true
+		}
 	}
+	return false
+}
+
+// drift lists what differs from what is installed, sorted.
+func (e *engine) drift() []Drift {
+	all := e.baseDrift()
 	for _, name := range slices.Sorted(maps.Keys(e.streams)) {
 		all = append(all, e.streams[name].drift...)
 	}

@@ -3,7 +3,6 @@ package dataplane
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -13,8 +12,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/vipgate/vipgate/pkg/record"
 )
 
 // buildVictim builds the program that can be killed at each step.
@@ -93,7 +90,7 @@ func TestAKillAtAnyStepEndsTheSame(t *testing.T) {
 		})
 	}
 	// Killed again on the way back, and when the drain ends.
-	for _, faults := range [][]string{{stepWritten, stepRecorded}, {stepRecorded, stepWays, stepWritten}, {stepWritten + ":2"}, {stepForgotten + ":2"}} {
+	for _, faults := range [][]string{{stepWritten, stepWays}, {stepPlanned, stepWays, stepWritten}, {stepWritten + ":2"}, {stepForgotten + ":2"}} {
 		t.Run(strings.Join(faults, " "), func(t *testing.T) {
 			if end := run(t, faults...); end != undisturbed {
 				t.Errorf("undisturbed\n%s\nkilled\n%s", undisturbed, end)
@@ -119,86 +116,86 @@ ip route add 99.0.0.0/8 via 10.1.0.200 proto 179`)
 	}
 }
 
-func TestRecordsThatWereTornAreMadeAnew(t *testing.T) {
-	for _, tt := range []struct {
-		name string
-		harm func(*site)
-	}{
-		{"torn", func(x *site) {
-			file := filepath.Join(x.dir, "dataplane.db")
-			info, err := os.Stat(file)
-			x.must(err)
-			x.must(os.Truncate(file, info.Size()/2))
-		}},
-		{"removed", func(x *site) { x.must(os.Remove(filepath.Join(x.dir, "dataplane.db"))) }},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			x := newSite(t)
-			p := x.start()
-			streams := []*Stream{siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, Serving, Serving), siteTarget(2, Draining, Serving)), siteStream("b", []string{"20.0.0.2/32"}, siteTarget(1, Serving), siteTarget(3, Serving))}
-			p.configure(streams...)
-			foreign := x.foreign()
-			theirs := foreign()
-			before := p.configure(streams...)
-			p.stop()
-			all := x.snapshot()
-			tt.harm(x)
-			p = x.start()
-			s := p.wait("the first look", func(s State) bool { return !s.At.IsZero() && s.Err == nil })
-			if len(s.VIPs) != len(before.VIPs) || !serves(s, "a", 1, "t1", "t2") || len(s.Drift) > 0 {
-				t.Error(describeState(s))
-			}
-			s = p.configure(streams...)
-			if got := x.snapshot(); got != all || len(s.Drift) > 0 {
-				t.Errorf("drift %+v; before\n%s\nafter\n%s", s.Drift, all, got)
-			}
-			p.configure(streams[1])
-			if got := foreign(); got != theirs {
-				t.Errorf("somebody else's\n%s\nbecame\n%s", theirs, got)
-			}
-		})
+func TestRestartLeavesForeignEntries(t *testing.T) {
+	x := newSite(t)
+	p := x.start()
+	streams := []*Stream{siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, Serving, Serving), siteTarget(2, Draining, Serving)), siteStream("b", []string{"20.0.0.2/32"}, siteTarget(1, Serving), siteTarget(3, Serving))}
+	p.configure(streams...)
+	foreign := x.foreign()
+	theirs := foreign()
+	before := p.configure(streams...)
+	p.stop()
+	all := x.snapshot()
+	p = x.start()
+	s := p.wait("the first look", func(s State) bool { return !s.At.IsZero() && s.Err == nil })
+	if len(s.VIPs) != len(before.VIPs) || !serves(s, "a", 1, "t1", "t2") || len(s.Drift) > 0 {
+		t.Error(describeState(s))
+	}
+	s = p.configure(streams...)
+	if got := x.snapshot(); got != all || len(s.Drift) > 0 {
+		t.Errorf("drift %+v; before\n%s\nafter\n%s", s.Drift, all, got)
+	}
+	p.configure(streams[1])
+	if got := foreign(); got != theirs {
+		t.Errorf("foreign entries\n%s\nbecame\n%s", theirs, got)
 	}
 }
 
-func TestCleanupLeavesWhatIsNotOurs(t *testing.T) {
-	for _, recorded := range []bool{true, false} {
-		t.Run(fmt.Sprintf("with records %v", recorded), func(t *testing.T) {
-			x := newSite(t)
-			p := x.start()
-			p.configure(siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, Serving, Serving), siteTarget(2, Draining, Serving)), siteStream("b", []string{"20.0.0.2/32"}, siteTarget(1, Serving)))
-			foreign := x.foreign()
-			theirs := foreign()
-			if _, err := Cleanup(t.Context(), x.options()); err == nil {
-				t.Fatal("it cleaned up below a plane that runs")
-			}
-			p.stop()
-			if !recorded {
-				x.must(os.Remove(filepath.Join(x.dir, "dataplane.db")))
-			}
-			var lines []string
-			x.must(x.ns.Do(func() (err error) {
-				lines, err = Cleanup(context.Background(), x.options())
-				return err
-			}))
-			for _, want := range []string{"rule fwmark 5000 lookup 5000 (IPv4)", "route default via 10.1.0.11 table 5000 (IPv4)", "chain stream/a", "element 20.0.0.2/32 of map vip4 (to stream b)", "map maglev6/a"} {
-				if !slices.Contains(lines, want) {
-					t.Errorf("no line %q in %q", want, lines)
-				}
-			}
-			if got := foreign(); got != theirs {
-				t.Errorf("somebody else's\n%s\nbecame\n%s", theirs, got)
-			}
-			x.lacks(t, "stream/b", "target/", "lookup 5000", "table 5001", "jhash", "maglev")
-			store, damage, err := record.Open(x.dir, x.options().Log)
-			x.must(err)
-			records, err := store.Load()
-			x.must(err)
-			x.must(store.Close())
-			if damage != nil || len(records.Targets)+len(records.Streams) > 0 {
-				t.Errorf("records %+v, damage %v", records, damage)
-			}
-		})
+// Routes of another process in a target's table stay, whatever happens to the target.
+func TestForeignRoutesInTargetTableStay(t *testing.T) {
+	x := newSite(t)
+	p := x.start()
+	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving)))
+	x.sh("ip route add 99.0.0.0/8 via 10.1.0.200 table 5000; ip route add default via 10.1.0.201 metric 7 proto static table 5000; ip -6 route add 2001:db8:99::/48 via fd01::99 table 5000")
+	foreign := func() string {
+		return x.sh("ip route show table 5000 | grep -v 'proto 179'; ip -6 route show table 5000 | grep -v 'proto 179'")
 	}
+	theirs := foreign()
+	check := func(when string) {
+		t.Helper()
+		if got := foreign(); got != theirs {
+			t.Fatalf("%s: foreign routes\n%s\nbecame\n%s", when, theirs, got)
+		}
+	}
+	moved := siteTarget(1, Serving, Serving)
+	moved.IPs[0] = netip.MustParseAddr("10.1.0.99")
+	p.configure(siteStream("a", bothVIPs, moved))
+	check("another address")
+	x.sh("ip route flush table 5000 proto 179")
+	x.eventually("the route to be repaired", func() bool { return strings.Contains(x.snapshot(), "via 10.1.0.99") })
+	check("a repair")
+	p.configure(siteStream("a", bothVIPs, siteTarget(2, Serving, Serving)))
+	x.eventually("t1 to be gone", func() bool { return !strings.Contains(x.snapshot(), "via 10.1.0.99") })
+	check("the removal")
+	p.stop()
+	x.must(x.ns.Do(func() error {
+		_, err := Cleanup(context.Background(), x.options())
+		return err
+	}))
+	check("cleanup")
+}
+
+func TestCleanupLeavesForeignEntries(t *testing.T) {
+	x := newSite(t)
+	p := x.start()
+	p.configure(siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, Serving, Serving), siteTarget(2, Draining, Serving)), siteStream("b", []string{"20.0.0.2/32"}, siteTarget(1, Serving)))
+	foreign := x.foreign()
+	theirs := foreign()
+	p.stop()
+	var lines []string
+	x.must(x.ns.Do(func() (err error) {
+		lines, err = Cleanup(context.Background(), x.options())
+		return err
+	}))
+	for _, want := range []string{"rule fwmark 5000 lookup 5000 (IPv4)", "route default via 10.1.0.11 table 5000 (IPv4)", "chain stream/a", "element 20.0.0.2/32 of map vip4 (to stream b)", "map maglev6/a"} {
+		if !slices.Contains(lines, want) {
+			t.Errorf("no line %q in %q", want, lines)
+		}
+	}
+	if got := foreign(); got != theirs {
+		t.Errorf("foreign entries\n%s\nbecame\n%s", theirs, got)
+	}
+	x.lacks(t, "stream/b", "target/", "lookup 5000", "table 5001", "jhash", "maglev")
 }
 
 func TestCleanupLeavesNothingOfOurs(t *testing.T) {

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/vipgate/vipgate/pkg/record"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -18,7 +17,7 @@ func (e *engine) nextDrain() (end time.Time, ok bool) {
 	if e.wanted == nil {
 		return end, false
 	}
-	for _, t := range e.records.Targets {
+	for _, t := range e.installed.Targets {
 		if !t.DrainEnd.IsZero() && (!ok || t.DrainEnd.Before(end)) {
 			end, ok = t.DrainEnd, true
 		}
@@ -108,8 +107,8 @@ func (e *engine) describe(s *State) {
 			}
 		}
 		s.Problems = append(s.Problems, m.problems...)
-		r, recorded := e.records.Streams[name]
-		if !recorded || r.Stage == record.Removing || !e.actual.base || m.fault.bare {
+		r, recorded := e.installed.Streams[name]
+		if !recorded || r.Stage == stageRemoving || e.actual.problem != "" || m.fault.bare {
 			continue
 		}
 		for _, v := range r.VIPs {
@@ -126,7 +125,7 @@ func (e *engine) describe(s *State) {
 	s.Drift = e.drift()
 	s.Problems = append(s.Problems, e.share.problems...)
 	for _, n := range slices.Sorted(maps.Keys(e.refused)) {
-		s.Problems = append(s.Problems, Problem{Object: fmt.Sprintf("number %d", n), Detail: "it is used by somebody else: " + e.refused[n], Remedy: "nothing must be done: targets get other numbers"})
+		s.Problems = append(s.Problems, Problem{Object: fmt.Sprintf("number %d", n), Detail: "another process uses it: " + e.refused[n], Remedy: "no action required: targets get other numbers"})
 	}
 }
 
@@ -138,30 +137,25 @@ func (e *engine) reason(a netip.Addr) string {
 	return e.around.reason(a)
 }
 
-// reconcile looks at everything and puts it back as it was recorded.
+// reconcile reads everything and repairs it without back-off, except what is held.
 func (e *engine) reconcile(w *Wanted) ([]Drift, error) {
-	if w == nil {
-		return nil, errors.New("nothing is configured yet: try again in a moment")
-	}
-	if e.records.Targets == nil {
-		return nil, errors.New("the records could not be read or made anew yet, so that nobody knows what is ours: see the data plane's error in lb status")
+	if w == nil || e.installed == nil {
+		return nil, errors.New("nothing is configured yet; try again in a moment")
 	}
 	e.need.merge(need{all: true, ways: true, around: true})
-	e.pass(e.wanted, false)
-	if err := errors.Join(e.lookErr, e.storeErr); err != nil {
-		return nil, err
+	e.observe()
+	if e.lookErr != nil {
+		return nil, e.lookErr
 	}
 	before := e.drift()
-	e.pass(w, true)
-	if err := errors.Join(e.lookErr, e.storeErr); err != nil {
-		return nil, err
+	e.converge(w, true)
+	if e.lookErr != nil {
+		return nil, e.lookErr
 	}
-	done := without(before, e.drift())
-	for _, d := range done {
-		e.log.Info("reconciled", "object", d.Object, "detail", d.Detail, "stream", d.Stream, "target", d.Target)
-	}
-	if left := e.drift(); len(left) > 0 {
-		return done, fmt.Errorf("%d things are not as they were recorded still, the first is %s: %s", len(left), left[0].Object, left[0].Detail)
+	left := e.drift()
+	done := without(before, left)
+	if left = slices.DeleteFunc(left, func(d Drift) bool { return e.held(d.Stream) }); len(left) > 0 {
+		return done, fmt.Errorf("%d objects could not be repaired, the first is %s: %s", len(left), left[0].Object, left[0].Detail)
 	}
 	return done, nil
 }
@@ -171,7 +165,7 @@ func (e *engine) slots() ([]SlotView, error) {
 	if e.actual == nil {
 		return nil, errors.New("the kernel could not be read yet")
 	}
-	now, err := e.kernel.readSlots(e.recordedNumbers())
+	now, err := e.kernel.readSlots(e.installedNumbers())
 	if err != nil {
 		return nil, fmt.Errorf("read the counters of targets: %w", err)
 	}
@@ -204,11 +198,8 @@ func (e *engine) slots() ([]SlotView, error) {
 }
 
 // stateOf is a target's state in a word.
-func (m *streamMemory) stateOf(t record.Target) string {
-	switch t.Stage {
-	case record.Pending:
-		return "pending"
-	case record.Removing:
+func (m *streamMemory) stateOf(t installedTarget) string {
+	if t.Stage == stageRemoving {
 		return "removing"
 	}
 	if slices.ContainsFunc(m.drift, func(d Drift) bool { return d.Target == t.Name }) {
@@ -221,7 +212,10 @@ func (m *streamMemory) stateOf(t record.Target) string {
 			}
 		}
 	}
-	if t.Flows != [len(vip.Families)]bool{} {
+	switch {
+	case t.Stage == stagePending:
+		return "pending"
+	case t.Flows != [len(vip.Families)]bool{}:
 		return "draining"
 	}
 	return "down"

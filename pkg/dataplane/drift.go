@@ -5,13 +5,12 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/vipgate/vipgate/pkg/record"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // slotStands tells whether packets with the target's mark get the mark and, for one
 // family, go to it. A family without an address has nothing to stand.
-func slotStands(t record.Target, a *slotContent, f vip.Family) bool {
+func slotStands(t installedTarget, a *slotContent, f vip.Family) bool {
 	hop := addressOf(t.IPs, f)
 	if a == nil || !a.chain || a.stream != t.Stream || a.name != t.Name || !hop.IsValid() {
 		return false
@@ -20,8 +19,8 @@ func slotStands(t record.Target, a *slotContent, f vip.Family) bool {
 }
 
 // slotWant is what the kernel has of a target when all is as written down.
-func slotWant(t record.Target) slotContent {
-	s := slotContent{number: t.Number, stream: t.Stream, name: t.Name, chain: true, flows: t.Flows}
+func slotWant(t installedTarget) slotContent {
+	s := slotContent{number: t.Number, label: t.label(), chain: true, flows: t.Flows}
 	for _, f := range vip.Families {
 		s.hops[f] = addressOf(t.IPs, f)
 		s.rules[f] = s.hops[f].IsValid()
@@ -37,12 +36,12 @@ func sameWays(a, b slotContent) bool {
 
 // sameElements compares what nftables has of a target.
 func sameElements(a, b slotContent) bool {
-	return a.chain == b.chain && a.stream == b.stream && a.name == b.name && a.flows == b.flows
+	return a.chain == b.chain && a.label == b.label && a.flows == b.flows
 }
 
 // slotDrift compares one target with the kernel. For routes of links that are not
 // up ask lost first: nobody removed those by hand.
-func slotDrift(t record.Target, a *slotContent, lost bool) (list []Drift) {
+func slotDrift(t installedTarget, a *slotContent, lost bool) (list []Drift) {
 	add := func(object, format string, args ...any) {
 		list = append(list, Drift{Object: object, Stream: t.Stream, Target: t.Name, Detail: fmt.Sprintf(format, args...)})
 	}
@@ -54,8 +53,8 @@ func slotDrift(t record.Target, a *slotContent, lost bool) (list []Drift) {
 	switch {
 	case !a.chain:
 		add(chain, "the chain or its rule is missing")
-	case a.stream != t.Stream || a.name != t.Name:
-		add(chain, "it says that it is of %s/%s", a.stream, a.name)
+	case a.label != want.label:
+		add(chain, "its comment is %q instead of %q", a.label, want.label)
 	}
 	for _, f := range vip.Families {
 		element := fmt.Sprintf("element %d of map %s", t.Number, liveMap(f, t.Stream))
@@ -97,7 +96,7 @@ type streamFault struct {
 
 // streamDrift compares one stream with the kernel. tables are those that follow
 // from the record; nil where the stream has none.
-func streamDrift(s record.Stream, tables [len(vip.Families)][]uint32, a *streamContent, vips map[vip.VIP]string) (x streamFault) {
+func streamDrift(s installedStream, tables [len(vip.Families)][]uint32, a *streamContent, vips map[vip.VIP]string) (x streamFault) {
 	add := func(object, format string, args ...any) string {
 		d := Drift{Object: object, Stream: s.Name, Detail: fmt.Sprintf(format, args...)}
 		x.drift = append(x.drift, d)
@@ -161,12 +160,18 @@ func streamDrift(s record.Stream, tables [len(vip.Families)][]uint32, a *streamC
 }
 
 // baseDrift is the drift of what no stream owns.
-func baseDrift() Drift {
-	return Drift{Object: "table inet " + TableName, Detail: "the table, one of its base chains or common maps, or a policy rule that no target owns is missing or changed"}
+func (e *engine) baseDrift() []Drift {
+	switch {
+	case e.actual.base || !e.hasApplied():
+		return nil
+	case e.actual.problem != "":
+		return []Drift{{Object: "table inet " + TableName, Detail: e.actual.problem}}
+	}
+	return []Drift{{Object: fmt.Sprintf("policy rules of priority %d and %d", e.o.Priority, e.o.Priority+2), Detail: "one of them is missing or changed"}}
 }
 
 // tableOf divides size entries among the targets of one table; numbers are by name.
-func tableOf(names []string, numbers map[string]record.Target, size, seed uint32) []uint32 {
+func tableOf(names []string, numbers map[string]installedTarget, size, seed uint32) []uint32 {
 	table := make([]uint32, size)
 	for i, which := range maglev(names, size, seed) {
 		table[i] = numbers[names[which]].Number
@@ -187,7 +192,7 @@ type tableCache struct {
 	table []uint32
 }
 
-func (c *tableCache) of(names []string, targets map[string]record.Target, size, seed uint32) []uint32 {
+func (c *tableCache) of(names []string, targets map[string]installedTarget, size, seed uint32) []uint32 {
 	k := tableKey{names: names, size: size, seed: seed}
 	for _, n := range names {
 		k.numbers = append(k.numbers, targets[n].Number)

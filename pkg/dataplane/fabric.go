@@ -20,9 +20,12 @@ const RouteProtocol = 179
 
 // content is what the kernel has, or is to have, of the data plane.
 type content struct {
-	// base says that table, base chains, rules in them, the maps of VIPs and of
-	// targets, and the policy rules that no target owns stand as they must.
+	// base reports whether table, base chains, their rules, the common maps and the
+	// policy rules that no target owns are as they must be. problem says why nothing is
+	// forwarded; "" also when only policy rules are missing, without which packets are
+	// forwarded all the same.
 	base    bool
+	problem string
 	streams map[string]*streamContent
 	slots   map[uint32]*slotContent
 	// vips are the elements of the maps of VIPs with the streams they lead to.
@@ -32,7 +35,9 @@ type content struct {
 // streamContent is one stream's chain and maps.
 type streamContent struct {
 	name string
-	// chain says that the chain's rules stand as they must for size and seed.
+	// ours reports whether the chain has rules with our comments.
+	ours bool
+	// chain reports whether the chain's rules are as they must be for size and seed.
 	chain      bool
 	size, seed uint32
 	// tables are by family; nil: there is no such map. Entry i is the number of the
@@ -42,9 +47,9 @@ type streamContent struct {
 
 // slotContent is one target's chain, rules and routes.
 type slotContent struct {
-	number       uint32
-	stream, name string // from the comment of the chain's rule
-	chain        bool
+	number uint32
+	label  // from the comment of the chain's rule
+	chain  bool
 	// flows: it is among the targets whose flows live, by family.
 	flows [len(vip.Families)]bool
 	// rules, and next hops of the routes, by family; the zero Addr for none.

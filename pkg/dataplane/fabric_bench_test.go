@@ -43,7 +43,7 @@ func BenchmarkLoad(b *testing.B) {
 			for b.Loop() {
 				b.StopTimer()
 				f := openFabric(b, lab.NewNetNS(b), Options{})
-				must(b, f.write(change{base: true}))
+				must(b, writeBase(f, change{base: true}))
 				c := crowd(1, size)
 				b.StartTimer()
 				must(b, f.write(c))
@@ -110,7 +110,7 @@ func BenchmarkWithAHundredStreams(b *testing.B) {
 	})
 	b.Run("read base", func(b *testing.B) {
 		for b.Loop() {
-			_, err := f.readBase()
+			_, _, err := f.readBase()
 			must(b, err)
 		}
 	})

@@ -20,7 +20,7 @@ func mustHave(t *testing.T, f *fabric, want streamContent) *streamContent {
 	t.Helper()
 	got, err := f.readStream(want.name)
 	must(t, err)
-	want.chain = true
+	want.ours, want.chain = true, true
 	if !reflect.DeepEqual(got, &want) {
 		t.Fatalf("stream %s is not as it was written: chain %v, size %d, seed %d, %d and %d entries", want.name, got.chain, got.size, got.seed, len(got.tables[0]), len(got.tables[1]))
 	}
@@ -30,7 +30,7 @@ func mustHave(t *testing.T, f *fabric, want streamContent) *streamContent {
 func TestOnlyEntriesThatDifferAreWritten(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	f := openFabric(t, ns, Options{})
-	must(t, f.write(exampleChange()))
+	must(t, writeBase(f, exampleChange()))
 	now, err := f.readStream("web")
 	must(t, err)
 	want := streamContent{name: "web", size: 101, seed: 7, tables: bothFamilies(filled(101, 5000, 5001, 5002))}
@@ -54,7 +54,7 @@ func TestOnlyEntriesThatDifferAreWritten(t *testing.T) {
 
 func TestTablesChangeTheirSizeSeedAndFamilies(t *testing.T) {
 	f := openFabric(t, lab.NewNetNS(t), Options{})
-	must(t, f.write(exampleChange()))
+	must(t, writeBase(f, exampleChange()))
 	for _, step := range []struct {
 		name       string
 		size, seed uint32
@@ -113,7 +113,7 @@ func TestLeftoversOfATransactionThatWasCutShortAreMended(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ns := lab.NewNetNS(t)
 			f := openFabric(t, ns, Options{})
-			must(t, f.write(exampleChange()))
+			must(t, writeBase(f, exampleChange()))
 			run(t, ns, commands)
 			got := readAll(t, f)
 			if s := got.streams["web"]; got.base && s != nil && s.chain && len(got.vips) == 5 {
@@ -121,7 +121,7 @@ func TestLeftoversOfATransactionThatWasCutShortAreMended(t *testing.T) {
 			}
 			again := exampleChange()
 			again.streams[0].now = got.streams["web"]
-			must(t, f.write(again))
+			must(t, writeBase(f, again))
 			mustHave(t, f, again.streams[0].want)
 			got = readAll(t, f)
 			if !got.base || !reflect.DeepEqual(got.vips, again.vips) {
@@ -140,7 +140,7 @@ func TestWhatIsSomebodyElsesStays(t *testing.T) {
 	for _, stateless := range []bool{false, true} {
 		ns := lab.NewNetNS(t)
 		f := openFabric(t, ns, Options{Stateless: stateless})
-		must(t, f.write(exampleChange()))
+		must(t, writeBase(f, exampleChange()))
 		run(t, ns, `nft 'add table inet other; add chain inet other prerouting { type filter hook prerouting priority 0; }
 			add chain inet vipgate-lb theirs; add rule inet vipgate-lb theirs counter
 			add set inet vipgate-lb theirset { type ipv4_addr; }; add element inet vipgate-lb theirset { 1.2.3.4 }
@@ -182,7 +182,7 @@ func TestAllOfOursGoes(t *testing.T) {
 	for _, stateless := range []bool{false, true} {
 		ns := lab.NewNetNS(t)
 		f := openFabric(t, ns, Options{Stateless: stateless})
-		must(t, f.write(exampleChange()))
+		must(t, writeBase(f, exampleChange()))
 		gone := exampleChange().vips
 		for v := range gone {
 			gone[v] = ""
@@ -203,7 +203,7 @@ func TestTheModeOfConnectionTrackingChanges(t *testing.T) {
 		f := openFabric(t, ns, Options{Stateless: stateless})
 		c := exampleChange()
 		c.streams[0].now = readAll(t, f).streams["web"]
-		must(t, f.write(c))
+		must(t, writeBase(f, c))
 		got := readAll(t, f)
 		if !got.base || !got.streams["web"].chain || !got.slots[5000].chain || len(got.vips) != 5 {
 			t.Errorf("stateless %v: base %v, chain %v, target %+v, VIPs %v", stateless, got.base, got.streams["web"].chain, got.slots[5000], got.vips)
@@ -223,7 +223,7 @@ func TestNamesOfOursThatAreSomebodyElsesAreTold(t *testing.T) {
 		run(t, ns, "nft '"+setup+"'")
 		f := openFabric(t, ns, Options{})
 		var foreign *foreignError
-		if err := f.write(exampleChange()); !errors.As(err, &foreign) || foreign.object != object {
+		if err := writeBase(f, exampleChange()); !errors.As(err, &foreign) || foreign.object != object {
 			t.Errorf("writing over %s: %v", object, err)
 		}
 	}
@@ -234,10 +234,10 @@ func TestNamesOfOursThatAreSomebodyElsesAreTold(t *testing.T) {
 	} {
 		ns := lab.NewNetNS(t)
 		f := openFabric(t, ns, Options{})
-		must(t, f.write(change{base: true}))
+		must(t, writeBase(f, change{base: true}))
 		run(t, ns, "nft '"+setup+"'")
 		var foreign *foreignError
-		if err := f.write(exampleChange()); !errors.As(err, &foreign) || foreign.object != object {
+		if err := writeBase(f, exampleChange()); !errors.As(err, &foreign) || foreign.object != object {
 			t.Errorf("writing over %s: %v", object, err)
 		} else if foreign.stream == "" && foreign.v.IsZero() {
 			t.Errorf("%s is about no stream and no VIP", object)
@@ -267,12 +267,12 @@ func TestATargetBeyondTheNetworkIsNamed(t *testing.T) {
 	must(t, lab.Veth(pod, "int0", net, "pod"))
 	must(t, pod.Addr("int0", "172.16.0.1/24", "fd16::1/64"))
 	f := openFabric(t, pod, Options{})
-	must(t, f.write(change{base: true}))
+	must(t, writeBase(f, change{base: true}))
 	slots := exampleSlots("web", 5000, 5001)
 	slots[0].hops = [len(vip.Families)]netip.Addr{netip.MustParseAddr("172.20.1.1"), netip.MustParseAddr("fd20::1")}
 	slots[1].hops = [len(vip.Families)]netip.Addr{netip.MustParseAddr("172.16.0.2"), netip.MustParseAddr("fd16::2")}
 	failed := f.addWays(slots)
-	if len(failed) != 1 || !strings.Contains(fmt.Sprint(failed[5000]), "172.20.1.1 is not on a network that this pod is connected to") || !strings.Contains(fmt.Sprint(failed[5000]), "fd20::1 is not on a network") {
+	if len(failed) != 2 || !strings.Contains(fmt.Sprint(failed[wayKey{5000, vip.IPv4}]), "172.20.1.1 is on no connected network") || !strings.Contains(fmt.Sprint(failed[wayKey{5000, vip.IPv6}]), "fd20::1 is on no connected network") {
 		t.Errorf("failed: %v", failed)
 	}
 	if hop, err := f.way(5001, vip.IPv4); err != nil || hop != slots[1].hops[0] {
@@ -318,7 +318,7 @@ func TestWatchTellsWhatHappens(t *testing.T) {
 			}
 		}
 	}
-	must(t, f.write(change{base: true}))
+	must(t, writeBase(f, change{base: true}))
 	wait("a transaction", func(n news) bool {
 		if n.ways {
 			t.Error("our own rules are news")

@@ -88,7 +88,7 @@ func newEstate(t *testing.T, pods, targets int, stateless bool) *estate {
 		g := &estateTarget{ns: lab.NewNetNS(t), heard: map[netip.AddrPort]int{}}
 		must(t, lab.Veth(g.ns, "eth0", x.fabricNet, fmt.Sprintf("t%d", i)))
 		run(t, x.fabricNet, fmt.Sprintf("ip link set t%d master br0", i))
-		g.slot = slotContent{number: uint32(5000 + i), stream: "web", name: fmt.Sprintf("t%d", i), flows: [len(vip.Families)]bool{true, true}}
+		g.slot = slotContent{number: uint32(5000 + i), label: label{stream: "web", name: fmt.Sprintf("t%d", i)}, flows: [len(vip.Families)]bool{true, true}}
 		g.slot.hops = [len(vip.Families)]netip.Addr{netip.MustParseAddr(fmt.Sprintf("172.16.0.%d", 1+i)), netip.MustParseAddr(fmt.Sprintf("fd16::%d", 1+i))}
 		must(t, g.ns.Addr("eth0", g.slot.hops[0].String()+"/24", g.slot.hops[1].String()+"/64"))
 		must(t, g.ns.Addr("lo", "20.0.0.1/32", "2000::1/128"))

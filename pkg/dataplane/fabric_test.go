@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"reflect"
@@ -60,7 +61,7 @@ func bothFamilies(table []uint32) [len(vip.Families)][]uint32 {
 func exampleSlots(stream string, numbers ...uint32) []slotContent {
 	var slots []slotContent
 	for _, n := range numbers {
-		slots = append(slots, slotContent{number: n, stream: stream, name: fmt.Sprintf("t%d", n), flows: [len(vip.Families)]bool{true, true}})
+		slots = append(slots, slotContent{number: n, label: label{stream: stream, name: fmt.Sprintf("t%d", n)}, flows: [len(vip.Families)]bool{true, true}})
 	}
 	return slots
 }
@@ -95,7 +96,7 @@ func TestWhatWasWrittenIsReadBack(t *testing.T) {
 				t.Fatalf("an empty namespace has %+v", c)
 			}
 			c := exampleChange()
-			must(t, f.write(c))
+			must(t, writeBase(f, c))
 			got := readAll(t, f)
 			if !got.base {
 				r, err := f.readRuleset(true)
@@ -104,7 +105,7 @@ func TestWhatWasWrittenIsReadBack(t *testing.T) {
 				t.Errorf("base does not stand: %s, %v\n%s", problem, err, run(t, ns, "nft list table inet vipgate-lb; ip rule; ip -6 rule"))
 			}
 			want := c.streams[0].want
-			want.chain = true
+			want.ours, want.chain = true, true
 			if !reflect.DeepEqual(got.streams, map[string]*streamContent{"web": &want}) {
 				t.Errorf("streams are %+v\n%s", got.streams["web"], run(t, ns, "nft --debug=netlink list chain inet vipgate-lb stream/web"))
 			}
@@ -134,13 +135,13 @@ func TestWhatWasWrittenIsReadBack(t *testing.T) {
 func TestWritingWhatStandsChangesNothing(t *testing.T) {
 	for _, stateless := range []bool{false, true} {
 		f := openFabric(t, lab.NewNetNS(t), Options{Stateless: stateless})
-		must(t, f.write(exampleChange()))
+		must(t, writeBase(f, exampleChange()))
 		now := readAll(t, f)
 		before, err := f.generation()
 		must(t, err)
 		again := exampleChange()
 		again.streams[0].now = now.streams["web"]
-		must(t, f.write(again))
+		must(t, writeBase(f, again))
 		after, err := f.generation()
 		must(t, err)
 		if before != after {
@@ -153,7 +154,7 @@ func TestPeopleCanListTheTable(t *testing.T) {
 	for _, stateless := range []bool{false, true} {
 		ns := lab.NewNetNS(t)
 		f := openFabric(t, ns, Options{Stateless: stateless})
-		must(t, f.write(exampleChange()))
+		must(t, writeBase(f, exampleChange()))
 		for command, shown := range map[string]string{
 			"nft list table inet vipgate-lb":                      "mod 101 seed 0x7 vmap @live4/web",
 			"nft -j list table inet vipgate-lb":                   `"vipgate: flows with ports, by @maglev4/web"`,
@@ -177,7 +178,7 @@ func TestWays(t *testing.T) {
 	must(t, lab.Veth(pod, "int0", net, "pod"))
 	must(t, pod.Addr("int0", "172.16.0.1/24", "fd16::1/64"))
 	f := openFabric(t, pod, Options{})
-	must(t, f.write(change{base: true}))
+	must(t, writeBase(f, change{base: true}))
 	slots := exampleSlots("web", 5000, 5001)
 	for i := range slots {
 		slots[i].hops = [len(vip.Families)]netip.Addr{netip.MustParseAddr(fmt.Sprintf("172.16.0.%d", 10+i)), netip.MustParseAddr(fmt.Sprintf("fd16::%d", 10+i))}
@@ -225,4 +226,9 @@ func TestWays(t *testing.T) {
 	if out := run(t, pod, "nft list ruleset; ip rule | grep -v -w 'local\\|main\\|default' || true; ip -6 rule | grep -v -w 'local\\|main' || true; ip route show table all proto 179; ip -6 route show table all proto 179"); out != "" {
 		t.Errorf("left over:\n%s", out)
 	}
+}
+
+// writeBase writes a change with the rules that no target owns.
+func writeBase(f *fabric, c change) error {
+	return errors.Join(f.addCommonRules().all(), f.write(c))
 }

@@ -3,13 +3,11 @@ package dataplane
 // Steps of a change, between which a process may end; see [FaultSteps].
 const (
 	stepPlanned   = "planned"
-	stepRecorded  = "recorded"
 	stepWays      = "ways"
 	stepWritten   = "written"
 	stepForgotten = "forgotten"
 	stepUnrouted  = "unrouted"
 	stepReadBack  = "read-back"
-	stepApplied   = "applied"
 	stepPublished = "published"
 )
 
@@ -17,15 +15,13 @@ const (
 // vipgate_faults can be made to kill itself, in their order: VIPGATE_FAULT=STEP, or
 // STEP:N for the N-th time.
 //
-//   - planned: nothing is written down yet
-//   - recorded: it is written down, the kernel is as before
-//   - ways: rules and routes of new targets stand
+//   - planned: the kernel is as before
+//   - ways: rules and routes of new targets are installed
 //   - written: the nftables transaction is done
 //   - forgotten: connection-tracking entries of removed targets are gone
 //   - unrouted: rules and routes of removed targets are gone
 //   - read-back: all was read back
-//   - applied: that is written down
 //   - published: the state says so
 func FaultSteps() []string {
-	return []string{stepPlanned, stepRecorded, stepWays, stepWritten, stepForgotten, stepUnrouted, stepReadBack, stepApplied, stepPublished}
+	return []string{stepPlanned, stepWays, stepWritten, stepForgotten, stepUnrouted, stepReadBack, stepPublished}
 }

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/vipgate/vipgate/pkg/record"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -36,8 +35,8 @@ func (e *engine) look() error {
 	return nil
 }
 
-func (e *engine) recordedNumbers() []uint32 {
-	return slices.Sorted(maps.Keys(e.records.Targets))
+func (e *engine) installedNumbers() []uint32 {
+	return slices.Sorted(maps.Keys(e.installed.Targets))
 }
 
 // readAll reads everything, between two transactions of anybody if they let us.
@@ -47,7 +46,7 @@ func (e *engine) readAll() error {
 		if err != nil {
 			return fmt.Errorf("read the generation of the ruleset: %w", err)
 		}
-		c, err := e.kernel.read(e.recordedNumbers())
+		c, err := e.kernel.read(e.installedNumbers())
 		if err != nil {
 			return fmt.Errorf("read the data plane: %w", err)
 		}
@@ -90,21 +89,21 @@ func (e *engine) foreignTransaction() bool {
 
 // readWays reads rules and routes of all targets.
 func (e *engine) readWays() error {
-	ways, err := e.kernel.readWays(e.recordedNumbers())
+	ways, err := e.kernel.readWays(e.installedNumbers())
 	if err != nil {
 		return fmt.Errorf("read rules and routes: %w", err)
 	}
-	base, err := e.kernel.readBase()
+	base, problem, err := e.kernel.readBase()
 	if err != nil {
 		return fmt.Errorf("read what no target owns: %w", err)
 	}
-	if base != e.actual.base {
-		e.actual.base = base
+	if base != e.actual.base || problem != e.actual.problem {
+		e.actual.base, e.actual.problem = base, problem
 		for _, m := range e.streams {
 			m.stale = true
 		}
 	}
-	for number, t := range e.records.Targets {
+	for number, t := range e.installed.Targets {
 		now := ways[number]
 		if now == nil {
 			now = &slotContent{number: number}
@@ -149,7 +148,7 @@ func (e *engine) setElements(number uint32, n *slotContent) {
 func (e *engine) surround(s *surroundings, downed []int) {
 	old := e.around
 	e.around = s
-	for number, t := range e.records.Targets {
+	for number, t := range e.installed.Targets {
 		m := e.memory(t.Stream)
 		via := e.via[number]
 		missing, byLink := false, false
@@ -164,7 +163,7 @@ func (e *engine) surround(s *surroundings, downed []int) {
 				missing = true
 				// At the start nobody saw a link go: a route alone is missing after that,
 				// where a hand that clears a table or a target takes more with it.
-				alone := old == nil && slot != nil && slot.rules[f] && slot.blackhole[f]
+				alone := old == nil && !e.held(t.Stream) && slot != nil && slot.rules[f] && slot.blackhole[f]
 				byLink = byLink || alone || !ok || !l.up || slices.Contains(downed, l.index) || via[f] != 0 && (via[f] != l.index || slices.Contains(downed, via[f]))
 			}
 			if ok {
@@ -193,7 +192,7 @@ func (e *engine) surround(s *surroundings, downed []int) {
 		}
 	}
 	if old != nil {
-		// Those that wait for their network have no record, or a pending one.
+		// Those that wait for their network are not installed, or not wholly.
 		for name, m := range e.streams {
 			if w := m.wanted; w != nil && !m.dirty {
 				e.streams[name].dirty = slices.ContainsFunc(w.Targets, func(t Target) bool {
@@ -204,7 +203,7 @@ func (e *engine) surround(s *surroundings, downed []int) {
 	}
 }
 
-func (e *engine) logReach(t record.Target, hop netip.Addr) {
+func (e *engine) logReach(t installedTarget, hop netip.Addr) {
 	if why := e.around.reason(hop); why != "" {
 		e.log.Warn("a target cannot be reached and leaves its table", "stream", t.Stream, "target", t.Name, "number", t.Number, "address", hop, "reason", why)
 		return
@@ -217,7 +216,7 @@ func (e *engine) lostAndFound(number uint32) bool {
 	if !e.lost[number] {
 		return false
 	}
-	t, slot := e.records.Targets[number], e.actual.slots[number]
+	t, slot := e.installed.Targets[number], e.actual.slots[number]
 	for _, f := range vip.Families {
 		hop := addressOf(t.IPs, f)
 		if !hop.IsValid() || slot != nil && slot.hops[f].IsValid() {

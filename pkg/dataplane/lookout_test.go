@@ -3,7 +3,6 @@ package dataplane
 import (
 	"context"
 	"net/netip"
-	"slices"
 	"testing"
 	"time"
 )
@@ -25,7 +24,7 @@ func (s *site) deaf(interval time.Duration) *running {
 	go func() {
 		done <- s.ns.Do(func() error {
 			x := &overseer{
-				p: p, e: newEngine(p.o, f, p.store), pause: failurePause, solicit: f.solicit, leave: f.leave, last: p.o.lastShape(),
+				p: p, e: newEngine(p.o, f), pause: failurePause, solicit: f.solicit, removeOld: f.removeOldRules,
 				listen: func(Options) (*watch, error) {
 					return &watch{changed: make(chan struct{}), failed: make(chan struct{})}, nil
 				},
@@ -36,7 +35,7 @@ func (s *site) deaf(interval time.Duration) *running {
 	}()
 	s.t.Cleanup(func() {
 		cancel()
-		for _, err := range []error{<-done, f.close(), p.store.Close()} {
+		for _, err := range []error{<-done, f.close()} {
 			s.must(err)
 		}
 	})
@@ -47,19 +46,18 @@ func (s *site) deaf(interval time.Duration) *running {
 // records", also if nothing was reported.
 func TestTheKernelIsLookedAtAlthoughNothingWasReported(t *testing.T) {
 	if got := (Options{}).withDefaults().CheckInterval; got != time.Minute {
-		t.Errorf("the kernel is compared with the records every %s", got)
+		t.Errorf("the kernel is read every %s", got)
 	}
 	x := newSite(t)
 	p := x.deaf(100 * time.Millisecond)
 	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving)))
+	whole := sortedLines(x.snapshot())
 	for _, tt := range []struct{ hand, object string }{
 		{"ip rule del fwmark 5001/0xffffff lookup 5001", "rule fwmark 5001 lookup 5001 (IPv4)"},
 		{"nft delete element inet vipgate-lb maglev4/a { 7 }", "map maglev4/a"},
 	} {
 		x.sh(tt.hand)
-		p.wait("drift of "+tt.object, func(s State) bool {
-			return slices.ContainsFunc(s.Drift, func(d Drift) bool { return d.Object == tt.object })
-		})
+		x.eventually("a repair of "+tt.object, func() bool { return sortedLines(x.snapshot()) == whole })
 	}
 	x.sh("ip neigh replace fd01::c dev eth1 lladdr 02:00:00:00:00:12 nud reachable; ip neigh replace fd01::c dev eth1 nud failed")
 	p.wait("t2 out of the table", func(s State) bool { return s.Unreachable[netip.MustParseAddr("fd01::c")] != "" })

@@ -29,8 +29,10 @@ type Options struct {
 	// Stateless switches connection tracking off: a flow moves whenever its entry in
 	// the table does.
 	Stateless bool
-	// StateDir is where the records are kept.
+	// StateDir is where holds are kept over restarts; "" keeps them in memory.
 	StateDir string
+	// OnRepair is called with what was restored. It must not block.
+	OnRepair func([]Repaired)
 	// CheckInterval is the time between two looks at the whole kernel state when
 	// nothing is reported; a minute by default.
 	CheckInterval time.Duration
@@ -96,12 +98,18 @@ type State struct {
 	// Unreachable are addresses of targets whose neighbour state is FAILED, or to
 	// which no link leads, with the reason for people.
 	Unreachable map[netip.Addr]string
-	// Drift are things that somebody else removed or changed.
+	// Drift is what another process removed or changed and what is not repaired: of held
+	// streams, or for now.
 	Drift []Drift
+	// Held are the streams whose drift is not repaired, "" for all of them, with the end
+	// of each hold; the zero time is no end.
+	Held map[string]time.Time
+	// Repairs counts what was repaired since the start.
+	Repairs uint64
 	// Problems are what could not be done, each about one thing; the rest is done.
 	Problems []Problem
-	// Err says why nothing can be changed at the moment, such as a full disk; nil
-	// when all is well. Failures counts the attempts since.
+	// Err says why nothing can be changed at the moment; nil when all is well. Failures
+	// counts the attempts since.
 	Err      error
 	Failures int
 	At       time.Time
@@ -117,8 +125,7 @@ type StreamState struct {
 	Problem [len(vip.Families)]string
 }
 
-// Drift is one thing that is not in the kernel as we put it there, by somebody
-// else's hand.
+// Drift is one object in the kernel that another process removed or changed.
 type Drift struct {
 	// Object is what people look for, such as "rule fwmark 5003 (IPv4)".
 	Object string

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/vipgate/vipgate/pkg/record"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -31,11 +30,13 @@ func (m *mortal) act() {
 type modelKernel struct {
 	mortal
 	content
-	gen    uint32
-	net    surroundings
-	births map[uint32]int // of chains of targets
-	writes int
-	conns  map[uint32]bool // connection-tracking marks
+	gen uint32
+	// unruled: the policy rules that no target owns are missing.
+	unruled bool
+	net     surroundings
+	births  map[uint32]int // of chains of targets
+	writes  int
+	conns   map[uint32]bool // connection-tracking marks
 	// refuse fails transactions about a stream.
 	refuse string
 	inUse  map[uint32]string
@@ -58,7 +59,8 @@ func (k *modelKernel) generation() (uint32, error) { return k.gen, nil }
 func (k *modelKernel) transactions() uint32 { return uint32(k.writes) }
 
 func (k *modelKernel) read(numbers []uint32) (*content, error) {
-	c := content{base: k.base, streams: map[string]*streamContent{}, slots: map[uint32]*slotContent{}, vips: maps.Clone(k.vips)}
+	base, problem, _ := k.readBase()
+	c := content{base: base, problem: problem, streams: map[string]*streamContent{}, slots: map[uint32]*slotContent{}, vips: maps.Clone(k.vips)}
 	for name := range k.streams {
 		c.streams[name], _ = k.readStream(name)
 	}
@@ -75,7 +77,18 @@ func (k *modelKernel) read(numbers []uint32) (*content, error) {
 	return &c, nil
 }
 
-func (k *modelKernel) readBase() (bool, error) { return k.base, nil }
+func (k *modelKernel) readBase() (bool, string, error) {
+	if !k.base {
+		return false, "the table is missing", nil
+	}
+	return !k.unruled, "", nil
+}
+
+func (k *modelKernel) addCommonRules() wayErrors {
+	k.act()
+	k.unruled = false
+	return nil
+}
 
 func (k *modelKernel) readStream(name string) (*streamContent, error) {
 	s := k.streams[name]
@@ -93,7 +106,7 @@ func (k *modelKernel) readSlots(numbers []uint32) (map[uint32]*slotContent, erro
 	out := map[uint32]*slotContent{}
 	for _, n := range numbers {
 		if s := k.slots[n]; s != nil && s.chain {
-			out[n] = &slotContent{number: n, stream: s.stream, name: s.name, chain: s.chain, flows: s.flows}
+			out[n] = &slotContent{number: n, label: s.label, chain: s.chain, flows: s.flows}
 		}
 	}
 	return out, nil
@@ -116,7 +129,7 @@ func (k *modelKernel) write(c change) error {
 	k.act()
 	old, _ := k.read(slices.Collect(maps.Keys(k.slots)))
 	if err := k.transact(c); err != nil {
-		k.streams, k.slots, k.vips, k.base = old.streams, old.slots, old.vips, old.base
+		k.streams, k.slots, k.vips, k.base = old.streams, old.slots, old.vips, old.problem == ""
 		return err
 	}
 	k.gen++
@@ -137,7 +150,7 @@ func (k *modelKernel) transact(c change) error {
 		if !s.chain {
 			k.births[w.number]++
 		}
-		s.chain, s.stream, s.name, s.flows = true, w.stream, w.name, w.flows
+		s.chain, s.label, s.flows = true, w.label, w.flows
 	}
 	for _, w := range c.streams {
 		if k.refuse != "" && w.want.name == k.refuse {
@@ -146,7 +159,15 @@ func (k *modelKernel) transact(c change) error {
 		x := w.want
 		for _, f := range vip.Families {
 			x.tables[f] = slices.Clone(x.tables[f])
+			for _, n := range x.tables[f] {
+				s := k.slots[n]
+				known := k.streams[x.name] != nil && slices.Contains(k.streams[x.name].tables[f], n)
+				if n != 0 && !known && (s == nil || !s.rules[f] || !s.hops[f].IsValid()) {
+					return fmt.Errorf("a new entry of stream %s leads to %d before its rule and route", x.name, n)
+				}
+			}
 		}
+		x.ours = true
 		k.streams[x.name] = &x
 	}
 	for v, s := range c.vips {
@@ -161,7 +182,7 @@ func (k *modelKernel) transact(c change) error {
 	}
 	for _, n := range c.removeSlots {
 		if s := k.slots[n]; s != nil {
-			s.chain, s.stream, s.name, s.flows = false, "", "", [2]bool{}
+			s.chain, s.label, s.flows = false, label{}, [2]bool{}
 			k.sweep(n)
 		}
 	}
@@ -196,18 +217,17 @@ func (k *modelKernel) sweep(n uint32) {
 	}
 }
 
-func (k *modelKernel) addWays(slots []slotContent) map[uint32]error {
-	errs := map[uint32]error{}
+func (k *modelKernel) addWays(slots []slotContent) wayErrors {
+	errs := wayErrors{}
 	for _, w := range slots {
 		k.act()
 		for _, f := range vip.Families {
 			if l, ok := k.net.leadsTo(w.hops[f]); w.hops[f].IsValid() && (!ok || !l.up) {
-				errs[w.number] = errors.New("not connected")
+				errs[wayKey{w.number, f}] = errors.New("not connected")
+				continue
 			}
-		}
-		if errs[w.number] == nil {
 			s := k.slot(w.number)
-			s.rules, s.hops, s.blackhole = w.rules, w.hops, w.blackhole
+			s.rules[f], s.hops[f], s.blackhole[f] = w.rules[f], w.hops[f], w.blackhole[f]
 		}
 	}
 	return errs
@@ -223,6 +243,11 @@ func (k *modelKernel) way(n uint32, f vip.Family) (netip.Addr, error) {
 func (k *modelKernel) removeWays(numbers []uint32) error {
 	for _, n := range numbers {
 		k.act()
+		for name, s := range k.streams {
+			if slices.Contains(s.tables[vip.IPv4], n) || slices.Contains(s.tables[vip.IPv6], n) {
+				return fmt.Errorf("entries of stream %s lead to %d, whose rules and routes are to be removed", name, n)
+			}
+		}
 		if s := k.slots[n]; s != nil {
 			s.rules, s.hops, s.blackhole = slotContent{}.rules, slotContent{}.hops, slotContent{}.blackhole
 			k.sweep(n)
@@ -277,46 +302,3 @@ func (k *modelKernel) linkGoes(up bool) {
 		s.hops = [2]netip.Addr{}
 	}
 }
-
-// modelLedger keeps records in memory.
-type modelLedger struct {
-	*mortal
-	record.Records
-	full error
-}
-
-func newModelLedger(m *mortal) *modelLedger {
-	return &modelLedger{mortal: m, Records: record.Records{Targets: map[uint32]record.Target{}, Streams: map[string]record.Stream{}}}
-}
-
-func (l *modelLedger) Load() (record.Records, error) {
-	return record.Records{Targets: maps.Clone(l.Targets), Streams: maps.Clone(l.Streams)}, nil
-}
-
-func (l *modelLedger) Write(c record.Change) error {
-	l.act()
-	if l.full != nil {
-		return l.full
-	}
-	for _, n := range c.RemoveTargets {
-		delete(l.Targets, n)
-	}
-	for _, n := range c.RemoveStreams {
-		delete(l.Streams, n)
-	}
-	for _, t := range c.Targets {
-		for n, o := range l.Targets {
-			if n != t.Number && o.Stream == t.Stream && o.Name == t.Name {
-				return fmt.Errorf("%s/%s has two numbers, %d and %d", t.Stream, t.Name, n, t.Number)
-			}
-		}
-		t.DrainEnd = t.DrainEnd.Round(0)
-		l.Targets[t.Number] = t
-	}
-	for _, s := range c.Streams {
-		l.Streams[s.Name] = s
-	}
-	return nil
-}
-
-func (l *modelLedger) Close() error { return nil }

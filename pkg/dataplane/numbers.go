@@ -8,14 +8,14 @@ import (
 // number finds a number for a new target.
 func (e *engine) number() (uint32, error) {
 	return e.numbers.take(func(n uint32) (bool, error) {
-		if _, ok := e.records.Targets[n]; ok {
+		if _, ok := e.installed.Targets[n]; ok {
 			return true, nil
 		}
 		if _, ok := e.refused[n]; ok {
 			return true, nil
 		}
 		if _, ok := e.actual.slots[n]; ok {
-			e.refused[n] = "chain inet " + TableName + " " + targetChain(n) + ", or an element for it, is there, which no record of ours names"
+			e.refused[n] = "chain inet " + TableName + " " + targetChain(n) + ", or an element for it, exists already"
 			return true, nil
 		}
 		if _, ok := e.probed[n]; !ok {

@@ -45,7 +45,7 @@ func TestAStartWithOtherOptionsMakesAllAnew(t *testing.T) {
 			}
 			p.stop()
 			x.must(x.ns.Do(func() error {
-				o := x.options() // those of the last start are what counts
+				o := x.options() // what they are does not matter
 				o.Priority = 50
 				_, err := Cleanup(t.Context(), o)
 				return err

@@ -2,14 +2,12 @@ package dataplane
 
 import (
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
 	"slices"
 	"time"
 
-	"github.com/vipgate/vipgate/pkg/record"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -18,7 +16,7 @@ import (
 type kernelSide interface {
 	generation() (uint32, error)
 	read(numbers []uint32) (*content, error)
-	readBase() (bool, error)
+	readBase() (base bool, problem string, err error)
 	readStream(name string) (*streamContent, error)
 	readSlots(numbers []uint32) (map[uint32]*slotContent, error)
 	readVIPs() (map[vip.VIP]string, error)
@@ -26,7 +24,8 @@ type kernelSide interface {
 	write(c change) error
 	// transactions counts those that write and removeAll did.
 	transactions() uint32
-	addWays(slots []slotContent) map[uint32]error
+	addCommonRules() wayErrors
+	addWays(slots []slotContent) wayErrors
 	way(number uint32, family vip.Family) (netip.Addr, error)
 	removeWays(numbers []uint32) error
 	takenAmong(numbers []uint32) (map[uint32]string, error)
@@ -37,50 +36,44 @@ type kernelSide interface {
 	close() error
 }
 
-// ledger is where records are kept: a record.Store, or a model of one in tests.
-type ledger interface {
-	Load() (record.Records, error)
-	Write(c record.Change) error
-	Close() error
-}
-
 // manyStreams is from how many streams on one look at everything is cheaper than a
 // look at each.
 const manyStreams = 8
-
-// errRecords stands before every failure of the records.
-var errRecords = errors.New("records cannot be written")
 
 // streamMemory is what the engine knows of one stream.
 type streamMemory struct {
 	// wanted is what the last plan was made for.
 	wanted *Stream
-	// targets are those of the records, by name.
-	targets map[string]record.Target
+	// targets are the installed ones, by name.
+	targets map[string]installedTarget
 	asked   map[string]asked
 	// dirty: the next pass plans for it. stale: what is known of its drift and state
-	// is older than what is known of records and kernel.
-	dirty, stale bool
-	tables       [len(vip.Families)]tableCache
-	fault        streamFault
-	drift        []Drift
-	state        *StreamState
-	problems     []Problem
-	failure      error
+	// is older than what is known of the kernel. repair: the plan also restores what
+	// another process changed.
+	dirty, stale, repair bool
+	tables               [len(vip.Families)]tableCache
+	fault                streamFault
+	drift                []Drift
+	state                *StreamState
+	problems             []Problem
+	failure              error
 }
 
-// engine brings the kernel from what is written down to what is wanted. It belongs
-// to one goroutine.
+// engine brings the kernel to what is wanted. The kernel is the record: at the start the
+// engine finds by our marks what an earlier process installed. It belongs to one
+// goroutine.
 type engine struct {
 	o      Options
 	log    *slog.Logger
 	kernel kernelSide
-	store  ledger
 	now    func() time.Time
 
-	records record.Records
-	streams map[string]*streamMemory
-	numbers numbering
+	// installed is nil until it was read from the kernel; adopted is set once it was
+	// matched with what is wanted.
+	installed *installed
+	adopted   bool
+	streams   map[string]*streamMemory
+	numbers   numbering
 	// refused are numbers that somebody else uses, with who.
 	refused map[uint32]string
 
@@ -100,8 +93,14 @@ type engine struct {
 	share  share
 	owner  map[vip.VIP]string
 	since  map[driftKey]time.Time
-	// storeErr and lookErr keep everything as it is.
-	storeErr, lookErr error
+	// holds are the streams whose drift is not repaired, with the end of the hold;
+	// allStreams is every stream, and the zero time is no end.
+	holds map[string]time.Time
+	// repairs are the back-offs of what was repaired, repaired counts repairs.
+	repairs  map[driftKey]*repair
+	repaired uint64
+	// lookErr keeps everything as it is.
+	lookErr error
 	// lookTime is how long the last look took.
 	lookTime time.Duration
 	// probed are numbers with who else uses them, as asked in this pass for the
@@ -119,39 +118,35 @@ type need struct {
 	downed []int
 }
 
-func newEngine(o Options, k kernelSide, s ledger) *engine {
+func newEngine(o Options, k kernelSide) *engine {
 	return &engine{
-		o: o, log: o.Log, kernel: k, store: s, now: time.Now,
+		o: o, log: o.Log, kernel: k, now: time.Now,
 		streams: map[string]*streamMemory{}, refused: map[uint32]string{},
 		via: map[uint32][len(vip.Families)]int{}, lost: map[uint32]bool{}, since: map[driftKey]time.Time{},
+		holds: map[string]time.Time{}, repairs: map[driftKey]*repair{},
 		need: need{all: true, ways: true, around: true},
 	}
 }
 
-// load reads the records.
+// load finds in the kernel what an earlier process installed.
 func (e *engine) load() error {
-	r, err := e.store.Load()
+	found, err := gather(e.kernel, e.o, e.now())
 	if err != nil {
-		return fmt.Errorf("read the records: %w", err)
+		return err
 	}
-	e.records = record.Records{Targets: map[uint32]record.Target{}, Streams: map[string]record.Stream{}}
-	now := e.now()
-	for _, s := range r.Streams {
+	e.installed = &installed{Targets: map[uint32]installedTarget{}, Streams: map[string]installedStream{}}
+	for _, s := range found.Streams {
 		e.keepStream(s)
 	}
 	top := e.o.First
-	for _, t := range r.Targets {
-		if !t.DrainEnd.IsZero() {
-			// The wall clock may have jumped: no drain gets longer by that.
-			t.DrainEnd = now.Add(min(t.DrainEnd.Sub(now), r.Streams[t.Stream].DrainTime))
-		}
+	for _, t := range found.Targets {
 		e.keepTarget(t)
 		top = max(top, t.Number+1)
 	}
 	e.numbers = numbering{first: e.o.First, mask: e.o.Mask, next: top}
 	for name, m := range e.streams {
-		var s *record.Stream
-		if r, ok := e.records.Streams[name]; ok {
+		var s *installedStream
+		if r, ok := e.installed.Streams[name]; ok {
 			s = &r
 		}
 		for _, t := range m.targets {
@@ -164,34 +159,28 @@ func (e *engine) load() error {
 func (e *engine) memory(stream string) *streamMemory {
 	m := e.streams[stream]
 	if m == nil {
-		m = &streamMemory{targets: map[string]record.Target{}, asked: map[string]asked{}, dirty: true, stale: true}
+		m = &streamMemory{targets: map[string]installedTarget{}, asked: map[string]asked{}, dirty: true, stale: true}
 		e.streams[stream] = m
 	}
 	return m
 }
 
-func (e *engine) keepTarget(t record.Target) {
-	e.records.Targets[t.Number] = t
+func (e *engine) keepTarget(t installedTarget) {
+	e.installed.Targets[t.Number] = t
 	m := e.memory(t.Stream)
 	m.targets[t.Name], m.stale = t, true
 }
 
-func (e *engine) keepStream(s record.Stream) {
-	e.records.Streams[s.Name] = s
+func (e *engine) keepStream(s installedStream) {
+	e.installed.Streams[s.Name] = s
 	e.memory(s.Name).stale = true
 }
 
-// write writes to the records, and remembers them.
-func (e *engine) write(c record.Change) error {
-	if len(c.Targets)+len(c.Streams)+len(c.RemoveTargets)+len(c.RemoveStreams) == 0 {
-		return nil
-	}
-	if err := e.store.Write(c); err != nil {
-		return fmt.Errorf("%w (%w): the data plane stays as it is", errRecords, err)
-	}
+// keep takes over a change of what is installed.
+func (e *engine) keep(c installedChange) {
 	for _, number := range c.RemoveTargets {
-		t := e.records.Targets[number]
-		delete(e.records.Targets, number)
+		t := e.installed.Targets[number]
+		delete(e.installed.Targets, number)
 		delete(e.lost, number)
 		delete(e.via, number)
 		m := e.memory(t.Stream)
@@ -201,7 +190,7 @@ func (e *engine) write(c record.Change) error {
 		m.stale = true
 	}
 	for _, name := range c.RemoveStreams {
-		delete(e.records.Streams, name)
+		delete(e.installed.Streams, name)
 		e.memory(name).stale = true
 	}
 	for _, t := range c.Targets {
@@ -210,48 +199,62 @@ func (e *engine) write(c record.Change) error {
 	for _, s := range c.Streams {
 		e.keepStream(s)
 	}
-	return nil
 }
 
-// pass makes the kernel be as wanted, as far as it can. mend also puts back what
-// somebody else changed. Before the first Wanted, w is nil, it only looks.
-func (e *engine) pass(w *Wanted, mend bool) {
+// pass brings the kernel to what is wanted, as far as it can. Before the first Wanted, w
+// is nil, it only looks. urgent has it repair without back-off.
+func (e *engine) pass(w *Wanted, urgent bool) {
+	e.observe()
+	e.converge(w, urgent)
+}
+
+// observe reads what changed in the kernel and compares it with what is installed.
+func (e *engine) observe() {
 	began := time.Now()
 	e.lookErr = e.look()
 	e.lookTime = time.Since(began)
-	if e.lookErr != nil {
-		if w != nil {
-			e.wanted = w
-		}
-		return
+	if e.lookErr == nil {
+		e.compare()
 	}
-	e.compare()
-	e.wanted = w
-	if w == nil {
+}
+
+// converge changes the kernel after an observation.
+func (e *engine) converge(w *Wanted, urgent bool) {
+	if w != nil {
+		e.wanted = w
+	}
+	if e.lookErr != nil || w == nil {
 		return
 	}
 	e.reshare()
 	now := e.now()
+	if !e.adopted {
+		e.adopt(now)
+		e.adopted = true
+		e.compare()
+	}
+	repairBase := e.due(e.baseDrift(), now, urgent) && !e.held("")
 	for name, s := range w.Streams {
 		m := e.memory(name)
 		m.dirty = m.dirty || m.wanted != s || m.failure != nil
 	}
 	for name, m := range e.streams {
-		m.dirty = m.dirty || w.Streams[name] == nil || mend && (len(m.drift) > 0 || !e.actual.base)
+		m.repair = !e.held(name) && e.due(m.drift, now, urgent)
+		m.dirty = m.dirty || w.Streams[name] == nil || m.repair
 		for _, t := range m.targets {
 			m.dirty = m.dirty || !t.DrainEnd.IsZero() && !now.Before(t.DrainEnd)
 		}
 	}
 	e.countNewcomers()
 	var plans []*planned
-	next := e.numbers.next
+	before := e.drift()
 	for _, name := range slices.Sorted(maps.Keys(e.streams)) {
 		m := e.streams[name]
 		if !m.dirty {
 			continue
 		}
 		m.failure, m.problems = nil, nil
-		v := e.view(name, mend, now)
+		v := e.view(name, now)
 		if problem, ok := e.foreignStream(v); ok {
 			m.problems = append(m.problems, problem)
 			m.wanted, m.dirty = v.wanted, false
@@ -268,25 +271,21 @@ func (e *engine) pass(w *Wanted, mend bool) {
 		}
 		plans = append(plans, &planned{streamPlan: p, view: v, memory: m})
 	}
-	if len(plans) > 0 || mend && !e.actual.base && len(e.records.Streams) > 0 {
-		e.storeErr = nil
-		if err := e.apply(plans, mend); errors.Is(err, errRecords) {
-			e.storeErr = err
-			// Numbers that were not written down are free still.
-			e.numbers.next = next
-		} else if err != nil {
+	if len(plans) > 0 || repairBase {
+		if err := e.apply(plans, repairBase); err != nil {
 			e.lookErr = err
 		}
 	}
 	for name, m := range e.streams {
-		if _, recorded := e.records.Streams[name]; !recorded && w.Streams[name] == nil && len(m.targets) == 0 {
+		if _, ok := e.installed.Streams[name]; !ok && w.Streams[name] == nil && len(m.targets) == 0 {
 			delete(e.streams, name)
 		}
 	}
 	e.compare()
+	e.noteRepairs(before, repairBase)
 }
 
-// settle remembers that a plan was carried out, or written down as to be.
+// settle remembers that a plan is carried out.
 func (e *engine) settle(name string, p *streamPlan) {
 	m := e.streams[name]
 	m.wanted, m.asked, m.dirty = e.wanted.Streams[name], p.asked, false
@@ -312,31 +311,31 @@ func (e *engine) reshare() {
 	e.share = s
 }
 
-func (e *engine) view(name string, mend bool, now time.Time) view {
+func (e *engine) view(name string, now time.Time) view {
 	m := e.streams[name]
 	v := view{
 		name: name, wanted: e.wanted.Streams[name], owned: e.share.owned[name], targets: maps.Clone(m.targets), before: m.asked, slots: e.actual.slots,
-		broken: m.fault.broken, bare: m.fault.bare, mend: mend, now: now,
+		broken: m.fault.broken, bare: m.fault.bare, repair: m.repair, now: now,
 		dead: func(a netip.Addr) bool { return e.around.reason(a) != "" },
 		lost: e.lostAndFound,
 		number: func(string) (uint32, error) {
 			return e.number()
 		},
 	}
-	if r, ok := e.records.Streams[name]; ok {
-		v.record = &r
+	if s, ok := e.installed.Streams[name]; ok {
+		v.installed = &s
 	}
 	return v
 }
 
-// foreignStream tells of a chain of the stream's name that no record names.
+// foreignStream reports a chain of the stream's name that has no rules and maps of ours.
 func (e *engine) foreignStream(v view) (Problem, bool) {
-	if v.wanted == nil || v.record != nil || e.actual.streams[v.name] == nil {
+	if v.wanted == nil || v.installed != nil || e.actual.streams[v.name] == nil {
 		return Problem{}, false
 	}
 	return Problem{
 		Object: "chain inet " + TableName + " " + streamChain(v.name),
-		Detail: "it is there, but no record of ours names it, so it is somebody else's: stream " + v.name + " is not served",
+		Detail: "another process created it: stream " + v.name + " is not served",
 		Remedy: "look at it with: nft list table inet " + TableName + "; and remove it, or rename the stream",
 		VIPs:   v.owned,
 	}, true

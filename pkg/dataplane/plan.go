@@ -8,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/vipgate/vipgate/pkg/record"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -17,14 +16,11 @@ import (
 type asked struct {
 	ips   []netip.Addr
 	roles [len(vip.Families)]Role
-	// guessed: nobody said so since the start, the record does. A target that has
-	// flows but is in no table either drains, or served and somebody broke it.
-	guessed bool
 }
 
 // recall tells what a target was asked to be before the start.
-func recall(t record.Target, s *record.Stream) asked {
-	a := asked{ips: t.IPs, guessed: true}
+func recall(t installedTarget, s *installedStream) asked {
+	a := asked{ips: t.IPs}
 	for _, f := range vip.Families {
 		switch {
 		case !t.Flows[f]:
@@ -40,13 +36,13 @@ func recall(t record.Target, s *record.Stream) asked {
 
 // next is what a target is asked to be now. An Unknown role stays as it was.
 func (a asked) next(t Target, recorded bool) asked {
-	n := asked{ips: t.IPs, guessed: a.guessed && recorded}
+	n := asked{ips: t.IPs}
 	for _, f := range vip.Families {
 		switch {
 		case !addressOf(t.IPs, f).IsValid():
 			n.roles[f] = Down
 		case t.Roles[f] != Unknown:
-			n.roles[f], n.guessed = t.Roles[f], false
+			n.roles[f] = t.Roles[f]
 		case recorded:
 			n.roles[f] = a.roles[f]
 		default:
@@ -58,16 +54,7 @@ func (a asked) next(t Target, recorded bool) asked {
 
 // differs tells whether somebody asks for something else than before.
 func (a asked) differs(n asked) bool {
-	if !sameAddresses(a.ips, n.ips) {
-		return true
-	}
-	for _, f := range vip.Families {
-		guess := a.guessed && a.roles[f] == Draining && n.roles[f] == Serving
-		if a.roles[f] != n.roles[f] && !guess {
-			return true
-		}
-	}
-	return false
+	return !sameAddresses(a.ips, n.ips) || a.roles != n.roles
 }
 
 // view is all that the plan for one stream depends on.
@@ -78,10 +65,10 @@ type view struct {
 	// owned are those of its VIPs that it serves and that need an element, in the
 	// order of vip.Compare.
 	owned []vip.VIP
-	// record is nil for a stream that is not written down.
-	record  *record.Stream
-	targets map[string]record.Target
-	before  map[string]asked
+	// installed is nil for a stream that is not installed.
+	installed *installedStream
+	targets   map[string]installedTarget
+	before    map[string]asked
 	// slots are what the kernel has of these targets.
 	slots map[uint32]*slotContent
 	// broken says that somebody removed chain, maps or entries of the stream, and bare
@@ -92,9 +79,9 @@ type view struct {
 	// lost tells of a number that the kernel itself removed its routes, with a link
 	// that is up again.
 	lost func(uint32) bool
-	// mend: what somebody else changed is put back.
-	mend bool
-	now  time.Time
+	// repair: what another process changed is restored.
+	repair bool
+	now    time.Time
 	// number returns the number for a target that has none.
 	number func(name string) (uint32, error)
 }
@@ -106,16 +93,16 @@ type streamPlan struct {
 	remove bool
 	// stream is what is to be written down of it, at the end. write: its chain and
 	// maps are compared with the kernel and brought there.
-	stream record.Stream
+	stream installedStream
 	write  bool
 	// forced: something else is wanted of the stream than before, which puts back what
 	// somebody else changed of it.
 	forced bool
 	// targets are those that stay, by name; apply says whose rules, routes and
 	// elements are compared with the kernel and brought there.
-	targets map[string]record.Target
+	targets map[string]installedTarget
 	apply   map[uint32]bool
-	gone    []record.Target
+	gone    []installedTarget
 	asked   map[string]asked
 	// problems are those of this stream's targets.
 	problems []Problem
@@ -124,16 +111,16 @@ type streamPlan struct {
 // planStream computes, from what is written down, what is wanted, and what the
 // kernel has, what is to be done. It is pure, but for number.
 func planStream(v view) streamPlan {
-	p := streamPlan{name: v.name, targets: map[string]record.Target{}, apply: map[uint32]bool{}, asked: map[string]asked{}}
+	p := streamPlan{name: v.name, targets: map[string]installedTarget{}, apply: map[uint32]bool{}, asked: map[string]asked{}}
 	if v.wanted == nil {
 		p.remove = true
 		p.gone = sortedTargets(v.targets)
 		return p
 	}
 	w := v.wanted
-	p.stream = record.Stream{Name: v.name, VIPs: v.owned, Size: w.Size, Seed: w.Seed, DrainTime: w.DrainTime, Stage: record.Applied}
-	forced := v.mend || v.record == nil || v.record.Stage != record.Applied ||
-		v.record.Size != w.Size || v.record.Seed != w.Seed || !slices.Equal(v.record.VIPs, v.owned)
+	p.stream = installedStream{Name: v.name, VIPs: v.owned, Size: w.Size, Seed: w.Seed, Stage: stageApplied}
+	forced := v.repair || v.installed == nil || v.installed.Stage != stageApplied ||
+		v.installed.Size != w.Size || v.installed.Seed != w.Seed || !slices.Equal(v.installed.VIPs, v.owned)
 
 	// Who changes comes first: a stream whose chain is gone is made anew with all
 	// its targets, but only if something else is wanted of it.
@@ -142,14 +129,14 @@ func planStream(v view) streamPlan {
 		old, recorded := v.targets[t.Name]
 		before, known := v.before[t.Name]
 		if !known && recorded {
-			before = recall(old, v.record)
+			before = recall(old, v.installed)
 		}
 		next := before.next(t, recorded)
 		p.asked[t.Name] = next
 		if !recorded && !slices.Contains(next.roles[:], Serving) {
 			continue
 		}
-		changed[t.Name] = !recorded || v.mend || old.Stage != record.Applied || before.differs(next) || v.lost(old.Number)
+		changed[t.Name] = !recorded || v.repair || old.Stage != stageApplied || before.differs(next) || v.lost(old.Number)
 		forced = forced || changed[t.Name] && !(recorded && v.lost(old.Number))
 	}
 	for name, old := range v.targets {
@@ -159,15 +146,15 @@ func planStream(v view) streamPlan {
 		drained, stays := leave(v, old)
 		if !stays {
 			p.gone = append(p.gone, old)
-			forced = forced || served(v.record, name)
+			forced = forced || served(v.installed, name)
 			continue
 		}
 		forced = forced || !drained.DrainEnd.Equal(old.DrainEnd)
-		drained.Stage = record.Applied
+		drained.Stage = stageApplied
 		p.targets[name] = drained
-		p.apply[old.Number] = old.Stage != record.Applied || v.mend || v.lost(old.Number)
+		p.apply[old.Number] = old.Stage != stageApplied || v.repair || v.lost(old.Number) || !sameTarget(drained, old)
 	}
-	slices.SortFunc(p.gone, func(a, b record.Target) int { return cmp.Compare(a.Number, b.Number) })
+	slices.SortFunc(p.gone, func(a, b installedTarget) int { return cmp.Compare(a.Number, b.Number) })
 
 	var tables [len(vip.Families)][]string
 	for _, t := range w.Targets {
@@ -185,7 +172,7 @@ func planStream(v view) streamPlan {
 			old.Number = number
 		}
 		next := p.asked[t.Name]
-		r := record.Target{Number: old.Number, Stream: v.name, Name: t.Name, IPs: t.IPs, Stage: record.Applied}
+		r := installedTarget{Number: old.Number, Stream: v.name, Name: t.Name, IPs: t.IPs, Stage: stageApplied}
 		redo := change || forced && v.bare
 		slot := v.slots[old.Number]
 		for _, f := range vip.Families {
@@ -206,9 +193,9 @@ func planStream(v view) streamPlan {
 		}
 	}
 	p.forced = forced
-	p.write = forced || !v.broken && !sameTables(p.stream.Tables, v.record.Tables)
+	p.write = forced || !v.broken && !sameTables(p.stream.Tables, v.installed.Tables)
 	if !p.write {
-		p.stream.Tables = v.record.Tables
+		p.stream.Tables = v.installed.Tables
 	}
 	return p
 }
@@ -216,14 +203,14 @@ func planStream(v view) streamPlan {
 // leave tells what becomes of a target that is left out, and whether it stays for
 // now: one that served keeps its flows for the stream's drain time, any other has
 // had its time.
-func leave(v view, t record.Target) (record.Target, bool) {
+func leave(v view, t installedTarget) (installedTarget, bool) {
 	switch {
-	case t.Stage == record.Removing:
+	case t.Stage == stageRemoving:
 		return t, false
 	case !t.DrainEnd.IsZero():
 		return t, v.now.Before(t.DrainEnd)
-	case served(v.record, t.Name) && v.wanted.DrainTime > 0:
-		t.DrainEnd = v.now.Add(v.wanted.DrainTime)
+	case served(v.installed, t.Name) && v.wanted.DrainTime > 0:
+		t.DrainEnd, t.Drain = v.now.Add(v.wanted.DrainTime), v.wanted.DrainTime
 		return t, true
 	}
 	return t, false
@@ -231,7 +218,7 @@ func leave(v view, t record.Target) (record.Target, bool) {
 
 // idle tells whether a plan leaves everything as it is, and says so in the records.
 func (p *streamPlan) idle(v view) bool {
-	if p.remove || len(p.gone) > 0 || p.write || v.record == nil || !sameStream(p.stream, *v.record) {
+	if p.remove || len(p.gone) > 0 || p.write || v.installed == nil || !sameStream(p.stream, *v.installed) {
 		return false
 	}
 	for name, t := range p.targets {
@@ -247,7 +234,7 @@ func (p *streamPlan) drop(name string, f vip.Family) {
 	p.stream.Tables[f] = slices.DeleteFunc(slices.Clone(p.stream.Tables[f]), func(s string) bool { return s == name })
 }
 
-func served(s *record.Stream, name string) bool {
+func served(s *installedStream, name string) bool {
 	return s != nil && slices.ContainsFunc(s.Tables[:], func(names []string) bool { return contains(names, name) })
 }
 
@@ -257,8 +244,8 @@ func contains(sorted []string, name string) bool {
 	return ok
 }
 
-func sortedTargets(m map[string]record.Target) []record.Target {
-	return slices.SortedFunc(maps.Values(m), func(a, b record.Target) int { return cmp.Compare(a.Number, b.Number) })
+func sortedTargets(m map[string]installedTarget) []installedTarget {
+	return slices.SortedFunc(maps.Values(m), func(a, b installedTarget) int { return cmp.Compare(a.Number, b.Number) })
 }
 
 // addressOf returns the address of a family, the zero Addr if there is none.
@@ -282,15 +269,15 @@ func sameAddresses(a, b []netip.Addr) bool {
 }
 
 // sameTarget compares all but the stage.
-func sameTarget(a, b record.Target) bool {
+func sameTarget(a, b installedTarget) bool {
 	return a.Number == b.Number && a.Stream == b.Stream && a.Name == b.Name && a.Flows == b.Flows &&
 		a.DrainEnd.Equal(b.DrainEnd) && sameAddresses(a.IPs, b.IPs)
 }
 
 // sameStream compares all but the stage.
-func sameStream(a, b record.Stream) bool {
+func sameStream(a, b installedStream) bool {
 	return a.Name == b.Name && slices.Equal(a.VIPs, b.VIPs) && a.Size == b.Size && a.Seed == b.Seed &&
-		a.DrainTime == b.DrainTime && sameTables(a.Tables, b.Tables)
+		sameTables(a.Tables, b.Tables)
 }
 
 func sameTables(a, b [len(vip.Families)][]string) bool {

@@ -14,13 +14,14 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/latest"
-	"github.com/vipgate/vipgate/pkg/record"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 const (
 	// minPause is between two looks at the kernel that notifications ask for.
 	minPause = 20 * time.Millisecond
+	// maxQuiet is the longest pause before a look, so that drift is repaired within a second.
+	maxQuiet = 500 * time.Millisecond
 	// failurePause is the pause after a failure; it doubles up to maxPause.
 	failurePause = 50 * time.Millisecond
 	maxPause     = 5 * time.Second
@@ -28,6 +29,8 @@ const (
 	answerTime = 10 * time.Second
 	// aroundPause is the longest pause between two looks at links and neighbours.
 	aroundPause = 250 * time.Millisecond
+	// linkPause lets a link that goes down and up again at once come back before a look.
+	linkPause = 100 * time.Millisecond
 	// failedPause is between two looks at neighbours that failed.
 	failedPause = time.Second
 	// defaultCheckInterval is the time between two looks when nothing is reported.
@@ -38,14 +41,9 @@ const (
 var errEnded = errors.New("the data plane is not running")
 
 // Plane keeps the data plane in the kernel. It is a task.Task.
-//
-// While the records cannot be written nothing is changed, not even for a target that
-// cannot be reached: what is not written down could not be found again. [State.Err]
-// says so.
 type Plane struct {
 	o      Options
-	store  ledger
-	damage *record.Damage
+	holds  map[string]time.Time // at the start
 	wanted latest.Value[*Wanted]
 	state  latest.Value[State]
 	ready  chan struct{}
@@ -97,23 +95,18 @@ func (o Options) Validate() error {
 	return nil
 }
 
-// New opens the records. Those that cannot be read are moved aside, and made anew
-// from what is in the kernel once Run begins.
+// New reads the holds of an earlier process.
 func New(o Options) (*Plane, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("data plane: %w", err)
 	}
 	o = o.withDefaults()
 	o.Log = o.Log.With("component", "dataplane")
-	store, damage, err := record.Open(o.StateDir, o.Log)
+	holds, err := loadHolds(o, o.Log)
 	if err != nil {
-		return nil, fmt.Errorf("data plane: open the records in %s: %w", o.StateDir, err)
+		return nil, fmt.Errorf("data plane: %w", err)
 	}
-	return newPlane(o, store, damage), nil
-}
-
-func newPlane(o Options, store ledger, damage *record.Damage) *Plane {
-	return &Plane{o: o, store: store, damage: damage, ready: make(chan struct{}), requests: make(chan request), ended: make(chan struct{})}
+	return &Plane{o: o, holds: holds, ready: make(chan struct{}), requests: make(chan request), ended: make(chan struct{})}, nil
 }
 
 // Configure sets what the data plane is to do. It never blocks; the newest call
@@ -123,9 +116,8 @@ func (p *Plane) Configure(w *Wanted) { p.wanted.Set(w) }
 // State returns what is known to be in the kernel.
 func (p *Plane) State() *latest.Value[State] { return &p.state }
 
-// Ready is closed once what was recorded has been compared with the kernel, and the
-// State says what serves. While the records or the kernel cannot be read it stays
-// open, and the State has the error.
+// Ready is closed once the kernel has been read, and the State says what serves. While
+// the kernel cannot be read it stays open, and the State has the error.
 func (p *Plane) Ready() <-chan struct{} { return p.ready }
 
 // String implements task.Task.
@@ -153,29 +145,6 @@ func (p *Plane) ask(ctx context.Context, do func(*engine)) error {
 	}
 }
 
-// Reconcile puts everything back as it was recorded, also what somebody else
-// removed or changed, and returns what it mended. Before the first Configure it
-// refuses: nothing is known then of what is wanted.
-func (p *Plane) Reconcile(ctx context.Context) ([]Drift, error) {
-	type answer struct {
-		drift []Drift
-		err   error
-	}
-	answers := make(chan answer, 1)
-	err := p.ask(ctx, func(e *engine) {
-		drift, err := e.reconcile(p.wanted.Load())
-		answers <- answer{drift, err}
-	})
-	if err != nil {
-		return nil, fmt.Errorf("reconcile the data plane: %w", err)
-	}
-	a := <-answers
-	if a.err != nil {
-		return a.drift, fmt.Errorf("reconcile the data plane: %w", a.err)
-	}
-	return a.drift, nil
-}
-
 // Slots returns the targets in the kernel for people, sorted by stream and name. It
 // reads the kernel.
 func (p *Plane) Slots(ctx context.Context) ([]SlotView, error) {
@@ -195,27 +164,23 @@ func (p *Plane) Slots(ctx context.Context) ([]SlotView, error) {
 	return a.slots, a.err
 }
 
-// Run works until ctx ends; what is in the kernel then stays. It works in the
-// network namespace of the calling thread, and closes the records when it ends. It
-// fails only if the kernel cannot be talked to at all: everything else is tried
-// again.
-func (p *Plane) Run(ctx context.Context) (err error) {
+// Run works until ctx ends; what is in the kernel then stays. It works in the network
+// namespace of the calling thread. It fails only if the kernel cannot be talked to at
+// all: everything else is tried again.
+func (p *Plane) Run(ctx context.Context) error {
 	defer p.endOnce.Do(func() { close(p.ended) })
-	defer func() {
-		if closeErr := p.store.Close(); closeErr != nil {
-			err = errors.Join(err, fmt.Errorf("close the records: %w", closeErr))
-		}
-	}()
 	f, err := newFabric(p.o)
 	if err != nil {
-		return fmt.Errorf("open the way to the kernel: %w", err)
+		return fmt.Errorf("open netlink sockets: %w", err)
 	}
 	defer func() {
-		if closeErr := f.close(); closeErr != nil {
-			p.o.Log.Warn("the way to the kernel could not be closed", "error", closeErr)
+		if err := f.close(); err != nil {
+			p.o.Log.Warn("failed to close netlink sockets", "error", err)
 		}
 	}()
-	o := &overseer{p: p, e: newEngine(p.o, f, p.store), listen: listenBut(f), solicit: f.solicit, leave: f.leave, last: p.o.lastShape(), pause: failurePause}
+	e := newEngine(p.o, f)
+	e.holds = p.holds
+	o := &overseer{p: p, e: e, listen: listenBut(f), solicit: f.solicit, removeOld: f.removeOldRules, pause: failurePause}
 	defer o.deafen()
 	return o.run(ctx)
 }
@@ -240,18 +205,18 @@ type overseer struct {
 	// solicit has neighbours that failed asked again.
 	solicit func(map[netip.Addr]struct{}) error
 	w       *watch
-	// last is what the kernel was written with before this start, and leave removes what
-	// only that shape has. reshaped: it is written with the options of this start.
-	last     shape
-	leave    func(shape) error
-	reshaped bool
-	// loaded: the records were read, and made anew if they were damaged.
-	loaded, rebuilt bool
-	pause           time.Duration
+	// removeOld removes rules that were installed with other options, once: removed.
+	removeOld func() error
+	removed   bool
+	// loaded: what is installed was read from the kernel.
+	loaded bool
+	pause  time.Duration
 	// looked is when the engine last looked at the kernel, and dear how long that took:
 	// it rests ten times as long, since our own changes are reported as well.
 	looked time.Time
 	dear   time.Duration
+	// downed is when a link went down, at most once a second.
+	downed time.Time
 	// checked and seen are when everything, and links and neighbours, were last read.
 	checked, seen time.Time
 	// solicited is when neighbours were last asked, deaf why they could not be.
@@ -290,17 +255,20 @@ func (o *overseer) run(ctx context.Context) error {
 		} else {
 			o.pause = failurePause
 		}
-		if end, ok := o.e.nextDrain(); ok && !failed {
-			next = min(next, time.Until(end))
+		for _, at := range o.deadlines() {
+			// What is overdue after a failure waits for its next attempt.
+			if left := time.Until(at); left > 0 || !failed {
+				next = min(next, left)
+			}
 		}
 		var changed, broken <-chan struct{}
 		if o.w != nil {
 			changed, broken = o.w.changed, o.w.failed
 		}
-		if o.e.needed() && !failed {
+		if o.e.needed() && o.e.lookErr == nil {
 			// Something was reported that waits for its turn.
 			changed = nil
-			next = min(next, time.Until(o.looked.Add(o.quiet())))
+			next = min(next, time.Until(o.due()))
 		}
 		if o.e.waiting() {
 			// The kernel does not tell of all that become reachable again.
@@ -331,6 +299,16 @@ func (o *overseer) run(ctx context.Context) error {
 	}
 }
 
+// deadlines are when drains, pauses between repairs, and holds end.
+func (o *overseer) deadlines() (list []time.Time) {
+	for _, next := range []func() (time.Time, bool){o.e.nextDrain, o.e.nextRepair, o.e.expireHolds} {
+		if at, ok := next(); ok {
+			list = append(list, at)
+		}
+	}
+	return list
+}
+
 // rest pauses, but not for something new. It tells whether to go on.
 func rest(ctx context.Context, pause time.Duration, news <-chan struct{}) bool {
 	t := time.NewTimer(pause)
@@ -347,6 +325,9 @@ func rest(ctx context.Context, pause time.Duration, news <-chan struct{}) bool {
 // hear takes what was reported. Our own transactions are reported as well: the
 // generation tells.
 func (o *overseer) hear(n news) {
+	if len(n.downed) > 0 && time.Since(o.downed) > time.Second {
+		o.downed = time.Now()
+	}
 	need := &o.e.need
 	need.all = need.all || n.ruleset && o.e.foreignTransaction()
 	need.ways = need.ways || n.ways || n.links
@@ -372,17 +353,26 @@ func (o *overseer) work(wanted *Wanted, listenErr error) (failed bool) {
 	if e.waiting() && now.Sub(o.seen) >= failedPause {
 		e.need.around = true
 	}
-	due := now.Sub(o.looked) >= o.quiet()
 	later := need{}
-	if !due && e.actual != nil {
+	if now.Before(o.due()) && e.actual != nil {
 		later = e.need
 		e.need = need{}
 	}
 	whole := e.need.all
 	looking := e.needed()
-	e.pass(wanted, o.reshapes())
-	if wanted != nil && o.leave != nil && !o.reshaped && e.lookErr == nil && e.storeErr == nil {
-		o.reshape()
+	e.expireHolds()
+	e.observe()
+	if e.lookErr == nil && e.wanted != nil && e.repairsAreSlow() {
+		// Readiness must not wait for a repair that takes long.
+		o.publish(e.wanted, nil)
+	}
+	e.converge(wanted, false)
+	if wanted != nil && !o.removed && e.lookErr == nil && !e.failing() && len(e.drift()) == 0 {
+		if err := o.removeOld(); err != nil {
+			log.Warn("failed to remove policy rules that were installed with other options", "error", err)
+		} else {
+			o.removed = true
+		}
 	}
 	if looking {
 		o.looked, o.seen, o.dear = now, now, e.lookTime
@@ -395,7 +385,7 @@ func (o *overseer) work(wanted *Wanted, listenErr error) (failed bool) {
 		o.ask()
 	}
 	e.need.merge(later)
-	err := errors.Join(e.lookErr, e.storeErr)
+	err := e.lookErr
 	if listenErr != nil {
 		log.Warn("changes of the kernel cannot be listened for", "error", listenErr)
 	}
@@ -404,32 +394,6 @@ func (o *overseer) work(wanted *Wanted, listenErr error) (failed bool) {
 		o.announce()
 	}
 	return err != nil || listenErr != nil || e.failing()
-}
-
-// reshapes tells whether what is in the kernel has the shape of other options.
-func (o *overseer) reshapes() bool {
-	return o.leave != nil && !o.reshaped && o.last != o.p.o.shape()
-}
-
-// reshape ends the change to other options than at the last start, after the first pass
-// with something wanted.
-func (o *overseer) reshape() {
-	log := o.p.o.Log
-	if o.reshapes() {
-		if left := o.e.drift(); len(left) > 0 {
-			log.Warn("not all of the data plane could be made anew for other options yet", "left", len(left), "first", left[0].Object)
-			return
-		}
-		if err := o.leave(o.last); err != nil {
-			log.Warn("policy rules from before a start with other options could not be removed yet", "error", err)
-			return
-		}
-		log.Info("the data plane was made anew for other options than at the last start", "before", o.last, "now", o.p.o.shape())
-	}
-	if err := o.p.o.keepShape(); err != nil {
-		log.Warn("the options of the data plane cannot be written down", "error", err)
-	}
-	o.reshaped = true
 }
 
 // ask has the neighbours of targets asked that failed. Why it cannot be done is said
@@ -445,10 +409,19 @@ func (o *overseer) ask() {
 	o.deaf = deaf
 }
 
-// quiet is the time between two looks, so that somebody who writes all the time does
-// not keep us busy. What may be about a neighbour or a link waits less.
+// due is when the next look that was asked for may happen.
+func (o *overseer) due() time.Time {
+	at := o.looked.Add(o.quiet())
+	if back := o.downed.Add(linkPause); back.After(at) {
+		return back
+	}
+	return at
+}
+
+// quiet is the time between two looks, so that a process that writes all the time does
+// not keep the engine busy. What may be about a neighbour or a link waits less.
 func (o *overseer) quiet() time.Duration {
-	pause := max(minPause, 10*o.dear)
+	pause := min(max(minPause, 10*o.dear), maxQuiet)
 	if o.e.need.around {
 		pause = min(pause, aroundPause)
 	}
@@ -460,19 +433,10 @@ func (n *need) merge(m need) {
 	n.downed = append(n.downed, m.downed...)
 }
 
-// begin reads the records, or makes them anew.
+// begin finds what is installed.
 func (o *overseer) begin() error {
-	if !o.rebuilt {
-		if err := o.e.rebuild(o.p.damage); err != nil {
-			return err
-		}
-		o.rebuilt = true
-	}
 	if err := o.e.load(); err != nil {
 		return err
-	}
-	if o.reshapes() {
-		o.p.o.Log.Info("the options are others than at the last start: what is in the kernel is made anew once something is wanted", "before", o.last, "now", o.p.o.shape())
 	}
 	o.loaded = true
 	return nil
@@ -482,7 +446,7 @@ func (o *overseer) announce() {
 	select {
 	case <-o.p.ready:
 	default:
-		o.p.o.Log.Info("the records were compared with the kernel", "streams", len(o.e.records.Streams), "targets", len(o.e.records.Targets), "drift", len(o.e.drift()))
+		o.p.o.Log.Info("data plane read from the kernel", "streams", len(o.e.installed.Streams), "targets", len(o.e.installed.Targets))
 		close(o.p.ready)
 	}
 }
@@ -490,7 +454,7 @@ func (o *overseer) announce() {
 // publish tells what is known, if it is news.
 func (o *overseer) publish(wanted *Wanted, err error) {
 	old := o.p.state.Load()
-	s := State{Err: err}
+	s := State{Err: err, Held: o.e.holds, Repairs: o.e.repaired}
 	if wanted != nil {
 		s.Revision = wanted.Revision
 	}
@@ -502,10 +466,10 @@ func (o *overseer) publish(wanted *Wanted, err error) {
 	if err != nil {
 		s.Failures = old.Failures + 1
 		if old.Err == nil || old.Err.Error() != err.Error() {
-			o.p.o.Log.Error("the data plane cannot be changed for now", "error", err, "failures", s.Failures)
+			o.p.o.Log.Error("data plane cannot be read or changed", "error", err, "failures", s.Failures)
 		}
 	} else if old.Err != nil {
-		o.p.o.Log.Info("the data plane can be changed again", "failures", old.Failures)
+		o.p.o.Log.Info("data plane can be changed again", "failures", old.Failures)
 	}
 	o.logProblems(old.Problems, s.Problems)
 	if !old.At.IsZero() && sameState(old, s) {
@@ -539,6 +503,6 @@ func sameState(a, b State) bool {
 	}
 	return a.Revision == b.Revision && a.Failures == b.Failures && errText(a.Err) == errText(b.Err) &&
 		maps.EqualFunc(a.Streams, b.Streams, func(x, y *StreamState) bool { return x == y || reflect.DeepEqual(x, y) }) &&
-		maps.Equal(a.VIPs, b.VIPs) && maps.Equal(a.Unreachable, b.Unreachable) &&
+		maps.Equal(a.VIPs, b.VIPs) && maps.Equal(a.Held, b.Held) && a.Repairs == b.Repairs && maps.Equal(a.Unreachable, b.Unreachable) &&
 		slices.Equal(a.Drift, b.Drift) && reflect.DeepEqual(a.Problems, b.Problems)
 }

@@ -6,9 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -72,7 +70,7 @@ func (s *site) sh(line string) string {
 func (s *site) number(stream, target string) string {
 	s.t.Helper()
 	ruleset := s.sh("nft -s list table inet " + TableName)
-	m := regexp.MustCompile(`chain target/(\d+) \{\s+.*comment "` + regexp.QuoteMeta(stream+"/"+target) + `"`).FindStringSubmatch(ruleset)
+	m := regexp.MustCompile(`chain target/(\d+) \{\s+.*comment "` + regexp.QuoteMeta(stream+"/"+target) + `[ "]`).FindStringSubmatch(ruleset)
 	if m == nil {
 		s.t.Fatalf("no chain of %s/%s in\n%s", stream, target, ruleset)
 	}
@@ -318,34 +316,93 @@ func TestARestartTouchesNothing(t *testing.T) {
 	}
 }
 
-func TestDriftIsShownAndNotFought(t *testing.T) {
-	for _, tt := range []struct {
-		name, hand, object string
-		// lasts tells what of a snapshot must not come back.
-		gone   string
-		serves []string
-	}{
-		{"rule", "ip rule del fwmark 5001/0xffffff lookup 5001", "rule fwmark 5001 lookup 5001 (IPv4)", "fwmark 0x1389/0xffffff lookup 5001\n", []string{"t1"}},
-		{"routes", "ip route flush table 5001", "route default via 10.1.0.12 table 5001 (IPv4)", "10.1.0.12 ", []string{"t1"}},
-		{"route", "ip route del default via 10.1.0.12 table 5001", "route default via 10.1.0.12 table 5001 (IPv4)", "10.1.0.12 ", []string{"t1"}},
-		{"blackhole", "ip route del blackhole default table 5001 metric 4294967295", "route blackhole default table 5001 (IPv4)", "blackhole default table 5001 proto 179 metric 4294967295\n", []string{"t1", "t2"}},
-		{"live element", "nft delete element inet vipgate-lb live4/a { 5001 }", "element 5001 of map live4/a", "\x00", []string{"t1"}},
-		{"target's rule", "nft flush chain inet vipgate-lb target/5001", "chain target/5001", `comment "a/t2"`, []string{"t1"}},
-		{"VIP", "nft delete element inet vipgate-lb vip4 { 20.0.0.1 }", "element 20.0.0.1/32 of map vip4", "20.0.0.1", []string{"t1", "t2"}},
-		{"entry", "nft delete element inet vipgate-lb maglev4/a { 7 }", "map maglev4/a", "\x00", []string{"t1", "t2"}},
-		{"stream's rules", "nft flush chain inet vipgate-lb stream/a", "chain stream/a", "jhash", []string{"t1", "t2"}},
-		{"table", "nft delete table inet vipgate-lb", "table inet vipgate-lb", "vipgate-lb", nil},
-		{"policy rule", "ip rule del prio 90; ip -6 rule del prio 90", "table inet vipgate-lb", "\n90:", []string{"t1", "t2"}},
-	} {
+// hands are changes by another process.
+var hands = []struct {
+	name, hand, object string
+	// gone is what a snapshot lacks afterwards.
+	gone   string
+	serves []string
+}{
+	{"rule", "ip rule del fwmark 5001/0xffffff lookup 5001", "rule fwmark 5001 lookup 5001 (IPv4)", "fwmark 0x1389/0xffffff lookup 5001\n", []string{"t1"}},
+	{"routes", "ip route flush table 5001", "route default via 10.1.0.12 table 5001 (IPv4)", "10.1.0.12 dev", []string{"t1"}},
+	{"route", "ip route del default via 10.1.0.12 table 5001", "route default via 10.1.0.12 table 5001 (IPv4)", "10.1.0.12 dev", []string{"t1"}},
+	{"blackhole", "ip route del blackhole default table 5001 metric 4294967295", "route blackhole default table 5001 (IPv4)", "blackhole default table 5001 proto 179 metric 4294967295\n", []string{"t1", "t2"}},
+	{"live element", "nft delete element inet vipgate-lb live4/a { 5001 }", "element 5001 of map live4/a", "\x00", []string{"t1"}},
+	{"target's rule", "nft flush chain inet vipgate-lb target/5001", "chain target/5001", `comment "a/t2`, []string{"t1"}},
+	{"VIP", "nft delete element inet vipgate-lb vip4 { 20.0.0.1 }", "element 20.0.0.1/32 of map vip4", "20.0.0.1", []string{"t1", "t2"}},
+	{"entry", "nft delete element inet vipgate-lb maglev4/a { 7 }", "map maglev4/a", "\x00", []string{"t1", "t2"}},
+	{"stream's rules", "nft flush chain inet vipgate-lb stream/a", "chain stream/a", "jhash", []string{"t1", "t2"}},
+	{"table", "nft delete table inet vipgate-lb", "table inet vipgate-lb", "vipgate-lb", nil},
+	{"ruleset", "nft flush ruleset", "table inet vipgate-lb", "vipgate-lb", nil},
+	{"goto", "ip rule del prio 90; ip -6 rule del prio 90", "policy rules of priority 90 and 92", "\n90:", []string{"t1", "t2"}},
+	{"no-op", "ip rule del prio 92", "policy rules of priority 90 and 92", "\x00", []string{"t1", "t2"}},
+}
+
+func TestDriftIsRepairedWithinASecond(t *testing.T) {
+	x := newSite(t)
+	events := make(chan Repaired, 1000)
+	p := x.start(func(o *Options) {
+		o.OnRepair = func(list []Repaired) {
+			for _, r := range list {
+				events <- r
+			}
+		}
+	})
+	before := p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving)))
+	whole := sortedLines(x.snapshot())
+	for _, tt := range hands {
+		t.Run(tt.name, func(t *testing.T) {
+			x.sh(tt.hand)
+			for {
+				select {
+				case r := <-events:
+					if r.Object == tt.object {
+						x.eventually("the kernel to be as before", func() bool { return sortedLines(x.snapshot()) == whole })
+						p.wait("the state to be as before", func(s State) bool {
+							return len(s.Drift) == 0 && serves(s, "a", vip.IPv4, "t1", "t2") && maps.Equal(s.VIPs, before.VIPs) && s.Streams["a"].Problem[vip.IPv4] == ""
+						})
+						return
+					}
+				case <-time.After(patience):
+					t.Fatalf("%s is not repaired: %s", tt.object, x.snapshot())
+				}
+			}
+		})
+	}
+}
+
+// Without the rules that let packets skip the rules of targets, packets are forwarded as
+// well: no VIP is withdrawn.
+func TestHarmlessDriftIsNoProblem(t *testing.T) {
+	x := newSite(t)
+	p := x.start()
+	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving)))
+	if _, err := p.Hold(t.Context(), "", 0); err != nil {
+		t.Fatal(err)
+	}
+	x.sh("ip rule del prio 92; ip -6 rule del prio 90")
+	s := p.wait("drift", func(s State) bool { return len(s.Drift) == 1 })
+	if s.Streams["a"].Problem != [2]string{} || len(s.VIPs) != 2 || !serves(s, "a", vip.IPv6, "t1") {
+		t.Error(describeState(s))
+	}
+}
+
+func TestHeldDriftIsShown(t *testing.T) {
+	for _, tt := range hands {
 		t.Run(tt.name, func(t *testing.T) {
 			x := newSite(t)
 			p := x.start()
-			p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving)))
-			whole := x.snapshot()
+			stream := siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving))
+			p.configure(stream)
+			whole := sortedLines(x.snapshot())
+			if _, err := p.Hold(t.Context(), "", 0); err != nil {
+				t.Fatal(err)
+			}
 			x.sh(tt.hand)
-			s := p.wait("drift of "+tt.object, func(s State) bool {
+			drifted := func(s State) bool {
 				return slices.ContainsFunc(s.Drift, func(d Drift) bool { return d.Object == tt.object }) && (tt.serves == nil || serves(s, "a", vip.IPv4, tt.serves...))
-			})
+			}
+			s := p.wait("drift of "+tt.object, drifted)
 			for _, d := range s.Drift {
 				if d.Since.IsZero() {
 					t.Errorf("no time in %+v", d)
@@ -354,30 +411,128 @@ func TestDriftIsShownAndNotFought(t *testing.T) {
 			if tt.name == "VIP" && s.VIPs[vip.Require("20.0.0.1/32")] != "" {
 				t.Error("the VIP is said to be served")
 			}
-			if (tt.name == "entry" || tt.name == "stream's rules" || tt.name == "table" || tt.name == "policy rule") && s.Streams["a"].Problem[vip.IPv4] == "" {
+			if (tt.name == "entry" || tt.name == "stream's rules" || tt.name == "table" || tt.name == "ruleset") && s.Streams["a"].Problem[vip.IPv4] == "" {
 				t.Error("the stream has no problem: " + describeState(s))
 			}
-			// Another look changes nothing, nor does another stream.
-			s = p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving)))
-			if len(s.Drift) == 0 {
-				t.Fatal("no drift any more: " + describeState(s))
-			}
+			// A restart, and the same configuration, change nothing.
+			p.stop()
+			p = x.start()
+			p.configure(stream)
+			p.wait("the drift after a restart", drifted)
 			x.lacks(t, tt.gone)
-
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
-			defer cancel()
-			mended, err := p.Reconcile(ctx)
-			if err != nil || len(mended) == 0 {
-				t.Fatalf("mended %+v, %v", mended, err)
+			if done, err := p.Reconcile(t.Context()); err != nil || len(done) > 0 {
+				t.Errorf("reconcile repaired %+v, %v", done, err)
+			}
+			done, err := p.Resume(t.Context(), "")
+			if err != nil || len(done) == 0 {
+				t.Fatalf("resume repaired %+v, %v", done, err)
 			}
 			s = p.wait("no drift", func(s State) bool { return len(s.Drift) == 0 && serves(s, "a", vip.IPv4, "t1", "t2") })
-			if s.Streams["a"].Problem[vip.IPv4] != "" || s.VIPs[vip.Require("20.0.0.1/32")] != "a" {
+			if s.Streams["a"].Problem[vip.IPv4] != "" || s.VIPs[vip.Require("20.0.0.1/32")] != "a" || len(s.Held) > 0 {
 				t.Error(describeState(s))
 			}
-			if got := sortedLines(x.snapshot()); got != sortedLines(whole) {
+			if got := sortedLines(x.snapshot()); got != whole {
 				t.Errorf("before\n%s\nafter\n%s", whole, x.snapshot())
 			}
 		})
+	}
+}
+
+// One stream is held, and the other is repaired.
+func TestHoldOfOneStream(t *testing.T) {
+	x := newSite(t)
+	p := x.start()
+	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving)), siteStream("b", []string{"20.0.0.2/32"}, siteTarget(2, Serving)))
+	if _, err := p.Hold(t.Context(), "a", 0); err != nil {
+		t.Fatal(err)
+	}
+	x.sh("nft flush ruleset")
+	p.wait("b to be repaired", func(s State) bool {
+		return s.VIPs[vip.Require("20.0.0.2/32")] == "b" && serves(s, "b", vip.IPv4, "t2") && s.VIPs[vip.Require("20.0.0.1/32")] == "" && len(s.Drift) > 0
+	})
+	x.lacks(t, "stream/a")
+	if _, err := p.Resume(t.Context(), "b"); err == nil {
+		t.Error("a stream that is not held was resumed")
+	}
+	if _, err := p.Resume(t.Context(), "a"); err != nil {
+		t.Error(err)
+	}
+	p.wait("a to be repaired", func(s State) bool { return s.VIPs[vip.Require("20.0.0.1/32")] == "a" && len(s.Drift) == 0 })
+}
+
+func TestHoldExpires(t *testing.T) {
+	x := newSite(t)
+	p := x.start()
+	stream := siteStream("a", bothVIPs, siteTarget(1, Serving, Serving))
+	p.configure(stream)
+	until, err := p.Hold(t.Context(), "a", time.Second)
+	x.must(err)
+	x.sh("ip rule del fwmark 5000/0xffffff lookup 5000")
+	p.wait("drift", func(s State) bool { return len(s.Drift) > 0 && s.Held["a"].Equal(until) })
+	p.stop()
+	p = x.start()
+	p.configure(stream)
+	p.wait("the end of the hold, and the repair", func(s State) bool { return len(s.Held) == 0 && len(s.Drift) == 0 && serves(s, "a", vip.IPv4, "t1") })
+	if time.Now().Before(until) {
+		t.Error("the hold ended early")
+	}
+}
+
+// A process that keeps deleting a rule makes repairs back off, and is reported once.
+func TestRepairsBackOff(t *testing.T) {
+	w := newWorld()
+	wanted := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)), testStream("b", []string{"20.0.0.2/32"}, testTarget("x2", Serving)))
+	w.settle(wanted, false)
+	var reports, contested int
+	w.e.o.OnRepair = func(list []Repaired) {
+		for _, r := range list {
+			reports++
+			if r.Contested {
+				contested++
+			}
+		}
+	}
+	slot := w.slot("a", "x1")
+	var waited []time.Duration
+	for range 12 {
+		slot.rules[vip.IPv4] = false
+		w.notice()
+		w.settle(wanted, false)
+		began := w.clock
+		if !slot.rules[vip.IPv4] {
+			at, ok := w.e.nextRepair()
+			if !ok || w.state().Drift == nil {
+				t.Fatal("no repair is to come")
+			}
+			w.clock = at
+			w.settle(wanted, false)
+		}
+		if !slot.rules[vip.IPv4] {
+			t.Fatal("not repaired when its pause was over")
+		}
+		waited = append(waited, w.clock.Sub(began))
+	}
+	if waited[0] != 0 || waited[1] != failurePause || waited[2] != 2*failurePause || waited[11] != maxPause {
+		t.Errorf("pauses %v", waited)
+	}
+	if reports != contestedAfter || contested != 1 || w.e.repaired != 12 {
+		t.Errorf("%d reports, %d of them contested, %d repairs", reports, contested, w.e.repaired)
+	}
+	// Another object of another stream does not wait.
+	w.slot("b", "x2").rules[vip.IPv4] = false
+	w.notice()
+	w.settle(wanted, false)
+	if !w.slot("b", "x2").rules[vip.IPv4] {
+		t.Error("another stream waits")
+	}
+	w.clock = w.clock.Add(2 * repairMemory)
+	w.notice()
+	w.settle(wanted, false)
+	slot.rules[vip.IPv4] = false
+	w.notice()
+	w.settle(wanted, false)
+	if !slot.rules[vip.IPv4] {
+		t.Error("the back-off did not end")
 	}
 }
 
@@ -479,61 +634,6 @@ func TestProblemsWithTheKernel(t *testing.T) {
 	}
 	x.sh("ip address add 192.0.2.2/24 dev eth1")
 	p.wait("the target far away to serve", func(s State) bool { return serves(s, "a", vip.IPv4, "far", "t1") })
-}
-
-func TestAFullDiskLeavesTheDataPlaneAsItIs(t *testing.T) {
-	x := newSite(t)
-	x.dir = tinyDisk(t)
-	p := x.start()
-	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving)))
-	before := x.snapshot()
-	fill := filepath.Join(x.dir, "fill")
-	f, err := os.Create(fill)
-	x.must(err)
-	block := make([]byte, 4096)
-	for err == nil {
-		_, err = f.Write(block)
-	}
-	x.must(f.Close())
-	// Enough targets for the records not to fit.
-	var many []Target
-	for i := range 200 {
-		target := siteTarget(i+1, Serving, Serving)
-		target.Name += strings.Repeat("x", 100)
-		many = append(many, target)
-	}
-	w := wantedOf(siteStream("a", bothVIPs, many...))
-	p.Configure(w)
-	s := p.wait("an error", func(s State) bool { return s.Err != nil && s.Failures > 2 })
-	if want := "records cannot be written"; !strings.HasPrefix(s.Err.Error(), want) || !strings.Contains(s.Err.Error(), "no space left on device") || !strings.HasSuffix(s.Err.Error(), "the data plane stays as it is") {
-		t.Errorf("error %v", s.Err)
-	}
-	if got := x.snapshot(); got != before {
-		t.Errorf("before\n%s\nafter\n%s", before, got)
-	}
-	x.must(os.Remove(fill))
-	p.wait("all to serve", func(s State) bool {
-		return s.Err == nil && s.Revision == w.Revision && s.Streams["a"] != nil && len(s.Streams["a"].Serving[vip.IPv6]) == 200
-	})
-}
-
-// tinyDisk mounts a small file system.
-func tinyDisk(t *testing.T) string {
-	t.Helper()
-	dir := t.TempDir()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	if out, err := command(ctx, "mount", "-t", "tmpfs", "-o", "size=1m", "vipgate-test", dir); err != nil {
-		lab.Skip(t, fmt.Sprintf("a tmpfs that can be mounted: %v: %s", err, out))
-	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		if out, err := command(ctx, "umount", dir); err != nil {
-			t.Errorf("%v: %s", err, out)
-		}
-	})
-	return dir
 }
 
 func command(ctx context.Context, name string, args ...string) ([]byte, error) {

@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vipgate/vipgate/pkg/record"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -48,7 +47,7 @@ func TestWhatTheKernelDoesNotHaveAfterItWasWrittenIsTriedAgain(t *testing.T) {
 				if loses {
 					lose(w, k)
 				}
-			}}, w.l)
+			}})
 			w.e.now = func() time.Time { return w.clock }
 			if err := w.e.load(); err != nil {
 				t.Fatal(err)
@@ -64,7 +63,7 @@ func TestWhatTheKernelDoesNotHaveAfterItWasWrittenIsTriedAgain(t *testing.T) {
 			w.e.pass(wanted, false)
 			w.settle(wanted, false)
 			s = w.state()
-			if s.VIPs[v] != "a" || len(s.Streams["a"].Serving[vip.IPv4]) != 1 || len(s.Drift)+len(s.Problems) > 0 || w.l.Streams["a"].Stage != record.Applied {
+			if s.VIPs[v] != "a" || len(s.Streams["a"].Serving[vip.IPv4]) != 1 || len(s.Drift)+len(s.Problems) > 0 || w.e.installed.Streams["a"].Stage != stageApplied {
 				t.Fatalf("not mended: %+v", s)
 			}
 		})
@@ -83,13 +82,13 @@ func TestWhatTheKernelDoesNotHaveAfterItWasWrittenIsTriedAgain(t *testing.T) {
 		}}
 		gone := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)))
 		w.e.pass(gone, false)
-		if w.l.Targets[number].Stage != record.Removing || len(w.state().Problems) == 0 || !w.e.failing() {
-			t.Fatalf("the record of what is there still is %+v, problems %+v", w.l.Targets[number], w.state().Problems)
+		if w.e.installed.Targets[number].Stage != stageRemoving || len(w.state().Problems) == 0 || !w.e.failing() {
+			t.Fatalf("the record of what is there still is %+v, problems %+v", w.e.installed.Targets[number], w.state().Problems)
 		}
 		loses = false
 		w.e.pass(gone, false)
 		w.settle(gone, false)
-		if _, recorded := w.l.Targets[number]; recorded || w.k.slots[number] != nil || len(w.state().Problems) > 0 {
+		if _, recorded := w.e.installed.Targets[number]; recorded || w.k.slots[number] != nil || len(w.state().Problems) > 0 {
 			t.Fatalf("left: %+v, problems %+v", w.k.slots[number], w.state().Problems)
 		}
 	})

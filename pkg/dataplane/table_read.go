@@ -235,6 +235,7 @@ func (f *fabric) missingFixed(s setSpec) ([]byte, error) {
 func (f *fabric) streamFrom(name string, chain *chainSpec, rules []rule, set func(string) (*setSpec, error)) (*streamContent, error) {
 	s := &streamContent{name: name}
 	for _, r := range rules {
+		s.ours = s.ours || r.ours()
 		if r.ours() && r.size != 0 && s.size == 0 {
 			s.size, s.seed = r.size, r.seed
 		}
@@ -298,7 +299,7 @@ func (f *fabric) slotFrom(number uint32, rules []rule) (slotContent, bool, error
 		if !r.ours() {
 			continue
 		}
-		s.stream, s.name, _ = strings.Cut(r.comment, "/")
+		s.label = parseLabel(r.comment)
 		s.packets, s.bytes = r.packets, r.bytes
 		want, err := f.targetRule(s)
 		if err != nil {
@@ -406,16 +407,15 @@ func (f *fabric) read(numbers []uint32) (c *content, err error) {
 
 // readContent reads nftables.
 func (f *fabric) readContent() (*content, error) {
-	c := &content{streams: map[string]*streamContent{}, slots: map[uint32]*slotContent{}, vips: map[vip.VIP]string{}}
+	c := &content{problem: "the table is missing", streams: map[string]*streamContent{}, slots: map[uint32]*slotContent{}, vips: map[vip.VIP]string{}}
 	r, err := f.readRuleset(true)
 	if err != nil || !r.there {
 		return c, err
 	}
-	problem, err := f.inspectBase(r)
-	if err != nil {
+	if c.problem, err = f.inspectBase(r); err != nil {
 		return nil, err
 	}
-	c.base = problem == ""
+	c.base = c.problem == ""
 	set := func(name string) (*setSpec, error) {
 		if s, ok := r.sets[name]; ok {
 			return &s, nil

@@ -21,7 +21,7 @@ func (f *fabric) removeAll() error {
 			break
 		}
 	}
-	return errors.Join(err, f.removeCommonWays())
+	return errors.Join(err, f.removeRules(func(policyRule) bool { return false }))
 }
 
 // removeTable empties the table in one transaction, which the kernel refuses if the
@@ -116,42 +116,50 @@ func (f *fabric) objects() (n int, err error) {
 	return n, nil
 }
 
-// removeCommonWays removes the rules that no target owns.
-func (f *fabric) removeCommonWays() error {
+// removeRules removes the policy rules with our protocol number and form, whatever the
+// options they were installed with, except those to keep.
+func (f *fabric) removeRules(keep func(policyRule) bool) error {
 	var a asks
 	for _, family := range f.families() {
-		var there []policyRule
-		common := f.commonRules(family)
+		var list []policyRule
 		if err := f.listPolicy(family, func(r policyRule) {
-			if slices.Contains(common, r) && !slices.Contains(there, r) {
-				there = append(there, r)
+			if r.ours() && !keep(r) && !slices.Contains(list, r) {
+				list = append(list, r)
 			}
 		}); err != nil {
 			return err
 		}
 		// The goto first: it must not lead nowhere.
-		slices.SortFunc(there, func(a, b policyRule) int { return int(a.priority) - int(b.priority) })
-		for _, r := range there {
+		slices.SortStableFunc(list, func(a, b policyRule) int { return int(a.priority) - int(b.priority) })
+		for _, r := range list {
 			a.policyRule(unix.RTM_DELRULE, 0, r)
-			a.note(0, unix.ENOENT, fmt.Sprintf("delete %s policy rule of priority %d", family, r.priority), netip.Addr{})
+			a.note(wayKey{}, unix.ENOENT, fmt.Sprintf("delete %s policy rule of priority %d", family, r.priority), netip.Addr{})
 		}
 	}
-	return f.do(&a)[0]
+	return f.do(&a).all()
 }
 
-// readBase tells whether what no stream and no target owns stands.
-func (f *fabric) readBase() (stands bool, err error) {
+// removeOldRules removes the policy rules that were installed with other options.
+func (f *fabric) removeOldRules() error {
+	return f.removeRules(func(r policyRule) bool {
+		return slices.Contains(f.commonRules(r.family), r) || r == f.targetPolicy(r.family, r.table)
+	})
+}
+
+// readBase reports whether what no stream and no target owns is as it must be, and why
+// nothing is forwarded if that is so.
+func (f *fabric) readBase() (base bool, problem string, err error) {
 	err = f.steady("table inet "+TableName, func() error {
 		r, err := f.readRuleset(false)
 		if err != nil {
 			return err
 		}
-		problem, err := f.inspectBase(r)
-		stands = problem == ""
+		problem, err = f.inspectBase(r)
 		return err
 	})
-	if err != nil || !stands {
-		return false, err
+	if err != nil || problem != "" {
+		return false, problem, err
 	}
-	return f.commonStand()
+	base, err = f.commonStand()
+	return base, "", err
 }

@@ -137,7 +137,7 @@ func (f *fabric) targetRule(s slotContent) (ruleSpec, error) {
 			&expr.Ct{Key: expr.CtKeyMARK, SourceRegister: true, Register: register(0)},
 		)
 	}
-	return newRule(s.stream+"/"+s.name, expressions...)
+	return newRule(s.label.String(), expressions...)
 }
 
 // streamRules are the rules of a stream's chain for the families that it has tables

@@ -67,9 +67,6 @@ func (f *fabric) write(c change) error {
 		if err := w.base(); err != nil {
 			return err
 		}
-		if err := f.addCommonWays(); err != nil {
-			return err
-		}
 	}
 	if err := w.slotChains(c.slots); err != nil {
 		return err

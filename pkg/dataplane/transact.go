@@ -4,12 +4,11 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/vipgate/vipgate/pkg/record"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // additions is the part of a transaction that adds and changes things of a plan.
-func (e *engine) additions(p *planned, mend bool) (c change) {
+func (e *engine) additions(p *planned) (c change) {
 	if p.remove {
 		return c
 	}
@@ -37,8 +36,8 @@ func (e *engine) additions(p *planned, mend bool) (c change) {
 		if by == p.name || !p.forced {
 			continue
 		}
-		if _, ours := e.records.Streams[by]; by != "" && !ours && !mend {
-			continue // Somebody else's, which shows as drift.
+		if _, ours := e.installed.Streams[by]; by != "" && !ours && !p.view.repair {
+			continue // Another process created it; it shows as drift.
 		}
 		c.vips = setVIP(c.vips, v, p.name)
 	}
@@ -50,22 +49,21 @@ func (e *engine) removals(p *planned) (c change) {
 	for _, t := range p.gone {
 		c.removeSlots = append(c.removeSlots, t.Number)
 	}
-	if p.remove && p.view.record != nil {
+	if p.remove && p.view.installed != nil {
 		c.removeStreams = append(c.removeStreams, p.name)
 	}
 	leads := func(v vip.VIP) bool { return e.actual.vips[v] == p.name && e.owner[v] == "" }
 	switch {
-	case p.view.record == nil:
-	case p.remove || p.view.record.Stage != record.Applied:
-		// All that lead to it: the records of an interrupted change do not name those
-		// of before.
+	case p.view.installed == nil:
+	case p.remove || p.view.installed.Stage != stageApplied:
+		// All that lead to it: after an interrupted change it is not known which did.
 		for v := range e.actual.vips {
 			if leads(v) {
 				c.vips = setVIP(c.vips, v, "")
 			}
 		}
 	default:
-		for _, v := range p.view.record.VIPs {
+		for _, v := range p.view.installed.VIPs {
 			if !slices.Contains(p.stream.VIPs, v) && leads(v) {
 				c.vips = setVIP(c.vips, v, "")
 			}
@@ -112,20 +110,25 @@ func (c *change) empty() bool {
 
 // transact does one transaction for all plans, or, if that fails, one for each, so
 // that what is wrong with one does not keep the others from theirs.
-func (e *engine) transact(plans []*planned, mend bool) error {
+func (e *engine) transact(plans []*planned, repairBase bool) error {
 	var all change
 	add, remove := make([]change, len(plans)), make([]change, len(plans))
 	for i, p := range plans {
-		add[i], remove[i] = e.additions(p, mend), e.removals(p)
+		add[i], remove[i] = e.additions(p), e.removals(p)
 		p.touched = !add[i].empty() || !remove[i].empty()
 		p.vips = len(add[i].vips)+len(remove[i].vips) > 0
 		all.add(add[i])
 		all.add(remove[i])
 	}
-	// Without anything to add there is no reason to mend what somebody removed.
-	all.base = !e.actual.base && (mend || len(all.slots)+len(all.streams) > 0)
+	all.base = !e.actual.base && (repairBase || len(all.slots)+len(all.streams) > 0)
 	if all.empty() {
 		return nil
+	}
+	if all.base {
+		// Packets are forwarded without these rules, too: what fails shows as drift.
+		if err := e.kernel.addCommonRules().all(); err != nil {
+			e.log.Warn("failed to add policy rules", "error", err)
+		}
 	}
 	err := e.kernel.write(all)
 	if err == nil {
@@ -165,17 +168,17 @@ func (e *engine) baseBack(written bool, plans []*planned) error {
 	if !written {
 		return nil
 	}
-	base, err := e.kernel.readBase()
+	base, problem, err := e.kernel.readBase()
 	if err != nil {
 		return fmt.Errorf("read table inet %s back: %w", TableName, err)
 	}
-	e.actual.base = base
+	e.actual.base, e.actual.problem = base, problem
 	for _, m := range e.streams {
 		m.stale = true
 	}
-	if !base {
+	if problem != "" {
 		for _, p := range plans {
-			p.fail(fmt.Errorf("table inet %s is not as it was written", TableName))
+			p.fail(fmt.Errorf("table inet %s is not as it was written: %s", TableName, problem))
 		}
 	}
 	return nil

@@ -23,7 +23,7 @@ type surroundings struct {
 type link struct {
 	name  string
 	index int
-	// up: somebody switched it on, and it has a carrier.
+	// up: it is switched on and has a carrier.
 	up       bool
 	loopback bool
 	// prefixes are of the networks that it is connected to.
@@ -56,9 +56,9 @@ func parseLink(b []byte) (link, bool) {
 	}
 	flags := nativeUint32(b[8:])
 	l := link{index: int(int32(nativeUint32(b[4:])))}
-	// Of an interface without a carrier the kernel removes IFF_RUNNING, or only
-	// IFF_LOWER_UP while its state is unknown.
-	l.up = flags&unix.IFF_UP != 0 && flags&(unix.IFF_RUNNING|unix.IFF_LOWER_UP) == unix.IFF_RUNNING|unix.IFF_LOWER_UP
+	// IFF_LOWER_UP is the carrier. IFF_RUNNING follows it up to a second late, so that an
+	// interface that forwards again would be taken for one that is down.
+	l.up = flags&(unix.IFF_UP|unix.IFF_LOWER_UP|unix.IFF_DORMANT) == unix.IFF_UP|unix.IFF_LOWER_UP
 	l.loopback = flags&unix.IFF_LOOPBACK != 0
 	l.name = text(attribute(b[ifinfomsgLength:], unix.IFLA_IFNAME))
 	return l, true

@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -16,24 +17,45 @@ import (
 // asks gathers messages of routing with what each is for.
 type asks struct {
 	messages
-	numbers []uint32
+	keys []wayKey
 	// fine are refusals that mean that all is as it is to be.
 	fine []unix.Errno
 	what []string
 	hops []netip.Addr
 }
 
-func (a *asks) note(number uint32, fine unix.Errno, what string, hop netip.Addr) {
-	a.numbers, a.fine, a.what, a.hops = append(a.numbers, number), append(a.fine, fine), append(a.what, what), append(a.hops, hop)
+// wayKey is a family of a target's rule and routes; number 0 is that of the rules that no
+// target owns.
+type wayKey struct {
+	number uint32
+	family vip.Family
 }
 
-// do has the kernel do all of it, and returns refusals by number.
-func (f *fabric) do(a *asks) map[uint32]error {
-	failed := map[uint32]error{}
+// wayErrors are failures by target and family.
+type wayErrors map[wayKey]error
+
+// all joins the failures in the order of numbers.
+func (w wayErrors) all() error {
+	var errs []error
+	for _, k := range slices.SortedFunc(maps.Keys(w), func(a, b wayKey) int {
+		return cmp.Or(cmp.Compare(a.number, b.number), cmp.Compare(a.family, b.family))
+	}) {
+		errs = append(errs, w[k])
+	}
+	return errors.Join(errs...)
+}
+
+func (a *asks) note(key wayKey, fine unix.Errno, what string, hop netip.Addr) {
+	a.keys, a.fine, a.what, a.hops = append(a.keys, key), append(a.fine, fine), append(a.what, what), append(a.hops, hop)
+}
+
+// do has the kernel do all of it, and returns refusals.
+func (f *fabric) do(a *asks) wayErrors {
+	failed := wayErrors{}
 	refused, err := f.rt.acked(&a.messages)
 	if err != nil {
-		for _, n := range a.numbers {
-			failed[n] = err
+		for _, k := range a.keys {
+			failed[k] = err
 		}
 		return failed
 	}
@@ -42,9 +64,9 @@ func (f *fabric) do(a *asks) map[uint32]error {
 			continue
 		}
 		if hop := a.hops[i]; hop.IsValid() && unconnected(err) {
-			err = fmt.Errorf("%s is not on a network that this pod is connected to: %w", hop, err)
+			err = fmt.Errorf("%s is on no connected network: %w", hop, err)
 		}
-		failed[a.numbers[i]] = errors.Join(failed[a.numbers[i]], fmt.Errorf("%s: %w", a.what[i], err))
+		failed[a.keys[i]] = errors.Join(failed[a.keys[i]], fmt.Errorf("%s: %w", a.what[i], err))
 	}
 	return failed
 }
@@ -59,39 +81,40 @@ func unconnected(err error) bool {
 	return false
 }
 
-// addCommonWays makes the rules that no target owns.
-func (f *fabric) addCommonWays() error {
+// addCommonRules installs the rules that no target owns.
+func (f *fabric) addCommonRules() wayErrors {
 	var a asks
 	for _, family := range f.families() {
 		for _, r := range f.commonRules(family) {
 			a.policyRule(unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, r)
-			a.note(0, unix.EEXIST, fmt.Sprintf("add %s policy rule of priority %d", family, r.priority), netip.Addr{})
+			a.note(wayKey{family: family}, unix.EEXIST, fmt.Sprintf("add %s policy rule of priority %d", family, r.priority), netip.Addr{})
 		}
 	}
-	return f.do(&a)[0]
+	return f.do(&a)
 }
 
-// addWays makes the rule and the routes of targets; hops are by family: one without
-// has none. It removes routes of ours that lead elsewhere. One that cannot be made
-// does not keep the others from it: errors are by number.
-func (f *fabric) addWays(slots []slotContent) map[uint32]error {
-	failed := map[uint32]error{}
+// addWays installs the rule and the routes of targets; hops are by family: one without
+// has none. It removes our routes that lead elsewhere. A failure concerns one target
+// and one family.
+func (f *fabric) addWays(slots []slotContent) wayErrors {
+	failed := wayErrors{}
 	numbers := make([]uint32, 0, len(slots))
 	for _, s := range slots {
 		numbers = append(numbers, s.number)
 	}
-	fail := func(err error) map[uint32]error {
+	for key, err := range f.addCommonRules() {
 		for _, n := range numbers {
-			failed[n] = err
+			failed[wayKey{n, key.family}] = err
 		}
-		return failed
-	}
-	if err := f.addCommonWays(); err != nil {
-		return fail(err)
 	}
 	have, err := f.readEachWay(numbers, len(numbers) > fewChains)
 	if err != nil {
-		return fail(err)
+		for _, n := range numbers {
+			for _, family := range vip.Families {
+				failed[wayKey{n, family}] = err
+			}
+		}
+		return failed
 	}
 	var a asks
 	for _, s := range slots {
@@ -99,15 +122,15 @@ func (f *fabric) addWays(slots []slotContent) map[uint32]error {
 			hop := s.hops[family].Unmap()
 			if family == vip.IPv6 && f.noIPv6 {
 				if hop.IsValid() {
-					failed[s.number] = fmt.Errorf("%s cannot be reached: the kernel has no IPv6", hop)
+					failed[wayKey{s.number, family}] = fmt.Errorf("%s cannot be reached: the kernel has no IPv6", hop)
 				}
 				continue
 			}
 			f.addWay(&a, s.number, family, hop, have[s.number])
 		}
 	}
-	for n, err := range f.do(&a) {
-		failed[n] = errors.Join(failed[n], err)
+	for key, err := range f.do(&a) {
+		failed[key] = errors.Join(failed[key], err)
 	}
 	return failed
 }
@@ -135,21 +158,21 @@ func (f *fabric) addWay(a *asks, number uint32, family vip.Family, hop netip.Add
 	}
 	if hole.kind != 0 {
 		a.route(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, hole)
-		a.note(number, unix.EEXIST, fmt.Sprintf("add %s blackhole default to table %d", family, number), netip.Addr{})
+		a.note(wayKey{number, family}, unix.EEXIST, fmt.Sprintf("add %s blackhole default to table %d", family, number), netip.Addr{})
 	}
 	// In a table without a default route to replace, and with one elsewhere: first
 	// away with it, so that no packet goes there any more.
 	for _, r := range wrong {
 		a.route(unix.RTM_DELROUTE, 0, r)
-		a.note(number, unix.ESRCH, fmt.Sprintf("delete %s %s from table %d", family, r, number), netip.Addr{})
+		a.note(wayKey{number, family}, unix.ESRCH, fmt.Sprintf("delete %s %s from table %d", family, r, number), netip.Addr{})
 	}
 	if !stands {
 		a.route(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, way)
-		a.note(number, unix.EEXIST, fmt.Sprintf("add %s default route to table %d", family, number), hop)
+		a.note(wayKey{number, family}, unix.EEXIST, fmt.Sprintf("add %s default route to table %d", family, number), hop)
 	}
 	if !have.rules[family] {
 		a.policyRule(unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, f.targetPolicy(family, number))
-		a.note(number, unix.EEXIST, fmt.Sprintf("add %s rule fwmark %d", family, number), netip.Addr{})
+		a.note(wayKey{number, family}, unix.EEXIST, fmt.Sprintf("add %s rule fwmark %d", family, number), netip.Addr{})
 	}
 }
 
@@ -157,12 +180,12 @@ func (f *fabric) addWay(a *asks, number uint32, family vip.Family, hop netip.Add
 func (f *fabric) removeWay(a *asks, number uint32, family vip.Family, have *wayContent) {
 	if have.rules[family] || !have.known {
 		a.policyRule(unix.RTM_DELRULE, 0, f.targetPolicy(family, number))
-		a.note(number, unix.ENOENT, fmt.Sprintf("delete %s rule fwmark %d", family, number), netip.Addr{})
+		a.note(wayKey{number, family}, unix.ENOENT, fmt.Sprintf("delete %s rule fwmark %d", family, number), netip.Addr{})
 	}
 	for _, r := range have.routes[family] {
 		if r.protocol == RouteProtocol {
 			a.route(unix.RTM_DELROUTE, 0, r)
-			a.note(number, unix.ESRCH, fmt.Sprintf("delete %s %s from table %d", family, r, number), netip.Addr{})
+			a.note(wayKey{number, family}, unix.ESRCH, fmt.Sprintf("delete %s %s from table %d", family, r, number), netip.Addr{})
 		}
 	}
 }
@@ -179,12 +202,7 @@ func (f *fabric) removeWays(numbers []uint32) error {
 			f.removeWay(&a, n, family, have[n])
 		}
 	}
-	failed := f.do(&a)
-	var errs []error
-	for _, n := range slices.Sorted(maps.Keys(failed)) {
-		errs = append(errs, failed[n])
-	}
-	return errors.Join(errs...)
+	return f.do(&a).all()
 }
 
 // wayContent are the rules and routes of one number.
@@ -297,18 +315,24 @@ func (f *fabric) commonStand() (bool, error) {
 	return stand, nil
 }
 
-// owned returns the numbers that rules and routes of ours name.
+// owned returns the numbers that our rules and routes name. A table outside of the range
+// of the options counts only with our blackhole in it: another process may use the
+// protocol number.
 func (f *fabric) owned() ([]uint32, error) {
 	set := map[uint32]bool{}
 	for _, family := range f.families() {
 		if err := f.listPolicy(family, func(r policyRule) {
-			if r == f.targetPolicy(family, r.table) {
+			if r.ours() && r.action == unix.FR_ACT_TO_TBL {
 				set[r.table] = true
 			}
 		}); err != nil {
 			return nil, err
 		}
-		if err := f.listRoutes(family, 0, func(r route) { set[r.table] = true }); err != nil {
+		if err := f.listRoutes(family, 0, func(r route) {
+			if r.isBlackhole() || r.table >= f.o.First && r.table <= f.o.Mask {
+				set[r.table] = true
+			}
+		}); err != nil {
 			return nil, err
 		}
 	}

@@ -48,6 +48,19 @@ func (f *fabric) targetPolicy(family vip.Family, number uint32) policyRule {
 	return policyRule{family: family, priority: uint32(f.o.Priority) + 1, action: unix.FR_ACT_TO_TBL, table: number, mark: number, mask: f.o.Mask, protocol: RouteProtocol}
 }
 
+// ours reports whether a rule has our protocol number and one of the forms of
+// commonRules and targetPolicy, with any priority and mask. A goto whose target is
+// missing has a flag, which makes it exotic.
+func (r policyRule) ours() bool {
+	switch {
+	case r.protocol != RouteProtocol:
+		return false
+	case r.action == unix.FR_ACT_TO_TBL:
+		return !r.exotic && r.mark == r.table && r.mask != 0
+	}
+	return r.mark == 0 && (r.action == unix.FR_ACT_NOP || r.action == unix.FR_ACT_GOTO)
+}
+
 func systemFamily(f vip.Family) byte {
 	if f == vip.IPv4 {
 		return unix.AF_INET

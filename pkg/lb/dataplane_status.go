@@ -3,6 +3,8 @@ package lb
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,33 +15,103 @@ import (
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	"github.com/vipgate/vipgate/pkg/dataplane"
 	"github.com/vipgate/vipgate/pkg/metrics"
+	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 const (
 	// slotsTimeout bounds how long a status waits for what is read from the kernel.
 	slotsTimeout = time.Second
-	// reconcileTimeout bounds `lb reconcile`; a client waits a little longer.
+	// reconcileTimeout bounds a repair on demand; a client waits a little longer.
 	reconcileTimeout = 30 * time.Second
 )
 
 // Reconcile implements the LBService.
 func (a *admin) Reconcile(ctx context.Context, _ *lbv1.ReconcileRequest) (*lbv1.ReconcileResponse, error) {
-	p := a.process
-	if p.plane == nil {
-		return nil, status.Error(codes.FailedPrecondition, "there is no data plane to reconcile: this lb runs with --dataplane=none")
+	repaired, err := a.repair(ctx, (*dataplane.Plane).Reconcile)
+	return &lbv1.ReconcileResponse{Mended: repaired}, err
+}
+
+// Hold implements the LBService.
+func (a *admin) Hold(ctx context.Context, r *lbv1.HoldRequest) (*lbv1.HoldResponse, error) {
+	if err := a.checkStream(r.GetStream()); err != nil {
+		return nil, err
+	}
+	d := r.GetDuration().AsDuration()
+	if r.GetDuration() != nil && d <= 0 {
+		return nil, status.Errorf(codes.InvalidArgument, "the duration %v is not positive", d)
+	}
+	until, err := a.process.plane.Hold(ctx, r.GetStream(), d)
+	if err != nil {
+		return nil, status.Error(codes.Unavailable, err.Error())
+	}
+	answer := &lbv1.HoldResponse{}
+	if !until.IsZero() {
+		answer.Until = timestamppb.New(until)
+	}
+	return answer, nil
+}
+
+// Resume implements the LBService.
+func (a *admin) Resume(ctx context.Context, r *lbv1.ResumeRequest) (*lbv1.ResumeResponse, error) {
+	repaired, err := a.repair(ctx, func(p *dataplane.Plane, ctx context.Context) ([]dataplane.Drift, error) {
+		return p.Resume(ctx, r.GetStream())
+	})
+	return &lbv1.ResumeResponse{Repaired: repaired}, err
+}
+
+// checkStream refuses a data plane or stream that does not exist; "" is all streams.
+func (a *admin) checkStream(name string) error {
+	if a.process.plane == nil {
+		return status.Error(codes.FailedPrecondition, "there is no data plane: this lb runs with --dataplane=none")
+	}
+	if name == "" || slices.ContainsFunc(a.process.config.Value().Load().Config.Streams, func(s trench.Stream) bool { return s.Name == name }) {
+		return nil
+	}
+	return status.Errorf(codes.NotFound, "the trench file has no stream %s", name)
+}
+
+func (a *admin) repair(ctx context.Context, do func(*dataplane.Plane, context.Context) ([]dataplane.Drift, error)) (repaired []*lbv1.DataPlaneDrift, err error) {
+	if err := a.checkStream(""); err != nil {
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, reconcileTimeout)
 	defer cancel()
-	mended, err := p.plane.Reconcile(ctx)
-	answer := &lbv1.ReconcileResponse{}
-	for _, d := range mended {
-		answer.Mended = append(answer.Mended, driftProto(d))
+	drift, err := do(a.process.plane, ctx)
+	for _, d := range drift {
+		repaired = append(repaired, driftProto(d))
 	}
 	if err != nil {
-		return nil, status.Errorf(codes.Unavailable, "reconcile the data plane: %v", err)
+		return nil, status.Error(codes.Unavailable, err.Error())
 	}
-	return answer, nil
+	return repaired, nil
+}
+
+// dataPlaneRepaired notes what the data plane repaired. It does not block.
+func (p *process) dataPlaneRepaired(list []dataplane.Repaired) {
+	var all []event
+	for _, r := range list {
+		e := event{Object: r.Object, What: driftRepaired, Detail: r.Detail, Stream: r.Stream, Target: r.Target}
+		if r.Contested {
+			e.What, e.Detail = driftContested, "another process keeps changing it: "+r.Detail
+		}
+		all = append(all, e)
+	}
+	for _, e := range summed(all) {
+		p.events.add(e)
+	}
+}
+
+// holdWords names what is held and until when.
+func holdWords(stream string, until time.Time) (object, end string) {
+	object, end = "all streams", "until lb resume"
+	if stream != "" {
+		object = "stream " + stream
+	}
+	if !until.IsZero() {
+		end = "until " + until.UTC().Format(time.RFC3339)
+	}
+	return object, end
 }
 
 func driftProto(d dataplane.Drift) *lbv1.DataPlaneDrift {
@@ -54,6 +126,14 @@ func (p *process) dataPlaneStatus(ctx context.Context) *lbv1.DataPlaneStatus {
 	state := p.plane.State().Load()
 	s := &lbv1.DataPlaneStatus{
 		Mode: "nftables", Conntrack: !p.DataPlane.Stateless, Error: text(state.Err), Failures: uint32(state.Failures), AppliedRevision: state.Revision,
+		Repairs: state.Repairs,
+	}
+	for _, stream := range slices.Sorted(maps.Keys(state.Held)) {
+		h := &lbv1.DataPlaneHold{Stream: stream}
+		if until := state.Held[stream]; !until.IsZero() {
+			h.Until = timestamppb.New(until)
+		}
+		s.Holds = append(s.Holds, h)
 	}
 	if shown := p.loop.forwarding.shown.Load(); shown != nil {
 		s.HeldBack = shown.held
@@ -120,8 +200,8 @@ func (p *process) dataPlaneStreams(state dataplane.State, slots []dataplane.Slot
 	return streams
 }
 
-// dataPlaneProblem says what is wrong with the data plane, "" if nothing is. Drift
-// is no problem: who changed something by hand meant to.
+// dataPlaneProblem says what is wrong with the data plane, "" if nothing is. Drift is no
+// problem: it is repaired, or held.
 func dataPlaneProblem(s dataplane.State) string {
 	var problems []string
 	if s.Err != nil {
@@ -144,7 +224,9 @@ func (p *process) dataPlaneMetrics() metrics.DataPlane {
 		Targets:  map[string]int{"serving": 0, "pending": 0, "draining": 0, "down": 0, "unknown": 0},
 		Drift:    len(state.Drift),
 		Problems: len(state.Problems),
+		Held:     len(state.Held),
 		Failures: p.observer.failures.Load(),
+		Repairs:  state.Repairs,
 	}
 	shown := p.loop.forwarding.shown.Load()
 	if shown == nil || shown.wanted == nil {
@@ -185,10 +267,16 @@ func (o *observer) lookAtDataPlane(s dataplane.State) {
 	case <-p.plane.Ready():
 	default:
 		if problem == "" {
-			problem = "what is in the kernel is not compared with the records yet"
+			problem = "the kernel has not been read yet"
 		}
 	}
 	p.health.Set(DataPlaneCondition, problem == "", problem)
+	var held []string
+	for _, stream := range slices.Sorted(maps.Keys(s.Held)) {
+		object, end := holdWords(stream, s.Held[stream])
+		held = append(held, object+" "+end)
+	}
+	p.health.Set(DataPlaneHoldCondition, len(held) == 0, "drift is not repaired: "+strings.Join(held, ", "))
 
 	was := o.dataPlane
 	o.dataPlane = s
@@ -212,21 +300,33 @@ func dataPlaneEvents(was, is dataplane.State) []event {
 	case is.Err == nil && was.Err != nil:
 		all = append(all, event{Object: "data plane", What: problemSolved, Detail: was.Err.Error()})
 	}
-	type thing struct{ object, stream, target string }
-	drift := map[thing]dataplane.Drift{}
-	for _, d := range was.Drift {
-		drift[thing{d.Object, d.Stream, d.Target}] = d
-	}
-	for _, d := range is.Drift {
-		key := thing{d.Object, d.Stream, d.Target}
-		if _, known := drift[key]; !known {
-			all = append(all, event{Object: d.Object, What: driftSeen, Detail: d.Detail, Stream: d.Stream, Target: d.Target})
+	for stream, until := range is.Held {
+		if before, known := was.Held[stream]; !known || !before.Equal(until) {
+			object, end := holdWords(stream, until)
+			all = append(all, event{Object: object, What: holdBegun, Detail: end, Stream: stream})
 		}
-		delete(drift, key)
 	}
+	for stream, until := range was.Held {
+		if _, held := is.Held[stream]; held {
+			continue
+		}
+		object, _ := holdWords(stream, until)
+		detail := "by an operator"
+		if !until.IsZero() && !time.Now().Before(until) {
+			detail = "the hold expired"
+		}
+		all = append(all, event{Object: object, What: holdEnded, Detail: detail, Stream: stream})
+	}
+	type object struct{ object, stream, target string }
+	known := map[object]bool{}
 	for _, d := range was.Drift {
-		if _, over := drift[thing{d.Object, d.Stream, d.Target}]; over {
-			all = append(all, event{Object: d.Object, What: driftMended, Detail: d.Detail, Stream: d.Stream, Target: d.Target})
+		known[object{d.Object, d.Stream, d.Target}] = true
+	}
+	_, everything := is.Held[""]
+	for _, d := range is.Drift {
+		// Drift that is not held is repaired, and reported then.
+		if _, held := is.Held[d.Stream]; (held || everything) && !known[object{d.Object, d.Stream, d.Target}] {
+			all = append(all, event{Object: d.Object, What: driftSeen, Detail: d.Detail, Stream: d.Stream, Target: d.Target})
 		}
 	}
 	type problem struct{ object, detail string }

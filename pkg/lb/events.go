@@ -17,7 +17,10 @@ const maxEvents = 1000
 const (
 	vipRemoved     = "removed"
 	driftSeen      = "drift"
-	driftMended    = "mended"
+	driftRepaired  = "repaired"
+	driftContested = "contested"
+	holdBegun      = "held"
+	holdEnded      = "resumed"
 	problemSeen    = "problem"
 	problemSolved  = "solved"
 	changesBlocked = "blocked"

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/vipgate/vipgate/pkg/dataplane"
 )
@@ -45,14 +46,18 @@ func TestEventsAreTheNewest(t *testing.T) {
 func TestEventsOfTheDataPlane(t *testing.T) {
 	rule := dataplane.Drift{Object: "rule", Stream: "s", Target: "a", Detail: "is missing"}
 	route := dataplane.Drift{Object: "route", Stream: "s", Target: "a", Detail: "is missing"}
+	held := map[string]time.Time{"s": {}}
 	for _, c := range []struct {
 		name    string
 		was, is dataplane.State
 		want    []string
 	}{
 		{"nothing", dataplane.State{Drift: []dataplane.Drift{rule}}, dataplane.State{Drift: []dataplane.Drift{rule}}, nil},
-		{"drift", dataplane.State{Drift: []dataplane.Drift{rule}}, dataplane.State{Drift: []dataplane.Drift{rule, route}}, []string{"drift route s/a: is missing"}},
-		{"mended", dataplane.State{Drift: []dataplane.Drift{rule, route}}, dataplane.State{Drift: []dataplane.Drift{route}}, []string{"mended rule s/a: is missing"}},
+		{"drift of a held stream", dataplane.State{Held: held, Drift: []dataplane.Drift{rule}}, dataplane.State{Held: held, Drift: []dataplane.Drift{rule, route}}, []string{"drift route s/a: is missing"}},
+		{"drift that is about to be repaired", dataplane.State{}, dataplane.State{Drift: []dataplane.Drift{rule}}, nil},
+		{"held", dataplane.State{}, dataplane.State{Held: held}, []string{"held stream s s/: until lb resume"}},
+		{"resumed", dataplane.State{Held: held}, dataplane.State{}, []string{"resumed stream s s/: by an operator"}},
+		{"expired", dataplane.State{Held: map[string]time.Time{"": time.Unix(1, 0)}}, dataplane.State{}, []string{"resumed all streams /: the hold expired"}},
 		{"blocked", dataplane.State{}, dataplane.State{Err: errors.New("disk full")}, []string{"blocked data plane /: disk full"}},
 		{"still blocked", dataplane.State{Err: errors.New("disk full")}, dataplane.State{Err: errors.New("disk full, again")}, nil},
 		{"no longer blocked", dataplane.State{Err: errors.New("disk full")}, dataplane.State{}, []string{"solved data plane /: disk full"}},
@@ -76,16 +81,16 @@ func TestEventsOfTheDataPlane(t *testing.T) {
 }
 
 func TestEventsOfTheDataPlaneDoNotPushOutAllOthers(t *testing.T) {
-	var s dataplane.State
+	s := dataplane.State{Held: map[string]time.Time{"": {}}}
 	for i := range maxEvents + 500 {
 		s.Drift = append(s.Drift, dataplane.Drift{Object: fmt.Sprint("rule ", i)})
 	}
-	got := dataPlaneEvents(dataplane.State{}, s)
+	got := dataPlaneEvents(dataplane.State{Held: s.Held}, s)
 	if n := len(got); n != maxEventsAtOnce || got[n-2].Object != "rule 98" || got[n-1].What != driftSeen || got[n-1].Detail != "and 1401 more at once: lb status lists what there is" {
 		t.Errorf("%d events, the last two %+v", n, got[n-2:])
 	}
 	s.Drift = s.Drift[:maxEventsAtOnce]
-	if got := dataPlaneEvents(dataplane.State{}, s); len(got) != maxEventsAtOnce || got[maxEventsAtOnce-1].Object != "rule 99" {
+	if got := dataPlaneEvents(dataplane.State{Held: s.Held}, s); len(got) != maxEventsAtOnce || got[maxEventsAtOnce-1].Object != "rule 99" {
 		t.Errorf("%d events", len(got))
 	}
 }

@@ -182,6 +182,8 @@ const (
 	// Readiness: what ails one VIP must not end the others, and while nothing can be
 	// changed the kernel forwards as before.
 	DataPlaneCondition = "DataPlane"
+	// DataPlaneHoldCondition serves while nothing is held. It is not part of Readiness.
+	DataPlaneHoldCondition = "DataPlaneHold"
 )
 
 // Run runs a load balancer until stop is received from, and then ends it in
@@ -214,6 +216,7 @@ func newProcess(o Options) (*process, error) {
 	p.config = trench.NewWatcher(o.TrenchFile, o.Defaults, o.Config, o.Log)
 	p.health.Set(SourcesCondition, true, "")
 	p.health.Set(DataPlaneCondition, true, "")
+	p.health.Set(DataPlaneHoldCondition, true, "")
 	p.addrs = kernel.NewAddresses(o.Log)
 	p.checker = target.NewChecker(target.Options{Log: o.Log, Sources: p.addrs})
 	if err := p.newSources(); err != nil {
@@ -249,10 +252,9 @@ func newProcess(o Options) (*process, error) {
 	return p, nil
 }
 
-// newDataPlane opens the records of the data plane. Run closes them, so that this
-// comes last.
+// newDataPlane prepares the data plane.
 func (p *process) newDataPlane() error {
-	p.DataPlane.StateDir, p.DataPlane.Log = p.Targets.StateDir, p.Log
+	p.DataPlane.StateDir, p.DataPlane.Log, p.DataPlane.OnRepair = p.Targets.StateDir, p.Log, p.dataPlaneRepaired
 	plane, err := dataplane.New(*p.DataPlane)
 	if err != nil {
 		return fmt.Errorf("data plane: %w", err)
@@ -260,7 +262,7 @@ func (p *process) newDataPlane() error {
 	p.plane = plane
 	f := newForwarding(plane, p.server, p.table.Position, p.DrainTime, p.Log)
 	f.patient = p.Targets.Sudden.Hold && p.Targets.Sudden.Share != 0
-	p.health.Set(DataPlaneCondition, false, "what is in the kernel is not compared with the records yet")
+	p.health.Set(DataPlaneCondition, false, "the kernel has not been read yet")
 	f.applied = p.metrics.DataPlane(p.dataPlaneMetrics)
 	p.loop.forwarding = f
 	return nil

@@ -9,16 +9,16 @@ import (
 // DataPlane is the state of the data plane.
 type DataPlane struct {
 	// Targets counts addresses of targets by what they do.
-	Targets         map[string]int
-	Drift, Problems int
-	// Failures counts attempts since the start.
-	Failures uint64
+	Targets               map[string]int
+	Drift, Problems, Held int
+	// Failures and Repairs count since the start.
+	Failures, Repairs uint64
 }
 
 // dataPlane collects the metrics of the data plane, as of the scrape.
 type dataPlane struct {
-	targets, drift, problems, failures *prometheus.Desc
-	read                               func() DataPlane
+	targets, drift, problems, held, failures, repairs *prometheus.Desc
+	read                                              func() DataPlane
 }
 
 // DataPlane adds the metrics of a data plane. Each scrape asks read how it is. What
@@ -31,14 +31,14 @@ func (l *LB) DataPlane(read func() DataPlane) func(time.Duration) {
 	})
 	l.registry.MustRegister(apply, &dataPlane{
 		targets: d.desc(LBDataPlaneTargets, Gauge), drift: d.desc(LBDataPlaneDrift, Gauge), problems: d.desc(LBDataPlaneProblems, Gauge),
-		failures: d.desc(LBDataPlaneFailures, Counter), read: read,
+		held: d.desc(LBDataPlaneHeld, Gauge), failures: d.desc(LBDataPlaneFailures, Counter), repairs: d.desc(LBDataPlaneRepairs, Counter), read: read,
 	})
 	return func(t time.Duration) { apply.Observe(t.Seconds()) }
 }
 
 // Describe implements prometheus.Collector.
 func (p *dataPlane) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{p.targets, p.drift, p.problems, p.failures} {
+	for _, d := range []*prometheus.Desc{p.targets, p.drift, p.problems, p.held, p.failures, p.repairs} {
 		ch <- d
 	}
 }
@@ -51,5 +51,7 @@ func (p *dataPlane) Collect(ch chan<- prometheus.Metric) {
 	}
 	ch <- gauge(p.drift, float64(now.Drift))
 	ch <- gauge(p.problems, float64(now.Problems))
+	ch <- gauge(p.held, float64(now.Held))
 	ch <- counter(p.failures, now.Failures)
+	ch <- counter(p.repairs, now.Repairs)
 }

@@ -91,7 +91,7 @@ func fullLB() *LB {
 		}
 	})
 	l.DataPlane(func() DataPlane {
-		return DataPlane{Targets: map[string]int{"serving": 2, "pending": 1}, Drift: 1, Problems: 2, Failures: 3}
+		return DataPlane{Targets: map[string]int{"serving": 2, "pending": 1}, Drift: 1, Problems: 2, Held: 1, Failures: 3, Repairs: 4}
 	})(time.Millisecond)
 	return l
 }

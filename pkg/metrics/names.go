@@ -65,6 +65,8 @@ const (
 	LBDataPlaneDrift    = "vipgate_lb_dataplane_drift"
 	LBDataPlaneProblems = "vipgate_lb_dataplane_problems"
 	LBDataPlaneFailures = "vipgate_lb_dataplane_failures_total"
+	LBDataPlaneRepairs  = "vipgate_lb_dataplane_repairs_total"
+	LBDataPlaneHeld     = "vipgate_lb_dataplane_held"
 	LBDataPlaneApply    = "vipgate_lb_dataplane_apply_seconds"
 )
 
@@ -144,7 +146,9 @@ func All() []Metric {
 		{LBSourceRefusals, Counter, nil, "Calls of the registry that were refused since the start."},
 		{LBSuspect, Gauge, nil, "1 while most targets have fallen at once and their network seems to be gone (--sudden-loss)."},
 		{LBDataPlaneTargets, Gauge, []string{"state"}, "Addresses of targets in the data plane: serving (the kernel confirmed it), pending (it did not yet), draining, down, unknown (left as it is). Absent without a data plane, as are the next ones."},
-		{LBDataPlaneDrift, Gauge, nil, "Things in the kernel that somebody else removed or changed; `lb status` names each."},
+		{LBDataPlaneDrift, Gauge, nil, "Objects in the kernel that another process removed or changed and that are not repaired: held, or in back-off; `lb status` names each."},
+		{LBDataPlaneRepairs, Counter, nil, "Objects in the kernel that another process removed or changed and that were repaired."},
+		{LBDataPlaneHeld, Gauge, nil, "Holds of the data plane (`lb hold`): of streams, or 1 for all of them."},
 		{LBDataPlaneProblems, Gauge, nil, "Things that the data plane could not do; `lb status` names each."},
 		{LBDataPlaneFailures, Counter, nil, "Attempts to change the data plane that failed as a whole since the start."},
 		{LBDataPlaneApply, Histogram, nil, "From a decision about the data plane to what the kernel confirmed of it."},

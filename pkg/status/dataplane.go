@@ -45,7 +45,7 @@ func writeDataPlane(b *strings.Builder, d *lbv1.DataPlaneStatus, now time.Time) 
 		}
 		return said
 	})
-	lines(b, "Drift, by somebody else's hand (`lb reconcile` puts it back):", len(d.GetDrift()), func(i int) []string {
+	lines(b, "Drift, not repaired yet or held:", len(d.GetDrift()), func(i int) []string {
 		x := d.GetDrift()[i]
 		return []string{Drift(x) + ", " + ago(x.GetSince(), now)}
 	})
@@ -56,7 +56,21 @@ func writeDataPlane(b *strings.Builder, d *lbv1.DataPlaneStatus, now time.Time) 
 	dataPlaneTargets(d.GetStreams(), now).write(b)
 }
 
-// Drift is one thing that somebody else changed, on a line.
+// holds lists what is held, on the top of the status.
+func holds(b *strings.Builder, d *lbv1.DataPlaneStatus, now time.Time) {
+	for _, h := range d.GetHolds() {
+		what, end := "ALL STREAMS", "until `lb resume`"
+		if h.GetStream() != "" {
+			what = "STREAM " + clean(h.GetStream())
+		}
+		if h.GetUntil() != nil {
+			end = "for another " + span(h.GetUntil().AsTime().Sub(now))
+		}
+		fmt.Fprintf(b, "%s HELD %s: drift of the data plane is not repaired (%s)\n", what, end, plural(len(d.GetDrift()), "object"))
+	}
+}
+
+// Drift is one object that another process changed, on a line.
 func Drift(d *lbv1.DataPlaneDrift) string {
 	line := clean(d.GetObject())
 	if d.GetStream() != "" {

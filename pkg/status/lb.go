@@ -20,6 +20,7 @@ func LB(s *lbv1.Status, now time.Time) string {
 	if !s.GetSynced() {
 		b.WriteString("NOT SYNCED: not every target has been checked yet, so nothing is said of any VIP\n")
 	}
+	holds(&b, s.GetDataPlane(), now)
 
 	ready, advertised, reported := 0, 0, 0
 	counts := summary{}

@@ -140,8 +140,10 @@ func (a *second) stay(ctx context.Context, t *traffic.Trench) error {
 		{"requests through the gateway: which target answers", fmt.Sprintf("ip netns exec %s curl -s http://20.0.0.1:%d", t.Gateway.Name(), lab.RequestPort)},
 		{"no new flows for a target, in pod 1 (pod 2 goes on using it)", fmt.Sprintf("%s target drain --admin-socket=unix://%s %s", lb, admin, target.Name)},
 		{"and take it back", fmt.Sprintf("%s target undrain --admin-socket=unix://%s %s", lb, admin, target.Name)},
-		{"remove a rule by hand: drift, which is shown and not fought", inPod + "ip rule del fwmark 5000/0xffffff"},
-		{"and have it put back", fmt.Sprintf("%s reconcile --admin-socket=unix://%s", lb, admin)},
+		{"delete a rule: it is repaired within a second, and an event says so", inPod + "ip rule del fwmark 5000/0xffffff"},
+		{"hold the data plane: now it stays away, and is shown as drift", fmt.Sprintf("%s hold --admin-socket=unix://%s", lb, admin)},
+		{"delete it again", inPod + "ip rule del fwmark 5000/0xffffff"},
+		{"end the hold, which repairs it", fmt.Sprintf("%s resume --admin-socket=unix://%s", lb, admin)},
 		{"what happens to the kernel's part when the lb is gone: nothing", fmt.Sprintf("kill -9 %d", pod.LB.PID())},
 	} {
 		a.say("\n# %s\n%s", c.what, c.command)

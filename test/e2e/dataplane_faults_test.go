@@ -270,28 +270,3 @@ func (w *dataPlaneWorld) sendSCTP(vip netip.Addr, flows int) error {
 		return c.Close()
 	})
 }
-
-// Issue 5: a by-hand removal "is not fought every second; it is shown as drift (lb status, metric, event)".
-func TestDriftIsCounted(t *testing.T) {
-	t.Parallel()
-	w := newDataPlaneWorld(t)
-	w.start()
-	drift := func() float64 {
-		return metric(t, (&world{t: t, Lab: w.Lab}).get(lab.LBMetrics, "/metrics"), "vipgate_lb_dataplane_drift ")
-	}
-	w.until("confirmed   everything that is wanted", "status")
-	if n := drift(); n != 0 {
-		t.Errorf("the metric says %v before anybody changed anything", n)
-	}
-	number := numberOf(t, w.until("target-2", "status"), "target-2")
-	w.shell("ip rule del fwmark " + number + "/0xffffff table " + number)
-	w.until("Drift, by somebody else's hand", "status")
-	if n := drift(); n != 1 {
-		t.Errorf("the metric says %v, want 1", n)
-	}
-	out, err := w.lb("reconcile")
-	w.must(err)
-	if n := drift(); n != 0 {
-		t.Errorf("after reconcile the metric says %v\n%s", n, out)
-	}
-}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"strings"
@@ -138,7 +139,7 @@ func (w *dataPlaneWorld) kernel() string {
 }
 
 // TestTheKernelForwardsAndIsCleanedUp is the life of a data plane: from nothing over
-// a crash, a hand in the kernel and the end of the process to nothing.
+// a crash and the end of the process to nothing.
 func TestTheKernelForwardsAndIsCleanedUp(t *testing.T) {
 	t.Parallel()
 	w := newDataPlaneWorld(t)
@@ -161,10 +162,10 @@ func TestTheKernelForwardsAndIsCleanedUp(t *testing.T) {
 		}
 	}
 	t.Logf("\n%s", status)
-	if out, err := w.pod.Run(w.ctx, "lb", "cleanup", "--state-dir="+w.pod.StateDir()); err == nil || !strings.Contains(out, "another lb (pid ") {
+	if out, err := w.pod.Run(w.ctx, "lb", "cleanup"); err == nil || !strings.Contains(out, "another lb (pid ") {
 		t.Errorf("cleanup beside a running lb: %v\n%s", err, out)
 	}
-	if out, err := w.lb("reconcile"); err != nil || !strings.Contains(out, "nothing to mend") {
+	if out, err := w.lb("reconcile"); err != nil || !strings.Contains(out, "nothing to repair") {
 		t.Errorf("reconcile: %v\n%s", err, out)
 	}
 
@@ -183,17 +184,6 @@ func TestTheKernelForwardsAndIsCleanedUp(t *testing.T) {
 	g.Stop(w.ctx)
 	stopped = true
 
-	// A hand in the kernel: told, and put back on request only.
-	number := numberOf(t, w.until("target-2", "status"), "target-2")
-	w.must(w.pod.Namespace().Batch("rule del fwmark " + number + "/0xffffff table " + number))
-	w.until("drift", "events")
-	w.until("Drift, by somebody else's hand", "status")
-	out, err := w.lb("reconcile")
-	if err != nil || !strings.Contains(out, "mended: ") {
-		t.Errorf("reconcile: %v\n%s", err, out)
-	}
-	w.until("mended", "events")
-
 	// The end: what is in the kernel stays until it is cleaned up.
 	w.must(errors.Join(w.pod.LB.Signal(syscall.SIGTERM), w.pod.Frontend.Signal(syscall.SIGTERM)))
 	for _, p := range []*lab.Process{w.pod.LB, w.pod.Frontend} {
@@ -204,7 +194,7 @@ func TestTheKernelForwardsAndIsCleanedUp(t *testing.T) {
 	if !strings.Contains(w.kernel(), "vipgate-lb") {
 		t.Error("the end of the process removed the data plane")
 	}
-	out, err = w.pod.Run(w.ctx, "lb", "cleanup", "--state-dir="+w.pod.StateDir())
+	out, err := w.pod.Run(w.ctx, "lb", "cleanup")
 	w.must(err)
 	t.Logf("\n%s", out)
 	if !strings.Contains(out, "removed: ") {
@@ -216,7 +206,7 @@ func TestTheKernelForwardsAndIsCleanedUp(t *testing.T) {
 	if after := w.kernel(); after != before {
 		t.Errorf("before\n%s\nafter\n%s", before, after)
 	}
-	if out, err = w.pod.Run(w.ctx, "lb", "cleanup", "--state-dir="+w.pod.StateDir()); err != nil || !strings.Contains(out, "nothing of ours") {
+	if out, err = w.pod.Run(w.ctx, "lb", "cleanup"); err != nil || !strings.Contains(out, "nothing to remove") {
 		t.Errorf("second cleanup: %v\n%s", err, out)
 	}
 }
@@ -255,9 +245,8 @@ func TestDataPlaneIsRemovedAtTheEndIfWanted(t *testing.T) {
 	}
 }
 
-// The folder with the records is gone, as after a machine's restart or a wrong hand:
-// what is ours is found by its marks in the kernel.
-func TestCleanupFindsWhatIsOursWithoutRecords(t *testing.T) {
+// The marks in the kernel are enough, also with other flags, and nothing is created.
+func TestCleanupCreatesNoState(t *testing.T) {
 	t.Parallel()
 	w := newDataPlaneWorld(t)
 	before := w.kernel()
@@ -268,9 +257,12 @@ func TestCleanupFindsWhatIsOursWithoutRecords(t *testing.T) {
 		t.Fatal("nothing is in the kernel")
 	}
 	w.must(os.RemoveAll(w.pod.StateDir()))
-	out, err := w.pod.Run(w.ctx, "lb", "cleanup", "--state-dir="+w.pod.StateDir())
+	out, err := w.pod.Run(w.ctx, "lb", "cleanup", "--first-table=9000", "--dataplane-priority=50", "--mark-mask=0xffff")
 	if err != nil || !strings.Contains(out, "removed: ") {
 		t.Errorf("cleanup: %v\n%s", err, out)
+	}
+	if _, err := os.Stat(w.pod.StateDir()); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("cleanup created the state directory: %v", err)
 	}
 	if after := w.kernel(); after != before {
 		t.Errorf("before\n%s\nafter\n%s", before, after)

@@ -26,7 +26,200 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// ReconcileRequest asks for the data plane to be mended.
+// HoldRequest names what is held.
+type HoldRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The stream; empty for all streams.
+	Stream string `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
+	// How long; absent until Resume.
+	Duration      *durationpb.Duration `protobuf:"bytes,2,opt,name=duration,proto3" json:"duration,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HoldRequest) Reset() {
+	*x = HoldRequest{}
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HoldRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HoldRequest) ProtoMessage() {}
+
+func (x *HoldRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HoldRequest.ProtoReflect.Descriptor instead.
+func (*HoldRequest) Descriptor() ([]byte, []int) {
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *HoldRequest) GetStream() string {
+	if x != nil {
+		return x.Stream
+	}
+	return ""
+}
+
+func (x *HoldRequest) GetDuration() *durationpb.Duration {
+	if x != nil {
+		return x.Duration
+	}
+	return nil
+}
+
+// HoldResponse holds the end.
+type HoldResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// When the hold expires; absent when it does not.
+	Until         *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=until,proto3" json:"until,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HoldResponse) Reset() {
+	*x = HoldResponse{}
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HoldResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HoldResponse) ProtoMessage() {}
+
+func (x *HoldResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HoldResponse.ProtoReflect.Descriptor instead.
+func (*HoldResponse) Descriptor() ([]byte, []int) {
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *HoldResponse) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
+// ResumeRequest names what is no longer held.
+type ResumeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The stream; empty to end all holds.
+	Stream        string `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeRequest) Reset() {
+	*x = ResumeRequest{}
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeRequest) ProtoMessage() {}
+
+func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
+func (*ResumeRequest) Descriptor() ([]byte, []int) {
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ResumeRequest) GetStream() string {
+	if x != nil {
+		return x.Stream
+	}
+	return ""
+}
+
+// ResumeResponse lists what was repaired.
+type ResumeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The drift that was repaired; empty when there was none.
+	Repaired      []*DataPlaneDrift `protobuf:"bytes,1,rep,name=repaired,proto3" json:"repaired,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeResponse) Reset() {
+	*x = ResumeResponse{}
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeResponse) ProtoMessage() {}
+
+func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeResponse.ProtoReflect.Descriptor instead.
+func (*ResumeResponse) Descriptor() ([]byte, []int) {
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ResumeResponse) GetRepaired() []*DataPlaneDrift {
+	if x != nil {
+		return x.Repaired
+	}
+	return nil
+}
+
+// ReconcileRequest asks for a repair of the data plane.
 type ReconcileRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -35,7 +228,7 @@ type ReconcileRequest struct {
 
 func (x *ReconcileRequest) Reset() {
 	*x = ReconcileRequest{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[0]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -47,7 +240,7 @@ func (x *ReconcileRequest) String() string {
 func (*ReconcileRequest) ProtoMessage() {}
 
 func (x *ReconcileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[0]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -60,13 +253,13 @@ func (x *ReconcileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReconcileRequest.ProtoReflect.Descriptor instead.
 func (*ReconcileRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{0}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{4}
 }
 
-// ReconcileResponse tells what was mended.
+// ReconcileResponse lists what was repaired.
 type ReconcileResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What was not as we put it there; empty when nothing was to be mended.
+	// The drift that was repaired; empty when there was none.
 	Mended        []*DataPlaneDrift `protobuf:"bytes,1,rep,name=mended,proto3" json:"mended,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -74,7 +267,7 @@ type ReconcileResponse struct {
 
 func (x *ReconcileResponse) Reset() {
 	*x = ReconcileResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[1]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -86,7 +279,7 @@ func (x *ReconcileResponse) String() string {
 func (*ReconcileResponse) ProtoMessage() {}
 
 func (x *ReconcileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[1]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -99,7 +292,7 @@ func (x *ReconcileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReconcileResponse.ProtoReflect.Descriptor instead.
 func (*ReconcileResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{1}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ReconcileResponse) GetMended() []*DataPlaneDrift {
@@ -122,7 +315,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[2]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -134,7 +327,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[2]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -147,7 +340,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{2}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ListEventsRequest) GetLimit() uint32 {
@@ -175,7 +368,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[3]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -187,7 +380,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[3]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -200,7 +393,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{3}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -221,7 +414,8 @@ type Event struct {
 	// (IPv4)".
 	Object string `protobuf:"bytes,3,opt,name=object,proto3" json:"object,omitempty"`
 	// What happened to it: the new state of a VIP ("ready", "not ready", "draining",
-	// "removed"), or "drift", "mended", "problem", "solved".
+	// "removed"), or "drift", "repaired", "contested", "held", "resumed", "problem",
+	// "solved", "blocked".
 	What string `protobuf:"bytes,4,opt,name=what,proto3" json:"what,omitempty"`
 	// Why, for people.
 	Detail string `protobuf:"bytes,5,opt,name=detail,proto3" json:"detail,omitempty"`
@@ -235,7 +429,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[4]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -247,7 +441,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[4]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -260,7 +454,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{4}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Event) GetTime() *timestamppb.Timestamp {
@@ -327,7 +521,7 @@ type DrainTargetsRequest struct {
 
 func (x *DrainTargetsRequest) Reset() {
 	*x = DrainTargetsRequest{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[5]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -339,7 +533,7 @@ func (x *DrainTargetsRequest) String() string {
 func (*DrainTargetsRequest) ProtoMessage() {}
 
 func (x *DrainTargetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[5]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -352,7 +546,7 @@ func (x *DrainTargetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainTargetsRequest.ProtoReflect.Descriptor instead.
 func (*DrainTargetsRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{5}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DrainTargetsRequest) GetStream() string {
@@ -387,7 +581,7 @@ type DrainTargetsResponse struct {
 
 func (x *DrainTargetsResponse) Reset() {
 	*x = DrainTargetsResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[6]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -399,7 +593,7 @@ func (x *DrainTargetsResponse) String() string {
 func (*DrainTargetsResponse) ProtoMessage() {}
 
 func (x *DrainTargetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[6]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -412,7 +606,7 @@ func (x *DrainTargetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainTargetsResponse.ProtoReflect.Descriptor instead.
 func (*DrainTargetsResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{6}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DrainTargetsResponse) GetDrained() []string {
@@ -435,7 +629,7 @@ type UndrainTargetsRequest struct {
 
 func (x *UndrainTargetsRequest) Reset() {
 	*x = UndrainTargetsRequest{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[7]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -447,7 +641,7 @@ func (x *UndrainTargetsRequest) String() string {
 func (*UndrainTargetsRequest) ProtoMessage() {}
 
 func (x *UndrainTargetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[7]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -460,7 +654,7 @@ func (x *UndrainTargetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainTargetsRequest.ProtoReflect.Descriptor instead.
 func (*UndrainTargetsRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{7}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *UndrainTargetsRequest) GetStream() string {
@@ -488,7 +682,7 @@ type UndrainTargetsResponse struct {
 
 func (x *UndrainTargetsResponse) Reset() {
 	*x = UndrainTargetsResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[8]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -500,7 +694,7 @@ func (x *UndrainTargetsResponse) String() string {
 func (*UndrainTargetsResponse) ProtoMessage() {}
 
 func (x *UndrainTargetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[8]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -513,7 +707,7 @@ func (x *UndrainTargetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainTargetsResponse.ProtoReflect.Descriptor instead.
 func (*UndrainTargetsResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{8}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *UndrainTargetsResponse) GetUndrained() []string {
@@ -532,7 +726,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[9]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -544,7 +738,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[9]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -557,7 +751,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{9}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{13}
 }
 
 // GetStatusResponse holds the status.
@@ -571,7 +765,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[10]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -583,7 +777,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[10]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -596,7 +790,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{10}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetStatusResponse) GetStatus() *Status {
@@ -615,7 +809,7 @@ type WatchStatusRequest struct {
 
 func (x *WatchStatusRequest) Reset() {
 	*x = WatchStatusRequest{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -627,7 +821,7 @@ func (x *WatchStatusRequest) String() string {
 func (*WatchStatusRequest) ProtoMessage() {}
 
 func (x *WatchStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -640,7 +834,7 @@ func (x *WatchStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchStatusRequest.ProtoReflect.Descriptor instead.
 func (*WatchStatusRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{11}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{15}
 }
 
 // WatchStatusResponse holds the status.
@@ -654,7 +848,7 @@ type WatchStatusResponse struct {
 
 func (x *WatchStatusResponse) Reset() {
 	*x = WatchStatusResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -666,7 +860,7 @@ func (x *WatchStatusResponse) String() string {
 func (*WatchStatusResponse) ProtoMessage() {}
 
 func (x *WatchStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -679,7 +873,7 @@ func (x *WatchStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchStatusResponse.ProtoReflect.Descriptor instead.
 func (*WatchStatusResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{12}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *WatchStatusResponse) GetStatus() *Status {
@@ -700,7 +894,7 @@ type SetLogLevelRequest struct {
 
 func (x *SetLogLevelRequest) Reset() {
 	*x = SetLogLevelRequest{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -712,7 +906,7 @@ func (x *SetLogLevelRequest) String() string {
 func (*SetLogLevelRequest) ProtoMessage() {}
 
 func (x *SetLogLevelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -725,7 +919,7 @@ func (x *SetLogLevelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogLevelRequest.ProtoReflect.Descriptor instead.
 func (*SetLogLevelRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{13}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SetLogLevelRequest) GetLevel() string {
@@ -746,7 +940,7 @@ type SetLogLevelResponse struct {
 
 func (x *SetLogLevelResponse) Reset() {
 	*x = SetLogLevelResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -758,7 +952,7 @@ func (x *SetLogLevelResponse) String() string {
 func (*SetLogLevelResponse) ProtoMessage() {}
 
 func (x *SetLogLevelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -771,7 +965,7 @@ func (x *SetLogLevelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogLevelResponse.ProtoReflect.Descriptor instead.
 func (*SetLogLevelResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{14}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SetLogLevelResponse) GetPrevious() string {
@@ -796,7 +990,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -808,7 +1002,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -821,7 +1015,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{15}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Condition) GetName() string {
@@ -884,7 +1078,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -896,7 +1090,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -909,7 +1103,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{16}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Status) GetVersion() string {
@@ -1036,19 +1230,23 @@ type DataPlaneStatus struct {
 	HeldBack []string `protobuf:"bytes,7,rep,name=held_back,json=heldBack,proto3" json:"held_back,omitempty"`
 	// What could not be done, each about one thing.
 	Problems []*DataPlaneProblem `protobuf:"bytes,8,rep,name=problems,proto3" json:"problems,omitempty"`
-	// What somebody else removed or changed.
+	// What another process removed or changed and what is not repaired.
 	Drift []*DataPlaneDrift `protobuf:"bytes,9,rep,name=drift,proto3" json:"drift,omitempty"`
 	// The streams.
 	Streams []*DataPlaneStream `protobuf:"bytes,10,rep,name=streams,proto3" json:"streams,omitempty"`
 	// Why the targets in the kernel could not be read; empty when they were.
-	Unread        string `protobuf:"bytes,11,opt,name=unread,proto3" json:"unread,omitempty"`
+	Unread string `protobuf:"bytes,11,opt,name=unread,proto3" json:"unread,omitempty"`
+	// What is held: its drift is not repaired.
+	Holds []*DataPlaneHold `protobuf:"bytes,12,rep,name=holds,proto3" json:"holds,omitempty"`
+	// How many repairs there were since the start.
+	Repairs       uint64 `protobuf:"varint,13,opt,name=repairs,proto3" json:"repairs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DataPlaneStatus) Reset() {
 	*x = DataPlaneStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1060,7 +1258,7 @@ func (x *DataPlaneStatus) String() string {
 func (*DataPlaneStatus) ProtoMessage() {}
 
 func (x *DataPlaneStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1073,7 +1271,7 @@ func (x *DataPlaneStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneStatus.ProtoReflect.Descriptor instead.
 func (*DataPlaneStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{17}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DataPlaneStatus) GetMode() string {
@@ -1153,6 +1351,75 @@ func (x *DataPlaneStatus) GetUnread() string {
 	return ""
 }
 
+func (x *DataPlaneStatus) GetHolds() []*DataPlaneHold {
+	if x != nil {
+		return x.Holds
+	}
+	return nil
+}
+
+func (x *DataPlaneStatus) GetRepairs() uint64 {
+	if x != nil {
+		return x.Repairs
+	}
+	return 0
+}
+
+// DataPlaneHold is one hold.
+type DataPlaneHold struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The stream; empty for all streams.
+	Stream string `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
+	// When it expires; absent when it does not.
+	Until         *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=until,proto3" json:"until,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DataPlaneHold) Reset() {
+	*x = DataPlaneHold{}
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DataPlaneHold) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DataPlaneHold) ProtoMessage() {}
+
+func (x *DataPlaneHold) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DataPlaneHold.ProtoReflect.Descriptor instead.
+func (*DataPlaneHold) Descriptor() ([]byte, []int) {
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *DataPlaneHold) GetStream() string {
+	if x != nil {
+		return x.Stream
+	}
+	return ""
+}
+
+func (x *DataPlaneHold) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
 // DataPlaneProblem is one thing that stands in the way.
 type DataPlaneProblem struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1170,7 +1437,7 @@ type DataPlaneProblem struct {
 
 func (x *DataPlaneProblem) Reset() {
 	*x = DataPlaneProblem{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1182,7 +1449,7 @@ func (x *DataPlaneProblem) String() string {
 func (*DataPlaneProblem) ProtoMessage() {}
 
 func (x *DataPlaneProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1195,7 +1462,7 @@ func (x *DataPlaneProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneProblem.ProtoReflect.Descriptor instead.
 func (*DataPlaneProblem) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{18}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DataPlaneProblem) GetObject() string {
@@ -1226,7 +1493,7 @@ func (x *DataPlaneProblem) GetVips() []string {
 	return nil
 }
 
-// DataPlaneDrift is one thing that is not in the kernel as we put it there.
+// DataPlaneDrift is one object in the kernel that another process removed or changed.
 type DataPlaneDrift struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What people look for, such as "rule fwmark 5003 (IPv4)".
@@ -1245,7 +1512,7 @@ type DataPlaneDrift struct {
 
 func (x *DataPlaneDrift) Reset() {
 	*x = DataPlaneDrift{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1257,7 +1524,7 @@ func (x *DataPlaneDrift) String() string {
 func (*DataPlaneDrift) ProtoMessage() {}
 
 func (x *DataPlaneDrift) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1270,7 +1537,7 @@ func (x *DataPlaneDrift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneDrift.ProtoReflect.Descriptor instead.
 func (*DataPlaneDrift) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{19}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DataPlaneDrift) GetObject() string {
@@ -1331,7 +1598,7 @@ type DataPlaneStream struct {
 
 func (x *DataPlaneStream) Reset() {
 	*x = DataPlaneStream{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[20]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1343,7 +1610,7 @@ func (x *DataPlaneStream) String() string {
 func (*DataPlaneStream) ProtoMessage() {}
 
 func (x *DataPlaneStream) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[20]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1356,7 +1623,7 @@ func (x *DataPlaneStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneStream.ProtoReflect.Descriptor instead.
 func (*DataPlaneStream) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{20}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DataPlaneStream) GetName() string {
@@ -1435,7 +1702,7 @@ type DataPlaneTarget struct {
 
 func (x *DataPlaneTarget) Reset() {
 	*x = DataPlaneTarget{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[21]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1447,7 +1714,7 @@ func (x *DataPlaneTarget) String() string {
 func (*DataPlaneTarget) ProtoMessage() {}
 
 func (x *DataPlaneTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[21]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1460,7 +1727,7 @@ func (x *DataPlaneTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneTarget.ProtoReflect.Descriptor instead.
 func (*DataPlaneTarget) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{21}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DataPlaneTarget) GetName() string {
@@ -1549,7 +1816,7 @@ type SourceStatus struct {
 
 func (x *SourceStatus) Reset() {
 	*x = SourceStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[22]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1561,7 +1828,7 @@ func (x *SourceStatus) String() string {
 func (*SourceStatus) ProtoMessage() {}
 
 func (x *SourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[22]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1574,7 +1841,7 @@ func (x *SourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceStatus.ProtoReflect.Descriptor instead.
 func (*SourceStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{22}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SourceStatus) GetName() string {
@@ -1639,7 +1906,7 @@ type VipStatus struct {
 
 func (x *VipStatus) Reset() {
 	*x = VipStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[23]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1651,7 +1918,7 @@ func (x *VipStatus) String() string {
 func (*VipStatus) ProtoMessage() {}
 
 func (x *VipStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[23]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1664,7 +1931,7 @@ func (x *VipStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VipStatus.ProtoReflect.Descriptor instead.
 func (*VipStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{23}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *VipStatus) GetReadiness() *v1.VipReadiness {
@@ -1698,7 +1965,7 @@ type StreamStatus struct {
 
 func (x *StreamStatus) Reset() {
 	*x = StreamStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[24]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1710,7 +1977,7 @@ func (x *StreamStatus) String() string {
 func (*StreamStatus) ProtoMessage() {}
 
 func (x *StreamStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[24]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1723,7 +1990,7 @@ func (x *StreamStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamStatus.ProtoReflect.Descriptor instead.
 func (*StreamStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{24}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *StreamStatus) GetName() string {
@@ -1785,7 +2052,7 @@ type TargetStatus struct {
 
 func (x *TargetStatus) Reset() {
 	*x = TargetStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[25]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1797,7 +2064,7 @@ func (x *TargetStatus) String() string {
 func (*TargetStatus) ProtoMessage() {}
 
 func (x *TargetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[25]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1810,7 +2077,7 @@ func (x *TargetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TargetStatus.ProtoReflect.Descriptor instead.
 func (*TargetStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{25}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *TargetStatus) GetName() string {
@@ -1915,7 +2182,7 @@ type WatcherStatus struct {
 
 func (x *WatcherStatus) Reset() {
 	*x = WatcherStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[26]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1927,7 +2194,7 @@ func (x *WatcherStatus) String() string {
 func (*WatcherStatus) ProtoMessage() {}
 
 func (x *WatcherStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[26]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1940,7 +2207,7 @@ func (x *WatcherStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatcherStatus.ProtoReflect.Descriptor instead.
 func (*WatcherStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{26}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WatcherStatus) GetWatchId() string {
@@ -2003,7 +2270,16 @@ var File_vipgate_lb_v1_lb_proto protoreflect.FileDescriptor
 
 const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\n" +
-	"\x16vipgate/lb/v1/lb.proto\x12\rvipgate.lb.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$vipgate/readiness/v1/readiness.proto\"\x12\n" +
+	"\x16vipgate/lb/v1/lb.proto\x12\rvipgate.lb.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$vipgate/readiness/v1/readiness.proto\"\\\n" +
+	"\vHoldRequest\x12\x16\n" +
+	"\x06stream\x18\x01 \x01(\tR\x06stream\x125\n" +
+	"\bduration\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bduration\"@\n" +
+	"\fHoldResponse\x120\n" +
+	"\x05until\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"'\n" +
+	"\rResumeRequest\x12\x16\n" +
+	"\x06stream\x18\x01 \x01(\tR\x06stream\"K\n" +
+	"\x0eResumeResponse\x129\n" +
+	"\brepaired\x18\x01 \x03(\v2\x1d.vipgate.lb.v1.DataPlaneDriftR\brepaired\"\x12\n" +
 	"\x10ReconcileRequest\"J\n" +
 	"\x11ReconcileResponse\x125\n" +
 	"\x06mended\x18\x01 \x03(\v2\x1d.vipgate.lb.v1.DataPlaneDriftR\x06mended\"?\n" +
@@ -2065,7 +2341,7 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\x13configuration_error\x18\r \x01(\tR\x12configurationError\x125\n" +
 	"\asources\x18\x0e \x03(\v2\x1b.vipgate.lb.v1.SourceStatusR\asources\x12=\n" +
 	"\n" +
-	"data_plane\x18\x0f \x01(\v2\x1e.vipgate.lb.v1.DataPlaneStatusR\tdataPlane\"\xaa\x03\n" +
+	"data_plane\x18\x0f \x01(\v2\x1e.vipgate.lb.v1.DataPlaneStatusR\tdataPlane\"\xf8\x03\n" +
 	"\x0fDataPlaneStatus\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x1c\n" +
 	"\tconntrack\x18\x02 \x01(\bR\tconntrack\x12\x14\n" +
@@ -2078,7 +2354,12 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\x05drift\x18\t \x03(\v2\x1d.vipgate.lb.v1.DataPlaneDriftR\x05drift\x128\n" +
 	"\astreams\x18\n" +
 	" \x03(\v2\x1e.vipgate.lb.v1.DataPlaneStreamR\astreams\x12\x16\n" +
-	"\x06unread\x18\v \x01(\tR\x06unread\"n\n" +
+	"\x06unread\x18\v \x01(\tR\x06unread\x122\n" +
+	"\x05holds\x18\f \x03(\v2\x1c.vipgate.lb.v1.DataPlaneHoldR\x05holds\x12\x18\n" +
+	"\arepairs\x18\r \x01(\x04R\arepairs\"Y\n" +
+	"\rDataPlaneHold\x12\x16\n" +
+	"\x06stream\x18\x01 \x01(\tR\x06stream\x120\n" +
+	"\x05until\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"n\n" +
 	"\x10DataPlaneProblem\x12\x16\n" +
 	"\x06object\x18\x01 \x01(\tR\x06object\x12\x16\n" +
 	"\x06detail\x18\x02 \x01(\tR\x06detail\x12\x16\n" +
@@ -2148,14 +2429,16 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\rsent_revision\x18\x05 \x01(\x04R\fsentRevision\x12)\n" +
 	"\x10applied_revision\x18\x06 \x01(\x04R\x0fappliedRevision\x12\x1c\n" +
 	"\treporting\x18\a \x01(\bR\treporting\x12D\n" +
-	"\bfamilies\x18\b \x03(\v2(.vipgate.readiness.v1.FamilyConnectivityR\bfamilies2\xe4\x04\n" +
+	"\bfamilies\x18\b \x03(\v2(.vipgate.readiness.v1.FamilyConnectivityR\bfamilies2\xec\x05\n" +
 	"\tLBService\x12N\n" +
 	"\tGetStatus\x12\x1f.vipgate.lb.v1.GetStatusRequest\x1a .vipgate.lb.v1.GetStatusResponse\x12V\n" +
 	"\vWatchStatus\x12!.vipgate.lb.v1.WatchStatusRequest\x1a\".vipgate.lb.v1.WatchStatusResponse0\x01\x12T\n" +
 	"\vSetLogLevel\x12!.vipgate.lb.v1.SetLogLevelRequest\x1a\".vipgate.lb.v1.SetLogLevelResponse\x12W\n" +
 	"\fDrainTargets\x12\".vipgate.lb.v1.DrainTargetsRequest\x1a#.vipgate.lb.v1.DrainTargetsResponse\x12]\n" +
 	"\x0eUndrainTargets\x12$.vipgate.lb.v1.UndrainTargetsRequest\x1a%.vipgate.lb.v1.UndrainTargetsResponse\x12N\n" +
-	"\tReconcile\x12\x1f.vipgate.lb.v1.ReconcileRequest\x1a .vipgate.lb.v1.ReconcileResponse\x12Q\n" +
+	"\tReconcile\x12\x1f.vipgate.lb.v1.ReconcileRequest\x1a .vipgate.lb.v1.ReconcileResponse\x12?\n" +
+	"\x04Hold\x12\x1a.vipgate.lb.v1.HoldRequest\x1a\x1b.vipgate.lb.v1.HoldResponse\x12E\n" +
+	"\x06Resume\x12\x1c.vipgate.lb.v1.ResumeRequest\x1a\x1d.vipgate.lb.v1.ResumeResponse\x12Q\n" +
 	"\n" +
 	"ListEvents\x12 .vipgate.lb.v1.ListEventsRequest\x1a!.vipgate.lb.v1.ListEventsResponseB/Z-github.com/vipgate/vipgate/pkg/api/lb/v1;lbv1b\x06proto3"
 
@@ -2171,92 +2454,106 @@ func file_vipgate_lb_v1_lb_proto_rawDescGZIP() []byte {
 	return file_vipgate_lb_v1_lb_proto_rawDescData
 }
 
-var file_vipgate_lb_v1_lb_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_vipgate_lb_v1_lb_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_vipgate_lb_v1_lb_proto_goTypes = []any{
-	(*ReconcileRequest)(nil),       // 0: vipgate.lb.v1.ReconcileRequest
-	(*ReconcileResponse)(nil),      // 1: vipgate.lb.v1.ReconcileResponse
-	(*ListEventsRequest)(nil),      // 2: vipgate.lb.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),     // 3: vipgate.lb.v1.ListEventsResponse
-	(*Event)(nil),                  // 4: vipgate.lb.v1.Event
-	(*DrainTargetsRequest)(nil),    // 5: vipgate.lb.v1.DrainTargetsRequest
-	(*DrainTargetsResponse)(nil),   // 6: vipgate.lb.v1.DrainTargetsResponse
-	(*UndrainTargetsRequest)(nil),  // 7: vipgate.lb.v1.UndrainTargetsRequest
-	(*UndrainTargetsResponse)(nil), // 8: vipgate.lb.v1.UndrainTargetsResponse
-	(*GetStatusRequest)(nil),       // 9: vipgate.lb.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),      // 10: vipgate.lb.v1.GetStatusResponse
-	(*WatchStatusRequest)(nil),     // 11: vipgate.lb.v1.WatchStatusRequest
-	(*WatchStatusResponse)(nil),    // 12: vipgate.lb.v1.WatchStatusResponse
-	(*SetLogLevelRequest)(nil),     // 13: vipgate.lb.v1.SetLogLevelRequest
-	(*SetLogLevelResponse)(nil),    // 14: vipgate.lb.v1.SetLogLevelResponse
-	(*Condition)(nil),              // 15: vipgate.lb.v1.Condition
-	(*Status)(nil),                 // 16: vipgate.lb.v1.Status
-	(*DataPlaneStatus)(nil),        // 17: vipgate.lb.v1.DataPlaneStatus
-	(*DataPlaneProblem)(nil),       // 18: vipgate.lb.v1.DataPlaneProblem
-	(*DataPlaneDrift)(nil),         // 19: vipgate.lb.v1.DataPlaneDrift
-	(*DataPlaneStream)(nil),        // 20: vipgate.lb.v1.DataPlaneStream
-	(*DataPlaneTarget)(nil),        // 21: vipgate.lb.v1.DataPlaneTarget
-	(*SourceStatus)(nil),           // 22: vipgate.lb.v1.SourceStatus
-	(*VipStatus)(nil),              // 23: vipgate.lb.v1.VipStatus
-	(*StreamStatus)(nil),           // 24: vipgate.lb.v1.StreamStatus
-	(*TargetStatus)(nil),           // 25: vipgate.lb.v1.TargetStatus
-	(*WatcherStatus)(nil),          // 26: vipgate.lb.v1.WatcherStatus
-	(*timestamppb.Timestamp)(nil),  // 27: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),    // 28: google.protobuf.Duration
-	(*v1.Position)(nil),            // 29: vipgate.readiness.v1.Position
-	(*v1.VipReadiness)(nil),        // 30: vipgate.readiness.v1.VipReadiness
-	(*v1.VipAdvertisement)(nil),    // 31: vipgate.readiness.v1.VipAdvertisement
-	(*v1.FamilyConnectivity)(nil),  // 32: vipgate.readiness.v1.FamilyConnectivity
+	(*HoldRequest)(nil),            // 0: vipgate.lb.v1.HoldRequest
+	(*HoldResponse)(nil),           // 1: vipgate.lb.v1.HoldResponse
+	(*ResumeRequest)(nil),          // 2: vipgate.lb.v1.ResumeRequest
+	(*ResumeResponse)(nil),         // 3: vipgate.lb.v1.ResumeResponse
+	(*ReconcileRequest)(nil),       // 4: vipgate.lb.v1.ReconcileRequest
+	(*ReconcileResponse)(nil),      // 5: vipgate.lb.v1.ReconcileResponse
+	(*ListEventsRequest)(nil),      // 6: vipgate.lb.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),     // 7: vipgate.lb.v1.ListEventsResponse
+	(*Event)(nil),                  // 8: vipgate.lb.v1.Event
+	(*DrainTargetsRequest)(nil),    // 9: vipgate.lb.v1.DrainTargetsRequest
+	(*DrainTargetsResponse)(nil),   // 10: vipgate.lb.v1.DrainTargetsResponse
+	(*UndrainTargetsRequest)(nil),  // 11: vipgate.lb.v1.UndrainTargetsRequest
+	(*UndrainTargetsResponse)(nil), // 12: vipgate.lb.v1.UndrainTargetsResponse
+	(*GetStatusRequest)(nil),       // 13: vipgate.lb.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),      // 14: vipgate.lb.v1.GetStatusResponse
+	(*WatchStatusRequest)(nil),     // 15: vipgate.lb.v1.WatchStatusRequest
+	(*WatchStatusResponse)(nil),    // 16: vipgate.lb.v1.WatchStatusResponse
+	(*SetLogLevelRequest)(nil),     // 17: vipgate.lb.v1.SetLogLevelRequest
+	(*SetLogLevelResponse)(nil),    // 18: vipgate.lb.v1.SetLogLevelResponse
+	(*Condition)(nil),              // 19: vipgate.lb.v1.Condition
+	(*Status)(nil),                 // 20: vipgate.lb.v1.Status
+	(*DataPlaneStatus)(nil),        // 21: vipgate.lb.v1.DataPlaneStatus
+	(*DataPlaneHold)(nil),          // 22: vipgate.lb.v1.DataPlaneHold
+	(*DataPlaneProblem)(nil),       // 23: vipgate.lb.v1.DataPlaneProblem
+	(*DataPlaneDrift)(nil),         // 24: vipgate.lb.v1.DataPlaneDrift
+	(*DataPlaneStream)(nil),        // 25: vipgate.lb.v1.DataPlaneStream
+	(*DataPlaneTarget)(nil),        // 26: vipgate.lb.v1.DataPlaneTarget
+	(*SourceStatus)(nil),           // 27: vipgate.lb.v1.SourceStatus
+	(*VipStatus)(nil),              // 28: vipgate.lb.v1.VipStatus
+	(*StreamStatus)(nil),           // 29: vipgate.lb.v1.StreamStatus
+	(*TargetStatus)(nil),           // 30: vipgate.lb.v1.TargetStatus
+	(*WatcherStatus)(nil),          // 31: vipgate.lb.v1.WatcherStatus
+	(*durationpb.Duration)(nil),    // 32: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),  // 33: google.protobuf.Timestamp
+	(*v1.Position)(nil),            // 34: vipgate.readiness.v1.Position
+	(*v1.VipReadiness)(nil),        // 35: vipgate.readiness.v1.VipReadiness
+	(*v1.VipAdvertisement)(nil),    // 36: vipgate.readiness.v1.VipAdvertisement
+	(*v1.FamilyConnectivity)(nil),  // 37: vipgate.readiness.v1.FamilyConnectivity
 }
 var file_vipgate_lb_v1_lb_proto_depIdxs = []int32{
-	19, // 0: vipgate.lb.v1.ReconcileResponse.mended:type_name -> vipgate.lb.v1.DataPlaneDrift
-	4,  // 1: vipgate.lb.v1.ListEventsResponse.events:type_name -> vipgate.lb.v1.Event
-	27, // 2: vipgate.lb.v1.Event.time:type_name -> google.protobuf.Timestamp
-	28, // 3: vipgate.lb.v1.DrainTargetsRequest.drain_for:type_name -> google.protobuf.Duration
-	16, // 4: vipgate.lb.v1.GetStatusResponse.status:type_name -> vipgate.lb.v1.Status
-	16, // 5: vipgate.lb.v1.WatchStatusResponse.status:type_name -> vipgate.lb.v1.Status
-	29, // 6: vipgate.lb.v1.Status.position:type_name -> vipgate.readiness.v1.Position
-	28, // 7: vipgate.lb.v1.Status.lease:type_name -> google.protobuf.Duration
-	27, // 8: vipgate.lb.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
-	15, // 9: vipgate.lb.v1.Status.conditions:type_name -> vipgate.lb.v1.Condition
-	23, // 10: vipgate.lb.v1.Status.vips:type_name -> vipgate.lb.v1.VipStatus
-	24, // 11: vipgate.lb.v1.Status.streams:type_name -> vipgate.lb.v1.StreamStatus
-	26, // 12: vipgate.lb.v1.Status.watchers:type_name -> vipgate.lb.v1.WatcherStatus
-	22, // 13: vipgate.lb.v1.Status.sources:type_name -> vipgate.lb.v1.SourceStatus
-	17, // 14: vipgate.lb.v1.Status.data_plane:type_name -> vipgate.lb.v1.DataPlaneStatus
-	18, // 15: vipgate.lb.v1.DataPlaneStatus.problems:type_name -> vipgate.lb.v1.DataPlaneProblem
-	19, // 16: vipgate.lb.v1.DataPlaneStatus.drift:type_name -> vipgate.lb.v1.DataPlaneDrift
-	20, // 17: vipgate.lb.v1.DataPlaneStatus.streams:type_name -> vipgate.lb.v1.DataPlaneStream
-	27, // 18: vipgate.lb.v1.DataPlaneDrift.since:type_name -> google.protobuf.Timestamp
-	21, // 19: vipgate.lb.v1.DataPlaneStream.targets:type_name -> vipgate.lb.v1.DataPlaneTarget
-	27, // 20: vipgate.lb.v1.DataPlaneTarget.drain_end:type_name -> google.protobuf.Timestamp
-	27, // 21: vipgate.lb.v1.SourceStatus.since:type_name -> google.protobuf.Timestamp
-	30, // 22: vipgate.lb.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
-	31, // 23: vipgate.lb.v1.VipStatus.reported:type_name -> vipgate.readiness.v1.VipAdvertisement
-	25, // 24: vipgate.lb.v1.StreamStatus.targets:type_name -> vipgate.lb.v1.TargetStatus
-	27, // 25: vipgate.lb.v1.TargetStatus.since:type_name -> google.protobuf.Timestamp
-	27, // 26: vipgate.lb.v1.TargetStatus.last_check:type_name -> google.protobuf.Timestamp
-	27, // 27: vipgate.lb.v1.TargetStatus.drain_end:type_name -> google.protobuf.Timestamp
-	27, // 28: vipgate.lb.v1.WatcherStatus.since:type_name -> google.protobuf.Timestamp
-	32, // 29: vipgate.lb.v1.WatcherStatus.families:type_name -> vipgate.readiness.v1.FamilyConnectivity
-	9,  // 30: vipgate.lb.v1.LBService.GetStatus:input_type -> vipgate.lb.v1.GetStatusRequest
-	11, // 31: vipgate.lb.v1.LBService.WatchStatus:input_type -> vipgate.lb.v1.WatchStatusRequest
-	13, // 32: vipgate.lb.v1.LBService.SetLogLevel:input_type -> vipgate.lb.v1.SetLogLevelRequest
-	5,  // 33: vipgate.lb.v1.LBService.DrainTargets:input_type -> vipgate.lb.v1.DrainTargetsRequest
-	7,  // 34: vipgate.lb.v1.LBService.UndrainTargets:input_type -> vipgate.lb.v1.UndrainTargetsRequest
-	0,  // 35: vipgate.lb.v1.LBService.Reconcile:input_type -> vipgate.lb.v1.ReconcileRequest
-	2,  // 36: vipgate.lb.v1.LBService.ListEvents:input_type -> vipgate.lb.v1.ListEventsRequest
-	10, // 37: vipgate.lb.v1.LBService.GetStatus:output_type -> vipgate.lb.v1.GetStatusResponse
-	12, // 38: vipgate.lb.v1.LBService.WatchStatus:output_type -> vipgate.lb.v1.WatchStatusResponse
-	14, // 39: vipgate.lb.v1.LBService.SetLogLevel:output_type -> vipgate.lb.v1.SetLogLevelResponse
-	6,  // 40: vipgate.lb.v1.LBService.DrainTargets:output_type -> vipgate.lb.v1.DrainTargetsResponse
-	8,  // 41: vipgate.lb.v1.LBService.UndrainTargets:output_type -> vipgate.lb.v1.UndrainTargetsResponse
-	1,  // 42: vipgate.lb.v1.LBService.Reconcile:output_type -> vipgate.lb.v1.ReconcileResponse
-	3,  // 43: vipgate.lb.v1.LBService.ListEvents:output_type -> vipgate.lb.v1.ListEventsResponse
-	37, // [37:44] is the sub-list for method output_type
-	30, // [30:37] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	32, // 0: vipgate.lb.v1.HoldRequest.duration:type_name -> google.protobuf.Duration
+	33, // 1: vipgate.lb.v1.HoldResponse.until:type_name -> google.protobuf.Timestamp
+	24, // 2: vipgate.lb.v1.ResumeResponse.repaired:type_name -> vipgate.lb.v1.DataPlaneDrift
+	24, // 3: vipgate.lb.v1.ReconcileResponse.mended:type_name -> vipgate.lb.v1.DataPlaneDrift
+	8,  // 4: vipgate.lb.v1.ListEventsResponse.events:type_name -> vipgate.lb.v1.Event
+	33, // 5: vipgate.lb.v1.Event.time:type_name -> google.protobuf.Timestamp
+	32, // 6: vipgate.lb.v1.DrainTargetsRequest.drain_for:type_name -> google.protobuf.Duration
+	20, // 7: vipgate.lb.v1.GetStatusResponse.status:type_name -> vipgate.lb.v1.Status
+	20, // 8: vipgate.lb.v1.WatchStatusResponse.status:type_name -> vipgate.lb.v1.Status
+	34, // 9: vipgate.lb.v1.Status.position:type_name -> vipgate.readiness.v1.Position
+	32, // 10: vipgate.lb.v1.Status.lease:type_name -> google.protobuf.Duration
+	33, // 11: vipgate.lb.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
+	19, // 12: vipgate.lb.v1.Status.conditions:type_name -> vipgate.lb.v1.Condition
+	28, // 13: vipgate.lb.v1.Status.vips:type_name -> vipgate.lb.v1.VipStatus
+	29, // 14: vipgate.lb.v1.Status.streams:type_name -> vipgate.lb.v1.StreamStatus
+	31, // 15: vipgate.lb.v1.Status.watchers:type_name -> vipgate.lb.v1.WatcherStatus
+	27, // 16: vipgate.lb.v1.Status.sources:type_name -> vipgate.lb.v1.SourceStatus
+	21, // 17: vipgate.lb.v1.Status.data_plane:type_name -> vipgate.lb.v1.DataPlaneStatus
+	23, // 18: vipgate.lb.v1.DataPlaneStatus.problems:type_name -> vipgate.lb.v1.DataPlaneProblem
+	24, // 19: vipgate.lb.v1.DataPlaneStatus.drift:type_name -> vipgate.lb.v1.DataPlaneDrift
+	25, // 20: vipgate.lb.v1.DataPlaneStatus.streams:type_name -> vipgate.lb.v1.DataPlaneStream
+	22, // 21: vipgate.lb.v1.DataPlaneStatus.holds:type_name -> vipgate.lb.v1.DataPlaneHold
+	33, // 22: vipgate.lb.v1.DataPlaneHold.until:type_name -> google.protobuf.Timestamp
+	33, // 23: vipgate.lb.v1.DataPlaneDrift.since:type_name -> google.protobuf.Timestamp
+	26, // 24: vipgate.lb.v1.DataPlaneStream.targets:type_name -> vipgate.lb.v1.DataPlaneTarget
+	33, // 25: vipgate.lb.v1.DataPlaneTarget.drain_end:type_name -> google.protobuf.Timestamp
+	33, // 26: vipgate.lb.v1.SourceStatus.since:type_name -> google.protobuf.Timestamp
+	35, // 27: vipgate.lb.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
+	36, // 28: vipgate.lb.v1.VipStatus.reported:type_name -> vipgate.readiness.v1.VipAdvertisement
+	30, // 29: vipgate.lb.v1.StreamStatus.targets:type_name -> vipgate.lb.v1.TargetStatus
+	33, // 30: vipgate.lb.v1.TargetStatus.since:type_name -> google.protobuf.Timestamp
+	33, // 31: vipgate.lb.v1.TargetStatus.last_check:type_name -> google.protobuf.Timestamp
+	33, // 32: vipgate.lb.v1.TargetStatus.drain_end:type_name -> google.protobuf.Timestamp
+	33, // 33: vipgate.lb.v1.WatcherStatus.since:type_name -> google.protobuf.Timestamp
+	37, // 34: vipgate.lb.v1.WatcherStatus.families:type_name -> vipgate.readiness.v1.FamilyConnectivity
+	13, // 35: vipgate.lb.v1.LBService.GetStatus:input_type -> vipgate.lb.v1.GetStatusRequest
+	15, // 36: vipgate.lb.v1.LBService.WatchStatus:input_type -> vipgate.lb.v1.WatchStatusRequest
+	17, // 37: vipgate.lb.v1.LBService.SetLogLevel:input_type -> vipgate.lb.v1.SetLogLevelRequest
+	9,  // 38: vipgate.lb.v1.LBService.DrainTargets:input_type -> vipgate.lb.v1.DrainTargetsRequest
+	11, // 39: vipgate.lb.v1.LBService.UndrainTargets:input_type -> vipgate.lb.v1.UndrainTargetsRequest
+	4,  // 40: vipgate.lb.v1.LBService.Reconcile:input_type -> vipgate.lb.v1.ReconcileRequest
+	0,  // 41: vipgate.lb.v1.LBService.Hold:input_type -> vipgate.lb.v1.HoldRequest
+	2,  // 42: vipgate.lb.v1.LBService.Resume:input_type -> vipgate.lb.v1.ResumeRequest
+	6,  // 43: vipgate.lb.v1.LBService.ListEvents:input_type -> vipgate.lb.v1.ListEventsRequest
+	14, // 44: vipgate.lb.v1.LBService.GetStatus:output_type -> vipgate.lb.v1.GetStatusResponse
+	16, // 45: vipgate.lb.v1.LBService.WatchStatus:output_type -> vipgate.lb.v1.WatchStatusResponse
+	18, // 46: vipgate.lb.v1.LBService.SetLogLevel:output_type -> vipgate.lb.v1.SetLogLevelResponse
+	10, // 47: vipgate.lb.v1.LBService.DrainTargets:output_type -> vipgate.lb.v1.DrainTargetsResponse
+	12, // 48: vipgate.lb.v1.LBService.UndrainTargets:output_type -> vipgate.lb.v1.UndrainTargetsResponse
+	5,  // 49: vipgate.lb.v1.LBService.Reconcile:output_type -> vipgate.lb.v1.ReconcileResponse
+	1,  // 50: vipgate.lb.v1.LBService.Hold:output_type -> vipgate.lb.v1.HoldResponse
+	3,  // 51: vipgate.lb.v1.LBService.Resume:output_type -> vipgate.lb.v1.ResumeResponse
+	7,  // 52: vipgate.lb.v1.LBService.ListEvents:output_type -> vipgate.lb.v1.ListEventsResponse
+	44, // [44:53] is the sub-list for method output_type
+	35, // [35:44] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_vipgate_lb_v1_lb_proto_init() }
@@ -2270,7 +2567,7 @@ func file_vipgate_lb_v1_lb_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_vipgate_lb_v1_lb_proto_rawDesc), len(file_vipgate_lb_v1_lb_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   27,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

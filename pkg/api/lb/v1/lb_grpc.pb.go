@@ -27,6 +27,8 @@ const (
 	LBService_DrainTargets_FullMethodName   = "/vipgate.lb.v1.LBService/DrainTargets"
 	LBService_UndrainTargets_FullMethodName = "/vipgate.lb.v1.LBService/UndrainTargets"
 	LBService_Reconcile_FullMethodName      = "/vipgate.lb.v1.LBService/Reconcile"
+	LBService_Hold_FullMethodName           = "/vipgate.lb.v1.LBService/Hold"
+	LBService_Resume_FullMethodName         = "/vipgate.lb.v1.LBService/Resume"
 	LBService_ListEvents_FullMethodName     = "/vipgate.lb.v1.LBService/ListEvents"
 )
 
@@ -49,9 +51,12 @@ type LBServiceClient interface {
 	DrainTargets(ctx context.Context, in *DrainTargetsRequest, opts ...grpc.CallOption) (*DrainTargetsResponse, error)
 	// UndrainTargets takes that back.
 	UndrainTargets(ctx context.Context, in *UndrainTargetsRequest, opts ...grpc.CallOption) (*UndrainTargetsResponse, error)
-	// Reconcile puts the data plane back as it was recorded, also what somebody else
-	// removed or changed.
+	// Reconcile repairs drift of the data plane at once, except what is held.
 	Reconcile(ctx context.Context, in *ReconcileRequest, opts ...grpc.CallOption) (*ReconcileResponse, error)
+	// Hold has drift of the data plane shown and not repaired. It survives restarts.
+	Hold(ctx context.Context, in *HoldRequest, opts ...grpc.CallOption) (*HoldResponse, error)
+	// Resume ends a hold and repairs what was held.
+	Resume(ctx context.Context, in *ResumeRequest, opts ...grpc.CallOption) (*ResumeResponse, error)
 	// ListEvents returns what happened lately, oldest first.
 	ListEvents(ctx context.Context, in *ListEventsRequest, opts ...grpc.CallOption) (*ListEventsResponse, error)
 }
@@ -133,6 +138,26 @@ func (c *lBServiceClient) Reconcile(ctx context.Context, in *ReconcileRequest, o
 	return out, nil
 }
 
+func (c *lBServiceClient) Hold(ctx context.Context, in *HoldRequest, opts ...grpc.CallOption) (*HoldResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(HoldResponse)
+	err := c.cc.Invoke(ctx, LBService_Hold_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *lBServiceClient) Resume(ctx context.Context, in *ResumeRequest, opts ...grpc.CallOption) (*ResumeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ResumeResponse)
+	err := c.cc.Invoke(ctx, LBService_Resume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *lBServiceClient) ListEvents(ctx context.Context, in *ListEventsRequest, opts ...grpc.CallOption) (*ListEventsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListEventsResponse)
@@ -162,9 +187,12 @@ type LBServiceServer interface {
 	DrainTargets(context.Context, *DrainTargetsRequest) (*DrainTargetsResponse, error)
 	// UndrainTargets takes that back.
 	UndrainTargets(context.Context, *UndrainTargetsRequest) (*UndrainTargetsResponse, error)
-	// Reconcile puts the data plane back as it was recorded, also what somebody else
-	// removed or changed.
+	// Reconcile repairs drift of the data plane at once, except what is held.
 	Reconcile(context.Context, *ReconcileRequest) (*ReconcileResponse, error)
+	// Hold has drift of the data plane shown and not repaired. It survives restarts.
+	Hold(context.Context, *HoldRequest) (*HoldResponse, error)
+	// Resume ends a hold and repairs what was held.
+	Resume(context.Context, *ResumeRequest) (*ResumeResponse, error)
 	// ListEvents returns what happened lately, oldest first.
 	ListEvents(context.Context, *ListEventsRequest) (*ListEventsResponse, error)
 	mustEmbedUnimplementedLBServiceServer()
@@ -194,6 +222,12 @@ func (UnimplementedLBServiceServer) UndrainTargets(context.Context, *UndrainTarg
 }
 func (UnimplementedLBServiceServer) Reconcile(context.Context, *ReconcileRequest) (*ReconcileResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Reconcile not implemented")
+}
+func (UnimplementedLBServiceServer) Hold(context.Context, *HoldRequest) (*HoldResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Hold not implemented")
+}
+func (UnimplementedLBServiceServer) Resume(context.Context, *ResumeRequest) (*ResumeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Resume not implemented")
 }
 func (UnimplementedLBServiceServer) ListEvents(context.Context, *ListEventsRequest) (*ListEventsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListEvents not implemented")
@@ -320,6 +354,42 @@ func _LBService_Reconcile_Handler(srv interface{}, ctx context.Context, dec func
 	return interceptor(ctx, in, info, handler)
 }
 
+func _LBService_Hold_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(HoldRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LBServiceServer).Hold(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LBService_Hold_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LBServiceServer).Hold(ctx, req.(*HoldRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _LBService_Resume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ResumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LBServiceServer).Resume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LBService_Resume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LBServiceServer).Resume(ctx, req.(*ResumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _LBService_ListEvents_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListEventsRequest)
 	if err := dec(in); err != nil {
@@ -364,6 +434,14 @@ var LBService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Reconcile",
 			Handler:    _LBService_Reconcile_Handler,
+		},
+		{
+			MethodName: "Hold",
+			Handler:    _LBService_Hold_Handler,
+		},
+		{
+			MethodName: "Resume",
+			Handler:    _LBService_Resume_Handler,
 		},
 		{
 			MethodName: "ListEvents",

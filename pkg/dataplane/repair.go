@@ -1,0 +1,118 @@
+package dataplane
+
+import (
+	"slices"
+	"time"
+)
+
+const (
+	// contestedAfter is how many repairs of one object in succession mean that another
+	// process keeps changing it.
+	contestedAfter = 5
+	// repairMemory is how long an object must stay as it is for its back-off to end.
+	repairMemory = 30 * time.Second
+)
+
+// repair is the back-off of one object that another process changed.
+type repair struct {
+	times int
+	pause time.Duration
+	// next is when it may be repaired again.
+	next time.Time
+}
+
+// Repaired is one object that was restored.
+type Repaired struct {
+	Drift
+	// Contested: another process keeps changing it. That is reported once, and no repair
+	// after it until the object has been left alone for a while.
+	Contested bool
+}
+
+// due reports whether some of the drift is to be repaired now.
+func (e *engine) due(drift []Drift, now time.Time, urgent bool) bool {
+	return slices.ContainsFunc(drift, func(d Drift) bool {
+		r := e.repairs[d.key()]
+		return urgent || r == nil || !now.Before(r.next)
+	})
+}
+
+// nextRepair is when the next back-off of existing drift ends.
+func (e *engine) nextRepair() (at time.Time, ok bool) {
+	if e.actual == nil || e.wanted == nil {
+		return at, false
+	}
+	for _, d := range e.drift() {
+		r := e.repairs[d.key()]
+		if r != nil && !e.held(d.Stream) && (!ok || r.next.Before(at)) {
+			at, ok = r.next, true
+		}
+	}
+	return at, ok
+}
+
+// noteRepairs counts what was restored of the drift, lengthens the back-off of what was
+// attempted, and reports it.
+func (e *engine) noteRepairs(before []Drift, base bool) {
+	now := e.now()
+	left := map[driftKey]bool{}
+	for _, d := range e.drift() {
+		left[d.key()] = true
+	}
+	var done []Repaired
+	for _, d := range before {
+		m := e.streams[d.Stream]
+		if d.Stream == "" && !base || d.Stream != "" && (m == nil || !m.repair) {
+			continue
+		}
+		r := e.repairs[d.key()]
+		if r == nil || now.Sub(r.next) > repairMemory {
+			r = &repair{pause: failurePause / 2}
+			e.repairs[d.key()] = r
+		}
+		r.times++
+		r.pause = min(2*r.pause, maxPause)
+		r.next = now.Add(r.pause)
+		if left[d.key()] {
+			continue
+		}
+		e.repaired++
+		if r.times <= contestedAfter {
+			done = append(done, Repaired{Drift: d, Contested: r.times == contestedAfter})
+		}
+	}
+	for k, r := range e.repairs {
+		if now.Sub(r.next) > repairMemory {
+			delete(e.repairs, k)
+		}
+	}
+	if len(done) == 0 {
+		return
+	}
+	for _, d := range done[:min(len(done), maxTold)] {
+		if d.Contested {
+			e.log.Warn("another process keeps changing the data plane; repairs back off", "object", d.Object, "stream", d.Stream, "target", d.Target, "max_pause", maxPause)
+		} else {
+			e.log.Info("drift repaired", "object", d.Object, "detail", d.Detail, "stream", d.Stream, "target", d.Target)
+		}
+	}
+	if e.o.OnRepair != nil {
+		e.o.OnRepair(done)
+	}
+}
+
+// repairsAreSlow reports whether what is to be restored takes more than one transaction.
+func (e *engine) repairsAreSlow() bool {
+	n := 0
+	for name, m := range e.streams {
+		if !m.fault.broken || e.held(name) {
+			continue
+		}
+		for _, problem := range m.fault.problems {
+			if problem != "" {
+				n += int(e.installed.Streams[name].Size)
+			}
+		}
+	}
+	return n > maxElements
+}
