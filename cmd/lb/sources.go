@@ -25,7 +25,7 @@ type targetFlags struct {
 	OnSuddenLoss string       `help:"What happens then: withdraw (as always, with the reason SUSPECT) or hold (the targets go on counting as ready)." enum:"withdraw,hold" default:"withdraw" group:"Targets"`
 
 	TargetID        []target.Allowance `name:"target-id" help:"SPIFFE IDs that may register targets, of one stream or of all: [STREAM=]spiffe://TD/PATH, where * stands for one segment and a last ** for the rest; repeatable." placeholder:"[STREAM=]ID" group:"Registry"`
-	TargetQuota     int                `help:"How many targets one SPIFFE ID may register." default:"1000" placeholder:"N" group:"Registry"`
+	TargetQuota     int                `help:"How many targets one SPIFFE ID may register. The neighbor table of the node, of 1024 entries by default, must hold those of all IDs." default:"100" placeholder:"N" group:"Registry"`
 	RegistryGrace   time.Duration      `help:"How long registered targets outlive the call that registered them." default:"5s" group:"Registry"`
 	OnRegistryGone  string             `help:"What happens to them after that: hold, drain or drop." enum:"hold,drain,drop" default:"drain" group:"Registry"`
 	RegistryAddress string             `help:"HOST:PORT on which the registry is also served, over TCP with the same mTLS." placeholder:"HOST:PORT" group:"Registry"`

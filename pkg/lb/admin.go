@@ -2,6 +2,7 @@ package lb
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"google.golang.org/grpc"
@@ -12,6 +13,7 @@ import (
 
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/target"
@@ -138,12 +140,31 @@ func (p *process) streamStatus() []*lbv1.StreamStatus {
 func (p *process) sourceStatus() []*lbv1.SourceStatus {
 	var list []*lbv1.SourceStatus
 	for _, s := range p.sources.states.Load() {
+		if s.Name == "registry" {
+			s.Detail += neighborTables()
+		}
 		list = append(list, &lbv1.SourceStatus{
 			Name: s.Name, Live: s.Live, Since: timestamppb.New(s.Since), Detail: s.Detail, OnGone: s.OnGone.String(),
 			Targets: uint32(s.Targets), Problems: s.Problems,
 		})
 	}
 	return list
+}
+
+// neighborTables describes the neighbor tables of the node: beyond their limits new
+// targets cannot be reached.
+func neighborTables() string {
+	tables, err := kernel.NeighborTables()
+	if err != nil {
+		return "; " + err.Error()
+	}
+	var all string
+	for _, f := range vip.Families {
+		if t, ok := tables[f]; ok {
+			all += fmt.Sprintf("; %d of %d %s neighbor entries of the node", t.Entries, t.Limit, f)
+		}
+	}
+	return all
 }
 
 // targetMetrics are the targets at the moment of a scrape.

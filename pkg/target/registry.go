@@ -20,8 +20,9 @@ import (
 const (
 	// DefaultRegistryGrace is how long targets outlive the call that registered them.
 	DefaultRegistryGrace = 5 * time.Second
-	// DefaultRegistryQuota is how many targets one SPIFFE ID may register.
-	DefaultRegistryQuota = 1000
+	// DefaultRegistryQuota is how many targets one SPIFFE ID may register: ten IDs
+	// fit into a neighbor table of 1 024 entries, which all pods of a node share.
+	DefaultRegistryQuota = 100
 	// DefaultRegistryTargets is how many targets all together may register.
 	DefaultRegistryTargets = 100_000
 )
@@ -210,7 +211,7 @@ func (r *Registry) State() SourceState {
 	if r.state != nil {
 		lost = append(lost, r.state.problems()...)
 	}
-	s.Detail = fmt.Sprintf("%s of %s", plural(targets, "target"), plural(callers, "caller"))
+	s.Detail = fmt.Sprintf("%s of %s, %d each at most", plural(targets, "target"), plural(callers, "caller"), r.Quota)
 	s.Problems = lost
 	return s
 }

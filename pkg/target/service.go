@@ -49,8 +49,9 @@ func NewTargetService(r *Registry, roster *Roster, o ServiceOptions) *TargetServ
 	return &TargetService{registry: r, roster: roster, opts: o}
 }
 
-// MaxCallsPerConnection is how many calls one connection may have open.
-const MaxCallsPerConnection = 2 * DefaultRegistryQuota
+// MaxCallsPerConnection is how many calls one connection may have open. The quota of
+// a caller refuses with a reason, and is usually lower.
+const MaxCallsPerConnection = 2000
 
 // GRPCOptions returns the options of a grpc.Server that serves targets on TCP: a
 // peer whose host vanished is noticed within 4 s, one that does not finish its

@@ -177,6 +177,20 @@ func TestQuotasAreOfACaller(t *testing.T) {
 	h.mustHire(c, "s", "h=10.0.0.8")
 }
 
+// Ten IDs must fit into the neighbor table of a node, which has 1 024 entries.
+func TestDefaultQuota(t *testing.T) {
+	h := openHouse(t, RegistryOptions{Grace: time.Minute})
+	c, _ := h.dial(h.unix, alice.id)
+	var targets []string
+	for i := range 101 {
+		targets = append(targets, fmt.Sprintf("t%d=10.0.0.%d", i, i+1))
+	}
+	if _, err := h.hire(c, request("s", strings.Join(targets, " "))); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "--target-quota") {
+		t.Errorf("101 targets: %v", err)
+	}
+	h.mustHire(c, "s", strings.Join(targets[:100], " "))
+}
+
 func TestWhoSeesWhat(t *testing.T) {
 	h := openHouse(t, RegistryOptions{Grace: time.Minute})
 	a, _ := h.dial(h.unix, alice.id)
@@ -340,8 +354,8 @@ func TestEverythingEndsWithTheRegistry(t *testing.T) {
 // A thousand sidecars start at once, each with a connection of one call, and all
 // of them die.
 func TestAThousandRegistrationsAtOnce(t *testing.T) {
-	h := openHouse(t, RegistryOptions{Grace: time.Millisecond, OnGone: Drop, StateFile: stateIn(t)})
 	const n = 1000
+	h := openHouse(t, RegistryOptions{Grace: time.Millisecond, OnGone: Drop, StateFile: stateIn(t), Quota: n})
 	c, conn := h.dial(h.unix, alice.id)
 	var all sync.WaitGroup
 	leases := make([]*lease, n)
@@ -360,7 +374,7 @@ func TestAThousandRegistrationsAtOnce(t *testing.T) {
 	for i, l := range leases {
 		l.until(fmt.Sprintf("10.0.%d.%d", i/250, i%250+1), isReady)
 	}
-	if s := h.State(); s.Detail != "1000 targets of 1 caller" {
+	if s := h.State(); s.Detail != "1000 targets of 1 caller, 1000 each at most" {
 		t.Errorf("%+v", s)
 	}
 	// One more is over the quota.
@@ -370,7 +384,7 @@ func TestAThousandRegistrationsAtOnce(t *testing.T) {
 	if err := conn.Close(); err != nil {
 		t.Fatal(err)
 	}
-	h.eventually("the end of all", func() bool { return len(h.roster.List(nil)) == 0 && h.State().Detail == "0 targets of 0 callers" })
+	h.eventually("the end of all", func() bool { return len(h.roster.List(nil)) == 0 && h.State().Detail == "0 targets of 0 callers, 1000 each at most" })
 	h.eventually("the end of all watches", func() bool {
 		h.roster.mu.Lock()
 		defer h.roster.mu.Unlock()

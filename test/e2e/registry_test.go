@@ -167,6 +167,7 @@ func TestRefusedRegistrationsSayWhy(t *testing.T) {
 	t.Parallel()
 	w := registryWorld(t, "--target-quota=1", "--target-subnet=172.16.0.0/16", "--target-subnet=20.0.0.0/30")
 	p := w.register("stream-a", "app-1", lab.Target1v4)
+	w.wantStatus("1 target of 1 caller, 1 each at most", "ipv4 neighbor entries of the node")
 	for _, tt := range []struct {
 		stream, name string
 		ip           text
