@@ -33,7 +33,7 @@ func readinessOptions(t *testing.T, variables map[string]string, arguments ...st
 	if _, err := parserOf(t, line).Parse(append([]string{"run", "--trench-file=" + file, "--external-interface=lo"}, arguments...)); err != nil {
 		t.Fatal(err)
 	}
-	return line.Run.options(slog.New(slog.DiscardHandler))
+	return line.Run.options(slog.New(slog.DiscardHandler), false)
 }
 
 func TestAReadinessDirectoryNeedsNoIdentity(t *testing.T) {

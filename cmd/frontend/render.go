@@ -16,7 +16,7 @@ type renderCommand struct {
 
 // Run prints BIRD's configuration as it would be here and now.
 func (c *renderCommand) Run(out *cli.Output) error {
-	config, err := c.read()
+	config, err := c.read(false)
 	if err != nil {
 		return err
 	}

@@ -70,6 +70,7 @@ type runFlags struct {
 	MaxBackoff        time.Duration `help:"Longest wait between attempts to reach the load balancer." default:"2s"`
 	DrainTime         time.Duration `help:"How long VIPs are de-preferred before they are withdrawn." default:"1s"`
 	Settle            time.Duration `help:"How long gateways get to change their forwarding tables after a withdrawal." default:"200ms"`
+	ReadyTimeout      time.Duration `help:"How long Readiness waits after a start for VIPs that are ready and not advertised yet." default:"30s"`
 	RemoveRulesOnExit bool          `help:"Remove marks, rules and blackhole at the end." group:"Kernel"`
 
 	birdFlags
@@ -93,7 +94,7 @@ func (c *runCommand) Run(ctx context.Context, globals *cli.Globals) error {
 	if err != nil {
 		return usage("%w", err)
 	}
-	o, err := c.options(log)
+	o, err := c.options(log, true)
 	if err != nil {
 		return err
 	}
@@ -114,7 +115,7 @@ func (c *validateCommand) Run(_ *cli.Globals, out *cli.Output) error {
 	if _, _, err := c.Logger(false); err != nil {
 		return usage("%w", err)
 	}
-	if _, err := c.options(slog.New(slog.DiscardHandler)); err != nil {
+	if _, err := c.options(slog.New(slog.DiscardHandler), false); err != nil {
 		return err
 	}
 	if err := c.checkInterface(); err != nil {
@@ -130,20 +131,22 @@ func (c *trenchFlags) defaults() trench.Defaults {
 	}
 }
 
-func (c *trenchFlags) read() (*trench.Config, error) {
+// read reads the trench file. With lenient a refused one is no error but nil: it is
+// repaired while the frontend runs, and until then the watcher reports it.
+func (c *trenchFlags) read(lenient bool) (*trench.Config, error) {
 	if err := c.defaults().Validate(); err != nil {
 		return nil, usage("--local-as, --remote-as, --bgp-local-port, --bgp-remote-port, --bgp-hold-time: %w", err)
 	}
 	config, err := trench.Read(c.TrenchFile, c.defaults())
-	if err != nil {
+	if err != nil && !lenient {
 		return nil, usage("trench file refused:\n%w", err)
 	}
 	return config, nil
 }
 
-func (c *runFlags) options(log *slog.Logger) (frontend.Options, error) {
+func (c *runFlags) options(log *slog.Logger, lenient bool) (frontend.Options, error) {
 	var refused cli.Refusals
-	config, err := c.read()
+	config, err := c.read(lenient)
 	refused.Add(err)
 	c.check(&refused, config)
 	if c.Gating == "on" && !c.ReadinessDir.Given {
@@ -162,7 +165,7 @@ func (c *runFlags) options(log *slog.Logger) (frontend.Options, error) {
 		},
 		Kernel:      frontend.KernelOptions{TableID: c.TableID, Priority: c.RulePriority, Mark: c.Mark.Mark, Mask: c.Mark.Mask, ECMP: c.ECMP},
 		AdminSocket: c.AdminSocket, HealthAddr: cli.Address(c.HealthHost, c.HealthPort),
-		DrainTime: c.DrainTime, Settle: c.Settle, RemoveRulesOnExit: c.RemoveRulesOnExit, Log: log,
+		DrainTime: c.DrainTime, Settle: c.Settle, ReadyTimeout: c.ReadyTimeout, RemoveRulesOnExit: c.RemoveRulesOnExit, Log: log,
 	}
 	if c.OnLBLoss == "keep" {
 		o.OnLBLoss = gate.KeepOnLoss
@@ -218,6 +221,7 @@ func (c *runFlags) check(r *cli.Refusals, config *trench.Config) {
 	}
 	r.Within("--drain-time", c.DrainTime, 0, cli.MaxDrainTime)
 	r.Within("--settle", c.Settle, 0, cli.MaxSettle)
+	r.Within("--ready-timeout", c.ReadyTimeout, 0, cli.MaxReadyTimeout)
 	r.Within("--max-backoff", c.MaxBackoff, 0, cli.MaxMaxBackoff)
 	r.Within("--bird-kernel-scan-time", c.BirdKernelScanTime, cli.MinScanTime, cli.MaxScanTime)
 	// The kernel package takes 0 for its default, BIRD for the main table.

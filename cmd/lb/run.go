@@ -57,7 +57,7 @@ func (c *runCommand) Run(ctx context.Context, globals *cli.Globals) error {
 	if err != nil {
 		return usage("%w", err)
 	}
-	o, err := c.options(log)
+	o, err := c.options(log, true)
 	if err != nil {
 		return err
 	}
@@ -82,7 +82,7 @@ func (c *validateCommand) Run(_ *cli.Globals, out *cli.Output) error {
 	if _, _, err := c.Logger(false); err != nil {
 		return usage("%w", err)
 	}
-	o, err := c.options(slog.New(slog.DiscardHandler))
+	o, err := c.options(slog.New(slog.DiscardHandler), false)
 	if err != nil {
 		return err
 	}
@@ -97,10 +97,12 @@ func (c *validateCommand) Run(_ *cli.Globals, out *cli.Output) error {
 	return nil
 }
 
-func (c *runFlags) options(log *slog.Logger) (lb.Options, error) {
+// options are those of the load balancer. With lenient a refused trench file is no
+// error: it is repaired while lb runs, and until then the watcher reports it.
+func (c *runFlags) options(log *slog.Logger, lenient bool) (lb.Options, error) {
 	var refused cli.Refusals
 	config, err := trench.Read(c.TrenchFile, trench.DefaultDefaults())
-	if err != nil {
+	if err != nil && !lenient {
 		refused.Add(fmt.Errorf("trench file refused:\n%w", err))
 	}
 	c.check(&refused)
@@ -164,6 +166,9 @@ func (c *runFlags) check(r *cli.Refusals) {
 // unknownStreams names the streams of --target-id that a configuration does not
 // have. It may get them later, so that a start must not fail for it.
 func (c *runFlags) unknownStreams(config *trench.Config) (problems []string) {
+	if config == nil {
+		return nil
+	}
 	for _, a := range c.TargetID {
 		if a.Stream != "" && !slices.ContainsFunc(config.Streams, func(s trench.Stream) bool { return s.Name == a.Stream }) {
 			problems = append(problems, fmt.Sprintf("--target-id=%s: the trench file has no stream %s", a, a.Stream))

@@ -31,6 +31,9 @@ type follower struct {
 	routingProblem  error      // as shown last
 	bird            bird.State // as shown last
 	warned          bool       // that lb and frontend share a SPIFFE ID
+
+	started, advertised bool
+	startBy             time.Time // Readiness no longer waits; zero: not counted down
 }
 
 func (f *follower) String() string         { return "follower" }
@@ -44,8 +47,12 @@ func (f *follower) Run(ctx context.Context) error {
 	f.release = time.NewTimer(0)
 	defer f.release.Stop()
 	loaded, configChanged := p.config.Value().Get()
-	if err := f.configure(ctx, loaded.Config); err != nil {
-		return err
+	if loaded.Generation > 0 { // otherwise the source routing of an earlier run stays
+		if err := f.configure(ctx, loaded.Config); err != nil {
+			return err
+		}
+	} else {
+		f.release.Stop()
 	}
 	close(f.ready)
 	birdState, birdChanged := p.bird.State().Get()
@@ -70,6 +77,7 @@ func (f *follower) Run(ctx context.Context) error {
 			problem := p.streamProblem(lb)
 			p.health.Set(Stream, problem == "", problem)
 		}
+		f.showStart(loaded, lb)
 		p.changed.Update(func(uint64) uint64 { return vips })
 		select {
 		case <-ctx.Done():
@@ -136,7 +144,10 @@ func (f *follower) showLiveness() {
 }
 
 func reloadWords(l trench.Loaded) string {
-	if l.Err != nil {
+	switch {
+	case l.Err != nil && l.Generation == 0:
+		return "the trench file was refused, there are no VIPs: " + l.Err.Error()
+	case l.Err != nil:
 		return "the trench file was refused, the old one stays in force: " + l.Err.Error()
 	}
 	return "the trench file was read again"
@@ -146,9 +157,10 @@ func reloadWords(l trench.Loaded) string {
 // What BIRD makes of it is a condition of its own.
 func (f *follower) showConfiguration(l trench.Loaded) {
 	p := f.process
-	p.health.Set(Configuration, l.Err == nil, errorText(l.Err))
-	p.health.Set(NSPCli, l.Err == nil, "see "+Configuration)
-	p.metrics.Configuration(l.Err == nil)
+	valid := l.Err == nil && l.Generation > 0
+	p.health.Set(Configuration, valid, cmp.Or(errorText(l.Err), "the trench file was not read yet"))
+	p.health.Set(NSPCli, valid, "see "+Configuration)
+	p.metrics.Configuration(valid)
 }
 
 func (f *follower) showIdentity() {

@@ -36,6 +36,7 @@ type process struct {
 	Options
 	metrics    *metrics.Frontend
 	health     *health.Server
+	parts      []string // of Readiness, without Started
 	config     *trench.Watcher
 	kernel     *kernel.Routing
 	bird       *bird.Supervisor
@@ -62,12 +63,18 @@ const (
 	Readiness     = "Readiness"
 	Egress        = "Egress"
 	Configuration = "Configuration"
-	Identity      = "Identity"
-	BIRD          = "BIRD"
-	BIRDConfig    = "BIRDConfiguration"
-	Stream        = "Stream"
-	Routing       = "SourceRouting"
-	Stopping      = "NotStopping"
+	// Started holds from when a trench file was accepted, and every VIP that the load
+	// balancer reports as ready was advertised or ReadyTimeout was over, whatever happens
+	// later: Readiness waits for it. Advertised is the same without the time-out, and no
+	// part of Readiness.
+	Started    = "Started"
+	Advertised = "Advertised"
+	Identity   = "Identity"
+	BIRD       = "BIRD"
+	BIRDConfig = "BIRDConfiguration"
+	Stream     = "Stream"
+	Routing    = "SourceRouting"
+	Stopping   = "NotStopping"
 	// AdminSocket serves while the socket file leads to the frontend. It is not part of
 	// Readiness.
 	AdminSocket = "AdminSocket"
@@ -97,14 +104,14 @@ func newProcess(o Options) (*process, error) {
 	}
 	p.health = health.New(health.Options{Log: o.Log, Changed: p.metrics.Health})
 	p.health.Set(Liveness, true, "")
-	p.health.Set(Configuration, true, "")
-	p.health.Set(NSPCli, true, "")
+	p.health.Set(Configuration, o.Config != nil, "the trench file was not accepted yet")
+	p.health.Set(NSPCli, o.Config != nil, "see "+Configuration)
 	p.health.Set(BIRDConfig, true, "")
 	p.health.Set(Stopping, true, "")
 	p.health.Set(Egress, false, "no gateway session is up yet")
 	p.health.Set(BIRD, false, "BIRD was not started yet")
 	p.health.Set(Routing, false, "source routing was not set up yet")
-	parts := []string{Configuration, BIRD, BIRDConfig, Egress, Stopping}
+	parts := []string{BIRD, BIRDConfig, Egress, Stopping}
 	switch {
 	case o.Gating && o.Directory != nil:
 		p.health.Set(Stream, false, "the readiness directory "+o.Directory.Path+" was not read yet")
@@ -119,7 +126,8 @@ func newProcess(o Options) (*process, error) {
 	default:
 		o.Log.Warn("gating is off: VIPs are advertised whatever the load balancer says")
 	}
-	p.health.Define(Readiness, parts...)
+	p.parts = parts
+	p.health.Define(Readiness, append([]string{Started}, parts...)...)
 	p.metrics.Gating(o.Gating)
 
 	p.config = trench.NewWatcher(o.TrenchFile, o.Defaults, o.Config, o.Log)
@@ -140,7 +148,7 @@ func newProcess(o Options) (*process, error) {
 	switch {
 	case o.Gating && o.Directory != nil:
 		p.directory = target.NewDirectory(*o.Directory)
-		p.directory.Configure(directoryNames(o.Config))
+		p.directory.Configure(directoryNames(p.config.Value().Load().Config))
 		p.words = newDirectorySpeaker(p.directory, p.config.Value(), p.instance)
 		p.speaker = p.words
 	case o.Gating:
@@ -150,7 +158,7 @@ func newProcess(o Options) (*process, error) {
 				s, changed := o.Identity.Status().Get()
 				return s.Rotations, changed
 			},
-			Reader: o.Config.Attractor.Name, MaxBackoff: o.MaxBackoff, Log: o.Log,
+			Reader: p.config.Value().Load().Config.Attractor.Name, MaxBackoff: o.MaxBackoff, Log: o.Log,
 		})
 		p.speaker = p.watcher
 	}
@@ -207,9 +215,10 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 		adminEndpoint.Close()
 		return err
 	}
-	p.Log.Info("starting frontend", "version", p.Version, "trench", p.Config.Trench, "attractor", p.Config.Attractor.Name,
-		"vips", len(p.Config.Attractor.VIPs), "gateways", len(p.Config.Attractor.Gateways), "gating", p.Gating)
-	p.observer.remark(fmt.Sprintf("frontend %s is starting, with %d VIPs and %d gateways", p.Version, len(p.Config.Attractor.VIPs), len(p.Config.Attractor.Gateways)))
+	config := p.config.Value().Load().Config
+	p.Log.Info("starting frontend", "version", p.Version, "trench", config.Trench, "attractor", config.Attractor.Name,
+		"vips", len(config.Attractor.VIPs), "gateways", len(config.Attractor.Gateways), "gating", p.Gating)
+	p.observer.remark(fmt.Sprintf("frontend %s is starting, with %d VIPs and %d gateways", p.Version, len(config.Attractor.VIPs), len(config.Attractor.Gateways)))
 
 	// Two groups: what stops first, when all is withdrawn, and BIRD with its
 	// source routing, which stay until the announcer has said good-bye.

@@ -20,7 +20,8 @@ import (
 // Options configure a frontend. Every field is needed unless said otherwise.
 type Options struct {
 	Version string
-	// TrenchFile is watched; Config is what was read from it at the start.
+	// TrenchFile is watched; Config is what was read from it at the start. Nil: it was
+	// refused, and there are no VIPs until it is accepted.
 	TrenchFile string
 	Defaults   trench.Defaults
 	Config     *trench.Config
@@ -60,6 +61,9 @@ type Options struct {
 	// Settle is how long gateways get to change their forwarding tables after a
 	// withdrawal before the load balancer is told.
 	Settle time.Duration
+	// ReadyTimeout is how long Readiness waits after a start for VIPs that are ready and
+	// not advertised, once everything else that it needs holds.
+	ReadyTimeout time.Duration
 	// RemoveRulesOnExit removes marks, rules and blackhole at the end.
 	RemoveRulesOnExit bool
 

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 )
 
@@ -34,14 +35,15 @@ func CheckClient(ctx context.Context, addr, service string) (err error) {
 		return fmt.Errorf("health check at %s: %w", addr, err)
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	r, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{Service: service})
+	var trailer metadata.MD
+	r, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{Service: service}, grpc.Trailer(&trailer))
 	switch {
 	case status.Code(err) == codes.NotFound:
 		return fmt.Errorf("health check at %s: service %q is not known there", addr, service)
 	case err != nil:
 		return fmt.Errorf("health check of %q at %s: %w", service, addr, err)
 	case r.GetStatus() != healthv1.HealthCheckResponse_SERVING:
-		return fmt.Errorf("service %q at %s is %w (%s)", service, addr, ErrNotServing, r.GetStatus())
+		return fmt.Errorf("service %q at %s is %w: %s", service, addr, ErrNotServing, append(trailer[detailKey], r.GetStatus().String())[0])
 	}
 	return nil
 }

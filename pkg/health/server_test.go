@@ -382,7 +382,7 @@ func TestCheckClientSaysWhatIsWrong(t *testing.T) {
 		want                string
 	}{
 		{"serving", addr, "Up", ""},
-		{"not serving", addr, "Down", "not serving (NOT_SERVING)"},
+		{"not serving", addr, "Down", "not serving: why"},
 		{"unknown", addr, "Sideways", `"Sideways" is not known`},
 		{"nobody listens", gone.Addr().String(), "Up", "connection refused"},
 		{"nobody answers", silent.Addr().String(), "Up", "deadline"},

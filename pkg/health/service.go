@@ -1,12 +1,14 @@
 package health
 
 import (
+	"cmp"
 	"context"
 	"strings"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -15,6 +17,12 @@ import (
 // maxNameBytes bounds the name of a service in a request.
 const maxNameBytes = 256
 
+// detailKey is the trailer of an answer of Check that says why a service does not serve.
+const detailKey = "vipgate-detail-bin"
+
+// maxDetail bounds it, in bytes.
+const maxDetail = 1000
+
 // watch is one Watch call. The channel holds the newest state that the call has
 // not taken yet.
 type watch struct {
@@ -22,14 +30,18 @@ type watch struct {
 }
 
 // Check implements grpc.health.v1.
-func (s *Server) Check(_ context.Context, r *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse, error) {
+func (s *Server) Check(ctx context.Context, r *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse, error) {
 	name, err := canonical(r.GetService())
 	if err != nil {
 		return nil, err
 	}
 	s.mu.Lock()
-	state := s.state(name)
+	state, detail := s.state(name), s.conditions[cmp.Or(name, Readiness)].Detail
 	s.mu.Unlock()
+	if detail != "" {
+		// Only a reader of its own takes notice, and without one there is no loss.
+		_ = grpc.SetTrailer(ctx, metadata.Pairs(detailKey, detail[:min(len(detail), maxDetail)]))
+	}
 	if state == healthv1.HealthCheckResponse_SERVICE_UNKNOWN {
 		return nil, status.Errorf(codes.NotFound, "service %q is not known", name)
 	}

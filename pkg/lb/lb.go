@@ -39,7 +39,8 @@ import (
 // Options configure a load balancer. Every field is needed unless said otherwise.
 type Options struct {
 	Version string
-	// TrenchFile is watched; Config is what was read from it at the start.
+	// TrenchFile is watched; Config is what was read from it at the start. Nil: it was
+	// refused, and there are no VIPs until it is accepted.
 	TrenchFile string
 	Defaults   trench.Defaults
 	Config     *trench.Config
@@ -169,8 +170,11 @@ const (
 	Readiness     = "Readiness"
 	Egress        = "Egress"
 	Configuration = "Configuration"
-	Identity      = "Identity"
-	Serving       = "Serving"
+	// Started holds from when a trench file was accepted and every target had its first
+	// verdict, whatever happens later: Readiness waits for it.
+	Started  = "Started"
+	Identity = "Identity"
+	Serving  = "Serving"
 	// ReadinessSocket and AdminSocket serve while the socket files lead to lb. They are
 	// not part of Readiness: open connections are not affected.
 	ReadinessSocket = "ReadinessSocket"
@@ -207,8 +211,8 @@ func newProcess(o Options) (*process, error) {
 		changed: latest.New(uint64(0)), stopping: latest.New(false),
 	}
 	p.health = health.New(health.Options{Log: o.Log, Changed: p.metrics.Health})
-	p.health.Define(Readiness, Configuration, Identity, Serving)
-	p.health.Set(Configuration, true, "")
+	p.health.Define(Readiness, Started, Identity, Serving)
+	p.health.Set(Configuration, o.Config != nil, "the trench file was not accepted yet")
 	p.health.Set(Identity, false, "no SVID yet")
 	p.health.Set(Serving, false, "the readiness socket is not served yet")
 	p.health.Set(Egress, false, "no frontend has reported yet")
@@ -428,7 +432,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 		select {
 		case <-p.loop.Ready():
 			p.health.Set(Serving, true, "")
-			p.Log.Info("serving readiness", "socket", p.Socket, "trench", p.Config.Trench, "lease", p.Lease, "instance_id", p.table.Position().InstanceID)
+			p.Log.Info("serving readiness", "socket", p.Socket, "trench", p.config.Value().Load().Config.Trench, "lease", p.Lease, "instance_id", p.table.Position().InstanceID)
 			served <- server.Serve(listener)
 		case <-tasksCtx.Done():
 			served <- nil

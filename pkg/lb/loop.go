@@ -221,7 +221,10 @@ func (l *loop) evaluate(in input) bool {
 	l.suspicion(now, inService, out, touched)
 	l.settleNext = l.aggregate.settled(now, touched)
 	// A target without a verdict must not keep the VIPs of all others down.
-	checked := e.Synced || l.settle > 0 && l.aggregate.streams != nil && l.settleNext.IsZero()
+	checked := e.Synced
+	if l.settle > 0 {
+		checked = l.generation > 0 && l.settleNext.IsZero()
+	}
 	synced := checked && (l.aggregate.files == nil || l.aggregate.files.Scanned) && (l.forwarding == nil || l.compared)
 	d := readiness.Decision{Changed: l.aggregate.judge(now, touched), Removed: removed, Synced: synced, At: now}
 	news := l.commit(d)

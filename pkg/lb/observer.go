@@ -13,6 +13,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/dataplane"
 	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -22,6 +23,7 @@ type observer struct {
 	process *process
 	ready   chan struct{}
 	warned  bool // that lb and frontend share a SPIFFE ID
+	started bool
 	// dataPlane is what was last told of the data plane, failures how often it failed
 	// in all.
 	dataPlane dataplane.State
@@ -82,7 +84,7 @@ func (o *observer) Run(ctx context.Context) error {
 		o.warnSharedID(own.ID)
 		p.health.Set(Identity, own.Problem() == "", own.Problem())
 		p.metrics.Identity(own.ID.String(), own.NotAfter)
-		p.health.Set(Configuration, loaded.Err == nil, text(loaded.Err))
+		o.showConfiguration(loaded)
 		p.metrics.Configuration(loaded.Err == nil)
 		p.setEgress(report)
 		p.metrics.Frontend(report.Connected, report.Advertised)
@@ -120,6 +122,24 @@ func (o *observer) Run(ctx context.Context) error {
 // hungAfter is how long the readiness loop may be silent before the process
 // should be restarted. Readiness is gone long before: the lease has ended.
 const hungAfter = 10 * time.Second
+
+// showConfiguration shows whether the trench file on disk is the one in force, and
+// whether the start is over.
+func (o *observer) showConfiguration(l trench.Loaded) {
+	p := o.process
+	problem := text(l.Err)
+	if problem == "" && l.Generation == 0 {
+		problem = "the trench file was not read yet"
+	}
+	p.health.Set(Configuration, problem == "", problem)
+	if l.Generation > 0 {
+		problem = "not every target has its first verdict yet"
+		o.started = o.started || p.table.State().Synced
+	} else {
+		problem = "no trench file was accepted yet: " + problem
+	}
+	p.health.Set(Started, o.started, problem)
+}
 
 func (o *observer) showLiveness() {
 	select {

@@ -34,7 +34,7 @@ func Frontend(s *frontendv1.Status, now time.Time) (text string, complete bool) 
 	fmt.Fprintf(&b, "\n%d of %s advertised\n", count, plural(len(s.GetVips()), "VIP"))
 	counts.write(&b)
 	writeConditions(&b, s.GetConditions())
-	writeConfigurationError(&b, s.GetConfigurationError())
+	writeConfigurationError(&b, s.GetConfigurationError(), s.GetTrench())
 
 	var head facts
 	switch dir := s.GetLoadBalancer().GetReadinessDir(); {

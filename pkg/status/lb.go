@@ -45,7 +45,7 @@ func LB(s *lbv1.Status, now time.Time) string {
 	}
 	counts.write(&b)
 	writeConditions(&b, s.GetConditions())
-	writeConfigurationError(&b, s.GetConfigurationError())
+	writeConfigurationError(&b, s.GetConfigurationError(), s.GetTrench())
 
 	var head facts
 	head.add("position", fmt.Sprintf("%s, lease %v", position(s.GetPosition()), s.GetLease().AsDuration()))

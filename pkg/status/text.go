@@ -236,11 +236,15 @@ func identity(id string, end *timestamppb.Timestamp, now time.Time) string {
 
 // writeConfigurationError appends why the trench file on disk is not in force:
 // the problems stand on lines of their own.
-func writeConfigurationError(b *strings.Builder, problems string) {
+func writeConfigurationError(b *strings.Builder, problems, trench string) {
 	if problems == "" {
 		return
 	}
-	b.WriteString("\nThe trench file on disk is not in force, since it is refused or cannot be read; an older one is:\n")
+	inForce := "an older one is"
+	if trench == "" {
+		inForce = "none is, and there are no VIPs"
+	}
+	b.WriteString("\nThe trench file on disk is not in force, since it is refused or cannot be read; " + inForce + ":\n")
 	for line := range strings.Lines(problems) {
 		b.WriteString("  " + cut(line, maxLine) + "\n")
 	}

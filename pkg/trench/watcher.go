@@ -30,8 +30,8 @@ const (
 
 // Loaded is what is in force, and what is wrong with the file.
 type Loaded struct {
-	// Config is in force. It is nil only before the first good file, when the
-	// watcher was started without one.
+	// Config is in force. It is empty, with Generation 0, before the first good file,
+	// when the watcher was started without one.
 	Config *Config
 	// Generation counts the configurations that were in force; 0 is none. It
 	// rises only when Config says something else than before.
@@ -67,7 +67,7 @@ type Watcher struct {
 }
 
 // NewWatcher returns a watcher of the file at path, of which initial is in
-// force: what [Read] returned at the start.
+// force: what [Read] returned at the start, or nil.
 func NewWatcher(path string, d Defaults, initial *Config, log *slog.Logger) *Watcher {
 	w := &Watcher{
 		path:     path,
@@ -78,6 +78,7 @@ func NewWatcher(path string, d Defaults, initial *Config, log *slog.Logger) *Wat
 		read:     readFile,
 		poll:     pollTime,
 	}
+	w.loaded.Set(Loaded{Config: &Config{}})
 	if initial != nil {
 		w.loaded.Set(Loaded{Config: initial, Generation: 1, At: time.Now()})
 	}
@@ -242,6 +243,9 @@ func (w *Watcher) refuse(content [sha256.Size]byte, err error) {
 	case errors.Is(err, files.ErrHung):
 		remedy = "restore the mount"
 	}
-	w.log.Error("trench file refused, the old configuration stays in force",
-		"error", err, "remedy", remedy, "generation", before.Generation)
+	what := "trench file refused, the old configuration stays in force"
+	if before.Generation == 0 {
+		what = "trench file refused, running without VIPs"
+	}
+	w.log.Error(what, "error", err, "remedy", remedy, "generation", before.Generation)
 }

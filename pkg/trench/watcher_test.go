@@ -279,7 +279,7 @@ func TestARefusedFileIsToldOnce(t *testing.T) {
 		}
 		for range 3 {
 			w.reload(t.Context(), nil)
-			if l := w.Value().Load(); l.Refused != uint64(i+1) || l.Err == nil || l.Config != nil || l.Generation != 0 {
+			if l := w.Value().Load(); l.Refused != uint64(i+1) || l.Err == nil || l.Config.Trench != "" || l.Generation != 0 {
 				t.Errorf("file %d: %+v", i, l)
 			}
 		}

@@ -217,7 +217,7 @@ func TestFrontendTermWaitsForABIRDThatHangs(t *testing.T) {
 	w := newWorld(t)
 	w.up(w.target1)
 	w.must(w.pod.StartLB())
-	w.must(w.pod.StartFrontend("--drain-time=0s", "--settle=10m"))
+	w.must(w.pod.StartFrontend("--drain-time=0s", "--settle=1m"))
 	w.wantRoutes(vipA4, vipA6)
 	mark, bird := w.mark(), w.birdPID()
 

@@ -73,10 +73,13 @@ func (w *world) wantRoutesAt(g *lab.Gateway, prefixes ...string) {
 // control is a connection to the gateway's BIRD, for commands that change it.
 func (w *world) control(command string) {
 	w.t.Helper()
-	c, err := w.gateway.Control(w.t.Context())
-	w.must(err)
+	var c *lab.Control
+	w.waitFor(func() (err error) { // the gateway may be starting
+		c, err = w.gateway.Control(w.t.Context())
+		return err
+	})
 	defer c.Close()
-	_, err = c.Command(command)
+	_, err := c.Command(command)
 	w.must(err)
 }
 

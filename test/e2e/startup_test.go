@@ -95,6 +95,78 @@ func TestNewStreamRisesWithAllTargets(t *testing.T) {
 	}
 }
 
+// IPv4 is advertised at once, IPv6 only after its gateway's session: until then the pod
+// is not ready, and another one that advertises both must stay.
+func TestReadyWaitsForEveryFamily(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.up(w.target1)
+	w.up(w.target2)
+	w.control("disable trench1")
+	w.startPod()
+	w.wantRoutes(vipA4, vipB4)
+	w.wantHealth(lab.FrontendHealth, "Egress", healthServing)
+	w.wantHealth(lab.FrontendHealth, "Readiness", healthNotServing)
+	w.waitFrontend("Started", false, vipA6, "no_gateway: gateway-a6")
+	w.control("enable trench1")
+	w.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
+	w.wantHealth(lab.FrontendHealth, "vip/"+vipA6, healthServing)
+	w.wantRoutes(every()...)
+
+	// It is the gate of a start: what is lost later concerns one family.
+	w.control("disable trench1")
+	w.wantRoutes(vipA4, vipB4)
+	w.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
+}
+
+// The wait of the start is bounded, and says what is missing.
+func TestReadyTimeout(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.up(w.target1)
+	w.control("disable trench1")
+	w.must(w.pod.StartLB())
+	w.must(w.pod.StartFrontend("--ready-timeout=1s"))
+	w.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
+	w.waitLog(w.pod.Frontend, "ready after --ready-timeout")
+	out, _ := w.run("frontend", "status", "--admin-socket=unix://"+w.pod.FrontendAdmin())
+	if want := "VIP " + vipA6 + " is ready and not advertised"; !strings.Contains(out, "Ready, although") || !strings.Contains(out, want) {
+		t.Errorf("the status does not say %q:\n%s", want, out)
+	}
+}
+
+// A pod that starts with a bad ConfigMap waits for a good one.
+func TestRefusedFileAtStart(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.up(w.target1)
+	w.must(w.pod.WriteTrench(strings.Replace(usualTrench(), "name: attractor-a-1", "nome: attractor-a-1", 1)))
+	w.must(w.pod.StartLB())
+	w.must(w.pod.StartFrontend("--ready-timeout=0s"))
+	where := w.pod.TrenchFile() + ":3: attractor.nome: unknown field"
+	w.waitFrontend("Readiness", false, where)
+	w.waitLB("Readiness", false, where)
+	for program, addr := range map[string]string{"lb": lab.LBHealth, "frontend": lab.FrontendHealth} {
+		_, port, _ := strings.Cut(addr, ":")
+		if out, code := w.run(program, "healthcheck", "--health-port="+port); code != 1 || !strings.Contains(out, where) {
+			t.Errorf("%s healthcheck: exit status %d, %q does not say %q", program, code, out, where)
+		}
+		out, code := w.run(program, "status", "--admin-socket=unix://"+map[string]string{"lb": w.pod.LBAdmin(), "frontend": w.pod.FrontendAdmin()}[program])
+		if code != 0 || !strings.Contains(out, "NOT READY") || !strings.Contains(out, where) {
+			t.Errorf("%s status: exit status %d, without %q:\n%s", program, code, where, out)
+		}
+	}
+	w.waitLog(w.pod.LB, "running without VIPs")
+	w.waitLog(w.pod.Frontend, "running without VIPs")
+	w.wantRoutes()
+
+	w.must(w.pod.WriteTrench(usualTrench()))
+	w.wantRoutes(vipA4, vipA6)
+	w.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
+	w.wantHealth(lab.LBHealth, "Readiness", healthServing)
+	w.wantRunning(w.pod.LB, w.pod.Frontend)
+}
+
 // A new pod has the addresses of an old one: neighbors that it does not talk to are
 // corrected as well, at the start and when an address appears later.
 func TestOwnAddressesAreAnnounced(t *testing.T) {

@@ -83,14 +83,15 @@ func (r Refusals) Err() error {
 // Bounds of times on the command line: longer ones are typing errors, and would
 // let VIPs attract traffic that is not forwarded.
 const (
-	MaxDrainTime  = time.Hour
-	MaxStaleGrace = 10 * time.Minute
-	MaxSettle     = time.Minute
-	MaxMaxBackoff = 5 * time.Minute
-	MaxGrace      = time.Hour
-	MaxFileAge    = 24 * time.Hour
-	MinScanTime   = time.Second
-	MaxScanTime   = time.Hour
+	MaxDrainTime    = time.Hour
+	MaxStaleGrace   = 10 * time.Minute
+	MaxSettle       = time.Minute
+	MaxReadyTimeout = time.Hour
+	MaxMaxBackoff   = 5 * time.Minute
+	MaxGrace        = time.Hour
+	MaxFileAge      = 24 * time.Hour
+	MinScanTime     = time.Second
+	MaxScanTime     = time.Hour
 )
 
 // Numbers are those of the network namespace that lb and frontend share and must not
