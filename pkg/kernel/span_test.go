@@ -23,10 +23,7 @@ func TestElementsRoundTripInAnyOrder(t *testing.T) {
 		{name: "host in prefix", vips: []string{"20.0.0.7/32", "20.0.0.0/24"}, spans: "[20.0.0.0-20.0.0.255]"},
 		{name: "first and last of prefix", vips: []string{"20.0.0.0/32", "20.0.0.255/32", "20.0.0.0/24"}, spans: "[20.0.0.0-20.0.0.255]"},
 		{name: "nested three deep", vips: []string{"20.0.0.0/8", "20.1.0.0/16", "20.1.1.0/24"}, spans: "[20.0.0.0-20.255.255.255]"},
-		{name: "up to the last address", vips: []string{"248.0.0.0/5", "20.0.0.1/32"}, spans: "[20.0.0.1 248.0.0.0-255.255.255.255]"},
-		{name: "the last address", vips: []string{"255.255.255.255/32"}, spans: "[255.255.255.255]"},
 		{name: "IPv6", vips: []string{"2000::1/128", "2000::2/128", "2000:0:0:1::/64"}, spans: "[2000::1 2000::2 2000:0:0:1::-2000::1:ffff:ffff:ffff:ffff]"},
-		{name: "up to the last IPv6 address", vips: []string{"fe00::/7"}, spans: "[fe00::-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -336,7 +336,7 @@ func TestRefusalsNameTheThingAndChangeNothing(t *testing.T) {
 		_, err = c.deregister(alice, "s", []string{"a", "x"}, 0, true)
 		c.refuses("a deregistration of nobody", err, `NotFound: stream "s" has no registered target "x"`)
 		c.offers("s", "a 10.0.0.1", "b 10.0.0.2")
-		if s := c.State(); s.Name != "registry" || !s.Live || s.Detail != "2 targets of 1 caller, 100 each at most" || len(s.Problems) != 0 {
+		if s := c.State(); s.Name != "registry" || !s.Live || s.Detail != "2 targets of 1 caller, 4 each at most" || len(s.Problems) != 0 {
 			t.Errorf("%+v", s)
 		}
 		// As many as the quota are taken, and the same address in another stream.
