@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/dataplane"
@@ -230,6 +231,12 @@ func (a *aggregate) unforwarded(v vip.VIP) string {
 		d = fmt.Sprintf("stream %s: %s", s.Name, st.Problem[f])
 	case k.state.Err != nil:
 		d = k.state.Err.Error()
+	default:
+		for _, x := range k.state.Drift {
+			if strings.HasPrefix(x.Object, "element "+v.String()+" ") {
+				d = x.Object + ": " + x.Detail
+			}
+		}
 	}
 	if len(d) > maxDetail {
 		d = d[:maxDetail-3] + "..."

@@ -93,7 +93,7 @@ func newPlaneGround(ctx context.Context, targets int, families []vip.Family) (_ 
 		return nil, err
 	}
 	if g.state, err = os.MkdirTemp(stateFolder, "vg-"); err != nil {
-		return nil, fmt.Errorf("folder of the records: %w", err)
+		return nil, fmt.Errorf("state directory: %w", err)
 	}
 	var batch strings.Builder
 	fmt.Fprintf(&batch, "route add local %s dev lo\n", planeTargets4)
@@ -134,7 +134,7 @@ type runningPlane struct {
 	ended    chan error
 }
 
-// start starts the data plane in the pod, with the records that there are.
+// start starts the data plane in the pod, with what the kernel has.
 func (g *planeGround) start(ctx context.Context, stateless bool) error {
 	p := &runningPlane{ended: make(chan error, 1)}
 	ctx, p.cancel = context.WithCancel(ctx)
@@ -318,7 +318,7 @@ func measurePlaneChanges(ctx context.Context, s *session, g *planeGround, stream
 // measurePlaneStarts ends the data plane and starts another one over the same
 // records and the same kernel, again and again.
 func measurePlaneStarts(ctx context.Context, s *session, g *planeGround, streams map[string]*dataplane.Stream, n int) error {
-	ready := Measurement{Row: 17, What: "start → records compared with the kernel", Method: vipgate, N: n, Unit: "ms", Goal: planeStartGoal}
+	ready := Measurement{Row: 17, What: "start → kernel read", Method: vipgate, N: n, Unit: "ms", Goal: planeStartGoal}
 	first := Measurement{Row: 17, What: "after a start, what was wanted before → confirmed", Method: vipgate, N: n, Unit: "ms"}
 	for range s.repeats(20, 2) {
 		if err := g.plane.stop(); err != nil {
