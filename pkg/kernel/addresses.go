@@ -133,11 +133,14 @@ func (a *Addresses) Run(ctx context.Context) error {
 	close(a.ready)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	known := map[address]progress{}
+	known, failed := map[address]progress{}, w.failed
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-failed:
+			failed = nil
+			a.log.Warn("address notifications failed, polling only", "interval", addressPoll, "error", w.err)
 		case <-w.changed:
 		case <-timer.C:
 		}
