@@ -30,10 +30,10 @@ const (
 	spansPerBatch   = 2000
 )
 
-// maxOverwrite bounds the VIPs of the one transaction that replaces an unreadable
-// table: for each element the kernel keeps a message of 4 KiB for listeners until the
-// end of the transaction, 80 MiB for 10 000 VIPs.
-const maxOverwrite = 10_000
+// maxReplaced bounds the ranges of a family in the one transaction that replaces the
+// table, the others follow: for each element the kernel keeps a message of 4 KiB for
+// listeners until the end of the transaction, 80 MiB for 5 000 ranges of both families.
+const maxReplaced = 5000
 
 // sendBuffer is asked for when ranges that must be swapped together exceed a
 // batch. 64 MiB hold half a million ranges; it costs nothing until it is used.
@@ -44,8 +44,10 @@ type table struct {
 	o   Options
 	log *slog.Logger
 	nft *nftables.Conn
-	// generation tells the number of the kernel's ruleset; tests make it fail.
+	// generation reads the number of the kernel's ruleset, elements a set's content;
+	// tests replace them.
 	generation func() (uint32, error)
+	elements   func(*nftables.Set) ([]nftables.SetElement, error)
 
 	// seen is the content of the kernel while its ruleset has the number
 	// generation; nil before the first look and when problem says what is
@@ -56,8 +58,8 @@ type table struct {
 	// filled are the VIPs to which filledWith was found to need no change.
 	filled     *vip.Set
 	filledWith *content
-	// overwritten are the VIPs that were last written without a look at the kernel.
-	overwritten *vip.Set
+	// replaced are the VIPs that replaced a table that could not be read since.
+	replaced *vip.Set
 }
 
 func newTable(o Options, log *slog.Logger) (*table, error) {
@@ -76,7 +78,7 @@ func newTable(o Options, log *slog.Logger) (*table, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open nftables: %w", err)
 	}
-	return &table{o: o, log: log, nft: nft, generation: generation}, nil
+	return &table{o: o, log: log, nft: nft, generation: generation, elements: nft.GetSetElements}, nil
 }
 
 // largeDumps has the kernel fill buffers of 32 KiB in dumps: it goes by the largest
@@ -207,24 +209,26 @@ type content struct {
 func (t *table) ensure(wanted *vip.Set) (changed, blind bool, err error) {
 	if err := t.read(); err != nil {
 		// What cannot be read, such as a set too large for the deadline, must not keep
-		// the wanted content out. Once per content is enough.
-		if wanted == nil || wanted == t.overwritten || len(*wanted) > maxOverwrite {
+		// the wanted content out. Once per content is enough while that helps nothing.
+		if wanted == nil || wanted == t.replaced {
 			return false, true, err
 		}
 		t.log.Warn("nftables table cannot be read, replacing it", "error", err)
-		if err := t.overwrite(wanted); err != nil {
+		if err := t.build(wanted, true); err != nil {
 			return true, true, err
 		}
 		if err := t.read(); err != nil {
+			t.replaced = wanted
 			return true, true, err
 		}
 		changed = true
 	}
+	t.replaced = nil
 	var errs []error
 	if t.seen == nil {
 		t.log.Info("nftables table does not stand", "problem", t.problem)
 		changed = true
-		errs = append(errs, t.build())
+		errs = append(errs, t.build(wanted, false))
 		if err := t.read(); err != nil {
 			return changed, true, errors.Join(append(errs, err)...)
 		}
@@ -276,7 +280,7 @@ func (t *table) read() error {
 			if t.problem != "" {
 				break
 			}
-			elems, err := t.nft.GetSetElements(t.set(f))
+			elems, err := t.elements(t.set(f))
 			if err != nil {
 				return fmt.Errorf("read set %s: %w", t.set(f).Name, err)
 			}
@@ -391,41 +395,30 @@ func sameRule(got, want *nftables.Rule) bool {
 	})
 }
 
-// build writes the table in one transaction. Sets that are as they must be keep
-// their elements, so that no packet leaks while chains are mended.
-func (t *table) build() error {
-	if rebuild, err := t.mustRebuild(); err != nil {
-		return err
-	} else if rebuild {
+// build writes the table in one transaction. Sets that are as they must be keep their
+// elements; with replace, or when something cannot be changed in place, the table is
+// replaced together with the ranges of the VIPs. So no packet leaks meanwhile.
+func (t *table) build(vips *vip.Set, replace bool) error {
+	if !replace {
+		var err error
+		if replace, err = t.mustRebuild(); err != nil {
+			return err
+		}
+	}
+	if replace {
 		t.nft.AddTable(t.table())
 		t.nft.DelTable(t.table())
 	}
-	return t.write(nil)
-}
-
-// overwrite replaces the table, whatever it holds, in one transaction.
-func (t *table) overwrite(wanted *vip.Set) error {
-	t.nft.AddTable(t.table())
-	t.nft.DelTable(t.table())
-	if err := t.write(wanted); err != nil {
-		return err
-	}
-	t.overwritten = wanted
-	return nil
-}
-
-// write adds what is missing of the table, replaces the rules, and adds the ranges of
-// VIPs, in one transaction together with what was queued before.
-func (t *table) write(vips *vip.Set) error {
 	t.nft.AddTable(t.table()) // wakes a dormant one
 	for _, f := range vip.Families {
 		if err := t.nft.AddSet(t.set(f), nil); err != nil {
 			return fmt.Errorf("describe set %s: %w", t.set(f).Name, err)
 		}
-		if vips == nil {
+		if !replace || vips == nil {
 			continue
 		}
-		if err := t.queue(t.set(f), change{add: disjoint(*vips, f)}); err != nil {
+		ranges := disjoint(*vips, f)
+		if err := t.queue(t.set(f), change{add: ranges[:min(len(ranges), maxReplaced)]}); err != nil {
 			return err
 		}
 	}

@@ -1,0 +1,283 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// transactions records what nftables reports of the sets, in the order of its transactions.
+type transactions struct {
+	ns   *lab.NetNS
+	conn *netlink.Conn
+}
+
+// record begins to listen; changes from here on are seen.
+func record(t *testing.T, ns *lab.NetNS) *transactions {
+	t.Helper()
+	x := &transactions{ns: ns}
+	must(t, ns.Do(func() (err error) {
+		x.conn, err = netlink.Dial(unix.NETLINK_NETFILTER, nil)
+		return err
+	}))
+	t.Cleanup(func() { must(t, x.conn.Close()) })
+	must(t, x.conn.SetReadBuffer(8<<20))
+	must(t, x.conn.JoinGroup(unix.NFNLGRP_NFTABLES))
+	return x
+}
+
+// uncovered replays the sets from their content at the beginning, and returns after which of the transactions since then
+// which of the VIPs were in no set.
+func (x *transactions) uncovered(t *testing.T, begin, want []vip.VIP) []string {
+	t.Helper()
+	const end = "the-end"
+	run(t, x.ns, "nft add table inet "+end)
+	must(t, x.conn.SetReadDeadline(time.Now().Add(patience)))
+	type key struct {
+		at  string
+		end bool
+	}
+	sets := map[string]map[key]nftables.SetElement{}
+	put := func(set string, e nftables.SetElement) {
+		if sets[set] == nil {
+			sets[set] = map[key]nftables.SetElement{}
+		}
+		sets[set][key{string(e.Key), e.IntervalEnd}] = e
+	}
+	for _, f := range vip.Families {
+		for _, e := range elements(disjoint(vip.NewSet(begin...), f)) {
+			put([]string{"vip4", "vip6"}[f], e)
+		}
+	}
+	var missing []string
+	for transaction := 1; ; {
+		msgs, err := x.conn.Receive()
+		must(t, err)
+		for _, m := range msgs {
+			ad, err := netlink.NewAttributeDecoder(m.Data[4:])
+			must(t, err)
+			ad.ByteOrder = binary.BigEndian
+			kind := m.Header.Type & 0xff
+			if kind == unix.NFT_MSG_NEWGEN {
+				for _, v := range want {
+					var all []nftables.SetElement
+					for _, e := range sets[[]string{"vip4", "vip6"}[v.Family()]] {
+						all = append(all, e)
+					}
+					if !newCoverage(spans(all)).covers(spanOf(v.Prefix())) {
+						missing = append(missing, fmt.Sprintf("%s after transaction %d", v, transaction))
+					}
+				}
+				transaction++
+				continue
+			}
+			// Attribute 1 is the table's name in all of them, 2 the set's.
+			var table, set string
+			var elems []nftables.SetElement
+			for ad.Next() {
+				switch {
+				case ad.Type() == 1:
+					table = ad.String()
+				case ad.Type() == 2 && kind != unix.NFT_MSG_NEWTABLE && kind != unix.NFT_MSG_DELTABLE:
+					set = ad.String()
+				case ad.Type() == unix.NFTA_SET_ELEM_LIST_ELEMENTS && (kind == unix.NFT_MSG_NEWSETELEM || kind == unix.NFT_MSG_DELSETELEM):
+					ad.Nested(func(list *netlink.AttributeDecoder) error {
+						for list.Next() {
+							var e nftables.SetElement
+							list.Nested(func(elem *netlink.AttributeDecoder) error {
+								for elem.Next() {
+									switch elem.Type() {
+									case unix.NFTA_SET_ELEM_FLAGS:
+										e.IntervalEnd = elem.Uint32()&unix.NFT_SET_ELEM_INTERVAL_END != 0
+									case unix.NFTA_SET_ELEM_KEY:
+										elem.Nested(func(data *netlink.AttributeDecoder) error {
+											for data.Next() {
+												e.Key = slices.Clone(data.Bytes())
+											}
+											return nil
+										})
+									}
+								}
+								return nil
+							})
+							elems = append(elems, e)
+						}
+						return nil
+					})
+				}
+			}
+			must(t, ad.Err())
+			switch {
+			case kind == unix.NFT_MSG_NEWTABLE && table == end:
+				run(t, x.ns, "nft delete table inet "+end)
+				return missing
+			case table != TableName:
+			case kind == unix.NFT_MSG_DELTABLE:
+				clear(sets)
+			case kind == unix.NFT_MSG_DELSET:
+				delete(sets, set)
+			case kind == unix.NFT_MSG_NEWSETELEM:
+				for _, e := range elems {
+					put(set, e)
+				}
+			case kind == unix.NFT_MSG_DELSETELEM:
+				for _, e := range elems {
+					delete(sets[set], key{string(e.Key), e.IntervalEnd})
+				}
+			}
+		}
+	}
+}
+
+// Issue 10, section 3: a repair never empties a set in between, since packets from a VIP in no set leave by the default
+// route.
+func TestRepairNeverEmptiesASet(t *testing.T) {
+	list := vips("20.0.0.1/32", "20.0.0.2/32", "20.1.0.0/24", "2000::1/128")
+	for _, tt := range []struct{ name, damage string }{
+		{"rules of a chain", "nft flush chain inet vipgate prerouting"},
+		{"foreign rule", "nft insert rule inet vipgate output accept"},
+		{"chain", "nft 'flush chain inet vipgate output; delete chain inet vipgate output'"},
+		{"policy", "nft 'chain inet vipgate prerouting { policy drop; }'"},
+		{"dormant table", "nft 'add table inet vipgate { flags dormant; }'"},
+		{"foreign elements", "nft add element inet vipgate vip4 { 30.0.0.0/8, 20.0.0.3 }"},
+		{"chain of another kind", "nft 'delete chain inet vipgate output; add chain inet vipgate output { type filter hook output priority 0; }'"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			ns := lab.NewNetNS(t)
+			r := startQuiet(t, ns, testOptions(t), list)
+			before := stands(t, ns)
+			x := record(t, ns)
+			run(t, ns, tt.damage)
+			r.waitFor(t, "a repair", func(c Confirmed) bool { return c.Repairs > 0 })
+			eventually(t, "everything as before", func() bool { return stands(t, ns) == before })
+			r.waitConfirmed(t, list...)
+			if missing := x.uncovered(t, list, list); len(missing) > 0 {
+				t.Errorf("not in a set: %v", missing)
+			}
+		})
+	}
+}
+
+// look is a pass in the namespace.
+func look(t *testing.T, ns *lab.NetNS, p *pass, wanted *vip.Set) (x result) {
+	t.Helper()
+	must(t, ns.Do(func() error {
+		x = p.run(wanted)
+		return nil
+	}))
+	return x
+}
+
+func passIn(t *testing.T) *pass {
+	t.Helper()
+	o := testOptions(t).withDefaults()
+	p, err := newPass(o, o.Log)
+	must(t, err)
+	return p
+}
+
+// A set that cannot be read, for its size or whatever else, is replaced: a VIP that stays is never out of it, and neither
+// the number of VIPs nor an earlier replacement keeps the next one out.
+func TestUnreadableSetIsReplacedAgain(t *testing.T) {
+	for _, n := range []int{4, 2*maxReplaced + 2000} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			t.Parallel()
+			ns := lab.NewNetNS(t)
+			list := manyVIPs(n)
+			wanted := vip.NewSet(list...)
+			first, restarted := passIn(t), passIn(t)
+			if x := look(t, ns, first, &wanted); x.err != nil {
+				t.Fatal(x.err)
+			}
+			for _, p := range []*pass{first, first, restarted} {
+				p.table.elements = func(s *nftables.Set) ([]nftables.SetElement, error) {
+					elems, err := p.table.nft.GetSetElements(s)
+					if err == nil && slices.ContainsFunc(spans(elems), func(s span) bool { return s.String() == "30.0.0.1" }) {
+						err = errors.New("i/o timeout")
+					}
+					return elems, err
+				}
+				transactions := record(t, ns)
+				run(t, ns, "nft add element inet vipgate vip4 { 30.0.0.1 }")
+				if x := look(t, ns, p, &wanted); x.err != nil || !x.vips.Equal(wanted) {
+					t.Errorf("%d VIPs confirmed, %v", len(x.vips), x.err)
+				}
+				if n > 2*maxReplaced {
+					continue // more than the monitor's buffer holds
+				}
+				if missing := transactions.uncovered(t, list, list); len(missing) > 0 {
+					t.Errorf("not in a set: %v", missing)
+				}
+			}
+		})
+	}
+}
+
+// Issue 10, section 3: what was not read back is not confirmed.
+func TestMissingElementIsNotConfirmed(t *testing.T) {
+	ns := lab.NewNetNS(t)
+	p := passIn(t)
+	list := vips("20.0.0.1/32", "20.0.0.3/32", "2000::1/128", "2000::3/128")
+	wanted := vip.NewSet(list...)
+	for i, v := range list {
+		p.table.elements = func(s *nftables.Set) ([]nftables.SetElement, error) {
+			elems, err := p.table.nft.GetSetElements(s)
+			return slices.DeleteFunc(elems, func(e nftables.SetElement) bool {
+				return !e.IntervalEnd && slices.Equal(e.Key, v.Prefix().Addr().AsSlice())
+			}), err
+		}
+		// It is read back after a change only.
+		run(t, ns, fmt.Sprintf("nft add table inet other%d", i))
+		rest := vip.NewSet(slices.DeleteFunc(slices.Clone(list), func(w vip.VIP) bool { return w == v })...)
+		if x := look(t, ns, p, &wanted); !x.vips.Equal(rest) {
+			t.Errorf("without %s confirmed: %v", v, x.vips.Sorted())
+		}
+	}
+	p.table.elements = p.table.nft.GetSetElements
+	run(t, ns, "nft add table inet other")
+	if x := look(t, ns, p, &wanted); x.err != nil || !x.vips.Equal(wanted) {
+		t.Errorf("with all: %v, %v", x.vips.Sorted(), x.err)
+	}
+}
+
+// Issue 10, section 3: BIRD waits for Ready, so Ready waits for the rules of each family that the kernel has.
+func TestReadyWaitsForTheRulesOfEachFamily(t *testing.T) {
+	for _, tt := range []struct{ family, add string }{
+		{"ipv4", "ip route add 198.51.100.0/24 dev d0 table 4097"},
+		{"ipv6", "ip -6 route add 2001:db8::/32 dev d0 table 4097"},
+	} {
+		t.Run(tt.family, func(t *testing.T) {
+			t.Parallel()
+			ns := lab.NewNetNS(t)
+			must(t, lab.Veth(ns, "d0", lab.NewNetNS(t), "d1"))
+			// A route out of the blackhole's table: the family's rules cannot be installed.
+			run(t, ns, tt.add)
+			r := start(t, ns, testOptions(t))
+			list := vips("20.0.0.1/32", "2000::1/128")
+			r.Configure(list)
+			c := r.waitFor(t, "one family confirmed", func(c Confirmed) bool { return len(c.VIPs) == 1 })
+			if c.Err == nil || c.Failures == 0 {
+				t.Errorf("no error: %+v", c)
+			}
+			select {
+			case <-r.Ready():
+				t.Errorf("ready without the rules of %s: %v", tt.family, c.Err)
+			default:
+			}
+			must(t, ns.IP("link", "set", "d0", "down"))
+			r.waitReady(t)
+			r.waitConfirmed(t, list...)
+		})
+	}
+}
