@@ -105,6 +105,28 @@ func TestReportOfTheNewestWatchCounts(t *testing.T) {
 	}
 }
 
+// What a last target's removal and an orderly stop wait for: gateways without another
+// path still use a de-preferred VIP.
+func TestDepreferredVIPCountsAsAdvertised(t *testing.T) {
+	b := syncedBalancer(t, 1)
+	stream, _ := watchRaw(t, b, frontendID)
+	id := recv(t, stream).GetWatchId()
+	report, _ := reportRaw(t, b, frontendID)
+	for _, step := range []struct {
+		advertisement         readinessv1.Advertisement
+		advertised, withdrawn int
+	}{{announced, 1, 0}, {readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED, 1, 0}, {withdrawn, 0, 1}} {
+		send(t, report, reportOf(id, v1, step.advertisement))
+		eventually(t, "the report counts", func() bool {
+			r, _ := b.Reported(vip.Require(v1))
+			return r.Advertisement == step.advertisement
+		})
+		if s := b.Report().Load(); s.Advertised != step.advertised || s.Withdrawn != step.withdrawn {
+			t.Errorf("%s: %d advertised, %d withdrawn", step.advertisement, s.Advertised, s.Withdrawn)
+		}
+	}
+}
+
 func TestWatchThatOnlyLooksSilencesNobody(t *testing.T) {
 	b := syncedBalancer(t, 1)
 	first, _ := watchRaw(t, b, frontendID)
