@@ -74,7 +74,7 @@ func TestFlagsOfTargetsBecomeOptions(t *testing.T) {
 	}
 	o := f.options()
 	if o.Sources != (lb.Sources{Registry: true, Directory: true}) || o.OnRegistryGone != target.Hold || o.OnFileGone != target.Drop || o.OnDirectoryGone != target.Drain ||
-		o.ReadinessDir != "/run/x" || !o.ReadinessDirMissing || o.ReadinessMaxAge != 3*time.Second || len(o.Subnets) != 2 || !o.Sudden.Hold ||
+		o.ReadinessDir != "/run/x" || !o.ReadinessDirMissing || o.ReadinessMaxAge != 3*time.Second || len(o.Subnets) != 2 || !o.Outage.Hold ||
 		o.RegistryAddr != "10.0.0.5:7790" || o.WriteReadinessDir != "/run/y" || o.StateDir != "/s" || o.Quota != 3 || o.Grace != time.Second {
 		t.Errorf("options %+v", o)
 	}

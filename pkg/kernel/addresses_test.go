@@ -15,6 +15,18 @@ import (
 
 var _ task.Task = (*Addresses)(nil)
 
+// wire is a host with one interface, and a peer at the other end of the link.
+type wire struct{ here, peer *lab.NetNS }
+
+func newWire(t *testing.T) *wire {
+	t.Helper()
+	w := &wire{here: lab.NewNetNS(t), peer: lab.NewNetNS(t)}
+	must(t, lab.Veth(w.here, "net", w.peer, "far"))
+	must(t, w.here.Addr("net", "10.9.0.1/24", "fd09::1/64"))
+	must(t, w.peer.Addr("far", "10.9.0.2/24", "10.9.0.3/24", "10.9.0.254/24", "fd09::2/64", "fd09::3/64"))
+	return w
+}
+
 // startAddresses runs an Addresses in a namespace until the test ends.
 func startAddresses(t *testing.T, ns *lab.NetNS, names ...string) *Addresses {
 	t.Helper()

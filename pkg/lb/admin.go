@@ -169,7 +169,7 @@ func neighborTables() string {
 
 // targetMetrics are the targets at the moment of a scrape.
 func (p *process) targetMetrics() metrics.Targets {
-	m := metrics.Targets{States: map[string]int{}, Suspect: p.loop.suspect.Load()}
+	m := metrics.Targets{States: map[string]int{}, Suspect: p.loop.outage.Load()}
 	for s := target.Starting; s <= target.Drained; s++ {
 		m.States[s.String()] = 0
 	}

@@ -38,12 +38,12 @@ type aggregate struct {
 	names          target.Names
 	// unheard says that files is older than it may be: its owner hangs.
 	unheard bool
-	// sudden tells which targets fell and still count, and which are suspected to
-	// have fallen with their network; suspect is the suspicion in words.
-	sudden  *target.Sudden
-	suspect string
+	// outages reports which failed targets still count, and which are part of a
+	// suspected outage of their network; outage describes that.
+	outages *target.OutageDetector
+	outage  string
 	// drained are the addresses of targets that were drained by hand. What they do is
-	// no business of sudden: an operator may switch them all off.
+	// not passed to outages: an operator may drain them all.
 	drained map[target.Key]struct{}
 
 	// settle is how long a stream that is new may take until each of its targets has a
@@ -85,7 +85,7 @@ type tally struct {
 	total, ready, starting, overdue, draining, drained uint32
 	// held are those of ready that only count because of --on-sudden-loss=hold.
 	held uint32
-	// suspected fell with their network, it seems.
+	// suspected are those whose failure is part of a suspected outage.
 	suspected uint32
 	// drainEnd is until when targets that drain make up for those that are
 	// missing; zero when they do not.
@@ -100,9 +100,9 @@ type tally struct {
 	relieved bool
 }
 
-func newAggregate(sudden *target.Sudden) *aggregate {
+func newAggregate(outages *target.OutageDetector) *aggregate {
 	return &aggregate{
-		sudden: sudden, drained: map[target.Key]struct{}{},
+		outages: outages, drained: map[target.Key]struct{}{},
 		health: map[target.Key]target.Health{}, current: map[vip.VIP]readiness.VIPReadiness{}, turned: map[string]bool{},
 		counted: map[string]struct{}{}, settling: map[string]time.Time{},
 	}
@@ -223,14 +223,14 @@ func (a *aggregate) inService(e target.Evaluation, changes target.Changes, befor
 	return changed, removed
 }
 
-// suspicion takes over what is suspected of targets that fell at once.
-func (a *aggregate) suspicion(v target.Verdict, touched vip.Set) {
-	// The words change while more targets fall; those of the beginning stay, since
-	// each other detail would be a decision of its own.
-	if !v.Suspect {
-		a.suspect = ""
-	} else if a.suspect == "" {
-		a.suspect = v.Detail
+// takeOutage takes over what is suspected of targets that failed at once.
+func (a *aggregate) takeOutage(v target.OutageVerdict, touched vip.Set) {
+	// The detail changes while more targets fail. The first one stays, since each
+	// other would be a decision of its own.
+	if !v.Outage {
+		a.outage = ""
+	} else if a.outage == "" {
+		a.outage = v.Detail
 	}
 	streams := map[*stream]struct{}{}
 	for _, k := range v.Touched {
@@ -333,8 +333,8 @@ func (a *aggregate) count(s *stream) {
 			if why != "" && m.Draining == target.Ready && t.problem == "" {
 				t.problem = fmt.Sprintf("%s (%s): %s", m.Name, ip, why)
 			}
-			held := a.sudden.Held(h.Key)
-			if a.sudden.Suspected(h.Key) {
+			held := a.outages.Held(h.Key)
+			if a.outages.Suspected(h.Key) {
 				t.suspected++
 			}
 			passes := known && (h.State == target.Ready || held) && gone == ""
@@ -452,8 +452,8 @@ func (a *aggregate) readiness(v vip.VIP) readiness.VIPReadiness {
 		byFile, why = a.files.Ready(v, names(a.serving[v]))
 	}
 	switch {
-	case held && enough && a.suspect != "": // while it is only pending nothing is suspected
-		r.State, r.Reason, r.Detail = readiness.Ready, readinessv1.VipReason_VIP_REASON_SUSPECT, a.suspect
+	case held && enough && a.outage != "": // while it is only pending nothing is suspected
+		r.State, r.Reason, r.Detail = readiness.Ready, readinessv1.VipReason_VIP_REASON_SUSPECT, a.outage
 	case enough:
 		r.State, r.Reason, r.Detail = readiness.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY, ""
 	case byFile && a.files.DrainEnd.IsZero():
@@ -474,7 +474,7 @@ func (a *aggregate) readiness(v vip.VIP) readiness.VIPReadiness {
 	case r.TotalTargets == 0:
 		r.Reason, r.Detail = readinessv1.VipReason_VIP_REASON_NO_TARGETS, fmt.Sprintf("no target has an %s address", v.Family())
 	case suspected > 0:
-		r.Reason, r.Detail = readinessv1.VipReason_VIP_REASON_SUSPECT, a.suspect
+		r.Reason, r.Detail = readinessv1.VipReason_VIP_REASON_SUSPECT, a.outage
 	case overdue > 0:
 		r.Reason = readinessv1.VipReason_VIP_REASON_CHECK_OVERDUE
 	case starting > 0:

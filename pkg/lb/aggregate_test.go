@@ -44,7 +44,7 @@ func members(n int) []target.Member {
 }
 
 func newRig(t *testing.T) *rig {
-	r := &rig{t, newAggregate(target.NewSudden(target.SuddenOptions{})), time.Now(), map[string][]target.Member{"one": members(3), "two": members(1)}}
+	r := &rig{t, newAggregate(target.NewOutageDetector(target.OutageOptions{})), time.Now(), map[string][]target.Member{"one": members(3), "two": members(1)}}
 	r.configure(&trench.Config{
 		Attractor: trench.Attractor{VIPs: []vip.VIP{vipA, vipB, vip6}},
 		Streams: []trench.Stream{
@@ -268,7 +268,7 @@ func TestDetailIsBounded(t *testing.T) {
 	}
 }
 
-func TestTargetsDrainedByHandAreNoBusinessOfASuddenLoss(t *testing.T) {
+func TestDrainedTargetsAreNoOutage(t *testing.T) {
 	r := newRig(t)
 	key := target.Key{Stream: "two", Name: "t0", Addr: netip.MustParseAddr("172.16.0.1")}
 	other := key

@@ -131,7 +131,7 @@ const testPatience = time.Second
 func newPlaneRig(t *testing.T, c *trench.Config, members map[string][]target.Member) *planeRig {
 	t.Helper()
 	p := &planeRig{
-		rig:   &rig{t, newAggregate(target.NewSudden(target.SuddenOptions{})), time.Now(), members},
+		rig:   &rig{t, newAggregate(target.NewOutageDetector(target.OutageOptions{})), time.Now(), members},
 		plane: &scriptedPlane{ready: make(chan struct{})}, frontend: &scriptedFrontend{},
 		table: readiness.NewTable(readiness.TableOptions{InstanceID: "lb"}),
 	}

@@ -374,7 +374,7 @@ func TestRestartLeavesTheKernelAsItIs(t *testing.T) {
 		VIPs:    map[vip.VIP]string{vipA: "s"},
 	}
 	p := &planeRig{
-		rig:   &rig{t, newAggregate(target.NewSudden(target.SuddenOptions{})), time.Now(), map[string][]target.Member{"s": {member("a", "172.16.0.1"), member("b", "172.16.0.2")}}},
+		rig:   &rig{t, newAggregate(target.NewOutageDetector(target.OutageOptions{})), time.Now(), map[string][]target.Member{"s": {member("a", "172.16.0.1"), member("b", "172.16.0.2")}}},
 		plane: &scriptedPlane{ready: make(chan struct{})}, frontend: &scriptedFrontend{},
 		table: readiness.NewTable(readiness.TableOptions{InstanceID: "lb"}),
 	}
@@ -402,7 +402,7 @@ func TestLastTargetThatVanishedWhileNobodyLookedLeavesAfterTheWithdrawal(t *test
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := &planeRig{
-				rig:   &rig{t, newAggregate(target.NewSudden(target.SuddenOptions{})), time.Now(), map[string][]target.Member{"s": {member("b", "172.16.0.2")}}},
+				rig:   &rig{t, newAggregate(target.NewOutageDetector(target.OutageOptions{})), time.Now(), map[string][]target.Member{"s": {member("b", "172.16.0.2")}}},
 				plane: &scriptedPlane{ready: make(chan struct{})}, frontend: &scriptedFrontend{},
 				table: readiness.NewTable(readiness.TableOptions{InstanceID: "lb"}),
 			}
@@ -584,7 +584,7 @@ func BenchmarkChangeAmongManyVIPs(b *testing.B) {
 		}
 	}
 	p := &planeRig{
-		rig:   &rig{nil, newAggregate(target.NewSudden(target.SuddenOptions{})), time.Now(), members},
+		rig:   &rig{nil, newAggregate(target.NewOutageDetector(target.OutageOptions{})), time.Now(), members},
 		plane: &scriptedPlane{ready: make(chan struct{})}, frontend: &scriptedFrontend{},
 		table: readiness.NewTable(readiness.TableOptions{InstanceID: "lb"}),
 	}

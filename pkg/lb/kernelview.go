@@ -21,8 +21,8 @@ type kernelView struct {
 	// blamed are the VIPs that a problem names, with the first one that does.
 	blamed map[vip.VIP]*dataplane.Problem
 	// patient says that only checks take targets out: --on-sudden-loss=hold would
-	// be of no use if the neighbours of all targets, which fail with their network,
-	// took them out before.
+	// be of no use if the neighbor entries of all targets, which fail with their
+	// network, took the targets out before.
 	patient bool
 	// doubts are what the data plane was told to undo, with the revision of that:
 	// what is known from before does not count, even if it is wanted again.
@@ -280,7 +280,7 @@ func (a *aggregate) role(s *stream, m *target.Member, ip netip.Addr, serves bool
 		return dataplane.Down
 	case !known || h.State == target.Starting:
 		return dataplane.Unknown
-	case h.State == target.Ready || a.sudden.Held(h.Key):
+	case h.State == target.Ready || a.outages.Held(h.Key):
 		switch {
 		case !draining:
 			return dataplane.Serving

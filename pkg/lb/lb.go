@@ -110,7 +110,7 @@ type TargetOptions struct {
 	// WriteReadinessDir is the directory that is written; empty for none.
 	WriteReadinessDir string
 
-	Sudden target.SuddenOptions
+	Outage target.OutageOptions
 }
 
 // MinBeatsPerLease is how many heartbeats a lease must hold (design section 4).
@@ -151,7 +151,6 @@ type process struct {
 	checker  *target.Checker
 	roster   *target.Roster
 	sources  *sources
-	look     *kernel.Neighbours
 	addrs    *kernel.Addresses
 	files    *target.DirectoryWriter // nil: none are written
 	plane    *dataplane.Plane        // nil: there is none
@@ -243,8 +242,8 @@ func newProcess(o Options) (*process, error) {
 	p.observer = newObserver(p)
 	p.loop = &loop{
 		config: p.config.Value(), sources: p.sources, subnets: o.Targets.Subnets, checker: p.checker, roster: p.roster, table: p.table,
-		lease: o.Lease, settle: settleTime(o.StaleGrace), log: o.Log, observe: p.observer.decided, neighbours: p.look, files: p.files, away: p.stopping,
-		sudden: target.NewSudden(o.Targets.Sudden), ready: make(chan struct{}),
+		lease: o.Lease, settle: settleTime(o.StaleGrace), log: o.Log, observe: p.observer.decided, files: p.files, away: p.stopping,
+		outages: target.NewOutageDetector(o.Targets.Outage), ready: make(chan struct{}),
 	}
 	p.metrics.Targets(p.targetMetrics)
 	p.loop.event = p.events.add
@@ -265,7 +264,7 @@ func (p *process) newDataPlane() error {
 	}
 	p.plane = plane
 	f := newForwarding(plane, p.server, p.table.Position, p.DrainTime, p.Log)
-	f.patient = p.Targets.Sudden.Hold && p.Targets.Sudden.Share != 0
+	f.patient = p.Targets.Outage.Hold && p.Targets.Outage.Threshold != 0
 	p.health.Set(DataPlaneCondition, false, "the kernel has not been read yet")
 	f.applied = p.metrics.DataPlane(p.dataPlaneMetrics)
 	p.loop.forwarding = f
@@ -296,11 +295,6 @@ func (p *process) newSources() error {
 	if err != nil {
 		return err
 	}
-	if o.Sudden.Hold && o.Sudden.Share != 0 {
-		if may, err := kernel.MayProbe(); err != nil || !may {
-			p.Log.Warn("--on-sudden-loss=hold without NET_ADMIN: neighbours cannot be asked at once, so that only a lost carrier is noticed in time", "error", err)
-		}
-	}
 	var directory *target.Directory
 	if o.Sources.Directory {
 		directory = target.NewDirectory(target.DirectoryOptions{
@@ -311,13 +305,13 @@ func (p *process) newSources() error {
 	if o.WriteReadinessDir != "" {
 		p.files = target.NewDirectoryWriter(o.WriteReadinessDir, p.Log)
 	}
-	p.roster, p.sources, p.look = target.NewRoster(), newSources(o, registry, drains, directory), kernel.NewNeighbours(p.Log)
+	p.roster, p.sources = target.NewRoster(), newSources(o, registry, drains, directory)
 	return nil
 }
 
 // sourceTasks are the tasks of the sources.
 func (p *process) sourceTasks() []task.Task {
-	tasks := []task.Task{p.sources.registry, p.look, p.addrs}
+	tasks := []task.Task{p.sources.registry, p.addrs}
 	if p.sources.directory != nil {
 		tasks = append(tasks, p.sources.directory)
 	}

@@ -12,7 +12,6 @@ import (
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/dataplane"
-	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/status"
@@ -37,8 +36,6 @@ type loop struct {
 	log     *slog.Logger
 	observe func(readiness.Decision) // must not block
 	event   func(event)              // must not block; nil: nobody is told
-	// neighbours looks at the network that targets fell with.
-	neighbours *kernel.Neighbours
 	// files are written for others to read; nil: none are.
 	files *target.DirectoryWriter
 	// forwarding tells the data plane what to do; nil: there is none.
@@ -46,8 +43,8 @@ type loop struct {
 	away       *latest.Value[bool] // true once the load balancer stops
 	// settle bounds the wait for first verdicts.
 	settle  time.Duration
-	sudden  *target.Sudden
-	suspect atomic.Bool
+	outages *target.OutageDetector
+	outage  atomic.Bool
 	ready   chan struct{}
 
 	lastRun atomic.Int64 // when it last evaluated, as time since started
@@ -62,7 +59,7 @@ type loop struct {
 	// wrote says that the readiness files have said everything once, leaving that
 	// they say nothing any more.
 	wrote, leaving bool
-	suddenNext     time.Time
+	outageNext     time.Time
 	settleNext     time.Time
 	generation     uint64 // of the configuration in force
 }
@@ -75,7 +72,7 @@ func (l *loop) idle() time.Duration { return time.Since(l.started) - time.Durati
 
 // Run evaluates until ctx ends.
 func (l *loop) Run(ctx context.Context) error {
-	l.aggregate, l.before, l.started = newAggregate(l.sudden), map[vip.VIP]readiness.State{}, time.Now()
+	l.aggregate, l.before, l.started = newAggregate(l.outages), map[vip.VIP]readiness.State{}, time.Now()
 	l.aggregate.settle = l.settle
 	var confirmed, compared, reported <-chan struct{}
 	var state dataplane.State
@@ -94,7 +91,6 @@ func (l *loop) Run(ctx context.Context) error {
 	if l.sources.directory != nil {
 		listing, listed = l.sources.directory.Value().Get()
 	}
-	_, looked := l.neighbours.Network().Get()
 	away, stopping := l.away.Get()
 	first := l.load(loaded)
 	first.listing = &listing
@@ -105,7 +101,7 @@ func (l *loop) Run(ctx context.Context) error {
 	l.sources.publish()
 	close(l.ready)
 	for {
-		next := earlier(earlier(l.sources.next, l.suddenNext), l.settleNext)
+		next := earlier(earlier(l.sources.next, l.outageNext), l.settleNext)
 		if l.forwarding != nil {
 			next, reported = earlier(next, l.forwarding.next), l.forwarding.reported
 		}
@@ -136,8 +132,6 @@ func (l *loop) Run(ctx context.Context) error {
 			state, confirmed = l.forwarding.plane.State().Get()
 			in.kernel = &state
 		case <-reported: // what is held back may go
-		case <-looked:
-			_, looked = l.neighbours.Network().Get()
 		case <-stopping:
 			away, stopping = l.away.Get()
 			left = true
@@ -218,7 +212,7 @@ func (l *loop) evaluate(in input) bool {
 	e := l.checker.Evaluate(now)
 	l.aggregate.apply(e, touched)
 	inService, out := l.aggregate.inService(e, changes, gone)
-	l.suspicion(now, inService, out, touched)
+	l.detectOutage(now, inService, out, touched)
 	l.settleNext = l.aggregate.settled(now, touched)
 	// A target without a verdict must not keep the VIPs of all others down.
 	checked := e.Synced
@@ -237,17 +231,16 @@ func (l *loop) evaluate(in input) bool {
 	return news
 }
 
-// suspicion asks whether targets fell with their network.
-func (l *loop) suspicion(now time.Time, changed []target.Health, removed []target.Key, touched vip.Set) {
-	v := l.sudden.Evaluate(now, changed, removed, l.aggregate.check, l.neighbours.Network().Load())
-	l.neighbours.Ask(v.Ask)
-	l.suddenNext = v.Next
-	l.aggregate.suspicion(v, touched)
-	if was := l.suspect.Swap(v.Suspect); was != v.Suspect {
-		if v.Suspect {
-			l.log.Error("most targets fell at once, and their network seems to be gone", "detail", v.Detail)
+// detectOutage asks whether the network of the targets failed instead of the targets.
+func (l *loop) detectOutage(now time.Time, changed []target.Health, removed []target.Key, touched vip.Set) {
+	v := l.outages.Evaluate(now, changed, removed, l.aggregate.check)
+	l.outageNext = v.Next
+	l.aggregate.takeOutage(v, touched)
+	if was := l.outage.Swap(v.Outage); was != v.Outage {
+		if v.Outage {
+			l.log.Error("mass target failure: the target network appears to be down", "detail", v.Detail)
 		} else {
-			l.log.Info("the network of the targets is no longer suspected")
+			l.log.Info("mass target failure is over: a target answers")
 		}
 	}
 }

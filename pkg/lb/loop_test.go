@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/target"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -31,12 +30,12 @@ func newLoop(t *testing.T, o TargetOptions) *loop {
 		t.Fatal(err)
 	}
 	o.Sources = Sources{File: true, Registry: true}
-	sudden := target.NewSudden(target.SuddenOptions{})
+	outages := target.NewOutageDetector(target.OutageOptions{})
 	return &loop{
 		sources: newSources(o, registry, drains, nil), checker: target.NewChecker(target.Options{Log: quiet}),
 		roster: target.NewRoster(), table: readiness.NewTable(readiness.TableOptions{}), log: quiet,
-		observe: func(readiness.Decision) {}, neighbours: kernel.NewNeighbours(quiet), sudden: sudden,
-		started: time.Now(), aggregate: newAggregate(sudden), before: map[vip.VIP]readiness.State{},
+		observe: func(readiness.Decision) {}, outages: outages,
+		started: time.Now(), aggregate: newAggregate(outages), before: map[vip.VIP]readiness.State{},
 	}
 }
 

@@ -72,7 +72,7 @@ var (
 func newWorld(onGone target.Gone) *world {
 	return &world{
 		now: time.Unix(1000, 0), file: target.NewTrenchFile(onGone), set: target.NewSet(), onGone: onGone,
-		loop: &loop{aggregate: newAggregate(target.NewSudden(target.SuddenOptions{})), roster: target.NewRoster()},
+		loop: &loop{aggregate: newAggregate(target.NewOutageDetector(target.OutageOptions{})), roster: target.NewRoster()},
 		told: [2]target.Offers{{}, {}}, config: &trench.Config{},
 		listed: map[string][]plain{}, ghosts: map[string][]plain{}, registered: map[string][]plain{},
 		orders: map[target.ID]target.Order{}, health: map[target.Key]target.Health{},
@@ -315,7 +315,7 @@ func (w *world) check(t *rapid.T) {
 
 // checkFromScratch compares what many steps led to with what one leads to.
 func (w *world) checkFromScratch(t *rapid.T) {
-	set, fresh := target.NewSet(), newAggregate(target.NewSudden(target.SuddenOptions{}))
+	set, fresh := target.NewSet(), newAggregate(target.NewOutageDetector(target.OutageOptions{}))
 	set.Configure(w.config.Streams, w.ground())
 	for o, told := range w.told {
 		set.Offer(target.Origin(o), told)

@@ -144,7 +144,7 @@ func All() []Metric {
 		{LBSourceTargets, Gauge, []string{"source"}, "Targets that come from the source."},
 		{LBSourceProblems, Gauge, []string{"source"}, "What the source offers and is not taken; `lb status` names each."},
 		{LBSourceRefusals, Counter, nil, "Calls of the registry that were refused since the start."},
-		{LBSuspect, Gauge, nil, "1 while most targets have fallen at once and their network seems to be gone (--sudden-loss)."},
+		{LBSuspect, Gauge, nil, "1 during a mass target failure, when the target network appears to be down (--sudden-loss)."},
 		{LBDataPlaneTargets, Gauge, []string{"state"}, "Addresses of targets in the data plane: serving (the kernel confirmed it), pending (it did not yet), draining, down, unknown (left as it is). Absent without a data plane, as are the next ones."},
 		{LBDataPlaneDrift, Gauge, nil, "Objects in the kernel that another process removed or changed and that are not repaired: held, or in back-off; `lb status` names each."},
 		{LBDataPlaneRepairs, Counter, nil, "Objects in the kernel that another process removed or changed and that were repaired."},

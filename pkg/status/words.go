@@ -120,7 +120,7 @@ func VipReason(r readinessv1.VipReason) Words {
 		}
 	case readinessv1.VipReason_VIP_REASON_SUSPECT:
 		return Words{
-			"network suspected", "Most targets fell at once, and nothing else on their network can be reached either.",
+			"network suspected", "Most targets failed at once, and none of them answers: their network appears to be down.",
 			"the network between lb and targets: link, VLAN, switch, policy; --on-sudden-loss says whether VIPs stay ready meanwhile",
 		}
 	case readinessv1.VipReason_VIP_REASON_READINESS_FILE:

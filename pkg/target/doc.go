@@ -12,8 +12,8 @@
 // spread so that many targets cost no burst, and turns the outcomes into a [State]
 // by the rise and fall of the stream. It says "ready" only of a target that it saw
 // ready lately: [Checker.Evaluate] takes a target whose last check is older than
-// interval + timeout + 1 s for [Overdue], whatever hangs. [Sudden] doubts the
-// network rather than the targets when most of them fall at once.
+// interval + timeout + 1 s for [Overdue], whatever hangs. An [OutageDetector] suspects
+// the network instead of the targets when most of them fail at once.
 //
 // What all that means for a VIP is decided by the load balancer's composition.
 // People see the targets in a [Roster].

@@ -1,0 +1,246 @@
+package target
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/trench"
+)
+
+// minOutageTargets is how many addresses must have been ready before a mass failure is
+// more likely an outage of their network than the end of each target.
+const minOutageTargets = 10
+
+// OutageOptions say what an outage of the target network is and what follows from it.
+type OutageOptions struct {
+	// Threshold is the share of all targets that must be exceeded; off by default.
+	Threshold Share
+	// Hold lets failed targets count as ready during an outage. Otherwise only the
+	// reason of their VIPs changes.
+	Hold bool
+}
+
+// OutageVerdict is what follows for readiness from [OutageDetector.Evaluate].
+type OutageVerdict struct {
+	// Outage reports whether an outage is suspected; Detail says why.
+	Outage bool
+	Detail string
+	// Touched are the keys for which Held or Suspected may answer differently than
+	// before, in no order.
+	Touched []Key
+	// Next is when Evaluate must be called again at the latest, even without a change;
+	// zero: not before a change.
+	Next time.Time
+}
+
+// OutageDetector suspects the network instead of the targets when most targets fail
+// at once. It is a pure function of check results: no clock, no goroutine, no I/O. It
+// is for one caller.
+//
+// A failure is the step of a target from Ready to NotReady with [Health.Silent]: a
+// target that refuses connections is reachable. When more than the threshold of all
+// targets, 10 addresses at least, failed within one check interval (interval + timeout
+// of each target's own check), an outage is suspected. It ends when any of its targets
+// answers, rightly or wrongly. Targets that never were ready, are drained or removed
+// are not counted.
+//
+// With Hold a failed target counts as ready
+//   - for one check interval after its failure, since the threshold may yet be
+//     exceeded: the checks of targets that fail together end at different times.
+//   - during the outage, without limit.
+//   - after the outage for one check interval; if a check succeeds in that time, for
+//     rise intervals. Otherwise the end of each outage would withdraw every VIP.
+type OutageDetector struct {
+	o OutageOptions
+	// seen are the targets that have been ready since they are known; true: is ready.
+	seen   map[Key]bool
+	failed map[Key]*outageFailure
+	// counts of failed, by phase.
+	pending, suspected int
+	// next is not later than the first end in failed; zero: there is none.
+	next    time.Time
+	touched map[Key]struct{}
+}
+
+type failurePhase uint8
+
+const (
+	// failurePending: within one check interval.
+	failurePending failurePhase = iota
+	// failureSuspected: part of an outage.
+	failureSuspected
+	// failureRecovering: the outage is over, the next check decides.
+	failureRecovering
+)
+
+// outageFailure is a silent failure that may be, is or was part of an outage.
+type outageFailure struct {
+	phase failurePhase
+	// end is when a pending or recovering failure counts like any other.
+	end time.Time
+	// rising: a check succeeded since.
+	rising bool
+}
+
+// NewOutageDetector returns a detector that knows no targets.
+func NewOutageDetector(o OutageOptions) *OutageDetector {
+	return &OutageDetector{o: o, seen: map[Key]bool{}, failed: map[Key]*outageFailure{}, touched: map[Key]struct{}{}}
+}
+
+// Held reports whether a target that is not ready counts as ready.
+func (d *OutageDetector) Held(k Key) bool { return d.o.Hold && d.failed[k] != nil }
+
+// Suspected reports whether the failure of a target is part of a suspected outage.
+func (d *OutageDetector) Suspected(k Key) bool {
+	f := d.failed[k]
+	return f != nil && f.phase == failureSuspected
+}
+
+// Evaluate takes over check results at now, which never goes back. check returns the
+// check of a target; the zero Check, for one that is no longer configured, holds
+// nothing. Each target must be passed again when its Silent changes, too: otherwise an
+// answer goes unnoticed until the target is ready. The cost follows the changes.
+func (d *OutageDetector) Evaluate(now time.Time, changed []Health, removed []Key, check func(Key) trench.Check) OutageVerdict {
+	if d.o.Threshold == 0 {
+		return OutageVerdict{}
+	}
+	for _, k := range removed {
+		delete(d.seen, k)
+		d.drop(k)
+	}
+	over := false
+	for _, h := range changed {
+		over = d.take(now, h, check(h.Key)) || over
+	}
+	switch {
+	case over:
+		for k, f := range d.failed {
+			if f.phase == failureSuspected {
+				d.recover(now, k, f, checkInterval(check(k)))
+			}
+		}
+	case d.suspected > 0 && d.pending > 0, d.o.Threshold.exceeded(d.pending, len(d.seen)) && d.addresses() >= minOutageTargets:
+		for k, f := range d.failed {
+			if f.phase == failurePending {
+				d.enter(k, f, failureSuspected)
+			}
+		}
+	}
+	d.expire(now)
+	v := OutageVerdict{Outage: d.suspected > 0, Next: d.next}
+	if v.Outage {
+		v.Detail = fmt.Sprintf("%d of %d targets failed within one check interval, and none of them answers", d.suspected, len(d.seen))
+	}
+	for k := range d.touched {
+		v.Touched = append(v.Touched, k)
+	}
+	clear(d.touched)
+	return v
+}
+
+// checkInterval is within how much time failures of targets with such a check are one
+// event.
+func checkInterval(c trench.Check) time.Duration { return c.Interval + c.Timeout }
+
+// addresses counts the addresses of all targets: many streams may share one host.
+func (d *OutageDetector) addresses() int {
+	distinct := map[netip.Addr]struct{}{}
+	for k := range d.seen {
+		distinct[k.Addr] = struct{}{}
+	}
+	return len(distinct)
+}
+
+// take takes over one result, and reports whether it ends the outage: a target of the
+// outage answered.
+func (d *OutageDetector) take(now time.Time, h Health, check trench.Check) (over bool) {
+	wasReady, known := d.seen[h.Key]
+	switch {
+	case h.State == Ready:
+		d.seen[h.Key] = true
+	case h.State != NotReady && h.State != Overdue:
+		delete(d.seen, h.Key)
+	case known:
+		d.seen[h.Key] = false
+	}
+	f := d.failed[h.Key]
+	if f == nil {
+		if end := h.Since.Add(checkInterval(check)); wasReady && h.State == NotReady && h.Silent && end.After(now) {
+			d.failed[h.Key] = &outageFailure{}
+			d.pending++
+			d.wait(d.failed[h.Key], end)
+			d.touched[h.Key] = struct{}{}
+		}
+		return false
+	}
+	over = f.phase == failureSuspected && !h.Silent && (h.State == Ready || h.State == NotReady)
+	switch {
+	case h.State == NotReady && h.Silent && f.phase != failureRecovering:
+		// It failed once more.
+	case h.State == NotReady && !h.Silent && h.LastError == "" && f.phase != failurePending:
+		if !f.rising {
+			f.rising = true
+			d.recover(now, h.Key, f, time.Duration(max(1, check.Rise))*checkInterval(check))
+		}
+	default:
+		d.drop(h.Key)
+	}
+	return over
+}
+
+// enter moves a failure to another phase.
+func (d *OutageDetector) enter(k Key, f *outageFailure, phase failurePhase) {
+	d.count(f.phase, -1)
+	f.phase = phase
+	d.count(phase, 1)
+	d.touched[k] = struct{}{}
+}
+
+func (d *OutageDetector) count(phase failurePhase, n int) {
+	switch phase {
+	case failurePending:
+		d.pending += n
+	case failureSuspected:
+		d.suspected += n
+	case failureRecovering:
+	}
+}
+
+// recover lets the next checks of a target decide.
+func (d *OutageDetector) recover(now time.Time, k Key, f *outageFailure, within time.Duration) {
+	d.enter(k, f, failureRecovering)
+	d.wait(f, now.Add(within))
+}
+
+func (d *OutageDetector) wait(f *outageFailure, end time.Time) {
+	f.end = end
+	if d.next.IsZero() || end.Before(d.next) {
+		d.next = end
+	}
+}
+
+// drop lets a target be what its checks say.
+func (d *OutageDetector) drop(k Key) {
+	if f := d.failed[k]; f != nil {
+		d.enter(k, f, failureRecovering)
+		delete(d.failed, k)
+	}
+}
+
+// expire drops what has waited long enough.
+func (d *OutageDetector) expire(now time.Time) {
+	if d.next.IsZero() || now.Before(d.next) {
+		return
+	}
+	d.next = time.Time{}
+	for k, f := range d.failed {
+		switch {
+		case f.phase == failureSuspected:
+		case !f.end.After(now):
+			d.drop(k)
+		default:
+			d.wait(f, f.end)
+		}
+	}
+}
