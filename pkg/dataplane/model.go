@@ -108,6 +108,9 @@ type State struct {
 	Repairs uint64
 	// Problems are what could not be done, each about one thing; the rest is done.
 	Problems []Problem
+	// Withheld says by family which kernel parameter drops the packets of every VIP,
+	// with the command that corrects it; "" for none.
+	Withheld [len(vip.Families)]string
 	// Err says why nothing can be changed at the moment; nil when all is well. Failures
 	// counts the attempts since.
 	Err      error

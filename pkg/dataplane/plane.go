@@ -180,7 +180,7 @@ func (p *Plane) Run(ctx context.Context) error {
 	}()
 	e := newEngine(p.o, f)
 	e.holds = p.holds
-	o := &overseer{p: p, e: e, listen: listenBut(f), solicit: f.solicit, removeOld: f.removeOldRules, pause: failurePause}
+	o := &overseer{p: p, e: e, listen: listenBut(f), solicit: f.solicit, settings: f.lacksSettings, removeOld: f.removeOldRules, pause: failurePause}
 	defer o.deafen()
 	return o.run(ctx)
 }
@@ -204,7 +204,11 @@ type overseer struct {
 	listen func(Options) (*watch, error)
 	// solicit has neighbours that failed asked again.
 	solicit func(map[netip.Addr]struct{}) error
-	w       *watch
+	// settings checks the kernel parameters; set is when that was, wrong what it found.
+	settings func() []settingProblem
+	set      time.Time
+	wrong    []settingProblem
+	w        *watch
 	// removeOld removes rules that were installed with other options, once: removed.
 	removeOld func() error
 	removed   bool
@@ -246,9 +250,13 @@ func (o *overseer) run(ctx context.Context) error {
 			}
 		}
 		wanted, reconfigured := o.p.wanted.Get()
+		o.checkSettings(time.Now())
 		failed := o.work(wanted, listenErr)
 
 		next := time.Until(o.checked.Add(o.p.o.CheckInterval))
+		if o.settings != nil {
+			next = min(next, time.Until(o.set.Add(settingsInterval)))
+		}
 		if failed {
 			next = min(next, o.pause)
 			o.pause = min(2*o.pause, maxPause)
@@ -325,6 +333,9 @@ func rest(ctx context.Context, pause time.Duration, news <-chan struct{}) bool {
 // hear takes what was reported. Our own transactions are reported as well: the
 // generation tells.
 func (o *overseer) hear(n news) {
+	if n.settings {
+		o.set = time.Time{}
+	}
 	if len(n.downed) > 0 && time.Since(o.downed) > time.Second {
 		o.downed = time.Now()
 	}
@@ -471,6 +482,10 @@ func (o *overseer) publish(wanted *Wanted, err error) {
 	} else if old.Err != nil {
 		o.p.o.Log.Info("data plane can be changed again", "failures", old.Failures)
 	}
+	for _, p := range o.wrong {
+		s.Problems = append(s.Problems, p.Problem)
+	}
+	s.Withheld = withheld(o.wrong)
 	o.logProblems(old.Problems, s.Problems)
 	if !old.At.IsZero() && sameState(old, s) {
 		return
@@ -501,7 +516,7 @@ func sameState(a, b State) bool {
 		}
 		return err.Error()
 	}
-	return a.Revision == b.Revision && a.Failures == b.Failures && errText(a.Err) == errText(b.Err) &&
+	return a.Revision == b.Revision && a.Withheld == b.Withheld && a.Failures == b.Failures && errText(a.Err) == errText(b.Err) &&
 		maps.EqualFunc(a.Streams, b.Streams, func(x, y *StreamState) bool { return x == y || reflect.DeepEqual(x, y) }) &&
 		maps.Equal(a.VIPs, b.VIPs) && maps.Equal(a.Held, b.Held) && a.Repairs == b.Repairs && maps.Equal(a.Unreachable, b.Unreachable) &&
 		slices.Equal(a.Drift, b.Drift) && reflect.DeepEqual(a.Problems, b.Problems)

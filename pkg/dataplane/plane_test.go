@@ -31,6 +31,12 @@ type site struct {
 func newSite(t testing.TB) *site {
 	t.Helper()
 	s := &site{t: t, ns: lab.NewNetNS(t), peer: lab.NewNetNS(t), dir: t.TempDir()}
+	for key, value := range map[string]string{
+		"net.ipv4.ip_forward": "1", "net.ipv6.conf.all.forwarding": "1", "net.ipv4.conf.all.rp_filter": "0", "net.ipv4.conf.default.rp_filter": "0",
+		"net.ipv4.fib_multipath_hash_policy": "1", "net.ipv6.fib_multipath_hash_policy": "1",
+	} {
+		must(t, s.ns.Sysctl(key, value))
+	}
 	s.must(lab.Veth(s.ns, "eth1", s.peer, "peer"))
 	for _, a := range []string{"10.1.0.1/24", "fd01::1/64"} {
 		s.must(s.ns.IP("address", "add", a, "dev", "eth1", "nodad"))

@@ -27,7 +27,10 @@ func Preflight(o Options) []Problem {
 	if err != nil {
 		return []Problem{{Object: "netlink", Detail: err.Error(), Remedy: "run it on a Linux kernel with netlink sockets"}}
 	}
-	problems := append(f.lacksModules(), f.lacksSettings()...)
+	problems := f.lacksModules()
+	for _, p := range f.lacksSettings() {
+		problems = append(problems, p.Problem)
+	}
 	if err := f.close(); err != nil {
 		problems = append(problems, Problem{Object: "netlink", Detail: err.Error()})
 	}
@@ -134,38 +137,47 @@ func (f *fabric) probe(e expr.Any) error {
 
 // setting is a kernel parameter that must have one value.
 type setting struct {
+	family      vip.Family
 	name, value string
 	detail      string
+	drops       bool
 }
 
-// lacksSettings tells which kernel parameters keep packets of VIPs from their way.
-func (f *fabric) lacksSettings() []Problem {
-	settings := []setting{
-		{"net.ipv4.ip_forward", "1", "IPv4 packets are not forwarded"},
-		{"net.ipv4.fib_multipath_hash_policy", "1", "packets of one flow and its fragments are spread over gateways by addresses only"},
+// lacksSettings returns the kernel parameters that keep packets of VIPs from their route.
+func (f *fabric) lacksSettings() []settingProblem {
+	const (
+		spread = "packets of one flow are spread over gateways by addresses only"
 		// A packet that this host makes in answer to one with a target's mark, such as
 		// "fragmentation needed", would go to the target instead of the client.
-		{"net.ipv4.fwmark_reflect", "0", "ICMP errors of this host about VIP traffic go to targets instead of clients"},
+		reflect = "ICMP errors of this host about VIP traffic go to targets instead of clients"
+	)
+	settings := []setting{
+		{vip.IPv4, "net.ipv4.ip_forward", "1", "IPv4 packets are not forwarded", true},
+		{vip.IPv4, "net.ipv4.fib_multipath_hash_policy", "1", spread, false},
+		{vip.IPv4, "net.ipv4.fwmark_reflect", "0", reflect, true},
 	}
 	if !f.noIPv6 && sysctl("net.ipv6.conf.all.disable_ipv6") != "1" {
 		settings = append(settings,
-			setting{"net.ipv6.conf.all.forwarding", "1", "IPv6 packets are not forwarded"},
-			setting{"net.ipv6.fib_multipath_hash_policy", "1", "packets of one flow are spread over gateways by addresses only"},
-			setting{"net.ipv6.fwmark_reflect", "0", "ICMP errors of this host about VIP traffic go to targets instead of clients"},
+			setting{vip.IPv6, "net.ipv6.conf.all.forwarding", "1", "IPv6 packets are not forwarded", true},
+			setting{vip.IPv6, "net.ipv6.fib_multipath_hash_policy", "1", spread, false},
+			setting{vip.IPv6, "net.ipv6.fwmark_reflect", "0", reflect, true},
 		)
 	}
-	var problems []Problem
+	var problems []settingProblem
 	for _, s := range settings {
 		// What the kernel does not have cannot be wrong.
 		if got := sysctl(s.name); got != "" && got != s.value {
-			problems = append(problems, Problem{Object: s.name, Detail: fmt.Sprintf("it is %s: %s", got, s.detail), Remedy: "sysctl -w " + s.name + "=" + s.value})
+			problems = append(problems, settingProblem{Problem{Object: s.name, Detail: fmt.Sprintf("it is %s: %s", got, s.detail), Remedy: "sysctl -w " + s.name + "=" + s.value}, s.family, s.drops})
 		}
 	}
 	more, err := f.lacksReversePath()
-	if err != nil {
-		more = append(more, Problem{Object: "interfaces", Detail: err.Error()})
+	for _, p := range more {
+		problems = append(problems, settingProblem{p, vip.IPv4, true})
 	}
-	return append(problems, more...)
+	if err != nil {
+		problems = append(problems, settingProblem{Problem{Object: "interfaces", Detail: err.Error()}, vip.IPv4, false})
+	}
+	return problems
 }
 
 // lacksReversePath tells on which interfaces the kernel takes VIP traffic for forged.
@@ -176,7 +188,7 @@ func (f *fabric) lacksSettings() []Problem {
 // leads the default route of the main table, if any, so that only its interface is
 // safe. Loose filtering (2) wants any route to the source.
 func (f *fabric) lacksReversePath() ([]Problem, error) {
-	around, err := f.surroundings()
+	links, err := f.links()
 	if err != nil {
 		return nil, err
 	}
@@ -186,7 +198,7 @@ func (f *fabric) lacksReversePath() ([]Problem, error) {
 	}
 	all := number(sysctl("net.ipv4.conf.all.rp_filter"))
 	var problems []Problem
-	for _, l := range around.links {
+	for _, l := range links {
 		if !l.up || l.loopback {
 			continue
 		}
@@ -195,7 +207,7 @@ func (f *fabric) lacksReversePath() ([]Problem, error) {
 		switch max(all, own) {
 		case 1:
 			if l.index != way {
-				detail = "strict reverse path filtering drops packets to and from VIPs that come in by this interface"
+				detail = "strict reverse path filtering drops packets of VIPs that arrive on it"
 			}
 		case 2:
 			if way == 0 {

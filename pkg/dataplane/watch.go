@@ -26,6 +26,8 @@ type news struct {
 	links bool
 	// neighbours: one went into or out of the state FAILED.
 	neighbours bool
+	// settings: forwarding or rp_filter.
+	settings bool
 	// downed are the indexes of interfaces that were down for a moment at least.
 	downed []int
 }
@@ -76,6 +78,7 @@ func newWatch(o Options) (*watch, error) {
 		routing: {
 			unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
 			unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE,
+			unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF,
 		},
 		nft: {unix.NFNLGRP_NFTABLES},
 	}
@@ -160,6 +163,7 @@ func (w *watch) tell(n news) {
 	w.news.ruleset = w.news.ruleset || n.ruleset
 	w.news.ways = w.news.ways || n.ways
 	w.news.links = w.news.links || n.links
+	w.news.settings = w.news.settings || n.settings
 	w.news.neighbours = w.news.neighbours || n.neighbours
 	for _, index := range n.downed {
 		if !slices.Contains(w.news.downed, index) {
@@ -219,7 +223,7 @@ func (l *routeListener) seed() error {
 // missed: the kernel dropped messages, so that anything may have happened.
 func (l *routeListener) missed() {
 	clear(l.failing)
-	l.tell(news{ways: true, links: true, neighbours: true})
+	l.tell(news{ways: true, links: true, neighbours: true, settings: true})
 }
 
 func (l *routeListener) hear(m netlink.Message) {
@@ -232,6 +236,8 @@ func (l *routeListener) hear(m netlink.Message) {
 		l.tell(n)
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		l.tell(news{links: true})
+	case unix.RTM_NEWNETCONF:
+		l.tell(news{settings: true})
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
 		if own := l.own.Load(); own == 0 || m.Header.PID != own {
 			l.tell(news{ways: true})

@@ -90,7 +90,7 @@ func (k *kernelView) way(v vip.VIP, streams []*stream) way {
 	}
 	owner := owner(streams)
 	name, ok := k.state.VIPs[v]
-	if k.doubted(doubt{vip: v}) {
+	if k.doubted(doubt{vip: v}) || k.state.Withheld[v.Family()] != "" {
 		return way{only: owner}
 	}
 	moves := name != owner && k.state.Err == nil && k.blamed[v] == nil && k.serving(name, v.Family())
@@ -164,6 +164,11 @@ func (a *aggregate) confirm(state dataplane.State, touched vip.Set) {
 			touch(v)
 		}
 	}
+	if before.state.Withheld != state.Withheld {
+		for v := range a.configured {
+			touched[v] = struct{}{}
+		}
+	}
 	if text(before.state.Err) != text(state.Err) {
 		for v, r := range a.current {
 			if r.Reason == readinessv1.VipReason_VIP_REASON_DATA_PLANE {
@@ -223,6 +228,8 @@ func (a *aggregate) unforwarded(v vip.VIP) string {
 	s := a.streams[owner(a.serving[v])]
 	d := "not confirmed by the kernel yet"
 	switch st := k.state.Streams[s.Name]; {
+	case k.state.Withheld[f] != "":
+		d = k.state.Withheld[f]
 	case k.blamed[v] != nil:
 		d = k.blamed[v].Object + ": " + k.blamed[v].Detail
 	case !s.enough(s.tallies[f].alive) && !s.enough(s.tallies[f].alive+s.tallies[f].leaving):
