@@ -18,6 +18,7 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/pkg/health"
 	"github.com/vipgate/vipgate/pkg/identity"
 )
 
@@ -149,9 +150,10 @@ var closedOnUs = regexp.MustCompile(`client preface|server preface|EOF|bad certi
 // not answer.
 func (c *registryConn) explain(err error) error {
 	if s := grpcstatus.Convert(err); c.address != "" && s.Code() == codes.Unavailable {
-		err = fmt.Errorf("%s does not answer: %s", c, s.Message())
+		reason := health.Reason(err)
+		err = fmt.Errorf("%s does not answer: %s", c, reason)
 		if closedOnUs.MatchString(s.Message()) {
-			err = fmt.Errorf("%s closed the connection right after the TLS handshake: it denied our SPIFFE ID or certificate, and its log says why, or it is stopping (%s)", c, s.Message())
+			err = fmt.Errorf("%s closed the connection right after the TLS handshake: it denied our SPIFFE ID or certificate, and its log says why, or it is stopping (%s)", c, reason)
 		}
 		if c.source != nil {
 			if own := c.source.Status().Load().Err; own != nil {

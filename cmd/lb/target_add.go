@@ -18,6 +18,7 @@ import (
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 	"github.com/vipgate/vipgate/pkg/status"
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 type targetAddCommand struct {
@@ -33,7 +34,12 @@ type targetAddCommand struct {
 func (c *targetAddCommand) Run(ctx context.Context, out *cli.Output) error {
 	request := &targetv1.RegisterRequest{Stream: c.Stream}
 	t := &targetv1.Target{Name: c.Name}
-	for _, ip := range c.IP {
+	for i, ip := range c.IP {
+		for _, other := range c.IP[:i] {
+			if vip.FamilyOf(ip) == vip.FamilyOf(other) {
+				return usage("--ip=%s and --ip=%s are of one family: a target has one address of a family, register a second target", other, ip)
+			}
+		}
 		t.Addresses = append(t.Addresses, ip.String())
 	}
 	request.Targets = []*targetv1.Target{t}

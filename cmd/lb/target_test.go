@@ -7,7 +7,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -503,5 +505,14 @@ func TestTargetAddSaysThatItCouldNotDeregister(t *testing.T) {
 		if err := <-served; err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// Nothing is called: there is no socket.
+func TestTwoAddressesOfOneFamilyAreRefused(t *testing.T) {
+	c := targetAddCommand{Name: "a", Stream: "s", IP: []netip.Addr{netip.MustParseAddr("fd00::1"), netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")}}
+	var refused *cli.UsageError
+	if err := c.Run(t.Context(), &cli.Output{Writer: io.Discard}); !errors.As(err, &refused) || !strings.Contains(err.Error(), "--ip=10.0.0.1 and --ip=10.0.0.2 are of one family") {
+		t.Errorf("got %v", err)
 	}
 }

@@ -73,7 +73,10 @@ func (p *process) birdStatus(s *frontendv1.Status) [len(vip.Families)][]string {
 	for _, g := range b.Gateways {
 		st := &frontendv1.GatewayStatus{
 			Name: g.Name, Address: g.Address.String(), Up: g.Up && b.Alive, State: gatewayWords(g),
-			Imported: uint32(g.Imported), Exported: uint32(g.Exported), LastError: g.LastError, Bfd: g.BFD,
+			Imported: uint32(g.Imported), Exported: uint32(g.Exported), Bfd: g.BFD,
+		}
+		if !st.Up { // BIRD keeps the error that ended the session before
+			st.LastError = g.LastError
 		}
 		if !b.Alive {
 			st.State = "unknown, BIRD does not answer"

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"time"
 
 	"google.golang.org/grpc"
@@ -20,6 +21,23 @@ const CheckTimeout = time.Second
 
 // ErrNotServing says that the process answered and that the service does not serve.
 var ErrNotServing = errors.New("not serving")
+
+// transport matches what gRPC puts around the reason of a connection that failed.
+var transport = regexp.MustCompile(`(?s)^.*desc = "(?:transport: )?(?:[Ee]rror while dialing: )?(.*)"$`)
+
+// Reason is the error of a call in words, without those of gRPC.
+func Reason(err error) string {
+	s := status.Convert(err)
+	switch s.Code() {
+	case codes.DeadlineExceeded:
+		return "no answer in time"
+	case codes.Unavailable:
+		if m := transport.FindStringSubmatch(s.Message()); m != nil {
+			return m[1]
+		}
+	}
+	return s.Message()
+}
 
 // CheckClient asks the process at addr, "host:port" or "unix:///path", whether
 // a service serves. It returns nil if so, [ErrNotServing] if the process says
@@ -41,7 +59,7 @@ func CheckClient(ctx context.Context, addr, service string) (err error) {
 	case status.Code(err) == codes.NotFound:
 		return fmt.Errorf("health check at %s: service %q is not known there", addr, service)
 	case err != nil:
-		return fmt.Errorf("health check of %q at %s: %w", service, addr, err)
+		return fmt.Errorf("health check of %q at %s: %s", service, addr, Reason(err))
 	case r.GetStatus() != healthv1.HealthCheckResponse_SERVING:
 		return fmt.Errorf("service %q at %s is %w: %s", service, addr, ErrNotServing, append(trailer[detailKey], r.GetStatus().String())[0])
 	}

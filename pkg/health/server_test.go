@@ -385,7 +385,7 @@ func TestCheckClientSaysWhatIsWrong(t *testing.T) {
 		{"not serving", addr, "Down", "not serving: why"},
 		{"unknown", addr, "Sideways", `"Sideways" is not known`},
 		{"nobody listens", gone.Addr().String(), "Up", "connection refused"},
-		{"nobody answers", silent.Addr().String(), "Up", "deadline"},
+		{"nobody answers", silent.Addr().String(), "Up", "no answer in time"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -399,6 +399,8 @@ func TestCheckClientSaysWhatIsWrong(t *testing.T) {
 			switch {
 			case tt.want == "" && err != nil, tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)):
 				t.Fatalf("got %v, want %q", err, tt.want)
+			case err != nil && (strings.Contains(err.Error(), "rpc error") || strings.Contains(err.Error(), "desc =")):
+				t.Fatalf("gRPC's words: %v", err)
 			case errors.Is(err, ErrNotServing) != (tt.service == "Down"):
 				t.Fatalf("errors.Is(%v, ErrNotServing) is wrong", err)
 			}

@@ -2,6 +2,8 @@ package logs
 
 import (
 	"context"
+	"encoding"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
@@ -73,7 +75,7 @@ func New(format, level string, w io.Writer) (*slog.Logger, *Level, error) {
 	}
 	l := &Level{configured: configured}
 	l.current.Set(configured)
-	options := &slog.HandlerOptions{Level: &l.current}
+	options := &slog.HandlerOptions{Level: &l.current, ReplaceAttr: words}
 	switch format {
 	case "json":
 		return slog.New(slog.NewJSONHandler(w, options)), l, nil
@@ -81,6 +83,20 @@ func New(format, level string, w io.Writer) (*slog.Logger, *Level, error) {
 		return slog.New(slog.NewTextHandler(w, options)), l, nil
 	}
 	return nil, nil, fmt.Errorf("log format %q: use json or text", format)
+}
+
+// words gives the JSON handler the words of a value that has them, such as a state,
+// where it would write the number behind it.
+func words(_ []string, a slog.Attr) slog.Attr {
+	if a.Value.Kind() != slog.KindAny {
+		return a
+	}
+	switch v := a.Value.Any().(type) {
+	case error, encoding.TextMarshaler, json.Marshaler:
+	case fmt.Stringer:
+		return slog.String(a.Key, v.String())
+	}
+	return a
 }
 
 // Signals lets SIGUSR1 log one step more and SIGUSR2 go back to the configured

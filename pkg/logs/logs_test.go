@@ -3,12 +3,32 @@ package logs
 import (
 	"bytes"
 	"context"
+	"errors"
+	"net/netip"
 	"strings"
 	"syscall"
 	"testing"
 
 	"go.uber.org/goleak"
 )
+
+type state int
+
+func (s state) String() string { return [...]string{"down", "up"}[s] }
+
+func TestJSONHasTheWordsOfStates(t *testing.T) {
+	var b strings.Builder
+	log, _, err := New("json", "info", &b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log.Info("changed", "from", state(0), "to", state(1), "address", netip.MustParseAddr("10.0.0.1"), "error", errors.New("cause"), "n", 7, "nothing", nil)
+	for _, want := range []string{`"from":"down"`, `"to":"up"`, `"address":"10.0.0.1"`, `"error":"cause"`, `"n":7`, `"nothing":null`} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("no %s in %s", want, b.String())
+		}
+	}
+}
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 

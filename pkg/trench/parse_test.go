@@ -452,3 +452,32 @@ func BenchmarkParse10000(b *testing.B) {
 		}
 	}
 }
+
+// Addresses inside a wide VIP, at its first, inner and last address, beside other VIPs
+// that sort before and after it; and their neighbors, which are not in it.
+func TestAddressesInsideAWideVIP(t *testing.T) {
+	wide := strings.Replace(good, `vips: [20.0.0.1/32, "2000::1/128"]`, `vips: [10.0.0.1/32, 20.0.0.0/24, 30.0.0.0/16, "2000::/64", "3000::1/128"]`, 1)
+	wide = strings.Replace(wide, "vips: [20.0.0.1/32]", "vips: [20.0.0.0/24]", 1)
+	places := map[string][2]string{
+		"attractor.gateways[0].address": {"169.254.100.150", `"%s"`},
+		"attractor.gateways[1].address": {"fd00:100::150", `"%s"`},
+		"streams[0].targets[0].ips[0]":  {"172.16.1.1", `"%s"`},
+		"streams[0].check.source[0]":    {"{tcp: {port: 5000}}", `{tcp: {port: 5000}, source: ["%s"]}`},
+	}
+	for field, place := range places {
+		for address, inside := range map[string]string{
+			"20.0.0.0": "20.0.0.0/24", "20.0.0.77": "20.0.0.0/24", "20.0.0.255": "20.0.0.0/24", "30.0.7.9": "30.0.0.0/16", "2000::7:7": "2000::/64",
+			"19.255.255.255": "", "20.0.1.0": "", "10.0.0.2": "", "2000:0:0:1::": "", "1fff::1": "",
+		} {
+			text := strings.Replace(wide, place[0], fmt.Sprintf(place[1], address), 1)
+			_, err := Parse("f", []byte(text), DefaultDefaults())
+			want := fmt.Sprintf("%s: is %s, which lies in the VIP %s:", field, address, inside)
+			switch {
+			case inside == "" && err != nil:
+				t.Errorf("%s %s: got %v, want none", field, address, err)
+			case inside != "" && (err == nil || !strings.Contains(err.Error(), want)):
+				t.Errorf("%s %s: got %v, want %q", field, address, err, want)
+			}
+		}
+	}
+}

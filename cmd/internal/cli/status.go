@@ -11,6 +11,7 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/vipgate/vipgate/pkg/health"
 	"github.com/vipgate/vipgate/pkg/status"
 )
 
@@ -85,7 +86,9 @@ func ShowStatus[S proto.Message](ctx context.Context, out *Output, flags StatusF
 func Explain(err error) error {
 	switch s := grpcstatus.Convert(err); s.Code() {
 	case codes.Unavailable:
-		return fmt.Errorf("the process does not answer on its admin socket (it stopped, or belongs to another user): %s", s.Message())
+		return fmt.Errorf("the process does not answer on its admin socket (it stopped, or belongs to another user): %s", health.Reason(err))
+	case codes.InvalidArgument:
+		return &UsageError{errors.New(s.Message())}
 	case codes.DeadlineExceeded:
 		return fmt.Errorf("the process did not answer within %v", CallTimeout)
 	default:
