@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -70,7 +71,13 @@ func (c *drainCommand) Run(out *cli.Output) error {
 		if err != nil {
 			return cli.Explain(err)
 		}
-		printDrained(out, r.GetDrained())
+		if draining := r.GetDraining(); len(draining) > 0 {
+			out.Printf("draining until %s, then withdrawn: %s\n", r.GetUntil().AsTime().Format(time.RFC3339), strings.Join(draining, " "))
+		}
+		over := slices.DeleteFunc(r.GetDrained(), func(v string) bool { return slices.Contains(r.GetDraining(), v) })
+		if len(over) > 0 {
+			out.Printf("drained: %s\n", strings.Join(over, " "))
+		}
 		return nil
 	})
 }
@@ -89,17 +96,13 @@ func (c *undrainCommand) Run(out *cli.Output) error {
 		if err != nil {
 			return cli.Explain(err)
 		}
-		printDrained(out, r.GetDrained())
+		if len(r.GetDrained()) == 0 {
+			out.Printf("no VIP is drained\n")
+		} else {
+			out.Printf("still drained: %s\n", strings.Join(r.GetDrained(), " "))
+		}
 		return nil
 	})
-}
-
-func printDrained(out *cli.Output, drained []string) {
-	if len(drained) == 0 {
-		out.Printf("no VIP is drained\n")
-		return
-	}
-	out.Printf("drained: %s\n", strings.Join(drained, " "))
 }
 
 type debugCommand struct{ adminFlags }

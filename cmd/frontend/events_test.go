@@ -19,6 +19,7 @@ import (
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	"github.com/vipgate/vipgate/pkg/status"
 )
 
 var errGone = grpcstatus.Error(codes.Unavailable, "the other end is gone")
@@ -38,8 +39,8 @@ type script struct {
 	cancel   context.CancelFunc
 }
 
-func (s *script) open(ctx context.Context, r *frontendv1.WatchEventsRequest, take func(*frontendv1.WatchEventsResponse) error) error {
-	s.asked = append(s.asked, fmt.Sprintf("%s/%d/%d", r.GetInstanceId(), r.GetAfter(), r.GetLimit()))
+func (s *script) open(ctx context.Context, from cli.EventPosition, take func(cli.EventPage[*frontendv1.Event]) error) error {
+	s.asked = append(s.asked, fmt.Sprintf("%s/%d/%d", from.Instance, from.After, from.Limit))
 	s.at = append(s.at, time.Since(s.begin))
 	if len(s.sessions) == 0 {
 		s.cancel()
@@ -48,7 +49,7 @@ func (s *script) open(ctx context.Context, r *frontendv1.WatchEventsRequest, tak
 	now := s.sessions[0]
 	s.sessions = s.sessions[1:]
 	for _, m := range now.messages {
-		if err := take(m); err != nil {
+		if err := take(eventPage(m)); err != nil {
 			return err
 		}
 	}
@@ -62,16 +63,16 @@ func follow(t *testing.T, s *script, limit uint32) (printed, notes string, err e
 	defer cancel()
 	s.cancel, s.begin = cancel, time.Now()
 	var out, told bytes.Buffer
-	f := &eventFollower{
-		request: &frontendv1.WatchEventsRequest{Limit: limit}, open: s.open, notes: &told,
-		print: func(events []*frontendv1.Event) error {
+	f := &cli.EventFollower[*frontendv1.Event]{
+		Program: "frontend", Position: cli.EventPosition{Limit: limit}, Open: s.open, Notes: &told,
+		Print: func(events []*frontendv1.Event) error {
 			for _, e := range events {
 				fmt.Fprintf(&out, "%d ", e.GetSequence())
 			}
 			return nil
 		},
 	}
-	err = f.run(ctx)
+	err = f.Run(ctx)
 	return out.String(), told.String(), err
 }
 
@@ -138,7 +139,7 @@ func TestFollowWaitsAtMostTwoSeconds(t *testing.T) {
 		if _, _, err := follow(t, s, 0); err != nil {
 			t.Fatal(err)
 		}
-		if n := len(s.at); s.at[n-1]-s.at[n-2] != maxFollowBackoff {
+		if n := len(s.at); s.at[n-1]-s.at[n-2] != 2*time.Second {
 			t.Errorf("attempts at %v", s.at)
 		}
 	})
@@ -169,18 +170,18 @@ func TestFollowGivesUpWhereNoAttemptHelps(t *testing.T) {
 func TestFollowEndsWhenItCannotPrint(t *testing.T) {
 	broken := errors.New("no JSON")
 	s := &script{sessions: []session{{[]*frontendv1.WatchEventsResponse{message("a", 0, 1)}, errGone}}}
-	f := &eventFollower{
-		request: &frontendv1.WatchEventsRequest{}, open: s.open, notes: &bytes.Buffer{},
-		print: func([]*frontendv1.Event) error { return broken },
+	f := &cli.EventFollower[*frontendv1.Event]{
+		Program: "frontend", Open: s.open, Notes: &bytes.Buffer{},
+		Print: func([]*frontendv1.Event) error { return broken },
 	}
-	if err := f.run(t.Context()); !errors.Is(err, broken) {
+	if err := f.Run(t.Context()); !errors.Is(err, broken) {
 		t.Errorf("got %v", err)
 	}
 }
 
 func TestPrinterWritesOneObjectInEachLine(t *testing.T) {
 	var b bytes.Buffer
-	show := printer(&cli.Output{Writer: &b}, "json")
+	show := cli.EventPrinter(&cli.Output{Writer: &b}, "json", status.FrontendEventLog())
 	for range 2 {
 		if err := show(message("a", 0, 1, 2).GetEvents()); err != nil {
 			t.Fatal(err)
@@ -204,7 +205,7 @@ func TestFollowOverARealSocketNamesTheRemedy(t *testing.T) {
 	}
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, "admin.sock")
-	command := &eventsCommand{Follow: true, adminFlags: adminFlags{AdminSocket: "unix://" + path}}
+	command := &eventsCommand{EventFlags: cli.EventFlags{Follow: true, AdminSocket: "unix://" + path}}
 	if err := command.Run(t.Context(), &cli.Output{Writer: &bytes.Buffer{}}); err == nil || !strings.Contains(err.Error(), "is `frontend run` running here") {
 		t.Errorf("without a frontend: %v", err)
 	}

@@ -194,27 +194,6 @@ func (c *holdCommand) Run(out *cli.Output) error {
 	})
 }
 
-type eventsCommand struct {
-	adminFlags
-	Limit  uint32 `help:"Only the newest N; 0 shows all that are kept." placeholder:"N"`
-	Output string `short:"o" help:"table or json." enum:"table,json" default:"table"`
-}
-
-// Run prints events.
-func (c *eventsCommand) Run(out *cli.Output) error {
-	return withLB(c.AdminSocket, func(ctx context.Context, client lbv1.LBServiceClient) error {
-		r, err := client.ListEvents(ctx, &lbv1.ListEventsRequest{Limit: c.Limit})
-		switch {
-		case err != nil:
-			return err
-		case c.Output == "json":
-			return cli.PrintJSON(out, r)
-		}
-		out.Printf("%s", status.LBEvents(r.GetEvents()))
-		return nil
-	})
-}
-
 type cleanupCommand struct{ numberFlags }
 
 // cleanupTimeout bounds the removal of some ten thousand objects.

@@ -161,10 +161,15 @@ func (c *targetDrainCommand) Run(out *cli.Output) error {
 	}
 	return withLB(c.AdminSocket, func(ctx context.Context, client lbv1.LBServiceClient) error {
 		r, err := client.DrainTargets(ctx, &lbv1.DrainTargetsRequest{Stream: c.Stream, Names: c.Names, DrainFor: drainFor})
-		if err == nil {
-			out.Printf("drained: %s\n", strings.Join(r.GetDrained(), " "))
+		if err != nil {
+			return err
 		}
-		return err
+		what := "drained"
+		if end := r.GetUntil().AsTime(); end.After(time.Now()) {
+			what = "draining until " + end.Format(time.RFC3339)
+		}
+		out.Printf("%s: %s\n", what, strings.Join(r.GetDrained(), " "))
+		return nil
 	})
 }
 
@@ -178,10 +183,15 @@ type targetUndrainCommand struct {
 func (c *targetUndrainCommand) Run(out *cli.Output) error {
 	return withLB(c.AdminSocket, func(ctx context.Context, client lbv1.LBServiceClient) error {
 		r, err := client.UndrainTargets(ctx, &lbv1.UndrainTargetsRequest{Stream: c.Stream, Names: c.Names})
-		if err == nil {
-			out.Printf("no longer drained by hand: %s\n", strings.Join(r.GetUndrained(), " "))
+		switch {
+		case err != nil:
+			return err
+		case len(r.GetUndrained()) == 0:
+			out.Printf("not drained: %s\n", strings.Join(c.Names, " "))
+		default:
+			out.Printf("no longer drained: %s\n", strings.Join(r.GetUndrained(), " "))
 		}
-		return err
+		return nil
 	})
 }
 

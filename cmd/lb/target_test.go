@@ -448,7 +448,7 @@ func TestTargetListAndDrains(t *testing.T) {
 	close(stops)
 
 	mustPrint(t, "drained: s/a\n", "target", "drain", "a", "b", "--stream=s", "--drain-for=30s", admin)
-	mustPrint(t, "no longer drained by hand: s/a\n", "target", "undrain", "a", admin)
+	mustPrint(t, "no longer drained: s/a\n", "target", "undrain", "a", admin)
 	if got, want := strings.Join(d.drains.calls, ", "), `drain "s" [a b] 30s, undrain "" [a]`; got != want {
 		t.Errorf("%s\nwant %s", got, want)
 	}

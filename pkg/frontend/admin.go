@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -148,19 +150,18 @@ func (e event) proto() *frontendv1.Event {
 
 // Drain implements the FrontendService.
 func (a *admin) Drain(ctx context.Context, r *frontendv1.DrainRequest) (*frontendv1.DrainResponse, error) {
-	drained, err := a.drain(ctx, "drained", r.GetVips(), func(g *gate.Gate, now time.Time, vips []vip.VIP) { g.Drain(now, vips...) })
-	return &frontendv1.DrainResponse{Drained: drained}, err
+	return a.drain(ctx, "drained", r.GetVips(), func(g *gate.Gate, now time.Time, vips []vip.VIP) { g.Drain(now, vips...) })
 }
 
 // Undrain implements the FrontendService.
 func (a *admin) Undrain(ctx context.Context, r *frontendv1.UndrainRequest) (*frontendv1.UndrainResponse, error) {
-	drained, err := a.drain(ctx, "undrained", r.GetVips(), func(g *gate.Gate, _ time.Time, vips []vip.VIP) { g.Undrain(vips...) })
-	return &frontendv1.UndrainResponse{Drained: drained}, err
+	d, err := a.drain(ctx, "undrained", r.GetVips(), func(g *gate.Gate, _ time.Time, vips []vip.VIP) { g.Undrain(vips...) })
+	return &frontendv1.UndrainResponse{Drained: d.GetDrained()}, err
 }
 
 // drain applies f to the named VIPs, or to all, and returns what is drained then.
 // what is the word for it.
-func (a *admin) drain(ctx context.Context, what string, names []string, f func(*gate.Gate, time.Time, []vip.VIP)) ([]string, error) {
+func (a *admin) drain(ctx context.Context, what string, names []string, f func(*gate.Gate, time.Time, []vip.VIP)) (*frontendv1.DrainResponse, error) {
 	configured := a.process.config.Value().Load().Config.Attractor.VIPs
 	vips := configured
 	if len(names) > 0 {
@@ -177,23 +178,30 @@ func (a *admin) drain(ctx context.Context, what string, names []string, f func(*
 			vips = append(vips, v)
 		}
 	}
-	var drained []string
+	d := &frontendv1.DrainResponse{}
 	err := a.process.controller.Do(ctx, func(g *gate.Gate, now time.Time) {
 		f(g, now, vips)
-		for _, v := range g.Drained() {
-			drained = append(drained, v.String())
+		drained := g.Drained()
+		for _, v := range slices.SortedFunc(maps.Keys(drained), vip.Compare) {
+			d.Drained = append(d.Drained, v.String())
+			if end := drained[v]; end.After(now) {
+				d.Draining = append(d.Draining, v.String())
+				if end.After(d.GetUntil().AsTime()) {
+					d.Until = timestamppb.New(end)
+				}
+			}
 		}
 	})
 	if err != nil {
 		return nil, status.FromContextError(err).Err()
 	}
-	a.process.Log.Info("operator changed drains", "drained", len(drained))
+	a.process.Log.Info("operator changed drains", "drained", len(d.GetDrained()))
 	which := "every VIP"
 	if len(names) > 0 {
 		which = strings.Join(names, ", ")
 	}
 	a.process.observer.remark("an operator " + what + " " + which)
-	return drained, nil
+	return d, nil
 }
 
 // SetLogLevel implements the FrontendService.

@@ -280,15 +280,16 @@ func (g *Gate) Decision(v vip.VIP) Decision {
 	return Decision{}
 }
 
-// Drained returns the VIPs that an operator drained.
-func (g *Gate) Drained() []vip.VIP {
-	drained := vip.Set{}
+// Drained returns the VIPs that an operator drained, with the ends of their drain
+// times.
+func (g *Gate) Drained() map[vip.VIP]time.Time {
+	drained := map[vip.VIP]time.Time{}
 	for v, e := range g.vips {
 		if !e.drained.IsZero() {
-			drained[v] = struct{}{}
+			drained[v] = e.drained
 		}
 	}
-	return drained.Sorted()
+	return drained
 }
 
 // say takes over one word. A flap counts only if a live load balancer took

@@ -2,11 +2,13 @@ package lb
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	"github.com/vipgate/vipgate/pkg/target"
@@ -28,17 +30,20 @@ func (a *admin) DrainTargets(_ context.Context, r *lbv1.DrainTargetsRequest) (*l
 			return nil, status.Errorf(codes.InvalidArgument, "drain for %v: between 0 and %v", drainFor, maxDrain)
 		}
 	}
-	done := &lbv1.DrainTargetsResponse{}
+	done, now := &lbv1.DrainTargetsResponse{}, time.Now()
 	for _, id := range ids {
 		long := drainFor
 		if long < 0 {
 			long = p.drainTime(id.Stream)
 		}
-		if err := p.sources.drains.Drain(id.Stream, id.Name, long, time.Now()); err != nil {
+		if err := p.sources.drains.Drain(id.Stream, id.Name, long, now); err != nil {
 			return nil, status.Errorf(codes.Unavailable, "drain %s: %v", id, err)
 		}
 		p.Log.Info("target is drained by hand", "stream", id.Stream, "target", id.Name, "drain_for", long)
 		done.Drained = append(done.Drained, id.String())
+		if end := now.Add(long); end.After(done.GetUntil().AsTime()) {
+			done.Until = timestamppb.New(end)
+		}
 	}
 	return done, nil
 }
@@ -49,19 +54,32 @@ func (a *admin) UndrainTargets(_ context.Context, r *lbv1.UndrainTargetsRequest)
 	if len(r.GetNames()) == 0 {
 		return nil, status.Error(codes.InvalidArgument, "no target is named")
 	}
-	done := &lbv1.UndrainTargetsResponse{}
-	for id := range p.sources.drains.All() {
-		if !slices.Contains(r.GetNames(), id.Name) || (r.GetStream() != "" && r.GetStream() != id.Stream) {
-			continue
+	drained := p.sources.drains.All()
+	maps.DeleteFunc(drained, func(id target.ID, _ target.DrainOrder) bool {
+		return !slices.Contains(r.GetNames(), id.Name) || (r.GetStream() != "" && r.GetStream() != id.Stream)
+	})
+	// A target that is not drained already is as wanted; a name that nothing has is a
+	// typing error, and undrains nothing.
+	others := slices.DeleteFunc(slices.Clone(r.GetNames()), func(name string) bool {
+		for id := range drained {
+			if id.Name == name {
+				return true
+			}
 		}
+		return false
+	})
+	if len(others) > 0 {
+		if _, err := p.targetsNamed(r.GetStream(), others); err != nil {
+			return nil, err
+		}
+	}
+	done := &lbv1.UndrainTargetsResponse{}
+	for id := range drained {
 		if _, err := p.sources.drains.Undrain(id.Stream, id.Name); err != nil {
 			return nil, status.Errorf(codes.Unavailable, "undrain %s: %v", id, err)
 		}
 		p.Log.Info("target is no longer drained by hand", "stream", id.Stream, "target", id.Name)
 		done.Undrained = append(done.Undrained, id.String())
-	}
-	if len(done.Undrained) == 0 {
-		return nil, status.Error(codes.NotFound, "no such target is drained by hand: `lb target list` shows which are")
 	}
 	slices.Sort(done.Undrained)
 	return done, nil

@@ -75,7 +75,7 @@ func (e *events) list(after uint64, n int) []event {
 
 // ListEvents implements the LBService.
 func (a *admin) ListEvents(_ context.Context, r *lbv1.ListEventsRequest) (*lbv1.ListEventsResponse, error) {
-	answer := &lbv1.ListEventsResponse{}
+	answer := &lbv1.ListEventsResponse{InstanceId: a.process.table.Position().InstanceID}
 	for _, e := range a.process.events.list(r.GetAfter(), int(r.GetLimit())) {
 		answer.Events = append(answer.Events, &lbv1.Event{
 			Time: timestamppb.New(e.Time), Sequence: e.Sequence, Object: e.Object, What: e.What, Detail: e.Detail, Stream: e.Stream, Target: e.Target,

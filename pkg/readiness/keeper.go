@@ -2,6 +2,9 @@ package readiness
 
 import (
 	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"syscall"
@@ -36,6 +39,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 		poll:     time.NewTicker(socketPoll),
 		moveWait: pause{max: w.opts.MaxBackoff},
 		moveAt:   stoppedTimer(),
+		started:  time.Now(),
 	}
 	k.poll.Stop()
 	defer k.end()
@@ -58,7 +62,9 @@ type keeper struct {
 	poll    *time.Ticker
 	tried   time.Time // when the last attempt began
 	socket  socketID  // the socket at that time
-	logged  string    // the last failure that was logged as a warning
+	logged  string    // the last failure that was logged
+	started time.Time
+	waiting bool // for a load balancer that starts beside us: that failure is none
 
 	// A move to a second connection.
 	next     *link // is to replace current
@@ -192,12 +198,27 @@ func (k *keeper) lost() {
 	switch text := err.Error(); {
 	case wasOpen:
 		k.w.log.Warn("readiness stream lost", "error", err, "retry_after", after)
-	case text != k.logged:
-		k.logged = text
-		k.w.log.Warn("no readiness stream", "error", err, "retry_after", after)
+	case text != k.logged, k.waiting && time.Since(k.started) > startTime:
+		k.logged, k.waiting = text, k.starting(err)
+		level := slog.LevelWarn
+		if k.waiting {
+			level = slog.LevelInfo
+		}
+		k.w.log.Log(k.base, level, "no readiness stream", "error", err, "retry_after", after)
 	default:
 		k.w.log.Debug("still no readiness stream", "error", err, "retry_after", after)
 	}
+}
+
+// startTime is how long a load balancer that is started together with the frontend
+// may take to listen.
+const startTime = 10 * time.Second
+
+// starting reports whether an error only means that the load balancer does not listen
+// yet: the containers of a pod do not wait for each other.
+func (k *keeper) starting(err error) bool {
+	absent := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
+	return absent && k.w.stats.streams.Load() == 0 && time.Since(k.started) <= startTime
 }
 
 // move replaces current by next: first the lease, which the inbox has merged

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 )
@@ -11,52 +13,58 @@ import (
 // eventTime is RFC 3339 in UTC with milliseconds, as gateways log it.
 const eventTime = "2006-01-02T15:04:05.000Z"
 
+// EventLog renders events as they come, in columns that only grow.
+type EventLog[E any] struct {
+	header []string
+	row    func(E) []string
+	begun  bool  // the header was rendered
+	width  []int // of the columns so far
+}
+
+// FrontendEventLog returns a log of events of a frontend. Its columns are wide enough
+// for most of what may come.
+func FrontendEventLog() *EventLog[*frontendv1.Event] {
+	return &EventLog[*frontendv1.Event]{
+		header: []string{"TIME", "NUMBER", "VIP OR GATEWAY", "FROM", "TO", "REASON", "LOAD BALANCER", "DETAIL"}, row: frontendEvent,
+		width: []int{len(eventTime), 6, 16, len("de-preferred"), len("de-preferred"), 24},
+	}
+}
+
+// LBEventLog returns a log of events of a load balancer.
+func LBEventLog() *EventLog[*lbv1.Event] {
+	return &EventLog[*lbv1.Event]{
+		header: []string{"TIME", "NUMBER", "OBJECT", "WHAT", "STREAM", "TARGET", "DETAIL"}, row: lbEvent,
+		width: []int{len(eventTime), 6, 16, 8, 10, 10},
+	}
+}
+
 // Events renders what `frontend events` shows, in the given order.
-func Events(all []*frontendv1.Event) string {
-	if len(all) == 0 {
+func Events(all []*frontendv1.Event) string { return FrontendEventLog().all(all) }
+
+// LBEvents renders what `lb events` shows, in the given order.
+func LBEvents(all []*lbv1.Event) string { return LBEventLog().all(all) }
+
+// all renders events that nothing follows.
+func (l *EventLog[E]) all(events []E) string {
+	if len(events) == 0 {
 		return "no events\n"
 	}
-	var l EventLog
-	return l.Render(all)
-}
-
-// EventLog renders events as they come. Make one with [NewEventLog].
-type EventLog struct {
-	begun bool  // the header was rendered
-	width []int // of the columns so far; they only grow
-}
-
-// NewEventLog returns a log whose columns are wide enough for most of what may
-// come.
-func NewEventLog() *EventLog {
-	return &EventLog{width: []int{len(eventTime), 6, 16, len("de-preferred"), len("de-preferred"), 24}}
+	l.width = nil
+	return l.Render(events)
 }
 
 // Render renders further events, the first time under a header.
-func (l *EventLog) Render(events []*frontendv1.Event) string {
+func (l *EventLog[E]) Render(events []E) string {
 	if len(events) == 0 {
 		return ""
 	}
 	t := &table{width: l.width}
 	if !l.begun {
 		l.begun = true
-		t.rows = append(t.rows, []string{"TIME", "NUMBER", "VIP OR GATEWAY", "FROM", "TO", "REASON", "LOAD BALANCER", "DETAIL"})
+		t.rows = append(t.rows, l.header)
 	}
 	for _, e := range events {
-		at, about, from, to, why := none, e.GetVip(), advertisement(e.GetFrom()), advertisement(e.GetTo()), none
-		if e.GetTime() != nil {
-			at = e.GetTime().AsTime().UTC().Format(eventTime)
-		}
-		switch {
-		case e.GetVip() != "":
-			why = AdvertisementReason(e.GetReason()).Short
-		case e.GetGateway() != "":
-			about, from, to = e.GetGateway(), "up", "DOWN"
-			if e.GetGatewayUp() {
-				from, to = "down", "up"
-			}
-		}
-		t.add(at, fmt.Sprint(e.GetSequence()), about, from, to, why, position(e.GetPosition()), e.GetDetail())
+		t.add(l.row(e)...)
 	}
 	var b strings.Builder
 	t.align(&b, "")
@@ -64,20 +72,28 @@ func (l *EventLog) Render(events []*frontendv1.Event) string {
 	return b.String()
 }
 
-// LBEvents renders what `lb events` shows, in the given order.
-func LBEvents(all []*lbv1.Event) string {
-	if len(all) == 0 {
-		return "no events\n"
+// when is the time of an event.
+func when(t *timestamppb.Timestamp) string {
+	if t == nil {
+		return none
 	}
-	t := newTable("TIME", "NUMBER", "OBJECT", "WHAT", "STREAM", "TARGET", "DETAIL")
-	for _, e := range all {
-		at := none
-		if e.GetTime() != nil {
-			at = e.GetTime().AsTime().UTC().Format(eventTime)
+	return t.AsTime().UTC().Format(eventTime)
+}
+
+func frontendEvent(e *frontendv1.Event) []string {
+	about, from, to, why := e.GetVip(), advertisement(e.GetFrom()), advertisement(e.GetTo()), none
+	switch {
+	case e.GetVip() != "":
+		why = AdvertisementReason(e.GetReason()).Short
+	case e.GetGateway() != "":
+		about, from, to = e.GetGateway(), "up", "DOWN"
+		if e.GetGatewayUp() {
+			from, to = "down", "up"
 		}
-		t.add(at, fmt.Sprint(e.GetSequence()), e.GetObject(), e.GetWhat(), e.GetStream(), e.GetTarget(), e.GetDetail())
 	}
-	var b strings.Builder
-	t.align(&b, "")
-	return b.String()
+	return []string{when(e.GetTime()), fmt.Sprint(e.GetSequence()), about, from, to, why, position(e.GetPosition()), e.GetDetail()}
+}
+
+func lbEvent(e *lbv1.Event) []string {
+	return []string{when(e.GetTime()), fmt.Sprint(e.GetSequence()), e.GetObject(), e.GetWhat(), e.GetStream(), e.GetTarget(), e.GetDetail()}
 }

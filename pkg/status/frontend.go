@@ -165,6 +165,9 @@ func reason(v *frontendv1.VipStatus) string {
 			return "LB: " + lbReason(r)
 		}
 	}
+	if v.GetReason() == readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_DRAINED && isAdvertised(v.GetAdvertisement()) {
+		return "draining, by an operator"
+	}
 	return AdvertisementReason(v.GetReason()).Short
 }
 

@@ -305,7 +305,7 @@ func TestEvents(t *testing.T) {
 }
 
 func TestEventLogHasOneHeaderAndItsColumnsStay(t *testing.T) {
-	l := NewEventLog()
+	l := FrontendEventLog()
 	if got := l.Render(nil); got != "" {
 		t.Errorf("no events are %q", got)
 	}

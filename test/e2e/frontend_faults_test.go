@@ -245,7 +245,7 @@ func TestOperatorDrainsOneVIPAndTakesItBack(t *testing.T) {
 	mark := w.mark()
 	admin := "--admin-socket=unix://" + w.pod.FrontendAdmin()
 
-	if out, status := w.run("frontend", "drain", admin, vipA4); status != 0 || !strings.Contains(out, vipA4) {
+	if out, status := w.run("frontend", "drain", admin, vipA4); status != 0 || !strings.Contains(out, "draining until ") || !strings.Contains(out, ", then withdrawn: "+vipA4) {
 		t.Fatalf("frontend drain ended with %d: %s", status, out)
 	}
 	w.wantRoutes(vipA6, vipB4, vipB6)
@@ -265,10 +265,19 @@ func TestOperatorDrainsOneVIPAndTakesItBack(t *testing.T) {
 	w.wantStory(mark, vipA6, withdrawn, announced)
 	w.wantNothing(mark, vipB4, vipB6)
 
-	// Without a VIP it is all of them; a VIP of nobody's is refused.
-	if out, status := w.run("frontend", "drain", admin, "20.0.0.99/32"); status == 0 {
-		t.Errorf("a VIP that is not configured was drained: %s", out)
+	// Exit status 0 when all is as wanted already, 1 for a VIP of another attractor, 2 for what is none.
+	if out, status := w.run("frontend", "undrain", admin, vipA4); status != 0 || !strings.Contains(out, "no VIP is drained") {
+		t.Errorf("a second undrain ended with %d: %s", status, out)
 	}
+	for _, command := range []string{"drain", "undrain"} {
+		if out, status := w.run("frontend", command, admin, "20.0.0.99/32"); status != 1 || !strings.Contains(out, "not in the attractor") {
+			t.Errorf("%s of a VIP that is not configured ended with %d: %s", command, status, out)
+		}
+		if out, status := w.run("frontend", command, admin, "20.0.0.99"); status != 2 || !strings.Contains(out, "has no prefix length") {
+			t.Errorf("%s of no VIP ended with %d: %s", command, status, out)
+		}
+	}
+	// Without a VIP it is all of them.
 	if out, status := w.run("frontend", "drain", admin); status != 0 {
 		t.Fatalf("frontend drain ended with %d: %s", status, out)
 	}

@@ -227,7 +227,7 @@ func TestTargetDrainedByHandStaysDrained(t *testing.T) {
 
 	out, err := w.lbRun("target", "drain", "target-1")
 	w.must(err)
-	if !strings.Contains(out, "stream-a/target-1") {
+	if !strings.Contains(out, "draining until ") || !strings.Contains(out, "stream-a/target-1") {
 		t.Errorf("it printed %q", out)
 	}
 	w.wantStatus("draining: ")
@@ -249,8 +249,18 @@ func TestTargetDrainedByHandStaysDrained(t *testing.T) {
 	_, err = w.lbRun("target", "undrain", "target-1")
 	w.must(err)
 	w.wantRoutes(vipA4, vipA6, vipB4, vipB6)
-	if _, err := w.lbRun("target", "drain", "nobody"); err == nil || !strings.Contains(err.Error(), "nobody") {
-		t.Errorf("draining nobody: %v", err)
+	// The exit statuses are those of frontend drain and undrain.
+	admin := "--admin-socket=unix://" + w.pod.LBAdmin()
+	if out, status := w.run("lb", "target", "undrain", admin, "target-1"); status != 0 || !strings.Contains(out, "not drained: target-1") {
+		t.Errorf("a second undrain ended with %d: %s", status, out)
+	}
+	for _, command := range []string{"drain", "undrain"} {
+		if out, status := w.run("lb", "target", command, admin, "nobody"); status != 1 || !strings.Contains(out, "nobody") {
+			t.Errorf("%s of no target ended with %d: %s", command, status, out)
+		}
+	}
+	if out, status := w.run("lb", "target", "drain", admin, "target-1", "--drain-for=999h"); status != 2 || !strings.Contains(out, "between 0 and") {
+		t.Errorf("an absurd drain ended with %d: %s", status, out)
 	}
 }
 

@@ -861,7 +861,11 @@ func (x *DrainRequest) GetVips() []string {
 type DrainResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Every VIP that is drained now.
-	Drained       []string `protobuf:"bytes,1,rep,name=drained,proto3" json:"drained,omitempty"`
+	Drained []string `protobuf:"bytes,1,rep,name=drained,proto3" json:"drained,omitempty"`
+	// Those of them whose drain time is not over: de-preferred, and not withdrawn yet.
+	Draining []string `protobuf:"bytes,2,rep,name=draining,proto3" json:"draining,omitempty"`
+	// When the last drain time ends; absent when none runs.
+	Until         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=until,proto3" json:"until,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -899,6 +903,20 @@ func (*DrainResponse) Descriptor() ([]byte, []int) {
 func (x *DrainResponse) GetDrained() []string {
 	if x != nil {
 		return x.Drained
+	}
+	return nil
+}
+
+func (x *DrainResponse) GetDraining() []string {
+	if x != nil {
+		return x.Draining
+	}
+	return nil
+}
+
+func (x *DrainResponse) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
 	}
 	return nil
 }
@@ -1655,9 +1673,11 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"gateway_up\x18\n" +
 	" \x01(\bR\tgatewayUp\"\"\n" +
 	"\fDrainRequest\x12\x12\n" +
-	"\x04vips\x18\x01 \x03(\tR\x04vips\")\n" +
+	"\x04vips\x18\x01 \x03(\tR\x04vips\"w\n" +
 	"\rDrainResponse\x12\x18\n" +
-	"\adrained\x18\x01 \x03(\tR\adrained\"$\n" +
+	"\adrained\x18\x01 \x03(\tR\adrained\x12\x1a\n" +
+	"\bdraining\x18\x02 \x03(\tR\bdraining\x120\n" +
+	"\x05until\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"$\n" +
 	"\x0eUndrainRequest\x12\x12\n" +
 	"\x04vips\x18\x01 \x03(\tR\x04vips\"+\n" +
 	"\x0fUndrainResponse\x12\x18\n" +
@@ -1790,42 +1810,43 @@ var file_vipgate_frontend_v1_frontend_proto_depIdxs = []int32{
 	25, // 6: vipgate.frontend.v1.Event.to:type_name -> vipgate.readiness.v1.Advertisement
 	26, // 7: vipgate.frontend.v1.Event.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
 	27, // 8: vipgate.frontend.v1.Event.position:type_name -> vipgate.readiness.v1.Position
-	24, // 9: vipgate.frontend.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
-	18, // 10: vipgate.frontend.v1.Status.conditions:type_name -> vipgate.frontend.v1.Condition
-	20, // 11: vipgate.frontend.v1.Status.load_balancer:type_name -> vipgate.frontend.v1.LoadBalancerStatus
-	21, // 12: vipgate.frontend.v1.Status.gateways:type_name -> vipgate.frontend.v1.GatewayStatus
-	23, // 13: vipgate.frontend.v1.Status.vips:type_name -> vipgate.frontend.v1.VipStatus
-	22, // 14: vipgate.frontend.v1.Status.bird:type_name -> vipgate.frontend.v1.BirdStatus
-	0,  // 15: vipgate.frontend.v1.LoadBalancerStatus.freshness:type_name -> vipgate.frontend.v1.Freshness
-	27, // 16: vipgate.frontend.v1.LoadBalancerStatus.position:type_name -> vipgate.readiness.v1.Position
-	28, // 17: vipgate.frontend.v1.LoadBalancerStatus.lease_left:type_name -> google.protobuf.Duration
-	24, // 18: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
-	24, // 19: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
-	25, // 20: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
-	26, // 21: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
-	24, // 22: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
-	29, // 23: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
-	1,  // 24: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.frontend.v1.GetStatusRequest
-	3,  // 25: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.frontend.v1.WatchStatusRequest
-	9,  // 26: vipgate.frontend.v1.FrontendService.ListEvents:input_type -> vipgate.frontend.v1.ListEventsRequest
-	11, // 27: vipgate.frontend.v1.FrontendService.WatchEvents:input_type -> vipgate.frontend.v1.WatchEventsRequest
-	14, // 28: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
-	16, // 29: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
-	5,  // 30: vipgate.frontend.v1.FrontendService.SetLogLevel:input_type -> vipgate.frontend.v1.SetLogLevelRequest
-	7,  // 31: vipgate.frontend.v1.FrontendService.GetDebug:input_type -> vipgate.frontend.v1.GetDebugRequest
-	2,  // 32: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.GetStatusResponse
-	4,  // 33: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.WatchStatusResponse
-	10, // 34: vipgate.frontend.v1.FrontendService.ListEvents:output_type -> vipgate.frontend.v1.ListEventsResponse
-	12, // 35: vipgate.frontend.v1.FrontendService.WatchEvents:output_type -> vipgate.frontend.v1.WatchEventsResponse
-	15, // 36: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.DrainResponse
-	17, // 37: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.UndrainResponse
-	6,  // 38: vipgate.frontend.v1.FrontendService.SetLogLevel:output_type -> vipgate.frontend.v1.SetLogLevelResponse
-	8,  // 39: vipgate.frontend.v1.FrontendService.GetDebug:output_type -> vipgate.frontend.v1.GetDebugResponse
-	32, // [32:40] is the sub-list for method output_type
-	24, // [24:32] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	24, // 9: vipgate.frontend.v1.DrainResponse.until:type_name -> google.protobuf.Timestamp
+	24, // 10: vipgate.frontend.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
+	18, // 11: vipgate.frontend.v1.Status.conditions:type_name -> vipgate.frontend.v1.Condition
+	20, // 12: vipgate.frontend.v1.Status.load_balancer:type_name -> vipgate.frontend.v1.LoadBalancerStatus
+	21, // 13: vipgate.frontend.v1.Status.gateways:type_name -> vipgate.frontend.v1.GatewayStatus
+	23, // 14: vipgate.frontend.v1.Status.vips:type_name -> vipgate.frontend.v1.VipStatus
+	22, // 15: vipgate.frontend.v1.Status.bird:type_name -> vipgate.frontend.v1.BirdStatus
+	0,  // 16: vipgate.frontend.v1.LoadBalancerStatus.freshness:type_name -> vipgate.frontend.v1.Freshness
+	27, // 17: vipgate.frontend.v1.LoadBalancerStatus.position:type_name -> vipgate.readiness.v1.Position
+	28, // 18: vipgate.frontend.v1.LoadBalancerStatus.lease_left:type_name -> google.protobuf.Duration
+	24, // 19: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
+	24, // 20: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
+	25, // 21: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
+	26, // 22: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
+	24, // 23: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
+	29, // 24: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
+	1,  // 25: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.frontend.v1.GetStatusRequest
+	3,  // 26: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.frontend.v1.WatchStatusRequest
+	9,  // 27: vipgate.frontend.v1.FrontendService.ListEvents:input_type -> vipgate.frontend.v1.ListEventsRequest
+	11, // 28: vipgate.frontend.v1.FrontendService.WatchEvents:input_type -> vipgate.frontend.v1.WatchEventsRequest
+	14, // 29: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
+	16, // 30: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
+	5,  // 31: vipgate.frontend.v1.FrontendService.SetLogLevel:input_type -> vipgate.frontend.v1.SetLogLevelRequest
+	7,  // 32: vipgate.frontend.v1.FrontendService.GetDebug:input_type -> vipgate.frontend.v1.GetDebugRequest
+	2,  // 33: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.GetStatusResponse
+	4,  // 34: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.WatchStatusResponse
+	10, // 35: vipgate.frontend.v1.FrontendService.ListEvents:output_type -> vipgate.frontend.v1.ListEventsResponse
+	12, // 36: vipgate.frontend.v1.FrontendService.WatchEvents:output_type -> vipgate.frontend.v1.WatchEventsResponse
+	15, // 37: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.DrainResponse
+	17, // 38: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.UndrainResponse
+	6,  // 39: vipgate.frontend.v1.FrontendService.SetLogLevel:output_type -> vipgate.frontend.v1.SetLogLevelResponse
+	8,  // 40: vipgate.frontend.v1.FrontendService.GetDebug:output_type -> vipgate.frontend.v1.GetDebugResponse
+	33, // [33:41] is the sub-list for method output_type
+	25, // [25:33] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_vipgate_frontend_v1_frontend_proto_init() }

@@ -361,7 +361,9 @@ func (x *ListEventsRequest) GetAfter() uint64 {
 type ListEventsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The events.
-	Events        []*Event `protobuf:"bytes,1,rep,name=events,proto3" json:"events,omitempty"`
+	Events []*Event `protobuf:"bytes,1,rep,name=events,proto3" json:"events,omitempty"`
+	// The start of the process, within which events are numbered.
+	InstanceId    string `protobuf:"bytes,2,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -401,6 +403,13 @@ func (x *ListEventsResponse) GetEvents() []*Event {
 		return x.Events
 	}
 	return nil
+}
+
+func (x *ListEventsResponse) GetInstanceId() string {
+	if x != nil {
+		return x.InstanceId
+	}
+	return ""
 }
 
 // Event is one thing worth knowing that happened to the load balancer.
@@ -574,7 +583,9 @@ func (x *DrainTargetsRequest) GetDrainFor() *durationpb.Duration {
 type DrainTargetsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// As STREAM/NAME.
-	Drained       []string `protobuf:"bytes,1,rep,name=drained,proto3" json:"drained,omitempty"`
+	Drained []string `protobuf:"bytes,1,rep,name=drained,proto3" json:"drained,omitempty"`
+	// When the last of the drains ends.
+	Until         *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=until,proto3" json:"until,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -612,6 +623,13 @@ func (*DrainTargetsResponse) Descriptor() ([]byte, []int) {
 func (x *DrainTargetsResponse) GetDrained() []string {
 	if x != nil {
 		return x.Drained
+	}
+	return nil
+}
+
+func (x *DrainTargetsResponse) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
 	}
 	return nil
 }
@@ -2285,9 +2303,11 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\x06mended\x18\x01 \x03(\v2\x1d.vipgate.lb.v1.DataPlaneDriftR\x06mended\"?\n" +
 	"\x11ListEventsRequest\x12\x14\n" +
 	"\x05limit\x18\x01 \x01(\rR\x05limit\x12\x14\n" +
-	"\x05after\x18\x02 \x01(\x04R\x05after\"B\n" +
+	"\x05after\x18\x02 \x01(\x04R\x05after\"c\n" +
 	"\x12ListEventsResponse\x12,\n" +
-	"\x06events\x18\x01 \x03(\v2\x14.vipgate.lb.v1.EventR\x06events\"\xc7\x01\n" +
+	"\x06events\x18\x01 \x03(\v2\x14.vipgate.lb.v1.EventR\x06events\x12\x1f\n" +
+	"\vinstance_id\x18\x02 \x01(\tR\n" +
+	"instanceId\"\xc7\x01\n" +
 	"\x05Event\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x16\n" +
@@ -2299,9 +2319,10 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\x13DrainTargetsRequest\x12\x16\n" +
 	"\x06stream\x18\x01 \x01(\tR\x06stream\x12\x14\n" +
 	"\x05names\x18\x02 \x03(\tR\x05names\x126\n" +
-	"\tdrain_for\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bdrainFor\"0\n" +
+	"\tdrain_for\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bdrainFor\"b\n" +
 	"\x14DrainTargetsResponse\x12\x18\n" +
-	"\adrained\x18\x01 \x03(\tR\adrained\"E\n" +
+	"\adrained\x18\x01 \x03(\tR\adrained\x120\n" +
+	"\x05until\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"E\n" +
 	"\x15UndrainTargetsRequest\x12\x16\n" +
 	"\x06stream\x18\x01 \x01(\tR\x06stream\x12\x14\n" +
 	"\x05names\x18\x02 \x03(\tR\x05names\"6\n" +
@@ -2503,57 +2524,58 @@ var file_vipgate_lb_v1_lb_proto_depIdxs = []int32{
 	8,  // 4: vipgate.lb.v1.ListEventsResponse.events:type_name -> vipgate.lb.v1.Event
 	33, // 5: vipgate.lb.v1.Event.time:type_name -> google.protobuf.Timestamp
 	32, // 6: vipgate.lb.v1.DrainTargetsRequest.drain_for:type_name -> google.protobuf.Duration
-	20, // 7: vipgate.lb.v1.GetStatusResponse.status:type_name -> vipgate.lb.v1.Status
-	20, // 8: vipgate.lb.v1.WatchStatusResponse.status:type_name -> vipgate.lb.v1.Status
-	34, // 9: vipgate.lb.v1.Status.position:type_name -> vipgate.readiness.v1.Position
-	32, // 10: vipgate.lb.v1.Status.lease:type_name -> google.protobuf.Duration
-	33, // 11: vipgate.lb.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
-	19, // 12: vipgate.lb.v1.Status.conditions:type_name -> vipgate.lb.v1.Condition
-	28, // 13: vipgate.lb.v1.Status.vips:type_name -> vipgate.lb.v1.VipStatus
-	29, // 14: vipgate.lb.v1.Status.streams:type_name -> vipgate.lb.v1.StreamStatus
-	31, // 15: vipgate.lb.v1.Status.watchers:type_name -> vipgate.lb.v1.WatcherStatus
-	27, // 16: vipgate.lb.v1.Status.sources:type_name -> vipgate.lb.v1.SourceStatus
-	21, // 17: vipgate.lb.v1.Status.data_plane:type_name -> vipgate.lb.v1.DataPlaneStatus
-	23, // 18: vipgate.lb.v1.DataPlaneStatus.problems:type_name -> vipgate.lb.v1.DataPlaneProblem
-	24, // 19: vipgate.lb.v1.DataPlaneStatus.drift:type_name -> vipgate.lb.v1.DataPlaneDrift
-	25, // 20: vipgate.lb.v1.DataPlaneStatus.streams:type_name -> vipgate.lb.v1.DataPlaneStream
-	22, // 21: vipgate.lb.v1.DataPlaneStatus.holds:type_name -> vipgate.lb.v1.DataPlaneHold
-	33, // 22: vipgate.lb.v1.DataPlaneHold.until:type_name -> google.protobuf.Timestamp
-	33, // 23: vipgate.lb.v1.DataPlaneDrift.since:type_name -> google.protobuf.Timestamp
-	26, // 24: vipgate.lb.v1.DataPlaneStream.targets:type_name -> vipgate.lb.v1.DataPlaneTarget
-	33, // 25: vipgate.lb.v1.DataPlaneTarget.drain_end:type_name -> google.protobuf.Timestamp
-	33, // 26: vipgate.lb.v1.SourceStatus.since:type_name -> google.protobuf.Timestamp
-	35, // 27: vipgate.lb.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
-	36, // 28: vipgate.lb.v1.VipStatus.reported:type_name -> vipgate.readiness.v1.VipAdvertisement
-	30, // 29: vipgate.lb.v1.StreamStatus.targets:type_name -> vipgate.lb.v1.TargetStatus
-	33, // 30: vipgate.lb.v1.TargetStatus.since:type_name -> google.protobuf.Timestamp
-	33, // 31: vipgate.lb.v1.TargetStatus.last_check:type_name -> google.protobuf.Timestamp
-	33, // 32: vipgate.lb.v1.TargetStatus.drain_end:type_name -> google.protobuf.Timestamp
-	33, // 33: vipgate.lb.v1.WatcherStatus.since:type_name -> google.protobuf.Timestamp
-	37, // 34: vipgate.lb.v1.WatcherStatus.families:type_name -> vipgate.readiness.v1.FamilyConnectivity
-	13, // 35: vipgate.lb.v1.LBService.GetStatus:input_type -> vipgate.lb.v1.GetStatusRequest
-	15, // 36: vipgate.lb.v1.LBService.WatchStatus:input_type -> vipgate.lb.v1.WatchStatusRequest
-	17, // 37: vipgate.lb.v1.LBService.SetLogLevel:input_type -> vipgate.lb.v1.SetLogLevelRequest
-	9,  // 38: vipgate.lb.v1.LBService.DrainTargets:input_type -> vipgate.lb.v1.DrainTargetsRequest
-	11, // 39: vipgate.lb.v1.LBService.UndrainTargets:input_type -> vipgate.lb.v1.UndrainTargetsRequest
-	4,  // 40: vipgate.lb.v1.LBService.Reconcile:input_type -> vipgate.lb.v1.ReconcileRequest
-	0,  // 41: vipgate.lb.v1.LBService.Hold:input_type -> vipgate.lb.v1.HoldRequest
-	2,  // 42: vipgate.lb.v1.LBService.Resume:input_type -> vipgate.lb.v1.ResumeRequest
-	6,  // 43: vipgate.lb.v1.LBService.ListEvents:input_type -> vipgate.lb.v1.ListEventsRequest
-	14, // 44: vipgate.lb.v1.LBService.GetStatus:output_type -> vipgate.lb.v1.GetStatusResponse
-	16, // 45: vipgate.lb.v1.LBService.WatchStatus:output_type -> vipgate.lb.v1.WatchStatusResponse
-	18, // 46: vipgate.lb.v1.LBService.SetLogLevel:output_type -> vipgate.lb.v1.SetLogLevelResponse
-	10, // 47: vipgate.lb.v1.LBService.DrainTargets:output_type -> vipgate.lb.v1.DrainTargetsResponse
-	12, // 48: vipgate.lb.v1.LBService.UndrainTargets:output_type -> vipgate.lb.v1.UndrainTargetsResponse
-	5,  // 49: vipgate.lb.v1.LBService.Reconcile:output_type -> vipgate.lb.v1.ReconcileResponse
-	1,  // 50: vipgate.lb.v1.LBService.Hold:output_type -> vipgate.lb.v1.HoldResponse
-	3,  // 51: vipgate.lb.v1.LBService.Resume:output_type -> vipgate.lb.v1.ResumeResponse
-	7,  // 52: vipgate.lb.v1.LBService.ListEvents:output_type -> vipgate.lb.v1.ListEventsResponse
-	44, // [44:53] is the sub-list for method output_type
-	35, // [35:44] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	33, // 7: vipgate.lb.v1.DrainTargetsResponse.until:type_name -> google.protobuf.Timestamp
+	20, // 8: vipgate.lb.v1.GetStatusResponse.status:type_name -> vipgate.lb.v1.Status
+	20, // 9: vipgate.lb.v1.WatchStatusResponse.status:type_name -> vipgate.lb.v1.Status
+	34, // 10: vipgate.lb.v1.Status.position:type_name -> vipgate.readiness.v1.Position
+	32, // 11: vipgate.lb.v1.Status.lease:type_name -> google.protobuf.Duration
+	33, // 12: vipgate.lb.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
+	19, // 13: vipgate.lb.v1.Status.conditions:type_name -> vipgate.lb.v1.Condition
+	28, // 14: vipgate.lb.v1.Status.vips:type_name -> vipgate.lb.v1.VipStatus
+	29, // 15: vipgate.lb.v1.Status.streams:type_name -> vipgate.lb.v1.StreamStatus
+	31, // 16: vipgate.lb.v1.Status.watchers:type_name -> vipgate.lb.v1.WatcherStatus
+	27, // 17: vipgate.lb.v1.Status.sources:type_name -> vipgate.lb.v1.SourceStatus
+	21, // 18: vipgate.lb.v1.Status.data_plane:type_name -> vipgate.lb.v1.DataPlaneStatus
+	23, // 19: vipgate.lb.v1.DataPlaneStatus.problems:type_name -> vipgate.lb.v1.DataPlaneProblem
+	24, // 20: vipgate.lb.v1.DataPlaneStatus.drift:type_name -> vipgate.lb.v1.DataPlaneDrift
+	25, // 21: vipgate.lb.v1.DataPlaneStatus.streams:type_name -> vipgate.lb.v1.DataPlaneStream
+	22, // 22: vipgate.lb.v1.DataPlaneStatus.holds:type_name -> vipgate.lb.v1.DataPlaneHold
+	33, // 23: vipgate.lb.v1.DataPlaneHold.until:type_name -> google.protobuf.Timestamp
+	33, // 24: vipgate.lb.v1.DataPlaneDrift.since:type_name -> google.protobuf.Timestamp
+	26, // 25: vipgate.lb.v1.DataPlaneStream.targets:type_name -> vipgate.lb.v1.DataPlaneTarget
+	33, // 26: vipgate.lb.v1.DataPlaneTarget.drain_end:type_name -> google.protobuf.Timestamp
+	33, // 27: vipgate.lb.v1.SourceStatus.since:type_name -> google.protobuf.Timestamp
+	35, // 28: vipgate.lb.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
+	36, // 29: vipgate.lb.v1.VipStatus.reported:type_name -> vipgate.readiness.v1.VipAdvertisement
+	30, // 30: vipgate.lb.v1.StreamStatus.targets:type_name -> vipgate.lb.v1.TargetStatus
+	33, // 31: vipgate.lb.v1.TargetStatus.since:type_name -> google.protobuf.Timestamp
+	33, // 32: vipgate.lb.v1.TargetStatus.last_check:type_name -> google.protobuf.Timestamp
+	33, // 33: vipgate.lb.v1.TargetStatus.drain_end:type_name -> google.protobuf.Timestamp
+	33, // 34: vipgate.lb.v1.WatcherStatus.since:type_name -> google.protobuf.Timestamp
+	37, // 35: vipgate.lb.v1.WatcherStatus.families:type_name -> vipgate.readiness.v1.FamilyConnectivity
+	13, // 36: vipgate.lb.v1.LBService.GetStatus:input_type -> vipgate.lb.v1.GetStatusRequest
+	15, // 37: vipgate.lb.v1.LBService.WatchStatus:input_type -> vipgate.lb.v1.WatchStatusRequest
+	17, // 38: vipgate.lb.v1.LBService.SetLogLevel:input_type -> vipgate.lb.v1.SetLogLevelRequest
+	9,  // 39: vipgate.lb.v1.LBService.DrainTargets:input_type -> vipgate.lb.v1.DrainTargetsRequest
+	11, // 40: vipgate.lb.v1.LBService.UndrainTargets:input_type -> vipgate.lb.v1.UndrainTargetsRequest
+	4,  // 41: vipgate.lb.v1.LBService.Reconcile:input_type -> vipgate.lb.v1.ReconcileRequest
+	0,  // 42: vipgate.lb.v1.LBService.Hold:input_type -> vipgate.lb.v1.HoldRequest
+	2,  // 43: vipgate.lb.v1.LBService.Resume:input_type -> vipgate.lb.v1.ResumeRequest
+	6,  // 44: vipgate.lb.v1.LBService.ListEvents:input_type -> vipgate.lb.v1.ListEventsRequest
+	14, // 45: vipgate.lb.v1.LBService.GetStatus:output_type -> vipgate.lb.v1.GetStatusResponse
+	16, // 46: vipgate.lb.v1.LBService.WatchStatus:output_type -> vipgate.lb.v1.WatchStatusResponse
+	18, // 47: vipgate.lb.v1.LBService.SetLogLevel:output_type -> vipgate.lb.v1.SetLogLevelResponse
+	10, // 48: vipgate.lb.v1.LBService.DrainTargets:output_type -> vipgate.lb.v1.DrainTargetsResponse
+	12, // 49: vipgate.lb.v1.LBService.UndrainTargets:output_type -> vipgate.lb.v1.UndrainTargetsResponse
+	5,  // 50: vipgate.lb.v1.LBService.Reconcile:output_type -> vipgate.lb.v1.ReconcileResponse
+	1,  // 51: vipgate.lb.v1.LBService.Hold:output_type -> vipgate.lb.v1.HoldResponse
+	3,  // 52: vipgate.lb.v1.LBService.Resume:output_type -> vipgate.lb.v1.ResumeResponse
+	7,  // 53: vipgate.lb.v1.LBService.ListEvents:output_type -> vipgate.lb.v1.ListEventsResponse
+	45, // [45:54] is the sub-list for method output_type
+	36, // [36:45] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_vipgate_lb_v1_lb_proto_init() }

@@ -1,0 +1,164 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/vipgate/vipgate/pkg/status"
+)
+
+// EventFlags are the flags of the events commands.
+type EventFlags struct {
+	AdminSocket string `help:"Unix socket of the running process." default:"${admin_socket}" placeholder:"SOCKET"`
+	Limit       uint32 `help:"Only the newest N; 0 shows all that are kept." placeholder:"N"`
+	Output      string `short:"o" help:"table or json." enum:"table,json" default:"table"`
+	Follow      bool   `short:"f" help:"Continue with new events as they happen, until Ctrl-C, also when the process restarts; with -o json one object in each line."`
+}
+
+// EventPosition is where events continue: after a number of an instance.
+type EventPosition struct {
+	Instance string
+	After    uint64
+	Limit    uint32
+}
+
+// EventPage holds events up to a number, and how many before them are lost.
+type EventPage[E any] struct {
+	Instance   string
+	Events     []E
+	UpTo, Lost uint64
+}
+
+// Back-off between attempts to reach a process that was reached before.
+const (
+	minFollowBackoff = 100 * time.Millisecond
+	maxFollowBackoff = 2 * time.Second
+)
+
+// EventFollower prints events over restarts of a process, each once.
+type EventFollower[E any] struct {
+	Program string
+	// Open hands the pages from a position on to take, until the connection ends.
+	Open  func(ctx context.Context, from EventPosition, take func(EventPage[E]) error) error
+	Print func([]E) error
+	// Notes takes what is not an event: gaps and lost connections.
+	Notes io.Writer
+
+	Position EventPosition
+}
+
+// errPrint wraps what no new connection repairs.
+type errPrint struct{ error }
+
+// FollowEvents follows until SIGINT or SIGTERM and prints a table, or JSON.
+func FollowEvents[E proto.Message](ctx context.Context, out *Output, flags EventFlags, program string, log *status.EventLog[E],
+	open func(context.Context, EventPosition, func(EventPage[E]) error) error,
+) error {
+	ctx, cancel := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+	defer cancel()
+	f := &EventFollower[E]{Program: program, Open: open, Print: EventPrinter(out, flags.Output, log), Notes: os.Stderr, Position: EventPosition{Limit: flags.Limit}}
+	return f.Run(ctx)
+}
+
+// EventPrinter prints events as a table that continues, or as an object in each line.
+func EventPrinter[E proto.Message](out *Output, format string, log *status.EventLog[E]) func([]E) error {
+	return func(events []E) error {
+		if format != "json" {
+			out.Printf("%s", log.Render(events))
+			return nil
+		}
+		for _, e := range events {
+			text, err := status.JSON(e, false)
+			if err != nil {
+				return err
+			}
+			out.Printf("%s", text)
+		}
+		return nil
+	}
+}
+
+// Run follows until ctx ends. The first connection must succeed; later ones are
+// tried until they do.
+func (f *EventFollower[E]) Run(ctx context.Context) error {
+	reached, away := false, false
+	wait := minFollowBackoff
+	for {
+		err := f.Open(ctx, f.Position, func(p EventPage[E]) error {
+			if away {
+				f.note("connected again")
+			}
+			reached, away, wait = true, false, minFollowBackoff
+			return f.take(p)
+		})
+		var broken errPrint
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.As(err, &broken):
+			return broken.error
+		case !worthRetrying(err) || !reached:
+			return f.explain(err)
+		}
+		if !away {
+			f.note("the %s is gone, waiting for it: %v", f.Program, f.explain(err))
+			away = true
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return nil
+		}
+		wait = min(2*wait, maxFollowBackoff)
+	}
+}
+
+// take prints the events of a page and moves the position behind them.
+func (f *EventFollower[E]) take(p EventPage[E]) error {
+	if f.Position.Instance != "" && f.Position.Instance != p.Instance {
+		f.note("the %s was restarted; events count from 1 again, and what the one before did not get to tell is gone", f.Program)
+	}
+	f.Position = EventPosition{Instance: p.Instance, After: p.UpTo}
+	if p.Lost > 0 {
+		f.note("%d events lost: they came faster than they were read here, or while nobody was connected", p.Lost)
+	}
+	if err := f.Print(p.Events); err != nil {
+		return errPrint{err}
+	}
+	return nil
+}
+
+func (f *EventFollower[E]) note(format string, args ...any) {
+	// What cannot be written to stderr has nowhere else to go.
+	_, _ = fmt.Fprintf(f.Notes, "%s: %s\n", f.Program, fmt.Sprintf(format, args...))
+}
+
+// worthRetrying reports whether another attempt may end otherwise: not when the
+// process refuses the request, or does not know it.
+func worthRetrying(err error) bool {
+	switch grpcstatus.Code(err) {
+	case codes.InvalidArgument, codes.Unimplemented, codes.PermissionDenied:
+		return false
+	}
+	return true
+}
+
+func (f *EventFollower[E]) explain(err error) error {
+	switch s, isStatus := grpcstatus.FromError(err); {
+	case !isStatus: // it says itself how to come to a process
+		return err
+	case s.Code() == codes.Unimplemented:
+		return fmt.Errorf("the running %[1]s is older than this program and cannot be followed: use `%[1]s events` without --follow", f.Program)
+	}
+	return Explain(err)
+}

@@ -1,0 +1,60 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// A normal start has no line that a person would look at, and its JSON has the words of states and reasons.
+func TestNormalStartLogsNoWarning(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.up(w.target1)
+	w.up(w.target2)
+	svid := func(name, id string) string {
+		dir := w.path(name)
+		w.must(os.Mkdir(dir, 0o700))
+		w.must(w.authority().WriteFiles(dir, w.mint(w.authority(), id)))
+		return "--svid-dir=" + dir
+	}
+	// In a pod neither container waits for the other.
+	w.must(w.pod.StartFrontend("--identity=files", svid("fe-svid", lab.FrontendID), "--log-format=json"))
+	w.waitLog(w.pod.Frontend, "starting frontend")
+	w.must(w.pod.StartLB("--identity=files", svid("lb-svid", lab.LBID), "--log-format=json"))
+	w.wantRoutes(every()...)
+	w.wantHealth(lab.LBHealth, "Egress", healthv1.HealthCheckResponse_SERVING)
+	for _, addr := range []string{lab.LBHealth, lab.FrontendHealth} {
+		w.wantHealth(addr, "Readiness", healthv1.HealthCheckResponse_SERVING)
+	}
+	changed := 0
+	for _, p := range []*lab.Process{w.pod.LB, w.pod.Frontend} {
+		for line := range strings.Lines(p.Output()) {
+			var entry map[string]any
+			if err := json.Unmarshal([]byte(line), &entry); err != nil {
+				t.Errorf("%s: no JSON: %s", p.Name, line)
+				continue
+			}
+			if level := fmt.Sprint(entry["level"]); level != "INFO" && level != "DEBUG" {
+				t.Errorf("%s: %s", p.Name, line)
+			}
+			for _, key := range []string{"from", "to", "reason", "state", "family"} {
+				if n, number := entry[key].(float64); number {
+					t.Errorf("%s: %s is %v, not a word: %s", p.Name, key, n, line)
+				}
+			}
+			if entry["msg"] == "VIP changed" {
+				changed++
+			}
+		}
+	}
+	if changed < 2*len(every()) {
+		t.Errorf("%d changes of VIPs in the logs, want %d", changed, 2*len(every()))
+	}
+}
