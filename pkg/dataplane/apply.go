@@ -41,8 +41,8 @@ func (p *planned) toApply() []installedTarget {
 // An error is about everything; what fails for one stream is in its failure.
 func (e *engine) apply(plans []*planned, repairBase bool) error {
 	fault(stepPlanned)
-	e.keep(before(plans))
 	for _, p := range plans {
+		e.begin(p)
 		e.settle(p.name, &p.streamPlan)
 		e.logPlan(p)
 	}
@@ -64,7 +64,7 @@ func (e *engine) apply(plans []*planned, repairBase bool) error {
 		return err
 	}
 	fault(stepReadBack)
-	e.keep(e.after(plans))
+	e.conclude(plans)
 	return nil
 }
 
@@ -75,40 +75,29 @@ func (e *engine) redo(plans []*planned) {
 	}
 }
 
-// before is what is known of the kernel once changes begin.
-func before(plans []*planned) (c installedChange) {
-	for _, p := range plans {
-		for _, t := range p.gone {
-			t.Stage = stageRemoving
-			c.Targets = append(c.Targets, t)
-		}
-		if p.remove {
-			if p.view.installed != nil {
-				s := *p.view.installed
-				s.Stage = stageRemoving
-				c.Streams = append(c.Streams, s)
-			}
-			continue
-		}
-		for _, t := range sortedTargets(p.targets) {
-			old, recorded := p.view.targets[t.Name]
-			if !p.apply[t.Number] && recorded && sameTarget(t, old) {
-				continue
-			}
-			if p.apply[t.Number] {
-				t.Stage = stagePending
-			}
-			c.Targets = append(c.Targets, t)
-		}
-		s := p.stream
-		if p.write {
-			s.Stage = stagePending
-		}
-		if p.view.installed == nil || p.write || !sameStream(s, *p.view.installed) {
-			c.Streams = append(c.Streams, s)
-		}
+// begin notes what is about to change.
+func (e *engine) begin(p *planned) {
+	for _, t := range p.gone {
+		t.Stage = stageRemoving
+		e.keepTarget(t)
 	}
-	return c
+	if p.remove {
+		if p.view.installed != nil {
+			s := *p.view.installed
+			s.Stage = stageRemoving
+			e.keepStream(s)
+		}
+		return
+	}
+	for _, t := range p.toApply() {
+		t.Stage = stagePending
+		e.keepTarget(t)
+	}
+	s := p.stream
+	if p.write {
+		s.Stage = stagePending
+	}
+	e.keepStream(s)
 }
 
 // makeWays makes rules and routes. Targets that they do not lead to stay out of the
@@ -299,13 +288,13 @@ func (e *engine) readTouched(plans []*planned) error {
 	return nil
 }
 
-// after is what is known once all was read back: what is in the kernel is applied, what
-// is gone is forgotten, and the rest is tried again.
-func (e *engine) after(plans []*planned) (c installedChange) {
+// conclude notes what was read back: what is in the kernel is applied, what is gone is
+// forgotten, and the rest is tried again.
+func (e *engine) conclude(plans []*planned) {
 	for _, p := range plans {
 		for _, t := range p.gone {
 			if e.actual.slots[t.Number] == nil && p.failure == nil {
-				c.RemoveTargets = append(c.RemoveTargets, t.Number)
+				e.dropTarget(t)
 				e.log.Info("a target is gone from the data plane", "stream", t.Stream, "target", t.Name, "number", t.Number)
 			} else {
 				p.fail(fmt.Errorf("target %s (number %d) is still in the kernel after its removal", t.Name, t.Number))
@@ -316,7 +305,8 @@ func (e *engine) after(plans []*planned) (c installedChange) {
 				p.fail(fmt.Errorf("the chain of stream %s is still in the kernel after its removal", p.name))
 			}
 			if p.failure == nil && p.view.installed != nil {
-				c.RemoveStreams = append(c.RemoveStreams, p.name)
+				delete(e.installed.Streams, p.name)
+				p.memory.stale = true
 			}
 			e.finish(p)
 			continue
@@ -329,19 +319,18 @@ func (e *engine) after(plans []*planned) (c installedChange) {
 			case has == nil || !sameElements(*has, want):
 				p.fail(fmt.Errorf("the chain of target %s (number %d), or its elements, are not in the kernel after they were written", t.Name, t.Number))
 			default:
-				c.Targets = append(c.Targets, t)
+				e.keepTarget(t)
 			}
 		}
 		if p.write {
 			if err := e.confirm(p); err != nil {
 				p.fail(err)
 			} else {
-				c.Streams = append(c.Streams, p.stream)
+				e.keepStream(p.stream)
 			}
 		}
 		e.finish(p)
 	}
-	return c
 }
 
 // confirm compares a stream that was written with what was read back. Elements of

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -75,41 +76,26 @@ func (e *engine) streamState(s installedStream, m *streamMemory) *StreamState {
 	return x
 }
 
-// maxTold is how many objects that differ, or no longer do, are logged one by one at
-// once: deleting a whole table changes thousands.
-const maxTold = 20
-
-// noteDrift remembers since when what differs, and says so once.
+// noteDrift remembers since when objects differ, and logs what is new.
 func (e *engine) noteDrift() {
-	all := e.drift()
-	now := e.now()
-	is := make(map[driftKey]bool, len(all))
-	come, gone := 0, 0
-	for _, d := range all {
-		is[d.key()] = true
-		if _, known := e.since[d.key()]; known {
-			continue
+	since := map[driftKey]time.Time{}
+	var found []Drift
+	for _, d := range e.drift() {
+		at, known := e.since[d.key()]
+		if !known {
+			at = e.now()
+			found = append(found, d)
 		}
-		e.since[d.key()] = now
-		if come++; come <= maxTold {
-			e.log.Warn("drift detected", "object", d.Object, "detail", d.Detail, "stream", d.Stream, "target", d.Target, "held", e.held(d.Stream))
-		}
+		since[d.key()] = at
 	}
-	for k := range e.since {
-		if is[k] {
-			continue
-		}
-		delete(e.since, k)
-		if gone++; gone <= maxTold {
-			e.log.Info("drift resolved", "object", k.object, "stream", k.stream, "target", k.target)
-		}
+	if len(found) > 0 {
+		d := found[0]
+		e.log.Warn("drift detected", "objects", len(found), "first", d.Object, "detail", d.Detail, "stream", d.Stream, "target", d.Target, "held", e.held(d.Stream))
 	}
-	if come > maxTold {
-		e.log.Warn("more drift detected", "objects", come-maxTold)
+	if n := len(e.since) + len(found) - len(since); n > 0 {
+		e.log.Info("drift resolved", "objects", n)
 	}
-	if gone > maxTold {
-		e.log.Info("more drift resolved", "objects", gone-maxTold)
-	}
+	e.since = since
 }
 
 // hasApplied reports whether a stream is installed, so that what no stream owns must be

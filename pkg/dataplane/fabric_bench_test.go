@@ -170,7 +170,7 @@ func BenchmarkWithAHundredStreams(b *testing.B) {
 	})
 	b.Run("taken", func(b *testing.B) {
 		for b.Loop() {
-			_, err := f.taken(7000)
+			_, err := f.takenAmong([]uint32{7000})
 			must(b, err)
 		}
 	})

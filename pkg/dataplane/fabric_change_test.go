@@ -239,8 +239,6 @@ func TestNamesOfOursThatAreSomebodyElsesAreTold(t *testing.T) {
 		var foreign *foreignError
 		if err := writeBase(f, exampleChange()); !errors.As(err, &foreign) || foreign.object != object {
 			t.Errorf("writing over %s: %v", object, err)
-		} else if foreign.stream == "" && foreign.v.IsZero() {
-			t.Errorf("%s is about no stream and no VIP", object)
 		}
 		if c := readAll(t, f); !c.base {
 			t.Errorf("%s disturbs the base", object)
@@ -256,9 +254,6 @@ func TestOfManyRulesAndTablesThoseOfOthersAreTaken(t *testing.T) {
 	must(t, err)
 	if len(got) != 3 || got[5003] == "" || got[5004] == "" || got[5005] == "" {
 		t.Errorf("taken are %v", got)
-	}
-	if by, err := f.taken(5002); err != nil || by != "" {
-		t.Errorf("5002 is taken: %s, %v", by, err)
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"maps"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/durable"
@@ -16,45 +15,24 @@ import (
 // allStreams is the name under which every stream, and what no stream owns, is held.
 const allStreams = ""
 
-// holdDocument is the file that keeps holds over restarts.
-type holdDocument struct {
-	Version int         `json:"version"`
-	Holds   []savedHold `json:"holds"`
-}
-
-type savedHold struct {
-	// Stream is absent for all streams, and Until for a hold without an end.
-	Stream string    `json:"stream,omitempty"`
-	Until  time.Time `json:"until,omitzero"`
-}
-
-const holdVersion = 1
-
 func (o Options) holdFile() string { return filepath.Join(o.StateDir, "dataplane-hold.json") }
 
-// loadHolds reads the holds of an earlier process. A file that cannot be understood is
-// moved aside, and nothing is held.
+// loadHolds reads the holds of an earlier process: ends by stream. A file that cannot be
+// understood is moved aside, and nothing is held.
 func loadHolds(o Options, log *slog.Logger) (map[string]time.Time, error) {
 	holds := map[string]time.Time{}
 	if o.StateDir == "" {
 		return holds, nil
 	}
-	var d holdDocument
-	_, found, err := durable.Read(o.holdFile(), &d)
-	if err == nil && found && d.Version != holdVersion {
-		err = fmt.Errorf("%s %w: version %d is not %d", o.holdFile(), durable.ErrBroken, d.Version, holdVersion)
-	}
-	switch {
-	case errors.Is(err, durable.ErrBroken):
+	_, _, err := durable.Read(o.holdFile(), &holds)
+	if errors.Is(err, durable.ErrBroken) {
 		durable.SetAside(o.holdFile(), err, time.Now(), log)
-		return holds, nil
-	case err != nil:
-		return nil, err
+		holds, err = nil, nil
 	}
-	for _, h := range d.Holds {
-		holds[h.Stream] = h.Until
+	if holds == nil {
+		holds = map[string]time.Time{}
 	}
-	return holds, nil
+	return holds, err
 }
 
 // saveHolds writes them down.
@@ -62,11 +40,7 @@ func (o Options) saveHolds(holds map[string]time.Time) error {
 	if o.StateDir == "" {
 		return nil
 	}
-	d := holdDocument{Version: holdVersion, Holds: []savedHold{}}
-	for _, stream := range slices.Sorted(maps.Keys(holds)) {
-		d.Holds = append(d.Holds, savedHold{stream, holds[stream]})
-	}
-	return durable.Write(o.holdFile(), d)
+	return durable.Write(o.holdFile(), holds)
 }
 
 // held reports whether drift of a stream is left alone; "" is what no stream owns.
@@ -149,40 +123,16 @@ func (p *Plane) Hold(ctx context.Context, stream string, d time.Duration) (until
 	if d > 0 {
 		until = time.Now().Add(d)
 	}
-	failed := make(chan error, 1)
-	if err := p.ask(ctx, func(e *engine) { failed <- e.hold(stream, until) }); err != nil {
-		return until, fmt.Errorf("hold the data plane: %w", err)
-	}
-	return until, <-failed
+	return ask(ctx, p, "hold the data plane", func(e *engine) (time.Time, error) { return until, e.hold(stream, until) })
 }
 
 // Resume ends what Hold began, all holds with "", and returns what was repaired.
 func (p *Plane) Resume(ctx context.Context, stream string) ([]Drift, error) {
-	return p.repair(ctx, "resume", func(e *engine) ([]Drift, error) { return e.resume(stream, p.wanted.Load()) })
+	return ask(ctx, p, "resume the data plane", func(e *engine) ([]Drift, error) { return e.resume(stream, p.wanted.Load()) })
 }
 
 // Reconcile repairs at once, also what is in back-off, except what is held, and returns
 // what it repaired. Before the first Configure it refuses.
 func (p *Plane) Reconcile(ctx context.Context) ([]Drift, error) {
-	return p.repair(ctx, "reconcile", func(e *engine) ([]Drift, error) { return e.reconcile(p.wanted.Load()) })
-}
-
-func (p *Plane) repair(ctx context.Context, what string, do func(*engine) ([]Drift, error)) ([]Drift, error) {
-	type answer struct {
-		drift []Drift
-		err   error
-	}
-	answers := make(chan answer, 1)
-	err := p.ask(ctx, func(e *engine) {
-		drift, err := do(e)
-		answers <- answer{drift, err}
-	})
-	if err != nil {
-		return nil, fmt.Errorf("%s the data plane: %w", what, err)
-	}
-	a := <-answers
-	if a.err != nil {
-		return a.drift, fmt.Errorf("%s the data plane: %w", what, a.err)
-	}
-	return a.drift, nil
+	return ask(ctx, p, "reconcile the data plane", func(e *engine) ([]Drift, error) { return e.reconcile(p.wanted.Load()) })
 }

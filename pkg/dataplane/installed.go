@@ -57,14 +57,6 @@ type installed struct {
 	Streams map[string]installedStream
 }
 
-// installedChange is a change of the model.
-type installedChange struct {
-	Targets       []installedTarget
-	Streams       []installedStream
-	RemoveTargets []uint32
-	RemoveStreams []string
-}
-
 // label is what the comment of a target's rule holds, so that the next process finds it
 // in the kernel: "STREAM/TARGET ADDRESS... drain=END/DURATION". The end is by the wall
 // clock; both are in milliseconds.

@@ -1,9 +1,6 @@
 package dataplane
 
-import (
-	"fmt"
-	"slices"
-)
+import "fmt"
 
 // number finds a number for a new target.
 func (e *engine) number() (uint32, error) {
@@ -32,15 +29,16 @@ func (e *engine) number() (uint32, error) {
 	})
 }
 
-// probe asks who else uses a number and those after it that this pass may need.
+// maxProbed bounds the numbers that are asked about at once.
+const maxProbed = 1024
+
+// probe asks who else uses a number and those after it, more of them each time in a pass.
 func (e *engine) probe(first uint32) error {
-	if e.probed == nil {
-		e.probed = map[uint32]string{}
-	}
 	var numbers []uint32
-	for n := uint64(first); n <= uint64(e.o.Mask) && len(numbers) < max(1, e.newcomers); n++ {
+	for n := uint64(first); n <= uint64(e.o.Mask) && len(numbers) < e.probing; n++ {
 		numbers = append(numbers, uint32(n))
 	}
+	e.probing = min(4*e.probing, maxProbed)
 	by, err := e.kernel.takenAmong(numbers)
 	if err != nil {
 		return fmt.Errorf("find out who uses the numbers from %d to %d: %w", first, numbers[len(numbers)-1], err)
@@ -49,24 +47,6 @@ func (e *engine) probe(first uint32) error {
 		e.probed[n] = by[n]
 	}
 	return nil
-}
-
-// maxProbed bounds the numbers that are asked about at once.
-const maxProbed = 1024
-
-// countNewcomers counts the targets that may need a number in this pass.
-func (e *engine) countNewcomers() {
-	e.probed, e.newcomers = nil, 0
-	for name, m := range e.streams {
-		if w := e.wanted.Streams[name]; m.dirty && w != nil {
-			for _, t := range w.Targets {
-				if _, recorded := m.targets[t.Name]; !recorded && slices.Contains(t.Roles[:], Serving) {
-					e.newcomers++
-				}
-			}
-		}
-	}
-	e.newcomers = min(e.newcomers, maxProbed)
 }
 
 // numbering hands out numbers, those that were not used for the longest time first.

@@ -103,10 +103,10 @@ type engine struct {
 	lookErr error
 	// lookTime is how long the last look took.
 	lookTime time.Duration
-	// probed are numbers with who else uses them, as asked in this pass for the
-	// newcomers, all at once.
-	probed    map[uint32]string
-	newcomers int
+	// probed are numbers with who else uses them, as asked in this pass; probing is how
+	// many are asked about next.
+	probed  map[uint32]string
+	probing int
 }
 
 // need says what has to be looked at before anything else.
@@ -176,29 +176,15 @@ func (e *engine) keepStream(s installedStream) {
 	e.memory(s.Name).stale = true
 }
 
-// keep takes over a change of what is installed.
-func (e *engine) keep(c installedChange) {
-	for _, number := range c.RemoveTargets {
-		t := e.installed.Targets[number]
-		delete(e.installed.Targets, number)
-		delete(e.lost, number)
-		delete(e.via, number)
-		m := e.memory(t.Stream)
-		if m.targets[t.Name].Number == number {
-			delete(m.targets, t.Name)
-		}
-		m.stale = true
+func (e *engine) dropTarget(t installedTarget) {
+	delete(e.installed.Targets, t.Number)
+	delete(e.lost, t.Number)
+	delete(e.via, t.Number)
+	m := e.memory(t.Stream)
+	if m.targets[t.Name].Number == t.Number {
+		delete(m.targets, t.Name)
 	}
-	for _, name := range c.RemoveStreams {
-		delete(e.installed.Streams, name)
-		e.memory(name).stale = true
-	}
-	for _, t := range c.Targets {
-		e.keepTarget(t)
-	}
-	for _, s := range c.Streams {
-		e.keepStream(s)
-	}
+	m.stale = true
 }
 
 // pass brings the kernel to what is wanted, as far as it can. Before the first Wanted, w
@@ -245,7 +231,7 @@ func (e *engine) converge(w *Wanted, urgent bool) {
 			m.dirty = m.dirty || !t.DrainEnd.IsZero() && !now.Before(t.DrainEnd)
 		}
 	}
-	e.countNewcomers()
+	e.probed, e.probing = map[uint32]string{}, 1
 	var plans []*planned
 	before := e.drift()
 	for _, name := range slices.Sorted(maps.Keys(e.streams)) {

@@ -48,15 +48,9 @@ type Plane struct {
 	state  latest.Value[State]
 	ready  chan struct{}
 	// requests are what the goroutine that owns everything is asked to do.
-	requests chan request
+	requests chan func(*engine)
 	ended    chan struct{}
 	endOnce  sync.Once
-}
-
-// request is one question of somebody else's goroutine.
-type request struct {
-	do   func(*engine)
-	done chan struct{}
 }
 
 // withDefaults fills in zero fields.
@@ -106,7 +100,7 @@ func New(o Options) (*Plane, error) {
 	if err != nil {
 		return nil, fmt.Errorf("data plane: %w", err)
 	}
-	return &Plane{o: o, holds: holds, ready: make(chan struct{}), requests: make(chan request), ended: make(chan struct{})}, nil
+	return &Plane{o: o, holds: holds, ready: make(chan struct{}), requests: make(chan func(*engine)), ended: make(chan struct{})}, nil
 }
 
 // Configure sets what the data plane is to do. It never blocks; the newest call
@@ -123,45 +117,42 @@ func (p *Plane) Ready() <-chan struct{} { return p.ready }
 // String implements task.Task.
 func (p *Plane) String() string { return "data plane" }
 
-// ask has the goroutine that owns everything do something, and waits for it.
-func (p *Plane) ask(ctx context.Context, do func(*engine)) error {
+// ask has the goroutine that owns the engine do something, and waits for the answer.
+func ask[T any](ctx context.Context, p *Plane, what string, do func(*engine) (T, error)) (answer T, err error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
-	r := request{do: do, done: make(chan struct{})}
-	select {
-	case p.requests <- r:
-	case <-p.ended:
-		return errEnded
-	case <-ctx.Done():
-		return ctx.Err()
+	type result struct {
+		answer T
+		err    error
 	}
-	select {
-	case <-r.done:
-		return nil
-	case <-p.ended:
-		return errEnded
-	case <-ctx.Done():
-		return ctx.Err()
+	results := make(chan result, 1)
+	var request chan<- func(*engine) = p.requests
+	for {
+		select {
+		case request <- func(e *engine) {
+			answer, err := do(e)
+			results <- result{answer, err}
+		}:
+			request = nil
+			continue
+		case r := <-results:
+			answer, err = r.answer, r.err
+		case <-p.ended:
+			err = errEnded
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+		if err != nil {
+			err = fmt.Errorf("%s: %w", what, err)
+		}
+		return answer, err
 	}
 }
 
 // Slots returns the targets in the kernel for people, sorted by stream and name. It
 // reads the kernel.
 func (p *Plane) Slots(ctx context.Context) ([]SlotView, error) {
-	type answer struct {
-		slots []SlotView
-		err   error
-	}
-	answers := make(chan answer, 1)
-	err := p.ask(ctx, func(e *engine) {
-		slots, err := e.slots()
-		answers <- answer{slots, err}
-	})
-	if err != nil {
-		return nil, fmt.Errorf("ask the data plane for its targets: %w", err)
-	}
-	a := <-answers
-	return a.slots, a.err
+	return ask(ctx, p, "list the targets of the data plane", (*engine).slots)
 }
 
 // Run works until ctx ends; what is in the kernel then stays. It works in the network
@@ -291,9 +282,8 @@ func (o *overseer) run(ctx context.Context) error {
 			return nil
 		case <-reconfigured:
 		case <-timer.C:
-		case r := <-o.p.requests:
-			r.do(o.e)
-			close(r.done)
+		case do := <-o.p.requests:
+			do(o.e)
 		case <-changed:
 			o.hear(o.w.take())
 		case <-broken:

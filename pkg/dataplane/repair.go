@@ -89,12 +89,10 @@ func (e *engine) noteRepairs(before []Drift, base bool) {
 	if len(done) == 0 {
 		return
 	}
-	for _, d := range done[:min(len(done), maxTold)] {
-		if d.Contested {
-			e.log.Warn("another process keeps changing the data plane; repairs back off", "object", d.Object, "stream", d.Stream, "target", d.Target, "max_pause", maxPause)
-		} else {
-			e.log.Info("drift repaired", "object", d.Object, "detail", d.Detail, "stream", d.Stream, "target", d.Target)
-		}
+	e.log.Info("drift repaired", "objects", len(done), "first", done[0].Object)
+	if i := slices.IndexFunc(done, func(r Repaired) bool { return r.Contested }); i >= 0 {
+		d := done[i]
+		e.log.Warn("another process keeps changing the data plane; repairs back off", "object", d.Object, "stream", d.Stream, "target", d.Target, "max_pause", maxPause)
 	}
 	if e.o.OnRepair != nil {
 		e.o.OnRepair(done)

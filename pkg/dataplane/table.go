@@ -86,9 +86,6 @@ type foreignError struct {
 	object string
 	// detail says how it is different.
 	detail string
-	// stream, or v, is set when it is in the way of that one only.
-	stream string
-	v      vip.VIP
 }
 
 func (e *foreignError) Error() string { return e.object + " is not ours: " + e.detail }

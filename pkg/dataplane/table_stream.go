@@ -87,7 +87,7 @@ func (w *writing) startStream(want *streamContent) ([]rule, error) {
 		return nil, nil
 	}
 	if detail := (chainSpec{name: name}).same(*got); detail != "" {
-		return nil, &foreignError{object: "chain inet " + TableName + " " + name, detail: detail, stream: want.name}
+		return nil, &foreignError{object: "chain inet " + TableName + " " + name, detail: detail}
 	}
 	rules, err := w.readRules(name)
 	return rules[name], err
@@ -113,7 +113,7 @@ func (w *writing) streamTable(family vip.Family, want, now *streamContent, refer
 	at, later := &w.first, false
 	if got != nil {
 		if detail := spec.same(*got); detail != "" {
-			return &foreignError{object: "map inet " + TableName + " " + spec.name, detail: detail, stream: want.name}
+			return &foreignError{object: "map inet " + TableName + " " + spec.name, detail: detail}
 		}
 		if referred {
 			at, later = &w.last, true
@@ -159,7 +159,7 @@ func (w *writing) startLive(s streamWrite) error {
 		}
 		if got != nil {
 			if detail := spec.same(*got); detail != "" {
-				return &foreignError{object: "map inet " + TableName + " " + spec.name, detail: detail, stream: s.want.name}
+				return &foreignError{object: "map inet " + TableName + " " + spec.name, detail: detail}
 			}
 		}
 		if err := w.makeLive(family, s.want.name, s.want.size); err != nil {

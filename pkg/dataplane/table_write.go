@@ -258,7 +258,7 @@ func (w *writing) slotFlows(slots []slotContent) error {
 			}
 			have, there := live[s.number]
 			if there && have != chain {
-				return &foreignError{object: fmt.Sprintf("element %d of map inet %s %s", s.number, TableName, name), detail: fmt.Sprintf("it leads to %q", have), stream: s.stream}
+				return &foreignError{object: fmt.Sprintf("element %d of map inet %s %s", s.number, TableName, name), detail: fmt.Sprintf("it leads to %q", have)}
 			}
 			e := element{key: nativeBytes(s.number)}
 			switch {
@@ -305,7 +305,7 @@ func (w *writing) vips(change map[vip.VIP]string) error {
 		switch {
 		case there && !strings.HasPrefix(was, streamPrefix):
 			if chain != "" {
-				return &foreignError{object: fmt.Sprintf("element %s of map inet %s %s", v, TableName, set), detail: fmt.Sprintf("it leads to %q", was), v: v}
+				return &foreignError{object: fmt.Sprintf("element %s of map inet %s %s", v, TableName, set), detail: fmt.Sprintf("it leads to %q", was)}
 			}
 			continue
 		case there && was != chain:

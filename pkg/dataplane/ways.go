@@ -339,13 +339,8 @@ func (f *fabric) owned() ([]uint32, error) {
 	return slices.Sorted(maps.Keys(set)), nil
 }
 
-// taken tells who else uses a number as a routing table or in a rule; "" is nobody.
-func (f *fabric) taken(number uint32) (string, error) {
-	all, err := f.takenAmong([]uint32{number})
-	return all[number], err
-}
-
-// takenAmong is taken for many numbers: those that somebody else uses.
+// takenAmong returns which of these numbers another process uses as a routing table or in a
+// rule, and how.
 func (f *fabric) takenAmong(numbers []uint32) (map[uint32]string, error) {
 	by, set := map[uint32]string{}, make(map[uint32]bool, len(numbers))
 	for _, n := range numbers {
