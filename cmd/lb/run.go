@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
@@ -70,9 +69,6 @@ func (c *runCommand) Run(ctx context.Context, globals *cli.Globals) error {
 		return err
 	}
 	o.Version, o.Level = cli.Version(), level
-	for _, problem := range c.unknownStreams(o.Config) {
-		log.Warn("unknown stream", "problem", problem)
-	}
 	log.Info("starting lb", "version", o.Version, "trench_file", c.TrenchFile)
 	return cli.RunUntilStopped(c.DrainTime, func(stops <-chan struct{}) error { return lb.Run(ctx, o, stops) })
 }
@@ -82,23 +78,15 @@ func (c *validateCommand) Run(_ *cli.Globals, out *cli.Output) error {
 	if _, _, err := c.Logger(false); err != nil {
 		return usage("%w", err)
 	}
-	o, err := c.options(slog.New(slog.DiscardHandler), false)
-	if err != nil {
-		return err
-	}
-	var refused cli.Refusals
-	for _, problem := range c.unknownStreams(o.Config) {
-		refused.Add(errors.New(problem))
-	}
-	if err := refused.Err(); err != nil {
+	if _, err := c.options(slog.New(slog.DiscardHandler), false); err != nil {
 		return err
 	}
 	out.Printf("%s: valid\n", c.TrenchFile)
 	return nil
 }
 
-// options are those of the load balancer. With lenient a refused trench file is no
-// error: it is repaired while lb runs, and until then the watcher reports it.
+// options are those of the load balancer. With lenient a trench file that is refused,
+// or lacks a stream, is no error: it is repaired while lb runs, and until then the watcher reports it.
 func (c *runFlags) options(log *slog.Logger, lenient bool) (lb.Options, error) {
 	var refused cli.Refusals
 	config, err := trench.Read(c.TrenchFile, trench.DefaultDefaults())
@@ -106,6 +94,13 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (lb.Options, error) {
 		refused.Add(fmt.Errorf("trench file refused:\n%w", err))
 	}
 	c.check(&refused)
+	for _, problem := range c.unknownStreams(config) {
+		if lenient {
+			log.Warn("unknown stream", "problem", problem)
+		} else {
+			refused.Add(problem)
+		}
+	}
 	refused.Add(c.Identity.Check(defaultID))
 	if err := refused.Err(); err != nil {
 		return lb.Options{}, err
@@ -165,13 +160,13 @@ func (c *runFlags) check(r *cli.Refusals) {
 
 // unknownStreams names the streams of --target-id that a configuration does not
 // have. It may get them later, so that a start must not fail for it.
-func (c *runFlags) unknownStreams(config *trench.Config) (problems []string) {
+func (c *runFlags) unknownStreams(config *trench.Config) (problems []error) {
 	if config == nil {
 		return nil
 	}
 	for _, a := range c.TargetID {
 		if a.Stream != "" && !slices.ContainsFunc(config.Streams, func(s trench.Stream) bool { return s.Name == a.Stream }) {
-			problems = append(problems, fmt.Sprintf("--target-id=%s: the trench file has no stream %s", a, a.Stream))
+			problems = append(problems, fmt.Errorf("--target-id=%s: the trench file has no stream %s", a, a.Stream))
 		}
 	}
 	return problems

@@ -74,6 +74,9 @@ func TestFIFOAsTrenchFile(t *testing.T) {
 		}
 		for _, command := range []string{"validate", "run"} {
 			line := slices.Replace(args("--trench-file="+fifo), 1, 2, command)
+			if program == "lb" {
+				line = append(line, "--source=registry", "--target-id=stream-a="+lab.AppID)
+			}
 			p, err := w.Start(w.Pod, program+"-"+command, line...)
 			w.must(err)
 			w.waitLog(p, refused)
