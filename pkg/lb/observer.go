@@ -133,7 +133,7 @@ func (o *observer) showConfiguration(l trench.Loaded) {
 	}
 	p.health.Set(Configuration, problem == "", problem)
 	if l.Generation > 0 {
-		problem = "not every target has its first verdict yet"
+		problem = "readiness is not synced yet: targets wait for their first verdict, or the kernel or the readiness directory was not read"
 		o.started = o.started || p.table.State().Synced
 	} else {
 		problem = "no trench file was accepted yet: " + problem

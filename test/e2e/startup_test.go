@@ -1,10 +1,14 @@
 package e2e
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"net/netip"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -21,33 +25,38 @@ func poolTrench() string {
 `, vipA4, vipA6, checkPort, lab.Target1v4, lab.Target1v6, lab.Target2v4, lab.Target2v6)
 }
 
-// detectDuplicates takes an interface of the pod down and up again, so that duplicate
-// address detection begins for its link-local address and for an address that is added.
-func (w *world) detectDuplicates(device, address string) {
-	w.t.Helper()
-	ns := w.pod.Namespace()
-	for _, scope := range []string{"all", device} {
-		w.must(ns.Sysctl("net.ipv6.conf."+scope+".accept_dad", "1"))
+// detectDuplicates takes an interface down and up again, so that duplicate address
+// detection begins for its link-local address and for an address that is added.
+func detectDuplicates(t *testing.T, ns *lab.NetNS, device, address string) {
+	t.Helper()
+	if err := errors.Join(
+		ns.Sysctl("net.ipv6.conf.all.accept_dad", "1"), ns.Sysctl("net.ipv6.conf."+device+".accept_dad", "1"),
+		ns.Sysctl("net.ipv6.conf."+device+".dad_transmits", "1"),
+		ns.Batch("link set "+device+" down", "link set "+device+" up", "addr add "+address+" dev "+device),
+	); err != nil {
+		t.Fatal(err)
 	}
-	w.must(ns.Sysctl("net.ipv6.conf."+device+".dad_transmits", "1"))
-	w.must(ns.Batch("link set "+device+" down", "link set "+device+" up", "addr add "+address+" dev "+device))
 }
 
 // firstRise is the number of ready targets and of all targets with which lb first
 // reported a VIP as ready.
 var firstRise = `VIP changed" vip=%s from=.+ to=ready .*ready_targets=(\d+) total_targets=(\d+)`
 
-func (w *world) waitFirstRise(vip string) (ready, total string) {
-	w.t.Helper()
+func waitFirstRise(t *testing.T, lb *lab.Process, vip string) (ready, total string) {
+	t.Helper()
 	pattern := regexp.MustCompile(fmt.Sprintf(firstRise, regexp.QuoteMeta(vip)))
-	w.waitFor(func() error {
-		m := pattern.FindStringSubmatch(w.pod.LB.Output())
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := lab.Eventually(ctx, 10*time.Millisecond, func() error {
+		m := pattern.FindStringSubmatch(lb.Output())
 		if m == nil {
 			return fmt.Errorf("lb has not reported %s as ready", vip)
 		}
 		ready, total = m[1], m[2]
 		return nil
-	})
+	}); err != nil {
+		t.Fatal(err)
+	}
 	return ready, total
 }
 
@@ -59,14 +68,27 @@ func TestFirstRiseWaitsForDAD(t *testing.T) {
 	w.must(w.pod.WriteTrench(poolTrench()))
 	w.up(w.target1)
 	w.up(w.target2)
-	w.detectDuplicates(lab.Internal, "fd00:16::1/64")
+	detectDuplicates(t, w.pod.Namespace(), lab.Internal, "fd00:16::1/64")
 	w.startPod()
 	for _, vip := range []string{vipA4, vipA6} {
-		if ready, total := w.waitFirstRise(vip); ready != "2" || total != "2" {
+		if ready, total := waitFirstRise(t, w.pod.LB, vip); ready != "2" || total != "2" {
 			t.Errorf("%s first rose with %s of %s targets", vip, ready, total)
 		}
 	}
 	w.wantRoutes(vipA4, vipA6)
+}
+
+// The same with a data plane: a VIP rises once the kernel has all of its targets.
+func TestFirstRiseWithDataPlane(t *testing.T) {
+	t.Parallel()
+	w := newDataPlaneWorld(t)
+	detectDuplicates(t, w.pod.Namespace(), lab.Internal, lab.PodInternal(1)[1].String()+"/64")
+	w.start()
+	for _, vip := range w.VIPs {
+		if ready, total := waitFirstRise(t, w.pod.LB, netip.PrefixFrom(vip, vip.BitLen()).String()); ready != "2" || total != "2" {
+			t.Errorf("%s first rose with %s of %s targets", vip, ready, total)
+		}
+	}
 }
 
 // A stream that a reload adds is as new as one at the start.
@@ -83,15 +105,22 @@ func TestNewStreamRisesWithAllTargets(t *testing.T) {
 	// Nothing answers for target 2: its verdict takes fall checks, each of which times out.
 	pool = strings.Replace(pool, lab.Target2v6.String(), silent, 1)
 	w.must(w.pod.WriteTrench(pool))
-	ready, total := w.waitFirstRise(vipA6)
+	ready, total := waitFirstRise(t, w.pod.LB, vipA6)
 	if ready != "1" || total != "2" {
 		t.Errorf("%s first rose with %s of %s targets", vipA6, ready, total)
 	}
-	out := w.pod.LB.Output()
-	fell := strings.Index(out, fmt.Sprintf("target=target-2 address=%s from=starting to=\"not ready\"", silent))
-	rose := strings.LastIndex(out, "vip="+vipA6+" from=")
-	if fell < 0 || rose < fell {
-		t.Errorf("%s rose before target-2 had a verdict", vipA6)
+	// Until then two checks time out.
+	at := func(line string) time.Time {
+		m := regexp.MustCompile(`time=(\S+) .*` + line).FindStringSubmatch(w.pod.LB.Output())
+		if m == nil {
+			t.Fatalf("lb has not logged %s", line)
+		}
+		when, err := time.Parse(time.RFC3339Nano, m[1])
+		w.must(err)
+		return when
+	}
+	if took := at(`VIP changed" vip=` + vipA6 + ` .*to=ready`).Sub(at("new configuration in force")); took < 2*200*time.Millisecond {
+		t.Errorf("%s rose after %v, before target-2 had a verdict", vipA6, took)
 	}
 }
 
@@ -140,7 +169,8 @@ func TestRefusedFileAtStart(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.up(w.target1)
-	w.must(w.pod.WriteTrench(strings.Replace(usualTrench(), "name: attractor-a-1", "nome: attractor-a-1", 1)))
+	bad := strings.Replace(usualTrench(), "name: attractor-a-1", "nome: attractor-a-1", 1)
+	w.must(w.pod.WriteTrench(bad))
 	w.must(w.pod.StartLB())
 	w.must(w.pod.StartFrontend("--ready-timeout=0s"))
 	where := w.pod.TrenchFile() + ":3: attractor.nome: unknown field"
@@ -165,6 +195,40 @@ func TestRefusedFileAtStart(t *testing.T) {
 	w.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
 	w.wantHealth(lab.LBHealth, "Readiness", healthServing)
 	w.wantRunning(w.pod.LB, w.pod.Frontend)
+
+	// A container that restarts beside the bad file leaves the source routing of its
+	// VIPs: their last answers must not leave by the primary network.
+	w.must(w.pod.Frontend.Kill())
+	w.must(w.pod.WriteTrench(bad))
+	w.must(w.pod.StartFrontend())
+	w.waitFrontend("SourceRouting", true)
+	w.waitFrontend("Readiness", false, where)
+	for _, set := range []string{"vip4", "vip6"} {
+		if out, err := w.pod.Namespace().Run(t.Context(), "nft", "list", "set", "inet", "vipgate", set); err != nil || !strings.Contains(out, "elements") {
+			t.Errorf("%s lost its VIPs: %v\n%s", set, err, out)
+		}
+	}
+}
+
+// So does lb with its data plane: it forwards on as long as the frontend advertises.
+func TestRefusedFileKeepsDataPlane(t *testing.T) {
+	t.Parallel()
+	w := newDataPlaneWorld(t)
+	w.start()
+	before := w.kernel()
+	w.must(w.pod.LB.Kill())
+	w.must(w.pod.WriteTrench("trench: [\n"))
+	w.must(w.pod.StartLB("--dataplane=nftables"))
+	w.until("none is, and there are no VIPs", "status")
+	if after := w.kernel(); after != before {
+		t.Errorf("before\n%s\nafter\n%s", before, after)
+	}
+	w.must(w.pod.WriteTrench(dataPlaneTrench(1, 2)))
+	w.must(w.WantVia(w.ctx, 1))
+	w.until("confirmed   everything that is wanted", "status")
+	if after := w.kernel(); after != before {
+		t.Errorf("before\n%s\nafter\n%s", before, after)
+	}
 }
 
 // A new pod has the addresses of an old one: neighbors that it does not talk to are
