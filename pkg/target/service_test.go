@@ -384,7 +384,9 @@ func TestAThousandRegistrationsAtOnce(t *testing.T) {
 	if err := conn.Close(); err != nil {
 		t.Fatal(err)
 	}
-	h.eventually("the end of all", func() bool { return len(h.roster.List(nil)) == 0 && h.State().Detail == "0 targets of 0 callers, 1000 each at most" })
+	h.eventually("the end of all", func() bool {
+		return len(h.roster.List(nil)) == 0 && h.State().Detail == "0 targets of 0 callers, 1000 each at most"
+	})
 	h.eventually("the end of all watches", func() bool {
 		h.roster.mu.Lock()
 		defer h.roster.mu.Unlock()
