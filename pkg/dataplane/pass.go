@@ -280,6 +280,7 @@ func (e *engine) settle(name string, p *streamPlan) {
 // reshare gives the VIPs to the streams.
 func (e *engine) reshare() {
 	s := shareOut(e.wanted.Streams, e.around.local)
+	s.bound(e.actual.vips)
 	e.owner = map[vip.VIP]string{}
 	for name, vips := range s.owned {
 		for _, v := range vips {

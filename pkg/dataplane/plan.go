@@ -347,6 +347,43 @@ func shareOut(streams map[string]*Stream, local map[netip.Addr]struct{}) share {
 	return s
 }
 
+// bound leaves out the VIPs of one address that are more than a map holds, and rather
+// new ones than those in the kernel.
+func (s *share) bound(installed map[vip.VIP]string) {
+	var hosts [len(vip.Families)][]vip.VIP
+	for _, vips := range s.owned {
+		for _, v := range vips {
+			if v.Prefix().IsSingleIP() {
+				hosts[v.Family()] = append(hosts[v.Family()], v)
+			}
+		}
+	}
+	for f, vips := range hosts {
+		if len(vips) <= mapSize {
+			continue
+		}
+		slices.SortFunc(vips, func(a, b vip.VIP) int {
+			_, hasA := installed[a]
+			_, hasB := installed[b]
+			switch {
+			case hasA == hasB:
+				return vip.Compare(a, b)
+			case hasA:
+				return -1
+			}
+			return 1
+		})
+		surplus := vip.NewSet(vips[mapSize:]...)
+		s.problems = append(s.problems, Problem{
+			Object: "map inet " + TableName + " " + hostMaps[f], Detail: fmt.Sprintf("%s holds %d VIPs of one address, and streams have %d", hostMaps[f], mapSize, len(vips)),
+			Remedy: "serve wider prefixes, or fewer VIPs", VIPs: vips[mapSize:],
+		})
+		for name, owned := range s.owned {
+			s.owned[name] = slices.DeleteFunc(owned, surplus.Has)
+		}
+	}
+}
+
 // overlap finds an owned VIP that shares an address with v, one of another stream
 // rather than one of the same.
 func overlap(v vip.VIP, owner map[vip.VIP]string, wide []vip.VIP) (vip.VIP, string) {

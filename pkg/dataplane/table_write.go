@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -296,7 +297,10 @@ func (w *writing) vips(change map[vip.VIP]string) error {
 			return err
 		}
 	}
-	for _, v := range slices.SortedFunc(maps.Keys(change), vip.Compare) {
+	// Removals first: within a transaction they give their room in a map to additions.
+	for _, v := range slices.SortedFunc(maps.Keys(change), func(a, b vip.VIP) int {
+		return cmp.Or(cmp.Compare(min(1, len(change[a])), min(1, len(change[b]))), vip.Compare(a, b))
+	}) {
 		set, chain := setOf(v, hostMaps, netMaps), ""
 		if change[v] != "" {
 			chain = streamChain(change[v])

@@ -1,13 +1,17 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/load"
 )
 
 // crowdedTrench is the usual trench file with more IPv4 VIPs of target 1, total of all.
@@ -65,4 +69,48 @@ func TestMostVIPsAndOneMore(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// Issue 10, item 8: of more VIPs than a map of the data plane holds the surplus is refused by name. The VIPs from before
+// are served all the time, also after a restart.
+func TestVIPsBeyondTheDataPlane(t *testing.T) {
+	t.Parallel()
+	const holds, surplus = 16384, 3
+	w := newDataPlaneWorld(t)
+	w.start()
+	var more strings.Builder
+	for i := range holds + surplus - 1 { // they sort before the one from before
+		fmt.Fprintf(&more, ", 19.%d.%d.%d/32", i/62500, i/250%250, i%250+1)
+	}
+	few := dataPlaneTrench(1, 2)
+	w.must(w.pod.WriteTrench(strings.ReplaceAll(few, `::1/128"]`, `::1/128"`+more.String()+"]")))
+	counted := func() {
+		t.Helper()
+		w.must(lab.Eventually(w.ctx, 100*time.Millisecond, func() error {
+			out, err := w.lb("status")
+			if want := fmt.Sprintf("%d of %d VIPs ready; the frontend advertises %[1]d", holds+1, holds+surplus+1); err == nil && !strings.Contains(out, want) {
+				out, _, _ = strings.Cut(out, "VIP ")
+				err = fmt.Errorf("want %q:\n%s", want, out)
+			}
+			return err
+		}))
+		out, err := w.lb("status")
+		w.must(err)
+		if want := fmt.Sprintf("vip4 holds %d VIPs of one address, and streams have %d", holds, holds+surplus); strings.Count(out, want) < surplus {
+			t.Errorf("%q is not the reason of %d VIPs", want, surplus)
+		}
+		if kept := regexp.MustCompile(`(?m)^20\.0\.0\.1/32 +ready`); !kept.MatchString(out) {
+			t.Error("20.0.0.1/32 is not ready")
+		}
+	}
+	counted()
+	w.must(w.pod.LB.Kill())
+	w.must(w.pod.StartLB("--dataplane=nftables"))
+	counted()
+	w.must(w.pod.WriteTrench(few))
+	w.until("2 of 2 VIPs ready; the frontend advertises 2", "status")
+	g, err := w.Load(w.ctx, 50, 4, load.Config{})
+	w.must(err)
+	defer g.Stop(w.ctx)
+	w.must(errors.Join(g.WaitFlows(w.ctx), g.WaitTargets(w.ctx, "target-1", "target-2")))
 }
