@@ -2,13 +2,11 @@ package kernel
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
 
-	"github.com/google/nftables/expr"
 	vnetlink "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -23,9 +21,8 @@ const maxDumped = 20_000
 type Snapshot struct {
 	// Rules are all policy rules, also those of others.
 	Rules []string `json:"rules"`
-	// Chains are the rules of our nftables table by chain, Sets its ranges.
-	Chains map[string][]string `json:"chains"`
-	Sets   map[string][]string `json:"sets"`
+	// Sets are the ranges of the sets of VIPs in the nftables table.
+	Sets map[string][]string `json:"sets"`
 	// Routes of the gateways' table and of the blackholes' table.
 	Routes     map[string][]string `json:"routes"`
 	Neighbours []string            `json:"neighbours"`
@@ -51,7 +48,7 @@ type Interface struct {
 // The error is ctx's; what else fails is in the snapshot's Problems.
 func Dump(ctx context.Context, o Options) (Snapshot, error) {
 	o = o.withDefaults()
-	s := Snapshot{Chains: map[string][]string{}, Sets: map[string][]string{}, Routes: map[string][]string{}, Sysctls: map[string]string{}}
+	s := Snapshot{Sets: map[string][]string{}, Routes: map[string][]string{}, Sysctls: map[string]string{}}
 	s.Problems = reversePathProblems()
 	for _, read := range []func(Options) error{s.readRules, s.readTable, s.readRoutes, s.readLinks, s.readSysctls} {
 		if err := ctx.Err(); err != nil {
@@ -85,19 +82,6 @@ func (s *Snapshot) readTable(o Options) error {
 		return err
 	}
 	var errs []error
-	for _, c := range t.chains() {
-		rules, err := t.nft.GetRules(c.Table, c)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("read the rules of chain %s: %w", c.Name, err))
-		}
-		for _, r := range rules {
-			var words []string
-			for _, e := range r.Exprs {
-				words = append(words, describe(e))
-			}
-			s.Chains[c.Name] = append(s.Chains[c.Name], strings.Join(words, "; "))
-		}
-	}
 	for _, f := range vip.Families {
 		set := t.set(f)
 		elems, err := t.nft.GetSetElements(set)
@@ -112,35 +96,6 @@ func (s *Snapshot) readTable(o Options) error {
 		s.Sets[set.Name] = limit(ranges)
 	}
 	return errors.Join(errs...)
-}
-
-// describe writes an expression of an nftables rule.
-func describe(e expr.Any) string {
-	switch e := e.(type) {
-	case *expr.Meta:
-		key := fmt.Sprintf("meta %d", e.Key)
-		switch e.Key {
-		case expr.MetaKeyNFPROTO:
-			key = "meta nfproto"
-		case expr.MetaKeyMARK:
-			key = "meta mark"
-		}
-		if e.SourceRegister {
-			return "set " + key
-		}
-		return "load " + key
-	case *expr.Cmp:
-		return fmt.Sprintf("compare %d with %#x", e.Op, e.Data)
-	case *expr.Payload:
-		return fmt.Sprintf("load %d bytes of the network header at %d", e.Len, e.Offset)
-	case *expr.Lookup:
-		return "look up in " + e.SetName
-	case *expr.Bitwise:
-		if len(e.Mask) == 4 && len(e.Xor) == 4 {
-			return fmt.Sprintf("and %#x xor %#x", binary.NativeEndian.Uint32(e.Mask), binary.NativeEndian.Uint32(e.Xor))
-		}
-	}
-	return strings.TrimPrefix(fmt.Sprintf("%T", e), "*expr.")
 }
 
 func (s *Snapshot) readRoutes(o Options) error {

@@ -82,15 +82,3 @@ func Guard(ctx context.Context, name string, run func(context.Context) error) (e
 	}
 	return fmt.Errorf("task %s: %w", name, err)
 }
-
-// AllReady waits until every task is ready or ctx ends.
-func AllReady(ctx context.Context, tasks ...Task) error {
-	for _, t := range tasks {
-		select {
-		case <-t.Ready():
-		case <-ctx.Done():
-			return fmt.Errorf("task %s was not ready: %w", t, ctx.Err())
-		}
-	}
-	return nil
-}

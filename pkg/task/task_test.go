@@ -47,19 +47,6 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestAllReadyNamesWhoIsNot(t *testing.T) {
-	ready := make(chan struct{})
-	close(ready)
-	ctx, cancel := context.WithCancel(t.Context())
-	if err := AllReady(ctx, fake{ready: ready}); err != nil {
-		t.Fatal(err)
-	}
-	cancel()
-	if err := AllReady(ctx, fake{ready: make(chan struct{})}); err == nil {
-		t.Fatal("a task that is not ready was taken for ready")
-	}
-}
-
 func TestRunLeavesAHungTaskAndNamesIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
