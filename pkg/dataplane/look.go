@@ -77,7 +77,7 @@ func (e *engine) setActual(c *content, generation uint32) {
 	}
 }
 
-// foreignTransaction tells whether somebody else changed the ruleset since it was
+// foreignTransaction reports whether another process changed the ruleset since it was
 // read.
 func (e *engine) foreignTransaction() bool {
 	if e.actual == nil {

@@ -95,8 +95,8 @@ type streamPlan struct {
 	// maps are compared with the kernel and brought there.
 	stream installedStream
 	write  bool
-	// forced: something else is wanted of the stream than before, which puts back what
-	// somebody else changed of it.
+	// forced: something else is wanted of the stream than before, which restores what
+	// another process changed of it.
 	forced bool
 	// targets are those that stay, by name; apply says whose rules, routes and
 	// elements are compared with the kernel and brought there.
