@@ -71,6 +71,7 @@ type runFlags struct {
 	DrainTime         time.Duration `help:"How long VIPs are de-preferred before they are withdrawn." default:"1s"`
 	Settle            time.Duration `help:"How long gateways get to change their forwarding tables after a withdrawal." default:"200ms"`
 	ReadyTimeout      time.Duration `help:"How long Readiness waits after a start for VIPs that are ready and not advertised yet." default:"30s"`
+	RequireRoute      bool          `help:"Withdraw the VIPs of a family while no gateway gives it a route back to clients." negatable:""`
 	RemoveRulesOnExit bool          `help:"Remove marks, rules and blackhole at the end." group:"Kernel"`
 
 	birdFlags
@@ -165,7 +166,7 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (frontend.Options, er
 		},
 		Kernel:      frontend.KernelOptions{TableID: c.TableID, Priority: c.RulePriority, Mark: c.Mark.Mark, Mask: c.Mark.Mask, ECMP: c.ECMP},
 		AdminSocket: c.AdminSocket, HealthAddr: cli.Address(c.HealthHost, c.HealthPort),
-		DrainTime: c.DrainTime, Settle: c.Settle, ReadyTimeout: c.ReadyTimeout, RemoveRulesOnExit: c.RemoveRulesOnExit, Log: log,
+		DrainTime: c.DrainTime, Settle: c.Settle, ReadyTimeout: c.ReadyTimeout, RequireRoute: c.RequireRoute, RemoveRulesOnExit: c.RemoveRulesOnExit, Log: log,
 	}
 	if c.OnLBLoss == "keep" {
 		o.OnLBLoss = gate.KeepOnLoss

@@ -47,6 +47,12 @@ func (s *Supervisor) serve(ctx context.Context, p *process) error {
 			_, expected = s.expect.Get()
 			s.eager.begin(time.Now())
 		case <-s.hint:
+		case <-s.export:
+			for _, protocol := range []string{"KERNEL4", "KERNEL6"} {
+				if _, err := s.command(ctx, `reload out "`+protocol+`"`); err != nil {
+					s.options.Log.Warn("failed to export routes to the kernel again", "protocol", protocol, "error", err)
+				}
+			}
 		case <-timer.C:
 			if time.Since(due) > starved {
 				s.silent = time.Time{}

@@ -54,6 +54,7 @@ type Supervisor struct {
 	state   *latest.Value[State]
 	ready   chan struct{}
 	hint    chan struct{} // something happened in BIRD; conflating
+	export  chan struct{} // routes are to be exported to the kernel again; conflating
 	// confirming counts the calls of Confirm, which want frequent looks.
 	confirming atomic.Int32
 	surveyor   *surveyor
@@ -85,7 +86,7 @@ func NewSupervisor(o Options) *Supervisor {
 	w := latest.New(wanted{})
 	return &Supervisor{
 		options: o, wanted: w, surveyor: newSurveyor(o, w), expect: latest.New([len(vip.Families)]int{}), state: latest.New(State{}),
-		failures: map[string]string{}, dial: Dial, ready: make(chan struct{}), hint: make(chan struct{}, 1),
+		failures: map[string]string{}, dial: Dial, ready: make(chan struct{}), hint: make(chan struct{}, 1), export: make(chan struct{}, 1),
 	}
 }
 
@@ -116,6 +117,15 @@ func (s *Supervisor) Configure(gateways []trench.Gateway, vips []vip.VIP) {
 	s.wanted.Update(func(w wanted) wanted {
 		return wanted{slices.Clone(gateways), slices.Clone(vips), w.generation + 1}
 	})
+}
+
+// ExportRoutes has BIRD write the gateways' routes to the kernel again, which another
+// process removed there. It does not block.
+func (s *Supervisor) ExportRoutes() {
+	select {
+	case s.export <- struct{}{}:
+	default:
+	}
 }
 
 func (s *Supervisor) poke() {

@@ -28,10 +28,12 @@ type controller struct {
 	kernel    *latest.Value[kernel.Confirmed]
 	announcer *announce.Announcer
 	observer  *observer
-	commands  chan command
-	ready     chan struct{}
-	started   time.Time    // set before Ready is closed
-	lastRun   atomic.Int64 // when it last decided, as time since started
+	// requireRoute counts a gateway as up only while one of its family gives a route.
+	requireRoute bool
+	commands     chan command
+	ready        chan struct{}
+	started      time.Time    // set before Ready is closed
+	lastRun      atomic.Int64 // when it last decided, as time since started
 
 	revision uint64 // counts batches of decisions
 	applied  readiness.Position
@@ -80,7 +82,7 @@ func (c *controller) Run(ctx context.Context) error {
 	}
 	sessions, sessionsChanged := c.bird.Get()
 	confirmed, confirmedChanged := c.kernel.Get()
-	c.gate.Gateways(gateways(sessions))
+	c.gate.Gateways(gateways(sessions, c.requireRoute))
 	c.gate.Route(confirmed.VIPs)
 	c.started = time.Now()
 	close(c.ready)
@@ -98,7 +100,7 @@ func (c *controller) Run(ctx context.Context) error {
 			c.observer.heard(u)
 		case <-sessionsChanged:
 			sessions, sessionsChanged = c.bird.Get()
-			c.gate.Gateways(gateways(sessions))
+			c.gate.Gateways(gateways(sessions, c.requireRoute))
 		case <-confirmedChanged:
 			confirmed, confirmedChanged = c.kernel.Get()
 			c.gate.Route(confirmed.VIPs)
@@ -170,15 +172,15 @@ func advertisement(a gate.Advertisement) announce.Advertisement {
 	}
 }
 
-// gateways reduces the state of BIRD to what the gate asks: a family is up
-// while one of its gateways is.
-func gateways(s bird.State) gate.Gateways {
+// gateways reduces the state of BIRD to what the gate asks: a family is up while one
+// of its gateways is, and, if that is required, gives a route.
+func gateways(s bird.State, requireRoute bool) gate.Gateways {
 	g := gate.Gateways{At: s.At}
 	if !s.Alive {
 		return g
 	}
 	for _, gw := range s.Gateways {
-		if gw.Up {
+		if gw.Up && (gw.Imported > 0 || !requireRoute) {
 			g.Up[gw.Family] = true
 		}
 	}

@@ -30,6 +30,8 @@ type follower struct {
 	identityProblem string     // as shown last
 	routingProblem  error      // as shown last
 	bird            bird.State // as shown last
+	removed         int        // removals of routes that BIRD was asked to restore
+	exported        time.Time  // when it was asked last
 	warned          bool       // that lb and frontend share a SPIFFE ID
 
 	started, advertised bool
@@ -70,6 +72,7 @@ func (f *follower) Run(ctx context.Context) error {
 		f.showIdentity()
 		f.showBIRD(birdState)
 		f.showRouting(routed)
+		f.exportRoutes(routed)
 		p.metrics.Announcer(announced.Sessions)
 		p.metrics.Routing(uint64(routed.Repairs))
 		p.bird.Expect(announced.Announced4, announced.Announced6)
@@ -186,6 +189,28 @@ func (f *follower) showIdentity() {
 	p.metrics.Identity(own.ID.String(), own.NotAfter)
 }
 
+// exportInterval is the shortest time between two exports of the gateways' routes, so
+// that another process that removes them all the time does not keep BIRD busy.
+const exportInterval = time.Second
+
+// birdSettles is how long removals are taken for those of a new BIRD.
+const birdSettles = 5 * time.Second
+
+// exportRoutes has BIRD restore routes that another process removed.
+func (f *follower) exportRoutes(routed kernel.Confirmed) {
+	if routed.Removed == f.removed || time.Since(f.exported) < exportInterval {
+		return
+	}
+	f.removed, f.exported = routed.Removed, time.Now()
+	f.process.bird.ExportRoutes()
+	// A BIRD that has just started removes what the one before left.
+	if time.Since(f.bird.Since) > birdSettles {
+		what := fmt.Sprintf("another process removed routes from table %d; BIRD writes them again", f.process.Kernel.TableID)
+		f.process.Log.Warn(what)
+		f.process.observer.remark(what)
+	}
+}
+
 // showRouting shows whether source routing stands. No error is not enough: at
 // the start there is none yet.
 func (f *follower) showRouting(routed kernel.Confirmed) {
@@ -214,12 +239,13 @@ func (f *follower) showBIRD(s bird.State) {
 		p.observer.remember(e)
 	}
 	f.bird = s
-	up := gateways(s).Up
+	up, routes := gateways(s, false).Up, gateways(s, true).Up
 	p.health.Set(Egress, up[vip.IPv4] || up[vip.IPv6], egressProblem(s, vip.Families[:]...))
 	families := p.families()
 	changed := len(families) != len(f.families)
 	for family, isUp := range families {
 		p.health.Set(fmt.Sprintf("%s/%s", Egress, family), isUp, egressProblem(s, family))
+		p.health.Set(fmt.Sprintf("%s/%s", RouteBack, family), routes[family] || !isUp, noRoute)
 		if was, known := f.families[family]; !known || was != isUp {
 			changed = true
 		}
@@ -227,6 +253,7 @@ func (f *follower) showBIRD(s bird.State) {
 	for _, family := range vip.Families {
 		if _, configured := families[family]; !configured {
 			p.health.Remove(fmt.Sprintf("%s/%s", Egress, family))
+			p.health.Remove(fmt.Sprintf("%s/%s", RouteBack, family))
 		}
 	}
 	// Not before the first VIPs were reported: the load balancer would take a
@@ -292,6 +319,9 @@ func (p *process) why(r gate.Reason, f vip.Family) string {
 		if !s.Alive {
 			return birdProblem(s)
 		}
+		if gateways(s, false).Up[f] {
+			return noRoute + " (--require-route)"
+		}
 		return strings.Join(gatewaysDown(s, f), "; ")
 	case gate.LBLost, gate.LBStale:
 		return p.streamProblem(p.observer.lb.Load())
@@ -305,6 +335,13 @@ func (p *process) why(r gate.Reason, f vip.Family) string {
 	}
 	return ""
 }
+
+// RouteBack is a health service with one part for each family. It is not part of
+// Readiness: other pods have the same gateways.
+const RouteBack = "RouteBack"
+
+// noRoute says that packets from VIPs meet the blackhole.
+const noRoute = "no gateway gives a route back to clients"
 
 func birdProblem(s bird.State) string {
 	if s.Alive {

@@ -180,7 +180,7 @@ func newProcess(o Options) (*process, error) {
 			Ungated: !o.Gating, OnLoss: o.OnLBLoss, NoFlapBackoff: !o.FlapBackoff, DrainTime: o.DrainTime,
 		}),
 		speaker: p.speaker, bird: p.bird.State(), kernel: p.kernel.Confirmed(), announcer: p.announcer,
-		observer: p.observer, commands: make(chan command), ready: make(chan struct{}),
+		observer: p.observer, requireRoute: o.RequireRoute, commands: make(chan command), ready: make(chan struct{}),
 	}
 	return p, nil
 }
@@ -352,7 +352,7 @@ func (p *process) families() map[vip.Family]bool {
 		served = newServed(config)
 		p.served.Store(served)
 	}
-	up := gateways(p.bird.State().Load()).Up
+	up := gateways(p.bird.State().Load(), false).Up
 	families := make(map[vip.Family]bool, len(served.families))
 	for _, f := range served.families {
 		families[f] = up[f]

@@ -64,6 +64,8 @@ type Options struct {
 	// ReadyTimeout is how long Readiness waits after a start for VIPs that are ready and
 	// not advertised, once everything else that it needs holds.
 	ReadyTimeout time.Duration
+	// RequireRoute withdraws the VIPs of a family while no gateway gives it a route.
+	RequireRoute bool
 	// RemoveRulesOnExit removes marks, rules and blackhole at the end.
 	RemoveRulesOnExit bool
 

@@ -37,6 +37,9 @@ type Confirmed struct {
 	Failures int
 	// Repairs counts the passes that had to mend what somebody else changed.
 	Repairs int
+	// Removed counts the times that other processes removed routes of BIRD from the
+	// gateways' table. BIRD does not notice before its next scan.
+	Removed int
 	// At is when this became so.
 	At time.Time
 }
@@ -111,7 +114,9 @@ func (r *Routing) Run(ctx context.Context) error {
 			w, watchErr = r.listen(r.o)
 		}
 		wanted, reconfigured := r.wanted.Get()
+		removed := w != nil && w.removed.Swap(0) > 0
 		result := p.run(wanted)
+		result.removed = removed
 		result.err = errors.Join(result.err, watchErr)
 		r.publish(result)
 		more, tidyErr := p.tidy()
@@ -184,7 +189,10 @@ func (r *Routing) publish(x result) {
 			r.log.Info("source routing stands", "table_id", r.o.TableID, "priority", r.o.Priority, "mark", fmt.Sprintf("%#x/%#x", r.o.Mark, r.o.Mask))
 		}
 	}
-	c := Confirmed{VIPs: x.vips, Err: x.err, Family: x.family, Failures: old.Failures, Repairs: old.Repairs, At: time.Now()}
+	c := Confirmed{VIPs: x.vips, Err: x.err, Family: x.family, Failures: old.Failures, Repairs: old.Repairs, Removed: old.Removed, At: time.Now()}
+	if x.removed {
+		c.Removed++
+	}
 	if x.repaired {
 		c.Repairs++
 		r.log.Warn("source routing was changed by somebody else and is mended", "repairs", c.Repairs)
@@ -200,7 +208,7 @@ func (r *Routing) publish(x result) {
 	if x.err == nil && old.Err != nil {
 		r.log.Info("source routing stands again", "failures", old.Failures)
 	}
-	if old.At.IsZero() || c.Failures != old.Failures || c.Repairs != old.Repairs || !c.VIPs.Equal(old.VIPs) {
+	if old.At.IsZero() || c.Failures != old.Failures || c.Repairs != old.Repairs || c.Removed != old.Removed || !c.VIPs.Equal(old.VIPs) {
 		if c.VIPs.Equal(old.VIPs) && old.VIPs != nil {
 			c.VIPs = old.VIPs
 		}
@@ -246,6 +254,7 @@ type result struct {
 	base     bool
 	vips     vip.Set
 	repaired bool
+	removed  bool
 	err      error
 	family   [len(vip.Families)]error
 }

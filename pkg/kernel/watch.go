@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -21,12 +22,18 @@ type watch struct {
 
 	conns []*netlink.Conn
 	done  sync.WaitGroup
+
+	// birdPort is the netlink port that last added a route of BIRD to the gateways'
+	// table; only the listener of rtnetlink uses it. removed counts the routes that
+	// other ports deleted from that table.
+	birdPort uint32
+	removed  atomic.Uint64
 }
 
 // newWatch starts to listen, in the network namespace of the calling thread.
 func newWatch(o Options) (*watch, error) {
 	w := &watch{changed: make(chan struct{}, 1), failed: make(chan struct{})}
-	if err := w.listen("rtnetlink", unix.NETLINK_ROUTE, o.concernsPolicy,
+	if err := w.listen("rtnetlink", unix.NETLINK_ROUTE, func(m netlink.Message) bool { return w.concernsPolicy(o, m) },
 		unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
 		unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF); err != nil {
 		return nil, errors.Join(err, w.close())
@@ -91,16 +98,27 @@ func (w *watch) close() error {
 	return errors.Join(errs...)
 }
 
-// concernsPolicy: every rule does, since one before ours can divert traffic from
-// them, and every sysctl that the kernel reports (forwarding, rp_filter); of the routes only those in the blackhole's table, since BIRD may write
-// a great many others.
-func (o Options) concernsPolicy(m netlink.Message) bool {
+// concernsPolicy reports whether a message is about what source routing depends on:
+// every rule, since one before ours can divert traffic from them; every sysctl that the
+// kernel reports (forwarding, rp_filter); of the routes those in the blackhole's table,
+// and those that another process than BIRD deletes from the gateways' table. BIRD may
+// write a great many others.
+func (w *watch) concernsPolicy(o Options, m netlink.Message) bool {
 	switch m.Header.Type {
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE, unix.RTM_NEWNETCONF, unix.RTM_DELNETCONF:
 		return true
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
 		r, err := parseRoute(m.Data)
-		return err != nil || r.table == o.blackholeTable()
+		switch {
+		case err != nil || r.table != o.TableID || r.protocol != unix.RTPROT_BIRD:
+			return err != nil || r.table == o.blackholeTable()
+		case m.Header.Type == unix.RTM_NEWROUTE:
+			w.birdPort = m.Header.PID
+		// The kernel itself, port 0, removes routes with their interface; BIRD follows.
+		case m.Header.PID != 0 && m.Header.PID != w.birdPort:
+			w.removed.Add(1)
+			return true
+		}
 	}
 	return false
 }

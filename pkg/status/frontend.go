@@ -24,11 +24,18 @@ func Frontend(s *frontendv1.Status, now time.Time) (text string, complete bool) 
 
 	count := 0
 	counts := summary{}
+	attracts := map[string]bool{} // by family
 	for _, v := range s.GetVips() {
 		if isAdvertised(v.GetAdvertisement()) {
 			count++
+			attracts[familyOf(v.GetVip())] = true
 		}
 		counts[group{rank(v.GetAdvertisement()), advertised(v.GetAdvertisement()), AdvertisementReason(v.GetReason())}]++
+	}
+	for _, c := range s.GetConditions() {
+		if family, ok := strings.CutPrefix(c.GetName(), "RouteBack/"); ok && !c.GetServing() && attracts[family] {
+			fmt.Fprintf(&b, "%s VIPs attract traffic, and no route leads back to clients\n", family)
+		}
 	}
 	complete = count == len(s.GetVips())
 	fmt.Fprintf(&b, "\n%d of %s advertised\n", count, plural(len(s.GetVips()), "VIP"))
@@ -186,4 +193,12 @@ func word(r *readinessv1.VipReadiness) string {
 		return "never heard"
 	}
 	return fmt.Sprintf("%s %d/%d", vipState(r.GetState()), r.GetReadyTargets(), r.GetTotalTargets())
+}
+
+// familyOf is the family of a VIP as the names of conditions have it.
+func familyOf(vip string) string {
+	if strings.Contains(vip, ":") {
+		return "ipv6"
+	}
+	return "ipv4"
 }

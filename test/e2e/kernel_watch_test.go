@@ -3,6 +3,8 @@ package e2e
 import (
 	"fmt"
 	"net/netip"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -28,7 +30,7 @@ func (w *world) waitStatus(pattern string) string {
 		// The exit status is 1 while a VIP is withdrawn.
 		out, err := w.pod.Run(w.t.Context(), "frontend", "status", "--admin-socket=unix://"+w.pod.FrontendAdmin())
 		if found = regexp.MustCompile(pattern).FindStringSubmatch(out); found == nil {
-			return fmt.Errorf("the status does not match %q (%w):\n%s", pattern, err, out)
+			return fmt.Errorf("the status does not match %q (%v):\n%s", pattern, err, out)
 		}
 		return nil
 	})
@@ -105,4 +107,76 @@ func TestLBWatchesSysctls(t *testing.T) {
 	w.shell("sysctl -w net.ipv4.fib_multipath_hash_policy=0")
 	w.until("sysctl -w net.ipv4.fib_multipath_hash_policy=1", "status")
 	w.must(w.WantVia(w.ctx, 1))
+}
+
+// gatewayDefaults switches the default routes of the gateway on or off.
+func (w *world) gatewayDefaults(command string) {
+	w.t.Helper()
+	birdc := filepath.Join(filepath.Dir(lab.BIRD()), "birdc")
+	for _, protocol := range []string{"default4", "default6"} {
+		if out, err := exec.CommandContext(w.t.Context(), birdc, "-s", w.gateway.Socket(), command, protocol).CombinedOutput(); err != nil {
+			w.t.Fatalf("%s %s: %v\n%s", command, protocol, err, out)
+		}
+	}
+}
+
+// routeBack waits until the routes from a VIP to a client exist, or do not.
+func (w *world) routeBack(want bool) {
+	w.t.Helper()
+	w.waitFor(func() error {
+		for _, table := range []string{"-4", "-6"} {
+			out, err := w.Pod.Run(w.t.Context(), "ip", table, "route", "show", "table", "4096", "default")
+			if err != nil && want || strings.Contains(out, "default") != want {
+				return fmt.Errorf("ip %s route show table 4096 default: %q, %v", table, out, err)
+			}
+		}
+		return nil
+	})
+}
+
+// Issue 10, item 7: routes that another process removes are back at once, not at BIRD's next scan; while no gateway
+// gives a route, condition and status say so.
+func TestRouteBackIsWatched(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.up(w.target1)
+	w.must(w.pod.StartLB())
+	w.must(w.pod.StartFrontend("--bird-kernel-scan-time=1h"))
+	w.wantRoutes(vipA4, vipA6)
+	w.routeBack(true)
+	mark := w.mark()
+	for range 2 {
+		w.podShell("ip -4 route flush table 4096; ip -6 route flush table 4096")
+		w.routeBack(true)
+	}
+	w.gatewayDefaults("disable")
+	w.routeBack(false)
+	for _, f := range []string{"ipv4", "ipv6"} {
+		w.waitStatus(f + " VIPs attract traffic, and no route leads back to clients")
+	}
+	w.gatewayDefaults("enable")
+	w.routeBack(true)
+	w.waitFor(func() error {
+		out, err := w.pod.Run(t.Context(), "frontend", "status", "--admin-socket=unix://"+w.pod.FrontendAdmin())
+		if strings.Contains(out, "no route leads back") {
+			return fmt.Errorf("the status still warns (%v)", err)
+		}
+		return nil
+	})
+	w.wantNothing(mark, vipA4, vipA6)
+}
+
+// With --require-route the VIPs of a family without a route back are withdrawn.
+func TestRequireRoute(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.up(w.target1)
+	w.must(w.pod.StartLB())
+	w.must(w.pod.StartFrontend("--require-route"))
+	w.wantRoutes(vipA4, vipA6)
+	w.gatewayDefaults("disable")
+	w.wantRoutes()
+	w.waitStatus("no gateway gives a route back to clients")
+	w.gatewayDefaults("enable")
+	w.wantRoutes(vipA4, vipA6)
 }

@@ -65,7 +65,7 @@ func TestMostVIPsAndOneMore(t *testing.T) {
 	}
 	w.waitFor(func() error {
 		if set, err := w.Pod.Run(t.Context(), "nft", "list", "set", "inet", "vipgate", "vip4"); err != nil || strings.Count(set, ",") != 1 {
-			return fmt.Errorf("%w: set vip4 has more than two VIPs", err)
+			return fmt.Errorf("set vip4 has more than two VIPs (%v)", err)
 		}
 		return nil
 	})
