@@ -17,9 +17,10 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// maxFileSize bounds what is read. A trench of 10 000 VIPs and 10 000 targets
-// takes 1 MB; a ConfigMap holds no more.
-const maxFileSize = 16 << 20
+// maxFileSize bounds what is read, and the memory for a file that is refused: parsing
+// takes 20 times the size. [MaxVIPs] in the attractor and in a stream with 10 000
+// targets take 5 MB; a ConfigMap holds 1 MiB.
+const maxFileSize = 8 << 20
 
 // Read reads and parses a trench file. The error is that of the file system,
 // or [*Errors].
@@ -229,7 +230,9 @@ func (p *parser) attractor(v value) Attractor {
 	if v, ok := o.required("name"); ok {
 		a.Name, _ = v.name()
 	}
-	if v, ok := o.required("vips"); ok {
+	if v, ok := o.required("vips"); ok && len(v.node.Content) > MaxVIPs {
+		v.problem("has %d VIPs: an attractor has %d at most", len(v.node.Content), MaxVIPs)
+	} else if ok {
 		seen := make(map[vip.VIP]int)
 		a.VIPs = items(v, "write a list of VIPs such as [20.0.0.1/32], or [] for none", func(v value) (vip.VIP, bool) {
 			x, ok := v.vip()
@@ -240,9 +243,6 @@ func (p *parser) attractor(v value) Attractor {
 			return x, true
 		})
 		p.vipsRefused = v.node.Kind != yaml.SequenceNode || len(a.VIPs) != len(v.node.Content)
-		if len(a.VIPs) > MaxVIPs {
-			v.problem("has %d VIPs: an attractor has %d at most", len(a.VIPs), MaxVIPs)
-		}
 	}
 	if v, ok := o.optional("gateways"); ok {
 		names, addresses := make(map[string]int), make(map[netip.Addr]int)

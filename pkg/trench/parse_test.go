@@ -193,6 +193,7 @@ func TestBadInputIsToldWithPlaceAndRemedy(t *testing.T) {
 		{"VIP is IPv4-mapped", `"2000::1/128"]`, `"::ffff:1.2.3.4/128"]`, "f.yaml:4: attractor.vips[1]: VIP ::ffff:1.2.3.4/128 is an IPv4-mapped prefix: write it as IPv4"},
 		{"VIP is null", `"2000::1/128"]`, `"2000::1/128", null]`, "f.yaml:4: attractor.vips[2]: is empty: write a VIP such as 20.0.0.1/32 or 2000::1/128"},
 		{"duplicate VIP", `"2000::1/128"]`, `"2000::1/128", 2000:0::1/128]`, "f.yaml:4: attractor.vips[2]: VIP 2000::1/128 appears twice, first in line 4: remove one of them or change it"},
+		{"too many VIPs", `"2000::1/128"]`, `"2000::1/128"` + strings.Repeat(", 20.0.0.1/32", MaxVIPs) + `]`, "f.yaml:4: attractor.vips: has 50002 VIPs: an attractor has 50000 at most"},
 		{"overlapping VIPs", `[20.0.0.1/32, "2000::1/128"]`, "\n    - 20.0.0.1/32\n    - 20.0.0.0/24\n    - 2000::1/128", "f.yaml:5: attractor.vips[0]: VIP 20.0.0.1/32 lies in the VIP 20.0.0.0/24 of line 6, which would attract its traffic even while it is withdrawn: remove one of them"},
 		{"stream VIP not in the attractor", "[20.0.0.1/32]", "[20.0.0.2/32]", "f.yaml:12: streams[0].vips[0]: VIP 20.0.0.2/32 is not one of the attractor: add it to attractor.vips or remove it here"},
 		{"stream VIP twice", "[20.0.0.1/32]", "[20.0.0.1/32, 20.0.0.1/32]", "f.yaml:12: streams[0].vips[1]: VIP 20.0.0.1/32 appears twice, first in line 12: remove one of them or change it"},
