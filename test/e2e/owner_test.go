@@ -25,7 +25,7 @@ func TestNetNSHasOneOwner(t *testing.T) {
 	refused := map[string][]string{
 		"second lb":        w.pod.LBArgs(append(second, "--dataplane=nftables", "--socket=unix://"+other("lb.sock"), "--state-dir="+other("state"))...),
 		"second frontend":  w.pod.FrontendArgs(append(second, "--bird-dir="+other("bird"), "--bird-socket="+other("bird.ctl"), "--lb-bgp-port=1791")...),
-		"lb cleanup":       {filepath.Join(binaries, "lb"), "cleanup", "--state-dir=" + other("state")},
+		"lb cleanup":       {filepath.Join(binaries, "lb"), "cleanup", "--first-table=7000"},
 		"frontend cleanup": {filepath.Join(binaries, "frontend"), "cleanup"},
 	}
 	for name, args := range refused {
