@@ -42,8 +42,13 @@ type follower struct {
 
 func (w *world) follow(args ...string) *follower {
 	w.t.Helper()
+	return w.followProgram("frontend", w.pod.FrontendAdmin(), args...)
+}
+
+func (w *world) followProgram(program, admin string, args ...string) *follower {
+	w.t.Helper()
 	f := &follower{w: w}
-	f.cmd = exec.Command(filepath.Join(binaries, "frontend"), append([]string{"events", "--follow", "--admin-socket=unix://" + w.pod.FrontendAdmin()}, args...)...)
+	f.cmd = exec.Command(filepath.Join(binaries, program), append([]string{"events", "--follow", "--admin-socket=unix://" + admin}, args...)...)
 	f.cmd.Stdout, f.cmd.Stderr = &f.out, &f.notes
 	w.must(f.cmd.Start())
 	w.t.Cleanup(func() {
@@ -215,4 +220,30 @@ func TestConfigurationThatBIRDDoesNotGetShows(t *testing.T) {
 	if now := w.sessions(); fmt.Sprint(now) != fmt.Sprint(sessions) {
 		t.Errorf("sessions were %v and are %v", sessions, now)
 	}
+}
+
+// lb events --follow shows each event once, over a restart, too.
+func TestLBEventsAreFollowedOverARestart(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.up(w.target1)
+	w.must(w.pod.StartLB())
+	w.waitLog(w.pod.LB, "readiness is synced")
+	f := w.followProgram("lb", w.pod.LBAdmin())
+	f.waitFor(&f.out, vipA4, "ready")
+	w.up(w.target2)
+	f.waitFor(&f.out, vipB4, " ready")
+	w.must(w.pod.LB.Kill())
+	f.waitFor(&f.notes, "the lb is gone, waiting for it")
+	w.must(w.pod.StartLB())
+	f.waitFor(&f.notes, "the lb was restarted")
+	w.down(w.target1)
+	f.waitFor(&f.out, vipA4, "not ready", "connection refused")
+	seen := map[string]int{}
+	for line := range strings.Lines(f.out.String()) {
+		if seen[line]++; seen[line] > 1 {
+			t.Errorf("shown twice: %s", line)
+		}
+	}
+	f.interrupt()
 }
