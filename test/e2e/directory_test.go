@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/test/lab"
 )
 
 // readinessDir is the directory of readiness files of a pod without a load balancer that speaks.
@@ -60,6 +62,8 @@ func TestReadinessFilesGateVIPs(t *testing.T) {
 	w.makeReadiness("lb-ready-stream-a")
 	w.startDirectoryFrontend()
 	w.wantRoutes(vipA4, vipA6)
+	w.wantHealth(lab.FrontendHealth, "Started", healthServing)
+	w.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
 	w.makeReadiness("lb-ready-stream-b")
 	w.wantRoutes(vipA4, vipA6, vipB4, vipB6)
 	w.removeReadiness("lb-ready-stream-a")

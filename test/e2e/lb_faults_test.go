@@ -406,6 +406,7 @@ func TestGatingOffAdvertisesWithoutAnLB(t *testing.T) {
 	w := newWorld(t)
 	w.must(w.pod.StartFrontend("--gating=off"))
 	w.wantRoutes(vipA4, vipA6, vipB4, vipB6)
+	w.wantHealth(lab.FrontendHealth, "Advertised", healthServing)
 	w.waitLog(w.pod.Frontend, "gating is off")
 	if w.frontendStatus().GetGating() {
 		t.Error("status says that gating is on")
