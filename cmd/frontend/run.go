@@ -151,7 +151,7 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (frontend.Options, er
 	refused.Add(err)
 	c.check(&refused, config)
 	if c.Gating == "on" && !c.ReadinessDir.Given {
-		refused.Add(c.Identity.Check(defaultID))
+		refused.Add(c.Identity.Check(defaultID, lenient))
 	}
 	if err := refused.Err(); err != nil {
 		return frontend.Options{}, err

@@ -101,7 +101,7 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (lb.Options, error) {
 			refused.Add(problem)
 		}
 	}
-	refused.Add(c.Identity.Check(defaultID))
+	refused.Add(c.Identity.Check(defaultID, lenient))
 	if err := refused.Err(); err != nil {
 		return lb.Options{}, err
 	}

@@ -265,11 +265,11 @@ func TestLBRestartWithinItsGraceWithdrawsNothingThatIsReady(t *testing.T) {
 	w.wantStory(mark, vipB6, withdrawn, announced)
 }
 
-// Design section 4: "An unsynced snapshot (targets not yet checked) neither withdraws nor raises anything";
-// section 5: "only a synced state ends the grace".
-func TestUnsyncedLBNeitherRaisesNorStopsTheGrace(t *testing.T) {
+// Design section 4: "An unsynced snapshot (targets not yet checked) neither withdraws nor raises anything".
+// An LB is unsynced until each target has a verdict, or for half of its grace period.
+func TestUnsyncedLBNeitherRaisesNorWithdraws(t *testing.T) {
 	t.Parallel()
-	const grace = 3 * time.Second
+	const grace = 6 * time.Second
 	w := newWorld(t)
 	w.must(w.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "interval: 100ms, timeout: 100ms", "interval: 60s, timeout: 60s")))
 	w.up(w.target1)
@@ -285,14 +285,15 @@ func TestUnsyncedLBNeitherRaisesNorStopsTheGrace(t *testing.T) {
 	w.must(w.pod.StartLB("--stale-grace=" + grace.String()))
 	w.waitLogs(w.pod.LB, "readiness watch opened", 2)
 	w.wantRoutes()
-	if s := w.lbStatus(); s.GetSynced() || len(s.GetWatchers()) != 1 {
-		t.Fatalf("the LB is synced or nobody watches it: %v", s)
-	}
+	w.wantStatus("targets not checked yet", "0 of 4 VIPs ready")
 	w.wantRunning(w.pod.LB)
 	for _, vip := range []string{vipA4, vipA6} {
-		w.wantStory(mark, vip, depreferred, withdrawn)
-		if after := w.heard(mark, vip)[1].At.Sub(killed); after < grace-clockSlack {
-			t.Errorf("%s was withdrawn %v after the LB's death, before the end of its grace of %v", vip, after, grace)
+		heard := w.heard(mark, vip)
+		if words := story(heard); len(words) == 0 || slices.Contains(words, announced) {
+			t.Fatalf("%s: %v, want its withdrawal alone", vip, words)
+		}
+		if after := heard[len(heard)-1].At.Sub(killed); after < grace/2-clockSlack {
+			t.Errorf("%s was withdrawn %v after the LB's death, before half of its grace of %v", vip, after, grace)
 		}
 	}
 	mark = w.mark()

@@ -90,9 +90,6 @@ func (f Identity) Source(defaultID string, log *slog.Logger) (*identity.Source, 
 		if f.SvidDir == "" {
 			return nil, errors.New("--identity=files needs --svid-dir, the directory with tls.crt, tls.key and ca.crt")
 		}
-		if _, err := os.Stat(f.SvidDir); err != nil {
-			return nil, fmt.Errorf("--svid-dir=%s: %w", f.SvidDir, err)
-		}
 		return identity.NewFiles(f.SvidDir, o)
 	case "dev":
 		if f.DevAuthorityDir == "" {
@@ -109,9 +106,15 @@ func (f Identity) Source(defaultID string, log *slog.Logger) (*identity.Source, 
 	return nil, fmt.Errorf("--identity=%s: use spiffe, files or dev", kind)
 }
 
-// Check returns the error that Source would return, and logs nothing.
-func (f Identity) Check(defaultID string) error {
+// Check returns the error that Source would return. Unless lenient, it also refuses a
+// missing SVID directory, for which a daemon waits. It logs nothing.
+func (f Identity) Check(defaultID string, lenient bool) error {
 	_, err := f.Source(defaultID, slog.New(slog.DiscardHandler))
+	if err == nil && !lenient && f.Identity == "files" {
+		if _, err := os.Stat(f.SvidDir); err != nil {
+			return fmt.Errorf("--svid-dir=%s: %w", f.SvidDir, err)
+		}
+	}
 	return err
 }
 
