@@ -63,7 +63,8 @@ func catalog() []*kind {
 	all := append(processKinds(), networkKinds()...)
 	all = append(all, gatewayKinds()...)
 	all = append(all, identityKinds()...)
-	return append(all, diskKinds()...)
+	all = append(all, diskKinds()...)
+	return append(all, dataPlaneKinds()...)
 }
 
 // span is a range of durations.

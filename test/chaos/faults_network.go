@@ -40,7 +40,16 @@ func networkKinds() []*kind {
 		}),
 		simple("internal link down", 3, ms(500, 4500), wide, everything, resInternal).by(
 			func(_ context.Context, w *world, _ fault) (func(context.Context) error, error) {
-				return w.linkDown(w.Backend, "pod0", "net/internal")
+				heal, err := w.linkDown(w.Backend, "pod0", "net/internal")
+				return together(heal, func(context.Context) error { return w.routeAnswers() }), err
+			}),
+		simple("internal interface down", 3, ms(500, 4500), wide, everything, resInternal, resFamily(ipv6)).by(
+			func(_ context.Context, w *world, _ fault) (func(context.Context) error, error) {
+				heal, err := w.linkDown(w.Pod, lab.Internal, "net/internal")
+				// It comes back without its IPv6 address.
+				return together(heal, func(context.Context) error {
+					return w.Pod.Addr(lab.Internal, lab.PodInternal(1)[ipv6].String()+"/64")
+				}), err
 			}),
 		simple("external link down", 3, ms(100, 4000), wide, everything, resExternal).by(
 			func(_ context.Context, w *world, _ fault) (func(context.Context) error, error) {

@@ -236,6 +236,10 @@ func (l *leaks) kernelState(ctx context.Context) (map[string][]string, error) {
 			return nil, err
 		}
 		for line := range strings.Lines(out) {
+			// The kernel has these for some orders of addresses and forwarding only.
+			if strings.HasPrefix(line, "anycast ") {
+				continue
+			}
 			// The order of next hops says nothing.
 			words := strings.Fields(volatile.ReplaceAllString(line, ""))
 			slices.Sort(words)

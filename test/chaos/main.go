@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -31,6 +33,7 @@ type options struct {
 	seed                   uint64
 	json                   string // file of the summary
 	plan                   bool   // only print the schedule
+	kinds                  string // a regular expression of names
 	lbFlags, frontendFlags []string
 }
 
@@ -57,6 +60,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.Uint64Var(&o.seed, "seed", 0, "what the faults follow from; 0 draws one")
 	f.StringVar(&o.json, "json", "", "write the summary to this `file`")
 	f.BoolVar(&o.plan, "plan", false, "print what a seed means, and do nothing")
+	f.StringVar(&o.kinds, "kinds", "", "only faults whose name matches this `pattern`")
 	f.Var((*words)(&o.lbFlags), "lb-flag", "another `flag` for lb run; repeatable")
 	f.Var((*words)(&o.frontendFlags), "frontend-flag", "another `flag` for frontend run, such as one with which this must fail; repeatable")
 	if err := f.Parse(args); err != nil {
@@ -66,10 +70,20 @@ func parse(args []string, stderr io.Writer) (options, error) {
 		fmt.Fprintf(stderr, "chaos: unexpected argument or no fault at all\n")
 		return o, errors.New("usage")
 	}
+	if _, err := regexp.Compile(o.kinds); err != nil || len(o.catalog()) == 0 {
+		fmt.Fprintf(stderr, "chaos: --kinds=%s is no pattern of any fault\n", o.kinds)
+		return o, errors.New("usage")
+	}
 	for o.seed == 0 {
 		o.seed = rand.Uint64N(1_000_000_000)
 	}
 	return o, nil
+}
+
+// catalog are the kinds of faults that may be drawn.
+func (o options) catalog() []*kind {
+	pattern := regexp.MustCompile(o.kinds)
+	return slices.DeleteFunc(catalog(), func(k *kind) bool { return !pattern.MatchString(k.Name) })
 }
 
 // start runs the program and returns the exit status.
@@ -122,14 +136,14 @@ func start(o options) int {
 // again is the command that does the same.
 func (o options) again() string {
 	command := fmt.Sprintf("make chaos FAULTS=%d SEED=%d", o.faults, o.seed)
-	if len(o.lbFlags)+len(o.frontendFlags) > 0 {
+	if len(o.lbFlags)+len(o.frontendFlags)+len(o.kinds) > 0 {
 		command = fmt.Sprintf("%s --binaries=%s --faults=%d --seed=%d", os.Args[0], o.binaries, o.faults, o.seed)
 		for _, flags := range []struct {
 			name   string
 			values []string
-		}{{"lb-flag", o.lbFlags}, {"frontend-flag", o.frontendFlags}} {
+		}{{"lb-flag", o.lbFlags}, {"frontend-flag", o.frontendFlags}, {"kinds", []string{o.kinds}}} {
 			for _, value := range flags.values {
-				command += fmt.Sprintf(" --%s=%s", flags.name, value)
+				command += fmt.Sprintf(" --%s=%q", flags.name, value)
 			}
 		}
 	}
@@ -160,7 +174,7 @@ func (o *options) complete() error {
 
 func printPlan(o options) {
 	var total time.Duration
-	for _, g := range plan(o.seed, o.faults) {
+	for _, g := range plan(o.seed, o.faults, o.catalog()) {
 		fmt.Printf("group %d: %s\n", g.Number, g.what())
 		for _, f := range g.Faults {
 			fmt.Printf("  %4d at %-6s for %-6s %s\n", f.ID, short(f.Start), short(f.Duration), f)

@@ -46,6 +46,7 @@ type observer struct {
 
 func newObserver(w *world) *observer {
 	o := &observer{w: w, looks: startLooker(w), byName: map[netip.Prefix]int{}}
+	w.late = o.looks.lateness
 	for i, v := range vips {
 		o.byName[v.prefix] = i
 	}

@@ -56,7 +56,7 @@ func run(ctx context.Context, o options, out *printer) (err error) {
 	if err := calm(ctx, out, obs, l, time.Now(), firstBound); err != nil {
 		return err
 	}
-	for _, g := range plan(o.seed, o.faults) {
+	for _, g := range plan(o.seed, o.faults, o.catalog()) {
 		s.Groups++
 		out.say("%s  group %d: %s", time.Now().Format(clock), g.Number, g.what())
 		for _, f := range g.Faults {

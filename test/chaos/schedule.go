@@ -58,8 +58,8 @@ const (
 	recovery = 300 * time.Millisecond
 )
 
-// plan returns the groups of n faults, a pure function of the seed.
-func plan(seed uint64, n int) []group {
+// plan returns the groups of n faults of these kinds, a pure function of the seed.
+func plan(seed uint64, n int, kinds []*kind) []group {
 	r := rand.New(rand.NewPCG(seed, 0x76697067617465))
 	var groups []group
 	for id := 1; id <= n; {
@@ -74,8 +74,11 @@ func plan(seed uint64, n int) []group {
 		default:
 			g.Breadth = wide
 		}
+		if !slices.ContainsFunc(kinds, g.allows) {
+			continue
+		}
 		want := min(leastFaults+r.IntN(mostFaults-leastFaults+1), n-id+1)
-		g.Faults = fill(r, g, id, want)
+		g.Faults = fill(r, g, id, want, kinds)
 		id += want
 		groups = append(groups, g)
 	}
@@ -84,8 +87,8 @@ func plan(seed uint64, n int) []group {
 
 // fill draws the faults of a group. No two of them hold the same resource at the
 // same time.
-func fill(r *rand.Rand, g group, id, n int) []fault {
-	allowed := slices.DeleteFunc(catalog(), func(k *kind) bool { return !g.allows(k) })
+func fill(r *rand.Rand, g group, id, n int, kinds []*kind) []fault {
+	allowed := slices.DeleteFunc(slices.Clone(kinds), func(k *kind) bool { return !g.allows(k) })
 	free := map[string]time.Duration{} // when a resource is free again
 	var faults []fault
 	var at time.Duration

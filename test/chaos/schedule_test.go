@@ -10,7 +10,7 @@ import (
 // lines are what a seed means, for people and for comparison.
 func lines(seed uint64, n int) []string {
 	var all []string
-	for _, g := range plan(seed, n) {
+	for _, g := range plan(seed, n, catalog()) {
 		for _, f := range g.Faults {
 			all = append(all, strings.Join([]string{g.what(), f.String(), f.Start.String(), f.Duration.String()}, " "))
 		}
@@ -38,7 +38,7 @@ func TestPlanIsAFunctionOfTheSeed(t *testing.T) {
 
 func TestPlanDrawsEveryKindAndNeverTooMuch(t *testing.T) {
 	seen := map[string]bool{}
-	for _, g := range plan(3, 3000) {
+	for _, g := range plan(3, 3000, catalog()) {
 		busy := map[string]time.Duration{}
 		for _, f := range g.Faults {
 			seen[f.Kind.Name] = true

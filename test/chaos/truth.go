@@ -33,7 +33,7 @@ func (c change) String() string {
 }
 
 // Subjects of the truth, besides "lb", "stream", "frontend", "bird", "svid",
-// "net/internal", "trench", "disk".
+// "net/internal", "trench", "disk", "kernel/FAMILY".
 func targetSubject(target, family int) string   { return fmt.Sprintf("target/%d/%d", target, family) }
 func gatewaySubject(g int) string               { return fmt.Sprintf("gateway/%d", g) }
 func pathSubject(g int, how string) string      { return fmt.Sprintf("path/%d/*/%s", g, how) }
@@ -90,6 +90,22 @@ func (t *timeline) wasGone(subject string, since time.Time) bool {
 		}
 	}
 	return t.now[subject] == gone
+}
+
+// wasSound reports whether every subject with one of these prefixes has been sound
+// since a moment. It knows what take has not yet taken.
+func (t *timeline) wasSound(since time.Time, prefixes ...string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	concerns := func(subject string) bool {
+		return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(subject, p) })
+	}
+	for subject, s := range t.now {
+		if s != sound && concerns(subject) {
+			return false
+		}
+	}
+	return !slices.ContainsFunc(t.changes, func(c change) bool { return concerns(c.Subject) && !c.At.Before(since) })
 }
 
 // unsound are the subjects that are not sound now.

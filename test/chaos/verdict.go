@@ -61,12 +61,17 @@ func grace(subject string, disturbed time.Duration) time.Duration {
 	}
 }
 
+// forwardBound is how long a family may be advertised after a sysctl stopped its
+// forwarding.
+const forwardBound = time.Second
+
 // rules are the bounds of design section 9 with the numbers of this trench.
 func rules(gateway, family int) []rule {
 	detect := checkFall*(checkInterval+checkTimeout) + checkInterval
 	cut := holdTime + 500*time.Millisecond + stallTime
 	all := []rule{
 		{"no target accepts connections", "", gone, detect + 50*time.Millisecond, chain("lb")},
+		{"the kernel does not forward", kernelSubject(family), gone, forwardBound, chain("lb")},
 		{"the lb is dead", "lb", gone, 10 * time.Millisecond, chain("stream")},
 		{"the lb is stopped", "lb", frozen, lease + 50*time.Millisecond, chain("stream")},
 		{"the lb was asked to end", "lb", ending, drainTime + 2*time.Second, chain("stream")},

@@ -41,9 +41,11 @@ type world struct {
 	holder                 *lab.Process // keeps the mount namespace of BIRD's folder
 	tb                     *tb
 	surprise               func(verdict)
+	late                   func(from, to time.Time) time.Duration // of the looker
 	lbFlags, frontendFlags []string
 
-	mu sync.Mutex // of what Lab keeps
+	mu      sync.Mutex             // of what Lab keeps, and of damaged
+	damaged map[string][]time.Time // when the same fault hit before
 }
 
 // newWorld makes the laboratory and starts everything. It returns a world to
@@ -114,13 +116,11 @@ func (w *world) layWires() error {
 		errs = append(errs, w.Backend.Addr("pod0", fmt.Sprintf("%s/16", targetAddr(t, ipv4)), fmt.Sprintf("%s/64", targetAddr(t, ipv6))))
 	}
 	// Every target has every VIP, and answers through the pod.
-	lines := []string{
-		"route add default via 172.16.0.1 dev pod0 table 100", "route add ::/0 via fd00:16::1 dev pod0 table 100",
-	}
+	var lines []string
 	for _, v := range vips {
 		lines = append(lines, fmt.Sprintf("addr add %s dev lo", v.prefix))
 	}
-	errs = append(errs, w.Backend.Batch(lines...),
+	errs = append(errs, w.Backend.Batch(lines...), w.routeAnswers(),
 		w.Backend.IP("-4", "rule", "add", "from", "20.0.0.0/24", "lookup", "100"), w.Backend.IP("-6", "rule", "add", "from", "2000::/64", "lookup", "100"))
 	for _, ns := range []*lab.NetNS{w.Pod, w.Gateway, second, w.Backend} {
 		errs = append(errs, ns.Sysctl("net.ipv4.conf.all.rp_filter", "0"), ns.Sysctl("net.ipv4.conf.default.rp_filter", "0"),
@@ -133,6 +133,12 @@ func (w *world) layWires() error {
 		w.Backend.Sysctl(fmt.Sprintf(keep, "pod0"), "1"),
 		w.Gateway.Sysctl(fmt.Sprintf(keep, "trench0"), "1"),
 		second.Sysctl(fmt.Sprintf(keep, "trench0"), "1"))...)
+}
+
+// routeAnswers gives the targets their route for answers from VIPs, which ends with
+// a link that goes down.
+func (w *world) routeAnswers() error {
+	return w.Backend.Batch("route replace default via 172.16.0.1 dev pod0 table 100", "route replace ::/0 via fd00:16::1 dev pod0 table 100")
 }
 
 // mountBirdDir mounts a small file system on the folder of BIRD's configuration,

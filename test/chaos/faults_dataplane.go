@@ -1,0 +1,333 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// repairBound is how long a program may take to restore what another process
+// removed from the kernel or from its directory.
+const repairBound = time.Second
+
+// ownSlack is how long a program has to run undisturbed before it must repair in
+// time: a new one reads the kernel first.
+const ownSlack = 3 * time.Second
+
+func resFamily(f int) string     { return fmt.Sprintf("kernel-%d", f) }
+func kernelSubject(f int) string { return fmt.Sprintf("kernel/%d", f) }
+
+// option is how ip is told of a family.
+func option(f int) string { return []string{"-4", "-6"}[f] }
+
+// kernelSetting is a sysctl of the pod without which a family is not forwarded.
+type kernelSetting struct {
+	key, broken, sound string
+	family             int
+}
+
+var kernelSettings = []kernelSetting{
+	{"net.ipv4.ip_forward", "0", "1", ipv4},
+	{"net.ipv6.conf.all.forwarding", "0", "1", ipv6},
+	{"net.ipv4.conf." + lab.Internal + ".forwarding", "0", "1", ipv4},
+	{"net.ipv4.conf." + lab.External + ".forwarding", "0", "1", ipv4},
+	{"net.ipv4.conf." + lab.External + ".rp_filter", "1", "0", ipv4},
+	{"net.ipv4.conf." + lab.Internal + ".rp_filter", "1", "0", ipv4},
+	{"net.ipv6.conf." + lab.Internal + ".disable_ipv6", "1", "0", ipv6},
+}
+
+// rivals are commands of a second instance beside a running program.
+var rivals = []struct {
+	program, command string
+	ports            []string
+}{
+	{"lb", "run", []string{"--health-port=8781", "--metrics-port=8223"}},
+	{"frontend", "run", []string{"--health-port=8780", "--metrics-port=8224"}},
+	{"lb", "cleanup", nil},
+	{"frontend", "cleanup", nil},
+}
+
+// dataPlaneKinds are the faults of the pod's kernel state, of socket files, and of
+// second instances.
+func dataPlaneKinds() []*kind {
+	repair := ms(1500, 3000) // longer than a repair takes
+	families := []string{resFamily(ipv4), resFamily(ipv6)}
+	ofFamily := func(k *kind, family func(arg int) int) *kind {
+		k.touches = func(arg int) scope {
+			return scope{vips: atGateway(gatewayA, family(arg)).vips, gateways: everything.gateways}
+		}
+		k.holds = func(arg int) []string { return []string{resFamily(family(arg))} }
+		return k
+	}
+	parity := func(arg int) int { return arg % len(bothFamilies) }
+	rules := []string{"90", "92", "100", "101"}
+	target := func(name string, remove func(ctx context.Context, w *world, table string, family int) error) *kind {
+		k := simple(name, 3, repair, ofTargets, nothing).by(removeTargetState(remove))
+		k = k.variants(touchable*len(bothFamilies), func(arg int) string {
+			return fmt.Sprintf("%s of target %d", familyName(parity(arg)), arg/len(bothFamilies))
+		})
+		k.touches = func(arg int) scope { return ofStream(arg / len(bothFamilies) / targetsPerStream) }
+		k.holds = func(arg int) []string {
+			return []string{resTarget(arg / len(bothFamilies)), resFamily(parity(arg))}
+		}
+		return k
+	}
+	setting := simple("sysctl", 6, ms(500, 4000), wide, everything).by(breakSetting).variants(len(kernelSettings), func(arg int) string {
+		return kernelSettings[arg].key + "=" + kernelSettings[arg].broken
+	})
+	rule := simple("policy rule deleted", 4, repair, wide, everything).by(deleteRule(rules)).variants(len(rules)*len(bothFamilies), func(arg int) string {
+		return familyName(parity(arg)) + ", priority " + rules[arg/len(bothFamilies)]
+	})
+	back := simple("routes of gateways flushed", 3, repair, quiet, nothing).by(flushGatewayRoutes).variants(len(bothFamilies), func(arg int) string { return familyName(arg) })
+	back.holds = func(arg int) []string { return []string{resFamily(arg)} }
+	rival := simple("second instance", 3, once, quiet, nothing).by(startRival).variants(len(rivals), func(arg int) string {
+		return rivals[arg].program + " " + rivals[arg].command
+	})
+	rival.holds = func(arg int) []string {
+		return []string{map[string]string{"lb": resLB, "frontend": resFrontend}[rivals[arg].program]}
+	}
+	return []*kind{
+		simple("nft flush ruleset", 4, repair, wide, everything, families...).by(flushRuleset),
+		ofFamily(rule, parity),
+		target("target rule deleted", func(ctx context.Context, w *world, table string, family int) error {
+			_, err := w.Pod.Run(ctx, "ip", option(family), "rule", "del", "lookup", table)
+			return err
+		}),
+		target("target route deleted", func(ctx context.Context, w *world, table string, family int) error {
+			_, err := w.Pod.Run(ctx, "ip", option(family), "route", "flush", "table", table)
+			return err
+		}),
+		back,
+		ofFamily(setting, func(arg int) int { return kernelSettings[arg].family }),
+		simple("socket file deleted", 3, repair, quiet, nothing, "sockets").by(deleteSocket).variants(3, func(arg int) string {
+			return []string{"readiness", "admin of the lb", "admin of the frontend"}[arg]
+		}),
+		rival,
+	}
+}
+
+// damageMemory is for how long a program remembers a repair: each further one of the
+// same object within that time may take twice as long.
+const (
+	damageMemory = time.Minute
+	maxBackOff   = 5 * time.Second
+)
+
+// restored returns what heals a fault that a program repairs by itself: it waits
+// until check passes. A repair that takes too long is a verdict, unless something
+// else disturbed one of these subjects.
+func (w *world) restored(since time.Time, what string, check func(ctx context.Context) error, subjects ...string) func(context.Context) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.damaged == nil {
+		w.damaged = map[string][]time.Time{}
+	}
+	w.damaged[what] = append(slices.DeleteFunc(w.damaged[what], func(at time.Time) bool { return since.Sub(at) > damageMemory }), since)
+	limit := repairBound + min(repairBound<<(len(w.damaged[what])-1)-repairBound, maxBackOff)
+	return func(ctx context.Context) error {
+		bound, cancel := context.WithDeadline(ctx, since.Add(limit+alwaysSlack+lateSlack*w.late(since.Add(-time.Second), time.Now())))
+		defer cancel()
+		err := lab.Eventually(bound, 20*time.Millisecond, func() error { return check(ctx) })
+		if err != nil && w.truth.wasSound(since.Add(-ownSlack), subjects...) {
+			w.surprise(verdict{fmt.Sprintf("%s: not repaired after %s: %v", what, short(time.Since(since)), err), -1, -1})
+		}
+		return nil
+	}
+}
+
+// lines are the lines that a command prints in the pod. A table that does not
+// exist has none.
+func (w *world) podLines(ctx context.Context, command ...string) ([]string, error) {
+	bound, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	out, err := w.Pod.Run(bound, command[0], command[1:]...)
+	if err != nil && strings.Contains(out, "FIB table does not exist") {
+		err = nil
+	}
+	var all []string
+	for line := range strings.Lines(out) {
+		words := strings.Fields(volatile.ReplaceAllString(line, ""))
+		slices.Sort(words)
+		all = append(all, strings.Join(words, " "))
+	}
+	return all, err
+}
+
+// hasAll returns a check that a command prints all of these lines again.
+func (w *world) hasAll(want []string, command ...string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		now, err := w.podLines(ctx, command...)
+		if missing := difference(want, now); err == nil && len(missing) > 0 {
+			err = fmt.Errorf("%s does not print %q", strings.Join(command, " "), missing)
+		}
+		return err
+	}
+}
+
+// flushRuleset removes all of nftables from the pod.
+func flushRuleset(ctx context.Context, w *world, _ fault) (func(context.Context) error, error) {
+	list := []string{"nft", "list", "tables"}
+	before, err := w.podLines(ctx, list...)
+	if err != nil {
+		return nil, err
+	}
+	since := time.Now()
+	if _, err := w.Pod.Run(ctx, "nft", "flush", "ruleset"); err != nil {
+		return nil, err
+	}
+	return w.restored(since, "nft flush ruleset", w.hasAll(before, list...), "lb", "frontend"), nil
+}
+
+// deleteRule removes a policy rule of the lb or of the frontend.
+func deleteRule(priorities []string) func(context.Context, *world, fault) (func(context.Context) error, error) {
+	return func(ctx context.Context, w *world, f fault) (func(context.Context) error, error) {
+		family, priority := f.Arg%len(bothFamilies), priorities[f.Arg/len(bothFamilies)]
+		list := []string{"ip", option(family), "rule", "show", "priority", priority}
+		before, err := w.podLines(ctx, list...)
+		if err != nil || len(before) == 0 {
+			return nil, err
+		}
+		since := time.Now()
+		if _, err := w.Pod.Run(ctx, "ip", option(family), "rule", "del", "priority", priority); err != nil {
+			return nil, err
+		}
+		return w.restored(since, f.String(), w.hasAll(before, list...), "lb", "frontend"), nil
+	}
+}
+
+// removeTargetState removes something that the data plane has for one target.
+func removeTargetState(remove func(ctx context.Context, w *world, table string, family int) error) func(context.Context, *world, fault) (func(context.Context) error, error) {
+	return func(ctx context.Context, w *world, f fault) (func(context.Context) error, error) {
+		family, t := f.Arg%len(bothFamilies), f.Arg/len(bothFamilies)
+		routes, err := w.Pod.Run(ctx, "ip", option(family), "-o", "route", "show", "table", "all", "proto", "179")
+		if err != nil {
+			return nil, err
+		}
+		table := ""
+		for line := range strings.Lines(routes) {
+			if words := strings.Fields(line); slices.Contains(words, targetAddr(t, family).String()) {
+				table = words[slices.Index(words, "table")+1]
+			}
+		}
+		if table == "" {
+			w.out.note("target %d has no %s route at present", t, familyName(family))
+			return nil, nil
+		}
+		var checks []func(context.Context) error
+		found := 0
+		for _, list := range [][]string{
+			{"ip", option(family), "rule", "show", "lookup", table},
+			{"ip", option(family), "-o", "route", "show", "table", table},
+		} {
+			before, err := w.podLines(ctx, list...)
+			if err != nil {
+				return nil, err
+			}
+			found += min(1, len(before))
+			checks = append(checks, w.hasAll(before, list...))
+		}
+		if found < len(checks) {
+			w.out.note("the data plane has no %s rule and route of target %d at present", familyName(family), t)
+			return nil, nil
+		}
+		since := time.Now()
+		if err := remove(ctx, w, table, family); err != nil {
+			return nil, err
+		}
+		return w.restored(since, f.String(), func(ctx context.Context) error {
+			var errs []error
+			for _, check := range checks {
+				errs = append(errs, check(ctx))
+			}
+			return errors.Join(errs...)
+		}, "lb", "net/internal", targetSubject(t, ipv4), targetSubject(t, ipv6)), nil
+	}
+}
+
+// flushGatewayRoutes removes the way back to the clients, which BIRD installs.
+func flushGatewayRoutes(ctx context.Context, w *world, f fault) (func(context.Context) error, error) {
+	list := []string{"ip", option(f.Arg), "-o", "route", "show", "table", "4096"}
+	before, err := w.podLines(ctx, list...)
+	if err != nil || len(before) == 0 {
+		return nil, err
+	}
+	since := time.Now()
+	if _, err := w.Pod.Run(ctx, "ip", option(f.Arg), "route", "flush", "table", "4096"); err != nil {
+		return nil, err
+	}
+	return w.restored(since, f.String(), w.hasAll(before, list...), "frontend", "bird", "gateway/", "path/"), nil
+}
+
+// breakSetting changes a sysctl. An interface without IPv6 loses its addresses.
+func breakSetting(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
+	s := kernelSettings[f.Arg]
+	if err := w.Pod.Sysctl(s.key, s.broken); err != nil {
+		return nil, err
+	}
+	w.truth.set(kernelSubject(s.family), gone)
+	return func(context.Context) error {
+		w.truth.set(kernelSubject(s.family), sound)
+		err := w.Pod.Sysctl(s.key, s.sound)
+		if strings.HasSuffix(s.key, "disable_ipv6") {
+			err = errors.Join(err, w.Pod.Addr(lab.Internal, lab.PodInternal(1)[ipv6].String()+"/64"))
+		}
+		return err
+	}, nil
+}
+
+// deleteSocket removes the file of a socket, on which its program listens on.
+func deleteSocket(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
+	path := []string{w.pod.Socket(), w.pod.LBAdmin(), w.pod.FrontendAdmin()}[f.Arg]
+	program := []string{"lb", "lb", "frontend"}[f.Arg]
+	since := time.Now()
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	return w.restored(since, f.String(), func(ctx context.Context) error { return dialUnix(ctx, path) }, program), nil
+}
+
+func dialUnix(ctx context.Context, path string) error {
+	conn, err := (&net.Dialer{Timeout: commandTime}).DialContext(ctx, "unix", path)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
+
+// startRival runs a command that may not touch the pod while its program runs.
+func startRival(ctx context.Context, w *world, f fault) (func(context.Context) error, error) {
+	r := rivals[f.Arg]
+	bound, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	// Neither a program that starts nor one that ends is beside the second instance.
+	owned := func() error {
+		if !w.truth.wasSound(time.Now().Add(-recovery), r.program) {
+			return errors.New("it was disturbed")
+		}
+		return w.Pod.Do(func() error { return dialUnix(bound, "@vipgate/"+r.program) })
+	}
+	if err := lab.Eventually(bound, 20*time.Millisecond, owned); err != nil {
+		return nil, fmt.Errorf("%s does not own the namespace: %w", r.program, err)
+	}
+	second := &lab.Pod{Lab: w.Lab, Binaries: w.pod.Binaries, Dir: filepath.Join(w.Dir, "second")}
+	if err := second.WriteTrench(trenchText()); err != nil {
+		return nil, err
+	}
+	args := []string{filepath.Join(w.pod.Binaries, r.program), r.command}
+	if r.command == "run" {
+		args = map[string][]string{"lb": second.LBArgs("--dataplane=nftables"), "frontend": second.FrontendArgs()}[r.program]
+	}
+	out, err := w.Pod.Run(bound, args[0], slices.Concat(args[1:], r.ports)...)
+	if err == nil || !strings.Contains(err.Error()+out, "owns this network namespace") {
+		w.surprise(verdict{fmt.Sprintf("%s beside a running %s: %v %s", f, r.program, err, out), -1, -1})
+	}
+	return nil, nil
+}
