@@ -204,7 +204,7 @@ func (c *runFlags) check(r *cli.Refusals, config *trench.Config) {
 		r.Add(fmt.Errorf("--lb-socket: %w", frontend.ErrNoSocket))
 	default:
 		r.Socket("--lb-socket", c.LBSocket)
-		r.If(len(c.LBID) == 0 && c.LBTrustDomain.IsZero(), "nobody is believed to be the load balancer: name its SPIFFE ID with --lb-id")
+		r.If(len(c.LBID) == 0 && c.LBTrustDomain.IsZero(), "--lb-id is required: no SPIFFE ID is authorized")
 	}
 	r.Socket("--admin-socket", c.AdminSocket)
 	r.Socket("--bird-socket", c.BirdSocket)

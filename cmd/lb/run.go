@@ -141,7 +141,7 @@ func (c *runFlags) check(r *cli.Refusals) {
 	if err := lb.ValidateLease(c.Lease); err != nil {
 		r.Add(fmt.Errorf("--lease: %w", err))
 	}
-	r.If(len(c.FrontendID) == 0 && c.FrontendTrustDomain.IsZero(), "nobody may watch: name the frontend's SPIFFE ID with --frontend-id")
+	r.If(len(c.FrontendID) == 0 && c.FrontendTrustDomain.IsZero(), "--frontend-id is required: no SPIFFE ID is authorized")
 	r.Within("--drain-time", c.DrainTime, 0, cli.MaxDrainTime)
 	r.Within("--stale-grace", c.staleGrace(), 0, cli.MaxStaleGrace)
 	r.If(c.MaxStreamsPerPeer < readiness.MinStreamsPerPeer,

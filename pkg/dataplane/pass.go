@@ -315,7 +315,7 @@ func (e *engine) view(name string, now time.Time) view {
 	return v
 }
 
-// foreignStream reports a chain of the stream's name that has no rules and maps of ours.
+// foreignStream reports a chain of the stream's name that lacks the rules and maps of the data plane.
 func (e *engine) foreignStream(v view) (Problem, bool) {
 	if v.wanted == nil || v.installed != nil || e.actual.streams[v.name] == nil {
 		return Problem{}, false

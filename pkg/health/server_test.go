@@ -385,7 +385,7 @@ func TestCheckClientSaysWhatIsWrong(t *testing.T) {
 		{"not serving", addr, "Down", "not serving: why"},
 		{"unknown", addr, "Sideways", `"Sideways" is not known`},
 		{"nobody listens", gone.Addr().String(), "Up", "connection refused"},
-		{"nobody answers", silent.Addr().String(), "Up", "no answer in time"},
+		{"no answer", silent.Addr().String(), "Up", "no answer in time"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -118,7 +118,7 @@ func NewServer(t *Table, o ServerOptions) *Server {
 
 // GRPCOptions returns the options of a grpc.Server that serves readiness: the
 // receive limit, deadlines for peers that do not finish their handshake or have no
-// call open, and a keepalive policy under which no client of ours is told too_many_pings. Its
+// call open, and a keepalive policy under which no client gets too_many_pings. Its
 // Stop waits for the handlers.
 func GRPCOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{

@@ -130,7 +130,7 @@ func (f *EventFollower[E]) take(p EventPage[E]) error {
 	}
 	f.Position = EventPosition{Instance: p.Instance, After: p.UpTo}
 	if p.Lost > 0 {
-		f.note("%d events lost: they came faster than they were read here, or while nobody was connected", p.Lost)
+		f.note("%d events lost: they came faster than they were read, or while no client was connected", p.Lost)
 	}
 	if err := f.Print(p.Events); err != nil {
 		return errPrint{err}

@@ -116,7 +116,7 @@ func (p Program) variableOf(parsed *kong.Context, name string) string {
 	return ""
 }
 
-// adopted is the variable that the user set for one of ours.
+// adopted is the variable of Meridio that the user set for a flag.
 func (p Program) adopted(variable string) string {
 	if alias := p.Aliases[variable]; alias != "" {
 		return alias
