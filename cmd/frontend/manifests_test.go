@@ -43,7 +43,7 @@ func manifestLine(t *testing.T) clitest.CommandLine {
 			"", frontend.Liveness, frontend.Readiness, frontend.Egress, frontend.Configuration, frontend.Identity,
 			frontend.BIRD, frontend.Stream, frontend.Routing, frontend.Stopping, frontend.NSPCli,
 		},
-		Variables:  []string{"SPIFFE_ENDPOINT_SOCKET", "POD_UID"},
+		Variables:  []string{"GOMEMLIMIT", "SPIFFE_ENDPOINT_SOCKET", "POD_UID"},
 		Reads:      []string{"trench-file", "lb-socket"},
 		Documented: func(path string) bool { return strings.Contains(string(readme), "`"+path+"`") },
 	}

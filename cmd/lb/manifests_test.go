@@ -25,7 +25,7 @@ func manifestLine(t *testing.T) clitest.CommandLine {
 	return clitest.CommandLine{
 		Parser:     parser(t),
 		Services:   []string{"", lb.Liveness, lb.Readiness, lb.Egress, lb.Configuration, lb.Identity, lb.Serving},
-		Variables:  []string{"SPIFFE_ENDPOINT_SOCKET"},
+		Variables:  []string{"GOMEMLIMIT", "SPIFFE_ENDPOINT_SOCKET"},
 		Reads:      []string{"trench-file"},
 		Documented: func(path string) bool { return strings.Contains(string(readme), "`"+path+"`") },
 	}
