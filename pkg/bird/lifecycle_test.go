@@ -302,6 +302,26 @@ func TestKernelRoutesGoOverEveryGatewayWithECMP(t *testing.T) {
 	}
 }
 
+// BIRD looks at the kernel again only after its scan time.
+func TestRemovedKernelRoutesAreExportedAgain(t *testing.T) {
+	run(t, "ip", "link", "set", "lo", "up")
+	l := newLink(t, vip.IPv4, vip.IPv6)
+	l.Router(routerConfig{})
+	p := newPod(t, l.Dev, func(o *bird.Options) { o.KernelScanTime = time.Hour })
+	p.Configure([]trench.Gateway{gatewayOf(vip.IPv4), gatewayOf(vip.IPv6)}, nil)
+	p.Start()
+	p.await("both sessions", up("gateway-ipv4", "gateway-ipv6"))
+	for _, family := range []string{"-4", "-6"} {
+		routes := func() bool {
+			return strings.Contains(run(t, "ip", family, "route", "show", "table", "all", "proto", "bird"), "default via")
+		}
+		eventually(t, "the routes of the gateway", routes)
+		run(t, "ip", family, "route", "flush", "table", fmt.Sprint(tableID))
+		p.ExportRoutes() // BIRD 3.4 did it already
+		eventually(t, "the routes again", routes)
+	}
+}
+
 // A loss must be known within milliseconds. There is no bound here, since the
 // machine may be busy; the numbers are for people.
 func TestSessionLossIsKnownByItsLine(t *testing.T) {

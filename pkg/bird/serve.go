@@ -48,8 +48,12 @@ func (s *Supervisor) serve(ctx context.Context, p *process) error {
 			s.eager.begin(time.Now())
 		case <-s.hint:
 		case <-s.export:
+			reload := "reload out"
+			if s.state.Load().Version >= "3" {
+				reload = "reload filters out"
+			}
 			for _, protocol := range []string{"KERNEL4", "KERNEL6"} {
-				if _, err := s.command(ctx, `reload out "`+protocol+`"`); err != nil {
+				if _, err := s.command(ctx, reload+` "`+protocol+`"`); err != nil {
 					s.options.Log.Warn("failed to export routes to the kernel again", "protocol", protocol, "error", err)
 				}
 			}

@@ -10,11 +10,11 @@ import (
 )
 
 // basicPath are the tests that every supported BIRD has to pass: VIPs announced and
-// withdrawn, sessions refused, lost and restored, reconfiguration, the end of an
-// orphan.
+// withdrawn, sessions refused, lost and restored, kernel routes, reconfiguration,
+// the end of an orphan.
 const basicPath = "^(TestVIPsReachTheGatewayWhileAnnouncedAndOnlyThen|TestGatewayWithoutHoldTimeIsRefused|" +
 	"TestReconfigurationLeavesOtherSessionsUp|TestBIRDWithdrawsWhenTheFrontendIsKilledAndTheNextOneEndsIt|" +
-	"TestBFDEndsASessionThatTCPStillBelievesIn)$"
+	"TestBFDEndsASessionThatTCPStillBelievesIn|TestRemovedKernelRoutesAreExportedAgain)$"
 
 // TestOtherVersions runs them with each BIRD that test/setup/birds.sh unpacked.
 func TestOtherVersions(t *testing.T) {
