@@ -122,17 +122,19 @@ func TestHoldAndResume(t *testing.T) {
 	w.shell("ip rule del fwmark " + number + "/0xffffff table " + number)
 	held := func() {
 		t.Helper()
-		out := w.until(rule, "status")
-		if !strings.Contains(out, "STREAM stream-a HELD until `lb resume`") || !strings.Contains(out, "DataPlaneHold") {
-			t.Errorf("the status does not say that the stream is held:\n%s", out)
-		}
+		w.until("DataPlaneHold", "status")
+		w.until("STREAM stream-a HELD until `lb resume`", "status")
+		w.until(rule, "status")
 		if out, err := w.lb("reconcile"); err != nil || !strings.Contains(out, "nothing to repair") {
 			t.Errorf("reconcile: %v\n%s", err, out)
 		}
-		page := (&world{t: t, Lab: w.Lab}).get(lab.LBMetrics, "/metrics")
-		if drift, holds := metric(t, page, "vipgate_lb_dataplane_drift "), metric(t, page, "vipgate_lb_dataplane_held "); drift != 1 || holds != 1 {
-			t.Errorf("metrics: drift %v, held %v", drift, holds)
-		}
+		w.must(lab.Eventually(w.ctx, 10*time.Millisecond, func() error {
+			page := (&world{t: t, Lab: w.Lab}).get(lab.LBMetrics, "/metrics")
+			if drift, holds := metric(t, page, "vipgate_lb_dataplane_drift "), metric(t, page, "vipgate_lb_dataplane_held "); drift != 1 || holds != 1 {
+				return fmt.Errorf("metrics: drift %v, held %v", drift, holds)
+			}
+			return nil
+		}))
 	}
 	held()
 	w.until("drift", "events")
@@ -152,7 +154,7 @@ func TestHoldExpires(t *testing.T) {
 	w.start()
 	w.until("confirmed   everything that is wanted", "status")
 	want := w.plane()
-	if out, err := w.lb("hold", "--for=2s"); err != nil || !strings.Contains(out, "held until ") {
+	if out, err := w.lb("hold", "--for=5s"); err != nil || !strings.Contains(out, "held until ") {
 		t.Fatalf("hold: %v\n%s", err, out)
 	}
 	w.shell("ip rule del prio 92")
