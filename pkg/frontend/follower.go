@@ -239,13 +239,13 @@ func (f *follower) showBIRD(s bird.State) {
 		p.observer.remember(e)
 	}
 	f.bird = s
-	up, routes := gateways(s, false).Up, gateways(s, true).Up
+	up := gateways(s, false).Up
 	p.health.Set(Egress, up[vip.IPv4] || up[vip.IPv6], egressProblem(s, vip.Families[:]...))
 	families := p.families()
 	changed := len(families) != len(f.families)
 	for family, isUp := range families {
 		p.health.Set(fmt.Sprintf("%s/%s", Egress, family), isUp, egressProblem(s, family))
-		p.health.Set(fmt.Sprintf("%s/%s", RouteBack, family), routes[family] || !isUp, noRoute)
+		p.health.Set(fmt.Sprintf("%s/%s", RouteBack, family), !routeMissing(s, family, time.Now()), noRoute)
 		if was, known := f.families[family]; !known || was != isUp {
 			changed = true
 		}
@@ -339,6 +339,19 @@ func (p *process) why(r gate.Reason, f vip.Family) string {
 // RouteBack is a health service with one part for each family. It is not part of
 // Readiness: other pods have the same gateways.
 const RouteBack = "RouteBack"
+
+// firstRoutes is how long a gateway may take to send its first routes.
+const firstRoutes = 2 * time.Second
+
+// routeMissing reports whether gateways of a family are up and none gives a route.
+func routeMissing(s bird.State, family vip.Family, now time.Time) (missing bool) {
+	if !s.Alive || gateways(s, true).Up[family] {
+		return false
+	}
+	return slices.ContainsFunc(s.Gateways, func(g bird.GatewayState) bool {
+		return g.Family == family && g.Up && now.Sub(g.Since) > firstRoutes
+	})
+}
 
 // noRoute says that packets from VIPs meet the blackhole.
 const noRoute = "no gateway gives a route back to clients"

@@ -127,6 +127,10 @@ func settleTime(grace time.Duration) time.Duration {
 	return longest
 }
 
+// svidWait bounds how long clients wait for the first SVID in place of a refusal, which
+// explains more than a handshake that does not end.
+const svidWait = 3 * time.Second
+
 // minBeat is the shortest heartbeat that a busy node still keeps.
 const minBeat = 5 * time.Millisecond
 
@@ -420,9 +424,15 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 		defer close(failed)
 		tasksErr = task.Run(tasksCtx, tasks...)
 	})
-	// The socket answers only once the first evaluation has been committed.
+	// The socket answers only once the first evaluation has been committed, and waits a
+	// little for the first SVID: without one every client is refused, and asks again.
 	served := make(chan error, 1)
 	wg.Go(func() {
+		select {
+		case <-p.Identity.Ready():
+		case <-time.After(svidWait):
+		case <-tasksCtx.Done():
+		}
 		select {
 		case <-p.loop.Ready():
 			p.health.Set(Serving, true, "")
