@@ -114,11 +114,12 @@ func dataPlaneKinds() []*kind {
 	}
 }
 
-// damageMemory is for how long a program remembers a repair: each further one of the
-// same object within that time may take twice as long.
 const (
+	// damageMemory is for how long a program remembers a repair: each further one of
+	// the same object within that time may take twice as long.
 	damageMemory = time.Minute
-	maxBackOff   = 5 * time.Second
+	// maxBackOff bounds that.
+	maxBackOff = 5 * time.Second
 )
 
 // restored returns what heals a fault that a program repairs by itself: it waits
@@ -143,7 +144,7 @@ func (w *world) restored(since time.Time, what string, check func(ctx context.Co
 	}
 }
 
-// lines are the lines that a command prints in the pod. A table that does not
+// podLines are the lines that a command prints in the pod. A table that does not
 // exist has none.
 func (w *world) podLines(ctx context.Context, command ...string) ([]string, error) {
 	bound, cancel := context.WithTimeout(ctx, patience)
@@ -283,7 +284,7 @@ func breakSetting(_ context.Context, w *world, f fault) (func(context.Context) e
 	}, nil
 }
 
-// deleteSocket removes the file of a socket, on which its program listens on.
+// deleteSocket removes the file of a socket on which a program listens.
 func deleteSocket(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
 	path := []string{w.pod.Socket(), w.pod.LBAdmin(), w.pod.FrontendAdmin()}[f.Arg]
 	program := []string{"lb", "lb", "frontend"}[f.Arg]
