@@ -531,3 +531,9 @@ func TestCleanupRemovesAllThatIsOurs(t *testing.T) {
 		}
 	})
 }
+
+// pass is one round of the engine.
+func (e *engine) pass(w *Wanted, urgent bool) {
+	e.observe()
+	e.converge(w, urgent)
+}

@@ -187,13 +187,6 @@ func (e *engine) dropTarget(t installedTarget) {
 	m.stale = true
 }
 
-// pass brings the kernel to what is wanted, as far as it can. Before the first Wanted, w
-// is nil, it only looks. urgent has it repair without back-off.
-func (e *engine) pass(w *Wanted, urgent bool) {
-	e.observe()
-	e.converge(w, urgent)
-}
-
 // observe reads what changed in the kernel and compares it with what is installed.
 func (e *engine) observe() {
 	began := time.Now()
