@@ -31,7 +31,7 @@ func TestEverySignalReachesRun(t *testing.T) {
 			signals <- syscall.SIGTERM
 		}
 		err := runUntil(signals, time.Minute, func(stops <-chan struct{}) error {
-			time.Sleep(time.Second)
+			<-time.After(time.Second)
 			for range 2 {
 				<-stops
 			}
