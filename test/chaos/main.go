@@ -136,12 +136,16 @@ func start(o options) int {
 // again is the command that does the same.
 func (o options) again() string {
 	command := fmt.Sprintf("make chaos FAULTS=%d SEED=%d", o.faults, o.seed)
-	if len(o.lbFlags)+len(o.frontendFlags)+len(o.kinds) > 0 {
+	kinds := words{o.kinds}
+	if o.kinds == "" {
+		kinds = nil
+	}
+	if len(o.lbFlags)+len(o.frontendFlags)+len(kinds) > 0 {
 		command = fmt.Sprintf("%s --binaries=%s --faults=%d --seed=%d", os.Args[0], o.binaries, o.faults, o.seed)
 		for _, flags := range []struct {
 			name   string
 			values []string
-		}{{"lb-flag", o.lbFlags}, {"frontend-flag", o.frontendFlags}, {"kinds", []string{o.kinds}}} {
+		}{{"lb-flag", o.lbFlags}, {"frontend-flag", o.frontendFlags}, {"kinds", kinds}} {
 			for _, value := range flags.values {
 				command += fmt.Sprintf(" --%s=%q", flags.name, value)
 			}

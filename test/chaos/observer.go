@@ -308,7 +308,11 @@ func (o *observer) evidence(v verdict) []string {
 			lines = append(lines, e.String())
 		}
 	}
-	for at := o.recentFrom.Truncate(time.Second); at.Before(o.since); at = at.Add(time.Second) {
+	from := o.recentFrom
+	if from.IsZero() { // before the first calm point
+		from = o.since.Add(-firstBound)
+	}
+	for at := from.Truncate(time.Second); at.Before(o.since); at = at.Add(time.Second) {
 		if late := o.looks.lateness(at, at.Add(time.Second-1)); late > excuse/3 {
 			lines = append(lines, fmt.Sprintf("%s somebody waited %s for a CPU", at.Format(clock), short(late)))
 		}
