@@ -216,7 +216,7 @@ func leave(v view, t installedTarget) (installedTarget, bool) {
 	return t, false
 }
 
-// idle tells whether a plan leaves everything as it is, and says so in the records.
+// idle reports whether a plan leaves everything as it is.
 func (p *streamPlan) idle(v view) bool {
 	if p.remove || len(p.gone) > 0 || p.write || v.installed == nil || !sameStream(p.stream, *v.installed) {
 		return false

@@ -316,7 +316,7 @@ func measurePlaneChanges(ctx context.Context, s *session, g *planeGround, stream
 }
 
 // measurePlaneStarts ends the data plane and starts another one over the same
-// records and the same kernel, again and again.
+// kernel, again and again.
 func measurePlaneStarts(ctx context.Context, s *session, g *planeGround, streams map[string]*dataplane.Stream, n int) error {
 	ready := Measurement{Row: 17, What: "start → kernel read", Method: vipgate, N: n, Unit: "ms", Goal: planeStartGoal}
 	first := Measurement{Row: 17, What: "after a start, what was wanted before → confirmed", Method: vipgate, N: n, Unit: "ms"}
