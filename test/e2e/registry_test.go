@@ -255,7 +255,7 @@ func TestTargetDrainedByHandStaysDrained(t *testing.T) {
 		t.Errorf("a second undrain ended with %d: %s", status, out)
 	}
 	for _, command := range []string{"drain", "undrain"} {
-		if out, status := w.run("lb", "target", command, admin, "nobody"); status != 1 || !strings.Contains(out, "nobody") {
+		if out, status := w.run("lb", "target", command, admin, "target-9"); status != 1 || !strings.Contains(out, "target-9") {
 			t.Errorf("%s of no target ended with %d: %s", command, status, out)
 		}
 	}
