@@ -131,7 +131,7 @@ func TestVIPThatRoseMeanwhileIsNotToldAsWithdrawn(t *testing.T) {
 		r.decide(1, vipB, gate.Announced, gate.Withdrawn, gate.LBNotReady)
 		pass(settle / 2)
 		r.decide(2, vipA, gate.Withdrawn, gate.Announced, gate.Ready)
-		pass(settle)
+		pass(2 * settle) // B waits for a round of its own if A's began first
 		r.want(t, vipA, gate.Announced, false)
 		r.want(t, vipB, gate.Withdrawn, false)
 	})
