@@ -34,7 +34,8 @@ const (
 	// of its checks: duplicate address detection takes up to 2 s.
 	sourceWait = 10 * time.Second
 	// firstSpacing is the time between the first checks of two new targets:
-	// 1 000 targets are spread over 250 ms.
+	// 1 000 targets are spread over 250 ms. A slower pace would not spare the neighbor
+	// table: every later check of a dead address renews its entry (docs/operations.md).
 	firstSpacing = 250 * time.Microsecond
 	// maxConcurrent is how many checks run at once unless the options say
 	// otherwise. 10 000 targets that swallow packets, at a timeout of 500 ms,
