@@ -25,7 +25,7 @@ type reportStream = grpc.ClientStreamingClient[readinessv1.ReportAdvertisementRe
 
 func reportRaw(t testing.TB, b *balancer, id spiffeid.ID) (reportStream, context.CancelFunc) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(testContext(t))
+	ctx, cancel := context.WithTimeout(context.Background(), streamTime)
 	t.Cleanup(cancel)
 	s, err := dialRaw(t, b.path, id).ReportAdvertisement(ctx)
 	if err != nil {

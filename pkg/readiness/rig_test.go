@@ -25,8 +25,12 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
-// patience bounds every wait for something that must happen.
-const patience = 20 * time.Second
+const (
+	// patience bounds every wait for something that must happen.
+	patience = 20 * time.Second
+	// streamTime bounds a stream, which lasts for many waits.
+	streamTime = 5 * time.Minute
+)
 
 var (
 	frontendID = spiffeid.RequireFromString("spiffe://example.org/frontend")

@@ -23,7 +23,7 @@ type watchStream interface {
 
 func watchRaw(t testing.TB, b *balancer, id spiffeid.ID) (stream watchStream, cancel context.CancelFunc) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(testContext(t))
+	ctx, cancel := context.WithTimeout(context.Background(), streamTime)
 	stream, err := dialRaw(t, b.path, id).WatchReadiness(ctx, &readinessv1.WatchReadinessRequest{Reader: "raw"})
 	if err != nil {
 		t.Fatal(err)
