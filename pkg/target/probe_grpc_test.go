@@ -193,8 +193,7 @@ func TestGRPCCheckOverTLS(t *testing.T) {
 func TestGRPCCheckTellsSilenceFromNoAnswer(t *testing.T) {
 	onBoth(t, func(t *testing.T, at netip.Addr) {
 		silentUntilClosed := serveRaw(t, at, func(conn net.Conn) { _ = untilClosed(conn) })
-		o := ask(t, newGRPCProber(grpcCheck(silentUntilClosed, nil)), at, impatient)
-		says(t, o, silentUntilClosed, "connected, but no answer in 100ms")
+		saysInTime(t, newGRPCProber(grpcCheck(silentUntilClosed, nil)), at, silentUntilClosed, "connected, but no answer in 100ms")
 
 		slow := serveGRPC(t, at, func(s *grpc.Server) {
 			healthv1.RegisterHealthServer(s, healthFunc{check: func(ctx context.Context, _ *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse, error) {
@@ -202,7 +201,7 @@ func TestGRPCCheckTellsSilenceFromNoAnswer(t *testing.T) {
 				return nil, ctx.Err()
 			}})
 		})
-		says(t, ask(t, newGRPCProber(grpcCheck(slow, nil)), at, impatient), slow, "connected, but no answer in 100ms")
+		saysInTime(t, newGRPCProber(grpcCheck(slow, nil)), at, slow, "connected, but no answer in 100ms")
 
 		closing := serveRaw(t, at, func(net.Conn) {})
 		says(t, ask(t, newGRPCProber(grpcCheck(closing, nil)), at, patient), closing, "closed the connection: no answer")
