@@ -147,11 +147,30 @@ func TestADirectorySpeaksAsALoadBalancerDoes(t *testing.T) {
 }
 
 func TestADirectoryThatIsGoneIsNamed(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "d")
+	t.Run("while its VIPs drain", func(t *testing.T) {
+		s, path := speakGone(t, time.Hour)
+		s.wantState(vipA, readiness.Draining, reasonFile, path)
+		if end := s.words[vipA].DrainEnd; end.IsZero() {
+			t.Error("it drains without end")
+		}
+	})
+	t.Run("after that", func(t *testing.T) {
+		s, path := speakGone(t, 50*time.Millisecond)
+		s.wantState(vipA, readiness.NotReady, reasonNoFile, path+" does not exist")
+		if s.update.Err == nil || !s.update.Synced {
+			t.Errorf("%+v", s.update)
+		}
+	})
+}
+
+// speakGone speaks of a directory that is gone after it made a VIP ready.
+func speakGone(t *testing.T, drain time.Duration) (s *spoken, path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "d")
 	if err := os.Mkdir(path, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	s := speak(t, path, target.DirectoryOptions{OnGone: target.Drain, DrainTime: 50 * time.Millisecond})
+	s = speak(t, path, target.DirectoryOptions{OnGone: target.Drain, DrainTime: drain})
 	s.wantState(vipA, readiness.NotReady, reasonNoFile, "lb-ready-a")
 	if err := os.WriteFile(filepath.Join(path, "lb-ready-a"), nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -160,12 +179,5 @@ func TestADirectoryThatIsGoneIsNamed(t *testing.T) {
 	if err := os.Rename(path, path+".old"); err != nil {
 		t.Fatal(err)
 	}
-	s.wantState(vipA, readiness.Draining, reasonFile, path)
-	if end := s.words[vipA].DrainEnd; end.IsZero() {
-		t.Error("it drains without end")
-	}
-	s.wantState(vipA, readiness.NotReady, reasonNoFile, path+" does not exist")
-	if s.update.Err == nil || !s.update.Synced {
-		t.Errorf("%+v", s.update)
-	}
+	return s, path
 }
