@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -151,7 +152,9 @@ func TestRefusedRequestsFailInTheirChapter(t *testing.T) {
 	if before.Failed > 0 || after.Sent != after.Answered+after.Failed {
 		t.Errorf("failed before: %d; after: %v", before.Failed, after)
 	}
-	if n := len(after.Failures); n != maxFailures || after.Failures[0].Stage != "connect" || !strings.Contains(after.Failures[0].Err, "refused") {
+	// What the kernel held when the listener was closed is reset.
+	refused := func(f Failure) bool { return f.Stage == "connect" && strings.Contains(f.Err, "refused") }
+	if n := len(after.Failures); n != maxFailures || !slices.ContainsFunc(after.Failures, refused) {
 		t.Errorf("%d failures: %v", n, after.Failures)
 	}
 	if after.Lost() == nil {
@@ -162,16 +165,16 @@ func TestRefusedRequestsFailInTheirChapter(t *testing.T) {
 func TestSilentRequestsFailAfterTheirTimeout(t *testing.T) {
 	silent := custom(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 	g, ctx := start(t, Config{Requests: []netip.AddrPort{silent}, Rate: 50, Timeout: 100 * time.Millisecond})
-	_, err := g.Wait(ctx, func(r Result) error {
-		if r.Failed == 0 {
-			return fmt.Errorf("none failed: %v", r)
+	_, err := g.Wait(ctx, func(r Result) error { // a busy machine may need the time to connect
+		if !slices.ContainsFunc(r.Failures, func(f Failure) bool { return f.Stage == "answer" }) {
+			return fmt.Errorf("none failed for want of an answer: %v", r)
 		}
 		return nil
 	})
 	must(t, err)
 	r, err := g.Take(ctx)
 	must(t, err)
-	if r.Answered > 0 || r.Failed != r.Sent || r.Failures[0].Stage != "answer" {
+	if r.Answered > 0 || r.Failed != r.Sent {
 		t.Errorf("%v", r)
 	}
 }
