@@ -25,8 +25,6 @@ const (
 	// failurePause is the pause after a failure; it doubles up to maxPause.
 	failurePause = 50 * time.Millisecond
 	maxPause     = 5 * time.Second
-	// answerTime bounds questions of people.
-	answerTime = 10 * time.Second
 	// aroundPause is the longest pause between two looks at links and neighbours.
 	aroundPause = 250 * time.Millisecond
 	// linkPause lets a link that goes down and up again at once come back before a look.
@@ -119,8 +117,6 @@ func (p *Plane) String() string { return "data plane" }
 
 // ask has the goroutine that owns the engine do something, and waits for the answer.
 func ask[T any](ctx context.Context, p *Plane, what string, do func(*engine) (T, error)) (answer T, err error) {
-	ctx, cancel := context.WithTimeout(ctx, answerTime)
-	defer cancel()
 	type result struct {
 		answer T
 		err    error

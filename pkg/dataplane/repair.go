@@ -70,12 +70,12 @@ func (e *engine) noteRepairs(before []Drift, base bool) {
 			r = &repair{pause: failurePause / 2}
 			e.repairs[d.key()] = r
 		}
-		r.times++
 		r.pause = min(2*r.pause, maxPause)
 		r.next = now.Add(r.pause)
 		if left[d.key()] {
 			continue
 		}
+		r.times++
 		e.repaired++
 		if r.times <= contestedAfter {
 			done = append(done, Repaired{Drift: d, Contested: r.times == contestedAfter})

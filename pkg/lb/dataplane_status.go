@@ -22,7 +22,7 @@ import (
 const (
 	// slotsTimeout bounds how long a status waits for what is read from the kernel.
 	slotsTimeout = time.Second
-	// reconcileTimeout bounds a repair on demand; a client waits a little longer.
+	// reconcileTimeout bounds a hold or a repair on demand; a client waits a little longer.
 	reconcileTimeout = 30 * time.Second
 )
 
@@ -41,9 +41,11 @@ func (a *admin) Hold(ctx context.Context, r *lbv1.HoldRequest) (*lbv1.HoldRespon
 	if r.GetDuration() != nil && d <= 0 {
 		return nil, status.Errorf(codes.InvalidArgument, "the duration %v is not positive", d)
 	}
+	ctx, cancel := context.WithTimeout(ctx, reconcileTimeout)
+	defer cancel()
 	until, err := a.process.plane.Hold(ctx, r.GetStream(), d)
 	if err != nil {
-		return nil, status.Error(codes.Unavailable, err.Error())
+		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}
 	answer := &lbv1.HoldResponse{}
 	if !until.IsZero() {
@@ -82,7 +84,8 @@ func (a *admin) repair(ctx context.Context, do func(*dataplane.Plane, context.Co
 		repaired = append(repaired, driftProto(d))
 	}
 	if err != nil {
-		return nil, status.Error(codes.Unavailable, err.Error())
+		// Not Unavailable, by which clients know that the process does not answer.
+		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}
 	return repaired, nil
 }

@@ -37,7 +37,7 @@ func (a *admin) DrainTargets(_ context.Context, r *lbv1.DrainTargetsRequest) (*l
 			long = p.drainTime(id.Stream)
 		}
 		if err := p.sources.drains.Drain(id.Stream, id.Name, long, now); err != nil {
-			return nil, status.Errorf(codes.Unavailable, "drain %s: %v", id, err)
+			return nil, status.Errorf(codes.FailedPrecondition, "drain %s: %v", id, err)
 		}
 		p.Log.Info("target is drained by hand", "stream", id.Stream, "target", id.Name, "drain_for", long)
 		done.Drained = append(done.Drained, id.String())
@@ -76,7 +76,7 @@ func (a *admin) UndrainTargets(_ context.Context, r *lbv1.UndrainTargetsRequest)
 	done := &lbv1.UndrainTargetsResponse{}
 	for id := range drained {
 		if _, err := p.sources.drains.Undrain(id.Stream, id.Name); err != nil {
-			return nil, status.Errorf(codes.Unavailable, "undrain %s: %v", id, err)
+			return nil, status.Errorf(codes.FailedPrecondition, "undrain %s: %v", id, err)
 		}
 		p.Log.Info("target is no longer drained by hand", "stream", id.Stream, "target", id.Name)
 		done.Undrained = append(done.Undrained, id.String())

@@ -1,0 +1,46 @@
+package dataplane
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// Attempts that fail are no repairs: the one that succeeds is reported, however many there were.
+func TestRepairAfterFailures(t *testing.T) {
+	var reported []Repaired
+	e := newWorld().e
+	e.o.OnRepair = func(list []Repaired) { reported = append(reported, list...) }
+	e.actual = &content{base: true}
+	lost := []Drift{{Object: "rule fwmark 5000 (IPv4)", Stream: "a"}}
+	e.streams["a"] = &streamMemory{repair: true, drift: lost}
+	for range 2 * contestedAfter {
+		e.noteRepairs(lost, false)
+	}
+	e.streams["a"].drift = nil
+	e.noteRepairs(lost, false)
+	if len(reported) != 1 || reported[0].Contested || e.repaired != 1 {
+		t.Errorf("%d repairs are counted, reported: %+v", e.repaired, reported)
+	}
+}
+
+// A repair of a large data plane takes as long as its caller lets it.
+func TestSlowRepair(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, err := New(Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			do := <-p.requests
+			time.Sleep(25 * time.Second)
+			do(nil)
+		}()
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		if _, err := ask(ctx, p, "repair", func(*engine) (int, error) { return 0, nil }); err != nil {
+			t.Error(err)
+		}
+	})
+}
