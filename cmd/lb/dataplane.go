@@ -167,19 +167,19 @@ func withRepairs(ctx context.Context, socket string, out *cli.Output, call func(
 
 type holdCommand struct {
 	adminFlags
-	Stream string        `help:"Only this stream; without it all streams and the common table." placeholder:"NAME"`
-	For    time.Duration `help:"End the hold after this time; without it only lb resume does." placeholder:"DURATION"`
+	Stream string         `help:"Only this stream; without it all streams and the common table." placeholder:"NAME"`
+	For    *time.Duration `help:"End the hold after this time; without it only lb resume does." placeholder:"DURATION"`
 }
 
 // Run begins a hold.
 func (c *holdCommand) Run(out *cli.Output) error {
-	if c.For < 0 {
-		return usage("--for=%v: it must be positive", c.For)
+	if c.For != nil && *c.For <= 0 {
+		return usage("--for=%v: it must be positive", *c.For)
 	}
 	return withLB(c.AdminSocket, func(ctx context.Context, client lbv1.LBServiceClient) error {
 		r := &lbv1.HoldRequest{Stream: c.Stream}
-		if c.For > 0 {
-			r.Duration = durationpb.New(c.For)
+		if c.For != nil {
+			r.Duration = durationpb.New(*c.For)
 		}
 		answer, err := client.Hold(ctx, r)
 		if err != nil {

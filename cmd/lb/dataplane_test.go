@@ -105,3 +105,12 @@ func TestProblemsOfTheKernelAreToldWithTheirRemedies(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// Zero is no duration without an end.
+func TestHoldDurationIsPositive(t *testing.T) {
+	for _, d := range []time.Duration{0, -time.Second} {
+		if err := (&holdCommand{For: &d}).Run(nil); err == nil || !strings.Contains(err.Error(), "--for="+d.String()+": it must be positive") {
+			t.Errorf("%v: error %v", d, err)
+		}
+	}
+}
