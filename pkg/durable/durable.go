@@ -22,8 +22,8 @@ const (
 	temporarySuffix = ".tmp"
 )
 
-// ErrBroken is wrapped when a file was read and makes no sense.
-var ErrBroken = errors.New("makes no sense")
+// ErrBroken is wrapped when a file was read and its content is corrupt.
+var ErrBroken = errors.New("is a corrupt state file")
 
 // Write replaces a file so that after a crash there is the old one or the
 // new one, whole. Its directory is made when missing. One goroutine at a time may
@@ -96,7 +96,7 @@ func Read(path string, content any) (stamped time.Time, found bool, err error) {
 	return info.ModTime(), true, nil
 }
 
-// SetAside moves a file that makes no sense out of the way, for a person to look at.
+// SetAside moves a corrupt file aside, for a person to look at.
 func SetAside(path string, why error, now time.Time, log *slog.Logger) {
 	aside := path + ".broken-" + now.UTC().Format("20060102T150405.000Z")
 	if err := os.Rename(path, aside); err != nil {

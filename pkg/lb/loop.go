@@ -320,7 +320,7 @@ const maxLogged = 1000
 // tell logs each VIP that changed its state, one line each.
 func (l *loop) tell(d readiness.Decision, revision uint64, first bool) {
 	if first {
-		l.log.Info("every target was checked; readiness is synced", "revision", revision)
+		l.log.Info("readiness is synced", "revision", revision)
 	}
 	logged := 0
 	for _, r := range d.Changed {
