@@ -24,6 +24,9 @@ type dataPlaneWorld struct {
 	pod *lab.Pod
 }
 
+// dataPlaneCheck is how often and how strictly the targets of dataPlaneTrench are checked.
+const dataPlaneCheck = "interval: 100ms, timeout: 100ms, rise: 1, fall: 2"
+
 func dataPlaneTrench(targets ...int) string {
 	text := fmt.Sprintf(`trench: trench-a
 attractor:
@@ -35,10 +38,10 @@ attractor:
 streams:
   - name: stream-a
     vips: [20.0.0.1/32, "2000::1/128"]
-    check: {tcp: {port: %d}, interval: 100ms, timeout: 100ms, rise: 1, fall: 2}
+    check: {tcp: {port: %d}, %s}
     drainTime: 1s
     targets:
-`, lab.GatewayA4, lab.GatewayA6, lab.HealthPort)
+`, lab.GatewayA4, lab.GatewayA6, lab.HealthPort, dataPlaneCheck)
 	for _, n := range targets {
 		a := lab.TargetAddrs(n)
 		text += fmt.Sprintf("      - {name: target-%d, ips: [%s, \"%s\"]}\n", n, a[0], a[1])

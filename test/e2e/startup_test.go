@@ -60,6 +60,14 @@ func waitFirstRise(t *testing.T, lb *lab.Process, vip string) (ready, total stri
 	return ready, total
 }
 
+// wantFirstRise waits until a VIP is ready, which must be with both of its targets.
+func wantFirstRise(t *testing.T, lb *lab.Process, vip string) {
+	t.Helper()
+	if ready, total := waitFirstRise(t, lb, vip); ready != "2" || total != "2" {
+		t.Errorf("%s first rose with %s of %s targets", vip, ready, total)
+	}
+}
+
 // A pod starts while its IPv6 addresses are tentative: no verdict comes from the checks
 // that fail meanwhile, so that the VIP rises with all of its targets.
 func TestFirstRiseWaitsForDAD(t *testing.T) {
@@ -71,9 +79,7 @@ func TestFirstRiseWaitsForDAD(t *testing.T) {
 	detectDuplicates(t, w.pod.Namespace(), lab.Internal, "fd00:16::1/64")
 	w.startPod()
 	for _, vip := range []string{vipA4, vipA6} {
-		if ready, total := waitFirstRise(t, w.pod.LB, vip); ready != "2" || total != "2" {
-			t.Errorf("%s first rose with %s of %s targets", vip, ready, total)
-		}
+		wantFirstRise(t, w.pod.LB, vip)
 	}
 	w.wantRoutes(vipA4, vipA6)
 }
@@ -82,12 +88,34 @@ func TestFirstRiseWaitsForDAD(t *testing.T) {
 func TestFirstRiseWithDataPlane(t *testing.T) {
 	t.Parallel()
 	w := newDataPlaneWorld(t)
+	// Checks that are far apart: targets that failed at the start return one by one.
+	w.must(w.WriteTrench(strings.Replace(dataPlaneTrench(1, 2), dataPlaneCheck, "interval: 1s, timeout: 200ms, rise: 2, fall: 2", 1)))
 	detectDuplicates(t, w.pod.Namespace(), lab.Internal, lab.PodInternal(1)[1].String()+"/64")
 	w.start()
 	for _, vip := range w.VIPs {
-		if ready, total := waitFirstRise(t, w.pod.LB, netip.PrefixFrom(vip, vip.BitLen()).String()); ready != "2" || total != "2" {
-			t.Errorf("%s first rose with %s of %s targets", vip, ready, total)
-		}
+		wantFirstRise(t, w.pod.LB, netip.PrefixFrom(vip, vip.BitLen()).String())
+	}
+}
+
+// A target whose first verdict comes late is waited for before the kernel has any target.
+func TestDataPlaneWaitsForLateTarget(t *testing.T) {
+	t.Parallel()
+	w := newDataPlaneWorld(t)
+	w.must(w.WriteTrench(strings.Replace(dataPlaneTrench(1, 2), dataPlaneCheck, "interval: 1s, timeout: 300ms, rise: 1, fall: 9", 1)))
+	// Two checks of each family time out, of 60 bytes (IPv4) and 80 bytes (IPv6).
+	_, err := w.Targets[1].NS.Run(w.ctx, "nft", fmt.Sprintf("add table inet late;"+
+		"add chain inet late in { type filter hook input priority 0; };"+
+		"add rule inet late in meta nfproto ipv4 tcp dport %[1]d quota until 150 bytes drop;"+
+		"add rule inet late in meta nfproto ipv6 tcp dport %[1]d quota until 200 bytes drop", lab.HealthPort))
+	w.must(err)
+	w.start()
+	for _, vip := range w.VIPs {
+		wantFirstRise(t, w.pod.LB, netip.PrefixFrom(vip, vip.BitLen()).String())
+	}
+	out, err := w.Targets[1].NS.Run(w.ctx, "nft", "list", "table", "inet", "late")
+	w.must(err)
+	if strings.Count(out, "used") != 2 {
+		t.Errorf("not every family of target-2 was late:\n%s", out)
 	}
 }
 
