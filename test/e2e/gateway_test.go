@@ -592,21 +592,3 @@ func TestGatewayWithoutHoldTimeIsRefused(t *testing.T) {
 	w.wantStory(0, vipA4, announced)
 	w.wantStory(0, vipA6, announced)
 }
-
-// BIRD shows the error that ended a session also while the next one is up.
-func TestStatusForgetsErrorsOfEarlierSessions(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	w.up(w.target1)
-	w.startPod()
-	w.wantRoutes(vipA4, vipA6)
-	w.control("disable trench0")
-	w.waitGateway("gateway-a4", func(g *frontendv1.GatewayStatus) bool { return isDown(g) && g.GetLastError() != "" })
-	w.control("enable trench0")
-	if g := w.waitGateway("gateway-a4", isUp); g.GetLastError() != "" {
-		t.Errorf("a session that is up has the error %q", g.GetLastError())
-	}
-	if out, _ := w.run("frontend", "status", "--admin-socket=unix://"+w.pod.FrontendAdmin()); strings.Contains(out, "last error: Received") {
-		t.Errorf("status: %s", out)
-	}
-}

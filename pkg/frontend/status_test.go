@@ -1,0 +1,37 @@
+package frontend
+
+import (
+	"testing"
+
+	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	"github.com/vipgate/vipgate/pkg/bird"
+)
+
+// Some versions of BIRD keep the error that ended a session while the next one is up.
+func TestStatusForgetsErrorsOfEarlierSessions(t *testing.T) {
+	const lastError = "Received: Administrative shutdown"
+	for name, tt := range map[string]struct {
+		alive, up         bool
+		state, wantsError string
+	}{
+		"up":                   {true, true, "Established", ""},
+		"down":                 {true, false, "Active (" + lastError + ")", lastError},
+		"BIRD does not answer": {false, true, "unknown, BIRD does not answer", lastError},
+	} {
+		t.Run(name, func(t *testing.T) {
+			words := "Active"
+			if tt.up {
+				words = "Established"
+			}
+			p := &process{bird: bird.NewSupervisor(bird.Options{})}
+			p.bird.State().Set(bird.State{Alive: tt.alive, Gateways: []bird.GatewayState{{
+				Name: "gateway-a4", Up: tt.up, Words: words, LastError: lastError,
+			}}})
+			var s frontendv1.Status
+			p.birdStatus(&s)
+			if g := s.GetGateways()[0]; g.GetState() != tt.state || g.GetLastError() != tt.wantsError {
+				t.Errorf("state %q, last error %q, want %q, %q", g.GetState(), g.GetLastError(), tt.state, tt.wantsError)
+			}
+		})
+	}
+}
