@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"strconv"
 	"strings"
 	"time"
@@ -91,10 +92,7 @@ type validateCommand struct{ runFlags }
 
 // Run runs the frontend.
 func (c *runCommand) Run(ctx context.Context, globals *cli.Globals) error {
-	log, level, err := c.Logger(globals.Debug)
-	if err != nil {
-		return usage("%w", err)
-	}
+	log, level, _ := c.Logger(globals.Debug) // check refuses the level
 	o, err := c.options(log, true)
 	if err != nil {
 		return err
@@ -113,9 +111,6 @@ func (c *runCommand) Run(ctx context.Context, globals *cli.Globals) error {
 
 // Run checks what `frontend run` would check.
 func (c *validateCommand) Run(_ *cli.Globals, out *cli.Output) error {
-	if _, _, err := c.Logger(false); err != nil {
-		return usage("%w", err)
-	}
 	if _, err := c.options(slog.New(slog.DiscardHandler), false); err != nil {
 		return err
 	}
@@ -196,6 +191,8 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (frontend.Options, er
 
 // check refuses what would only fail later. config is nil if it was refused.
 func (c *runFlags) check(r *cli.Refusals, config *trench.Config) {
+	_, _, err := c.Logger(false)
+	r.Add(err)
 	switch {
 	case c.Gating != "on":
 	case c.ReadinessDir.Given:
@@ -212,7 +209,7 @@ func (c *runFlags) check(r *cli.Refusals, config *trench.Config) {
 	r.If(c.LBBGPPort == 0, "--lb-bgp-port=0: a port lies between 1 and 65535, such as 1790")
 	r.Ports(cli.Port{Flag: "--health-port", Port: c.HealthPort}, cli.Port{Flag: "--metrics-port", Port: c.MetricsPort}, cli.Port{Flag: "--lb-bgp-port", Port: c.LBBGPPort})
 	r.If(len(c.ExternalInterface) > maxInterfaceName, "--external-interface=%s: the kernel's names have at most %d bytes", c.ExternalInterface, maxInterfaceName)
-	if _, err := os.Stat(bird.Executable(c.BirdExecutable)); err != nil {
+	if _, err := exec.LookPath(bird.Executable(c.BirdExecutable)); err != nil {
 		r.Add(fmt.Errorf("--bird-executable=%s: %w: install BIRD, or name its path", bird.Executable(c.BirdExecutable), err))
 	}
 	if config != nil {
@@ -227,7 +224,9 @@ func (c *runFlags) check(r *cli.Refusals, config *trench.Config) {
 	r.Within("--bird-kernel-scan-time", c.BirdKernelScanTime, cli.MinScanTime, cli.MaxScanTime)
 	// The kernel package takes 0 for its default, BIRD for the main table.
 	r.If(c.TableID == 0 || c.RulePriority == 0, "--table-id and --rule-priority must not be 0: leave them out for 4096 and 100")
-	r.Add((&kernel.Options{TableID: c.TableID, Priority: c.RulePriority, Mark: c.Mark.Mark, Mask: c.Mark.Mask}).Validate())
+	if err := (kernel.Options{TableID: c.TableID, Priority: c.RulePriority, Mark: c.Mark.Mark, Mask: c.Mark.Mask}).Validate(); err != nil {
+		r.Add(fmt.Errorf("--table-id, --rule-priority, --mark: %w", err))
+	}
 	if lb, forwards := cli.OfLB(); forwards {
 		r.Overlap(cli.FrontendNumbers(c.TableID, c.RulePriority, c.Mark.Mask), lb,
 			"--table-id", "--rule-priority", fmt.Sprintf("--mark=%#x/%#x", c.Mark.Mark, c.Mark.Mask), "the data plane of lb")

@@ -41,6 +41,7 @@ func TestMistakesInTheFlagsOfTheDataPlaneAreRefused(t *testing.T) {
 		"--dataplane=nftables --source=directory":    "leave out one of them",
 		"--dataplane=nftables --stale-grace=-1s":     "must not be negative",
 		"--dataplane=nftables --dataplane-priority=": "expected",
+		"--log-level=loud":                           "--log-level: ",
 	} {
 		t.Run(line, func(t *testing.T) {
 			if _, err := runLine(t, strings.Fields(line)...); err == nil || !strings.Contains(err.Error(), want) {

@@ -52,10 +52,7 @@ type validateCommand struct{ runFlags }
 
 // Run runs the load balancer.
 func (c *runCommand) Run(ctx context.Context, globals *cli.Globals) error {
-	log, level, err := c.Logger(globals.Debug)
-	if err != nil {
-		return usage("%w", err)
-	}
+	log, level, _ := c.Logger(globals.Debug) // check refuses the level
 	o, err := c.options(log, true)
 	if err != nil {
 		return err
@@ -75,9 +72,6 @@ func (c *runCommand) Run(ctx context.Context, globals *cli.Globals) error {
 
 // Run checks what `lb run` would check.
 func (c *validateCommand) Run(_ *cli.Globals, out *cli.Output) error {
-	if _, _, err := c.Logger(false); err != nil {
-		return usage("%w", err)
-	}
 	if _, err := c.options(slog.New(slog.DiscardHandler), false); err != nil {
 		return err
 	}
@@ -138,6 +132,8 @@ func (c *runFlags) staleGrace() time.Duration {
 
 // check refuses what would only fail later.
 func (c *runFlags) check(r *cli.Refusals) {
+	_, _, err := c.Logger(false)
+	r.Add(err)
 	if err := lb.ValidateLease(c.Lease); err != nil {
 		r.Add(fmt.Errorf("--lease: %w", err))
 	}

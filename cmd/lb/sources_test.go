@@ -40,6 +40,8 @@ func TestMistakesInTheFlagsOfTargetsAreRefused(t *testing.T) {
 		"--target-subnet=172.16":                                     "is not a subnet",
 		"--target-quota=0":                                           "at least 1",
 		"--registry-grace=-1s":                                       "must not be negative",
+		"--registry-grace=999h":                                      "--registry-grace=999h0m0s: at most 1h0m0s",
+		"--source=directory --readiness-max-age=1s":                  "--readiness-max-age=1s: at least 2s",
 		"--state-dir=":                                               "--state-dir is empty",
 		"--on-file-gone=keep":                                        "must be one of",
 		"--sudden-loss=0":                                            "--sudden-loss",

@@ -29,7 +29,7 @@ func NewDev(dir string, id spiffeid.ID, o Options) (*Source, error) {
 		return nil, fmt.Errorf("SPIFFE ID %q for the development authority names no workload: it needs a path, such as spiffe://example.org/lb", id)
 	}
 	if o.DevTTL < minDevTTL {
-		return nil, fmt.Errorf("life of the SVID is %s: the development authority gives %s or more", o.DevTTL, minDevTTL)
+		return nil, fmt.Errorf("--dev-ttl=%s: the development authority gives %s or more", o.DevTTL, minDevTTL)
 	}
 	if err := checkAuthority(dir); err != nil {
 		return nil, err

@@ -100,6 +100,8 @@ type Numbers struct {
 	FirstTable, LastTable uint32
 	FirstRule, LastRule   int
 	Mask                  uint32
+	// Table, Rule and Marks name the variables of the other program's numbers.
+	Table, Rule, Marks string
 }
 
 // FrontendNumbers are those of a frontend.
@@ -121,13 +123,16 @@ func OfFrontend() Numbers {
 			mask = int(n)
 		}
 	}
-	return FrontendNumbers(uint32(variable("TABLE_ID", kernel.DefaultTableID)), variable("RULE_PRIORITY", kernel.DefaultPriority), uint32(mask))
+	n := FrontendNumbers(uint32(variable("TABLE_ID", kernel.DefaultTableID)), variable("RULE_PRIORITY", kernel.DefaultPriority), uint32(mask))
+	n.Table, n.Rule, n.Marks = "VIPGATE_TABLE_ID", "VIPGATE_RULE_PRIORITY", "VIPGATE_MARK"
+	return n
 }
 
 // OfLB are the numbers of the lb beside a frontend, in the same way; false when it
 // is known to have no data plane.
 func OfLB() (Numbers, bool) {
 	n := LBNumbers(uint32(variable("FIRST_TABLE", dataplane.DefaultFirst)), uint32(variable("MARK_MASK", dataplane.DefaultMask)), variable("DATAPLANE_PRIORITY", dataplane.DefaultPriority))
+	n.Table, n.Rule, n.Marks = "VIPGATE_FIRST_TABLE", "VIPGATE_DATAPLANE_PRIORITY", "VIPGATE_MARK_MASK"
 	return n, os.Getenv("VIPGATE_DATAPLANE") != "none"
 }
 
@@ -143,12 +148,12 @@ func variable(name string, fallback int) int {
 // names the program that has the other numbers.
 func (r *Refusals) Overlap(n, with Numbers, table, rule, mark, other string) {
 	r.If(n.FirstTable <= with.LastTable && with.FirstTable <= n.LastTable,
-		"%s=%d: overlaps the routing tables of %s", table, n.FirstTable, between(other, with.FirstTable, with.LastTable))
+		"%s=%d: overlaps the routing tables of %s, %d to %d; %s", table, n.FirstTable, other, with.FirstTable, with.LastTable, remedy(with.Table))
 	r.If(n.FirstRule <= with.LastRule && with.FirstRule <= n.LastRule,
-		"%s=%d: overlaps the rule priorities of %s", rule, n.FirstRule, between(other, uint32(with.FirstRule), uint32(with.LastRule)))
-	r.If(n.Mask&with.Mask != 0, "%s has bits of the mark mask of %s, %#x", mark, other, with.Mask)
+		"%s=%d: overlaps the rule priorities of %s, %d to %d; %s", rule, n.FirstRule, other, with.FirstRule, with.LastRule, remedy(with.Rule))
+	r.If(n.Mask&with.Mask != 0, "%s has bits of the mark mask of %s, %#x; %s", mark, other, with.Mask, remedy(with.Marks))
 }
 
-func between(other string, first, last uint32) string {
-	return fmt.Sprintf("%s, %d to %d", other, first, last)
+func remedy(variable string) string {
+	return "use another number, or set " + variable + " here as it is set there"
 }

@@ -111,8 +111,8 @@ func (f Identity) Source(defaultID string, log *slog.Logger) (*identity.Source, 
 func (f Identity) Check(defaultID string, lenient bool) error {
 	_, err := f.Source(defaultID, slog.New(slog.DiscardHandler))
 	if err == nil && !lenient && f.Identity == "files" {
-		if _, err := os.Stat(f.SvidDir); err != nil {
-			return fmt.Errorf("--svid-dir=%s: %w", f.SvidDir, err)
+		if _, err := os.Stat(f.SvidDir + "/."); err != nil {
+			return fmt.Errorf("--svid-dir=%s: %w; name the directory with tls.crt, tls.key and ca.crt", f.SvidDir, err)
 		}
 	}
 	return err
@@ -124,13 +124,17 @@ type Log struct {
 	LogFormat string `help:"json or text." enum:"json,text" default:"json" group:"Logging"`
 }
 
-// Logger returns the logger, writing to stderr, and its level.
+// Logger returns the logger, writing to stderr, and its level. With an error the logger discards.
 func (f Log) Logger(debug bool) (*slog.Logger, *logs.Level, error) {
 	level := f.LogLevel
 	if debug {
 		level = "debug"
 	}
-	return logs.New(f.LogFormat, level, os.Stderr)
+	log, l, err := logs.New(f.LogFormat, level, os.Stderr)
+	if err != nil {
+		return slog.New(slog.DiscardHandler), nil, fmt.Errorf("--log-level: %w", err)
+	}
+	return log, l, nil
 }
 
 // Listeners is the group of flags of the read-only listeners.
