@@ -365,7 +365,7 @@ func TestCheckClientSaysWhatIsWrong(t *testing.T) {
 	s.Set("Up", true, "")
 	s.Set("Down", false, "why")
 	addr := serve(t, s)
-	gone, err := net.Listen("tcp", "127.0.0.1:0")
+	gone, err := net.Listen("tcp", "127.0.0.2:0") // an address on which no other test listens
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -139,7 +140,11 @@ func TestWatcherFindsALoadBalancerThatStartsLater(t *testing.T) {
 	if !errors.Is(f.Err, fs.ErrNotExist) || !strings.Contains(f.Err.Error(), path+" does not exist") {
 		t.Fatalf("the error: %v", f.Err)
 	}
-	startBalancer(t, path, table)
+	// Between bind and listen a connection is refused, which would be another error.
+	startBalancer(t, path+"-new", table)
+	if err := os.Rename(path+"-new", path); err != nil {
+		t.Fatal(err)
+	}
 	f.until(t, "synced", f.at(table))
 	if f.Err != nil {
 		t.Fatalf("the error stays: %v", f.Err)

@@ -43,6 +43,10 @@ func newSite(t *testing.T, name string) *site {
 	return s
 }
 
+// twiceHost is for a port that is opened twice: no other socket of the machine has
+// its address, and so takes the port between.
+const twiceHost = "127.0.0.2:0"
+
 func listen(t *testing.T, host string) (net.Listener, netip.AddrPort) {
 	t.Helper()
 	l, err := net.Listen("tcp", host)
@@ -213,7 +217,7 @@ func TestBrokenFlowsAreOpenedAgainIfWished(t *testing.T) {
 	// The address of the first flow answers by one and then by two.
 	both := []*site{one, two}
 	var mu sync.Mutex
-	l, addr := listen(t, "127.0.0.1:0")
+	l, addr := listen(t, twiceHost)
 	mu.Lock()
 	both[0].ServeFlows(l)
 	mu.Unlock()
@@ -332,7 +336,7 @@ func TestFlowBreaksWhenItIsSilentOrAnsweredByAnother(t *testing.T) {
 }
 
 func TestFlowThatCannotBeOpenedIsTriedAgain(t *testing.T) {
-	l, addr := listen(t, "127.0.0.1:0")
+	l, addr := listen(t, twiceHost)
 	must(t, l.Close())
 	g, ctx := start(t, Config{FlowsTo: []netip.AddrPort{addr}, Flows: 1})
 	_, err := g.Wait(ctx, func(r Result) error {
