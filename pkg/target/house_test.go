@@ -173,6 +173,9 @@ func (h *house) dial(address string, id spiffeid.ID) (targetv1.TargetServiceClie
 	return targetv1.NewTargetServiceClient(conn), conn
 }
 
+// leaseTime bounds a lease, which lasts for many waits.
+const leaseTime = 5 * time.Minute
+
 // lease is an open Register and what it said.
 type lease struct {
 	t      *testing.T
@@ -193,7 +196,7 @@ func request(stream, targets string) *targetv1.RegisterRequest {
 
 func (h *house) hire(c targetv1.TargetServiceClient, r *targetv1.RegisterRequest) (*lease, error) {
 	h.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), leaseTime)
 	h.t.Cleanup(cancel)
 	stream, err := c.Register(ctx, r)
 	if err != nil {
