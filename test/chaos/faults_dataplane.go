@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/net/http2"
 
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -292,7 +295,29 @@ func deleteSocket(_ context.Context, w *world, f fault) (func(context.Context) e
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	return w.restored(since, f.String(), func(ctx context.Context) error { return dialUnix(ctx, path) }, program), nil
+	return w.restored(since, f.String(), func(ctx context.Context) error { return accepted(ctx, path) }, program), nil
+}
+
+// acceptTime is how long a check waits for a program to accept a connection.
+const acceptTime = 200 * time.Millisecond
+
+// accepted returns an error unless a program accepts a connection to a socket. The kernel
+// completes a connect before that, so the check waits for an answer: HTTP/2 settings of an
+// admin socket, or the end of the connection by TLS, which does not know the preface.
+func accepted(ctx context.Context, path string) error {
+	conn, err := (&net.Dialer{Timeout: commandTime}).DialContext(ctx, "unix", path)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(acceptTime))
+	if _, err := io.WriteString(conn, http2.ClientPreface); err != nil {
+		return err
+	}
+	if _, err := conn.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("the connection is not accepted: %w", err)
+	}
+	return nil
 }
 
 func dialUnix(ctx context.Context, path string) error {
