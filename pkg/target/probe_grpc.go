@@ -51,7 +51,7 @@ func (p *grpcProber) probe(ctx context.Context, dial dialFunc, at netip.Addr) (o
 	a := &attempt{dial: dial}
 	var transport credentials.TransportCredentials = insecure.NewCredentials()
 	if p.secured != nil {
-		config, err := p.secured.config(at)
+		config, err := p.secured.config(ctx, at)
 		if err != nil {
 			return outcome{verdict: unmade, reason: fmt.Sprintf("check not made: %v", err)}
 		}

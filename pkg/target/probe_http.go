@@ -59,7 +59,7 @@ func (p *httpProber) probe(ctx context.Context, dial dialFunc, at netip.Addr) ou
 	var config *tls.Config
 	if p.secured != nil {
 		var err error
-		if config, err = p.secured.config(at); err != nil {
+		if config, err = p.secured.config(ctx, at); err != nil {
 			return outcome{verdict: unmade, reason: fmt.Sprintf("check not made: %v", err)}
 		}
 	}

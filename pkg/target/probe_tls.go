@@ -17,6 +17,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
@@ -28,19 +29,18 @@ const (
 	settled = 2 * time.Second
 )
 
-// secured is how the checks of a stream speak TLS. It may be used by many
-// goroutines at once.
+// secured is how the checks of a stream speak TLS. It may be used by many goroutines at once.
 type secured struct {
 	trench.TLSCheck
 
-	mu          sync.Mutex
+	mu          sync.Mutex // of calls: one that waits is not one that hangs
+	calls       files.Calls
 	info        os.FileInfo // of CAFile when it was read; nil: read it again
 	authorities *x509.CertPool
 }
 
-// config returns the configuration for a connection to the target. The error says
-// that the check cannot be made.
-func (s *secured) config(at netip.Addr) (*tls.Config, error) {
+// config returns the configuration for a connection to the target. The error says that the check cannot be made.
+func (s *secured) config(ctx context.Context, at netip.Addr) (*tls.Config, error) {
 	c := &tls.Config{
 		MinVersion:         tls.VersionTLS12,
 		ServerName:         s.ServerName,
@@ -52,16 +52,16 @@ func (s *secured) config(at netip.Addr) (*tls.Config, error) {
 	if s.CAFile == "" {
 		return c, nil
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	var err error
-	c.RootCAs, err = s.pool()
+	c.RootCAs, err = files.Do(ctx, &s.calls, "caFile "+s.CAFile, s.pool)
 	return c, err
 }
 
 // pool returns the authorities of the file as it is now. Files that are replaced
 // and files that are written over are both seen.
 func (s *secured) pool() (*x509.CertPool, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	info, err := os.Stat(s.CAFile)
 	if err != nil {
 		s.info = nil
@@ -71,10 +71,7 @@ func (s *secured) pool() (*x509.CertPool, error) {
 		return s.authorities, nil
 	}
 	s.info = nil
-	if !info.Mode().IsRegular() || info.Size() > maxAuthorities {
-		return nil, fmt.Errorf("caFile: %s is no file of at most %d MiB", s.CAFile, maxAuthorities>>20)
-	}
-	data, err := os.ReadFile(s.CAFile)
+	data, err := files.Read(s.CAFile, maxAuthorities)
 	if err != nil {
 		return nil, fmt.Errorf("caFile: %w", err)
 	}

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/alecthomas/kong"
 
@@ -52,14 +54,23 @@ func New(p Program, commands any, options ...kong.Option) (*kong.Kong, error) {
 	}, options...)...)
 }
 
-// gcPercent is how much garbage may gather beside what lives, in percent, unless
-// the environment has its own GOGC. The programs live long and allocate little:
-// half of Go's default costs no time that can be measured and, at 10 000 VIPs, a
-// tenth to a fifth of the memory less.
+// gcPercent is how much garbage may gather beside what lives, in percent, unless the environment has its own GOGC.
+// The programs live long and allocate little: half of Go's default costs no time that can be measured and, at
+// 10 000 VIPs, a tenth to a fifth of the memory less.
 const gcPercent = 50
 
-// Main parses the command line, runs the command and returns the exit status.
+// The main goroutine keeps the main thread, see [Main].
+func init() { runtime.LockOSThread() }
+
+// Main parses the command line, runs the command and returns the exit status. The command gets another thread: the
+// kernel hands SIGTERM to the main thread, and to that one only while it is blocked in a file system that hangs.
 func Main(ctx context.Context, p Program, commands any, args []string) int {
+	status := make(chan int)
+	go func() { status <- run(ctx, p, commands, args) }()
+	return <-status
+}
+
+func run(ctx context.Context, p Program, commands any, args []string) int {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
@@ -86,6 +97,8 @@ func Main(ctx context.Context, p Program, commands any, args []string) int {
 	if errors.As(err, &user) {
 		err = &UsageError{errors.New(p.nameVariables(parsed, err.Error()))}
 	}
+	// A stderr that nothing reads may block the print.
+	defer time.AfterFunc(CallTimeout, func() { os.Exit(ExitFailed) }).Stop()
 	return Status(p.Name, err)
 }
 
@@ -109,8 +122,7 @@ func Status(name string, err error) int {
 // buildVersion is set by the linker to the version of a release.
 var buildVersion string
 
-// Version is the version of the program: that of the release, else the commit
-// that it was built from.
+// Version is the version of the program: that of the release, else the commit that it was built from.
 func Version() string {
 	if buildVersion != "" {
 		return buildVersion
