@@ -1,0 +1,59 @@
+package trench_test
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/vipgate/vipgate/pkg/trench"
+)
+
+const file = `
+trench: trench-a
+attractor:
+  name: attractor-a
+  vips: [20.0.0.1/32]
+  gateways:
+    - {name: gateway-a, address: 169.254.100.150}
+streams:
+  - name: stream-a
+    vips: [20.0.0.1/32]
+    check: {tcp: {port: 5000}}
+    targets:
+      - {name: target-1, ips: [172.16.1.1]}
+`
+
+// What the file leaves out has its default.
+func ExampleParse() {
+	c, err := trench.Parse("trench.yaml", []byte(file), trench.DefaultDefaults())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	g, s := c.Attractor.Gateways[0], c.Streams[0]
+	fmt.Printf("%s: AS %d, hold time %s\n", g.Name, g.RemoteASN, g.HoldTime)
+	fmt.Printf("%s: %d target, checked every %s\n", s.Name, len(s.Targets), s.Check.Interval)
+	// Output:
+	// gateway-a: AS 4248829953, hold time 3s
+	// stream-a: 1 target, checked every 1s
+}
+
+// A file is refused with all of its problems, each with its place and remedy.
+func ExampleParse_refused() {
+	_, err := trench.Parse("trench.yaml", []byte(`
+trench: trench-a
+attractor:
+  name: attractor-a
+  vips: [20.0.0.1/24]
+  gateways:
+    - {name: gateway-a, address: 169.254.100.150, holdTime: 1s}
+`), trench.DefaultDefaults())
+	var refused *trench.Errors
+	if errors.As(err, &refused) {
+		for _, p := range refused.Problems {
+			fmt.Printf("line %d: %s\n", p.Line, p.Field)
+		}
+	}
+	// Output:
+	// line 5: attractor.vips[0]
+	// line 7: attractor.gateways[0].holdTime
+}
