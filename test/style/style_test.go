@@ -1,4 +1,4 @@
-package language
+package style
 
 import (
 	"flag"
@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 const (
@@ -23,50 +24,55 @@ const (
 	allowanceFile = "testdata/allowance.txt"
 )
 
-var update = flag.Bool("update", false, "write the present counts to "+allowanceFile)
+var update = flag.Bool("update", false, "lower the counts in "+allowanceFile)
 
-// hit is a word of the list in a file.
-type hit struct {
-	file string
-	line int
-	word string
+// finding is a place in a file that breaks a rule.
+type finding struct {
+	rule   string
+	file   string
+	line   int
+	detail string
 }
 
-// TestWords compares the hits of each directory with its allowance. The counts
-// must be equal, so that an allowance falls with the last word it was for.
-func TestWords(t *testing.T) {
+// TestStyle compares the findings of each directory with its allowance. The counts
+// must be equal, so that an allowance falls with the last finding it was for.
+func TestStyle(t *testing.T) {
 	list, instead := readWords(t)
-	found := map[string][]hit{}
+	found := map[string][]finding{} // by directory and rule
 	for _, file := range sources(t) {
 		text, err := os.ReadFile(filepath.Join(root, file))
 		if err != nil {
 			t.Fatal(err)
 		}
-		hits, err := search(list, file, text)
+		words, err := search(list, file, text)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if dir := filepath.Dir(file); len(hits) > 0 {
-			found[dir] = append(found[dir], hits...)
+		for i, f := range words {
+			words[i].detail = fmt.Sprintf("%q; use %s", f.detail, instead[f.detail])
 		}
-	}
-	if *update {
-		writeAllowance(t, found)
-		return
+		for _, f := range append(words, longLines(file, string(text))...) {
+			key := filepath.Dir(file) + " " + f.rule
+			found[key] = append(found[key], f)
+		}
 	}
 	allowed := readAllowance(t)
-	for _, dir := range slices.Sorted(maps.Keys(found)) {
-		if len(found[dir]) <= allowed[dir] {
+	if *update {
+		writeAllowance(t, found, allowed)
+		return
+	}
+	for _, key := range slices.Sorted(maps.Keys(found)) {
+		if len(found[key]) <= allowed[key] {
 			continue
 		}
-		for _, h := range found[dir] {
-			t.Errorf("%s:%d: %q; use %s", h.file, h.line, h.word, instead[h.word])
+		for _, f := range found[key] {
+			t.Errorf("%s:%d: %s", f.file, f.line, f.detail)
 		}
-		t.Errorf("%s: %d words of %s, allowed are %d", dir, len(found[dir]), wordFile, allowed[dir])
+		t.Errorf("%s: found %d, allowed %d", key, len(found[key]), allowed[key])
 	}
-	for _, dir := range slices.Sorted(maps.Keys(allowed)) {
-		if n := len(found[dir]); n < allowed[dir] {
-			t.Errorf("%s: %d words of %s, allowed are %d; run go test ./test/language -update", dir, n, wordFile, allowed[dir])
+	for _, key := range slices.Sorted(maps.Keys(allowed)) {
+		if n := len(found[key]); n < allowed[key] {
+			t.Errorf("%s: found %d, allowed %d; run go test ./test/style -update", key, n, allowed[key])
 		}
 	}
 }
@@ -86,13 +92,34 @@ func TestSearch(t *testing.T) {
 		{"part of a word", "a.md", "amended always", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			hits, err := search(list, c.file, []byte(c.text))
+			found, err := search(list, c.file, []byte(c.text))
 			if err != nil {
 				t.Fatal(err)
 			}
 			var got []string
-			for _, h := range hits {
-				got = append(got, fmt.Sprint(h.line, " ", h.word))
+			for _, f := range found {
+				got = append(got, fmt.Sprint(f.line, " ", f.detail))
+			}
+			if s := strings.Join(got, " "); s != c.want {
+				t.Fatalf("found %q, want %q", s, c.want)
+			}
+		})
+	}
+}
+
+func TestLongLines(t *testing.T) {
+	long := strings.Repeat("word ", 21) // 105 characters
+	for _, c := range []struct{ name, file, text, want string }{
+		{"comment", "a.go", "\n\t// " + long, "2 comments"},
+		{"code of 108", "a.go", "x(`" + long + "`)", ""},
+		{"code of 129", "a.go", "x(`" + long + strings.Repeat("x", 21) + "`)", "1 lines"},
+		{"prose", "a.md", "short\n" + long, "2 prose"},
+		{"table, code and link", "a.md", "| " + long + "|\n```\n" + long + "\n```\n- https://" + strings.Repeat("x", 99), ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var got []string
+			for _, f := range longLines(c.file, c.text) {
+				got = append(got, fmt.Sprint(f.line, " ", f.rule))
 			}
 			if s := strings.Join(got, " "); s != c.want {
 				t.Fatalf("found %q, want %q", s, c.want)
@@ -113,7 +140,7 @@ func sources(t *testing.T) []string {
 		name := d.Name()
 		if d.IsDir() {
 			skipped := name == ".git" || name == ".cache" || name == "fuzz" || path == "bin" || path == "pkg/api" ||
-				path == "test/language"
+				path == "test/style"
 			if skipped {
 				return fs.SkipDir
 			}
@@ -135,9 +162,9 @@ func sources(t *testing.T) []string {
 	return files
 }
 
-// search returns the hits in a file: in Go files those in comments, strings and
+// search returns the words of the list in a file: in Go files those in comments, strings and
 // names of tests, in others those in the whole text.
-func search(list *regexp.Regexp, file string, text []byte) ([]hit, error) {
+func search(list *regexp.Regexp, file string, text []byte) ([]finding, error) {
 	if filepath.Ext(file) != ".go" {
 		return match(list, file, 1, string(text)), nil
 	}
@@ -147,14 +174,14 @@ func search(list *regexp.Regexp, file string, text []byte) ([]hit, error) {
 		return nil, err
 	}
 	line := func(n ast.Node) int { return set.Position(n.Pos()).Line }
-	var hits []hit
+	var found []finding
 	for _, group := range tree.Comments {
 		// The text of the group keeps its lines, so that a term is found across two.
 		var lines []string
 		for _, c := range group.List {
 			lines = append(lines, strings.Replace(c.Text, "//", "", 1))
 		}
-		hits = append(hits, match(list, file, line(group), strings.Join(lines, "\n"))...)
+		found = append(found, match(list, file, line(group), strings.Join(lines, "\n"))...)
 	}
 	ast.Inspect(tree, func(n ast.Node) bool {
 		switch n := n.(type) {
@@ -162,16 +189,16 @@ func search(list *regexp.Regexp, file string, text []byte) ([]hit, error) {
 			return false
 		case *ast.BasicLit:
 			if n.Kind == token.STRING {
-				hits = append(hits, match(list, file, line(n), n.Value)...)
+				found = append(found, match(list, file, line(n), n.Value)...)
 			}
 		case *ast.FuncDecl:
 			if strings.HasSuffix(file, "_test.go") && testName.MatchString(n.Name.Name) {
-				hits = append(hits, match(list, file, line(n), capital.ReplaceAllString(n.Name.Name, " $0"))...)
+				found = append(found, match(list, file, line(n), capital.ReplaceAllString(n.Name.Name, " $0"))...)
 			}
 		}
 		return true
 	})
-	return hits, nil
+	return found, nil
 }
 
 var (
@@ -180,17 +207,60 @@ var (
 	space    = regexp.MustCompile(`\s+`)
 )
 
-// match returns the hits in text, whose first line has the number first.
-func match(list *regexp.Regexp, file string, first int, text string) []hit {
-	var hits []hit
+// match returns the words of the list in text, whose first line has the number first.
+func match(list *regexp.Regexp, file string, first int, text string) []finding {
+	var found []finding
 	for _, at := range list.FindAllStringIndex(text, -1) {
 		word := strings.ToLower(space.ReplaceAllString(text[at[0]:at[1]], " "))
 		if word == "stands" && strings.HasPrefix(text[at[1]:], " for ") {
 			continue
 		}
-		hits = append(hits, hit{file, first + strings.Count(text[:at[0]], "\n"), word})
+		found = append(found, finding{"words", file, first + strings.Count(text[:at[0]], "\n"), word})
 	}
-	return hits
+	return found
+}
+
+const (
+	maxCode  = 120
+	maxProse = 100
+)
+
+var (
+	comment = regexp.MustCompile(`^\s*//[^:]*$`) // not a directive, and no line with a URL
+	fence   = regexp.MustCompile("^\\s*```")
+)
+
+// longLines returns the lines of Go code and of documents that are too long.
+// Tables, code and links of a document cannot be wrapped.
+func longLines(file, text string) []finding {
+	var found []finding
+	fenced := false
+	number := 0
+	for line := range strings.Lines(text) {
+		number++
+		line = strings.TrimRight(line, "\n")
+		rule, limit := "lines", maxCode
+		switch filepath.Ext(file) {
+		case ".go":
+			if comment.MatchString(line) {
+				rule, limit = "comments", maxProse
+			}
+		case ".md":
+			if fence.MatchString(line) {
+				fenced = !fenced
+			}
+			if fenced || strings.HasPrefix(line, "|") || !strings.Contains(strings.TrimLeft(line, " -*"), " ") {
+				continue
+			}
+			rule, limit = "prose", maxProse
+		default:
+			continue
+		}
+		if n := utf8.RuneCountInString(line); n > limit {
+			found = append(found, finding{rule, file, number, fmt.Sprintf("line has %d characters; at most %d", n, limit)})
+		}
+	}
+	return found
 }
 
 // readWords returns an expression for the words of the list and, for each word,
@@ -209,21 +279,24 @@ func readWords(t *testing.T) (list *regexp.Regexp, instead map[string]string) {
 func readAllowance(t *testing.T) map[string]int {
 	t.Helper()
 	allowed := map[string]int{}
-	for dir, count := range readPairs(t, allowanceFile, " ") {
+	for key, count := range readPairs(t, allowanceFile, ": ") {
 		n, err := strconv.Atoi(count)
 		if err != nil || n < 1 {
-			t.Fatalf("%s: %s: %q is not a count", allowanceFile, dir, count)
+			t.Fatalf("%s: %s: %q is not a count", allowanceFile, key, count)
 		}
-		allowed[dir] = n
+		allowed[key] = n
 	}
 	return allowed
 }
 
-func writeAllowance(t *testing.T, found map[string][]hit) {
+// writeAllowance lowers the counts. It raises none: a new finding is corrected.
+func writeAllowance(t *testing.T, found map[string][]finding, allowed map[string]int) {
 	t.Helper()
-	text := "# Directories that still have words of words.txt. The counts only fall.\n"
-	for _, dir := range slices.Sorted(maps.Keys(found)) {
-		text += fmt.Sprintf("%s %d\n", dir, len(found[dir]))
+	text := "# Findings that remain, by directory and rule. The counts only fall.\n"
+	for _, key := range slices.Sorted(maps.Keys(allowed)) {
+		if n := min(len(found[key]), allowed[key]); n > 0 {
+			text += fmt.Sprintf("%s: %d\n", key, n)
+		}
 	}
 	if err := os.WriteFile(allowanceFile, []byte(text), 0o644); err != nil {
 		t.Fatal(err)

@@ -1,3 +1,0 @@
-// Package language checks the wording of comments, strings, documents and test
-// names. testdata/words.txt lists the words that are not used.
-package language
