@@ -247,7 +247,8 @@ func (r *reader) runs(t *testing.T, script string) {
 	}
 }
 
-// streams runs each line until it has printed something and ends it as Ctrl-C does.
+// streams runs each line until it has printed something and ends it. By SIGTERM: a
+// shell that runs the tests in the background has them, and their children, ignore SIGINT.
 func (r *reader) streams(t *testing.T, script string) {
 	for text := range strings.Lines(script) {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -267,7 +268,7 @@ func (r *reader) streams(t *testing.T, script string) {
 			n++
 		}
 		// It fails only for a process that has ended; how it ends is its own matter.
-		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGINT)
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM)
 		_ = cmd.Wait()
 		cancel()
 		if n < 5 {
