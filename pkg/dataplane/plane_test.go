@@ -142,7 +142,7 @@ func (s *site) start(change ...func(*Options)) *running {
 
 func (r *running) wait(what string, ok func(State) bool) State {
 	r.site.t.Helper()
-	deadline := time.After(patience)
+	deadline := time.After(4 * patience) // a full map alone takes a busy machine half a minute
 	for {
 		s, changed := r.State().Get()
 		if ok(s) {
