@@ -89,6 +89,17 @@ generate: tools ## Generate pkg/api from proto/, the flag tables and configurati
 	$(GO) test ./pkg/trench -run TestTheSchemaIsThatOfTheReader -update
 	$(GO) test ./test/lab -run TestGatewaysDocument -update
 
+# A clone without tags has the commit as its version. The length is fixed: git's own depends on the clone.
+VERSION = $(shell git describe --tags --match='v[0-9]*' --always --dirty --abbrev=12)
+
+.PHONY: release
+release: check-go ## Build binaries, images, SBOM and notes into bin/release/ for amd64 and arm64 (VERSION=v0.1.0)
+	@rm -rf $(BIN)/release
+	@for arch in amd64 arm64; do tools/release/base.sh $$arch $(BIN)/release-base/$$arch; done
+	@out="$$PWD/$(TOOLS)"; cd tools/release && $(GO) build -o "$$out/" .
+	@$(TOOLS)/release --version=$(VERSION) --base=$(BIN)/release-base --out=$(BIN)/release
+	@cd $(BIN)/release && sha256sum --check --quiet SHA256SUMS && ls -l
+
 .PHONY: tools
 tools: $(TOOLS)/.built $(TOOLS)/buf ## Build the pinned tools
 
@@ -108,6 +119,10 @@ $(TOOLS)/buf: tools/buf/go.mod tools/buf/go.sum
 	@echo "building buf (some minutes when cold)"
 	@out="$$PWD/$(TOOLS)"; cd tools/buf && $(GO) build -o "$$out/" tool
 	@touch $@
+
+.PHONY: lines
+lines: ## Count the lines of product code by package
+	@test/setup/lines.sh
 
 .PHONY: check-go
 check-go:

@@ -1,0 +1,183 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+)
+
+// writeImages writes an OCI archive of each program with an image for each
+// architecture.
+func (r *release) writeImages() error {
+	for _, program := range programs {
+		spec, err := readDockerfile(filepath.Join("deployments/images", program+".Dockerfile"))
+		if err != nil {
+			return err
+		}
+		index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
+		for _, arch := range architectures {
+			image, err := r.image(program, arch, spec)
+			if err != nil {
+				return fmt.Errorf("failed to build the image of %s for %s: %w", program, arch, err)
+			}
+			index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: image, Descriptor: v1.Descriptor{
+				Platform: &v1.Platform{OS: "linux", Architecture: arch},
+			}})
+		}
+		archive := filepath.Join(r.out, fmt.Sprintf("%s_%s.oci.tar", program, r.version))
+		if err := r.writeArchive(index, archive); err != nil {
+			return fmt.Errorf("failed to write %s: %w", archive, err)
+		}
+	}
+	return nil
+}
+
+// image is the program on nothing at all; that of frontend has BIRD below it.
+func (r *release) image(program, arch string, spec *imageSpec) (v1.Image, error) {
+	config := spec.config
+	config.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+	image := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
+	image, err := mutate.ConfigFile(image, &v1.ConfigFile{
+		OS: "linux", Architecture: arch, Created: v1.Time{Time: r.time}, Config: config,
+	})
+	if err != nil {
+		return nil, err
+	}
+	var layers []func(*tar.Writer) error
+	if program == "frontend" {
+		layers = append(layers, func(w *tar.Writer) error {
+			return addTree(w, filepath.Join(r.base, arch, "root"), r.time, spec.capabilities)
+		})
+	}
+	layers = append(layers, func(w *tar.Writer) error {
+		file := "/usr/local/bin/" + program
+		data, err := os.ReadFile(r.binary(program, arch))
+		if err != nil {
+			return err
+		}
+		header := &tar.Header{Name: file[1:], Mode: 0o755, Size: int64(len(data)), ModTime: r.time}
+		return add(w, header, spec.capabilities[file], bytes.NewReader(data))
+	})
+	for _, write := range layers {
+		layer, err := layerOf(write)
+		if err != nil {
+			return nil, err
+		}
+		image, err = mutate.Append(image, mutate.Addendum{
+			Layer: layer, History: v1.History{Created: v1.Time{Time: r.time}, CreatedBy: "make release"},
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return image, nil
+}
+
+func layerOf(write func(*tar.Writer) error) (v1.Layer, error) {
+	var data bytes.Buffer
+	w := tar.NewWriter(&data)
+	if err := write(w); err != nil {
+		return nil, err
+	}
+	if err := w.Close(); err != nil {
+		return nil, err
+	}
+	return tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(data.Bytes())), nil
+	}, tarball.WithMediaType(types.OCILayer))
+}
+
+// addTree adds the files of a directory in lexical order, owned by root.
+func addTree(w *tar.Writer, root string, at time.Time, capabilities map[string][]byte) error {
+	return filepath.WalkDir(root, func(file string, d fs.DirEntry, err error) error {
+		if err != nil || file == root {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		link := ""
+		if info.Mode()&fs.ModeSymlink != 0 {
+			if link, err = os.Readlink(file); err != nil {
+				return err
+			}
+		}
+		header, err := tar.FileInfoHeader(info, link)
+		if err != nil {
+			return err
+		}
+		relative, err := filepath.Rel(root, file)
+		if err != nil {
+			return err
+		}
+		slash := ""
+		if d.IsDir() {
+			slash = "/"
+		}
+		*header = tar.Header{
+			Typeflag: header.Typeflag, Name: relative + slash, Linkname: link, Mode: header.Mode, Size: header.Size, ModTime: at,
+		}
+		if !info.Mode().IsRegular() {
+			return add(w, header, nil, nil)
+		}
+		content, err := os.Open(file)
+		if err != nil {
+			return err
+		}
+		defer content.Close()
+		return add(w, header, capabilities[path.Join("/", relative)], content)
+	})
+}
+
+func add(w *tar.Writer, header *tar.Header, capability []byte, content io.Reader) error {
+	if capability != nil {
+		header.PAXRecords = map[string]string{"SCHILY.xattr.security.capability": string(capability)}
+	}
+	if err := w.WriteHeader(header); err != nil {
+		return err
+	}
+	if content == nil {
+		return nil
+	}
+	_, err := io.Copy(w, content)
+	return err
+}
+
+// writeArchive writes an index and its images as an OCI layout in a tar file.
+func (r *release) writeArchive(index v1.ImageIndex, archive string) error {
+	dir, err := os.MkdirTemp("", "release-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	if _, err := layout.Write(dir, index); err != nil {
+		return err
+	}
+	file, err := os.Create(archive)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	w := tar.NewWriter(file)
+	if err := addTree(w, dir, r.time, nil); err != nil {
+		return err
+	}
+	if err := w.Close(); err != nil {
+		return err
+	}
+	return file.Close()
+}

@@ -1,0 +1,171 @@
+// Command release builds what a release consists of: static binaries of lb and
+// frontend, an OCI archive of each for amd64 and arm64, an SBOM, the notes and the
+// checksums. Two runs at one commit, with one Go version and the same Debian
+// packages, write the same bytes.
+package main
+
+import (
+	"crypto/sha256"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+var (
+	programs      = []string{"lb", "frontend"}
+	architectures = []string{"amd64", "arm64"}
+)
+
+// versionVariable is where the linker writes the version.
+const versionVariable = "github.com/vipgate/vipgate/cmd/internal/cli.buildVersion"
+
+// release is what the artifacts are built from and where they go.
+type release struct {
+	version string
+	time    time.Time // of the commit
+	base    string    // directory with ARCH/root and ARCH/packages, see base.sh
+	out     string
+}
+
+func main() {
+	version := flag.String("version", "", "version of the release, such as v0.1.0")
+	base := flag.String("base", "", "directory with the files of BIRD for each architecture")
+	out := flag.String("out", "", "directory to write to")
+	flag.Parse()
+	syscall.Umask(0o022) // the modes of written files are in the archives
+	if err := run(*version, *base, *out); err != nil {
+		fmt.Fprintln(os.Stderr, "release:", err)
+		os.Exit(1)
+	}
+}
+
+func run(version, base, out string) error {
+	seconds, err := exec.Command("git", "log", "-1", "--format=%ct").Output()
+	if err != nil {
+		return fmt.Errorf("failed to read the time of the commit: %w", err)
+	}
+	unix, err := strconv.ParseInt(strings.TrimSpace(string(seconds)), 10, 64)
+	if err != nil {
+		return fmt.Errorf("failed to parse the time of the commit: %w", err)
+	}
+	if err := os.MkdirAll(out, 0o755); err != nil {
+		return err
+	}
+	r := &release{version: version, time: time.Unix(unix, 0).UTC(), base: base, out: out}
+	steps := []func() error{r.writeNotes, r.buildBinaries, r.checkVersions, r.writeImages, r.writeSBOM, r.writeChecksums}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// binary is the file of a program for an architecture.
+func (r *release) binary(program, arch string) string {
+	return filepath.Join(r.out, fmt.Sprintf("%s_%s_linux_%s", program, r.version, arch))
+}
+
+func (r *release) buildBinaries() error {
+	for _, program := range programs {
+		for _, arch := range architectures {
+			build := exec.Command("go", "build", "-trimpath", "-buildvcs=true",
+				"-ldflags", "-s -w -X "+versionVariable+"="+r.version, "-o", r.binary(program, arch), "./cmd/"+program)
+			// Settings of the developer's environment would end up in the binary.
+			build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOAMD64=v1", "GOARM64=v8.0",
+				"GOFLAGS=", "GOEXPERIMENT=", "GOFIPS140=off")
+			build.Stderr = os.Stderr
+			if err := build.Run(); err != nil {
+				return fmt.Errorf("failed to build %s for %s: %w", program, arch, err)
+			}
+		}
+	}
+	return nil
+}
+
+// checkVersions runs the binaries of this machine's architecture: the linker
+// ignores a variable that does not exist.
+func (r *release) checkVersions() error {
+	for _, program := range programs {
+		path, err := filepath.Abs(r.binary(program, runtime.GOARCH))
+		if err != nil {
+			return err
+		}
+		got, err := exec.Command(path, "--version").Output()
+		if err != nil {
+			return fmt.Errorf("failed to run %s --version: %w", path, err)
+		}
+		if v := strings.TrimSpace(string(got)); v != r.version {
+			return fmt.Errorf("%s --version is %q, not %q", path, v, r.version)
+		}
+	}
+	return nil
+}
+
+var tag = regexp.MustCompile(`^v\d+\.\d+\.\d+$`)
+
+// writeNotes writes the section of the version in CHANGELOG.md, for what is not a
+// tagged release that of the unreleased changes.
+func (r *release) writeNotes() error {
+	text, err := os.ReadFile("CHANGELOG.md")
+	if err != nil {
+		return err
+	}
+	heading := "Unreleased"
+	if tag.MatchString(r.version) {
+		heading = r.version
+	}
+	section, err := notes(string(text), heading)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(r.out, "NOTES.md"), []byte("# vipgate "+r.version+"\n\n"+section), 0o644)
+}
+
+// notes returns the section of a changelog under a heading, which a date may follow.
+func notes(changelog, heading string) (string, error) {
+	var section strings.Builder
+	inside := false
+	for line := range strings.Lines(changelog) {
+		if title, ok := strings.CutPrefix(line, "## "); ok {
+			inside = strings.Fields(title + " -")[0] == heading
+			continue
+		}
+		if inside {
+			section.WriteString(line)
+		}
+	}
+	text := strings.TrimSpace(section.String())
+	if text == "" {
+		return "", fmt.Errorf("CHANGELOG.md has no section %q; rename the section of the unreleased changes", heading)
+	}
+	return text + "\n", nil
+}
+
+func (r *release) writeChecksums() error {
+	const name = "SHA256SUMS"
+	entries, err := os.ReadDir(r.out)
+	if err != nil {
+		return err
+	}
+	var sums strings.Builder
+	for _, e := range entries {
+		if e.Name() == name {
+			continue
+		}
+		data, err := os.ReadFile(filepath.Join(r.out, e.Name()))
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(&sums, "%x  %s\n", sha256.Sum256(data), e.Name())
+	}
+	return os.WriteFile(filepath.Join(r.out, name), []byte(sums.String()), 0o644)
+}
