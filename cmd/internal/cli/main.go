@@ -122,7 +122,9 @@ func Status(name string, err error) int {
 // buildVersion is set by the linker to the version of a release.
 var buildVersion string
 
-// Version is the version of the program: that of the release, else the commit that it was built from.
+// Version is the version of the program: that of the release, else the one that
+// the go command derives from the repository, such as
+// v0.1.1-0.20261122050740-878762130f0b.
 func Version() string {
 	if buildVersion != "" {
 		return buildVersion
@@ -131,19 +133,7 @@ func Version() string {
 	if !ok {
 		return "unknown"
 	}
-	revision, dirty := "", ""
-	for _, s := range info.Settings {
-		switch {
-		case s.Key == "vcs.revision":
-			revision = s.Value[:min(12, len(s.Value))]
-		case s.Key == "vcs.modified" && s.Value == "true":
-			dirty = "+dirty"
-		}
-	}
-	if revision == "" {
-		return strings.Trim(info.Main.Version, "()")
-	}
-	return revision + dirty
+	return strings.Trim(info.Main.Version, "()") // (devel) without version control
 }
 
 type versionFlag bool
