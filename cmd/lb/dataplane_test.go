@@ -38,7 +38,6 @@ func TestMistakesInTheFlagsOfTheDataPlaneAreRefused(t *testing.T) {
 		"--dataplane-priority=0":                     "1 to 32763",
 		"--dataplane-priority=32764":                 "1 to 32763",
 		"--remove-dataplane-on-exit":                 "add --dataplane=nftables",
-		"--dataplane=nftables --source=directory":    "leave out one of them",
 		"--dataplane=nftables --stale-grace=-1s":     "must not be negative",
 		"--dataplane=nftables --dataplane-priority=": "expected",
 		"--log-level=loud":                           "--log-level: ",

@@ -144,8 +144,6 @@ func (c *runFlags) check(r *cli.Refusals) {
 		"--max-streams-per-peer=%d: a frontend needs %d while it moves to another connection", c.MaxStreamsPerPeer, readiness.MinStreamsPerPeer)
 	c.targetFlags.check(r)
 	c.dataPlaneFlags.check(r)
-	r.If(c.on() && slices.Contains(c.targetFlags.Source, "directory"),
-		"--dataplane=nftables forwards itself, and --source=directory says what another data plane forwards: leave out one of them")
 	r.Socket("--socket", c.Socket)
 	r.Socket("--admin-socket", c.AdminSocket)
 	r.If(c.HealthPort == 0, "--health-port=0: probes need a port that they know, 1 to 65535")

@@ -1,11 +1,9 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"time"
@@ -15,9 +13,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/target"
 )
 
-// targetFlags say where targets and readiness come from.
+// targetFlags say where targets come from.
 type targetFlags struct {
-	Source       []string     `help:"Where targets and readiness come from; repeatable, what several offer is united: file (the trench file), registry (TargetService), directory (readiness files)." default:"file" placeholder:"file|registry|directory" group:"Targets"`
+	Source       []string     `help:"Source of targets; repeatable, the targets of all sources are united: file (the trench file), registry (TargetService)." default:"file" placeholder:"file|registry" group:"Targets"`
 	OnFileGone   string       `help:"What happens to the targets of the trench file while it cannot be read at all: hold, drain or drop. (A bad file leaves in force what was.)" enum:"hold,drain,drop" default:"hold" group:"Targets"`
 	TargetSubnet []prefixFlag `help:"Subnet in which targets may be; repeatable. Absent: anywhere but in a VIP." placeholder:"PREFIX" group:"Targets"`
 	StateDir     string       `help:"Directory for what survives a restart: drains by an operator, registrations, holds of the data plane." default:"/run/vipgate/lb" type:"path" placeholder:"DIR" group:"Targets"`
@@ -30,15 +28,8 @@ type targetFlags struct {
 	OnRegistryGone  string             `help:"What happens to them after that: hold, drain or drop." enum:"hold,drain,drop" default:"drain" group:"Registry"`
 	RegistryAddress string             `help:"HOST:PORT on which the registry is also served, over TCP with the same mTLS." placeholder:"HOST:PORT" group:"Registry"`
 
-	ReadinessDir        string        `help:"Directory of readiness files, for --source=directory; /var/run/meridio when absent." type:"path" placeholder:"DIR" group:"Readiness files"`
-	ReadinessDirMissing string        `help:"What a directory that was never there means: notready, or ready for every VIP." enum:"notready,ready" default:"notready" group:"Readiness files"`
-	ReadinessMaxAge     time.Duration `help:"How old a readiness file may be, for writers that touch them; 0 for any age." default:"0s" group:"Readiness files"`
-	OnDirectoryGone     string        `help:"What happens to what the files said once the directory is gone: hold, drain or drop." enum:"hold,drain,drop" default:"drop" group:"Readiness files"`
-	WriteReadinessDir   string        `help:"Directory into which we write readiness files, for a router of Meridio 2 beside us." type:"path" placeholder:"DIR" group:"Readiness files"`
+	WriteReadinessDir string `help:"Directory for readiness files that lb writes, for a router of Meridio 2 in the same pod." type:"path" placeholder:"DIR" group:"Readiness files"`
 }
-
-// defaultReadinessDir is that of Meridio 2.
-const defaultReadinessDir = "/var/run/meridio"
 
 // prefixFlag is a subnet.
 type prefixFlag struct{ netip.Prefix }
@@ -70,12 +61,11 @@ func gone(flag string) target.Gone {
 func (f *targetFlags) options() lb.TargetOptions {
 	o := lb.TargetOptions{
 		Sources: lb.Sources{
-			File: slices.Contains(f.Source, "file"), Registry: slices.Contains(f.Source, "registry"), Directory: slices.Contains(f.Source, "directory"),
+			File: slices.Contains(f.Source, "file"), Registry: slices.Contains(f.Source, "registry"),
 		},
-		OnFileGone: gone(f.OnFileGone), OnRegistryGone: gone(f.OnRegistryGone), OnDirectoryGone: gone(f.OnDirectoryGone),
+		OnFileGone: gone(f.OnFileGone), OnRegistryGone: gone(f.OnRegistryGone),
 		StateDir: f.StateDir,
 		Allow:    f.TargetID, Quota: f.TargetQuota, Grace: f.RegistryGrace, RegistryAddr: f.RegistryAddress,
-		ReadinessDir: cmp.Or(f.ReadinessDir, defaultReadinessDir), ReadinessDirMissing: f.ReadinessDirMissing == "ready", ReadinessMaxAge: f.ReadinessMaxAge,
 		WriteReadinessDir: f.WriteReadinessDir,
 		Outage:            target.OutageOptions{Threshold: f.SuddenLoss, Hold: f.OnSuddenLoss == "hold"},
 	}
@@ -88,20 +78,16 @@ func (f *targetFlags) options() lb.TargetOptions {
 // check refuses what would only fail later.
 func (f *targetFlags) check(r *cli.Refusals) {
 	for _, s := range f.Source {
-		r.If(!slices.Contains([]string{"file", "registry", "directory"}, s), "--source=%s: write file, registry or directory", s)
+		r.If(!slices.Contains([]string{"file", "registry"}, s), "--source=%s: write file or registry", s)
 	}
-	registry, directory := slices.Contains(f.Source, "registry"), slices.Contains(f.Source, "directory")
-	r.If(len(f.Source) == 0, "--source is empty: name file, registry or directory")
+	registry := slices.Contains(f.Source, "registry")
+	r.If(len(f.Source) == 0, "--source is empty: name file or registry")
 	r.If(f.StateDir == "", "--state-dir is empty: name a directory that a restarted lb finds again")
 	r.If(f.TargetQuota < 1, "--target-quota=%d: at least 1", f.TargetQuota)
 	r.Within("--registry-grace", f.RegistryGrace, 0, cli.MaxGrace)
 	r.If(registry && len(f.TargetID) == 0, "--source=registry lets no one register: name the SPIFFE IDs of targets with --target-id")
 	r.If(!registry && len(f.TargetID) > 0, "--target-id lets targets register, but the registry is not in use: add --source=registry, and --source=file to keep that")
 	r.If(!registry && f.RegistryAddress != "", "--registry-address serves the registry, but that is not in use: add --source=registry, and --source=file to keep that")
-	r.MaxAge("--readiness-max-age", f.ReadinessMaxAge)
-	r.If(!directory && f.ReadinessDir != "", "--readiness-dir=%s would not be read: add --source=directory, and --source=file to keep that", f.ReadinessDir)
-	r.If(f.WriteReadinessDir != "" && directory && filepath.Clean(f.WriteReadinessDir) == filepath.Clean(cmp.Or(f.ReadinessDir, defaultReadinessDir)),
-		"--write-readiness-dir=%s is also --readiness-dir: what we write would keep itself ready", f.WriteReadinessDir)
 	if f.RegistryAddress == "" {
 		return
 	}

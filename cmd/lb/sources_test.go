@@ -27,26 +27,24 @@ func parsed(t *testing.T, args ...string) (*targetFlags, error) {
 
 func TestMistakesInTheFlagsOfTargetsAreRefused(t *testing.T) {
 	for line, want := range map[string]string{
-		"--source=files":                                             "--source=files: write file, registry or directory",
-		"--source=":                                                  "--source",
-		"--source=registry":                                          "name the SPIFFE IDs of targets with --target-id",
-		"--target-id=spiffe://td/a":                                  "add --source=registry",
-		"--registry-address=127.0.0.1:7790":                          "add --source=registry",
-		"--readiness-dir=/run/x":                                     "add --source=directory",
-		"--source=registry --registry-address=7790":                  "write HOST:PORT",
-		"--source=registry --registry-address=:7790":                 "names no address",
-		"--source=registry --registry-address=127.0.0.1:0":           `"0" is not a port`,
-		"--target-subnet=172.16.0.1/16":                              "write 172.16.0.0/16",
-		"--target-subnet=172.16":                                     "is not a subnet",
-		"--target-quota=0":                                           "at least 1",
-		"--registry-grace=-1s":                                       "must not be negative",
-		"--registry-grace=999h":                                      "--registry-grace=999h0m0s: at most 1h0m0s",
-		"--source=directory --readiness-max-age=1s":                  "--readiness-max-age=1s: at least 2s",
-		"--state-dir=":                                               "--state-dir is empty",
-		"--on-file-gone=keep":                                        "must be one of",
-		"--sudden-loss=0":                                            "--sudden-loss",
-		"--source=registry --target-id=td/a":                         "is not a pattern of SPIFFE IDs",
-		"--source=directory --write-readiness-dir=/var/run/meridio/": "would keep itself ready",
+		"--source=files":                                   "--source=files: write file or registry",
+		"--source=":                                        "--source",
+		"--source=registry":                                "name the SPIFFE IDs of targets with --target-id",
+		"--target-id=spiffe://td/a":                        "add --source=registry",
+		"--registry-address=127.0.0.1:7790":                "add --source=registry",
+		"--source=registry --registry-address=7790":        "write HOST:PORT",
+		"--source=registry --registry-address=:7790":       "names no address",
+		"--source=registry --registry-address=127.0.0.1:0": `"0" is not a port`,
+		"--target-subnet=172.16.0.1/16":                    "write 172.16.0.0/16",
+		"--target-subnet=172.16":                           "is not a subnet",
+		"--target-quota=0":                                 "at least 1",
+		"--registry-grace=-1s":                             "must not be negative",
+		"--registry-grace=999h":                            "--registry-grace=999h0m0s: at most 1h0m0s",
+		"--source=directory":                               "--source=directory: write file or registry",
+		"--state-dir=":                                     "--state-dir is empty",
+		"--on-file-gone=keep":                              "must be one of",
+		"--sudden-loss=0":                                  "--sudden-loss",
+		"--source=registry --target-id=td/a":               "is not a pattern of SPIFFE IDs",
 	} {
 		t.Run(line, func(t *testing.T) {
 			if _, err := parsed(t, strings.Fields(line)...); err == nil || !strings.Contains(err.Error(), want) {
@@ -62,21 +60,21 @@ func TestFlagsOfTargetsBecomeOptions(t *testing.T) {
 		t.Fatal(err)
 	}
 	defaults := lb.TargetOptions{
-		Sources: lb.Sources{File: true}, OnRegistryGone: target.Drain, OnDirectoryGone: target.Drop,
-		StateDir: "/run/vipgate/lb", Quota: target.DefaultRegistryQuota, Grace: target.DefaultRegistryGrace, ReadinessDir: "/var/run/meridio",
+		Sources: lb.Sources{File: true}, OnRegistryGone: target.Drain,
+		StateDir: "/run/vipgate/lb", Quota: target.DefaultRegistryQuota, Grace: target.DefaultRegistryGrace,
 	}
 	if d := cmp.Diff(defaults, f.options()); d != "" {
 		t.Errorf("defaults (-want +got):\n%s", d)
 	}
-	f, err = parsed(t, strings.Fields("--source=registry --target-id=spiffe://td/a --source=directory --on-registry-gone=hold --on-file-gone=drop --on-directory-gone=drain "+
-		"--readiness-dir=/run/x --readiness-dir-missing=ready --readiness-max-age=3s --target-subnet=172.16.0.0/16 --target-subnet=fd00::/8 "+
+	f, err = parsed(t, strings.Fields("--source=registry --target-id=spiffe://td/a --on-registry-gone=hold --on-file-gone=drop "+
+		"--target-subnet=172.16.0.0/16 --target-subnet=fd00::/8 "+
 		"--on-sudden-loss=hold --registry-address=10.0.0.5:7790 --write-readiness-dir=/run/y --state-dir=/s --target-quota=3 --registry-grace=1s")...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	o := f.options()
-	if o.Sources != (lb.Sources{Registry: true, Directory: true}) || o.OnRegistryGone != target.Hold || o.OnFileGone != target.Drop || o.OnDirectoryGone != target.Drain ||
-		o.ReadinessDir != "/run/x" || !o.ReadinessDirMissing || o.ReadinessMaxAge != 3*time.Second || len(o.Subnets) != 2 || !o.Outage.Hold ||
+	if o.Sources != (lb.Sources{Registry: true}) || o.OnRegistryGone != target.Hold || o.OnFileGone != target.Drop ||
+		len(o.Subnets) != 2 || !o.Outage.Hold ||
 		o.RegistryAddr != "10.0.0.5:7790" || o.WriteReadinessDir != "/run/y" || o.StateDir != "/s" || o.Quota != 3 || o.Grace != time.Second {
 		t.Errorf("options %+v", o)
 	}

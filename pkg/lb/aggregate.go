@@ -16,12 +16,12 @@ import (
 // maxDetail is the longest detail of a VIP, in bytes (readiness.proto).
 const maxDetail = 256
 
-// aggregate computes the readiness of VIPs from targets, their health and the
-// readiness files. A VIP is ready when at least one stream that serves it has
-// minReady ready targets of the VIP's family (design section 6), or a file says
-// so; it drains when targets that drain make up for what is missing. With a data
-// plane only what the kernel is known to do counts. The cost of a change follows
-// the streams that it touches. It is not safe for concurrent use.
+// aggregate computes the readiness of VIPs from targets and their health. A VIP is
+// ready when at least one stream that serves it has minReady ready targets of the
+// VIP's family (design section 6); it drains when targets that drain make up for
+// what is missing. With a data plane only what the kernel is known to do counts. The
+// cost of a change follows the streams that it touches. It is not safe for concurrent
+// use.
 type aggregate struct {
 	configured vip.Set
 	streams    map[string]*stream
@@ -32,12 +32,6 @@ type aggregate struct {
 	// took note.
 	turned map[string]bool
 
-	// listing is what the readiness directory says, files the same for the names of
-	// the trench file in force; nil without one.
-	listing, files *target.Listing
-	names          target.Names
-	// unheard says that files is older than it may be: its owner hangs.
-	unheard bool
 	// outages reports which failed targets still count, and which are part of a
 	// suspected outage of their network; outage describes that.
 	outages *target.OutageDetector
@@ -134,11 +128,7 @@ func (a *aggregate) configure(now time.Time, c *trench.Config, members func(stri
 		}
 		a.count(st)
 	}
-	a.configured, a.names = vip.NewSet(c.Attractor.VIPs...), fileNames(c)
-	if a.listing != nil {
-		files := a.listing.For(a.names)
-		a.files = &files
-	}
+	a.configured = vip.NewSet(c.Attractor.VIPs...)
 	for v := range a.current {
 		if !a.configured.Has(v) {
 			removed = append(removed, v)
@@ -240,33 +230,6 @@ func (a *aggregate) takeOutage(v target.OutageVerdict, touched vip.Set) {
 	}
 	for s := range streams {
 		a.recount(s, touched)
-	}
-}
-
-// list takes over what the readiness directory says. It touches every VIP if that
-// is anything new: who writes files has few VIPs, or writes many files at once.
-func (a *aggregate) list(l target.Listing, touched vip.Set) {
-	same := a.listing != nil && a.listing.Revision == l.Revision
-	if a.listing = &l; same {
-		a.files.At = l.At
-		return
-	}
-	files := l.For(a.names)
-	a.files = &files
-	for v := range a.configured {
-		touched[v] = struct{}{}
-	}
-}
-
-// age judges whether the readiness directory is still looked at.
-func (a *aggregate) age(now time.Time, touched vip.Set) {
-	unheard := a.files != nil && a.files.Scanned && now.Sub(a.files.At) > target.ListingAge
-	if unheard == a.unheard {
-		return
-	}
-	a.unheard = unheard
-	for v := range a.configured {
-		touched[v] = struct{}{}
 	}
 }
 
@@ -443,32 +406,15 @@ func (a *aggregate) readiness(v vip.VIP) readiness.VIPReadiness {
 	}
 	waits := enough && a.current[v].State == readiness.NotReady && a.settles(v)
 	enough = enough && !waits
-	byFile, why := false, ""
-	switch {
-	case a.files == nil || enough:
-	case a.unheard:
-		why = fmt.Sprintf("the readiness directory was not looked at for %v", target.ListingAge)
-	default:
-		byFile, why = a.files.Ready(v, names(a.serving[v]))
-	}
 	switch {
 	case held && enough && a.outage != "": // while it is only pending nothing is suspected
 		r.State, r.Reason, r.Detail = readiness.Ready, readinessv1.VipReason_VIP_REASON_SUSPECT, a.outage
 	case enough:
 		r.State, r.Reason, r.Detail = readiness.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY, ""
-	case byFile && a.files.DrainEnd.IsZero():
-		r.State, r.Reason, r.Detail = readiness.Ready, readinessv1.VipReason_VIP_REASON_READINESS_FILE, why
-	case byFile:
-		r.State, r.Reason, r.Detail = readiness.Draining, readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING, why
-		if a.files.DrainEnd.After(r.DrainEnd) {
-			r.DrainEnd = a.files.DrainEnd
-		}
 	case !r.DrainEnd.IsZero():
 		r.State, r.Reason = readiness.Draining, readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING
 	case a.kernel != nil && idle && !waits:
 		r.Reason, r.Detail = readinessv1.VipReason_VIP_REASON_DATA_PLANE, a.unforwarded(v)
-	case a.files != nil && r.TotalTargets == 0:
-		r.Reason, r.Detail = readinessv1.VipReason_VIP_REASON_NO_READINESS_FILE, why
 	case len(a.serving[v]) == 0:
 		r.Reason, r.Detail = readinessv1.VipReason_VIP_REASON_NO_STREAM, "no stream of the trench file lists this VIP"
 	case r.TotalTargets == 0:
@@ -486,14 +432,6 @@ func (a *aggregate) readiness(v vip.VIP) readiness.VIPReadiness {
 		r.DrainEnd = time.Time{}
 	}
 	return r
-}
-
-func names(streams []*stream) []string {
-	list := make([]string, len(streams))
-	for i, s := range streams {
-		list[i] = s.Name
-	}
-	return list
 }
 
 // describe says why a stream does not serve.

@@ -229,25 +229,6 @@ func TestAddressWhoseFamilyIsNotCheckedIsAsTheOther(t *testing.T) {
 	}
 }
 
-func TestFilesOfADirectoryThatNobodyLooksAtCountForNothing(t *testing.T) {
-	r := newRig(t)
-	touched := vip.Set{}
-	r.a.list(target.Listing{Scanned: true, Groups: map[string]struct{}{"two": {}}, At: r.now}, touched)
-	r.judge(touched)
-	r.want(vipA, readiness.Ready, readinessv1.VipReason_VIP_REASON_READINESS_FILE, 0, 4)
-	late := vip.Set{}
-	r.a.age(r.now.Add(target.ListingAge), late)
-	if len(late) != 0 {
-		t.Errorf("in time, and yet %v are judged", late)
-	}
-	r.a.age(r.now.Add(target.ListingAge+1), late)
-	r.judge(late)
-	r.want(vipB, readiness.NotReady, readinessv1.VipReason_VIP_REASON_NO_READINESS_FILE, 0, 0)
-	if got := r.a.current[vipA]; got.State != readiness.NotReady {
-		t.Errorf("%+v", got)
-	}
-}
-
 func TestViewShowsDrainsAndTheChecksBehindThem(t *testing.T) {
 	r := newRig(t)
 	r.set("two", 0, "172.16.0.1", target.Ready)

@@ -81,14 +81,13 @@ type Options struct {
 }
 
 // Sources says which sources are in use, at least one.
-type Sources struct{ File, Registry, Directory bool }
+type Sources struct{ File, Registry bool }
 
-// TargetOptions say where targets and readiness come from.
+// TargetOptions say where targets come from.
 type TargetOptions struct {
 	Sources Sources
-	// OnFileGone, OnRegistryGone and OnDirectoryGone are the answers to "the source
-	// is gone".
-	OnFileGone, OnRegistryGone, OnDirectoryGone target.Gone
+	// OnFileGone and OnRegistryGone are the answers to "the source is gone".
+	OnFileGone, OnRegistryGone target.Gone
 	// Subnets are where targets may be; none: anywhere.
 	Subnets []netip.Prefix
 	// StateDir is where drains by hand and registrations survive a restart.
@@ -101,13 +100,8 @@ type TargetOptions struct {
 	Grace        time.Duration
 	RegistryAddr string
 
-	// ReadinessDir is the directory that is read.
-	ReadinessDir string
-	// ReadinessDirMissing makes every VIP ready until the directory is there.
-	ReadinessDirMissing bool
-	// ReadinessMaxAge is how old a readiness file may be; 0 for any age.
-	ReadinessMaxAge time.Duration
-	// WriteReadinessDir is the directory that is written; empty for none.
+	// WriteReadinessDir is the directory of the readiness files that are written; empty
+	// for none.
 	WriteReadinessDir string
 
 	Outage target.OutageOptions
@@ -281,7 +275,7 @@ const (
 	registrationsFile = "registrations.json"
 )
 
-// newSources makes what targets and readiness come from.
+// newSources creates the sources of targets.
 func (p *process) newSources() error {
 	o := p.Targets
 	if err := os.MkdirAll(o.StateDir, 0o700); err != nil {
@@ -299,26 +293,16 @@ func (p *process) newSources() error {
 	if err != nil {
 		return err
 	}
-	var directory *target.Directory
-	if o.Sources.Directory {
-		directory = target.NewDirectory(target.DirectoryOptions{
-			Path: o.ReadinessDir, MissingReady: o.ReadinessDirMissing, MaxAge: o.ReadinessMaxAge, OnGone: o.OnDirectoryGone,
-			DrainTime: p.DrainTime, Log: p.Log,
-		})
-	}
 	if o.WriteReadinessDir != "" {
 		p.files = target.NewDirectoryWriter(o.WriteReadinessDir, p.Log)
 	}
-	p.roster, p.sources = target.NewRoster(), newSources(o, registry, drains, directory)
+	p.roster, p.sources = target.NewRoster(), newSources(o, registry, drains)
 	return nil
 }
 
 // sourceTasks are the tasks of the sources.
 func (p *process) sourceTasks() []task.Task {
 	tasks := []task.Task{p.sources.registry, p.addrs}
-	if p.sources.directory != nil {
-		tasks = append(tasks, p.sources.directory)
-	}
 	if p.files != nil {
 		tasks = append(tasks, p.files)
 	}

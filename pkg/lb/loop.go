@@ -86,14 +86,8 @@ func (l *loop) Run(ctx context.Context) error {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	loaded, reloaded := l.config.Get()
-	var listing target.Listing
-	var listed <-chan struct{}
-	if l.sources.directory != nil {
-		listing, listed = l.sources.directory.Value().Get()
-	}
 	away, stopping := l.away.Get()
 	first := l.load(loaded)
-	first.listing = &listing
 	if l.forwarding != nil {
 		first.kernel = &state
 	}
@@ -116,9 +110,6 @@ func (l *loop) Run(ctx context.Context) error {
 		case <-reloaded:
 			loaded, reloaded = l.config.Get()
 			in = l.load(loaded)
-		case <-listed:
-			listing, listed = l.sources.directory.Value().Get()
-			in.listing = &listing
 		case <-l.sources.registry.Changed():
 			in.targets = true
 		case <-l.sources.drains.Changed():
@@ -171,7 +162,6 @@ func (l *loop) load(x trench.Loaded) input {
 type input struct {
 	config  *trench.Config   // nil: the same as before
 	lost    error            // why the trench file on the disk is not in force
-	listing *target.Listing  // nil: the same as before
 	targets bool             // the sources may have other targets
 	kernel  *dataplane.State // nil: the same as before
 }
@@ -200,15 +190,10 @@ func (l *loop) evaluate(in input) bool {
 			l.aggregate.retarget(changes.Streams, l.sources.set.Members, touched)
 		}
 	}
-	if in.listing != nil && l.sources.directory != nil {
-		l.aggregate.list(*in.listing, touched)
-		l.sources.stale = true
-	}
 	if in.kernel != nil {
 		l.aggregate.confirm(*in.kernel, touched)
 		l.compared = l.compared || in.kernel.Err != nil
 	}
-	l.aggregate.age(now, touched)
 	e := l.checker.Evaluate(now)
 	l.aggregate.apply(e, touched)
 	inService, out := l.aggregate.inService(e, changes, gone)
@@ -219,7 +204,7 @@ func (l *loop) evaluate(in input) bool {
 	if l.settle > 0 {
 		checked = l.generation > 0 && l.settleNext.IsZero()
 	}
-	synced := checked && (l.aggregate.files == nil || l.aggregate.files.Scanned) && (l.forwarding == nil || l.compared)
+	synced := checked && (l.forwarding == nil || l.compared)
 	d := readiness.Decision{Changed: l.aggregate.judge(now, touched), Removed: removed, Synced: synced, At: now}
 	news := l.commit(d)
 	if l.forwarding != nil && l.synced {

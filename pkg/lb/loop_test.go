@@ -32,7 +32,7 @@ func newLoop(t *testing.T, o TargetOptions) *loop {
 	o.Sources = Sources{File: true, Registry: true}
 	outages := target.NewOutageDetector(target.OutageOptions{})
 	return &loop{
-		sources: newSources(o, registry, drains, nil), checker: target.NewChecker(target.Options{Log: quiet}),
+		sources: newSources(o, registry, drains), checker: target.NewChecker(target.Options{Log: quiet}),
 		roster: target.NewRoster(), table: readiness.NewTable(readiness.TableOptions{}), log: quiet,
 		observe: func(readiness.Decision) {}, outages: outages,
 		started: time.Now(), aggregate: newAggregate(outages), before: map[vip.VIP]readiness.State{},

@@ -133,7 +133,7 @@ func (o *observer) showConfiguration(l trench.Loaded) {
 	}
 	p.health.Set(Configuration, problem == "", problem)
 	if l.Generation > 0 {
-		problem = "readiness is not synced yet: targets wait for their first verdict, or the kernel or the readiness directory was not read"
+		problem = "readiness is not synced yet: targets wait for their first verdict, or the kernel was not read"
 		o.started = o.started || p.table.State().Synced
 	} else {
 		problem = "no trench file was accepted yet: " + problem

@@ -12,17 +12,14 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// sources brings together where targets and readiness come from. It belongs to
-// the loop; registry, drains and directory have owners of their own, whom it asks
-// for the newest.
+// sources combines the sources of targets. It belongs to the loop; registry and
+// drains run as tasks of their own, from which it takes the newest state.
 type sources struct {
 	use      Sources
 	file     *target.TrenchFile
 	registry *target.Registry
 	drains   *target.Drains
-	// directory is nil unless it is in use.
-	directory *target.Directory
-	set       *target.Set
+	set      *target.Set
 	// states is what people see of the sources.
 	states *latest.Value[[]sourceState]
 
@@ -47,9 +44,9 @@ type sourceState struct {
 	Targets int
 }
 
-func newSources(o TargetOptions, r *target.Registry, d *target.Drains, dir *target.Directory) *sources {
+func newSources(o TargetOptions, r *target.Registry, d *target.Drains) *sources {
 	return &sources{
-		use: o.Sources, file: target.NewTrenchFile(o.OnFileGone), registry: r, drains: d, directory: dir,
+		use: o.Sources, file: target.NewTrenchFile(o.OnFileGone), registry: r, drains: d,
 		set: target.NewSet(), states: latest.New([]sourceState(nil)), orders: map[target.ID]orderSeen{},
 	}
 }
@@ -63,18 +60,6 @@ func (s *sources) configure(now time.Time, c *trench.Config, subnets []netip.Pre
 		s.file.Configure(now, c.Streams)
 	}
 	s.registry.Configure(c.Streams, ground)
-	if s.directory != nil {
-		s.directory.Configure(fileNames(c))
-	}
-}
-
-// fileNames are what readiness files may be about.
-func fileNames(c *trench.Config) target.Names {
-	n := target.Names{VIPs: c.Attractor.VIPs}
-	for _, s := range c.Streams {
-		n.Streams = append(n.Streams, s.Name)
-	}
-	return n
 }
 
 // missing notes that the trench file cannot be read at all. A bad one leaves in
@@ -132,9 +117,6 @@ func (s *sources) publish() {
 	}
 	if s.use.Registry {
 		add(s.registry.State(), target.Registered)
-	}
-	if s.directory != nil && s.directory.Value().Load().Scanned {
-		states = append(states, sourceState{s.directory.State(), 0})
 	}
 	s.states.Set(states)
 }

@@ -17,7 +17,6 @@ var rows = []row{
 	{13, "packets through the frontend's namespace", measurePackets},
 	{14, "targets: checked, started", measureTargets},
 	{15, "a target registers", measureRegistrations},
-	{16, "readiness files appear at once", measureReadinessFiles},
 	{17, "the data plane: changes, starts", measurePlane},
 	{18, "packets through the data plane", measureForwarding},
 	{19, "the data plane: what a stream takes", measureTables},

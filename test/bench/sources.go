@@ -4,27 +4,19 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
 
-	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 	"github.com/vipgate/vipgate/pkg/identity"
-	"github.com/vipgate/vipgate/pkg/target"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-const (
-	registrationGoal = "median ≤ 10"
-	decisionsGoal    = "max ≤ 1"
-)
+const registrationGoal = "median ≤ 10"
 
 // sourcesTrench is a trench file with one stream for each VIP, whose targets, or
 // whose readiness, come from elsewhere.
@@ -127,73 +119,4 @@ func (st *stage) dialRegistry() (*grpc.ClientConn, error) {
 		return nil, fmt.Errorf("list targets: %w", err)
 	}
 	return conn, nil
-}
-
-// measureReadinessFiles is row 16: a writer makes files for all streams, one after
-// the other and as fast as it can.
-func measureReadinessFiles(ctx context.Context, s *session) error {
-	n := s.sizes([]int{1000}, []int{200})[0]
-	return on(ctx, s, n, oneFamily, func(st *stage) error {
-		// In memory, as /var/run is: the disk under /tmp of the machine where this was
-		// written takes a second for so many files, which is not at once.
-		dir, err := os.MkdirTemp("/dev/shm", "vg-")
-		if err != nil {
-			return err
-		}
-		st.ends = append(st.ends, func() error { return os.RemoveAll(dir) })
-		if err := st.startSourcesPod("--source=directory", "--readiness-dir="+dir); err != nil {
-			return err
-		}
-		conn, err := grpc.NewClient("unix:"+st.pod.LBAdmin(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		decisions := Measurement{Row: 16, What: "readiness files appear at once: decisions", Method: vipgate, N: n, Unit: "", Goal: decisionsGoal}
-		latency := Measurement{Row: 16, What: "last of the files → last UPDATE", Method: vipgate, N: n, Unit: "ms"}
-		for range s.repeats(20, 2) {
-			before, err := st.revision(conn)
-			if err != nil {
-				return err
-			}
-			for i := range n {
-				if err := os.WriteFile(filepath.Join(dir, target.GroupFile(streamName(i))), nil, 0o644); err != nil {
-					return err
-				}
-			}
-			written := time.Now()
-			at, err := st.waitCount(n)
-			if err != nil {
-				return err
-			}
-			after, err := st.revision(conn)
-			if err != nil {
-				return err
-			}
-			decisions.Samples = append(decisions.Samples, float64(after-before))
-			latency.Samples = append(latency.Samples, milliseconds(at.Sub(written)))
-			for i := range n {
-				if err := os.Remove(filepath.Join(dir, target.GroupFile(streamName(i)))); err != nil {
-					return err
-				}
-			}
-			if _, err := st.waitCount(0); err != nil {
-				return err
-			}
-			if err := st.pause(between()); err != nil {
-				return err
-			}
-		}
-		s.record(decisions)
-		s.record(latency)
-		return nil
-	})
-}
-
-// revision is how many decisions the lb has made.
-func (st *stage) revision(conn *grpc.ClientConn) (uint64, error) {
-	ctx, cancel := st.patient()
-	defer cancel()
-	r, err := lbv1.NewLBServiceClient(conn).GetStatus(ctx, &lbv1.GetStatusRequest{}, grpc.WaitForReady(true), grpc.MaxCallRecvMsgSize(64<<20))
-	return r.GetStatus().GetPosition().GetRevision(), err
 }

@@ -62,30 +62,6 @@ func TestFilesThatOurLBWritesGateTheReader(t *testing.T) {
 	w.wantRoutes()
 }
 
-// Targets and files are united, and per source the lb says what happens when it is gone.
-func TestReadinessFilesAndTargetsAreUnited(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	w.makeReadinessDir()
-	w.up(w.target1)
-	w.must(w.pod.StartLB("--source=file", "--source=directory", "--readiness-dir="+w.readinessDir(), "--on-directory-gone=hold"))
-	w.must(w.pod.StartFrontend())
-	w.wantRoutes(vipA4, vipA6)
-	w.makeReadiness("lb-ready-stream-b", "lb-ready-stream-c")
-	w.wantRoutes(vipA4, vipA6, vipB4, vipB6)
-	w.wantStatus("readiness file is there", `"lb-ready-stream-c": the trench file has no stream of this name`, "connection refused", "directory", "hold")
-	w.down(w.target1)
-	w.wantRoutes(vipB4, vipB6)
-
-	// Held over the loss of the directory, which is named.
-	mark := w.mark()
-	w.must(os.Rename(w.readinessDir(), filepath.Join(w.Dir, "elsewhere")))
-	w.wantStatus("directory  GONE", "does not exist")
-	w.makeReadinessDir()
-	w.wantRoutes()
-	w.wantStory(mark, vipB4, withdrawn) // once the new one is there, and empty
-}
-
 // A registration over TCP, with the same mTLS.
 func TestTargetRegistersOverTCP(t *testing.T) {
 	t.Parallel()

@@ -366,7 +366,6 @@ func TestHungCallsStop(t *testing.T) {
 		{name: "state at start of lb", start: lbStarts("--state-dir=DIR"), early: true, slow: true},
 		{name: "socket of lb", start: lbServes("--socket=unix://DIR/lb.sock"), slow: true},
 		{name: "unread stderr", start: lbLogs, force: fillStderr, peer: true, slow: true},
-		{name: "readiness directory of lb", start: lbServes("--source=file", "--source=directory", "--readiness-dir=DIR")},
 		{
 			name: "readiness files of lb", start: lbServes("--write-readiness-dir=DIR"),
 			force: func(w *hungWorld) { w.up(w.target1) },
