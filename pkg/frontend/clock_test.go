@@ -63,40 +63,40 @@ func TestClockJumpsMoveNoLease(t *testing.T) {
 		server.Stop()
 		<-served
 	})
-	next := func(until func(gate.Heard) bool) gate.Heard {
+	next := func(until func(gate.LBUpdate) bool) gate.LBUpdate {
 		t.Helper()
 		deadline := time.After(30 * time.Second)
-		var words []gate.Word
+		var words []gate.VIPState
 		for {
 			select {
 			case <-w.Changed():
 			case <-deadline:
 				t.Fatal("the watcher did not hear of it")
 			}
-			h := heardOf(w.Take())
-			words = append(words, h.Words...)
+			h := lbUpdate(w.Take())
+			words = append(words, h.VIPs...)
 			if until(h) {
-				h.Words = words
+				h.VIPs = words
 				return h
 			}
 		}
 	}
 
-	h := next(func(h gate.Heard) bool { return h.Live })
+	h := next(func(h gate.LBUpdate) bool { return h.Live })
 	if !monotonic(h.LeaseEnd) {
 		t.Errorf("the end of the lease follows the wall clock: %v", h.LeaseEnd)
 	}
-	for _, word := range h.Words {
-		if word.Said == gate.SaidDraining && !monotonic(word.DrainEnd) {
+	for _, word := range h.VIPs {
+		if word.State == gate.StateDraining && !monotonic(word.DrainEnd) {
 			t.Errorf("the end of a VIP's drain follows the wall clock: %v", word.DrainEnd)
 		}
 	}
 	table.GoAway(time.Minute)
-	if h := next(func(h gate.Heard) bool { return h.GoingAway }); !monotonic(h.DrainEnd) {
+	if h := next(func(h gate.LBUpdate) bool { return h.GoingAway }); !monotonic(h.DrainEnd) {
 		t.Errorf("the end of the load balancer's drain follows the wall clock: %v", h.DrainEnd)
 	}
 	server.Stop()
-	if h := next(func(h gate.Heard) bool { return !h.Live }); !monotonic(h.EndedAt) {
+	if h := next(func(h gate.LBUpdate) bool { return !h.Live }); !monotonic(h.EndedAt) {
 		t.Errorf("the end of the stream follows the wall clock: %v", h.EndedAt)
 	}
 }

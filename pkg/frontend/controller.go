@@ -96,7 +96,7 @@ func (c *controller) Run(ctx context.Context) error {
 			u := c.speaker.Take()
 			cause = u.HeardAt
 			now := time.Now()
-			c.gate.Hear(now, heardOf(u))
+			c.gate.UpdateLB(now, lbUpdate(u))
 			c.observer.heard(u)
 		case <-sessionsChanged:
 			sessions, sessionsChanged = c.bird.Get()
@@ -187,21 +187,21 @@ func gateways(s bird.State, requireRoute bool) gate.Gateways {
 	return g
 }
 
-func heardOf(u readiness.Update) gate.Heard {
-	h := gate.Heard{
+func lbUpdate(u readiness.Update) gate.LBUpdate {
+	h := gate.LBUpdate{
 		Instance: u.Position.InstanceID, Revision: u.Position.Revision, Live: u.Synced, LeaseEnd: u.LeaseEnd, EndedAt: u.EndedAt,
 		Grace: u.StaleGrace, GoingAway: u.GoingAway, DrainEnd: u.DrainEnd, Complete: u.Complete,
-		Words: make([]gate.Word, 0, len(u.Changed)),
+		VIPs: make([]gate.VIPState, 0, len(u.Changed)),
 	}
 	for _, r := range u.Changed {
-		w := gate.Word{VIP: r.VIP, Said: gate.SaidNotReady}
+		w := gate.VIPState{VIP: r.VIP, State: gate.StateNotReady}
 		switch r.State {
 		case readiness.Ready:
-			w.Said = gate.SaidReady
+			w.State = gate.StateReady
 		case readiness.Draining:
-			w.Said, w.DrainEnd = gate.SaidDraining, r.DrainEnd
+			w.State, w.DrainEnd = gate.StateDraining, r.DrainEnd
 		}
-		h.Words = append(h.Words, w)
+		h.VIPs = append(h.VIPs, w)
 	}
 	for v := range u.Removed {
 		h.Removed = append(h.Removed, v)

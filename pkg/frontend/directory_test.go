@@ -78,7 +78,7 @@ func (s *spoken) wait(what string, wanted func() bool) {
 			if u.Position.Revision < s.update.Position.Revision {
 				s.t.Errorf("revision %d after %d", u.Position.Revision, s.update.Position.Revision)
 			}
-			s.gate.Hear(time.Now(), heardOf(u))
+			s.gate.UpdateLB(time.Now(), lbUpdate(u))
 			for v, r := range u.Changed {
 				s.words[v] = r
 			}

@@ -2,15 +2,14 @@ package gate
 
 import "github.com/vipgate/vipgate/pkg/vip"
 
-// Advertisement is what is done with a VIP toward the gateways.
+// Advertisement is how a VIP is advertised to the gateways.
 type Advertisement uint8
 
 // The advertisements, ordered by how much traffic they attract.
 const (
 	// Withdrawn means not advertised.
 	Withdrawn Advertisement = iota
-	// Depreferred means advertised with GRACEFUL_SHUTDOWN (RFC 8326): gateways
-	// that have another path take it.
+	// Depreferred means advertised with GRACEFUL_SHUTDOWN (RFC 8326): gateways prefer other paths.
 	Depreferred
 	// Announced means advertised.
 	Announced
@@ -29,34 +28,34 @@ func (a Advertisement) String() string {
 	return "invalid"
 }
 
-// Reason is the row of the gate's table that decided.
+// Reason is the row of the decision table that applied.
 type Reason uint8
 
-// The reasons, in the order of the table: the first that holds wins.
+// The reasons, in the order of the table: the first that applies wins.
 const (
 	// NotConfigured: the VIP is not in the attractor.
 	NotConfigured Reason = iota
-	// LBNeverSeen: no load balancer ever said anything in synced data.
+	// LBNeverSeen: no synced data of a load balancer was received.
 	LBNeverSeen
-	// LBNotReady: the load balancer's last word is that the VIP is not ready.
+	// LBNotReady: the load balancer reports that the VIP is not ready.
 	LBNotReady
-	// NoSourceRouting: the VIP's source routing is not confirmed in the kernel.
+	// NoSourceRouting: the VIP's source routing is not installed in the kernel.
 	NoSourceRouting
 	// NoGateway: no gateway of the VIP's family is up.
 	NoGateway
-	// LBLost: the lease ended and the grace is over.
+	// LBLost: the lease and the grace period expired.
 	LBLost
-	// Stopping: the frontend stops.
+	// Stopping: the frontend is stopping.
 	Stopping
 	// Drained: an operator drained the VIP.
 	Drained
-	// LBDraining: the load balancer goes away, or drains the VIP.
+	// LBDraining: the load balancer is stopping or drains the VIP.
 	LBDraining
-	// LBStale: the lease ended, the grace runs.
+	// LBStale: the lease expired, the grace period has not.
 	LBStale
-	// Flapping: the VIP rose too often and waits.
+	// Flapping: the VIP became ready too often and waits.
 	Flapping
-	// Ready: nothing speaks against it.
+	// Ready: no other reason applies.
 	Ready
 )
 
@@ -76,7 +75,7 @@ func (r Reason) String() string {
 	return "invalid"
 }
 
-// Decision is what is done with one VIP, and why.
+// Decision is the advertisement of one VIP and its reason.
 type Decision struct {
 	Advertisement Advertisement
 	Reason        Reason

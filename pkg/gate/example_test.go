@@ -8,8 +8,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// A VIP is advertised while the load balancer's lease holds and says that it is
-// ready; after the lease it stays for the grace period.
+// A VIP is advertised while the load balancer's lease holds and says that it is ready; after the
+// lease it stays for the grace period.
 func Example() {
 	v := vip.Require("20.0.0.1/32")
 	now := time.Now()
@@ -17,10 +17,10 @@ func Example() {
 	g := gate.New(gate.Options{DrainTime: 5 * time.Second})
 	g.Configure([]vip.VIP{v})
 	g.Route(vip.NewSet(v))
-	g.Hear(now, gate.Heard{
+	g.UpdateLB(now, gate.LBUpdate{
 		Instance: "lb-1", Revision: 1, Live: true, Complete: true,
 		LeaseEnd: now.Add(time.Second), Grace: 5 * time.Second,
-		Words: []gate.Word{{VIP: v, Said: gate.SaidReady}},
+		VIPs: []gate.VIPState{{VIP: v, State: gate.StateReady}},
 	})
 
 	evaluate := func(at time.Time) {

@@ -2,28 +2,29 @@ package gate
 
 import "time"
 
-// Flap damping (design section 5): the first rise is free, after the second
-// flap within flapWindow a rise waits 1, 2, 4 … maxFlapWait.
+// Flap damping: the first rise is immediate; from the second flap within flapWindow on, a rise
+// waits 1, 2, 4 … maxFlapWait.
 const (
 	flapWindow  = 60 * time.Second
 	maxFlapWait = 30 * time.Second
-	// keptFlaps is how many flaps it takes to reach maxFlapWait.
-	keptFlaps = 7
+	// maxFlaps is the number of flaps that reaches maxFlapWait.
+	maxFlaps = 7
 )
 
-// flaps remembers when a VIP fell while the load balancer was live, oldest first.
+// flaps holds the times at which a live load balancer changed a VIP from ready to not ready, oldest
+// first.
 type flaps []time.Time
 
-// fell adds a flap.
-func (f flaps) fell(now time.Time) flaps {
+// add adds a flap.
+func (f flaps) add(now time.Time) flaps {
 	f = append(f.recent(now), now)
-	if len(f) > keptFlaps {
-		f = f[len(f)-keptFlaps:]
+	if len(f) > maxFlaps {
+		f = f[len(f)-maxFlaps:]
 	}
 	return f
 }
 
-// recent drops what is older than the window.
+// recent discards flaps older than the window.
 func (f flaps) recent(now time.Time) flaps {
 	for len(f) > 0 && now.Sub(f[0]) > flapWindow {
 		f = f[1:]
@@ -31,7 +32,7 @@ func (f flaps) recent(now time.Time) flaps {
 	return f
 }
 
-// wait is how long a rise at now has to wait.
+// wait returns the delay of a rise at now.
 func (f flaps) wait(now time.Time) time.Duration {
 	n := len(f.recent(now))
 	if n < 2 {

@@ -7,26 +7,26 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// lastGasp is how long before the end of the grace a stale VIP is de-preferred.
-const lastGasp = time.Second
+// finalGrace is how long before the end of the grace period a stale VIP is de-preferred.
+const finalGrace = time.Second
 
-// Gate is the state machine. Make one with [New].
+// Gate is the state machine. Create one with [New].
 type Gate struct {
 	options Options
 	vips    map[vip.VIP]*entry
-	// confirmed are the VIPs whose source routing is in the kernel, configured
-	// here or not: which of the two is told first is not ours to say.
-	confirmed vip.Set
+	// routed holds the VIPs whose source routing is installed in the kernel. It includes VIPs that
+	// are not configured yet: Route and Configure are called in any order.
+	routed vip.Set
 
 	// The load balancer.
 	instance   string
 	revision   uint64
-	everSynced bool // some synced snapshot was heard
-	tracking   bool // a stream stands behind the words, so its lease counts
+	synced     bool // a synced snapshot was received
+	streamOpen bool // a synced stream is open: its lease decides
 	lbLease    lease
-	graceStart time.Time // when the word became stale, while not tracking
+	graceStart time.Time // when the state became stale, while no stream is open
 	grace      time.Duration
-	goingAway  time.Time // end of the load balancer's drain; zero: it stays
+	lbDrainEnd time.Time // zero: the load balancer is not stopping
 
 	// The gateways.
 	gatewayLease lease
@@ -35,36 +35,36 @@ type Gate struct {
 	// The frontend itself.
 	stopEnd time.Time // zero: not stopping
 
-	// Globals as the last Evaluate saw them: a difference makes every VIP dirty.
-	seen    globals
+	// last holds the conditions of the last Evaluate: a change makes every VIP dirty.
+	last    conditions
 	dirty   map[vip.VIP]struct{}
 	timers  timerHeap
 	changes []Change
 }
 
-// entry is one VIP, configured or only heard of.
+// entry is one VIP that is configured or in the load balancer's state.
 type entry struct {
-	vip        vip.VIP
-	configured bool
-	routed     bool
-	said       Said
-	drainEnd   time.Time // with SaidDraining
-	drained    time.Time // end of an operator's drain; zero: not drained
-	flaps      flaps
-	riseAt     time.Time // a flapping VIP may not rise earlier
-	decision   Decision
+	vip              vip.VIP
+	configured       bool
+	routed           bool
+	state            LBState
+	drainEnd         time.Time // with StateDraining
+	operatorDrainEnd time.Time // zero: not drained
+	flaps            flaps
+	riseAt           time.Time // end of the flap damping
+	decision         Decision
 }
 
-// globals are the inputs that concern every VIP, as far as they decide.
-type globals struct {
-	freshness Freshness
-	gasping   bool // the last second of the grace
-	up        [len(vip.Families)]bool
-	stop      phase
-	away      phase
+// conditions are the inputs that concern every VIP.
+type conditions struct {
+	freshness  Freshness
+	finalGrace bool // the last second of the grace period
+	up         [len(vip.Families)]bool
+	stop       phase
+	lbDrain    phase
 }
 
-// phase is how far a drain is.
+// phase is the progress of a drain.
 type phase uint8
 
 const (
@@ -83,7 +83,7 @@ func phaseOf(end, now time.Time) phase {
 	return drainOver
 }
 
-// New returns a Gate that knows no VIP.
+// New returns a Gate without VIPs.
 func New(o Options) *Gate {
 	return &Gate{options: o, vips: map[vip.VIP]*entry{}, dirty: map[vip.VIP]struct{}{}}
 }
@@ -93,32 +93,31 @@ func (g *Gate) Configure(vips []vip.VIP) {
 	configured := vip.NewSet(vips...)
 	for v, e := range g.vips {
 		if e.configured && !configured.Has(v) {
-			e.configured, e.routed, e.drained = false, false, time.Time{}
-			g.touch(v)
+			e.configured, e.routed, e.operatorDrainEnd = false, false, time.Time{}
+			g.markDirty(v)
 		}
 	}
 	for v := range configured {
 		if e := g.entry(v); !e.configured {
-			e.configured, e.routed = true, g.confirmed.Has(v)
-			g.touch(v)
+			e.configured, e.routed = true, g.routed.Has(v)
+			g.markDirty(v)
 		}
 	}
 }
 
-// Route replaces the set of VIPs whose source routing is confirmed in the
-// kernel. It counts for VIPs that are configured later, too. The set must not
-// change any more.
+// Route replaces the set of VIPs whose source routing is installed in the kernel. The set must not
+// be modified afterwards. VIPs that are configured later use it, too.
 func (g *Gate) Route(confirmed vip.Set) {
-	g.confirmed = confirmed
+	g.routed = confirmed
 	for v, e := range g.vips {
 		if routed := e.configured && confirmed.Has(v); routed != e.routed {
 			e.routed = routed
-			g.touch(v)
+			g.markDirty(v)
 		}
 	}
 }
 
-// Gateways takes over the state of the gateway sessions.
+// Gateways sets the state of the gateway sessions.
 func (g *Gate) Gateways(s Gateways) {
 	g.gatewaysUp = s.Up
 	if !s.At.IsZero() {
@@ -126,94 +125,93 @@ func (g *Gate) Gateways(s Gateways) {
 	}
 }
 
-// Hear takes over what came from the load balancer. Without an instance nothing
-// synced was heard yet, and there is nothing to take over.
-func (g *Gate) Hear(now time.Time, h Heard) {
-	if h.Instance == "" {
+// UpdateLB applies an update of the load balancer's state. An update without an instance precedes
+// the first synced data and is ignored.
+func (g *Gate) UpdateLB(now time.Time, u LBUpdate) {
+	if u.Instance == "" {
 		return
 	}
-	ownWord := h.Instance == g.instance && g.freshness(now) == Live
-	g.instance, g.revision, g.everSynced, g.grace = h.Instance, h.Revision, true, h.Grace
-	g.goingAway = time.Time{}
-	if h.GoingAway {
-		g.goingAway = h.DrainEnd
+	sameLB := u.Instance == g.instance && g.freshness(now) == Live
+	g.instance, g.revision, g.synced, g.grace = u.Instance, u.Revision, true, u.Grace
+	g.lbDrainEnd = time.Time{}
+	if u.GoingAway {
+		g.lbDrainEnd = u.DrainEnd
 	}
-	if h.Live {
-		g.tracking = true
-		g.lbLease.renew(h.LeaseEnd)
+	if u.Live {
+		g.streamOpen = true
+		g.lbLease.renew(u.LeaseEnd)
 	} else {
-		g.tracking = false
-		g.graceStart = earlier(h.LeaseEnd, h.EndedAt)
+		g.streamOpen = false
+		g.graceStart = earlier(u.LeaseEnd, u.EndedAt)
 	}
-	if h.Complete {
-		spoken := make(vip.Set, len(h.Words))
-		for _, w := range h.Words {
-			spoken[w.VIP] = struct{}{}
+	if u.Complete {
+		listed := make(vip.Set, len(u.VIPs))
+		for _, s := range u.VIPs {
+			listed[s.VIP] = struct{}{}
 		}
 		for v, e := range g.vips {
-			if !spoken.Has(v) {
-				g.say(now, e, Word{VIP: v, Said: SaidNotReady}, ownWord)
+			if !listed.Has(v) {
+				g.setState(now, e, VIPState{VIP: v, State: StateNotReady}, sameLB)
 			}
 		}
 	}
-	for _, w := range h.Words {
-		g.say(now, g.entry(w.VIP), w, ownWord)
+	for _, s := range u.VIPs {
+		g.setState(now, g.entry(s.VIP), s, sameLB)
 	}
-	for _, v := range h.Removed {
-		g.say(now, g.entry(v), Word{VIP: v, Said: SaidNotReady}, ownWord)
+	for _, v := range u.Removed {
+		g.setState(now, g.entry(v), VIPState{VIP: v, State: StateNotReady}, sameLB)
 	}
 }
 
-// Stop begins the drain of the whole frontend. It cannot be taken back.
+// Stop begins the drain of the whole frontend. It cannot be undone.
 func (g *Gate) Stop(now time.Time) {
 	if g.stopEnd.IsZero() {
 		g.stopEnd = now.Add(g.options.DrainTime)
 	}
 }
 
-// SkipDrains ends every drain that runs, so that the next Evaluate withdraws.
+// SkipDrains ends the drain of the frontend, so that the next Evaluate withdraws.
 func (g *Gate) SkipDrains(now time.Time) {
 	if !g.stopEnd.IsZero() {
 		g.stopEnd = now
 	}
 }
 
-// Drain begins an operator's drain of VIPs; those that are not configured, or
-// drained already, are left alone.
+// Drain begins an operator's drain of VIPs. VIPs that are not configured or already drained are
+// skipped.
 func (g *Gate) Drain(now time.Time, vips ...vip.VIP) {
 	for _, v := range vips {
-		if e, ok := g.vips[v]; ok && e.configured && e.drained.IsZero() {
-			e.drained = now.Add(g.options.DrainTime)
-			g.wake(e.drained, v)
-			g.touch(v)
+		if e, ok := g.vips[v]; ok && e.configured && e.operatorDrainEnd.IsZero() {
+			e.operatorDrainEnd = now.Add(g.options.DrainTime)
+			g.scheduleDirty(e.operatorDrainEnd, v)
+			g.markDirty(v)
 		}
 	}
 }
 
-// Undrain takes operators' drains back.
+// Undrain ends operators' drains.
 func (g *Gate) Undrain(vips ...vip.VIP) {
 	for _, v := range vips {
-		if e, ok := g.vips[v]; ok && !e.drained.IsZero() {
-			e.drained = time.Time{}
-			g.touch(v)
+		if e, ok := g.vips[v]; ok && !e.operatorDrainEnd.IsZero() {
+			e.operatorDrainEnd = time.Time{}
+			g.markDirty(v)
 		}
 	}
 }
 
-// Evaluate decides at now and returns every VIP whose decision changed. The
-// slice is valid until the next call.
+// Evaluate returns every VIP whose decision changed at now. The slice is valid until the next call.
 func (g *Gate) Evaluate(now time.Time) []Change {
 	g.changes = g.changes[:0]
-	current := g.globals(now)
+	current := g.observe(now)
 	for len(g.timers) > 0 && !now.Before(g.timers[0].at) {
-		g.touch(heap.Pop(&g.timers).(timer).vip)
+		g.markDirty(heap.Pop(&g.timers).(timer).vip)
 	}
-	if current != g.seen {
-		g.seen = current
+	if current != g.last {
+		g.last = current
 		for _, e := range g.vips {
 			g.decide(now, e)
 		}
-		g.clean()
+		g.clearDirty()
 		return g.changes
 	}
 	for v := range g.dirty {
@@ -221,14 +219,13 @@ func (g *Gate) Evaluate(now time.Time) []Change {
 			g.decide(now, e)
 		}
 	}
-	g.clean()
+	g.clearDirty()
 	return g.changes
 }
 
-// clean forgets what was dirty. A map that held many is given up: walking and
-// clearing it would cost what it once held, and the next flip must not pay for
-// an earlier flood.
-func (g *Gate) clean() {
+// clearDirty empties the dirty set. A large map is replaced: a Go map keeps its buckets, and
+// iterating over them would slow down every later change of one VIP.
+func (g *Gate) clearDirty() {
 	if len(g.dirty) > 64 {
 		g.dirty = map[vip.VIP]struct{}{}
 		return
@@ -236,29 +233,28 @@ func (g *Gate) clean() {
 	clear(g.dirty)
 }
 
-// Deadline tells when Evaluate can give something new though no input came;
-// zero if never.
+// Deadline returns when Evaluate can return a change without a new input; zero if never.
 func (g *Gate) Deadline(now time.Time) time.Time {
 	var next time.Time
-	soonest := func(t time.Time) {
+	consider := func(t time.Time) {
 		if !t.IsZero() && t.After(now) && (next.IsZero() || t.Before(next)) {
 			next = t
 		}
 	}
-	soonest(g.gatewayLease.deadline(now))
-	soonest(g.stopEnd)
-	soonest(g.goingAway)
-	if g.everSynced {
+	consider(g.gatewayLease.deadline(now))
+	consider(g.stopEnd)
+	consider(g.lbDrainEnd)
+	if g.synced {
 		start := g.graceStart
-		if g.tracking {
+		if g.streamOpen {
 			start = g.lbLease.end
-			soonest(g.lbLease.deadline(now))
+			consider(g.lbLease.deadline(now))
 		}
-		soonest(start.Add(g.grace - lastGasp))
-		soonest(start.Add(g.grace))
+		consider(start.Add(g.grace - finalGrace))
+		consider(start.Add(g.grace))
 	}
 	if len(g.timers) > 0 {
-		soonest(g.timers[0].at)
+		consider(g.timers[0].at)
 		if !g.timers[0].at.After(now) {
 			return now
 		}
@@ -266,10 +262,10 @@ func (g *Gate) Deadline(now time.Time) time.Time {
 	return next
 }
 
-// Freshness tells how much the load balancer's word is worth at now.
+// Freshness returns the freshness of the load balancer's state at now.
 func (g *Gate) Freshness(now time.Time) Freshness { return g.freshness(now) }
 
-// Position is the load balancer's position that the decisions rest on.
+// Position returns the load balancer's instance and revision that the decisions are based on.
 func (g *Gate) Position() (instance string, revision uint64) { return g.instance, g.revision }
 
 // Decision returns the decision on v as of the last Evaluate.
@@ -280,73 +276,72 @@ func (g *Gate) Decision(v vip.VIP) Decision {
 	return Decision{}
 }
 
-// Drained returns the VIPs that an operator drained, with the ends of their drain
-// times.
+// Drained returns the VIPs that an operator drained, with the end of their drain time.
 func (g *Gate) Drained() map[vip.VIP]time.Time {
 	drained := map[vip.VIP]time.Time{}
 	for v, e := range g.vips {
-		if !e.drained.IsZero() {
-			drained[v] = e.drained
+		if !e.operatorDrainEnd.IsZero() {
+			drained[v] = e.operatorDrainEnd
 		}
 	}
 	return drained
 }
 
-// say takes over one word. A flap counts only if a live load balancer took
-// back its own word.
-func (g *Gate) say(now time.Time, e *entry, w Word, countFlap bool) {
-	if e.said == w.Said && e.drainEnd.Equal(w.DrainEnd) {
+// setState stores the load balancer's state of one VIP. A change from ready to not ready counts as
+// a flap only if countFlap is set: the same live instance reported both.
+func (g *Gate) setState(now time.Time, e *entry, s VIPState, countFlap bool) {
+	if e.state == s.State && e.drainEnd.Equal(s.DrainEnd) {
 		return
 	}
 	switch {
-	case e.said == SaidReady && w.Said == SaidNotReady && countFlap:
-		e.flaps = e.flaps.fell(now)
-	case e.said == SaidNotReady && w.Said == SaidReady && !g.options.NoFlapBackoff:
+	case e.state == StateReady && s.State == StateNotReady && countFlap:
+		e.flaps = e.flaps.add(now)
+	case e.state == StateNotReady && s.State == StateReady && !g.options.NoFlapBackoff:
 		e.riseAt = time.Time{}
 		if wait := e.flaps.wait(now); wait > 0 {
 			e.riseAt = now.Add(wait)
-			g.wake(e.riseAt, e.vip)
+			g.scheduleDirty(e.riseAt, e.vip)
 		}
 	}
-	e.said, e.drainEnd = w.Said, w.DrainEnd
-	if w.Said == SaidDraining {
-		g.wake(e.drainEnd, e.vip)
+	e.state, e.drainEnd = s.State, s.DrainEnd
+	if s.State == StateDraining {
+		g.scheduleDirty(e.drainEnd, e.vip)
 	}
-	g.touch(e.vip)
+	g.markDirty(e.vip)
 }
 
-// entry returns the entry of v, made if missing. Once a synced snapshot was
-// heard, a VIP nobody spoke of is not ready.
+// entry returns the entry of v and creates it if missing. After the first synced snapshot, a VIP
+// that is absent from it is not ready.
 func (g *Gate) entry(v vip.VIP) *entry {
 	e, ok := g.vips[v]
 	if !ok {
 		e = &entry{vip: v}
-		if g.everSynced {
-			e.said = SaidNotReady
+		if g.synced {
+			e.state = StateNotReady
 		}
 		g.vips[v] = e
 	}
 	return e
 }
 
-func (g *Gate) touch(v vip.VIP) { g.dirty[v] = struct{}{} }
+func (g *Gate) markDirty(v vip.VIP) { g.dirty[v] = struct{}{} }
 
-func (g *Gate) wake(at time.Time, v vip.VIP) { heap.Push(&g.timers, timer{at, v}) }
+func (g *Gate) scheduleDirty(at time.Time, v vip.VIP) { heap.Push(&g.timers, timer{at, v}) }
 
-// decide brings the decision on e up to date. An entry that nobody needs any
-// more is forgotten, so that memory follows what is configured and heard of.
+// decide updates the decision on e. An entry that is neither configured nor in the load balancer's
+// state is deleted, which bounds the memory.
 func (g *Gate) decide(now time.Time, e *entry) {
-	to := g.table(now, e)
+	to := g.evaluateTable(now, e)
 	if to != e.decision {
 		g.changes = append(g.changes, Change{VIP: e.vip, From: e.decision, To: to})
 		e.decision = to
 	}
-	if !e.configured && e.said <= SaidNotReady {
+	if !e.configured && e.state <= StateNotReady {
 		delete(g.vips, e.vip)
 	}
 }
 
-// earlier returns the earlier of two times, where zero stands for unknown.
+// earlier returns the earlier of two times; zero means unknown.
 func earlier(a, b time.Time) time.Time {
 	if b.IsZero() || (!a.IsZero() && a.Before(b)) {
 		return a

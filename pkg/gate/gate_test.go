@@ -11,8 +11,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// modelChecks is how often the model runs: defects planted in the gate took up
-// to 1 000 runs to be found.
+// modelChecks is the number of model runs: planted defects were found within 1 000 runs.
 const modelChecks = "3000"
 
 func TestMain(m *testing.M) {
@@ -32,159 +31,167 @@ var (
 	vip6 = vip.Require("2000::1/128")
 )
 
-// bench drives a Gate with a clock of its own.
-type bench struct {
-	t       *testing.T
-	g       *Gate
-	now     time.Time
-	heard   Heard
-	changes []Change
+// fixture drives a Gate with its own clock.
+type fixture struct {
+	t          *testing.T
+	g          *Gate
+	now        time.Time
+	lastUpdate LBUpdate
+	changes    []Change
 }
 
 const leaseTime = time.Second
 
-// newBench returns a gate for which everything holds but the load balancer's word.
-func newBench(t *testing.T, o Options) *bench {
-	b := &bench{t: t, g: New(o), now: time.Unix(1000, 0)}
+// newFixture returns a gate whose conditions hold except for the load balancer's state.
+func newFixture(t *testing.T, o Options) *fixture {
+	b := &fixture{t: t, g: New(o), now: time.Unix(1000, 0)}
 	b.g.Configure([]vip.VIP{vipA, vipB, vip6})
 	b.g.Route(vip.NewSet(vipA, vipB, vip6))
 	b.gateways(true, true)
 	return b
 }
 
-func (b *bench) gateways(v4, v6 bool) {
+func (b *fixture) gateways(v4, v6 bool) {
 	b.g.Gateways(Gateways{At: b.now, Up: [2]bool{v4, v6}})
 	b.evaluate()
 }
 
-func (b *bench) evaluate() { b.changes = append([]Change(nil), b.g.Evaluate(b.now)...) }
+func (b *fixture) evaluate() { b.changes = append([]Change(nil), b.g.Evaluate(b.now)...) }
 
-// hear delivers what a live load balancer says.
-func (b *bench) hear(change func(*Heard)) {
-	h := Heard{Instance: "lb-1", Live: true, LeaseEnd: b.now.Add(leaseTime), Grace: b.heard.Grace}
-	change(&h)
-	b.heard = h
-	b.g.Hear(b.now, h)
+// updateLB delivers an update of a live load balancer.
+func (b *fixture) updateLB(change func(*LBUpdate)) {
+	u := LBUpdate{Instance: "lb-1", Live: true, LeaseEnd: b.now.Add(leaseTime), Grace: b.lastUpdate.Grace}
+	change(&u)
+	b.lastUpdate = u
+	b.g.UpdateLB(b.now, u)
 	b.evaluate()
 }
 
-func (b *bench) say(said Said, vips ...vip.VIP) {
-	b.hear(func(h *Heard) {
+func (b *fixture) setState(state LBState, vips ...vip.VIP) {
+	b.updateLB(func(u *LBUpdate) {
 		for _, v := range vips {
-			h.Words = append(h.Words, Word{VIP: v, Said: said})
+			u.VIPs = append(u.VIPs, VIPState{VIP: v, State: state})
 		}
 	})
 }
 
-// sleep passes time as a punctual loop would, with gateways polled each second
-// and, if beat, a load balancer that renews its lease.
-func (b *bench) sleep(d time.Duration, beat bool) {
+// advance lets time pass in a loop that is never late, with gateways polled each second and, if
+// renew is set, a load balancer that renews its lease.
+func (b *fixture) advance(d time.Duration, renew bool) {
 	for end := b.now.Add(d); b.now.Before(end); {
 		next := earlier(end, b.now.Add(200*time.Millisecond))
 		if at := b.g.Deadline(b.now); !at.IsZero() && at.Before(next) {
 			next = at
 		}
 		b.now = next
-		if beat {
-			b.hear(func(*Heard) {})
+		if renew {
+			b.updateLB(func(*LBUpdate) {})
 		}
 		b.gateways(b.g.gatewaysUp[0], b.g.gatewaysUp[1])
 	}
 }
 
-func (b *bench) want(v vip.VIP, a Advertisement, r Reason) {
+func (b *fixture) want(v vip.VIP, a Advertisement, r Reason) {
 	b.t.Helper()
 	if got := b.g.Decision(v); got != (Decision{a, r}) {
-		b.t.Fatalf("%s is %s because %s, want %s because %s", v, got.Advertisement, got.Reason, a, r)
+		b.t.Fatalf("%s: %s (%s), want %s (%s)", v, got.Advertisement, got.Reason, a, r)
 	}
 }
 
-func TestEachRowOfTheTable(t *testing.T) {
+func TestDecisionTable(t *testing.T) {
 	tests := []struct {
 		name    string
 		options Options
-		do      func(*bench)
+		do      func(*fixture)
 		want    Advertisement
 		reason  Reason
 	}{
-		{"1 not configured", Options{}, func(b *bench) { b.say(SaidReady, vipA); b.g.Configure(nil) }, Withdrawn, NotConfigured},
-		{"2 never heard of", Options{}, func(*bench) {}, Withdrawn, LBNeverSeen},
-		{"2 not ready", Options{}, func(b *bench) { b.say(SaidNotReady, vipA) }, Withdrawn, LBNotReady},
-		{"2 absent from the first snapshot", Options{}, func(b *bench) {
-			b.hear(func(h *Heard) { h.Complete, h.Words = true, []Word{{VIP: vipB, Said: SaidReady}} })
+		{"1 not configured", Options{}, func(b *fixture) { b.setState(StateReady, vipA); b.g.Configure(nil) }, Withdrawn, NotConfigured},
+		{"2 no synced data", Options{}, func(*fixture) {}, Withdrawn, LBNeverSeen},
+		{"2 not ready", Options{}, func(b *fixture) { b.setState(StateNotReady, vipA) }, Withdrawn, LBNotReady},
+		{"2 absent from the first snapshot", Options{}, func(b *fixture) {
+			b.updateLB(func(h *LBUpdate) { h.Complete, h.VIPs = true, []VIPState{{VIP: vipB, State: StateReady}} })
 		}, Withdrawn, LBNotReady},
-		{"2 absent from a later snapshot", Options{}, func(b *bench) {
-			b.say(SaidReady, vipA)
-			b.hear(func(h *Heard) { h.Complete = true })
+		{"2 absent from a later snapshot", Options{}, func(b *fixture) {
+			b.setState(StateReady, vipA)
+			b.updateLB(func(h *LBUpdate) { h.Complete = true })
 		}, Withdrawn, LBNotReady},
-		{"2 removed", Options{}, func(b *bench) {
-			b.say(SaidReady, vipA)
-			b.hear(func(h *Heard) { h.Removed = []vip.VIP{vipA} })
+		{"2 removed", Options{}, func(b *fixture) {
+			b.setState(StateReady, vipA)
+			b.updateLB(func(h *LBUpdate) { h.Removed = []vip.VIP{vipA} })
 		}, Withdrawn, LBNotReady},
-		{"3 no source routing", Options{}, func(b *bench) { b.say(SaidReady, vipA); b.g.Route(vip.NewSet(vipB)) }, Withdrawn, NoSourceRouting},
-		{"4 no gateway", Options{}, func(b *bench) { b.say(SaidReady, vipA); b.gateways(false, true) }, Withdrawn, NoGateway},
-		{"4 nothing heard of BIRD for 3 s", Options{}, func(b *bench) {
-			b.say(SaidReady, vipA)
+		{"3 no source routing", Options{}, func(b *fixture) { b.setState(StateReady, vipA); b.g.Route(vip.NewSet(vipB)) }, Withdrawn, NoSourceRouting},
+		{"4 no gateway", Options{}, func(b *fixture) { b.setState(StateReady, vipA); b.gateways(false, true) }, Withdrawn, NoGateway},
+		{"4 session state older than 3 s", Options{}, func(b *fixture) {
+			b.setState(StateReady, vipA)
 			b.now = b.now.Add(MaxSessionAge)
-			b.say(SaidReady, vipA)
+			b.setState(StateReady, vipA)
 		}, Withdrawn, NoGateway},
-		{"5 lease over", Options{}, func(b *bench) { b.say(SaidReady, vipA); b.sleep(leaseTime, false) }, Withdrawn, LBLost},
-		{"5 stream ended", Options{}, func(b *bench) {
-			b.say(SaidReady, vipA)
-			b.hear(func(h *Heard) { h.Live, h.EndedAt = false, b.now })
+		{"5 lease expired", Options{}, func(b *fixture) { b.setState(StateReady, vipA); b.advance(leaseTime, false) }, Withdrawn, LBLost},
+		{"5 stream ended", Options{}, func(b *fixture) {
+			b.setState(StateReady, vipA)
+			b.updateLB(func(h *LBUpdate) { h.Live, h.EndedAt = false, b.now })
 		}, Withdrawn, LBLost},
-		{"5 kept by policy", Options{OnLoss: KeepOnLoss}, func(b *bench) { b.say(SaidReady, vipA); b.sleep(time.Hour, false) }, Announced, LBStale},
-		{"6 stopping", Options{DrainTime: time.Second}, func(b *bench) { b.say(SaidReady, vipA); b.g.Stop(b.now) }, Depreferred, Stopping},
-		{"6 drained", Options{DrainTime: time.Second}, func(b *bench) { b.say(SaidReady, vipA); b.g.Drain(b.now, vipA) }, Depreferred, Drained},
-		{"6 load balancer going away", Options{}, func(b *bench) {
-			b.say(SaidReady, vipA)
-			b.hear(func(h *Heard) { h.GoingAway, h.DrainEnd = true, b.now.Add(time.Second) })
+		{"5 kept by policy", Options{OnLoss: KeepOnLoss}, func(b *fixture) { b.setState(StateReady, vipA); b.advance(time.Hour, false) }, Announced, LBStale},
+		{"6 stopping", Options{DrainTime: time.Second}, func(b *fixture) { b.setState(StateReady, vipA); b.g.Stop(b.now) }, Depreferred, Stopping},
+		{"6 drained", Options{DrainTime: time.Second}, func(b *fixture) { b.setState(StateReady, vipA); b.g.Drain(b.now, vipA) }, Depreferred, Drained},
+		{"6 load balancer stopping", Options{}, func(b *fixture) {
+			b.setState(StateReady, vipA)
+			b.updateLB(func(h *LBUpdate) { h.GoingAway, h.DrainEnd = true, b.now.Add(time.Second) })
 		}, Depreferred, LBDraining},
-		{"6 VIP draining", Options{}, func(b *bench) {
-			b.say(SaidReady, vipA)
-			b.hear(func(h *Heard) { h.Words = []Word{{vipA, SaidDraining, b.now.Add(time.Second)}} })
+		{"6 VIP draining", Options{}, func(b *fixture) {
+			b.setState(StateReady, vipA)
+			b.updateLB(func(h *LBUpdate) { h.VIPs = []VIPState{{vipA, StateDraining, b.now.Add(time.Second)}} })
 		}, Depreferred, LBDraining},
-		{"6 never raises", Options{DrainTime: time.Second}, func(b *bench) {
+		{"6 never raises", Options{DrainTime: time.Second}, func(b *fixture) {
 			b.g.Stop(b.now)
 			b.evaluate()
-			b.say(SaidReady, vipA)
+			b.setState(StateReady, vipA)
 		}, Withdrawn, Stopping},
-		{"7 stopped", Options{DrainTime: time.Second}, func(b *bench) {
-			b.say(SaidReady, vipA)
+		{"7 frontend stopped", Options{DrainTime: time.Second}, func(b *fixture) {
+			b.setState(StateReady, vipA)
 			b.g.Stop(b.now)
-			b.sleep(time.Second, true)
+			b.advance(time.Second, true)
 		}, Withdrawn, Stopping},
-		{"7 drained", Options{DrainTime: time.Second}, func(b *bench) {
-			b.say(SaidReady, vipA)
+		{"7 drained", Options{DrainTime: time.Second}, func(b *fixture) {
+			b.setState(StateReady, vipA)
 			b.g.Drain(b.now, vipA)
-			b.sleep(time.Second, true)
+			b.advance(time.Second, true)
 		}, Withdrawn, Drained},
-		{"7 VIP drained by the load balancer", Options{}, func(b *bench) {
-			b.say(SaidReady, vipA)
-			b.hear(func(h *Heard) { h.Words = []Word{{vipA, SaidDraining, b.now.Add(time.Second)}} })
-			b.sleep(time.Second, true)
+		{"7 VIP drained by the load balancer", Options{}, func(b *fixture) {
+			b.setState(StateReady, vipA)
+			b.updateLB(func(h *LBUpdate) { h.VIPs = []VIPState{{vipA, StateDraining, b.now.Add(time.Second)}} })
+			b.advance(time.Second, true)
 		}, Withdrawn, LBDraining},
-		{"8 stale", Options{}, func(b *bench) { b.heard.Grace = 5 * time.Second; b.say(SaidReady, vipA); b.sleep(4*time.Second, false) }, Announced, LBStale},
-		{"8 in the last second of the grace", Options{}, func(b *bench) { b.heard.Grace = 5 * time.Second; b.say(SaidReady, vipA); b.sleep(5*time.Second, false) }, Depreferred, LBStale},
-		{"8 never raises", Options{}, func(b *bench) {
-			b.heard.Grace = 5 * time.Second
-			b.say(SaidReady, vipA)
+		{"8 stale", Options{}, func(b *fixture) {
+			b.lastUpdate.Grace = 5 * time.Second
+			b.setState(StateReady, vipA)
+			b.advance(4*time.Second, false)
+		}, Announced, LBStale},
+		{"8 final second of the grace period", Options{}, func(b *fixture) {
+			b.lastUpdate.Grace = 5 * time.Second
+			b.setState(StateReady, vipA)
+			b.advance(5*time.Second, false)
+		}, Depreferred, LBStale},
+		{"8 never raises", Options{}, func(b *fixture) {
+			b.lastUpdate.Grace = 5 * time.Second
+			b.setState(StateReady, vipA)
 			b.gateways(false, true)
-			b.sleep(2*time.Second, false)
+			b.advance(2*time.Second, false)
 			b.gateways(true, true)
 		}, Withdrawn, LBStale},
-		{"9 flapping", Options{}, func(b *bench) {
+		{"9 flapping", Options{}, func(b *fixture) {
 			for range 3 {
-				b.say(SaidNotReady, vipA)
-				b.say(SaidReady, vipA)
+				b.setState(StateNotReady, vipA)
+				b.setState(StateReady, vipA)
 			}
 		}, Withdrawn, Flapping},
-		{"10 ready", Options{}, func(b *bench) { b.say(SaidReady, vipA) }, Announced, Ready},
-		{"10 without gating", Options{Ungated: true}, func(*bench) {}, Announced, Ready},
+		{"10 ready", Options{}, func(b *fixture) { b.setState(StateReady, vipA) }, Announced, Ready},
+		{"10 ungated", Options{Ungated: true}, func(*fixture) {}, Announced, Ready},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			b := newBench(t, tt.options)
+			b := newFixture(t, tt.options)
 			tt.do(b)
 			b.evaluate()
 			b.want(vipA, tt.want, tt.reason)
@@ -192,10 +199,10 @@ func TestEachRowOfTheTable(t *testing.T) {
 	}
 }
 
-func TestChangeOfOneVIPLeavesTheOthersAlone(t *testing.T) {
-	b := newBench(t, Options{})
-	b.say(SaidReady, vipA, vipB, vip6)
-	b.say(SaidNotReady, vipA)
+func TestOneVIPChanges(t *testing.T) {
+	b := newFixture(t, Options{})
+	b.setState(StateReady, vipA, vipB, vip6)
+	b.setState(StateNotReady, vipA)
 	if len(b.changes) != 1 || b.changes[0].VIP != vipA {
 		t.Fatalf("changes %v, want only %s", b.changes, vipA)
 	}
@@ -205,36 +212,36 @@ func TestChangeOfOneVIPLeavesTheOthersAlone(t *testing.T) {
 	}
 }
 
-func TestRestartWithinTheGraceWithdrawsOnlyWhatTheNewInstanceTakesBack(t *testing.T) {
-	b := newBench(t, Options{})
-	b.heard.Grace = 5 * time.Second
-	b.say(SaidReady, vipA, vipB)
-	b.hear(func(h *Heard) { h.Live, h.EndedAt = false, b.now })
+func TestLBRestartWithinGrace(t *testing.T) {
+	b := newFixture(t, Options{})
+	b.lastUpdate.Grace = 5 * time.Second
+	b.setState(StateReady, vipA, vipB)
+	b.updateLB(func(h *LBUpdate) { h.Live, h.EndedAt = false, b.now })
 	b.want(vipA, Announced, LBStale)
 	b.now = b.now.Add(time.Second)
-	b.hear(func(h *Heard) {
-		h.Instance, h.Complete, h.Words = "lb-2", true, []Word{{VIP: vipA, Said: SaidReady}}
+	b.updateLB(func(h *LBUpdate) {
+		h.Instance, h.Complete, h.VIPs = "lb-2", true, []VIPState{{VIP: vipA, State: StateReady}}
 	})
 	b.want(vipA, Announced, Ready)
 	b.want(vipB, Withdrawn, LBNotReady)
 }
 
-func TestUnsyncedRestartDoesNotStopTheGrace(t *testing.T) {
-	b := newBench(t, Options{})
-	b.heard.Grace = 2 * time.Second
-	b.say(SaidReady, vipA)
-	b.hear(func(h *Heard) { h.Live, h.EndedAt = false, b.now })
+func TestUnsyncedRestartKeepsGrace(t *testing.T) {
+	b := newFixture(t, Options{})
+	b.lastUpdate.Grace = 2 * time.Second
+	b.setState(StateReady, vipA)
+	b.updateLB(func(h *LBUpdate) { h.Live, h.EndedAt = false, b.now })
 	ended := b.now
 	for range 10 {
-		b.hear(func(h *Heard) { h.Live, h.EndedAt = false, ended }) // a new instance, not synced yet
-		b.sleep(200*time.Millisecond, false)
+		b.updateLB(func(h *LBUpdate) { h.Live, h.EndedAt = false, ended }) // a new instance, not synced yet
+		b.advance(200*time.Millisecond, false)
 	}
 	b.want(vipA, Withdrawn, LBLost)
 }
 
-func TestSourceRoutingCountsWhicheverIsToldFirst(t *testing.T) {
+func TestSourceRoutingOrder(t *testing.T) {
 	for _, routedFirst := range []bool{true, false} {
-		b := &bench{t: t, g: New(Options{}), now: time.Unix(1000, 0)}
+		b := &fixture{t: t, g: New(Options{}), now: time.Unix(1000, 0)}
 		routed, vips := vip.NewSet(vipA), []vip.VIP{vipA, vipB}
 		if routedFirst {
 			b.g.Route(routed)
@@ -244,17 +251,17 @@ func TestSourceRoutingCountsWhicheverIsToldFirst(t *testing.T) {
 			b.g.Route(routed)
 		}
 		b.gateways(true, true)
-		b.say(SaidReady, vipA, vipB)
+		b.setState(StateReady, vipA, vipB)
 		b.want(vipA, Announced, Ready)
 		b.want(vipB, Withdrawn, NoSourceRouting)
 	}
 }
 
-func TestLateLookExtendsTheLeaseOnceAndRaisesNothing(t *testing.T) {
-	b := newBench(t, Options{})
-	b.say(SaidReady, vipA)
+func TestLateCheckExtendsLeaseOnce(t *testing.T) {
+	b := newFixture(t, Options{})
+	b.setState(StateReady, vipA)
 	b.g.Configure([]vip.VIP{vipA, vipB})
-	b.say(SaidReady, vipB)
+	b.setState(StateReady, vipB)
 	b.g.Route(vip.NewSet(vipA))
 	b.evaluate()
 	b.want(vipB, Withdrawn, NoSourceRouting)
@@ -267,61 +274,61 @@ func TestLateLookExtendsTheLeaseOnceAndRaisesNothing(t *testing.T) {
 	b.want(vipB, Withdrawn, LBStale)
 
 	if at := b.g.Deadline(b.now); !at.Equal(b.now.Add(lateAfter)) {
-		t.Fatalf("next look after %v, want %v", at.Sub(b.now), lateAfter)
+		t.Fatalf("next deadline after %v, want %v", at.Sub(b.now), lateAfter)
 	}
 	b.now = b.now.Add(lateAfter + 2*lateAfter)
 	b.evaluate()
 	b.want(vipA, Withdrawn, LBLost)
 
-	b.say(SaidReady, vipA)
+	b.setState(StateReady, vipA)
 	b.want(vipA, Announced, Ready)
 }
 
-func TestPunctualLookEndsTheLeaseAtOnce(t *testing.T) {
-	b := newBench(t, Options{})
-	b.say(SaidReady, vipA)
+func TestPunctualCheckEndsLease(t *testing.T) {
+	b := newFixture(t, Options{})
+	b.setState(StateReady, vipA)
 	b.now = b.now.Add(leaseTime)
 	b.evaluate()
 	b.want(vipA, Withdrawn, LBLost)
 }
 
-func TestOldSessionStateRevivesNothing(t *testing.T) {
-	b := newBench(t, Options{})
+func TestExpiredSessionsStayDown(t *testing.T) {
+	b := newFixture(t, Options{})
 	at := b.now
 	b.now = at.Add(MaxSessionAge)
-	b.say(SaidReady, vipA)
+	b.setState(StateReady, vipA)
 	b.want(vipA, Withdrawn, NoGateway)
-	// Seen to end in time: a late look at the same state grants no extension.
+	// The lease was seen to expire in time: a late check of the same state does not extend it.
 	b.now = b.now.Add(2 * lateAfter)
 	b.g.Gateways(Gateways{At: at, Up: [2]bool{true, true}})
-	b.say(SaidReady, vipA)
+	b.setState(StateReady, vipA)
 	b.want(vipA, Withdrawn, NoGateway)
 }
 
-func TestLateLookExtendsTheSessionsOnce(t *testing.T) {
-	b := newBench(t, Options{})
-	b.say(SaidReady, vipA)
+func TestLateCheckExtendsSessionsOnce(t *testing.T) {
+	b := newFixture(t, Options{})
+	b.setState(StateReady, vipA)
 	b.now = b.now.Add(MaxSessionAge + 2*lateAfter)
-	b.hear(func(*Heard) {})
+	b.updateLB(func(*LBUpdate) {})
 	b.want(vipA, Announced, Ready)
 	b.now = b.g.Deadline(b.now)
-	b.hear(func(*Heard) {})
+	b.updateLB(func(*LBUpdate) {})
 	b.want(vipA, Withdrawn, NoGateway)
 }
 
-func TestWordsAfterTheLeaseAreNoFlaps(t *testing.T) {
-	b := newBench(t, Options{})
-	b.say(SaidReady, vipA)
+func TestChangeAfterLeaseIsNoFlap(t *testing.T) {
+	b := newFixture(t, Options{})
+	b.setState(StateReady, vipA)
 	for range 3 {
-		b.sleep(leaseTime, false)
+		b.advance(leaseTime, false)
 		b.want(vipA, Withdrawn, LBLost)
-		b.say(SaidNotReady, vipA)
-		b.say(SaidReady, vipA)
+		b.setState(StateNotReady, vipA)
+		b.setState(StateReady, vipA)
 		b.want(vipA, Announced, Ready)
 	}
 }
 
-func TestFirstOfTwoDrainsDecides(t *testing.T) {
+func TestEarlierDrainDecides(t *testing.T) {
 	for _, tt := range []struct {
 		lb, operator time.Duration
 		reason       Reason
@@ -329,87 +336,87 @@ func TestFirstOfTwoDrainsDecides(t *testing.T) {
 		{time.Second, 2 * time.Second, LBDraining},
 		{2 * time.Second, time.Second, Drained},
 	} {
-		b := newBench(t, Options{DrainTime: tt.operator})
-		b.say(SaidReady, vipA)
+		b := newFixture(t, Options{DrainTime: tt.operator})
+		b.setState(StateReady, vipA)
 		end := b.now.Add(tt.lb)
 		b.g.Drain(b.now, vipA)
-		away := func(h *Heard) { h.GoingAway, h.DrainEnd = true, end }
-		b.hear(away)
+		away := func(h *LBUpdate) { h.GoingAway, h.DrainEnd = true, end }
+		b.updateLB(away)
 		b.want(vipA, Depreferred, tt.reason)
 		b.now = b.now.Add(time.Second - time.Millisecond)
-		b.hear(away)
+		b.updateLB(away)
 		b.want(vipA, Depreferred, tt.reason)
 		b.now = b.now.Add(time.Millisecond)
-		b.hear(away)
+		b.updateLB(away)
 		b.want(vipA, Withdrawn, tt.reason)
 	}
 }
 
-func TestGraceBeginsWithTheEndOfTheLease(t *testing.T) {
-	for name, after := range map[string]time.Duration{"the stream ends before its lease": leaseTime / 2, "the lease ends before its stream": leaseTime * 3 / 2} {
+func TestGraceStart(t *testing.T) {
+	for name, after := range map[string]time.Duration{"stream ends first": leaseTime / 2, "lease expires first": leaseTime * 3 / 2} {
 		t.Run(name, func(t *testing.T) {
-			b := newBench(t, Options{})
-			b.heard.Grace = 2 * time.Second
-			b.say(SaidReady, vipA)
+			b := newFixture(t, Options{})
+			b.lastUpdate.Grace = 2 * time.Second
+			b.setState(StateReady, vipA)
 			began := b.now
-			lease := b.heard.LeaseEnd
-			b.sleep(after, false)
-			b.hear(func(h *Heard) { h.Live, h.LeaseEnd, h.EndedAt = false, lease, b.now })
-			lost := began.Add(min(after, leaseTime) + b.heard.Grace)
-			b.sleep(lost.Sub(b.now)-time.Millisecond, false)
+			lease := b.lastUpdate.LeaseEnd
+			b.advance(after, false)
+			b.updateLB(func(h *LBUpdate) { h.Live, h.LeaseEnd, h.EndedAt = false, lease, b.now })
+			lost := began.Add(min(after, leaseTime) + b.lastUpdate.Grace)
+			b.advance(lost.Sub(b.now)-time.Millisecond, false)
 			b.want(vipA, Depreferred, LBStale)
-			b.sleep(time.Millisecond, false)
+			b.advance(time.Millisecond, false)
 			b.want(vipA, Withdrawn, LBLost)
 		})
 	}
 }
 
-func TestRiseOfAFlappingVIPWaitsLongerEachTime(t *testing.T) {
-	b := newBench(t, Options{})
-	b.say(SaidReady, vipA)
+func TestFlapBackoff(t *testing.T) {
+	b := newFixture(t, Options{})
+	b.setState(StateReady, vipA)
 	for i, want := range []time.Duration{0, 1, 2, 4, 8, 16} {
-		b.say(SaidNotReady, vipA)
-		b.say(SaidReady, vipA)
+		b.setState(StateNotReady, vipA)
+		b.setState(StateReady, vipA)
 		start := b.now
 		for b.g.Decision(vipA).Advertisement != Announced {
 			b.want(vipA, Withdrawn, Flapping)
-			b.sleep(100*time.Millisecond, true)
+			b.advance(100*time.Millisecond, true)
 		}
 		if got := b.now.Sub(start); got != want*time.Second {
-			t.Fatalf("flap %d: the rise waited %v, want %v", i+1, got, want*time.Second)
+			t.Fatalf("flap %d: rise delayed by %v, want %v", i+1, got, want*time.Second)
 		}
 	}
-	b.sleep(flapWindow+time.Second, true)
-	b.say(SaidNotReady, vipA)
-	b.say(SaidReady, vipA)
+	b.advance(flapWindow+time.Second, true)
+	b.setState(StateNotReady, vipA)
+	b.setState(StateReady, vipA)
 	b.want(vipA, Announced, Ready)
 }
 
-func TestGatewaysLeasesAndDrainsAreNoFlaps(t *testing.T) {
-	b := newBench(t, Options{DrainTime: time.Second})
-	b.say(SaidReady, vipA)
+func TestOtherCausesAreNoFlaps(t *testing.T) {
+	b := newFixture(t, Options{DrainTime: time.Second})
+	b.setState(StateReady, vipA)
 	for range 5 {
 		b.gateways(false, false)
 		b.gateways(true, true)
-		b.sleep(2*leaseTime, false)
-		b.say(SaidReady, vipA)
+		b.advance(2*leaseTime, false)
+		b.setState(StateReady, vipA)
 		b.g.Drain(b.now, vipA)
-		b.sleep(2*time.Second, true)
+		b.advance(2*time.Second, true)
 		b.want(vipA, Withdrawn, Drained)
 		b.g.Undrain(vipA)
 		b.evaluate()
-		b.hear(func(h *Heard) { h.Instance, h.Complete = b.now.String(), true })
-		b.say(SaidReady, vipA)
+		b.updateLB(func(h *LBUpdate) { h.Instance, h.Complete = b.now.String(), true })
+		b.setState(StateReady, vipA)
 	}
 	b.want(vipA, Announced, Ready)
 }
 
-func TestForgottenVIPsCostNoMemory(t *testing.T) {
-	b := newBench(t, Options{})
+func TestUnusedVIPsAreRemoved(t *testing.T) {
+	b := newFixture(t, Options{})
 	b.g.Configure(nil)
-	b.say(SaidReady, vipA, vipB)
-	b.hear(func(h *Heard) { h.Removed = []vip.VIP{vipA, vipB} })
+	b.setState(StateReady, vipA, vipB)
+	b.updateLB(func(h *LBUpdate) { h.Removed = []vip.VIP{vipA, vipB} })
 	if len(b.g.vips) != 0 {
-		t.Fatalf("%d VIPs are still kept", len(b.g.vips))
+		t.Fatalf("%d VIPs are still stored", len(b.g.vips))
 	}
 }

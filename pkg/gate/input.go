@@ -6,31 +6,31 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Said is what the load balancer said of a VIP in synced data.
-type Said uint8
+// LBState is the state of a VIP in the load balancer's synced data.
+type LBState uint8
 
-// What the load balancer can have said.
+// The states.
 const (
-	// SaidNever means that no synced data was ever heard.
-	SaidNever Said = iota
-	// SaidNotReady means not ready, or absent from a synced snapshot.
-	SaidNotReady
-	// SaidReady means ready.
-	SaidReady
-	// SaidDraining means that it forwards for a limited time.
-	SaidDraining
+	// StateUnknown: no synced data was received.
+	StateUnknown LBState = iota
+	// StateNotReady: not ready, or absent from a synced snapshot.
+	StateNotReady
+	// StateReady: ready.
+	StateReady
+	// StateDraining: forwarded until VIPState.DrainEnd.
+	StateDraining
 )
 
-// Freshness is how much the load balancer's word is worth.
+// Freshness is how current the load balancer's state is.
 type Freshness uint8
 
 // The degrees of freshness.
 const (
-	// Lost means that the grace is over, or that nothing was ever heard.
+	// Lost: the grace period expired, or no synced data was received.
 	Lost Freshness = iota
-	// Stale means that the lease ended and the grace runs.
+	// Stale: the lease expired and the grace period has not.
 	Stale
-	// Live means that the lease holds.
+	// Live: the lease is valid.
 	Live
 )
 
@@ -46,25 +46,23 @@ func (f Freshness) String() string {
 	}
 }
 
-// Word is what the load balancer says of one VIP.
-type Word struct {
+// VIPState is the load balancer's state of one VIP.
+type VIPState struct {
 	VIP vip.VIP
-	// Said is never SaidNever.
-	Said Said
-	// DrainEnd is when forwarding ends; only with SaidDraining.
+	// State is never StateUnknown.
+	State LBState
+	// DrainEnd is when forwarding ends; only with StateDraining.
 	DrainEnd time.Time
 }
 
-// Heard is what came from the load balancer since the last Heard. All times are
-// on the monotonic clock of this process.
-type Heard struct {
-	// Instance names the load balancer's process that the words are from; empty
-	// while nothing synced was ever heard.
+// LBUpdate holds the changes of the load balancer's state since the last one. All times are on the
+// monotonic clock of this process.
+type LBUpdate struct {
+	// Instance is the instance ID of the load balancer; empty before the first synced data.
 	Instance string
-	// Revision is the position of the words.
+	// Revision is the revision of the state.
 	Revision uint64
-	// Live tells that an open stream of that instance, synced, stands behind
-	// the words.
+	// Live reports whether a synced stream of that instance is open.
 	Live bool
 	// LeaseEnd is the receipt of its newest message plus the lease.
 	LeaseEnd time.Time
@@ -72,55 +70,53 @@ type Heard struct {
 	EndedAt time.Time
 	// Grace is how long the data plane outlives the load balancer's process.
 	Grace time.Duration
-	// GoingAway tells that the load balancer stops at DrainEnd.
+	// GoingAway reports whether the load balancer stops at DrainEnd.
 	GoingAway bool
 	DrainEnd  time.Time
-	// Complete tells that Words are the whole synced state: a VIP that is
-	// absent is not ready.
+	// Complete reports whether VIPs is the whole state: an absent VIP is not ready.
 	Complete bool
-	// Words are from synced data only.
-	Words []Word
-	// Removed are VIPs that the load balancer no longer knows.
+	// VIPs holds states from synced data only.
+	VIPs []VIPState
+	// Removed holds VIPs that left the load balancer's state.
 	Removed []vip.VIP
 }
 
 // Gateways is the state of the gateway sessions.
 type Gateways struct {
-	// At is when the state was confirmed. After [MaxSessionAge] it counts for nothing.
+	// At is when the state was read. It is valid for [MaxSessionAge].
 	At time.Time
-	// Up tells, by family, whether a session is up.
+	// Up reports, by family, whether a session is up.
 	Up [len(vip.Families)]bool
 }
 
-// MaxSessionAge is how old the state of the gateway sessions may be (design
-// section 4): three missed polls of one second.
+// MaxSessionAge is how long the state of the gateway sessions is valid: three polls of one second.
 const MaxSessionAge = 3 * time.Second
 
-// lateAfter is how much later than its deadline a look at a lease must come to
-// mean that this process was starved: the renewal may wait to be read, so the
-// lease gets lateAfter more, once, in which nothing is raised.
+// lateAfter is the delay of a check behind the end of a lease from which on this process counts as
+// starved: a renewal may be waiting in a socket. The lease is then extended once by lateAfter, in
+// which no VIP is raised.
 const lateAfter = 50 * time.Millisecond
 
-// LossPolicy is what to do with VIPs when the load balancer is lost.
+// LossPolicy is the action on the loss of the load balancer.
 type LossPolicy uint8
 
 // The policies.
 const (
-	// WithdrawOnLoss withdraws them when the grace is over.
+	// WithdrawOnLoss withdraws VIPs when the grace period expires.
 	WithdrawOnLoss LossPolicy = iota
-	// KeepOnLoss leaves them as they are, without limit.
+	// KeepOnLoss keeps the advertisements without limit.
 	KeepOnLoss
 )
 
 // Options configure a Gate.
 type Options struct {
-	// Ungated ignores the load balancer altogether.
+	// Ungated ignores the load balancer.
 	Ungated bool
-	// OnLoss is what happens when the load balancer is lost.
+	// OnLoss is the action on the loss of the load balancer.
 	OnLoss LossPolicy
-	// NoFlapBackoff lets flapping VIPs rise at once.
+	// NoFlapBackoff turns flap damping off.
 	NoFlapBackoff bool
-	// DrainTime is how long VIPs are de-preferred before they are withdrawn
-	// when the frontend stops or an operator drains them.
+	// DrainTime is how long VIPs are de-preferred before they are withdrawn when the frontend stops
+	// or an operator drains them.
 	DrainTime time.Duration
 }

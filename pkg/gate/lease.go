@@ -2,15 +2,15 @@ package gate
 
 import "time"
 
-// lease is what is known of the freshness of a source that must renew itself.
+// lease is the expiry of a source that must renew itself.
 type lease struct {
-	// end is when the newest renewal runs out; zero before the first.
+	// end is when the newest renewal expires; zero before the first.
 	end time.Time
-	// extended is the end of the one extension that a late look grants.
+	// extended is the end of the single extension that a late check grants.
 	extended time.Time
 }
 
-// renew moves the end of the lease, and makes a later late look possible again.
+// renew moves the end of the lease and allows an extension again.
 func (l *lease) renew(end time.Time) {
 	if end.Equal(l.end) {
 		return
@@ -18,17 +18,17 @@ func (l *lease) renew(end time.Time) {
 	*l = lease{end: end}
 }
 
-// look tells whether the lease holds at now, or else whether it is being given
-// the benefit of the doubt because the look came late.
-func (l *lease) look(now time.Time) (holds, doubt bool) {
+// check reports whether the lease is valid at now, and otherwise whether it is extended because the
+// check was late.
+func (l *lease) check(now time.Time) (holds, late bool) {
 	switch {
 	case l.end.IsZero():
 		return false, false
 	case now.Before(l.end):
 		return true, false
 	case l.extended.IsZero():
-		// The first look after the end decides whether there is an extension,
-		// so that a lease seen to end in time never revives by itself.
+		// Only the first check after the end can extend the lease, so that a lease that was seen to
+		// expire in time is never valid again without a renewal.
 		l.extended = l.end
 		if now.Sub(l.end) > lateAfter {
 			l.extended = now.Add(lateAfter)
@@ -37,7 +37,7 @@ func (l *lease) look(now time.Time) (holds, doubt bool) {
 	return false, now.Before(l.extended)
 }
 
-// deadline is when look will answer differently; zero if never.
+// deadline returns when the result of check changes; zero if never.
 func (l *lease) deadline(now time.Time) time.Time {
 	switch {
 	case l.end.IsZero():

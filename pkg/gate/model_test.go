@@ -11,43 +11,43 @@ import (
 	"pgregory.net/rapid"
 )
 
-// world is the truth that the gate is told of, kept in the plainest way.
-type world struct {
-	now        time.Time
-	options    Options
-	g          *Gate
-	solo       map[vip.VIP]*Gate // each knows one VIP only
-	configured vip.Set
-	routed     vip.Set
-	up         [2]bool
-	gatewaysAt time.Time
-	gateways   doubt
-	synced     bool // some synced word was heard
-	open       bool // the instance of the words holds a stream
-	leaseEnd   time.Time
-	lb         doubt
-	flaps      map[vip.VIP][]time.Time
-	endedAt    time.Time // when the stream of the words ended
-	lostAt     time.Time // end of the grace, while no lease holds
-	grace      time.Duration
-	instance   int
-	words      map[vip.VIP]Word
-	away       time.Time
-	stop       time.Time
-	drained    map[vip.VIP]time.Time
-	before     map[vip.VIP]Advertisement
+// model is an independent, simple model of the inputs of a gate.
+type model struct {
+	now               time.Time
+	options           Options
+	g                 *Gate
+	solo              map[vip.VIP]*Gate // each has one VIP only
+	configured        vip.Set
+	routed            vip.Set
+	up                [2]bool
+	gatewaysAt        time.Time
+	gatewaysExtension extension
+	synced            bool // a synced state was sent
+	streamOpen        bool // the instance of the states has an open stream
+	leaseEnd          time.Time
+	lbExtension       extension
+	flaps             map[vip.VIP][]time.Time
+	endedAt           time.Time // when the stream of the states ended
+	lostAt            time.Time // end of the grace period, while no lease is valid
+	grace             time.Duration
+	instance          int
+	states            map[vip.VIP]VIPState
+	lbDrainEnd        time.Time
+	stopEnd           time.Time
+	drainEnds         map[vip.VIP]time.Time
+	before            map[vip.VIP]Advertisement
 }
 
-// doubt is the extension of a lease whose end was seen late: the process did not
-// run, and a renewal may wait to be read.
-type doubt struct {
-	seen  bool // the lease was looked at after its end
-	until time.Time
+// extension is the extension of a lease after a late check: the process was starved, and a renewal
+// may be waiting to be read.
+type extension struct {
+	checked bool // the lease was checked after its end
+	until   time.Time
 }
 
-func (d *doubt) look(end, now time.Time) {
-	if !d.seen && !now.Before(end) {
-		if d.seen = true; now.Sub(end) > lateAfter {
+func (d *extension) check(end, now time.Time) {
+	if !d.checked && !now.Before(end) {
+		if d.checked = true; now.Sub(end) > lateAfter {
 			d.until = now.Add(lateAfter)
 		}
 	}
@@ -55,10 +55,10 @@ func (d *doubt) look(end, now time.Time) {
 
 var modelVIPs = []vip.VIP{vipA, vipB, vip6, vip.Require("2000::2/128")}
 
-func newWorld(o Options) *world {
-	w := &world{
+func newModel(o Options) *model {
+	w := &model{
 		now: time.Unix(1000, 0), options: o, g: New(o), solo: map[vip.VIP]*Gate{},
-		words: map[vip.VIP]Word{}, drained: map[vip.VIP]time.Time{}, flaps: map[vip.VIP][]time.Time{}, before: map[vip.VIP]Advertisement{},
+		states: map[vip.VIP]VIPState{}, drainEnds: map[vip.VIP]time.Time{}, flaps: map[vip.VIP][]time.Time{}, before: map[vip.VIP]Advertisement{},
 	}
 	for _, v := range modelVIPs {
 		w.solo[v] = New(o)
@@ -66,8 +66,8 @@ func newWorld(o Options) *world {
 	return w
 }
 
-// each gives an input to the gate and, cut down to their VIP, to the solo gates.
-func (w *world) each(f func(g *Gate, mine func(vip.VIP) bool)) {
+// each gives an input to the gate and, filtered to their VIP, to the solo gates.
+func (w *model) each(f func(g *Gate, mine func(vip.VIP) bool)) {
 	f(w.g, func(vip.VIP) bool { return true })
 	for v, g := range w.solo {
 		f(g, func(x vip.VIP) bool { return x == v })
@@ -78,17 +78,17 @@ func keep(vips []vip.VIP, mine func(vip.VIP) bool) []vip.VIP {
 	return slices.DeleteFunc(slices.Clone(vips), func(v vip.VIP) bool { return !mine(v) })
 }
 
-func (w *world) hear(h Heard) {
+func (w *model) updateLB(h LBUpdate) {
 	w.each(func(g *Gate, mine func(vip.VIP) bool) {
 		part := h
-		part.Words = slices.DeleteFunc(slices.Clone(h.Words), func(x Word) bool { return !mine(x.VIP) })
+		part.VIPs = slices.DeleteFunc(slices.Clone(h.VIPs), func(x VIPState) bool { return !mine(x.VIP) })
 		part.Removed = keep(h.Removed, mine)
-		g.Hear(w.now, part)
+		g.UpdateLB(w.now, part)
 	})
 }
 
-func (w *world) live() bool { return w.synced && w.open && w.now.Before(w.leaseEnd) }
-func (w *world) lost() bool {
+func (w *model) live() bool { return w.synced && w.streamOpen && w.now.Before(w.leaseEnd) }
+func (w *model) lost() bool {
 	if w.live() {
 		return false
 	}
@@ -96,21 +96,21 @@ func (w *world) lost() bool {
 		return true
 	}
 	end := w.lostAt
-	if w.open {
+	if w.streamOpen {
 		end = w.leaseEnd.Add(w.grace)
-		if w.now.Before(w.lb.until) {
+		if w.now.Before(w.lbExtension.until) {
 			return false
 		}
 	}
 	return !w.now.Before(end)
 }
 
-func (w *world) familyUp(v vip.VIP) bool {
-	return w.up[v.Family()] && (w.now.Before(w.gatewaysAt.Add(MaxSessionAge)) || w.now.Before(w.gateways.until))
+func (w *model) familyUp(v vip.VIP) bool {
+	return w.up[v.Family()] && (w.now.Before(w.gatewaysAt.Add(MaxSessionAge)) || w.now.Before(w.gatewaysExtension.until))
 }
 
-// flapping reports whether a VIP fell often enough for its rise to wait.
-func (w *world) flapping(v vip.VIP) bool {
+// flapping reports whether a VIP flapped often enough to be damped.
+func (w *model) flapping(v vip.VIP) bool {
 	n := 0
 	for _, at := range w.flaps[v] {
 		if w.now.Sub(at) <= flapWindow+maxFlapWait {
@@ -123,39 +123,39 @@ func (w *world) flapping(v vip.VIP) bool {
 func over(t, now time.Time) bool    { return !t.IsZero() && !now.Before(t) }
 func running(t, now time.Time) bool { return !t.IsZero() && now.Before(t) }
 
-// look is what every look of the gate at its leases does.
-func (w *world) look() {
-	w.gateways.look(w.gatewaysAt.Add(MaxSessionAge), w.now)
-	if w.synced && w.open {
-		w.lb.look(w.leaseEnd, w.now)
+// checkLeases is the model of the gate's lease checks.
+func (w *model) checkLeases() {
+	w.gatewaysExtension.check(w.gatewaysAt.Add(MaxSessionAge), w.now)
+	if w.synced && w.streamOpen {
+		w.lbExtension.check(w.leaseEnd, w.now)
 	}
 }
 
-// renew is a message of a live load balancer.
-func (w *world) renew() {
-	w.leaseEnd, w.lb = w.now.Add(time.Second), doubt{}
+// renew is the receipt of a message of a live load balancer.
+func (w *model) renew() {
+	w.leaseEnd, w.lbExtension = w.now.Add(time.Second), extension{}
 }
 
-// check evaluates all gates and compares their decisions with the truth.
-func (w *world) check(t *rapid.T) {
-	w.look()
+// check evaluates all gates and compares their decisions with the model.
+func (w *model) check(t *rapid.T) {
+	w.checkLeases()
 	w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Evaluate(w.now) })
 	if again := w.g.Evaluate(w.now); len(again) != 0 {
-		t.Fatalf("a second look at the same instant changed %v", again)
+		t.Fatalf("a second Evaluate at the same time changed %v", again)
 	}
 	for _, v := range modelVIPs {
-		got, was := w.g.Decision(v), w.before[v]
+		got, before := w.g.Decision(v), w.before[v]
 		if alone := w.solo[v].Decision(v); alone != got {
-			t.Fatalf("%s: %v among others, %v alone", v, got, alone)
+			t.Fatalf("%s: %v with other VIPs, %v alone", v, got, alone)
 		}
-		word := w.words[v]
+		state := w.states[v]
 		vipDrain := time.Time{}
-		if word.Said == SaidDraining {
-			vipDrain = word.DrainEnd
+		if state.State == StateDraining {
+			vipDrain = state.DrainEnd
 		}
-		drains := []time.Time{w.stop, w.drained[v], w.away, vipDrain}
+		drains := []time.Time{w.stopEnd, w.drainEnds[v], w.lbDrainEnd, vipDrain}
 		down := !w.configured.Has(v) || !w.routed.Has(v) || !w.familyUp(v) ||
-			word.Said == SaidNever || word.Said == SaidNotReady ||
+			state.State == StateUnknown || state.State == StateNotReady ||
 			(w.lost() && w.options.OnLoss == WithdrawOnLoss) ||
 			slices.ContainsFunc(drains, func(d time.Time) bool { return over(d, w.now) })
 		draining := slices.ContainsFunc(drains, func(d time.Time) bool { return running(d, w.now) })
@@ -164,22 +164,22 @@ func (w *world) check(t *rapid.T) {
 			t.Fatalf("%s must be withdrawn at once, is %v", v, got)
 		case draining && got.Advertisement > Depreferred:
 			t.Fatalf("%s drains, is %v", v, got)
-		case (draining || !w.live()) && got.Advertisement > was:
-			t.Fatalf("%s rose from %s to %v while stale or draining", v, was, got)
+		case (draining || !w.live()) && got.Advertisement > before:
+			t.Fatalf("%s rose from %s to %v while stale or draining", v, before, got)
 		case got.Reason == Flapping && !w.flapping(v):
-			t.Fatalf("%s waits as flapping, after it fell at %v", v, w.flaps[v])
-		case got.Advertisement == Announced && word.Said != SaidReady:
-			t.Fatalf("%s is announced though the last word is %v", v, word.Said)
-		case !down && !draining && w.live() && word.Said == SaidReady && got.Advertisement != Announced && got.Reason != Flapping:
+			t.Fatalf("%s is damped after flaps at %v", v, w.flaps[v])
+		case got.Advertisement == Announced && state.State != StateReady:
+			t.Fatalf("%s is announced in state %v", v, state.State)
+		case !down && !draining && w.live() && state.State == StateReady && got.Advertisement != Announced && got.Reason != Flapping:
 			t.Fatalf("%s should be announced, is %v", v, got)
 		}
 		w.before[v] = got.Advertisement
 	}
 }
 
-// pass lets time go by as a punctual loop does: it looks whenever the gate asks
-// for it. Between two such looks nothing may change.
-func (w *world) pass(t *rapid.T, d time.Duration) {
+// advance lets time pass in a loop that is never late: it evaluates at each deadline of the gate.
+// Between two deadlines no decision may change.
+func (w *model) advance(t *rapid.T, d time.Duration) {
 	for end := w.now.Add(d); ; {
 		next := w.g.Deadline(w.now)
 		if next.IsZero() || next.After(end) {
@@ -188,7 +188,7 @@ func (w *world) pass(t *rapid.T, d time.Duration) {
 		if gap := next.Sub(w.now); gap > time.Microsecond {
 			w.now = w.now.Add(gap / 2)
 			if early := w.g.Evaluate(w.now); len(early) != 0 {
-				t.Fatalf("%v changed %v before the deadline that the gate gave", early, gap/2)
+				t.Fatalf("%v changed %v before the deadline of the gate", early, gap/2)
 			}
 			w.check(t)
 		}
@@ -204,58 +204,58 @@ func vipSet(t *rapid.T, label string) []vip.VIP {
 	return rapid.SliceOfDistinct(rapid.SampledFrom(modelVIPs), func(v vip.VIP) vip.VIP { return v }).Draw(t, label)
 }
 
-// speak has an instance of the load balancer say something.
-func (w *world) speak(t *rapid.T, complete, newInstance bool) {
-	var words []Word
-	for _, v := range vipSet(t, "spoken of") {
-		x := Word{VIP: v, Said: rapid.SampledFrom([]Said{SaidNotReady, SaidReady, SaidReady, SaidDraining}).Draw(t, "said")}
-		if x.Said == SaidDraining {
+// sendRandomStates sends random states of an instance of the load balancer.
+func (w *model) sendRandomStates(t *rapid.T, complete, newInstance bool) {
+	var states []VIPState
+	for _, v := range vipSet(t, "sent") {
+		x := VIPState{VIP: v, State: rapid.SampledFrom([]LBState{StateNotReady, StateReady, StateReady, StateDraining}).Draw(t, "state")}
+		if x.State == StateDraining {
 			x.DrainEnd = w.now.Add(time.Duration(rapid.IntRange(0, 3000).Draw(t, "drain ms")) * time.Millisecond)
 		}
-		words = append(words, x)
+		states = append(states, x)
 	}
-	w.say(words, complete, newInstance)
+	w.sendStates(states, complete, newInstance)
 }
 
-// say has an instance say these words. A VIP that falls by its own word has
-// flapped if its lease still holds.
-func (w *world) say(words []Word, complete, newInstance bool) {
+// sendStates sends states of an instance. A VIP has flapped if the lease of the same instance was
+// valid when it became not ready.
+func (w *model) sendStates(states []VIPState, complete, newInstance bool) {
 	counts := !newInstance && w.live()
 	if newInstance {
 		w.instance++
-		w.away = time.Time{}
+		w.lbDrainEnd = time.Time{}
 	}
-	before := w.words
-	w.words = maps.Clone(before)
+	before := w.states
+	w.states = maps.Clone(before)
 	if complete {
-		w.words = map[vip.VIP]Word{}
+		w.states = map[vip.VIP]VIPState{}
 		for _, v := range modelVIPs {
-			w.words[v] = Word{VIP: v, Said: SaidNotReady}
+			w.states[v] = VIPState{VIP: v, State: StateNotReady}
 		}
 	}
-	for _, x := range words {
-		w.words[x.VIP] = x
+	for _, x := range states {
+		w.states[x.VIP] = x
 	}
-	for v, was := range before {
-		if counts && was.Said == SaidReady && w.words[v].Said == SaidNotReady {
+	for v, old := range before {
+		if counts && old.State == StateReady && w.states[v].State == StateNotReady {
 			w.flaps[v] = append(w.flaps[v], w.now)
 		}
 	}
-	w.open, w.synced = true, true
+	w.streamOpen, w.synced = true, true
 	w.renew()
-	w.hear(w.heard(words, complete))
+	w.updateLB(w.lbUpdate(states, complete))
 }
 
-func (w *world) heard(words []Word, complete bool) Heard {
-	return Heard{
+func (w *model) lbUpdate(states []VIPState, complete bool) LBUpdate {
+	return LBUpdate{
 		Instance: fmt.Sprint(w.instance), Live: true, LeaseEnd: w.leaseEnd, Grace: w.grace,
-		GoingAway: !w.away.IsZero(), DrainEnd: w.away, Complete: complete, Words: words,
+		GoingAway: !w.lbDrainEnd.IsZero(), DrainEnd: w.lbDrainEnd, Complete: complete, VIPs: states,
 	}
 }
 
-func TestGateAgainstTheTable(t *testing.T) {
+func TestGateAgainstModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := newWorld(Options{
+		w := newModel(Options{
 			OnLoss:        rapid.SampledFrom([]LossPolicy{WithdrawOnLoss, WithdrawOnLoss, KeepOnLoss}).Draw(t, "on loss"),
 			NoFlapBackoff: rapid.Bool().Draw(t, "no back-off"),
 			DrainTime:     time.Second,
@@ -265,9 +265,9 @@ func TestGateAgainstTheTable(t *testing.T) {
 			"configure": func(t *rapid.T) {
 				vips := vipSet(t, "configured")
 				w.configured = vip.NewSet(vips...)
-				for v := range w.drained {
+				for v := range w.drainEnds {
 					if !w.configured.Has(v) {
-						delete(w.drained, v)
+						delete(w.drainEnds, v)
 					}
 				}
 				w.each(func(g *Gate, mine func(vip.VIP) bool) { g.Configure(keep(vips, mine)) })
@@ -282,74 +282,74 @@ func TestGateAgainstTheTable(t *testing.T) {
 			},
 			"gateways": func(t *rapid.T) {
 				w.up = [2]bool{rapid.Bool().Draw(t, "v4 up"), rapid.Bool().Draw(t, "v6 up")}
-				w.gatewaysAt, w.gateways = w.now, doubt{}
+				w.gatewaysAt, w.gatewaysExtension = w.now, extension{}
 				w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Gateways(Gateways{At: w.now, Up: w.up}) })
 			},
 			"both gateways": func(*rapid.T) {
-				w.up, w.gatewaysAt, w.gateways = [2]bool{true, true}, w.now, doubt{}
+				w.up, w.gatewaysAt, w.gatewaysExtension = [2]bool{true, true}, w.now, extension{}
 				w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Gateways(Gateways{At: w.now, Up: w.up}) })
 			},
-			"the same gateways again": func(*rapid.T) {
+			"repeated gateway state": func(*rapid.T) {
 				w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Gateways(Gateways{At: w.gatewaysAt, Up: w.up}) })
 			},
-			"speak": func(t *rapid.T) {
-				if !w.open || !w.synced {
-					w.speak(t, true, true)
+			"change states": func(t *rapid.T) {
+				if !w.streamOpen || !w.synced {
+					w.sendRandomStates(t, true, true)
 					return
 				}
-				w.speak(t, rapid.Bool().Draw(t, "complete"), false)
+				w.sendRandomStates(t, rapid.Bool().Draw(t, "complete"), false)
 			},
-			"all fall and rise": func(*rapid.T) {
-				for _, said := range []Said{SaidNotReady, SaidReady} {
-					var words []Word
+			"all flap": func(*rapid.T) {
+				for _, said := range []LBState{StateNotReady, StateReady} {
+					var words []VIPState
 					for _, v := range modelVIPs {
-						words = append(words, Word{VIP: v, Said: said})
+						words = append(words, VIPState{VIP: v, State: said})
 					}
-					w.say(words, !w.synced, !w.open || !w.synced)
+					w.sendStates(words, !w.synced, !w.streamOpen || !w.synced)
 				}
 			},
 			"heartbeat": func(*rapid.T) {
-				if w.open && w.synced {
+				if w.streamOpen && w.synced {
 					w.renew()
-					w.hear(w.heard(nil, false))
+					w.updateLB(w.lbUpdate(nil, false))
 				}
 			},
-			"go away": func(*rapid.T) {
-				if w.open && w.synced {
-					w.away = w.now.Add(2 * time.Second)
+			"load balancer stops": func(*rapid.T) {
+				if w.streamOpen && w.synced {
+					w.lbDrainEnd = w.now.Add(2 * time.Second)
 					w.renew()
-					w.hear(w.heard(nil, false))
+					w.updateLB(w.lbUpdate(nil, false))
 				}
 			},
 			"stream ends": func(*rapid.T) {
-				if w.open {
+				if w.streamOpen {
 					w.lostAt = earlier(w.leaseEnd, w.now).Add(w.grace)
-					w.open = false
-					h := w.heard(nil, false)
+					w.streamOpen = false
+					h := w.lbUpdate(nil, false)
 					h.Live, h.EndedAt = false, w.now
 					w.endedAt = w.now
-					w.hear(h)
+					w.updateLB(h)
 				}
 			},
 			"restart, unsynced": func(*rapid.T) {
 				if !w.synced {
 					return
 				}
-				if w.open {
+				if w.streamOpen {
 					w.lostAt = earlier(w.leaseEnd, w.now).Add(w.grace)
 					w.endedAt = w.now
 				}
-				w.open = false
-				h := w.heard(nil, false)
+				w.streamOpen = false
+				h := w.lbUpdate(nil, false)
 				h.Live, h.EndedAt = false, w.endedAt
-				w.hear(h)
+				w.updateLB(h)
 			},
-			"restart, synced": func(t *rapid.T) { w.speak(t, true, true) },
+			"restart, synced": func(t *rapid.T) { w.sendRandomStates(t, true, true) },
 			"drain": func(t *rapid.T) {
 				vips := vipSet(t, "to drain")
 				for _, v := range vips {
-					if w.configured.Has(v) && w.drained[v].IsZero() {
-						w.drained[v] = w.now.Add(w.options.DrainTime)
+					if w.configured.Has(v) && w.drainEnds[v].IsZero() {
+						w.drainEnds[v] = w.now.Add(w.options.DrainTime)
 					}
 				}
 				w.each(func(g *Gate, mine func(vip.VIP) bool) { g.Drain(w.now, keep(vips, mine)...) })
@@ -357,23 +357,23 @@ func TestGateAgainstTheTable(t *testing.T) {
 			"undrain": func(t *rapid.T) {
 				vips := vipSet(t, "to undrain")
 				for _, v := range vips {
-					delete(w.drained, v)
+					delete(w.drainEnds, v)
 				}
 				w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Undrain(vips...) })
 			},
-			"time passes": func(t *rapid.T) {
-				w.pass(t, time.Duration(rapid.IntRange(1, 4000).Draw(t, "ms"))*time.Millisecond)
+			"advance": func(t *rapid.T) {
+				w.advance(t, time.Duration(rapid.IntRange(1, 4000).Draw(t, "ms"))*time.Millisecond)
 			},
-			// The process does not run, and looks once it does.
-			"starves": func(t *rapid.T) {
+			// The process is starved and does not check the leases.
+			"starve": func(t *rapid.T) {
 				w.now = w.now.Add(time.Duration(rapid.IntRange(1, 4000).Draw(t, "ms")) * time.Millisecond)
 			},
 			"": func(t *rapid.T) { w.check(t) },
 		}
 		if rapid.IntRange(0, 9).Draw(t, "stops") == 0 {
 			steps["stop"] = func(*rapid.T) {
-				if w.stop.IsZero() {
-					w.stop = w.now.Add(w.options.DrainTime)
+				if w.stopEnd.IsZero() {
+					w.stopEnd = w.now.Add(w.options.DrainTime)
 				}
 				w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Stop(w.now) })
 			}

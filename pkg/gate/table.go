@@ -2,34 +2,33 @@ package gate
 
 import "time"
 
-// table is the decision table of the design (section 5), row by row: the first
-// row that holds wins. Everything that concerns all VIPs is taken from g.seen,
-// so that one Evaluate judges all of them by the same look.
-func (g *Gate) table(now time.Time, e *entry) Decision {
+// evaluateTable applies the decision table: the first row that matches wins. Conditions that
+// concern all VIPs come from g.last, so that one Evaluate decides all VIPs on the same state.
+func (g *Gate) evaluateTable(now time.Time, e *entry) Decision {
 	current := e.decision.Advertisement
 	gated := !g.options.Ungated
 	switch {
 	case !e.configured: // row 1
 		return Decision{Withdrawn, NotConfigured}
-	case gated && e.said == SaidNever: // row 2
+	case gated && e.state == StateUnknown: // row 2
 		return Decision{Withdrawn, LBNeverSeen}
-	case gated && e.said == SaidNotReady: // row 2
+	case gated && e.state == StateNotReady: // row 2
 		return Decision{Withdrawn, LBNotReady}
 	case !e.routed: // row 3
 		return Decision{Withdrawn, NoSourceRouting}
-	case !g.seen.up[e.vip.Family()]: // row 4
+	case !g.last.up[e.vip.Family()]: // row 4
 		return Decision{Withdrawn, NoGateway}
-	case gated && g.seen.freshness == Lost && g.options.OnLoss == WithdrawOnLoss: // row 5
+	case gated && g.last.freshness == Lost && g.options.OnLoss == WithdrawOnLoss: // row 5
 		return Decision{Withdrawn, LBLost}
 	}
 	if phase, reason := g.drain(now, e); phase == drainOver { // row 7
 		return Decision{Withdrawn, reason}
-	} else if phase == draining { // row 6, never raises
+	} else if phase == draining { // row 6; never raises
 		return Decision{min(current, Depreferred), reason}
 	}
 	switch {
-	case gated && g.seen.freshness != Live: // row 8, never raises
-		if g.seen.gasping {
+	case gated && g.last.freshness != Live: // row 8; never raises
+		if g.last.finalGrace {
 			current = min(current, Depreferred)
 		}
 		return Decision{current, LBStale}
@@ -39,8 +38,7 @@ func (g *Gate) table(now time.Time, e *entry) Decision {
 	return Decision{Announced, Ready} // row 10
 }
 
-// drain tells how far the furthest of all drains that concern e is, and why it
-// is drained. When several run, the one that ends first decides.
+// drain returns the phase and the reason of the drain of e that ends first.
 func (g *Gate) drain(now time.Time, e *entry) (phase, Reason) {
 	var end time.Time
 	reason := Ready
@@ -50,56 +48,55 @@ func (g *Gate) drain(now time.Time, e *entry) (phase, Reason) {
 		}
 	}
 	consider(g.stopEnd, Stopping)
-	consider(e.drained, Drained)
+	consider(e.operatorDrainEnd, Drained)
 	if !g.options.Ungated {
-		consider(g.goingAway, LBDraining)
-		if e.said == SaidDraining {
+		consider(g.lbDrainEnd, LBDraining)
+		if e.state == StateDraining {
 			consider(e.drainEnd, LBDraining)
 		}
 	}
 	return phaseOf(end, now), reason
 }
 
-// globals looks at everything that concerns all VIPs.
-func (g *Gate) globals(now time.Time) globals {
-	s := globals{
+// observe returns the conditions that concern all VIPs.
+func (g *Gate) observe(now time.Time) conditions {
+	s := conditions{
 		freshness: g.freshness(now),
 		stop:      phaseOf(g.stopEnd, now),
-		away:      phaseOf(g.goingAway, now),
+		lbDrain:   phaseOf(g.lbDrainEnd, now),
 	}
 	if s.freshness == Stale {
-		end, doubt := g.graceEnd(now)
-		s.gasping = !doubt && !now.Before(end.Add(-lastGasp))
+		end, late := g.graceEnd(now)
+		s.finalGrace = !late && !now.Before(end.Add(-finalGrace))
 	}
-	if holds, doubt := g.gatewayLease.look(now); holds || doubt {
+	if holds, late := g.gatewayLease.check(now); holds || late {
 		s.up = g.gatewaysUp
 	}
 	return s
 }
 
-// freshness judges the load balancer's lease. A look that came late leaves the
-// word STALE for a moment, so that nothing rises on a lease that has ended.
+// freshness returns the freshness of the load balancer's state. A late check leaves it Stale, so
+// that no VIP is raised on an expired lease.
 func (g *Gate) freshness(now time.Time) Freshness {
-	if !g.everSynced {
+	if !g.synced {
 		return Lost
 	}
-	if g.tracking {
-		if holds, _ := g.lbLease.look(now); holds {
+	if g.streamOpen {
+		if holds, _ := g.lbLease.check(now); holds {
 			return Live
 		}
 	}
-	if end, doubt := g.graceEnd(now); doubt || now.Before(end) {
+	if end, late := g.graceEnd(now); late || now.Before(end) {
 		return Stale
 	}
 	return Lost
 }
 
-// graceEnd is when a word that is not live is lost, and whether the look at the
-// lease came late.
-func (g *Gate) graceEnd(now time.Time) (end time.Time, doubt bool) {
-	if !g.tracking {
+// graceEnd returns when a state that is not live is lost, and whether the lease check was late.
+func (g *Gate) graceEnd(now time.Time) (end time.Time, late bool) {
+	if !g.streamOpen {
 		return g.graceStart.Add(g.grace), false
 	}
-	_, doubt = g.lbLease.look(now)
-	return g.lbLease.end.Add(g.grace), doubt
+	_, late = g.lbLease.check(now)
+	return g.lbLease.end.Add(g.grace), late
 }

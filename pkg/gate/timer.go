@@ -6,8 +6,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// timer makes a VIP dirty at a time. One that lost its meaning does no harm:
-// the VIP is decided anew from its inputs.
+// timer marks a VIP dirty at a time. A timer is never canceled: when it is obsolete, Evaluate
+// reaches the same decision from the same inputs.
 type timer struct {
 	at  time.Time
 	vip vip.VIP

@@ -31,21 +31,21 @@ func newGated(vips ...vip.VIP) *gated {
 // hear takes an update over, as the frontend does.
 func (g *gated) hear(now time.Time, u Update) {
 	g.apply(u)
-	h := gate.Heard{
+	h := gate.LBUpdate{
 		Instance: u.Position.InstanceID, Revision: u.Position.Revision, Live: u.Synced, LeaseEnd: u.LeaseEnd, EndedAt: u.EndedAt,
 		Grace: u.StaleGrace, GoingAway: u.GoingAway, DrainEnd: u.DrainEnd, Complete: u.Complete,
 	}
 	for _, r := range u.Changed {
-		w := gate.Word{VIP: r.VIP, Said: [...]gate.Said{NotReady: gate.SaidNotReady, Ready: gate.SaidReady, Draining: gate.SaidDraining}[r.State]}
+		w := gate.VIPState{VIP: r.VIP, State: [...]gate.LBState{NotReady: gate.StateNotReady, Ready: gate.StateReady, Draining: gate.StateDraining}[r.State]}
 		if r.State == Draining {
 			w.DrainEnd = r.DrainEnd
 		}
-		h.Words = append(h.Words, w)
+		h.VIPs = append(h.VIPs, w)
 	}
 	for v := range u.Removed {
 		h.Removed = append(h.Removed, v)
 	}
-	g.Hear(now, h)
+	g.UpdateLB(now, h)
 }
 
 // look evaluates with gateways that are up, and returns what changed.
