@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/vipgate/vipgate/cmd/internal/clitest"
+	"github.com/vipgate/vipgate/test/clitest"
 )
 
 const document = "../../docs/configuration.md"

@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vipgate/vipgate/cmd/internal/clitest"
 	"github.com/vipgate/vipgate/pkg/frontend"
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/test/clitest"
 )
 
 const (

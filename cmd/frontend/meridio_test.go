@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
-	"github.com/vipgate/vipgate/cmd/internal/clitest"
+	"github.com/vipgate/vipgate/test/clitest"
 )
 
 // environment is an environment of variables.

@@ -17,8 +17,8 @@ import (
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
 	"golang.org/x/sys/unix"
 
-	"github.com/vipgate/vipgate/cmd/internal/clitest"
-	"github.com/vipgate/vipgate/pkg/identity/identitytest"
+	"github.com/vipgate/vipgate/test/clitest"
+	"github.com/vipgate/vipgate/test/identitytest"
 	"github.com/vipgate/vipgate/test/lab"
 )
 

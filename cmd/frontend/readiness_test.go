@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vipgate/vipgate/cmd/internal/clitest"
 	"github.com/vipgate/vipgate/pkg/frontend"
 	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/test/clitest"
 )
 
 const smallTrench = `trench: t

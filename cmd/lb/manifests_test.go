@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/vipgate/vipgate/cmd/internal/clitest"
 	"github.com/vipgate/vipgate/pkg/lb"
+	"github.com/vipgate/vipgate/test/clitest"
 )
 
 const deployments = "../../deployments/"

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/peer"
 
 	"github.com/vipgate/vipgate/pkg/identity"
-	"github.com/vipgate/vipgate/pkg/identity/identitytest"
+	"github.com/vipgate/vipgate/test/identitytest"
 
 	"github.com/vipgate/vipgate/test/lab"
 )

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/identity"
-	"github.com/vipgate/vipgate/pkg/identity/identitytest"
+	"github.com/vipgate/vipgate/test/identitytest"
 )
 
 func filesSource(t *testing.T, dir string, o identity.Options) *identity.Source {

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/identity"
-	"github.com/vipgate/vipgate/pkg/identity/identitytest"
+	"github.com/vipgate/vipgate/test/identitytest"
 )
 
 func listen(t *testing.T, path string, mode fs.FileMode) (net.Listener, error) {

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/identity"
-	"github.com/vipgate/vipgate/pkg/identity/identitytest"
+	"github.com/vipgate/vipgate/test/identitytest"
 )
 
 func TestStatusFollowsTheLifeOfTheSVID(t *testing.T) {

@@ -20,8 +20,8 @@ import (
 
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 	"github.com/vipgate/vipgate/pkg/identity"
-	"github.com/vipgate/vipgate/pkg/identity/identitytest"
 	"github.com/vipgate/vipgate/pkg/task"
+	"github.com/vipgate/vipgate/test/identitytest"
 )
 
 // house is a registry that is served, with a roster kept as the load balancer's

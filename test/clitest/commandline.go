@@ -24,7 +24,7 @@ type CommandLine struct {
 	// Reads names the flags whose paths are only read, so that they may lie in a
 	// read-only mount.
 	Reads []string
-	// Documented tells whether a mount that no flag uses is explained somewhere.
+	// Documented reports whether a mount that no flag uses is explained somewhere.
 	Documented func(path string) bool
 }
 
