@@ -45,7 +45,7 @@ func newPod(t *testing.T) *pod {
 	if os.Geteuid() != 0 {
 		lab.Skip(t, "network and mount namespaces need root")
 	}
-	if errs := lab.Needs(); len(errs) > 0 {
+	if errs := lab.Missing(); len(errs) > 0 {
 		lab.Skip(t, errs[0].Error())
 	}
 	p := &pod{

@@ -327,7 +327,7 @@ func (st *stage) waitCalm(n int) error {
 			return err
 		}
 		ctx, cancel := context.WithTimeout(st.ctx, calm)
-		_, err := st.receiver.WaitFor(ctx, st.receiver.Mark(), func(lab.Receipt) bool { return true })
+		_, err := st.receiver.WaitFor(ctx, st.receiver.Mark(), func(lab.PrefixUpdate) bool { return true })
 		quiet := err != nil && ctx.Err() != nil
 		cancel()
 		if err := st.ctx.Err(); err != nil {

@@ -88,7 +88,7 @@ func (o *options) prepare() error {
 		return err
 	}
 	o.Binaries = dir
-	errs := lab.Needs()
+	errs := lab.Missing()
 	for _, program := range []string{"lb", "frontend"} {
 		if _, err := os.Stat(filepath.Join(dir, program)); err != nil {
 			errs = append(errs, fmt.Errorf("%s is not built in %s: make build", program, dir))

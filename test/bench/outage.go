@@ -86,7 +86,7 @@ func (o outage) suffer(st *stage) (float64, error) {
 	// has run out that was set before all this began.
 	limit, cancel := context.WithDeadline(st.ctx, began.Add(max(o.lasts, gatewayHold)+1500*time.Millisecond))
 	defer cancel()
-	_, err := st.receiver.WaitFor(limit, mark, func(r lab.Receipt) bool { return r.Withdrawn })
+	_, err := st.receiver.WaitFor(limit, mark, func(r lab.PrefixUpdate) bool { return r.Withdrawn })
 	switch {
 	case st.ctx.Err() != nil:
 		return 0, context.Cause(st.ctx)

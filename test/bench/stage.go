@@ -179,7 +179,7 @@ func (st *stage) waitState(mark int, v vip.VIP, announced bool) (time.Time, erro
 	ctx, cancel := st.patient()
 	defer cancel()
 	prefix := v.Prefix()
-	heard, err := st.receiver.WaitFor(ctx, mark, func(h lab.Receipt) bool { return h.Prefix == prefix && h.Withdrawn != announced })
+	heard, err := st.receiver.WaitFor(ctx, mark, func(h lab.PrefixUpdate) bool { return h.Prefix == prefix && h.Withdrawn != announced })
 	return heard.At, st.explain(ctx, err)
 }
 

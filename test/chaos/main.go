@@ -164,8 +164,8 @@ func (o *options) complete() error {
 		return err
 	}
 	o.binaries = abs
-	errs := lab.Needs()
-	if lacks := lab.FRRLacks(); lacks != "" {
+	errs := lab.Missing()
+	if lacks := lab.MissingForFRR(); lacks != "" {
 		errs = append(errs, errors.New(lacks))
 	}
 	for _, program := range []string{"lb", "frontend"} {

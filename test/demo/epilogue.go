@@ -62,8 +62,8 @@ func (t *story) end(ctx context.Context) error {
 }
 
 // depreferred is satisfied when all of these are there with 65535:0.
-func depreferred(want []netip.Prefix) func(lab.Sight) error {
-	return func(s lab.Sight) error {
+func depreferred(want []netip.Prefix) func(lab.Snapshot) error {
+	return func(s lab.Snapshot) error {
 		for _, p := range want {
 			if r, has := s.Routes[p]; !has || !r.GracefulShutdown() {
 				return fmt.Errorf("the gateway holds %s, not %s with 65535:0, expected it for every VIP", list(s.Prefixes()), p)
@@ -75,7 +75,7 @@ func depreferred(want []netip.Prefix) func(lab.Sight) error {
 
 // inOrder checks the end of a pod: each VIP is de-preferred, then withdrawn for
 // good, and the lb ends after that.
-func inOrder(history []lab.Sight, vips []netip.Prefix, lbEnd time.Time) error {
+func inOrder(history []lab.Snapshot, vips []netip.Prefix, lbEnd time.Time) error {
 	for _, p := range vips {
 		var warned, gone time.Time
 		for _, s := range history[1:] {

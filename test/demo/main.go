@@ -103,10 +103,10 @@ func (o *options) complete() error {
 	if _, err := os.Stat(filepath.Join(o.tools, "grpcurl")); err != nil {
 		errs = append(errs, fmt.Errorf("grpcurl is not built in %s: make demo builds it", o.tools))
 	}
-	if lack := lab.YardLacks(); lack != "" && o.act != 1 {
+	if lack := lab.MissingForTopology(); lack != "" && o.act != 1 {
 		errs = append(errs, fmt.Errorf("this machine lacks %s", lack))
 	}
-	return errors.Join(append(errs, lab.Needs()...)...)
+	return errors.Join(append(errs, lab.Missing()...)...)
 }
 
 // play plays the acts.

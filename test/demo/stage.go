@@ -67,7 +67,7 @@ type stage struct {
 	pod      *lab.Pod
 	gateway  *lab.Gateway
 	control  *lab.Control // of the gateway's BIRD
-	witness  *lab.Witness
+	witness  *lab.RouteWatcher
 	one, two *service
 	app      *service // registers itself
 	egress   *healthWatch
@@ -118,7 +118,7 @@ func newStage(ctx context.Context, binaries string, fail func(error)) (_ *stage,
 	if err != nil {
 		return s, errors.Join(fmt.Errorf("the gateway's BIRD does not answer: %w", err), errors.New(s.gateway.Process.Tail(10)))
 	}
-	if s.witness, err = s.gateway.Witness(ctx, lookEvery); err != nil {
+	if s.witness, err = s.gateway.WatchRoutes(ctx, lookEvery); err != nil {
 		return s, err
 	}
 	if s.frontend, err = dialAdmin(s.pod.FrontendAdmin()); err != nil {

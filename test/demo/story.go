@@ -131,7 +131,7 @@ func (t *story) confess(err error) {
 // start starts the pod and sees that nothing is advertised although everything
 // is up.
 func (t *story) start(ctx context.Context) error {
-	from, looks := time.Now(), t.witness.Looks()
+	from, looks := time.Now(), t.witness.Polls()
 	t.say("   lb and frontend are started; no target listens")
 	if err := errors.Join(t.startLB(), t.startFrontend()); err != nil {
 		return err
@@ -155,7 +155,7 @@ func (t *story) start(ctx context.Context) error {
 			return fmt.Errorf("%s after the start the gateway held %s, expected nothing", short(s.At.Sub(from)), list(s.Prefixes()))
 		}
 	}
-	t.say("   ok: empty at each of %d looks", t.witness.Looks()-looks)
+	t.say("   ok: empty at each of %d looks", t.witness.Polls()-looks)
 	return nil
 }
 
@@ -184,10 +184,10 @@ func (t *story) up(ctx context.Context) error {
 // change is a cause that runs its course.
 type change struct {
 	from   time.Time // of the cause
-	before lab.Sight
+	before lab.Snapshot
 	want   []netip.Prefix
 	heard  map[netip.Prefix]int // what the gateway was told of each VIP before
-	seen   lab.Sight            // the table as wanted
+	seen   lab.Snapshot         // the table as wanted
 }
 
 // untouched are the VIPs that the change must leave alone.
@@ -312,9 +312,9 @@ func (t *story) settle(ctx context.Context, c *change) error {
 
 // exactly is satisfied when the table holds these prefixes and no other, none
 // of them de-preferred.
-func exactly(want []netip.Prefix) func(lab.Sight) error {
+func exactly(want []netip.Prefix) func(lab.Snapshot) error {
 	want = slices.SortedFunc(slices.Values(want), netip.Prefix.Compare)
-	return func(s lab.Sight) error {
+	return func(s lab.Snapshot) error {
 		if got := s.Prefixes(); !slices.Equal(got, want) {
 			return fmt.Errorf("the gateway holds %s, expected %s", list(got), list(want))
 		}
@@ -330,7 +330,7 @@ func exactly(want []netip.Prefix) func(lab.Sight) error {
 // judge checks every table seen from a cause on, the one before it included:
 // what should stay was there unchanged at every moment, what should come or go
 // did so once, and nothing else ever appeared.
-func judge(c *change, history []lab.Sight) error {
+func judge(c *change, history []lab.Snapshot) error {
 	for i, s := range history[1:] {
 		after := short(s.At.Sub(c.from))
 		for _, p := range s.Prefixes() {
@@ -359,7 +359,7 @@ func judge(c *change, history []lab.Sight) error {
 }
 
 // turned tells when a prefix came or went first.
-func turned(history []lab.Sight, p netip.Prefix) time.Time {
+func turned(history []lab.Snapshot, p netip.Prefix) time.Time {
 	for _, s := range history[1:] {
 		if s.Has(p) != history[0].Has(p) {
 			return s.At

@@ -23,8 +23,8 @@ func route(p netip.Prefix, communities ...string) lab.Route {
 }
 
 // sight is a table at so many milliseconds after the start.
-func sight(start time.Time, ms int, routes ...lab.Route) lab.Sight {
-	s := lab.Sight{At: start.Add(time.Duration(ms) * time.Millisecond), Routes: map[netip.Prefix]lab.Route{}}
+func sight(start time.Time, ms int, routes ...lab.Route) lab.Snapshot {
+	s := lab.Snapshot{At: start.Add(time.Duration(ms) * time.Millisecond), Routes: map[netip.Prefix]lab.Route{}}
 	for _, r := range routes {
 		s.Routes[r.Prefix] = r
 	}
@@ -35,7 +35,7 @@ func TestTableMarksWhatChanged(t *testing.T) {
 	now := time.Now()
 	for _, c := range []struct {
 		name        string
-		before, now lab.Sight
+		before, now lab.Snapshot
 		want        []string
 	}{
 		{"empty", sight(now, 0), sight(now, 1), []string{"  the gateway's table is empty"}},
@@ -68,16 +68,16 @@ func TestJudgeSeesWhatMustNotHappen(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		want    []netip.Prefix
-		history []lab.Sight
+		history []lab.Snapshot
 		problem string // empty: none
 	}{
-		{"one goes", []netip.Prefix{vipB}, []lab.Sight{both, sight(now, 1, route(vipB))}, ""},
-		{"one comes", []netip.Prefix{vipA, vipB}, []lab.Sight{sight(now, 0, route(vipB)), both}, ""},
-		{"both come one after the other", []netip.Prefix{vipA, vipB}, []lab.Sight{sight(now, 0), sight(now, 1, route(vipB)), both}, ""},
-		{"the other one goes for a moment", []netip.Prefix{vipB}, []lab.Sight{both, sight(now, 1), sight(now, 2, route(vipB))}, "lost or changed"},
-		{"the other one changes", []netip.Prefix{vipB}, []lab.Sight{both, sight(now, 1, route(vipB, "(65535,0)"))}, "lost or changed"},
-		{"it goes, comes and goes", []netip.Prefix{vipB}, []lab.Sight{both, sight(now, 1, route(vipB)), both, sight(now, 2, route(vipB))}, "changed again"},
-		{"a stranger for a moment", []netip.Prefix{vipB}, []lab.Sight{sight(now, 0, route(vipB)), both, sight(now, 1, route(vipB))}, "at no moment"},
+		{"one goes", []netip.Prefix{vipB}, []lab.Snapshot{both, sight(now, 1, route(vipB))}, ""},
+		{"one comes", []netip.Prefix{vipA, vipB}, []lab.Snapshot{sight(now, 0, route(vipB)), both}, ""},
+		{"both come one after the other", []netip.Prefix{vipA, vipB}, []lab.Snapshot{sight(now, 0), sight(now, 1, route(vipB)), both}, ""},
+		{"the other one goes for a moment", []netip.Prefix{vipB}, []lab.Snapshot{both, sight(now, 1), sight(now, 2, route(vipB))}, "lost or changed"},
+		{"the other one changes", []netip.Prefix{vipB}, []lab.Snapshot{both, sight(now, 1, route(vipB, "(65535,0)"))}, "lost or changed"},
+		{"it goes, comes and goes", []netip.Prefix{vipB}, []lab.Snapshot{both, sight(now, 1, route(vipB)), both, sight(now, 2, route(vipB))}, "changed again"},
+		{"a stranger for a moment", []netip.Prefix{vipB}, []lab.Snapshot{sight(now, 0, route(vipB)), both, sight(now, 1, route(vipB))}, "at no moment"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			err := judge(&change{from: now, before: c.history[0], want: c.want}, c.history)
@@ -92,16 +92,16 @@ func TestInOrderSeesEveryWrongEnd(t *testing.T) {
 	up, gone := sight(now, 0, route(vipA)), sight(now, 10)
 	for _, c := range []struct {
 		name    string
-		history []lab.Sight
+		history []lab.Snapshot
 		lbEnd   int
 		problem string // empty: none
 	}{
-		{"in order", []lab.Sight{up, warned, gone}, 20, ""},
-		{"no warning", []lab.Sight{up, gone}, 20, "never held"},
-		{"never gone", []lab.Sight{up, warned}, 20, "not withdrawn"},
-		{"back again", []lab.Sight{up, warned, gone, warned}, 20, "came back"},
-		{"the warning is taken back", []lab.Sight{up, warned, up, gone}, 20, "lost its 65535:0"},
-		{"the lb goes too early", []lab.Sight{up, warned, gone}, 9, "expected to forward"},
+		{"in order", []lab.Snapshot{up, warned, gone}, 20, ""},
+		{"no warning", []lab.Snapshot{up, gone}, 20, "never held"},
+		{"never gone", []lab.Snapshot{up, warned}, 20, "not withdrawn"},
+		{"back again", []lab.Snapshot{up, warned, gone, warned}, 20, "came back"},
+		{"the warning is taken back", []lab.Snapshot{up, warned, up, gone}, 20, "lost its 65535:0"},
+		{"the lb goes too early", []lab.Snapshot{up, warned, gone}, 9, "expected to forward"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			wantProblem(t, inOrder(c.history, []netip.Prefix{vipA}, now.Add(time.Duration(c.lbEnd)*time.Millisecond)), c.problem)

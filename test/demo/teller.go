@@ -35,14 +35,14 @@ func (t *teller) quote(text string) {
 }
 
 // show prints the gateway's table: + is new since before, - is gone, ~ changed.
-func (t *teller) show(before, now lab.Sight) {
+func (t *teller) show(before, now lab.Snapshot) {
 	for _, line := range table(before, now) {
 		t.say("      %s", line)
 	}
 }
 
 // table renders a gateway's table, by prefix.
-func table(before, now lab.Sight) []string {
+func table(before, now lab.Snapshot) []string {
 	all := append(now.Prefixes(), before.Prefixes()...)
 	slices.SortFunc(all, netip.Prefix.Compare)
 	all = slices.Compact(all)

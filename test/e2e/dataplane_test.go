@@ -19,7 +19,7 @@ import (
 // dataPlaneWorld is a pod whose lb forwards, with a gateway and two targets.
 type dataPlaneWorld struct {
 	t *testing.T
-	*lab.Yard
+	*lab.Topology
 	ctx context.Context
 	pod *lab.Pod
 }
@@ -54,10 +54,10 @@ func newDataPlaneWorld(t *testing.T) *dataPlaneWorld { return newDataPlaneWorldO
 // newDataPlaneWorldOf has so many targets, of which two stand in the trench file.
 func newDataPlaneWorldOf(t *testing.T, targets int) *dataPlaneWorld {
 	t.Helper()
-	if lack := lab.YardLacks(); lack != "" {
+	if lack := lab.MissingForTopology(); lack != "" {
 		lab.Skip(t, lack)
 	}
-	y, err := lab.NewYard(lab.YardConfig{
+	y, err := lab.NewTopology(lab.TopologyConfig{
 		Pods: 1, Targets: targets, VIPs: []netip.Addr{netip.MustParseAddr("20.0.0.1"), netip.MustParseAddr("2000::1")}, Binaries: binaries,
 	})
 	if err != nil {

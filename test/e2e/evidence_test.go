@@ -36,7 +36,7 @@ const (
 )
 
 // trace is everything that the gateway heard so far.
-func (w *world) trace() []lab.Heard {
+func (w *world) trace() []lab.RouteUpdate {
 	w.t.Helper()
 	trace, err := w.gateway.Trace()
 	w.must(err)
@@ -50,15 +50,15 @@ func (w *world) mark() int {
 }
 
 // heard is what the gateway heard of a prefix after a mark.
-func (w *world) heard(mark int, prefix string) []lab.Heard {
+func (w *world) heard(mark int, prefix string) []lab.RouteUpdate {
 	w.t.Helper()
 	p := netip.MustParsePrefix(prefix)
-	return slices.DeleteFunc(w.trace()[mark:], func(h lab.Heard) bool { return h.Prefix != p })
+	return slices.DeleteFunc(w.trace()[mark:], func(h lab.RouteUpdate) bool { return h.Prefix != p })
 }
 
 // story names what was heard, in order. De-preferred is only what carries both
 // the community and the three prepended AS numbers (design section 5).
-func story(heard []lab.Heard) []string {
+func story(heard []lab.RouteUpdate) []string {
 	words := []string{}
 	for _, h := range heard {
 		long := len(h.ASPath) == 4
@@ -94,9 +94,9 @@ func (w *world) wantNothing(mark int, prefixes ...string) {
 
 // waitHeard waits until the last that the gateway heard of a prefix after a mark
 // is this.
-func (w *world) waitHeard(mark int, prefix, want string) lab.Heard {
+func (w *world) waitHeard(mark int, prefix, want string) lab.RouteUpdate {
 	w.t.Helper()
-	var last lab.Heard
+	var last lab.RouteUpdate
 	w.waitFor(func() error {
 		heard := w.heard(mark, prefix)
 		if got := story(heard); len(got) == 0 || got[len(got)-1] != want {

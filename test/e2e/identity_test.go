@@ -275,7 +275,8 @@ func TestFrontendBelievesNoLBButTheOneNamed(t *testing.T) {
 			w.waitLine(w.pod.Frontend, from, append(c.words, "no readiness stream")...)
 		})
 	}
-	if heard := slices.DeleteFunc(w.trace(), func(h lab.Heard) bool { return h.Prefix.Bits() == 0 }); len(heard) > 0 {
+	isDefault := func(u lab.RouteUpdate) bool { return u.Prefix.Bits() == 0 }
+	if heard := slices.DeleteFunc(w.trace(), isDefault); len(heard) > 0 {
 		t.Errorf("the gateway heard %v while nobody spoke who may", heard)
 	}
 	// The same impostor is believed when it shows what is expected.

@@ -40,7 +40,7 @@ func newInterop(t *testing.T, kind lab.Kind, change func(*lab.GatewayConfig)) *i
 // need skips a test when the machine lacks a kind of gateway.
 func need(t *testing.T, kind lab.Kind) {
 	t.Helper()
-	if lacks := kind.Lacks(); lacks != "" {
+	if lacks := kind.Missing(); lacks != "" {
 		lab.Skip(t, lacks)
 	}
 }
@@ -92,7 +92,7 @@ func (w *world) routerHeard(r lab.Router, mark int, prefix string) []string {
 	trace, err := r.Trace()
 	w.must(err)
 	p := netip.MustParsePrefix(prefix)
-	return story(slices.DeleteFunc(trace[mark:], func(h lab.Heard) bool { return h.Prefix != p }))
+	return story(slices.DeleteFunc(trace[mark:], func(h lab.RouteUpdate) bool { return h.Prefix != p }))
 }
 
 // routerMark is a place in a gateway's trace: now.

@@ -97,7 +97,7 @@ func TestLBKillNeverRaisesAVIPThatIsNotReady(t *testing.T) {
 			w.must(w.pod.StartLB(grace))
 			w.must(w.pod.StartFrontend())
 			w.wantRoutes(vipB4, vipB6)
-			witness, err := w.gateway.Witness(t.Context(), time.Millisecond)
+			witness, err := w.gateway.WatchRoutes(t.Context(), time.Millisecond)
 			w.must(err)
 			begin := time.Now()
 			for range 3 {

@@ -109,7 +109,7 @@ func TestThousandVIPs(t *testing.T) {
 	mark = w.mark()
 	// A BIRD before 2.14 reads a long UPDATE in pieces and sleeps in between:
 	// the gateway's is kept awake, as the product does with its own.
-	witness, err := w.gateway.Witness(t.Context(), 20*time.Millisecond)
+	witness, err := w.gateway.WatchRoutes(t.Context(), 20*time.Millisecond)
 	w.must(err)
 	w.must(w.pod.LB.Signal(syscall.SIGTERM))
 	w.wantExit(w.pod.LB, 0)

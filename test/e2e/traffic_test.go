@@ -17,7 +17,7 @@ const sceneTime = 4 * time.Minute
 // openTrench starts two pods with real traffic's laboratory.
 func openTrench(t *testing.T, o traffic.Options) (context.Context, *traffic.Trench) {
 	t.Helper()
-	if lack := lab.YardLacks(); lack != "" {
+	if lack := lab.MissingForTopology(); lack != "" {
 		t.Fatalf("this machine lacks %s", lack)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), sceneTime)

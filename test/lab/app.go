@@ -20,7 +20,7 @@ const (
 )
 
 // lookEvery is how often a condition of the outside world is asked for.
-const lookEvery = 10 * time.Millisecond
+const pollInterval = 10 * time.Millisecond
 
 // App is a target of a yard, with an application in a namespace of its own.
 type App struct {

@@ -3,7 +3,7 @@
 // packets on a wire.
 //
 // A [Lab] is one trench pod with a gateway, for what is about announcements; a
-// [Yard] has pods beside each other and targets with applications, for real
+// [Topology] has pods beside each other and targets with applications, for real
 // traffic (package load makes it). Neither is safe for concurrent use.
 //
 // It needs root. A namespace's name carries the process that made it, so that

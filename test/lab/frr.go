@@ -37,7 +37,7 @@ type FRR struct {
 }
 
 // FRRLacks says what this machine lacks for an FRR gateway; nothing when "".
-func FRRLacks() string {
+func MissingForFRR() string {
 	if _, err := os.Stat(filepath.Join(frrFolder, "bgpd")); err != nil {
 		return "FRR (Debian: apt-get install frr)"
 	}
@@ -300,7 +300,7 @@ func (g *FRR) WantRoutes(ctx context.Context, prefixes ...string) error {
 
 // Trace returns everything that the gateway heard so far, in order and without
 // gaps.
-func (g *FRR) Trace() ([]Heard, error) {
+func (g *FRR) Trace() ([]RouteUpdate, error) {
 	b, err := os.ReadFile(filepath.Join(g.dir, "bgpd.log"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil // it has just been started
@@ -329,10 +329,10 @@ var (
 //	169.254.100.1(Unknown) rcvd 20.0.0.1/32 IPv4 unicast
 //	169.254.100.1(Unknown) rcvd UPDATE about 20.0.0.1/32 IPv4 unicast -- withdrawn
 //	%ADJCHANGE: neighbor 169.254.100.1(Unknown) in vrf default Down BGP Notification received
-func parseFRRTrace(log string) ([]Heard, error) {
-	var trace []Heard
-	attributes := map[string]Heard{} // of the UPDATE that a neighbor is sending
-	held := holdings{}
+func parseFRRTrace(log string) ([]RouteUpdate, error) {
+	var trace []RouteUpdate
+	attributes := map[string]RouteUpdate{} // of the UPDATE that a neighbor is sending
+	held := adjRIBIn{}
 	for line := range strings.Lines(log) {
 		line, whole := strings.CutSuffix(line, "\n")
 		words := strings.SplitN(line, " ", 5)
@@ -345,14 +345,14 @@ func parseFRRTrace(log string) ([]Heard, error) {
 		}
 		said := words[4]
 		if m := frrAttributes.FindStringSubmatch(said); m != nil {
-			attributes[m[1]] = frrHeard(m[2])
+			attributes[m[1]] = parseFRRUpdate(m[2])
 		} else if m := frrAnnounced.FindStringSubmatch(said); m != nil {
-			h := attributes[m[1]]
-			h.At = at
-			if h.Prefix, err = netip.ParsePrefix(m[2]); err != nil {
+			u := attributes[m[1]]
+			u.At = at
+			if u.Prefix, err = netip.ParsePrefix(m[2]); err != nil {
 				return nil, fmt.Errorf("line %q of bgpd's log: %w", line, err)
 			}
-			trace = append(trace, held.announce(m[1], h))
+			trace = append(trace, held.announce(m[1], u))
 		} else if m := frrWithdrawn.FindStringSubmatch(said); m != nil {
 			p, err := netip.ParsePrefix(m[2])
 			if err != nil {
@@ -369,16 +369,16 @@ func parseFRRTrace(log string) ([]Heard, error) {
 }
 
 // frrHeard reads the attributes of an UPDATE.
-func frrHeard(attributes string) Heard {
-	var h Heard
+func parseFRRUpdate(attributes string) RouteUpdate {
+	var u RouteUpdate
 	for part := range strings.SplitSeq(attributes, ", ") {
 		name, value, _ := strings.Cut(part, " ")
 		switch name {
 		case "path":
-			h.ASPath = strings.Fields(value)
+			u.ASPath = strings.Fields(value)
 		case "community":
-			h.Communities = frrCommunities(value)
+			u.Communities = frrCommunities(value)
 		}
 	}
-	return h
+	return u
 }

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestFRRTraceReadsWhatWasHeard(t *testing.T) {
+func TestParseFRRTrace(t *testing.T) {
 	trace, err := parseFRRTrace(`2026/11/21 07:15:39 BGP: [T83RR-8SM5G] bgpd 8.4.4 starting: vty@0, bgp@169.254.100.2:10179
 2026/11/21 07:15:41.222665 BGP: [T5AAP-5GA85] 169.254.100.1(Unknown) rcvd UPDATE w/ attr: nexthop 169.254.100.1, origin i, path 8103
 2026/11/21 07:15:41.222667 BGP: [PCFFM-WMARW] 169.254.100.1(Unknown) rcvd UPDATE wlen 0 attrlen 27 alen 10
@@ -39,7 +39,7 @@ func TestFRRTraceReadsWhatWasHeard(t *testing.T) {
 	}
 }
 
-func TestFRRRoutesAreTheBestPaths(t *testing.T) {
+func TestParseFRRRoutes(t *testing.T) {
 	routes := map[netip.Prefix]Route{}
 	err := parseFRRRoutes(`{"vrfId":0,"routes":{"20.0.0.1/32":[{"prefix":"20.0.0.1/32","version":9,"advertisedTo":{}},
 {"aspath":{"string":"8103 8103","length":2},"valid":true,"bestpath":{},"nexthops":[{"ip":"169.254.100.151"}],"peer":{"peerId":"169.254.100.151"}},

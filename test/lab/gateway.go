@@ -165,8 +165,8 @@ func (g *Gateway) Updates(prefix string) int {
 		return -1
 	}
 	n := 0
-	for _, h := range trace {
-		if h.Prefix.String() == prefix {
+	for _, u := range trace {
+		if u.Prefix.String() == prefix {
 			n++
 		}
 	}

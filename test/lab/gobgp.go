@@ -26,7 +26,7 @@ type GoBGP struct {
 }
 
 // GoBGPLacks says what this machine lacks for a gobgpd gateway; nothing when "".
-func GoBGPLacks() string {
+func MissingForGoBGP() string {
 	for _, program := range []string{"gobgpd", "gobgp"} {
 		if _, err := exec.LookPath(program); err != nil {
 			return program + " (Debian: apt-get install gobgpd)"
@@ -234,7 +234,7 @@ func (g *GoBGP) WantRoutes(ctx context.Context, prefixes ...string) error {
 
 // Trace returns everything that the gateway heard so far, in order and without
 // gaps. Its times are in whole seconds, up to 1 s too early.
-func (g *GoBGP) Trace() ([]Heard, error) {
+func (g *GoBGP) Trace() ([]RouteUpdate, error) {
 	b, err := os.ReadFile(g.tracePath())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil // it has just been started
@@ -263,9 +263,9 @@ const (
 )
 
 // parseGoBGPTrace reads gobgpd's log: one object of JSON a line.
-func parseGoBGPTrace(log string) ([]Heard, error) {
-	var trace []Heard
-	held := holdings{}
+func parseGoBGPTrace(log string) ([]RouteUpdate, error) {
+	var trace []RouteUpdate
+	held := adjRIBIn{}
 	for line := range strings.Lines(log) {
 		if !strings.HasSuffix(line, "\n") {
 			continue // still being written
@@ -288,7 +288,7 @@ func parseGoBGPTrace(log string) ([]Heard, error) {
 				trace = append(trace, held.down(l.Neighbor, l.Time)...)
 				continue
 			}
-			heard, err := l.heard(held)
+			heard, err := l.updates(held)
 			if err != nil {
 				return nil, fmt.Errorf("line %q of gobgpd's log: %w", line, err)
 			}
@@ -299,7 +299,7 @@ func parseGoBGPTrace(log string) ([]Heard, error) {
 }
 
 // heard is what an UPDATE says.
-func (l goBGPLine) heard(held holdings) ([]Heard, error) {
+func (l goBGPLine) updates(held adjRIBIn) ([]RouteUpdate, error) {
 	announced, withdrawn := l.Prefixes, l.Withdrawals
 	var r Route
 	for _, a := range l.Attributes {
@@ -321,13 +321,13 @@ func (l goBGPLine) heard(held holdings) ([]Heard, error) {
 			return nil, err
 		}
 	}
-	var trace []Heard
+	var trace []RouteUpdate
 	for _, p := range withdrawn {
 		trace = append(trace, held.withdraw(l.Neighbor, l.Time, p.Prefix)...)
 	}
 	for _, p := range announced {
-		h := Heard{At: l.Time, Prefix: p.Prefix, ASPath: r.ASPath, Communities: r.Communities}
-		trace = append(trace, held.announce(l.Neighbor, h))
+		u := RouteUpdate{At: l.Time, Prefix: p.Prefix, ASPath: r.ASPath, Communities: r.Communities}
+		trace = append(trace, held.announce(l.Neighbor, u))
 	}
 	return trace, nil
 }

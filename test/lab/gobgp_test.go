@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestGoBGPTraceReadsWhatWasHeard(t *testing.T) {
+func TestParseGoBGPTrace(t *testing.T) {
 	trace, err := parseGoBGPTrace(`not JSON
 {"level":"info","msg":"gobgpd started","time":"2026-11-21T07:33:18Z"}
 {"Key":"169.254.100.1","attributes":[{"type":1,"value":0},{"type":2,"as_paths":[{"segment_type":2,"num":1,"asns":[8103]}]},{"type":3,"nexthop":"169.254.100.1"}],"msg":"received update","nlri":[{"prefix":"20.0.0.1/32"},{"prefix":"20.0.0.2/32"}],"time":"2026-11-21T07:33:19Z","withdrawals":[]}
@@ -32,7 +32,7 @@ func TestGoBGPTraceReadsWhatWasHeard(t *testing.T) {
 	}
 }
 
-func TestGoBGPRoutesAreTheBestPaths(t *testing.T) {
+func TestParseGoBGPRoutes(t *testing.T) {
 	routes := map[netip.Prefix]Route{}
 	err := parseGoBGPRoutes(`{"0.0.0.0/0":[{"best":true,"attrs":[{"type":1,"value":2},{"type":3,"nexthop":"0.0.0.0"}]}],
 "20.0.0.1/32":[{"best":true,"attrs":[{"type":1,"value":0},{"type":2,"as_paths":[{"asns":[8103]}]},{"type":3,"nexthop":"169.254.100.1"},{"type":5,"value":100},{"type":8,"communities":[4294901760]}],"neighbor-ip":"169.254.100.1"},

@@ -66,15 +66,15 @@ type Lab struct {
 	Second  *NetNS // of a second gateway; nil before SecondGateway
 
 	processes []*Process
-	others    []*NetNS // of a Yard
+	others    []*NetNS // of a Topology
 }
 
 // New makes a laboratory without any process. Leftovers of killed runs are
 // removed first. The caller closes it.
-func New() (*Lab, error) { return raise((*Lab).wire) }
+func New() (*Lab, error) { return newLab((*Lab).wire) }
 
 // raise makes the namespaces of a laboratory and lets wire do the rest.
-func raise(wire func(*Lab) error) (_ *Lab, err error) {
+func newLab(wire func(*Lab) error) (_ *Lab, err error) {
 	if err := RemoveLeftovers(); err != nil {
 		return nil, fmt.Errorf("leftovers of an earlier run: %w", err)
 	}
@@ -218,7 +218,7 @@ func removeFolders() error {
 		if m == nil {
 			continue
 		}
-		if info, err := e.Info(); err == nil && !makerLives(m[1], info.ModTime()) {
+		if info, err := e.Info(); err == nil && !ownerRuns(m[1], info.ModTime()) {
 			errs = append(errs, os.RemoveAll(filepath.Join(tempDir, e.Name())))
 		}
 	}

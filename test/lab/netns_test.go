@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-const patience = 30 * time.Second
+const waitTimeout = 30 * time.Second
 
-func TestNamespaceIsOnlySeenInside(t *testing.T) {
+func TestNamespaceIsolation(t *testing.T) {
 	a, b := NewNetNS(t), NewNetNS(t)
 	if err := Veth(a, "left", b, "right"); err != nil {
 		t.Fatal(err)
@@ -40,14 +40,14 @@ func TestNamespaceIsOnlySeenInside(t *testing.T) {
 	if _, err := net.InterfaceByName("left"); err == nil {
 		t.Error("left is seen outside")
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	if out, err := a.Run(ctx, "ip", "-br", "link"); err != nil || !strings.Contains(out, "left") {
 		t.Errorf("a command in a: %q, %v", out, err)
 	}
 }
 
-func TestLeftoversOfTheDeadAreRemovedAndOthersAreNot(t *testing.T) {
+func TestRemoveLeftovers(t *testing.T) {
 	mine := NewNetNS(t)
 	// A process that has ended lends its number; its namespace still runs one.
 	dead := exec.Command("true")
@@ -78,7 +78,7 @@ func TestLeftoversOfTheDeadAreRemovedAndOthersAreNot(t *testing.T) {
 	}
 	select {
 	case <-ended:
-	case <-time.After(patience):
+	case <-time.After(waitTimeout):
 		t.Error("the orphan still runs")
 		_ = orphan.Process.Kill()
 		<-ended
@@ -93,7 +93,7 @@ func TestLeftoversOfTheDeadAreRemovedAndOthersAreNot(t *testing.T) {
 	}
 }
 
-func TestCaptureSeesBothDirections(t *testing.T) {
+func TestCaptureDirections(t *testing.T) {
 	a, b := NewNetNS(t), NewNetNS(t)
 	if err := Veth(a, "left", b, "right"); err != nil {
 		t.Fatal(err)
@@ -105,7 +105,7 @@ func TestCaptureSeesBothDirections(t *testing.T) {
 		t.Fatal(err)
 	}
 	left, right := NewCapture(t, a, "left"), NewCapture(t, b, "right")
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	for _, to := range []string{"10.0.0.2", "fd00::2"} {
 		if err := a.Do(func() error {

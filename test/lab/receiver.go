@@ -51,7 +51,7 @@ func (a *Attributes) GracefulShutdown() bool {
 }
 
 // Receipt is one prefix of one UPDATE.
-type Receipt struct {
+type PrefixUpdate struct {
 	// At is when the bytes that completed the message had been read. It has a
 	// reading of the monotonic clock.
 	At        time.Time
@@ -92,7 +92,7 @@ type Receiver struct {
 	conns     map[*speaker]struct{} // every open connection
 	current   map[netip.Addr]*speaker
 	first     int // the mark of receipts[0]
-	receipts  []Receipt
+	updates   []PrefixUpdate
 	events    []SessionEvent
 	held      int       // prefixes held, over all sessions
 	heldAt    time.Time // when held changed last
@@ -182,10 +182,10 @@ func (r *Receiver) accept(l net.Listener, local netip.Addr) {
 
 // Reset ends every session with a NOTIFICATION (Cease, Administrative Reset: RFC
 // 4486) and closes the connections. New ones are accepted at once.
-func (r *Receiver) Reset() { r.hangUp(ceaseReset) }
+func (r *Receiver) Reset() { r.closeConns(ceaseReset) }
 
 // hangUp ends every connection.
-func (r *Receiver) hangUp(cease byte) {
+func (r *Receiver) closeConns(cease byte) {
 	r.mu.Lock()
 	var open []*speaker
 	for s := range r.conns {
@@ -193,11 +193,11 @@ func (r *Receiver) hangUp(cease byte) {
 	}
 	r.mu.Unlock()
 	for _, s := range open {
-		s.end(cease, errHungUp)
+		s.end(cease, errClosedByReceiver)
 	}
 }
 
-var errHungUp = errors.New("hung up by the receiver")
+var errClosedByReceiver = errors.New("hung up by the receiver")
 
 // Close ends every session and waits for all that the receiver runs. It can be
 // called twice.
@@ -206,7 +206,7 @@ func (r *Receiver) Close() error {
 	r.closed = true
 	r.mu.Unlock()
 	err := r.Refuse()
-	r.hangUp(ceaseDown)
+	r.closeConns(ceaseDown)
 	r.tasks.Wait()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -218,26 +218,26 @@ func (r *Receiver) Close() error {
 func (r *Receiver) Mark() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.first + len(r.receipts)
+	return r.first + len(r.updates)
 }
 
 // Since returns the receipts after a mark. It must not be changed.
-func (r *Receiver) Since(mark int) []Receipt {
+func (r *Receiver) Since(mark int) []PrefixUpdate {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.since(mark)
 }
 
-func (r *Receiver) since(mark int) []Receipt {
-	return r.receipts[min(max(0, mark-r.first), len(r.receipts)):len(r.receipts):len(r.receipts)]
+func (r *Receiver) since(mark int) []PrefixUpdate {
+	return r.updates[min(max(0, mark-r.first), len(r.updates)):len(r.updates):len(r.updates)]
 }
 
 // Forget frees the memory of all receipts so far. Marks stay what they are.
 func (r *Receiver) Forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.first += len(r.receipts)
-	r.receipts = nil
+	r.first += len(r.updates)
+	r.updates = nil
 }
 
 // Table returns what is announced at this moment, on whatever session.
@@ -261,7 +261,7 @@ func (r *Receiver) Sessions() []SessionEvent {
 // WaitFor waits for a receipt after a mark that satisfies a condition, which
 // sees each receipt once, in order. It is woken by the receipts and never looks
 // by the clock.
-func (r *Receiver) WaitFor(ctx context.Context, mark int, match func(Receipt) bool) (Receipt, error) {
+func (r *Receiver) WaitFor(ctx context.Context, mark int, match func(PrefixUpdate) bool) (PrefixUpdate, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for {
@@ -273,7 +273,7 @@ func (r *Receiver) WaitFor(ctx context.Context, mark int, match func(Receipt) bo
 		}
 		mark = max(mark, r.first) + len(more)
 		if err := r.sleep(ctx); err != nil {
-			return Receipt{}, fmt.Errorf("the receiver has not heard it in %d receipts: %w", r.first+len(r.receipts), err)
+			return PrefixUpdate{}, fmt.Errorf("the receiver has not heard it in %d receipts: %w", r.first+len(r.updates), err)
 		}
 	}
 }
@@ -365,7 +365,7 @@ func (r *Receiver) down(s *speaker, at time.Time, reason error) {
 	}
 	delete(r.current, s.local)
 	for p := range s.table {
-		r.receipts = append(r.receipts, Receipt{At: at, Prefix: p, Withdrawn: true, Lost: true})
+		r.updates = append(r.updates, PrefixUpdate{At: at, Prefix: p, Withdrawn: true, Lost: true})
 	}
 	if len(s.table) > 0 {
 		r.held, r.heldAt = r.held-len(s.table), at
@@ -376,7 +376,7 @@ func (r *Receiver) down(s *speaker, at time.Time, reason error) {
 }
 
 // take keeps the routes of UPDATEs that were read at the same time.
-func (r *Receiver) take(s *speaker, at time.Time, routes []Receipt) {
+func (r *Receiver) store(s *speaker, at time.Time, routes []PrefixUpdate) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	before := len(s.table)
@@ -388,7 +388,7 @@ func (r *Receiver) take(s *speaker, at time.Time, routes []Receipt) {
 			s.table[routes[i].Prefix] = routes[i].Attributes
 		}
 	}
-	r.receipts = append(r.receipts, routes...)
+	r.updates = append(r.updates, routes...)
 	if n := len(s.table); n != before {
 		r.held, r.heldAt = r.held+n-before, at
 	}

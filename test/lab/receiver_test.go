@@ -19,10 +19,10 @@ import (
 // announces prefixes to it.
 func startReceived(t *testing.T, routes ...string) (context.Context, *Lab, *Receiver, *Control) {
 	t.Helper()
-	if errs := Needs(); len(errs) > 0 {
+	if errs := Missing(); len(errs) > 0 {
 		t.Fatal(errs)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	t.Cleanup(cancel)
 	l, err := New()
 	if err != nil {
@@ -69,7 +69,7 @@ func startReceived(t *testing.T, routes ...string) (context.Context, *Lab, *Rece
 	return ctx, l, r, control
 }
 
-func TestReceiverHearsWhatBIRDSays(t *testing.T) {
+func TestReceiverUpdatesFromBIRD(t *testing.T) {
 	four, six := netip.MustParsePrefix("20.0.0.0/30"), netip.MustParsePrefix("2000::/64")
 	ctx, _, r, control := startReceived(t, four.String(), six.String())
 	established, err := r.Established(ctx)
@@ -111,7 +111,7 @@ func TestReceiverHearsWhatBIRDSays(t *testing.T) {
 	if _, err := control.Command("disable static1"); err != nil {
 		t.Fatal(err)
 	}
-	heard, err := r.WaitFor(ctx, mark, func(h Receipt) bool { return h.Prefix == four })
+	heard, err := r.WaitFor(ctx, mark, func(h PrefixUpdate) bool { return h.Prefix == four })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,12 +128,12 @@ func TestReceiverHearsWhatBIRDSays(t *testing.T) {
 	if _, err := control.Command("enable static1"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.WaitFor(ctx, 0, func(h Receipt) bool { return h.Prefix == four && !h.Withdrawn }); err != nil {
+	if _, err := r.WaitFor(ctx, 0, func(h PrefixUpdate) bool { return h.Prefix == four && !h.Withdrawn }); err != nil {
 		t.Error(err)
 	}
 }
 
-func TestReceiverResetsAndRefuses(t *testing.T) {
+func TestReceiverResetAndRefuse(t *testing.T) {
 	ctx, l, r, control := startReceived(t, "20.0.0.0/30", "2000::/64")
 	if _, err := r.WaitCount(ctx, 2); err != nil {
 		t.Fatal(err)
@@ -185,7 +185,7 @@ func TestReceiverResetsAndRefuses(t *testing.T) {
 	if err := r.Listen(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.WaitFor(ctx, mark, func(h Receipt) bool { return !h.Withdrawn }); err != nil {
+	if _, err := r.WaitFor(ctx, mark, func(h PrefixUpdate) bool { return !h.Withdrawn }); err != nil {
 		t.Error(err)
 	}
 	var ups int
@@ -201,7 +201,7 @@ func TestReceiverResetsAndRefuses(t *testing.T) {
 	}
 }
 
-func TestReceiverWaitEndsWithItsContext(t *testing.T) {
+func TestReceiverWaitContext(t *testing.T) {
 	ns := NewNetNS(t)
 	if err := ns.Addr("lo", "169.254.100.150/32"); err != nil {
 		t.Fatal(err)
@@ -213,7 +213,7 @@ func TestReceiverWaitEndsWithItsContext(t *testing.T) {
 	defer r.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, first := r.WaitFor(ctx, 0, func(Receipt) bool { return true })
+	_, first := r.WaitFor(ctx, 0, func(PrefixUpdate) bool { return true })
 	_, second := r.WaitCount(ctx, 1)
 	_, third := r.Established(ctx)
 	for _, err := range []error{first, second, third} {
@@ -235,7 +235,7 @@ func TestReceiverWaitEndsWithItsContext(t *testing.T) {
 }
 
 // What is no BGP ends the connection, whatever bytes it is.
-func TestReceiverRefusesNonsense(t *testing.T) {
+func TestReceiverInvalidMessages(t *testing.T) {
 	ns := NewNetNS(t)
 	if err := ns.Addr("lo", "169.254.100.150/32"); err != nil {
 		t.Fatal(err)
@@ -256,7 +256,7 @@ func TestReceiverRefusesNonsense(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var conn net.Conn
 			if err := ns.Do(func() (err error) {
-				conn, err = net.DialTimeout("tcp", netip.AddrPortFrom(GatewayA4, BGPPort).String(), patience)
+				conn, err = net.DialTimeout("tcp", netip.AddrPortFrom(GatewayA4, BGPPort).String(), waitTimeout)
 				return err
 			}); err != nil {
 				t.Fatal(err)
@@ -270,7 +270,7 @@ func TestReceiverRefusesNonsense(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
+			if err := conn.SetReadDeadline(time.Now().Add(waitTimeout)); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := io.ReadAll(conn); isTimeout(err) {
@@ -283,7 +283,7 @@ func TestReceiverRefusesNonsense(t *testing.T) {
 	}
 }
 
-func TestUpdateIsReadWhole(t *testing.T) {
+func TestParseUpdate(t *testing.T) {
 	attrs := []byte{
 		0x40, attrOrigin, 1, 0,
 		0x50, attrASPath, 0, 10, 2, 2, 0, 0, 0x1f, 0xa7, 0, 0, 0x1f, 0xa7, // extended length
@@ -327,7 +327,7 @@ func hasText(out, text string) bool {
 
 // RFC 4271 section 6.8: while a session is established, a second connection of
 // the same peer is closed.
-func TestReceiverRefusesASecondSession(t *testing.T) {
+func TestReceiverSecondSession(t *testing.T) {
 	ns := NewNetNS(t)
 	if err := ns.Addr("lo", "169.254.100.150/32"); err != nil {
 		t.Fatal(err)
@@ -337,19 +337,19 @@ func TestReceiverRefusesASecondSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	dial := func() net.Conn {
 		var conn net.Conn
 		if err := ns.Do(func() (err error) {
-			conn, err = net.DialTimeout("tcp", netip.AddrPortFrom(GatewayA4, BGPPort).String(), patience)
+			conn, err = net.DialTimeout("tcp", netip.AddrPortFrom(GatewayA4, BGPPort).String(), waitTimeout)
 			return err
 		}); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { conn.Close() })
 		hello := append(message(bgpOpen, []byte{4, 0x1f, 0xa7, 0, 30, 1, 1, 1, 1, 0}), message(bgpKeepalive, nil)...)
-		if err := errors.Join(conn.SetDeadline(time.Now().Add(patience)), writeAll(conn, hello)); err != nil {
+		if err := errors.Join(conn.SetDeadline(time.Now().Add(waitTimeout)), writeAll(conn, hello)); err != nil {
 			t.Fatal(err)
 		}
 		return conn

@@ -31,7 +31,7 @@ type Router interface {
 	WantRoutes(ctx context.Context, prefixes ...string) error
 	// Trace returns everything that it heard so far, in order and without gaps.
 	// What ends with its process is not in it.
-	Trace() ([]Heard, error)
+	Trace() ([]RouteUpdate, error)
 }
 
 // Kind says which routing daemon a Router is.
@@ -45,12 +45,12 @@ const (
 )
 
 // Lacks says what this machine lacks for a kind of gateway; nothing when "".
-func (k Kind) Lacks() string {
+func (k Kind) Missing() string {
 	switch k {
 	case KindFRR:
-		return FRRLacks()
+		return MissingForFRR()
 	case KindGoBGP:
-		return GoBGPLacks()
+		return MissingForGoBGP()
 	default:
 		return "" // no laboratory without BIRD
 	}

@@ -7,10 +7,10 @@ import (
 )
 
 // Every kind of gateway by itself: what runs is started once, what was killed is started again.
-func TestRouterStartsWhatDoesNotRun(t *testing.T) {
+func TestRouterRestartsProcesses(t *testing.T) {
 	for _, kind := range []Kind{KindBIRD, KindFRR, KindGoBGP} {
 		t.Run(string(kind), func(t *testing.T) {
-			if lacks := kind.Lacks(); lacks != "" {
+			if lacks := kind.Missing(); lacks != "" {
 				Skip(t, lacks)
 			}
 			l, err := New()
@@ -57,7 +57,7 @@ func TestRouterStartsWhatDoesNotRun(t *testing.T) {
 	}
 }
 
-func TestRoutesAreTheBestOnes(t *testing.T) {
+func TestParseRoutes(t *testing.T) {
 	routes := map[netip.Prefix]Route{}
 	parseRoutes(`BIRD 2.0.12 ready.
 Table master4:

@@ -87,7 +87,7 @@ func (s *speaker) serve(start func(every time.Duration)) (time.Time, error) {
 		have   int
 		hold   = openTimeout
 		state  = bgpOpen // the message that is expected
-		routes []Receipt
+		routes []PrefixUpdate
 	)
 	for {
 		if err := s.conn.SetReadDeadline(time.Now().Add(hold)); err != nil {
@@ -117,7 +117,7 @@ func (s *speaker) serve(start func(every time.Duration)) (time.Time, error) {
 			rest = rest[size:]
 			switch {
 			case kind == bgpNotify:
-				s.r.take(s, at, routes)
+				s.r.store(s, at, routes)
 				return at, fmt.Errorf("NOTIFICATION %v", body)
 			case state == bgpOpen && kind == bgpOpen:
 				seconds, err := s.open(body)
@@ -132,7 +132,7 @@ func (s *speaker) serve(start func(every time.Duration)) (time.Time, error) {
 					s.notify(notifyCease, ceaseClash)
 					return at, errors.New("there is a session already")
 				}
-				if err := s.greet(); err != nil {
+				if err := s.sendInitialRoutes(); err != nil {
 					return at, err
 				}
 				start(hold / 3)
@@ -147,7 +147,7 @@ func (s *speaker) serve(start func(every time.Duration)) (time.Time, error) {
 			}
 		}
 		if len(routes) > 0 {
-			s.r.take(s, at, routes)
+			s.r.store(s, at, routes)
 		}
 		have = copy(buf, rest)
 	}
@@ -198,7 +198,7 @@ func (s *speaker) open(body []byte) (seconds int, err error) {
 }
 
 // greet sends the default route, if any, and the end of RIB (RFC 4724).
-func (s *speaker) greet() error {
+func (s *speaker) sendInitialRoutes() error {
 	unreach := []byte{0x80, attrMPUnreach, 3, 0, afiIPv6, safiUnicast}
 	end := message(bgpUpdate, updateBody(nil, nil))
 	if s.local.Is6() {
@@ -234,7 +234,7 @@ func (s *speaker) greet() error {
 }
 
 // update reads an UPDATE and appends its routes.
-func (s *speaker) update(body []byte, routes []Receipt) ([]Receipt, error) {
+func (s *speaker) update(body []byte, routes []PrefixUpdate) ([]PrefixUpdate, error) {
 	malformed := errors.New("malformed UPDATE")
 	if len(body) < 2 {
 		return routes, malformed
@@ -336,7 +336,7 @@ func (s *speaker) asPath(value []byte) []uint32 {
 
 // appendPrefixes reads prefixes (RFC 4271 section 4.3); without attributes they
 // are withdrawn.
-func appendPrefixes(routes []Receipt, b []byte, six bool, said *Attributes) ([]Receipt, error) {
+func appendPrefixes(routes []PrefixUpdate, b []byte, six bool, said *Attributes) ([]PrefixUpdate, error) {
 	for len(b) > 0 {
 		bits := int(b[0])
 		n := (bits + 7) / 8
@@ -355,7 +355,7 @@ func appendPrefixes(routes []Receipt, b []byte, six bool, said *Attributes) ([]R
 		default:
 			return routes, fmt.Errorf("a prefix of %d bits", bits)
 		}
-		routes = append(routes, Receipt{Prefix: netip.PrefixFrom(a, bits), Withdrawn: said == nil, Attributes: said})
+		routes = append(routes, PrefixUpdate{Prefix: netip.PrefixFrom(a, bits), Withdrawn: said == nil, Attributes: said})
 		b = b[1+n:]
 	}
 	return routes, nil

@@ -55,7 +55,7 @@ type Options struct {
 
 // Trench is two pods behind one gateway, with targets.
 type Trench struct {
-	*lab.Yard
+	*lab.Topology
 	o       Options
 	gateway *lab.Gateway
 
@@ -67,11 +67,11 @@ type Trench struct {
 // Open starts everything and waits until the gateway spreads flows over both pods.
 // The caller closes the trench.
 func Open(ctx context.Context, o Options) (_ *Trench, err error) {
-	y, err := lab.NewYard(lab.YardConfig{Pods: pods, Targets: targets, VIPs: VIPs(), Binaries: o.Binaries})
+	y, err := lab.NewTopology(lab.TopologyConfig{Pods: pods, Targets: targets, VIPs: VIPs(), Binaries: o.Binaries})
 	if err != nil {
 		return nil, err
 	}
-	t := &Trench{Yard: y, o: o, present: o.Targets, ending: map[string]bool{}}
+	t := &Trench{Topology: y, o: o, present: o.Targets, ending: map[string]bool{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("%w\n%s", err, t.Logs()), t.Close())

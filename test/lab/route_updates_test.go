@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestTraceReadsWhatWasHeard(t *testing.T) {
+func TestParseTrace(t *testing.T) {
 	trace, err := parseTrace(`2026-01-02 05:23:24.400014 <TRACE> trench0: State changed to up
 2026-01-02 05:23:24.400042 <TRACE> trench0.ipv4 < added 0.0.0.0/0 0L 2G blackhole
 2026-01-02 05:23:24.407527 <INFO> heard 20.0.0.1/32 (path 8103) (clist )

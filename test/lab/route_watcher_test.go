@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-func TestWitnessSeesRoutesComeAndGo(t *testing.T) {
-	if errs := Needs(); len(errs) > 0 {
+func TestRouteWatcher(t *testing.T) {
+	if errs := Missing(); len(errs) > 0 {
 		t.Fatal(errs)
 	}
 	l, err := New()
@@ -23,7 +23,7 @@ func TestWitnessSeesRoutesComeAndGo(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 
 	gateway, err := l.StartGateway(GatewayA())
@@ -38,12 +38,12 @@ func TestWitnessSeesRoutesComeAndGo(t *testing.T) {
 		t.Fatalf("%v\n%s", err, gateway.Process.Tail(20))
 	}
 	defer control.Close()
-	witness, err := gateway.Witness(ctx, time.Millisecond)
+	watcher, err := gateway.WatchRoutes(ctx, time.Millisecond)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer witness.Close()
-	if got := witness.Last(); len(got.Routes) > 0 {
+	defer watcher.Close()
+	if got := watcher.Last(); len(got.Routes) > 0 {
 		t.Fatalf("a gateway without a peer holds %v", got.Prefixes())
 	}
 
@@ -62,15 +62,15 @@ func TestWitnessSeesRoutesComeAndGo(t *testing.T) {
 		}
 	})
 	defaults := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
-	holds := func(want ...netip.Prefix) func(Sight) error {
-		return func(s Sight) error {
+	holds := func(want ...netip.Prefix) func(Snapshot) error {
+		return func(s Snapshot) error {
 			if got := s.Prefixes(); !slices.Equal(got, want) {
 				return fmt.Errorf("the gateway holds %v, want %v", got, want)
 			}
 			return nil
 		}
 	}
-	s, err := witness.Wait(ctx, holds(defaults...))
+	s, err := watcher.Wait(ctx, holds(defaults...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,10 +83,10 @@ func TestWitnessSeesRoutesComeAndGo(t *testing.T) {
 	if _, err := control.Command(`disable "trench*"`); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := witness.Wait(ctx, holds()); err != nil {
+	if _, err := watcher.Wait(ctx, holds()); err != nil {
 		t.Fatal(err)
 	}
-	history := witness.Since(start)
+	history := watcher.Since(start)
 	if first, last := history[0], history[len(history)-1]; len(first.Routes) != 0 || len(last.Routes) != 0 || len(history) < 3 {
 		t.Errorf("the history %v does not begin and end empty with routes in between", history)
 	}
@@ -96,20 +96,20 @@ func TestWitnessSeesRoutesComeAndGo(t *testing.T) {
 	if err := gateway.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := witness.Wait(ctx, holds(defaults...)); err == nil {
-		t.Error("a dead gateway still has a witness")
+	if _, err := watcher.Wait(ctx, holds(defaults...)); err == nil {
+		t.Error("the watcher of a killed gateway reports no error")
 	}
 }
 
-func TestMakerLivesUntilItEndsOrItsNumberIsReused(t *testing.T) {
+func TestOwnerRuns(t *testing.T) {
 	self := fmt.Sprint(os.Getpid())
-	if !makerLives(self, time.Now()) {
+	if !ownerRuns(self, time.Now()) {
 		t.Error("this process counts as dead")
 	}
-	if makerLives(self, time.Now().Add(-time.Hour)) {
-		t.Error("this process counts as the maker of something older than it")
+	if ownerRuns(self, time.Now().Add(-time.Hour)) {
+		t.Error("this process counts as the owner of an object that is older than it")
 	}
-	if makerLives("4194305", time.Now()) { // above the largest pid_max
+	if ownerRuns("4194305", time.Now()) { // above the largest pid_max
 		t.Error("a process that does not exist counts as alive")
 	}
 }

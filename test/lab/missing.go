@@ -8,7 +8,7 @@ import (
 )
 
 // Needs says what this machine lacks for a laboratory, an error for each.
-func Needs() []error {
+func Missing() []error {
 	var errs []error
 	for _, program := range []string{BIRD(), filepath.Join(filepath.Dir(BIRD()), "birdc")} {
 		if _, err := os.Stat(program); err != nil {

@@ -16,7 +16,7 @@ import (
 // Heard is one thing that a gateway heard of a prefix: an announcement, also one
 // that changed nothing, or the end of its route, by a withdrawal or with its
 // session.
-type Heard struct {
+type RouteUpdate struct {
 	// At is the wall clock of the gateway. BIRD looks at it once in each round of
 	// its loop: it can be a little too early, never late.
 	At        time.Time
@@ -28,22 +28,22 @@ type Heard struct {
 }
 
 // GracefulShutdown tells whether the announcement carried 65535:0 (RFC 8326).
-func (h Heard) GracefulShutdown() bool { return slices.Contains(h.Communities, "(65535,0)") }
+func (u RouteUpdate) GracefulShutdown() bool { return slices.Contains(u.Communities, "(65535,0)") }
 
 // String is one line for people.
-func (h Heard) String() string {
-	at := h.At.Format("15:04:05.000000")
-	if h.Withdrawn {
-		return fmt.Sprintf("%s %s withdrawn", at, h.Prefix)
+func (u RouteUpdate) String() string {
+	at := u.At.Format("15:04:05.000000")
+	if u.Withdrawn {
+		return fmt.Sprintf("%s %s withdrawn", at, u.Prefix)
 	}
-	return fmt.Sprintf("%s %s announced path=%v communities=%v", at, h.Prefix, h.ASPath, h.Communities)
+	return fmt.Sprintf("%s %s announced path=%v communities=%v", at, u.Prefix, u.ASPath, u.Communities)
 }
 
 func (g *Gateway) tracePath() string { return filepath.Join(g.dir, "trace.log") }
 
 // Trace returns everything that the gateway heard so far, in order and without
-// gaps: unlike a Witness it misses nothing that came and went.
-func (g *Gateway) Trace() ([]Heard, error) {
+// gaps: unlike a RouteWatcher it misses nothing that came and went.
+func (g *Gateway) Trace() ([]RouteUpdate, error) {
 	b, err := os.ReadFile(g.tracePath())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil // it has just been started
@@ -59,69 +59,69 @@ const traceTime = "2006-01-02 15:04:05.000000"
 
 // What a line of BIRD's log says after date, time and level.
 var (
-	heardPattern   = regexp.MustCompile(`^heard (\S+) \(path ([^)]*)\) \(clist (.*)\)$`)
-	removedPattern = regexp.MustCompile(`^trench\S+ > removed (?:\[\S+\] )?(\S+)`)
+	announcedPattern = regexp.MustCompile(`^heard (\S+) \(path ([^)]*)\) \(clist (.*)\)$`)
+	removedPattern   = regexp.MustCompile(`^trench\S+ > removed (?:\[\S+\] )?(\S+)`)
 )
 
 // parseTrace reads BIRD's log, where these lines tell what was heard:
 //
 //	DATE TIME <INFO> heard 20.0.0.1/32 (path 8103 8103) (clist (65535,0))
 //	DATE TIME <TRACE> trench0.ipv4 > removed [sole] 20.0.0.1/32 0L 7G unicast
-func parseTrace(log string) ([]Heard, error) {
-	var trace []Heard
+func parseTrace(log string) ([]RouteUpdate, error) {
+	var trace []RouteUpdate
 	for line := range strings.Lines(log) {
 		line, whole := strings.CutSuffix(line, "\n")
 		words := strings.SplitN(line, " ", 4)
 		if !whole || len(words) < 4 {
 			continue // still being written, or none of ours
 		}
-		h := Heard{}
+		u := RouteUpdate{}
 		var prefix string
-		if m := heardPattern.FindStringSubmatch(words[3]); m != nil {
-			prefix, h.ASPath, h.Communities = m[1], strings.Fields(m[2]), strings.Fields(m[3])
+		if m := announcedPattern.FindStringSubmatch(words[3]); m != nil {
+			prefix, u.ASPath, u.Communities = m[1], strings.Fields(m[2]), strings.Fields(m[3])
 		} else if m := removedPattern.FindStringSubmatch(words[3]); m != nil {
-			prefix, h.Withdrawn = m[1], true
+			prefix, u.Withdrawn = m[1], true
 		} else {
 			continue
 		}
 		var errAt, errPrefix error
-		h.At, errAt = time.ParseInLocation(traceTime, words[0]+" "+words[1], time.Local)
-		h.Prefix, errPrefix = netip.ParsePrefix(prefix)
+		u.At, errAt = time.ParseInLocation(traceTime, words[0]+" "+words[1], time.Local)
+		u.Prefix, errPrefix = netip.ParsePrefix(prefix)
 		if err := errors.Join(errAt, errPrefix); err != nil {
 			return nil, fmt.Errorf("line %q of BIRD's log: %w", line, err)
 		}
-		trace = append(trace, h)
+		trace = append(trace, u)
 	}
 	return trace, nil
 }
 
 // holdings are the prefixes that each neighbor has announced and not withdrawn:
 // the logs of some daemons tell the end of a session, but not of its routes.
-type holdings map[string][]netip.Prefix
+type adjRIBIn map[string][]netip.Prefix
 
 // announce notes that a neighbor announced a prefix.
-func (held holdings) announce(neighbor string, h Heard) Heard {
-	if !slices.Contains(held[neighbor], h.Prefix) {
-		held[neighbor] = append(held[neighbor], h.Prefix)
+func (held adjRIBIn) announce(neighbor string, u RouteUpdate) RouteUpdate {
+	if !slices.Contains(held[neighbor], u.Prefix) {
+		held[neighbor] = append(held[neighbor], u.Prefix)
 	}
-	return h
+	return u
 }
 
 // withdraw notes a withdrawal. Nothing was heard when there was nothing to end.
-func (held holdings) withdraw(neighbor string, at time.Time, p netip.Prefix) []Heard {
+func (held adjRIBIn) withdraw(neighbor string, at time.Time, p netip.Prefix) []RouteUpdate {
 	i := slices.Index(held[neighbor], p)
 	if i < 0 {
 		return nil
 	}
 	held[neighbor] = slices.Delete(held[neighbor], i, i+1)
-	return []Heard{{At: at, Prefix: p, Withdrawn: true}}
+	return []RouteUpdate{{At: at, Prefix: p, Withdrawn: true}}
 }
 
 // down notes the end of a neighbor's session, with which its routes end.
-func (held holdings) down(neighbor string, at time.Time) []Heard {
-	var ended []Heard
+func (held adjRIBIn) down(neighbor string, at time.Time) []RouteUpdate {
+	var ended []RouteUpdate
 	for _, p := range held[neighbor] {
-		ended = append(ended, Heard{At: at, Prefix: p, Withdrawn: true})
+		ended = append(ended, RouteUpdate{At: at, Prefix: p, Withdrawn: true})
 	}
 	delete(held, neighbor)
 	return ended

@@ -11,77 +11,77 @@ import (
 	"time"
 )
 
-// Sight is what a gateway's table held at one moment.
-type Sight struct {
-	// At is when the look that saw it first was over.
+// Snapshot is the content of a gateway's routing table at one moment.
+type Snapshot struct {
+	// At is the end of the poll that read it first.
 	At     time.Time
 	Routes map[netip.Prefix]Route
 }
 
-// Has tells whether a prefix is in the table.
-func (s Sight) Has(p netip.Prefix) bool {
+// Has reports whether a prefix is in the table.
+func (s Snapshot) Has(p netip.Prefix) bool {
 	_, ok := s.Routes[p]
 	return ok
 }
 
-// Prefixes are the prefixes in the table, sorted, IPv4 first.
-func (s Sight) Prefixes() []netip.Prefix {
+// Prefixes returns the prefixes in the table, sorted, IPv4 first.
+func (s Snapshot) Prefixes() []netip.Prefix {
 	return slices.SortedFunc(maps.Keys(s.Routes), netip.Prefix.Compare)
 }
 
-// Equal tells whether two routes say the same.
+// Equal reports whether two routes have the same attributes.
 func (r Route) Equal(o Route) bool {
 	return r.Prefix == o.Prefix && r.NextHop == o.NextHop && slices.Equal(r.ASPath, o.ASPath) &&
 		slices.Equal(r.Communities, o.Communities) && r.LocalPref == o.LocalPref
 }
 
-// Witness looks at a gateway's table all the time and remembers every state
-// that it saw. What came and went between two looks stays unseen.
-type Witness struct {
+// RouteWatcher polls a gateway's routing table and keeps every change of it. A change that is
+// reverted between two polls is missed.
+type RouteWatcher struct {
 	control *Control
 	cancel  context.CancelFunc
 	done    chan struct{}
 
 	mu      sync.Mutex
-	history []Sight // never empty
-	looks   int
+	history []Snapshot // never empty
+	polls   int
 	err     error
 	changed chan struct{} // closed at the next change
 }
 
-// learned asks for what the gateway learned over BGP, in every table.
+// learned is the command for the routes that the gateway learned over BGP, in every table.
 const learned = "show route all where source = RTS_BGP"
 
-// Witness looks at the gateway's table every interval until it is closed, or
-// until BIRD no longer answers. BIRD must be running.
-func (g *Gateway) Witness(ctx context.Context, interval time.Duration) (*Witness, error) {
+// WatchRoutes polls the gateway's routing table every interval until the watcher is closed or BIRD
+// no longer answers. BIRD must be running.
+func (g *Gateway) WatchRoutes(ctx context.Context, interval time.Duration) (*RouteWatcher, error) {
 	control, err := g.Control(ctx)
 	if err != nil {
 		return nil, err
 	}
-	w := &Witness{control: control, done: make(chan struct{}), changed: make(chan struct{})}
-	first, err := w.look()
+	w := &RouteWatcher{control: control, done: make(chan struct{}), changed: make(chan struct{})}
+	first, err := w.poll()
 	if err != nil {
 		return nil, errors.Join(err, control.Close())
 	}
-	w.history = []Sight{first}
+	w.history = []Snapshot{first}
 	var run context.Context
 	run, w.cancel = context.WithCancel(context.Background())
 	go w.run(run, interval)
 	return w, nil
 }
 
-func (w *Witness) look() (Sight, error) {
+func (w *RouteWatcher) poll() (Snapshot, error) {
 	out, err := w.control.Command(learned)
 	if err != nil {
-		return Sight{}, fmt.Errorf("look at the gateway's table: %w", err)
+		return Snapshot{}, fmt.Errorf("read the routing table of the gateway: %w", err)
 	}
-	s := Sight{At: time.Now(), Routes: map[netip.Prefix]Route{}}
+	s := Snapshot{At: time.Now(), Routes: map[netip.Prefix]Route{}}
 	parseRoutes(out, s.Routes)
 	return s, nil
 }
 
-func (w *Witness) run(ctx context.Context, interval time.Duration) {
+func (w *RouteWatcher) run(ctx context.Context, interval time.Duration) {
 	defer close(w.done)
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -91,11 +91,11 @@ func (w *Witness) run(ctx context.Context, interval time.Duration) {
 			return
 		case <-tick.C:
 		}
-		s, err := w.look()
+		s, err := w.poll()
 		w.mu.Lock()
 		last := w.history[len(w.history)-1]
 		if err == nil {
-			w.looks++
+			w.polls++
 		}
 		if err != nil || !maps.EqualFunc(s.Routes, last.Routes, Route.Equal) {
 			if w.err = err; err == nil {
@@ -111,15 +111,15 @@ func (w *Witness) run(ctx context.Context, interval time.Duration) {
 	}
 }
 
-// Last is what was seen last.
-func (w *Witness) Last() Sight {
+// Last returns the newest snapshot.
+func (w *RouteWatcher) Last() Snapshot {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.history[len(w.history)-1]
 }
 
-// Since is what was seen last before t, and everything different after it.
-func (w *Witness) Since(t time.Time) []Sight {
+// Since returns the last snapshot before t and every later one.
+func (w *RouteWatcher) Since(t time.Time) []Snapshot {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	first := 0
@@ -131,17 +131,16 @@ func (w *Witness) Since(t time.Time) []Sight {
 	return slices.Clone(w.history[first:])
 }
 
-// Looks counts the looks so far.
-func (w *Witness) Looks() int {
+// Polls returns the number of polls so far.
+func (w *RouteWatcher) Polls() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.looks
+	return w.polls
 }
 
-// Wait waits until the table satisfies a condition and returns the sight that
-// does. The error is the last one of the condition, or says that BIRD no longer
-// answers.
-func (w *Witness) Wait(ctx context.Context, condition func(Sight) error) (Sight, error) {
+// Wait waits until the table satisfies a condition and returns the snapshot that does. The error is
+// the last one of the condition, or that BIRD no longer answers.
+func (w *RouteWatcher) Wait(ctx context.Context, condition func(Snapshot) error) (Snapshot, error) {
 	for {
 		w.mu.Lock()
 		s, changed, broken := w.history[len(w.history)-1], w.changed, w.err
@@ -158,8 +157,8 @@ func (w *Witness) Wait(ctx context.Context, condition func(Sight) error) (Sight,
 	}
 }
 
-// Close ends the looking.
-func (w *Witness) Close() error {
+// Close stops the watcher.
+func (w *RouteWatcher) Close() error {
 	w.cancel()
 	<-w.done
 	return w.control.Close()

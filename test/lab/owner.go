@@ -22,7 +22,7 @@ const reuseMargin = 2 * time.Second
 // makerLives tells whether the process that made something still runs. A zombie
 // does not, and neither does a process that got the same number later than the
 // thing was made. In doubt it lives.
-func makerLives(pid string, made time.Time) bool {
+func ownerRuns(pid string, made time.Time) bool {
 	state, ticks, err := processState(pid)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ESRCH):

@@ -17,42 +17,42 @@ import (
 	"github.com/vipgate/vipgate/test/load"
 )
 
-var yardVIPs = []netip.Addr{netip.MustParseAddr("20.0.0.1"), netip.MustParseAddr("2000::1")}
+var topologyVIPs = []netip.Addr{netip.MustParseAddr("20.0.0.1"), netip.MustParseAddr("2000::1")}
 
 // plain is a yard whose gateway and pods forward by plain routes, made by hand.
-type plain struct {
-	*Yard
+type plainTopology struct {
+	*Topology
 	t   *testing.T
 	ctx context.Context
 }
 
-func newPlain(t *testing.T, pods, targets int) *plain {
+func newPlainTopology(t *testing.T, pods, targets int) *plainTopology {
 	t.Helper()
-	if errs := Needs(); len(errs) > 0 {
+	if errs := Missing(); len(errs) > 0 {
 		t.Fatal(errs)
 	}
-	if lacks := YardLacks(); lacks != "" {
-		Skip(t, lacks)
+	if missing := MissingForTopology(); missing != "" {
+		Skip(t, missing)
 	}
-	y, err := NewYard(YardConfig{Pods: pods, Targets: targets, VIPs: yardVIPs})
+	topology, err := NewTopology(TopologyConfig{Pods: pods, Targets: targets, VIPs: topologyVIPs})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := y.Close(); err != nil {
+		if err := topology.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*waitTimeout)
 	t.Cleanup(cancel)
-	p := &plain{Yard: y, t: t, ctx: ctx}
-	for _, a := range y.Targets {
+	p := &plainTopology{Topology: topology, t: t, ctx: ctx}
+	for _, a := range topology.Targets {
 		p.must(a.Start())
 	}
 	return p
 }
 
-func (p *plain) must(err error) {
+func (p *plainTopology) must(err error) {
 	p.t.Helper()
 	if err != nil {
 		p.t.Fatal(err)
@@ -61,7 +61,7 @@ func (p *plain) must(err error) {
 
 // route replaces the routes to the VIPs in a namespace; hops are of the family
 // of the index.
-func (p *plain) route(ns *NetNS, hops ...[]netip.Addr) {
+func (p *plainTopology) route(ns *NetNS, hops ...[]netip.Addr) {
 	p.t.Helper()
 	for i, vip := range p.VIPs {
 		line := "route replace " + netip.PrefixFrom(vip, vip.BitLen()).String()
@@ -73,7 +73,7 @@ func (p *plain) route(ns *NetNS, hops ...[]netip.Addr) {
 }
 
 // forward lets the gateway send to these pods, and these to these targets.
-func (p *plain) forward(pods, targets []int) {
+func (p *plainTopology) forward(pods, targets []int) {
 	p.t.Helper()
 	var toTargets, toPods [][]netip.Addr
 	for _, n := range targets {
@@ -87,7 +87,7 @@ func (p *plain) forward(pods, targets []int) {
 }
 
 // load starts clients that the test ends.
-func (p *plain) load(rate, flows int, c load.Config) *load.Generator {
+func (p *plainTopology) load(rate, flows int, c load.Config) *load.Generator {
 	p.t.Helper()
 	g, err := p.Load(p.ctx, rate, flows, c)
 	p.must(err)
@@ -96,15 +96,15 @@ func (p *plain) load(rate, flows int, c load.Config) *load.Generator {
 	return g
 }
 
-func (p *plain) take(g *load.Generator) load.Result {
+func (p *plainTopology) take(g *load.Generator) load.Result {
 	p.t.Helper()
 	r, err := g.Take(p.ctx)
 	p.must(err)
 	return r
 }
 
-func TestYardForwardsBothFamiliesThroughBothPods(t *testing.T) {
-	p := newPlain(t, 2, 3)
+func TestTopologyForwarding(t *testing.T) {
+	p := newPlainTopology(t, 2, 3)
 	p.forward([]int{1, 2}, []int{1, 2, 3})
 	p.must(p.WantVia(p.ctx, 1, 2))
 	inside := make([]*Capture, 2)
@@ -141,7 +141,7 @@ func TestYardForwardsBothFamiliesThroughBothPods(t *testing.T) {
 // the gateway moves to another pod go on when that one picks the same target,
 // and those that begin anew elsewhere break.
 func TestFlowsMoveBetweenPods(t *testing.T) {
-	p := newPlain(t, 2, 2)
+	p := newPlainTopology(t, 2, 2)
 	p.forward([]int{1, 2}, []int{1})
 	g := p.load(100, 16, load.Config{})
 	p.must(g.WaitAnswered(p.ctx, 20))
@@ -176,8 +176,8 @@ func TestFlowsMoveBetweenPods(t *testing.T) {
 }
 
 // A replaced pod has nothing of its predecessor but the trench file and the logs.
-func TestReplacedPodIsNew(t *testing.T) {
-	p := newPlain(t, 2, 1)
+func TestReplacePod(t *testing.T) {
+	p := newPlainTopology(t, 2, 1)
 	p.must(p.WriteTrench("trench: x\n"))
 	pod := p.Pods[0]
 	p.must(os.MkdirAll(pod.StateDir(), 0o700))
@@ -205,14 +205,15 @@ func TestReplacedPodIsNew(t *testing.T) {
 	if _, err := sleeper.Wait(p.ctx); err != nil {
 		t.Error(err)
 	}
-	if out, err := p.Yard.Pod.Run(p.ctx, "ip", "route"); err != nil || p.Yard.Pod != pod.NS || strings.Contains(out, "20.0.0.1") {
-		t.Errorf("the new namespace has %s, %v", out, err)
+	out, err := pod.NS.Run(p.ctx, "ip", "route")
+	if err != nil || p.Topology.Pod != pod.NS || strings.Contains(out, "20.0.0.1") {
+		t.Errorf("routes of the new namespace: %s, %v", out, err)
 	}
 }
 
 // Sudden death: nobody hears of it, what it served is silent and nothing else.
-func TestKilledTargetIsSilent(t *testing.T) {
-	p := newPlain(t, 1, 2)
+func TestKilledTargetTimesOut(t *testing.T) {
+	p := newPlainTopology(t, 1, 2)
 	p.forward([]int{1}, []int{1, 2})
 	// Silence is short for a death, and long for a busy machine.
 	g := p.load(100, 16, load.Config{Silence: 4 * time.Second})
@@ -272,14 +273,14 @@ func TestKilledTargetIsSilent(t *testing.T) {
 
 // What an orderly end does to clients: flows hear a FIN, requests that come
 // later are refused, and a health check fails.
-func TestStoppedTargetSaysSo(t *testing.T) {
-	p := newPlain(t, 1, 1)
+func TestStoppedTargetRefuses(t *testing.T) {
+	p := newPlainTopology(t, 1, 1)
 	p.forward([]int{1}, []int{1})
 	g := p.load(100, 4, load.Config{})
 	p.must(g.WaitAnswered(p.ctx, 10))
 	health := func(own netip.Addr) error {
 		return p.Pods[0].NS.Do(func() error {
-			c, err := net.DialTimeout("tcp", netip.AddrPortFrom(own, HealthPort).String(), patience)
+			c, err := net.DialTimeout("tcp", netip.AddrPortFrom(own, HealthPort).String(), waitTimeout)
 			if err != nil {
 				return err
 			}
@@ -319,15 +320,15 @@ func TestStoppedTargetSaysSo(t *testing.T) {
 }
 
 // Nobody but a pod that has a route for it finds a VIP on the targets' network.
-func TestNobodyAnswersForAVIP(t *testing.T) {
-	p := newPlain(t, 1, 1)
+func TestTargetsDoNotAnswerARPForVIPs(t *testing.T) {
+	p := newPlainTopology(t, 1, 1)
 	for _, vip := range p.VIPs {
 		p.must(p.Pods[0].NS.Batch(fmt.Sprintf("route add %s dev %s", netip.PrefixFrom(vip, vip.BitLen()), Internal)))
 	}
 	wire := NewCapture(t, p.Targets[0].NS, "net0")
 	for _, vip := range p.VIPs {
 		err := p.Pods[0].NS.Do(func() error {
-			_, err := net.DialTimeout("tcp", netip.AddrPortFrom(vip, RequestPort).String(), patience)
+			_, err := net.DialTimeout("tcp", netip.AddrPortFrom(vip, RequestPort).String(), waitTimeout)
 			return err
 		})
 		if err == nil || !strings.Contains(err.Error(), "no route to host") {
@@ -340,7 +341,7 @@ func TestNobodyAnswersForAVIP(t *testing.T) {
 }
 
 // speak makes a pod announce the VIPs by a BIRD of the test's own.
-func (p *plain) speak(pod int) *Gateway {
+func (p *plainTopology) announce(pod int) *Gateway {
 	p.t.Helper()
 	c := GatewayConfig{
 		Name: fmt.Sprintf("peer-%d", pod), RouterID: PodExternal(pod)[0], LocalAS: PodAS, RemoteAS: GatewayAS, Port: BGPPort,
@@ -357,8 +358,8 @@ func (p *plain) speak(pod int) *Gateway {
 
 // One ECMP gateway: BIRD spreads flows over the pods that announce a VIP, and
 // nothing is lost when they come and go.
-func TestGatewaySpreadsOverThePodsThatAnnounce(t *testing.T) {
-	p := newPlain(t, 2, 1)
+func TestGatewaySpreadsFlows(t *testing.T) {
+	p := newPlainTopology(t, 2, 1)
 	for _, pod := range p.Pods {
 		p.route(pod.NS, TargetAddrs(1))
 		// BIRD announces what it would drop; the kernel never gets to see it.
@@ -366,7 +367,7 @@ func TestGatewaySpreadsOverThePodsThatAnnounce(t *testing.T) {
 	gateway, err := p.StartGateway(p.GatewayConfig())
 	p.must(err)
 	p.must(p.WantVia(p.ctx))
-	one, two := p.speak(1), p.speak(2)
+	one, two := p.announce(1), p.announce(2)
 	p.must(p.WantVia(p.ctx, 1, 2))
 	g := p.load(100, 16, load.Config{})
 	p.must(g.WaitAnswered(p.ctx, 10))
@@ -390,8 +391,8 @@ func TestGatewaySpreadsOverThePodsThatAnnounce(t *testing.T) {
 }
 
 // What has no route at the gateway fails at once: no moment without one is hidden.
-func TestVIPThatNobodyAnnouncesIsUnreachable(t *testing.T) {
-	p := newPlain(t, 1, 1)
+func TestUnannouncedVIPIsUnreachable(t *testing.T) {
+	p := newPlainTopology(t, 1, 1)
 	g, err := p.Load(p.ctx, 50, 2, load.Config{})
 	p.must(err)
 	r, err := g.Wait(p.ctx, func(r load.Result) error {
@@ -410,9 +411,9 @@ func TestVIPThatNobodyAnnouncesIsUnreachable(t *testing.T) {
 }
 
 // A yard whose maker was killed is gone with the next one.
-func TestYardOfTheDeadIsRemoved(t *testing.T) {
-	if os.Getenv(yardChild) != "" {
-		p := newPlain(t, 2, 2)
+func TestTopologyOfKilledProcessIsRemoved(t *testing.T) {
+	if os.Getenv(childVariable) != "" {
+		p := newPlainTopology(t, 2, 2)
 		fmt.Println(p.Dir, p.Gateway.Name(), p.Pods[1].NS.Name(), p.Targets[1].NS.Name())
 		<-p.ctx.Done() // killed
 		return
@@ -422,7 +423,7 @@ func TestYardOfTheDeadIsRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	child := exec.Command(self, "-test.run=^"+t.Name()+"$")
-	child.Env = append(os.Environ(), yardChild+"=1")
+	child.Env = append(os.Environ(), childVariable+"=1")
 	out, err := child.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -446,7 +447,7 @@ func TestYardOfTheDeadIsRemoved(t *testing.T) {
 			t.Errorf("a killed yard removed itself: %v", err)
 		}
 	}
-	newPlain(t, 1, 1)
+	newPlainTopology(t, 1, 1)
 	for _, path := range left {
 		if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s is still there: %v", path, err)
@@ -455,4 +456,4 @@ func TestYardOfTheDeadIsRemoved(t *testing.T) {
 }
 
 // yardChild makes a run of this test binary the maker of a yard that is killed.
-const yardChild = "VIPGATE_TEST_YARD"
+const childVariable = "VIPGATE_TEST_TOPOLOGY"

@@ -22,7 +22,7 @@ const (
 )
 
 // YardConfig says what a yard has.
-type YardConfig struct {
+type TopologyConfig struct {
 	Pods, Targets int
 	VIPs          []netip.Addr // served by every target
 	Binaries      string       // the folder of lb and frontend
@@ -56,7 +56,7 @@ type YardConfig struct {
 //
 // A pod that is replaced loses everything that its kernel and its folder held,
 // as with a new pod of a Deployment, but for its addresses.
-type Yard struct {
+type Topology struct {
 	*Lab
 	VIPs    []netip.Addr
 	Pods    []*Pod // pod 1 is the first
@@ -91,7 +91,7 @@ const gatewayLink = "02:76:67:03:00:01"
 
 // YardLacks says what this machine lacks for a yard, besides what Needs says;
 // nothing when "".
-func YardLacks() string {
+func MissingForTopology() string {
 	if _, err := exec.LookPath("nft"); err != nil {
 		return "nft (Debian: apt-get install nftables)"
 	}
@@ -100,39 +100,39 @@ func YardLacks() string {
 
 // NewYard makes a yard without any process; its targets serve nothing yet. The
 // caller closes it.
-func NewYard(c YardConfig) (*Yard, error) {
+func NewTopology(c TopologyConfig) (*Topology, error) {
 	if c.Pods < 1 || c.Pods > MaxPods || c.Targets < 1 || c.Targets > MaxTargets || len(c.VIPs) == 0 {
 		return nil, fmt.Errorf("yard of %d pods, %d targets and %d VIPs, want 1 to %d, 1 to %d, and some", c.Pods, c.Targets, len(c.VIPs), MaxPods, MaxTargets)
 	}
-	y := &Yard{VIPs: c.VIPs}
+	t := &Topology{VIPs: c.VIPs}
 	var err error
-	y.Lab, err = raise(func(l *Lab) error {
-		y.Lab = l
-		if err := y.wire(); err != nil {
+	t.Lab, err = newLab(func(l *Lab) error {
+		t.Lab = l
+		if err := t.wire(); err != nil {
 			return err
 		}
 		for n := 1; n <= c.Pods; n++ {
 			p := &Pod{Lab: l, Binaries: c.Binaries, Dir: filepath.Join(l.Dir, fmt.Sprintf("pod-%d", n)), NS: l.Pod}
 			if n > 1 {
-				ns, err := y.create()
+				ns, err := t.create()
 				if err != nil {
 					return err
 				}
 				p.NS = ns
 			}
-			y.Pods = append(y.Pods, p)
-			if err := errors.Join(os.MkdirAll(p.Dir, 0o700), y.wirePod(n)); err != nil {
+			t.Pods = append(t.Pods, p)
+			if err := errors.Join(os.MkdirAll(p.Dir, 0o700), t.wirePod(n)); err != nil {
 				return err
 			}
 		}
 		for n := 1; n <= c.Targets; n++ {
-			ns, err := y.create()
+			ns, err := t.create()
 			if err != nil {
 				return err
 			}
 			a := &App{Name: fmt.Sprintf("target-%d", n), NS: ns, Addrs: TargetAddrs(n), VIPs: c.VIPs, backend: l.Backend, port: fmt.Sprintf("target%d", n)}
-			y.Targets = append(y.Targets, a)
-			if err := y.wireTarget(n, c.Pods); err != nil {
+			t.Targets = append(t.Targets, a)
+			if err := t.wireTarget(n, c.Pods); err != nil {
 				return err
 			}
 		}
@@ -141,31 +141,31 @@ func NewYard(c YardConfig) (*Yard, error) {
 	if err != nil {
 		return nil, err
 	}
-	return y, nil
+	return t, nil
 }
 
 // create makes a namespace that Close removes.
-func (y *Yard) create() (*NetNS, error) {
+func (t *Topology) create() (*NetNS, error) {
 	ns, err := Create()
 	if err == nil {
-		y.others = append(y.others, ns)
+		t.others = append(t.others, ns)
 	}
 	return ns, err
 }
 
 // wire makes the bridges.
-func (y *Yard) wire() error {
+func (t *Topology) wire() error {
 	quiet := func(ns *NetNS) error { // what a bridge forwards is no matter of IP
-		return errors.Join(ns.sysctlIfThere("net.bridge.bridge-nf-call-iptables", "0"), ns.sysctlIfThere("net.bridge.bridge-nf-call-ip6tables", "0"))
+		return errors.Join(ns.sysctlIfExists("net.bridge.bridge-nf-call-iptables", "0"), ns.sysctlIfExists("net.bridge.bridge-nf-call-ip6tables", "0"))
 	}
 	return errors.Join(
-		quiet(y.Gateway), quiet(y.Backend),
-		y.Backend.Batch("link add targets type bridge", "link set targets up"),
-		y.Gateway.Batch("link add trench0 address "+gatewayLink+" type bridge", "link set trench0 up"),
-		y.Gateway.Addr("trench0", prefix(GatewayA4, externalBits4), prefix(GatewayA6, externalBits6)),
-		spreads(y.Gateway), forwards(y.Gateway),
+		quiet(t.Gateway), quiet(t.Backend),
+		t.Backend.Batch("link add targets type bridge", "link set targets up"),
+		t.Gateway.Batch("link add trench0 address "+gatewayLink+" type bridge", "link set trench0 up"),
+		t.Gateway.Addr("trench0", prefix(GatewayA4, externalBits4), prefix(GatewayA6, externalBits6)),
+		hashFlows(t.Gateway), enableForwarding(t.Gateway),
 		// Ports of clients, enough of them for the requests of a minute.
-		y.Gateway.Sysctl("net.ipv4.ip_local_port_range", "10240 65535"),
+		t.Gateway.Sysctl("net.ipv4.ip_local_port_range", "10240 65535"),
 	)
 }
 
@@ -174,14 +174,14 @@ func (y *Yard) wire() error {
 // a socket for that of the flow, also in the next namespace, and gives it
 // another one when it sends again after a silence (txrehash): no wire carries
 // such a hash from one machine to the next.
-func spreads(ns *NetNS) error {
+func hashFlows(ns *NetNS) error {
 	return errors.Join(ns.Sysctl("net.core.txrehash", "0"),
 		ns.Sysctl("net.ipv4.fib_multipath_hash_policy", "1"), ns.Sysctl("net.ipv6.fib_multipath_hash_policy", "1"))
 }
 
 // forwards makes a namespace forward, also what came from elsewhere than it
 // would send to.
-func forwards(ns *NetNS) error {
+func enableForwarding(ns *NetNS) error {
 	return errors.Join(
 		ns.Sysctl("net.ipv4.ip_forward", "1"), ns.Sysctl("net.ipv6.conf.all.forwarding", "1"),
 		ns.Sysctl("net.ipv4.conf.all.rp_filter", "0"), ns.Sysctl("net.ipv4.conf.default.rp_filter", "0"),
@@ -189,15 +189,15 @@ func forwards(ns *NetNS) error {
 }
 
 // wirePod connects a pod's namespace.
-func (y *Yard) wirePod(n int) error {
-	ns, port := y.Pods[n-1].NS, fmt.Sprintf("pod%d", n)
+func (t *Topology) wirePod(n int) error {
+	ns, port := t.Pods[n-1].NS, fmt.Sprintf("pod%d", n)
 	external, internal := PodExternal(n), PodInternal(n)
 	return errors.Join(
-		forwards(ns), spreads(ns),
-		ip("link", "add", External, "address", externalLink(n), "netns", ns.name, "type", "veth", "peer", "name", port, "netns", y.Gateway.name),
-		ip("link", "add", Internal, "address", internalLink(n), "netns", ns.name, "type", "veth", "peer", "name", port, "netns", y.Backend.name),
-		y.Gateway.Batch("link set "+port+" master trench0 up"),
-		y.Backend.Batch("link set "+port+" master targets up"),
+		enableForwarding(ns), hashFlows(ns),
+		ip("link", "add", External, "address", externalLink(n), "netns", ns.name, "type", "veth", "peer", "name", port, "netns", t.Gateway.name),
+		ip("link", "add", Internal, "address", internalLink(n), "netns", ns.name, "type", "veth", "peer", "name", port, "netns", t.Backend.name),
+		t.Gateway.Batch("link set "+port+" master trench0 up"),
+		t.Backend.Batch("link set "+port+" master targets up"),
 		ns.Batch("link set "+External+" up", "link set "+Internal+" up"),
 		ns.Addr(External, prefix(external[0], externalBits4), prefix(external[1], externalBits6)),
 		ns.Addr(Internal, prefix(internal[0], 16), prefix(internal[1], 64)),
@@ -206,55 +206,55 @@ func (y *Yard) wirePod(n int) error {
 
 // Routing tables and the first rule of targets.
 const (
-	wayBack = 100 // over all pods; that over pod n is wayBack+n
-	rule    = 1000
+	returnTable        = 100 // over all pods; that over pod n is wayBack+n
+	returnRulePriority = 1000
 )
 
 // wireTarget connects a target and gives it its ways back.
-func (y *Yard) wireTarget(n, pods int) error {
-	a := y.Targets[n-1]
+func (t *Topology) wireTarget(n, pods int) error {
+	a := t.Targets[n-1]
 	var lines, rules4, rules6 []string
 	var marks strings.Builder
 	for f, anywhere := range []string{"0.0.0.0/0", "::/0"} {
-		all := fmt.Sprintf("route add %s table %d", anywhere, wayBack)
+		all := fmt.Sprintf("route add %s table %d", anywhere, returnTable)
 		for pod := 1; pod <= pods; pod++ {
 			via := PodInternal(pod)[f]
 			all += fmt.Sprintf(" nexthop via %s dev net0", via)
-			lines = append(lines, fmt.Sprintf("route add %s via %s dev net0 table %d", anywhere, via, wayBack+pod))
+			lines = append(lines, fmt.Sprintf("route add %s via %s dev net0 table %d", anywhere, via, returnTable+pod))
 		}
 		lines = append(lines, all)
 	}
-	for _, vip := range y.VIPs {
+	for _, vip := range t.VIPs {
 		rules, nodad := &rules4, ""
 		if vip.Is6() {
 			rules, nodad = &rules6, " nodad"
 		}
 		lines = append(lines, fmt.Sprintf("addr add %s dev lo%s", netip.PrefixFrom(vip, vip.BitLen()), nodad))
 		for pod := 1; pod <= pods; pod++ {
-			*rules = append(*rules, fmt.Sprintf("rule add from %s fwmark %d lookup %d priority %d", vip, pod, wayBack+pod, rule))
+			*rules = append(*rules, fmt.Sprintf("rule add from %s fwmark %d lookup %d priority %d", vip, pod, returnTable+pod, returnRulePriority))
 		}
-		*rules = append(*rules, fmt.Sprintf("rule add from %s lookup %d priority %d", vip, wayBack, rule+1))
+		*rules = append(*rules, fmt.Sprintf("rule add from %s lookup %d priority %d", vip, returnTable, returnRulePriority+1))
 	}
 	for pod := 1; pod <= pods; pod++ {
-		fmt.Fprintf(&marks, "add rule inet yard in ether saddr %s ct mark set %d;", internalLink(pod), pod)
+		fmt.Fprintf(&marks, "add rule inet lab in ether saddr %s ct mark set %d;", internalLink(pod), pod)
 	}
 	return errors.Join(
-		spreads(a.NS),
+		hashFlows(a.NS),
 		// A pod that does not answer gets nothing, also of what begins here.
 		a.NS.Sysctl("net.ipv4.fib_multipath_use_neigh", "1"),
 		// Addresses of lo are not told: only the pods know who has a VIP.
 		a.NS.Sysctl("net.ipv4.conf.all.arp_ignore", "1"), a.NS.Sysctl("net.ipv4.conf.all.arp_announce", "2"),
 		a.NS.Sysctl("net.ipv4.conf.all.rp_filter", "0"), a.NS.Sysctl("net.ipv4.conf.default.rp_filter", "0"),
-		ip("link", "add", "net0", "netns", a.NS.name, "type", "veth", "peer", "name", a.port, "netns", y.Backend.name),
-		y.Backend.Batch("link set "+a.port+" master targets up"),
+		ip("link", "add", "net0", "netns", a.NS.name, "type", "veth", "peer", "name", a.port, "netns", t.Backend.name),
+		t.Backend.Batch("link set "+a.port+" master targets up"),
 		a.NS.Batch("link set net0 up"),
 		a.NS.Addr("net0", prefix(a.Addrs[0], 16), prefix(a.Addrs[1], 64)),
 		a.NS.Batch(lines...), a.NS.Batch(rules4...), a.NS.batch([]string{"-6"}, rules6),
-		a.NS.nft("add table inet yard;"+
-			"add chain inet yard in { type filter hook prerouting priority -150; };"+
-			"add chain inet yard out { type route hook output priority -150; };"+
+		a.NS.nft("add table inet lab;"+
+			"add chain inet lab in { type filter hook prerouting priority -150; };"+
+			"add chain inet lab out { type route hook output priority -150; };"+
 			marks.String()+
-			"add rule inet yard out ct mark != 0 meta mark set ct mark"),
+			"add rule inet lab out ct mark != 0 meta mark set ct mark"),
 	)
 }
 
@@ -267,7 +267,7 @@ func (n *NetNS) nft(command string) error {
 }
 
 // sysctlIfThere is Sysctl for a parameter of a module that need not be loaded.
-func (n *NetNS) sysctlIfThere(key, value string) error {
+func (n *NetNS) sysctlIfExists(key, value string) error {
 	err := n.Sysctl(key, value)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -277,10 +277,10 @@ func (n *NetNS) sysctlIfThere(key, value string) error {
 
 // GatewayConfig is the configuration of the gateway: the usual one, with every
 // pod as a neighbour.
-func (y *Yard) GatewayConfig() GatewayConfig {
+func (t *Topology) GatewayConfig() GatewayConfig {
 	c := GatewayA()
 	c.Local, c.Peers = nil, nil
-	for n := range y.Pods {
+	for n := range t.Pods {
 		c.Local = append(c.Local, GatewayA4, GatewayA6)
 		c.Peers = append(c.Peers, PodExternal(n+1)...)
 	}
@@ -288,9 +288,9 @@ func (y *Yard) GatewayConfig() GatewayConfig {
 }
 
 // WriteTrench replaces the trench file of every pod.
-func (y *Yard) WriteTrench(text string) error {
+func (t *Topology) WriteTrench(text string) error {
 	var errs []error
-	for _, p := range y.Pods {
+	for _, p := range t.Pods {
 		errs = append(errs, p.WriteTrench(text))
 	}
 	return errors.Join(errs...)
@@ -300,8 +300,8 @@ func (y *Yard) WriteTrench(text string) error {
 // network namespace and a folder that has nothing but the trench file, and the
 // logs of its predecessor. Processes of the old one end at once: they should
 // have ended before.
-func (y *Yard) Replace(pod int) error {
-	p := y.Pods[pod-1]
+func (t *Topology) Replace(pod int) error {
+	p := t.Pods[pod-1]
 	fail := func(err error) error { return fmt.Errorf("replace pod %d: %w", pod, err) }
 	p.NS.endProcesses()
 	// The wires go first: a namespace goes some time after it was removed.
@@ -315,11 +315,11 @@ func (y *Yard) Replace(pod int) error {
 	old := p.NS
 	p.NS, p.LB, p.Frontend = ns, nil, nil
 	if pod == 1 {
-		y.Pod = ns
+		t.Pod = ns
 	} else {
-		y.others[slices.Index(y.others, old)] = ns
+		t.others[slices.Index(t.others, old)] = ns
 	}
-	if err := errors.Join(old.Close(), y.wirePod(pod)); err != nil {
+	if err := errors.Join(old.Close(), t.wirePod(pod)); err != nil {
 		return fail(err)
 	}
 	entries, err := os.ReadDir(p.Dir)
@@ -341,12 +341,12 @@ func (y *Yard) Replace(pod int) error {
 
 // Via are the pods to which the gateway's kernel sends what is for a VIP, none
 // when it has no route to it.
-func (y *Yard) Via(ctx context.Context, vip netip.Addr) ([]int, error) {
+func (t *Topology) Via(ctx context.Context, vip netip.Addr) ([]int, error) {
 	family := "-4"
 	if vip.Is6() {
 		family = "-6"
 	}
-	out, err := y.Gateway.Run(ctx, "ip", family, "-json", "route", "show", netip.PrefixFrom(vip, vip.BitLen()).String())
+	out, err := t.Gateway.Run(ctx, "ip", family, "-json", "route", "show", netip.PrefixFrom(vip, vip.BitLen()).String())
 	if err != nil {
 		return nil, err
 	}
@@ -366,7 +366,7 @@ func (y *Yard) Via(ctx context.Context, vip netip.Addr) ([]int, error) {
 	var pods []int
 	for _, r := range routes {
 		for _, h := range append(r.Nexthops, r.hop) {
-			for n := range y.Pods {
+			for n := range t.Pods {
 				if h.Gateway != "" && slices.Contains(hopNames(n+1), h.Gateway) {
 					pods = append(pods, n+1)
 				}
@@ -385,11 +385,11 @@ func hopNames(pod int) []string {
 
 // WantVia waits until the gateway's kernel sends what is for any of the VIPs to
 // exactly these pods.
-func (y *Yard) WantVia(ctx context.Context, pods ...int) error {
+func (t *Topology) WantVia(ctx context.Context, pods ...int) error {
 	want := slices.Sorted(slices.Values(pods))
-	return Eventually(ctx, lookEvery, func() error {
-		for _, vip := range y.VIPs {
-			got, err := y.Via(ctx, vip)
+	return Eventually(ctx, pollInterval, func() error {
+		for _, vip := range t.VIPs {
+			got, err := t.Via(ctx, vip)
 			if err != nil {
 				return err
 			}
@@ -403,10 +403,10 @@ func (y *Yard) WantVia(ctx context.Context, pods ...int) error {
 
 // Load starts clients in the gateway's namespace: rate requests per second and
 // flows, spread over the VIPs. The rest of the configuration is the caller's.
-func (y *Yard) Load(ctx context.Context, rate, flows int, c load.Config) (*load.Generator, error) {
-	c.Rate, c.Flows, c.Inside = rate, flows, y.Gateway.Do
+func (t *Topology) Load(ctx context.Context, rate, flows int, c load.Config) (*load.Generator, error) {
+	c.Rate, c.Flows, c.Inside = rate, flows, t.Gateway.Do
 	c.Requests, c.FlowsTo = nil, nil
-	for _, vip := range y.VIPs {
+	for _, vip := range t.VIPs {
 		c.Requests = append(c.Requests, netip.AddrPortFrom(vip, RequestPort))
 		c.FlowsTo = append(c.FlowsTo, netip.AddrPortFrom(vip, FlowPort))
 	}
@@ -414,10 +414,10 @@ func (y *Yard) Load(ctx context.Context, rate, flows int, c load.Config) (*load.
 }
 
 // Close ends every process and application and removes every namespace and file.
-func (y *Yard) Close() error {
+func (t *Topology) Close() error {
 	var errs []error
-	for _, a := range y.Targets {
+	for _, a := range t.Targets {
 		errs = append(errs, a.Abort())
 	}
-	return errors.Join(append(errs, y.Lab.Close())...)
+	return errors.Join(append(errs, t.Lab.Close())...)
 }
