@@ -6,31 +6,32 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // names are the targets that a stream's table leads to, as the kernel has it.
 func (s *site) names(stream string, family vip.Family) []string {
 	s.t.Helper()
-	f := openFabric(s.t, s.ns, Options{})
-	got, err := f.readStream(stream)
+	f := openConn(s.t, s.ns, fwstate.Config{})
+	got, err := f.ReadStream(stream)
 	s.must(err)
 	if got == nil {
 		s.t.Fatalf("no stream %s", stream)
 	}
 	var numbers []uint32
-	for _, n := range got.tables[family] {
+	for _, n := range got.Tables[family] {
 		if !slices.Contains(numbers, n) {
 			numbers = append(numbers, n)
 		}
 	}
-	slots, err := f.readSlots(numbers)
+	slots, err := f.ReadTargets(numbers)
 	s.must(err)
-	names := make([]string, 0, len(got.tables[family]))
-	for _, n := range got.tables[family] {
+	names := make([]string, 0, len(got.Tables[family]))
+	for _, n := range got.Tables[family] {
 		name := "nobody " + strconv.FormatUint(uint64(n), 10)
 		if slot := slots[n]; slot != nil {
-			name = slot.name
+			name = slot.Name
 		}
 		names = append(names, name)
 	}

@@ -7,31 +7,33 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// planned is a plan on its way into the kernel.
-type planned struct {
-	streamPlan
-	view   view
-	memory *streamMemory
-	// undone are targets of which something could not be done, with why.
-	undone map[string]error
+// streamChange is a plan on its way into the kernel.
+type streamChange struct {
+	plan.StreamPlan
+	input  plan.StreamInput
+	record *streamRecord
+	// failedTargets are targets of which something could not be done, with why.
+	failedTargets map[string]error
 	// failure says why the stream, or the removal of something of it, failed.
 	failure error
 	// touched: something of it is in the transaction; vips: elements of VIPs as well.
 	touched, vips bool
 }
 
-func (p *planned) fail(err error) {
+func (p *streamChange) fail(err error) {
 	if p.failure == nil {
 		p.failure = err
 	}
 }
 
 // toApply lists the targets that are compared with the kernel and brought there.
-func (p *planned) toApply() []installedTarget {
-	return slices.DeleteFunc(sortedTargets(p.targets), func(t installedTarget) bool { return !p.apply[t.Number] })
+func (p *streamChange) toApply() []plan.InstalledTarget {
+	return slices.DeleteFunc(plan.SortedTargets(p.Targets), func(t plan.InstalledTarget) bool { return !p.Apply[t.FWMark] })
 }
 
 // apply carries plans out: first rules and routes, then one transaction in nftables,
@@ -39,28 +41,28 @@ func (p *planned) toApply() []installedTarget {
 // the next process finds in the kernel what was done.
 //
 // An error is about everything; what fails for one stream is in its failure.
-func (e *engine) apply(plans []*planned, repairBase bool) error {
+func (e *engine) apply(plans []*streamChange, repairBase bool) error {
 	fault(stepPlanned)
 	for _, p := range plans {
 		e.begin(p)
-		e.settle(p.name, &p.streamPlan)
+		e.markPlanned(p.Name, &p.StreamPlan)
 		e.logPlan(p)
 	}
-	e.makeWays(plans)
+	e.addRoutes(plans)
 	fault(stepWays)
 
 	if err := e.transact(plans, repairBase); err != nil {
-		e.need.all = true
-		e.redo(plans)
+		e.stale.nftables = true
+		e.replan(plans)
 		return err
 	}
 	fault(stepWritten)
 
-	e.removeTraces(plans)
+	e.removeTargets(plans)
 
 	if err := e.readBack(plans); err != nil {
-		e.need.all = true
-		e.redo(plans)
+		e.stale.nftables = true
+		e.replan(plans)
 		return err
 	}
 	fault(stepReadBack)
@@ -68,129 +70,129 @@ func (e *engine) apply(plans []*planned, repairBase bool) error {
 	return nil
 }
 
-// redo has the next pass plan again.
-func (e *engine) redo(plans []*planned) {
+// replan has the next pass plan again.
+func (e *engine) replan(plans []*streamChange) {
 	for _, p := range plans {
-		p.memory.dirty = true
+		p.record.dirty = true
 	}
 }
 
 // begin notes what is about to change.
-func (e *engine) begin(p *planned) {
-	for _, t := range p.gone {
-		t.Stage = stageRemoving
+func (e *engine) begin(p *streamChange) {
+	for _, t := range p.Removed {
+		t.Stage = plan.StageRemoving
 		e.keepTarget(t)
 	}
-	if p.remove {
-		if p.view.installed != nil {
-			s := *p.view.installed
-			s.Stage = stageRemoving
+	if p.Remove {
+		if p.input.Installed != nil {
+			s := *p.input.Installed
+			s.Stage = plan.StageRemoving
 			e.keepStream(s)
 		}
 		return
 	}
 	for _, t := range p.toApply() {
-		t.Stage = stagePending
+		t.Stage = plan.StagePending
 		e.keepTarget(t)
 	}
-	s := p.stream
-	if p.write {
-		s.Stage = stagePending
+	s := p.Stream
+	if p.Write {
+		s.Stage = plan.StagePending
 	}
 	e.keepStream(s)
 }
 
-// makeWays makes rules and routes. Targets that they do not lead to stay out of the
+// addRoutes makes rules and routes. Targets that they do not lead to stay out of the
 // tables.
-func (e *engine) makeWays(plans []*planned) {
-	var slots []slotContent
+func (e *engine) addRoutes(plans []*streamChange) {
+	var slots []plan.KernelTarget
 	made := map[uint32]bool{}
 	for _, p := range plans {
 		for _, t := range p.toApply() {
-			want := slotWant(t)
-			if has := e.actual.slots[t.Number]; has == nil || !sameWays(*has, want) {
+			want := plan.KernelTargetOf(t)
+			if has := e.observed.Targets[t.FWMark]; has == nil || !plan.SameRoutes(*has, want) {
 				slots = append(slots, want)
-				made[t.Number] = true
+				made[t.FWMark] = true
 			}
 		}
 	}
 	if len(slots) == 0 {
 		return
 	}
-	failures := e.kernel.addWays(slots)
+	failures := e.kernel.AddRoutes(slots)
 	for _, p := range plans {
 		for _, t := range p.toApply() {
-			if !made[t.Number] {
+			if !made[t.FWMark] {
 				continue
 			}
-			want := slotWant(t)
+			want := plan.KernelTargetOf(t)
 			for _, f := range vip.Families {
-				if !want.rules[f] {
+				if !want.Rules[f] {
 					continue
 				}
-				err := failures[wayKey{t.Number, f}]
+				err := failures[fwstate.RouteKey{FWMark: t.FWMark, Family: f}]
 				if err == nil {
-					err = e.checkWay(t, f, want.hops[f])
+					err = e.verifyRoute(t, f, want.NextHops[f])
 				}
 				if err != nil {
-					want.hops[f] = netip.Addr{}
-					p.drop(t.Name, f)
-					p.leaveUndone(t.Name, err)
+					want.NextHops[f] = netip.Addr{}
+					p.RemoveFromTable(t.Name, f)
+					p.failTarget(t.Name, err)
 				}
 			}
-			e.setWays(t.Number, want)
-			if p.undone[t.Name] == nil {
-				delete(e.lost, t.Number)
+			e.setRoutes(t.FWMark, want)
+			if p.failedTargets[t.Name] == nil {
+				delete(e.lost, t.FWMark)
 			}
-			p.memory.stale = true
+			p.record.stale = true
 		}
 	}
 }
 
-func (p *planned) leaveUndone(target string, err error) {
-	if p.undone == nil {
-		p.undone = map[string]error{}
+func (p *streamChange) failTarget(target string, err error) {
+	if p.failedTargets == nil {
+		p.failedTargets = map[string]error{}
 	}
-	if p.undone[target] == nil {
-		p.undone[target] = err
+	if p.failedTargets[target] == nil {
+		p.failedTargets[target] = err
 	}
 }
 
-// checkWay asks the kernel where packets for a target would go.
-func (e *engine) checkWay(t installedTarget, f vip.Family, hop netip.Addr) error {
-	got, err := e.kernel.way(t.Number, f)
+// verifyRoute asks the kernel where packets for a target would go.
+func (e *engine) verifyRoute(t plan.InstalledTarget, f vip.Family, hop netip.Addr) error {
+	got, err := e.kernel.ResolveNextHop(t.FWMark, f)
 	switch {
 	case err != nil:
-		return fmt.Errorf("ask the kernel where mark %d leads to (%s): %w", t.Number, familyName(f), err)
+		return fmt.Errorf("ask the kernel where mark %d leads to (%s): %w", t.FWMark, plan.FamilyName(f), err)
 	case !got.IsValid():
-		return fmt.Errorf("packets with mark %d are dropped instead of going to %s", t.Number, hop)
+		return fmt.Errorf("packets with mark %d are dropped instead of going to %s", t.FWMark, hop)
 	case got != hop:
-		return fmt.Errorf("packets with mark %d go to %s instead of %s", t.Number, got, hop)
+		return fmt.Errorf("packets with mark %d go to %s instead of %s", t.FWMark, got, hop)
 	}
 	return nil
 }
 
-// removeTraces removes what is left of targets that are gone from nftables: the
+// removeTargets removes what is left of targets that are gone from nftables: the
 // connection-tracking entries first, so that no flow has the number when it leads
 // nowhere, then rules and routes.
-func (e *engine) removeTraces(plans []*planned) {
+func (e *engine) removeTargets(plans []*streamChange) {
 	var gone []uint32
 	for _, p := range plans {
 		if p.failure == nil {
-			for _, t := range p.gone {
-				gone = append(gone, t.Number)
+			for _, t := range p.Removed {
+				gone = append(gone, t.FWMark)
 			}
 		}
 	}
 	if len(gone) == 0 {
 		return
 	}
-	forgetErr := e.kernel.forget(gone)
+	forgetErr := e.kernel.FlushConntrack(gone)
 	fault(stepForgotten)
-	removeErr := e.kernel.removeWays(gone)
+	removeErr := e.kernel.RemoveRoutes(gone)
 	fault(stepUnrouted)
 	for _, p := range plans {
-		if len(p.gone) == 0 {
+		if len(p.Removed) == 0 {
 			continue
 		}
 		if forgetErr != nil {
@@ -203,17 +205,17 @@ func (e *engine) removeTraces(plans []*planned) {
 }
 
 // readBack reads from the kernel what was touched.
-func (e *engine) readBack(plans []*planned) error {
-	touched := slices.DeleteFunc(slices.Clone(plans), func(p *planned) bool { return !p.touched })
+func (e *engine) readBack(plans []*streamChange) error {
+	touched := slices.DeleteFunc(slices.Clone(plans), func(p *streamChange) bool { return !p.touched })
 	var gone []uint32
 	for _, p := range plans {
-		p.memory.stale = true
-		for _, t := range p.gone {
-			gone = append(gone, t.Number)
+		p.record.stale = true
+		for _, t := range p.Removed {
+			gone = append(gone, t.FWMark)
 		}
 	}
 	if len(touched) >= manyStreams {
-		e.need.all = false
+		e.stale.nftables = false
 		if err := e.readAll(); err != nil {
 			return err
 		}
@@ -223,110 +225,110 @@ func (e *engine) readBack(plans []*planned) error {
 	if len(gone) == 0 {
 		return nil
 	}
-	ways, err := e.kernel.readWays(gone)
+	ways, err := e.kernel.ReadRoutes(gone)
 	if err != nil {
 		return fmt.Errorf("read rules and routes back: %w", err)
 	}
 	for _, number := range gone {
 		w := ways[number]
 		if w == nil {
-			w = &slotContent{}
+			w = &plan.KernelTarget{}
 		}
-		e.setWays(number, *w)
-		if s := e.actual.slots[number]; sameWays(*s, slotContent{}) && !s.chain && s.flows == [len(vip.Families)]bool{} {
-			delete(e.actual.slots, number)
+		e.setRoutes(number, *w)
+		if s := e.observed.Targets[number]; plan.SameRoutes(*s, plan.KernelTarget{}) && !s.ChainIntact && s.Flows == [len(vip.Families)]bool{} {
+			delete(e.observed.Targets, number)
 		}
 	}
 	return nil
 }
 
-func (e *engine) readTouched(plans []*planned) error {
+func (e *engine) readTouched(plans []*streamChange) error {
 	var numbers []uint32
 	vips := false
 	for _, p := range plans {
-		for number, apply := range p.apply {
+		for number, apply := range p.Apply {
 			if apply {
 				numbers = append(numbers, number)
 			}
 		}
-		for _, t := range p.gone {
-			numbers = append(numbers, t.Number)
+		for _, t := range p.Removed {
+			numbers = append(numbers, t.FWMark)
 		}
 		vips = vips || p.vips
-		if !p.write && !p.remove {
+		if !p.Write && !p.Remove {
 			continue
 		}
-		s, err := e.kernel.readStream(p.name)
+		s, err := e.kernel.ReadStream(p.Name)
 		if err != nil {
-			return fmt.Errorf("read stream %s back: %w", p.name, err)
+			return fmt.Errorf("read stream %s back: %w", p.Name, err)
 		}
 		if s == nil {
-			delete(e.actual.streams, p.name)
+			delete(e.observed.Streams, p.Name)
 		} else {
-			e.actual.streams[p.name] = s
+			e.observed.Streams[p.Name] = s
 		}
 	}
 	if len(numbers) > 0 {
-		slots, err := e.kernel.readSlots(numbers)
+		slots, err := e.kernel.ReadTargets(numbers)
 		if err != nil {
 			return fmt.Errorf("read targets back: %w", err)
 		}
 		for _, number := range numbers {
-			e.setElements(number, slots[number])
+			e.setNFTables(number, slots[number])
 		}
 	}
 	if vips {
-		all, err := e.kernel.readVIPs()
+		all, err := e.kernel.ReadVIPs()
 		if err != nil {
 			return fmt.Errorf("read VIPs back: %w", err)
 		}
 		if all == nil {
 			all = map[vip.VIP]string{}
 		}
-		e.actual.vips = all
+		e.observed.VIPs = all
 	}
 	return nil
 }
 
 // conclude notes what was read back: what is in the kernel is applied, what is gone is
 // forgotten, and the rest is tried again.
-func (e *engine) conclude(plans []*planned) {
+func (e *engine) conclude(plans []*streamChange) {
 	for _, p := range plans {
-		for _, t := range p.gone {
-			if e.actual.slots[t.Number] == nil && p.failure == nil {
+		for _, t := range p.Removed {
+			if e.observed.Targets[t.FWMark] == nil && p.failure == nil {
 				e.dropTarget(t)
-				e.log.Info("a target is gone from the data plane", "stream", t.Stream, "target", t.Name, "number", t.Number)
+				e.log.Info("a target is gone from the data plane", "stream", t.Stream, "target", t.Name, "number", t.FWMark)
 			} else {
-				p.fail(fmt.Errorf("target %s (number %d) is still in the kernel after its removal", t.Name, t.Number))
+				p.fail(fmt.Errorf("target %s (number %d) is still in the kernel after its removal", t.Name, t.FWMark))
 			}
 		}
-		if p.remove {
-			if p.failure == nil && e.actual.streams[p.name] != nil {
-				p.fail(fmt.Errorf("the chain of stream %s is still in the kernel after its removal", p.name))
+		if p.Remove {
+			if p.failure == nil && e.observed.Streams[p.Name] != nil {
+				p.fail(fmt.Errorf("the chain of stream %s is still in the kernel after its removal", p.Name))
 			}
-			if p.failure == nil && p.view.installed != nil {
-				delete(e.installed.Streams, p.name)
-				p.memory.stale = true
+			if p.failure == nil && p.input.Installed != nil {
+				delete(e.installed.Streams, p.Name)
+				p.record.stale = true
 			}
 			e.finish(p)
 			continue
 		}
 		for _, t := range p.toApply() {
-			want := slotWant(t)
-			has := e.actual.slots[t.Number]
+			want := plan.KernelTargetOf(t)
+			has := e.observed.Targets[t.FWMark]
 			switch {
-			case p.undone[t.Name] != nil:
-			case has == nil || !sameElements(*has, want):
-				p.fail(fmt.Errorf("the chain of target %s (number %d), or its elements, are not in the kernel after they were written", t.Name, t.Number))
+			case p.failedTargets[t.Name] != nil:
+			case has == nil || !plan.SameNFTables(*has, want):
+				p.fail(fmt.Errorf("the chain of target %s (number %d), or its elements, are not in the kernel after they were written", t.Name, t.FWMark))
 			default:
 				e.keepTarget(t)
 			}
 		}
-		if p.write {
+		if p.Write {
 			if err := e.confirm(p); err != nil {
 				p.fail(err)
 			} else {
-				e.keepStream(p.stream)
+				e.keepStream(p.Stream)
 			}
 		}
 		e.finish(p)
@@ -335,66 +337,66 @@ func (e *engine) conclude(plans []*planned) {
 
 // confirm compares a stream that was written with what was read back. Elements of
 // VIPs that somebody else made are no failure of ours.
-func (e *engine) confirm(p *planned) error {
-	a := e.actual.streams[p.name]
-	want := streamContent{name: p.name, chain: true, size: p.stream.Size, seed: p.stream.Seed}
+func (e *engine) confirm(p *streamChange) error {
+	a := e.observed.Streams[p.Name]
+	want := plan.KernelStream{Name: p.Name, ChainIntact: true, Size: p.Stream.Size, Seed: p.Stream.Seed}
 	for _, f := range vip.Families {
-		if hasFamily(p.stream.VIPs, f) {
-			want.tables[f] = p.memory.tables[f].of(p.stream.Tables[f], p.targets, want.size, want.seed)
+		if plan.HasFamily(p.Stream.VIPs, f) {
+			want.Tables[f] = p.record.tables[f].Table(p.Stream.Tables[f], p.Targets, want.Size, want.Seed)
 		}
 	}
-	if !sameContent(a, &want) {
-		return fmt.Errorf("chain and maps of stream %s are not in the kernel as they were written", p.name)
+	if !plan.SameStream(a, &want) {
+		return fmt.Errorf("chain and maps of stream %s are not in the kernel as they were written", p.Name)
 	}
-	for _, v := range p.stream.VIPs {
-		if p.forced && e.actual.vips[v] == "" {
-			return fmt.Errorf("VIP %s of stream %s is not in the kernel after it was written", v, p.name)
+	for _, v := range p.Stream.VIPs {
+		if p.Forced && e.observed.VIPs[v] == "" {
+			return fmt.Errorf("VIP %s of stream %s is not in the kernel after it was written", v, p.Name)
 		}
 	}
 	return nil
 }
 
 // finish turns what was not done into problems.
-func (e *engine) finish(p *planned) {
-	m := p.memory
-	for _, name := range slices.Sorted(maps.Keys(p.undone)) {
-		m.problems = append(m.problems, Problem{Object: "target " + p.name + "/" + name, Detail: p.undone[name].Error(), Remedy: "the plane tries again; see that the target is on a connected network and nobody else's rules or routes are in its way"})
-		m.failure = p.undone[name]
+func (e *engine) finish(p *streamChange) {
+	m := p.record
+	for _, name := range slices.Sorted(maps.Keys(p.failedTargets)) {
+		m.problems = append(m.problems, Problem{Object: "target " + p.Name + "/" + name, Detail: p.failedTargets[name].Error(), Remedy: "the plane tries again; see that the target is on a connected network and nobody else's rules or routes are in its way"})
+		m.failure = p.failedTargets[name]
 	}
 	if p.failure == nil {
 		return
 	}
 	m.failure = p.failure
-	problem := Problem{Object: "stream " + p.name, Detail: p.failure.Error(), Remedy: "the plane tries again; look at the table with: nft list table inet " + TableName}
-	if foreign, ok := errors.AsType[*foreignError](p.failure); ok {
-		problem.Object, problem.Remedy = foreign.object, "remove or rename it, or the stream; what is of vipgate is marked by comments"
+	problem := Problem{Object: "stream " + p.Name, Detail: p.failure.Error(), Remedy: "the plane tries again; look at the table with: nft list table inet " + TableName}
+	if foreign, ok := errors.AsType[*fwstate.ConflictError](p.failure); ok {
+		problem.Object, problem.Remedy = foreign.Object, "remove or rename it, or the stream; what is of vipgate is marked by comments"
 	}
-	if !p.remove {
-		problem.VIPs = p.stream.VIPs
+	if !p.Remove {
+		problem.VIPs = p.Stream.VIPs
 	}
 	m.problems = append(m.problems, problem)
 }
 
 // logPlan says what is about to be done.
-func (e *engine) logPlan(p *planned) {
-	for _, t := range p.gone {
-		e.log.Info("a target leaves the data plane", "stream", t.Stream, "target", t.Name, "number", t.Number)
+func (e *engine) logPlan(p *streamChange) {
+	for _, t := range p.Removed {
+		e.log.Info("a target leaves the data plane", "stream", t.Stream, "target", t.Name, "number", t.FWMark)
 	}
-	if p.remove {
-		if p.view.installed != nil {
-			e.log.Info("a stream leaves the data plane", "stream", p.name)
+	if p.Remove {
+		if p.input.Installed != nil {
+			e.log.Info("a stream leaves the data plane", "stream", p.Name)
 		}
 		return
 	}
-	for _, t := range sortedTargets(p.targets) {
-		old, recorded := p.view.targets[t.Name]
+	for _, t := range plan.SortedTargets(p.Targets) {
+		old, recorded := p.input.Targets[t.Name]
 		switch {
 		case !recorded:
-			e.log.Info("a target comes into the data plane", "stream", t.Stream, "target", t.Name, "number", t.Number, "ips", t.IPs)
+			e.log.Info("a target comes into the data plane", "stream", t.Stream, "target", t.Name, "number", t.FWMark, "ips", t.IPs)
 		case !t.DrainEnd.IsZero() && old.DrainEnd.IsZero():
-			e.log.Info("a target was left out while it served, and is drained", "stream", t.Stream, "target", t.Name, "number", t.Number, "until", t.DrainEnd)
-		case !sameAddresses(t.IPs, old.IPs):
-			e.log.Info("a target has other addresses", "stream", t.Stream, "target", t.Name, "number", t.Number, "ips", t.IPs)
+			e.log.Info("a target was left out while it served, and is drained", "stream", t.Stream, "target", t.Name, "number", t.FWMark, "until", t.DrainEnd)
+		case !plan.SameAddresses(t.IPs, old.IPs):
+			e.log.Info("a target has other addresses", "stream", t.Stream, "target", t.Name, "number", t.FWMark, "ips", t.IPs)
 		}
 	}
 }

@@ -2,13 +2,13 @@ package dataplane
 
 import (
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -39,7 +39,7 @@ func TestTargetsLeftOutWhileTheyServedAreDrained(t *testing.T) {
 	w.restart()
 	w.settle(left, false)
 	w.expect(t, "a", "x1")
-	if s := w.slot("a", "x2"); s == nil || !s.flows[vip.IPv4] {
+	if s := w.slot("a", "x2"); s == nil || !s.Flows[vip.IPv4] {
 		t.Fatalf("x2 served and does not drain: %+v", s)
 	}
 	if w.slot("a", "x4") != nil {
@@ -58,14 +58,14 @@ func TestTargetsLeftOutWhileTheyServedAreDrained(t *testing.T) {
 	}
 	w.clock = w.clock.Add(10 * time.Second)
 	w.settle(left, false)
-	if len(w.k.slots) != 1 || w.k.conns[number] || len(w.e.installed.Targets) != 1 {
-		t.Fatalf("left: %+v, connections %v", w.k.slots, w.k.conns)
+	if len(w.k.Targets) != 1 || w.k.conns[number] || len(w.e.installed.Targets) != 1 {
+		t.Fatalf("left: %+v, connections %v", w.k.Targets, w.k.conns)
 	}
 }
 
 func TestADrainedTargetThatComesBackServesWithItsNumber(t *testing.T) {
 	w := newWorld()
-	both := func() *Wanted {
+	both := func() *Desired {
 		return wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving)))
 	}
 	w.settle(both(), false)
@@ -92,10 +92,10 @@ func TestUnknownTargetsStayAsRecorded(t *testing.T) {
 	if w.k.writes != writes {
 		t.Fatal("something was written")
 	}
-	if s := w.slot("a", "x3"); !s.flows[vip.IPv4] {
+	if s := w.slot("a", "x3"); !s.Flows[vip.IPv4] {
 		t.Fatal("x3 does not drain any more")
 	}
-	if s := w.slot("a", "x4"); s == nil || s.flows[vip.IPv4] || w.slot("a", "x5") != nil {
+	if s := w.slot("a", "x4"); s == nil || s.Flows[vip.IPv4] || w.slot("a", "x5") != nil {
 		t.Fatal("x4 or x5 is not as it was")
 	}
 }
@@ -105,8 +105,8 @@ func TestFailedNeighbourLeavesTheTableAndComesBack(t *testing.T) {
 	wanted := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving)))
 	w.settle(wanted, false)
 	address := testTarget("x2", Serving).IPs[0]
-	w.k.net.failed[address] = struct{}{}
-	w.e.need.around = true
+	w.k.net.FailedNeighbors[address] = struct{}{}
+	w.e.stale.network = true
 	w.settle(wanted, false)
 	w.expect(t, "a", "x1")
 	if why := w.state().Unreachable[address]; !strings.Contains(why, "NUD_FAILED") {
@@ -115,8 +115,8 @@ func TestFailedNeighbourLeavesTheTableAndComesBack(t *testing.T) {
 	if _, ok := w.state().Streams["a"].Serving[vip.IPv4]["x2"]; ok {
 		t.Fatal("the state says that it serves")
 	}
-	delete(w.k.net.failed, address)
-	w.e.need.around = true
+	delete(w.k.net.FailedNeighbors, address)
+	w.e.stale.network = true
 	w.settle(wanted, false)
 	w.expect(t, "a", "x1", "x2")
 }
@@ -165,8 +165,8 @@ func TestRemovedRouteOfHeldStreamStays(t *testing.T) {
 	if err := w.e.hold("a", time.Time{}); err != nil {
 		t.Fatal(err)
 	}
-	w.slot("a", "x2").hops[vip.IPv4] = netip.Addr{}
-	w.e.need.ways = true
+	w.slot("a", "x2").NextHops[vip.IPv4] = netip.Addr{}
+	w.e.stale.routes = true
 	w.settle(wanted, false)
 	w.expect(t, "a", "x1")
 	// Something else that is wanted elsewhere in the stream does not repair it.
@@ -183,7 +183,7 @@ func TestRemovedRouteOfHeldStreamStays(t *testing.T) {
 func TestTakenNumbersAreLeftOut(t *testing.T) {
 	w := newWorld()
 	w.k.inUse[5000] = "route default via 10.9.9.9 table 5000"
-	w.k.slots[5001] = &slotContent{number: 5001, chain: true}
+	w.k.Targets[5001] = &plan.KernelTarget{FWMark: 5001, ChainIntact: true}
 	w.notice()
 	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving))), false)
 	if n := w.number("a", "x1"); n != 5002 {
@@ -194,36 +194,8 @@ func TestTakenNumbersAreLeftOut(t *testing.T) {
 			t.Errorf("no problem for %d: %+v", n, p)
 		}
 	}
-	if s := w.k.slots[5001]; s == nil || s.stream != "" {
+	if s := w.k.Targets[5001]; s == nil || s.Stream != "" {
 		t.Fatal("somebody else's chain was touched")
-	}
-}
-
-func TestNumbersAreNotUsedAgainSoon(t *testing.T) {
-	n := numbering{first: 5000, mask: 0xffff, next: 5000}
-	used := map[uint32]bool{5002: true}
-	take := func() uint32 {
-		x, err := n.take(func(n uint32) (bool, error) { return used[n], nil })
-		if err != nil {
-			t.Fatal(err)
-		}
-		return x
-	}
-	for _, want := range []uint32{5000, 5001, 5003, 5004} {
-		if got := take(); got != want {
-			t.Fatalf("got %d, want %d", got, want)
-		}
-	}
-	n.next = 0xffff
-	if a, b := take(), take(); a != 0xffff || b != 5000 {
-		t.Fatalf("got %d and %d around the end", a, b)
-	}
-	n = numbering{first: 252, mask: 0xff, next: 252}
-	if a, b := take(), take(); a != 252 || b != 252 {
-		t.Fatalf("got %d and %d: the kernel's own tables", a, b)
-	}
-	if _, err := n.take(func(uint32) (bool, error) { return true, nil }); err == nil {
-		t.Fatal("no error when all are used")
 	}
 }
 
@@ -253,64 +225,34 @@ func TestOneStreamThatFailsDoesNotKeepTheOthers(t *testing.T) {
 	}
 }
 
-func TestWhoServesAVIP(t *testing.T) {
-	local := map[netip.Addr]struct{}{netip.MustParseAddr("20.9.0.1"): {}}
-	for _, tt := range []struct {
-		name     string
-		streams  map[string][]string
-		owned    string
-		problems int
-	}{
-		{"one stream", map[string][]string{"a": {"20.0.0.2/32", "20.0.0.1/32"}}, "map[a:[20.0.0.1/32 20.0.0.2/32]]", 0},
-		{"the name that sorts first", map[string][]string{"b": {"20.0.0.1/32"}, "a": {"20.0.0.1/32"}, "c": {"20.0.0.1/32", "20.0.0.3/32"}}, "map[a:[20.0.0.1/32] c:[20.0.0.3/32]]", 2},
-		{"a host in another's network", map[string][]string{"a": {"20.0.0.0/24"}, "b": {"20.0.0.1/32"}}, "map[a:[20.0.0.0/24]]", 1},
-		{"a network around another's host", map[string][]string{"b": {"20.0.0.0/24"}, "a": {"20.0.0.1/32"}}, "map[a:[20.0.0.1/32]]", 1},
-		{"a host in its own network", map[string][]string{"a": {"20.0.0.1/32", "20.0.0.0/24"}}, "map[a:[20.0.0.0/24 20.0.0.1/32]]", 0},
-		{"a network in its own network", map[string][]string{"a": {"20.0.0.0/25", "20.0.0.0/24"}}, "map[a:[20.0.0.0/24]]", 0},
-		{"an address of this host", map[string][]string{"a": {"20.9.0.1/32", "20.9.0.0/24", "20.9.1.0/24"}}, "map[a:[20.9.1.0/24]]", 2},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			streams := map[string]*Stream{}
-			for name, vips := range tt.streams {
-				streams[name] = testStream(name, vips)
-			}
-			s := shareOut(streams, local)
-			maps.DeleteFunc(s.owned, func(_ string, v []vip.VIP) bool { return len(v) == 0 })
-			if got := fmt.Sprint(s.owned); got != tt.owned || len(s.problems) != tt.problems {
-				t.Errorf("got %s and %+v", got, s.problems)
-			}
-		})
-	}
-}
-
 func TestAVIPMovesInOneTransaction(t *testing.T) {
 	w := newWorld()
 	a, b := testTarget("x1", Serving), testTarget("y1", Serving)
 	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32", "20.0.0.2/32"}, a), testStream("b", []string{"20.0.0.3/32"}, b)), false)
 	writes := w.k.writes
 	w.settle(wantedOf(testStream("a", []string{"20.0.0.2/32"}, a), testStream("b", []string{"20.0.0.1/32", "20.0.0.3/32"}, b)), false)
-	if w.k.vips[vip.Require("20.0.0.1/32")] != "b" || w.k.writes != writes+1 {
-		t.Fatalf("VIPs %v after %d transactions", w.k.vips, w.k.writes-writes)
+	if w.k.VIPs[vip.Require("20.0.0.1/32")] != "b" || w.k.writes != writes+1 {
+		t.Fatalf("VIPs %v after %d transactions", w.k.VIPs, w.k.writes-writes)
 	}
 	// Also from a stream that goes.
 	writes = w.k.writes
 	w.settle(wantedOf(testStream("b", []string{"20.0.0.1/32", "20.0.0.2/32", "20.0.0.3/32"}, b)), false)
-	if w.k.vips[vip.Require("20.0.0.2/32")] != "b" || w.k.writes != writes+1 || w.k.streams["a"] != nil {
-		t.Fatalf("VIPs %v after %d transactions", w.k.vips, w.k.writes-writes)
+	if w.k.VIPs[vip.Require("20.0.0.2/32")] != "b" || w.k.writes != writes+1 || w.k.Streams["a"] != nil {
+		t.Fatalf("VIPs %v after %d transactions", w.k.VIPs, w.k.writes-writes)
 	}
 }
 
 func TestSomebodyElsesChainKeepsItsStreamOut(t *testing.T) {
 	w := newWorld()
-	w.k.base = true
-	w.k.streams["a"] = &streamContent{name: "a"}
+	w.k.Base = true
+	w.k.Streams["a"] = &plan.KernelStream{Name: "a"}
 	w.notice()
 	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)), testStream("b", []string{"20.0.0.2/32"}, testTarget("x1", Serving))), false)
 	w.expect(t, "b", "x1")
 	if p, ok := w.problem("chain inet vipgate-lb stream/a"); !ok || len(p.VIPs) != 1 {
 		t.Fatalf("problems %+v", w.state().Problems)
 	}
-	if w.k.streams["a"].chain || len(w.k.vips) != 1 {
+	if w.k.Streams["a"].ChainIntact || len(w.k.VIPs) != 1 {
 		t.Fatal("somebody else's chain was touched")
 	}
 }
@@ -318,20 +260,20 @@ func TestSomebodyElsesChainKeepsItsStreamOut(t *testing.T) {
 func TestForeignElementOfHeldStreamStays(t *testing.T) {
 	w := newWorld()
 	v := vip.Require("20.0.0.1/32")
-	w.k.base = true
-	w.k.streams["other"] = &streamContent{name: "other"}
-	w.k.vips[v] = "other"
+	w.k.Base = true
+	w.k.Streams["other"] = &plan.KernelStream{Name: "other"}
+	w.k.VIPs[v] = "other"
 	w.notice()
 	wanted := wantedOf(testStream("a", []string{v.String()}, testTarget("x1", Serving)))
 	if err := w.e.hold("a", time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	w.settle(wanted, false)
-	if d := w.e.drift(); w.k.vips[v] != "other" || len(d) != 1 || d[0].Detail != "it leads to stream other" || w.state().VIPs[v] != "" {
-		t.Fatalf("drift %+v, VIPs %v", d, w.k.vips)
+	if d := w.e.drift(); w.k.VIPs[v] != "other" || len(d) != 1 || d[0].Detail != "it leads to stream other" || w.state().VIPs[v] != "" {
+		t.Fatalf("drift %+v, VIPs %v", d, w.k.VIPs)
 	}
-	if _, err := w.e.resume("a", wanted); err != nil || w.k.vips[v] != "a" {
-		t.Fatalf("resume: %v; VIPs %v", err, w.k.vips)
+	if _, err := w.e.resume("a", wanted); err != nil || w.k.VIPs[v] != "a" {
+		t.Fatalf("resume: %v; VIPs %v", err, w.k.VIPs)
 	}
 }
 
@@ -345,11 +287,11 @@ func TestATargetOnNoNetworkIsAProblemAndIsTriedAgain(t *testing.T) {
 	if p, ok := w.problem("target a/x2"); !ok || !w.e.failing() {
 		t.Fatalf("problem %+v", p)
 	}
-	if w.e.installed.Targets[w.number("a", "x2")].Stage != stagePending || w.e.installed.Streams["a"].Stage != stageApplied {
+	if w.e.installed.Targets[w.number("a", "x2")].Stage != plan.StagePending || w.e.installed.Streams["a"].Stage != plan.StageApplied {
 		t.Fatalf("records %+v", *w.e.installed)
 	}
-	w.k.net.links = append(w.k.net.links, link{name: "eth2", index: 3, up: true, prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}})
-	w.e.need.around = true
+	w.k.net.Links = append(w.k.net.Links, plan.Link{Name: "eth2", Index: 3, Up: true, Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}})
+	w.e.stale.network = true
 	w.settle(wanted, false)
 	w.expect(t, "a", "x1", "x2")
 	if len(w.state().Problems) > 0 {
@@ -374,8 +316,8 @@ func TestNothingChangesBeforeTheFirstConfigure(t *testing.T) {
 	w.notice()
 	w.settle(nil, false)
 	s := w.state()
-	if _, ok := s.Streams["a"].Serving[vip.IPv4]["x1"]; !ok || s.VIPs[vip.Require("20.0.0.1/32")] != "a" || w.k.writes != writes || len(w.k.slots) != 2 {
-		t.Fatalf("state %+v, slots %+v", s.Streams["a"], w.k.slots)
+	if _, ok := s.Streams["a"].Serving[vip.IPv4]["x1"]; !ok || s.VIPs[vip.Require("20.0.0.1/32")] != "a" || w.k.writes != writes || len(w.k.Targets) != 2 {
+		t.Fatalf("state %+v, slots %+v", s.Streams["a"], w.k.Targets)
 	}
 }
 

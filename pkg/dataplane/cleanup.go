@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -19,11 +21,11 @@ func Cleanup(ctx context.Context, o Options) (removed []string, err error) {
 		return nil, fmt.Errorf("clean up the data plane: %w", err)
 	}
 	o = o.withDefaults()
-	f, err := newFabric(o)
+	f, err := fwstate.Dial(o.config())
 	if err != nil {
 		return nil, fmt.Errorf("clean up the data plane: open netlink sockets: %w", err)
 	}
-	defer func() { err = errors.Join(err, f.close()) }()
+	defer func() { err = errors.Join(err, f.Close()) }()
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("clean up the data plane: %w", err)
 	}
@@ -33,60 +35,60 @@ func Cleanup(ctx context.Context, o Options) (removed []string, err error) {
 	return removed, nil
 }
 
-func cleanUp(k kernelSide, o Options) ([]string, error) {
-	ours, err := gather(k, o, time.Now())
+func cleanUp(k kernelConn, o Options) ([]string, error) {
+	ours, err := recoverInstalled(k, o, time.Now())
 	if err != nil {
 		return nil, err
 	}
 	numbers := slices.Sorted(maps.Keys(ours.Targets))
-	c, err := k.read(numbers)
+	c, err := k.Read(numbers)
 	if err != nil {
 		return nil, fmt.Errorf("read the data plane: %w", err)
 	}
-	x := change{removeSlots: present(c, numbers), vips: map[vip.VIP]string{}}
+	x := plan.Change{RemoveTargets: present(c, numbers), VIPs: map[vip.VIP]string{}}
 	var removed []string
 	say := func(format string, args ...any) { removed = append(removed, fmt.Sprintf(format, args...)) }
-	for _, v := range slices.SortedFunc(maps.Keys(c.vips), vip.Compare) {
-		if s, ok := ours.Streams[c.vips[v]]; ok {
-			x.vips[v] = ""
-			say("element %s of map %s (to stream %s)", v, vipMap(v), s.Name)
+	for _, v := range slices.SortedFunc(maps.Keys(c.VIPs), vip.Compare) {
+		if s, ok := ours.Streams[c.VIPs[v]]; ok {
+			x.VIPs[v] = ""
+			say("element %s of map %s (to stream %s)", v, plan.VIPMap(v), s.Name)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(ours.Streams)) {
-		s := c.streams[name]
+		s := c.Streams[name]
 		if s == nil {
 			continue
 		}
-		x.removeStreams = append(x.removeStreams, name)
-		say("chain %s", streamChain(name))
-		for _, f := range s.families() {
-			say("map %s", maglevMap(f, name))
+		x.RemoveStreams = append(x.RemoveStreams, name)
+		say("chain %s", plan.StreamChain(name))
+		for _, f := range s.Families() {
+			say("map %s", plan.MaglevMap(f, name))
 		}
 	}
-	for _, number := range x.removeSlots {
+	for _, number := range x.RemoveTargets {
 		t := ours.Targets[number]
-		say("chain %s (%s/%s) and its elements", targetChain(number), t.Stream, t.Name)
+		say("chain %s (%s/%s) and its elements", plan.TargetChain(number), t.Stream, t.Name)
 	}
-	if !x.empty() {
-		if err := k.write(x); err != nil {
+	if !x.Empty() {
+		if err := k.Write(x); err != nil {
 			return nil, fmt.Errorf("remove chains and maps: %w", err)
 		}
 	}
 	if len(numbers) > 0 {
-		if err := k.forget(numbers); err != nil {
+		if err := k.FlushConntrack(numbers); err != nil {
 			return removed, fmt.Errorf("forget the connections of targets: %w", err)
 		}
 		for _, number := range numbers {
-			removed = append(removed, waysOf(number, c.slots[number])...)
+			removed = append(removed, routesOf(number, c.Targets[number])...)
 		}
-		if err := k.removeWays(numbers); err != nil {
+		if err := k.RemoveRoutes(numbers); err != nil {
 			return removed, fmt.Errorf("remove rules and routes: %w", err)
 		}
 	}
-	if err := k.removeAll(); err != nil {
+	if err := k.RemoveAll(); err != nil {
 		return removed, fmt.Errorf("remove what no target owns: %w", err)
 	}
-	if c.base {
+	if c.Base {
 		say("table inet %s with its base chains and common maps, unless somebody else's things are in it", TableName)
 		say("rules that no target owns")
 	}
@@ -94,27 +96,27 @@ func cleanUp(k kernelSide, o Options) ([]string, error) {
 }
 
 // present leaves out the numbers of which nftables has nothing.
-func present(c *content, numbers []uint32) []uint32 {
+func present(c *plan.KernelState, numbers []uint32) []uint32 {
 	return slices.DeleteFunc(slices.Clone(numbers), func(n uint32) bool {
-		s := c.slots[n]
-		return s == nil || !s.chain && s.flows == [len(vip.Families)]bool{} && s.stream == ""
+		s := c.Targets[n]
+		return s == nil || !s.ChainIntact && s.Flows == [len(vip.Families)]bool{} && s.Stream == ""
 	})
 }
 
-// waysOf lists the rules and routes of a number for people.
-func waysOf(number uint32, s *slotContent) (list []string) {
+// routesOf lists the rules and routes of a number for people.
+func routesOf(number uint32, s *plan.KernelTarget) (list []string) {
 	if s == nil {
 		return nil
 	}
 	for _, f := range vip.Families {
-		if s.rules[f] {
-			list = append(list, fmt.Sprintf("rule fwmark %d lookup %d (%s)", number, number, familyName(f)))
+		if s.Rules[f] {
+			list = append(list, fmt.Sprintf("rule fwmark %d lookup %d (%s)", number, number, plan.FamilyName(f)))
 		}
-		if s.hops[f].IsValid() {
-			list = append(list, fmt.Sprintf("route default via %s table %d (%s)", s.hops[f], number, familyName(f)))
+		if s.NextHops[f].IsValid() {
+			list = append(list, fmt.Sprintf("route default via %s table %d (%s)", s.NextHops[f], number, plan.FamilyName(f)))
 		}
-		if s.blackhole[f] {
-			list = append(list, fmt.Sprintf("route blackhole default table %d (%s)", number, familyName(f)))
+		if s.Blackhole[f] {
+			list = append(list, fmt.Sprintf("route blackhole default table %d (%s)", number, plan.FamilyName(f)))
 		}
 	}
 	return list

@@ -27,7 +27,7 @@ func buildVictim(t *testing.T) string {
 }
 
 // victim runs the program in the site until all is as wanted, or it is killed.
-func (s *site) victim(path string, w *Wanted, fault string) (killed bool) {
+func (s *site) victim(path string, w *Desired, fault string) (killed bool) {
 	s.t.Helper()
 	b, err := json.Marshal(w)
 	s.must(err)

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -46,7 +47,7 @@ func (w *world) restart() {
 }
 
 // settle passes until nothing is left to do. It tells whether the process lived.
-func (w *world) settle(wanted *Wanted, mend bool) (alive bool) {
+func (w *world) settle(wanted *Desired, mend bool) (alive bool) {
 	defer func() {
 		if p := recover(); p != nil {
 			if err, ok := p.(error); !ok || !errors.Is(err, errKilled) {
@@ -57,7 +58,7 @@ func (w *world) settle(wanted *Wanted, mend bool) (alive bool) {
 	}()
 	for i := 0; ; i++ {
 		w.e.pass(wanted, mend)
-		if !w.e.unfinished() || w.e.lookErr != nil {
+		if !w.e.hasDirty() || w.e.readErr != nil {
 			return true
 		}
 		if i > 20 {
@@ -68,7 +69,7 @@ func (w *world) settle(wanted *Wanted, mend bool) (alive bool) {
 
 // notice has the engine look at everything with the next pass.
 func (w *world) notice(downed ...int) {
-	w.e.need.merge(need{all: true, ways: true, around: true, downed: downed})
+	w.e.stale.merge(staleParts{nftables: true, routes: true, network: true, linksDown: downed})
 }
 
 func (w *world) state() State {
@@ -87,16 +88,18 @@ func (w *world) number(stream, name string) uint32 {
 	return 0
 }
 
-func (w *world) slot(stream, name string) *slotContent { return w.k.slots[w.number(stream, name)] }
+func (w *world) slot(stream, name string) *plan.KernelTarget {
+	return w.k.Targets[w.number(stream, name)]
+}
 
 // serving lists who is in the kernel's table.
 func (w *world) serving(stream string, f vip.Family) []string {
-	s := w.k.streams[stream]
+	s := w.k.Streams[stream]
 	if s == nil {
 		return nil
 	}
 	in := map[string]struct{}{}
-	for _, n := range s.tables[f] {
+	for _, n := range s.Tables[f] {
 		if t, ok := w.e.installed.Targets[n]; ok {
 			in[t.Name] = struct{}{}
 		}
@@ -129,9 +132,9 @@ func testStream(name string, vips []string, targets ...Target) *Stream {
 
 var revisions uint64
 
-func wantedOf(streams ...*Stream) *Wanted {
+func wantedOf(streams ...*Stream) *Desired {
 	revisions++
-	w := &Wanted{Revision: revisions, Streams: map[string]*Stream{}}
+	w := &Desired{Revision: revisions, Streams: map[string]*Stream{}}
 	for _, s := range streams {
 		w.Streams[s.Name] = s
 	}
@@ -147,7 +150,7 @@ type oracle struct {
 	VIPs   map[string]string
 }
 
-func wish(w *Wanted, had map[string]bool) oracle {
+func wish(w *Desired, had map[string]bool) oracle {
 	o := oracle{Tables: map[string][2][]string{}, Slots: map[string]string{}, VIPs: map[string]string{}}
 	for _, name := range slices.Sorted(maps.Keys(w.Streams)) {
 		s := w.Streams[name]
@@ -165,7 +168,7 @@ func wish(w *Wanted, had map[string]bool) oracle {
 			var flows [2]bool
 			var hops [2]netip.Addr
 			for _, f := range vip.Families {
-				hops[f] = addressOf(t.IPs, f)
+				hops[f] = plan.AddressOf(t.IPs, f)
 				flows[f] = t.Roles[f] == Draining || t.Roles[f] == Serving
 				if t.Roles[f] == Serving {
 					tables[f] = append(tables[f], t.Name)
@@ -194,7 +197,7 @@ func wish(w *Wanted, had map[string]bool) oracle {
 // is tells what the model kernel has, as the oracle puts it.
 func (w *world) is(t interface{ Fatalf(string, ...any) }) oracle {
 	o := oracle{Tables: map[string][2][]string{}, Slots: map[string]string{}, VIPs: map[string]string{}}
-	for name, s := range w.k.streams {
+	for name, s := range w.k.Streams {
 		var tables [2][]string
 		for _, f := range vip.Families {
 			tables[f] = w.serving(name, f)
@@ -202,13 +205,13 @@ func (w *world) is(t interface{ Fatalf(string, ...any) }) oracle {
 		o.Tables[name] = tables
 		_ = s
 	}
-	for n, s := range w.k.slots {
-		if !s.chain || s.blackhole != s.rules {
+	for n, s := range w.k.Targets {
+		if !s.ChainIntact || s.Blackhole != s.Rules {
 			t.Fatalf("number %d is torn: %+v", n, s)
 		}
-		o.Slots[s.stream+"/"+s.name] = fmt.Sprint(s.flows, s.hops)
+		o.Slots[s.Stream+"/"+s.Name] = fmt.Sprint(s.Flows, s.NextHops)
 	}
-	for v, s := range w.k.vips {
+	for v, s := range w.k.VIPs {
 		o.VIPs[v.String()] = s
 	}
 	return o
@@ -216,26 +219,26 @@ func (w *world) is(t interface{ Fatalf(string, ...any) }) oracle {
 
 // checkTables compares each table with the Maglev table of its names.
 func (w *world) checkTables(t interface{ Fatalf(string, ...any) }) {
-	for name, s := range w.k.streams {
+	for name, s := range w.k.Streams {
 		for _, f := range vip.Families {
-			if s.tables[f] == nil {
+			if s.Tables[f] == nil {
 				continue
 			}
-			targets := map[string]installedTarget{}
+			targets := map[string]plan.InstalledTarget{}
 			for _, r := range w.e.installed.Targets {
 				if r.Stream == name {
 					targets[r.Name] = r
 				}
 			}
-			want := tableOf(w.serving(name, f), targets, s.size, s.seed)
-			if !slices.Equal(want, s.tables[f]) {
-				t.Fatalf("table of %s: %v, want %v", name, s.tables[f], want)
+			want := plan.MaglevTable(w.serving(name, f), targets, s.Size, s.Seed)
+			if !slices.Equal(want, s.Tables[f]) {
+				t.Fatalf("table of %s: %v, want %v", name, s.Tables[f], want)
 			}
 		}
 	}
 }
 
-func drawWanted(t *rapid.T) *Wanted {
+func drawWanted(t *rapid.T) *Desired {
 	var streams []*Stream
 	for _, name := range []string{"a", "b", "c"} {
 		if rapid.IntRange(0, 4).Draw(t, "without") == 0 {
@@ -286,8 +289,8 @@ func TestAnySequenceOfChangesAndKillsEndsAsWanted(t *testing.T) {
 			had := w.had()
 			births := maps.Clone(w.k.births)
 			stayed := map[uint32]string{}
-			for n, s := range w.k.slots {
-				stayed[n] = s.stream + "/" + s.name
+			for n, s := range w.k.Targets {
+				stayed[n] = s.Stream + "/" + s.Name
 			}
 			for range rapid.IntRange(0, 3).Draw(t, "kills") {
 				w.k.left = rapid.IntRange(0, 12).Draw(t, "acts")
@@ -300,11 +303,11 @@ func TestAnySequenceOfChangesAndKillsEndsAsWanted(t *testing.T) {
 			// What drains is gone when its time is over.
 			w.clock = w.clock.Add(time.Minute)
 			w.settle(wanted, false)
-			if w.e.lookErr != nil {
-				t.Fatal(w.e.lookErr)
+			if w.e.readErr != nil {
+				t.Fatal(w.e.readErr)
 			}
 			for n := range w.e.installed.Targets {
-				if w.e.installed.Targets[n].Stage != stageApplied {
+				if w.e.installed.Targets[n].Stage != plan.StageApplied {
 					t.Fatalf("record %+v", w.e.installed.Targets[n])
 				}
 				// Those that got a record in a life that was killed may be Down now.
@@ -316,7 +319,7 @@ func TestAnySequenceOfChangesAndKillsEndsAsWanted(t *testing.T) {
 			}
 			w.checkTables(t)
 			for n, name := range stayed {
-				if s := w.k.slots[n]; s != nil && s.stream+"/"+s.name == name && w.k.births[n] != births[n] {
+				if s := w.k.Targets[n]; s != nil && s.Stream+"/"+s.Name == name && w.k.births[n] != births[n] {
 					t.Fatalf("the chain of %s, which stayed, was made anew", name)
 				}
 			}
@@ -329,7 +332,7 @@ func TestAnySequenceOfChangesAndKillsEndsAsWanted(t *testing.T) {
 					t.Fatalf("problem %+v", p)
 				}
 			}
-			for v, by := range w.k.vips {
+			for v, by := range w.k.VIPs {
 				if s.VIPs[v] != by {
 					t.Fatalf("the state says %s for %s, the kernel %s", s.VIPs[v], v, by)
 				}
@@ -354,51 +357,51 @@ func TestAnySequenceOfChangesAndKillsEndsAsWanted(t *testing.T) {
 // byHand removes or changes something as somebody else would.
 func byHand(t *rapid.T, k *modelKernel) {
 	k.gen++
-	numbers := slices.Sorted(maps.Keys(k.slots))
-	streams := slices.Sorted(maps.Keys(k.streams))
-	vips := slices.SortedFunc(maps.Keys(k.vips), vip.Compare)
+	numbers := slices.Sorted(maps.Keys(k.Targets))
+	streams := slices.Sorted(maps.Keys(k.Streams))
+	vips := slices.SortedFunc(maps.Keys(k.VIPs), vip.Compare)
 	f := rapid.SampledFrom(vip.Families[:]).Draw(t, "family")
 	switch what := rapid.IntRange(0, 8).Draw(t, "what"); {
 	case what == 0:
-		k.base = false
-		clear(k.streams)
-		clear(k.vips)
-		for _, s := range k.slots {
-			s.chain, s.label, s.flows = false, label{}, [2]bool{}
+		k.Base = false
+		clear(k.Streams)
+		clear(k.VIPs)
+		for _, s := range k.Targets {
+			s.ChainIntact, s.Label, s.Flows = false, plan.Label{}, [2]bool{}
 		}
 	case what == 1 && len(vips) > 0:
-		delete(k.vips, rapid.SampledFrom(vips).Draw(t, "vip"))
+		delete(k.VIPs, rapid.SampledFrom(vips).Draw(t, "vip"))
 	case what == 2 && len(streams) > 0:
-		s := k.streams[rapid.SampledFrom(streams).Draw(t, "stream")]
-		if s.tables[f] != nil {
-			s.tables[f][rapid.IntRange(0, len(s.tables[f])-1).Draw(t, "entry")] = 0
+		s := k.Streams[rapid.SampledFrom(streams).Draw(t, "stream")]
+		if s.Tables[f] != nil {
+			s.Tables[f][rapid.IntRange(0, len(s.Tables[f])-1).Draw(t, "entry")] = 0
 		}
 	case what == 3 && len(streams) > 0:
-		k.streams[rapid.SampledFrom(streams).Draw(t, "stream")].chain = false
+		k.Streams[rapid.SampledFrom(streams).Draw(t, "stream")].ChainIntact = false
 	case what == 4 && len(numbers) > 0:
-		k.slots[rapid.SampledFrom(numbers).Draw(t, "number")].rules[f] = false
+		k.Targets[rapid.SampledFrom(numbers).Draw(t, "number")].Rules[f] = false
 	case what == 5 && len(numbers) > 0:
-		s := k.slots[rapid.SampledFrom(numbers).Draw(t, "number")]
-		s.hops[f], s.blackhole[f] = netip.Addr{}, false
+		s := k.Targets[rapid.SampledFrom(numbers).Draw(t, "number")]
+		s.NextHops[f], s.Blackhole[f] = netip.Addr{}, false
 	case what == 6 && len(numbers) > 0:
-		s := k.slots[rapid.SampledFrom(numbers).Draw(t, "number")]
-		s.chain = false
+		s := k.Targets[rapid.SampledFrom(numbers).Draw(t, "number")]
+		s.ChainIntact = false
 	case what == 7 && len(numbers) > 0:
-		s := k.slots[rapid.SampledFrom(numbers).Draw(t, "number")]
-		if s.hops[f].IsValid() {
-			s.hops[f] = s.hops[f].Next()
+		s := k.Targets[rapid.SampledFrom(numbers).Draw(t, "number")]
+		if s.NextHops[f].IsValid() {
+			s.NextHops[f] = s.NextHops[f].Next()
 		}
 	case what == 8 && len(numbers) > 0:
-		k.slots[rapid.SampledFrom(numbers).Draw(t, "number")].blackhole[f] = false
+		k.Targets[rapid.SampledFrom(numbers).Draw(t, "number")].Blackhole[f] = false
 	}
 }
 
-func sameKernel(a, b *content) bool {
-	return cmp.Equal(a, b, cmp.AllowUnexported(content{}, streamContent{}, slotContent{}, label{}), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b vip.VIP) bool { return a == b }))
+func sameKernel(a, b *plan.KernelState) bool {
+	return cmp.Equal(a, b, cmp.AllowUnexported(plan.KernelState{}, plan.KernelStream{}, plan.KernelTarget{}, plan.Label{}), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b vip.VIP) bool { return a == b }))
 }
 
-func (w *world) kernel() *content {
-	c, _ := w.k.read(slices.Collect(maps.Keys(w.k.slots)))
+func (w *world) kernel() *plan.KernelState {
+	c, _ := w.k.Read(slices.Collect(maps.Keys(w.k.Targets)))
 	return c
 }
 
@@ -470,21 +473,21 @@ func TestHeldDriftStaysUntilResumed(t *testing.T) {
 			}
 		}
 		untouched := func(when string) {
-			for n, s := range w.k.slots {
-				h := handed.slots[n]
+			for n, s := range w.k.Targets {
+				h := handed.Targets[n]
 				if h == nil {
-					h = &slotContent{number: n}
+					h = &plan.KernelTarget{FWMark: n}
 				}
 				if *h != *s {
 					t.Fatalf("%s: number %d was repaired: %+v became %+v", when, n, *h, *s)
 				}
 			}
-			for name, s := range handed.streams {
-				if now := w.k.streams[name]; !s.chain && now.chain {
+			for name, s := range handed.Streams {
+				if now := w.k.Streams[name]; !s.ChainIntact && now.ChainIntact {
 					t.Fatalf("%s: the chain of %s was repaired", when, name)
 				}
 			}
-			if len(w.k.streams) != len(handed.streams) || !maps.Equal(w.k.vips, handed.vips) || w.k.base != (handed.problem == "") {
+			if len(w.k.Streams) != len(handed.Streams) || !maps.Equal(w.k.VIPs, handed.VIPs) || w.k.Base != (handed.Problem == "") {
 				t.Fatalf("%s: table, streams or VIPs were repaired", when)
 			}
 		}
@@ -493,7 +496,7 @@ func TestHeldDriftStaysUntilResumed(t *testing.T) {
 		for name, ss := range w.state().Streams {
 			for _, f := range vip.Families {
 				for target := range ss.Serving[f] {
-					if !slotStands(w.e.installed.Targets[w.number(name, target)], w.slot(name, target), f) {
+					if !plan.Forwards(w.e.installed.Targets[w.number(name, target)], w.slot(name, target), f) {
 						t.Fatalf("%s/%s serves though it is broken", name, target)
 					}
 				}
@@ -526,14 +529,14 @@ func TestCleanupRemovesAllThatIsOurs(t *testing.T) {
 		if _, err := cleanUp(w.k, w.e.o); err != nil {
 			t.Fatal(err)
 		}
-		if w.k.base || len(w.k.slots)+len(w.k.streams)+len(w.k.vips) > 0 {
-			t.Fatalf("left: %+v", w.k.content)
+		if w.k.Base || len(w.k.Targets)+len(w.k.Streams)+len(w.k.VIPs) > 0 {
+			t.Fatalf("left: %+v", w.k.KernelState)
 		}
 	})
 }
 
 // pass is one round of the engine.
-func (e *engine) pass(w *Wanted, urgent bool) {
+func (e *engine) pass(w *Desired, urgent bool) {
 	e.observe()
 	e.converge(w, urgent)
 }

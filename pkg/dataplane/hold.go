@@ -73,7 +73,7 @@ func (e *engine) hold(stream string, until time.Time) error {
 }
 
 // resume ends a hold, or all of them without a stream, and repairs what was held.
-func (e *engine) resume(stream string, w *Wanted) ([]Drift, error) {
+func (e *engine) resume(stream string, w *Desired) ([]Drift, error) {
 	holds := maps.Clone(e.holds)
 	_, ok := holds[stream]
 	_, all := holds[allStreams]

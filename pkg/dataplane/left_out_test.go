@@ -19,7 +19,7 @@ func TestATargetThatWasLeftOutStaysThroughOtherChangesUntilItsTime(t *testing.T)
 	w.k.conns[number] = true
 	drains := func(when string) {
 		t.Helper()
-		if s := w.slot("a", "x2"); s == nil || !s.flows[vip.IPv4] || !w.k.conns[number] {
+		if s := w.slot("a", "x2"); s == nil || !s.Flows[vip.IPv4] || !w.k.conns[number] {
 			t.Fatalf("%s: x2 is to keep its flows until its time is over: %+v", when, s)
 		}
 		if got, ok := w.e.nextDrain(); !ok || !got.Equal(end) {

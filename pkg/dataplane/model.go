@@ -5,14 +5,41 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
+// The model that planner, reconciler and kernel connection share.
+type (
+	// Role is what a target is to do for one family.
+	Role = plan.Role
+	// Target is one target of a stream.
+	Target = plan.Target
+	// Stream is the desired state of one stream.
+	Stream = plan.Stream
+	// Drift is one object in the kernel that another process removed or changed.
+	Drift = plan.Drift
+	// Problem is one thing that the data plane cannot do.
+	Problem = plan.Problem
+)
+
+// The roles.
+const (
+	Unknown  = plan.Unknown
+	Down     = plan.Down
+	Draining = plan.Draining
+	Serving  = plan.Serving
+)
+
+// TableName is the nftables table of the data plane, of the family inet.
+const TableName = plan.TableName
+
 // Defaults of [Options].
 const (
-	DefaultFirst    = 5000
-	DefaultMask     = 0x00ffffff
-	DefaultPriority = 90
+	DefaultFirst    = fwstate.DefaultFirst
+	DefaultMask     = fwstate.DefaultMask
+	DefaultPriority = fwstate.DefaultPriority
 )
 
 // Options says which numbers of the network namespace are ours. Zero fields have
@@ -39,52 +66,12 @@ type Options struct {
 	Log           *slog.Logger
 }
 
-// Role says what a target is to do for one family.
-type Role uint8
-
-// The roles.
-const (
-	// Unknown leaves it as it is in the kernel; a target that is not there gets no
-	// flows. It is for targets that were not checked yet.
-	Unknown Role = iota
-	// Down gets no flows: those that it had are spread over the others.
-	Down
-	// Draining keeps the flows that it has and gets no new ones.
-	Draining
-	// Serving gets new flows.
-	Serving
-)
-
-// Target is one target of a stream.
-type Target struct {
-	Name string
-	// IPs are its addresses, one or two, at most one of a family.
-	IPs []netip.Addr
-	// Roles are by family; that of a family without an address is Down.
-	Roles [len(vip.Families)]Role
-}
-
-// Stream is what the data plane is to do for one stream. It is never changed once
-// made.
-type Stream struct {
-	Name string
-	// VIPs are those whose packets are for this stream. Of two streams with the same
-	// VIP the one whose name sorts first serves it.
-	VIPs []vip.VIP
-	// Size is the prime number of entries of a table, Seed the hash's, never 0.
-	Size, Seed uint32
-	// DrainTime is how long a target that serves keeps its flows when it is left out.
-	DrainTime time.Duration
-	// Targets have distinct names.
-	Targets []Target
-}
-
-// Wanted is what the data plane is to do. It is never changed once made.
-type Wanted struct {
+// Desired is what the data plane is to do. It is never changed once made.
+type Desired struct {
 	// Revision is handed back in [State].
 	Revision uint64
 	// Streams are by name. One that did not change is the same pointer as before.
-	Streams map[string]*Stream
+	Streams map[string]*plan.Stream
 }
 
 // State is what is known to be in the kernel. It is never changed once made.
@@ -100,14 +87,14 @@ type State struct {
 	Unreachable map[netip.Addr]string
 	// Drift is what another process removed or changed and what is not repaired: of held
 	// streams, or for now.
-	Drift []Drift
+	Drift []plan.Drift
 	// Held are the streams whose drift is not repaired, "" for all of them, with the end
 	// of each hold; the zero time is no end.
 	Held map[string]time.Time
 	// Repairs counts what was repaired since the start.
 	Repairs uint64
 	// Problems are what could not be done, each about one thing; the rest is done.
-	Problems []Problem
+	Problems []plan.Problem
 	// Withheld says by family which kernel parameter drops the packets of every VIP,
 	// with the command that corrects it; "" for none.
 	Withheld [len(vip.Families)]string
@@ -128,31 +115,10 @@ type StreamState struct {
 	Problem [len(vip.Families)]string
 }
 
-// Drift is one object in the kernel that another process removed or changed.
-type Drift struct {
-	// Object is what people look for, such as "rule fwmark 5003 (IPv4)".
-	Object string
-	// Stream and Target say whose it is; Target is "" when it is the stream's.
+// TargetView is one target in the kernel for people.
+type TargetView struct {
 	Stream, Target string
-	// Detail says what is different.
-	Detail string
-	Since  time.Time
-}
-
-// Problem is one thing that stands in the way.
-type Problem struct {
-	// Object is what it is about: a VIP, a stream, a target, a name in the kernel.
-	Object string
-	// Detail says what is wrong, and Remedy what to do about it.
-	Detail, Remedy string
-	// VIPs are those that are not served because of it.
-	VIPs []vip.VIP
-}
-
-// SlotView is one target in the kernel for people.
-type SlotView struct {
-	Stream, Target string
-	Number         uint32
+	FWMark         uint32
 	IPs            []netip.Addr
 	// State is one of serving, draining, down, pending, removing, drifted.
 	State string

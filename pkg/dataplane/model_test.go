@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -29,11 +31,11 @@ func (m *mortal) act() {
 // modelKernel is a kernel as the engine sees it: what a fabric is on the real one.
 type modelKernel struct {
 	mortal
-	content
+	plan.KernelState
 	gen uint32
 	// unruled: the policy rules that no target owns are missing.
 	unruled bool
-	net     surroundings
+	net     plan.Network
 	births  map[uint32]int // of chains of targets
 	writes  int
 	conns   map[uint32]bool // connection-tracking marks
@@ -44,92 +46,92 @@ type modelKernel struct {
 
 func newModelKernel() *modelKernel {
 	return &modelKernel{
-		mortal:  mortal{left: -1},
-		content: content{streams: map[string]*streamContent{}, slots: map[uint32]*slotContent{}, vips: map[vip.VIP]string{}},
-		births:  map[uint32]int{}, conns: map[uint32]bool{}, inUse: map[uint32]string{},
-		net: surroundings{
-			local: map[netip.Addr]struct{}{}, failed: map[netip.Addr]struct{}{},
-			links: []link{{name: "eth1", index: 2, up: true, prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/16")}}},
+		mortal:      mortal{left: -1},
+		KernelState: plan.KernelState{Streams: map[string]*plan.KernelStream{}, Targets: map[uint32]*plan.KernelTarget{}, VIPs: map[vip.VIP]string{}},
+		births:      map[uint32]int{}, conns: map[uint32]bool{}, inUse: map[uint32]string{},
+		net: plan.Network{
+			LocalAddrs: map[netip.Addr]struct{}{}, FailedNeighbors: map[netip.Addr]struct{}{},
+			Links: []plan.Link{{Name: "eth1", Index: 2, Up: true, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/16")}}},
 		},
 	}
 }
 
-func (k *modelKernel) generation() (uint32, error) { return k.gen, nil }
+func (k *modelKernel) Generation() (uint32, error) { return k.gen, nil }
 
-func (k *modelKernel) transactions() uint32 { return uint32(k.writes) }
+func (k *modelKernel) Transactions() uint32 { return uint32(k.writes) }
 
-func (k *modelKernel) read(numbers []uint32) (*content, error) {
-	base, problem, _ := k.readBase()
-	c := content{base: base, problem: problem, streams: map[string]*streamContent{}, slots: map[uint32]*slotContent{}, vips: maps.Clone(k.vips)}
-	for name := range k.streams {
-		c.streams[name], _ = k.readStream(name)
+func (k *modelKernel) Read(numbers []uint32) (*plan.KernelState, error) {
+	base, problem, _ := k.ReadBase()
+	c := plan.KernelState{Base: base, Problem: problem, Streams: map[string]*plan.KernelStream{}, Targets: map[uint32]*plan.KernelTarget{}, VIPs: maps.Clone(k.VIPs)}
+	for name := range k.Streams {
+		c.Streams[name], _ = k.ReadStream(name)
 	}
-	for n, s := range k.slots {
+	for n, s := range k.Targets {
 		x := *s
 		if !slices.Contains(numbers, n) {
-			if !s.chain {
+			if !s.ChainIntact {
 				continue
 			}
-			x.rules, x.hops, x.blackhole = slotContent{}.rules, slotContent{}.hops, slotContent{}.blackhole
+			x.Rules, x.NextHops, x.Blackhole = plan.KernelTarget{}.Rules, plan.KernelTarget{}.NextHops, plan.KernelTarget{}.Blackhole
 		}
-		c.slots[n] = &x
+		c.Targets[n] = &x
 	}
 	return &c, nil
 }
 
-func (k *modelKernel) readBase() (bool, string, error) {
-	if !k.base {
+func (k *modelKernel) ReadBase() (bool, string, error) {
+	if !k.Base {
 		return false, "the table is missing", nil
 	}
 	return !k.unruled, "", nil
 }
 
-func (k *modelKernel) addCommonRules() wayErrors {
+func (k *modelKernel) AddCommonRules() fwstate.RouteErrors {
 	k.act()
 	k.unruled = false
 	return nil
 }
 
-func (k *modelKernel) readStream(name string) (*streamContent, error) {
-	s := k.streams[name]
+func (k *modelKernel) ReadStream(name string) (*plan.KernelStream, error) {
+	s := k.Streams[name]
 	if s == nil {
 		return nil, nil
 	}
 	x := *s
 	for _, f := range vip.Families {
-		x.tables[f] = slices.Clone(s.tables[f])
+		x.Tables[f] = slices.Clone(s.Tables[f])
 	}
 	return &x, nil
 }
 
-func (k *modelKernel) readSlots(numbers []uint32) (map[uint32]*slotContent, error) {
-	out := map[uint32]*slotContent{}
+func (k *modelKernel) ReadTargets(numbers []uint32) (map[uint32]*plan.KernelTarget, error) {
+	out := map[uint32]*plan.KernelTarget{}
 	for _, n := range numbers {
-		if s := k.slots[n]; s != nil && s.chain {
-			out[n] = &slotContent{number: n, label: s.label, chain: s.chain, flows: s.flows}
+		if s := k.Targets[n]; s != nil && s.ChainIntact {
+			out[n] = &plan.KernelTarget{FWMark: n, Label: s.Label, ChainIntact: s.ChainIntact, Flows: s.Flows}
 		}
 	}
 	return out, nil
 }
 
-func (k *modelKernel) readWays(numbers []uint32) (map[uint32]*slotContent, error) {
-	out := map[uint32]*slotContent{}
+func (k *modelKernel) ReadRoutes(numbers []uint32) (map[uint32]*plan.KernelTarget, error) {
+	out := map[uint32]*plan.KernelTarget{}
 	for _, n := range numbers {
-		if s := k.slots[n]; s != nil {
-			out[n] = &slotContent{number: n, rules: s.rules, hops: s.hops, blackhole: s.blackhole}
+		if s := k.Targets[n]; s != nil {
+			out[n] = &plan.KernelTarget{FWMark: n, Rules: s.Rules, NextHops: s.NextHops, Blackhole: s.Blackhole}
 		}
 	}
 	return out, nil
 }
 
-func (k *modelKernel) readVIPs() (map[vip.VIP]string, error) { return maps.Clone(k.vips), nil }
+func (k *modelKernel) ReadVIPs() (map[vip.VIP]string, error) { return maps.Clone(k.VIPs), nil }
 
-// write refuses what the real one does: verdicts that lead nowhere, chains in use.
-func (k *modelKernel) write(c change) error {
+// Write refuses what the real one does: verdicts that lead nowhere, chains in use.
+func (k *modelKernel) Write(c plan.Change) error {
 	k.act()
-	old, _ := k.read(slices.Collect(maps.Keys(k.slots)))
+	old, _ := k.Read(slices.Collect(maps.Keys(k.Targets)))
 	if err := k.transact(c); err != nil {
-		k.streams, k.slots, k.vips, k.base = old.streams, old.slots, old.vips, old.problem == ""
+		k.Streams, k.Targets, k.VIPs, k.Base = old.Streams, old.Targets, old.VIPs, old.Problem == ""
 		return err
 	}
 	k.gen++
@@ -137,64 +139,64 @@ func (k *modelKernel) write(c change) error {
 	return nil
 }
 
-func (k *modelKernel) transact(c change) error {
-	k.base = k.base || c.base
-	if !k.base && len(c.slots)+len(c.streams) > 0 {
+func (k *modelKernel) transact(c plan.Change) error {
+	k.Base = k.Base || c.Base
+	if !k.Base && len(c.Targets)+len(c.Streams) > 0 {
 		return errors.New("no table")
 	}
-	for _, w := range c.slots {
-		if k.refuse != "" && w.stream == k.refuse {
-			return fmt.Errorf("stream %s is refused", w.stream)
+	for _, w := range c.Targets {
+		if k.refuse != "" && w.Stream == k.refuse {
+			return fmt.Errorf("stream %s is refused", w.Stream)
 		}
-		s := k.slot(w.number)
-		if !s.chain {
-			k.births[w.number]++
+		s := k.slot(w.FWMark)
+		if !s.ChainIntact {
+			k.births[w.FWMark]++
 		}
-		s.chain, s.label, s.flows = true, w.label, w.flows
+		s.ChainIntact, s.Label, s.Flows = true, w.Label, w.Flows
 	}
-	for _, w := range c.streams {
-		if k.refuse != "" && w.want.name == k.refuse {
-			return fmt.Errorf("stream %s is refused", w.want.name)
+	for _, w := range c.Streams {
+		if k.refuse != "" && w.Desired.Name == k.refuse {
+			return fmt.Errorf("stream %s is refused", w.Desired.Name)
 		}
-		x := w.want
+		x := w.Desired
 		for _, f := range vip.Families {
-			x.tables[f] = slices.Clone(x.tables[f])
-			for _, n := range x.tables[f] {
-				s := k.slots[n]
-				known := k.streams[x.name] != nil && slices.Contains(k.streams[x.name].tables[f], n)
-				if n != 0 && !known && (s == nil || !s.rules[f] || !s.hops[f].IsValid()) {
-					return fmt.Errorf("a new entry of stream %s leads to %d before its rule and route", x.name, n)
+			x.Tables[f] = slices.Clone(x.Tables[f])
+			for _, n := range x.Tables[f] {
+				s := k.Targets[n]
+				known := k.Streams[x.Name] != nil && slices.Contains(k.Streams[x.Name].Tables[f], n)
+				if n != 0 && !known && (s == nil || !s.Rules[f] || !s.NextHops[f].IsValid()) {
+					return fmt.Errorf("a new entry of stream %s leads to %d before its rule and route", x.Name, n)
 				}
 			}
 		}
-		x.ours = true
-		k.streams[x.name] = &x
+		x.Owned = true
+		k.Streams[x.Name] = &x
 	}
-	for v, s := range c.vips {
+	for v, s := range c.VIPs {
 		if s == "" {
-			delete(k.vips, v)
+			delete(k.VIPs, v)
 		} else {
-			k.vips[v] = s
+			k.VIPs[v] = s
 		}
 	}
-	for _, name := range c.removeStreams {
-		delete(k.streams, name)
+	for _, name := range c.RemoveStreams {
+		delete(k.Streams, name)
 	}
-	for _, n := range c.removeSlots {
-		if s := k.slots[n]; s != nil {
-			s.chain, s.label, s.flows = false, label{}, [2]bool{}
+	for _, n := range c.RemoveTargets {
+		if s := k.Targets[n]; s != nil {
+			s.ChainIntact, s.Label, s.Flows = false, plan.Label{}, [2]bool{}
 			k.sweep(n)
 		}
 	}
-	for v, s := range k.vips {
-		if k.streams[s] == nil {
+	for v, s := range k.VIPs {
+		if k.Streams[s] == nil {
 			return fmt.Errorf("VIP %s leads to stream %q, which is not there", v, s)
 		}
 	}
-	for name, s := range k.streams {
+	for name, s := range k.Streams {
 		for _, f := range vip.Families {
-			for _, n := range s.tables[f] {
-				if n != 0 && (k.slots[n] == nil || !k.slots[n].flows[f]) {
+			for _, n := range s.Tables[f] {
+				if n != 0 && (k.Targets[n] == nil || !k.Targets[n].Flows[f]) {
 					return fmt.Errorf("an entry of stream %s leads to %d, which has no flows", name, n)
 				}
 			}
@@ -203,62 +205,62 @@ func (k *modelKernel) transact(c change) error {
 	return nil
 }
 
-func (k *modelKernel) slot(n uint32) *slotContent {
-	if k.slots[n] == nil {
-		k.slots[n] = &slotContent{number: n}
+func (k *modelKernel) slot(n uint32) *plan.KernelTarget {
+	if k.Targets[n] == nil {
+		k.Targets[n] = &plan.KernelTarget{FWMark: n}
 	}
-	return k.slots[n]
+	return k.Targets[n]
 }
 
 func (k *modelKernel) sweep(n uint32) {
-	s := k.slots[n]
-	if s != nil && !s.chain && *s == (slotContent{number: n}) {
-		delete(k.slots, n)
+	s := k.Targets[n]
+	if s != nil && !s.ChainIntact && *s == (plan.KernelTarget{FWMark: n}) {
+		delete(k.Targets, n)
 	}
 }
 
-func (k *modelKernel) addWays(slots []slotContent) wayErrors {
-	errs := wayErrors{}
+func (k *modelKernel) AddRoutes(slots []plan.KernelTarget) fwstate.RouteErrors {
+	errs := fwstate.RouteErrors{}
 	for _, w := range slots {
 		k.act()
 		for _, f := range vip.Families {
-			if l, ok := k.net.leadsTo(w.hops[f]); w.hops[f].IsValid() && (!ok || !l.up) {
-				errs[wayKey{w.number, f}] = errors.New("not connected")
+			if l, ok := k.net.LinkTo(w.NextHops[f]); w.NextHops[f].IsValid() && (!ok || !l.Up) {
+				errs[fwstate.RouteKey{FWMark: w.FWMark, Family: f}] = errors.New("not connected")
 				continue
 			}
-			s := k.slot(w.number)
-			s.rules[f], s.hops[f], s.blackhole[f] = w.rules[f], w.hops[f], w.blackhole[f]
+			s := k.slot(w.FWMark)
+			s.Rules[f], s.NextHops[f], s.Blackhole[f] = w.Rules[f], w.NextHops[f], w.Blackhole[f]
 		}
 	}
 	return errs
 }
 
-func (k *modelKernel) way(n uint32, f vip.Family) (netip.Addr, error) {
-	if s := k.slots[n]; s != nil && s.rules[f] {
-		return s.hops[f], nil
+func (k *modelKernel) ResolveNextHop(n uint32, f vip.Family) (netip.Addr, error) {
+	if s := k.Targets[n]; s != nil && s.Rules[f] {
+		return s.NextHops[f], nil
 	}
 	return netip.Addr{}, nil
 }
 
-func (k *modelKernel) removeWays(numbers []uint32) error {
+func (k *modelKernel) RemoveRoutes(numbers []uint32) error {
 	for _, n := range numbers {
 		k.act()
-		for name, s := range k.streams {
-			if slices.Contains(s.tables[vip.IPv4], n) || slices.Contains(s.tables[vip.IPv6], n) {
+		for name, s := range k.Streams {
+			if slices.Contains(s.Tables[vip.IPv4], n) || slices.Contains(s.Tables[vip.IPv6], n) {
 				return fmt.Errorf("entries of stream %s lead to %d, whose rules and routes are to be removed", name, n)
 			}
 		}
-		if s := k.slots[n]; s != nil {
-			s.rules, s.hops, s.blackhole = slotContent{}.rules, slotContent{}.hops, slotContent{}.blackhole
+		if s := k.Targets[n]; s != nil {
+			s.Rules, s.NextHops, s.Blackhole = plan.KernelTarget{}.Rules, plan.KernelTarget{}.NextHops, plan.KernelTarget{}.Blackhole
 			k.sweep(n)
 		}
 	}
 	return nil
 }
 
-func (k *modelKernel) takenAmong([]uint32) (map[uint32]string, error) { return k.inUse, nil }
+func (k *modelKernel) UsedByOthers([]uint32) (map[uint32]string, error) { return k.inUse, nil }
 
-func (k *modelKernel) forget(numbers []uint32) error {
+func (k *modelKernel) FlushConntrack(numbers []uint32) error {
 	k.act()
 	for _, n := range numbers {
 		delete(k.conns, n)
@@ -266,10 +268,10 @@ func (k *modelKernel) forget(numbers []uint32) error {
 	return nil
 }
 
-func (k *modelKernel) owned() ([]uint32, error) {
+func (k *modelKernel) OwnedTables() ([]uint32, error) {
 	var out []uint32
-	for n, s := range k.slots {
-		if s.rules != [2]bool{} || s.hops != [2]netip.Addr{} {
+	for n, s := range k.Targets {
+		if s.Rules != [2]bool{} || s.NextHops != [2]netip.Addr{} {
 			out = append(out, n)
 		}
 	}
@@ -277,28 +279,28 @@ func (k *modelKernel) owned() ([]uint32, error) {
 	return out, nil
 }
 
-func (k *modelKernel) removeAll() error {
+func (k *modelKernel) RemoveAll() error {
 	k.act()
-	k.base = false
+	k.Base = false
 	return nil
 }
 
-func (k *modelKernel) surroundings() (*surroundings, error) {
+func (k *modelKernel) ReadNetwork() (*plan.Network, error) {
 	s := k.net
-	s.local, s.failed = maps.Clone(k.net.local), maps.Clone(k.net.failed)
-	s.links = slices.Clone(k.net.links)
+	s.LocalAddrs, s.FailedNeighbors = maps.Clone(k.net.LocalAddrs), maps.Clone(k.net.FailedNeighbors)
+	s.Links = slices.Clone(k.net.Links)
 	return &s, nil
 }
 
-func (k *modelKernel) close() error { return nil }
+func (k *modelKernel) Close() error { return nil }
 
 // linkGoes does what the kernel does when a link goes down, or comes up.
 func (k *modelKernel) linkGoes(up bool) {
-	k.net.links[0].up = up
+	k.net.Links[0].Up = up
 	if up {
 		return
 	}
-	for _, s := range k.slots {
-		s.hops = [2]netip.Addr{}
+	for _, s := range k.Targets {
+		s.NextHops = [2]netip.Addr{}
 	}
 }

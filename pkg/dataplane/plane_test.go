@@ -501,11 +501,11 @@ func TestRepairsBackOff(t *testing.T) {
 	slot := w.slot("a", "x1")
 	var waited []time.Duration
 	for range 12 {
-		slot.rules[vip.IPv4] = false
+		slot.Rules[vip.IPv4] = false
 		w.notice()
 		w.settle(wanted, false)
 		began := w.clock
-		if !slot.rules[vip.IPv4] {
+		if !slot.Rules[vip.IPv4] {
 			at, ok := w.e.nextRepair()
 			if !ok || w.state().Drift == nil {
 				t.Fatal("no repair is to come")
@@ -513,7 +513,7 @@ func TestRepairsBackOff(t *testing.T) {
 			w.clock = at
 			w.settle(wanted, false)
 		}
-		if !slot.rules[vip.IPv4] {
+		if !slot.Rules[vip.IPv4] {
 			t.Fatal("not repaired when its pause was over")
 		}
 		waited = append(waited, w.clock.Sub(began))
@@ -525,19 +525,19 @@ func TestRepairsBackOff(t *testing.T) {
 		t.Errorf("%d reports, %d of them contested, %d repairs", reports, contested, w.e.repaired)
 	}
 	// Another object of another stream does not wait.
-	w.slot("b", "x2").rules[vip.IPv4] = false
+	w.slot("b", "x2").Rules[vip.IPv4] = false
 	w.notice()
 	w.settle(wanted, false)
-	if !w.slot("b", "x2").rules[vip.IPv4] {
+	if !w.slot("b", "x2").Rules[vip.IPv4] {
 		t.Error("another stream waits")
 	}
 	w.clock = w.clock.Add(2 * repairMemory)
 	w.notice()
 	w.settle(wanted, false)
-	slot.rules[vip.IPv4] = false
+	slot.Rules[vip.IPv4] = false
 	w.notice()
 	w.settle(wanted, false)
-	if !slot.rules[vip.IPv4] {
+	if !slot.Rules[vip.IPv4] {
 		t.Error("the back-off did not end")
 	}
 }
@@ -604,12 +604,12 @@ func TestADrainThatThePlaneBeganEnds(t *testing.T) {
 	if !serves(s, "a", vip.IPv4, "t1") {
 		t.Fatal(describeState(s))
 	}
-	slots, err := p.Slots(t.Context())
+	slots, err := p.Targets(t.Context())
 	if err != nil || len(slots) != 2 || slots[1].State != "draining" || slots[1].DrainEnd.IsZero() || slots[0].Entries[vip.IPv4] != 103 {
 		t.Fatalf("%+v, %v", slots, err)
 	}
 	x.eventually("t2 gone", func() bool {
-		slots, err := p.Slots(t.Context())
+		slots, err := p.Targets(t.Context())
 		return err == nil && len(slots) == 1
 	})
 	x.lacks(t, "target/5001", "table 5001", "lookup 5001")

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -29,8 +30,8 @@ func TestPreflightRefusesPrioritiesWithRulesOfSomebodyElse(t *testing.T) {
 
 	// Our own are no hindrance at the next start.
 	o := Options{Priority: 200}
-	f := openFabric(t, ns, o)
-	must(t, f.write(change{base: true}))
+	f := openConn(t, ns, o.config())
+	must(t, f.Write(plan.Change{Base: true}))
 	must(t, ns.Do(func() error {
 		for _, p := range Preflight(o) {
 			if strings.Contains(p.Object, "priority") {
@@ -39,4 +40,71 @@ func TestPreflightRefusesPrioritiesWithRulesOfSomebodyElse(t *testing.T) {
 		}
 		return nil
 	}))
+}
+
+func TestPreflightNamesWhatIsMissing(t *testing.T) {
+	ns, net := lab.NewNetNS(t), lab.NewNetNS(t)
+	must(t, lab.Veth(ns, "int0", net, "pod"))
+	must(t, lab.Veth(ns, "eth0", net, "pod2"))
+	must(t, ns.Addr("int0", "172.16.0.1/24"))
+	must(t, ns.Addr("eth0", "10.0.0.1/24"))
+	good := map[string]string{
+		"net.ipv4.ip_forward": "1", "net.ipv6.conf.all.forwarding": "1", "net.ipv4.conf.all.rp_filter": "0", "net.ipv4.conf.int0.rp_filter": "0",
+		"net.ipv4.conf.eth0.rp_filter": "0", "net.ipv4.fib_multipath_hash_policy": "1", "net.ipv6.fib_multipath_hash_policy": "1",
+		"net.ipv4.fwmark_reflect": "0", "net.ipv6.fwmark_reflect": "0",
+	}
+	for key, value := range good {
+		must(t, ns.Sysctl(key, value))
+	}
+	look := func() map[string]Problem {
+		found := map[string]Problem{}
+		must(t, ns.Do(func() error {
+			for _, p := range Preflight(Options{}) {
+				found[p.Object] = p
+			}
+			return nil
+		}))
+		return found
+	}
+	if found := look(); len(found) > 0 {
+		t.Fatalf("with all set: %v", found)
+	}
+	if out := run(t, ns, "nft list ruleset"); out != "" {
+		t.Errorf("the look left something:\n%s", out)
+	}
+	for key, bad := range map[string]string{
+		"net.ipv4.ip_forward": "0", "net.ipv6.conf.all.forwarding": "0", "net.ipv4.conf.int0.rp_filter": "1", "net.ipv4.fib_multipath_hash_policy": "0",
+		"net.ipv6.fib_multipath_hash_policy": "0", "net.ipv4.fwmark_reflect": "1", "net.ipv6.fwmark_reflect": "1",
+	} {
+		must(t, ns.Sysctl(key, bad))
+		found := look()
+		p, ok := found[key]
+		if !ok || !strings.Contains(p.Remedy, "sysctl -w ") || !strings.Contains(p.Remedy, key+"="+good[key]) {
+			t.Errorf("%s = %s: %v", key, bad, found)
+		}
+		run(t, ns, p.Remedy)
+		must(t, ns.Sysctl("net.ipv4.conf.int0.rp_filter", "0"))
+		for key, value := range good {
+			must(t, ns.Sysctl(key, value))
+		}
+	}
+	// Loose filtering needs a route to the source; strict filtering is harmless where the
+	// default route leads.
+	must(t, ns.Sysctl("net.ipv4.conf.int0.rp_filter", "2"))
+	if found := look(); len(found) != 1 {
+		t.Errorf("loose filtering without a default route: %v", found)
+	}
+	run(t, ns, "ip route add default via 10.0.0.2")
+	if found := look(); len(found) > 0 {
+		t.Errorf("loose filtering with a default route: %v", found)
+	}
+	must(t, ns.Sysctl("net.ipv4.conf.eth0.rp_filter", "1"))
+	if found := look(); len(found) > 0 {
+		t.Errorf("strict filtering where the default route leads: %v", found)
+	}
+	must(t, ns.Sysctl("net.ipv4.conf.all.rp_filter", "1"))
+	must(t, ns.Sysctl("net.ipv4.conf.int0.rp_filter", "0"))
+	if found := look(); len(found) != 1 || found["net.ipv4.conf.int0.rp_filter"].Object == "" {
+		t.Errorf("strict filtering everywhere: %v", found)
+	}
 }

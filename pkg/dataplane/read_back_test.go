@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -14,8 +15,8 @@ type faithless struct {
 	lose func(*modelKernel)
 }
 
-func (k faithless) write(c change) error {
-	err := k.modelKernel.write(c)
+func (k faithless) Write(c plan.Change) error {
+	err := k.modelKernel.Write(c)
 	k.lose(k.modelKernel)
 	return err
 }
@@ -27,18 +28,18 @@ func TestWhatTheKernelDoesNotHaveAfterItWasWrittenIsTriedAgain(t *testing.T) {
 	v := vip.Require("20.0.0.1/32")
 	for name, lose := range map[string]func(*world, *modelKernel){
 		"entry": func(_ *world, k *modelKernel) {
-			if s := k.streams["a"]; s != nil {
-				s.tables[vip.IPv4][3] = 0
+			if s := k.Streams["a"]; s != nil {
+				s.Tables[vip.IPv4][3] = 0
 			}
 		},
 		"chain of the stream": func(_ *world, k *modelKernel) {
-			if s := k.streams["a"]; s != nil {
-				s.chain = false
+			if s := k.Streams["a"]; s != nil {
+				s.ChainIntact = false
 			}
 		},
-		"VIP":            func(_ *world, k *modelKernel) { delete(k.vips, v) },
-		"live element":   func(w *world, k *modelKernel) { k.slot(w.number("a", "x1")).flows[vip.IPv4] = false },
-		"target's chain": func(w *world, k *modelKernel) { k.slot(w.number("a", "x1")).chain = false },
+		"VIP":            func(_ *world, k *modelKernel) { delete(k.VIPs, v) },
+		"live element":   func(w *world, k *modelKernel) { k.slot(w.number("a", "x1")).Flows[vip.IPv4] = false },
+		"target's chain": func(w *world, k *modelKernel) { k.slot(w.number("a", "x1")).ChainIntact = false },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld()
@@ -63,7 +64,7 @@ func TestWhatTheKernelDoesNotHaveAfterItWasWrittenIsTriedAgain(t *testing.T) {
 			w.e.pass(wanted, false)
 			w.settle(wanted, false)
 			s = w.state()
-			if s.VIPs[v] != "a" || len(s.Streams["a"].Serving[vip.IPv4]) != 1 || len(s.Drift)+len(s.Problems) > 0 || w.e.installed.Streams["a"].Stage != stageApplied {
+			if s.VIPs[v] != "a" || len(s.Streams["a"].Serving[vip.IPv4]) != 1 || len(s.Drift)+len(s.Problems) > 0 || w.e.installed.Streams["a"].Stage != plan.StageApplied {
 				t.Fatalf("not mended: %+v", s)
 			}
 		})
@@ -73,7 +74,7 @@ func TestWhatTheKernelDoesNotHaveAfterItWasWrittenIsTriedAgain(t *testing.T) {
 		w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving))), false)
 		w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Down))), false)
 		number := w.number("a", "x2")
-		left := *w.k.slots[number]
+		left := *w.k.Targets[number]
 		loses := true
 		w.e.kernel = faithless{w.k, func(k *modelKernel) {
 			if loses {
@@ -82,14 +83,14 @@ func TestWhatTheKernelDoesNotHaveAfterItWasWrittenIsTriedAgain(t *testing.T) {
 		}}
 		gone := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)))
 		w.e.pass(gone, false)
-		if w.e.installed.Targets[number].Stage != stageRemoving || len(w.state().Problems) == 0 || !w.e.failing() {
+		if w.e.installed.Targets[number].Stage != plan.StageRemoving || len(w.state().Problems) == 0 || !w.e.failing() {
 			t.Fatalf("the record of what is there still is %+v, problems %+v", w.e.installed.Targets[number], w.state().Problems)
 		}
 		loses = false
 		w.e.pass(gone, false)
 		w.settle(gone, false)
-		if _, recorded := w.e.installed.Targets[number]; recorded || w.k.slots[number] != nil || len(w.state().Problems) > 0 {
-			t.Fatalf("left: %+v, problems %+v", w.k.slots[number], w.state().Problems)
+		if _, recorded := w.e.installed.Targets[number]; recorded || w.k.Targets[number] != nil || len(w.state().Problems) > 0 {
+			t.Fatalf("left: %+v, problems %+v", w.k.Targets[number], w.state().Problems)
 		}
 	})
 }

@@ -1,8 +1,12 @@
 package dataplane
 
 import (
+	"fmt"
 	"slices"
 	"time"
+
+	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 )
 
 const (
@@ -32,18 +36,18 @@ type Repaired struct {
 // due reports whether some of the drift is to be repaired now.
 func (e *engine) due(drift []Drift, now time.Time, urgent bool) bool {
 	return slices.ContainsFunc(drift, func(d Drift) bool {
-		r := e.repairs[d.key()]
+		r := e.repairs[d.Key()]
 		return urgent || r == nil || !now.Before(r.next)
 	})
 }
 
 // nextRepair is when the next back-off of existing drift ends.
 func (e *engine) nextRepair() (at time.Time, ok bool) {
-	if e.actual == nil || e.wanted == nil {
+	if e.observed == nil || e.desired == nil {
 		return at, false
 	}
 	for _, d := range e.drift() {
-		r := e.repairs[d.key()]
+		r := e.repairs[d.Key()]
 		if r != nil && !e.held(d.Stream) && (!ok || r.next.Before(at)) {
 			at, ok = r.next, true
 		}
@@ -55,9 +59,9 @@ func (e *engine) nextRepair() (at time.Time, ok bool) {
 // attempted, and reports it.
 func (e *engine) noteRepairs(before []Drift, base bool) {
 	now := e.now()
-	left := map[driftKey]bool{}
+	left := map[plan.DriftKey]bool{}
 	for _, d := range e.drift() {
-		left[d.key()] = true
+		left[d.Key()] = true
 	}
 	var done []Repaired
 	for _, d := range before {
@@ -65,14 +69,14 @@ func (e *engine) noteRepairs(before []Drift, base bool) {
 		if d.Stream == "" && !base || d.Stream != "" && (m == nil || !m.repair) {
 			continue
 		}
-		r := e.repairs[d.key()]
+		r := e.repairs[d.Key()]
 		if r == nil || now.Sub(r.next) > repairMemory {
 			r = &repair{pause: failurePause / 2}
-			e.repairs[d.key()] = r
+			e.repairs[d.Key()] = r
 		}
 		r.pause = min(2*r.pause, maxPause)
 		r.next = now.Add(r.pause)
-		if left[d.key()] {
+		if left[d.Key()] {
 			continue
 		}
 		r.times++
@@ -103,14 +107,34 @@ func (e *engine) noteRepairs(before []Drift, base bool) {
 func (e *engine) repairsAreSlow() bool {
 	n := 0
 	for name, m := range e.streams {
-		if !m.fault.broken || e.held(name) {
+		if !m.fault.Broken || e.held(name) {
 			continue
 		}
-		for _, problem := range m.fault.problems {
+		for _, problem := range m.fault.Problems {
 			if problem != "" {
 				n += int(e.installed.Streams[name].Size)
 			}
 		}
 	}
-	return n > maxElements
+	return n > fwstate.MaxElements
+}
+
+// baseDrift is the drift of what no stream owns.
+func (e *engine) baseDrift() []Drift {
+	switch {
+	case e.observed.Base || !e.hasApplied():
+		return nil
+	case e.observed.Problem != "":
+		return []Drift{{Object: "table inet " + TableName, Detail: e.observed.Problem}}
+	}
+	return []Drift{{Object: fmt.Sprintf("policy rules of priority %d and %d", e.o.Priority, e.o.Priority+2), Detail: "one of them is missing or changed"}}
+}
+
+// without returns the drifts of a that are not in b.
+func without(a, b []Drift) []Drift {
+	in := make(map[plan.DriftKey]bool, len(b))
+	for _, d := range b {
+		in[d.Key()] = true
+	}
+	return slices.DeleteFunc(slices.Clone(a), func(d Drift) bool { return in[d.Key()] })
 }

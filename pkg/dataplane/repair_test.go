@@ -5,6 +5,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 )
 
 // Attempts that fail are no repairs: the one that succeeds is reported, however many there were.
@@ -12,9 +14,9 @@ func TestRepairAfterFailures(t *testing.T) {
 	var reported []Repaired
 	e := newWorld().e
 	e.o.OnRepair = func(list []Repaired) { reported = append(reported, list...) }
-	e.actual = &content{base: true}
+	e.observed = &plan.KernelState{Base: true}
 	lost := []Drift{{Object: "rule fwmark 5000 (IPv4)", Stream: "a"}}
-	e.streams["a"] = &streamMemory{repair: true, drift: lost}
+	e.streams["a"] = &streamRecord{repair: true, drift: lost}
 	for range 2 * contestedAfter {
 		e.noteRepairs(lost, false)
 	}

@@ -17,7 +17,7 @@ import (
 
 // plane is the data plane as the loop sees it: a [dataplane.Plane], or a script.
 type plane interface {
-	Configure(*dataplane.Wanted)
+	Configure(*dataplane.Desired)
 	State() *latest.Value[dataplane.State]
 	Ready() <-chan struct{}
 }
@@ -46,7 +46,7 @@ type forwarding struct {
 	// desired is what should be, wanted what the data plane was told; nil before the
 	// first time.
 	desired map[string]*dataplane.Stream
-	wanted  *dataplane.Wanted
+	wanted  *dataplane.Desired
 	// pending are streams in which they differ, or may.
 	pending map[string]struct{}
 	holds   map[holdKey]*hold
@@ -66,7 +66,7 @@ type forwarding struct {
 
 // forwarded is what people see of it.
 type forwarded struct {
-	wanted *dataplane.Wanted
+	wanted *dataplane.Desired
 	held   []string
 }
 
@@ -223,7 +223,7 @@ func (w *forwarding) send(now time.Time, kernel *kernelView, streams map[string]
 	} else {
 		clear(w.pending)
 	}
-	w.wanted = &dataplane.Wanted{Revision: revision, Streams: streams}
+	w.wanted = &dataplane.Desired{Revision: revision, Streams: streams}
 	w.doubt(kernel, before)
 	w.sentAt[revision] = now
 	w.plane.Configure(w.wanted)

@@ -24,10 +24,10 @@ type scriptedPlane struct {
 	state latest.Value[dataplane.State]
 
 	mu     sync.Mutex
-	wanted []*dataplane.Wanted
+	wanted []*dataplane.Desired
 }
 
-func (p *scriptedPlane) Configure(w *dataplane.Wanted) {
+func (p *scriptedPlane) Configure(w *dataplane.Desired) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.wanted = append(p.wanted, w)
@@ -36,7 +36,7 @@ func (p *scriptedPlane) Configure(w *dataplane.Wanted) {
 func (p *scriptedPlane) State() *latest.Value[dataplane.State] { return &p.state }
 func (p *scriptedPlane) Ready() <-chan struct{}                { return p.ready }
 
-func (p *scriptedPlane) last() *dataplane.Wanted {
+func (p *scriptedPlane) last() *dataplane.Desired {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.wanted) == 0 {
@@ -46,7 +46,7 @@ func (p *scriptedPlane) last() *dataplane.Wanted {
 }
 
 // forward is what a kernel does that had before and is told what is wanted.
-func forward(before dataplane.State, w *dataplane.Wanted) dataplane.State {
+func forward(before dataplane.State, w *dataplane.Desired) dataplane.State {
 	now := dataplane.State{
 		Revision: w.Revision, Streams: map[string]*dataplane.StreamState{}, VIPs: map[vip.VIP]string{},
 		Unreachable: before.Unreachable, At: time.Now(),

@@ -156,7 +156,7 @@ func (p *process) dataPlaneStatus(ctx context.Context) *lbv1.DataPlaneStatus {
 	}
 	ctx, cancel := context.WithTimeout(ctx, slotsTimeout)
 	defer cancel()
-	slots, err := p.plane.Slots(ctx)
+	slots, err := p.plane.Targets(ctx)
 	s.Unread = text(err)
 	s.Streams = p.dataPlaneStreams(state, slots)
 	return s
@@ -164,7 +164,7 @@ func (p *process) dataPlaneStatus(ctx context.Context) *lbv1.DataPlaneStatus {
 
 // dataPlaneStreams are the streams of the trench file, in its order, and then those
 // that are only in the kernel.
-func (p *process) dataPlaneStreams(state dataplane.State, slots []dataplane.SlotView) []*lbv1.DataPlaneStream {
+func (p *process) dataPlaneStreams(state dataplane.State, slots []dataplane.TargetView) []*lbv1.DataPlaneStream {
 	var streams []*lbv1.DataPlaneStream
 	byName := map[string]*lbv1.DataPlaneStream{}
 	add := func(name string) *lbv1.DataPlaneStream {
@@ -185,7 +185,7 @@ func (p *process) dataPlaneStreams(state dataplane.State, slots []dataplane.Slot
 	}
 	for _, x := range slots {
 		t := &lbv1.DataPlaneTarget{
-			Name: x.Target, Number: x.Number, State: x.State, Packets: x.Packets, Bytes: x.Bytes,
+			Name: x.Target, Number: x.FWMark, State: x.State, Packets: x.Packets, Bytes: x.Bytes,
 			EntriesIpv4: uint32(x.Entries[vip.IPv4]), EntriesIpv6: uint32(x.Entries[vip.IPv6]),
 		}
 		for _, ip := range x.IPs {

@@ -177,7 +177,7 @@ func (p *runningPlane) waitReady() error {
 // known to be in the kernel is part of it.
 func (p *runningPlane) configure(streams map[string]*dataplane.Stream) (time.Duration, error) {
 	p.revision++
-	w := &dataplane.Wanted{Revision: p.revision, Streams: streams}
+	w := &dataplane.Desired{Revision: p.revision, Streams: streams}
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	began := time.Now()
@@ -200,7 +200,7 @@ func (p *runningPlane) configure(streams map[string]*dataplane.Stream) (time.Dur
 }
 
 // differs says what of a Wanted is not in the kernel as it is to be.
-func differs(w *dataplane.Wanted, state dataplane.State) error {
+func differs(w *dataplane.Desired, state dataplane.State) error {
 	for _, s := range w.Streams {
 		got := state.Streams[s.Name]
 		if got == nil {

@@ -54,7 +54,7 @@ func TestAChangeLeavesTheStreamAlone(t *testing.T) {
 }
 
 func TestDifferencesFromWhatIsWantedAreSeen(t *testing.T) {
-	w := &dataplane.Wanted{Streams: planeStreams(0, 1, 1, tableSize, oneFamily)}
+	w := &dataplane.Desired{Streams: planeStreams(0, 1, 1, tableSize, oneFamily)}
 	s := w.Streams[streamName(0)]
 	serving := map[string]struct{}{s.Targets[0].Name: {}}
 	good := dataplane.State{

@@ -28,8 +28,8 @@ func run(dir, file string) error {
 	if err != nil {
 		return err
 	}
-	var wanted dataplane.Wanted
-	if err := json.Unmarshal(b, &wanted); err != nil {
+	var desired dataplane.Desired
+	if err := json.Unmarshal(b, &desired); err != nil {
 		return err
 	}
 	p, err := dataplane.New(dataplane.Options{StateDir: dir, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
@@ -40,8 +40,8 @@ func run(dir, file string) error {
 	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- task.Guard(ctx, p.String(), p.Run) }()
-	p.Configure(&wanted)
-	err = settle(ctx, p, wanted.Revision)
+	p.Configure(&desired)
+	err = settle(ctx, p, desired.Revision)
 	cancel()
 	if runErr := <-done; err == nil {
 		err = runErr
@@ -54,7 +54,7 @@ func settle(ctx context.Context, p *dataplane.Plane, revision uint64) error {
 	for {
 		s, changed := p.State().Get()
 		if s.Revision == revision && s.Err == nil && len(s.Problems) == 0 {
-			slots, err := p.Slots(ctx)
+			slots, err := p.Targets(ctx)
 			if err != nil {
 				return err
 			}

@@ -1,0 +1,123 @@
+package dataplane
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// diff compares what is installed with the kernel, for the streams of which either changed.
+func (e *engine) diff() {
+	for name, m := range e.streams {
+		if !m.stale {
+			continue
+		}
+		m.stale = false
+		before, brokenBefore := m.drift, m.fault
+		e.diffStream(name, m)
+		if brokenBefore.Broken != m.fault.Broken || brokenBefore.ChainMissing != m.fault.ChainMissing || len(without(before, m.drift))+len(without(m.drift, before)) > 0 {
+			m.dirty = true
+		}
+	}
+	e.noteDrift()
+}
+
+func (e *engine) diffStream(name string, m *streamRecord) {
+	m.drift, m.fault, m.state = nil, plan.StreamFault{}, nil
+	s, ok := e.installed.Streams[name]
+	if ok && s.Stage != plan.StageRemoving {
+		var tables [len(vip.Families)][]uint32
+		for _, f := range vip.Families {
+			if plan.HasFamily(s.VIPs, f) {
+				tables[f] = m.tables[f].Table(s.Tables[f], m.targets, s.Size, s.Seed)
+			}
+		}
+		m.fault = plan.StreamDrift(s, tables, e.observed.Streams[name], e.observed.VIPs)
+		if s.Stage == plan.StageApplied {
+			m.drift = m.fault.Drift
+		}
+		m.state = e.streamState(s, m)
+	}
+	for _, t := range plan.SortedTargets(m.targets) {
+		if t.Stage == plan.StageApplied {
+			m.drift = append(m.drift, plan.TargetDrift(t, e.observed.Targets[t.FWMark], e.lost[t.FWMark])...)
+		}
+	}
+}
+
+// streamState tells what of a stream is known to be in the kernel.
+func (e *engine) streamState(s plan.InstalledStream, m *streamRecord) *StreamState {
+	x := &StreamState{Problem: m.fault.Problems}
+	a := e.observed.Streams[s.Name]
+	for _, f := range vip.Families {
+		x.Serving[f] = map[string]struct{}{}
+		if !plan.HasFamily(s.VIPs, f) {
+			continue
+		}
+		if p := e.observed.Problem; p != "" {
+			x.Problem[f] = cmp.Or(x.Problem[f], "table inet "+TableName+": "+p)
+		}
+		if a == nil || a.Tables[f] == nil {
+			continue
+		}
+		for _, name := range s.Tables[f] {
+			t := m.targets[name]
+			if plan.Forwards(t, e.observed.Targets[t.FWMark], f) && e.network.UnreachableReason(plan.AddressOf(t.IPs, f)) == "" {
+				x.Serving[f][name] = struct{}{}
+			}
+		}
+		if len(s.Tables[f]) > 0 && len(x.Serving[f]) == 0 {
+			x.Problem[f] = cmp.Or(x.Problem[f], "none of the targets in map "+plan.MaglevMap(f, s.Name)+" can be reached as it is")
+		}
+	}
+	return x
+}
+
+// noteDrift remembers since when objects differ, and logs what is new.
+func (e *engine) noteDrift() {
+	since := map[plan.DriftKey]time.Time{}
+	var found []Drift
+	for _, d := range e.drift() {
+		at, known := e.since[d.Key()]
+		if !known {
+			at = e.now()
+			found = append(found, d)
+		}
+		since[d.Key()] = at
+	}
+	if len(found) > 0 {
+		d := found[0]
+		e.log.Warn("drift detected", "objects", len(found), "first", d.Object, "detail", d.Detail, "stream", d.Stream, "target", d.Target, "held", e.held(d.Stream))
+	}
+	if n := len(e.since) + len(found) - len(since); n > 0 {
+		e.log.Info("drift resolved", "objects", n)
+	}
+	e.since = since
+}
+
+// hasApplied reports whether a stream is installed, so that what no stream owns must be
+// as well.
+func (e *engine) hasApplied() bool {
+	for _, s := range e.installed.Streams {
+		if s.Stage == plan.StageApplied {
+			return true
+		}
+	}
+	return false
+}
+
+// drift lists what differs from what is installed, sorted.
+func (e *engine) drift() []Drift {
+	all := e.baseDrift()
+	for _, name := range slices.Sorted(maps.Keys(e.streams)) {
+		all = append(all, e.streams[name].drift...)
+	}
+	for i, d := range all {
+		all[i].Since = e.since[d.Key()]
+	}
+	return all
+}

@@ -1,0 +1,324 @@
+package dataplane
+
+import (
+	"errors"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// kernelConn is the kernel as the engine sees it: a fabric, or a model of one in
+// tests.
+type kernelConn interface {
+	Generation() (uint32, error)
+	Read(numbers []uint32) (*plan.KernelState, error)
+	ReadBase() (base bool, problem string, err error)
+	ReadStream(name string) (*plan.KernelStream, error)
+	ReadTargets(numbers []uint32) (map[uint32]*plan.KernelTarget, error)
+	ReadVIPs() (map[vip.VIP]string, error)
+	ReadRoutes(numbers []uint32) (map[uint32]*plan.KernelTarget, error)
+	Write(c plan.Change) error
+	// Transactions counts those that write and removeAll did.
+	Transactions() uint32
+	AddCommonRules() fwstate.RouteErrors
+	AddRoutes(slots []plan.KernelTarget) fwstate.RouteErrors
+	ResolveNextHop(number uint32, family vip.Family) (netip.Addr, error)
+	RemoveRoutes(numbers []uint32) error
+	UsedByOthers(numbers []uint32) (map[uint32]string, error)
+	FlushConntrack(numbers []uint32) error
+	OwnedTables() ([]uint32, error)
+	RemoveAll() error
+	ReadNetwork() (*plan.Network, error)
+	Close() error
+}
+
+// manyStreams is from how many streams on one look at everything is cheaper than a
+// look at each.
+const manyStreams = 8
+
+// streamRecord is what the engine knows of one stream.
+type streamRecord struct {
+	// desired is what the last plan was made for.
+	desired *Stream
+	// targets are the installed ones, by name.
+	targets  map[string]plan.InstalledTarget
+	requests map[string]plan.Request
+	// dirty: the next pass plans for it. stale: what is known of its drift and state
+	// is older than what is known of the kernel. repair: the plan also restores what
+	// another process changed.
+	dirty, stale, repair bool
+	tables               [len(vip.Families)]plan.TableCache
+	fault                plan.StreamFault
+	drift                []Drift
+	state                *StreamState
+	problems             []Problem
+	failure              error
+}
+
+// engine brings the kernel to what is wanted. The kernel is the record: at the start the
+// engine finds by our marks what an earlier process installed. It belongs to one
+// goroutine.
+type engine struct {
+	o      Options
+	log    *slog.Logger
+	kernel kernelConn
+	now    func() time.Time
+
+	// installed is nil until it was read from the kernel; adopted is set once it was
+	// matched with what is wanted.
+	installed *plan.Installed
+	adopted   bool
+	streams   map[string]*streamRecord
+	fwmarks   plan.FWMarks
+	// refused are numbers that somebody else uses, with who.
+	refused map[uint32]string
+
+	// observed is what was last seen in the kernel; the ruleset's generation was
+	// generation then, after so many own transactions.
+	observed        *plan.KernelState
+	generation      uint32
+	ownTransactions uint32
+	network         *plan.Network
+	// via are the links that last led to targets, and lost the targets whose routes
+	// the kernel removed with a link.
+	via   map[uint32][len(vip.Families)]int
+	lost  map[uint32]bool
+	stale staleParts
+
+	desired   *Desired
+	vipOwners plan.VIPOwners
+	owner     map[vip.VIP]string
+	since     map[plan.DriftKey]time.Time
+	// holds are the streams whose drift is not repaired, with the end of the hold;
+	// allStreams is every stream, and the zero time is no end.
+	holds map[string]time.Time
+	// repairs are the back-offs of what was repaired, repaired counts repairs.
+	repairs  map[plan.DriftKey]*repair
+	repaired uint64
+	// readErr keeps everything as it is.
+	readErr error
+	// readTime is how long the last look took.
+	readTime time.Duration
+	// probed are numbers with who else uses them, as asked in this pass; probing is how
+	// many are asked about next.
+	probed  map[uint32]string
+	probing int
+}
+
+// staleParts says what has to be looked at before anything else.
+type staleParts struct {
+	// nftables is what is in nftables, ways are rules and routes, around are links,
+	// addresses and neighbours.
+	nftables, routes, network bool
+	// linksDown are links that were down in between.
+	linksDown []int
+}
+
+func newEngine(o Options, k kernelConn) *engine {
+	return &engine{
+		o: o, log: o.Log, kernel: k, now: time.Now,
+		streams: map[string]*streamRecord{}, refused: map[uint32]string{},
+		via: map[uint32][len(vip.Families)]int{}, lost: map[uint32]bool{}, since: map[plan.DriftKey]time.Time{},
+		holds: map[string]time.Time{}, repairs: map[plan.DriftKey]*repair{},
+		stale: staleParts{nftables: true, routes: true, network: true},
+	}
+}
+
+// load finds in the kernel what an earlier process installed.
+func (e *engine) load() error {
+	found, err := recoverInstalled(e.kernel, e.o, e.now())
+	if err != nil {
+		return err
+	}
+	e.installed = &plan.Installed{Targets: map[uint32]plan.InstalledTarget{}, Streams: map[string]plan.InstalledStream{}}
+	for _, s := range found.Streams {
+		e.keepStream(s)
+	}
+	top := e.o.First
+	for _, t := range found.Targets {
+		e.keepTarget(t)
+		top = max(top, t.FWMark+1)
+	}
+	e.fwmarks = plan.NewFWMarks(e.o.First, e.o.Mask, top)
+	for name, m := range e.streams {
+		var s *plan.InstalledStream
+		if r, ok := e.installed.Streams[name]; ok {
+			s = &r
+		}
+		for _, t := range m.targets {
+			m.requests[t.Name] = plan.RequestOf(t, s)
+		}
+	}
+	return nil
+}
+
+func (e *engine) record(stream string) *streamRecord {
+	m := e.streams[stream]
+	if m == nil {
+		m = &streamRecord{targets: map[string]plan.InstalledTarget{}, requests: map[string]plan.Request{}, dirty: true, stale: true}
+		e.streams[stream] = m
+	}
+	return m
+}
+
+func (e *engine) keepTarget(t plan.InstalledTarget) {
+	e.installed.Targets[t.FWMark] = t
+	m := e.record(t.Stream)
+	m.targets[t.Name], m.stale = t, true
+}
+
+func (e *engine) keepStream(s plan.InstalledStream) {
+	e.installed.Streams[s.Name] = s
+	e.record(s.Name).stale = true
+}
+
+func (e *engine) dropTarget(t plan.InstalledTarget) {
+	delete(e.installed.Targets, t.FWMark)
+	delete(e.lost, t.FWMark)
+	delete(e.via, t.FWMark)
+	m := e.record(t.Stream)
+	if m.targets[t.Name].FWMark == t.FWMark {
+		delete(m.targets, t.Name)
+	}
+	m.stale = true
+}
+
+// observe reads what changed in the kernel and compares it with what is installed.
+func (e *engine) observe() {
+	began := time.Now()
+	e.readErr = e.readKernel()
+	e.readTime = time.Since(began)
+	if e.readErr == nil {
+		e.diff()
+	}
+}
+
+// converge changes the kernel after an observation.
+func (e *engine) converge(w *Desired, urgent bool) {
+	if w != nil {
+		e.desired = w
+	}
+	if e.readErr != nil || w == nil {
+		return
+	}
+	e.assignVIPs()
+	now := e.now()
+	if !e.adopted {
+		e.adopt(now)
+		e.adopted = true
+		e.diff()
+	}
+	repairBase := e.due(e.baseDrift(), now, urgent) && !e.held("")
+	for name, s := range w.Streams {
+		m := e.record(name)
+		m.dirty = m.dirty || m.desired != s || m.failure != nil
+	}
+	for name, m := range e.streams {
+		m.repair = !e.held(name) && e.due(m.drift, now, urgent)
+		m.dirty = m.dirty || w.Streams[name] == nil || m.repair
+		for _, t := range m.targets {
+			m.dirty = m.dirty || !t.DrainEnd.IsZero() && !now.Before(t.DrainEnd)
+		}
+	}
+	e.probed, e.probing = map[uint32]string{}, 1
+	var plans []*streamChange
+	before := e.drift()
+	for _, name := range slices.Sorted(maps.Keys(e.streams)) {
+		m := e.streams[name]
+		if !m.dirty {
+			continue
+		}
+		m.failure, m.problems = nil, nil
+		v := e.input(name, now)
+		if problem, ok := e.conflictingChain(v); ok {
+			m.problems = append(m.problems, problem)
+			m.desired, m.dirty = v.Desired, false
+			continue
+		}
+		p := plan.ForStream(v)
+		m.problems = append(m.problems, p.Problems...)
+		if len(p.Problems) > 0 {
+			m.failure = errors.New(p.Problems[0].Detail)
+		}
+		if p.Idle(v) {
+			e.markPlanned(name, &p)
+			continue
+		}
+		plans = append(plans, &streamChange{StreamPlan: p, input: v, record: m})
+	}
+	if len(plans) > 0 || repairBase {
+		if err := e.apply(plans, repairBase); err != nil {
+			e.readErr = err
+		}
+	}
+	for name, m := range e.streams {
+		if _, ok := e.installed.Streams[name]; !ok && w.Streams[name] == nil && len(m.targets) == 0 {
+			delete(e.streams, name)
+		}
+	}
+	e.diff()
+	e.noteRepairs(before, repairBase)
+}
+
+// markPlanned remembers that a plan is carried out.
+func (e *engine) markPlanned(name string, p *plan.StreamPlan) {
+	m := e.streams[name]
+	m.desired, m.requests, m.dirty = e.desired.Streams[name], p.Requests, false
+}
+
+// assignVIPs gives the VIPs to the streams.
+func (e *engine) assignVIPs() {
+	s := plan.AssignVIPs(e.desired.Streams, e.network.LocalAddrs)
+	s.Limit(e.observed.VIPs)
+	e.owner = map[vip.VIP]string{}
+	for name, vips := range s.Owned {
+		for _, v := range vips {
+			e.owner[v] = name
+		}
+		if !slices.Equal(vips, e.vipOwners.Owned[name]) {
+			e.record(name).dirty = true
+		}
+	}
+	for name := range e.vipOwners.Owned {
+		if m := e.streams[name]; m != nil && len(s.Owned[name]) == 0 {
+			m.dirty = true
+		}
+	}
+	e.vipOwners = s
+}
+
+func (e *engine) input(name string, now time.Time) plan.StreamInput {
+	m := e.streams[name]
+	v := plan.StreamInput{
+		Name: name, Desired: e.desired.Streams[name], VIPs: e.vipOwners.Owned[name], Targets: maps.Clone(m.targets), Requests: m.requests, Observed: e.observed.Targets,
+		Broken: m.fault.Broken, ChainMissing: m.fault.ChainMissing, Repair: m.repair, Now: now,
+		Unreachable:  func(a netip.Addr) bool { return e.network.UnreachableReason(a) != "" },
+		LinkRestored: e.linkRestored,
+		AllocateFWMark: func(string) (uint32, error) {
+			return e.allocateFWMark()
+		},
+	}
+	if s, ok := e.installed.Streams[name]; ok {
+		v.Installed = &s
+	}
+	return v
+}
+
+// conflictingChain reports a chain of the stream's name that lacks the rules and maps of the data plane.
+func (e *engine) conflictingChain(v plan.StreamInput) (Problem, bool) {
+	if v.Desired == nil || v.Installed != nil || e.observed.Streams[v.Name] == nil {
+		return Problem{}, false
+	}
+	return Problem{
+		Object: "chain inet " + TableName + " " + plan.StreamChain(v.Name),
+		Detail: "another process created it: stream " + v.Name + " is not served",
+		Remedy: "look at it with: nft list table inet " + TableName + "; and remove it, or rename the stream",
+		VIPs:   v.VIPs,
+	}, true
+}

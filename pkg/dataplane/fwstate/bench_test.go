@@ -1,0 +1,178 @@
+package fwstate
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// crowd is a change that makes streams with ten targets each.
+func crowd(streams int, size uint32) plan.Change {
+	c := plan.Change{Base: true, VIPs: map[vip.VIP]string{}}
+	number := uint32(DefaultFirst)
+	a4, a6 := netip.MustParseAddr("20.0.0.1"), netip.MustParseAddr("2000::1")
+	for i := range streams {
+		name := fmt.Sprintf("stream-%d", i)
+		var numbers []uint32
+		for range 10 {
+			numbers = append(numbers, number)
+			number++
+		}
+		c.Targets = append(c.Targets, exampleSlots(name, numbers...)...)
+		c.Streams = append(c.Streams, plan.StreamWrite{Desired: plan.KernelStream{Name: name, Size: size, Seed: 1, Tables: bothFamilies(filled(size, numbers...))}})
+		for _, a := range []*netip.Addr{&a4, &a6} {
+			v, err := vip.FromPrefix(netip.PrefixFrom(*a, a.BitLen()))
+			if err != nil {
+				panic(err)
+			}
+			c.VIPs[v] = name
+			*a = a.Next()
+		}
+	}
+	return c
+}
+
+func BenchmarkLoad(b *testing.B) {
+	for _, size := range []uint32{1009, 10007, 65537} {
+		b.Run(fmt.Sprintf("one stream of %d", size), func(b *testing.B) {
+			for b.Loop() {
+				b.StopTimer()
+				f := openFabric(b, lab.NewNetNS(b), Config{})
+				must(b, writeBase(f, plan.Change{Base: true}))
+				c := crowd(1, size)
+				b.StartTimer()
+				must(b, f.Write(c))
+			}
+		})
+	}
+	b.Run("100 streams of 1009", func(b *testing.B) {
+		for b.Loop() {
+			b.StopTimer()
+			f := openFabric(b, lab.NewNetNS(b), Config{})
+			c := crowd(100, 1009)
+			b.StartTimer()
+			must(b, f.Write(c))
+		}
+	})
+}
+
+func BenchmarkWithAHundredStreams(b *testing.B) {
+	ns, net := lab.NewNetNS(b), lab.NewNetNS(b)
+	must(b, lab.Veth(ns, "int0", net, "pod"))
+	must(b, ns.Addr("int0", "172.16.0.1/16", "fd16::1/64"))
+	f := openFabric(b, ns, Config{})
+	var w *Watch
+	must(b, ns.Do(func() (err error) {
+		w, err = Subscribe(Config{})
+		return err
+	}))
+	defer func() { must(b, w.Close()) }()
+	c := crowd(100, 1009)
+	loading := time.Now()
+	must(b, f.Write(c))
+	b.Logf("loading, with somebody who listens: %v, %d transactions", time.Since(loading), f.Transactions())
+	slots := c.Targets
+	var numbers []uint32
+	for i := range slots {
+		slots[i].NextHops = [len(vip.Families)]netip.Addr{
+			netip.AddrFrom4([4]byte{172, 16, byte(1 + i/250), byte(1 + i%250)}),
+			netip.MustParseAddr(fmt.Sprintf("fd16::1:%x", i+1)),
+		}
+		numbers = append(numbers, slots[i].FWMark)
+	}
+	began := time.Now()
+	for n, err := range f.AddRoutes(slots) {
+		b.Fatal(n, err)
+	}
+	b.Logf("the ways of 1000 targets, both families: %v", time.Since(began))
+	b.Run("read everything", func(b *testing.B) {
+		for b.Loop() {
+			_, err := f.Read(numbers)
+			must(b, err)
+		}
+	})
+	b.Run("read nftables", func(b *testing.B) {
+		for b.Loop() {
+			_, err := f.readContent()
+			must(b, err)
+		}
+	})
+	b.Run("read one stream", func(b *testing.B) {
+		for b.Loop() {
+			_, err := f.ReadStream("stream-50")
+			must(b, err)
+		}
+	})
+	b.Run("read base", func(b *testing.B) {
+		for b.Loop() {
+			_, _, err := f.ReadBase()
+			must(b, err)
+		}
+	})
+	b.Run("read two targets", func(b *testing.B) {
+		for b.Loop() {
+			_, err := f.ReadTargets([]uint32{5000, 5999})
+			must(b, err)
+		}
+	})
+	b.Run("way of the last", func(b *testing.B) {
+		for b.Loop() {
+			_, err := f.ResolveNextHop(5999, vip.IPv4)
+			must(b, err)
+		}
+	})
+	b.Run("IPv6 way of the last", func(b *testing.B) {
+		for b.Loop() {
+			_, err := f.ResolveNextHop(5999, vip.IPv6)
+			must(b, err)
+		}
+	})
+	now, err := f.ReadStream("stream-50")
+	must(b, err)
+	b.Run("a tenth of one stream's entries", func(b *testing.B) {
+		for b.Loop() {
+			want := plan.KernelStream{Name: "stream-50", Size: 1009, Seed: 1}
+			table := slices.Clone(now.Tables[0])
+			for i := 0; i < len(table); i += 10 {
+				table[i] = 5500 + 5501 - min(table[i], 5501)
+			}
+			want.Tables = bothFamilies(table)
+			must(b, f.Write(plan.Change{Streams: []plan.StreamWrite{{Desired: want, Observed: now}}}))
+			want.ChainIntact = true
+			now = &want
+		}
+	})
+	b.Run("one live target out and in", func(b *testing.B) {
+		for b.Loop() {
+			s := slots[505]
+			s.Flows = [len(vip.Families)]bool{}
+			must(b, f.Write(plan.Change{Targets: []plan.KernelTarget{s}}))
+			must(b, f.Write(plan.Change{Targets: []plan.KernelTarget{slots[505]}}))
+		}
+	})
+	b.Run("one way removed and added", func(b *testing.B) {
+		for b.Loop() {
+			must(b, f.RemoveRoutes([]uint32{5505}))
+			for _, err := range f.AddRoutes(slots[505:506]) {
+				must(b, err)
+			}
+		}
+	})
+	b.Run("forget one", func(b *testing.B) {
+		for b.Loop() {
+			must(b, f.FlushConntrack([]uint32{5505}))
+		}
+	})
+	b.Run("taken", func(b *testing.B) {
+		for b.Loop() {
+			_, err := f.UsedByOthers([]uint32{7000})
+			must(b, err)
+		}
+	})
+}

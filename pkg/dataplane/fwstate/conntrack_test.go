@@ -1,0 +1,87 @@
+package fwstate
+
+import (
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+func TestBlocksCoverExactlyTheNumbers(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		numbers := rapid.SliceOf(rapid.Uint32Range(5000, 5100)).Draw(t, "numbers")
+		var covered []uint32
+		for _, b := range blocks(numbers) {
+			if b.length&(b.length-1) != 0 || b.first%b.length != 0 {
+				t.Fatalf("block %+v", b)
+			}
+			for i := range b.length {
+				covered = append(covered, b.first+i)
+			}
+		}
+		slices.Sort(numbers)
+		if want := slices.Compact(numbers); !slices.Equal(covered, want) {
+			t.Fatalf("covered %v, want %v", covered, want)
+		}
+	})
+	thousand := make([]uint32, 1000)
+	for i := range thousand {
+		thousand[i] = uint32(5000 + i)
+	}
+	if n := len(blocks(thousand)); n > 2*10 {
+		t.Errorf("%d blocks for a thousand numbers in a row", n)
+	}
+}
+
+// Marks of a block go, those beside it and other bits of marks stay.
+func TestForgottenAreExactlyTheNumbers(t *testing.T) {
+	ns := lab.NewNetNS(t)
+	f := openFabric(t, ns, Config{})
+	run(t, ns, `ip link set lo up
+		nft add table inet test
+		nft 'add chain inet test out { type filter hook output priority 0; }'
+		nft add rule inet test out udp dport 5000-5020 ct mark set udp dport map '{ `+marked(5000, 5020)+` }'`)
+	if run(t, ns, "ls /proc/net/nf_conntrack 2>/dev/null || true") == "" {
+		lab.Skip(t, "a kernel that lists its connections (CONFIG_NF_CONNTRACK_PROCFS)")
+	}
+	must(t, ns.Do(func() error {
+		for port := 5000; port <= 5020; port++ {
+			c, err := net.Dial("udp", fmt.Sprintf("127.0.0.1:%d", port))
+			if err != nil {
+				return err
+			}
+			if _, err := c.Write([]byte("x")); err != nil {
+				return err
+			}
+			if err := c.Close(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	var numbers []uint32
+	for n := uint32(5003); n <= 5014; n++ {
+		numbers = append(numbers, n)
+	}
+	must(t, f.FlushConntrack(numbers))
+	out := run(t, ns, "cat /proc/net/nf_conntrack")
+	for port := 5000; port <= 5020; port++ {
+		if got, want := strings.Contains(out, fmt.Sprintf("dport=%d ", port)), port < 5003 || port > 5014; got != want {
+			t.Errorf("the entry of mark %d is there: %v, want %v", port, got, want)
+		}
+	}
+}
+
+// marked maps ports to marks of the same number, with a bit that is not ours.
+func marked(from, to int) string {
+	var list []string
+	for n := from; n <= to; n++ {
+		list = append(list, fmt.Sprintf("%d : %#x", n, 0x01000000|n))
+	}
+	return strings.Join(list, ", ")
+}

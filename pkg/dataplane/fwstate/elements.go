@@ -1,0 +1,288 @@
+package fwstate
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// listRoom is what the elements of one message may take: they are one attribute,
+// whose length is 16 bits.
+const listRoom = math.MaxUint16 - 256
+
+// element is one element of a set. Without target and data it is only a key.
+type element struct {
+	key []byte
+	// chain is where the verdict goes.
+	chain string
+	// data is what a map of marks has.
+	data    uint32
+	hasData bool
+	// end closes an interval.
+	end bool
+}
+
+// elements writes messages about elements of a set.
+func (m *messages) elements(kind uint16, set string, list []element) {
+	for len(list) > 0 {
+		m.begin(nftMessage(kind), unix.NLM_F_CREATE, familyInet, unix.NFNETLINK_V0, 0, 0)
+		m.text(unix.NFTA_SET_ELEM_LIST_TABLE, plan.TableName)
+		m.text(unix.NFTA_SET_ELEM_LIST_SET, set)
+		all := m.beginNested(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+		n := 0
+		for n < len(list) && len(m.b)-all < listRoom-512 {
+			m.element(list[n])
+			n++
+		}
+		m.endNested(all)
+		m.end()
+		list = list[n:]
+	}
+}
+
+func (m *messages) element(e element) {
+	one := m.beginNested(unix.NFTA_LIST_ELEM)
+	key := m.beginNested(unix.NFTA_SET_ELEM_KEY)
+	m.bytes(unix.NFTA_DATA_VALUE, e.key)
+	m.endNested(key)
+	if e.end {
+		m.uint32BE(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+	}
+	switch {
+	case e.chain != "":
+		data := m.beginNested(unix.NFTA_SET_ELEM_DATA)
+		verdict := m.beginNested(unix.NFTA_DATA_VERDICT)
+		m.uint32BE(unix.NFTA_VERDICT_CODE, gotoCode)
+		m.text(unix.NFTA_VERDICT_CHAIN, e.chain)
+		m.endNested(verdict)
+		m.endNested(data)
+	case e.hasData:
+		data := m.beginNested(unix.NFTA_SET_ELEM_DATA)
+		m.bytes(unix.NFTA_DATA_VALUE, nativeBytes(e.data))
+		m.endNested(data)
+	}
+	m.endNested(one)
+}
+
+// gotoCode is NFT_GOTO, which is negative.
+const gotoCode = 1<<32 - 4
+
+// verdictOf reads where data of an element goes; "" if not by goto.
+func verdictOf(data []byte) string {
+	verdict := attribute(data, unix.NFTA_DATA_VERDICT)
+	if bigUint32(attribute(verdict, unix.NFTA_VERDICT_CODE)) != gotoCode {
+		return ""
+	}
+	return text(attribute(verdict, unix.NFTA_VERDICT_CHAIN))
+}
+
+// dumpElements lists the elements of a set. What it hands over is valid during the
+// call only. A set that is not there is fs.ErrNotExist.
+func (f *Conn) dumpElements(set string, each func(e []byte)) error {
+	var m messages
+	m.begin(nftMessage(unix.NFT_MSG_GETSETELEM), unix.NLM_F_DUMP, familyInet, unix.NFNETLINK_V0, 0, 0)
+	m.text(unix.NFTA_SET_ELEM_LIST_TABLE, plan.TableName)
+	m.text(unix.NFTA_SET_ELEM_LIST_SET, set)
+	err := f.nft.dump(m.end(), func(data []byte) error {
+		if len(data) < nfgenmsgLength {
+			return nil
+		}
+		for _, e := range attributes(attribute(data[nfgenmsgLength:], unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+			each(e)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("read the elements of inet %s %s: %w", plan.TableName, set, err)
+	}
+	return nil
+}
+
+// readTable reads a stream's table of so many entries. Elements beyond are somebody
+// else's.
+func (f *Conn) readTable(set string, size uint32) ([]uint32, error) {
+	if size == 0 || size > plan.MaxTable {
+		return nil, &ConflictError{Object: "map inet " + plan.TableName + " " + set, Detail: fmt.Sprintf("its size is %d", size)}
+	}
+	table := make([]uint32, size)
+	err := f.dumpElements(set, func(e []byte) {
+		// Without iterators: there are some hundred thousand of these.
+		var key, data uint32
+		for len(e) >= 4 {
+			length, kind := int(binary.NativeEndian.Uint16(e)), binary.NativeEndian.Uint16(e[2:])&^unix.NLA_F_NESTED
+			if length < 4 || length > len(e) {
+				return
+			}
+			// The value is in an attribute of its own.
+			switch {
+			case length != 12:
+			case kind == unix.NFTA_SET_ELEM_KEY:
+				key = binary.NativeEndian.Uint32(e[8:])
+			case kind == unix.NFTA_SET_ELEM_DATA:
+				data = binary.NativeEndian.Uint32(e[8:])
+			}
+			e = e[min(align(length), len(e)):]
+		}
+		if key < size {
+			table[key] = data
+		}
+	})
+	return table, err
+}
+
+// readLive reads the numbers of a stream's targets whose flows live, with the chains
+// they lead to; nil if there is no such map.
+func (f *Conn) readLive(family vip.Family, stream string) (map[uint32]string, error) {
+	live := map[uint32]string{}
+	err := f.dumpElements(plan.LiveMap(family, stream), func(e []byte) {
+		number := nativeUint32(attribute(attribute(e, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE))
+		live[number] = verdictOf(attribute(e, unix.NFTA_SET_ELEM_DATA))
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	return live, err
+}
+
+// bound is one end of an interval.
+type bound struct {
+	at    netip.Addr
+	end   bool
+	chain string
+}
+
+// readPrefixes reads a map or a set of addresses: what each leads to, "" in a set.
+// Intervals that are no prefix are somebody else's.
+func (f *Conn) readPrefixes(set string, interval bool) (map[netip.Prefix]string, error) {
+	prefixes := map[netip.Prefix]string{}
+	var bounds []bound
+	if err := f.dumpElements(set, func(e []byte) {
+		a, ok := netip.AddrFromSlice(attribute(attribute(e, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE))
+		if !ok {
+			return
+		}
+		chain := verdictOf(attribute(e, unix.NFTA_SET_ELEM_DATA))
+		if !interval {
+			prefixes[netip.PrefixFrom(a, a.BitLen())] = chain
+			return
+		}
+		end := bigUint32(attribute(e, unix.NFTA_SET_ELEM_FLAGS))&unix.NFT_SET_ELEM_INTERVAL_END != 0
+		bounds = append(bounds, bound{a, end, chain})
+	}); err != nil || !interval {
+		return prefixes, err
+	}
+	slices.SortFunc(bounds, func(a, b bound) int {
+		if c := a.at.Compare(b.at); c != 0 || a.end == b.end {
+			return c
+		}
+		if a.end {
+			return -1
+		}
+		return 1
+	})
+	for i, b := range bounds {
+		if b.end {
+			continue
+		}
+		last := lastOf(netip.PrefixFrom(b.at, 0))
+		if i+1 < len(bounds) {
+			last = bounds[i+1].at.Prev()
+		}
+		for bits := range b.at.BitLen() + 1 {
+			p := netip.PrefixFrom(b.at, bits)
+			if p.Masked() == p && lastOf(p) == last {
+				prefixes[p] = b.chain
+				break
+			}
+		}
+	}
+	return prefixes, nil
+}
+
+// lastOf returns the highest address of a prefix.
+func lastOf(p netip.Prefix) netip.Addr {
+	b := p.Masked().Addr().AsSlice()
+	for i := p.Bits(); i < len(b)*8; i++ {
+		b[i/8] |= 1 << (7 - i%8)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+// prefixElements are the elements of a VIP that lead to a chain, or are in a set.
+func prefixElements(v vip.VIP, chain string) []element {
+	p := v.Prefix()
+	list := []element{{key: p.Addr().AsSlice(), chain: chain}}
+	if p.IsSingleIP() {
+		return list
+	}
+	// An interval up to the highest address has no end.
+	if end := lastOf(p).Next(); end.IsValid() {
+		list = append(list, element{key: end.AsSlice(), end: true})
+	}
+	return list
+}
+
+// setOf names the map or set that a VIP belongs to.
+func setOf(v vip.VIP, hosts, nets [len(vip.Families)]string) string {
+	if v.Prefix().IsSingleIP() {
+		return hosts[v.Family()]
+	}
+	return nets[v.Family()]
+}
+
+// ReadVIPs reads the elements of the maps of VIPs that lead to streams. Without
+// connection tracking one counts only if it is among the addresses that are not
+// tracked as well.
+func (f *Conn) ReadVIPs() (map[vip.VIP]string, error) {
+	all, err := f.readVIPElements(plan.HostMaps, plan.NetMaps)
+	if err != nil {
+		return nil, err
+	}
+	var own map[vip.VIP]string
+	if f.config.Stateless {
+		if own, err = f.readVIPElements(ownHosts, ownNets); err != nil {
+			return nil, err
+		}
+	}
+	vips := make(map[vip.VIP]string, len(all))
+	for v, chain := range all {
+		stream, ours := strings.CutPrefix(chain, plan.StreamPrefix)
+		if _, untracked := own[v]; ours && (untracked || !f.config.Stateless) {
+			vips[v] = stream
+		}
+	}
+	return vips, nil
+}
+
+// readVIPElements reads maps or sets of VIPs: the chains that they lead to. Those
+// that are not there have no elements.
+func (f *Conn) readVIPElements(hosts, nets [len(vip.Families)]string) (map[vip.VIP]string, error) {
+	vips := map[vip.VIP]string{}
+	for _, family := range vip.Families {
+		for i, set := range []string{hosts[family], nets[family]} {
+			prefixes, err := f.readPrefixes(set, i == 1)
+			if errors.Is(err, unix.ENOENT) {
+				continue
+			}
+			if err != nil {
+				return nil, err
+			}
+			for p, chain := range prefixes {
+				if v, err := vip.FromPrefix(p); err == nil {
+					vips[v] = chain
+				}
+			}
+		}
+	}
+	return vips, nil
+}

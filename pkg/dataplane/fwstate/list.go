@@ -1,0 +1,235 @@
+package fwstate
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+)
+
+// nftMessage is the type of a message of nftables.
+func nftMessage(kind uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | kind }
+
+// rule is a rule as the kernel has it.
+type rule struct {
+	chain   string
+	handle  uint64
+	comment string
+	normal  []byte
+	// Of the first counter, and of the first hash.
+	packets, bytes uint64
+	size, seed     uint32
+}
+
+// owned tells whether we made a rule of a chain.
+func (r *rule) owned() bool {
+	if strings.HasPrefix(r.chain, plan.TargetPrefix) {
+		return strings.Contains(r.comment, "/")
+	}
+	return strings.HasPrefix(r.comment, ruleComment)
+}
+
+// sameRules tells whether ours among the rules of a chain are as they must be, and
+// nothing of somebody else stands between them.
+func sameRules(have []rule, want []ruleSpec) bool {
+	mine := slices.DeleteFunc(slices.Clone(have), func(r rule) bool { return !r.owned() })
+	return slices.EqualFunc(mine, want, func(h rule, w ruleSpec) bool {
+		return h.comment == w.comment && bytes.Equal(h.normal, w.normal)
+	})
+}
+
+// list asks for a list of things in our table, or of all tables if the kernel does
+// not narrow it.
+func (f *Conn) list(kind, tableAttribute uint16, more func(*messages), each func(b []byte)) error {
+	var m messages
+	m.begin(nftMessage(kind), unix.NLM_F_DUMP, familyInet, unix.NFNETLINK_V0, 0, 0)
+	m.text(tableAttribute, plan.TableName)
+	if more != nil {
+		more(&m)
+	}
+	return f.nft.dump(m.end(), func(data []byte) error {
+		if len(data) >= nfgenmsgLength && data[0] == familyInet && text(attribute(data[nfgenmsgLength:], tableAttribute)) == plan.TableName {
+			each(data[nfgenmsgLength:])
+		}
+		return nil
+	})
+}
+
+// readNamed asks for one thing in our table by its name; nil if it is not there.
+func (f *Conn) readNamed(kind, tableAttribute, nameAttribute uint16, name string) ([]byte, error) {
+	var m messages
+	m.begin(nftMessage(kind), 0, familyInet, unix.NFNETLINK_V0, 0, 0)
+	m.text(tableAttribute, plan.TableName)
+	m.text(nameAttribute, name)
+	data, err := f.nft.get(m.end())
+	if errors.Is(err, unix.ENOENT) || err == nil && len(data) < nfgenmsgLength {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read inet %s %s: %w", plan.TableName, name, err)
+	}
+	return data[nfgenmsgLength:], nil
+}
+
+// readRules lists the rules of our table by chain, or those of one chain.
+func (f *Conn) readRules(chain string) (map[string][]rule, error) {
+	rules := map[string][]rule{}
+	err := f.list(unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, func(m *messages) {
+		if chain != "" {
+			m.text(unix.NFTA_RULE_CHAIN, chain)
+		}
+	}, func(b []byte) {
+		r := parseRule(b)
+		if chain == "" || r.chain == chain {
+			rules[r.chain] = append(rules[r.chain], r)
+		}
+	})
+	if errors.Is(err, unix.ENOENT) {
+		err = nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list rules of inet %s %s: %w", plan.TableName, chain, err)
+	}
+	return rules, nil
+}
+
+func parseRule(b []byte) rule {
+	var r rule
+	for kind, value := range attributes(b) {
+		switch kind {
+		case unix.NFTA_RULE_CHAIN:
+			r.chain = text(value)
+		case unix.NFTA_RULE_HANDLE:
+			r.handle = bigUint64(value)
+		case unix.NFTA_RULE_EXPRESSIONS:
+			r.normal = normal(value)
+			for _, e := range attributes(value) {
+				data := attribute(e, unix.NFTA_EXPR_DATA)
+				switch text(attribute(e, unix.NFTA_EXPR_NAME)) {
+				case "counter":
+					r.packets, r.bytes = bigUint64(attribute(data, unix.NFTA_COUNTER_PACKETS)), bigUint64(attribute(data, unix.NFTA_COUNTER_BYTES))
+				case "hash":
+					r.size, r.seed = bigUint32(attribute(data, unix.NFTA_HASH_MODULUS)), bigUint32(attribute(data, unix.NFTA_HASH_SEED))
+				}
+			}
+		case unix.NFTA_RULE_USERDATA:
+			r.comment = comment(value)
+		}
+	}
+	return r
+}
+
+// Comments are kept as nft keeps them: type 0, length, text and a zero byte.
+const commentType = 0
+
+func comment(userdata []byte) string {
+	for len(userdata) >= 2 && len(userdata) >= 2+int(userdata[1]) {
+		if userdata[0] == commentType {
+			return text(userdata[2 : 2+int(userdata[1])])
+		}
+		userdata = userdata[2+int(userdata[1]):]
+	}
+	return ""
+}
+
+func bigUint64(b []byte) uint64 {
+	if len(b) < 8 {
+		return 0
+	}
+	return uint64(bigUint32(b))<<32 | uint64(bigUint32(b[4:]))
+}
+
+// readSets lists the sets of our table.
+func (f *Conn) readSets() (map[string]setSpec, error) {
+	sets := map[string]setSpec{}
+	err := f.list(unix.NFT_MSG_GETSET, unix.NFTA_SET_TABLE, nil, func(b []byte) {
+		s := parseSet(b)
+		sets[s.name] = s
+	})
+	if errors.Is(err, unix.ENOENT) {
+		err = nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list sets of inet %s: %w", plan.TableName, err)
+	}
+	return sets, nil
+}
+
+func parseSet(b []byte) setSpec {
+	var s setSpec
+	for kind, value := range attributes(b) {
+		switch kind {
+		case unix.NFTA_SET_NAME:
+			s.name = text(value)
+		case unix.NFTA_SET_FLAGS:
+			s.flags = bigUint32(value)
+		case unix.NFTA_SET_KEY_TYPE:
+			s.keyType = bigUint32(value)
+		case unix.NFTA_SET_KEY_LEN:
+			s.keySize = bigUint32(value)
+		case unix.NFTA_SET_DATA_TYPE:
+			s.dataType = bigUint32(value)
+		case unix.NFTA_SET_DATA_LEN:
+			s.data = bigUint32(value)
+		case unix.NFTA_SET_DESC:
+			s.size = bigUint32(attribute(value, unix.NFTA_SET_DESC_SIZE))
+		}
+	}
+	return s
+}
+
+// readSet reads one set; nil if it is not there.
+func (f *Conn) readSet(name string) (*setSpec, error) {
+	b, err := f.readNamed(unix.NFT_MSG_GETSET, unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME, name)
+	if b == nil || err != nil {
+		return nil, err
+	}
+	s := parseSet(b)
+	return &s, nil
+}
+
+// readChains lists the chains of our table.
+func (f *Conn) readChains() (map[string]chainSpec, error) {
+	chains := map[string]chainSpec{}
+	err := f.list(unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, nil, func(b []byte) {
+		c := parseChain(b)
+		chains[c.name] = c
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list chains of inet %s: %w", plan.TableName, err)
+	}
+	return chains, nil
+}
+
+func parseChain(b []byte) chainSpec {
+	var c chainSpec
+	for kind, value := range attributes(b) {
+		switch kind {
+		case unix.NFTA_CHAIN_NAME:
+			c.name = text(value)
+		case unix.NFTA_CHAIN_TYPE:
+			c.kind = text(value)
+		case unix.NFTA_CHAIN_POLICY:
+			c.policy = bigUint32(value)
+		case unix.NFTA_CHAIN_HOOK:
+			c.hook = bigUint32(attribute(value, unix.NFTA_HOOK_HOOKNUM))
+			c.priority = int32(bigUint32(attribute(value, unix.NFTA_HOOK_PRIORITY)))
+		}
+	}
+	return c
+}
+
+// readChain reads one chain; nil if it is not there.
+func (f *Conn) readChain(name string) (*chainSpec, error) {
+	b, err := f.readNamed(unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME, name)
+	if b == nil || err != nil {
+		return nil, err
+	}
+	c := parseChain(b)
+	return &c, nil
+}

@@ -1,0 +1,53 @@
+package fwstate
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// maxSolicited bounds how many neighbours are asked at once: of more, which ones is
+// left to chance, so that all have their turn.
+const maxSolicited = 256
+
+// SolicitNeighbors has the kernel ask neighbours that failed for their link address, as if
+// there were a packet for them. Nobody else does when no packet goes there: their
+// state stays FAILED for ever, since the kernel does not clear a small table.
+func (f *Conn) SolicitNeighbors(addrs map[netip.Addr]struct{}) error {
+	var m messages
+	var asked []netip.Addr
+	for key := range f.failedNeighbors {
+		if _, ok := addrs[key.addr]; !ok {
+			continue
+		}
+		if len(asked) == maxSolicited {
+			break
+		}
+		header := [ndmsgLength]byte{0: systemFamily(vip.FamilyOf(key.addr)), 10: unix.NTF_USE}
+		copy(header[4:], nativeBytes(uint32(int32(key.link))))
+		// Without NLM_F_CREATE: one that is gone needs no asking.
+		m.begin(unix.RTM_NEWNEIGH, unix.NLM_F_REPLACE|unix.NLM_F_ACK, header[:]...)
+		m.bytes(unix.NDA_DST, key.addr.AsSlice())
+		m.end()
+		asked = append(asked, key.addr)
+	}
+	if len(asked) == 0 {
+		return nil
+	}
+	refused, err := f.rt.acked(&m)
+	if err != nil {
+		return fmt.Errorf("have %d neighbours asked: %w", len(asked), err)
+	}
+	for _, i := range slices.Sorted(maps.Keys(refused)) {
+		if !errors.Is(refused[i], unix.ENOENT) && !errors.Is(refused[i], unix.ENODEV) {
+			return fmt.Errorf("have neighbour %s asked: %w", asked[i], refused[i])
+		}
+	}
+	return nil
+}

@@ -1,0 +1,162 @@
+package fwstate
+
+import (
+	"fmt"
+
+	"github.com/google/nftables"
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// Names of the nftables objects that belong to no stream.
+const (
+	preroutingChain = "prerouting"
+	notrackChain    = "notrack"
+	defragmentChain = "defragment"
+	portedSet       = "ported"
+)
+
+// ruleComment begins the comments of the data plane's rules, except those of targets, whose
+// comment is a [label]. A rule without belongs to another process.
+const ruleComment = "vipgate: "
+
+// Names by family.
+var (
+	errorSets  = [...]string{"errors4", "errors6"}
+	ownHosts   = [...]string{"own4", "own6"}
+	ownNets    = [...]string{"ownnet4", "ownnet6"}
+	shadowMaps = [...]string{"spare4/", "spare6/"}
+)
+
+func shadowSpec(f vip.Family, stream string, size uint32) setSpec {
+	s := maglevSpec(f, stream, size)
+	s.name = shadowMap(f, stream)
+	return s
+}
+
+func liveSpec(f vip.Family, stream string, size uint32) setSpec {
+	// Of a table's entries each target should have a hundred, and has four at least.
+	return setSpec{name: plan.LiveMap(f, stream), flags: unix.NFT_SET_MAP, keyType: typeMark, keySize: 4, dataType: dataVerdict, size: max(minLive, size/4)}
+}
+
+// minLive is how many targets a stream may have at least, among them those that are
+// draining.
+const minLive = 2048
+
+// ConflictError: something with a name of ours is of a kind that we cannot share.
+type ConflictError struct {
+	// Object is what people look for, such as "map inet vipgate-lb vip4".
+	Object string
+	// Detail says how it is different.
+	Detail string
+}
+
+func (e *ConflictError) Error() string { return e.Object + " is not ours: " + e.Detail }
+
+// Kinds of data in sets (struct nft_set, NFTA_SET_DATA_TYPE).
+const dataVerdict = 0xffffff00
+
+// setSpec is what a set or a map must be. The numbers of types are nft's, for its
+// lists only.
+type setSpec struct {
+	name             string
+	flags            uint32
+	keyType, keySize uint32
+	dataType, data   uint32
+	size             uint32
+	// fixed are the elements of a set that never change.
+	fixed []byte
+}
+
+// Types of nft.
+var (
+	typeMark    = nftables.TypeMark.GetNFTMagic()
+	typeIPv4    = nftables.TypeIPAddr.GetNFTMagic()
+	typeIPv6    = nftables.TypeIP6Addr.GetNFTMagic()
+	typeProto   = nftables.TypeInetProto.GetNFTMagic()
+	typeICMP    = nftables.TypeICMPType.GetNFTMagic()
+	typeICMPv6  = nftables.TypeICMP6Type.GetNFTMagic()
+	typeAddress = [...]uint32{typeIPv4, typeIPv6}
+	addressSize = [...]uint32{4, 16}
+)
+
+func maglevSpec(f vip.Family, stream string, size uint32) setSpec {
+	// With its size the kernel picks an array of hash buckets of that size.
+	return setSpec{name: plan.MaglevMap(f, stream), flags: unix.NFT_SET_MAP, keyType: typeMark, keySize: 4, dataType: typeMark, data: 4, size: size}
+}
+
+// commonSets are the sets that no stream owns.
+func (f *Conn) commonSets() []setSpec {
+	specs := []setSpec{{name: portedSet, keyType: typeProto, keySize: 1, fixed: []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP}}}
+	for _, family := range vip.Families {
+		at, size := typeAddress[family], addressSize[family]
+		specs = append(specs,
+			setSpec{name: plan.HostMaps[family], flags: unix.NFT_SET_MAP, keyType: at, keySize: size, dataType: dataVerdict, size: plan.MaxHostVIPs},
+			setSpec{name: plan.NetMaps[family], flags: unix.NFT_SET_MAP | unix.NFT_SET_INTERVAL, keyType: at, keySize: size, dataType: dataVerdict},
+		)
+		if f.config.Stateless {
+			specs = append(specs,
+				setSpec{name: ownHosts[family], keyType: at, keySize: size},
+				setSpec{name: ownNets[family], flags: unix.NFT_SET_INTERVAL, keyType: at, keySize: size},
+			)
+		}
+	}
+	// Errors with a packet in them: destination unreachable, time exceeded, parameter
+	// problem (RFC 792), and packet too big in between (RFC 4443).
+	return append(specs,
+		setSpec{name: errorSets[vip.IPv4], keyType: typeICMP, keySize: 1, fixed: []byte{3, 11, 12}},
+		setSpec{name: errorSets[vip.IPv6], keyType: typeICMPv6, keySize: 1, fixed: []byte{1, 2, 3, 4}},
+	)
+}
+
+// mismatch tells how a set is different from what it must be; "" is not at all.
+func (s setSpec) mismatch(got setSpec) string {
+	const kinds = unix.NFT_SET_MAP | unix.NFT_SET_INTERVAL | unix.NFT_SET_ANONYMOUS | unix.NFT_SET_CONSTANT | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL | nftables.NFT_SET_CONCAT
+	switch {
+	case got.flags&kinds != s.flags&kinds:
+		return fmt.Sprintf("its flags are %#x instead of %#x", got.flags&kinds, s.flags&kinds)
+	case got.keySize != s.keySize || got.keyType != s.keyType:
+		return "its keys are of another type"
+	case s.flags&unix.NFT_SET_MAP != 0 && got.dataType != s.dataType:
+		return "its data are of another type"
+	}
+	return ""
+}
+
+// chainSpec is what a chain must be; without a type it has no hook.
+type chainSpec struct {
+	name     string
+	kind     string
+	hook     uint32
+	priority int32
+	policy   uint32
+}
+
+func (f *Conn) baseChains() []chainSpec {
+	chains := []chainSpec{{name: preroutingChain, kind: "filter", hook: unix.NF_INET_PRE_ROUTING, priority: int32(*nftables.ChainPriorityMangle), policy: uint32(nftables.ChainPolicyAccept)}}
+	if f.config.Stateless {
+		chains = append(chains,
+			chainSpec{name: notrackChain, kind: "filter", hook: unix.NF_INET_PRE_ROUTING, priority: int32(*nftables.ChainPriorityRaw), policy: uint32(nftables.ChainPolicyAccept)},
+			chainSpec{name: defragmentChain},
+		)
+	}
+	return chains
+}
+
+// mismatch tells how a chain is different from what it must be; "" is not at all.
+func (c chainSpec) mismatch(got chainSpec) string {
+	switch {
+	case c.kind == "" && got.kind != "":
+		return fmt.Sprintf("it is a base chain of type %s", got.kind)
+	case c.kind != got.kind:
+		return fmt.Sprintf("its type is %q instead of %q", got.kind, c.kind)
+	case c.hook != got.hook || c.priority != got.priority:
+		return fmt.Sprintf("it is at hook %d, priority %d instead of hook %d, priority %d", got.hook, got.priority, c.hook, c.priority)
+	}
+	return ""
+}
+
+// shadowMap names the map that stands in while one is replaced (see stepAside).
+func shadowMap(f vip.Family, stream string) string { return shadowMaps[f] + stream }

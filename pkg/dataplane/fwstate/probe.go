@@ -1,0 +1,107 @@
+package fwstate
+
+import (
+	"fmt"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// probeTable is made and deleted again within one transaction, so that nobody sees it.
+const probeTable = plan.TableName + "-probe"
+
+// kernelFeature is an expression of nftables, the module that has it, and what it means
+// to be without.
+type kernelFeature struct {
+	module, what string
+	expression   expr.Any
+}
+
+// missing tells which of these parts the kernel refuses.
+func (f *Conn) missing(parts ...kernelFeature) []plan.Problem {
+	var problems []plan.Problem
+	for _, p := range parts {
+		if err := f.probeExpression(p.expression); err != nil {
+			problems = append(problems, plan.Problem{Object: p.module, Detail: fmt.Sprintf("%s: %v", p.what, err), Remedy: "modprobe " + p.module})
+		}
+	}
+	return problems
+}
+
+// MissingModules tells which parts of the kernel are missing, by asking for them.
+func (f *Conn) MissingModules() []plan.Problem {
+	if err := f.probeExpression(nil); err != nil {
+		return []plan.Problem{{Object: "nf_tables", Detail: fmt.Sprintf("nftables of the family inet do not work: %v", err), Remedy: "modprobe nf_tables"}}
+	}
+	r := register(0)
+	problems := f.missing(
+		kernelFeature{"nft_hash", "the kernel cannot hash flows", &expr.Hash{SourceRegister: r, DestRegister: r, Length: 4, Modulus: 2, Seed: 1, Type: expr.HashTypeJenkins}},
+		// Also without connection tracking: it is what puts fragments together.
+		kernelFeature{"nft_ct", "the kernel cannot ask connection tracking", &expr.Ct{Key: expr.CtKeyMARK, Register: r}},
+	)
+	for _, family := range f.families() {
+		jumped := false
+		if err := f.listPolicyRules(family, func(r policyRule) { jumped = jumped || f.conflicts(r) }); err != nil {
+			problems = append(problems, plan.Problem{
+				Object: "policy routing", Detail: fmt.Sprintf("the kernel cannot choose a routing table by mark: %v", err),
+				Remedy: "run a kernel with CONFIG_IP_MULTIPLE_TABLES and CONFIG_IPV6_MULTIPLE_TABLES",
+			})
+		}
+		if jumped {
+			problems = append(problems, plan.Problem{
+				Object: fmt.Sprintf("%s policy rules of priority %d and %d", family, f.config.Priority, f.config.Priority+1),
+				Detail: "there are some of somebody else, which packets that are for no target would jump over",
+				Remedy: "choose three priorities in a row that nobody has, the first with --dataplane-priority; ip rule show lists all",
+			})
+		}
+	}
+	return problems
+}
+
+// conflicts tells whether a rule of somebody else would stand between our first one and
+// the one that it leads to. The frontend has two rules, at 100 and 101 by default.
+func (f *Conn) conflicts(r policyRule) bool {
+	first := uint32(f.config.Priority)
+	return r.protocol != plan.RouteProtocol && (r.priority == first || r.priority == first+1)
+}
+
+// probeExpression makes a table with a base chain, and a rule with one expression, and deletes
+// it within the same transaction.
+func (f *Conn) probeExpression(e expr.Any) error {
+	var t transaction
+	t.begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE)
+	t.text(unix.NFTA_TABLE_NAME, probeTable)
+	t.end()
+	t.begin(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE)
+	t.text(unix.NFTA_CHAIN_TABLE, probeTable)
+	t.text(unix.NFTA_CHAIN_NAME, "probe")
+	t.end()
+	if e != nil {
+		rule, err := newRule("", &expr.Meta{Key: expr.MetaKeyMARK, Register: register(0)}, e)
+		if err != nil {
+			return err
+		}
+		t.begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND)
+		t.text(unix.NFTA_RULE_TABLE, probeTable)
+		t.text(unix.NFTA_RULE_CHAIN, "probe")
+		t.bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, rule.expressions)
+		t.end()
+	}
+	t.begin(unix.NFT_MSG_DELTABLE, 0)
+	t.text(unix.NFTA_TABLE_NAME, probeTable)
+	t.end()
+	return f.commit(&t, nil)
+}
+
+// DefaultRouteLink returns the interface to which packets without a mark leave for the world;
+// 0 if there is none.
+func (f *Conn) DefaultRouteLink() (int, error) {
+	r, err := f.lookupRoute(vip.IPv4, 0)
+	if err != nil || r == nil || r.kind != unix.RTN_UNICAST {
+		return 0, err
+	}
+	return int(r.link), nil
+}

@@ -1,0 +1,104 @@
+package fwstate
+
+import (
+	"fmt"
+
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// resize prepares for tables that change their size and are too large for one
+// transaction. The name of a table is fixed, so that it cannot be filled beside the
+// one that is in use: a spare one with another name is filled first, and the rules
+// look there while the table itself is made anew. Streams that were treated so come
+// back as ones that have no tables yet.
+func (f *Conn) resize(c plan.Change) (plan.Change, error) {
+	var large []int
+	for i, s := range c.Streams {
+		if s.Observed == nil || !s.Observed.ChainIntact || rulesUnchanged(s) || s.Desired.Validate() != nil {
+			continue
+		}
+		n := 0
+		for _, family := range vip.Families {
+			if len(s.Observed.Tables[family]) != len(s.Desired.Tables[family]) {
+				n += len(s.Desired.Tables[family])
+			}
+		}
+		if n > MaxElements {
+			large = append(large, i)
+		}
+	}
+	if len(large) == 0 {
+		return c, nil
+	}
+	// New targets must be there before entries lead to them; others stay for now.
+	before := plan.Change{Base: c.Base}
+	for _, s := range c.Targets {
+		if s.Flows != [len(vip.Families)]bool{} {
+			before.Targets = append(before.Targets, s)
+		}
+	}
+	if err := f.Write(before); err != nil {
+		return c, err
+	}
+	streams := append([]plan.StreamWrite(nil), c.Streams...)
+	for _, i := range large {
+		if err := f.SwitchToShadow(&streams[i].Desired); err != nil {
+			return c, fmt.Errorf("stream %s: %w", streams[i].Desired.Name, err)
+		}
+		streams[i].Observed = nil
+	}
+	c.Streams = streams
+	return c, nil
+}
+
+// SwitchToShadow has a stream's rules look in spare tables, and removes its own.
+func (f *Conn) SwitchToShadow(want *plan.KernelStream) error {
+	var start, turn transaction
+	var fills []tableEntries
+	var old []string
+	for _, family := range vip.Families {
+		spare := shadowSpec(family, want.Name, want.Size)
+		if got, err := f.readSet(spare.name); err != nil {
+			return err
+		} else if got != nil {
+			start.removeSet(spare.name)
+		}
+		if table := want.Tables[family]; table != nil {
+			start.addSet(spare)
+			if live, err := f.readSet(plan.LiveMap(family, want.Name)); err != nil {
+				return err
+			} else if live == nil {
+				start.addSet(liveSpec(family, want.Name, want.Size))
+			}
+			fills = append(fills, tableEntries{spare.name, differences(nil, table)})
+		}
+		if got, err := f.readSet(plan.MaglevMap(family, want.Name)); err != nil {
+			return err
+		} else if got != nil {
+			old = append(old, got.name)
+		}
+	}
+	if err := f.commit(&start, nil); err != nil {
+		return err
+	}
+	if err := f.writeEntries(fills); err != nil {
+		return err
+	}
+	name := plan.StreamChain(want.Name)
+	have, err := f.readRules(name)
+	if err != nil {
+		return err
+	}
+	rules, err := f.streamRulesBy(want, shadowMap)
+	if err != nil {
+		return err
+	}
+	if err := turn.setRules(name, have[name], rules); err != nil {
+		return err
+	}
+	for _, set := range old {
+		turn.removeSet(set)
+	}
+	return f.commit(&turn, nil)
+}

@@ -1,0 +1,431 @@
+package fwstate
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// routeBatch gathers messages of routing with what each is for.
+type routeBatch struct {
+	messages
+	keys []RouteKey
+	// ignored are refusals that mean that all is as it is to be.
+	ignored    []unix.Errno
+	operations []string
+	hops       []netip.Addr
+}
+
+// RouteKey is a family of a target's rule and routes; number 0 is that of the rules that no
+// target owns.
+type RouteKey struct {
+	FWMark uint32
+	Family vip.Family
+}
+
+// RouteErrors are failures by target and family.
+type RouteErrors map[RouteKey]error
+
+// Err joins the failures in the order of numbers.
+func (w RouteErrors) Err() error {
+	var errs []error
+	for _, k := range slices.SortedFunc(maps.Keys(w), func(a, b RouteKey) int {
+		return cmp.Or(cmp.Compare(a.FWMark, b.FWMark), cmp.Compare(a.Family, b.Family))
+	}) {
+		errs = append(errs, w[k])
+	}
+	return errors.Join(errs...)
+}
+
+func (a *routeBatch) add(key RouteKey, fine unix.Errno, what string, hop netip.Addr) {
+	a.keys, a.ignored, a.operations, a.hops = append(a.keys, key), append(a.ignored, fine), append(a.operations, what), append(a.hops, hop)
+}
+
+// execute has the kernel do all of it, and returns refusals.
+func (f *Conn) execute(a *routeBatch) RouteErrors {
+	failed := RouteErrors{}
+	refused, err := f.rt.acked(&a.messages)
+	if err != nil {
+		for _, k := range a.keys {
+			failed[k] = err
+		}
+		return failed
+	}
+	for i, err := range refused {
+		if errors.Is(err, a.ignored[i]) {
+			continue
+		}
+		if hop := a.hops[i]; hop.IsValid() && unconnected(err) {
+			err = fmt.Errorf("%s is on no connected network: %w", hop, err)
+		}
+		failed[a.keys[i]] = errors.Join(failed[a.keys[i]], fmt.Errorf("%s: %w", a.operations[i], err))
+	}
+	return failed
+}
+
+// unconnected tells whether a gateway was refused since no network leads to it.
+func unconnected(err error) bool {
+	for _, errno := range []unix.Errno{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.ENETDOWN, unix.EINVAL, unix.ENODEV} {
+		if errors.Is(err, errno) {
+			return true
+		}
+	}
+	return false
+}
+
+// AddCommonRules installs the rules that no target owns.
+func (f *Conn) AddCommonRules() RouteErrors {
+	var a routeBatch
+	for _, family := range f.families() {
+		for _, r := range f.commonRules(family) {
+			a.policyRule(unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, r)
+			a.add(RouteKey{Family: family}, unix.EEXIST, fmt.Sprintf("add %s policy rule of priority %d", family, r.priority), netip.Addr{})
+		}
+	}
+	return f.execute(&a)
+}
+
+// AddRoutes installs the rule and the routes of targets; hops are by family: one without
+// has none. It removes our routes that lead elsewhere. A failure concerns one target
+// and one family.
+func (f *Conn) AddRoutes(slots []plan.KernelTarget) RouteErrors {
+	failed := RouteErrors{}
+	numbers := make([]uint32, 0, len(slots))
+	for _, s := range slots {
+		numbers = append(numbers, s.FWMark)
+	}
+	for key, err := range f.AddCommonRules() {
+		for _, n := range numbers {
+			failed[RouteKey{n, key.Family}] = err
+		}
+	}
+	have, err := f.readTables(numbers, len(numbers) > fewChains)
+	if err != nil {
+		for _, n := range numbers {
+			for _, family := range vip.Families {
+				failed[RouteKey{n, family}] = err
+			}
+		}
+		return failed
+	}
+	var a routeBatch
+	for _, s := range slots {
+		for _, family := range vip.Families {
+			hop := s.NextHops[family].Unmap()
+			if family == vip.IPv6 && f.noIPv6 {
+				if hop.IsValid() {
+					failed[RouteKey{s.FWMark, family}] = fmt.Errorf("%s cannot be reached: the kernel has no IPv6", hop)
+				}
+				continue
+			}
+			f.addTargetRoutes(&a, s.FWMark, family, hop, have[s.FWMark])
+		}
+	}
+	for key, err := range f.execute(&a) {
+		failed[key] = errors.Join(failed[key], err)
+	}
+	return failed
+}
+
+// addTargetRoutes asks for what one target lacks in one family. The order is such that its
+// packets are dropped rather than sent elsewhere meanwhile.
+func (f *Conn) addTargetRoutes(a *routeBatch, number uint32, family vip.Family, hop netip.Addr, have *routeTable) {
+	if !hop.IsValid() {
+		f.removeTargetRoutes(a, number, family, have)
+		return
+	}
+	hole, way := blackhole(family, number), defaultRoute(family, number, hop)
+	stands := false
+	var wrong []route
+	for _, r := range have.routes[family] {
+		switch {
+		case r.protocol != plan.RouteProtocol:
+		case r.isBlackhole():
+			hole = route{}
+		case r.kind == way.kind && r.prefix.Bits() == 0 && r.metric == way.metric && r.hop == hop && !r.dead && !r.multipath:
+			stands = true
+		default:
+			wrong = append(wrong, r)
+		}
+	}
+	if hole.kind != 0 {
+		a.route(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, hole)
+		a.add(RouteKey{number, family}, unix.EEXIST, fmt.Sprintf("add %s blackhole default to table %d", family, number), netip.Addr{})
+	}
+	// In a table without a default route to replace, and with one elsewhere: first
+	// away with it, so that no packet goes there any more.
+	for _, r := range wrong {
+		a.route(unix.RTM_DELROUTE, 0, r)
+		a.add(RouteKey{number, family}, unix.ESRCH, fmt.Sprintf("delete %s %s from table %d", family, r, number), netip.Addr{})
+	}
+	if !stands {
+		a.route(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, way)
+		a.add(RouteKey{number, family}, unix.EEXIST, fmt.Sprintf("add %s default route to table %d", family, number), hop)
+	}
+	if !have.rules[family] {
+		a.policyRule(unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, f.targetPolicyRule(family, number))
+		a.add(RouteKey{number, family}, unix.EEXIST, fmt.Sprintf("add %s rule fwmark %d", family, number), netip.Addr{})
+	}
+}
+
+// removeTargetRoutes asks for the removal of what one target has in one family.
+func (f *Conn) removeTargetRoutes(a *routeBatch, number uint32, family vip.Family, have *routeTable) {
+	if have.rules[family] || !have.rulesRead {
+		a.policyRule(unix.RTM_DELRULE, 0, f.targetPolicyRule(family, number))
+		a.add(RouteKey{number, family}, unix.ENOENT, fmt.Sprintf("delete %s rule fwmark %d", family, number), netip.Addr{})
+	}
+	for _, r := range have.routes[family] {
+		if r.protocol == plan.RouteProtocol {
+			a.route(unix.RTM_DELROUTE, 0, r)
+			a.add(RouteKey{number, family}, unix.ESRCH, fmt.Sprintf("delete %s %s from table %d", family, r, number), netip.Addr{})
+		}
+	}
+}
+
+// RemoveRoutes removes rules and routes of ours of these numbers.
+func (f *Conn) RemoveRoutes(numbers []uint32) error {
+	have, err := f.readTables(numbers, len(numbers) > fewChains)
+	if err != nil {
+		return err
+	}
+	var a routeBatch
+	for _, n := range numbers {
+		for _, family := range f.families() {
+			f.removeTargetRoutes(&a, n, family, have[n])
+		}
+	}
+	return f.execute(&a).Err()
+}
+
+// routeTable are the rules and routes of one number.
+type routeTable struct {
+	// rulesRead: rules says what there is. The kernel lists all rules or none, and of few
+	// it is quicker to try.
+	rulesRead bool
+	rules     [len(vip.Families)]bool
+	routes    [len(vip.Families)][]route
+}
+
+// readTables reads the rules, if they are to be known, and the routes of numbers.
+func (f *Conn) readTables(numbers []uint32, known bool) (map[uint32]*routeTable, error) {
+	ways, set := make(map[uint32]*routeTable, len(numbers)), make(map[uint32]bool, len(numbers))
+	for _, n := range numbers {
+		ways[n], set[n] = &routeTable{rulesRead: known}, true
+	}
+	if len(numbers) == 0 {
+		return ways, nil
+	}
+	for _, family := range f.families() {
+		if known {
+			if err := f.listPolicyRules(family, func(r policyRule) {
+				if w := ways[r.table]; w != nil && r == f.targetPolicyRule(family, r.table) {
+					w.rules[family] = true
+				}
+			}); err != nil {
+				return nil, err
+			}
+		}
+		if err := f.listRoutesOfTables(family, set, func(r route) {
+			routes := &ways[r.table].routes[family]
+			if !slices.Contains(*routes, r) {
+				*routes = append(*routes, r)
+			}
+		}); err != nil {
+			return nil, err
+		}
+	}
+	return ways, nil
+}
+
+// copyTo puts rules and routes into a target's content.
+func (w *routeTable) copyTo(s *plan.KernelTarget) {
+	s.Rules = w.rules
+	for _, family := range vip.Families {
+		var ways []route
+		for _, r := range w.routes[family] {
+			switch {
+			case r.protocol != plan.RouteProtocol || r.prefix.Bits() != 0:
+			case r.isBlackhole():
+				s.Blackhole[family] = true
+			default:
+				ways = append(ways, r)
+			}
+		}
+		if len(ways) == 1 && ways[0].kind == unix.RTN_UNICAST && !ways[0].dead && !ways[0].multipath {
+			s.NextHops[family] = ways[0].hop
+		}
+	}
+}
+
+// ReadRoutes reads the rules and routes of these numbers. One that has nothing is in the
+// result as well.
+func (f *Conn) ReadRoutes(numbers []uint32) (map[uint32]*plan.KernelTarget, error) {
+	ways, err := f.readTables(numbers, true)
+	if err != nil {
+		return nil, err
+	}
+	slots := make(map[uint32]*plan.KernelTarget, len(ways))
+	for n, w := range ways {
+		slots[n] = &plan.KernelTarget{FWMark: n}
+		w.copyTo(slots[n])
+	}
+	return slots, nil
+}
+
+// readAllRoutes adds rules and routes to slots; a number that has some is added. It
+// tells whether the rules that no target owns stand.
+func (f *Conn) readAllRoutes(numbers []uint32, slots map[uint32]*plan.KernelTarget) (common bool, err error) {
+	ways, err := f.readTables(numbers, true)
+	if err != nil {
+		return false, err
+	}
+	for n, w := range ways {
+		s := slots[n]
+		if s == nil {
+			s = &plan.KernelTarget{FWMark: n}
+		}
+		w.copyTo(s)
+		if s.Rules != [len(vip.Families)]bool{} || len(w.routes[vip.IPv4]) > 0 || len(w.routes[vip.IPv6]) > 0 {
+			slots[n] = s
+		}
+	}
+	return f.commonRulesInstalled()
+}
+
+// commonRulesInstalled tells whether the rules that no target owns stand.
+func (f *Conn) commonRulesInstalled() (bool, error) {
+	stand := true
+	for _, family := range f.families() {
+		missing := f.commonRules(family)
+		if err := f.listPolicyRules(family, func(r policyRule) {
+			missing = slices.DeleteFunc(missing, func(w policyRule) bool { return w == r })
+		}); err != nil {
+			return false, err
+		}
+		stand = stand && len(missing) == 0
+	}
+	return stand, nil
+}
+
+// OwnedTables returns the numbers that our rules and routes name. A table outside of the range
+// of the options counts only with our blackhole in it: another process may use the
+// protocol number.
+func (f *Conn) OwnedTables() ([]uint32, error) {
+	set := map[uint32]bool{}
+	for _, family := range f.families() {
+		if err := f.listPolicyRules(family, func(r policyRule) {
+			if r.owned() && r.action == unix.FR_ACT_TO_TBL {
+				set[r.table] = true
+			}
+		}); err != nil {
+			return nil, err
+		}
+		if err := f.listRoutes(family, 0, func(r route) {
+			if r.isBlackhole() || r.table >= f.config.First && r.table <= f.config.Mask {
+				set[r.table] = true
+			}
+		}); err != nil {
+			return nil, err
+		}
+	}
+	return slices.Sorted(maps.Keys(set)), nil
+}
+
+// UsedByOthers returns which of these numbers another process uses as a routing table or in a
+// rule, and how.
+func (f *Conn) UsedByOthers(numbers []uint32) (map[uint32]string, error) {
+	by, set := map[uint32]string{}, make(map[uint32]bool, len(numbers))
+	for _, n := range numbers {
+		set[n] = true
+	}
+	for _, family := range f.families() {
+		if err := f.listPolicyRules(family, func(r policyRule) {
+			if r.protocol == plan.RouteProtocol {
+				return
+			}
+			if r.action == unix.FR_ACT_TO_TBL && set[r.table] {
+				by[r.table] = fmt.Sprintf("%s rule %d (proto %d) leads to table %d", family, r.priority, r.protocol, r.table)
+			}
+			// A rule for this very mark; one for some of its bits is none of ours to
+			// judge.
+			if r.mask&f.config.Mask == f.config.Mask && set[r.mark&f.config.Mask] {
+				by[r.mark&f.config.Mask] = fmt.Sprintf("%s rule %d (proto %d) matches the mark %d", family, r.priority, r.protocol, r.mark)
+			}
+		}); err != nil {
+			return nil, err
+		}
+		for _, n := range numbers {
+			if err := f.listRoutes(family, n, func(r route) {
+				if r.protocol != plan.RouteProtocol {
+					by[n] = fmt.Sprintf("table %d has the %s", n, r)
+				}
+			}); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return by, nil
+}
+
+// Addresses that are nobody's (RFC 5737, RFC 3849), so that they are not local.
+func documentationAddress(f vip.Family) netip.Addr {
+	if f == vip.IPv4 {
+		return netip.AddrFrom4([4]byte{192, 0, 2, 1})
+	}
+	return netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 15: 1})
+}
+
+// lookupTable is RTM_F_LOOKUP_TABLE: say which table the route was found in.
+const lookupTable = 0x1000
+
+// ResolveNextHop asks the kernel where a packet with the mark of a number goes, which is what
+// rule and route come to. The zero Addr: it is dropped, or goes by another table than
+// that of the number.
+func (f *Conn) ResolveNextHop(number uint32, family vip.Family) (netip.Addr, error) {
+	if family == vip.IPv6 && f.noIPv6 {
+		return netip.Addr{}, nil
+	}
+	r, err := f.lookupRoute(family, number)
+	if err != nil || r == nil || r.table != number || r.kind != unix.RTN_UNICAST {
+		return netip.Addr{}, err
+	}
+	return r.hop, nil
+}
+
+// lookupRoute asks the kernel for the route of a packet with a mark; nil: it is dropped.
+func (f *Conn) lookupRoute(family vip.Family, mark uint32) (*route, error) {
+	var m messages
+	far := documentationAddress(family)
+	header := [rtmLength]byte{0: systemFamily(family), 1: byte(far.BitLen())}
+	if family == vip.IPv4 { // IPv6 always says it, and refuses to be asked
+		binary.NativeEndian.PutUint32(header[8:], lookupTable)
+	}
+	m.begin(unix.RTM_GETROUTE, 0, header[:]...)
+	m.bytes(unix.RTA_DST, far.AsSlice())
+	m.uint32Native(unix.RTA_MARK, mark)
+	data, err := f.rt.get(m.end())
+	var refusal *kernelError
+	if errors.As(err, &refusal) {
+		switch refusal.errno {
+		case unix.EINVAL, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EACCES, unix.ENETDOWN:
+			return nil, nil // blackhole, unreachable, no route, prohibit
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("ask for the %s way of mark %d: %w", family, mark, err)
+	}
+	if len(data) < rtmLength {
+		return nil, nil
+	}
+	r := parseRoute(family, data)
+	return &r, nil
+}

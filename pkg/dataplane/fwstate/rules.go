@@ -1,0 +1,327 @@
+package fwstate
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// familyInet is the first byte of all our messages of nftables.
+const familyInet = unix.NFPROTO_INET
+
+// ruleSpec is what a rule must be.
+type ruleSpec struct {
+	comment string
+	// expressions are NFTA_LIST_ELEMs, as they are sent.
+	expressions []byte
+	// normal is their [normal] form.
+	normal []byte
+}
+
+// newRule writes a rule's expressions down.
+func newRule(comment string, expressions ...expr.Any) (ruleSpec, error) {
+	var m messages
+	for _, e := range expressions {
+		b, err := expr.Marshal(familyInet, e)
+		if err != nil {
+			return ruleSpec{}, fmt.Errorf("describe nftables expression %T: %w", e, err)
+		}
+		m.bytes(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, b)
+	}
+	return ruleSpec{comment: comment, expressions: m.b, normal: normal(m.b)}, nil
+}
+
+// register names the 32-bit register i as the kernel lists it: every fourth begins
+// one of the 128-bit registers, which then lends its name.
+func register(i uint32) uint32 {
+	if i%4 == 0 {
+		return unix.NFT_REG_1 + i/4
+	}
+	return unix.NFT_REG32_00 + i
+}
+
+// verdictRegister takes what a map leads to.
+const verdictRegister = unix.NFT_REG_VERDICT
+
+func nativeBytes(x uint32) []byte { return binary.NativeEndian.AppendUint32(nil, x) }
+
+// Offsets and lengths in headers: RFC 791, RFC 8200.
+var (
+	protocolOf = [...]byte{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6}
+	icmpOf     = [...]byte{unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6}
+	sourceAt   = [...]uint32{12, 8}
+	destAt     = [...]uint32{16, 24}
+	// Where the protocol is in the header, and how long one without options is.
+	protocolAt   = [...]uint32{9, 6}
+	headerLength = [...]uint32{20, 40}
+)
+
+// icmpHeader is what precedes the packet in an ICMP error (RFC 792, RFC 4443).
+const icmpHeader = 8
+
+func ofFamily(f vip.Family) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: register(0)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: register(0), Data: []byte{protocolOf[f]}},
+	}
+}
+
+// baseRules are the rules of a chain that no stream owns.
+func (f *Conn) baseRules(chain string) ([]ruleSpec, error) {
+	var rules []ruleSpec
+	add := func(comment string, expressions ...expr.Any) error {
+		r, err := newRule(ruleComment+comment, expressions...)
+		rules = append(rules, r)
+		return err
+	}
+	address := func(family vip.Family, offset uint32) []expr.Any {
+		return append(ofFamily(family), &expr.Payload{DestRegister: register(0), Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: addressSize[family]})
+	}
+	switch chain {
+	case preroutingChain:
+		// A VIP that is one address is more specific than one that is a network.
+		for _, maps := range [][len(vip.Families)]string{plan.HostMaps, plan.NetMaps} {
+			for _, family := range vip.Families {
+				if err := add("to a VIP", append(address(family, destAt[family]), &expr.Lookup{SourceRegister: register(0), SetName: maps[family], DestRegister: verdictRegister, IsDestRegSet: true})...); err != nil {
+					return nil, err
+				}
+			}
+		}
+	case notrackChain:
+		for _, sets := range [][len(vip.Families)]string{ownHosts, ownNets} {
+			for _, family := range vip.Families {
+				// What follows in this chain is of no use to it.
+				notrack := []expr.Any{&expr.Lookup{SourceRegister: register(0), SetName: sets[family]}, &expr.Notrack{}, &expr.Verdict{Kind: expr.VerdictAccept}}
+				if err := errors.Join(
+					add("to a VIP", append(address(family, destAt[family]), notrack...)...),
+					add("from a VIP", append(address(family, sourceAt[family]), notrack...)...),
+				); err != nil {
+					return nil, err
+				}
+			}
+		}
+	case defragmentChain:
+		// Nothing jumps here: that there is a rule that asks connection tracking has
+		// the kernel put fragments together.
+		if err := add("has fragments put together", &expr.Ct{Key: expr.CtKeyMARK, Register: register(0)}, &expr.Counter{}); err != nil {
+			return nil, err
+		}
+	}
+	return rules, nil
+}
+
+// targetRule is the rule of a target's chain.
+func (f *Conn) targetRule(s plan.KernelTarget) (ruleSpec, error) {
+	mask, number := nativeBytes(^f.config.Mask), nativeBytes(s.FWMark)
+	mark := func() *expr.Bitwise {
+		return &expr.Bitwise{SourceRegister: register(0), DestRegister: register(0), Len: 4, Mask: mask, Xor: number}
+	}
+	expressions := []expr.Any{
+		&expr.Counter{},
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: register(0)},
+		mark(),
+		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: register(0)},
+	}
+	if !f.config.Stateless {
+		// Last: for a packet that is not tracked the rule ends here, and the packet
+		// has its mark by then.
+		expressions = append(expressions,
+			&expr.Ct{Key: expr.CtKeyMARK, Register: register(0)},
+			mark(),
+			&expr.Ct{Key: expr.CtKeyMARK, SourceRegister: true, Register: register(0)},
+		)
+	}
+	return newRule(s.Label.String(), expressions...)
+}
+
+// streamRules are the rules of a stream's chain for the families that it has tables
+// for.
+func (f *Conn) streamRules(s *plan.KernelStream) ([]ruleSpec, error) {
+	return f.streamRulesBy(s, plan.MaglevMap)
+}
+
+// streamRulesBy are those that look in other maps.
+func (f *Conn) streamRulesBy(s *plan.KernelStream, name func(vip.Family, string) string) ([]ruleSpec, error) {
+	var rules []ruleSpec
+	var failed error
+	add := func(comment string, expressions []expr.Any, more ...expr.Any) {
+		r, err := newRule(ruleComment+comment, append(expressions, more...)...)
+		if err != nil && failed == nil {
+			failed = err
+		}
+		rules = append(rules, r)
+	}
+	for _, family := range s.Families() {
+		if !f.config.Stateless {
+			add("flows that are known", ofFamily(family),
+				&expr.Ct{Key: expr.CtKeyMARK, Register: register(0)},
+				&expr.Bitwise{SourceRegister: register(0), DestRegister: register(0), Len: 4, Mask: nativeBytes(f.config.Mask), Xor: nativeBytes(0)},
+				live(family, s.Name),
+			)
+		}
+		add("ICMP errors, by @"+name(family, s.Name), ofFamily(family), append(inner(family), f.hashAndLookup(family, s, name(family, s.Name))...)...)
+		add("flows with ports, by @"+name(family, s.Name), append(ofFamily(family), ported(false)...), append(outer(family, true), f.hashAndLookup(family, s, name(family, s.Name))...)...)
+		add("others, by @"+name(family, s.Name), append(ofFamily(family), ported(true)...), append(outer(family, false), f.hashAndLookup(family, s, name(family, s.Name))...)...)
+	}
+	add("no target", nil, &expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop})
+	return rules, failed
+}
+
+func live(f vip.Family, stream string) expr.Any {
+	return &expr.Lookup{SourceRegister: register(0), SetName: plan.LiveMap(f, stream), DestRegister: verdictRegister, IsDestRegSet: true}
+}
+
+// ported matches the protocols whose first four bytes are the ports.
+func ported(not bool) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register(0)},
+		&expr.Lookup{SourceRegister: register(0), SetName: portedSet, Invert: not},
+	}
+}
+
+// words is how many registers an address takes.
+func words(f vip.Family) uint32 { return addressSize[f] / 4 }
+
+// tuple loads what is hashed, each in registers of its own whose rest is zero: source,
+// destination, protocol, source port, destination port.
+func tuple(f vip.Family, source, destination, protocol, sourcePort, destinationPort func(register uint32) expr.Any) []expr.Any {
+	n := words(f)
+	return []expr.Any{source(register(0)), destination(register(n)), protocol(register(2 * n)), sourcePort(register(2*n + 1)), destinationPort(register(2*n + 2))}
+}
+
+func load(base expr.PayloadBase, offset, length uint32) func(uint32) expr.Any {
+	return func(r uint32) expr.Any {
+		return &expr.Payload{DestRegister: r, Base: base, Offset: offset, Len: length}
+	}
+}
+
+func zero(r uint32) expr.Any { return &expr.Immediate{Register: r, Data: make([]byte, 4)} }
+
+// outer loads the packet's own flow; without ports they count as 0.
+func outer(f vip.Family, ports bool) []expr.Any {
+	source, destination := zero, zero
+	if ports {
+		source, destination = load(expr.PayloadBaseTransportHeader, 0, 2), load(expr.PayloadBaseTransportHeader, 2, 2)
+	}
+	return tuple(f,
+		load(expr.PayloadBaseNetworkHeader, sourceAt[f], addressSize[f]),
+		load(expr.PayloadBaseNetworkHeader, destAt[f], addressSize[f]),
+		func(r uint32) expr.Any { return &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: r} },
+		source, destination)
+}
+
+// inner matches ICMP errors about a packet with ports and loads its flow as its
+// client sees it: the packet inside came from the VIP, so that its source is the
+// flow's destination.
+func inner(f vip.Family) []expr.Any {
+	transport := func(offset, length uint32) func(uint32) expr.Any {
+		return load(expr.PayloadBaseTransportHeader, icmpHeader+offset, length)
+	}
+	r := register(0)
+	match := []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: r},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: r, Data: []byte{icmpOf[f]}},
+		load(expr.PayloadBaseTransportHeader, 0, 1)(r),
+		&expr.Lookup{SourceRegister: r, SetName: errorSets[f]},
+	}
+	if f == vip.IPv4 {
+		match = append(match,
+			// Version 4 and a header without options, so that the ports are where we look.
+			transport(0, 1)(r),
+			&expr.Cmp{Op: expr.CmpOpEq, Register: r, Data: []byte{0x45}},
+			// The first fragment, or a whole packet.
+			transport(6, 2)(r),
+			&expr.Bitwise{SourceRegister: r, DestRegister: r, Len: 2, Mask: []byte{0x1f, 0xff}, Xor: []byte{0, 0}},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: r, Data: []byte{0, 0}},
+		)
+	}
+	match = append(match, transport(protocolAt[f], 1)(r), &expr.Lookup{SourceRegister: r, SetName: portedSet})
+	return append(match, tuple(f,
+		transport(destAt[f], addressSize[f]),
+		transport(sourceAt[f], addressSize[f]),
+		transport(protocolAt[f], 1),
+		transport(headerLength[f]+2, 2),
+		transport(headerLength[f], 2))...)
+}
+
+// hashAndLookup hashes what was loaded and goes to the target that the table has for it, if
+// its flows live.
+//
+// nft 1.0.6 takes what a map leads to for zero bits wide, and dies of an assertion when
+// it lists a rule that looks something up with it. So the number comes into the
+// register of the hash as the second word of two that are copied, which nft does not
+// notice: it shows that the hash is looked up among the live targets, and the comment
+// says what is in between.
+func (f *Conn) hashAndLookup(family vip.Family, s *plan.KernelStream, table string) []expr.Any {
+	ones, zeros := bytes.Repeat([]byte{0xff}, 8), make([]byte, 8)
+	return []expr.Any{
+		&expr.Hash{
+			SourceRegister: register(0), DestRegister: register(3), Length: 4 * (2*words(family) + 3),
+			Modulus: s.Size, Seed: s.Seed, Type: expr.HashTypeJenkins,
+		},
+		&expr.Lookup{SourceRegister: register(3), SetName: table, DestRegister: register(1), IsDestRegSet: true},
+		&expr.Bitwise{SourceRegister: register(0), DestRegister: register(2), Len: 8, Mask: ones, Xor: zeros},
+		&expr.Lookup{SourceRegister: register(3), SetName: plan.LiveMap(family, s.Name), DestRegister: verdictRegister, IsDestRegSet: true},
+	}
+}
+
+// known is by expression the highest attribute that counts: those that a newer kernel
+// adds do not. Counters count, which is no difference, and are not in it.
+var known = map[string]uint16{
+	"meta": unix.NFTA_META_SREG, "cmp": unix.NFTA_CMP_DATA, "payload": unix.NFTA_PAYLOAD_LEN, "lookup": unix.NFTA_LOOKUP_FLAGS,
+	"bitwise": unix.NFTA_BITWISE_XOR, "ct": unix.NFTA_CT_SREG, "hash": unix.NFTA_HASH_TYPE, "immediate": unix.NFTA_IMMEDIATE_DATA,
+}
+
+// normal is a form of a rule's expressions that is the same for what is sent and what
+// the kernel lists: attributes in order, without those that are zero, which some
+// leave out, and without the number that names a set within a transaction.
+func normal(expressions []byte) []byte {
+	out := make([]byte, 0, len(expressions))
+	for _, e := range attributes(expressions) {
+		name, data := text(attribute(e, unix.NFTA_EXPR_NAME)), attribute(e, unix.NFTA_EXPR_DATA)
+		out = append(append(out, name...), 0)
+		highest, ok := known[name]
+		var values [16][]byte
+		for kind, value := range attributes(data) {
+			if ok && kind <= highest && int(kind) < len(values) && !(name == "lookup" && kind == unix.NFTA_LOOKUP_SET_ID) {
+				values[kind] = value
+			}
+		}
+		for kind, value := range values {
+			if len(value) == 0 || len(value) == 4 && bigUint32(value) == 0 {
+				continue
+			}
+			out = append(out, byte(kind))
+			nested := name == "cmp" && kind == unix.NFTA_CMP_DATA || name == "immediate" && kind == unix.NFTA_IMMEDIATE_DATA ||
+				name == "bitwise" && (kind == unix.NFTA_BITWISE_MASK || kind == unix.NFTA_BITWISE_XOR)
+			if nested {
+				out = normalData(out, value)
+				continue
+			}
+			out = append(append(out, byte(len(value)>>8), byte(len(value))), value...)
+		}
+		if !ok && name != "counter" && name != "notrack" {
+			// Not one that we use: it is different whatever it says.
+			out = append(out, data...)
+		}
+	}
+	return out
+}
+
+// normalData is the normal form of data: a value, or a verdict.
+func normalData(out, data []byte) []byte {
+	for kind, value := range attributes(data) {
+		if kind == unix.NFTA_DATA_VERDICT {
+			value = attribute(value, unix.NFTA_VERDICT_CODE)
+		}
+		out = append(append(out, byte(kind), byte(len(value)>>8), byte(len(value))), value...)
+	}
+	return out
+}

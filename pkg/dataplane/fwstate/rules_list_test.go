@@ -1,0 +1,62 @@
+package fwstate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// The kernel lists many rules in parts and counts to find where it was: a rule that
+// somebody deletes before that place has it leave out another one, which would look as
+// if it had been removed by hand.
+func TestRulesAreAllListedWhileSomebodyDeletesOthers(t *testing.T) {
+	const rules = 1500
+	ns := lab.NewNetNS(t)
+	f := openFabric(t, ns, Config{})
+	var batch strings.Builder
+	for n := 5000; n < 5000+rules; n++ {
+		fmt.Fprintf(&batch, "rule add fwmark %d/0xffffff lookup %d priority 91 protocol 179\n", n, n)
+	}
+	run(t, ns, "ip -batch - <<'EOF'\n"+batch.String()+"EOF")
+
+	var others strings.Builder
+	for range 200 {
+		others.WriteString("rule add fwmark 1 lookup 77 priority 5\nrule del priority 5\n")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var done sync.WaitGroup
+	done.Go(func() {
+		for ctx.Err() == nil {
+			if _, err := ns.Run(ctx, "sh", "-c", "ip -batch - <<'EOF'\n"+others.String()+"EOF"); err != nil && ctx.Err() == nil {
+				t.Error(err)
+			}
+		}
+	})
+	defer done.Wait()
+	defer cancel()
+	for lists, end := 0, time.Now().Add(patience); lists < 50; {
+		if time.Now().After(end) {
+			t.Fatalf("only %d lists could be had", lists)
+		}
+		n := 0
+		err := f.listPolicyRules(vip.IPv4, func(r policyRule) {
+			if r == f.targetPolicyRule(vip.IPv4, r.table) {
+				n++
+			}
+		})
+		if errors.Is(err, errInterrupted) {
+			continue // which is tried again later, and is no drift
+		}
+		must(t, err)
+		if lists++; n != rules {
+			t.Fatalf("list %d has %d rules of %d", lists, n, rules)
+		}
+	}
+}

@@ -1,0 +1,204 @@
+package fwstate
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// stream makes and mends one stream's chain and maps.
+func (w *changeWriter) stream(s plan.StreamWrite) error {
+	want, now := &s.Desired, s.Observed
+	if err := want.Validate(); err != nil {
+		return err
+	}
+	stands := rulesUnchanged(s)
+	referred := false
+	if !stands {
+		rules, err := w.startStream(want)
+		if err != nil {
+			return err
+		}
+		w.last.removeRules(rules)
+		referred = slices.ContainsFunc(rules, func(r rule) bool { return r.owned() })
+	}
+	for _, family := range vip.Families {
+		if err := w.streamLive(family, want, stands); err != nil {
+			return err
+		}
+		if err := w.streamTable(family, want, now, referred); err != nil {
+			return err
+		}
+		if err := w.removeShadow(family, want.Name, stands); err != nil {
+			return err
+		}
+	}
+	if stands {
+		return nil
+	}
+	rules, err := w.streamRules(want)
+	if err != nil {
+		return err
+	}
+	for _, r := range rules {
+		if err := w.last.addRule(plan.StreamChain(want.Name), r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rulesUnchanged tells whether a stream's rules need no change.
+func rulesUnchanged(s plan.StreamWrite) bool {
+	if s.Observed == nil || !s.Observed.ChainIntact || s.Observed.Size != s.Desired.Size || s.Observed.Seed != s.Desired.Seed {
+		return false
+	}
+	for _, family := range vip.Families {
+		if len(s.Observed.Tables[family]) != len(s.Desired.Tables[family]) {
+			return false
+		}
+	}
+	return true
+}
+
+// startStream makes a stream's chain unless it is there, and returns its rules.
+func (w *changeWriter) startStream(want *plan.KernelStream) ([]rule, error) {
+	name := plan.StreamChain(want.Name)
+	got, err := w.readChain(name)
+	if err != nil {
+		return nil, err
+	}
+	if got == nil {
+		w.first.addChain(chainSpec{name: name})
+		return nil, nil
+	}
+	if detail := (chainSpec{name: name}).mismatch(*got); detail != "" {
+		return nil, &ConflictError{Object: "chain inet " + plan.TableName + " " + name, Detail: detail}
+	}
+	rules, err := w.readRules(name)
+	return rules[name], err
+}
+
+// streamTable makes, changes or removes one table. One of another size that rules
+// refer to is replaced when they are.
+func (w *changeWriter) streamTable(family vip.Family, want, now *plan.KernelStream, referred bool) error {
+	table := want.Tables[family]
+	var have []uint32
+	if now != nil {
+		have = now.Tables[family]
+	}
+	spec := maglevSpec(family, want.Name, want.Size)
+	if have != nil && len(have) == len(table) {
+		w.fills = append(w.fills, tableEntries{spec.name, differences(have, table)})
+		return nil
+	}
+	got, err := w.readSet(spec.name)
+	if err != nil {
+		return err
+	}
+	at, later := &w.first, false
+	if got != nil {
+		if detail := spec.mismatch(*got); detail != "" {
+			return &ConflictError{Object: "map inet " + plan.TableName + " " + spec.name, Detail: detail}
+		}
+		if referred {
+			at, later = &w.last, true
+		}
+		at.removeSet(spec.name)
+	}
+	if table == nil {
+		return nil
+	}
+	at.addSet(spec)
+	x := tableEntries{spec.name, differences(nil, table)}
+	if later {
+		w.last.fill(x)
+	} else {
+		w.fills = append(w.fills, x)
+	}
+	return nil
+}
+
+// removeShadow removes what is left of a replacement that stepAside began.
+func (w *changeWriter) removeShadow(family vip.Family, stream string, stands bool) error {
+	if stands {
+		return nil
+	}
+	got, err := w.readSet(shadowMap(family, stream))
+	if err != nil || got == nil {
+		return err
+	}
+	w.last.removeSet(got.name)
+	return nil
+}
+
+// startLive makes the maps of live targets of a stream that has tables.
+func (w *changeWriter) startLive(s plan.StreamWrite) error {
+	if rulesUnchanged(s) {
+		return nil // they name the maps
+	}
+	for _, family := range s.Desired.Families() {
+		spec := liveSpec(family, s.Desired.Name, s.Desired.Size)
+		got, err := w.readSet(spec.name)
+		if err != nil {
+			return err
+		}
+		if got != nil {
+			if detail := spec.mismatch(*got); detail != "" {
+				return &ConflictError{Object: "map inet " + plan.TableName + " " + spec.name, Detail: detail}
+			}
+		}
+		if err := w.createLiveMap(family, s.Desired.Name, s.Desired.Size); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// streamLive replaces the map of live targets of a stream whose table has another size
+// now.
+func (w *changeWriter) streamLive(family vip.Family, want *plan.KernelStream, stands bool) error {
+	if stands {
+		return nil // its rules name the map
+	}
+	// That of a family without a table stays: its targets say when flows end.
+	if want.Tables[family] == nil {
+		return nil
+	}
+	name, spec := plan.LiveMap(family, want.Name), liveSpec(family, want.Name, want.Size)
+	got, err := w.readSet(name)
+	if err != nil || got == nil || got.size == spec.size {
+		return err
+	}
+	live, err := w.liveOf(family, want.Name)
+	if err != nil {
+		return err
+	}
+	w.last.removeSet(name)
+	w.last.addSet(spec)
+	var list []element
+	for _, number := range slices.Sorted(maps.Keys(live)) {
+		if live[number] != "" {
+			list = append(list, element{key: nativeBytes(number), chain: live[number]})
+		}
+	}
+	w.last.addElements(name, list)
+	return nil
+}
+
+// differences are the entries that differ between two tables; nil is an empty one.
+func differences(have, want []uint32) []entry {
+	var list []entry
+	for i, number := range want {
+		var was uint32
+		if have != nil {
+			was = have[i]
+		}
+		if was != number {
+			list = append(list, entry{index: uint32(i), number: number, had: was != 0})
+		}
+	}
+	return list
+}

@@ -1,0 +1,372 @@
+package fwstate
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	gonet "net"
+	"net/netip"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// mustHave reads a stream and compares it.
+func mustHave(t *testing.T, f *Conn, want plan.KernelStream) *plan.KernelStream {
+	t.Helper()
+	got, err := f.ReadStream(want.Name)
+	must(t, err)
+	want.Owned, want.ChainIntact = true, true
+	if !reflect.DeepEqual(got, &want) {
+		t.Fatalf("stream %s is not as it was written: chain %v, size %d, seed %d, %d and %d entries", want.Name, got.ChainIntact, got.Size, got.Seed, len(got.Tables[0]), len(got.Tables[1]))
+	}
+	return got
+}
+
+func TestOnlyEntriesThatDifferAreWritten(t *testing.T) {
+	ns := lab.NewNetNS(t)
+	f := openFabric(t, ns, Config{})
+	must(t, writeBase(f, exampleChange()))
+	now, err := f.ReadStream("web")
+	must(t, err)
+	want := plan.KernelStream{Name: "web", Size: 101, Seed: 7, Tables: bothFamilies(filled(101, 5000, 5001, 5002))}
+	want.Tables[vip.IPv6] = filled(101, 5000, 5001, 5002)
+	want.Tables[vip.IPv6][50] = 5000 // was 5002
+	want.Tables[vip.IPv6][51] = 0    // none
+	before, done := f.nft.sent, f.Transactions()
+	must(t, f.Write(plan.Change{Streams: []plan.StreamWrite{{Desired: want, Observed: now}}}))
+	// One message deletes two elements, one adds one of them again.
+	if n := f.nft.sent - before; n != 2 {
+		t.Errorf("%d messages for two entries", n)
+	}
+	if n := f.Transactions() - done; n != 1 {
+		t.Errorf("%d transactions", n)
+	}
+	mustHave(t, f, want)
+	if got := differences(now.Tables[vip.IPv6], want.Tables[vip.IPv6]); !reflect.DeepEqual(got, []entry{{50, 5000, true}, {51, 0, true}}) {
+		t.Errorf("the entries that differ are %v", got)
+	}
+}
+
+func TestTablesChangeTheirSizeSeedAndFamilies(t *testing.T) {
+	f := openFabric(t, lab.NewNetNS(t), Config{})
+	must(t, writeBase(f, exampleChange()))
+	for _, step := range []struct {
+		name       string
+		size, seed uint32
+		families   []vip.Family
+	}{
+		{"larger", 1009, 7, vip.Families[:]},
+		{"another seed", 1009, 8, vip.Families[:]},
+		{"IPv4 only", 1009, 8, vip.Families[:1]},
+		{"both again, larger than a transaction", 10007, 8, vip.Families[:]},
+		{"larger than a transaction, from one that is", 20011, 8, vip.Families[:]},
+		{"small", 101, 9, vip.Families[:]},
+	} {
+		t.Run(step.name, func(t *testing.T) {
+			now, err := f.ReadStream("web")
+			must(t, err)
+			want := plan.KernelStream{Name: "web", Size: step.size, Seed: step.seed}
+			for _, family := range step.families {
+				want.Tables[family] = filled(step.size, 5000, 5002)
+			}
+			must(t, f.Write(plan.Change{Streams: []plan.StreamWrite{{Desired: want, Observed: now}}}))
+			mustHave(t, f, want)
+			slots, err := f.ReadTargets([]uint32{5000, 5001, 5002})
+			must(t, err)
+			for _, s := range slots {
+				if s.Flows != [len(vip.Families)]bool{true, true} {
+					t.Errorf("flows of %d no longer live: %v", s.FWMark, s.Flows)
+				}
+			}
+			sets, err := f.readSets()
+			must(t, err)
+			for name := range sets {
+				if strings.HasPrefix(name, "spare") {
+					t.Errorf("map %s is left", name)
+				}
+			}
+		})
+	}
+}
+
+// Whatever the kernel has of a stream, write makes it what it is to be: a start that was
+// cut short may have left anything.
+func TestLeftoversOfATransactionThatWasCutShortAreMended(t *testing.T) {
+	for name, commands := range map[string]string{
+		"maps without a chain":        "nft flush chain inet vipgate-lb stream/web; nft delete element inet vipgate-lb vip4 { 20.0.0.1 }; nft delete element inet vipgate-lb vip6 { 2000::1 }; nft delete element inet vipgate-lb net4 { 20.0.1.0/24, 20.0.2.0/24 }; nft delete element inet vipgate-lb net6 { 2000:1::/64 }; nft delete chain inet vipgate-lb stream/web",
+		"an empty chain":              "nft flush chain inet vipgate-lb stream/web",
+		"a rule less":                 "nft delete rule inet vipgate-lb stream/web handle $(nft -a list chain inet vipgate-lb stream/web | sed -n 's/.*no target.*handle //p')",
+		"a chain without maps":        "nft flush chain inet vipgate-lb stream/web; nft delete map inet vipgate-lb maglev4/web; nft delete map inet vipgate-lb live6/web",
+		"a map that is half full":     "nft flush chain inet vipgate-lb stream/web; nft flush map inet vipgate-lb maglev6/web; nft add element inet vipgate-lb maglev6/web { 5 : 5001 }",
+		"a map of another size":       "nft flush chain inet vipgate-lb stream/web; nft delete map inet vipgate-lb maglev4/web; nft 'add map inet vipgate-lb maglev4/web { type mark : mark; size 7; }'",
+		"a table that sleeps":         "nft add table inet vipgate-lb '{ flags dormant; }'",
+		"no elements in ported":       "nft flush set inet vipgate-lb ported",
+		"base rules in another order": "nft flush chain inet vipgate-lb prerouting; nft add rule inet vipgate-lb prerouting ip daddr vmap @vip4",
+		"no table at all":             "nft delete table inet vipgate-lb",
+		"no goto":                     "ip rule del prio 90; ip -6 rule del prio 92",
+	} {
+		t.Run(name, func(t *testing.T) {
+			ns := lab.NewNetNS(t)
+			f := openFabric(t, ns, Config{})
+			must(t, writeBase(f, exampleChange()))
+			run(t, ns, commands)
+			got := readAll(t, f)
+			if s := got.Streams["web"]; got.Base && s != nil && s.ChainIntact && len(got.VIPs) == 5 {
+				t.Fatal("nothing seems wrong")
+			}
+			again := exampleChange()
+			again.Streams[0].Observed = got.Streams["web"]
+			must(t, writeBase(f, again))
+			mustHave(t, f, again.Streams[0].Desired)
+			got = readAll(t, f)
+			if !got.Base || !reflect.DeepEqual(got.VIPs, again.VIPs) {
+				t.Errorf("base %v, VIPs %v", got.Base, got.VIPs)
+			}
+			for _, s := range again.Targets {
+				if g := got.Targets[s.FWMark]; g == nil || !g.ChainIntact || g.Flows != s.Flows {
+					t.Errorf("target %d is %+v", s.FWMark, g)
+				}
+			}
+		})
+	}
+}
+
+func TestWhatIsSomebodyElsesStays(t *testing.T) {
+	for _, stateless := range []bool{false, true} {
+		ns := lab.NewNetNS(t)
+		f := openFabric(t, ns, Config{Stateless: stateless})
+		must(t, writeBase(f, exampleChange()))
+		run(t, ns, `nft 'add table inet other; add chain inet other prerouting { type filter hook prerouting priority 0; }
+			add chain inet vipgate-lb theirs; add rule inet vipgate-lb theirs counter
+			add set inet vipgate-lb theirset { type ipv4_addr; }; add element inet vipgate-lb theirset { 1.2.3.4 }
+			add counter inet vipgate-lb theircounter
+			add rule inet vipgate-lb prerouting counter
+			insert rule inet vipgate-lb stream/web counter comment "debugging"
+			add element inet vipgate-lb vip4 { 9.9.9.9 : goto theirs }'
+			ip rule add prio 95 fwmark 7 lookup 77; ip route add blackhole default table 77; ip route add blackhole 1.1.1.1/32 table 5000`)
+		c := readAll(t, f)
+		if !c.Base || !c.Streams["web"].ChainIntact || len(c.VIPs) != 5 {
+			t.Errorf("somebody else's rules disturb: base %v, chain %v, VIPs %v", c.Base, c.Streams["web"].ChainIntact, c.VIPs)
+		}
+		// All of ours changes, and goes.
+		want := plan.KernelStream{Name: "web", Size: 103, Seed: 9, Tables: bothFamilies(filled(103, 5000))}
+		must(t, f.Write(plan.Change{Streams: []plan.StreamWrite{{Desired: want, Observed: c.Streams["web"]}}}))
+		must(t, f.RemoveRoutes([]uint32{5000, 5001, 5002}))
+		gone := exampleChange().VIPs
+		for v := range gone {
+			gone[v] = ""
+		}
+		must(t, f.Write(plan.Change{VIPs: gone, RemoveStreams: []string{"web"}, RemoveTargets: []uint32{5000, 5001, 5002}}))
+		must(t, f.RemoveAll())
+		out := run(t, ns, "nft list ruleset; ip rule; ip route show table 77; ip route show table 5000")
+		for _, theirs := range []string{"table inet other", "chain theirs", "set theirset", "counter theircounter", "9.9.9.9 : goto theirs", "fwmark 0x7 lookup 77", "blackhole default", "blackhole 1.1.1.1", "chain prerouting {\n\t\ttype filter hook prerouting priority mangle; policy accept;\n\t\tcounter packets"} {
+			if !strings.Contains(out, theirs) {
+				t.Errorf("stateless %v: %q is gone:\n%s", stateless, theirs, out)
+			}
+		}
+		for _, ours := range []string{"vipgate:", "live4", "ported", "goto 92", "nop", "stream/", "target/", "own4"} {
+			if strings.Contains(out, ours) {
+				t.Errorf("stateless %v: %q is left:\n%s", stateless, ours, out)
+			}
+		}
+		run(t, ns, "nft delete table inet vipgate-lb; ip rule del prio 95")
+	}
+}
+
+func TestAllOfOursGoes(t *testing.T) {
+	for _, stateless := range []bool{false, true} {
+		ns := lab.NewNetNS(t)
+		f := openFabric(t, ns, Config{Stateless: stateless})
+		must(t, writeBase(f, exampleChange()))
+		gone := exampleChange().VIPs
+		for v := range gone {
+			gone[v] = ""
+		}
+		for range 2 { // what is gone already is no error
+			must(t, f.Write(plan.Change{VIPs: gone, RemoveStreams: []string{"web"}, RemoveTargets: []uint32{5000, 5001, 5002}}))
+			must(t, f.RemoveAll())
+		}
+		if out := run(t, ns, "nft list ruleset; ip rule; ip -6 rule"); strings.Contains(out, "vipgate") || strings.Contains(out, "proto 179") {
+			t.Errorf("left over:\n%s", out)
+		}
+	}
+}
+
+func TestTheModeOfConnectionTrackingChanges(t *testing.T) {
+	ns := lab.NewNetNS(t)
+	for _, stateless := range []bool{false, true, false} {
+		f := openFabric(t, ns, Config{Stateless: stateless})
+		c := exampleChange()
+		c.Streams[0].Observed = readAll(t, f).Streams["web"]
+		must(t, writeBase(f, c))
+		got := readAll(t, f)
+		if !got.Base || !got.Streams["web"].ChainIntact || !got.Targets[5000].ChainIntact || len(got.VIPs) != 5 {
+			t.Errorf("stateless %v: base %v, chain %v, target %+v, VIPs %v", stateless, got.Base, got.Streams["web"].ChainIntact, got.Targets[5000], got.VIPs)
+		}
+		if out := run(t, ns, "nft list ruleset"); strings.Contains(out, "notrack comment") != stateless && strings.Contains(out, "notrack accept") != stateless {
+			t.Errorf("stateless %v:\n%s", stateless, out)
+		}
+	}
+}
+
+func TestNamesOfOursThatAreSomebodyElsesAreTold(t *testing.T) {
+	for object, setup := range map[string]string{
+		"chain inet vipgate-lb prerouting": "add table inet vipgate-lb; add chain inet vipgate-lb prerouting { type filter hook forward priority 0; }",
+		"set inet vipgate-lb vip4":         "add table inet vipgate-lb; add set inet vipgate-lb vip4 { type ipv4_addr; }",
+	} {
+		ns := lab.NewNetNS(t)
+		run(t, ns, "nft '"+setup+"'")
+		f := openFabric(t, ns, Config{})
+		var foreign *ConflictError
+		if err := writeBase(f, exampleChange()); !errors.As(err, &foreign) || foreign.Object != object {
+			t.Errorf("writing over %s: %v", object, err)
+		}
+	}
+	for object, setup := range map[string]string{
+		"map inet vipgate-lb maglev4/web":                 "add map inet vipgate-lb maglev4/web { type ipv4_addr : mark; }",
+		"chain inet vipgate-lb stream/web":                "add chain inet vipgate-lb stream/web { type filter hook forward priority 0; }",
+		"element 20.0.0.1/32 of map inet vipgate-lb vip4": "add chain inet vipgate-lb x; add element inet vipgate-lb vip4 { 20.0.0.1 : goto x }",
+	} {
+		ns := lab.NewNetNS(t)
+		f := openFabric(t, ns, Config{})
+		must(t, writeBase(f, plan.Change{Base: true}))
+		run(t, ns, "nft '"+setup+"'")
+		var foreign *ConflictError
+		if err := writeBase(f, exampleChange()); !errors.As(err, &foreign) || foreign.Object != object {
+			t.Errorf("writing over %s: %v", object, err)
+		}
+		if c := readAll(t, f); !c.Base {
+			t.Errorf("%s disturbs the base", object)
+		}
+	}
+}
+
+func TestOfManyRulesAndTablesThoseOfOthersAreTaken(t *testing.T) {
+	ns := lab.NewNetNS(t)
+	f := openFabric(t, ns, Config{})
+	run(t, ns, "ip route add blackhole default table 5003; ip -6 rule add prio 7 lookup 5004; ip rule add prio 8 fwmark 5005 lookup main; ip rule add prio 9 fwmark 1 lookup main")
+	got, err := f.UsedByOthers([]uint32{5002, 5003, 5004, 5005})
+	must(t, err)
+	if len(got) != 3 || got[5003] == "" || got[5004] == "" || got[5005] == "" {
+		t.Errorf("taken are %v", got)
+	}
+}
+
+func TestATargetBeyondTheNetworkIsNamed(t *testing.T) {
+	pod, net := lab.NewNetNS(t), lab.NewNetNS(t)
+	must(t, lab.Veth(pod, "int0", net, "pod"))
+	must(t, pod.Addr("int0", "172.16.0.1/24", "fd16::1/64"))
+	f := openFabric(t, pod, Config{})
+	must(t, writeBase(f, plan.Change{Base: true}))
+	slots := exampleSlots("web", 5000, 5001)
+	slots[0].NextHops = [len(vip.Families)]netip.Addr{netip.MustParseAddr("172.20.1.1"), netip.MustParseAddr("fd20::1")}
+	slots[1].NextHops = [len(vip.Families)]netip.Addr{netip.MustParseAddr("172.16.0.2"), netip.MustParseAddr("fd16::2")}
+	failed := f.AddRoutes(slots)
+	if len(failed) != 2 || !strings.Contains(fmt.Sprint(failed[RouteKey{5000, vip.IPv4}]), "172.20.1.1 is on no connected network") || !strings.Contains(fmt.Sprint(failed[RouteKey{5000, vip.IPv6}]), "fd20::1 is on no connected network") {
+		t.Errorf("failed: %v", failed)
+	}
+	if hop, err := f.ResolveNextHop(5001, vip.IPv4); err != nil || hop != slots[1].NextHops[0] {
+		t.Errorf("the other one's way leads to %s, %v", hop, err)
+	}
+	// A target that moves leaves nothing behind, and one that loses an address neither.
+	slots[1].NextHops = [len(vip.Families)]netip.Addr{netip.MustParseAddr("172.16.0.3")}
+	if failed := f.AddRoutes(slots[1:]); len(failed) > 0 {
+		t.Error(failed)
+	}
+	got, err := f.ReadRoutes([]uint32{5001})
+	must(t, err)
+	if s := got[5001]; s.NextHops != slots[1].NextHops || s.Rules != [len(vip.Families)]bool{true, false} || s.Blackhole != [len(vip.Families)]bool{true, false} {
+		t.Errorf("after the move: %+v", s)
+	}
+}
+
+func TestWatchTellsWhatHappens(t *testing.T) {
+	ns, net := lab.NewNetNS(t), lab.NewNetNS(t)
+	must(t, lab.Veth(ns, "int0", net, "pod"))
+	must(t, ns.Addr("int0", "172.16.0.1/24"))
+	f := openFabric(t, ns, Config{})
+	var w *Watch
+	must(t, ns.Do(func() (err error) {
+		w, err = Subscribe(Config{})
+		return err
+	}))
+	defer func() { must(t, w.Close()) }()
+	w.IgnoreOwn(f)
+	wait := func(what string, ok func(Events) bool) {
+		t.Helper()
+		deadline := time.After(patience)
+		for {
+			select {
+			case <-w.Changed:
+				if ok(w.Take()) {
+					return
+				}
+			case <-w.Failed:
+				t.Fatalf("the watch failed: %v", w.Err)
+			case <-deadline:
+				t.Fatalf("nothing was heard of: %s", what)
+			}
+		}
+	}
+	must(t, writeBase(f, plan.Change{Base: true}))
+	wait("a transaction", func(n Events) bool {
+		if n.Routes {
+			t.Error("our own rules are news")
+		}
+		return n.Ruleset
+	})
+	run(t, ns, "ip rule del prio 90")
+	wait("a rule that somebody deleted", func(n Events) bool { return n.Routes })
+	run(t, ns, "ip route add blackhole default table 5007")
+	wait("a route in a table that may be ours", func(n Events) bool { return n.Routes })
+	run(t, ns, "ip route add blackhole 10.0.0.0/8 table 100; ip addr add 20.0.0.1/32 dev lo")
+	wait("an address", func(n Events) bool {
+		if n.Routes {
+			t.Error("a route in somebody else's table is news")
+		}
+		return n.Links
+	})
+	// Nobody answers there.
+	must(t, ns.Sysctl("net.ipv4.neigh.int0.retrans_time_ms", "50"))
+	must(t, ns.Do(func() error {
+		c, err := gonet.Dial("udp", "172.16.0.9:9")
+		if err != nil {
+			return err
+		}
+		_, err = c.Write([]byte("hello"))
+		return errors.Join(err, c.Close())
+	}))
+	wait("a neighbour that failed", func(n Events) bool { return n.Neighbors })
+	s, err := f.ReadNetwork()
+	must(t, err)
+	nine := netip.MustParseAddr("172.16.0.9")
+	if _, failed := s.FailedNeighbors[nine]; !failed {
+		t.Errorf("failed neighbours are %v", maps.Keys(s.FailedNeighbors))
+	}
+	if _, local := s.LocalAddrs[netip.MustParseAddr("20.0.0.1")]; !local {
+		t.Errorf("local addresses are %v", s.LocalAddrs)
+	}
+	run(t, ns, "ip neigh replace 172.16.0.9 dev int0 lladdr 02:00:00:00:00:09 nud reachable")
+	wait("a neighbour that came back", func(n Events) bool { return n.Neighbors })
+	if s, err = f.ReadNetwork(); err != nil || len(s.FailedNeighbors) > 0 {
+		t.Errorf("failed neighbours are %v, %v", s.FailedNeighbors, err)
+	}
+	k, ok := s.LinkTo(nine)
+	if !ok || k.Name != "int0" || !k.Up {
+		t.Errorf("to %s leads %+v", nine, k)
+	}
+	run(t, ns, "ip link set int0 down")
+	wait("a link that went down", func(n Events) bool { return n.Links && len(n.LinksDown) > 0 })
+	if s, err = f.ReadNetwork(); err != nil {
+		t.Fatal(err)
+	}
+	if k, ok := s.LinkTo(nine); !ok || k.Up {
+		t.Errorf("after the link went down %+v leads to %s", k, nine)
+	}
+}

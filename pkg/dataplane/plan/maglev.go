@@ -1,0 +1,115 @@
+package plan
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"math"
+	"slices"
+)
+
+const (
+	// vacant is an entry of a table that nobody took yet.
+	vacant = math.MaxUint16
+	// maxShares is how many names can have entries: indices below vacant.
+	maxShares = vacant
+)
+
+// maglev divides size entries among names, as in section 3.4 of the Maglev paper
+// (Eisenbud et al., NSDI 2016). The result depends on the set of names, on size and
+// on seed only: it holds indices into names, which must be sorted and distinct. size
+// is prime, since otherwise a name's steps do not come to every entry. It returns nil
+// for no names. Of more names than entries, or than 65535, those that sort last get
+// none.
+//
+// The shares of two names differ by at most one entry. When one of 10 names goes, its
+// own tenth moves, and of the others' entries some do as well: altogether 12.6 % on
+// average of 1009 entries, 11.7 % of 2003, 10.7 % of 10 007, 10.2 % of 65 537. That is
+// the method's (whole permutations by chance come to 12.5 % of 1009), not the hash's.
+//
+// The table is an agreement between pods, which may run different versions: what it
+// makes of its arguments can never change. A name walks the entries from offset on in
+// steps of skip, both out of the SHA-256 of seed (4 bytes, most significant first)
+// and name:
+//
+//	offset = bytes 0 to 7, most significant first, mod size
+//	skip   = bytes 8 to 15, most significant first, mod (size - 1), plus 1
+//
+// and in the order of the names each takes in turn the next vacant entry on its walk.
+func maglev(names []string, size, seed uint32) []uint16 {
+	if len(names) == 0 {
+		return nil
+	}
+	names = names[:min(len(names), int(size), maxShares)]
+	walks := make([]walk, len(names))
+	for i, name := range names {
+		walks[i] = newWalk(name, size, seed)
+	}
+	table := make([]uint16, size)
+	for i := range table {
+		table[i] = vacant
+	}
+	for taken := uint32(0); ; {
+		for i := range walks {
+			w := &walks[i]
+			for table[w.next] != vacant {
+				w.step(size)
+			}
+			table[w.next] = uint16(i)
+			w.step(size)
+			if taken++; taken == size {
+				return table
+			}
+		}
+	}
+}
+
+// walk is the order in which a name wants the entries of a table.
+type walk struct{ next, skip uint32 }
+
+func newWalk(name string, size, seed uint32) walk {
+	var stack [128]byte // a name has at most 60 bytes
+	sum := sha256.Sum256(append(binary.BigEndian.AppendUint32(stack[:0], seed), name...))
+	return walk{
+		next: uint32(binary.BigEndian.Uint64(sum[0:8]) % uint64(size)),
+		skip: uint32(binary.BigEndian.Uint64(sum[8:16])%uint64(size-1)) + 1,
+	}
+}
+
+func (w *walk) step(size uint32) {
+	if w.next += w.skip; w.next >= size {
+		w.next -= size
+	}
+}
+
+// MaglevTable divides size entries among the targets of one table; numbers are by name.
+func MaglevTable(names []string, numbers map[string]InstalledTarget, size, seed uint32) []uint32 {
+	table := make([]uint32, size)
+	for i, which := range maglev(names, size, seed) {
+		table[i] = numbers[names[which]].FWMark
+	}
+	return table
+}
+
+// tableKey is what a table follows from.
+type tableKey struct {
+	names      []string
+	numbers    []uint32
+	size, seed uint32
+}
+
+// TableCache keeps the last table of one stream and family.
+type TableCache struct {
+	key   tableKey
+	table []uint32
+}
+
+func (c *TableCache) Table(names []string, targets map[string]InstalledTarget, size, seed uint32) []uint32 {
+	k := tableKey{names: names, size: size, seed: seed}
+	for _, n := range names {
+		k.numbers = append(k.numbers, targets[n].FWMark)
+	}
+	if c.table == nil || k.size != c.key.size || k.seed != c.key.seed || !slices.Equal(k.names, c.key.names) || !slices.Equal(k.numbers, c.key.numbers) {
+		c.key, c.table = k, MaglevTable(names, targets, size, seed)
+	}
+	return c.table
+}

@@ -1,0 +1,72 @@
+package plan
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// Prefixes of the chains of streams and targets.
+const (
+	StreamPrefix = "stream/"
+	TargetPrefix = "target/"
+)
+
+// By family.
+var (
+	HostMaps   = [...]string{"vip4", "vip6"}
+	NetMaps    = [...]string{"net4", "net6"}
+	LiveMaps   = [...]string{"live4/", "live6/"}
+	MaglevMaps = [...]string{"maglev4/", "maglev6/"}
+)
+
+func StreamChain(name string) string { return StreamPrefix + name }
+
+func TargetChain(number uint32) string {
+	return TargetPrefix + strconv.FormatUint(uint64(number), 10)
+}
+
+// ParseTargetChain reads the name of a target's chain.
+func ParseTargetChain(chain string) (uint32, bool) {
+	digits, ok := strings.CutPrefix(chain, TargetPrefix)
+	if !ok {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(digits, 10, 32)
+	// Only one spelling is ours.
+	return uint32(n), err == nil && TargetChain(uint32(n)) == chain
+}
+
+func MaglevMap(f vip.Family, stream string) string { return MaglevMaps[f] + stream }
+
+// LiveMap names the map of a stream's targets whose flows live. Each stream has its
+// own: when one changes the kernel follows every verdict of every rule to see that
+// there is no loop, which took 40 ms with one map for 1 000 targets in 100 streams.
+func LiveMap(f vip.Family, stream string) string { return LiveMaps[f] + stream }
+
+// MaxHostVIPs bounds the VIPs of a family that are one address. With a size the kernel takes
+// an array of hash buckets, 8 bytes each, that never grows: looking up in it took
+// 0.1 µs less on Linux 6.18.
+const MaxHostVIPs = 16384
+
+// TableName is the nftables table of the data plane, of the family inet.
+const TableName = "vipgate-lb"
+
+// RouteProtocol marks routes and rules as ours (rtm_protocol; free according to
+// rtnetlink.h and iproute2's rt_protos).
+const RouteProtocol = 179
+
+func VIPMap(v vip.VIP) string {
+	if v.Prefix().IsSingleIP() {
+		return HostMaps[v.Family()]
+	}
+	return NetMaps[v.Family()]
+}
+
+func FamilyName(f vip.Family) string {
+	if f == vip.IPv4 {
+		return "IPv4"
+	}
+	return "IPv6"
+}

@@ -1,0 +1,138 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// VIPOwners is who serves which VIP.
+type VIPOwners struct {
+	// Owned are by stream, in the order of vip.Compare: those that need an element.
+	Owned map[string][]vip.VIP
+	// Covered are VIPs that a wider one of the same stream covers: intervals of one
+	// map must not overlap. The value is the wider one.
+	Covered  map[vip.VIP]vip.VIP
+	Problems []Problem
+}
+
+// AssignVIPs gives each VIP to the stream whose name sorts first, unless it is an
+// address of this network namespace: such packets never get to our rules.
+func AssignVIPs(streams map[string]*Stream, local map[netip.Addr]struct{}) VIPOwners {
+	s := VIPOwners{Owned: make(map[string][]vip.VIP, len(streams)), Covered: map[vip.VIP]vip.VIP{}}
+	owner := map[vip.VIP]string{}
+	var wide []vip.VIP // owned ones that are wider than a host
+	for _, name := range slices.Sorted(maps.Keys(streams)) {
+		vips := slices.Clone(streams[name].VIPs)
+		slices.SortFunc(vips, func(a, b vip.VIP) int {
+			return cmp.Or(cmp.Compare(a.Prefix().Bits(), b.Prefix().Bits()), vip.Compare(a, b))
+		})
+		for _, v := range slices.Compact(vips) {
+			if a, ok := localIn(v, local); ok {
+				s.Problems = append(s.Problems, Problem{
+					Object: "VIP " + v.String(), Detail: fmt.Sprintf("%s is an address of this network namespace: its packets are delivered here before any rule of the data plane", a),
+					Remedy: fmt.Sprintf("ip address del %s dev DEVICE, or take the VIP out of stream %s", netip.PrefixFrom(a, a.BitLen()), name), VIPs: []vip.VIP{v},
+				})
+				continue
+			}
+			other, by := overlap(v, owner, wide)
+			switch {
+			case by == "":
+				owner[v] = name
+				if !v.Prefix().IsSingleIP() {
+					wide = append(wide, v)
+				}
+				s.Owned[name] = append(s.Owned[name], v)
+			case by == name && !v.Prefix().IsSingleIP():
+				s.Covered[v] = other
+			case by == name:
+				owner[v] = name
+				s.Owned[name] = append(s.Owned[name], v)
+			default:
+				s.Problems = append(s.Problems, Problem{
+					Object: "VIP " + v.String(), Detail: fmt.Sprintf("stream %s wants it, but stream %s serves %s", name, by, other),
+					Remedy: fmt.Sprintf("take it out of one of the streams %s and %s", by, name), VIPs: []vip.VIP{v},
+				})
+			}
+		}
+		slices.SortFunc(s.Owned[name], vip.Compare)
+	}
+	return s
+}
+
+// Limit leaves out the VIPs of one address that are more than a map holds, and rather
+// new ones than those in the kernel.
+func (s *VIPOwners) Limit(installed map[vip.VIP]string) {
+	var hosts [len(vip.Families)][]vip.VIP
+	for _, vips := range s.Owned {
+		for _, v := range vips {
+			if v.Prefix().IsSingleIP() {
+				hosts[v.Family()] = append(hosts[v.Family()], v)
+			}
+		}
+	}
+	for f, vips := range hosts {
+		if len(vips) <= MaxHostVIPs {
+			continue
+		}
+		slices.SortFunc(vips, func(a, b vip.VIP) int {
+			_, hasA := installed[a]
+			_, hasB := installed[b]
+			switch {
+			case hasA == hasB:
+				return vip.Compare(a, b)
+			case hasA:
+				return -1
+			}
+			return 1
+		})
+		surplus := vip.NewSet(vips[MaxHostVIPs:]...)
+		s.Problems = append(s.Problems, Problem{
+			Object: "map inet " + TableName + " " + HostMaps[f], Detail: fmt.Sprintf("%s holds %d VIPs of one address, and streams have %d", HostMaps[f], MaxHostVIPs, len(vips)),
+			Remedy: "serve wider prefixes, or fewer VIPs", VIPs: vips[MaxHostVIPs:],
+		})
+		for name, owned := range s.Owned {
+			s.Owned[name] = slices.DeleteFunc(owned, surplus.Has)
+		}
+	}
+}
+
+// overlap finds an owned VIP that shares an address with v, one of another stream
+// rather than one of the same.
+func overlap(v vip.VIP, owner map[vip.VIP]string, wide []vip.VIP) (vip.VIP, string) {
+	if by, ok := owner[v]; ok {
+		return v, by
+	}
+	for _, w := range wide {
+		if w.Overlaps(v) {
+			return w, owner[w]
+		}
+	}
+	first := vip.VIP{}
+	if !v.Prefix().IsSingleIP() {
+		for w := range owner {
+			if w.Overlaps(v) && (first.IsZero() || vip.Compare(w, first) < 0) {
+				first = w
+			}
+		}
+	}
+	return first, owner[first]
+}
+
+func localIn(v vip.VIP, local map[netip.Addr]struct{}) (netip.Addr, bool) {
+	if v.Prefix().IsSingleIP() {
+		_, ok := local[v.Prefix().Addr()]
+		return v.Prefix().Addr(), ok
+	}
+	first := netip.Addr{}
+	for a := range local {
+		if v.Prefix().Contains(a) && (!first.IsValid() || a.Less(first)) {
+			first = a
+		}
+	}
+	return first, first.IsValid()
+}

@@ -1,0 +1,183 @@
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// unknownSize is the size of the tables of a stream whose chain does not name it.
+const unknownSize = 1009
+
+// noStream is the stream of numbers whose target is not known.
+const noStream = "-"
+
+var errNotInstalled = errors.New("the target is not installed")
+
+// recoverInstalled finds what an earlier process installed: by the names of chains and the comments
+// of their rules, and by the protocol number of rules and routes. What is complete is
+// applied, what is torn is pending. A number whose target is not known, since a crash or
+// another process left only its rule and routes, is to be removed unless adopt finds the
+// target by its addresses.
+func recoverInstalled(k kernelConn, o Options, now time.Time) (plan.Installed, error) {
+	r := plan.Installed{Targets: map[uint32]plan.InstalledTarget{}, Streams: map[string]plan.InstalledStream{}}
+	numbers, err := k.OwnedTables()
+	if err != nil {
+		return r, fmt.Errorf("list our rules and routes: %w", err)
+	}
+	c, err := k.Read(numbers)
+	if err != nil {
+		return r, fmt.Errorf("read the data plane: %w", err)
+	}
+	if more := slices.Sorted(maps.Keys(c.Targets)); !slices.Equal(more, numbers) {
+		// Targets of which only chains are left.
+		if c, err = k.Read(more); err != nil {
+			return r, fmt.Errorf("read the data plane: %w", err)
+		}
+	}
+	names := map[[2]string]bool{}
+	for _, number := range slices.Sorted(maps.Keys(c.Targets)) {
+		s := c.Targets[number]
+		t := plan.InstalledTarget{FWMark: number, Stream: s.Stream, Name: s.Name, Flows: s.Flows, Stage: plan.StageApplied}
+		t.DrainEnd, t.Drain = s.DrainEndAt(now)
+		for _, f := range vip.Families {
+			// A link that went down took the route with it.
+			if a := s.NextHops[f]; a.IsValid() {
+				t.IPs = append(t.IPs, a)
+			} else if a := s.IPs[f]; a.IsValid() {
+				t.IPs = append(t.IPs, a)
+			}
+		}
+		key := [2]string{s.Stream, s.Name}
+		switch {
+		case s.Label == plan.Label{} && !slices.Contains(numbers, number):
+			continue // Nothing of it has our marks.
+		case s.Stream == "" || s.Name == "" || names[key] || number > o.Mask:
+			t.Stream, t.Name, t.Stage = noStream, fmt.Sprint(number), plan.StageRemoving
+		case len(t.IPs) == 0:
+			t.Stage = plan.StageRemoving
+		case len(plan.TargetDrift(t, s, false)) > 0:
+			t.Stage = plan.StagePending
+		}
+		names[key] = true
+		r.Targets[number] = t
+	}
+	for name, s := range c.Streams {
+		// A chain that only has such a name is another process's.
+		ours := s.Owned || len(s.Families()) > 0
+		for _, t := range r.Targets {
+			ours = ours || t.Stream == name
+		}
+		if ours {
+			r.Streams[name] = recoverStream(s, r.Targets, c.VIPs)
+		}
+	}
+	return r, nil
+}
+
+func recoverStream(s *plan.KernelStream, all map[uint32]plan.InstalledTarget, vips map[vip.VIP]string) plan.InstalledStream {
+	x := plan.InstalledStream{Name: s.Name, Size: s.Size, Seed: s.Seed, Stage: plan.StageApplied}
+	for v, stream := range vips {
+		if stream == s.Name {
+			x.VIPs = append(x.VIPs, v)
+		}
+	}
+	slices.SortFunc(x.VIPs, vip.Compare)
+	targets := map[string]plan.InstalledTarget{}
+	for _, t := range all {
+		if t.Stream == s.Name {
+			targets[t.Name] = t
+		}
+	}
+	torn := s.Size < 2 || s.Seed == 0
+	var tables [len(vip.Families)][]uint32
+	for _, f := range vip.Families {
+		if s.Tables[f] == nil {
+			continue
+		}
+		in := map[string]struct{}{}
+		for _, number := range s.Tables[f] {
+			if t := all[number]; t.Stream == s.Name && t.Stage != plan.StageRemoving {
+				in[t.Name] = struct{}{}
+			}
+		}
+		x.Tables[f] = slices.Sorted(maps.Keys(in))
+		if !torn {
+			tables[f] = plan.MaglevTable(x.Tables[f], targets, s.Size, s.Seed)
+		}
+	}
+	if torn {
+		// Whatever these are, the stream is written again.
+		x.Size, x.Seed = unknownSize, 1
+	}
+	if torn || len(plan.StreamDrift(x, tables, s, vips).Drift) > 0 {
+		x.Stage = plan.StagePending
+	}
+	return x
+}
+
+// adopt matches what was found in the kernel with the first Wanted. A number without a
+// known target belongs to the one with the addresses of its routes. Of held streams,
+// what is wanted counts as installed, so that the difference is drift.
+func (e *engine) adopt(now time.Time) {
+	for _, name := range slices.Sorted(maps.Keys(e.desired.Streams)) {
+		m := e.record(name)
+		for _, t := range e.desired.Streams[name].Targets {
+			if _, ok := m.targets[t.Name]; !ok && slices.Contains(t.Roles[:], Serving) {
+				e.adoptFWMark(name, t)
+			}
+		}
+		if e.held(name) {
+			e.adoptHeld(name, now)
+		}
+	}
+}
+
+func (e *engine) adoptFWMark(stream string, w Target) {
+	unknown := e.streams[noStream]
+	if unknown == nil {
+		return
+	}
+	for _, t := range plan.SortedTargets(unknown.targets) {
+		same := len(t.IPs) > 0 && t.FWMark <= e.o.Mask
+		for _, a := range t.IPs {
+			same = same && plan.AddressOf(w.IPs, vip.FamilyOf(a)) == a
+		}
+		if !same {
+			continue
+		}
+		delete(unknown.targets, t.Name)
+		t.Stream, t.Name, t.Stage = stream, w.Name, plan.StagePending
+		e.keepTarget(t)
+		e.streams[stream].requests[t.Name] = plan.RequestOf(t, nil)
+		return
+	}
+}
+
+func (e *engine) adoptHeld(name string, now time.Time) {
+	m := e.streams[name]
+	if _, ok := e.installed.Streams[name]; !ok && len(m.targets) == 0 {
+		return // It was never installed.
+	}
+	v := e.input(name, now)
+	v.AllocateFWMark = func(string) (uint32, error) { return 0, errNotInstalled }
+	p := plan.ForStream(v)
+	for _, t := range p.Targets {
+		e.keepTarget(t)
+	}
+	for _, f := range vip.Families {
+		// Without the targets that are not forwarded to, as before the restart.
+		for _, target := range slices.Clone(p.Stream.Tables[f]) {
+			if t := p.Targets[target]; !plan.Forwards(t, e.observed.Targets[t.FWMark], f) {
+				p.RemoveFromTable(target, f)
+			}
+		}
+	}
+	e.keepStream(p.Stream)
+	m.requests = p.Requests
+}
