@@ -11,7 +11,7 @@ import (
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/pkg/frontend"
-	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/readinessfile"
 )
 
 // readinessFlags are the flags of a directory of readiness files, which takes the
@@ -75,10 +75,9 @@ func (c *runFlags) checkDirectory(r *cli.Refusals) {
 }
 
 // directory are the options of the directory.
-func (c *readinessFlags) directory(drainTime time.Duration, log *slog.Logger) *target.DirectoryOptions {
-	onGone := map[string]target.Gone{"hold": target.Hold, "drain": target.Drain, "drop": target.Drop}
-	return &target.DirectoryOptions{
+func (c *readinessFlags) directory(drainTime time.Duration, log *slog.Logger) *readinessfile.Options {
+	return &readinessfile.Options{
 		Path: c.ReadinessDir.Path, MissingReady: c.ReadinessDirMissing == "ready", MaxAge: c.ReadinessMaxAge,
-		OnGone: onGone[c.OnDirectoryGone], DrainTime: drainTime, Log: log,
+		OnGone: readinessfile.GonePolicy(c.OnDirectoryGone), DrainTime: drainTime, Log: log,
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/frontend"
-	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/test/clitest"
 )
 
@@ -46,11 +46,11 @@ func TestAReadinessDirectoryNeedsNoIdentity(t *testing.T) {
 	}
 	d := *o.Directory
 	d.Log = nil
-	want := target.DirectoryOptions{Path: "/var/run/meridio", MissingReady: true, MaxAge: 5 * time.Second, OnGone: target.Drain, DrainTime: 3 * time.Second}
+	want := readinessfile.Options{Path: "/var/run/meridio", MissingReady: true, MaxAge: 5 * time.Second, OnGone: readinessfile.Drain, DrainTime: 3 * time.Second}
 	if d != want {
 		t.Errorf("got %+v, want %+v", d, want)
 	}
-	if o, err = readinessOptions(t, map[string]string{"VIPGATE_READINESS_DIR": "/d"}); err != nil || o.Directory == nil || o.Directory.OnGone != target.Drop || o.Directory.MissingReady {
+	if o, err = readinessOptions(t, map[string]string{"VIPGATE_READINESS_DIR": "/d"}); err != nil || o.Directory == nil || o.Directory.OnGone != readinessfile.Drop || o.Directory.MissingReady {
 		t.Errorf("by variable: %+v, %v", o.Directory, err)
 	}
 	if o, err = readinessOptions(t, nil, "--gating=off", "--readiness-dir=/d"); err != nil || o.Directory != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/readiness"
-	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -29,7 +29,7 @@ type speaker interface {
 // directorySpeaker speaks for a readiness directory. Each look at the directory
 // renews the lease of its words; nobody is reported to.
 type directorySpeaker struct {
-	directory *target.Directory
+	directory *readinessfile.Reader
 	config    *latest.Value[trench.Loaded]
 	instance  string // of this start
 	changed   chan struct{}
@@ -44,7 +44,7 @@ type directorySpeaker struct {
 	from     *trench.Config
 }
 
-func newDirectorySpeaker(d *target.Directory, config *latest.Value[trench.Loaded], instance string) *directorySpeaker {
+func newDirectorySpeaker(d *readinessfile.Reader, config *latest.Value[trench.Loaded], instance string) *directorySpeaker {
 	return &directorySpeaker{
 		directory: d, config: config, instance: instance, changed: make(chan struct{}, 1), ready: make(chan struct{}),
 		said: map[vip.VIP]readiness.VIPReadiness{},
@@ -85,8 +85,8 @@ func (s *directorySpeaker) Run(ctx context.Context) error {
 }
 
 // directoryNames are what readiness files may be about.
-func directoryNames(c *trench.Config) target.Names {
-	n := target.Names{VIPs: c.Attractor.VIPs}
+func directoryNames(c *trench.Config) readinessfile.Names {
+	n := readinessfile.Names{VIPs: c.Attractor.VIPs}
 	for _, st := range c.Streams {
 		n.Streams = append(n.Streams, st.Name)
 	}
@@ -94,7 +94,7 @@ func directoryNames(c *trench.Config) target.Names {
 }
 
 // say makes words of a listing.
-func (s *directorySpeaker) say(now time.Time, l target.Listing, c *trench.Config) {
+func (s *directorySpeaker) say(now time.Time, l readinessfile.Listing, c *trench.Config) {
 	changed, removed := map[vip.VIP]readiness.VIPReadiness{}, vip.Set{}
 	first := s.from == nil
 	if first || l.Revision != s.revision || c != s.from {
@@ -125,7 +125,7 @@ func (s *directorySpeaker) say(now time.Time, l target.Listing, c *trench.Config
 		p.Removed[v] = struct{}{}
 		delete(p.Changed, v)
 	}
-	p.Open, p.Synced, p.LastHeard, p.LeaseEnd = true, true, l.At, l.At.Add(target.ListingAge)
+	p.Open, p.Synced, p.LastHeard, p.LeaseEnd = true, true, l.At, l.At.Add(readinessfile.MaxListingAge)
 	p.Err = directoryTrouble(l)
 	select {
 	case s.changed <- struct{}{}:
@@ -134,7 +134,7 @@ func (s *directorySpeaker) say(now time.Time, l target.Listing, c *trench.Config
 }
 
 // compare returns what the listing says otherwise than what was said.
-func (s *directorySpeaker) compare(now time.Time, l target.Listing, c *trench.Config) (changed map[vip.VIP]readiness.VIPReadiness, removed vip.Set) {
+func (s *directorySpeaker) compare(now time.Time, l readinessfile.Listing, c *trench.Config) (changed map[vip.VIP]readiness.VIPReadiness, removed vip.Set) {
 	changed, removed = map[vip.VIP]readiness.VIPReadiness{}, vip.Set{}
 	streams := map[vip.VIP][]string{}
 	for _, st := range c.Streams {
@@ -171,7 +171,7 @@ func (s *directorySpeaker) compare(now time.Time, l target.Listing, c *trench.Co
 }
 
 // directoryTrouble is what is wrong with a directory, or with files in it.
-func directoryTrouble(l target.Listing) error {
+func directoryTrouble(l readinessfile.Listing) error {
 	if l.Gone {
 		return l.Err
 	}

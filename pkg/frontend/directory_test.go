@@ -13,7 +13,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/readiness"
-	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -43,7 +43,7 @@ func configOf(streams ...trench.Stream) trench.Loaded {
 // liveness bounds every wait for what must happen.
 const liveness = 20 * time.Second
 
-func speak(t *testing.T, path string, o target.DirectoryOptions) *spoken {
+func speak(t *testing.T, path string, o readinessfile.Options) *spoken {
 	t.Helper()
 	o.Path, o.Log = path, slog.New(slog.DiscardHandler)
 	s := &spoken{
@@ -51,7 +51,7 @@ func speak(t *testing.T, path string, o target.DirectoryOptions) *spoken {
 		config: latest.New(configOf(trench.Stream{Name: "a", VIPs: []vip.VIP{vipA}}, trench.Stream{Name: "b", VIPs: []vip.VIP{vipB}})),
 	}
 	s.gate.Configure([]vip.VIP{vipA, vipB})
-	d := target.NewDirectory(o)
+	d := readinessfile.NewReader(o)
 	d.Configure(directoryNames(s.config.Load().Config))
 	s.directorySpeaker = newDirectorySpeaker(d, s.config, "instance")
 	ctx, cancel := context.WithCancel(t.Context())
@@ -106,7 +106,7 @@ const (
 )
 
 func TestADirectorySpeaksAsALoadBalancerDoes(t *testing.T) {
-	s := speak(t, t.TempDir(), target.DirectoryOptions{OnGone: target.Drop})
+	s := speak(t, t.TempDir(), readinessfile.Options{OnGone: readinessfile.Drop})
 	s.wantState(vipA, readiness.NotReady, reasonNoFile, "lb-ready-a")
 	u := s.update
 	if !u.Complete || !u.Synced || !u.Open || u.Position != (readiness.Position{InstanceID: "instance", Revision: 1}) || len(u.Changed) != 2 || !monotonic(u.LeaseEnd) {
@@ -170,7 +170,7 @@ func speakGone(t *testing.T, drain time.Duration) (s *spoken, path string) {
 	if err := os.Mkdir(path, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	s = speak(t, path, target.DirectoryOptions{OnGone: target.Drain, DrainTime: drain})
+	s = speak(t, path, readinessfile.Options{OnGone: readinessfile.Drain, DrainTime: drain})
 	s.wantState(vipA, readiness.NotReady, reasonNoFile, "lb-ready-a")
 	if err := os.WriteFile(filepath.Join(path, "lb-ready-a"), nil, 0o600); err != nil {
 		t.Fatal(err)

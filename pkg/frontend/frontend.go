@@ -25,7 +25,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/readiness"
-	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -41,10 +41,10 @@ type process struct {
 	kernel     *kernel.Routing
 	bird       *bird.Supervisor
 	announcer  *announce.Announcer
-	speaker    speaker            // nil without gating: one of the two below
-	watcher    *readiness.Watcher // nil unless a load balancer is listened to
-	directory  *target.Directory  // nil unless readiness files are read in its stead
-	words      *directorySpeaker  // with directory
+	speaker    speaker               // nil without gating: one of the two below
+	watcher    *readiness.Watcher    // nil unless a load balancer is listened to
+	directory  *readinessfile.Reader // nil unless readiness files are read in its stead
+	words      *directorySpeaker     // with directory
 	controller *controller
 	observer   *observer
 	reporter   *reporter
@@ -147,7 +147,7 @@ func newProcess(o Options) (*process, error) {
 	})
 	switch {
 	case o.Gating && o.Directory != nil:
-		p.directory = target.NewDirectory(*o.Directory)
+		p.directory = readinessfile.NewReader(*o.Directory)
 		p.directory.Configure(directoryNames(p.config.Value().Load().Config))
 		p.words = newDirectorySpeaker(p.directory, p.config.Value(), p.instance)
 		p.speaker = p.words

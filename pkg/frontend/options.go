@@ -13,7 +13,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/logs"
-	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
@@ -28,7 +28,7 @@ type Options struct {
 
 	// Directory is the directory of readiness files that is read instead of
 	// LBSocket; nil: none. Unused without Gating.
-	Directory *target.DirectoryOptions
+	Directory *readinessfile.Options
 	// LBSocket is the load balancer's readiness socket, such as
 	// "unix:///var/lib/meridio/lb.sock". Unused without Gating and with Directory.
 	LBSocket string

@@ -31,6 +31,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/target"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -150,8 +151,8 @@ type process struct {
 	roster   *target.Roster
 	sources  *sources
 	addrs    *kernel.Addresses
-	files    *target.DirectoryWriter // nil: none are written
-	plane    *dataplane.Plane        // nil: there is none
+	files    *readinessfile.Writer // nil: none are written
+	plane    *dataplane.Plane      // nil: there is none
 	events   events
 	table    *readiness.Table
 	server   *readiness.Server
@@ -294,7 +295,7 @@ func (p *process) newSources() error {
 		return err
 	}
 	if o.WriteReadinessDir != "" {
-		p.files = target.NewDirectoryWriter(o.WriteReadinessDir, p.Log)
+		p.files = readinessfile.NewWriter(o.WriteReadinessDir, p.Log)
 	}
 	p.roster, p.sources = target.NewRoster(), newSources(o, registry, drains)
 	return nil

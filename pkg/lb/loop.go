@@ -14,6 +14,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/status"
 	"github.com/vipgate/vipgate/pkg/target"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -37,7 +38,7 @@ type loop struct {
 	observe func(readiness.Decision) // must not block
 	event   func(event)              // must not block; nil: nobody is told
 	// files are written for others to read; nil: none are.
-	files *target.DirectoryWriter
+	files *readinessfile.Writer
 	// forwarding tells the data plane what to do; nil: there is none.
 	forwarding *forwarding
 	away       *latest.Value[bool] // true once the load balancer stops
@@ -274,13 +275,13 @@ func (l *loop) write(d readiness.Decision, whole bool) {
 	}
 	names := make(map[string]bool, len(l.aggregate.turned)+len(d.Changed)+len(d.Removed))
 	for stream, ready := range l.aggregate.turned {
-		names[target.GroupFile(stream)] = ready
+		names[readinessfile.GroupFile(stream)] = ready
 	}
 	for _, v := range d.Removed {
-		names[target.VIPFile(v.Prefix().Addr())] = false
+		names[readinessfile.VIPFile(v.Prefix().Addr())] = false
 	}
 	for _, r := range d.Changed {
-		names[target.VIPFile(r.VIP.Prefix().Addr())] = r.State == readiness.Ready
+		names[readinessfile.VIPFile(r.VIP.Prefix().Addr())] = r.State == readiness.Ready
 	}
 	l.files.Change(names)
 }

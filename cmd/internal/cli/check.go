@@ -11,7 +11,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/kernel"
-	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/readinessfile"
 )
 
 // Refusals collects everything that a command line is refused for.
@@ -41,8 +41,8 @@ func (r *Refusals) Within(flag string, d, least, most time.Duration) {
 // MaxAge adds an error for an age of readiness files that their writers cannot keep.
 func (r *Refusals) MaxAge(flag string, d time.Duration) {
 	r.Within(flag, d, 0, MaxFileAge)
-	r.If(d > 0 && d < target.MinReadinessMaxAge, "%s=%v: at least %v, since files are touched once a second and some file systems keep times to two; or 0 for any age",
-		flag, d, target.MinReadinessMaxAge)
+	r.If(d > 0 && d < readinessfile.MinMaxAge, "%s=%v: at least %v, since files are touched once a second and some file systems keep times to two; or 0 for any age",
+		flag, d, readinessfile.MinMaxAge)
 }
 
 // Socket adds an error for the path of a socket that cannot be used.

@@ -1,4 +1,4 @@
-package target
+package readinessfile
 
 import (
 	"context"
@@ -15,11 +15,11 @@ import (
 	"github.com/vipgate/vipgate/pkg/task"
 )
 
-var _ task.Task = (*DirectoryWriter)(nil)
+var _ task.Task = (*Writer)(nil)
 
-// scribe is a DirectoryWriter that runs, and what it did to files.
-type scribe struct {
-	*DirectoryWriter
+// scribe is a Writer that runs, and what it did to files.
+type testWriter struct {
+	*Writer
 	t    *testing.T
 	path string
 	stop func()
@@ -30,9 +30,9 @@ type scribe struct {
 }
 
 // openScribe runs a writer; before runs before it starts.
-func openScribe(t *testing.T, path string, before func(*scribe)) *scribe {
+func runWriter(t *testing.T, path string, before func(*testWriter)) *testWriter {
 	t.Helper()
-	s := &scribe{DirectoryWriter: NewDirectoryWriter(path, discard), t: t, path: path}
+	s := &testWriter{Writer: NewWriter(path, discard), t: t, path: path}
 	s.backoff = time.Millisecond
 	real := s.files
 	noted := func(what string, do func(string) error) func(string) error {
@@ -46,7 +46,7 @@ func openScribe(t *testing.T, path string, before func(*scribe)) *scribe {
 			return do(path)
 		}
 	}
-	s.files = writerFiles{make: noted("make", real.make), remove: noted("remove", real.remove), touch: noted("touch", real.touch)}
+	s.files = writerFiles{create: noted("create", real.create), remove: noted("remove", real.remove), touch: noted("touch", real.touch)}
 	if before != nil {
 		before(s)
 	}
@@ -64,7 +64,7 @@ func openScribe(t *testing.T, path string, before func(*scribe)) *scribe {
 	return s
 }
 
-func (s *scribe) wait(what string, wanted func() bool) {
+func (s *testWriter) wait(what string, wanted func() bool) {
 	s.t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
@@ -74,12 +74,12 @@ func (s *scribe) wait(what string, wanted func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline.C:
-			s.t.Fatalf("never %s: %v, %+v", what, s.listed(), s.State())
+			s.t.Fatalf("never %s: %v, %+v", what, s.listed(), s.state.Load())
 		}
 	}
 }
 
-func (s *scribe) listed() []string {
+func (s *testWriter) listed() []string {
 	entries, _ := os.ReadDir(s.path)
 	var names []string
 	for _, e := range entries {
@@ -88,12 +88,12 @@ func (s *scribe) listed() []string {
 	return names
 }
 
-func (s *scribe) waitFiles(names ...string) {
+func (s *testWriter) waitFiles(names ...string) {
 	s.t.Helper()
 	s.wait(strings.Join(names, " "), func() bool { return slices.Equal(s.listed(), names) })
 }
 
-func (s *scribe) breakFiles(err error, deeds ...string) {
+func (s *testWriter) breakFiles(err error, deeds ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.broken = map[string]error{}
@@ -102,7 +102,7 @@ func (s *scribe) breakFiles(err error, deeds ...string) {
 	}
 }
 
-func (s *scribe) done() []string {
+func (s *testWriter) done() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	d := s.deeds
@@ -117,21 +117,21 @@ var (
 
 func TestWriterKeepsTheFilesThatAreWanted(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "run", "meridio")
-	s := openScribe(t, path, nil)
+	s := runWriter(t, path, nil)
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o755 {
 		t.Errorf("%v %v", info, err)
 	}
 	s.Want([]string{"b", "a"}, addr6, addr4)
 	s.waitFiles("lb-ready-a", "lb-ready-b", "lb-vip-ready-20.0.0.1", "lb-vip-ready-2000::2")
-	want := []string{"make lb-vip-ready-20.0.0.1", "make lb-vip-ready-2000::2", "make lb-ready-a", "make lb-ready-b"}
+	want := []string{"create lb-vip-ready-20.0.0.1", "create lb-vip-ready-2000::2", "create lb-ready-a", "create lb-ready-b"}
 	if got := s.done(); !slices.Equal(got, want) {
 		t.Errorf("in this order: %q, want %q", got, want)
 	}
-	s.wait("at peace", func() bool { return s.State().Live })
+	s.wait("at peace", func() bool { return s.state.Load().written })
 	// Only what differs is touched, and what falls does so first.
 	s.Want([]string{"a", "c"}, addr6)
 	s.waitFiles("lb-ready-a", "lb-ready-c", "lb-vip-ready-2000::2")
-	want = []string{"remove lb-ready-b", "remove lb-vip-ready-20.0.0.1", "make lb-ready-c"}
+	want = []string{"remove lb-ready-b", "remove lb-vip-ready-20.0.0.1", "create lb-ready-c"}
 	if got := s.done(); !slices.Equal(got, want) {
 		t.Errorf("in this order: %q, want %q", got, want)
 	}
@@ -146,16 +146,16 @@ func TestWriterRemovesLeftoversBeforeItWrites(t *testing.T) {
 	for _, name := range []string{"lb-ready-a", "lb-ready-old", "lb-vip-ready-20.0.0.9", "lb-vip-ready-rubbish", "other"} {
 		touchFile(t, filepath.Join(path, name))
 	}
-	s := openScribe(t, path, func(s *scribe) { s.Want([]string{"a"}) })
+	s := runWriter(t, path, func(s *testWriter) { s.Want([]string{"a"}) })
 	s.waitFiles("lb-ready-a", "other")
-	want := []string{"remove lb-ready-a", "remove lb-ready-old", "remove lb-vip-ready-20.0.0.9", "remove lb-vip-ready-rubbish", "make lb-ready-a"}
+	want := []string{"remove lb-ready-a", "remove lb-ready-old", "remove lb-vip-ready-20.0.0.9", "remove lb-vip-ready-rubbish", "create lb-ready-a"}
 	if got := s.done(); !slices.Equal(got, want) {
 		t.Errorf("in this order: %q, want %q", got, want)
 	}
 }
 
 func TestWriterTouchesItsFilesWhileSomebodyBeats(t *testing.T) {
-	s := openScribe(t, t.TempDir(), nil)
+	s := runWriter(t, t.TempDir(), nil)
 	s.Want([]string{"a"})
 	s.waitFiles("lb-ready-a")
 	old := time.Now().Add(-time.Hour)
@@ -187,20 +187,20 @@ func TestWriterTouchesItsFilesWhileSomebodyBeats(t *testing.T) {
 }
 
 func TestWriterTriesAgainAndSaysWhatIsWrong(t *testing.T) {
-	s := openScribe(t, t.TempDir(), nil)
-	s.breakFiles(syscall.ENOSPC, "make")
+	s := runWriter(t, t.TempDir(), nil)
+	s.breakFiles(syscall.ENOSPC, "create")
 	s.Want([]string{"a"})
-	s.wait("failing", func() bool { return s.Failures() > 2 })
-	if st := s.State(); st.Live || len(st.Problems) != 1 || !strings.Contains(st.Problems[0], `"lb-ready-a"`) || !strings.Contains(st.Problems[0], "no space left") {
-		t.Errorf("%+v", st)
+	s.wait("failing", func() bool { return s.failures.Load() > 2 })
+	if err := s.state.Load().err; err == nil || !strings.Contains(err.Error(), `"lb-ready-a"`) || !strings.Contains(err.Error(), "no space left") {
+		t.Errorf("%v", err)
 	}
 	s.breakFiles(nil)
 	s.waitFiles("lb-ready-a")
-	s.wait("at peace", func() bool { return s.State().Live })
+	s.wait("at peace", func() bool { return s.state.Load().written })
 	// While one cannot be removed nothing is made.
 	s.breakFiles(syscall.EPERM, "remove")
 	s.Want([]string{"b"})
-	s.wait("failing", func() bool { return !s.State().Live })
+	s.wait("failing", func() bool { return s.state.Load().err != nil })
 	if got := s.listed(); !slices.Equal(got, []string{"lb-ready-a"}) {
 		t.Errorf("%q stand, although one of them was to go first", got)
 	}
@@ -211,11 +211,11 @@ func TestWriterTriesAgainAndSaysWhatIsWrong(t *testing.T) {
 func TestWhatIsInTheWayOfAFileIsNamed(t *testing.T) {
 	path := t.TempDir()
 	must(t, os.Mkdir(filepath.Join(path, "lb-ready-a"), 0o755))
-	s := openScribe(t, path, nil)
+	s := runWriter(t, path, nil)
 	s.Want([]string{"a", "b"})
-	s.wait("failing", func() bool { return len(s.State().Problems) > 0 })
-	if p := s.State().Problems; len(p) != 1 || !strings.Contains(p[0], "lb-ready-a") || !strings.Contains(p[0], "in its way") {
-		t.Errorf("%q", p)
+	s.wait("failing", func() bool { return s.state.Load().err != nil })
+	if err := s.state.Load().err; !strings.Contains(err.Error(), "lb-ready-a") || !strings.Contains(err.Error(), "in its way") {
+		t.Errorf("%v", err)
 	}
 	s.waitFiles("lb-ready-a", "lb-ready-b") // the others go on
 }
@@ -223,20 +223,20 @@ func TestWhatIsInTheWayOfAFileIsNamed(t *testing.T) {
 func TestWriterOfAMissingFileSystemBlocksNobody(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	touchFile(t, file)
-	s := openScribe(t, filepath.Join(file, "d"), nil)
+	s := runWriter(t, filepath.Join(file, "d"), nil)
 	for range 1000 {
 		s.Want([]string{"a"})
 		s.Beat()
 	}
-	s.wait("failing", func() bool { return s.Failures() > 2 })
+	s.wait("failing", func() bool { return s.failures.Load() > 2 })
 	must(t, os.Remove(file))
 	s.waitFiles("lb-ready-a")
 }
 
 func TestReaderFollowsWriter(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "d")
-	f := openFolder(t, path, DirectoryOptions{}, nil)
-	s := openScribe(t, path, nil)
+	f := runReader(t, path, Options{}, nil)
+	s := runWriter(t, path, nil)
 	s.Want([]string{"a", "b"}, addr6)
 	f.wantReady(vipTwo)
 	s.Want([]string{"b"}, addr4)

@@ -1,4 +1,4 @@
-package target
+package readinessfile
 
 import (
 	"cmp"
@@ -15,7 +15,7 @@ import (
 )
 
 // readinessFile is a file that was seen.
-type readinessFile struct {
+type trackedFile struct {
 	foundFile
 	// expires is when it is too old; zero: never.
 	expires time.Time
@@ -24,19 +24,19 @@ type readinessFile struct {
 }
 
 // reading is what Run knows.
-type reading struct {
-	*Directory
+type readLoop struct {
+	*Reader
 	known    *names
 	requests chan<- scanRequest
-	sights   <-chan sight
+	results  <-chan scanResult
 
-	files    map[string]readinessFile // by name, as seen last
-	shown    map[string]readinessName // those that count
-	problems []string                 // of the newest scan
-	sawVIP   bool                     // sticky
-	sawDir   bool                     // sticky
-	link     bool                     // the path itself is a symlink
-	links    bool                     // some files are
+	files    map[string]trackedFile // by name, as seen last
+	shown    map[string]fileName    // those that count
+	problems []string               // of the newest scan
+	seenVIP  bool                   // sticky
+	seenDir  bool                   // sticky
+	link     bool                   // the path itself is a symlink
+	links    bool                   // some files are
 
 	at        time.Time // of the newest scan that ended
 	gone      bool
@@ -65,7 +65,7 @@ type reading struct {
 }
 
 // next is when something is to be done although nothing is heard.
-func (r *reading) next() time.Time {
+func (r *readLoop) next() time.Time {
 	at := r.tickAt
 	sooner := func(t time.Time) {
 		if !t.IsZero() && t.Before(at) {
@@ -83,15 +83,15 @@ func (r *reading) next() time.Time {
 }
 
 // act does what is due.
-func (r *reading) act(now time.Time) {
+func (r *readLoop) act(now time.Time) {
 	if due(r.hangAt, now) {
 		r.hangAt = time.Time{}
 		select {
-		case found := <-r.sights: // we were late, not the scan
-			r.saw(now, found)
+		case found := <-r.results: // we were late, not the scan
+			r.onScan(now, found)
 		default:
 			r.hung = true
-			r.lose(now, fmt.Errorf("the readiness directory %s does not answer: its file system hangs", r.o.Path))
+			r.onGone(now, fmt.Errorf("the readiness directory %s does not answer: its file system hangs", r.o.Path))
 		}
 	}
 	if due(r.quietAt, now) {
@@ -131,7 +131,7 @@ func (r *reading) act(now time.Time) {
 
 func due(at, now time.Time) bool { return !at.IsZero() && !at.After(now) }
 
-func (r *reading) request(now time.Time, q scanRequest) {
+func (r *readLoop) request(now time.Time, q scanRequest) {
 	if q.names == nil {
 		r.scans.Add(1)
 	}
@@ -139,8 +139,8 @@ func (r *reading) request(now time.Time, q scanRequest) {
 	r.busy, r.hangAt = true, now.Add(hangTime)
 }
 
-// heard takes a notification.
-func (r *reading) heard(now time.Time, e fsnotify.Event) {
+// onEvent processes a notification.
+func (r *readLoop) onEvent(now time.Time, e fsnotify.Event) {
 	child, inside := strings.CutPrefix(e.Name, r.o.Path+"/")
 	switch {
 	case e.Name == r.o.Path:
@@ -151,7 +151,7 @@ func (r *reading) heard(now time.Time, e fsnotify.Event) {
 		r.scan = r.scan || r.link
 		return
 	}
-	if _, ours, _ := parseReadinessName(child); !ours {
+	if _, isReadinessFile, _ := parseName(child); !isReadinessFile {
 		// As kubelet's ..data, behind which the files are.
 		r.scan = r.scan || r.links
 		return
@@ -168,7 +168,7 @@ func (r *reading) heard(now time.Time, e fsnotify.Event) {
 }
 
 // appears begins or prolongs the wait for quiet.
-func (r *reading) appears(now time.Time) {
+func (r *readLoop) appears(now time.Time) {
 	if r.quietBy.IsZero() {
 		r.quietBy = now.Add(maxRaiseWait)
 	}
@@ -178,8 +178,8 @@ func (r *reading) appears(now time.Time) {
 	}
 }
 
-// saw takes what the scanner found.
-func (r *reading) saw(now time.Time, found sight) {
+// onScan processes what the scanner found.
+func (r *readLoop) onScan(now time.Time, found scanResult) {
 	r.busy, r.hung, r.hangAt = false, false, time.Time{}
 	if found.request.names != nil {
 		for name := range found.request.names {
@@ -194,14 +194,14 @@ func (r *reading) saw(now time.Time, found sight) {
 	}
 	r.at, r.link = found.begun, found.link
 	if found.err != nil {
-		r.lose(now, found.err)
+		r.onGone(now, found.err)
 		return
 	}
 	if r.gone {
 		r.log.Info("the readiness directory can be read again", "gone", now.Sub(r.goneSince).Round(time.Millisecond))
 	}
-	r.gone, r.err, r.goneSince, r.drainEnd, r.sawDir = false, nil, time.Time{}, time.Time{}, true
-	files := make(map[string]readinessFile, len(found.files))
+	r.gone, r.err, r.goneSince, r.drainEnd, r.seenDir = false, nil, time.Time{}, time.Time{}, true
+	files := make(map[string]trackedFile, len(found.files))
 	r.links = false
 	for name, f := range found.files {
 		files[name] = r.aged(now, f, r.files[name])
@@ -213,8 +213,8 @@ func (r *reading) saw(now time.Time, found sight) {
 
 // aged notes when a file will be too old. As long as its mtime is the same this
 // is not judged anew: the wall clock may have jumped.
-func (r *reading) aged(now time.Time, f foundFile, before readinessFile) readinessFile {
-	is := readinessFile{foundFile: f}
+func (r *readLoop) aged(now time.Time, f foundFile, before trackedFile) trackedFile {
+	is := trackedFile{foundFile: f}
 	if r.o.MaxAge == 0 {
 		return is
 	}
@@ -228,8 +228,8 @@ func (r *reading) aged(now time.Time, f foundFile, before readinessFile) readine
 	return is
 }
 
-// lose notes that the directory cannot be read, and why.
-func (r *reading) lose(now time.Time, err error) {
+// onGone notes that the directory cannot be read, and why.
+func (r *readLoop) onGone(now time.Time, err error) {
 	if r.hung {
 		r.at = now
 	}
@@ -250,18 +250,18 @@ func (r *reading) lose(now time.Time, err error) {
 	r.publish(now)
 }
 
-func (r *reading) drop() {
-	r.shown, r.shownChanged = map[string]readinessName{}, true
+func (r *readLoop) drop() {
+	r.shown, r.shownChanged = map[string]fileName{}, true
 }
 
 // evaluate decides which files count. quiet says that the wait for quiet is over
 // unless something appeared meanwhile.
-func (r *reading) evaluate(now time.Time, quiet bool) {
+func (r *readLoop) evaluate(now time.Time, quiet bool) {
 	if r.gone || r.at.IsZero() {
 		r.publish(now)
 		return
 	}
-	fresh := func(f readinessFile) bool { return f.expires.IsZero() || now.Before(f.expires) }
+	fresh := func(f trackedFile) bool { return f.expires.IsZero() || now.Before(f.expires) }
 	for name := range r.shown {
 		if f, there := r.files[name]; !there || !fresh(f) {
 			delete(r.shown, name)
@@ -269,10 +269,10 @@ func (r *reading) evaluate(now time.Time, quiet bool) {
 		}
 	}
 	appeared := false
-	sawVIP := false
+	seenVIP := false
 	r.agesAt = time.Time{}
 	for name, f := range r.files {
-		sawVIP = sawVIP || f.name.vip.IsValid()
+		seenVIP = seenVIP || f.name.vip.IsValid()
 		if !fresh(f) {
 			continue
 		}
@@ -305,19 +305,19 @@ func (r *reading) evaluate(now time.Time, quiet bool) {
 	// Together with the files that count, lest all VIPs fall before their own
 	// files do.
 	if !appeared {
-		r.sawVIP = r.sawVIP || sawVIP
+		r.seenVIP = r.seenVIP || seenVIP
 	}
 	r.publish(now)
 }
 
 // publish makes a listing of what is known.
-func (r *reading) publish(now time.Time) {
+func (r *readLoop) publish(now time.Time) {
 	was := r.value.Load()
 	l := Listing{
-		Scanned: true, Groups: was.Groups, VIPs: was.VIPs, PerVIP: r.sawVIP,
-		Everything: r.gone && !r.sawDir && r.o.MissingReady && errors.Is(r.err, fs.ErrNotExist),
+		Scanned: true, Groups: was.Groups, VIPs: was.VIPs, PerVIP: r.seenVIP,
+		Everything: r.gone && !r.seenDir && r.o.MissingReady && errors.Is(r.err, fs.ErrNotExist),
 		Gone:       r.gone, Err: r.err, GoneSince: r.goneSince, DrainEnd: r.drainEnd, At: r.at,
-		Revision: was.Revision, shown: was.shown, path: was.path, byStream: len(r.known.streams) > 0, since: was.since,
+		Revision: was.Revision, path: was.path, byStream: len(r.known.streams) > 0,
 	}
 	if r.at.IsZero() {
 		return // Configure before the first scan
@@ -328,10 +328,7 @@ func (r *reading) publish(now time.Time) {
 		return
 	}
 	l.Revision++
-	if live := !l.Gone; !was.Scanned || live == was.Gone {
-		l.since = now
-	}
-	r.tell(was, l)
+	r.logChanges(was, l)
 	r.value.Set(l)
 	if !r.first {
 		r.first = true
@@ -340,11 +337,10 @@ func (r *reading) publish(now time.Time) {
 }
 
 // trouble fills in the groups and VIPs that count, and returns what does not.
-func (r *reading) trouble(now time.Time, l *Listing) (problems []string, stale map[readinessName]struct{}) {
+func (r *readLoop) trouble(now time.Time, l *Listing) (problems []string, stale map[fileName]struct{}) {
 	if r.shownChanged || r.shownKnown != r.known || l.Groups == nil {
-		l.Groups, l.VIPs, l.shown = map[string]struct{}{}, vip.Set{}, make([]readinessName, 0, len(r.shown))
+		l.Groups, l.VIPs = map[string]struct{}{}, vip.Set{}
 		for _, n := range r.shown {
-			l.shown = append(l.shown, n)
 			r.known.take(n, l)
 		}
 		r.shownChanged, r.shownKnown = false, r.known
@@ -359,24 +355,24 @@ func (r *reading) trouble(now time.Time, l *Listing) (problems []string, stale m
 			note(name, problem)
 		}
 		if _, counts := r.shown[name]; f.future {
-			note(name, "its mtime lies in the future: the clock of its writer is ahead, or ours jumped back; it counts as touched when first seen")
+			note(name, "its mtime lies in the future: the clock of its writer is ahead, or the local clock jumped back; it counts as touched when first seen")
 		} else if !counts && !f.expires.IsZero() && !now.Before(f.expires) {
 			note(name, fmt.Sprintf("was last touched more than %v ago and does not count (--readiness-max-age)", r.o.MaxAge))
 			if stale == nil {
-				stale = map[readinessName]struct{}{}
+				stale = map[fileName]struct{}{}
 			}
 			stale[f.name] = struct{}{}
 		}
 	}
 	slices.Sort(problems)
-	if n := len(problems); n > maxFileProblems {
-		problems = append(problems[:maxFileProblems:maxFileProblems], fmt.Sprintf("and %d more", n-maxFileProblems))
+	if n := len(problems); n > maxProblems {
+		problems = append(problems[:maxProblems:maxProblems], fmt.Sprintf("and %d more", n-maxProblems))
 	}
 	return problems, stale
 }
 
-// tell logs what is new.
-func (r *reading) tell(was, l Listing) {
+// logChanges logs the differences between two listings.
+func (r *readLoop) logChanges(was, l Listing) {
 	for _, p := range l.Problems {
 		if !slices.Contains(was.Problems, p) {
 			r.log.Warn("readiness file not taken", "problem", p)
@@ -389,10 +385,10 @@ func (r *reading) tell(was, l Listing) {
 		r.log.Info("a readiness file of a VIP was seen: from now on only such files count")
 	}
 	r.log.Info("readiness files", "groups", len(l.Groups), "vips", len(l.VIPs), "gone", l.Gone, "problems", len(l.Problems),
-		"reason", cmp.Or(errorWords(l.Err), "read"))
+		"reason", cmp.Or(errorText(l.Err), "read"))
 }
 
-func errorWords(err error) string {
+func errorText(err error) string {
 	if err == nil {
 		return ""
 	}

@@ -1,4 +1,4 @@
-package target
+package readinessfile
 
 import (
 	"context"
@@ -29,53 +29,59 @@ const (
 	tidyTime = 2 * time.Second
 )
 
-// DirectoryWriter writes readiness files for others, such as a router of Meridio
+// Writer writes readiness files for others, such as a router of Meridio
 // 2, and keeps them as wanted. It implements task.Task.
 //
 // What stands at the start is removed before anything is written, and all of it
 // again at the end. The files are empty and readable by all. Of one decision
-// files are removed before others are made, those of groups before those of VIPs;
+// files are removed before others are created, those of groups before those of VIPs;
 // and those of VIPs are made first, so that a reader never takes a group for all
-// of its VIPs. [DirectoryWriter.Beat] touches them: when nobody calls it they age.
-type DirectoryWriter struct {
+// of its VIPs. [Writer.Beat] touches them: when nobody calls it they age.
+type Writer struct {
 	path   string
 	log    *slog.Logger
 	wanted *latest.Value[uint64] // counts the changes of names
 	beats  *latest.Value[uint64]
-	state  *latest.Value[SourceState]
+	state  *latest.Value[writeResult]
 	ready  chan struct{}
 
 	mu    sync.Mutex
 	names map[string]struct{} // of the files that are wanted
 
-	failures atomic.Uint64
+	failures atomic.Uint64 // attempts
 	// Replaced in tests.
 	files   writerFiles
 	backoff time.Duration
 }
 
-// writerFiles is what a DirectoryWriter does to files.
+// writeResult is the result of the newest attempt; zero before the first.
+type writeResult struct {
+	written bool
+	err     error
+}
+
+// writerFiles is what a Writer does to files.
 type writerFiles struct {
-	make, remove, touch func(path string) error
+	create, remove, touch func(path string) error
 }
 
 // NewDirectoryWriter returns a writer of the directory, which is made if it is
 // missing (mode 0755). It does nothing before Run.
-func NewDirectoryWriter(path string, log *slog.Logger) *DirectoryWriter {
+func NewWriter(path string, log *slog.Logger) *Writer {
 	path = filepath.Clean(path)
-	return &DirectoryWriter{
+	return &Writer{
 		path: path, log: log.With("directory", path),
 		wanted: latest.New(uint64(0)), names: map[string]struct{}{}, beats: latest.New(uint64(0)),
-		state:   latest.New(SourceState{Name: "directory", Detail: path + ": nothing was written yet"}),
+		state:   latest.New(writeResult{}),
 		ready:   make(chan struct{}),
-		files:   writerFiles{make: makeReadinessFile, remove: os.Remove, touch: touchReadinessFile},
+		files:   writerFiles{create: createFile, remove: os.Remove, touch: setTimes},
 		backoff: minFileBackoff,
 	}
 }
 
 // Want says which groups and VIPs are ready, the latter by their first addresses;
 // it replaces what was wanted before. It never blocks: only the newest counts.
-func (w *DirectoryWriter) Want(groups []string, vips ...netip.Addr) {
+func (w *Writer) Want(groups []string, vips ...netip.Addr) {
 	names := make(map[string]struct{}, len(groups)+len(vips))
 	for _, g := range groups {
 		names[GroupFile(g)] = struct{}{}
@@ -94,7 +100,7 @@ func (w *DirectoryWriter) Want(groups []string, vips ...netip.Addr) {
 
 // Change is Want for what changed: files of these names, as [GroupFile] and
 // [VIPFile] make them, are wanted (true) or no longer. Its cost follows the changes.
-func (w *DirectoryWriter) Change(names map[string]bool) {
+func (w *Writer) Change(names map[string]bool) {
 	if len(names) == 0 {
 		return
 	}
@@ -111,7 +117,7 @@ func (w *DirectoryWriter) Change(names map[string]bool) {
 }
 
 // list returns the names that are wanted, sorted.
-func (w *DirectoryWriter) list() []string {
+func (w *Writer) list() []string {
 	w.mu.Lock()
 	names := slices.Collect(maps.Keys(w.names))
 	w.mu.Unlock()
@@ -121,23 +127,17 @@ func (w *DirectoryWriter) list() []string {
 
 // Beat says that whoever calls Want is alive. It never blocks, and may be called
 // often: files are touched once a second.
-func (w *DirectoryWriter) Beat() { w.beats.Update(func(n uint64) uint64 { return n + 1 }) }
-
-// State describes what is written; its Problems are files that could not be.
-func (w *DirectoryWriter) State() SourceState { return w.state.Load() }
-
-// Failures counts attempts that failed.
-func (w *DirectoryWriter) Failures() uint64 { return w.failures.Load() }
+func (w *Writer) Beat() { w.beats.Update(func(n uint64) uint64 { return n + 1 }) }
 
 // Ready is closed once leftovers are removed, or were tried to be.
-func (w *DirectoryWriter) Ready() <-chan struct{} { return w.ready }
+func (w *Writer) Ready() <-chan struct{} { return w.ready }
 
 // String names the task.
-func (w *DirectoryWriter) String() string { return "readiness-directory-writer" }
+func (w *Writer) String() string { return "readiness-directory-writer" }
 
 // Run keeps the files until ctx ends, and removes them then. It is called once. A
 // file system that hangs may keep one goroutine of it beyond the end.
-func (w *DirectoryWriter) Run(ctx context.Context) error {
+func (w *Writer) Run(ctx context.Context) error {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -153,15 +153,15 @@ func (w *DirectoryWriter) Run(ctx context.Context) error {
 }
 
 // writing is what run knows.
-type writing struct {
-	*DirectoryWriter
+type writeLoop struct {
+	*Writer
 	clean   bool                // leftovers are removed
-	made    map[string]struct{} // files of ours that stand
+	created map[string]struct{} // files of isReadinessFile that stand
 	touched time.Time
 }
 
-func (w *DirectoryWriter) run(ctx context.Context) {
-	r := &writing{DirectoryWriter: w, made: map[string]struct{}{}}
+func (w *Writer) run(ctx context.Context) {
+	r := &writeLoop{Writer: w, created: map[string]struct{}{}}
 	_, wantedChanged := w.wanted.Get()
 	wanted := w.list()
 	_, beat := w.beats.Get()
@@ -201,9 +201,9 @@ func (w *DirectoryWriter) run(ctx context.Context) {
 }
 
 // write makes the files those that are wanted.
-func (r *writing) write(wanted []string) error {
+func (r *writeLoop) write(wanted []string) error {
 	if !r.clean {
-		if err := r.makeDirectory(); err != nil {
+		if err := r.createDirectory(); err != nil {
 			return err
 		}
 		if err := r.removeLeftovers(); err != nil {
@@ -212,7 +212,7 @@ func (r *writing) write(wanted []string) error {
 		r.clean, r.touched = true, time.Now()
 	}
 	var errs []error
-	for _, name := range order(r.made, groupFilePrefix) {
+	for _, name := range order(r.created, groupFilePrefix) {
 		if _, keep := slices.BinarySearch(wanted, name); keep {
 			continue
 		}
@@ -220,22 +220,22 @@ func (r *writing) write(wanted []string) error {
 			errs = append(errs, err)
 			continue
 		}
-		delete(r.made, name)
+		delete(r.created, name)
 	}
 	if len(errs) > 0 {
 		return errors.Join(errs...) // nothing is raised before all that fell has fallen
 	}
 	missing := map[string]struct{}{}
 	for _, name := range wanted {
-		if _, stands := r.made[name]; !stands {
+		if _, stands := r.created[name]; !stands {
 			missing[name] = struct{}{}
 		}
 	}
 	for _, name := range order(missing, vipFilePrefix) {
-		err := r.files.make(filepath.Join(r.path, name))
+		err := r.files.create(filepath.Join(r.path, name))
 		if errors.Is(err, fs.ErrNotExist) { // somebody removed the directory
-			if err = r.makeDirectory(); err == nil {
-				err = r.files.make(filepath.Join(r.path, name))
+			if err = r.createDirectory(); err == nil {
+				err = r.files.create(filepath.Join(r.path, name))
 			}
 		}
 		if err != nil {
@@ -245,14 +245,14 @@ func (r *writing) write(wanted []string) error {
 			}
 			continue
 		}
-		r.made[name] = struct{}{}
+		r.created[name] = struct{}{}
 	}
 	return errors.Join(errs...)
 }
 
-// makeDirectory makes the directory if it is missing. Who reads it may be another
+// createDirectory creates the directory if it is missing. Who reads it may be another
 // user, whatever our umask.
-func (r *writing) makeDirectory() error {
+func (r *writeLoop) createDirectory() error {
 	if _, err := os.Stat(r.path); err == nil {
 		return nil
 	}
@@ -283,7 +283,7 @@ func order(names map[string]struct{}, prefix string) []string {
 	return list
 }
 
-func (r *writing) remove(name string) error {
+func (r *writeLoop) remove(name string) error {
 	if err := r.files.remove(filepath.Join(r.path, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove readiness file %q: %w", name, err)
 	}
@@ -291,14 +291,14 @@ func (r *writing) remove(name string) error {
 }
 
 // removeLeftovers removes what a writer before us left.
-func (r *writing) removeLeftovers() error {
+func (r *writeLoop) removeLeftovers() error {
 	entries, err := os.ReadDir(r.path)
 	if err != nil {
 		return fmt.Errorf("look for old readiness files in %s: %w", r.path, err)
 	}
 	left := map[string]struct{}{}
 	for _, e := range entries {
-		if _, ours, _ := parseReadinessName(e.Name()); ours && !e.IsDir() {
+		if _, isReadinessFile, _ := parseName(e.Name()); isReadinessFile && !e.IsDir() {
 			left[e.Name()] = struct{}{}
 		}
 	}
@@ -317,17 +317,17 @@ func (r *writing) removeLeftovers() error {
 
 // touch touches the files once a second, and tells whether something must be
 // written again: somebody removed a file.
-func (r *writing) touch(now time.Time) (again bool) {
+func (r *writeLoop) touch(now time.Time) (again bool) {
 	if !r.clean || now.Sub(r.touched) < touchInterval {
 		return false
 	}
 	r.touched = now
 	var failed error
-	for name := range r.made {
+	for name := range r.created {
 		err := r.files.touch(filepath.Join(r.path, name))
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			delete(r.made, name)
+			delete(r.created, name)
 			again = true
 		case err != nil:
 			failed = fmt.Errorf("touch readiness file %q: %w", name, err)
@@ -339,10 +339,10 @@ func (r *writing) touch(now time.Time) (again bool) {
 	return again
 }
 
-// tidy removes all that is ours, at the end.
-func (r *writing) tidy() {
+// tidy removes all that is isReadinessFile, at the end.
+func (r *writeLoop) tidy() {
 	var errs []error
-	for _, name := range order(r.made, groupFilePrefix) {
+	for _, name := range order(r.created, groupFilePrefix) {
 		errs = append(errs, r.remove(name))
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -351,31 +351,24 @@ func (r *writing) tidy() {
 	}
 }
 
-// show tells how it went.
-func (r *writing) show(err error) {
+// show records the result of an attempt, and logs when it differs from the one before.
+func (r *writeLoop) show(err error) {
 	was := r.state.Load()
-	is := SourceState{Name: "directory", Live: err == nil, Since: was.Since, Detail: fmt.Sprintf("%s: %d files written", r.path, len(r.made))}
-	if is.Since.IsZero() || was.Live != is.Live {
-		is.Since = time.Now()
-	}
-	if err != nil {
-		r.failures.Add(1)
-		is.Problems = strings.Split(err.Error(), "\n")
-		if n := len(is.Problems); n > maxFileProblems {
-			is.Problems = append(is.Problems[:maxFileProblems:maxFileProblems], fmt.Sprintf("and %d more", n-maxFileProblems))
+	switch {
+	case err != nil:
+		failures := r.failures.Add(1)
+		if was.err == nil || was.err.Error() != err.Error() {
+			r.log.Error("failed to write readiness files, retrying", "error", err, "failures", failures)
 		}
-		if was.Live || was.Since.IsZero() || !slices.Equal(was.Problems, is.Problems) {
-			r.log.Error("the readiness files are not as wanted, trying again", "error", err, "failures", r.failures.Load())
-		}
-	} else if !was.Live && len(was.Problems) > 0 {
-		r.log.Info("the readiness files are as wanted again")
+	case was.err != nil:
+		r.log.Info("readiness files written again")
 	}
-	r.state.Set(is)
+	r.state.Set(writeResult{written: err == nil, err: err})
 }
 
 // makeReadinessFile makes an empty file. One that stands is taken over if it is a
 // regular file; anything else is in the way.
-func makeReadinessFile(path string) error {
+func createFile(path string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if errors.Is(err, fs.ErrExist) {
 		info, err := os.Lstat(path)
@@ -385,7 +378,7 @@ func makeReadinessFile(path string) error {
 		if !info.Mode().IsRegular() {
 			return fmt.Errorf("what is no regular file is in its way: %w", fs.ErrExist)
 		}
-		return touchReadinessFile(path)
+		return setTimes(path)
 	}
 	if err != nil {
 		return err
@@ -393,7 +386,7 @@ func makeReadinessFile(path string) error {
 	return f.Close()
 }
 
-func touchReadinessFile(path string) error {
+func setTimes(path string) error {
 	now := time.Now()
 	return os.Chtimes(path, now, now)
 }

@@ -1,4 +1,4 @@
-package target
+package readinessfile
 
 import (
 	"errors"
@@ -21,7 +21,7 @@ type scanRequest struct {
 }
 
 // sight is what was found.
-type sight struct {
+type scanResult struct {
 	request scanRequest
 	begun   time.Time
 	// files are those with the name of a readiness file that may count, by name.
@@ -35,7 +35,7 @@ type sight struct {
 
 // foundFile is one file.
 type foundFile struct {
-	name readinessName
+	name fileName
 	// mtime is zero unless it is wanted.
 	mtime time.Time
 	link  bool
@@ -54,16 +54,16 @@ type scanner struct {
 }
 
 // run answers requests until there are no more.
-func (s *scanner) run(requests <-chan scanRequest, sights chan<- sight) {
+func (s *scanner) run(requests <-chan scanRequest, results chan<- scanResult) {
 	for q := range requests {
-		found := sight{request: q, begun: time.Now()}
+		found := scanResult{request: q, begun: time.Now()}
 		s.before()
 		if q.names != nil {
 			found.files = s.verify(q.names)
 		} else {
 			s.scan(&found)
 		}
-		sights <- found // there is room: one request at a time
+		results <- found // there is room: one request at a time
 	}
 	if s.notifier == nil {
 		return
@@ -85,7 +85,7 @@ func (s *scanner) verify(names map[string]struct{}) map[string]foundFile {
 }
 
 // scan looks at the whole directory.
-func (s *scanner) scan(found *sight) {
+func (s *scanner) scan(found *scanResult) {
 	if info, err := os.Lstat(s.path); err == nil {
 		found.link = info.Mode()&fs.ModeSymlink != 0
 	}
@@ -146,23 +146,23 @@ func (s *scanner) watch() {
 	s.watched = problem == nil
 }
 
-func (s *scanner) read(dir *os.File, found *sight) error {
+func (s *scanner) read(dir *os.File, found *scanResult) error {
 	const batch = 1024
 	found.files = map[string]foundFile{}
 	for total := 0; ; {
 		entries, err := dir.ReadDir(batch)
 		for _, e := range entries {
-			if total++; total > MaxDirectoryEntries {
-				found.problems = append(found.problems, fmt.Sprintf("%s has more than %d entries: the others are not looked at", s.path, MaxDirectoryEntries))
+			if total++; total > maxEntries {
+				found.problems = append(found.problems, fmt.Sprintf("%s has more than %d entries: the others are not looked at", s.path, maxEntries))
 				return nil
 			}
-			n, ours, problem := parseReadinessName(e.Name())
-			if !ours {
+			n, isReadinessFile, problem := parseName(e.Name())
+			if !isReadinessFile {
 				continue
 			}
 			f := foundFile{name: n}
 			if problem == "" {
-				problem = s.look(e, &f)
+				problem = s.inspect(e, &f)
 			}
 			switch problem {
 			case "":
@@ -184,8 +184,8 @@ func (s *scanner) read(dir *os.File, found *sight) error {
 // vanished is what look says of a file that was removed meanwhile.
 const vanished = "vanished"
 
-// look tells whether an entry may count, and fills in the rest.
-func (s *scanner) look(e fs.DirEntry, f *foundFile) (problem string) {
+// inspect reports whether an entry may count, and fills in the rest.
+func (s *scanner) inspect(e fs.DirEntry, f *foundFile) (problem string) {
 	mode := e.Type()
 	f.link = mode&fs.ModeSymlink != 0
 	if mode.IsRegular() && !s.times {

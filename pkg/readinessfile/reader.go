@@ -1,4 +1,4 @@
-package target
+package readinessfile
 
 import (
 	"context"
@@ -24,34 +24,46 @@ const (
 	// core busy. A removal needs no scan.
 	scanGap = 5 * time.Millisecond
 	// hangTime is how long a scan may take. With rescanTime it stays below
-	// ListingAge: the directory is gone before its listing is too old.
+	// MaxListingAge: the directory is gone before its listing is too old.
 	hangTime = 1500 * time.Millisecond
 	// leaveTime is how long the end waits for a scan that hangs.
 	leaveTime = time.Second
 	// futureTolerance is how far in the future an mtime may lie without a word.
 	futureTolerance = time.Second
 	// maxFileProblems is how many problems are named.
-	maxFileProblems = 20
+	maxProblems = 20
 	// notifications is how many of them may wait to be looked at.
 	notifications = 4096
 )
 
 // MaxDirectoryEntries is how many entries of the directory are looked at.
-const MaxDirectoryEntries = 20_000
+const maxEntries = 20_000
 
-// MinReadinessMaxAge is the least MaxAge: our own writer touches its files once
+// MinMaxAge is the least MaxAge: our own writer touches its files once
 // a second, and some file systems keep mtimes to one or two seconds only.
-const MinReadinessMaxAge = 2 * time.Second
+const MinMaxAge = 2 * time.Second
+
+// GonePolicy is what happens to ready VIPs when the directory is lost.
+type GonePolicy string
+
+const (
+	// OnGoneHold keeps them ready.
+	Hold GonePolicy = "hold"
+	// OnGoneDrain keeps them ready for the drain time.
+	Drain GonePolicy = "drain"
+	// OnGoneDrop lets them become not ready at once.
+	Drop GonePolicy = "drop"
+)
 
 // DirectoryOptions configure a Directory.
-type DirectoryOptions struct {
+type Options struct {
 	Path string
 	// MissingReady makes every VIP ready as long as the directory was never there
 	// since the start, for pods whose writer comes late. Once it was there OnGone
 	// decides: a directory that is being replaced must not open the gate.
 	MissingReady bool
 	// MaxAge is how long ago a file may have been touched to count; 0 is off, at
-	// least MinReadinessMaxAge otherwise. It is for writers that touch their files.
+	// least MinMaxAge otherwise. It is for writers that touch their files.
 	//
 	// The age is taken from the wall clock once, when an mtime is first seen, and
 	// grows by the monotonic clock from there on. So a clock that jumps later ages
@@ -60,9 +72,8 @@ type DirectoryOptions struct {
 	// young. An mtime in the future counts as now, so that such a file ages too. A
 	// file system with coarse mtimes makes a file look older, by up to 2 s.
 	MaxAge time.Duration
-	// OnGone says what counts while the directory cannot be read. Drop lets
-	// everything go.
-	OnGone Gone
+	// OnGone says what counts while the directory cannot be read.
+	OnGone GonePolicy
 	// DrainTime is how long Drain serves what was ready.
 	DrainTime time.Duration
 	Log       *slog.Logger
@@ -79,8 +90,8 @@ type DirectoryOptions struct {
 //
 // Files are no lease: those of a writer that died go on counting, unless MaxAge
 // is set and the writer touches them.
-type Directory struct {
-	o     DirectoryOptions
+type Reader struct {
+	o     Options
 	log   *slog.Logger
 	value *latest.Value[Listing]
 	known *latest.Value[*names]
@@ -95,9 +106,9 @@ type Directory struct {
 }
 
 // NewDirectory returns a Directory, which does nothing before Run.
-func NewDirectory(o DirectoryOptions) *Directory {
+func NewReader(o Options) *Reader {
 	o.Path = filepath.Clean(o.Path)
-	return &Directory{
+	return &Reader{
 		o: o, log: o.Log.With("directory", o.Path),
 		value: latest.New(Listing{path: o.Path}), known: latest.New(newNames(Names{})),
 		ready:      make(chan struct{}),
@@ -109,29 +120,21 @@ func NewDirectory(o DirectoryOptions) *Directory {
 
 // Value tells what the directory says. It changes with every rescan, if only in
 // At; see Listing.Revision.
-func (d *Directory) Value() *latest.Value[Listing] { return d.value }
+func (d *Reader) Value() *latest.Value[Listing] { return d.value }
 
 // Configure says what files may be about; to be called before Run and whenever
 // that changes. It never blocks.
-func (d *Directory) Configure(known Names) { d.known.Set(newNames(known)) }
-
-// State describes the directory.
-func (d *Directory) State() SourceState {
-	l := d.value.Load()
-	s := l.state(d.o.OnGone)
-	s.Since = l.since
-	return s
-}
+func (d *Reader) Configure(known Names) { d.known.Set(newNames(known)) }
 
 // Ready is closed once the first scan ended, well or not.
-func (d *Directory) Ready() <-chan struct{} { return d.ready }
+func (d *Reader) Ready() <-chan struct{} { return d.ready }
 
 // String names the task.
-func (d *Directory) String() string { return "readiness-directory" }
+func (d *Reader) String() string { return "readiness-directory" }
 
 // Run reads the directory until ctx ends. It is called once. A file system that
 // hangs may keep one goroutine of it beyond the end: nothing can interrupt that.
-func (d *Directory) Run(ctx context.Context) error {
+func (d *Reader) Run(ctx context.Context) error {
 	notifier, err := d.notifier()
 	var events <-chan fsnotify.Event
 	var failures <-chan error
@@ -142,11 +145,11 @@ func (d *Directory) Run(ctx context.Context) error {
 		events, failures = notifier.Events, notifier.Errors
 	}
 	s := &scanner{path: d.o.Path, times: d.o.MaxAge > 0, notifier: notifier, before: d.beforeScan, log: d.log, watched: true}
-	requests, sights := make(chan scanRequest, 1), make(chan sight, 1)
+	requests, results := make(chan scanRequest, 1), make(chan scanResult, 1)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		s.run(requests, sights)
+		s.run(requests, results)
 	}()
 	defer func() {
 		close(requests)
@@ -158,7 +161,7 @@ func (d *Directory) Run(ctx context.Context) error {
 	}()
 
 	known, knownChanged := d.known.Get()
-	r := &reading{Directory: d, known: known, requests: requests, sights: sights, shown: map[string]readinessName{}}
+	r := &readLoop{Reader: d, known: known, requests: requests, results: results, shown: map[string]fileName{}}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -167,8 +170,8 @@ func (d *Directory) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case found := <-sights:
-			r.saw(time.Now(), found)
+		case found := <-results:
+			r.onScan(time.Now(), found)
 		case e, open := <-events:
 			for more := true; more; {
 				if !open {
@@ -176,7 +179,7 @@ func (d *Directory) Run(ctx context.Context) error {
 					events = nil
 					break
 				}
-				r.heard(time.Now(), e)
+				r.onEvent(time.Now(), e)
 				select {
 				case e, open = <-events:
 				default:

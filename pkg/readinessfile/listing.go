@@ -1,4 +1,4 @@
-package target
+package readinessfile
 
 import (
 	"fmt"
@@ -12,15 +12,15 @@ import (
 )
 
 // Names of readiness files. The first is the convention of Meridio 2; the second
-// is ours, for one VIP.
+// is isReadinessFile, for one VIP.
 const (
 	groupFilePrefix = "lb-ready-"
 	vipFilePrefix   = "lb-vip-ready-"
 )
 
-// ListingAge is how old a [Listing] may be. One that is older counts as gone: what
+// MaxListingAge is how old a [Listing] may be. One that is older counts as gone: what
 // looks at the directory hangs. It is three missed rescans.
-const ListingAge = 3 * time.Second
+const MaxListingAge = 3 * time.Second
 
 // Listing is what the readiness directory says. It is not changed once published.
 type Listing struct {
@@ -48,7 +48,7 @@ type Listing struct {
 	// Problems are files that are not taken, each with its name and why.
 	Problems []string
 	// At is when the scan began that this rests on; while a scan hangs, when that
-	// was last noticed. Each rescan moves it: see ListingAge.
+	// was last noticed. Each rescan moves it: see MaxListingAge.
 	At time.Time
 	// Revision counts the listings that said something else than the one before;
 	// what only At moves has the same.
@@ -56,35 +56,15 @@ type Listing struct {
 
 	path     string
 	byStream bool // the trench file has streams
-	// shown are the files that count, also those about nothing that is known.
-	shown []readinessName
-	stale map[readinessName]struct{}
-	since time.Time // Gone last changed
+	stale    map[fileName]struct{}
 }
 
 // same tells whether nothing but At differs. Groups and VIPs are shared by
 // listings in which they are the same.
 func (l Listing) same(o Listing) bool {
 	return l.Scanned == o.Scanned && maps.Equal(l.Groups, o.Groups) && l.VIPs.Equal(o.VIPs) && l.PerVIP == o.PerVIP &&
-		l.Everything == o.Everything && l.Gone == o.Gone && errorWords(l.Err) == errorWords(o.Err) &&
+		l.Everything == o.Everything && l.Gone == o.Gone && errorText(l.Err) == errorText(o.Err) &&
 		l.DrainEnd.Equal(o.DrainEnd) && slices.Equal(l.Problems, o.Problems) && l.byStream == o.byStream && maps.Equal(l.stale, o.stale)
-}
-
-// For is what the same files say now that they may be about n: whoever puts another
-// trench file into force cannot wait for the next listing.
-func (l Listing) For(n Names) Listing {
-	known := newNames(n)
-	l.Groups, l.VIPs, l.byStream = maps.Clone(l.Groups), maps.Clone(l.VIPs), len(known.streams) > 0
-	if l.Groups == nil {
-		l.Groups = map[string]struct{}{}
-	}
-	if l.VIPs == nil {
-		l.VIPs = vip.Set{}
-	}
-	for _, f := range l.shown {
-		known.take(f, &l)
-	}
-	return l
 }
 
 // Ready tells whether a VIP is ready, and why it is or is not. streams are the
@@ -102,7 +82,7 @@ func (l Listing) Ready(v vip.VIP, streams []string) (ready bool, why string) {
 		return true, "the readiness directory " + l.path + " was never there, and --readiness-dir-missing=ready"
 	case l.PerVIP:
 		ready, why = l.VIPs.Has(v), VIPFile(v.Prefix().Addr())
-		if _, old := l.stale[readinessName{vip: v.Prefix().Addr()}]; old && !ready {
+		if _, old := l.stale[fileName{vip: v.Prefix().Addr()}]; old && !ready {
 			return false, "readiness file " + why + tooOld
 		}
 	case l.byStream && len(streams) == 0:
@@ -135,7 +115,7 @@ func (l Listing) anyOf(groups []string) (found bool, files string) {
 		if _, ready := l.Groups[g]; ready {
 			return true, groupFilePrefix + g
 		}
-		_, old := l.stale[readinessName{group: g}]
+		_, old := l.stale[fileName{group: g}]
 		switch {
 		case i < shown && old:
 			names = append(names, groupFilePrefix+g+" young enough")
@@ -148,26 +128,6 @@ func (l Listing) anyOf(groups []string) (found bool, files string) {
 	return false, strings.Join(names, " or ")
 }
 
-// state describes the listing for people.
-func (l Listing) state(onGone Gone) SourceState {
-	s := SourceState{Name: "directory", Live: l.Scanned && !l.Gone, OnGone: onGone, Problems: l.Problems}
-	switch {
-	case !l.Scanned:
-		s.Detail = l.path + " was not read yet"
-	case l.Everything:
-		s.Detail = l.Err.Error() + "; until it was there every VIP counts as ready"
-	case l.Gone:
-		s.Detail = l.Err.Error()
-	case l.PerVIP:
-		s.Detail = fmt.Sprintf("%s: files of %s; those of streams do not count", l.path, plural(len(l.VIPs), "VIP"))
-	case l.byStream:
-		s.Detail = fmt.Sprintf("%s: files of %s", l.path, plural(len(l.Groups), "stream"))
-	default:
-		s.Detail = fmt.Sprintf("%s: files of %s, any of which makes every VIP ready", l.path, plural(len(l.Groups), "group"))
-	}
-	return s
-}
-
 // GroupFile is the name of the file that makes a group ready.
 func GroupFile(group string) string { return groupFilePrefix + group }
 
@@ -175,14 +135,14 @@ func GroupFile(group string) string { return groupFilePrefix + group }
 func VIPFile(a netip.Addr) string { return vipFilePrefix + a.String() }
 
 // readinessName is what the name of a readiness file says: a group or an address.
-type readinessName struct {
+type fileName struct {
 	group string
 	vip   netip.Addr
 }
 
-// parseReadinessName reads the name of a file. Names that are none of ours say
-// nothing, ours is false then.
-func parseReadinessName(name string) (n readinessName, ours bool, problem string) {
+// parseReadinessName reads the name of a file. Names that are none of isReadinessFile say
+// nothing, isReadinessFile is false then.
+func parseName(name string) (n fileName, isReadinessFile bool, problem string) {
 	if text, is := strings.CutPrefix(name, vipFilePrefix); is {
 		a, err := netip.ParseAddr(text)
 		switch {
@@ -191,13 +151,13 @@ func parseReadinessName(name string) (n readinessName, ours bool, problem string
 		case a.Zone() != "":
 			return n, true, fmt.Sprintf("%q has a zone: leave it out", text)
 		}
-		return readinessName{vip: a.Unmap()}, true, ""
+		return fileName{vip: a.Unmap()}, true, ""
 	}
 	if text, is := strings.CutPrefix(name, groupFilePrefix); is {
 		if text == "" {
 			return n, true, "it names no group: write " + groupFilePrefix + "<name of the stream>"
 		}
-		return readinessName{group: text}, true, ""
+		return fileName{group: text}, true, ""
 	}
 	return n, false, ""
 }
@@ -228,7 +188,7 @@ func newNames(n Names) *names {
 }
 
 // problem says why a file is about nothing that is known.
-func (k *names) problem(n readinessName) string {
+func (k *names) problem(n fileName) string {
 	if n.group == "" {
 		if _, known := k.vips[n.vip]; !known {
 			return "no VIP of the attractor begins with " + n.vip.String()
@@ -240,7 +200,7 @@ func (k *names) problem(n readinessName) string {
 }
 
 // take puts what a file says into the listing, if it is about something known.
-func (k *names) take(n readinessName, l *Listing) {
+func (k *names) take(n fileName, l *Listing) {
 	switch {
 	case k.problem(n) != "":
 	case n.group == "":

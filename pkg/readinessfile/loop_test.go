@@ -1,4 +1,4 @@
-package target
+package readinessfile
 
 import (
 	"errors"
@@ -14,7 +14,7 @@ import (
 
 // clockwork is what a Directory knows, on a clock and a file system of the test.
 type clockwork struct {
-	*reading
+	*readLoop
 	t        *testing.T
 	now      time.Time
 	requests chan scanRequest
@@ -22,13 +22,13 @@ type clockwork struct {
 	err      error
 }
 
-func newClockwork(t *testing.T, o DirectoryOptions) *clockwork {
+func newClockwork(t *testing.T, o Options) *clockwork {
 	o.Path, o.Log = "/d", discard
-	d := NewDirectory(o)
+	d := NewReader(o)
 	d.Configure(someNames)
 	c := &clockwork{t: t, now: time.Now(), requests: make(chan scanRequest, 1), files: map[string]time.Time{}}
-	c.reading = &reading{
-		Directory: d, known: d.known.Load(), requests: c.requests, sights: make(chan sight), shown: map[string]readinessName{},
+	c.readLoop = &readLoop{
+		Reader: d, known: d.known.Load(), requests: c.requests, results: make(chan scanResult), shown: map[string]fileName{},
 	}
 	return c
 }
@@ -41,7 +41,7 @@ func (c *clockwork) pass(d time.Duration) {
 		c.act(c.now)
 		select {
 		case q := <-c.requests:
-			c.saw(c.now, c.answer(q))
+			c.onScan(c.now, c.answer(q))
 			continue
 		default:
 		}
@@ -56,13 +56,13 @@ func (c *clockwork) pass(d time.Duration) {
 	}
 }
 
-func (c *clockwork) answer(q scanRequest) sight {
-	s := sight{request: q, begun: c.now, err: c.err, files: map[string]foundFile{}}
+func (c *clockwork) answer(q scanRequest) scanResult {
+	s := scanResult{request: q, begun: c.now, err: c.err, files: map[string]foundFile{}}
 	for name, mtime := range c.files {
 		if _, asked := q.names[name]; q.names != nil && !asked {
 			continue
 		}
-		n, _, _ := parseReadinessName(name)
+		n, _, _ := parseName(name)
 		s.files[name] = foundFile{name: n, mtime: mtime}
 	}
 	return s
@@ -81,7 +81,7 @@ func (c *clockwork) gone() {
 }
 
 func TestOneThatAppearsWaitsForTheOthers(t *testing.T) {
-	c := newClockwork(t, DirectoryOptions{OnGone: Drop})
+	c := newClockwork(t, Options{OnGone: Drop})
 	c.pass(0)
 	revision := c.value.Load().Revision
 	c.appears(c.now)
@@ -102,7 +102,7 @@ func TestOneThatAppearsWaitsForTheOthers(t *testing.T) {
 }
 
 func TestWhatAppearsWithoutEndCountsNevertheless(t *testing.T) {
-	c := newClockwork(t, DirectoryOptions{OnGone: Drop})
+	c := newClockwork(t, Options{OnGone: Drop})
 	c.pass(0)
 	begin := c.now
 	c.files["lb-ready-a"] = c.now
@@ -117,7 +117,7 @@ func TestWhatAppearsWithoutEndCountsNevertheless(t *testing.T) {
 }
 
 func TestAFallIsNotHeldUpByWhatAppears(t *testing.T) {
-	c := newClockwork(t, DirectoryOptions{OnGone: Drop})
+	c := newClockwork(t, Options{OnGone: Drop})
 	c.files["lb-ready-b"] = c.now
 	c.pass(0)
 	c.want(vipTwo, vipWide)
@@ -133,7 +133,7 @@ func TestAFallIsNotHeldUpByWhatAppears(t *testing.T) {
 
 // Otherwise every VIP would fall for the 10 ms that its own file waits.
 func TestTheFirstFileOfAVIPDropsNoOther(t *testing.T) {
-	c := newClockwork(t, DirectoryOptions{OnGone: Drop})
+	c := newClockwork(t, Options{OnGone: Drop})
 	c.files["lb-ready-a"] = c.now
 	c.pass(0)
 	c.want(vipOne)
@@ -150,19 +150,19 @@ func TestGoneDirectory(t *testing.T) {
 	const drain = 3 * time.Second
 	tests := []struct {
 		name    string
-		o       DirectoryOptions
+		o       Options
 		before  []vip.VIP // at once
 		drains  bool
 		after   []vip.VIP // after the drain time
 		problem bool
 	}{
-		{name: "hold", o: DirectoryOptions{OnGone: Hold}, before: []vip.VIP{vipOne}, after: []vip.VIP{vipOne}},
-		{name: "drain", o: DirectoryOptions{OnGone: Drain, DrainTime: drain}, before: []vip.VIP{vipOne}, drains: true},
-		{name: "drain in no time", o: DirectoryOptions{OnGone: Drain}},
-		{name: "drop", o: DirectoryOptions{OnGone: Drop}},
+		{name: "hold", o: Options{OnGone: Hold}, before: []vip.VIP{vipOne}, after: []vip.VIP{vipOne}},
+		{name: "drain", o: Options{OnGone: Drain, DrainTime: drain}, before: []vip.VIP{vipOne}, drains: true},
+		{name: "drain in no time", o: Options{OnGone: Drain}},
+		{name: "drop", o: Options{OnGone: Drop}},
 		// What was there and is gone opens no gate.
-		{name: "drop, although one that never was there means ready", o: DirectoryOptions{OnGone: Drop, MissingReady: true}},
-		{name: "hold files that grow old", o: DirectoryOptions{OnGone: Hold, MaxAge: 2 * time.Second}, before: []vip.VIP{vipOne}, after: []vip.VIP{vipOne}},
+		{name: "drop, although one that never was there means ready", o: Options{OnGone: Drop, MissingReady: true}},
+		{name: "hold files that grow old", o: Options{OnGone: Hold, MaxAge: 2 * time.Second}, before: []vip.VIP{vipOne}, after: []vip.VIP{vipOne}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -190,12 +190,12 @@ func TestGoneDirectory(t *testing.T) {
 }
 
 func TestDirectoryThatWasNeverThere(t *testing.T) {
-	for _, onGone := range []Gone{Hold, Drain, Drop} {
-		t.Run(onGone.String(), func(t *testing.T) {
-			c := newClockwork(t, DirectoryOptions{OnGone: onGone, DrainTime: time.Second})
+	for _, onGone := range []GonePolicy{Hold, Drain, Drop} {
+		t.Run(string(onGone), func(t *testing.T) {
+			c := newClockwork(t, Options{OnGone: onGone, DrainTime: time.Second})
 			c.gone()
 			c.want()
-			c = newClockwork(t, DirectoryOptions{OnGone: onGone, DrainTime: time.Second, MissingReady: true})
+			c = newClockwork(t, Options{OnGone: onGone, DrainTime: time.Second, MissingReady: true})
 			c.gone()
 			c.want(someNames.VIPs...)
 			c.err = errors.New("input/output error")
@@ -210,7 +210,7 @@ func TestDirectoryThatWasNeverThere(t *testing.T) {
 
 func TestFilesGrowOld(t *testing.T) {
 	const maxAge = 2500 * time.Millisecond
-	c := newClockwork(t, DirectoryOptions{OnGone: Drop, MaxAge: maxAge})
+	c := newClockwork(t, Options{OnGone: Drop, MaxAge: maxAge})
 	c.files["lb-ready-a"] = c.now.Round(0).Add(-time.Second)
 	c.files["lb-ready-b"] = c.now.Round(0).Add(-maxAge)
 	c.pass(0)
@@ -237,7 +237,7 @@ func TestFilesGrowOld(t *testing.T) {
 
 func TestMtimesInTheFutureAgeToo(t *testing.T) {
 	const maxAge = 5 * time.Second
-	c := newClockwork(t, DirectoryOptions{OnGone: Drop, MaxAge: maxAge})
+	c := newClockwork(t, Options{OnGone: Drop, MaxAge: maxAge})
 	c.files["lb-ready-a"] = c.now.Round(0).Add(24 * time.Hour)
 	c.files["lb-ready-b"] = c.now.Round(0).Add(futureTolerance / 2)
 	c.pass(0)
@@ -248,7 +248,7 @@ func TestMtimesInTheFutureAgeToo(t *testing.T) {
 }
 
 func TestAListingAgesWhileNothingIsSeen(t *testing.T) {
-	c := newClockwork(t, DirectoryOptions{OnGone: Drop})
+	c := newClockwork(t, Options{OnGone: Drop})
 	c.files["lb-ready-a"] = c.now
 	c.pass(0)
 	c.pass(10 * rescanTime)
@@ -265,35 +265,8 @@ func TestAListingAgesWhileNothingIsSeen(t *testing.T) {
 		c.now = c.next()
 		c.act(c.now)
 	}
-	if age := c.now.Sub(l.At); age > ListingAge {
+	if age := c.now.Sub(l.At); age > MaxListingAge {
 		t.Errorf("noticed %v after the last scan", age)
 	}
 	c.want()
-}
-
-func TestListingForOtherNamesNeedsNoNewOne(t *testing.T) {
-	known := newNames(Names{Streams: []string{"old"}, VIPs: []vip.VIP{vip.Require("20.0.0.1/32")}})
-	d := NewDirectory(DirectoryOptions{Path: "/d", Log: discard})
-	r := &reading{Directory: d, known: known, shown: map[string]readinessName{}}
-	files := map[string]foundFile{}
-	for _, name := range []string{"lb-ready-old", "lb-ready-new"} {
-		n, _, _ := parseReadinessName(name)
-		files[name] = foundFile{name: n}
-	}
-	r.saw(time.Now(), sight{begun: time.Now(), files: files})
-	l, v := d.value.Load(), vip.Require("20.0.0.1/32")
-	if ready, why := l.Ready(v, []string{"new"}); ready {
-		t.Errorf("a group that is not known counts: %s", why)
-	}
-	for name, n := range map[string]Names{"renamed": {Streams: []string{"new"}}, "two": {Streams: []string{"old", "new"}}} {
-		if ready, why := l.For(n).Ready(v, []string{"new"}); !ready {
-			t.Errorf("%s: %s", name, why)
-		}
-	}
-	if ready, why := l.For(Names{}).Ready(v, nil); !ready {
-		t.Errorf("without streams: %s", why)
-	}
-	if _, changed := l.Groups["new"]; changed {
-		t.Error("a published listing was changed")
-	}
 }
