@@ -8,7 +8,6 @@ MAKEFLAGS += --no-builtin-rules
 BIN := bin
 TOOLS := $(BIN)/tools
 GO := go
-GOFILES = git ls-files '*.go' ':!pkg/api/'
 
 .PHONY: help
 help: ## List the targets
@@ -68,10 +67,10 @@ proof: check-root check-go ## The long forms: every fuzz target 10 minutes, the 
 	@test/setup/proof.sh
 
 .PHONY: lint
-lint: check-go tools ## Check format, code, contracts and generated files
-	@echo "gofumpt"; out=$$($(GOFILES) | xargs -d '\n' $(TOOLS)/gofumpt -l); [ -z "$$out" ] || { echo "not formatted, run make format:"; echo "$$out"; exit 1; }
-	@echo "go vet"; $(GO) vet ./...
-	@echo "staticcheck"; $(TOOLS)/staticcheck ./...
+lint: check-go tools ## Check format, code, floors, language, contracts and generated files
+	@echo "golangci-lint"; $(TOOLS)/golangci-lint run ./...
+	@echo "style"; $(GO) test ./test/style
+	@echo "release"; cd tools/release && $(GO) vet ./...
 	@echo "go mod tidy"; $(GO) mod tidy -diff
 	@echo "buf lint"; $(TOOLS)/buf lint
 	@echo "buf breaking"; test/setup/breaking.sh $(TOOLS)/buf
@@ -79,7 +78,7 @@ lint: check-go tools ## Check format, code, contracts and generated files
 
 .PHONY: format
 format: tools ## Format the code
-	$(GOFILES) | xargs -d '\n' $(TOOLS)/gofumpt -w
+	$(TOOLS)/golangci-lint fmt
 	$(TOOLS)/buf format -w
 
 .PHONY: generate
@@ -101,7 +100,7 @@ release: check-go ## Build binaries, images, SBOM and notes into bin/release/ fo
 	@cd $(BIN)/release && sha256sum --check --quiet SHA256SUMS && ls -l
 
 .PHONY: tools
-tools: $(TOOLS)/.built $(TOOLS)/buf ## Build the pinned tools
+tools: $(TOOLS)/.built $(TOOLS)/buf $(TOOLS)/golangci-lint ## Build the pinned tools
 
 $(TOOLS)/.built: tools/go.mod tools/go.sum
 	@mkdir -p $(TOOLS)
@@ -118,6 +117,12 @@ $(TOOLS)/buf: tools/buf/go.mod tools/buf/go.sum
 	@mkdir -p $(TOOLS)
 	@echo "building buf (some minutes when cold)"
 	@out="$$PWD/$(TOOLS)"; cd tools/buf && $(GO) build -o "$$out/" tool
+	@touch $@
+
+$(TOOLS)/golangci-lint: tools/golangci-lint/go.mod tools/golangci-lint/go.sum
+	@mkdir -p $(TOOLS)
+	@echo "building golangci-lint (some minutes when cold)"
+	@out="$$PWD/$(TOOLS)"; cd tools/golangci-lint && $(GO) build -o "$$out/" tool
 	@touch $@
 
 .PHONY: lines

@@ -25,7 +25,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/vipgate/vipgate/pkg/vip"
-
 	"github.com/vipgate/vipgate/test/lab"
 )
 

@@ -7,8 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vipgate/vipgate/pkg/vip"
 	"go.uber.org/goleak"
+
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // modelChecks is the number of model runs: planted defects were found within 1 000 runs.

@@ -7,8 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vipgate/vipgate/pkg/vip"
 	"pgregory.net/rapid"
+
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // model is an independent, simple model of the inputs of a gate.

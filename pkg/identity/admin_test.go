@@ -18,7 +18,6 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/test/identitytest"
-
 	"github.com/vipgate/vipgate/test/lab"
 )
 

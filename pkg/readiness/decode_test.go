@@ -6,11 +6,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vipgate/vipgate/pkg/vip"
-
-	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
+
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 type response = readinessv1.WatchReadinessResponse

@@ -12,9 +12,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc/credentials"
+
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/vip"
-	"google.golang.org/grpc/credentials"
 )
 
 // TestBackOffBetweenAttempts runs against a socket path that does not exist, on

@@ -13,12 +13,13 @@ import (
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"google.golang.org/grpc"
+	"pgregory.net/rapid"
+
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/vip"
-	"google.golang.org/grpc"
-	"pgregory.net/rapid"
 )
 
 // pairLB is one start of the load balancer: the real Table and Server.

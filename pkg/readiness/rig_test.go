@@ -17,12 +17,13 @@ import (
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
-	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
-	"github.com/vipgate/vipgate/pkg/metrics"
-	"github.com/vipgate/vipgate/pkg/vip"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
+
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/metrics"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 const (

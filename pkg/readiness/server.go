@@ -11,15 +11,16 @@ import (
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
-	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
-	"github.com/vipgate/vipgate/pkg/latest"
-	"github.com/vipgate/vipgate/pkg/logs"
-	"github.com/vipgate/vipgate/pkg/vip"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
+
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // Streams that one SPIFFE ID may have open. A frontend needs two, and four while

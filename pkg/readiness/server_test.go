@@ -10,11 +10,12 @@ import (
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
-	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
-	"github.com/vipgate/vipgate/pkg/vip"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 type watchStream interface {

@@ -7,8 +7,9 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/vipgate/vipgate/pkg/vip"
 	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 func TestDecisionThatChangesNothingGetsNoRevision(t *testing.T) {

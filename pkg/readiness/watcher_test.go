@@ -13,10 +13,11 @@ import (
 	"testing"
 	"time"
 
-	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
-	"github.com/vipgate/vipgate/pkg/vip"
 	"google.golang.org/grpc"
 	"pgregory.net/rapid"
+
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 func TestWatcherHearsSnapshotThenDeltas(t *testing.T) {

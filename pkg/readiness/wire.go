@@ -7,10 +7,11 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
-	"github.com/vipgate/vipgate/pkg/vip"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
+
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // Proto returns the position as a message, nil for the zero Position.

@@ -13,7 +13,6 @@ import (
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
-
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/vipgate/vipgate/test/lab"
