@@ -310,7 +310,8 @@ func (e *engine) input(name string, now time.Time) plan.StreamInput {
 	return v
 }
 
-// conflictingChain reports a chain of the stream's name that lacks the rules and maps of the data plane.
+// conflictingChain reports a chain of the stream's name that lacks the rules and maps of the data
+// plane.
 func (e *engine) conflictingChain(v plan.StreamInput) (Problem, bool) {
 	if v.Desired == nil || v.Installed != nil || e.observed.Streams[v.Name] == nil {
 		return Problem{}, false

@@ -26,8 +26,8 @@ const acceptRetry = 50 * time.Millisecond
 // http2Preface is how every HTTP/2 connection begins (RFC 9113 section 3.4).
 const http2Preface = "PRI "
 
-// splitter accepts connections of those who may use the socket, and gives those that speak HTTP/2 to gRPC and
-// the others to the pprof server. It is the listener of gRPC.
+// splitter accepts connections of those who may use the socket, and gives those that
+// speak HTTP/2 to gRPC and the others to the pprof server. It is the listener of gRPC.
 type splitter struct {
 	net.Listener
 	credentials credentials.TransportCredentials

@@ -36,8 +36,8 @@ func record(t *testing.T, ns *lab.NetNS) *transactions {
 	return x
 }
 
-// uncovered replays the sets from their content at the beginning, and returns after which of the transactions since then
-// which of the VIPs were in no set.
+// uncovered replays the sets from their content at the beginning, and returns after
+// which of the transactions since then which of the VIPs were in no set.
 func (x *transactions) uncovered(t *testing.T, begin, want []vip.VIP) []string {
 	t.Helper()
 	const end = "the-end"

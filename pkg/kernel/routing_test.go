@@ -446,7 +446,8 @@ func TestUnreadableKernelKeepsVIPsConfirmedForAWhile(t *testing.T) {
 	}))
 }
 
-// A set that cannot be read, such as one left with too many elements, does not keep the wanted content out.
+// A set that cannot be read, such as one left with too many elements, does not keep the wanted
+// content out.
 func TestUnreadableTableIsReplaced(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	must(t, ns.Do(func() error {

@@ -39,7 +39,8 @@ type secured struct {
 	authorities *x509.CertPool
 }
 
-// config returns the configuration for a connection to the target. The error says that the check cannot be made.
+// config returns the configuration for a connection to the target. The error says that the check
+// cannot be made.
 func (s *secured) config(ctx context.Context, at netip.Addr) (*tls.Config, error) {
 	c := &tls.Config{
 		MinVersion:         tls.VersionTLS12,

@@ -14,7 +14,8 @@ import (
 
 // Task is one concurrent part of a process.
 type Task interface {
-	// Run works until ctx ends, or fails. It returns nil, or ctx's error, when it ended because ctx did.
+	// Run works until ctx ends, or fails. It returns nil, or ctx's error, when it ended because ctx
+	// did.
 	Run(ctx context.Context) error
 	// Ready is closed once the task does its work; until then the process is starting.
 	Ready() <-chan struct{}
@@ -26,8 +27,9 @@ type Task interface {
 // bounded wait of theirs, so that only a call without a deadline exceeds it.
 const StopTimeout = 10 * time.Second
 
-// Run runs the tasks until ctx ends or one of them fails, and waits for all of them. It returns the first failure, or
-// nil. A task that still runs [StopTimeout] after the end is left behind and named in the error: the process ends.
+// Run runs the tasks until ctx ends or one of them fails, and waits for all of them. It returns the
+// first failure, or nil. A task that still runs [StopTimeout] after the end is left behind and
+// named in the error: the process ends.
 func Run(ctx context.Context, tasks ...Task) error {
 	g, ctx := errgroup.WithContext(ctx)
 	running := make([]atomic.Bool, len(tasks))

@@ -111,8 +111,8 @@ func TestFIFOAsTrenchFile(t *testing.T) {
 	}
 }
 
-// Every directory that a program uses while it runs hangs; SIGTERM ends the program all the same, and the trench
-// directory, which hangs first, is reported.
+// Every directory that a program uses while it runs hangs; SIGTERM ends the program all
+// the same, and the trench directory, which hangs first, is reported.
 func TestHungMountStops(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -32,7 +32,8 @@ func (w *dataPlaneWorld) shell(line string) string {
 var remedies = regexp.MustCompile(`remedy: (sysctl .*)`)
 
 // Issue 5: "What the kernel must have (forwarding, rp_filter, fib_multipath_hash_policy, modules) is checked at
-// start; missing things are refused with the command that sets them." So that command is run, and it helps.
+// start; missing things are refused with the command that sets them." So that command is run, and
+// it helps.
 func TestLBRefusesAKernelThatCannotForward(t *testing.T) {
 	t.Parallel()
 	w := newDataPlaneWorld(t)

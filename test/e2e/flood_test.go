@@ -149,7 +149,8 @@ func (w *world) probe(addr string) error {
 }
 
 // Issue 10: "20 700 open reflection streams, opened in 4 s, get lb OOM-killed at its limit of 256 MiB". Another pod floods
-// the health ports with streams and idle connections; memory stays bounded, probes and flips continue.
+// the health ports with streams and idle connections; memory stays bounded, probes and flips
+// continue.
 func TestHealthPortFlood(t *testing.T) {
 	const (
 		connections, each = 140, 150 // 21 000 streams

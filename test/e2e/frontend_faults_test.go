@@ -265,7 +265,8 @@ func TestOperatorDrainsOneVIPAndTakesItBack(t *testing.T) {
 	w.wantStory(mark, vipA6, withdrawn, announced)
 	w.wantNothing(mark, vipB4, vipB6)
 
-	// Exit status 0 when all is as wanted already, 1 for a VIP of another attractor, 2 for what is none.
+	// Exit status 0 when all is as wanted already, 1 for a VIP of another attractor, 2 for what is
+	// none.
 	if out, status := w.run("frontend", "undrain", admin, vipA4); status != 0 || !strings.Contains(out, "no VIP is drained") {
 		t.Errorf("a second undrain ended with %d: %s", status, out)
 	}

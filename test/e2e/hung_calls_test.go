@@ -21,14 +21,16 @@ import (
 )
 
 // lastResort is how long a process may take to end after SIGTERM when no stage of its stop bounds the call that hangs:
-// the drain time and 30 s, after which cli.RunUntilStopped leaves the call behind, 5 s to print why, and 9 s for a busy
-// machine. The others end within stopBound: the stages of the stop, and the 10 s after which task.Run leaves a task.
+// the drain time and 30 s, after which cli.RunUntilStopped leaves the call behind, 5 s to print
+// why, and 9 s for a busy machine. The others end within stopBound: the stages of the stop, and the
+// 10 s after which task.Run leaves a task.
 const lastResort = 45 * time.Second
 
 // hungCall is a process with one blocking call that never returns.
 type hungCall struct {
 	name string
-	// start starts the process and returns it once it works. DIR in arguments is a directory of its own.
+	// start starts the process and returns it once it works. DIR in arguments is a directory of its
+	// own.
 	start func(w *hungWorld) *lab.Process
 	// force has the process make the call; nil: the process makes it periodically.
 	force func(w *hungWorld)
@@ -172,7 +174,8 @@ func addVIP(w *hungWorld) {
 	w.must(w.pod.WriteTrench(strings.Replace(usualTrench(), "vips: [", "vips: [20.0.0.9/32, ", 1)))
 }
 
-// waitChannel waits until a thread of the process is blocked in such a function of the kernel (proc(5), wchan).
+// waitChannel waits until a thread of the process is blocked in such a function of the kernel
+// (proc(5), wchan).
 func (w *hungWorld) waitChannel(function string) {
 	w.t.Helper()
 	w.waitFor(func() error {
@@ -189,7 +192,8 @@ func (w *hungWorld) waitChannel(function string) {
 	})
 }
 
-// silent listens on a Unix socket, accepts every connection and answers nothing. waitAccepted waits for a connection.
+// silent listens on a Unix socket, accepts every connection and answers nothing. waitAccepted waits
+// for a connection.
 func (w *hungWorld) silent(path string) (waitAccepted func()) {
 	w.t.Helper()
 	l, err := net.Listen("unix", path)
@@ -219,7 +223,8 @@ func (w *hungWorld) silent(path string) (waitAccepted func()) {
 	}
 }
 
-// spiffe starts lb or the frontend with a Workload API that accepts connections and answers nothing.
+// spiffe starts lb or the frontend with a Workload API that accepts connections and answers
+// nothing.
 func spiffe(program string) func(*hungWorld) *lab.Process {
 	return func(w *hungWorld) *lab.Process {
 		agent := w.path("agent.sock")
@@ -245,7 +250,8 @@ func silentLB(w *hungWorld) *lab.Process {
 	return w.pod.Frontend
 }
 
-// silentRegistry starts `lb target add`, and silentAdmin `lb events --follow`, with an lb that answers nothing.
+// silentRegistry starts `lb target add`, and silentAdmin `lb events --follow`, with an lb that
+// answers nothing.
 func silentRegistry(w *hungWorld) *lab.Process {
 	waitAccepted := w.silent(w.pod.Socket())
 	w.authority()
@@ -261,7 +267,8 @@ func silentAdmin(w *hungWorld) *lab.Process {
 	return p
 }
 
-// silentTarget starts an lb whose check of a target, which accepts connections and answers nothing, takes an hour.
+// silentTarget starts an lb whose check of a target, which accepts connections and answers nothing,
+// takes an hour.
 func silentTarget(w *hungWorld) *lab.Process {
 	accepted := make(chan net.Conn)
 	l := w.listen(lab.Target1v4, checkPort)
@@ -326,8 +333,8 @@ func fillStderr(w *hungWorld) {
 	w.waitChannel("pipe_write")
 }
 
-// birdSleeps starts the frontend with a BIRD whose check of the configuration never ends, and whose child keeps its
-// stdout open when it is killed.
+// birdSleeps starts the frontend with a BIRD whose check of the configuration never
+// ends, and whose child keeps its stdout open when it is killed.
 func birdSleeps(w *hungWorld) *lab.Process {
 	executable, called := w.path("sleeping-bird"), w.path("called")
 	w.must(os.WriteFile(executable, []byte("#!/bin/sh\n>"+called+"\nsleep 1000\n"), 0o700))

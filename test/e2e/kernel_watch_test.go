@@ -22,7 +22,8 @@ func (w *world) podShell(line string) string {
 	return out
 }
 
-// waitStatus waits until the status of the frontend matches, and returns what the first group matched.
+// waitStatus waits until the status of the frontend matches, and returns what the first group
+// matched.
 func (w *world) waitStatus(pattern string) string {
 	w.t.Helper()
 	var found []string

@@ -12,7 +12,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// A normal start has no line that a person would look at, and its JSON has the words of states and reasons.
+// A normal start has no line that a person would look at, and its JSON has the words of states and
+// reasons.
 func TestNormalStartLogsNoWarning(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -34,8 +34,9 @@ func (e ExitError) Error() string { return fmt.Sprintf("exit status %d", int(e))
 // time: the bounded stages of its stop, and the removal of what it leaves.
 const stopMargin = 30 * time.Second
 
-// RunUntilStopped calls run with a channel that gets a value for each SIGTERM or SIGINT, and returns its error. A run
-// that has not ended in time after the first signal is left behind: a signal always ends the process.
+// RunUntilStopped calls run with a channel that gets a value for each SIGTERM or SIGINT, and
+// returns its error. A run that has not ended in time after the first signal is left behind: a
+// signal always ends the process.
 func RunUntilStopped(drainTime time.Duration, run func(stops <-chan struct{}) error) error {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)

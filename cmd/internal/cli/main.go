@@ -54,16 +54,18 @@ func New(p Program, commands any, options ...kong.Option) (*kong.Kong, error) {
 	}, options...)...)
 }
 
-// gcPercent is how much garbage may gather beside what lives, in percent, unless the environment has its own GOGC.
-// The programs live long and allocate little: half of Go's default costs no time that can be measured and, at
-// 10 000 VIPs, a tenth to a fifth of the memory less.
+// gcPercent is how much garbage may gather beside what lives, in percent, unless the
+// environment has its own GOGC. The programs live long and allocate little: half of
+// Go's default costs no time that can be measured and, at 10 000 VIPs, a tenth to a
+// fifth of the memory less.
 const gcPercent = 50
 
 // The main goroutine keeps the main thread, see [Main].
 func init() { runtime.LockOSThread() }
 
 // Main parses the command line, runs the command and returns the exit status. The command gets another thread: the
-// kernel hands SIGTERM to the main thread, and to that one only while it is blocked in a file system that hangs.
+// kernel hands SIGTERM to the main thread, and to that one only while it is blocked in a file
+// system that hangs.
 func Main(ctx context.Context, p Program, commands any, args []string) int {
 	status := make(chan int)
 	go func() { status <- run(ctx, p, commands, args) }()
