@@ -35,29 +35,29 @@ func TestReusedAddressIsAnnounced(t *testing.T) {
 	for _, c := range []struct {
 		name, dev, peerDev string
 		start              func(*lab.Pod) error
-		peer               func(*world) *lab.NetNS
+		peer               func(*fixture) *lab.NetNS
 	}{
-		{"lb", lab.Internal, "pod0", func(p *lab.Pod) error { return p.StartLB() }, func(w *world) *lab.NetNS { return w.Backend }},
-		{"frontend", lab.External, "trench0", func(p *lab.Pod) error { return p.StartFrontend() }, func(w *world) *lab.NetNS { return w.Lab.Gateway }},
+		{"lb", lab.Internal, "pod0", func(p *lab.Pod) error { return p.StartLB() }, func(f *fixture) *lab.NetNS { return f.Backend }},
+		{"frontend", lab.External, "trench0", func(p *lab.Pod) error { return p.StartFrontend() }, func(f *fixture) *lab.NetNS { return f.Lab.Gateway }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t)
-			peer := c.peer(w)
-			mac, err := linkAddress(t.Context(), w.Pod, c.dev)
-			w.must(err)
-			w.must(w.Pod.Sysctl("net.ipv6.conf."+c.dev+".accept_dad", "1"))
+			f := newFixture(t)
+			peer := c.peer(f)
+			mac, err := linkAddress(t.Context(), f.Pod, c.dev)
+			f.must(err)
+			f.must(f.Pod.Sysctl("net.ipv6.conf."+c.dev+".accept_dad", "1"))
 			add := func(addrs ...string) {
 				t.Helper()
 				for _, a := range addrs {
 					addr, _, _ := strings.Cut(a, "/")
-					w.must(peer.IP("neigh", "replace", addr, "lladdr", staleMAC, "nud", "reachable", "dev", c.peerDev))
-					w.must(w.Pod.IP("addr", "add", a, "dev", c.dev))
+					f.must(peer.IP("neigh", "replace", addr, "lladdr", staleMAC, "nud", "reachable", "dev", c.peerDev))
+					f.must(f.Pod.IP("addr", "add", a, "dev", c.dev))
 				}
 			}
 			corrected := func(addrs ...string) {
 				t.Helper()
-				w.waitFor(func() error {
+				f.waitFor(func() error {
 					for _, a := range addrs {
 						out, err := peer.Run(t.Context(), "ip", "neigh", "show", a, "dev", c.peerDev)
 						// The pod forwards, and hosts forget routes through a neighbor that
@@ -70,7 +70,7 @@ func TestReusedAddressIsAnnounced(t *testing.T) {
 				})
 			}
 			add("10.99.0.8/24", "fd00:99::8/64")
-			w.must(c.start(w.pod))
+			f.must(c.start(f.pod))
 			corrected("10.99.0.8", "fd00:99::8")
 			add("10.99.0.9/24", "fd00:99::9/64")
 			corrected("10.99.0.9", "fd00:99::9")
@@ -80,9 +80,9 @@ func TestReusedAddressIsAnnounced(t *testing.T) {
 
 func TestLBWithoutNetRawRuns(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	p, err := w.Start(w.Pod, "lb", append([]string{"setpriv", "--bounding-set=-net_raw", "--inh-caps=-net_raw"}, w.pod.LBArgs()...)...)
-	w.must(err)
-	w.waitLog(p, "ndisc_notify")
-	w.waitLog(p, "serving readiness")
+	f := newFixture(t)
+	p, err := f.Start(f.Pod, "lb", append([]string{"setpriv", "--bounding-set=-net_raw", "--inh-caps=-net_raw"}, f.pod.LBArgs()...)...)
+	f.must(err)
+	f.waitLog(p, "ndisc_notify")
+	f.waitLog(p, "serving readiness")
 }

@@ -20,18 +20,18 @@ import (
 const stopBound = 20 * time.Second
 
 // wantStop sends SIGTERM and waits for the end of the process.
-func (w *world) wantStop(p *lab.Process) int {
-	w.t.Helper()
-	w.must(p.Signal(syscall.SIGTERM))
-	ctx, cancel := context.WithTimeout(w.t.Context(), stopBound)
+func (f *fixture) wantStop(p *lab.Process) int {
+	f.t.Helper()
+	f.must(p.Signal(syscall.SIGTERM))
+	ctx, cancel := context.WithTimeout(f.t.Context(), stopBound)
 	defer cancel()
 	status, err := p.Wait(ctx)
-	w.must(err)
+	f.must(err)
 	return status
 }
 
-// hangMount mounts a file system over a directory whose server never answers: every access blocks, as with a hard
-// NFS mount of a server that is down.
+// hangMount mounts a file system over a directory whose server never answers: every access blocks,
+// as with a hard NFS mount of a server that is down.
 func hangMount(t *testing.T, dir string) (restore func()) {
 	t.Helper()
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -62,50 +62,50 @@ func hangMount(t *testing.T, dir string) (restore func()) {
 // A reader of a FIFO without a writer blocks at open, for ever.
 func TestFIFOAsTrenchFile(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	fifo := w.path("fifo.yaml")
-	w.must(unix.Mkfifo(fifo, 0o644))
+	f := newFixture(t)
+	fifo := f.path("fifo.yaml")
+	f.must(unix.Mkfifo(fifo, 0o644))
 	const refused = "not a regular file"
 
 	for _, program := range []string{"lb", "frontend"} {
-		args := w.pod.LBArgs
+		args := f.pod.LBArgs
 		if program == "frontend" {
-			args = w.pod.FrontendArgs
+			args = f.pod.FrontendArgs
 		}
 		for _, command := range []string{"validate", "run"} {
 			line := slices.Replace(args("--trench-file="+fifo), 1, 2, command)
 			if program == "lb" {
 				line = append(line, "--source=registry", "--target-id=stream-a="+lab.AppID)
 			}
-			p, err := w.Start(w.Pod, program+"-"+command, line...)
-			w.must(err)
-			w.waitLog(p, refused)
-			if status := w.wantStop(p); command == "validate" && status != 2 {
+			p, err := f.Start(f.Pod, program+"-"+command, line...)
+			f.must(err)
+			f.waitLog(p, refused)
+			if status := f.wantStop(p); command == "validate" && status != 2 {
 				t.Errorf("%s validate ended with exit status %d, want 2: %s", program, status, p.Output())
 			}
 		}
 	}
 
-	w.up(w.target1)
-	w.up(w.target2)
-	w.startPod()
-	w.wantRoutes(every()...)
-	w.must(os.Rename(fifo, w.pod.TrenchFile()))
-	w.waitLog(w.pod.LB, refused)
-	w.waitLog(w.pod.Frontend, refused)
-	w.waitLB("Configuration", false, refused)
-	w.waitFrontend("Configuration", false, refused)
-	w.wantRoutes(every()...)
+	f.up(f.target1)
+	f.up(f.target2)
+	f.startPod()
+	f.wantRoutes(every()...)
+	f.must(os.Rename(fifo, f.pod.TrenchFile()))
+	f.waitLog(f.pod.LB, refused)
+	f.waitLog(f.pod.Frontend, refused)
+	f.waitLB("Configuration", false, refused)
+	f.waitFrontend("Configuration", false, refused)
+	f.wantRoutes(every()...)
 	// The watchers still work, and take a good file at once.
-	w.must(w.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "target-2", "target-two")))
-	w.waitLog(w.pod.LB, "new configuration in force")
-	w.waitLog(w.pod.Frontend, "new configuration in force")
-	w.must(os.Remove(w.pod.TrenchFile()))
-	w.must(unix.Mkfifo(w.pod.TrenchFile(), 0o644))
-	w.waitLogs(w.pod.LB, refused, 2)
-	w.waitLogs(w.pod.Frontend, refused, 2)
-	for _, p := range []*lab.Process{w.pod.Frontend, w.pod.LB} {
-		if status := w.wantStop(p); status != 0 {
+	f.must(f.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "target-2", "target-two")))
+	f.waitLog(f.pod.LB, "new configuration in force")
+	f.waitLog(f.pod.Frontend, "new configuration in force")
+	f.must(os.Remove(f.pod.TrenchFile()))
+	f.must(unix.Mkfifo(f.pod.TrenchFile(), 0o644))
+	f.waitLogs(f.pod.LB, refused, 2)
+	f.waitLogs(f.pod.Frontend, refused, 2)
+	for _, p := range []*lab.Process{f.pod.Frontend, f.pod.LB} {
+		if status := f.wantStop(p); status != 0 {
 			t.Errorf("%s ended with exit status %d", p.Name, status)
 		}
 	}
@@ -115,26 +115,26 @@ func TestFIFOAsTrenchFile(t *testing.T) {
 // the same, and the trench directory, which hangs first, is reported.
 func TestHungMountStops(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.up(w.target1)
-	w.up(w.target2)
+	f := newFixture(t)
+	f.up(f.target1)
+	f.up(f.target2)
 	svid := func(name, id string) string {
-		dir := w.path(name)
-		w.must(os.Mkdir(dir, 0o700))
-		w.must(w.authority().WriteFiles(dir, w.mint(w.authority(), id)))
+		dir := f.path(name)
+		f.must(os.Mkdir(dir, 0o700))
+		f.must(f.authority().WriteFiles(dir, f.mint(f.authority(), id)))
 		return dir
 	}
 	lbSVID, frontendSVID := svid("lb-svid", lab.LBID), svid("fe-svid", lab.FrontendID)
-	written := w.path("written")
-	w.must(os.Mkdir(written, 0o755))
-	// Each program has its own directory: a second process that looks up a name of which a lookup hangs waits for the
-	// first one in the kernel, and no signal ends that.
-	own := w.path("own")
-	w.must(os.Mkdir(own, 0o755))
-	w.must(os.WriteFile(filepath.Join(own, "trench.yaml"), []byte(usualTrench()), 0o644))
+	written := f.path("written")
+	f.must(os.Mkdir(written, 0o755))
+	// Each program has its own directory: a second process that looks up a name of which a lookup
+	// hangs waits for the first one in the kernel, and no signal ends that.
+	own := f.path("own")
+	f.must(os.Mkdir(own, 0o755))
+	f.must(os.WriteFile(filepath.Join(own, "trench.yaml"), []byte(usualTrench()), 0o644))
 	lb := []string{"--identity=files", "--svid-dir=" + lbSVID, "--write-readiness-dir=" + written}
 	frontend := []string{"--identity=files", "--svid-dir=" + frontendSVID, "--trench-file=" + filepath.Join(own, "trench.yaml")}
-	trench := filepath.Dir(w.pod.TrenchFile())
+	trench := filepath.Dir(f.pod.TrenchFile())
 	for _, c := range []struct {
 		name      string
 		dirs      []string
@@ -142,24 +142,24 @@ func TestHungMountStops(t *testing.T) {
 	}{
 		{"trench directories", []string{trench, own}, true},
 		{"SVIDs", []string{lbSVID, frontendSVID}, false},
-		{"state, readiness files and BIRD", []string{w.pod.StateDir(), written, w.pod.BirdDir()}, false},
+		{"state, readiness files and BIRD", []string{f.pod.StateDir(), written, f.pod.BirdDir()}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := w.in(t)
-			w.must(w.pod.StartLB(lb...))
-			w.must(w.pod.StartFrontend(frontend...))
-			w.wantRoutes(every()...)
+			f := f.in(t)
+			f.must(f.pod.StartLB(lb...))
+			f.must(f.pod.StartFrontend(frontend...))
+			f.wantRoutes(every()...)
 			for _, dir := range c.dirs {
 				hangMount(t, dir)
 			}
 			if c.condition {
 				const hangs = "did not answer within"
-				w.waitLB("Configuration", false, hangs)
-				w.waitFrontend("Configuration", false, hangs)
-				w.wantRoutes(every()...)
+				f.waitLB("Configuration", false, hangs)
+				f.waitFrontend("Configuration", false, hangs)
+				f.wantRoutes(every()...)
 			}
-			for _, p := range []*lab.Process{w.pod.Frontend, w.pod.LB} {
-				w.wantStop(p)
+			for _, p := range []*lab.Process{f.pod.Frontend, f.pod.LB} {
+				f.wantStop(p)
 			}
 		})
 	}

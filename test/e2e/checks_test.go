@@ -19,10 +19,10 @@ import (
 )
 
 // listen listens at an address of the targets' network.
-func (w *world) listen(a netip.Addr, port uint16) net.Listener {
-	w.t.Helper()
+func (f *fixture) listen(a netip.Addr, port uint16) net.Listener {
+	f.t.Helper()
 	var l net.Listener
-	w.must(w.Backend.Do(func() (err error) {
+	f.must(f.Backend.Do(func() (err error) {
 		l, err = net.Listen("tcp", netip.AddrPortFrom(a, port).String())
 		return err
 	}))
@@ -31,12 +31,12 @@ func (w *world) listen(a netip.Addr, port uint16) net.Listener {
 
 // Issue 4: checks by HTTP (status, body) and gRPC, in both families, decide about
 // VIPs: a target that listens and says that it is not well is none.
-func TestApplicationsThatSayTheyAreNotWellAreWithdrawn(t *testing.T) {
+func TestApplicationHealthChecks(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	f := newFixture(t)
 	trench := strings.Replace(usualTrench(), fmt.Sprintf("check: {tcp: {port: %d}", checkPort), `check: {http: {port: 8080, path: /healthz, status: 200, body: "^fine"}`, 1)
 	trench = strings.Replace(trench, fmt.Sprintf("check: {tcp: {port: %d}", checkPort), "check: {grpc: {port: 9090, service: app}", 1)
-	w.must(w.pod.WriteTrench(trench))
+	f.must(f.pod.WriteTrench(trench))
 
 	var answer atomic.Value
 	answer.Store("fine")
@@ -52,9 +52,9 @@ func TestApplicationsThatSayTheyAreNotWellAreWithdrawn(t *testing.T) {
 	server := grpc.NewServer()
 	healthv1.RegisterHealthServer(server, app)
 	var wg sync.WaitGroup
-	t.Cleanup(func() { server.Stop(); w.must(web.Close()); wg.Wait() })
+	t.Cleanup(func() { server.Stop(); f.must(web.Close()); wg.Wait() })
 	for _, a := range []netip.Addr{lab.Target1v4, lab.Target1v6} {
-		l := w.listen(a, 8080)
+		l := f.listen(a, 8080)
 		wg.Go(func() {
 			if err := web.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 				t.Error(err)
@@ -62,7 +62,7 @@ func TestApplicationsThatSayTheyAreNotWellAreWithdrawn(t *testing.T) {
 		})
 	}
 	for _, a := range []netip.Addr{lab.Target2v4, lab.Target2v6} {
-		l := w.listen(a, 9090)
+		l := f.listen(a, 9090)
 		wg.Go(func() {
 			if err := server.Serve(l); err != nil {
 				t.Error(err)
@@ -70,17 +70,17 @@ func TestApplicationsThatSayTheyAreNotWellAreWithdrawn(t *testing.T) {
 		})
 	}
 
-	w.startPod()
-	w.wantRoutes(vipA4, vipA6, vipB4, vipB6)
+	f.startPod()
+	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
 	answer.Store("503")
-	w.wantRoutes(vipB4, vipB6)
-	w.wantStatus("status 503, wanted 200")
+	f.wantRoutes(vipB4, vipB6)
+	f.wantStatus("status 503, wanted 200")
 	answer.Store("not at all fine")
-	w.wantStatus("body")
+	f.wantStatus("body")
 	app.SetServingStatus("app", healthv1.HealthCheckResponse_NOT_SERVING)
-	w.wantRoutes()
-	w.wantStatus("NOT_SERVING")
+	f.wantRoutes()
+	f.wantStatus("NOT_SERVING")
 	answer.Store("fine")
 	app.SetServingStatus("app", healthv1.HealthCheckResponse_SERVING)
-	w.wantRoutes(vipA4, vipA6, vipB4, vipB6)
+	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
 }

@@ -9,28 +9,29 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// Design section 9: "clock jumps | … New handshakes judge certificates by wall time and say so when they fail". A clock
-// that was set back by an hour and an SVID that begins in an hour are the same to whoever judges.
-func TestHandshakeThatFailsByTheClockSaysSo(t *testing.T) {
+// Design section 9: "clock jumps | … New handshakes judge certificates by wall time and say so when
+// they fail". A clock that was set back by an hour and an SVID that begins in an hour are the same
+// to whoever judges.
+func TestHandshakeClockError(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.up(w.target1)
-	a := w.stranger()
-	lb, frontend := &volume{w: w, dir: w.path("svid-lb")}, &volume{w: w, dir: w.path("svid-frontend")}
-	lb.swap(a, w.mint(a, lab.LBID))
-	frontend.swap(a, w.between(a, lab.FrontendID, time.Hour, 2*time.Hour))
+	f := newFixture(t)
+	f.up(f.target1)
+	a := f.stranger()
+	lb, frontend := &volume{f: f, dir: f.path("svid-lb")}, &volume{f: f, dir: f.path("svid-frontend")}
+	lb.swap(a, f.mint(a, lab.LBID))
+	frontend.swap(a, f.between(a, lab.FrontendID, time.Hour, 2*time.Hour))
 
-	w.startLBAs(nil, as(w.pod.LBArgs(), "--identity=files", "--svid-dir="+lb.dir))
-	w.startFrontendAs(nil, as(w.pod.FrontendArgs(), "--identity=files", "--svid-dir="+frontend.dir))
-	w.waitFrontend("Identity", false, "not yet valid")
+	f.startLBAs(nil, as(f.pod.LBArgs(), "--identity=files", "--svid-dir="+lb.dir))
+	f.startFrontendAs(nil, as(f.pod.FrontendArgs(), "--identity=files", "--svid-dir="+frontend.dir))
+	f.waitFrontend("Identity", false, "not yet valid")
 
 	// Toward a peer with such a clock: the LB says whose certificate, and by whose clock.
-	conn := w.client(credentials.NewTLS(showing(w.between(a, lab.OperatorID, time.Hour, 2*time.Hour))))
-	if _, err := w.ask(conn); err == nil {
+	conn := f.client(credentials.NewTLS(showing(f.between(a, lab.OperatorID, time.Hour, 2*time.Hour))))
+	if _, err := f.ask(conn); err == nil {
 		t.Error("an SVID whose time has not come was let in")
 	}
-	w.waitLine(w.pod.LB, 0, "client refused", "reason=not_yet_valid", lab.OperatorID, "the clock here says")
+	f.waitLine(f.pod.LB, 0, "client refused", "reason=not_yet_valid", lab.OperatorID, "the clock here says")
 
-	frontend.swap(a, w.mint(a, lab.FrontendID))
-	w.wantRoutes(vipA4, vipA6)
+	frontend.swap(a, f.mint(a, lab.FrontendID))
+	f.wantRoutes(vipA4, vipA6)
 }

@@ -13,10 +13,10 @@ import (
 )
 
 // converged waits until the kernel is as it was.
-func (w *dataPlaneWorld) converged(want string) {
-	w.t.Helper()
-	w.must(lab.Eventually(w.ctx, 10*time.Millisecond, func() error {
-		if got := w.installed(); got != want {
+func (f *dataPlaneFixture) converged(want string) {
+	f.t.Helper()
+	f.must(lab.Eventually(f.ctx, 10*time.Millisecond, func() error {
+		if got := f.installed(); got != want {
 			return fmt.Errorf("the kernel has\n%s\nwant\n%s", got, want)
 		}
 		return nil
@@ -24,28 +24,28 @@ func (w *dataPlaneWorld) converged(want string) {
 }
 
 // installed is the data plane in the kernel, also when its table is missing.
-func (w *dataPlaneWorld) installed() string {
-	if !strings.Contains(w.shell("nft list tables"), "vipgate-lb") {
-		return "no table\n" + w.kernel()
+func (f *dataPlaneFixture) installed() string {
+	if !strings.Contains(f.shell("nft list tables"), "vipgate-lb") {
+		return "no table\n" + f.kernel()
 	}
-	return w.plane()
+	return f.plane()
 }
 
 // notReady counts the events that say that a VIP is not ready.
-func (w *dataPlaneWorld) notReady(vip string) int {
-	w.t.Helper()
-	out, err := w.lb("events", "--output=json")
-	w.must(err)
+func (f *dataPlaneFixture) notReady(vip string) int {
+	f.t.Helper()
+	out, err := f.lb("events", "--output=json")
+	f.must(err)
 	return len(regexp.MustCompile(`"object": *"`+regexp.QuoteMeta(vip)+`",\s*"what": *"not ready"`).FindAllString(out, -1))
 }
 
 // What another process removes is restored without a command and without a restart.
 func TestDataPlaneConverges(t *testing.T) {
 	t.Parallel()
-	w := newDataPlaneWorld(t)
-	w.start()
-	number := numberOf(t, w.until("confirmed   everything that is wanted", "status"), "target-2")
-	want := w.plane()
+	f := newDataPlaneFixture(t)
+	f.start()
+	number := numberOf(t, f.waitOutput("confirmed   everything that is wanted", "status"), "target-2")
+	want := f.plane()
 	for _, tt := range []struct{ name, hand, event string }{
 		{"flush ruleset", "nft flush ruleset", "table inet vipgate-lb"},
 		{"delete table", "nft delete table inet vipgate-lb", "table inet vipgate-lb"},
@@ -53,35 +53,35 @@ func TestDataPlaneConverges(t *testing.T) {
 		{"routes of a target", "ip route flush table " + number + "; ip -6 route flush table " + number, "table " + number + " (IPv6)"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			w.shell(tt.hand)
-			w.converged(want)
-			w.until(tt.event, "events")
-			w.must(w.WantVia(w.ctx, 1))
+			f.shell(tt.hand)
+			f.converged(want)
+			f.waitOutput(tt.event, "events")
+			f.must(f.WantVia(f.ctx, 1))
 		})
 	}
-	if n := metric(t, (&world{t: t, Lab: w.Lab}).get(lab.LBMetrics, "/metrics"), "vipgate_lb_dataplane_repairs_total "); n < 4 {
+	if n := metric(t, (&fixture{t: t, Lab: f.Lab}).get(lab.LBMetrics, "/metrics"), "vipgate_lb_dataplane_repairs_total "); n < 4 {
 		t.Errorf("the metric counts %v repairs", n)
 	}
-	g, err := w.Load(w.ctx, 50, 4, load.Config{})
-	w.must(err)
-	defer g.Stop(w.ctx)
-	w.must(errors.Join(g.WaitFlows(w.ctx), g.WaitTargets(w.ctx, "target-1", "target-2")))
+	g, err := f.Load(f.ctx, 50, 4, load.Config{})
+	f.must(err)
+	defer g.Stop(f.ctx)
+	f.must(errors.Join(g.WaitFlows(f.ctx), g.WaitTargets(f.ctx, "target-1", "target-2")))
 }
 
 // The rules that only save time are no reason to withdraw anything.
 func TestPolicyRuleRemovalWithdrawsNothing(t *testing.T) {
 	t.Parallel()
-	w := newDataPlaneWorld(t)
-	w.start()
-	w.until("confirmed   everything that is wanted", "status")
-	want := w.plane()
-	before := []int{w.notReady("20.0.0.1/32"), w.notReady("2000::1/128")}
+	f := newDataPlaneFixture(t)
+	f.start()
+	f.waitOutput("confirmed   everything that is wanted", "status")
+	want := f.plane()
+	before := []int{f.notReady("20.0.0.1/32"), f.notReady("2000::1/128")}
 	for _, hand := range []string{"ip rule del prio 92", "ip -6 rule del prio 92", "ip rule del prio 90; ip rule del prio 92"} {
-		w.shell(hand)
-		w.until("policy rules of priority 90 and 92", "events")
-		w.converged(want)
+		f.shell(hand)
+		f.waitOutput("policy rules of priority 90 and 92", "events")
+		f.converged(want)
 	}
-	if after := []int{w.notReady("20.0.0.1/32"), w.notReady("2000::1/128")}; fmt.Sprint(before) != fmt.Sprint(after) {
+	if after := []int{f.notReady("20.0.0.1/32"), f.notReady("2000::1/128")}; fmt.Sprint(before) != fmt.Sprint(after) {
 		t.Errorf("VIPs were not ready %v times, %v before", after, before)
 	}
 }
@@ -89,47 +89,47 @@ func TestPolicyRuleRemovalWithdrawsNothing(t *testing.T) {
 // Repairs back off while another process keeps deleting a rule, and that is an event.
 func TestContestedRuleIsReported(t *testing.T) {
 	t.Parallel()
-	w := newDataPlaneWorld(t)
-	w.start()
-	number := numberOf(t, w.until("confirmed   everything that is wanted", "status"), "target-2")
-	want := w.plane()
-	w.must(lab.Eventually(w.ctx, 10*time.Millisecond, func() error {
-		w.shell("ip rule del fwmark " + number + "/0xffffff table " + number + " || true")
-		out, err := w.lb("events")
+	f := newDataPlaneFixture(t)
+	f.start()
+	number := numberOf(t, f.waitOutput("confirmed   everything that is wanted", "status"), "target-2")
+	want := f.plane()
+	f.must(lab.Eventually(f.ctx, 10*time.Millisecond, func() error {
+		f.shell("ip rule del fwmark " + number + "/0xffffff table " + number + " || true")
+		out, err := f.lb("events")
 		if err == nil && !strings.Contains(out, "contested") {
 			err = errors.New("no event says that the rule is contested")
 		}
 		return err
 	}))
-	w.converged(want)
+	f.converged(want)
 }
 
 // While held, changes of another process stay, over a restart as well.
 func TestHoldAndResume(t *testing.T) {
 	t.Parallel()
-	w := newDataPlaneWorld(t)
-	w.start()
-	number := numberOf(t, w.until("confirmed   everything that is wanted", "status"), "target-2")
-	want := w.plane()
+	f := newDataPlaneFixture(t)
+	f.start()
+	number := numberOf(t, f.waitOutput("confirmed   everything that is wanted", "status"), "target-2")
+	want := f.plane()
 	rule := "rule fwmark " + number
-	if out, err := w.lb("hold", "--stream=stream-b"); err == nil || !strings.Contains(out, "no stream stream-b") {
+	if out, err := f.lb("hold", "--stream=stream-b"); err == nil || !strings.Contains(out, "no stream stream-b") {
 		t.Errorf("a hold of an unknown stream: %v\n%s", err, out)
 	}
-	out, err := w.lb("hold", "--stream=stream-a")
+	out, err := f.lb("hold", "--stream=stream-a")
 	if err != nil || !strings.Contains(out, "until lb resume") {
 		t.Fatalf("hold: %v\n%s", err, out)
 	}
-	w.shell("ip rule del fwmark " + number + "/0xffffff table " + number)
+	f.shell("ip rule del fwmark " + number + "/0xffffff table " + number)
 	held := func() {
 		t.Helper()
-		w.until("DataPlaneHold", "status")
-		w.until("STREAM stream-a HELD until `lb resume`", "status")
-		w.until(rule, "status")
-		if out, err := w.lb("reconcile"); err != nil || !strings.Contains(out, "nothing to repair") {
+		f.waitOutput("DataPlaneHold", "status")
+		f.waitOutput("STREAM stream-a HELD until `lb resume`", "status")
+		f.waitOutput(rule, "status")
+		if out, err := f.lb("reconcile"); err != nil || !strings.Contains(out, "nothing to repair") {
 			t.Errorf("reconcile: %v\n%s", err, out)
 		}
-		w.must(lab.Eventually(w.ctx, 10*time.Millisecond, func() error {
-			page := (&world{t: t, Lab: w.Lab}).get(lab.LBMetrics, "/metrics")
+		f.must(lab.Eventually(f.ctx, 10*time.Millisecond, func() error {
+			page := (&fixture{t: t, Lab: f.Lab}).get(lab.LBMetrics, "/metrics")
 			if drift, holds := metric(t, page, "vipgate_lb_dataplane_drift "), metric(t, page, "vipgate_lb_dataplane_held "); drift != 1 || holds != 1 {
 				return fmt.Errorf("metrics: drift %v, held %v", drift, holds)
 			}
@@ -137,31 +137,31 @@ func TestHoldAndResume(t *testing.T) {
 		}))
 	}
 	held()
-	w.until("drift", "events")
-	w.must(w.pod.LB.Kill())
-	w.must(w.pod.StartLB("--dataplane=nftables"))
+	f.waitOutput("drift", "events")
+	f.must(f.pod.LB.Kill())
+	f.must(f.pod.StartLB("--dataplane=nftables"))
 	held()
-	if out, err := w.lb("resume"); err != nil || !strings.Contains(out, "repaired: "+rule) {
+	if out, err := f.lb("resume"); err != nil || !strings.Contains(out, "repaired: "+rule) {
 		t.Errorf("resume: %v\n%s", err, out)
 	}
-	w.converged(want)
-	w.until("resumed", "events")
+	f.converged(want)
+	f.waitOutput("resumed", "events")
 }
 
 func TestHoldExpires(t *testing.T) {
 	t.Parallel()
-	w := newDataPlaneWorld(t)
-	w.start()
-	w.until("confirmed   everything that is wanted", "status")
-	want := w.plane()
-	if out, err := w.lb("hold", "--for=5s"); err != nil || !strings.Contains(out, "held until ") {
+	f := newDataPlaneFixture(t)
+	f.start()
+	f.waitOutput("confirmed   everything that is wanted", "status")
+	want := f.plane()
+	if out, err := f.lb("hold", "--for=5s"); err != nil || !strings.Contains(out, "held until ") {
 		t.Fatalf("hold: %v\n%s", err, out)
 	}
-	w.shell("ip rule del prio 92")
-	w.until("policy rules of priority 90 and 92", "status")
-	w.until("ALL STREAMS HELD for another", "status")
-	w.converged(want)
-	w.until("the hold expired", "events")
+	f.shell("ip rule del prio 92")
+	f.waitOutput("policy rules of priority 90 and 92", "status")
+	f.waitOutput("ALL STREAMS HELD for another", "status")
+	f.converged(want)
+	f.waitOutput("the hold expired", "events")
 }
 
 // What one family loses does not concern the other.
@@ -175,33 +175,33 @@ func TestFamilyLossLeavesTheOther(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			w := newDataPlaneWorld(t)
-			w.start()
-			w.until("confirmed   everything that is wanted", "status")
-			before := w.notReady("20.0.0.1/32")
+			f := newDataPlaneFixture(t)
+			f.start()
+			f.waitOutput("confirmed   everything that is wanted", "status")
+			before := f.notReady("20.0.0.1/32")
 			if tt.trench != "" {
 				trench := dataPlaneTrench(1)
-				w.must(w.WriteTrench(strings.Replace(trench, lab.TargetAddrs(1)[1].String(), tt.trench, 1)))
+				f.must(f.WriteTrench(strings.Replace(trench, lab.TargetAddrs(1)[1].String(), tt.trench, 1)))
 			} else {
-				w.shell(tt.hand)
+				f.shell(tt.hand)
 			}
 			ready := regexp.MustCompile(`(?m)^20\.0\.0\.1/32 +ready `)
-			w.must(lab.Eventually(w.ctx, 10*time.Millisecond, func() error {
-				out, err := w.lb("status")
+			f.must(lab.Eventually(f.ctx, 10*time.Millisecond, func() error {
+				out, err := f.lb("status")
 				if err == nil && (!regexp.MustCompile(`(?m)^2000::1/128 +not ready.*`+regexp.QuoteMeta(tt.why)).MatchString(out) || !ready.MatchString(out)) {
 					err = fmt.Errorf("IPv6 alone is to be not ready, since an address %s:\n%s", tt.why, out)
 				}
 				return err
 			}))
-			if after := w.notReady("20.0.0.1/32"); after != before {
-				out, _ := w.lb("events")
+			if after := f.notReady("20.0.0.1/32"); after != before {
+				out, _ := f.lb("events")
 				t.Errorf("IPv4 was not ready %d times\n%s", after-before, out)
 			}
-			w.VIPs = w.VIPs[:1]
-			g, err := w.Load(w.ctx, 20, 2, load.Config{})
-			w.must(err)
-			defer g.Stop(w.ctx)
-			w.must(g.WaitFlows(w.ctx))
+			f.VIPs = f.VIPs[:1]
+			g, err := f.Load(f.ctx, 20, 2, load.Config{})
+			f.must(err)
+			defer g.Stop(f.ctx)
+			f.must(g.WaitFlows(f.ctx))
 		})
 	}
 }

@@ -15,17 +15,17 @@ import (
 	"github.com/vipgate/vipgate/test/load"
 )
 
-// Issue 5: "Crash points: a fault hook in the test build kills the LB at each step between record, kernel and
-// report; the end state is always the same." One target leaves and one comes while
-// clients go on; the lb dies in the middle and is started again. What the kernel has at
-// the end is what it has without a death, and of the target that stays nothing is lost.
-func TestLBKilledAtAnyStepEndsTheSame(t *testing.T) {
+// Issue 5: "Crash points: a fault hook in the test build kills the LB at each step between record,
+// kernel and report; the end state is always the same." One target leaves and one comes while
+// clients go on; the lb dies in the middle and is started again. What the kernel has at the end is
+// what it has without a death, and of the target that stays nothing is lost.
+func TestLBKilledAtEachStep(t *testing.T) {
 	root, err := filepath.Abs("../..")
 	if err != nil {
 		t.Fatal(err)
 	}
 	mortal := t.TempDir()
-	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*waitTimeout)
 	defer cancel()
 	if err := lab.Build(ctx, root, mortal, "-tags=vipgate_faults"); err != nil {
 		t.Fatal(err)
@@ -45,66 +45,66 @@ func TestLBKilledAtAnyStepEndsTheSame(t *testing.T) {
 // unless that is "".
 func endOfChange(t *testing.T, mortal, step string) string {
 	t.Helper()
-	w := newDataPlaneWorldOf(t, 3)
-	w.start()
-	g, err := w.Load(w.ctx, 100, 12, load.Config{})
-	w.must(err)
-	defer g.Stop(w.ctx)
-	w.must(g.WaitFlows(w.ctx))
-	w.must(g.WaitTargets(w.ctx, "target-1", "target-2"))
+	f := newDataPlaneFixtureOf(t, 3)
+	f.start()
+	g, err := f.Load(f.ctx, 100, 12, load.Config{})
+	f.must(err)
+	defer g.Stop(f.ctx)
+	f.must(g.WaitFlows(f.ctx))
+	f.must(g.WaitTargets(f.ctx, "target-1", "target-2"))
 
-	w.must(w.pod.LB.Kill())
+	f.must(f.pod.LB.Kill())
 	if step != "" {
-		w.startMortalLB(mortal, step)
+		f.startMortalLB(mortal, step)
 	} else {
-		w.must(w.pod.StartLB("--dataplane=nftables"))
+		f.must(f.pod.StartLB("--dataplane=nftables"))
 	}
-	w.must(w.WriteTrench(dataPlaneTrench(2, 3)))
+	f.must(f.WriteTrench(dataPlaneTrench(2, 3)))
 	if step != "" {
-		_, _ = w.pod.LB.Wait(w.ctx) // by a signal
+		_, _ = f.pod.LB.Wait(f.ctx) // by a signal
 		select {
-		case <-w.pod.LB.Done():
+		case <-f.pod.LB.Done():
 		default:
 			t.Fatalf("the lb was not killed after %q", step)
 		}
-		w.must(w.pod.StartLB("--dataplane=nftables"))
+		f.must(f.pod.StartLB("--dataplane=nftables"))
 	}
-	w.until("target-3  500", "status")
-	w.must(lab.Eventually(w.ctx, 10*time.Millisecond, func() error {
-		out, err := w.lb("status")
+	f.waitOutput("target-3  500", "status")
+	f.must(lab.Eventually(f.ctx, 10*time.Millisecond, func() error {
+		out, err := f.lb("status")
 		if err == nil && (!strings.Contains(out, "confirmed   everything that is wanted") || strings.Contains(out, "target-1 ")) {
 			err = errors.New("target-1 is still there, or something is not confirmed")
 		}
 		return err
 	}))
-	w.must(g.WaitTargets(w.ctx, "target-2", "target-3"))
-	result := g.Stop(w.ctx)
+	f.must(g.WaitTargets(f.ctx, "target-2", "target-3"))
+	result := g.Stop(f.ctx)
 	if err := result.Lost("target-1"); err != nil {
 		t.Error(err)
 	}
-	return w.plane()
+	return f.plane()
 }
 
 // startMortalLB starts an lb that kills itself after a step.
-func (w *dataPlaneWorld) startMortalLB(binaries, step string) {
-	w.t.Helper()
-	pod := *w.pod
+func (f *dataPlaneFixture) startMortalLB(binaries, step string) {
+	f.t.Helper()
+	pod := *f.pod
 	pod.Binaries = binaries
 	args := append([]string{"env", "VIPGATE_FAULT=" + step}, pod.LBArgs("--dataplane=nftables")...)
 	var err error
-	w.pod.LB, err = w.Start(w.pod.Namespace(), "lb", args...)
-	w.must(err)
+	f.pod.LB, err = f.Start(f.pod.Namespace(), "lb", args...)
+	f.must(err)
 }
 
 // changing is what differs between two kernels that forward alike.
 var changing = regexp.MustCompile(`packets \d+ bytes \d+|handle \d+`)
 
 // plane is all that the data plane has in the kernel, in an order of its own.
-func (w *dataPlaneWorld) plane() string {
-	w.t.Helper()
-	out, err := w.pod.Namespace().Run(w.ctx, "nft", "list", "table", "inet", dataplane.TableName)
-	w.must(err)
-	lines := strings.Split(changing.ReplaceAllString(out, "")+w.kernel(), "\n")
+func (f *dataPlaneFixture) plane() string {
+	f.t.Helper()
+	out, err := f.pod.Namespace().Run(f.ctx, "nft", "list", "table", "inet", dataplane.TableName)
+	f.must(err)
+	lines := strings.Split(changing.ReplaceAllString(out, "")+f.kernel(), "\n")
 	slices.Sort(lines)
 	return strings.Join(lines, "\n")
 }

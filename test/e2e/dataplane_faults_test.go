@@ -21,27 +21,27 @@ import (
 )
 
 // shell runs a command line in the pod.
-func (w *dataPlaneWorld) shell(line string) string {
-	w.t.Helper()
-	out, err := w.pod.Namespace().Run(w.ctx, "sh", "-c", line)
-	w.must(err)
+func (f *dataPlaneFixture) shell(line string) string {
+	f.t.Helper()
+	out, err := f.pod.Namespace().Run(f.ctx, "sh", "-c", line)
+	f.must(err)
 	return out
 }
 
 // remedies are the commands that an lb names.
 var remedies = regexp.MustCompile(`remedy: (sysctl .*)`)
 
-// Issue 5: "What the kernel must have (forwarding, rp_filter, fib_multipath_hash_policy, modules) is checked at
-// start; missing things are refused with the command that sets them." So that command is run, and
-// it helps.
-func TestLBRefusesAKernelThatCannotForward(t *testing.T) {
+// Issue 5: "What the kernel must have (forwarding, rp_filter, fib_multipath_hash_policy, modules)
+// is checked at start; missing things are refused with the command that sets them." So that command
+// is run, and it helps.
+func TestLBWithoutForwarding(t *testing.T) {
 	t.Parallel()
-	w := newDataPlaneWorld(t)
+	f := newDataPlaneFixture(t)
 	refused := func(what string, command ...string) string {
 		t.Helper()
-		p, err := w.Start(w.pod.Namespace(), "lb", command...)
-		w.must(err)
-		status, err := p.Wait(w.ctx)
+		p, err := f.Start(f.pod.Namespace(), "lb", command...)
+		f.must(err)
+		status, err := p.Wait(f.ctx)
 		if err != nil || status == 0 {
 			t.Fatalf("%s: lb ended with %d, %v\n%s", what, status, err, p.Tail(20))
 		}
@@ -54,32 +54,32 @@ func TestLBRefusesAKernelThatCannotForward(t *testing.T) {
 		"net.ipv4.fwmark_reflect=1", "net.ipv6.fwmark_reflect=1",
 	} {
 		key, _, _ := strings.Cut(setting, "=")
-		w.shell("sysctl -w " + setting)
-		out := refused(setting, w.pod.LBArgs("--dataplane=nftables")...)
+		f.shell("sysctl -w " + setting)
+		out := refused(setting, f.pod.LBArgs("--dataplane=nftables")...)
 		found := remedies.FindAllStringSubmatch(out, -1)
 		if len(found) == 0 || !strings.Contains(out, key) {
 			t.Fatalf("%s is refused without a command that sets it:\n%s", setting, out)
 		}
 		for _, command := range found {
-			w.shell(command[1])
+			f.shell(command[1])
 		}
 	}
-	if out := refused("no CAP_NET_ADMIN", append([]string{"setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin"}, w.pod.LBArgs("--dataplane=nftables")...)...); !strings.Contains(out, "NET_ADMIN") {
+	if out := refused("no CAP_NET_ADMIN", append([]string{"setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin"}, f.pod.LBArgs("--dataplane=nftables")...)...); !strings.Contains(out, "NET_ADMIN") {
 		t.Errorf("without CAP_NET_ADMIN lb says\n%s", out)
 	}
-	if got := w.kernel(); strings.Contains(got, "vipgate-lb") {
+	if got := f.kernel(); strings.Contains(got, "vipgate-lb") {
 		t.Errorf("an lb that refused left in the kernel\n%s", got)
 	}
-	w.start()
-	g, err := w.Load(w.ctx, 50, 4, load.Config{})
-	w.must(err)
-	defer g.Stop(w.ctx)
-	w.must(errors.Join(g.WaitFlows(w.ctx), g.WaitTargets(w.ctx, "target-1", "target-2")))
+	f.start()
+	g, err := f.Load(f.ctx, 50, 4, load.Config{})
+	f.must(err)
+	defer g.Stop(f.ctx)
+	f.must(errors.Join(g.WaitFlows(f.ctx), g.WaitTargets(f.ctx, "target-1", "target-2")))
 }
 
-// theirs counts what is forwarded, in a table of somebody else: whether what is of somebody else in marks is
-// there still, and whether connections are tracked.
-const theirs = `table inet theirs {
+// foreignMarks counts what is forwarded, in a table of somebody else: whether what is of somebody
+// else in marks is there still, and whether connections are tracked.
+const foreignMarks = `table inet theirs {
 	counter kept { }
 	counter lost { }
 	counter tracked { }
@@ -109,34 +109,35 @@ const theirs = `table inet theirs {
 }`
 
 // counters are the packets of theirs, by name.
-func (w *dataPlaneWorld) counters() map[string]int {
-	w.t.Helper()
+func (f *dataPlaneFixture) counters() map[string]int {
+	f.t.Helper()
 	counted := map[string]int{}
-	for _, m := range regexp.MustCompile(`counter (\w+) \{\s+packets (\d+)`).FindAllStringSubmatch(w.shell("nft list counters table inet theirs"), -1) {
+	for _, m := range regexp.MustCompile(`counter (\w+) \{\s+packets (\d+)`).FindAllStringSubmatch(f.shell("nft list counters table inet theirs"), -1) {
 		n, err := strconv.Atoi(m[2])
-		w.must(err)
+		f.must(err)
 		counted[m[1]] = n
 	}
 	return counted
 }
 
-// Issue 5: "the connection-tracking mark remembers the target", "a masked mark", and "--conntrack=off gives the
-// purely stateless form". What somebody else keeps in the other bits of marks stays.
-func TestMarksOfOthersStayAndStatelessTracksNothing(t *testing.T) {
+// Issue 5: "the connection-tracking mark remembers the target", "a masked mark", and
+// "--conntrack=off gives the purely stateless form". What somebody else keeps in the other bits of
+// marks stays.
+func TestForeignMarksAndStatelessMode(t *testing.T) {
 	for _, conntrack := range []string{"on", "off"} {
 		t.Run("conntrack "+conntrack, func(t *testing.T) {
 			t.Parallel()
-			w := newDataPlaneWorld(t)
-			w.shell("nft -f - <<'end'\n" + theirs + "\nend")
-			w.start("--conntrack=" + conntrack)
-			w.until("confirmed   everything that is wanted", "status")
-			w.shell("nft reset counters table inet theirs >/dev/null")
-			g, err := w.Load(w.ctx, 50, 4, load.Config{})
-			w.must(err)
-			defer g.Stop(w.ctx)
-			w.must(errors.Join(g.WaitFlows(w.ctx), g.WaitTargets(w.ctx, "target-1", "target-2")))
-			got := w.counters()
-			entries := strings.Count(w.shell("cat /proc/net/nf_conntrack"), "dst=20.0.0.1 ")
+			f := newDataPlaneFixture(t)
+			f.shell("nft -f - <<'end'\n" + foreignMarks + "\nend")
+			f.start("--conntrack=" + conntrack)
+			f.waitOutput("confirmed   everything that is wanted", "status")
+			f.shell("nft reset counters table inet theirs >/dev/null")
+			g, err := f.Load(f.ctx, 50, 4, load.Config{})
+			f.must(err)
+			defer g.Stop(f.ctx)
+			f.must(errors.Join(g.WaitFlows(f.ctx), g.WaitTargets(f.ctx, "target-1", "target-2")))
+			got := f.counters()
+			entries := strings.Count(f.shell("cat /proc/net/nf_conntrack"), "dst=20.0.0.1 ")
 			t.Logf("%v, %d connections", got, entries)
 			if got["kept"] == 0 || got["lost"] > 0 && conntrack == "on" {
 				t.Errorf("bits of somebody else's marks are lost: %v", got)
@@ -148,41 +149,41 @@ func TestMarksOfOthersStayAndStatelessTracksNothing(t *testing.T) {
 	}
 }
 
-// Issue 5: "A draining target leaves the table at once and keeps its established flows until they end or its drain
-// time is over".
-func TestADrainingTargetKeepsItsFlowsAndGetsNoNewOnes(t *testing.T) {
+// Issue 5: "A draining target leaves the table at once and keeps its established flows until they
+// end or its drain time is over".
+func TestDrainingTargetKeepsFlows(t *testing.T) {
 	t.Parallel()
-	w := newDataPlaneWorld(t)
+	f := newDataPlaneFixture(t)
 	trench := strings.Replace(dataPlaneTrench(1, 2), "drainTime: 1s", "drainTime: 1h", 1)
-	w.must(w.WriteTrench(trench))
-	w.start()
-	g, err := w.Load(w.ctx, 100, 16, load.Config{})
-	w.must(err)
-	defer g.Stop(w.ctx)
-	w.must(errors.Join(g.WaitFlows(w.ctx), g.WaitTargets(w.ctx, "target-1", "target-2")))
-	w.must(w.WriteTrench(regexp.MustCompile(`(target-2, .*)\}`).ReplaceAllString(trench, "$1, terminating: true}")))
-	w.must(lab.Eventually(w.ctx, 10*time.Millisecond, func() error {
-		out, err := w.lb("status")
+	f.must(f.WriteTrench(trench))
+	f.start()
+	g, err := f.Load(f.ctx, 100, 16, load.Config{})
+	f.must(err)
+	defer g.Stop(f.ctx)
+	f.must(errors.Join(g.WaitFlows(f.ctx), g.WaitTargets(f.ctx, "target-1", "target-2")))
+	f.must(f.WriteTrench(regexp.MustCompile(`(target-2, .*)\}`).ReplaceAllString(trench, "$1, terminating: true}")))
+	f.must(lab.Eventually(f.ctx, 10*time.Millisecond, func() error {
+		out, err := f.lb("status")
 		if err == nil && !regexp.MustCompile(`stream-a +target-2 +\d+ +draining +0 +0 `).MatchString(out) {
 			err = fmt.Errorf("target-2 does not drain in the kernel:\n%s", out)
 		}
 		return err
 	}))
-	first, err := g.Take(w.ctx)
-	w.must(err)
-	w.must(g.WaitAnswered(w.ctx, 100))
-	second, err := g.Take(w.ctx)
-	w.must(err)
+	first, err := g.Take(f.ctx)
+	f.must(err)
+	f.must(g.WaitAnswered(f.ctx, 100))
+	second, err := g.Take(f.ctx)
+	f.must(err)
 	if first.Failed+second.Failed > 0 || second.ByTarget["target-2"] > 0 {
 		t.Errorf("%d and %d requests failed, answers %v", first.Failed, second.Failed, second.ByTarget)
 	}
 	kept := 0
-	for _, f := range append(first.Flows, second.Flows...) {
-		if f.Target == "target-2" {
+	for _, flow := range append(first.Flows, second.Flows...) {
+		if flow.Target == "target-2" {
 			kept++
 		}
-		if f.Broken != "" || f.Exchanges == 0 {
-			t.Errorf("the flow %d to %s had %d exchanges: %q", f.Number, f.Target, f.Exchanges, f.Broken)
+		if flow.Broken != "" || flow.Exchanges == 0 {
+			t.Errorf("the flow %d to %s had %d exchanges: %q", flow.Number, flow.Target, flow.Exchanges, flow.Broken)
 		}
 	}
 	if kept == 0 {
@@ -202,19 +203,19 @@ func sctp(source, destination uint16) []byte {
 	return b
 }
 
-// Issue 5: "IPv4 and IPv6, TCP, UDP, SCTP if the kernel has it". Flows of SCTP go by their ports: they spread,
-// and each keeps its target.
-func TestSCTPGoesByItsPorts(t *testing.T) {
+// Issue 5: "IPv4 and IPv6, TCP, UDP, SCTP if the kernel has it". Flows of SCTP go by their ports:
+// they spread, and each keeps its target.
+func TestSCTPPortSelection(t *testing.T) {
 	for _, conntrack := range []string{"on", "off"} {
 		t.Run("conntrack "+conntrack, func(t *testing.T) {
 			t.Parallel()
-			w := newDataPlaneWorld(t)
-			w.start("--conntrack=" + conntrack)
-			w.until("confirmed   everything that is wanted", "status")
+			f := newDataPlaneFixture(t)
+			f.start("--conntrack=" + conntrack)
+			f.waitOutput("confirmed   everything that is wanted", "status")
 			const flows = 40
-			for _, v := range w.VIPs {
+			for _, v := range f.VIPs {
 				var wires []*lab.Capture
-				for _, a := range w.Targets {
+				for _, a := range f.Targets {
 					wires = append(wires, lab.NewCapture(t, a.NS, "net0"))
 				}
 				came := func() (counts []int, all int) {
@@ -226,8 +227,8 @@ func TestSCTPGoesByItsPorts(t *testing.T) {
 				}
 				var once []int
 				for round := 1; round <= 2; round++ {
-					w.must(w.sendSCTP(v, flows))
-					w.must(lab.Eventually(w.ctx, 10*time.Millisecond, func() error {
+					f.must(f.sendSCTP(v, flows))
+					f.must(lab.Eventually(f.ctx, 10*time.Millisecond, func() error {
 						if counts, all := came(); all < round*flows {
 							return fmt.Errorf("%v of %d packets to %s came", counts, round*flows, v)
 						}
@@ -249,13 +250,13 @@ func TestSCTPGoesByItsPorts(t *testing.T) {
 }
 
 // sendSCTP has clients begin flows to a VIP.
-func (w *dataPlaneWorld) sendSCTP(vip netip.Addr, flows int) error {
+func (f *dataPlaneFixture) sendSCTP(vip netip.Addr, flows int) error {
 	network := "ip4:132"
 	if vip.Is6() {
 		network = "ip6:132"
 	}
-	return w.Gateway.Do(func() error {
-		c, err := (&net.Dialer{}).DialContext(context.WithoutCancel(w.ctx), network, vip.String())
+	return f.Gateway.Do(func() error {
+		c, err := (&net.Dialer{}).DialContext(context.WithoutCancel(f.ctx), network, vip.String())
 		if err != nil {
 			return err
 		}

@@ -16,8 +16,8 @@ import (
 	"github.com/vipgate/vipgate/test/load"
 )
 
-// dataPlaneWorld is a pod whose lb forwards, with a gateway and two targets.
-type dataPlaneWorld struct {
+// dataPlaneFixture is a pod whose lb forwards, with a gateway and two targets.
+type dataPlaneFixture struct {
 	t *testing.T
 	*lab.Topology
 	ctx context.Context
@@ -49,83 +49,83 @@ streams:
 	return text
 }
 
-func newDataPlaneWorld(t *testing.T) *dataPlaneWorld { return newDataPlaneWorldOf(t, 2) }
+func newDataPlaneFixture(t *testing.T) *dataPlaneFixture { return newDataPlaneFixtureOf(t, 2) }
 
-// newDataPlaneWorldOf has so many targets, of which two stand in the trench file.
-func newDataPlaneWorldOf(t *testing.T, targets int) *dataPlaneWorld {
+// newDataPlaneFixtureOf has so many targets, of which two stand in the trench file.
+func newDataPlaneFixtureOf(t *testing.T, targets int) *dataPlaneFixture {
 	t.Helper()
 	if lack := lab.MissingForTopology(); lack != "" {
 		lab.Skip(t, lack)
 	}
-	y, err := lab.NewTopology(lab.TopologyConfig{
+	topology, err := lab.NewTopology(lab.TopologyConfig{
 		Pods: 1, Targets: targets, VIPs: []netip.Addr{netip.MustParseAddr("20.0.0.1"), netip.MustParseAddr("2000::1")}, Binaries: binaries,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
-	w := &dataPlaneWorld{t, y, ctx, y.Pods[0]}
+	ctx, cancel := context.WithTimeout(t.Context(), 4*waitTimeout)
+	f := &dataPlaneFixture{t, topology, ctx, topology.Pods[0]}
 	t.Cleanup(func() {
 		defer cancel()
 		if t.Failed() {
-			for _, p := range []*lab.Process{w.pod.LB, w.pod.Frontend} {
+			for _, p := range []*lab.Process{f.pod.LB, f.pod.Frontend} {
 				if p != nil {
 					t.Logf("== last lines of %s\n%s", p.Name, p.Tail(60))
 				}
 			}
 		}
-		if err := y.Close(); err != nil {
+		if err := topology.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	for _, a := range y.Targets {
-		w.must(a.Start())
+	for _, a := range topology.Targets {
+		f.must(a.Start())
 	}
-	w.must(y.WriteTrench(dataPlaneTrench(1, 2)))
-	_, err = y.StartGateway(y.GatewayConfig())
-	w.must(err)
-	return w
+	f.must(topology.WriteTrench(dataPlaneTrench(1, 2)))
+	_, err = topology.StartGateway(topology.GatewayConfig())
+	f.must(err)
+	return f
 }
 
-func (w *dataPlaneWorld) must(err error) {
-	w.t.Helper()
+func (f *dataPlaneFixture) must(err error) {
+	f.t.Helper()
 	if err != nil {
-		w.t.Fatal(err)
+		f.t.Fatal(err)
 	}
 }
 
-func (w *dataPlaneWorld) start(extra ...string) {
-	w.t.Helper()
-	w.must(w.pod.StartLB(append([]string{"--dataplane=nftables"}, extra...)...))
-	w.must(w.pod.StartFrontend("--ecmp"))
-	w.must(w.WantVia(w.ctx, 1))
+func (f *dataPlaneFixture) start(extra ...string) {
+	f.t.Helper()
+	f.must(f.pod.StartLB(append([]string{"--dataplane=nftables"}, extra...)...))
+	f.must(f.pod.StartFrontend("--ecmp"))
+	f.must(f.WantVia(f.ctx, 1))
 }
 
 // lb runs a command of lb on the admin socket.
-func (w *dataPlaneWorld) lb(args ...string) (string, error) {
-	return w.pod.Run(w.ctx, "lb", append(args, "--admin-socket=unix://"+w.pod.LBAdmin())...)
+func (f *dataPlaneFixture) lb(args ...string) (string, error) {
+	return f.pod.Run(f.ctx, "lb", append(args, "--admin-socket=unix://"+f.pod.LBAdmin())...)
 }
 
-// until waits until what a command of lb prints has a text.
-func (w *dataPlaneWorld) until(text string, args ...string) string {
-	w.t.Helper()
+// waitOutput waits until what a command of lb prints has a text.
+func (f *dataPlaneFixture) waitOutput(text string, args ...string) string {
+	f.t.Helper()
 	var last string
-	err := lab.Eventually(w.ctx, 10*time.Millisecond, func() error {
-		out, err := w.lb(args...)
+	err := lab.Eventually(f.ctx, 10*time.Millisecond, func() error {
+		out, err := f.lb(args...)
 		if last = out; err == nil && !strings.Contains(out, text) {
 			err = fmt.Errorf("lb %s does not say %q", strings.Join(args, " "), text)
 		}
 		return err
 	})
 	if err != nil {
-		w.t.Fatalf("%v\n%s", err, last)
+		f.t.Fatalf("%v\n%s", err, last)
 	}
 	return last
 }
 
 // kernel is all that the kernel has that could be the data plane's.
-func (w *dataPlaneWorld) kernel() string {
-	w.t.Helper()
+func (f *dataPlaneFixture) kernel() string {
+	f.t.Helper()
 	var all string
 	for _, command := range [][]string{
 		{"nft", "list", "tables"},
@@ -134,82 +134,82 @@ func (w *dataPlaneWorld) kernel() string {
 		{"ip", "-4", "route", "show", "table", "all", "proto", "179"},
 		{"ip", "-6", "route", "show", "table", "all", "proto", "179"},
 	} {
-		out, err := w.pod.Namespace().Run(w.ctx, command[0], command[1:]...)
-		w.must(err)
+		out, err := f.pod.Namespace().Run(f.ctx, command[0], command[1:]...)
+		f.must(err)
 		all += strings.Join(command, " ") + "\n" + out
 	}
 	return all
 }
 
-// TestTheKernelForwardsAndIsCleanedUp is the life of a data plane: from nothing over
+// TestDataPlaneForwardsAndCleansUp is the life of a data plane: from nothing over
 // a crash and the end of the process to nothing.
-func TestTheKernelForwardsAndIsCleanedUp(t *testing.T) {
+func TestDataPlaneForwardsAndCleansUp(t *testing.T) {
 	t.Parallel()
-	w := newDataPlaneWorld(t)
-	before := w.kernel()
-	w.start()
-	g, err := w.Load(w.ctx, 100, 8, load.Config{})
-	w.must(err)
+	f := newDataPlaneFixture(t)
+	before := f.kernel()
+	f.start()
+	g, err := f.Load(f.ctx, 100, 8, load.Config{})
+	f.must(err)
 	stopped := false
 	defer func() {
 		if !stopped {
-			g.Stop(w.ctx)
+			g.Stop(f.ctx)
 		}
 	}()
-	w.must(g.WaitFlows(w.ctx))
-	w.must(g.WaitTargets(w.ctx, "target-1", "target-2"))
-	status := w.until("confirmed   everything that is wanted", "status")
+	f.must(g.WaitFlows(f.ctx))
+	f.must(g.WaitTargets(f.ctx, "target-1", "target-2"))
+	status := f.waitOutput("confirmed   everything that is wanted", "status")
 	for _, want := range []string{"data plane  nftables", "stream-a  target-1  500", "serving"} {
 		if !strings.Contains(status, want) {
 			t.Errorf("the status does not say %q:\n%s", want, status)
 		}
 	}
 	t.Logf("\n%s", status)
-	if out, err := w.pod.Run(w.ctx, "lb", "cleanup"); err == nil || !strings.Contains(out, "another lb (pid ") {
+	if out, err := f.pod.Run(f.ctx, "lb", "cleanup"); err == nil || !strings.Contains(out, "another lb (pid ") {
 		t.Errorf("cleanup beside a running lb: %v\n%s", err, out)
 	}
-	if out, err := w.lb("reconcile"); err != nil || !strings.Contains(out, "nothing to repair") {
+	if out, err := f.lb("reconcile"); err != nil || !strings.Contains(out, "nothing to repair") {
 		t.Errorf("reconcile: %v\n%s", err, out)
 	}
 
 	// A crash: the VIPs stay, and no packet is touched.
-	w.must(w.pod.LB.Signal(syscall.SIGKILL))
-	_, _ = w.pod.LB.Wait(w.ctx) // by a signal
-	w.must(w.pod.StartLB("--dataplane=nftables"))
-	w.until("confirmed   everything that is wanted", "status")
+	f.must(f.pod.LB.Signal(syscall.SIGKILL))
+	_, _ = f.pod.LB.Wait(f.ctx) // by a signal
+	f.must(f.pod.StartLB("--dataplane=nftables"))
+	f.waitOutput("confirmed   everything that is wanted", "status")
 
-	r, err := g.Take(w.ctx)
-	w.must(err)
+	r, err := g.Take(f.ctx)
+	f.must(err)
 	t.Logf("%d sent, %d failed", r.Sent, r.Failed)
 	if r.Failed > 0 || r.Answered == 0 {
 		t.Errorf("%d requests failed, %d were answered", r.Failed, r.Answered)
 	}
-	g.Stop(w.ctx)
+	g.Stop(f.ctx)
 	stopped = true
 
 	// The end: what is in the kernel stays until it is cleaned up.
-	w.must(errors.Join(w.pod.LB.Signal(syscall.SIGTERM), w.pod.Frontend.Signal(syscall.SIGTERM)))
-	for _, p := range []*lab.Process{w.pod.LB, w.pod.Frontend} {
-		if status, err := p.Wait(w.ctx); err != nil || status != 0 {
+	f.must(errors.Join(f.pod.LB.Signal(syscall.SIGTERM), f.pod.Frontend.Signal(syscall.SIGTERM)))
+	for _, p := range []*lab.Process{f.pod.LB, f.pod.Frontend} {
+		if status, err := p.Wait(f.ctx); err != nil || status != 0 {
 			t.Fatalf("%s ended with %d, %v", p.Name, status, err)
 		}
 	}
-	if !strings.Contains(w.kernel(), "vipgate-lb") {
+	if !strings.Contains(f.kernel(), "vipgate-lb") {
 		t.Error("the end of the process removed the data plane")
 	}
-	out, err := w.pod.Run(w.ctx, "lb", "cleanup")
-	w.must(err)
+	out, err := f.pod.Run(f.ctx, "lb", "cleanup")
+	f.must(err)
 	t.Logf("\n%s", out)
 	if !strings.Contains(out, "removed: ") {
 		t.Errorf("cleanup says\n%s", out)
 	}
-	if _, err := w.pod.Run(w.ctx, "frontend", "cleanup"); err != nil {
+	if _, err := f.pod.Run(f.ctx, "frontend", "cleanup"); err != nil {
 		t.Error(err)
 	}
-	if after := w.kernel(); after != before {
+	if after := f.kernel(); after != before {
 		t.Errorf("before\n%s\nafter\n%s", before, after)
 	}
-	if out, err = w.pod.Run(w.ctx, "lb", "cleanup"); err != nil || !strings.Contains(out, "nothing to remove") {
+	if out, err = f.pod.Run(f.ctx, "lb", "cleanup"); err != nil || !strings.Contains(out, "nothing to remove") {
 		t.Errorf("second cleanup: %v\n%s", err, out)
 	}
 }
@@ -229,21 +229,21 @@ func numberOf(t *testing.T, status, target string) string {
 	return ""
 }
 
-func TestDataPlaneIsRemovedAtTheEndIfWanted(t *testing.T) {
+func TestDataPlaneRemovalOnStop(t *testing.T) {
 	t.Parallel()
-	w := newDataPlaneWorld(t)
-	before := w.kernel()
-	w.start("--remove-dataplane-on-exit")
-	w.must(errors.Join(w.pod.LB.Signal(syscall.SIGTERM), w.pod.Frontend.Signal(syscall.SIGTERM)))
-	for _, p := range []*lab.Process{w.pod.LB, w.pod.Frontend} {
-		if status, err := p.Wait(w.ctx); err != nil || status != 0 {
+	f := newDataPlaneFixture(t)
+	before := f.kernel()
+	f.start("--remove-dataplane-on-exit")
+	f.must(errors.Join(f.pod.LB.Signal(syscall.SIGTERM), f.pod.Frontend.Signal(syscall.SIGTERM)))
+	for _, p := range []*lab.Process{f.pod.LB, f.pod.Frontend} {
+		if status, err := p.Wait(f.ctx); err != nil || status != 0 {
 			t.Fatalf("%s ended with %d, %v", p.Name, status, err)
 		}
 	}
-	if _, err := w.pod.Run(w.ctx, "frontend", "cleanup"); err != nil {
+	if _, err := f.pod.Run(f.ctx, "frontend", "cleanup"); err != nil {
 		t.Error(err)
 	}
-	if after := w.kernel(); after != before {
+	if after := f.kernel(); after != before {
 		t.Errorf("before\n%s\nafter\n%s", before, after)
 	}
 }
@@ -251,23 +251,23 @@ func TestDataPlaneIsRemovedAtTheEndIfWanted(t *testing.T) {
 // The marks in the kernel are enough, also with other flags, and nothing is created.
 func TestCleanupCreatesNoState(t *testing.T) {
 	t.Parallel()
-	w := newDataPlaneWorld(t)
-	before := w.kernel()
-	w.must(w.pod.StartLB("--dataplane=nftables"))
-	w.until("confirmed   everything that is wanted", "status")
-	w.must(w.pod.LB.Kill())
-	if !strings.Contains(w.kernel(), "vipgate-lb") {
+	f := newDataPlaneFixture(t)
+	before := f.kernel()
+	f.must(f.pod.StartLB("--dataplane=nftables"))
+	f.waitOutput("confirmed   everything that is wanted", "status")
+	f.must(f.pod.LB.Kill())
+	if !strings.Contains(f.kernel(), "vipgate-lb") {
 		t.Fatal("nothing is in the kernel")
 	}
-	w.must(os.RemoveAll(w.pod.StateDir()))
-	out, err := w.pod.Run(w.ctx, "lb", "cleanup", "--first-table=9000", "--dataplane-priority=50", "--mark-mask=0xffff")
+	f.must(os.RemoveAll(f.pod.StateDir()))
+	out, err := f.pod.Run(f.ctx, "lb", "cleanup", "--first-table=9000", "--dataplane-priority=50", "--mark-mask=0xffff")
 	if err != nil || !strings.Contains(out, "removed: ") {
 		t.Errorf("cleanup: %v\n%s", err, out)
 	}
-	if _, err := os.Stat(w.pod.StateDir()); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(f.pod.StateDir()); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("cleanup created the state directory: %v", err)
 	}
-	if after := w.kernel(); after != before {
+	if after := f.kernel(); after != before {
 		t.Errorf("before\n%s\nafter\n%s", before, after)
 	}
 }
@@ -275,27 +275,27 @@ func TestCleanupCreatesNoState(t *testing.T) {
 // The gateway must never send to a VIP for which the kernel has no target any more.
 // Each round looks at the kernel first: an empty table before a look that still finds
 // the route is the wrong order, since nothing comes back here.
-func TestTheLastTargetLeavesTheKernelAfterTheGatewayHeard(t *testing.T) {
+func TestLastTargetRemovedAfterWithdrawal(t *testing.T) {
 	t.Parallel()
-	w := newDataPlaneWorld(t)
-	w.start()
+	f := newDataPlaneFixture(t)
+	f.start()
 	serving := func() bool {
-		w.t.Helper()
-		out, err := w.pod.Namespace().Run(w.ctx, "nft", "list", "map", "inet", "vipgate-lb", "maglev4/stream-a")
-		w.must(err)
+		f.t.Helper()
+		out, err := f.pod.Namespace().Run(f.ctx, "nft", "list", "map", "inet", "vipgate-lb", "maglev4/stream-a")
+		f.must(err)
 		return strings.Contains(out, "elements")
 	}
 	if !serving() {
 		t.Fatal("no target serves")
 	}
-	for _, a := range w.Targets {
-		w.must(a.Unhealthy()) // the application itself goes on
+	for _, a := range f.Targets {
+		f.must(a.Unhealthy()) // the application itself goes on
 	}
 	rounds := 0
-	w.must(lab.Eventually(w.ctx, time.Millisecond, func() error {
+	f.must(lab.Eventually(f.ctx, time.Millisecond, func() error {
 		rounds++
 		serves := serving()
-		via, err := w.Via(w.ctx, w.VIPs[0])
+		via, err := f.Via(f.ctx, f.VIPs[0])
 		if err != nil {
 			return err
 		}
@@ -308,14 +308,14 @@ func TestTheLastTargetLeavesTheKernelAfterTheGatewayHeard(t *testing.T) {
 		return nil
 	}))
 	t.Logf("%d rounds", rounds)
-	w.until("not ready  too few targets ready", "status")
+	f.waitOutput("not ready  too few targets ready", "status")
 
 	// And back: announced only once the kernel has it.
-	for _, a := range w.Targets {
-		w.must(a.Start())
+	for _, a := range f.Targets {
+		f.must(a.Start())
 	}
-	w.must(lab.Eventually(w.ctx, time.Millisecond, func() error {
-		via, err := w.Via(w.ctx, w.VIPs[0])
+	f.must(lab.Eventually(f.ctx, time.Millisecond, func() error {
+		via, err := f.Via(f.ctx, f.VIPs[0])
 		if err == nil && len(via) > 0 && !serving() {
 			t.Fatal("the gateway sends to a VIP that has no target in the kernel")
 		}

@@ -14,147 +14,147 @@ import (
 )
 
 // readinessDir is the directory of readiness files of a pod without a load balancer that speaks.
-func (w *world) readinessDir() string { return filepath.Join(w.Dir, "readiness") }
+func (f *fixture) readinessDir() string { return filepath.Join(f.Dir, "readiness") }
 
 // makeReadinessDir makes it.
-func (w *world) makeReadinessDir() {
-	w.t.Helper()
-	w.must(os.Mkdir(w.readinessDir(), 0o755))
+func (f *fixture) makeReadinessDir() {
+	f.t.Helper()
+	f.must(os.Mkdir(f.readinessDir(), 0o755))
 }
 
-func (w *world) readinessFile(name string) string { return filepath.Join(w.readinessDir(), name) }
+func (f *fixture) readinessFile(name string) string { return filepath.Join(f.readinessDir(), name) }
 
-func (w *world) makeReadiness(names ...string) {
-	w.t.Helper()
+func (f *fixture) makeReadiness(names ...string) {
+	f.t.Helper()
 	for _, name := range names {
-		w.must(os.WriteFile(w.readinessFile(name), nil, 0o644))
+		f.must(os.WriteFile(f.readinessFile(name), nil, 0o644))
 	}
 }
 
-func (w *world) removeReadiness(names ...string) {
-	w.t.Helper()
+func (f *fixture) removeReadiness(names ...string) {
+	f.t.Helper()
 	for _, name := range names {
-		w.must(os.Remove(w.readinessFile(name)))
+		f.must(os.Remove(f.readinessFile(name)))
 	}
 }
 
 // directoryArgs are the arguments of a frontend that goes by the directory: it
 // needs no identity.
-func (w *world) directoryArgs(extra ...string) []string {
-	args := slices.DeleteFunc(w.pod.FrontendArgs(), func(a string) bool {
+func (f *fixture) directoryArgs(extra ...string) []string {
+	args := slices.DeleteFunc(f.pod.FrontendArgs(), func(a string) bool {
 		return slices.ContainsFunc([]string{"--lb-socket=", "--lb-id=", "--identity=", "--dev-authority-dir=", "--spiffe-id="},
 			func(flag string) bool { return strings.HasPrefix(a, flag) })
 	})
-	return append(append(args, "--readiness-dir="+w.readinessDir()), extra...)
+	return append(append(args, "--readiness-dir="+f.readinessDir()), extra...)
 }
 
-func (w *world) startDirectoryFrontend(extra ...string) {
-	w.t.Helper()
+func (f *fixture) startDirectoryFrontend(extra ...string) {
+	f.t.Helper()
 	var err error
-	w.pod.Frontend, err = w.Start(w.Pod, "frontend", w.directoryArgs(extra...)...)
-	w.must(err)
+	f.pod.Frontend, err = f.Start(f.Pod, "frontend", f.directoryArgs(extra...)...)
+	f.must(err)
 }
 
 func TestReadinessFilesGateVIPs(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.makeReadinessDir()
-	w.makeReadiness("lb-ready-stream-a")
-	w.startDirectoryFrontend()
-	w.wantRoutes(vipA4, vipA6)
-	w.wantHealth(lab.FrontendHealth, "Started", healthServing)
-	w.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
-	w.makeReadiness("lb-ready-stream-b")
-	w.wantRoutes(vipA4, vipA6, vipB4, vipB6)
-	w.removeReadiness("lb-ready-stream-a")
-	w.wantRoutes(vipB4, vipB6)
-	if out, status := w.run("frontend", "status", "--admin-socket=unix://"+w.pod.FrontendAdmin()); status != 1 || !strings.Contains(out, "lb-ready-stream-a") {
+	f := newFixture(t)
+	f.makeReadinessDir()
+	f.makeReadiness("lb-ready-stream-a")
+	f.startDirectoryFrontend()
+	f.wantRoutes(vipA4, vipA6)
+	f.wantHealth(lab.FrontendHealth, "Started", healthServing)
+	f.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
+	f.makeReadiness("lb-ready-stream-b")
+	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
+	f.removeReadiness("lb-ready-stream-a")
+	f.wantRoutes(vipB4, vipB6)
+	if out, status := f.run("frontend", "status", "--admin-socket=unix://"+f.pod.FrontendAdmin()); status != 1 || !strings.Contains(out, "lb-ready-stream-a") {
 		t.Errorf("status ended with %d and does not name the file that is missing:\n%s", status, out)
 	}
 
 	// From the first file of a VIP on, only those count.
-	w.makeReadiness("lb-vip-ready-20.0.0.1", "lb-vip-ready-2000:0::2")
-	w.wantRoutes(vipA4, vipB6)
-	mark := w.mark()
-	w.makeReadiness("lb-ready-nobody", "lb-vip-ready-rubbish")
-	w.waitLog(w.pod.Frontend, "lb-vip-ready-rubbish")
-	w.waitLog(w.pod.Frontend, "lb-ready-nobody")
-	w.wantNothing(mark, vipA4, vipA6, vipB4, vipB6)
-	w.removeReadiness("lb-vip-ready-20.0.0.1", "lb-vip-ready-2000:0::2")
-	w.wantRoutes()
+	f.makeReadiness("lb-vip-ready-20.0.0.1", "lb-vip-ready-2000:0::2")
+	f.wantRoutes(vipA4, vipB6)
+	mark := f.mark()
+	f.makeReadiness("lb-ready-nobody", "lb-vip-ready-rubbish")
+	f.waitLog(f.pod.Frontend, "lb-vip-ready-rubbish")
+	f.waitLog(f.pod.Frontend, "lb-ready-nobody")
+	f.wantNoUpdates(mark, vipA4, vipA6, vipB4, vipB6)
+	f.removeReadiness("lb-vip-ready-20.0.0.1", "lb-vip-ready-2000:0::2")
+	f.wantRoutes()
 
 	// In order, although nobody is there to report to.
-	w.makeReadiness("lb-vip-ready-20.0.0.1")
-	w.wantRoutes(vipA4)
-	mark = w.mark()
-	w.must(w.pod.Frontend.Signal(unix.SIGTERM))
-	w.wantExit(w.pod.Frontend, 0)
-	w.wantStory(mark, vipA4, depreferred, withdrawn)
+	f.makeReadiness("lb-vip-ready-20.0.0.1")
+	f.wantRoutes(vipA4)
+	mark = f.mark()
+	f.must(f.pod.Frontend.Signal(unix.SIGTERM))
+	f.wantExit(f.pod.Frontend, 0)
+	f.wantUpdates(mark, vipA4, depreferred, withdrawn)
 }
 
 func TestMissingReadinessDirectoryIsWaitedFor(t *testing.T) {
 	for name, flags := range map[string][]string{"not ready": nil, "ready": {"--readiness-dir-missing=ready"}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t)
-			w.startDirectoryFrontend(flags...)
+			f := newFixture(t)
+			f.startDirectoryFrontend(flags...)
 			if flags != nil {
-				w.wantRoutes(vipA4, vipA6, vipB4, vipB6)
-				w.waitLog(w.pod.Frontend, "THE READINESS DIRECTORY WAS NEVER THERE")
+				f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
+				f.waitLog(f.pod.Frontend, "THE READINESS DIRECTORY WAS NEVER THERE")
 			} else {
-				w.waitLog(w.pod.Frontend, "does not exist")
-				w.waitFrontend("Stream", false, w.readinessDir()+" does not exist")
+				f.waitLog(f.pod.Frontend, "does not exist")
+				f.waitFrontend("Stream", false, f.readinessDir()+" does not exist")
 			}
-			w.makeReadinessDir()
-			w.wantRoutes()
-			w.makeReadiness("lb-ready-stream-a")
-			w.wantRoutes(vipA4, vipA6)
+			f.makeReadinessDir()
+			f.wantRoutes()
+			f.makeReadiness("lb-ready-stream-a")
+			f.wantRoutes(vipA4, vipA6)
 		})
 	}
 }
 
 func TestReplacedReadinessDirectory(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.makeReadinessDir()
-	w.makeReadiness("lb-ready-stream-a")
-	w.startDirectoryFrontend()
-	w.wantRoutes(vipA4, vipA6)
-	next := w.readinessDir() + ".new"
-	w.must(os.Mkdir(next, 0o755))
-	w.must(os.WriteFile(filepath.Join(next, "lb-ready-stream-b"), nil, 0o644))
-	w.must(unix.Renameat2(unix.AT_FDCWD, next, unix.AT_FDCWD, w.readinessDir(), unix.RENAME_EXCHANGE))
-	w.wantRoutes(vipB4, vipB6)
-	w.must(os.RemoveAll(w.readinessDir()))
-	w.wantRoutes()
-	w.makeReadinessDir()
-	w.makeReadiness("lb-ready-stream-a")
-	w.wantRoutes(vipA4, vipA6)
+	f := newFixture(t)
+	f.makeReadinessDir()
+	f.makeReadiness("lb-ready-stream-a")
+	f.startDirectoryFrontend()
+	f.wantRoutes(vipA4, vipA6)
+	next := f.readinessDir() + ".new"
+	f.must(os.Mkdir(next, 0o755))
+	f.must(os.WriteFile(filepath.Join(next, "lb-ready-stream-b"), nil, 0o644))
+	f.must(unix.Renameat2(unix.AT_FDCWD, next, unix.AT_FDCWD, f.readinessDir(), unix.RENAME_EXCHANGE))
+	f.wantRoutes(vipB4, vipB6)
+	f.must(os.RemoveAll(f.readinessDir()))
+	f.wantRoutes()
+	f.makeReadinessDir()
+	f.makeReadiness("lb-ready-stream-a")
+	f.wantRoutes(vipA4, vipA6)
 }
 
 func TestReadinessDirectoryThatIsGone(t *testing.T) {
 	for name, after := range map[string][]string{"hold": {vipA4, vipA6}, "drain": nil, "drop": nil} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t)
-			w.makeReadinessDir()
-			w.makeReadiness("lb-ready-stream-a")
-			w.startDirectoryFrontend("--on-directory-gone="+name, "--drain-time=500ms")
-			w.wantRoutes(vipA4, vipA6)
-			mark := w.mark()
-			w.must(os.Rename(w.readinessDir(), w.readinessDir()+".away"))
-			w.waitLog(w.pod.Frontend, "does not exist")
+			f := newFixture(t)
+			f.makeReadinessDir()
+			f.makeReadiness("lb-ready-stream-a")
+			f.startDirectoryFrontend("--on-directory-gone="+name, "--drain-time=500ms")
+			f.wantRoutes(vipA4, vipA6)
+			mark := f.mark()
+			f.must(os.Rename(f.readinessDir(), f.readinessDir()+".away"))
+			f.waitLog(f.pod.Frontend, "does not exist")
 			switch name {
 			case "hold":
-				w.waitFrontend("Stream", false, w.readinessDir()+" does not exist")
-				w.wantNothing(mark, vipA4, vipA6)
+				f.waitFrontend("Stream", false, f.readinessDir()+" does not exist")
+				f.wantNoUpdates(mark, vipA4, vipA6)
 			case "drain":
-				w.wantRoutes()
-				w.wantStory(mark, vipA4, depreferred, withdrawn)
+				f.wantRoutes()
+				f.wantUpdates(mark, vipA4, depreferred, withdrawn)
 			}
-			w.wantRoutes(after...)
-			w.must(os.Rename(w.readinessDir()+".away", w.readinessDir()))
-			w.wantRoutes(vipA4, vipA6)
+			f.wantRoutes(after...)
+			f.must(os.Rename(f.readinessDir()+".away", f.readinessDir()))
+			f.wantRoutes(vipA4, vipA6)
 		})
 	}
 }
@@ -167,54 +167,54 @@ func TestCrashedWriterOfReadinessFiles(t *testing.T) {
 	for name, limited := range map[string]bool{"without a limit of age": false, "with a limit of age": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t)
-			w.makeReadinessDir()
-			writer, err := w.Start(w.Pod, "writer", "sh", "-c", `while :; do touch "$0"; sleep 0.2; done`, w.readinessFile("lb-ready-stream-a"))
-			w.must(err)
+			f := newFixture(t)
+			f.makeReadinessDir()
+			writer, err := f.Start(f.Pod, "writer", "sh", "-c", `while :; do touch "$0"; sleep 0.2; done`, f.readinessFile("lb-ready-stream-a"))
+			f.must(err)
 			var flags []string
 			if limited {
 				flags = []string{"--readiness-max-age=" + maxAge.String()}
 			}
-			w.startDirectoryFrontend(flags...)
-			w.wantRoutes(vipA4, vipA6)
-			mark := w.mark()
-			w.must(writer.Kill())
-			info, err := os.Stat(w.readinessFile("lb-ready-stream-a"))
-			w.must(err)
+			f.startDirectoryFrontend(flags...)
+			f.wantRoutes(vipA4, vipA6)
+			mark := f.mark()
+			f.must(writer.Kill())
+			info, err := os.Stat(f.readinessFile("lb-ready-stream-a"))
+			f.must(err)
 			if limited {
-				w.wantRoutes()
-				if after := w.waitHeard(mark, vipA4, withdrawn).At.Sub(info.ModTime()); after < maxAge-clockSlack {
+				f.wantRoutes()
+				if after := f.waitUpdate(mark, vipA4, withdrawn).At.Sub(info.ModTime()); after < maxAge-clockSlack {
 					t.Errorf("withdrawn %v after the last touch", after)
 				}
-				w.waitLog(w.pod.Frontend, "was last touched more than 2s ago")
-				w.makeReadiness("lb-ready-stream-a")
-				w.must(os.Chtimes(w.readinessFile("lb-ready-stream-a"), time.Now(), time.Now()))
-				w.wantRoutes(vipA4, vipA6)
+				f.waitLog(f.pod.Frontend, "was last touched more than 2s ago")
+				f.makeReadiness("lb-ready-stream-a")
+				f.must(os.Chtimes(f.readinessFile("lb-ready-stream-a"), time.Now(), time.Now()))
+				f.wantRoutes(vipA4, vipA6)
 				return
 			}
-			w.waitPast(info.ModTime().Add(2 * maxAge))
-			w.wantNothing(mark, vipA4, vipA6)
-			w.wantRoutes(vipA4, vipA6)
+			f.waitPast(info.ModTime().Add(2 * maxAge))
+			f.wantNoUpdates(mark, vipA4, vipA6)
+			f.wantRoutes(vipA4, vipA6)
 		})
 	}
 }
 
 func TestBadReadinessDirectoryIsRefused(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	f := newFixture(t)
 	for name, env := range map[string]string{"flag": "", "variable": "VIPGATE_READINESS_DIR=", "Meridio's variable": "MERIDIO_READINESS_DIR="} {
-		args := w.directoryArgs()
+		args := f.directoryArgs()
 		if env == "" {
 			args = append(args, "--readiness-dir=")
 		} else {
 			args = append([]string{"env", env}, slices.DeleteFunc(args, func(a string) bool { return strings.HasPrefix(a, "--readiness-dir=") })...)
 		}
-		p, err := w.Start(w.Pod, "frontend-"+strings.ReplaceAll(name, " ", "-"), args...)
-		w.must(err)
-		w.wantExit(p, 2)
+		p, err := f.Start(f.Pod, "frontend-"+strings.ReplaceAll(name, " ", "-"), args...)
+		f.must(err)
+		f.wantExit(p, 2)
 		if out := p.Output(); !strings.Contains(out, "--readiness-dir") || !strings.Contains(out, "--gating=off") {
 			t.Errorf("by %s: it does not say what to do: %s", name, out)
 		}
 	}
-	w.wantNothing(0, vipA4, vipA6, vipB4, vipB6)
+	f.wantNoUpdates(0, vipA4, vipA6, vipB4, vipB6)
 }

@@ -35,36 +35,36 @@ func (o *output) String() string {
 
 // follower is a `frontend events --follow`.
 type follower struct {
-	w          *world
+	f          *fixture
 	cmd        *exec.Cmd
 	out, notes output
 }
 
-func (w *world) follow(args ...string) *follower {
-	w.t.Helper()
-	return w.followProgram("frontend", w.pod.FrontendAdmin(), args...)
+func (f *fixture) follow(args ...string) *follower {
+	f.t.Helper()
+	return f.followProgram("frontend", f.pod.FrontendAdmin(), args...)
 }
 
-func (w *world) followProgram(program, admin string, args ...string) *follower {
-	w.t.Helper()
-	f := &follower{w: w}
-	f.cmd = exec.Command(filepath.Join(binaries, program), append([]string{"events", "--follow", "--admin-socket=unix://" + admin}, args...)...)
-	f.cmd.Stdout, f.cmd.Stderr = &f.out, &f.notes
-	w.must(f.cmd.Start())
-	w.t.Cleanup(func() {
-		if f.cmd.ProcessState == nil {
+func (f *fixture) followProgram(program, admin string, args ...string) *follower {
+	f.t.Helper()
+	events := &follower{f: f}
+	events.cmd = exec.Command(filepath.Join(binaries, program), append([]string{"events", "--follow", "--admin-socket=unix://" + admin}, args...)...)
+	events.cmd.Stdout, events.cmd.Stderr = &events.out, &events.notes
+	f.must(events.cmd.Start())
+	f.t.Cleanup(func() {
+		if events.cmd.ProcessState == nil {
 			// Only after a failure: it may have ended meanwhile.
-			_ = f.cmd.Process.Kill()
-			_ = f.cmd.Wait()
+			_ = events.cmd.Process.Kill()
+			_ = events.cmd.Wait()
 		}
 	})
-	return f
+	return events
 }
 
 // waitFor waits until a line has all the words.
-func (f *follower) waitFor(o *output, words ...string) {
-	f.w.t.Helper()
-	f.w.waitFor(func() error {
+func (events *follower) waitFor(o *output, words ...string) {
+	events.f.t.Helper()
+	events.f.waitFor(func() error {
 		for line := range strings.Lines(o.String()) {
 			has := true
 			for _, word := range words {
@@ -74,18 +74,18 @@ func (f *follower) waitFor(o *output, words ...string) {
 				return nil
 			}
 		}
-		return fmt.Errorf("no line with %q in\n%s%s", words, f.out.String(), f.notes.String())
+		return fmt.Errorf("no line with %q in\n%s%s", words, events.out.String(), events.notes.String())
 	})
 }
 
 // interrupt is Ctrl-C; it must end at once and well.
-func (f *follower) interrupt() {
-	f.w.t.Helper()
-	f.w.must(f.cmd.Process.Signal(syscall.SIGINT))
+func (events *follower) interrupt() {
+	events.f.t.Helper()
+	events.f.must(events.cmd.Process.Signal(syscall.SIGINT))
 	done := make(chan error, 1)
-	go func() { done <- f.cmd.Wait() }()
+	go func() { done <- events.cmd.Wait() }()
 	var ended error
-	f.w.waitFor(func() error {
+	events.f.waitFor(func() error {
 		select {
 		case ended = <-done:
 			return nil
@@ -94,61 +94,61 @@ func (f *follower) interrupt() {
 		}
 	})
 	if ended != nil {
-		f.w.t.Errorf("Ctrl-C ended it with %v\n%s", ended, f.notes.String())
+		events.f.t.Errorf("Ctrl-C ended it with %v\n%s", ended, events.notes.String())
 	}
 }
 
-// Issue 3: `frontend events --follow`. What is told at 3 a.m.: which VIP and which gateway, and why; over a kill -9 of the
-// frontend, too.
-func TestEventsAreFollowedOverARestart(t *testing.T) {
+// Issue 3: `frontend events --follow`. What is told at 3 a.m.: which VIP and which gateway, and
+// why; over a kill -9 of the frontend, too.
+func TestFrontendEventsAcrossRestart(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	if out, code := w.run("frontend", "events", "--follow", "--admin-socket=unix://"+w.pod.FrontendAdmin()); code != 1 || !strings.Contains(out, "is `frontend run` running here") {
+	f := newFixture(t)
+	if out, code := f.run("frontend", "events", "--follow", "--admin-socket=unix://"+f.pod.FrontendAdmin()); code != 1 || !strings.Contains(out, "is `frontend run` running here") {
 		t.Errorf("without a frontend: exit status %d: %s", code, out)
 	}
-	w.up(w.target1)
-	w.startPod()
-	w.wantRoutes(vipA4, vipA6)
-	people, machine, one := w.follow(), w.follow("-o", "json"), w.follow("--vip="+vipB4)
-	for _, f := range []*follower{people, machine} {
-		f.waitFor(&f.out, "frontend", "is starting")
+	f.up(f.target1)
+	f.startPod()
+	f.wantRoutes(vipA4, vipA6)
+	people, machine, one := f.follow(), f.follow("-o", "json"), f.follow("--vip="+vipB4)
+	for _, events := range []*follower{people, machine} {
+		events.waitFor(&events.out, "frontend", "is starting")
 	}
 	people.waitFor(&people.out, "gateway-a4", "up")
 	machine.waitFor(&machine.out, `"gateway":"gateway-a4"`, `"gatewayUp":true`)
 
-	w.up(w.target2)
+	f.up(f.target2)
 	people.waitFor(&people.out, vipB4, "announced", "ready")
 	one.waitFor(&one.out, vipB4, "announced")
-	w.down(w.target2)
+	f.down(f.target2)
 	people.waitFor(&people.out, vipB4, "withdrawn", "LB says not ready", "target-2")
-	w.must(w.gateway.Process.Kill())
+	f.must(f.gateway.Process.Kill())
 	people.waitFor(&people.out, "gateway-a4", "DOWN")
 	people.waitFor(&people.out, vipA4, "withdrawn", "no gateway is up", "gateway-a4: ")
 	machine.waitFor(&machine.out, `"gateway":"gateway-a4"`, `"gatewayUp":false`)
-	w.must(w.gateway.Start())
-	w.wantRoutes(vipA4, vipA6)
+	f.must(f.gateway.Start())
+	f.wantRoutes(vipA4, vipA6)
 
-	w.must(w.pod.Frontend.Kill())
-	for _, f := range []*follower{people, machine, one} {
-		f.waitFor(&f.notes, "the frontend is gone, waiting for it")
+	f.must(f.pod.Frontend.Kill())
+	for _, events := range []*follower{people, machine, one} {
+		events.waitFor(&events.notes, "the frontend is gone, waiting for it")
 	}
-	w.must(w.pod.StartFrontend())
-	w.wantRoutes(vipA4, vipA6)
+	f.must(f.pod.StartFrontend())
+	f.wantRoutes(vipA4, vipA6)
 	people.waitFor(&people.notes, "was restarted")
-	w.up(w.target2)
-	for _, f := range []*follower{people, one} {
-		w.waitFor(func() error {
-			if n := strings.Count(f.out.String(), "announced"); n < 2 {
-				return fmt.Errorf("announced %d times in\n%s", n, f.out.String())
+	f.up(f.target2)
+	for _, events := range []*follower{people, one} {
+		f.waitFor(func() error {
+			if n := strings.Count(events.out.String(), "announced"); n < 2 {
+				return fmt.Errorf("announced %d times in\n%s", n, events.out.String())
 			}
 			return nil
 		})
 	}
 	machine.waitFor(&machine.out, `"vip":"`+vipB6+`"`, `ANNOUNCED","reason":"ADVERTISEMENT_REASON_READY"`)
-	for _, f := range []*follower{people, machine, one} {
-		f.interrupt()
-		if strings.Contains(f.notes.String(), "lost:") {
-			t.Errorf("a gap was told:\n%s", f.notes.String())
+	for _, events := range []*follower{people, machine, one} {
+		events.interrupt()
+		if strings.Contains(events.notes.String(), "lost:") {
+			t.Errorf("a gap was told:\n%s", events.notes.String())
 		}
 	}
 	if strings.Contains(one.out.String(), vipA4) || strings.Contains(one.out.String(), "gateway-a4") {
@@ -182,68 +182,69 @@ func wantNumbersInARow(t *testing.T, text string) {
 	}
 }
 
-// A configuration that cannot be given to BIRD: the sessions stay, and condition, metrics and events tell, until it can.
-func TestConfigurationThatBIRDDoesNotGetShows(t *testing.T) {
+// A configuration that cannot be given to BIRD: the sessions stay, and condition, metrics and
+// events tell, until it can.
+func TestUnappliedBIRDConfiguration(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.up(w.target1)
-	w.startPod()
-	w.wantRoutes(vipA4, vipA6)
-	sessions := w.sessions()
+	f := newFixture(t)
+	f.up(f.target1)
+	f.startPod()
+	f.wantRoutes(vipA4, vipA6)
+	sessions := f.sessions()
 	configured := func() (float64, float64) {
-		page := w.get(lab.FrontendMetrics, "/metrics")
+		page := f.get(lab.FrontendMetrics, "/metrics")
 		return metric(t, page, "vipgate_frontend_bird_configured"), metric(t, page, "vipgate_frontend_bird_configure_failures_total")
 	}
 	if good, failures := configured(); good != 1 || failures != 0 {
 		t.Errorf("configured %v, failures %v", good, failures)
 	}
-	f := w.follow("--limit=1")
+	events := f.follow("--limit=1")
 
-	away := w.pod.BirdDir() + "-away"
-	w.must(os.Rename(w.pod.BirdDir(), away))
-	w.must(w.pod.WriteTrench(edited(t, lineA6, lineA6+"\n    "+lineB4)))
-	w.waitFrontend("BIRDConfiguration", false, "keeps an older configuration", w.pod.BirdDir())
-	w.waitFrontend("Configuration", true)
-	w.waitFrontend("Readiness", false, "BIRDConfiguration")
-	f.waitFor(&f.out, "BIRD keeps an older configuration")
+	away := f.pod.BirdDir() + "-away"
+	f.must(os.Rename(f.pod.BirdDir(), away))
+	f.must(f.pod.WriteTrench(edited(t, lineA6, lineA6+"\n    "+lineB4)))
+	f.waitFrontend("BIRDConfiguration", false, "keeps an older configuration", f.pod.BirdDir())
+	f.waitFrontend("Configuration", true)
+	f.waitFrontend("Readiness", false, "BIRDConfiguration")
+	events.waitFor(&events.out, "BIRD keeps an older configuration")
 	if good, failures := configured(); good != 0 || failures < 1 {
 		t.Errorf("configured %v, failures %v", good, failures)
 	}
 
-	w.must(os.Rename(away, w.pod.BirdDir()))
-	w.waitFrontend("BIRDConfiguration", true)
-	f.waitFor(&f.out, "BIRD has the wanted configuration again")
+	f.must(os.Rename(away, f.pod.BirdDir()))
+	f.waitFrontend("BIRDConfiguration", true)
+	events.waitFor(&events.out, "BIRD has the wanted configuration again")
 	if good, _ := configured(); good != 1 {
 		t.Errorf("configured %v", good)
 	}
-	f.interrupt()
-	if now := w.sessions(); fmt.Sprint(now) != fmt.Sprint(sessions) {
+	events.interrupt()
+	if now := f.sessions(); fmt.Sprint(now) != fmt.Sprint(sessions) {
 		t.Errorf("sessions were %v and are %v", sessions, now)
 	}
 }
 
 // lb events --follow shows each event once, over a restart, too.
-func TestLBEventsAreFollowedOverARestart(t *testing.T) {
+func TestLBEventsAcrossRestart(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.up(w.target1)
-	w.must(w.pod.StartLB())
-	w.waitLog(w.pod.LB, "readiness is synced")
-	f, machine := w.followProgram("lb", w.pod.LBAdmin()), w.followProgram("lb", w.pod.LBAdmin(), "-o", "json")
-	f.waitFor(&f.out, vipA4, "ready")
-	w.up(w.target2)
-	f.waitFor(&f.out, vipB4, " ready")
+	f := newFixture(t)
+	f.up(f.target1)
+	f.must(f.pod.StartLB())
+	f.waitLog(f.pod.LB, "readiness is synced")
+	events, machine := f.followProgram("lb", f.pod.LBAdmin()), f.followProgram("lb", f.pod.LBAdmin(), "-o", "json")
+	events.waitFor(&events.out, vipA4, "ready")
+	f.up(f.target2)
+	events.waitFor(&events.out, vipB4, " ready")
 	machine.waitFor(&machine.out, `"object":"`+vipB4+`","what":"ready"`)
-	w.must(w.pod.LB.Kill())
-	for _, f := range []*follower{f, machine} {
-		f.waitFor(&f.notes, "the lb is gone, waiting for it")
+	f.must(f.pod.LB.Kill())
+	for _, events := range []*follower{events, machine} {
+		events.waitFor(&events.notes, "the lb is gone, waiting for it")
 	}
-	w.must(w.pod.StartLB())
-	f.waitFor(&f.notes, "the lb was restarted")
-	w.down(w.target1)
-	f.waitFor(&f.out, vipA4, "not ready", "connection refused")
+	f.must(f.pod.StartLB())
+	events.waitFor(&events.notes, "the lb was restarted")
+	f.down(f.target1)
+	events.waitFor(&events.out, vipA4, "not ready", "connection refused")
 	machine.waitFor(&machine.out, `"object":"`+vipA4+`","what":"not ready"`, "connection refused")
-	f.interrupt()
+	events.interrupt()
 	machine.interrupt()
 	wantNumbersInARow(t, machine.out.String())
 }

@@ -22,11 +22,11 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// quick makes a drain short; it is for both programs.
-const quick = "--drain-time=200ms"
+// shortDrain makes a drain short; it is for both programs.
+const shortDrain = "--drain-time=200ms"
 
-// quickSettle shortens what follows a withdrawal; it is the frontend's.
-const quickSettle = "--settle=50ms"
+// shortSettle shortens what follows a withdrawal; it is the frontend's.
+const shortSettle = "--settle=50ms"
 
 // What a gateway can hear of a VIP.
 const (
@@ -36,29 +36,29 @@ const (
 )
 
 // trace is everything that the gateway heard so far.
-func (w *world) trace() []lab.RouteUpdate {
-	w.t.Helper()
-	trace, err := w.gateway.Trace()
-	w.must(err)
+func (f *fixture) trace() []lab.RouteUpdate {
+	f.t.Helper()
+	trace, err := f.gateway.Trace()
+	f.must(err)
 	return trace
 }
 
 // mark is a place in the gateway's trace: now.
-func (w *world) mark() int {
-	w.t.Helper()
-	return len(w.trace())
+func (f *fixture) mark() int {
+	f.t.Helper()
+	return len(f.trace())
 }
 
-// heard is what the gateway heard of a prefix after a mark.
-func (w *world) heard(mark int, prefix string) []lab.RouteUpdate {
-	w.t.Helper()
+// updates is what the gateway heard of a prefix after a mark.
+func (f *fixture) updates(mark int, prefix string) []lab.RouteUpdate {
+	f.t.Helper()
 	p := netip.MustParsePrefix(prefix)
-	return slices.DeleteFunc(w.trace()[mark:], func(h lab.RouteUpdate) bool { return h.Prefix != p })
+	return slices.DeleteFunc(f.trace()[mark:], func(h lab.RouteUpdate) bool { return h.Prefix != p })
 }
 
-// story names what was heard, in order. De-preferred is only what carries both
+// changes names what was heard, in order. De-preferred is only what carries both
 // the community and the three prepended AS numbers (design section 5).
-func story(heard []lab.RouteUpdate) []string {
+func changes(heard []lab.RouteUpdate) []string {
 	words := []string{}
 	for _, h := range heard {
 		long := len(h.ASPath) == 4
@@ -76,30 +76,30 @@ func story(heard []lab.RouteUpdate) []string {
 	return words
 }
 
-// wantStory fails unless the gateway heard exactly this of a prefix after a mark.
-func (w *world) wantStory(mark int, prefix string, want ...string) {
-	w.t.Helper()
-	if got := w.heard(mark, prefix); !slices.Equal(story(got), want) {
-		w.t.Fatalf("the gateway heard of %s %v, want %v: %v", prefix, story(got), want, got)
+// wantUpdates fails unless the gateway heard exactly this of a prefix after a mark.
+func (f *fixture) wantUpdates(mark int, prefix string, want ...string) {
+	f.t.Helper()
+	if got := f.updates(mark, prefix); !slices.Equal(changes(got), want) {
+		f.t.Fatalf("the gateway heard of %s %v, want %v: %v", prefix, changes(got), want, got)
 	}
 }
 
-// wantNothing fails if the gateway heard anything of these prefixes after a mark.
-func (w *world) wantNothing(mark int, prefixes ...string) {
-	w.t.Helper()
+// wantNoUpdates fails if the gateway heard anything of these prefixes after a mark.
+func (f *fixture) wantNoUpdates(mark int, prefixes ...string) {
+	f.t.Helper()
 	for _, p := range prefixes {
-		w.wantStory(mark, p)
+		f.wantUpdates(mark, p)
 	}
 }
 
-// waitHeard waits until the last that the gateway heard of a prefix after a mark
+// waitUpdate waits until the last that the gateway heard of a prefix after a mark
 // is this.
-func (w *world) waitHeard(mark int, prefix, want string) lab.RouteUpdate {
-	w.t.Helper()
+func (f *fixture) waitUpdate(mark int, prefix, want string) lab.RouteUpdate {
+	f.t.Helper()
 	var last lab.RouteUpdate
-	w.waitFor(func() error {
-		heard := w.heard(mark, prefix)
-		if got := story(heard); len(got) == 0 || got[len(got)-1] != want {
+	f.waitFor(func() error {
+		heard := f.updates(mark, prefix)
+		if got := changes(heard); len(got) == 0 || got[len(got)-1] != want {
 			return fmt.Errorf("the gateway heard of %s %v, and not yet that it is %s", prefix, got, want)
 		}
 		last = heard[len(heard)-1]
@@ -110,9 +110,9 @@ func (w *world) waitHeard(mark int, prefix, want string) lab.RouteUpdate {
 
 // waitLogs waits until a process, or an earlier one of its name, has printed a
 // text for the nth time.
-func (w *world) waitLogs(p *lab.Process, text string, n int) {
-	w.t.Helper()
-	w.waitFor(func() error {
+func (f *fixture) waitLogs(p *lab.Process, text string, n int) {
+	f.t.Helper()
+	f.waitFor(func() error {
 		if got := strings.Count(p.Output(), text); got < n {
 			return fmt.Errorf("%s has printed %q %d times, want %d", p.Name, text, got, n)
 		}
@@ -121,9 +121,9 @@ func (w *world) waitLogs(p *lab.Process, text string, n int) {
 }
 
 // waitPast waits until a moment is over, for what must not happen before it.
-func (w *world) waitPast(t time.Time) {
-	w.t.Helper()
-	w.waitFor(func() error {
+func (f *fixture) waitPast(t time.Time) {
+	f.t.Helper()
+	f.waitFor(func() error {
 		if left := time.Until(t); left > 0 {
 			return fmt.Errorf("%v are left", left)
 		}
@@ -132,24 +132,24 @@ func (w *world) waitPast(t time.Time) {
 }
 
 // wantExit waits for the end of a process and fails unless its exit status is this.
-func (w *world) wantExit(p *lab.Process, want int) {
-	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+func (f *fixture) wantExit(p *lab.Process, want int) {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
 	defer cancel()
 	got, err := p.Wait(ctx)
-	w.must(err)
+	f.must(err)
 	if got != want {
-		w.t.Errorf("%s ended with exit status %d, want %d", p.Name, got, want)
+		f.t.Errorf("%s ended with exit status %d, want %d", p.Name, got, want)
 	}
 }
 
 // wantRunning fails if a process has ended.
-func (w *world) wantRunning(processes ...*lab.Process) {
-	w.t.Helper()
+func (f *fixture) wantRunning(processes ...*lab.Process) {
+	f.t.Helper()
 	for _, p := range processes {
 		select {
 		case <-p.Done():
-			w.t.Errorf("%s has ended", p.Name)
+			f.t.Errorf("%s has ended", p.Name)
 		default:
 		}
 	}
@@ -157,64 +157,64 @@ func (w *world) wantRunning(processes ...*lab.Process) {
 
 // run runs lb or frontend with a sub-command in the pod and returns what it
 // printed and its exit status.
-func (w *world) run(program string, args ...string) (string, int) {
-	w.t.Helper()
-	return w.runIn(w.Pod, program, args...)
+func (f *fixture) run(program string, args ...string) (string, int) {
+	f.t.Helper()
+	return f.runIn(f.Pod, program, args...)
 }
 
 // runIn is run in another namespace.
-func (w *world) runIn(ns *lab.NetNS, program string, args ...string) (string, int) {
-	w.t.Helper()
-	p, err := w.Start(ns, fmt.Sprintf("%s-%s-%d", program, args[0], time.Now().UnixNano()), append([]string{binaries + "/" + program}, args...)...)
-	w.must(err)
-	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+func (f *fixture) runIn(ns *lab.NetNS, program string, args ...string) (string, int) {
+	f.t.Helper()
+	p, err := f.Start(ns, fmt.Sprintf("%s-%s-%d", program, args[0], time.Now().UnixNano()), append([]string{binaries + "/" + program}, args...)...)
+	f.must(err)
+	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
 	defer cancel()
 	status, err := p.Wait(ctx)
-	w.must(err)
+	f.must(err)
 	return p.Output(), status
 }
 
 // birdPID is the process id of the pod's BIRD, from its pid file.
-func (w *world) birdPID() int {
-	w.t.Helper()
-	b, err := os.ReadFile(w.pod.BirdSocket() + ".pid")
-	w.must(err)
+func (f *fixture) birdPID() int {
+	f.t.Helper()
+	b, err := os.ReadFile(f.pod.BirdSocket() + ".pid")
+	f.must(err)
 	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
-	w.must(err)
+	f.must(err)
 	return pid
 }
 
 // runs tells whether a process of the pod is there; a zombie is not.
-func (w *world) runs(pid int) bool {
-	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+func (f *fixture) runs(pid int) bool {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
 	defer cancel()
-	pids, err := w.Pod.Processes(ctx)
-	w.must(err)
+	pids, err := f.Pod.Processes(ctx)
+	f.must(err)
 	return slices.Contains(pids, pid)
 }
 
 // dial returns a connection to a plain listener of the pod; a "/" makes it a
 // unix socket.
-func (w *world) dial(addr string) *grpc.ClientConn {
-	w.t.Helper()
+func (f *fixture) dial(addr string) *grpc.ClientConn {
+	f.t.Helper()
 	network := "tcp"
 	if strings.Contains(addr, "/") {
 		network = "unix"
 	}
 	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
-		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return w.dialPod(ctx, network, addr) }))
-	w.must(err)
-	w.t.Cleanup(func() { conn.Close() })
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return f.dialPod(ctx, network, addr) }))
+	f.must(err)
+	f.t.Cleanup(func() { conn.Close() })
 	return conn
 }
 
 // wantHealth waits until a health service of the pod says this.
-func (w *world) wantHealth(addr, service string, want healthv1.HealthCheckResponse_ServingStatus) {
-	w.t.Helper()
-	client := healthv1.NewHealthClient(w.dial(addr))
-	w.waitFor(func() error {
-		got, err := client.Check(w.t.Context(), &healthv1.HealthCheckRequest{Service: service})
+func (f *fixture) wantHealth(addr, service string, want healthv1.HealthCheckResponse_ServingStatus) {
+	f.t.Helper()
+	client := healthv1.NewHealthClient(f.dial(addr))
+	f.waitFor(func() error {
+		got, err := client.Check(f.t.Context(), &healthv1.HealthCheckRequest{Service: service})
 		if err != nil {
 			return err
 		}
@@ -226,40 +226,40 @@ func (w *world) wantHealth(addr, service string, want healthv1.HealthCheckRespon
 }
 
 // lbStatus is what the lb's admin socket says.
-func (w *world) lbStatus() *lbv1.Status {
-	w.t.Helper()
-	r, err := lbv1.NewLBServiceClient(w.dial(w.pod.LBAdmin())).GetStatus(w.t.Context(), &lbv1.GetStatusRequest{})
-	w.must(err)
+func (f *fixture) lbStatus() *lbv1.Status {
+	f.t.Helper()
+	r, err := lbv1.NewLBServiceClient(f.dial(f.pod.LBAdmin())).GetStatus(f.t.Context(), &lbv1.GetStatusRequest{})
+	f.must(err)
 	return r.GetStatus()
 }
 
 // frontendStatus is what the frontend's admin socket says.
-func (w *world) frontendStatus() *frontendv1.Status {
-	w.t.Helper()
-	r, err := frontendv1.NewFrontendServiceClient(w.dial(w.pod.FrontendAdmin())).GetStatus(w.t.Context(), &frontendv1.GetStatusRequest{})
-	w.must(err)
+func (f *fixture) frontendStatus() *frontendv1.Status {
+	f.t.Helper()
+	r, err := frontendv1.NewFrontendServiceClient(f.dial(f.pod.FrontendAdmin())).GetStatus(f.t.Context(), &frontendv1.GetStatusRequest{})
+	f.must(err)
 	return r.GetStatus()
 }
 
 // get is a page of one of the pod's HTTP listeners.
-func (w *world) get(addr, path string) string {
-	w.t.Helper()
-	transport := &http.Transport{DisableKeepAlives: true, DialContext: w.dialPod}
-	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+func (f *fixture) get(addr, path string) string {
+	f.t.Helper()
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: f.dialPod}
+	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+path, nil)
-	w.must(err)
+	f.must(err)
 	answer, err := (&http.Client{Transport: transport}).Do(request)
-	w.must(err)
+	f.must(err)
 	defer answer.Body.Close()
 	b, err := io.ReadAll(answer.Body)
-	w.must(err)
+	f.must(err)
 	return string(b)
 }
 
 // dialPod opens a connection from within the pod.
-func (w *world) dialPod(ctx context.Context, network, addr string) (conn net.Conn, err error) {
-	err = w.Pod.Do(func() (err error) {
+func (f *fixture) dialPod(ctx context.Context, network, addr string) (conn net.Conn, err error) {
+	err = f.Pod.Do(func() (err error) {
 		conn, err = new(net.Dialer).DialContext(ctx, network, addr)
 		return err
 	})

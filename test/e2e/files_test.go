@@ -13,10 +13,10 @@ import (
 )
 
 // wantFiles waits until the readiness directory holds exactly these, or is gone.
-func (w *world) wantFiles(names ...string) {
-	w.t.Helper()
-	w.waitFor(func() error {
-		entries, err := os.ReadDir(w.readinessDir())
+func (f *fixture) wantFiles(names ...string) {
+	f.t.Helper()
+	f.waitFor(func() error {
+		entries, err := os.ReadDir(f.readinessDir())
 		if err != nil && !(errors.Is(err, os.ErrNotExist) && len(names) == 0) {
 			return err
 		}
@@ -33,49 +33,49 @@ func (w *world) wantFiles(names ...string) {
 
 // Issue 4: "Our LB can write them as well, removed on exit and at start", here for
 // a frontend that reads them, in the place of a router of Meridio 2.
-func TestFilesThatOurLBWritesGateTheReader(t *testing.T) {
+func TestReadinessFilesOfLBGateReader(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.makeReadinessDir()
-	w.makeReadiness("lb-ready-stream-b", "lb-vip-ready-20.0.0.2") // a killed lb left them
-	w.up(w.target1)
-	w.must(w.pod.StartLB("--write-readiness-dir="+w.readinessDir(), "--drain-time=1s"))
+	f := newFixture(t)
+	f.makeReadinessDir()
+	f.makeReadiness("lb-ready-stream-b", "lb-vip-ready-20.0.0.2") // a killed lb left them
+	f.up(f.target1)
+	f.must(f.pod.StartLB("--write-readiness-dir="+f.readinessDir(), "--drain-time=1s"))
 	a := []string{"lb-ready-stream-a", "lb-vip-ready-20.0.0.1", "lb-vip-ready-2000::1"}
-	w.wantFiles(a...)
-	w.startDirectoryFrontend("--readiness-max-age=3s")
-	w.wantRoutes(vipA4, vipA6)
-	w.up(w.target2)
-	w.wantRoutes(vipA4, vipA6, vipB4, vipB6)
-	w.down(w.target2)
-	w.wantRoutes(vipA4, vipA6)
-	w.wantFiles(a...)
+	f.wantFiles(a...)
+	f.startDirectoryFrontend("--readiness-max-age=3s")
+	f.wantRoutes(vipA4, vipA6)
+	f.up(f.target2)
+	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
+	f.down(f.target2)
+	f.wantRoutes(vipA4, vipA6)
+	f.wantFiles(a...)
 
 	// A writer that is killed leaves its files; they are no longer touched.
-	w.must(w.pod.LB.Kill())
-	w.wantRoutes()
-	w.wantFiles(a...)
-	w.must(w.pod.StartLB("--write-readiness-dir=" + w.readinessDir()))
-	w.wantRoutes(vipA4, vipA6)
-	w.must(w.pod.LB.Signal(syscall.SIGTERM))
-	w.wantExit(w.pod.LB, 0)
-	w.wantFiles()
-	w.wantRoutes()
+	f.must(f.pod.LB.Kill())
+	f.wantRoutes()
+	f.wantFiles(a...)
+	f.must(f.pod.StartLB("--write-readiness-dir=" + f.readinessDir()))
+	f.wantRoutes(vipA4, vipA6)
+	f.must(f.pod.LB.Signal(syscall.SIGTERM))
+	f.wantExit(f.pod.LB, 0)
+	f.wantFiles()
+	f.wantRoutes()
 }
 
 // A registration over TCP, with the same mTLS.
 func TestTargetRegistersOverTCP(t *testing.T) {
 	t.Parallel()
 	const address = "172.16.0.1:7790" // the pod's address toward the targets
-	w := registryWorld(t, "--registry-address="+address)
-	p, err := w.Start(w.Backend, "app-1", filepath.Join(binaries, "lb"), "target", "add", "app-1", "--stream=stream-a", "--ip="+lab.Target1v4.String(),
-		"--registry="+address, "--lb-id="+lab.LBID, "--identity=dev", "--dev-authority-dir="+w.pod.Authority(), "--spiffe-id="+lab.AppID)
-	w.must(err)
-	w.wantRoutes(vipA4)
-	mark := w.mark()
-	w.must(p.Signal(syscall.SIGTERM))
-	w.wantExit(p, 0)
-	w.wantRoutes()
-	w.wantStory(mark, vipA4, depreferred, withdrawn)
+	f := newRegistryFixture(t, "--registry-address="+address)
+	p, err := f.Start(f.Backend, "app-1", filepath.Join(binaries, "lb"), "target", "add", "app-1", "--stream=stream-a", "--ip="+lab.Target1v4.String(),
+		"--registry="+address, "--lb-id="+lab.LBID, "--identity=dev", "--dev-authority-dir="+f.pod.Authority(), "--spiffe-id="+lab.AppID)
+	f.must(err)
+	f.wantRoutes(vipA4)
+	mark := f.mark()
+	f.must(p.Signal(syscall.SIGTERM))
+	f.wantExit(p, 0)
+	f.wantRoutes()
+	f.wantUpdates(mark, vipA4, depreferred, withdrawn)
 	if out := p.Output(); !strings.Contains(out, "gone") {
 		t.Errorf("it does not say that the target is gone:\n%s", out)
 	}

@@ -27,13 +27,13 @@ type scriptedLB struct{ *balancer.Balancer }
 
 // startScriptedLB starts a scripted load balancer to which no VIP is ready. It
 // ends with the test.
-func (w *world) startScriptedLB() scriptedLB {
-	w.t.Helper()
-	b, err := balancer.Start(w.t.Context(), w.pod)
-	w.must(err)
-	w.t.Cleanup(func() {
+func (f *fixture) startScriptedLB() scriptedLB {
+	f.t.Helper()
+	b, err := balancer.Start(f.t.Context(), f.pod)
+	f.must(err)
+	f.t.Cleanup(func() {
 		if err := b.Close(); err != nil {
-			w.t.Error(err)
+			f.t.Error(err)
 		}
 	})
 	lb := scriptedLB{b}
@@ -57,7 +57,7 @@ func (lb scriptedLB) say(ready []string, not ...string) {
 
 // scriptedFrontend is a frontend that reports what a test has it report.
 type scriptedFrontend struct {
-	w       *world
+	f       *fixture
 	watch   grpc.ServerStreamingClient[readinessv1.WatchReadinessResponse]
 	reports grpc.ClientStreamingClient[readinessv1.ReportAdvertisementRequest, readinessv1.ReportAdvertisementResponse]
 	first   *readinessv1.WatchReadinessResponse
@@ -65,46 +65,46 @@ type scriptedFrontend struct {
 
 // startScriptedFrontend watches the pod's lb as the frontend does, and waits
 // until that is synced.
-func (w *world) startScriptedFrontend() *scriptedFrontend {
-	w.t.Helper()
-	source, err := identity.NewDev(w.pod.Authority(), spiffeid.RequireFromString(lab.FrontendID), identity.Options{})
-	w.must(err)
+func (f *fixture) startScriptedFrontend() *scriptedFrontend {
+	f.t.Helper()
+	source, err := identity.NewDev(f.pod.Authority(), spiffeid.RequireFromString(lab.FrontendID), identity.Options{})
+	f.must(err)
 	var tasks sync.WaitGroup
 	ctx, cancel := context.WithCancel(context.Background())
-	w.t.Cleanup(func() { cancel(); tasks.Wait() })
+	f.t.Cleanup(func() { cancel(); tasks.Wait() })
 	tasks.Go(func() {
 		if err := source.Run(ctx); err != nil && ctx.Err() == nil {
-			w.t.Errorf("identity of the scripted frontend: %v", err)
+			f.t.Errorf("identity of the scripted frontend: %v", err)
 		}
 	})
-	conn, err := grpc.NewClient("unix:"+w.pod.Socket(), grpc.WithAuthority("localhost"), grpc.WithTransportCredentials(
+	conn, err := grpc.NewClient("unix:"+f.pod.Socket(), grpc.WithAuthority("localhost"), grpc.WithTransportCredentials(
 		identity.ClientCredentials(source, identity.CredentialOptions{Authorize: identity.Authorize(spiffeid.RequireFromString(lab.LBID))})))
-	w.must(err)
-	w.t.Cleanup(func() { conn.Close() })
+	f.must(err)
+	f.t.Cleanup(func() { conn.Close() })
 	client := readinessv1.NewReadinessServiceClient(conn)
-	f := &scriptedFrontend{w: w}
-	within, done := context.WithTimeout(w.t.Context(), patience)
-	w.t.Cleanup(done)
-	f.watch, err = client.WatchReadiness(within, &readinessv1.WatchReadinessRequest{Reader: "scripted"}, grpc.WaitForReady(true))
-	w.must(err)
-	f.first = f.wait(func(m *readinessv1.WatchReadinessResponse) bool { return m.GetWatchId() != "" })
-	f.reports, err = client.ReportAdvertisement(within)
-	w.must(err)
-	w.waitFor(func() error {
-		if !w.lbStatus().GetSynced() {
+	reader := &scriptedFrontend{f: f}
+	within, done := context.WithTimeout(f.t.Context(), waitTimeout)
+	f.t.Cleanup(done)
+	reader.watch, err = client.WatchReadiness(within, &readinessv1.WatchReadinessRequest{Reader: "scripted"}, grpc.WaitForReady(true))
+	f.must(err)
+	reader.first = reader.wait(func(m *readinessv1.WatchReadinessResponse) bool { return m.GetWatchId() != "" })
+	reader.reports, err = client.ReportAdvertisement(within)
+	f.must(err)
+	f.waitFor(func() error {
+		if !f.lbStatus().GetSynced() {
 			return errors.New("the lb is not synced")
 		}
 		return nil
 	})
-	return f
+	return reader
 }
 
 // wait returns the next message that satisfies a condition.
-func (f *scriptedFrontend) wait(condition func(*readinessv1.WatchReadinessResponse) bool) *readinessv1.WatchReadinessResponse {
-	f.w.t.Helper()
+func (reader *scriptedFrontend) wait(condition func(*readinessv1.WatchReadinessResponse) bool) *readinessv1.WatchReadinessResponse {
+	reader.f.t.Helper()
 	for {
-		m, err := f.watch.Recv()
-		f.w.must(err)
+		m, err := reader.watch.Recv()
+		reader.f.must(err)
 		if condition(m) {
 			return m
 		}
@@ -112,25 +112,25 @@ func (f *scriptedFrontend) wait(condition func(*readinessv1.WatchReadinessRespon
 }
 
 // report tells that, having applied a position, VIPs are withdrawn, and why.
-func (f *scriptedFrontend) report(applied *readinessv1.Position, reason readinessv1.AdvertisementReason, vips ...string) {
-	f.w.t.Helper()
-	m := &readinessv1.ReportAdvertisementRequest{WatchId: f.first.GetWatchId(), Applied: applied}
+func (reader *scriptedFrontend) report(applied *readinessv1.Position, reason readinessv1.AdvertisementReason, vips ...string) {
+	reader.f.t.Helper()
+	m := &readinessv1.ReportAdvertisementRequest{WatchId: reader.first.GetWatchId(), Applied: applied}
 	for _, v := range vips {
 		m.Vips = append(m.Vips, &readinessv1.VipAdvertisement{Vip: v, Advertisement: readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN, Reason: reason})
 	}
-	f.w.must(f.reports.Send(m))
+	reader.f.must(reader.reports.Send(m))
 }
 
 // Design section 9: "VIPs flip 1 000 times, 1 ms apart | nothing dies, the end state is right".
-func TestThousandFlipsEndRight(t *testing.T) {
+func TestThousandFlips(t *testing.T) {
 	t.Parallel()
 	const flips = 1000
-	w := newWorld(t)
-	lb := w.startScriptedLB()
-	w.must(w.pod.StartFrontend("--flap-backoff=off", quickSettle))
+	f := newFixture(t)
+	lb := f.startScriptedLB()
+	f.must(f.pod.StartFrontend("--flap-backoff=off", shortSettle))
 	lb.say([]string{vipB4, vipB6})
-	w.wantRoutes(vipB4, vipB6)
-	mark, bird := w.mark(), w.birdPID()
+	f.wantRoutes(vipB4, vipB6)
+	mark, bird := f.mark(), f.birdPID()
 
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
@@ -143,9 +143,9 @@ func TestThousandFlipsEndRight(t *testing.T) {
 		<-tick.C
 	}
 	lb.say([]string{vipA4}, vipA6)
-	w.wantRoutes(vipA4, vipB4, vipB6)
+	f.wantRoutes(vipA4, vipB4, vipB6)
 	// The LB hears the end state as well, confirmed.
-	w.waitFor(func() error {
+	f.waitFor(func() error {
 		a4, _ := lb.Server.Reported(vip.Require(vipA4))
 		a6, _ := lb.Server.Reported(vip.Require(vipA6))
 		if a4.Advertisement != readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED || a6.Advertisement != readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN || a6.Unconfirmed {
@@ -154,41 +154,42 @@ func TestThousandFlipsEndRight(t *testing.T) {
 		return nil
 	})
 	// Nothing is on its way any more: what was said later has come.
-	w.wantNothing(mark, vipB4, vipB6)
+	f.wantNoUpdates(mark, vipB4, vipB6)
 	lb.say(nil, vipB4)
-	w.wantRoutes(vipA4, vipB6)
+	f.wantRoutes(vipA4, vipB6)
 	for prefix, want := range map[string]string{vipA4: announced, vipA6: withdrawn} {
-		heard := story(w.heard(mark, prefix))
+		heard := changes(f.updates(mark, prefix))
 		t.Logf("the gateway heard of %s %d times", prefix, len(heard))
 		if len(heard) < 2 || heard[len(heard)-1] != want || slices.Contains(heard, depreferred) {
 			t.Errorf("the gateway heard of %s %v, want flips that end %s", prefix, heard, want)
 		}
 	}
 	// Nothing died.
-	w.wantRunning(w.pod.Frontend)
-	if s := w.frontendStatus().GetBird(); s.GetRestarts() != 0 || int(s.GetPid()) != bird || !w.runs(bird) {
+	f.wantRunning(f.pod.Frontend)
+	if s := f.frontendStatus().GetBird(); s.GetRestarts() != 0 || int(s.GetPid()) != bird || !f.runs(bird) {
 		t.Errorf("BIRD was %d, and is now %v", bird, s)
 	}
-	if n := strings.Count(w.gateway.Process.Output(), "State changed to up"); n != 2 {
+	if n := strings.Count(f.gateway.Process.Output(), "State changed to up"); n != 2 {
 		t.Errorf("the gateway's two sessions came up %d times", n)
 	}
-	if n := strings.Count(w.pod.Frontend.Output(), "session with BIRD is up"); n != 1 {
+	if n := strings.Count(f.pod.Frontend.Output(), "session with BIRD is up"); n != 1 {
 		t.Errorf("the session with BIRD came up %d times", n)
 	}
 }
 
-// Design section 4: "A slow reader gets merged, newest-wins values": flips that nobody could read in time end right.
-func TestFlipsWhileTheFrontendHangsEndRight(t *testing.T) {
+// Design section 4: "A slow reader gets merged, newest-wins values": flips that nobody could read
+// in time end right.
+func TestFlipsDuringFrontendHang(t *testing.T) {
 	t.Parallel()
 	const flips = 1000
-	w := newWorld(t)
-	lb := w.startScriptedLB()
-	w.must(w.pod.StartFrontend("--flap-backoff=off", quickSettle))
+	f := newFixture(t)
+	lb := f.startScriptedLB()
+	f.must(f.pod.StartFrontend("--flap-backoff=off", shortSettle))
 	lb.say([]string{vipA6, vipB4})
-	w.wantRoutes(vipA6, vipB4)
-	mark := w.mark()
+	f.wantRoutes(vipA6, vipB4)
+	mark := f.mark()
 
-	w.must(w.pod.Frontend.Signal(syscall.SIGSTOP))
+	f.must(f.pod.Frontend.Signal(syscall.SIGSTOP))
 	for n := range flips {
 		if n%2 == 0 {
 			lb.say([]string{vipA4}, vipA6)
@@ -197,37 +198,37 @@ func TestFlipsWhileTheFrontendHangsEndRight(t *testing.T) {
 		}
 	}
 	lb.say([]string{vipA4}, vipA6)
-	w.must(w.pod.Frontend.Signal(syscall.SIGCONT))
-	w.wantRoutes(vipA4, vipB4)
+	f.must(f.pod.Frontend.Signal(syscall.SIGCONT))
+	f.wantRoutes(vipA4, vipB4)
 	// Nothing is on its way any more: what was said later has come.
 	lb.say(nil, vipB4)
-	w.waitHeard(mark, vipB4, withdrawn)
-	w.wantRoutes(vipA4)
-	w.wantRunning(w.pod.Frontend)
+	f.waitUpdate(mark, vipB4, withdrawn)
+	f.wantRoutes(vipA4)
+	f.wantRunning(f.pod.Frontend)
 }
 
-// Design section 5: "The first rise is free; after the second flap within 60 s it waits 1, 2, 4 … 30 s. Down is always
-// immediate."
-func TestFlappingVIPWaitsBeforeItRises(t *testing.T) {
+// Design section 5: "The first rise is free; after the second flap within 60 s it waits 1, 2, 4 …
+// 30 s. Down is always immediate."
+func TestFlapBackoff(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	lb := w.startScriptedLB()
-	w.must(w.pod.StartFrontend(quickSettle, "--log-level=debug"))
+	f := newFixture(t)
+	lb := f.startScriptedLB()
+	f.must(f.pod.StartFrontend(shortSettle, "--log-level=debug"))
 	lb.say([]string{vipB4})
-	w.wantRoutes(vipB4)
+	f.wantRoutes(vipB4)
 	for range 2 { // both rises are free
 		lb.say([]string{vipA4})
-		w.wantRoutes(vipA4, vipB4)
+		f.wantRoutes(vipA4, vipB4)
 		lb.say(nil, vipA4)
-		w.wantRoutes(vipB4)
+		f.wantRoutes(vipB4)
 	}
-	mark, said := w.mark(), time.Now()
+	mark, said := f.mark(), time.Now()
 	lb.say([]string{vipA4})
-	w.waitLog(w.pod.Frontend, "vip=20.0.0.1/32 advertisement=withdrawn from=lb_not_ready to=flapping")
-	w.wantRoutes(vipA4, vipB4)
-	if after := w.waitHeard(mark, vipA4, announced).At.Sub(said); after < time.Second-clockSlack {
+	f.waitLog(f.pod.Frontend, "vip=20.0.0.1/32 advertisement=withdrawn from=lb_not_ready to=flapping")
+	f.wantRoutes(vipA4, vipB4)
+	if after := f.waitUpdate(mark, vipA4, announced).At.Sub(said); after < time.Second-clockSlack {
 		t.Errorf("the VIP rose %v after its second flap, before its wait of 1s was over", after)
 	}
-	w.wantStory(mark, vipA4, announced)
-	w.wantStory(0, vipB4, announced)
+	f.wantUpdates(mark, vipA4, announced)
+	f.wantUpdates(0, vipB4, announced)
 }

@@ -45,17 +45,17 @@ func patientTrench() string {
 
 // flood holds connections from one namespace until the test ends.
 type flood struct {
-	*world
+	*fixture
 	from *lab.NetNS
 }
 
 // connect opens n connections and returns them.
-func (f *flood) connect(addr string, n int) []net.Conn {
-	f.t.Helper()
+func (clients *flood) connect(addr string, n int) []net.Conn {
+	clients.t.Helper()
 	conns := make([]net.Conn, 0, n)
-	f.must(f.from.Do(func() error {
+	clients.must(clients.from.Do(func() error {
 		for range n {
-			ctx, cancel := context.WithTimeout(f.t.Context(), patience)
+			ctx, cancel := context.WithTimeout(clients.t.Context(), waitTimeout)
 			conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
 			cancel()
 			if err != nil {
@@ -65,7 +65,7 @@ func (f *flood) connect(addr string, n int) []net.Conn {
 		}
 		return nil
 	}))
-	f.t.Cleanup(func() {
+	clients.t.Cleanup(func() {
 		for _, c := range conns {
 			c.Close()
 		}
@@ -118,28 +118,28 @@ const (
 var emptyMessage = make([]byte, 5)
 
 // memory returns a line of /proc/PID/status in bytes.
-func (w *world) memory(p *lab.Process, line string) int {
-	w.t.Helper()
+func (f *fixture) memory(p *lab.Process, line string) int {
+	f.t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
-	w.must(err)
+	f.must(err)
 	m := regexp.MustCompile(`(?m)^` + line + `:\s+(\d+) kB$`).FindSubmatch(status)
 	if m == nil {
-		w.t.Fatalf("no %s in the status of %s", line, p.Name)
+		f.t.Fatalf("no %s in the status of %s", line, p.Name)
 	}
 	kib, err := strconv.Atoi(string(m[1]))
-	w.must(err)
+	f.must(err)
 	return kib << 10
 }
 
 // probe checks Liveness as the kubelet does: one connection for each check, a timeout of 5 s.
-func (w *world) probe(addr string) error {
+func (f *fixture) probe(addr string) error {
 	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(
-		func(ctx context.Context, addr string) (net.Conn, error) { return w.dialPod(ctx, "tcp", addr) }))
+		func(ctx context.Context, addr string) (net.Conn, error) { return f.dialPod(ctx, "tcp", addr) }))
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(w.t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(f.t.Context(), 5*time.Second)
 	defer cancel()
 	answer, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{Service: "Liveness"})
 	if err == nil && answer.GetStatus() != healthServing {
@@ -148,34 +148,34 @@ func (w *world) probe(addr string) error {
 	return err
 }
 
-// Issue 10: "20 700 open reflection streams, opened in 4 s, get lb OOM-killed at its limit of 256 MiB". Another pod floods
-// the health ports with streams and idle connections; memory stays bounded, probes and flips
-// continue.
+// Issue 10: "20 700 open reflection streams, opened in 4 s, get lb OOM-killed at its limit of 256
+// MiB". Another pod floods the health ports with streams and idle connections; memory stays
+// bounded, probes and flips continue.
 func TestHealthPortFlood(t *testing.T) {
 	const (
 		connections, each = 140, 150 // 21 000 streams
 		idle              = 2_000
 		growth            = 64 << 20
 	)
-	w := newWorld(t)
-	w.up(w.target1)
-	w.must(w.pod.WriteTrench(patientTrench()))
-	w.must(w.pod.StartLB(floodedLBArgs...))
-	w.must(w.pod.StartFrontend(exposed...))
-	w.wantRoutes(vipA4, vipA6)
-	mark := w.mark()
-	processes := map[string]*lab.Process{floodedLB: w.pod.LB, floodedFrontend: w.pod.Frontend}
+	f := newFixture(t)
+	f.up(f.target1)
+	f.must(f.pod.WriteTrench(patientTrench()))
+	f.must(f.pod.StartLB(floodedLBArgs...))
+	f.must(f.pod.StartFrontend(exposed...))
+	f.wantRoutes(vipA4, vipA6)
+	mark := f.mark()
+	processes := map[string]*lab.Process{floodedLB: f.pod.LB, floodedFrontend: f.pod.Frontend}
 	before := map[string]int{}
-	f := &flood{w, w.Backend}
+	clients := &flood{f, f.Backend}
 	began := time.Now()
 	for addr, p := range processes {
-		w.must(w.probe(addr))
-		before[addr] = w.memory(p, "VmRSS")
-		f.connect(addr, idle)
-		for _, conn := range f.connect(addr, 200) {
+		f.must(f.probe(addr))
+		before[addr] = f.memory(p, "VmRSS")
+		clients.connect(addr, idle)
+		for _, conn := range clients.connect(addr, 200) {
 			streams(conn, watchMethod, emptyMessage, 0) // a preface, and nothing more
 		}
-		for i, conn := range f.connect(addr, connections) {
+		for i, conn := range clients.connect(addr, connections) {
 			if i%2 == 0 {
 				streams(conn, reflectionMethod, nil, each)
 			} else {
@@ -183,92 +183,94 @@ func TestHealthPortFlood(t *testing.T) {
 			}
 		}
 	}
-	f.connect(floodedMetrics, idle)
-	f.connect(floodedRegistry, 2*idle)
+	clients.connect(floodedMetrics, idle)
+	clients.connect(floodedRegistry, 2*idle)
 	// Another flood, from the address of the probes.
 	for addr := range processes {
-		(&flood{w, w.Pod}).connect(addr, 300)
+		(&flood{f, f.Pod}).connect(addr, 300)
 	}
 	t.Logf("the flood took %v", time.Since(began).Round(time.Millisecond))
 
 	for range 5 {
 		for addr, p := range processes {
-			if err := w.probe(addr); err != nil {
+			if err := f.probe(addr); err != nil {
 				t.Errorf("a probe of %s during the flood: %v", p.Name, err)
 			}
 		}
 	}
 	flipped := time.Now()
-	w.up(w.target2)
-	w.wantRoutes(every()...)
-	w.down(w.target2)
-	w.wantRoutes(vipA4, vipA6)
+	f.up(f.target2)
+	f.wantRoutes(every()...)
+	f.down(f.target2)
+	f.wantRoutes(vipA4, vipA6)
 	t.Logf("VIPs rose and fell within %v", time.Since(flipped).Round(time.Millisecond))
-	w.wantNothing(mark, vipA4, vipA6)
+	f.wantNoUpdates(mark, vipA4, vipA6)
 	for addr, p := range processes {
-		if grown := w.memory(p, "VmHWM") - before[addr]; grown > growth {
+		if grown := f.memory(p, "VmHWM") - before[addr]; grown > growth {
 			t.Errorf("the flood takes %d MiB of %s, want at most %d", grown>>20, p.Name, growth>>20)
 		} else {
 			t.Logf("%s: %d MiB before, at most %d MiB more", p.Name, before[addr]>>20, grown>>20)
 		}
 	}
-	w.wantRunning(w.pod.LB, w.pod.Frontend)
+	f.wantRunning(f.pod.LB, f.pod.Frontend)
 }
 
-// Issue 10: "with few file descriptors idle connections make every check overdue": listeners leave descriptors to the data path.
+// Issue 10: "with few file descriptors idle connections make every check overdue": listeners leave
+// descriptors to the data path.
 func TestIdleConnectionsLeaveDescriptors(t *testing.T) {
-	w := newWorld(t)
-	w.up(w.target1)
-	w.must(w.pod.WriteTrench(patientTrench()))
-	args := w.pod.LBArgs(floodedLBArgs...)
-	lb, err := w.Start(w.Pod, "lb", append([]string{"/bin/sh", "-c", `ulimit -n 256; exec "$@"`, "lb"}, args...)...)
-	w.must(err)
-	w.pod.LB = lb
-	w.must(w.pod.StartFrontend())
-	w.wantRoutes(vipA4, vipA6)
-	mark := w.mark()
-	f := &flood{w, w.Backend}
+	f := newFixture(t)
+	f.up(f.target1)
+	f.must(f.pod.WriteTrench(patientTrench()))
+	args := f.pod.LBArgs(floodedLBArgs...)
+	lb, err := f.Start(f.Pod, "lb", append([]string{"/bin/sh", "-c", `ulimit -n 256; exec "$@"`, "lb"}, args...)...)
+	f.must(err)
+	f.pod.LB = lb
+	f.must(f.pod.StartFrontend())
+	f.wantRoutes(vipA4, vipA6)
+	mark := f.mark()
+	clients := &flood{f, f.Backend}
 	for _, addr := range []string{floodedLB, floodedMetrics, floodedRegistry} {
-		f.connect(addr, 400)
+		clients.connect(addr, 400)
 	}
-	crowd := &crowd{world: w}
+	crowd := &crowd{fixture: f}
 	for range 400 {
-		crowd.connect("unix", w.pod.Socket())
+		crowd.connect("unix", f.pod.Socket())
 	}
-	w.up(w.target2)
-	w.wantRoutes(every()...)
-	w.down(w.target2)
-	w.wantRoutes(vipA4, vipA6)
-	w.wantNothing(mark, vipA4, vipA6)
+	f.up(f.target2)
+	f.wantRoutes(every()...)
+	f.down(f.target2)
+	f.wantRoutes(vipA4, vipA6)
+	f.wantNoUpdates(mark, vipA4, vipA6)
 
 	// Others are served on every listener.
-	if _, err := w.ask(w.operator()); err != nil {
+	if _, err := f.ask(f.operator()); err != nil {
 		t.Errorf("the operator during the flood: %v", err)
 	}
-	w.must(w.probe(floodedLB))
-	if page := w.get(floodedMetrics, "/metrics"); !strings.Contains(page, "vipgate_lb_") {
+	f.must(f.probe(floodedLB))
+	if page := f.get(floodedMetrics, "/metrics"); !strings.Contains(page, "vipgate_lb_") {
 		t.Errorf("metrics during the flood: %.100q", page)
 	}
-	id, err := w.Start(w.Pod, "registration", binaries+"/lb", "target", "add", "app-1", "--stream=stream-a", "--registry="+floodedRegistry, "--lb-id="+lab.LBID,
-		"--identity=dev", "--dev-authority-dir="+w.pod.Authority(), "--spiffe-id="+lab.AppID, "--ip="+lab.Target2v4.String())
-	w.must(err)
-	w.waitLog(id, "registered")
+	id, err := f.Start(f.Pod, "registration", binaries+"/lb", "target", "add", "app-1", "--stream=stream-a", "--registry="+floodedRegistry, "--lb-id="+lab.LBID,
+		"--identity=dev", "--dev-authority-dir="+f.pod.Authority(), "--spiffe-id="+lab.AppID, "--ip="+lab.Target2v4.String())
+	f.must(err)
+	f.waitLog(id, "registered")
 }
 
-// Issue 10: "kubectl port-forward cannot reach health and metrics": it connects to 127.0.0.1 in the pod.
+// Issue 10: "kubectl port-forward cannot reach health and metrics": it connects to 127.0.0.1 in the
+// pod.
 func TestLoopbackListenersForPortForward(t *testing.T) {
 	t.Parallel()
 	for _, host := range []string{podAddress, "fd00:16::1", "0.0.0.0", "::"} {
 		t.Run(host, func(t *testing.T) {
-			w := newWorld(t)
+			f := newFixture(t)
 			hosts := []string{"--health-host=" + host, "--metrics-host=" + host}
-			w.must(w.pod.StartLB(hosts...))
-			w.must(w.pod.StartFrontend(hosts...))
+			f.must(f.pod.StartLB(hosts...))
+			f.must(f.pod.StartFrontend(hosts...))
 			for _, addr := range []string{lab.LBHealth, lab.FrontendHealth} {
-				w.wantHealth(addr, "Liveness", healthServing)
+				f.wantHealth(addr, "Liveness", healthServing)
 			}
 			for addr, prefix := range map[string]string{lab.LBMetrics: "vipgate_lb_", lab.FrontendMetrics: "vipgate_frontend_"} {
-				if page := w.get(addr, "/metrics"); !strings.Contains(page, prefix) {
+				if page := f.get(addr, "/metrics"); !strings.Contains(page, prefix) {
 					t.Errorf("%s: %.100q", addr, page)
 				}
 			}
@@ -276,10 +278,10 @@ func TestLoopbackListenersForPortForward(t *testing.T) {
 				return
 			}
 			for _, port := range []string{"7780", "7781"} {
-				w.must(w.probe(net.JoinHostPort(host, port)))
+				f.must(f.probe(net.JoinHostPort(host, port)))
 			}
 			external := net.JoinHostPort(lab.PodExternal4.String(), "7781")
-			if conn, err := w.dialPod(t.Context(), "tcp", external); err == nil {
+			if conn, err := f.dialPod(t.Context(), "tcp", external); err == nil {
 				conn.Close()
 				t.Errorf("%s is reachable", external)
 			}

@@ -20,10 +20,10 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// lastResort is how long a process may take to end after SIGTERM when no stage of its stop bounds the call that hangs:
-// the drain time and 30 s, after which cli.RunUntilStopped leaves the call behind, 5 s to print
-// why, and 9 s for a busy machine. The others end within stopBound: the stages of the stop, and the
-// 10 s after which task.Run leaves a task.
+// lastResort is how long a process may take to end after SIGTERM when no stage of its stop bounds
+// the call that hangs: the drain time and 30 s, after which cli.RunUntilStopped leaves the call
+// behind, 5 s to print why, and 9 s for a busy machine. The others end within stopBound: the stages
+// of the stop, and the 10 s after which task.Run leaves a task.
 const lastResort = 45 * time.Second
 
 // hungCall is a process with one blocking call that never returns.
@@ -31,155 +31,155 @@ type hungCall struct {
 	name string
 	// start starts the process and returns it once it works. DIR in arguments is a directory of its
 	// own.
-	start func(w *hungWorld) *lab.Process
+	start func(f *hungFixture) *lab.Process
 	// force has the process make the call; nil: the process makes it periodically.
-	force func(w *hungWorld)
+	force func(f *hungFixture)
 	// peer reports whether it is a peer that hangs; otherwise DIR hangs, before force.
 	peer  bool
 	early bool // DIR hangs before the start
 	slow  bool // nothing but the last resort ends the process
 }
 
-// hungWorld is the world of one hungCall.
-type hungWorld struct {
-	*world
+// hungFixture is the fixture of one hungCall.
+type hungFixture struct {
+	*fixture
 	dir     string
 	process *lab.Process
 }
 
 // hang starts the process and has its call hang.
-func (w *hungWorld) hang(c hungCall) {
-	w.t.Helper()
-	w.dir = w.readinessDir()
-	w.makeReadinessDir()
+func (f *hungFixture) hang(c hungCall) {
+	f.t.Helper()
+	f.dir = f.readinessDir()
+	f.makeReadinessDir()
 	if c.early {
-		hangMount(w.t, w.dir)
+		hangMount(f.t, f.dir)
 	}
-	w.process = c.start(w)
+	f.process = c.start(f)
 	if !c.early && !c.peer {
-		hangMount(w.t, w.dir)
+		hangMount(f.t, f.dir)
 	}
 	if c.force != nil {
-		c.force(w)
+		c.force(f)
 	}
 	if !c.peer {
-		w.waitChannel("fuse_")
+		f.waitChannel("fuse_")
 	}
 }
 
 // args are arguments with the directory in place of DIR.
-func (w *hungWorld) args(args []string) []string {
+func (f *hungFixture) args(args []string) []string {
 	args = slices.Clone(args)
 	for i := range args {
-		args[i] = strings.ReplaceAll(args[i], "DIR", w.dir)
+		args[i] = strings.ReplaceAll(args[i], "DIR", f.dir)
 	}
 	return args
 }
 
-func lbServes(args ...string) func(*hungWorld) *lab.Process {
-	return func(w *hungWorld) *lab.Process {
-		w.must(w.pod.StartLB(w.args(args)...))
-		w.waitLog(w.pod.LB, "serving readiness")
-		return w.pod.LB
+func lbServes(args ...string) func(*hungFixture) *lab.Process {
+	return func(f *hungFixture) *lab.Process {
+		f.must(f.pod.StartLB(f.args(args)...))
+		f.waitLog(f.pod.LB, "serving readiness")
+		return f.pod.LB
 	}
 }
 
 // lbStarts is lbServes for an lb that does not come that far.
-func lbStarts(args ...string) func(*hungWorld) *lab.Process {
-	return func(w *hungWorld) *lab.Process {
-		w.must(w.pod.StartLB(w.args(args)...))
-		return w.pod.LB
+func lbStarts(args ...string) func(*hungFixture) *lab.Process {
+	return func(f *hungFixture) *lab.Process {
+		f.must(f.pod.StartLB(f.args(args)...))
+		return f.pod.LB
 	}
 }
 
-func frontendStarts(args ...string) func(*hungWorld) *lab.Process {
-	return func(w *hungWorld) *lab.Process {
-		w.must(w.pod.StartFrontend(w.args(args)...))
-		return w.pod.Frontend
+func frontendStarts(args ...string) func(*hungFixture) *lab.Process {
+	return func(f *hungFixture) *lab.Process {
+		f.must(f.pod.StartFrontend(f.args(args)...))
+		return f.pod.Frontend
 	}
 }
 
-func frontendRuns(args ...string) func(*hungWorld) *lab.Process {
-	return func(w *hungWorld) *lab.Process {
-		p := frontendStarts(args...)(w)
-		w.bird(p)
+func frontendRuns(args ...string) func(*hungFixture) *lab.Process {
+	return func(f *hungFixture) *lab.Process {
+		p := frontendStarts(args...)(f)
+		f.bird(p)
 		return p
 	}
 }
 
 // frontendReads starts a frontend that reads readiness files.
-func frontendReads(w *hungWorld) *lab.Process {
-	w.startDirectoryFrontend()
-	w.bird(w.pod.Frontend)
-	return w.pod.Frontend
+func frontendReads(f *hungFixture) *lab.Process {
+	f.startDirectoryFrontend()
+	f.bird(f.pod.Frontend)
+	return f.pod.Frontend
 }
 
 // lbHasSVID starts an lb whose SVID is in files.
-func lbHasSVID(w *hungWorld) *lab.Process {
-	a := w.authority()
-	w.must(a.WriteFiles(w.dir, w.mint(a, lab.LBID)))
-	return lbServes("--identity=files", "--svid-dir=DIR")(w)
+func lbHasSVID(f *hungFixture) *lab.Process {
+	a := f.authority()
+	f.must(a.WriteFiles(f.dir, f.mint(a, lab.LBID)))
+	return lbServes("--identity=files", "--svid-dir=DIR")(f)
 }
 
 // lbForwards starts an lb with a data plane.
-func lbForwards(w *hungWorld) *lab.Process {
+func lbForwards(f *hungFixture) *lab.Process {
 	for _, family := range []string{"ipv4", "ipv6"} {
-		w.must(w.Pod.Sysctl("net."+family+".fib_multipath_hash_policy", "1"))
+		f.must(f.Pod.Sysctl("net."+family+".fib_multipath_hash_policy", "1"))
 	}
-	return lbServes("--state-dir=DIR", "--dataplane=nftables")(w)
+	return lbServes("--state-dir=DIR", "--dataplane=nftables")(f)
 }
 
 var birdStarted = regexp.MustCompile(`msg="BIRD started" pid=([0-9]+)`)
 
 // bird is the process id of BIRD, which is waited for.
-func (w *hungWorld) bird(p *lab.Process) (pid int) {
-	w.t.Helper()
-	w.waitLog(p, "BIRD started")
+func (f *hungFixture) bird(p *lab.Process) (pid int) {
+	f.t.Helper()
+	f.waitLog(p, "BIRD started")
 	pid, err := strconv.Atoi(birdStarted.FindStringSubmatch(p.Output())[1])
-	w.must(err)
+	f.must(err)
 	return pid
 }
 
 // rewritten has start run with a trench file in which old is replaced by text.
-func rewritten(old, text string, start func(*hungWorld) *lab.Process) func(*hungWorld) *lab.Process {
-	return func(w *hungWorld) *lab.Process {
-		w.must(w.pod.WriteTrench(strings.ReplaceAll(usualTrench(), old, w.args([]string{text})[0])))
-		return start(w)
+func rewritten(old, text string, start func(*hungFixture) *lab.Process) func(*hungFixture) *lab.Process {
+	return func(f *hungFixture) *lab.Process {
+		f.must(f.pod.WriteTrench(strings.ReplaceAll(usualTrench(), old, f.args([]string{text})[0])))
+		return start(f)
 	}
 }
 
 // runCommand starts a command of lb on the admin socket.
-func runCommand(w *hungWorld, args ...string) *lab.Process {
+func runCommand(f *hungFixture, args ...string) *lab.Process {
 	args = append([]string{filepath.Join(binaries, "lb")}, args...)
-	p, err := w.Start(w.Pod, "command", append(args, "--admin-socket=unix://"+w.pod.LBAdmin())...)
-	w.must(err)
+	p, err := f.Start(f.Pod, "command", append(args, "--admin-socket=unix://"+f.pod.LBAdmin())...)
+	f.must(err)
 	return p
 }
 
 // command has lb serve a command, which is not waited for.
-func command(args ...string) func(*hungWorld) {
-	return func(w *hungWorld) {
-		runCommand(w, args...)
+func command(args ...string) func(*hungFixture) {
+	return func(f *hungFixture) {
+		runCommand(f, args...)
 	}
 }
 
 // killBIRD has the frontend start BIRD again.
-func killBIRD(w *hungWorld) { w.must(syscall.Kill(w.bird(w.process), syscall.SIGKILL)) }
+func killBIRD(f *hungFixture) { f.must(syscall.Kill(f.bird(f.process), syscall.SIGKILL)) }
 
 // stopBIRD leaves BIRD's sockets open and silent.
-func stopBIRD(w *hungWorld) { w.must(syscall.Kill(w.bird(w.process), syscall.SIGSTOP)) }
+func stopBIRD(f *hungFixture) { f.must(syscall.Kill(f.bird(f.process), syscall.SIGSTOP)) }
 
 // addVIP changes the configuration of BIRD.
-func addVIP(w *hungWorld) {
-	w.must(w.pod.WriteTrench(strings.Replace(usualTrench(), "vips: [", "vips: [20.0.0.9/32, ", 1)))
+func addVIP(f *hungFixture) {
+	f.must(f.pod.WriteTrench(strings.Replace(usualTrench(), "vips: [", "vips: [20.0.0.9/32, ", 1)))
 }
 
 // waitChannel waits until a thread of the process is blocked in such a function of the kernel
 // (proc(5), wchan).
-func (w *hungWorld) waitChannel(function string) {
-	w.t.Helper()
-	w.waitFor(func() error {
-		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/wchan", w.process.PID()))
+func (f *hungFixture) waitChannel(function string) {
+	f.t.Helper()
+	f.waitFor(func() error {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/wchan", f.process.PID()))
 		if err != nil {
 			return err
 		}
@@ -188,17 +188,17 @@ func (w *hungWorld) waitChannel(function string) {
 				return nil
 			}
 		}
-		return fmt.Errorf("%s is not blocked in %s", w.process.Name, function)
+		return fmt.Errorf("%s is not blocked in %s", f.process.Name, function)
 	})
 }
 
-// silent listens on a Unix socket, accepts every connection and answers nothing. waitAccepted waits
-// for a connection.
-func (w *hungWorld) silent(path string) (waitAccepted func()) {
-	w.t.Helper()
+// silentPeer listens on a Unix socket, accepts every connection and answers nothing. waitAccepted
+// waits for a connection.
+func (f *hungFixture) silentPeer(path string) (waitAccepted func()) {
+	f.t.Helper()
 	l, err := net.Listen("unix", path)
-	w.must(err)
-	w.t.Cleanup(func() { _ = l.Close() })
+	f.must(err)
+	f.t.Cleanup(func() { _ = l.Close() })
 	accepted := make(chan struct{}, 1)
 	go func() {
 		for {
@@ -206,7 +206,7 @@ func (w *hungWorld) silent(path string) (waitAccepted func()) {
 			if err != nil {
 				return
 			}
-			w.t.Cleanup(func() { _ = c.Close() })
+			f.t.Cleanup(func() { _ = c.Close() })
 			select {
 			case accepted <- struct{}{}:
 			default:
@@ -214,148 +214,148 @@ func (w *hungWorld) silent(path string) (waitAccepted func()) {
 		}
 	}()
 	return func() {
-		w.t.Helper()
+		f.t.Helper()
 		select {
 		case <-accepted:
-		case <-time.After(patience):
-			w.t.Fatal("no connection to the silent listener")
+		case <-time.After(waitTimeout):
+			f.t.Fatal("no connection to the silent listener")
 		}
 	}
 }
 
 // spiffe starts lb or the frontend with a Workload API that accepts connections and answers
 // nothing.
-func spiffe(program string) func(*hungWorld) *lab.Process {
-	return func(w *hungWorld) *lab.Process {
-		agent := w.path("agent.sock")
-		waitAccepted := w.silent(agent)
+func spiffe(program string) func(*hungFixture) *lab.Process {
+	return func(f *hungFixture) *lab.Process {
+		agent := f.path("agent.sock")
+		waitAccepted := f.silentPeer(agent)
 		env := []string{"SPIFFE_ENDPOINT_SOCKET=unix://" + agent}
 		if program == "lb" {
-			w.startLBAs(env, as(w.pod.LBArgs(), "--identity=spiffe"))
-			w.process = w.pod.LB
+			f.startLBAs(env, as(f.pod.LBArgs(), "--identity=spiffe"))
+			f.process = f.pod.LB
 		} else {
-			w.startFrontendAs(env, as(w.pod.FrontendArgs(), "--identity=spiffe"))
-			w.process = w.pod.Frontend
+			f.startFrontendAs(env, as(f.pod.FrontendArgs(), "--identity=spiffe"))
+			f.process = f.pod.Frontend
 		}
 		waitAccepted()
-		return w.process
+		return f.process
 	}
 }
 
 // silentLB starts the frontend with a load balancer that accepts connections and answers nothing.
-func silentLB(w *hungWorld) *lab.Process {
-	waitAccepted := w.silent(w.pod.Socket())
-	w.must(w.pod.StartFrontend())
+func silentLB(f *hungFixture) *lab.Process {
+	waitAccepted := f.silentPeer(f.pod.Socket())
+	f.must(f.pod.StartFrontend())
 	waitAccepted()
-	return w.pod.Frontend
+	return f.pod.Frontend
 }
 
 // silentRegistry starts `lb target add`, and silentAdmin `lb events --follow`, with an lb that
 // answers nothing.
-func silentRegistry(w *hungWorld) *lab.Process {
-	waitAccepted := w.silent(w.pod.Socket())
-	w.authority()
-	p := w.startRegistration("stream-a", "app-1", lab.AppID, lab.Target1v4)
+func silentRegistry(f *hungFixture) *lab.Process {
+	waitAccepted := f.silentPeer(f.pod.Socket())
+	f.authority()
+	p := f.startRegistration("stream-a", "app-1", lab.AppID, lab.Target1v4)
 	waitAccepted()
 	return p
 }
 
-func silentAdmin(w *hungWorld) *lab.Process {
-	waitAccepted := w.silent(w.pod.LBAdmin())
-	p := runCommand(w, "events", "--follow")
+func silentAdmin(f *hungFixture) *lab.Process {
+	waitAccepted := f.silentPeer(f.pod.LBAdmin())
+	p := runCommand(f, "events", "--follow")
 	waitAccepted()
 	return p
 }
 
 // silentTarget starts an lb whose check of a target, which accepts connections and answers nothing,
 // takes an hour.
-func silentTarget(w *hungWorld) *lab.Process {
+func silentTarget(f *hungFixture) *lab.Process {
 	accepted := make(chan net.Conn)
-	l := w.listen(lab.Target1v4, checkPort)
+	l := f.listen(lab.Target1v4, checkPort)
 	go func() {
 		if c, err := l.Accept(); err == nil {
 			accepted <- c
 		}
 	}()
 	p := rewritten("{tcp: {port: 5000}, interval: 100ms, timeout: 100ms,",
-		"{http: {port: 5000}, interval: 1h, timeout: 1h,", lbServes())(w)
+		"{http: {port: 5000}, interval: 1h, timeout: 1h,", lbServes())(f)
 	select {
 	case c := <-accepted:
-		w.t.Cleanup(func() { _ = c.Close() })
-	case <-time.After(patience):
-		w.t.Fatal("no check of the silent target")
+		f.t.Cleanup(func() { _ = c.Close() })
+	case <-time.After(waitTimeout):
+		f.t.Fatal("no check of the silent target")
 	}
 	return p
 }
 
 // silentClients connects to every listener of the process, and sends nothing, or half a request.
-func silentClients(sockets func(*lab.Pod) []string, tcp ...string) func(*hungWorld) {
-	return func(w *hungWorld) {
-		for _, address := range append(sockets(w.pod), tcp...) {
+func silentClients(sockets func(*lab.Pod) []string, tcp ...string) func(*hungFixture) {
+	return func(f *hungFixture) {
+		for _, address := range append(sockets(f.pod), tcp...) {
 			for _, text := range []string{"", "GET /metrics HTTP/1.1\r\nHost: ", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"} {
 				network := "tcp"
 				if strings.HasPrefix(address, "/") {
 					network = "unix"
 				}
-				c, err := w.dialPod(w.t.Context(), network, address)
-				w.must(err)
-				w.t.Cleanup(func() { _ = c.Close() })
+				c, err := f.dialPod(f.t.Context(), network, address)
+				f.must(err)
+				f.t.Cleanup(func() { _ = c.Close() })
 				_, err = c.Write([]byte(text))
-				w.must(err)
+				f.must(err)
 			}
 		}
 	}
 }
 
 // stderr is a FIFO that nothing reads, which lb fills up.
-func (w *hungWorld) stderr() string { return w.path("stderr") }
+func (f *hungFixture) stderr() string { return f.path("stderr") }
 
-func lbLogs(w *hungWorld) *lab.Process {
-	w.must(unix.Mkfifo(w.stderr(), 0o600))
-	reader, err := os.OpenFile(w.stderr(), os.O_RDWR, 0) // a FIFO without a reader does not open
-	w.must(err)
-	w.t.Cleanup(func() { _ = reader.Close() })
-	shell := []string{"/bin/sh", "-c", `exec "$@" 2>` + w.stderr(), "sh"}
-	w.pod.LB, err = w.Start(w.Pod, "lb", append(shell, w.pod.LBArgs()...)...)
-	w.must(err)
-	w.wantHealth(lab.LBHealth, "Serving", healthServing)
-	return w.pod.LB
+func lbLogs(f *hungFixture) *lab.Process {
+	f.must(unix.Mkfifo(f.stderr(), 0o600))
+	reader, err := os.OpenFile(f.stderr(), os.O_RDWR, 0) // a FIFO without a reader does not open
+	f.must(err)
+	f.t.Cleanup(func() { _ = reader.Close() })
+	shell := []string{"/bin/sh", "-c", `exec "$@" 2>` + f.stderr(), "sh"}
+	f.pod.LB, err = f.Start(f.Pod, "lb", append(shell, f.pod.LBArgs()...)...)
+	f.must(err)
+	f.wantHealth(lab.LBHealth, "Serving", healthServing)
+	return f.pod.LB
 }
 
-func fillStderr(w *hungWorld) {
-	fd, err := unix.Open(w.stderr(), unix.O_WRONLY|unix.O_NONBLOCK, 0)
-	w.must(err)
+func fillStderr(f *hungFixture) {
+	fd, err := unix.Open(f.stderr(), unix.O_WRONLY|unix.O_NONBLOCK, 0)
+	f.must(err)
 	for err == nil {
 		_, err = unix.Write(fd, make([]byte, 1))
 	}
-	w.must(unix.Close(fd))
-	w.up(w.target1)
-	w.waitChannel("pipe_write")
+	f.must(unix.Close(fd))
+	f.up(f.target1)
+	f.waitChannel("pipe_write")
 }
 
 // birdSleeps starts the frontend with a BIRD whose check of the configuration never
 // ends, and whose child keeps its stdout open when it is killed.
-func birdSleeps(w *hungWorld) *lab.Process {
-	executable, called := w.path("sleeping-bird"), w.path("called")
-	w.must(os.WriteFile(executable, []byte("#!/bin/sh\n>"+called+"\nsleep 1000\n"), 0o700))
-	w.must(w.pod.StartFrontend("--gating=off", "--bird-executable="+executable))
-	w.waitFor(func() error {
+func birdSleeps(f *hungFixture) *lab.Process {
+	executable, called := f.path("sleeping-bird"), f.path("called")
+	f.must(os.WriteFile(executable, []byte("#!/bin/sh\n>"+called+"\nsleep 1000\n"), 0o700))
+	f.must(f.pod.StartFrontend("--gating=off", "--bird-executable="+executable))
+	f.waitFor(func() error {
 		_, err := os.Stat(called)
 		return err
 	})
-	return w.pod.Frontend
+	return f.pod.Frontend
 }
 
 // podRuns starts both programs; the process is the frontend, or else lb.
-func podRuns(frontend bool) func(*hungWorld) *lab.Process {
-	return func(w *hungWorld) *lab.Process {
-		w.up(w.target1)
-		w.startPod()
-		w.wantRoutes(vipA4, vipA6)
+func podRuns(frontend bool) func(*hungFixture) *lab.Process {
+	return func(f *hungFixture) *lab.Process {
+		f.up(f.target1)
+		f.startPod()
+		f.wantRoutes(vipA4, vipA6)
 		if frontend {
-			return w.pod.Frontend
+			return f.pod.Frontend
 		}
-		return w.pod.LB
+		return f.pod.LB
 	}
 }
 
@@ -375,7 +375,7 @@ func TestHungCallsStop(t *testing.T) {
 		{name: "unread stderr", start: lbLogs, force: fillStderr, peer: true, slow: true},
 		{
 			name: "readiness files of lb", start: lbServes("--write-readiness-dir=DIR"),
-			force: func(w *hungWorld) { w.up(w.target1) },
+			force: func(f *hungFixture) { f.up(f.target1) },
 		},
 		{name: "drains of lb", start: lbServes("--state-dir=DIR"), force: command("target", "drain", "target-1")},
 		{name: "holds of lb", start: lbForwards, force: command("hold")},
@@ -417,11 +417,11 @@ func TestHungCallsStop(t *testing.T) {
 		{name: "check of BIRD's configuration", start: birdSleeps, peer: true},
 		{
 			name: "stopped load balancer", start: podRuns(true), peer: true,
-			force: func(w *hungWorld) { w.must(w.pod.LB.Signal(syscall.SIGSTOP)) },
+			force: func(f *hungFixture) { f.must(f.pod.LB.Signal(syscall.SIGSTOP)) },
 		},
 		{
 			name: "stopped frontend", start: podRuns(false), peer: true,
-			force: func(w *hungWorld) { w.must(w.pod.Frontend.Signal(syscall.SIGSTOP)) },
+			force: func(f *hungFixture) { f.must(f.pod.Frontend.Signal(syscall.SIGSTOP)) },
 		},
 	} {
 		calls.Go(func() {
@@ -429,19 +429,19 @@ func TestHungCallsStop(t *testing.T) {
 				setup <- struct{}{}
 				complete := sync.OnceFunc(func() { <-setup })
 				defer complete()
-				w := &hungWorld{world: newWorld(t)}
-				w.hang(c)
+				f := &hungFixture{fixture: newFixture(t)}
+				f.hang(c)
 				complete()
-				w.must(w.process.Signal(syscall.SIGTERM))
+				f.must(f.process.Signal(syscall.SIGTERM))
 				bound := stopBound
 				if c.slow {
 					bound = lastResort
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), bound)
 				defer cancel()
-				_, err := w.process.Wait(ctx)
-				w.must(err)
-				t.Logf("last line: %s", w.process.Tail(1))
+				_, err := f.process.Wait(ctx)
+				f.must(err)
+				t.Logf("last line: %s", f.process.Tail(1))
 			})
 		})
 	}

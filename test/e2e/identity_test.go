@@ -36,34 +36,34 @@ import (
 )
 
 // between signs an SVID for an interval, such as one that is over.
-func (w *world) between(a *identity.DevAuthority, id string, from, to time.Duration) *x509svid.SVID {
-	w.t.Helper()
+func (f *fixture) between(a *identity.DevAuthority, id string, from, to time.Duration) *x509svid.SVID {
+	f.t.Helper()
 	now := time.Now()
 	svid, err := a.Mint(spiffeid.RequireFromString(id), now.Add(from), now.Add(to))
-	w.must(err)
+	f.must(err)
 	return svid
 }
 
 // stranger is an authority that nobody in the pod trusts.
-func (w *world) stranger() *identity.DevAuthority {
-	w.t.Helper()
+func (f *fixture) stranger() *identity.DevAuthority {
+	f.t.Helper()
 	a, err := identity.NewDevAuthority()
-	w.must(err)
+	f.must(err)
 	return a
 }
 
-// Design section 10: "TLS 1.3 only, mutual, on the readiness socket. Each side checks the other's exact SPIFFE ID", and
-// "the server logs peer ID and reason".
-func TestLBRefusesEveryPeerButThoseNamedAndLogsWhy(t *testing.T) {
+// Design section 10: "TLS 1.3 only, mutual, on the readiness socket. Each side checks the other's
+// exact SPIFFE ID", and "the server logs peer ID and reason".
+func TestLBAuthorizesPeers(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.up(w.target1)
-	w.up(w.target2)
-	w.startPod()
-	w.wantRoutes(every()...)
-	mark := w.mark()
-	ours := w.authority()
-	tls12 := showing(w.mint(ours, lab.FrontendID))
+	f := newFixture(t)
+	f.up(f.target1)
+	f.up(f.target2)
+	f.startPod()
+	f.wantRoutes(every()...)
+	mark := f.mark()
+	ours := f.authority()
+	tls12 := showing(f.mint(ours, lab.FrontendID))
 	tls12.MaxVersion = tls.VersionTLS12
 
 	for _, c := range []struct {
@@ -71,22 +71,22 @@ func TestLBRefusesEveryPeerButThoseNamedAndLogsWhy(t *testing.T) {
 		creds credentials.TransportCredentials
 		log   []string
 	}{
-		{"a valid SVID of another ID", credentials.NewTLS(showing(w.mint(ours, "spiffe://vipgate.demo/stranger"))), []string{
+		{"a valid SVID of another ID", credentials.NewTLS(showing(f.mint(ours, "spiffe://vipgate.demo/stranger"))), []string{
 			"reason=wrong_id", "peer_id=spiffe://vipgate.demo/stranger", lab.FrontendID, lab.OperatorID,
 		}},
-		{"a longer ID that begins with the right one", credentials.NewTLS(showing(w.mint(ours, lab.FrontendID+"/more"))), []string{
+		{"a longer ID that begins with the right one", credentials.NewTLS(showing(f.mint(ours, lab.FrontendID+"/more"))), []string{
 			"reason=wrong_id", "peer_id=" + lab.FrontendID + "/more",
 		}},
-		{"another trust domain", credentials.NewTLS(showing(w.mint(ours, "spiffe://elsewhere.example/frontend"))), []string{
+		{"another trust domain", credentials.NewTLS(showing(f.mint(ours, "spiffe://elsewhere.example/frontend"))), []string{
 			"reason=other_trust_domain", "peer_id=spiffe://elsewhere.example/frontend", "no bundle for trust domain elsewhere.example",
 		}},
-		{"the right ID, signed by a stranger", credentials.NewTLS(showing(w.mint(w.stranger(), lab.FrontendID))), []string{
+		{"the right ID, signed by a stranger", credentials.NewTLS(showing(f.mint(f.stranger(), lab.FrontendID))), []string{
 			"reason=untrusted_authority", "peer_id=" + lab.FrontendID,
 		}},
-		{"an expired SVID", credentials.NewTLS(showing(w.between(ours, lab.FrontendID, -2*time.Hour, -time.Hour))), []string{
+		{"an expired SVID", credentials.NewTLS(showing(f.between(ours, lab.FrontendID, -2*time.Hour, -time.Hour))), []string{
 			"reason=expired", "peer_id=" + lab.FrontendID, "the clock here says",
 		}},
-		{"an SVID whose time has not come", credentials.NewTLS(showing(w.between(ours, lab.FrontendID, time.Hour, 2*time.Hour))), []string{
+		{"an SVID whose time has not come", credentials.NewTLS(showing(f.between(ours, lab.FrontendID, time.Hour, 2*time.Hour))), []string{
 			"reason=not_yet_valid", "peer_id=" + lab.FrontendID, "the clock here says",
 		}},
 		{"no certificate", credentials.NewTLS(showing(nil)), []string{"reason=no_certificate"}},
@@ -94,22 +94,22 @@ func TestLBRefusesEveryPeerButThoseNamedAndLogsWhy(t *testing.T) {
 		{"TLS 1.2", credentials.NewTLS(tls12), []string{"reason=protocol", "unsupported versions"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := w.in(t)
-			from := length(w.pod.LB)
-			conn := w.client(c.creds)
-			answer, err := w.ask(conn)
+			f := f.in(t)
+			from := length(f.pod.LB)
+			conn := f.client(c.creds)
+			answer, err := f.ask(conn)
 			if status.Code(err) != codes.Unavailable {
 				t.Fatalf("the LB answered %v, error %v; want a connection that ends", answer, err)
 			}
-			w.waitLine(w.pod.LB, from, append(c.log, "client refused", fmt.Sprintf("peer_pid=%d", os.Getpid()), "peer_uid=0")...)
+			f.waitLine(f.pod.LB, from, append(c.log, "client refused", fmt.Sprintf("peer_pid=%d", os.Getpid()), "peer_uid=0")...)
 			conn.Close()
 		})
 	}
 	// The same way of asking is answered when who asks is named.
-	if answer, err := w.ask(w.operator()); err != nil || len(answer.GetVips()) != 4 {
+	if answer, err := f.ask(f.operator()); err != nil || len(answer.GetVips()) != 4 {
 		t.Errorf("the operator got %v, error %v", answer, err)
 	}
-	w.wantSilence(mark)
+	f.wantSilence(mark)
 }
 
 // sessions is a client's cache of TLS sessions that counts what it is given.
@@ -153,15 +153,15 @@ func speak(ctx context.Context, socket string, config *tls.Config) (tls.Connecti
 // Design section 10: "SessionTicketsDisabled (a resumed session skips the SPIFFE authorizer)".
 func TestTLSSessionsAreNeverResumed(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	f := newFixture(t)
 	before, after := identitytest.NewCA(t, lab.TrustDomain), identitytest.NewCA(t, lab.TrustDomain)
-	svids := w.path("svids")
+	svids := f.path("svids")
 	lbID, operatorID := spiffeid.RequireFromString(lab.LBID), spiffeid.RequireFromString(lab.OperatorID)
 	before.WriteFiles(svids, before.SVID(lbID, time.Hour))
-	w.startLBAs(nil, as(w.pod.LBArgs(), "--identity=files", "--svid-dir="+svids))
-	w.waitLB("Readiness", true)
+	f.startLBAs(nil, as(f.pod.LBArgs(), "--identity=files", "--svid-dir="+svids))
+	f.waitLB("Readiness", true)
 
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	cache := &sessions{ClientSessionCache: tls.NewLRUClientSessionCache(8)}
 	config := showing(before.SVID(operatorID, time.Hour))
@@ -169,7 +169,7 @@ func TestTLSSessionsAreNeverResumed(t *testing.T) {
 	for range 3 {
 		// A ticket would come before the first frame (RFC 8446 section 4.6.1 allows it
 		// at any time; crypto/tls sends it with the end of the handshake).
-		state, frame, err := speak(ctx, w.pod.Socket(), config)
+		state, frame, err := speak(ctx, f.pod.Socket(), config)
 		if err != nil || frame[3] != 4 {
 			t.Fatalf("the operator was not let in: first frame %x, error %v", frame, err)
 		}
@@ -182,28 +182,28 @@ func TestTLSSessionsAreNeverResumed(t *testing.T) {
 	}
 
 	// From now on the operator's SVID is worth nothing to the same process.
-	from := length(w.pod.LB)
+	from := length(f.pod.LB)
 	after.WriteFiles(svids, after.SVID(lbID, time.Hour))
-	w.waitLine(w.pod.LB, from, "SVID rotated")
-	if state, frame, err := speak(ctx, w.pod.Socket(), config); err == nil {
+	f.waitLine(f.pod.LB, from, "SVID rotated")
+	if state, frame, err := speak(ctx, f.pod.Socket(), config); err == nil {
 		t.Errorf("an SVID that is denied by now was let in, resumed: %t, first frame %x", state.DidResume, frame)
 	}
-	w.waitLine(w.pod.LB, from, "client refused", "reason=untrusted_authority", "peer_id="+lab.OperatorID)
+	f.waitLine(f.pod.LB, from, "client refused", "reason=untrusted_authority", "peer_id="+lab.OperatorID)
 	config.Certificates = showing(after.SVID(operatorID, time.Hour)).Certificates
-	if _, _, err := speak(ctx, w.pod.Socket(), config); err != nil {
+	if _, _, err := speak(ctx, f.pod.Socket(), config); err != nil {
 		t.Errorf("a new SVID of the same ID is refused: %v", err)
 	}
 }
 
 // impostor serves readiness on the pod's socket: every VIP is ready, and synced.
 // It takes whoever comes. The function ends it.
-func (w *world) impostor(creds credentials.TransportCredentials) (stop func()) {
-	w.t.Helper()
+func (f *fixture) impostor(creds credentials.TransportCredentials) (stop func()) {
+	f.t.Helper()
 	table := readiness.NewTable(readiness.TableOptions{Lease: readiness.MaxLease})
 	decision := readiness.Decision{Synced: true}
 	for _, v := range every() {
 		parsed, err := vip.Parse(v)
-		w.must(err)
+		f.must(err)
 		decision.Changed = append(decision.Changed, readiness.VIPReadiness{
 			VIP: parsed, State: readiness.Ready, Reason: readinessv1.VipReason_VIP_REASON_TARGETS_READY, ReadyTargets: 1, TotalTargets: 1,
 		})
@@ -215,13 +215,13 @@ func (w *world) impostor(creds credentials.TransportCredentials) (stop func()) {
 	})
 	server := grpc.NewServer(append(readiness.GRPCOptions(), grpc.Creds(creds))...)
 	readinessv1.RegisterReadinessServiceServer(server, service)
-	listener, err := net.Listen("unix", w.pod.Socket()) // its Close removes the socket
-	w.must(err)
+	listener, err := net.Listen("unix", f.pod.Socket()) // its Close removes the socket
+	f.must(err)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	return func() {
 		server.Stop()
-		w.must(<-served)
+		f.must(<-served)
 	}
 }
 
@@ -234,13 +234,13 @@ func serving(svid *x509svid.SVID) *tls.Config {
 }
 
 // Design section 10: "Each side checks the other's exact SPIFFE ID".
-func TestFrontendBelievesNoLBButTheOneNamed(t *testing.T) {
+func TestFrontendAuthorizesLB(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	ours := w.authority()
-	w.must(w.pod.StartFrontend())
-	w.waitFrontend("Egress", true)
-	tls12 := serving(w.mint(ours, lab.LBID))
+	f := newFixture(t)
+	ours := f.authority()
+	f.must(f.pod.StartFrontend())
+	f.waitFrontend("Egress", true)
+	tls12 := serving(f.mint(ours, lab.LBID))
 	tls12.MaxVersion = tls.VersionTLS12
 
 	for _, c := range []struct {
@@ -248,44 +248,44 @@ func TestFrontendBelievesNoLBButTheOneNamed(t *testing.T) {
 		creds credentials.TransportCredentials
 		words []string
 	}{
-		{"a valid SVID of another ID", credentials.NewTLS(serving(w.mint(ours, "spiffe://vipgate.demo/impostor"))), []string{
+		{"a valid SVID of another ID", credentials.NewTLS(serving(f.mint(ours, "spiffe://vipgate.demo/impostor"))), []string{
 			"spiffe://vipgate.demo/impostor", "expected " + lab.LBID,
 		}},
-		{"our own ID", credentials.NewTLS(serving(w.mint(ours, lab.FrontendID))), []string{
+		{"our own ID", credentials.NewTLS(serving(f.mint(ours, lab.FrontendID))), []string{
 			"the peer is " + lab.FrontendID, "expected " + lab.LBID,
 		}},
-		{"another trust domain", credentials.NewTLS(serving(w.mint(ours, "spiffe://elsewhere.example/lb"))), []string{
+		{"another trust domain", credentials.NewTLS(serving(f.mint(ours, "spiffe://elsewhere.example/lb"))), []string{
 			"spiffe://elsewhere.example/lb", "expected " + lab.LBID, "no bundle for trust domain elsewhere.example",
 		}},
-		{"the right ID, signed by a stranger", credentials.NewTLS(serving(w.mint(w.stranger(), lab.LBID))), []string{
+		{"the right ID, signed by a stranger", credentials.NewTLS(serving(f.mint(f.stranger(), lab.LBID))), []string{
 			lab.LBID, "not signed by an authority of trust domain " + lab.TrustDomain,
 		}},
-		{"an expired SVID", credentials.NewTLS(serving(w.between(ours, lab.LBID, -2*time.Hour, -time.Hour))), []string{
+		{"an expired SVID", credentials.NewTLS(serving(f.between(ours, lab.LBID, -2*time.Hour, -time.Hour))), []string{
 			lab.LBID, "expired", "the clock here says",
 		}},
 		{"plaintext", insecure.NewCredentials(), []string{"TLS handshake", "first record does not look like a TLS handshake"}},
 		{"TLS 1.2", credentials.NewTLS(tls12), []string{"TLS handshake", "protocol version"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := w.in(t)
-			from := length(w.pod.Frontend)
-			stop := w.impostor(c.creds)
+			f := f.in(t)
+			from := length(f.pod.Frontend)
+			stop := f.impostor(c.creds)
 			defer stop()
-			w.waitFrontend("Stream", false, c.words...)
-			w.waitLine(w.pod.Frontend, from, append(c.words, "no readiness stream")...)
+			f.waitFrontend("Stream", false, c.words...)
+			f.waitLine(f.pod.Frontend, from, append(c.words, "no readiness stream")...)
 		})
 	}
 	isDefault := func(u lab.RouteUpdate) bool { return u.Prefix.Bits() == 0 }
-	if heard := slices.DeleteFunc(w.trace(), isDefault); len(heard) > 0 {
+	if heard := slices.DeleteFunc(f.trace(), isDefault); len(heard) > 0 {
 		t.Errorf("the gateway heard %v while nobody spoke who may", heard)
 	}
 	// The same impostor is believed when it shows what is expected.
-	defer w.impostor(credentials.NewTLS(serving(w.mint(ours, lab.LBID))))()
-	w.wantRoutes(every()...)
+	defer f.impostor(credentials.NewTLS(serving(f.mint(ours, lab.LBID))))()
+	f.wantRoutes(every()...)
 }
 
 // Design section 10: "AuthorizeMemberOf the widest".
-func TestTrustDomainMayStandForTheIDs(t *testing.T) {
+func TestTrustDomainAuthorization(t *testing.T) {
 	t.Parallel()
 	a := newAttested(t)
 	a.up(a.target1)
@@ -309,16 +309,17 @@ func TestTrustDomainMayStandForTheIDs(t *testing.T) {
 	a.waitLine(a.pod.LB, from, "client refused", "reason=wrong_id", "peer_id="+other.ID("/b").String(), "expected a member of trust domain "+lab.TrustDomain)
 }
 
-// Design section 10: "LB and frontend often share a service account and so an ID: allowed with a warning".
-func TestSharedIDWorksWithAWarning(t *testing.T) {
+// Design section 10: "LB and frontend often share a service account and so an ID: allowed with a
+// warning".
+func TestSharedIDWarning(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.up(w.target1)
-	w.must(w.pod.StartLB("--spiffe-id=" + lab.FrontendID))
-	w.must(w.pod.StartFrontend("--lb-id=" + lab.FrontendID))
-	w.wantRoutes(vipA4, vipA6)
-	for _, p := range []*lab.Process{w.pod.LB, w.pod.Frontend} {
-		w.waitLine(p, 0, "level=WARN", "lb and frontend share a SPIFFE ID", lab.FrontendID)
+	f := newFixture(t)
+	f.up(f.target1)
+	f.must(f.pod.StartLB("--spiffe-id=" + lab.FrontendID))
+	f.must(f.pod.StartFrontend("--lb-id=" + lab.FrontendID))
+	f.wantRoutes(vipA4, vipA6)
+	for _, p := range []*lab.Process{f.pod.LB, f.pod.Frontend} {
+		f.waitLine(p, 0, "level=WARN", "lb and frontend share a SPIFFE ID", lab.FrontendID)
 	}
 }
 
@@ -342,37 +343,37 @@ func services(ctx context.Context, conn *grpc.ClientConn) ([]string, error) {
 	return names, stream.CloseSend()
 }
 
-// Design section 10: "--reader-id (repeatable) lets an operator's identity call GetReadiness, WatchReadiness and
-// reflection, never Report".
-func TestReaderMayLookButNotReport(t *testing.T) {
+// Design section 10: "--reader-id (repeatable) lets an operator's identity call GetReadiness,
+// WatchReadiness and reflection, never Report".
+func TestReaderCannotReport(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.up(w.target1)
-	w.startPod()
-	w.wantRoutes(vipA4, vipA6)
-	mark := w.mark()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	f := newFixture(t)
+	f.up(f.target1)
+	f.startPod()
+	f.wantRoutes(vipA4, vipA6)
+	mark := f.mark()
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
-	conn := w.operator()
+	conn := f.operator()
 	client := readinessv1.NewReadinessServiceClient(conn)
 
-	if answer, err := w.ask(conn); err != nil || len(answer.GetVips()) != 4 || !answer.GetSynced() {
+	if answer, err := f.ask(conn); err != nil || len(answer.GetVips()) != 4 || !answer.GetSynced() {
 		t.Errorf("GetReadiness: %v, error %v", answer, err)
 	}
 	if names, err := services(ctx, conn); err != nil || !slices.Contains(names, "vipgate.readiness.v1.ReadinessService") {
 		t.Errorf("reflection lists %v, error %v", names, err)
 	}
 	watch, err := client.WatchReadiness(ctx, &readinessv1.WatchReadinessRequest{Reader: "operator"})
-	w.must(err)
+	f.must(err)
 	first, err := watch.Recv()
-	w.must(err)
+	f.must(err)
 	if first.GetWatchId() == "" || len(first.GetSnapshot().GetVips()) != 4 {
 		t.Errorf("the first message of the watch is %v", first)
 	}
 
-	from := length(w.pod.LB)
+	from := length(f.pod.LB)
 	report, err := client.ReportAdvertisement(ctx)
-	w.must(err)
+	f.must(err)
 	// The denial may come before the message is sent.
 	if err := report.Send(&readinessv1.ReportAdvertisementRequest{WatchId: first.GetWatchId()}); err != nil && err != io.EOF {
 		t.Error(err)
@@ -380,18 +381,18 @@ func TestReaderMayLookButNotReport(t *testing.T) {
 	if _, err := report.CloseAndRecv(); status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), lab.OperatorID) {
 		t.Errorf("a reader's report ended with %v, want PermissionDenied with its ID", err)
 	}
-	w.waitLine(w.pod.LB, from, "denied a call on the readiness socket", "peer="+lab.OperatorID, "method=ReportAdvertisement")
-	for _, watcher := range w.lbStatus().GetWatchers() {
+	f.waitLine(f.pod.LB, from, "denied a call on the readiness socket", "peer="+lab.OperatorID, "method=ReportAdvertisement")
+	for _, watcher := range f.lbStatus().GetWatchers() {
 		if want := watcher.GetPeer() == lab.FrontendID; watcher.GetReporting() != want {
 			t.Errorf("watcher %v counts as the one that reports: %t, want %t", watcher, watcher.GetReporting(), want)
 		}
 	}
-	for _, v := range w.lbStatus().GetVips() {
+	for _, v := range f.lbStatus().GetVips() {
 		if r := v.GetReported(); v.GetReadiness().GetVip() == vipA4 && r.GetAdvertisement() != readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED {
 			t.Errorf("the LB believes %v of %s after a reader's report", r, vipA4)
 		}
 	}
-	w.wantSilence(mark)
+	f.wantSilence(mark)
 }
 
 // grpcurl is the path of the pinned grpcurl: built by `make tools`, or now.
@@ -412,15 +413,15 @@ func grpcurl(t *testing.T) string {
 }
 
 // Design section 10, as docs/operations.md shows it to people.
-func TestGRPCurlReadsWithTheOperatorsSVID(t *testing.T) {
+func TestGRPCurlWithOperatorSVID(t *testing.T) {
 	t.Parallel()
 	tool := grpcurl(t)
-	w := newWorld(t)
-	w.up(w.target1)
-	w.must(w.pod.StartLB())
-	w.waitGet(w.operator())
+	f := newFixture(t)
+	f.up(f.target1)
+	f.must(f.pod.StartLB())
+	f.waitGet(f.operator())
 	curl := func(args ...string) (string, error) {
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 		defer cancel()
 		var out, problem bytes.Buffer
 		cmd := exec.CommandContext(ctx, tool, args...)
@@ -431,28 +432,28 @@ func TestGRPCurlReadsWithTheOperatorsSVID(t *testing.T) {
 		return out.String(), nil
 	}
 	withSVID := func(id string) []string {
-		dir := w.path("operator-" + filepath.Base(id))
-		a := w.authority()
-		w.must(a.WriteFiles(dir, w.mint(a, id)))
-		return []string{"-insecure", "-cert", filepath.Join(dir, identity.CertFile), "-key", filepath.Join(dir, identity.KeyFile), "-unix", w.pod.Socket()}
+		dir := f.path("operator-" + filepath.Base(id))
+		a := f.authority()
+		f.must(a.WriteFiles(dir, f.mint(a, id)))
+		return []string{"-insecure", "-cert", filepath.Join(dir, identity.CertFile), "-key", filepath.Join(dir, identity.KeyFile), "-unix", f.pod.Socket()}
 	}
 
 	operator := withSVID(lab.OperatorID)
 	out, err := curl(append(operator, "list")...)
-	w.must(err)
+	f.must(err)
 	for _, service := range []string{"vipgate.readiness.v1.ReadinessService", "grpc.health.v1.Health"} {
 		if !slices.Contains(strings.Fields(out), service) {
 			t.Errorf("%s is not among %q", service, out)
 		}
 	}
-	w.waitFor(func() error {
+	f.waitFor(func() error {
 		out, err := curl(append(operator, "vipgate.readiness.v1.ReadinessService/GetReadiness")...)
-		w.must(err)
+		f.must(err)
 		var answer struct {
 			Synced bool
 			Vips   []struct{ Vip, State string }
 		}
-		w.must(json.Unmarshal([]byte(out), &answer))
+		f.must(json.Unmarshal([]byte(out), &answer))
 		states := map[string]string{}
 		for _, v := range answer.Vips {
 			states[v.Vip] = v.State
@@ -468,8 +469,8 @@ func TestGRPCurlReadsWithTheOperatorsSVID(t *testing.T) {
 	if out, err := curl(append(withSVID("spiffe://vipgate.demo/stranger"), "list")...); err == nil {
 		t.Errorf("a stranger got %q", out)
 	}
-	out, err = curl("-plaintext", "-unix", w.pod.LBAdmin(), lbv1.LBService_GetStatus_FullMethodName[1:])
-	w.must(err)
+	out, err = curl("-plaintext", "-unix", f.pod.LBAdmin(), lbv1.LBService_GetStatus_FullMethodName[1:])
+	f.must(err)
 	if !strings.Contains(out, `"trench": "trench-a"`) {
 		t.Errorf("the admin socket says %s", out)
 	}

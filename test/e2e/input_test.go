@@ -18,8 +18,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// Issue 2: bad input "gets one clear error with file and line, and exit status 2 at start. validate says the same
-// without starting anything".
+// Issue 2: bad input "gets one clear error with file and line, and exit status 2 at start. validate
+// says the same without starting anything".
 func TestCommandLines(t *testing.T) {
 	t.Parallel()
 	testscript.Run(t, testscript.Params{
@@ -167,7 +167,8 @@ func scriptValid(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// scriptWarned is: warned PROGRAM MESSAGE FLAG... What depends on the place is valid, with a warning.
+// scriptWarned is: warned PROGRAM MESSAGE FLAG... What depends on the place is valid, with a
+// warning.
 func scriptWarned(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: warned PROGRAM MESSAGE FLAG...")
@@ -179,7 +180,8 @@ func scriptWarned(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// scriptInvalid is: invalid PROGRAM MESSAGE FLAG... What a running program may get later is refused by validate only.
+// scriptInvalid is: invalid PROGRAM MESSAGE FLAG... What a running program may get later is refused
+// by validate only.
 func scriptInvalid(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: invalid PROGRAM MESSAGE FLAG...")
@@ -191,50 +193,51 @@ func scriptInvalid(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// Design section 9: "bad trench file | old one stays in force; error with file:line, metric, event".
-func TestBadTrenchFileKeepsTheOldOneInForce(t *testing.T) {
+// Design section 9: "bad trench file | old one stays in force; error with file:line, metric,
+// event".
+func TestInvalidTrenchFileIsIgnored(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.up(w.target1)
-	w.up(w.target2)
-	w.startPod()
-	w.wantRoutes(every()...)
-	mark, lbFrom, from := w.mark(), length(w.pod.LB), length(w.pod.Frontend)
+	f := newFixture(t)
+	f.up(f.target1)
+	f.up(f.target2)
+	f.startPod()
+	f.wantRoutes(every()...)
+	mark, lbFrom, from := f.mark(), length(f.pod.LB), length(f.pod.Frontend)
 	const refused = `vipgate_configuration_reloads_total{result="refused"}`
-	before := metric(t, w.get(lab.FrontendMetrics, "/metrics"), refused)
+	before := metric(t, f.get(lab.FrontendMetrics, "/metrics"), refused)
 
 	bad := strings.Replace(usualTrench(), "name: attractor-a-1", "name: attractor-a-1\n  vip: 20.0.0.1/32", 1)
-	w.must(w.pod.WriteTrench(bad))
-	where := w.pod.TrenchFile() + `:4: attractor.vip: unknown field, did you mean "vips"`
-	w.waitFrontend("Configuration", false, where)
-	w.waitLB("Configuration", false, where)
+	f.must(f.pod.WriteTrench(bad))
+	where := f.pod.TrenchFile() + `:4: attractor.vip: unknown field, did you mean "vips"`
+	f.waitFrontend("Configuration", false, where)
+	f.waitLB("Configuration", false, where)
 	logged := strings.ReplaceAll(where, `"`, `\"`)
-	w.waitLine(w.pod.LB, lbFrom, logged)
-	w.waitLine(w.pod.Frontend, from, logged)
+	f.waitLine(f.pod.LB, lbFrom, logged)
+	f.waitLine(f.pod.Frontend, from, logged)
 	// Otherwise one bad edit would make every pod of the trench not ready.
 	for _, addr := range []string{lab.FrontendHealth, lab.LBHealth} {
-		w.wantHealth(addr, "Readiness", healthv1.HealthCheckResponse_SERVING)
+		f.wantHealth(addr, "Readiness", healthv1.HealthCheckResponse_SERVING)
 	}
-	page := w.get(lab.FrontendMetrics, "/metrics")
+	page := f.get(lab.FrontendMetrics, "/metrics")
 	if got := metric(t, page, refused); got <= before {
 		t.Errorf("%s is %v, it was %v", refused, got, before)
 	}
 	if got := metric(t, page, "vipgate_configuration_valid"); got != 0 {
 		t.Errorf("vipgate_configuration_valid is %v, want 0", got)
 	}
-	if out, code := w.run("frontend", "events", "--admin-socket=unix://"+w.pod.FrontendAdmin()); code != 0 || !strings.Contains(out, where) {
+	if out, code := f.run("frontend", "events", "--admin-socket=unix://"+f.pod.FrontendAdmin()); code != 0 || !strings.Contains(out, where) {
 		t.Errorf("frontend events: exit status %d, want the refusal in it: %s", code, out)
 	}
 
 	// The old one is in force for targets, too.
-	w.down(w.target2)
-	w.wantRoutes(vipA4, vipA6)
-	w.up(w.target2)
-	w.wantRoutes(every()...)
-	w.must(w.pod.WriteTrench(usualTrench()))
-	w.waitFrontend("Configuration", true)
-	w.waitLB("Configuration", true)
-	w.wantHealth(lab.FrontendHealth, "Readiness", healthv1.HealthCheckResponse_SERVING)
-	w.wantNothing(mark, vipA4, vipA6)
-	w.wantRunning(w.pod.LB, w.pod.Frontend)
+	f.down(f.target2)
+	f.wantRoutes(vipA4, vipA6)
+	f.up(f.target2)
+	f.wantRoutes(every()...)
+	f.must(f.pod.WriteTrench(usualTrench()))
+	f.waitFrontend("Configuration", true)
+	f.waitLB("Configuration", true)
+	f.wantHealth(lab.FrontendHealth, "Readiness", healthv1.HealthCheckResponse_SERVING)
+	f.wantNoUpdates(mark, vipA4, vipA6)
+	f.wantRunning(f.pod.LB, f.pod.Frontend)
 }

@@ -19,22 +19,22 @@ import (
 // kinds are the kinds of gateways that the product is tested with.
 var kinds = []lab.Kind{lab.KindBIRD, lab.KindFRR, lab.KindGoBGP}
 
-// interop is a world whose gateway is of any kind.
+// interop is a fixture whose gateway is of any kind.
 type interop struct {
-	*world
+	*fixture
 	router lab.Router
 }
 
-// newInterop makes a world with a gateway of a kind in the place of the usual one.
+// newInterop creates a fixture with a gateway of a kind in the place of the usual one.
 func newInterop(t *testing.T, kind lab.Kind, change func(*lab.GatewayConfig)) *interop {
 	t.Helper()
 	need(t, kind)
-	w := newWorld(t)
-	w.must(w.gateway.Process.Kill())
+	f := newFixture(t)
+	f.must(f.gateway.Process.Kill())
 	c := lab.GatewayA()
 	c.Name = "router-a"
 	change(&c)
-	return &interop{w, w.startRouter(kind, w.Gateway, c)}
+	return &interop{f, f.startRouter(kind, f.Gateway, c)}
 }
 
 // need skips a test when the machine lacks a kind of gateway.
@@ -46,27 +46,27 @@ func need(t *testing.T, kind lab.Kind) {
 }
 
 // startRouter starts a gateway, and shows what it logged after a failure.
-func (w *world) startRouter(kind lab.Kind, ns *lab.NetNS, c lab.GatewayConfig) lab.Router {
-	w.t.Helper()
-	r, err := w.StartRouter(kind, ns, c)
-	w.must(err)
-	w.t.Cleanup(func() {
-		if !w.t.Failed() {
+func (f *fixture) startRouter(kind lab.Kind, ns *lab.NetNS, c lab.GatewayConfig) lab.Router {
+	f.t.Helper()
+	r, err := f.StartRouter(kind, ns, c)
+	f.must(err)
+	f.t.Cleanup(func() {
+		if !f.t.Failed() {
 			return
 		}
 		for _, p := range r.Processes() {
-			w.t.Logf("== last lines of %s of %s\n%s", p.Name, c.Name, p.Tail(40))
+			f.t.Logf("== last lines of %s of %s\n%s", p.Name, c.Name, p.Tail(40))
 		}
 	})
 	return r
 }
 
 // waitRouter waits until exactly these VIPs are in a gateway's table.
-func (w *world) waitRouter(r lab.Router, prefixes ...string) {
-	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+func (f *fixture) waitRouter(r lab.Router, prefixes ...string) {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
 	defer cancel()
-	w.must(r.WantRoutes(ctx, prefixes...))
+	f.must(r.WantRoutes(ctx, prefixes...))
 }
 
 // waitBest waits until the gateway's best routes to the VIPs of target 1 are as wanted.
@@ -86,28 +86,28 @@ func (i *interop) waitBest(what string, wanted func(lab.Route) bool) {
 	})
 }
 
-// routerHeard is the story of a prefix that a gateway heard after a mark.
-func (w *world) routerHeard(r lab.Router, mark int, prefix string) []string {
-	w.t.Helper()
+// routerUpdates returns the updates of a prefix that a gateway received after a mark.
+func (f *fixture) routerUpdates(r lab.Router, mark int, prefix string) []string {
+	f.t.Helper()
 	trace, err := r.Trace()
-	w.must(err)
+	f.must(err)
 	p := netip.MustParsePrefix(prefix)
-	return story(slices.DeleteFunc(trace[mark:], func(h lab.RouteUpdate) bool { return h.Prefix != p }))
+	return changes(slices.DeleteFunc(trace[mark:], func(h lab.RouteUpdate) bool { return h.Prefix != p }))
 }
 
 // routerMark is a place in a gateway's trace: now.
-func (w *world) routerMark(r lab.Router) int {
-	w.t.Helper()
+func (f *fixture) routerMark(r lab.Router) int {
+	f.t.Helper()
 	trace, err := r.Trace()
-	w.must(err)
+	f.must(err)
 	return len(trace)
 }
 
-// waitRouterHeard waits until a gateway heard exactly this of a prefix after a mark.
-func (w *world) waitRouterHeard(r lab.Router, mark int, prefix string, want ...string) {
-	w.t.Helper()
-	w.waitFor(func() error {
-		if got := w.routerHeard(r, mark, prefix); !slices.Equal(got, want) {
+// waitRouterUpdate waits until a gateway heard exactly this of a prefix after a mark.
+func (f *fixture) waitRouterUpdate(r lab.Router, mark int, prefix string, want ...string) {
+	f.t.Helper()
+	f.waitFor(func() error {
+		if got := f.routerUpdates(r, mark, prefix); !slices.Equal(got, want) {
 			return fmt.Errorf("%s heard of %s %v, want %v", r.Config().Name, prefix, got, want)
 		}
 		return nil
@@ -120,13 +120,13 @@ func trenchWith(t *testing.T, settings string) string {
 	return edited(t, lineA4, strings.TrimSuffix(lineA4, "}")+settings+"}", lineA6, strings.TrimSuffix(lineA6, "}")+settings+"}")
 }
 
-// fromUs tells whether a route has the pod as its next hop.
-func fromUs(r lab.Route) bool {
+// isVIP tells whether a route has the pod as its next hop.
+func isVIP(r lab.Route) bool {
 	return r.NextHop == lab.PodExternal4 || r.NextHop == lab.PodExternal6
 }
 
 // Issue 3, "Interoperation": "passive peering, 4-octet AS".
-func TestGatewayOfAnyKindThatOnlyListens(t *testing.T) {
+func TestPassiveGatewayOfEachKind(t *testing.T) {
 	t.Parallel()
 	const as = 4200000001 // it has no form of two octets
 	for _, kind := range kinds {
@@ -148,7 +148,7 @@ func TestGatewayOfAnyKindThatOnlyListens(t *testing.T) {
 			w.up(w.target1)
 			w.startPod()
 			w.waitBest("from the pod's AS", func(r lab.Route) bool {
-				return fromUs(r) && slices.Equal(r.ASPath, []string{strconv.Itoa(as)}) && len(r.Communities) == 0
+				return isVIP(r) && slices.Equal(r.ASPath, []string{strconv.Itoa(as)}) && len(r.Communities) == 0
 			})
 			w.waitTable("-4", "default via "+lab.GatewayA4.String())
 			w.waitTable("-6", "default via "+lab.GatewayA6.String())
@@ -159,10 +159,10 @@ func TestGatewayOfAnyKindThatOnlyListens(t *testing.T) {
 			w.down(w.target2)
 			w.waitRouter(w.router, vipA4, vipA6)
 			for _, v := range []string{vipB4, vipB6} {
-				w.waitRouterHeard(w.router, mark, v, announced, withdrawn)
+				w.waitRouterUpdate(w.router, mark, v, announced, withdrawn)
 			}
 			for _, v := range []string{vipA4, vipA6} {
-				w.waitRouterHeard(w.router, mark, v)
+				w.waitRouterUpdate(w.router, mark, v)
 			}
 			for _, a := range []netip.Addr{lab.GatewayA4, lab.GatewayA6} {
 				if calls := callsFrom(wire, a); calls > 0 {
@@ -185,7 +185,7 @@ func callsFrom(wire *lab.Capture, a netip.Addr) int {
 }
 
 // Issue 3, "Interoperation": "dual stack, TCP-MD5 … eBGP and iBGP".
-func TestGatewayOfAnyKindWithAPassword(t *testing.T) {
+func TestGatewayPasswordOfEachKind(t *testing.T) {
 	t.Parallel()
 	const password = "correct-horse#;'{}" // FRR takes no spaces
 	for _, kind := range kinds {
@@ -212,14 +212,15 @@ func TestGatewayOfAnyKindWithAPassword(t *testing.T) {
 			w.waitRouter(w.router)
 			write(password + "\n")
 			w.waitBest("of the own AS", func(r lab.Route) bool {
-				return fromUs(r) && len(r.ASPath) == 0 && r.LocalPref == "100" && len(r.Communities) == 0
+				return isVIP(r) && len(r.ASPath) == 0 && r.LocalPref == "100" && len(r.Communities) == 0
 			})
 		})
 	}
 }
 
-// Issue 3, "Interoperation": "the community seen, the prepended path and (iBGP) local preference 0 honoured".
-func TestGatewayOfAnyKindTurnsAwayFromADrainedPod(t *testing.T) {
+// Issue 3, "Interoperation": "the community seen, the prepended path and (iBGP) local preference 0
+// honoured".
+func TestGatewayOfEachKindAvoidsDrainedPod(t *testing.T) {
 	t.Parallel()
 	for _, kind := range kinds {
 		for session, as := range map[string]uint32{"eBGP": lab.GatewayAS, "iBGP": lab.PodAS} {
@@ -245,7 +246,7 @@ func TestGatewayOfAnyKindTurnsAwayFromADrainedPod(t *testing.T) {
 					preference = "100"
 				}
 				w.waitBest("as usual", func(r lab.Route) bool {
-					return fromUs(r) && slices.Equal(r.ASPath, path) && !r.GracefulShutdown()
+					return isVIP(r) && slices.Equal(r.ASPath, path) && !r.GracefulShutdown()
 				})
 				admin := "--admin-socket=unix://" + w.pod.FrontendAdmin()
 				if out, status := w.run("frontend", "drain", admin); status != 0 {
@@ -253,7 +254,7 @@ func TestGatewayOfAnyKindTurnsAwayFromADrainedPod(t *testing.T) {
 				}
 				// The only route there is stays in use.
 				w.waitBest("de-preferred", func(r lab.Route) bool {
-					return fromUs(r) && slices.Equal(r.ASPath, longPath) && r.LocalPref == preference && r.GracefulShutdown()
+					return isVIP(r) && slices.Equal(r.ASPath, longPath) && r.LocalPref == preference && r.GracefulShutdown()
 				})
 				w.startRival(as)
 				w.waitBest("turned away from the drained pod", func(r lab.Route) bool { return r.NextHop == rival4 || r.NextHop == rival6 })
@@ -261,7 +262,7 @@ func TestGatewayOfAnyKindTurnsAwayFromADrainedPod(t *testing.T) {
 					t.Fatalf("frontend undrain ended with %d: %s", status, out)
 				}
 				w.waitBest("back at the pod", func(r lab.Route) bool {
-					return fromUs(r) && slices.Equal(r.ASPath, path) && !r.GracefulShutdown()
+					return isVIP(r) && slices.Equal(r.ASPath, path) && !r.GracefulShutdown()
 				})
 			})
 		}
@@ -277,12 +278,12 @@ var (
 // startRival starts what stands for another pod of the trench, with a way to the
 // VIPs of target 1 that is a little worse than the usual pod's: a path of two AS
 // numbers, or local preference 50 within the gateway's AS.
-func (w *world) startRival(gatewayAS uint32) {
-	w.t.Helper()
-	ns := lab.NewNetNS(w.t)
-	w.must(w.Pod.IP("link", "add", "link", lab.External, "name", "ext0", "netns", ns.Name(), "type", "macvlan", "mode", "bridge"))
-	w.must(ns.IP("link", "set", "ext0", "up"))
-	w.must(ns.Addr("ext0", rival4.String()+"/24", rival6.String()+"/64"))
+func (f *fixture) startRival(gatewayAS uint32) {
+	f.t.Helper()
+	ns := lab.NewNetNS(f.t)
+	f.must(f.Pod.IP("link", "add", "link", lab.External, "name", "ext0", "netns", ns.Name(), "type", "macvlan", "mode", "bridge"))
+	f.must(ns.IP("link", "set", "ext0", "up"))
+	f.must(ns.Addr("ext0", rival4.String()+"/24", rival6.String()+"/64"))
 	worse := fmt.Sprintf("bgp_path.prepend(%d);", lab.PodAS)
 	if gatewayAS == lab.PodAS {
 		worse = "bgp_local_pref = 50;"
@@ -304,9 +305,9 @@ protocol bgp rival_%[1]s {
 }
 `, s.family, s.vip, s.local, s.neighbor, lab.BGPPort, lab.PodAS, gatewayAS, worse)
 	}
-	w.must(os.WriteFile(w.path("rival.conf"), []byte(conf), 0o600))
-	_, err := w.Start(ns, "rival", lab.BIRD(), "-f", "-c", w.path("rival.conf"), "-s", w.path("rival.ctl"))
-	w.must(err)
+	f.must(os.WriteFile(f.path("rival.conf"), []byte(conf), 0o600))
+	_, err := f.Start(ns, "rival", lab.BIRD(), "-f", "-c", f.path("rival.conf"), "-s", f.path("rival.ctl"))
+	f.must(err)
 }
 
 // Issue 3, "Interoperation": "BFD where the peer has it".
@@ -328,7 +329,7 @@ func TestBFDWithFRR(t *testing.T) {
 			mark := w.routerMark(w.router)
 
 			// Everything of IPv4 gets lost, in both directions, so that nobody is told.
-			w.loseIPv4(w.Gateway)
+			w.removeIPv4(w.Gateway)
 			lost := time.Now()
 			if down := w.waitGateway("gateway-a4", isDown); !strings.Contains(down.GetLastError(), "BFD") {
 				t.Errorf("status: %v", down)
@@ -341,14 +342,14 @@ func TestBFDWithFRR(t *testing.T) {
 			w.waitRouter(w.router, vipA4, vipA6)
 			t.Logf("back after %v", time.Since(back).Round(time.Millisecond))
 			w.waitGateway("gateway-a4", guarded)
-			w.waitRouterHeard(w.router, mark, vipA4, withdrawn, announced)
-			w.waitRouterHeard(w.router, mark, vipA6)
+			w.waitRouterUpdate(w.router, mark, vipA4, withdrawn, announced)
+			w.waitRouterUpdate(w.router, mark, vipA6)
 		})
 	}
 }
 
 // A gateway without BFD, such as gobgpd, is not lost when the trench file asks for it.
-func TestBFDWithAGatewayThatHasNone(t *testing.T) {
+func TestBFDWithGatewayWithoutBFD(t *testing.T) {
 	t.Parallel()
 	w := newInterop(t, lab.KindGoBGP, func(*lab.GatewayConfig) {})
 	w.must(w.pod.WriteTrench(trenchWith(t, ", bfd: {}")))
@@ -360,23 +361,24 @@ func TestBFDWithAGatewayThatHasNone(t *testing.T) {
 	}
 }
 
-// loseIPv4 loses everything of IPv4 at a gateway, in both directions.
-func (w *world) loseIPv4(ns *lab.NetNS) {
-	w.t.Helper()
-	_, err := ns.Run(w.t.Context(), "nft", "add table inet lost; add chain inet lost in { type filter hook input priority 0; }; add rule inet lost in meta nfproto ipv4 drop; "+
+// removeIPv4 loses everything of IPv4 at a gateway, in both directions.
+func (f *fixture) removeIPv4(ns *lab.NetNS) {
+	f.t.Helper()
+	_, err := ns.Run(f.t.Context(), "nft", "add table inet lost; add chain inet lost in { type filter hook input priority 0; }; add rule inet lost in meta nfproto ipv4 drop; "+
 		"add chain inet lost out { type filter hook output priority 0; }; add rule inet lost out meta nfproto ipv4 drop")
-	w.must(err)
+	f.must(err)
 }
 
-// restoreIPv4 ends loseIPv4.
-func (w *world) restoreIPv4(ns *lab.NetNS) {
-	w.t.Helper()
-	_, err := ns.Run(w.t.Context(), "nft", "delete table inet lost")
-	w.must(err)
+// restoreIPv4 ends removeIPv4.
+func (f *fixture) restoreIPv4(ns *lab.NetNS) {
+	f.t.Helper()
+	_, err := ns.Run(f.t.Context(), "nft", "delete table inet lost")
+	f.must(err)
 }
 
-// Issue 3, "Interoperation": "two gateways at once with one lost". Design section 5: "Families are independent".
-func TestTwoGatewaysOfDifferentKindsOneLost(t *testing.T) {
+// Issue 3, "Interoperation": "two gateways at once with one lost". Design section 5: "Families are
+// independent".
+func TestLossOfOneGatewayOfTwoKinds(t *testing.T) {
 	t.Parallel()
 	for i, kindA := range kinds {
 		kindB := kinds[(i+1)%len(kinds)]
@@ -396,8 +398,8 @@ func TestTwoGatewaysOfDifferentKindsOneLost(t *testing.T) {
 				w.waitGateway(name, isUp)
 			}
 			egress4, egress6 := w.recordHealth("Egress/ipv4"), w.recordHealth("Egress/ipv6")
-			egress4.until(healthServing)
-			egress6.until(healthServing)
+			egress4.wait(healthServing)
+			egress6.wait(healthServing)
 			mark := w.routerMark(b)
 
 			// One is lost: the other holds the VIPs and is told nothing.
@@ -410,27 +412,27 @@ func TestTwoGatewaysOfDifferentKindsOneLost(t *testing.T) {
 			w.waitRouter(b, vipA4, vipA6)
 			egress4.wantOnly(healthServing)
 			for _, v := range []string{vipA4, vipA6} {
-				w.waitRouterHeard(b, mark, v)
+				w.waitRouterUpdate(b, mark, v)
 			}
 
 			// The other loses IPv4: IPv6 does not notice.
-			w.loseIPv4(ns)
-			egress4.until(healthNotServing)
+			w.removeIPv4(ns)
+			egress4.wait(healthNotServing)
 			w.waitRouter(b, vipA6)
 			w.restoreIPv4(ns)
 			back := time.Now()
 			w.waitRouter(b, vipA4, vipA6)
 			t.Logf("%s has the VIPs back %v after the link", kindB, time.Since(back).Round(time.Millisecond))
-			egress4.until(healthServing)
-			w.waitRouterHeard(b, mark, vipA4, withdrawn, announced)
-			w.waitRouterHeard(b, mark, vipA6)
+			egress4.wait(healthServing)
+			w.waitRouterUpdate(b, mark, vipA4, withdrawn, announced)
+			w.waitRouterUpdate(b, mark, vipA6)
 			egress6.wantOnly(healthServing)
 
 			w.must(w.router.Start())
 			back = time.Now()
 			w.waitRouter(w.router, vipA4, vipA6)
 			t.Logf("%s has the VIPs back %v after its start", kindA, time.Since(back).Round(time.Millisecond))
-			w.waitRouterHeard(b, mark, vipA6)
+			w.waitRouterUpdate(b, mark, vipA6)
 		})
 	}
 }

@@ -24,30 +24,30 @@ func crowdedTrench(total int) string {
 	return strings.Replace(text, vipA4+`, "`+vipA6+`"]`+"\n    check", vipA4+`, "`+vipA6+`"`+more.String()+"]\n    check", 1)
 }
 
-// Issue 10, item 8: the most VIPs that a trench file may have load, and one more is refused with the limit's name. The
-// VIPs from before stay advertised all the time, and so does the way back.
+// Issue 10, item 8: the most VIPs that a trench file may have load, and one more is refused with
+// the limit's name. The VIPs from before stay advertised all the time, and so does the way back.
 //
-// The test runs alone, with a long lease: what it asserts is the way to the kernel and back, and not that a starved
-// machine decides about 50 000 VIPs within a lease.
-func TestMostVIPsAndOneMore(t *testing.T) {
-	w := newWorld(t)
-	w.up(w.target1)
-	w.up(w.target2)
-	w.must(w.pod.StartLB("--lease=30s"))
-	w.must(w.pod.StartFrontend())
+// The test runs alone, with a long lease: what it asserts is the way to the kernel and back, and
+// not that a starved machine decides about 50 000 VIPs within a lease.
+func TestVIPLimit(t *testing.T) {
+	f := newFixture(t)
+	f.up(f.target1)
+	f.up(f.target2)
+	f.must(f.pod.StartLB("--lease=30s"))
+	f.must(f.pod.StartFrontend())
 	few := []string{vipA4, vipA6, vipB4, vipB6}
-	w.wantRoutes(few...)
-	mark := w.mark()
+	f.wantRoutes(few...)
+	mark := f.mark()
 
-	w.must(w.pod.WriteTrench(crowdedTrench(trench.MaxVIPs + 1)))
+	f.must(f.pod.WriteTrench(crowdedTrench(trench.MaxVIPs + 1)))
 	refusal := fmt.Sprintf("an attractor has %d at most", trench.MaxVIPs)
-	w.waitLog(w.pod.Frontend, refusal)
-	w.waitLog(w.pod.LB, refusal)
+	f.waitLog(f.pod.Frontend, refusal)
+	f.waitLog(f.pod.LB, refusal)
 
 	begin := time.Now()
-	w.must(w.pod.WriteTrench(crowdedTrench(trench.MaxVIPs)))
-	w.waitFor(func() error {
-		out, err := w.gateway.Command(t.Context(), "show route count")
+	f.must(f.pod.WriteTrench(crowdedTrench(trench.MaxVIPs)))
+	f.waitFor(func() error {
+		out, err := f.gateway.Command(t.Context(), "show route count")
 		const defaults = 2
 		if err == nil && !strings.Contains(out, fmt.Sprintf("Total: %d of", trench.MaxVIPs+defaults)) {
 			err = fmt.Errorf("the gateway has %s", out)
@@ -57,48 +57,48 @@ func TestMostVIPsAndOneMore(t *testing.T) {
 	t.Logf("%d VIPs at the gateway after %v", trench.MaxVIPs, time.Since(begin))
 
 	begin = time.Now()
-	w.must(w.pod.WriteTrench(usualTrench()))
-	w.wantRoutes(few...)
+	f.must(f.pod.WriteTrench(usualTrench()))
+	f.wantRoutes(few...)
 	t.Logf("four VIPs after %v", time.Since(begin))
 	for _, vip := range few {
 		// BIRD announces a route again, unchanged, after a reload of its filters.
-		if got := story(w.heard(mark, vip)); slices.ContainsFunc(got, func(s string) bool { return s != announced }) {
+		if got := changes(f.updates(mark, vip)); slices.ContainsFunc(got, func(s string) bool { return s != announced }) {
 			t.Errorf("the gateway heard of %s %v", vip, got)
 		}
 	}
-	w.waitFor(func() error {
-		if set, err := w.Pod.Run(t.Context(), "nft", "list", "set", "inet", "vipgate", "vip4"); err != nil || strings.Count(set, ",") != 1 {
+	f.waitFor(func() error {
+		if set, err := f.Pod.Run(t.Context(), "nft", "list", "set", "inet", "vipgate", "vip4"); err != nil || strings.Count(set, ",") != 1 {
 			return fmt.Errorf("set vip4 has more than two VIPs (%v)", err)
 		}
 		return nil
 	})
 }
 
-// Issue 10, item 8: of more VIPs than a map of the data plane holds the surplus is refused by name. The VIPs from before
-// are served all the time, also after a restart.
+// Issue 10, item 8: of more VIPs than a map of the data plane holds the surplus is refused by name.
+// The VIPs from before are served all the time, also after a restart.
 func TestVIPsBeyondTheDataPlane(t *testing.T) {
 	t.Parallel()
 	const holds, surplus = 16384, 3
-	w := newDataPlaneWorld(t)
-	w.start()
+	f := newDataPlaneFixture(t)
+	f.start()
 	var more strings.Builder
 	for i := range holds + surplus - 1 { // they sort before the one from before
 		fmt.Fprintf(&more, ", 19.%d.%d.%d/32", i/62500, i/250%250, i%250+1)
 	}
 	few := dataPlaneTrench(1, 2)
-	w.must(w.pod.WriteTrench(strings.ReplaceAll(few, `::1/128"]`, `::1/128"`+more.String()+"]")))
+	f.must(f.pod.WriteTrench(strings.ReplaceAll(few, `::1/128"]`, `::1/128"`+more.String()+"]")))
 	counted := func() {
 		t.Helper()
-		w.must(lab.Eventually(w.ctx, 100*time.Millisecond, func() error {
-			out, err := w.lb("status")
+		f.must(lab.Eventually(f.ctx, 100*time.Millisecond, func() error {
+			out, err := f.lb("status")
 			if want := fmt.Sprintf("%d of %d VIPs ready; the frontend advertises %[1]d", holds+1, holds+surplus+1); err == nil && !strings.Contains(out, want) {
 				out, _, _ = strings.Cut(out, "VIP ")
 				err = fmt.Errorf("want %q:\n%s", want, out)
 			}
 			return err
 		}))
-		out, err := w.lb("status")
-		w.must(err)
+		out, err := f.lb("status")
+		f.must(err)
 		if want := fmt.Sprintf("vip4 holds %d VIPs of one address, and streams have %d", holds, holds+surplus); strings.Count(out, want) < surplus {
 			t.Errorf("%q is not the reason of %d VIPs", want, surplus)
 		}
@@ -107,13 +107,13 @@ func TestVIPsBeyondTheDataPlane(t *testing.T) {
 		}
 	}
 	counted()
-	w.must(w.pod.LB.Kill())
-	w.must(w.pod.StartLB("--dataplane=nftables"))
+	f.must(f.pod.LB.Kill())
+	f.must(f.pod.StartLB("--dataplane=nftables"))
 	counted()
-	w.must(w.pod.WriteTrench(few))
-	w.until("2 of 2 VIPs ready; the frontend advertises 2", "status")
-	g, err := w.Load(w.ctx, 50, 4, load.Config{})
-	w.must(err)
-	defer g.Stop(w.ctx)
-	w.must(errors.Join(g.WaitFlows(w.ctx), g.WaitTargets(w.ctx, "target-1", "target-2")))
+	f.must(f.pod.WriteTrench(few))
+	f.waitOutput("2 of 2 VIPs ready; the frontend advertises 2", "status")
+	g, err := f.Load(f.ctx, 50, 4, load.Config{})
+	f.must(err)
+	defer g.Stop(f.ctx)
+	f.must(errors.Join(g.WaitFlows(f.ctx), g.WaitTargets(f.ctx, "target-1", "target-2")))
 }

@@ -16,26 +16,26 @@ import (
 // reasons.
 func TestNormalStartLogsNoWarning(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.up(w.target1)
-	w.up(w.target2)
+	f := newFixture(t)
+	f.up(f.target1)
+	f.up(f.target2)
 	svid := func(name, id string) string {
-		dir := w.path(name)
-		w.must(os.Mkdir(dir, 0o700))
-		w.must(w.authority().WriteFiles(dir, w.mint(w.authority(), id)))
+		dir := f.path(name)
+		f.must(os.Mkdir(dir, 0o700))
+		f.must(f.authority().WriteFiles(dir, f.mint(f.authority(), id)))
 		return "--svid-dir=" + dir
 	}
 	// In a pod neither container waits for the other.
-	w.must(w.pod.StartFrontend("--identity=files", svid("fe-svid", lab.FrontendID), "--log-format=json"))
-	w.waitLog(w.pod.Frontend, "starting frontend")
-	w.must(w.pod.StartLB("--identity=files", svid("lb-svid", lab.LBID), "--log-format=json"))
-	w.wantRoutes(every()...)
-	w.wantHealth(lab.LBHealth, "Egress", healthv1.HealthCheckResponse_SERVING)
+	f.must(f.pod.StartFrontend("--identity=files", svid("fe-svid", lab.FrontendID), "--log-format=json"))
+	f.waitLog(f.pod.Frontend, "starting frontend")
+	f.must(f.pod.StartLB("--identity=files", svid("lb-svid", lab.LBID), "--log-format=json"))
+	f.wantRoutes(every()...)
+	f.wantHealth(lab.LBHealth, "Egress", healthv1.HealthCheckResponse_SERVING)
 	for _, addr := range []string{lab.LBHealth, lab.FrontendHealth} {
-		w.wantHealth(addr, "Readiness", healthv1.HealthCheckResponse_SERVING)
+		f.wantHealth(addr, "Readiness", healthv1.HealthCheckResponse_SERVING)
 	}
 	changed := 0
-	for _, p := range []*lab.Process{w.pod.LB, w.pod.Frontend} {
+	for _, p := range []*lab.Process{f.pod.LB, f.pod.Frontend} {
 		for line := range strings.Lines(p.Output()) {
 			var entry map[string]any
 			if err := json.Unmarshal([]byte(line), &entry); err != nil {

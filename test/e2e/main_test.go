@@ -29,7 +29,7 @@ func run(m *testing.M) int {
 	if binaries = os.Getenv(binariesVariable); binaries != "" {
 		return m.Run()
 	}
-	// Named as a laboratory's folder: if this run is killed, the next one removes it.
+	// Named like the directory of a lab: if this run is killed, the next one removes it.
 	dir, err := os.MkdirTemp("/tmp", fmt.Sprintf("vg-%d-", os.Getpid()))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -50,12 +50,12 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// patience bounds every wait for something that must happen: it is a bound of
+// waitTimeout bounds every wait for something that must happen: it is a bound of
 // liveness, far above what is expected.
-const patience = 30 * time.Second
+const waitTimeout = 30 * time.Second
 
-// world is one laboratory with a pod, two targets and a gateway.
-type world struct {
+// fixture is one lab with a pod, two targets and a gateway.
+type fixture struct {
 	t *testing.T
 	*lab.Lab
 	pod     *lab.Pod
@@ -100,95 +100,94 @@ func usualTrench() string {
 `, vipA4, vipA6, vipB4, vipB6, lab.Target1v4, lab.Target1v6, lab.Target2v4, lab.Target2v6, checkPort)
 }
 
-// newWorld makes a laboratory with the usual trench and a gateway; nothing of
-// the pod runs yet.
-func newWorld(t *testing.T) *world {
+// newFixture creates a lab with the usual trench and a gateway; lb and frontend do not run yet.
+func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	l, err := lab.New()
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, Lab: l, pod: &lab.Pod{Lab: l, Binaries: binaries}}
-	t.Cleanup(w.close)
+	f := &fixture{t: t, Lab: l, pod: &lab.Pod{Lab: l, Binaries: binaries}}
+	t.Cleanup(f.close)
 	for _, a := range []netip.Addr{lab.Target1v4, lab.Target1v6} {
-		w.target1 = append(w.target1, lab.NewTarget(l.Backend, netip.AddrPortFrom(a, checkPort)))
+		f.target1 = append(f.target1, lab.NewTarget(l.Backend, netip.AddrPortFrom(a, checkPort)))
 	}
 	for _, a := range []netip.Addr{lab.Target2v4, lab.Target2v6} {
-		w.target2 = append(w.target2, lab.NewTarget(l.Backend, netip.AddrPortFrom(a, checkPort)))
+		f.target2 = append(f.target2, lab.NewTarget(l.Backend, netip.AddrPortFrom(a, checkPort)))
 	}
-	w.must(w.pod.WriteTrench(usualTrench()))
-	w.gateway, err = l.StartGateway(lab.GatewayA())
-	w.must(err)
-	return w
+	f.must(f.pod.WriteTrench(usualTrench()))
+	f.gateway, err = l.StartGateway(lab.GatewayA())
+	f.must(err)
+	return f
 }
 
 // close takes everything down and, after a failure, shows what was logged.
-func (w *world) close() {
-	for _, t := range append(w.target1, w.target2...) {
+func (f *fixture) close() {
+	for _, t := range append(f.target1, f.target2...) {
 		if err := t.Down(); err != nil {
-			w.t.Error(err)
+			f.t.Error(err)
 		}
 	}
-	if w.t.Failed() {
-		for _, p := range []*lab.Process{w.pod.LB, w.pod.Frontend, w.gateway.Process} {
+	if f.t.Failed() {
+		for _, p := range []*lab.Process{f.pod.LB, f.pod.Frontend, f.gateway.Process} {
 			if p != nil {
-				w.t.Logf("== last lines of %s\n%s", p.Name, p.Tail(60))
+				f.t.Logf("== last lines of %s\n%s", p.Name, p.Tail(60))
 			}
 		}
 	}
-	if err := w.Close(); err != nil {
-		w.t.Error(err)
+	if err := f.Close(); err != nil {
+		f.t.Error(err)
 	}
 }
 
-func (w *world) must(err error) {
-	w.t.Helper()
+func (f *fixture) must(err error) {
+	f.t.Helper()
 	if err != nil {
-		w.t.Fatal(err)
+		f.t.Fatal(err)
 	}
 }
 
-func (w *world) up(targets []*lab.Target) {
-	w.t.Helper()
+func (f *fixture) up(targets []*lab.Target) {
+	f.t.Helper()
 	for _, t := range targets {
-		w.must(t.Up())
+		f.must(t.Up())
 	}
 }
 
-func (w *world) down(targets []*lab.Target) {
-	w.t.Helper()
+func (f *fixture) down(targets []*lab.Target) {
+	f.t.Helper()
 	for _, t := range targets {
-		w.must(t.Down())
+		f.must(t.Down())
 	}
 }
 
 // startPod starts lb and frontend.
-func (w *world) startPod() {
-	w.t.Helper()
-	w.must(w.pod.StartLB())
-	w.must(w.pod.StartFrontend())
+func (f *fixture) startPod() {
+	f.t.Helper()
+	f.must(f.pod.StartLB())
+	f.must(f.pod.StartFrontend())
 }
 
 // wantRoutes waits until exactly these VIPs are in the gateway's table.
-func (w *world) wantRoutes(prefixes ...string) {
-	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+func (f *fixture) wantRoutes(prefixes ...string) {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
 	defer cancel()
-	w.must(w.gateway.WantRoutes(ctx, prefixes...))
+	f.must(f.gateway.WantRoutes(ctx, prefixes...))
 }
 
 // waitFor waits until condition returns nil.
-func (w *world) waitFor(condition func() error) {
-	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+func (f *fixture) waitFor(condition func() error) {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
 	defer cancel()
-	w.must(lab.Eventually(ctx, 10*time.Millisecond, condition))
+	f.must(lab.Eventually(ctx, 10*time.Millisecond, condition))
 }
 
 // waitLog waits until a process has printed a text.
-func (w *world) waitLog(p *lab.Process, text string) {
-	w.t.Helper()
-	w.waitFor(func() error {
+func (f *fixture) waitLog(p *lab.Process, text string) {
+	f.t.Helper()
+	f.waitFor(func() error {
 		if !strings.Contains(p.Output(), text) {
 			return fmt.Errorf("%s has not printed %q", p.Name, text)
 		}

@@ -9,37 +9,37 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// newOutageWorld is a trench with 12 addresses of targets, as many as an outage needs
+// newOutageFixture is a trench with 12 addresses of targets, as many as an outage needs
 // and some more. The failures of one outage fall into one interval and timeout: long
 // enough for a busy machine.
-func newOutageWorld(t *testing.T) *world {
+func newOutageFixture(t *testing.T) *fixture {
 	t.Helper()
-	w := newWorld(t)
+	f := newFixture(t)
 	trench := strings.ReplaceAll(usualTrench(), "interval: 100ms, timeout: 100ms", "interval: 400ms, timeout: 400ms")
 	for i := 3; i <= 10; i++ {
 		a := netip.AddrFrom4([4]byte{172, 16, 1, byte(i)})
-		w.must(w.Backend.Addr("pod0", a.String()+"/16"))
-		w.target2 = append(w.target2, lab.NewTarget(w.Backend, netip.AddrPortFrom(a, checkPort)))
+		f.must(f.Backend.Addr("pod0", a.String()+"/16"))
+		f.target2 = append(f.target2, lab.NewTarget(f.Backend, netip.AddrPortFrom(a, checkPort)))
 		trench += fmt.Sprintf("      - {name: target-%d, ips: [%s]}\n", i, a)
 	}
-	w.must(w.pod.WriteTrench(trench))
-	w.up(w.target1)
-	w.up(w.target2)
-	return w
+	f.must(f.pod.WriteTrench(trench))
+	f.up(f.target1)
+	f.up(f.target2)
+	return f
 }
 
 // cutTargets disconnects the targets' network, and returns what restores it.
-func (w *world) cutTargets() (restore func()) {
-	w.t.Helper()
+func (f *fixture) cutTargets() (restore func()) {
+	f.t.Helper()
 	ip := func(args ...string) {
-		w.t.Helper()
-		if out, err := w.Backend.Run(w.t.Context(), "ip", args...); err != nil {
-			w.t.Fatalf("ip %v: %v: %s", args, err, out)
+		f.t.Helper()
+		if out, err := f.Backend.Run(f.t.Context(), "ip", args...); err != nil {
+			f.t.Fatalf("ip %v: %v: %s", args, err, out)
 		}
 	}
 	ip("link", "set", "pod0", "down")
 	return func() {
-		w.t.Helper()
+		f.t.Helper()
 		ip("link", "set", "pod0", "up")
 		for _, a := range []string{lab.Target1v6.String(), lab.Target2v6.String()} { // the kernel removed them with the link
 			ip("addr", "replace", a+"/64", "dev", "pod0", "nodad")
@@ -54,55 +54,55 @@ const (
 
 func TestOutageHoldsVIPs(t *testing.T) {
 	t.Parallel()
-	w := newOutageWorld(t)
-	w.must(w.pod.StartLB("--sudden-loss=80%", "--on-sudden-loss=hold"))
-	w.must(w.pod.StartFrontend())
+	f := newOutageFixture(t)
+	f.must(f.pod.StartLB("--sudden-loss=80%", "--on-sudden-loss=hold"))
+	f.must(f.pod.StartFrontend())
 	all := []string{vipA4, vipA6, vipB4, vipB6}
-	w.wantRoutes(all...)
-	mark := w.mark()
+	f.wantRoutes(all...)
+	mark := f.mark()
 
-	restore := w.cutTargets()
-	w.waitLog(w.pod.LB, outageBegins)
-	w.wantStatus("network suspected", "4 of 4 VIPs ready; the frontend advertises 4")
+	restore := f.cutTargets()
+	f.waitLog(f.pod.LB, outageBegins)
+	f.wantStatus("network suspected", "4 of 4 VIPs ready; the frontend advertises 4")
 	restore()
-	w.waitLog(w.pod.LB, outageEnds)
-	w.wantStatus("enough targets ready", "4 of 4 VIPs ready; the frontend advertises 4")
+	f.waitLog(f.pod.LB, outageEnds)
+	f.wantStatus("enough targets ready", "4 of 4 VIPs ready; the frontend advertises 4")
 	for _, vip := range all {
-		w.wantNothing(mark, vip)
+		f.wantNoUpdates(mark, vip)
 	}
 
 	// A single target that dies is not held.
-	w.down(w.target1)
-	w.wantRoutes(vipB4, vipB6)
+	f.down(f.target1)
+	f.wantRoutes(vipB4, vipB6)
 }
 
 func TestOutageWithdrawsVIPsWithReason(t *testing.T) {
 	t.Parallel()
-	w := newOutageWorld(t)
-	w.must(w.pod.StartLB("--sudden-loss=80%"))
-	w.must(w.pod.StartFrontend())
-	w.wantRoutes(vipA4, vipA6, vipB4, vipB6)
-	restore := w.cutTargets()
-	w.wantRoutes()
-	w.wantStatus("network suspected", "0 of 4 VIPs ready")
-	w.waitLog(w.pod.LB, outageBegins)
+	f := newOutageFixture(t)
+	f.must(f.pod.StartLB("--sudden-loss=80%"))
+	f.must(f.pod.StartFrontend())
+	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
+	restore := f.cutTargets()
+	f.wantRoutes()
+	f.wantStatus("network suspected", "0 of 4 VIPs ready")
+	f.waitLog(f.pod.LB, outageBegins)
 	restore()
-	w.wantRoutes(vipA4, vipA6, vipB4, vipB6)
-	w.waitLog(w.pod.LB, outageEnds)
+	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
+	f.waitLog(f.pod.LB, outageEnds)
 }
 
 // Targets that refuse connections are reachable: hold does not keep their VIPs.
-func TestRefusingTargetsAreNoOutage(t *testing.T) {
+func TestRefusedChecksAreNoOutage(t *testing.T) {
 	t.Parallel()
-	w := newOutageWorld(t)
-	w.must(w.pod.StartLB("--sudden-loss=80%", "--on-sudden-loss=hold"))
-	w.must(w.pod.StartFrontend())
-	w.wantRoutes(vipA4, vipA6, vipB4, vipB6)
-	w.down(w.target1)
-	w.down(w.target2)
-	w.wantRoutes()
-	w.wantStatus("0 of 4 VIPs ready", "refused")
-	if strings.Contains(w.pod.LB.Output(), outageBegins) {
+	f := newOutageFixture(t)
+	f.must(f.pod.StartLB("--sudden-loss=80%", "--on-sudden-loss=hold"))
+	f.must(f.pod.StartFrontend())
+	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
+	f.down(f.target1)
+	f.down(f.target2)
+	f.wantRoutes()
+	f.wantStatus("0 of 4 VIPs ready", "refused")
+	if strings.Contains(f.pod.LB.Output(), outageBegins) {
 		t.Error("the lb suspects an outage")
 	}
 }

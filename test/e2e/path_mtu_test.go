@@ -80,7 +80,7 @@ func serveBulk(t *testing.T, a *lab.App) {
 				}
 				done.Go(func() {
 					defer conn.Close()
-					if conn.SetDeadline(time.Now().Add(patience)) == nil {
+					if conn.SetDeadline(time.Now().Add(waitTimeout)) == nil {
 						// What does not arrive, the client misses.
 						_, _ = conn.Write(make([]byte, bulkSize))
 					}
@@ -94,14 +94,14 @@ func serveBulk(t *testing.T, a *lab.App) {
 func (c *farClient) download(ctx context.Context, from netip.Addr, vip netip.Addr) error {
 	var conn net.Conn
 	if err := c.Do(func() (err error) {
-		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: from.AsSlice()}, Timeout: patience}
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: from.AsSlice()}, Timeout: waitTimeout}
 		conn, err = d.DialContext(ctx, "tcp", netip.AddrPortFrom(vip, bulkPort).String())
 		return err
 	}); err != nil {
 		return err
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(waitTimeout)); err != nil {
 		return err
 	}
 	n, err := io.Copy(io.Discard, conn)
@@ -114,9 +114,9 @@ func (c *farClient) download(ctx context.Context, from netip.Addr, vip netip.Add
 	return nil
 }
 
-// Issue 5: "ICMP errors … reach the right target (path MTU discovery through the VIP works; tested with a small
-// MTU)". The gateway sends its errors to whichever pod its hash picks: half of them to one that never saw the
-// flow.
+// Issue 5: "ICMP errors … reach the right target (path MTU discovery through the VIP works; tested
+// with a small MTU)". The gateway sends its errors to whichever pod its hash picks: half of them to
+// one that never saw the flow.
 func TestPathMTUDiscoveryThroughAVIP(t *testing.T) {
 	for _, conntrack := range []string{"on", "off"} {
 		t.Run("conntrack "+conntrack, func(t *testing.T) {

@@ -25,26 +25,26 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// in is the same world in a subtest, which fails by itself.
-func (w *world) in(t *testing.T) *world {
-	c := *w
+// in returns the same fixture for a subtest, which fails by itself.
+func (f *fixture) in(t *testing.T) *fixture {
+	c := *f
 	c.t = t
 	return &c
 }
 
 // authority is the pod's development authority, which lb and frontend share.
-func (w *world) authority() *identity.DevAuthority {
-	w.t.Helper()
-	a, err := identity.OpenDevAuthority(w.pod.Authority())
-	w.must(err)
+func (f *fixture) authority() *identity.DevAuthority {
+	f.t.Helper()
+	a, err := identity.OpenDevAuthority(f.pod.Authority())
+	f.must(err)
 	return a
 }
 
 // mint signs an SVID that is valid from now for an hour.
-func (w *world) mint(a *identity.DevAuthority, id string) *x509svid.SVID {
-	w.t.Helper()
+func (f *fixture) mint(a *identity.DevAuthority, id string) *x509svid.SVID {
+	f.t.Helper()
 	svid, err := a.MintFor(spiffeid.RequireFromString(id), time.Hour)
-	w.must(err)
+	f.must(err)
 	return svid
 }
 
@@ -64,33 +64,33 @@ func showing(svid *x509svid.SVID) *tls.Config {
 }
 
 // client connects to the readiness socket.
-func (w *world) client(creds credentials.TransportCredentials) *grpc.ClientConn {
-	w.t.Helper()
-	conn, err := grpc.NewClient("unix:"+w.pod.Socket(), grpc.WithTransportCredentials(creds))
-	w.must(err)
-	w.t.Cleanup(func() { conn.Close() })
+func (f *fixture) client(creds credentials.TransportCredentials) *grpc.ClientConn {
+	f.t.Helper()
+	conn, err := grpc.NewClient("unix:"+f.pod.Socket(), grpc.WithTransportCredentials(creds))
+	f.must(err)
+	f.t.Cleanup(func() { conn.Close() })
 	return conn
 }
 
 // operator connects to the readiness socket as the reader.
-func (w *world) operator() *grpc.ClientConn {
-	w.t.Helper()
-	return w.client(credentials.NewTLS(showing(w.mint(w.authority(), lab.OperatorID))))
+func (f *fixture) operator() *grpc.ClientConn {
+	f.t.Helper()
+	return f.client(credentials.NewTLS(showing(f.mint(f.authority(), lab.OperatorID))))
 }
 
 // ask calls GetReadiness once.
-func (w *world) ask(conn *grpc.ClientConn) (*readinessv1.GetReadinessResponse, error) {
-	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+func (f *fixture) ask(conn *grpc.ClientConn) (*readinessv1.GetReadinessResponse, error) {
+	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
 	defer cancel()
 	return readinessv1.NewReadinessServiceClient(conn).GetReadiness(ctx, &readinessv1.GetReadinessRequest{})
 }
 
 // waitGet waits until GetReadiness is answered: the LB may be starting.
-func (w *world) waitGet(conn *grpc.ClientConn) *readinessv1.GetReadinessResponse {
-	w.t.Helper()
+func (f *fixture) waitGet(conn *grpc.ClientConn) *readinessv1.GetReadinessResponse {
+	f.t.Helper()
 	var answer *readinessv1.GetReadinessResponse
-	w.waitFor(func() (err error) {
-		answer, err = w.ask(conn)
+	f.waitFor(func() (err error) {
+		answer, err = f.ask(conn)
 		return err
 	})
 	return answer
@@ -116,16 +116,16 @@ func hasAll(text string, words []string) bool {
 
 // waitLine waits until a process has printed a line with all these words after
 // from, and returns it.
-func (w *world) waitLine(p *lab.Process, from int, words ...string) string {
-	w.t.Helper()
-	return w.waitLinesN(p, from, 1, words...)[0]
+func (f *fixture) waitLine(p *lab.Process, from int, words ...string) string {
+	f.t.Helper()
+	return f.waitLinesN(p, from, 1, words...)[0]
 }
 
 // waitLinesN waits until a process has printed n such lines.
-func (w *world) waitLinesN(p *lab.Process, from, n int, words ...string) []string {
-	w.t.Helper()
+func (f *fixture) waitLinesN(p *lab.Process, from, n int, words ...string) []string {
+	f.t.Helper()
 	var found []string
-	w.waitFor(func() error {
+	f.waitFor(func() error {
 		if found = lines(p, from, words...); len(found) < n {
 			return fmt.Errorf("%s has printed %d lines with all of %q, want %d", p.Name, len(found), words, n)
 		}
@@ -143,11 +143,11 @@ type condition interface {
 
 // waitCondition waits until a part serves or not, for a reason with all these
 // words, and returns the reason.
-func waitCondition[C condition](w *world, status func(context.Context) ([]C, error), name string, serving bool, words ...string) string {
-	w.t.Helper()
+func waitCondition[C condition](f *fixture, status func(context.Context) ([]C, error), name string, serving bool, words ...string) string {
+	f.t.Helper()
 	var detail string
-	w.waitFor(func() error {
-		conditions, err := status(w.t.Context())
+	f.waitFor(func() error {
+		conditions, err := status(f.t.Context())
 		if err != nil {
 			return err
 		}
@@ -167,20 +167,20 @@ func waitCondition[C condition](w *world, status func(context.Context) ([]C, err
 }
 
 // waitFrontend waits for a condition of the frontend.
-func (w *world) waitFrontend(name string, serving bool, words ...string) string {
-	w.t.Helper()
-	client := frontendv1.NewFrontendServiceClient(w.dial(w.pod.FrontendAdmin()))
-	return waitCondition(w, func(ctx context.Context) ([]*frontendv1.Condition, error) {
+func (f *fixture) waitFrontend(name string, serving bool, words ...string) string {
+	f.t.Helper()
+	client := frontendv1.NewFrontendServiceClient(f.dial(f.pod.FrontendAdmin()))
+	return waitCondition(f, func(ctx context.Context) ([]*frontendv1.Condition, error) {
 		r, err := client.GetStatus(ctx, &frontendv1.GetStatusRequest{})
 		return r.GetStatus().GetConditions(), err
 	}, name, serving, words...)
 }
 
 // waitLB waits for a condition of the LB.
-func (w *world) waitLB(name string, serving bool, words ...string) string {
-	w.t.Helper()
-	client := lbv1.NewLBServiceClient(w.dial(w.pod.LBAdmin()))
-	return waitCondition(w, func(ctx context.Context) ([]*lbv1.Condition, error) {
+func (f *fixture) waitLB(name string, serving bool, words ...string) string {
+	f.t.Helper()
+	client := lbv1.NewLBServiceClient(f.dial(f.pod.LBAdmin()))
+	return waitCondition(f, func(ctx context.Context) ([]*lbv1.Condition, error) {
 		r, err := client.GetStatus(ctx, &lbv1.GetStatusRequest{})
 		return r.GetStatus().GetConditions(), err
 	}, name, serving, words...)
@@ -220,29 +220,29 @@ func as(args []string, instead ...string) []string {
 }
 
 // startLBAs starts the lb with arguments of its own and an environment.
-func (w *world) startLBAs(env, args []string) {
-	w.t.Helper()
-	p, err := w.Start(w.Pod, "lb", slices.Concat([]string{"/usr/bin/env"}, env, args)...)
-	w.must(err)
-	w.pod.LB = p
+func (f *fixture) startLBAs(env, args []string) {
+	f.t.Helper()
+	p, err := f.Start(f.Pod, "lb", slices.Concat([]string{"/usr/bin/env"}, env, args)...)
+	f.must(err)
+	f.pod.LB = p
 }
 
 // startFrontendAs starts the frontend with arguments of its own and an environment.
-func (w *world) startFrontendAs(env, args []string) {
-	w.t.Helper()
-	p, err := w.Start(w.Pod, "frontend", slices.Concat([]string{"/usr/bin/env"}, env, args)...)
-	w.must(err)
-	w.pod.Frontend = p
+func (f *fixture) startFrontendAs(env, args []string) {
+	f.t.Helper()
+	p, err := f.Start(f.Pod, "frontend", slices.Concat([]string{"/usr/bin/env"}, env, args)...)
+	f.must(err)
+	f.pod.Frontend = p
 }
 
 // every is all the usual VIPs.
 func every() []string { return []string{vipA4, vipA6, vipB4, vipB6} }
 
 // wantSilence fails if the gateway heard anything of any VIP after a mark.
-func (w *world) wantSilence(mark int) {
-	w.t.Helper()
-	w.wantNothing(mark, every()...)
+func (f *fixture) wantSilence(mark int) {
+	f.t.Helper()
+	f.wantNoUpdates(mark, every()...)
 }
 
-// path is a file in the laboratory's folder.
-func (w *world) path(name string) string { return filepath.Join(w.Dir, name) }
+// path returns the path of a file in the lab's directory.
+func (f *fixture) path(name string) string { return filepath.Join(f.Dir, name) }

@@ -33,59 +33,59 @@ var registry = []string{
 	"--source=file", "--source=registry", "--target-id=stream-a=spiffe://vipgate.demo/ns/*/sa/app", "--registry-grace=2s",
 }
 
-// registryWorld is a world with a pod whose lb has a registry, and both targets up.
-func registryWorld(t *testing.T, extra ...string) *world {
-	w := newWorld(t)
-	w.must(w.pod.WriteTrench(registryTrench()))
-	w.up(w.target1)
-	w.up(w.target2)
-	w.must(w.pod.StartLB(append(registry, extra...)...))
-	w.must(w.pod.StartFrontend())
-	w.waitLog(w.pod.LB, "serving readiness")
-	return w
+// newRegistryFixture creates a fixture with a pod whose lb has a registry, and both targets up.
+func newRegistryFixture(t *testing.T, extra ...string) *fixture {
+	f := newFixture(t)
+	f.must(f.pod.WriteTrench(registryTrench()))
+	f.up(f.target1)
+	f.up(f.target2)
+	f.must(f.pod.StartLB(append(registry, extra...)...))
+	f.must(f.pod.StartFrontend())
+	f.waitLog(f.pod.LB, "serving readiness")
+	return f
 }
 
 // register starts `lb target add` with the application's identity and returns it once registered.
-func (w *world) register(stream, name string, ips ...fmt.Stringer) *lab.Process {
-	w.t.Helper()
-	p := w.startRegistration(stream, name, lab.AppID, ips...)
-	w.waitLog(p, ": ready")
+func (f *fixture) register(stream, name string, ips ...fmt.Stringer) *lab.Process {
+	f.t.Helper()
+	p := f.startRegistration(stream, name, lab.AppID, ips...)
+	f.waitLog(p, ": ready")
 	return p
 }
 
-func (w *world) startRegistration(stream, name, id string, ips ...fmt.Stringer) *lab.Process {
-	w.t.Helper()
+func (f *fixture) startRegistration(stream, name, id string, ips ...fmt.Stringer) *lab.Process {
+	f.t.Helper()
 	args := []string{
-		filepath.Join(binaries, "lb"), "target", "add", name, "--stream=" + stream, "--registry=unix://" + w.pod.Socket(), "--lb-id=" + lab.LBID,
-		"--identity=dev", "--dev-authority-dir=" + w.pod.Authority(), "--spiffe-id=" + id,
+		filepath.Join(binaries, "lb"), "target", "add", name, "--stream=" + stream, "--registry=unix://" + f.pod.Socket(), "--lb-id=" + lab.LBID,
+		"--identity=dev", "--dev-authority-dir=" + f.pod.Authority(), "--spiffe-id=" + id,
 	}
 	for _, ip := range ips {
 		args = append(args, "--ip="+ip.String())
 	}
 	// A log of its own: what an earlier one of the name printed is not its word.
-	p, err := w.Start(w.Pod, name+"-"+rand.Text()[:8], args...)
-	w.must(err)
-	w.t.Cleanup(func() {
-		if w.t.Failed() {
-			w.t.Logf("== last lines of %s\n%s", p.Name, p.Tail(20))
+	p, err := f.Start(f.Pod, name+"-"+rand.Text()[:8], args...)
+	f.must(err)
+	f.t.Cleanup(func() {
+		if f.t.Failed() {
+			f.t.Logf("== last lines of %s\n%s", p.Name, p.Tail(20))
 		}
 	})
 	return p
 }
 
 // lbRun runs a sub-command of lb on the admin socket.
-func (w *world) lbRun(args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+func (f *fixture) lbRun(args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
 	defer cancel()
-	return w.pod.Run(ctx, "lb", append(args, "--admin-socket=unix://"+w.pod.LBAdmin())...)
+	return f.pod.Run(ctx, "lb", append(args, "--admin-socket=unix://"+f.pod.LBAdmin())...)
 }
 
 // wantStatus waits until `lb status` says all of these.
-func (w *world) wantStatus(words ...string) string {
-	w.t.Helper()
+func (f *fixture) wantStatus(words ...string) string {
+	f.t.Helper()
 	var text string
-	w.waitFor(func() (err error) {
-		if text, err = w.lbRun("status"); err != nil {
+	f.waitFor(func() (err error) {
+		if text, err = f.lbRun("status"); err != nil {
 			return err
 		}
 		for _, word := range words {
@@ -100,24 +100,24 @@ func (w *world) wantStatus(words ...string) string {
 
 // Issue 4: "targets live as long as the stream, plus a grace", and with the file
 // they are united.
-func TestRegisteredTargetLivesAsLongAsItsStream(t *testing.T) {
+func TestRegistrationEndsWithItsStream(t *testing.T) {
 	t.Parallel()
-	w := registryWorld(t)
-	w.wantRoutes()
-	mark := w.mark()
-	p := w.register("stream-a", "app-1", lab.Target1v4, lab.Target1v6)
-	w.wantRoutes(vipA4, vipA6)
-	w.wantStatus("app-1", "registry", "1 target of 1 caller")
+	f := newRegistryFixture(t)
+	f.wantRoutes()
+	mark := f.mark()
+	p := f.register("stream-a", "app-1", lab.Target1v4, lab.Target1v6)
+	f.wantRoutes(vipA4, vipA6)
+	f.wantStatus("app-1", "registry", "1 target of 1 caller")
 
 	// The lease ends: nothing happens for the grace, then it drains, then it is gone.
 	const grace, drain = 2 * time.Second, time.Second // as in registry and registryTrench
 	killed := time.Now()
-	w.must(p.Kill())
-	w.waitHeard(mark, vipA4, withdrawn)
-	w.wantRoutes()
+	f.must(p.Kill())
+	f.waitUpdate(mark, vipA4, withdrawn)
+	f.wantRoutes()
 	for _, vip := range []string{vipA4, vipA6} {
-		w.wantStory(mark, vip, announced, depreferred, withdrawn)
-		heard := w.heard(mark, vip)
+		f.wantUpdates(mark, vip, announced, depreferred, withdrawn)
+		heard := f.updates(mark, vip)
 		if after := heard[1].At.Sub(killed); after < grace-clockSlack {
 			t.Errorf("%s was de-preferred %v after the call had ended, the grace is %v", vip, after, grace)
 		}
@@ -125,49 +125,49 @@ func TestRegisteredTargetLivesAsLongAsItsStream(t *testing.T) {
 			t.Errorf("%s was withdrawn %v after the call had ended, grace and drain are %v", vip, after, grace+drain)
 		}
 	}
-	w.wantStatus("0 of 4 VIPs ready", "0 targets of 0 callers")
+	f.wantStatus("0 of 4 VIPs ready", "0 targets of 0 callers")
 }
 
 // A new call within the grace changes nothing at the gateway.
-func TestReconnectWithinTheGraceIsNotSeen(t *testing.T) {
+func TestReconnectWithinGracePeriod(t *testing.T) {
 	t.Parallel()
-	w := registryWorld(t, "--registry-grace=1m")
-	mark := w.mark()
-	p := w.register("stream-a", "app-1", lab.Target1v4, lab.Target1v6)
-	w.wantRoutes(vipA4, vipA6)
-	w.must(p.Kill())
-	again := w.register("stream-a", "app-1", lab.Target1v4, lab.Target1v6)
-	w.wantStatus("1 target of 1 caller", "1/1")
-	w.wantStory(mark, vipA4, announced)
-	w.must(again.Signal(syscall.SIGTERM))
-	w.wantExit(again, 0)
-	w.wantRoutes()
-	w.wantStory(mark, vipA4, announced, depreferred, withdrawn)
+	f := newRegistryFixture(t, "--registry-grace=1m")
+	mark := f.mark()
+	p := f.register("stream-a", "app-1", lab.Target1v4, lab.Target1v6)
+	f.wantRoutes(vipA4, vipA6)
+	f.must(p.Kill())
+	again := f.register("stream-a", "app-1", lab.Target1v4, lab.Target1v6)
+	f.wantStatus("1 target of 1 caller", "1/1")
+	f.wantUpdates(mark, vipA4, announced)
+	f.must(again.Signal(syscall.SIGTERM))
+	f.wantExit(again, 0)
+	f.wantRoutes()
+	f.wantUpdates(mark, vipA4, announced, depreferred, withdrawn)
 }
 
 // "Registrations survive an LB restart for their grace."
-func TestRegistrationsSurviveARestartOfTheLB(t *testing.T) {
+func TestRegistrationsSurviveLBRestart(t *testing.T) {
 	t.Parallel()
-	w := registryWorld(t, "--registry-grace=1m", "--stale-grace=20s")
-	p := w.register("stream-a", "app-1", lab.Target1v4, lab.Target1v6)
-	w.wantRoutes(vipA4, vipA6)
-	mark := w.mark()
+	f := newRegistryFixture(t, "--registry-grace=1m", "--stale-grace=20s")
+	p := f.register("stream-a", "app-1", lab.Target1v4, lab.Target1v6)
+	f.wantRoutes(vipA4, vipA6)
+	mark := f.mark()
 	// The one who registers does not come back, so that only the file knows.
-	w.must(p.Signal(syscall.SIGSTOP))
-	w.must(w.pod.LB.Kill())
-	w.must(w.pod.StartLB(append(registry, "--registry-grace=1m", "--stale-grace=20s")...))
-	w.wantStatus("2 of 4 VIPs ready; the frontend advertises 2", "app-1", "1 target of 1 caller")
-	w.wantNothing(mark, vipA4)
-	w.must(p.Signal(syscall.SIGCONT))
-	w.waitLogs(p, "registered at", 2)
-	w.wantNothing(mark, vipA4)
+	f.must(p.Signal(syscall.SIGSTOP))
+	f.must(f.pod.LB.Kill())
+	f.must(f.pod.StartLB(append(registry, "--registry-grace=1m", "--stale-grace=20s")...))
+	f.wantStatus("2 of 4 VIPs ready; the frontend advertises 2", "app-1", "1 target of 1 caller")
+	f.wantNoUpdates(mark, vipA4)
+	f.must(p.Signal(syscall.SIGCONT))
+	f.waitLogs(p, "registered at", 2)
+	f.wantNoUpdates(mark, vipA4)
 }
 
-func TestRefusedRegistrationsSayWhy(t *testing.T) {
+func TestRefusedRegistrations(t *testing.T) {
 	t.Parallel()
-	w := registryWorld(t, "--target-quota=1", "--target-subnet=172.16.0.0/16", "--target-subnet=20.0.0.0/30")
-	p := w.register("stream-a", "app-1", lab.Target1v4)
-	w.wantStatus("1 target of 1 caller, 1 each at most", "ipv4 neighbor entries of the node")
+	f := newRegistryFixture(t, "--target-quota=1", "--target-subnet=172.16.0.0/16", "--target-subnet=20.0.0.0/30")
+	p := f.register("stream-a", "app-1", lab.Target1v4)
+	f.wantStatus("1 target of 1 caller, 1 each at most", "ipv4 neighbor entries of the node")
 	for _, tt := range []struct {
 		stream, name string
 		ip           text
@@ -179,8 +179,8 @@ func TestRefusedRegistrationsSayWhy(t *testing.T) {
 		{"stream-a", "app-1", "20.0.0.1", []string{"20.0.0.1", "lies in the VIP"}},
 		{"stream-a", "app-1", "172.16.255.255.1", []string{"172.16.255.255.1"}},
 	} {
-		refused := w.startRegistration(tt.stream, tt.name, lab.AppID, tt.ip)
-		w.waitFor(func() error { // it ends by itself only if it was refused
+		refused := f.startRegistration(tt.stream, tt.name, lab.AppID, tt.ip)
+		f.waitFor(func() error { // it ends by itself only if it was refused
 			select {
 			case <-refused.Done():
 				return nil
@@ -198,15 +198,15 @@ func TestRefusedRegistrationsSayWhy(t *testing.T) {
 		}
 	}
 	// Another identity is not let in at all; who is, the lb says.
-	other := w.startRegistration("stream-a", "x", "spiffe://vipgate.demo/ns/apps/sa/other", lab.Target2v4)
-	w.waitLog(other, "it denied our SPIFFE ID or certificate")
-	w.waitLog(w.pod.LB, "or one that --target-id allows: [stream-a=spiffe://vipgate.demo/ns/*/sa/app")
-	w.must(other.Signal(syscall.SIGTERM))
-	w.wantExit(other, 0)
+	other := f.startRegistration("stream-a", "x", "spiffe://vipgate.demo/ns/apps/sa/other", lab.Target2v4)
+	f.waitLog(other, "it denied our SPIFFE ID or certificate")
+	f.waitLog(f.pod.LB, "or one that --target-id allows: [stream-a=spiffe://vipgate.demo/ns/*/sa/app")
+	f.must(other.Signal(syscall.SIGTERM))
+	f.wantExit(other, 0)
 	// The others go on.
-	w.wantRoutes(vipA4)
-	w.must(p.Signal(syscall.SIGTERM))
-	w.wantExit(p, 0)
+	f.wantRoutes(vipA4)
+	f.must(p.Signal(syscall.SIGTERM))
+	f.wantExit(p, 0)
 }
 
 type text string
@@ -215,66 +215,66 @@ func (s text) String() string { return string(s) }
 
 // "a manual drain survives restarts until undone, and no resync overrides it", and
 // "a VIP whose only targets drain is DRAINING".
-func TestTargetDrainedByHandStaysDrained(t *testing.T) {
+func TestOperatorDrainOfTargetPersists(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.must(w.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "    targets:", "    drainTime: 1s\n    targets:")))
-	w.up(w.target1)
-	w.up(w.target2)
-	w.startPod()
-	w.wantRoutes(vipA4, vipA6, vipB4, vipB6)
-	mark := w.mark()
+	f := newFixture(t)
+	f.must(f.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "    targets:", "    drainTime: 1s\n    targets:")))
+	f.up(f.target1)
+	f.up(f.target2)
+	f.startPod()
+	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
+	mark := f.mark()
 
-	out, err := w.lbRun("target", "drain", "target-1")
-	w.must(err)
+	out, err := f.lbRun("target", "drain", "target-1")
+	f.must(err)
 	if !strings.Contains(out, "draining until ") || !strings.Contains(out, "stream-a/target-1") {
 		t.Errorf("it printed %q", out)
 	}
-	w.wantStatus("draining: ")
-	w.wantRoutes(vipB4, vipB6)
-	w.wantStory(mark, vipA4, depreferred, withdrawn)
-	w.wantStatus("drained: by hand")
+	f.wantStatus("draining: ")
+	f.wantRoutes(vipB4, vipB6)
+	f.wantUpdates(mark, vipA4, depreferred, withdrawn)
+	f.wantStatus("drained: by hand")
 
 	// A resync, with a target more so that the lb shows when it has taken it over.
-	mark = w.mark()
-	w.must(w.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "fall: 2", "fall: 3") + "      - {name: target-3, ips: [172.16.3.3]}\n"))
-	w.wantStatus("1/2", "drained: by hand", "2 of 4 VIPs ready")
-	w.must(w.pod.LB.Signal(syscall.SIGTERM))
-	w.wantExit(w.pod.LB, 0)
-	w.must(w.pod.StartLB())
-	w.wantRoutes(vipB4, vipB6)
-	w.wantStatus("drained: by hand", "2 of 4 VIPs ready")
-	w.wantNothing(mark, vipA4, vipA6)
+	mark = f.mark()
+	f.must(f.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "fall: 2", "fall: 3") + "      - {name: target-3, ips: [172.16.3.3]}\n"))
+	f.wantStatus("1/2", "drained: by hand", "2 of 4 VIPs ready")
+	f.must(f.pod.LB.Signal(syscall.SIGTERM))
+	f.wantExit(f.pod.LB, 0)
+	f.must(f.pod.StartLB())
+	f.wantRoutes(vipB4, vipB6)
+	f.wantStatus("drained: by hand", "2 of 4 VIPs ready")
+	f.wantNoUpdates(mark, vipA4, vipA6)
 
-	_, err = w.lbRun("target", "undrain", "target-1")
-	w.must(err)
-	w.wantRoutes(vipA4, vipA6, vipB4, vipB6)
+	_, err = f.lbRun("target", "undrain", "target-1")
+	f.must(err)
+	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
 	// The exit statuses are those of frontend drain and undrain.
-	admin := "--admin-socket=unix://" + w.pod.LBAdmin()
-	if out, status := w.run("lb", "target", "undrain", admin, "target-1"); status != 0 || !strings.Contains(out, "not drained: target-1") {
+	admin := "--admin-socket=unix://" + f.pod.LBAdmin()
+	if out, status := f.run("lb", "target", "undrain", admin, "target-1"); status != 0 || !strings.Contains(out, "not drained: target-1") {
 		t.Errorf("a second undrain ended with %d: %s", status, out)
 	}
 	for _, command := range []string{"drain", "undrain"} {
-		if out, status := w.run("lb", "target", command, admin, "target-9"); status != 1 || !strings.Contains(out, "target-9") {
+		if out, status := f.run("lb", "target", command, admin, "target-9"); status != 1 || !strings.Contains(out, "target-9") {
 			t.Errorf("%s of no target ended with %d: %s", command, status, out)
 		}
 	}
-	if out, status := w.run("lb", "target", "drain", admin, "target-1", "--drain-for=999h"); status != 2 || !strings.Contains(out, "between 0 and") {
+	if out, status := f.run("lb", "target", "drain", admin, "target-1", "--drain-for=999h"); status != 2 || !strings.Contains(out, "between 0 and") {
 		t.Errorf("an absurd drain ended with %d: %s", status, out)
 	}
 }
 
 // A target that leaves the trench file, or is marked as terminating, drains.
-func TestTargetThatLeavesTheFileDrainsFirst(t *testing.T) {
+func TestTargetRemovedFromFileDrains(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	f := newFixture(t)
 	with := strings.ReplaceAll(usualTrench(), "    targets:", "    drainTime: 1s\n    targets:")
-	w.must(w.pod.WriteTrench(with))
-	w.up(w.target1)
-	w.up(w.target2)
-	w.startPod()
-	w.wantRoutes(vipA4, vipA6, vipB4, vipB6)
-	mark := w.mark()
+	f.must(f.pod.WriteTrench(with))
+	f.up(f.target1)
+	f.up(f.target2)
+	f.startPod()
+	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
+	mark := f.mark()
 	target := func(name string, a, b fmt.Stringer) string {
 		return fmt.Sprintf(`{name: %s, ips: [%s, "%s"]}`, name, a, b)
 	}
@@ -284,40 +284,40 @@ func TestTargetThatLeavesTheFileDrainsFirst(t *testing.T) {
 	if without == with || ending == without {
 		t.Fatal("the trench file was not changed")
 	}
-	w.must(w.pod.WriteTrench(ending))
-	w.wantRoutes()
+	f.must(f.pod.WriteTrench(ending))
+	f.wantRoutes()
 	for _, vip := range []string{vipA4, vipB6} {
-		w.wantStory(mark, vip, depreferred, withdrawn)
+		f.wantUpdates(mark, vip, depreferred, withdrawn)
 	}
-	w.waitFor(func() error { // it is not only out of use, it is gone
-		list, err := w.lbRun("target", "list")
+	f.waitFor(func() error { // it is not only out of use, it is gone
+		list, err := f.lbRun("target", "list")
 		if err == nil && strings.Contains(list, "target-1") {
 			err = fmt.Errorf("target-1 has not left:\n%s", list)
 		}
 		return err
 	})
-	w.must(w.pod.WriteTrench(with))
-	w.wantRoutes(vipA4, vipA6, vipB4, vipB6)
+	f.must(f.pod.WriteTrench(with))
+	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
 }
 
 // "Every source has a defined answer": the file is gone.
-func TestTrenchFileThatIsGoneIsAnsweredAsAsked(t *testing.T) {
+func TestTrenchFileRemoved(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.must(w.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "    targets:", "    drainTime: 1s\n    targets:")))
-	w.up(w.target1)
-	w.up(w.target2)
-	w.must(w.pod.StartLB("--on-file-gone=drain"))
-	w.must(w.pod.StartFrontend())
-	w.wantRoutes(vipA4, vipA6, vipB4, vipB6)
-	mark := w.mark()
-	saved, err := os.ReadFile(w.pod.TrenchFile())
-	w.must(err)
-	w.must(os.Remove(w.pod.TrenchFile()))
-	w.wantRoutes()
-	w.wantStory(mark, vipA4, depreferred, withdrawn)
-	w.wantStatus("file    GONE", "no such file or directory") // not the heading WHEN GONE
-	w.must(w.pod.WriteTrench(string(saved)))
-	w.wantRoutes(vipA4, vipA6, vipB4, vipB6)
-	w.wantStatus("file    live")
+	f := newFixture(t)
+	f.must(f.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "    targets:", "    drainTime: 1s\n    targets:")))
+	f.up(f.target1)
+	f.up(f.target2)
+	f.must(f.pod.StartLB("--on-file-gone=drain"))
+	f.must(f.pod.StartFrontend())
+	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
+	mark := f.mark()
+	saved, err := os.ReadFile(f.pod.TrenchFile())
+	f.must(err)
+	f.must(os.Remove(f.pod.TrenchFile()))
+	f.wantRoutes()
+	f.wantUpdates(mark, vipA4, depreferred, withdrawn)
+	f.wantStatus("file    GONE", "no such file or directory") // not the heading WHEN GONE
+	f.must(f.pod.WriteTrench(string(saved)))
+	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
+	f.wantStatus("file    live")
 }

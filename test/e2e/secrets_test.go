@@ -16,14 +16,14 @@ import (
 )
 
 // birdConf is the path of the configuration of the pod's BIRD.
-func (w *world) birdConf() string {
-	w.t.Helper()
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", w.birdPID()))
-	w.must(err)
+func (f *fixture) birdConf() string {
+	f.t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", f.birdPID()))
+	f.must(err)
 	args := strings.Split(string(b), "\x00")
 	i := slices.Index(args, "-c")
 	if i < 0 || i+1 == len(args) {
-		w.t.Fatalf("BIRD runs without a configuration: %q", args)
+		f.t.Fatalf("BIRD runs without a configuration: %q", args)
 	}
 	return args[i+1]
 }
@@ -32,28 +32,28 @@ func (w *world) birdConf() string {
 var passwords = regexp.MustCompile(`password "([^"]+)"`)
 
 // Design section 10: "No secret in argv, logs, --debug output or metrics".
-func TestNoSecretIsShownAnywhere(t *testing.T) {
+func TestNoSecretInOutput(t *testing.T) {
 	t.Parallel()
 	const gatewayPassword = "a-password-of-the-gateway"
-	w := newWorld(t)
-	w.must(w.gateway.Process.Kill())
-	w.gateway.Password = gatewayPassword
-	w.must(w.gateway.Start())
-	key := w.path("gateway.key")
-	w.must(os.WriteFile(key, []byte(gatewayPassword+"\n"), 0o600))
+	f := newFixture(t)
+	f.must(f.gateway.Process.Kill())
+	f.gateway.Password = gatewayPassword
+	f.must(f.gateway.Start())
+	key := f.path("gateway.key")
+	f.must(os.WriteFile(key, []byte(gatewayPassword+"\n"), 0o600))
 	text := usualTrench()
 	for _, g := range []string{lab.GatewayA4.String(), `"` + lab.GatewayA6.String() + `"`} {
 		text = strings.Replace(text, "address: "+g, "address: "+g+", passwordFile: "+key, 1)
 	}
-	w.must(w.pod.WriteTrench(text))
-	w.up(w.target1)
-	w.must(w.pod.StartLB("--debug"))
-	w.must(w.pod.StartFrontend("--debug", "--log-bird"))
-	w.wantRoutes(vipA4, vipA6)
+	f.must(f.pod.WriteTrench(text))
+	f.up(f.target1)
+	f.must(f.pod.StartLB("--debug"))
+	f.must(f.pod.StartFrontend("--debug", "--log-bird"))
+	f.wantRoutes(vipA4, vipA6)
 
-	conf := w.birdConf()
+	conf := f.birdConf()
 	b, err := os.ReadFile(conf)
-	w.must(err)
+	f.must(err)
 	if mode := modeOf(t, conf); mode != 0o600 {
 		t.Errorf("%s has mode %#o, want 0600", conf, mode)
 	}
@@ -63,19 +63,19 @@ func TestNoSecretIsShownAnywhere(t *testing.T) {
 			secrets["the password of the loopback session"] = m[1]
 		}
 	}
-	ca, err := os.ReadFile(filepath.Join(w.pod.Authority(), "ca.key"))
-	w.must(err)
+	ca, err := os.ReadFile(filepath.Join(f.pod.Authority(), "ca.key"))
+	f.must(err)
 	secrets["the key of the authority"] = strings.Split(string(ca), "\n")[1]
 	if len(secrets) != 3 || len(secrets["the password of the loopback session"]) < 16 {
 		t.Fatalf("BIRD's configuration and the authority hold only %d secrets", len(secrets))
 	}
 
 	shown := map[string]string{
-		"metrics of lb": w.get(lab.LBMetrics, "/metrics"), "metrics of frontend": w.get(lab.FrontendMetrics, "/metrics"),
+		"metrics of lb": f.get(lab.LBMetrics, "/metrics"), "metrics of frontend": f.get(lab.FrontendMetrics, "/metrics"),
 	}
-	admin := "--admin-socket=unix://" + w.pod.FrontendAdmin()
+	admin := "--admin-socket=unix://" + f.pod.FrontendAdmin()
 	show := func(program string, args ...string) {
-		out, code := w.run(program, args...)
+		out, code := f.run(program, args...)
 		name := program + " " + strings.Join(args, " ")
 		// A status that is not all well ends with 1.
 		if code > 1 || len(out) < 100 {
@@ -84,36 +84,36 @@ func TestNoSecretIsShownAnywhere(t *testing.T) {
 		shown[name] = out
 	}
 	show("frontend", "debug", admin)
-	show("frontend", "render", "--trench-file="+w.pod.TrenchFile(), "--external-interface="+lab.External, "--bird-dir="+w.pod.BirdDir(), "--bird-socket="+w.pod.BirdSocket())
+	show("frontend", "render", "--trench-file="+f.pod.TrenchFile(), "--external-interface="+lab.External, "--bird-dir="+f.pod.BirdDir(), "--bird-socket="+f.pod.BirdSocket())
 	show("frontend", "status", "--output=json", admin)
 	show("frontend", "events", "--output=json", admin)
-	show("lb", "status", "--output=json", "--admin-socket=unix://"+w.pod.LBAdmin())
+	show("lb", "status", "--output=json", "--admin-socket=unix://"+f.pod.LBAdmin())
 	for name, text := range shown {
 		if (strings.HasPrefix(name, "frontend debug") || strings.HasPrefix(name, "frontend render")) && !strings.Contains(text, "protocol bgp") {
 			t.Errorf("%s shows no configuration of BIRD", name)
 		}
 	}
-	pids, err := w.Pod.Processes(t.Context())
-	w.must(err)
+	pids, err := f.Pod.Processes(t.Context())
+	f.must(err)
 	if len(pids) < 3 {
 		t.Errorf("the pod has only %d processes", len(pids))
 	}
 	for _, pid := range pids {
 		for _, file := range []string{"cmdline", "environ"} {
 			b, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
-			w.must(err)
+			f.must(err)
 			shown[fmt.Sprintf("%s of %d (%s)", file, pid, bytes.SplitN(b, []byte{0}, 2)[0])] = string(b)
 		}
 	}
 	// Whatever else was written: logs, above all.
-	w.must(filepath.WalkDir(w.Dir, func(path string, e fs.DirEntry, err error) error {
+	f.must(filepath.WalkDir(f.Dir, func(path string, e fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil // it was there for a moment only
 		}
 		if err != nil {
 			return err
 		}
-		if path == filepath.Dir(w.gateway.Socket()) || path == w.pod.Authority() {
+		if path == filepath.Dir(f.gateway.Socket()) || path == f.pod.Authority() {
 			return fs.SkipDir // the gateway is not ours to judge
 		}
 		if !e.Type().IsRegular() || path == conf || path == key {
@@ -126,7 +126,7 @@ func TestNoSecretIsShownAnywhere(t *testing.T) {
 		shown[path] = string(b)
 		return err
 	}))
-	if log := shown[w.pod.Frontend.Log]; !strings.Contains(log, "level=DEBUG") {
+	if log := shown[f.pod.Frontend.Log]; !strings.Contains(log, "level=DEBUG") {
 		t.Error("the frontend's log is not at level debug")
 	}
 	for where, text := range shown {

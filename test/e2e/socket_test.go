@@ -90,7 +90,7 @@ func ended(conn net.Conn, deadline time.Time) error {
 
 // crowd holds connections to the pod until the test ends.
 type crowd struct {
-	*world
+	*fixture
 	connections []net.Conn
 }
 
@@ -103,30 +103,30 @@ func (c *crowd) connect(network, addr string) net.Conn {
 	return conn
 }
 
-// Issue 2: "garbage bytes on the readiness, admin and control sockets". Whoever can reach them is in the pod, and yet
-// nothing dies, and nothing changes at the gateway.
-func TestGarbageAndHalfOpenConnectionsChangeNothing(t *testing.T) {
+// Issue 2: "garbage bytes on the readiness, admin and control sockets". Whoever can reach them is
+// in the pod, and yet nothing dies, and nothing changes at the gateway.
+func TestGarbageAndHalfOpenConnections(t *testing.T) {
 	t.Parallel()
 	const silent = 50 // on each socket
-	w := newWorld(t)
-	w.up(w.target1)
-	w.startPod()
-	w.wantRoutes(vipA4, vipA6)
-	mark, bird, from := w.mark(), w.birdPID(), length(w.pod.LB)
-	operator := w.operator()
-	c := &crowd{world: w}
+	f := newFixture(t)
+	f.up(f.target1)
+	f.startPod()
+	f.wantRoutes(vipA4, vipA6)
+	mark, bird, from := f.mark(), f.birdPID(), length(f.pod.LB)
+	operator := f.operator()
+	c := &crowd{fixture: f}
 	hello := greeting(t)
 
-	unix := []string{w.pod.Socket(), w.pod.LBAdmin(), w.pod.FrontendAdmin()}
+	unix := []string{f.pod.Socket(), f.pod.LBAdmin(), f.pod.FrontendAdmin()}
 	tcp := []string{lab.LBHealth, lab.FrontendHealth, lab.LBMetrics, lab.FrontendMetrics}
 	var wg sync.WaitGroup
 	errs := make(chan error, 1000)
-	each := func(f func(network, addr string)) {
+	each := func(open func(network, addr string)) {
 		for _, addr := range unix {
-			f("unix", addr)
+			open("unix", addr)
 		}
 		for _, addr := range tcp {
-			f("tcp", addr)
+			open("tcp", addr)
 		}
 	}
 	// Those who say nothing, or stop in the middle, stay through it all.
@@ -135,12 +135,12 @@ func TestGarbageAndHalfOpenConnectionsChangeNothing(t *testing.T) {
 			conn := c.connect(network, addr)
 			if n%2 == 1 {
 				_, err := conn.Write(hello[:len(hello)/2])
-				w.must(err)
+				f.must(err)
 			}
 		}
 	})
 	// Every server ends the connection of who talks nonsense.
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(waitTimeout)
 	each(func(network, addr string) {
 		for n, nonsense := range garbage(t) {
 			conn := c.connect(network, addr)
@@ -154,7 +154,7 @@ func TestGarbageAndHalfOpenConnectionsChangeNothing(t *testing.T) {
 		}
 	})
 	// A handshake of one byte at a time ends at a time that it cannot move.
-	slow := c.connect("unix", w.pod.Socket())
+	slow := c.connect("unix", f.pod.Socket())
 	wg.Go(func() {
 		tick := time.NewTicker(200 * time.Millisecond)
 		defer tick.Stop()
@@ -184,60 +184,60 @@ func TestGarbageAndHalfOpenConnectionsChangeNothing(t *testing.T) {
 		[]byte(strings.Repeat("show protocols all\n", 500)),
 	} {
 		// Its answers are never read.
-		_, err := c.connect("unix", w.pod.BirdSocket()).Write(junk)
-		w.must(err)
+		_, err := c.connect("unix", f.pod.BirdSocket()).Write(junk)
+		f.must(err)
 	}
 
 	// Meanwhile everybody else is served.
-	if _, err := w.ask(operator); err != nil {
+	if _, err := f.ask(operator); err != nil {
 		t.Errorf("the operator, amid garbage: %v", err)
 	}
-	if _, err := w.ask(w.operator()); err != nil {
+	if _, err := f.ask(f.operator()); err != nil {
 		t.Errorf("a new connection of the operator, amid garbage: %v", err)
 	}
-	w.up(w.target2)
-	w.wantRoutes(every()...)
+	f.up(f.target2)
+	f.wantRoutes(every()...)
 	wg.Wait()
 	close(errs)
 	for err := range errs {
 		t.Error(err)
 	}
-	w.waitLine(w.pod.LB, from, "client refused", "reason=timeout")
-	w.waitLine(w.pod.LB, from, "client refused", "reason=not_tls")
+	f.waitLine(f.pod.LB, from, "client refused", "reason=timeout")
+	f.waitLine(f.pod.LB, from, "client refused", "reason=not_tls")
 	// The silent ones on the readiness and admin sockets are not kept for ever.
-	deadline = time.Now().Add(patience)
+	deadline = time.Now().Add(waitTimeout)
 	for _, conn := range c.connections[:silent*len(unix)] {
 		if err := ended(conn, deadline); err != nil {
 			t.Errorf("a silent connection on %s: %v", conn.RemoteAddr(), err)
 		}
 	}
-	w.wantRunning(w.pod.LB, w.pod.Frontend)
-	if now := w.birdPID(); now != bird || !w.runs(bird) {
-		t.Errorf("BIRD is %d now, it was %d, which runs: %t", now, bird, w.runs(bird))
+	f.wantRunning(f.pod.LB, f.pod.Frontend)
+	if now := f.birdPID(); now != bird || !f.runs(bird) {
+		t.Errorf("BIRD is %d now, it was %d, which runs: %t", now, bird, f.runs(bird))
 	}
-	if b := w.frontendStatus().GetBird(); b.GetRestarts() != 0 || b.GetError() != "" {
+	if b := f.frontendStatus().GetBird(); b.GetRestarts() != 0 || b.GetError() != "" {
 		t.Errorf("BIRD: %v", b)
 	}
-	w.down(w.target2)
-	w.wantRoutes(vipA4, vipA6)
-	w.wantNothing(mark, vipA4, vipA6)
-	w.wantStory(mark, vipB4, announced, withdrawn)
+	f.down(f.target2)
+	f.wantRoutes(vipA4, vipA6)
+	f.wantNoUpdates(mark, vipA4, vipA6)
+	f.wantUpdates(mark, vipB4, announced, withdrawn)
 }
 
 // Design section 10: "8 streams per peer by default".
 func TestStreamsOfAPeerAreLimited(t *testing.T) {
 	t.Parallel()
 	const limit = 4
-	w := newWorld(t)
-	w.up(w.target1)
-	w.must(w.pod.StartLB(fmt.Sprintf("--max-streams-per-peer=%d", limit)))
-	w.must(w.pod.StartFrontend())
-	w.wantRoutes(vipA4, vipA6)
-	mark, from := w.mark(), length(w.pod.LB)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	f := newFixture(t)
+	f.up(f.target1)
+	f.must(f.pod.StartLB(fmt.Sprintf("--max-streams-per-peer=%d", limit)))
+	f.must(f.pod.StartFrontend())
+	f.wantRoutes(vipA4, vipA6)
+	mark, from := f.mark(), length(f.pod.LB)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	// The ID counts, not the connection.
-	conns := []*grpc.ClientConn{w.operator(), w.operator()}
+	conns := []*grpc.ClientConn{f.operator(), f.operator()}
 	open := func(n int) (func(), error) {
 		ctx, cancel := context.WithCancel(ctx)
 		stream, err := readinessv1.NewReadinessServiceClient(conns[n%len(conns)]).WatchReadiness(ctx, &readinessv1.WatchReadinessRequest{})
@@ -262,23 +262,23 @@ func TestStreamsOfAPeerAreLimited(t *testing.T) {
 			t.Errorf("stream %d ended with %v, want ResourceExhausted with the ID", limit+n, err)
 		}
 	}
-	w.waitLine(w.pod.LB, from, "too many are open", "peer="+lab.OperatorID, fmt.Sprintf("limit=%d", limit))
+	f.waitLine(f.pod.LB, from, "too many are open", "peer="+lab.OperatorID, fmt.Sprintf("limit=%d", limit))
 	// Another peer has a share of its own.
-	w.must(w.pod.Frontend.Signal(syscall.SIGTERM))
-	w.wantExit(w.pod.Frontend, 0)
-	w.wantNothing(mark, vipB4)
-	w.must(w.pod.StartFrontend())
-	w.wantRoutes(vipA4, vipA6)
+	f.must(f.pod.Frontend.Signal(syscall.SIGTERM))
+	f.wantExit(f.pod.Frontend, 0)
+	f.wantNoUpdates(mark, vipB4)
+	f.must(f.pod.StartFrontend())
+	f.wantRoutes(vipA4, vipA6)
 	closeOne()
-	w.waitFor(func() error {
+	f.waitFor(func() error {
 		end, err := open(0)
 		defer end()
 		return err
 	})
 }
 
-// nobody is a user without any right, its group too.
-const nobody = 65534
+// unprivilegedUID is a user without any right, its group too.
+const unprivilegedUID = 65534
 
 // dialAs connects to a unix socket as another user.
 func dialAs(uid, gid int, path string) (conn net.Conn, err error) {
@@ -289,54 +289,57 @@ func dialAs(uid, gid int, path string) (conn net.Conn, err error) {
 	return conn, err
 }
 
-// Design section 10: "The admin socket is local, plaintext, 0600, same user or root only (SO_PEERCRED)".
-func TestAdminSocketsAreForTheSameUserOnly(t *testing.T) {
+// Design section 10: "The admin socket is local, plaintext, 0600, same user or root only
+// (SO_PEERCRED)".
+func TestAdminSocketPeerUser(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.startPod()
-	w.waitLB("Liveness", true)
-	w.waitFrontend("Liveness", true)
+	f := newFixture(t)
+	f.startPod()
+	f.waitLB("Liveness", true)
+	f.waitFrontend("Liveness", true)
 	// Others must get as far as the sockets.
-	w.must(os.Chmod(w.Dir, 0o711))
+	f.must(os.Chmod(f.Dir, 0o711))
 	for _, c := range []struct {
 		process *lab.Process
 		program string
 		socket  string
-	}{{w.pod.LB, "lb", w.pod.LBAdmin()}, {w.pod.Frontend, "frontend", w.pod.FrontendAdmin()}} {
+	}{{f.pod.LB, "lb", f.pod.LBAdmin()}, {f.pod.Frontend, "frontend", f.pod.FrontendAdmin()}} {
 		t.Run(c.program, func(t *testing.T) {
-			w := w.in(t)
+			f := f.in(t)
 			if mode := modeOf(t, c.socket); mode != 0o600 {
 				t.Errorf("the admin socket has mode %#o, want 0600", mode)
 			}
-			if conn, err := dialAs(nobody, nobody, c.socket); !errors.Is(err, fs.ErrPermission) {
+			if conn, err := dialAs(unprivilegedUID, unprivilegedUID, c.socket); !errors.Is(err, fs.ErrPermission) {
 				t.Errorf("another user's connect gave %v, error %v; want no permission", conn, err)
 			}
-			out, code := w.runAs(nobody, c.program, "status", "--admin-socket=unix://"+c.socket)
+			out, code := f.runAs(unprivilegedUID, c.program, "status", "--admin-socket=unix://"+c.socket)
 			if code != 1 || !strings.Contains(out, "permission denied") || !strings.Contains(out, "another user") {
 				t.Errorf("%s status as another user: exit status %d: %s", c.program, code, out)
 			}
 
 			// Somebody opens it to the world: the kernel's word on the peer still holds.
-			w.must(os.Chmod(c.socket, 0o666))
+			f.must(os.Chmod(c.socket, 0o666))
 			from := length(c.process)
 			conn, err := grpc.NewClient("unix:"+c.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-				grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return dialAs(nobody, nobody, c.socket) }))
-			w.must(err)
+				grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
+					return dialAs(unprivilegedUID, unprivilegedUID, c.socket)
+				}))
+			f.must(err)
 			defer conn.Close()
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 			defer cancel()
 			if names, err := services(ctx, conn); status.Code(err) != codes.Unavailable {
 				t.Errorf("another user got %v, error %v", names, err)
 			}
-			w.waitLine(c.process, from, "admin connection refused", fmt.Sprintf("user %d may not use this socket", nobody), fmt.Sprintf("peer_uid=%d", nobody))
-			http, err := dialAs(nobody, nobody, c.socket)
-			w.must(err)
+			f.waitLine(c.process, from, "admin connection refused", fmt.Sprintf("user %d may not use this socket", unprivilegedUID), fmt.Sprintf("peer_uid=%d", unprivilegedUID))
+			http, err := dialAs(unprivilegedUID, unprivilegedUID, c.socket)
+			f.must(err)
 			defer http.Close()
 			_, _ = io.WriteString(http, "GET /debug/pprof/ HTTP/1.0\r\n\r\n") // it may be closed already
 			if answer, _ := io.ReadAll(http); len(answer) > 0 {
 				t.Errorf("another user got pprof: %s", answer)
 			}
-			if names, err := services(ctx, w.dial(c.socket)); err != nil || len(names) == 0 {
+			if names, err := services(ctx, f.dial(c.socket)); err != nil || len(names) == 0 {
 				t.Errorf("root got %v, error %v", names, err)
 			}
 		})
@@ -354,33 +357,34 @@ func modeOf(t *testing.T, path string) fs.FileMode {
 
 // runAs runs lb or frontend as another user and returns what it printed and its
 // exit status.
-func (w *world) runAs(uid uint32, program string, args ...string) (string, int) {
-	w.t.Helper()
+func (f *fixture) runAs(uid uint32, program string, args ...string) (string, int) {
+	f.t.Helper()
 	// The folder of the binaries is ours alone.
-	path := w.path("open-" + program)
+	path := f.path("open-" + program)
 	if _, err := os.Stat(path); err != nil {
 		b, err := os.ReadFile(filepath.Join(binaries, program))
-		w.must(err)
-		w.must(os.WriteFile(path, b, 0o755))
+		f.must(err)
+		f.must(os.WriteFile(path, b, 0o755))
 	}
-	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
 	out, err := cmd.CombinedOutput()
 	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
-		w.t.Fatal(err)
+		f.t.Fatal(err)
 	}
 	return string(out), cmd.ProcessState.ExitCode()
 }
 
-// Design section 10: "Socket: 0600, or 0660 by --socket-mode for a pod whose two containers have different users and
-// share a group (fsGroup); never open to the world. Directory made by us if missing".
-func TestReadinessSocketHasTheModeAskedFor(t *testing.T) {
+// Design section 10: "Socket: 0600, or 0660 by --socket-mode for a pod whose two containers have
+// different users and share a group (fsGroup); never open to the world. Directory made by us if
+// missing".
+func TestReadinessSocketMode(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.must(os.Chmod(w.Dir, 0o711))
+	f := newFixture(t)
+	f.must(os.Chmod(f.Dir, 0o711))
 	for _, c := range []struct {
 		name              string
 		args              []string
@@ -391,24 +395,24 @@ func TestReadinessSocketHasTheModeAskedFor(t *testing.T) {
 		{"for a group", []string{"--socket-mode=0660"}, 0o660, 0o750, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := w.in(t)
+			f := f.in(t)
 			// A umask that takes everything from everybody but the owner.
-			dir := w.path(fmt.Sprintf("socket-%o", c.socket))
+			dir := f.path(fmt.Sprintf("socket-%o", c.socket))
 			socket := filepath.Join(dir, "lb.sock")
-			args := slices.Concat(w.pod.LBArgs(c.args...), []string{"--socket=unix://" + socket})
-			p, err := w.Start(w.Pod, "lb", append([]string{"/bin/sh", "-c", `umask 077; exec "$@"`, "lb"}, args...)...)
-			w.must(err)
-			w.pod.LB = p
-			w.waitLB("Readiness", true)
+			args := slices.Concat(f.pod.LBArgs(c.args...), []string{"--socket=unix://" + socket})
+			p, err := f.Start(f.Pod, "lb", append([]string{"/bin/sh", "-c", `umask 077; exec "$@"`, "lb"}, args...)...)
+			f.must(err)
+			f.pod.LB = p
+			f.waitLB("Readiness", true)
 			if got := modeOf(t, socket); got != c.socket {
 				t.Errorf("the socket has mode %#o, want %#o", got, c.socket)
 			}
 			if got := modeOf(t, dir); got != c.directory {
 				t.Errorf("its folder has mode %#o, want %#o", got, c.directory)
 			}
-			for _, gid := range []int{0, nobody} { // 0 is the group of the socket
+			for _, gid := range []int{0, unprivilegedUID} { // 0 is the group of the socket
 				want := c.group && gid == 0
-				conn, err := dialAs(nobody, gid, socket)
+				conn, err := dialAs(unprivilegedUID, gid, socket)
 				if (err == nil) != want {
 					t.Errorf("connect of group %d: %v, want leave: %t", gid, err, want)
 				}
@@ -416,8 +420,8 @@ func TestReadinessSocketHasTheModeAskedFor(t *testing.T) {
 					conn.Close()
 				}
 			}
-			w.must(p.Signal(syscall.SIGTERM))
-			w.wantExit(p, 0)
+			f.must(p.Signal(syscall.SIGTERM))
+			f.wantExit(p, 0)
 			if left, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(left) > 0 {
 				t.Errorf("the end of lb left %v, error %v", left, err)
 			}
@@ -426,39 +430,39 @@ func TestReadinessSocketHasTheModeAskedFor(t *testing.T) {
 }
 
 // Design section 10: "flock, connect before unlink, refuse to remove what is not a socket".
-func TestReadinessSocketOfADeadLBIsReplacedAndOfALiveOneIsNot(t *testing.T) {
+func TestReadinessSocketOwnership(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.up(w.target1)
-	w.startPod()
-	w.wantRoutes(vipA4, vipA6)
-	w.must(w.pod.LB.Kill())
-	w.wantRoutes()
-	if _, err := net.Dial("unix", w.pod.Socket()); !errors.Is(err, syscall.ECONNREFUSED) {
+	f := newFixture(t)
+	f.up(f.target1)
+	f.startPod()
+	f.wantRoutes(vipA4, vipA6)
+	f.must(f.pod.LB.Kill())
+	f.wantRoutes()
+	if _, err := net.Dial("unix", f.pod.Socket()); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Fatalf("kill -9 left no socket that refuses, so that nothing is shown: %v", err)
 	}
-	w.must(w.pod.StartLB())
-	w.wantRoutes(vipA4, vipA6)
-	mark := w.mark()
+	f.must(f.pod.StartLB())
+	f.wantRoutes(vipA4, vipA6)
+	mark := f.mark()
 
 	// In another network namespace, where no lb is the owner.
-	beside := []string{"--health-port=7791", "--metrics-port=0", "--admin-socket=unix://" + w.path("other-admin.sock")}
-	out, code := w.runIn(w.Backend, "lb", slices.Concat(w.pod.LBArgs()[1:], beside)...)
-	if want := "socket " + w.pod.Socket() + " is in use by another process"; code != 1 || !strings.Contains(out, want) {
+	beside := []string{"--health-port=7791", "--metrics-port=0", "--admin-socket=unix://" + f.path("other-admin.sock")}
+	out, code := f.runIn(f.Backend, "lb", slices.Concat(f.pod.LBArgs()[1:], beside)...)
+	if want := "socket " + f.pod.Socket() + " is in use by another process"; code != 1 || !strings.Contains(out, want) {
 		t.Errorf("a second lb on the socket: exit status %d, want 1 for %q: %s", code, want, out)
 	}
-	if _, err := w.ask(w.operator()); err != nil {
+	if _, err := f.ask(f.operator()); err != nil {
 		t.Errorf("the first lb, after a second one tried: %v", err)
 	}
 
-	precious := w.path("precious")
-	w.must(os.WriteFile(precious, []byte("do not remove"), 0o600))
-	out, code = w.runIn(w.Backend, "lb", slices.Concat(w.pod.LBArgs()[1:], beside, []string{"--socket=unix://" + precious})...)
+	precious := f.path("precious")
+	f.must(os.WriteFile(precious, []byte("do not remove"), 0o600))
+	out, code = f.runIn(f.Backend, "lb", slices.Concat(f.pod.LBArgs()[1:], beside, []string{"--socket=unix://" + precious})...)
 	if want := precious + " is not a socket but a file"; code != 1 || !strings.Contains(out, want) {
 		t.Errorf("lb on a file: exit status %d, want 1 for %q: %s", code, want, out)
 	}
 	if b, err := os.ReadFile(precious); err != nil || string(b) != "do not remove" {
 		t.Errorf("the file holds %q now, error %v", b, err)
 	}
-	w.wantSilence(mark)
+	f.wantSilence(mark)
 }

@@ -45,7 +45,7 @@ var firstRise = `VIP changed" vip=%s from=.+ to=ready .*ready_targets=(\d+) tota
 func waitFirstRise(t *testing.T, lb *lab.Process, vip string) (ready, total string) {
 	t.Helper()
 	pattern := regexp.MustCompile(fmt.Sprintf(firstRise, regexp.QuoteMeta(vip)))
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	if err := lab.Eventually(ctx, 10*time.Millisecond, func() error {
 		m := pattern.FindStringSubmatch(lb.Output())
@@ -72,48 +72,48 @@ func wantFirstRise(t *testing.T, lb *lab.Process, vip string) {
 // that fail meanwhile, so that the VIP rises with all of its targets.
 func TestFirstRiseWaitsForDAD(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.must(w.pod.WriteTrench(poolTrench()))
-	w.up(w.target1)
-	w.up(w.target2)
-	detectDuplicates(t, w.pod.Namespace(), lab.Internal, "fd00:16::1/64")
-	w.startPod()
+	f := newFixture(t)
+	f.must(f.pod.WriteTrench(poolTrench()))
+	f.up(f.target1)
+	f.up(f.target2)
+	detectDuplicates(t, f.pod.Namespace(), lab.Internal, "fd00:16::1/64")
+	f.startPod()
 	for _, vip := range []string{vipA4, vipA6} {
-		wantFirstRise(t, w.pod.LB, vip)
+		wantFirstRise(t, f.pod.LB, vip)
 	}
-	w.wantRoutes(vipA4, vipA6)
+	f.wantRoutes(vipA4, vipA6)
 }
 
 // The same with a data plane: a VIP rises once the kernel has all of its targets.
 func TestFirstRiseWithDataPlane(t *testing.T) {
 	t.Parallel()
-	w := newDataPlaneWorld(t)
+	f := newDataPlaneFixture(t)
 	// Checks that are far apart: targets that failed at the start return one by one.
-	w.must(w.WriteTrench(strings.Replace(dataPlaneTrench(1, 2), dataPlaneCheck, "interval: 1s, timeout: 200ms, rise: 2, fall: 2", 1)))
-	detectDuplicates(t, w.pod.Namespace(), lab.Internal, lab.PodInternal(1)[1].String()+"/64")
-	w.start()
-	for _, vip := range w.VIPs {
-		wantFirstRise(t, w.pod.LB, netip.PrefixFrom(vip, vip.BitLen()).String())
+	f.must(f.WriteTrench(strings.Replace(dataPlaneTrench(1, 2), dataPlaneCheck, "interval: 1s, timeout: 200ms, rise: 2, fall: 2", 1)))
+	detectDuplicates(t, f.pod.Namespace(), lab.Internal, lab.PodInternal(1)[1].String()+"/64")
+	f.start()
+	for _, vip := range f.VIPs {
+		wantFirstRise(t, f.pod.LB, netip.PrefixFrom(vip, vip.BitLen()).String())
 	}
 }
 
 // A target whose first verdict comes late is waited for before the kernel has any target.
 func TestDataPlaneWaitsForLateTarget(t *testing.T) {
 	t.Parallel()
-	w := newDataPlaneWorld(t)
-	w.must(w.WriteTrench(strings.Replace(dataPlaneTrench(1, 2), dataPlaneCheck, "interval: 1s, timeout: 300ms, rise: 1, fall: 9", 1)))
+	f := newDataPlaneFixture(t)
+	f.must(f.WriteTrench(strings.Replace(dataPlaneTrench(1, 2), dataPlaneCheck, "interval: 1s, timeout: 300ms, rise: 1, fall: 9", 1)))
 	// Two checks of each family time out, of 60 bytes (IPv4) and 80 bytes (IPv6).
-	_, err := w.Targets[1].NS.Run(w.ctx, "nft", fmt.Sprintf("add table inet late;"+
+	_, err := f.Targets[1].NS.Run(f.ctx, "nft", fmt.Sprintf("add table inet late;"+
 		"add chain inet late in { type filter hook input priority 0; };"+
 		"add rule inet late in meta nfproto ipv4 tcp dport %[1]d quota until 150 bytes drop;"+
 		"add rule inet late in meta nfproto ipv6 tcp dport %[1]d quota until 200 bytes drop", lab.HealthPort))
-	w.must(err)
-	w.start()
-	for _, vip := range w.VIPs {
-		wantFirstRise(t, w.pod.LB, netip.PrefixFrom(vip, vip.BitLen()).String())
+	f.must(err)
+	f.start()
+	for _, vip := range f.VIPs {
+		wantFirstRise(t, f.pod.LB, netip.PrefixFrom(vip, vip.BitLen()).String())
 	}
-	out, err := w.Targets[1].NS.Run(w.ctx, "nft", "list", "table", "inet", "late")
-	w.must(err)
+	out, err := f.Targets[1].NS.Run(f.ctx, "nft", "list", "table", "inet", "late")
+	f.must(err)
 	if strings.Count(out, "used") != 2 {
 		t.Errorf("not every family of target-2 was late:\n%s", out)
 	}
@@ -123,28 +123,28 @@ func TestDataPlaneWaitsForLateTarget(t *testing.T) {
 func TestNewStreamRisesWithAllTargets(t *testing.T) {
 	t.Parallel()
 	const silent = "fd00:16::1:99"
-	w := newWorld(t)
+	f := newFixture(t)
 	pool := poolTrench()
-	w.must(w.pod.WriteTrench(pool[:strings.Index(pool, "streams:")]))
-	w.up(w.target1)
-	w.up(w.target2)
-	w.must(w.pod.StartLB())
-	w.waitLog(w.pod.LB, "readiness is synced")
+	f.must(f.pod.WriteTrench(pool[:strings.Index(pool, "streams:")]))
+	f.up(f.target1)
+	f.up(f.target2)
+	f.must(f.pod.StartLB())
+	f.waitLog(f.pod.LB, "readiness is synced")
 	// Nothing answers for target 2: its verdict takes fall checks, each of which times out.
 	pool = strings.Replace(pool, lab.Target2v6.String(), silent, 1)
-	w.must(w.pod.WriteTrench(pool))
-	ready, total := waitFirstRise(t, w.pod.LB, vipA6)
+	f.must(f.pod.WriteTrench(pool))
+	ready, total := waitFirstRise(t, f.pod.LB, vipA6)
 	if ready != "1" || total != "2" {
 		t.Errorf("%s first rose with %s of %s targets", vipA6, ready, total)
 	}
 	// Until then two checks time out.
 	at := func(line string) time.Time {
-		m := regexp.MustCompile(`time=(\S+) .*` + line).FindStringSubmatch(w.pod.LB.Output())
+		m := regexp.MustCompile(`time=(\S+) .*` + line).FindStringSubmatch(f.pod.LB.Output())
 		if m == nil {
 			t.Fatalf("lb has not logged %s", line)
 		}
 		when, err := time.Parse(time.RFC3339Nano, m[1])
-		w.must(err)
+		f.must(err)
 		return when
 	}
 	if took := at(`VIP changed" vip=` + vipA6 + ` .*to=ready`).Sub(at("new configuration in force")); took < 2*200*time.Millisecond {
@@ -156,37 +156,37 @@ func TestNewStreamRisesWithAllTargets(t *testing.T) {
 // is not ready, and another one that advertises both must stay.
 func TestReadyWaitsForEveryFamily(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.up(w.target1)
-	w.up(w.target2)
-	w.control("disable trench1")
-	w.startPod()
-	w.wantRoutes(vipA4, vipB4)
-	w.wantHealth(lab.FrontendHealth, "Egress", healthServing)
-	w.wantHealth(lab.FrontendHealth, "Readiness", healthNotServing)
-	w.waitFrontend("Started", false, vipA6, "no_gateway: gateway-a6")
-	w.control("enable trench1")
-	w.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
-	w.wantHealth(lab.FrontendHealth, "vip/"+vipA6, healthServing)
-	w.wantRoutes(every()...)
+	f := newFixture(t)
+	f.up(f.target1)
+	f.up(f.target2)
+	f.control("disable trench1")
+	f.startPod()
+	f.wantRoutes(vipA4, vipB4)
+	f.wantHealth(lab.FrontendHealth, "Egress", healthServing)
+	f.wantHealth(lab.FrontendHealth, "Readiness", healthNotServing)
+	f.waitFrontend("Started", false, vipA6, "no_gateway: gateway-a6")
+	f.control("enable trench1")
+	f.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
+	f.wantHealth(lab.FrontendHealth, "vip/"+vipA6, healthServing)
+	f.wantRoutes(every()...)
 
 	// It is the gate of a start: what is lost later concerns one family.
-	w.control("disable trench1")
-	w.wantRoutes(vipA4, vipB4)
-	w.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
+	f.control("disable trench1")
+	f.wantRoutes(vipA4, vipB4)
+	f.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
 }
 
 // The wait of the start is bounded, and says what is missing.
 func TestReadyTimeout(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.up(w.target1)
-	w.control("disable trench1")
-	w.must(w.pod.StartLB())
-	w.must(w.pod.StartFrontend("--ready-timeout=1s"))
-	w.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
-	w.waitLog(w.pod.Frontend, "ready after --ready-timeout")
-	out, _ := w.run("frontend", "status", "--admin-socket=unix://"+w.pod.FrontendAdmin())
+	f := newFixture(t)
+	f.up(f.target1)
+	f.control("disable trench1")
+	f.must(f.pod.StartLB())
+	f.must(f.pod.StartFrontend("--ready-timeout=1s"))
+	f.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
+	f.waitLog(f.pod.Frontend, "ready after --ready-timeout")
+	out, _ := f.run("frontend", "status", "--admin-socket=unix://"+f.pod.FrontendAdmin())
 	if want := "VIP " + vipA6 + " is ready and not advertised"; !strings.Contains(out, "Ready, although") || !strings.Contains(out, want) {
 		t.Errorf("the status does not say %q:\n%s", want, out)
 	}
@@ -195,44 +195,44 @@ func TestReadyTimeout(t *testing.T) {
 // A pod that starts with a bad ConfigMap waits for a good one.
 func TestRefusedFileAtStart(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.up(w.target1)
+	f := newFixture(t)
+	f.up(f.target1)
 	bad := strings.Replace(usualTrench(), "name: attractor-a-1", "nome: attractor-a-1", 1)
-	w.must(w.pod.WriteTrench(bad))
-	w.must(w.pod.StartLB())
-	w.must(w.pod.StartFrontend("--ready-timeout=0s"))
-	where := w.pod.TrenchFile() + ":3: attractor.nome: unknown field"
-	w.waitFrontend("Readiness", false, where)
-	w.waitLB("Readiness", false, where)
+	f.must(f.pod.WriteTrench(bad))
+	f.must(f.pod.StartLB())
+	f.must(f.pod.StartFrontend("--ready-timeout=0s"))
+	where := f.pod.TrenchFile() + ":3: attractor.nome: unknown field"
+	f.waitFrontend("Readiness", false, where)
+	f.waitLB("Readiness", false, where)
 	for program, addr := range map[string]string{"lb": lab.LBHealth, "frontend": lab.FrontendHealth} {
 		_, port, _ := strings.Cut(addr, ":")
-		if out, code := w.run(program, "healthcheck", "--health-port="+port); code != 1 || !strings.Contains(out, where) {
+		if out, code := f.run(program, "healthcheck", "--health-port="+port); code != 1 || !strings.Contains(out, where) {
 			t.Errorf("%s healthcheck: exit status %d, %q does not say %q", program, code, out, where)
 		}
-		out, code := w.run(program, "status", "--admin-socket=unix://"+map[string]string{"lb": w.pod.LBAdmin(), "frontend": w.pod.FrontendAdmin()}[program])
+		out, code := f.run(program, "status", "--admin-socket=unix://"+map[string]string{"lb": f.pod.LBAdmin(), "frontend": f.pod.FrontendAdmin()}[program])
 		if code != 0 || !strings.Contains(out, "NOT READY") || !strings.Contains(out, where) {
 			t.Errorf("%s status: exit status %d, without %q:\n%s", program, code, where, out)
 		}
 	}
-	w.waitLog(w.pod.LB, "running without VIPs")
-	w.waitLog(w.pod.Frontend, "running without VIPs")
-	w.wantRoutes()
+	f.waitLog(f.pod.LB, "running without VIPs")
+	f.waitLog(f.pod.Frontend, "running without VIPs")
+	f.wantRoutes()
 
-	w.must(w.pod.WriteTrench(usualTrench()))
-	w.wantRoutes(vipA4, vipA6)
-	w.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
-	w.wantHealth(lab.LBHealth, "Readiness", healthServing)
-	w.wantRunning(w.pod.LB, w.pod.Frontend)
+	f.must(f.pod.WriteTrench(usualTrench()))
+	f.wantRoutes(vipA4, vipA6)
+	f.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
+	f.wantHealth(lab.LBHealth, "Readiness", healthServing)
+	f.wantRunning(f.pod.LB, f.pod.Frontend)
 
 	// A container that restarts beside the bad file leaves the source routing of its
 	// VIPs: their last answers must not leave by the primary network.
-	w.must(w.pod.Frontend.Kill())
-	w.must(w.pod.WriteTrench(bad))
-	w.must(w.pod.StartFrontend())
-	w.waitFrontend("SourceRouting", true)
-	w.waitFrontend("Readiness", false, where)
+	f.must(f.pod.Frontend.Kill())
+	f.must(f.pod.WriteTrench(bad))
+	f.must(f.pod.StartFrontend())
+	f.waitFrontend("SourceRouting", true)
+	f.waitFrontend("Readiness", false, where)
 	for _, set := range []string{"vip4", "vip6"} {
-		if out, err := w.pod.Namespace().Run(t.Context(), "nft", "list", "set", "inet", "vipgate", set); err != nil || !strings.Contains(out, "elements") {
+		if out, err := f.pod.Namespace().Run(t.Context(), "nft", "list", "set", "inet", "vipgate", set); err != nil || !strings.Contains(out, "elements") {
 			t.Errorf("%s lost its VIPs: %v\n%s", set, err, out)
 		}
 	}
@@ -241,20 +241,20 @@ func TestRefusedFileAtStart(t *testing.T) {
 // So does lb with its data plane: it forwards on as long as the frontend advertises.
 func TestRefusedFileKeepsDataPlane(t *testing.T) {
 	t.Parallel()
-	w := newDataPlaneWorld(t)
-	w.start()
-	before := w.kernel()
-	w.must(w.pod.LB.Kill())
-	w.must(w.pod.WriteTrench("trench: [\n"))
-	w.must(w.pod.StartLB("--dataplane=nftables"))
-	w.until("none is, and there are no VIPs", "status")
-	if after := w.kernel(); after != before {
+	f := newDataPlaneFixture(t)
+	f.start()
+	before := f.kernel()
+	f.must(f.pod.LB.Kill())
+	f.must(f.pod.WriteTrench("trench: [\n"))
+	f.must(f.pod.StartLB("--dataplane=nftables"))
+	f.waitOutput("none is, and there are no VIPs", "status")
+	if after := f.kernel(); after != before {
 		t.Errorf("before\n%s\nafter\n%s", before, after)
 	}
-	w.must(w.pod.WriteTrench(dataPlaneTrench(1, 2)))
-	w.must(w.WantVia(w.ctx, 1))
-	w.until("confirmed   everything that is wanted", "status")
-	if after := w.kernel(); after != before {
+	f.must(f.pod.WriteTrench(dataPlaneTrench(1, 2)))
+	f.must(f.WantVia(f.ctx, 1))
+	f.waitOutput("confirmed   everything that is wanted", "status")
+	if after := f.kernel(); after != before {
 		t.Errorf("before\n%s\nafter\n%s", before, after)
 	}
 }
@@ -264,8 +264,8 @@ func TestRefusedFileKeepsDataPlane(t *testing.T) {
 func TestOwnAddressesAreAnnounced(t *testing.T) {
 	t.Parallel()
 	const elsewhere = "02:00:00:00:00:99"
-	w := newWorld(t)
-	w.up(w.target1)
+	f := newFixture(t)
+	f.up(f.target1)
 	outside, inside := lab.NewNetNS(t), lab.NewNetNS(t)
 	internal6 := "fd00:16::1"
 	neighbors := []struct {
@@ -273,27 +273,27 @@ func TestOwnAddressesAreAnnounced(t *testing.T) {
 		wire               *lab.NetNS
 		device, own, known string
 	}{
-		{outside, w.Gateway, "trench0", "169.254.100.77/24", lab.PodExternal4.String()},
-		{outside, w.Gateway, "trench0", "fd00:100::77/64", lab.PodExternal6.String()},
-		{inside, w.Backend, "pod0", "172.16.0.77/16", "172.16.0.1"},
-		{inside, w.Backend, "pod0", "fd00:16::77/64", internal6},
+		{outside, f.Gateway, "trench0", "169.254.100.77/24", lab.PodExternal4.String()},
+		{outside, f.Gateway, "trench0", "fd00:100::77/64", lab.PodExternal6.String()},
+		{inside, f.Backend, "pod0", "172.16.0.77/16", "172.16.0.1"},
+		{inside, f.Backend, "pod0", "fd00:16::77/64", internal6},
 	}
 	for i, n := range neighbors {
 		if i%2 == 0 {
-			w.must(n.wire.IP("link", "add", "link", n.device, "name", "near", "netns", n.ns.Name(), "type", "macvlan", "mode", "bridge"))
-			w.must(n.ns.IP("link", "set", "near", "up"))
+			f.must(n.wire.IP("link", "add", "link", n.device, "name", "near", "netns", n.ns.Name(), "type", "macvlan", "mode", "bridge"))
+			f.must(n.ns.IP("link", "set", "near", "up"))
 		}
-		w.must(n.ns.Addr("near", n.own))
+		f.must(n.ns.Addr("near", n.own))
 	}
 	stale := func() {
 		for _, n := range neighbors {
-			w.must(n.ns.IP("neigh", "replace", n.known, "lladdr", elsewhere, "nud", "reachable", "dev", "near"))
+			f.must(n.ns.IP("neigh", "replace", n.known, "lladdr", elsewhere, "nud", "reachable", "dev", "near"))
 		}
 	}
 	corrected := func() {
 		t.Helper()
 		for _, n := range neighbors {
-			w.waitFor(func() error {
+			f.waitFor(func() error {
 				out, err := n.ns.Run(t.Context(), "ip", "neigh", "show", n.known)
 				if err == nil && strings.Contains(out, elsewhere) {
 					err = fmt.Errorf("the neighbor entry is stale: %s", out)
@@ -303,18 +303,18 @@ func TestOwnAddressesAreAnnounced(t *testing.T) {
 		}
 	}
 	stale()
-	w.startPod()
+	f.startPod()
 	corrected()
 
-	pod := w.pod.Namespace()
+	pod := f.pod.Namespace()
 	for device, address := range map[string]string{lab.External: lab.PodExternal6.String(), lab.Internal: internal6} {
-		w.must(pod.IP("addr", "del", address+"/64", "dev", device))
+		f.must(pod.IP("addr", "del", address+"/64", "dev", device))
 	}
 	stale()
-	w.must(pod.Addr(lab.External, lab.PodExternal6.String()+"/64"))
-	w.must(pod.Addr(lab.Internal, internal6+"/64"))
+	f.must(pod.Addr(lab.External, lab.PodExternal6.String()+"/64"))
+	f.must(pod.Addr(lab.Internal, internal6+"/64"))
 	for _, n := range []int{0, 2} { // IPv4 stayed
-		w.must(neighbors[n].ns.IP("neigh", "del", neighbors[n].known, "dev", "near"))
+		f.must(neighbors[n].ns.IP("neigh", "del", neighbors[n].known, "dev", "near"))
 	}
 	corrected()
 }

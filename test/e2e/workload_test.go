@@ -22,10 +22,10 @@ import (
 
 var lbID, frontendID = spiffeid.RequireFromString(lab.LBID), spiffeid.RequireFromString(lab.FrontendID)
 
-// attested is a world whose lb and frontend have their SVIDs from the Workload
+// attested is a fixture whose lb and frontend have their SVIDs from the Workload
 // API, each from one of its own.
 type attested struct {
-	*world
+	*fixture
 	ca           *identitytest.CA
 	lb, frontend *identitytest.WorkloadAPI
 }
@@ -33,7 +33,7 @@ type attested struct {
 func newAttested(t *testing.T) attested {
 	t.Helper()
 	return attested{
-		world: newWorld(t), ca: identitytest.NewCA(t, lab.TrustDomain),
+		fixture: newFixture(t), ca: identitytest.NewCA(t, lab.TrustDomain),
 		lb: identitytest.NewWorkloadAPI(t), frontend: identitytest.NewWorkloadAPI(t),
 	}
 }
@@ -49,8 +49,8 @@ func (a attested) start(named bool, extra ...string) {
 	if named {
 		lbArgs, frontendArgs = append(lbArgs, "--spiffe-id="+lab.LBID), append(frontendArgs, "--spiffe-id="+lab.FrontendID)
 	}
-	a.startLBAs([]string{"SPIFFE_ENDPOINT_SOCKET=" + a.lb.Addr()}, as(a.pod.LBArgs(quick), lbArgs...))
-	a.startFrontendAs([]string{"SPIFFE_ENDPOINT_SOCKET=" + a.frontend.Addr()}, as(a.pod.FrontendArgs(quick, quickSettle), frontendArgs...))
+	a.startLBAs([]string{"SPIFFE_ENDPOINT_SOCKET=" + a.lb.Addr()}, as(a.pod.LBArgs(shortDrain), lbArgs...))
+	a.startFrontendAs([]string{"SPIFFE_ENDPOINT_SOCKET=" + a.frontend.Addr()}, as(a.pod.FrontendArgs(shortDrain, shortSettle), frontendArgs...))
 }
 
 // offer offers each an SVID that is valid for ttl from now.
@@ -62,7 +62,7 @@ func (a attested) offer(api *identitytest.WorkloadAPI, id spiffeid.ID, ttl time.
 }
 
 // Design section 9: "SVID rotated | moved to a second connection, no UPDATE at the gateway".
-func TestSVIDRotationEverySecondSendsNoUpdate(t *testing.T) {
+func TestSVIDRotation(t *testing.T) {
 	t.Parallel()
 	const (
 		rotations = 30
@@ -81,7 +81,7 @@ func TestSVIDRotationEverySecondSendsNoUpdate(t *testing.T) {
 	mark, lbFrom, from := a.mark(), length(a.pod.LB), length(a.pod.Frontend)
 	moves := metric(t, a.get(lab.FrontendMetrics, "/metrics"), "vipgate_frontend_lb_stream_moves_total")
 
-	deadline := time.Now().Add(rotations*time.Second + patience)
+	deadline := time.Now().Add(rotations*time.Second + waitTimeout)
 	for lb, frontend := 0, 0; lb < rotations || frontend < rotations; {
 		if time.Now().After(deadline) {
 			t.Fatalf("lb saw %d rotations and frontend %d, want %d", lb, frontend, rotations)
@@ -118,9 +118,9 @@ func metric(t *testing.T, page, name string) float64 {
 	return 0
 }
 
-// Design section 9: "SVID expired, no new one | connection closed at NotAfter -> LB_LOST; Identity NOT_SERVING, metric
-// and event from 2/3 of its life".
-func TestExpiredSVIDEndsTheConnectionAndWithdraws(t *testing.T) {
+// Design section 9: "SVID expired, no new one | connection closed at NotAfter -> LB_LOST; Identity
+// NOT_SERVING, metric and event from 2/3 of its life".
+func TestExpiredSVIDWithdraws(t *testing.T) {
 	t.Parallel()
 	// Long enough to see what is said between 2/3 of it and its end.
 	const life = 9 * time.Second
@@ -128,13 +128,13 @@ func TestExpiredSVIDEndsTheConnectionAndWithdraws(t *testing.T) {
 		whose, health, metrics string
 		id                     spiffeid.ID
 		api                    func(attested) *identitytest.WorkloadAPI
-		wait                   func(*world, string, bool, ...string) string
+		wait                   func(*fixture, string, bool, ...string) string
 	}{
 		{
 			"frontend", lab.FrontendHealth, lab.FrontendMetrics, frontendID,
-			func(a attested) *identitytest.WorkloadAPI { return a.frontend }, (*world).waitFrontend,
+			func(a attested) *identitytest.WorkloadAPI { return a.frontend }, (*fixture).waitFrontend,
 		},
-		{"lb", lab.LBHealth, lab.LBMetrics, lbID, func(a attested) *identitytest.WorkloadAPI { return a.lb }, (*world).waitLB},
+		{"lb", lab.LBHealth, lab.LBMetrics, lbID, func(a attested) *identitytest.WorkloadAPI { return a.lb }, (*fixture).waitLB},
 	} {
 		t.Run(c.whose, func(t *testing.T) {
 			t.Parallel()
@@ -159,7 +159,7 @@ func TestExpiredSVIDEndsTheConnectionAndWithdraws(t *testing.T) {
 				a.offer(a.frontend, frontendID, time.Hour)
 			}
 			a.waitLine(a.pod.Frontend, from, "readiness stream open")
-			c.wait(a.world, "Identity", false, "nobody has renewed it")
+			c.wait(a.fixture, "Identity", false, "nobody has renewed it")
 			if now := time.Now(); now.After(end) {
 				t.Fatalf("Identity served until the SVID had ended at %v, it is %v now", end, now)
 			}
@@ -171,17 +171,17 @@ func TestExpiredSVIDEndsTheConnectionAndWithdraws(t *testing.T) {
 			}
 
 			for _, v := range []string{vipA4, vipA6} {
-				heard := a.waitHeard(mark, v, withdrawn)
+				heard := a.waitUpdate(mark, v, withdrawn)
 				// The gateway's clock may be read a little before it hears.
 				if heard.At.Before(end.Add(-time.Second)) {
 					t.Errorf("%s was withdrawn at %v, long before the SVID ended at %v", v, heard.At, end)
 				}
-				a.wantStory(mark, v, withdrawn)
+				a.wantUpdates(mark, v, withdrawn)
 			}
 			if both := a.pod.LB.Output() + a.pod.Frontend.Output(); !strings.Contains(both, "connection ended with the SVID") {
 				t.Error("nobody logged that the connection ended with its SVID")
 			}
-			c.wait(a.world, "Identity", false, "our SVID "+c.id.String()+" expired", "the clock here says")
+			c.wait(a.fixture, "Identity", false, "our SVID "+c.id.String()+" expired", "the clock here says")
 			a.waitFrontend("Stream", false)
 			for _, v := range a.frontendStatus().GetVips() {
 				if want := readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_LOST; v.GetVip() == vipA4 && v.GetReason() != want {
@@ -206,8 +206,9 @@ func TestExpiredSVIDEndsTheConnectionAndWithdraws(t *testing.T) {
 	}
 }
 
-// Design section 9: "Workload API absent at start | NOT_SERVING with the reason, retries, SIGTERM still works".
-func TestWorkloadAPIMayComeLateAndGo(t *testing.T) {
+// Design section 9: "Workload API absent at start | NOT_SERVING with the reason, retries, SIGTERM
+// still works".
+func TestWorkloadAPIOutage(t *testing.T) {
 	t.Parallel()
 	a := newAttested(t)
 	a.up(a.target1)
@@ -274,13 +275,13 @@ func TestWorkloadAPIMayComeLateAndGo(t *testing.T) {
 		}
 		return nil
 	})
-	a.wantNothing(mark, vipA4, vipA6)
-	a.wantStory(mark, vipB4, announced)
+	a.wantNoUpdates(mark, vipA4, vipA6)
+	a.wantUpdates(mark, vipB4, announced)
 }
 
-// Design section 10: "--spiffe-id picks our own SVID when several are offered (absent: NOT_SERVING, listing what was
-// offered)".
-func TestSeveralSVIDsNeedAChoice(t *testing.T) {
+// Design section 10: "--spiffe-id picks our own SVID when several are offered (absent: NOT_SERVING,
+// listing what was offered)".
+func TestAmbiguousSVIDs(t *testing.T) {
 	t.Parallel()
 	a := newAttested(t)
 	a.up(a.target1)
@@ -307,66 +308,67 @@ func TestSeveralSVIDsNeedAChoice(t *testing.T) {
 // volume is a folder as the kubelet and CSI drivers lay it: the files are links
 // into ..data, itself a link that is swapped to change all of them at once.
 type volume struct {
-	w     *world
+	f     *fixture
 	dir   string
 	swaps int
 }
 
 // swap puts an SVID in place.
 func (v *volume) swap(a *identity.DevAuthority, svid *x509svid.SVID) {
-	v.w.t.Helper()
+	v.f.t.Helper()
 	v.swaps++
 	data := fmt.Sprintf("..%d", v.swaps)
-	v.w.must(a.WriteFiles(filepath.Join(v.dir, data), svid))
-	v.w.must(os.Symlink(data, filepath.Join(v.dir, "..data_tmp")))
-	v.w.must(os.Rename(filepath.Join(v.dir, "..data_tmp"), filepath.Join(v.dir, "..data")))
+	v.f.must(a.WriteFiles(filepath.Join(v.dir, data), svid))
+	v.f.must(os.Symlink(data, filepath.Join(v.dir, "..data_tmp")))
+	v.f.must(os.Rename(filepath.Join(v.dir, "..data_tmp"), filepath.Join(v.dir, "..data")))
 	if v.swaps > 1 {
-		v.w.must(os.RemoveAll(filepath.Join(v.dir, fmt.Sprintf("..%d", v.swaps-1))))
+		v.f.must(os.RemoveAll(filepath.Join(v.dir, fmt.Sprintf("..%d", v.swaps-1))))
 		return
 	}
 	for _, name := range []string{identity.CertFile, identity.KeyFile, identity.BundleFile} {
-		v.w.must(os.Symlink(filepath.Join("..data", name), filepath.Join(v.dir, name)))
+		v.f.must(os.Symlink(filepath.Join("..data", name), filepath.Join(v.dir, name)))
 	}
 }
 
-// Design section 9: "SVID rotated | moved to a second connection, no UPDATE at the gateway", for files.
-func TestFilesRotateBySymlinkSwapWithoutAnUpdate(t *testing.T) {
+// Design section 9: "SVID rotated | moved to a second connection, no UPDATE at the gateway", for
+// files.
+func TestFileRotationBySymlink(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	a := w.stranger()
-	lb, frontend := &volume{w: w, dir: w.path("svid-lb")}, &volume{w: w, dir: w.path("svid-frontend")}
-	w.up(w.target1)
-	w.startLBAs(nil, as(w.pod.LBArgs(), "--identity=files", "--svid-dir="+lb.dir))
-	w.startFrontendAs(nil, as(w.pod.FrontendArgs(), "--identity=files", "--svid-dir="+frontend.dir))
-	w.waitLB("Identity", false, "the files in "+lb.dir, "no such file")
-	w.waitFrontend("Identity", false, "the files in "+frontend.dir, "no such file")
+	f := newFixture(t)
+	a := f.stranger()
+	lb, frontend := &volume{f: f, dir: f.path("svid-lb")}, &volume{f: f, dir: f.path("svid-frontend")}
+	f.up(f.target1)
+	f.startLBAs(nil, as(f.pod.LBArgs(), "--identity=files", "--svid-dir="+lb.dir))
+	f.startFrontendAs(nil, as(f.pod.FrontendArgs(), "--identity=files", "--svid-dir="+frontend.dir))
+	f.waitLB("Identity", false, "the files in "+lb.dir, "no such file")
+	f.waitFrontend("Identity", false, "the files in "+frontend.dir, "no such file")
 
-	lb.swap(a, w.mint(a, lab.LBID))
-	frontend.swap(a, w.mint(a, lab.FrontendID))
-	w.wantRoutes(vipA4, vipA6)
-	mark := w.mark()
+	lb.swap(a, f.mint(a, lab.LBID))
+	frontend.swap(a, f.mint(a, lab.FrontendID))
+	f.wantRoutes(vipA4, vipA6)
+	mark := f.mark()
 	for range 3 {
-		lbFrom, from := length(w.pod.LB), length(w.pod.Frontend)
-		lb.swap(a, w.mint(a, lab.LBID))
-		frontend.swap(a, w.mint(a, lab.FrontendID))
-		w.waitLine(w.pod.LB, lbFrom, "SVID rotated")
-		w.waitLine(w.pod.Frontend, from, "SVID rotated")
-		w.waitLine(w.pod.Frontend, from, "readiness stream open")
+		lbFrom, from := length(f.pod.LB), length(f.pod.Frontend)
+		lb.swap(a, f.mint(a, lab.LBID))
+		frontend.swap(a, f.mint(a, lab.FrontendID))
+		f.waitLine(f.pod.LB, lbFrom, "SVID rotated")
+		f.waitLine(f.pod.Frontend, from, "SVID rotated")
+		f.waitLine(f.pod.Frontend, from, "readiness stream open")
 	}
-	if moved := metric(t, w.get(lab.FrontendMetrics, "/metrics"), "vipgate_frontend_lb_stream_moves_total"); moved < 3 {
+	if moved := metric(t, f.get(lab.FrontendMetrics, "/metrics"), "vipgate_frontend_lb_stream_moves_total"); moved < 3 {
 		t.Errorf("the readiness stream moved %v times in 3 rotations", moved)
 	}
 	// Files that do not fit together change nothing.
-	from := length(w.pod.Frontend)
-	w.must(os.WriteFile(filepath.Join(frontend.dir, fmt.Sprintf("..%d", frontend.swaps), identity.CertFile), []byte("no certificate"), 0o600))
+	from := length(f.pod.Frontend)
+	f.must(os.WriteFile(filepath.Join(frontend.dir, fmt.Sprintf("..%d", frontend.swaps), identity.CertFile), []byte("no certificate"), 0o600))
 	frontend.touch()
-	w.waitLine(w.pod.Frontend, from, "no new SVID", "tls.crt: holds no PEM certificate")
-	w.wantHealth(lab.FrontendHealth, "Readiness", healthv1.HealthCheckResponse_SERVING)
-	w.wantNothing(mark, vipA4, vipA6)
+	f.waitLine(f.pod.Frontend, from, "no new SVID", "tls.crt: holds no PEM certificate")
+	f.wantHealth(lab.FrontendHealth, "Readiness", healthv1.HealthCheckResponse_SERVING)
+	f.wantNoUpdates(mark, vipA4, vipA6)
 }
 
 // touch makes the change of a file known: the kernel tells of the folder only.
 func (v *volume) touch() {
-	v.w.t.Helper()
-	v.w.must(os.WriteFile(filepath.Join(v.dir, "touched"), nil, 0o600))
+	v.f.t.Helper()
+	v.f.must(os.WriteFile(filepath.Join(v.dir, "touched"), nil, 0o600))
 }
