@@ -70,7 +70,7 @@ proof: check-root check-go ## The long forms: every fuzz target 10 minutes, the 
 lint: check-go tools ## Check format, code, floors, language, contracts and generated files
 	@echo "golangci-lint"; $(TOOLS)/golangci-lint run ./...
 	@echo "style"; $(GO) test ./test/style
-	@echo "release"; cd tools/release && $(GO) vet ./...
+	@echo "release"; cd tools/release && $(GO) vet . && $(GO) test .
 	@echo "go mod tidy"; $(GO) mod tidy -diff
 	@echo "buf lint"; $(TOOLS)/buf lint
 	@echo "buf breaking"; test/setup/breaking.sh $(TOOLS)/buf

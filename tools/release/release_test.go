@@ -1,0 +1,49 @@
+package main
+
+import (
+	"bytes"
+	"testing"
+)
+
+func TestNotes(t *testing.T) {
+	const changelog = "# Changelog\n\n## Unreleased\n\n- new\n\n## v0.2.0 - 2026-12-01\n\n- two\n  lines\n\n## v0.1.0\n\n- first\n"
+	for heading, want := range map[string]string{
+		"Unreleased": "- new\n", "v0.2.0": "- two\n  lines\n", "v0.1.0": "- first\n", "v0.3.0": "",
+	} {
+		got, err := notes(changelog, heading)
+		if got != want || (err == nil) != (want != "") {
+			t.Errorf("%s: got %q, %v", heading, got, err)
+		}
+	}
+}
+
+// The expected bytes are those of setcap cap_net_admin,cap_net_raw+ep.
+func TestCapabilities(t *testing.T) {
+	want := []byte{1, 0, 0, 2, 0, 0x30, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+	if got, err := encodeCapabilities("cap_net_admin,cap_net_raw"); err != nil || !bytes.Equal(got, want) {
+		t.Fatalf("got %x, %v; want %x", got, err, want)
+	}
+	if _, err := encodeCapabilities("cap_sys_nice"); err == nil {
+		t.Fatal("an unknown capability is accepted")
+	}
+}
+
+func TestDockerfiles(t *testing.T) {
+	for program, files := range map[string][]string{
+		"lb":       {"/usr/local/bin/lb"},
+		"frontend": {"/usr/local/bin/frontend", "/usr/sbin/bird"},
+	} {
+		spec, err := readDockerfile("../../deployments/images/" + program + ".Dockerfile")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(spec.capabilities) != len(files) || spec.config.Entrypoint[0] != files[0] || spec.config.User == "" {
+			t.Errorf("%s: %+v", program, spec)
+		}
+		for _, file := range files {
+			if spec.capabilities[file] == nil {
+				t.Errorf("%s: no capabilities for %s", program, file)
+			}
+		}
+	}
+}
