@@ -27,6 +27,7 @@ import (
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
+	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/target"
 	"github.com/vipgate/vipgate/pkg/task"
@@ -140,7 +141,7 @@ func (d *desk) serve(network, address string, s *target.TargetService, creds cre
 }
 
 func (d *desk) loop(ctx context.Context) {
-	known := map[string]map[target.Key]bool{}
+	known := map[string]map[healthcheck.Key]bool{}
 	for {
 		select {
 		case <-ctx.Done():
@@ -148,14 +149,14 @@ func (d *desk) loop(ctx context.Context) {
 		case <-d.registry.Changed():
 		}
 		var changed []target.View
-		var removed []target.Key
+		var removed []healthcheck.Key
 		for stream, offers := range d.registry.Take() {
-			now := map[target.Key]bool{}
+			now := map[healthcheck.Key]bool{}
 			for _, o := range offers {
 				for _, ip := range o.IPs {
-					v := target.View{Health: target.Health{Key: target.Key{Stream: stream, Name: o.Name, Addr: ip}, State: target.Ready}, Origins: target.OriginSet(0).With(target.Registered), Owner: o.Owner}
+					v := target.View{Health: healthcheck.Health{Key: healthcheck.Key{Stream: stream, Name: o.Name, Addr: ip}, State: healthcheck.Ready}, Origins: target.OriginSet(0).With(target.Registered), Owner: o.Owner}
 					if o.Stay == target.Terminating {
-						v.State, v.DrainEnd, v.DrainCause = target.Draining, o.DrainEnd, o.Cause
+						v.State, v.DrainEnd, v.DrainCause = healthcheck.Draining, o.DrainEnd, o.Cause
 					}
 					now[v.Key] = true
 					changed = append(changed, v)

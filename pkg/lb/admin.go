@@ -13,10 +13,10 @@ import (
 
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/readiness"
-	"github.com/vipgate/vipgate/pkg/target"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -107,7 +107,7 @@ func (p *process) status(ctx context.Context) *lbv1.Status {
 }
 
 func (p *process) streamStatus() []*lbv1.StreamStatus {
-	checked := map[target.Key]target.Health{}
+	checked := map[healthcheck.Key]healthcheck.Health{}
 	for _, h := range p.checker.List() {
 		checked[h.Key] = h
 	}
@@ -170,7 +170,7 @@ func neighborTables() string {
 // targetMetrics are the targets at the moment of a scrape.
 func (p *process) targetMetrics() metrics.Targets {
 	m := metrics.Targets{States: map[string]int{}, Suspect: p.loop.outage.Load()}
-	for s := target.Starting; s <= target.Drained; s++ {
+	for s := healthcheck.Starting; s <= healthcheck.Drained; s++ {
 		m.States[s.String()] = 0
 	}
 	for _, v := range p.roster.List(nil) {

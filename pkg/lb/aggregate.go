@@ -7,6 +7,7 @@ import (
 	"time"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/target"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -26,7 +27,7 @@ type aggregate struct {
 	configured vip.Set
 	streams    map[string]*stream
 	serving    map[vip.VIP][]*stream
-	health     map[target.Key]target.Health
+	health     map[healthcheck.Key]healthcheck.Health
 	current    map[vip.VIP]readiness.VIPReadiness
 	// turned are streams that became ready (true) or no longer are, since somebody
 	// took note.
@@ -38,7 +39,7 @@ type aggregate struct {
 	outage  string
 	// drained are the addresses of targets that were drained by hand. What they do is
 	// not passed to outages: an operator may drain them all.
-	drained map[target.Key]struct{}
+	drained map[healthcheck.Key]struct{}
 
 	// settle is how long a stream that is new may take until each of its targets has a
 	// verdict: until then none of its VIPs rises, since one of many targets would take
@@ -96,8 +97,8 @@ type tally struct {
 
 func newAggregate(outages *target.OutageDetector) *aggregate {
 	return &aggregate{
-		outages: outages, drained: map[target.Key]struct{}{},
-		health: map[target.Key]target.Health{}, current: map[vip.VIP]readiness.VIPReadiness{}, turned: map[string]bool{},
+		outages: outages, drained: map[healthcheck.Key]struct{}{},
+		health: map[healthcheck.Key]healthcheck.Health{}, current: map[vip.VIP]readiness.VIPReadiness{}, turned: map[string]bool{},
 		counted: map[string]struct{}{}, settling: map[string]time.Time{},
 	}
 }
@@ -151,7 +152,7 @@ func (a *aggregate) retarget(changed []trench.Stream, members func(string) []tar
 }
 
 // apply takes over changed health, and which targets are held and why.
-func (a *aggregate) apply(e target.Evaluation, touched vip.Set) {
+func (a *aggregate) apply(e healthcheck.Evaluation, touched vip.Set) {
 	streams := map[*stream]struct{}{}
 	for _, k := range e.Removed {
 		delete(a.health, k)
@@ -173,8 +174,8 @@ func (a *aggregate) apply(e target.Evaluation, touched vip.Set) {
 // inService is an evaluation without the targets that were drained by hand. One
 // that has just been is removed there, one that returned has changed. It is called
 // after apply, with the streams that changed and the keys that they had before.
-func (a *aggregate) inService(e target.Evaluation, changes target.Changes, before map[target.Key]struct{}) (changed []target.Health, removed []target.Key) {
-	now := map[target.Key]struct{}{}
+func (a *aggregate) inService(e healthcheck.Evaluation, changes target.Changes, before map[healthcheck.Key]struct{}) (changed []healthcheck.Health, removed []healthcheck.Key) {
+	now := map[healthcheck.Key]struct{}{}
 	for _, c := range changes.Streams {
 		s, ok := a.streams[c.Name]
 		if !ok {
@@ -182,8 +183,8 @@ func (a *aggregate) inService(e target.Evaluation, changes target.Changes, befor
 		}
 		for _, m := range s.members {
 			for _, ip := range m.IPs {
-				if m.Draining == target.Drained {
-					now[target.Key{Stream: s.Name, Name: m.Name, Addr: ip}] = struct{}{}
+				if m.Draining == healthcheck.Drained {
+					now[healthcheck.Key{Stream: s.Name, Name: m.Name, Addr: ip}] = struct{}{}
 				}
 			}
 		}
@@ -290,22 +291,22 @@ func (a *aggregate) count(s *stream) {
 			t.total++
 			gone := a.kernel.unreachable(ip)
 			why := gone
-			if why == "" && known && h.State != target.Ready {
+			if why == "" && known && h.State != healthcheck.Ready {
 				why = h.LastError
 			}
-			if why != "" && m.Draining == target.Ready && t.problem == "" {
+			if why != "" && m.Draining == healthcheck.Ready && t.problem == "" {
 				t.problem = fmt.Sprintf("%s (%s): %s", m.Name, ip, why)
 			}
 			held := a.outages.Held(h.Key)
 			if a.outages.Suspected(h.Key) {
 				t.suspected++
 			}
-			passes := known && (h.State == target.Ready || held) && gone == ""
+			passes := known && (h.State == healthcheck.Ready || held) && gone == ""
 			forwarded := passes && !shadowed && (a.kernel == nil || a.kernel.serves(s.Name, f, m.Name))
 			switch {
-			case m.Draining == target.Drained:
+			case m.Draining == healthcheck.Drained:
 				t.drained++
-			case m.Draining == target.Draining:
+			case m.Draining == healthcheck.Draining:
 				t.draining++
 				if passes && !shadowed {
 					t.leaving++
@@ -314,17 +315,17 @@ func (a *aggregate) count(s *stream) {
 					ends[f] = append(ends[f], m.DrainEnd)
 				}
 			case gone != "":
-			case !known || h.State == target.Starting:
+			case !known || h.State == healthcheck.Starting:
 				t.starting++
 			case passes:
 				t.alive++
 				if forwarded {
 					t.ready++
 				}
-				if forwarded && h.State != target.Ready {
+				if forwarded && h.State != healthcheck.Ready {
 					t.held++
 				}
-			case h.State == target.Overdue:
+			case h.State == healthcheck.Overdue:
 				t.overdue++
 			}
 		}
@@ -345,7 +346,7 @@ func (s *stream) enough(n uint32) bool { return n > 0 && n >= uint32(s.MinReady)
 
 // healthOf is the health of one address of a target. One whose family is not
 // checked is as the other one.
-func (a *aggregate) healthOf(s *stream, m *target.Member, ip netip.Addr) (target.Health, bool) {
+func (a *aggregate) healthOf(s *stream, m *target.Member, ip netip.Addr) (healthcheck.Health, bool) {
 	if !s.Check.Families.Has(vip.FamilyOf(ip)) {
 		for _, other := range m.IPs {
 			if s.Check.Families.Has(vip.FamilyOf(other)) {
@@ -353,7 +354,7 @@ func (a *aggregate) healthOf(s *stream, m *target.Member, ip netip.Addr) (target
 			}
 		}
 	}
-	h, known := a.health[target.Key{Stream: s.Name, Name: m.Name, Addr: ip}]
+	h, known := a.health[healthcheck.Key{Stream: s.Name, Name: m.Name, Addr: ip}]
 	return h, known
 }
 
@@ -454,7 +455,7 @@ func describe(s *stream, t tally) string {
 }
 
 // check is the check of a target's stream.
-func (a *aggregate) check(k target.Key) trench.Check {
+func (a *aggregate) check(k healthcheck.Key) trench.Check {
 	if s, ok := a.streams[k.Stream]; ok {
 		return s.Check
 	}

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/target"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -36,7 +37,7 @@ type rig struct {
 func members(n int) []target.Member {
 	var list []target.Member
 	for i := range n {
-		list = append(list, target.Member{Name: fmt.Sprintf("t%d", i), Draining: target.Ready, IPs: []netip.Addr{
+		list = append(list, target.Member{Name: fmt.Sprintf("t%d", i), Draining: healthcheck.Ready, IPs: []netip.Addr{
 			netip.MustParseAddr(fmt.Sprintf("172.16.0.%d", i+1)), netip.MustParseAddr(fmt.Sprintf("fd00::%d", i+1)),
 		}})
 	}
@@ -63,10 +64,10 @@ func (r *rig) configure(c *trench.Config) (changed []readiness.VIPReadiness, rem
 }
 
 // set tells the health of one address and returns the VIPs that changed.
-func (r *rig) set(stream string, n int, addr string, s target.State) []vip.VIP {
+func (r *rig) set(stream string, n int, addr string, s healthcheck.State) []vip.VIP {
 	touched := vip.Set{}
-	r.a.apply(target.Evaluation{Changed: []target.Health{{
-		Key: target.Key{Stream: stream, Name: fmt.Sprintf("t%d", n), Addr: netip.MustParseAddr(addr)}, State: s, LastError: "connection refused",
+	r.a.apply(healthcheck.Evaluation{Changed: []healthcheck.Health{{
+		Key: healthcheck.Key{Stream: stream, Name: fmt.Sprintf("t%d", n), Addr: netip.MustParseAddr(addr)}, State: s, LastError: "connection refused",
 	}}}, touched)
 	return r.judge(touched)
 }
@@ -83,9 +84,9 @@ func (r *rig) judge(touched vip.Set) []vip.VIP {
 // drain has a target of a stream drain for some time; a negative one: drained by hand.
 func (r *rig) drain(stream string, n int, in time.Duration) {
 	m := &r.members[stream][n]
-	m.Draining, m.DrainEnd, m.Cause = target.Draining, r.now.Add(in), "test"
+	m.Draining, m.DrainEnd, m.Cause = healthcheck.Draining, r.now.Add(in), "test"
 	if in < 0 {
-		m.Draining = target.Drained
+		m.Draining = healthcheck.Drained
 	}
 	touched := vip.Set{}
 	r.a.retarget([]trench.Stream{{Name: stream}}, r.of, touched)
@@ -108,41 +109,41 @@ func TestReasonOfAVIPThatIsNotReady(t *testing.T) {
 		t.Error("no detail")
 	}
 	for i := range 3 {
-		r.set("one", i, fmt.Sprintf("fd00::%d", i+1), target.NotReady)
+		r.set("one", i, fmt.Sprintf("fd00::%d", i+1), healthcheck.NotReady)
 	}
 	got := r.want(vip6, readiness.NotReady, readinessv1.VipReason_VIP_REASON_TOO_FEW_READY, 0, 3)
 	if !strings.Contains(got.Detail, "stream one: 0 of 3 targets ready, needs 2; t0 (fd00::1): connection refused") {
 		t.Errorf("detail %q", got.Detail)
 	}
-	r.set("one", 0, "fd00::1", target.Overdue)
+	r.set("one", 0, "fd00::1", healthcheck.Overdue)
 	r.want(vip6, readiness.NotReady, readinessv1.VipReason_VIP_REASON_CHECK_OVERDUE, 0, 3)
 }
 
 func TestVIPIsReadyWithOneStreamThatHasEnoughTargets(t *testing.T) {
 	r := newRig(t)
-	r.set("one", 0, "172.16.0.1", target.Ready)
+	r.set("one", 0, "172.16.0.1", healthcheck.Ready)
 	r.want(vipA, readiness.NotReady, readinessv1.VipReason_VIP_REASON_NOT_CHECKED, 1, 4)
-	r.set("one", 1, "172.16.0.2", target.Ready)
+	r.set("one", 1, "172.16.0.2", healthcheck.Ready)
 	r.want(vipA, readiness.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY, 2, 4)
-	r.set("two", 0, "172.16.0.1", target.Ready)
-	r.set("one", 0, "172.16.0.1", target.NotReady)
+	r.set("two", 0, "172.16.0.1", healthcheck.Ready)
+	r.set("one", 0, "172.16.0.1", healthcheck.NotReady)
 	r.want(vipA, readiness.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY, 2, 4)
-	r.set("two", 0, "172.16.0.1", target.NotReady)
+	r.set("two", 0, "172.16.0.1", healthcheck.NotReady)
 	r.want(vipA, readiness.NotReady, readinessv1.VipReason_VIP_REASON_NOT_CHECKED, 1, 4)
 }
 
 func TestFamiliesOfATargetAreIndependent(t *testing.T) {
 	r := newRig(t)
-	if changed := r.set("one", 0, "172.16.0.1", target.Ready); !slices.Equal(changed, []vip.VIP{vipA}) {
+	if changed := r.set("one", 0, "172.16.0.1", healthcheck.Ready); !slices.Equal(changed, []vip.VIP{vipA}) {
 		t.Fatalf("an IPv4 address changed %v", changed)
 	}
-	r.set("one", 1, "172.16.0.2", target.Ready)
+	r.set("one", 1, "172.16.0.2", healthcheck.Ready)
 	r.want(vip6, readiness.NotReady, readinessv1.VipReason_VIP_REASON_NOT_CHECKED, 0, 3)
 }
 
 func TestReloadKeepsTheHealthOfTargetsThatStayed(t *testing.T) {
 	r := newRig(t)
-	r.set("two", 0, "172.16.0.1", target.Ready)
+	r.set("two", 0, "172.16.0.1", healthcheck.Ready)
 	changed, removed := r.configure(&trench.Config{
 		Attractor: trench.Attractor{VIPs: []vip.VIP{vipA, vip6}},
 		Streams:   []trench.Stream{{Name: "two", VIPs: []vip.VIP{vipA, vip6}, MinReady: 1}},
@@ -160,11 +161,11 @@ func TestReloadKeepsTheHealthOfTargetsThatStayed(t *testing.T) {
 func TestSinceIsThatOfTheState(t *testing.T) {
 	r := newRig(t)
 	before := r.a.current[vipA].Since
-	r.set("one", 0, "172.16.0.1", target.Ready)
+	r.set("one", 0, "172.16.0.1", healthcheck.Ready)
 	if r.a.current[vipA].Since != before {
 		t.Error("a count changed since")
 	}
-	r.set("two", 0, "172.16.0.1", target.Ready)
+	r.set("two", 0, "172.16.0.1", healthcheck.Ready)
 	if !r.a.current[vipA].Since.After(before) {
 		t.Error("a new state kept the old since")
 	}
@@ -173,7 +174,7 @@ func TestSinceIsThatOfTheState(t *testing.T) {
 func TestVIPWhoseOnlyTargetsDrainIsDraining(t *testing.T) {
 	r := newRig(t)
 	for i := range 3 {
-		r.set("one", i, fmt.Sprintf("fd00::%d", i+1), target.Ready)
+		r.set("one", i, fmt.Sprintf("fd00::%d", i+1), healthcheck.Ready)
 	}
 	r.want(vip6, readiness.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY, 3, 3)
 	r.drain("one", 0, time.Second)
@@ -189,11 +190,11 @@ func TestVIPWhoseOnlyTargetsDrainIsDraining(t *testing.T) {
 		t.Errorf("drains until %v", got.DrainEnd.Sub(r.now))
 	}
 	// One that drains and fails its checks serves nobody.
-	r.set("one", 1, "fd00::2", target.NotReady)
+	r.set("one", 1, "fd00::2", healthcheck.NotReady)
 	if got := r.want(vip6, readiness.Draining, readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING, 0, 3); !got.DrainEnd.Equal(r.now.Add(time.Second)) {
 		t.Errorf("drains until %v", got.DrainEnd.Sub(r.now))
 	}
-	r.set("one", 2, "fd00::3", target.NotReady)
+	r.set("one", 2, "fd00::3", healthcheck.NotReady)
 	if got := r.want(vip6, readiness.NotReady, readinessv1.VipReason_VIP_REASON_TOO_FEW_READY, 0, 3); !got.DrainEnd.IsZero() {
 		t.Error("a VIP that does not drain has the end of a drain")
 	}
@@ -201,7 +202,7 @@ func TestVIPWhoseOnlyTargetsDrainIsDraining(t *testing.T) {
 
 func TestTargetsDrainedByHandServeNobody(t *testing.T) {
 	r := newRig(t)
-	r.set("two", 0, "172.16.0.1", target.Ready)
+	r.set("two", 0, "172.16.0.1", healthcheck.Ready)
 	r.drain("two", 0, -1)
 	if got := r.want(vipA, readiness.NotReady, readinessv1.VipReason_VIP_REASON_NOT_CHECKED, 0, 4); !strings.Contains(got.Detail, "stream one") {
 		t.Errorf("detail %q", got.Detail)
@@ -218,12 +219,12 @@ func TestAddressWhoseFamilyIsNotCheckedIsAsTheOther(t *testing.T) {
 		Attractor: trench.Attractor{VIPs: []vip.VIP{vipA, vip6}},
 		Streams:   []trench.Stream{{Name: "two", VIPs: []vip.VIP{vipA, vip6}, MinReady: 1, Check: trench.Check{Families: trench.OnlyIPv4}}},
 	})
-	if changed := r.set("two", 0, "172.16.0.1", target.Ready); !slices.Equal(changed, []vip.VIP{vipA, vip6}) {
+	if changed := r.set("two", 0, "172.16.0.1", healthcheck.Ready); !slices.Equal(changed, []vip.VIP{vipA, vip6}) {
 		t.Errorf("changed %v", changed)
 	}
 	r.want(vip6, readiness.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY, 1, 1)
 	for _, v := range r.a.views("two") {
-		if v.State != target.Ready {
+		if v.State != healthcheck.Ready {
 			t.Errorf("%v is %v", v.Key, v.State)
 		}
 	}
@@ -231,13 +232,13 @@ func TestAddressWhoseFamilyIsNotCheckedIsAsTheOther(t *testing.T) {
 
 func TestViewShowsDrainsAndTheChecksBehindThem(t *testing.T) {
 	r := newRig(t)
-	r.set("two", 0, "172.16.0.1", target.Ready)
+	r.set("two", 0, "172.16.0.1", healthcheck.Ready)
 	r.drain("two", 0, time.Minute)
 	v := r.a.views("two")[0]
-	if v.State != target.Draining || v.Checks != target.Ready || v.DrainCause != "test" || !v.DrainEnd.Equal(r.now.Add(time.Minute)) {
+	if v.State != healthcheck.Draining || v.Checks != healthcheck.Ready || v.DrainCause != "test" || !v.DrainEnd.Equal(r.now.Add(time.Minute)) {
 		t.Errorf("view %+v", v)
 	}
-	if v := r.a.views("two")[1]; v.Checks != target.Starting || v.Addr != netip.MustParseAddr("fd00::1") {
+	if v := r.a.views("two")[1]; v.Checks != healthcheck.Starting || v.Addr != netip.MustParseAddr("fd00::1") {
 		t.Errorf("view of an address that was not checked: %+v", v)
 	}
 }
@@ -251,31 +252,31 @@ func TestDetailIsBounded(t *testing.T) {
 
 func TestDrainedTargetsAreNoOutage(t *testing.T) {
 	r := newRig(t)
-	key := target.Key{Stream: "two", Name: "t0", Addr: netip.MustParseAddr("172.16.0.1")}
+	key := healthcheck.Key{Stream: "two", Name: "t0", Addr: netip.MustParseAddr("172.16.0.1")}
 	other := key
 	other.Stream = "one"
 	changes := target.Changes{Streams: []trench.Stream{{Name: "two"}}}
-	look := func(c target.Changes, s target.State) (changed []target.Health, removed []target.Key) {
+	look := func(c target.Changes, s healthcheck.State) (changed []healthcheck.Health, removed []healthcheck.Key) {
 		before := r.a.keys(c)
-		e := target.Evaluation{Changed: []target.Health{{Key: key, State: s}, {Key: other, State: s}}}
+		e := healthcheck.Evaluation{Changed: []healthcheck.Health{{Key: key, State: s}, {Key: other, State: s}}}
 		r.a.apply(e, vip.Set{})
 		return r.a.inService(e, c, before)
 	}
-	if changed, removed := look(changes, target.Ready); len(changed) != 2 || len(removed) != 0 {
+	if changed, removed := look(changes, healthcheck.Ready); len(changed) != 2 || len(removed) != 0 {
 		t.Errorf("in service: %v, %v", changed, removed)
 	}
 	r.drain("two", 0, -1)
-	if changed, removed := look(changes, target.Ready); len(changed) != 1 || !slices.Contains(removed, key) {
+	if changed, removed := look(changes, healthcheck.Ready); len(changed) != 1 || !slices.Contains(removed, key) {
 		t.Errorf("drained: %v, %v", changed, removed)
 	}
-	if changed, removed := look(target.Changes{}, target.NotReady); len(changed) != 1 || changed[0].Key != other || len(removed) != 0 {
+	if changed, removed := look(target.Changes{}, healthcheck.NotReady); len(changed) != 1 || changed[0].Key != other || len(removed) != 0 {
 		t.Errorf("switched off: %v, %v", changed, removed)
 	}
-	r.members["two"][0].Draining = target.Ready
+	r.members["two"][0].Draining = healthcheck.Ready
 	r.a.retarget(changes.Streams, r.of, vip.Set{})
 	before := r.a.keys(changes)
-	changed, removed := r.a.inService(target.Evaluation{}, changes, before)
-	if len(changed) != 1 || changed[0].Key != key || changed[0].State != target.NotReady || len(removed) != 0 || len(r.a.drained) != 0 {
+	changed, removed := r.a.inService(healthcheck.Evaluation{}, changes, before)
+	if len(changed) != 1 || changed[0].Key != key || changed[0].State != healthcheck.NotReady || len(removed) != 0 || len(r.a.drained) != 0 {
 		t.Errorf("back: %v, %v", changed, removed)
 	}
 }

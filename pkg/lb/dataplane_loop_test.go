@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/dataplane"
+	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/readiness"
-	"github.com/vipgate/vipgate/pkg/target"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -82,7 +82,7 @@ func TestRestartSaysNothingBeforeTheKernelWasLookedAt(t *testing.T) {
 	r := run(t)
 	r.until("the target is checked", func() bool {
 		checked := r.checker.List()
-		return len(checked) == 1 && checked[0].State == target.Ready
+		return len(checked) == 1 && checked[0].State == healthcheck.Ready
 	})
 	if r.table.State().Synced || r.plane.last() != nil {
 		t.Fatal("the loop speaks before it knows what is in the kernel")

@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/vipgate/vipgate/pkg/dataplane"
+	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/target"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -107,14 +108,14 @@ func (w *slowWorld) checkVIP(t *rapid.T, v vip.VIP) {
 		leaving := 0
 		for _, m := range w.members[name] {
 			for _, ip := range m.IPs {
-				k := target.Key{Stream: name, Name: m.Name, Addr: ip}
-				if vip.FamilyOf(ip) != v.Family() || w.a.health[k].State != target.Ready || w.a.kernel.unreachable(ip) != "" {
+				k := healthcheck.Key{Stream: name, Name: m.Name, Addr: ip}
+				if vip.FamilyOf(ip) != v.Family() || w.a.health[k].State != healthcheck.Ready || w.a.kernel.unreachable(ip) != "" {
 					continue
 				}
 				switch m.Draining {
-				case target.Ready:
+				case healthcheck.Ready:
 					ready++
-				case target.Draining:
+				case healthcheck.Draining:
 					leaving++
 				}
 			}
@@ -166,14 +167,14 @@ func TestNoAdvertisedVIPLeadsNowhere(t *testing.T) {
 			},
 			"reload": func(t *rapid.T) { w.planeRig.configure(drawPlaneConfig(t)) },
 			"health": func(t *rapid.T) {
-				w.health(stream(), name(), rapid.SampledFrom([]target.State{target.Ready, target.Ready, target.NotReady, target.Overdue}).Draw(t, "to"))
+				w.health(stream(), name(), rapid.SampledFrom([]healthcheck.State{healthcheck.Ready, healthcheck.Ready, healthcheck.NotReady, healthcheck.Overdue}).Draw(t, "to"))
 			},
 			"drain":   func(*rapid.T) { w.drains(stream(), name(), time.Minute) },
 			"drained": func(*rapid.T) { w.drains(stream(), name(), -1) },
 			"undrain": func(*rapid.T) {
 				s := stream()
 				for i := range w.members[s] {
-					w.members[s][i].Draining = target.Ready
+					w.members[s][i].Draining = healthcheck.Ready
 				}
 				w.retarget(s)
 			},

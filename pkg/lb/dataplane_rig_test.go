@@ -11,6 +11,7 @@ import (
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/dataplane"
+	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/target"
@@ -154,13 +155,13 @@ func (p *planeRig) configure(c *trench.Config) {
 }
 
 // health tells the health of a target's addresses.
-func (p *planeRig) health(stream, name string, s target.State) {
+func (p *planeRig) health(stream, name string, s healthcheck.State) {
 	touched := vip.Set{}
-	var e target.Evaluation
+	var e healthcheck.Evaluation
 	for _, m := range p.members[stream] {
 		for _, ip := range m.IPs {
 			if m.Name == name {
-				e.Changed = append(e.Changed, target.Health{Key: target.Key{Stream: stream, Name: name, Addr: ip}, State: s, LastError: "connection refused"})
+				e.Changed = append(e.Changed, healthcheck.Health{Key: healthcheck.Key{Stream: stream, Name: name, Addr: ip}, State: s, LastError: "connection refused"})
 			}
 		}
 	}
@@ -175,9 +176,9 @@ func (p *planeRig) drains(stream, name string, in time.Duration) {
 		return
 	}
 	m := &p.members[stream][i]
-	m.Draining, m.DrainEnd = target.Draining, p.now.Add(in)
+	m.Draining, m.DrainEnd = healthcheck.Draining, p.now.Add(in)
 	if in < 0 {
-		m.Draining = target.Drained
+		m.Draining = healthcheck.Drained
 	}
 	p.retarget(stream)
 }
@@ -243,7 +244,7 @@ const (
 )
 
 func member(name string, ips ...string) target.Member {
-	m := target.Member{Name: name, Draining: target.Ready}
+	m := target.Member{Name: name, Draining: healthcheck.Ready}
 	for _, ip := range ips {
 		m.IPs = append(m.IPs, netip.MustParseAddr(ip))
 	}
@@ -275,8 +276,8 @@ func twoTargets(t *testing.T) *planeRig {
 	p := newPlaneRig(t, trenchOf(streamOf("s", vipA, vip6)), map[string][]target.Member{
 		"s": {member("a", "172.16.0.1", "fd00::1"), member("b", "172.16.0.2", "fd00::2")},
 	})
-	p.health("s", "a", target.Ready)
-	p.health("s", "b", target.Ready)
+	p.health("s", "a", healthcheck.Ready)
+	p.health("s", "b", healthcheck.Ready)
 	p.confirm()
 	p.want(vipA, readiness.Ready, reasonReady, 2, 2)
 	p.want(vip6, readiness.Ready, reasonReady, 2, 2)

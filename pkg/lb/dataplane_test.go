@@ -12,6 +12,7 @@ import (
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/dataplane"
+	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/target"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -25,7 +26,7 @@ func TestTargetCountsOnceTheKernelHasConfirmedIt(t *testing.T) {
 	p.want(vipA, readiness.NotReady, readinessv1.VipReason_VIP_REASON_NOT_CHECKED, 0, 2)
 	p.wantRole("s", "a", vip.IPv4, dataplane.Unknown)
 	p.wantRole("s", "b", vip.IPv6, dataplane.Down) // it has no such address
-	p.health("s", "a", target.Ready)
+	p.health("s", "a", healthcheck.Ready)
 	if got := p.want(vipA, readiness.NotReady, reasonDataPlane, 0, 2); got.Detail != "not confirmed by the kernel yet" {
 		t.Errorf("detail %q", got.Detail)
 	}
@@ -53,7 +54,7 @@ func TestTargetCountsOnceTheKernelHasConfirmedIt(t *testing.T) {
 
 func TestVIPThatIsNotForwardedSaysWhy(t *testing.T) {
 	p := newPlaneRig(t, trenchOf(streamOf("s", vipA)), map[string][]target.Member{"s": {member("a", "172.16.0.1")}})
-	p.health("s", "a", target.Ready)
+	p.health("s", "a", healthcheck.Ready)
 	state := forward(dataplane.State{}, p.plane.last())
 	delete(state.VIPs, vipA)
 	for _, c := range []struct {
@@ -87,13 +88,13 @@ func TestVIPThatIsNotForwardedSaysWhy(t *testing.T) {
 // The order is: not ready, withdrawn, removed.
 func TestLastTargetLeavesTheKernelOnlyAfterTheFrontendWithdrew(t *testing.T) {
 	p := twoTargets(t)
-	p.health("s", "a", target.NotReady)
+	p.health("s", "a", healthcheck.NotReady)
 	p.wantRole("s", "a", vip.IPv4, dataplane.Down) // another one is there: nothing to wait for
 	p.confirm()
 	p.want(vipA, readiness.Ready, reasonReady, 1, 2)
 	told := len(p.plane.wanted)
 
-	p.health("s", "b", target.NotReady)
+	p.health("s", "b", healthcheck.NotReady)
 	p.want(vipA, readiness.NotReady, reasonTooFew, 0, 2)
 	p.wantRole("s", "b", vip.IPv4, dataplane.Serving)
 	p.wantRole("s", "b", vip.IPv6, dataplane.Serving)
@@ -127,9 +128,9 @@ func TestLastTargetLeavesTheKernelOnlyAfterTheFrontendWithdrew(t *testing.T) {
 // A VIP that is de-preferred still attracts traffic from gateways without another path.
 func TestDepreferredVIPKeepsItsLastTarget(t *testing.T) {
 	p := twoTargets(t)
-	p.health("s", "a", target.NotReady)
+	p.health("s", "a", healthcheck.NotReady)
 	p.confirm()
-	p.health("s", "b", target.NotReady)
+	p.health("s", "b", healthcheck.NotReady)
 	p.frontend.advertise(readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED)
 	p.reports(vipA)
 	p.wantRole("s", "b", vip.IPv4, dataplane.Serving)
@@ -143,13 +144,13 @@ func TestDepreferredVIPKeepsItsLastTarget(t *testing.T) {
 func TestVIPThatJoinsAHoldIsWaitedFor(t *testing.T) {
 	join := func(t *testing.T) (p *planeRig, before uint64) {
 		p = newPlaneRig(t, trenchOf(streamOf("s", vipA, vipB)), map[string][]target.Member{"s": {member("a", "172.16.0.1")}})
-		p.health("s", "a", target.Ready)
+		p.health("s", "a", healthcheck.Ready)
 		p.confirm()
 		p.reports(vipA, vipB)
 		p.configure(trenchOf(streamOf("s", vipB)))
 		before = p.table.Position().Revision
 		p.later(testPatience)
-		p.health("s", "a", target.NotReady)
+		p.health("s", "a", healthcheck.NotReady)
 		p.want(vipB, readiness.NotReady, reasonTooFew, 0, 1)
 		if h := p.f.holds[holdKey{"s", vip.IPv4}]; h == nil || len(h.vips) != 2 {
 			t.Fatalf("not both VIPs are held: %+v", h)
@@ -176,9 +177,9 @@ func TestVIPThatJoinsAHoldIsWaitedFor(t *testing.T) {
 func TestNobodyIsWaitedForInVain(t *testing.T) {
 	t.Run("a frontend that does not withdraw", func(t *testing.T) {
 		p := twoTargets(t)
-		p.health("s", "a", target.NotReady)
+		p.health("s", "a", healthcheck.NotReady)
 		p.confirm()
-		p.health("s", "b", target.NotReady)
+		p.health("s", "b", healthcheck.NotReady)
 		ends := p.now.Add(testPatience + stopMargin)
 		if !p.f.next.Equal(ends) {
 			t.Errorf("the loop wakes up in %v", p.f.next.Sub(p.now))
@@ -191,9 +192,9 @@ func TestNobodyIsWaitedForInVain(t *testing.T) {
 	})
 	t.Run("a frontend that is gone", func(t *testing.T) {
 		p := twoTargets(t)
-		p.health("s", "a", target.NotReady)
+		p.health("s", "a", healthcheck.NotReady)
 		p.confirm()
-		p.health("s", "b", target.NotReady)
+		p.health("s", "b", healthcheck.NotReady)
 		p.later(100 * time.Millisecond)
 		r := p.frontend.report.Load()
 		r.Connected, r.At = false, p.now
@@ -206,9 +207,9 @@ func TestNobodyIsWaitedForInVain(t *testing.T) {
 	t.Run("no frontend at all", func(t *testing.T) {
 		p := twoTargets(t)
 		p.frontend.report.Set(readiness.Report{})
-		p.health("s", "a", target.NotReady)
+		p.health("s", "a", healthcheck.NotReady)
 		p.confirm()
-		p.health("s", "b", target.NotReady)
+		p.health("s", "b", healthcheck.NotReady)
 		p.later(reporterGone - 1)
 		p.wantRole("s", "b", vip.IPv4, dataplane.Serving)
 		p.later(1)
@@ -218,10 +219,10 @@ func TestNobodyIsWaitedForInVain(t *testing.T) {
 
 func TestTargetThatReturnsEndsTheWait(t *testing.T) {
 	p := twoTargets(t)
-	p.health("s", "b", target.NotReady)
+	p.health("s", "b", healthcheck.NotReady)
 	p.confirm()
-	p.health("s", "a", target.NotReady)
-	p.health("s", "b", target.Ready)
+	p.health("s", "a", healthcheck.NotReady)
+	p.health("s", "b", healthcheck.Ready)
 	// b is not in the kernel yet, so that a still serves.
 	p.wantRole("s", "a", vip.IPv4, dataplane.Serving)
 	p.wantRole("s", "b", vip.IPv4, dataplane.Serving)
@@ -274,8 +275,8 @@ func TestVIPThatMovesToAStreamThatServesStaysReady(t *testing.T) {
 	p := newPlaneRig(t, trenchOf(streamOf("s", vipA), streamOf("t", vipB)), map[string][]target.Member{
 		"s": {member("a", "172.16.0.1")}, "t": {member("b", "172.16.0.2")},
 	})
-	p.health("s", "a", target.Ready)
-	p.health("t", "b", target.Ready)
+	p.health("s", "a", healthcheck.Ready)
+	p.health("t", "b", healthcheck.Ready)
 	p.confirm()
 	p.reports(vipA, vipB)
 	revision, told := p.table.Position().Revision, len(p.plane.wanted)
@@ -301,7 +302,7 @@ func TestVIPThatMovesToAStreamThatDoesNotServeIsWithdrawnFirst(t *testing.T) {
 	p := newPlaneRig(t, trenchOf(streamOf("s", vipA, vip6), streamOf("t", vipB)), map[string][]target.Member{
 		"s": {member("a", "172.16.0.1")}, "t": {member("b", "172.16.0.2")},
 	})
-	p.health("s", "a", target.Ready)
+	p.health("s", "a", healthcheck.Ready)
 	p.confirm()
 	p.reports(vipA)
 	p.configure(trenchOf(streamOf("s", vip6), streamOf("t", vipA, vipB)))
@@ -314,7 +315,7 @@ func TestVIPThatMovesToAStreamThatDoesNotServeIsWithdrawnFirst(t *testing.T) {
 		t.Errorf("s has %v, t %v", s, u)
 	}
 	p.confirm()
-	p.health("t", "b", target.Ready)
+	p.health("t", "b", healthcheck.Ready)
 	p.confirm()
 	p.want(vipA, readiness.Ready, reasonReady, 1, 1)
 }
@@ -356,14 +357,14 @@ func TestOfTwoStreamsOnlyTheOneThatTheKernelForwardsToCounts(t *testing.T) {
 	p := newPlaneRig(t, trenchOf(streamOf("one", vipA), streamOf("two", vipA)), map[string][]target.Member{
 		"one": {member("a", "172.16.0.1")}, "two": {member("b", "172.16.0.2"), member("c", "172.16.0.3")},
 	})
-	p.health("two", "b", target.Ready)
-	p.health("two", "c", target.Ready)
+	p.health("two", "b", healthcheck.Ready)
+	p.health("two", "c", healthcheck.Ready)
 	p.confirm()
 	got := p.want(vipA, readiness.NotReady, reasonDataPlane, 0, 1)
 	if !strings.HasPrefix(got.Detail, "of its streams only one, whose name sorts first, is forwarded to; stream one: 0 of 1 targets ready") {
 		t.Errorf("detail %q", got.Detail)
 	}
-	p.health("one", "a", target.Ready)
+	p.health("one", "a", healthcheck.Ready)
 	p.confirm()
 	p.want(vipA, readiness.Ready, reasonReady, 1, 1)
 }
@@ -382,7 +383,7 @@ func TestRestartLeavesTheKernelAsItIs(t *testing.T) {
 	p.f = newForwarding(p.plane, p.frontend, p.table.Position, testPatience, quiet)
 	config := trenchOf(streamOf("s", vipA))
 	touched, _ := p.a.configure(time.Now(), config, p.of)
-	p.a.apply(target.Evaluation{Changed: []target.Health{{Key: target.Key{Stream: "s", Name: "a", Addr: netip.MustParseAddr("172.16.0.1")}, State: target.Ready}}}, touched)
+	p.a.apply(healthcheck.Evaluation{Changed: []healthcheck.Health{{Key: healthcheck.Key{Stream: "s", Name: "a", Addr: netip.MustParseAddr("172.16.0.1")}, State: healthcheck.Ready}}}, touched)
 	p.decide(touched, nil)
 	// a stayed, so that nothing has to be withdrawn; b is not known yet.
 	p.want(vipA, readiness.Ready, reasonReady, 1, 2)
@@ -412,7 +413,7 @@ func TestLastTargetThatVanishedWhileNobodyLookedLeavesAfterTheWithdrawal(t *test
 			}}
 			p.f = newForwarding(p.plane, p.frontend, p.table.Position, testPatience, quiet)
 			p.configure(now.config)
-			p.health("s", "b", target.NotReady)
+			p.health("s", "b", healthcheck.NotReady)
 			p.later(reporterGone)
 			if p.plane.last() != nil {
 				t.Fatal("the kernel was changed before the frontend withdrew")
@@ -439,7 +440,7 @@ func TestTargetsThatDrainServeWhileNobodyElseDoes(t *testing.T) {
 	p.wantRole("s", "a", vip.IPv4, dataplane.Serving)
 	p.wantRole("s", "b", vip.IPv4, dataplane.Serving)
 	p.confirm()
-	p.health("s", "b", target.NotReady)
+	p.health("s", "b", healthcheck.NotReady)
 	p.wantRole("s", "b", vip.IPv4, dataplane.Down)
 	p.confirm()
 	p.want(vipA, readiness.Draining, reasonDraining, 0, 2)
@@ -454,9 +455,9 @@ func TestTargetsThatDrainServeWhileNobodyElseDoes(t *testing.T) {
 // about to end, and nobody is told so.
 func TestTargetThatDrainsServesUntilItsSuccessorIsConfirmed(t *testing.T) {
 	p := newPlaneRig(t, trenchOf(streamOf("s", vipA)), map[string][]target.Member{"s": {member("a", "172.16.0.1"), member("b", "172.16.0.2")}})
-	p.health("s", "a", target.Ready)
+	p.health("s", "a", healthcheck.Ready)
 	p.confirm()
-	p.health("s", "b", target.Ready) // not confirmed
+	p.health("s", "b", healthcheck.Ready) // not confirmed
 	p.drains("s", "a", time.Minute)
 	p.want(vipA, readiness.Ready, reasonReady, 0, 2)
 	p.wantRole("s", "a", vip.IPv4, dataplane.Serving)
@@ -467,7 +468,7 @@ func TestTargetThatDrainsServesUntilItsSuccessorIsConfirmed(t *testing.T) {
 	// If the kernel cannot take the successor, the drain is one.
 	p.members["s"] = append(p.members["s"], member("c", "172.16.0.3"))
 	p.retarget("s")
-	p.health("s", "c", target.Ready)
+	p.health("s", "c", healthcheck.Ready)
 	state := forward(p.a.kernel.state, p.plane.last())
 	delete(state.Streams["s"].Serving[vip.IPv4], "c")
 	state.Streams["s"].Problem[vip.IPv4] = "no number is free"
@@ -479,23 +480,23 @@ func TestTargetThatDrainsServesUntilItsSuccessorIsConfirmed(t *testing.T) {
 func TestRoles(t *testing.T) {
 	for _, c := range []struct {
 		name     string
-		health   target.State
-		draining target.State
+		health   healthcheck.State
+		draining healthcheck.State
 		want     dataplane.Role
 	}{
-		{"not checked", target.Starting, target.Ready, dataplane.Unknown},
-		{"ready", target.Ready, target.Ready, dataplane.Serving},
-		{"dead", target.NotReady, target.Ready, dataplane.Down},
-		{"not asked in time", target.Overdue, target.Ready, dataplane.Unknown},
-		{"draining", target.Ready, target.Draining, dataplane.Draining},
-		{"draining, not checked", target.Starting, target.Draining, dataplane.Unknown},
-		{"draining, dead", target.NotReady, target.Draining, dataplane.Down},
-		{"draining, not asked in time", target.Overdue, target.Draining, dataplane.Draining},
-		{"drained by hand", target.Ready, target.Drained, dataplane.Down},
+		{"not checked", healthcheck.Starting, healthcheck.Ready, dataplane.Unknown},
+		{"ready", healthcheck.Ready, healthcheck.Ready, dataplane.Serving},
+		{"dead", healthcheck.NotReady, healthcheck.Ready, dataplane.Down},
+		{"not asked in time", healthcheck.Overdue, healthcheck.Ready, dataplane.Unknown},
+		{"draining", healthcheck.Ready, healthcheck.Draining, dataplane.Draining},
+		{"draining, not checked", healthcheck.Starting, healthcheck.Draining, dataplane.Unknown},
+		{"draining, dead", healthcheck.NotReady, healthcheck.Draining, dataplane.Down},
+		{"draining, not asked in time", healthcheck.Overdue, healthcheck.Draining, dataplane.Draining},
+		{"drained by hand", healthcheck.Ready, healthcheck.Drained, dataplane.Down},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := newPlaneRig(t, trenchOf(streamOf("s", vipA)), map[string][]target.Member{"s": {member("a", "172.16.0.1"), member("other", "172.16.0.2")}})
-			p.health("s", "other", target.Ready)
+			p.health("s", "other", healthcheck.Ready)
 			p.confirm()
 			p.members["s"][0].Draining, p.members["s"][0].DrainEnd = c.draining, p.now.Add(time.Minute)
 			p.retarget("s")
@@ -509,10 +510,10 @@ func TestStreamThatDidNotChangeIsTheSameOne(t *testing.T) {
 	p := newPlaneRig(t, trenchOf(streamOf("s", vipA), streamOf("t", vipB)), map[string][]target.Member{
 		"s": {member("a", "172.16.0.1")}, "t": {member("b", "172.16.0.2")},
 	})
-	p.health("s", "a", target.Ready)
+	p.health("s", "a", healthcheck.Ready)
 	p.confirm()
 	before := p.plane.last()
-	p.health("t", "b", target.Ready)
+	p.health("t", "b", healthcheck.Ready)
 	now := p.plane.last()
 	if now.Revision != before.Revision+1 || now.Streams["s"] != before.Streams["s"] || now.Streams["t"] == before.Streams["t"] {
 		t.Errorf("revision %d after %d", now.Revision, before.Revision)
@@ -528,11 +529,11 @@ func TestStreamThatDidNotChangeIsTheSameOne(t *testing.T) {
 
 func TestOneTargetOfAName(t *testing.T) {
 	p := newPlaneRig(t, trenchOf(streamOf("s", vipA)), map[string][]target.Member{"s": {member("a", "172.16.0.1"), member("b", "172.16.0.9")}})
-	p.health("s", "a", target.Ready)
-	p.health("s", "b", target.Ready)
+	p.health("s", "a", healthcheck.Ready)
+	p.health("s", "b", healthcheck.Ready)
 	p.confirm()
 	leaves := member("a", "172.16.0.1")
-	leaves.Draining, leaves.DrainEnd = target.Draining, p.now.Add(time.Minute)
+	leaves.Draining, leaves.DrainEnd = healthcheck.Draining, p.now.Add(time.Minute)
 	p.members["s"] = []target.Member{member("a", "172.16.0.2"), member("b", "172.16.0.9"), leaves}
 	p.retarget("s")
 	var got []string
@@ -550,7 +551,7 @@ func TestOneTargetOfAName(t *testing.T) {
 // count although it is wanted again.
 func TestWhatTheDataPlaneWasToldToUndoDoesNotCount(t *testing.T) {
 	p := newPlaneRig(t, trenchOf(streamOf("s", vipA)), map[string][]target.Member{"s": {member("a", "172.16.0.1")}})
-	p.health("s", "a", target.Ready)
+	p.health("s", "a", healthcheck.Ready)
 	first := forward(dataplane.State{}, p.plane.last())
 	p.drains("s", "a", -1)
 	p.drains("s", "a", time.Minute)
@@ -593,14 +594,14 @@ func BenchmarkChangeAmongManyVIPs(b *testing.B) {
 	p.configure(c)
 	for name, list := range members {
 		for _, m := range list {
-			p.health(name, m.Name, target.Ready)
+			p.health(name, m.Name, healthcheck.Ready)
 		}
 	}
 	state := forward(p.a.kernel.state, p.plane.last())
 	p.hear(state)
 	b.Run("a target", func(b *testing.B) {
 		for i := range b.N {
-			p.health("s0", "t0", []target.State{target.NotReady, target.Ready}[i%2])
+			p.health("s0", "t0", []healthcheck.State{healthcheck.NotReady, healthcheck.Ready}[i%2])
 		}
 	})
 	b.Run("a state of the kernel", func(b *testing.B) {

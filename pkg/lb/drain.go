@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
+	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/target"
 )
 
@@ -93,7 +94,7 @@ func (p *process) targetsNamed(stream string, names []string) ([]target.ID, erro
 	}
 	seen := map[target.ID]bool{}
 	var ids []target.ID
-	for _, v := range p.roster.List(func(k target.Key) bool {
+	for _, v := range p.roster.List(func(k healthcheck.Key) bool {
 		return (stream == "" || k.Stream == stream) && slices.Contains(names, k.Name)
 	}) {
 		if id := (target.ID{Stream: v.Stream, Name: v.Name}); !seen[id] {

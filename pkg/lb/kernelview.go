@@ -9,6 +9,7 @@ import (
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/dataplane"
+	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/target"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -281,13 +282,13 @@ func (a *aggregate) forwardable(s *stream, before *dataplane.Stream) *dataplane.
 func (a *aggregate) role(s *stream, m *target.Member, ip netip.Addr, serves bool) dataplane.Role {
 	h, known := a.healthOf(s, m, ip)
 	t := &s.tallies[vip.FamilyOf(ip)]
-	draining := m.Draining == target.Draining
+	draining := m.Draining == healthcheck.Draining
 	switch {
-	case m.Draining == target.Drained || a.kernel.unreachable(ip) != "":
+	case m.Draining == healthcheck.Drained || a.kernel.unreachable(ip) != "":
 		return dataplane.Down
-	case !known || h.State == target.Starting:
+	case !known || h.State == healthcheck.Starting:
 		return dataplane.Unknown
-	case h.State == target.Ready || a.outages.Held(h.Key):
+	case h.State == healthcheck.Ready || a.outages.Held(h.Key):
 		switch {
 		case !draining:
 			return dataplane.Serving
@@ -297,9 +298,9 @@ func (a *aggregate) role(s *stream, m *target.Member, ip netip.Addr, serves bool
 			return dataplane.Serving // until those that take over do
 		}
 		return dataplane.Draining
-	case h.State == target.Overdue && draining:
+	case h.State == healthcheck.Overdue && draining:
 		return dataplane.Draining
-	case h.State == target.Overdue:
+	case h.State == healthcheck.Overdue:
 		// Who was not asked is not known to be dead, and the VIP is not ready anyway
 		// if there are too many of them.
 		return dataplane.Unknown

@@ -25,6 +25,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane"
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/health"
+	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/latest"
@@ -147,7 +148,7 @@ type process struct {
 	metrics  *metrics.LB
 	health   *health.Server
 	config   *trench.Watcher
-	checker  *target.Checker
+	checker  *healthcheck.Checker
 	roster   *target.Roster
 	sources  *sources
 	addrs    *kernel.Addresses
@@ -220,7 +221,7 @@ func newProcess(o Options) (*process, error) {
 	p.health.Set(DataPlaneCondition, true, "")
 	p.health.Set(DataPlaneHoldCondition, true, "")
 	p.addrs = kernel.NewAddresses(o.Log)
-	p.checker = target.NewChecker(target.Options{Log: o.Log, Sources: p.addrs})
+	p.checker = healthcheck.New(healthcheck.Options{Log: o.Log, Sources: p.addrs})
 	if err := p.newSources(); err != nil {
 		return nil, err
 	}

@@ -12,6 +12,7 @@ import (
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/dataplane"
+	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/readinessfile"
@@ -30,7 +31,7 @@ type loop struct {
 	config  *latest.Value[trench.Loaded]
 	sources *sources
 	subnets []netip.Prefix // where targets may be
-	checker *target.Checker
+	checker *healthcheck.Checker
 	roster  *target.Roster
 	table   *readiness.Table
 	lease   time.Duration
@@ -175,7 +176,7 @@ func (l *loop) evaluate(in input) bool {
 	touched := vip.Set{}
 	var removed []vip.VIP
 	var changes target.Changes
-	var gone map[target.Key]struct{}
+	var gone map[healthcheck.Key]struct{}
 	if in.config != nil {
 		l.sources.configure(now, in.config, l.subnets)
 	}
@@ -218,7 +219,7 @@ func (l *loop) evaluate(in input) bool {
 }
 
 // detectOutage asks whether the network of the targets failed instead of the targets.
-func (l *loop) detectOutage(now time.Time, changed []target.Health, removed []target.Key, touched vip.Set) {
+func (l *loop) detectOutage(now time.Time, changed []healthcheck.Health, removed []healthcheck.Key, touched vip.Set) {
 	v := l.outages.Evaluate(now, changed, removed, l.aggregate.check)
 	l.outageNext = v.Next
 	l.aggregate.takeOutage(v, touched)
@@ -234,7 +235,7 @@ func (l *loop) detectOutage(now time.Time, changed []target.Health, removed []ta
 // publish shows the targets of streams that changed, those whose health changed,
 // and those that are gone: the keys of gone that no stream has any more. The
 // address of a target that is not checked itself changes with the other one.
-func (l *loop) publish(changes target.Changes, gone map[target.Key]struct{}, changed []target.Health) {
+func (l *loop) publish(changes target.Changes, gone map[healthcheck.Key]struct{}, changed []healthcheck.Health) {
 	var views []target.View
 	shown := make(map[string]struct{}, len(changes.Streams))
 	for _, c := range changes.Streams {

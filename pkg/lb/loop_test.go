@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/target"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -32,7 +33,7 @@ func newLoop(t *testing.T, o TargetOptions) *loop {
 	o.Sources = Sources{File: true, Registry: true}
 	outages := target.NewOutageDetector(target.OutageOptions{})
 	return &loop{
-		sources: newSources(o, registry, drains), checker: target.NewChecker(target.Options{Log: quiet}),
+		sources: newSources(o, registry, drains), checker: healthcheck.New(healthcheck.Options{Log: quiet}),
 		roster: target.NewRoster(), table: readiness.NewTable(readiness.TableOptions{}), log: quiet,
 		observe: func(readiness.Decision) {}, outages: outages,
 		started: time.Now(), aggregate: newAggregate(outages), before: map[vip.VIP]readiness.State{},
@@ -81,14 +82,14 @@ func TestManyTargetsOfOneStreamAreShownInOnePass(t *testing.T) {
 	const n = 20_000
 	l := newLoop(t, TargetOptions{})
 	var members []target.Member
-	var changed []target.Health
+	var changed []healthcheck.Health
 	for i := range n {
 		m := target.Member{Name: fmt.Sprint(i), IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})}}
 		members = append(members, m)
-		changed = append(changed, target.Health{Key: target.Key{Stream: "s", Name: m.Name, Addr: m.IPs[0]}, State: target.Ready})
+		changed = append(changed, healthcheck.Health{Key: healthcheck.Key{Stream: "s", Name: m.Name, Addr: m.IPs[0]}, State: healthcheck.Ready})
 	}
 	l.aggregate.configure(time.Now(), oneStream(vipA), func(string) []target.Member { return members })
-	l.aggregate.apply(target.Evaluation{Changed: changed}, vip.Set{})
+	l.aggregate.apply(healthcheck.Evaluation{Changed: changed}, vip.Set{})
 	// A pass over the stream for each of them would be 400 million steps.
 	l.publish(target.Changes{}, nil, changed)
 	if got := len(l.roster.List(nil)); got != n {
@@ -98,7 +99,7 @@ func TestManyTargetsOfOneStreamAreShownInOnePass(t *testing.T) {
 
 func TestVIPThatDrainsTellsOfTheStreamThatDrains(t *testing.T) {
 	r := newRig(t)
-	r.set("two", 0, "172.16.0.1", target.Ready)
+	r.set("two", 0, "172.16.0.1", healthcheck.Ready)
 	r.drain("two", 0, time.Minute)
 	if got := r.a.current[vipA]; got.State != readiness.Draining || got.Detail != "stream two: 0 of 1 targets ready, 1 draining, needs 1" {
 		t.Errorf("%v: %s", got.State, got.Detail)

@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/target"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -31,7 +32,7 @@ type address struct {
 	name string
 	addr netip.Addr
 	// state is target.Ready, target.Draining or target.Drained.
-	state target.State
+	state healthcheck.State
 	end   time.Time
 }
 
@@ -55,7 +56,7 @@ type world struct {
 	lost       bool
 	registered map[string][]plain
 	orders     map[target.ID]target.Order
-	health     map[target.Key]target.Health
+	health     map[healthcheck.Key]healthcheck.Health
 }
 
 var (
@@ -75,7 +76,7 @@ func newWorld(onGone target.Gone) *world {
 		loop: &loop{aggregate: newAggregate(target.NewOutageDetector(target.OutageOptions{})), roster: target.NewRoster()},
 		told: [2]target.Offers{{}, {}}, config: &trench.Config{},
 		listed: map[string][]plain{}, ghosts: map[string][]plain{}, registered: map[string][]plain{},
-		orders: map[target.ID]target.Order{}, health: map[target.Key]target.Health{},
+		orders: map[target.ID]target.Order{}, health: map[healthcheck.Key]healthcheck.Health{},
 	}
 }
 
@@ -106,18 +107,18 @@ func (w *world) update(reloaded bool) {
 }
 
 // checks is what a checker says of the targets: new ones start.
-func (w *world) checks() (e target.Evaluation) {
-	are := map[target.Key]target.Health{}
+func (w *world) checks() (e healthcheck.Evaluation) {
+	are := map[healthcheck.Key]healthcheck.Health{}
 	for _, s := range w.config.Streams {
 		for _, m := range w.set.Members(s.Name) {
 			for _, ip := range m.IPs {
-				k := target.Key{Stream: s.Name, Name: m.Name, Addr: ip}
+				k := healthcheck.Key{Stream: s.Name, Name: m.Name, Addr: ip}
 				if !s.Check.Families.Has(vip.FamilyOf(ip)) {
 					continue
 				}
 				h, known := w.health[k]
 				if !known {
-					h = target.Health{Key: k, State: target.Starting, Since: w.now}
+					h = healthcheck.Health{Key: k, State: healthcheck.Starting, Since: w.now}
 					e.Changed = append(e.Changed, h)
 				}
 				are[k] = h
@@ -133,11 +134,11 @@ func (w *world) checks() (e target.Evaluation) {
 	return e
 }
 
-func (w *world) fall(keys []target.Key, to target.State) {
-	var e target.Evaluation
+func (w *world) fall(keys []healthcheck.Key, to healthcheck.State) {
+	var e healthcheck.Evaluation
 	for _, k := range keys {
-		h := target.Health{Key: k, State: to, Since: w.now}
-		if to == target.NotReady {
+		h := healthcheck.Health{Key: k, State: to, Since: w.now}
+		if to == healthcheck.NotReady {
 			h.LastError = "connection refused"
 		}
 		w.health[k] = h
@@ -186,9 +187,9 @@ func (w *world) addresses(s trench.Stream) []address {
 	}
 	var found []address
 	for a, name := range owner {
-		x := address{name: name, addr: a, state: target.Ready}
+		x := address{name: name, addr: a, state: healthcheck.Ready}
 		if end, drains := ends[name]; drains {
-			x.state, x.end = target.Draining, end
+			x.state, x.end = healthcheck.Draining, end
 		}
 		found = append(found, x)
 	}
@@ -207,7 +208,7 @@ func (w *world) addresses(s trench.Stream) []address {
 		}
 	}
 	for a, p := range last {
-		found = append(found, address{name: p.name, addr: a, state: target.Draining, end: p.end})
+		found = append(found, address{name: p.name, addr: a, state: healthcheck.Draining, end: p.end})
 	}
 	for i := range found {
 		x := &found[i]
@@ -215,9 +216,9 @@ func (w *world) addresses(s trench.Stream) []address {
 		switch {
 		case !drained:
 		case !order.End.After(w.now):
-			x.state, x.end = target.Drained, order.End
-		case x.state == target.Ready || order.End.Before(x.end):
-			x.state, x.end = target.Draining, order.End
+			x.state, x.end = healthcheck.Drained, order.End
+		case x.state == healthcheck.Ready || order.End.Before(x.end):
+			x.state, x.end = healthcheck.Draining, order.End
 		}
 	}
 	return found
@@ -231,7 +232,7 @@ func checked(s trench.Stream, a netip.Addr) bool {
 // as the address that left or stayed with it.
 func (w *world) passes(s trench.Stream, of address, all []address) bool {
 	if checked(s, of.addr) {
-		return w.health[target.Key{Stream: s.Name, Name: of.name, Addr: of.addr}].State == target.Ready
+		return w.health[healthcheck.Key{Stream: s.Name, Name: of.name, Addr: of.addr}].State == healthcheck.Ready
 	}
 	for _, m := range w.set.Members(s.Name) {
 		if m.Name != of.name || !slices.Contains(m.IPs, of.addr) {
@@ -261,9 +262,9 @@ func (w *world) want(v vip.VIP) (state readiness.State, end time.Time, ready, to
 			total++
 			switch {
 			case !w.passes(s, x, all):
-			case x.state == target.Ready:
+			case x.state == healthcheck.Ready:
 				here++
-			case x.state == target.Draining:
+			case x.state == healthcheck.Draining:
 				ends = append(ends, x.end)
 			}
 		}
@@ -328,7 +329,7 @@ func (w *world) checkFromScratch(t *rapid.T) {
 		}
 	}
 	vips, _ := fresh.configure(time.Time{}, w.config, set.Members)
-	fresh.apply(target.Evaluation{Changed: slices.Collect(maps.Values(w.health))}, vips)
+	fresh.apply(healthcheck.Evaluation{Changed: slices.Collect(maps.Values(w.health))}, vips)
 	fresh.judge(w.now, vips)
 	var views []target.View
 	for _, s := range w.config.Streams {
@@ -526,11 +527,11 @@ func TestVIPsAgainstAPlainReckoning(t *testing.T) {
 				clear(w.orders)
 				w.update(false)
 			},
-			"all pass their checks": func(*rapid.T) { w.fall(slices.Collect(maps.Keys(w.health)), target.Ready) },
+			"all pass their checks": func(*rapid.T) { w.fall(slices.Collect(maps.Keys(w.health)), healthcheck.Ready) },
 			"one changes": func(t *rapid.T) {
-				if keys := slices.SortedFunc(maps.Keys(w.health), target.Key.Compare); len(keys) > 0 {
+				if keys := slices.SortedFunc(maps.Keys(w.health), healthcheck.Key.Compare); len(keys) > 0 {
 					k := rapid.SampledFrom(keys).Draw(t, "which")
-					w.fall([]target.Key{k}, rapid.SampledFrom([]target.State{target.Ready, target.Ready, target.NotReady, target.Overdue}).Draw(t, "to"))
+					w.fall([]healthcheck.Key{k}, rapid.SampledFrom([]healthcheck.State{healthcheck.Ready, healthcheck.Ready, healthcheck.NotReady, healthcheck.Overdue}).Draw(t, "to"))
 				}
 			},
 			"time passes": func(t *rapid.T) {

@@ -3,6 +3,7 @@ package lb
 import (
 	"net/netip"
 
+	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/target"
 )
 
@@ -10,11 +11,11 @@ import (
 func (a *aggregate) view(s *stream, m *target.Member, ip netip.Addr) target.View {
 	h, known := a.healthOf(s, m, ip)
 	if !known {
-		h.State = target.Starting
+		h.State = healthcheck.Starting
 	}
 	v := target.View{Health: h, Checks: h.State, Origins: m.Origins, Owner: m.Owner}
-	v.Key = target.Key{Stream: s.Name, Name: m.Name, Addr: ip}
-	if m.Draining != target.Ready {
+	v.Key = healthcheck.Key{Stream: s.Name, Name: m.Name, Addr: ip}
+	if m.Draining != healthcheck.Ready {
 		v.State, v.DrainEnd, v.DrainCause = m.Draining, m.DrainEnd, m.Cause
 	}
 	return v
@@ -55,8 +56,8 @@ func (a *aggregate) viewsOf(stream string, names map[string]struct{}) []target.V
 }
 
 // keys are the addresses of the streams that changes name, as they were before.
-func (a *aggregate) keys(changes target.Changes) map[target.Key]struct{} {
-	keys := map[target.Key]struct{}{}
+func (a *aggregate) keys(changes target.Changes) map[healthcheck.Key]struct{} {
+	keys := map[healthcheck.Key]struct{}{}
 	add := func(name string) {
 		s, ok := a.streams[name]
 		if !ok {
@@ -64,7 +65,7 @@ func (a *aggregate) keys(changes target.Changes) map[target.Key]struct{} {
 		}
 		for _, m := range s.members {
 			for _, ip := range m.IPs {
-				keys[target.Key{Stream: name, Name: m.Name, Addr: ip}] = struct{}{}
+				keys[healthcheck.Key{Stream: name, Name: m.Name, Addr: ip}] = struct{}{}
 			}
 		}
 	}

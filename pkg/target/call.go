@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"github.com/vipgate/vipgate/pkg/latest"
 	"google.golang.org/grpc/codes"
 )
 
@@ -88,7 +89,7 @@ func (c *call) lose(name string, end callEnd) {
 	if len(c.held) == 0 {
 		c.over = end
 	}
-	wake(c.changed)
+	latest.Wake(c.changed)
 }
 
 // holding tells what a call still holds, which of its targets left since it was

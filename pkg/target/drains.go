@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/durable"
+	"github.com/vipgate/vipgate/pkg/latest"
 )
 
 // DrainOrder is a drain by hand.
@@ -80,7 +81,7 @@ func OpenDrains(path string, log *slog.Logger) (*Drains, error) {
 		return nil, fmt.Errorf("drains by hand: %w", err)
 	}
 	if len(d.orders) > 0 {
-		wake(d.changed)
+		latest.Wake(d.changed)
 	}
 	return d, nil
 }
@@ -136,7 +137,7 @@ func (d *Drains) change(f func(map[ID]DrainOrder)) error {
 	d.mu.Lock()
 	d.orders = orders
 	d.mu.Unlock()
-	wake(d.changed)
+	latest.Wake(d.changed)
 	return nil
 }
 

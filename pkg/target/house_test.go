@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
+	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/test/identitytest"
@@ -125,7 +126,7 @@ func (h *house) serve(network, address string, s *TargetService, creds credentia
 
 // loop publishes what is offered, as the load balancer's loop does.
 func (h *house) loop(ctx context.Context) error {
-	known := map[string]map[Key]struct{}{}
+	known := map[string]map[healthcheck.Key]struct{}{}
 	for {
 		select {
 		case <-ctx.Done():
@@ -133,14 +134,14 @@ func (h *house) loop(ctx context.Context) error {
 		case <-h.Changed():
 		}
 		var changed []View
-		var removed []Key
+		var removed []healthcheck.Key
 		for stream, offers := range h.Take() {
-			now := map[Key]struct{}{}
+			now := map[healthcheck.Key]struct{}{}
 			for _, o := range offers {
 				for _, ip := range o.IPs {
-					v := View{Health: Health{Key: Key{Stream: stream, Name: o.Name, Addr: ip}, State: Ready}, Checks: Ready, Origins: OriginSet(0).With(Registered), Owner: o.Owner}
+					v := View{Health: healthcheck.Health{Key: healthcheck.Key{Stream: stream, Name: o.Name, Addr: ip}, State: healthcheck.Ready}, Checks: healthcheck.Ready, Origins: OriginSet(0).With(Registered), Owner: o.Owner}
 					if o.Stay != Staying {
-						v.State, v.DrainEnd, v.DrainCause = Draining, o.DrainEnd, o.Cause
+						v.State, v.DrainEnd, v.DrainCause = healthcheck.Draining, o.DrainEnd, o.Cause
 					}
 					now[v.Key] = struct{}{}
 					changed = append(changed, v)

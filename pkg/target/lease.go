@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/latest"
 	"google.golang.org/grpc/codes"
 )
 
@@ -246,7 +247,7 @@ func (r *Registry) hangUp(c *call) {
 func (r *Registry) endAt(reg *registration, end time.Time) {
 	reg.end = end
 	r.ending[reg] = struct{}{}
-	wake(r.timed)
+	latest.Wake(r.timed)
 }
 
 // terminate begins the drain of a registration. The earlier end counts.

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
@@ -28,7 +29,7 @@ type OutageVerdict struct {
 	Detail string
 	// Touched are the keys for which Held or Suspected may answer differently than
 	// before, in no order.
-	Touched []Key
+	Touched []healthcheck.Key
 	// Next is when Evaluate must be called again at the latest, even without a change;
 	// zero: not before a change.
 	Next time.Time
@@ -54,13 +55,13 @@ type OutageVerdict struct {
 type OutageDetector struct {
 	o OutageOptions
 	// seen are the targets that have been ready since they are known; true: is ready.
-	seen   map[Key]bool
-	failed map[Key]*outageFailure
+	seen   map[healthcheck.Key]bool
+	failed map[healthcheck.Key]*outageFailure
 	// counts of failed, by phase.
 	pending, suspected int
 	// next is not later than the first end in failed; zero: there is none.
 	next    time.Time
-	touched map[Key]struct{}
+	touched map[healthcheck.Key]struct{}
 }
 
 type failurePhase uint8
@@ -85,14 +86,14 @@ type outageFailure struct {
 
 // NewOutageDetector returns a detector that knows no targets.
 func NewOutageDetector(o OutageOptions) *OutageDetector {
-	return &OutageDetector{o: o, seen: map[Key]bool{}, failed: map[Key]*outageFailure{}, touched: map[Key]struct{}{}}
+	return &OutageDetector{o: o, seen: map[healthcheck.Key]bool{}, failed: map[healthcheck.Key]*outageFailure{}, touched: map[healthcheck.Key]struct{}{}}
 }
 
 // Held reports whether a target that is not ready counts as ready.
-func (d *OutageDetector) Held(k Key) bool { return d.o.Hold && d.failed[k] != nil }
+func (d *OutageDetector) Held(k healthcheck.Key) bool { return d.o.Hold && d.failed[k] != nil }
 
 // Suspected reports whether the failure of a target is part of a suspected outage.
-func (d *OutageDetector) Suspected(k Key) bool {
+func (d *OutageDetector) Suspected(k healthcheck.Key) bool {
 	f := d.failed[k]
 	return f != nil && f.phase == failureSuspected
 }
@@ -101,7 +102,7 @@ func (d *OutageDetector) Suspected(k Key) bool {
 // check of a target; the zero Check, for one that is no longer configured, holds
 // nothing. Each target must be passed again when its Silent changes, too: otherwise an
 // answer goes unnoticed until the target is ready. The cost follows the changes.
-func (d *OutageDetector) Evaluate(now time.Time, changed []Health, removed []Key, check func(Key) trench.Check) OutageVerdict {
+func (d *OutageDetector) Evaluate(now time.Time, changed []healthcheck.Health, removed []healthcheck.Key, check func(healthcheck.Key) trench.Check) OutageVerdict {
 	if d.o.Threshold == 0 {
 		return OutageVerdict{}
 	}
@@ -154,19 +155,19 @@ func (d *OutageDetector) addresses() int {
 
 // take takes over one result, and reports whether it ends the outage: a target of the
 // outage answered.
-func (d *OutageDetector) take(now time.Time, h Health, check trench.Check) (over bool) {
+func (d *OutageDetector) take(now time.Time, h healthcheck.Health, check trench.Check) (over bool) {
 	wasReady, known := d.seen[h.Key]
 	switch {
-	case h.State == Ready:
+	case h.State == healthcheck.Ready:
 		d.seen[h.Key] = true
-	case h.State != NotReady && h.State != Overdue:
+	case h.State != healthcheck.NotReady && h.State != healthcheck.Overdue:
 		delete(d.seen, h.Key)
 	case known:
 		d.seen[h.Key] = false
 	}
 	f := d.failed[h.Key]
 	if f == nil {
-		if end := h.Since.Add(checkInterval(check)); wasReady && h.State == NotReady && h.Silent && end.After(now) {
+		if end := h.Since.Add(checkInterval(check)); wasReady && h.State == healthcheck.NotReady && h.Silent && end.After(now) {
 			d.failed[h.Key] = &outageFailure{}
 			d.pending++
 			d.wait(d.failed[h.Key], end)
@@ -174,11 +175,11 @@ func (d *OutageDetector) take(now time.Time, h Health, check trench.Check) (over
 		}
 		return false
 	}
-	over = f.phase == failureSuspected && !h.Silent && (h.State == Ready || h.State == NotReady)
+	over = f.phase == failureSuspected && !h.Silent && (h.State == healthcheck.Ready || h.State == healthcheck.NotReady)
 	switch {
-	case h.State == NotReady && h.Silent && f.phase != failureRecovering:
+	case h.State == healthcheck.NotReady && h.Silent && f.phase != failureRecovering:
 		// It failed once more.
-	case h.State == NotReady && !h.Silent && h.LastError == "" && f.phase != failurePending:
+	case h.State == healthcheck.NotReady && !h.Silent && h.LastError == "" && f.phase != failurePending:
 		if !f.rising {
 			f.rising = true
 			d.recover(now, h.Key, f, time.Duration(max(1, check.Rise))*checkInterval(check))
@@ -190,7 +191,7 @@ func (d *OutageDetector) take(now time.Time, h Health, check trench.Check) (over
 }
 
 // enter moves a failure to another phase.
-func (d *OutageDetector) enter(k Key, f *outageFailure, phase failurePhase) {
+func (d *OutageDetector) enter(k healthcheck.Key, f *outageFailure, phase failurePhase) {
 	d.count(f.phase, -1)
 	f.phase = phase
 	d.count(phase, 1)
@@ -208,7 +209,7 @@ func (d *OutageDetector) count(phase failurePhase, n int) {
 }
 
 // recover lets the next checks of a target decide.
-func (d *OutageDetector) recover(now time.Time, k Key, f *outageFailure, within time.Duration) {
+func (d *OutageDetector) recover(now time.Time, k healthcheck.Key, f *outageFailure, within time.Duration) {
 	d.enter(k, f, failureRecovering)
 	d.wait(f, now.Add(within))
 }
@@ -221,7 +222,7 @@ func (d *OutageDetector) wait(f *outageFailure, end time.Time) {
 }
 
 // drop lets a target be what its checks say.
-func (d *OutageDetector) drop(k Key) {
+func (d *OutageDetector) drop(k healthcheck.Key) {
 	if f := d.failed[k]; f != nil {
 		d.enter(k, f, failureRecovering)
 		delete(d.failed, k)

@@ -9,6 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
@@ -16,7 +17,7 @@ var outageCheck = trench.Check{Interval: time.Second, Timeout: 500 * time.Millis
 
 const outageWindow = 1500 * time.Millisecond
 
-func outageCheckOf(k Key) trench.Check {
+func outageCheckOf(k healthcheck.Key) trench.Check {
 	if k.Stream == "fast" {
 		return trench.Check{Interval: 100 * time.Millisecond, Timeout: 50 * time.Millisecond, Rise: 3, Fall: 1}
 	}
@@ -29,33 +30,44 @@ type outageFixture struct {
 	t       *testing.T
 	now     time.Time
 	last    OutageVerdict
-	touched map[Key][2]bool // Held and Suspected when last reported as touched
+	touched map[healthcheck.Key][2]bool // Held and Suspected when last reported as touched
 }
 
 func newOutageFixture(t *testing.T, o OutageOptions, targets int) *outageFixture {
-	f := &outageFixture{OutageDetector: NewOutageDetector(o), t: t, now: time.Unix(1000, 0), touched: map[Key][2]bool{}}
+	f := &outageFixture{OutageDetector: NewOutageDetector(o), t: t, now: time.Unix(1000, 0), touched: map[healthcheck.Key][2]bool{}}
 	for i := range targets {
-		f.eval(f.is(outageKey(i), Starting, false, ""))
+		f.eval(f.is(outageKey(i), healthcheck.Starting, false, ""))
 		f.eval(f.up(outageKey(i)))
 	}
 	f.now = f.now.Add(10 * time.Second)
 	return f
 }
 
-func outageKey(i int) Key {
-	return Key{Stream: "s", Name: fmt.Sprint("t", i), Addr: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})}
+func outageKey(i int) healthcheck.Key {
+	return healthcheck.Key{Stream: "s", Name: fmt.Sprint("t", i), Addr: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})}
 }
 
-func (f *outageFixture) is(k Key, state State, silent bool, lastError string) Health {
-	return Health{Key: k, State: state, Since: f.now, LastCheck: f.now, LastError: lastError, Silent: silent}
+func (f *outageFixture) is(k healthcheck.Key, state healthcheck.State, silent bool, lastError string) healthcheck.Health {
+	return healthcheck.Health{Key: k, State: state, Since: f.now, LastCheck: f.now, LastError: lastError, Silent: silent}
 }
 
-func (f *outageFixture) up(k Key) Health       { return f.is(k, Ready, false, "") }
-func (f *outageFixture) silent(k Key) Health   { return f.is(k, NotReady, true, "no answer") }
-func (f *outageFixture) refused(k Key) Health  { return f.is(k, NotReady, false, "refused") }
-func (f *outageFixture) answered(k Key) Health { return f.is(k, NotReady, false, "") }
+func (f *outageFixture) up(k healthcheck.Key) healthcheck.Health {
+	return f.is(k, healthcheck.Ready, false, "")
+}
 
-func (f *outageFixture) eval(changed ...Health) {
+func (f *outageFixture) silent(k healthcheck.Key) healthcheck.Health {
+	return f.is(k, healthcheck.NotReady, true, "no answer")
+}
+
+func (f *outageFixture) refused(k healthcheck.Key) healthcheck.Health {
+	return f.is(k, healthcheck.NotReady, false, "refused")
+}
+
+func (f *outageFixture) answered(k healthcheck.Key) healthcheck.Health {
+	return f.is(k, healthcheck.NotReady, false, "")
+}
+
+func (f *outageFixture) eval(changed ...healthcheck.Health) {
 	f.last = f.Evaluate(f.now, changed, nil, outageCheckOf)
 	for _, k := range f.last.Touched {
 		f.touched[k] = [2]bool{f.Held(k), f.Suspected(k)}
@@ -167,9 +179,9 @@ func TestOutageNeedsTenAddresses(t *testing.T) {
 	f.want("nine targets, later", 0, false)
 
 	f = newOutageFixture(t, holding, 0)
-	var keys []Key
+	var keys []healthcheck.Key
 	for i := range 20 {
-		keys = append(keys, Key{Stream: fmt.Sprint("s", i), Name: "t", Addr: outageKey(0).Addr})
+		keys = append(keys, healthcheck.Key{Stream: fmt.Sprint("s", i), Name: "t", Addr: outageKey(0).Addr})
 	}
 	for _, k := range keys {
 		f.eval(f.up(k))
@@ -184,11 +196,17 @@ func TestOutageNeedsTenAddresses(t *testing.T) {
 }
 
 func TestOutageCountsSilentFailuresOnly(t *testing.T) {
-	for name, failed := range map[string]func(f *outageFixture, k Key) Health{
-		"overdue":  func(f *outageFixture, k Key) Health { return f.is(k, Overdue, true, "late") },
-		"drained":  func(f *outageFixture, k Key) Health { return f.is(k, Drained, true, "") },
-		"starting": func(f *outageFixture, k Key) Health { return f.is(k, Starting, true, "no answer") },
-		"refused":  func(f *outageFixture, k Key) Health { return f.refused(k) },
+	for name, failed := range map[string]func(f *outageFixture, k healthcheck.Key) healthcheck.Health{
+		"overdue": func(f *outageFixture, k healthcheck.Key) healthcheck.Health {
+			return f.is(k, healthcheck.Overdue, true, "late")
+		},
+		"drained": func(f *outageFixture, k healthcheck.Key) healthcheck.Health {
+			return f.is(k, healthcheck.Drained, true, "")
+		},
+		"starting": func(f *outageFixture, k healthcheck.Key) healthcheck.Health {
+			return f.is(k, healthcheck.Starting, true, "no answer")
+		},
+		"refused": func(f *outageFixture, k healthcheck.Key) healthcheck.Health { return f.refused(k) },
 	} {
 		for _, o := range []OutageOptions{holding, withdrawing} {
 			f := newOutageFixture(t, o, 10)
@@ -203,23 +221,23 @@ func TestOutageCountsSilentFailuresOnly(t *testing.T) {
 func TestOutagePopulation(t *testing.T) {
 	f := newOutageFixture(t, holding, 0)
 	for i := range 100 {
-		f.eval(f.is(outageKey(i), Starting, false, ""))
+		f.eval(f.is(outageKey(i), healthcheck.Starting, false, ""))
 		f.eval(f.silent(outageKey(i)))
 	}
 	f.want("never ready", 0, false)
 
 	f = newOutageFixture(t, holding, 20)
 	for i := 12; i < 16; i++ {
-		f.eval(f.is(outageKey(i), Drained, false, ""))
+		f.eval(f.is(outageKey(i), healthcheck.Drained, false, ""))
 	}
 	for i := 16; i < 20; i++ {
-		f.eval(f.is(outageKey(i), Starting, false, ""))
+		f.eval(f.is(outageKey(i), healthcheck.Starting, false, ""))
 	}
 	f.now = f.now.Add(time.Second)
 	f.fail(0, 10, time.Millisecond)
 	f.want("ten of the twelve that are left", 10, true)
 
-	var keys []Key
+	var keys []healthcheck.Key
 	for i := range 20 {
 		keys = append(keys, outageKey(i))
 	}
@@ -238,7 +256,7 @@ func TestOutageLateFailure(t *testing.T) {
 
 	f = newOutageFixture(t, holding, 10)
 	f.fail(0, 9, time.Millisecond)
-	f.Evaluate(f.now, []Health{f.silent(outageKey(9))}, nil, func(Key) trench.Check { return trench.Check{} })
+	f.Evaluate(f.now, []healthcheck.Health{f.silent(outageKey(9))}, nil, func(healthcheck.Key) trench.Check { return trench.Check{} })
 	f.want("without a check", 9, true)
 }
 
@@ -270,7 +288,7 @@ func TestOutageHoldIsBounded(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		o := OutageOptions{Threshold: Share(rapid.SampledFrom([]int{1, 50, 80, 100}).Draw(t, "threshold")), Hold: rapid.Bool().Draw(t, "hold")}
 		d, now := NewOutageDetector(o), time.Unix(1000, 0)
-		var keys []Key
+		var keys []healthcheck.Key
 		for i := range 14 {
 			k := outageKey(i)
 			if i%4 == 3 {
@@ -279,8 +297,8 @@ func TestOutageHoldIsBounded(t *testing.T) {
 			keys = append(keys, k)
 		}
 		var last OutageVerdict
-		states, models, reported := map[Key]State{}, map[Key]*outageModel{}, map[Key][2]bool{}
-		evaluate := func(changed []Health, removed []Key) {
+		states, models, reported := map[healthcheck.Key]healthcheck.State{}, map[healthcheck.Key]*outageModel{}, map[healthcheck.Key][2]bool{}
+		evaluate := func(changed []healthcheck.Health, removed []healthcheck.Key) {
 			last = d.Evaluate(now, changed, removed, outageCheckOf)
 			for _, k := range last.Touched {
 				reported[k] = [2]bool{d.Held(k), d.Suspected(k)}
@@ -297,7 +315,7 @@ func TestOutageHoldIsBounded(t *testing.T) {
 					t.Fatalf("%v: held %v, suspected %v were not reported as touched", k, held, suspected)
 				case held && !o.Hold:
 					t.Fatalf("%v is held without Hold", k)
-				case (held || suspected) && (m == nil || states[k] != NotReady):
+				case (held || suspected) && (m == nil || states[k] != healthcheck.NotReady):
 					t.Fatalf("%v is held %v, suspected %v and did not fail silently", k, held, suspected)
 				case m == nil:
 					continue
@@ -320,23 +338,23 @@ func TestOutageHoldIsBounded(t *testing.T) {
 				t.Fatalf("verdict %+v, some target is suspected: %v", last, outage)
 			}
 		}
-		report := func(of []Key, state State, silent bool, lastError string) {
-			var changed []Health
+		report := func(of []healthcheck.Key, state healthcheck.State, silent bool, lastError string) {
+			var changed []healthcheck.Health
 			for _, k := range of {
 				was, known := states[k]
-				if !known && state != Ready && state != Starting {
+				if !known && state != healthcheck.Ready && state != healthcheck.Starting {
 					continue
 				}
 				states[k] = state
 				switch {
-				case was == Ready && state == NotReady && silent:
+				case was == healthcheck.Ready && state == healthcheck.NotReady && silent:
 					models[k] = &outageModel{since: now}
-				case state != NotReady:
+				case state != healthcheck.NotReady:
 					delete(models, k)
 				case models[k] != nil && !silent && lastError == "" && models[k].answered.IsZero():
 					models[k].answered = now
 				}
-				changed = append(changed, Health{Key: k, State: state, Since: now, LastCheck: now, LastError: lastError, Silent: silent})
+				changed = append(changed, healthcheck.Health{Key: k, State: state, Since: now, LastCheck: now, LastError: lastError, Silent: silent})
 			}
 			evaluate(changed, nil)
 		}
@@ -350,27 +368,27 @@ func TestOutageHoldIsBounded(t *testing.T) {
 				now = last.Next
 			}
 		}
-		some := func(t *rapid.T) []Key {
-			return rapid.SliceOfNDistinct(rapid.SampledFrom(keys), 1, len(keys), func(k Key) Key { return k }).Draw(t, "of")
+		some := func(t *rapid.T) []healthcheck.Key {
+			return rapid.SliceOfNDistinct(rapid.SampledFrom(keys), 1, len(keys), func(k healthcheck.Key) healthcheck.Key { return k }).Draw(t, "of")
 		}
-		report(keys, Ready, false, "")
+		report(keys, healthcheck.Ready, false, "")
 		t.Repeat(map[string]func(*rapid.T){
 			"pass":     func(t *rapid.T) { pass(time.Duration(rapid.IntRange(1, 4000).Draw(t, "ms")) * time.Millisecond) },
-			"ready":    func(t *rapid.T) { report(some(t), Ready, false, "") },
-			"recover":  func(*rapid.T) { report(keys, Ready, false, "") },
-			"outage":   func(*rapid.T) { report(keys, NotReady, true, "no answer") },
-			"fail":     func(t *rapid.T) { report(some(t), NotReady, true, "no answer") },
-			"refuse":   func(t *rapid.T) { report(some(t), NotReady, false, "refused") },
-			"overdue":  func(t *rapid.T) { report(some(t), Overdue, true, "late") },
-			"starting": func(t *rapid.T) { report(some(t), Starting, false, "") },
+			"ready":    func(t *rapid.T) { report(some(t), healthcheck.Ready, false, "") },
+			"recover":  func(*rapid.T) { report(keys, healthcheck.Ready, false, "") },
+			"outage":   func(*rapid.T) { report(keys, healthcheck.NotReady, true, "no answer") },
+			"fail":     func(t *rapid.T) { report(some(t), healthcheck.NotReady, true, "no answer") },
+			"refuse":   func(t *rapid.T) { report(some(t), healthcheck.NotReady, false, "refused") },
+			"overdue":  func(t *rapid.T) { report(some(t), healthcheck.Overdue, true, "late") },
+			"starting": func(t *rapid.T) { report(some(t), healthcheck.Starting, false, "") },
 			"answer": func(t *rapid.T) {
-				var failed []Key
+				var failed []healthcheck.Key
 				for _, k := range some(t) {
-					if states[k] == NotReady {
+					if states[k] == healthcheck.NotReady {
 						failed = append(failed, k)
 					}
 				}
-				report(failed, NotReady, false, "")
+				report(failed, healthcheck.NotReady, false, "")
 			},
 			"remove": func(t *rapid.T) {
 				removed := some(t)
@@ -382,7 +400,7 @@ func TestOutageHoldIsBounded(t *testing.T) {
 			},
 		})
 		// Everything ends once the targets answer.
-		report(keys, NotReady, false, "refused")
+		report(keys, healthcheck.NotReady, false, "refused")
 		pass(10 * outageWindow)
 		if last.Outage || !last.Next.IsZero() || len(d.failed) > 0 {
 			t.Fatalf("left over: %+v, %v", last, d.failed)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 
+	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -230,15 +231,19 @@ func (r *Registry) Refused() map[Refusal]uint64 {
 // touch notes that what is offered for a stream changed. It is called with mu held.
 func (r *Registry) touch(stream string) {
 	r.dirty[stream] = struct{}{}
-	wake(r.changed)
+	latest.Wake(r.changed)
 }
 
 // save has the state written. It is called with mu held.
 func (r *Registry) save() {
 	if r.state != nil {
-		wake(r.state.wanted)
+		latest.Wake(r.state.wanted)
 	}
 }
+
+// expiryRound is the least time between two rounds of expirations: those within it
+// happen together.
+const expiryRound = 10 * time.Millisecond
 
 // Run ends what is due until ctx ends, then every call, with Unavailable. It keeps
 // the state file, and waits for what is being written. It is called once.
@@ -262,7 +267,7 @@ func (r *Registry) Run(ctx context.Context) error {
 		const idle = time.Minute
 		wait := idle
 		if next := r.expire(time.Now()); !next.IsZero() {
-			wait = max(time.Until(next), pace) // whatever ends within a pace ends together
+			wait = max(time.Until(next), expiryRound)
 		}
 		timer.Reset(wait)
 	}

@@ -5,14 +5,17 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/vipgate/vipgate/pkg/healthcheck"
+	"github.com/vipgate/vipgate/pkg/latest"
 )
 
 // View is one address of one target as people see it.
 type View struct {
 	// Health has the state of its checks in Checks, and in State what follows from
 	// it and from drains.
-	Health
-	Checks State
+	healthcheck.Health
+	Checks healthcheck.State
 	// Origins are where the target comes from.
 	Origins OriginSet
 	// Owner is who registered it, a SPIFFE ID; "" for other sources.
@@ -27,7 +30,7 @@ type View struct {
 // [NewRoster]; its methods may be called from any goroutine.
 type Roster struct {
 	mu       sync.Mutex
-	views    map[Key]View
+	views    map[healthcheck.Key]View
 	watchers map[*RosterWatch]struct{}
 	// byID are the watches of single targets, of which there may be as many as
 	// targets: a change must not have to ask all of them.
@@ -36,7 +39,7 @@ type Roster struct {
 
 // NewRoster returns an empty roster.
 func NewRoster() *Roster {
-	return &Roster{views: map[Key]View{}, watchers: map[*RosterWatch]struct{}{}, byID: map[ID]map[*RosterWatch]struct{}{}}
+	return &Roster{views: map[healthcheck.Key]View{}, watchers: map[*RosterWatch]struct{}{}, byID: map[ID]map[*RosterWatch]struct{}{}}
 }
 
 // same tells whether nothing differs that a change is told for: checks that go on
@@ -47,7 +50,7 @@ func (v View) same(w View) bool {
 }
 
 // Publish takes over what changed; what did not is told to nobody.
-func (r *Roster) Publish(changed []View, removed []Key) {
+func (r *Roster) Publish(changed []View, removed []healthcheck.Key) {
 	if len(changed) == 0 && len(removed) == 0 {
 		return
 	}
@@ -69,7 +72,7 @@ func (r *Roster) Publish(changed []View, removed []Key) {
 }
 
 // note tells whoever wants to know of an address. It is called with mu held.
-func (r *Roster) note(k Key) {
+func (r *Roster) note(k healthcheck.Key) {
 	for w := range r.watchers {
 		w.note(k)
 	}
@@ -79,7 +82,7 @@ func (r *Roster) note(k Key) {
 }
 
 // Get returns one address.
-func (r *Roster) Get(k Key) (View, bool) {
+func (r *Roster) Get(k healthcheck.Key) (View, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v, ok := r.views[k]
@@ -87,7 +90,7 @@ func (r *Roster) Get(k Key) (View, bool) {
 }
 
 // List returns every address that wanted accepts, sorted; nil accepts all.
-func (r *Roster) List(wanted func(Key) bool) []View {
+func (r *Roster) List(wanted func(healthcheck.Key) bool) []View {
 	r.mu.Lock()
 	list := make([]View, 0, len(r.views))
 	for k, v := range r.views {
@@ -102,7 +105,7 @@ func (r *Roster) List(wanted func(Key) bool) []View {
 
 // Watch returns a watch of the addresses that wanted accepts; nil accepts all.
 // Everything that is there counts as changed. It must be closed.
-func (r *Roster) Watch(wanted func(Key) bool) *RosterWatch {
+func (r *Roster) Watch(wanted func(healthcheck.Key) bool) *RosterWatch {
 	w := newRosterWatch(r)
 	w.wanted = wanted
 	r.mu.Lock()
@@ -111,14 +114,14 @@ func (r *Roster) Watch(wanted func(Key) bool) *RosterWatch {
 	for k := range r.views {
 		w.note(k)
 	}
-	wake(w.wake) // also when there is nothing: the first Take says so
+	latest.Wake(w.wake) // also when there is nothing: the first Take says so
 	return w
 }
 
 // WatchTargets returns a watch of the targets that the keys name, with whatever
 // address. It costs a change of another target nothing. Of what is there already
 // only the keys count as changed. It must be closed.
-func (r *Roster) WatchTargets(keys []Key) *RosterWatch {
+func (r *Roster) WatchTargets(keys []healthcheck.Key) *RosterWatch {
 	w := newRosterWatch(r)
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -133,31 +136,31 @@ func (r *Roster) WatchTargets(keys []Key) *RosterWatch {
 			w.note(k)
 		}
 	}
-	wake(w.wake)
+	latest.Wake(w.wake)
 	return w
 }
 
 func newRosterWatch(r *Roster) *RosterWatch {
-	return &RosterWatch{roster: r, wake: make(chan struct{}, 1), dirty: map[Key]struct{}{}, told: map[Key]struct{}{}}
+	return &RosterWatch{roster: r, wake: make(chan struct{}, 1), dirty: map[healthcheck.Key]struct{}{}, told: map[healthcheck.Key]struct{}{}}
 }
 
 // RosterWatch is one reader's view of the changes, merged until it takes them. Its
 // memory is bounded by the number of addresses.
 type RosterWatch struct {
 	roster *Roster
-	wanted func(Key) bool
+	wanted func(healthcheck.Key) bool
 	ids    []ID // of WatchTargets
 	wake   chan struct{}
 	// Guarded by Roster.mu.
-	dirty map[Key]struct{}
-	told  map[Key]struct{} // what the reader knows
+	dirty map[healthcheck.Key]struct{}
+	told  map[healthcheck.Key]struct{} // what the reader knows
 }
 
 // note is called with Roster.mu held.
-func (w *RosterWatch) note(k Key) {
+func (w *RosterWatch) note(k healthcheck.Key) {
 	if w.wanted == nil || w.wanted(k) {
 		w.dirty[k] = struct{}{}
-		wake(w.wake)
+		latest.Wake(w.wake)
 	}
 }
 
@@ -165,7 +168,7 @@ func (w *RosterWatch) note(k Key) {
 func (w *RosterWatch) Changed() <-chan struct{} { return w.wake }
 
 // Take returns what changed since the last Take, sorted.
-func (w *RosterWatch) Take() (changed []View, removed []Key) {
+func (w *RosterWatch) Take() (changed []View, removed []healthcheck.Key) {
 	w.roster.mu.Lock()
 	defer w.roster.mu.Unlock()
 	for k := range w.dirty {
@@ -182,7 +185,7 @@ func (w *RosterWatch) Take() (changed []View, removed []Key) {
 	}
 	clear(w.dirty)
 	slices.SortFunc(changed, func(a, b View) int { return a.Compare(b.Key) })
-	slices.SortFunc(removed, Key.Compare)
+	slices.SortFunc(removed, healthcheck.Key.Compare)
 	return changed, removed
 }
 
@@ -196,5 +199,5 @@ func (w *RosterWatch) Close() {
 			delete(w.roster.byID, id)
 		}
 	}
-	maps.DeleteFunc(w.dirty, func(Key, struct{}) bool { return true })
+	maps.DeleteFunc(w.dirty, func(healthcheck.Key, struct{}) bool { return true })
 }

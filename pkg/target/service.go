@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
+	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/logs"
 )
 
@@ -177,16 +178,16 @@ func (s *TargetService) keep(ctx context.Context, c *call, a announcement, send 
 
 // keeping is what one Register has told its caller.
 type keeping struct {
-	keys    []Key
+	keys    []healthcheck.Key
 	started time.Time
-	gone    map[Key]struct{} // told as GONE
+	gone    map[healthcheck.Key]struct{} // told as GONE
 }
 
 func newKeeping(c *call, a announcement) *keeping {
-	k := &keeping{started: time.Now(), gone: map[Key]struct{}{}}
+	k := &keeping{started: time.Now(), gone: map[healthcheck.Key]struct{}{}}
 	for _, t := range a.targets {
 		for _, ip := range t.ips {
-			k.keys = append(k.keys, Key{Stream: c.stream, Name: t.name, Addr: ip})
+			k.keys = append(k.keys, healthcheck.Key{Stream: c.stream, Name: t.name, Addr: ip})
 		}
 	}
 	return k
@@ -194,12 +195,12 @@ func newKeeping(c *call, a announcement) *keeping {
 
 // infos are what is to be told now: everything the first time, then what changed
 // of the targets that are still held, and what left.
-func (k *keeping) infos(g glass, first bool, held map[string]struct{}, gone []string, changed []View, removed []Key) []*targetv1.TargetInfo {
-	views := make(map[Key]View, len(changed))
+func (k *keeping) infos(g glass, first bool, held map[string]struct{}, gone []string, changed []View, removed []healthcheck.Key) []*targetv1.TargetInfo {
+	views := make(map[healthcheck.Key]View, len(changed))
 	for _, v := range changed {
 		views[v.Key] = v
 	}
-	lost := make(map[Key]struct{}, len(removed))
+	lost := make(map[healthcheck.Key]struct{}, len(removed))
 	for _, key := range removed {
 		lost[key] = struct{}{}
 	}
@@ -225,7 +226,7 @@ func (k *keeping) infos(g glass, first bool, held map[string]struct{}, gone []st
 			infos = append(infos, g.info(v))
 		case isHeld && first:
 			infos = append(infos, g.info(View{
-				Health: Health{Key: key, State: Starting, Since: k.started}, Checks: Starting,
+				Health: healthcheck.Health{Key: key, State: healthcheck.Starting, Since: k.started}, Checks: healthcheck.Starting,
 				Origins: OriginSet(0).With(Registered), Owner: g.who.String(),
 			}))
 		}

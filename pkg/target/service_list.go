@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
+	"github.com/vipgate/vipgate/pkg/healthcheck"
 )
 
 const (
@@ -42,14 +43,14 @@ func (s *TargetService) seesAll(who caller) bool {
 }
 
 // wireStates are the states on the wire.
-var wireStates = map[State]targetv1.State{
-	Starting: targetv1.State_STATE_STARTING,
-	Ready:    targetv1.State_STATE_READY,
-	NotReady: targetv1.State_STATE_NOT_READY,
-	Overdue:  targetv1.State_STATE_OVERDUE,
-	Draining: targetv1.State_STATE_DRAINING,
-	Drained:  targetv1.State_STATE_DRAINED,
-	Left:     targetv1.State_STATE_GONE,
+var wireStates = map[healthcheck.State]targetv1.State{
+	healthcheck.Starting: targetv1.State_STATE_STARTING,
+	healthcheck.Ready:    targetv1.State_STATE_READY,
+	healthcheck.NotReady: targetv1.State_STATE_NOT_READY,
+	healthcheck.Overdue:  targetv1.State_STATE_OVERDUE,
+	healthcheck.Draining: targetv1.State_STATE_DRAINING,
+	healthcheck.Drained:  targetv1.State_STATE_DRAINED,
+	healthcheck.Left:     targetv1.State_STATE_GONE,
 }
 
 // info is a target as it is sent.
@@ -58,7 +59,7 @@ func (g glass) info(v View) *targetv1.TargetInfo {
 		Stream: v.Stream, Name: v.Name, Address: v.Addr.String(), State: wireStates[v.State], Since: timestamppb.New(v.Since),
 		LastError: strings.ToValidUTF8(v.LastError, "?"), DrainCause: v.DrainCause, Sources: v.Origins.Names(),
 	}
-	if v.State == Draining {
+	if v.State == healthcheck.Draining {
 		i.DrainFor = durationpb.New(max(0, v.DrainEnd.Sub(g.now)))
 	}
 	if g.all || v.Owner == g.who.String() {
@@ -68,18 +69,18 @@ func (g glass) info(v View) *targetv1.TargetInfo {
 }
 
 // last is the last word on an address.
-func last(k Key) *targetv1.TargetInfo {
-	return &targetv1.TargetInfo{Stream: k.Stream, Name: k.Name, Address: k.Addr.String(), State: wireStates[Left], Since: timestamppb.Now()}
+func last(k healthcheck.Key) *targetv1.TargetInfo {
+	return &targetv1.TargetInfo{Stream: k.Stream, Name: k.Name, Address: k.Addr.String(), State: wireStates[healthcheck.Left], Since: timestamppb.Now()}
 }
 
 // sight returns what a caller may see of one stream, or of all when stream is "".
-func (s *TargetService) sight(who caller, stream string) (func(Key) bool, error) {
+func (s *TargetService) sight(who caller, stream string) (func(healthcheck.Key) bool, error) {
 	all := s.seesAll(who)
 	switch {
 	case !all && !s.registry.Allow.Authorizes(who.id):
 		return nil, refuse(RefusedIdentity, codes.PermissionDenied, "%s may not see targets: have it allowed by --target-id or --reader-id of the load balancer", who)
 	case stream == "" && all:
-		return func(Key) bool { return true }, nil
+		return func(healthcheck.Key) bool { return true }, nil
 	case stream != "":
 		if !all && !s.registry.allows(who, stream) {
 			return nil, refuse(RefusedIdentity, codes.PermissionDenied, "%s may not see the targets of stream %s: have it allowed by --target-id of the load balancer", who, cite(stream))
@@ -87,11 +88,11 @@ func (s *TargetService) sight(who caller, stream string) (func(Key) bool, error)
 		if err := s.registry.knows(who, stream); err != nil {
 			return nil, err
 		}
-		return func(k Key) bool { return k.Stream == stream }, nil
+		return func(k healthcheck.Key) bool { return k.Stream == stream }, nil
 	}
 	// The roster asks one key at a time: the answers may be kept without a lock.
 	seen := map[string]bool{}
-	return func(k Key) bool {
+	return func(k healthcheck.Key) bool {
 		may, asked := seen[k.Stream]
 		if !asked {
 			may = s.registry.allows(who, k.Stream)
@@ -138,7 +139,7 @@ func (s *TargetService) list(who caller, req *targetv1.ListRequest) (*targetv1.L
 		if !ok {
 			return nil, refuse(RefusedInput, codes.InvalidArgument, "page_token %s is not one of ours: send next_page_token of the previous answer, or none for the first page", cite(token))
 		}
-		n, found := slices.BinarySearchFunc(views, after, func(v View, k Key) int { return v.Compare(k) })
+		n, found := slices.BinarySearchFunc(views, after, func(v View, k healthcheck.Key) int { return v.Compare(k) })
 		if found {
 			n++
 		}
@@ -172,21 +173,21 @@ func (g glass) page(views []View, size int) (page []*targetv1.TargetInfo, rest [
 }
 
 // token is where a page ended. Neither streams nor names have a slash.
-func token(k Key) string {
+func token(k healthcheck.Key) string {
 	return base64.RawURLEncoding.EncodeToString([]byte(k.Stream + "/" + k.Name + "/" + k.Addr.String()))
 }
 
-func parseToken(s string) (Key, bool) {
+func parseToken(s string) (healthcheck.Key, bool) {
 	text, err := base64.RawURLEncoding.DecodeString(s)
 	if err != nil {
-		return Key{}, false
+		return healthcheck.Key{}, false
 	}
 	parts := strings.Split(string(text), "/")
 	if len(parts) != 3 {
-		return Key{}, false
+		return healthcheck.Key{}, false
 	}
 	addr, err := netip.ParseAddr(parts[2])
-	return Key{Stream: parts[0], Name: parts[1], Addr: addr}, err == nil
+	return healthcheck.Key{Stream: parts[0], Name: parts[1], Addr: addr}, err == nil
 }
 
 // Watch implements the TargetService.
@@ -230,7 +231,7 @@ func (s *TargetService) watch(who caller, req *targetv1.WatchRequest, stream grp
 
 // send sends changes in as many messages as they need, and marks the last one when
 // they are everything.
-func (g glass) send(changed []View, removed []Key, everything bool, send func(*targetv1.WatchResponse) error) error {
+func (g glass) send(changed []View, removed []healthcheck.Key, everything bool, send func(*targetv1.WatchResponse) error) error {
 	for {
 		m := &targetv1.WatchResponse{}
 		m.Targets, changed = g.page(changed, maxPage)

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
+	"github.com/vipgate/vipgate/pkg/healthcheck"
 )
 
 func TestALeaseOverMutualTLS(t *testing.T) {
@@ -147,7 +148,7 @@ func TestRefusalsAtTheDoor(t *testing.T) {
 			t.Errorf("%v was taken", req)
 		}
 	}
-	if all := h.roster.List(func(k Key) bool { return k.Stream == "s" }); len(all) != 0 {
+	if all := h.roster.List(func(k healthcheck.Key) bool { return k.Stream == "s" }); len(all) != 0 {
 		t.Errorf("something is registered: %v", all)
 	}
 	counts := h.Refused()

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -20,7 +21,7 @@ type Member struct {
 	Owner string
 	// Draining is Draining until DrainEnd, Drained after that when it drains by
 	// hand, and Ready for a target that does not drain: then its checks decide.
-	Draining State
+	Draining healthcheck.State
 	DrainEnd time.Time
 	// Cause says why it drains.
 	Cause string
@@ -251,9 +252,9 @@ type offered struct {
 func (m *Member) drainByHand(now time.Time, o Order) {
 	switch {
 	case !o.End.After(now):
-		m.Draining, m.DrainEnd, m.Cause = Drained, o.End, byHand
-	case m.Draining != Draining || o.End.Before(m.DrainEnd):
-		m.Draining, m.DrainEnd, m.Cause = Draining, o.End, byHand
+		m.Draining, m.DrainEnd, m.Cause = healthcheck.Drained, o.End, byHand
+	case m.Draining != healthcheck.Draining || o.End.Before(m.DrainEnd):
+		m.Draining, m.DrainEnd, m.Cause = healthcheck.Draining, o.End, byHand
 	}
 }
 
@@ -314,7 +315,7 @@ func (u *union) take(o Origin, offer Offer) {
 		u.byAddr[a] = offer.Name
 	}
 	u.byName[offer.Name] = len(u.members)
-	m := Member{Name: offer.Name, IPs: offer.IPs, Origins: OriginSet(0).With(o), Owner: offer.Owner, Draining: Ready}
+	m := Member{Name: offer.Name, IPs: offer.IPs, Origins: OriginSet(0).With(o), Owner: offer.Owner, Draining: healthcheck.Ready}
 	m.end(offer)
 	u.members = append(u.members, m)
 }
@@ -332,17 +333,17 @@ func (u *union) leave(o Origin, offer Offer) {
 	if len(free) == 0 {
 		return
 	}
-	m := Member{Name: offer.Name, IPs: free, Origins: OriginSet(0).With(o), Owner: offer.Owner, Draining: Ready}
+	m := Member{Name: offer.Name, IPs: free, Origins: OriginSet(0).With(o), Owner: offer.Owner, Draining: healthcheck.Ready}
 	m.end(offer)
 	u.members = append(u.members, m)
 }
 
 // end notes that an offer says the target ends. The earlier end counts.
 func (m *Member) end(offer Offer) {
-	if offer.Stay == Staying || (m.Draining == Draining && m.DrainEnd.Before(offer.DrainEnd)) {
+	if offer.Stay == Staying || (m.Draining == healthcheck.Draining && m.DrainEnd.Before(offer.DrainEnd)) {
 		return
 	}
-	m.Draining, m.DrainEnd, m.Cause = Draining, offer.DrainEnd, offer.Cause
+	m.Draining, m.DrainEnd, m.Cause = healthcheck.Draining, offer.DrainEnd, offer.Cause
 }
 
 func sameAddrs(a, b []netip.Addr) bool {

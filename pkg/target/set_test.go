@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -49,7 +50,7 @@ func (r *setRig) want(want ...string) Changes {
 	var got []string
 	for _, m := range r.set.Members("s") {
 		state := ""
-		if m.Draining != Ready {
+		if m.Draining != healthcheck.Ready {
 			state = fmt.Sprintf(" %v until %v (%s)", m.Draining, m.DrainEnd.Sub(r.now), m.Cause)
 		}
 		got = append(got, fmt.Sprintf("%s %s %s%s", m.Name, join(m.IPs), strings.Join(m.Origins.Names(), "+"), state))

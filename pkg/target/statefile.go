@@ -15,6 +15,7 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 
 	"github.com/vipgate/vipgate/pkg/durable"
+	"github.com/vipgate/vipgate/pkg/latest"
 )
 
 const (
@@ -117,7 +118,7 @@ func (s *stateFile) run(ctx context.Context, snapshot func() stateDocument) {
 	wanted := s.wanted // nil while a write has to wait for the gap
 	attempt := func() {
 		if wait := s.write(snapshot()); wait > 0 {
-			wake(s.wanted)
+			latest.Wake(s.wanted)
 			gap.Reset(wait)
 		} else {
 			gap.Reset(writeGap)
@@ -159,7 +160,7 @@ func (s *stateFile) write(d stateDocument) (wait time.Duration) {
 func (s *stateFile) stamp() {
 	now := time.Now()
 	if err := os.Chtimes(s.path, now, now); err != nil {
-		wake(s.wanted)
+		latest.Wake(s.wanted)
 	}
 }
 

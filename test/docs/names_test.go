@@ -18,9 +18,9 @@ import (
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/status"
-	"github.com/vipgate/vipgate/pkg/target"
 )
 
 // known are the metrics by the names under which they can be asked for.
@@ -127,7 +127,7 @@ func TestAlertsAskForWhatExists(t *testing.T) {
 	for _, r := range gate.Reasons {
 		values["reason"][r.String()] = true
 	}
-	for s := target.Starting; s <= target.Drained; s++ {
+	for s := healthcheck.Starting; s <= healthcheck.Drained; s++ {
 		values["state"][strings.ReplaceAll(s.String(), " ", "_")] = true
 	}
 	exists := known()

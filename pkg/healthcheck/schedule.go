@@ -1,4 +1,4 @@
-package target
+package healthcheck
 
 // schedule is a heap of the targets whose check does not run, by due.
 type schedule []*entry

@@ -1,4 +1,4 @@
-package target
+package healthcheck
 
 import (
 	"container/heap"
@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -227,7 +228,7 @@ func (c *Checker) gather(e *entry, due, now time.Time) time.Time {
 func (c *Checker) finish(p probe, o outcome, now time.Time) {
 	c.mu.Lock()
 	if c.running == c.maxConcurrent {
-		wake(c.rescheduled)
+		latest.Wake(c.rescheduled)
 	}
 	c.running--
 	e := p.entry
@@ -263,11 +264,11 @@ func (c *Checker) finish(p probe, o outcome, now time.Time) {
 	case health.State != before:
 		e.Since, health.Since = now, now
 		c.touch(e)
-		wake(c.changed)
+		latest.Wake(c.changed)
 	case health.State == NotReady && health.Silent != wasSilent:
 		// Whoever doubts the network hears that something answers again.
 		c.touch(e)
-		wake(c.changed)
+		latest.Wake(c.changed)
 	}
 	e.due = c.gather(e, e.next(p.began, now, first), now)
 	if o.verdict == deferred {
@@ -275,7 +276,7 @@ func (c *Checker) finish(p probe, o outcome, now time.Time) {
 	}
 	heap.Push(&c.schedule, e)
 	if e.index == 0 {
-		wake(c.rescheduled)
+		latest.Wake(c.rescheduled)
 	}
 	c.mu.Unlock()
 

@@ -1,4 +1,4 @@
-package target
+package healthcheck
 
 import (
 	"context"
@@ -115,7 +115,7 @@ func TestATargetStartsAnewWhenSomethingElseIsChecked(t *testing.T) {
 	} {
 		t.Run(tt.what, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
-				c := NewChecker(Options{Dialer: newNetwork(), Log: discard})
+				c := New(Options{Dialer: newNetwork(), Log: discard})
 				stop := run(t, c)
 				c.Configure([]trench.Stream{stream(1, testCheck)})
 				advance(time.Second)

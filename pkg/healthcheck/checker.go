@@ -1,4 +1,4 @@
-package target
+package healthcheck
 
 import (
 	"container/heap"
@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -51,7 +52,7 @@ type Dialer interface {
 }
 
 // Sources knows the addresses of this machine.
-type Sources interface {
+type SourceAddresses interface {
 	// Source reports why checks of an address from another one, or from one of the
 	// kernel's choice, would fail for lack of a source address; "" if there is one.
 	// passing reports whether that is expected to end by itself.
@@ -67,7 +68,7 @@ type Options struct {
 	Dialer Dialer
 	// Sources is asked before each check of a target that is not ready. Nil: every
 	// check is made.
-	Sources Sources
+	Sources SourceAddresses
 	// MaxConcurrent is how many checks may run at once; 0 is 4096, or half of
 	// the file descriptors that the process may have if these are fewer.
 	MaxConcurrent int
@@ -78,7 +79,7 @@ type Options struct {
 type Checker struct {
 	log           *slog.Logger
 	dialer        Dialer
-	sources       Sources
+	sources       SourceAddresses
 	epoch         time.Time // slots are counted from here
 	maxConcurrent int
 	ready         chan struct{}
@@ -108,7 +109,7 @@ type group struct {
 }
 
 // NewChecker returns a checker without targets.
-func NewChecker(o Options) *Checker {
+func New(o Options) *Checker {
 	if o.MaxConcurrent <= 0 {
 		o.MaxConcurrent = maxConcurrent
 		var limit syscall.Rlimit
@@ -194,11 +195,11 @@ func (c *Checker) update(changed []trench.Stream, removed []string, now time.Tim
 		c.enter(e, now.Add(time.Duration(i)*spacing))
 	}
 	if len(fresh) > 0 {
-		wake(c.entered)
+		latest.Wake(c.entered)
 	}
 	c.judge()
-	wake(c.changed)
-	wake(c.rescheduled)
+	latest.Wake(c.changed)
+	latest.Wake(c.rescheduled)
 }
 
 // replace gives a stream its targets, and returns those that start, which are
@@ -330,7 +331,7 @@ func (c *Checker) expect(e *entry) {
 func (c *Checker) judge() {
 	if !c.synced && c.unjudged == 0 {
 		c.synced = true
-		wake(c.changed)
+		latest.Wake(c.changed)
 	}
 }
 
@@ -404,12 +405,4 @@ func (c *Checker) List() []Health {
 	c.mu.Unlock()
 	slices.SortFunc(list, func(a, b Health) int { return a.Compare(b.Key) })
 	return list
-}
-
-// wake fills a channel of size 1.
-func wake(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }

@@ -1,4 +1,4 @@
-package target
+package healthcheck
 
 import (
 	"container/heap"
@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -120,7 +121,7 @@ func (k *connector) look(raw syscall.RawConn) {
 		if err != nil {
 			return
 		}
-		wake(k.arrived)
+		latest.Wake(k.arrived)
 	}
 }
 

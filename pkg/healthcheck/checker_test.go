@@ -1,4 +1,4 @@
-package target
+package healthcheck
 
 import (
 	"context"
@@ -236,7 +236,7 @@ func TestAStallIsNotCaughtUpInOneInstant(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		n := newNetwork()
 		n.latency = 10 * time.Millisecond
-		c := NewChecker(Options{Dialer: n, Log: discard})
+		c := New(Options{Dialer: n, Log: discard})
 		c.Configure([]trench.Stream{stream(1000, testCheck)})
 		// Nobody runs the checks: all become due.
 		advance(time.Minute)
@@ -319,7 +319,7 @@ func TestAHungCheckIsOverdue(t *testing.T) {
 
 func TestOverdueEndsWithASuccess(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c := NewChecker(Options{Dialer: newNetwork(), Log: discard})
+		c := New(Options{Dialer: newNetwork(), Log: discard})
 		c.Configure([]trench.Stream{stream(1, testCheck)})
 		stop := run(t, c)
 		advance(time.Second)
@@ -402,7 +402,7 @@ func TestATargetRemovedBeforeItsVerdictDelaysNoSync(t *testing.T) {
 func TestTheEndWaitsForChecksAndIsNoVerdict(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		n := newNetwork()
-		c := NewChecker(Options{Dialer: n, Log: discard})
+		c := New(Options{Dialer: n, Log: discard})
 		strict := testCheck
 		strict.Fall = 1
 		c.Configure([]trench.Stream{stream(1, strict)})
@@ -559,7 +559,7 @@ func TestLackOfOurOwnResourcesIsNoVerdictOnATarget(t *testing.T) {
 }
 
 func TestListIsSorted(t *testing.T) {
-	c := NewChecker(Options{Log: discard})
+	c := New(Options{Log: discard})
 	b := stream(12, testCheck)
 	b.Name = "stream-b"
 	c.Configure([]trench.Stream{b, stream(12, testCheck)})
