@@ -153,7 +153,7 @@ func (c *registryConn) explain(err error) error {
 		reason := health.Reason(err)
 		err = fmt.Errorf("%s does not answer: %s", c, reason)
 		if closedOnUs.MatchString(s.Message()) {
-			err = fmt.Errorf("%s closed the connection right after the TLS handshake: it denied our SPIFFE ID or certificate, and its log says why, or it is stopping (%s)", c, reason)
+			err = fmt.Errorf("%s closed the connection right after the TLS handshake: it denied the client's SPIFFE ID or certificate, and its log says why, or it is stopping (%s)", c, reason)
 		}
 		if c.source != nil {
 			if own := c.source.Status().Load().Err; own != nil {

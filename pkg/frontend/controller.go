@@ -94,7 +94,7 @@ func (c *controller) Run(ctx context.Context) error {
 			return ctx.Err()
 		case <-heard:
 			u := c.speaker.Take()
-			cause = u.HeardAt
+			cause = u.ReceivedAt
 			now := time.Now()
 			c.gate.UpdateLB(now, lbUpdate(u))
 			c.observer.heard(u)

@@ -60,7 +60,7 @@ func (s *directorySpeaker) Take() readiness.Update {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	u := s.pending
-	s.pending.Complete, s.pending.Changed, s.pending.Removed, s.pending.HeardAt = false, nil, nil, time.Time{}
+	s.pending.Complete, s.pending.Changed, s.pending.Removed, s.pending.ReceivedAt = false, nil, nil, time.Time{}
 	return u
 }
 
@@ -106,8 +106,8 @@ func (s *directorySpeaker) say(now time.Time, l readinessfile.Listing, c *trench
 	p := &s.pending
 	if first || len(changed)+len(removed) > 0 {
 		p.Position = readiness.Position{InstanceID: s.instance, Revision: p.Position.Revision + 1}
-		if p.HeardAt.IsZero() {
-			p.HeardAt = now
+		if p.ReceivedAt.IsZero() {
+			p.ReceivedAt = now
 		}
 	}
 	p.Complete = p.Complete || first
@@ -125,7 +125,7 @@ func (s *directorySpeaker) say(now time.Time, l readinessfile.Listing, c *trench
 		p.Removed[v] = struct{}{}
 		delete(p.Changed, v)
 	}
-	p.Open, p.Synced, p.LastHeard, p.LeaseEnd = true, true, l.At, l.At.Add(readinessfile.MaxListingAge)
+	p.Open, p.Synced, p.LastMessage, p.LeaseEnd = true, true, l.At, l.At.Add(readinessfile.MaxListingAge)
 	p.Err = directoryTrouble(l)
 	select {
 	case s.changed <- struct{}{}:
@@ -184,9 +184,9 @@ func directoryTrouble(l readinessfile.Listing) error {
 // streamProblem says why the load balancer's word, or that of the readiness
 // directory, is not to be had; "" while it is.
 func (p *process) streamProblem(lb lbState) string {
-	lastHeard := p.observer.lease.Load().LastHeard
+	lastMessage := p.observer.lease.Load().LastMessage
 	if p.directory == nil {
-		return lbProblem(lb, lastHeard)
+		return lbProblem(lb, lastMessage)
 	}
 	l := p.directory.Value().Load()
 	switch {
@@ -194,9 +194,9 @@ func (p *process) streamProblem(lb lbState) string {
 		return ""
 	case l.Gone:
 		return l.Err.Error()
-	case lastHeard.IsZero():
+	case lastMessage.IsZero():
 		return "the readiness directory " + p.Directory.Path + " was not read yet"
 	}
 	return fmt.Sprintf("the readiness directory %s was last read %v ago: does its file system hang, or is the node starved of CPU?",
-		p.Directory.Path, time.Since(lastHeard).Round(time.Second))
+		p.Directory.Path, time.Since(lastMessage).Round(time.Second))
 }

@@ -116,13 +116,13 @@ func TestADirectorySpeaksAsALoadBalancerDoes(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.wantState(vipA, readiness.Ready, reasonFile, "lb-ready-a")
-	if u = s.update; u.Complete || u.Position.Revision != 2 || len(u.Changed) != 1 || u.HeardAt.IsZero() {
+	if u = s.update; u.Complete || u.Position.Revision != 2 || len(u.Changed) != 1 || u.ReceivedAt.IsZero() {
 		t.Errorf("the second word: %+v", u)
 	}
 	// Each look renews the lease, and says nothing else.
 	end := s.update.LeaseEnd
 	s.wait("renewed", func() bool { return s.update.LeaseEnd.After(end) })
-	if u = s.update; u.Position.Revision != 2 || len(u.Changed) > 0 || !u.HeardAt.IsZero() {
+	if u = s.update; u.Position.Revision != 2 || len(u.Changed) > 0 || !u.ReceivedAt.IsZero() {
 		t.Errorf("a renewal: %+v", u)
 	}
 	if f := s.gate.Freshness(time.Now()); f != gate.Live {

@@ -411,14 +411,14 @@ func gatewayWords(g bird.GatewayState) string {
 	return g.Words
 }
 
-func lbProblem(lb lbState, lastHeard time.Time) string {
+func lbProblem(lb lbState, lastMessage time.Time) string {
 	switch {
 	case lb.Freshness == gate.Live:
 		return ""
 	case lb.Err != nil:
 		return lb.Err.Error()
-	case lb.Open && !lastHeard.IsZero():
-		return fmt.Sprintf("the load balancer is connected but has said nothing for %v: is it stopped, or starved of CPU?", time.Since(lastHeard).Round(time.Second))
+	case lb.Open && !lastMessage.IsZero():
+		return fmt.Sprintf("the load balancer is connected but has said nothing for %v: is it stopped, or starved of CPU?", time.Since(lastMessage).Round(time.Second))
 	case lb.InstanceID == "":
 		return "the load balancer has not said anything synced yet"
 	}

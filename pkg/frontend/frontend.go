@@ -339,7 +339,7 @@ func (p *process) streamMetrics() metrics.Stream {
 		stats = p.watcher.Stats()
 	}
 	return metrics.Stream{
-		Live: p.observer.lb.Load().Freshness == gate.Live, LeaseEnd: lease.End, LastHeard: lease.LastHeard,
+		Live: p.observer.lb.Load().Freshness == gate.Live, LeaseEnd: lease.End, LastMessage: lease.LastMessage,
 		Reconnects: stats.Reconnects(), Moves: stats.Moves,
 	}
 }

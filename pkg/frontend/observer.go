@@ -58,7 +58,7 @@ func (s lbState) same(t lbState) bool {
 }
 
 // lease is what each heartbeat moves on.
-type lease struct{ End, LastHeard time.Time }
+type lease struct{ End, LastMessage time.Time }
 
 // loadBalancer is what usually says whether VIPs are ready.
 const loadBalancer = "load balancer"
@@ -182,7 +182,7 @@ func (o *observer) heard(u readiness.Update) {
 		delete(o.words, v)
 	}
 	o.mu.Unlock()
-	o.lease.Store(&lease{End: u.LeaseEnd, LastHeard: u.LastHeard})
+	o.lease.Store(&lease{End: u.LeaseEnd, LastMessage: u.LastMessage})
 	is := lbState{
 		InstanceID: u.Position.InstanceID, Revision: u.Position.Revision, Freshness: o.lb.Load().Freshness,
 		Open: u.Open, Synced: u.Synced, GoingAway: u.GoingAway, Err: u.Err,

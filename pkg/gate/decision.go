@@ -60,7 +60,10 @@ const (
 )
 
 // Reasons lists every reason.
-var Reasons = [...]Reason{NotConfigured, LBNeverSeen, LBNotReady, NoSourceRouting, NoGateway, LBLost, Stopping, Drained, LBDraining, LBStale, Flapping, Ready}
+var Reasons = [...]Reason{
+	NotConfigured, LBNeverSeen, LBNotReady, NoSourceRouting, NoGateway, LBLost, Stopping,
+	Drained, LBDraining, LBStale, Flapping, Ready,
+}
 
 var reasonNames = [...]string{
 	"not_configured", "lb_never_seen", "lb_not_ready", "no_source_routing", "no_gateway", "lb_lost",

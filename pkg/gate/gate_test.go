@@ -107,7 +107,12 @@ func TestDecisionTable(t *testing.T) {
 		want    Advertisement
 		reason  Reason
 	}{
-		{"1 not configured", Options{}, func(b *fixture) { b.setState(StateReady, vipA); b.g.Configure(nil) }, Withdrawn, NotConfigured},
+		{
+			"1 not configured",
+			Options{},
+			func(b *fixture) { b.setState(StateReady, vipA); b.g.Configure(nil) }, Withdrawn,
+			NotConfigured,
+		},
 		{"2 no synced data", Options{}, func(*fixture) {}, Withdrawn, LBNeverSeen},
 		{"2 not ready", Options{}, func(b *fixture) { b.setState(StateNotReady, vipA) }, Withdrawn, LBNotReady},
 		{"2 absent from the first snapshot", Options{}, func(b *fixture) {
@@ -121,21 +126,49 @@ func TestDecisionTable(t *testing.T) {
 			b.setState(StateReady, vipA)
 			b.updateLB(func(h *LBUpdate) { h.Removed = []vip.VIP{vipA} })
 		}, Withdrawn, LBNotReady},
-		{"3 no source routing", Options{}, func(b *fixture) { b.setState(StateReady, vipA); b.g.Route(vip.NewSet(vipB)) }, Withdrawn, NoSourceRouting},
-		{"4 no gateway", Options{}, func(b *fixture) { b.setState(StateReady, vipA); b.gateways(false, true) }, Withdrawn, NoGateway},
+		{
+			"3 no source routing",
+			Options{},
+			func(b *fixture) { b.setState(StateReady, vipA); b.g.Route(vip.NewSet(vipB)) },
+			Withdrawn, NoSourceRouting,
+		},
+		{
+			"4 no gateway",
+			Options{},
+			func(b *fixture) { b.setState(StateReady, vipA); b.gateways(false, true) }, Withdrawn,
+			NoGateway,
+		},
 		{"4 session state older than 3 s", Options{}, func(b *fixture) {
 			b.setState(StateReady, vipA)
 			b.now = b.now.Add(MaxSessionAge)
 			b.setState(StateReady, vipA)
 		}, Withdrawn, NoGateway},
-		{"5 lease expired", Options{}, func(b *fixture) { b.setState(StateReady, vipA); b.advance(leaseTime, false) }, Withdrawn, LBLost},
+		{
+			"5 lease expired",
+			Options{},
+			func(b *fixture) { b.setState(StateReady, vipA); b.advance(leaseTime, false) },
+			Withdrawn, LBLost,
+		},
 		{"5 stream ended", Options{}, func(b *fixture) {
 			b.setState(StateReady, vipA)
 			b.updateLB(func(h *LBUpdate) { h.Live, h.EndedAt = false, b.now })
 		}, Withdrawn, LBLost},
-		{"5 kept by policy", Options{OnLoss: KeepOnLoss}, func(b *fixture) { b.setState(StateReady, vipA); b.advance(time.Hour, false) }, Announced, LBStale},
-		{"6 stopping", Options{DrainTime: time.Second}, func(b *fixture) { b.setState(StateReady, vipA); b.g.Stop(b.now) }, Depreferred, Stopping},
-		{"6 drained", Options{DrainTime: time.Second}, func(b *fixture) { b.setState(StateReady, vipA); b.g.Drain(b.now, vipA) }, Depreferred, Drained},
+		{
+			"5 kept by policy",
+			Options{OnLoss: KeepOnLoss},
+			func(b *fixture) { b.setState(StateReady, vipA); b.advance(time.Hour, false) }, Announced, LBStale,
+		},
+		{
+			"6 stopping",
+			Options{DrainTime: time.Second},
+			func(b *fixture) { b.setState(StateReady, vipA); b.g.Stop(b.now) },
+			Depreferred, Stopping,
+		},
+		{"6 drained", Options{DrainTime: time.Second}, func(b *fixture) {
+			b.setState(StateReady, vipA)
+			b.g.Drain(b.now,
+				vipA)
+		}, Depreferred, Drained},
 		{"6 load balancer stopping", Options{}, func(b *fixture) {
 			b.setState(StateReady, vipA)
 			b.updateLB(func(h *LBUpdate) { h.GoingAway, h.DrainEnd = true, b.now.Add(time.Second) })
@@ -354,7 +387,10 @@ func TestEarlierDrainDecides(t *testing.T) {
 }
 
 func TestGraceStart(t *testing.T) {
-	for name, after := range map[string]time.Duration{"stream ends first": leaseTime / 2, "lease expires first": leaseTime * 3 / 2} {
+	for name, after := range map[string]time.Duration{
+		"stream ends first":   leaseTime / 2,
+		"lease expires first": leaseTime * 3 / 2,
+	} {
 		t.Run(name, func(t *testing.T) {
 			b := newFixture(t, Options{})
 			b.lastUpdate.Grace = 2 * time.Second

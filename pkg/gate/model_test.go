@@ -59,7 +59,8 @@ var modelVIPs = []vip.VIP{vipA, vipB, vip6, vip.Require("2000::2/128")}
 func newModel(o Options) *model {
 	w := &model{
 		now: time.Unix(1000, 0), options: o, g: New(o), solo: map[vip.VIP]*Gate{},
-		states: map[vip.VIP]VIPState{}, drainEnds: map[vip.VIP]time.Time{}, flaps: map[vip.VIP][]time.Time{}, before: map[vip.VIP]Advertisement{},
+		states: map[vip.VIP]VIPState{}, drainEnds: map[vip.VIP]time.Time{}, flaps: map[vip.VIP][]time.Time{},
+		before: map[vip.VIP]Advertisement{},
 	}
 	for _, v := range modelVIPs {
 		w.solo[v] = New(o)
@@ -171,7 +172,8 @@ func (w *model) check(t *rapid.T) {
 			t.Fatalf("%s is damped after flaps at %v", v, w.flaps[v])
 		case got.Advertisement == Announced && state.State != StateReady:
 			t.Fatalf("%s is announced in state %v", v, state.State)
-		case !down && !draining && w.live() && state.State == StateReady && got.Advertisement != Announced && got.Reason != Flapping:
+		case !down && !draining && w.live() && state.State == StateReady && got.Advertisement != Announced &&
+			got.Reason != Flapping:
 			t.Fatalf("%s should be announced, is %v", v, got)
 		}
 		w.before[v] = got.Advertisement
@@ -209,7 +211,10 @@ func vipSet(t *rapid.T, label string) []vip.VIP {
 func (w *model) sendRandomStates(t *rapid.T, complete, newInstance bool) {
 	var states []VIPState
 	for _, v := range vipSet(t, "sent") {
-		x := VIPState{VIP: v, State: rapid.SampledFrom([]LBState{StateNotReady, StateReady, StateReady, StateDraining}).Draw(t, "state")}
+		x := VIPState{VIP: v, State: rapid.SampledFrom([]LBState{
+			StateNotReady, StateReady, StateReady,
+			StateDraining,
+		}).Draw(t, "state")}
 		if x.State == StateDraining {
 			x.DrainEnd = w.now.Add(time.Duration(rapid.IntRange(0, 3000).Draw(t, "drain ms")) * time.Millisecond)
 		}

@@ -94,8 +94,8 @@ func (f *Frontend) BIRD(b BIRD) { f.bird.now.Store(&b) }
 type Stream struct {
 	// Live is true while the lease holds.
 	Live bool
-	// LeaseEnd and LastHeard are of the newest message; zero before the first.
-	LeaseEnd, LastHeard time.Time
+	// LeaseEnd and LastMessage are of the newest message; zero before the first.
+	LeaseEnd, LastMessage time.Time
 	// Reconnects counts streams opened again after a loss, Moves the planned moves
 	// to a second connection, both since the start.
 	Reconnects, Moves uint64
@@ -169,8 +169,8 @@ func (s *stream) Collect(ch chan<- prometheus.Metric) {
 	ch <- gauge(s.live, truth(now.Live))
 	ch <- counter(s.reconnects, now.Reconnects)
 	ch <- counter(s.moves, now.Moves)
-	if !now.LastHeard.IsZero() {
-		ch <- gauge(s.age, max(0, time.Since(now.LastHeard).Seconds()))
+	if !now.LastMessage.IsZero() {
+		ch <- gauge(s.age, max(0, time.Since(now.LastMessage).Seconds()))
 	}
 	if !now.LeaseEnd.IsZero() {
 		ch <- gauge(s.remaining, time.Until(now.LeaseEnd).Seconds())

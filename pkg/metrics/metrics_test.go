@@ -63,7 +63,7 @@ func fullFrontend() *Frontend {
 	f.Announcer(2)
 	f.Routing(1)
 	f.Stream(func() Stream {
-		return Stream{Live: true, LeaseEnd: time.Now().Add(time.Hour), LastHeard: time.Now(), Reconnects: 3, Moves: 4}
+		return Stream{Live: true, LeaseEnd: time.Now().Add(time.Hour), LastMessage: time.Now(), Reconnects: 3, Moves: 4}
 	})
 	f.BIRD(BIRD{Up: true, Restarts: 1, Configures: 5, Configured: true, Refusals: 2, Gateways: []Gateway{
 		{Name: "gateway-a-1", Family: "ipv4", Up: true, Since: time.Now().Add(-time.Minute), Imported: 1, Exported: 2},
@@ -320,7 +320,7 @@ func TestStreamAndGatewaysAreShownAsOfTheScrape(t *testing.T) {
 	wantSeries(t, f.Registry(), FrontendLBLeaseRemaining, map[string]float64{})
 	wantSeries(t, f.Registry(), FrontendStreamReconnects, map[string]float64{"": 2})
 	f.Stream(func() Stream {
-		return Stream{Live: true, LastHeard: time.Now().Add(-time.Hour), LeaseEnd: time.Now().Add(-time.Minute)}
+		return Stream{Live: true, LastMessage: time.Now().Add(-time.Hour), LeaseEnd: time.Now().Add(-time.Minute)}
 	})
 	if age := series(t, f.Registry(), FrontendLBLeaseAge)[""]; age < 3600 {
 		t.Errorf("the lease is %v s old", age)

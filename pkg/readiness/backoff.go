@@ -7,35 +7,34 @@ import (
 	"google.golang.org/grpc/backoff"
 )
 
-// Back-off of connection attempts (design, section 4).
+// Back-off of connection attempts.
 const (
 	minBackoff = 50 * time.Millisecond
-	// DefaultMaxBackoff is the longest wait between two attempts to reach the
-	// load balancer.
+	// DefaultMaxBackoff is the longest delay between two connection attempts.
 	DefaultMaxBackoff = 2 * time.Second
 
 	backoffFactor = 1.6
 	backoffJitter = 0.2
 )
 
-// pause counts failures in a row and says how long to wait after each.
-type pause struct {
-	max  time.Duration
-	next time.Duration
+// retryDelay is an exponential back-off with jitter.
+type retryDelay struct {
+	max   time.Duration
+	delay time.Duration
 }
 
-// after returns the wait after one more failure.
-func (p *pause) after() time.Duration {
-	d := min(max(p.next, minBackoff), max(p.max, minBackoff))
-	p.next = time.Duration(float64(d) * backoffFactor)
+// next returns the delay after one more failure.
+func (p *retryDelay) next() time.Duration {
+	d := min(max(p.delay, minBackoff), max(p.max, minBackoff))
+	p.delay = time.Duration(float64(d) * backoffFactor)
 	return time.Duration(float64(d) * (1 - backoffJitter + 2*backoffJitter*rand.Float64()))
 }
 
-// reset makes the next wait the shortest.
-func (p *pause) reset() { p.next = 0 }
+// reset restarts with the shortest delay.
+func (p *retryDelay) reset() { p.delay = 0 }
 
-// grpcBackoff is the same for gRPC's own attempts. They hardly happen: a Watcher
-// gives up a connection at its first failure and makes a new one.
+// grpcBackoff is the back-off of gRPC's own attempts. It is rarely used: a Watcher closes a
+// connection at its first failure and creates a new one.
 func grpcBackoff(longest time.Duration) backoff.Config {
 	return backoff.Config{BaseDelay: minBackoff, Multiplier: backoffFactor, Jitter: backoffJitter, MaxDelay: longest}
 }

@@ -8,14 +8,14 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// BenchmarkCommitToReceipt measures from a decision about one VIP among n until
-// the consumer of a watcher has it, over a real unix socket.
+// BenchmarkCommitToReceipt measures the time from a decision about one VIP among n to its receipt
+// by the consumer of a watcher, over a real unix socket.
 func BenchmarkCommitToReceipt(b *testing.B) {
 	for _, n := range []int{1, 1000, 50_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			lb := syncedBalancer(b, n)
+			lb := startSyncedLB(b, n)
 			f := startFrontend(b, lb.path, nil)
-			f.until(b, "synced", f.at(lb.table))
+			f.waitFor(b, "synced", f.at(lb.table))
 			deadline := time.NewTimer(time.Minute)
 			defer deadline.Stop()
 			for i := 0; b.Loop(); i++ {
@@ -36,12 +36,12 @@ func BenchmarkCommitToReceipt(b *testing.B) {
 	}
 }
 
-// BenchmarkReport measures from a report about one VIP among n until the load
-// balancer has it.
+// BenchmarkReport measures the time from a report about one VIP among n to its receipt by the load
+// balancer.
 func BenchmarkReport(b *testing.B) {
 	for _, n := range []int{1, 50_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			lb := syncedBalancer(b, 1)
+			lb := startSyncedLB(b, 1)
 			f := startFrontend(b, lb.path, nil)
 			all := ReportDelta{VIPs: map[vip.VIP]VIPReport{}}
 			for i := range n {
@@ -51,7 +51,10 @@ func BenchmarkReport(b *testing.B) {
 			eventually(b, "reported", func() bool { return lb.Report().Load().Advertised == n })
 			for i := uint64(1); b.Loop(); i++ {
 				_, changed := lb.Report().Get()
-				f.Report(ReportDelta{Applied: Position{"i", i}, VIPs: map[vip.VIP]VIPReport{numbered(0): {Advertisement: announced, Unconfirmed: i%2 == 0}}})
+				f.Report(ReportDelta{
+					Applied: Position{"i", i},
+					VIPs:    map[vip.VIP]VIPReport{numbered(0): {Advertisement: announced, Unconfirmed: i%2 == 0}},
+				})
 				for lb.Report().Load().Applied.Revision != i {
 					<-changed
 					_, changed = lb.Report().Get()
@@ -63,10 +66,10 @@ func BenchmarkReport(b *testing.B) {
 
 // BenchmarkSnapshot measures a reconnect with n VIPs, until the consumer has all.
 func BenchmarkSnapshot(b *testing.B) {
-	lb := syncedBalancer(b, 50_000)
+	lb := startSyncedLB(b, 50_000)
 	for b.Loop() {
 		f := startFrontend(b, lb.path, nil)
-		f.until(b, "synced", f.at(lb.table))
+		f.waitFor(b, "synced", f.at(lb.table))
 		f.stop()
 	}
 }

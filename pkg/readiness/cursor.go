@@ -5,19 +5,18 @@ import (
 	"time"
 )
 
-// cursor is the place of one watch in the table. All it costs the table is a
-// wake-up.
+// cursor is the position of one watch in the table.
 type cursor struct {
-	wake chan struct{} // holds one token: there may be something to send
+	wake chan struct{} // holds one token: a message may be pending
 
 	// The rest is guarded by Table.mu.
-	sent   Position // zero before the first message
-	synced bool     // a synced snapshot was taken
-	beat   uint64   // the newest beat that a message told
-	away   bool     // GoingAway was taken
+	sent      Position // zero before the first message
+	synced    bool     // a synced snapshot was sent
+	heartbeat uint64   // newest heartbeat that was sent
+	goingAway bool     // GoingAway was sent
 }
 
-// kind is what a message of a watch says.
+// kind is the kind of a message of a watch.
 type kind uint8
 
 const (
@@ -28,17 +27,17 @@ const (
 	kindGoingAway
 )
 
-// batch is the next thing to send on a watch.
+// batch is the next content to send on a watch.
 type batch struct {
 	kind     kind
-	first    bool // the first of its watch
+	first    bool // first of its watch
 	position Position
 	synced   bool
 	drainEnd time.Time
-	entries  []entry // some superseded
+	entries  []entry // some are superseded
 }
 
-// open adds a watch at the beginning.
+// open adds a watch at the start of the log.
 func (t *Table) open() *cursor {
 	c := &cursor{wake: make(chan struct{}, 1)}
 	c.wake <- struct{}{}
@@ -55,44 +54,43 @@ func (t *Table) close(c *cursor) {
 	delete(t.cursors, c)
 }
 
-// next returns what the watch has to send now, merged so that the newest value
-// of each VIP wins, and moves its cursor behind it. It returns kindNone when
-// there is nothing, or when the table may not speak (see left).
+// next returns what the watch sends next, merged per VIP (newest wins), and advances its cursor. It
+// returns kindNone when nothing is pending or the lease expired (see leaseLeft).
 func (t *Table) next(c *cursor, now time.Time) batch {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if _, ok := t.left(now); !ok {
+	if _, ok := t.leaseLeft(now); !ok {
 		return batch{}
 	}
 	b := batch{first: c.sent == Position{}, position: Position{t.instance, t.revision}, synced: t.synced}
 	switch {
 	case b.first, t.synced && (!c.synced || c.sent.Revision < t.dropped):
 		b.kind = kindSnapshot
-		// An unsynced snapshot says nothing about any VIP.
+		// An unsynced snapshot contains no VIPs.
 		if t.synced {
 			b.entries = slices.Clone(t.log)
 		}
 		c.synced = t.synced
 		c.sent = b.position
-	case t.away && !c.away: // before the revision that stands for it
+	case t.goingAway && !c.goingAway: // before the revision that GoAway created
 		b.kind = kindGoingAway
-		b.position, b.drainEnd = c.sent, t.awayEnd
-		c.away = true
+		b.position, b.drainEnd = c.sent, t.drainEnd
+		c.goingAway = true
 	case t.synced && c.sent.Revision < t.revision:
 		b.kind = kindDelta
 		b.entries = t.since(c.sent.Revision)
 		c.sent = b.position
-	case c.beat < t.beats:
+	case c.heartbeat < t.heartbeats:
 		b.kind = kindHeartbeat
 		b.position = c.sent
 	default:
 		return batch{}
 	}
-	c.beat = t.beats
+	c.heartbeat = t.heartbeats
 	return b
 }
 
-// since returns what is newer than a revision.
+// since returns the entries newer than a revision.
 func (t *Table) since(revision uint64) []entry {
 	i := len(t.log)
 	for i > 0 && t.log[i-1].revision > revision {
@@ -101,16 +99,16 @@ func (t *Table) since(revision uint64) []entry {
 	return slices.Clone(t.log[i:])
 }
 
-// sent returns the revision that a watch has taken.
+// sent returns the revision that a watch has sent.
 func (t *Table) sent(c *cursor) uint64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return c.sent.Revision
 }
 
-// vouch returns the lease of a message that is sent now.
-func (t *Table) vouch(now time.Time) (time.Duration, bool) {
+// currentLease returns the lease of a message sent at now.
+func (t *Table) currentLease(now time.Time) (time.Duration, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.left(now)
+	return t.leaseLeft(now)
 }

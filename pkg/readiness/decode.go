@@ -8,37 +8,36 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// decoder reads the messages of one watch, puts parts together and refuses
-// whatever the protocol does not allow. Its memory is bounded by MaxVIPs.
+// decoder decodes the messages of one watch, assembles parts and rejects violations of the
+// protocol. Its memory is bounded by MaxVIPs.
 type decoder struct {
 	watchID  string // empty before the first message
 	position Position
 	synced   bool
 
-	// The parts heard so far; kindNone when none.
+	// The parts received so far; kindNone when there are none.
 	staged   kind
 	stagedAt uint64 // their revision
 	changed  map[vip.VIP]VIPReadiness
 	removed  vip.Set
-	// known is the set of VIPs of a snapshot, for whoever needs one of its own
-	// while the values go elsewhere.
+	// known holds the VIPs of a snapshot; the merger owns it after the last part.
 	known vip.Set
 }
 
-// said is what one message says.
-type said struct {
+// event is a decoded message.
+type event struct {
 	kind  kind // kindNone: a part that is not the last
 	lease time.Duration
-	// position is that of the state that is complete now.
+	// position is the position of the newest complete state.
 	position Position
 	synced   bool
 
-	// With the first message of a watch only.
+	// Only in the first message of a watch.
 	first      bool
 	watchID    string
 	staleGrace time.Duration
 
-	// With a synced snapshot, or a delta of a synced watch. The receiver owns them.
+	// Only in a synced snapshot or a delta of a synced watch. The receiver owns them.
 	changed map[vip.VIP]VIPReadiness
 	removed vip.Set
 	known   vip.Set // snapshot: the keys of changed
@@ -46,19 +45,19 @@ type said struct {
 	drainEnd time.Time // kindGoingAway
 }
 
-// decode reads a message received at the given time.
-func (d *decoder) decode(m *readinessv1.WatchReadinessResponse, at time.Time) (said, error) {
-	s := said{}
+// decode decodes a message received at the given time.
+func (d *decoder) decode(m *readinessv1.WatchReadinessResponse, at time.Time) (event, error) {
+	s := event{}
 	var err error
 	if s.lease, err = durationFromProto(m.GetLease(), "lease", minLease, MaxLease); err != nil {
 		return s, err
 	}
-	if err := d.place(m.GetPosition()); err != nil {
+	if err := d.checkPosition(m.GetPosition()); err != nil {
 		return s, err
 	}
 	revision := m.GetPosition().GetRevision()
 	if d.watchID == "" {
-		if err := d.begin(m, &s); err != nil {
+		if err := d.decodeFirst(m, &s); err != nil {
 			return s, err
 		}
 	}
@@ -71,15 +70,15 @@ func (d *decoder) decode(m *readinessv1.WatchReadinessResponse, at time.Time) (s
 	case *readinessv1.WatchReadinessResponse_Delta:
 		err = d.delta(e.Delta, revision, at, &s)
 	case *readinessv1.WatchReadinessResponse_Heartbeat:
-		s.kind, err = kindHeartbeat, d.unmoved(revision)
+		s.kind, err = kindHeartbeat, d.checkSameRevision(revision)
 	case *readinessv1.WatchReadinessResponse_GoingAway:
 		var left time.Duration
-		if err = d.unmoved(revision); err == nil {
+		if err = d.checkSameRevision(revision); err == nil {
 			left, err = durationFromProto(e.GoingAway.GetDrainFor(), "drain_for", 0, maxStaleGrace)
 		}
 		s.kind, s.drainEnd = kindGoingAway, at.Add(left)
 	default:
-		err = fmt.Errorf("a message without an event that this version knows")
+		err = fmt.Errorf("message has no known event")
 	}
 	s.position, s.synced = d.position, d.synced
 	return s, err
@@ -95,8 +94,8 @@ func kindOf(m *readinessv1.WatchReadinessResponse) kind {
 	return kindNone
 }
 
-// place checks the position against the previous one.
-func (d *decoder) place(p *readinessv1.Position) error {
+// checkPosition compares the position with the previous one.
+func (d *decoder) checkPosition(p *readinessv1.Position) error {
 	switch id, revision := p.GetInstanceId(), p.GetRevision(); {
 	case id == "" || len(id) > maxNameBytes:
 		return fmt.Errorf("the instance_id has %d bytes, outside 1…%d", len(id), maxNameBytes)
@@ -110,8 +109,8 @@ func (d *decoder) place(p *readinessv1.Position) error {
 	return nil
 }
 
-// begin reads what only the first message holds.
-func (d *decoder) begin(m *readinessv1.WatchReadinessResponse, s *said) error {
+// decodeFirst decodes the fields that only the first message has.
+func (d *decoder) decodeFirst(m *readinessv1.WatchReadinessResponse, s *event) error {
 	if kindOf(m) != kindSnapshot {
 		return fmt.Errorf("the first message is not a snapshot")
 	}
@@ -129,17 +128,17 @@ func (d *decoder) begin(m *readinessv1.WatchReadinessResponse, s *said) error {
 	return nil
 }
 
-// unmoved checks a message that completes no new state.
-func (d *decoder) unmoved(revision uint64) error {
+// checkSameRevision checks a message that does not complete a new state.
+func (d *decoder) checkSameRevision(revision uint64) error {
 	if revision != d.position.Revision {
 		return fmt.Errorf("the revision moved from %d to %d without a delta", d.position.Revision, revision)
 	}
 	return nil
 }
 
-func (d *decoder) snapshot(m *readinessv1.Snapshot, revision uint64, at time.Time, s *said) error {
+func (d *decoder) snapshot(m *readinessv1.Snapshot, revision uint64, at time.Time, s *event) error {
 	if d.synced && !m.GetSynced() {
-		return fmt.Errorf("a snapshot that is not synced came after one that was")
+		return fmt.Errorf("unsynced snapshot after a synced one")
 	}
 	d.stage(kindSnapshot, revision, len(m.GetVips()))
 	if err := d.put(m.GetVips(), at); err != nil {
@@ -149,11 +148,11 @@ func (d *decoder) snapshot(m *readinessv1.Snapshot, revision uint64, at time.Tim
 		return nil
 	}
 	d.synced = m.GetSynced()
-	d.finish(s)
+	d.complete(s)
 	return nil
 }
 
-func (d *decoder) delta(m *readinessv1.Delta, revision uint64, at time.Time, s *said) error {
+func (d *decoder) delta(m *readinessv1.Delta, revision uint64, at time.Time, s *event) error {
 	if revision == d.position.Revision {
 		return fmt.Errorf("a delta did not advance the revision %d", revision)
 	}
@@ -166,7 +165,7 @@ func (d *decoder) delta(m *readinessv1.Delta, revision uint64, at time.Time, s *
 		if err != nil {
 			return err
 		}
-		if err := d.once(v); err != nil {
+		if err := d.checkUnique(v); err != nil {
 			return err
 		}
 		if d.removed == nil {
@@ -175,12 +174,12 @@ func (d *decoder) delta(m *readinessv1.Delta, revision uint64, at time.Time, s *
 		d.removed[v] = struct{}{}
 	}
 	if m.GetLast() {
-		d.finish(s)
+		d.complete(s)
 	}
 	return nil
 }
 
-// stage begins a state unless its parts are being collected already.
+// stage starts a state unless its parts are being collected already.
 func (d *decoder) stage(k kind, revision uint64, n int) {
 	if d.staged != kindNone {
 		return
@@ -198,7 +197,7 @@ func (d *decoder) put(vips []*readinessv1.VipReadiness, at time.Time) error {
 		if err != nil {
 			return err
 		}
-		if err := d.once(r.VIP); err != nil {
+		if err := d.checkUnique(r.VIP); err != nil {
 			return err
 		}
 		d.changed[r.VIP] = r
@@ -209,8 +208,8 @@ func (d *decoder) put(vips []*readinessv1.VipReadiness, at time.Time) error {
 	return nil
 }
 
-// once checks that a VIP is named for the first time in the staged state.
-func (d *decoder) once(v vip.VIP) error {
+// checkUnique checks that the staged state does not contain v and has room for it.
+func (d *decoder) checkUnique(v vip.VIP) error {
 	if _, twice := d.changed[v]; twice || d.removed.Has(v) {
 		return fmt.Errorf("VIP %s is named twice in revision %d", v, d.stagedAt)
 	}
@@ -220,9 +219,8 @@ func (d *decoder) once(v vip.VIP) error {
 	return nil
 }
 
-// finish hands the staged state over. While the load balancer is not synced its
-// data say nothing and are dropped.
-func (d *decoder) finish(s *said) {
+// complete moves the staged state to e. Data of a load balancer that is not synced are discarded.
+func (d *decoder) complete(s *event) {
 	s.kind = d.staged
 	d.position.Revision = d.stagedAt
 	if d.synced {

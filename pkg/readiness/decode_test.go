@@ -15,10 +15,13 @@ import (
 
 type response = readinessv1.WatchReadinessResponse
 
-// Messages as an honest load balancer "a" sends them; with changes.
+// Valid messages of the load balancer "a", with changes.
 
 func message(revision uint64, change ...func(*response)) *response {
-	m := &response{Position: &readinessv1.Position{InstanceId: "a", Revision: revision}, Lease: durationpb.New(time.Second)}
+	m := &response{
+		Position: &readinessv1.Position{InstanceId: "a", Revision: revision},
+		Lease:    durationpb.New(time.Second),
+	}
 	for _, c := range change {
 		c(m)
 	}
@@ -36,7 +39,10 @@ func vips(names ...string) []*readinessv1.VipReadiness {
 func snapshotOf(last bool, names ...string) func(*response) {
 	return func(m *response) {
 		m.WatchId = "w"
-		m.Event = &readinessv1.WatchReadinessResponse_Snapshot{Snapshot: &readinessv1.Snapshot{Vips: vips(names...), Synced: true, Last: last}}
+		m.Event = &readinessv1.WatchReadinessResponse_Snapshot{Snapshot: &readinessv1.Snapshot{
+			Vips:   vips(names...),
+			Synced: true, Last: last,
+		}}
 	}
 }
 
@@ -64,25 +70,39 @@ func goingAway(drain time.Duration) func(*response) {
 
 func leaseOf(d *durationpb.Duration) func(*response) { return func(m *response) { m.Lease = d } }
 
-func TestDecoderRefusesWhatTheProtocolForbids(t *testing.T) {
+func TestDecoderRejectsViolations(t *testing.T) {
 	const v = "20.0.0.1/32"
 	begin := message(5, snapshotOf(true, v))
 	tests := []struct {
 		name     string
-		messages []*response // the last one is wrong
+		messages []*response // the last one is invalid
 		problem  string
 	}{
 		{"no lease", []*response{message(5, snapshotOf(true), leaseOf(nil))}, "lease"},
 		{"lease 0", []*response{begin, message(5, heartbeat, leaseOf(durationpb.New(0)))}, "lease"},
 		{"lease under 1 ms", []*response{message(5, snapshotOf(true), leaseOf(durationpb.New(time.Millisecond-1)))}, "lease"},
 		{"negative lease", []*response{message(5, snapshotOf(true), leaseOf(durationpb.New(-time.Second)))}, "lease"},
-		{"invalid lease", []*response{message(5, snapshotOf(true), leaseOf(&durationpb.Duration{Seconds: 1, Nanos: -1}))}, "lease"},
-		{"endless lease", []*response{message(5, snapshotOf(true), leaseOf(&durationpb.Duration{Seconds: 315_576_000_000}))}, "lease"},
+		{
+			"invalid lease",
+			[]*response{message(5, snapshotOf(true), leaseOf(&durationpb.Duration{Seconds: 1, Nanos: -1}))},
+			"lease",
+		},
+		{"endless lease", []*response{message(5, snapshotOf(true),
+			leaseOf(&durationpb.Duration{Seconds: 315_576_000_000}))}, "lease"},
 		{"no position", []*response{message(5, snapshotOf(true), func(m *response) { m.Position = nil })}, "instance_id"},
-		{"no instance", []*response{message(5, snapshotOf(true), func(m *response) { m.Position.InstanceId = "" })}, "instance_id"},
-		{"long instance", []*response{message(5, snapshotOf(true), func(m *response) { m.Position.InstanceId = strings.Repeat("x", 129) })}, "instance_id"},
+		{
+			"no instance",
+			[]*response{message(5, snapshotOf(true), func(m *response) { m.Position.InstanceId = "" })},
+			"instance_id",
+		},
+		{"long instance", []*response{message(5, snapshotOf(true),
+			func(m *response) { m.Position.InstanceId = strings.Repeat("x", 129) })}, "instance_id"},
 		{"revision 0", []*response{message(0, snapshotOf(true))}, "revision is 0"},
-		{"other instance", []*response{begin, message(6, heartbeat, func(m *response) { m.Position.InstanceId = "b" })}, "instance_id changed"},
+		{
+			"other instance",
+			[]*response{begin, message(6, heartbeat, func(m *response) { m.Position.InstanceId = "b" })},
+			"instance_id changed",
+		},
 		{"revision goes back", []*response{begin, message(4, deltaOf(true, v))}, "went back from 5 to 4"},
 		{"heartbeat goes back", []*response{begin, message(4, heartbeat)}, "went back"},
 		{"heartbeat goes ahead", []*response{begin, message(6, heartbeat)}, "without a delta"},
@@ -91,13 +111,28 @@ func TestDecoderRefusesWhatTheProtocolForbids(t *testing.T) {
 		{"delta first", []*response{message(5, deltaOf(true, v))}, "not a snapshot"},
 		{"heartbeat first", []*response{message(5, heartbeat)}, "not a snapshot"},
 		{"no watch", []*response{message(5, snapshotOf(true), func(m *response) { m.WatchId = "" })}, "watch_id"},
-		{"long watch", []*response{message(5, snapshotOf(true), func(m *response) { m.WatchId = strings.Repeat("x", 129) })}, "watch_id"},
-		{"negative stale grace", []*response{message(5, snapshotOf(true), func(m *response) { m.StaleGrace = durationpb.New(-1) })}, "stale_grace"},
-		{"endless stale grace", []*response{message(5, snapshotOf(true), func(m *response) { m.StaleGrace = durationpb.New(1000 * time.Hour) })}, "stale_grace"},
-		{"no event", []*response{begin, message(6)}, "without an event"},
-		{"last part missing: heartbeat", []*response{message(5, snapshotOf(false, v)), message(5, heartbeat)}, "last part of revision 5"},
-		{"last part missing: delta", []*response{begin, message(6, deltaOf(false, v)), message(7, deltaOf(true, v))}, "last part of revision 6"},
-		{"last part missing: snapshot", []*response{begin, message(6, deltaOf(false, v)), message(6, snapshotOf(true, v))}, "last part of revision 6"},
+		{"long watch", []*response{message(5, snapshotOf(true),
+			func(m *response) { m.WatchId = strings.Repeat("x", 129) })}, "watch_id"},
+		{"negative stale grace", []*response{message(5, snapshotOf(true),
+			func(m *response) { m.StaleGrace = durationpb.New(-1) })}, "stale_grace"},
+		{"endless stale grace", []*response{message(5, snapshotOf(true),
+			func(m *response) { m.StaleGrace = durationpb.New(1000 * time.Hour) })}, "stale_grace"},
+		{"no event", []*response{begin, message(6)}, "no known event"},
+		{
+			"last part missing: heartbeat",
+			[]*response{message(5, snapshotOf(false, v)), message(5, heartbeat)},
+			"last part of revision 5",
+		},
+		{
+			"last part missing: delta",
+			[]*response{begin, message(6, deltaOf(false, v)), message(7, deltaOf(true, v))},
+			"last part of revision 6",
+		},
+		{
+			"last part missing: snapshot",
+			[]*response{begin, message(6, deltaOf(false, v)), message(6, snapshotOf(true, v))},
+			"last part of revision 6",
+		},
 		{"VIP twice in a snapshot", []*response{message(5, snapshotOf(true, v, v))}, "twice"},
 		{"VIP twice in parts", []*response{message(5, snapshotOf(false, v)), message(5, snapshotOf(true, v))}, "twice"},
 		{"VIP changed and removed", []*response{begin, message(6, deltaOf(true, v), removing(v))}, "twice"},
@@ -105,14 +140,19 @@ func TestDecoderRefusesWhatTheProtocolForbids(t *testing.T) {
 		{"bad VIP", []*response{message(5, snapshotOf(true, "nonsense"))}, "not a prefix"},
 		{"default route", []*response{message(5, snapshotOf(true, "0.0.0.0/0"))}, "default route"},
 		{"bad removed VIP", []*response{begin, message(6, deltaOf(true), removing("::/0"))}, "default route"},
-		{"no state", []*response{message(5, snapshotOf(true, v), func(m *response) { m.GetSnapshot().Vips[0].State = 0 })}, "unknown state"},
-		{"new state", []*response{message(5, snapshotOf(true, v), func(m *response) { m.GetSnapshot().Vips[0].State = 99 })}, "unknown state"},
+		{
+			"no state",
+			[]*response{message(5, snapshotOf(true, v), func(m *response) { m.GetSnapshot().Vips[0].State = 0 })},
+			"unknown state",
+		},
+		{"new state", []*response{message(5, snapshotOf(true, v),
+			func(m *response) { m.GetSnapshot().Vips[0].State = 99 })}, "unknown state"},
 		{"negative drain", []*response{begin, message(5, goingAway(-1))}, "drain_for"},
 		{"negative drain of a VIP", []*response{message(5, snapshotOf(true, v), func(m *response) {
 			m.GetSnapshot().Vips[0].State = readinessv1.VipState_VIP_STATE_DRAINING
 			m.GetSnapshot().Vips[0].DrainFor = durationpb.New(-1)
 		})}, "drain_for"},
-		{"synced taken back", []*response{begin, message(6, snapshotOf(true, v), unsynced)}, "not synced came after"},
+		{"synced taken back", []*response{begin, message(6, snapshotOf(true, v), unsynced)}, "unsynced snapshot after"},
 		{"nil message", []*response{begin, nil}, "lease"},
 	}
 	for _, tt := range tests {
@@ -130,7 +170,7 @@ func TestDecoderRefusesWhatTheProtocolForbids(t *testing.T) {
 	}
 }
 
-func TestDecoderRefusesMoreVIPsThanTheLimit(t *testing.T) {
+func TestDecoderVIPLimit(t *testing.T) {
 	var d decoder
 	for part := 0; ; part++ {
 		var names []string
@@ -152,7 +192,7 @@ func TestDecoderRefusesMoreVIPsThanTheLimit(t *testing.T) {
 	}
 }
 
-func TestDecoderAppliesPartsWithTheLastOne(t *testing.T) {
+func TestDecoderAssemblesParts(t *testing.T) {
 	at := time.Now()
 	var d decoder
 	steps := []struct {
@@ -176,7 +216,8 @@ func TestDecoderAppliesPartsWithTheLastOne(t *testing.T) {
 		if err != nil {
 			t.Fatalf("message %d: %v", i, err)
 		}
-		if s.kind != step.kind || s.position.Revision != step.revision || len(s.changed) != step.changed || len(s.removed) != step.removed || s.lease != time.Second {
+		if s.kind != step.kind || s.position.Revision != step.revision || len(s.changed) != step.changed ||
+			len(s.removed) != step.removed || s.lease != time.Second {
 			t.Fatalf("message %d gave %+v", i, s)
 		}
 		if s.kind == kindGoingAway && !s.drainEnd.Equal(at.Add(time.Second)) {
@@ -185,7 +226,7 @@ func TestDecoderAppliesPartsWithTheLastOne(t *testing.T) {
 	}
 }
 
-func TestDecoderDropsUnsyncedData(t *testing.T) {
+func TestDecoderDiscardsUnsyncedData(t *testing.T) {
 	var d decoder
 	for i, m := range []*response{
 		message(1, snapshotOf(true, "20.0.0.1/32"), unsynced),
@@ -195,21 +236,25 @@ func TestDecoderDropsUnsyncedData(t *testing.T) {
 			t.Fatalf("message %d: %+v, %v", i, s, err)
 		}
 	}
-	if s, err := d.decode(message(3, snapshotOf(true, "20.0.0.3/32")), time.Now()); err != nil || !s.synced || len(s.changed) != 1 {
+	if s, err := d.decode(message(3, snapshotOf(true, "20.0.0.3/32")), time.Now()); err != nil || !s.synced ||
+		len(s.changed) != 1 {
 		t.Fatalf("synced: %+v, %v", s, err)
 	}
 }
 
-func TestUnknownReasonIsNoReasonToRefuse(t *testing.T) {
-	m := &readinessv1.VipReadiness{Vip: "20.0.0.1/32", State: readinessv1.VipState_VIP_STATE_READY, Reason: 4711, Detail: "a\nb"}
+func TestDecoderAcceptsUnknownReason(t *testing.T) {
+	m := &readinessv1.VipReadiness{
+		Vip: "20.0.0.1/32", State: readinessv1.VipState_VIP_STATE_READY, Reason: 4711,
+		Detail: "a\nb",
+	}
 	r, err := readinessFromProto(m, time.Now())
 	if err != nil || r.State != Ready || r.Reason != 0 || r.Detail != "a b" {
 		t.Fatalf("%+v, %v", r, err)
 	}
 }
 
-// FuzzDecoder feeds two messages of arbitrary bytes after an honest one: no
-// panic, and no position that goes back.
+// FuzzDecoder decodes two messages of arbitrary bytes after a valid one: it must not panic, and the
+// position must not go back.
 func FuzzDecoder(f *testing.F) {
 	for _, m := range []*response{
 		message(5, snapshotOf(true, "20.0.0.1/32")), message(6, deltaOf(false, "20.0.0.1/32"), removing("2000::1/128")),
@@ -224,12 +269,12 @@ func FuzzDecoder(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, first, second []byte) {
 		var d decoder
-		b, h := newInbox(), &hearing{}
+		b, h := newUpdateMerger(), &streamState{}
 		revision := uint64(0)
 		feed := func(m *response) bool {
 			s, err := d.decode(m, time.Now())
 			if err == nil {
-				err = b.hear(h, s, time.Now())
+				err = b.merge(h, s, time.Now())
 			}
 			if err != nil {
 				return false
@@ -250,7 +295,7 @@ func FuzzDecoder(f *testing.F) {
 	})
 }
 
-func TestDrainThatIsTooLongToTellIsNotRefused(t *testing.T) {
+func TestLongDrainIsCapped(t *testing.T) {
 	now := time.Now()
 	m := VIPReadiness{VIP: vip.Require("20.0.0.1/32"), State: Draining, DrainEnd: now.Add(1000 * time.Hour)}.Proto(now)
 	r, err := readinessFromProto(m, now)

@@ -16,8 +16,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// The load balancer commits decisions to a table and serves it; the frontend
-// watches. Both programs use mutual TLS where this example has no credentials.
+// The load balancer commits decisions to a table and serves it; the frontend watches. Both programs
+// use mutual TLS where this example has no credentials.
 func Example() {
 	frontend := spiffeid.RequireFromString("spiffe://example.org/frontend")
 	table := readiness.NewTable(readiness.TableOptions{InstanceID: "lb-1"})

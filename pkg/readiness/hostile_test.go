@@ -14,30 +14,33 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// gated is a gate behind a watcher, for VIPs that lack nothing but the word of
-// the load balancer.
-type gated struct {
+// gateFixture is a gate behind a watcher; its VIPs only lack the readiness of the load balancer.
+type gateFixture struct {
 	*gate.Gate
 	view
 	vips vip.Set
 }
 
-func newGated(vips ...vip.VIP) *gated {
-	g := &gated{Gate: gate.New(gate.Options{NoFlapBackoff: true, DrainTime: time.Second}), vips: vip.NewSet(vips...)}
+func newGateFixture(vips ...vip.VIP) *gateFixture {
+	g := &gateFixture{Gate: gate.New(gate.Options{NoFlapBackoff: true, DrainTime: time.Second}), vips: vip.NewSet(vips...)}
 	g.Configure(vips)
 	g.Route(g.vips)
 	return g
 }
 
-// hear takes an update over, as the frontend does.
-func (g *gated) hear(now time.Time, u Update) {
+// update applies an update, as the frontend does.
+func (g *gateFixture) update(now time.Time, u Update) {
 	g.apply(u)
 	h := gate.LBUpdate{
-		Instance: u.Position.InstanceID, Revision: u.Position.Revision, Live: u.Synced, LeaseEnd: u.LeaseEnd, EndedAt: u.EndedAt,
-		Grace: u.StaleGrace, GoingAway: u.GoingAway, DrainEnd: u.DrainEnd, Complete: u.Complete,
+		Instance: u.Position.InstanceID, Revision: u.Position.Revision, Live: u.Synced, LeaseEnd: u.LeaseEnd,
+		EndedAt: u.EndedAt,
+		Grace:   u.StaleGrace, GoingAway: u.GoingAway, DrainEnd: u.DrainEnd, Complete: u.Complete,
 	}
 	for _, r := range u.Changed {
-		w := gate.VIPState{VIP: r.VIP, State: [...]gate.LBState{NotReady: gate.StateNotReady, Ready: gate.StateReady, Draining: gate.StateDraining}[r.State]}
+		w := gate.VIPState{VIP: r.VIP, State: [...]gate.LBState{
+			NotReady: gate.StateNotReady, Ready: gate.StateReady,
+			Draining: gate.StateDraining,
+		}[r.State]}
 		if r.State == Draining {
 			w.DrainEnd = r.DrainEnd
 		}
@@ -49,42 +52,44 @@ func (g *gated) hear(now time.Time, u Update) {
 	g.UpdateLB(now, h)
 }
 
-// look evaluates with gateways that are up, and returns what changed.
-func (g *gated) look(now time.Time) []gate.Change {
+// evaluate evaluates with gateways that are up and returns the changes.
+func (g *gateFixture) evaluate(now time.Time) []gate.Change {
 	g.Gateways(gate.Gateways{At: now, Up: [...]bool{true, true}})
 	return g.Evaluate(now)
 }
 
-// announces tells whether a change makes gateways use the VIP without reserve.
+// announces reports whether a change announces the VIP.
 func announces(c gate.Change) bool {
 	return c.To.Advertisement == gate.Announced && c.From.Advertisement != gate.Announced
 }
 
-// book is the protocol of one stream once more, in the plainest words: it tells
-// what a watcher must refuse and which states were told whole.
+// book is an independent, simple model of one stream: which messages a watcher must reject and
+// which states are complete.
 type book struct {
-	instance string // empty: nothing was accepted yet
+	instance string // empty: no message was accepted yet
 	revision uint64
 	synced   bool
-	going    kind // parts of this were told, the last one was not
+	going    kind // parts of this revision arrived, but not the last one
 	goingAt  uint64
 	changed  map[string]State
 	removed  map[string]bool
 	state    map[string]State
-	whole    map[uint64]map[string]State // what a synced stream told, by revision
+	whole    map[uint64]map[string]State // complete states of a synced stream, by revision
 }
 
 func validDuration(d *durationpb.Duration, least, most time.Duration) bool {
 	return (d == nil || d.IsValid()) && d.AsDuration() >= least && d.AsDuration() <= most
 }
 
-// accepts takes in a message, and tells whether the protocol allows it.
+// accepts applies a message and reports whether the protocol allows it.
 func (b *book) accepts(m *response) bool {
 	id, revision, k := m.GetPosition().GetInstanceId(), m.GetPosition().GetRevision(), kindOf(m)
 	switch {
-	case !validDuration(m.GetLease(), time.Millisecond, MaxLease), id == "", len(id) > 128, revision == 0, revision < b.revision:
+	case !validDuration(m.GetLease(), time.Millisecond, MaxLease), id == "", len(id) > 128, revision == 0,
+		revision < b.revision:
 		return false
-	case b.instance == "" && (k != kindSnapshot || m.GetWatchId() == "" || len(m.GetWatchId()) > 128 || !validDuration(m.GetStaleGrace(), 0, 24*time.Hour)):
+	case b.instance == "" && (k != kindSnapshot || m.GetWatchId() == "" || len(m.GetWatchId()) > 128 ||
+		!validDuration(m.GetStaleGrace(), 0, 24*time.Hour)):
 		return false
 	case b.instance != "" && b.instance != id, b.going != kindNone && (k != b.going || revision != b.goingAt):
 		return false
@@ -117,9 +122,11 @@ func (b *book) accepts(m *response) bool {
 	twice := func(v string) bool { _, there := b.changed[v]; return there || b.removed[v] }
 	for _, r := range said {
 		state, known := map[readinessv1.VipState]State{
-			readinessv1.VipState_VIP_STATE_READY: Ready, readinessv1.VipState_VIP_STATE_NOT_READY: NotReady, readinessv1.VipState_VIP_STATE_DRAINING: Draining,
+			readinessv1.VipState_VIP_STATE_READY: Ready, readinessv1.VipState_VIP_STATE_NOT_READY: NotReady,
+			readinessv1.VipState_VIP_STATE_DRAINING: Draining,
 		}[r.GetState()]
-		if !known || strings.HasSuffix(r.GetVip(), "/0") || twice(r.GetVip()) || state == Draining && !validDuration(r.GetDrainFor(), 0, 24*time.Hour) {
+		if !known || strings.HasSuffix(r.GetVip(), "/0") || twice(r.GetVip()) || state == Draining &&
+			!validDuration(r.GetDrainFor(), 0, 24*time.Hour) {
 			return false
 		}
 		b.changed[r.GetVip()] = state
@@ -134,7 +141,7 @@ func (b *book) accepts(m *response) bool {
 		return true
 	}
 	if k == kindSnapshot && b.synced && revision == b.revision {
-		b.going = kindNone // what was said at a position stands
+		b.going = kindNone // the state of a position is immutable
 		return true
 	}
 	if k == kindSnapshot {
@@ -155,31 +162,31 @@ func (b *book) accepts(m *response) bool {
 	return true
 }
 
-// hostile is a load balancer that a string of bytes drives: several streams, and
-// on each messages that are right or wrong in any way.
-type hostile struct {
+// hostileLB is a load balancer that a string of bytes drives: several streams, each with valid and
+// invalid messages.
+type hostileLB struct {
 	program []byte
 	now     time.Time
-	inbox   *inbox
-	gate    *gated
+	inbox   *updateMerger
+	gate    *gateFixture
 	open    []*hostileStream
 	ever    []*hostileStream
-	before  Position // what was handed over before
+	before  Position // returned by an earlier take
 	spoken  int      // streams on which a message was accepted
-	counts  string   // the instance whose state counts: the one heard of last
-	latest  int      // the latest stream that its state came from
+	counts  string   // the instance of the newest synced stream
+	latest  int      // the latest stream that supplied its state
 }
 
 type hostileStream struct {
 	decoder  decoder
-	hearing  hearing
+	hearing  streamState
 	book     book
 	instance string
-	leaseEnd time.Time // of what it said once it was synced
+	leaseEnd time.Time // positions after its first synced snapshot
 	number   int       // in the order of the first messages
 }
 
-func (x *hostile) next() byte {
+func (x *hostileLB) next() byte {
 	if len(x.program) == 0 {
 		return 0
 	}
@@ -190,7 +197,7 @@ func (x *hostile) next() byte {
 
 const hostileVIPs = 8
 
-// crowd are the VIPs of a huge message.
+// crowd holds the VIPs of a huge message.
 var crowd = func() []*readinessv1.VipReadiness {
 	var names []string
 	for i := range 3000 {
@@ -199,15 +206,15 @@ var crowd = func() []*readinessv1.VipReadiness {
 	return vips(names...)
 }
 
-func (x *hostile) vip(b byte) string {
+func (x *hostileLB) vip(b byte) string {
 	if b>>6 == 3 {
 		return "0.0.0.0/0"
 	}
 	return numbered(int(b % hostileVIPs)).String()
 }
 
-// values reads what a message says of VIPs.
-func (x *hostile) values() []*readinessv1.VipReadiness {
+// values decodes the VIPs of a message.
+func (x *hostileLB) values() []*readinessv1.VipReadiness {
 	n := x.next()
 	var ms []*readinessv1.VipReadiness
 	if n >= 250 {
@@ -244,8 +251,8 @@ var hostileLeases = [...]*durationpb.Duration{
 	{Seconds: 1},
 }
 
-// message reads a message. Most of it is right when the bytes are small.
-func (x *hostile) message(s *hostileStream) *response {
+// message decodes a message. Small bytes produce mostly valid ones.
+func (x *hostileLB) message(s *hostileStream) *response {
 	shape := x.next()
 	step := x.next()
 	at := max(s.book.revision, s.book.goingAt)
@@ -269,7 +276,10 @@ func (x *hostile) message(s *hostileStream) *response {
 	}
 	switch shape & 7 {
 	case 0, 1:
-		m.Event = &readinessv1.WatchReadinessResponse_Snapshot{Snapshot: &readinessv1.Snapshot{Vips: x.values(), Synced: synced, Last: last}}
+		m.Event = &readinessv1.WatchReadinessResponse_Snapshot{Snapshot: &readinessv1.Snapshot{
+			Vips:   x.values(),
+			Synced: synced, Last: last,
+		}}
 	case 2, 3:
 		d := &readinessv1.Delta{Changed: x.values(), Last: last}
 		for range x.next() % 3 {
@@ -284,20 +294,20 @@ func (x *hostile) message(s *hostileStream) *response {
 	return m
 }
 
-func (x *hostile) stream(b byte) *hostileStream {
+func (x *hostileLB) stream(b byte) *hostileStream {
 	if len(x.open) == 0 {
 		return x.start("a")
 	}
 	return x.open[int(b)%len(x.open)]
 }
 
-func (x *hostile) start(instance string) *hostileStream {
+func (x *hostileLB) start(instance string) *hostileStream {
 	s := &hostileStream{instance: instance}
 	x.open, x.ever = append(x.open, s), append(x.ever, s)
 	return s
 }
 
-func (x *hostile) end(s *hostileStream, err error) {
+func (x *hostileLB) end(s *hostileStream, err error) {
 	for i, o := range x.open {
 		if o == s {
 			x.open = append(x.open[:i:i], x.open[i+1:]...)
@@ -306,8 +316,8 @@ func (x *hostile) end(s *hostileStream, err error) {
 	x.inbox.end(&s.hearing, x.now, err)
 }
 
-// say sends a message over the wire format into the watcher's state, as a link does.
-func (x *hostile) say(t *testing.T, s *hostileStream, sent *response) {
+// send passes a message in wire format to the watcher's merger, as a connection does.
+func (x *hostileLB) send(t *testing.T, s *hostileStream, sent *response) {
 	t.Helper()
 	b, err := proto.Marshal(sent)
 	if err != nil {
@@ -324,8 +334,9 @@ func (x *hostile) say(t *testing.T, s *hostileStream, sent *response) {
 		t.Fatalf("the protocol allows it: %v; the decoder says %v\n%v", allowed, err, m)
 	}
 	if err == nil {
-		err = x.inbox.hear(&s.hearing, said, x.now)
-		if wentBack := said.kind == kindSnapshot && said.synced && before.Position.InstanceID == s.book.instance && said.position.Revision < before.Position.Revision && !before.Synced; (err != nil) != wentBack {
+		err = x.inbox.merge(&s.hearing, said, x.now)
+		if wentBack := said.kind == kindSnapshot && said.synced && before.Position.InstanceID == s.book.instance &&
+			said.position.Revision < before.Position.Revision && !before.Synced; (err != nil) != wentBack {
 			t.Fatalf("stream %d at %+v, state at %+v: %v", s.number, said.position, before.Position, err)
 		}
 	}
@@ -339,7 +350,7 @@ func (x *hostile) say(t *testing.T, s *hostileStream, sent *response) {
 	}
 	if e := m.GetSnapshot(); e.GetSynced() && e.GetLast() && (s.number >= x.latest || s.book.instance == x.counts) {
 		if s.book.instance != x.counts {
-			x.before = Position{} // though nobody may have taken what was in between
+			x.before = Position{} // even if the states in between were not taken
 		}
 		x.counts, x.latest = s.book.instance, max(x.latest, s.number)
 	}
@@ -350,11 +361,11 @@ func (x *hostile) say(t *testing.T, s *hostileStream, sent *response) {
 	}
 }
 
-// take hands over what was heard, and holds it against what was said.
-func (x *hostile) take(t *testing.T) {
+// take takes an update and compares it with the sent states.
+func (x *hostileLB) take(t *testing.T) {
 	t.Helper()
 	u := x.inbox.take()
-	x.gate.hear(x.now, u)
+	x.gate.update(x.now, u)
 	p := u.Position
 	if p == (Position{}) {
 		if u.Synced || len(u.Changed)+len(u.Removed) > 0 {
@@ -369,7 +380,7 @@ func (x *hostile) take(t *testing.T) {
 		t.Fatalf("%+v was handed over after %+v", p, x.before)
 	}
 	x.before = p
-	var told []*hostileStream // whole states of this instance
+	var told []*hostileStream // complete states of this instance
 	for _, s := range x.ever {
 		if s.book.instance == p.InstanceID && len(s.book.whole) > 0 {
 			told = append(told, s)
@@ -405,10 +416,10 @@ func (x *hostile) take(t *testing.T) {
 	}
 }
 
-// look has the gate decide, and holds it against the leases.
-func (x *hostile) look(t *testing.T) {
+// evaluate evaluates the gate and compares the decisions with the leases.
+func (x *hostileLB) evaluate(t *testing.T) {
 	t.Helper()
-	changes := x.gate.look(x.now)
+	changes := x.gate.evaluate(x.now)
 	live := x.gate.Freshness(x.now) == gate.Live
 	vouched := false
 	instance, _ := x.gate.Position()
@@ -425,20 +436,20 @@ func (x *hostile) look(t *testing.T) {
 	}
 }
 
-// FuzzWatcher has the state of a watcher, and a gate behind it, fed by a load
-// balancer that a string of bytes drives.
+// FuzzWatcher feeds a watcher's merger, with a gate behind it, from a load balancer that a string
+// of bytes drives.
 func FuzzWatcher(f *testing.F) {
 	const advance, open, end, take, say = 0, 1, 2, 3, 4
 	f.Add([]byte{say, 0, 0, 1, 2, 0, 1, take, say, 0, 4, 0, take, advance, 60, take})
 	f.Add([]byte{say, 0, 8, 1, 1, 0, say, 0, 0, 0, 1, 1, take, say, 0, 2, 1, 1, 0x18, 1, 1, take})
 	f.Add([]byte{say, 0, 0, 1, 1, 0, take, open, 1, say, 1, 16, 1, 1, 1, take, say, 1, 0, 1, 1, 2, take, end, 0, take})
 	f.Fuzz(func(t *testing.T, program []byte) {
-		x := &hostile{program: program, now: time.Now(), inbox: newInbox()}
+		x := &hostileLB{program: program, now: time.Now(), inbox: newUpdateMerger()}
 		var configured []vip.VIP
 		for i := range hostileVIPs {
 			configured = append(configured, numbered(i))
 		}
-		x.gate = newGated(configured...)
+		x.gate = newGateFixture(configured...)
 		for steps := 0; len(x.program) > 0 && steps < 400; steps++ {
 			switch x.next() % 8 {
 			case advance:
@@ -453,9 +464,9 @@ func FuzzWatcher(f *testing.F) {
 				x.take(t)
 			default:
 				s := x.stream(x.next())
-				x.say(t, s, x.message(s))
+				x.send(t, s, x.message(s))
 			}
-			x.look(t)
+			x.evaluate(t)
 			if n := len(x.inbox.pending.Changed) + len(x.inbox.pending.Removed); n > hostileVIPs+3000 {
 				t.Fatalf("%d values wait", n)
 			}
@@ -464,11 +475,11 @@ func FuzzWatcher(f *testing.F) {
 			x.end(x.open[0], errStopped)
 		}
 		x.take(t)
-		if x.look(t); x.gate.Freshness(x.now) == gate.Live || x.gate.Synced || x.gate.Open {
+		if x.evaluate(t); x.gate.Freshness(x.now) == gate.Live || x.gate.Synced || x.gate.Open {
 			t.Fatalf("all streams ended: %+v", x.gate.Update)
 		}
 		x.now = x.now.Add(500 * time.Millisecond)
-		if x.look(t); x.gate.Freshness(x.now) != gate.Lost {
+		if x.evaluate(t); x.gate.Freshness(x.now) != gate.Lost {
 			t.Fatal("the grace does not end")
 		}
 		for _, v := range configured {

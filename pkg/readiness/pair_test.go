@@ -22,7 +22,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// pairLB is one start of the load balancer: the real Table and Server.
+// pairLB is one start of the load balancer: a real Table and Server.
 type pairLB struct {
 	*Server
 	table    *Table
@@ -31,12 +31,12 @@ type pairLB struct {
 	closed   chan struct{}
 	once     sync.Once
 	number   int
-	model    map[vip.VIP]State // what the table should say
+	model    map[vip.VIP]State // the expected content of the table
 	away     bool
 
 	mu    sync.Mutex
 	hung  bool
-	alive time.Time // the last sign of life of its loop
+	alive time.Time // the last commit or heartbeat of its loop
 	wires []*wire
 }
 
@@ -61,26 +61,26 @@ func (l *pairLB) loop(f func()) {
 	}
 }
 
-// pair is a watcher and a gate, the load balancers that they meet one after the
-// other, and the truth about these.
+// pair is a watcher and a gate, the load balancers that they meet one after the other, and a model
+// of these.
 type pair struct {
 	lease, grace time.Duration
-	crowd        bool // many VIPs, so that snapshots travel in parts
+	crowd        bool // many VIPs, so that snapshots are split
 	running      sync.WaitGroup
 	watcher      *Watcher
 	svid         latest.Value[uint64]
 
 	mu      sync.Mutex
-	lb      *pairLB // that has the socket; nil: nobody
+	lb      *pairLB // has the socket; nil: none
 	lbs     []*pairLB
 	history map[Position]map[vip.VIP]State
 
 	// The gate's side.
 	looking sync.Mutex // guards the four that follow
-	gate    *gated
-	last    int // the load balancer of the last look, and its revision
+	gate    *gateFixture
+	last    int // the load balancer of the last evaluation, and its revision
 	lastR   uint64
-	lives   int // looks at which the word was live
+	lives   int // evaluations at which the state was live
 	told    map[vip.VIP]VIPReport
 
 	awake   chan struct{} // closed while run may run; guarded by mu
@@ -110,12 +110,15 @@ func (p *pair) dial(ctx context.Context, _ string) (net.Conn, error) {
 	}
 }
 
-// start starts a load balancer that takes the socket, and beats.
+// start starts a load balancer, which takes the socket and sends heartbeats.
 func (p *pair) start(synced bool, changed map[vip.VIP]State) {
-	l := &pairLB{incoming: make(chan net.Conn), closed: make(chan struct{}), number: len(p.lbs) + 1, model: map[vip.VIP]State{}}
+	l := &pairLB{
+		incoming: make(chan net.Conn), closed: make(chan struct{}), number: len(p.lbs) + 1,
+		model: map[vip.VIP]State{},
+	}
 	l.table = NewTable(TableOptions{InstanceID: fmt.Sprintf("lb-%d", l.number), Lease: p.lease, StaleGrace: p.grace})
-	l.Server = NewServer(l.table, ServerOptions{Peer: namedPeer, Role: RolesOf([]spiffeid.ID{frontendID}, nil)})
-	l.grpc = grpc.NewServer(append(GRPCOptions(), grpc.Creds(named{}))...)
+	l.Server = NewServer(l.table, ServerOptions{Peer: fakePeer, Role: RolesOf([]spiffeid.ID{frontendID}, nil)})
+	l.grpc = grpc.NewServer(append(GRPCOptions(), grpc.Creds(fakeCredentials{}))...)
 	readinessv1.RegisterReadinessServiceServer(l.grpc, l.Server)
 	p.running.Go(func() { _ = l.grpc.Serve(l) }) // it ends with kill
 	p.running.Go(func() {
@@ -141,8 +144,7 @@ func (p *pair) start(synced bool, changed map[vip.VIP]State) {
 	p.commit(l, synced, changed)
 }
 
-// commit has a load balancer decide; removed VIPs have a state
-// that does not exist.
+// commit commits a decision; removed VIPs have a state that does not exist.
 func (p *pair) commit(l *pairLB, synced bool, changed map[vip.VIP]State) {
 	l.loop(func() {
 		d := Decision{Synced: synced}
@@ -164,8 +166,7 @@ func (p *pair) commit(l *pairLB, synced bool, changed map[vip.VIP]State) {
 	})
 }
 
-// record notes the state that is about to get the next revision, before anybody
-// can hear of it.
+// record stores the state of the next revision before the commit can be observed.
 func (p *pair) record(l *pairLB) {
 	next := l.table.Position()
 	next.Revision++
@@ -191,7 +192,7 @@ func (p *pair) kill(l *pairLB) {
 	l.grpc.Stop()
 }
 
-// run is the gate's loop, as the frontend has it.
+// run is the loop of the frontend.
 func (p *pair) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -206,8 +207,8 @@ func (p *pair) run(ctx context.Context) {
 		}
 		p.looking.Lock()
 		now := time.Now()
-		p.gate.hear(now, p.watcher.Take())
-		changes := p.gate.look(now)
+		p.gate.update(now, p.watcher.Take())
+		changes := p.gate.evaluate(now)
 		problem := p.judge(now, changes)
 		p.mu.Lock()
 		if p.problem == "" {
@@ -222,7 +223,7 @@ func (p *pair) run(ctx context.Context) {
 		}
 		maps.Copy(p.told, report.VIPs)
 		p.watcher.Report(report)
-		timer.Reset(time.Until(p.gate.Deadline(now))) // there is one: that of the gateways
+		timer.Reset(time.Until(p.gate.Deadline(now))) // always set, because of the gateways
 		p.looking.Unlock()
 		select {
 		case <-p.watcher.Changed():
@@ -232,7 +233,7 @@ func (p *pair) run(ctx context.Context) {
 	}
 }
 
-// had returns the state that a table had at a position, and whose it was.
+// had returns the state of a table at a position, and its load balancer.
 func (p *pair) had(at Position) (lb *pairLB, state map[vip.VIP]State, known bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -245,8 +246,7 @@ func (p *pair) had(at Position) (lb *pairLB, state map[vip.VIP]State, known bool
 	return lb, state, known
 }
 
-// judge holds what the gate makes of what it heard against the truth, and says
-// what is wrong.
+// judge compares the gate with the model and returns the difference.
 func (p *pair) judge(now time.Time, changes []gate.Change) string {
 	at := p.gate.view.Position
 	if at == (Position{}) {
@@ -278,9 +278,9 @@ func (p *pair) judge(now time.Time, changes []gate.Change) string {
 	return ""
 }
 
-// vouched says what is wrong with a word of lb that counts as live. Its lease
-// cannot be longer than from the last bytes that reached the watcher, nor than
-// from its last sign of life and the longest way of a message.
+// vouched returns why a live state of lb should not be live. Its lease must not be longer than from
+// the last bytes that reached the watcher, nor than from its last commit or heartbeat plus the
+// longest delay of a message.
 func (p *pair) vouched(now time.Time, lb *pairLB) string {
 	lb.mu.Lock()
 	defer lb.mu.Unlock()
@@ -297,13 +297,13 @@ func (p *pair) vouched(now time.Time, lb *pairLB) string {
 	switch {
 	case now.Sub(delivered) >= p.lease:
 		return fmt.Sprintf("live %v after the last bytes came", now.Sub(delivered))
-	case !p.crowd && now.Sub(lb.alive) >= p.lease+p.lease/100+slowest: // a crowd also waits for windows
+	case !p.crowd && now.Sub(lb.alive) >= p.lease+p.lease/100+slowest: // many VIPs also wait for flow control
 		return fmt.Sprintf("live %v after the last sign of life, and the longest way took %v", now.Sub(lb.alive), slowest)
 	}
 	return ""
 }
 
-// settle waits until everybody waits, and looks at what holds then.
+// settle waits until all goroutines are blocked and checks the state.
 func (p *pair) settle(r *rapid.T) {
 	synctest.Wait()
 	p.mu.Lock()
@@ -331,7 +331,7 @@ func (p *pair) settle(r *rapid.T) {
 	r.Fatalf("the word of %s is live though all its connections have ended", lb.table.instance)
 }
 
-// heal ends all faults, but not what they have done.
+// heal ends all faults, but not their effects.
 func (p *pair) heal() {
 	for _, l := range p.lbs {
 		if l != p.lb {
@@ -352,7 +352,7 @@ func (p *pair) heal() {
 	}
 }
 
-// converged checks that the gate, and the report of it, say what the table says.
+// converged checks that the gate and the report of it equal the table.
 func (p *pair) converged(r *rapid.T, configured []vip.VIP) {
 	p.looking.Lock()
 	defer p.looking.Unlock()
@@ -360,12 +360,14 @@ func (p *pair) converged(r *rapid.T, configured []vip.VIP) {
 	if f := p.gate.Freshness(time.Now()); p.gate.view.Position != want || f != gate.Live || p.gate.Err != nil {
 		r.Fatalf("in the end the gate is at %+v, %v, and the table at %+v: %v", p.gate.view.Position, f, want, p.gate.Err)
 	}
-	if report := p.lb.Report().Load(); !report.Connected || report.Applied != want || !maps.Equal(p.lb.AllReported(), p.told) {
+	if report := p.lb.Report().Load(); !report.Connected || report.Applied != want ||
+		!maps.Equal(p.lb.AllReported(), p.told) {
 		r.Fatalf("in the end the report is %+v, %v, want %+v, %v", report, p.lb.AllReported(), want, p.told)
 	}
 	for _, v := range configured {
 		d := p.gate.Decision(v)
-		if state := p.lb.model[v]; (state == Ready) != (d.Advertisement == gate.Announced) || state == NotReady && d.Advertisement != gate.Withdrawn {
+		if state := p.lb.model[v]; (state == Ready) != (d.Advertisement == gate.Announced) || state == NotReady &&
+			d.Advertisement != gate.Withdrawn {
 			r.Fatalf("in the end %s is %v and %+v", v, state, d)
 		}
 	}
@@ -373,7 +375,7 @@ func (p *pair) converged(r *rapid.T, configured []vip.VIP) {
 
 const pairVIPs = 6
 
-// changes draws what a decision changes.
+// changes draws the changes of a decision.
 func changes(r *rapid.T) map[vip.VIP]State {
 	changed := map[vip.VIP]State{}
 	for range rapid.IntRange(0, 3).Draw(r, "changes") {
@@ -393,13 +395,13 @@ func checkPair(r *rapid.T) (lives int) {
 		grace:   time.Duration(rapid.SampledFrom([]int{0, 0, 200, 2000}).Draw(r, "grace ms")) * time.Millisecond,
 		crowd:   rapid.IntRange(0, 9).Draw(r, "crowd") == 0,
 		history: map[Position]map[vip.VIP]State{},
-		gate:    newGated(configured...),
+		gate:    newGateFixture(configured...),
 		told:    map[vip.VIP]VIPReport{},
 		awake:   make(chan struct{}),
 	}
 	close(p.awake)
 	p.watcher = NewWatcher(WatcherOptions{
-		Target: "pair", Credentials: named{id: frontendID}, MaxBackoff: 500 * time.Millisecond,
+		Target: "pair", Credentials: fakeCredentials{id: frontendID}, MaxBackoff: 500 * time.Millisecond,
 		Rotation: func() (uint64, <-chan struct{}) { return p.svid.Get() },
 	})
 	p.watcher.dial = p.dial
@@ -418,7 +420,7 @@ func checkPair(r *rapid.T) (lives int) {
 		p.start(true, changes(r))
 	}
 
-	// anyLB has f done by a load balancer that runs, mostly the one with the socket.
+	// anyLB applies f to a running load balancer, mostly the one with the socket.
 	anyLB := func(f func(*rapid.T, *pairLB)) func(*rapid.T) {
 		return func(r *rapid.T) {
 			running := slices.DeleteFunc(slices.Clone(p.lbs), func(l *pairLB) bool { return isClosed(l.closed) })
@@ -427,7 +429,7 @@ func checkPair(r *rapid.T) (lives int) {
 			}
 		}
 	}
-	// anyWire has f done to a connection of any load balancer.
+	// anyWire applies f to a connection of any load balancer.
 	anyWire := func(f func(*wire)) func(*rapid.T) {
 		return func(r *rapid.T) {
 			var wires []*wire
@@ -506,7 +508,7 @@ func checkPair(r *rapid.T) (lives int) {
 			}
 			p.start(rapid.Bool().Draw(r, "synced"), changes(r))
 		},
-		"replace": func(r *rapid.T) { // the old one lingers
+		"replace": func(r *rapid.T) { // the old one is still running
 			p.start(rapid.Bool().Draw(r, "synced"), changes(r))
 			rotate(r)
 		},
@@ -567,18 +569,17 @@ func checkPair(r *rapid.T) (lives int) {
 	return p.lives
 }
 
-// TestGateNeverOutlivesTheLeaseAndConverges is the model of the pair: the real
-// table, server, watcher and gate on a clock of their own. Whatever is dropped,
-// delayed, cut off, merged or restarted in between, what the gate has is at each
-// of its looks a whole state that some table had, counts as live only under a
-// lease, and in the end is what the table says.
-func TestGateNeverOutlivesTheLeaseAndConverges(t *testing.T) {
+// TestGateNeverOutlivesLease is a model test of the real table, server, watcher and gate on a fake
+// clock. Whatever is dropped, delayed, cut off, merged or restarted in between, the gate's state is
+// at each evaluation a complete state of some table, is live only under a lease, and in the end
+// equals the table.
+func TestGateNeverOutlivesLease(t *testing.T) {
 	lives, runs := 0, 0
 	synctest.Test(t, func(t *testing.T) {
-		defer func() { <-time.After(time.Minute) }() // what gRPC left to its own timers
-		// Without the deadline of t, which does not go by the clock in here. By
-		// that clock rapid's time to shrink is over after one run, and rightly:
-		// what goroutines do at one instant is not the same in the next run.
+		defer func() { <-time.After(time.Minute) }() // timers of gRPC
+		// t has a deadline on the real clock, and this test runs on a fake one, on which rapid's
+		// time to shrink ends after one run. Shrinking would not help: the order of goroutines at
+		// one instant differs between runs.
 		rapid.Check(struct{ rapid.TB }{t}, func(r *rapid.T) {
 			lives += checkPair(r)
 			runs++

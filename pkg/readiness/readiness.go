@@ -10,30 +10,29 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Limits of the protocol (design, section 4).
+// Limits of the protocol.
 const (
-	// MaxVIPsPerMessage is how many VIPs one message may hold; larger snapshots,
-	// deltas and reports travel in parts.
+	// MaxVIPsPerMessage is the maximum number of VIPs in a message; larger snapshots, deltas and
+	// reports are split.
 	MaxVIPsPerMessage = 2000
-	// vipsPerPart is how many VIPs our own parts hold: such a message fits the
-	// 32 KiB buffers of grpc's pool, and the next larger ones take 1 MiB each
-	// (grpc 1.85; 8 MiB of a frontend with 10 000 VIPs were such buffers).
+	// vipsPerPart is the number of VIPs in a sent part: such a message fits the 32 KiB buffers of
+	// the gRPC pool. The next size is 1 MiB (grpc 1.85); a frontend with 10 000 VIPs held 8 MiB of
+	// them.
 	vipsPerPart = 200
-	// MaxVIPs is how many VIPs one peer may speak of before it counts as hostile.
+	// MaxVIPs is the maximum number of VIPs of one peer.
 	MaxVIPs = 200_000
-	// MaxMessageBytes is the receive limit of both sides. 2 000 VIPs with the
-	// longest details take about 700 KiB.
+	// MaxMessageBytes is the receive limit of both sides. 2 000 VIPs with the longest details take
+	// about 700 KiB.
 	MaxMessageBytes = 1 << 20
 	// MaxDetailBytes is the longest VIPReadiness.Detail that is sent.
 	MaxDetailBytes = 256
-	// DefaultLease is the lease of a Table that was given none.
+	// DefaultLease is the default of TableOptions.Lease.
 	DefaultLease = time.Second
-	// MaxLease is the longest lease that a Watcher believes.
+	// MaxLease is the longest lease that a Watcher accepts.
 	MaxLease = time.Minute
 
-	// flowWindow is how many bytes of a stream may be on their way. It is fixed:
-	// grpc's estimate of a better one pings the peer for each message that comes
-	// after a pause, which doubles the work of a heartbeat (grpc 1.85).
+	// flowWindow is the HTTP/2 window of a stream. It is fixed: the BDP estimator of gRPC pings the
+	// peer for each message after a pause, which doubles the work of a heartbeat (grpc 1.85).
 	flowWindow = 256 << 10
 
 	minLease      = time.Millisecond
@@ -41,12 +40,12 @@ const (
 	maxNameBytes  = 128
 )
 
-// State is what the load balancer says about a VIP. The zero State is NotReady.
+// State is the load balancer's state of a VIP. The zero State is NotReady.
 type State uint8
 
 // The states of a VIP.
 const (
-	// NotReady: traffic to the VIP would be lost.
+	// NotReady: traffic to the VIP would be dropped.
 	NotReady State = iota
 	// Ready: traffic to the VIP can be forwarded to a target.
 	Ready
@@ -72,64 +71,64 @@ type VIPReadiness struct {
 	VIP    vip.VIP
 	State  State
 	Reason readinessv1.VipReason
-	// Detail is the reason for people, at most MaxDetailBytes of one line.
+	// Detail explains the reason to an operator in one line of at most MaxDetailBytes.
 	Detail string
-	// ReadyTargets and TotalTargets count the targets of the VIP's family over
-	// all streams that serve it.
+	// ReadyTargets and TotalTargets count the targets of the VIP's family over all streams that
+	// serve it.
 	ReadyTargets, TotalTargets uint32
-	// Since is when the VIP got its state, by the wall clock of the load
-	// balancer, for people. Table.Commit fills it in when it is zero.
+	// Since is when the VIP entered its state, on the wall clock of the load balancer. Table.Commit
+	// sets it when it is zero.
 	Since time.Time
-	// DrainEnd says with Draining until when traffic is forwarded, on the clock
-	// of the process that holds the value. The wire carries the time left.
+	// DrainEnd is the end of forwarding in state Draining, on the clock of the process that holds
+	// the value. The wire carries the remaining time.
 	DrainEnd time.Time
 }
 
-// equal tells whether nothing that is told to readers differs.
+// equal reports whether all fields that are sent to readers are equal.
 func (r VIPReadiness) equal(o VIPReadiness) bool {
 	return r.VIP == o.VIP && r.State == o.State && r.Reason == o.Reason && r.Detail == o.Detail &&
 		r.ReadyTargets == o.ReadyTargets && r.TotalTargets == o.TotalTargets &&
 		r.Since.Equal(o.Since) && r.DrainEnd.Equal(o.DrainEnd)
 }
 
-// Position places a state in the total order of one load balancer instance.
-// The zero Position stands for "nothing yet".
+// Position is a state in the total order of one load balancer instance. The zero Position precedes
+// all states.
 type Position struct {
-	// InstanceID is chosen at random by each start of the load balancer.
+	// InstanceID is random for each start of the load balancer.
 	InstanceID string
 	// Revision counts the decisions of the instance, from 1.
 	Revision uint64
 }
 
-// VIPReport is what the frontend says that it does with a VIP.
+// VIPReport is the frontend's report of one VIP.
 type VIPReport struct {
 	Advertisement readinessv1.Advertisement
 	Reason        readinessv1.AdvertisementReason
-	// Unconfirmed says with WITHDRAWN that the gateways' sessions did not show
-	// the withdrawal in time.
+	// Unconfirmed is set with WITHDRAWN when the gateways' sessions did not confirm the withdrawal
+	// in time.
 	Unconfirmed bool
 }
 
-// advertised tells whether gateways are still told to use the VIP.
+// advertised reports whether the VIP is advertised to gateways.
 func (r VIPReport) advertised() bool {
 	return r.Advertisement != readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN
 }
 
-// Role is what a peer may do on the readiness socket.
+// Role is the authorization of a peer on the readiness socket.
 type Role uint8
 
 // The roles of a peer.
 const (
-	// RoleNone may do nothing.
+	// RoleNone permits nothing.
 	RoleNone Role = iota
-	// RoleReader may watch and get.
+	// RoleReader permits WatchReadiness and GetReadiness.
 	RoleReader
-	// RoleFrontend may also report.
+	// RoleFrontend permits ReportAdvertisement, too.
 	RoleFrontend
 )
 
-// RolesOf returns a function that gives the role of a peer by its exact SPIFFE
-// ID. An ID in both lists is a frontend.
+// RolesOf returns a function that returns the role of a peer by its exact SPIFFE ID. An ID in both
+// lists is a frontend.
 func RolesOf(frontends, readers []spiffeid.ID) func(spiffeid.ID) Role {
 	roles := make(map[spiffeid.ID]Role, len(frontends)+len(readers))
 	for _, id := range readers {

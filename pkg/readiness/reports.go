@@ -17,81 +17,81 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Report sums up what the frontend says that it does. What it says of each VIP
-// is read with Server.Reported and Server.AllReported.
+// Report is the summary of the frontend's report. Server.Reported and Server.AllReported return the
+// VIPs.
 //
-// The reports that count are those of the newest open watch of a frontend that
-// has told everything once, so that a move to another connection leaves no hole
-// and a watch that only looks silences nobody.
+// The reporting watch is the newest open watch of a frontend that has sent a full report: a move to
+// another connection leaves no gap, and a watch without reports does not replace it.
 type Report struct {
-	// WatchID is the watch that the report belongs to; empty before the first report.
+	// WatchID is the reporting watch; empty before the first report.
 	WatchID string
 	Peer    spiffeid.ID
-	// Connected says that the frontend can still change the report. What a
-	// frontend said last stays readable after it is gone.
+	// Connected reports whether a report stream is open. The last report of a frontend remains
+	// readable after its stream ended.
 	Connected bool
-	// Complete says that the frontend has told everything once on this watch:
-	// from then on a VIP that is not reported is not advertised.
+	// Complete reports whether a full report was received on this watch: a VIP that is not reported
+	// is not advertised.
 	Complete bool
 	// Applied is the position that the frontend has applied.
 	Applied Position
-	// Families is the external connectivity of each configured family: true
-	// while a gateway session is up. It must not be changed.
+	// Families is the external connectivity of each configured family: true while a gateway session
+	// is up. It must not be modified.
 	Families map[vip.Family]bool
-	// Advertised and Withdrawn count the reported VIPs: those that gateways are
-	// told to use, also de-preferred ones, and the others.
+	// Advertised and Withdrawn count the reported VIPs; de-preferred VIPs are advertised.
 	Advertised, Withdrawn int
-	// At is when the newest message came, or when Connected became false.
+	// At is the receipt of the newest message, or when Connected became false.
 	At time.Time
 }
 
-// reported is what the reports of one watch said.
-type reported struct {
+// watchReports holds the reports of one watch.
+type watchReports struct {
 	summary Report
 	vips    map[vip.VIP]VIPReport
 	streams int // open report streams that name the watch
 }
 
-// Report returns the summary of the newest report. It is replaced at each
-// message, at a cost that does not depend on the number of VIPs.
+// Report returns the summary of the newest report. It is replaced with each message; the cost does
+// not depend on the number of VIPs.
 func (s *Server) Report() *latest.Value[Report] { return s.report }
 
-// Reported returns what the frontend says that it does with a VIP.
+// Reported returns the frontend's report of a VIP.
 func (s *Server) Reported(v vip.VIP) (VIPReport, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.counted == nil {
+	if s.reporting == nil {
 		return VIPReport{}, false
 	}
-	r, ok := s.counted.reported.vips[v]
+	r, ok := s.reporting.reports.vips[v]
 	return r, ok
 }
 
-// AllReported returns what the frontend says that it does with each VIP. It
-// costs time of the order of the number of VIPs.
+// AllReported returns the frontend's report of each VIP. Its cost is of the order of the number of
+// VIPs.
 func (s *Server) AllReported() map[vip.VIP]VIPReport {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.counted == nil {
+	if s.reporting == nil {
 		return nil
 	}
-	return maps.Clone(s.counted.reported.vips)
+	return maps.Clone(s.reporting.reports.vips)
 }
 
 // ReportAdvertisement implements the ReadinessService.
-func (s *Server) ReportAdvertisement(stream grpc.ClientStreamingServer[readinessv1.ReportAdvertisementRequest, readinessv1.ReportAdvertisementResponse]) error {
+func (s *Server) ReportAdvertisement(stream grpc.ClientStreamingServer[readinessv1.ReportAdvertisementRequest,
+	readinessv1.ReportAdvertisementResponse],
+) error {
 	ctx := stream.Context()
-	id, _, err := s.caller(ctx, "ReportAdvertisement", RoleFrontend)
+	id, _, err := s.authorize(ctx, "ReportAdvertisement", RoleFrontend)
 	if err != nil {
 		return err
 	}
-	done, err := s.begin(id)
+	done, err := s.addStream(id)
 	if err != nil {
 		return err
 	}
-	// EndWatches cannot wake Recv, so another goroutine sits in it. When this
-	// handler returns, the stream ends, hence Recv, hence the goroutine; it
-	// counts as the handler, so that EndWatches waits for it.
+	// EndWatches cannot interrupt Recv, so it runs in another goroutine, which counts as the
+	// handler for EndWatches. When this method returns, the stream ends, then Recv and the
+	// goroutine.
 	ended := make(chan error, 1)
 	go func() {
 		defer done()
@@ -106,17 +106,17 @@ func (s *Server) ReportAdvertisement(stream grpc.ClientStreamingServer[readiness
 		return stream.SendAndClose(&readinessv1.ReportAdvertisementResponse{})
 	}
 	if ctx.Err() == nil {
-		s.log.Warn("ended a report stream", "peer", id.String(), "reason", err)
+		s.log.Warn("report stream ended", "peer", id.String(), "reason", err)
 	}
 	return err
 }
 
-// receive takes in reports until the stream ends.
+// receive applies reports until the stream ends.
 func (s *Server) receive(id spiffeid.ID, recv func() (*readinessv1.ReportAdvertisementRequest, error)) error {
 	var target *watch // the open watch that the stream named first
 	defer func() {
 		if target != nil {
-			s.reporterGone(target)
+			s.reportStreamEnded(target)
 		}
 	}()
 	for {
@@ -131,7 +131,7 @@ func (s *Server) receive(id spiffeid.ID, recv func() (*readinessv1.ReportAdverti
 		if err != nil {
 			return status.Error(codes.InvalidArgument, err.Error())
 		}
-		w, err := s.take(id, m.GetWatchId(), target, d)
+		w, err := s.applyReport(id, m.GetWatchId(), target, d)
 		if err != nil {
 			return err
 		}
@@ -139,17 +139,17 @@ func (s *Server) receive(id spiffeid.ID, recv func() (*readinessv1.ReportAdverti
 			target = w
 			continue
 		}
-		// A watch that has just ended, or never was: its reports say nothing
-		// about now.
-		if n, ok := s.quiet.Allow(time.Now()); ok {
-			s.log.Info("ignored a report that names no open watch of its peer", "peer", id.String(), "watch_id", cleanDetail(m.GetWatchId()), "lines_left_out", n)
+		// The watch has ended or never existed: its reports are obsolete.
+		if n, ok := s.throttle.Allow(time.Now()); ok {
+			s.log.Info("report ignored: no open watch of this peer", "peer", id.String(), "watch_id",
+				cleanDetail(m.GetWatchId()), "suppressed", n)
 		}
 	}
 }
 
-// take takes in one report and returns the watch that it belongs to; nil means
-// that it was ignored. before is the watch that its stream named earlier.
-func (s *Server) take(id spiffeid.ID, watchID string, before *watch, d heard) (*watch, error) {
+// applyReport applies one report and returns its watch; nil means that it was ignored. before is
+// the watch that the stream named earlier.
+func (s *Server) applyReport(id spiffeid.ID, watchID string, before *watch, d receivedReport) (*watch, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w := s.watches[watchID]
@@ -157,33 +157,33 @@ func (s *Server) take(id spiffeid.ID, watchID string, before *watch, d heard) (*
 		return nil, nil
 	}
 	if before == nil {
-		// A stream begins with everything, so what an earlier stream of the
-		// same watch said is void.
+		// A stream starts with a full report, which replaces what an earlier stream of the same
+		// watch reported.
 		streams := 1
-		if w.reported != nil {
-			streams += w.reported.streams
+		if w.reports != nil {
+			streams += w.reports.streams
 		}
-		w.reported = &reported{
+		w.reports = &watchReports{
 			summary: Report{WatchID: w.id, Peer: w.peer, Connected: true},
 			vips:    make(map[vip.VIP]VIPReport),
 			streams: streams,
 		}
 	}
-	if err := w.reported.apply(d); err != nil {
+	if err := w.reports.apply(d); err != nil {
 		return w, err
 	}
-	// A newer watch takes over once its report is whole.
-	if c := s.counted; c == nil || c == w || !s.live(c) || (w.number > c.number && w.reported.summary.Complete) {
-		if s.counted != w {
-			s.log.Info("the reports of this watch count from now on", "watch_id", w.id, "peer", w.peer.String())
+	// A newer watch takes over once its report is complete.
+	if c := s.reporting; c == nil || c == w || !s.hasReporter(c) || (w.seq > c.seq && w.reports.summary.Complete) {
+		if s.reporting != w {
+			s.log.Info("reporting watch changed", "watch_id", w.id, "peer", w.peer.String())
 		}
-		s.counted = w
-		s.report.Set(w.reported.summary)
+		s.reporting = w
+		s.report.Set(w.reports.summary)
 	}
 	return w, nil
 }
 
-func (r *reported) apply(d heard) error {
+func (r *watchReports) apply(d receivedReport) error {
 	for v, now := range d.VIPs {
 		old, known := r.vips[v]
 		if known {
@@ -204,7 +204,7 @@ func (r *reported) apply(d heard) error {
 	return nil
 }
 
-func (r *reported) count(v VIPReport, by int) {
+func (r *watchReports) count(v VIPReport, by int) {
 	if v.advertised() {
 		r.summary.Advertised += by
 	} else {
@@ -212,62 +212,61 @@ func (r *reported) count(v VIPReport, by int) {
 	}
 }
 
-// reporterGone notes that a report stream of the watch ended.
-func (s *Server) reporterGone(w *watch) {
+// reportStreamEnded handles the end of a report stream of the watch.
+func (s *Server) reportStreamEnded(w *watch) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if w.reported.streams--; w.reported.streams == 0 {
-		s.recount()
+	if w.reports.streams--; w.reports.streams == 0 {
+		s.selectReporting()
 	}
 }
 
-// recount finds the watch whose reports count after a watch or a report stream
-// ended. When none is left, the last word stays, no longer Connected. The caller
-// holds s.mu.
-func (s *Server) recount() {
-	if s.counted == nil || s.live(s.counted) {
+// selectReporting selects the reporting watch after a watch or a report stream ended. If none is
+// left, the last report remains, no longer Connected. The caller holds s.mu.
+func (s *Server) selectReporting() {
+	if s.reporting == nil || s.hasReporter(s.reporting) {
 		return
 	}
 	var newest *watch
 	for _, w := range s.watches {
-		if s.live(w) && (newest == nil || w.precedes(newest)) {
+		if s.hasReporter(w) && (newest == nil || w.precedes(newest)) {
 			newest = w
 		}
 	}
 	if newest != nil {
-		s.counted = newest
-		s.report.Set(newest.reported.summary)
+		s.reporting = newest
+		s.report.Set(newest.reports.summary)
 		return
 	}
-	if sum := &s.counted.reported.summary; sum.Connected {
+	if sum := &s.reporting.reports.summary; sum.Connected {
 		sum.Connected, sum.At = false, time.Now()
 		s.report.Set(*sum)
 	}
 }
 
-// precedes tells whether the reports of w rather count than those of o: whole
-// ones first, then newer ones.
+// precedes reports whether w is preferred to o as the reporting watch: complete reports first, then
+// newer watches.
 func (w *watch) precedes(o *watch) bool {
-	if a, b := w.reported.summary.Complete, o.reported.summary.Complete; a != b {
+	if a, b := w.reports.summary.Complete, o.reports.summary.Complete; a != b {
 		return a
 	}
-	return w.number > o.number
+	return w.seq > o.seq
 }
 
-// live tells whether the watch is open and somebody reports for it.
-func (s *Server) live(w *watch) bool {
-	return s.watches[w.id] == w && w.reported != nil && w.reported.streams > 0
+// hasReporter reports whether the watch is open and has an open report stream.
+func (s *Server) hasReporter(w *watch) bool {
+	return s.watches[w.id] == w && w.reports != nil && w.reports.streams > 0
 }
 
-// heard is a report as it was received.
-type heard struct {
+// receivedReport is a decoded report.
+type receivedReport struct {
 	ReportDelta
-	complete bool // it has a position, so nothing of it is missing
+	complete bool // it has a position, so it is the last part
 }
 
-// reportFromProto reads a report.
-func reportFromProto(m *readinessv1.ReportAdvertisementRequest) (heard, error) {
-	d := heard{ReportDelta: ReportDelta{VIPs: make(map[vip.VIP]VIPReport, len(m.GetVips()))}}
+// reportFromProto decodes a report.
+func reportFromProto(m *readinessv1.ReportAdvertisementRequest) (receivedReport, error) {
+	d := receivedReport{ReportDelta: ReportDelta{VIPs: make(map[vip.VIP]VIPReport, len(m.GetVips()))}}
 	if n := len(m.GetVips()); n > MaxVIPsPerMessage {
 		return d, fmt.Errorf("the report holds %d VIPs, more than %d", n, MaxVIPsPerMessage)
 	}
@@ -300,7 +299,8 @@ func reportFromProto(m *readinessv1.ReportAdvertisementRequest) (heard, error) {
 		}
 		r := VIPReport{Advertisement: a.GetAdvertisement(), Reason: a.GetReason(), Unconfirmed: a.GetUnconfirmed()}
 		switch r.Advertisement {
-		case readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED, readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED, readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN:
+		case readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED, readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED,
+			readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN:
 		default:
 			return d, fmt.Errorf("VIP %s has the unknown advertisement %d", v, r.Advertisement)
 		}
@@ -312,7 +312,10 @@ func reportFromProto(m *readinessv1.ReportAdvertisementRequest) (heard, error) {
 	return d, nil
 }
 
-// Proto returns what the frontend does with v as a message.
+// Proto returns the report of v as a message.
 func (r VIPReport) Proto(v vip.VIP) *readinessv1.VipAdvertisement {
-	return &readinessv1.VipAdvertisement{Vip: v.String(), Advertisement: r.Advertisement, Reason: r.Reason, Unconfirmed: r.Unconfirmed}
+	return &readinessv1.VipAdvertisement{
+		Vip: v.String(), Advertisement: r.Advertisement, Reason: r.Reason,
+		Unconfirmed: r.Unconfirmed,
+	}
 }

@@ -22,11 +22,12 @@ const (
 	withdrawn = readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN
 )
 
-type reportStream = grpc.ClientStreamingClient[readinessv1.ReportAdvertisementRequest, readinessv1.ReportAdvertisementResponse]
+type reportStream = grpc.ClientStreamingClient[readinessv1.ReportAdvertisementRequest,
+	readinessv1.ReportAdvertisementResponse]
 
-func reportRaw(t testing.TB, b *balancer, id spiffeid.ID) (reportStream, context.CancelFunc) {
+func reportRaw(t testing.TB, b *testLB, id spiffeid.ID) (reportStream, context.CancelFunc) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), streamTime)
+	ctx, cancel := context.WithTimeout(context.Background(), streamLimit)
 	t.Cleanup(cancel)
 	s, err := dialRaw(t, b.path, id).ReportAdvertisement(ctx)
 	if err != nil {
@@ -50,8 +51,8 @@ func send(t testing.TB, s reportStream, m *readinessv1.ReportAdvertisementReques
 	}
 }
 
-func TestReportOfTheNewestWatchCounts(t *testing.T) {
-	b := syncedBalancer(t, 1)
+func TestNewestWatchReports(t *testing.T) {
+	b := startSyncedLB(t, 1)
 	v := vip.Require(v1)
 	says := func(watchID string, a readinessv1.Advertisement) func() bool {
 		return func() bool {
@@ -72,13 +73,13 @@ func TestReportOfTheNewestWatchCounts(t *testing.T) {
 	send(t, secondReport, reportOf(secondID, v1, withdrawn))
 	eventually(t, "the second watch's report counts", says(secondID, withdrawn))
 
-	// The first one's reports are read, and do not count.
+	// The reports of the first watch are read but not used.
 	send(t, firstReport, reportOf(firstID, v2, announced))
 	eventually(t, "the first watch's late report is read", func() bool {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		w := b.watches[firstID]
-		return len(w.reported.vips) == 2
+		return len(w.reports.vips) == 2
 	})
 	if !says(secondID, withdrawn)() {
 		t.Fatalf("a report of the older watch counted: %+v", b.Report().Load())
@@ -96,7 +97,7 @@ func TestReportOfTheNewestWatchCounts(t *testing.T) {
 		t.Fatalf("reporting: %v", reporting)
 	}
 
-	// Nothing of the older one was lost: it counts again when the newer ends.
+	// The older report is kept: it is used again when the newer watch ends.
 	endSecond()
 	eventually(t, "the first watch counts again", says(firstID, announced))
 	endFirst()
@@ -106,10 +107,10 @@ func TestReportOfTheNewestWatchCounts(t *testing.T) {
 	}
 }
 
-// What a last target's removal and an orderly stop wait for: gateways without another
-// path still use a de-preferred VIP.
-func TestDepreferredVIPCountsAsAdvertised(t *testing.T) {
-	b := syncedBalancer(t, 1)
+// The removal of a last target and an orderly stop wait for this: gateways without another path
+// still use a de-preferred VIP.
+func TestDepreferredIsAdvertised(t *testing.T) {
+	b := startSyncedLB(t, 1)
 	stream, _ := watchRaw(t, b, frontendID)
 	id := recv(t, stream).GetWatchId()
 	report, _ := reportRaw(t, b, frontendID)
@@ -128,8 +129,8 @@ func TestDepreferredVIPCountsAsAdvertised(t *testing.T) {
 	}
 }
 
-func TestWatchThatOnlyLooksSilencesNobody(t *testing.T) {
-	b := syncedBalancer(t, 1)
+func TestReaderKeepsReportingWatch(t *testing.T) {
+	b := startSyncedLB(t, 1)
 	first, _ := watchRaw(t, b, frontendID)
 	id := recv(t, first).GetWatchId()
 	report, _ := reportRaw(t, b, frontendID)
@@ -144,8 +145,8 @@ func TestWatchThatOnlyLooksSilencesNobody(t *testing.T) {
 	})
 }
 
-func TestNewerReportTakesOverWhenItIsWhole(t *testing.T) {
-	b := syncedBalancer(t, 1)
+func TestNewerReportReplacesWhenComplete(t *testing.T) {
+	b := startSyncedLB(t, 1)
 	first, endFirst := watchRaw(t, b, frontendID)
 	firstID := recv(t, first).GetWatchId()
 	firstReport, _ := reportRaw(t, b, frontendID)
@@ -160,13 +161,14 @@ func TestNewerReportTakesOverWhenItIsWhole(t *testing.T) {
 	eventually(t, "the part is read", func() bool {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		return b.watches[secondID].reported != nil
+		return b.watches[secondID].reports != nil
 	})
 	if r := b.Report().Load(); r.WatchID != firstID || !r.Complete {
 		t.Fatalf("half a report counts: %+v", r)
 	}
 	send(t, secondReport, reportOf(secondID, v2, announced))
-	eventually(t, "the second report counts", reportedAs(b, map[vip.VIP]VIPReport{vip.Require(v1): {Advertisement: announced}, vip.Require(v2): {Advertisement: announced}}))
+	eventually(t, "the second report counts", reportedAs(b,
+		map[vip.VIP]VIPReport{vip.Require(v1): {Advertisement: announced}, vip.Require(v2): {Advertisement: announced}}))
 	endFirst()
 	eventually(t, "the first watch ended", func() bool { return len(b.Watchers()) == 1 })
 	if r := b.Report().Load(); r.WatchID != secondID || !r.Connected {
@@ -174,27 +176,27 @@ func TestNewerReportTakesOverWhenItIsWhole(t *testing.T) {
 	}
 }
 
-func TestReportForAWatchOfSomebodyElseIsIgnored(t *testing.T) {
-	b := syncedBalancer(t, 1)
+func TestReportForOtherPeersWatch(t *testing.T) {
+	b := startSyncedLB(t, 1)
 	s, _ := watchRaw(t, b, readerID)
 	id := recv(t, s).GetWatchId()
 	for _, watchID := range []string{id, "nonsense", ""} {
 		report, _ := reportRaw(t, b, frontendID)
 		send(t, report, reportOf(watchID, v1, announced))
-		if _, err := report.CloseAndRecv(); err != nil { // the answer says that it was read
+		if _, err := report.CloseAndRecv(); err != nil { // the response confirms the receipt
 			t.Fatal(err)
 		}
 	}
 	if r := b.Report().Load(); r.WatchID != "" || b.AllReported() != nil {
 		t.Fatalf("it counted: %+v", r)
 	}
-	if !strings.Contains(b.log.String(), "names no open watch") {
+	if !strings.Contains(b.log.String(), "no open watch") {
 		t.Fatal("it was not logged")
 	}
 }
 
-func TestBadReportsEndTheStream(t *testing.T) {
-	b := syncedBalancer(t, 1)
+func TestInvalidReportsEndStream(t *testing.T) {
+	b := startSyncedLB(t, 1)
 	s, _ := watchRaw(t, b, frontendID)
 	id := recv(t, s).GetWatchId()
 	tests := []struct {
@@ -203,8 +205,14 @@ func TestBadReportsEndTheStream(t *testing.T) {
 		code   codes.Code
 	}{
 		{"bad VIP", func(m *readinessv1.ReportAdvertisementRequest) { m.Vips[0].Vip = "x" }, codes.InvalidArgument},
-		{"VIP twice", func(m *readinessv1.ReportAdvertisementRequest) { m.Vips = append(m.Vips, m.Vips[0]) }, codes.InvalidArgument},
-		{"no advertisement", func(m *readinessv1.ReportAdvertisementRequest) { m.Vips[0].Advertisement = 0 }, codes.InvalidArgument},
+		{
+			"VIP twice", func(m *readinessv1.ReportAdvertisementRequest) { m.Vips = append(m.Vips, m.Vips[0]) },
+			codes.InvalidArgument,
+		},
+		{
+			"no advertisement", func(m *readinessv1.ReportAdvertisementRequest) { m.Vips[0].Advertisement = 0 },
+			codes.InvalidArgument,
+		},
 		{"no family", func(m *readinessv1.ReportAdvertisementRequest) { m.Families[0].Family = 7 }, codes.InvalidArgument},
 		{"long instance", func(m *readinessv1.ReportAdvertisementRequest) {
 			m.Applied.InstanceId = strings.Repeat("x", 200)
@@ -235,62 +243,78 @@ func TestBadReportsEndTheStream(t *testing.T) {
 	}
 }
 
-func TestReportedVIPsAreBounded(t *testing.T) {
-	r := &reported{vips: make(map[vip.VIP]VIPReport)}
+func TestReportedVIPLimit(t *testing.T) {
+	r := &watchReports{vips: make(map[vip.VIP]VIPReport)}
 	for i := range MaxVIPs {
 		r.vips[numbered(i)] = VIPReport{}
 	}
-	if err := r.apply(heard{ReportDelta: ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(1): {}}}}); err != nil {
+	if err := r.apply(receivedReport{ReportDelta: ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(1): {}}}}); err != nil {
 		t.Fatalf("a known VIP: %v", err)
 	}
-	if err := r.apply(heard{ReportDelta: ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(MaxVIPs): {}}}}); status.Code(err) != codes.ResourceExhausted {
+	if err := r.apply(receivedReport{ReportDelta: ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(MaxVIPs): {}}}}); status.Code(err) != codes.ResourceExhausted {
 		t.Fatalf("one VIP too many: %v", err)
 	}
 }
 
-// reportedAs tells whether the load balancer has exactly this report, complete.
-func reportedAs(b *balancer, want map[vip.VIP]VIPReport) func() bool {
+// reportedAs returns a condition that reports whether the load balancer has exactly this complete
+// report.
+func reportedAs(b *testLB, want map[vip.VIP]VIPReport) func() bool {
 	return func() bool {
 		r := b.Report().Load()
 		return r.Connected && r.Complete && maps.Equal(b.AllReported(), want)
 	}
 }
 
-func TestWatcherReportsEverythingOnceThenChanges(t *testing.T) {
-	b := syncedBalancer(t, 1)
+func TestReportFullThenChanges(t *testing.T) {
+	b := startSyncedLB(t, 1)
 	f := startFrontend(t, b.path, nil)
 	want := map[vip.VIP]VIPReport{}
 	for i := range 2*vipsPerPart + 1 {
-		want[numbered(i)] = VIPReport{Advertisement: announced, Reason: readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_READY}
+		want[numbered(i)] = VIPReport{
+			Advertisement: announced,
+			Reason:        readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_READY,
+		}
 	}
-	f.Report(ReportDelta{Applied: Position{"i", 7}, Families: map[vip.Family]bool{vip.IPv4: true, vip.IPv6: false}, VIPs: maps.Clone(want)})
+	f.Report(ReportDelta{
+		Applied: Position{"i", 7}, Families: map[vip.Family]bool{vip.IPv4: true, vip.IPv6: false},
+		VIPs: maps.Clone(want),
+	})
 	if err := f.Reported(testContext(t)); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "everything arrives", reportedAs(b, want))
 	r := b.Report().Load()
-	if r.Applied != (Position{"i", 7}) || !maps.Equal(r.Families, map[vip.Family]bool{vip.IPv4: true, vip.IPv6: false}) || r.Advertised != len(want) || r.Withdrawn != 0 || r.Peer != frontendID {
+	if r.Applied != (Position{"i", 7}) || !maps.Equal(r.Families,
+		map[vip.Family]bool{vip.IPv4: true, vip.IPv6: false}) || r.Advertised != len(want) || r.Withdrawn != 0 ||
+		r.Peer != frontendID {
 		t.Fatalf("the report is %+v", r)
 	}
 	// A change is one small message.
-	down := VIPReport{Advertisement: withdrawn, Reason: readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY, Unconfirmed: true}
+	down := VIPReport{
+		Advertisement: withdrawn,
+		Reason:        readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY, Unconfirmed: true,
+	}
 	want[numbered(3)] = down
 	f.Report(ReportDelta{Applied: Position{"i", 8}, VIPs: map[vip.VIP]VIPReport{numbered(3): down}})
 	eventually(t, "the change arrives", reportedAs(b, want))
-	if r := b.Report().Load(); r.Applied.Revision != 8 || r.Advertised != len(want)-1 || r.Withdrawn != 1 || len(r.Families) != 2 {
+	if r := b.Report().Load(); r.Applied.Revision != 8 || r.Advertised != len(want)-1 || r.Withdrawn != 1 ||
+		len(r.Families) != 2 {
 		t.Fatalf("the report is %+v", r)
 	}
-	// A VIP that left the configuration is told once, and then no more.
-	want[numbered(4)] = VIPReport{Advertisement: withdrawn, Reason: readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_CONFIGURED}
+	// A VIP that left the configuration is reported once.
+	want[numbered(4)] = VIPReport{
+		Advertisement: withdrawn,
+		Reason:        readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_CONFIGURED,
+	}
 	f.Report(ReportDelta{Removed: []vip.VIP{numbered(4)}})
 	eventually(t, "the removal arrives", reportedAs(b, want))
 	delete(want, numbered(4))
 	table := NewTable(TableOptions{Lease: time.Minute})
 	table.Commit(Decision{Synced: true})
 	b.kill()
-	b = startBalancer(t, b.path, table)
+	b = startLB(t, b.path, table)
 	eventually(t, "everything is reported to the next load balancer", reportedAs(b, want))
-	// At the end the load balancer has read the last word.
+	// At the end the load balancer has read the last report.
 	f.Report(ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(5): down}})
 	f.stop()
 	if r, _ := b.Reported(numbered(5)); r != down || strings.Contains(f.log.String(), "in time") {
@@ -298,8 +322,8 @@ func TestWatcherReportsEverythingOnceThenChanges(t *testing.T) {
 	}
 }
 
-func TestReportIsCompleteWithItsLastPart(t *testing.T) {
-	p := parcel{vips: make(map[vip.VIP]VIPReport)}
+func TestReportCompleteWithLastPart(t *testing.T) {
+	p := reportBatch{vips: make(map[vip.VIP]VIPReport)}
 	for i := range 2*vipsPerPart + 1 {
 		p.vips[numbered(i)] = VIPReport{Advertisement: announced}
 	}
@@ -315,8 +339,8 @@ func TestReportIsCompleteWithItsLastPart(t *testing.T) {
 	}
 }
 
-func TestReportedSaysWhyItWaitedInVain(t *testing.T) {
-	w := NewWatcher(WatcherOptions{Target: "/nowhere", Credentials: named{id: frontendID}})
+func TestReportedTimeoutError(t *testing.T) {
+	w := NewWatcher(WatcherOptions{Target: "/nowhere", Credentials: fakeCredentials{id: frontendID}})
 	if err := w.Reported(context.Background()); err != nil {
 		t.Fatalf("with nothing to report: %v", err)
 	}
@@ -328,13 +352,13 @@ func TestReportedSaysWhyItWaitedInVain(t *testing.T) {
 	}
 }
 
-// deafServer takes a report and never reads it, or refuses it.
-type deafServer struct {
+// nonReadingServer accepts a report stream and never reads it, or refuses it.
+type nonReadingServer struct {
 	*Server
 	refuse func() error
 }
 
-func (s deafServer) ReportAdvertisement(stream grpc.ClientStreamingServer[readinessv1.ReportAdvertisementRequest, readinessv1.ReportAdvertisementResponse]) error {
+func (s nonReadingServer) ReportAdvertisement(stream grpc.ClientStreamingServer[readinessv1.ReportAdvertisementRequest, readinessv1.ReportAdvertisementResponse]) error {
 	if err := s.refuse(); err != nil {
 		return err
 	}
@@ -342,55 +366,56 @@ func (s deafServer) ReportAdvertisement(stream grpc.ClientStreamingServer[readin
 	return nil
 }
 
-func startDeaf(t *testing.T, refuse func() error) (path string) {
+func startNonReading(t *testing.T, refuse func() error) (path string) {
 	table := NewTable(TableOptions{Lease: time.Minute})
 	table.Commit(Decision{Synced: true})
 	path = socketPath(t)
 	done := make(chan error, 1)
-	g := serveGRPC(t, path, deafServer{NewServer(table, ServerOptions{Peer: namedPeer, Role: RolesOf([]spiffeid.ID{frontendID}, nil)}), refuse}, done)
+	g := serveGRPC(t, path, nonReadingServer{NewServer(table,
+		ServerOptions{Peer: fakePeer, Role: RolesOf([]spiffeid.ID{frontendID}, nil)}), refuse}, done)
 	t.Cleanup(func() { g.Stop(); <-done })
 	return path
 }
 
-func TestLoadBalancerThatDoesNotReadReportsDelaysNobody(t *testing.T) {
-	f := startFrontend(t, startDeaf(t, func() error { return nil }), nil)
-	f.until(t, "synced", func() bool { return f.Synced })
+func TestNonReadingLBDelaysNoReport(t *testing.T) {
+	f := startFrontend(t, startNonReading(t, func() error { return nil }), nil)
+	f.waitFor(t, "synced", func() bool { return f.Synced })
 	for round := range 50 {
 		d := ReportDelta{VIPs: make(map[vip.VIP]VIPReport)}
 		for i := range 2000 {
 			d.VIPs[numbered(i)] = VIPReport{Advertisement: announced, Unconfirmed: round%2 == 0}
 		}
-		f.Report(d) // would hang here
+		f.Report(d) // would block here
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	defer cancel()
-	if err := f.Reported(ctx); err == nil || !strings.Contains(err.Error(), "does not take it") {
+	if err := f.Reported(ctx); err == nil || !strings.Contains(err.Error(), "the stream is blocked") {
 		t.Fatalf("Reported: %v", err)
 	}
-	f.outbox.mu.Lock()
-	n := len(f.outbox.reporter.dirty)
-	f.outbox.mu.Unlock()
+	f.queue.mu.Lock()
+	n := len(f.queue.reporter.dirty)
+	f.queue.mu.Unlock()
 	if n > 2000 {
 		t.Fatalf("%d values wait", n)
 	}
-	f.stop() // ends within half a second although nobody answers
+	f.stop() // ends within half a second without a response
 }
 
-func TestRefusedReportIsRetriedAndCounted(t *testing.T) {
+func TestRefusedReportIsRetried(t *testing.T) {
 	refusals := make(chan struct{}, 100)
-	f := startFrontend(t, startDeaf(t, func() error {
+	f := startFrontend(t, startNonReading(t, func() error {
 		select {
 		case refusals <- struct{}{}:
 		default:
 		}
 		return status.Error(codes.PermissionDenied, "not you")
 	}), func(o *WatcherOptions) { o.MaxBackoff = minBackoff })
-	f.until(t, "synced", func() bool { return f.Synced })
+	f.waitFor(t, "synced", func() bool { return f.Synced })
 	f.Report(ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(1): {Advertisement: announced}}})
 	for range 3 {
 		select {
 		case <-refusals:
-		case <-time.After(patience):
+		case <-time.After(waitLimit):
 			t.Fatal("the report was not tried again")
 		}
 	}
@@ -406,18 +431,18 @@ func TestRefusedReportIsRetriedAndCounted(t *testing.T) {
 	}
 }
 
-func TestPeerWithAWatchMayReportInSeveralStreams(t *testing.T) {
-	b := syncedBalancer(t, 1)
+func TestSeveralReportStreams(t *testing.T) {
+	b := startSyncedLB(t, 1)
 	s, _ := watchRaw(t, b, frontendID)
 	id := recv(t, s).GetWatchId()
 	for i := range 3 {
 		report, end := reportRaw(t, b, frontendID)
 		send(t, report, reportOf(id, numbered(i).String(), announced))
-		// A new stream begins with everything, so the earlier one is void.
+		// A new stream starts with a full report and replaces the earlier one.
 		want := map[vip.VIP]VIPReport{numbered(i): {Advertisement: announced}}
 		eventually(t, fmt.Sprintf("stream %d counts", i), reportedAs(b, want))
 		if i == 1 {
-			end() // the earlier one still reports
+			end() // the earlier stream is still open
 		}
 	}
 }

@@ -23,14 +23,14 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Streams that one SPIFFE ID may have open. A frontend needs two, and four while
-// it moves to another connection.
+// Limits of the open streams of one SPIFFE ID. A frontend needs two, and four while it moves to
+// another connection.
 const (
 	DefaultMaxStreamsPerPeer = 8
 	MinStreamsPerPeer        = 4
 )
 
-// ServerOptions says who may do what.
+// ServerOptions configure a Server.
 type ServerOptions struct {
 	// Peer returns the SPIFFE ID that the transport has authenticated.
 	Peer func(context.Context) (spiffeid.ID, bool)
@@ -46,36 +46,36 @@ type ServerOptions struct {
 type Server struct {
 	readinessv1.UnimplementedReadinessServiceServer
 
-	table *Table
-	opts  ServerOptions
-	log   *slog.Logger
-	quiet logs.Throttle
+	table    *Table
+	opts     ServerOptions
+	log      *slog.Logger
+	throttle logs.Throttle
 
 	report *latest.Value[Report]
 
-	mu       sync.Mutex
-	watches  map[string]*watch
-	opened   uint64 // watches ever opened
-	streams  map[spiffeid.ID]int
-	counted  *watch // the watch whose reports count; nil until there is a report
-	handlers int    // streams being served
-	stopping bool
-	stop     chan struct{} // closed by EndWatches
-	idle     chan struct{} // closed once stopping and no stream is served
+	mu        sync.Mutex
+	watches   map[string]*watch
+	opened    uint64 // watches ever opened
+	streams   map[spiffeid.ID]int
+	reporting *watch // nil until there is a report
+	handlers  int    // streams being served
+	stopping  bool
+	stop      chan struct{} // closed by EndWatches
+	idle      chan struct{} // closed once stopping and all handlers have returned
 }
 
 // watch is one open WatchReadiness stream.
 type watch struct {
 	id     string
-	number uint64 // in the order of opening
+	seq    uint64 // order of opening
 	peer   spiffeid.ID
 	role   Role
 	reader string
 	since  time.Time
 	cursor *cursor
 
-	// What its reports said; guarded by Server.mu.
-	reported *reported
+	// The reports that name this watch; guarded by Server.mu.
+	reports *watchReports
 }
 
 // WatcherInfo describes an open watch.
@@ -83,17 +83,16 @@ type WatcherInfo struct {
 	WatchID string
 	Peer    spiffeid.ID
 	Role    Role
-	// Reader is what the reader calls itself.
+	// Reader is the name that the reader sent.
 	Reader string
 	Since  time.Time
-	// SentRevision is the newest revision that was handed to the stream.
+	// SentRevision is the newest revision that was passed to the stream.
 	SentRevision uint64
-	// Reporting says that the reports of this watch count.
+	// Reporting reports whether this is the reporting watch.
 	Reporting bool
 	// Applied is the position that the frontend reported as applied.
 	Applied Position
-	// Families is the external connectivity that the frontend reported; it must
-	// not be changed.
+	// Families is the external connectivity that the frontend reported; it must not be modified.
 	Families map[vip.Family]bool
 }
 
@@ -117,10 +116,9 @@ func NewServer(t *Table, o ServerOptions) *Server {
 	}
 }
 
-// GRPCOptions returns the options of a grpc.Server that serves readiness: the
-// receive limit, deadlines for peers that do not finish their handshake or have no
-// call open, and a keepalive policy under which no client gets too_many_pings. Its
-// Stop waits for the handlers.
+// GRPCOptions returns the options of a grpc.Server for readiness: the receive limit, deadlines for
+// peers that do not finish their handshake or have no open call, and a keepalive policy that sends
+// no client too_many_pings. Its Stop waits for the handlers.
 func GRPCOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(MaxMessageBytes),
@@ -135,34 +133,35 @@ func GRPCOptions() []grpc.ServerOption {
 	}
 }
 
-// caller returns who calls and what it may do.
-func (s *Server) caller(ctx context.Context, method string, least Role) (spiffeid.ID, Role, error) {
+// authorize returns the peer and its role, or an error if the role is below least.
+func (s *Server) authorize(ctx context.Context, method string, least Role) (spiffeid.ID, Role, error) {
 	id, ok := s.opts.Peer(ctx)
 	if !ok {
 		return id, RoleNone, status.Error(codes.Unauthenticated, "the connection has no SPIFFE ID")
 	}
 	role := s.opts.Role(id)
 	if role < least {
-		if n, ok := s.quiet.Allow(time.Now()); ok {
-			s.log.Warn("denied a call on the readiness socket", "peer", id.String(), "method", method, "lines_left_out", n)
+		if n, ok := s.throttle.Allow(time.Now()); ok {
+			s.log.Warn("call denied on the readiness socket", "peer", id.String(), "method", method, "suppressed", n)
 		}
 		return id, role, status.Errorf(codes.PermissionDenied, "%s may not call %s", id, method)
 	}
 	return id, role, nil
 }
 
-// begin counts a stream of a peer; done must be called when it ends.
-func (s *Server) begin(id spiffeid.ID) (done func(), err error) {
+// addStream counts a stream of a peer; done must be called when it ends.
+func (s *Server) addStream(id spiffeid.ID) (done func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stopping {
 		return nil, errStopping
 	}
 	if s.streams[id] >= s.opts.MaxStreamsPerPeer {
-		if n, ok := s.quiet.Allow(time.Now()); ok {
-			s.log.Warn("refused a stream on the readiness socket: too many are open", "peer", id.String(), "limit", s.opts.MaxStreamsPerPeer, "lines_left_out", n)
+		if n, ok := s.throttle.Allow(time.Now()); ok {
+			s.log.Warn("stream refused on the readiness socket: too many open streams", "peer", id.String(), "limit",
+				s.opts.MaxStreamsPerPeer, "suppressed", n)
 		}
-		return nil, status.Errorf(codes.ResourceExhausted, "%s has %d streams open, the limit", id, s.streams[id])
+		return nil, status.Errorf(codes.ResourceExhausted, "%s has %d open streams, the limit", id, s.streams[id])
 	}
 	s.streams[id]++
 	s.handlers++
@@ -178,14 +177,14 @@ func (s *Server) begin(id spiffeid.ID) (done func(), err error) {
 	}, nil
 }
 
-// stoppingText is what the watcher knows an orderly end by.
+// stoppingText marks an orderly stop for the watcher.
 const stoppingText = "the load balancer is stopping"
 
 var errStopping = status.Error(codes.Unavailable, stoppingText)
 
-// EndWatches ends all streams and refuses new ones, and waits for their
-// handlers. A handler whose reader has stopped reading ends only with its
-// connection, so ctx bounds the wait; stop the grpc.Server afterwards.
+// EndWatches ends all streams, refuses new ones, and waits for their handlers. A handler whose
+// reader has stopped reading ends only with its connection, so ctx bounds the wait; stop the
+// grpc.Server afterwards.
 func (s *Server) EndWatches(ctx context.Context) error {
 	s.mu.Lock()
 	if !s.stopping {
@@ -200,18 +199,20 @@ func (s *Server) EndWatches(ctx context.Context) error {
 	case <-s.idle:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("end the readiness streams: %w", ctx.Err())
+		return fmt.Errorf("failed to end readiness streams: %w", ctx.Err())
 	}
 }
 
 // WatchReadiness implements the ReadinessService.
-func (s *Server) WatchReadiness(req *readinessv1.WatchReadinessRequest, stream grpc.ServerStreamingServer[readinessv1.WatchReadinessResponse]) error {
+func (s *Server) WatchReadiness(req *readinessv1.WatchReadinessRequest,
+	stream grpc.ServerStreamingServer[readinessv1.WatchReadinessResponse],
+) error {
 	ctx := stream.Context()
-	id, role, err := s.caller(ctx, "WatchReadiness", RoleReader)
+	id, role, err := s.authorize(ctx, "WatchReadiness", RoleReader)
 	if err != nil {
 		return err
 	}
-	done, err := s.begin(id)
+	done, err := s.addStream(id)
 	if err != nil {
 		return err
 	}
@@ -220,7 +221,8 @@ func (s *Server) WatchReadiness(req *readinessv1.WatchReadinessRequest, stream g
 	defer s.closeWatch(w)
 	s.log.Info("readiness watch opened", "watch_id", w.id, "peer", id.String(), "reader", w.reader)
 	err = s.serve(ctx, w, stream.Send)
-	s.log.Info("readiness watch ended", "watch_id", w.id, "peer", id.String(), "reader", w.reader, "open_for", time.Since(w.since), "reason", err)
+	s.log.Info("readiness watch ended", "watch_id", w.id, "peer", id.String(), "reader", w.reader, "open_for",
+		time.Since(w.since), "reason", err)
 	return err
 }
 
@@ -236,7 +238,7 @@ func (s *Server) openWatch(id spiffeid.ID, role Role, reader string) *watch {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.opened++
-	w.number = s.opened
+	w.seq = s.opened
 	s.watches[w.id] = w
 	return w
 }
@@ -246,11 +248,11 @@ func (s *Server) closeWatch(w *watch) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.watches, w.id)
-	s.recount()
+	s.selectReporting()
 }
 
-// serve sends what the table has for the watch until the stream or the server
-// ends. Only this goroutine waits for the reader.
+// serve sends the batches of the watch until the stream or the server ends. Only this goroutine
+// waits for the reader.
 func (s *Server) serve(ctx context.Context, w *watch, send func(*readinessv1.WatchReadinessResponse) error) error {
 	for {
 		select {
@@ -273,15 +275,14 @@ func (s *Server) serve(ctx context.Context, w *watch, send func(*readinessv1.Wat
 					m.StaleGrace = durationpb.New(s.table.staleGrace)
 				}
 			}
-			// The lease is that of the moment of sending. If the loop fell
-			// silent while the reader held up a long snapshot, the rest waits
-			// for its next sign of life.
-			lease, ok := s.table.vouch(time.Now())
+			// The lease is computed at the time of sending. If the loop hung while the reader
+			// delayed a long snapshot, the remaining parts wait for the next commit or heartbeat.
+			lease, ok := s.table.currentLease(time.Now())
 			for !ok {
 				if err := s.wait(ctx, w); err != nil {
 					return err
 				}
-				lease, ok = s.table.vouch(time.Now())
+				lease, ok = s.table.currentLease(time.Now())
 			}
 			m.Position = b.position.Proto()
 			m.Lease = durationpb.New(lease)
@@ -335,9 +336,15 @@ func (b batch) messages(now func() time.Time) func(yield func(*readinessv1.Watch
 			last = len(rest) == 0
 			m := &readinessv1.WatchReadinessResponse{}
 			if b.kind == kindSnapshot {
-				m.Event = &readinessv1.WatchReadinessResponse_Snapshot{Snapshot: &readinessv1.Snapshot{Vips: changed, Synced: b.synced, Last: last}}
+				m.Event = &readinessv1.WatchReadinessResponse_Snapshot{Snapshot: &readinessv1.Snapshot{
+					Vips:   changed,
+					Synced: b.synced, Last: last,
+				}}
 			} else {
-				m.Event = &readinessv1.WatchReadinessResponse_Delta{Delta: &readinessv1.Delta{Changed: changed, Removed: removed, Last: last}}
+				m.Event = &readinessv1.WatchReadinessResponse_Delta{Delta: &readinessv1.Delta{
+					Changed: changed, Removed: removed,
+					Last: last,
+				}}
 			}
 			if !yield(m) {
 				return
@@ -347,8 +354,10 @@ func (b batch) messages(now func() time.Time) func(yield func(*readinessv1.Watch
 }
 
 // GetReadiness implements the ReadinessService.
-func (s *Server) GetReadiness(ctx context.Context, req *readinessv1.GetReadinessRequest) (*readinessv1.GetReadinessResponse, error) {
-	if _, _, err := s.caller(ctx, "GetReadiness", RoleReader); err != nil {
+func (s *Server) GetReadiness(ctx context.Context,
+	req *readinessv1.GetReadinessRequest,
+) (*readinessv1.GetReadinessResponse, error) {
+	if _, _, err := s.authorize(ctx, "GetReadiness", RoleReader); err != nil {
 		return nil, err
 	}
 	size := int(req.GetPageSize())
@@ -361,7 +370,8 @@ func (s *Server) GetReadiness(ctx context.Context, req *readinessv1.GetReadiness
 		if err != nil {
 			return nil, status.Errorf(codes.InvalidArgument, "page_token: %v", err)
 		}
-		n, found := slices.BinarySearchFunc(state.VIPs, after, func(r VIPReadiness, v vip.VIP) int { return vip.Compare(r.VIP, v) })
+		n, found := slices.BinarySearchFunc(state.VIPs, after,
+			func(r VIPReadiness, v vip.VIP) int { return vip.Compare(r.VIP, v) })
 		if found {
 			n++
 		}
@@ -394,10 +404,13 @@ func (s *Server) Watchers() []WatcherInfo {
 	for _, w := range s.watches {
 		watches = append(watches, w)
 	}
-	slices.SortFunc(watches, func(a, b *watch) int { return cmp.Compare(a.number, b.number) })
+	slices.SortFunc(watches, func(a, b *watch) int { return cmp.Compare(a.seq, b.seq) })
 	for _, w := range watches {
-		i := WatcherInfo{WatchID: w.id, Peer: w.peer, Role: w.role, Reader: w.reader, Since: w.since, Reporting: w == s.counted}
-		if r := w.reported; r != nil {
+		i := WatcherInfo{
+			WatchID: w.id, Peer: w.peer, Role: w.role, Reader: w.reader, Since: w.since,
+			Reporting: w == s.reporting,
+		}
+		if r := w.reports; r != nil {
 			i.Applied, i.Families = r.summary.Applied, r.summary.Families
 		}
 		infos = append(infos, i)

@@ -22,9 +22,9 @@ type watchStream interface {
 	Recv() (*readinessv1.WatchReadinessResponse, error)
 }
 
-func watchRaw(t testing.TB, b *balancer, id spiffeid.ID) (stream watchStream, cancel context.CancelFunc) {
+func watchRaw(t testing.TB, b *testLB, id spiffeid.ID) (stream watchStream, cancel context.CancelFunc) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), streamTime)
+	ctx, cancel := context.WithTimeout(context.Background(), streamLimit)
 	stream, err := dialRaw(t, b.path, id).WatchReadiness(ctx, &readinessv1.WatchReadinessRequest{Reader: "raw"})
 	if err != nil {
 		t.Fatal(err)
@@ -42,20 +42,20 @@ func recv(t testing.TB, s watchStream) *readinessv1.WatchReadinessResponse {
 	return m
 }
 
-// syncedBalancer serves n ready VIPs with a long lease.
-func syncedBalancer(t testing.TB, n int) *balancer {
+// startSyncedLB serves n ready VIPs with a long lease.
+func startSyncedLB(t testing.TB, n int) *testLB {
 	t.Helper()
 	table := NewTable(TableOptions{Lease: time.Minute})
-	table.Commit(Decision{Changed: many(n), Synced: true})
-	return startBalancer(t, socketPath(t), table)
+	table.Commit(Decision{Changed: numberedReady(n), Synced: true})
+	return startLB(t, socketPath(t), table)
 }
 
-func TestRolesOnTheSocket(t *testing.T) {
-	b := syncedBalancer(t, 1)
+func TestRoles(t *testing.T) {
+	b := startSyncedLB(t, 1)
 	want := map[spiffeid.ID][3]codes.Code{ // get, watch, report
 		frontendID: {codes.OK, codes.OK, codes.OK},
 		readerID:   {codes.OK, codes.OK, codes.PermissionDenied},
-		strangerID: {codes.PermissionDenied, codes.PermissionDenied, codes.PermissionDenied},
+		unknownID:  {codes.PermissionDenied, codes.PermissionDenied, codes.PermissionDenied},
 	}
 	for id, codesWant := range want {
 		t.Run(id.Path(), func(t *testing.T) {
@@ -79,13 +79,13 @@ func TestRolesOnTheSocket(t *testing.T) {
 			}
 		})
 	}
-	if log := b.log.String(); !strings.Contains(log, "denied a call") || !strings.Contains(log, "spiffe://example.org/") {
+	if log := b.log.String(); !strings.Contains(log, "call denied") || !strings.Contains(log, "spiffe://example.org/") {
 		t.Errorf("denials were not logged:\n%s", log)
 	}
 }
 
-func TestDeniedReportIsLoggedWithPeerAndMethod(t *testing.T) {
-	b := syncedBalancer(t, 1)
+func TestDeniedReportIsLogged(t *testing.T) {
+	b := startSyncedLB(t, 1)
 	report, err := dialRaw(t, b.path, readerID).ReportAdvertisement(testContext(t))
 	if err != nil {
 		t.Fatal(err)
@@ -93,19 +93,22 @@ func TestDeniedReportIsLoggedWithPeerAndMethod(t *testing.T) {
 	if _, err := report.CloseAndRecv(); status.Code(err) != codes.PermissionDenied {
 		t.Fatalf("a reader's report: %v", err)
 	}
-	if log := b.log.String(); !strings.Contains(log, "peer="+readerID.String()) || !strings.Contains(log, "method=ReportAdvertisement") {
+	if log := b.log.String(); !strings.Contains(log, "peer="+readerID.String()) ||
+		!strings.Contains(log, "method=ReportAdvertisement") {
 		t.Fatalf("the log:\n%s", log)
 	}
 }
 
-func TestSnapshotsAndDeltasTravelInParts(t *testing.T) {
-	b := syncedBalancer(t, 2*vipsPerPart+101)
+func TestMessagesAreSplit(t *testing.T) {
+	b := startSyncedLB(t, 2*vipsPerPart+101)
 	s, _ := watchRaw(t, b, readerID)
 	seen := vip.Set{}
 	for i, want := range []int{vipsPerPart, vipsPerPart, 101} {
 		m := recv(t, s)
-		if n := len(m.GetSnapshot().GetVips()); n != want || m.GetSnapshot().GetLast() != (i == 2) || m.GetPosition().GetRevision() != 1 || m.GetLease() == nil || (m.GetWatchId() != "") != (i == 0) {
-			t.Fatalf("part %d has %d VIPs: last=%v position=%v lease=%v watch=%q", i, n, m.GetSnapshot().GetLast(), m.GetPosition(), m.GetLease(), m.GetWatchId())
+		if n := len(m.GetSnapshot().GetVips()); n != want || m.GetSnapshot().GetLast() != (i == 2) ||
+			m.GetPosition().GetRevision() != 1 || m.GetLease() == nil || (m.GetWatchId() != "") != (i == 0) {
+			t.Fatalf("part %d has %d VIPs: last=%v position=%v lease=%v watch=%q", i, n, m.GetSnapshot().GetLast(),
+				m.GetPosition(), m.GetLease(), m.GetWatchId())
 		}
 		for _, r := range m.GetSnapshot().GetVips() {
 			seen[vip.Require(r.GetVip())] = struct{}{}
@@ -135,7 +138,7 @@ func TestSnapshotsAndDeltasTravelInParts(t *testing.T) {
 	}
 }
 
-// longest is a word about a VIP that takes as many bytes as any.
+// longest is a VIP whose message has the maximum size.
 func longest(i int) VIPReadiness {
 	return VIPReadiness{
 		VIP: vip.Require(fmt.Sprintf("2000:aaaa:bbbb:cccc:dddd:eeee:ffff:%x/128", 0xf000+i)), State: Draining,
@@ -144,7 +147,7 @@ func longest(i int) VIPReadiness {
 	}
 }
 
-func TestLargestMessageFitsTheReceiveLimit(t *testing.T) {
+func TestLargestMessageFitsLimit(t *testing.T) {
 	m := &readinessv1.Snapshot{}
 	for i := range MaxVIPsPerMessage {
 		m.Vips = append(m.Vips, longest(i).Proto(time.Now()))
@@ -154,7 +157,7 @@ func TestLargestMessageFitsTheReceiveLimit(t *testing.T) {
 	}
 }
 
-func TestUsualPartFitsAPooledBuffer(t *testing.T) {
+func TestPartFitsPooledBuffer(t *testing.T) {
 	table := NewTable(TableOptions{Lease: time.Minute, StaleGrace: time.Hour})
 	d := Decision{Synced: true}
 	for i := range vipsPerPart {
@@ -174,8 +177,8 @@ func TestUsualPartFitsAPooledBuffer(t *testing.T) {
 	}
 }
 
-func TestHeartbeatsComeOnlyFromTheOwner(t *testing.T) {
-	b := syncedBalancer(t, 1)
+func TestHeartbeatsNeedTheOwner(t *testing.T) {
+	b := startSyncedLB(t, 1)
 	s, _ := watchRaw(t, b, readerID)
 	recv(t, s)
 	for range 3 {
@@ -184,17 +187,17 @@ func TestHeartbeatsComeOnlyFromTheOwner(t *testing.T) {
 			t.Fatalf("after a beat: %v", m)
 		}
 	}
-	// What comes next is the delta: nothing was sent in between.
+	// The delta is next: nothing was sent in between.
 	b.table.Commit(Decision{Removed: []vip.VIP{numbered(0)}})
 	if m := recv(t, s); !slices.Equal(m.GetDelta().GetRemoved(), []string{numbered(0).String()}) {
 		t.Fatalf("after a decision: %v", m)
 	}
 }
 
-func TestHeldUpSnapshotIsNotVouchedForByAHungLoadBalancer(t *testing.T) {
+func TestHungLBStopsPartialSnapshot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		table := NewTable(TableOptions{})
-		table.Commit(Decision{Changed: many(5000), Synced: true})
+		table.Commit(Decision{Changed: numberedReady(5000), Synced: true})
 		s := NewServer(table, ServerOptions{})
 		w := s.openWatch(frontendID, RoleFrontend, "slow")
 		defer s.closeWatch(w)
@@ -231,12 +234,12 @@ func TestHeldUpSnapshotIsNotVouchedForByAHungLoadBalancer(t *testing.T) {
 	})
 }
 
-func TestGoingAwayReachesAllWatchesAlsoLaterOnes(t *testing.T) {
-	b := syncedBalancer(t, 1)
+func TestGoingAwayReachesAllWatches(t *testing.T) {
+	b := startSyncedLB(t, 1)
 	early, _ := watchRaw(t, b, readerID)
 	recv(t, early)
 	b.table.GoAway(time.Hour)
-	b.table.GoAway(time.Second) // the first word counts
+	b.table.GoAway(time.Second) // the first drain time is kept
 	late, _ := watchRaw(t, b, readerID)
 	if m := recv(t, late); m.GetSnapshot() == nil {
 		t.Fatalf("a later watch begins with %v", m)
@@ -246,8 +249,9 @@ func TestGoingAwayReachesAllWatchesAlsoLaterOnes(t *testing.T) {
 			t.Fatalf("%s: %v", name, m)
 		}
 	}
-	// It has a revision, which a watch hears of afterwards; the late one began at it.
-	if m := recv(t, early); m.GetDelta() == nil || len(m.GetDelta().GetChanged()) != 0 || m.GetPosition().GetRevision() != b.table.Position().Revision {
+	// GoAway has a revision, which a watch sends afterwards; the late watch started at it.
+	if m := recv(t, early); m.GetDelta() == nil || len(m.GetDelta().GetChanged()) != 0 ||
+		m.GetPosition().GetRevision() != b.table.Position().Revision {
 		t.Fatalf("going away is followed by %v", m)
 	}
 	b.table.Heartbeat()
@@ -256,8 +260,8 @@ func TestGoingAwayReachesAllWatchesAlsoLaterOnes(t *testing.T) {
 	}
 }
 
-func TestStreamsPerPeerAreLimited(t *testing.T) {
-	b := syncedBalancer(t, 1)
+func TestStreamLimit(t *testing.T) {
+	b := startSyncedLB(t, 1)
 	var cancels []context.CancelFunc
 	for range DefaultMaxStreamsPerPeer {
 		s, cancel := watchRaw(t, b, readerID)
@@ -279,19 +283,22 @@ func TestStreamsPerPeerAreLimited(t *testing.T) {
 		}
 		return err == nil
 	})
-	if !strings.Contains(b.log.String(), "too many are open") {
+	if !strings.Contains(b.log.String(), "too many open streams") {
 		t.Error("the refusal was not logged")
 	}
 }
 
-func TestGetReadinessInPages(t *testing.T) {
-	b := syncedBalancer(t, 2500)
+func TestGetReadinessPages(t *testing.T) {
+	b := startSyncedLB(t, 2500)
 	client := dialRaw(t, b.path, readerID)
 	for _, tt := range []struct{ size, pages int }{{0, 2}, {1000, 3}, {2000, 2}, {999_999, 2}} {
 		var got []string
 		pages, token := 0, ""
 		for {
-			r, err := client.GetReadiness(testContext(t), &readinessv1.GetReadinessRequest{PageSize: uint32(tt.size), PageToken: token})
+			r, err := client.GetReadiness(testContext(t), &readinessv1.GetReadinessRequest{
+				PageSize:  uint32(tt.size),
+				PageToken: token,
+			})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -310,35 +317,39 @@ func TestGetReadinessInPages(t *testing.T) {
 			t.Fatalf("page size %d: %d pages with %d VIPs", tt.size, pages, len(got))
 		}
 	}
-	if _, err := client.GetReadiness(testContext(t), &readinessv1.GetReadinessRequest{PageToken: "x"}); status.Code(err) != codes.InvalidArgument {
+	if _, err := client.GetReadiness(testContext(t),
+		&readinessv1.GetReadinessRequest{PageToken: "x"}); status.Code(err) != codes.InvalidArgument {
 		t.Fatalf("a bad token: %v", err)
 	}
 }
 
-// TestStoppedReaderDelaysNobody: one reader stops reading after the first
-// message. Decisions, another reader, and the memory of the table do not notice;
-// when it reads on, it is sent merged values and ends up right.
-func TestStoppedReaderDelaysNobody(t *testing.T) {
+// TestStoppedReaderDelaysNoWatch: a reader stops reading after the first message. Decisions,
+// another reader and the size of the table are not affected; when it reads again, it is sent merged
+// values and has the newest state in the end.
+func TestStoppedReaderDelaysNoWatch(t *testing.T) {
 	const n, rounds = 3000, 60
 	table := NewTable(TableOptions{Lease: time.Minute})
 	decide := func(round int) Decision {
 		d := Decision{Synced: true}
 		for i := range n {
-			d.Changed = append(d.Changed, VIPReadiness{VIP: numbered(i), State: State(round % 2), Detail: fmt.Sprintf("round %d: %s", round, strings.Repeat("x", 200))})
+			d.Changed = append(d.Changed, VIPReadiness{
+				VIP: numbered(i), State: State(round % 2),
+				Detail: fmt.Sprintf("round %d: %s", round, strings.Repeat("x", 200)),
+			})
 		}
 		return d
 	}
 	table.Commit(decide(0))
-	b := startBalancer(t, socketPath(t), table)
+	b := startLB(t, socketPath(t), table)
 	stopped, _ := watchRaw(t, b, readerID)
 	var d decoder
-	inbox, h := newInbox(), &hearing{}
+	inbox, h := newUpdateMerger(), &streamState{}
 	var v view
 	hear := func() {
 		t.Helper()
 		s, err := d.decode(recv(t, stopped), time.Now())
 		if err == nil {
-			err = inbox.hear(h, s, time.Now())
+			err = inbox.merge(h, s, time.Now())
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -349,14 +360,14 @@ func TestStoppedReaderDelaysNobody(t *testing.T) {
 	f := startFrontend(t, b.path, nil)
 	for round := 1; round <= rounds; round++ {
 		table.Commit(decide(round))
-		f.until(t, fmt.Sprintf("the other reader has round %d", round), f.at(table))
+		f.waitFor(t, fmt.Sprintf("the other reader has round %d", round), f.at(table))
 	}
 	for _, w := range b.Watchers() {
 		if w.Reader == "raw" && w.SentRevision > rounds/2 {
 			t.Fatalf("the stopped reader was sent revision %d of %d: it did not stop", w.SentRevision, rounds)
 		}
 	}
-	if bound := 2*n + slack; len(table.log) > bound {
+	if bound := 2*n + logSlack; len(table.log) > bound {
 		t.Fatalf("the log has %d entries for %d VIPs", len(table.log), n)
 	}
 	before := v.Position.Revision
@@ -368,15 +379,14 @@ func TestStoppedReaderDelaysNobody(t *testing.T) {
 	if len(v.vips) != n || v.vips[numbered(7)].State != State(rounds%2) {
 		t.Fatalf("the reader ended up with %d VIPs, %+v", len(v.vips), v.vips[numbered(7)])
 	}
-	// Of 60 rounds of two parts it was sent a few: what had been on its way,
-	// and one merged delta.
+	// Of 60 rounds of two parts it was sent a few: those in flight and one merged delta.
 	if limit := rounds; messages > limit {
 		t.Fatalf("from revision %d on the reader was sent %d messages: not merged", before, messages)
 	}
 }
 
-func TestEndWatchesEndsAllStreamsAndRefusesNewOnes(t *testing.T) {
-	b := syncedBalancer(t, 1)
+func TestEndWatches(t *testing.T) {
+	b := startSyncedLB(t, 1)
 	s, _ := watchRaw(t, b, frontendID)
 	m := recv(t, s)
 	report, err := dialRaw(t, b.path, frontendID).ReportAdvertisement(testContext(t))
@@ -407,18 +417,18 @@ func TestEndWatchesEndsAllStreamsAndRefusesNewOnes(t *testing.T) {
 	}
 }
 
-func TestEndWatchesGivesUpOnAStoppedReaderWithItsContext(t *testing.T) {
+func TestEndWatchesTimeout(t *testing.T) {
 	table := NewTable(TableOptions{Lease: time.Minute})
-	table.Commit(Decision{Changed: many(50_000), Synced: true})
-	b := startBalancer(t, socketPath(t), table)
+	table.Commit(Decision{Changed: numberedReady(50_000), Synced: true})
+	b := startLB(t, socketPath(t), table)
 	s, _ := watchRaw(t, b, readerID)
-	recv(t, s) // and no more: the rest of the snapshot does not fit the windows
+	recv(t, s) // the rest of the snapshot exceeds the flow control window
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
 	if err := b.EndWatches(ctx); err == nil {
 		t.Fatal("a handler that sits in Send was said to have ended")
 	}
-	b.kill() // ends the connection, and so the handler
+	b.kill() // ends the connection and thus the handler
 	if err := b.EndWatches(testContext(t)); err != nil {
 		t.Fatal(err)
 	}

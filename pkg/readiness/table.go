@@ -9,33 +9,31 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// TableOptions says how a Table speaks.
+// TableOptions configure a Table.
 type TableOptions struct {
-	// InstanceID tells this start of the load balancer from all others.
-	// Default: random.
+	// InstanceID identifies this start of the load balancer. Default: random.
 	InstanceID string
-	// Lease is how long a sign of life stays valid. Default: DefaultLease. The
-	// owner beats at least four times in a lease.
+	// Lease is the validity of a commit or heartbeat. Default: DefaultLease. The owner sends at
+	// least four heartbeats per lease.
 	Lease time.Duration
-	// StaleGrace is how long the data plane goes on forwarding without the load
-	// balancer's process.
+	// StaleGrace is how long the data plane forwards without the load balancer's process.
 	StaleGrace time.Duration
 }
 
-// Decision is what the load balancer decided at one moment. It is applied whole.
+// Decision is a decision of the load balancer. It is applied atomically.
 type Decision struct {
 	// Changed holds the VIPs whose readiness may have changed, and new ones.
 	Changed []VIPReadiness
-	// Removed holds the VIPs that nothing serves any longer.
+	// Removed holds the VIPs that no stream serves any more.
 	Removed []vip.VIP
-	// Synced says that every target was checked once. It is never taken back.
+	// Synced is set once every target was checked. It is never reset.
 	Synced bool
 	// At is when the decision was made. Default: now.
 	At time.Time
 }
 
-// Table holds the readiness of every VIP and the order of the decisions. Its
-// methods may be called from any goroutine and never wait for a reader.
+// Table holds the readiness of every VIP and the order of the decisions. Its methods are safe for
+// concurrent use and never wait for a reader.
 type Table struct {
 	instance          string
 	lease, staleGrace time.Duration
@@ -43,36 +41,35 @@ type Table struct {
 	mu       sync.Mutex
 	revision uint64 // 0 before the first decision
 	synced   bool
-	// log holds one record for each VIP and for each removed VIP that has not
-	// been dropped, ordered by revision. A watch that has sent revision r finds
-	// all it lacks behind the entries of r.
+	// log holds one record for each VIP and for each removed VIP that was not compacted, ordered by
+	// revision. A watch that has sent revision r sends the entries behind r next.
 	log   []entry
-	index map[vip.VIP]int // where the record of a VIP is in log
+	index map[vip.VIP]int // index of the record of a VIP in log
 	live  int             // VIPs that were not removed
-	// dropped is the newest revision of a removal that is no longer in log. A
-	// watch that has not sent it needs a snapshot.
-	dropped uint64
-	alive   time.Time // the last sign of life
-	beats   uint64
-	away    bool
-	awayEnd time.Time
-	cursors map[*cursor]struct{}
+	// dropped is the newest revision of a removal that was compacted. A watch that has not sent it
+	// needs a snapshot.
+	dropped    uint64
+	renewedAt  time.Time // last commit or heartbeat
+	heartbeats uint64
+	goingAway  bool
+	drainEnd   time.Time
+	cursors    map[*cursor]struct{}
 }
 
-// entry is a place in the log. It keeps its revision when a newer record of its
-// VIP took over, so that a walk from the end knows where to stop.
+// entry is a slot of the log. It keeps its revision when a newer record of its VIP supersedes it,
+// so that a scan from the end can stop.
 type entry struct {
 	revision uint64
 	*record  // nil when superseded
 }
 
-// record is one VIP as one decision left it. It is immutable.
+// record is a VIP in one revision. It is immutable.
 type record struct {
 	VIPReadiness
 	removed bool
 }
 
-// NewTable returns an empty table, which says nothing before the first decision.
+// NewTable returns an empty table, which sends nothing before the first decision.
 func NewTable(o TableOptions) *Table {
 	if o.InstanceID == "" {
 		o.InstanceID = rand.Text()
@@ -89,16 +86,15 @@ func NewTable(o TableOptions) *Table {
 	}
 }
 
-// Commit applies a decision and tells it to every watch. It returns the
-// revision of the state, which is a new one only if the decision changed
-// something. Every call is a sign of life.
+// Commit applies a decision, wakes every watch and renews the lease. It returns the revision, which
+// advances only if the decision changed the table.
 func (t *Table) Commit(d Decision) (revision uint64) {
 	if d.At.IsZero() {
 		d.At = time.Now()
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.alive = time.Now()
+	t.renewedAt = time.Now()
 	next := t.revision + 1
 	changed := t.revision == 0
 	for _, r := range d.Changed {
@@ -115,11 +111,11 @@ func (t *Table) Commit(d Decision) (revision uint64) {
 	}
 	t.revision = next
 	t.compact()
-	t.wake()
+	t.wakeAll()
 	return t.revision
 }
 
-// put records r unless it says nothing new.
+// put records r if it differs from the recorded value.
 func (t *Table) put(r VIPReadiness, at time.Time, revision uint64) bool {
 	r.Detail = cleanDetail(r.Detail)
 	if r.State != Draining {
@@ -145,7 +141,7 @@ func (t *Table) put(r VIPReadiness, at time.Time, revision uint64) bool {
 	return true
 }
 
-// remove records that v is gone, if it was there.
+// remove records the removal of v if it is recorded.
 func (t *Table) remove(v vip.VIP, revision uint64) bool {
 	i, ok := t.index[v]
 	if !ok || t.log[i].removed {
@@ -164,17 +160,17 @@ func (t *Table) add(r *record, revision uint64) {
 	t.log = append(t.log, entry{revision, r})
 }
 
-// slack is how many records the log may hold beyond twice the number of VIPs.
-const slack = 1024
+// logSlack is the number of records that the log may hold beyond twice the number of VIPs.
+const logSlack = 1024
 
-// compact drops superseded records and removals once they make up more than
-// half of the log, so that the log stays of the order of the number of VIPs
-// whatever readers do, at a constant cost per change.
+// compact discards superseded records and removals once they are more than half of the log. The log
+// stays of the order of the number of VIPs at a constant cost per change, independent of the
+// readers.
 func (t *Table) compact() {
-	if len(t.log) <= 2*t.live+slack {
+	if len(t.log) <= 2*t.live+logSlack {
 		return
 	}
-	kept := make([]entry, 0, 2*t.live+slack)
+	kept := make([]entry, 0, 2*t.live+logSlack)
 	for _, e := range t.log {
 		switch {
 		case e.record == nil:
@@ -189,39 +185,38 @@ func (t *Table) compact() {
 	t.log = kept
 }
 
-// Heartbeat tells every watch that the load balancer still vouches for the
-// table. Only the loop that evaluates readiness may call it.
+// Heartbeat renews the lease on every watch. Only the loop that evaluates readiness may call it.
 func (t *Table) Heartbeat() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.revision == 0 {
 		return
 	}
-	t.alive = time.Now()
-	t.beats++
-	t.wake()
+	t.renewedAt = time.Now()
+	t.heartbeats++
+	t.wakeAll()
 }
 
-// GoAway tells every watch, also later ones, that the load balancer forwards
-// for drainFor longer and then stops. Calls after the first do nothing. The
-// owner goes on committing and beating.
+// GoAway announces to every watch, also later ones, that the load balancer forwards for drainFor
+// longer and then stops. Calls after the first do nothing. The owner continues to commit and to
+// send heartbeats.
 //
-// It counts as a decision: a synced watch hears of it before it hears of the
-// revision, so that a frontend which reports to have applied that has taken it in.
+// GoAway advances the revision, and a synced watch sends it before the new revision: a frontend
+// that reports that revision as applied has received it.
 func (t *Table) GoAway(drainFor time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.away {
+	if t.goingAway {
 		return
 	}
-	t.away, t.awayEnd = true, time.Now().Add(drainFor)
+	t.goingAway, t.drainEnd = true, time.Now().Add(drainFor)
 	if t.revision > 0 {
 		t.revision++
 	}
-	t.wake()
+	t.wakeAll()
 }
 
-func (t *Table) wake() {
+func (t *Table) wakeAll() {
 	for c := range t.cursors {
 		select {
 		case c.wake <- struct{}{}:
@@ -230,11 +225,10 @@ func (t *Table) wake() {
 	}
 }
 
-// Lease returns the lease of a fresh message.
+// Lease returns the full lease.
 func (t *Table) Lease() time.Duration { return t.lease }
 
-// Position returns the position of the newest decision; its revision is 0
-// before the first.
+// Position returns the position of the newest decision; the revision is 0 before the first.
 func (t *Table) Position() Position {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -252,24 +246,23 @@ func (t *Table) Get(v vip.VIP) (VIPReadiness, bool) {
 	return t.log[i].VIPReadiness, true
 }
 
-// TableState is the whole table at one moment.
+// TableState is the whole table at one time.
 type TableState struct {
 	Position Position
 	Synced   bool
-	// LeaseLeft is how much longer the last sign of life is valid; 0 when the
-	// load balancer is silent.
+	// LeaseLeft is the remaining lease; 0 when it expired.
 	LeaseLeft time.Duration
 	GoingAway bool
 	// VIPs is ordered by vip.Compare.
 	VIPs []VIPReadiness
 }
 
-// State returns the whole table. Unlike all other methods it costs time of the
-// order of the number of VIPs, most of it without holding anybody up.
+// State returns the whole table. Its cost is of the order of the number of VIPs; the sort runs
+// without the lock.
 func (t *Table) State() TableState {
 	t.mu.Lock()
-	left, _ := t.left(time.Now())
-	s := TableState{Position: Position{t.instance, t.revision}, Synced: t.synced, LeaseLeft: left, GoingAway: t.away}
+	left, _ := t.leaseLeft(time.Now())
+	s := TableState{Position: Position{t.instance, t.revision}, Synced: t.synced, LeaseLeft: left, GoingAway: t.goingAway}
 	log := slices.Clone(t.log)
 	t.mu.Unlock()
 	s.VIPs = make([]VIPReadiness, 0, len(log))
@@ -282,15 +275,14 @@ func (t *Table) State() TableState {
 	return s
 }
 
-// left returns how long what the table says now stays valid: the lease, less
-// the age of the last sign of life. A watch that opens, or a reader that wakes
-// up, long after the loop hung is thus not told anything. The time is rounded up
-// to a hundredth of the lease so that it reads well in traces.
-func (t *Table) left(now time.Time) (time.Duration, bool) {
+// leaseLeft returns the validity of a message sent at now: the lease less the age of the last
+// commit or heartbeat. A watch that is opened or woken long after the loop hung sends nothing. The
+// result is rounded up to a hundredth of the lease for readable traces.
+func (t *Table) leaseLeft(now time.Time) (time.Duration, bool) {
 	if t.revision == 0 {
 		return 0, false
 	}
-	left := t.lease - now.Sub(t.alive)
+	left := t.lease - now.Sub(t.renewedAt)
 	if left < minLease {
 		return 0, false
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-func TestDecisionThatChangesNothingGetsNoRevision(t *testing.T) {
+func TestUnchangedDecisionKeepsRevision(t *testing.T) {
 	table := NewTable(TableOptions{})
 	if p := table.Position(); p.Revision != 0 || p.InstanceID == "" {
 		t.Fatalf("a new table is at %+v", p)
@@ -29,7 +29,10 @@ func TestDecisionThatChangesNothingGetsNoRevision(t *testing.T) {
 		{"synced", Decision{Synced: true}, 3},
 		{"synced is not taken back", Decision{Synced: false}, 3},
 		{"another state", Decision{Changed: []VIPReadiness{ready("20.0.0.1/32")}}, 4},
-		{"several changes at once", Decision{Changed: []VIPReadiness{ready("20.0.0.2/32"), ready("20.0.0.3/32")}, Removed: []vip.VIP{vip.Require("20.0.0.1/32")}}, 5},
+		{"several changes at once", Decision{
+			Changed: []VIPReadiness{ready("20.0.0.2/32"), ready("20.0.0.3/32")},
+			Removed: []vip.VIP{vip.Require("20.0.0.1/32")},
+		}, 5},
 		{"removed again", Decision{Removed: []vip.VIP{vip.Require("20.0.0.1/32"), vip.Require("20.0.0.9/32")}}, 5},
 		{"back after a removal", Decision{Changed: []VIPReadiness{ready("20.0.0.1/32")}}, 6},
 	}
@@ -38,12 +41,13 @@ func TestDecisionThatChangesNothingGetsNoRevision(t *testing.T) {
 			t.Fatalf("%s: revision %d, want %d", s.name, got, s.want)
 		}
 	}
-	if s := table.State(); len(s.VIPs) != 3 || !s.Synced || s.VIPs[0].VIP.String() != "20.0.0.1/32" || s.VIPs[2].VIP.String() != "20.0.0.3/32" {
+	if s := table.State(); len(s.VIPs) != 3 || !s.Synced || s.VIPs[0].VIP.String() != "20.0.0.1/32" ||
+		s.VIPs[2].VIP.String() != "20.0.0.3/32" {
 		t.Fatalf("the state is %+v", s)
 	}
 }
 
-func TestSinceMovesOnlyWithTheState(t *testing.T) {
+func TestSinceFollowsState(t *testing.T) {
 	table := NewTable(TableOptions{})
 	v := vip.Require("20.0.0.1/32")
 	t0 := time.Unix(1000, 0)
@@ -60,7 +64,7 @@ func TestSinceMovesOnlyWithTheState(t *testing.T) {
 	}
 }
 
-func TestDetailBecomesOneShortLine(t *testing.T) {
+func TestCleanDetail(t *testing.T) {
 	long := strings.Repeat("é", 200)
 	for in, want := range map[string]string{
 		"":                        "",
@@ -77,8 +81,8 @@ func TestDetailBecomesOneShortLine(t *testing.T) {
 	}
 }
 
-// drain takes what the cursor has and applies it as a reader does.
-func drain(t testing.TB, table *Table, c *cursor, d *decoder, b *inbox, h *hearing) (kinds []kind) {
+// drain takes what is pending for the cursor and applies it as a reader does.
+func drain(t testing.TB, table *Table, c *cursor, d *decoder, b *updateMerger, h *streamState) (kinds []kind) {
 	t.Helper()
 	for {
 		next := table.next(c, time.Now())
@@ -87,7 +91,7 @@ func drain(t testing.TB, table *Table, c *cursor, d *decoder, b *inbox, h *heari
 		}
 		kinds = append(kinds, next.kind)
 		for m := range next.messages(time.Now) {
-			lease, ok := table.vouch(time.Now())
+			lease, ok := table.currentLease(time.Now())
 			if !ok {
 				t.Fatal("a message without a lease")
 			}
@@ -97,7 +101,7 @@ func drain(t testing.TB, table *Table, c *cursor, d *decoder, b *inbox, h *heari
 			m.Position, m.Lease = next.position.Proto(), durationpb.New(lease)
 			said, err := d.decode(m, time.Now())
 			if err == nil {
-				err = b.hear(h, said, time.Now())
+				err = b.merge(h, said, time.Now())
 			}
 			if err != nil {
 				t.Fatal(err)
@@ -106,26 +110,30 @@ func drain(t testing.TB, table *Table, c *cursor, d *decoder, b *inbox, h *heari
 	}
 }
 
-func TestLogStaysOfTheOrderOfTheVIPsWhateverReadersDo(t *testing.T) {
+func TestLogIsBounded(t *testing.T) {
 	table := NewTable(TableOptions{Lease: MaxLease})
-	table.Commit(Decision{Changed: many(100), Synced: true})
+	table.Commit(Decision{Changed: numberedReady(100), Synced: true})
 	stopped := table.open()
 	defer table.close(stopped)
 	var d decoder
-	b, h := newInbox(), &hearing{}
+	b, h := newUpdateMerger(), &streamState{}
 	drain(t, table, stopped, &d, b, h)
-	// Flips of the same VIPs, then ever new VIPs.
+	// Flips of the same VIPs, then new VIPs only.
 	for i := range 20_000 {
 		r := VIPReadiness{VIP: numbered(i % 100), State: State(i / 100 % 2)}
 		table.Commit(Decision{Changed: []VIPReadiness{r}})
 	}
 	for i := range 20_000 {
-		table.Commit(Decision{Changed: []VIPReadiness{{VIP: numbered(i + 100), State: Ready}}, Removed: []vip.VIP{numbered(i)}})
-		if bound := 2*table.live + slack; len(table.log) > bound || len(table.index) > bound {
-			t.Fatalf("after %d changes the log has %d entries, the index %d, for %d VIPs", i, len(table.log), len(table.index), table.live)
+		table.Commit(Decision{
+			Changed: []VIPReadiness{{VIP: numbered(i + 100), State: Ready}},
+			Removed: []vip.VIP{numbered(i)},
+		})
+		if bound := 2*table.live + logSlack; len(table.log) > bound || len(table.index) > bound {
+			t.Fatalf("after %d changes the log has %d entries, the index %d, for %d VIPs", i, len(table.log), len(table.index),
+				table.live)
 		}
 	}
-	// The reader wakes up and is told everything in one go.
+	// The reader wakes up and gets one batch.
 	if kinds := drain(t, table, stopped, &d, b, h); len(kinds) != 1 {
 		t.Fatalf("the reader was sent %v", kinds)
 	}
@@ -141,9 +149,9 @@ func TestLogStaysOfTheOrderOfTheVIPsWhateverReadersDo(t *testing.T) {
 	}
 }
 
-func TestOneFlipAmongManyIsOneEntry(t *testing.T) {
+func TestOneFlipIsOneEntry(t *testing.T) {
 	table := NewTable(TableOptions{Lease: MaxLease})
-	table.Commit(Decision{Changed: many(50_000), Synced: true})
+	table.Commit(Decision{Changed: numberedReady(50_000), Synced: true})
 	c := table.open()
 	defer table.close(c)
 	table.next(c, time.Now())
@@ -153,7 +161,7 @@ func TestOneFlipAmongManyIsOneEntry(t *testing.T) {
 			t.Fatalf("flip %d: kind %d with %d entries", i, b.kind, len(b.entries))
 		}
 	}
-	// A reader that was away for 5 000 flips of one VIP is sent one.
+	// A reader that was absent for 5 000 flips of one VIP gets one entry.
 	for i := range 5000 {
 		table.Commit(Decision{Changed: []VIPReadiness{{VIP: numbered(8), State: State(i % 2)}}})
 	}
@@ -166,7 +174,7 @@ func TestOneFlipAmongManyIsOneEntry(t *testing.T) {
 	}
 }
 
-func TestTableWhoseLoopHangsFallsSilent(t *testing.T) {
+func TestHungLoopSendsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		table := NewTable(TableOptions{})
 		c := table.open()
@@ -179,11 +187,11 @@ func TestTableWhoseLoopHangsFallsSilent(t *testing.T) {
 			t.Fatalf("a heartbeat before the first decision was told: %+v", b)
 		}
 		table.Commit(Decision{Changed: []VIPReadiness{ready("20.0.0.1/32")}, Synced: true})
-		if left, ok := table.vouch(time.Now()); !ok || left != DefaultLease {
+		if left, ok := table.currentLease(time.Now()); !ok || left != DefaultLease {
 			t.Fatalf("the lease of a fresh decision is %v, %v", left, ok)
 		}
 		<-time.After(400 * time.Millisecond)
-		if left, _ := table.vouch(time.Now()); left != 600*time.Millisecond {
+		if left, _ := table.currentLease(time.Now()); left != 600*time.Millisecond {
 			t.Fatalf("400 ms after the last sign of life a message is valid for %v", left)
 		}
 		<-time.After(600 * time.Millisecond)
@@ -200,15 +208,15 @@ func TestTableWhoseLoopHangsFallsSilent(t *testing.T) {
 	})
 }
 
-func TestUnsyncedTableSaysNothingOfVIPs(t *testing.T) {
+func TestUnsyncedTableSendsNoVIPs(t *testing.T) {
 	table := NewTable(TableOptions{Lease: MaxLease})
 	c := table.open()
 	defer table.close(c)
-	table.Commit(Decision{Changed: many(3)})
+	table.Commit(Decision{Changed: numberedReady(3)})
 	if b := table.next(c, time.Now()); b.kind != kindSnapshot || b.synced || len(b.entries) != 0 {
 		t.Fatalf("first: %+v", b)
 	}
-	table.Commit(Decision{Changed: many(5)})
+	table.Commit(Decision{Changed: numberedReady(5)})
 	if b := table.next(c, time.Now()); b.kind != kindNone {
 		t.Fatalf("then: %+v", b)
 	}
@@ -217,7 +225,8 @@ func TestUnsyncedTableSaysNothingOfVIPs(t *testing.T) {
 		t.Fatalf("heartbeat: %+v", b)
 	}
 	table.Commit(Decision{Synced: true})
-	if b := table.next(c, time.Now()); b.kind != kindSnapshot || !b.synced || len(b.entries) < 5 || b.position.Revision != 3 {
+	if b := table.next(c, time.Now()); b.kind != kindSnapshot || !b.synced || len(b.entries) < 5 ||
+		b.position.Revision != 3 {
 		t.Fatalf("synced: %+v", b)
 	}
 }

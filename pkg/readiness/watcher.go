@@ -12,25 +12,24 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-var errEndedReport = errors.New("the load balancer ended the report stream")
+var errReportEnded = errors.New("the load balancer ended the report stream")
 
-// WatcherOptions says what to watch and how.
+// WatcherOptions configure a Watcher.
 type WatcherOptions struct {
 	// Target is the load balancer's socket, as a path or as unix:///path.
 	Target string
-	// Credentials authenticate both sides; their handshake errors are passed on.
+	// Credentials authenticate both sides; their handshake errors are reported.
 	Credentials credentials.TransportCredentials
-	// Rotation returns how often our own SVID was replaced, and a channel that
-	// is closed when that, or anything else about the SVID, may have changed: a
-	// connection is replaced when the number changes, and one that could not be
-	// made is tried again at once. nil: never.
+	// Rotation returns the generation of the frontend's own SVID and a channel that is closed when
+	// the SVID may have changed. A connection is replaced when the generation changes; without a
+	// connection, the next attempt starts at once. nil: never.
 	Rotation func() (uint64, <-chan struct{})
-	// ConnectionEnd returns when a connection ends for good, the earlier
-	// NotAfter of its two certificates. nil: never.
+	// ConnectionEnd returns when a connection ends, the earlier NotAfter of its two certificates.
+	// nil: never.
 	ConnectionEnd func(credentials.AuthInfo) (time.Time, bool)
-	// Reader is what we call ourselves in the load balancer's status.
+	// Reader is the name of this process in the load balancer's status.
 	Reader string
-	// MaxBackoff bounds the wait between two attempts. Default: DefaultMaxBackoff.
+	// MaxBackoff bounds the delay between two attempts. Default: DefaultMaxBackoff.
 	MaxBackoff time.Duration
 	Log        *slog.Logger
 }
@@ -40,8 +39,8 @@ type Watcher struct {
 	opts   WatcherOptions
 	path   string
 	log    *slog.Logger
-	inbox  *inbox
-	outbox *outbox
+	merger *updateMerger
+	queue  *reportQueue
 	ready  chan struct{}
 	stats  stats
 
@@ -55,26 +54,26 @@ type stats struct {
 	streams, moves, failures, reportFailures, messages atomic.Uint64
 }
 
-// Stats counts what happened since the start.
+// Stats are counters since the start.
 type Stats struct {
-	// Streams counts the watches that counted: the first on which the load
-	// balancer spoke, those after a loss, and Moves.
+	// Streams counts the streams that were used: the first on which a message arrived, those after
+	// a loss, and Moves.
 	Streams uint64
 	// Moves counts the moves to a second connection, which leave no gap.
 	Moves uint64
-	// Failures counts attempts that ended before the load balancer spoke, and
-	// streams that ended after it did; not those that we ended ourselves.
+	// Failures counts attempts that ended before the first message and streams that ended after it,
+	// except those that the watcher ended.
 	Failures uint64
-	// ReportFailures counts report streams that ended otherwise than by us.
+	// ReportFailures counts report streams that the watcher did not end.
 	ReportFailures uint64
 	// Messages counts the messages of all watches.
 	Messages uint64
 }
 
-// Reconnects returns how often a stream had to be opened again after a loss.
+// Reconnects returns how often a stream was opened again after a loss.
 func (s Stats) Reconnects() uint64 { return s.Streams - s.Moves - min(1, s.Streams-s.Moves) }
 
-// NewWatcher returns a watcher, which does nothing before Run.
+// NewWatcher returns a watcher, which is idle until Run.
 func NewWatcher(o WatcherOptions) *Watcher {
 	if o.MaxBackoff <= 0 {
 		o.MaxBackoff = DefaultMaxBackoff
@@ -89,8 +88,8 @@ func NewWatcher(o WatcherOptions) *Watcher {
 		opts:   o,
 		path:   strings.TrimPrefix(strings.TrimPrefix(o.Target, "unix:"), "//"),
 		log:    o.Log,
-		inbox:  newInbox(),
-		outbox: newOutbox(),
+		merger: newUpdateMerger(),
+		queue:  newReportQueue(),
 		ready:  make(chan struct{}),
 
 		handshakeWithin:    defaultHandshakeWithin,
@@ -99,22 +98,20 @@ func NewWatcher(o WatcherOptions) *Watcher {
 	}
 }
 
-// Changed returns a channel that holds a token whenever Take may return
-// something new, also a renewed lease. It is for one reader.
-func (w *Watcher) Changed() <-chan struct{} { return w.inbox.changed }
+// Changed returns a channel that holds a token whenever Take may return a change or a renewed
+// lease. It has one reader.
+func (w *Watcher) Changed() <-chan struct{} { return w.merger.changed }
 
-// Take returns everything heard since the last Take, merged. It never waits for
-// the load balancer.
-func (w *Watcher) Take() Update { return w.inbox.take() }
+// Take returns the merged messages since the last Take. It does not block.
+func (w *Watcher) Take() Update { return w.merger.take() }
 
-// Report hands over what changed in what the frontend does. It never waits for
-// the load balancer: while that does not listen, changes merge, newest wins.
-func (w *Watcher) Report(d ReportDelta) { w.outbox.report(d) }
+// Report queues changes of the frontend's advertisements. It does not block: while the load
+// balancer does not read, changes are merged (newest wins).
+func (w *Watcher) Report(d ReportDelta) { w.queue.report(d) }
 
-// Reported waits until everything handed to Report before the call was written
-// to the load balancer's connection, or ctx ends. That the load balancer has
-// read it is certain once Run has returned.
-func (w *Watcher) Reported(ctx context.Context) error { return w.outbox.settled(ctx) }
+// Reported waits until everything queued before the call was written to the load balancer's
+// connection, or ctx ends. That the load balancer has read it is certain once Run has returned.
+func (w *Watcher) Reported(ctx context.Context) error { return w.queue.waitWritten(ctx) }
 
 // Stats returns the counters.
 func (w *Watcher) Stats() Stats {
@@ -128,8 +125,8 @@ func (w *Watcher) Stats() Stats {
 	}
 }
 
-// Ready implements task.Task: it is closed once the watcher runs. Whether a
-// load balancer is there is not a matter of the frontend's start.
+// Ready implements task.Task: it is closed once the watcher runs. The start of the frontend does
+// not wait for a load balancer.
 func (w *Watcher) Ready() <-chan struct{} { return w.ready }
 
 // String implements task.Task.

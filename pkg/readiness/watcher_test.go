@@ -20,56 +20,60 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-func TestWatcherHearsSnapshotThenDeltas(t *testing.T) {
+func TestSnapshotThenDeltas(t *testing.T) {
 	path, table := socketPath(t), NewTable(TableOptions{StaleGrace: 2 * time.Second})
-	startBalancer(t, path, table)
-	beat(t, table)
+	startLB(t, path, table)
+	sendHeartbeats(t, table)
 	table.Commit(Decision{Changed: []VIPReadiness{ready(v1), notReady("2000::1/128")}, Synced: true})
 	f := startFrontend(t, path, nil)
-	f.until(t, "snapshot", f.at(table))
-	if !f.Complete || !f.Open || f.StaleGrace != 2*time.Second || len(f.vips) != 2 || f.HeardAt.IsZero() {
+	f.waitFor(t, "snapshot", f.at(table))
+	if !f.Complete || !f.Open || f.StaleGrace != 2*time.Second || len(f.vips) != 2 || f.ReceivedAt.IsZero() {
 		t.Fatalf("after the snapshot: %+v", f.Update)
 	}
-	if lease := f.LeaseEnd.Sub(f.LastHeard); lease <= 0 || lease > DefaultLease {
+	if lease := f.LeaseEnd.Sub(f.LastMessage); lease <= 0 || lease > DefaultLease {
 		t.Fatalf("the lease is %v", lease)
 	}
-	if r := f.vips[vip.Require("2000::1/128")]; r.State != NotReady || r.Detail != "connect: connection refused" || r.TotalTargets != 1 || r.Since.IsZero() {
+	if r := f.vips[vip.Require("2000::1/128")]; r.State != NotReady || r.Detail != "connect: connection refused" ||
+		r.TotalTargets != 1 || r.Since.IsZero() {
 		t.Fatalf("2000::1/128 is %+v", r)
 	}
-	table.Commit(Decision{Changed: []VIPReadiness{ready("2000::1/128")}, Removed: []vip.VIP{vip.Require(v1)}, Synced: true})
-	f.until(t, "delta", f.at(table))
+	table.Commit(Decision{
+		Changed: []VIPReadiness{ready("2000::1/128")}, Removed: []vip.VIP{vip.Require(v1)},
+		Synced: true,
+	})
+	f.waitFor(t, "delta", f.at(table))
 	if f.Complete || len(f.Update.Changed) != 1 || !f.Removed.Equal(vip.NewSet(vip.Require(v1))) {
 		t.Fatalf("after the delta: %+v", f.Update)
 	}
 	before := f.LeaseEnd
-	f.until(t, "heartbeats renew the lease", func() bool { return f.LeaseEnd.After(before.Add(time.Second)) })
+	f.waitFor(t, "heartbeats renew the lease", func() bool { return f.LeaseEnd.After(before.Add(time.Second)) })
 	table.GoAway(time.Minute)
-	f.until(t, "going away", func() bool { return f.GoingAway })
+	f.waitFor(t, "going away", func() bool { return f.GoingAway })
 	if left := time.Until(f.DrainEnd); left < 30*time.Second || left > time.Minute {
 		t.Fatalf("draining ends in %v", left)
 	}
 }
 
-func TestDrainingVIPCarriesItsEnd(t *testing.T) {
-	b := syncedBalancer(t, 0)
+func TestDrainEnd(t *testing.T) {
+	b := startSyncedLB(t, 0)
 	r := ready(v1)
 	r.State, r.DrainEnd = Draining, time.Now().Add(time.Minute)
 	b.table.Commit(Decision{Changed: []VIPReadiness{r}})
 	f := startFrontend(t, b.path, nil)
-	f.until(t, "synced", f.at(b.table))
+	f.waitFor(t, "synced", f.at(b.table))
 	got := f.vips[r.VIP]
-	if off := got.DrainEnd.Sub(r.DrainEnd); got.State != Draining || off < 0 || off > patience {
+	if off := got.DrainEnd.Sub(r.DrainEnd); got.State != Draining || off < 0 || off > waitLimit {
 		t.Fatalf("%+v, off by %v", got, off)
 	}
 }
 
-func TestHungLoadBalancerLetsTheLeaseEnd(t *testing.T) {
+func TestHungLBLeaseExpires(t *testing.T) {
 	path, table := socketPath(t), NewTable(TableOptions{Lease: 100 * time.Millisecond})
-	startBalancer(t, path, table)
-	table.Commit(Decision{Changed: many(1), Synced: true})
-	stop := beat(t, table)
+	startLB(t, path, table)
+	table.Commit(Decision{Changed: numberedReady(1), Synced: true})
+	stop := sendHeartbeats(t, table)
 	f := startFrontend(t, path, nil)
-	f.until(t, "synced", f.at(table))
+	f.waitFor(t, "synced", f.at(table))
 	stop()
 	eventually(t, "nobody beats, and the lease ends", func() bool {
 		f.apply(f.Take())
@@ -78,17 +82,17 @@ func TestHungLoadBalancerLetsTheLeaseEnd(t *testing.T) {
 	if !f.Open || !f.Synced {
 		t.Fatalf("the stream ended: %+v", f.Update)
 	}
-	// A watch that opens meanwhile is told nothing.
+	// A watch that opens now receives nothing.
 	late := startFrontend(t, path, nil)
 	eventually(t, "the late watch is open", func() bool { return watchers(table) == 2 })
 	if late.apply(late.Take()); late.Open {
 		t.Fatalf("a hung load balancer spoke: %+v", late.Update)
 	}
-	// Any message renews, also after the end, on the same stream.
+	// Any message renews the lease, also after its end, on the same stream.
 	ended := f.LeaseEnd
-	beat(t, table)
-	f.until(t, "the lease is renewed", func() bool { return f.LeaseEnd.After(ended) })
-	late.until(t, "the late watch is synced", late.at(table))
+	sendHeartbeats(t, table)
+	f.waitFor(t, "the lease is renewed", func() bool { return f.LeaseEnd.After(ended) })
+	late.waitFor(t, "the late watch is synced", late.at(table))
 	if n := f.Stats().Streams; n != 1 {
 		t.Fatalf("%d streams", n)
 	}
@@ -100,28 +104,28 @@ func watchers(t *Table) int {
 	return len(t.cursors)
 }
 
-func TestUnsyncedRestartNeitherWithdrawsNorRaises(t *testing.T) {
+func TestUnsyncedRestartKeepsState(t *testing.T) {
 	path := socketPath(t)
 	first := NewTable(TableOptions{Lease: time.Minute})
 	first.Commit(Decision{Changed: []VIPReadiness{ready(v1), notReady(v2)}, Synced: true})
-	b := startBalancer(t, path, first)
+	b := startLB(t, path, first)
 	f := startFrontend(t, path, nil)
-	f.until(t, "synced", f.at(first))
+	f.waitFor(t, "synced", f.at(first))
 	b.kill()
-	f.until(t, "the end is noticed", func() bool { return !f.Synced && !f.Open })
+	f.waitFor(t, "the end is noticed", func() bool { return !f.Synced && !f.Open })
 	ended := f.EndedAt
 	if f.Err == nil || ended.IsZero() {
 		t.Fatalf("after the end: %+v", f.Update)
 	}
 	second := NewTable(TableOptions{Lease: time.Minute})
 	second.Commit(Decision{Changed: []VIPReadiness{notReady(v1), ready(v2)}})
-	startBalancer(t, path, second)
-	f.until(t, "the next one has spoken", func() bool { return f.Open })
+	startLB(t, path, second)
+	f.waitFor(t, "the next one has spoken", func() bool { return f.Open })
 	if f.Synced || !f.EndedAt.Equal(ended) || f.Position != first.Position() || f.vips[vip.Require(v1)].State != Ready {
 		t.Fatalf("an unsynced load balancer changed something: %+v", f.Update)
 	}
 	second.Commit(Decision{Changed: []VIPReadiness{ready(v1)}, Removed: []vip.VIP{vip.Require(v2)}, Synced: true})
-	f.until(t, "synced again", f.at(second))
+	f.waitFor(t, "synced again", f.at(second))
 	if !f.Complete || len(f.vips) != 1 || f.vips[vip.Require(v1)].State != Ready {
 		t.Fatalf("%+v", f.Update)
 	}
@@ -131,43 +135,44 @@ func TestUnsyncedRestartNeitherWithdrawsNorRaises(t *testing.T) {
 	})
 }
 
-func TestWatcherFindsALoadBalancerThatStartsLater(t *testing.T) {
+func TestLBStartsLater(t *testing.T) {
 	path, table := socketPath(t), NewTable(TableOptions{Lease: time.Minute})
-	table.Commit(Decision{Changed: many(1), Synced: true})
-	// With an hour of back-off, only the look at the socket can find it.
+	table.Commit(Decision{Changed: numberedReady(1), Synced: true})
+	// With an hour of back-off, only the poll of the socket can find it.
 	f := startFrontend(t, path, func(o *WatcherOptions) { o.MaxBackoff = time.Hour })
-	f.until(t, "the failure is told", func() bool { return f.Err != nil })
+	f.waitFor(t, "the failure is told", func() bool { return f.Err != nil })
 	eventually(t, "the back-off has grown", func() bool { return f.Stats().Failures >= 5 })
 	if !errors.Is(f.Err, fs.ErrNotExist) || !strings.Contains(f.Err.Error(), path+" does not exist") {
 		t.Fatalf("the error: %v", f.Err)
 	}
-	// Between bind and listen a connection is refused, which would be another error.
-	startBalancer(t, path+"-new", table)
+	// Between bind and listen a connection is refused, which is another error.
+	startLB(t, path+"-new", table)
 	if err := os.Rename(path+"-new", path); err != nil {
 		t.Fatal(err)
 	}
-	f.until(t, "synced", f.at(table))
+	f.waitFor(t, "synced", f.at(table))
 	if f.Err != nil {
 		t.Fatalf("the error stays: %v", f.Err)
 	}
-	// It is logged once, not at each attempt, and both may be starting.
-	if n := strings.Count(f.log.String(), `level=INFO msg="no readiness stream"`); n != 1 || strings.Contains(f.log.String(), "level=WARN") {
+	// It is logged once, not at each attempt, and at Info, since both may be starting.
+	if n := strings.Count(f.log.String(), `level=INFO msg="readiness connection failed"`); n != 1 ||
+		strings.Contains(f.log.String(), "level=WARN") {
 		t.Fatalf("%d lines:\n%s", n, f.log)
 	}
-	k := keeper{w: &Watcher{}, started: time.Now()}
-	if !k.starting(fs.ErrNotExist) || k.starting(fs.ErrPermission) {
+	k := reconnector{w: &Watcher{}, started: time.Now()}
+	if !k.isStarting(fs.ErrNotExist) || k.isStarting(fs.ErrPermission) {
 		t.Error("an lb that does not listen yet is taken for another failure")
 	}
-	if k.started = k.started.Add(-startTime - time.Second); k.starting(fs.ErrNotExist) {
+	if k.started = k.started.Add(-startTime - time.Second); k.isStarting(fs.ErrNotExist) {
 		t.Error("an lb that does not start is not warned of")
 	}
 	k.started = time.Now()
-	if k.w.stats.streams.Add(1); k.starting(fs.ErrNotExist) {
+	if k.w.stats.streams.Add(1); k.isStarting(fs.ErrNotExist) {
 		t.Error("an lb that was lost is not warned of")
 	}
 }
 
-// scripted is a load balancer that sends what it is told.
+// scripted is a load balancer that sends a script.
 type scripted struct {
 	readinessv1.UnimplementedReadinessServiceServer
 	mu     sync.Mutex
@@ -177,7 +182,9 @@ type scripted struct {
 	opened atomic.Int64
 }
 
-func (s *scripted) WatchReadiness(_ *readinessv1.WatchReadinessRequest, stream grpc.ServerStreamingServer[response]) error {
+func (s *scripted) WatchReadiness(_ *readinessv1.WatchReadinessRequest,
+	stream grpc.ServerStreamingServer[response],
+) error {
 	s.opened.Add(1)
 	s.mu.Lock()
 	script, err, hold := s.script, s.err, s.hold
@@ -201,35 +208,36 @@ func startScripted(t *testing.T, s *scripted) (path string) {
 	return path
 }
 
-func TestHostileLoadBalancerIsLeftAndTriedAgain(t *testing.T) {
+func TestHostileLBIsRetried(t *testing.T) {
 	s := &scripted{hold: true, script: []*response{message(5, snapshotOf(true, v1)), message(4, heartbeat)}}
 	f := startFrontend(t, startScripted(t, s), func(o *WatcherOptions) { o.MaxBackoff = minBackoff })
-	f.until(t, "the violation is told", func() bool { return f.Err != nil })
-	if !strings.Contains(f.Err.Error(), "broke the readiness protocol") || !strings.Contains(f.Err.Error(), "went back from 5 to 4") {
+	f.waitFor(t, "the violation is told", func() bool { return f.Err != nil })
+	if !strings.Contains(f.Err.Error(), "readiness protocol violation") ||
+		!strings.Contains(f.Err.Error(), "went back from 5 to 4") {
 		t.Fatalf("the error: %v", f.Err)
 	}
 	if f.Synced || f.EndedAt.IsZero() {
 		t.Fatalf("%+v", f.Update)
 	}
-	// It comes to its senses.
+	// The load balancer recovers.
 	s.mu.Lock()
 	s.script = s.script[:1]
 	s.mu.Unlock()
-	f.until(t, "synced", func() bool { return f.Synced })
+	f.waitFor(t, "synced", func() bool { return f.Synced })
 	eventually(t, "both streams are counted", func() bool { return f.Stats().Reconnects() >= 1 })
 }
 
-func TestHugeMessageEndsTheStream(t *testing.T) {
+func TestHugeMessageEndsStream(t *testing.T) {
 	m := message(5, snapshotOf(true, v1))
 	m.GetSnapshot().Vips[0].Detail = strings.Repeat("x", MaxMessageBytes)
 	f := startFrontend(t, startScripted(t, &scripted{script: []*response{m}}), nil)
-	f.until(t, "it is refused", func() bool { return f.Err != nil })
+	f.waitFor(t, "it is refused", func() bool { return f.Err != nil })
 	if !strings.Contains(f.Err.Error(), "larger than max") {
 		t.Fatalf("the error: %v", f.Err)
 	}
 }
 
-func TestStreamsThatEndAtOnceAreNotHammered(t *testing.T) {
+func TestShortStreamsBackOff(t *testing.T) {
 	s := &scripted{script: []*response{message(5, snapshotOf(true, v1))}}
 	f := startFrontend(t, startScripted(t, s), nil)
 	eventually(t, "it ended thrice", func() bool { return s.opened.Load() >= 3 })
@@ -238,11 +246,11 @@ func TestStreamsThatEndAtOnceAreNotHammered(t *testing.T) {
 	}
 }
 
-func TestRunEndsWithItsContextAtEveryMoment(t *testing.T) {
-	b := syncedBalancer(t, 1)
+func TestRunEndsWithContext(t *testing.T) {
+	b := startSyncedLB(t, 1)
 	for _, path := range []string{b.path, socketPath(t)} {
 		for i := range 30 {
-			w := NewWatcher(WatcherOptions{Target: path, Credentials: named{id: frontendID}})
+			w := NewWatcher(WatcherOptions{Target: path, Credentials: fakeCredentials{id: frontendID}})
 			w.Report(ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(1): {Advertisement: announced}}})
 			ctx, cancel := context.WithTimeout(context.Background(), time.Duration(i)*200*time.Microsecond)
 			done := make(chan error, 1)
@@ -252,7 +260,7 @@ func TestRunEndsWithItsContextAtEveryMoment(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-			case <-time.After(patience):
+			case <-time.After(waitLimit):
 				t.Fatal("Run does not end")
 			}
 			cancel()
@@ -262,17 +270,16 @@ func TestRunEndsWithItsContextAtEveryMoment(t *testing.T) {
 	eventually(t, "the load balancer has forgotten them", func() bool { return len(b.Watchers()) == 0 })
 }
 
-// TestTableAndWatcherConverge is the model test over a real connection: whatever
-// decisions, restarts, rotations, unsynced phases and slow consumers come in
-// whatever order, what was handed over is at each moment a state that the table
-// had, and in the end it is the last one.
+// TestTableAndWatcherConverge is a model test over a real connection: for any order of decisions,
+// restarts, rotations, unsynced phases and slow consumers, every taken state is a state of the
+// table, and in the end it is the newest.
 func TestTableAndWatcherConverge(t *testing.T) {
 	path := socketPath(t)
 	rapid.Check(t, func(r *rapid.T) {
 		var svid clock
 		history := map[Position]map[vip.VIP]State{}
 		var table *Table
-		var b *balancer
+		var b *testLB
 		model := map[vip.VIP]State{}
 		commit := func(synced bool) {
 			d := Decision{Synced: synced}
@@ -287,7 +294,7 @@ func TestTableAndWatcherConverge(t *testing.T) {
 				d.Removed = append(d.Removed, v)
 				delete(model, v)
 			}
-			// The state is known before anybody can hear of it.
+			// The state is recorded before the commit can be observed.
 			next := table.Position()
 			next.Revision++
 			history[next] = maps.Clone(model)
@@ -302,7 +309,7 @@ func TestTableAndWatcherConverge(t *testing.T) {
 			clear(model)
 			synced = rapid.Bool().Draw(r, "synced")
 			commit(synced)
-			b = startBalancer(t, path, table)
+			b = startLB(t, path, table)
 		}
 		restart()
 		f := startFrontend(t, path, func(o *WatcherOptions) { o.Rotation, o.MaxBackoff = svid.get, minBackoff })
@@ -344,7 +351,7 @@ func TestTableAndWatcherConverge(t *testing.T) {
 		})
 		synced = true
 		commit(true)
-		f.until(t, fmt.Sprintf("the last state %+v is heard", table.Position()), f.at(table))
+		f.waitFor(t, fmt.Sprintf("the last state %+v is heard", table.Position()), f.at(table))
 		check(r)
 		if got := statesOf(f.vips); !maps.Equal(got, model) {
 			r.Fatalf("in the end: got %v, want %v", got, model)

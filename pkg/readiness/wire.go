@@ -14,7 +14,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Proto returns the position as a message, nil for the zero Position.
+// Proto returns the position as a message; nil for the zero Position.
 func (p Position) Proto() *readinessv1.Position {
 	if p == (Position{}) {
 		return nil
@@ -22,8 +22,7 @@ func (p Position) Proto() *readinessv1.Position {
 	return &readinessv1.Position{InstanceId: p.InstanceID, Revision: p.Revision}
 }
 
-// Proto returns the readiness as a message. now tells how much of the drain
-// time is left.
+// Proto returns the readiness as a message. The remaining drain time is relative to now.
 func (r VIPReadiness) Proto(now time.Time) *readinessv1.VipReadiness {
 	m := &readinessv1.VipReadiness{
 		Vip:          r.VIP.String(),
@@ -37,7 +36,7 @@ func (r VIPReadiness) Proto(now time.Time) *readinessv1.VipReadiness {
 		m.State = readinessv1.VipState_VIP_STATE_READY
 	case Draining:
 		m.State = readinessv1.VipState_VIP_STATE_DRAINING
-		// A longer one would be refused, and with it all that the message says.
+		// The receiver rejects a message with a longer drain time.
 		m.DrainFor = durationpb.New(min(max(0, r.DrainEnd.Sub(now)), maxStaleGrace))
 	default:
 		m.State = readinessv1.VipState_VIP_STATE_NOT_READY
@@ -48,7 +47,7 @@ func (r VIPReadiness) Proto(now time.Time) *readinessv1.VipReadiness {
 	return m
 }
 
-// FamilyProto returns an address family as it is reported.
+// FamilyProto returns the wire value of an address family.
 func FamilyProto(f vip.Family) readinessv1.IpFamily {
 	if f == vip.IPv6 {
 		return readinessv1.IpFamily_IP_FAMILY_IPV6
@@ -56,8 +55,7 @@ func FamilyProto(f vip.Family) readinessv1.IpFamily {
 	return readinessv1.IpFamily_IP_FAMILY_IPV4
 }
 
-// readinessFromProto reads what a peer says of a VIP. at is when it was
-// received: the drain time counts from there.
+// readinessFromProto decodes the readiness of a VIP. The drain time counts from at, the receipt.
 func readinessFromProto(m *readinessv1.VipReadiness, at time.Time) (VIPReadiness, error) {
 	v, err := vip.Parse(m.GetVip())
 	if err != nil {
@@ -84,7 +82,7 @@ func readinessFromProto(m *readinessv1.VipReadiness, at time.Time) (VIPReadiness
 	default:
 		return VIPReadiness{}, fmt.Errorf("VIP %s has the unknown state %d", v, m.GetState())
 	}
-	// A reason that this version does not know is no reason to refuse the state.
+	// A reason added by a newer version does not invalidate the state.
 	if _, known := readinessv1.VipReason_name[int32(r.Reason)]; !known {
 		r.Reason = readinessv1.VipReason_VIP_REASON_UNSPECIFIED
 	}
@@ -94,7 +92,7 @@ func readinessFromProto(m *readinessv1.VipReadiness, at time.Time) (VIPReadiness
 	return r, nil
 }
 
-// durationFromProto reads a duration within bounds; an absent one is zero.
+// durationFromProto decodes a duration within bounds; an absent one is zero.
 func durationFromProto(m *durationpb.Duration, field string, least, most time.Duration) (time.Duration, error) {
 	var d time.Duration
 	if m != nil {
@@ -109,8 +107,8 @@ func durationFromProto(m *durationpb.Duration, field string, least, most time.Du
 	return d, nil
 }
 
-// cleanDetail makes one line of valid UTF-8 of at most MaxDetailBytes: details
-// hold errors from outside, and go to logs, terminals and proto strings.
+// cleanDetail returns s as one line of valid UTF-8 of at most MaxDetailBytes: details contain
+// errors of external systems and are written to logs, terminals and proto strings.
 func cleanDetail(s string) string {
 	if s == "" {
 		return ""

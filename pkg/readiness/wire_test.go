@@ -6,28 +6,28 @@ import (
 	"time"
 )
 
-// chunk is bytes on their way through a wire.
+// chunk is bytes in transit through a wire.
 type chunk struct {
 	bytes []byte
 	sent  time.Time
 }
 
-// wire is one connection between a watcher and a load balancer, in memory: it
-// can be slow, stand still, and break, also in the middle of a message.
+// wire is one in-memory connection between a watcher and a load balancer: it can be slow, stall and
+// break, also in the middle of a message.
 type wire struct {
 	from *pairLB
 
 	mu        sync.Mutex
 	delay     time.Duration
-	still     chan struct{} // closed when the wire moves again; nil while it moves
+	still     chan struct{} // closed when the wire resumes; nil while it is not stalled
 	breakIn   int           // bytes toward the watcher before it breaks; negative: never
 	ends      []net.Conn
 	broken    bool
 	delivered time.Time     // when bytes last reached the watcher
-	slowest   time.Duration // that bytes took to get there
+	slowest   time.Duration // their time in transit
 }
 
-// span makes a wire and returns its two ends.
+// span creates a wire and returns its two ends.
 func span(running *sync.WaitGroup, from *pairLB) (w *wire, watcher, balancer net.Conn) {
 	watcher, ours := net.Pipe()
 	theirs, balancer := net.Pipe()
@@ -37,7 +37,7 @@ func span(running *sync.WaitGroup, from *pairLB) (w *wire, watcher, balancer net
 	return w, watcher, balancer
 }
 
-// pump carries bytes one way until an end closes, which breaks the wire.
+// pump forwards bytes in one direction until an end closes, which breaks the wire.
 func (w *wire) pump(running *sync.WaitGroup, from, to net.Conn, down bool) {
 	way := make(chan chunk, 4096) // the buffer of the socket
 	running.Go(func() {
@@ -63,7 +63,7 @@ func (w *wire) pump(running *sync.WaitGroup, from, to net.Conn, down bool) {
 	})
 }
 
-// carry delivers one chunk when the wire lets it through.
+// carry delivers one chunk, delayed by the faults of the wire.
 func (w *wire) carry(c chunk, to net.Conn, down bool) bool {
 	w.mu.Lock()
 	delay := w.delay
@@ -106,7 +106,7 @@ func (w *wire) cut() {
 	w.move()
 }
 
-// stop makes the wire stand still; the caller holds no lock.
+// stop stalls the wire; the caller holds no lock.
 func (w *wire) stop() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -115,7 +115,7 @@ func (w *wire) stop() {
 	}
 }
 
-// move makes it move; the caller holds w.mu.
+// move resumes the wire; the caller holds w.mu.
 func (w *wire) move() {
 	if w.still != nil {
 		close(w.still)

@@ -272,7 +272,7 @@ func TestFrontendAuthorizesLB(t *testing.T) {
 			stop := f.impostor(c.creds)
 			defer stop()
 			f.waitFrontend("Stream", false, c.words...)
-			f.waitLine(f.pod.Frontend, from, append(c.words, "no readiness stream")...)
+			f.waitLine(f.pod.Frontend, from, append(c.words, "readiness connection failed")...)
 		})
 	}
 	isDefault := func(u lab.RouteUpdate) bool { return u.Prefix.Bits() == 0 }
@@ -381,7 +381,7 @@ func TestReaderCannotReport(t *testing.T) {
 	if _, err := report.CloseAndRecv(); status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), lab.OperatorID) {
 		t.Errorf("a reader's report ended with %v, want PermissionDenied with its ID", err)
 	}
-	f.waitLine(f.pod.LB, from, "denied a call on the readiness socket", "peer="+lab.OperatorID, "method=ReportAdvertisement")
+	f.waitLine(f.pod.LB, from, "call denied on the readiness socket", "peer="+lab.OperatorID, "method=ReportAdvertisement")
 	for _, watcher := range f.lbStatus().GetWatchers() {
 		if want := watcher.GetPeer() == lab.FrontendID; watcher.GetReporting() != want {
 			t.Errorf("watcher %v counts as the one that reports: %t, want %t", watcher, watcher.GetReporting(), want)

@@ -199,7 +199,7 @@ func TestRefusedRegistrations(t *testing.T) {
 	}
 	// Another identity is not let in at all; who is, the lb says.
 	other := f.startRegistration("stream-a", "x", "spiffe://vipgate.demo/ns/apps/sa/other", lab.Target2v4)
-	f.waitLog(other, "it denied our SPIFFE ID or certificate")
+	f.waitLog(other, "it denied the client's SPIFFE ID or certificate")
 	f.waitLog(f.pod.LB, "or one that --target-id allows: [stream-a=spiffe://vipgate.demo/ns/*/sa/app")
 	f.must(other.Signal(syscall.SIGTERM))
 	f.wantExit(other, 0)

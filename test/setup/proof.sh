@@ -48,7 +48,7 @@ models() {
 while read -r package name; do
 	n=$checks
 	case $name in
-	TestTableAndWatcherConverge | TestGateNeverOutlivesTheLeaseAndConverges) n=$pair_checks ;;
+	TestTableAndWatcherConverge | TestGateNeverOutlivesLease) n=$pair_checks ;;
 	esac
 	[ "$n" = 0 ] || stage "$name, $n times" go test "./$package" -run "^$name\$" -count 1 -timeout 0 -rapid.checks="$n"
 done < <(models)

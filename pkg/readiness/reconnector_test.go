@@ -18,31 +18,30 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// TestBackOffBetweenAttempts runs against a socket path that does not exist, on
-// a clock of its own.
-func TestBackOffBetweenAttempts(t *testing.T) {
+// TestBackoffBetweenAttempts runs against a socket path that does not exist, on a fake clock.
+func TestBackoffBetweenAttempts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := pause{max: DefaultMaxBackoff}
+		p := retryDelay{max: DefaultMaxBackoff}
 		want := float64(minBackoff)
 		for i := range 20 {
-			d := float64(p.after())
+			d := float64(p.next())
 			if least, most := want*(1-backoffJitter), want*(1+backoffJitter); d < least || d > most {
 				t.Fatalf("wait %d is %v, want about %v", i, time.Duration(d), time.Duration(want))
 			}
 			want = min(want*backoffFactor, float64(DefaultMaxBackoff))
 		}
 		p.reset()
-		if d := p.after(); d > minBackoff*2 {
+		if d := p.next(); d > minBackoff*2 {
 			t.Fatalf("after a reset: %v", d)
 		}
 
-		w := NewWatcher(WatcherOptions{Target: "unix:///nowhere/lb.sock", Credentials: named{id: frontendID}})
+		w := NewWatcher(WatcherOptions{Target: "unix:///nowhere/lb.sock", Credentials: fakeCredentials{id: frontendID}})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- w.Run(ctx) }()
 		<-time.After(time.Minute)
 		synctest.Wait()
-		// About 9 attempts until the wait is 2 s (3.4 s), then one each 2 s ± 20 %.
+		// About 9 attempts until the delay is 2 s (3.4 s), then one each 2 s ± 20 %.
 		if n := w.Stats().Failures; n < 30 || n > 46 {
 			t.Errorf("%d attempts in a minute", n)
 		}
@@ -50,24 +49,24 @@ func TestBackOffBetweenAttempts(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Errorf("Run: %v", err)
 		}
-		// What gRPC left to its own timers.
+		// timers of gRPC
 		<-time.After(time.Minute)
 	})
 }
 
-// clock is a rotation counter as identity keeps it.
+// clock is a generation counter, as in package identity.
 type clock struct{ latest.Value[uint64] }
 
 func (c *clock) rotate()                        { c.Update(func(n uint64) uint64 { return n + 1 }) }
 func (c *clock) get() (uint64, <-chan struct{}) { return c.Get() }
 
-func TestRotationMovesToASecondConnectionWithoutAGap(t *testing.T) {
+func TestRotationMovesWithoutGap(t *testing.T) {
 	path, table := socketPath(t), NewTable(TableOptions{Lease: time.Minute})
-	b := startBalancer(t, path, table)
-	table.Commit(Decision{Changed: many(3), Synced: true})
+	b := startLB(t, path, table)
+	table.Commit(Decision{Changed: numberedReady(3), Synced: true})
 	var svid clock
 	f := startFrontend(t, path, func(o *WatcherOptions) { o.Rotation = svid.get })
-	f.until(t, "synced", f.at(table))
+	f.waitFor(t, "synced", f.at(table))
 	want := map[vip.VIP]VIPReport{numbered(1): {Advertisement: announced}}
 	f.Report(ReportDelta{Applied: table.Position(), VIPs: maps.Clone(want)})
 	eventually(t, "reported", reportedAs(b, want))
@@ -75,8 +74,8 @@ func TestRotationMovesToASecondConnectionWithoutAGap(t *testing.T) {
 		old := b.Report().Load().WatchID
 		_, changed := b.Report().Get()
 		svid.rotate()
-		// At each moment somebody reports and the lease holds.
-		deadline, tick := time.After(patience), time.NewTicker(time.Millisecond)
+		// At any time a report stream is open and the lease is valid.
+		deadline, tick := time.After(waitLimit), time.NewTicker(time.Millisecond)
 		defer tick.Stop()
 		for moved := false; !moved; {
 			select {
@@ -88,7 +87,8 @@ func TestRotationMovesToASecondConnectionWithoutAGap(t *testing.T) {
 				}
 			case <-f.Changed():
 				f.apply(f.Take())
-				if !f.Open || !f.Synced || f.GoingAway || len(f.Update.Changed) != 0 || f.Complete || f.LeaseEnd.Before(time.Now()) || f.Err != nil {
+				if !f.Open || !f.Synced || f.GoingAway || len(f.Update.Changed) != 0 || f.Complete ||
+					f.LeaseEnd.Before(time.Now()) || f.Err != nil {
 					t.Fatalf("move %d shows: %+v", move, f.Update)
 				}
 			case <-tick.C:
@@ -103,7 +103,7 @@ func TestRotationMovesToASecondConnectionWithoutAGap(t *testing.T) {
 		eventually(t, "the report goes on", reportedAs(b, want))
 		// The new connection delivers.
 		table.Commit(Decision{Changed: []VIPReadiness{{VIP: numbered(0), State: State(move % 2)}}})
-		f.until(t, "a delta on the new connection", f.at(table))
+		f.waitFor(t, "a delta on the new connection", f.at(table))
 		if f.vips[numbered(0)].State != State(move%2) {
 			t.Fatalf("the delta gave %+v", f.vips)
 		}
@@ -113,8 +113,8 @@ func TestRotationMovesToASecondConnectionWithoutAGap(t *testing.T) {
 	}
 }
 
-func TestConnectionIsReplacedAtHalfOfItsLife(t *testing.T) {
-	b := syncedBalancer(t, 1)
+func TestMoveAtHalfLife(t *testing.T) {
+	b := startSyncedLB(t, 1)
 	// The first connection ends in two seconds, the others in an hour.
 	var handshakes atomic.Int64
 	before := time.Now()
@@ -126,7 +126,7 @@ func TestConnectionIsReplacedAtHalfOfItsLife(t *testing.T) {
 			return time.Now().Add(time.Hour), true
 		}
 	})
-	f.until(t, "synced", f.at(b.table))
+	f.waitFor(t, "synced", f.at(b.table))
 	eventually(t, "it moved", func() bool { return f.Stats().Moves == 1 && len(b.Watchers()) == 1 })
 	if since := time.Since(before); since < 900*time.Millisecond {
 		t.Fatalf("it moved after %v", since)
@@ -136,13 +136,13 @@ func TestConnectionIsReplacedAtHalfOfItsLife(t *testing.T) {
 	}
 }
 
-func TestFailedMoveLeavesTheFirstConnection(t *testing.T) {
+func TestFailedMoveKeepsConnection(t *testing.T) {
 	path, table := socketPath(t), NewTable(TableOptions{Lease: time.Minute})
-	table.Commit(Decision{Changed: many(1), Synced: true})
-	startBalancer(t, path, table)
+	table.Commit(Decision{Changed: numberedReady(1), Synced: true})
+	startLB(t, path, table)
 	var svid clock
 	f := startFrontend(t, path, func(o *WatcherOptions) { o.Rotation, o.MaxBackoff = svid.get, minBackoff })
-	f.until(t, "synced", f.at(table))
+	f.waitFor(t, "synced", f.at(table))
 	away := path + ".away"
 	if err := os.Rename(path, away); err != nil {
 		t.Fatal(err)
@@ -150,7 +150,7 @@ func TestFailedMoveLeavesTheFirstConnection(t *testing.T) {
 	svid.rotate()
 	eventually(t, "moves fail and are tried again", func() bool { return f.Stats().Failures >= 3 })
 	table.Commit(Decision{Changed: []VIPReadiness{notReady(v1)}})
-	f.until(t, "the first connection goes on", f.at(table))
+	f.waitFor(t, "the first connection goes on", f.at(table))
 	if !f.Open || f.Err != nil {
 		t.Fatalf("%+v", f.Update)
 	}
@@ -158,44 +158,44 @@ func TestFailedMoveLeavesTheFirstConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "it moved", func() bool { return f.Stats().Moves == 1 })
-	if log := f.log.String(); !strings.Contains(log, "could not open a second readiness stream") {
+	if log := f.log.String(); !strings.Contains(log, "move to a second readiness connection failed") {
 		t.Fatalf("the log:\n%s", log)
 	}
 }
 
-func TestSecondConnectionTakesOverWhenTheFirstIsLost(t *testing.T) {
-	// The new load balancer takes the socket while the old one still serves:
-	// two streams of two instances.
+func TestMoveWhenFirstConnectionEnds(t *testing.T) {
+	// The new load balancer takes the socket while the old one still serves: two streams of two
+	// instances.
 	path := socketPath(t)
 	old, fresh := NewTable(TableOptions{Lease: time.Minute}), NewTable(TableOptions{Lease: time.Minute})
 	old.Commit(Decision{Changed: []VIPReadiness{ready(v1)}, Synced: true})
-	first := startBalancer(t, path, old)
+	first := startLB(t, path, old)
 	var svid clock
 	f := startFrontend(t, path, func(o *WatcherOptions) { o.Rotation = svid.get })
-	f.until(t, "synced", f.at(old))
+	f.waitFor(t, "synced", f.at(old))
 	if err := os.Rename(path, path+".old"); err != nil {
 		t.Fatal(err)
 	}
 	fresh.Commit(Decision{Changed: []VIPReadiness{notReady(v1)}}) // not synced
-	second := startBalancer(t, path, fresh)
+	second := startLB(t, path, fresh)
 	svid.rotate()
 	eventually(t, "the second stream is open", func() bool { return len(second.Watchers()) == 1 })
 	if f.apply(f.Take()); !f.Synced || f.Position != old.Position() {
 		t.Fatalf("the unsynced second stream counts: %+v", f.Update)
 	}
 	fresh.Commit(Decision{Changed: []VIPReadiness{ready(v2)}, Synced: true})
-	f.until(t, "the newer instance counts", f.at(fresh))
+	f.waitFor(t, "the newer instance counts", f.at(fresh))
 	if !f.Complete || len(f.vips) != 2 || f.vips[vip.Require(v1)].State != NotReady {
 		t.Fatalf("%+v", f.view)
 	}
 	eventually(t, "the first stream is closed", func() bool { return len(first.Watchers()) == 0 })
 }
 
-func TestNewsOfOurSVIDEndTheWaitForTheNextAttempt(t *testing.T) {
+func TestSVIDChangeEndsBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var svid latest.Value[uint64]
 		w := NewWatcher(WatcherOptions{
-			Target: "/nowhere/lb.sock", Credentials: named{id: frontendID}, MaxBackoff: 1000 * time.Hour,
+			Target: "/nowhere/lb.sock", Credentials: fakeCredentials{id: frontendID}, MaxBackoff: 1000 * time.Hour,
 			Rotation: func() (uint64, <-chan struct{}) { return svid.Get() },
 		})
 		ctx, cancel := context.WithCancel(t.Context())
@@ -208,7 +208,7 @@ func TestNewsOfOurSVIDEndTheWaitForTheNextAttempt(t *testing.T) {
 		if n := w.Stats().Failures - before; n != 1 {
 			t.Errorf("%d attempts at once", n)
 		}
-		// A storm of news is no storm of attempts.
+		// Many rotations do not cause many attempts.
 		for range 1000 {
 			svid.Set(0)
 			<-time.After(time.Millisecond)
@@ -220,20 +220,23 @@ func TestNewsOfOurSVIDEndTheWaitForTheNextAttempt(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Errorf("Run: %v", err)
 		}
-		<-time.After(time.Minute) // what gRPC left to its own timers
+		<-time.After(time.Minute) // timers of gRPC
 	})
 }
 
-func TestNewSocketEndsTheWaitForTheNextAttempt(t *testing.T) {
+func TestNewSocketEndsBackoff(t *testing.T) {
 	path := socketPath(t)
 	synctest.Test(t, func(t *testing.T) {
-		w := NewWatcher(WatcherOptions{Target: path, Credentials: named{id: frontendID}, MaxBackoff: 1000 * time.Hour})
+		w := NewWatcher(WatcherOptions{
+			Target: path, Credentials: fakeCredentials{id: frontendID},
+			MaxBackoff: 1000 * time.Hour,
+		})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- w.Run(ctx) }()
 		<-time.After(20 * time.Minute)
 		before := w.Stats().Failures
-		// Nobody listens on it yet, as between bind and listen.
+		// Bound but not listening yet.
 		if err := os.WriteFile(path, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -249,29 +252,29 @@ func TestNewSocketEndsTheWaitForTheNextAttempt(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Errorf("Run: %v", err)
 		}
-		<-time.After(time.Minute) // what gRPC left to its own timers
+		<-time.After(time.Minute) // timers of gRPC
 	})
 }
 
-func TestFirstConnectionIsClosedOnceTheReportHasMoved(t *testing.T) {
+func TestMoveClosesFirstAfterReport(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, late := range []bool{false, true} {
 			w := NewWatcher(WatcherOptions{})
 			w.Report(ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(1): {Advertisement: announced}}})
-			r := w.outbox.attach()
-			old := &link{done: make(chan struct{})}
+			r := w.queue.attach()
+			old := &watchConn{done: make(chan struct{})}
 			old.cancel = func(cause error) { old.err = cause; close(old.done) }
 			ctx, cancel := context.WithTimeout(t.Context(), moveReportWithin)
 			done := make(chan struct{})
-			go w.replaced(ctx, old, done)
+			go w.closeReplaced(ctx, old, done)
 			<-time.After(moveReportWithin - 2*moveLinger)
 			synctest.Wait()
 			if isClosed(old.done) {
 				t.Errorf("the first connection was closed before the report had moved")
 			}
 			if !late {
-				w.outbox.take(r)
-				w.outbox.wrote(r)
+				w.queue.take(r)
+				w.queue.markWritten(r)
 				<-time.After(moveLinger + time.Millisecond)
 			} else {
 				<-time.After(2*moveLinger + time.Millisecond)
@@ -286,11 +289,11 @@ func TestFirstConnectionIsClosedOnceTheReportHasMoved(t *testing.T) {
 	})
 }
 
-func TestFirstSVIDIsUsedAtOnce(t *testing.T) {
-	b := syncedBalancer(t, 1)
-	var svid latest.Value[bool] // whether there is one; its first is no rotation
+func TestFirstSVIDConnectsAtOnce(t *testing.T) {
+	b := startSyncedLB(t, 1)
+	var svid latest.Value[bool] // whether there is an SVID; the first is no rotation
 	f := startFrontend(t, b.path, func(o *WatcherOptions) {
-		o.Credentials = withoutSVID{named{id: frontendID}, &svid}
+		o.Credentials = withoutSVID{fakeCredentials{id: frontendID}, &svid}
 		o.MaxBackoff = time.Hour
 		o.Rotation = func() (uint64, <-chan struct{}) { _, changed := svid.Get(); return 0, changed }
 	})
@@ -300,14 +303,16 @@ func TestFirstSVIDIsUsedAtOnce(t *testing.T) {
 
 // withoutSVID fails until there is an SVID.
 type withoutSVID struct {
-	named
+	fakeCredentials
 	has *latest.Value[bool]
 }
 
-func (c withoutSVID) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (c withoutSVID) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn,
+	credentials.AuthInfo, error,
+) {
 	if !c.has.Load() {
 		return nil, nil, errors.New("no SVID yet")
 	}
-	return c.named.ClientHandshake(ctx, authority, conn)
+	return c.fakeCredentials.ClientHandshake(ctx, authority, conn)
 }
 func (c withoutSVID) Clone() credentials.TransportCredentials { return c }

@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-func TestErrorsSayWhereToLook(t *testing.T) {
+func TestErrorText(t *testing.T) {
 	serve := func(s *scripted) func(*testing.T) string {
 		return func(t *testing.T) string { return startScripted(t, s) }
 	}
@@ -52,7 +52,10 @@ func TestErrorsSayWhereToLook(t *testing.T) {
 		id   spiffeid.ID
 		want []string
 	}{
-		{"no socket", socketPathOf, frontendID, []string{"does not exist", "not running or listens elsewhere", "--lb-socket"}},
+		{"no socket", socketPathOf, frontendID, []string{
+			"does not exist", "not running or listens elsewhere",
+			"--lb-socket",
+		}},
 		{"left-over socket", func(t *testing.T) string {
 			path := socketPath(t)
 			fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
@@ -64,26 +67,35 @@ func TestErrorsSayWhereToLook(t *testing.T) {
 				t.Fatal(err)
 			}
 			return path
-		}, frontendID, []string{"nobody listens", "died and left it behind"}},
+		}, frontendID, []string{"no process listens", "crashed or is starting"}},
 		{"no socket but a file", func(t *testing.T) string {
 			path := socketPath(t)
 			if err := os.WriteFile(path, nil, 0o600); err != nil {
 				t.Fatal(err)
 			}
 			return path
-		}, frontendID, []string{"nobody listens"}},
+		}, frontendID, []string{"no process listens"}},
 		{"closed after the handshake", raw(func(c net.Conn) {
-			_, _, _ = named{}.ServerHandshake(c)
+			_, _, _ = fakeCredentials{}.ServerHandshake(c)
 			c.Close()
-		}), frontendID, []string{"denied our SPIFFE ID", "TLS 1.3", "log of lb"}},
+		}), frontendID, []string{"denied the client's SPIFFE ID", "TLS 1.3", "log of lb"}},
 		{"closed after the first bytes", raw(func(c net.Conn) {
-			_, _, _ = named{}.ServerHandshake(c)
+			_, _, _ = fakeCredentials{}.ServerHandshake(c)
 			_, _ = c.Read(make([]byte, 1))
 			c.Close()
-		}), frontendID, []string{"denied our SPIFFE ID"}},
-		{"not our service", serve(&scripted{err: status.Error(codes.Unimplemented, "no such method")}), frontendID, []string{"not a load balancer of ours"}},
-		{"denied by role", func(t *testing.T) string { return syncedBalancer(t, 1).path }, strangerID, []string{"denied the watch", strangerID.String(), "--frontend-id"}},
-		{"too many streams", serve(&scripted{err: status.Error(codes.ResourceExhausted, "8 streams open")}), frontendID, []string{"refused the stream", "8 streams open"}},
+		}), frontendID, []string{"denied the client's SPIFFE ID"}},
+		{
+			"not our service", serve(&scripted{err: status.Error(codes.Unimplemented, "no such method")}), frontendID,
+			[]string{"not a vipgate load balancer"},
+		},
+		{
+			"denied by role", func(t *testing.T) string { return startSyncedLB(t, 1).path }, unknownID,
+			[]string{"denied the watch", unknownID.String(), "--frontend-id"},
+		},
+		{
+			"too many streams", serve(&scripted{err: status.Error(codes.ResourceExhausted, "8 streams open")}), frontendID,
+			[]string{"refused the stream", "8 streams open"},
+		},
 		{"stopping", serve(&scripted{err: errStopping}), frontendID, []string{"is stopping"}},
 		{"ended without a word", serve(&scripted{}), frontendID, []string{"without a reason"}},
 		{"ended by surprise", serve(&scripted{err: status.Error(codes.Internal, "boom")}), frontendID, []string{"boom"}},
@@ -91,8 +103,8 @@ func TestErrorsSayWhereToLook(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			path := tt.path(t)
-			f := startFrontend(t, path, func(o *WatcherOptions) { o.Credentials = named{id: tt.id} })
-			f.until(t, "the error is told", func() bool { return f.Err != nil })
+			f := startFrontend(t, path, func(o *WatcherOptions) { o.Credentials = fakeCredentials{id: tt.id} })
+			f.waitFor(t, "the error is told", func() bool { return f.Err != nil })
 			for _, w := range append(tt.want, path) {
 				if !strings.Contains(f.Err.Error(), w) {
 					t.Errorf("%q lacks %q", f.Err, w)
@@ -104,11 +116,16 @@ func TestErrorsSayWhereToLook(t *testing.T) {
 
 func socketPathOf(t *testing.T) string { return socketPath(t) }
 
-func TestHandshakeErrorsArePassedOn(t *testing.T) {
-	b := syncedBalancer(t, 1)
+func TestHandshakeErrorIsWrapped(t *testing.T) {
+	b := startSyncedLB(t, 1)
 	cause := errors.New("the peer is spiffe://example.org/other, expected spiffe://example.org/lb")
-	f := startFrontend(t, b.path, func(o *WatcherOptions) { o.Credentials = failing{named{id: frontendID}, cause} })
-	f.until(t, "the error is told", func() bool { return f.Err != nil })
+	f := startFrontend(t, b.path, func(o *WatcherOptions) {
+		o.Credentials = failing{
+			fakeCredentials{id: frontendID},
+			cause,
+		}
+	})
+	f.waitFor(t, "the error is told", func() bool { return f.Err != nil })
 	if !errors.Is(f.Err, cause) || !strings.Contains(f.Err.Error(), "TLS handshake") {
 		t.Fatalf("the error: %v", f.Err)
 	}
@@ -117,22 +134,26 @@ func TestHandshakeErrorsArePassedOn(t *testing.T) {
 		context.DeadlineExceeded: "it hangs or is stopped",
 		x509.CertificateInvalidError{Reason: x509.Expired, Detail: "now is later"}: "expired or is not yet valid",
 	} {
-		if got := explainHandshake("/lb.sock", fmt.Errorf("handshake: %w", err)); !errors.Is(got, err) || !strings.Contains(got.Error(), want) {
+		if got := explainHandshake("/lb.sock", fmt.Errorf("handshake: %w", err)); !errors.Is(got, err) ||
+			!strings.Contains(got.Error(), want) {
 			t.Errorf("%v: %v", err, got)
 		}
 	}
 }
 
-func TestSilentLoadBalancersAreLeft(t *testing.T) {
+func TestSilentLBTimeout(t *testing.T) {
 	tests := []struct {
 		name string
 		impl func(*testing.T) (path string)
 		want string
 	}{
-		{"opens the watch and hangs", func(t *testing.T) string { return startScripted(t, &scripted{hold: true}) }, "says nothing: it hangs"},
+		{
+			"opens the watch and hangs", func(t *testing.T) string { return startScripted(t, &scripted{hold: true}) },
+			"the load balancer hangs or has not",
+		},
 		{"has not decided yet", func(t *testing.T) string {
 			path := socketPath(t)
-			startBalancer(t, path, NewTable(TableOptions{}))
+			startLB(t, path, NewTable(TableOptions{}))
 			return path
 		}, "has not made its first decision"},
 		{"accepts and hangs", func(t *testing.T) string {
@@ -148,14 +169,17 @@ func TestSilentLoadBalancersAreLeft(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			path := tt.impl(t)
-			f := &frontend{log: &logBook{}, Watcher: NewWatcher(WatcherOptions{Target: path, Credentials: named{id: frontendID}})}
+			f := &frontend{log: &logBuffer{}, Watcher: NewWatcher(WatcherOptions{
+				Target:      path,
+				Credentials: fakeCredentials{id: frontendID},
+			})}
 			f.handshakeWithin, f.firstMessageWithin = 50*time.Millisecond, 50*time.Millisecond
 			ctx, cancel := context.WithCancel(context.Background())
 			var running sync.WaitGroup
 			running.Go(func() { _ = f.Run(ctx) })
 			t.Cleanup(func() { cancel(); running.Wait() })
-			// On a busy machine the handshake may be what takes too long, at first.
-			f.until(t, "it is left: "+tt.want, func() bool { return f.Err != nil && strings.Contains(f.Err.Error(), tt.want) })
+			// On a busy machine the handshake may be the first to time out.
+			f.waitFor(t, "it is left: "+tt.want, func() bool { return f.Err != nil && strings.Contains(f.Err.Error(), tt.want) })
 			if !strings.Contains(f.Err.Error(), path) {
 				t.Fatalf("the error: %v", f.Err)
 			}
@@ -165,7 +189,7 @@ func TestSilentLoadBalancersAreLeft(t *testing.T) {
 }
 
 type failing struct {
-	named
+	fakeCredentials
 	err error
 }
 

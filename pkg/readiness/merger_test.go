@@ -12,16 +12,16 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// feeder is one stream into an inbox.
-type feeder struct {
+// mergerFixture is one stream into a merger.
+type mergerFixture struct {
 	t        *testing.T
-	b        *inbox
+	b        *updateMerger
 	d        decoder
-	h        hearing
+	h        streamState
 	instance string
 }
 
-func (f *feeder) try(at time.Time, m *response) error {
+func (f *mergerFixture) tryMerge(at time.Time, m *response) error {
 	if f.instance != "" {
 		m.Position.InstanceId = f.instance
 	}
@@ -29,13 +29,13 @@ func (f *feeder) try(at time.Time, m *response) error {
 	if err != nil {
 		return err
 	}
-	return f.b.hear(&f.h, s, at)
+	return f.b.merge(&f.h, s, at)
 }
 
-func (f *feeder) hear(at time.Time, ms ...*response) {
+func (f *mergerFixture) merge(at time.Time, ms ...*response) {
 	f.t.Helper()
 	for _, m := range ms {
-		if err := f.try(at, m); err != nil {
+		if err := f.tryMerge(at, m); err != nil {
 			f.t.Fatal(err)
 		}
 	}
@@ -66,74 +66,81 @@ const (
 	v3 = "20.0.0.3/32"
 )
 
-func TestTakeMergesNewestWins(t *testing.T) {
-	b := newInbox()
-	f := &feeder{t: t, b: b}
+func TestTakeMergesNewest(t *testing.T) {
+	b := newUpdateMerger()
+	f := &mergerFixture{t: t, b: b}
 	t0 := time.Now()
-	f.hear(t0, message(1, snapshotOf(true, v1, v2)))
-	f.hear(t0.Add(1), message(2, deltaOf(true, v3), removing(v1)))
-	if u := b.take(); names(u) != "complete=true changed=[20.0.0.2/32 20.0.0.3/32] removed=[]" || !u.HeardAt.Equal(t0) {
-		t.Fatalf("%s heard at +%v", names(u), u.HeardAt.Sub(t0))
+	f.merge(t0, message(1, snapshotOf(true, v1, v2)))
+	f.merge(t0.Add(1), message(2, deltaOf(true, v3), removing(v1)))
+	if u := b.take(); names(u) != "complete=true changed=[20.0.0.2/32 20.0.0.3/32] removed=[]" || !u.ReceivedAt.Equal(t0) {
+		t.Fatalf("%s heard at +%v", names(u), u.ReceivedAt.Sub(t0))
 	}
-	f.hear(t0.Add(2), message(3, deltaOf(true, v1), removing(v2)))
-	f.hear(t0.Add(3), message(4, deltaOf(true, v2), removing(v1)))
-	if u := b.take(); names(u) != "complete=false changed=[20.0.0.2/32] removed=[20.0.0.1/32]" || !u.HeardAt.Equal(t0.Add(2)) || u.Position.Revision != 4 {
+	f.merge(t0.Add(2), message(3, deltaOf(true, v1), removing(v2)))
+	f.merge(t0.Add(3), message(4, deltaOf(true, v2), removing(v1)))
+	if u := b.take(); names(u) != "complete=false changed=[20.0.0.2/32] removed=[20.0.0.1/32]" ||
+		!u.ReceivedAt.Equal(t0.Add(2)) || u.Position.Revision != 4 {
 		t.Fatalf("%s at %+v", names(u), u.Position)
 	}
-	f.hear(t0.Add(4), message(4, heartbeat))
-	if u := b.take(); names(u) != "complete=false changed=[] removed=[]" || !u.HeardAt.IsZero() || !u.LeaseEnd.Equal(t0.Add(4+time.Second)) {
+	f.merge(t0.Add(4), message(4, heartbeat))
+	if u := b.take(); names(u) != "complete=false changed=[] removed=[]" || !u.ReceivedAt.IsZero() ||
+		!u.LeaseEnd.Equal(t0.Add(4+time.Second)) {
 		t.Fatalf("after a heartbeat: %+v", u)
 	}
 }
 
-func TestUnsyncedInstanceNeitherVouchesNorReplaces(t *testing.T) {
-	b := newInbox()
+func TestUnsyncedInstanceIsIgnored(t *testing.T) {
+	b := newUpdateMerger()
 	t0 := time.Now()
-	old := &feeder{t: t, b: b, instance: "old"}
-	old.hear(t0, message(9, snapshotOf(true, v1, v2)))
+	old := &mergerFixture{t: t, b: b, instance: "old"}
+	old.merge(t0, message(9, snapshotOf(true, v1, v2)))
 	b.end(&old.h, t0.Add(time.Millisecond), fmt.Errorf("gone"))
-	fresh := &feeder{t: t, b: b, instance: "fresh"}
-	fresh.hear(t0.Add(2*time.Millisecond), message(1, snapshotOf(true, v1), unsynced), message(1, heartbeat), message(1, goingAway(time.Minute)))
+	fresh := &mergerFixture{t: t, b: b, instance: "fresh"}
+	fresh.merge(t0.Add(2*time.Millisecond), message(1, snapshotOf(true, v1), unsynced), message(1, heartbeat),
+		message(1, goingAway(time.Minute)))
 	u := b.take()
-	if !u.Open || u.Synced || u.Position.InstanceID != "old" || !u.EndedAt.Equal(t0.Add(time.Millisecond)) || !u.LeaseEnd.Equal(t0.Add(time.Second)) || u.GoingAway {
+	if !u.Open || u.Synced || u.Position.InstanceID != "old" || !u.EndedAt.Equal(t0.Add(time.Millisecond)) ||
+		!u.LeaseEnd.Equal(t0.Add(time.Second)) || u.GoingAway {
 		t.Fatalf("while the new instance is not synced: %+v", u)
 	}
-	fresh.hear(t0.Add(3*time.Millisecond), message(2, snapshotOf(true, v2)))
+	fresh.merge(t0.Add(3*time.Millisecond), message(2, snapshotOf(true, v2)))
 	u = b.take()
-	if !u.Synced || !u.EndedAt.IsZero() || u.Position != (Position{"fresh", 2}) || !u.GoingAway || names(u) != "complete=true changed=[20.0.0.2/32] removed=[]" {
+	if !u.Synced || !u.EndedAt.IsZero() || u.Position != (Position{"fresh", 2}) || !u.GoingAway ||
+		names(u) != "complete=true changed=[20.0.0.2/32] removed=[]" {
 		t.Fatalf("once it is: %+v", u)
 	}
 }
 
 func TestTwoStreamsOfOneInstance(t *testing.T) {
-	b := newInbox()
+	b := newUpdateMerger()
 	t0 := time.Now()
-	first, second := &feeder{t: t, b: b}, &feeder{t: t, b: b}
-	first.hear(t0, message(5, snapshotOf(true, v1, v2)))
+	first, second := &mergerFixture{t: t, b: b}, &mergerFixture{t: t, b: b}
+	first.merge(t0, message(5, snapshotOf(true, v1, v2)))
 	b.take()
-	// The second stream is ahead: its snapshot counts, and the first one's
-	// older delta no more.
-	second.hear(t0.Add(1), message(7, snapshotOf(true, v2, v3)))
-	first.hear(t0.Add(2), message(6, deltaOf(true, v1)))
-	if u := b.take(); u.Position.Revision != 7 || names(u) != "complete=true changed=[20.0.0.2/32 20.0.0.3/32] removed=[]" {
+	// The second stream is ahead: its snapshot wins, and the older delta of the first is ignored.
+	second.merge(t0.Add(1), message(7, snapshotOf(true, v2, v3)))
+	first.merge(t0.Add(2), message(6, deltaOf(true, v1)))
+	if u := b.take(); u.Position.Revision != 7 ||
+		names(u) != "complete=true changed=[20.0.0.2/32 20.0.0.3/32] removed=[]" {
 		t.Fatalf("after the newer snapshot: %s at %+v", names(u), u.Position)
 	}
-	// Whoever has the next revision first, brings it.
-	first.hear(t0.Add(3), message(8, deltaOf(true, v3), removing(v1, v2)))
-	second.hear(t0.Add(4), message(8, deltaOf(true), removing(v2)))
-	if u := b.take(); u.Position.Revision != 8 || names(u) != "complete=false changed=[20.0.0.3/32] removed=[20.0.0.1/32 20.0.0.2/32]" {
+	// The first stream that has the next revision supplies it.
+	first.merge(t0.Add(3), message(8, deltaOf(true, v3), removing(v1, v2)))
+	second.merge(t0.Add(4), message(8, deltaOf(true), removing(v2)))
+	if u := b.take(); u.Position.Revision != 8 ||
+		names(u) != "complete=false changed=[20.0.0.3/32] removed=[20.0.0.1/32 20.0.0.2/32]" {
 		t.Fatalf("after revision 8: %s", names(u))
 	}
-	// The later lease counts, also if the shorter one came later.
+	// The later lease end wins, also if the shorter lease arrived last.
 	long := t0.Add(5 + time.Second)
-	first.hear(t0.Add(5), message(8, heartbeat))
-	second.hear(t0.Add(6), message(8, heartbeat, leaseOf(message(1).Lease), func(m *response) { m.Lease.Seconds, m.Lease.Nanos = 0, 1e8 }))
+	first.merge(t0.Add(5), message(8, heartbeat))
+	second.merge(t0.Add(6), message(8, heartbeat, leaseOf(message(1).Lease),
+		func(m *response) { m.Lease.Seconds, m.Lease.Nanos = 0, 1e8 }))
 	if u := b.take(); !u.LeaseEnd.Equal(long) {
 		t.Fatalf("the lease ends %v after the right moment", u.LeaseEnd.Sub(long))
 	}
-	// The end of one is not the end.
+	// The end of one stream does not end the lease.
 	b.end(&first.h, t0.Add(7), fmt.Errorf("gone"))
-	if u := b.take(); !u.Open || !u.Synced || u.Err != nil || !u.HeardAt.IsZero() {
+	if u := b.take(); !u.Open || !u.Synced || u.Err != nil || !u.ReceivedAt.IsZero() {
 		t.Fatalf("after the end of the first: %+v", u)
 	}
 	b.end(&second.h, t0.Add(8), fmt.Errorf("gone"))
@@ -142,59 +149,62 @@ func TestTwoStreamsOfOneInstance(t *testing.T) {
 	}
 }
 
-func TestMoveWithoutNewsHandsNothingOver(t *testing.T) {
-	b := newInbox()
-	first, second := &feeder{t: t, b: b}, &feeder{t: t, b: b}
-	first.hear(time.Now(), message(5, snapshotOf(true, v1)))
+func TestMoveWithoutChanges(t *testing.T) {
+	b := newUpdateMerger()
+	first, second := &mergerFixture{t: t, b: b}, &mergerFixture{t: t, b: b}
+	first.merge(time.Now(), message(5, snapshotOf(true, v1)))
 	b.take()
-	second.hear(time.Now(), message(5, snapshotOf(true, v1)))
+	second.merge(time.Now(), message(5, snapshotOf(true, v1)))
 	b.end(&first.h, time.Now(), errMoved)
-	if u := b.take(); u.Complete || u.Changed != nil || !u.Synced || !u.HeardAt.IsZero() {
+	if u := b.take(); u.Complete || u.Changed != nil || !u.Synced || !u.ReceivedAt.IsZero() {
 		t.Fatalf("%+v", u)
 	}
-	second.hear(time.Now(), message(6, deltaOf(true, v2)))
+	second.merge(time.Now(), message(6, deltaOf(true, v2)))
 	if u := b.take(); names(u) != "complete=false changed=[20.0.0.2/32] removed=[]" {
 		t.Fatalf("the second stream's delta: %s", names(u))
 	}
 }
 
-func TestAfterALossTheWholeStateIsHandedOver(t *testing.T) {
-	b := newInbox()
-	first, second, third := &feeder{t: t, b: b}, &feeder{t: t, b: b}, &feeder{t: t, b: b}
-	first.hear(time.Now(), message(5, snapshotOf(true, v1)))
+func TestUpdateAfterLossIsComplete(t *testing.T) {
+	b := newUpdateMerger()
+	first, second, third := &mergerFixture{t: t, b: b}, &mergerFixture{t: t, b: b}, &mergerFixture{t: t, b: b}
+	first.merge(time.Now(), message(5, snapshotOf(true, v1)))
 	b.end(&first.h, time.Now(), errMoved)
 	b.take()
-	if err := third.try(time.Now(), message(4, snapshotOf(true, v1))); err == nil || !strings.Contains(err.Error(), "went back from 5 to 4") {
+	if err := third.tryMerge(time.Now(), message(4, snapshotOf(true, v1))); err == nil ||
+		!strings.Contains(err.Error(), "went back from 5 to 4") {
 		t.Fatalf("an older state of the same instance: %v", err)
 	}
-	second.hear(time.Now(), message(5, snapshotOf(true, v1)))
+	second.merge(time.Now(), message(5, snapshotOf(true, v1)))
 	if u := b.take(); !u.Complete || !u.Synced || len(u.Changed) != 1 {
 		t.Fatalf("%+v", u)
 	}
 }
 
-func TestOfTwoInstancesTheNewerCounts(t *testing.T) {
-	b := newInbox()
+func TestNewerInstanceWins(t *testing.T) {
+	b := newUpdateMerger()
 	t0 := time.Now()
-	old, fresh := &feeder{t: t, b: b, instance: "old"}, &feeder{t: t, b: b, instance: "fresh"}
-	old.hear(t0, message(900, snapshotOf(true, v1)))
-	fresh.hear(t0, message(1, snapshotOf(true, v2)))
+	old, fresh := &mergerFixture{t: t, b: b, instance: "old"}, &mergerFixture{t: t, b: b, instance: "fresh"}
+	old.merge(t0, message(900, snapshotOf(true, v1)))
+	fresh.merge(t0, message(1, snapshotOf(true, v2)))
 	b.take()
-	old.hear(t0.Add(time.Hour), message(901, deltaOf(true, v1)), message(902, snapshotOf(true, v1, v3)), message(902, goingAway(time.Second)))
-	if u := b.take(); u.Position != (Position{"fresh", 1}) || len(u.Changed) != 0 || u.GoingAway || !u.LeaseEnd.Equal(t0.Add(time.Second)) {
+	old.merge(t0.Add(time.Hour), message(901, deltaOf(true, v1)), message(902, snapshotOf(true, v1, v3)),
+		message(902, goingAway(time.Second)))
+	if u := b.take(); u.Position != (Position{"fresh", 1}) || len(u.Changed) != 0 || u.GoingAway ||
+		!u.LeaseEnd.Equal(t0.Add(time.Second)) {
 		t.Fatalf("the old instance spoke: %+v", u)
 	}
 	b.end(&fresh.h, t0.Add(2), fmt.Errorf("gone"))
-	old.hear(t0.Add(time.Hour), message(903, snapshotOf(true, v1, v3)))
+	old.merge(t0.Add(time.Hour), message(903, snapshotOf(true, v1, v3)))
 	if u := b.take(); u.Position != (Position{"fresh", 1}) || u.Synced || !u.Open {
 		t.Fatalf("the old instance spoke after the end of the newer: %+v", u)
 	}
 }
 
-func TestVIPsOfManyDeltasAreBounded(t *testing.T) {
-	b := newInbox()
-	f := &feeder{t: t, b: b}
-	f.hear(time.Now(), message(1, snapshotOf(true)))
+func TestMergedVIPLimit(t *testing.T) {
+	b := newUpdateMerger()
+	f := &mergerFixture{t: t, b: b}
+	f.merge(time.Now(), message(1, snapshotOf(true)))
 	b.take() // and never again
 	for i := 0; ; i++ {
 		var add, remove []string
@@ -206,7 +216,7 @@ func TestVIPsOfManyDeltasAreBounded(t *testing.T) {
 		if i > 0 {
 			removing(remove...)(m)
 		}
-		if err := f.try(time.Now(), m); err != nil {
+		if err := f.tryMerge(time.Now(), m); err != nil {
 			if !strings.Contains(err.Error(), "faster than") || i < 100 {
 				t.Fatalf("delta %d: %v", i, err)
 			}
@@ -218,18 +228,17 @@ func TestVIPsOfManyDeltasAreBounded(t *testing.T) {
 	}
 }
 
-// TestAnyInterleavingOfStreamsGivesARealState lets several streams of one
-// instance deliver one history, each at its own pace and with its own merging,
-// and checks that what was handed over is at each moment a state of that history.
-func TestAnyInterleavingOfStreamsGivesARealState(t *testing.T) {
+// TestStreamInterleavings delivers one history over several streams of one instance, each at its
+// own pace and with its own merging, and checks that every taken state is a state of that history.
+func TestStreamInterleavings(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		table := NewTable(TableOptions{InstanceID: "a", Lease: MaxLease})
 		history := map[uint64]map[vip.VIP]State{}
-		b := newInbox()
+		b := newUpdateMerger()
 		type stream struct {
 			c *cursor
 			d decoder
-			h hearing
+			h streamState
 		}
 		streams := []*stream{}
 		var v view
@@ -237,7 +246,10 @@ func TestAnyInterleavingOfStreamsGivesARealState(t *testing.T) {
 		commit := func(*rapid.T) {
 			d := Decision{Synced: true}
 			for range rapid.IntRange(0, 4).Draw(r, "changes") {
-				x := VIPReadiness{VIP: numbered(rapid.IntRange(0, 5).Draw(r, "vip")), State: State(rapid.IntRange(0, 2).Draw(r, "state"))}
+				x := VIPReadiness{
+					VIP:   numbered(rapid.IntRange(0, 5).Draw(r, "vip")),
+					State: State(rapid.IntRange(0, 2).Draw(r, "state")),
+				}
 				d.Changed = append(d.Changed, x)
 			}
 			for range rapid.IntRange(0, 2).Draw(r, "removals") {
@@ -267,7 +279,7 @@ func TestAnyInterleavingOfStreamsGivesARealState(t *testing.T) {
 					m.Position, m.Lease, m.WatchId = next.position.Proto(), message(1).Lease, "w"
 					said, err := s.d.decode(m, time.Now())
 					if err == nil {
-						err = b.hear(&s.h, said, time.Now())
+						err = b.merge(&s.h, said, time.Now())
 					}
 					if err != nil {
 						r.Fatal(err)

@@ -27,46 +27,50 @@ import (
 )
 
 const (
-	// patience bounds every wait for something that must happen.
-	patience = 20 * time.Second
-	// streamTime bounds a stream, which lasts for many waits.
-	streamTime = 5 * time.Minute
+	// waitLimit bounds every wait for a condition.
+	waitLimit = 20 * time.Second
+	// streamLimit bounds a stream, which lasts for many waits.
+	streamLimit = 5 * time.Minute
 )
 
 var (
 	frontendID = spiffeid.RequireFromString("spiffe://example.org/frontend")
 	readerID   = spiffeid.RequireFromString("spiffe://example.org/operator")
-	strangerID = spiffeid.RequireFromString("spiffe://example.org/stranger")
+	unknownID  = spiffeid.RequireFromString("spiffe://example.org/stranger")
 )
 
-// named are credentials without cryptography: the client says who it is, the
-// server believes it.
-type named struct {
-	credentials.TransportCredentials // for what tests do not call
+// fakeCredentials have no cryptography: the client sends its ID, and the server accepts it.
+type fakeCredentials struct {
+	credentials.TransportCredentials // for unused methods
 
 	id  spiffeid.ID
 	end time.Time // of the connection
 }
 
-type namedInfo struct {
+type fakeAuthInfo struct {
 	credentials.CommonAuthInfo
 	id  spiffeid.ID
 	end time.Time
 }
 
-func (namedInfo) AuthType() string { return "named" }
+func (fakeAuthInfo) AuthType() string { return "named" }
 
-func (n named) info(id spiffeid.ID) namedInfo {
-	return namedInfo{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, id: id, end: n.end}
+func (n fakeCredentials) info(id spiffeid.ID) fakeAuthInfo {
+	return fakeAuthInfo{
+		CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
+		id:             id, end: n.end,
+	}
 }
 
-func (n named) ClientHandshake(_ context.Context, _ string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (n fakeCredentials) ClientHandshake(_ context.Context, _ string, conn net.Conn) (net.Conn, credentials.AuthInfo,
+	error,
+) {
 	text := n.id.String()
 	_, err := conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(text))), text...))
 	return conn, n.info(n.id), err
 }
 
-func (n named) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (n fakeCredentials) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	var size [2]byte
 	if _, err := io.ReadFull(conn, size[:]); err != nil {
 		return nil, nil, err
@@ -79,39 +83,39 @@ func (n named) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, e
 	return conn, n.info(id), err
 }
 
-func (n named) Info() credentials.ProtocolInfo {
+func (n fakeCredentials) Info() credentials.ProtocolInfo {
 	return credentials.ProtocolInfo{SecurityProtocol: "named"}
 }
-func (n named) Clone() credentials.TransportCredentials { return n }
+func (n fakeCredentials) Clone() credentials.TransportCredentials { return n }
 
-func namedPeer(ctx context.Context) (spiffeid.ID, bool) {
+func fakePeer(ctx context.Context) (spiffeid.ID, bool) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
 		return spiffeid.ID{}, false
 	}
-	info, ok := p.AuthInfo.(namedInfo)
+	info, ok := p.AuthInfo.(fakeAuthInfo)
 	return info.id, ok
 }
 
-// logBook collects log lines.
-type logBook struct {
+// logBuffer collects log lines.
+type logBuffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
 }
 
-func (b *logBook) Write(p []byte) (int, error) {
+func (b *logBuffer) Write(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.buf.Write(p)
 }
 
-func (b *logBook) String() string {
+func (b *logBuffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.buf.String()
 }
 
-func (b *logBook) logger() *slog.Logger {
+func (b *logBuffer) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(b, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
@@ -126,22 +130,22 @@ func socketPath(t testing.TB) string {
 	return filepath.Join(dir, "lb.sock")
 }
 
-// balancer is a load balancer's side on a unix socket.
-type balancer struct {
+// testLB is a Server on a unix socket.
+type testLB struct {
 	*Server
 	table *Table
 	path  string
-	log   *logBook
+	log   *logBuffer
 	grpc  *grpc.Server
 	done  chan error
 }
 
-// startBalancer serves the table on path until the test ends or kill is called.
-func startBalancer(t testing.TB, path string, table *Table) *balancer {
+// startLB serves the table on path until the test ends or kill is called.
+func startLB(t testing.TB, path string, table *Table) *testLB {
 	t.Helper()
-	b := &balancer{table: table, path: path, log: &logBook{}, done: make(chan error, 1)}
+	b := &testLB{table: table, path: path, log: &logBuffer{}, done: make(chan error, 1)}
 	b.Server = NewServer(table, ServerOptions{
-		Peer: namedPeer,
+		Peer: fakePeer,
 		Role: RolesOf([]spiffeid.ID{frontendID}, []spiffeid.ID{readerID}),
 		Log:  b.log.logger(),
 	})
@@ -156,15 +160,16 @@ func serveGRPC(t testing.TB, path string, impl readinessv1.ReadinessServiceServe
 	if err != nil {
 		t.Fatal(err)
 	}
-	// With calls counted, as the load balancer does.
-	s := grpc.NewServer(slices.Concat(GRPCOptions(), metrics.NewLB("test").ServerOptions(), []grpc.ServerOption{grpc.Creds(named{})})...)
+	// Calls are counted, as in the load balancer.
+	s := grpc.NewServer(slices.Concat(GRPCOptions(), metrics.NewLB("test").ServerOptions(),
+		[]grpc.ServerOption{grpc.Creds(fakeCredentials{})})...)
 	readinessv1.RegisterReadinessServiceServer(s, impl)
 	go func() { done <- s.Serve(listener) }()
 	return s
 }
 
-// kill ends all connections at once, as the end of the process does.
-func (b *balancer) kill() {
+// kill closes all connections at once, as the end of the process does.
+func (b *testLB) kill() {
 	if b.grpc == nil {
 		return
 	}
@@ -173,8 +178,8 @@ func (b *balancer) kill() {
 	b.grpc = nil
 }
 
-// beat makes the table's owner beat until the returned function is called.
-func beat(t testing.TB, table *Table) (stop func()) {
+// sendHeartbeats sends heartbeats of the table until the returned function is called.
+func sendHeartbeats(t testing.TB, table *Table) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -194,7 +199,7 @@ func beat(t testing.TB, table *Table) (stop func()) {
 	return stop
 }
 
-// view is what a consumer makes of updates.
+// view is the state of a consumer of updates.
 type view struct {
 	Update
 	vips map[vip.VIP]VIPReadiness
@@ -220,14 +225,17 @@ func (v *view) apply(u Update) {
 type frontend struct {
 	*Watcher
 	view
-	log  *logBook
+	log  *logBuffer
 	stop func()
 }
 
 func startFrontend(t testing.TB, path string, change func(*WatcherOptions)) *frontend {
 	t.Helper()
-	f := &frontend{log: &logBook{}}
-	o := WatcherOptions{Target: "unix://" + path, Credentials: named{id: frontendID}, Reader: "test", Log: f.log.logger()}
+	f := &frontend{log: &logBuffer{}}
+	o := WatcherOptions{
+		Target: "unix://" + path, Credentials: fakeCredentials{id: frontendID}, Reader: "test",
+		Log: f.log.logger(),
+	}
 	if change != nil {
 		change(&o)
 	}
@@ -244,10 +252,10 @@ func startFrontend(t testing.TB, path string, change func(*WatcherOptions)) *fro
 	return f
 }
 
-// until takes updates until the condition holds.
-func (f *frontend) until(t testing.TB, what string, condition func() bool) {
+// waitFor takes updates until the condition holds.
+func (f *frontend) waitFor(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	deadline := time.NewTimer(patience)
+	deadline := time.NewTimer(waitLimit)
 	defer deadline.Stop()
 	for {
 		f.apply(f.Take())
@@ -257,36 +265,42 @@ func (f *frontend) until(t testing.TB, what string, condition func() bool) {
 		select {
 		case <-f.Changed():
 		case <-deadline.C:
-			t.Fatalf("not within %v: %s\nlast update: %+v\nlog:\n%s", patience, what, f.Update, f.log)
+			t.Fatalf("not within %v: %s\nlast update: %+v\nlog:\n%s", waitLimit, what, f.Update, f.log)
 		}
 	}
 }
 
-// at tells whether the frontend has the newest state of the table.
+// at returns a condition that reports whether the frontend has the newest state of the table.
 func (f *frontend) at(table *Table) func() bool {
 	return func() bool { return f.Synced && f.Position == table.Position() }
 }
 
-// eventually polls a condition that nothing announces.
+// eventually polls a condition.
 func eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(waitLimit)
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	for !condition() {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", patience, what)
+			t.Fatalf("not within %v: %s", waitLimit, what)
 		}
 		<-tick.C
 	}
 }
 
 func ready(v string) VIPReadiness {
-	return VIPReadiness{VIP: vip.Require(v), State: Ready, Reason: readinessv1.VipReason_VIP_REASON_TARGETS_READY, ReadyTargets: 1, TotalTargets: 1}
+	return VIPReadiness{
+		VIP: vip.Require(v), State: Ready, Reason: readinessv1.VipReason_VIP_REASON_TARGETS_READY,
+		ReadyTargets: 1, TotalTargets: 1,
+	}
 }
 
 func notReady(v string) VIPReadiness {
-	return VIPReadiness{VIP: vip.Require(v), Reason: readinessv1.VipReason_VIP_REASON_TOO_FEW_READY, Detail: "connect: connection refused", TotalTargets: 1}
+	return VIPReadiness{
+		VIP: vip.Require(v), Reason: readinessv1.VipReason_VIP_REASON_TOO_FEW_READY,
+		Detail: "connect: connection refused", TotalTargets: 1,
+	}
 }
 
 // numbered returns the i-th of many VIPs.
@@ -294,10 +308,13 @@ func numbered(i int) vip.VIP {
 	return vip.Require(fmt.Sprintf("20.%d.%d.%d/32", i>>16, i>>8&255, i&255))
 }
 
-func many(n int) []VIPReadiness {
+func numberedReady(n int) []VIPReadiness {
 	rs := make([]VIPReadiness, n)
 	for i := range rs {
-		rs[i] = VIPReadiness{VIP: numbered(i), State: Ready, Reason: readinessv1.VipReason_VIP_REASON_TARGETS_READY, ReadyTargets: 1, TotalTargets: 1}
+		rs[i] = VIPReadiness{
+			VIP: numbered(i), State: Ready, Reason: readinessv1.VipReason_VIP_REASON_TARGETS_READY,
+			ReadyTargets: 1, TotalTargets: 1,
+		}
 	}
 	return rs
 }
@@ -305,7 +322,7 @@ func many(n int) []VIPReadiness {
 // dialRaw returns a client without a watcher.
 func dialRaw(t testing.TB, path string, id spiffeid.ID) readinessv1.ReadinessServiceClient {
 	t.Helper()
-	conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(named{id: id}))
+	conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(fakeCredentials{id: id}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -314,7 +331,7 @@ func dialRaw(t testing.TB, path string, id spiffeid.ID) readinessv1.ReadinessSer
 }
 
 func testContext(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -1,0 +1,315 @@
+package readiness
+
+import (
+	"context"
+	"net"
+	"sync"
+	"time"
+
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+)
+
+const (
+	// defaultHandshakeWithin bounds connect and TLS handshake of one attempt.
+	defaultHandshakeWithin = 5 * time.Second
+	// defaultFirstMessageWithin bounds the wait for the first message of a watch.
+	defaultFirstMessageWithin = 10 * time.Second
+	// lastReportWithin bounds the wait for the load balancer to read the last report when the
+	// watcher stops.
+	lastReportWithin = 500 * time.Millisecond
+)
+
+// watchConn is one connection to the load balancer with one watch, and with a report stream while
+// the reconnector selects it.
+type watchConn struct {
+	w          *Watcher
+	generation uint64 // of the frontend's SVID when the attempt started
+	state      streamState
+	cancel     context.CancelCauseFunc
+
+	received chan struct{} // closed at the first message
+	synced   chan struct{} // closed at the first synced snapshot
+	done     chan struct{} // closed when all goroutines have ended; err is set then
+	err      error         // why it ended, for operators
+
+	reporter chan *reporter // receives the permission to report, once
+	retire   chan struct{}  // closed: report what is pending and end the report
+	retired  chan struct{}  // closed when the report has ended
+
+	mu            sync.Mutex
+	dialErr       error
+	handshakeErr  error
+	handshakeDone bool // the client's side of the handshake has finished
+	expiry        time.Time
+}
+
+// open starts a connection. It ends with ctx.
+func (w *Watcher) open(ctx context.Context, generation uint64) *watchConn {
+	ctx, cancel := context.WithCancelCause(ctx)
+	c := &watchConn{
+		w:          w,
+		generation: generation,
+		cancel:     cancel,
+		received:   make(chan struct{}),
+		synced:     make(chan struct{}),
+		done:       make(chan struct{}),
+		reporter:   make(chan *reporter, 1),
+		retire:     make(chan struct{}),
+		retired:    make(chan struct{}),
+	}
+	go func() {
+		defer close(c.done)
+		defer cancel(nil)
+		err := c.run(ctx)
+		switch cause := context.Cause(ctx); cause {
+		case errMoved, errStopped:
+			c.err = cause
+		case errNoFirstMessage:
+			c.err = c.explain(cause)
+		default:
+			c.err = c.explain(err)
+		}
+		w.merger.end(&c.state, time.Now(), c.err)
+	}()
+	return c
+}
+
+// close ends the connection and waits for its goroutines.
+func (c *watchConn) close(cause error) {
+	c.cancel(cause)
+	<-c.done
+}
+
+func (c *watchConn) hasReceived() bool {
+	select {
+	case <-c.received:
+		return true
+	default:
+		return false
+	}
+}
+
+// halfLife returns half of the connection's remaining lifetime; false when it is unlimited.
+func (c *watchConn) halfLife(now time.Time) (time.Duration, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.expiry.IsZero() {
+		return 0, false
+	}
+	return c.expiry.Sub(now) / 2, true
+}
+
+// run connects and receives until the stream ends.
+func (c *watchConn) run(ctx context.Context) error {
+	conn, err := grpc.NewClient("passthrough:///"+c.w.path,
+		grpc.WithTransportCredentials(handshakeRecorder{c.w.opts.Credentials, c}),
+		grpc.WithContextDialer(c.dial),
+		grpc.WithAuthority("localhost"),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           grpcBackoff(c.w.opts.MaxBackoff),
+			MinConnectTimeout: c.w.handshakeWithin,
+		}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessageBytes)),
+		grpc.WithStaticStreamWindowSize(flowWindow),
+		grpc.WithStaticConnWindowSize(flowWindow),
+		grpc.WithDisableServiceConfig(),
+		grpc.WithDisableRetry(),
+	)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	client := readinessv1.NewReadinessServiceClient(conn)
+
+	silence := time.AfterFunc(c.w.handshakeWithin+c.w.firstMessageWithin, func() { c.cancel(errNoFirstMessage) })
+	defer silence.Stop()
+	stream, err := client.WatchReadiness(ctx, &readinessv1.WatchReadinessRequest{Reader: c.w.opts.Reader})
+	if err != nil {
+		return err
+	}
+	var decoder decoder
+	var reports sync.WaitGroup
+	defer reports.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for {
+		m, err := stream.Recv()
+		at := time.Now()
+		if err != nil {
+			return err
+		}
+		e, err := decoder.decode(m, at)
+		if err == nil {
+			err = c.w.merger.merge(&c.state, e, at)
+		}
+		if err != nil {
+			return &protocolError{err}
+		}
+		c.w.stats.messages.Add(1)
+		if e.first {
+			silence.Stop()
+			close(c.received)
+			reports.Go(func() { c.runReports(ctx, client, e.watchID) })
+		}
+		if e.synced && !isClosed(c.synced) {
+			close(c.synced)
+		}
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// dialUnix connects to a unix socket.
+func dialUnix(ctx context.Context, path string) (net.Conn, error) {
+	var d net.Dialer
+	return d.DialContext(ctx, "unix", path)
+}
+
+// dial connects to the socket and keeps the error, which gRPC returns only as text.
+func (c *watchConn) dial(ctx context.Context, path string) (net.Conn, error) {
+	conn, err := c.w.dial(ctx, path)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.dialErr = err
+	return conn, err
+}
+
+// handshakeRecorder records the result of the handshake.
+type handshakeRecorder struct {
+	credentials.TransportCredentials
+	c *watchConn
+}
+
+func (w handshakeRecorder) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn,
+	credentials.AuthInfo, error,
+) {
+	c, info, err := w.TransportCredentials.ClientHandshake(ctx, authority, conn)
+	w.c.mu.Lock()
+	defer w.c.mu.Unlock()
+	w.c.handshakeErr, w.c.handshakeDone = err, err == nil
+	if err == nil && w.c.w.opts.ConnectionEnd != nil {
+		if end, ok := w.c.w.opts.ConnectionEnd(info); ok {
+			w.c.expiry = end
+		}
+	}
+	return c, info, err
+}
+
+func (w handshakeRecorder) Clone() credentials.TransportCredentials {
+	return handshakeRecorder{w.TransportCredentials.Clone(), w.c}
+}
+
+// runReports reports once the reconnector selects this connection, until ctx ends or another
+// connection takes over.
+func (c *watchConn) runReports(ctx context.Context, client readinessv1.ReadinessServiceClient, watchID string) {
+	defer close(c.retired)
+	var r *reporter
+	select {
+	case r = <-c.reporter:
+	case <-c.retire:
+		return
+	case <-ctx.Done():
+		return
+	}
+	defer c.w.queue.detach(r)
+	wait := retryDelay{max: c.w.opts.MaxBackoff}
+	for {
+		began := time.Now()
+		err := c.sendReports(ctx, client, watchID, r)
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) > c.w.opts.MaxBackoff {
+			wait.reset()
+		}
+		c.w.stats.reportFailures.Add(1)
+		after := wait.next()
+		c.w.log.Warn("report stream failed, sending the full report again", "error", err, "retry_after", after)
+		select {
+		case <-time.After(after):
+		case <-c.retire:
+			return
+		case <-ctx.Done():
+			return
+		}
+		if !c.w.queue.resend(r) {
+			return
+		}
+	}
+}
+
+// sendReports runs one report stream: the full report, then changes. It returns nil when the report
+// of this connection is complete.
+func (c *watchConn) sendReports(ctx context.Context, client readinessv1.ReadinessServiceClient, watchID string,
+	r *reporter,
+) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var stream grpc.ClientStreamingClient[readinessv1.ReportAdvertisementRequest, readinessv1.ReportAdvertisementResponse]
+	ended := make(chan error, 1) // status of the stream from the load balancer
+	var receiver sync.WaitGroup
+	defer receiver.Wait()
+	defer cancel()
+	for {
+		p, ok, left := c.w.queue.take(r)
+		if left {
+			// Another connection reports. This stream stays open until its connection is closed;
+			// otherwise the load balancer would see no reporter for a moment.
+			<-ctx.Done()
+			return nil
+		}
+		if ok && stream == nil {
+			var err error
+			if stream, err = client.ReportAdvertisement(ctx); err != nil {
+				return err
+			}
+			receiver.Go(func() { ended <- stream.RecvMsg(new(readinessv1.ReportAdvertisementResponse)) })
+		}
+		if ok {
+			for _, m := range p.messages(watchID) {
+				if stream.Send(m) != nil {
+					return reportStreamError(<-ended)
+				}
+			}
+			c.w.queue.markWritten(r)
+			continue
+		}
+		select {
+		case <-r.wake:
+		case err := <-ended:
+			return reportStreamError(err)
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-c.retire:
+			if stream == nil {
+				return nil
+			}
+			// The response confirms that the load balancer has read everything.
+			if err := stream.CloseSend(); err != nil {
+				return err
+			}
+			select {
+			case err := <-ended:
+				return err
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	}
+}
+
+// reportStreamError returns the error of a report stream that the load balancer ended.
+func reportStreamError(err error) error {
+	if err == nil {
+		return errReportEnded
+	}
+	return err
+}

@@ -1,0 +1,301 @@
+package readiness
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"syscall"
+	"time"
+)
+
+const (
+	// socketPoll is the interval of checks for a new socket during a back-off, so that a start of
+	// the load balancer is detected at once.
+	socketPoll = 20 * time.Millisecond
+	// minMoveWait is the shortest remaining half-life of a connection for which a move is planned.
+	minMoveWait = 100 * time.Millisecond
+	// moveReportWithin bounds the wait for the report to be written to the second connection before
+	// the first is closed; moveLinger is the time for the load balancer to read it.
+	moveReportWithin = time.Second
+	moveLinger       = 100 * time.Millisecond
+)
+
+// Run keeps a watch open until ctx ends. It then waits up to half a second for the load balancer to
+// read the last report. It is called once.
+func (w *Watcher) Run(ctx context.Context) error {
+	close(w.ready)
+	r := reconnector{
+		w: w,
+		// Connections outlive ctx until the last report was read.
+		base:     context.WithoutCancel(ctx),
+		wait:     retryDelay{max: w.opts.MaxBackoff},
+		retry:    stoppedTimer(),
+		poll:     time.NewTicker(socketPoll),
+		moveWait: retryDelay{max: w.opts.MaxBackoff},
+		moveAt:   stoppedTimer(),
+		started:  time.Now(),
+	}
+	r.poll.Stop()
+	defer r.closeAll()
+	r.connect()
+	for ctx.Err() == nil {
+		r.step(ctx)
+	}
+	return nil
+}
+
+// reconnector is the state of Run: it opens connections and selects the one in use.
+type reconnector struct {
+	w    *Watcher
+	base context.Context
+
+	current     *watchConn // nil during a back-off
+	established bool       // current has received a message and reports
+	wait        retryDelay
+	retry       *time.Timer
+	poll        *time.Ticker
+	attemptedAt time.Time // start of the last attempt
+	socket      socketID  // the socket at that time
+	lastLogged  string    // the last logged failure
+	started     time.Time
+	lbStarting  bool // the load balancer is expected to start: log at Info
+
+	// A move to a second connection.
+	next        *watchConn // is to replace current
+	moveWait    retryDelay
+	moveAt      *time.Timer
+	moveBackoff bool // moveAt is the end of the back-off after a failed move, not half the lifetime
+	moveDue     bool // half of the lifetime has passed
+
+	old      *watchConn         // was replaced and is being closed
+	oldDone  chan struct{}      // closed once old is closed
+	abortOld context.CancelFunc // closes old at once
+}
+
+func stoppedTimer() *time.Timer {
+	t := time.NewTimer(time.Hour)
+	t.Stop()
+	return t
+}
+
+// step waits for one event and handles it.
+func (r *reconnector) step(ctx context.Context) {
+	generation, rotated := r.w.opts.Rotation()
+	if due := r.moveDue || (r.established && r.current.generation != generation); due && r.next == nil && r.old == nil &&
+		!r.moveBackoff {
+		r.moveDue = false
+		r.next = r.w.open(r.base, generation)
+	}
+	var retry <-chan time.Time
+	var poll <-chan time.Time
+	var currentReceived, currentDone, nextReceived, nextSynced, nextDone <-chan struct{}
+	switch {
+	case r.current == nil:
+		retry, poll = r.retry.C, r.poll.C
+	case r.established:
+		currentDone = r.current.done
+	default:
+		currentDone, currentReceived = r.current.done, r.current.received
+	}
+	if r.next != nil {
+		nextDone, nextSynced = r.next.done, r.next.synced
+		if !isClosed(r.current.synced) {
+			// Before the first synced snapshot of current, a move loses nothing.
+			nextReceived = r.next.received
+		}
+	}
+	select {
+	case <-ctx.Done():
+	case <-rotated:
+		// The rotation may have supplied a missing SVID. It says nothing about the load balancer,
+		// so the back-off is not reset, and an attempt that has just started is not repeated.
+		if r.current == nil && time.Since(r.attemptedAt) >= minBackoff {
+			r.connect()
+		}
+	case <-retry:
+		r.connect()
+	case <-poll:
+		if id, ok := statSocket(r.w.path); ok && id != r.socket {
+			r.wait.reset()
+			r.connect()
+		}
+	case <-currentReceived:
+		r.establish()
+	case <-currentDone:
+		r.currentEnded()
+	case <-nextSynced:
+		r.move()
+	case <-nextReceived:
+		r.move()
+	case <-nextDone:
+		r.moveFailed()
+	case <-r.moveAt.C:
+		r.moveDue = !r.moveBackoff || r.moveDue
+		r.moveBackoff = false
+	case <-r.oldDone:
+		r.abortOld()
+		r.old, r.oldDone = nil, nil
+	}
+}
+
+// connect starts an attempt.
+func (r *reconnector) connect() {
+	r.retry.Stop()
+	r.poll.Stop()
+	r.attemptedAt = time.Now()
+	r.socket, _ = statSocket(r.w.path)
+	generation, _ := r.w.opts.Rotation()
+	r.current = r.w.open(r.base, generation)
+}
+
+// establish makes current, which has received a message, the reporting connection and plans its
+// replacement.
+func (r *reconnector) establish() {
+	r.established, r.lastLogged = true, ""
+	r.countStream()
+	r.moveWait.reset()
+	r.w.log.Info("readiness stream open", "socket", r.w.path)
+	r.current.reporter <- r.w.queue.attach()
+	r.moveAt.Stop()
+	r.moveDue, r.moveBackoff = false, false
+	if half, ok := r.current.halfLife(time.Now()); ok {
+		if half = time.Duration(float64(half) * (0.9 + 0.2*rand.Float64())); half >= minMoveWait {
+			r.moveAt.Reset(half)
+		}
+	}
+}
+
+// countStream counts current, which has received a message.
+func (r *reconnector) countStream() {
+	r.wait.reset()
+	r.w.stats.streams.Add(1)
+}
+
+// currentEnded handles the end of current or of a failed attempt.
+func (r *reconnector) currentEnded() {
+	r.w.stats.failures.Add(1)
+	err := r.current.err
+	r.moveAt.Stop()
+	r.moveDue, r.moveBackoff = false, false
+	wasOpen := r.current.hasReceived()
+	if wasOpen && !r.established {
+		r.countStream() // it received and ended before step handled it
+	}
+	r.current, r.next, r.established = r.next, nil, false
+	if r.current != nil {
+		r.w.log.Warn("readiness stream lost, using the second connection", "error", err)
+		return
+	}
+	after := r.wait.next()
+	r.retry.Reset(after)
+	r.poll.Reset(socketPoll)
+	switch text := err.Error(); {
+	case wasOpen:
+		r.w.log.Warn("readiness stream lost", "error", err, "retry_after", after)
+	case text != r.lastLogged, r.lbStarting && time.Since(r.started) > startTime:
+		r.lastLogged, r.lbStarting = text, r.isStarting(err)
+		level := slog.LevelWarn
+		if r.lbStarting {
+			level = slog.LevelInfo
+		}
+		r.w.log.Log(r.base, level, "readiness connection failed", "error", err, "retry_after", after)
+	default:
+		r.w.log.Debug("readiness connection still failing", "error", err, "retry_after", after)
+	}
+}
+
+// startTime is how long a load balancer that starts together with the frontend may take to listen.
+const startTime = 10 * time.Second
+
+// isStarting reports whether an error means that the load balancer does not listen yet: the
+// containers of a pod start in parallel.
+func (r *reconnector) isStarting(err error) bool {
+	absent := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
+	return absent && r.w.stats.streams.Load() == 0 && time.Since(r.started) <= startTime
+}
+
+// move replaces current by next. The merger holds the lease of next already; the report is moved
+// next, and the first connection is closed last.
+func (r *reconnector) move() {
+	ctx, cancel := context.WithTimeout(r.base, moveReportWithin)
+	r.old, r.oldDone, r.abortOld = r.current, make(chan struct{}), cancel
+	r.current, r.next = r.next, nil
+	r.w.stats.moves.Add(1)
+	r.establish()
+	go r.w.closeReplaced(ctx, r.old, r.oldDone)
+}
+
+// closeReplaced closes a connection once its successor has written the report, or ctx ends.
+func (w *Watcher) closeReplaced(ctx context.Context, old *watchConn, done chan<- struct{}) {
+	defer close(done)
+	if err := w.queue.waitWritten(ctx); err != nil {
+		w.log.Warn("report not sent on the second connection in time", "error", err)
+	}
+	linger := time.NewTimer(moveLinger)
+	defer linger.Stop()
+	select {
+	case <-linger.C:
+	case <-old.done:
+	case <-ctx.Done():
+	}
+	old.close(errMoved)
+}
+
+// moveFailed handles a failed attempt to move.
+func (r *reconnector) moveFailed() {
+	r.w.stats.failures.Add(1)
+	after := r.moveWait.next()
+	r.w.log.Warn("move to a second readiness connection failed, retrying", "error", r.next.err, "retry_after", after)
+	r.next = nil
+	r.moveDue, r.moveBackoff = true, true
+	r.moveAt.Reset(after)
+}
+
+// closeAll closes all connections, current last, after the load balancer has read the report.
+func (r *reconnector) closeAll() {
+	r.retry.Stop()
+	r.poll.Stop()
+	r.moveAt.Stop()
+	if r.next != nil {
+		r.next.close(errStopped)
+	}
+	if r.current != nil && r.established {
+		close(r.current.retire)
+		timeout := time.NewTimer(lastReportWithin)
+		defer timeout.Stop()
+		select {
+		case <-r.current.retired:
+		case <-timeout.C:
+			r.w.log.Warn("last report not read by the load balancer in time")
+		}
+	}
+	if r.current != nil {
+		r.current.close(errStopped)
+	}
+	if r.old != nil {
+		r.abortOld()
+		<-r.oldDone
+	}
+}
+
+// socketID identifies a socket file.
+type socketID struct {
+	device, inode uint64
+	changed       syscall.Timespec
+}
+
+// statSocket returns the ID of the socket; false when it does not exist.
+func statSocket(path string) (socketID, bool) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return socketID{}, false
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return socketID{}, false
+	}
+	return socketID{st.Dev, st.Ino, st.Ctim}, true
+}
