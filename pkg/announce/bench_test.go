@@ -11,7 +11,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// manyVIPs returns n VIPs, both families by turns.
+// manyVIPs returns n VIPs of alternating families.
 func manyVIPs(n int) []vip.VIP {
 	vips := make([]vip.VIP, n)
 	for i := range vips {
@@ -27,13 +27,13 @@ func numbered(i int) vip.VIP {
 	}
 	v, err := vip.FromPrefix(p)
 	if err != nil {
-		panic(err) // a mistake in this function
+		panic(err) // a bug in this function
 	}
 	return v
 }
 
-// benchSession returns an announcer with n VIPs and a session of it that is
-// established and announced, over TCP to a peer that only reads.
+// benchSession returns an announcer with n VIPs and an established and announced session over TCP
+// to a peer that only reads.
 func benchSession(b *testing.B, n int) (*Announcer, *session) {
 	b.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -74,8 +74,8 @@ func benchSession(b *testing.B, n int) (*Announcer, *session) {
 	return a, s
 }
 
-// BenchmarkFlip measures one VIP's flip among n: merge, diff, encode, write. On
-// two cores of an AMD EPYC it takes 6 to 7 µs among 1, 1 000 and 50 000.
+// BenchmarkFlip measures a change of one VIP among n: merge, diff, encode, write. On two cores of
+// an AMD EPYC it takes 6 to 7 µs for 1, 1 000 and 50 000.
 func BenchmarkFlip(b *testing.B) {
 	for _, n := range []int{1, 1000, 50000} {
 		b.Run(fmt.Sprintf("vips=%d", n), func(b *testing.B) {
@@ -97,8 +97,8 @@ func BenchmarkFlip(b *testing.B) {
 	}
 }
 
-// BenchmarkFullAnnouncement measures what a session's start costs with n VIPs:
-// 14 ms for 50 000 on the same machine.
+// BenchmarkFullAnnouncement measures the full announcement of n VIPs: 14 ms for 50 000 on the same
+// machine.
 func BenchmarkFullAnnouncement(b *testing.B) {
 	for _, n := range []int{1, 1000, 50000} {
 		b.Run(fmt.Sprintf("vips=%d", n), func(b *testing.B) {
@@ -113,7 +113,7 @@ func BenchmarkFullAnnouncement(b *testing.B) {
 	}
 }
 
-// BenchmarkPost measures what handing over a decision costs its caller.
+// BenchmarkPost measures Post.
 func BenchmarkPost(b *testing.B) {
 	for _, n := range []int{1, 1000, 50000} {
 		b.Run(fmt.Sprintf("vips=%d", n), func(b *testing.B) {

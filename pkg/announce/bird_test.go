@@ -28,8 +28,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// patience bounds every wait for something that must happen.
-const patience = 20 * time.Second
+// waitLimit bounds every wait for a condition.
+const waitLimit = 20 * time.Second
 
 // bird is a real BIRD with a loopback session as pkg/bird configures it.
 type bird struct {
@@ -81,7 +81,7 @@ protocol bgp LB {
 }
 `))
 
-// newBird prepares a BIRD on a loopback address of its own. It runs after start.
+// newBird prepares a BIRD on its own loopback address. It runs after start.
 func newBird(t *testing.T) *bird {
 	t.Helper()
 	if _, err := exec.LookPath("bird"); err != nil {
@@ -134,11 +134,11 @@ func (b *bird) write() string {
 	return path
 }
 
-// configure makes a running BIRD read the configuration again.
+// configure reloads the configuration of a running BIRD.
 func (b *bird) configure() {
 	b.t.Helper()
 	b.write()
-	b.ask("configure")
+	b.command("configure")
 }
 
 func (b *bird) start() {
@@ -150,7 +150,7 @@ func (b *bird) start() {
 	if err := b.cmd.Start(); err != nil {
 		b.t.Fatal(err)
 	}
-	b.eventually("bird answers", func() bool { _, err := b.try("show status"); return err == nil })
+	b.eventually("bird answers", func() bool { _, err := b.tryCommand("show status"); return err == nil })
 }
 
 func (b *bird) kill() {
@@ -164,16 +164,17 @@ func (b *bird) kill() {
 
 func (b *bird) socket() string { return filepath.Join(b.dir, "ctl") }
 
-func (b *bird) try(command string) (string, error) {
+func (b *bird) tryCommand(command string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, "birdc", append([]string{"-s", b.socket()}, strings.Fields(command)...)...).CombinedOutput()
+	out, err := exec.CommandContext(ctx, "birdc", append([]string{"-s", b.socket()},
+		strings.Fields(command)...)...).CombinedOutput()
 	return string(out), err
 }
 
-func (b *bird) ask(command string) string {
+func (b *bird) command(command string) string {
 	b.t.Helper()
-	out, err := b.try(command)
+	out, err := b.tryCommand(command)
 	if err != nil {
 		b.t.Fatalf("birdc %s: %v\n%s", command, err, out)
 	}
@@ -185,10 +186,10 @@ func (b *bird) eventually(what string, ok func() bool) {
 	eventually(b.t, what, ok)
 }
 
-// eventually polls, for there is no event to wait for in another process.
+// eventually polls a condition of another process.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.NewTimer(patience)
+	deadline := time.NewTimer(waitLimit)
 	defer deadline.Stop()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -196,16 +197,17 @@ func eventually(t *testing.T, what string, ok func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline.C:
-			t.Fatalf("not within %s: %s", patience, what)
+			t.Fatalf("not within %s: %s", waitLimit, what)
 		}
 	}
 }
 
-// options are those that fit the BIRD.
+// options returns the options of a session with this BIRD.
 func (b *bird) options() Options {
 	return Options{
 		Local: b.Peer, Peer: netip.AddrPortFrom(b.Addr, b.Port), PeerAS: b.AS,
-		Password: b.Password, HoldTime: time.Duration(b.Hold) * time.Second, Log: slog.New(slog.NewTextHandler(testLog{b.t}, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Password: b.Password, HoldTime: time.Duration(b.Hold) * time.Second,
+		Log: slog.New(slog.NewTextHandler(testLog{b.t}, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
 }
 
@@ -216,12 +218,12 @@ func (l testLog) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// run runs the announcer with a lively gate until the returned function, or
-// the end of the test, stops it.
+// run runs the announcer with a live gate until the returned function, or the end of the test,
+// stops it.
 func run(t *testing.T, a *Announcer) (stop func()) {
 	t.Helper()
-	stopBeats := beats(a)
-	stopRun := runWithoutBeats(t, a)
+	stopBeats := sendHeartbeats(a)
+	stopRun := runWithoutHeartbeats(t, a)
 	stop = sync.OnceFunc(func() {
 		stopRun()
 		stopBeats()
@@ -230,7 +232,7 @@ func run(t *testing.T, a *Announcer) (stop func()) {
 	return stop
 }
 
-func runWithoutBeats(t *testing.T, a *Announcer) (stop func()) {
+func runWithoutHeartbeats(t *testing.T, a *Announcer) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -247,18 +249,18 @@ func runWithoutBeats(t *testing.T, a *Announcer) (stop func()) {
 	return stop
 }
 
-// beats plays the gate's loop.
-func beats(a *Announcer) (stop func()) {
+// sendHeartbeats replaces the gate's loop.
+func sendHeartbeats(a *Announcer) (stop func()) {
 	done := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		tick := time.NewTicker(100 * time.Millisecond)
 		defer tick.Stop()
-		a.Beat(time.Now())
+		a.Heartbeat(time.Now())
 		for {
 			select {
 			case <-tick.C:
-				a.Beat(time.Now())
+				a.Heartbeat(time.Now())
 			case <-done:
 				return
 			}
@@ -270,7 +272,7 @@ func beats(a *Announcer) (stop func()) {
 // awaitState waits until ok holds of the state.
 func awaitState(t *testing.T, a *Announcer, what string, ok func(State) bool) State {
 	t.Helper()
-	deadline := time.NewTimer(patience)
+	deadline := time.NewTimer(waitLimit)
 	defer deadline.Stop()
 	for {
 		s, changed := a.State().Get()
@@ -280,7 +282,7 @@ func awaitState(t *testing.T, a *Announcer, what string, ok func(State) bool) St
 		select {
 		case <-changed:
 		case <-deadline.C:
-			t.Fatalf("not within %s: %s; state %+v", patience, what, s)
+			t.Fatalf("not within %s: %s; state %+v", waitLimit, what, s)
 		}
 	}
 }
@@ -290,7 +292,7 @@ var routeCount = regexp.MustCompile(`(\d+) of \d+ routes`)
 // routes counts BIRD's routes of a family.
 func (b *bird) routes(f vip.Family) int {
 	b.t.Helper()
-	out := b.ask(fmt.Sprintf("show route table master%s count", strings.TrimPrefix(f.String(), "ipv")))
+	out := b.command(fmt.Sprintf("show route table master%s count", strings.TrimPrefix(f.String(), "ipv")))
 	m := routeCount.FindStringSubmatch(out)
 	if m == nil {
 		b.t.Fatalf("no count in %q", out)
@@ -311,12 +313,12 @@ func (b *bird) awaitRoutes(v4, v6 int) {
 
 var routeLine = regexp.MustCompile(`(?m)^(\S+/\d+)\s+blackhole|^\tBGP.(next_hop|as_path|community): ?(.*)$`)
 
-// told returns BIRD's routes with those of their attributes that we decide.
-func (b *bird) told() map[string]map[string]string {
+// received returns BIRD's routes with the attributes that the announcer sets.
+func (b *bird) received() map[string]map[string]string {
 	b.t.Helper()
 	routes := make(map[string]map[string]string)
 	var current map[string]string
-	for _, m := range routeLine.FindAllStringSubmatch(b.ask("show route all"), -1) {
+	for _, m := range routeLine.FindAllStringSubmatch(b.command("show route all"), -1) {
 		if m[1] != "" {
 			current = make(map[string]string)
 			routes[m[1]] = current
@@ -327,7 +329,7 @@ func (b *bird) told() map[string]map[string]string {
 	return routes
 }
 
-func TestBirdHoldsWhatWasPosted(t *testing.T) {
+func TestBirdHoldsPostedVIPs(t *testing.T) {
 	for _, signed := range []bool{true, false} {
 		t.Run(fmt.Sprintf("signed=%t", signed), func(t *testing.T) {
 			b := newBird(t)
@@ -357,7 +359,7 @@ func TestBirdHoldsWhatWasPosted(t *testing.T) {
 				"20.0.0.1/32": up4, "20.0.0.2/32": leaving(up4), "20.1.0.0/17": up4,
 				"2000::1/128": up6, "2000::2/128": leaving(up6), "2000:1::/65": up6,
 			}
-			if diff := cmp.Diff(want, b.told()); diff != "" {
+			if diff := cmp.Diff(want, b.received()); diff != "" {
 				t.Errorf("at first: %s", diff)
 			}
 
@@ -366,7 +368,7 @@ func TestBirdHoldsWhatWasPosted(t *testing.T) {
 			want["20.0.0.1/32"] = leaving(up4)
 			delete(want, "20.0.0.2/32")
 			delete(want, "2000::1/128")
-			if diff := cmp.Diff(want, b.told()); diff != "" {
+			if diff := cmp.Diff(want, b.received()); diff != "" {
 				t.Errorf("after changes: %s", diff)
 			}
 
@@ -384,18 +386,18 @@ func TestBirdHoldsWhatWasPosted(t *testing.T) {
 	}
 }
 
-func TestBirdDropsAHungGateAndDoesNotGetItBack(t *testing.T) {
-	t.Parallel() // it takes seconds of waiting
+func TestBirdHungGateStaysWithdrawn(t *testing.T) {
+	t.Parallel() // it waits for seconds
 	b := newBird(t)
 	b.start()
 	a := New(b.options())
 	a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Announced}, Revision: 1})
-	runWithoutBeats(t, a)
-	stopBeats := beats(a)
+	runWithoutHeartbeats(t, a)
+	stopBeats := sendHeartbeats(a)
 	t.Cleanup(stopBeats)
 	b.awaitRoutes(1, 1)
 	stopBeats()
-	b.awaitRoutes(0, 0) // its hold timer did it
+	b.awaitRoutes(0, 0) // caused by its hold timer
 	s := awaitState(t, a, "down", func(s State) bool { return !s.Established })
 	var n *Notification
 	if !errors.As(s.LastError, &n) || n.Code != 4 {
@@ -407,11 +409,11 @@ func TestBirdDropsAHungGateAndDoesNotGetItBack(t *testing.T) {
 		t.Errorf("something was tried without a beat: %+v", a.State().Load())
 	case <-time.After(4 * maxBackoff):
 	}
-	t.Cleanup(beats(a))
+	t.Cleanup(sendHeartbeats(a))
 	b.awaitRoutes(1, 1)
 }
 
-func TestBirdRestartGetsTheNewestTable(t *testing.T) {
+func TestBirdRestartGetsNewestTable(t *testing.T) {
 	b := newBird(t)
 	b.start()
 	a := New(b.options())
@@ -433,37 +435,37 @@ func TestBirdRestartsTheSession(t *testing.T) {
 	a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Announced}, Revision: 1})
 	run(t, a)
 	b.awaitRoutes(1, 1)
-	b.ask("restart LB")
+	b.command("restart LB")
 	awaitState(t, a, "a second session", func(s State) bool { return s.Sessions == 2 && s.Written == 1 })
 	b.awaitRoutes(1, 1)
-	b.ask("disable LB")
+	b.command("disable LB")
 	awaitState(t, a, "down", func(s State) bool { return !s.Established })
 	b.awaitRoutes(0, 0)
-	b.ask("enable LB")
+	b.command("enable LB")
 	b.awaitRoutes(1, 1)
 }
 
-func TestBirdReloadsWithoutASessionRestart(t *testing.T) {
+func TestBirdReloadKeepsSession(t *testing.T) {
 	b := newBird(t)
-	b.Hold = 60 // only a restart may end the session, not a starved machine
+	b.Hold = 60 // only a restart may end the session, not starvation
 	b.start()
 	a := New(b.options())
 	a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Announced}, Revision: 1})
 	run(t, a)
 	b.awaitRoutes(1, 1)
-	// BIRD asks for the routes again, by ROUTE-REFRESH, when the filter changes.
+	// BIRD requests the routes again with ROUTE-REFRESH when the filter changes.
 	b.Preference = 150
 	b.configure()
 	b.eventually("the new filter was applied", func() bool {
-		return strings.Count(b.ask("show route"), "(150)") == 2
+		return strings.Count(b.command("show route"), "(150)") == 2
 	})
 	if s := a.State().Load(); s.Sessions != 1 || !s.Established {
 		t.Errorf("got %+v", s)
 	}
 }
 
-func TestBirdThatHangsIsGivenUpAfterTheHoldTime(t *testing.T) {
-	t.Parallel() // it takes seconds of waiting
+func TestHungBirdHoldTime(t *testing.T) {
+	t.Parallel() // it waits for seconds
 	b := newBird(t)
 	b.start()
 	a := New(b.options())
@@ -482,25 +484,31 @@ func TestBirdThatHangsIsGivenUpAfterTheHoldTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.eventually("bird has only the newest", func() bool {
-		_, a := b.told()[vipA.String()]
-		_, b := b.told()[vipB.String()]
+		_, a := b.received()[vipA.String()]
+		_, b := b.received()[vipB.String()]
 		return b && !a
 	})
 }
 
-func TestSessionsThatCannotBe(t *testing.T) {
+func TestSessionErrors(t *testing.T) {
 	tests := []struct {
 		name string
 		bird func(*bird)
 		us   func(*Options)
 		want string
 	}{
-		{"we expect another AS", nil, func(o *Options) { o.PeerAS = 8104 }, "BIRD says it is AS 8103, expected AS 8104"},
+		{"wrong peer AS", nil, func(o *Options) { o.PeerAS = 8104 }, "BIRD has AS 8103, expected AS 8104"},
 		{"BIRD expects another AS", nil, func(o *Options) { o.LocalAS = 4200000001 }, "bad peer as"},
 		{"no IPv6 channel", func(b *bird) { b.Channel6 = false }, nil, "BIRD's session has no ipv6 channel"},
-		{"BIRD has a password, we have none", func(b *bird) { b.Password = NewPassword() }, func(o *Options) { o.Password = "" }, "timeout"},
-		{"another password", func(b *bird) { b.Password = NewPassword() }, func(o *Options) { o.Password = NewPassword() }, "another TCP-MD5 key"},
-		{"we have a password, BIRD has none", nil, func(o *Options) { o.Password = NewPassword() }, "another TCP-MD5 key"},
+		{
+			"BIRD has a password, we have none", func(b *bird) { b.Password = NewPassword() },
+			func(o *Options) { o.Password = "" }, "timeout",
+		},
+		{
+			"another password", func(b *bird) { b.Password = NewPassword() }, func(o *Options) { o.Password = NewPassword() },
+			"another TCP-MD5 key",
+		},
+		{"password missing in BIRD", nil, func(o *Options) { o.Password = NewPassword() }, "another TCP-MD5 key"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -529,9 +537,9 @@ func TestSessionsThatCannotBe(t *testing.T) {
 	}
 }
 
-func TestFiftyThousandVIPsAndAThousandFlips(t *testing.T) {
+func TestManyVIPsAndFlips(t *testing.T) {
 	b := newBird(t)
-	b.Hold = 60 // only an error may end the session, not a starved machine
+	b.Hold = 60 // only an error may end the session, not starvation
 	b.start()
 	a := New(b.options())
 	all := advertisements{}
@@ -546,9 +554,15 @@ func TestFiftyThousandVIPsAndAThousandFlips(t *testing.T) {
 	}
 	b.awaitRoutes(25_000, 25_000)
 	for i := range 1001 { // ends withdrawn
-		a.Post(Batch{Changes: advertisements{numbered(i % 7): Advertisement(i % 3), numbered(42): Advertisement(2 * (i % 2))}, Revision: uint64(2 + i)})
+		a.Post(Batch{Changes: advertisements{
+			numbered(i % 7): Advertisement(i % 3),
+			numbered(42):    Advertisement(2 * (i % 2)),
+		}, Revision: uint64(2 + i)})
 	}
-	a.Post(Batch{Changes: advertisements{numbered(0): Withdrawn, numbered(1): Withdrawn, numbered(2): Withdrawn}, Revision: 5000})
+	a.Post(Batch{
+		Changes:  advertisements{numbered(0): Withdrawn, numbered(1): Withdrawn, numbered(2): Withdrawn},
+		Revision: 5000,
+	})
 	for i := range 7 {
 		a.Post(Batch{Changes: advertisements{numbered(i): Withdrawn}, Revision: uint64(5001 + i)})
 	}

@@ -1,20 +1,17 @@
-// Package announce tells one BGP peer, the BIRD beside us on the loopback,
-// which VIPs to advertise.
+// Package announce advertises VIPs to one BGP peer, the local BIRD on the loopback.
 //
 // An [Announcer] guarantees:
 //
-//   - The peer holds exactly what was posted, and only while our process lives:
-//     the session's end, or its hold time when we hang, takes everything back.
-//     Graceful restart is never offered.
-//   - What the gate posts in one [Announcer.Post] leaves in one write, without
-//     waiting for anything but the socket; its cost depends on the number of
-//     changes, not on the number of VIPs.
-//   - It speaks only for a gate that lives: without an [Announcer.Beat] younger
-//     than [MaxBeatAge] it neither connects, nor sends KEEPALIVE, nor announces
-//     its table to a new session. A hung gate cannot be re-announced.
-//   - After every (re)connection the peer is told the newest table, whole.
+//   - The peer holds exactly the posted VIPs, and only while this process lives: the end of the
+//     session, or the hold time if the process hangs, withdraws everything. Graceful restart is
+//     never offered.
+//   - A decision of one [Announcer.Post] is sent in one write, without waiting for anything but the
+//     socket; its cost depends on the number of changes, not on the number of VIPs.
+//   - Announcements need a live gate: without an [Announcer.Heartbeat] younger than
+//     [MaxHeartbeatAge] the announcer neither connects, nor sends KEEPALIVE, nor announces its
+//     table to a new session. The VIPs of a hung gate are not announced again.
+//   - After every (re)connection the peer is sent the whole newest table.
 //
-// The announcer never listens, so sessions cannot collide, and it takes no
-// routes. What to announce is decided elsewhere, and whether gateways have it
-// is BIRD's to tell.
+// The announcer does not listen, so sessions cannot collide, and it ignores received routes.
+// Package gate decides what to announce, and BIRD reports whether gateways have it.
 package announce

@@ -15,8 +15,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// The gate posts its decisions and confirms with every beat that it lives. Here
-// a minimal BGP peer takes the place of BIRD.
+// The gate posts its decisions and sends heartbeats. Here a minimal BGP peer replaces BIRD.
 func Example() {
 	listener, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
@@ -38,10 +37,10 @@ func Example() {
 	ended := make(chan error, 1)
 	go func() { ended <- a.Run(ctx) }()
 
-	beat := time.NewTicker(announce.MaxBeatAge / 4)
+	beat := time.NewTicker(announce.MaxHeartbeatAge / 4)
 	defer beat.Stop()
 	for waiting := true; waiting; {
-		a.Beat(time.Now())
+		a.Heartbeat(time.Now())
 		select {
 		case prefix := <-received:
 			fmt.Println("the peer received", prefix)

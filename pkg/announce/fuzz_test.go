@@ -17,7 +17,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// header makes a message of a body, or what looks like one.
+// header returns a message with a body; length and type may be invalid.
 func header(length uint16, kind uint8, body ...byte) []byte {
 	return append(append(bytes.Repeat([]byte{0xff}, 16), byte(length>>8), byte(length), kind), body...)
 }
@@ -34,9 +34,9 @@ func readAll(r io.Reader) (ms []*bgp.BGPMessage, err error) {
 	}
 }
 
-// FuzzReadMessage checks that no input makes the reader panic or fail in a way
-// that cannot be told to the peer, that the way in which bytes arrive makes no
-// difference, and that what was read is read again when it is written.
+// FuzzReadMessage checks that no input makes the reader panic or fail with an error that has no
+// NOTIFICATION, that the split of the input into reads has no effect, and that a message survives
+// encoding and decoding.
 func FuzzReadMessage(f *testing.F) {
 	e := testEncoder(f)
 	var c changes
@@ -88,18 +88,18 @@ func FuzzReadMessage(f *testing.F) {
 				if err != nil {
 					continue
 				}
-				written := rewritten(t, m).Body.(*bgp.BGPOpen)
+				written := reencode(t, m).Body.(*bgp.BGPOpen)
 				if again, err := checkOpen(written, testOptions()); err != nil || again != hold {
 					t.Fatalf("accepted with %v, but not once it was written: %v, %v", hold, again, err)
 				}
 			case *bgp.BGPNotification:
-				got := rewritten(t, m).Body.(*bgp.BGPNotification)
+				got := reencode(t, m).Body.(*bgp.BGPNotification)
 				if got.ErrorCode != body.ErrorCode || got.ErrorSubcode != body.ErrorSubcode || !bytes.Equal(got.Data, body.Data) {
 					t.Fatalf("%+v, want %+v", got, body)
 				}
 				_ = (&Notification{body.ErrorCode, body.ErrorSubcode}).Error()
 			case *bgp.BGPKeepAlive:
-				rewritten(t, m)
+				reencode(t, m)
 			case *bgp.BGPUpdate: // its body is skipped
 			}
 		}
@@ -109,11 +109,10 @@ func FuzzReadMessage(f *testing.F) {
 	})
 }
 
-// rewritten writes a message and reads it again.
-func rewritten(t *testing.T, m *bgp.BGPMessage) *bgp.BGPMessage {
+// reencode encodes a message and decodes it.
+func reencode(t *testing.T, m *bgp.BGPMessage) *bgp.BGPMessage {
 	t.Helper()
-	// The codec takes a length that is given for the right one, and the reader
-	// lets pass what follows an OPEN's parameters.
+	// The codec corrects a wrong length, and the reader ignores data after an OPEN's parameters.
 	b, err := (&bgp.BGPMessage{Header: bgp.BGPHeader{Type: m.Header.Type}, Body: m.Body}).Serialize()
 	if err != nil {
 		t.Fatalf("%+v cannot be written: %v", m.Body, err)
@@ -125,8 +124,8 @@ func rewritten(t *testing.T, m *bgp.BGPMessage) *bgp.BGPMessage {
 	return again
 }
 
-// decisions reads what is announced from bytes: an advertisement and a family,
-// a length, and that many bits of an address each.
+// decisions decodes advertisements from bytes: an advertisement and a family, a length, and that
+// many address bits each.
 func decisions(b []byte) map[vip.VIP]Advertisement {
 	want := make(map[vip.VIP]Advertisement)
 	for len(b) >= 2 {
@@ -155,8 +154,8 @@ func decisions(b []byte) map[vip.VIP]Advertisement {
 	return want
 }
 
-// FuzzUpdates checks that a BGP speaker reads of the UPDATEs what was decided,
-// and that our own reader finds the same messages in them.
+// FuzzUpdates checks that the encoded UPDATEs, decoded by a BGP codec, equal the decisions, and
+// that readMessage finds the same messages in them.
 func FuzzUpdates(f *testing.F) {
 	f.Add([]byte{0, 32, 20, 0, 0, 1, 5, 128, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1}, uint16(3))
 	f.Add([]byte{4, 24, 30, 0, 0, 2, 8, 10, 0, 1, 128}, uint16(0))
@@ -171,7 +170,7 @@ func FuzzUpdates(f *testing.F) {
 		ms := split(t, written)
 		got := make(map[vip.VIP]Advertisement)
 		for _, m := range ms {
-			told(t, got, m.Body.(*bgp.BGPUpdate))
+			applyUpdate(t, got, m.Body.(*bgp.BGPUpdate))
 		}
 		if !maps.Equal(got, want) {
 			t.Fatalf("got %v, want %v", got, want)

@@ -13,27 +13,26 @@ import (
 // maxPassword is TCP_MD5SIG_MAXKEYLEN of linux/tcp.h.
 const maxPassword = unix.TCP_MD5SIG_MAXKEYLEN
 
-// NewPassword returns a fresh random TCP-MD5 key of at least 128 bits, in
-// letters and digits only, so that it can stand in BIRD's configuration.
+// NewPassword returns a random TCP-MD5 key of at least 128 bits. It has only letters and digits, so
+// that it needs no quoting in BIRD's configuration.
 func NewPassword() string { return rand.Text() }
 
-// ProbeMD5 returns nil if the kernel can sign TCP sessions (TCP_MD5SIG,
-// RFC 2385), else an error that says why not. A session on a kernel that
-// cannot is left unsigned: Options.Password "".
+// ProbeMD5 returns nil if the kernel supports TCP-MD5 signatures (TCP_MD5SIG, RFC 2385). Without
+// them, use Options.Password "".
 func ProbeMD5() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
 	if err != nil {
-		return fmt.Errorf("probing the kernel for TCP-MD5: %w", os.NewSyscallError("socket", err))
+		return fmt.Errorf("failed to probe the kernel for TCP-MD5: %w", os.NewSyscallError("socket", err))
 	}
 	defer unix.Close(fd)
 	if err := setKey(fd, "probe", netip.AddrFrom4([4]byte{127, 0, 0, 1})); err != nil {
-		return fmt.Errorf("probing the kernel for TCP-MD5: %w", err)
+		return fmt.Errorf("failed to probe the kernel for TCP-MD5: %w", err)
 	}
 	return nil
 }
 
-// signWith returns a net.Dialer.Control that signs the connection to peer. The
-// key must be set before connect, since the SYN is signed, too.
+// signWith returns a net.Dialer.Control that signs the connection to peer. The key must be set
+// before connect, since the SYN is signed, too.
 func signWith(password string, peer netip.Addr) func(string, string, syscall.RawConn) error {
 	return func(_, _ string, c syscall.RawConn) error {
 		var set error
@@ -47,9 +46,10 @@ func signWith(password string, peer netip.Addr) func(string, string, syscall.Raw
 func setKey(fd int, password string, peer netip.Addr) error {
 	sig := unix.TCPMD5Sig{Keylen: uint16(len(password))}
 	sig.Addr.Family = unix.AF_INET
-	// struct sockaddr_in after its family: port (2 bytes, not looked at), address.
+	// struct sockaddr_in after its family: port (2 bytes, ignored), address.
 	a := peer.As4()
 	copy(sig.Addr.Data[2:], a[:])
 	copy(sig.Key[:], password)
-	return os.NewSyscallError("setsockopt TCP_MD5SIG", unix.SetsockoptTCPMD5Sig(fd, unix.IPPROTO_TCP, unix.TCP_MD5SIG, &sig))
+	return os.NewSyscallError("setsockopt TCP_MD5SIG",
+		unix.SetsockoptTCPMD5Sig(fd, unix.IPPROTO_TCP, unix.TCP_MD5SIG, &sig))
 }

@@ -17,15 +17,13 @@ import (
 // gracefulShutdown is the well-known community 65535:0 (RFC 8326 section 4.1).
 const gracefulShutdown = 65535 << 16
 
-// nextHop6 is the next hop of IPv6 VIPs: a discard-only address (RFC 6666), so
-// that nothing could ever be sent to it. BIRD 2.0.12 wants a global address on
-// an IPv4 session (it refuses ::, link-local and IPv4-mapped ones) and need not
-// be able to resolve it, for its import filter makes the route a blackhole and
-// its export sets next hop self. The next hop of IPv4 VIPs is our own address.
+// nextHop6 is the next hop of IPv6 VIPs: a discard-only address (RFC 6666). BIRD 2.0.12 requires a
+// global address on an IPv4 session (it rejects ::, link-local and IPv4-mapped ones) and need not
+// resolve it: its import filter makes the route a blackhole, and its export sets next hop self. The
+// next hop of IPv4 VIPs is Options.Local.
 var nextHop6 = netip.AddrFrom16([16]byte{0x01, 0x00, 15: 1})
 
-// protocolError is an error of the peer that is answered by a NOTIFICATION
-// (RFC 4271 section 6).
+// protocolError is an error of the peer that is answered by a NOTIFICATION (RFC 4271 section 6).
 type protocolError struct {
 	code, subcode uint8
 	data          []byte
@@ -39,13 +37,12 @@ type Notification struct {
 	Code, Subcode uint8
 }
 
-// Error says code and subcode in numbers and words.
+// Error returns code and subcode as numbers and text.
 func (n *Notification) Error() string {
 	return "BIRD sent NOTIFICATION " + bgp.NewNotificationErrorCode(n.Code, n.Subcode).String()
 }
 
-// readMessage reads one BGP message. The body of an UPDATE is skipped: we take
-// no routes, so there is nothing in it to get wrong.
+// readMessage reads one BGP message. The body of an UPDATE is skipped: received routes are ignored.
 func readMessage(r *bufio.Reader) (*bgp.BGPMessage, error) {
 	var buf [bgp.BGP_MAX_MESSAGE_LENGTH]byte
 	if _, err := io.ReadFull(r, buf[:bgp.BGP_HEADER_LENGTH]); err != nil {
@@ -55,11 +52,11 @@ func readMessage(r *bufio.Reader) (*bgp.BGPMessage, error) {
 	if err := h.DecodeFromBytes(buf[:bgp.BGP_HEADER_LENGTH]); err != nil {
 		return nil, fromCodec(err)
 	}
-	if !lengthIsSane(h.Type, int(h.Len)) {
+	if !validLength(h.Type, int(h.Len)) {
 		return nil, &protocolError{
 			code: bgp.BGP_ERROR_MESSAGE_HEADER_ERROR, subcode: bgp.BGP_ERROR_SUB_BAD_MESSAGE_LENGTH,
 			data:   binary.BigEndian.AppendUint16(nil, h.Len),
-			reason: fmt.Sprintf("a message of type %d says it has %d bytes", h.Type, h.Len),
+			reason: fmt.Sprintf("message of type %d has invalid length %d", h.Type, h.Len),
 		}
 	}
 	body := buf[bgp.BGP_HEADER_LENGTH:h.Len]
@@ -79,9 +76,9 @@ func readMessage(r *bufio.Reader) (*bgp.BGPMessage, error) {
 	return m, nil
 }
 
-// lengthIsSane tells whether a whole message may have that many bytes (RFC 4271
-// section 6.1, RFC 7313 section 5). What is unknown is told by its type later.
-func lengthIsSane(kind uint8, length int) bool {
+// validLength reports whether a message of the type may have that length (RFC 4271 section 6.1, RFC
+// 7313 section 5). Unknown types are rejected later.
+func validLength(kind uint8, length int) bool {
 	switch kind {
 	case bgp.BGP_MSG_OPEN:
 		return length >= 29 && length <= bgp.BGP_MAX_MESSAGE_LENGTH
@@ -103,17 +100,23 @@ func fromCodec(err error) error {
 	if !errors.As(err, &m) {
 		return err
 	}
-	return &protocolError{code: m.TypeCode, subcode: m.SubTypeCode, data: m.Data, reason: "unreadable message: " + m.Message}
+	return &protocolError{
+		code: m.TypeCode, subcode: m.SubTypeCode, data: m.Data,
+		reason: "unreadable message: " + m.Message,
+	}
 }
 
-// checkOpen holds the peer's OPEN against what we expect and returns the
-// session's hold time.
+// checkOpen validates the peer's OPEN and returns the session's hold time.
 func checkOpen(m *bgp.BGPOpen, o Options) (time.Duration, error) {
-	refuse := func(subcode uint8, data []byte, format string, args ...any) (time.Duration, error) {
-		return 0, &protocolError{code: bgp.BGP_ERROR_OPEN_MESSAGE_ERROR, subcode: subcode, data: data, reason: fmt.Sprintf(format, args...)}
+	reject := func(subcode uint8, data []byte, format string, args ...any) (time.Duration, error) {
+		return 0, &protocolError{
+			code: bgp.BGP_ERROR_OPEN_MESSAGE_ERROR, subcode: subcode, data: data,
+			reason: fmt.Sprintf(format, args...),
+		}
 	}
 	if m.Version != 4 {
-		return refuse(bgp.BGP_ERROR_SUB_UNSUPPORTED_VERSION_NUMBER, []byte{0, 4}, "BIRD speaks BGP version %d, not 4", m.Version)
+		return reject(bgp.BGP_ERROR_SUB_UNSUPPORTED_VERSION_NUMBER, []byte{0, 4}, "BIRD speaks BGP version %d, not 4",
+			m.Version)
 	}
 	var as4 *bgp.CapFourOctetASNumber
 	families := make(map[bgp.Family]bool)
@@ -136,13 +139,14 @@ func checkOpen(m *bgp.BGPOpen, o Options) (time.Duration, error) {
 		if err != nil {
 			return 0, fmt.Errorf("encoding the 4-octet AS capability: %w", err)
 		}
-		return refuse(bgp.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY, ours, "BIRD does not speak 4-octet AS numbers: remove `enable as4 off` from the session")
+		return reject(bgp.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY, ours,
+			"BIRD does not support 4-octet AS numbers; remove `enable as4 off` from the session")
 	}
 	if as4.CapValue != o.PeerAS {
-		return refuse(bgp.BGP_ERROR_SUB_BAD_PEER_AS, nil, "BIRD says it is AS %d, expected AS %d", as4.CapValue, o.PeerAS)
+		return reject(bgp.BGP_ERROR_SUB_BAD_PEER_AS, nil, "BIRD has AS %d, expected AS %d", as4.CapValue, o.PeerAS)
 	}
 	if !m.ID.Is4() || m.ID.IsUnspecified() {
-		return refuse(bgp.BGP_ERROR_SUB_BAD_BGP_IDENTIFIER, nil, "BIRD's router id is %s", m.ID)
+		return reject(bgp.BGP_ERROR_SUB_BAD_BGP_IDENTIFIER, nil, "BIRD's router id is %s", m.ID)
 	}
 	for _, f := range vip.Families {
 		if families[codecFamily(f)] {
@@ -152,13 +156,13 @@ func checkOpen(m *bgp.BGPOpen, o Options) (time.Duration, error) {
 		if err != nil {
 			return 0, fmt.Errorf("encoding the multiprotocol capability: %w", err)
 		}
-		return refuse(bgp.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY, ours, "BIRD's session has no %s channel", f)
+		return reject(bgp.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY, ours, "BIRD's session has no %s channel", f)
 	}
-	// A hold time of 0 would switch off the lease: BIRD would keep our routes
-	// while we hang (RFC 4271 section 4.2 leaves refusing to us).
+	// A hold time of 0 would disable the lease: BIRD would keep the routes of a hung process. RFC
+	// 4271 section 4.2 permits rejecting it.
 	hold := time.Duration(m.HoldTime) * time.Second
 	if hold < 3*time.Second {
-		return refuse(bgp.BGP_ERROR_SUB_UNACCEPTABLE_HOLD_TIME, nil, "BIRD's hold time is %s: at least 3s are needed", hold)
+		return reject(bgp.BGP_ERROR_SUB_UNACCEPTABLE_HOLD_TIME, nil, "BIRD's hold time is %s; at least 3s is required", hold)
 	}
 	return min(hold, o.HoldTime), nil
 }
@@ -170,14 +174,13 @@ func codecFamily(f vip.Family) bgp.Family {
 	return bgp.RF_IPv6_UC
 }
 
-// encoder makes the messages that we send. What does not change between
-// messages is made once.
+// encoder encodes the messages to send. Parts that do not change are encoded once.
 type encoder struct {
 	open      []byte
 	keepalive []byte
-	// attributes of an UPDATE that announces, without the reachability itself.
+	// attributes of an announcing UPDATE, without the reachability.
 	attributes [len(vip.Families)][Announced + 1][]bgp.PathAttributeInterface
-	// room is how many bytes of prefixes fit into one UPDATE of the kind.
+	// room is the number of prefix bytes that fit into one UPDATE of the kind.
 	room [len(vip.Families)][Announced + 1]int
 }
 
@@ -198,11 +201,11 @@ func newEncoder(o Options) (*encoder, error) {
 	path := bgp.NewPathAttributeAsPath([]bgp.AsPathParamInterface{
 		bgp.NewAs4PathParam(bgp.BGP_ASPATH_ATTR_TYPE_SEQ, []uint32{o.LocalAS}),
 	})
-	leave := bgp.NewPathAttributeCommunities([]uint32{gracefulShutdown})
+	shutdown := bgp.NewPathAttributeCommunities([]uint32{gracefulShutdown})
 	e.attributes[vip.IPv4][Announced] = []bgp.PathAttributeInterface{origin, path, nextHop4}
-	e.attributes[vip.IPv4][Depreferred] = []bgp.PathAttributeInterface{origin, path, nextHop4, leave}
+	e.attributes[vip.IPv4][Depreferred] = []bgp.PathAttributeInterface{origin, path, nextHop4, shutdown}
 	e.attributes[vip.IPv6][Announced] = []bgp.PathAttributeInterface{origin, path}
-	e.attributes[vip.IPv6][Depreferred] = []bgp.PathAttributeInterface{origin, path, leave}
+	e.attributes[vip.IPv6][Depreferred] = []bgp.PathAttributeInterface{origin, path, shutdown}
 
 	probe := [len(vip.Families)]netip.Prefix{
 		netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 0, 2, 1}), 32),
@@ -247,8 +250,8 @@ func encodeOpen(o Options) ([]byte, error) {
 	return m.Serialize()
 }
 
-// changes are what one write tells the peer, by family and advertisement, so
-// that prefixes with equal attributes share UPDATEs.
+// changes are the changes of one write by family and advertisement, so that prefixes with equal
+// attributes share UPDATEs.
 type changes [len(vip.Families)][Announced + 1][]bgp.PathNLRI
 
 func (c *changes) add(v vip.VIP, a Advertisement) error {
@@ -269,7 +272,7 @@ func nlri(p netip.Prefix) (bgp.PathNLRI, error) {
 	return bgp.PathNLRI{NLRI: n}, nil
 }
 
-// appendUpdates appends the UPDATEs for c to buf, as few as fit, what lowers first.
+// appendUpdates appends the fewest UPDATEs for c to buf, withdrawals first.
 func (e *encoder) appendUpdates(buf []byte, c *changes) ([]byte, error) {
 	for _, a := range [...]Advertisement{Withdrawn, Depreferred, Announced} {
 		for _, f := range vip.Families {
@@ -292,7 +295,7 @@ func (e *encoder) appendUpdates(buf []byte, c *changes) ([]byte, error) {
 	return buf, nil
 }
 
-// message makes one UPDATE.
+// message returns one UPDATE.
 func (e *encoder) message(f vip.Family, a Advertisement, prefixes []bgp.PathNLRI) *bgp.BGPMessage {
 	attributes := e.attributes[f][a]
 	switch {

@@ -49,7 +49,7 @@ func encode(t fatal, e *encoder, want map[vip.VIP]Advertisement) []byte {
 	return b
 }
 
-// split cuts a stream into messages, each with its whole body decoded.
+// split splits a stream into messages and decodes their bodies.
 func split(t fatal, b []byte) []*bgp.BGPMessage {
 	t.Helper()
 	var ms []*bgp.BGPMessage
@@ -67,8 +67,8 @@ func split(t fatal, b []byte) []*bgp.BGPMessage {
 	return ms
 }
 
-// told adds to table what an UPDATE tells, read as a BGP speaker would.
-func told(t fatal, table map[vip.VIP]Advertisement, u *bgp.BGPUpdate) {
+// applyUpdate applies an UPDATE to table, as a BGP speaker would.
+func applyUpdate(t fatal, table map[vip.VIP]Advertisement, u *bgp.BGPUpdate) {
 	t.Helper()
 	set := func(prefixes []bgp.PathNLRI, a Advertisement) {
 		for _, n := range prefixes {
@@ -121,13 +121,14 @@ func anyVIP() *rapid.Generator[vip.VIP] {
 	})
 }
 
-func TestUpdatesSayWhatWasDecidedForAnyChanges(t *testing.T) {
+func TestUpdatesMatchDecisions(t *testing.T) {
 	e := testEncoder(t)
 	rapid.Check(t, func(t *rapid.T) {
-		want := rapid.MapOfN(anyVIP(), rapid.SampledFrom([]Advertisement{Withdrawn, Depreferred, Announced}), 0, 2000).Draw(t, "changes")
+		want := rapid.MapOfN(anyVIP(), rapid.SampledFrom([]Advertisement{Withdrawn, Depreferred, Announced}), 0,
+			2000).Draw(t, "changes")
 		got := make(map[vip.VIP]Advertisement)
 		for _, m := range split(t, encode(t, e, want)) {
-			told(t, got, m.Body.(*bgp.BGPUpdate))
+			applyUpdate(t, got, m.Body.(*bgp.BGPUpdate))
 		}
 		if !maps.Equal(got, want) {
 			t.Fatalf("got %v, want %v", got, want)
@@ -135,7 +136,7 @@ func TestUpdatesSayWhatWasDecidedForAnyChanges(t *testing.T) {
 	})
 }
 
-func TestUpdatesArePackedAsFullAsTheyCanBe(t *testing.T) {
+func TestUpdatesAreFull(t *testing.T) {
 	e := testEncoder(t)
 	for _, f := range vip.Families {
 		for _, a := range []Advertisement{Withdrawn, Depreferred, Announced} {
@@ -162,7 +163,7 @@ func TestUpdatesArePackedAsFullAsTheyCanBe(t *testing.T) {
 	}
 }
 
-func TestWhatLowersComesFirst(t *testing.T) {
+func TestWithdrawalsComeFirst(t *testing.T) {
 	ms := split(t, encode(t, testEncoder(t), map[vip.VIP]Advertisement{
 		vip.Require("20.0.0.1/32"): Announced, vip.Require("20.0.0.2/32"): Withdrawn, vip.Require("20.0.0.3/32"): Depreferred,
 		vip.Require("2000::1/128"): Announced, vip.Require("2000::2/128"): Withdrawn, vip.Require("2000::3/128"): Depreferred,
@@ -170,7 +171,7 @@ func TestWhatLowersComesFirst(t *testing.T) {
 	var order []Advertisement
 	for _, m := range ms {
 		got := make(map[vip.VIP]Advertisement)
-		told(t, got, m.Body.(*bgp.BGPUpdate))
+		applyUpdate(t, got, m.Body.(*bgp.BGPUpdate))
 		for _, a := range got {
 			order = append(order, a)
 		}
@@ -181,7 +182,7 @@ func TestWhatLowersComesFirst(t *testing.T) {
 	}
 }
 
-func TestAttributesOfAnAnnouncement(t *testing.T) {
+func TestPathAttributes(t *testing.T) {
 	// planned-shut is the codec's name for 65535:0.
 	const common = "{Origin: i} {AsPath: 4200000000}"
 	tests := []struct {
@@ -192,7 +193,10 @@ func TestAttributesOfAnAnnouncement(t *testing.T) {
 		{"20.0.0.1/32", Announced, common + " {Nexthop: 127.0.0.2}"},
 		{"20.0.0.1/32", Depreferred, common + " {Nexthop: 127.0.0.2} {Communities: planned-shut}"},
 		{"2000::1/128", Announced, "{MpReach(ipv6-unicast): {Nexthop: 100::1, NLRIs: [2000::1/128:0]}} " + common},
-		{"2000::1/128", Depreferred, "{MpReach(ipv6-unicast): {Nexthop: 100::1, NLRIs: [2000::1/128:0]}} " + common + " {Communities: planned-shut}"},
+		{
+			"2000::1/128", Depreferred,
+			"{MpReach(ipv6-unicast): {Nexthop: 100::1, NLRIs: [2000::1/128:0]}} " + common + " {Communities: planned-shut}",
+		},
 		{"20.0.0.1/32", Withdrawn, ""},
 		{"2000::1/128", Withdrawn, "{MpUnreach(ipv6-unicast): {NLRIs: [2000::1/128:0]}}"},
 	}
@@ -216,9 +220,10 @@ func TestAttributesOfAnAnnouncement(t *testing.T) {
 	}
 }
 
-func TestOpenOffersBothFamiliesAndNoGracefulRestart(t *testing.T) {
+func TestOpenCapabilities(t *testing.T) {
 	open := split(t, testEncoder(t).open)[0].Body.(*bgp.BGPOpen)
-	if open.Version != 4 || open.MyAS != bgp.AS_TRANS || open.HoldTime != 3 || open.ID != netip.MustParseAddr("127.0.0.2") {
+	if open.Version != 4 || open.MyAS != bgp.AS_TRANS || open.HoldTime != 3 ||
+		open.ID != netip.MustParseAddr("127.0.0.2") {
 		t.Errorf("got %+v", open)
 	}
 	var got []bgp.ParameterCapabilityInterface
@@ -254,10 +259,22 @@ func TestCheckOpen(t *testing.T) {
 		{name: "no 4-octet AS", families: both, subcode: bgp.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY},
 		{name: "no IPv6", as: 8103, families: both[:1], subcode: bgp.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY},
 		{name: "no IPv4", as: 8103, families: both[1:], subcode: bgp.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY},
-		{name: "hold time 0 would end the lease", as: 8103, families: both, change: func(o *bgp.BGPOpen) { o.HoldTime = 0 }, subcode: bgp.BGP_ERROR_SUB_UNACCEPTABLE_HOLD_TIME},
-		{name: "hold time 2", as: 8103, families: both, change: func(o *bgp.BGPOpen) { o.HoldTime = 2 }, subcode: bgp.BGP_ERROR_SUB_UNACCEPTABLE_HOLD_TIME},
-		{name: "version 3", as: 8103, families: both, change: func(o *bgp.BGPOpen) { o.Version = 3 }, subcode: bgp.BGP_ERROR_SUB_UNSUPPORTED_VERSION_NUMBER},
-		{name: "no router id", as: 8103, families: both, change: func(o *bgp.BGPOpen) { o.ID = netip.IPv4Unspecified() }, subcode: bgp.BGP_ERROR_SUB_BAD_BGP_IDENTIFIER},
+		{
+			name: "hold time 0 would end the lease", as: 8103, families: both, change: func(o *bgp.BGPOpen) { o.HoldTime = 0 },
+			subcode: bgp.BGP_ERROR_SUB_UNACCEPTABLE_HOLD_TIME,
+		},
+		{
+			name: "hold time 2", as: 8103, families: both, change: func(o *bgp.BGPOpen) { o.HoldTime = 2 },
+			subcode: bgp.BGP_ERROR_SUB_UNACCEPTABLE_HOLD_TIME,
+		},
+		{
+			name: "version 3", as: 8103, families: both, change: func(o *bgp.BGPOpen) { o.Version = 3 },
+			subcode: bgp.BGP_ERROR_SUB_UNSUPPORTED_VERSION_NUMBER,
+		},
+		{
+			name: "no router id", as: 8103, families: both, change: func(o *bgp.BGPOpen) { o.ID = netip.IPv4Unspecified() },
+			subcode: bgp.BGP_ERROR_SUB_BAD_BGP_IDENTIFIER,
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -280,7 +297,7 @@ func TestCheckOpen(t *testing.T) {
 	}
 }
 
-// openMessage is a peer's OPEN; AS 0 leaves the 4-octet AS capability out.
+// openMessage returns a peer's OPEN; AS 0 omits the 4-octet AS capability.
 func openMessage(t fatal, as uint32, hold uint16, families ...bgp.Family) *bgp.BGPMessage {
 	t.Helper()
 	var caps []bgp.ParameterCapabilityInterface

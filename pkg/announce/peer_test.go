@@ -17,18 +17,21 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// peer plays BIRD's side of one connection. It says only what a test lets it say.
+// peer is BIRD's side of one connection, driven by the test.
 type peer struct {
 	t      *testing.T
 	conn   net.Conn
 	r      *bufio.Reader
-	table  map[vip.VIP]Advertisement // what it was told, Withdrawn included
+	table  map[vip.VIP]Advertisement // received routes, including Withdrawn
 	writes *atomic.Int64             // of the announcer, on this connection
 }
 
 func newPeer(t *testing.T, conn net.Conn) *peer {
 	t.Cleanup(func() { conn.Close() })
-	return &peer{t: t, conn: conn, r: bufio.NewReader(conn), table: make(map[vip.VIP]Advertisement), writes: new(atomic.Int64)}
+	return &peer{
+		t: t, conn: conn, r: bufio.NewReader(conn), table: make(map[vip.VIP]Advertisement),
+		writes: new(atomic.Int64),
+	}
 }
 
 // countedConn counts writes.
@@ -42,9 +45,9 @@ func (c countedConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// piped replaces an announcer's dialler by in-memory pipes whose other ends
-// appear in the channel, so that time can be simulated.
-func piped(t *testing.T, a *Announcer) <-chan *peer {
+// pipePeers replaces the dialer of an announcer with in-memory pipes whose other ends are sent to
+// the channel, for use with simulated time.
+func pipePeers(t *testing.T, a *Announcer) <-chan *peer {
 	peers := make(chan *peer)
 	a.dial = func(ctx context.Context) (net.Conn, error) {
 		ours, theirs := net.Pipe()
@@ -59,7 +62,7 @@ func piped(t *testing.T, a *Announcer) <-chan *peer {
 	return peers
 }
 
-// read returns the next message with its whole body decoded, or the error.
+// read returns the next message with its body decoded, or the error.
 func (p *peer) read() (*bgp.BGPMessage, error) {
 	header := make([]byte, bgp.BGP_HEADER_LENGTH)
 	if _, err := io.ReadFull(p.r, header); err != nil {
@@ -78,7 +81,7 @@ func (p *peer) read() (*bgp.BGPMessage, error) {
 		return nil, err
 	}
 	if u, ok := m.Body.(*bgp.BGPUpdate); ok {
-		told(p.t, p.table, u)
+		applyUpdate(p.t, p.table, u)
 	}
 	return m, nil
 }
@@ -86,7 +89,7 @@ func (p *peer) read() (*bgp.BGPMessage, error) {
 // expect reads the next message, which must be of that type.
 func (p *peer) expect(kind uint8) *bgp.BGPMessage {
 	p.t.Helper()
-	if err := p.conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
+	if err := p.conn.SetReadDeadline(time.Now().Add(waitLimit)); err != nil {
 		p.t.Fatal(err)
 	}
 	m, err := p.read()
@@ -99,7 +102,7 @@ func (p *peer) expect(kind uint8) *bgp.BGPMessage {
 	return m
 }
 
-// noUpdates checks that only KEEPALIVEs are said for d, and says some itself.
+// noUpdates checks that only KEEPALIVEs arrive for d, and sends some itself.
 func (p *peer) noUpdates(d time.Duration) {
 	p.t.Helper()
 	for end := time.Now().Add(d); time.Now().Before(end); {
@@ -120,11 +123,11 @@ func (p *peer) noUpdates(d time.Duration) {
 	}
 }
 
-// expectEnd reads NOTIFICATION and then the connection's end. What else is
-// said before is ignored.
+// expectEnd reads a NOTIFICATION and the end of the connection. Other messages before it are
+// ignored.
 func (p *peer) expectEnd(code, subcode uint8) {
 	p.t.Helper()
-	if err := p.conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
+	if err := p.conn.SetReadDeadline(time.Now().Add(waitLimit)); err != nil {
 		p.t.Fatal(err)
 	}
 	for {
@@ -155,7 +158,7 @@ func (p *peer) send(m *bgp.BGPMessage) {
 
 func (p *peer) sendBytes(b []byte) {
 	p.t.Helper()
-	if err := p.conn.SetWriteDeadline(time.Now().Add(patience)); err != nil {
+	if err := p.conn.SetWriteDeadline(time.Now().Add(waitLimit)); err != nil {
 		p.t.Fatal(err)
 	}
 	if _, err := p.conn.Write(b); err != nil {
@@ -169,7 +172,7 @@ func (p *peer) open(hold uint16) {
 	p.send(openMessage(p.t, 8103, hold, bgp.RF_IPv4_UC, bgp.RF_IPv6_UC))
 }
 
-// establish goes through the handshake; what follows is the table, if there is one.
+// establish completes the handshake; the table follows if it is not empty.
 func (p *peer) establish(hold uint16) {
 	p.t.Helper()
 	p.open(hold)
@@ -177,8 +180,7 @@ func (p *peer) establish(hold uint16) {
 	p.send(bgp.NewBGPKeepAliveMessage())
 }
 
-// expectUpdates reads n UPDATEs, no KEEPALIVE among them, and compares what the
-// peer was told by now.
+// expectUpdates reads n UPDATEs without a KEEPALIVE and compares all routes received so far.
 func (p *peer) expectUpdates(n int, want map[vip.VIP]Advertisement) {
 	p.t.Helper()
 	for range n {
@@ -189,7 +191,7 @@ func (p *peer) expectUpdates(n int, want map[vip.VIP]Advertisement) {
 	}
 }
 
-func message(kind uint8, body ...byte) []byte {
+func newMessage(kind uint8, body ...byte) []byte {
 	n := bgp.BGP_HEADER_LENGTH + len(body)
 	return append(append(bytes.Repeat([]byte{0xff}, 16), byte(n>>8), byte(n), kind), body...)
 }

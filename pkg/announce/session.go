@@ -15,29 +15,27 @@ import (
 )
 
 const (
-	// writeTimeout bounds a write; a peer that takes longer to make room is
-	// hung, and holding on to it would only delay the withdraw that BIRD does
-	// by itself when the session ends.
+	// writeTimeout bounds a write: a peer that does not read hangs, and when the session ends BIRD
+	// withdraws everything by itself.
 	writeTimeout = time.Second
-	// writeChunk is what must have fit into the socket within writeTimeout. One
-	// decision is one chunk up to some 15 000 VIPs; the full announcement of
-	// very many VIPs gets the deadline per chunk, since BIRD then makes progress.
+	// writeChunk is the size that must fit into the socket within writeTimeout. A decision of up to
+	// about 15 000 VIPs is one chunk; a larger full announcement gets the deadline per chunk,
+	// because BIRD then makes progress.
 	writeChunk = 256 << 10
-	// lastWords bounds the write of a NOTIFICATION on a session that is over.
-	lastWords = 100 * time.Millisecond
-	// lingerTimeout is how long we wait for the peer to close after our Cease:
-	// closing with unread input would send a reset that can overtake it.
+	// notificationTimeout bounds the write of a NOTIFICATION on a failed session.
+	notificationTimeout = 100 * time.Millisecond
+	// lingerTimeout is the wait for the peer to close after the Cease: closing with unread input
+	// would send a reset, which can overtake it.
 	lingerTimeout = 250 * time.Millisecond
-	// A timer that fires later than starved says that we did not run, so the
-	// peer's KEEPALIVE may be waiting to be read: it is given starvedGrace.
-	starved      = 50 * time.Millisecond
+	// A timer that fires later than starvedAfter means that this process was starved, and the
+	// peer's KEEPALIVE may be waiting to be read: the hold time is extended by starvedGrace.
+	starvedAfter = 50 * time.Millisecond
 	starvedGrace = 250 * time.Millisecond
 )
 
 type phase uint8
 
-// The states of RFC 4271 section 8.2.2 that can be met: we dial ourselves, so
-// a session begins with our OPEN.
+// The states of RFC 4271 section 8.2.2 after the connection is open.
 const (
 	openSent phase = iota
 	openConfirm
@@ -52,17 +50,17 @@ type session struct {
 	encoder *encoder
 	conn    net.Conn
 	in      chan received
-	done    chan struct{} // closed when nobody takes from in any more
+	done    chan struct{} // closed when in has no receiver any more
 
-	phase     phase
-	greeted   bool // our first KEEPALIVE is out
-	announced bool // the peer was told the table; from then on only changes
-	wedged    bool // a write failed: what we would say cannot be said
+	phase         phase
+	keepaliveSent bool // the first KEEPALIVE was sent
+	announced     bool // the whole table was sent; from then on only changes
+	writeFailed   bool // a write failed: nothing more can be sent
 
 	hold      time.Duration
 	holdTimer *time.Timer
 	holdDue   time.Time
-	reprieved bool // holdTimer was starved once since the last message
+	extended  bool // holdTimer was extended once since the last message
 
 	interval       time.Duration // between KEEPALIVEs
 	keepaliveTimer *time.Timer
@@ -84,40 +82,40 @@ func newSession(a *Announcer, e *encoder, conn net.Conn) *session {
 	}
 }
 
-// run serves the session until it fails or ctx ends, which is no error, and
-// closes the connection.
+// run serves the session until it fails or ctx ends, which is not an error, and closes the
+// connection.
 func (s *session) run(ctx context.Context) error {
 	readerEnded := make(chan struct{})
 	go func() {
 		defer close(readerEnded)
 		s.read()
 	}()
-	// Armed at once: a peer that accepts and stays silent is given up after the
-	// hold time that we offer.
+	// Armed at once: a peer that accepts the connection and stays silent is dropped after the
+	// offered hold time.
 	s.holdTimer = time.NewTimer(s.hold)
 	s.holdDue = time.Now().Add(s.hold)
 	s.keepaliveTimer = time.NewTimer(0)
 	s.keepaliveTimer.Stop()
 
 	err := s.serve(ctx)
-	spoke := err == nil || s.complain(err)
+	notified := err == nil || s.notifyPeer(err)
 	s.holdTimer.Stop()
 	s.keepaliveTimer.Stop()
 	close(s.done)
-	if spoke {
+	if notified {
 		s.linger(readerEnded)
 	}
-	s.conn.Close() // nothing to learn from its error: the session is over either way
+	s.conn.Close() // its error is irrelevant: the session has ended
 	<-readerEnded
 	return err
 }
 
-// read passes on messages until the connection ends. It needs no deadline: the
-// hold timer and the close at run's end bound it.
+// read forwards messages until the connection ends. It needs no deadline: the hold timer and the
+// close at the end of run bound it.
 func (s *session) read() {
 	r := bufio.NewReader(s.conn)
-	// Drain to the end, so that the close that follows sends no reset, which
-	// could overtake our last message.
+	// Drain to the end: a close with unread input sends a reset, which could overtake the last
+	// message.
 	defer func() { _, _ = io.Copy(io.Discard, r) }()
 	for {
 		m, err := readMessage(r)
@@ -143,11 +141,11 @@ func (s *session) serve(ctx context.Context) error {
 			return s.stop()
 		case <-s.a.wake:
 			err = s.flush(nil)
-		case <-s.a.beaten:
-			err = s.speak()
+		case <-s.a.renewed:
+			err = s.sendKeepaliveAndTable()
 		case <-s.keepaliveTimer.C:
 			s.keepaliveDue = true
-			err = s.speak()
+			err = s.sendKeepaliveAndTable()
 		case r := <-s.in:
 			err = s.receive(r)
 		case <-s.holdTimer.C:
@@ -159,18 +157,17 @@ func (s *session) serve(ctx context.Context) error {
 	}
 }
 
-// speak says what waits for a fresh beat: the KEEPALIVE that opens the session,
-// the table as a whole, and the KEEPALIVEs that keep the peer from dropping us.
-// Whatever renews our lease goes through here.
-func (s *session) speak() error {
-	if s.phase == openSent || !s.a.beatIsFresh() {
+// sendKeepaliveAndTable sends everything that needs a fresh heartbeat: the KEEPALIVE that opens the
+// session, the whole table, and the periodic KEEPALIVEs. Nothing else renews the peer's hold timer.
+func (s *session) sendKeepaliveAndTable() error {
+	if s.phase == openSent || !s.a.heartbeatIsFresh() {
 		return nil
 	}
-	if !s.greeted || s.keepaliveDue {
+	if !s.keepaliveSent || s.keepaliveDue {
 		if err := s.write(s.encoder.keepalive); err != nil {
 			return err
 		}
-		s.greeted, s.keepaliveDue = true, false
+		s.keepaliveSent, s.keepaliveDue = true, false
 		s.keepaliveTimer.Reset(s.interval)
 	}
 	if s.phase == established && !s.announced {
@@ -188,7 +185,7 @@ func (s *session) receive(r received) error {
 		return fmt.Errorf("in state %s: reading: %w", s.phase, r.err)
 	}
 	s.holdDue = r.at.Add(s.hold)
-	s.reprieved = false
+	s.extended = false
 	s.holdTimer.Reset(time.Until(s.holdDue))
 
 	switch m := r.message.Body.(type) {
@@ -196,13 +193,13 @@ func (s *session) receive(r received) error {
 		return &Notification{Code: m.ErrorCode, Subcode: m.ErrorSubcode}
 	case *bgp.BGPOpen:
 		if s.phase == openSent {
-			return s.opened(m)
+			return s.handleOpen(m)
 		}
 	case *bgp.BGPKeepAlive:
 		switch s.phase {
 		case openConfirm:
 			s.phase = established
-			return s.speak()
+			return s.sendKeepaliveAndTable()
 		case established:
 			return nil
 		}
@@ -222,7 +219,7 @@ func (s *session) receive(r received) error {
 	}
 }
 
-func (s *session) opened(m *bgp.BGPOpen) error {
+func (s *session) handleOpen(m *bgp.BGPOpen) error {
 	hold, err := checkOpen(m, s.a.options)
 	if err != nil {
 		return err
@@ -232,18 +229,18 @@ func (s *session) opened(m *bgp.BGPOpen) error {
 	s.holdDue = time.Now().Add(hold)
 	s.holdTimer.Reset(hold)
 	s.phase = openConfirm
-	return s.speak()
+	return s.sendKeepaliveAndTable()
 }
 
 // expire ends the session when the peer was silent for the hold time.
 func (s *session) expire() error {
 	select {
-	case r := <-s.in: // it was not silent, we just had not listened
+	case r := <-s.in: // a message was waiting to be handled
 		return s.receive(r)
 	default:
 	}
-	if !s.reprieved && time.Since(s.holdDue) > starved {
-		s.reprieved = true
+	if !s.extended && time.Since(s.holdDue) > starvedAfter {
+		s.extended = true
 		s.holdTimer.Reset(starvedGrace)
 		return nil
 	}
@@ -256,7 +253,7 @@ func (s *session) expire() error {
 // flush writes what was posted, followed by trailer, in one write.
 func (s *session) flush(trailer []byte) error {
 	if !s.announced {
-		// The table will go out whole; what is pending stays so.
+		// sendKeepaliveAndTable will send the whole table; pending stays.
 		return s.write(trailer)
 	}
 	p := s.a.take()
@@ -283,7 +280,7 @@ func (s *session) flush(trailer []byte) error {
 	return nil
 }
 
-// announceAll tells a peer that knows nothing of us the whole table.
+// announceAll sends the whole table to a new session.
 func (s *session) announceAll() error {
 	s.a.table.apply(s.a.take(), func(vip.VIP, Advertisement) {})
 	n, err := s.announce(vip.Families[:]...)
@@ -295,7 +292,7 @@ func (s *session) announceAll() error {
 	return nil
 }
 
-// announce writes all VIPs of the families that are not withdrawn.
+// announce writes all VIPs of the families.
 func (s *session) announce(families ...vip.Family) (int, error) {
 	var c changes
 	n := 0
@@ -317,10 +314,10 @@ func (s *session) announce(families ...vip.Family) (int, error) {
 	return n, s.write(updates)
 }
 
-// refresh answers a ROUTE-REFRESH (RFC 2918); families we do not speak are ignored.
+// refresh answers a ROUTE-REFRESH (RFC 2918); other families are ignored.
 func (s *session) refresh(m *bgp.BGPRouteRefresh) error {
 	if !s.announced {
-		return nil // everything is about to be said
+		return nil // the whole table is sent next
 	}
 	for _, f := range vip.Families {
 		if codecFamily(f) == bgp.NewFamily(m.AFI, m.SAFI) {
@@ -331,8 +328,7 @@ func (s *session) refresh(m *bgp.BGPRouteRefresh) error {
 	return nil
 }
 
-// written tells that the peer was sent everything in the table; routes says
-// whether that took a write.
+// written records that the peer was sent the whole table; routes reports whether that took a write.
 func (s *session) written(cause time.Time, routes bool) {
 	now := time.Now()
 	t := &s.a.table
@@ -346,7 +342,7 @@ func (s *session) written(cause time.Time, routes bool) {
 	})
 }
 
-// stop flushes and takes leave; the peer withdraws everything on its own then.
+// stop flushes and sends a Cease; the peer then withdraws everything.
 func (s *session) stop() error {
 	cease, err := notification(bgp.BGP_ERROR_CEASE, bgp.BGP_ERROR_SUB_ADMINISTRATIVE_SHUTDOWN, nil)
 	if err != nil {
@@ -355,14 +351,14 @@ func (s *session) stop() error {
 	return s.flush(cease)
 }
 
-// complain tells the peer why the session ends, if that is the peer's doing and
-// it may still hear us. It returns whether it did.
-func (s *session) complain(cause error) bool {
+// notifyPeer sends the NOTIFICATION for a protocol error of the peer. It reports whether it was
+// sent.
+func (s *session) notifyPeer(cause error) bool {
 	var p *protocolError
-	if errors.As(cause, &p) && !s.wedged {
+	if errors.As(cause, &p) && !s.writeFailed {
 		m, err := notification(p.code, p.subcode, p.data)
 		if err == nil {
-			err = s.conn.SetWriteDeadline(time.Now().Add(lastWords))
+			err = s.conn.SetWriteDeadline(time.Now().Add(notificationTimeout))
 		}
 		if err == nil {
 			_, err = s.conn.Write(m)
@@ -370,17 +366,17 @@ func (s *session) complain(cause error) bool {
 		if err == nil {
 			return true
 		}
-		s.wedged = true
+		s.writeFailed = true
 	}
-	// What a hung peer has not taken by now is stale: it must not find it when
-	// it wakes up. A reset throws it away.
-	if c, ok := s.conn.(*net.TCPConn); ok && s.wedged {
-		_ = c.SetLinger(0) // fails only on a connection that is dead already
+	// The unsent data are stale: a reset discards them, so that a hung peer does not read them when
+	// it recovers.
+	if c, ok := s.conn.(*net.TCPConn); ok && s.writeFailed {
+		_ = c.SetLinger(0) // fails only on a connection that has failed
 	}
 	return false
 }
 
-// linger lets the peer read our last message before the connection closes.
+// linger lets the peer read the last message before the connection closes.
 func (s *session) linger(readerEnded <-chan struct{}) {
 	c, ok := s.conn.(*net.TCPConn)
 	if !ok || c.CloseWrite() != nil {
@@ -394,16 +390,16 @@ func (s *session) linger(readerEnded <-chan struct{}) {
 	}
 }
 
-// write writes b, or gives the peer up.
+// write writes b or fails the session.
 func (s *session) write(b []byte) error {
 	for len(b) > 0 {
 		n := min(len(b), writeChunk)
 		if err := s.conn.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
-			s.wedged = true
+			s.writeFailed = true
 			return fmt.Errorf("in state %s: setting the write deadline: %w", s.phase, err)
 		}
 		if _, err := s.conn.Write(b[:n]); err != nil {
-			s.wedged = true
+			s.writeFailed = true
 			return fmt.Errorf("in state %s: writing %d bytes: %w", s.phase, n, err)
 		}
 		b = b[n:]

@@ -22,20 +22,22 @@ var (
 
 type advertisements = map[vip.VIP]Advertisement
 
-// bubble runs a test in simulated time with an announcer whose peers appear in
-// the channel.
-func bubble(t *testing.T, test func(t *testing.T, a *Announcer, peers <-chan *peer)) {
+// inBubble runs a test in simulated time with an announcer whose peers are sent to the channel.
+func inBubble(t *testing.T, test func(t *testing.T, a *Announcer, peers <-chan *peer)) {
 	synctest.Test(t, func(t *testing.T) {
 		a := New(testOptions())
-		test(t, a, piped(t, a))
+		test(t, a, pipePeers(t, a))
 	})
 }
 
-func TestHandshakeThenTheWholeTable(t *testing.T) {
-	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+func TestHandshakeThenTable(t *testing.T) {
+	inBubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
 		var causes []time.Time
 		a.options.OnWritten = func(cause, _ time.Time, _ uint64) { causes = append(causes, cause) }
-		a.Post(Batch{Changes: advertisements{vipA: Announced, vipB: Withdrawn, vipC: Depreferred}, Revision: 7, Cause: time.Now()})
+		a.Post(Batch{
+			Changes: advertisements{vipA: Announced, vipB: Withdrawn, vipC: Depreferred}, Revision: 7,
+			Cause: time.Now(),
+		})
 		run(t, a)
 		p := <-peers
 		p.establish(3)
@@ -52,7 +54,7 @@ func TestHandshakeThenTheWholeTable(t *testing.T) {
 }
 
 func TestOneDecisionIsOneWrite(t *testing.T) {
-	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+	inBubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
 		run(t, a)
 		p := <-peers
 		p.establish(3)
@@ -77,14 +79,14 @@ func TestOneDecisionIsOneWrite(t *testing.T) {
 	})
 }
 
-func TestOnlyWhatChangesIsSaid(t *testing.T) {
-	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+func TestOnlyChangesAreSent(t *testing.T) {
+	inBubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
 		a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Announced}, Revision: 1})
 		run(t, a)
 		p := <-peers
 		p.establish(3)
 		p.expectUpdates(2, advertisements{vipA: Announced, vipC: Announced})
-		// Nothing new: not a byte, but the revision counts as written.
+		// No change: nothing is sent, but the revision is reported as written.
 		a.Post(Batch{Changes: advertisements{vipA: Announced, vipB: Withdrawn}, Revision: 2})
 		awaitState(t, a, "revision 2", func(s State) bool { return s.Written == 2 })
 		p.noUpdates(4500 * time.Millisecond)
@@ -97,8 +99,8 @@ func TestOnlyWhatChangesIsSaid(t *testing.T) {
 	})
 }
 
-func TestPostsAreMergedNewestWinsWhileThePeerIsSlow(t *testing.T) {
-	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+func TestPostsMergeForSlowPeer(t *testing.T) {
+	inBubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
 		var causes []time.Time
 		a.options.OnWritten = func(cause, _ time.Time, _ uint64) { causes = append(causes, cause) }
 		run(t, a)
@@ -109,7 +111,10 @@ func TestPostsAreMergedNewestWinsWhileThePeerIsSlow(t *testing.T) {
 		a.Post(Batch{Changes: advertisements{vipA: Announced}, Revision: 1, Cause: start})
 		synctest.Wait() // the write of revision 1 now waits for the peer to read
 		for i := range 1000 {
-			a.Post(Batch{Changes: advertisements{vipB: Announced, vipC: Advertisement(1 + i%2)}, Revision: uint64(2 + i), Cause: start.Add(time.Duration(1+i) * time.Millisecond)})
+			a.Post(Batch{
+				Changes: advertisements{vipB: Announced, vipC: Advertisement(1 + i%2)}, Revision: uint64(2 + i),
+				Cause: start.Add(time.Duration(1+i) * time.Millisecond),
+			})
 		}
 		a.Post(Batch{Changes: advertisements{vipB: Withdrawn, vipA: Withdrawn}, Revision: 2000})
 		p.expectUpdates(1, advertisements{vipA: Announced})
@@ -121,17 +126,17 @@ func TestPostsAreMergedNewestWinsWhileThePeerIsSlow(t *testing.T) {
 	})
 }
 
-func TestKeepaliveOnlyForAFreshBeat(t *testing.T) {
-	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
-		runWithoutBeats(t, a)
-		stopBeats := beats(a)
+func TestKeepaliveNeedsFreshHeartbeat(t *testing.T) {
+	inBubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+		runWithoutHeartbeats(t, a)
+		stopBeats := sendHeartbeats(a)
 		t.Cleanup(stopBeats)
 		p := <-peers
 		p.establish(30)
 		awaitState(t, a, "established", func(s State) bool { return s.Established })
 		start := time.Now()
 		p.expect(bgp.BGP_MSG_KEEPALIVE)
-		if d := time.Since(start); d != time.Second { // our hold time of 3 s is the smaller one
+		if d := time.Since(start); d != time.Second { // the local hold time of 3 s is the smaller one
 			t.Errorf("KEEPALIVE after %s, want a third of the hold time", d)
 		}
 		stopBeats()
@@ -142,12 +147,12 @@ func TestKeepaliveOnlyForAFreshBeat(t *testing.T) {
 			if _, err := p.read(); err != nil {
 				break
 			}
-			if d := time.Since(stopped); d > MaxBeatAge {
+			if d := time.Since(stopped); d > MaxHeartbeatAge {
 				t.Fatalf("KEEPALIVE %s after the last beat", d)
 			}
 		}
-		// The beat itself sends what is overdue.
-		a.Beat(time.Now())
+		// The heartbeat itself triggers the overdue messages.
+		a.Heartbeat(time.Now())
 		start = time.Now()
 		p.expect(bgp.BGP_MSG_KEEPALIVE)
 		if d := time.Since(start); d != 0 {
@@ -157,10 +162,10 @@ func TestKeepaliveOnlyForAFreshBeat(t *testing.T) {
 	})
 }
 
-func TestAnOldBeatIsNoBeat(t *testing.T) {
-	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
-		runWithoutBeats(t, a)
-		a.Beat(time.Now().Add(-MaxBeatAge))
+func TestOldHeartbeatIsIgnored(t *testing.T) {
+	inBubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+		runWithoutHeartbeats(t, a)
+		a.Heartbeat(time.Now().Add(-MaxHeartbeatAge))
 		synctest.Wait()
 		if s := a.State().Load(); s.Attempts != 0 {
 			t.Fatalf("connected for a beat that was too old: %+v", s)
@@ -168,7 +173,7 @@ func TestAnOldBeatIsNoBeat(t *testing.T) {
 	})
 }
 
-func TestAHungGateIsNotAnnouncedAgain(t *testing.T) {
+func TestHungGateIsNotAnnouncedAgain(t *testing.T) {
 	tests := map[string]func(p *peer, gateAges func()){
 		"hung before the peer's OPEN": func(p *peer, gateAges func()) {
 			p.expect(bgp.BGP_MSG_OPEN)
@@ -185,12 +190,12 @@ func TestAHungGateIsNotAnnouncedAgain(t *testing.T) {
 	}
 	for name, handshake := range tests {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+			inBubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
 				a.Post(Batch{Changes: advertisements{vipA: Announced}, Revision: 1})
-				runWithoutBeats(t, a)
-				a.Beat(time.Now())
+				runWithoutHeartbeats(t, a)
+				a.Heartbeat(time.Now())
 				p := <-peers
-				handshake(p, func() { <-time.After(MaxBeatAge) })
+				handshake(p, func() { <-time.After(MaxHeartbeatAge) })
 				if err := p.conn.SetReadDeadline(time.Now().Add(2 * time.Second)); err != nil {
 					t.Fatal(err)
 				}
@@ -200,7 +205,7 @@ func TestAHungGateIsNotAnnouncedAgain(t *testing.T) {
 				if s := a.State().Load(); s.Sessions != 0 {
 					t.Errorf("a session that was not announced counts as established: %+v", s)
 				}
-				a.Beat(time.Now())
+				a.Heartbeat(time.Now())
 				p.expect(bgp.BGP_MSG_KEEPALIVE)
 				p.expectUpdates(1, advertisements{vipA: Announced})
 			})
@@ -208,26 +213,26 @@ func TestAHungGateIsNotAnnouncedAgain(t *testing.T) {
 	}
 }
 
-func TestNoConnectionWithoutABeat(t *testing.T) {
-	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
-		runWithoutBeats(t, a)
-		a.Beat(time.Now())
+func TestNoConnectionWithoutHeartbeat(t *testing.T) {
+	inBubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+		runWithoutHeartbeats(t, a)
+		a.Heartbeat(time.Now())
 		p := <-peers
 		p.establish(3)
-		<-time.After(MaxBeatAge)
+		<-time.After(MaxHeartbeatAge)
 		p.conn.Close()
 		select {
 		case <-peers:
 			t.Fatal("connected for a hung gate")
 		case <-time.After(time.Minute):
 		}
-		a.Beat(time.Now())
+		a.Heartbeat(time.Now())
 		<-peers
 	})
 }
 
-func TestWhatIsPostedDuringTheHandshakeIsNotForgotten(t *testing.T) {
-	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+func TestPostDuringHandshake(t *testing.T) {
+	inBubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
 		run(t, a)
 		p := <-peers
 		p.open(3)
@@ -242,8 +247,8 @@ func TestWhatIsPostedDuringTheHandshakeIsNotForgotten(t *testing.T) {
 	})
 }
 
-func TestReconnectAnnouncesTheNewestTableWhole(t *testing.T) {
-	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+func TestReconnectAnnouncesTable(t *testing.T) {
+	inBubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
 		a.Post(Batch{Changes: advertisements{vipA: Announced, vipB: Announced}, Revision: 1})
 		run(t, a)
 		p := <-peers
@@ -263,8 +268,8 @@ func TestReconnectAnnouncesTheNewestTableWhole(t *testing.T) {
 	})
 }
 
-func TestHoldTimeOfASilentPeer(t *testing.T) {
-	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+func TestSilentPeerHoldTime(t *testing.T) {
+	inBubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
 		run(t, a)
 		p := <-peers
 		p.establish(3)
@@ -274,12 +279,15 @@ func TestHoldTimeOfASilentPeer(t *testing.T) {
 		if d := time.Since(start); d != 3*time.Second {
 			t.Errorf("given up after %s", d)
 		}
-		awaitState(t, a, "down", func(s State) bool { return s.LastError != nil && strings.Contains(s.LastError.Error(), "silent") })
+		awaitState(t, a, "down", func(s State) bool {
+			return s.LastError != nil &&
+				strings.Contains(s.LastError.Error(), "silent")
+		})
 	})
 }
 
-func TestKeepalivesAndUpdatesOfThePeerKeepTheSession(t *testing.T) {
-	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+func TestPeerMessagesResetHoldTimer(t *testing.T) {
+	inBubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
 		run(t, a)
 		p := <-peers
 		p.establish(3)
@@ -303,7 +311,7 @@ func TestKeepalivesAndUpdatesOfThePeerKeepTheSession(t *testing.T) {
 	})
 }
 
-func TestAStarvedHoldTimerGivesThePeerOneMoreChance(t *testing.T) {
+func TestStarvedHoldTimerIsExtended(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ours, theirs := net.Pipe()
 		defer ours.Close()
@@ -311,18 +319,18 @@ func TestAStarvedHoldTimerGivesThePeerOneMoreChance(t *testing.T) {
 		s := newSession(New(testOptions()), testEncoder(t), ours)
 		s.phase, s.hold = established, 3*time.Second
 		s.holdTimer = time.NewTimer(time.Hour)
-		s.holdDue = time.Now().Add(-2 * starved)
+		s.holdDue = time.Now().Add(-2 * starvedAfter)
 		if err := s.expire(); err != nil {
 			t.Fatalf("a timer that fired late ended the session: %v", err)
 		}
 		if start := time.Now(); (<-s.holdTimer.C).Sub(start) != starvedGrace {
 			t.Errorf("the grace was %s", time.Since(start))
 		}
-		// The message that was waiting counts, and earns a new chance.
+		// The waiting message resets the hold timer and allows an extension again.
 		if err := s.receive(received{message: bgp.NewBGPKeepAliveMessage(), at: time.Now()}); err != nil {
 			t.Fatal(err)
 		}
-		<-time.After(s.hold + 2*starved)
+		<-time.After(s.hold + 2*starvedAfter)
 		if err := s.expire(); err != nil {
 			t.Fatalf("starved for the second time: %v", err)
 		}
@@ -333,8 +341,8 @@ func TestAStarvedHoldTimerGivesThePeerOneMoreChance(t *testing.T) {
 	})
 }
 
-func TestASlowReaderIsGivenUpAfterOneSecond(t *testing.T) {
-	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+func TestSlowReaderTimeout(t *testing.T) {
+	inBubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
 		run(t, a)
 		p := <-peers
 		p.establish(30)
@@ -354,7 +362,7 @@ func TestASlowReaderIsGivenUpAfterOneSecond(t *testing.T) {
 	})
 }
 
-func TestAPeerThatMisbehavesIsToldSo(t *testing.T) {
+func TestProtocolErrorsAreNotified(t *testing.T) {
 	header := bytes.Repeat([]byte{0xff}, 16)
 	open := func(t *testing.T) []byte {
 		b, err := openMessage(t, 8103, 3, bgp.RF_IPv4_UC, bgp.RF_IPv6_UC).Serialize()
@@ -369,12 +377,21 @@ func TestAPeerThatMisbehavesIsToldSo(t *testing.T) {
 		send          func(*testing.T) []byte
 		code, subcode uint8
 	}{
-		{"garbage instead of OPEN", false, func(*testing.T) []byte { return []byte("HTTP/1.1 400 Bad Request\r\n\r\n") }, 1, 1},
+		{
+			"garbage instead of OPEN", false, func(*testing.T) []byte { return []byte("HTTP/1.1 400 Bad Request\r\n\r\n") }, 1,
+			1,
+		},
 		{"garbage later", true, func(*testing.T) []byte { return bytes.Repeat([]byte{0}, 5000) }, 1, 1},
-		{"length below the header", true, func(*testing.T) []byte { return append(header[:16:16], 0, 18, bgp.BGP_MSG_KEEPALIVE) }, 1, 2},
-		{"length over 4096", true, func(*testing.T) []byte { return append(header[:16:16], 0x10, 1, bgp.BGP_MSG_UPDATE) }, 1, 2},
-		{"KEEPALIVE with a body", true, func(*testing.T) []byte { return message(bgp.BGP_MSG_KEEPALIVE, 1) }, 1, 2},
-		{"unknown type", true, func(*testing.T) []byte { return message(77) }, 1, 3},
+		{"length below the header", true, func(*testing.T) []byte {
+			return append(header[:16:16], 0, 18,
+				bgp.BGP_MSG_KEEPALIVE)
+		}, 1, 2},
+		{
+			"length over 4096", true, func(*testing.T) []byte { return append(header[:16:16], 0x10, 1, bgp.BGP_MSG_UPDATE) },
+			1, 2,
+		},
+		{"KEEPALIVE with a body", true, func(*testing.T) []byte { return newMessage(bgp.BGP_MSG_KEEPALIVE, 1) }, 1, 2},
+		{"unknown type", true, func(*testing.T) []byte { return newMessage(77) }, 1, 3},
 		{"OPEN cut short", false, func(t *testing.T) []byte { b := open(t); b[17]--; b[28]--; return b[:len(b)-1] }, 1, 2},
 		{"OPEN of another AS", false, func(t *testing.T) []byte {
 			b, err := openMessage(t, 8104, 3, bgp.RF_IPv4_UC, bgp.RF_IPv6_UC).Serialize()
@@ -383,14 +400,14 @@ func TestAPeerThatMisbehavesIsToldSo(t *testing.T) {
 			}
 			return b
 		}, 2, 2},
-		{"KEEPALIVE before OPEN", false, func(*testing.T) []byte { return message(bgp.BGP_MSG_KEEPALIVE) }, 5, 1},
-		{"UPDATE before OPEN", false, func(*testing.T) []byte { return message(bgp.BGP_MSG_UPDATE, 0, 0, 0, 0) }, 5, 1},
+		{"KEEPALIVE before OPEN", false, func(*testing.T) []byte { return newMessage(bgp.BGP_MSG_KEEPALIVE) }, 5, 1},
+		{"UPDATE before OPEN", false, func(*testing.T) []byte { return newMessage(bgp.BGP_MSG_UPDATE, 0, 0, 0, 0) }, 5, 1},
 		{"OPEN twice", false, func(t *testing.T) []byte { return append(open(t), open(t)...) }, 5, 2},
 		{"OPEN when established", true, open, 5, 3},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+			inBubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
 				run(t, a)
 				p := <-peers
 				if tt.established {
@@ -399,7 +416,7 @@ func TestAPeerThatMisbehavesIsToldSo(t *testing.T) {
 				} else {
 					p.expect(bgp.BGP_MSG_OPEN)
 				}
-				// In the background: the announcer may hang up before it has read it all.
+				// In the background: the announcer may close before it has read everything.
 				sent := make(chan struct{})
 				go func() {
 					defer close(sent)
@@ -417,8 +434,8 @@ func TestAPeerThatMisbehavesIsToldSo(t *testing.T) {
 	}
 }
 
-func TestRetriesBackOffAndAreCounted(t *testing.T) {
-	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+func TestRetryBackoff(t *testing.T) {
+	inBubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
 		run(t, a)
 		want := []time.Duration{20, 40, 80, 160, 250, 250, 250}
 		p := <-peers
@@ -432,7 +449,7 @@ func TestRetriesBackOffAndAreCounted(t *testing.T) {
 		}
 		p.establish(30)
 		awaitState(t, a, "established", func(s State) bool { return s.Established && s.Attempts == 8 && s.Sessions == 1 })
-		p.expect(bgp.BGP_MSG_KEEPALIVE) // a second passes: this was a good session
+		p.expect(bgp.BGP_MSG_KEEPALIVE) // a second passes: this was a stable session
 		p.conn.Close()
 		start := time.Now()
 		<-peers
@@ -442,8 +459,8 @@ func TestRetriesBackOffAndAreCounted(t *testing.T) {
 	})
 }
 
-func TestStopFlushesThenCeases(t *testing.T) {
-	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+func TestStopFlushesThenSendsCease(t *testing.T) {
+	inBubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
 		a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Announced}, Revision: 1})
 		stop := run(t, a)
 		p := <-peers
@@ -465,8 +482,8 @@ func TestStopFlushesThenCeases(t *testing.T) {
 	})
 }
 
-func TestStopThatCouldNotFlushSaysSo(t *testing.T) {
-	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+func TestStopFlushError(t *testing.T) {
+	inBubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
 		stop := run(t, a)
 		p := <-peers
 		p.establish(3)
@@ -478,7 +495,7 @@ func TestStopThatCouldNotFlushSaysSo(t *testing.T) {
 	})
 }
 
-func TestStopWorksInEveryState(t *testing.T) {
+func TestStopInEveryState(t *testing.T) {
 	tests := map[string]func(t *testing.T, peers <-chan *peer){
 		"before a connection": func(*testing.T, <-chan *peer) {},
 		"before our OPEN was read": func(_ *testing.T, peers <-chan *peer) {
@@ -504,7 +521,7 @@ func TestStopWorksInEveryState(t *testing.T) {
 	}
 	for name, reach := range tests {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+			inBubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
 				stop := run(t, a)
 				reach(t, peers)
 				synctest.Wait()
@@ -518,8 +535,8 @@ func TestStopWorksInEveryState(t *testing.T) {
 	}
 }
 
-func TestRouteRefreshIsAnsweredWithThatFamily(t *testing.T) {
-	bubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+func TestRouteRefresh(t *testing.T) {
+	inBubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
 		a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Depreferred}, Revision: 1})
 		run(t, a)
 		p := <-peers
@@ -533,7 +550,7 @@ func TestRouteRefreshIsAnsweredWithThatFamily(t *testing.T) {
 	})
 }
 
-func TestOptionsThatMakeNoSenseAreRunsError(t *testing.T) {
+func TestInvalidOptions(t *testing.T) {
 	tests := map[string]struct {
 		change func(*Options)
 		want   string

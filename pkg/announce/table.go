@@ -6,11 +6,10 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Advertisement is how a VIP is to be advertised.
+// Advertisement is how a VIP is advertised.
 type Advertisement uint8
 
-// The advertisements, ordered by how much traffic they attract. Any other value
-// is taken for Withdrawn.
+// The advertisements, ordered by how much traffic they attract. Any other value means Withdrawn.
 const (
 	Withdrawn   Advertisement = iota
 	Depreferred               // announced with GRACEFUL_SHUTDOWN (65535:0, RFC 8326)
@@ -31,19 +30,18 @@ func (a Advertisement) String() string {
 
 // Batch is one decision of the gate.
 type Batch struct {
-	// Changes holds every VIP whose advertisement the decision changes; VIPs
-	// that are absent stay as they are. The zero VIP is ignored.
+	// Changes holds every VIP whose advertisement changes; absent VIPs are unchanged. The zero VIP
+	// is ignored.
 	Changes map[vip.VIP]Advertisement
-	// Revision numbers the decision. It comes back in [State].Written once the
-	// session has been sent everything up to it, also when that was nothing.
+	// Revision is the number of the decision. [State].Written returns it once everything up to it
+	// was sent, also when there was nothing to send.
 	Revision uint64
-	// Cause is when the input arrived that led to the decision; zero if there is none.
+	// Cause is the receipt of the input that led to the decision; zero if there is none.
 	Cause time.Time
 }
 
-// pending is what was posted and not yet written: batches merged, newest wins.
-// Its map is handed over whole, never cleared for reuse: clearing a map costs
-// what it once held, and the next flip must not pay for an earlier flood.
+// pending holds posted batches that are not written yet, merged per VIP (newest wins). Its map is
+// replaced, never cleared for reuse: clearing a large map would slow down later changes of one VIP.
 type pending struct {
 	changes  map[vip.VIP]Advertisement
 	revision uint64
@@ -71,8 +69,8 @@ func (p *pending) merge(b Batch) {
 	p.posted = true
 }
 
-// table is what the peer is to advertise, and, while a session is synchronised,
-// what it was told.
+// table holds the announced VIPs. While a session is synchronized, the peer has been sent its
+// content.
 type table struct {
 	adverts  map[vip.VIP]Advertisement // never Withdrawn
 	count    [len(vip.Families)]int
@@ -81,7 +79,7 @@ type table struct {
 
 func newTable() table { return table{adverts: make(map[vip.VIP]Advertisement)} }
 
-// apply brings the table up to p and calls changed for what differs from before.
+// apply applies p to the table and calls changed for each difference.
 func (t *table) apply(p pending, changed func(vip.VIP, Advertisement)) {
 	if !p.posted {
 		return

@@ -14,7 +14,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// listen opens a listener on a loopback address of its own.
+// listen opens a listener on its own loopback address.
 func listen(t *testing.T) (*net.TCPListener, netip.AddrPort) {
 	t.Helper()
 	l, err := net.Listen("tcp4", netip.AddrPortFrom(randomLoopback(), 0).String())
@@ -27,7 +27,7 @@ func listen(t *testing.T) (*net.TCPListener, netip.AddrPort) {
 
 func accept(t *testing.T, l *net.TCPListener) *peer {
 	t.Helper()
-	if err := l.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := l.SetDeadline(time.Now().Add(waitLimit)); err != nil {
 		t.Fatal(err)
 	}
 	conn, err := l.AcceptTCP()
@@ -37,15 +37,15 @@ func accept(t *testing.T, l *net.TCPListener) *peer {
 	return newPeer(t, conn)
 }
 
-func TestAPeerThatStopsReadingFindsAResetNotStaleRoutes(t *testing.T) {
-	t.Parallel() // it takes seconds of waiting
+func TestStoppedReaderGetsReset(t *testing.T) {
+	t.Parallel() // it waits for seconds
 	l, addr := listen(t)
 	o := testOptions()
 	o.Peer, o.HoldTime = addr, 60*time.Second
 	a := New(o)
 	run(t, a)
 	p := accept(t, l)
-	// A small buffer, so that what is stale stays on our side.
+	// A small buffer, so that stale data stay on the announcer's side.
 	if err := p.conn.(*net.TCPConn).SetReadBuffer(4096); err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +75,7 @@ func TestAPeerThatStopsReadingFindsAResetNotStaleRoutes(t *testing.T) {
 	if !errors.As(s.LastError, &timeout) || !timeout.Timeout() {
 		t.Errorf("ended by %v, want the write deadline", s.LastError)
 	}
-	if err := p.conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
+	if err := p.conn.SetReadDeadline(time.Now().Add(waitLimit)); err != nil {
 		t.Fatal(err)
 	}
 	for {
@@ -97,7 +97,7 @@ func TestAPeerThatStopsReadingFindsAResetNotStaleRoutes(t *testing.T) {
 	}
 }
 
-func TestNotificationIsNotOvertakenByAReset(t *testing.T) {
+func TestNotificationBeforeReset(t *testing.T) {
 	l, addr := listen(t)
 	o := testOptions()
 	o.Peer = addr
@@ -105,13 +105,13 @@ func TestNotificationIsNotOvertakenByAReset(t *testing.T) {
 	run(t, a)
 	p := accept(t, l)
 	p.expect(bgp.BGP_MSG_OPEN)
-	// What the announcer does not read any more must not turn its close into a reset.
+	// Input that the announcer has not read must not turn its close into a reset.
 	p.sendBytes([]byte(strings.Repeat("garbage", 10_000)))
 	awaitState(t, a, "it has hung up", func(s State) bool { return s.LastError != nil })
 	p.expectEnd(bgp.BGP_ERROR_MESSAGE_HEADER_ERROR, bgp.BGP_ERROR_SUB_CONNECTION_NOT_SYNCHRONIZED)
 }
 
-func TestDialsFromItsOwnAddress(t *testing.T) {
+func TestLocalAddress(t *testing.T) {
 	l, addr := listen(t)
 	o := testOptions()
 	o.Local, o.Peer = randomLoopback(), addr
@@ -122,7 +122,7 @@ func TestDialsFromItsOwnAddress(t *testing.T) {
 	}
 }
 
-func TestRefusedConnectionsAreRetriedUntilSomebodyListens(t *testing.T) {
+func TestRefusedConnectionIsRetried(t *testing.T) {
 	l, addr := listen(t)
 	l.Close()
 	o := testOptions()
@@ -142,7 +142,7 @@ func TestRefusedConnectionsAreRetriedUntilSomebodyListens(t *testing.T) {
 	awaitState(t, a, "established", func(s State) bool { return s.Established })
 }
 
-func TestNewPasswordsDifferAndFitBirdsConfiguration(t *testing.T) {
+func TestNewPassword(t *testing.T) {
 	p, q := NewPassword(), NewPassword()
 	if p == q {
 		t.Error("two passwords are equal")
@@ -152,11 +152,11 @@ func TestNewPasswordsDifferAndFitBirdsConfiguration(t *testing.T) {
 	}
 }
 
-func TestTheKernelSigns(t *testing.T) {
+func TestTCPMD5(t *testing.T) {
 	if err := ProbeMD5(); err != nil {
 		lab.Skip(t, "a kernel with TCP_MD5SIG: "+err.Error())
 	}
-	// A listener that has no key for us: a signed SYN must get no answer.
+	// A listener without the key: a signed SYN must get no answer.
 	_, addr := listen(t)
 	o := testOptions()
 	o.Peer, o.Password = addr, NewPassword()

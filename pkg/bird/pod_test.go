@@ -306,7 +306,7 @@ func (p *pod) Start() {
 		tick := time.NewTicker(100 * time.Millisecond)
 		defer tick.Stop()
 		for {
-			p.Announcer.Beat(time.Now())
+			p.Announcer.Heartbeat(time.Now())
 			select {
 			case <-ctx.Done():
 				return

@@ -116,7 +116,7 @@ func (c *controller) Run(ctx context.Context) error {
 			cause = now
 		}
 		changes := c.gate.Evaluate(now)
-		c.announcer.Beat(now)
+		c.announcer.Heartbeat(now)
 		beat.Reset(beatInterval)
 		if len(changes) > 0 {
 			c.handOn(now, cause, changes)

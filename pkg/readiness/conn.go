@@ -6,9 +6,10 @@ import (
 	"sync"
 	"time"
 
-	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
+
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 )
 
 const (

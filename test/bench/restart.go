@@ -21,7 +21,7 @@ var milestones = []struct {
 	{"LB serves readiness", lbOf, `msg="serving readiness"`},
 	{"frontend has its SVID", frontendOf, `msg="SVID received"`},
 	{"BIRD started", frontendOf, `msg="BIRD started"`},
-	{"session with BIRD up", frontendOf, `msg="session with BIRD is up"`},
+	{"session with BIRD up", frontendOf, `msg="session with BIRD established"`},
 	{"source routing of the VIPs in the kernel", frontendOf, `msg="VIP set updated"`},
 	{"readiness heard", frontendOf, `msg="load balancer's word went from`},
 	{"gateway's session seen up", frontendOf, `service=Egress serving=true`},

@@ -172,7 +172,7 @@ func TestThousandFlips(t *testing.T) {
 	if n := strings.Count(f.gateway.Process.Output(), "State changed to up"); n != 2 {
 		t.Errorf("the gateway's two sessions came up %d times", n)
 	}
-	if n := strings.Count(f.pod.Frontend.Output(), "session with BIRD is up"); n != 1 {
+	if n := strings.Count(f.pod.Frontend.Output(), "session with BIRD established"); n != 1 {
 		t.Errorf("the session with BIRD came up %d times", n)
 	}
 }
