@@ -31,7 +31,7 @@ func Reference(k *kong.Kong) string {
 			if len(group) > 1 {
 				fmt.Fprintf(&b, "- `%s`: %s\n", usage(c), c.Help)
 			} else {
-				fmt.Fprintf(&b, "%s\n", c.Help)
+				b.WriteString(wrap(c.Help) + "\n")
 			}
 		}
 		for _, p := range group[0].Positional {
@@ -47,10 +47,28 @@ func Reference(k *kong.Kong) string {
 			}
 		}
 		if len(shared) > 0 {
-			fmt.Fprintf(&b, "\nFlags that are explained above: %s.\n", strings.Join(shared, ", "))
+			b.WriteString("\n" + wrap("Flags that are explained above: "+strings.Join(shared, ", ")+".") + "\n")
 		}
 		b.WriteString(tables(own))
 		known = append(known, own...)
+	}
+	return b.String()
+}
+
+// wrap breaks a paragraph into lines of at most 100 columns.
+func wrap(text string) string {
+	var b strings.Builder
+	column := 0
+	for word := range strings.FieldsSeq(text) {
+		if column > 0 && column+1+len(word) > 100 {
+			b.WriteByte('\n')
+			column = 0
+		} else if column > 0 {
+			b.WriteByte(' ')
+			column++
+		}
+		b.WriteString(word)
+		column += len(word)
 	}
 	return b.String()
 }
