@@ -102,12 +102,12 @@ func TestUnknownTargetsStayAsRecorded(t *testing.T) {
 
 func TestFailedNeighbourLeavesTheTableAndComesBack(t *testing.T) {
 	w := newWorld()
-	wanted := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving)))
-	w.settle(wanted, false)
+	desired := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving)))
+	w.settle(desired, false)
 	address := testTarget("x2", Serving).IPs[0]
 	w.k.net.FailedNeighbors[address] = struct{}{}
 	w.e.stale.network = true
-	w.settle(wanted, false)
+	w.settle(desired, false)
 	w.expect(t, "a", "x1")
 	if why := w.state().Unreachable[address]; !strings.Contains(why, "NUD_FAILED") {
 		t.Fatalf("reason %q", why)
@@ -117,7 +117,7 @@ func TestFailedNeighbourLeavesTheTableAndComesBack(t *testing.T) {
 	}
 	delete(w.k.net.FailedNeighbors, address)
 	w.e.stale.network = true
-	w.settle(wanted, false)
+	w.settle(desired, false)
 	w.expect(t, "a", "x1", "x2")
 }
 
@@ -129,12 +129,12 @@ func TestRoutesThatWentWithALinkComeBackWithIt(t *testing.T) {
 	}{{name: "down and up"}, {name: "down and up between two looks", flap: true}, {name: "down and up while nobody ran", flap: true, restart: true}} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld()
-			wanted := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving, Serving), testTarget("x2", Serving)))
-			w.settle(wanted, false)
+			desired := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving, Serving), testTarget("x2", Serving)))
+			w.settle(desired, false)
 			w.k.linkGoes(false)
 			if !tt.flap {
 				w.notice(2)
-				w.settle(wanted, false)
+				w.settle(desired, false)
 				w.expect(t, "a")
 				if d := w.e.drift(); len(d) > 0 {
 					t.Fatalf("drift %+v", d)
@@ -149,7 +149,7 @@ func TestRoutesThatWentWithALinkComeBackWithIt(t *testing.T) {
 			} else {
 				w.notice(2)
 			}
-			w.settle(wanted, false)
+			w.settle(desired, false)
 			w.expect(t, "a", "x1", "x2")
 			if d := w.e.drift(); len(d) > 0 || len(w.e.lost) > 0 {
 				t.Fatalf("drift %+v, lost %v", d, w.e.lost)
@@ -160,18 +160,18 @@ func TestRoutesThatWentWithALinkComeBackWithIt(t *testing.T) {
 
 func TestRemovedRouteOfHeldStreamStays(t *testing.T) {
 	w := newWorld()
-	wanted := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving)))
-	w.settle(wanted, false)
+	desired := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving)))
+	w.settle(desired, false)
 	if err := w.e.hold("a", time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	w.slot("a", "x2").NextHops[vip.IPv4] = netip.Addr{}
 	w.e.stale.routes = true
-	w.settle(wanted, false)
+	w.settle(desired, false)
 	w.expect(t, "a", "x1")
 	// Something else that is wanted elsewhere in the stream does not repair it.
-	wanted = wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving), testTarget("x3", Serving)))
-	w.settle(wanted, false)
+	desired = wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving), testTarget("x3", Serving)))
+	w.settle(desired, false)
 	w.expect(t, "a", "x1", "x3")
 	// Something else that is wanted of itself does.
 	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Draining), testTarget("x3", Serving))), false)
@@ -202,12 +202,12 @@ func TestTakenNumbersAreLeftOut(t *testing.T) {
 func TestOneStreamThatFailsDoesNotKeepTheOthers(t *testing.T) {
 	w := newWorld()
 	w.k.refuse = "b"
-	wanted := wantedOf(
+	desired := wantedOf(
 		testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)),
 		testStream("b", []string{"20.0.0.2/32"}, testTarget("x1", Serving)),
 		testStream("c", []string{"20.0.0.3/32"}, testTarget("x1", Serving)),
 	)
-	w.settle(wanted, false)
+	w.settle(desired, false)
 	w.expect(t, "a", "x1")
 	w.expect(t, "c", "x1")
 	p, ok := w.problem("stream b")
@@ -218,7 +218,7 @@ func TestOneStreamThatFailsDoesNotKeepTheOthers(t *testing.T) {
 		t.Fatal("its VIP is said to be served")
 	}
 	w.k.refuse = ""
-	w.settle(wanted, false)
+	w.settle(desired, false)
 	w.expect(t, "b", "x1")
 	if s := w.state(); len(s.Problems) > 0 || w.e.failing() {
 		t.Fatalf("problems %+v", s.Problems)
@@ -264,15 +264,15 @@ func TestForeignElementOfHeldStreamStays(t *testing.T) {
 	w.k.Streams["other"] = &plan.KernelStream{Name: "other"}
 	w.k.VIPs[v] = "other"
 	w.notice()
-	wanted := wantedOf(testStream("a", []string{v.String()}, testTarget("x1", Serving)))
+	desired := wantedOf(testStream("a", []string{v.String()}, testTarget("x1", Serving)))
 	if err := w.e.hold("a", time.Time{}); err != nil {
 		t.Fatal(err)
 	}
-	w.settle(wanted, false)
+	w.settle(desired, false)
 	if d := w.e.drift(); w.k.VIPs[v] != "other" || len(d) != 1 || d[0].Detail != "it leads to stream other" || w.state().VIPs[v] != "" {
 		t.Fatalf("drift %+v, VIPs %v", d, w.k.VIPs)
 	}
-	if _, err := w.e.resume("a", wanted); err != nil || w.k.VIPs[v] != "a" {
+	if _, err := w.e.resume("a", desired); err != nil || w.k.VIPs[v] != "a" {
 		t.Fatalf("resume: %v; VIPs %v", err, w.k.VIPs)
 	}
 }
@@ -281,8 +281,8 @@ func TestATargetOnNoNetworkIsAProblemAndIsTriedAgain(t *testing.T) {
 	w := newWorld()
 	far := testTarget("x2", Serving)
 	far.IPs[0] = netip.MustParseAddr("192.0.2.1")
-	wanted := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), far))
-	w.settle(wanted, false)
+	desired := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), far))
+	w.settle(desired, false)
 	w.expect(t, "a", "x1")
 	if p, ok := w.problem("target a/x2"); !ok || !w.e.failing() {
 		t.Fatalf("problem %+v", p)
@@ -292,7 +292,7 @@ func TestATargetOnNoNetworkIsAProblemAndIsTriedAgain(t *testing.T) {
 	}
 	w.k.net.Links = append(w.k.net.Links, plan.Link{Name: "eth2", Index: 3, Up: true, Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}})
 	w.e.stale.network = true
-	w.settle(wanted, false)
+	w.settle(desired, false)
 	w.expect(t, "a", "x1", "x2")
 	if len(w.state().Problems) > 0 {
 		t.Fatalf("problems %+v", w.state().Problems)

@@ -31,7 +31,7 @@ func (s *site) victim(path string, w *Desired, fault string) (killed bool) {
 	s.t.Helper()
 	b, err := json.Marshal(w)
 	s.must(err)
-	file := filepath.Join(s.t.TempDir(), "wanted")
+	file := filepath.Join(s.t.TempDir(), "desired")
 	s.must(os.WriteFile(file, b, 0o600))
 	ctx, cancel := context.WithTimeout(s.t.Context(), 2*patience)
 	defer cancel()

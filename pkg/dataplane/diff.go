@@ -2,9 +2,6 @@ package dataplane
 
 import (
 	"cmp"
-	"maps"
-	"slices"
-	"time"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -75,49 +72,4 @@ func (e *engine) streamState(s plan.InstalledStream, m *streamRecord) *StreamSta
 		}
 	}
 	return x
-}
-
-// noteDrift remembers since when objects differ, and logs what is new.
-func (e *engine) noteDrift() {
-	since := map[plan.DriftKey]time.Time{}
-	var found []Drift
-	for _, d := range e.drift() {
-		at, known := e.since[d.Key()]
-		if !known {
-			at = e.now()
-			found = append(found, d)
-		}
-		since[d.Key()] = at
-	}
-	if len(found) > 0 {
-		d := found[0]
-		e.log.Warn("drift detected", "objects", len(found), "first", d.Object, "detail", d.Detail, "stream", d.Stream, "target", d.Target, "held", e.held(d.Stream))
-	}
-	if n := len(e.since) + len(found) - len(since); n > 0 {
-		e.log.Info("drift resolved", "objects", n)
-	}
-	e.since = since
-}
-
-// hasApplied reports whether a stream is installed, so that what no stream owns must be
-// as well.
-func (e *engine) hasApplied() bool {
-	for _, s := range e.installed.Streams {
-		if s.Stage == plan.StageApplied {
-			return true
-		}
-	}
-	return false
-}
-
-// drift lists what differs from what is installed, sorted.
-func (e *engine) drift() []Drift {
-	all := e.baseDrift()
-	for _, name := range slices.Sorted(maps.Keys(e.streams)) {
-		all = append(all, e.streams[name].drift...)
-	}
-	for i, d := range all {
-		all[i].Since = e.since[d.Key()]
-	}
-	return all
 }

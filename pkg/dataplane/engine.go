@@ -199,11 +199,13 @@ func (e *engine) observe() {
 	}
 }
 
-// converge changes the kernel after an observation.
+// converge applies the difference between desired and observed state, after observe.
+// Urgent repairs ignore their back-off.
 func (e *engine) converge(w *Desired, urgent bool) {
 	if w != nil {
 		e.desired = w
 	}
+	// Before the first Configure, and while the kernel cannot be read, everything stays.
 	if e.readErr != nil || w == nil {
 		return
 	}
@@ -214,46 +216,12 @@ func (e *engine) converge(w *Desired, urgent bool) {
 		e.adopted = true
 		e.diff()
 	}
-	repairBase := e.due(e.baseDrift(), now, urgent) && !e.held("")
-	for name, s := range w.Streams {
-		m := e.record(name)
-		m.dirty = m.dirty || m.desired != s || m.failure != nil
-	}
-	for name, m := range e.streams {
-		m.repair = !e.held(name) && e.due(m.drift, now, urgent)
-		m.dirty = m.dirty || w.Streams[name] == nil || m.repair
-		for _, t := range m.targets {
-			m.dirty = m.dirty || !t.DrainEnd.IsZero() && !now.Before(t.DrainEnd)
-		}
-	}
-	e.probed, e.probing = map[uint32]string{}, 1
-	var plans []*streamChange
-	before := e.drift()
-	for _, name := range slices.Sorted(maps.Keys(e.streams)) {
-		m := e.streams[name]
-		if !m.dirty {
-			continue
-		}
-		m.failure, m.problems = nil, nil
-		v := e.input(name, now)
-		if problem, ok := e.conflictingChain(v); ok {
-			m.problems = append(m.problems, problem)
-			m.desired, m.dirty = v.Desired, false
-			continue
-		}
-		p := plan.ForStream(v)
-		m.problems = append(m.problems, p.Problems...)
-		if len(p.Problems) > 0 {
-			m.failure = errors.New(p.Problems[0].Detail)
-		}
-		if p.Idle(v) {
-			e.markPlanned(name, &p)
-			continue
-		}
-		plans = append(plans, &streamChange{StreamPlan: p, input: v, record: m})
-	}
-	if len(plans) > 0 || repairBase {
-		if err := e.apply(plans, repairBase); err != nil {
+	drift := e.drift()
+	repairBase := e.decideRepairs(now, urgent)
+	e.markDirty(now)
+	changes := e.planDirty(now)
+	if len(changes) > 0 || repairBase {
+		if err := e.apply(changes, repairBase); err != nil {
 			e.readErr = err
 		}
 	}
@@ -263,7 +231,51 @@ func (e *engine) converge(w *Desired, urgent bool) {
 		}
 	}
 	e.diff()
-	e.noteRepairs(before, repairBase)
+	e.noteRepairs(drift, repairBase)
+}
+
+// markDirty marks the streams to plan: the desired state changed, the last change failed, a
+// repair is due, or a drain ended.
+func (e *engine) markDirty(now time.Time) {
+	for name, s := range e.desired.Streams {
+		m := e.record(name)
+		m.dirty = m.dirty || m.desired != s || m.failure != nil
+	}
+	for name, m := range e.streams {
+		m.dirty = m.dirty || e.desired.Streams[name] == nil || m.repair
+		for _, t := range m.targets {
+			m.dirty = m.dirty || !t.DrainEnd.IsZero() && !now.Before(t.DrainEnd)
+		}
+	}
+}
+
+// planDirty plans the dirty streams and returns those for which the kernel changes.
+func (e *engine) planDirty(now time.Time) (changes []*streamChange) {
+	e.probed, e.probing = map[uint32]string{}, 1
+	for _, name := range slices.Sorted(maps.Keys(e.streams)) {
+		m := e.streams[name]
+		if !m.dirty {
+			continue
+		}
+		m.failure, m.problems = nil, nil
+		in := e.input(name, now)
+		if problem, ok := e.conflictingChain(in); ok {
+			m.problems = append(m.problems, problem)
+			m.desired, m.dirty = in.Desired, false
+			continue
+		}
+		p := plan.ForStream(in)
+		m.problems = append(m.problems, p.Problems...)
+		if len(p.Problems) > 0 {
+			m.failure = errors.New(p.Problems[0].Detail)
+		}
+		if p.Idle(in) {
+			e.markPlanned(name, &p)
+			continue
+		}
+		changes = append(changes, &streamChange{StreamPlan: p, input: in, record: m})
+	}
+	return changes
 }
 
 // markPlanned remembers that a plan is carried out.

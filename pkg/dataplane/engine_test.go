@@ -1,9 +1,6 @@
 package dataplane
 
 import (
-	"errors"
-	"fmt"
-	"log/slog"
 	"maps"
 	"net/netip"
 	"slices"
@@ -16,227 +13,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
-
-// world is a model of the kernel with an engine that can be killed.
-type world struct {
-	k     *modelKernel
-	e     *engine
-	clock time.Time
-}
-
-func newWorld() *world {
-	k := newModelKernel()
-	w := &world{k: k, clock: time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)}
-	w.restart()
-	return w
-}
-
-// restart begins a new process.
-func (w *world) restart() {
-	w.k.left = -1
-	holds := map[string]time.Time{}
-	if w.e != nil {
-		holds = w.e.holds
-	}
-	w.e = newEngine(Options{Log: slog.New(slog.DiscardHandler)}.withDefaults(), w.k)
-	w.e.now, w.e.holds = func() time.Time { return w.clock }, holds
-	if err := w.e.load(); err != nil {
-		panic(err)
-	}
-	w.e.pass(nil, false)
-}
-
-// settle passes until nothing is left to do. It tells whether the process lived.
-func (w *world) settle(wanted *Desired, mend bool) (alive bool) {
-	defer func() {
-		if p := recover(); p != nil {
-			if err, ok := p.(error); !ok || !errors.Is(err, errKilled) {
-				panic(p)
-			}
-			alive = false
-		}
-	}()
-	for i := 0; ; i++ {
-		w.e.pass(wanted, mend)
-		if !w.e.hasDirty() || w.e.readErr != nil {
-			return true
-		}
-		if i > 20 {
-			panic("the engine never gets done")
-		}
-	}
-}
-
-// notice has the engine look at everything with the next pass.
-func (w *world) notice(downed ...int) {
-	w.e.stale.merge(staleParts{nftables: true, routes: true, network: true, linksDown: downed})
-}
-
-func (w *world) state() State {
-	var s State
-	w.e.describe(&s)
-	return s
-}
-
-// number is that of a target, 0 if it has none.
-func (w *world) number(stream, name string) uint32 {
-	for n, t := range w.e.installed.Targets {
-		if t.Stream == stream && t.Name == name {
-			return n
-		}
-	}
-	return 0
-}
-
-func (w *world) slot(stream, name string) *plan.KernelTarget {
-	return w.k.Targets[w.number(stream, name)]
-}
-
-// serving lists who is in the kernel's table.
-func (w *world) serving(stream string, f vip.Family) []string {
-	s := w.k.Streams[stream]
-	if s == nil {
-		return nil
-	}
-	in := map[string]struct{}{}
-	for _, n := range s.Tables[f] {
-		if t, ok := w.e.installed.Targets[n]; ok {
-			in[t.Name] = struct{}{}
-		}
-	}
-	return slices.Sorted(maps.Keys(in))
-}
-
-const testSize = 13
-
-func testTarget(name string, roles ...Role) Target {
-	i := int(name[len(name)-1])
-	t := Target{Name: name, IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, name[0], byte(i)})}}
-	t.Roles[vip.IPv4] = roles[0]
-	if len(roles) > 1 {
-		a := netip.MustParseAddr("fd00::").As16()
-		a[14], a[15] = name[0], byte(i)
-		t.IPs = append(t.IPs, netip.AddrFrom16(a))
-		t.Roles[vip.IPv6] = roles[1]
-	}
-	return t
-}
-
-func testStream(name string, vips []string, targets ...Target) *Stream {
-	s := &Stream{Name: name, Size: testSize, Seed: 1, DrainTime: 10 * time.Second, Targets: targets}
-	for _, v := range vips {
-		s.VIPs = append(s.VIPs, vip.Require(v))
-	}
-	return s
-}
-
-var revisions uint64
-
-func wantedOf(streams ...*Stream) *Desired {
-	revisions++
-	w := &Desired{Revision: revisions, Streams: map[string]*Stream{}}
-	for _, s := range streams {
-		w.Streams[s.Name] = s
-	}
-	return w
-}
-
-// oracle is what the kernel must have for what is wanted, in terms of names: by
-// stream and family the table's targets, by target its flows and hops, by VIP the
-// stream. It knows nothing of drains: who is left out is gone.
-type oracle struct {
-	Tables map[string][2][]string
-	Slots  map[string]string
-	VIPs   map[string]string
-}
-
-func wish(w *Desired, had map[string]bool) oracle {
-	o := oracle{Tables: map[string][2][]string{}, Slots: map[string]string{}, VIPs: map[string]string{}}
-	for _, name := range slices.Sorted(maps.Keys(w.Streams)) {
-		s := w.Streams[name]
-		var tables [2][]string
-		for _, v := range s.VIPs {
-			if o.VIPs[v.String()] == "" {
-				o.VIPs[v.String()] = name
-			}
-		}
-		for _, t := range s.Targets {
-			key := name + "/" + t.Name
-			if t.Roles[0] != Serving && t.Roles[1] != Serving && !had[key] {
-				continue
-			}
-			var flows [2]bool
-			var hops [2]netip.Addr
-			for _, f := range vip.Families {
-				hops[f] = plan.AddressOf(t.IPs, f)
-				flows[f] = t.Roles[f] == Draining || t.Roles[f] == Serving
-				if t.Roles[f] == Serving {
-					tables[f] = append(tables[f], t.Name)
-				}
-			}
-			o.Slots[key] = fmt.Sprint(flows, hops)
-		}
-		o.Tables[name] = tables
-	}
-	for name, tables := range o.Tables {
-		for _, f := range vip.Families {
-			mine := false
-			for v, by := range o.VIPs {
-				mine = mine || by == name && vip.Require(v).Family() == f
-			}
-			if !mine {
-				tables[f] = nil
-			}
-			slices.Sort(tables[f])
-		}
-		o.Tables[name] = tables
-	}
-	return o
-}
-
-// is tells what the model kernel has, as the oracle puts it.
-func (w *world) is(t interface{ Fatalf(string, ...any) }) oracle {
-	o := oracle{Tables: map[string][2][]string{}, Slots: map[string]string{}, VIPs: map[string]string{}}
-	for name, s := range w.k.Streams {
-		var tables [2][]string
-		for _, f := range vip.Families {
-			tables[f] = w.serving(name, f)
-		}
-		o.Tables[name] = tables
-		_ = s
-	}
-	for n, s := range w.k.Targets {
-		if !s.ChainIntact || s.Blackhole != s.Rules {
-			t.Fatalf("number %d is torn: %+v", n, s)
-		}
-		o.Slots[s.Stream+"/"+s.Name] = fmt.Sprint(s.Flows, s.NextHops)
-	}
-	for v, s := range w.k.VIPs {
-		o.VIPs[v.String()] = s
-	}
-	return o
-}
-
-// checkTables compares each table with the Maglev table of its names.
-func (w *world) checkTables(t interface{ Fatalf(string, ...any) }) {
-	for name, s := range w.k.Streams {
-		for _, f := range vip.Families {
-			if s.Tables[f] == nil {
-				continue
-			}
-			targets := map[string]plan.InstalledTarget{}
-			for _, r := range w.e.installed.Targets {
-				if r.Stream == name {
-					targets[r.Name] = r
-				}
-			}
-			want := plan.MaglevTable(w.serving(name, f), targets, s.Size, s.Seed)
-			if !slices.Equal(want, s.Tables[f]) {
-				t.Fatalf("table of %s: %v, want %v", name, s.Tables[f], want)
-			}
-		}
-	}
-}
 
 func drawWanted(t *rapid.T) *Desired {
 	var streams []*Stream
@@ -272,20 +48,11 @@ func drawWanted(t *rapid.T) *Desired {
 	return wantedOf(streams...)
 }
 
-// had lists the targets that have a record and stay.
-func (w *world) had() map[string]bool {
-	had := map[string]bool{}
-	for _, r := range w.e.installed.Targets {
-		had[r.Stream+"/"+r.Name] = true
-	}
-	return had
-}
-
 func TestAnySequenceOfChangesAndKillsEndsAsWanted(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld()
 		for range rapid.IntRange(1, 6).Draw(t, "changes") {
-			wanted := drawWanted(t)
+			desired := drawWanted(t)
 			had := w.had()
 			births := maps.Clone(w.k.births)
 			stayed := map[uint32]string{}
@@ -294,15 +61,15 @@ func TestAnySequenceOfChangesAndKillsEndsAsWanted(t *testing.T) {
 			}
 			for range rapid.IntRange(0, 3).Draw(t, "kills") {
 				w.k.left = rapid.IntRange(0, 12).Draw(t, "acts")
-				if !w.settle(wanted, false) {
+				if !w.settle(desired, false) {
 					w.restart()
 				}
 				w.k.left = -1
 			}
-			w.settle(wanted, false)
+			w.settle(desired, false)
 			// What drains is gone when its time is over.
 			w.clock = w.clock.Add(time.Minute)
-			w.settle(wanted, false)
+			w.settle(desired, false)
 			if w.e.readErr != nil {
 				t.Fatal(w.e.readErr)
 			}
@@ -314,8 +81,8 @@ func TestAnySequenceOfChangesAndKillsEndsAsWanted(t *testing.T) {
 				r := w.e.installed.Targets[n]
 				had[r.Stream+"/"+r.Name] = true
 			}
-			if diff := cmp.Diff(wish(wanted, had), w.is(t)); diff != "" {
-				t.Fatalf("-wanted +kernel\n%s", diff)
+			if diff := cmp.Diff(wish(desired, had), w.is(t)); diff != "" {
+				t.Fatalf("-desired +kernel\n%s", diff)
 			}
 			w.checkTables(t)
 			for n, name := range stayed {
@@ -337,7 +104,7 @@ func TestAnySequenceOfChangesAndKillsEndsAsWanted(t *testing.T) {
 					t.Fatalf("the state says %s for %s, the kernel %s", s.VIPs[v], v, by)
 				}
 			}
-			for name := range wanted.Streams {
+			for name := range desired.Streams {
 				for _, f := range vip.Families {
 					if got := slices.Sorted(maps.Keys(s.Streams[name].Serving[f])); !slices.Equal(got, w.serving(name, f)) {
 						t.Fatalf("stream %s: the state says that %q serve, the kernel %q", name, got, w.serving(name, f))
@@ -346,7 +113,7 @@ func TestAnySequenceOfChangesAndKillsEndsAsWanted(t *testing.T) {
 			}
 			writes := w.k.writes
 			w.notice()
-			w.settle(wanted, false)
+			w.settle(desired, false)
 			if w.k.writes != writes {
 				t.Fatalf("something was written though nothing changed")
 			}
@@ -396,20 +163,11 @@ func byHand(t *rapid.T, k *modelKernel) {
 	}
 }
 
-func sameKernel(a, b *plan.KernelState) bool {
-	return cmp.Equal(a, b, cmp.AllowUnexported(plan.KernelState{}, plan.KernelStream{}, plan.KernelTarget{}, plan.Label{}), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b vip.VIP) bool { return a == b }))
-}
-
-func (w *world) kernel() *plan.KernelState {
-	c, _ := w.k.Read(slices.Collect(maps.Keys(w.k.Targets)))
-	return c
-}
-
 func TestDriftIsRepaired(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld()
-		wanted := drawWanted(t)
-		w.settle(wanted, false)
+		desired := drawWanted(t)
+		w.settle(desired, false)
 		repaired := 0
 		w.e.o.OnRepair = func(r []Repaired) { repaired += len(r) }
 		before := w.kernel()
@@ -422,15 +180,15 @@ func TestDriftIsRepaired(t *testing.T) {
 			w.restart()
 		}
 		w.notice()
-		w.settle(wanted, false)
+		w.settle(desired, false)
 		if drift := w.e.drift(); len(drift) > 0 {
 			t.Fatalf("drift: %+v", drift)
 		}
 		if !restart && different != (repaired > 0) {
 			t.Fatalf("changed: %v; repaired: %d", different, repaired)
 		}
-		if diff := cmp.Diff(wish(wanted, w.had()), w.is(t)); diff != "" {
-			t.Fatalf("-wanted +kernel\n%s", diff)
+		if diff := cmp.Diff(wish(desired, w.had()), w.is(t)); diff != "" {
+			t.Fatalf("-desired +kernel\n%s", diff)
 		}
 		w.checkTables(t)
 	})
@@ -439,10 +197,10 @@ func TestDriftIsRepaired(t *testing.T) {
 func TestHeldDriftStaysUntilResumed(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld()
-		wanted := drawWanted(t)
-		w.settle(wanted, false)
+		desired := drawWanted(t)
+		w.settle(desired, false)
 		w.notice()
-		w.settle(wanted, false)
+		w.settle(desired, false)
 		if err := w.e.hold(allStreams, time.Time{}); err != nil {
 			t.Fatal(err)
 		}
@@ -455,19 +213,19 @@ func TestHeldDriftStaysUntilResumed(t *testing.T) {
 		handed := w.kernel()
 		different := !sameKernel(before, handed)
 		w.notice()
-		w.settle(wanted, false)
+		w.settle(desired, false)
 		drift := w.e.drift()
 		if different != (len(drift) > 0) {
 			t.Fatalf("changed by another process: %v; drift: %+v", different, drift)
 		}
 		// Of a stream or target of which nothing is left the next process does not know.
 		known := hands == 1
-		for name, s := range wanted.Streams {
+		for name, s := range desired.Streams {
 			known = known && slices.ContainsFunc(s.Targets, func(t Target) bool { return had[name+"/"+t.Name] && slices.Contains(t.Roles[:], Serving) })
 		}
 		if known && rapid.Bool().Draw(t, "restart") {
 			w.restart()
-			w.settle(wanted, false)
+			w.settle(desired, false)
 			if again := w.e.drift(); len(again) != len(drift) {
 				t.Fatalf("drift is %+v after a restart, was %+v", again, drift)
 			}
@@ -502,19 +260,19 @@ func TestHeldDriftStaysUntilResumed(t *testing.T) {
 				}
 			}
 		}
-		if done, err := w.e.reconcile(wanted); err != nil || len(done) > 0 {
+		if done, err := w.e.reconcile(desired); err != nil || len(done) > 0 {
 			t.Fatalf("reconcile repaired %+v, %v", done, err)
 		}
 		untouched("reconcile")
-		done, err := w.e.resume(allStreams, wanted)
+		done, err := w.e.resume(allStreams, desired)
 		if err != nil {
 			t.Fatalf("resume: %v", err)
 		}
 		if len(done) != len(drift) {
 			t.Fatalf("repaired %+v, drift was %+v", done, drift)
 		}
-		if diff := cmp.Diff(wish(wanted, had), w.is(t)); diff != "" {
-			t.Fatalf("-wanted +kernel\n%s", diff)
+		if diff := cmp.Diff(wish(desired, had), w.is(t)); diff != "" {
+			t.Fatalf("-desired +kernel\n%s", diff)
 		}
 		w.checkTables(t)
 	})
@@ -533,10 +291,4 @@ func TestCleanupRemovesAllThatIsOurs(t *testing.T) {
 			t.Fatalf("left: %+v", w.k.KernelState)
 		}
 	})
-}
-
-// pass is one round of the engine.
-func (e *engine) pass(w *Desired, urgent bool) {
-	e.observe()
-	e.converge(w, urgent)
 }

@@ -128,11 +128,11 @@ func (p *Plane) Hold(ctx context.Context, stream string, d time.Duration) (until
 
 // Resume ends what Hold began, all holds with "", and returns what was repaired.
 func (p *Plane) Resume(ctx context.Context, stream string) ([]Drift, error) {
-	return ask(ctx, p, "resume the data plane", func(e *engine) ([]Drift, error) { return e.resume(stream, p.wanted.Load()) })
+	return ask(ctx, p, "resume the data plane", func(e *engine) ([]Drift, error) { return e.resume(stream, p.desired.Load()) })
 }
 
 // Reconcile repairs at once, also what is in back-off, except what is held, and returns
 // what it repaired. Before the first Configure it refuses.
 func (p *Plane) Reconcile(ctx context.Context) ([]Drift, error) {
-	return ask(ctx, p, "reconcile the data plane", func(e *engine) ([]Drift, error) { return e.reconcile(p.wanted.Load()) })
+	return ask(ctx, p, "reconcile the data plane", func(e *engine) ([]Drift, error) { return e.reconcile(p.desired.Load()) })
 }

@@ -18,27 +18,27 @@ func TestAStartWithOtherOptionsMakesAllAnew(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			x := newSite(t)
-			wanted := siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving))
+			desired := siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving))
 			whole := func(s State) bool {
 				return serves(s, "a", vip.IPv4, "t1", "t2") && serves(s, "a", vip.IPv6, "t1", "t2") && len(s.VIPs) == 2 && len(s.Drift)+len(s.Problems) == 0
 			}
 			fresh := newSite(t)
 			p := fresh.start(change)
-			p.configure(wanted)
+			p.configure(desired)
 			p.wait("a fresh one", whole)
 			want := sortedLines(fresh.snapshot())
 
 			p = x.start()
-			p.configure(wanted)
+			p.configure(desired)
 			p.stop()
 			before := sortedLines(x.snapshot())
 			p = x.start(change)
-			p.configure(wanted)
+			p.configure(desired)
 			p.wait("the same with other options", whole)
 			x.eventually("nothing of before to be left", func() bool { return sortedLines(x.snapshot()) == want })
 			p.stop()
 			p = x.start()
-			p.configure(wanted)
+			p.configure(desired)
 			p.wait("the first options again", whole)
 			if name != "conntrack off" { // sets for addresses that are not tracked stay
 				x.eventually("all to be as at first", func() bool { return sortedLines(x.snapshot()) == before })

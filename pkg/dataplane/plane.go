@@ -17,11 +17,11 @@ var errEnded = errors.New("the data plane is not running")
 
 // Plane keeps the data plane in the kernel. It is a task.Task.
 type Plane struct {
-	o      Options
-	holds  map[string]time.Time // at the start
-	wanted latest.Value[*Desired]
-	state  latest.Value[State]
-	ready  chan struct{}
+	o       Options
+	holds   map[string]time.Time // at the start
+	desired latest.Value[*Desired]
+	state   latest.Value[State]
+	ready   chan struct{}
 	// requests are what the goroutine that owns everything is asked to do.
 	requests chan func(*engine)
 	ended    chan struct{}
@@ -71,7 +71,7 @@ func New(o Options) (*Plane, error) {
 
 // Configure sets what the data plane is to do. It never blocks; the newest call
 // wins. Before the first one what is in the kernel stays as it is.
-func (p *Plane) Configure(w *Desired) { p.wanted.Set(w) }
+func (p *Plane) Configure(w *Desired) { p.desired.Set(w) }
 
 // State returns what is known to be in the kernel.
 func (p *Plane) State() *latest.Value[State] { return &p.state }

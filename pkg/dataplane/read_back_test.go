@@ -53,16 +53,16 @@ func TestWhatTheKernelDoesNotHaveAfterItWasWrittenIsTriedAgain(t *testing.T) {
 			if err := w.e.load(); err != nil {
 				t.Fatal(err)
 			}
-			wanted := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)))
-			w.e.pass(wanted, false)
+			desired := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)))
+			w.e.pass(desired, false)
 			s := w.state()
 			served := s.VIPs[v] == "a" && s.Streams["a"].Problem[vip.IPv4] == "" && len(s.Streams["a"].Serving[vip.IPv4]) == 1
 			if served || len(s.Drift) > 0 || len(s.Problems) == 0 || !w.e.failing() {
 				t.Fatalf("served: %v; drift %+v, problems %+v", served, s.Drift, s.Problems)
 			}
 			loses = false
-			w.e.pass(wanted, false)
-			w.settle(wanted, false)
+			w.e.pass(desired, false)
+			w.settle(desired, false)
 			s = w.state()
 			if s.VIPs[v] != "a" || len(s.Streams["a"].Serving[vip.IPv4]) != 1 || len(s.Drift)+len(s.Problems) > 0 || w.e.installed.Streams["a"].Stage != plan.StageApplied {
 				t.Fatalf("not mended: %+v", s)

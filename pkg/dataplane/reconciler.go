@@ -96,9 +96,9 @@ func (o *reconciler) run(ctx context.Context) error {
 				o.e.stale.nftables, o.e.stale.routes, o.e.stale.network = true, true, true
 			}
 		}
-		wanted, reconfigured := o.p.wanted.Get()
+		desired, reconfigured := o.p.desired.Get()
 		o.updateSysctls(time.Now())
-		failed := o.step(wanted, listenErr)
+		failed := o.step(desired, listenErr)
 
 		next := time.Until(o.lastFullRead.Add(o.p.o.CheckInterval))
 		if o.checkSysctl != nil {
@@ -194,12 +194,12 @@ func (o *reconciler) handleEvents(n fwstate.Events) {
 
 // step does one pass and publishes what is known then. It tells whether something is
 // to be tried again.
-func (o *reconciler) step(wanted *Desired, listenErr error) (failed bool) {
+func (o *reconciler) step(desired *Desired, listenErr error) (failed bool) {
 	e, log := o.e, o.p.o.Log
 	now := time.Now()
 	if !o.loaded {
 		if err := o.load(); err != nil {
-			o.publish(wanted, err)
+			o.publish(desired, err)
 			return true
 		}
 	}
@@ -223,8 +223,8 @@ func (o *reconciler) step(wanted *Desired, listenErr error) (failed bool) {
 		// Readiness must not wait for a repair that takes long.
 		o.publish(e.desired, nil)
 	}
-	e.converge(wanted, false)
-	if wanted != nil && !o.removed && e.readErr == nil && !e.failing() && len(e.drift()) == 0 {
+	e.converge(desired, false)
+	if desired != nil && !o.removed && e.readErr == nil && !e.failing() && len(e.drift()) == 0 {
 		if err := o.removeOld(); err != nil {
 			log.Warn("failed to remove policy rules that were installed with other options", "error", err)
 		} else {
@@ -246,7 +246,7 @@ func (o *reconciler) step(wanted *Desired, listenErr error) (failed bool) {
 	if listenErr != nil {
 		log.Warn("changes of the kernel cannot be listened for", "error", listenErr)
 	}
-	o.publish(wanted, err)
+	o.publish(desired, err)
 	if e.readErr == nil {
 		o.signalReady()
 	}
@@ -309,11 +309,11 @@ func (o *reconciler) signalReady() {
 }
 
 // publish tells what is known, if it is news.
-func (o *reconciler) publish(wanted *Desired, err error) {
+func (o *reconciler) publish(desired *Desired, err error) {
 	old := o.p.state.Load()
 	s := State{Err: err, Held: o.e.holds, Repairs: o.e.repaired}
-	if wanted != nil {
-		s.Revision = wanted.Revision
+	if desired != nil {
+		s.Revision = desired.Revision
 	}
 	if o.e.observed != nil {
 		o.e.describe(&s)

@@ -2,12 +2,27 @@ package dataplane
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 )
+
+// What happens when another process deletes a rule, or changes any other object of the data
+// plane:
+//
+//  1. The kernel reports it (fwstate.Watch), and the reconciler reads what is stale.
+//     Without a report it is found by the check of everything each CheckInterval.
+//  2. diff compares what was read with what is installed (plan.TargetDrift,
+//     plan.StreamDrift). The difference is drift: [State] shows it, and readiness follows
+//     the kernel at once. Routes that the kernel removed with a link are no drift; they
+//     come back with the link (updateNetwork).
+//  3. decideRepairs selects the drift to repair now: not that of held streams (Hold), and
+//     not an object whose back-off runs.
+//  4. plan.ForStream restores a stream with all its targets, apply writes it and reads it
+//     back, and noteRepairs counts it, lengthens the back-off and reports it.
 
 const (
 	// contestedAfter is how many repairs of one object in succession mean that another
@@ -31,6 +46,15 @@ type Repaired struct {
 	// Contested: another process keeps changing it. That is reported once, and no repair
 	// after it until the object has been left alone for a while.
 	Contested bool
+}
+
+// decideRepairs selects the streams whose drift is repaired now, and reports whether the
+// objects that no stream owns are repaired as well.
+func (e *engine) decideRepairs(now time.Time, urgent bool) (base bool) {
+	for name, m := range e.streams {
+		m.repair = !e.held(name) && e.due(m.drift, now, urgent)
+	}
+	return !e.held("") && e.due(e.baseDrift(), now, urgent)
 }
 
 // due reports whether some of the drift is to be repaired now.
@@ -137,4 +161,49 @@ func without(a, b []Drift) []Drift {
 		in[d.Key()] = true
 	}
 	return slices.DeleteFunc(slices.Clone(a), func(d Drift) bool { return in[d.Key()] })
+}
+
+// noteDrift remembers since when objects differ, and logs what is new.
+func (e *engine) noteDrift() {
+	since := map[plan.DriftKey]time.Time{}
+	var found []Drift
+	for _, d := range e.drift() {
+		at, known := e.since[d.Key()]
+		if !known {
+			at = e.now()
+			found = append(found, d)
+		}
+		since[d.Key()] = at
+	}
+	if len(found) > 0 {
+		d := found[0]
+		e.log.Warn("drift detected", "objects", len(found), "first", d.Object, "detail", d.Detail, "stream", d.Stream, "target", d.Target, "held", e.held(d.Stream))
+	}
+	if n := len(e.since) + len(found) - len(since); n > 0 {
+		e.log.Info("drift resolved", "objects", n)
+	}
+	e.since = since
+}
+
+// hasApplied reports whether a stream is installed, so that what no stream owns must be
+// as well.
+func (e *engine) hasApplied() bool {
+	for _, s := range e.installed.Streams {
+		if s.Stage == plan.StageApplied {
+			return true
+		}
+	}
+	return false
+}
+
+// drift lists what differs from what is installed, sorted.
+func (e *engine) drift() []Drift {
+	all := e.baseDrift()
+	for _, name := range slices.Sorted(maps.Keys(e.streams)) {
+		all = append(all, e.streams[name].drift...)
+	}
+	for i, d := range all {
+		all[i].Since = e.since[d.Key()]
+	}
+	return all
 }

@@ -43,7 +43,7 @@ func BenchmarkLoad(b *testing.B) {
 		b.Run(fmt.Sprintf("one stream of %d", size), func(b *testing.B) {
 			for b.Loop() {
 				b.StopTimer()
-				f := openFabric(b, lab.NewNetNS(b), Config{})
+				f := openConn(b, lab.NewNetNS(b), Config{})
 				must(b, writeBase(f, plan.Change{Base: true}))
 				c := crowd(1, size)
 				b.StartTimer()
@@ -54,7 +54,7 @@ func BenchmarkLoad(b *testing.B) {
 	b.Run("100 streams of 1009", func(b *testing.B) {
 		for b.Loop() {
 			b.StopTimer()
-			f := openFabric(b, lab.NewNetNS(b), Config{})
+			f := openConn(b, lab.NewNetNS(b), Config{})
 			c := crowd(100, 1009)
 			b.StartTimer()
 			must(b, f.Write(c))
@@ -66,7 +66,7 @@ func BenchmarkWithAHundredStreams(b *testing.B) {
 	ns, net := lab.NewNetNS(b), lab.NewNetNS(b)
 	must(b, lab.Veth(ns, "int0", net, "pod"))
 	must(b, ns.Addr("int0", "172.16.0.1/16", "fd16::1/64"))
-	f := openFabric(b, ns, Config{})
+	f := openConn(b, ns, Config{})
 	var w *Watch
 	must(b, ns.Do(func() (err error) {
 		w, err = Subscribe(Config{})

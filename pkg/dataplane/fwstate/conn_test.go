@@ -37,8 +37,8 @@ func run(t testing.TB, ns *lab.NetNS, command string) string {
 	return out
 }
 
-// openFabric opens a fabric in a namespace.
-func openFabric(t testing.TB, ns *lab.NetNS, o Config) *Conn {
+// openConn opens a fabric in a namespace.
+func openConn(t testing.TB, ns *lab.NetNS, o Config) *Conn {
 	t.Helper()
 	var f *Conn
 	must(t, ns.Do(func() (err error) {
@@ -96,7 +96,7 @@ func TestWhatWasWrittenIsReadBack(t *testing.T) {
 	for _, stateless := range []bool{false, true} {
 		t.Run(fmt.Sprintf("stateless %v", stateless), func(t *testing.T) {
 			ns := lab.NewNetNS(t)
-			f := openFabric(t, ns, Config{Stateless: stateless})
+			f := openConn(t, ns, Config{Stateless: stateless})
 			if c := readAll(t, f); c.Base || len(c.Streams)+len(c.Targets)+len(c.VIPs) > 0 {
 				t.Fatalf("an empty namespace has %+v", c)
 			}
@@ -139,7 +139,7 @@ func TestWhatWasWrittenIsReadBack(t *testing.T) {
 
 func TestWritingWhatStandsChangesNothing(t *testing.T) {
 	for _, stateless := range []bool{false, true} {
-		f := openFabric(t, lab.NewNetNS(t), Config{Stateless: stateless})
+		f := openConn(t, lab.NewNetNS(t), Config{Stateless: stateless})
 		must(t, writeBase(f, exampleChange()))
 		now := readAll(t, f)
 		before, err := f.Generation()
@@ -158,7 +158,7 @@ func TestWritingWhatStandsChangesNothing(t *testing.T) {
 func TestPeopleCanListTheTable(t *testing.T) {
 	for _, stateless := range []bool{false, true} {
 		ns := lab.NewNetNS(t)
-		f := openFabric(t, ns, Config{Stateless: stateless})
+		f := openConn(t, ns, Config{Stateless: stateless})
 		must(t, writeBase(f, exampleChange()))
 		for command, shown := range map[string]string{
 			"nft list table inet vipgate-lb":                      "mod 101 seed 0x7 vmap @live4/web",
@@ -182,7 +182,7 @@ func TestWays(t *testing.T) {
 	pod, net := lab.NewNetNS(t), lab.NewNetNS(t)
 	must(t, lab.Veth(pod, "int0", net, "pod"))
 	must(t, pod.Addr("int0", "172.16.0.1/24", "fd16::1/64"))
-	f := openFabric(t, pod, Config{})
+	f := openConn(t, pod, Config{})
 	must(t, writeBase(f, plan.Change{Base: true}))
 	slots := exampleSlots("web", 5000, 5001)
 	for i := range slots {

@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/dataplane/nlmsg"
 )
 
 // Of linux/netfilter/nfnetlink_conntrack.h: deletion is of all entries that match.
@@ -27,12 +29,12 @@ func (f *Conn) FlushConntrack(numbers []uint32) error {
 		return nil
 	}
 	for _, b := range blocks(numbers) {
-		var m messages
-		m.begin(unix.NFNL_SUBSYS_CTNETLINK<<8|conntrackDelete, unix.NLM_F_ACK, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
-		m.uint32BE(ctaMark, b.first)
-		m.uint32BE(ctaMarkMask, f.config.Mask&^(b.length-1))
-		m.end()
-		refused, err := f.ct.acked(&m)
+		var m nlmsg.Messages
+		m.Begin(unix.NFNL_SUBSYS_CTNETLINK<<8|conntrackDelete, unix.NLM_F_ACK, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
+		m.Uint32BE(ctaMark, b.first)
+		m.Uint32BE(ctaMarkMask, f.config.Mask&^(b.length-1))
+		m.End()
+		refused, err := f.ct.Exchange(&m)
 		if err == nil {
 			err = refused[0]
 		}

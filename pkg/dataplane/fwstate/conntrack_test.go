@@ -41,7 +41,7 @@ func TestBlocksCoverExactlyTheNumbers(t *testing.T) {
 // Marks of a block go, those beside it and other bits of marks stay.
 func TestForgottenAreExactlyTheNumbers(t *testing.T) {
 	ns := lab.NewNetNS(t)
-	f := openFabric(t, ns, Config{})
+	f := openConn(t, ns, Config{})
 	run(t, ns, `ip link set lo up
 		nft add table inet test
 		nft 'add chain inet test out { type filter hook output priority 0; }'

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/nlmsg"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -31,46 +32,46 @@ type element struct {
 	end bool
 }
 
-// elements writes messages about elements of a set.
-func (m *messages) elements(kind uint16, set string, list []element) {
+// putElements writes messages about elements of a set.
+func putElements(m *nlmsg.Messages, kind uint16, set string, list []element) {
 	for len(list) > 0 {
-		m.begin(nftMessage(kind), unix.NLM_F_CREATE, familyInet, unix.NFNETLINK_V0, 0, 0)
-		m.text(unix.NFTA_SET_ELEM_LIST_TABLE, plan.TableName)
-		m.text(unix.NFTA_SET_ELEM_LIST_SET, set)
-		all := m.beginNested(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+		m.Begin(nftMessage(kind), unix.NLM_F_CREATE, familyInet, unix.NFNETLINK_V0, 0, 0)
+		m.Text(unix.NFTA_SET_ELEM_LIST_TABLE, plan.TableName)
+		m.Text(unix.NFTA_SET_ELEM_LIST_SET, set)
+		all := m.BeginNested(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 		n := 0
-		for n < len(list) && len(m.b)-all < listRoom-512 {
-			m.element(list[n])
+		for n < len(list) && len(m.Data)-all < listRoom-512 {
+			putElement(m, list[n])
 			n++
 		}
-		m.endNested(all)
-		m.end()
+		m.EndNested(all)
+		m.End()
 		list = list[n:]
 	}
 }
 
-func (m *messages) element(e element) {
-	one := m.beginNested(unix.NFTA_LIST_ELEM)
-	key := m.beginNested(unix.NFTA_SET_ELEM_KEY)
-	m.bytes(unix.NFTA_DATA_VALUE, e.key)
-	m.endNested(key)
+func putElement(m *nlmsg.Messages, e element) {
+	one := m.BeginNested(unix.NFTA_LIST_ELEM)
+	key := m.BeginNested(unix.NFTA_SET_ELEM_KEY)
+	m.Bytes(unix.NFTA_DATA_VALUE, e.key)
+	m.EndNested(key)
 	if e.end {
-		m.uint32BE(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+		m.Uint32BE(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
 	}
 	switch {
 	case e.chain != "":
-		data := m.beginNested(unix.NFTA_SET_ELEM_DATA)
-		verdict := m.beginNested(unix.NFTA_DATA_VERDICT)
-		m.uint32BE(unix.NFTA_VERDICT_CODE, gotoCode)
-		m.text(unix.NFTA_VERDICT_CHAIN, e.chain)
-		m.endNested(verdict)
-		m.endNested(data)
+		data := m.BeginNested(unix.NFTA_SET_ELEM_DATA)
+		verdict := m.BeginNested(unix.NFTA_DATA_VERDICT)
+		m.Uint32BE(unix.NFTA_VERDICT_CODE, gotoCode)
+		m.Text(unix.NFTA_VERDICT_CHAIN, e.chain)
+		m.EndNested(verdict)
+		m.EndNested(data)
 	case e.hasData:
-		data := m.beginNested(unix.NFTA_SET_ELEM_DATA)
-		m.bytes(unix.NFTA_DATA_VALUE, nativeBytes(e.data))
-		m.endNested(data)
+		data := m.BeginNested(unix.NFTA_SET_ELEM_DATA)
+		m.Bytes(unix.NFTA_DATA_VALUE, nlmsg.Uint32Bytes(e.data))
+		m.EndNested(data)
 	}
-	m.endNested(one)
+	m.EndNested(one)
 }
 
 // gotoCode is NFT_GOTO, which is negative.
@@ -78,25 +79,25 @@ const gotoCode = 1<<32 - 4
 
 // verdictOf reads where data of an element goes; "" if not by goto.
 func verdictOf(data []byte) string {
-	verdict := attribute(data, unix.NFTA_DATA_VERDICT)
-	if bigUint32(attribute(verdict, unix.NFTA_VERDICT_CODE)) != gotoCode {
+	verdict := nlmsg.Attribute(data, unix.NFTA_DATA_VERDICT)
+	if nlmsg.Uint32BE(nlmsg.Attribute(verdict, unix.NFTA_VERDICT_CODE)) != gotoCode {
 		return ""
 	}
-	return text(attribute(verdict, unix.NFTA_VERDICT_CHAIN))
+	return nlmsg.Text(nlmsg.Attribute(verdict, unix.NFTA_VERDICT_CHAIN))
 }
 
 // dumpElements lists the elements of a set. What it hands over is valid during the
 // call only. A set that is not there is fs.ErrNotExist.
 func (f *Conn) dumpElements(set string, each func(e []byte)) error {
-	var m messages
-	m.begin(nftMessage(unix.NFT_MSG_GETSETELEM), unix.NLM_F_DUMP, familyInet, unix.NFNETLINK_V0, 0, 0)
-	m.text(unix.NFTA_SET_ELEM_LIST_TABLE, plan.TableName)
-	m.text(unix.NFTA_SET_ELEM_LIST_SET, set)
-	err := f.nft.dump(m.end(), func(data []byte) error {
-		if len(data) < nfgenmsgLength {
+	var m nlmsg.Messages
+	m.Begin(nftMessage(unix.NFT_MSG_GETSETELEM), unix.NLM_F_DUMP, familyInet, unix.NFNETLINK_V0, 0, 0)
+	m.Text(unix.NFTA_SET_ELEM_LIST_TABLE, plan.TableName)
+	m.Text(unix.NFTA_SET_ELEM_LIST_SET, set)
+	err := f.nft.Dump(m.End(), func(data []byte) error {
+		if len(data) < nlmsg.NFHeaderLen {
 			return nil
 		}
-		for _, e := range attributes(attribute(data[nfgenmsgLength:], unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+		for _, e := range nlmsg.Attributes(nlmsg.Attribute(data[nlmsg.NFHeaderLen:], unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
 			each(e)
 		}
 		return nil
@@ -130,7 +131,7 @@ func (f *Conn) readTable(set string, size uint32) ([]uint32, error) {
 			case kind == unix.NFTA_SET_ELEM_DATA:
 				data = binary.NativeEndian.Uint32(e[8:])
 			}
-			e = e[min(align(length), len(e)):]
+			e = e[min(nlmsg.Align(length), len(e)):]
 		}
 		if key < size {
 			table[key] = data
@@ -144,8 +145,8 @@ func (f *Conn) readTable(set string, size uint32) ([]uint32, error) {
 func (f *Conn) readLive(family vip.Family, stream string) (map[uint32]string, error) {
 	live := map[uint32]string{}
 	err := f.dumpElements(plan.LiveMap(family, stream), func(e []byte) {
-		number := nativeUint32(attribute(attribute(e, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE))
-		live[number] = verdictOf(attribute(e, unix.NFTA_SET_ELEM_DATA))
+		number := nlmsg.Uint32(nlmsg.Attribute(nlmsg.Attribute(e, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE))
+		live[number] = verdictOf(nlmsg.Attribute(e, unix.NFTA_SET_ELEM_DATA))
 	})
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
@@ -166,16 +167,16 @@ func (f *Conn) readPrefixes(set string, interval bool) (map[netip.Prefix]string,
 	prefixes := map[netip.Prefix]string{}
 	var bounds []bound
 	if err := f.dumpElements(set, func(e []byte) {
-		a, ok := netip.AddrFromSlice(attribute(attribute(e, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE))
+		a, ok := netip.AddrFromSlice(nlmsg.Attribute(nlmsg.Attribute(e, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE))
 		if !ok {
 			return
 		}
-		chain := verdictOf(attribute(e, unix.NFTA_SET_ELEM_DATA))
+		chain := verdictOf(nlmsg.Attribute(e, unix.NFTA_SET_ELEM_DATA))
 		if !interval {
 			prefixes[netip.PrefixFrom(a, a.BitLen())] = chain
 			return
 		}
-		end := bigUint32(attribute(e, unix.NFTA_SET_ELEM_FLAGS))&unix.NFT_SET_ELEM_INTERVAL_END != 0
+		end := nlmsg.Uint32BE(nlmsg.Attribute(e, unix.NFTA_SET_ELEM_FLAGS))&unix.NFT_SET_ELEM_INTERVAL_END != 0
 		bounds = append(bounds, bound{a, end, chain})
 	}); err != nil || !interval {
 		return prefixes, err

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/nlmsg"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 )
 
@@ -45,16 +46,16 @@ func sameRules(have []rule, want []ruleSpec) bool {
 
 // list asks for a list of things in our table, or of all tables if the kernel does
 // not narrow it.
-func (f *Conn) list(kind, tableAttribute uint16, more func(*messages), each func(b []byte)) error {
-	var m messages
-	m.begin(nftMessage(kind), unix.NLM_F_DUMP, familyInet, unix.NFNETLINK_V0, 0, 0)
-	m.text(tableAttribute, plan.TableName)
+func (f *Conn) list(kind, tableAttribute uint16, more func(*nlmsg.Messages), each func(b []byte)) error {
+	var m nlmsg.Messages
+	m.Begin(nftMessage(kind), unix.NLM_F_DUMP, familyInet, unix.NFNETLINK_V0, 0, 0)
+	m.Text(tableAttribute, plan.TableName)
 	if more != nil {
 		more(&m)
 	}
-	return f.nft.dump(m.end(), func(data []byte) error {
-		if len(data) >= nfgenmsgLength && data[0] == familyInet && text(attribute(data[nfgenmsgLength:], tableAttribute)) == plan.TableName {
-			each(data[nfgenmsgLength:])
+	return f.nft.Dump(m.End(), func(data []byte) error {
+		if len(data) >= nlmsg.NFHeaderLen && data[0] == familyInet && nlmsg.Text(nlmsg.Attribute(data[nlmsg.NFHeaderLen:], tableAttribute)) == plan.TableName {
+			each(data[nlmsg.NFHeaderLen:])
 		}
 		return nil
 	})
@@ -62,26 +63,26 @@ func (f *Conn) list(kind, tableAttribute uint16, more func(*messages), each func
 
 // readNamed asks for one thing in our table by its name; nil if it is not there.
 func (f *Conn) readNamed(kind, tableAttribute, nameAttribute uint16, name string) ([]byte, error) {
-	var m messages
-	m.begin(nftMessage(kind), 0, familyInet, unix.NFNETLINK_V0, 0, 0)
-	m.text(tableAttribute, plan.TableName)
-	m.text(nameAttribute, name)
-	data, err := f.nft.get(m.end())
-	if errors.Is(err, unix.ENOENT) || err == nil && len(data) < nfgenmsgLength {
+	var m nlmsg.Messages
+	m.Begin(nftMessage(kind), 0, familyInet, unix.NFNETLINK_V0, 0, 0)
+	m.Text(tableAttribute, plan.TableName)
+	m.Text(nameAttribute, name)
+	data, err := f.nft.Get(m.End())
+	if errors.Is(err, unix.ENOENT) || err == nil && len(data) < nlmsg.NFHeaderLen {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read inet %s %s: %w", plan.TableName, name, err)
 	}
-	return data[nfgenmsgLength:], nil
+	return data[nlmsg.NFHeaderLen:], nil
 }
 
 // readRules lists the rules of our table by chain, or those of one chain.
 func (f *Conn) readRules(chain string) (map[string][]rule, error) {
 	rules := map[string][]rule{}
-	err := f.list(unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, func(m *messages) {
+	err := f.list(unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, func(m *nlmsg.Messages) {
 		if chain != "" {
-			m.text(unix.NFTA_RULE_CHAIN, chain)
+			m.Text(unix.NFTA_RULE_CHAIN, chain)
 		}
 	}, func(b []byte) {
 		r := parseRule(b)
@@ -100,21 +101,21 @@ func (f *Conn) readRules(chain string) (map[string][]rule, error) {
 
 func parseRule(b []byte) rule {
 	var r rule
-	for kind, value := range attributes(b) {
+	for kind, value := range nlmsg.Attributes(b) {
 		switch kind {
 		case unix.NFTA_RULE_CHAIN:
-			r.chain = text(value)
+			r.chain = nlmsg.Text(value)
 		case unix.NFTA_RULE_HANDLE:
-			r.handle = bigUint64(value)
+			r.handle = nlmsg.Uint64BE(value)
 		case unix.NFTA_RULE_EXPRESSIONS:
 			r.normal = normal(value)
-			for _, e := range attributes(value) {
-				data := attribute(e, unix.NFTA_EXPR_DATA)
-				switch text(attribute(e, unix.NFTA_EXPR_NAME)) {
+			for _, e := range nlmsg.Attributes(value) {
+				data := nlmsg.Attribute(e, unix.NFTA_EXPR_DATA)
+				switch nlmsg.Text(nlmsg.Attribute(e, unix.NFTA_EXPR_NAME)) {
 				case "counter":
-					r.packets, r.bytes = bigUint64(attribute(data, unix.NFTA_COUNTER_PACKETS)), bigUint64(attribute(data, unix.NFTA_COUNTER_BYTES))
+					r.packets, r.bytes = nlmsg.Uint64BE(nlmsg.Attribute(data, unix.NFTA_COUNTER_PACKETS)), nlmsg.Uint64BE(nlmsg.Attribute(data, unix.NFTA_COUNTER_BYTES))
 				case "hash":
-					r.size, r.seed = bigUint32(attribute(data, unix.NFTA_HASH_MODULUS)), bigUint32(attribute(data, unix.NFTA_HASH_SEED))
+					r.size, r.seed = nlmsg.Uint32BE(nlmsg.Attribute(data, unix.NFTA_HASH_MODULUS)), nlmsg.Uint32BE(nlmsg.Attribute(data, unix.NFTA_HASH_SEED))
 				}
 			}
 		case unix.NFTA_RULE_USERDATA:
@@ -130,18 +131,11 @@ const commentType = 0
 func comment(userdata []byte) string {
 	for len(userdata) >= 2 && len(userdata) >= 2+int(userdata[1]) {
 		if userdata[0] == commentType {
-			return text(userdata[2 : 2+int(userdata[1])])
+			return nlmsg.Text(userdata[2 : 2+int(userdata[1])])
 		}
 		userdata = userdata[2+int(userdata[1]):]
 	}
 	return ""
-}
-
-func bigUint64(b []byte) uint64 {
-	if len(b) < 8 {
-		return 0
-	}
-	return uint64(bigUint32(b))<<32 | uint64(bigUint32(b[4:]))
 }
 
 // readSets lists the sets of our table.
@@ -162,22 +156,22 @@ func (f *Conn) readSets() (map[string]setSpec, error) {
 
 func parseSet(b []byte) setSpec {
 	var s setSpec
-	for kind, value := range attributes(b) {
+	for kind, value := range nlmsg.Attributes(b) {
 		switch kind {
 		case unix.NFTA_SET_NAME:
-			s.name = text(value)
+			s.name = nlmsg.Text(value)
 		case unix.NFTA_SET_FLAGS:
-			s.flags = bigUint32(value)
+			s.flags = nlmsg.Uint32BE(value)
 		case unix.NFTA_SET_KEY_TYPE:
-			s.keyType = bigUint32(value)
+			s.keyType = nlmsg.Uint32BE(value)
 		case unix.NFTA_SET_KEY_LEN:
-			s.keySize = bigUint32(value)
+			s.keySize = nlmsg.Uint32BE(value)
 		case unix.NFTA_SET_DATA_TYPE:
-			s.dataType = bigUint32(value)
+			s.dataType = nlmsg.Uint32BE(value)
 		case unix.NFTA_SET_DATA_LEN:
-			s.data = bigUint32(value)
+			s.data = nlmsg.Uint32BE(value)
 		case unix.NFTA_SET_DESC:
-			s.size = bigUint32(attribute(value, unix.NFTA_SET_DESC_SIZE))
+			s.size = nlmsg.Uint32BE(nlmsg.Attribute(value, unix.NFTA_SET_DESC_SIZE))
 		}
 	}
 	return s
@@ -208,17 +202,17 @@ func (f *Conn) readChains() (map[string]chainSpec, error) {
 
 func parseChain(b []byte) chainSpec {
 	var c chainSpec
-	for kind, value := range attributes(b) {
+	for kind, value := range nlmsg.Attributes(b) {
 		switch kind {
 		case unix.NFTA_CHAIN_NAME:
-			c.name = text(value)
+			c.name = nlmsg.Text(value)
 		case unix.NFTA_CHAIN_TYPE:
-			c.kind = text(value)
+			c.kind = nlmsg.Text(value)
 		case unix.NFTA_CHAIN_POLICY:
-			c.policy = bigUint32(value)
+			c.policy = nlmsg.Uint32BE(value)
 		case unix.NFTA_CHAIN_HOOK:
-			c.hook = bigUint32(attribute(value, unix.NFTA_HOOK_HOOKNUM))
-			c.priority = int32(bigUint32(attribute(value, unix.NFTA_HOOK_PRIORITY)))
+			c.hook = nlmsg.Uint32BE(nlmsg.Attribute(value, unix.NFTA_HOOK_HOOKNUM))
+			c.priority = int32(nlmsg.Uint32BE(nlmsg.Attribute(value, unix.NFTA_HOOK_PRIORITY)))
 		}
 	}
 	return c

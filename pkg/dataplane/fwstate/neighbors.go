@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/nlmsg"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -20,7 +21,7 @@ const maxSolicited = 256
 // there were a packet for them. Nobody else does when no packet goes there: their
 // state stays FAILED for ever, since the kernel does not clear a small table.
 func (f *Conn) SolicitNeighbors(addrs map[netip.Addr]struct{}) error {
-	var m messages
+	var m nlmsg.Messages
 	var asked []netip.Addr
 	for key := range f.failedNeighbors {
 		if _, ok := addrs[key.addr]; !ok {
@@ -30,17 +31,17 @@ func (f *Conn) SolicitNeighbors(addrs map[netip.Addr]struct{}) error {
 			break
 		}
 		header := [ndmsgLength]byte{0: systemFamily(vip.FamilyOf(key.addr)), 10: unix.NTF_USE}
-		copy(header[4:], nativeBytes(uint32(int32(key.link))))
+		copy(header[4:], nlmsg.Uint32Bytes(uint32(int32(key.link))))
 		// Without NLM_F_CREATE: one that is gone needs no asking.
-		m.begin(unix.RTM_NEWNEIGH, unix.NLM_F_REPLACE|unix.NLM_F_ACK, header[:]...)
-		m.bytes(unix.NDA_DST, key.addr.AsSlice())
-		m.end()
+		m.Begin(unix.RTM_NEWNEIGH, unix.NLM_F_REPLACE|unix.NLM_F_ACK, header[:]...)
+		m.Bytes(unix.NDA_DST, key.addr.AsSlice())
+		m.End()
 		asked = append(asked, key.addr)
 	}
 	if len(asked) == 0 {
 		return nil
 	}
-	refused, err := f.rt.acked(&m)
+	refused, err := f.rt.Exchange(&m)
 	if err != nil {
 		return fmt.Errorf("have %d neighbours asked: %w", len(asked), err)
 	}

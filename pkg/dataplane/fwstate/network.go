@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/nlmsg"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -22,13 +23,13 @@ func parseLink(b []byte) (plan.Link, bool) {
 	if len(b) < ifinfomsgLength {
 		return plan.Link{}, false
 	}
-	flags := nativeUint32(b[8:])
-	l := plan.Link{Index: int(int32(nativeUint32(b[4:])))}
+	flags := nlmsg.Uint32(b[8:])
+	l := plan.Link{Index: int(int32(nlmsg.Uint32(b[4:])))}
 	// IFF_LOWER_UP is the carrier. IFF_RUNNING follows it up to a second late, so that an
 	// interface that forwards again would be taken for one that is down.
 	l.Up = flags&(unix.IFF_UP|unix.IFF_LOWER_UP|unix.IFF_DORMANT) == unix.IFF_UP|unix.IFF_LOWER_UP
 	l.Loopback = flags&unix.IFF_LOOPBACK != 0
-	l.Name = text(attribute(b[ifinfomsgLength:], unix.IFLA_IFNAME))
+	l.Name = nlmsg.Text(nlmsg.Attribute(b[ifinfomsgLength:], unix.IFLA_IFNAME))
 	return l, true
 }
 
@@ -36,8 +37,8 @@ func parseNeighbor(b []byte) (key neighborKey, state uint16, ok bool) {
 	if len(b) < ndmsgLength {
 		return key, 0, false
 	}
-	key.link = int(int32(nativeUint32(b[4:])))
-	key.addr, ok = netip.AddrFromSlice(attribute(b[ndmsgLength:], unix.NDA_DST))
+	key.link = int(int32(nlmsg.Uint32(b[4:])))
+	key.addr, ok = netip.AddrFromSlice(nlmsg.Attribute(b[ndmsgLength:], unix.NDA_DST))
 	// A bridge's table of addresses uses the same messages.
 	ok = ok && (b[0] == unix.AF_INET || b[0] == unix.AF_INET6)
 	return key, binary.NativeEndian.Uint16(b[8:]), ok
@@ -61,15 +62,15 @@ func (f *Conn) ReadNetwork() (*plan.Network, error) {
 			return
 		}
 		// The peer's, on a link that has one, is the one that the prefix is of.
-		peer, _ := netip.AddrFromSlice(attribute(b[ifaddrmsgLength:], unix.IFA_ADDRESS))
-		own, ok := netip.AddrFromSlice(attribute(b[ifaddrmsgLength:], unix.IFA_LOCAL))
+		peer, _ := netip.AddrFromSlice(nlmsg.Attribute(b[ifaddrmsgLength:], unix.IFA_ADDRESS))
+		own, ok := netip.AddrFromSlice(nlmsg.Attribute(b[ifaddrmsgLength:], unix.IFA_LOCAL))
 		if !ok {
 			own = peer
 		}
 		if own.IsValid() {
 			s.LocalAddrs[own] = struct{}{}
 		}
-		if i, ok := at[int(nativeUint32(b[4:]))]; ok && peer.IsValid() {
+		if i, ok := at[int(nlmsg.Uint32(b[4:]))]; ok && peer.IsValid() {
 			s.Links[i].Prefixes = append(s.Links[i].Prefixes, netip.PrefixFrom(peer, int(b[1])).Masked())
 		}
 	}); err != nil {
@@ -109,9 +110,9 @@ func (f *Conn) listRtnetlink(kind uint16, family byte, header int, from func(), 
 		if from != nil {
 			from()
 		}
-		var m messages
-		m.begin(kind, unix.NLM_F_DUMP, append([]byte{family}, make([]byte, header-1)...)...)
-		return f.rt.dump(m.end(), func(data []byte) error {
+		var m nlmsg.Messages
+		m.Begin(kind, unix.NLM_F_DUMP, append([]byte{family}, make([]byte, header-1)...)...)
+		return f.rt.Dump(m.End(), func(data []byte) error {
 			each(data)
 			return nil
 		})

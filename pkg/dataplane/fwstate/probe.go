@@ -73,26 +73,26 @@ func (f *Conn) conflicts(r policyRule) bool {
 func (f *Conn) probeExpression(e expr.Any) error {
 	var t transaction
 	t.begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE)
-	t.text(unix.NFTA_TABLE_NAME, probeTable)
-	t.end()
+	t.Text(unix.NFTA_TABLE_NAME, probeTable)
+	t.End()
 	t.begin(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE)
-	t.text(unix.NFTA_CHAIN_TABLE, probeTable)
-	t.text(unix.NFTA_CHAIN_NAME, "probe")
-	t.end()
+	t.Text(unix.NFTA_CHAIN_TABLE, probeTable)
+	t.Text(unix.NFTA_CHAIN_NAME, "probe")
+	t.End()
 	if e != nil {
 		rule, err := newRule("", &expr.Meta{Key: expr.MetaKeyMARK, Register: register(0)}, e)
 		if err != nil {
 			return err
 		}
 		t.begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND)
-		t.text(unix.NFTA_RULE_TABLE, probeTable)
-		t.text(unix.NFTA_RULE_CHAIN, "probe")
-		t.bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, rule.expressions)
-		t.end()
+		t.Text(unix.NFTA_RULE_TABLE, probeTable)
+		t.Text(unix.NFTA_RULE_CHAIN, "probe")
+		t.Bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, rule.expressions)
+		t.End()
 	}
 	t.begin(unix.NFT_MSG_DELTABLE, 0)
-	t.text(unix.NFTA_TABLE_NAME, probeTable)
-	t.end()
+	t.Text(unix.NFTA_TABLE_NAME, probeTable)
+	t.End()
 	return f.commit(&t, nil)
 }
 

@@ -12,7 +12,7 @@ import (
 // Issue 5: "a kernel without nft_hash". What the kernel lacks it refuses, as it refuses this expression.
 func TestWhatTheKernelRefusesIsSeenAndLeavesNothing(t *testing.T) {
 	ns := lab.NewNetNS(t)
-	f := openFabric(t, ns, Config{})
+	f := openConn(t, ns, Config{})
 	hash := expr.Hash{SourceRegister: register(0), DestRegister: register(0), Length: 4, Modulus: 2, Seed: 1, Type: expr.HashTypeJenkins}
 	if err := f.probeExpression(&hash); err != nil {
 		t.Errorf("a kernel with nft_hash refuses it: %v", err)

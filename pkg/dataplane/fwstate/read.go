@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/nlmsg"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -18,16 +19,16 @@ import (
 // Generation is the number of the ruleset, which each transaction of anybody
 // changes.
 func (f *Conn) Generation() (uint32, error) {
-	var m messages
-	m.begin(nftMessage(unix.NFT_MSG_GETGEN), 0, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
-	data, err := f.nft.get(m.end())
+	var m nlmsg.Messages
+	m.Begin(nftMessage(unix.NFT_MSG_GETGEN), 0, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
+	data, err := f.nft.Get(m.End())
 	if err != nil {
 		return 0, fmt.Errorf("read the ruleset's generation: %w", err)
 	}
-	if len(data) < nfgenmsgLength {
+	if len(data) < nlmsg.NFHeaderLen {
 		return 0, errors.New("read the ruleset's generation: the kernel does not tell it")
 	}
-	return bigUint32(attribute(data[nfgenmsgLength:], unix.NFTA_GEN_ID)), nil
+	return nlmsg.Uint32BE(nlmsg.Attribute(data[nlmsg.NFHeaderLen:], unix.NFTA_GEN_ID)), nil
 }
 
 // Somebody else may change the ruleset while it is read: then it is read again, for
@@ -46,7 +47,7 @@ func (f *Conn) readConsistently(what string, read func() error) error {
 	}
 	for attempt := 1; ; attempt++ {
 		err := read()
-		if err != nil && !errors.Is(err, errInterrupted) {
+		if err != nil && !errors.Is(err, nlmsg.ErrInterrupted) {
 			return fmt.Errorf("read %s: %w", what, err)
 		}
 		after, failed := f.Generation()
@@ -57,7 +58,7 @@ func (f *Conn) readConsistently(what string, read func() error) error {
 			return nil
 		}
 		if attempt >= readAttempts && time.Since(began) > readFor {
-			return fmt.Errorf("read %s: %w, %d times", what, errInterrupted, attempt)
+			return fmt.Errorf("read %s: %w, %d times", what, nlmsg.ErrInterrupted, attempt)
 		}
 		before = after
 	}
@@ -71,20 +72,20 @@ const (
 
 // readTableFlags tells whether the table is there, and its flags.
 func (f *Conn) readTableFlags() (flags uint32, there bool, err error) {
-	var m messages
-	m.begin(nftMessage(unix.NFT_MSG_GETTABLE), 0, familyInet, unix.NFNETLINK_V0, 0, 0)
-	m.text(unix.NFTA_TABLE_NAME, plan.TableName)
-	data, err := f.nft.get(m.end())
+	var m nlmsg.Messages
+	m.Begin(nftMessage(unix.NFT_MSG_GETTABLE), 0, familyInet, unix.NFNETLINK_V0, 0, 0)
+	m.Text(unix.NFTA_TABLE_NAME, plan.TableName)
+	data, err := f.nft.Get(m.End())
 	if errors.Is(err, unix.ENOENT) {
 		return 0, false, nil
 	}
 	if err != nil {
 		return 0, false, fmt.Errorf("read table inet %s: %w", plan.TableName, err)
 	}
-	if len(data) < nfgenmsgLength {
+	if len(data) < nlmsg.NFHeaderLen {
 		return 0, false, nil
 	}
-	return bigUint32(attribute(data[nfgenmsgLength:], unix.NFTA_TABLE_FLAGS)), true, nil
+	return nlmsg.Uint32BE(nlmsg.Attribute(data[nlmsg.NFHeaderLen:], unix.NFTA_TABLE_FLAGS)), true, nil
 }
 
 // ruleset is what nftables has in our table, except most elements.
@@ -226,7 +227,7 @@ func (f *Conn) inspectForeign(r *ruleset) error {
 func (f *Conn) missingFixed(s setSpec) ([]byte, error) {
 	missing := slices.Clone(s.fixed)
 	err := f.dumpElements(s.name, func(e []byte) {
-		key := attribute(attribute(e, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE)
+		key := nlmsg.Attribute(nlmsg.Attribute(e, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE)
 		missing = slices.DeleteFunc(missing, func(b byte) bool { return bytes.Equal(key, []byte{b}) })
 	})
 	return missing, err

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/nlmsg"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/lab"
@@ -17,20 +18,20 @@ import (
 // after the last entry that leads to it, and added before the first one.
 func TestRemovalOrderInLargeChanges(t *testing.T) {
 	ns := lab.NewNetNS(t)
-	f := openFabric(t, ns, Config{})
+	f := openConn(t, ns, Config{})
 	const size = 10007
 	before := plan.Change{Base: true, Targets: exampleSlots("web", 5000, 5001), Streams: []plan.StreamWrite{{Desired: plan.KernelStream{Name: "web", Size: size, Seed: 7, Tables: bothFamilies(filled(size, 5000, 5001))}}}}
 	must(t, writeBase(f, before))
 	now, err := f.ReadStream("web")
 	must(t, err)
 
-	var reports *socket
+	var reports *nlmsg.Socket
 	must(t, ns.Do(func() (err error) {
-		reports, err = dial(unix.NETLINK_NETFILTER)
+		reports, err = nlmsg.Open(unix.NETLINK_NETFILTER)
 		return err
 	}))
-	t.Cleanup(func() { must(t, reports.close()) })
-	must(t, errors.Join(unix.SetsockoptInt(reports.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 256<<20), reports.join(unix.NFNLGRP_NFTABLES)))
+	t.Cleanup(func() { must(t, reports.Close()) })
+	must(t, errors.Join(reports.SetReceiveBuffer(256<<20), reports.Join(unix.NFNLGRP_NFTABLES)))
 
 	after := plan.Change{Targets: exampleSlots("web", 5002), RemoveTargets: []uint32{5000}, Streams: []plan.StreamWrite{{Desired: plan.KernelStream{Name: "web", Size: size, Seed: 7, Tables: bothFamilies(filled(size, 5002, 5001))}, Observed: now}}}
 	transactions := f.Transactions()
@@ -59,26 +60,26 @@ func TestRemovalOrderInLargeChanges(t *testing.T) {
 		last[h] = at
 	}
 	ended := 0
-	must(t, reports.receive(func(h unix.NlMsghdr, data []byte) (bool, error) {
+	must(t, reports.Receive(func(h unix.NlMsghdr, data []byte) (bool, error) {
 		kind := h.Type & 0xff
-		if h.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(data) < nfgenmsgLength {
+		if h.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(data) < nlmsg.NFHeaderLen {
 			return false, nil
 		}
-		b := data[nfgenmsgLength:]
+		b := data[nlmsg.NFHeaderLen:]
 		switch kind {
 		case unix.NFT_MSG_NEWGEN:
 			at++
 			ended++
 			return ended == int(f.Transactions()-transactions), nil
 		case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
-			if n, ok := plan.ParseTargetChain(text(attribute(b, unix.NFTA_CHAIN_NAME))); ok {
+			if n, ok := plan.ParseTargetChain(nlmsg.Text(nlmsg.Attribute(b, unix.NFTA_CHAIN_NAME))); ok {
 				note(happened{chain, n, kind == unix.NFT_MSG_NEWCHAIN})
 			}
 		case unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:
-			set, added := text(attribute(b, unix.NFTA_SET_ELEM_LIST_SET)), kind == unix.NFT_MSG_NEWSETELEM
-			for _, e := range attributes(attribute(b, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
-				key := nativeUint32(attribute(attribute(e, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE))
-				data := attribute(attribute(e, unix.NFTA_SET_ELEM_DATA), unix.NFTA_DATA_VALUE)
+			set, added := nlmsg.Text(nlmsg.Attribute(b, unix.NFTA_SET_ELEM_LIST_SET)), kind == unix.NFT_MSG_NEWSETELEM
+			for _, e := range nlmsg.Attributes(nlmsg.Attribute(b, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+				key := nlmsg.Uint32(nlmsg.Attribute(nlmsg.Attribute(e, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE))
+				data := nlmsg.Attribute(nlmsg.Attribute(e, unix.NFTA_SET_ELEM_DATA), unix.NFTA_DATA_VALUE)
 				switch set {
 				case plan.LiveMap(vip.IPv4, "web"), plan.LiveMap(vip.IPv6, "web"):
 					note(happened{live, key, added})

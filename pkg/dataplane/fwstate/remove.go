@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/nlmsg"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 )
 
@@ -96,11 +97,11 @@ func (f *Conn) removableSet(t *transaction, name string, got setSpec) (bool, err
 	}
 	foreign := false
 	err := f.dumpElements(name, func(e []byte) {
-		chain := verdictOf(attribute(e, unix.NFTA_SET_ELEM_DATA))
+		chain := verdictOf(nlmsg.Attribute(e, unix.NFTA_SET_ELEM_DATA))
 		if got.flags&unix.NFT_SET_MAP == 0 || strings.HasPrefix(chain, plan.StreamPrefix) || strings.HasPrefix(chain, plan.TargetPrefix) {
 			return
 		}
-		end := bigUint32(attribute(e, unix.NFTA_SET_ELEM_FLAGS))&unix.NFT_SET_ELEM_INTERVAL_END != 0
+		end := nlmsg.Uint32BE(nlmsg.Attribute(e, unix.NFTA_SET_ELEM_FLAGS))&unix.NFT_SET_ELEM_INTERVAL_END != 0
 		foreign = foreign || !end
 	})
 	return !foreign, err
@@ -134,7 +135,7 @@ func (f *Conn) removeRules(keep func(policyRule) bool) error {
 		// The goto first: it must not lead nowhere.
 		slices.SortStableFunc(list, func(a, b policyRule) int { return int(a.priority) - int(b.priority) })
 		for _, r := range list {
-			a.policyRule(unix.RTM_DELRULE, 0, r)
+			putPolicyRule(&a.Messages, unix.RTM_DELRULE, 0, r)
 			a.add(RouteKey{}, unix.ENOENT, fmt.Sprintf("delete %s policy rule of priority %d", family, r.priority), netip.Addr{})
 		}
 	}

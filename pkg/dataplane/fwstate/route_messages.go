@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/nlmsg"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -82,22 +83,22 @@ func parsePolicyRule(family vip.Family, b []byte) policyRule {
 	// Lengths of source and destination, type of service, flags (inverted; that a
 	// goto leads nowhere is one, too, and has it not count).
 	r.otherSelectors = b[1] != 0 || b[2] != 0 || b[3] != 0 || binary.NativeEndian.Uint32(b[8:]) != 0
-	for kind, value := range attributes(b[rtmLength:]) {
+	for kind, value := range nlmsg.Attributes(b[rtmLength:]) {
 		switch kind {
 		case unix.FRA_PRIORITY:
-			r.priority = nativeUint32(value)
+			r.priority = nlmsg.Uint32(value)
 		case unix.FRA_TABLE:
-			r.table = nativeUint32(value)
+			r.table = nlmsg.Uint32(value)
 		case unix.FRA_GOTO:
-			r.target = nativeUint32(value)
+			r.target = nlmsg.Uint32(value)
 		case unix.FRA_FWMARK:
-			r.mark = nativeUint32(value)
+			r.mark = nlmsg.Uint32(value)
 		case unix.FRA_FWMASK:
-			r.mask = nativeUint32(value)
+			r.mask = nlmsg.Uint32(value)
 		case unix.FRA_PROTOCOL:
 			r.protocol = value[0]
 		case unix.FRA_SUPPRESS_PREFIXLEN:
-			r.otherSelectors = r.otherSelectors || nativeUint32(value) != 1<<32-1
+			r.otherSelectors = r.otherSelectors || nlmsg.Uint32(value) != 1<<32-1
 		default:
 			r.otherSelectors = true
 		}
@@ -105,21 +106,21 @@ func parsePolicyRule(family vip.Family, b []byte) policyRule {
 	return r
 }
 
-func (m *messages) policyRule(kind, flags uint16, r policyRule) {
-	m.begin(kind, flags|unix.NLM_F_ACK, systemFamily(r.family), 0, 0, 0, 0, 0, 0, r.action, 0, 0, 0, 0)
-	m.uint32Native(unix.FRA_PRIORITY, r.priority)
-	m.bytes(unix.FRA_PROTOCOL, []byte{r.protocol})
+func putPolicyRule(m *nlmsg.Messages, kind, flags uint16, r policyRule) {
+	m.Begin(kind, flags|unix.NLM_F_ACK, systemFamily(r.family), 0, 0, 0, 0, 0, 0, r.action, 0, 0, 0, 0)
+	m.Uint32(unix.FRA_PRIORITY, r.priority)
+	m.Bytes(unix.FRA_PROTOCOL, []byte{r.protocol})
 	if r.action == unix.FR_ACT_TO_TBL {
-		m.uint32Native(unix.FRA_TABLE, r.table)
+		m.Uint32(unix.FRA_TABLE, r.table)
 	}
 	if r.action == unix.FR_ACT_GOTO {
-		m.uint32Native(unix.FRA_GOTO, r.target)
+		m.Uint32(unix.FRA_GOTO, r.target)
 	}
 	if r.mask != 0 {
-		m.uint32Native(unix.FRA_FWMARK, r.mark)
-		m.uint32Native(unix.FRA_FWMASK, r.mask)
+		m.Uint32(unix.FRA_FWMARK, r.mark)
+		m.Uint32(unix.FRA_FWMASK, r.mask)
 	}
-	m.end()
+	m.End()
 }
 
 // listPolicyRules lists the policy rules of a family. Of a list that takes more than one
@@ -129,18 +130,18 @@ func (m *messages) policyRule(kind, flags uint16, r policyRule) {
 func (f *Conn) listPolicyRules(family vip.Family, each func(policyRule)) error {
 	for attempt := 1; ; attempt++ {
 		var rules []policyRule
-		_, err := f.ruleEvents.drain()
+		_, err := f.ruleEvents.Drain()
 		steady := false
 		if err == nil {
 			rules, steady, err = f.dumpPolicyRules(family)
 		}
 		if err == nil && !steady {
 			var changed bool
-			changed, err = f.ruleEvents.drain()
+			changed, err = f.ruleEvents.Drain()
 			steady = !changed
 		}
 		if err == nil && !steady && attempt == readAttempts {
-			err = errInterrupted
+			err = nlmsg.ErrInterrupted
 		}
 		if err != nil {
 			return fmt.Errorf("list %s policy rules: %w", family, err)
@@ -157,16 +158,16 @@ func (f *Conn) listPolicyRules(family vip.Family, each func(policyRule)) error {
 // dumpPolicyRules reads the policy rules of a family, and tells whether all of them came in
 // one datagram.
 func (f *Conn) dumpPolicyRules(family vip.Family) (rules []policyRule, whole bool, err error) {
-	var m messages
-	m.begin(unix.RTM_GETRULE, unix.NLM_F_DUMP, systemFamily(family), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+	var m nlmsg.Messages
+	m.Begin(unix.RTM_GETRULE, unix.NLM_F_DUMP, systemFamily(family), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 	err = f.retryInterrupted(func() error {
 		rules, whole = nil, true
 		first := -1
-		return f.rt.dump(m.end(), func(data []byte) error {
+		return f.rt.Dump(m.End(), func(data []byte) error {
 			if first < 0 {
-				first = f.rt.datagrams
+				first = f.rt.Datagrams
 			}
-			whole = whole && first == f.rt.datagrams
+			whole = whole && first == f.rt.Datagrams
 			if len(data) >= rtmLength && data[0] == systemFamily(family) {
 				rules = append(rules, parsePolicyRule(family, data))
 			}
@@ -181,7 +182,7 @@ func (f *Conn) dumpPolicyRules(family vip.Family) (rules []policyRule, whole boo
 func (f *Conn) retryInterrupted(list func() error) error {
 	for attempt := 1; ; attempt++ {
 		err := list()
-		if !errors.Is(err, errInterrupted) || attempt == readAttempts {
+		if !errors.Is(err, nlmsg.ErrInterrupted) || attempt == readAttempts {
 			return err
 		}
 	}
@@ -219,14 +220,14 @@ func parseRoute(family vip.Family, b []byte) route {
 	}
 	r := route{family: family, table: uint32(b[4]), protocol: b[5], kind: b[7], prefix: netip.PrefixFrom(any, int(b[1]))}
 	r.dead = binary.NativeEndian.Uint32(b[8:])&(unix.RTNH_F_DEAD|unix.RTNH_F_LINKDOWN) != 0
-	for kind, value := range attributes(b[rtmLength:]) {
+	for kind, value := range nlmsg.Attributes(b[rtmLength:]) {
 		switch kind {
 		case unix.RTA_TABLE:
-			r.table = nativeUint32(value)
+			r.table = nlmsg.Uint32(value)
 		case unix.RTA_PRIORITY:
-			r.metric = nativeUint32(value)
+			r.metric = nlmsg.Uint32(value)
 		case unix.RTA_OIF:
-			r.link = nativeUint32(value)
+			r.link = nlmsg.Uint32(value)
 		case unix.RTA_GATEWAY:
 			r.hop, _ = netip.AddrFromSlice(value)
 		case unix.RTA_VIA:
@@ -251,13 +252,13 @@ func (f *Conn) listRoutes(family vip.Family, table uint32, each func(route)) err
 	if table == 0 {
 		protocol = plan.RouteProtocol
 	}
-	var m messages
-	m.begin(unix.RTM_GETROUTE, unix.NLM_F_DUMP, systemFamily(family), 0, 0, 0, 0, protocol, 0, 0, 0, 0, 0, 0)
+	var m nlmsg.Messages
+	m.Begin(unix.RTM_GETROUTE, unix.NLM_F_DUMP, systemFamily(family), 0, 0, 0, 0, protocol, 0, 0, 0, 0, 0, 0)
 	if table != 0 {
-		m.uint32Native(unix.RTA_TABLE, table)
+		m.Uint32(unix.RTA_TABLE, table)
 	}
 	err := f.retryInterrupted(func() error {
-		return f.rt.dump(m.end(), func(data []byte) error {
+		return f.rt.Dump(m.End(), func(data []byte) error {
 			if len(data) < rtmLength || data[0] != systemFamily(family) {
 				return nil
 			}
@@ -295,25 +296,25 @@ func (f *Conn) listRoutesOfTables(family vip.Family, numbers map[uint32]bool, ea
 	return nil
 }
 
-// route writes a message about a default route of ours; without a hop it is the
+// putRoute writes a message about a default route of ours; without a hop it is the
 // blackhole.
-func (m *messages) route(kind, flags uint16, r route) {
+func putRoute(m *nlmsg.Messages, kind, flags uint16, r route) {
 	scope := byte(unix.RT_SCOPE_UNIVERSE)
 	if kind == unix.RTM_DELROUTE {
 		scope = unix.RT_SCOPE_NOWHERE // any
 	}
-	m.begin(kind, flags|unix.NLM_F_ACK, systemFamily(r.family), byte(r.prefix.Bits()), 0, 0, unix.RT_TABLE_UNSPEC, r.protocol, scope, r.kind, 0, 0, 0, 0)
-	m.uint32Native(unix.RTA_TABLE, r.table)
+	m.Begin(kind, flags|unix.NLM_F_ACK, systemFamily(r.family), byte(r.prefix.Bits()), 0, 0, unix.RT_TABLE_UNSPEC, r.protocol, scope, r.kind, 0, 0, 0, 0)
+	m.Uint32(unix.RTA_TABLE, r.table)
 	if r.prefix.Bits() > 0 {
-		m.bytes(unix.RTA_DST, r.prefix.Addr().AsSlice())
+		m.Bytes(unix.RTA_DST, r.prefix.Addr().AsSlice())
 	}
 	if r.metric != 0 {
-		m.uint32Native(unix.RTA_PRIORITY, r.metric)
+		m.Uint32(unix.RTA_PRIORITY, r.metric)
 	}
 	if r.hop.IsValid() {
-		m.bytes(unix.RTA_GATEWAY, r.hop.AsSlice())
+		m.Bytes(unix.RTA_GATEWAY, r.hop.AsSlice())
 	}
-	m.end()
+	m.End()
 }
 
 // defaultRoute returns the route of a target.

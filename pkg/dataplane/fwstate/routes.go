@@ -11,13 +11,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/nlmsg"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // routeBatch gathers messages of routing with what each is for.
 type routeBatch struct {
-	messages
+	nlmsg.Messages
 	keys []RouteKey
 	// ignored are refusals that mean that all is as it is to be.
 	ignored    []unix.Errno
@@ -53,7 +54,7 @@ func (a *routeBatch) add(key RouteKey, fine unix.Errno, what string, hop netip.A
 // execute has the kernel do all of it, and returns refusals.
 func (f *Conn) execute(a *routeBatch) RouteErrors {
 	failed := RouteErrors{}
-	refused, err := f.rt.acked(&a.messages)
+	refused, err := f.rt.Exchange(&a.Messages)
 	if err != nil {
 		for _, k := range a.keys {
 			failed[k] = err
@@ -87,7 +88,7 @@ func (f *Conn) AddCommonRules() RouteErrors {
 	var a routeBatch
 	for _, family := range f.families() {
 		for _, r := range f.commonRules(family) {
-			a.policyRule(unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, r)
+			putPolicyRule(&a.Messages, unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, r)
 			a.add(RouteKey{Family: family}, unix.EEXIST, fmt.Sprintf("add %s policy rule of priority %d", family, r.priority), netip.Addr{})
 		}
 	}
@@ -158,21 +159,21 @@ func (f *Conn) addTargetRoutes(a *routeBatch, number uint32, family vip.Family, 
 		}
 	}
 	if hole.kind != 0 {
-		a.route(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, hole)
+		putRoute(&a.Messages, unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, hole)
 		a.add(RouteKey{number, family}, unix.EEXIST, fmt.Sprintf("add %s blackhole default to table %d", family, number), netip.Addr{})
 	}
 	// In a table without a default route to replace, and with one elsewhere: first
 	// away with it, so that no packet goes there any more.
 	for _, r := range wrong {
-		a.route(unix.RTM_DELROUTE, 0, r)
+		putRoute(&a.Messages, unix.RTM_DELROUTE, 0, r)
 		a.add(RouteKey{number, family}, unix.ESRCH, fmt.Sprintf("delete %s %s from table %d", family, r, number), netip.Addr{})
 	}
 	if !stands {
-		a.route(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, way)
+		putRoute(&a.Messages, unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, way)
 		a.add(RouteKey{number, family}, unix.EEXIST, fmt.Sprintf("add %s default route to table %d", family, number), hop)
 	}
 	if !have.rules[family] {
-		a.policyRule(unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, f.targetPolicyRule(family, number))
+		putPolicyRule(&a.Messages, unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, f.targetPolicyRule(family, number))
 		a.add(RouteKey{number, family}, unix.EEXIST, fmt.Sprintf("add %s rule fwmark %d", family, number), netip.Addr{})
 	}
 }
@@ -180,12 +181,12 @@ func (f *Conn) addTargetRoutes(a *routeBatch, number uint32, family vip.Family, 
 // removeTargetRoutes asks for the removal of what one target has in one family.
 func (f *Conn) removeTargetRoutes(a *routeBatch, number uint32, family vip.Family, have *routeTable) {
 	if have.rules[family] || !have.rulesRead {
-		a.policyRule(unix.RTM_DELRULE, 0, f.targetPolicyRule(family, number))
+		putPolicyRule(&a.Messages, unix.RTM_DELRULE, 0, f.targetPolicyRule(family, number))
 		a.add(RouteKey{number, family}, unix.ENOENT, fmt.Sprintf("delete %s rule fwmark %d", family, number), netip.Addr{})
 	}
 	for _, r := range have.routes[family] {
 		if r.protocol == plan.RouteProtocol {
-			a.route(unix.RTM_DELROUTE, 0, r)
+			putRoute(&a.Messages, unix.RTM_DELROUTE, 0, r)
 			a.add(RouteKey{number, family}, unix.ESRCH, fmt.Sprintf("delete %s %s from table %d", family, r, number), netip.Addr{})
 		}
 	}
@@ -403,19 +404,19 @@ func (f *Conn) ResolveNextHop(number uint32, family vip.Family) (netip.Addr, err
 
 // lookupRoute asks the kernel for the route of a packet with a mark; nil: it is dropped.
 func (f *Conn) lookupRoute(family vip.Family, mark uint32) (*route, error) {
-	var m messages
+	var m nlmsg.Messages
 	far := documentationAddress(family)
 	header := [rtmLength]byte{0: systemFamily(family), 1: byte(far.BitLen())}
 	if family == vip.IPv4 { // IPv6 always says it, and refuses to be asked
 		binary.NativeEndian.PutUint32(header[8:], lookupTable)
 	}
-	m.begin(unix.RTM_GETROUTE, 0, header[:]...)
-	m.bytes(unix.RTA_DST, far.AsSlice())
-	m.uint32Native(unix.RTA_MARK, mark)
-	data, err := f.rt.get(m.end())
-	var refusal *kernelError
+	m.Begin(unix.RTM_GETROUTE, 0, header[:]...)
+	m.Bytes(unix.RTA_DST, far.AsSlice())
+	m.Uint32(unix.RTA_MARK, mark)
+	data, err := f.rt.Get(m.End())
+	var refusal *nlmsg.KernelError
 	if errors.As(err, &refusal) {
-		switch refusal.errno {
+		switch refusal.Errno {
 		case unix.EINVAL, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EACCES, unix.ENETDOWN:
 			return nil, nil // blackhole, unreachable, no route, prohibit
 		}

@@ -2,13 +2,13 @@ package fwstate
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/nlmsg"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -27,15 +27,15 @@ type ruleSpec struct {
 
 // newRule writes a rule's expressions down.
 func newRule(comment string, expressions ...expr.Any) (ruleSpec, error) {
-	var m messages
+	var m nlmsg.Messages
 	for _, e := range expressions {
 		b, err := expr.Marshal(familyInet, e)
 		if err != nil {
 			return ruleSpec{}, fmt.Errorf("describe nftables expression %T: %w", e, err)
 		}
-		m.bytes(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, b)
+		m.Bytes(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, b)
 	}
-	return ruleSpec{comment: comment, expressions: m.b, normal: normal(m.b)}, nil
+	return ruleSpec{comment: comment, expressions: m.Data, normal: normal(m.Data)}, nil
 }
 
 // register names the 32-bit register i as the kernel lists it: every fourth begins
@@ -49,8 +49,6 @@ func register(i uint32) uint32 {
 
 // verdictRegister takes what a map leads to.
 const verdictRegister = unix.NFT_REG_VERDICT
-
-func nativeBytes(x uint32) []byte { return binary.NativeEndian.AppendUint32(nil, x) }
 
 // Offsets and lengths in headers: RFC 791, RFC 8200.
 var (
@@ -119,7 +117,7 @@ func (f *Conn) baseRules(chain string) ([]ruleSpec, error) {
 
 // targetRule is the rule of a target's chain.
 func (f *Conn) targetRule(s plan.KernelTarget) (ruleSpec, error) {
-	mask, number := nativeBytes(^f.config.Mask), nativeBytes(s.FWMark)
+	mask, number := nlmsg.Uint32Bytes(^f.config.Mask), nlmsg.Uint32Bytes(s.FWMark)
 	mark := func() *expr.Bitwise {
 		return &expr.Bitwise{SourceRegister: register(0), DestRegister: register(0), Len: 4, Mask: mask, Xor: number}
 	}
@@ -162,7 +160,7 @@ func (f *Conn) streamRulesBy(s *plan.KernelStream, name func(vip.Family, string)
 		if !f.config.Stateless {
 			add("flows that are known", ofFamily(family),
 				&expr.Ct{Key: expr.CtKeyMARK, Register: register(0)},
-				&expr.Bitwise{SourceRegister: register(0), DestRegister: register(0), Len: 4, Mask: nativeBytes(f.config.Mask), Xor: nativeBytes(0)},
+				&expr.Bitwise{SourceRegister: register(0), DestRegister: register(0), Len: 4, Mask: nlmsg.Uint32Bytes(f.config.Mask), Xor: nlmsg.Uint32Bytes(0)},
 				live(family, s.Name),
 			)
 		}
@@ -284,18 +282,18 @@ var known = map[string]uint16{
 // leave out, and without the number that names a set within a transaction.
 func normal(expressions []byte) []byte {
 	out := make([]byte, 0, len(expressions))
-	for _, e := range attributes(expressions) {
-		name, data := text(attribute(e, unix.NFTA_EXPR_NAME)), attribute(e, unix.NFTA_EXPR_DATA)
+	for _, e := range nlmsg.Attributes(expressions) {
+		name, data := nlmsg.Text(nlmsg.Attribute(e, unix.NFTA_EXPR_NAME)), nlmsg.Attribute(e, unix.NFTA_EXPR_DATA)
 		out = append(append(out, name...), 0)
 		highest, ok := known[name]
 		var values [16][]byte
-		for kind, value := range attributes(data) {
+		for kind, value := range nlmsg.Attributes(data) {
 			if ok && kind <= highest && int(kind) < len(values) && !(name == "lookup" && kind == unix.NFTA_LOOKUP_SET_ID) {
 				values[kind] = value
 			}
 		}
 		for kind, value := range values {
-			if len(value) == 0 || len(value) == 4 && bigUint32(value) == 0 {
+			if len(value) == 0 || len(value) == 4 && nlmsg.Uint32BE(value) == 0 {
 				continue
 			}
 			out = append(out, byte(kind))
@@ -317,9 +315,9 @@ func normal(expressions []byte) []byte {
 
 // normalData is the normal form of data: a value, or a verdict.
 func normalData(out, data []byte) []byte {
-	for kind, value := range attributes(data) {
+	for kind, value := range nlmsg.Attributes(data) {
 		if kind == unix.NFTA_DATA_VERDICT {
-			value = attribute(value, unix.NFTA_VERDICT_CODE)
+			value = nlmsg.Attribute(value, unix.NFTA_VERDICT_CODE)
 		}
 		out = append(append(out, byte(kind), byte(len(value)>>8), byte(len(value))), value...)
 	}

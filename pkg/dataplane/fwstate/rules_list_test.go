@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/nlmsg"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -19,7 +20,7 @@ import (
 func TestRulesAreAllListedWhileSomebodyDeletesOthers(t *testing.T) {
 	const rules = 1500
 	ns := lab.NewNetNS(t)
-	f := openFabric(t, ns, Config{})
+	f := openConn(t, ns, Config{})
 	var batch strings.Builder
 	for n := 5000; n < 5000+rules; n++ {
 		fmt.Fprintf(&batch, "rule add fwmark %d/0xffffff lookup %d priority 91 protocol 179\n", n, n)
@@ -51,7 +52,7 @@ func TestRulesAreAllListedWhileSomebodyDeletesOthers(t *testing.T) {
 				n++
 			}
 		})
-		if errors.Is(err, errInterrupted) {
+		if errors.Is(err, nlmsg.ErrInterrupted) {
 			continue // which is tried again later, and is no drift
 		}
 		must(t, err)

@@ -7,54 +7,55 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/nlmsg"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 )
 
 // transaction gathers what the kernel does at once or not at all.
 type transaction struct {
-	messages
+	nlmsg.Messages
 	// sets numbers the sets that it makes, so that rules of the same transaction can
 	// name them.
 	sets uint32
 }
 
 func (t *transaction) begin(kind, flags uint16) {
-	t.messages.begin(nftMessage(kind), flags, familyInet, unix.NFNETLINK_V0, 0, 0)
+	t.Messages.Begin(nftMessage(kind), flags, familyInet, unix.NFNETLINK_V0, 0, 0)
 }
 
 func (t *transaction) addTable() {
 	t.begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE)
-	t.text(unix.NFTA_TABLE_NAME, plan.TableName)
-	t.uint32BE(unix.NFTA_TABLE_FLAGS, 0) // wakes a dormant one
-	t.end()
+	t.Text(unix.NFTA_TABLE_NAME, plan.TableName)
+	t.Uint32BE(unix.NFTA_TABLE_FLAGS, 0) // wakes a dormant one
+	t.End()
 }
 
 func (t *transaction) removeTable() {
 	t.begin(unix.NFT_MSG_DELTABLE, 0)
-	t.text(unix.NFTA_TABLE_NAME, plan.TableName)
-	t.end()
+	t.Text(unix.NFTA_TABLE_NAME, plan.TableName)
+	t.End()
 }
 
 func (t *transaction) addChain(c chainSpec) {
 	t.begin(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE)
-	t.text(unix.NFTA_CHAIN_TABLE, plan.TableName)
-	t.text(unix.NFTA_CHAIN_NAME, c.name)
+	t.Text(unix.NFTA_CHAIN_TABLE, plan.TableName)
+	t.Text(unix.NFTA_CHAIN_NAME, c.name)
 	if c.kind != "" {
-		hook := t.beginNested(unix.NFTA_CHAIN_HOOK)
-		t.uint32BE(unix.NFTA_HOOK_HOOKNUM, c.hook)
-		t.uint32BE(unix.NFTA_HOOK_PRIORITY, uint32(c.priority))
-		t.endNested(hook)
-		t.uint32BE(unix.NFTA_CHAIN_POLICY, c.policy)
-		t.text(unix.NFTA_CHAIN_TYPE, c.kind)
+		hook := t.BeginNested(unix.NFTA_CHAIN_HOOK)
+		t.Uint32BE(unix.NFTA_HOOK_HOOKNUM, c.hook)
+		t.Uint32BE(unix.NFTA_HOOK_PRIORITY, uint32(c.priority))
+		t.EndNested(hook)
+		t.Uint32BE(unix.NFTA_CHAIN_POLICY, c.policy)
+		t.Text(unix.NFTA_CHAIN_TYPE, c.kind)
 	}
-	t.end()
+	t.End()
 }
 
 func (t *transaction) removeChain(name string) {
 	t.begin(unix.NFT_MSG_DELCHAIN, 0)
-	t.text(unix.NFTA_CHAIN_TABLE, plan.TableName)
-	t.text(unix.NFTA_CHAIN_NAME, name)
-	t.end()
+	t.Text(unix.NFTA_CHAIN_TABLE, plan.TableName)
+	t.Text(unix.NFTA_CHAIN_NAME, name)
+	t.End()
 }
 
 func (t *transaction) addRule(chain string, r ruleSpec) error {
@@ -62,11 +63,11 @@ func (t *transaction) addRule(chain string, r ruleSpec) error {
 		return fmt.Errorf("rule %q of chain %s: a comment has at most %d bytes", r.comment, chain, plan.MaxLabel)
 	}
 	t.begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND)
-	t.text(unix.NFTA_RULE_TABLE, plan.TableName)
-	t.text(unix.NFTA_RULE_CHAIN, chain)
-	t.bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, r.expressions)
-	t.bytes(unix.NFTA_RULE_USERDATA, append(append([]byte{commentType, byte(len(r.comment) + 1)}, r.comment...), 0))
-	t.end()
+	t.Text(unix.NFTA_RULE_TABLE, plan.TableName)
+	t.Text(unix.NFTA_RULE_CHAIN, chain)
+	t.Bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, r.expressions)
+	t.Bytes(unix.NFTA_RULE_USERDATA, append(append([]byte{commentType, byte(len(r.comment) + 1)}, r.comment...), 0))
+	t.End()
 	return nil
 }
 
@@ -91,35 +92,35 @@ func (t *transaction) removeRules(have []rule) {
 			continue
 		}
 		t.begin(unix.NFT_MSG_DELRULE, 0)
-		t.text(unix.NFTA_RULE_TABLE, plan.TableName)
-		t.text(unix.NFTA_RULE_CHAIN, r.chain)
-		t.bytes(unix.NFTA_RULE_HANDLE, binary.BigEndian.AppendUint64(nil, r.handle))
-		t.end()
+		t.Text(unix.NFTA_RULE_TABLE, plan.TableName)
+		t.Text(unix.NFTA_RULE_CHAIN, r.chain)
+		t.Bytes(unix.NFTA_RULE_HANDLE, binary.BigEndian.AppendUint64(nil, r.handle))
+		t.End()
 	}
 }
 
 func (t *transaction) addSet(s setSpec) {
 	t.sets++
 	t.begin(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE)
-	t.text(unix.NFTA_SET_TABLE, plan.TableName)
-	t.text(unix.NFTA_SET_NAME, s.name)
-	t.uint32BE(unix.NFTA_SET_FLAGS, s.flags)
-	t.uint32BE(unix.NFTA_SET_KEY_TYPE, s.keyType)
-	t.uint32BE(unix.NFTA_SET_KEY_LEN, s.keySize)
+	t.Text(unix.NFTA_SET_TABLE, plan.TableName)
+	t.Text(unix.NFTA_SET_NAME, s.name)
+	t.Uint32BE(unix.NFTA_SET_FLAGS, s.flags)
+	t.Uint32BE(unix.NFTA_SET_KEY_TYPE, s.keyType)
+	t.Uint32BE(unix.NFTA_SET_KEY_LEN, s.keySize)
 	if s.flags&unix.NFT_SET_MAP != 0 {
-		t.uint32BE(unix.NFTA_SET_DATA_TYPE, s.dataType)
+		t.Uint32BE(unix.NFTA_SET_DATA_TYPE, s.dataType)
 		if s.dataType != dataVerdict {
-			t.uint32BE(unix.NFTA_SET_DATA_LEN, s.data)
+			t.Uint32BE(unix.NFTA_SET_DATA_LEN, s.data)
 		}
 	}
-	t.uint32BE(unix.NFTA_SET_ID, t.sets)
+	t.Uint32BE(unix.NFTA_SET_ID, t.sets)
 	if s.size != 0 {
-		desc := t.beginNested(unix.NFTA_SET_DESC)
-		t.uint32BE(unix.NFTA_SET_DESC_SIZE, s.size)
-		t.endNested(desc)
+		desc := t.BeginNested(unix.NFTA_SET_DESC)
+		t.Uint32BE(unix.NFTA_SET_DESC_SIZE, s.size)
+		t.EndNested(desc)
 	}
-	t.bytes(unix.NFTA_SET_USERDATA, s.userdata())
-	t.end()
+	t.Bytes(unix.NFTA_SET_USERDATA, s.userdata())
+	t.End()
 }
 
 // userdata tells nft the byte order of keys and data, without which it does not show
@@ -140,17 +141,17 @@ func (s setSpec) userdata() []byte {
 
 func (t *transaction) removeSet(name string) {
 	t.begin(unix.NFT_MSG_DELSET, 0)
-	t.text(unix.NFTA_SET_TABLE, plan.TableName)
-	t.text(unix.NFTA_SET_NAME, name)
-	t.end()
+	t.Text(unix.NFTA_SET_TABLE, plan.TableName)
+	t.Text(unix.NFTA_SET_NAME, name)
+	t.End()
 }
 
 func (t *transaction) addElements(set string, list []element) {
-	t.elements(unix.NFT_MSG_NEWSETELEM, set, list)
+	putElements(&t.Messages, unix.NFT_MSG_NEWSETELEM, set, list)
 }
 
 func (t *transaction) removeElements(set string, list []element) {
-	t.elements(unix.NFT_MSG_DELSETELEM, set, list)
+	putElements(&t.Messages, unix.NFT_MSG_DELSETELEM, set, list)
 }
 
 // commit sends the transaction and waits for the kernel's word. An empty one is none.
@@ -158,38 +159,38 @@ func (t *transaction) removeElements(set string, list []element) {
 // Only the last message asks to be confirmed: the kernel reports refusals anyway, and
 // a confirmation of each would overrun the socket.
 func (f *Conn) commit(t *transaction, generation *uint32) error {
-	if len(t.starts) == 0 {
+	if len(t.Starts) == 0 {
 		return nil
 	}
-	var m messages
+	var m nlmsg.Messages
 	embrace := []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES}
-	m.begin(unix.NFNL_MSG_BATCH_BEGIN, 0, embrace...)
+	m.Begin(unix.NFNL_MSG_BATCH_BEGIN, 0, embrace...)
 	if generation != nil {
 		// The kernel refuses it when the ruleset is another one by now.
-		m.uint32BE(batchGeneration, *generation)
+		m.Uint32BE(batchGeneration, *generation)
 	}
-	m.end()
-	m.append(&t.messages)
-	last := m.starts[len(m.starts)-1]
-	m.b[last+6] |= unix.NLM_F_ACK
-	m.begin(unix.NFNL_MSG_BATCH_END, 0, embrace...)
-	m.end()
-	if len(m.b) > f.nft.sendLimit {
-		return fmt.Errorf("change %d things in nftables: they take %d bytes at once, and the socket's buffer has %d: give the process CAP_NET_ADMIN, or set net.core.wmem_max to more", len(t.starts), len(m.b), f.nft.sendLimit)
+	m.End()
+	m.Append(&t.Messages)
+	last := m.Starts[len(m.Starts)-1]
+	m.Data[last+6] |= unix.NLM_F_ACK
+	m.Begin(unix.NFNL_MSG_BATCH_END, 0, embrace...)
+	m.End()
+	if len(m.Data) > f.nft.SendLimit {
+		return fmt.Errorf("change %d things in nftables: they take %d bytes at once, and the socket's buffer has %d: give the process CAP_NET_ADMIN, or set net.core.wmem_max to more", len(t.Starts), len(m.Data), f.nft.SendLimit)
 	}
-	first, err := f.nft.send(&m)
+	first, err := f.nft.Send(&m)
 	if err != nil {
 		return fmt.Errorf("change nftables: %w", err)
 	}
-	f.nft.sent += len(t.starts)
-	end := first + uint32(len(m.starts)) - 1
+	f.nft.Sent += len(t.Starts)
+	end := first + uint32(len(m.Starts)) - 1
 	var refusals []error
-	err = f.nft.receive(func(h unix.NlMsghdr, data []byte) (bool, error) {
+	err = f.nft.Receive(func(h unix.NlMsghdr, data []byte) (bool, error) {
 		// Before the first message comes what is left of an exchange that failed.
 		if h.Type != unix.NLMSG_ERROR || h.Seq-first > end-first {
 			return false, nil
 		}
-		if err := parseError(h, data); err != nil && len(refusals) < 3 {
+		if err := nlmsg.ParseError(h, data); err != nil && len(refusals) < 3 {
 			refusals = append(refusals, fmt.Errorf("%s: %w", describe(&m, int(h.Seq-first)), err))
 		}
 		// What concerns the whole comes with the number of the message that begins it.
@@ -209,11 +210,11 @@ func (f *Conn) Transactions() uint32 { return f.committed }
 const batchGeneration = 1
 
 // describe says what a message of a transaction was to do.
-func describe(m *messages, i int) string {
-	if i <= 0 || i >= len(m.starts)-1 {
+func describe(m *nlmsg.Messages, i int) string {
+	if i <= 0 || i >= len(m.Starts)-1 {
 		return "transaction"
 	}
-	b := m.slice(i, i+1).b
+	b := m.Slice(i, i+1).Data
 	kind := uint16(b[4])
 	what := map[uint16]string{
 		unix.NFT_MSG_NEWTABLE: "add table", unix.NFT_MSG_DELTABLE: "delete table", unix.NFT_MSG_NEWCHAIN: "add chain", unix.NFT_MSG_DELCHAIN: "delete chain",
@@ -229,5 +230,5 @@ func describe(m *messages, i int) string {
 	if kind == unix.NFT_MSG_NEWTABLE || kind == unix.NFT_MSG_DELTABLE {
 		return what + " inet " + plan.TableName
 	}
-	return what + " inet " + plan.TableName + " " + text(attribute(b[nlmsgLength+nfgenmsgLength:], name))
+	return what + " inet " + plan.TableName + " " + nlmsg.Text(nlmsg.Attribute(b[nlmsg.HeaderLen+nlmsg.NFHeaderLen:], name))
 }

@@ -55,7 +55,7 @@ type Watch struct {
 }
 
 // IgnoreOwn has changes of rules and routes that this fabric makes be no news.
-func (w *Watch) IgnoreOwn(f *Conn) { w.ownPort.Store(f.rt.port) }
+func (w *Watch) IgnoreOwn(f *Conn) { w.ownPort.Store(f.rt.Port) }
 
 // watchBuffer lets a listener fall behind by some ten thousand messages.
 const watchBuffer = 4 << 20

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/nlmsg"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -101,7 +102,7 @@ func (w *changeWriter) commit() error {
 		for _, f := range w.fills {
 			w.first.fill(f)
 		}
-		w.first.append(&w.last.messages)
+		w.first.Append(&w.last.Messages)
 		return w.Conn.commit(&w.first, nil)
 	}
 	if err := w.Conn.commit(&w.first, nil); err != nil {
@@ -136,7 +137,7 @@ func (f *Conn) writeEntries(fills []tableEntries) error {
 func (t *transaction) fill(f tableEntries) {
 	var add, remove []element
 	for _, e := range f.entries {
-		key := nativeBytes(e.index)
+		key := nlmsg.Uint32Bytes(e.index)
 		if e.had {
 			remove = append(remove, element{key: key})
 		}
@@ -262,7 +263,7 @@ func (w *changeWriter) targetFlows(slots []plan.KernelTarget) error {
 			if there && have != chain {
 				return &ConflictError{Object: fmt.Sprintf("element %d of map inet %s %s", s.FWMark, plan.TableName, name), Detail: fmt.Sprintf("it leads to %q", have)}
 			}
-			e := element{key: nativeBytes(s.FWMark)}
+			e := element{key: nlmsg.Uint32Bytes(s.FWMark)}
 			switch {
 			case s.Flows[family] && !there:
 				e.chain = chain
@@ -381,7 +382,7 @@ func (w *changeWriter) removeTargets(numbers []uint32) error {
 			}
 			if live[n] == plan.TargetChain(n) {
 				name := plan.LiveMap(family, s.Stream)
-				remove[name] = append(remove[name], element{key: nativeBytes(n)})
+				remove[name] = append(remove[name], element{key: nlmsg.Uint32Bytes(n)})
 			}
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/nlmsg"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -181,7 +182,7 @@ func (w *changeWriter) streamLive(family vip.Family, want *plan.KernelStream, st
 	var list []element
 	for _, number := range slices.Sorted(maps.Keys(live)) {
 		if live[number] != "" {
-			list = append(list, element{key: nativeBytes(number), chain: live[number]})
+			list = append(list, element{key: nlmsg.Uint32Bytes(number), chain: live[number]})
 		}
 	}
 	w.last.addElements(name, list)

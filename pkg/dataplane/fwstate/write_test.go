@@ -30,7 +30,7 @@ func mustHave(t *testing.T, f *Conn, want plan.KernelStream) *plan.KernelStream 
 
 func TestOnlyEntriesThatDifferAreWritten(t *testing.T) {
 	ns := lab.NewNetNS(t)
-	f := openFabric(t, ns, Config{})
+	f := openConn(t, ns, Config{})
 	must(t, writeBase(f, exampleChange()))
 	now, err := f.ReadStream("web")
 	must(t, err)
@@ -38,10 +38,10 @@ func TestOnlyEntriesThatDifferAreWritten(t *testing.T) {
 	want.Tables[vip.IPv6] = filled(101, 5000, 5001, 5002)
 	want.Tables[vip.IPv6][50] = 5000 // was 5002
 	want.Tables[vip.IPv6][51] = 0    // none
-	before, done := f.nft.sent, f.Transactions()
+	before, done := f.nft.Sent, f.Transactions()
 	must(t, f.Write(plan.Change{Streams: []plan.StreamWrite{{Desired: want, Observed: now}}}))
 	// One message deletes two elements, one adds one of them again.
-	if n := f.nft.sent - before; n != 2 {
+	if n := f.nft.Sent - before; n != 2 {
 		t.Errorf("%d messages for two entries", n)
 	}
 	if n := f.Transactions() - done; n != 1 {
@@ -54,7 +54,7 @@ func TestOnlyEntriesThatDifferAreWritten(t *testing.T) {
 }
 
 func TestTablesChangeTheirSizeSeedAndFamilies(t *testing.T) {
-	f := openFabric(t, lab.NewNetNS(t), Config{})
+	f := openConn(t, lab.NewNetNS(t), Config{})
 	must(t, writeBase(f, exampleChange()))
 	for _, step := range []struct {
 		name       string
@@ -113,7 +113,7 @@ func TestLeftoversOfATransactionThatWasCutShortAreMended(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			ns := lab.NewNetNS(t)
-			f := openFabric(t, ns, Config{})
+			f := openConn(t, ns, Config{})
 			must(t, writeBase(f, exampleChange()))
 			run(t, ns, commands)
 			got := readAll(t, f)
@@ -140,7 +140,7 @@ func TestLeftoversOfATransactionThatWasCutShortAreMended(t *testing.T) {
 func TestWhatIsSomebodyElsesStays(t *testing.T) {
 	for _, stateless := range []bool{false, true} {
 		ns := lab.NewNetNS(t)
-		f := openFabric(t, ns, Config{Stateless: stateless})
+		f := openConn(t, ns, Config{Stateless: stateless})
 		must(t, writeBase(f, exampleChange()))
 		run(t, ns, `nft 'add table inet other; add chain inet other prerouting { type filter hook prerouting priority 0; }
 			add chain inet vipgate-lb theirs; add rule inet vipgate-lb theirs counter
@@ -182,7 +182,7 @@ func TestWhatIsSomebodyElsesStays(t *testing.T) {
 func TestAllOfOursGoes(t *testing.T) {
 	for _, stateless := range []bool{false, true} {
 		ns := lab.NewNetNS(t)
-		f := openFabric(t, ns, Config{Stateless: stateless})
+		f := openConn(t, ns, Config{Stateless: stateless})
 		must(t, writeBase(f, exampleChange()))
 		gone := exampleChange().VIPs
 		for v := range gone {
@@ -201,7 +201,7 @@ func TestAllOfOursGoes(t *testing.T) {
 func TestTheModeOfConnectionTrackingChanges(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	for _, stateless := range []bool{false, true, false} {
-		f := openFabric(t, ns, Config{Stateless: stateless})
+		f := openConn(t, ns, Config{Stateless: stateless})
 		c := exampleChange()
 		c.Streams[0].Observed = readAll(t, f).Streams["web"]
 		must(t, writeBase(f, c))
@@ -222,7 +222,7 @@ func TestNamesOfOursThatAreSomebodyElsesAreTold(t *testing.T) {
 	} {
 		ns := lab.NewNetNS(t)
 		run(t, ns, "nft '"+setup+"'")
-		f := openFabric(t, ns, Config{})
+		f := openConn(t, ns, Config{})
 		var foreign *ConflictError
 		if err := writeBase(f, exampleChange()); !errors.As(err, &foreign) || foreign.Object != object {
 			t.Errorf("writing over %s: %v", object, err)
@@ -234,7 +234,7 @@ func TestNamesOfOursThatAreSomebodyElsesAreTold(t *testing.T) {
 		"element 20.0.0.1/32 of map inet vipgate-lb vip4": "add chain inet vipgate-lb x; add element inet vipgate-lb vip4 { 20.0.0.1 : goto x }",
 	} {
 		ns := lab.NewNetNS(t)
-		f := openFabric(t, ns, Config{})
+		f := openConn(t, ns, Config{})
 		must(t, writeBase(f, plan.Change{Base: true}))
 		run(t, ns, "nft '"+setup+"'")
 		var foreign *ConflictError
@@ -249,7 +249,7 @@ func TestNamesOfOursThatAreSomebodyElsesAreTold(t *testing.T) {
 
 func TestOfManyRulesAndTablesThoseOfOthersAreTaken(t *testing.T) {
 	ns := lab.NewNetNS(t)
-	f := openFabric(t, ns, Config{})
+	f := openConn(t, ns, Config{})
 	run(t, ns, "ip route add blackhole default table 5003; ip -6 rule add prio 7 lookup 5004; ip rule add prio 8 fwmark 5005 lookup main; ip rule add prio 9 fwmark 1 lookup main")
 	got, err := f.UsedByOthers([]uint32{5002, 5003, 5004, 5005})
 	must(t, err)
@@ -262,7 +262,7 @@ func TestATargetBeyondTheNetworkIsNamed(t *testing.T) {
 	pod, net := lab.NewNetNS(t), lab.NewNetNS(t)
 	must(t, lab.Veth(pod, "int0", net, "pod"))
 	must(t, pod.Addr("int0", "172.16.0.1/24", "fd16::1/64"))
-	f := openFabric(t, pod, Config{})
+	f := openConn(t, pod, Config{})
 	must(t, writeBase(f, plan.Change{Base: true}))
 	slots := exampleSlots("web", 5000, 5001)
 	slots[0].NextHops = [len(vip.Families)]netip.Addr{netip.MustParseAddr("172.20.1.1"), netip.MustParseAddr("fd20::1")}
@@ -290,7 +290,7 @@ func TestWatchTellsWhatHappens(t *testing.T) {
 	ns, net := lab.NewNetNS(t), lab.NewNetNS(t)
 	must(t, lab.Veth(ns, "int0", net, "pod"))
 	must(t, ns.Addr("int0", "172.16.0.1/24"))
-	f := openFabric(t, ns, Config{})
+	f := openConn(t, ns, Config{})
 	var w *Watch
 	must(t, ns.Do(func() (err error) {
 		w, err = Subscribe(Config{})

@@ -1,0 +1,299 @@
+package dataplane
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
+	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// patience bounds every wait of these tests.
+const patience = 30 * time.Second
+
+// site is a namespace for a plane, with a network of targets at eth1.
+type site struct {
+	t    testing.TB
+	ns   *lab.NetNS
+	dir  string
+	peer *lab.NetNS
+}
+
+func newSite(t testing.TB) *site {
+	t.Helper()
+	s := &site{t: t, ns: lab.NewNetNS(t), peer: lab.NewNetNS(t), dir: t.TempDir()}
+	for key, value := range map[string]string{
+		"net.ipv4.ip_forward": "1", "net.ipv6.conf.all.forwarding": "1", "net.ipv4.conf.all.rp_filter": "0", "net.ipv4.conf.default.rp_filter": "0",
+		"net.ipv4.fib_multipath_hash_policy": "1", "net.ipv6.fib_multipath_hash_policy": "1",
+	} {
+		must(t, s.ns.Sysctl(key, value))
+	}
+	s.must(lab.Veth(s.ns, "eth1", s.peer, "peer"))
+	for _, a := range []string{"10.1.0.1/24", "fd01::1/64"} {
+		s.must(s.ns.IP("address", "add", a, "dev", "eth1", "nodad"))
+	}
+	for _, x := range []struct {
+		ns  *lab.NetNS
+		dev string
+	}{{s.ns, "eth1"}, {s.peer, "peer"}} {
+		s.must(x.ns.IP("link", "set", x.dev, "up"))
+	}
+	s.eventually("the link to be up", func() bool {
+		return strings.Contains(s.sh("ip -br link show dev eth1"), " UP ") && !strings.Contains(s.sh("ip -6 address show dev eth1"), "tentative")
+	})
+	return s
+}
+
+func (s *site) must(err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// sh runs a command line in the plane's namespace.
+func (s *site) sh(line string) string {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	out, err := s.ns.Run(ctx, "sh", "-c", line)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return out
+}
+
+// number is that of a target, from the kernel.
+func (s *site) number(stream, target string) string {
+	s.t.Helper()
+	ruleset := s.sh("nft -s list table inet " + TableName)
+	m := regexp.MustCompile(`chain target/(\d+) \{\s+.*comment "` + regexp.QuoteMeta(stream+"/"+target) + `[ "]`).FindStringSubmatch(ruleset)
+	if m == nil {
+		s.t.Fatalf("no chain of %s/%s in\n%s", stream, target, ruleset)
+	}
+	return m[1]
+}
+
+// snapshot is all that a plane makes in the kernel, without what counts.
+func (s *site) snapshot() string {
+	s.t.Helper()
+	return s.sh("nft -s list ruleset; ip rule; ip -6 rule; ip route show table all proto 179; ip -6 route show table all proto 179")
+}
+
+// handles are the handles of a target's chain and of its rules, which tell whether
+// they were made anew.
+func (s *site) handles(number string) string {
+	return s.sh("nft -a -s list chain inet " + TableName + " target/" + number)
+}
+
+func (s *site) options() Options {
+	return Options{StateDir: s.dir, Log: slog.New(slog.NewTextHandler(testWriter{s.t}, &slog.HandlerOptions{Level: slog.LevelInfo}))}
+}
+
+type testWriter struct{ t testing.TB }
+
+func (w testWriter) Write(b []byte) (int, error) {
+	w.t.Log(strings.TrimSpace(string(b)))
+	return len(b), nil
+}
+
+// running is a Plane at work.
+type running struct {
+	*Plane
+	site *site
+	stop func()
+}
+
+// start runs a plane until the test ends or stop is called.
+func (s *site) start(change ...func(*Options)) *running {
+	s.t.Helper()
+	o := s.options()
+	for _, c := range change {
+		c(&o)
+	}
+	p, err := New(o)
+	s.must(err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.ns.Do(func() error { return p.Run(ctx) }) }()
+	stopped := false
+	r := &running{Plane: p, site: s, stop: func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		if err := <-done; err != nil {
+			s.t.Errorf("Run: %v", err)
+		}
+	}}
+	s.t.Cleanup(r.stop)
+	return r
+}
+
+func (r *running) wait(what string, ok func(State) bool) State {
+	r.site.t.Helper()
+	deadline := time.After(4 * patience) // a full map alone takes a busy machine half a minute
+	for {
+		s, changed := r.State().Get()
+		if ok(s) {
+			return s
+		}
+		select {
+		case <-changed:
+		case <-deadline:
+			r.site.t.Fatalf("waited in vain for: %s; last state: %s\n%s", what, describeState(s), r.site.snapshot())
+		}
+	}
+}
+
+func describeState(s State) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "revision %d, err %v, failures %d, VIPs %v, unreachable %v\n", s.Revision, s.Err, s.Failures, s.VIPs, s.Unreachable)
+	for name, x := range s.Streams {
+		fmt.Fprintf(&b, "stream %s: serving %v, problems %q\n", name, x.Serving, x.Problem)
+	}
+	fmt.Fprintf(&b, "drift %+v\nproblems %+v", s.Drift, s.Problems)
+	return b.String()
+}
+
+// serves tells whether exactly these serve in a stream, for a family.
+func serves(s State, stream string, f vip.Family, names ...string) bool {
+	x := s.Streams[stream]
+	return x != nil && slices.Equal(slices.Sorted(maps.Keys(x.Serving[f])), names)
+}
+
+// configure has the plane do something and waits until it is dealt with.
+func (r *running) configure(streams ...*Stream) State {
+	r.site.t.Helper()
+	w := wantedOf(streams...)
+	r.Configure(w)
+	return r.wait("a revision to be dealt with", func(s State) bool { return s.Revision >= w.Revision && len(s.Problems) == 0 })
+}
+
+// eventually polls what only the kernel knows.
+func (s *site) eventually(what string, ok func() bool) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	err := lab.Eventually(ctx, 10*time.Millisecond, func() error {
+		if !ok() {
+			return fmt.Errorf("not yet: %s", what)
+		}
+		return nil
+	})
+	s.must(err)
+}
+
+// siteTarget is a target in the site's network; i is from 1 to 200.
+func siteTarget(i int, roles ...Role) Target {
+	t := Target{Name: fmt.Sprintf("t%d", i), IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 1, 0, byte(i + 10)})}}
+	t.Roles[vip.IPv4] = roles[0]
+	if len(roles) > 1 {
+		t.IPs = append(t.IPs, netip.MustParseAddr(fmt.Sprintf("fd01::%x", i+10)))
+		t.Roles[vip.IPv6] = roles[1]
+	}
+	return t
+}
+
+func siteStream(name string, vips []string, targets ...Target) *Stream {
+	s := testStream(name, vips, targets...)
+	s.Size, s.DrainTime = 103, 0
+	return s
+}
+
+var bothVIPs = []string{"20.0.0.1/32", "2000::1/128"}
+
+func (s *site) has(t testing.TB, want ...string) {
+	t.Helper()
+	got := s.snapshot()
+	for _, w := range want {
+		if !strings.Contains(got, w) {
+			t.Errorf("no %q in\n%s", w, got)
+		}
+	}
+}
+
+func (s *site) lacks(t testing.TB, what ...string) {
+	t.Helper()
+	got := s.snapshot()
+	for _, w := range what {
+		if strings.Contains(got, w) {
+			t.Errorf("%q in\n%s", w, got)
+		}
+	}
+}
+
+// hands are changes by another process.
+var hands = []struct {
+	name, hand, object string
+	// gone is what a snapshot lacks afterwards.
+	gone   string
+	serves []string
+}{
+	{"rule", "ip rule del fwmark 5001/0xffffff lookup 5001", "rule fwmark 5001 lookup 5001 (IPv4)", "fwmark 0x1389/0xffffff lookup 5001\n", []string{"t1"}},
+	{"routes", "ip route flush table 5001", "route default via 10.1.0.12 table 5001 (IPv4)", "10.1.0.12 dev", []string{"t1"}},
+	{"route", "ip route del default via 10.1.0.12 table 5001", "route default via 10.1.0.12 table 5001 (IPv4)", "10.1.0.12 dev", []string{"t1"}},
+	{"blackhole", "ip route del blackhole default table 5001 metric 4294967295", "route blackhole default table 5001 (IPv4)", "blackhole default table 5001 proto 179 metric 4294967295\n", []string{"t1", "t2"}},
+	{"live element", "nft delete element inet vipgate-lb live4/a { 5001 }", "element 5001 of map live4/a", "\x00", []string{"t1"}},
+	{"target's rule", "nft flush chain inet vipgate-lb target/5001", "chain target/5001", `comment "a/t2`, []string{"t1"}},
+	{"VIP", "nft delete element inet vipgate-lb vip4 { 20.0.0.1 }", "element 20.0.0.1/32 of map vip4", "20.0.0.1", []string{"t1", "t2"}},
+	{"entry", "nft delete element inet vipgate-lb maglev4/a { 7 }", "map maglev4/a", "\x00", []string{"t1", "t2"}},
+	{"stream's rules", "nft flush chain inet vipgate-lb stream/a", "chain stream/a", "jhash", []string{"t1", "t2"}},
+	{"table", "nft delete table inet vipgate-lb", "table inet vipgate-lb", "vipgate-lb", nil},
+	{"ruleset", "nft flush ruleset", "table inet vipgate-lb", "vipgate-lb", nil},
+	{"goto", "ip rule del prio 90; ip -6 rule del prio 90", "policy rules of priority 90 and 92", "\n90:", []string{"t1", "t2"}},
+	{"no-op", "ip rule del prio 92", "policy rules of priority 90 and 92", "\x00", []string{"t1", "t2"}},
+}
+
+// sortedLines makes snapshots comparable: the kernel lists in the order of making.
+func sortedLines(s string) string {
+	lines := strings.Split(s, "\n")
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+func command(ctx context.Context, name string, args ...string) ([]byte, error) {
+	return exec.CommandContext(ctx, name, args...).CombinedOutput()
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// openConn opens a kernel connection in a namespace.
+func openConn(t testing.TB, ns *lab.NetNS, c fwstate.Config) *fwstate.Conn {
+	t.Helper()
+	var conn *fwstate.Conn
+	must(t, ns.Do(func() (err error) {
+		conn, err = fwstate.Dial(c)
+		return err
+	}))
+	t.Cleanup(func() { must(t, conn.Close()) })
+	return conn
+}
+
+// run runs a shell command in a namespace.
+func run(t testing.TB, ns *lab.NetNS, command string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	out, err := ns.Run(ctx, "sh", "-c", command)
+	if err != nil {
+		t.Fatalf("%s: %v", command, err)
+	}
+	return out
+}

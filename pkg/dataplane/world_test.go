@@ -1,0 +1,261 @@
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// world is a model of the kernel with an engine that can be killed.
+type world struct {
+	k     *modelKernel
+	e     *engine
+	clock time.Time
+}
+
+func newWorld() *world {
+	k := newModelKernel()
+	w := &world{k: k, clock: time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)}
+	w.restart()
+	return w
+}
+
+// restart begins a new process.
+func (w *world) restart() {
+	w.k.left = -1
+	holds := map[string]time.Time{}
+	if w.e != nil {
+		holds = w.e.holds
+	}
+	w.e = newEngine(Options{Log: slog.New(slog.DiscardHandler)}.withDefaults(), w.k)
+	w.e.now, w.e.holds = func() time.Time { return w.clock }, holds
+	if err := w.e.load(); err != nil {
+		panic(err)
+	}
+	w.e.pass(nil, false)
+}
+
+// settle passes until nothing is left to do. It tells whether the process lived.
+func (w *world) settle(desired *Desired, mend bool) (alive bool) {
+	defer func() {
+		if p := recover(); p != nil {
+			if err, ok := p.(error); !ok || !errors.Is(err, errKilled) {
+				panic(p)
+			}
+			alive = false
+		}
+	}()
+	for i := 0; ; i++ {
+		w.e.pass(desired, mend)
+		if !w.e.hasDirty() || w.e.readErr != nil {
+			return true
+		}
+		if i > 20 {
+			panic("the engine never gets done")
+		}
+	}
+}
+
+// notice has the engine look at everything with the next pass.
+func (w *world) notice(downed ...int) {
+	w.e.stale.merge(staleParts{nftables: true, routes: true, network: true, linksDown: downed})
+}
+
+func (w *world) state() State {
+	var s State
+	w.e.describe(&s)
+	return s
+}
+
+// number is that of a target, 0 if it has none.
+func (w *world) number(stream, name string) uint32 {
+	for n, t := range w.e.installed.Targets {
+		if t.Stream == stream && t.Name == name {
+			return n
+		}
+	}
+	return 0
+}
+
+func (w *world) slot(stream, name string) *plan.KernelTarget {
+	return w.k.Targets[w.number(stream, name)]
+}
+
+// serving lists who is in the kernel's table.
+func (w *world) serving(stream string, f vip.Family) []string {
+	s := w.k.Streams[stream]
+	if s == nil {
+		return nil
+	}
+	in := map[string]struct{}{}
+	for _, n := range s.Tables[f] {
+		if t, ok := w.e.installed.Targets[n]; ok {
+			in[t.Name] = struct{}{}
+		}
+	}
+	return slices.Sorted(maps.Keys(in))
+}
+
+const testSize = 13
+
+func testTarget(name string, roles ...Role) Target {
+	i := int(name[len(name)-1])
+	t := Target{Name: name, IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, name[0], byte(i)})}}
+	t.Roles[vip.IPv4] = roles[0]
+	if len(roles) > 1 {
+		a := netip.MustParseAddr("fd00::").As16()
+		a[14], a[15] = name[0], byte(i)
+		t.IPs = append(t.IPs, netip.AddrFrom16(a))
+		t.Roles[vip.IPv6] = roles[1]
+	}
+	return t
+}
+
+func testStream(name string, vips []string, targets ...Target) *Stream {
+	s := &Stream{Name: name, Size: testSize, Seed: 1, DrainTime: 10 * time.Second, Targets: targets}
+	for _, v := range vips {
+		s.VIPs = append(s.VIPs, vip.Require(v))
+	}
+	return s
+}
+
+var revisions uint64
+
+func wantedOf(streams ...*Stream) *Desired {
+	revisions++
+	w := &Desired{Revision: revisions, Streams: map[string]*Stream{}}
+	for _, s := range streams {
+		w.Streams[s.Name] = s
+	}
+	return w
+}
+
+// oracle is what the kernel must have for what is wanted, in terms of names: by
+// stream and family the table's targets, by target its flows and hops, by VIP the
+// stream. It knows nothing of drains: who is left out is gone.
+type oracle struct {
+	Tables map[string][2][]string
+	Slots  map[string]string
+	VIPs   map[string]string
+}
+
+func wish(w *Desired, had map[string]bool) oracle {
+	o := oracle{Tables: map[string][2][]string{}, Slots: map[string]string{}, VIPs: map[string]string{}}
+	for _, name := range slices.Sorted(maps.Keys(w.Streams)) {
+		s := w.Streams[name]
+		var tables [2][]string
+		for _, v := range s.VIPs {
+			if o.VIPs[v.String()] == "" {
+				o.VIPs[v.String()] = name
+			}
+		}
+		for _, t := range s.Targets {
+			key := name + "/" + t.Name
+			if t.Roles[0] != Serving && t.Roles[1] != Serving && !had[key] {
+				continue
+			}
+			var flows [2]bool
+			var hops [2]netip.Addr
+			for _, f := range vip.Families {
+				hops[f] = plan.AddressOf(t.IPs, f)
+				flows[f] = t.Roles[f] == Draining || t.Roles[f] == Serving
+				if t.Roles[f] == Serving {
+					tables[f] = append(tables[f], t.Name)
+				}
+			}
+			o.Slots[key] = fmt.Sprint(flows, hops)
+		}
+		o.Tables[name] = tables
+	}
+	for name, tables := range o.Tables {
+		for _, f := range vip.Families {
+			mine := false
+			for v, by := range o.VIPs {
+				mine = mine || by == name && vip.Require(v).Family() == f
+			}
+			if !mine {
+				tables[f] = nil
+			}
+			slices.Sort(tables[f])
+		}
+		o.Tables[name] = tables
+	}
+	return o
+}
+
+// is tells what the model kernel has, as the oracle puts it.
+func (w *world) is(t interface{ Fatalf(string, ...any) }) oracle {
+	o := oracle{Tables: map[string][2][]string{}, Slots: map[string]string{}, VIPs: map[string]string{}}
+	for name, s := range w.k.Streams {
+		var tables [2][]string
+		for _, f := range vip.Families {
+			tables[f] = w.serving(name, f)
+		}
+		o.Tables[name] = tables
+		_ = s
+	}
+	for n, s := range w.k.Targets {
+		if !s.ChainIntact || s.Blackhole != s.Rules {
+			t.Fatalf("number %d is torn: %+v", n, s)
+		}
+		o.Slots[s.Stream+"/"+s.Name] = fmt.Sprint(s.Flows, s.NextHops)
+	}
+	for v, s := range w.k.VIPs {
+		o.VIPs[v.String()] = s
+	}
+	return o
+}
+
+// checkTables compares each table with the Maglev table of its names.
+func (w *world) checkTables(t interface{ Fatalf(string, ...any) }) {
+	for name, s := range w.k.Streams {
+		for _, f := range vip.Families {
+			if s.Tables[f] == nil {
+				continue
+			}
+			targets := map[string]plan.InstalledTarget{}
+			for _, r := range w.e.installed.Targets {
+				if r.Stream == name {
+					targets[r.Name] = r
+				}
+			}
+			want := plan.MaglevTable(w.serving(name, f), targets, s.Size, s.Seed)
+			if !slices.Equal(want, s.Tables[f]) {
+				t.Fatalf("table of %s: %v, want %v", name, s.Tables[f], want)
+			}
+		}
+	}
+}
+
+// had lists the targets that have a record and stay.
+func (w *world) had() map[string]bool {
+	had := map[string]bool{}
+	for _, r := range w.e.installed.Targets {
+		had[r.Stream+"/"+r.Name] = true
+	}
+	return had
+}
+
+func sameKernel(a, b *plan.KernelState) bool {
+	return cmp.Equal(a, b, cmp.AllowUnexported(plan.KernelState{}, plan.KernelStream{}, plan.KernelTarget{}, plan.Label{}), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b vip.VIP) bool { return a == b }))
+}
+
+func (w *world) kernel() *plan.KernelState {
+	c, _ := w.k.Read(slices.Collect(maps.Keys(w.k.Targets)))
+	return c
+}
+
+// pass is one round of the engine.
+func (e *engine) pass(w *Desired, urgent bool) {
+	e.observe()
+	e.converge(w, urgent)
+}
