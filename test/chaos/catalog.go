@@ -20,7 +20,7 @@ type kind struct {
 	// touches is what gateways may hear of it.
 	touches func(arg int) scope
 	// inject breaks something and returns what heals it.
-	inject func(ctx context.Context, w *world, f fault) (heal func(context.Context) error, err error)
+	inject func(ctx context.Context, fx *fixture, f fault) (heal func(context.Context) error, err error)
 }
 
 // weight is how often a kind is drawn in a group. What gives a group its breadth
@@ -86,7 +86,7 @@ func simple(name string, weight int, d span, b breadth, touches scope, holds ...
 }
 
 // by sets how a kind is injected.
-func (k *kind) by(inject func(ctx context.Context, w *world, f fault) (func(context.Context) error, error)) *kind {
+func (k *kind) by(inject func(ctx context.Context, fx *fixture, f fault) (func(context.Context) error, error)) *kind {
 	k.inject = inject
 	return k
 }

@@ -72,7 +72,7 @@ func dataPlaneKinds() []*kind {
 	}
 	parity := func(arg int) int { return arg % len(bothFamilies) }
 	rules := []string{"90", "92", "100", "101"}
-	target := func(name string, remove func(ctx context.Context, w *world, table string, family int) error) *kind {
+	target := func(name string, remove func(ctx context.Context, fx *fixture, table string, family int) error) *kind {
 		k := simple(name, 3, repair, ofTargets, nothing).by(removeTargetState(remove))
 		k = k.variants(touchable*len(bothFamilies), func(arg int) string {
 			return fmt.Sprintf("%s of target %d", familyName(parity(arg)), arg/len(bothFamilies))
@@ -100,12 +100,12 @@ func dataPlaneKinds() []*kind {
 	return []*kind{
 		simple("nft flush ruleset", 4, repair, wide, everything, families...).by(flushRuleset),
 		ofFamily(rule, parity),
-		target("target rule deleted", func(ctx context.Context, w *world, table string, family int) error {
-			_, err := w.Pod.Run(ctx, "ip", option(family), "rule", "del", "lookup", table)
+		target("target rule deleted", func(ctx context.Context, fx *fixture, table string, family int) error {
+			_, err := fx.Pod.Run(ctx, "ip", option(family), "rule", "del", "lookup", table)
 			return err
 		}),
-		target("target route deleted", func(ctx context.Context, w *world, table string, family int) error {
-			_, err := w.Pod.Run(ctx, "ip", option(family), "route", "flush", "table", table)
+		target("target route deleted", func(ctx context.Context, fx *fixture, table string, family int) error {
+			_, err := fx.Pod.Run(ctx, "ip", option(family), "route", "flush", "table", table)
 			return err
 		}),
 		back,
@@ -128,20 +128,20 @@ const (
 // restored returns what heals a fault that a program repairs by itself: it waits
 // until check passes. A repair that takes too long is a verdict, unless something
 // else disturbed one of these subjects.
-func (w *world) restored(since time.Time, what string, check func(ctx context.Context) error, subjects ...string) func(context.Context) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.damaged == nil {
-		w.damaged = map[string][]time.Time{}
+func (fx *fixture) restored(since time.Time, what string, check func(ctx context.Context) error, subjects ...string) func(context.Context) error {
+	fx.mu.Lock()
+	defer fx.mu.Unlock()
+	if fx.damaged == nil {
+		fx.damaged = map[string][]time.Time{}
 	}
-	w.damaged[what] = append(slices.DeleteFunc(w.damaged[what], func(at time.Time) bool { return since.Sub(at) > damageMemory }), since)
-	limit := repairBound + min(repairBound<<(len(w.damaged[what])-1)-repairBound, maxBackOff)
+	fx.damaged[what] = append(slices.DeleteFunc(fx.damaged[what], func(at time.Time) bool { return since.Sub(at) > damageMemory }), since)
+	limit := repairBound + min(repairBound<<(len(fx.damaged[what])-1)-repairBound, maxBackOff)
 	return func(ctx context.Context) error {
-		bound, cancel := context.WithDeadline(ctx, since.Add(limit+alwaysSlack+lateSlack*w.late(since.Add(-time.Second), time.Now())))
+		bound, cancel := context.WithDeadline(ctx, since.Add(limit+alwaysSlack+lateSlack*fx.late(since.Add(-time.Second), time.Now())))
 		defer cancel()
 		err := lab.Eventually(bound, 20*time.Millisecond, func() error { return check(ctx) })
-		if err != nil && w.truth.wasSound(since.Add(-ownSlack), subjects...) {
-			w.surprise(verdict{fmt.Sprintf("%s: not repaired after %s: %v", what, short(time.Since(since)), err), -1, -1})
+		if err != nil && fx.timeline.wasHealthy(since.Add(-ownSlack), subjects...) {
+			fx.report(violation{fmt.Sprintf("%s: not repaired after %s: %v", what, short(time.Since(since)), err), -1, -1})
 		}
 		return nil
 	}
@@ -149,10 +149,10 @@ func (w *world) restored(since time.Time, what string, check func(ctx context.Co
 
 // podLines are the lines that a command prints in the pod. A table that does not
 // exist has none.
-func (w *world) podLines(ctx context.Context, command ...string) ([]string, error) {
-	bound, cancel := context.WithTimeout(ctx, patience)
+func (fx *fixture) podLines(ctx context.Context, command ...string) ([]string, error) {
+	bound, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
-	out, err := w.Pod.Run(bound, command[0], command[1:]...)
+	out, err := fx.Pod.Run(bound, command[0], command[1:]...)
 	if err != nil && strings.Contains(out, "FIB table does not exist") {
 		err = nil
 	}
@@ -166,9 +166,9 @@ func (w *world) podLines(ctx context.Context, command ...string) ([]string, erro
 }
 
 // hasAll returns a check that a command prints all of these lines again.
-func (w *world) hasAll(want []string, command ...string) func(context.Context) error {
+func (fx *fixture) hasAll(want []string, command ...string) func(context.Context) error {
 	return func(ctx context.Context) error {
-		now, err := w.podLines(ctx, command...)
+		now, err := fx.podLines(ctx, command...)
 		if missing := difference(want, now); err == nil && len(missing) > 0 {
 			err = fmt.Errorf("%s does not print %q", strings.Join(command, " "), missing)
 		}
@@ -177,41 +177,41 @@ func (w *world) hasAll(want []string, command ...string) func(context.Context) e
 }
 
 // flushRuleset removes all of nftables from the pod.
-func flushRuleset(ctx context.Context, w *world, _ fault) (func(context.Context) error, error) {
+func flushRuleset(ctx context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
 	list := []string{"nft", "list", "tables"}
-	before, err := w.podLines(ctx, list...)
+	before, err := fx.podLines(ctx, list...)
 	if err != nil {
 		return nil, err
 	}
 	since := time.Now()
-	if _, err := w.Pod.Run(ctx, "nft", "flush", "ruleset"); err != nil {
+	if _, err := fx.Pod.Run(ctx, "nft", "flush", "ruleset"); err != nil {
 		return nil, err
 	}
-	return w.restored(since, "nft flush ruleset", w.hasAll(before, list...), "lb", "frontend"), nil
+	return fx.restored(since, "nft flush ruleset", fx.hasAll(before, list...), "lb", "frontend"), nil
 }
 
 // deleteRule removes a policy rule of the lb or of the frontend.
-func deleteRule(priorities []string) func(context.Context, *world, fault) (func(context.Context) error, error) {
-	return func(ctx context.Context, w *world, f fault) (func(context.Context) error, error) {
+func deleteRule(priorities []string) func(context.Context, *fixture, fault) (func(context.Context) error, error) {
+	return func(ctx context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 		family, priority := f.Arg%len(bothFamilies), priorities[f.Arg/len(bothFamilies)]
 		list := []string{"ip", option(family), "rule", "show", "priority", priority}
-		before, err := w.podLines(ctx, list...)
+		before, err := fx.podLines(ctx, list...)
 		if err != nil || len(before) == 0 {
 			return nil, err
 		}
 		since := time.Now()
-		if _, err := w.Pod.Run(ctx, "ip", option(family), "rule", "del", "priority", priority); err != nil {
+		if _, err := fx.Pod.Run(ctx, "ip", option(family), "rule", "del", "priority", priority); err != nil {
 			return nil, err
 		}
-		return w.restored(since, f.String(), w.hasAll(before, list...), "lb", "frontend"), nil
+		return fx.restored(since, f.String(), fx.hasAll(before, list...), "lb", "frontend"), nil
 	}
 }
 
 // removeTargetState removes something that the data plane has for one target.
-func removeTargetState(remove func(ctx context.Context, w *world, table string, family int) error) func(context.Context, *world, fault) (func(context.Context) error, error) {
-	return func(ctx context.Context, w *world, f fault) (func(context.Context) error, error) {
+func removeTargetState(remove func(ctx context.Context, fx *fixture, table string, family int) error) func(context.Context, *fixture, fault) (func(context.Context) error, error) {
+	return func(ctx context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 		family, t := f.Arg%len(bothFamilies), f.Arg/len(bothFamilies)
-		routes, err := w.Pod.Run(ctx, "ip", option(family), "-o", "route", "show", "table", "all", "proto", "179")
+		routes, err := fx.Pod.Run(ctx, "ip", option(family), "-o", "route", "show", "table", "all", "proto", "179")
 		if err != nil {
 			return nil, err
 		}
@@ -222,7 +222,7 @@ func removeTargetState(remove func(ctx context.Context, w *world, table string, 
 			}
 		}
 		if table == "" {
-			w.out.note("target %d has no %s route at present", t, familyName(family))
+			fx.out.note("target %d has no %s route at present", t, familyName(family))
 			return nil, nil
 		}
 		var checks []func(context.Context) error
@@ -231,22 +231,22 @@ func removeTargetState(remove func(ctx context.Context, w *world, table string, 
 			{"ip", option(family), "rule", "show", "lookup", table},
 			{"ip", option(family), "-o", "route", "show", "table", table},
 		} {
-			before, err := w.podLines(ctx, list...)
+			before, err := fx.podLines(ctx, list...)
 			if err != nil {
 				return nil, err
 			}
 			found += min(1, len(before))
-			checks = append(checks, w.hasAll(before, list...))
+			checks = append(checks, fx.hasAll(before, list...))
 		}
 		if found < len(checks) {
-			w.out.note("the data plane has no %s rule and route of target %d at present", familyName(family), t)
+			fx.out.note("the data plane has no %s rule and route of target %d at present", familyName(family), t)
 			return nil, nil
 		}
 		since := time.Now()
-		if err := remove(ctx, w, table, family); err != nil {
+		if err := remove(ctx, fx, table, family); err != nil {
 			return nil, err
 		}
-		return w.restored(since, f.String(), func(ctx context.Context) error {
+		return fx.restored(since, f.String(), func(ctx context.Context) error {
 			var errs []error
 			for _, check := range checks {
 				errs = append(errs, check(ctx))
@@ -257,45 +257,45 @@ func removeTargetState(remove func(ctx context.Context, w *world, table string, 
 }
 
 // flushGatewayRoutes removes the way back to the clients, which BIRD installs.
-func flushGatewayRoutes(ctx context.Context, w *world, f fault) (func(context.Context) error, error) {
+func flushGatewayRoutes(ctx context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	list := []string{"ip", option(f.Arg), "-o", "route", "show", "table", "4096"}
-	before, err := w.podLines(ctx, list...)
+	before, err := fx.podLines(ctx, list...)
 	if err != nil || len(before) == 0 {
 		return nil, err
 	}
 	since := time.Now()
-	if _, err := w.Pod.Run(ctx, "ip", option(f.Arg), "route", "flush", "table", "4096"); err != nil {
+	if _, err := fx.Pod.Run(ctx, "ip", option(f.Arg), "route", "flush", "table", "4096"); err != nil {
 		return nil, err
 	}
-	return w.restored(since, f.String(), w.hasAll(before, list...), "frontend", "bird", "gateway/", "path/"), nil
+	return fx.restored(since, f.String(), fx.hasAll(before, list...), "frontend", "bird", "gateway/", "path/"), nil
 }
 
 // breakSetting changes a sysctl. An interface without IPv6 loses its addresses.
-func breakSetting(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
+func breakSetting(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	s := kernelSettings[f.Arg]
-	if err := w.Pod.Sysctl(s.key, s.broken); err != nil {
+	if err := fx.Pod.Sysctl(s.key, s.broken); err != nil {
 		return nil, err
 	}
-	w.truth.set(kernelSubject(s.family), gone)
+	fx.timeline.set(kernelSubject(s.family), down)
 	return func(context.Context) error {
-		w.truth.set(kernelSubject(s.family), sound)
-		err := w.Pod.Sysctl(s.key, s.sound)
+		fx.timeline.set(kernelSubject(s.family), healthy)
+		err := fx.Pod.Sysctl(s.key, s.sound)
 		if strings.HasSuffix(s.key, "disable_ipv6") {
-			err = errors.Join(err, w.Pod.Addr(lab.Internal, lab.PodInternal(1)[ipv6].String()+"/64"))
+			err = errors.Join(err, fx.Pod.Addr(lab.Internal, lab.PodInternal(1)[ipv6].String()+"/64"))
 		}
 		return err
 	}, nil
 }
 
 // deleteSocket removes the file of a socket on which a program listens.
-func deleteSocket(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
-	path := []string{w.pod.Socket(), w.pod.LBAdmin(), w.pod.FrontendAdmin()}[f.Arg]
+func deleteSocket(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
+	path := []string{fx.pod.Socket(), fx.pod.LBAdmin(), fx.pod.FrontendAdmin()}[f.Arg]
 	program := []string{"lb", "lb", "frontend"}[f.Arg]
 	since := time.Now()
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	return w.restored(since, f.String(), func(ctx context.Context) error { return accepted(ctx, path) }, program), nil
+	return fx.restored(since, f.String(), func(ctx context.Context) error { return accepted(ctx, path) }, program), nil
 }
 
 // acceptTime is how long a check waits for a program to accept a connection.
@@ -329,31 +329,31 @@ func dialUnix(ctx context.Context, path string) error {
 }
 
 // startRival runs a command that may not touch the pod while its program runs.
-func startRival(ctx context.Context, w *world, f fault) (func(context.Context) error, error) {
+func startRival(ctx context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	r := rivals[f.Arg]
-	bound, cancel := context.WithTimeout(ctx, patience)
+	bound, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	// Neither a program that starts nor one that ends is beside the second instance.
 	owned := func() error {
-		if !w.truth.wasSound(time.Now().Add(-recovery), r.program) {
+		if !fx.timeline.wasHealthy(time.Now().Add(-recovery), r.program) {
 			return errors.New("it was disturbed")
 		}
-		return w.Pod.Do(func() error { return dialUnix(bound, "@vipgate/"+r.program) })
+		return fx.Pod.Do(func() error { return dialUnix(bound, "@vipgate/"+r.program) })
 	}
 	if err := lab.Eventually(bound, 20*time.Millisecond, owned); err != nil {
 		return nil, fmt.Errorf("%s does not own the namespace: %w", r.program, err)
 	}
-	second := &lab.Pod{Lab: w.Lab, Binaries: w.pod.Binaries, Dir: filepath.Join(w.Dir, "second")}
+	second := &lab.Pod{Lab: fx.Lab, Binaries: fx.pod.Binaries, Dir: filepath.Join(fx.Dir, "second")}
 	if err := second.WriteTrench(trenchText()); err != nil {
 		return nil, err
 	}
-	args := []string{filepath.Join(w.pod.Binaries, r.program), r.command}
+	args := []string{filepath.Join(fx.pod.Binaries, r.program), r.command}
 	if r.command == "run" {
 		args = map[string][]string{"lb": second.LBArgs("--dataplane=nftables"), "frontend": second.FrontendArgs()}[r.program]
 	}
-	out, err := w.Pod.Run(bound, args[0], slices.Concat(args[1:], r.ports)...)
+	out, err := fx.Pod.Run(bound, args[0], slices.Concat(args[1:], r.ports)...)
 	if err == nil || !strings.Contains(err.Error()+out, "owns this network namespace") {
-		w.surprise(verdict{fmt.Sprintf("%s beside a running %s: %v %s", f, r.program, err, out), -1, -1})
+		fx.report(violation{fmt.Sprintf("%s beside a running %s: %v %s", f, r.program, err, out), -1, -1})
 	}
 	return nil, nil
 }

@@ -27,32 +27,32 @@ var breakage = []struct {
 // proxyVariant is a way to disturb the readiness socket.
 var proxyVariant = []struct {
 	name  string
-	apply func(w *world, f fault) (func(context.Context) error, error)
+	apply func(fx *fixture, f fault) (func(context.Context) error, error)
 }{
-	{"reset", func(w *world, _ fault) (func(context.Context) error, error) {
-		w.truth.set("stream", gone)
-		w.proxy.reset()
-		w.truth.set("stream", sound)
+	{"reset", func(fx *fixture, _ fault) (func(context.Context) error, error) {
+		fx.timeline.set("stream", down)
+		fx.proxy.reset()
+		fx.timeline.set("stream", healthy)
 		return nil, nil
 	}},
-	{"half-closed toward the frontend", func(w *world, _ fault) (func(context.Context) error, error) {
-		w.truth.set("stream", gone)
-		w.proxy.halfClose(true)
-		w.truth.set("stream", sound)
+	{"half-closed toward the frontend", func(fx *fixture, _ fault) (func(context.Context) error, error) {
+		fx.timeline.set("stream", down)
+		fx.proxy.halfClose(true)
+		fx.timeline.set("stream", healthy)
 		return nil, nil
 	}},
-	{"half-closed toward the lb", func(w *world, _ fault) (func(context.Context) error, error) {
-		w.truth.set("stream", rough)
-		w.proxy.halfClose(false)
-		w.truth.set("stream", sound)
+	{"half-closed toward the lb", func(fx *fixture, _ fault) (func(context.Context) error, error) {
+		fx.timeline.set("stream", disturbed)
+		fx.proxy.halfClose(false)
+		fx.timeline.set("stream", healthy)
 		return nil, nil
 	}},
-	{"refused", func(w *world, _ fault) (func(context.Context) error, error) {
-		w.proxy.refuse(true)
-		w.truth.set("stream", gone)
+	{"refused", func(fx *fixture, _ fault) (func(context.Context) error, error) {
+		fx.proxy.refuse(true)
+		fx.timeline.set("stream", down)
 		return func(context.Context) error {
-			w.truth.set("stream", sound)
-			w.proxy.refuse(false)
+			fx.timeline.set("stream", healthy)
+			fx.proxy.refuse(false)
 			return nil
 		}, nil
 	}},
@@ -61,59 +61,59 @@ var proxyVariant = []struct {
 // diskKinds are the faults of files and of the readiness socket.
 func diskKinds() []*kind {
 	return []*kind{
-		simple("trench file bad", 4, ms(100, 2500), quiet, nothing, resTrench).by(spoil).variants(len(breakage), func(arg int) string { return breakage[arg].name }),
-		simple("trench file rewritten", 2, once, quiet, nothing, resTrench).by(func(_ context.Context, w *world, _ fault) (func(context.Context) error, error) {
-			return nil, w.pod.WriteTrench(trenchText())
+		simple("trench file bad", 4, ms(100, 2500), quiet, nothing, resTrench).by(corrupt).variants(len(breakage), func(arg int) string { return breakage[arg].name }),
+		simple("trench file rewritten", 2, once, quiet, nothing, resTrench).by(func(_ context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
+			return nil, fx.pod.WriteTrench(trenchText())
 		}),
 		simple("BIRD's folder full", 4, ms(200, 4000), quiet, nothing, resDisk).by(fillDisk),
-		simple("readiness socket slow", 3, ms(500, 3000), quiet, nothing, resStream).by(func(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
-			w.truth.set("stream", rough)
-			w.proxy.delay(time.Duration(10+f.Salt%240) * time.Millisecond)
+		simple("readiness socket slow", 3, ms(500, 3000), quiet, nothing, resStream).by(func(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
+			fx.timeline.set("stream", disturbed)
+			fx.proxy.delay(time.Duration(10+f.Salt%240) * time.Millisecond)
 			return func(context.Context) error {
-				w.proxy.delay(0)
-				w.truth.set("stream", sound)
+				fx.proxy.delay(0)
+				fx.timeline.set("stream", healthy)
 				return nil
 			}, nil
 		}),
 		simple("readiness socket stalls", 5, ms(1500, 4000), wide, everything, resStream).by(stall),
 		simple("readiness socket pauses", 3, ms(50, 400), quiet, nothing, resStream).by(stall),
-		simple("readiness socket", 5, ms(0, 1500), wide, everything, resStream).by(func(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
-			return proxyVariant[f.Arg].apply(w, f)
+		simple("readiness socket", 5, ms(0, 1500), wide, everything, resStream).by(func(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
+			return proxyVariant[f.Arg].apply(fx, f)
 		}).variants(len(proxyVariant), func(arg int) string { return proxyVariant[arg].name }),
 	}
 }
 
 // stall lets nothing through, in either direction, and ends nothing.
-func stall(_ context.Context, w *world, _ fault) (func(context.Context) error, error) {
-	w.proxy.stall(true)
-	w.truth.set("stream", frozen)
+func stall(_ context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
+	fx.proxy.stall(true)
+	fx.timeline.set("stream", stopped)
 	return func(context.Context) error {
-		w.truth.set("stream", sound)
-		w.proxy.stall(false)
+		fx.timeline.set("stream", healthy)
+		fx.proxy.stall(false)
 		return nil
 	}, nil
 }
 
-// spoil puts a bad trench file in place. A program that starts now may refuse it.
-func spoil(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
-	w.truth.set("trench", gone)
+// corrupt puts a bad trench file in place. A program that starts now may refuse it.
+func corrupt(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
+	fx.timeline.set("trench", down)
 	heal := func(context.Context) error {
-		err := w.pod.WriteTrench(trenchText())
-		w.truth.set("trench", sound)
+		err := fx.pod.WriteTrench(trenchText())
+		fx.timeline.set("trench", healthy)
 		return err
 	}
 	if text := breakage[f.Arg].text; text != nil {
-		return heal, w.pod.WriteTrench(text())
+		return heal, fx.pod.WriteTrench(text())
 	}
-	if err := os.Remove(w.pod.TrenchFile()); err != nil {
+	if err := os.Remove(fx.pod.TrenchFile()); err != nil {
 		return heal, fmt.Errorf("trench file: %w", err)
 	}
 	return heal, nil
 }
 
 // fillDisk fills the file system of BIRD's configuration.
-func fillDisk(_ context.Context, w *world, _ fault) (func(context.Context) error, error) {
-	path := w.birdDir() + "/filler"
+func fillDisk(_ context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
+	path := fx.birdDir() + "/filler"
 	f, err := os.Create(path)
 	if err != nil {
 		return nil, fmt.Errorf("fill BIRD's folder: %w", err)
@@ -127,10 +127,10 @@ func fillDisk(_ context.Context, w *world, _ fault) (func(context.Context) error
 			return nil, fmt.Errorf("fill BIRD's folder: %w", err)
 		}
 	}
-	w.truth.set("disk", gone)
+	fx.timeline.set("disk", down)
 	return func(context.Context) error {
 		err := os.Remove(path)
-		w.truth.set("disk", sound)
+		fx.timeline.set("disk", healthy)
 		return err
 	}, nil
 }

@@ -66,8 +66,8 @@ func gatewayKinds() []*kind {
 		simple("loopback session reset", 2, once, wide, everything, resBIRD).by(resetLoopback),
 		blackhole.by(blackholeSessions),
 		gateway("packets lost", 3, ms(500, 3000), resPath).by(losePackets),
-		link.by(func(_ context.Context, w *world, _ fault) (func(context.Context) error, error) {
-			return w.linkDown(w.Second, "trench0", pathSubject(gatewayB, "link"))
+		link.by(func(_ context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
+			return fx.linkDown(fx.Second, "trench0", pathSubject(gatewayB, "link"))
 		}),
 		slow.by(slowWire),
 	}
@@ -78,15 +78,15 @@ func hookName(arg int) string {
 	return []string{"both ways", "to the gateway", "from the gateway"}[arg]
 }
 
-func (w *world) gatewayNS(g int) *lab.NetNS {
+func (fx *fixture) gatewayNS(g int) *lab.NetNS {
 	if g == gatewayA {
-		return w.Gateway
+		return fx.Gateway
 	}
-	return w.Second
+	return fx.Second
 }
 
-func killGateway(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
-	g := w.routers[f.Arg%gateways]
+func killGateway(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
+	g := fx.routers[f.Arg%gateways]
 	var errs []error
 	for _, p := range g.processes() {
 		errs = append(errs, p.Kill())
@@ -94,8 +94,8 @@ func killGateway(_ context.Context, w *world, f fault) (func(context.Context) er
 	return func(context.Context) error { return g.start() }, errors.Join(errs...)
 }
 
-func stopGateway(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
-	return stopAll(w.routers[f.Arg%gateways].processes())
+func stopGateway(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
+	return stopAll(fx.routers[f.Arg%gateways].processes())
 }
 
 func stopAll(processes []*lab.Process) (func(context.Context) error, error) {
@@ -110,8 +110,8 @@ func stopAll(processes []*lab.Process) (func(context.Context) error, error) {
 
 // killDaemon kills one daemon of gateway B. When zebra comes back, the others are
 // started anew, as watchfrr does: they would ask for it after 10 s only.
-func killDaemon(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
-	b := w.routers[gatewayB]
+func killDaemon(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
+	b := fx.routers[gatewayB]
 	p := b.process(frrDaemon(f.Arg))
 	if p == nil {
 		return nil, fmt.Errorf("gateway B has no %s", frrDaemon(f.Arg))
@@ -127,8 +127,8 @@ func killDaemon(_ context.Context, w *world, f fault) (func(context.Context) err
 	}, p.Kill()
 }
 
-func stopDaemon(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
-	p := w.routers[gatewayB].process(frrDaemon(f.Arg))
+func stopDaemon(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
+	p := fx.routers[gatewayB].process(frrDaemon(f.Arg))
 	if p == nil {
 		return nil, fmt.Errorf("gateway B has no %s", frrDaemon(f.Arg))
 	}
@@ -137,62 +137,62 @@ func stopDaemon(_ context.Context, w *world, f fault) (func(context.Context) err
 
 // resetByGateway asks the gateway to end its sessions. One that is down or
 // stopped at present cannot.
-func resetByGateway(ctx context.Context, w *world, f fault) (func(context.Context) error, error) {
+func resetByGateway(ctx context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	bound, cancel := context.WithTimeout(ctx, commandTime)
 	defer cancel()
-	if err := w.routers[f.Arg%gateways].Reset(bound); err != nil {
-		w.out.note("gateway could not be asked: %v", err)
+	if err := fx.routers[f.Arg%gateways].Reset(bound); err != nil {
+		fx.out.note("gateway could not be asked: %v", err)
 	}
 	return nil, nil
 }
 
 // resetByPod asks the pod's BIRD to restart a session, which an operator could do.
-func resetByPod(ctx context.Context, w *world, f fault) (func(context.Context) error, error) {
+func resetByPod(ctx context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	name := fmt.Sprintf("NBR-gateway-%c%d", 'a'+rune(f.Arg%gateways), []int{4, 6}[f.Arg/gateways])
-	w.askBIRD(ctx, fmt.Sprintf("restart %q", name))
+	fx.askBIRD(ctx, fmt.Sprintf("restart %q", name))
 	return nil, nil
 }
 
 // resetLoopback restarts the session over which the frontend tells BIRD of VIPs.
-func resetLoopback(ctx context.Context, w *world, _ fault) (func(context.Context) error, error) {
-	w.askBIRD(ctx, `restart "LB"`)
+func resetLoopback(ctx context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
+	fx.askBIRD(ctx, `restart "LB"`)
 	return nil, nil
 }
 
 // askBIRD gives the pod's BIRD a command. One that is down or stopped does not
 // listen.
-func (w *world) askBIRD(ctx context.Context, command string) {
+func (fx *fixture) askBIRD(ctx context.Context, command string) {
 	bound, cancel := context.WithTimeout(ctx, commandTime)
 	defer cancel()
-	if out, err := w.Pod.Run(bound, "birdc", "-s", w.pod.BirdSocket(), command); err != nil {
-		w.out.note("the pod's BIRD could not be asked: %v %s", err, out)
+	if out, err := fx.Pod.Run(bound, "birdc", "-s", fx.pod.BirdSocket(), command); err != nil {
+		fx.out.note("the pod's BIRD could not be asked: %v %s", err, out)
 	}
 }
 
 // blackholeSessions drops every packet of the families.
-func blackholeSessions(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
+func blackholeSessions(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	g, list, hook := f.Arg%gateways, familiesOf(f.Arg/gateways%3), []string{"both", "input", "output"}[f.Arg/gateways/3]
 	var rules, subjects []string
 	for _, family := range list {
 		rules = append(rules, fmt.Sprintf("meta nfproto %s drop", []string{"ipv4", "ipv6"}[family]))
 		subjects = append(subjects, familySubject(g, family, "blackhole"))
 	}
-	return w.drop(w.gatewayNS(g), "hole", hook, rules, frozen, subjects...)
+	return fx.drop(fx.gatewayNS(g), "hole", hook, rules, stopped, subjects...)
 }
 
 // losePackets drops a part of the packets at random.
-func losePackets(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
+func losePackets(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	g := f.Arg % gateways
 	rules := []string{fmt.Sprintf("numgen random mod 100 < %d drop", 10+f.Salt%50)}
-	return w.drop(w.gatewayNS(g), "loss", "input", rules, rough, pathSubject(g, "loss"))
+	return fx.drop(fx.gatewayNS(g), "loss", "input", rules, disturbed, pathSubject(g, "loss"))
 }
 
 // slowWire lets so few bytes through that everything is late, and nothing lost.
-func slowWire(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
+func slowWire(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	g := f.Arg % gateways
-	ns := w.gatewayNS(g)
+	ns := fx.gatewayNS(g)
 	run := func(args ...string) error {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 		defer cancel()
 		_, err := ns.Run(ctx, "tc", slices.Concat([]string{"qdisc"}, args)...)
 		return err
@@ -200,10 +200,10 @@ func slowWire(_ context.Context, w *world, f fault) (func(context.Context) error
 	if err := run("add", "dev", "trench0", "root", "tbf", "rate", "256kbit", "burst", "3000", "latency", "400ms"); err != nil {
 		return nil, err
 	}
-	w.truth.set2(rough, pathSubject(g, "slow"))
+	fx.timeline.set2(disturbed, pathSubject(g, "slow"))
 	return func(context.Context) error {
 		err := run("del", "dev", "trench0", "root")
-		w.truth.set2(sound, pathSubject(g, "slow"))
+		fx.timeline.set2(healthy, pathSubject(g, "slow"))
 		return err
 	}, nil
 }

@@ -35,8 +35,8 @@ var (
 	whoHolds = [][]string{{resAPILB}, {resAPIFrontend}, {resAPILB, resAPIFrontend}}
 )
 
-func (w *world) attestors(arg int) []*attestor {
-	return [][]*attestor{{w.lbID}, {w.frontendID}, {w.lbID, w.frontendID}}[arg]
+func (fx *fixture) attestors(arg int) []*attestor {
+	return [][]*attestor{{fx.lbID}, {fx.frontendID}, {fx.lbID, fx.frontendID}}[arg]
 }
 
 // identityKinds are the faults of identities. As long as an SVID is valid, none
@@ -48,13 +48,13 @@ func identityKinds() []*kind {
 		return k
 	}
 	// api breaks the Workload API in a way that a fresh offer, or a start, heals.
-	api := func(fail, heal func(*attestor)) func(context.Context, *world, fault) (func(context.Context) error, error) {
-		return func(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
-			for _, a := range w.attestors(f.Arg) {
+	api := func(fail, heal func(*attestor)) func(context.Context, *fixture, fault) (func(context.Context) error, error) {
+		return func(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
+			for _, a := range fx.attestors(f.Arg) {
 				fail(a)
 			}
 			return func(context.Context) error {
-				for _, a := range w.attestors(f.Arg) {
+				for _, a := range fx.attestors(f.Arg) {
 					heal(a)
 				}
 				return nil
@@ -75,10 +75,10 @@ func identityKinds() []*kind {
 }
 
 // rotateOften offers a fresh SVID again and again.
-func rotateOften(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
+func rotateOften(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	interval := time.Duration(50+f.Salt%300) * time.Millisecond
 	var stops []func()
-	for _, a := range w.attestors(f.Arg) {
+	for _, a := range fx.attestors(f.Arg) {
 		stops = append(stops, a.api.Rotate(a.ca, a.id, interval, longLife))
 	}
 	return func(context.Context) error {
@@ -92,17 +92,17 @@ func rotateOften(_ context.Context, w *world, f fault) (func(context.Context) er
 // expire gives one program an SVID that soon ends, and no other. The end counts
 // as a cause only if every connection on the readiness socket was made with it:
 // one made before ends with its own certificates.
-func expire(ctx context.Context, w *world, f fault) (func(context.Context) error, error) {
-	who := w.attestors(f.Arg)[0]
+func expire(ctx context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
+	who := fx.attestors(f.Arg)[0]
 	offered := time.Now()
 	end := who.offer(2 * time.Second)
-	if who == w.lbID {
+	if who == fx.lbID {
 		// Only a new connection has the new SVID of the lb.
 		bound, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
 		defer cancel()
 		<-bound.Done()
 		offered = time.Now()
-		w.frontendID.offer(longLife)
+		fx.frontendID.offer(longLife)
 	}
 	judged := make(chan struct{})
 	quit := make(chan struct{})
@@ -115,33 +115,33 @@ func expire(ctx context.Context, w *world, f fault) (func(context.Context) error
 		case <-quit:
 			return
 		}
-		if old := w.proxy.olderThan(offered); old > 0 {
-			w.out.note("%d connections did not move to the SVID that expires", old)
+		if old := fx.proxy.olderThan(offered); old > 0 {
+			fx.out.note("%d connections did not move to the SVID that expires", old)
 			return
 		}
-		w.truth.set("svid", gone)
+		fx.timeline.set("svid", down)
 	}()
 	return func(context.Context) error {
 		close(quit)
 		<-judged
-		w.lbID.offer(longLife)
-		w.frontendID.offer(longLife)
-		w.truth.set("svid", sound)
+		fx.lbID.offer(longLife)
+		fx.frontendID.offer(longLife)
+		fx.timeline.set("svid", healthy)
 		return nil
 	}, nil
 }
 
 // newAttestor makes a Workload API for an ID, which runs and offers an SVID.
-func (w *world) newAttestor(ca *identitytest.CA, name, id string) *attestor {
-	a := &attestor{ca: ca, id: spiffeid.RequireFromString(id), api: identitytest.NewWorkloadAPIAt(w.tb, fmt.Sprintf("%s/%s-api.sock", w.Dir, name))}
+func (fx *fixture) newAttestor(ca *identitytest.CA, name, id string) *attestor {
+	a := &attestor{ca: ca, id: spiffeid.RequireFromString(id), api: identitytest.NewWorkloadAPIAt(fx.tb, fmt.Sprintf("%s/%s-api.sock", fx.Dir, name))}
 	a.offer(longLife)
 	a.api.Start()
 	return a
 }
 
 // attest makes the authority and the Workload APIs.
-func (w *world) attest() {
-	ca := identitytest.NewCA(w.tb, lab.TrustDomain)
-	w.lbID = w.newAttestor(ca, "lb", lab.LBID)
-	w.frontendID = w.newAttestor(ca, "frontend", lab.FrontendID)
+func (fx *fixture) attest() {
+	ca := identitytest.NewCA(fx.tb, lab.TrustDomain)
+	fx.lbID = fx.newAttestor(ca, "lb", lab.LBID)
+	fx.frontendID = fx.newAttestor(ca, "frontend", lab.FrontendID)
 }

@@ -30,47 +30,47 @@ func networkKinds() []*kind {
 		},
 	}
 	return []*kind{
-		oneTarget("target down", 4, ms(200, 4000)).by(func(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
-			return w.targetsDown(f.Arg)
+		oneTarget("target down", 4, ms(200, 4000)).by(func(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
+			return fx.targetsDown(f.Arg)
 		}),
 		oneTarget("target flaps", 3, ms(500, 2500)).by(flap),
 		oneTarget("target silent", 3, ms(500, 5000)).by(silence),
-		wholeStream.by(func(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
-			return w.targetsDown(f.Arg*targetsPerStream, f.Arg*targetsPerStream+1)
+		wholeStream.by(func(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
+			return fx.targetsDown(f.Arg*targetsPerStream, f.Arg*targetsPerStream+1)
 		}),
 		simple("internal link down", 3, ms(500, 4500), wide, everything, resInternal).by(
-			func(_ context.Context, w *world, _ fault) (func(context.Context) error, error) {
-				heal, err := w.linkDown(w.Backend, "pod0", "net/internal")
-				return together(heal, func(context.Context) error { return w.routeAnswers() }), err
+			func(_ context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
+				heal, err := fx.linkDown(fx.Backend, "pod0", "net/internal")
+				return together(heal, func(context.Context) error { return fx.routeAnswers() }), err
 			}),
 		simple("internal interface down", 3, ms(500, 4500), wide, everything, resInternal, resFamily(ipv6)).by(
-			func(_ context.Context, w *world, _ fault) (func(context.Context) error, error) {
-				heal, err := w.linkDown(w.Pod, lab.Internal, "net/internal")
+			func(_ context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
+				heal, err := fx.linkDown(fx.Pod, lab.Internal, "net/internal")
 				// It comes back without its IPv6 address.
 				return together(heal, func(context.Context) error {
-					return w.Pod.Addr(lab.Internal, lab.PodInternal(1)[ipv6].String()+"/64")
+					return fx.Pod.Addr(lab.Internal, lab.PodInternal(1)[ipv6].String()+"/64")
 				}), err
 			}),
 		simple("external link down", 3, ms(100, 4000), wide, everything, resExternal).by(
-			func(_ context.Context, w *world, _ fault) (func(context.Context) error, error) {
+			func(_ context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
 				// Gateway B's interface lies on gateway A's.
-				return w.linkDown(w.Gateway, "trench0", pathSubject(gatewayA, "link"), pathSubject(gatewayB, "link"))
+				return fx.linkDown(fx.Gateway, "trench0", pathSubject(gatewayA, "link"), pathSubject(gatewayB, "link"))
 			}),
 	}
 }
 
 // targetsDown makes targets refuse connections.
-func (w *world) targetsDown(targets ...int) (func(context.Context) error, error) {
+func (fx *fixture) targetsDown(targets ...int) (func(context.Context) error, error) {
 	set := func(up bool) error {
 		var errs []error
 		for _, t := range targets {
-			for f, l := range w.targets[t] {
+			for f, l := range fx.targets[t] {
 				if up {
-					w.truth.set(targetSubject(t, f), sound)
+					fx.timeline.set(targetSubject(t, f), healthy)
 					errs = append(errs, l.Up())
 				} else {
 					errs = append(errs, l.Down())
-					w.truth.set(targetSubject(t, f), gone)
+					fx.timeline.set(targetSubject(t, f), down)
 				}
 			}
 		}
@@ -80,7 +80,7 @@ func (w *world) targetsDown(targets ...int) (func(context.Context) error, error)
 }
 
 // flap has a target come and go until it is healed.
-func flap(ctx context.Context, w *world, f fault) (func(context.Context) error, error) {
+func flap(ctx context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	interval := time.Duration(20+f.Salt%480) * time.Millisecond
 	done := make(chan error, 1)
 	quit := make(chan struct{})
@@ -91,7 +91,7 @@ func flap(ctx context.Context, w *world, f fault) (func(context.Context) error, 
 		var err error
 		for err == nil {
 			if up == nil {
-				up, err = w.targetsDown(f.Arg)
+				up, err = fx.targetsDown(f.Arg)
 			} else {
 				err, up = up(ctx), nil
 			}
@@ -112,16 +112,16 @@ func flap(ctx context.Context, w *world, f fault) (func(context.Context) error, 
 }
 
 // silence drops every packet to a target, so that nobody is told.
-func silence(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
+func silence(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	var rules []string
 	for family := range families {
 		rules = append(rules, fmt.Sprintf("%s daddr %s drop", []string{"ip", "ip6"}[family], targetAddr(f.Arg, family)))
 	}
-	return w.drop(w.Backend, fmt.Sprintf("target%d", f.Arg), "input", rules, gone, targetSubject(f.Arg, ipv4)+"/silent", targetSubject(f.Arg, ipv6)+"/silent")
+	return fx.drop(fx.Backend, fmt.Sprintf("target%d", f.Arg), "input", rules, down, targetSubject(f.Arg, ipv4)+"/silent", targetSubject(f.Arg, ipv6)+"/silent")
 }
 
 // drop puts rules of nftables into a table of their own.
-func (w *world) drop(ns *lab.NetNS, table, hook string, rules []string, s state, subjects ...string) (func(context.Context) error, error) {
+func (fx *fixture) drop(ns *lab.NetNS, table, hook string, rules []string, s state, subjects ...string) (func(context.Context) error, error) {
 	table = "inet chaos_" + table
 	lines := []string{"add table " + table}
 	for chain, hooks := range map[string]bool{"input": hook != "output", "output": hook != "input"} {
@@ -134,7 +134,7 @@ func (w *world) drop(ns *lab.NetNS, table, hook string, rules []string, s state,
 		}
 	}
 	nft := func(command string) error {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 		defer cancel()
 		_, err := ns.Run(ctx, "nft", command)
 		return err
@@ -142,21 +142,21 @@ func (w *world) drop(ns *lab.NetNS, table, hook string, rules []string, s state,
 	if err := nft(strings.Join(lines, "; ")); err != nil {
 		return nil, err
 	}
-	w.truth.set2(s, subjects...)
+	fx.timeline.set2(s, subjects...)
 	return func(context.Context) error {
-		w.truth.set2(sound, subjects...)
+		fx.timeline.set2(healthy, subjects...)
 		return nft("delete table " + table)
 	}, nil
 }
 
 // linkDown takes an interface down.
-func (w *world) linkDown(ns *lab.NetNS, dev string, subjects ...string) (func(context.Context) error, error) {
+func (fx *fixture) linkDown(ns *lab.NetNS, dev string, subjects ...string) (func(context.Context) error, error) {
 	if err := ns.IP("link", "set", dev, "down"); err != nil {
 		return nil, err
 	}
-	w.truth.set2(gone, subjects...)
+	fx.timeline.set2(down, subjects...)
 	return func(context.Context) error {
-		w.truth.set2(sound, subjects...)
+		fx.timeline.set2(healthy, subjects...)
 		return ns.IP("link", "set", dev, "up")
 	}, nil
 }

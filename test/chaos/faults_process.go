@@ -12,25 +12,25 @@ import (
 
 // processKinds are the faults of the pod's processes and of the machine.
 func processKinds() []*kind {
-	kill := func(name string) func(context.Context, *world, fault) (func(context.Context) error, error) {
-		return func(_ context.Context, w *world, _ fault) (func(context.Context) error, error) {
-			return w.keeper(name).kill()
+	kill := func(name string) func(context.Context, *fixture, fault) (func(context.Context) error, error) {
+		return func(_ context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
+			return fx.supervisor(name).kill()
 		}
 	}
-	end := func(names ...string) func(context.Context, *world, fault) (func(context.Context) error, error) {
-		return func(_ context.Context, w *world, _ fault) (func(context.Context) error, error) {
+	end := func(names ...string) func(context.Context, *fixture, fault) (func(context.Context) error, error) {
+		return func(_ context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
 			var heals []func(context.Context) error
 			var errs []error
 			for _, name := range names {
-				heal, err := w.keeper(name).terminate()
+				heal, err := fx.supervisor(name).terminate()
 				heals, errs = append(heals, heal), append(errs, err)
 			}
 			return together(heals...), errors.Join(errs...)
 		}
 	}
-	stop := func(name string) func(context.Context, *world, fault) (func(context.Context) error, error) {
-		return func(_ context.Context, w *world, _ fault) (func(context.Context) error, error) {
-			return stopProcess(w.keeper(name).pid())
+	stop := func(name string) func(context.Context, *fixture, fault) (func(context.Context) error, error) {
+		return func(_ context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
+			return stopProcess(fx.supervisor(name).pid())
 		}
 	}
 	all := everything
@@ -44,9 +44,9 @@ func processKinds() []*kind {
 		simple("frontend SIGSTOP", 4, ms(700, 5500), wide, all, resFrontend).by(stop("frontend")),
 		simple("frontend pause", 3, ms(50, 600), quiet, nothing, resFrontend).by(stop("frontend")),
 		simple("pod kill -9", 2, ms(0, 1500), wide, all, resLB, resFrontend).by(
-			func(_ context.Context, w *world, _ fault) (func(context.Context) error, error) {
-				lb, errLB := w.keeper("lb").kill()
-				frontend, errFrontend := w.keeper("frontend").kill()
+			func(_ context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
+				lb, errLB := fx.supervisor("lb").kill()
+				frontend, errFrontend := fx.supervisor("frontend").kill()
 				return together(lb, frontend), errors.Join(errLB, errFrontend)
 			}),
 		simple("pod SIGTERM", 2, ms(0, 1500), wide, all, resLB, resFrontend).by(end("lb", "frontend")),
@@ -101,9 +101,9 @@ func signalFD(fd int, s syscall.Signal) error {
 }
 
 // signalBIRD ends the pod's BIRD, which its frontend restarts.
-func signalBIRD(s syscall.Signal) func(context.Context, *world, fault) (func(context.Context) error, error) {
-	return func(_ context.Context, w *world, _ fault) (func(context.Context) error, error) {
-		pid := w.birdPID()
+func signalBIRD(s syscall.Signal) func(context.Context, *fixture, fault) (func(context.Context) error, error) {
+	return func(_ context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
+		pid := fx.birdPID()
 		if pid == 0 {
 			return nil, nil
 		}
@@ -114,17 +114,17 @@ func signalBIRD(s syscall.Signal) func(context.Context, *world, fault) (func(con
 	}
 }
 
-func stopBIRD(_ context.Context, w *world, _ fault) (func(context.Context) error, error) {
-	return stopProcess(w.birdPID())
+func stopBIRD(_ context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
+	return stopProcess(fx.birdPID())
 }
 
 // starve keeps the CPUs busy with loops that end by themselves, should nobody
 // end them.
-func starve(_ context.Context, w *world, f fault) (func(context.Context) error, error) {
+func starve(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	var heals []func(context.Context) error
 	for i := range 2 + 2*f.Arg {
 		limit := fmt.Sprint((f.Duration + time.Second).Seconds())
-		p, err := w.spawn(w.Backend, fmt.Sprintf("busy-%d", i), "timeout", limit, "sh", "-c", "while :; do :; done")
+		p, err := fx.spawn(fx.Backend, fmt.Sprintf("busy-%d", i), "timeout", limit, "sh", "-c", "while :; do :; done")
 		if err != nil {
 			return together(heals...), err
 		}

@@ -42,22 +42,22 @@ type usage struct {
 
 // leaks compares counts with those of earlier calm points.
 type leaks struct {
-	w         *world
+	fixture   *fixture
 	processes map[int]usage       // of a process at the first calm point of its life
 	most      map[string]usage    // the most seen of a program
 	kernel    map[string][]string // what namespaces had at first
 }
 
-func newLeaks(w *world) *leaks {
-	return &leaks{w: w, processes: map[int]usage{}, most: map[string]usage{}}
+func newLeaks(fx *fixture) *leaks {
+	return &leaks{fixture: fx, processes: map[int]usage{}, most: map[string]usage{}}
 }
 
 // check counts everything until the counts are as they should be, or were not
 // for too long.
-func (l *leaks) check(ctx context.Context) ([]verdict, error) {
+func (l *leaks) check(ctx context.Context) ([]violation, error) {
 	bound, cancel := context.WithTimeout(ctx, leakBound)
 	defer cancel()
-	var verdicts []verdict
+	var verdicts []violation
 	err := lab.Eventually(bound, 100*time.Millisecond, func() error {
 		found, err := l.count(bound)
 		if err != nil {
@@ -72,22 +72,22 @@ func (l *leaks) check(ctx context.Context) ([]verdict, error) {
 		return nil, context.Cause(ctx)
 	}
 	if len(verdicts) == 0 && err != nil {
-		verdicts = []verdict{{what: fmt.Sprintf("nothing could be counted: %v", err), vip: -1, gateway: -1}}
+		verdicts = []violation{{what: fmt.Sprintf("nothing could be counted: %v", err), vip: -1, gateway: -1}}
 	}
 	return verdicts, nil
 }
 
 // count compares everything once.
-func (l *leaks) count(ctx context.Context) ([]verdict, error) {
-	var verdicts []verdict
+func (l *leaks) count(ctx context.Context) ([]violation, error) {
+	var verdicts []violation
 	add := func(format string, args ...any) {
-		verdicts = append(verdicts, verdict{fmt.Sprintf(format, args...), -1, -1})
+		verdicts = append(verdicts, violation{fmt.Sprintf(format, args...), -1, -1})
 	}
-	bird := l.w.birdPID()
+	bird := l.fixture.birdPID()
 	for _, p := range []struct {
 		name, metrics string
 		pid           int
-	}{{"lb", lab.LBMetrics, l.w.lb.pid()}, {"frontend", lab.FrontendMetrics, l.w.frontend.pid()}, {"bird", "", bird}} {
+	}{{"lb", lab.LBMetrics, l.fixture.lb.pid()}, {"frontend", lab.FrontendMetrics, l.fixture.frontend.pid()}, {"bird", "", bird}} {
 		now, err := l.usage(ctx, p.pid, p.metrics)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", p.name, err)
@@ -113,12 +113,12 @@ func (l *leaks) count(ctx context.Context) ([]verdict, error) {
 			add("%s (pid %d) grows: %d KiB resident, at first %d", p.name, p.pid, now.Memory>>10, first.Memory>>10)
 		}
 	}
-	pids, err := l.w.Pod.Processes(ctx)
+	pids, err := l.fixture.Pod.Processes(ctx)
 	if err != nil {
 		return nil, err
 	}
 	for _, pid := range pids {
-		if !slices.Contains([]int{l.w.lb.pid(), l.w.frontend.pid(), bird, l.w.holder.PID()}, pid) {
+		if !slices.Contains([]int{l.fixture.lb.pid(), l.fixture.frontend.pid(), bird, l.fixture.holder.PID()}, pid) {
 			add("process %d is left in the pod: %s", pid, commandLine(pid))
 		}
 	}
@@ -181,7 +181,7 @@ func (l *leaks) usage(ctx context.Context, pid int, metrics string) (usage, erro
 // goroutines reads go_goroutines from a program's metrics.
 func (l *leaks) goroutines(ctx context.Context, addr string) (int, error) {
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
-		err = l.w.Pod.Do(func() error { conn, err = new(net.Dialer).DialContext(ctx, network, addr); return err })
+		err = l.fixture.Pod.Do(func() error { conn, err = new(net.Dialer).DialContext(ctx, network, addr); return err })
 		return conn, err
 	}}}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/metrics", nil)
@@ -220,15 +220,15 @@ func (l *leaks) kernelState(ctx context.Context) (map[string][]string, error) {
 		ns      *lab.NetNS
 		command string
 	}{
-		{"ip rules of the pod", l.w.Pod, "ip -4 rule show"},
-		{"ip -6 rules of the pod", l.w.Pod, "ip -6 rule show"},
-		{routes4, l.w.Pod, "ip -4 -o route show table all"},
-		{routes6, l.w.Pod, "ip -6 -o route show table all"},
-		{"nftables of the pod", l.w.Pod, "nft list ruleset"},
-		{"interfaces of the pod", l.w.Pod, "ip -o addr show"},
-		{"nftables of gateway A", l.w.Gateway, "nft list ruleset"},
-		{"nftables of gateway B", l.w.Second, "nft list ruleset"},
-		{"nftables of the targets", l.w.Backend, "nft list ruleset"},
+		{"ip rules of the pod", l.fixture.Pod, "ip -4 rule show"},
+		{"ip -6 rules of the pod", l.fixture.Pod, "ip -6 rule show"},
+		{routes4, l.fixture.Pod, "ip -4 -o route show table all"},
+		{routes6, l.fixture.Pod, "ip -6 -o route show table all"},
+		{"nftables of the pod", l.fixture.Pod, "nft list ruleset"},
+		{"interfaces of the pod", l.fixture.Pod, "ip -o addr show"},
+		{"nftables of gateway A", l.fixture.Gateway, "nft list ruleset"},
+		{"nftables of gateway B", l.fixture.Second, "nft list ruleset"},
+		{"nftables of the targets", l.fixture.Backend, "nft list ruleset"},
 	} {
 		words := strings.Fields(ask.command)
 		out, err := ask.ns.Run(ctx, words[0], words[1:]...)

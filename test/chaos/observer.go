@@ -23,17 +23,17 @@ const restTime = 300 * time.Millisecond
 
 // observer knows what gateways hear and compares it with the truth.
 type observer struct {
-	w     *world
-	looks *looker
+	fixture   *fixture
+	processes *processWatcher
 
-	mu        sync.Mutex
-	surprises []verdict // found while a group ran
+	mu       sync.Mutex
+	reported []violation // found while a group ran
 
 	read      [gateways]int // so much of a gateway's trace was collected
 	events    []event       // collected, not yet judged
 	collected time.Time     // when the trace was read last
 	since     time.Time     // the last calm point
-	faults    []happened
+	faults    []injection
 
 	measures   []measure
 	excused    int
@@ -44,26 +44,26 @@ type observer struct {
 	byName     map[netip.Prefix]int
 }
 
-func newObserver(w *world) *observer {
-	o := &observer{w: w, looks: startLooker(w), byName: map[netip.Prefix]int{}}
-	w.late = o.looks.lateness
+func newObserver(fx *fixture) *observer {
+	o := &observer{fixture: fx, processes: startProcessWatcher(fx), byName: map[netip.Prefix]int{}}
+	fx.late = o.processes.lateness
 	for i, v := range vips {
 		o.byName[v.prefix] = i
 	}
 	return o
 }
 
-func (o *observer) close() { o.looks.close() }
+func (o *observer) close() { o.processes.close() }
 
-// surprise notes what was found while a group ran.
-func (o *observer) surprise(v verdict) {
+// report notes what was found while a group ran.
+func (o *observer) report(v violation) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.surprises = append(o.surprises, v)
+	o.reported = append(o.reported, v)
 }
 
 // injected notes a fault from its begin on.
-func (o *observer) injected(h happened) {
+func (o *observer) injected(h injection) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.faults = append(o.faults, h)
@@ -72,7 +72,7 @@ func (o *observer) injected(h happened) {
 // settle waits until every gateway holds every VIP, and says how long that took
 // from the moment when everything was healed. What is still wrong after the bound
 // is a verdict.
-func (o *observer) settle(ctx context.Context, healed time.Time, bound time.Duration) (time.Duration, []verdict, error) {
+func (o *observer) settle(ctx context.Context, healed time.Time, bound time.Duration) (time.Duration, []violation, error) {
 	tick := time.NewTicker(25 * time.Millisecond)
 	defer tick.Stop()
 	var missing [gateways][]string
@@ -86,11 +86,11 @@ func (o *observer) settle(ctx context.Context, healed time.Time, bound time.Dura
 		if all {
 			return took, nil, nil
 		}
-		if took > bound+lateSlack*o.looks.lateness(healed, time.Now()) {
-			var verdicts []verdict
+		if took > bound+lateSlack*o.processes.lateness(healed, time.Now()) {
+			var verdicts []violation
 			for g, names := range missing {
 				if len(names) > 0 {
-					verdicts = append(verdicts, verdict{fmt.Sprintf("%s after everything was healed %s misses %s", short(took), gatewayName(g), strings.Join(names, ", ")), -1, g})
+					verdicts = append(verdicts, violation{fmt.Sprintf("%s after everything was healed %s misses %s", short(took), gatewayName(g), strings.Join(names, ", ")), -1, g})
 				}
 			}
 			return took, verdicts, nil
@@ -121,7 +121,7 @@ func (o *observer) holdsAll(ctx context.Context) bool {
 func (o *observer) missing(ctx context.Context, g int) []string {
 	bound, cancel := context.WithTimeout(ctx, commandTime)
 	defer cancel()
-	routes, err := o.w.routers[g].Routes(bound)
+	routes, err := o.fixture.routers[g].Routes(bound)
 	if err != nil {
 		return []string{fmt.Sprintf("everything: it does not answer (%v)", err)}
 	}
@@ -139,7 +139,7 @@ func (o *observer) missing(ctx context.Context, g int) []string {
 			names = append(names, fmt.Sprintf("nothing, but holds the stranger %s", p))
 		}
 	}
-	if frr, ok := o.w.routers[g].Router.(*lab.FRR); ok && len(names) == 0 {
+	if frr, ok := o.fixture.routers[g].Router.(*lab.FRR); ok && len(names) == 0 {
 		return append(bfdDown(bound, frr), o.podBFDDown(bound)...)
 	}
 	return names
@@ -150,7 +150,7 @@ func (o *observer) missing(ctx context.Context, g int) []string {
 // it hears of the new one, after a second or two, and takes the BGP session down
 // once more.
 func (o *observer) podBFDDown(ctx context.Context) []string {
-	out, err := o.w.Pod.Run(ctx, "birdc", "-s", o.w.pod.BirdSocket(), "-r", "show bfd sessions")
+	out, err := o.fixture.Pod.Run(ctx, "birdc", "-s", o.fixture.pod.BirdSocket(), "-r", "show bfd sessions")
 	if err != nil {
 		return []string{fmt.Sprintf("BFD: the pod's BIRD does not answer (%v)", err)}
 	}
@@ -198,54 +198,54 @@ const probeBound = 3 * time.Second
 
 // probe asks every target directly whether it accepts connections from the pod,
 // and every VIP from behind each gateway: the data plane forwards in both directions.
-func (o *observer) probe(ctx context.Context) []verdict {
-	var verdicts []verdict
+func (o *observer) probe(ctx context.Context) []violation {
+	var verdicts []violation
 	bound, cancel := context.WithTimeout(ctx, probeBound)
 	defer cancel()
 	for _, v := range vips {
 		for g := range gateways {
 			err := lab.Eventually(bound, 100*time.Millisecond, func() error {
-				return o.w.gatewayNS(g).Do(func() error {
+				return o.fixture.gatewayNS(g).Do(func() error {
 					return dialFrom(bound, clientAddr(g, v.family), netip.AddrPortFrom(v.prefix.Addr(), checkPort))
 				})
 			})
 			if err != nil {
-				verdicts = append(verdicts, verdict{fmt.Sprintf("%s cannot be reached from behind %s: %v", v.prefix, gatewayName(g), err), -1, g})
+				verdicts = append(verdicts, violation{fmt.Sprintf("%s cannot be reached from behind %s: %v", v.prefix, gatewayName(g), err), -1, g})
 			}
 		}
 	}
 	for t := range targetCount {
 		for f := range families {
-			err := o.w.Pod.Do(func() error { return dial(ctx, netip.AddrPortFrom(targetAddr(t, f), checkPort)) })
+			err := o.fixture.Pod.Do(func() error { return dial(ctx, netip.AddrPortFrom(targetAddr(t, f), checkPort)) })
 			if err != nil {
-				verdicts = append(verdicts, verdict{fmt.Sprintf("target %d of %s should accept connections: %v", t%targetsPerStream+1, streams[t/targetsPerStream].name, err), -1, -1})
+				verdicts = append(verdicts, violation{fmt.Sprintf("target %d of %s should accept connections: %v", t%targetsPerStream+1, streams[t/targetsPerStream].name, err), -1, -1})
 			}
 		}
 	}
 	return verdicts
 }
 
-// judge looks at everything that was collected since the last calm point.
-func (o *observer) judge() []verdict {
-	changes := o.w.truth.take()
+// evaluate looks at everything that was collected since the last calm point.
+func (o *observer) evaluate() []violation {
+	changes := o.fixture.timeline.take()
 	events := withDeaths(o.events, changes)
 	o.mu.Lock()
-	w := &window{from: o.since, to: o.collected, events: events, changes: changes, faults: o.faults, late: o.looks.lateness}
-	verdicts := o.surprises
-	o.faults, o.surprises, o.events = nil, nil, nil
+	w := &window{from: o.since, to: o.collected, events: events, changes: changes, faults: o.faults, late: o.processes.lateness}
+	verdicts := o.reported
+	o.faults, o.reported, o.events = nil, nil, nil
 	o.mu.Unlock()
-	j := judge(w)
+	ev := evaluate(w)
 	o.recentFrom, o.since, o.recent, o.recently = o.since, w.to, events, changes
-	o.measures = append(o.measures, j.measures...)
-	o.excused += j.excused
-	verdicts = append(verdicts, j.verdicts...)
+	o.measures = append(o.measures, ev.measures...)
+	o.excused += ev.excused
+	verdicts = append(verdicts, ev.violations...)
 	return append(verdicts, endsUnheld(events)...)
 }
 
 // collect reads what the gateways heard since it was called last.
 func (o *observer) collect() error {
 	o.collected = time.Now()
-	for g, r := range o.w.routers {
+	for g, r := range o.fixture.routers {
 		trace, err := r.Trace()
 		if err != nil {
 			return err
@@ -253,7 +253,7 @@ func (o *observer) collect() error {
 		for _, h := range trace[min(o.read[g], len(trace)):] {
 			v, known := o.byName[h.Prefix]
 			if !known {
-				o.surprise(verdict{fmt.Sprintf("%s heard of a stranger: %s", gatewayName(g), h), -1, g})
+				o.report(violation{fmt.Sprintf("%s heard of a stranger: %s", gatewayName(g), h), -1, g})
 				continue
 			}
 			o.events = append(o.events, event{at: h.At, vip: v, gateway: g, withdrawn: h.Withdrawn, deferred: h.GracefulShutdown()})
@@ -269,7 +269,7 @@ func withDeaths(events []event, changes []change) []event {
 	all := slices.Clone(events)
 	for g := range gateways {
 		for _, c := range changes {
-			if c.Subject != gatewaySubject(g) || c.State != gone {
+			if c.Subject != gatewaySubject(g) || c.State != down {
 				continue
 			}
 			for v := range vips {
@@ -283,22 +283,22 @@ func withDeaths(events []event, changes []change) []event {
 
 // endsUnheld checks, at a calm point, that the last thing a gateway heard of
 // each VIP fits its table, which holds all of them.
-func endsUnheld(events []event) []verdict {
+func endsUnheld(events []event) []violation {
 	last := map[[2]int]event{}
 	for _, e := range events {
 		last[[2]int{e.gateway, e.vip}] = e
 	}
-	var verdicts []verdict
+	var verdicts []violation
 	for _, key := range slices.SortedFunc(maps.Keys(last), func(a, b [2]int) int { return slices.Compare(a[:], b[:]) }) {
 		if e := last[key]; e.withdrawn || e.deferred {
-			verdicts = append(verdicts, verdict{fmt.Sprintf("at a calm point %s heard last: %s", gatewayName(e.gateway), e), e.vip, e.gateway})
+			verdicts = append(verdicts, violation{fmt.Sprintf("at a calm point %s heard last: %s", gatewayName(e.gateway), e), e.vip, e.gateway})
 		}
 	}
 	return verdicts
 }
 
 // evidence is what is known of a verdict, for people.
-func (o *observer) evidence(v verdict) []string {
+func (o *observer) evidence(v violation) []string {
 	var lines []string
 	for _, c := range o.recently {
 		lines = append(lines, c.String())
@@ -313,8 +313,8 @@ func (o *observer) evidence(v verdict) []string {
 		from = o.since.Add(-firstBound)
 	}
 	for at := from.Truncate(time.Second); at.Before(o.since); at = at.Add(time.Second) {
-		if late := o.looks.lateness(at, at.Add(time.Second-1)); late > excuse/3 {
-			lines = append(lines, fmt.Sprintf("%s somebody waited %s for a CPU", at.Format(clock), short(late)))
+		if late := o.processes.lateness(at, at.Add(time.Second-1)); late > excuse/3 {
+			lines = append(lines, fmt.Sprintf("%s somebody waited %s for a CPU", at.Format(timeFormat), short(late)))
 		}
 	}
 	slices.Sort(lines) // each begins with a time of day
@@ -322,9 +322,9 @@ func (o *observer) evidence(v verdict) []string {
 }
 
 // logs are the processes whose last lines are evidence.
-func (w *world) logs() []*lab.Process {
-	all := []*lab.Process{w.lb.process(), w.frontend.process()}
-	for _, r := range w.routers {
+func (fx *fixture) logs() []*lab.Process {
+	all := []*lab.Process{fx.lb.process(), fx.frontend.process()}
+	for _, r := range fx.routers {
 		if r != nil {
 			all = append(all, r.processes()...)
 		}

@@ -80,7 +80,7 @@ func wantEnd(t *testing.T, conn net.Conn) {
 	}
 }
 
-func TestProxyCarriesAndEnds(t *testing.T) {
+func TestProxyForwards(t *testing.T) {
 	for name, end := range map[string]func(*proxy){
 		"reset":                           (*proxy).reset,
 		"half-closed toward the frontend": func(p *proxy) { p.halfClose(true) },
@@ -106,7 +106,7 @@ func TestProxyCarriesAndEnds(t *testing.T) {
 	}
 }
 
-func TestProxyHoldsBackWhatItIsToldTo(t *testing.T) {
+func TestProxyStall(t *testing.T) {
 	p, dial := through(t)
 	conn := dial()
 	wantEcho(t, conn)

@@ -31,7 +31,7 @@ func (p *printer) say(format string, args ...any) {
 
 // note prints something by the way.
 func (p *printer) note(format string, args ...any) {
-	p.say("%s        %s", time.Now().Format(clock), fmt.Sprintf(format, args...))
+	p.say("%s        %s", time.Now().Format(timeFormat), fmt.Sprintf(format, args...))
 }
 
 // Longest is how long VIPs were held after one cause.
@@ -112,19 +112,19 @@ func (s Summary) write(path string) error {
 }
 
 // keepLogs copies the logs of a laboratory to a folder that stays.
-func keepLogs(w *world, seed uint64) (string, error) {
+func keepLogs(fx *fixture, seed uint64) (string, error) {
 	dir, err := os.MkdirTemp("", fmt.Sprintf("vipgate-chaos-%d-", seed))
 	if err != nil {
 		return "", err
 	}
-	err = filepath.WalkDir(w.Dir, func(path string, d os.DirEntry, err error) error {
+	err = filepath.WalkDir(fx.Dir, func(path string, d os.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
 			return err
 		}
 		if ext := filepath.Ext(path); ext != ".log" && ext != ".conf" && ext != ".yaml" {
 			return nil
 		}
-		name, err := filepath.Rel(w.Dir, path)
+		name, err := filepath.Rel(fx.Dir, path)
 		if err != nil {
 			return err
 		}

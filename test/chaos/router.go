@@ -19,7 +19,7 @@ type router struct {
 }
 
 // startGateways starts one BIRD and one FRR.
-func (w *world) startGateways() error {
+func (fx *fixture) startGateways() error {
 	b := lab.GatewayB()
 	b.BFD = true
 	for g, r := range []struct {
@@ -28,8 +28,8 @@ func (w *world) startGateways() error {
 		config lab.GatewayConfig
 		names  []string
 	}{
-		{lab.KindBIRD, w.Gateway, lab.GatewayA(), []string{"bird"}},
-		{lab.KindFRR, w.Second, b, []string{"zebra", "bfdd", "bgpd"}},
+		{lab.KindBIRD, fx.Gateway, lab.GatewayA(), []string{"bird"}},
+		{lab.KindFRR, fx.Second, b, []string{"zebra", "bfdd", "bgpd"}},
 	} {
 		for f := range families {
 			client := netip.PrefixFrom(clientAddr(g, f), clientAddr(g, f).BitLen())
@@ -38,13 +38,13 @@ func (w *world) startGateways() error {
 				return err
 			}
 		}
-		started, err := w.StartRouter(r.kind, r.ns, r.config)
+		started, err := fx.StartRouter(r.kind, r.ns, r.config)
 		if err != nil {
 			return err
 		}
-		w.routers[g] = &router{Router: started, names: r.names, live: started.Processes()}
-		if len(w.routers[g].live) != len(r.names) {
-			return fmt.Errorf("%s has %d processes, expected %v", gatewayName(g), len(w.routers[g].live), r.names)
+		fx.routers[g] = &router{Router: started, names: r.names, live: started.Processes()}
+		if len(fx.routers[g].live) != len(r.names) {
+			return fmt.Errorf("%s has %d processes, expected %v", gatewayName(g), len(fx.routers[g].live), r.names)
 		}
 	}
 	return nil

@@ -20,12 +20,12 @@ func run(ctx context.Context, o options, out *printer) (err error) {
 	begin := time.Now()
 	out.say("seed %d, %d faults; again: %s", o.seed, o.faults, o.again())
 	var obs *observer
-	w, err := newWorld(o, out, func(v verdict) {
+	fx, err := newFixture(o, out, func(v violation) {
 		if obs != nil {
-			obs.surprise(v)
+			obs.report(v)
 		}
 	})
-	if w == nil {
+	if fx == nil {
 		return err
 	}
 	s := Summary{Seed: o.seed, Faults: o.faults, Kinds: map[string]int{}}
@@ -40,43 +40,43 @@ func run(ctx context.Context, o options, out *printer) (err error) {
 			}
 		}
 		if err != nil && ctx.Err() == nil {
-			dir, errKeep := keepLogs(w, o.seed)
+			dir, errKeep := keepLogs(fx, o.seed)
 			out.say("the logs are in %s", dir)
 			err = errors.Join(err, errKeep)
 		}
-		if errClose := w.close(); errClose != nil {
+		if errClose := fx.close(); errClose != nil {
 			err = errors.Join(err, fmt.Errorf("clearing up: %w", errClose))
 		}
 	}()
 	if err != nil {
 		return err
 	}
-	obs = newObserver(w)
-	l = newLeaks(w)
+	obs = newObserver(fx)
+	l = newLeaks(fx)
 	if err := calm(ctx, out, obs, l, time.Now(), firstBound); err != nil {
 		return err
 	}
 	for _, g := range plan(o.seed, o.faults, o.catalog()) {
 		s.Groups++
-		out.say("%s  group %d: %s", time.Now().Format(clock), g.Number, g.what())
+		out.say("%s  group %d: %s", time.Now().Format(timeFormat), g.Number, g.what())
 		for _, f := range g.Faults {
 			s.Kinds[f.Kind.Name]++
 			s.Injected++
 		}
-		if err := play(ctx, w, obs, g); err != nil {
+		if err := runGroup(ctx, fx, obs, g); err != nil {
 			return err
 		}
 		if err := calm(ctx, out, obs, l, time.Now(), recoveryBound); err != nil {
 			return err
 		}
 	}
-	return w.tb.failed()
+	return fx.tb.failed()
 }
 
 // conclude fills the summary from what was observed.
 func (s *Summary) conclude(obs *observer, l *leaks, begin time.Time, err error) {
 	s.Took, s.Passed, s.Holds, s.Excused = time.Since(begin), err == nil, summarize(obs.measures), obs.excused
-	s.LatestTimer = obs.looks.worst
+	s.LatestTimer = obs.processes.worst
 	for _, d := range obs.recovered {
 		s.SlowestRecovery = max(s.SlowestRecovery, d)
 	}
@@ -100,9 +100,9 @@ func (g group) what() string {
 	return what
 }
 
-// play injects the faults of a group, each at its time, and returns when all are
+// runGroup injects the faults of a group, each at its time, and returns when all are
 // healed.
-func play(ctx context.Context, w *world, obs *observer, g group) error {
+func runGroup(ctx context.Context, fx *fixture, obs *observer, g group) error {
 	begin := time.Now()
 	var wg sync.WaitGroup
 	errs := make([]error, len(g.Faults))
@@ -111,7 +111,7 @@ func play(ctx context.Context, w *world, obs *observer, g group) error {
 			if !sleep(ctx, time.Until(begin.Add(f.Start))) {
 				return
 			}
-			errs[i] = hit(ctx, w, obs, f)
+			errs[i] = hit(ctx, fx, obs, f)
 		})
 	}
 	wg.Wait()
@@ -122,10 +122,10 @@ func play(ctx context.Context, w *world, obs *observer, g group) error {
 }
 
 // hit injects one fault and heals it.
-func hit(ctx context.Context, w *world, obs *observer, f fault) error {
-	obs.injected(happened{fault: f, from: time.Now()})
-	w.out.say("%s  %4d  %-8s %s", time.Now().Format(clock), f.ID, short(f.Duration), f)
-	heal, err := f.Kind.inject(ctx, w, f)
+func hit(ctx context.Context, fx *fixture, obs *observer, f fault) error {
+	obs.injected(injection{fault: f, from: time.Now()})
+	fx.out.say("%s  %4d  %-8s %s", time.Now().Format(timeFormat), f.ID, short(f.Duration), f)
+	heal, err := f.Kind.inject(ctx, fx, f)
 	if err == nil {
 		sleep(ctx, f.Duration)
 	}
@@ -157,7 +157,7 @@ const settlings = 5
 
 // calm waits until everything is as it should be, and judges what was before.
 func calm(ctx context.Context, out *printer, obs *observer, l *leaks, healed time.Time, bound time.Duration) error {
-	var verdicts []verdict
+	var verdicts []violation
 	var took time.Duration
 	for range settlings {
 		var err error
@@ -183,7 +183,7 @@ func calm(ctx context.Context, out *printer, obs *observer, l *leaks, healed tim
 			return err
 		}
 		now := time.Now()
-		if obs.holdsAll(ctx) || obs.looks.lateness(now.Add(-3*time.Second), now) <= excuse {
+		if obs.holdsAll(ctx) || obs.processes.lateness(now.Add(-3*time.Second), now) <= excuse {
 			break
 		}
 		out.note("not calm yet: the machine is too busy")
@@ -192,9 +192,9 @@ func calm(ctx context.Context, out *printer, obs *observer, l *leaks, healed tim
 	first := obs.since.IsZero()
 	if first {
 		// What happened at the start needs no reason.
-		obs.injected(happened{fault: fault{Kind: simple("start", 0, once, wide, everything)}})
+		obs.injected(injection{fault: fault{Kind: simple("start", 0, once, wide, everything)}})
 	}
-	more := obs.judge()
+	more := obs.evaluate()
 	if first {
 		more = nil // nothing was held before it
 	} else {
@@ -203,20 +203,20 @@ func calm(ctx context.Context, out *printer, obs *observer, l *leaks, healed tim
 	if verdicts = append(verdicts, more...); len(verdicts) > 0 {
 		return fail(out, obs, verdicts)
 	}
-	out.say("%s  calm: every VIP at every gateway again after %s", time.Now().Format(clock), short(took))
+	out.say("%s  calm: every VIP at every gateway again after %s", time.Now().Format(timeFormat), short(took))
 	return nil
 }
 
 // fail shows the evidence and returns what is wrong.
-func fail(out *printer, obs *observer, verdicts []verdict) error {
+func fail(out *printer, obs *observer, verdicts []violation) error {
 	out.say("")
 	for _, line := range obs.evidence(verdicts[0]) {
 		out.say("  | %s", line)
 	}
-	if unsound := obs.w.truth.unsound(); len(unsound) > 0 {
+	if unsound := obs.fixture.timeline.unhealthy(); len(unsound) > 0 {
 		out.say("  | now: %s", strings.Join(unsound, ", "))
 	}
-	for _, p := range obs.w.logs() {
+	for _, p := range obs.fixture.logs() {
 		out.say("  == last lines of %s (pid %d)", p.Name, p.PID())
 		for line := range strings.Lines(p.Tail(evidenceLines)) {
 			out.say("  | %s", strings.TrimRight(line, "\n"))

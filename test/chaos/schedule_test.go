@@ -18,7 +18,7 @@ func lines(seed uint64, n int) []string {
 	return all
 }
 
-func TestPlanIsAFunctionOfTheSeed(t *testing.T) {
+func TestPlanIsDeterministic(t *testing.T) {
 	for _, seed := range []uint64{1, 2, 1 << 60} {
 		first := lines(seed, 200)
 		if len(first) != 200 {
@@ -36,7 +36,7 @@ func TestPlanIsAFunctionOfTheSeed(t *testing.T) {
 	}
 }
 
-func TestPlanDrawsEveryKindAndNeverTooMuch(t *testing.T) {
+func TestPlanLimits(t *testing.T) {
 	seen := map[string]bool{}
 	for _, g := range plan(3, 3000, catalog()) {
 		busy := map[string]time.Duration{}
@@ -78,7 +78,7 @@ func TestPlanDrawsEveryKindAndNeverTooMuch(t *testing.T) {
 	}
 }
 
-func TestScopesAreWhatTheirNamesSay(t *testing.T) {
+func TestScopes(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		s    scope

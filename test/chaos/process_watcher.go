@@ -11,21 +11,21 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// lookEvery is how often processes are looked at, and timers are measured.
-const lookEvery = 10 * time.Millisecond
+// pollInterval is how often processes are looked at, and timers are measured.
+const pollInterval = 10 * time.Millisecond
 
-// waitEvery is how often it is asked how long threads waited for a CPU.
-const waitEvery = 200 * time.Millisecond
+// threadInterval is how often it is asked how long threads waited for a CPU.
+const threadInterval = 200 * time.Millisecond
 
-// looker looks at the processes all the time and tells the timeline how they
+// processWatcher looks at the processes all the time and tells the timeline how they
 // are. It measures how late its own timer is, and how long the threads of what it
 // looks at were ready to run and did not: the kernel is not equally unfair to all.
-type looker struct {
-	w      *world
-	last   map[string]int           // the process of a subject
-	seen   map[string]time.Time     // when a subject was looked at last
-	waited map[string]time.Duration // how long a thread waited for a CPU so far
-	asked  time.Time                // when that was read last
+type processWatcher struct {
+	fixture     *fixture
+	last        map[string]int           // the process of a subject
+	polled      map[string]time.Time     // when a subject was looked at last
+	waited      map[string]time.Duration // how long a thread waited for a CPU so far
+	threadsRead time.Time                // when that was read last
 
 	mu     sync.Mutex
 	late   map[int64]time.Duration // the worst of each tenth of a second
@@ -34,41 +34,41 @@ type looker struct {
 	done   chan struct{}
 }
 
-func startLooker(w *world) *looker {
+func startProcessWatcher(fx *fixture) *processWatcher {
 	ctx, cancel := context.WithCancel(context.Background())
-	l := &looker{w: w, last: map[string]int{}, seen: map[string]time.Time{}, waited: map[string]time.Duration{}, late: map[int64]time.Duration{}, cancel: cancel, done: make(chan struct{})}
+	l := &processWatcher{fixture: fx, last: map[string]int{}, polled: map[string]time.Time{}, waited: map[string]time.Duration{}, late: map[int64]time.Duration{}, cancel: cancel, done: make(chan struct{})}
 	go l.run(ctx)
 	return l
 }
 
-func (l *looker) close() {
+func (l *processWatcher) close() {
 	l.cancel()
 	<-l.done
 }
 
-func (l *looker) run(ctx context.Context) {
+func (l *processWatcher) run(ctx context.Context) {
 	defer close(l.done)
-	timer := time.NewTimer(lookEvery)
+	timer := time.NewTimer(pollInterval)
 	defer timer.Stop()
 	for {
-		due := time.Now().Add(lookEvery)
-		timer.Reset(lookEvery)
+		due := time.Now().Add(pollInterval)
+		timer.Reset(pollInterval)
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
 			return
 		}
 		l.measure(due, time.Since(due))
-		l.look()
-		if time.Since(l.asked) > waitEvery {
-			l.asked = time.Now()
-			l.waits()
+		l.poll()
+		if time.Since(l.threadsRead) > threadInterval {
+			l.threadsRead = time.Now()
+			l.measureThreads()
 		}
 	}
 }
 
 // measure notes that somebody who should have run at a moment was late.
-func (l *looker) measure(due time.Time, late time.Duration) {
+func (l *processWatcher) measure(due time.Time, late time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	// A long sleep was late all along.
@@ -79,10 +79,10 @@ func (l *looker) measure(due time.Time, late time.Duration) {
 	l.worst = max(l.worst, late)
 }
 
-// waits reads how long each thread of every process waited for a CPU since the
+// measureThreads reads how long each thread of every process waited for a CPU since the
 // last look: the second field of schedstat, in nanoseconds. The kernel counts a
 // wait when it is over.
-func (l *looker) waits() {
+func (l *processWatcher) measureThreads() {
 	now := map[string]time.Duration{}
 	for _, pid := range l.last {
 		dir := fmt.Sprintf("/proc/%d/task", pid)
@@ -111,7 +111,7 @@ func (l *looker) waits() {
 }
 
 // lateness is how late timers were at most between two moments.
-func (l *looker) lateness(from, to time.Time) time.Duration {
+func (l *processWatcher) lateness(from, to time.Time) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var worst time.Duration
@@ -121,18 +121,18 @@ func (l *looker) lateness(from, to time.Time) time.Duration {
 	return worst
 }
 
-// look tells the timeline how every process is.
-func (l *looker) look() {
-	l.see("lb", running(l.w.lb.process()))
-	l.see("frontend", running(l.w.frontend.process()))
-	l.see("bird", l.w.birdPID())
-	for g, r := range l.w.routers {
+// poll tells the timeline how every process is.
+func (l *processWatcher) poll() {
+	l.record("lb", running(l.fixture.lb.process()))
+	l.record("frontend", running(l.fixture.frontend.process()))
+	l.record("bird", l.fixture.birdPID())
+	for g, r := range l.fixture.routers {
 		for i, p := range r.processes() {
 			subject := gatewaySubject(g)
 			if r.names[i] != "bird" && r.names[i] != "bgpd" {
 				subject += "/" + r.names[i]
 			}
-			l.see(subject, running(p))
+			l.record(subject, running(p))
 		}
 	}
 }
@@ -147,45 +147,45 @@ func running(p *lab.Process) int {
 	}
 }
 
-// see tells the timeline how a process is.
-func (l *looker) see(subject string, pid int) {
-	before, at := l.seen[subject], time.Now()
-	l.seen[subject] = at
+// record tells the timeline how a process is.
+func (l *processWatcher) record(subject string, pid int) {
+	before, at := l.polled[subject], time.Now()
+	l.polled[subject] = at
 	s := processState(pid)
 	last, known := l.last[subject]
-	if s != gone {
+	if s != down {
 		l.last[subject] = pid
 	}
 	switch {
-	case s != gone && known && pid != last:
+	case s != down && known && pid != last:
 		// Between two looks it ended, and another one began.
-		l.w.truth.setAt(at, subject, gone)
-	case s == sound && l.w.truth.get(subject) == ending:
+		l.fixture.timeline.setAt(at, subject, down)
+	case s == healthy && l.fixture.timeline.get(subject) == terminating:
 		return // it drains
-	case s == sound && known:
+	case s == healthy && known:
 		// It may have gone on right after the last look, and done its work since.
 		at = before
 	}
-	l.w.truth.setAt(at, subject, s)
+	l.fixture.timeline.setAt(at, subject, s)
 }
 
 // processState reads how a process is (proc(5)).
 func processState(pid int) state {
 	if pid == 0 {
-		return gone
+		return down
 	}
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return gone
+		return down
 	}
 	text := string(b)
 	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
 	switch {
 	case len(fields) == 0 || fields[0] == "Z" || fields[0] == "X":
-		return gone
+		return down
 	case fields[0] == "T":
-		return frozen
+		return stopped
 	default:
-		return sound
+		return healthy
 	}
 }

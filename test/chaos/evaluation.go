@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// clock is how times of day are written.
-const clock = "15:04:05.000"
+// timeFormat is how times of day are written.
+const timeFormat = "15:04:05.000"
 
 // rule says how long a VIP may be held after something happened (design section 9).
 type rule struct {
@@ -70,24 +70,24 @@ func rules(gateway, family int) []rule {
 	detect := checkFall*(checkInterval+checkTimeout) + checkInterval
 	cut := holdTime + 500*time.Millisecond + stallTime
 	all := []rule{
-		{"no target accepts connections", "", gone, detect + 50*time.Millisecond, chain("lb")},
-		{"the kernel does not forward", kernelSubject(family), gone, forwardBound, chain("lb")},
-		{"the lb is dead", "lb", gone, 10 * time.Millisecond, chain("stream")},
-		{"the lb is stopped", "lb", frozen, lease + 50*time.Millisecond, chain("stream")},
-		{"the lb was asked to end", "lb", ending, drainTime + 2*time.Second, chain("stream")},
-		{"the readiness socket is closed", "stream", gone, 10 * time.Millisecond, chain("svid")},
-		{"the readiness socket is silent", "stream", frozen, lease + 50*time.Millisecond, chain("svid")},
-		{"an SVID expired", "svid", gone, 10 * time.Millisecond, chain("frontend")},
-		{"the frontend is dead", "frontend", gone, 40*time.Millisecond + stallTime, chain("bird")},
-		{"the frontend is stopped", "frontend", frozen, holdTime + 500*time.Millisecond + stallTime, chain("bird")},
-		{"the frontend was asked to end", "frontend", ending, drainTime + 2*time.Second, chain("bird")},
-		{"BIRD is dead", "bird", gone, 10*time.Millisecond + stallTime, last},
-		{"BIRD is stopped", "bird", frozen, cut, last},
+		{"no target accepts connections", "", down, detect + 50*time.Millisecond, chain("lb")},
+		{"the kernel does not forward", kernelSubject(family), down, forwardBound, chain("lb")},
+		{"the lb is dead", "lb", down, 10 * time.Millisecond, chain("stream")},
+		{"the lb is stopped", "lb", stopped, lease + 50*time.Millisecond, chain("stream")},
+		{"the lb was asked to end", "lb", terminating, drainTime + 2*time.Second, chain("stream")},
+		{"the readiness socket is closed", "stream", down, 10 * time.Millisecond, chain("svid")},
+		{"the readiness socket is silent", "stream", stopped, lease + 50*time.Millisecond, chain("svid")},
+		{"an SVID expired", "svid", down, 10 * time.Millisecond, chain("frontend")},
+		{"the frontend is dead", "frontend", down, 40*time.Millisecond + stallTime, chain("bird")},
+		{"the frontend is stopped", "frontend", stopped, holdTime + 500*time.Millisecond + stallTime, chain("bird")},
+		{"the frontend was asked to end", "frontend", terminating, drainTime + 2*time.Second, chain("bird")},
+		{"BIRD is dead", "bird", down, 10*time.Millisecond + stallTime, last},
+		{"BIRD is stopped", "bird", stopped, cut, last},
 	}
 	for _, path := range []string{pathSubject(gateway, "link"), familySubject(gateway, family, "blackhole")} {
 		all = append(all,
-			rule{"the wire is down", path, gone, cut, only},
-			rule{"packets are dropped", path, frozen, cut, only},
+			rule{"the wire is down", path, down, cut, only},
+			rule{"packets are dropped", path, stopped, cut, only},
 		)
 	}
 	return all
@@ -115,11 +115,11 @@ func (e event) String() string {
 	case e.deferred:
 		what = "announced with 65535:0"
 	}
-	return fmt.Sprintf("%s %s %s: %s", e.at.Format(clock), gatewayName(e.gateway), vips[e.vip].prefix, what)
+	return fmt.Sprintf("%s %s %s: %s", e.at.Format(timeFormat), gatewayName(e.gateway), vips[e.vip].prefix, what)
 }
 
-// happened is a fault that was injected.
-type happened struct {
+// injection is a fault that was injected.
+type injection struct {
 	fault fault
 	from  time.Time
 }
@@ -130,7 +130,7 @@ type window struct {
 	from, to time.Time
 	events   []event
 	changes  []change
-	faults   []happened
+	faults   []injection
 	// late is how late timers were at most between two moments.
 	late func(from, to time.Time) time.Duration
 }
@@ -156,8 +156,8 @@ const excuse = 300 * time.Millisecond
 // may take to come back, or to be lost once more: BFD finds its session new.
 const excuseAftermath = 5 * time.Second
 
-// verdict is something that must not happen.
-type verdict struct {
+// violation is something that must not happen.
+type violation struct {
 	what         string
 	vip, gateway int // -1: of none in particular
 }
@@ -169,26 +169,26 @@ type measure struct {
 	bound time.Duration // without slack
 }
 
-// judgement is what is found in a window.
-type judgement struct {
-	verdicts []verdict
-	measures []measure
-	excused  int // UPDATEs without a reason on a machine that was too busy
+// evaluation is what is found in a window.
+type evaluation struct {
+	violations []violation
+	measures   []measure
+	excused    int // UPDATEs without a reason on a machine that was too busy
 }
 
-// judge compares what gateways heard with what was true. It is pure.
-func judge(w *window) judgement {
-	var j judgement
+// evaluate compares what gateways heard with what was true. It is pure.
+func evaluate(w *window) evaluation {
+	var ev evaluation
 	h := newHistory(w.changes, w.to)
 	for g := range gateways {
 		for v := range vips {
 			heard := slices.DeleteFunc(slices.Clone(w.events), func(e event) bool { return e.vip != v || e.gateway != g })
-			j.holds(w, h, g, v, heard)
-			j.raises(w, h, g, v, heard)
-			j.reasons(w, g, v, heard)
+			ev.holds(w, h, g, v, heard)
+			ev.raises(w, h, g, v, heard)
+			ev.reasons(w, g, v, heard)
 		}
 	}
-	return j
+	return ev
 }
 
 // held are the stretches in which the gateway held the VIP, and whether each
@@ -211,7 +211,7 @@ func held(w *window, heard []event) (holds []interval) {
 }
 
 // holds finds what was held for longer than a bound after its cause.
-func (j *judgement) holds(w *window, h *history, g, v int, heard []event) {
+func (ev *evaluation) holds(w *window, h *history, g, v int, heard []event) {
 	holds := held(w, heard)
 	for _, r := range rules(g, vips[v].family) {
 		causes := h.unserved(vips[v])
@@ -221,22 +221,22 @@ func (j *judgement) holds(w *window, h *history, g, v int, heard []event) {
 		if len(causes) == 0 {
 			continue
 		}
-		unsound := h.disturbed(func(s state) bool { return s != sound }, r.needs(g, vips[v].family)...)
+		unsound := h.disturbed(func(s state) bool { return s != healthy }, r.needs(g, vips[v].family)...)
 		// The clock of the rule starts anew in each of these.
 		for _, counted := range without(causes, unsound) {
 			// Its end is known by a look only, and what followed may be heard before that.
 			seen := counted.to
-			counted.to = seen.Add(-2*lookEvery - w.late(seen.Add(-time.Second), seen))
+			counted.to = seen.Add(-2*pollInterval - w.late(seen.Add(-time.Second), seen))
 			for _, hold := range intersect([]interval{counted}, holds) {
 				late := hold.to.Sub(counted.from)
 				slack := w.slack(counted.from, hold.to)
 				if late > r.bound+slack {
-					j.verdicts = append(j.verdicts, verdict{fmt.Sprintf(
+					ev.violations = append(ev.violations, violation{fmt.Sprintf(
 						"%s held %s from %s to %s, %s after it counted from (%s) that %s: bound %s and slack %s", gatewayName(g), vips[v].prefix,
-						hold.from.Format(clock), hold.to.Format(clock), short(late), counted.from.Format(clock), r.cause, short(r.bound), short(slack)), v, g})
+						hold.from.Format(timeFormat), hold.to.Format(timeFormat), short(late), counted.from.Format(timeFormat), r.cause, short(r.bound), short(slack)), v, g})
 				}
 				if hold.from.Equal(counted.from) && hold.to.Before(counted.to) {
-					j.measures = append(j.measures, measure{r.cause, late, r.bound})
+					ev.measures = append(ev.measures, measure{r.cause, late, r.bound})
 				}
 			}
 		}
@@ -246,9 +246,9 @@ func (j *judgement) holds(w *window, h *history, g, v int, heard []event) {
 // raises finds announcements of a VIP that nobody could have said is ready.
 // Whoever starts anew may not raise it; who was stopped may say what it said
 // before, until it finds out.
-func (j *judgement) raises(w *window, h *history, g, v int, heard []event) {
+func (ev *evaluation) raises(w *window, h *history, g, v int, heard []event) {
 	needs := chain("lb")(g, vips[v].family)
-	halted := h.disturbed(func(s state) bool { return s == frozen || s == rough }, needs...)
+	halted := h.disturbed(func(s state) bool { return s == stopped || s == disturbed }, needs...)
 	detect := checkFall*(checkInterval+checkTimeout) + checkInterval
 	has := true
 	for _, e := range heard {
@@ -260,27 +260,27 @@ func (j *judgement) raises(w *window, h *history, g, v int, heard []event) {
 		for _, cause := range without(h.unserved(vips[v]), halted) {
 			after := e.at.Sub(cause.from)
 			if !e.at.After(cause.to) && after > detect+w.slack(cause.from, e.at) {
-				j.verdicts = append(j.verdicts, verdict{fmt.Sprintf(
+				ev.violations = append(ev.violations, violation{fmt.Sprintf(
 					"%s heard of %s at %s, although no target accepted connections since %s", gatewayName(g), vips[v].prefix,
-					e.at.Format(clock), cause.from.Format(clock)), v, g})
+					e.at.Format(timeFormat), cause.from.Format(timeFormat)), v, g})
 			}
 		}
 	}
 }
 
 // reasons finds UPDATEs that no fault explains.
-func (j *judgement) reasons(w *window, g, v int, heard []event) {
+func (ev *evaluation) reasons(w *window, g, v int, heard []event) {
 	var aftermath time.Time
 	for _, e := range heard {
-		if slices.ContainsFunc(w.faults, func(f happened) bool { return f.explains(e) }) {
+		if slices.ContainsFunc(w.faults, func(f injection) bool { return f.explains(e) }) {
 			continue
 		}
 		if w.late(e.at.Add(-3*time.Second), e.at) > excuse || e.at.Before(aftermath) {
-			j.excused++
+			ev.excused++
 			aftermath = e.at.Add(excuseAftermath)
 			continue
 		}
-		j.verdicts = append(j.verdicts, verdict{fmt.Sprintf("an UPDATE for an untouched VIP: %s", e), v, g})
+		ev.violations = append(ev.violations, violation{fmt.Sprintf("an UPDATE for an untouched VIP: %s", e), v, g})
 	}
 }
 
@@ -289,7 +289,7 @@ const clockError = 100 * time.Millisecond
 
 // explains tells whether a fault may have caused an event. Its effects may come
 // until the next calm point.
-func (f happened) explains(e event) bool {
+func (f injection) explains(e event) bool {
 	return f.fault.Kind.touches(f.fault.Arg).has(e.vip, e.gateway) && !e.at.Before(f.from.Add(-clockError))
 }
 

@@ -12,14 +12,16 @@ import (
 type state int
 
 const (
-	sound  state = iota
-	rough        // disturbed: it may be late, it need not end anything
-	ending       // it was asked to end, and drains
-	frozen       // there, and does nothing
-	gone
+	healthy     state = iota
+	disturbed         // disturbed: it may be late, it need not end anything
+	terminating       // it was asked to end, and drains
+	stopped           // there, and does nothing
+	down
 )
 
-func (s state) String() string { return []string{"sound", "rough", "ending", "frozen", "gone"}[s] }
+func (s state) String() string {
+	return []string{"healthy", "disturbed", "terminating", "stopped", "down"}[s]
+}
 
 // change is a subject's new state.
 type change struct {
@@ -29,7 +31,7 @@ type change struct {
 }
 
 func (c change) String() string {
-	return fmt.Sprintf("%s %s is %s", c.At.Format(clock), c.Subject, c.State)
+	return fmt.Sprintf("%s %s is %s", c.At.Format(timeFormat), c.Subject, c.State)
 }
 
 // Subjects of the truth, besides "lb", "stream", "frontend", "bird", "svid",
@@ -75,9 +77,9 @@ func (t *timeline) get(subject string) state {
 	return t.now[subject]
 }
 
-// wasGone tells whether a subject was gone at any moment from since on. It knows
+// wasDown tells whether a subject was gone at any moment from since on. It knows
 // what take has not yet taken.
-func (t *timeline) wasGone(subject string, since time.Time) bool {
+func (t *timeline) wasDown(subject string, since time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	was := false
@@ -86,35 +88,35 @@ func (t *timeline) wasGone(subject string, since time.Time) bool {
 			if !c.At.Before(since) && was {
 				return true
 			}
-			was = c.State == gone
+			was = c.State == down
 		}
 	}
-	return t.now[subject] == gone
+	return t.now[subject] == down
 }
 
-// wasSound reports whether every subject with one of these prefixes has been sound
+// wasHealthy reports whether every subject with one of these prefixes has been sound
 // since a moment. It knows what take has not yet taken.
-func (t *timeline) wasSound(since time.Time, prefixes ...string) bool {
+func (t *timeline) wasHealthy(since time.Time, prefixes ...string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	concerns := func(subject string) bool {
 		return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(subject, p) })
 	}
 	for subject, s := range t.now {
-		if s != sound && concerns(subject) {
+		if s != healthy && concerns(subject) {
 			return false
 		}
 	}
 	return !slices.ContainsFunc(t.changes, func(c change) bool { return concerns(c.Subject) && !c.At.Before(since) })
 }
 
-// unsound are the subjects that are not sound now.
-func (t *timeline) unsound() []string {
+// unhealthy are the subjects that are not sound now.
+func (t *timeline) unhealthy() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var all []string
 	for subject, s := range t.now {
-		if s != sound {
+		if s != healthy {
 			all = append(all, subject+" is "+s.String())
 		}
 	}
@@ -130,7 +132,7 @@ func (t *timeline) take() []change {
 	all := t.changes
 	t.changes = nil
 	for subject, s := range t.now {
-		if s != sound { // it began before the next window
+		if s != healthy { // it began before the next window
 			t.changes = append(t.changes, change{time.Now(), subject, s})
 		}
 	}
@@ -269,7 +271,7 @@ func (h *history) unserved(v service) []interval {
 
 // streamDown are the stretches in which a stream had too few targets.
 func (h *history) streamDown(n, family int) []interval {
-	is := func(s state) bool { return s == gone }
+	is := func(s state) bool { return s == down }
 	var perTarget [][]interval
 	for t := n * targetsPerStream; t < (n+1)*targetsPerStream; t++ {
 		subject := targetSubject(t, family)
