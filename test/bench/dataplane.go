@@ -73,17 +73,17 @@ func planeStreams(first, streams, targets int, size uint32, families []vip.Famil
 	return made
 }
 
-// planeGround is a laboratory for a data plane, whose targets have addresses and
+// planeFixture is a laboratory for a data plane, whose targets have addresses and
 // nothing else.
-type planeGround struct {
+type planeFixture struct {
 	*lab.Lab
 	state string
 	plane *runningPlane
 }
 
-// newPlaneGround makes a laboratory in which this many targets can be reached.
-func newPlaneGround(ctx context.Context, targets int, families []vip.Family) (_ *planeGround, err error) {
-	g := &planeGround{}
+// newPlaneFixture makes a laboratory in which this many targets can be reached.
+func newPlaneFixture(ctx context.Context, targets int, families []vip.Family) (_ *planeFixture, err error) {
+	g := &planeFixture{}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, g.close())
@@ -111,7 +111,7 @@ func newPlaneGround(ctx context.Context, targets int, families []vip.Family) (_ 
 	return g, err
 }
 
-func (g *planeGround) close() error {
+func (g *planeFixture) close() error {
 	var errs []error
 	if g.plane != nil {
 		errs = append(errs, g.plane.stop())
@@ -135,7 +135,7 @@ type runningPlane struct {
 }
 
 // start starts the data plane in the pod, with what the kernel has.
-func (g *planeGround) start(ctx context.Context, stateless bool) error {
+func (g *planeFixture) start(ctx context.Context, stateless bool) error {
 	p := &runningPlane{ended: make(chan error, 1)}
 	ctx, p.cancel = context.WithCancel(ctx)
 	var err error
@@ -159,7 +159,7 @@ func (p *runningPlane) stop() error {
 }
 
 func (p *runningPlane) waitReady() error {
-	timer := time.NewTimer(patience)
+	timer := time.NewTimer(waitTimeout)
 	defer timer.Stop()
 	select {
 	case <-p.Ready():
@@ -168,7 +168,7 @@ func (p *runningPlane) waitReady() error {
 		p.ended <- err
 		return fmt.Errorf("data plane ended by itself: %w", err)
 	case <-timer.C:
-		return fmt.Errorf("data plane is not ready after %v", patience)
+		return fmt.Errorf("data plane is not ready after %v", waitTimeout)
 	}
 }
 
@@ -178,7 +178,7 @@ func (p *runningPlane) waitReady() error {
 func (p *runningPlane) configure(streams map[string]*dataplane.Stream) (time.Duration, error) {
 	p.revision++
 	w := &dataplane.Desired{Revision: p.revision, Streams: streams}
-	timer := time.NewTimer(patience)
+	timer := time.NewTimer(waitTimeout)
 	defer timer.Stop()
 	began := time.Now()
 	p.Configure(w)
@@ -194,7 +194,7 @@ func (p *runningPlane) configure(streams map[string]*dataplane.Stream) (time.Dur
 			p.ended <- err
 			return 0, fmt.Errorf("data plane ended by itself: %w", err)
 		case <-timer.C:
-			return 0, fmt.Errorf("data plane is at revision %d, not %d, after %v; problems %v, error %v", state.Revision, w.Revision, patience, state.Problems, state.Err)
+			return 0, fmt.Errorf("data plane is at revision %d, not %d, after %v; problems %v, error %v", state.Revision, w.Revision, waitTimeout, state.Problems, state.Err)
 		}
 	}
 }
@@ -258,7 +258,7 @@ func withTarget(s *dataplane.Stream, t dataplane.Target) *dataplane.Stream {
 func measurePlane(ctx context.Context, s *session) (err error) {
 	const perStream = 10
 	n := s.sizes([]int{100}, []int{10})[0]
-	g, err := newPlaneGround(ctx, n*perStream+1, bothFamilies)
+	g, err := newPlaneFixture(ctx, n*perStream+1, bothFamilies)
 	if err != nil {
 		return err
 	}
@@ -279,7 +279,7 @@ func measurePlane(ctx context.Context, s *session) (err error) {
 }
 
 // measurePlaneChanges changes one thing after another, each in the next stream.
-func measurePlaneChanges(ctx context.Context, s *session, g *planeGround, streams map[string]*dataplane.Stream, perStream int) error {
+func measurePlaneChanges(ctx context.Context, s *session, g *planeFixture, streams map[string]*dataplane.Stream, perStream int) error {
 	n := len(streams)
 	what := func(what string) *Measurement {
 		return &Measurement{Row: 17, What: what + " → confirmed", Method: vipgate, N: n * perStream, Unit: "ms", Goal: planeChangeGoal}
@@ -317,7 +317,7 @@ func measurePlaneChanges(ctx context.Context, s *session, g *planeGround, stream
 
 // measurePlaneStarts ends the data plane and starts another one over the same
 // kernel, again and again.
-func measurePlaneStarts(ctx context.Context, s *session, g *planeGround, streams map[string]*dataplane.Stream, n int) error {
+func measurePlaneStarts(ctx context.Context, s *session, g *planeFixture, streams map[string]*dataplane.Stream, n int) error {
 	ready := Measurement{Row: 17, What: "start → kernel read", Method: vipgate, N: n, Unit: "ms", Goal: planeStartGoal}
 	first := Measurement{Row: 17, What: "after a start, what was wanted before → confirmed", Method: vipgate, N: n, Unit: "ms"}
 	for range s.repeats(20, 2) {

@@ -12,7 +12,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-func TestEveryTargetOfTheDataPlaneHasAddressesOfItsOwn(t *testing.T) {
+func TestDataPlaneTargetAddresses(t *testing.T) {
 	const streams, targets = 100, 10
 	made := planeStreams(0, streams, targets, tableSize, bothFamilies)
 	network, vips, addresses := netip.MustParsePrefix(planeTargets4), vip.Set{}, map[netip.Addr]bool{}
@@ -36,7 +36,7 @@ func TestEveryTargetOfTheDataPlaneHasAddressesOfItsOwn(t *testing.T) {
 
 // What the measurement changes is a copy: the data plane may still hold what it got
 // before.
-func TestAChangeLeavesTheStreamAlone(t *testing.T) {
+func TestChangeKeepsStream(t *testing.T) {
 	made := planeStreams(0, 1, 2, tableSize, oneFamily)
 	s := made[streamName(0)]
 	drains := withRole(s, 1, dataplane.Draining)
@@ -53,7 +53,7 @@ func TestAChangeLeavesTheStreamAlone(t *testing.T) {
 	}
 }
 
-func TestDifferencesFromWhatIsWantedAreSeen(t *testing.T) {
+func TestDiffers(t *testing.T) {
 	w := &dataplane.Desired{Streams: planeStreams(0, 1, 1, tableSize, oneFamily)}
 	s := w.Streams[streamName(0)]
 	serving := map[string]struct{}{s.Targets[0].Name: {}}
@@ -75,7 +75,7 @@ func TestDifferencesFromWhatIsWantedAreSeen(t *testing.T) {
 	}
 }
 
-func TestTheKernelsMemoryIsReadFromMeminfo(t *testing.T) {
+func TestKernelMemory(t *testing.T) {
 	for _, c := range []struct {
 		info string
 		want float64
@@ -93,7 +93,7 @@ func TestTheKernelsMemoryIsReadFromMeminfo(t *testing.T) {
 	}
 }
 
-func TestTheSumOfAnIPv4Header(t *testing.T) {
+func TestIPv4HeaderChecksum(t *testing.T) {
 	// A header with its checksum sums to all ones (RFC 1071, section 1).
 	header := []byte{0x45, 0, 0, 46, 0, 0, 0, 0, 64, unix.IPPROTO_UDP, 0, 0, 169, 254, 100, 150, 20, 0, 0, 1}
 	binary.BigEndian.PutUint16(header[10:], ^onesSum(header))
@@ -103,7 +103,7 @@ func TestTheSumOfAnIPv4Header(t *testing.T) {
 }
 
 // The kernel steps through the messages by the size of its struct mmsghdr.
-func TestAMessageIsAsLongAsTheKernels(t *testing.T) {
+func TestMessageSize(t *testing.T) {
 	if got := unsafe.Sizeof(multipleMessage{}); got != 64 && unsafe.Sizeof(uintptr(0)) == 8 {
 		t.Errorf("%d bytes", got)
 	}

@@ -48,22 +48,22 @@ func measureSingleFlips(ctx context.Context, s *session) error {
 			repeats = s.repeats(50, 0)
 			s.note(1, "the reference's repeats are fewer at N=%d: each takes a large part of a second", n)
 		}
-		err := on(ctx, s, n, oneFamily, func(st *stage) error {
-			r, err := st.startReference()
+		err := on(ctx, s, n, oneFamily, func(fx *fixture) error {
+			r, err := fx.startReference()
 			if err != nil {
 				return err
 			}
 			m := Measurement{Row: 1, What: what, Method: reference, N: n, Unit: "ms"}
 			for k := range repeats {
-				if err := st.pause(between()); err != nil {
+				if err := fx.pause(between()); err != nil {
 					return err
 				}
 				i, up := flipped(k, n)
-				mark, start := st.receiver.Mark(), time.Now()
+				mark, start := fx.receiver.Mark(), time.Now()
 				if err := r.set(up, i); err != nil {
 					return err
 				}
-				at, err := st.waitState(mark, st.vips[i], up)
+				at, err := fx.waitState(mark, fx.vips[i], up)
 				if err != nil {
 					return err
 				}
@@ -84,21 +84,21 @@ func measureSingleFlips(ctx context.Context, s *session) error {
 
 // flipSingly measures single flips with vipgate.
 func flipSingly(ctx context.Context, s *session, what string, n int, families []vip.Family) error {
-	return on(ctx, s, n, families, func(st *stage) error {
-		lb, err := st.startScriptedPod()
+	return on(ctx, s, n, families, func(fx *fixture) error {
+		lb, err := fx.startScriptedPod()
 		if err != nil {
 			return err
 		}
 		m := Measurement{Row: 1, What: what, Method: vipgate, N: n, Unit: "ms", Goal: singleGoal(n)}
 		for k := range s.repeats(200, 8) {
-			if err := st.pause(between()); err != nil {
+			if err := fx.pause(between()); err != nil {
 				return err
 			}
 			i, up := flipped(k, n)
-			d := decision(up, st.vips[i])
-			mark, start := st.receiver.Mark(), time.Now()
+			d := decision(up, fx.vips[i])
+			mark, start := fx.receiver.Mark(), time.Now()
 			lb.Table.Commit(d)
-			at, err := st.waitState(mark, st.vips[i], up)
+			at, err := fx.waitState(mark, fx.vips[i], up)
 			if err != nil {
 				return err
 			}
@@ -128,7 +128,7 @@ func flipped(k, n int) (index int, up bool) { return k / 2 * 7919 % n, k%2 == 1 
 func measureBulkFlips(ctx context.Context, s *session) error {
 	goals := map[int]string{10_000: "max ≤ 100", 50_000: "max ≤ 400"}
 	for _, n := range s.sizes([]int{10_000, 50_000}, []int{1000}) {
-		bulk := func(method string, st *stage, repeats int, set func(up bool) error) error {
+		bulk := func(method string, fx *fixture, repeats int, set func(up bool) error) error {
 			down := Measurement{Row: 2, What: "all go down → last UPDATE", Method: method, N: n, Unit: "ms"}
 			up := Measurement{Row: 2, What: "all come up → last UPDATE", Method: method, N: n, Unit: "ms"}
 			if method == vipgate {
@@ -140,15 +140,15 @@ func measureBulkFlips(ctx context.Context, s *session) error {
 					up   bool
 					want int
 				}{{&down, false, 0}, {&up, true, n}} {
-					if err := st.pause(s.lasts(500*time.Millisecond, 100*time.Millisecond)); err != nil {
+					if err := fx.pause(s.lasts(500*time.Millisecond, 100*time.Millisecond)); err != nil {
 						return err
 					}
-					st.receiver.Forget()
+					fx.receiver.Forget()
 					start := time.Now()
 					if err := set(to.up); err != nil {
 						return err
 					}
-					at, err := st.waitCount(to.want)
+					at, err := fx.waitCount(to.want)
 					if err != nil {
 						return err
 					}
@@ -159,14 +159,14 @@ func measureBulkFlips(ctx context.Context, s *session) error {
 			s.record(up)
 			return nil
 		}
-		err := on(ctx, s, n, oneFamily, func(st *stage) error {
-			lb, err := st.startScriptedPod()
+		err := on(ctx, s, n, oneFamily, func(fx *fixture) error {
+			lb, err := fx.startScriptedPod()
 			if err != nil {
 				return err
 			}
 			// What the LB says is made beforehand: it is no cost of ours.
-			ready, not := decision(true, st.vips...), decision(false, st.vips...)
-			return bulk(vipgate, st, s.repeats(10, 1), func(up bool) error {
+			ready, not := decision(true, fx.vips...), decision(false, fx.vips...)
+			return bulk(vipgate, fx, s.repeats(10, 1), func(up bool) error {
 				if up {
 					lb.Table.Commit(ready)
 				} else {
@@ -178,12 +178,12 @@ func measureBulkFlips(ctx context.Context, s *session) error {
 		if err != nil {
 			return err
 		}
-		err = on(ctx, s, n, oneFamily, func(st *stage) error {
-			r, err := st.startReference()
+		err = on(ctx, s, n, oneFamily, func(fx *fixture) error {
+			r, err := fx.startReference()
 			if err != nil {
 				return err
 			}
-			return bulk(reference, st, s.repeats(10, 1), func(up bool) error { return r.set(up, r.all()...) })
+			return bulk(reference, fx, s.repeats(10, 1), func(up bool) error { return r.set(up, r.all()...) })
 		})
 		if err != nil {
 			return err
@@ -192,34 +192,34 @@ func measureBulkFlips(ctx context.Context, s *session) error {
 	return nil
 }
 
-// storm is a burst of changes of the first VIPs of a stage.
-type storm struct {
+// flapPattern is a burst of changes of the first VIPs of a stage.
+type flapPattern struct {
 	what  string
 	vips  int
 	every time.Duration
 	turns int
 }
 
-// measureStorms is row 9: more changes than anybody can follow.
-func measureStorms(ctx context.Context, s *session) error {
+// measureFlapPatterns is row 9: more changes than anybody can follow.
+func measureFlapPatterns(ctx context.Context, s *session) error {
 	const n, every = 1000, 20 * time.Millisecond
 	lasts := s.lasts(20*time.Second, time.Second)
 	type repeated struct {
-		storm
+		flapPattern
 		repeats int
 	}
 	storms := []repeated{
-		{storm{"1 000 flips of one VIP, 1 ms apart → right state", 1, time.Millisecond, 1000}, s.repeats(10, 1)},
-		{storm{fmt.Sprintf("all flip every 20 ms for %v → right state", lasts), n, every, int(lasts / every)}, s.repeats(3, 1)},
+		{flapPattern{"1 000 flips of one VIP, 1 ms apart → right state", 1, time.Millisecond, 1000}, s.repeats(10, 1)},
+		{flapPattern{fmt.Sprintf("all flip every 20 ms for %v → right state", lasts), n, every, int(lasts / every)}, s.repeats(3, 1)},
 	}
-	err := on(ctx, s, n, oneFamily, func(st *stage) error {
-		lb, err := st.startScriptedPod()
+	err := on(ctx, s, n, oneFamily, func(fx *fixture) error {
+		lb, err := fx.startScriptedPod()
 		if err != nil {
 			return err
 		}
 		for _, c := range storms {
-			ready, not := decision(true, st.vips[:c.vips]...), decision(false, st.vips[:c.vips]...)
-			err := rage(s, st, c.storm, vipgate, c.repeats, "max ≤ 100", func(up bool) error {
+			ready, not := decision(true, fx.vips[:c.vips]...), decision(false, fx.vips[:c.vips]...)
+			err := runFlaps(s, fx, c.flapPattern, vipgate, c.repeats, "max ≤ 100", func(up bool) error {
 				if up {
 					lb.Table.Commit(ready)
 				} else {
@@ -239,13 +239,13 @@ func measureStorms(ctx context.Context, s *session) error {
 	if s.quick {
 		storms = storms[:1]
 	}
-	return on(ctx, s, n, oneFamily, func(st *stage) error {
-		r, err := st.startReference()
+	return on(ctx, s, n, oneFamily, func(fx *fixture) error {
+		r, err := fx.startReference()
 		if err != nil {
 			return err
 		}
 		for _, c := range storms {
-			if err := rage(s, st, c.storm, reference, min(3, c.repeats), "", r.follow(st, r.all()[:c.vips])); err != nil {
+			if err := runFlaps(s, fx, c.flapPattern, reference, min(3, c.repeats), "", r.follow(fx, r.all()[:c.vips])); err != nil {
 				return err
 			}
 		}
@@ -253,20 +253,20 @@ func measureStorms(ctx context.Context, s *session) error {
 	})
 }
 
-// calm is how long nothing must come before a storm counts as over.
-const calm = 500 * time.Millisecond
+// quietTime is how long nothing must come before a storm counts as over.
+const quietTime = 500 * time.Millisecond
 
-// rage lets a storm go over a stage and measures from the last change until the
+// runFlaps lets a storm go over a stage and measures from the last change until the
 // gateway holds the right state for good.
-func rage(s *session, st *stage, c storm, method string, repeats int, goal string, set func(up bool) error) error {
-	m := Measurement{Row: 9, What: c.what, Method: method, N: len(st.vips), Unit: "ms", Goal: goal}
+func runFlaps(s *session, fx *fixture, c flapPattern, method string, repeats int, goal string, set func(up bool) error) error {
+	m := Measurement{Row: 9, What: c.what, Method: method, N: len(fx.vips), Unit: "ms", Goal: goal}
 	var heard, changes int
 	for k := range repeats {
-		if err := st.pause(calm); err != nil {
+		if err := fx.pause(quietTime); err != nil {
 			return err
 		}
-		st.receiver.Forget()
-		mark := st.receiver.Mark()
+		fx.receiver.Forget()
+		mark := fx.receiver.Mark()
 		lastUp := k%2 == 1 || k == repeats-1 // all is up again after the last
 		tick := time.NewTicker(c.every)
 		var last time.Time
@@ -281,27 +281,27 @@ func rage(s *session, st *stage, c storm, method string, repeats int, goal strin
 			}
 			select {
 			case <-tick.C:
-			case <-st.ctx.Done():
+			case <-fx.ctx.Done():
 				tick.Stop()
-				return context.Cause(st.ctx)
+				return context.Cause(fx.ctx)
 			}
 		}
 		tick.Stop()
-		want := len(st.vips)
+		want := len(fx.vips)
 		if !lastUp {
 			want -= c.vips
 		}
-		if err := st.waitCalm(want); err != nil {
+		if err := fx.waitQuiet(want); err != nil {
 			return err
 		}
-		table := st.receiver.Table()
-		for i, v := range st.vips {
+		table := fx.receiver.Table()
+		for i, v := range fx.vips {
 			if held := table[v.Prefix()] != nil; held != (lastUp || i >= c.vips) {
 				return fmt.Errorf("after %s the gateway holds %s: %t", c.what, v, held)
 			}
 		}
 		var end time.Duration
-		for _, r := range st.receiver.Since(mark) {
+		for _, r := range fx.receiver.Since(mark) {
 			end = max(end, r.At.Sub(last))
 			heard++
 		}
@@ -309,7 +309,7 @@ func rage(s *session, st *stage, c storm, method string, repeats int, goal strin
 		m.Samples = append(m.Samples, milliseconds(end))
 	}
 	// It survived only if no session ended either.
-	for _, e := range st.receiver.Sessions() {
+	for _, e := range fx.receiver.Sessions() {
 		if !e.Up {
 			return fmt.Errorf("during %s the session ended: %w", c.what, e.Reason)
 		}
@@ -319,19 +319,19 @@ func rage(s *session, st *stage, c storm, method string, repeats int, goal strin
 	return nil
 }
 
-// waitCalm waits until the gateway holds n prefixes and has heard nothing for a
+// waitQuiet waits until the gateway holds n prefixes and has heard nothing for a
 // while.
-func (st *stage) waitCalm(n int) error {
+func (fx *fixture) waitQuiet(n int) error {
 	for {
-		if _, err := st.waitCount(n); err != nil {
+		if _, err := fx.waitCount(n); err != nil {
 			return err
 		}
-		ctx, cancel := context.WithTimeout(st.ctx, calm)
-		_, err := st.receiver.WaitFor(ctx, st.receiver.Mark(), func(lab.PrefixUpdate) bool { return true })
+		ctx, cancel := context.WithTimeout(fx.ctx, quietTime)
+		_, err := fx.receiver.WaitFor(ctx, fx.receiver.Mark(), func(lab.PrefixUpdate) bool { return true })
 		quiet := err != nil && ctx.Err() != nil
 		cancel()
-		if err := st.ctx.Err(); err != nil {
-			return context.Cause(st.ctx)
+		if err := fx.ctx.Err(); err != nil {
+			return context.Cause(fx.ctx)
 		}
 		if quiet {
 			return nil

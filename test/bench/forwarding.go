@@ -33,11 +33,11 @@ const (
 
 // Ways of a packet through the pod's namespace, beside vipgate's.
 const (
-	wayPlain     = "plain forwarding"
-	wayRule      = "plain, one ip rule"
-	wayTracked   = "plain, conntrack on"
-	wayStateless = "vipgate, --conntrack=off"
-	wayNone      = "sending alone"
+	forwardPlain     = "plain forwarding"
+	forwardRule      = "plain, one ip rule"
+	forwardTracked   = "plain, conntrack on"
+	forwardStateless = "vipgate, --conntrack=off"
+	forwardNone      = "sending alone"
 )
 
 // floodVIP is where all packets go.
@@ -46,10 +46,10 @@ var floodVIP = netip.MustParseAddr("20.0.0.1")
 // forwardPath is a client, a pod that forwards in one way to so many targets, and
 // these targets, which are all one namespace.
 type forwardPath struct {
-	way     string
+	kind    string
 	targets int
 
-	ground  *planeGround
+	fixture *planeFixture
 	echo    *packetPath
 	flood   *frameSender
 	counter *nftables.Conn // where the packets of the flood are counted
@@ -58,16 +58,16 @@ type forwardPath struct {
 
 // newForwardPath makes the way ready to be used.
 func newForwardPath(ctx context.Context, way string, targets int) (_ *forwardPath, err error) {
-	p := &forwardPath{way: way, targets: targets}
+	p := &forwardPath{kind: way, targets: targets}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("%s to %d targets: %w", way, targets, err), p.close())
 		}
 	}()
-	if p.ground, err = newPlaneGround(ctx, targets, oneFamily); err != nil {
+	if p.fixture, err = newPlaneFixture(ctx, targets, oneFamily); err != nil {
 		return nil, err
 	}
-	g := p.ground
+	g := p.fixture
 	if err := errors.Join(
 		g.Gateway.IP("route", "add", "20.0.0.0/8", "via", lab.PodExternal4.String()),
 		g.Backend.IP("route", "add", "local", "20.0.0.0/8", "dev", "lo"),
@@ -77,22 +77,22 @@ func newForwardPath(ctx context.Context, way string, targets int) (_ *forwardPat
 	}
 	sink := g.Backend
 	switch way {
-	case wayNone:
+	case forwardNone:
 		// The first that sees the packet drops it: what is left is the sending.
 		sink = g.Pod
-	case wayRule:
+	case forwardRule:
 		// Every pod has some: the frontend's source routing. That there is one at all is
 		// what costs, also when no packet fits it.
 		if err := g.Pod.IP("rule", "add", "fwmark", "0x01000000", "lookup", "4096"); err != nil {
 			return nil, err
 		}
-	case wayTracked:
+	case forwardTracked:
 		// Any rule that asks for the state switches tracking on.
 		if err := nft(ctx, g.Pod, "add table ip t; add chain ip t c { type filter hook forward priority 0; }; add rule ip t c ct state invalid drop"); err != nil {
 			return nil, err
 		}
-	case vipgate, wayStateless:
-		if err := g.start(ctx, way == wayStateless); err != nil {
+	case vipgate, forwardStateless:
+		if err := g.start(ctx, way == forwardStateless); err != nil {
 			return nil, err
 		}
 		if _, err := g.plane.configure(planeStreams(0, 1, targets, tableSize, oneFamily)); err != nil {
@@ -136,9 +136,9 @@ func (p *forwardPath) close() error {
 		errs = append(errs, end())
 	}
 	p.ends = nil
-	if p.ground != nil {
-		errs = append(errs, p.ground.close())
-		p.ground = nil
+	if p.fixture != nil {
+		errs = append(errs, p.fixture.close())
+		p.fixture = nil
 	}
 	return errors.Join(errs...)
 }
@@ -292,19 +292,19 @@ func measureForwarding(ctx context.Context, s *session) (err error) {
 		targets int
 	}
 	plans := []plan{
-		{wayPlain, 1}, // what others are compared with
-		{wayNone, 1},  // what is taken away from all
-		{wayRule, 1},
-		{wayTracked, 1},
-		{wayStateless, 1},
-		{wayStateless, 10},
-		{wayStateless, 100},
+		{forwardPlain, 1}, // what others are compared with
+		{forwardNone, 1},  // what is taken away from all
+		{forwardRule, 1},
+		{forwardTracked, 1},
+		{forwardStateless, 1},
+		{forwardStateless, 10},
+		{forwardStateless, 100},
 		{vipgate, 1},
 		{vipgate, 10},
 		{vipgate, 100},
 	}
 	if s.quick {
-		plans = []plan{{wayPlain, 1}, {wayNone, 1}, {wayRule, 1}, {wayStateless, 10}, {vipgate, 10}}
+		plans = []plan{{forwardPlain, 1}, {forwardNone, 1}, {forwardRule, 1}, {forwardStateless, 10}, {vipgate, 10}}
 	}
 	var paths []*forwardPath
 	defer func() {
@@ -324,7 +324,7 @@ func measureForwarding(ctx context.Context, s *session) (err error) {
 	go func() {
 		err := pin()
 		if err == nil {
-			results, err = compareWays(ctx, paths, s.repeats(60, 5), 100)
+			results, err = compareForwarding(ctx, paths, s.repeats(60, 5), 100)
 		}
 		ended <- err
 	}()
@@ -335,8 +335,8 @@ func measureForwarding(ctx context.Context, s *session) (err error) {
 	return nil
 }
 
-// compareWays measures all ways in turns.
-func compareWays(ctx context.Context, paths []*forwardPath, rounds, trips int) ([]forwardResult, error) {
+// compareForwarding measures all ways in turns.
+func compareForwarding(ctx context.Context, paths []*forwardPath, rounds, trips int) ([]forwardResult, error) {
 	results := make([]forwardResult, len(paths))
 	for round := range rounds {
 		for turn := range paths {
@@ -347,20 +347,20 @@ func compareWays(ctx context.Context, paths []*forwardPath, rounds, trips int) (
 			p, r := paths[i], &results[i]
 			cost, err := p.measureFlood(floodTime)
 			if err != nil {
-				return nil, fmt.Errorf("%s to %d targets: %w", p.way, p.targets, err)
+				return nil, fmt.Errorf("%s to %d targets: %w", p.kind, p.targets, err)
 			}
 			r.costs = append(r.costs, cost)
-			if p.way == wayNone {
+			if p.kind == forwardNone {
 				// Its plain route would do, and is measured as another way.
 				continue
 			}
 			peers := []netip.Addr{floodVIP}
 			if _, err := p.echo.client.roundTrips(peers, 2); err != nil {
-				return nil, fmt.Errorf("%s to %d targets: %w", p.way, p.targets, err)
+				return nil, fmt.Errorf("%s to %d targets: %w", p.kind, p.targets, err)
 			}
 			times, err := p.echo.client.roundTrips(peers, trips)
 			if err != nil {
-				return nil, fmt.Errorf("%s to %d targets: %w", p.way, p.targets, err)
+				return nil, fmt.Errorf("%s to %d targets: %w", p.kind, p.targets, err)
 			}
 			r.trips = append(r.trips, times...)
 			r.medians = append(r.medians, middle(times))
@@ -373,7 +373,7 @@ func compareWays(ctx context.Context, paths []*forwardPath, rounds, trips int) (
 // one sends only, and the third one has a rule.
 func recordForwarding(s *session, paths []*forwardPath, results []forwardResult) {
 	record := func(what string, p *forwardPath, unit, goal string, samples []float64) {
-		s.record(Measurement{Row: 18, What: what, Method: p.way, N: p.targets, Unit: unit, Goal: goal, Samples: samples})
+		s.record(Measurement{Row: 18, What: what, Method: p.kind, N: p.targets, Unit: unit, Goal: goal, Samples: samples})
 	}
 	var rates, shares []string
 	for i, p := range paths {
@@ -381,7 +381,7 @@ func recordForwarding(s *session, paths []*forwardPath, results []forwardResult)
 		if len(results[i].trips) > 0 {
 			record("round trip", p, "µs", "", results[i].trips)
 		}
-		rates = append(rates, fmt.Sprintf("%s to %d: %.0f/s", p.way, p.targets, 1e6/middle(results[i].costs)))
+		rates = append(rates, fmt.Sprintf("%s to %d: %.0f/s", p.kind, p.targets, 1e6/middle(results[i].costs)))
 	}
 	plain, alone, rule := results[0], results[1], results[2]
 	for i, p := range paths[2:] {
@@ -393,7 +393,7 @@ func recordForwarding(s *session, paths []*forwardPath, results []forwardResult)
 		record("time per packet ÷ that of plain forwarding", p, "×", goal, beside(r.costs, plain.costs))
 		record("round trip ÷ that of plain forwarding", p, "×", "", beside(r.medians, plain.medians))
 		share := (middle(r.costs) - middle(alone.costs)) / (middle(plain.costs) - middle(alone.costs))
-		shares = append(shares, fmt.Sprintf("%s to %d: %.2f ×", p.way, p.targets, share))
+		shares = append(shares, fmt.Sprintf("%s to %d: %.2f ×", p.kind, p.targets, share))
 	}
 	s.note(18, "packets in a second on one core, which also plays client and targets: %s", strings.Join(rates, ", "))
 	s.note(18, "time per packet ÷ that of plain forwarding, each without the sending, by medians: %s", strings.Join(shares, ", "))

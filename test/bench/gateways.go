@@ -43,12 +43,12 @@ type answer struct {
 
 // watchEgress follows the frontend's health service Egress. It ends with the
 // stage.
-func (st *stage) watchEgress() (*latest.Value[answer], error) {
-	conn, err := dialTCP(st.Pod, lab.FrontendHealth)
+func (fx *fixture) watchEgress() (*latest.Value[answer], error) {
+	conn, err := dialTCP(fx.Pod, lab.FrontendHealth)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(st.ctx)
+	ctx, cancel := context.WithCancel(fx.ctx)
 	stream, err := healthv1.NewHealthClient(conn).Watch(ctx, &healthv1.HealthCheckRequest{Service: "Egress"}, grpc.WaitForReady(true))
 	if err != nil {
 		cancel()
@@ -61,20 +61,20 @@ func (st *stage) watchEgress() (*latest.Value[answer], error) {
 			r, err := stream.Recv()
 			if err != nil {
 				if ctx.Err() == nil {
-					st.fail(fmt.Errorf("watch of Egress: %w", err))
+					fx.fail(fmt.Errorf("watch of Egress: %w", err))
 				}
 				return
 			}
 			egress.Set(answer{r.GetStatus(), time.Now()})
 		}
 	}()
-	st.ends = append(st.ends, func() error { cancel(); <-done; return conn.Close() })
+	fx.ends = append(fx.ends, func() error { cancel(); <-done; return conn.Close() })
 	return egress, nil
 }
 
 // waitEgress waits until Egress has a status, and returns since when.
-func (st *stage) waitEgress(egress *latest.Value[answer], status healthv1.HealthCheckResponse_ServingStatus) (time.Time, error) {
-	ctx, cancel := st.patient()
+func (fx *fixture) waitEgress(egress *latest.Value[answer], status healthv1.HealthCheckResponse_ServingStatus) (time.Time, error) {
+	ctx, cancel := fx.withTimeout()
 	defer cancel()
 	for {
 		last, changed := egress.Get()
@@ -84,7 +84,7 @@ func (st *stage) waitEgress(egress *latest.Value[answer], status healthv1.Health
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return time.Time{}, st.explain(ctx, fmt.Errorf("health service Egress is %s, not %s", last.status, status))
+			return time.Time{}, fx.explain(ctx, fmt.Errorf("health service Egress is %s, not %s", last.status, status))
 		}
 	}
 }
@@ -92,28 +92,28 @@ func (st *stage) waitEgress(egress *latest.Value[answer], status healthv1.Health
 // measureReset is row 5: the gateway resets the session.
 func measureReset(ctx context.Context, s *session) error {
 	const what = "gateway resets the session → Egress NOT_SERVING"
-	err := on(ctx, s, 1, oneFamily, func(st *stage) error {
-		if _, err := st.startScriptedPod(); err != nil {
+	err := on(ctx, s, 1, oneFamily, func(fx *fixture) error {
+		if _, err := fx.startScriptedPod(); err != nil {
 			return err
 		}
-		egress, err := st.watchEgress()
+		egress, err := fx.watchEgress()
 		if err != nil {
 			return err
 		}
 		m := Measurement{Row: 5, What: what, Method: vipgate, N: 1, Unit: "ms", Goal: "median ≤ 2, p95 ≤ 10"}
 		for range s.repeats(100, 1) {
-			if _, err := st.waitEgress(egress, healthv1.HealthCheckResponse_SERVING); err != nil {
+			if _, err := fx.waitEgress(egress, healthv1.HealthCheckResponse_SERVING); err != nil {
 				return err
 			}
-			if _, err := st.waitCount(1); err != nil {
+			if _, err := fx.waitCount(1); err != nil {
 				return err
 			}
-			if err := st.pause(phase(s.lasts(time.Second, time.Millisecond))); err != nil {
+			if err := fx.pause(phase(s.lasts(time.Second, time.Millisecond))); err != nil {
 				return err
 			}
 			start := time.Now()
-			st.receiver.Reset()
-			at, err := st.waitEgress(egress, healthv1.HealthCheckResponse_NOT_SERVING)
+			fx.receiver.Reset()
+			at, err := fx.waitEgress(egress, healthv1.HealthCheckResponse_NOT_SERVING)
 			if err != nil {
 				return err
 			}
@@ -125,8 +125,8 @@ func measureReset(ctx context.Context, s *session) error {
 	if err != nil || s.quick {
 		return err
 	}
-	return on(ctx, s, 1, oneFamily, func(st *stage) error {
-		r, err := st.startReference()
+	return on(ctx, s, 1, oneFamily, func(fx *fixture) error {
+		r, err := fx.startReference()
 		if err != nil {
 			return err
 		}
@@ -137,19 +137,19 @@ func measureReset(ctx context.Context, s *session) error {
 			if _, err := r.waitSessions(1); err != nil {
 				return err
 			}
-			if err := st.pause(phase(referencePoll)); err != nil {
+			if err := fx.pause(phase(referencePoll)); err != nil {
 				return err
 			}
-			if err := st.receiver.Refuse(); err != nil {
+			if err := fx.receiver.Refuse(); err != nil {
 				return err
 			}
 			start := time.Now()
-			st.receiver.Reset()
+			fx.receiver.Reset()
 			at, err := r.waitSessions(0)
 			if err != nil {
 				return err
 			}
-			if err := st.receiver.Listen(); err != nil {
+			if err := fx.receiver.Listen(); err != nil {
 				return err
 			}
 			m.Samples = append(m.Samples, milliseconds(at.Sub(start)))
@@ -163,25 +163,25 @@ func measureReset(ctx context.Context, s *session) error {
 func measureFirstFeed(ctx context.Context, s *session) error {
 	goals := map[int]string{1000: "max ≤ 50", 10_000: "max ≤ 150"}
 	for _, n := range s.sizes([]int{1000, 10_000}, []int{1000}) {
-		feed := func(st *stage, method string, repeats int) error {
+		feed := func(fx *fixture, method string, repeats int) error {
 			m := Measurement{Row: 6, What: "session Established → all at the gateway", Method: method, N: n, Unit: "ms"}
 			if method == vipgate {
 				m.Goal = goals[n]
 			}
 			for range repeats {
-				if err := st.pause(s.lasts(500*time.Millisecond, 0) + phase(s.lasts(time.Second, time.Millisecond))); err != nil {
+				if err := fx.pause(s.lasts(500*time.Millisecond, 0) + phase(s.lasts(time.Second, time.Millisecond))); err != nil {
 					return err
 				}
-				st.receiver.Forget()
-				st.receiver.Reset()
-				if _, err := st.waitCount(0); err != nil {
+				fx.receiver.Forget()
+				fx.receiver.Reset()
+				if _, err := fx.waitCount(0); err != nil {
 					return err
 				}
-				start, err := st.waitEstablished()
+				start, err := fx.waitEstablished()
 				if err != nil {
 					return err
 				}
-				at, err := st.waitCount(n)
+				at, err := fx.waitCount(n)
 				if err != nil {
 					return err
 				}
@@ -190,11 +190,11 @@ func measureFirstFeed(ctx context.Context, s *session) error {
 			s.record(m)
 			return nil
 		}
-		err := on(ctx, s, n, oneFamily, func(st *stage) error {
-			if _, err := st.startScriptedPod(); err != nil {
+		err := on(ctx, s, n, oneFamily, func(fx *fixture) error {
+			if _, err := fx.startScriptedPod(); err != nil {
 				return err
 			}
-			return feed(st, vipgate, s.repeats(10, 1))
+			return feed(fx, vipgate, s.repeats(10, 1))
 		})
 		if err != nil {
 			return err
@@ -202,11 +202,11 @@ func measureFirstFeed(ctx context.Context, s *session) error {
 		if s.quick {
 			continue
 		}
-		err = on(ctx, s, n, oneFamily, func(st *stage) error {
-			if _, err := st.startReference(); err != nil {
+		err = on(ctx, s, n, oneFamily, func(fx *fixture) error {
+			if _, err := fx.startReference(); err != nil {
 				return err
 			}
-			return feed(st, reference, s.repeats(10, 0))
+			return feed(fx, reference, s.repeats(10, 0))
 		})
 		if err != nil {
 			return err

@@ -78,26 +78,26 @@ func peakMemory(status string) (float64, error) {
 func measureIdle(ctx context.Context, s *session) (err error) {
 	var all []*watchedProcess
 	for _, n := range s.sizes([]int{1, 10_000}, []int{1, 1000}) {
-		var st *stage
-		if st, err = newStage(ctx, s, n, oneFamily...); err != nil {
+		var fx *fixture
+		if fx, err = newFixture(ctx, s, n, oneFamily...); err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, st.close()) }()
+		defer func() { err = errors.Join(err, fx.close()) }()
 		// Targets are checked as often as by default.
 		usual := strings.NewReplacer("interval: 100ms", "interval: 1s", "timeout: 100ms", "timeout: 500ms")
-		if err := errors.Join(st.pod.WriteTrench(usual.Replace(st.trench())), st.startTarget()); err != nil {
+		if err := errors.Join(fx.pod.WriteTrench(usual.Replace(fx.trench())), fx.startTarget()); err != nil {
 			return err
 		}
-		if _, err := st.startPod(); err != nil {
+		if _, err := fx.startPod(); err != nil {
 			return err
 		}
-		bird, err := st.birdPID()
+		bird, err := fx.birdPID()
 		if err != nil {
 			return err
 		}
 		all = append(all,
-			&watchedProcess{name: "lb", n: n, pid: st.pod.LB.PID()},
-			&watchedProcess{name: "frontend", n: n, pid: st.pod.Frontend.PID()},
+			&watchedProcess{name: "lb", n: n, pid: fx.pod.LB.PID()},
+			&watchedProcess{name: "frontend", n: n, pid: fx.pod.Frontend.PID()},
 			&watchedProcess{name: "BIRD of frontend", n: n, pid: bird})
 	}
 	// The work of the start is over when nothing is expected any more: the
@@ -133,12 +133,12 @@ type watchedProcess struct {
 }
 
 // birdPID is the BIRD of the frontend: what runs in the pod beside the two.
-func (st *stage) birdPID() (int, error) {
-	pids, err := st.Pod.Processes(st.ctx)
+func (fx *fixture) birdPID() (int, error) {
+	pids, err := fx.Pod.Processes(fx.ctx)
 	if err != nil {
 		return 0, err
 	}
-	pids = slices.DeleteFunc(pids, func(pid int) bool { return pid == st.pod.LB.PID() || pid == st.pod.Frontend.PID() })
+	pids = slices.DeleteFunc(pids, func(pid int) bool { return pid == fx.pod.LB.PID() || pid == fx.pod.Frontend.PID() })
 	if len(pids) != 1 {
 		return 0, fmt.Errorf("processes in the pod beside lb and frontend: %v, want one BIRD", pids)
 	}

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestPeakMemoryIsReadFromTheStatusOfAProcess(t *testing.T) {
+func TestPeakMemory(t *testing.T) {
 	for _, c := range []struct {
 		status string
 		want   float64
@@ -25,7 +25,7 @@ func TestPeakMemoryIsReadFromTheStatusOfAProcess(t *testing.T) {
 	}
 }
 
-func TestUsageOfThisProcessGrows(t *testing.T) {
+func TestUsageOfProcess(t *testing.T) {
 	before, err := usageOf(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
@@ -41,7 +41,7 @@ func TestUsageOfThisProcessGrows(t *testing.T) {
 	}
 }
 
-func TestUsageOfNoProcessIsAnError(t *testing.T) {
+func TestUsageOfMissingProcess(t *testing.T) {
 	const beyondEveryPID = 1 << 23
 	if u, err := usageOf(beyondEveryPID); err == nil {
 		t.Errorf("usage of no process: %+v", u)

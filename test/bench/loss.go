@@ -35,27 +35,27 @@ func measureLBLoss(ctx context.Context, s *session) error {
 		{"lb kill -9", syscall.SIGKILL, "median ≤ 3, p99 ≤ 10"},
 		{"lb SIGSTOP, lease 300 ms", syscall.SIGSTOP, "p99 ≤ 350"},
 	}
-	err := on(ctx, s, n, oneFamily, func(st *stage) error {
-		st.mayEnd()
-		start := func() error { return st.pod.StartLB("--lease=300ms") }
-		if err := errors.Join(st.startTarget(), start(), st.startFrontend()); err != nil {
+	err := on(ctx, s, n, oneFamily, func(fx *fixture) error {
+		fx.expectExit()
+		start := func() error { return fx.pod.StartLB("--lease=300ms") }
+		if err := errors.Join(fx.startTarget(), start(), fx.startFrontend()); err != nil {
 			return err
 		}
 		for _, l := range losses {
 			m := Measurement{Row: 3, What: l.name + " → last withdraw", Method: vipgate, N: n, Unit: "ms", Goal: l.goal}
 			for range s.repeats(100, 1) {
-				if _, err := st.waitCount(n); err != nil {
+				if _, err := fx.waitCount(n); err != nil {
 					return err
 				}
-				if err := st.pause(100*time.Millisecond + phase(200*time.Millisecond)); err != nil {
+				if err := fx.pause(100*time.Millisecond + phase(200*time.Millisecond)); err != nil {
 					return err
 				}
-				took, err := st.lose(l, st.pod.LB)
+				took, err := fx.lose(l, fx.pod.LB)
 				if err != nil {
 					return err
 				}
 				m.Samples = append(m.Samples, took)
-				if err := errors.Join(st.pod.LB.Kill(), start()); err != nil {
+				if err := errors.Join(fx.pod.LB.Kill(), start()); err != nil {
 					return err
 				}
 			}
@@ -66,13 +66,13 @@ func measureLBLoss(ctx context.Context, s *session) error {
 	if err != nil || s.quick {
 		return err
 	}
-	return on(ctx, s, n, oneFamily, func(st *stage) error {
-		st.mayEnd()
-		start := func() error { return st.pod.StartLB("--lease=300ms") }
-		if err := errors.Join(st.startTarget(), start()); err != nil {
+	return on(ctx, s, n, oneFamily, func(fx *fixture) error {
+		fx.expectExit()
+		start := func() error { return fx.pod.StartLB("--lease=300ms") }
+		if err := errors.Join(fx.startTarget(), start()); err != nil {
 			return err
 		}
-		r, err := st.startReference()
+		r, err := fx.startReference()
 		if err != nil {
 			return err
 		}
@@ -85,18 +85,18 @@ func measureLBLoss(ctx context.Context, s *session) error {
 		for _, l := range losses {
 			m := Measurement{Row: 3, What: l.name + " → last withdraw", Method: reference, N: n, Unit: "ms"}
 			for range repeats {
-				if err := st.waitAlive(alive); err != nil {
+				if err := fx.waitAlive(alive); err != nil {
 					return err
 				}
-				if err := st.pause(100*time.Millisecond + phase(referencePoll)); err != nil {
+				if err := fx.pause(100*time.Millisecond + phase(referencePoll)); err != nil {
 					return err
 				}
-				took, err := st.lose(l, st.pod.LB)
+				took, err := fx.lose(l, fx.pod.LB)
 				if err != nil {
 					return err
 				}
 				m.Samples = append(m.Samples, took)
-				if err := errors.Join(st.pod.LB.Kill(), start()); err != nil {
+				if err := errors.Join(fx.pod.LB.Kill(), start()); err != nil {
 					return err
 				}
 			}
@@ -108,26 +108,26 @@ func measureLBLoss(ctx context.Context, s *session) error {
 
 // lose loses a process and returns how many milliseconds later the gateway held
 // nothing any more.
-func (st *stage) lose(l loss, p *lab.Process) (float64, error) {
+func (fx *fixture) lose(l loss, p *lab.Process) (float64, error) {
 	start := time.Now()
 	if err := p.Signal(l.signal); err != nil {
 		return 0, err
 	}
-	at, err := st.waitCount(0)
+	at, err := fx.waitCount(0)
 	return milliseconds(at.Sub(start)), err
 }
 
 // waitAlive waits until all VIPs are at the gateway and the reference has seen
 // that the lb lives.
-func (st *stage) waitAlive(alive <-chan struct{}) error {
-	ctx, cancel := st.patient()
+func (fx *fixture) waitAlive(alive <-chan struct{}) error {
+	ctx, cancel := fx.withTimeout()
 	defer cancel()
 	select {
 	case <-alive:
 	case <-ctx.Done():
 		return fmt.Errorf("the reference does not see that the lb lives: %w", context.Cause(ctx))
 	}
-	_, err := st.waitCount(len(st.vips))
+	_, err := fx.waitCount(len(fx.vips))
 	return err
 }
 
@@ -135,13 +135,13 @@ func (st *stage) waitAlive(alive <-chan struct{}) error {
 // all VIPs up or down when the answer changes. The channel gets a value when
 // they went up. It ends with the stage.
 func (r *referenceRouter) watchLB() (alive <-chan struct{}, err error) {
-	st := r.st
-	conn, err := dialTCP(st.Pod, lab.LBHealth)
+	fx := r.fixture
+	conn, err := dialTCP(fx.Pod, lab.LBHealth)
 	if err != nil {
 		return nil, err
 	}
 	client := healthv1.NewHealthClient(conn)
-	ctx, cancel := context.WithCancel(st.ctx)
+	ctx, cancel := context.WithCancel(fx.ctx)
 	done, up := make(chan struct{}), make(chan struct{}, 1)
 	go func() {
 		defer close(done)
@@ -153,12 +153,12 @@ func (r *referenceRouter) watchLB() (alive <-chan struct{}, err error) {
 			answer, err := client.Check(asking, &healthv1.HealthCheckRequest{Service: "Readiness"})
 			end()
 			if code := grpcstatus.Code(err); code != codes.OK && code != codes.Unavailable && code != codes.DeadlineExceeded && ctx.Err() == nil {
-				st.fail(fmt.Errorf("health of the lb: %w", err))
+				fx.fail(fmt.Errorf("health of the lb: %w", err))
 			}
 			if is := answer.GetStatus() == healthv1.HealthCheckResponse_SERVING; is != was && ctx.Err() == nil {
 				was = is
 				if err := r.set(is, r.all()...); err != nil {
-					st.fail(err)
+					fx.fail(err)
 				}
 				if is {
 					up <- struct{}{}
@@ -171,7 +171,7 @@ func (r *referenceRouter) watchLB() (alive <-chan struct{}, err error) {
 			}
 		}
 	}()
-	st.ends = append(st.ends, func() error { cancel(); <-done; return conn.Close() })
+	fx.ends = append(fx.ends, func() error { cancel(); <-done; return conn.Close() })
 	return up, nil
 }
 
@@ -216,27 +216,27 @@ func measureFrontendLoss(ctx context.Context, s *session) error {
 // loseFrontends loses the frontend of one laboratory again and again and returns
 // how many milliseconds the last withdrawals took.
 func loseFrontends(ctx context.Context, s *session, n int, l loss, repeats int) (samples []float64, err error) {
-	err = on(ctx, s, n, oneFamily, func(st *stage) error {
-		if _, err := st.startScriptedPod(); err != nil {
+	err = on(ctx, s, n, oneFamily, func(fx *fixture) error {
+		if _, err := fx.startScriptedPod(); err != nil {
 			return err
 		}
-		st.mayEnd()
+		fx.expectExit()
 		for range repeats {
-			if _, err := st.waitCount(n); err != nil {
+			if _, err := fx.waitCount(n); err != nil {
 				return err
 			}
-			if err := st.pause(200*time.Millisecond + phase(s.lasts(time.Second, time.Millisecond))); err != nil {
+			if err := fx.pause(200*time.Millisecond + phase(s.lasts(time.Second, time.Millisecond))); err != nil {
 				return err
 			}
-			took, err := st.lose(l, st.pod.Frontend)
+			took, err := fx.lose(l, fx.pod.Frontend)
 			if err != nil {
 				return err
 			}
 			samples = append(samples, took)
 			if l.signal == syscall.SIGSTOP {
-				err = st.pod.Frontend.Signal(syscall.SIGCONT)
-			} else if err = st.pod.Frontend.Kill(); err == nil {
-				err = st.startFrontend()
+				err = fx.pod.Frontend.Signal(syscall.SIGCONT)
+			} else if err = fx.pod.Frontend.Kill(); err == nil {
+				err = fx.startFrontend()
 			}
 			if err != nil {
 				return err

@@ -20,31 +20,31 @@ const (
 	// who waits longer after each loss shows it here.
 	inARow   = 3
 	thereFor = time.Second
-	// outagePatience is above what the reference takes.
-	outagePatience = 6 * time.Minute
+	// outageTimeout is above what the reference takes.
+	outageTimeout = 6 * time.Minute
 )
 
 // outage is a way for a gateway to be gone.
 type outage struct {
 	what       string
 	lasts      time.Duration
-	begin, end func(*stage) error
+	begin, end func(*fixture) error
 }
 
 var outages = []outage{
 	{
 		what: "carrier lost for 2 s", lasts: 2 * time.Second,
-		begin: func(st *stage) error { return st.Gateway.IP("link", "set", "trench0", "down") },
-		end:   func(st *stage) error { return st.Gateway.IP("link", "set", "trench0", "up") },
+		begin: func(fx *fixture) error { return fx.Gateway.IP("link", "set", "trench0", "down") },
+		end:   func(fx *fixture) error { return fx.Gateway.IP("link", "set", "trench0", "up") },
 	},
 	{
 		what: "session reset and port closed for 2 s", lasts: 2 * time.Second,
-		begin: func(st *stage) error { err := st.receiver.Refuse(); st.receiver.Reset(); return err },
-		end:   func(st *stage) error { return st.receiver.Listen() },
+		begin: func(fx *fixture) error { err := fx.receiver.Refuse(); fx.receiver.Reset(); return err },
+		end:   func(fx *fixture) error { return fx.receiver.Listen() },
 	},
 	// It is shorter than the hold time and so may pass unnoticed.
-	{what: "silence for 2 s", lasts: 2 * time.Second, begin: (*stage).silence, end: (*stage).unsilence},
-	{what: "silence for the hold time and 2 s more", lasts: gatewayHold + 2*time.Second, begin: (*stage).silence, end: (*stage).unsilence},
+	{what: "silence for 2 s", lasts: 2 * time.Second, begin: (*fixture).dropTraffic, end: (*fixture).restoreTraffic},
+	{what: "silence for the hold time and 2 s more", lasts: gatewayHold + 2*time.Second, begin: (*fixture).dropTraffic, end: (*fixture).restoreTraffic},
 }
 
 const silenceRules = `table inet silence {
@@ -53,51 +53,51 @@ const silenceRules = `table inet silence {
 }
 `
 
-// silence lets all packets of the gateway get lost, both ways.
-func (st *stage) silence() error {
-	path := st.path("silence.nft")
+// dropTraffic lets all packets of the gateway get lost, both ways.
+func (fx *fixture) dropTraffic() error {
+	path := fx.path("silence.nft")
 	if err := os.WriteFile(path, []byte(silenceRules), 0o600); err != nil {
 		return fmt.Errorf("rules that silence the gateway: %w", err)
 	}
-	_, err := st.Gateway.Run(st.ctx, "nft", "-f", path)
+	_, err := fx.Gateway.Run(fx.ctx, "nft", "-f", path)
 	return err
 }
 
-func (st *stage) unsilence() error {
-	_, err := st.Gateway.Run(st.ctx, "nft", "delete", "table", "inet", "silence")
+func (fx *fixture) restoreTraffic() error {
+	_, err := fx.Gateway.Run(fx.ctx, "nft", "delete", "table", "inet", "silence")
 	return err
 }
 
-// suffer lets the gateway go once and returns how many seconds after its return
+// apply lets the gateway go once and returns how many seconds after its return
 // all VIPs were there again, and stayed.
-func (o outage) suffer(st *stage) (float64, error) {
-	mark, began := st.receiver.Mark(), time.Now()
-	if err := o.begin(st); err != nil {
+func (o outage) apply(fx *fixture) (float64, error) {
+	mark, began := fx.receiver.Mark(), time.Now()
+	if err := o.begin(fx); err != nil {
 		return 0, err
 	}
-	if err := st.pause(o.lasts); err != nil {
+	if err := fx.pause(o.lasts); err != nil {
 		return 0, err
 	}
 	back := time.Now()
-	if err := o.end(st); err != nil {
+	if err := o.end(fx); err != nil {
 		return 0, err
 	}
 	// A session that lives at this moment may still be lost, until the hold timer
 	// has run out that was set before all this began.
-	limit, cancel := context.WithDeadline(st.ctx, began.Add(max(o.lasts, gatewayHold)+1500*time.Millisecond))
+	limit, cancel := context.WithDeadline(fx.ctx, began.Add(max(o.lasts, gatewayHold)+1500*time.Millisecond))
 	defer cancel()
-	_, err := st.receiver.WaitFor(limit, mark, func(r lab.PrefixUpdate) bool { return r.Withdrawn })
+	_, err := fx.receiver.WaitFor(limit, mark, func(r lab.PrefixUpdate) bool { return r.Withdrawn })
 	switch {
-	case st.ctx.Err() != nil:
-		return 0, context.Cause(st.ctx)
+	case fx.ctx.Err() != nil:
+		return 0, context.Cause(fx.ctx)
 	case err != nil:
 		return 0, nil // nothing was lost at all
 	}
-	patient, cancel := context.WithTimeout(st.ctx, outagePatience)
+	patient, cancel := context.WithTimeout(fx.ctx, outageTimeout)
 	defer cancel()
-	at, err := st.receiver.WaitCount(patient, len(st.vips))
+	at, err := fx.receiver.WaitCount(patient, len(fx.vips))
 	if err != nil {
-		return 0, st.explain(patient, fmt.Errorf("%s: %w", o.what, err))
+		return 0, fx.explain(patient, fmt.Errorf("%s: %w", o.what, err))
 	}
 	return max(0, at.Sub(back).Seconds()), nil
 }
@@ -164,23 +164,23 @@ func measureOutages(ctx context.Context, s *session) error {
 // measure starts a pod, or the reference in its place, and lets its gateway go
 // again and again.
 func (r *outageResult) measure(ctx context.Context, s *session, times int) error {
-	return on(ctx, s, outageVIPs, oneFamily, func(st *stage) (err error) {
+	return on(ctx, s, outageVIPs, oneFamily, func(fx *fixture) (err error) {
 		if r.method == vipgate {
-			if err := st.startTarget(); err != nil {
+			if err := fx.startTarget(); err != nil {
 				return err
 			}
-			_, err = st.startPod()
+			_, err = fx.startPod()
 		} else {
-			err = st.startPlainBIRD()
+			err = fx.startPlainBIRD()
 		}
 		if err != nil {
 			return err
 		}
 		for i := range times {
-			if err := st.pause(thereFor); err != nil {
+			if err := fx.pause(thereFor); err != nil {
 				return err
 			}
-			took, err := r.outage.suffer(st)
+			took, err := r.outage.apply(fx)
 			if err != nil {
 				return err
 			}
@@ -193,7 +193,7 @@ func (r *outageResult) measure(ctx context.Context, s *session, times int) error
 // startPlainBIRD starts a BIRD in the pod that announces the VIPs from static
 // routes and leaves the times of its session, but for the hold time, at BIRD's
 // defaults, as is common in the field. It waits until all VIPs are at the gateway.
-func (st *stage) startPlainBIRD() error {
+func (fx *fixture) startPlainBIRD() error {
 	var conf strings.Builder
 	fmt.Fprintf(&conf, `log stderr all;
 router id %[1]s;
@@ -210,19 +210,19 @@ protocol bgp upstream {
 protocol static vips {
 	ipv4;
 `, lab.PodExternal4, lab.GatewayA4, lab.BGPPort, lab.PodAS, uint32(lab.GatewayAS), lab.External)
-	for _, v := range st.vips {
+	for _, v := range fx.vips {
 		fmt.Fprintf(&conf, "\troute %s blackhole;\n", v)
 	}
 	conf.WriteString("}\n")
-	path := st.path("plain.conf")
+	path := fx.path("plain.conf")
 	if err := os.WriteFile(path, []byte(conf.String()), 0o600); err != nil {
 		return fmt.Errorf("configuration of a plain BIRD: %w", err)
 	}
-	p, err := st.Start(st.Pod, "plain-bird", lab.BIRD(), "-f", "-c", path, "-s", st.path("plain.ctl"))
+	p, err := fx.Start(fx.Pod, "plain-bird", lab.BIRD(), "-f", "-c", path, "-s", fx.path("plain.ctl"))
 	if err != nil {
 		return err
 	}
-	st.guard(p)
-	_, err = st.waitCount(len(st.vips))
+	fx.guard(p)
+	_, err = fx.waitCount(len(fx.vips))
 	return err
 }

@@ -123,7 +123,7 @@ func (p *packetPath) routeBySet(ctx context.Context) error {
 		return nil
 	})
 	r.Configure(numberedVIPs(p.vips, oneFamily))
-	limit, stop := context.WithTimeout(ctx, patience)
+	limit, stop := context.WithTimeout(ctx, waitTimeout)
 	defer stop()
 	for {
 		c, changed := r.Confirmed().Get()

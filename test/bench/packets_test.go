@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestTrafficIsSpreadOverAllVIPs(t *testing.T) {
+func TestTrafficSpread(t *testing.T) {
 	for _, c := range []struct {
 		vips, peers int
 		first, last string
@@ -26,14 +26,14 @@ func TestTrafficIsSpreadOverAllVIPs(t *testing.T) {
 	}
 }
 
-func TestBesideComparesRoundByRound(t *testing.T) {
+func TestBeside(t *testing.T) {
 	// The second round was twice as slow for all.
 	if got := beside([]float64{11, 22, 12}, []float64{10, 20, 10}); !slices.Equal(got, []float64{1.1, 1.1, 1.2}) {
 		t.Errorf("beside = %v", got)
 	}
 }
 
-func TestMiddleLeavesTheValuesAlone(t *testing.T) {
+func TestMiddle(t *testing.T) {
 	for _, c := range []struct {
 		values []float64
 		want   float64

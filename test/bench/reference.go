@@ -26,34 +26,34 @@ const referencePoll = time.Second
 // second. Its sessions have the timers of vipgate's, so that only the technique
 // differs.
 type referenceRouter struct {
-	st   *stage
-	bird *lab.Process
-	head []byte // the configuration without static routes
+	fixture *fixture
+	bird    *lab.Process
+	head    []byte // the configuration without static routes
 
 	mu  sync.Mutex
 	up  []bool // by the index of the VIP
 	buf bytes.Buffer
 
 	// sessions is how many gateway sessions were up at the last look.
-	sessions *latest.Value[looked]
+	sessions *latest.Value[stateChange]
 }
 
-// looked is what a look at the sessions found, and when its answer was read.
-type looked struct {
+// stateChange is what a look at the sessions found, and when its answer was read.
+type stateChange struct {
 	up int
 	at time.Time
 }
 
 // startReference starts BIRD in the pod with every VIP up, and waits until all
 // are at the gateway. It ends with the stage.
-func (st *stage) startReference() (*referenceRouter, error) {
-	r := &referenceRouter{st: st, up: make([]bool, len(st.vips)), sessions: latest.New(looked{})}
+func (fx *fixture) startReference() (*referenceRouter, error) {
+	r := &referenceRouter{fixture: fx, up: make([]bool, len(fx.vips)), sessions: latest.New(stateChange{})}
 	for i := range r.up {
 		r.up[i] = true
 	}
 	var head strings.Builder
 	fmt.Fprintf(&head, "router id %s;\nlog stderr all;\nprotocol device { scan time 1; }\n", lab.PodExternal4)
-	for _, f := range st.families {
+	for _, f := range fx.families {
 		local, channel := lab.PodExternal4, "ipv4"
 		if f == vip.IPv6 {
 			local, channel = lab.PodExternal6, "ipv6"
@@ -71,20 +71,20 @@ func (st *stage) startReference() (*referenceRouter, error) {
 		return nil, err
 	}
 	var err error
-	if r.bird, err = st.Start(st.Pod, "reference-bird", lab.BIRD(), "-f", "-c", r.config(), "-s", r.socket()); err != nil {
+	if r.bird, err = fx.Start(fx.Pod, "reference-bird", lab.BIRD(), "-f", "-c", r.config(), "-s", r.socket()); err != nil {
 		return nil, err
 	}
-	st.guard(r.bird)
-	ctx, cancel := context.WithCancel(st.ctx)
+	fx.guard(r.bird)
+	ctx, cancel := context.WithCancel(fx.ctx)
 	var tasks sync.WaitGroup
 	tasks.Go(func() { r.poll(ctx) })
-	st.ends = append(st.ends, func() error { cancel(); tasks.Wait(); return nil })
-	_, err = st.waitCount(len(st.vips))
+	fx.ends = append(fx.ends, func() error { cancel(); tasks.Wait(); return nil })
+	_, err = fx.waitCount(len(fx.vips))
 	return r, err
 }
 
-func (r *referenceRouter) config() string { return r.st.path("reference.conf") }
-func (r *referenceRouter) socket() string { return r.st.path("reference.ctl") }
+func (r *referenceRouter) config() string { return r.fixture.path("reference.conf") }
+func (r *referenceRouter) socket() string { return r.fixture.path("reference.ctl") }
 
 // set changes the state of VIPs, by their indices, and has BIRD take it over.
 func (r *referenceRouter) set(up bool, indices ...int) error {
@@ -114,13 +114,13 @@ func (r *referenceRouter) configure() error {
 func (r *referenceRouter) write() error {
 	r.buf.Reset()
 	r.buf.Write(r.head)
-	for _, f := range r.st.families {
+	for _, f := range r.fixture.families {
 		channel := "ipv4"
 		if f == vip.IPv6 {
 			channel = "ipv6"
 		}
 		fmt.Fprintf(&r.buf, "protocol static VIP_%s {\n\t%s { preference 110; };\n", channel, channel)
-		for i, v := range r.st.vips {
+		for i, v := range r.fixture.vips {
 			if r.up[i] && v.Family() == f {
 				r.buf.WriteString("\troute ")
 				r.buf.WriteString(v.String())
@@ -138,7 +138,7 @@ func (r *referenceRouter) write() error {
 // birdc runs birdc, a process for each command.
 func (r *referenceRouter) birdc(command string) (string, error) {
 	birdc := filepath.Join(filepath.Dir(lab.BIRD()), "birdc")
-	ctx, cancel := context.WithTimeout(r.st.ctx, patience)
+	ctx, cancel := context.WithTimeout(r.fixture.ctx, waitTimeout)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, birdc, append([]string{"-s", r.socket()}, strings.Fields(command)...)...).CombinedOutput()
 	if err != nil {
@@ -154,7 +154,7 @@ func (r *referenceRouter) poll(ctx context.Context) {
 	for {
 		// BIRD may not answer yet: the next look tells.
 		if out, err := r.birdc("show protocols all"); err == nil {
-			r.sessions.Set(looked{up: strings.Count(out, "Established   "), at: time.Now()})
+			r.sessions.Set(stateChange{up: strings.Count(out, "Established   "), at: time.Now()})
 		}
 		select {
 		case <-tick.C:
@@ -166,7 +166,7 @@ func (r *referenceRouter) poll(ctx context.Context) {
 
 // waitSessions waits until a look finds n sessions up, and returns when it did.
 func (r *referenceRouter) waitSessions(n int) (time.Time, error) {
-	ctx, cancel := r.st.patient()
+	ctx, cancel := r.fixture.withTimeout()
 	defer cancel()
 	for {
 		last, changed := r.sessions.Get()
@@ -194,10 +194,10 @@ func (r *referenceRouter) all() []int {
 
 // follow configures what was said last again and again, one after another: what
 // comes meanwhile merges. It ends with the stage.
-func (r *referenceRouter) follow(st *stage, indices []int) (set func(up bool) error) {
+func (r *referenceRouter) follow(fx *fixture, indices []int) (set func(up bool) error) {
 	said := latest.New(true)
 	done := make(chan struct{})
-	ctx, cancel := context.WithCancel(st.ctx)
+	ctx, cancel := context.WithCancel(fx.ctx)
 	go func() {
 		defer close(done)
 		is := true
@@ -205,7 +205,7 @@ func (r *referenceRouter) follow(st *stage, indices []int) (set func(up bool) er
 			want, changed := said.Get()
 			if want != is {
 				if err := r.set(want, indices...); err != nil && ctx.Err() == nil {
-					st.fail(err)
+					fx.fail(err)
 					return
 				}
 				is = want
@@ -218,6 +218,6 @@ func (r *referenceRouter) follow(st *stage, indices []int) (set func(up bool) er
 			}
 		}
 	}()
-	st.ends = append(st.ends, func() error { cancel(); <-done; return nil })
+	fx.ends = append(fx.ends, func() error { cancel(); <-done; return nil })
 	return func(up bool) error { said.Set(up); return nil }
 }

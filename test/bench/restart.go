@@ -47,11 +47,11 @@ func logTime(log, text string) (time.Time, bool) {
 
 // startPod starts lb and frontend with their default settings, and returns when
 // the last VIP came to the gateway.
-func (st *stage) startPod() (time.Time, error) {
-	if err := errors.Join(st.pod.StartLB(), st.pod.StartFrontend()); err != nil {
+func (fx *fixture) startPod() (time.Time, error) {
+	if err := errors.Join(fx.pod.StartLB(), fx.pod.StartFrontend()); err != nil {
 		return time.Time{}, err
 	}
-	return st.waitCount(len(st.vips))
+	return fx.waitCount(len(fx.vips))
 }
 
 // measureStart is row 7. Every start has a stage of its own, so that nothing is
@@ -62,18 +62,18 @@ func measureStart(ctx context.Context, s *session) error {
 		total := Measurement{Row: 7, What: "start of lb and frontend → all VIPs at the gateway", Method: vipgate, N: n, Unit: "s", Goal: goals[n]}
 		parts := make([][]float64, len(milestones))
 		for range s.repeats(15, 1) {
-			err := on(ctx, s, n, oneFamily, func(st *stage) error {
-				if err := st.startTarget(); err != nil {
+			err := on(ctx, s, n, oneFamily, func(fx *fixture) error {
+				if err := fx.startTarget(); err != nil {
 					return err
 				}
 				began := time.Now()
-				at, err := st.startPod()
+				at, err := fx.startPod()
 				if err != nil {
 					return err
 				}
 				total.Samples = append(total.Samples, at.Sub(began).Seconds())
 				for i, m := range milestones {
-					if at, ok := logTime(m.process(st.pod).Output(), m.line); ok {
+					if at, ok := logTime(m.process(fx.pod).Output(), m.line); ok {
 						parts[i] = append(parts[i], at.Sub(began).Seconds())
 					}
 				}
@@ -106,23 +106,23 @@ func measureStop(ctx context.Context, s *session) error {
 		{What: "SIGTERM to both → last withdraw"},
 	}
 	add := func(i int, seconds float64) { results[i].Samples = append(results[i].Samples, seconds) }
-	err := on(ctx, s, n, oneFamily, func(st *stage) error {
-		if err := st.startTarget(); err != nil {
+	err := on(ctx, s, n, oneFamily, func(fx *fixture) error {
+		if err := fx.startTarget(); err != nil {
 			return err
 		}
 		for range s.repeats(10, 1) {
-			if _, err := st.startPod(); err != nil {
+			if _, err := fx.startPod(); err != nil {
 				return err
 			}
 			alone := []struct {
 				process **lab.Process
 				start   func(...string) error
-			}{{&st.pod.LB, st.pod.StartLB}, {&st.pod.Frontend, st.pod.StartFrontend}}
+			}{{&fx.pod.LB, fx.pod.StartLB}, {&fx.pod.Frontend, fx.pod.StartFrontend}}
 			if s.quick {
 				alone = alone[:1]
 			}
 			for i, p := range alone {
-				took, err := st.endAll(*p.process)
+				took, err := fx.endAll(*p.process)
 				if err != nil {
 					return err
 				}
@@ -130,16 +130,16 @@ func measureStop(ctx context.Context, s *session) error {
 				if err := p.start(); err != nil {
 					return err
 				}
-				if _, err := st.waitCount(n); err != nil {
+				if _, err := fx.waitCount(n); err != nil {
 					return err
 				}
 			}
 			began := time.Now()
-			took, err := st.endAll(st.pod.LB, st.pod.Frontend)
+			took, err := fx.endAll(fx.pod.LB, fx.pod.Frontend)
 			if err != nil {
 				return err
 			}
-			gone, err := st.waitCount(0)
+			gone, err := fx.waitCount(0)
 			if err != nil {
 				return err
 			}
@@ -159,8 +159,8 @@ func measureStop(ctx context.Context, s *session) error {
 
 // endAll sends SIGTERM to processes and returns how many seconds later the last
 // of them had ended, all with status 0.
-func (st *stage) endAll(processes ...*lab.Process) (float64, error) {
-	ctx, cancel := st.patient()
+func (fx *fixture) endAll(processes ...*lab.Process) (float64, error) {
+	ctx, cancel := fx.withTimeout()
 	defer cancel()
 	began := time.Now()
 	for _, p := range processes {
@@ -172,7 +172,7 @@ func (st *stage) endAll(processes ...*lab.Process) (float64, error) {
 	for _, p := range processes {
 		status, err := p.Wait(ctx)
 		if err != nil {
-			return 0, st.explain(ctx, err)
+			return 0, fx.explain(ctx, err)
 		}
 		if status != 0 {
 			return 0, fmt.Errorf("%s ended with status %d after SIGTERM: %s", p.Name, status, p.Tail(5))

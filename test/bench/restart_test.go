@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-func TestMilestoneIsTheFirstLineThatSaysSo(t *testing.T) {
+func TestMilestone(t *testing.T) {
 	const log = `time=2026-01-02T03:04:05.678Z level=INFO msg="starting frontend"
 BIRD started, says a line without a time
 time=2026-01-02T03:04:06.001Z level=INFO msg="BIRD started" pid=1

@@ -68,7 +68,7 @@ func testReport() *report {
 	return s.report
 }
 
-func TestRatioIsToTheReferenceOfTheSame(t *testing.T) {
+func TestRatio(t *testing.T) {
 	r := testReport()
 	var got []float64
 	for _, m := range r.Results {
@@ -79,7 +79,7 @@ func TestRatioIsToTheReferenceOfTheSame(t *testing.T) {
 	}
 }
 
-func TestTableForPeople(t *testing.T) {
+func TestTextTable(t *testing.T) {
 	var b bytes.Buffer
 	if err := testReport().writeText(&b); err != nil {
 		t.Fatal(err)
@@ -98,7 +98,7 @@ func TestTableForPeople(t *testing.T) {
 	}
 }
 
-func TestTableAsMarkdown(t *testing.T) {
+func TestMarkdownTable(t *testing.T) {
 	var b bytes.Buffer
 	if err := testReport().writeMarkdown(&b); err != nil {
 		t.Fatal(err)
@@ -119,7 +119,7 @@ func TestTableAsMarkdown(t *testing.T) {
 	}
 }
 
-func TestJSONHoldsSamplesOnlyWhenAsked(t *testing.T) {
+func TestJSONSamples(t *testing.T) {
 	r := testReport()
 	for _, samples := range []bool{false, true} {
 		var b bytes.Buffer
@@ -153,7 +153,7 @@ func TestJSONHoldsSamplesOnlyWhenAsked(t *testing.T) {
 	}
 }
 
-func TestNumbersHaveThreeDigits(t *testing.T) {
+func TestNumberFormat(t *testing.T) {
 	for v, want := range map[float64]string{0: "0", 0.0426: "0.043", 1.234: "1.23", 56.78: "56.8", 1234.5: "1234", math.Pi * 100: "314"} {
 		if got := number(v); got != want {
 			t.Errorf("number(%v) = %s, want %s", v, got, want)
@@ -161,7 +161,7 @@ func TestNumbersHaveThreeDigits(t *testing.T) {
 	}
 }
 
-func TestRowThatFailsDoesNotKeepOthersBack(t *testing.T) {
+func TestFailedRow(t *testing.T) {
 	s := &session{report: &report{}, progress: func(string) {}}
 	table := []row{
 		{1, "fails", func(context.Context, *session) error { return errors.New("no luck") }},

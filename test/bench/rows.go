@@ -10,7 +10,7 @@ var rows = []row{
 	{6, "a session comes up", measureFirstFeed},
 	{7, "process start → all VIPs at the gateway", measureStart},
 	{8, "a gateway goes for some seconds, again and again", measureOutages},
-	{9, "storms of flips", measureStorms},
+	{9, "storms of flips", measureFlapPatterns},
 	{10, "SIGTERM → exit", measureStop},
 	{11, "one load balancer, many watchers", measureWatchers},
 	{12, "idle: processor time and memory", measureIdle},

@@ -8,13 +8,13 @@ import (
 
 // startScriptedLB starts a scripted load balancer to which every VIP is ready,
 // or none. It ends with the stage.
-func (st *stage) startScriptedLB(ready bool) (*balancer.Balancer, error) {
-	lb, err := balancer.Start(st.ctx, st.pod)
+func (fx *fixture) startScriptedLB(ready bool) (*balancer.Balancer, error) {
+	lb, err := balancer.Start(fx.ctx, fx.pod)
 	if err != nil {
 		return nil, err
 	}
-	st.ends = append(st.ends, lb.Close)
-	lb.Table.Commit(decision(ready, st.vips...))
+	fx.ends = append(fx.ends, lb.Close)
+	lb.Table.Commit(decision(ready, fx.vips...))
 	return lb, nil
 }
 
@@ -25,14 +25,14 @@ func decision(ready bool, vips ...vip.VIP) readiness.Decision {
 
 // startScriptedPod starts a scripted load balancer and the frontend, and waits
 // until every VIP is at the gateway.
-func (st *stage) startScriptedPod() (*balancer.Balancer, error) {
-	lb, err := st.startScriptedLB(true)
+func (fx *fixture) startScriptedPod() (*balancer.Balancer, error) {
+	lb, err := fx.startScriptedLB(true)
 	if err != nil {
 		return nil, err
 	}
-	if err := st.startFrontend(); err != nil {
+	if err := fx.startFrontend(); err != nil {
 		return nil, err
 	}
-	_, err = st.waitCount(len(st.vips))
+	_, err = fx.waitCount(len(fx.vips))
 	return lb, err
 }

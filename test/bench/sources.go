@@ -20,11 +20,11 @@ const registrationGoal = "median ≤ 10"
 
 // sourcesTrench is a trench file with one stream for each VIP, whose targets, or
 // whose readiness, come from elsewhere.
-func (st *stage) sourcesTrench() string {
+func (fx *fixture) sourcesTrench() string {
 	var b strings.Builder
-	b.WriteString(st.attractor())
+	b.WriteString(fx.attractor())
 	b.WriteString("streams:\n")
-	for i, v := range st.vips {
+	for i, v := range fx.vips {
 		fmt.Fprintf(&b, "  - {name: %s, vips: [%q], check: {tcp: {port: %d}}}\n", streamName(i), v, checkPort)
 	}
 	return b.String()
@@ -33,55 +33,55 @@ func (st *stage) sourcesTrench() string {
 func streamName(i int) string { return fmt.Sprintf("stream-%d", i) }
 
 // startSourcesPod starts a pod whose lb has these flags, and waits for the gateway.
-func (st *stage) startSourcesPod(flags ...string) error {
-	if err := st.pod.WriteTrench(st.sourcesTrench()); err != nil {
+func (fx *fixture) startSourcesPod(flags ...string) error {
+	if err := fx.pod.WriteTrench(fx.sourcesTrench()); err != nil {
 		return err
 	}
-	if err := st.pod.StartLB(flags...); err != nil {
+	if err := fx.pod.StartLB(flags...); err != nil {
 		return err
 	}
-	st.guard(st.pod.LB)
-	if err := st.startFrontend(); err != nil {
+	fx.guard(fx.pod.LB)
+	if err := fx.startFrontend(); err != nil {
 		return err
 	}
-	if _, err := st.waitEstablished(); err != nil {
+	if _, err := fx.waitEstablished(); err != nil {
 		return err
 	}
-	return st.pause(time.Second) // what a start brings with it is over
+	return fx.pause(time.Second) // what a start brings with it is over
 }
 
 // measureRegistrations is row 15: a caller with its connection registers a target,
 // which is checked rise times (2, the default) before it is ready.
 func measureRegistrations(ctx context.Context, s *session) error {
 	n := s.sizes([]int{1000}, []int{50})[0]
-	return on(ctx, s, n, oneFamily, func(st *stage) error {
-		if err := st.startTarget(); err != nil {
+	return on(ctx, s, n, oneFamily, func(fx *fixture) error {
+		if err := fx.startTarget(); err != nil {
 			return err
 		}
-		if err := st.startSourcesPod("--source=registry", "--target-id="+lab.AppID); err != nil {
+		if err := fx.startSourcesPod("--source=registry", "--target-id="+lab.AppID); err != nil {
 			return err
 		}
-		conn, err := st.dialRegistry()
+		conn, err := fx.dialRegistry()
 		if err != nil {
 			return err
 		}
 		defer conn.Close()
 		client := targetv1.NewTargetServiceClient(conn)
 		m := Measurement{Row: 15, What: "Register (mTLS) → UPDATE", Method: vipgate, N: n, Unit: "ms", Goal: registrationGoal}
-		calls, end := context.WithCancel(st.ctx)
+		calls, end := context.WithCancel(fx.ctx)
 		defer end()
 		for i := range s.repeats(200, 5) {
-			if err := st.pause(between()); err != nil {
+			if err := fx.pause(between()); err != nil {
 				return err
 			}
-			mark, start := st.receiver.Mark(), time.Now()
+			mark, start := fx.receiver.Mark(), time.Now()
 			// The call is the lease: it runs until the end of the row.
 			if _, err := client.Register(calls, &targetv1.RegisterRequest{
 				Stream: streamName(i), Targets: []*targetv1.Target{{Name: "app", Addresses: []string{lab.Target1v4.String()}}},
 			}); err != nil {
 				return fmt.Errorf("register: %w", err)
 			}
-			at, err := st.waitState(mark, st.vips[i], true)
+			at, err := fx.waitState(mark, fx.vips[i], true)
 			if err != nil {
 				return err
 			}
@@ -93,8 +93,8 @@ func measureRegistrations(ctx context.Context, s *session) error {
 }
 
 // dialRegistry connects to the lb's socket as the application.
-func (st *stage) dialRegistry() (*grpc.ClientConn, error) {
-	authority, err := identity.OpenDevAuthority(st.pod.Authority())
+func (fx *fixture) dialRegistry() (*grpc.ClientConn, error) {
+	authority, err := identity.OpenDevAuthority(fx.pod.Authority())
 	if err != nil {
 		return nil, err
 	}
@@ -108,11 +108,11 @@ func (st *stage) dialRegistry() (*grpc.ClientConn, error) {
 	}
 	// The lb judges us; whether it is the lb does not matter to a benchmark.
 	creds := credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{shown}, InsecureSkipVerify: true})
-	conn, err := grpc.NewClient("unix:"+st.pod.Socket(), grpc.WithTransportCredentials(creds))
+	conn, err := grpc.NewClient("unix:"+fx.pod.Socket(), grpc.WithTransportCredentials(creds))
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := st.patient()
+	ctx, cancel := fx.withTimeout()
 	defer cancel()
 	// The handshake is over when this has been answered.
 	if _, err := targetv1.NewTargetServiceClient(conn).List(ctx, &targetv1.ListRequest{}, grpc.WaitForReady(true)); err != nil {

@@ -94,7 +94,7 @@ type tableMeasurement struct {
 // measure does it once, in a laboratory of its own.
 func (t *tableMeasurement) measure(ctx context.Context) (err error) {
 	const targets = 10
-	g, err := newPlaneGround(ctx, (t.streams+1)*targets, bothFamilies)
+	g, err := newPlaneFixture(ctx, (t.streams+1)*targets, bothFamilies)
 	if err != nil {
 		return err
 	}

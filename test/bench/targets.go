@@ -46,11 +46,11 @@ func numberedTarget(i int) netip.Addr {
 }
 
 // targetsTrench is a trench file with one stream for each VIP of the stage.
-func (st *stage) targetsTrench() string {
+func (fx *fixture) targetsTrench() string {
 	var b strings.Builder
-	b.WriteString(st.attractor())
+	b.WriteString(fx.attractor())
 	b.WriteString("streams:\n")
-	for i, v := range st.vips {
+	for i, v := range fx.vips {
 		fmt.Fprintf(&b, "  - name: stream-%d\n    vips: [%q]\n    minReady: %d\n    check: {tcp: {port: %d}, interval: %s, timeout: %s}\n    targets:\n",
 			i, v, targetsPerStream, checkPort, targetInterval, targetTimeout)
 		for j := range targetsPerStream {
@@ -63,70 +63,70 @@ func (st *stage) targetsTrench() string {
 
 // startTargets starts all targets: addresses by a route, and a listener in this
 // process, so that accepting is on nobody's account that is measured.
-func (st *stage) startTargets() error {
-	t := lab.NewTarget(st.Backend, netip.AddrPortFrom(netip.IPv4Unspecified(), checkPort))
+func (fx *fixture) startTargets() error {
+	t := lab.NewTarget(fx.Backend, netip.AddrPortFrom(netip.IPv4Unspecified(), checkPort))
 	if err := errors.Join(
-		st.Backend.IP("route", "add", "local", targetsPrefix, "dev", "lo"),
-		st.Pod.IP("route", "add", targetsPrefix, "via", lab.Target1v4.String()),
+		fx.Backend.IP("route", "add", "local", targetsPrefix, "dev", "lo"),
+		fx.Pod.IP("route", "add", targetsPrefix, "via", lab.Target1v4.String()),
 		t.Up(),
 	); err != nil {
 		return err
 	}
-	st.ends = append(st.ends, t.Down)
+	fx.ends = append(fx.ends, t.Down)
 	return nil
 }
 
 // measureTargets is row 14.
 func measureTargets(ctx context.Context, s *session) error {
 	n := s.sizes([]int{10_000}, []int{200})[0]
-	return on(ctx, s, n/targetsPerStream, oneFamily, func(st *stage) error {
-		if err := errors.Join(st.pod.WriteTrench(st.targetsTrench()), st.startTargets()); err != nil {
+	return on(ctx, s, n/targetsPerStream, oneFamily, func(fx *fixture) error {
+		if err := errors.Join(fx.pod.WriteTrench(fx.targetsTrench()), fx.startTargets()); err != nil {
 			return err
 		}
 		started := Measurement{Row: 14, What: "lb starts → every target READY", Method: vipgate, N: n, Unit: "s", Goal: targetsStartGoal}
 		for range s.repeats(5, 1) {
-			if st.pod.LB != nil {
-				if _, err := st.endAll(st.pod.LB); err != nil {
+			if fx.pod.LB != nil {
+				if _, err := fx.endAll(fx.pod.LB); err != nil {
 					return err
 				}
 			}
 			began := time.Now()
-			if err := st.pod.StartLB(); err != nil {
+			if err := fx.pod.StartLB(); err != nil {
 				return err
 			}
-			if err := st.waitTargets(n); err != nil {
+			if err := fx.waitTargets(n); err != nil {
 				return err
 			}
 			started.Samples = append(started.Samples, time.Since(began).Seconds())
 		}
 		s.record(started)
-		if err := st.measureShare(s, st.pod.LB, n, vipgate); err != nil {
+		if err := fx.measureShare(s, fx.pod.LB, n, vipgate); err != nil {
 			return err
 		}
 		// Nothing fell meanwhile, so that what was measured are checks that succeed.
-		if err := st.waitTargets(n); err != nil {
+		if err := fx.waitTargets(n); err != nil {
 			return err
 		}
-		if _, err := st.endAll(st.pod.LB); err != nil {
+		if _, err := fx.endAll(fx.pod.LB); err != nil {
 			return err
 		}
 		self, err := os.Executable()
 		if err != nil {
 			return fmt.Errorf("reference of row 14: %w", err)
 		}
-		p, err := st.Start(st.Pod, "reference-checker", self, fieldChecker, strconv.Itoa(n))
+		p, err := fx.Start(fx.Pod, "reference-checker", self, fieldChecker, strconv.Itoa(n))
 		if err != nil {
 			return err
 		}
-		defer st.mayEnd()
-		st.guard(p)
-		return st.measureShare(s, p, n, reference)
+		defer fx.expectExit()
+		fx.guard(p)
+		return fx.measureShare(s, p, n, reference)
 	})
 }
 
 // measureShare measures which share of one core a process that checks takes.
-func (st *stage) measureShare(s *session, p *lab.Process, n int, method string) error {
-	if err := st.pause(s.lasts(10*time.Second, time.Second)); err != nil {
+func (fx *fixture) measureShare(s *session, p *lab.Process, n int, method string) error {
+	if err := fx.pause(s.lasts(10*time.Second, time.Second)); err != nil {
 		return err
 	}
 	before, err := cpuTime(p.PID())
@@ -134,7 +134,7 @@ func (st *stage) measureShare(s *session, p *lab.Process, n int, method string) 
 		return err
 	}
 	began := time.Now()
-	if err := st.pause(s.lasts(time.Minute, time.Second)); err != nil {
+	if err := fx.pause(s.lasts(time.Minute, time.Second)); err != nil {
 		return err
 	}
 	after, err := cpuTime(p.PID())
@@ -151,12 +151,12 @@ func (st *stage) measureShare(s *session, p *lab.Process, n int, method string) 
 }
 
 // waitTargets waits until lb says that n targets are ready.
-func (st *stage) waitTargets(n int) error {
-	ctx, cancel := st.patient()
+func (fx *fixture) waitTargets(n int) error {
+	ctx, cancel := fx.withTimeout()
 	defer cancel()
 	client := &http.Client{Transport: &http.Transport{
 		DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
-			errDo := st.Pod.Do(func() error {
+			errDo := fx.Pod.Do(func() error {
 				conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
 				return nil
 			})
@@ -182,7 +182,7 @@ func (st *stage) waitTargets(n int) error {
 		}
 		return nil
 	})
-	return st.explain(ctx, err)
+	return fx.explain(ctx, err)
 }
 
 // sumOf adds the values of all series whose line begins with name.

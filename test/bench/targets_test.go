@@ -9,7 +9,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-func TestMetricsOfOneNameAreSummed(t *testing.T) {
+func TestSumOfMetrics(t *testing.T) {
 	for _, c := range []struct {
 		text string
 		want int
@@ -27,10 +27,10 @@ func TestMetricsOfOneNameAreSummed(t *testing.T) {
 	}
 }
 
-func TestEveryTargetOfRow14HasAnAddressOfItsOwn(t *testing.T) {
+func TestRow14TargetAddresses(t *testing.T) {
 	const n = 10_000
-	st := &stage{vips: numberedVIPs(n/targetsPerStream, oneFamily), families: oneFamily}
-	config, err := trench.Parse("f", []byte(st.targetsTrench()), trench.DefaultDefaults())
+	fx := &fixture{vips: numberedVIPs(n/targetsPerStream, oneFamily), families: oneFamily}
+	config, err := trench.Parse("f", []byte(fx.targetsTrench()), trench.DefaultDefaults())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func TestEveryTargetOfRow14HasAnAddressOfItsOwn(t *testing.T) {
 	}
 }
 
-func TestTheReferenceOfRow14WantsANumber(t *testing.T) {
+func TestRow14ReferenceGoal(t *testing.T) {
 	for _, args := range [][]string{nil, {"many"}, {"1", "2"}} {
 		var text bytes.Buffer
 		if got := runFieldChecker(args, &text); got != exitUsage || text.Len() == 0 {

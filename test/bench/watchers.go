@@ -31,14 +31,14 @@ const (
 	flapsPerDecision = 20
 	// slowRead is how long a slow reader waits before it takes what is there.
 	slowRead = 500 * time.Millisecond
-	// speakerStreams is the number of streams that a peer may have: each watcher
+	// sourceStreams is the number of streams that a peer may have: each watcher
 	// needs two.
-	speakerStreams = 1000
+	sourceStreams = 1000
 )
 
-// speaker is a load balancer's table that this process serves on a real mTLS unix
+// readinessSource is a load balancer's table that this process serves on a real mTLS unix
 // socket, and the identity of those who watch it.
-type speaker struct {
+type readinessSource struct {
 	dir    string
 	vips   []vip.VIP
 	table  *readiness.Table
@@ -49,14 +49,14 @@ type speaker struct {
 	tasks  sync.WaitGroup
 }
 
-// startSpeaker serves a synced table of n ready VIPs. The caller closes it.
-func startSpeaker(ctx context.Context, n int) (_ *speaker, err error) {
+// startReadinessSource serves a synced table of n ready VIPs. The caller closes it.
+func startReadinessSource(ctx context.Context, n int) (_ *readinessSource, err error) {
 	// Named as a laboratory's folder: if this run is killed, the next one removes it.
 	dir, err := os.MkdirTemp("/tmp", fmt.Sprintf("vg-%d-", os.Getpid()))
 	if err != nil {
 		return nil, err
 	}
-	x := &speaker{dir: dir, vips: numberedVIPs(n, oneFamily), table: readiness.NewTable(readiness.TableOptions{})}
+	x := &readinessSource{dir: dir, vips: numberedVIPs(n, oneFamily), table: readiness.NewTable(readiness.TableOptions{})}
 	x.ctx, x.cancel = context.WithCancel(ctx)
 	defer func() {
 		if err != nil {
@@ -75,7 +75,7 @@ func startSpeaker(ctx context.Context, n int) (_ *speaker, err error) {
 	}
 	server := readiness.NewServer(x.table, readiness.ServerOptions{
 		Peer: identity.PeerID, Role: readiness.RolesOf([]spiffeid.ID{frontendID}, nil),
-		MaxStreamsPerPeer: speakerStreams, Log: slog.New(slog.DiscardHandler),
+		MaxStreamsPerPeer: sourceStreams, Log: slog.New(slog.DiscardHandler),
 	})
 	creds := identity.ServerCredentials(own, identity.CredentialOptions{Authorize: identity.Authorize(frontendID)})
 	x.grpc = grpc.NewServer(append(readiness.GRPCOptions(), grpc.Creds(creds))...)
@@ -90,16 +90,16 @@ func startSpeaker(ctx context.Context, n int) (_ *speaker, err error) {
 	return x, nil
 }
 
-func (x *speaker) path() string { return filepath.Join(x.dir, "lb.sock") }
+func (x *readinessSource) path() string { return filepath.Join(x.dir, "lb.sock") }
 
 // identity runs a source of SVIDs and waits for the first.
-func (x *speaker) identity(id spiffeid.ID) (*identity.Source, error) {
+func (x *readinessSource) identity(id spiffeid.ID) (*identity.Source, error) {
 	source, err := identity.NewDev(filepath.Join(x.dir, "authority"), id, identity.Options{})
 	if err != nil {
 		return nil, err
 	}
 	x.tasks.Go(func() { _ = source.Run(x.ctx) })
-	limit, cancel := context.WithTimeout(x.ctx, patience)
+	limit, cancel := context.WithTimeout(x.ctx, waitTimeout)
 	defer cancel()
 	for {
 		status, changed := source.Status().Get()
@@ -115,13 +115,13 @@ func (x *speaker) identity(id spiffeid.ID) (*identity.Source, error) {
 }
 
 // beat renews the lease until the end, as the load balancer's loop does.
-func (x *speaker) beat() {
+func (x *readinessSource) beat() {
 	for pause(x.ctx, x.table.Lease()/5) == nil {
 		x.table.Heartbeat()
 	}
 }
 
-func (x *speaker) close() error {
+func (x *readinessSource) close() error {
 	x.cancel()
 	if x.grpc != nil {
 		x.grpc.Stop()
@@ -138,7 +138,7 @@ type heard struct {
 
 // watch starts a frontend's watcher on a connection of its own. Its consumer
 // takes what there is, each time after a wait, and tells each new revision.
-func (x *speaker) watch(wait time.Duration, tell chan<- heard) {
+func (x *readinessSource) watch(wait time.Duration, tell chan<- heard) {
 	w := readiness.NewWatcher(readiness.WatcherOptions{
 		Target: x.path(), Credentials: x.clientCredentials(), ConnectionEnd: identity.ConnectionEnd,
 		Reader: "bench", Log: slog.New(slog.DiscardHandler),
@@ -172,8 +172,8 @@ func (x *speaker) watch(wait time.Duration, tell chan<- heard) {
 
 // reached waits until n watchers have told a revision, and returns when the last
 // of them had it.
-func (x *speaker) reached(tell <-chan heard, n int, revision uint64) (time.Time, error) {
-	limit := time.NewTimer(patience)
+func (x *readinessSource) reached(tell <-chan heard, n int, revision uint64) (time.Time, error) {
+	limit := time.NewTimer(waitTimeout)
 	defer limit.Stop()
 	var last time.Time
 	for got := 0; got < n; {
@@ -187,7 +187,7 @@ func (x *speaker) reached(tell <-chan heard, n int, revision uint64) (time.Time,
 				last = h.at
 			}
 		case <-limit.C:
-			return last, fmt.Errorf("%d of %d watchers have revision %d after %v", got, n, revision, patience)
+			return last, fmt.Errorf("%d of %d watchers have revision %d after %v", got, n, revision, waitTimeout)
 		case <-x.ctx.Done():
 			return last, x.ctx.Err()
 		}
@@ -196,7 +196,7 @@ func (x *speaker) reached(tell <-chan heard, n int, revision uint64) (time.Time,
 }
 
 // drain takes what watchers tell and forgets it.
-func (x *speaker) drain(tell <-chan heard) {
+func (x *readinessSource) drain(tell <-chan heard) {
 	for {
 		select {
 		case <-tell:
@@ -220,7 +220,7 @@ func measureWatchers(ctx context.Context, s *session) error {
 // watchers has it.
 func measureFanOut(ctx context.Context, s *session, watchers int) (err error) {
 	const n = 1000
-	x, err := startSpeaker(ctx, n)
+	x, err := startReadinessSource(ctx, n)
 	if err != nil {
 		return err
 	}
@@ -279,13 +279,13 @@ func (t *tally) add(m *readinessv1.WatchReadinessResponse) {
 	t.entries += len(d.GetChanged()) + len(d.GetRemoved())
 }
 
-func (x *speaker) clientCredentials() credentials.TransportCredentials {
+func (x *readinessSource) clientCredentials() credentials.TransportCredentials {
 	return identity.ClientCredentials(x.client, identity.CredentialOptions{Authorize: identity.Authorize(spiffeid.RequireFromString(lab.LBID))})
 }
 
 // tap opens a watch without a watcher. With a tally it reads, and counts what
 // comes over the wire; without one it never reads.
-func (x *speaker) tap(counted *latest.Value[tally]) error {
+func (x *readinessSource) tap(counted *latest.Value[tally]) error {
 	conn, err := grpc.NewClient("unix://"+x.path(), grpc.WithTransportCredentials(x.clientCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(readiness.MaxMessageBytes)))
 	if err != nil {
@@ -310,8 +310,8 @@ func (x *speaker) tap(counted *latest.Value[tally]) error {
 }
 
 // caughtUp waits until the tap has read a revision, and returns what it counted.
-func (x *speaker) caughtUp(counted *latest.Value[tally], revision uint64) (tally, error) {
-	limit := time.NewTimer(patience)
+func (x *readinessSource) caughtUp(counted *latest.Value[tally], revision uint64) (tally, error) {
+	limit := time.NewTimer(waitTimeout)
 	defer limit.Stop()
 	for {
 		t, changed := counted.Get()
@@ -321,7 +321,7 @@ func (x *speaker) caughtUp(counted *latest.Value[tally], revision uint64) (tally
 		select {
 		case <-changed:
 		case <-limit.C:
-			return t, fmt.Errorf("the tap has read revision %d, not %d, after %v", t.revision, revision, patience)
+			return t, fmt.Errorf("the tap has read revision %d, not %d, after %v", t.revision, revision, waitTimeout)
 		}
 	}
 }
@@ -329,7 +329,7 @@ func (x *speaker) caughtUp(counted *latest.Value[tally], revision uint64) (tally
 // measureFlapping lets VIPs flip at random while readers of every kind watch.
 func measureFlapping(ctx context.Context, s *session) (err error) {
 	const n, each = 10_000, 4 // VIPs, and readers of each kind
-	x, err := startSpeaker(ctx, n)
+	x, err := startReadinessSource(ctx, n)
 	if err != nil {
 		return err
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/readiness"
 )
 
-func TestTallyCountsWhatDeltasSay(t *testing.T) {
+func TestTally(t *testing.T) {
 	entries := func(vips ...string) (all []*readinessv1.VipReadiness) {
 		for _, v := range vips {
 			all = append(all, &readinessv1.VipReadiness{Vip: v})
@@ -30,7 +30,7 @@ func TestTallyCountsWhatDeltasSay(t *testing.T) {
 	}
 }
 
-func TestEachFlapChangesWhatItNames(t *testing.T) {
+func TestFlap(t *testing.T) {
 	vips := numberedVIPs(flapsPerDecision+1, oneFamily)
 	up := make([]bool, len(vips))
 	r := rand.New(rand.NewPCG(1, 1))
