@@ -118,7 +118,7 @@ func help(ctx context.Context, args []string) (string, error) {
 	return string(out), nil
 }
 
-func TestEveryCommandLineParses(t *testing.T) {
+func TestCommandLinesParse(t *testing.T) {
 	checked := map[string]bool{}
 	for _, d := range documents(t) {
 		for _, c := range commandLines(t, d) {
@@ -172,7 +172,7 @@ func flags(t *testing.T) (flags, variables map[string]bool) {
 	return flags, variables
 }
 
-func TestEveryFlagAndVariableThatIsMentionedExists(t *testing.T) {
+func TestFlagsAndVariablesExist(t *testing.T) {
 	flags, variables := flags(t)
 	mentioned := 0
 	for _, name := range []string{"README.md", "docs/operations.md"} {
@@ -200,7 +200,7 @@ func TestEveryFlagAndVariableThatIsMentionedExists(t *testing.T) {
 	}
 }
 
-func TestCallsAreFoundInLinesOfTheShell(t *testing.T) {
+func TestCallsInShellLines(t *testing.T) {
 	for _, tt := range []struct {
 		line string
 		want string

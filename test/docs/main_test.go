@@ -16,8 +16,8 @@ import (
 const (
 	// root is the folder of the repository.
 	root = "../.."
-	// patience bounds every wait: a bound of liveness, far above what is expected.
-	patience = 30 * time.Second
+	// waitTimeout bounds every wait: a bound of liveness, far above what is expected.
+	waitTimeout = 30 * time.Second
 )
 
 // binaries is the folder of lb and frontend, built once for all tests.

@@ -65,7 +65,7 @@ func TestEveryMetricIsDocumented(t *testing.T) {
 
 var metricPattern = regexp.MustCompile(`\b(?:vipgate|grpc_server)_[a-z0-9_]*[a-z0-9]\b`)
 
-func TestEveryMetricThatIsMentionedExists(t *testing.T) {
+func TestMentionedMetricsExist(t *testing.T) {
 	exists := known()
 	for _, d := range documents(t) {
 		for _, l := range d.everyLine() {
@@ -94,9 +94,9 @@ var (
 	matcherPattern  = regexp.MustCompile(`([a-z_]+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"`)
 )
 
-// TestAlertsAskForWhatExists checks metrics, labels and values. That PromQL takes
+// TestAlertQueries checks metrics, labels and values. That PromQL takes
 // the expressions was seen with promtool.
-func TestAlertsAskForWhatExists(t *testing.T) {
+func TestAlertQueries(t *testing.T) {
 	var rules struct {
 		Groups []struct {
 			Rules []struct {
@@ -206,7 +206,7 @@ func TestEveryHealthServiceIsDocumented(t *testing.T) {
 	}
 }
 
-func TestEveryReasonOfTheFrontendIsExplained(t *testing.T) {
+func TestFrontendReasonsAreExplained(t *testing.T) {
 	d := operations(t)
 	documented := map[string]bool{}
 	section := ""
@@ -238,7 +238,7 @@ func TestEveryReasonOfTheFrontendIsExplained(t *testing.T) {
 	}
 }
 
-func TestEveryReasonOfTheLoadBalancerIsExplained(t *testing.T) {
+func TestLBReasonsAreExplained(t *testing.T) {
 	d := operations(t)
 	got := map[string]string{}
 	for _, cells := range table(t, d.below(t, "LB says not ready")) {
@@ -253,7 +253,7 @@ func TestEveryReasonOfTheLoadBalancerIsExplained(t *testing.T) {
 	}
 }
 
-func TestEveryReasonOfADenialIsExplained(t *testing.T) {
+func TestDenialReasonsAreExplained(t *testing.T) {
 	d := operations(t)
 	var want, got []string
 	for _, group := range constants(t, "pkg/identity/denial.go") {

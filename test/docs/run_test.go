@@ -91,7 +91,7 @@ func newReader(t *testing.T) *reader {
 	must(err)
 	must(p.StartLB("--source=file", "--source=registry", "--target-id="+lab.AppID, "--dataplane=nftables"))
 	must(p.StartFrontend())
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	must(gateway.WantRoutes(ctx, vip4, vip6))
 
@@ -122,7 +122,7 @@ func (r *reader) connect(t *testing.T) {
 	t.Helper()
 	var conn net.Conn
 	err := r.pod.Lab.Gateway.Do(func() (err error) {
-		conn, err = net.DialTimeout("tcp", netip.AddrPortFrom(address(vip4), checkPort).String(), patience)
+		conn, err = net.DialTimeout("tcp", netip.AddrPortFrom(address(vip4), checkPort).String(), waitTimeout)
 		return err
 	})
 	if err != nil {
@@ -169,14 +169,14 @@ func (r *reader) command(ctx context.Context, script string) *exec.Cmd {
 	cmd.Env, cmd.Dir = r.env, r.pod.Lab.Dir
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = patience
+	cmd.WaitDelay = waitTimeout
 	return cmd
 }
 
 // do runs a script to its end and returns what it printed.
 func (r *reader) do(t *testing.T, script string) (string, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	cmd := r.command(ctx, script)
 	var out bytes.Buffer
@@ -216,7 +216,7 @@ func (r *reader) need(t *testing.T, b block) {
 // changed that for a moment.
 func (r *reader) settled(t *testing.T) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	err := lab.Eventually(ctx, 10*time.Millisecond, func() error {
 		out, err := r.do(t, "frontend status")
@@ -251,7 +251,7 @@ func (r *reader) runs(t *testing.T, script string) {
 // shell that runs the tests in the background has them, and their children, ignore SIGINT.
 func (r *reader) streams(t *testing.T, script string) {
 	for text := range strings.Lines(script) {
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 		cmd := r.command(ctx, "exec "+text)
 		out, err := cmd.StdoutPipe()
 		if err != nil {
@@ -297,7 +297,7 @@ func (r *reader) logged(t *testing.T, text string) {
 			parts[i] = regexp.QuoteMeta(parts[i])
 		}
 		pattern := regexp.MustCompile(strings.Join(parts, ".*"))
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 		err := lab.Eventually(ctx, 10*time.Millisecond, func() error {
 			if !pattern.MatchString(r.pod.LB.Output()) {
 				return fmt.Errorf("lb has not logged %s", pattern)
@@ -311,13 +311,13 @@ func (r *reader) logged(t *testing.T, text string) {
 	}
 }
 
-func TestCommandsOfOperationsRun(t *testing.T) {
+func TestOperationsCommandsRun(t *testing.T) {
 	r := newReader(t)
 	r.follow(t, operations(t), 15)
 	t.Run("health services", r.healthServicesAreDocumented)
 }
 
-func TestCommandsOfTheDataPlaneRun(t *testing.T) {
+func TestDataPlaneCommandsRun(t *testing.T) {
 	newReader(t).follow(t, read(t, filepath.Join(root, "docs", "dataplane.md")), 8)
 }
 
@@ -353,7 +353,7 @@ func (r *reader) healthServicesAreDocumented(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 		list, err := healthv1.NewHealthClient(conn).List(ctx, &healthv1.HealthListRequest{})
 		cancel()
 		if err := errors.Join(err, conn.Close()); err != nil {
