@@ -139,7 +139,9 @@ func (g *planeFixture) start(ctx context.Context, stateless bool) error {
 	p := &runningPlane{ended: make(chan error, 1)}
 	ctx, p.cancel = context.WithCancel(ctx)
 	var err error
-	p.Plane, err = dataplane.New(dataplane.Options{StateDir: g.state, Stateless: stateless, Log: slog.New(slog.DiscardHandler)})
+	p.Plane, err = dataplane.New(
+		dataplane.Options{StateDir: g.state, Stateless: stateless, Log: slog.New(slog.DiscardHandler)},
+	)
 	if err != nil {
 		p.cancel()
 		return fmt.Errorf("data plane: %w", err)
@@ -282,7 +284,9 @@ func measurePlane(ctx context.Context, s *session) (err error) {
 func measurePlaneChanges(ctx context.Context, s *session, g *planeFixture, streams map[string]*dataplane.Stream, perStream int) error {
 	n := len(streams)
 	what := func(what string) *Measurement {
-		return &Measurement{Row: 17, What: what + " → confirmed", Method: vipgate, N: n * perStream, Unit: "ms", Goal: planeChangeGoal}
+		return &Measurement{
+			Row: 17, What: what + " → confirmed", Method: vipgate, N: n * perStream, Unit: "ms", Goal: planeChangeGoal,
+		}
 	}
 	drains, serves := what("one target drains"), what("one target serves again")
 	comes, falls, goes := what("one target comes"), what("one target falls"), what("one target that fell goes")
@@ -319,7 +323,9 @@ func measurePlaneChanges(ctx context.Context, s *session, g *planeFixture, strea
 // kernel, again and again.
 func measurePlaneStarts(ctx context.Context, s *session, g *planeFixture, streams map[string]*dataplane.Stream, n int) error {
 	ready := Measurement{Row: 17, What: "start → kernel read", Method: vipgate, N: n, Unit: "ms", Goal: planeStartGoal}
-	first := Measurement{Row: 17, What: "after a start, what was wanted before → confirmed", Method: vipgate, N: n, Unit: "ms"}
+	first := Measurement{
+		Row: 17, What: "after a start, what was wanted before → confirmed", Method: vipgate, N: n, Unit: "ms",
+	}
 	for range s.repeats(20, 2) {
 		if err := g.plane.stop(); err != nil {
 			return err

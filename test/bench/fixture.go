@@ -50,7 +50,9 @@ func newFixture(ctx context.Context, s *session, n int, families ...vip.Family) 
 	if err != nil {
 		return nil, err
 	}
-	fx := &fixture{Lab: l, pod: &lab.Pod{Lab: l, Binaries: s.binaries}, vips: numberedVIPs(n, families), families: families}
+	fx := &fixture{
+		Lab: l, pod: &lab.Pod{Lab: l, Binaries: s.binaries}, vips: numberedVIPs(n, families), families: families,
+	}
 	fx.ctx, fx.fail = context.WithCancelCause(ctx)
 	defer func() {
 		if err != nil {
@@ -82,7 +84,9 @@ func numberedVIPs(n int, families []vip.Family) []vip.VIP {
 	for i := range vips {
 		k := i/len(families) + 1
 		if families[i%len(families)] == vip.IPv4 {
-			vips[i] = vip.Require(netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(k >> 16), byte(k >> 8), byte(k)}), 32).String())
+			vips[i] = vip.Require(
+				netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(k >> 16), byte(k >> 8), byte(k)}), 32).String(),
+			)
 		} else {
 			vips[i] = vip.Require(netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0x20, 13: byte(k >> 16), 14: byte(k >> 8), 15: byte(k)}), 128).String())
 		}
@@ -179,7 +183,9 @@ func (fx *fixture) waitState(mark int, v vip.VIP, announced bool) (time.Time, er
 	ctx, cancel := fx.withTimeout()
 	defer cancel()
 	prefix := v.Prefix()
-	heard, err := fx.receiver.WaitFor(ctx, mark, func(h lab.PrefixUpdate) bool { return h.Prefix == prefix && h.Withdrawn != announced })
+	heard, err := fx.receiver.WaitFor(
+		ctx, mark, func(h lab.PrefixUpdate) bool { return h.Prefix == prefix && h.Withdrawn != announced },
+	)
 	return heard.At, fx.explain(ctx, err)
 }
 

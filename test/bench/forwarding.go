@@ -145,7 +145,9 @@ func (p *forwardPath) close() error {
 
 // arrived is how many packets of floods have arrived.
 func (p *forwardPath) arrived() (uint64, error) {
-	object, err := p.counter.GetObject(&nftables.CounterObj{Table: &nftables.Table{Name: "sink", Family: nftables.TableFamilyIPv4}, Name: "arrived"})
+	object, err := p.counter.GetObject(
+		&nftables.CounterObj{Table: &nftables.Table{Name: "sink", Family: nftables.TableFamilyIPv4}, Name: "arrived"},
+	)
 	if err != nil {
 		return 0, fmt.Errorf("counter: %w", err)
 	}
@@ -265,7 +267,9 @@ func (f *frameSender) close() error { return unix.Close(f.socket) }
 func (f *frameSender) send(d time.Duration) (packets uint64, took time.Duration, err error) {
 	began := time.Now()
 	for next := 0; took < d; next = (next + floodBatch) % floodFlows {
-		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(f.socket), uintptr(unsafe.Pointer(&f.messages[next])), floodBatch, 0, 0, 0)
+		n, _, errno := unix.Syscall6(
+			unix.SYS_SENDMMSG, uintptr(f.socket), uintptr(unsafe.Pointer(&f.messages[next])), floodBatch, 0, 0, 0,
+		)
 		if errno != 0 && !errors.Is(errno, unix.EINTR) {
 			return 0, 0, fmt.Errorf("flood: %w", errno)
 		}

@@ -20,7 +20,9 @@ import (
 func dialTCP(ns *lab.NetNS, addr string) (*grpc.ClientConn, error) {
 	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2, MaxDelay: 100 * time.Millisecond},
+			Backoff: backoff.Config{
+				BaseDelay: 20 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2, MaxDelay: 100 * time.Millisecond,
+			},
 			MinConnectTimeout: time.Second,
 		}),
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (conn net.Conn, err error) {
@@ -49,7 +51,9 @@ func (fx *fixture) watchEgress() (*latest.Value[answer], error) {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(fx.ctx)
-	stream, err := healthv1.NewHealthClient(conn).Watch(ctx, &healthv1.HealthCheckRequest{Service: "Egress"}, grpc.WaitForReady(true))
+	stream, err := healthv1.NewHealthClient(conn).Watch(
+		ctx, &healthv1.HealthCheckRequest{Service: "Egress"}, grpc.WaitForReady(true),
+	)
 	if err != nil {
 		cancel()
 		return nil, errors.Join(fmt.Errorf("watch of Egress: %w", err), conn.Close())

@@ -48,7 +48,9 @@ func main() {
 
 // parse reads the command line; done says that nothing is left to do.
 func parse(args []string, stdout, stderr io.Writer) (o options, status int, done bool) {
-	parser, err := kong.New(&o, kong.Name("bench"), kong.Description("Measures vipgate, and the field's common technique beside it."),
+	parser, err := kong.New(&o, kong.Name("bench"), kong.Description(
+		"Measures vipgate, and the field's common technique beside it.",
+	),
 		kong.Writers(stdout, stderr), kong.Exit(func(code int) { status, done = code, true }))
 	if err == nil {
 		_, err = parser.Parse(args)

@@ -59,7 +59,9 @@ func (fx *fixture) startPod() (time.Time, error) {
 func measureStart(ctx context.Context, s *session) error {
 	goals := map[int]string{1: "max ≤ 1.5", 10_000: "max ≤ 2.5"}
 	for _, n := range s.sizes([]int{1, 10_000}, []int{1, 1000}) {
-		total := Measurement{Row: 7, What: "start of lb and frontend → all VIPs at the gateway", Method: vipgate, N: n, Unit: "s", Goal: goals[n]}
+		total := Measurement{
+			Row: 7, What: "start of lb and frontend → all VIPs at the gateway", Method: vipgate, N: n, Unit: "s", Goal: goals[n],
+		}
 		parts := make([][]float64, len(milestones))
 		for range s.repeats(15, 1) {
 			err := on(ctx, s, n, oneFamily, func(fx *fixture) error {

@@ -59,7 +59,9 @@ func TestMissedClausesOfAGoal(t *testing.T) {
 
 func testReport() *report {
 	s := &session{report: &report{Machine: Machine{Date: time.Unix(0, 0), Command: []string{"bench", "--rows=1"}, CPU: "a | b", Cores: 2}}, progress: func(string) {}}
-	s.record(Measurement{Row: 1, What: "flip", Method: vipgate, N: 10, Unit: "ms", Goal: "median ≤ 1", Samples: []float64{2, 2}})
+	s.record(
+		Measurement{Row: 1, What: "flip", Method: vipgate, N: 10, Unit: "ms", Goal: "median ≤ 1", Samples: []float64{2, 2}},
+	)
 	s.record(Measurement{Row: 1, What: "flip", Method: reference, N: 10, Unit: "ms", Samples: []float64{150}})
 	s.record(Measurement{Row: 1, What: "flip", Method: vipgate, N: 20, Unit: "ms", Samples: []float64{0.25}})
 	s.note(1, "the reference is slow")

@@ -107,7 +107,9 @@ func (fx *fixture) dialRegistry() (*grpc.ClientConn, error) {
 		shown.Certificate = append(shown.Certificate, c.Raw)
 	}
 	// The lb judges us; whether it is the lb does not matter to a benchmark.
-	creds := credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{shown}, InsecureSkipVerify: true})
+	creds := credentials.NewTLS(
+		&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{shown}, InsecureSkipVerify: true},
+	)
 	conn, err := grpc.NewClient("unix:"+fx.pod.Socket(), grpc.WithTransportCredentials(creds))
 	if err != nil {
 		return nil, err

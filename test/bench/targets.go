@@ -83,7 +83,9 @@ func measureTargets(ctx context.Context, s *session) error {
 		if err := errors.Join(fx.pod.WriteTrench(fx.targetsTrench()), fx.startTargets()); err != nil {
 			return err
 		}
-		started := Measurement{Row: 14, What: "lb starts → every target READY", Method: vipgate, N: n, Unit: "s", Goal: targetsStartGoal}
+		started := Measurement{
+			Row: 14, What: "lb starts → every target READY", Method: vipgate, N: n, Unit: "s", Goal: targetsStartGoal,
+		}
 		for range s.repeats(5, 1) {
 			if fx.pod.LB != nil {
 				if _, err := fx.endAll(fx.pod.LB); err != nil {

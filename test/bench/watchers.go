@@ -280,7 +280,9 @@ func (t *tally) add(m *readinessv1.WatchReadinessResponse) {
 }
 
 func (x *readinessSource) clientCredentials() credentials.TransportCredentials {
-	return identity.ClientCredentials(x.client, identity.CredentialOptions{Authorize: identity.Authorize(spiffeid.RequireFromString(lab.LBID))})
+	return identity.ClientCredentials(
+		x.client, identity.CredentialOptions{Authorize: identity.Authorize(spiffeid.RequireFromString(lab.LBID))},
+	)
 }
 
 // tap opens a watch without a watcher. With a tally it reads, and counts what
@@ -292,7 +294,9 @@ func (x *readinessSource) tap(counted *latest.Value[tally]) error {
 		return err
 	}
 	x.tasks.Go(func() { <-x.ctx.Done(); _ = conn.Close() })
-	stream, err := readinessv1.NewReadinessServiceClient(conn).WatchReadiness(x.ctx, &readinessv1.WatchReadinessRequest{Reader: "tap"})
+	stream, err := readinessv1.NewReadinessServiceClient(conn).WatchReadiness(
+		x.ctx, &readinessv1.WatchReadinessRequest{Reader: "tap"},
+	)
 	if err != nil || counted == nil {
 		return err
 	}

@@ -74,7 +74,9 @@ func TestEvaluateHeldTooLong(t *testing.T) {
 		{"BIRD dead", []change{is(1, "bird", down)}, nil, "BIRD is dead"},
 		{"packets dropped, the hold time ends it", []change{is(1, familySubject(gatewayA, ipv4, "blackhole"), stopped)}, family4Gone(4.2), ""},
 		{"packets dropped, held for ever", []change{is(1, familySubject(gatewayA, ipv4, "blackhole"), stopped)}, nil, "packets are dropped"},
-		{"gateway stopped: nobody can say", append(streamIs(1, 0, down), is(0.5, gatewaySubject(gatewayA), stopped)), nil, ""},
+		{
+			"gateway stopped: nobody can say", append(streamIs(1, 0, down), is(0.5, gatewaySubject(gatewayA), stopped)), nil, "",
+		},
 		{
 			"gateway stopped and continued: it has had its time",
 			append(streamIs(1, 0, down), is(0.5, gatewaySubject(gatewayA), stopped), is(4, gatewaySubject(gatewayA), healthy)), nil, "no target accepts connections",
@@ -175,7 +177,9 @@ func TestEvaluateUnexplainedUpdate(t *testing.T) {
 func TestBusyMachineSlack(t *testing.T) {
 	late := func(time.Time, time.Time) time.Duration { return 500 * time.Millisecond }
 	w := &window{from: noon, to: at(20), events: []event{heard(3, vipA, true)}, changes: streamIs(1, 0, down), faults: wideFault, late: late}
-	wantViolations(t, slices.DeleteFunc(evaluate(w).violations, func(v violation) bool { return v.gateway == gatewayB }), "")
+	wantViolations(
+		t, slices.DeleteFunc(evaluate(w).violations, func(v violation) bool { return v.gateway == gatewayB }), "",
+	)
 }
 
 func TestIntervals(t *testing.T) {
@@ -198,7 +202,9 @@ func TestIntervals(t *testing.T) {
 }
 
 func TestHoldMeasures(t *testing.T) {
-	w := &window{from: noon, to: at(20), events: allGone(1.004), changes: []change{is(1, "lb", down)}, faults: wideFault, late: inTime}
+	w := &window{
+		from: noon, to: at(20), events: allGone(1.004), changes: []change{is(1, "lb", down)}, faults: wideFault, late: inTime,
+	}
 	got := summarize(evaluate(w).measures)
 	want := Longest{Cause: "the lb is dead", Times: len(vips), Longest: 4 * time.Millisecond, Bound: 10 * time.Millisecond}
 	if !slices.Contains(got, want) {
@@ -230,7 +236,9 @@ func TestDownBetweenPolls(t *testing.T) {
 func TestTargetClocksAreIndependent(t *testing.T) {
 	const both = 1 // stream-b
 	first, second := targetSubject(both*targetsPerStream, ipv4), targetSubject(both*targetsPerStream+1, ipv4)
-	h := newHistory([]change{is(1, first, down), is(2, second, down), is(2.1, first, healthy), is(4, second, healthy)}, at(10))
+	h := newHistory(
+		[]change{is(1, first, down), is(2, second, down), is(2.1, first, healthy), is(4, second, healthy)}, at(10),
+	)
 	got, want := h.streamDown(both, ipv4), []interval{{at(1), at(2.1)}, {at(2), at(4)}}
 	if !slices.Equal(got, want) {
 		t.Fatalf("%v, want %v", got, want)

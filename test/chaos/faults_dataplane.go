@@ -89,7 +89,9 @@ func dataPlaneKinds() []*kind {
 	rule := simple("policy rule deleted", 4, repair, wide, everything).by(deleteRule(rules)).variants(len(rules)*len(bothFamilies), func(arg int) string {
 		return familyName(parity(arg)) + ", priority " + rules[arg/len(bothFamilies)]
 	})
-	back := simple("routes of gateways flushed", 3, repair, quiet, nothing).by(flushGatewayRoutes).variants(len(bothFamilies), func(arg int) string { return familyName(arg) })
+	back := simple("routes of gateways flushed", 3, repair, quiet, nothing).by(flushGatewayRoutes).variants(
+		len(bothFamilies), func(arg int) string { return familyName(arg) },
+	)
 	back.holds = func(arg int) []string { return []string{resFamily(arg)} }
 	rival := simple("second instance", 3, once, quiet, nothing).by(startRival).variants(len(rivals), func(arg int) string {
 		return rivals[arg].program + " " + rivals[arg].command
@@ -134,10 +136,14 @@ func (fx *fixture) restored(since time.Time, what string, check func(ctx context
 	if fx.damaged == nil {
 		fx.damaged = map[string][]time.Time{}
 	}
-	fx.damaged[what] = append(slices.DeleteFunc(fx.damaged[what], func(at time.Time) bool { return since.Sub(at) > damageMemory }), since)
+	fx.damaged[what] = append(
+		slices.DeleteFunc(fx.damaged[what], func(at time.Time) bool { return since.Sub(at) > damageMemory }), since,
+	)
 	limit := repairBound + min(repairBound<<(len(fx.damaged[what])-1)-repairBound, maxBackOff)
 	return func(ctx context.Context) error {
-		bound, cancel := context.WithDeadline(ctx, since.Add(limit+alwaysSlack+lateSlack*fx.late(since.Add(-time.Second), time.Now())))
+		bound, cancel := context.WithDeadline(
+			ctx, since.Add(limit+alwaysSlack+lateSlack*fx.late(since.Add(-time.Second), time.Now())),
+		)
 		defer cancel()
 		err := lab.Eventually(bound, 20*time.Millisecond, func() error { return check(ctx) })
 		if err != nil && fx.timeline.wasHealthy(since.Add(-ownSlack), subjects...) {

@@ -61,7 +61,9 @@ var proxyVariant = []struct {
 // diskKinds are the faults of files and of the readiness socket.
 func diskKinds() []*kind {
 	return []*kind{
-		simple("trench file bad", 4, ms(100, 2500), quiet, nothing, resTrench).by(corrupt).variants(len(breakage), func(arg int) string { return breakage[arg].name }),
+		simple("trench file bad", 4, ms(100, 2500), quiet, nothing, resTrench).by(corrupt).variants(
+			len(breakage), func(arg int) string { return breakage[arg].name },
+		),
 		simple("trench file rewritten", 2, once, quiet, nothing, resTrench).by(func(_ context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
 			return nil, fx.pod.WriteTrench(trenchText())
 		}),

@@ -41,7 +41,9 @@ func gatewayKinds() []*kind {
 		return k.variants(3, frrDaemon)
 	}
 	blackhole := gateway("blackhole", 4, ms(200, 5500), resPath).variants(gateways*3*3, func(arg int) string {
-		return fmt.Sprintf("%s, %s, %s", gatewayName(arg%gateways), familiesName(familiesOf(arg/gateways%3)), hookName(arg/gateways/3))
+		return fmt.Sprintf(
+			"%s, %s, %s", gatewayName(arg%gateways), familiesName(familiesOf(arg/gateways%3)), hookName(arg/gateways/3),
+		)
 	})
 	blackhole.touches = func(arg int) scope { return atGateway(arg%gateways, familiesOf(arg/gateways%3)...) }
 	reset := gateway("session reset by pod", 4, once, resPath).variants(gateways*families, func(arg int) string {

@@ -65,7 +65,9 @@ func identityKinds() []*kind {
 	return []*kind{
 		ofAPI("SVID rotated", 4, once).by(api(renew, func(*attestor) {})),
 		ofAPI("SVIDs rotated all the time", 2, ms(500, 3000)).by(rotateOften),
-		ofAPI("Workload API gone", 3, ms(200, 4000)).by(api(func(a *attestor) { a.api.Stop() }, func(a *attestor) { renew(a); a.api.Start() })),
+		ofAPI("Workload API gone", 3, ms(200, 4000)).by(
+			api(func(a *attestor) { a.api.Stop() }, func(a *attestor) { renew(a); a.api.Start() }),
+		),
 		ofAPI("Workload API mute", 2, ms(200, 4000)).by(api(func(a *attestor) { a.api.Mute() }, renew)),
 		ofAPI("Workload API denies", 2, ms(200, 4000)).by(api(func(a *attestor) { a.api.Deny() }, renew)),
 		ofAPI("Workload API garbles", 2, ms(200, 4000)).by(api(func(a *attestor) { a.api.Garble() }, renew)),

@@ -113,7 +113,9 @@ func (fx *fixture) connect() error {
 	}
 	var errs []error
 	for t := range targetCount {
-		errs = append(errs, fx.Backend.Addr("pod0", fmt.Sprintf("%s/16", targetAddr(t, ipv4)), fmt.Sprintf("%s/64", targetAddr(t, ipv6))))
+		errs = append(
+			errs, fx.Backend.Addr("pod0", fmt.Sprintf("%s/16", targetAddr(t, ipv4)), fmt.Sprintf("%s/64", targetAddr(t, ipv6))),
+		)
 	}
 	// Every target has every VIP, and answers through the pod.
 	var lines []string
@@ -138,7 +140,9 @@ func (fx *fixture) connect() error {
 // routeAnswers gives the targets their route for answers from VIPs, which ends with
 // a link that goes down.
 func (fx *fixture) routeAnswers() error {
-	return fx.Backend.Batch("route replace default via 172.16.0.1 dev pod0 table 100", "route replace ::/0 via fd00:16::1 dev pod0 table 100")
+	return fx.Backend.Batch(
+		"route replace default via 172.16.0.1 dev pod0 table 100", "route replace ::/0 via fd00:16::1 dev pod0 table 100",
+	)
 }
 
 // mountBirdDir mounts a small file system on the folder of BIRD's configuration,

@@ -210,7 +210,9 @@ func (o *observer) probe(ctx context.Context) []violation {
 				})
 			})
 			if err != nil {
-				verdicts = append(verdicts, violation{fmt.Sprintf("%s cannot be reached from behind %s: %v", v.prefix, gatewayName(g), err), -1, g})
+				verdicts = append(
+					verdicts, violation{fmt.Sprintf("%s cannot be reached from behind %s: %v", v.prefix, gatewayName(g), err), -1, g},
+				)
 			}
 		}
 	}
@@ -230,7 +232,9 @@ func (o *observer) evaluate() []violation {
 	changes := o.fixture.timeline.take()
 	events := withDeaths(o.events, changes)
 	o.mu.Lock()
-	w := &window{from: o.since, to: o.collected, events: events, changes: changes, faults: o.faults, late: o.processes.lateness}
+	w := &window{
+		from: o.since, to: o.collected, events: events, changes: changes, faults: o.faults, late: o.processes.lateness,
+	}
 	verdicts := o.reported
 	o.faults, o.reported, o.events = nil, nil, nil
 	o.mu.Unlock()
@@ -256,7 +260,9 @@ func (o *observer) collect() error {
 				o.report(violation{fmt.Sprintf("%s heard of a stranger: %s", gatewayName(g), h), -1, g})
 				continue
 			}
-			o.events = append(o.events, event{at: h.At, vip: v, gateway: g, withdrawn: h.Withdrawn, deferred: h.GracefulShutdown()})
+			o.events = append(
+				o.events, event{at: h.At, vip: v, gateway: g, withdrawn: h.Withdrawn, deferred: h.GracefulShutdown()},
+			)
 		}
 		o.read[g] = len(trace)
 	}
@@ -291,7 +297,9 @@ func endsUnheld(events []event) []violation {
 	var verdicts []violation
 	for _, key := range slices.SortedFunc(maps.Keys(last), func(a, b [2]int) int { return slices.Compare(a[:], b[:]) }) {
 		if e := last[key]; e.withdrawn || e.deferred {
-			verdicts = append(verdicts, violation{fmt.Sprintf("at a calm point %s heard last: %s", gatewayName(e.gateway), e), e.vip, e.gateway})
+			verdicts = append(
+				verdicts, violation{fmt.Sprintf("at a calm point %s heard last: %s", gatewayName(e.gateway), e), e.vip, e.gateway},
+			)
 		}
 	}
 	return verdicts

@@ -95,7 +95,9 @@ func (s Summary) print(out *printer) {
 	out.say("slowest recovery after everything was healed: %s; latest timer: %s; UPDATEs excused by a busy machine: %d", short(s.SlowestRecovery), short(s.LatestTimer), s.Excused)
 	for _, name := range slices.Sorted(maps.Keys(s.Most)) {
 		m := s.Most[name]
-		out.say("most of %s at a calm point: %d files, %d goroutines, %d KiB resident", name, m.Files, m.Goroutines, m.Memory>>10)
+		out.say(
+			"most of %s at a calm point: %d files, %d goroutines, %d KiB resident", name, m.Files, m.Goroutines, m.Memory>>10,
+		)
 	}
 }
 

@@ -19,11 +19,11 @@ import (
 )
 
 const (
-	// lookEvery is how often the gateway's table is looked at.
-	lookEvery = 2 * time.Millisecond
-	// patience bounds every wait. It is a bound of liveness, far above what is
+	// pollInterval is how often the gateway's table is looked at.
+	pollInterval = 2 * time.Millisecond
+	// waitTimeout bounds every wait. It is a bound of liveness, far above what is
 	// expected.
-	patience = 30 * time.Second
+	waitTimeout = 30 * time.Second
 	// checkPort is where targets listen, and appPort where the one does that
 	// registers itself; it shares addresses with target-2.
 	checkPort = 5000
@@ -61,13 +61,13 @@ func (s *service) down() error {
 	return errors.Join(errs...)
 }
 
-// stage is everything that the story happens on.
-type stage struct {
+// fixture is everything that the story happens on.
+type fixture struct {
 	lab      *lab.Lab
 	pod      *lab.Pod
 	gateway  *lab.Gateway
 	control  *lab.Control // of the gateway's BIRD
-	witness  *lab.RouteWatcher
+	watcher  *lab.RouteWatcher
 	one, two *service
 	app      *service // registers itself
 	egress   *healthWatch
@@ -83,14 +83,14 @@ type stage struct {
 	leave  map[*lab.Process]bool // these may end
 }
 
-// newStage makes the laboratory with a gateway; nothing of the pod runs yet.
+// newFixture makes the laboratory with a gateway; nothing of the pod runs yet.
 // fail is called when a process ended by itself.
-func newStage(ctx context.Context, binaries string, fail func(error)) (_ *stage, err error) {
+func newFixture(ctx context.Context, binaries string, fail func(error)) (_ *fixture, err error) {
 	l, err := lab.New()
 	if err != nil {
 		return nil, err
 	}
-	s := &stage{
+	s := &fixture{
 		lab: l, pod: &lab.Pod{Lab: l, Binaries: binaries},
 		one:  newService(l, "target-1", checkPort, []netip.Addr{lab.Target1v4, lab.Target1v6}, "20.0.0.1/32", "2000::1/128"),
 		two:  newService(l, "target-2", checkPort, []netip.Addr{lab.Target2v4, lab.Target2v6}, "20.0.0.2/32", "2000::2/128"),
@@ -109,16 +109,18 @@ func newStage(ctx context.Context, binaries string, fail func(error)) (_ *stage,
 		return s, err
 	}
 	s.guard(s.gateway.Process)
-	bound, cancel := patient(ctx)
+	bound, cancel := withTimeout(ctx)
 	defer cancel()
 	err = lab.Eventually(bound, 10*time.Millisecond, func() (err error) {
 		s.control, err = s.gateway.Control(bound)
 		return err
 	})
 	if err != nil {
-		return s, errors.Join(fmt.Errorf("the gateway's BIRD does not answer: %w", err), errors.New(s.gateway.Process.Tail(10)))
+		return s, errors.Join(
+			fmt.Errorf("the gateway's BIRD does not answer: %w", err), errors.New(s.gateway.Process.Tail(10)),
+		)
 	}
-	if s.witness, err = s.gateway.WatchRoutes(ctx, lookEvery); err != nil {
+	if s.watcher, err = s.gateway.WatchRoutes(ctx, pollInterval); err != nil {
 		return s, err
 	}
 	if s.frontend, err = dialAdmin(s.pod.FrontendAdmin()); err != nil {
@@ -151,13 +153,13 @@ func dialAdmin(socket string) (*grpc.ClientConn, error) {
 }
 
 // vips are the VIPs of the targets in the trench file.
-func (s *stage) vips() []netip.Prefix {
+func (s *fixture) vips() []netip.Prefix {
 	return append(append([]netip.Prefix(nil), s.one.vips...), s.two.vips...)
 }
 
 // trench is the trench file: the checks are quicker than the defaults, so that
 // the story is about what happens after a check.
-func (s *stage) trench() string {
+func (s *fixture) trench() string {
 	stream := func(name string, v *service) string {
 		return fmt.Sprintf(`  - name: %s
     vips: [%q, %q]
@@ -183,7 +185,7 @@ streams:
 }
 
 // startLB starts the lb, guarded.
-func (s *stage) startLB() error {
+func (s *fixture) startLB() error {
 	if err := s.pod.StartLB("--source=file", "--source=registry", "--target-id="+appStream+"="+lab.AppID, fmt.Sprintf("--registry-grace=%v", grace)); err != nil {
 		return err
 	}
@@ -192,7 +194,7 @@ func (s *stage) startLB() error {
 }
 
 // startFrontend starts the frontend, guarded.
-func (s *stage) startFrontend() error {
+func (s *fixture) startFrontend() error {
 	if err := s.pod.StartFrontend(); err != nil {
 		return err
 	}
@@ -201,9 +203,9 @@ func (s *stage) startFrontend() error {
 }
 
 // pidFile holds the process id of a container of the pod, for people.
-func (s *stage) pidFile(name string) string { return filepath.Join(s.lab.Dir, name+".pid") }
+func (s *fixture) pidFile(name string) string { return filepath.Join(s.lab.Dir, name+".pid") }
 
-func (s *stage) notePID(p *lab.Process) error {
+func (s *fixture) notePID(p *lab.Process) error {
 	if err := os.WriteFile(s.pidFile(p.Name), fmt.Appendln(nil, p.PID()), 0o600); err != nil {
 		return fmt.Errorf("pid of %s: %w", p.Name, err)
 	}
@@ -211,8 +213,8 @@ func (s *stage) notePID(p *lab.Process) error {
 }
 
 // guard makes the end of a process a failure, so that nobody waits in vain for
-// what it should have done, unless mayEnd was called for it.
-func (s *stage) guard(p *lab.Process) {
+// what it should have done, unless expectExit was called for it.
+func (s *fixture) guard(p *lab.Process) {
 	s.guards.Go(func() {
 		<-p.Done()
 		s.mu.Lock()
@@ -226,9 +228,9 @@ func (s *stage) guard(p *lab.Process) {
 	})
 }
 
-// mayEnd says that the end of these processes is no failure; without any, that
+// expectExit says that the end of these processes is no failure; without any, that
 // of no process is.
-func (s *stage) mayEnd(processes ...*lab.Process) {
+func (s *fixture) expectExit(processes ...*lab.Process) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lax = s.lax || len(processes) == 0
@@ -237,20 +239,20 @@ func (s *stage) mayEnd(processes ...*lab.Process) {
 	}
 }
 
-// patient returns a context for one wait.
-func patient(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, patience, fmt.Errorf("%v are over", patience))
+// withTimeout returns a context for one wait.
+func withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, waitTimeout, fmt.Errorf("%v are over", waitTimeout))
 }
 
 // frontendStatus asks the frontend.
-func (s *stage) frontendStatus(ctx context.Context) (*frontendv1.Status, error) {
+func (s *fixture) frontendStatus(ctx context.Context) (*frontendv1.Status, error) {
 	r, err := frontendv1.NewFrontendServiceClient(s.frontend).GetStatus(ctx, &frontendv1.GetStatusRequest{})
 	return r.GetStatus(), err
 }
 
 // decided asks the lb when it decided last about each VIP.
-func (s *stage) decided(ctx context.Context) (map[netip.Prefix]time.Time, error) {
-	ctx, cancel := patient(ctx)
+func (s *fixture) decided(ctx context.Context) (map[netip.Prefix]time.Time, error) {
+	ctx, cancel := withTimeout(ctx)
 	defer cancel()
 	r, err := lbv1.NewLBServiceClient(s.lb).GetStatus(ctx, &lbv1.GetStatusRequest{}, grpc.WaitForReady(true))
 	if err != nil {
@@ -268,8 +270,8 @@ func (s *stage) decided(ctx context.Context) (map[netip.Prefix]time.Time, error)
 }
 
 // close ends every process and removes every namespace and file.
-func (s *stage) close() error {
-	s.mayEnd()
+func (s *fixture) close() error {
+	s.expectExit()
 	var errs []error
 	if s.egress != nil {
 		errs = append(errs, s.egress.close())
@@ -279,8 +281,8 @@ func (s *stage) close() error {
 			errs = append(errs, conn.Close())
 		}
 	}
-	if s.witness != nil {
-		errs = append(errs, s.witness.Close())
+	if s.watcher != nil {
+		errs = append(errs, s.watcher.Close())
 	}
 	if s.control != nil {
 		errs = append(errs, s.control.Close())

@@ -57,7 +57,9 @@ func watchHealth(ns *lab.NetNS, addr, service string) (*healthWatch, error) {
 // quickRetry makes clients find a process soon after its start.
 func quickRetry() grpc.DialOption {
 	return grpc.WithConnectParams(grpc.ConnectParams{
-		Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2, MaxDelay: 200 * time.Millisecond},
+		Backoff: backoff.Config{
+			BaseDelay: 20 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2, MaxDelay: 200 * time.Millisecond,
+		},
 		MinConnectTimeout: time.Second,
 	})
 }
@@ -86,7 +88,7 @@ func (w *healthWatch) run(ctx context.Context) {
 // wait waits until the service says status and returns since when it does. A
 // plain Check must say the same.
 func (w *healthWatch) wait(ctx context.Context, status servingStatus) (time.Time, error) {
-	ctx, cancel := patient(ctx)
+	ctx, cancel := withTimeout(ctx)
 	defer cancel()
 	for {
 		last, changed := w.last.Get()
@@ -96,14 +98,18 @@ func (w *healthWatch) wait(ctx context.Context, status servingStatus) (time.Time
 				return last.at, fmt.Errorf("health check of %s: %w", w.service, err)
 			}
 			if r.GetStatus() != status {
-				return last.at, fmt.Errorf("the health service %s answers Check with %s, expected %s", w.service, r.GetStatus(), status)
+				return last.at, fmt.Errorf(
+					"the health service %s answers Check with %s, expected %s", w.service, r.GetStatus(), status,
+				)
 			}
 			return last.at, nil
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return last.at, fmt.Errorf("the health service %s says %s, expected %s (waited: %w)", w.service, last.status, status, context.Cause(ctx))
+			return last.at, fmt.Errorf(
+				"the health service %s says %s, expected %s (waited: %w)", w.service, last.status, status, context.Cause(ctx),
+			)
 		}
 	}
 }

@@ -26,8 +26,8 @@ const (
 	restartAfter = 2 * time.Second
 )
 
-// try is a command for another terminal.
-type try struct {
+// exampleCommand is a command for another terminal.
+type exampleCommand struct {
 	what    string
 	command string
 }
@@ -35,25 +35,25 @@ type try struct {
 // hold leaves everything running until the next signal, and prints what can be
 // tried meanwhile. It tells whether the pod is as it was at the end of the
 // story, so that the story can end.
-func (t *story) hold(signals <-chan os.Signal) (complete bool, err error) {
+func (t *scenario) hold(signals <-chan os.Signal) (complete bool, err error) {
 	operator, err := t.mint(lab.OperatorID)
 	if err != nil {
 		return false, err
 	}
-	t.mayEnd()
-	t.say("\nEverything runs on. Try in another terminal, as root:")
+	t.expectExit()
+	t.printf("\nEverything runs on. Try in another terminal, as root:")
 	for _, c := range t.commands(operator) {
-		t.say("\n# %s\n%s", c.what, c.command)
+		t.printf("\n# %s\n%s", c.what, c.command)
 	}
-	t.say("\nAn lb or frontend that ends is started again after %v, as Kubernetes does.", restartAfter)
-	t.say("Ctrl-C ends the pod in order and clears everything up.")
+	t.printf("\nAn lb or frontend that ends is started again after %v, as Kubernetes does.", restartAfter)
+	t.printf("Ctrl-C ends the pod in order and clears everything up.")
 	if t.err != nil {
 		return false, t.err
 	}
 	for {
 		select {
 		case <-signals:
-			return t.asTold(), nil
+			return t.podUnchanged(), nil
 		case <-t.pod.LB.Done():
 			err = t.restart(signals, t.pod.LB, t.startLB)
 		case <-t.pod.Frontend.Done():
@@ -72,8 +72,8 @@ func (t *story) hold(signals <-chan os.Signal) (complete bool, err error) {
 var errSignalled = errors.New("signalled")
 
 // restart starts a container of the pod again.
-func (t *story) restart(signals <-chan os.Signal, p *lab.Process, start func() error) error {
-	t.say("-- %s (pid %d) ended", p.Name, p.PID())
+func (t *scenario) restart(signals <-chan os.Signal, p *lab.Process, start func() error) error {
+	t.printf("-- %s (pid %d) ended", p.Name, p.PID())
 	timer := time.NewTimer(restartAfter)
 	defer timer.Stop()
 	select {
@@ -84,15 +84,15 @@ func (t *story) restart(signals <-chan os.Signal, p *lab.Process, start func() e
 	if err := start(); err != nil {
 		return err
 	}
-	t.say("-- %s runs again", p.Name)
+	t.printf("-- %s runs again", p.Name)
 	return nil
 }
 
-// asTold tells whether the gateway holds what it held at the end of the story;
+// podUnchanged tells whether the gateway holds what it held at the end of the story;
 // somebody may have played with it.
-func (t *story) asTold() bool {
-	if err := exactly(t.vips())(t.witness.Last()); err != nil {
-		t.say("\nThe last step is left out: %v.", err)
+func (t *scenario) podUnchanged() bool {
+	if err := exactly(t.vips())(t.watcher.Last()); err != nil {
+		t.printf("\nThe last step is left out: %v.", err)
 		return false
 	}
 	return true
@@ -100,7 +100,7 @@ func (t *story) asTold() bool {
 
 // mint signs an SVID for a person or an application and returns the folder that
 // holds it.
-func (s *stage) mint(who string) (string, error) {
+func (s *fixture) mint(who string) (string, error) {
 	authority, err := identity.OpenDevAuthority(s.pod.Authority())
 	if err != nil {
 		return "", err
@@ -118,7 +118,7 @@ func (s *stage) mint(who string) (string, error) {
 }
 
 // commands are what can be tried, in an order in which each finds what it needs.
-func (t *story) commands(operator string) []try {
+func (t *scenario) commands(operator string) []exampleCommand {
 	birdc := quote(filepath.Join(filepath.Dir(lab.BIRD()), "birdc"))
 	frontend, lbProgram := quote(filepath.Join(t.binaries, "frontend")), quote(filepath.Join(t.binaries, "lb"))
 	grpcurl := quote(filepath.Join(t.tools, "grpcurl"))
@@ -129,7 +129,7 @@ func (t *story) commands(operator string) []try {
 	app := filepath.Join(t.lab.Dir, "svid-"+path.Base(lab.AppID)) // made in the story
 	target, other := t.one.vips[0], t.two.vips[0]
 
-	list := []try{
+	list := []exampleCommand{
 		{"every VIP: advertised or not, and why (until Ctrl-C)", fmt.Sprintf("%s status --admin-socket=unix://%s --watch", frontend, frontendAdmin)},
 		{"what happened so far, and the causes", fmt.Sprintf("%s events --admin-socket=unix://%s", frontend, frontendAdmin)},
 		{"streams, targets, and what the frontend reports", fmt.Sprintf("%s status --admin-socket=unix://%s", lbProgram, lbAdmin)},
@@ -139,44 +139,54 @@ func (t *story) commands(operator string) []try {
 		{"metrics of the lb", inPod + "curl -s http://" + lab.LBMetrics + "/metrics | grep ^vipgate"},
 	}
 	list = append(list,
-		try{"mutual TLS as the operator: what the lb says about every VIP", fmt.Sprintf(
+		exampleCommand{"mutual TLS as the operator: what the lb says about every VIP", fmt.Sprintf(
 			"%s unix://%s vipgate.readiness.v1.ReadinessService/GetReadiness", asOperator, t.pod.Socket())},
-		try{"the same as the lease that the frontend lives by (until Ctrl-C)", fmt.Sprintf(
+		exampleCommand{"the same as the lease that the frontend lives by (until Ctrl-C)", fmt.Sprintf(
 			"%s unix://%s vipgate.readiness.v1.ReadinessService/WatchReadiness", asOperator, t.pod.Socket())},
-		try{"refused: an operator reads, it does not report", fmt.Sprintf(
+		exampleCommand{"refused: an operator reads, it does not report", fmt.Sprintf(
 			"%s -d '{}' unix://%s vipgate.readiness.v1.ReadinessService/ReportAdvertisement", asOperator, t.pod.Socket())},
-		try{"refused: nobody enters without an SVID", fmt.Sprintf(
+		exampleCommand{"refused: nobody enters without an SVID", fmt.Sprintf(
 			"%s -insecure unix://%s vipgate.readiness.v1.ReadinessService/GetReadiness", grpcurl, t.pod.Socket())},
-		try{"admin socket of the frontend: status", fmt.Sprintf(
+		exampleCommand{"admin socket of the frontend: status", fmt.Sprintf(
 			"%s -plaintext unix://%s vipgate.frontend.v1.FrontendService/GetStatus", grpcurl, frontendAdmin)},
-		try{"admin socket of the lb: status", fmt.Sprintf(
+		exampleCommand{"admin socket of the lb: status", fmt.Sprintf(
 			"%s -plaintext unix://%s vipgate.lb.v1.LBService/GetStatus", grpcurl, lbAdmin)},
-		try{"health of one VIP", fmt.Sprintf(
+		exampleCommand{"health of one VIP", fmt.Sprintf(
 			`%s -plaintext -d '{"service":"vip/%s"}' unix://%s grpc.health.v1.Health/Check`, grpcurl, target, frontendAdmin)},
-		try{"health at the port that Kubernetes asks", inPod + frontend + " healthcheck --service=Egress"},
-		try{fmt.Sprintf("move traffic of %s away: 65535:0, then the withdrawal", other), fmt.Sprintf(
+		exampleCommand{"health at the port that Kubernetes asks", inPod + frontend + " healthcheck --service=Egress"},
+		exampleCommand{fmt.Sprintf("move traffic of %s away: 65535:0, then the withdrawal", other), fmt.Sprintf(
 			"%s drain --admin-socket=unix://%s %s", frontend, frontendAdmin, other)},
-		try{"and take it back", fmt.Sprintf("%s undrain --admin-socket=unix://%s %s", frontend, frontendAdmin, other)},
-		try{"the application's target registers again, as long as this runs (until Ctrl-C)", fmt.Sprintf(
+		exampleCommand{
+			"and take it back", fmt.Sprintf("%s undrain --admin-socket=unix://%s %s", frontend, frontendAdmin, other),
+		},
+		exampleCommand{"the application's target registers again, as long as this runs (until Ctrl-C)", fmt.Sprintf(
 			"%s -insecure -cert %s/tls.crt -key %s/tls.key -d '%s' unix://%s vipgate.target.v1.TargetService/Register", grpcurl, app, app, t.registration(), t.pod.Socket())},
-		try{"every target, from whatever source", fmt.Sprintf("%s target list --admin-socket=unix://%s", lbProgram, lbAdmin)},
-		try{fmt.Sprintf("no new flows for %s: its VIPs are de-preferred, then withdrawn", t.two.name), fmt.Sprintf(
+		exampleCommand{
+			"every target, from whatever source", fmt.Sprintf("%s target list --admin-socket=unix://%s", lbProgram, lbAdmin),
+		},
+		exampleCommand{fmt.Sprintf("no new flows for %s: its VIPs are de-preferred, then withdrawn", t.two.name), fmt.Sprintf(
 			"%s target drain --admin-socket=unix://%s %s", lbProgram, lbAdmin, t.two.name)},
-		try{"and take it back", fmt.Sprintf("%s target undrain --admin-socket=unix://%s %s", lbProgram, lbAdmin, t.two.name)},
+		exampleCommand{
+			"and take it back", fmt.Sprintf("%s target undrain --admin-socket=unix://%s %s", lbProgram, lbAdmin, t.two.name),
+		},
 		// Target 1 has the first address of the subnet: the kernel would take the
 		// others away with it.
-		try{fmt.Sprintf("%s loses its IPv4 address: %s goes, %s stays", t.two.name, other, t.two.vips[1]), fmt.Sprintf(
+		exampleCommand{fmt.Sprintf("%s loses its IPv4 address: %s goes, %s stays", t.two.name, other, t.two.vips[1]), fmt.Sprintf(
 			"ip -n %s addr del %s/16 dev pod0", t.lab.Backend.Name(), t.two.addrs[0])},
-		try{"and gets it back", fmt.Sprintf("ip -n %s addr add %s/16 dev pod0", t.lab.Backend.Name(), t.two.addrs[0])},
-		try{"pull the gateway's cable", fmt.Sprintf("ip -n %s link set trench0 down", t.lab.Gateway.Name())},
-		try{"and plug it in (its IPv6 address went with the link)", fmt.Sprintf(
+		exampleCommand{
+			"and gets it back", fmt.Sprintf("ip -n %s addr add %s/16 dev pod0", t.lab.Backend.Name(), t.two.addrs[0]),
+		},
+		exampleCommand{"pull the gateway's cable", fmt.Sprintf("ip -n %s link set trench0 down", t.lab.Gateway.Name())},
+		exampleCommand{"and plug it in (its IPv6 address went with the link)", fmt.Sprintf(
 			"ip -n %[1]s link set trench0 up && ip -n %[1]s addr replace %[2]s/64 dev trench0 nodad", t.lab.Gateway.Name(), lab.GatewayA6)},
-		try{"kill the load balancer", fmt.Sprintf("kill -9 $(cat %s)", t.pidFile("lb"))},
-		try{"kill the frontend; its BIRD withdraws by itself", fmt.Sprintf("kill -9 $(cat %s)", t.pidFile("frontend"))},
+		exampleCommand{"kill the load balancer", fmt.Sprintf("kill -9 $(cat %s)", t.pidFile("lb"))},
+		exampleCommand{
+			"kill the frontend; its BIRD withdraws by itself", fmt.Sprintf("kill -9 $(cat %s)", t.pidFile("frontend")),
+		},
 	)
 	if _, err := exec.LookPath("curl"); err != nil {
-		list = slices.DeleteFunc(list, func(c try) bool { return strings.Contains(c.command, "curl -s") })
-		list = append(list, try{"the metrics need this once", "apt-get install -y curl"})
+		list = slices.DeleteFunc(list, func(c exampleCommand) bool { return strings.Contains(c.command, "curl -s") })
+		list = append(list, exampleCommand{"the metrics need this once", "apt-get install -y curl"})
 	}
 	return list
 }

@@ -46,7 +46,9 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.StringVar(&o.binaries, "binaries", "bin", "`folder` of lb and frontend")
 	f.StringVar(&o.tools, "tools", "", "`folder` of grpcurl (default: tools in --binaries)")
 	f.BoolVar(&o.hold, "hold", false, "leave everything running after the story, until Ctrl-C")
-	f.DurationVar(&o.pause, "pause", 2500*time.Millisecond, "how long each table is left to be read, and must stay as it is")
+	f.DurationVar(
+		&o.pause, "pause", 2500*time.Millisecond, "how long each table is left to be read, and must stay as it is",
+	)
 	f.IntVar(&o.act, "act", 0, "1 for advertisements, 2 for real traffic (default: both)")
 	if err := f.Parse(args); err != nil {
 		return o, err
@@ -70,10 +72,10 @@ func run(o options) int {
 	}
 	signals := newSignals()
 	defer signals.close()
-	out := &teller{w: os.Stdout}
+	out := &printer{w: os.Stdout}
 	if err := play(o, out, signals); err != nil {
-		out.say("")
-		out.say("FAILED: %v", err)
+		out.printf("")
+		out.printf("FAILED: %v", err)
 		return exitFailed
 	}
 	return exitHeld
@@ -110,7 +112,7 @@ func (o *options) complete() error {
 }
 
 // play plays the acts.
-func play(o options, out *teller, signals *signals) error {
+func play(o options, out *printer, signals *signals) error {
 	start := time.Now()
 	if o.act != 2 {
 		if err := playFirst(o, out, signals); err != nil {
@@ -120,22 +122,22 @@ func play(o options, out *teller, signals *signals) error {
 	if o.act == 2 || (o.act == 0 && !o.hold) {
 		ctx, release := signals.phase(context.Background())
 		defer release()
-		if err := (&second{teller: out, options: o}).play(ctx); err != nil {
+		if err := (&trafficScenario{printer: out, options: o}).run(ctx); err != nil {
 			return err
 		}
 	}
-	out.say("")
-	out.say("Every step held. Cleared up: no namespace, process or file is left. (%s)", short(time.Since(start)))
+	out.printf("")
+	out.printf("Every step held. Cleared up: no namespace, process or file is left. (%s)", short(time.Since(start)))
 	return out.err
 }
 
 // playFirst sets the stage, tells the story, and clears the stage whatever happens.
-func playFirst(o options, out *teller, signals *signals) (err error) {
+func playFirst(o options, out *printer, signals *signals) (err error) {
 	base, fail := context.WithCancelCause(context.Background())
 	defer fail(nil)
 	ctx, release := signals.phase(base)
 	defer release()
-	s, err := newStage(ctx, o.binaries, fail)
+	s, err := newFixture(ctx, o.binaries, fail)
 	if err != nil {
 		return err
 	}
@@ -144,9 +146,9 @@ func playFirst(o options, out *teller, signals *signals) (err error) {
 			err = errors.Join(err, fmt.Errorf("clearing up: %w", closeErr))
 		}
 	}()
-	t := &story{stage: s, teller: out, options: o}
-	t.prologue()
-	if err := t.tell(ctx, t.acts()); err != nil {
+	t := &scenario{fixture: s, printer: out, options: o}
+	t.printIntroduction()
+	if err := t.runSteps(ctx, t.steps()); err != nil {
 		return err
 	}
 	release()
@@ -158,7 +160,7 @@ func playFirst(o options, out *teller, signals *signals) (err error) {
 	}
 	ctx, release = signals.phase(base)
 	defer release()
-	return t.tell(ctx, []act{t.epilogue()})
+	return t.runSteps(ctx, []step{t.lastStep()})
 }
 
 // signals are the requests to end. Without them a terminal's Ctrl-C would end us

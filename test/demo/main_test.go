@@ -82,9 +82,9 @@ func buildGrpcurl(ctx context.Context, module, dir string) error {
 	return nil
 }
 
-// storyTime bounds a whole story. It is a bound of liveness: the first act takes
+// demoTimeout bounds a whole story. It is a bound of liveness: the first act takes
 // 30 s with pauses to read and 15 s without, the second one about two minutes.
-const storyTime = 6 * time.Minute
+const demoTimeout = 6 * time.Minute
 
 // quick leaves no time to read, only to see that tables stay.
 const quick = "--pause=300ms"
@@ -92,8 +92,8 @@ const quick = "--pause=300ms"
 // firstAct is about advertisements, secondAct about real traffic.
 const firstAct, secondAct = "--act=1", "--act=2"
 
-// performance is a running demo.
-type performance struct {
+// demoRun is a running demo.
+type demoRun struct {
 	t    *testing.T
 	cmd  *exec.Cmd
 	done chan struct{}
@@ -104,10 +104,10 @@ type performance struct {
 	changed chan struct{}
 }
 
-// perform starts a demo, which is ended with the test.
-func perform(t *testing.T, args ...string) *performance {
+// startDemo starts a demo, which is ended with the test.
+func startDemo(t *testing.T, args ...string) *demoRun {
 	t.Helper()
-	p := &performance{
+	p := &demoRun{
 		t: t, cmd: exec.Command(filepath.Join(built, "demo"), append([]string{"--binaries=" + built}, args...)...),
 		done: make(chan struct{}), changed: make(chan struct{}),
 	}
@@ -138,7 +138,7 @@ func perform(t *testing.T, args ...string) *performance {
 	return p
 }
 
-func (p *performance) add(line string) {
+func (p *demoRun) add(line string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.lines = append(p.lines, line)
@@ -146,15 +146,15 @@ func (p *performance) add(line string) {
 	p.changed = make(chan struct{})
 }
 
-func (p *performance) pid() int { return p.cmd.Process.Pid }
+func (p *demoRun) pid() int { return p.cmd.Process.Pid }
 
-func (p *performance) text() string {
+func (p *demoRun) text() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return strings.Join(p.lines, "\n")
 }
 
-func (p *performance) signal(s syscall.Signal) {
+func (p *demoRun) signal(s syscall.Signal) {
 	p.t.Helper()
 	if err := p.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		p.t.Error(err)
@@ -162,9 +162,9 @@ func (p *performance) signal(s syscall.Signal) {
 }
 
 // waitFor waits until the demo has said a text.
-func (p *performance) waitFor(text string) {
+func (p *demoRun) waitFor(text string) {
 	p.t.Helper()
-	timeout := time.After(storyTime)
+	timeout := time.After(demoTimeout)
 	for {
 		p.mu.Lock()
 		said, changed := strings.Contains(strings.Join(p.lines, "\n"), text), p.changed
@@ -183,11 +183,11 @@ func (p *performance) waitFor(text string) {
 }
 
 // wait waits for the end of the demo and returns its exit status.
-func (p *performance) wait() int {
+func (p *demoRun) wait() int {
 	p.t.Helper()
 	select {
 	case <-p.done:
-	case <-time.After(storyTime):
+	case <-time.After(demoTimeout):
 		p.signal(syscall.SIGKILL)
 		<-p.done
 		p.t.Errorf("the demo did not end")
@@ -227,7 +227,7 @@ func wantNothingLeft(t *testing.T, pid int) {
 	}
 }
 
-func wantStory(t *testing.T, p *performance) {
+func wantOutput(t *testing.T, p *demoRun) {
 	t.Helper()
 	if status := p.wait(); status != 0 {
 		t.Fatalf("exit status %d", status)
@@ -240,8 +240,8 @@ func wantStory(t *testing.T, p *performance) {
 
 // The second act passes only if no planned change lost anything, and if its
 // control did.
-func TestSecondActLosesNothingAndItsControlDoes(t *testing.T) {
-	p := perform(t, secondAct)
+func TestTrafficWithAndWithoutGating(t *testing.T) {
+	p := startDemo(t, secondAct)
 	if status := p.wait(); status != 0 {
 		t.Fatalf("exit status %d", status)
 	}
@@ -254,12 +254,12 @@ func TestSecondActLosesNothingAndItsControlDoes(t *testing.T) {
 	wantNothingLeft(t, p.pid())
 }
 
-func TestDemoHoldsAndLeavesNothingBehind(t *testing.T) {
-	wantStory(t, perform(t, quick, firstAct))
+func TestDemoHoldCleansUp(t *testing.T) {
+	wantOutput(t, startDemo(t, quick, firstAct))
 }
 
-func TestDemoPassesAfterAKilledRun(t *testing.T) {
-	killed := perform(t, quick, firstAct)
+func TestDemoAfterKilledRun(t *testing.T) {
+	killed := startDemo(t, quick, firstAct)
 	killed.waitFor("\n4. ")
 	if len(left(killed.pid())) < 5 { // namespaces, folder, processes
 		t.Fatalf("a running demo has only %v", left(killed.pid()))
@@ -268,14 +268,14 @@ func TestDemoPassesAfterAKilledRun(t *testing.T) {
 	if status := killed.wait(); status == 0 {
 		t.Fatal("a killed demo ends with status 0")
 	}
-	wantStory(t, perform(t, quick, firstAct))
+	wantOutput(t, startDemo(t, quick, firstAct))
 	wantNothingLeft(t, killed.pid())
 }
 
-func TestDemoEndsOnSignalInTheMiddle(t *testing.T) {
+func TestDemoSignal(t *testing.T) {
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
 		t.Run(s.String(), func(t *testing.T) {
-			p := perform(t, quick, firstAct)
+			p := startDemo(t, quick, firstAct)
 			p.waitFor("\n2. ")
 			p.signal(s)
 			if status := p.wait(); status != 1 {
@@ -286,8 +286,8 @@ func TestDemoEndsOnSignalInTheMiddle(t *testing.T) {
 	}
 }
 
-func TestDemoFailsWithEvidence(t *testing.T) {
-	p := perform(t, quick, firstAct)
+func TestDemoFailureOutput(t *testing.T) {
+	p := startDemo(t, quick, firstAct)
 	p.waitFor("\n3. ")
 	// The frontend dies under the story.
 	pid, err := os.ReadFile(filepath.Join(glob(t, fmt.Sprintf("/tmp/vg-%d-*", p.pid())), "frontend.pid"))
@@ -323,8 +323,8 @@ func glob(t *testing.T, pattern string) string {
 // printed matches a comment and the command below it.
 var printed = regexp.MustCompile(`(?m)^# (.+)\n(.+)$`)
 
-func TestHeldDemoPrintsCommandsThatWork(t *testing.T) {
-	p := perform(t, quick, firstAct, "--hold")
+func TestHeldDemoCommands(t *testing.T) {
+	p := startDemo(t, quick, firstAct, "--hold")
 	p.waitFor("Ctrl-C ends the pod")
 	tries := printed.FindAllStringSubmatch(p.text(), -1)
 	if len(tries) < 20 {
@@ -348,7 +348,7 @@ func TestHeldDemoPrintsCommandsThatWork(t *testing.T) {
 		})
 	}
 	p.signal(syscall.SIGINT)
-	wantStory(t, p)
+	wantOutput(t, p)
 }
 
 // vipsAfter is how many VIPs the gateway must hold some time after a command.

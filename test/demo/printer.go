@@ -11,14 +11,14 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// teller prints. The first error of the output is kept in err.
-type teller struct {
+// printer prints. The first error of the output is kept in err.
+type printer struct {
 	w   io.Writer
 	err error
 }
 
-// say prints a line.
-func (t *teller) say(format string, args ...any) {
+// printf prints a line.
+func (t *printer) printf(format string, args ...any) {
 	if t.err != nil {
 		return
 	}
@@ -28,16 +28,16 @@ func (t *teller) say(format string, args ...any) {
 }
 
 // quote prints what somebody else said.
-func (t *teller) quote(text string) {
+func (t *printer) quote(text string) {
 	for line := range strings.Lines(text) {
-		t.say("      | %s", strings.TrimRight(line, "\n"))
+		t.printf("      | %s", strings.TrimRight(line, "\n"))
 	}
 }
 
 // show prints the gateway's table: + is new since before, - is gone, ~ changed.
-func (t *teller) show(before, now lab.Snapshot) {
+func (t *printer) show(before, now lab.Snapshot) {
 	for _, line := range table(before, now) {
-		t.say("      %s", line)
+		t.printf("      %s", line)
 	}
 }
 

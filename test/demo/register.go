@@ -12,12 +12,12 @@ import (
 )
 
 // registration is what the application asks for.
-func (s *stage) registration() string {
+func (s *fixture) registration() string {
 	return fmt.Sprintf(`{"stream":%q,"targets":[{"name":%q,"addresses":[%q,%q]}]}`, appStream, s.app.name, s.app.addrs[0], s.app.addrs[1])
 }
 
 // register has an application register its target: grpcurl's call is the lease.
-func (t *story) register(ctx context.Context) error {
+func (t *scenario) register(ctx context.Context) error {
 	svid, err := t.mint(lab.AppID)
 	if err != nil {
 		return err
@@ -25,10 +25,12 @@ func (t *story) register(ctx context.Context) error {
 	if err := t.app.up(); err != nil {
 		return err
 	}
-	t.say("   %s listens, and nobody knows of it", t.app.name)
+	t.printf("   %s listens, and nobody knows of it", t.app.name)
 	const method = "vipgate.target.v1.TargetService/Register"
-	t.say("   grpcurl -cert tls.crt -key tls.key \\\n      -d '%s' \\\n      unix://…/lb.sock %s", t.registration(), method)
-	return t.decision(ctx, "the call runs as "+lab.AppID, func() (err error) {
+	t.printf(
+		"   grpcurl -cert tls.crt -key tls.key \\\n      -d '%s' \\\n      unix://…/lb.sock %s", t.registration(), method,
+	)
+	return t.expectDecision(ctx, "the call runs as "+lab.AppID, func() (err error) {
 		// grpcurl checks host names, which an SVID has none of; the lb checks ours.
 		t.grpcurl, err = t.lab.Start(t.lab.Backend, "grpcurl", filepath.Join(t.tools, "grpcurl"), "-insecure",
 			"-cert", filepath.Join(svid, "tls.crt"), "-key", filepath.Join(svid, "tls.key"), "-d", t.registration(), "unix://"+t.pod.Socket(), method)
@@ -41,52 +43,56 @@ func (t *story) register(ctx context.Context) error {
 
 // leaseEnds kills the call and judges what follows: nothing for the grace, then
 // 65535:0, then the withdrawal, and the others hear nothing.
-func (t *story) leaseEnds(ctx context.Context) error {
-	c := &change{before: t.witness.Last(), want: t.vips()}
-	c.heard = map[netip.Prefix]int{}
+func (t *scenario) leaseEnds(ctx context.Context) error {
+	c := &change{before: t.watcher.Last(), want: t.vips()}
+	c.updates = map[netip.Prefix]int{}
 	for _, p := range c.untouched() {
-		c.heard[p] = t.gateway.Updates(p.String())
+		c.updates[p] = t.gateway.Updates(p.String())
 	}
-	t.mayEnd(t.grpcurl)
-	t.say("   kill -9 %d (grpcurl); its target is kept for the grace of %v, in case it calls again", t.grpcurl.PID(), grace)
+	t.expectExit(t.grpcurl)
+	t.printf(
+		"   kill -9 %d (grpcurl); its target is kept for the grace of %v, in case it calls again", t.grpcurl.PID(), grace,
+	)
 	c.from = time.Now()
 	if err := t.grpcurl.Kill(); err != nil {
 		return err
 	}
-	bound, cancel := patient(ctx)
+	bound, cancel := withTimeout(ctx)
 	defer cancel()
-	warned, err := t.witness.Wait(bound, depreferred(t.app.vips))
+	warned, err := t.watcher.Wait(bound, depreferred(t.app.vips))
 	if err != nil {
 		return err
 	}
-	t.say("   after %s it drains, and the gateway is told to move away:", short(warned.At.Sub(c.from)))
+	t.printf("   after %s it drains, and the gateway is told to move away:", short(warned.At.Sub(c.from)))
 	t.show(c.before, warned)
-	if c.seen, err = t.witness.Wait(bound, exactly(c.want)); err != nil {
+	if c.after, err = t.watcher.Wait(bound, exactly(c.want)); err != nil {
 		return err
 	}
-	t.say("   after %s:", c.took())
-	t.show(warned, c.seen)
+	t.printf("   after %s:", c.took())
+	t.show(warned, c.after)
 	if early := warned.At.Sub(c.from); early < grace {
 		return fmt.Errorf("the target drained after %s, expected not before its grace of %v was over", short(early), grace)
 	}
 	// The end of the lease is no fault of the application that goes on listening.
-	if err := errors.Join(inOrder(t.witness.Since(c.from), t.app.vips, time.Now()), t.app.down()); err != nil {
+	if err := errors.Join(inOrder(t.watcher.Since(c.from), t.app.vips, time.Now()), t.app.down()); err != nil {
 		return err
 	}
-	history := t.witness.Since(c.from)
+	history := t.watcher.Since(c.from)
 	for _, p := range c.untouched() {
 		for i, s := range history[1:] {
 			if is, has := s.Routes[p]; !has || !is.Equal(history[i].Routes[p]) {
-				return fmt.Errorf("%s after the cause the gateway lost or changed %s, expected to keep it as it was", short(s.At.Sub(c.from)), p)
+				return fmt.Errorf(
+					"%s after the cause the gateway lost or changed %s, expected to keep it as it was", short(s.At.Sub(c.from)), p,
+				)
 			}
 		}
-		if n := t.gateway.Updates(p.String()) - c.heard[p]; n > 0 {
+		if n := t.gateway.Updates(p.String()) - c.updates[p]; n > 0 {
 			return fmt.Errorf("the gateway was told %d times of %s, expected not to hear of it", n, p)
 		}
 	}
-	if err := t.rest(ctx); err != nil {
+	if err := t.waitPause(ctx); err != nil {
 		return err
 	}
-	t.say("   ok: the gateway heard nothing of %s", list(c.untouched()))
+	t.printf("   ok: the gateway heard nothing of %s", list(c.untouched()))
 	return nil
 }

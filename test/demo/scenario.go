@@ -17,23 +17,23 @@ import (
 // statusTimeout bounds the questions that a failed story asks.
 const statusTimeout = 5 * time.Second
 
-// story is what happens on the stage.
-type story struct {
-	*stage
-	*teller
+// scenario is what happens on the stage.
+type scenario struct {
+	*fixture
+	*printer
 	options
-	told int // acts so far
+	done int // acts so far
 }
 
-// act is one step: a cause, and what the gateway's table must make of it.
-type act struct {
+// step is one step: a cause, and what the gateway's table must make of it.
+type step struct {
 	title string
-	play  func(context.Context) error
+	run   func(context.Context) error
 }
 
-// prologue says what is to be seen.
-func (t *story) prologue() {
-	t.say(`A VIP is advertised exactly while a gateway session is up and the load balancer
+// printIntroduction says what is to be seen.
+func (t *scenario) printIntroduction() {
+	t.printf(`A VIP is advertised exactly while a gateway session is up and the load balancer
 can forward this VIP. Everything here is real: processes, BIRD, wires, mutual TLS.
 
    target-1 --.
@@ -47,32 +47,34 @@ can forward this VIP. Everything here is real: processes, BIRD, wires, mutual TL
 
 Each table below is the gateway's own, out of its BIRD, which is asked every %d ms.
 + is new in it, ~ has changed, - is gone. Times run from the cause to the table.`,
-		lab.PodAS, lab.GatewayAS, t.one.name, list(t.one.vips), t.two.name, list(t.two.vips), t.app.name, list(t.app.vips), lookEvery.Milliseconds())
+		lab.PodAS, lab.GatewayAS, t.one.name, list(t.one.vips), t.two.name, list(t.two.vips), t.app.name, list(t.app.vips), pollInterval.Milliseconds())
 }
 
-// acts are the story up to the end of the pod.
-func (t *story) acts() []act {
+// steps are the story up to the end of the pod.
+func (t *scenario) steps() []step {
 	all := t.vips()
-	return []act{
+	return []step{
 		{"The pod starts: nothing is advertised before a target is ready", t.start},
 		{t.one.name + " comes up: only its VIPs appear", func(ctx context.Context) error {
-			return t.decision(ctx, t.one.name+" listens", t.one.up, t.one.vips)
+			return t.expectDecision(ctx, t.one.name+" listens", t.one.up, t.one.vips)
 		}},
 		{t.two.name + " comes up: its VIPs follow", func(ctx context.Context) error {
-			return t.decision(ctx, t.two.name+" listens", t.two.up, all)
+			return t.expectDecision(ctx, t.two.name+" listens", t.two.up, all)
 		}},
 		{t.one.name + " dies: only its VIPs go", func(ctx context.Context) error {
-			return t.decision(ctx, t.one.name+" refuses connections (two checks in a row must fail, 200 ms apart)", t.one.down, t.two.vips)
+			return t.expectDecision(
+				ctx, t.one.name+" refuses connections (two checks in a row must fail, 200 ms apart)", t.one.down, t.two.vips,
+			)
 		}},
 		{t.one.name + " lives again", func(ctx context.Context) error {
-			return t.decision(ctx, t.one.name+" listens", t.one.up, all)
+			return t.expectDecision(ctx, t.one.name+" listens", t.one.up, all)
 		}},
 		{"The load balancer is killed: every VIP goes", func(ctx context.Context) error {
-			t.mayEnd(t.pod.LB)
-			return t.plain(ctx, fmt.Sprintf("kill -9 %d (lb)", t.pod.LB.PID()), t.pod.LB.Kill, nil)
+			t.expectExit(t.pod.LB)
+			return t.expect(ctx, fmt.Sprintf("kill -9 %d (lb)", t.pod.LB.PID()), t.pod.LB.Kill, nil)
 		}},
 		{"The load balancer starts again: they return", func(ctx context.Context) error {
-			return t.plain(ctx, "lb is started; its targets have to be checked first", t.startLB, all)
+			return t.expect(ctx, "lb is started; its targets have to be checked first", t.startLB, all)
 		}},
 		{"The gateway's sessions drop: Egress turns NOT_SERVING", func(ctx context.Context) error {
 			return t.sessions(ctx, "disable", nil, healthv1.HealthCheckResponse_NOT_SERVING)
@@ -85,12 +87,12 @@ func (t *story) acts() []act {
 	}
 }
 
-// tell plays acts and, when one fails, shows everything that may tell why.
-func (t *story) tell(ctx context.Context, acts []act) error {
+// runSteps plays acts and, when one fails, shows everything that may tell why.
+func (t *scenario) runSteps(ctx context.Context, acts []step) error {
 	for _, a := range acts {
-		t.told++
-		t.say("\n%d. %s", t.told, a.title)
-		err := a.play(ctx)
+		t.done++
+		t.printf("\n%d. %s", t.done, a.title)
+		err := a.run(ctx)
 		if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(err, cause) {
 			err = fmt.Errorf("%w: %w", cause, err)
 		}
@@ -98,31 +100,31 @@ func (t *story) tell(ctx context.Context, acts []act) error {
 			err = t.err
 		}
 		if err != nil {
-			t.confess(err)
-			return fmt.Errorf("step %d, %s: %w", t.told, a.title, err)
+			t.printFailure(err)
+			return fmt.Errorf("step %d, %s: %w", t.done, a.title, err)
 		}
 	}
 	return nil
 }
 
-// confess shows what the gateway holds, what the pod says, and the ends of the
+// printFailure shows what the gateway holds, what the pod says, and the ends of the
 // logs.
-func (t *story) confess(err error) {
-	t.say("   FAILED: %v", err)
-	t.say("   the gateway holds:")
-	last := t.witness.Last()
+func (t *scenario) printFailure(err error) {
+	t.printf("   FAILED: %v", err)
+	t.printf("   the gateway holds:")
+	last := t.watcher.Last()
 	t.show(last, last)
 	ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
 	defer cancel()
 	for _, c := range []struct{ program, socket string }{{"frontend", t.pod.FrontendAdmin()}, {"lb", t.pod.LBAdmin()}} {
 		// Its exit status tells whether all is well, which it is not.
 		out, _ := t.pod.Run(ctx, c.program, "status", "--admin-socket=unix://"+c.socket)
-		t.say("   %s status:", c.program)
+		t.printf("   %s status:", c.program)
 		t.quote(out)
 	}
 	for _, p := range []*lab.Process{t.pod.LB, t.pod.Frontend, t.gateway.Process} {
 		if p != nil {
-			t.say("   last lines of %s (pid %d):", p.Name, p.PID())
+			t.printf("   last lines of %s (pid %d):", p.Name, p.PID())
 			t.quote(p.Tail(25))
 		}
 	}
@@ -130,13 +132,13 @@ func (t *story) confess(err error) {
 
 // start starts the pod and sees that nothing is advertised although everything
 // is up.
-func (t *story) start(ctx context.Context) error {
-	from, looks := time.Now(), t.witness.Polls()
-	t.say("   lb and frontend are started; no target listens")
+func (t *scenario) start(ctx context.Context) error {
+	from, looks := time.Now(), t.watcher.Polls()
+	t.printf("   lb and frontend are started; no target listens")
 	if err := errors.Join(t.startLB(), t.startFrontend()); err != nil {
 		return err
 	}
-	bound, cancel := patient(ctx)
+	bound, cancel := withTimeout(ctx)
 	defer cancel()
 	if err := lab.Eventually(bound, 20*time.Millisecond, func() error { return t.up(bound) }); err != nil {
 		return err
@@ -145,23 +147,25 @@ func (t *story) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	t.say("   after %s both BGP sessions are up, Egress is SERVING, and the lb has checked every target", short(egress.Sub(from)))
-	t.show(t.witness.Last(), t.witness.Last())
-	if err := t.rest(ctx); err != nil {
+	t.printf("   after %s both BGP sessions are up, Egress is SERVING, and the lb has checked every target", short(egress.Sub(from)))
+	t.show(t.watcher.Last(), t.watcher.Last())
+	if err := t.waitPause(ctx); err != nil {
 		return err
 	}
-	for _, s := range t.witness.Since(from) {
+	for _, s := range t.watcher.Since(from) {
 		if len(s.Routes) > 0 {
-			return fmt.Errorf("%s after the start the gateway held %s, expected nothing", short(s.At.Sub(from)), list(s.Prefixes()))
+			return fmt.Errorf(
+				"%s after the start the gateway held %s, expected nothing", short(s.At.Sub(from)), list(s.Prefixes()),
+			)
 		}
 	}
-	t.say("   ok: empty at each of %d looks", t.witness.Polls()-looks)
+	t.printf("   ok: empty at each of %d looks", t.watcher.Polls()-looks)
 	return nil
 }
 
 // up tells whether everything is in place that an advertisement needs, but for
 // targets.
-func (t *story) up(ctx context.Context) error {
+func (t *scenario) up(ctx context.Context) error {
 	s, err := t.frontendStatus(ctx)
 	if err != nil {
 		return err
@@ -183,11 +187,11 @@ func (t *story) up(ctx context.Context) error {
 
 // change is a cause that runs its course.
 type change struct {
-	from   time.Time // of the cause
-	before lab.Snapshot
-	want   []netip.Prefix
-	heard  map[netip.Prefix]int // what the gateway was told of each VIP before
-	seen   lab.Snapshot         // the table as wanted
+	from    time.Time // of the cause
+	before  lab.Snapshot
+	want    []netip.Prefix
+	updates map[netip.Prefix]int // what the gateway was told of each VIP before
+	after   lab.Snapshot         // the table as wanted
 }
 
 // untouched are the VIPs that the change must leave alone.
@@ -213,44 +217,44 @@ func (c *change) touched() []netip.Prefix {
 }
 
 // took is how long it was from the cause to the gateway's table.
-func (c *change) took() string { return short(c.seen.At.Sub(c.from)) }
+func (c *change) took() string { return short(c.after.At.Sub(c.from)) }
 
-// begin causes something, waits until the gateway's table is as wanted, and
+// apply causes something, waits until the gateway's table is as wanted, and
 // shows it.
-func (t *story) begin(ctx context.Context, say string, cause func() error, want []netip.Prefix) (*change, error) {
-	t.say("   %s", say)
-	c := &change{before: t.witness.Last(), want: want, heard: map[netip.Prefix]int{}}
+func (t *scenario) apply(ctx context.Context, say string, cause func() error, want []netip.Prefix) (*change, error) {
+	t.printf("   %s", say)
+	c := &change{before: t.watcher.Last(), want: want, updates: map[netip.Prefix]int{}}
 	for _, p := range c.untouched() {
-		c.heard[p] = t.gateway.Updates(p.String())
+		c.updates[p] = t.gateway.Updates(p.String())
 	}
 	c.from = time.Now()
 	if err := cause(); err != nil {
 		return c, err
 	}
-	bound, cancel := patient(ctx)
+	bound, cancel := withTimeout(ctx)
 	defer cancel()
 	var err error
-	if c.seen, err = t.witness.Wait(bound, exactly(want)); err != nil {
+	if c.after, err = t.watcher.Wait(bound, exactly(want)); err != nil {
 		return c, err
 	}
-	t.show(c.before, c.seen)
+	t.show(c.before, c.after)
 	return c, nil
 }
 
-// plain is a change that nobody decides.
-func (t *story) plain(ctx context.Context, say string, cause func() error, want []netip.Prefix) error {
-	c, err := t.begin(ctx, say, cause, want)
+// expect is a change that nobody decides.
+func (t *scenario) expect(ctx context.Context, say string, cause func() error, want []netip.Prefix) error {
+	c, err := t.apply(ctx, say, cause, want)
 	if err != nil {
 		return err
 	}
-	t.say("   %s from the cause to the gateway's table", c.took())
-	return t.settle(ctx, c)
+	t.printf("   %s from the cause to the gateway's table", c.took())
+	return t.verify(ctx, c)
 }
 
-// decision is a change that the lb decides, so that the time of its decision is
+// expectDecision is a change that the lb decides, so that the time of its decision is
 // told too.
-func (t *story) decision(ctx context.Context, say string, cause func() error, want []netip.Prefix) error {
-	c, err := t.begin(ctx, say, cause, want)
+func (t *scenario) expectDecision(ctx context.Context, say string, cause func() error, want []netip.Prefix) error {
+	c, err := t.apply(ctx, say, cause, want)
 	if err != nil {
 		return err
 	}
@@ -258,18 +262,18 @@ func (t *story) decision(ctx context.Context, say string, cause func() error, wa
 	if err != nil {
 		return err
 	}
-	history := t.witness.Since(c.from)
+	history := t.watcher.Since(c.from)
 	var slowest time.Duration
 	for _, p := range c.touched() {
-		slowest = max(slowest, turned(history, p).Sub(decided[p]))
+		slowest = max(slowest, changedAt(history, p).Sub(decided[p]))
 	}
-	t.say("   %s from the cause to the gateway's table, %s of it after the lb's decision", c.took(), short(slowest))
-	return t.settle(ctx, c)
+	t.printf("   %s from the cause to the gateway's table, %s of it after the lb's decision", c.took(), short(slowest))
+	return t.verify(ctx, c)
 }
 
 // sessions takes the gateway's sessions down, or up, at the gateway.
-func (t *story) sessions(ctx context.Context, command string, want []netip.Prefix, egress servingStatus) error {
-	c, err := t.begin(ctx, fmt.Sprintf(`birdc %s "trench*" (on the gateway)`, command), func() error {
+func (t *scenario) sessions(ctx context.Context, command string, want []netip.Prefix, egress servingStatus) error {
+	c, err := t.apply(ctx, fmt.Sprintf(`birdc %s "trench*" (on the gateway)`, command), func() error {
 		_, err := t.control.Command(command + ` "trench*"`)
 		return err
 	}, want)
@@ -280,33 +284,33 @@ func (t *story) sessions(ctx context.Context, command string, want []netip.Prefi
 	if err != nil {
 		return err
 	}
-	t.say("   %s from the cause to the gateway's table; gRPC health of the frontend: Egress is %s after %s", c.took(), egress, short(at.Sub(c.from)))
-	return t.settle(ctx, c)
+	t.printf("   %s from the cause to the gateway's table; gRPC health of the frontend: Egress is %s after %s", c.took(), egress, short(at.Sub(c.from)))
+	return t.verify(ctx, c)
 }
 
-// settle leaves the table to be read and then judges everything that was seen
+// verify leaves the table to be read and then judges everything that was seen
 // since the cause.
-func (t *story) settle(ctx context.Context, c *change) error {
-	if err := t.rest(ctx); err != nil {
+func (t *scenario) verify(ctx context.Context, c *change) error {
+	if err := t.waitPause(ctx); err != nil {
 		return err
 	}
-	if err := exactly(c.want)(t.witness.Last()); err != nil {
+	if err := exactly(c.want)(t.watcher.Last()); err != nil {
 		return fmt.Errorf("it did not last: %w", err)
 	}
-	if err := judge(c, t.witness.Since(c.from)); err != nil {
+	if err := verifySnapshots(c, t.watcher.Since(c.from)); err != nil {
 		return err
 	}
 	stay := c.untouched()
 	for _, p := range stay {
-		if n := t.gateway.Updates(p.String()) - c.heard[p]; n > 0 {
+		if n := t.gateway.Updates(p.String()) - c.updates[p]; n > 0 {
 			return fmt.Errorf("the gateway was told %d times of %s, expected not to hear of it", n, p)
 		}
 	}
 	if len(stay) == 0 {
-		t.say("   ok")
+		t.printf("   ok")
 		return nil
 	}
-	t.say("   ok: the gateway heard nothing of %s", list(stay))
+	t.printf("   ok: the gateway heard nothing of %s", list(stay))
 	return nil
 }
 
@@ -327,10 +331,10 @@ func exactly(want []netip.Prefix) func(lab.Snapshot) error {
 	}
 }
 
-// judge checks every table seen from a cause on, the one before it included:
+// verifySnapshots checks every table seen from a cause on, the one before it included:
 // what should stay was there unchanged at every moment, what should come or go
 // did so once, and nothing else ever appeared.
-func judge(c *change, history []lab.Snapshot) error {
+func verifySnapshots(c *change, history []lab.Snapshot) error {
 	for i, s := range history[1:] {
 		after := short(s.At.Sub(c.from))
 		for _, p := range s.Prefixes() {
@@ -358,8 +362,8 @@ func judge(c *change, history []lab.Snapshot) error {
 	return nil
 }
 
-// turned tells when a prefix came or went first.
-func turned(history []lab.Snapshot, p netip.Prefix) time.Time {
+// changedAt tells when a prefix came or went first.
+func changedAt(history []lab.Snapshot, p netip.Prefix) time.Time {
 	for _, s := range history[1:] {
 		if s.Has(p) != history[0].Has(p) {
 			return s.At
@@ -368,8 +372,8 @@ func turned(history []lab.Snapshot, p netip.Prefix) time.Time {
 	return history[0].At
 }
 
-// rest leaves a table to be read.
-func (t *story) rest(ctx context.Context) error {
+// waitPause leaves a table to be read.
+func (t *scenario) waitPause(ctx context.Context) error {
 	timer := time.NewTimer(t.pause)
 	defer timer.Stop()
 	select {

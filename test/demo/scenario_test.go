@@ -22,8 +22,8 @@ func route(p netip.Prefix, communities ...string) lab.Route {
 	return lab.Route{Prefix: p, NextHop: lab.PodExternal4, ASPath: []string{"8103"}, Communities: communities}
 }
 
-// sight is a table at so many milliseconds after the start.
-func sight(start time.Time, ms int, routes ...lab.Route) lab.Snapshot {
+// snapshot is a table at so many milliseconds after the start.
+func snapshot(start time.Time, ms int, routes ...lab.Route) lab.Snapshot {
 	s := lab.Snapshot{At: start.Add(time.Duration(ms) * time.Millisecond), Routes: map[netip.Prefix]lab.Route{}}
 	for _, r := range routes {
 		s.Routes[r.Prefix] = r
@@ -31,28 +31,28 @@ func sight(start time.Time, ms int, routes ...lab.Route) lab.Snapshot {
 	return s
 }
 
-func TestTableMarksWhatChanged(t *testing.T) {
+func TestTableMarks(t *testing.T) {
 	now := time.Now()
 	for _, c := range []struct {
 		name        string
 		before, now lab.Snapshot
 		want        []string
 	}{
-		{"empty", sight(now, 0), sight(now, 1), []string{"  the gateway's table is empty"}},
-		{"new", sight(now, 0), sight(now, 1, route(vipA)), []string{
+		{"empty", snapshot(now, 0), snapshot(now, 1), []string{"  the gateway's table is empty"}},
+		{"new", snapshot(now, 0), snapshot(now, 1, route(vipA)), []string{
 			"  prefix         via             AS path               community",
 			"+ 20.0.0.1/32    169.254.100.1   8103                  -",
 		}},
-		{"gone", sight(now, 0, route(vipA), route(vipB)), sight(now, 1, route(vipB)), []string{
+		{"gone", snapshot(now, 0, route(vipA), route(vipB)), snapshot(now, 1, route(vipB)), []string{
 			"  prefix         via             AS path               community",
 			"- 20.0.0.1/32    gone",
 			"  2000::2/128    169.254.100.1   8103                  -",
 		}},
-		{"changed", sight(now, 0, route(vipA)), sight(now, 1, route(vipA, "(65535,0)")), []string{
+		{"changed", snapshot(now, 0, route(vipA)), snapshot(now, 1, route(vipA, "(65535,0)")), []string{
 			"  prefix         via             AS path               community",
 			"~ 20.0.0.1/32    169.254.100.1   8103                  65535:0 (graceful shutdown)",
 		}},
-		{"all gone", sight(now, 0, route(vipA)), sight(now, 1), []string{"  the gateway's table is empty", "- 20.0.0.1/32    gone"}},
+		{"all gone", snapshot(now, 0, route(vipA)), snapshot(now, 1), []string{"  the gateway's table is empty", "- 20.0.0.1/32    gone"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if diff := cmp.Diff(c.want, table(c.before, c.now)); diff != "" {
@@ -62,34 +62,34 @@ func TestTableMarksWhatChanged(t *testing.T) {
 	}
 }
 
-func TestJudgeSeesWhatMustNotHappen(t *testing.T) {
+func TestVerifySnapshots(t *testing.T) {
 	now := time.Now()
-	both := sight(now, -1, route(vipA), route(vipB))
+	both := snapshot(now, -1, route(vipA), route(vipB))
 	for _, c := range []struct {
 		name    string
 		want    []netip.Prefix
 		history []lab.Snapshot
 		problem string // empty: none
 	}{
-		{"one goes", []netip.Prefix{vipB}, []lab.Snapshot{both, sight(now, 1, route(vipB))}, ""},
-		{"one comes", []netip.Prefix{vipA, vipB}, []lab.Snapshot{sight(now, 0, route(vipB)), both}, ""},
-		{"both come one after the other", []netip.Prefix{vipA, vipB}, []lab.Snapshot{sight(now, 0), sight(now, 1, route(vipB)), both}, ""},
-		{"the other one goes for a moment", []netip.Prefix{vipB}, []lab.Snapshot{both, sight(now, 1), sight(now, 2, route(vipB))}, "lost or changed"},
-		{"the other one changes", []netip.Prefix{vipB}, []lab.Snapshot{both, sight(now, 1, route(vipB, "(65535,0)"))}, "lost or changed"},
-		{"it goes, comes and goes", []netip.Prefix{vipB}, []lab.Snapshot{both, sight(now, 1, route(vipB)), both, sight(now, 2, route(vipB))}, "changed again"},
-		{"a stranger for a moment", []netip.Prefix{vipB}, []lab.Snapshot{sight(now, 0, route(vipB)), both, sight(now, 1, route(vipB))}, "at no moment"},
+		{"one goes", []netip.Prefix{vipB}, []lab.Snapshot{both, snapshot(now, 1, route(vipB))}, ""},
+		{"one comes", []netip.Prefix{vipA, vipB}, []lab.Snapshot{snapshot(now, 0, route(vipB)), both}, ""},
+		{"both come one after the other", []netip.Prefix{vipA, vipB}, []lab.Snapshot{snapshot(now, 0), snapshot(now, 1, route(vipB)), both}, ""},
+		{"the other one goes for a moment", []netip.Prefix{vipB}, []lab.Snapshot{both, snapshot(now, 1), snapshot(now, 2, route(vipB))}, "lost or changed"},
+		{"the other one changes", []netip.Prefix{vipB}, []lab.Snapshot{both, snapshot(now, 1, route(vipB, "(65535,0)"))}, "lost or changed"},
+		{"it goes, comes and goes", []netip.Prefix{vipB}, []lab.Snapshot{both, snapshot(now, 1, route(vipB)), both, snapshot(now, 2, route(vipB))}, "changed again"},
+		{"a stranger for a moment", []netip.Prefix{vipB}, []lab.Snapshot{snapshot(now, 0, route(vipB)), both, snapshot(now, 1, route(vipB))}, "at no moment"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			err := judge(&change{from: now, before: c.history[0], want: c.want}, c.history)
+			err := verifySnapshots(&change{from: now, before: c.history[0], want: c.want}, c.history)
 			wantProblem(t, err, c.problem)
 		})
 	}
 }
 
-func TestInOrderSeesEveryWrongEnd(t *testing.T) {
+func TestInOrder(t *testing.T) {
 	now := time.Now()
-	warned := sight(now, 1, route(vipA, "(65535,0)"))
-	up, gone := sight(now, 0, route(vipA)), sight(now, 10)
+	warned := snapshot(now, 1, route(vipA, "(65535,0)"))
+	up, gone := snapshot(now, 0, route(vipA)), snapshot(now, 10)
 	for _, c := range []struct {
 		name    string
 		history []lab.Snapshot
@@ -119,7 +119,7 @@ func wantProblem(t *testing.T, err error, problem string) {
 	}
 }
 
-func TestQuoteSurvivesTheShell(t *testing.T) {
+func TestQuote(t *testing.T) {
 	for _, path := range []string{"/usr/bin/lb", "/a folder/lb", "/it's/lb", `/"x" $HOME;ls/lb`, ""} {
 		out, err := exec.CommandContext(t.Context(), "sh", "-c", "printf %s "+quote(path)).Output()
 		if err != nil || string(out) != path {

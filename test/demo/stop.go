@@ -11,43 +11,43 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// epilogue is the end of the pod.
-func (t *story) epilogue() act {
-	return act{"SIGTERM to the whole pod: 65535:0, then the withdrawal, then the load balancer goes", t.end}
+// lastStep is the end of the pod.
+func (t *scenario) lastStep() step {
+	return step{"SIGTERM to the whole pod: 65535:0, then the withdrawal, then the load balancer goes", t.stopPod}
 }
 
-// end ends lb and frontend in the same instant and judges the order of what
+// stopPod ends lb and frontend in the same instant and judges the order of what
 // follows.
-func (t *story) end(ctx context.Context) error {
-	before := t.witness.Last()
+func (t *scenario) stopPod(ctx context.Context) error {
+	before := t.watcher.Last()
 	lb, frontend := t.pod.LB, t.pod.Frontend
-	t.mayEnd(lb, frontend)
-	t.say("   kill -TERM %d %d (lb and frontend, in the same instant)", lb.PID(), frontend.PID())
+	t.expectExit(lb, frontend)
+	t.printf("   kill -TERM %d %d (lb and frontend, in the same instant)", lb.PID(), frontend.PID())
 	from := time.Now()
 	if err := errors.Join(lb.Signal(syscall.SIGTERM), frontend.Signal(syscall.SIGTERM)); err != nil {
 		return err
 	}
-	ctx, cancel := patient(ctx)
+	ctx, cancel := withTimeout(ctx)
 	defer cancel()
-	warned, err := t.witness.Wait(ctx, depreferred(before.Prefixes()))
+	warned, err := t.watcher.Wait(ctx, depreferred(before.Prefixes()))
 	if err != nil {
 		return err
 	}
-	t.say("   after %s the gateway is told to move away:", short(warned.At.Sub(from)))
+	t.printf("   after %s the gateway is told to move away:", short(warned.At.Sub(from)))
 	t.show(before, warned)
-	empty, err := t.witness.Wait(ctx, exactly(nil))
+	empty, err := t.watcher.Wait(ctx, exactly(nil))
 	if err != nil {
 		return err
 	}
-	t.say("   after %s:", short(empty.At.Sub(from)))
+	t.printf("   after %s:", short(empty.At.Sub(from)))
 	t.show(warned, empty)
 	for _, p := range []*lab.Process{lb, frontend} {
 		if status, err := p.Wait(ctx); err != nil || status != 0 {
 			return errors.Join(fmt.Errorf("%s ended with status %d, expected 0", p.Name, status), err)
 		}
 	}
-	t.say("   the lb ended after %s, the frontend with its BIRD after %s", short(lb.Ended().Sub(from)), short(frontend.Ended().Sub(from)))
-	if err := inOrder(t.witness.Since(from), before.Prefixes(), lb.Ended()); err != nil {
+	t.printf("   the lb ended after %s, the frontend with its BIRD after %s", short(lb.Ended().Sub(from)), short(frontend.Ended().Sub(from)))
+	if err := inOrder(t.watcher.Since(from), before.Prefixes(), lb.Ended()); err != nil {
 		return err
 	}
 	left, err := t.lab.Pod.Processes(ctx)
@@ -57,7 +57,7 @@ func (t *story) end(ctx context.Context) error {
 	if len(left) > 0 {
 		return fmt.Errorf("processes %v still run in the pod, expected none, not even BIRD", left)
 	}
-	t.say("   ok: every VIP had 65535:0 before it was withdrawn, and the lb stayed until all were gone")
+	t.printf("   ok: every VIP had 65535:0 before it was withdrawn, and the lb stayed until all were gone")
 	return nil
 }
 
@@ -97,7 +97,9 @@ func inOrder(history []lab.Snapshot, vips []netip.Prefix, lbEnd time.Time) error
 		case gone.IsZero():
 			return fmt.Errorf("%s was not withdrawn", p)
 		case lbEnd.Before(gone):
-			return fmt.Errorf("the lb ended %s before %s was withdrawn, expected to forward until then", short(gone.Sub(lbEnd)), p)
+			return fmt.Errorf(
+				"the lb ended %s before %s was withdrawn, expected to forward until then", short(gone.Sub(lbEnd)), p,
+			)
 		}
 	}
 	return nil

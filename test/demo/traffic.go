@@ -13,40 +13,42 @@ import (
 	"github.com/vipgate/vipgate/test/traffic"
 )
 
-// second is the second act: what becomes of real traffic while things change.
-type second struct {
-	*teller
+// trafficScenario is the second act: what becomes of real traffic while things change.
+type trafficScenario struct {
+	*printer
 	options
 }
 
-// play tells the act twice: as vipgate is meant to be used, and the control. With
+// run tells the act twice: as vipgate is meant to be used, and the control. With
 // hold the first trench then stays until ctx ends.
-func (a *second) play(ctx context.Context) error {
-	a.prologue()
-	gated, err := a.run(ctx, "As vipgate is meant to be used", traffic.Options{Binaries: a.binaries, Targets: 1}, traffic.Scenes(), a.hold)
+func (a *trafficScenario) run(ctx context.Context) error {
+	a.printIntroduction()
+	gated, err := a.runScenarios(
+		ctx, "As vipgate is meant to be used", traffic.Options{Binaries: a.binaries, Targets: 1}, traffic.Scenarios(), a.hold,
+	)
 	if err != nil {
 		return err
 	}
 	for _, told := range gated {
-		if err := told.scene.Judge(told.row); err != nil {
-			return fmt.Errorf("%s: %w", told.scene.Title, err)
+		if err := told.scenario.Check(told.row); err != nil {
+			return fmt.Errorf("%s: %w", told.scenario.Title, err)
 		}
 	}
-	a.say("   ok: no planned change lost a request, or a long-lived flow whose target stayed")
+	a.printf("   ok: no planned change lost a request, or a long-lived flow whose target stayed")
 	if a.hold {
 		return nil // the control has nothing to play with
 	}
-	control, err := a.run(ctx, "The control: the same programs with --gating=off and no drain times",
-		traffic.Options{Binaries: a.binaries, Control: true, Targets: 1}, traffic.Scenes(), false)
+	control, err := a.runScenarios(ctx, "The control: the same programs with --gating=off and no drain times",
+		traffic.Options{Binaries: a.binaries, Control: true, Targets: 1}, traffic.Scenarios(), false)
 	if err != nil {
 		return err
 	}
 	return a.compare(gated, control)
 }
 
-// prologue says what is to be seen.
-func (a *second) prologue() {
-	a.say(`
+// printIntroduction says what is to be seen.
+func (a *trafficScenario) printIntroduction() {
+	a.printf(`
 Second act: real traffic, forwarded by the lb in the kernel (--dataplane=nftables)
 
                                   .-- pod 1: frontend, lb --.
@@ -59,60 +61,60 @@ flows whose targets stayed, "of leavers" those whose targets were to end. Flows 
 target that leaves end with it; a lost packet is sent again and shows in the gap.`)
 }
 
-// told is a scene and what became of it.
-type told struct {
-	scene traffic.Scene
-	row   load.Row
+// outcome is a scene and what became of it.
+type outcome struct {
+	scenario traffic.Scenario
+	row      load.Row
 }
 
-// run plays scenes on one trench.
-func (a *second) run(ctx context.Context, title string, o traffic.Options, scenes []traffic.Scene, hold bool) (_ []told, err error) {
-	a.say("\n%s:", title)
+// runScenarios plays scenes on one trench.
+func (a *trafficScenario) runScenarios(ctx context.Context, title string, o traffic.Options, scenes []traffic.Scenario, hold bool) (_ []outcome, err error) {
+	a.printf("\n%s:", title)
 	from := time.Now()
 	t, err := traffic.Open(ctx, o)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, t.Close()) }()
-	a.say("   two pods and %d targets are up, and the gateway spreads flows over both pods (%s)\n", len(t.Targets), short(time.Since(from)))
-	var all []told
+	a.printf("   two pods and %d targets are up, and the gateway spreads flows over both pods (%s)\n", len(t.Targets), short(time.Since(from)))
+	var all []outcome
 	var rows []load.Row
 	for _, s := range scenes {
-		row, err := t.Play(ctx, s)
+		row, err := t.Run(ctx, s)
 		if err != nil {
 			return all, err
 		}
-		all, rows = append(all, told{s, row}), append(rows, row)
-		a.say("   %-38s %5d sent, %d failed", s.Title, row.Result.Sent, row.Result.Failed)
+		all, rows = append(all, outcome{s, row}), append(rows, row)
+		a.printf("   %-38s %5d sent, %d failed", s.Title, row.Result.Sent, row.Result.Failed)
 	}
-	a.say("")
+	a.printf("")
 	for line := range strings.Lines(load.Table(rows...)) {
-		a.say("   %s", strings.TrimRight(line, "\n"))
+		a.printf("   %s", strings.TrimRight(line, "\n"))
 	}
 	if hold {
-		return all, a.stay(ctx, t)
+		return all, a.keepRunning(ctx, t)
 	}
 	return all, a.err
 }
 
 // compare shows what the two runs lost side by side. A control that loses nothing
 // would prove nothing.
-func (a *second) compare(gated, control []told) error {
-	a.say("\nSide by side, requests that failed and flows that broke although their targets stayed:\n")
-	a.say("   %-38s %16s %16s", "", "vipgate", "control")
+func (a *trafficScenario) compare(gated, control []outcome) error {
+	a.printf("\nSide by side, requests that failed and flows that broke although their targets stayed:\n")
+	a.printf("   %-38s %16s %16s", "", "vipgate", "control")
 	var lost int
 	for i, x := range gated {
 		y := control[i]
-		a.say("   %-38s %16s %16s", x.scene.Title, losses(x.row), losses(y.row))
-		if y.scene.Planned && y.scene.Judge(y.row) != nil {
+		a.printf("   %-38s %16s %16s", x.scenario.Title, losses(x.row), losses(y.row))
+		if y.scenario.Planned && y.scenario.Check(y.row) != nil {
 			lost++
 		}
 	}
 	if lost == 0 {
 		return errors.New("the control lost nothing, so that the act proves nothing")
 	}
-	a.say("\n   Where the control loses nothing either, it is the kernel that forwards on (lb), the other\n   pod that takes over (frontend), or TCP that asks again after a second (death of a target).")
-	a.say("   ok: the control loses what vipgate keeps")
+	a.printf("\n   Where the control loses nothing either, it is the kernel that forwards on (lb), the other\n   pod that takes over (frontend), or TCP that asks again after a second (death of a target).")
+	a.printf("   ok: the control loses what vipgate keeps")
 	return a.err
 }
 
@@ -121,8 +123,8 @@ func losses(r load.Row) string {
 	return fmt.Sprintf("%d + %d", r.Result.Failed, broken)
 }
 
-// stay leaves the trench running until ctx ends, with what can be tried.
-func (a *second) stay(ctx context.Context, t *traffic.Trench) error {
+// keepRunning leaves the trench running until ctx ends, with what can be tried.
+func (a *trafficScenario) keepRunning(ctx context.Context, t *traffic.Trench) error {
 	if err := t.Revive(); err != nil {
 		return err
 	}
@@ -130,8 +132,8 @@ func (a *second) stay(ctx context.Context, t *traffic.Trench) error {
 	inPod := "ip netns exec " + pod.Namespace().Name() + " "
 	lb, admin := quote(filepath.Join(a.binaries, "lb")), pod.LBAdmin()
 	target := t.Targets[0]
-	a.say("\nThe trench runs on. Try in another terminal, as root:")
-	for _, c := range []try{
+	a.printf("\nThe trench runs on. Try in another terminal, as root:")
+	for _, c := range []exampleCommand{
 		{"what the data plane of pod 1 has: streams, targets, their marks, drift", fmt.Sprintf("%s status --admin-socket=unix://%s", lb, admin)},
 		{"a packet's way: the stream's rules", inPod + "nft list chain inet vipgate-lb stream/stream-a"},
 		{"the targets whose flows live", inPod + "nft list map inet vipgate-lb live4/stream-a"},
@@ -146,9 +148,9 @@ func (a *second) stay(ctx context.Context, t *traffic.Trench) error {
 		{"end the hold, which repairs it", fmt.Sprintf("%s resume --admin-socket=unix://%s", lb, admin)},
 		{"what happens to the kernel's part when the lb is gone: nothing", fmt.Sprintf("kill -9 %d", pod.LB.PID())},
 	} {
-		a.say("\n# %s\n%s", c.what, c.command)
+		a.printf("\n# %s\n%s", c.what, c.command)
 	}
-	a.say("\nCtrl-C clears everything up.")
+	a.printf("\nCtrl-C clears everything up.")
 	if a.err != nil {
 		return a.err
 	}

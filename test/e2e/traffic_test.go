@@ -11,8 +11,8 @@ import (
 	"github.com/vipgate/vipgate/test/traffic"
 )
 
-// sceneTime bounds one scene with its laboratory.
-const sceneTime = 4 * time.Minute
+// scenarioTimeout bounds one scene with its laboratory.
+const scenarioTimeout = 4 * time.Minute
 
 // openTrench starts two pods with real traffic's laboratory.
 func openTrench(t *testing.T, o traffic.Options) (context.Context, *traffic.Trench) {
@@ -20,7 +20,7 @@ func openTrench(t *testing.T, o traffic.Options) (context.Context, *traffic.Tren
 	if lack := lab.MissingForTopology(); lack != "" {
 		t.Fatalf("this machine lacks %s", lack)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), sceneTime)
+	ctx, cancel := context.WithTimeout(t.Context(), scenarioTimeout)
 	t.Cleanup(cancel)
 	o.Binaries = binaries
 	trench, err := traffic.Open(ctx, o)
@@ -38,11 +38,11 @@ func openTrench(t *testing.T, o traffic.Options) (context.Context, *traffic.Tren
 // Issue 5: "Planned changes and LB kill -9: 0 failed requests, and no broken long-lived flow of a
 // target that stayed, across pods too. Sudden death of a target: only its own flows."
 func TestTrafficSurvivesChanges(t *testing.T) {
-	for _, s := range traffic.Scenes() {
+	for _, s := range traffic.Scenarios() {
 		t.Run(strings.ReplaceAll(s.Title, " ", "_"), func(t *testing.T) {
 			t.Parallel()
 			ctx, trench := openTrench(t, traffic.Options{Targets: s.Targets})
-			row, err := trench.Play(ctx, s)
+			row, err := trench.Run(ctx, s)
 			t.Logf("\n%s", load.Table(row))
 			if err != nil {
 				t.Fatal(err)
@@ -50,7 +50,7 @@ func TestTrafficSurvivesChanges(t *testing.T) {
 			if row.Result.Answered == 0 || len(row.Result.Flows) == 0 {
 				t.Error("there was no traffic")
 			}
-			if err := s.Judge(row); err != nil {
+			if err := s.Check(row); err != nil {
 				t.Errorf("%v\n%s", err, trench.Logs())
 			}
 			// A lost SYN is sent again after a second, to another target.
@@ -66,16 +66,16 @@ func TestTrafficSurvivesChanges(t *testing.T) {
 func TestTrafficLossWithoutGating(t *testing.T) {
 	t.Parallel()
 	ctx, trench := openTrench(t, traffic.Options{Control: true, Targets: 4})
-	for _, s := range traffic.Scenes() {
+	for _, s := range traffic.Scenarios() {
 		if s.Title != "rolling restart of three targets" && s.Title != "rolling restart of both pods" {
 			continue
 		}
-		row, err := trench.Play(ctx, s)
+		row, err := trench.Run(ctx, s)
 		t.Logf("\n%s", load.Table(row))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s.Judge(row) == nil {
+		if s.Check(row) == nil {
 			t.Errorf("%s: nothing was lost without gating and drains, so that nothing is proved", s.Title)
 		}
 	}

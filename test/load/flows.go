@@ -24,9 +24,9 @@ type flow struct {
 
 	// These belong to the generator's lock.
 	target string // who answers it; "" until the first answer
-	// chapter is where the exchange that is under way began.
-	chapter *chapter
-	last    time.Time // the last answer
+	// phase is where the exchange that is under way began.
+	phase *phase
+	last  time.Time // the last answer
 }
 
 // keep has one flow open until sending ends.
@@ -55,7 +55,7 @@ func (g *Generator) keep(ctx, sending context.Context, number int) {
 // notes what became of it. It tells whether the flow was ever established.
 func (g *Generator) run(ctx, sending context.Context, f *flow) bool {
 	g.mu.Lock()
-	f.chapter, f.last = g.chapter, time.Now()
+	f.phase, f.last = g.phase, time.Now()
 	g.flows[f.number] = f
 	g.mu.Unlock()
 	err := g.exchange(ctx, sending, f)
@@ -68,13 +68,13 @@ func (g *Generator) run(ctx, sending context.Context, f *flow) bool {
 	stage := "flow"
 	if f.target == "" {
 		stage = "open flow"
-		f.chapter.result.Unopened++
+		f.phase.result.Unopened++
 	} else {
 		record := g.record(f)
 		record.Broken = err.Error()
 		record.LongestGap = max(record.LongestGap, time.Since(f.last))
 	}
-	g.fail(f.chapter, f.to, stage, err)
+	g.fail(f.phase, f.to, stage, err)
 	return f.target != ""
 }
 
@@ -146,16 +146,16 @@ func (g *Generator) answered(f *flow, target string) {
 	if !first { // the opening is no gap
 		record.LongestGap = max(record.LongestGap, now.Sub(f.last))
 	}
-	f.last, f.chapter = now, g.chapter
+	f.last, f.phase = now, g.phase
 	g.record(f) // a flow belongs to every chapter in which it lives
 }
 
 // record is what the chapter of a flow's exchange holds about it. The lock is held.
 func (g *Generator) record(f *flow) *Flow {
-	r := f.chapter.flows[f]
+	r := f.phase.flows[f]
 	if r == nil {
 		r = &Flow{Number: f.number, To: f.to, Target: f.target, Opened: f.opened}
-		f.chapter.flows[f] = r
+		f.phase.flows[f] = r
 	}
 	return r
 }

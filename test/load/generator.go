@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// lookEvery is how often a wait looks whether its condition holds.
-const lookEvery = 5 * time.Millisecond
+// pollInterval is how often a wait looks whether its condition holds.
+const pollInterval = 5 * time.Millisecond
 
 // maxFailures is how many failures of a chapter are kept in words.
 const maxFailures = 10
@@ -23,22 +23,22 @@ type Generator struct {
 	cut  context.CancelFunc // ends everything
 	work sync.WaitGroup
 
-	mu      sync.Mutex
-	chapter *chapter
-	flows   map[int]*flow // by number; those that are being opened or open
-	busy    int           // requests whose fate is open, of all chapters
+	mu    sync.Mutex
+	phase *phase
+	flows map[int]*flow // by number; those that are being opened or open
+	busy  int           // requests whose fate is open, of all chapters
 }
 
-// chapter is a stretch of time, and what became of what began in it.
-type chapter struct {
+// phase is a stretch of time, and what became of what began in it.
+type phase struct {
 	began  time.Time
 	result Result
 	flows  map[*flow]*Flow
 	open   int // requests whose fate is open
 }
 
-func newChapter() *chapter {
-	return &chapter{began: time.Now(), result: Result{ByTarget: map[string]int{}}, flows: map[*flow]*Flow{}}
+func newPhase() *phase {
+	return &phase{began: time.Now(), result: Result{ByTarget: map[string]int{}}, flows: map[*flow]*Flow{}}
 }
 
 // Start starts to send. The caller calls Stop. The end of ctx cuts everything off.
@@ -46,7 +46,7 @@ func Start(ctx context.Context, c Config) (*Generator, error) {
 	if err := c.complete(); err != nil {
 		return nil, err
 	}
-	g := &Generator{c: c, start: time.Now(), chapter: newChapter(), flows: map[int]*flow{}}
+	g := &Generator{c: c, start: time.Now(), phase: newPhase(), flows: map[int]*flow{}}
 	ctx, g.cut = context.WithCancel(ctx)
 	sending, send := context.WithTimeout(ctx, c.For)
 	g.send = send
@@ -63,7 +63,7 @@ func Start(ctx context.Context, c Config) (*Generator, error) {
 func (g *Generator) Now() Result {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.chapter.copy()
+	return g.phase.copy()
 }
 
 // Live counts the flows that are established and not broken.
@@ -86,8 +86,8 @@ func (g *Generator) Live() int {
 // open, and the result has the rest.
 func (g *Generator) Take(ctx context.Context) (Result, error) {
 	g.mu.Lock()
-	old := g.chapter
-	g.chapter = newChapter()
+	old := g.phase
+	g.phase = newPhase()
 	old.result.Took = time.Since(old.began)
 	g.mu.Unlock()
 	err := g.until(ctx, func() error {
@@ -95,7 +95,7 @@ func (g *Generator) Take(ctx context.Context) (Result, error) {
 		defer g.mu.Unlock()
 		waiting := 0
 		for _, f := range g.flows {
-			if f.chapter == old {
+			if f.phase == old {
 				waiting++
 			}
 		}
@@ -120,10 +120,10 @@ func (g *Generator) Stop(ctx context.Context) Result {
 	g.cut()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.chapter.result.Took == 0 {
-		g.chapter.result.Took = time.Since(g.chapter.began)
+	if g.phase.result.Took == 0 {
+		g.phase.result.Took = time.Since(g.phase.began)
 	}
-	return g.chapter.copy()
+	return g.phase.copy()
 }
 
 // Wait waits until the current chapter satisfies a condition. The error is the
@@ -175,7 +175,7 @@ func (g *Generator) WaitTargets(ctx context.Context, names ...string) error {
 }
 
 func (g *Generator) until(ctx context.Context, condition func() error) error {
-	tick := time.NewTicker(lookEvery)
+	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
 		err := condition()
@@ -191,7 +191,7 @@ func (g *Generator) until(ctx context.Context, condition func() error) error {
 }
 
 // fail notes a failure in a chapter. The lock is held.
-func (g *Generator) fail(c *chapter, to netip.AddrPort, stage string, err error) {
+func (g *Generator) fail(c *phase, to netip.AddrPort, stage string, err error) {
 	if len(c.result.Failures) < maxFailures {
 		c.result.Failures = append(c.result.Failures, Failure{After: time.Since(g.start), To: to, Stage: stage, Err: err.Error()})
 	}

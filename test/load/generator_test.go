@@ -15,18 +15,18 @@ import (
 	"time"
 )
 
-// patience bounds every wait of these tests.
-const patience = 30 * time.Second
+// waitTimeout bounds every wait of these tests.
+const waitTimeout = 30 * time.Second
 
-// site is a server with a port for requests and one for flows, on both families.
-type site struct {
+// testServers is a server with a port for requests and one for flows, on both families.
+type testServers struct {
 	*Server
 	requests, flows []netip.AddrPort
 }
 
-func newSite(t *testing.T, name string) *site {
+func newTestServers(t *testing.T, name string) *testServers {
 	t.Helper()
-	s := &site{Server: NewServer(name)}
+	s := &testServers{Server: NewServer(name)}
 	t.Cleanup(func() {
 		if err := s.Abort(); err != nil {
 			t.Error(err)
@@ -82,7 +82,7 @@ func custom(t *testing.T, serve func(net.Conn)) netip.AddrPort {
 
 func start(t *testing.T, c Config) (*Generator, context.Context) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	t.Cleanup(cancel)
 	g, err := Start(ctx, c)
 	if err != nil {
@@ -99,8 +99,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func TestNothingIsLostWhenNothingHappens(t *testing.T) {
-	one, two := newSite(t, "target-1"), newSite(t, "target-2")
+func TestNoLoss(t *testing.T) {
+	one, two := newTestServers(t, "target-1"), newTestServers(t, "target-2")
 	g, ctx := start(t, Config{
 		Requests: append(one.requests, two.requests...), Rate: 200,
 		FlowsTo: append(one.flows, two.flows...), Flows: 8,
@@ -138,8 +138,8 @@ func TestNothingIsLostWhenNothingHappens(t *testing.T) {
 	}
 }
 
-func TestRefusedRequestsFailInTheirChapter(t *testing.T) {
-	s := newSite(t, "target-1")
+func TestRefusedRequests(t *testing.T) {
+	s := newTestServers(t, "target-1")
 	g, ctx := start(t, Config{Requests: s.requests, Rate: 100})
 	must(t, g.WaitAnswered(ctx, 10))
 	before, err := g.Take(ctx)
@@ -166,7 +166,7 @@ func TestRefusedRequestsFailInTheirChapter(t *testing.T) {
 	}
 }
 
-func TestSilentRequestsFailAfterTheirTimeout(t *testing.T) {
+func TestRequestTimeout(t *testing.T) {
 	silent := custom(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 	g, ctx := start(t, Config{Requests: []netip.AddrPort{silent}, Rate: 50, Timeout: 100 * time.Millisecond})
 	_, err := g.Wait(ctx, func(r Result) error { // a busy machine may need the time to connect
@@ -183,8 +183,8 @@ func TestSilentRequestsFailAfterTheirTimeout(t *testing.T) {
 	}
 }
 
-func TestBrokenFlowsAreOfTheirTarget(t *testing.T) {
-	one, two := newSite(t, "target-1"), newSite(t, "target-2")
+func TestBrokenFlowTarget(t *testing.T) {
+	one, two := newTestServers(t, "target-1"), newTestServers(t, "target-2")
 	g, ctx := start(t, Config{FlowsTo: append(one.flows, two.flows...), Flows: 8, Pace: 5 * time.Millisecond})
 	must(t, g.WaitFlows(ctx))
 	_, err := g.Take(ctx)
@@ -212,10 +212,10 @@ func TestBrokenFlowsAreOfTheirTarget(t *testing.T) {
 	}
 }
 
-func TestBrokenFlowsAreOpenedAgainIfWished(t *testing.T) {
-	one, two := newSite(t, "target-1"), newSite(t, "target-2")
+func TestRedialOfBrokenFlows(t *testing.T) {
+	one, two := newTestServers(t, "target-1"), newTestServers(t, "target-2")
 	// The address of the first flow answers by one and then by two.
-	both := []*site{one, two}
+	both := []*testServers{one, two}
 	var mu sync.Mutex
 	l, addr := listen(t, twiceHost)
 	mu.Lock()
@@ -243,7 +243,7 @@ func TestBrokenFlowsAreOpenedAgainIfWished(t *testing.T) {
 	}
 }
 
-func TestGapBelongsToTheChapterInWhichItBegan(t *testing.T) {
+func TestGapBelongsToPhaseOfItsStart(t *testing.T) {
 	const gap = 300 * time.Millisecond
 	held, release := make(chan struct{}), make(chan struct{})
 	addr := custom(t, func(c net.Conn) {
@@ -291,7 +291,7 @@ func TestGapBelongsToTheChapterInWhichItBegan(t *testing.T) {
 	}
 }
 
-func TestFlowBreaksWhenItIsSilentOrAnsweredByAnother(t *testing.T) {
+func TestFlowBreakReasons(t *testing.T) {
 	cases := []struct {
 		name    string
 		silence time.Duration // 0 is longer than any answer takes
@@ -335,7 +335,7 @@ func TestFlowBreaksWhenItIsSilentOrAnsweredByAnother(t *testing.T) {
 	}
 }
 
-func TestFlowThatCannotBeOpenedIsTriedAgain(t *testing.T) {
+func TestUnopenedFlowIsRetried(t *testing.T) {
 	l, addr := listen(t, twiceHost)
 	must(t, l.Close())
 	g, ctx := start(t, Config{FlowsTo: []netip.AddrPort{addr}, Flows: 1})
@@ -348,7 +348,7 @@ func TestFlowThatCannotBeOpenedIsTriedAgain(t *testing.T) {
 	must(t, err)
 	again, err := net.Listen("tcp", addr.String())
 	must(t, err)
-	s := newSite(t, "target-1")
+	s := newTestServers(t, "target-1")
 	s.ServeFlows(again)
 	must(t, g.WaitFlows(ctx))
 	if r := g.Stop(ctx); r.Lost() != nil {
@@ -356,9 +356,9 @@ func TestFlowThatCannotBeOpenedIsTriedAgain(t *testing.T) {
 	}
 }
 
-func TestStopCutsOffWhatIsOpenWhenItsTimeIsOver(t *testing.T) {
+func TestStopDeadline(t *testing.T) {
 	silent := custom(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
-	s := newSite(t, "target-1")
+	s := newTestServers(t, "target-1")
 	g, ctx := start(t, Config{Requests: []netip.AddrPort{silent}, Rate: 100, Timeout: MaxTimeout, FlowsTo: s.flows, Flows: 2})
 	must(t, g.WaitFlows(ctx))
 	_, err := g.Wait(ctx, func(r Result) error {
@@ -376,8 +376,8 @@ func TestStopCutsOffWhatIsOpenWhenItsTimeIsOver(t *testing.T) {
 	g.Stop(short)
 }
 
-func TestGeneratorIsBoundedInRateAndTime(t *testing.T) {
-	s := newSite(t, "target-1")
+func TestGeneratorLimits(t *testing.T) {
+	s := newTestServers(t, "target-1")
 	for _, c := range []Config{
 		{Requests: s.requests, Rate: MaxRate + 1},
 		{Requests: s.requests, Rate: -1},
@@ -407,8 +407,8 @@ func TestGeneratorIsBoundedInRateAndTime(t *testing.T) {
 	}
 }
 
-func TestSocketsAreMadeInside(t *testing.T) {
-	s := newSite(t, "target-1")
+func TestSocketsInNamespace(t *testing.T) {
+	s := newTestServers(t, "target-1")
 	var mu sync.Mutex
 	made := 0
 	inside := func(fn func() error) error {
@@ -438,8 +438,8 @@ func TestSocketsAreMadeInside(t *testing.T) {
 	}
 }
 
-func TestShutdownAnswersWhatItAccepted(t *testing.T) {
-	s := newSite(t, "target-1")
+func TestShutdownAnswersAccepted(t *testing.T) {
+	s := newTestServers(t, "target-1")
 	conn, err := net.Dial("tcp", s.requests[0].String())
 	must(t, err)
 	defer conn.Close()
@@ -447,7 +447,7 @@ func TestShutdownAnswersWhatItAccepted(t *testing.T) {
 	half := len(request) / 2
 	_, err = io.WriteString(conn, request[:half])
 	must(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	for {
 		if n, _ := s.Connections(); n == 1 {

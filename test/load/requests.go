@@ -41,7 +41,7 @@ func (g *Generator) requests(ctx, sending context.Context) {
 		next = next.Add(interval)
 		to := g.c.Requests[i%len(g.c.Requests)]
 		g.mu.Lock()
-		c := g.chapter
+		c := g.phase
 		withheld := late || g.busy >= most
 		if withheld {
 			c.result.Withheld++
@@ -58,7 +58,7 @@ func (g *Generator) requests(ctx, sending context.Context) {
 }
 
 // request sends one request and notes what became of it.
-func (g *Generator) request(ctx context.Context, c *chapter, to netip.AddrPort) {
+func (g *Generator) request(ctx context.Context, c *phase, to netip.AddrPort) {
 	began := time.Now()
 	target, stage, err := g.ask(ctx, to)
 	took := time.Since(began)

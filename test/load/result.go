@@ -62,7 +62,7 @@ func (f Failure) String() string {
 }
 
 // copy is the result so far. The generator's lock is held.
-func (c *chapter) copy() Result {
+func (c *phase) copy() Result {
 	r := c.result
 	r.ByTarget = maps.Clone(r.ByTarget)
 	r.Failures = slices.Clone(r.Failures)

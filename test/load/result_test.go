@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-func TestTablesForPeople(t *testing.T) {
+func TestTables(t *testing.T) {
 	r := Result{
 		Sent: 1200, Answered: 1199, Failed: 1, Slowest: 1003 * time.Millisecond,
 		Flows: []Flow{

@@ -19,20 +19,20 @@ const (
 	calm = 30
 )
 
-// Scene is a change under traffic.
-type Scene struct {
+// Scenario is a change under traffic.
+type Scenario struct {
 	Title string
 	// Targets is how many there are when it begins.
 	Targets int
 	// Planned scenes lose nothing: no request, and no flow of a target that stayed.
 	Planned bool
 
-	play func(context.Context, *Trench, *load.Generator) (left []string, err error)
+	run func(context.Context, *Trench, *load.Generator) (left []string, err error)
 }
 
-// Scenes are all of them, in the order in which one trench can play them.
-func Scenes() []Scene {
-	return []Scene{
+// Scenarios are all of them, in the order in which one trench can play them.
+func Scenarios() []Scenario {
+	return []Scenario{
 		{"scale from 1 to 10 targets and back", 1, true, scale},
 		{"rolling restart of three targets", 4, true, restartTargets},
 		{"rolling restart of both pods", 4, true, restartPods},
@@ -42,9 +42,9 @@ func Scenes() []Scene {
 	}
 }
 
-// Play plays a scene and tells what became of the traffic. The error says that
+// Run plays a scene and tells what became of the traffic. The error says that
 // the scene could not be played; what was lost is in the row.
-func (t *Trench) Play(ctx context.Context, s Scene) (load.Row, error) {
+func (t *Trench) Run(ctx context.Context, s Scenario) (load.Row, error) {
 	row := load.Row{Title: s.Title}
 	fail := func(what string, err error) (load.Row, error) {
 		return row, fmt.Errorf("%s: %s: %w\n%s", s.Title, what, err, t.Logs())
@@ -57,16 +57,16 @@ func (t *Trench) Play(ctx context.Context, s Scene) (load.Row, error) {
 		return fail("load", err)
 	}
 	defer func() { row.Result = g.Stop(ctx) }()
-	begin, cancel := context.WithTimeout(ctx, patience)
+	begin, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	if err := errors.Join(g.WaitFlows(begin), g.WaitAnswered(begin, calm)); err != nil {
 		return fail("before the change", err)
 	}
-	row.Left, err = s.play(ctx, t, g)
+	row.Left, err = s.run(ctx, t, g)
 	if err != nil {
 		return fail("play", err)
 	}
-	end, cancel := context.WithTimeout(ctx, patience)
+	end, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	if err := g.WaitAnswered(end, calm); err != nil {
 		return fail("after the change", err)
@@ -75,8 +75,8 @@ func (t *Trench) Play(ctx context.Context, s Scene) (load.Row, error) {
 	return row, nil
 }
 
-// Judge says what a scene lost that it may not lose; nil when nothing.
-func (s Scene) Judge(row load.Row) error {
+// Check says what a scene lost that it may not lose; nil when nothing.
+func (s Scenario) Check(row load.Row) error {
 	if s.Planned {
 		return row.Result.Lost(row.Left...)
 	}
@@ -112,7 +112,7 @@ func scale(ctx context.Context, t *Trench, g *load.Generator) ([]string, error) 
 	if err := errors.Join(t.scale(targets), t.settle(ctx)); err != nil {
 		return nil, err
 	}
-	bound, cancel := context.WithTimeout(ctx, patience)
+	bound, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	all := t.names()
 	if err := g.WaitTargets(bound, all...); err != nil {
@@ -155,7 +155,7 @@ func restartTargets(ctx context.Context, t *Trench, _ *load.Generator) ([]string
 }
 
 func (t *Trench) restart(ctx context.Context, name string) error {
-	bound, cancel := context.WithTimeout(ctx, patience)
+	bound, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	if t.o.Control {
 		return errors.Join(t.app(name).Stop(bound), t.wantDown(ctx, name), t.app(name).Start(), t.settle(ctx))
@@ -170,7 +170,7 @@ func (t *Trench) restart(ctx context.Context, name string) error {
 // last: nothing orders the containers of a pod, and its image may have to be
 // fetched.
 func restartPods(ctx context.Context, t *Trench, g *load.Generator) ([]string, error) {
-	bound, cancel := context.WithTimeout(ctx, patience)
+	bound, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	for n, p := range t.Pods {
 		if err := t.stop(bound, p); err != nil {
@@ -193,7 +193,7 @@ func restartPods(ctx context.Context, t *Trench, g *load.Generator) ([]string, e
 
 // killLB kills the lb of one pod, which is started again as by a kubelet.
 func killLB(ctx context.Context, t *Trench, g *load.Generator) ([]string, error) {
-	bound, cancel := context.WithTimeout(ctx, patience)
+	bound, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	p := t.Pods[0]
 	return nil, errors.Join(p.LB.Kill(), g.WaitAnswered(bound, calm), t.startLB(p), t.settle(ctx))
@@ -201,7 +201,7 @@ func killLB(ctx context.Context, t *Trench, g *load.Generator) ([]string, error)
 
 // stopFrontend restarts the frontend of one pod.
 func stopFrontend(ctx context.Context, t *Trench, g *load.Generator) ([]string, error) {
-	bound, cancel := context.WithTimeout(ctx, patience)
+	bound, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	p := t.Pods[0]
 	if err := p.Frontend.Signal(syscall.SIGTERM); err != nil {
@@ -242,11 +242,11 @@ func Total(rows []load.Row) (failed, broken int) {
 }
 
 // Find returns a scene by its title.
-func Find(title string) (Scene, error) {
-	scenes := Scenes()
-	i := slices.IndexFunc(scenes, func(s Scene) bool { return s.Title == title })
+func Find(title string) (Scenario, error) {
+	scenes := Scenarios()
+	i := slices.IndexFunc(scenes, func(s Scenario) bool { return s.Title == title })
 	if i < 0 {
-		return Scene{}, fmt.Errorf("there is no scene %q", title)
+		return Scenario{}, fmt.Errorf("there is no scene %q", title)
 	}
 	return scenes[i], nil
 }

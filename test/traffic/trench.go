@@ -23,11 +23,11 @@ import (
 const (
 	pods    = 2
 	targets = 10
-	// patience bounds every wait. It is a bound of liveness, far above what is
+	// waitTimeout bounds every wait. It is a bound of liveness, far above what is
 	// expected.
-	patience = 60 * time.Second
-	// lookEvery is how often a condition is looked at.
-	lookEvery = 20 * time.Millisecond
+	waitTimeout = 60 * time.Second
+	// pollInterval is how often a condition is looked at.
+	pollInterval = 20 * time.Millisecond
 )
 
 // Checks of the targets, as in the trench file: a death is noticed after
@@ -203,7 +203,7 @@ func (t *Trench) settle(ctx context.Context) error {
 
 // wantVia is WantVia with patience.
 func (t *Trench) wantVia(ctx context.Context, pods ...int) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	return t.WantVia(ctx, pods...)
 }
@@ -232,14 +232,14 @@ func (t *Trench) wantDown(ctx context.Context, name string) error {
 
 // wantStates waits until the targets of every pod satisfy a condition.
 func (t *Trench) wantStates(ctx context.Context, condition func(map[string]targetv1.State) error) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	for n, p := range t.Pods {
 		conn, err := grpc.NewClient("unix:"+p.LBAdmin(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 		if err != nil {
 			return err
 		}
-		err = lab.Eventually(ctx, lookEvery, func() error {
+		err = lab.Eventually(ctx, pollInterval, func() error {
 			have, err := states(ctx, conn)
 			if err != nil {
 				return fmt.Errorf("pod %d: %w", n+1, err)
@@ -259,13 +259,13 @@ func (t *Trench) wantStates(ctx context.Context, condition func(map[string]targe
 // wantEgress waits until the frontend of a pod has a session with the gateway in
 // every family.
 func (t *Trench) wantEgress(ctx context.Context, p *lab.Pod) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	conn, err := grpc.NewClient("unix:"+p.FrontendAdmin(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}
-	err = lab.Eventually(ctx, lookEvery, func() error {
+	err = lab.Eventually(ctx, pollInterval, func() error {
 		answer, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{Service: "Egress"}, grpc.WaitForReady(true))
 		if err == nil && answer.GetStatus() != healthv1.HealthCheckResponse_SERVING {
 			err = fmt.Errorf("the frontend's Egress is %v", answer.GetStatus())
