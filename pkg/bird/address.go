@@ -11,39 +11,39 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// ownAddress is an address of ours with the network it is in.
-type ownAddress struct {
+// localAddress is an address of the external interface with its network.
+type localAddress struct {
 	addr      netip.Addr
 	network   netip.Prefix
 	second    bool // deprecated, temporary or secondary: only if there is no other
 	tentative bool // duplicate address detection (RFC 4862) is not over
-	duplicate bool // somebody else has it
+	duplicate bool // duplicate address detection failed
 }
 
-// errNoInterface tells that there is no such interface. Other errors tell
-// nothing about its addresses.
+// errNoInterface reports that the interface does not exist. Any other error leaves its addresses
+// unknown.
 var errNoInterface = errors.New("does not exist")
 
 // interfaceAddresses returns the addresses of an interface.
-func interfaceAddresses(name string) ([]ownAddress, error) {
+func interfaceAddresses(name string) ([]localAddress, error) {
 	link, err := netlink.LinkByName(name)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
 		return nil, fmt.Errorf("interface %s %w", name, errNoInterface)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("interface %s: %w", name, err)
+		return nil, fmt.Errorf("failed to look up interface %s: %w", name, err)
 	}
 	list, err := netlink.AddrList(link, netlink.FAMILY_ALL)
 	if err != nil {
-		return nil, fmt.Errorf("addresses of interface %s: %w", name, err)
+		return nil, fmt.Errorf("failed to list addresses of interface %s: %w", name, err)
 	}
-	var own []ownAddress
+	var addrs []localAddress
 	for _, a := range list {
 		ip, ok := netip.AddrFromSlice(a.IP)
 		if !ok {
 			continue
 		}
-		x := ownAddress{
+		x := localAddress{
 			addr:      ip.Unmap(),
 			second:    a.Flags&(unix.IFA_F_DEPRECATED|unix.IFA_F_SECONDARY) != 0,
 			tentative: a.Flags&unix.IFA_F_TENTATIVE != 0 && a.Flags&unix.IFA_F_OPTIMISTIC == 0,
@@ -57,24 +57,23 @@ func interfaceAddresses(name string) ([]ownAddress, error) {
 			ones, _ := network.Mask.Size()
 			x.network = netip.PrefixFrom(n.Unmap(), ones).Masked()
 		}
-		own = append(own, x)
+		addrs = append(addrs, x)
 	}
-	return own, nil
+	return addrs, nil
 }
 
-// localFor picks our address toward a gateway: one whose network holds the
-// gateway, since BIRD's session is with a neighbor on the link. current, if it
-// still fits, stays: another address would restart the session, whether it is
-// better or not, and an address that was in use is not the duplicate that a link
-// that came back has it checked for. The problem says why there is none.
-func localFor(gateway, current netip.Addr, own []ownAddress) (local netip.Addr, problem string) {
-	var best, waiting ownAddress
+// selectLocal returns the local address of the session to a gateway: one whose network contains the
+// gateway, since BIRD peers with a neighbor on the link. It keeps current while that is possible:
+// any other address would restart the session. current may be tentative, since the kernel repeats
+// duplicate address detection whenever the link comes back. The problem says why there is none.
+func selectLocal(gateway, current netip.Addr, addrs []localAddress) (local netip.Addr, problem string) {
+	var best, waiting localAddress
 	family := false
-	for _, a := range own {
+	for _, a := range addrs {
 		family = family || vip.FamilyOf(a.addr) == vip.FamilyOf(gateway) && !a.addr.IsLinkLocalUnicast()
 		switch {
 		case a.addr == gateway:
-			return netip.Addr{}, fmt.Sprintf("the gateway's address %s is our own", gateway)
+			return netip.Addr{}, fmt.Sprintf("gateway address %s is a local address", gateway)
 		case !a.network.IsValid() || !a.network.Contains(gateway):
 		case a.duplicate:
 			waiting = a
@@ -92,9 +91,9 @@ func localFor(gateway, current netip.Addr, own []ownAddress) (local netip.Addr, 
 	case best.addr.IsValid():
 		return best.addr, ""
 	case waiting.duplicate:
-		return netip.Addr{}, fmt.Sprintf("our address %s is somebody else's, too: duplicate address detection failed", waiting.addr)
+		return netip.Addr{}, fmt.Sprintf("duplicate address detection failed for local address %s", waiting.addr)
 	case waiting.tentative:
-		return netip.Addr{}, fmt.Sprintf("our address %s is not usable yet: duplicate address detection runs", waiting.addr)
+		return netip.Addr{}, fmt.Sprintf("local address %s is tentative: duplicate address detection runs", waiting.addr)
 	case !family:
 		return netip.Addr{}, fmt.Sprintf("no %s address", vip.FamilyOf(gateway))
 	}

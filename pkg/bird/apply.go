@@ -11,24 +11,24 @@ import (
 	"time"
 )
 
-// configPath is not bird.conf: on a host with a BIRD of its own, that is its file.
+// configPath is not bird.conf, which is the file of another BIRD on the same host.
 func (s *Supervisor) configPath() string { return filepath.Join(s.options.Dir, "vipgate.conf") }
 
-// stagedPath is where a configuration waits to be checked.
+// stagedPath is the path of a configuration that BIRD has not checked yet.
 func (s *Supervisor) stagedPath() string { return s.configPath() + ".new" }
 
-// application is the way of a survey into BIRD. Only files are written outside
-// the loop that looks at BIRD, since a disk can be slow.
-type application struct {
-	current survey     // in force, and in the file
-	pending survey     // being written
-	written chan error // the result of writing pending; nil: nothing is
-	refused []byte     // by BIRD: not tried again
+// applyState is the progress of resolutions into BIRD. Only the file is written by another
+// goroutine than the one that polls BIRD, since a disk can be slow.
+type applyState struct {
+	current resolution // loaded by BIRD, and in the file
+	pending resolution // being written
+	written chan error // the result of writing pending; nil: nothing is being written
+	refused []byte     // the content that BIRD refused last; not retried
 	backoff backoff
 }
 
-// backoff spaces attempts at what failed for another reason than that BIRD
-// refuses it, such as a full disk.
+// backoff delays the retry of an attempt that failed for another reason than BIRD's refusal, such
+// as a full disk.
 type backoff struct {
 	failures  int
 	notBefore time.Time
@@ -39,13 +39,12 @@ func (b *backoff) failed(now time.Time) {
 	b.notBefore = now.Add(min(time.Second<<min(b.failures-1, 5), 30*time.Second))
 }
 
-// stage begins to write the configuration of the newest survey if it is not the
-// one in force.
+// stage starts writing the configuration of the newest resolution unless BIRD has loaded it.
 func (s *Supervisor) stage() {
-	a, v := &s.apply, s.surveyor.result.Load()
+	a, v := &s.apply, s.resolver.result.Load()
 	switch {
 	case a.written != nil:
-		return // one at a time; the end of this one brings us here again
+		return // one at a time: serve calls stage again when this one is written
 	case v.err == nil && bytes.Equal(v.content, a.current.content):
 		a.current = v
 		s.configured()
@@ -61,9 +60,9 @@ func (s *Supervisor) stage() {
 	go func() { written <- replaceFile(path, v.content, 0o600) }()
 }
 
-// staged gives BIRD the configuration that was written. A refused one leaves the
-// old one in force. It tells whether BIRD has another one now.
-func (s *Supervisor) staged(ctx context.Context, err error) bool {
+// applyStaged loads the written configuration into BIRD, which keeps the old one if it refuses the
+// new one. It reports whether BIRD loaded it.
+func (s *Supervisor) applyStaged(ctx context.Context, err error) bool {
 	a := &s.apply
 	a.written = nil
 	if err == nil {
@@ -78,36 +77,36 @@ func (s *Supervisor) staged(ctx context.Context, err error) bool {
 	}
 	a.current = a.pending
 	s.configured()
-	s.options.Log.Info("BIRD has another configuration", "gateways", len(a.current.input.Sessions), "without_session", len(a.current.problems))
-	s.eager.begin(time.Now())
+	s.options.Log.Info("BIRD configuration loaded", "gateways", len(a.current.input.Sessions), "without_session", len(a.current.problems))
+	s.fast.start(time.Now())
 	s.state.Update(func(st State) State { st.Configures++; return st })
 	return true
 }
 
-// reconfigure checks the new file first: after a refused `configure` the file on
-// disk would not be the one in force.
+// reconfigure has BIRD check the new file before it replaces the old one: the file on disk must be
+// the one that BIRD has loaded, since a restarted BIRD reads it.
 func (s *Supervisor) reconfigure(ctx context.Context) error {
 	if _, err := s.command(ctx, `configure check "`+s.stagedPath()+`"`); err != nil {
-		return errors.Join(fmt.Errorf("check of BIRD's new configuration: %w", err), os.Remove(s.stagedPath()))
+		return errors.Join(fmt.Errorf("failed to check BIRD's new configuration: %w", err), os.Remove(s.stagedPath()))
 	}
 	if err := os.Rename(s.stagedPath(), s.configPath()); err != nil {
-		return fmt.Errorf("configuration of BIRD: %w", err)
+		return fmt.Errorf("failed to replace BIRD's configuration: %w", err)
 	}
 	if _, err := s.command(ctx, `configure "`+s.configPath()+`"`); err != nil {
-		return fmt.Errorf("BIRD did not take the new configuration: %w", err)
+		return fmt.Errorf("failed to load BIRD's new configuration: %w", err)
 	}
 	return nil
 }
 
-// settle waits for a file that is being written.
-func (s *Supervisor) settle() {
+// awaitWrite waits until the file that is being written is complete.
+func (s *Supervisor) awaitWrite() {
 	if s.apply.written != nil {
 		<-s.apply.written
 		s.apply.written = nil
 	}
 }
 
-// configured notes that the configuration in force is the wanted one.
+// configured records that BIRD has loaded the desired configuration.
 func (s *Supervisor) configured() {
 	s.apply.refused, s.apply.backoff = nil, backoff{}
 	if s.state.Load().ConfigErr != nil {
@@ -115,7 +114,7 @@ func (s *Supervisor) configured() {
 	}
 }
 
-// configFailed notes that it is not. What BIRD refused is not tried again.
+// configFailed records that it has not. A configuration that BIRD refused is not retried.
 func (s *Supervisor) configFailed(err error) {
 	var refused *RefusedError
 	if errors.As(err, &refused) {
@@ -123,15 +122,15 @@ func (s *Supervisor) configFailed(err error) {
 	} else {
 		s.apply.backoff.failed(time.Now())
 	}
-	s.options.Log.Error("BIRD keeps its old configuration", "error", err)
+	s.options.Log.Error("failed to configure BIRD; it keeps its previous configuration", "error", err)
 	s.state.Update(func(st State) State { st.ConfigErr = err; st.ConfigFailures++; return st })
 }
 
-// prepare writes the configuration for a BIRD that is to be started: the wanted
-// one, or, if that cannot be, the one that was in force before.
+// prepare writes the configuration that a new BIRD reads: the desired one, or the last one that
+// BIRD loaded if BIRD refuses the desired one or it cannot be written.
 func (s *Supervisor) prepare(ctx context.Context) error {
 	a := &s.apply
-	a.pending = s.surveyor.result.Load()
+	a.pending = s.resolver.result.Load()
 	err := a.pending.err
 	if err == nil && !bytes.Equal(a.pending.content, a.current.content) && !bytes.Equal(a.pending.content, a.refused) {
 		if err = s.install(ctx, a.pending.content); err == nil {
@@ -152,7 +151,7 @@ func (s *Supervisor) prepare(ctx context.Context) error {
 // checkTimeout bounds `bird -p`, which takes 10 ms.
 const checkTimeout = 10 * time.Second
 
-// install has BIRD parse a configuration without starting it, and puts it in place.
+// install checks a configuration with `bird -p` and moves it to configPath.
 func (s *Supervisor) install(ctx context.Context, content []byte) error {
 	path := s.stagedPath()
 	if err := replaceFile(path, content, 0o600); err != nil {
@@ -166,10 +165,10 @@ func (s *Supervisor) install(ctx context.Context, content []byte) error {
 		err = &RefusedError{codeConfigFailed, string(bytes.TrimSpace(out))}
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("check of BIRD's configuration: %w", err), os.Remove(path))
+		return errors.Join(fmt.Errorf("failed to check BIRD's configuration: %w", err), os.Remove(path))
 	}
 	if err := os.Rename(path, s.configPath()); err != nil {
-		return fmt.Errorf("configuration of BIRD: %w", err)
+		return fmt.Errorf("failed to replace BIRD's configuration: %w", err)
 	}
 	return nil
 }

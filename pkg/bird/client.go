@@ -13,41 +13,41 @@ import (
 )
 
 const (
-	// commandTimeout is how long BIRD may take to answer. It answers in 0.03 ms;
-	// parsing a configuration of 10 000 lines blocks it for 18 ms.
+	// commandTimeout bounds the wait for an answer of BIRD. BIRD answers in 0.03 ms; parsing a
+	// configuration of 10 000 lines blocks it for 18 ms.
 	commandTimeout = 2 * time.Second
-	// maxCommand is the longest command that is sent: longer input makes BIRD
-	// drop the client or hang.
+	// maxCommand is the longest command that is sent: longer input makes BIRD drop the client or
+	// hang.
 	maxCommand = 1000
 )
 
-// Client speaks to BIRD on its control socket, one command at a time. It is not
-// safe for concurrent use. After an error that is not BIRD's own refusal it
-// must be closed: an answer may still be under way.
+// Client sends commands to BIRD's control socket, one at a time. It is not safe for concurrent use.
+// After an error that is not a [RefusedError] the caller must close it: a late answer would be read
+// as the answer to the next command.
 type Client struct {
-	// Version is what BIRD said in its greeting, such as "2.0.12".
+	// Version is BIRD's version from its greeting, such as "2.0.12".
 	Version string
-	// PID is the process that serves the socket, as the kernel knows it.
+	// PID is the process that serves the socket, from SO_PEERCRED.
 	PID int
 
 	conn   net.Conn
 	reader *bufio.Reader
 }
 
-// Dial connects and reads the greeting. ctx and 2 s bound it.
+// Dial connects and reads the greeting; ctx and commandTimeout bound it.
 func Dial(ctx context.Context, socket string) (*Client, error) {
 	deadline := deadlineOf(ctx)
 	conn, err := (&net.Dialer{Deadline: deadline}).DialContext(ctx, "unix", socket)
 	if err != nil {
-		return nil, fmt.Errorf("control socket of BIRD: %w", err)
+		return nil, fmt.Errorf("failed to connect to BIRD's control socket: %w", err)
 	}
 	pid, err := peerPID(conn)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("control socket of BIRD: %w", err), conn.Close())
+		return nil, errors.Join(fmt.Errorf("failed to identify the process on BIRD's control socket: %w", err), conn.Close())
 	}
 	c, err := newClient(ctx, conn, deadline)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("greeting of BIRD on %s: %w", socket, err), conn.Close())
+		return nil, errors.Join(fmt.Errorf("failed to read BIRD's greeting on %s: %w", socket, err), conn.Close())
 	}
 	c.PID = pid
 	return c, nil
@@ -73,23 +73,23 @@ func newClient(ctx context.Context, conn net.Conn, deadline time.Time) (*Client,
 // Close ends the connection.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// Command sends one command and returns BIRD's answer; ctx and 2 s bound it. An
-// error with a reply is the refusal of BIRD, one without that of the connection.
+// Command sends one command and returns BIRD's reply; ctx and commandTimeout bound it. An error
+// with a reply is BIRD's refusal; an error without a reply is a failure of the connection.
 func (c *Client) Command(ctx context.Context, command string) (Reply, error) {
 	if len(command) > maxCommand || strings.ContainsAny(command, "\x00\r\n") {
-		return nil, fmt.Errorf("command of %d bytes: at most %d on one line can be sent to BIRD", len(command), maxCommand)
+		return nil, fmt.Errorf("failed to send command of %d bytes: BIRD takes one line of at most %d bytes", len(command), maxCommand)
 	}
 	reply, err := c.exchange(ctx, deadlineOf(ctx), []byte(command+"\n"))
 	if err != nil {
-		return nil, fmt.Errorf("BIRD's answer to %q: %w", command, err)
+		return nil, fmt.Errorf("failed to run BIRD command %q: %w", command, err)
 	}
 	if err := reply.Err(); err != nil {
-		return reply, fmt.Errorf("%q: %w", command, err)
+		return reply, fmt.Errorf("BIRD command %q failed: %w", command, err)
 	}
 	return reply, nil
 }
 
-// deadlineOf is the earlier of ctx's deadline and commandTimeout from now.
+// deadlineOf returns the earlier of ctx's deadline and commandTimeout from now.
 func deadlineOf(ctx context.Context) time.Time {
 	deadline := time.Now().Add(commandTimeout)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
@@ -98,8 +98,7 @@ func deadlineOf(ctx context.Context) time.Time {
 	return deadline
 }
 
-// exchange writes a request, if any, and reads one reply. The end of ctx
-// interrupts both.
+// exchange writes a request, if any, and reads one reply. The end of ctx interrupts both.
 func (c *Client) exchange(ctx context.Context, deadline time.Time, request []byte) (Reply, error) {
 	if err := c.conn.SetDeadline(deadline); err != nil {
 		return nil, err
@@ -107,10 +106,10 @@ func (c *Client) exchange(ctx context.Context, deadline time.Time, request []byt
 	interrupted := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(interrupted)
-		_ = c.conn.SetDeadline(time.Unix(1, 0)) // fails only once it is closed
+		_ = c.conn.SetDeadline(time.Unix(1, 0)) // fails only on a closed connection
 	})
 	defer func() {
-		// An interrupt that comes late must not hit the next exchange.
+		// A late interrupt must not hit the next exchange.
 		if !stop() {
 			<-interrupted
 		}
@@ -123,7 +122,7 @@ func (c *Client) exchange(ctx context.Context, deadline time.Time, request []byt
 	return ReadReply(c.reader)
 }
 
-// peerPID returns the process that listens on a unix socket (unix(7), SO_PEERCRED).
+// peerPID returns the process that listens on a unix socket (SO_PEERCRED, unix(7)).
 func peerPID(conn net.Conn) (int, error) {
 	unixConn, ok := conn.(*net.UnixConn)
 	if !ok {
@@ -141,7 +140,7 @@ func peerPID(conn net.Conn) (int, error) {
 		return 0, err
 	}
 	if errCred != nil {
-		return 0, fmt.Errorf("who serves it: %w", errCred)
+		return 0, fmt.Errorf("failed to read SO_PEERCRED: %w", errCred)
 	}
 	return int(cred.Pid), nil
 }

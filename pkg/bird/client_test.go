@@ -13,8 +13,7 @@ import (
 	"time"
 )
 
-// conversation is a client whose server says a text at once and then whatever
-// say does.
+// conversation is a client whose server says a text at once and then whatever say does.
 func conversation(t *testing.T, greeting string, say func(net.Conn)) (*Client, error) {
 	t.Helper()
 	ours, theirs := net.Pipe()
@@ -34,8 +33,8 @@ const greeting = "0001 BIRD 2.0.12 ready.\n"
 func TestCommandsHaveADeadline(t *testing.T) {
 	reads := func(c net.Conn) { _, _ = bufio.NewReader(c).ReadString('\n') }
 	for name, say := range map[string]func(net.Conn){
-		"nobody reads":        func(net.Conn) {},
-		"nobody answers":      reads,
+		"no read":             func(net.Conn) {},
+		"no answer":           reads,
 		"half an answer":      func(c net.Conn) { reads(c); _, _ = c.Write([]byte("1002-NBR-a BGP\n")) },
 		"answer without end":  func(c net.Conn) { reads(c); drip(c, "1002-x\n") },
 		"asynchronous chat":   func(c net.Conn) { reads(c); drip(c, "+x\n") },
@@ -90,8 +89,8 @@ func TestGreetings(t *testing.T) {
 		"+news\n0001 BIRD 2.19 ready.\n": {version: "2.19"},
 		"0001 ready\n":                   {},
 		"9000 Command too long\n":        {problem: "9000"},
-		"220 mail ESMTP\n":               {problem: "does not begin with a code"},
-		"SSH-2.0-OpenSSH_9.2\r\n":        {problem: "does not begin with a code"},
+		"220 mail ESMTP\n":               {problem: "has no reply code"},
+		"SSH-2.0-OpenSSH_9.2\r\n":        {problem: "has no reply code"},
 		"":                               {problem: "timeout"},
 	} {
 		synctest.Test(t, func(t *testing.T) {

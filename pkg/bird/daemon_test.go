@@ -34,7 +34,7 @@ func bothUp(t *testing.T, r routerConfig, change ...func(*trench.Gateway)) (*pod
 	return p, gw, l
 }
 
-func TestVIPsReachTheGatewayWhileAnnouncedAndOnlyThen(t *testing.T) {
+func TestGatewayReceivesAnnouncedVIPs(t *testing.T) {
 	for _, tt := range []struct {
 		name                   string
 		as                     uint32
@@ -87,7 +87,7 @@ func TestVIPsReachTheGatewayWhileAnnouncedAndOnlyThen(t *testing.T) {
 	}
 }
 
-func TestGatewaysRoutesComeIntoTheTableButNoVIP(t *testing.T) {
+func TestGatewayRoutesExportedToTable(t *testing.T) {
 	for _, as := range []uint32{remoteAS, localAS} {
 		t.Run(strconv.Itoa(int(as)), func(t *testing.T) {
 			p, _, _ := bothUp(t, routerConfig{AS: as, Extra4: "route 20.0.0.1/32 blackhole; route 20.0.0.0/24 blackhole;"}, func(g *trench.Gateway) { g.RemoteASN = as })
@@ -111,7 +111,7 @@ func TestGatewaysRoutesComeIntoTheTableButNoVIP(t *testing.T) {
 	}
 }
 
-func TestThreeSessionLossesInARowComeBackEachTime(t *testing.T) {
+func TestSessionRecoversAfterEachLoss(t *testing.T) {
 	p, gw, _ := bothUp(t, routerConfig{})
 	p.Announce(announce.Announced, vip4, vip6)
 	for i := range 3 {
@@ -183,8 +183,8 @@ func TestHungBIRDIsReplaced(t *testing.T) {
 	eventually(t, "VIPs at the gateway again", func() bool { return gw.Has(vip4) && gw.Has(vip6) })
 }
 
-// frontendVariable makes the test binary a frontend that never stops by itself:
-// a supervisor and an announcer of both VIPs. It holds the interface.
+// frontendVariable makes the test binary a frontend that never stops by itself: a supervisor and an
+// announcer of both VIPs. It holds the interface.
 const frontendVariable = "VIPGATE_TEST_FRONTEND"
 
 // TestFrontendToBeKilled is no test but the process that one of them kills.
@@ -200,7 +200,7 @@ func TestFrontendToBeKilled(t *testing.T) {
 	<-t.Context().Done()
 }
 
-func TestBIRDWithdrawsWhenTheFrontendIsKilledAndTheNextOneEndsIt(t *testing.T) {
+func TestOrphanWithdrawsAndIsTerminated(t *testing.T) {
 	for name, forget := range map[string]bool{"pid file": false, "control socket only": true} {
 		t.Run(name, func(t *testing.T) {
 			run(t, "ip", "link", "set", "lo", "up")
@@ -236,8 +236,8 @@ func TestBIRDWithdrawsWhenTheFrontendIsKilledAndTheNextOneEndsIt(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			// The kernel closes the files of a killed process one after another: its
-			// lock on the control socket may outlive its connection to BIRD.
+			// The kernel closes the files of a killed process one after another: its lock on the
+			// control socket may outlive its connection to BIRD.
 			<-ended
 			p.Configure([]trench.Gateway{gatewayOf(vip.IPv4), gatewayOf(vip.IPv6)}, []vip.VIP{vip4, vip6})
 			p.Start()
@@ -263,9 +263,8 @@ func servedBy(t *testing.T, socket string) int {
 	return c.PID
 }
 
-// An orphan runs our executable with our control socket: one of the two is not
-// enough.
-func TestForeignProcessInThePIDFileIsLeftAlone(t *testing.T) {
+// An orphan runs our executable with our control socket: one of the two is not enough.
+func TestForeignProcessInPIDFileSurvives(t *testing.T) {
 	for name, command := range map[string]func(p *pod) []string{
 		"neither":         func(*pod) []string { return []string{"sleep", "600"} },
 		"our socket only": func(p *pod) []string { return []string{"sh", "-c", "read forever", "sh", "-s", p.Options.Socket, "-f"} },
@@ -389,7 +388,7 @@ func TestBlockedLogDoesNotBlockBIRD(t *testing.T) {
 	}
 }
 
-func TestConfirmSeesWithdrawalsAndTellsWhenTheyDoNotCome(t *testing.T) {
+func TestConfirmWaitsForWithdrawals(t *testing.T) {
 	p, gw, _ := bothUp(t, routerConfig{})
 	confirm := func(patience time.Duration) error {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -460,7 +459,7 @@ func TestManyVIPsAreFedWithoutAStall(t *testing.T) {
 	t.Logf("10 000 VIPs withdrawn after %s", time.Since(begin))
 }
 
-func TestRefusedConfigurationLeavesTheOldInForce(t *testing.T) {
+func TestRefusedConfigurationKeepsPrevious(t *testing.T) {
 	p, gw, _ := bothUp(t, routerConfig{})
 	p.Announce(announce.Announced, vip4)
 	eventually(t, "VIP at the gateway", func() bool { return gw.Has(vip4) })
@@ -472,12 +471,12 @@ func TestRefusedConfigurationLeavesTheOldInForce(t *testing.T) {
 	if !s.Alive || s.PID != before.PID || !s.Gateways[0].Up {
 		t.Fatalf("state: %+v", s)
 	}
-	looked := time.Now().Add(2500 * time.Millisecond)
-	s = p.await("later looks", func(s bird.State) bool { return s.At.After(looked) })
+	polled := time.Now().Add(2500 * time.Millisecond)
+	s = p.await("later polls", func(s bird.State) bool { return s.At.After(polled) })
 	if !strings.Contains(s.Gateways[1].Problem, "BIRD refused") {
 		t.Errorf("the gateway does not say why it has no session: %+v", s.Gateways[1])
 	}
-	if n := strings.Count(p.Log.String(), "BIRD keeps its old configuration"); n != 1 {
+	if n := strings.Count(p.Log.String(), "failed to configure BIRD"); n != 1 {
 		t.Errorf("complained %d times about the same configuration", n)
 	}
 	// A BIRD that ends meanwhile comes back with the configuration that it took.

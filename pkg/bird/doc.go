@@ -1,12 +1,10 @@
-// Package bird runs the BIRD routing daemon and knows its sessions.
+// Package bird runs the BIRD routing daemon and observes its sessions.
 //
-// A [Supervisor] writes BIRD's configuration, starts it as a child, restarts it
-// when it ends or hangs, and publishes the state of the gateway sessions. A
-// line on BIRD's stderr is a hint to look at once; what `show protocols` says is
-// the truth. The configuration holds no route to a VIP: those come over the
-// loopback session and leave with it.
+// A [Supervisor] writes BIRD's configuration, starts BIRD as a child process, restarts it when it
+// exits or hangs, and publishes the state of the gateway sessions. A line on BIRD's stderr only
+// triggers a poll of `show protocols`, whose answer is authoritative. The configuration holds no
+// route to a VIP: the announcer sends those over the loopback session, and BIRD drops them with it.
 //
-// Which VIPs are announced, and what follows from the state of the sessions, is
-// decided elsewhere. What was measured about BIRD stands where it is used; the
-// measurements are of 2.0.12 unless said otherwise.
+// Package gate decides which VIPs are announced. Facts about BIRD are in docs/bird.md; they were
+// measured on 2.0.12 unless another version is named.
 package bird

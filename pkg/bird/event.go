@@ -13,12 +13,11 @@ type Event struct {
 	Text     string
 }
 
-// levels are the words that BIRD puts in angle brackets (log classes of its
-// manual; sysdep/unix/log.c).
+// levels are BIRD's log classes, which it writes in angle brackets (sysdep/unix/log.c).
 var levels = []string{"DBG", "TRACE", "INFO", "RMT", "WARN", "ERR", "AUTH", "FATAL", "BUG"}
 
-// ParseEvent reads a line of BIRD's stderr: "DATE TIME <LEVEL> NAME: text", and
-// on 3.x "bird: DATE TIME [thread] <LEVEL> …".
+// ParseEvent parses a line of BIRD's stderr: "DATE TIME <LEVEL> NAME: text", and on 3.x "bird: DATE
+// TIME [thread] <LEVEL> …".
 func ParseEvent(line string) Event {
 	_, rest, ok := strings.Cut(line, "<")
 	level, text, ok2 := strings.Cut(rest, "> ")
@@ -32,12 +31,11 @@ func ParseEvent(line string) Event {
 	return e
 }
 
-// StateChanged tells whether the event is a change of state, of a protocol or
-// of a channel. It hints that something of interest may have happened.
+// StateChanged reports whether the event is a state change of a protocol or a channel.
 func (e Event) StateChanged() bool { return strings.HasPrefix(e.Text, "State changed to ") }
 
-// trouble tells whether the event can be the reason of BIRD's end.
-func (e Event) trouble() bool {
+// isError reports whether the event can be the cause of BIRD's exit.
+func (e Event) isError() bool {
 	switch e.Level {
 	case "ERR", "FATAL", "BUG", "":
 		return e.Text != "" && e.Text != shutdownCompleted
@@ -45,15 +43,14 @@ func (e Event) trouble() bool {
 	return false
 }
 
-// shutdownCompleted is BIRD's last word after it was told to end; it is FATAL
-// only in name.
+// shutdownCompleted is BIRD's last line after SIGTERM; BIRD logs it as FATAL.
 const shutdownCompleted = "Shutdown completed"
 
-// level is how loud the event is for us. chatty raises what BIRD says when all
-// is well to info.
-func (e Event) level(chatty bool) slog.Level {
+// level returns the event's level in the frontend's log. verbose raises lines that are neither
+// warnings nor errors from debug to info.
+func (e Event) level(verbose bool) slog.Level {
 	if e.Text == shutdownCompleted || strings.Contains(e.Text, "without explicit authentication") {
-		return slog.LevelDebug // an error and a warning only in name
+		return slog.LevelDebug // expected, although BIRD logs an error and a warning
 	}
 	switch e.Level {
 	case "WARN", "":
@@ -61,7 +58,7 @@ func (e Event) level(chatty bool) slog.Level {
 	case "ERR", "FATAL", "BUG":
 		return slog.LevelError
 	}
-	if chatty {
+	if verbose {
 		return slog.LevelInfo
 	}
 	return slog.LevelDebug

@@ -8,24 +8,23 @@ import (
 	"os"
 )
 
-// temporarySuffix is that of a file which is being written, in the same
-// directory, so that it can be moved into place.
+// temporarySuffix is the suffix of a file that is being written. It is in the directory of the
+// final file, so that a rename is atomic.
 const temporarySuffix = ".tmp"
 
-// replaceFile writes a file and moves it into place, so that nobody ever reads
-// half of it and a full disk leaves the old one. What a killed run left half
-// written is overwritten: it may hold secrets.
+// replaceFile writes a file atomically: a reader never sees a part of it, and a full disk leaves
+// the old file. A temporary file of a killed run is overwritten, since it may hold secrets.
 func replaceFile(path string, content []byte, mode fs.FileMode) (err error) {
 	tmp, err := os.OpenFile(path+temporarySuffix, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, mode)
 	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
+		return fmt.Errorf("failed to write %s: %w", path, err)
 	}
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("write %s: %w", path, errors.Join(err, os.Remove(tmp.Name())))
+			err = fmt.Errorf("failed to write %s: %w", path, errors.Join(err, os.Remove(tmp.Name())))
 		}
 	}()
-	// Before the content: an older file may have let others read it.
+	// Before the content: the mode of a temporary file that exists may let other users read it.
 	err = tmp.Chmod(mode)
 	if err == nil {
 		_, err = tmp.Write(content)
@@ -39,8 +38,8 @@ func replaceFile(path string, content []byte, mode fs.FileMode) (err error) {
 	return os.Rename(tmp.Name(), path)
 }
 
-// ensureFile is replaceFile unless the file holds the content already, so that
-// a disk that can no longer be written to does not matter.
+// ensureFile is replaceFile unless the file holds the content already, so that a restart of BIRD
+// works on a full or read-only disk.
 func ensureFile(path string, content []byte, mode fs.FileMode) error {
 	if b, err := os.ReadFile(path); err == nil && bytes.Equal(b, content) {
 		return nil

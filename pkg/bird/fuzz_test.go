@@ -22,8 +22,8 @@ import (
 	"time"
 )
 
-// transcripts are what the BIRDs 2.0.12 to 3.4.0 of testdata wrote: "control" on
-// their control socket in one conversation, "stderr" to their log.
+// transcripts are what the BIRDs 2.0.12 to 3.4.0 of testdata wrote: "control" on their control
+// socket in one conversation, "stderr" to their log.
 func transcripts(t testing.TB, kind string) map[string]string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join("testdata", kind+"-*.txt"))
@@ -52,8 +52,8 @@ func repliesIn(conversation string) []string {
 	return replies
 }
 
-// inPieces reads data in pieces whose sizes are bytes of cuts (0 stands for
-// 256), and what is left in one.
+// inPieces reads data in pieces whose sizes are bytes of cuts (0 means 256), and what is left in
+// one.
 type inPieces struct {
 	data, cuts []byte
 }
@@ -81,8 +81,8 @@ func (p *inPieces) Read(b []byte) (int, error) {
 
 var firstOfReply = regexp.MustCompile(`^(?s)(\d{4})([- ])(.*)$`)
 
-// replyByTheBook is BIRD's protocol once more, in the plainest words: the reply
-// at the beginning of the text and what follows it. It is nil if there is none.
+// replyByTheBook is BIRD's protocol once more, in the plainest words: the reply at the beginning of
+// the text and what follows it. It is nil if there is none.
 func replyByTheBook(text string) (reply Reply, rest string) {
 	code := ""
 	for range maxReplyLines {
@@ -113,9 +113,8 @@ func replyByTheBook(text string) (reply Reply, rest string) {
 	return nil, ""
 }
 
-// FuzzReadReply checks that what is read does not depend on how the bytes
-// arrive, that it is what the protocol says, and that nothing behind the reply
-// is taken.
+// FuzzReadReply checks that what is read does not depend on how the bytes arrive, that it is what
+// the protocol says, and that nothing behind the reply is taken.
 func FuzzReadReply(f *testing.F) {
 	f.Add([]byte(someReply), []byte{1, 2, 3})
 	f.Add([]byte("0001 BIRD 2.0.12 ready.\n"), []byte{4, 1})
@@ -150,9 +149,9 @@ func FuzzReadReply(f *testing.F) {
 	})
 }
 
-// FuzzConversation has the client greeted and answered by arbitrary bytes in
-// pieces that come at arbitrary times. Every command ends within its deadline,
-// and with the reply that was sent or with an error.
+// FuzzConversation has the client greeted and answered by arbitrary bytes in pieces that come at
+// arbitrary times. Every command ends within its deadline, and with the reply that was sent or with
+// an error.
 func FuzzConversation(f *testing.F) {
 	f.Add([]byte(greeting+someReply), []byte{1, 200, 30})
 	f.Add([]byte(greeting+"1002-x\n"), []byte{})
@@ -220,8 +219,8 @@ func FuzzConversation(f *testing.F) {
 	})
 }
 
-// linesOf makes a reply of every line that can be one, so that a broken line
-// does not hide the others.
+// linesOf makes a reply of every line that can be one, so that a broken line does not hide the
+// others.
 func linesOf(text []byte) Reply {
 	var reply Reply
 	code := codeProtocol
@@ -234,8 +233,7 @@ func linesOf(text []byte) Reply {
 	return reply
 }
 
-// respaced is the reply with other columns: the same words, with other space
-// between them.
+// respaced is the reply with other columns: the same words, with other space between them.
 func respaced(r Reply, space string) Reply {
 	var result Reply
 	for _, l := range r {
@@ -267,8 +265,8 @@ func rendered(list []Protocol) Reply {
 	return append(r, Line{})
 }
 
-// FuzzProtocols checks that tables of protocols are read by words, in bounds,
-// and again the same when they are written down and read again.
+// FuzzProtocols checks that tables of protocols are read by words, in bounds, and again the same
+// when they are written down and read again.
 func FuzzProtocols(f *testing.F) {
 	for _, text := range transcripts(f, "control") {
 		for _, reply := range repliesIn(text) {
@@ -360,8 +358,8 @@ func FuzzBFD(f *testing.F) {
 	})
 }
 
-// logByTheBook is what drainLines should make of a log: a line is cut off at
-// the size of the buffer.
+// logByTheBook is what drainLines should make of a log: a line is cut off at the size of the
+// buffer.
 func logByTheBook(text string) (events []Event) {
 	for line := range strings.Lines(text) {
 		switch line, whole := strings.CutSuffix(line, "\n"); {
@@ -377,9 +375,8 @@ func logByTheBook(text string) (events []Event) {
 	return events
 }
 
-// FuzzLog checks that BIRD's log is always drained, whatever comes and though
-// nobody takes the lines from it, and that no line is lost or made up on the
-// way to those who act on it.
+// FuzzLog checks that BIRD's log is always drained, whatever comes and though no line is received
+// from it, and that no line is lost or invented on the way to those who act on it.
 func FuzzLog(f *testing.F) {
 	for _, text := range transcripts(f, "stderr") {
 		f.Add([]byte(text), []byte{255, 1, 80}, uint32(0))
@@ -404,7 +401,7 @@ func FuzzLog(f *testing.F) {
 		}
 		complaint := ""
 		for _, e := range want {
-			if e.trouble() {
+			if e.isError() {
 				complaint = e.Text
 			}
 			if e.Level != "" && !slices.Contains(levels, e.Level) || len(e.Text)+len(e.Protocol) > maxEventLine {
@@ -426,8 +423,7 @@ func FuzzLog(f *testing.F) {
 	})
 }
 
-// TestTablesOfEveryVersion reads what BIRD 2.0.12 to 3.4.0 answered in one and
-// the same situation.
+// TestTablesOfEveryVersion reads what BIRD 2.0.12 to 3.4.0 answered in one and the same situation.
 func TestTablesOfEveryVersion(t *testing.T) {
 	for name, text := range transcripts(t, "control") {
 		t.Run(name, func(t *testing.T) {

@@ -19,8 +19,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// fake writes an executable that passes the check of the configuration and then
-// does what the script says.
+// fake writes an executable that passes the check of the configuration and then does what the
+// script says.
 func fake(t *testing.T, script string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "bird")
@@ -31,7 +31,7 @@ func fake(t *testing.T, script string) string {
 	return path
 }
 
-func TestBIRDThatEndsAgainAndAgainIsStartedLessAndLessOften(t *testing.T) {
+func TestRestartBackoff(t *testing.T) {
 	p := newPod(t, "lo", func(o *bird.Options) { o.Executable = fake(t, "echo 'bird: the reason' >&2; exit 3") })
 	p.Configure([]trench.Gateway{gatewayOf(vip.IPv4)}, nil)
 	p.Start()
@@ -96,10 +96,10 @@ func TestStopEndsBIRDAndWaitsForIt(t *testing.T) {
 	}
 }
 
-func TestFileThatCannotBeWrittenLeavesTheOldInForceAndIsTriedAgain(t *testing.T) {
+func TestUnwritableConfigurationIsRetried(t *testing.T) {
 	p, _, _ := bothUp(t, routerConfig{})
 	before := p.State().Load()
-	// Nobody can write to a directory, not even root.
+	// A write to a directory fails, also for root.
 	blocked := filepath.Join(p.Options.Dir, "vipgate.conf.new.tmp")
 	if err := os.Mkdir(blocked, 0o700); err != nil {
 		t.Fatal(err)
@@ -130,7 +130,7 @@ func TestFileThatCannotBeWrittenLeavesTheOldInForceAndIsTriedAgain(t *testing.T)
 	}
 }
 
-func TestAddressOnTheInterfaceComesAndGoesWithItsSession(t *testing.T) {
+func TestSessionFollowsInterfaceAddress(t *testing.T) {
 	run(t, "ip", "link", "set", "lo", "up")
 	l := newLink(t, vip.IPv4, vip.IPv6)
 	l.Router(routerConfig{})
@@ -150,8 +150,8 @@ func TestAddressOnTheInterfaceComesAndGoesWithItsSession(t *testing.T) {
 
 	// Another address restarts nothing, though the kernel lists it first.
 	run(t, "ip", "addr", "add", "fd00:100::2/64", "dev", l.Dev, "nodad")
-	looked := time.Now().Add(2500 * time.Millisecond) // two surveys
-	s = p.await("later looks", func(s bird.State) bool { return s.At.After(looked) })
+	polled := time.Now().Add(2500 * time.Millisecond) // two resolve intervals
+	s = p.await("later polls", func(s bird.State) bool { return s.At.After(polled) })
 	if !s.Gateways[0].Since.Equal(ipv4Since) || !s.Gateways[1].Since.Equal(ipv6Since) || s.Configures != 1 {
 		t.Errorf("another address changed the sessions: %+v", s)
 	}
@@ -173,7 +173,7 @@ func TestAddressOnTheInterfaceComesAndGoesWithItsSession(t *testing.T) {
 	}
 }
 
-func TestSessionWaitsForDuplicateAddressDetection(t *testing.T) {
+func TestSessionWaitsForDAD(t *testing.T) {
 	run(t, "ip", "link", "set", "lo", "up")
 	l := newLink(t)
 	run(t, "ip", "-n", l.Namespace, "addr", "add", "fd00:100::150/64", "dev", "gw0", "nodad")
@@ -197,8 +197,8 @@ func TestSessionWaitsForDuplicateAddressDetection(t *testing.T) {
 	if strings.Contains(p.Log.String(), "Cannot assign") || s.Restarts != 0 {
 		t.Errorf("BIRD had trouble with the address: %+v", s)
 	}
-	// A link that comes back has its addresses checked again; the session and
-	// the configuration stay as they are.
+	// A link that comes back has its addresses checked again; the session and the configuration
+	// stay as they are.
 	before := s.Configures
 	run(t, "ip", "-n", l.Namespace, "link", "set", "gw0", "down")
 	p.await("the session down", down("gateway-ipv6"))
@@ -238,16 +238,16 @@ func TestBIRDsOwnLogFileIsRotated(t *testing.T) {
 	}
 }
 
-func TestBIRDsLinesAreInOurLogAtTheLevelAskedFor(t *testing.T) {
-	for _, chatty := range []bool{false, true} {
-		t.Run(fmt.Sprint(chatty), func(t *testing.T) {
+func TestBIRDLogLevels(t *testing.T) {
+	for _, verbose := range []bool{false, true} {
+		t.Run(fmt.Sprint(verbose), func(t *testing.T) {
 			run(t, "ip", "link", "set", "lo", "up")
 			l := newLink(t, vip.IPv4)
-			p := newPod(t, l.Dev, func(o *bird.Options) { o.LogBIRD = chatty })
+			p := newPod(t, l.Dev, func(o *bird.Options) { o.LogBIRD = verbose })
 			p.Configure(nil, nil)
 			p.Start()
 			want := `level=DEBUG msg="bird: Started"`
-			if chatty {
+			if verbose {
 				want = `level=INFO msg="bird: Started"`
 			}
 			eventually(t, want, func() bool { return strings.Contains(p.Log.String(), want) })
@@ -255,7 +255,7 @@ func TestBIRDsLinesAreInOurLogAtTheLevelAskedFor(t *testing.T) {
 	}
 }
 
-func TestKernelRoutesGoOverEveryGatewayWithECMP(t *testing.T) {
+func TestKernelRoutesECMP(t *testing.T) {
 	for _, ecmp := range []bool{false, true} {
 		t.Run(fmt.Sprint(ecmp), func(t *testing.T) {
 			run(t, "ip", "link", "set", "lo", "up")
@@ -322,8 +322,8 @@ func TestRemovedKernelRoutesAreExportedAgain(t *testing.T) {
 	}
 }
 
-// A loss must be known within milliseconds. There is no bound here, since the
-// machine may be busy; the numbers are for people.
+// A loss must be known within milliseconds. There is no bound here, since the machine may be busy;
+// the numbers are for people.
 func TestSessionLossIsKnownByItsLine(t *testing.T) {
 	p, gw, _ := bothUp(t, routerConfig{})
 	var took []time.Duration

@@ -14,8 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// systemBIRD plays the gateways, and the pod's BIRD unless birdVariable names
-// another one.
+// systemBIRD plays the gateways, and the pod's BIRD unless birdVariable names another one.
 const (
 	systemBIRD   = "/usr/sbin/bird"
 	birdVariable = "VIPGATE_TEST_BIRD"
@@ -24,14 +23,12 @@ const (
 // birdExecutable is the BIRD of the pod.
 var birdExecutable = cmp.Or(os.Getenv(birdVariable), systemBIRD)
 
-// insideVariable tells the second incarnation of the tests that it has namespaces
-// of its own.
+// insideVariable tells the second incarnation of the tests that it has namespaces of its own.
 const insideVariable = "VIPGATE_TEST_NAMESPACES"
 
-// TestMain runs the tests in a new network namespace, since the Supervisor and
-// its BIRD look at the interfaces of the whole process, and in new PID and mount
-// namespaces: however the tests end, every BIRD that they started, and every
-// namespace that they named, ends with them.
+// TestMain runs the tests in a new network namespace, since the Supervisor and its BIRD look at the
+// interfaces of the whole process, and in new PID and mount namespaces: however the tests end,
+// every BIRD that they started, and every namespace that they named, ends with them.
 func TestMain(m *testing.M) {
 	switch {
 	case os.Geteuid() != 0: // the tests that need root say so
@@ -49,8 +46,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// ownMounts gives the tests a /proc that shows their PID namespace, and a place
-// for names of network namespaces that nobody else sees.
+// ownMounts gives the tests a /proc that shows their PID namespace, and a place for names of
+// network namespaces that no other process sees.
 func ownMounts() error {
 	const names = "/run/netns" // of iproute2
 	if err := os.MkdirAll(names, 0o755); err != nil {

@@ -16,17 +16,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockSocket makes sure that no other frontend runs a BIRD on the same control
-// socket: it would be taken for an orphan. The lock ends with the process.
+// lockSocket locks the control socket, so that no second frontend takes this frontend's BIRD for an
+// orphan. The kernel releases the lock when the process ends.
 func lockSocket(socket string) (unlock func(), err error) {
 	f, err := os.OpenFile(socket+".lock", os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("lock of BIRD's control socket: %w", err)
+		return nil, fmt.Errorf("failed to open the lock of BIRD's control socket: %w", err)
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, errors.Join(fmt.Errorf("BIRD's control socket %s is in use by another frontend: give this one its own --bird-socket: %w", socket, err), f.Close())
+		return nil, errors.Join(fmt.Errorf("failed to lock BIRD's control socket %s, which is in use by another frontend: %w; set another --bird-socket", socket, err), f.Close())
 	}
-	return func() { _ = f.Close() }, nil // closing ends the lock, whatever it returns
+	return func() { _ = f.Close() }, nil // closing releases the lock, also if it fails
 }
 
 func pidFile(socket string) string { return socket + ".pid" }
@@ -35,10 +35,9 @@ func writePID(path string, pid int) error {
 	return replaceFile(path, []byte(strconv.Itoa(pid)+"\n"), 0o600)
 }
 
-// endOrphan ends every BIRD that an earlier run of ours left behind: the process
-// in the pid file and the one that serves our control socket, if they are BIRD
-// with our socket.
-func endOrphan(ctx context.Context, executable, socket string, log *slog.Logger) error {
+// terminateOrphans ends each BIRD of an earlier frontend: the process in the PID file and the one
+// that serves the control socket, if they run BIRD with this socket.
+func terminateOrphans(ctx context.Context, executable, socket string, log *slog.Logger) error {
 	var errs []error
 	seen := map[int]bool{}
 	for _, find := range []func(context.Context, string) (int, error){recordedPID, servingPID} {
@@ -46,60 +45,60 @@ func endOrphan(ctx context.Context, executable, socket string, log *slog.Logger)
 		if err != nil {
 			errs = append(errs, err)
 		}
-		if pid <= 1 || seen[pid] || !isOurBIRD(pid, executable, socket) {
+		if pid <= 1 || seen[pid] || !matchesBIRD(pid, executable, socket) {
 			continue
 		}
 		seen[pid] = true
-		log.Warn("ending a BIRD that an earlier run left behind", "pid", pid)
-		errs = append(errs, waitGone(ctx, pid))
+		log.Warn("terminating BIRD of an earlier run", "pid", pid)
+		errs = append(errs, terminateOrphan(ctx, pid))
 	}
 	return errors.Join(errs...)
 }
 
-// recordedPID returns the process in the pid file, 0 if there is none.
+// recordedPID returns the process in the PID file, or 0 without a file.
 func recordedPID(_ context.Context, socket string) (int, error) {
 	b, err := os.ReadFile(pidFile(socket))
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("pid file of an earlier BIRD: %w", err)
+		return 0, fmt.Errorf("failed to read BIRD's PID file: %w", err)
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
 	if err != nil {
-		return 0, fmt.Errorf("pid file %s: %w", pidFile(socket), err)
+		return 0, fmt.Errorf("failed to parse PID file %s: %w", pidFile(socket), err)
 	}
 	return pid, nil
 }
 
-// servingPID returns the process that listens on the control socket, 0 if there
-// is none. It finds a BIRD whose pid we had no time to record.
+// servingPID returns the process that listens on the control socket, or 0. It finds a BIRD whose
+// frontend ended before it wrote the PID file.
 func servingPID(ctx context.Context, socket string) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err != nil {
-		return 0, nil // nobody listens
+		return 0, nil // no process listens
 	}
 	pid, err := peerPID(conn)
 	return pid, errors.Join(err, conn.Close())
 }
 
-// waitGone ends a process that is not our child and waits for its end; what does
-// not end in time is killed. A process descriptor names this process for as long
-// as it is open, whoever gets its number, and tells the end without polling.
-func waitGone(ctx context.Context, pid int) error {
+// terminateOrphan ends a process that is not a child of this one: SIGTERM, and SIGKILL after
+// stopTimeout. A pidfd refers to the same process even if the kernel reuses its PID, and becomes
+// readable when the process exits.
+func terminateOrphan(ctx context.Context, pid int) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("end orphan BIRD %d: %w", pid, err)
+		return fmt.Errorf("failed to terminate orphan BIRD %d: %w", pid, err)
 	}
 	defer unix.Close(fd)
 	for _, signal := range []unix.Signal{unix.SIGTERM, unix.SIGKILL} {
 		if err := unix.PidfdSendSignal(fd, signal, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("end orphan BIRD %d: %w", pid, err)
+			return fmt.Errorf("failed to terminate orphan BIRD %d: %w", pid, err)
 		}
 		for deadline := time.Now().Add(stopTimeout); time.Now().Before(deadline) && ctx.Err() == nil; {
 			n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 100)
@@ -107,18 +106,18 @@ func waitGone(ctx context.Context, pid int) error {
 				return nil
 			}
 			if err != nil && !errors.Is(err, unix.EINTR) {
-				return fmt.Errorf("wait for orphan BIRD %d: %w", pid, err)
+				return fmt.Errorf("failed to wait for orphan BIRD %d: %w", pid, err)
 			}
 		}
 	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return fmt.Errorf("orphan BIRD %d does not end", pid)
+	return fmt.Errorf("orphan BIRD %d did not exit after SIGKILL", pid)
 }
 
-// isOurBIRD tells whether a process runs the executable with our socket.
-func isOurBIRD(pid int, executable, socket string) bool {
+// matchesBIRD reports whether a process runs the executable with this control socket.
+func matchesBIRD(pid int, executable, socket string) bool {
 	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
 	if err != nil {
 		return false

@@ -23,8 +23,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// The tests here run a real BIRD in the network namespace that TestMain gave to
-// this process, and real BIRDs as gateways in namespaces of their own.
+// The tests here run a real BIRD in the network namespace that TestMain gave to this process, and
+// real BIRDs as gateways in namespaces of their own.
 
 // patience bounds every wait for something that must happen.
 const patience = 20 * time.Second
@@ -48,8 +48,8 @@ type link struct {
 	Namespace string // the gateway's
 }
 
-// newLink makes a veth with 169.254.100.1/24 and fd00:100::1/64 on our side and
-// .150 and ::150 on the gateway's. Addresses that are not wanted are left out.
+// newLink makes a veth with 169.254.100.1/24 and fd00:100::1/64 on our side and .150 and ::150 on
+// the gateway's. Addresses that are not wanted are left out.
 func newLink(t *testing.T, families ...vip.Family) *link {
 	t.Helper()
 	if os.Geteuid() != 0 {

@@ -15,30 +15,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// process is a BIRD that runs as our child, in a process group of its own, with
-// its stderr always drained: a full pipe blocks BIRD.
+// process is a BIRD child process in a process group of its own. Its stderr is always drained,
+// since a full pipe blocks BIRD.
 type process struct {
 	cmd    *exec.Cmd
 	since  time.Time
 	exited chan struct{}
 	err    error  // valid once exited is closed
-	last   string // the last complaint in the log, valid once exited is closed
+	last   string // the last error in its log, valid once exited is closed
 
 	logging sync.WaitGroup
 }
 
-// startProcess starts BIRD. events is called for each line of its log; it must
-// not block. chatty logs what BIRD says when all is well at level info.
-func startProcess(executable, config, socket string, log *slog.Logger, chatty bool, events func(Event)) (*process, error) {
+// startProcess starts BIRD. It calls events for each line of BIRD's log; events must not block.
+// verbose logs lines that are neither warnings nor errors at info instead of debug.
+func startProcess(executable, config, socket string, log *slog.Logger, verbose bool, events func(Event)) (*process, error) {
 	p := &process{cmd: exec.Command(executable, "-f", "-c", config, "-s", socket), exited: make(chan struct{}), since: time.Now()}
 	// Not Pdeathsig: it fires when the forking thread ends, not the process.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	stderr, err := p.cmd.StderrPipe()
 	if err != nil {
-		return nil, fmt.Errorf("start BIRD: %w", err)
+		return nil, fmt.Errorf("failed to start BIRD: %w", err)
 	}
 	if err := p.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start BIRD: %w", err)
+		return nil, fmt.Errorf("failed to start BIRD: %w", err)
 	}
 	lines := make(chan logged, maxPendingLines)
 	go func() {
@@ -46,29 +46,29 @@ func startProcess(executable, config, socket string, log *slog.Logger, chatty bo
 		p.err = p.cmd.Wait()
 		close(p.exited)
 	}()
-	p.logging.Go(func() { logLines(lines, log, chatty) })
+	p.logging.Go(func() { logLines(lines, log, verbose) })
 	if err := writePID(pidFile(socket), p.cmd.Process.Pid); err != nil {
-		log.Warn("an orphan of this BIRD could not be found after a crash of ours", "error", err)
+		log.Warn("failed to write BIRD's PID file; after a crash, BIRD is found only by its control socket", "error", err)
 	}
 	return p, nil
 }
 
 const (
-	// maxEventLine bounds a line of the log; the rest of a longer one is lost.
+	// maxEventLine bounds a line of BIRD's log; the rest of a longer line is discarded.
 	maxEventLine = 4096
-	// maxPendingLines is how many lines may wait to be written to our own log.
+	// maxPendingLines is how many lines may wait to be written to the frontend's log.
 	maxPendingLines = 1024
 )
 
-// logged is a line on its way to our log.
+// logged is a line of BIRD that waits to be written to the frontend's log.
 type logged struct {
 	Event
-	dropped int // lines before it that found no room
+	dropped int // lines that were discarded before it
 }
 
-// drainLines reads BIRD's log until BIRD ends, and returns the last complaint in
-// it. It never waits for whoever writes our log: a line that finds no room in
-// lines is counted, and the number goes with the next one that does.
+// drainLines reads BIRD's log until BIRD exits, and returns the last error in it. It never waits
+// for the writer of the frontend's log: while lines is full it discards and counts lines, and sends
+// the count with the next line.
 func drainLines(r io.Reader, lines chan<- logged, events func(Event)) (last string) {
 	defer close(lines)
 	reader := bufio.NewReaderSize(r, maxEventLine)
@@ -84,7 +84,7 @@ func drainLines(r io.Reader, lines chan<- logged, events func(Event)) (last stri
 		}
 		e := ParseEvent(string(b))
 		events(e)
-		if e.trouble() {
+		if e.isError() {
 			last = e.Text
 		}
 		select {
@@ -96,28 +96,28 @@ func drainLines(r io.Reader, lines chan<- logged, events func(Event)) (last stri
 	}
 }
 
-// logLines re-emits BIRD's log.
-func logLines(lines <-chan logged, log *slog.Logger, chatty bool) {
+// logLines writes BIRD's lines to the frontend's log.
+func logLines(lines <-chan logged, log *slog.Logger, verbose bool) {
 	for e := range lines {
 		attrs := []slog.Attr{slog.String("protocol", e.Protocol), slog.String("bird_level", e.Level)}
 		if e.dropped > 0 {
 			attrs = append(attrs, slog.Int("lines_dropped", e.dropped))
 		}
-		log.LogAttrs(context.Background(), e.level(chatty), "bird: "+e.Text, attrs...)
+		log.LogAttrs(context.Background(), e.level(verbose), "bird: "+e.Text, attrs...)
 	}
 }
 
-// wait waits for the end of the process and of the writing of its log.
+// wait waits until the process has exited and its log is written.
 func (p *process) wait() {
 	<-p.exited
 	p.logging.Wait()
 }
 
-// ended says how the process ended.
+// ended returns the process's exit as an error.
 func (p *process) ended() error {
-	how := "BIRD ended by itself"
+	how := "BIRD exited"
 	if p.err != nil {
-		how = "BIRD ended: " + p.err.Error()
+		how = "BIRD exited: " + p.err.Error()
 	}
 	if p.last != "" {
 		how += ": " + p.last
@@ -127,26 +127,26 @@ func (p *process) ended() error {
 
 func (p *process) pid() int { return p.cmd.Process.Pid }
 
-// kill ends BIRD at once and waits.
+// kill kills BIRD and waits for its exit.
 func (p *process) kill() {
-	// It fails only for a process that has ended.
+	// Kill fails only for a process that has exited.
 	_ = p.cmd.Process.Kill()
 	<-p.exited
 }
 
-// stopTimeout is how long BIRD gets to end: it takes 10–90 ms with 20 000 routes.
+// stopTimeout bounds BIRD's exit after SIGTERM, which takes 10–90 ms with 20 000 routes.
 const stopTimeout = 2 * time.Second
 
-// terminate asks BIRD to end and waits; what does not end in time is killed.
-// SIGTERM does what the command `down` does, and does not need BIRD to answer.
+// terminate sends SIGTERM, and SIGKILL after stopTimeout, and waits for BIRD's exit. SIGTERM does
+// the same as the command `down`, and does not need BIRD to answer.
 func (p *process) terminate(log *slog.Logger) {
-	_ = p.cmd.Process.Signal(unix.SIGTERM) // fails only if it has ended
+	_ = p.cmd.Process.Signal(unix.SIGTERM) // fails only if BIRD has exited
 	timer := time.NewTimer(stopTimeout)
 	defer timer.Stop()
 	select {
 	case <-p.exited:
 	case <-timer.C:
-		log.Warn("BIRD did not end in time; killing it", "pid", p.pid(), "after", stopTimeout)
+		log.Warn("BIRD did not exit in time; killing it", "pid", p.pid(), "after", stopTimeout)
 		p.kill()
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Protocol is one protocol as `show protocols all` shows it.
+// Protocol is one protocol in the output of `show protocols all`.
 type Protocol struct {
 	Name      string
 	Proto     string // "BGP"
@@ -18,20 +18,19 @@ type Protocol struct {
 	LastError string
 	Imported  int
 	Exported  int
-	// HoldTimer is what is left of the hold time; only with HasHoldTimer.
+	// HoldTimer is the remaining hold time; valid only with HasHoldTimer.
 	HoldTimer    time.Duration
 	HasHoldTimer bool
 }
 
-// Up tells whether the BGP session is established.
+// Up reports whether the BGP session is established.
 func (p Protocol) Up() bool { return p.BGPState == "Established" && p.State == "up" }
 
-// codeProtocol is the code of the head of a protocol in `show protocols`; its
-// details have code 1006.
+// codeProtocol is the code of a protocol's first line in `show protocols`; its details have 1006.
 const codeProtocol = 1002
 
-// ParseProtocols reads the answer to `show protocols all`. It goes by words:
-// columns differ between versions. Channels of a protocol are added up.
+// ParseProtocols parses the reply to `show protocols all`. It splits lines into words, since
+// columns differ between versions, and sums the routes of a protocol's channels.
 func ParseProtocols(r Reply) []Protocol {
 	var list []Protocol
 	for _, l := range r {
@@ -39,8 +38,8 @@ func ParseProtocols(r Reply) []Protocol {
 		if len(words) == 0 {
 			continue
 		}
-		// A head stands at the beginning of its line; a detail is indented, or,
-		// when it comes first, "BGP state:" or "Created:" behind code 1006.
+		// A protocol's first line is not indented; a detail is, except the first one, which follows
+		// code 1006 directly ("BGP state:", on 3.x "Created:").
 		if l.Code == codeProtocol && !strings.HasPrefix(l.Text, " ") && len(words) >= 4 {
 			list = append(list, protocolHead(words))
 			continue
@@ -52,8 +51,7 @@ func ParseProtocols(r Reply) []Protocol {
 	return list
 }
 
-// protocolHead reads "NAME PROTO TABLE STATE SINCE [INFO…]". SINCE is a clock, a
-// date, or both.
+// protocolHead parses "NAME PROTO TABLE STATE SINCE [INFO…]". SINCE is a time, a date, or both.
 func protocolHead(words []string) Protocol {
 	p := Protocol{Name: words[0], Proto: words[1], State: words[3]}
 	rest := words[4:]
@@ -64,8 +62,7 @@ func protocolHead(words []string) Protocol {
 	return p
 }
 
-// isTime tells whether a word is a clock such as 05:27:00.796 or a date such as
-// 2026-11-21.
+// isTime reports whether a word is a time such as 05:27:00.796 or a date such as 2026-11-21.
 func isTime(s string) bool {
 	return len(s) >= 8 && s[0] >= '0' && s[0] <= '9' && strings.Trim(s, "0123456789:.-") == "" && strings.ContainsAny(s, ":-")
 }
@@ -100,8 +97,7 @@ func protocolDetail(p *Protocol, words []string) {
 	}
 }
 
-// ParseBFD reads the answer to `show bfd sessions`: the state of each peer, such
-// as "Up".
+// ParseBFD parses the reply to `show bfd sessions` into the state of each peer, such as "Up".
 func ParseBFD(r Reply) map[netip.Addr]string {
 	sessions := map[netip.Addr]string{}
 	for _, l := range r {

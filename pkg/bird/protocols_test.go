@@ -183,7 +183,7 @@ func TestParseEvent(t *testing.T) {
 }
 
 func TestLevelOfEvents(t *testing.T) {
-	for line, want := range map[string]struct{ quiet, chatty slog.Level }{
+	for line, want := range map[string]struct{ quiet, verbose slog.Level }{
 		"x <TRACE> NBR-a: State changed to up": {slog.LevelDebug, slog.LevelInfo},
 		"x <INFO> Started":                     {slog.LevelDebug, slog.LevelInfo},
 		"x <RMT> NBR-a: Received: Cease":       {slog.LevelDebug, slog.LevelInfo},
@@ -194,8 +194,8 @@ func TestLevelOfEvents(t *testing.T) {
 		"x <FATAL> Shutdown completed":         {slog.LevelDebug, slog.LevelDebug},
 	} {
 		e := ParseEvent(line)
-		if e.level(false) != want.quiet || e.level(true) != want.chatty {
-			t.Errorf("%q: %v, chatty %v; want %v, %v", line, e.level(false), e.level(true), want.quiet, want.chatty)
+		if e.level(false) != want.quiet || e.level(true) != want.verbose {
+			t.Errorf("%q: %v, chatty %v; want %v, %v", line, e.level(false), e.level(true), want.quiet, want.verbose)
 		}
 	}
 }

@@ -64,7 +64,7 @@ func TestBIRDTakesTheConfiguration(t *testing.T) {
 	}
 }
 
-func TestConfigurationHoldsNoRouteToAVIPAndMaskedNoSecret(t *testing.T) {
+func TestRenderNoVIPRouteNoMaskedSecret(t *testing.T) {
 	in := fullInput()
 	content, err := Render(in.Masked())
 	if err != nil {
@@ -109,7 +109,7 @@ func TestParsePassword(t *testing.T) {
 	}
 }
 
-func TestNamesThatWouldMeanSomethingElseAreRefused(t *testing.T) {
+func TestRenderRefusesUnsafeNames(t *testing.T) {
 	for _, change := range []func(*RenderInput){
 		func(in *RenderInput) { in.Interface = `eth0"; } evil` },
 		func(in *RenderInput) { in.Interface = "eth*" },

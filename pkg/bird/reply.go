@@ -12,8 +12,7 @@ const (
 	maxReplyLines = 100_000
 	// maxLine bounds one line of a reply; BIRD's own bound is 4 KiB.
 	maxLine = 16 << 10
-	// maxReplyBytes bounds one reply likewise. A gateway takes 2.3 KB of `show
-	// protocols all` on BIRD 3.4.
+	// maxReplyBytes bounds one reply. A gateway takes 2.3 KB of `show protocols all` on BIRD 3.4.
 	maxReplyBytes = 16 << 20
 )
 
@@ -23,18 +22,18 @@ type Line struct {
 	Text string
 }
 
-// Reply is BIRD's answer to one command. The last line's code tells the outcome.
+// Reply is BIRD's answer to one command. The code of the last line is the outcome.
 type Reply []Line
 
 // Codes of replies (doc/reply_codes of BIRD).
 const (
 	codeShuttingDown = 6
-	codeFailure      = 8000 // from here on the command failed
+	codeFailure      = 8000 // this and higher codes report a failed command
 	codeConfigFailed = 8002 // the configuration does not parse
-	codeNoMatch      = 8003 // `show protocols` of a pattern that fits none
+	codeNoMatch      = 8003 // no protocol matches the pattern of `show protocols`
 )
 
-// Code is the code of the last line, -1 without any.
+// Code returns the code of the last line, or -1 for an empty reply.
 func (r Reply) Code() int {
 	if len(r) == 0 {
 		return -1
@@ -50,8 +49,8 @@ type RefusedError struct {
 
 func (e *RefusedError) Error() string { return fmt.Sprintf("BIRD refused (%04d): %s", e.Code, e.Text) }
 
-// Err returns an error for the codes that tell a failure: a [*RefusedError] for
-// those ≥ 8000, and another for 0006, "shutting down", though birdc exits 0 with it.
+// Err returns an error for the codes of a failure: a [*RefusedError] from 8000 on, and an error for
+// 0006, "shutting down", although birdc exits 0 on it.
 func (r Reply) Err() error {
 	switch code := r.Code(); {
 	case code == codeShuttingDown:
@@ -66,38 +65,37 @@ func (r Reply) Err() error {
 	return nil
 }
 
-// noCode is what ParseLine takes for previous at the beginning of a reply.
+// noCode is the previous code for ParseLine at the beginning of a reply.
 const noCode = -1
 
-// ParseLine reads one line of BIRD's protocol, without its end. previous is the
-// code that a continuation line, which begins with a space, belongs to; it is
-// negative at the beginning of a reply, where such a line makes no sense. last
-// is true for the line that ends a reply; async for lines that begin with "+"
-// and can come anywhere.
+// ParseLine parses one line of BIRD's protocol, without its line end. previous is the code of the
+// line before, which a continuation line (one that begins with a space) inherits; it is negative at
+// the beginning of a reply, where a continuation is an error. last is true for the last line of a
+// reply, async for lines that begin with "+" and can appear anywhere.
 func ParseLine(s string, previous int) (line Line, last, async bool, err error) {
 	switch {
 	case s == "":
-		return Line{}, false, false, errors.New("an empty line")
+		return Line{}, false, false, errors.New("empty line")
 	case s[0] == '+':
 		return Line{Text: s[1:]}, false, true, nil
 	case s[0] == ' ' && previous < 0:
-		return Line{}, false, false, fmt.Errorf("%.40q continues nothing", s)
+		return Line{}, false, false, fmt.Errorf("continuation line %.40q without a line before it", s)
 	case s[0] == ' ':
 		return Line{Code: previous, Text: s[1:]}, false, false, nil
 	case len(s) < 5 || (s[4] != '-' && s[4] != ' '):
-		return Line{}, false, false, fmt.Errorf("%.40q does not begin with a code", s)
+		return Line{}, false, false, fmt.Errorf("line %.40q has no reply code", s)
 	}
 	code := 0
 	for _, c := range []byte(s[:4]) {
 		if c < '0' || c > '9' {
-			return Line{}, false, false, fmt.Errorf("%.40q does not begin with a code", s)
+			return Line{}, false, false, fmt.Errorf("line %.40q has no reply code", s)
 		}
 		code = code*10 + int(c-'0')
 	}
 	return Line{Code: code, Text: s[5:]}, s[4] == ' ', false, nil
 }
 
-// ReadReply reads one reply. It takes bounded memory, whatever comes.
+// ReadReply reads one reply in bounded memory.
 func ReadReply(r *bufio.Reader) (Reply, error) {
 	var reply Reply
 	code, size := noCode, 0
@@ -107,11 +105,11 @@ func ReadReply(r *bufio.Reader) (Reply, error) {
 			return nil, err
 		}
 		if size += len(s); size > maxReplyBytes {
-			return nil, fmt.Errorf("not BIRD's protocol: a reply of more than %d bytes", maxReplyBytes)
+			return nil, fmt.Errorf("malformed BIRD reply: more than %d bytes", maxReplyBytes)
 		}
 		line, last, async, err := ParseLine(s, code)
 		if err != nil {
-			return nil, fmt.Errorf("not BIRD's protocol: %w", err)
+			return nil, fmt.Errorf("malformed BIRD reply: %w", err)
 		}
 		if async {
 			continue
@@ -122,10 +120,10 @@ func ReadReply(r *bufio.Reader) (Reply, error) {
 			return reply, nil
 		}
 	}
-	return nil, fmt.Errorf("not BIRD's protocol: a reply of more than %d lines", maxReplyLines)
+	return nil, fmt.Errorf("malformed BIRD reply: more than %d lines", maxReplyLines)
 }
 
-// readLine reads a line and takes its end off.
+// readLine reads a line and removes its line end.
 func readLine(r *bufio.Reader) (string, error) {
 	var line []byte
 	for {
@@ -133,7 +131,7 @@ func readLine(r *bufio.Reader) (string, error) {
 		line = append(line, piece...)
 		switch {
 		case len(line) > maxLine:
-			return "", fmt.Errorf("not BIRD's protocol: a line of more than %d bytes", maxLine)
+			return "", fmt.Errorf("malformed BIRD reply: line of more than %d bytes", maxLine)
 		case err == nil:
 			return strings.TrimRight(string(line), "\r\n"), nil
 		case !errors.Is(err, bufio.ErrBufferFull):

@@ -29,14 +29,14 @@ func TestParseLine(t *testing.T) {
 		{in: " 8103 4248829953", previous: 1006, want: Line{1006, "8103 4248829953"}},
 		{in: " ", previous: 1006, want: Line{1006, ""}},
 		{in: "+some news", previous: noCode, want: Line{0, "some news"}, async: true},
-		{in: " text", previous: noCode, problem: "continues nothing"},
+		{in: " text", previous: noCode, problem: "without a line before it"},
 		{in: "", previous: 1006, problem: "empty"},
-		{in: "12", previous: noCode, problem: "does not begin with a code"},
-		{in: "12345", previous: noCode, problem: "does not begin with a code"},
-		{in: "12a4 text", previous: noCode, problem: "does not begin with a code"},
-		{in: "8103,4248829953", previous: noCode, problem: "does not begin with a code"},
-		{in: "HTTP/1.1 400 Bad Request", previous: noCode, problem: "does not begin with a code"},
-		{in: "\x16\x03\x01\x00\x00", previous: noCode, problem: "does not begin with a code"},
+		{in: "12", previous: noCode, problem: "has no reply code"},
+		{in: "12345", previous: noCode, problem: "has no reply code"},
+		{in: "12a4 text", previous: noCode, problem: "has no reply code"},
+		{in: "8103,4248829953", previous: noCode, problem: "has no reply code"},
+		{in: "HTTP/1.1 400 Bad Request", previous: noCode, problem: "has no reply code"},
+		{in: "\x16\x03\x01\x00\x00", previous: noCode, problem: "has no reply code"},
 	}
 	for _, tt := range tests {
 		line, last, async, err := ParseLine(tt.in, tt.previous)
@@ -123,7 +123,7 @@ func (e *endless) Read(b []byte) (int, error) {
 	return len(b), nil
 }
 
-func TestEndlessAndGarbledRepliesAreRefusedInBoundedMemory(t *testing.T) {
+func TestMalformedRepliesBoundedMemory(t *testing.T) {
 	for name, tt := range map[string]struct {
 		text    string
 		problem string
@@ -136,7 +136,7 @@ func TestEndlessAndGarbledRepliesAreRefusedInBoundedMemory(t *testing.T) {
 		"asynchronous lines only": {"+x\n", "more than", 2 * 3 * maxReplyLines},
 		"long lines":              {"0001-" + strings.Repeat("x", maxLine-10) + "\n", "more than", maxReplyBytes + 2*maxLine},
 		"empty lines":             {"\n", "empty line", 8192},
-		"garbage":                 {"garbage\n", "does not begin with a code", 8192},
+		"garbage":                 {"garbage\n", "has no reply code", 8192},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := &endless{text: tt.text}

@@ -6,9 +6,8 @@ import (
 	"os"
 )
 
-// RouterID derives a BGP router id from who we are: the pod's UID (POD_UID), else
-// the machine's id, else the host's name. BIRD finds none on a host without
-// IPv4, and does not say so beforehand.
+// RouterID derives a BGP router ID from the pod's UID (POD_UID) or else the machine ID, and the
+// host name. BIRD fails to start without one on a host that has no IPv4 address.
 func RouterID() netip.Addr {
 	seed := os.Getenv("POD_UID")
 	if seed == "" {
@@ -20,7 +19,7 @@ func RouterID() netip.Addr {
 		seed += name
 	}
 	sum := sha256.Sum256([]byte("vipgate router id " + seed))
-	// Anything but 0.0.0.0 is allowed (RFC 6286); the first byte keeps it from
-	// looking like an address in use.
+	// Every value but 0.0.0.0 is allowed (RFC 6286). The first byte is below 127: the ID never
+	// looks like a loopback or multicast address.
 	return netip.AddrFrom4([4]byte{1 + sum[0]%126, sum[1], sum[2], sum[3] | 1})
 }

@@ -11,25 +11,24 @@ import (
 const (
 	// startTimeout is how long a new BIRD may take to answer.
 	startTimeout = 10 * time.Second
-	// starved: what comes so much later than asked for tells that we did not
-	// run, and that BIRD's silence proves nothing.
+	// starved is the delay of a timer beyond which this process counts as starved of CPU time: a
+	// missing answer then says nothing about BIRD.
 	starved = 500 * time.Millisecond
-	// retryInterval is how often a BIRD that owes an answer is asked again, when
-	// it does not just keep us waiting.
+	// retryInterval is the wait before a failed command is sent again.
 	retryInterval = 50 * time.Millisecond
-	// Bounds of the silence after which BIRD is killed.
+	// Bounds of the time without an answer after which BIRD is killed.
 	minHang, maxHang = 4 * time.Second, 10 * time.Second
 )
 
-// serve watches one BIRD. It returns when it should be replaced.
+// serve polls and configures one BIRD process. It returns when the process must be replaced.
 func (s *Supervisor) serve(ctx context.Context, p *process) error {
 	if err := s.connect(ctx, p); err != nil {
 		return err
 	}
-	_, surveyed := s.surveyor.result.Get()
+	_, resolved := s.resolver.result.Get()
 	_, expected := s.expect.Get()
-	s.silent, s.holds = time.Time{}, holdTimers{}
-	s.eager.begin(time.Now())
+	s.unansweredSince, s.holds = time.Time{}, holdTimers{}
+	s.fast.start(time.Now())
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	due := time.Now()
@@ -39,13 +38,13 @@ func (s *Supervisor) serve(ctx context.Context, p *process) error {
 			return ctx.Err()
 		case <-p.exited:
 			return nil
-		case <-surveyed:
-			_, surveyed = s.surveyor.result.Get()
+		case <-resolved:
+			_, resolved = s.resolver.result.Get()
 		case err := <-s.apply.written:
-			s.staged(ctx, err)
+			s.applyStaged(ctx, err)
 		case <-expected:
 			_, expected = s.expect.Get()
-			s.eager.begin(time.Now())
+			s.fast.start(time.Now())
 		case <-s.hint:
 		case <-s.export:
 			reload := "reload out"
@@ -54,18 +53,18 @@ func (s *Supervisor) serve(ctx context.Context, p *process) error {
 			}
 			for _, protocol := range []string{"KERNEL4", "KERNEL6"} {
 				if _, err := s.command(ctx, reload+` "`+protocol+`"`); err != nil {
-					s.options.Log.Warn("failed to export routes to the kernel again", "protocol", protocol, "error", err)
+					s.options.Log.Warn("failed to re-export routes to the kernel", "protocol", protocol, "error", err)
 				}
 			}
 		case <-timer.C:
-			if time.Since(due) > starved {
-				s.silent = time.Time{}
+			if time.Since(due) > starved { // the wait for an answer begins again
+				s.unansweredSince = time.Time{}
 			}
 		}
-		s.look(ctx, p)
+		s.observe(ctx, p)
 		s.stage()
 		if s.hung() {
-			return fmt.Errorf("%w: no answer for %v", ErrHung, time.Since(s.silent).Round(time.Millisecond))
+			return fmt.Errorf("%w: no answer for %v", ErrHung, time.Since(s.unansweredSince).Round(time.Millisecond))
 		}
 		now := time.Now()
 		wait := s.wait(now)
@@ -74,26 +73,27 @@ func (s *Supervisor) serve(ctx context.Context, p *process) error {
 	}
 }
 
-// wait is how long the next look may wait.
+// wait returns the time until the next poll.
 func (s *Supervisor) wait(now time.Time) time.Duration {
 	switch {
-	case !s.silent.IsZero():
+	case !s.unansweredSince.IsZero():
 		return retryInterval
-	case s.eager.on(now), s.confirming.Load() > 0:
-		return eagerInterval
+	case s.fast.active(now), s.confirming.Load() > 0:
+		return fastInterval
 	}
 	return s.holds.wait(now)
 }
 
-// connect waits for the control socket of a new BIRD and its greeting.
+// connect dials the control socket of a new BIRD until it answers with its greeting.
 func (s *Supervisor) connect(ctx context.Context, p *process) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	retry := time.NewTicker(eagerInterval)
+	retry := time.NewTicker(fastInterval)
 	defer retry.Stop()
 	for {
 		client, err := s.dial(ctx, s.options.Socket)
 		if err == nil && client.PID != p.pid() {
+			// Another BIRD took the socket over: its sessions must not be reported as these.
 			err = errors.Join(fmt.Errorf("process %d serves the control socket %s", client.PID, s.options.Socket), client.Close())
 		}
 		if err == nil {
@@ -110,26 +110,26 @@ func (s *Supervisor) connect(ctx context.Context, p *process) error {
 	}
 }
 
-func (s *Supervisor) hangUp() {
+func (s *Supervisor) disconnect() {
 	if s.client != nil {
-		// Nothing is lost with this connection that an error could tell of.
+		// An error is of no consequence: each command and its reply is complete by itself.
 		_ = s.client.Close()
 		s.client = nil
 	}
 }
 
-// errStarved tells that we did not run ourselves while BIRD should have answered.
-var errStarved = errors.New("no answer, but we did not run either")
+// errStarved reports that this process was starved of CPU time while BIRD should have answered.
+var errStarved = errors.New("no answer while the frontend was starved of CPU time")
 
-// command asks BIRD. silent tells since when it owes an answer; none is waited
-// for beyond the time at which BIRD counts as hung for good.
+// command sends a command to BIRD. It maintains unansweredSince, and does not wait beyond the time
+// at which BIRD counts as hung.
 func (s *Supervisor) command(ctx context.Context, command string) (Reply, error) {
 	begin := time.Now()
-	if s.silent.IsZero() {
-		s.silent = begin
+	if s.unansweredSince.IsZero() {
+		s.unansweredSince = begin
 	}
 	deadline := begin.Add(commandTimeout)
-	if end := s.silent.Add(s.hangLimit()); end.Before(deadline) {
+	if end := s.unansweredSince.Add(s.hangLimit()); end.Before(deadline) {
 		deadline = end
 	}
 	bounded, cancel := context.WithDeadline(ctx, deadline)
@@ -137,20 +137,20 @@ func (s *Supervisor) command(ctx context.Context, command string) (Reply, error)
 	reply, err := s.exchange(bounded, command)
 	if reply == nil {
 		if time.Since(deadline) > starved && ctx.Err() == nil {
-			s.silent = time.Now()
+			s.unansweredSince = time.Now()
 			return nil, fmt.Errorf("%w: %w", errStarved, err)
 		}
 		return nil, err
 	}
-	s.silent = time.Time{}
+	s.unansweredSince = time.Time{}
 	if s.options.OnAnswer != nil {
 		s.options.OnAnswer(time.Since(begin))
 	}
 	return reply, err
 }
 
-// exchange asks BIRD, over a new connection if need be. A connection that failed
-// is not used again: an answer may still be under way.
+// exchange sends a command, on a new connection if there is none. It closes a connection that
+// failed: a late answer would be read as the answer to the next command.
 func (s *Supervisor) exchange(ctx context.Context, command string) (Reply, error) {
 	if s.client == nil {
 		client, err := s.dial(ctx, s.options.Socket)
@@ -161,18 +161,18 @@ func (s *Supervisor) exchange(ctx context.Context, command string) (Reply, error
 	}
 	reply, err := s.client.Command(ctx, command)
 	if reply == nil {
-		s.hangUp()
+		s.disconnect()
 	}
 	return reply, err
 }
 
-// hung tells whether BIRD has been silent for so long that its sessions are
-// lost anyway: longer than the smallest hold time.
+// hung reports whether BIRD has not answered for longer than its smallest hold time: its sessions
+// are lost anyway.
 func (s *Supervisor) hung() bool {
-	return !s.silent.IsZero() && time.Since(s.silent) >= s.hangLimit()
+	return !s.unansweredSince.IsZero() && time.Since(s.unansweredSince) >= s.hangLimit()
 }
 
-// hangLimit is how long BIRD may be silent before it is killed.
+// hangLimit returns the time without an answer after which BIRD is killed.
 func (s *Supervisor) hangLimit() time.Duration {
 	limit := minHang
 	for i, session := range s.apply.current.input.Sessions {
@@ -183,54 +183,53 @@ func (s *Supervisor) hangLimit() time.Duration {
 	return min(max(limit, minHang), maxHang)
 }
 
-// look asks BIRD for its sessions and publishes them.
-func (s *Supervisor) look(ctx context.Context, p *process) {
+// observe reads the sessions from BIRD and publishes them.
+func (s *Supervisor) observe(ctx context.Context, p *process) {
 	at := time.Now()
 	reply, err := s.command(ctx, `show protocols all "`+gatewayPrefix+`*"`)
 	if ctx.Err() != nil {
 		return
 	}
-	if err != nil && !noneMatches(err) {
-		s.missed(err)
+	if err != nil && !isNoMatch(err) {
+		s.observeFailed(err)
 		return
 	}
 	if time.Since(at) > starved {
-		s.poke() // what was learned is old by now
+		s.trigger() // the reply is outdated by now: poll again
 	}
 	version := s.client.Version
 	protocols := map[string]Protocol{}
 	for _, x := range ParseProtocols(reply) {
 		protocols[x.Name] = x
 	}
-	s.holds.saw(at, protocols)
+	s.holds.observe(at, protocols)
 	bfd := s.bfd(ctx)
 	before := s.state.Load()
-	gateways := s.surveyor.result.Load().states(at, protocols, bfd, before)
-	if s.tell(before.Gateways, gateways) {
-		s.eager.begin(at) // its feed may be stuck
+	gateways := s.resolver.result.Load().states(at, protocols, bfd, before)
+	if s.logTransitions(before.Gateways, gateways) {
+		s.fast.start(at) // BIRD before 2.14 may sleep before it feeds the session
 	}
 	if exports(gateways, s.expect.Load()) {
-		s.eager.satisfied()
+		s.fast.converged()
 	}
 	s.state.Update(func(st State) State {
 		st.At, st.Alive, st.Err, st.Version, st.PID, st.Since, st.Gateways = at, true, nil, version, p.pid(), p.since, gateways
 		return st
 	})
-	if !s.announced {
-		s.announced = true
+	if !s.isReady {
+		s.isReady = true
 		close(s.ready)
 	}
 }
 
-// missed notes that a look was not answered. Only a silence of commandTimeout
-// says something about BIRD: a connection that was dropped or garbled does not,
-// as long as the next one works.
-func (s *Supervisor) missed(err error) {
+// observeFailed records a failed poll. BIRD counts as hung only after commandTimeout without an
+// answer: a connection that was dropped or garbled says nothing about BIRD if the next one works.
+func (s *Supervisor) observeFailed(err error) {
 	switch {
 	case errors.Is(err, errStarved):
 		return
-	case s.silent.IsZero(): // it answered, that it refuses or is shutting down
-	case time.Since(s.silent) < commandTimeout:
+	case s.unansweredSince.IsZero(): // BIRD answered: it refuses the command or is shutting down
+	case time.Since(s.unansweredSince) < commandTimeout:
 		return
 	default:
 		err = fmt.Errorf("%w: %w", ErrHung, err)
@@ -241,14 +240,14 @@ func (s *Supervisor) missed(err error) {
 	})
 }
 
-// noneMatches tells whether BIRD only said that there is no such protocol.
-func noneMatches(err error) bool {
+// isNoMatch reports whether BIRD answered that no protocol matches the pattern.
+func isNoMatch(err error) bool {
 	var refused *RefusedError
 	return errors.As(err, &refused) && refused.Code == codeNoMatch
 }
 
-// bfd returns the states of the BFD sessions, if there are any. BIRD 2.0.12 takes
-// no name in double quotes here; there is only one BFD protocol.
+// bfd returns the states of the BFD sessions. The command names no protocol: BIRD 2.0.12 refuses a
+// name in double quotes here, and the configuration has only one BFD protocol.
 func (s *Supervisor) bfd(ctx context.Context) map[netip.Addr]string {
 	for _, session := range s.apply.current.input.Sessions {
 		if session.BFD == nil {
@@ -256,7 +255,7 @@ func (s *Supervisor) bfd(ctx context.Context) map[netip.Addr]string {
 		}
 		reply, err := s.command(ctx, "show bfd sessions")
 		if err != nil {
-			return nil // the next look tells more
+			return nil // the next poll retries
 		}
 		return ParseBFD(reply)
 	}

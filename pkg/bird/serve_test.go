@@ -20,8 +20,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// The tests here run the loop that watches BIRD against a fake one, on the
-// clock of a synctest bubble: every time is exact.
+// The tests here run the loop that watches BIRD against a fake one, on the clock of a synctest
+// bubble: every time is exact.
 
 // fakeBIRD answers on a control socket.
 type fakeBIRD struct {
@@ -133,14 +133,14 @@ func watch(t *testing.T, f *fakeBIRD, holds ...time.Duration) *watched {
 	t.Helper()
 	s := NewSupervisor(Options{Dir: t.TempDir(), Socket: "unused", Interface: "lo"})
 	s.dial = f.dial
-	var v survey
+	var v resolution
 	for i, h := range holds {
 		g := trench.Gateway{Name: string(rune('a' + i)), Address: netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)}), HoldTime: h}
 		v.gateways = append(v.gateways, g)
 		v.input.Sessions = append(v.input.Sessions, Session{Gateway: g})
 	}
 	v.generation, v.content = 1, []byte("configuration")
-	s.surveyor.result.Set(v)
+	s.resolver.result.Set(v)
 	s.apply.current = v
 	ctx, cancel := context.WithCancel(t.Context())
 	w := &watched{Supervisor: s, bird: f, ended: make(chan struct{}), cancel: cancel}
@@ -148,7 +148,7 @@ func watch(t *testing.T, f *fakeBIRD, holds ...time.Duration) *watched {
 	go func() {
 		defer close(w.ended)
 		w.err = s.serve(ctx, p)
-		s.hangUp()
+		s.disconnect()
 	}()
 	t.Cleanup(func() { cancel(); <-w.ended; f.wg.Wait() })
 	synctest.Wait()
@@ -156,7 +156,7 @@ func watch(t *testing.T, f *fakeBIRD, holds ...time.Duration) *watched {
 }
 
 // quieten lets the eager looks of the start pass.
-func (w *watched) quieten() { w.after(eagerTime + pollInterval) }
+func (w *watched) skipFastPolls() { w.after(fastDuration + pollInterval) }
 
 // after lets time pass in the bubble.
 func (w *watched) after(d time.Duration) {
@@ -177,7 +177,7 @@ func TestSilenceOfASecondChangesNothing(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					f := &fakeBIRD{up: true}
 					w := watch(t, f, 3*time.Second)
-					w.quieten()
+					w.skipFastPolls()
 					w.next()
 					w.after(2*time.Millisecond + phase)
 					f.with(func() { f.until = time.Now().Add(silence) })
@@ -197,7 +197,7 @@ func TestSilenceOfASecondChangesNothing(t *testing.T) {
 	}
 }
 
-func TestSilentBIRDIsHungAfterTwoSecondsAndReplacedAfterTheHoldTime(t *testing.T) {
+func TestHangDetection(t *testing.T) {
 	for _, tt := range []struct {
 		holds []time.Duration
 		limit time.Duration
@@ -211,7 +211,7 @@ func TestSilentBIRDIsHungAfterTwoSecondsAndReplacedAfterTheHoldTime(t *testing.T
 			synctest.Test(t, func(t *testing.T) {
 				f := &fakeBIRD{}
 				w := watch(t, f, tt.holds...)
-				w.quieten()
+				w.skipFastPolls()
 				w.next()
 				f.with(func() { f.until = time.Now().Add(time.Hour) })
 				w.after(time.Millisecond)
@@ -240,7 +240,7 @@ func TestHungBIRDThatAnswersAgainInTimeIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeBIRD{up: true}
 		w := watch(t, f, 3*time.Second)
-		w.quieten()
+		w.skipFastPolls()
 		w.next()
 		f.with(func() { f.until = time.Now().Add(3500 * time.Millisecond) })
 		w.after(3 * time.Second)
@@ -261,7 +261,7 @@ func TestHungBIRDThatAnswersAgainInTimeIsKept(t *testing.T) {
 	})
 }
 
-func TestDroppedAndGarbledConnectionsAreNotSilence(t *testing.T) {
+func TestBrokenConnectionIsNoHang(t *testing.T) {
 	for name, garble := range map[string]func(string) string{
 		"dropped":    func(string) string { return "" },
 		"garbage":    func(string) string { return "garbage\n" },
@@ -271,7 +271,7 @@ func TestDroppedAndGarbledConnectionsAreNotSilence(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := &fakeBIRD{up: true}
 				w := watch(t, f, 3*time.Second)
-				w.quieten()
+				w.skipFastPolls()
 				w.next()
 				once, dials := true, f.dials
 				f.with(func() {
@@ -306,12 +306,12 @@ func TestDroppedAndGarbledConnectionsAreNotSilence(t *testing.T) {
 	}
 }
 
-func TestAnswerThatTellsNothingIsNotTakenForNoSession(t *testing.T) {
+func TestEmptyReplyIsNotNoSession(t *testing.T) {
 	for _, answer := range []string{"0006 Shutting down\n", "9001 syntax error\n"} {
 		synctest.Test(t, func(t *testing.T) {
 			f := &fakeBIRD{up: true}
 			w := watch(t, f, 3*time.Second)
-			w.quieten()
+			w.skipFastPolls()
 			f.with(func() { f.garble = func(string) string { return answer } })
 			w.after(pollInterval)
 			if s := w.State().Load(); s.Alive || s.Err == nil || errors.Is(s.Err, ErrHung) {
@@ -326,8 +326,8 @@ func TestAnswerThatTellsNothingIsNotTakenForNoSession(t *testing.T) {
 	}
 }
 
-// late is a connection whose reads fail long after their deadline, as those of a
-// process that was not run meanwhile.
+// late is a connection whose reads fail long after their deadline, as those of a process that was
+// not run meanwhile.
 type late struct {
 	net.Conn
 	by time.Duration
@@ -342,7 +342,7 @@ func TestOwnStarvationDoesNotCountAsSilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeBIRD{up: true}
 		w := watch(t, f, 3*time.Second)
-		w.quieten()
+		w.skipFastPolls()
 		w.cancel()
 		<-w.ended
 		ours, theirs := net.Pipe()
@@ -354,14 +354,14 @@ func TestOwnStarvationDoesNotCountAsSilence(t *testing.T) {
 		if !errors.Is(err, errStarved) || s.hung() {
 			t.Fatalf("after 8 s without us: %v, hung %v", err, s.hung())
 		}
-		s.missed(err)
+		s.observeFailed(err)
 		if state := s.State().Load(); !state.Alive {
 			t.Errorf("state %+v", state)
 		}
-		if _, err := s.command(context.Background(), "show status"); err != nil || !s.silent.IsZero() {
+		if _, err := s.command(context.Background(), "show status"); err != nil || !s.unansweredSince.IsZero() {
 			t.Errorf("the next command: %v", err)
 		}
-		s.hangUp()
+		s.disconnect()
 	})
 }
 
@@ -369,7 +369,7 @@ func TestLineOfBIRDIsFollowedByALookAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeBIRD{up: true}
 		w := watch(t, f, 3*time.Second)
-		w.quieten()
+		w.skipFastPolls()
 		w.next()
 		f.with(func() { f.up = false })
 		begin := time.Now()
@@ -381,7 +381,7 @@ func TestLineOfBIRDIsFollowedByALookAtOnce(t *testing.T) {
 	})
 }
 
-func TestLooksAreFrequentOnlyWhileSomethingIsExpected(t *testing.T) {
+func TestFastPollsOnlyWhileExpecting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeBIRD{up: true}
 		w := watch(t, f, 3*time.Second)
@@ -392,7 +392,7 @@ func TestLooksAreFrequentOnlyWhileSomethingIsExpected(t *testing.T) {
 			f.with(func() { n = len(f.asked) - n })
 			return n
 		}
-		w.quieten()
+		w.skipFastPolls()
 		if n := looks(10 * time.Second); n != 10 {
 			t.Errorf("%d looks in 10 quiet seconds", n)
 		}
@@ -401,7 +401,7 @@ func TestLooksAreFrequentOnlyWhileSomethingIsExpected(t *testing.T) {
 			t.Errorf("%d looks in 10 s, of which 5 are eager", n)
 		}
 		w.Expect(0, 0)
-		if n := looks(10 * time.Second); n > 10+2*eagerMore {
+		if n := looks(10 * time.Second); n > 10+2*fastExtra {
 			t.Errorf("%d looks though all is as expected", n)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
@@ -424,7 +424,7 @@ func TestConfirmWaitsForALookOfItsOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeBIRD{up: true}
 		w := watch(t, f, 3*time.Second)
-		w.quieten()
+		w.skipFastPolls()
 		f.with(func() { f.until = time.Now().Add(time.Hour) })
 		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 		defer cancel()
@@ -438,7 +438,7 @@ func TestConfirmWaitsForAHungBIRD(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeBIRD{up: true}
 		w := watch(t, f, 3*time.Second)
-		w.quieten()
+		w.skipFastPolls()
 		f.with(func() { f.until = time.Now().Add(time.Hour) })
 		w.after(pollInterval + commandTimeout + time.Millisecond)
 		// It runs and holds its sessions: what it exports is not known.
@@ -457,7 +457,7 @@ func TestSlowAnswerIsDatedAtTheQuestion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeBIRD{up: true}
 		w := watch(t, f, 3*time.Second)
-		w.quieten()
+		w.skipFastPolls()
 		w.next()
 		begin := time.Now().Add(time.Millisecond)
 		// Shorter than what makes the loop ask again at once.
@@ -469,7 +469,7 @@ func TestSlowAnswerIsDatedAtTheQuestion(t *testing.T) {
 	})
 }
 
-func TestForeignProcessOnTheControlSocketIsNotBIRD(t *testing.T) {
+func TestForeignProcessOnControlSocket(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeBIRD{up: true, pid: 43}
 		w := watch(t, f, 3*time.Second)
@@ -527,20 +527,20 @@ func TestHoldTimerThatRunsOutIsLookedAtOnTime(t *testing.T) {
 	if got := h.wait(now); got != pollInterval {
 		t.Errorf("without sessions: %v", got)
 	}
-	h.saw(now, session(2*time.Second))
+	h.observe(now, session(2*time.Second))
 	if got := h.wait(now); got != pollInterval {
 		t.Errorf("2 s left: %v", got)
 	}
-	h.saw(now, session(300*time.Millisecond))
+	h.observe(now, session(300*time.Millisecond))
 	if got := h.wait(now); got != 301*time.Millisecond {
 		t.Errorf("300 ms left: %v", got)
 	}
-	h.saw(now, session(0))
-	if got := h.wait(now); got != eagerInterval {
+	h.observe(now, session(0))
+	if got := h.wait(now); got != fastInterval {
 		t.Errorf("over: %v", got)
 	}
-	h.saw(now.Add(eagerTime), session(0))
-	if got := h.wait(now.Add(eagerTime + time.Second)); got != pollInterval {
+	h.observe(now.Add(fastDuration), session(0))
+	if got := h.wait(now.Add(fastDuration + time.Second)); got != pollInterval {
 		t.Errorf("over for long: %v", got)
 	}
 }

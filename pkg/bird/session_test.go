@@ -57,7 +57,7 @@ func TestNoListenerIsOpenToTheWorld(t *testing.T) {
 	}
 }
 
-func TestPasswordIsNeededAndIsReadWhenItAppears(t *testing.T) {
+func TestPasswordFileAppears(t *testing.T) {
 	run(t, "ip", "link", "set", "lo", "up")
 	l := newLink(t, vip.IPv4, vip.IPv6)
 	l.Router(routerConfig{Password: "s3cret #;'{}"})
@@ -91,7 +91,7 @@ func TestPasswordIsNeededAndIsReadWhenItAppears(t *testing.T) {
 	}
 }
 
-func TestBFDEndsASessionThatTCPStillBelievesIn(t *testing.T) {
+func TestBFDEndsSessionBeforeTCP(t *testing.T) {
 	run(t, "ip", "link", "set", "lo", "up")
 	l := newLink(t, vip.IPv4, vip.IPv6)
 	gw := l.Router(routerConfig{BFD: true})

@@ -10,10 +10,10 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// State is what is known of BIRD and its sessions.
+// State is the observed state of BIRD and its sessions.
 type State struct {
-	// At is when the look began that BIRD answered last; what is older than the
-	// reader can bear counts for nothing.
+	// At is the start of the last poll that BIRD answered. The reader decides up to which age the
+	// state is valid.
 	At time.Time
 	// Alive is true while BIRD answers.
 	Alive      bool
@@ -21,20 +21,18 @@ type State struct {
 	PID        int       // 0 while none runs
 	Since      time.Time // of the process
 	Restarts   int       // after the first start
-	Configures uint64    // configurations that a running BIRD took
-	// ConfigFailures counts configurations that BIRD refused or that could not
-	// be given to it.
+	Configures uint64    // configurations that a running BIRD loaded
+	// ConfigFailures counts configurations that BIRD refused, or that could not be rendered,
+	// written or sent.
 	ConfigFailures uint64
-	// Err says why BIRD does not answer, nil while it does. It is an [ErrHung]
-	// when BIRD runs and is silent.
+	// Err is why BIRD does not answer, nil while it does. It wraps [ErrHung] when BIRD runs.
 	Err error
-	// ConfigErr says why BIRD's configuration is not the wanted one: the one
-	// before is in force.
+	// ConfigErr is why BIRD has not loaded the desired configuration but keeps the previous one.
 	ConfigErr error
 	Gateways  []GatewayState
 }
 
-// ErrHung tells that BIRD runs but does not answer.
+// ErrHung reports that BIRD runs but does not answer.
 var ErrHung = errors.New("BIRD_HUNG")
 
 // GatewayState is one configured gateway.
@@ -43,20 +41,20 @@ type GatewayState struct {
 	Address  netip.Addr
 	Family   vip.Family
 	Up       bool
-	Words    string    // the session's state in BIRD's words
+	State    string    // the session's state as BIRD names it
 	Since    time.Time // when Up last changed
 	Imported int
 	Exported int
 	// LastError is the last error of the session.
 	LastError string
-	// BFD is the state of its BFD session, empty without.
+	// BFD is the state of the BFD session, empty without one.
 	BFD string
-	// Problem says why it has no session at all.
+	// Problem is why BIRD has no session with the gateway.
 	Problem string
 }
 
-// Expect tells how many VIPs of each family were announced to BIRD, so that it
-// is watched closely until its sessions export as many.
+// Expect sets how many VIPs of each family were announced to BIRD. The supervisor polls at short
+// intervals until the sessions export as many.
 func (s *Supervisor) Expect(announced4, announced6 int) {
 	want := [len(vip.Families)]int{announced4, announced6}
 	if s.expect.Load() != want {
@@ -64,16 +62,15 @@ func (s *Supervisor) Expect(announced4, announced6 int) {
 	}
 }
 
-// Confirm waits until every gateway session that is up exports as many VIPs as
-// Expect told last, as seen by a look that began after the call, and by the
-// looks after it: a BIRD before 2.14 counts a route as exported before it
-// writes the UPDATE, and needs to be woken to do so. A BIRD that does not run
-// exports nothing.
+// Confirm waits until every gateway session that is up exports the expected number of VIPs in a
+// poll that began after the call and in fastExtra more: BIRD before 2.14 counts a route as exported
+// before it writes the UPDATE, and further commands wake it to do so. Without a BIRD process
+// nothing is exported, and Confirm returns at once.
 func (s *Supervisor) Confirm(ctx context.Context) error {
 	after := time.Now()
 	s.confirming.Add(1)
 	defer s.confirming.Add(-1)
-	s.poke()
+	s.trigger()
 	for seen := 0; ; {
 		want, expected := s.expect.Get()
 		state, looked := s.state.Get()
@@ -86,7 +83,7 @@ func (s *Supervisor) Confirm(ctx context.Context) error {
 		default:
 			seen, after = seen+1, state.At
 		}
-		if seen > eagerMore {
+		if seen > fastExtra {
 			return nil
 		}
 		select {
@@ -98,7 +95,7 @@ func (s *Supervisor) Confirm(ctx context.Context) error {
 	}
 }
 
-// exports tells whether every session that is up exports what it should.
+// exports reports whether every session that is up exports the expected number of VIPs.
 func exports(gateways []GatewayState, want [len(vip.Families)]int) bool {
 	for _, g := range gateways {
 		if g.Up && g.Exported != want[g.Family] {
@@ -108,9 +105,9 @@ func exports(gateways []GatewayState, want [len(vip.Families)]int) bool {
 	return true
 }
 
-// states joins what is wanted with the sessions that BIRD has. before is what
-// was known until now.
-func (v survey) states(at time.Time, protocols map[string]Protocol, bfd map[netip.Addr]string, before State) []GatewayState {
+// states returns the state of each desired gateway from BIRD's sessions. before is the previous
+// state.
+func (v resolution) states(at time.Time, protocols map[string]Protocol, bfd map[netip.Addr]string, before State) []GatewayState {
 	was := byName(before.Gateways)
 	list := make([]GatewayState, 0, len(v.gateways))
 	for _, c := range v.gateways {
@@ -124,7 +121,7 @@ func (v survey) states(at time.Time, protocols map[string]Protocol, bfd map[neti
 		case !ok:
 			g.Problem = "BIRD has no such session yet"
 		default:
-			g.Up, g.Words, g.Imported, g.Exported, g.LastError = p.Up(), p.words(), p.Imported, p.Exported, p.LastError
+			g.Up, g.State, g.Imported, g.Exported, g.LastError = p.Up(), p.sessionState(), p.Imported, p.Exported, p.LastError
 		}
 		if c.BFD != nil && ok {
 			g.BFD = bfd[c.Address]
@@ -137,12 +134,12 @@ func (v survey) states(at time.Time, protocols map[string]Protocol, bfd map[neti
 	return list
 }
 
-// orphaned are the states of gateways that no BIRD talks to.
-func (v survey) orphaned(at time.Time, before State) []GatewayState {
+// unreachable returns the states of the gateways while BIRD does not run.
+func (v resolution) unreachable(at time.Time, before State) []GatewayState {
 	list := v.states(at, nil, nil, before)
 	for i := range list {
 		if g := &list[i]; v.problems[g.Name] == "" {
-			g.Words, g.Problem = "BIRD is not running", ""
+			g.State, g.Problem = "BIRD is not running", ""
 		}
 	}
 	return list
@@ -156,18 +153,18 @@ func byName(list []GatewayState) map[string]GatewayState {
 	return m
 }
 
-// words is the state of the session, or of the protocol that has none yet.
-func (p Protocol) words() string {
+// sessionState returns the state of the BGP session, or of a protocol that has none yet.
+func (p Protocol) sessionState() string {
 	if p.BGPState != "" {
 		return p.BGPState
 	}
 	return p.State
 }
 
-// tell logs which sessions came up, went down or failed to come up, and reports
-// whether one came up. BIRD forgets an error at its next attempt: each error is
-// logged once until the session is up.
-func (s *Supervisor) tell(before, after []GatewayState) (came bool) {
+// logTransitions logs which sessions came up, went down or failed to come up, and reports whether
+// one came up. It logs each error once until the session is up: BIRD clears the error at its next
+// attempt.
+func (s *Supervisor) logTransitions(before, after []GatewayState) (came bool) {
 	was := byName(before)
 	for _, g := range after {
 		switch {
@@ -177,7 +174,7 @@ func (s *Supervisor) tell(before, after []GatewayState) (came bool) {
 			s.options.Log.Info("gateway session up", "gateway", g.Name, "address", g.Address)
 		case !g.Up && was[g.Name].Up:
 			s.failures[g.Name] = g.LastError
-			s.options.Log.Warn("gateway session lost", "gateway", g.Name, "address", g.Address, "state", g.Words, "last_error", g.LastError, "problem", g.Problem)
+			s.options.Log.Warn("gateway session lost", "gateway", g.Name, "address", g.Address, "state", g.State, "last_error", g.LastError, "problem", g.Problem)
 		case !g.Up && g.LastError != "" && g.LastError != s.failures[g.Name]:
 			s.failures[g.Name] = g.LastError
 			s.options.Log.Warn("gateway session failed", "gateway", g.Name, "address", g.Address, "error", g.LastError)

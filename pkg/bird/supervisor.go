@@ -20,27 +20,27 @@ import (
 
 // Options configure a Supervisor.
 type Options struct {
-	Executable string // looked up when empty
+	Executable string // empty: found by Executable
 	Dir        string // of the configuration
-	Socket     string // control socket; its directory is made when missing
+	Socket     string // control socket; a missing directory is created
 	RouterID   netip.Addr
 	Interface  string // toward the gateways
-	// LoopbackPort is where BIRD listens on 127.0.0.1 for the announcer, which
-	// signs with Password unless that is empty.
+	// LoopbackPort is BIRD's port on 127.0.0.1 for the announcer, which signs the session with
+	// Password unless that is empty.
 	LoopbackPort   uint16
 	Password       string
 	TableID        uint32
 	ECMP           bool
 	KernelScanTime time.Duration
-	LogBIRD        bool // BIRD's own lines at level info
-	LogFileSize    int  // bytes of a log file of BIRD's own in Dir; 0: none
+	LogBIRD        bool // log all of BIRD's lines at info
+	LogFileSize    int  // bytes of BIRD's log file in Dir; 0: no file
 	Log            *slog.Logger
-	// OnAnswer, when set, hears how long BIRD took to answer. It must not block.
+	// OnAnswer, if set, is called with the latency of each answer of BIRD. It must not block.
 	OnAnswer func(time.Duration)
 }
 
-// wanted is what Configure was given.
-type wanted struct {
+// desired is the argument of Configure.
+type desired struct {
 	gateways   []trench.Gateway
 	vips       []vip.VIP
 	generation uint64 // 0 before the first
@@ -49,29 +49,28 @@ type wanted struct {
 // Supervisor runs BIRD. It implements task.Task.
 type Supervisor struct {
 	options Options
-	wanted  *latest.Value[wanted]
+	desired *latest.Value[desired]
 	expect  *latest.Value[[len(vip.Families)]int]
 	state   *latest.Value[State]
 	ready   chan struct{}
-	hint    chan struct{} // something happened in BIRD; conflating
-	export  chan struct{} // routes are to be exported to the kernel again; conflating
-	// confirming counts the calls of Confirm, which want frequent looks.
+	hint    chan struct{} // poll BIRD now; coalesced
+	export  chan struct{} // re-export routes to the kernel; coalesced
+	// confirming counts the calls of Confirm in progress: BIRD is polled at fastInterval.
 	confirming atomic.Int32
-	surveyor   *surveyor
+	resolver   *resolver
 	dial       func(ctx context.Context, socket string) (*Client, error)
 
 	// Owned by Run.
-	announced bool // ready is closed
-	apply     application
-	client    *Client
-	eager     eagerness
-	holds     holdTimers
-	silent    time.Time         // since when BIRD owes an answer; zero: it does not
-	failures  map[string]string // the error that was logged last, by gateway
+	isReady         bool // ready is closed
+	apply           applyState
+	client          *Client
+	fast            fastPoll
+	holds           holdTimers
+	unansweredSince time.Time         // start of the oldest command without an answer; zero: none
+	failures        map[string]string // the last logged error, by gateway
 }
 
-// NewSupervisor returns a supervisor, which does nothing before Run and starts
-// BIRD once Configure was called.
+// NewSupervisor returns a supervisor. Run starts BIRD after the first call of Configure.
 func NewSupervisor(o Options) *Supervisor {
 	if !o.RouterID.IsValid() {
 		o.RouterID = RouterID()
@@ -83,14 +82,14 @@ func NewSupervisor(o Options) *Supervisor {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	w := latest.New(wanted{})
+	w := latest.New(desired{})
 	return &Supervisor{
-		options: o, wanted: w, surveyor: newSurveyor(o, w), expect: latest.New([len(vip.Families)]int{}), state: latest.New(State{}),
+		options: o, desired: w, resolver: newResolver(o, w), expect: latest.New([len(vip.Families)]int{}), state: latest.New(State{}),
 		failures: map[string]string{}, dial: Dial, ready: make(chan struct{}), hint: make(chan struct{}, 1), export: make(chan struct{}, 1),
 	}
 }
 
-// Executable returns the path of BIRD: path, or where it is installed when path is empty.
+// Executable returns path, or the path of the installed BIRD if path is empty.
 func Executable(path string) string {
 	if path != "" {
 		return path
@@ -100,27 +99,27 @@ func Executable(path string) string {
 			return abs
 		}
 	}
-	return "/usr/sbin/bird" // Debian's place, which is not in every PATH
+	return "/usr/sbin/bird" // Debian's path, which is not in every PATH
 }
 
 // String implements task.Task.
 func (s *Supervisor) String() string { return "BIRD" }
 
-// Ready is closed when BIRD answered for the first time.
+// Ready is closed after BIRD's first answer.
 func (s *Supervisor) Ready() <-chan struct{} { return s.ready }
 
 // State returns the state of BIRD and its sessions.
 func (s *Supervisor) State() *latest.Value[State] { return s.state }
 
-// Configure replaces gateways and VIPs. It does not block; the newest wins.
+// Configure replaces gateways and VIPs. It does not block.
 func (s *Supervisor) Configure(gateways []trench.Gateway, vips []vip.VIP) {
-	s.wanted.Update(func(w wanted) wanted {
-		return wanted{slices.Clone(gateways), slices.Clone(vips), w.generation + 1}
+	s.desired.Update(func(w desired) desired {
+		return desired{slices.Clone(gateways), slices.Clone(vips), w.generation + 1}
 	})
 }
 
-// ExportRoutes has BIRD write the gateways' routes to the kernel again, which another
-// process removed there. It does not block.
+// ExportRoutes has BIRD re-export the gateways' routes, which another process removed from the
+// kernel. It does not block.
 func (s *Supervisor) ExportRoutes() {
 	select {
 	case s.export <- struct{}{}:
@@ -128,61 +127,61 @@ func (s *Supervisor) ExportRoutes() {
 	}
 }
 
-func (s *Supervisor) poke() {
+func (s *Supervisor) trigger() {
 	select {
 	case s.hint <- struct{}{}:
 	default:
 	}
 }
 
-// event hears of every line that BIRD logs.
+// event handles each line of BIRD's log.
 func (s *Supervisor) event(e Event) {
 	if e.StateChanged() || e.Protocol == bfdName {
-		s.poke()
+		s.trigger()
 	}
 }
 
-// Bounds of the wait before BIRD is started again.
+// Bounds of the wait before BIRD is restarted.
 const (
 	minRestartWait = 100 * time.Millisecond
 	maxRestartWait = 5 * time.Second
 	goodRun        = 10 * time.Second
 )
 
-// Run keeps BIRD running until ctx ends, and then ends it and waits for its end.
+// Run keeps BIRD running until ctx ends, and then terminates it and waits for its exit.
 func (s *Supervisor) Run(ctx context.Context) error {
-	surveying, endSurveying := context.WithCancel(ctx)
-	surveyor := make(chan struct{})
-	go func() { defer close(surveyor); s.surveyor.run(surveying) }()
-	defer func() { endSurveying(); <-surveyor }()
+	resolveCtx, stopResolving := context.WithCancel(ctx)
+	resolver := make(chan struct{})
+	go func() { defer close(resolver); s.resolver.run(resolveCtx) }()
+	defer func() { stopResolving(); <-resolver }()
 
-	v, changed := s.surveyor.result.Get()
+	v, changed := s.resolver.result.Get()
 	for v.generation == 0 {
 		select {
 		case <-changed:
-			v, changed = s.surveyor.result.Get()
+			v, changed = s.resolver.result.Get()
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
 	if err := os.MkdirAll(s.options.Dir, 0o755); err != nil {
-		return fmt.Errorf("directory of BIRD's configuration: %w", err)
+		return fmt.Errorf("failed to create directory of BIRD's configuration: %w", err)
 	}
 	if err := os.MkdirAll(filepath.Dir(s.options.Socket), 0o755); err != nil {
-		return fmt.Errorf("directory of BIRD's control socket: %w", err)
+		return fmt.Errorf("failed to create directory of BIRD's control socket: %w", err)
 	}
 	unlock, err := lockSocket(s.options.Socket)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if err := endOrphan(ctx, s.options.Executable, s.options.Socket, s.options.Log); err != nil {
-		s.options.Log.Error("an orphan BIRD may still run", "error", err)
+	if err := terminateOrphans(ctx, s.options.Executable, s.options.Socket, s.options.Log); err != nil {
+		s.options.Log.Error("failed to terminate BIRD of an earlier run", "error", err)
 	}
 	return s.keepRunning(ctx)
 }
 
-// keepRunning starts BIRD again whenever it ended.
+// keepRunning restarts BIRD with back-off whenever it exits or hangs.
 func (s *Supervisor) keepRunning(ctx context.Context) error {
 	wait := minRestartWait
 	for starts := 0; ; starts++ {
@@ -194,8 +193,8 @@ func (s *Supervisor) keepRunning(ctx context.Context) error {
 		if time.Since(began) > goodRun {
 			wait = minRestartWait
 		}
-		s.options.Log.Error("BIRD is not running; starting it again", "error", err, "wait", wait, "restarts", starts)
-		s.publishDead(err, starts)
+		s.options.Log.Error("BIRD is not running; restarting it", "error", err, "wait", wait, "restarts", starts)
+		s.publishDown(err, starts)
 		timer := time.NewTimer(wait)
 		select {
 		case <-timer.C:
@@ -207,12 +206,12 @@ func (s *Supervisor) keepRunning(ctx context.Context) error {
 	}
 }
 
-// runOnce runs one BIRD until it ends, hangs for good, or ctx ends.
+// runOnce runs one BIRD process until it exits, hangs or ctx ends.
 func (s *Supervisor) runOnce(ctx context.Context, starts int) error {
 	if err := s.prepare(ctx); err != nil {
 		return err
 	}
-	defer s.settle()
+	defer s.awaitWrite()
 	p, err := startProcess(s.options.Executable, s.configPath(), s.options.Socket, s.options.Log, s.options.LogBIRD, s.event)
 	if err != nil {
 		return err
@@ -223,7 +222,7 @@ func (s *Supervisor) runOnce(ctx context.Context, starts int) error {
 		st.PID, st.Since, st.Restarts = p.pid(), p.since, starts
 		return st
 	})
-	defer s.hangUp()
+	defer s.disconnect()
 	err = s.serve(ctx, p)
 	select {
 	case <-p.exited:
@@ -232,30 +231,30 @@ func (s *Supervisor) runOnce(ctx context.Context, starts int) error {
 	}
 	if ctx.Err() != nil {
 		p.terminate(s.options.Log)
-		s.options.Log.Info("BIRD ended", "pid", p.pid())
+		s.options.Log.Info("BIRD exited", "pid", p.pid())
 		return ctx.Err()
 	}
 	p.kill()
 	return err
 }
 
-// publishDead says that there is no BIRD.
-func (s *Supervisor) publishDead(err error, restarts int) {
+// publishDown publishes that BIRD does not run.
+func (s *Supervisor) publishDown(err error, restarts int) {
 	now := time.Now()
 	s.state.Update(func(st State) State {
 		st.Alive, st.PID, st.Err, st.Restarts = false, 0, err, restarts
-		st.Gateways = s.surveyor.result.Load().orphaned(now, st)
+		st.Gateways = s.resolver.result.Load().unreachable(now, st)
 		return st
 	})
 }
 
-// Input returns what the configuration should be made of now, without secrets,
-// and why gateways are missing in it.
+// Input returns the input of the desired configuration without secrets, and by name the reason for
+// each gateway without a session.
 func (s *Supervisor) Input() (RenderInput, map[string]string) {
-	v := s.surveyor.result.Load()
-	if w := s.wanted.Load(); v.generation != w.generation {
-		// Not running, or not that far.
-		v, _ = newSurveyor(s.options, s.wanted).look(context.Background(), w, survey{})
+	v := s.resolver.result.Load()
+	if w := s.desired.Load(); v.generation != w.generation {
+		// Run has not resolved the newest input.
+		v, _ = newResolver(s.options, s.desired).resolve(context.Background(), w, resolution{})
 	}
 	return v.input.Masked(), maps.Clone(v.problems)
 }

@@ -191,9 +191,9 @@ func TestSlowFollowerBlocksNobodyAndIsToldOfTheGap(t *testing.T) {
 func TestSessionsOfGatewaysAreEvents(t *testing.T) {
 	t0 := time.Unix(100, 0)
 	up := func(at time.Time) bird.GatewayState {
-		return bird.GatewayState{Name: "g", Up: true, Since: at, Words: "Established"}
+		return bird.GatewayState{Name: "g", Up: true, Since: at, State: "Established"}
 	}
-	down := bird.GatewayState{Name: "g", Words: "Active", LastError: "Received: Cease", Since: t0.Add(time.Second)}
+	down := bird.GatewayState{Name: "g", State: "Active", LastError: "Received: Cease", Since: t0.Add(time.Second)}
 	state := func(pid int, g ...bird.GatewayState) bird.State {
 		return bird.State{Alive: pid != 0, PID: pid, Version: "2.0.12", Gateways: g}
 	}

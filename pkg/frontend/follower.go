@@ -406,9 +406,9 @@ func gatewayWords(g bird.GatewayState) string {
 	case g.Problem != "":
 		return g.Problem
 	case g.LastError != "" && !g.Up:
-		return g.Words + " (" + g.LastError + ")"
+		return g.State + " (" + g.LastError + ")"
 	}
-	return g.Words
+	return g.State
 }
 
 func lbProblem(lb lbState, lastMessage time.Time) string {

@@ -25,7 +25,7 @@ func TestStatusForgetsErrorsOfEarlierSessions(t *testing.T) {
 			}
 			p := &process{bird: bird.NewSupervisor(bird.Options{})}
 			p.bird.State().Set(bird.State{Alive: tt.alive, Gateways: []bird.GatewayState{{
-				Name: "gateway-a4", Up: tt.up, Words: words, LastError: lastError,
+				Name: "gateway-a4", Up: tt.up, State: words, LastError: lastError,
 			}}})
 			var s frontendv1.Status
 			p.birdStatus(&s)

@@ -38,7 +38,7 @@ func TestFrontendKillWithdraws(t *testing.T) {
 
 	f.must(f.pod.StartFrontend())
 	f.wantRoutes(vipA4, vipA6)
-	f.waitLog(f.pod.Frontend, fmt.Sprintf("ending a BIRD that an earlier run left behind\" pid=%d", orphan))
+	f.waitLog(f.pod.Frontend, fmt.Sprintf("terminating BIRD of an earlier run\" pid=%d", orphan))
 	if f.runs(orphan) {
 		t.Errorf("the orphan BIRD (pid %d) still runs", orphan)
 	}
@@ -233,7 +233,7 @@ func TestFrontendTermWithHungBIRD(t *testing.T) {
 	if f.runs(bird) {
 		t.Errorf("BIRD (pid %d) outlived the frontend", bird)
 	}
-	f.waitLog(f.pod.Frontend, "BIRD did not end in time; killing it")
+	f.waitLog(f.pod.Frontend, "BIRD did not exit in time; killing it")
 }
 
 // Design section 5, rows 6 and 7: "operator drained … drain time not over: de-preferred", "drain

@@ -1,0 +1,176 @@
+package bird
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/files"
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// resolveInterval is how often addresses and password files are read. A poll is enough: BIRD
+// receives link and address events from the kernel, and a new session waits for its connect delay
+// of one second.
+const resolveInterval = time.Second
+
+// resolution is the desired configuration of BIRD with the addresses and passwords of its sessions.
+type resolution struct {
+	generation uint64 // of desired; 0: Configure was not called yet
+	gateways   []trench.Gateway
+	problems   map[string]string // by gateway, why it has no session
+	input      RenderInput
+	content    []byte
+	err        error // of rendering; content is nil then
+}
+
+// resolver publishes resolutions. It runs in a separate goroutine, since calls to the kernel and
+// the file system can block, and the observation of sessions must not wait for them.
+type resolver struct {
+	options   Options
+	desired   *latest.Value[desired]
+	result    *latest.Value[resolution]
+	addresses func(name string) ([]localAddress, error)
+
+	// Owned by run.
+	calls     files.Calls // of password files
+	selected  map[localKey]netip.Addr
+	lastKnown []localAddress // of the last successful read
+	warned    bool           // the current failure was logged
+}
+
+// localKey identifies a session whose local address was selected.
+type localKey struct {
+	gateway string
+	address netip.Addr
+}
+
+func newResolver(o Options, w *latest.Value[desired]) *resolver {
+	return &resolver{options: o, desired: w, result: latest.New(resolution{}), addresses: interfaceAddresses, selected: map[localKey]netip.Addr{}}
+}
+
+// run publishes a resolution whenever it differs from the previous one.
+func (s *resolver) run(ctx context.Context) {
+	tick := time.NewTicker(resolveInterval)
+	defer tick.Stop()
+	for {
+		w, changed := s.desired.Get()
+		if w.generation > 0 {
+			if now, changed := s.resolve(ctx, w, s.result.Load()); changed && ctx.Err() == nil {
+				s.result.Set(now)
+			}
+		}
+		select {
+		case <-changed:
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// resolve returns a resolution and reports whether it differs from the previous one. It renders the
+// configuration only after a change, since there may be many VIPs.
+func (s *resolver) resolve(ctx context.Context, w desired, before resolution) (now resolution, changed bool) {
+	now = resolution{generation: w.generation, gateways: w.gateways}
+	now.input = s.options.input(w.vips)
+	now.input.Sessions, now.problems = s.resolveSessions(ctx, w.gateways, before.input.Sessions)
+	if before.generation == w.generation && slices.Equal(before.input.Sessions, now.input.Sessions) {
+		now.content, now.err = before.content, before.err
+		return now, !maps.Equal(before.problems, now.problems)
+	}
+	now.content, now.err = Render(now.input)
+	return now, true
+}
+
+// input returns the input of Render without sessions.
+func (o Options) input(vips []vip.VIP) RenderInput {
+	in := RenderInput{
+		RouterID: o.RouterID, Interface: o.Interface, LoopbackPort: o.LoopbackPort, Password: o.Password,
+		TableID: o.TableID, ECMP: o.ECMP, ScanTime: o.KernelScanTime, VIPs: vips,
+	}
+	if o.LogFileSize > 0 {
+		in.LogFile, in.LogFileSize = filepath.Join(o.Dir, "bird.log"), o.LogFileSize
+	}
+	return in
+}
+
+// resolveSessions returns the sessions of the gateways, and by name the reason for each gateway
+// that cannot have one yet. before are the sessions of the previous resolution.
+func (s *resolver) resolveSessions(ctx context.Context, gateways []trench.Gateway, before []Session) (sessions []Session, problems map[string]string) {
+	addrs, err := s.localAddresses()
+	problems = map[string]string{}
+	selected := map[localKey]netip.Addr{}
+	for _, g := range gateways {
+		if err != nil {
+			problems[g.Name] = err.Error()
+			continue
+		}
+		key := localKey{g.Name, g.Address}
+		local, problem := selectLocal(g.Address, s.selected[key], addrs)
+		if problem != "" {
+			problems[g.Name] = fmt.Sprintf("interface %s: %s", s.options.Interface, problem)
+			continue
+		}
+		selected[key] = local
+		password, err := s.password(ctx, g.PasswordFile)
+		if i := slices.IndexFunc(before, func(b Session) bool { return b.Gateway.PasswordFile == g.PasswordFile }); i >= 0 && errors.Is(err, files.ErrHung) {
+			password, err = before[i].Password, nil // a file system that hangs must not end the session
+		}
+		if err != nil {
+			// Never an empty password: the session would come up unsigned.
+			problems[g.Name] = err.Error()
+			continue
+		}
+		sessions = append(sessions, Session{Gateway: g, Local: local, Password: password})
+	}
+	s.selected = selected
+	return sessions, problems
+}
+
+// localAddresses returns the addresses of the external interface. After a failed read it returns
+// the last known ones, so that no session ends because of the failure.
+func (s *resolver) localAddresses() ([]localAddress, error) {
+	addrs, err := s.addresses(s.options.Interface)
+	switch {
+	case err == nil:
+		s.lastKnown, s.warned = addrs, false
+	case errors.Is(err, errNoInterface) || s.lastKnown == nil:
+		s.lastKnown = nil
+		return nil, err
+	case !s.warned:
+		s.warned = true
+		s.options.Log.Warn("failed to read local addresses; using the last known ones", "interface", s.options.Interface, "error", err)
+	}
+	return s.lastKnown, nil
+}
+
+// maxPasswordFile bounds a password file.
+const maxPasswordFile = 64 << 10
+
+// password returns the password in a file, or an empty one without a path.
+func (s *resolver) password(ctx context.Context, path string) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	b, err := files.Do(ctx, &s.calls, "password file "+path, func() ([]byte, error) { return files.Read(path, maxPasswordFile) })
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("password file %s does not exist", path)
+	}
+	if err != nil {
+		return "", fmt.Errorf("failed to read password file: %w", err)
+	}
+	password, err := ParsePassword(b)
+	if err != nil {
+		return "", fmt.Errorf("password file %s: %w", path, err)
+	}
+	return password, nil
+}

@@ -1,0 +1,281 @@
+package bird
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/files"
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+func addr(prefix string, flags ...string) localAddress {
+	p := netip.MustParsePrefix(prefix)
+	a := localAddress{addr: p.Addr(), network: p.Masked()}
+	for _, f := range flags {
+		switch f {
+		case "second":
+			a.second = true
+		case "tentative":
+			a.tentative = true
+		case "duplicate":
+			a.duplicate = true
+		default:
+			a.network = netip.MustParsePrefix(f)
+		}
+	}
+	return a
+}
+
+func TestAddressTowardAGateway(t *testing.T) {
+	tests := []struct {
+		name, gateway, current string
+		addrs                  []localAddress
+		want, problem          string
+	}{
+		{name: "the one in its network", gateway: "10.0.1.9", addrs: []localAddress{addr("10.0.0.1/24"), addr("10.0.1.1/24")}, want: "10.0.1.1"},
+		{name: "the narrowest network", gateway: "10.0.1.9", addrs: []localAddress{addr("10.0.0.1/8"), addr("10.0.1.1/24"), addr("10.0.3.1/16")}, want: "10.0.1.1"},
+		{name: "not a secondary one", gateway: "10.0.1.9", addrs: []localAddress{addr("10.0.1.2/25", "second"), addr("10.0.1.1/24")}, want: "10.0.1.1"},
+		{name: "a secondary one if there is no other", gateway: "10.0.1.9", addrs: []localAddress{addr("10.0.1.2/24", "second")}, want: "10.0.1.2"},
+		{name: "a point-to-point address", gateway: "10.9.9.9", addrs: []localAddress{addr("10.0.0.1/32", "10.9.9.9/32")}, want: "10.0.0.1"},
+		{name: "a link-local gateway", gateway: "fe80::9", addrs: []localAddress{addr("fe80::1/64"), addr("fd00::1/64")}, want: "fe80::1"},
+		{name: "another network", gateway: "10.0.1.9", addrs: []localAddress{addr("10.0.0.1/24")}, problem: "no address in a network with 10.0.1.9"},
+		{name: "another family", gateway: "fd00::9", addrs: []localAddress{addr("10.0.0.1/24"), addr("fe80::1/64")}, problem: "no ipv6 address"},
+		{name: "no address", gateway: "10.0.1.9", problem: "no ipv4 address"},
+		{name: "itself", gateway: "10.0.1.1", addrs: []localAddress{addr("10.0.1.2/24"), addr("10.0.1.1/24")}, problem: "is a local address"},
+		{name: "not while duplicate address detection runs", gateway: "fd00::9", addrs: []localAddress{addr("fd00::1/64", "tentative")}, problem: "fd00::1 is tentative"},
+		{name: "another than the tentative one", gateway: "fd00::9", addrs: []localAddress{addr("fd00::1/64", "tentative"), addr("fd00::2/64")}, want: "fd00::2"},
+		{name: "a duplicate address", gateway: "fd00::9", addrs: []localAddress{addr("fd00::1/64", "tentative", "duplicate")}, problem: "duplicate address detection failed"},
+		{name: "the current one though there is a better one", gateway: "fd00::9", current: "fd00::1", addrs: []localAddress{addr("fd00::2/64"), addr("fd00::1/64", "second")}, want: "fd00::1"},
+		{name: "the current one though it is checked again", gateway: "fd00::9", current: "fd00::1", addrs: []localAddress{addr("fd00::1/64", "tentative")}, want: "fd00::1"},
+		{name: "the current address is a duplicate", gateway: "fd00::9", current: "fd00::1", addrs: []localAddress{addr("fd00::1/64", "duplicate")}, problem: "duplicate address detection failed"},
+		{name: "another when the current one is gone", gateway: "fd00::9", current: "fd00::1", addrs: []localAddress{addr("fd00::2/64")}, want: "fd00::2"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var current netip.Addr
+			if tt.current != "" {
+				current = netip.MustParseAddr(tt.current)
+			}
+			got, problem := selectLocal(netip.MustParseAddr(tt.gateway), current, tt.addrs)
+			if tt.problem != "" {
+				if got.IsValid() || !strings.Contains(strings.ToLower(problem), tt.problem) {
+					t.Errorf("%v, %q; want a problem with %q", got, problem, tt.problem)
+				}
+				return
+			}
+			if problem != "" || got != netip.MustParseAddr(tt.want) {
+				t.Errorf("%v, %q; want %s", got, problem, tt.want)
+			}
+		})
+	}
+}
+
+// resolverFixture is a resolver with scripted addresses.
+type resolverFixture struct {
+	*resolver
+	addrs []localAddress
+	err   error
+}
+
+func newAround(t *testing.T, gateways ...trench.Gateway) *resolverFixture {
+	t.Helper()
+	s := NewSupervisor(Options{Interface: "ext-vlan", RouterID: netip.MustParseAddr("10.1.1.1")})
+	s.Configure(gateways, []vip.VIP{vip.Require("20.0.0.1/32")})
+	a := &resolverFixture{resolver: s.resolver}
+	a.addresses = func(string) ([]localAddress, error) { return a.addrs, a.err }
+	return a
+}
+
+// resolveAgain resolves and publishes, and reports whether the resolution changed.
+func (a *resolverFixture) resolveAgain() (resolution, bool) {
+	v, changed := a.resolve(context.Background(), a.desired.Load(), a.result.Load())
+	a.result.Set(v)
+	return v, changed
+}
+
+func someGateway() trench.Gateway {
+	return trench.Gateway{
+		Name: "a", Address: netip.MustParseAddr("10.0.0.9"), LocalASN: 8103, RemoteASN: 8104, LocalPort: 179, RemotePort: 179, HoldTime: 3 * time.Second,
+	}
+}
+
+func TestFailedAddressReadKeepsSessions(t *testing.T) {
+	a := newAround(t, someGateway())
+	a.err = errors.New("interrupted")
+	if v, _ := a.resolveAgain(); len(v.input.Sessions) != 0 || !strings.Contains(v.problems["a"], "interrupted") {
+		t.Fatalf("nothing was known yet: %+v", v)
+	}
+	a.addrs, a.err = []localAddress{addr("10.0.0.1/24")}, nil
+	if v, changed := a.resolveAgain(); len(v.input.Sessions) != 1 || !changed || !strings.Contains(string(v.content), "local 10.0.0.1 port 179") {
+		t.Fatalf("an address appeared: changed %v, %+v", changed, v.problems)
+	}
+	a.addrs, a.err = nil, errors.New("interrupted")
+	if v, changed := a.resolveAgain(); len(v.input.Sessions) != 1 || changed {
+		t.Fatalf("a failed read ended the session: %+v", v.problems)
+	}
+	a.err = nil
+	if v, changed := a.resolveAgain(); len(v.input.Sessions) != 0 || !changed || !strings.Contains(v.problems["a"], "interface ext-vlan: no ipv4 address") {
+		t.Fatalf("the address went: changed %v, %+v", changed, v.problems)
+	}
+	a.addrs = []localAddress{addr("10.0.0.1/24")}
+	a.resolveAgain()
+	a.err = errNoInterface
+	if v, _ := a.resolveAgain(); len(v.input.Sessions) != 0 {
+		t.Fatal("the interface went")
+	}
+	a.err = errors.New("interrupted")
+	if v, _ := a.resolveAgain(); len(v.input.Sessions) != 0 {
+		t.Fatal("addresses of an interface that had gone came back")
+	}
+}
+
+func TestAnotherAddressLeavesTheSessionAsItIs(t *testing.T) {
+	a := newAround(t, someGateway())
+	a.addrs = []localAddress{addr("10.0.0.1/24")}
+	first, _ := a.resolveAgain()
+	a.addrs = []localAddress{addr("10.0.0.2/25"), addr("10.0.0.1/24", "second")}
+	v, changed := a.resolveAgain()
+	if changed || &v.content[0] != &first.content[0] {
+		t.Fatalf("changed %v:\n%s", changed, v.content)
+	}
+	a.addrs = []localAddress{addr("10.0.0.2/25")}
+	if v, changed := a.resolveAgain(); !changed || v.input.Sessions[0].Local != netip.MustParseAddr("10.0.0.2") {
+		t.Fatalf("changed %v: %+v", changed, v.input.Sessions)
+	}
+}
+
+func TestBadPasswordFileDisablesGateway(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "key")
+	with := someGateway()
+	with.PasswordFile = file
+	without := someGateway()
+	without.Name, without.Address = "b", netip.MustParseAddr("10.0.0.8")
+	a := newAround(t, with, without)
+	a.addrs = []localAddress{addr("10.0.0.1/24")}
+	expect := func(problem string) {
+		t.Helper()
+		v, _ := a.resolveAgain()
+		if len(v.input.Sessions) != 1 || v.input.Sessions[0].Name != "b" || !strings.Contains(v.problems["a"], problem) || !strings.Contains(v.problems["a"], file) {
+			t.Errorf("%d sessions, problems %v; want %q", len(v.input.Sessions), v.problems, problem)
+		}
+	}
+	expect("does not exist")
+	for content, problem := range map[string]string{"": "empty", "\n": "empty", "a\"b": "quote", strings.Repeat("x", 81): "81 bytes"} {
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		expect(problem)
+	}
+	if err := os.WriteFile(file, []byte("s3cret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	v, _ := a.resolveAgain()
+	if len(v.problems) != 0 || !strings.Contains(string(v.content), `password "s3cret";`) {
+		t.Errorf("problems %v", v.problems)
+	}
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	expect("does not exist") // and never a session without a password
+	if v, _ := a.resolveAgain(); strings.Contains(string(v.content), "NBR-a") {
+		t.Error("the session is there without its password")
+	}
+}
+
+func TestResolverPublishesChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := latest.New(desired{})
+		s := newResolver(NewSupervisor(Options{Interface: "ext-vlan"}).options, w)
+		have := []localAddress{addr("10.0.0.1/24")}
+		s.addresses = func(string) ([]localAddress, error) { return have, nil }
+		done := make(chan struct{})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer func() { cancel(); <-done }()
+		go func() { defer close(done); s.run(ctx) }()
+		published := func(d time.Duration) bool {
+			_, changed := s.result.Get()
+			<-time.After(d)
+			synctest.Wait()
+			select {
+			case <-changed:
+				return true
+			default:
+				return false
+			}
+		}
+		if published(10 * time.Second) {
+			t.Error("resolution without desired configuration")
+		}
+		_, changed := s.result.Get()
+		begin := time.Now()
+		w.Set(desired{gateways: []trench.Gateway{someGateway()}, generation: 1})
+		if <-changed; !time.Now().Equal(begin) {
+			t.Error("it waited for the next poll")
+		}
+		if published(10 * time.Second) {
+			t.Error("resolution published without a change")
+		}
+		have = nil
+		if !published(resolveInterval) || len(s.result.Load().problems) != 1 {
+			t.Errorf("the address went: %+v", s.result.Load())
+		}
+	})
+}
+
+func TestInputIsThatOfNowWithoutRunning(t *testing.T) {
+	s := NewSupervisor(Options{Interface: "no-such-interf", Password: "SECRET", LogFileSize: 1000, Dir: "/x"})
+	s.Configure([]trench.Gateway{someGateway()}, []vip.VIP{vip.Require("20.0.0.1/32")})
+	in, problems := s.Input()
+	if in.Password == "SECRET" || in.LogFile != "/x/bird.log" || len(in.VIPs) != 1 || !strings.Contains(problems["a"], "interface no-such-interf does not exist") {
+		t.Errorf("%+v, %v", in, problems)
+	}
+}
+
+// A secret mount that hangs must not end a session, and a FIFO is refused at once.
+func TestBlockedPasswordFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(path, []byte("secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	g := someGateway()
+	g.PasswordFile = path
+	a := newAround(t, g)
+	a.addrs = []localAddress{addr("10.0.0.1/24")}
+	if v, _ := a.resolveAgain(); len(v.input.Sessions) != 1 {
+		t.Fatalf("no session: %+v", v.problems)
+	}
+
+	release := make(chan struct{})
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := files.Do(ended, &a.calls, path, func() (struct{}, error) { <-release; return struct{}{}, nil }); err == nil {
+		t.Fatal("the call does not hang")
+	}
+	if v, changed := a.resolveAgain(); len(v.input.Sessions) != 1 || changed {
+		t.Errorf("a hung mount ended the session: %+v", v.problems)
+	}
+	close(release)
+
+	if err := errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		v, _ := a.resolveAgain()
+		if len(v.input.Sessions) == 0 && strings.Contains(v.problems["a"], "not a regular file") {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the FIFO was not refused: %+v", v.problems)
+		}
+	}
+}
