@@ -10,17 +10,18 @@ import (
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/pkg/lb"
+	"github.com/vipgate/vipgate/pkg/outage"
 	"github.com/vipgate/vipgate/pkg/target"
 )
 
 // targetFlags say where targets come from.
 type targetFlags struct {
-	Source       []string     `help:"Source of targets; repeatable, the targets of all sources are united: file (the trench file), registry (TargetService)." default:"file" placeholder:"file|registry" group:"Targets"`
-	OnFileGone   string       `help:"What happens to the targets of the trench file while it cannot be read at all: hold, drain or drop. (A bad file leaves in force what was.)" enum:"hold,drain,drop" default:"hold" group:"Targets"`
-	TargetSubnet []prefixFlag `help:"Subnet in which targets may be; repeatable. Absent: anywhere but in a VIP." placeholder:"PREFIX" group:"Targets"`
-	StateDir     string       `help:"Directory for what survives a restart: drains by an operator, registrations, holds of the data plane." default:"/run/vipgate/lb" type:"path" placeholder:"DIR" group:"Targets"`
-	SuddenLoss   target.Share `help:"Suspect an outage of the target network when more than this share of all targets, of 10 at least, fails within one check interval without an answer; such as 80%." default:"off" placeholder:"SHARE" group:"Targets"`
-	OnSuddenLoss string       `help:"What follows from a suspected outage: withdraw (as always, with the reason SUSPECT) or hold (the targets count as ready)." enum:"withdraw,hold" default:"withdraw" group:"Targets"`
+	Source       []string       `help:"Source of targets; repeatable, the targets of all sources are united: file (the trench file), registry (TargetService)." default:"file" placeholder:"file|registry" group:"Targets"`
+	OnFileGone   string         `help:"What happens to the targets of the trench file while it cannot be read at all: hold, drain or drop. (A bad file leaves in force what was.)" enum:"hold,drain,drop" default:"hold" group:"Targets"`
+	TargetSubnet []prefixFlag   `help:"Subnet in which targets may be; repeatable. Absent: anywhere but in a VIP." placeholder:"PREFIX" group:"Targets"`
+	StateDir     string         `help:"Directory for what survives a restart: drains by an operator, registrations, holds of the data plane." default:"/run/vipgate/lb" type:"path" placeholder:"DIR" group:"Targets"`
+	SuddenLoss   outage.Percent `help:"Suspect an outage of the target network when more than this share of all targets, of 10 at least, fails within one check interval without an answer; such as 80%." default:"off" placeholder:"SHARE" group:"Targets"`
+	OnSuddenLoss string         `help:"What follows from a suspected outage: withdraw (as always, with the reason SUSPECT) or hold (the targets count as ready)." enum:"withdraw,hold" default:"withdraw" group:"Targets"`
 
 	TargetID        []target.Allowance `name:"target-id" help:"SPIFFE IDs that may register targets, of one stream or of all: [STREAM=]spiffe://TD/PATH, where * stands for one segment and a last ** for the rest; repeatable." placeholder:"[STREAM=]ID" group:"Registry"`
 	TargetQuota     int                `help:"How many targets one SPIFFE ID may register. The neighbor table of the node, of 1024 entries by default, must hold those of all IDs." default:"100" placeholder:"N" group:"Registry"`
@@ -67,7 +68,7 @@ func (f *targetFlags) options() lb.TargetOptions {
 		StateDir: f.StateDir,
 		Allow:    f.TargetID, Quota: f.TargetQuota, Grace: f.RegistryGrace, RegistryAddr: f.RegistryAddress,
 		WriteReadinessDir: f.WriteReadinessDir,
-		Outage:            target.OutageOptions{Threshold: f.SuddenLoss, Hold: f.OnSuddenLoss == "hold"},
+		Outage:            outage.Options{Threshold: f.SuddenLoss, Hold: f.OnSuddenLoss == "hold"},
 	}
 	for _, p := range f.TargetSubnet {
 		o.Subnets = append(o.Subnets, p.Prefix)

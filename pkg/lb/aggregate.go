@@ -8,6 +8,7 @@ import (
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
+	"github.com/vipgate/vipgate/pkg/outage"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/target"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -35,7 +36,7 @@ type aggregate struct {
 
 	// outages reports which failed targets still count, and which are part of a
 	// suspected outage of their network; outage describes that.
-	outages *target.OutageDetector
+	outages *outage.Detector
 	outage  string
 	// drained are the addresses of targets that were drained by hand. What they do is
 	// not passed to outages: an operator may drain them all.
@@ -95,7 +96,7 @@ type tally struct {
 	relieved bool
 }
 
-func newAggregate(outages *target.OutageDetector) *aggregate {
+func newAggregate(outages *outage.Detector) *aggregate {
 	return &aggregate{
 		outages: outages, drained: map[healthcheck.Key]struct{}{},
 		health: map[healthcheck.Key]healthcheck.Health{}, current: map[vip.VIP]readiness.VIPReadiness{}, turned: map[string]bool{},
@@ -215,7 +216,7 @@ func (a *aggregate) inService(e healthcheck.Evaluation, changes target.Changes, 
 }
 
 // takeOutage takes over what is suspected of targets that failed at once.
-func (a *aggregate) takeOutage(v target.OutageVerdict, touched vip.Set) {
+func (a *aggregate) takeOutage(v outage.Verdict, touched vip.Set) {
 	// The detail changes while more targets fail. The first one stays, since each
 	// other would be a decision of its own.
 	if !v.Outage {

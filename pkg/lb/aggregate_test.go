@@ -12,6 +12,7 @@ import (
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
+	"github.com/vipgate/vipgate/pkg/outage"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/target"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -45,7 +46,7 @@ func members(n int) []target.Member {
 }
 
 func newRig(t *testing.T) *rig {
-	r := &rig{t, newAggregate(target.NewOutageDetector(target.OutageOptions{})), time.Now(), map[string][]target.Member{"one": members(3), "two": members(1)}}
+	r := &rig{t, newAggregate(outage.New(outage.Options{})), time.Now(), map[string][]target.Member{"one": members(3), "two": members(1)}}
 	r.configure(&trench.Config{
 		Attractor: trench.Attractor{VIPs: []vip.VIP{vipA, vipB, vip6}},
 		Streams: []trench.Stream{

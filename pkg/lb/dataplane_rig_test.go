@@ -13,6 +13,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/outage"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/target"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -132,7 +133,7 @@ const testPatience = time.Second
 func newPlaneRig(t *testing.T, c *trench.Config, members map[string][]target.Member) *planeRig {
 	t.Helper()
 	p := &planeRig{
-		rig:   &rig{t, newAggregate(target.NewOutageDetector(target.OutageOptions{})), time.Now(), members},
+		rig:   &rig{t, newAggregate(outage.New(outage.Options{})), time.Now(), members},
 		plane: &scriptedPlane{ready: make(chan struct{})}, frontend: &scriptedFrontend{},
 		table: readiness.NewTable(readiness.TableOptions{InstanceID: "lb"}),
 	}

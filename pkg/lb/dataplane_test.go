@@ -13,6 +13,7 @@ import (
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/dataplane"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
+	"github.com/vipgate/vipgate/pkg/outage"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/target"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -375,7 +376,7 @@ func TestRestartLeavesTheKernelAsItIs(t *testing.T) {
 		VIPs:    map[vip.VIP]string{vipA: "s"},
 	}
 	p := &planeRig{
-		rig:   &rig{t, newAggregate(target.NewOutageDetector(target.OutageOptions{})), time.Now(), map[string][]target.Member{"s": {member("a", "172.16.0.1"), member("b", "172.16.0.2")}}},
+		rig:   &rig{t, newAggregate(outage.New(outage.Options{})), time.Now(), map[string][]target.Member{"s": {member("a", "172.16.0.1"), member("b", "172.16.0.2")}}},
 		plane: &scriptedPlane{ready: make(chan struct{})}, frontend: &scriptedFrontend{},
 		table: readiness.NewTable(readiness.TableOptions{InstanceID: "lb"}),
 	}
@@ -403,7 +404,7 @@ func TestLastTargetThatVanishedWhileNobodyLookedLeavesAfterTheWithdrawal(t *test
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := &planeRig{
-				rig:   &rig{t, newAggregate(target.NewOutageDetector(target.OutageOptions{})), time.Now(), map[string][]target.Member{"s": {member("b", "172.16.0.2")}}},
+				rig:   &rig{t, newAggregate(outage.New(outage.Options{})), time.Now(), map[string][]target.Member{"s": {member("b", "172.16.0.2")}}},
 				plane: &scriptedPlane{ready: make(chan struct{})}, frontend: &scriptedFrontend{},
 				table: readiness.NewTable(readiness.TableOptions{InstanceID: "lb"}),
 			}
@@ -585,7 +586,7 @@ func BenchmarkChangeAmongManyVIPs(b *testing.B) {
 		}
 	}
 	p := &planeRig{
-		rig:   &rig{nil, newAggregate(target.NewOutageDetector(target.OutageOptions{})), time.Now(), members},
+		rig:   &rig{nil, newAggregate(outage.New(outage.Options{})), time.Now(), members},
 		plane: &scriptedPlane{ready: make(chan struct{})}, frontend: &scriptedFrontend{},
 		table: readiness.NewTable(readiness.TableOptions{InstanceID: "lb"}),
 	}

@@ -31,6 +31,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/metrics"
+	"github.com/vipgate/vipgate/pkg/outage"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/target"
@@ -106,7 +107,7 @@ type TargetOptions struct {
 	// for none.
 	WriteReadinessDir string
 
-	Outage target.OutageOptions
+	Outage outage.Options
 }
 
 // MinBeatsPerLease is how many heartbeats a lease must hold (design section 4).
@@ -243,7 +244,7 @@ func newProcess(o Options) (*process, error) {
 	p.loop = &loop{
 		config: p.config.Value(), sources: p.sources, subnets: o.Targets.Subnets, checker: p.checker, roster: p.roster, table: p.table,
 		lease: o.Lease, settle: settleTime(o.StaleGrace), log: o.Log, observe: p.observer.decided, files: p.files, away: p.stopping,
-		outages: target.NewOutageDetector(o.Targets.Outage), ready: make(chan struct{}),
+		outages: outage.New(o.Targets.Outage), ready: make(chan struct{}),
 	}
 	p.metrics.Targets(p.targetMetrics)
 	p.loop.event = p.events.add

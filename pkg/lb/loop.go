@@ -14,6 +14,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/outage"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/status"
@@ -45,7 +46,7 @@ type loop struct {
 	away       *latest.Value[bool] // true once the load balancer stops
 	// settle bounds the wait for first verdicts.
 	settle  time.Duration
-	outages *target.OutageDetector
+	outages *outage.Detector
 	outage  atomic.Bool
 	ready   chan struct{}
 

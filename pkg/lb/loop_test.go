@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/healthcheck"
+	"github.com/vipgate/vipgate/pkg/outage"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/target"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -31,7 +32,7 @@ func newLoop(t *testing.T, o TargetOptions) *loop {
 		t.Fatal(err)
 	}
 	o.Sources = Sources{File: true, Registry: true}
-	outages := target.NewOutageDetector(target.OutageOptions{})
+	outages := outage.New(outage.Options{})
 	return &loop{
 		sources: newSources(o, registry, drains), checker: healthcheck.New(healthcheck.Options{Log: quiet}),
 		roster: target.NewRoster(), table: readiness.NewTable(readiness.TableOptions{}), log: quiet,

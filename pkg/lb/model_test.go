@@ -13,6 +13,7 @@ import (
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
+	"github.com/vipgate/vipgate/pkg/outage"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/target"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -73,7 +74,7 @@ var (
 func newWorld(onGone target.Gone) *world {
 	return &world{
 		now: time.Unix(1000, 0), file: target.NewTrenchFile(onGone), set: target.NewSet(), onGone: onGone,
-		loop: &loop{aggregate: newAggregate(target.NewOutageDetector(target.OutageOptions{})), roster: target.NewRoster()},
+		loop: &loop{aggregate: newAggregate(outage.New(outage.Options{})), roster: target.NewRoster()},
 		told: [2]target.Offers{{}, {}}, config: &trench.Config{},
 		listed: map[string][]plain{}, ghosts: map[string][]plain{}, registered: map[string][]plain{},
 		orders: map[target.ID]target.Order{}, health: map[healthcheck.Key]healthcheck.Health{},
@@ -316,7 +317,7 @@ func (w *world) check(t *rapid.T) {
 
 // checkFromScratch compares what many steps led to with what one leads to.
 func (w *world) checkFromScratch(t *rapid.T) {
-	set, fresh := target.NewSet(), newAggregate(target.NewOutageDetector(target.OutageOptions{}))
+	set, fresh := target.NewSet(), newAggregate(outage.New(outage.Options{}))
 	set.Configure(w.config.Streams, w.ground())
 	for o, told := range w.told {
 		set.Offer(target.Origin(o), told)

@@ -1,4 +1,4 @@
-package target
+package outage
 
 import (
 	"fmt"
@@ -9,21 +9,21 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
-// minOutageTargets is how many addresses must have been ready before a mass failure is
+// minAddresses is how many addresses must have been ready before a mass failure is
 // more likely an outage of their network than the end of each target.
-const minOutageTargets = 10
+const minAddresses = 10
 
-// OutageOptions say what an outage of the target network is and what follows from it.
-type OutageOptions struct {
-	// Threshold is the share of all targets that must be exceeded; off by default.
-	Threshold Share
+// Options say what an outage of the target network is and what follows from it.
+type Options struct {
+	// Threshold is the percentage of all targets that must be exceeded; off by default.
+	Threshold Percent
 	// Hold lets failed targets count as ready during an outage. Otherwise only the
 	// reason of their VIPs changes.
 	Hold bool
 }
 
-// OutageVerdict is what follows for readiness from [OutageDetector.Evaluate].
-type OutageVerdict struct {
+// Verdict is what follows for readiness from [Detector.Evaluate].
+type Verdict struct {
 	// Outage reports whether an outage is suspected; Detail says why.
 	Outage bool
 	Detail string
@@ -35,7 +35,7 @@ type OutageVerdict struct {
 	Next time.Time
 }
 
-// OutageDetector suspects the network instead of the targets when most targets fail
+// Detector suspects the network instead of the targets when most targets fail
 // at once. It is a pure function of check results: no clock, no goroutine, no I/O. It
 // is for one caller.
 //
@@ -52,11 +52,11 @@ type OutageVerdict struct {
 //   - during the outage, without limit.
 //   - after the outage for one check interval; if a check succeeds in that time, for
 //     rise intervals. Otherwise the end of each outage would withdraw every VIP.
-type OutageDetector struct {
-	o OutageOptions
+type Detector struct {
+	o Options
 	// seen are the targets that have been ready since they are known; true: is ready.
 	seen   map[healthcheck.Key]bool
-	failed map[healthcheck.Key]*outageFailure
+	failed map[healthcheck.Key]*failure
 	// counts of failed, by phase.
 	pending, suspected int
 	// next is not later than the first end in failed; zero: there is none.
@@ -76,7 +76,7 @@ const (
 )
 
 // outageFailure is a silent failure that may be, is or was part of an outage.
-type outageFailure struct {
+type failure struct {
 	phase failurePhase
 	// end is when a pending or recovering failure counts like any other.
 	end time.Time
@@ -84,16 +84,16 @@ type outageFailure struct {
 	rising bool
 }
 
-// NewOutageDetector returns a detector that knows no targets.
-func NewOutageDetector(o OutageOptions) *OutageDetector {
-	return &OutageDetector{o: o, seen: map[healthcheck.Key]bool{}, failed: map[healthcheck.Key]*outageFailure{}, touched: map[healthcheck.Key]struct{}{}}
+// New returns a detector that knows no targets.
+func New(o Options) *Detector {
+	return &Detector{o: o, seen: map[healthcheck.Key]bool{}, failed: map[healthcheck.Key]*failure{}, touched: map[healthcheck.Key]struct{}{}}
 }
 
 // Held reports whether a target that is not ready counts as ready.
-func (d *OutageDetector) Held(k healthcheck.Key) bool { return d.o.Hold && d.failed[k] != nil }
+func (d *Detector) Held(k healthcheck.Key) bool { return d.o.Hold && d.failed[k] != nil }
 
 // Suspected reports whether the failure of a target is part of a suspected outage.
-func (d *OutageDetector) Suspected(k healthcheck.Key) bool {
+func (d *Detector) Suspected(k healthcheck.Key) bool {
 	f := d.failed[k]
 	return f != nil && f.phase == failureSuspected
 }
@@ -102,9 +102,9 @@ func (d *OutageDetector) Suspected(k healthcheck.Key) bool {
 // check of a target; the zero Check, for one that is no longer configured, holds
 // nothing. Each target must be passed again when its Silent changes, too: otherwise an
 // answer goes unnoticed until the target is ready. The cost follows the changes.
-func (d *OutageDetector) Evaluate(now time.Time, changed []healthcheck.Health, removed []healthcheck.Key, check func(healthcheck.Key) trench.Check) OutageVerdict {
+func (d *Detector) Evaluate(now time.Time, changed []healthcheck.Health, removed []healthcheck.Key, check func(healthcheck.Key) trench.Check) Verdict {
 	if d.o.Threshold == 0 {
-		return OutageVerdict{}
+		return Verdict{}
 	}
 	for _, k := range removed {
 		delete(d.seen, k)
@@ -121,7 +121,7 @@ func (d *OutageDetector) Evaluate(now time.Time, changed []healthcheck.Health, r
 				d.recover(now, k, f, checkInterval(check(k)))
 			}
 		}
-	case d.suspected > 0 && d.pending > 0, d.o.Threshold.exceeded(d.pending, len(d.seen)) && d.addresses() >= minOutageTargets:
+	case d.suspected > 0 && d.pending > 0, d.o.Threshold.exceeded(d.pending, len(d.seen)) && d.addresses() >= minAddresses:
 		for k, f := range d.failed {
 			if f.phase == failurePending {
 				d.enter(k, f, failureSuspected)
@@ -129,7 +129,7 @@ func (d *OutageDetector) Evaluate(now time.Time, changed []healthcheck.Health, r
 		}
 	}
 	d.expire(now)
-	v := OutageVerdict{Outage: d.suspected > 0, Next: d.next}
+	v := Verdict{Outage: d.suspected > 0, Next: d.next}
 	if v.Outage {
 		v.Detail = fmt.Sprintf("%d of %d targets failed within one check interval, and none of them answers", d.suspected, len(d.seen))
 	}
@@ -145,7 +145,7 @@ func (d *OutageDetector) Evaluate(now time.Time, changed []healthcheck.Health, r
 func checkInterval(c trench.Check) time.Duration { return c.Interval + c.Timeout }
 
 // addresses counts the addresses of all targets: many streams may share one host.
-func (d *OutageDetector) addresses() int {
+func (d *Detector) addresses() int {
 	distinct := map[netip.Addr]struct{}{}
 	for k := range d.seen {
 		distinct[k.Addr] = struct{}{}
@@ -155,7 +155,7 @@ func (d *OutageDetector) addresses() int {
 
 // take takes over one result, and reports whether it ends the outage: a target of the
 // outage answered.
-func (d *OutageDetector) take(now time.Time, h healthcheck.Health, check trench.Check) (over bool) {
+func (d *Detector) take(now time.Time, h healthcheck.Health, check trench.Check) (over bool) {
 	wasReady, known := d.seen[h.Key]
 	switch {
 	case h.State == healthcheck.Ready:
@@ -168,7 +168,7 @@ func (d *OutageDetector) take(now time.Time, h healthcheck.Health, check trench.
 	f := d.failed[h.Key]
 	if f == nil {
 		if end := h.Since.Add(checkInterval(check)); wasReady && h.State == healthcheck.NotReady && h.Silent && end.After(now) {
-			d.failed[h.Key] = &outageFailure{}
+			d.failed[h.Key] = &failure{}
 			d.pending++
 			d.wait(d.failed[h.Key], end)
 			d.touched[h.Key] = struct{}{}
@@ -191,14 +191,14 @@ func (d *OutageDetector) take(now time.Time, h healthcheck.Health, check trench.
 }
 
 // enter moves a failure to another phase.
-func (d *OutageDetector) enter(k healthcheck.Key, f *outageFailure, phase failurePhase) {
+func (d *Detector) enter(k healthcheck.Key, f *failure, phase failurePhase) {
 	d.count(f.phase, -1)
 	f.phase = phase
 	d.count(phase, 1)
 	d.touched[k] = struct{}{}
 }
 
-func (d *OutageDetector) count(phase failurePhase, n int) {
+func (d *Detector) count(phase failurePhase, n int) {
 	switch phase {
 	case failurePending:
 		d.pending += n
@@ -209,12 +209,12 @@ func (d *OutageDetector) count(phase failurePhase, n int) {
 }
 
 // recover lets the next checks of a target decide.
-func (d *OutageDetector) recover(now time.Time, k healthcheck.Key, f *outageFailure, within time.Duration) {
+func (d *Detector) recover(now time.Time, k healthcheck.Key, f *failure, within time.Duration) {
 	d.enter(k, f, failureRecovering)
 	d.wait(f, now.Add(within))
 }
 
-func (d *OutageDetector) wait(f *outageFailure, end time.Time) {
+func (d *Detector) wait(f *failure, end time.Time) {
 	f.end = end
 	if d.next.IsZero() || end.Before(d.next) {
 		d.next = end
@@ -222,7 +222,7 @@ func (d *OutageDetector) wait(f *outageFailure, end time.Time) {
 }
 
 // drop lets a target be what its checks say.
-func (d *OutageDetector) drop(k healthcheck.Key) {
+func (d *Detector) drop(k healthcheck.Key) {
 	if f := d.failed[k]; f != nil {
 		d.enter(k, f, failureRecovering)
 		delete(d.failed, k)
@@ -230,7 +230,7 @@ func (d *OutageDetector) drop(k healthcheck.Key) {
 }
 
 // expire drops what has waited long enough.
-func (d *OutageDetector) expire(now time.Time) {
+func (d *Detector) expire(now time.Time) {
 	if d.next.IsZero() || now.Before(d.next) {
 		return
 	}

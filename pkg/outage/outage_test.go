@@ -1,4 +1,4 @@
-package target
+package outage
 
 import (
 	"fmt"
@@ -24,17 +24,17 @@ func outageCheckOf(k healthcheck.Key) trench.Check {
 	return outageCheck
 }
 
-// outageFixture passes check results to a detector at a time that the test sets.
-type outageFixture struct {
-	*OutageDetector
+// fixture passes check results to a detector at a time that the test sets.
+type fixture struct {
+	*Detector
 	t       *testing.T
 	now     time.Time
-	last    OutageVerdict
+	last    Verdict
 	touched map[healthcheck.Key][2]bool // Held and Suspected when last reported as touched
 }
 
-func newOutageFixture(t *testing.T, o OutageOptions, targets int) *outageFixture {
-	f := &outageFixture{OutageDetector: NewOutageDetector(o), t: t, now: time.Unix(1000, 0), touched: map[healthcheck.Key][2]bool{}}
+func newFixture(t *testing.T, o Options, targets int) *fixture {
+	f := &fixture{Detector: New(o), t: t, now: time.Unix(1000, 0), touched: map[healthcheck.Key][2]bool{}}
 	for i := range targets {
 		f.eval(f.is(outageKey(i), healthcheck.Starting, false, ""))
 		f.eval(f.up(outageKey(i)))
@@ -47,27 +47,27 @@ func outageKey(i int) healthcheck.Key {
 	return healthcheck.Key{Stream: "s", Name: fmt.Sprint("t", i), Addr: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})}
 }
 
-func (f *outageFixture) is(k healthcheck.Key, state healthcheck.State, silent bool, lastError string) healthcheck.Health {
+func (f *fixture) is(k healthcheck.Key, state healthcheck.State, silent bool, lastError string) healthcheck.Health {
 	return healthcheck.Health{Key: k, State: state, Since: f.now, LastCheck: f.now, LastError: lastError, Silent: silent}
 }
 
-func (f *outageFixture) up(k healthcheck.Key) healthcheck.Health {
+func (f *fixture) up(k healthcheck.Key) healthcheck.Health {
 	return f.is(k, healthcheck.Ready, false, "")
 }
 
-func (f *outageFixture) silent(k healthcheck.Key) healthcheck.Health {
+func (f *fixture) silent(k healthcheck.Key) healthcheck.Health {
 	return f.is(k, healthcheck.NotReady, true, "no answer")
 }
 
-func (f *outageFixture) refused(k healthcheck.Key) healthcheck.Health {
+func (f *fixture) refused(k healthcheck.Key) healthcheck.Health {
 	return f.is(k, healthcheck.NotReady, false, "refused")
 }
 
-func (f *outageFixture) answered(k healthcheck.Key) healthcheck.Health {
+func (f *fixture) answered(k healthcheck.Key) healthcheck.Health {
 	return f.is(k, healthcheck.NotReady, false, "")
 }
 
-func (f *outageFixture) eval(changed ...healthcheck.Health) {
+func (f *fixture) eval(changed ...healthcheck.Health) {
 	f.last = f.Evaluate(f.now, changed, nil, outageCheckOf)
 	for _, k := range f.last.Touched {
 		f.touched[k] = [2]bool{f.Held(k), f.Suspected(k)}
@@ -75,19 +75,19 @@ func (f *outageFixture) eval(changed ...healthcheck.Health) {
 }
 
 // fail lets targets from to to-1 fail silently, step apart.
-func (f *outageFixture) fail(from, to int, step time.Duration) {
+func (f *fixture) fail(from, to int, step time.Duration) {
 	for i := from; i < to; i++ {
 		f.eval(f.silent(outageKey(i)))
 		f.now = f.now.Add(step)
 	}
 }
 
-func (f *outageFixture) pass(d time.Duration) {
+func (f *fixture) pass(d time.Duration) {
 	f.now = f.now.Add(d)
 	f.eval()
 }
 
-func (f *outageFixture) want(what string, held int, outage bool) {
+func (f *fixture) want(what string, held int, outage bool) {
 	f.t.Helper()
 	n := 0
 	for i := range 256 {
@@ -105,12 +105,12 @@ func (f *outageFixture) want(what string, held int, outage bool) {
 }
 
 var (
-	holding     = OutageOptions{Threshold: 80, Hold: true}
-	withdrawing = OutageOptions{Threshold: 80}
+	holding     = Options{Threshold: 80, Hold: true}
+	withdrawing = Options{Threshold: 80}
 )
 
-func TestOutageHold(t *testing.T) {
-	f := newOutageFixture(t, holding, 10)
+func TestHold(t *testing.T) {
+	f := newFixture(t, holding, 10)
 	f.fail(0, 8, 100*time.Millisecond)
 	f.want("at the threshold", 8, false)
 	f.fail(8, 9, 0)
@@ -140,8 +140,8 @@ func TestOutageHold(t *testing.T) {
 	}
 }
 
-func TestOutageWithdraw(t *testing.T) {
-	f := newOutageFixture(t, withdrawing, 10)
+func TestWithdraw(t *testing.T) {
+	f := newFixture(t, withdrawing, 10)
 	f.fail(0, 10, 10*time.Millisecond)
 	f.want("outage", 0, true)
 	if !f.Suspected(outageKey(0)) {
@@ -154,8 +154,8 @@ func TestOutageWithdraw(t *testing.T) {
 	}
 }
 
-func TestOutageNeedsThresholdInOneInterval(t *testing.T) {
-	f := newOutageFixture(t, holding, 10)
+func TestNeedsThresholdInOneInterval(t *testing.T) {
+	f := newFixture(t, holding, 10)
 	f.eval(f.silent(outageKey(0)))
 	f.want("one failure", 1, false)
 	if want := f.now.Add(outageWindow); !f.last.Next.Equal(want) {
@@ -166,19 +166,19 @@ func TestOutageNeedsThresholdInOneInterval(t *testing.T) {
 	f.pass(1)
 	f.want("one interval later", 0, false)
 
-	f = newOutageFixture(t, holding, 10)
+	f = newFixture(t, holding, 10)
 	f.fail(0, 10, 250*time.Millisecond)
 	f.want("never nine in 1.5 s", 6, false)
 }
 
-func TestOutageNeedsTenAddresses(t *testing.T) {
-	f := newOutageFixture(t, holding, 9)
+func TestNeedsTenAddresses(t *testing.T) {
+	f := newFixture(t, holding, 9)
 	f.fail(0, 9, time.Millisecond)
 	f.want("nine targets", 9, false)
 	f.pass(outageWindow)
 	f.want("nine targets, later", 0, false)
 
-	f = newOutageFixture(t, holding, 0)
+	f = newFixture(t, holding, 0)
 	var keys []healthcheck.Key
 	for i := range 20 {
 		keys = append(keys, healthcheck.Key{Stream: fmt.Sprint("s", i), Name: "t", Addr: outageKey(0).Addr})
@@ -195,21 +195,21 @@ func TestOutageNeedsTenAddresses(t *testing.T) {
 	}
 }
 
-func TestOutageCountsSilentFailuresOnly(t *testing.T) {
-	for name, failed := range map[string]func(f *outageFixture, k healthcheck.Key) healthcheck.Health{
-		"overdue": func(f *outageFixture, k healthcheck.Key) healthcheck.Health {
+func TestCountsSilentFailuresOnly(t *testing.T) {
+	for name, failed := range map[string]func(f *fixture, k healthcheck.Key) healthcheck.Health{
+		"overdue": func(f *fixture, k healthcheck.Key) healthcheck.Health {
 			return f.is(k, healthcheck.Overdue, true, "late")
 		},
-		"drained": func(f *outageFixture, k healthcheck.Key) healthcheck.Health {
+		"drained": func(f *fixture, k healthcheck.Key) healthcheck.Health {
 			return f.is(k, healthcheck.Drained, true, "")
 		},
-		"starting": func(f *outageFixture, k healthcheck.Key) healthcheck.Health {
+		"starting": func(f *fixture, k healthcheck.Key) healthcheck.Health {
 			return f.is(k, healthcheck.Starting, true, "no answer")
 		},
-		"refused": func(f *outageFixture, k healthcheck.Key) healthcheck.Health { return f.refused(k) },
+		"refused": func(f *fixture, k healthcheck.Key) healthcheck.Health { return f.refused(k) },
 	} {
-		for _, o := range []OutageOptions{holding, withdrawing} {
-			f := newOutageFixture(t, o, 10)
+		for _, o := range []Options{holding, withdrawing} {
+			f := newFixture(t, o, 10)
 			for i := range 10 {
 				f.eval(failed(f, outageKey(i)))
 			}
@@ -218,15 +218,15 @@ func TestOutageCountsSilentFailuresOnly(t *testing.T) {
 	}
 }
 
-func TestOutagePopulation(t *testing.T) {
-	f := newOutageFixture(t, holding, 0)
+func TestPopulation(t *testing.T) {
+	f := newFixture(t, holding, 0)
 	for i := range 100 {
 		f.eval(f.is(outageKey(i), healthcheck.Starting, false, ""))
 		f.eval(f.silent(outageKey(i)))
 	}
 	f.want("never ready", 0, false)
 
-	f = newOutageFixture(t, holding, 20)
+	f = newFixture(t, holding, 20)
 	for i := 12; i < 16; i++ {
 		f.eval(f.is(outageKey(i), healthcheck.Drained, false, ""))
 	}
@@ -247,21 +247,21 @@ func TestOutagePopulation(t *testing.T) {
 	}
 }
 
-func TestOutageLateFailure(t *testing.T) {
-	f := newOutageFixture(t, holding, 10)
+func TestLateFailure(t *testing.T) {
+	f := newFixture(t, holding, 10)
 	h := f.silent(outageKey(0))
 	f.now = f.now.Add(outageWindow)
 	f.eval(h)
 	f.want("reported late", 0, false)
 
-	f = newOutageFixture(t, holding, 10)
+	f = newFixture(t, holding, 10)
 	f.fail(0, 9, time.Millisecond)
 	f.Evaluate(f.now, []healthcheck.Health{f.silent(outageKey(9))}, nil, func(healthcheck.Key) trench.Check { return trench.Check{} })
 	f.want("without a check", 9, true)
 }
 
-func TestOutageRisingTarget(t *testing.T) {
-	f := newOutageFixture(t, holding, 10)
+func TestRisingTarget(t *testing.T) {
+	f := newFixture(t, holding, 10)
 	f.fail(0, 10, time.Millisecond)
 	f.eval(f.answered(outageKey(0)), f.answered(outageKey(1)), f.answered(outageKey(2)))
 	f.now = f.now.Add(outageWindow)
@@ -272,8 +272,8 @@ func TestOutageRisingTarget(t *testing.T) {
 	f.want("a further success does not extend the time", 0, false)
 }
 
-func TestOutageOff(t *testing.T) {
-	f := newOutageFixture(t, OutageOptions{Hold: true}, 10)
+func TestOff(t *testing.T) {
+	f := newFixture(t, Options{Hold: true}, 10)
 	f.fail(0, 10, 0)
 	f.want("off", 0, false)
 }
@@ -284,10 +284,10 @@ type outageModel struct {
 	suspected                  bool
 }
 
-func TestOutageHoldIsBounded(t *testing.T) {
+func TestHoldIsBounded(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		o := OutageOptions{Threshold: Share(rapid.SampledFrom([]int{1, 50, 80, 100}).Draw(t, "threshold")), Hold: rapid.Bool().Draw(t, "hold")}
-		d, now := NewOutageDetector(o), time.Unix(1000, 0)
+		o := Options{Threshold: Percent(rapid.SampledFrom([]int{1, 50, 80, 100}).Draw(t, "threshold")), Hold: rapid.Bool().Draw(t, "hold")}
+		d, now := New(o), time.Unix(1000, 0)
 		var keys []healthcheck.Key
 		for i := range 14 {
 			k := outageKey(i)
@@ -296,7 +296,7 @@ func TestOutageHoldIsBounded(t *testing.T) {
 			}
 			keys = append(keys, k)
 		}
-		var last OutageVerdict
+		var last Verdict
 		states, models, reported := map[healthcheck.Key]healthcheck.State{}, map[healthcheck.Key]*outageModel{}, map[healthcheck.Key][2]bool{}
 		evaluate := func(changed []healthcheck.Health, removed []healthcheck.Key) {
 			last = d.Evaluate(now, changed, removed, outageCheckOf)
@@ -408,20 +408,20 @@ func TestOutageHoldIsBounded(t *testing.T) {
 	})
 }
 
-func TestShares(t *testing.T) {
-	for text, want := range map[string]Share{"": 0, "off": 0, "1%": 1, "80%": 80, "100%": 100} {
-		if s, err := ParseShare(text); err != nil || s != want {
+func TestPercent(t *testing.T) {
+	for text, want := range map[string]Percent{"": 0, "off": 0, "1%": 1, "80%": 80, "100%": 100} {
+		if s, err := ParsePercent(text); err != nil || s != want {
 			t.Errorf("%q: %v, %v", text, s, err)
 		}
 	}
 	for _, text := range []string{"0%", "101%", "80", "%", "-1%", "+5%", "0.5%", "80 %", "300%", "Off"} {
-		var s Share
+		var s Percent
 		if err := s.UnmarshalText([]byte(text)); err == nil || !strings.Contains(err.Error(), text) {
 			t.Errorf("%q: %v, %v", text, s, err)
 		}
 	}
 	for _, c := range []struct {
-		s           Share
+		s           Percent
 		part, whole int
 		want        bool
 	}{
