@@ -14,9 +14,9 @@ import (
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
-	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -154,7 +154,12 @@ func (p *process) sourceStatus() []*lbv1.SourceStatus {
 // neighborTables describes the neighbor tables of the node: beyond their limits new
 // targets cannot be reached.
 func neighborTables() string {
-	tables, err := kernel.NeighborTables()
+	c, err := rtnetlink.Dial()
+	if err != nil {
+		return "; " + err.Error()
+	}
+	defer c.Close()
+	tables, err := c.NeighborTables()
 	if err != nil {
 		return "; " + err.Error()
 	}

@@ -1,4 +1,4 @@
-package kernel
+package rtnetlink
 
 import (
 	"fmt"
@@ -11,9 +11,15 @@ import (
 func TestNeighborTablesInANamespace(t *testing.T) {
 	ns, peer := lab.NewNetNS(t), lab.NewNetNS(t)
 	must(t, lab.Veth(ns, "eth0", peer, "eth0"))
-	run(t, ns, "for i in 1 2 3; do ip neigh add 10.9.0.$i lladdr 02:00:00:00:00:01 dev eth0; ip neigh add fd09::$i lladdr 02:00:00:00:00:01 dev eth0; done")
+	run(t, ns, "for i in 1 2 3; do ip neigh add 10.9.0.$i lladdr 02:00:00:00:00:01 dev eth0; "+
+		"ip neigh add fd09::$i lladdr 02:00:00:00:00:01 dev eth0; done")
 	must(t, ns.Do(func() error {
-		tables, err := NeighborTables()
+		c, err := Dial()
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		tables, err := c.NeighborTables()
 		for f, name := range map[vip.Family]string{vip.IPv4: "arp_cache", vip.IPv6: "ndisc_cache"} {
 			var limit, entries uint32
 			shown := run(t, ns, "ip -s ntable show name "+name+" | grep -oE -m2 'thresh3 [0-9]+|entries [0-9]+'")

@@ -1,0 +1,94 @@
+package rtnetlink
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Listener receives notifications of the kernel, each socket in a goroutine of its own.
+type Listener struct {
+	failed   chan struct{}
+	failOnce sync.Once
+	err      error
+
+	conns []*netlink.Conn
+	done  sync.WaitGroup
+}
+
+// NewListener returns a Listener without a subscription.
+func NewListener() *Listener { return &Listener{failed: make(chan struct{})} }
+
+// Subscription is what a Listener receives.
+type Subscription struct {
+	Protocol int // such as unix.NETLINK_ROUTE
+	Groups   []uint32
+	Buffer   int // for notifications; 0: the system's default
+	// Prepare is called before the groups are joined; nil: nothing is.
+	Prepare func(*netlink.Conn) error
+	Handle  func(netlink.Message)
+	// Overrun is called when the kernel dropped notifications: anything may have changed.
+	Overrun func()
+}
+
+// Listen subscribes, in the network namespace of the calling thread. The name is for errors.
+func (l *Listener) Listen(name string, s Subscription) error {
+	c, err := netlink.Dial(s.Protocol, nil)
+	if err != nil {
+		return fmt.Errorf("failed to subscribe to %s: %w", name, err)
+	}
+	l.conns = append(l.conns, c)
+	if s.Buffer != 0 {
+		// A large buffer is a privilege; without it overruns are more likely.
+		_ = c.SetReadBuffer(s.Buffer)
+	}
+	if s.Prepare != nil {
+		if err := s.Prepare(c); err != nil {
+			return fmt.Errorf("failed to subscribe to %s: %w", name, err)
+		}
+	}
+	for _, g := range s.Groups {
+		if err := c.JoinGroup(g); err != nil {
+			return fmt.Errorf("failed to subscribe to %s: group %d: %w", name, g, err)
+		}
+	}
+	l.done.Go(func() {
+		for {
+			msgs, err := c.Receive()
+			switch {
+			case errors.Is(err, unix.ENOBUFS):
+				s.Overrun()
+				continue
+			case err != nil:
+				l.failOnce.Do(func() {
+					l.err = fmt.Errorf("failed to receive %s notifications: %w", name, err)
+					close(l.failed)
+				})
+				return
+			}
+			for _, m := range msgs {
+				s.Handle(m)
+			}
+		}
+	})
+	return nil
+}
+
+// Failed is closed when a subscription ended, also by Close.
+func (l *Listener) Failed() <-chan struct{} { return l.failed }
+
+// Err is the first failure, once Failed is closed.
+func (l *Listener) Err() error { return l.err }
+
+// Close ends the subscriptions and waits for their goroutines.
+func (l *Listener) Close() error {
+	var errs []error
+	for _, c := range l.conns {
+		errs = append(errs, c.Close())
+	}
+	l.done.Wait()
+	return errors.Join(errs...)
+}

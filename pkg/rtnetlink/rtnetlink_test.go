@@ -1,0 +1,293 @@
+package rtnetlink
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// connect opens a connection in a new namespace with an interface ext.
+func connect(t *testing.T) (*lab.NetNS, *Conn) {
+	t.Helper()
+	ns := lab.NewNetNS(t)
+	must(t, lab.Veth(ns, "ext", lab.NewNetNS(t), "peer"))
+	run(t, ns, "ip address add 169.254.100.2/24 dev ext; ip -6 address add fd64::2/64 dev ext nodad")
+	return ns, dialIn(t, ns)
+}
+
+func dialIn(t *testing.T, ns *lab.NetNS) (c *Conn) {
+	t.Helper()
+	must(t, ns.Do(func() (err error) {
+		c, err = Dial()
+		return err
+	}))
+	t.Cleanup(func() { must(t, c.Close()) })
+	return c
+}
+
+func TestRules(t *testing.T) {
+	ns, c := connect(t)
+	for _, f := range vip.Families {
+		source := netip.MustParsePrefix([]string{"20.0.0.1/32", "2000::1/128"}[f])
+		want := []Rule{
+			{Family: f, Priority: 100, Source: source, Action: unix.FR_ACT_TO_TBL, Table: 4096, Protocol: 118},
+			{Family: f, Priority: 101, Mark: 0x10, Mask: 0xf0, Action: unix.FR_ACT_TO_TBL, Table: 70000, Protocol: 118},
+			{Family: f, Priority: 102, Mask: 0xff, Action: unix.FR_ACT_GOTO, Goto: 103, Protocol: 118},
+			{Family: f, Priority: 103, Action: unix.FR_ACT_NOP, Protocol: 118},
+			{Family: f, Priority: 104, Mark: 1, Mask: 1, Action: unix.FR_ACT_BLACKHOLE, Protocol: 118},
+		}
+		for _, r := range slices.Backward(want) {
+			must(t, c.AddRule(r))
+			must(t, c.AddRule(r)) // exists
+		}
+		run(t, ns, fmt.Sprintf("ip -%d rule add not iif ext lookup 5 priority 105 protocol 118", 4+2*f))
+		list := func() []Rule {
+			rules, err := c.Rules(f)
+			must(t, err)
+			return slices.DeleteFunc(rules, func(r Rule) bool { return r.Protocol != 118 })
+		}
+		got := list()
+		if len(got) != 6 || !slices.Equal(got[:5], want) || !got[5].Extra {
+			t.Errorf("got %v", got)
+		}
+		for _, r := range want {
+			must(t, c.DeleteRule(r))
+			must(t, c.DeleteRule(r)) // does not exist
+		}
+		if got := list(); len(got) != 1 {
+			t.Errorf("left: %v", got)
+		}
+	}
+}
+
+func TestRoutes(t *testing.T) {
+	_, c := connect(t)
+	for f, hop := range map[vip.Family]string{vip.IPv4: "::ffff:169.254.100.1", vip.IPv6: "fd64::1"} {
+		r := Route{
+			Family: f, Table: 70000, Prefix: DefaultPrefix(f), Type: unix.RTN_UNICAST, Protocol: 118, Metric: 5,
+			NextHop: netip.MustParseAddr(hop),
+		}
+		hole := Route{Family: f, Table: 70000, Prefix: DefaultPrefix(f), Type: unix.RTN_BLACKHOLE, Protocol: 119, Metric: 9}
+		if got, err := c.Routes(f, RouteFilter{Table: 70000}); err != nil || got != nil {
+			t.Errorf("an absent table: %v, %v", got, err)
+		}
+		must(t, c.ReplaceRoute(hole))
+		must(t, c.ReplaceRoute(r))
+		must(t, c.ReplaceRoute(r))
+		r.NextHop = r.NextHop.Unmap()
+		for _, tt := range []struct {
+			filter RouteFilter
+			want   int
+		}{
+			{RouteFilter{Table: 70000}, 2},
+			{RouteFilter{Protocol: 118}, 1},
+			{RouteFilter{Table: 70000, Protocol: 119}, 1},
+			{RouteFilter{Table: 70001}, 0},
+		} {
+			got, err := c.Routes(f, tt.filter)
+			if err != nil || len(got) != tt.want {
+				t.Errorf("%+v: %v, %v", tt.filter, got, err)
+			}
+			for _, g := range got {
+				if g.Link = 0; g != r && (g.Type != unix.RTN_BLACKHOLE || !g.Drops() || g.Metric != 9) {
+					t.Errorf("%+v: got %+v", tt.filter, g)
+				}
+			}
+		}
+		to := map[vip.Family]string{vip.IPv4: "192.0.2.1", vip.IPv6: "2001:db8::1"}[f]
+		if got, err := c.Lookup(netip.MustParseAddr(to), 7); !errors.Is(err, unix.ENETUNREACH) {
+			t.Errorf("lookup without a rule: %v, %v", got, err)
+		}
+		must(t, c.AddRule(Rule{Family: f, Priority: 10, Mark: 7, Mask: 7, Action: unix.FR_ACT_TO_TBL, Table: 70000}))
+		if got, err := c.Lookup(netip.MustParseAddr(to), 7); err != nil || got.NextHop != r.NextHop || got.Table != 70000 {
+			t.Errorf("lookup: %+v, %v", got, err)
+		}
+		for range 2 {
+			must(t, c.DeleteRoute(r))
+			must(t, c.DeleteRoute(hole))
+		}
+	}
+}
+
+// The requests fill several batches, and each has its own answer.
+func TestBatchErrors(t *testing.T) {
+	_, c := connect(t)
+	const n = 3 * batchSize
+	requests := make([]Request, 0, n)
+	for i := range n {
+		r := Route{Table: uint32(1000 + i), Prefix: DefaultPrefix(vip.IPv4), Type: unix.RTN_BLACKHOLE, Protocol: 118}
+		if i%10 == 3 {
+			r.Type, r.NextHop = unix.RTN_UNICAST, netip.MustParseAddr("192.0.2.1")
+		}
+		requests = append(requests, r.Replace())
+	}
+	rejected, err := c.Do(requests...)
+	must(t, err)
+	for i, err := range rejected {
+		var e *Error
+		rejected := errors.Is(err, unix.ENETUNREACH) && errors.As(err, &e) && e.Message != ""
+		if bad := i%10 == 3; bad != rejected || !bad && err != nil {
+			t.Errorf("request %d: %v", i, err)
+		}
+	}
+	routes, err := c.Routes(vip.IPv4, RouteFilter{Protocol: 118})
+	if err != nil || len(routes) != n-19 {
+		t.Errorf("%d routes, %v", len(routes), err)
+	}
+}
+
+func TestLinksAndAddresses(t *testing.T) {
+	ns, c := connect(t)
+	run(t, ns, "ip address add 10.0.0.1 peer 10.0.0.2/30 dev ext; ip link set ext mtu 1400 address 02:00:00:00:00:07")
+	links, err := c.Links()
+	must(t, err)
+	i := slices.IndexFunc(links, func(l Link) bool { return l.Name == "ext" })
+	if i < 0 || links[i].MTU != 1400 || links[i].MAC.String() != "02:00:00:00:00:07" || !links[i].Up() {
+		t.Fatalf("links %+v", links)
+	}
+	addrs, err := c.Addresses()
+	must(t, err)
+	for _, want := range []struct{ addr, network string }{
+		{"169.254.100.2", "169.254.100.0/24"},
+		{"fd64::2", "fd64::/64"},
+		{"10.0.0.1", "10.0.0.0/30"},
+		{"127.0.0.1", "127.0.0.0/8"},
+	} {
+		if !slices.ContainsFunc(addrs, func(a Address) bool {
+			return a.Addr.String() == want.addr && a.Network.String() == want.network && !a.Tentative() && !a.Duplicate()
+		}) {
+			t.Errorf("no %+v in %+v", want, addrs)
+		}
+	}
+}
+
+func TestNeighbors(t *testing.T) {
+	ns, c := connect(t)
+	run(t, ns, "ip neigh add 169.254.100.9 dev ext nud failed; "+
+		"ip neigh add fd64::9 lladdr 02:00:00:00:00:01 dev ext nud permanent")
+	got, err := c.Neighbors(vip.IPv6)
+	must(t, err)
+	if !slices.ContainsFunc(got, func(n Neighbor) bool {
+		return n.Addr.String() == "fd64::9" && n.State == unix.NUD_PERMANENT && n.MAC.String() == "02:00:00:00:00:01"
+	}) {
+		t.Errorf("got %+v", got)
+	}
+	if got, err = c.Neighbors(vip.IPv4); err != nil || len(got) != 1 || got[0].State != unix.NUD_FAILED {
+		t.Fatalf("got %+v, %v", got, err)
+	}
+	absent := got[0]
+	absent.Addr = netip.MustParseAddr("169.254.100.8")
+	rejected, err := c.Do(got[0].Probe(), absent.Probe())
+	if err != nil || rejected[0] != nil || !errors.Is(rejected[1], unix.ENOENT) {
+		t.Errorf("got %v, %v", rejected, err)
+	}
+	const unresolved = unix.NUD_INCOMPLETE | unix.NUD_FAILED
+	if got, err = c.Neighbors(vip.IPv4); err != nil || len(got) != 1 || got[0].State&unresolved == 0 {
+		t.Errorf("got %+v, %v", got, err)
+	}
+}
+
+// Rules that exist all the time are in every dump that succeeds, while rules before them are
+// deleted.
+func TestRuleDumpUnderChange(t *testing.T) {
+	ns, c := connect(t)
+	other := dialIn(t, ns)
+	const n = 1500 // several datagrams
+	rule := func(i int) Rule {
+		return Rule{Family: vip.IPv4, Priority: uint32(1000 + i), Action: unix.FR_ACT_TO_TBL, Table: 9, Protocol: 118}
+	}
+	requests := make([]Request, 0, n)
+	for i := range n {
+		requests = append(requests, rule(i).Add())
+	}
+	_, err := c.Do(requests...)
+	must(t, err)
+	done := make(chan error)
+	var stop atomic.Bool
+	go func() {
+		var err error
+		for i := 0; !stop.Load() && err == nil; i = (i + 1) % 100 {
+			err = errors.Join(other.DeleteRule(rule(i)), other.AddRule(rule(i)))
+			if i == 99 {
+				time.Sleep(5 * time.Millisecond) // dumps succeed now and then
+			}
+		}
+		done <- err
+	}()
+	for complete := 0; complete < 20; {
+		rules, err := c.Rules(vip.IPv4)
+		if errors.Is(err, ErrInterrupted) {
+			continue
+		}
+		must(t, err)
+		complete++
+		kept := 0
+		for _, r := range rules {
+			if r.Protocol == 118 && r.Priority >= 1100 {
+				kept++
+			}
+		}
+		if kept != n-100 {
+			t.Errorf("%d rules of %d", kept, n-100)
+		}
+	}
+	stop.Store(true)
+	must(t, <-done)
+}
+
+func TestListener(t *testing.T) {
+	ns, c := connect(t)
+	l := NewListener()
+	seen, overrun := make(chan netlink.Message, 100), make(chan struct{}, 100)
+	must(t, ns.Do(func() error {
+		return l.Listen("routes", Subscription{
+			Protocol: unix.NETLINK_ROUTE, Groups: []uint32{unix.RTNLGRP_IPV4_ROUTE},
+			Handle: func(m netlink.Message) { seen <- m }, Overrun: func() { overrun <- struct{}{} },
+		})
+	}))
+	r := Route{Family: vip.IPv4, Table: 77, Prefix: DefaultPrefix(vip.IPv4), Type: unix.RTN_BLACKHOLE, Protocol: 118}
+	must(t, c.ReplaceRoute(r))
+	m := <-seen
+	if got, err := ParseRoute(m.Data); err != nil || got != r || m.Header.PID != c.Port() {
+		t.Errorf("got %+v from port %d, %v", got, m.Header.PID, err)
+	}
+	// The reader is blocked by now: the kernel's queue overflows.
+	for range 100 {
+		requests := make([]Request, 0, 200)
+		for range 100 {
+			requests = append(requests, r.Delete(), r.Replace())
+		}
+		_, err := c.Do(requests...)
+		must(t, err)
+	}
+	timeout := time.After(time.Minute)
+	for over := false; !over; {
+		select {
+		case <-seen:
+		case <-overrun:
+			over = true
+		case <-timeout:
+			t.Fatal("no overrun was reported")
+		}
+	}
+	go func() {
+		for range seen {
+		}
+	}()
+	must(t, l.Close())
+	<-l.Failed()
+	if l.Err() == nil {
+		t.Error("no failure")
+	}
+	close(seen)
+}

@@ -1,0 +1,54 @@
+// Package sysctl reads kernel parameters of the network namespace of the calling thread, and names
+// the command that sets one.
+package sysctl
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+const root = "/proc/sys"
+
+// Key is a kernel parameter: its path below /proc/sys, such as net/ipv4/ip_forward. Names of
+// interfaces in it may have dots.
+type Key string
+
+// IPv4Interface is a parameter of an interface, or of "all".
+func IPv4Interface(link, name string) Key {
+	return Key("net/ipv4/conf/" + link + "/" + name)
+}
+
+// Read returns the value, and "" for a parameter that cannot be read.
+func (k Key) Read() string {
+	b, err := os.ReadFile(filepath.Join(root, string(k)))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// String returns the name for sysctl(8), which takes one whose first separator is a slash
+// literally.
+func (k Key) String() string {
+	if strings.Contains(string(k), ".") {
+		return string(k)
+	}
+	return strings.ReplaceAll(string(k), "/", ".")
+}
+
+// SetCommand returns the command that sets the parameter.
+func (k Key) SetCommand(value string) string { return "sysctl -w " + k.String() + "=" + value }
+
+// Glob returns the parameters that match a pattern of package filepath.
+func Glob(pattern string) []Key {
+	paths, err := filepath.Glob(filepath.Join(root, pattern))
+	if err != nil {
+		return nil // a malformed pattern matches nothing
+	}
+	keys := make([]Key, len(paths))
+	for i, p := range paths {
+		keys[i] = Key(strings.TrimPrefix(p, root+"/"))
+	}
+	return keys
+}
