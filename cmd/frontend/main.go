@@ -22,7 +22,7 @@ type commandLine struct {
 	Render      renderCommand      `cmd:"" help:"Print BIRD's configuration, without secrets."`
 	Cleanup     cleanupCommand     `cmd:"" help:"Remove our marks, rules and blackhole from the kernel."`
 	Healthcheck cli.Healthcheck    `cmd:"" help:"Ask a health service; exit status 0 if it serves. For exec probes."`
-	Debug       debugCommand       `cmd:"" help:"Print everything needed to debug as one JSON document, without secrets."`
+	Debug       debugCommand       `cmd:"" help:"Print interfaces, rules, routes, neighbors and environment as JSON with the keys of Meridio's --debug, without secrets."`
 	Version     cli.VersionCommand `cmd:"" help:"Print the version."`
 
 	cli.Globals

@@ -4,10 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -26,38 +27,31 @@ var errNoInterface = errors.New("does not exist")
 
 // interfaceAddresses returns the addresses of an interface.
 func interfaceAddresses(name string) ([]localAddress, error) {
-	link, err := netlink.LinkByName(name)
-	if errors.As(err, &netlink.LinkNotFoundError{}) {
+	c, err := rtnetlink.Dial()
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	links, err := c.Links()
+	if err != nil {
+		return nil, err
+	}
+	i := slices.IndexFunc(links, func(l rtnetlink.Link) bool { return l.Name == name })
+	if i < 0 {
 		return nil, fmt.Errorf("interface %s %w", name, errNoInterface)
 	}
+	list, err := c.Addresses()
 	if err != nil {
-		return nil, fmt.Errorf("failed to look up interface %s: %w", name, err)
-	}
-	list, err := netlink.AddrList(link, netlink.FAMILY_ALL)
-	if err != nil {
-		return nil, fmt.Errorf("failed to list addresses of interface %s: %w", name, err)
+		return nil, err
 	}
 	var addrs []localAddress
 	for _, a := range list {
-		ip, ok := netip.AddrFromSlice(a.IP)
-		if !ok {
-			continue
+		if a.Link == links[i].Index {
+			addrs = append(addrs, localAddress{
+				addr: a.Addr, network: a.Network, tentative: a.Tentative(), duplicate: a.Duplicate(),
+				second: a.Flags&(unix.IFA_F_DEPRECATED|unix.IFA_F_SECONDARY) != 0,
+			})
 		}
-		x := localAddress{
-			addr:      ip.Unmap(),
-			second:    a.Flags&(unix.IFA_F_DEPRECATED|unix.IFA_F_SECONDARY) != 0,
-			tentative: a.Flags&unix.IFA_F_TENTATIVE != 0 && a.Flags&unix.IFA_F_OPTIMISTIC == 0,
-			duplicate: a.Flags&unix.IFA_F_DADFAILED != 0,
-		}
-		network := a.IPNet
-		if a.Peer != nil {
-			network = a.Peer // the other end of a point-to-point address
-		}
-		if n, ok := netip.AddrFromSlice(network.IP); ok {
-			ones, _ := network.Mask.Size()
-			x.network = netip.PrefixFrom(n.Unmap(), ones).Masked()
-		}
-		addrs = append(addrs, x)
 	}
 	return addrs, nil
 }

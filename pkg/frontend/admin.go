@@ -1,9 +1,9 @@
 package frontend
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -16,7 +16,6 @@ import (
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
-	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -215,30 +214,14 @@ func (a *admin) SetLogLevel(_ context.Context, r *frontendv1.SetLogLevelRequest)
 }
 
 // GetDebug implements the FrontendService.
-func (a *admin) GetDebug(ctx context.Context, _ *frontendv1.GetDebugRequest) (*frontendv1.GetDebugResponse, error) {
-	p := a.process
-	snapshot, err := kernel.Dump(ctx, p.kernelOptions())
+func (a *admin) GetDebug(context.Context, *frontendv1.GetDebugRequest) (*frontendv1.GetDebugResponse, error) {
+	document, err := readDebug(a.process.Version, cmp.Or(a.process.Kernel.TableID, kernel.DefaultTableID))
 	if err != nil {
-		return nil, status.FromContextError(err).Err()
-	}
-	input, missing := p.bird.Input()
-	config, problem := bird.Render(input)
-	// Errors have no JSON form of their own: they go in as text.
-	birdState, announcer := p.bird.State().Load(), p.announcer.State().Load()
-	birdError, announcerError := errorText(birdState.Err), errorText(announcer.LastError)
-	birdConfigError := errorText(birdState.ConfigErr)
-	birdState.Err, birdState.ConfigErr, announcer.LastError = nil, nil, nil
-	document := map[string]any{
-		"version": p.Version, "time": time.Now(), "trench": p.config.Value().Load().Config,
-		"kernel": snapshot, "bird": birdState, "bird_error": birdError, "bird_configuration_refused": birdConfigError, "bird_configuration": string(config),
-		"gateways_without_session": missing, "announcer": announcer, "announcer_last_error": announcerError,
-	}
-	if problem != nil {
-		document["bird_configuration_error"] = problem.Error()
+		return nil, status.Error(codes.Internal, err.Error())
 	}
 	b, err := json.Marshal(document)
 	if err != nil {
-		return nil, status.Error(codes.Internal, fmt.Sprintf("debug document: %v", err))
+		return nil, status.Errorf(codes.Internal, "failed to encode the debug document: %v", err)
 	}
 	return &frontendv1.GetDebugResponse{Json: string(b)}, nil
 }

@@ -12,23 +12,24 @@ import (
 	"time"
 
 	"github.com/mdlayher/netlink"
-	rtnl "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/rtnetlink"
+	"github.com/vipgate/vipgate/pkg/sysctl"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 const (
-	// announcements is how often an address is announced, announceEvery the time
-	// between two (RFC 5227 section 1.1, RFC 4861 section 7.2.6).
+	// announcements is how often an address is announced, announceEvery the time between two (RFC
+	// 5227 section 1.1, RFC 4861 section 7.2.6).
 	announcements = 3
 	announceEvery = time.Second
 	// addressPoll is when addresses are read although no change was reported.
 	addressPoll = 5 * time.Second
 )
 
-// address is an address of an interface in this network namespace. One whose
-// interface was down, or has another MAC address, is another one to its neighbors.
+// address is an address of an interface in this network namespace. One whose interface was down, or
+// has another MAC address, is another one to its neighbors.
 type address struct {
 	link      int
 	addr      netip.Addr
@@ -43,14 +44,13 @@ type address struct {
 // usable reports whether other hosts reach the address.
 func (a address) usable() bool { return !a.tentative && !a.duplicate }
 
-// onLink reports whether the address is no source toward others. IPv4 ones are: external
-// networks often use 169.254.0.0/16.
+// onLink reports whether the address is no source toward others. IPv4 ones are: external networks
+// often use 169.254.0.0/16.
 func (a address) onLink() bool { return a.addr.Is6() && a.addr.IsLinkLocalUnicast() }
 
-// Addresses follows the addresses of this network namespace and announces those that
-// appear, by gratuitous ARP and unsolicited neighbor advertisements: a neighbor that
-// knows the address from another pod would send to that one's link address for 15 to
-// 45 s. It is a task.Task.
+// Addresses follows the addresses of this network namespace and announces those that appear, by
+// gratuitous ARP and unsolicited neighbor advertisements: a neighbor that knows the address from
+// another pod would send to that one's link address for 15 to 45 s. It is a task.Task.
 type Addresses struct {
 	log   *slog.Logger
 	ready chan struct{}
@@ -62,8 +62,7 @@ type Addresses struct {
 	err  error     // of the last attempt to read them
 }
 
-// NewAddresses returns an Addresses that announces on the named interfaces, or on all
-// of them.
+// NewAddresses returns an Addresses that announces on the named interfaces, or on all of them.
 func NewAddresses(log *slog.Logger, names ...string) *Addresses {
 	a := &Addresses{log: log.With("component", "addresses"), ready: make(chan struct{}), names: names}
 	a.read()
@@ -76,10 +75,10 @@ func (a *Addresses) Ready() <-chan struct{} { return a.ready }
 // String implements task.Task.
 func (a *Addresses) String() string { return "addresses" }
 
-// Source reports why connections to an address from another one, or from one of the
-// kernel's choice, would lack a source address, and whether that passes. An address
-// in the network of the target is expected, and any other of the family if there is
-// none, as toward targets behind a router.
+// Source reports why connections to an address from another one, or from one of the kernel's
+// choice, would lack a source address, and whether that passes. An address in the network of the
+// target is expected, and any other of the family if there is none, as toward targets behind a
+// router.
 func (a *Addresses) Source(to, from netip.Addr) (problem string, passing bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -116,31 +115,30 @@ func (a *Addresses) Source(to, from netip.Addr) (problem string, passing bool) {
 	}
 }
 
-// Run follows the addresses until ctx ends, in the network namespace of the calling
-// thread.
+// Run follows the addresses until ctx ends, in the network namespace of the calling thread.
 func (a *Addresses) Run(ctx context.Context) error {
-	w := &watch{changed: make(chan struct{}, 1), failed: make(chan struct{})}
+	w := &watch{Listener: rtnetlink.NewListener(), changed: make(chan struct{}, 1)}
 	err := w.listen("addresses", unix.NETLINK_ROUTE, func(netlink.Message) bool { return true },
 		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
 	if err != nil {
 		a.log.Warn("address notifications are not available, polling only", "interval", addressPoll, "error", err)
 	}
 	defer func() {
-		if err := w.close(); err != nil {
+		if err := w.Close(); err != nil {
 			a.log.Warn("failed to close address notifications", "error", err)
 		}
 	}()
 	close(a.ready)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	known, failed := map[address]progress{}, w.failed
+	known, failed := map[address]progress{}, w.Failed()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-failed:
 			failed = nil
-			a.log.Warn("address notifications failed, polling only", "interval", addressPoll, "error", w.err)
+			a.log.Warn("address notifications failed, polling only", "interval", addressPoll, "error", w.Err())
 		case <-w.changed:
 		case <-timer.C:
 		}
@@ -157,8 +155,8 @@ type progress struct {
 	due  time.Time
 }
 
-// announce announces the addresses that are due and returns how long to wait for the
-// next. It belongs to Run, which alone changes the list.
+// announce announces the addresses that are due and returns how long to wait for the next. It
+// belongs to Run, which alone changes the list.
 func (a *Addresses) announce(before map[address]progress, now time.Time) (known map[address]progress, wait time.Duration) {
 	known, wait = make(map[address]progress, len(a.list)), addressPoll
 	var due []address
@@ -200,7 +198,7 @@ func (a *Addresses) read() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	// A change that interrupts the dump is notified: the next one follows.
-	if err != nil && a.err == nil && !errors.Is(err, rtnl.ErrDumpInterrupted) {
+	if err != nil && a.err == nil && !errors.Is(err, rtnetlink.ErrInterrupted) {
 		a.log.Warn("failed to list own addresses", "error", err)
 	}
 	if a.err = err; err == nil {
@@ -208,47 +206,34 @@ func (a *Addresses) read() {
 	}
 }
 
-// listAddresses returns the addresses of all interfaces. Those on interfaces that are
-// named, on all if none is, have a MAC address unless their interface is down or does
-// not resolve addresses.
+// listAddresses returns the addresses of all interfaces. Those on interfaces that are named, on all
+// if none is, have a MAC address unless their interface is down or does not resolve addresses.
 func listAddresses(names []string) ([]address, error) {
-	h, err := newHandle()
+	c, err := rtnetlink.Dial()
 	if err != nil {
 		return nil, err
 	}
-	defer h.Close()
-	links, err := h.LinkList()
+	defer c.Close()
+	links, err := c.Links()
 	if err != nil {
-		return nil, fmt.Errorf("list interfaces: %w", err)
+		return nil, err
 	}
-	listed, err := h.AddrList(nil, rtnl.FAMILY_ALL)
+	listed, err := c.Addresses()
 	if err != nil {
-		return nil, fmt.Errorf("list addresses: %w", err)
+		return nil, err
 	}
 	announced := map[int]address{}
 	for _, l := range links {
-		const wanted = unix.IFF_UP | unix.IFF_RUNNING | unix.IFF_BROADCAST
-		at := l.Attrs()
-		if at.RawFlags&(wanted|unix.IFF_NOARP) == wanted && len(at.HardwareAddr) == 6 && (len(names) == 0 || slices.Contains(names, at.Name)) {
-			announced[at.Index] = address{mac: [6]byte(at.HardwareAddr), router: readSysctl("/proc/sys/net/ipv6/conf/"+at.Name+"/forwarding") == "1"}
+		const required = unix.IFF_UP | unix.IFF_RUNNING | unix.IFF_BROADCAST
+		if l.Flags&(required|unix.IFF_NOARP) == required && len(l.MAC) == 6 && (len(names) == 0 || slices.Contains(names, l.Name)) {
+			forwarding := sysctl.Key("net/ipv6/conf/" + l.Name + "/forwarding")
+			announced[l.Index] = address{mac: [6]byte(l.MAC), router: forwarding.Read() == "1"}
 		}
 	}
 	list := make([]address, 0, len(listed))
 	for _, x := range listed {
-		ip, ok := netip.AddrFromSlice(x.IP)
-		network := x.IPNet
-		if x.Peer != nil {
-			network = x.Peer // the other end of a point-to-point address
-		}
-		base, okBase := netip.AddrFromSlice(network.IP)
-		if !ok || !okBase {
-			continue
-		}
-		bits, _ := network.Mask.Size()
-		own := announced[x.LinkIndex]
-		own.link, own.addr, own.network = x.LinkIndex, ip.Unmap(), netip.PrefixFrom(base.Unmap(), bits).Masked()
-		own.tentative = x.Flags&unix.IFA_F_TENTATIVE != 0 && x.Flags&unix.IFA_F_OPTIMISTIC == 0
-		own.duplicate = x.Flags&unix.IFA_F_DADFAILED != 0
+		own := announced[x.Link]
+		own.link, own.addr, own.network, own.tentative, own.duplicate = x.Link, x.Addr, x.Network, x.Tentative(), x.Duplicate()
 		list = append(list, own)
 	}
 	return list, nil
@@ -281,9 +266,8 @@ func arpAnnouncement(a address) []byte {
 	return slices.Concat([]byte{0, 1, 8, 0, 6, 4, 0, 1}, a.mac[:], addr, make([]byte, 6), addr)
 }
 
-// neighborAdvertisement is an unsolicited one to all nodes that overrides what they
-// know (RFC 4861 section 4.4), in IPv6. Hosts remove the routes over a router that says
-// it is none.
+// neighborAdvertisement is an unsolicited one to all nodes that overrides what they know (RFC 4861
+// section 4.4), in IPv6. Hosts remove the routes over a router that says it is none.
 func neighborAdvertisement(a address) []byte {
 	flags := byte(0x20)
 	if a.router {

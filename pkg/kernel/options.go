@@ -15,23 +15,22 @@ const (
 	DefaultCheckInterval = time.Second
 )
 
-// Options says which numbers of the network namespace are ours. Zero fields
-// have the defaults above.
+// Options says which numbers of the network namespace are ours. Zero fields have the defaults
+// above.
 type Options struct {
-	// TableID is the routing table that holds the gateways' routes. The one
-	// after it is ours and holds the blackholes.
+	// TableID is the routing table that holds the gateways' routes. The one after it is ours and
+	// holds the blackholes.
 	TableID uint32
-	// Priority of the rule that looks up TableID; the rules that drop what
-	// found no gateway have the next two.
+	// Priority of the rule that looks up TableID; the rules that drop what found no gateway have
+	// the next two.
 	Priority int
-	// Mark is put on packets from a VIP, in the bits of Mask only; the other
-	// bits of a packet's mark stay.
+	// Mark is put on packets from a VIP, in the bits of Mask only; the other bits of a packet's
+	// mark stay.
 	Mark, Mask uint32
-	// External is the interface on which packets for VIPs arrive; empty: its sysctls
-	// are not checked.
+	// External is the interface on which packets for VIPs arrive; empty: its sysctls are not
+	// checked.
 	External string
-	// CheckInterval is the time between two looks at the kernel when it
-	// reports no change.
+	// CheckInterval is the time between two looks at the kernel when it reports no change.
 	CheckInterval time.Duration
 	// Log is where changes and failures go; nil is slog.Default().
 	Log *slog.Logger

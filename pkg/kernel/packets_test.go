@@ -26,8 +26,7 @@ import (
 //	target --- int0 [ pod ] ext --- gateway (the client behind it)
 //	                  eth0 --- fabric (the pod's primary network)
 //
-// VIPs .1 live on the target, so that the pod forwards their traffic; VIPs .2 on
-// the pod itself.
+// VIPs .1 live on the target, so that the pod forwards their traffic; VIPs .2 on the pod itself.
 type topology struct {
 	pod, fabric, gateway, target *lab.NetNS
 	primary, external            *lab.Capture
@@ -85,8 +84,8 @@ func (x *topology) closeGateway(t *testing.T) {
 	run(t, x.pod, `ip route del default table 4096; ip -6 route del default table 4096`)
 }
 
-// send sends one UDP packet from an address of a namespace. An error of the
-// kernel is returned as it is: it is one way to refuse a packet.
+// send sends one UDP packet from an address of a namespace. An error of the kernel is returned as
+// it is: it is one way to refuse a packet.
 func send(t *testing.T, ns *lab.NetNS, from, to netip.Addr, port uint16, control func(string, string, syscall.RawConn) error) (sent error) {
 	t.Helper()
 	must(t, ns.Do(func() error {
@@ -120,8 +119,8 @@ func waitPacket(t *testing.T, c *lab.Capture, what string, match func(lab.Packet
 	}
 }
 
-// sendUntilSeen sends to the client until a packet is seen on its way out: while
-// a neighbour is being resolved the kernel drops some.
+// sendUntilSeen sends to the client until a packet is seen on its way out: while a neighbour is
+// being resolved the kernel drops some.
 func (x *topology) sendUntilSeen(t *testing.T, ns *lab.NetNS, from netip.Addr, on *lab.Capture) {
 	t.Helper()
 	x.ports++
@@ -133,9 +132,9 @@ func (x *topology) sendUntilSeen(t *testing.T, ns *lab.NetNS, from netip.Addr, o
 	})
 }
 
-// flushPrimary sends traffic that is not a VIP's, forwarded and local, and waits
-// until the primary interface sent it: whatever was sent earlier and leaked has
-// been seen then. It also shows that other traffic flows as ever.
+// flushPrimary sends traffic that is not a VIP's, forwarded and local, and waits until the primary
+// interface sent it: whatever was sent earlier and leaked has been seen then. It also shows that
+// other traffic flows as ever.
 func (x *topology) flushPrimary(t *testing.T) {
 	t.Helper()
 	for _, f := range vip.Families {
@@ -145,8 +144,8 @@ func (x *topology) flushPrimary(t *testing.T) {
 	}
 }
 
-// probe sends from every VIP and tells where the packets must go: out through
-// the gateway, or nowhere.
+// probe sends from every VIP and tells where the packets must go: out through the gateway, or
+// nowhere.
 func (x *topology) probe(t *testing.T, throughGateway bool) {
 	t.Helper()
 	for _, v := range append(forwardedVIPs, localVIPs...) {

@@ -4,128 +4,154 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Priorities of the rules that a Meridio frontend makes, one pair a VIP.
+// protocol marks rules and routes of this package (`proto 118` in iproute2). iproute2's rt_protos
+// assigns the number to no program.
+const protocol = 118
+
+// Priorities of the rules that a Meridio frontend adds, a pair for each VIP.
 const (
 	meridioPriority          = 100
 	meridioBlackholePriority = 101
 )
 
-// leftoversAtOnce bounds the rules removed between two passes. The kernel searches
-// its list for each: of 20 000 rules, two for each of 10 000 VIPs, 200 take 0.2 s
-// at first, all of them 12 s.
-const leftoversAtOnce = 200
+// leftoverBatch bounds the leftover rules that are removed between two reconciliations. The kernel
+// searches its list for each: of 20 000 rules, two for each of 10 000 VIPs, 200 take 0.2 s at
+// first, all of them 12 s.
+const leftoverBatch = 200
 
-// policy is the part that acts on the mark: rules and a blackhole for each family.
+// policy is the part that acts on the mark: rules and a blackhole route for each family.
 type policy struct {
 	o   Options
 	log *slog.Logger
 }
 
-// rules returns what must stand, in the order in which it is added: while some
-// are missing, VIP traffic is dropped rather than let out anywhere.
+// rules returns the desired rules in the order in which they are added: while some are missing, VIP
+// traffic is dropped rather than sent through another network.
 //
-// IPv6 needs a third one, which drops by itself. The kernel binds an IPv6
-// blackhole route to the loopback interface, so that a socket bound to another
-// interface passes it by (seen on Linux 6.18: packets of such a socket left
-// through the primary network); the route also vanishes when lo goes down.
-func (p policy) rules(f vip.Family) []rule {
-	r := rule{family: f, mark: p.o.Mark, mask: p.o.Mask, protocol: protocol}
+// IPv6 needs a third rule, which drops by itself. The kernel binds an IPv6 blackhole route to the
+// loopback interface, so that a socket bound to another interface bypasses it (seen on Linux 6.18:
+// packets of such a socket left through the primary network); the route also vanishes when lo goes
+// down.
+func (p policy) rules(f vip.Family) []rtnetlink.Rule {
+	r := rtnetlink.Rule{Family: f, Mark: p.o.Mark, Mask: p.o.Mask, Protocol: protocol}
 	gateways, blackhole, drop := r, r, r
-	gateways.priority, gateways.action, gateways.table = uint32(p.o.Priority), unix.FR_ACT_TO_TBL, p.o.TableID
-	blackhole.priority, blackhole.action, blackhole.table = uint32(p.o.Priority)+1, unix.FR_ACT_TO_TBL, p.o.blackholeTable()
-	drop.priority, drop.action = uint32(p.o.Priority)+2, unix.FR_ACT_BLACKHOLE
+	gateways.Priority, gateways.Action, gateways.Table = uint32(p.o.Priority), unix.FR_ACT_TO_TBL, p.o.TableID
+	blackhole.Priority, blackhole.Action, blackhole.Table = uint32(p.o.Priority)+1, unix.FR_ACT_TO_TBL, p.o.blackholeTable()
+	drop.Priority, drop.Action = uint32(p.o.Priority)+2, unix.FR_ACT_BLACKHOLE
 	if f == vip.IPv6 {
-		return []rule{drop, blackhole, gateways}
+		return []rtnetlink.Rule{drop, blackhole, gateways}
 	}
-	return []rule{blackhole, gateways}
+	return []rtnetlink.Rule{blackhole, gateways}
 }
 
-// ensure makes blackhole and rules of a family stand and reads them back. It
-// tells whether it had to change something.
+// blackhole returns the default route that drops VIP traffic for which there is no gateway.
+func (p policy) blackhole(f vip.Family) rtnetlink.Route {
+	return rtnetlink.Route{
+		Family: f, Table: p.o.blackholeTable(), Prefix: rtnetlink.DefaultPrefix(f), Type: unix.RTN_BLACKHOLE, Protocol: protocol,
+	}
+}
+
+// ensure installs the blackhole route and the rules of a family and reads them back. It reports
+// whether it changed anything.
 func (p policy) ensure(f vip.Family) (changed bool, err error) {
-	if changed, err = p.ensureBlackhole(f); err != nil {
-		return changed, err
-	}
-	have, err := listRules(f)
+	c, err := rtnetlink.Dial()
 	if err != nil {
+		return false, err
+	}
+	defer c.Close()
+	if changed, err = p.ensureBlackhole(c, f); err != nil {
 		return changed, err
 	}
-	missing := lacking(have, p.rules(f))
+	observed, err := c.Rules(f)
+	// A rule that an inconsistent list lacks is added again, which changes nothing.
+	if err != nil && !errors.Is(err, rtnetlink.ErrInterrupted) {
+		return changed, err
+	}
+	missing := missingRules(observed, p.rules(f))
 	if len(missing) == 0 {
 		return changed, nil
 	}
 	for _, r := range missing {
-		if err := addRule(r); err != nil {
+		if err := c.AddRule(r); err != nil {
 			return true, err
 		}
 		p.log.Info("policy rule added", "rule", r.String())
 	}
-	if have, err = listRules(f); err != nil {
+	if observed, err = c.Rules(f); err != nil && !errors.Is(err, rtnetlink.ErrInterrupted) {
 		return true, err
 	}
-	if missing := lacking(have, p.rules(f)); len(missing) > 0 {
-		return true, fmt.Errorf("rule %s was added but does not stand", missing[0])
+	if missing := missingRules(observed, p.rules(f)); len(missing) > 0 {
+		return true, fmt.Errorf("rule %s was added but is missing", missing[0])
 	}
 	return true, nil
 }
 
-func (p policy) ensureBlackhole(f vip.Family) (changed bool, err error) {
-	table := p.o.blackholeTable()
-	stands := func() (bool, error) {
-		routes, err := listRoutes(f, routeFilter{table: table})
-		if err != nil {
-			return false, err
-		}
-		stands := false
-		for _, r := range routes {
-			if !r.dropsTraffic() {
-				return false, fmt.Errorf("table %d must hold nothing but a blackhole, but has %s: remove it, or choose another table ID", table, r)
-			}
-			// A blackhole of somebody else ends with its maker.
-			stands = stands || r.isDefault() && r.protocol == protocol
-		}
-		return stands, nil
-	}
-	if ok, err := stands(); ok || err != nil {
+func (p policy) ensureBlackhole(c *rtnetlink.Conn, f vip.Family) (changed bool, err error) {
+	if ok, err := p.hasBlackhole(c, f); ok || err != nil {
 		return false, err
 	}
-	if err := addBlackhole(f, table); err != nil {
+	// Replace: a blackhole that another process added is deleted by that process.
+	if err := c.ReplaceRoute(p.blackhole(f)); err != nil {
 		return false, err
 	}
-	p.log.Info("blackhole default added", "family", f.String(), "table_id", table)
-	ok, err := stands()
+	p.log.Info("blackhole default route added", "family", f.String(), "table_id", p.o.blackholeTable())
+	ok, err := p.hasBlackhole(c, f)
 	if err == nil && !ok {
-		err = fmt.Errorf("%s blackhole default in table %d was added but does not stand", f, table)
+		err = fmt.Errorf("%s blackhole default route was added to table %d but is missing", f, p.o.blackholeTable())
 	}
 	return true, err
 }
 
-// removeLeftovers removes what is not wanted any more, now that the wanted
-// stands: rules and blackholes that we made with other options, and the rules
-// of a former Meridio frontend. It removes some, so that new VIPs need not wait
-// behind ten thousand, and tells whether there are more.
+// hasBlackhole reports whether the blackhole route of this package is installed. It fails if its
+// table has a route that does not drop traffic.
+func (p policy) hasBlackhole(c *rtnetlink.Conn, f vip.Family) (installed bool, err error) {
+	table := p.o.blackholeTable()
+	routes, err := c.Routes(f, rtnetlink.RouteFilter{Table: table})
+	if err != nil {
+		return false, err
+	}
+	for _, r := range routes {
+		if !r.Drops() {
+			return false, fmt.Errorf("table %d must contain only a blackhole route, but has the %s %s: "+
+				"remove it, or choose another table ID", table, f, r)
+		}
+		installed = installed || r.IsDefault() && r.Protocol == protocol
+	}
+	return installed, nil
+}
+
+// removeLeftovers removes rules and blackhole routes that this package added with other options,
+// and the rules of a former Meridio frontend, now that the desired ones are installed. It removes a
+// batch, so that new VIPs need not wait for ten thousand rules, and reports whether there are more.
 func (p policy) removeLeftovers(f vip.Family) (more bool, err error) {
-	have, err := listRules(f)
+	c, err := rtnetlink.Dial()
+	if err != nil {
+		return false, err
+	}
+	defer c.Close()
+	observed, err := c.Rules(f)
 	if err != nil {
 		return false, err
 	}
 	removed := 0
-	for _, r := range have {
-		ours := r.protocol == protocol && !r.exotic && len(lacking(p.rules(f), []rule{r})) > 0
-		if !ours && !p.meridio(r) {
+	for _, r := range observed {
+		outdated := r.Protocol == protocol && !r.Extra && len(missingRules(p.rules(f), []rtnetlink.Rule{r})) > 0
+		if !outdated && !p.meridio(r) {
 			continue
 		}
-		if removed == leftoversAtOnce {
+		if removed == leftoverBatch {
 			p.log.Info("leftover policy rules removed, more to come", "family", f.String(), "rules", removed)
 			return true, nil
 		}
-		if err := deleteRule(r); err != nil {
+		if err := c.DeleteRule(r); err != nil {
 			return false, err
 		}
 		removed++
@@ -134,63 +160,60 @@ func (p policy) removeLeftovers(f vip.Family) (more bool, err error) {
 	if removed > 0 {
 		p.log.Info("leftover policy rules removed", "family", f.String(), "rules", removed)
 	}
-	routes, err := listRoutes(f, routeFilter{protocol: protocol})
+	routes, err := c.Routes(f, rtnetlink.RouteFilter{Protocol: protocol})
 	if err != nil {
 		return false, err
 	}
 	for _, r := range routes {
-		if r.table == p.o.blackholeTable() || r.kind != unix.RTN_BLACKHOLE || !r.isDefault() {
+		if r.Table == p.o.blackholeTable() || r.Type != unix.RTN_BLACKHOLE || !r.IsDefault() {
 			continue
 		}
-		if err := deleteBlackhole(f, r.table); err != nil {
+		if err := c.DeleteRoute(r); err != nil {
 			return false, err
 		}
-		p.log.Info("leftover blackhole removed", "family", f.String(), "table_id", r.table)
+		p.log.Info("leftover blackhole route removed", "family", f.String(), "table_id", r.Table)
 	}
 	return false, nil
 }
 
-// meridio tells whether a Meridio frontend made the rule: `from VIP lookup
-// TABLE`, with nothing else to it.
-func (p policy) meridio(r rule) bool {
-	return !r.exotic && r.action == unix.FR_ACT_TO_TBL && r.source.IsValid() && r.mark == 0 && r.mask == 0 &&
-		(r.priority == meridioPriority && r.table == p.o.TableID ||
-			r.priority == meridioBlackholePriority && r.table == p.o.blackholeTable())
+// meridio reports whether a rule has the form of those of a Meridio frontend: `from VIP lookup
+// TABLE`, without other selectors.
+func (p policy) meridio(r rtnetlink.Rule) bool {
+	return !r.Extra && r.Action == unix.FR_ACT_TO_TBL && r.Source.IsValid() && r.Mark == 0 && r.Mask == 0 &&
+		(r.Priority == meridioPriority && r.Table == p.o.TableID ||
+			r.Priority == meridioBlackholePriority && r.Table == p.o.blackholeTable())
 }
 
-// remove removes rules and blackholes of ours.
+// remove removes the rules and blackhole routes of this package.
 func (p policy) remove(f vip.Family) error {
-	have, err := listRules(f)
+	c, err := rtnetlink.Dial()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	observed, err := c.Rules(f)
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for _, r := range have {
-		if r.protocol == protocol && !r.exotic || len(lacking([]rule{r}, p.rules(f))) < len(p.rules(f)) {
-			errs = append(errs, deleteRule(r))
+	for _, r := range observed {
+		if r.Protocol == protocol && !r.Extra || slices.ContainsFunc(p.rules(f), r.Same) {
+			errs = append(errs, c.DeleteRule(r))
 		}
 	}
-	routes, err := listRoutes(f, routeFilter{protocol: protocol})
+	routes, err := c.Routes(f, rtnetlink.RouteFilter{Protocol: protocol})
 	errs = append(errs, err)
 	for _, r := range routes {
-		if r.kind == unix.RTN_BLACKHOLE && r.isDefault() {
-			errs = append(errs, deleteBlackhole(f, r.table))
+		if r.Type == unix.RTN_BLACKHOLE && r.IsDefault() {
+			errs = append(errs, c.DeleteRoute(r))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// lacking returns the wanted rules that are not in have.
-func lacking(have, want []rule) []rule {
-	var missing []rule
-	for _, w := range want {
-		found := false
-		for _, h := range have {
-			found = found || h.same(w)
-		}
-		if !found {
-			missing = append(missing, w)
-		}
-	}
-	return missing
+// missingRules returns the desired rules that were not observed.
+func missingRules(observed, desired []rtnetlink.Rule) []rtnetlink.Rule {
+	return slices.DeleteFunc(slices.Clone(desired), func(d rtnetlink.Rule) bool {
+		return slices.ContainsFunc(observed, d.Same)
+	})
 }

@@ -36,8 +36,8 @@ func record(t *testing.T, ns *lab.NetNS) *transactions {
 	return x
 }
 
-// uncovered replays the sets from their content at the beginning, and returns after
-// which of the transactions since then which of the VIPs were in no set.
+// uncovered replays the sets from their content at the beginning, and returns after which of the
+// transactions since then which of the VIPs were in no set.
 func (x *transactions) uncovered(t *testing.T, begin, want []vip.VIP) []string {
 	t.Helper()
 	const end = "the-end"
@@ -139,8 +139,8 @@ func (x *transactions) uncovered(t *testing.T, begin, want []vip.VIP) []string {
 	}
 }
 
-// Issue 10, section 3: a repair never empties a set in between, since packets from a VIP in no set leave by the default
-// route.
+// Issue 10, section 3: a repair never empties a set in between, since packets from a VIP in no set
+// leave by the default route.
 func TestRepairNeverEmptiesASet(t *testing.T) {
 	list := vips("20.0.0.1/32", "20.0.0.2/32", "20.1.0.0/24", "2000::1/128")
 	for _, tt := range []struct{ name, damage string }{
@@ -170,7 +170,7 @@ func TestRepairNeverEmptiesASet(t *testing.T) {
 }
 
 // look is a pass in the namespace.
-func look(t *testing.T, ns *lab.NetNS, p *pass, wanted *vip.Set) (x result) {
+func look(t *testing.T, ns *lab.NetNS, p *reconciler, wanted *vip.Set) (x result) {
 	t.Helper()
 	must(t, ns.Do(func() error {
 		x = p.run(wanted)
@@ -179,16 +179,16 @@ func look(t *testing.T, ns *lab.NetNS, p *pass, wanted *vip.Set) (x result) {
 	return x
 }
 
-func passIn(t *testing.T) *pass {
+func passIn(t *testing.T) *reconciler {
 	t.Helper()
 	o := testOptions(t).withDefaults()
-	p, err := newPass(o, o.Log)
+	p, err := newReconciler(o, o.Log)
 	must(t, err)
 	return p
 }
 
-// A set that cannot be read, for its size or whatever else, is replaced: a VIP that stays is never out of it, and neither
-// the number of VIPs nor an earlier replacement keeps the next one out.
+// A set that cannot be read, for its size or whatever else, is replaced: a VIP that stays is never
+// out of it, and neither the number of VIPs nor an earlier replacement keeps the next one out.
 func TestUnreadableSetIsReplacedAgain(t *testing.T) {
 	for _, n := range []int{4, 2*maxReplaced + 2000} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
@@ -200,7 +200,7 @@ func TestUnreadableSetIsReplacedAgain(t *testing.T) {
 			if x := look(t, ns, first, &wanted); x.err != nil {
 				t.Fatal(x.err)
 			}
-			for _, p := range []*pass{first, first, restarted} {
+			for _, p := range []*reconciler{first, first, restarted} {
 				p.table.elements = func(s *nftables.Set) ([]nftables.SetElement, error) {
 					elems, err := p.table.nft.GetSetElements(s)
 					if err == nil && slices.ContainsFunc(spans(elems), func(s span) bool { return s.String() == "30.0.0.1" }) {
@@ -251,7 +251,8 @@ func TestMissingElementIsNotConfirmed(t *testing.T) {
 	}
 }
 
-// Issue 10, section 3: BIRD waits for Ready, so Ready waits for the rules of each family that the kernel has.
+// Issue 10, section 3: BIRD waits for Ready, so Ready waits for the rules of each family that the
+// kernel has.
 func TestReadyWaitsForTheRulesOfEachFamily(t *testing.T) {
 	for _, tt := range []struct{ family, add string }{
 		{"ipv4", "ip route add 198.51.100.0/24 dev d0 table 4097"},

@@ -8,19 +8,19 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 const (
-	// Pause between two passes that notifications ask for: somebody who
-	// changes rules all the time must not keep us busy.
+	// Pause between two passes that notifications ask for: somebody who changes rules all the time
+	// must not keep us busy.
 	minPause = 20 * time.Millisecond
-	// Pause after a failed pass; it doubles up to maxPause. New VIPs do not
-	// wait for it.
+	// Pause after a failed pass; it doubles up to maxPause. New VIPs do not wait for it.
 	failurePause = 50 * time.Millisecond
 	maxPause     = 5 * time.Second
-	// blindness is how long VIPs that were read back stay confirmed while the
-	// kernel cannot be read, if nothing says that they were lost.
+	// blindness is how long VIPs that were read back stay confirmed while the kernel cannot be
+	// read, if nothing says that they were lost.
 	blindness = 10 * time.Second
 )
 
@@ -28,8 +28,8 @@ const (
 type Confirmed struct {
 	// VIPs is never changed after it was published.
 	VIPs vip.Set
-	// Err says why configured VIPs are missing, or what else could not be
-	// done; nil when everything stands.
+	// Err says why configured VIPs are missing, or what else could not be done; nil when everything
+	// stands.
 	Err error
 	// Family is what of Err concerns the VIPs of a family.
 	Family [len(vip.Families)]error
@@ -37,15 +37,14 @@ type Confirmed struct {
 	Failures int
 	// Repairs counts the passes that had to mend what somebody else changed.
 	Repairs int
-	// Removed counts the times that other processes removed routes of BIRD from the
-	// gateways' table. BIRD does not notice before its next scan.
+	// Removed counts the times that other processes removed routes of BIRD from the gateways'
+	// table. BIRD does not notice before its next scan.
 	Removed int
 	// At is when this became so.
 	At time.Time
 }
 
-// Routing keeps the source routing of the configured VIPs in the kernel. It is a
-// task.Task.
+// Routing keeps the source routing of the configured VIPs in the kernel. It is a task.Task.
 type Routing struct {
 	o         Options
 	log       *slog.Logger
@@ -61,9 +60,9 @@ func New(o Options) *Routing {
 	return &Routing{o: o.withDefaults(), log: o.withDefaults().Log.With("component", "kernel"), ready: make(chan struct{}), listen: newWatch}
 }
 
-// Configure sets the VIPs whose source routing must stand. It never blocks; the
-// newest call wins. Before the first one the sets of an earlier run stay as they
-// are, since an in-place restart must not leak.
+// Configure sets the VIPs whose source routing must stand. It never blocks; the newest call wins.
+// Before the first one the sets of an earlier run stay as they are, since an in-place restart must
+// not leak.
 //
 // A VIP that is left out loses its source routing at once: withdraw it first.
 func (r *Routing) Configure(vips []vip.VIP) {
@@ -71,26 +70,24 @@ func (r *Routing) Configure(vips []vip.VIP) {
 	r.wanted.Set(&s)
 }
 
-// Confirmed returns for which of the configured VIPs the source routing was read
-// back. It is updated when that, or the error, changes.
+// Confirmed returns for which of the configured VIPs the source routing was read back. It is
+// updated when that, or the error, changes.
 func (r *Routing) Confirmed() *latest.Value[Confirmed] { return &r.confirmed }
 
-// Ready is closed once the parts that do not depend on VIPs stand: blackholes,
-// rules, chains. BIRD must not start earlier. A family that the kernel does not
-// have is not waited for.
+// Ready is closed once the parts that do not depend on VIPs stand: blackholes, rules, chains. BIRD
+// must not start earlier. A family that the kernel does not have is not waited for.
 func (r *Routing) Ready() <-chan struct{} { return r.ready }
 
 // String implements task.Task.
 func (r *Routing) String() string { return "kernel" }
 
-// Run works until ctx ends; what is in the kernel then stays. It works in the
-// network namespace of the calling thread. It fails only for invalid options:
-// everything else is tried again.
+// Run works until ctx ends; what is in the kernel then stays. It works in the network namespace of
+// the calling thread. It fails only for invalid options: everything else is tried again.
 func (r *Routing) Run(ctx context.Context) error {
 	if err := r.o.Validate(); err != nil {
 		return fmt.Errorf("source routing: %w", err)
 	}
-	p, err := newPass(r.o, r.log)
+	p, err := newReconciler(r.o, r.log)
 	if err != nil {
 		return err
 	}
@@ -100,7 +97,7 @@ func (r *Routing) Run(ctx context.Context) error {
 	var w *watch
 	defer func() {
 		if w != nil {
-			r.logFailure("close listeners", w.close())
+			r.logFailure("close listeners", w.Close())
 		}
 	}()
 	timer := time.NewTimer(0)
@@ -109,8 +106,7 @@ func (r *Routing) Run(ctx context.Context) error {
 	for {
 		var watchErr error
 		if w == nil {
-			// Listen first, so that no change falls between the look and the
-			// listening.
+			// Listen first, so that no change falls between the look and the listening.
 			w, watchErr = r.listen(r.o)
 		}
 		wanted, reconfigured := r.wanted.Get()
@@ -136,7 +132,7 @@ func (r *Routing) Run(ctx context.Context) error {
 		timer.Reset(next)
 		var changed, failed <-chan struct{}
 		if w != nil {
-			changed, failed = w.changed, w.failed
+			changed, failed = w.changed, w.Failed()
 		}
 		select {
 		case <-ctx.Done():
@@ -144,8 +140,8 @@ func (r *Routing) Run(ctx context.Context) error {
 		case <-reconfigured:
 		case <-timer.C:
 		case <-failed:
-			r.log.Warn("listening for kernel changes ended, beginning anew", "error", w.err)
-			r.logFailure("close listeners", w.close())
+			r.log.Warn("listening for kernel changes ended, beginning anew", "error", w.Err())
+			r.logFailure("close listeners", w.Close())
 			w = nil
 			changed = nil
 			if !r.rest(ctx, pause, reconfigured) {
@@ -216,21 +212,20 @@ func (r *Routing) publish(x result) {
 	}
 }
 
-// pass is what one look at the kernel, with its repairs, knows of the last one.
-type pass struct {
+// reconciler is what one look at the kernel, with its repairs, knows of the last one.
+type reconciler struct {
 	policy policy
 	table  *table
 	// ensurePolicy is policy.ensure, and now time.Now; tests replace them.
 	ensurePolicy func(vip.Family) (changed bool, err error)
 	now          func() time.Time
 
-	// settled: the last pass left everything as wanted, so that a change now
-	// is somebody else's.
+	// settled: the last pass left everything as wanted, so that a change now is somebody else's.
 	settled bool
 	// tidied: leftovers were removed since the VIPs last changed.
 	tidied bool
-	// What the last pass confirmed, from what it wanted and saw, and when the
-	// sets could last be read.
+	// What the last pass confirmed, from what it wanted and saw, and when the sets could last be
+	// read.
 	vips     vip.Set
 	wanted   *vip.Set
 	seen     *content
@@ -240,13 +235,13 @@ type pass struct {
 	forwarded [len(vip.Families)]bool
 }
 
-func newPass(o Options, log *slog.Logger) (*pass, error) {
+func newReconciler(o Options, log *slog.Logger) (*reconciler, error) {
 	t, err := newTable(o, log)
 	if err != nil {
 		return nil, err
 	}
 	p := policy{o: o, log: log}
-	return &pass{policy: p, table: t, ensurePolicy: p.ensure, now: time.Now}, nil
+	return &reconciler{policy: p, table: t, ensurePolicy: p.ensure, now: time.Now}, nil
 }
 
 type result struct {
@@ -259,9 +254,9 @@ type result struct {
 	family   [len(vip.Families)]error
 }
 
-// run makes the kernel be as wanted, as far as it can, and tells how it is.
-// wanted is nil before the first Configure.
-func (p *pass) run(wanted *vip.Set) result {
+// run makes the kernel be as wanted, as far as it can, and tells how it is. wanted is nil before
+// the first Configure.
+func (p *reconciler) run(wanted *vip.Set) result {
 	sameWish := wanted == p.wanted
 	p.tidied = p.tidied && sameWish
 
@@ -270,15 +265,15 @@ func (p *pass) run(wanted *vip.Set) result {
 	base, changed := true, false
 	for _, f := range vip.Families {
 		did, err := p.ensurePolicy(f)
-		base = base && (err == nil || familyAbsent(err))
+		base = base && (err == nil || rtnetlink.FamilyAbsent(err))
 		changed = changed || did
 		if err == nil && hasFamily(wanted, f) {
-			err = p.sysctls(f)
+			err = p.checkSysctls(f)
 		}
 		stands[f] = err == nil
 		switch {
-		case familyAbsent(err) && !hasFamily(wanted, f):
-		case familyAbsent(err):
+		case rtnetlink.FamilyAbsent(err) && !hasFamily(wanted, f):
+		case rtnetlink.FamilyAbsent(err):
 			family[f] = fmt.Errorf("this kernel has no %s, but VIPs of it are configured: %w", f, err)
 		default:
 			family[f] = err
@@ -317,9 +312,9 @@ func (p *pass) run(wanted *vip.Set) result {
 	return x
 }
 
-// tidy removes what a former frontend left, but only once nothing depends on it
-// any more. It tells whether it wants to be called again at once.
-func (p *pass) tidy() (more bool, err error) {
+// tidy removes what a former frontend left, but only once nothing depends on it any more. It tells
+// whether it wants to be called again at once.
+func (p *reconciler) tidy() (more bool, err error) {
 	if p.tidied || !p.settled || p.wanted == nil || len(p.vips) != len(*p.wanted) {
 		return false, nil
 	}
@@ -363,9 +358,8 @@ func hasFamily(s *vip.Set, f vip.Family) bool {
 	return false
 }
 
-// Cleanup removes all that is ours from the network namespace of the calling
-// thread: the marks first, then rules, then blackholes. What is not there is no
-// error.
+// Cleanup removes all that is ours from the network namespace of the calling thread: the marks
+// first, then rules, then blackholes. What is not there is no error.
 func Cleanup(ctx context.Context, o Options) error {
 	o = o.withDefaults()
 	if err := o.Validate(); err != nil {
@@ -380,7 +374,7 @@ func Cleanup(ctx context.Context, o Options) error {
 		if ctx.Err() != nil {
 			return errors.Join(append(errs, ctx.Err())...)
 		}
-		if err := (policy{o: o, log: o.Log}).remove(f); err != nil && !familyAbsent(err) {
+		if err := (policy{o: o, log: o.Log}).remove(f); err != nil && !rtnetlink.FamilyAbsent(err) {
 			errs = append(errs, err)
 		}
 	}

@@ -12,8 +12,10 @@ import (
 	"time"
 
 	"github.com/google/nftables"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/lab"
@@ -123,8 +125,8 @@ func TestTenThousandVIPsLoad(t *testing.T) {
 	r.Configure(many)
 	r.waitConfirmed(t, many...)
 	t.Logf("10 000 VIPs confirmed after %v", time.Since(begin))
-	// From many hosts to the prefix around them and back: one transaction each,
-	// larger than a batch.
+	// From many hosts to the prefix around them and back: one transaction each, larger than a
+	// batch.
 	wide := vips("20.0.0.0/16", "2000::/64")
 	begin = time.Now()
 	r.Configure(wide)
@@ -134,8 +136,7 @@ func TestTenThousandVIPsLoad(t *testing.T) {
 	t.Logf("swapped for two prefixes and back after %v", time.Since(begin))
 }
 
-// startQuiet starts a Routing that finds all in place: it is not woken by
-// changes of its own.
+// startQuiet starts a Routing that finds all in place: it is not woken by changes of its own.
 func startQuiet(t *testing.T, ns *lab.NetNS, o Options, list []vip.VIP) *running {
 	t.Helper()
 	first := start(t, ns, o)
@@ -221,7 +222,7 @@ func TestUnreportedLossIsFoundByTheNextCheck(t *testing.T) {
 	o := testOptions(t)
 	o.CheckInterval = 50 * time.Millisecond
 	deaf := New(o)
-	deaf.listen = func(Options) (*watch, error) { return &watch{}, nil }
+	deaf.listen = func(Options) (*watch, error) { return &watch{Listener: rtnetlink.NewListener()}, nil }
 	r := startRouting(t, ns, deaf)
 	list := vips("20.0.0.1/32", "2000::1/128")
 	r.Configure(list)
@@ -245,9 +246,9 @@ func TestEndedListenerIsReplaced(t *testing.T) {
 		if listens.Add(1) > 2 {
 			return newWatch(o)
 		}
-		w := &watch{failed: make(chan struct{}), err: errors.New("broken")}
-		close(w.failed)
-		return w, nil
+		w := &watch{Listener: rtnetlink.NewListener()}
+		// It cannot receive from a socket that is closed.
+		return w, w.Listen("broken", rtnetlink.Subscription{Protocol: unix.NETLINK_ROUTE, Prepare: (*netlink.Conn).Close})
 	}
 	r := startRouting(t, ns, broken)
 	list := vips("20.0.0.1/32", "2000::1/128")
@@ -264,7 +265,7 @@ func TestEndedListenerIsReplaced(t *testing.T) {
 
 func TestManyMeridioRulesDoNotHoldUpTheFirstConfirmation(t *testing.T) {
 	ns := lab.NewNetNS(t)
-	const n = 3 * leftoversAtOnce
+	const n = 3 * leftoverBatch
 	run(t, ns, fmt.Sprintf(`for i in $(seq %d); do echo "rule add from 20.1.$((i/250)).$((i%%250)) lookup 4096 priority 100"; done | ip -batch -`, n))
 	o := testOptions(t)
 	o.CheckInterval, o.Log = time.Hour, slog.New(slog.DiscardHandler)
@@ -289,7 +290,7 @@ func TestKernelWithoutIPv6ServesIPv4(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	must(t, ns.Do(func() error {
 		o := testOptions(t).withDefaults()
-		p, err := newPass(o, o.Log)
+		p, err := newReconciler(o, o.Log)
 		if err != nil {
 			return err
 		}
@@ -417,7 +418,7 @@ func TestUnreadableKernelKeepsVIPsConfirmedForAWhile(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	must(t, ns.Do(func() error {
 		o := testOptions(t).withDefaults()
-		p, err := newPass(o, o.Log)
+		p, err := newReconciler(o, o.Log)
 		if err != nil {
 			return err
 		}
@@ -452,7 +453,7 @@ func TestUnreadableTableIsReplaced(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	must(t, ns.Do(func() error {
 		o := testOptions(t).withDefaults()
-		p, err := newPass(o, o.Log)
+		p, err := newReconciler(o, o.Log)
 		if err != nil {
 			return err
 		}
@@ -485,7 +486,7 @@ func BenchmarkQuietPass(b *testing.B) {
 			ns := lab.NewNetNS(b)
 			must(b, ns.Do(func() error {
 				o := testOptions(b).withDefaults()
-				p, err := newPass(o, o.Log)
+				p, err := newReconciler(o, o.Log)
 				if err != nil {
 					return err
 				}

@@ -43,10 +43,9 @@ func compareSpans(a, b span) int {
 	return cmp.Or(a.first.Compare(b.first), b.last.Compare(a.last))
 }
 
-// disjoint returns, in order, the ranges of the VIPs of one family without
-// those that lie in another one: an interval set refuses overlaps. Prefixes
-// either nest or are apart, so nothing has to be cut. Neighbours stay separate,
-// so that adding one VIP never rewrites another one's range.
+// disjoint returns, in order, the ranges of the VIPs of one family without those that lie in
+// another one: an interval set refuses overlaps. Prefixes either nest or are apart, so nothing has
+// to be cut. Neighbours stay separate, so that adding one VIP never rewrites another one's range.
 func disjoint(vips vip.Set, family vip.Family) []span {
 	var all []span
 	for v := range vips {
@@ -89,13 +88,12 @@ func (c coverage) covers(s span) bool {
 	return i >= 0 && c[i].covers(s)
 }
 
-// change is a step from one set content to another that must happen in one
-// transaction: del gives way to add.
+// change is a step from one set content to another that must happen in one transaction: del gives
+// way to add.
 type change struct{ del, add []span }
 
-// diff returns the steps from have to want, both sorted and disjoint: new
-// ranges first, then ranges that must be swapped since they overlap, leftovers
-// last.
+// diff returns the steps from have to want, both sorted and disjoint: new ranges first, then ranges
+// that must be swapped since they overlap, leftovers last.
 func diff(have, want []span) (add []span, swaps []change, del []span) {
 	surplus, missing := subtract(have, want), subtract(want, have)
 	for len(surplus) > 0 || len(missing) > 0 {
@@ -149,9 +147,8 @@ func subtract(a, b []span) []span {
 	return out
 }
 
-// elements encodes spans as the kernel wants them: the first address, and the
-// one after the last marked as an end. A range up to the highest address has no
-// end.
+// elements encodes spans as the kernel wants them: the first address, and the one after the last
+// marked as an end. A range up to the highest address has no end.
 func elements(spans []span) []nftables.SetElement {
 	out := make([]nftables.SetElement, 0, 2*len(spans))
 	for _, s := range spans {
@@ -163,9 +160,8 @@ func elements(spans []span) []nftables.SetElement {
 	return out
 }
 
-// spans decodes what [elements] encodes, in whatever order the kernel lists it,
-// and returns it sorted. A beginning that nobody ended reaches up to the next
-// one, as it does for the kernel.
+// spans decodes what [elements] encodes, in whatever order the kernel lists it, and returns it
+// sorted. A beginning that nobody ended reaches up to the next one, as it does for the kernel.
 func spans(elems []nftables.SetElement) []span {
 	type bound struct {
 		at  netip.Addr

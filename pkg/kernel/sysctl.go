@@ -3,102 +3,81 @@ package kernel
 import (
 	"fmt"
 	"net"
-	"os"
-	"path/filepath"
+	"net/netip"
 	"strings"
 
+	"github.com/vipgate/vipgate/pkg/rtnetlink"
+	"github.com/vipgate/vipgate/pkg/sysctl"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-const (
-	ipv4Conf       = "/proc/sys/net/ipv4/conf"
-	ipv6Forwarding = "/proc/sys/net/ipv6/conf/all/forwarding"
-)
-
-// sysctls returns an error while a kernel parameter has the kernel drop packets that
-// arrive for VIPs of a family. It names the command that sets the parameter.
+// checkSysctls returns an error while a kernel parameter makes the kernel drop packets that arrive
+// for VIPs of a family. It names the command that sets the parameter.
 //
-// A pod in which forwarding is off from the start delivers VIPs itself, or past the
-// kernel: only forwarding that was on and is switched off is an error.
-func (p *pass) sysctls(f vip.Family) error {
-	external := p.policy.o.External
+// A pod in which forwarding is off from the start delivers VIPs itself, or bypasses the kernel:
+// only forwarding that was on and is switched off is an error.
+func (s *reconciler) checkSysctls(f vip.Family) error {
+	external := s.policy.o.External
 	if external == "" {
 		return nil
 	}
-	path := filepath.Join(ipv4Conf, external, "forwarding")
+	forwarding := sysctl.IPv4Interface(external, "forwarding")
 	if f == vip.IPv6 {
-		path = ipv6Forwarding // of one interface it only decides about router advertisements
+		// Of one interface it only decides about router advertisements.
+		forwarding = "net/ipv6/conf/all/forwarding"
 	}
-	switch value := readSysctl(path); {
-	case value == "1":
-		p.forwarded[f] = true
-	case value == "0" && p.forwarded[f]:
-		if f == vip.IPv4 && readSysctl(ipv4Conf+"/all/forwarding") == "0" {
-			path = "/proc/sys/net/ipv4/ip_forward"
+	switch forwarding.Read() {
+	case "1":
+		s.forwarded[f] = true
+	case "0":
+		if !s.forwarded[f] {
+			break
 		}
-		return fmt.Errorf("%s packets are not forwarded: run %s", f, sysctlCommand(path, "1"))
+		if f == vip.IPv4 && sysctl.IPv4Interface("all", "forwarding").Read() == "0" {
+			forwarding = "net/ipv4/ip_forward"
+		}
+		return fmt.Errorf("%s packets are not forwarded: run %s", f, forwarding.SetCommand("1"))
 	}
-	own := filepath.Join(ipv4Conf, external, "rp_filter")
-	// The values are single digits, so that their text orders them.
-	if f == vip.IPv4 && max(readSysctl(ipv4Conf+"/all/rp_filter"), readSysctl(own)) == "1" && !defaultRouteVia(external) {
-		return fmt.Errorf("strict reverse path filtering drops packets that arrive on %s: run %s", external, sysctlCommand(own, "2"))
+	own := sysctl.IPv4Interface(external, "rp_filter")
+	if f == vip.IPv4 && reversePathFilter(own) == "1" && !defaultRouteVia(external) {
+		return fmt.Errorf("strict reverse path filtering drops packets that arrive on %s: run %s", external, own.SetCommand("2"))
 	}
 	return nil
 }
 
-func sysctlCommand(path, value string) string {
-	name := strings.TrimPrefix(path, "/proc/sys/")
-	if !strings.Contains(name, ".") { // as the name of an interface can
-		name = strings.ReplaceAll(name, "/", ".")
-	}
-	return "sysctl -w " + name + "=" + value
+// reversePathFilter returns the larger of the values for "all" and for an interface, which is the
+// one that counts (ip-sysctl, rp_filter). They are single digits, so that their text orders them.
+func reversePathFilter(own sysctl.Key) string {
+	return max(sysctl.IPv4Interface("all", "rp_filter").Read(), own.Read())
 }
 
-// defaultRouteVia reports whether packets without a mark leave for the world by an
-// interface: strict reverse path filtering then lets packets from there in.
+// defaultRouteVia reports whether packets without a mark leave by an interface: strict reverse path
+// filtering then accepts packets that arrive there.
 func defaultRouteVia(name string) bool {
 	i, err := net.InterfaceByName(name)
 	if err != nil {
 		return false
 	}
-	h, err := newHandle()
+	c, err := rtnetlink.Dial()
 	if err != nil {
 		return false
 	}
-	defer h.Close()
-	routes, err := h.RouteGet(net.IPv4(192, 0, 2, 1)) // TEST-NET-1, RFC 5737
-	return err == nil && len(routes) > 0 && routes[0].LinkIndex == i.Index
+	defer c.Close()
+	r, err := c.Lookup(netip.AddrFrom4([4]byte{192, 0, 2, 1}), 0) // TEST-NET-1, RFC 5737
+	return err == nil && r.Link == i.Index
 }
 
-// reversePathProblems names the interfaces on which strict reverse path
-// filtering drops traffic to VIPs. The larger of the values for "all" and for
-// the interface counts (ip-sysctl, rp_filter).
+// reversePathProblems names the interfaces on which strict reverse path filtering drops traffic to
+// VIPs.
 func reversePathProblems() []string {
-	if readSysctl(ipv4Conf+"/all/rp_filter") == "2" {
-		return nil
-	}
-	all := readSysctl(ipv4Conf + "/all/rp_filter")
-	paths, err := filepath.Glob(ipv4Conf + "/*/rp_filter")
-	if err != nil {
-		return nil
-	}
 	var problems []string
-	for _, path := range paths {
-		name := filepath.Base(filepath.Dir(path))
-		value := readSysctl(path)
-		if name == "all" || name == "default" || name == "lo" || value == "2" || (value != "1" && all != "1") {
+	for _, key := range sysctl.Glob("net/ipv4/conf/*/rp_filter") {
+		name := strings.Split(string(key), "/")[3]
+		if name == "all" || name == "default" || name == "lo" || reversePathFilter(key) != "1" {
 			continue
 		}
-		problems = append(problems, fmt.Sprintf("interface %s filters by strict reverse path: VIP traffic that enters through it is dropped; set net.ipv4.conf.%s.rp_filter to 2, or it and net.ipv4.conf.all.rp_filter to 0", name, name))
+		problems = append(problems, fmt.Sprintf("interface %s filters by strict reverse path: VIP traffic that enters through it is dropped; "+
+			"set %s to 2, or it and net.ipv4.conf.all.rp_filter to 0", name, key))
 	}
 	return problems
-}
-
-// readSysctl returns "" for what cannot be read.
-func readSysctl(path string) string {
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(b))
 }

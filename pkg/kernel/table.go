@@ -18,25 +18,29 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
+// netlinkTimeout bounds every exchange with nftables. A dump of 50 000 elements takes a tenth of it
+// on a slow machine.
+const netlinkTimeout = 5 * time.Second
+
 // TableName is the name of our nftables table, of family inet.
 const TableName = "vipgate"
 
-// Limits of one transaction. The kernel takes it in one sendmsg, which must fit
-// the socket's send buffer (212 992 bytes by default, and raising it needs a
-// privilege that a pod in a user namespace lacks), and the elements of one
-// message are one attribute of at most 64 KiB. An IPv6 range takes 64 bytes.
+// Limits of one transaction. The kernel takes it in one sendmsg, which must fit the socket's send
+// buffer (212 992 bytes by default, and raising it needs a privilege that a pod in a user namespace
+// lacks), and the elements of one message are one attribute of at most 64 KiB. An IPv6 range takes
+// 64 bytes.
 const (
 	spansPerMessage = 500
 	spansPerBatch   = 2000
 )
 
-// maxReplaced bounds the ranges of a family in the one transaction that replaces the
-// table, the others follow: for each element the kernel keeps a message of 4 KiB for
-// listeners until the end of the transaction, 80 MiB for 5 000 ranges of both families.
+// maxReplaced bounds the ranges of a family in the one transaction that replaces the table, the
+// others follow: for each element the kernel keeps a message of 4 KiB for listeners until the end
+// of the transaction, 80 MiB for 5 000 ranges of both families.
 const maxReplaced = 5000
 
-// sendBuffer is asked for when ranges that must be swapped together exceed a
-// batch. 64 MiB hold half a million ranges; it costs nothing until it is used.
+// sendBuffer is asked for when ranges that must be swapped together exceed a batch. 64 MiB hold
+// half a million ranges; it costs nothing until it is used.
 const sendBuffer = 64 << 20
 
 // table is our nftables table: what it must be, and what the kernel has.
@@ -44,14 +48,13 @@ type table struct {
 	o   Options
 	log *slog.Logger
 	nft *nftables.Conn
-	// generation reads the number of the kernel's ruleset, elements a set's content;
-	// tests replace them.
+	// generation reads the number of the kernel's ruleset, elements a set's content; tests replace
+	// them.
 	generation func() (uint32, error)
 	elements   func(*nftables.Set) ([]nftables.SetElement, error)
 
-	// seen is the content of the kernel while its ruleset has the number
-	// generation; nil before the first look and when problem says what is
-	// not as it must be.
+	// seen is the content of the kernel while its ruleset has the number generation; nil before the
+	// first look and when problem says what is not as it must be.
 	seen    *content
 	number  uint32
 	problem string
@@ -63,14 +66,13 @@ type table struct {
 }
 
 func newTable(o Options, log *slog.Logger) (*table, error) {
-	// The connection is opened for each exchange: nothing of a failed one can
-	// be taken for the answer to the next one.
+	// The connection is opened for each exchange: nothing of a failed one can be taken for the
+	// answer to the next one.
 	nft, err := nftables.New(nftables.WithSockOptions(func(c *netlink.Conn) error {
 		if err := c.SetDeadline(time.Now().Add(netlinkTimeout)); err != nil {
 			return fmt.Errorf("nftables deadline: %w", err)
 		}
-		// Raising the buffer is a privilege; without it all but the largest
-		// swaps fit.
+		// Raising the buffer is a privilege; without it all but the largest swaps fit.
 		_ = c.SetWriteBuffer(sendBuffer)
 		// An error need not bring the whole request back.
 		return errors.Join(c.SetOption(netlink.CapAcknowledge, true), largeDumps(c))
@@ -81,10 +83,9 @@ func newTable(o Options, log *slog.Logger) (*table, error) {
 	return &table{o: o, log: log, nft: nft, generation: generation, elements: nft.GetSetElements}, nil
 }
 
-// largeDumps has the kernel fill buffers of 32 KiB in dumps: it goes by the largest
-// buffer that the socket received into, and the library begins with a page. Of a set
-// the kernel walks all elements again for each buffer, so that the dump of a large one
-// takes an eighth of the time.
+// largeDumps has the kernel fill buffers of 32 KiB in dumps: it goes by the largest buffer that the
+// socket received into, and the library begins with a page. Of a set the kernel walks all elements
+// again for each buffer, so that the dump of a large one takes an eighth of the time.
 func largeDumps(c *netlink.Conn) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -122,9 +123,8 @@ func (t *table) set(f vip.Family) *nftables.Set {
 	return s
 }
 
-// chains marks forwarded packets before they are routed, and packets of this
-// host after their first route; the type "route" makes the kernel route them
-// again with the mark.
+// chains marks forwarded packets before they are routed, and packets of this host after their first
+// route; the type "route" makes the kernel route them again with the mark.
 func (t *table) chains() []*nftables.Chain {
 	accept := nftables.ChainPolicyAccept
 	return []*nftables.Chain{
@@ -158,9 +158,8 @@ func (t *table) rules(c *nftables.Chain) []*nftables.Rule {
 	return rules
 }
 
-// generation returns the number of the kernel's ruleset, which changes with
-// every transaction of anybody. It is cheap, so that an unchanged table need not
-// be read again.
+// generation returns the number of the kernel's ruleset, which changes with every transaction of
+// anybody. It is cheap, so that an unchanged table need not be read again.
 func generation() (uint32, error) {
 	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
@@ -195,21 +194,20 @@ func generation() (uint32, error) {
 	return 0, errors.New("read the ruleset's generation: the kernel does not tell it")
 }
 
-// content is what the kernel was seen to have. Sets and chains were as they must
-// be, so that packets from the addresses in the sets are marked.
+// content is what the kernel was seen to have. Sets and chains were as they must be, so that
+// packets from the addresses in the sets are marked.
 type content struct {
 	spans   [len(vip.Families)][]span
 	covered [len(vip.Families)]coverage
 }
 
-// ensure makes the chains stand and, unless wanted is nil, the sets hold exactly
-// the VIPs' ranges. It tells whether it had to change something. What was read
-// back at the end, also when not all of that was possible, is in seen. blind
-// tells that the kernel could not be read.
+// ensure makes the chains stand and, unless wanted is nil, the sets hold exactly the VIPs' ranges.
+// It tells whether it had to change something. What was read back at the end, also when not all of
+// that was possible, is in seen. blind tells that the kernel could not be read.
 func (t *table) ensure(wanted *vip.Set) (changed, blind bool, err error) {
 	if err := t.read(); err != nil {
-		// What cannot be read, such as a set too large for the deadline, must not keep
-		// the wanted content out. Once per content is enough while that helps nothing.
+		// What cannot be read, such as a set too large for the deadline, must not keep the wanted
+		// content out. Once per content is enough while that helps nothing.
 		if wanted == nil || wanted == t.replaced {
 			return false, true, err
 		}
@@ -256,12 +254,11 @@ func (t *table) ensure(wanted *vip.Set) (changed, blind bool, err error) {
 	return true, false, errors.Join(errs...)
 }
 
-// readAttempts bounds how often a look is repeated because somebody changed
-// the ruleset meanwhile.
+// readAttempts bounds how often a look is repeated because somebody changed the ruleset meanwhile.
 const readAttempts = 5
 
-// read looks at the kernel unless the ruleset is the one seen last. It leaves
-// the reason in problem when something is not as it must be.
+// read looks at the kernel unless the ruleset is the one seen last. It leaves the reason in problem
+// when something is not as it must be.
 func (t *table) read() error {
 	before, err := t.generation()
 	if err != nil {
@@ -387,17 +384,16 @@ func sameHook(got, want *nftables.Chain) bool {
 func sameRule(got, want *nftables.Rule) bool {
 	return slices.EqualFunc(got.Exprs, want.Exprs, func(g, w expr.Any) bool {
 		if l, ok := w.(*expr.Lookup); ok {
-			// The kernel does not keep the number that named the set in the
-			// transaction.
+			// The kernel does not keep the number that named the set in the transaction.
 			l.SetID = 0
 		}
 		return reflect.DeepEqual(g, w)
 	})
 }
 
-// build writes the table in one transaction. Sets that are as they must be keep their
-// elements; with replace, or when something cannot be changed in place, the table is
-// replaced together with the ranges of the VIPs. So no packet leaks meanwhile.
+// build writes the table in one transaction. Sets that are as they must be keep their elements;
+// with replace, or when something cannot be changed in place, the table is replaced together with
+// the ranges of the VIPs. So no packet leaks meanwhile.
 func (t *table) build(vips *vip.Set, replace bool) error {
 	if !replace {
 		var err error
@@ -436,8 +432,7 @@ func (t *table) build(vips *vip.Set, replace bool) error {
 	return nil
 }
 
-// mustRebuild tells whether something of the table has a kind that cannot be
-// changed in place.
+// mustRebuild tells whether something of the table has a kind that cannot be changed in place.
 func (t *table) mustRebuild() (bool, error) {
 	for _, f := range vip.Families {
 		want := t.set(f)
@@ -464,8 +459,8 @@ func (t *table) mustRebuild() (bool, error) {
 	return false, nil
 }
 
-// fill brings one set from what it has to what it should have. It tells whether
-// it tried to change anything.
+// fill brings one set from what it has to what it should have. It tells whether it tried to change
+// anything.
 func (t *table) fill(f vip.Family, want []span) (changed bool, err error) {
 	s := t.set(f)
 	changes := steps(t.seen.spans[f], want)
@@ -475,8 +470,8 @@ func (t *table) fill(f vip.Family, want []span) (changed bool, err error) {
 	added, removed := 0, 0
 	for _, c := range changes {
 		if err := t.apply(s, c); err != nil {
-			// Somebody put in what our deltas cannot express. One transaction
-			// for all leaves no gap either.
+			// Somebody put in what our deltas cannot express. One transaction for all leaves no gap
+			// either.
 			t.log.Warn("set could not be changed, replacing its content", "set", s.Name, "error", err)
 			t.nft.FlushSet(s)
 			if err := t.apply(s, change{add: want}); err != nil {
@@ -490,8 +485,8 @@ func (t *table) fill(f vip.Family, want []span) (changed bool, err error) {
 	return true, nil
 }
 
-// steps returns the transactions that lead from have to want: new ranges first,
-// then ranges that must be swapped since they overlap, leftovers last.
+// steps returns the transactions that lead from have to want: new ranges first, then ranges that
+// must be swapped since they overlap, leftovers last.
 func steps(have, want []span) []change {
 	add, swaps, del := diff(have, want)
 	var out []change

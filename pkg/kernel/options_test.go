@@ -1,8 +1,6 @@
 package kernel
 
 import (
-	"context"
-	"encoding/json"
 	"slices"
 	"strings"
 	"testing"
@@ -61,34 +59,5 @@ func TestStrictReversePathIsReported(t *testing.T) {
 		if len(got) != tt.want {
 			t.Errorf("all %s, ext %s: %q", tt.all, tt.ext, got)
 		}
-	}
-}
-
-func TestDumpShowsWhatStands(t *testing.T) {
-	x := newTopology(t)
-	x.openGateway(t)
-	r := start(t, x.pod, testOptions(t))
-	r.Configure(allVIPs())
-	r.waitConfirmed(t, allVIPs()...)
-	var s Snapshot
-	must(t, x.pod.Do(func() (err error) {
-		s, err = Dump(context.Background(), testOptions(t))
-		return err
-	}))
-	text, err := json.MarshalIndent(s, "", " ")
-	must(t, err)
-	for _, want := range []string{
-		"ipv4 100: fwmark 0x1000000/0xff000000 lookup 4096", "ipv6 102: fwmark 0x1000000/0xff000000 blackhole",
-		"20.0.0.1", "2000::2", "169.254.100.1", "fd64::1", `"name": "ext"`, "169.254.100.2/24", `"net.ipv4.conf.ext.rp_filter": "0"`,
-	} {
-		if !strings.Contains(string(text), want) {
-			t.Errorf("no %q in the dump", want)
-		}
-	}
-	if len(s.Problems) > 0 || len(s.Routes["4097"]) != 2 {
-		t.Errorf("problems %q, routes %q", s.Problems, s.Routes)
-	}
-	if t.Failed() {
-		t.Logf("%s", text)
 	}
 }

@@ -1,0 +1,198 @@
+package frontend
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/rtnetlink"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// debugDocument has the keys of `--debug` of Meridio, so that its tools read it.
+type debugDocument struct {
+	Version        string           `json:"version"` // of the document
+	MeridioVersion string           `json:"meridio-version"`
+	UnixTime       int64            `json:"unix-time"`
+	Interfaces     []debugInterface `json:"network-interfaces"`
+	Rules          []debugRule      `json:"rules"`
+	Routes         []debugRoute     `json:"route"`
+	Neighbors      []debugNeighbor  `json:"neighbors"`
+	System         debugSystem      `json:"system"`
+	Environment    []string         `json:"environment-variables"`
+}
+
+type debugInterface struct {
+	Index       int               `json:"index"`
+	Name        string            `json:"name"`
+	MAC         string            `json:"mac"`
+	IPs         []string          `json:"ips"`
+	MTU         int               `json:"mtu"`
+	Up          bool              `json:"up"`
+	MasterIndex int               `json:"master-index"`
+	Statistics  map[string]uint64 `json:"statistics"`
+}
+
+type debugRule struct {
+	Table    uint32 `json:"table"`
+	Priority uint32 `json:"priority"`
+	Mark     uint32 `json:"mark"`
+	Source   string `json:"source"`
+	Text     string `json:"text"` // not in Meridio's: what the other keys cannot express
+}
+
+type debugRoute struct {
+	Table          uint32 `json:"table"`
+	InterfaceIndex int    `json:"interface-index"`
+	Destination    string `json:"destination"`
+	Gateway        string `json:"gateway"`
+	Text           string `json:"text"` // not in Meridio's
+}
+
+type debugNeighbor struct {
+	IP             string `json:"ip"`
+	MAC            string `json:"mac"`
+	State          string `json:"state"`
+	InterfaceIndex int    `json:"interface-index"`
+}
+
+type debugSystem struct {
+	CPUs     int               `json:"cpus"`
+	HostInfo map[string]string `json:"host-info"`
+}
+
+// maxDebugRoutes bounds the routes in the document: a gateway may announce a full table.
+const maxDebugRoutes = 20_000
+
+// neighborStates are the names of unix.NUD_* in iproute2, by bit.
+var neighborStates = [...]string{"INCOMPLETE", "REACHABLE", "STALE", "DELAY", "PROBE", "FAILED", "NOARP", "PERMANENT"}
+
+var statisticNames = [...]string{
+	"rx-packets", "tx-packets", "rx-bytes", "tx-bytes", "rx-errors", "tx-errors", "rx-dropped", "tx-dropped",
+}
+
+// readDebug reads the network namespace of the calling thread.
+func readDebug(version string, tableID uint32) (*debugDocument, error) {
+	d := &debugDocument{
+		Version: "v0.0.1", MeridioVersion: "vipgate " + version, UnixTime: time.Now().Unix(), Environment: environment(),
+	}
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return nil, fmt.Errorf("failed to read the kernel version: %w", err)
+	}
+	d.System = debugSystem{CPUs: runtime.NumCPU(), HostInfo: map[string]string{
+		"hostname": unix.ByteSliceToString(u.Nodename[:]), "os": runtime.GOOS,
+		"kernelVersion": unix.ByteSliceToString(u.Release[:]), "kernelArch": unix.ByteSliceToString(u.Machine[:]),
+	}}
+	c, err := rtnetlink.Dial()
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	if err := d.readLinks(c); err != nil {
+		return nil, err
+	}
+	for _, f := range vip.Families {
+		if err := d.readFamily(c, f, tableID); err != nil && !rtnetlink.FamilyAbsent(err) {
+			return nil, err
+		}
+	}
+	return d, nil
+}
+
+func (d *debugDocument) readLinks(c *rtnetlink.Conn) error {
+	links, err := c.Links()
+	if err != nil {
+		return err
+	}
+	addrs, err := c.Addresses()
+	if err != nil {
+		return err
+	}
+	for _, l := range links {
+		i := debugInterface{
+			Index: l.Index, Name: l.Name, MAC: l.MAC.String(), MTU: l.MTU, Up: l.Flags&unix.IFF_UP != 0,
+			MasterIndex: l.Master, IPs: []string{}, Statistics: map[string]uint64{},
+		}
+		for k, name := range statisticNames {
+			i.Statistics[name] = l.Statistics[k]
+		}
+		for _, a := range addrs {
+			if a.Link == l.Index {
+				i.IPs = append(i.IPs, fmt.Sprintf("%s/%d", a.Addr, a.Network.Bits()))
+			}
+		}
+		d.Interfaces = append(d.Interfaces, i)
+	}
+	return nil
+}
+
+// readFamily reads rules, neighbors, and the routes of the main table, of the gateways' and of the
+// blackholes' table.
+func (d *debugDocument) readFamily(c *rtnetlink.Conn, f vip.Family, tableID uint32) error {
+	rules, err := c.Rules(f)
+	if err != nil {
+		return err
+	}
+	for _, r := range rules {
+		d.Rules = append(d.Rules, debugRule{
+			Table: r.Table, Priority: r.Priority, Mark: r.Mark, Source: text(r.Source), Text: r.String(),
+		})
+	}
+	for _, table := range []uint32{unix.RT_TABLE_MAIN, tableID, tableID + 1} {
+		routes, err := c.Routes(f, rtnetlink.RouteFilter{Table: table})
+		if err != nil {
+			return err
+		}
+		for _, r := range routes[:min(len(routes), max(0, maxDebugRoutes-len(d.Routes)))] {
+			d.Routes = append(d.Routes, debugRoute{
+				Table: r.Table, InterfaceIndex: r.Link, Destination: r.Prefix.String(), Gateway: text(r.NextHop), Text: r.String(),
+			})
+		}
+	}
+	neighbors, err := c.Neighbors(f)
+	if err != nil {
+		return err
+	}
+	for _, n := range neighbors {
+		state := ""
+		for bit, name := range neighborStates {
+			if n.State&(1<<bit) != 0 {
+				state = name
+			}
+		}
+		d.Neighbors = append(d.Neighbors, debugNeighbor{
+			IP: n.Addr.String(), MAC: n.MAC.String(), State: state, InterfaceIndex: n.Link,
+		})
+	}
+	return nil
+}
+
+// text is "" for the zero value.
+func text(v interface {
+	IsValid() bool
+	String() string
+},
+) string {
+	if !v.IsValid() {
+		return ""
+	}
+	return v.String()
+}
+
+// environment returns the variables that configure a frontend. Any other may hold a secret.
+func environment() []string {
+	var list []string
+	for _, v := range os.Environ() {
+		for _, prefix := range []string{"VIPGATE_", "NFE_", "MERIDIO_", "SPIFFE_ENDPOINT_SOCKET="} {
+			if strings.HasPrefix(v, prefix) {
+				list = append(list, v)
+			}
+		}
+	}
+	return list
+}

@@ -1,0 +1,60 @@
+package frontend
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+func TestDebugDocument(t *testing.T) {
+	t.Setenv("NFE_TABLE_ID", "4096")
+	t.Setenv("GATEWAY_PASSWORD", "do not show")
+	ns := lab.NewNetNS(t)
+	if err := lab.Veth(ns, "ext", lab.NewNetNS(t), "peer"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	const setup = `set -e
+ip address add 169.254.100.2/24 dev ext
+ip rule add from 20.0.0.1 fwmark 0x1000000/0xff000000 lookup 4096 priority 100 protocol 118
+ip route add default via 169.254.100.1 dev ext table 4096
+ip -6 route add blackhole default table 4097
+ip neighbor add 169.254.100.1 lladdr 02:00:00:00:00:01 dev ext nud permanent`
+	if out, err := ns.Run(ctx, "sh", "-c", setup); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	var document []byte
+	if err := ns.Do(func() error {
+		d, err := readDebug("1.2.3", 4096)
+		if err != nil {
+			return err
+		}
+		document, err = json.Marshal(d)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		`"meridio-version":"vipgate 1.2.3"`, `"unix-time":`, `"name":"ext"`, `"ips":["169.254.100.2/24"`, `"rx-packets":`,
+		`{"table":4096,"priority":100,"mark":16777216,"source":"20.0.0.1/32",` +
+			`"text":"ipv4 100: from 20.0.0.1/32 fwmark 0x1000000/0xff000000 lookup 4096 proto 118"}`,
+		`"destination":"0.0.0.0/0","gateway":"169.254.100.1"`, `blackhole route to ::/0 metric 1024`,
+		`{"ip":"169.254.100.1","mac":"02:00:00:00:00:01","state":"PERMANENT"`, `"kernelVersion":"`,
+		`"NFE_TABLE_ID=4096"`,
+	} {
+		if !strings.Contains(string(document), want) {
+			t.Errorf("no %s", want)
+		}
+	}
+	if strings.Contains(string(document), "do not show") {
+		t.Error("the document has a variable of another program")
+	}
+	if t.Failed() {
+		t.Logf("%s", document)
+	}
+}
