@@ -84,7 +84,7 @@ func message(instance string, lost uint64, numbers ...uint64) *frontendv1.WatchE
 	return m
 }
 
-func TestFollowGoesOnWhereItWasCutOff(t *testing.T) {
+func TestFollowResumesAfterADisconnect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{sessions: []session{
 			{[]*frontendv1.WatchEventsResponse{message("a", 0, 8, 9), message("a", 0, 10)}, errGone},
@@ -105,7 +105,7 @@ func TestFollowGoesOnWhereItWasCutOff(t *testing.T) {
 	})
 }
 
-func TestFollowTellsOfARestartAndBeginsAnew(t *testing.T) {
+func TestFollowReportsARestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{sessions: []session{
 			{[]*frontendv1.WatchEventsResponse{message("a", 0, 1, 2)}, errGone},

@@ -307,7 +307,7 @@ func readNetwork(t *testing.T, file, name string) attached {
 	return attached{config.IPAM.Ranges}
 }
 
-// fits says what is wrong with an address in the network that is somebody's already.
+// fits says what is wrong with an address in the network that another pod has already.
 func (a attached) fits(address netip.Addr) error {
 	contains := func(p netip.Prefix) bool { return p.Contains(address) }
 	for _, r := range a.ranges {
@@ -347,8 +347,8 @@ func TestTheTrenchFilesFitTheNetworks(t *testing.T) {
 	}
 }
 
-// Whoever forwards needs the kernel's leave for it, and writes down what it did
-// where it is found again, as long as the kernel has it.
+// A program that forwards needs NET_ADMIN, and writes down what it did where it is
+// found again, as long as the kernel has it.
 func TestTheLBMayForward(t *testing.T) {
 	p := deployment(t).Spec.Template.Spec
 	lb := p.Container(t, "lb")
@@ -370,7 +370,7 @@ func TestTheLBMayForward(t *testing.T) {
 	}
 }
 
-// What a kustomization names is there, and what is there is named.
+// A kustomization names every file of its directory, and each name has a file.
 func TestKustomizationsAreComplete(t *testing.T) {
 	apart := []string{"kustomization.yaml", "identities.yaml"} // the latter belongs to the cluster
 	for _, dir := range []string{base, example} {
@@ -399,7 +399,7 @@ func TestKustomizationsAreComplete(t *testing.T) {
 	}
 }
 
-// The overlay's identities are those that SPIRE is told to give, by the name of
+// The overlay's identities are those that SPIRE is configured to give, by the name of
 // the container.
 func TestTheExamplesIdentitiesAgree(t *testing.T) {
 	b, err := os.ReadFile(example + "identities.yaml")

@@ -98,7 +98,7 @@ func (p *pod) eventually(condition func() error) {
 func (p *pod) volume(name string) string { return filepath.Join(p.lab.Dir, "volumes", name) }
 
 // volumes makes the volumes as the kubelet does: emptyDirs are open to all, and
-// what is made in them gets the group fsGroup.
+// what is created in them gets the group fsGroup.
 func (p *pod) volumes(api *identitytest.WorkloadAPI) {
 	p.t.Helper()
 	for _, v := range p.spec.Volumes {

@@ -22,7 +22,7 @@ func (c *renderCommand) Run(out *cli.Output) error {
 	}
 	s := bird.NewSupervisor(bird.Options{
 		Executable: c.BirdExecutable, Dir: c.BirdDir, Socket: c.BirdSocket, RouterID: c.RouterID.Addr, Interface: c.ExternalInterface,
-		LoopbackPort: c.LBBGPPort, Password: "made at each start", TableID: c.TableID, ECMP: c.ECMP,
+		LoopbackPort: c.LBBGPPort, Password: "generated at each start", TableID: c.TableID, ECMP: c.ECMP,
 		KernelScanTime: c.BirdKernelScanTime, LogFileSize: c.BirdLogFileSize,
 	})
 	s.Configure(config.Attractor.Gateways, config.Attractor.VIPs)

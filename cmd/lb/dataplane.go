@@ -25,14 +25,14 @@ type numberFlags struct {
 
 // dataPlaneFlags say how packets are forwarded.
 type dataPlaneFlags struct {
-	Dataplane string `help:"nftables: forward the packets of VIPs to targets, in the kernel; none: somebody else does." enum:"nftables,none" default:"none" group:"Data plane"`
+	Dataplane string `help:"nftables: forward the packets of VIPs to targets, in the kernel; none: another process does." enum:"nftables,none" default:"none" group:"Data plane"`
 	Conntrack string `help:"on: an established flow stays with its target while that lives; off: no connection is tracked, and a flow moves when its entry in the table does." enum:"on,off" default:"on" group:"Data plane"`
 	numberFlags
 	RemoveDataplaneOnExit bool `help:"Remove the data plane from the kernel after SIGTERM, once VIPs are withdrawn. Otherwise it stays for the next start, or lb cleanup." group:"Data plane"`
 }
 
-// dataPlaneGrace is how long the frontend goes on advertising without us when
-// packets are forwarded in the kernel: time for a restart (the issue's number).
+// dataPlaneGrace is how long the frontend continues to advertise without the lb
+// when packets are forwarded in the kernel: time for a restart.
 const dataPlaneGrace = 5 * time.Second
 
 // maskFlag holds the mask of marks.

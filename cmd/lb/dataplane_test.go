@@ -92,7 +92,7 @@ func TestFlagsOfTheDataPlaneBecomeOptions(t *testing.T) {
 	}
 }
 
-func TestProblemsOfTheKernelAreToldWithTheirRemedies(t *testing.T) {
+func TestKernelProblemsHaveRemedies(t *testing.T) {
 	if err := refuse(nil); err != nil {
 		t.Error(err)
 	}

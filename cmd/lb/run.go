@@ -35,7 +35,7 @@ type runFlags struct {
 	dataPlaneFlags
 
 	Lease             time.Duration  `help:"How long the frontend may believe each message." default:"1s"`
-	StaleGrace        *time.Duration `help:"How long the data plane goes on forwarding without this process; when absent 5s with --dataplane=nftables, else 0s." placeholder:"DURATION"`
+	StaleGrace        *time.Duration `help:"How long the data plane continues to forward without this process; when absent 5s with --dataplane=nftables, else 0s." placeholder:"DURATION"`
 	DrainTime         time.Duration  `help:"How long traffic is forwarded after SIGTERM." default:"1s"`
 	MaxStreamsPerPeer int            `help:"How many streams one SPIFFE ID may have open." default:"8" placeholder:"N"`
 

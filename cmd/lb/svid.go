@@ -10,7 +10,7 @@ import (
 // svidCommand signs an SVID for a person, as SPIRE's mint does.
 type svidCommand struct {
 	ID              cli.SPIFFEID  `name:"id" required:"" help:"SPIFFE ID of the SVID, such as one that --reader-id of the running lb names." placeholder:"ID" env:"-"`
-	Out             string        `required:"" help:"Directory for tls.crt, tls.key and ca.crt; made if it is missing." type:"path" placeholder:"DIR" env:"-"`
+	Out             string        `required:"" help:"Directory for tls.crt, tls.key and ca.crt; created if it is missing." type:"path" placeholder:"DIR" env:"-"`
 	TTL             time.Duration `name:"ttl" help:"Life of the SVID." default:"24h" env:"-"`
 	Identity        string        `help:"Must be dev: only the development authority is ours." placeholder:"dev"`
 	DevAuthorityDir string        `help:"Directory of the development authority, that of the running lb." type:"path" placeholder:"DIR"`

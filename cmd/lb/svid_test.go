@@ -37,7 +37,7 @@ func svid(t *testing.T, args ...string) (string, error) {
 	return out.String(), parsed.Run(&cli.Output{Writer: &out})
 }
 
-func TestSVIDIsOneThatTheAuthorityStandsFor(t *testing.T) {
+func TestSVIDIsSignedByTheAuthority(t *testing.T) {
 	dir, out := filepath.Join(t.TempDir(), "authority"), filepath.Join(t.TempDir(), "operator")
 	if _, err := identity.OpenDevAuthority(dir); err != nil {
 		t.Fatal(err)
@@ -117,6 +117,6 @@ func TestSVIDIsRefused(t *testing.T) {
 		})
 	}
 	if _, err := os.Stat(nothing); err == nil {
-		t.Error("an authority was made that nobody trusts")
+		t.Error("an authority was created that no peer trusts")
 	}
 }

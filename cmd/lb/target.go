@@ -19,8 +19,8 @@ type targetCommand struct {
 	List    targetListCommand    `cmd:"" help:"List targets, from whatever source."`
 	Add     targetAddCommand     `cmd:"" help:"Register a target and keep it registered while this runs, such as in a sidecar. SIGTERM ends it gently."`
 	Remove  targetRemoveCommand  `cmd:"" help:"Deregister targets: they drain, and their registrations end."`
-	Drain   targetDrainCommand   `cmd:"" help:"Drain targets by hand, from whatever source, until they are undrained. It survives restarts."`
-	Undrain targetUndrainCommand `cmd:"" help:"Take drains by hand back."`
+	Drain   targetDrainCommand   `cmd:"" help:"Drain targets, from whatever source, until they are undrained. It survives restarts."`
+	Undrain targetUndrainCommand `cmd:"" help:"Take drains by an operator back."`
 }
 
 type targetListCommand struct {
@@ -74,7 +74,7 @@ func listTargets(ctx context.Context, client targetv1.TargetServiceClient, strea
 	}
 }
 
-// targetTable is what a watch has told.
+// targetTable is what a watch has reported.
 type targetTable struct {
 	known    map[string]*targetv1.TargetInfo // by stream, name and address
 	complete bool
@@ -153,7 +153,7 @@ type targetDrainCommand struct {
 	Stream string   `help:"Their stream; absent: every stream that has a target of such a name." placeholder:"STREAM" env:"-"`
 }
 
-// Run drains targets by hand.
+// Run drains targets.
 func (c *targetDrainCommand) Run(out *cli.Output) error {
 	drainFor, err := c.proto()
 	if err != nil {
@@ -176,7 +176,7 @@ func (c *targetDrainCommand) Run(out *cli.Output) error {
 type targetUndrainCommand struct {
 	adminFlags
 	Names  []string `arg:"" name:"name" help:"Names of targets."`
-	Stream string   `help:"Their stream; absent: every stream in which such a target is drained by hand." placeholder:"STREAM" env:"-"`
+	Stream string   `help:"Their stream; absent: every stream in which an operator drained such a target." placeholder:"STREAM" env:"-"`
 }
 
 // Run takes drains back.

@@ -73,8 +73,8 @@ type leaseKeeper struct {
 	retry   func()
 	explain func(error) error
 	print   func(format string, args ...any)
-	// leaving is true from the moment at which the target is taken away: whoever
-	// registered it once more would undo that.
+	// leaving is true from the moment at which the target is taken away: a call
+	// that registered it once more would undo that.
 	leaving atomic.Bool
 
 	// Owned by the goroutine that follows; read once it has ended.

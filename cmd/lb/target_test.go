@@ -96,7 +96,7 @@ func openDesk(t *testing.T, drainTime time.Duration) *desk {
 		if registry.Authorizes(id) {
 			return nil
 		}
-		return errors.New("nobody knows it")
+		return errors.New("it is unknown")
 	}})
 	svid := filepath.Join(dir, "svid")
 	ca.WriteFiles(svid, ca.SVID(app, time.Hour))

@@ -26,7 +26,7 @@ const (
 var ErrBroken = errors.New("is a corrupt state file")
 
 // Write replaces a file so that after a crash there is the old one or the
-// new one, whole. Its directory is made when missing. One goroutine at a time may
+// new one, whole. Its directory is created when missing. One goroutine at a time may
 // write a file.
 func Write(path string, content any) (err error) {
 	data, err := json.MarshalIndent(content, "", " ")

@@ -41,7 +41,7 @@ type Register func(grpc.ServiceRegistrar)
 // Calls counts the calls of a server.
 type Calls interface {
 	ServerOptions() []grpc.ServerOption
-	// Serves is told of the server once its services are registered.
+	// Serves is called with the server once its services are registered.
 	Serves(reflection.ServiceInfoProvider)
 }
 

@@ -5,7 +5,7 @@
 //   - a conjunction changes together with its parts, never a moment later;
 //   - "" answers as [Readiness], for probes that name no service;
 //   - a service that is not known is NOT_FOUND for Check and SERVICE_UNKNOWN
-//     for Watch, which goes on and follows it once it is known;
+//     for Watch, which continues and follows it once it is known;
 //   - a slow reader of Watch misses intermediate states, never the last one, and
 //     never delays the process;
 //   - `vip/<prefix>` answers Check and Watch and stays out of List, which readers

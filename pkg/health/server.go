@@ -34,7 +34,7 @@ const maxWatches = 1000
 type Options struct {
 	// Log takes a line for each change of a condition, not of a VIP.
 	Log *slog.Logger
-	// Changed is told of every condition that begins, or ceases, to serve, in
+	// Changed is called with every condition that begins, or ceases, to serve, in
 	// order. It must not block and must not call the server. Optional.
 	Changed func(service string, serving bool)
 }
@@ -191,7 +191,7 @@ func (s *Server) defined(service string) bool {
 	return slices.ContainsFunc(s.definitions, func(d definition) bool { return d.name == service })
 }
 
-// put takes over a condition, tells whoever needs to know, and returns whether
+// put takes over a condition, notifies the watches, and returns whether
 // it was news.
 func (s *Server) put(c Condition) bool {
 	was, known := s.conditions[c.Name]

@@ -288,7 +288,7 @@ func (s *stuck) Send(r *healthv1.HealthCheckResponse) error {
 	return nil
 }
 
-func TestStuckReaderDelaysNobodyAndHearsTheLastWord(t *testing.T) {
+func TestStuckReaderDelaysNoOtherReader(t *testing.T) {
 	s := newServer()
 	s.Set("A", false, "")
 	ctx, cancel := context.WithCancel(t.Context())
@@ -384,7 +384,7 @@ func TestCheckClientSaysWhatIsWrong(t *testing.T) {
 		{"serving", addr, "Up", ""},
 		{"not serving", addr, "Down", "not serving: why"},
 		{"unknown", addr, "Sideways", `"Sideways" is not known`},
-		{"nobody listens", gone.Addr().String(), "Up", "connection refused"},
+		{"no listener", gone.Addr().String(), "Up", "connection refused"},
 		{"no answer", silent.Addr().String(), "Up", "no answer in time"},
 	}
 	for _, tt := range tests {

@@ -101,7 +101,7 @@ func (s *Server) Watch(r *healthv1.HealthCheckRequest, stream grpc.ServerStreami
 	}
 }
 
-// canonical is the one name of a service: VIPs can be spelled in several ways.
+// canonical is the one name of a service: a VIP has several spellings.
 func canonical(name string) (string, error) {
 	if len(name) > maxNameBytes {
 		return "", status.Errorf(codes.InvalidArgument, "a service name has at most %d bytes", maxNameBytes)
@@ -155,7 +155,7 @@ func (s *Server) notify(name string) {
 	}
 }
 
-// state is what readers are told of a service by its canonical name.
+// state is the status that readers get of a service by its canonical name.
 func (s *Server) state(name string) healthv1.HealthCheckResponse_ServingStatus {
 	serving, known := s.lookup(name)
 	switch {

@@ -13,7 +13,7 @@ type Throttle struct {
 	missed int
 }
 
-// Allow tells whether a line may be written, and how many were not before it.
+// Allow reports whether a line may be written, and how many were not before it.
 func (t *Throttle) Allow(now time.Time) (missed int, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -24,7 +24,7 @@ func (p *process) ServerOptions() []grpc.ServerOption {
 }
 
 // Serves sets the counters of a server's methods to 0, once its services are
-// registered. What is there for debugging (reflection, channelz) is counted from
+// registered. Calls of services for debugging (reflection, channelz) are counted from
 // the first call on: each method takes twenty series.
 func (p *process) Serves(server reflection.ServiceInfoProvider) {
 	p.calls.InitializeMetrics(worthAZero{server})

@@ -80,7 +80,7 @@ func (f *Frontend) ControlLatency(d time.Duration) { f.control.Observe(d.Seconds
 // Announcer says how many sessions with BIRD there were since the start.
 func (f *Frontend) Announcer(sessions uint64) { f.sessions.set(sessions) }
 
-// Routing says how often source routing had to be mended since the start.
+// Routing says how often source routing had to be repaired since the start.
 func (f *Frontend) Routing(repairs uint64) { f.repairs.set(repairs) }
 
 // Stream has each scrape ask how the readiness stream is: a lease is renewed too

@@ -195,7 +195,7 @@ func TestEveryMetricIsDescribedOnceAndExistsAsDescribed(t *testing.T) {
 	}
 }
 
-// ours tells whether a metric is not one of the runtime or of the process.
+// ours reports whether a metric is not one of the runtime or of the process.
 func ours(name string) bool {
 	return strings.HasPrefix(name, "vipgate_") || strings.HasPrefix(name, "grpc_server_")
 }

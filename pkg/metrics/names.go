@@ -88,7 +88,7 @@ type Metric struct {
 	Help   string
 }
 
-// All describes every metric of ours, in the order in which they are
+// All describes every metric of vipgate, in the order in which they are
 // documented. The standard collectors of the Go runtime and of the process
 // (go_*, process_*) come on top.
 func All() []Metric {
@@ -111,7 +111,7 @@ func All() []Metric {
 		{FrontendVIPReason, Gauge, reason, "Constant 1 with the reason why the VIP is not announced. Absent while it is announced."},
 		{FrontendVIPs, Gauge, []string{"family", "advertisement", "reason"}, "Configured VIPs by advertisement and reason. A combination stays, at 0, once it was seen."},
 		{FrontendVIPTransitions, Counter, []string{"to", "reason"}, "Changes of a VIP's advertisement, by the new one and its reason."},
-		{FrontendDecisionLatency, Histogram, nil, "From the receipt of the input that made the decision to the end of the write of the UPDATE to BIRD."},
+		{FrontendDecisionLatency, Histogram, nil, "From the receipt of the input that caused the decision to the end of the write of the UPDATE to BIRD."},
 		{FrontendGating, Gauge, nil, "1 while the load balancer's readiness gates advertisements; 0 with --gating=off."},
 		{FrontendLBLive, Gauge, nil, "1 while the load balancer's lease holds. Absent with --gating=off."},
 		{FrontendLBLeaseAge, Gauge, nil, "How long ago the load balancer last renewed its lease. Absent before the first message."},
@@ -119,7 +119,7 @@ func All() []Metric {
 		{FrontendStreamReconnects, Counter, nil, "How often the readiness stream had to be opened again after a loss; planned moves do not count."},
 		{FrontendStreamMoves, Counter, nil, "Planned moves of the readiness stream to a second connection, before an identity ends."},
 		{FrontendAnnouncerSessions, Counter, nil, "BGP sessions with BIRD over loopback since the start. More than BIRD's starts means that sessions were lost."},
-		{FrontendRoutingRepairs, Counter, nil, "How often marks, rules or routes of ours had to be mended, since somebody else changed them."},
+		{FrontendRoutingRepairs, Counter, nil, "How often marks, rules or routes of the frontend were repaired after another process changed them."},
 		{FrontendGatewayUp, Gauge, gateway, "1 while the BGP session to the gateway is up."},
 		{FrontendGatewayUptime, Gauge, gateway, "How long the BGP session to the gateway has been up. 0 while it is down."},
 		{FrontendGatewayImported, Gauge, gateway, "Routes that BIRD took from the gateway."},

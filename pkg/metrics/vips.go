@@ -43,7 +43,7 @@ func newVIPs(state, reason, counts *prometheus.Desc) *vips {
 	}
 }
 
-// set takes over the state of a VIP and tells whether it is another than before;
+// set takes over the state of a VIP and reports whether it is another than before;
 // the first one is not.
 func (v *vips) set(p netip.Prefix, s vipState) bool {
 	v.mu.Lock()

@@ -5,8 +5,9 @@ import (
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
-	"github.com/vipgate/vipgate/pkg/latest"
 	"google.golang.org/grpc/codes"
+
+	"github.com/vipgate/vipgate/pkg/latest"
 )
 
 // caller is who calls. The zero caller is the operator, on the admin socket.

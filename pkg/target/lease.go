@@ -4,8 +4,9 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/vipgate/vipgate/pkg/latest"
 	"google.golang.org/grpc/codes"
+
+	"github.com/vipgate/vipgate/pkg/latest"
 )
 
 // Why a registration drains, or stays without a call.

@@ -2,6 +2,6 @@
 // trench offers to the outside.
 //
 // A [VIP] is a canonical prefix that may be advertised; the zero value is the
-// only invalid one, so whoever holds a VIP need not check it again. Whether a
-// VIP is configured, ready or advertised is told elsewhere.
+// only invalid one, so the holder of a VIP need not check it again. Whether a
+// VIP is configured, ready or advertised is known elsewhere.
 package vip

@@ -17,13 +17,13 @@ func NewSet(vips ...VIP) Set {
 	return s
 }
 
-// Has tells whether v is in the set.
+// Has reports whether v is in the set.
 func (s Set) Has(v VIP) bool {
 	_, ok := s[v]
 	return ok
 }
 
-// Equal tells whether both sets hold the same VIPs.
+// Equal reports whether both sets hold the same VIPs.
 func (s Set) Equal(t Set) bool { return maps.Equal(s, t) }
 
 // Sorted returns the VIPs in the order of [Compare].

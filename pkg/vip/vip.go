@@ -44,7 +44,7 @@ type VIP struct {
 }
 
 // Parse reads a VIP such as "20.0.0.1/32" or "2000::1/128". The error says
-// what is wrong with s and how to mend it.
+// what is wrong with s and how to fix it.
 func Parse(s string) (VIP, error) {
 	p, err := netip.ParsePrefix(s)
 	if err != nil {
@@ -133,10 +133,10 @@ func (v VIP) Prefix() netip.Prefix { return v.prefix }
 // Family returns the address family.
 func (v VIP) Family() Family { return FamilyOf(v.prefix.Addr()) }
 
-// IsZero tells whether v is the zero VIP, which stands for "no VIP".
+// IsZero reports whether v is the zero VIP, which stands for "no VIP".
 func (v VIP) IsZero() bool { return v == VIP{} }
 
-// Overlaps tells whether the two VIPs share an address.
+// Overlaps reports whether the two VIPs share an address.
 func (v VIP) Overlaps(w VIP) bool { return v.prefix.Overlaps(w.prefix) }
 
 // String returns the canonical prefix, or "" for the zero VIP.

@@ -88,6 +88,7 @@ func TestSearch(t *testing.T) {
 		{"import", "a.go", "package a\n\nimport _ \"x/made\"", ""},
 		{"document", "a.md", "Always\nmade. By\nhand.", "2 made 2 by hand"},
 		{"script", "a.sh", "# Nobody.\n", "1 nobody"},
+		{"comment of a contract", "a.proto", "// Made.\nT made = 1; // Told.", "1 made 2 told"},
 		{"placeholder", "a.md", "`*` stands for a segment.", ""},
 		{"part of a word", "a.md", "amended always", ""},
 	} {
@@ -163,9 +164,13 @@ func sources(t *testing.T) []string {
 }
 
 // search returns the words of the list in a file: in Go files those in comments, strings and
-// names of tests, in others those in the whole text.
+// names of tests, in contracts those in comments, in others those in the whole text.
 func search(list *regexp.Regexp, file string, text []byte) ([]finding, error) {
-	if filepath.Ext(file) != ".go" {
+	switch filepath.Ext(file) {
+	case ".go":
+	case ".proto":
+		return match(list, file, 1, protoCode.ReplaceAllString(string(text), "")), nil
+	default:
 		return match(list, file, 1, string(text)), nil
 	}
 	set := token.NewFileSet()
@@ -204,7 +209,9 @@ func search(list *regexp.Regexp, file string, text []byte) ([]finding, error) {
 var (
 	testName = regexp.MustCompile(`^(?:Test|Fuzz|Benchmark|Example)`)
 	capital  = regexp.MustCompile(`[A-Z]`)
-	space    = regexp.MustCompile(`\s+`)
+	// protoCode is what precedes a comment: names in it are those of the wire.
+	protoCode = regexp.MustCompile(`(?m)^[^/\n]*(?:/[^/\n]+)*`)
+	space     = regexp.MustCompile(`\s+`)
 )
 
 // match returns the words of the list in text, whose first line has the number first.

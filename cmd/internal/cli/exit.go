@@ -15,7 +15,7 @@ const (
 	ExitUsage  = 2 // the configuration or the command line was refused
 )
 
-// UsageError is an error of the user's configuration, told with ExitUsage.
+// UsageError is an error of the user's configuration, reported with ExitUsage.
 type UsageError struct{ Err error }
 
 // Error returns the message of Err.

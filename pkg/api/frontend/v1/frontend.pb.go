@@ -541,11 +541,11 @@ type WatchEventsRequest struct {
 	Vip string `protobuf:"bytes,1,opt,name=vip,proto3" json:"vip,omitempty"`
 	// At most this many of those that are kept, the newest; 0 means all.
 	Limit uint32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
-	// The number after which to go on, which up_to told: only events after it. It counts only together
+	// The number after which to continue, from an up_to: only events after it. It counts only together
 	// with the instance that numbered it.
 	After uint64 `protobuf:"varint,3,opt,name=after,proto3" json:"after,omitempty"`
 	// The instance that was heard before, empty for none. If another one runs,
-	// after is ignored, since it counts anew.
+	// after is ignored, since it counts from the start.
 	InstanceId    string `protobuf:"bytes,4,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1244,7 +1244,7 @@ type LoadBalancerStatus struct {
 	Synced bool `protobuf:"varint,4,opt,name=synced,proto3" json:"synced,omitempty"`
 	// True once the load balancer said that it goes away.
 	GoingAway bool `protobuf:"varint,5,opt,name=going_away,json=goingAway,proto3" json:"going_away,omitempty"`
-	// The last error of the connection; empty while it stands.
+	// The last error of the connection; empty while it is open.
 	Error string `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`
 	// The directory whose readiness files are read in place of a load balancer;
 	// empty without one.

@@ -637,7 +637,7 @@ func (x *DrainTargetsResponse) GetUntil() *timestamppb.Timestamp {
 // UndrainTargetsRequest names targets to use again.
 type UndrainTargetsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The stream; empty for every stream in which such a target is drained by hand.
+	// The stream; empty for every stream in which an operator drained such a target.
 	Stream string `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
 	// Names of targets, at least one.
 	Names         []string `protobuf:"bytes,2,rep,name=names,proto3" json:"names,omitempty"`
@@ -689,7 +689,7 @@ func (x *UndrainTargetsRequest) GetNames() []string {
 	return nil
 }
 
-// UndrainTargetsResponse tells what is no longer drained by hand.
+// UndrainTargetsResponse lists what an operator no longer drains.
 type UndrainTargetsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// As STREAM/NAME.
@@ -1242,7 +1242,7 @@ type DataPlaneStatus struct {
 	Failures uint32 `protobuf:"varint,4,opt,name=failures,proto3" json:"failures,omitempty"`
 	// The number of what is wanted.
 	WantedRevision uint64 `protobuf:"varint,5,opt,name=wanted_revision,json=wantedRevision,proto3" json:"wanted_revision,omitempty"`
-	// The number of what was dealt with; a smaller one while a change is on its way.
+	// The number of what was applied; a smaller one while a change is on its way.
 	AppliedRevision uint64 `protobuf:"varint,6,opt,name=applied_revision,json=appliedRevision,proto3" json:"applied_revision,omitempty"`
 	// What waits for the frontend to withdraw VIPs, in words.
 	HeldBack []string `protobuf:"bytes,7,rep,name=held_back,json=heldBack,proto3" json:"held_back,omitempty"`
@@ -1438,7 +1438,7 @@ func (x *DataPlaneHold) GetUntil() *timestamppb.Timestamp {
 	return nil
 }
 
-// DataPlaneProblem is one thing that stands in the way.
+// DataPlaneProblem is one thing that prevents the desired state.
 type DataPlaneProblem struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What it is about: a VIP, a stream, a target, a name in the kernel.
@@ -2060,7 +2060,7 @@ type TargetStatus struct {
 	RegisteredBy string `protobuf:"bytes,8,opt,name=registered_by,json=registeredBy,proto3" json:"registered_by,omitempty"`
 	// When a draining target leaves.
 	DrainEnd *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=drain_end,json=drainEnd,proto3" json:"drain_end,omitempty"`
-	// Why it drains, such as "by hand".
+	// Why it drains, such as "by an operator".
 	DrainCause string `protobuf:"bytes,10,opt,name=drain_cause,json=drainCause,proto3" json:"drain_cause,omitempty"`
 	// What the checks say of a draining target; empty for others.
 	Checks        string `protobuf:"bytes,11,opt,name=checks,proto3" json:"checks,omitempty"`

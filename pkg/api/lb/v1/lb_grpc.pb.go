@@ -46,7 +46,7 @@ type LBServiceClient interface {
 	WatchStatus(ctx context.Context, in *WatchStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchStatusResponse], error)
 	// SetLogLevel changes the log level of the running process.
 	SetLogLevel(ctx context.Context, in *SetLogLevelRequest, opts ...grpc.CallOption) (*SetLogLevelResponse, error)
-	// DrainTargets drains targets by hand: no new flows, and after the drain time
+	// DrainTargets drains targets for an operator: no new flows, and after the drain time
 	// none at all, until they are undrained. It survives restarts.
 	DrainTargets(ctx context.Context, in *DrainTargetsRequest, opts ...grpc.CallOption) (*DrainTargetsResponse, error)
 	// UndrainTargets takes that back.
@@ -182,7 +182,7 @@ type LBServiceServer interface {
 	WatchStatus(*WatchStatusRequest, grpc.ServerStreamingServer[WatchStatusResponse]) error
 	// SetLogLevel changes the log level of the running process.
 	SetLogLevel(context.Context, *SetLogLevelRequest) (*SetLogLevelResponse, error)
-	// DrainTargets drains targets by hand: no new flows, and after the drain time
+	// DrainTargets drains targets for an operator: no new flows, and after the drain time
 	// none at all, until they are undrained. It survives restarts.
 	DrainTargets(context.Context, *DrainTargetsRequest) (*DrainTargetsResponse, error)
 	// UndrainTargets takes that back.

@@ -602,7 +602,7 @@ type WatchReadinessResponse struct {
 	Lease *durationpb.Duration `protobuf:"bytes,2,opt,name=lease,proto3" json:"lease,omitempty"`
 	// In the first message only: the name of this watch, for ReportAdvertisement.
 	WatchId string `protobuf:"bytes,3,opt,name=watch_id,json=watchId,proto3" json:"watch_id,omitempty"`
-	// In the first message only: how long the data plane goes on forwarding after
+	// In the first message only: how long the data plane continues to forward after
 	// the load balancer's process is gone. Absent means not at all.
 	StaleGrace *durationpb.Duration `protobuf:"bytes,4,opt,name=stale_grace,json=staleGrace,proto3" json:"stale_grace,omitempty"`
 	// What this message says.

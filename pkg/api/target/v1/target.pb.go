@@ -41,7 +41,7 @@ const (
 	State_STATE_OVERDUE State = 4
 	// Gets no new flows; flows that it has go on for drain_for.
 	State_STATE_DRAINING State = 5
-	// Drained by hand, and its drain time is over. It stays until it is undrained.
+	// Drained by an operator, and its drain time is over. It stays until it is undrained.
 	State_STATE_DRAINED State = 6
 	// Is no target any longer. Sent once.
 	State_STATE_GONE State = 7
@@ -170,7 +170,7 @@ type TargetInfo struct {
 	LastError string `protobuf:"bytes,6,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
 	// With DRAINING: how much longer flows go on.
 	DrainFor *durationpb.Duration `protobuf:"bytes,7,opt,name=drain_for,json=drainFor,proto3" json:"drain_for,omitempty"`
-	// With DRAINING and DRAINED: why, such as "by hand".
+	// With DRAINING and DRAINED: why, such as "by an operator".
 	DrainCause string `protobuf:"bytes,8,opt,name=drain_cause,json=drainCause,proto3" json:"drain_cause,omitempty"`
 	// Where the target comes from, such as "file" and "registry".
 	Sources []string `protobuf:"bytes,9,rep,name=sources,proto3" json:"sources,omitempty"`
