@@ -77,8 +77,8 @@ func (a *admin) ListEvents(_ context.Context, r *frontendv1.ListEventsRequest) (
 	return answer, nil
 }
 
-// WatchEvents implements the FrontendService. Only this goroutine waits for the
-// reader: who is slower than the ring is told what it missed.
+// WatchEvents implements the FrontendService. Only this goroutine waits for the client: a client
+// that is slower than the ring receives the number of lost events.
 func (a *admin) WatchEvents(r *frontendv1.WatchEventsRequest, stream grpc.ServerStreamingServer[frontendv1.WatchEventsResponse]) error {
 	match, err := about(r.GetVip())
 	if err != nil {
@@ -95,7 +95,7 @@ func (a *admin) WatchEvents(r *frontendv1.WatchEventsRequest, stream grpc.Server
 	}
 	s.mu.RUnlock()
 	for first := true; ; first = false {
-		// In this order: what is added after the look wakes us.
+		// In this order: an event that is added after the read closes changed.
 		_, changed := s.changed.Get()
 		s.mu.RLock()
 		found, upTo, lost := s.events.page(after, maxEventsPerMessage, match)
@@ -158,8 +158,8 @@ func (a *admin) Undrain(ctx context.Context, r *frontendv1.UndrainRequest) (*fro
 	return &frontendv1.UndrainResponse{Drained: d.GetDrained()}, err
 }
 
-// drain applies f to the named VIPs, or to all, and returns what is drained then.
-// what is the word for it.
+// drain applies f to the named VIPs, or to all, and returns the drained VIPs. what names the
+// operation.
 func (a *admin) drain(ctx context.Context, what string, names []string, f func(*gate.Gate, time.Time, []vip.VIP)) (*frontendv1.DrainResponse, error) {
 	configured := a.process.config.Value().Load().Config.Attractor.VIPs
 	vips := configured
@@ -199,7 +199,7 @@ func (a *admin) drain(ctx context.Context, what string, names []string, f func(*
 	if len(names) > 0 {
 		which = strings.Join(names, ", ")
 	}
-	a.process.observer.remark("an operator " + what + " " + which)
+	a.process.observer.note("an operator " + what + " " + which)
 	return d, nil
 }
 

@@ -18,13 +18,13 @@ import (
 	"github.com/vipgate/vipgate/pkg/readiness"
 )
 
-// monotonic tells whether a time carries a reading of the monotonic clock. Two
-// such times are compared by it, whatever happens to the wall clock (package time).
+// monotonic reports whether a time carries a reading of the monotonic clock. Two such times are
+// compared by it, whatever happens to the wall clock (package time).
 func monotonic(t time.Time) bool { return t != t.Round(0) }
 
-// Design section 9: "clock jumps | leases and timers: nothing (monotonic)". The
-// clock of a machine cannot be moved in a test; what makes a jump harmless can
-// be seen: every time that the gate is given comes from the monotonic clock.
+// Design section 9: "clock jumps | leases and timers: nothing (monotonic)". The clock of a machine
+// cannot be moved in a test; what makes a jump harmless can be seen: every time that the gate is
+// given comes from the monotonic clock.
 func TestClockJumpsMoveNoLease(t *testing.T) {
 	dir, err := os.MkdirTemp("", "vg")
 	if err != nil {
@@ -66,17 +66,17 @@ func TestClockJumpsMoveNoLease(t *testing.T) {
 	next := func(until func(gate.LBUpdate) bool) gate.LBUpdate {
 		t.Helper()
 		deadline := time.After(30 * time.Second)
-		var words []gate.VIPState
+		var states []gate.VIPState
 		for {
 			select {
 			case <-w.Changed():
 			case <-deadline:
-				t.Fatal("the watcher did not hear of it")
+				t.Fatal("the watcher did not receive it")
 			}
 			h := lbUpdate(w.Take())
-			words = append(words, h.VIPs...)
+			states = append(states, h.VIPs...)
 			if until(h) {
-				h.VIPs = words
+				h.VIPs = states
 				return h
 			}
 		}
@@ -86,9 +86,9 @@ func TestClockJumpsMoveNoLease(t *testing.T) {
 	if !monotonic(h.LeaseEnd) {
 		t.Errorf("the end of the lease follows the wall clock: %v", h.LeaseEnd)
 	}
-	for _, word := range h.VIPs {
-		if word.State == gate.StateDraining && !monotonic(word.DrainEnd) {
-			t.Errorf("the end of a VIP's drain follows the wall clock: %v", word.DrainEnd)
+	for _, state := range h.VIPs {
+		if state.State == gate.StateDraining && !monotonic(state.DrainEnd) {
+			t.Errorf("the end of a VIP's drain follows the wall clock: %v", state.DrainEnd)
 		}
 	}
 	table.GoAway(time.Minute)

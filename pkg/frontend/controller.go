@@ -14,33 +14,32 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// beatInterval is how long the controller rests at most before it shows again
-// that it lives: a KEEPALIVE needs a beat younger than 1 s (design section 4).
-// It is longer than the interval of heartbeats, each of which is a beat as well.
+// beatInterval is how long the controller rests at most before it shows again that it lives: a
+// KEEPALIVE needs a beat younger than 1 s (design section 4). It is longer than the interval of
+// heartbeats, each of which is a beat as well.
 const beatInterval = 300 * time.Millisecond
 
-// controller owns the gate. It takes in what the others learned, has the gate
-// decide, and hands decisions on; nothing it calls blocks.
+// controller owns the gate. It passes inputs to the gate, has the gate decide, and publishes the
+// decisions. No call of its loop blocks.
 type controller struct {
 	gate      *gate.Gate
-	speaker   speaker // nil with --gating=off
+	source    readinessSource // nil with --gating=off
 	bird      *latest.Value[bird.State]
 	kernel    *latest.Value[kernel.Confirmed]
 	announcer *announce.Announcer
 	observer  *observer
-	// requireRoute counts a gateway as up only while one of its family gives a route.
+	// requireRoute counts a family as up only while one of its gateways advertises a route.
 	requireRoute bool
 	commands     chan command
 	ready        chan struct{}
 	started      time.Time    // set before Ready is closed
-	lastRun      atomic.Int64 // when it last decided, as time since started
+	lastRun      atomic.Int64 // time of the last evaluation, since started
 
 	revision uint64 // counts batches of decisions
 	applied  readiness.Position
 }
 
-// command changes the gate from outside; done is closed once its decisions
-// were handed on.
+// command changes the gate; done is closed after its decisions were published.
 type command struct {
 	apply func(g *gate.Gate, now time.Time)
 	done  chan struct{}
@@ -49,7 +48,7 @@ type command struct {
 func (c *controller) String() string         { return "gate" }
 func (c *controller) Ready() <-chan struct{} { return c.ready }
 
-// Do has the controller apply f and waits until its decisions were handed on.
+// Do has the controller apply f and waits until its decisions were published.
 func (c *controller) Do(ctx context.Context, f func(g *gate.Gate, now time.Time)) error {
 	cmd := command{f, make(chan struct{})}
 	select {
@@ -65,20 +64,20 @@ func (c *controller) Do(ctx context.Context, f func(g *gate.Gate, now time.Time)
 	}
 }
 
-// idle is how long ago the controller last decided. Only after Ready.
+// idle returns the time since the last evaluation. It must be called after Ready.
 func (c *controller) idle() time.Duration {
 	return time.Since(c.started) - time.Duration(c.lastRun.Load())
 }
 
-// Run decides until ctx ends.
+// Run evaluates the gate on every input until ctx ends.
 func (c *controller) Run(ctx context.Context) error {
 	beat := time.NewTimer(beatInterval)
 	defer beat.Stop()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	var heard <-chan struct{}
-	if c.speaker != nil {
-		heard = c.speaker.Changed()
+	var updated <-chan struct{}
+	if c.source != nil {
+		updated = c.source.Changed()
 	}
 	sessions, sessionsChanged := c.bird.Get()
 	confirmed, confirmedChanged := c.kernel.Get()
@@ -87,17 +86,17 @@ func (c *controller) Run(ctx context.Context) error {
 	c.started = time.Now()
 	close(c.ready)
 	for {
-		var cause time.Time // when the input came to be; zero: now
+		var cause time.Time // time of the input; zero: now
 		var done chan struct{}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-heard:
-			u := c.speaker.Take()
+		case <-updated:
+			u := c.source.Take()
 			cause = u.ReceivedAt
 			now := time.Now()
 			c.gate.UpdateLB(now, lbUpdate(u))
-			c.observer.heard(u)
+			c.observer.updated(u)
 		case <-sessionsChanged:
 			sessions, sessionsChanged = c.bird.Get()
 			c.gate.Gateways(gateways(sessions, c.requireRoute))
@@ -119,11 +118,11 @@ func (c *controller) Run(ctx context.Context) error {
 		c.announcer.Heartbeat(now)
 		beat.Reset(beatInterval)
 		if len(changes) > 0 {
-			c.handOn(now, cause, changes)
+			c.publish(now, cause, changes)
 		}
 		if position := c.position(); position != c.applied {
 			c.applied = position
-			c.observer.took(position)
+			c.observer.positionApplied(position)
 		}
 		c.observer.freshness(c.gate.Freshness(now))
 		if at := c.gate.Deadline(now); !at.IsZero() {
@@ -135,9 +134,8 @@ func (c *controller) Run(ctx context.Context) error {
 	}
 }
 
-// handOn gives one batch of decisions to the announcer first, then to those who
-// only look.
-func (c *controller) handOn(now, cause time.Time, changes []gate.Change) {
+// publish sends a batch of decisions to the announcer first, then to the observer.
+func (c *controller) publish(now, cause time.Time, changes []gate.Change) {
 	c.revision++
 	batch := announce.Batch{Changes: make(map[vip.VIP]announce.Advertisement), Revision: c.revision, Cause: cause}
 	for _, ch := range changes {
@@ -155,7 +153,7 @@ func (c *controller) handOn(now, cause time.Time, changes []gate.Change) {
 	})
 }
 
-// position is the load balancer's position that the decisions rest on.
+// position returns the load balancer's position on which the decisions are based.
 func (c *controller) position() readiness.Position {
 	instance, revision := c.gate.Position()
 	return readiness.Position{InstanceID: instance, Revision: revision}
@@ -172,8 +170,8 @@ func advertisement(a gate.Advertisement) announce.Advertisement {
 	}
 }
 
-// gateways reduces the state of BIRD to what the gate asks: a family is up while one
-// of its gateways is, and, if that is required, gives a route.
+// gateways reduces BIRD's state to the gate's input: a family is up while one of its gateways is up
+// and, with requireRoute, advertises a route.
 func gateways(s bird.State, requireRoute bool) gate.Gateways {
 	g := gate.Gateways{At: s.At}
 	if !s.Alive {

@@ -18,8 +18,8 @@ func advertisementProto(a gate.Advertisement) readinessv1.Advertisement {
 	}
 }
 
-// reasonProto relies on the order of the proto's values, which is that of the
-// gate's table; a test compares the names.
+// reasonProto relies on the order of the proto's values, which is that of the gate's table; a test
+// compares the names.
 func reasonProto(r gate.Reason) readinessv1.AdvertisementReason {
 	return readinessv1.AdvertisementReason(r) + 1
 }

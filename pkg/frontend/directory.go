@@ -17,18 +17,18 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// speaker says of VIPs whether they are ready: the load balancer, or a directory
-// of readiness files in its stead.
-type speaker interface {
+// readinessSource reports which VIPs are ready: the load balancer's stream, or a directory of
+// readiness files.
+type readinessSource interface {
 	// Changed holds a token whenever Take may return something new.
 	Changed() <-chan struct{}
-	// Take returns everything said since the last Take. It never waits.
+	// Take returns the changes since the last Take. It does not block.
 	Take() readiness.Update
 }
 
-// directorySpeaker speaks for a readiness directory. Each look at the directory
-// renews the lease of its words; nobody is reported to.
-type directorySpeaker struct {
+// directorySource is the readiness source of a directory. Each scan of the directory renews the
+// lease. Nothing is reported back.
+type directorySource struct {
 	directory *readinessfile.Reader
 	config    *latest.Value[trench.Loaded]
 	instance  string // of this start
@@ -38,25 +38,25 @@ type directorySpeaker struct {
 	mu      sync.Mutex
 	pending readiness.Update
 
-	// Of Run only.
-	said     map[vip.VIP]readiness.VIPReadiness
-	revision uint64 // of the listing that was said last
-	from     *trench.Config
+	// Owned by Run.
+	published map[vip.VIP]readiness.VIPReadiness
+	revision  uint64 // of the last published listing
+	from      *trench.Config
 }
 
-func newDirectorySpeaker(d *readinessfile.Reader, config *latest.Value[trench.Loaded], instance string) *directorySpeaker {
-	return &directorySpeaker{
+func newDirectorySource(d *readinessfile.Reader, config *latest.Value[trench.Loaded], instance string) *directorySource {
+	return &directorySource{
 		directory: d, config: config, instance: instance, changed: make(chan struct{}, 1), ready: make(chan struct{}),
-		said: map[vip.VIP]readiness.VIPReadiness{},
+		published: map[vip.VIP]readiness.VIPReadiness{},
 	}
 }
 
-func (s *directorySpeaker) String() string           { return "directory-speaker" }
-func (s *directorySpeaker) Ready() <-chan struct{}   { return s.ready }
-func (s *directorySpeaker) Changed() <-chan struct{} { return s.changed }
+func (s *directorySource) String() string           { return "directory-source" }
+func (s *directorySource) Ready() <-chan struct{}   { return s.ready }
+func (s *directorySource) Changed() <-chan struct{} { return s.changed }
 
-// Take implements speaker.
-func (s *directorySpeaker) Take() readiness.Update {
+// Take implements readinessSource.
+func (s *directorySource) Take() readiness.Update {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	u := s.pending
@@ -64,14 +64,14 @@ func (s *directorySpeaker) Take() readiness.Update {
 	return u
 }
 
-// Run speaks until ctx ends.
-func (s *directorySpeaker) Run(ctx context.Context) error {
+// Run publishes listings until ctx ends.
+func (s *directorySource) Run(ctx context.Context) error {
 	close(s.ready)
 	loaded, loadedChanged := s.config.Get()
 	for {
 		listing, listingChanged := s.directory.Value().Get()
 		if listing.Scanned {
-			s.say(time.Now(), listing, loaded.Config)
+			s.publish(time.Now(), listing, loaded.Config)
 		}
 		select {
 		case <-ctx.Done():
@@ -84,7 +84,7 @@ func (s *directorySpeaker) Run(ctx context.Context) error {
 	}
 }
 
-// directoryNames are what readiness files may be about.
+// directoryNames returns the VIPs and streams for which readiness files count.
 func directoryNames(c *trench.Config) readinessfile.Names {
 	n := readinessfile.Names{VIPs: c.Attractor.VIPs}
 	for _, st := range c.Streams {
@@ -93,12 +93,12 @@ func directoryNames(c *trench.Config) readinessfile.Names {
 	return n
 }
 
-// say makes words of a listing.
-func (s *directorySpeaker) say(now time.Time, l readinessfile.Listing, c *trench.Config) {
+// publish merges the changes of a listing into the pending update.
+func (s *directorySource) publish(now time.Time, l readinessfile.Listing, c *trench.Config) {
 	changed, removed := map[vip.VIP]readiness.VIPReadiness{}, vip.Set{}
 	first := s.from == nil
 	if first || l.Revision != s.revision || c != s.from {
-		changed, removed = s.compare(now, l, c)
+		changed, removed = s.diff(now, l, c)
 		s.revision, s.from = l.Revision, c
 	}
 	s.mu.Lock()
@@ -126,15 +126,15 @@ func (s *directorySpeaker) say(now time.Time, l readinessfile.Listing, c *trench
 		delete(p.Changed, v)
 	}
 	p.Open, p.Synced, p.LastMessage, p.LeaseEnd = true, true, l.At, l.At.Add(readinessfile.MaxListingAge)
-	p.Err = directoryTrouble(l)
+	p.Err = directoryProblem(l)
 	select {
 	case s.changed <- struct{}{}:
 	default:
 	}
 }
 
-// compare returns what the listing says otherwise than what was said.
-func (s *directorySpeaker) compare(now time.Time, l readinessfile.Listing, c *trench.Config) (changed map[vip.VIP]readiness.VIPReadiness, removed vip.Set) {
+// diff returns the differences between the listing and the published state.
+func (s *directorySource) diff(now time.Time, l readinessfile.Listing, c *trench.Config) (changed map[vip.VIP]readiness.VIPReadiness, removed vip.Set) {
 	changed, removed = map[vip.VIP]readiness.VIPReadiness{}, vip.Set{}
 	streams := map[vip.VIP][]string{}
 	for _, st := range c.Streams {
@@ -143,46 +143,45 @@ func (s *directorySpeaker) compare(now time.Time, l readinessfile.Listing, c *tr
 		}
 	}
 	configured := vip.NewSet(c.Attractor.VIPs...)
-	for v := range s.said {
+	for v := range s.published {
 		if !configured.Has(v) {
 			removed[v] = struct{}{}
-			delete(s.said, v)
+			delete(s.published, v)
 		}
 	}
 	for v := range configured {
-		ready, why := l.Ready(v, streams[v])
-		is := readiness.VIPReadiness{VIP: v, Detail: why, Reason: readinessv1.VipReason_VIP_REASON_NO_READINESS_FILE, Since: now}
+		ready, detail := l.Ready(v, streams[v])
+		is := readiness.VIPReadiness{VIP: v, Detail: detail, Reason: readinessv1.VipReason_VIP_REASON_NO_READINESS_FILE, Since: now}
 		switch {
 		case ready && !l.DrainEnd.IsZero():
 			is.State, is.DrainEnd, is.Reason = readiness.Draining, l.DrainEnd, readinessv1.VipReason_VIP_REASON_READINESS_FILE
 		case ready:
 			is.State, is.Reason = readiness.Ready, readinessv1.VipReason_VIP_REASON_READINESS_FILE
 		}
-		was, known := s.said[v]
+		was, known := s.published[v]
 		if known && was.State == is.State {
 			is.Since = was.Since
 			if was.Detail == is.Detail && was.DrainEnd.Equal(is.DrainEnd) {
 				continue
 			}
 		}
-		s.said[v], changed[v] = is, is
+		s.published[v], changed[v] = is, is
 	}
 	return changed, removed
 }
 
-// directoryTrouble is what is wrong with a directory, or with files in it.
-func directoryTrouble(l readinessfile.Listing) error {
+// directoryProblem returns the problem of a directory or of files in it.
+func directoryProblem(l readinessfile.Listing) error {
 	if l.Gone {
 		return l.Err
 	}
 	if len(l.Problems) > 0 {
-		return errors.New("readiness files that are not taken: " + strings.Join(l.Problems, "; "))
+		return errors.New("ignored readiness files: " + strings.Join(l.Problems, "; "))
 	}
 	return nil
 }
 
-// streamProblem says why the load balancer's word, or that of the readiness
-// directory, is not to be had; "" while it is.
+// streamProblem returns why the readiness source has no valid readiness, or "" while it has.
 func (p *process) streamProblem(lb lbState) string {
 	lastMessage := p.observer.lease.Load().LastMessage
 	if p.directory == nil {
@@ -195,8 +194,8 @@ func (p *process) streamProblem(lb lbState) string {
 	case l.Gone:
 		return l.Err.Error()
 	case lastMessage.IsZero():
-		return "the readiness directory " + p.Directory.Path + " was not read yet"
+		return "readiness directory " + p.Directory.Path + " not read yet"
 	}
-	return fmt.Sprintf("the readiness directory %s was last read %v ago: does its file system hang, or is the node starved of CPU?",
+	return fmt.Sprintf("readiness directory %s was last read %v ago: its file system hangs, or the node is starved of CPU",
 		p.Directory.Path, time.Since(lastMessage).Round(time.Second))
 }

@@ -20,19 +20,19 @@ import (
 )
 
 var (
-	_ speaker   = (*readiness.Watcher)(nil)
-	_ speaker   = (*directorySpeaker)(nil)
-	_ task.Task = (*directorySpeaker)(nil)
+	_ readinessSource = (*readiness.Watcher)(nil)
+	_ readinessSource = (*directorySource)(nil)
+	_ task.Task       = (*directorySource)(nil)
 )
 
-// spoken is a directory that speaks, and what was heard of it.
-type spoken struct {
-	*directorySpeaker
+// directoryFixture is a directory source with the state that was received from it.
+type directoryFixture struct {
+	*directorySource
 	t      *testing.T
 	path   string
 	config *latest.Value[trench.Loaded]
 	update readiness.Update // merged
-	words  map[vip.VIP]readiness.VIPReadiness
+	state  map[vip.VIP]readiness.VIPReadiness
 	gate   *gate.Gate
 }
 
@@ -43,20 +43,20 @@ func configOf(streams ...trench.Stream) trench.Loaded {
 // liveness bounds every wait for what must happen.
 const liveness = 20 * time.Second
 
-func speak(t *testing.T, path string, o readinessfile.Options) *spoken {
+func newDirectoryFixture(t *testing.T, path string, o readinessfile.Options) *directoryFixture {
 	t.Helper()
 	o.Path, o.Log = path, slog.New(slog.DiscardHandler)
-	s := &spoken{
-		t: t, path: path, words: map[vip.VIP]readiness.VIPReadiness{}, gate: gate.New(gate.Options{NoFlapBackoff: true}),
+	s := &directoryFixture{
+		t: t, path: path, state: map[vip.VIP]readiness.VIPReadiness{}, gate: gate.New(gate.Options{NoFlapBackoff: true}),
 		config: latest.New(configOf(trench.Stream{Name: "a", VIPs: []vip.VIP{vipA}}, trench.Stream{Name: "b", VIPs: []vip.VIP{vipB}})),
 	}
 	s.gate.Configure([]vip.VIP{vipA, vipB})
 	d := readinessfile.NewReader(o)
 	d.Configure(directoryNames(s.config.Load().Config))
-	s.directorySpeaker = newDirectorySpeaker(d, s.config, "instance")
+	s.directorySource = newDirectorySource(d, s.config, "instance")
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- task.Run(ctx, d, s.directorySpeaker) }()
+	go func() { done <- task.Run(ctx, d, s.directorySource) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -67,7 +67,7 @@ func speak(t *testing.T, path string, o readinessfile.Options) *spoken {
 }
 
 // wait takes what is said until it is as wanted.
-func (s *spoken) wait(what string, wanted func() bool) {
+func (s *directoryFixture) wait(what string, wanted func() bool) {
 	s.t.Helper()
 	deadline := time.NewTimer(liveness)
 	defer deadline.Stop()
@@ -80,22 +80,22 @@ func (s *spoken) wait(what string, wanted func() bool) {
 			}
 			s.gate.UpdateLB(time.Now(), lbUpdate(u))
 			for v, r := range u.Changed {
-				s.words[v] = r
+				s.state[v] = r
 			}
 			for v := range u.Removed {
-				delete(s.words, v)
+				delete(s.state, v)
 			}
 			s.update = u
 		case <-deadline.C:
-			s.t.Fatalf("never %s: %+v %+v", what, s.update, s.words)
+			s.t.Fatalf("never %s: %+v %+v", what, s.update, s.state)
 		}
 	}
 }
 
-func (s *spoken) wantState(v vip.VIP, state readiness.State, reason readinessv1.VipReason, detail string) {
+func (s *directoryFixture) wantState(v vip.VIP, state readiness.State, reason readinessv1.VipReason, detail string) {
 	s.t.Helper()
 	s.wait(v.String()+" "+state.String(), func() bool {
-		w := s.words[v]
+		w := s.state[v]
 		return w.VIP == v && w.State == state && w.Reason == reason && strings.Contains(w.Detail, detail)
 	})
 }
@@ -105,32 +105,32 @@ const (
 	reasonNoFile = readinessv1.VipReason_VIP_REASON_NO_READINESS_FILE
 )
 
-func TestADirectorySpeaksAsALoadBalancerDoes(t *testing.T) {
-	s := speak(t, t.TempDir(), readinessfile.Options{OnGone: readinessfile.Drop})
+func TestDirectoryReadiness(t *testing.T) {
+	s := newDirectoryFixture(t, t.TempDir(), readinessfile.Options{OnGone: readinessfile.Drop})
 	s.wantState(vipA, readiness.NotReady, reasonNoFile, "lb-ready-a")
 	u := s.update
 	if !u.Complete || !u.Synced || !u.Open || u.Position != (readiness.Position{InstanceID: "instance", Revision: 1}) || len(u.Changed) != 2 || !monotonic(u.LeaseEnd) {
-		t.Errorf("the first word: %+v", u)
+		t.Errorf("first update: %+v", u)
 	}
 	if err := os.WriteFile(filepath.Join(s.path, "lb-ready-a"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	s.wantState(vipA, readiness.Ready, reasonFile, "lb-ready-a")
 	if u = s.update; u.Complete || u.Position.Revision != 2 || len(u.Changed) != 1 || u.ReceivedAt.IsZero() {
-		t.Errorf("the second word: %+v", u)
+		t.Errorf("second update: %+v", u)
 	}
-	// Each look renews the lease, and says nothing else.
+	// Each scan renews the lease, and changes nothing else.
 	end := s.update.LeaseEnd
 	s.wait("renewed", func() bool { return s.update.LeaseEnd.After(end) })
 	if u = s.update; u.Position.Revision != 2 || len(u.Changed) > 0 || !u.ReceivedAt.IsZero() {
 		t.Errorf("a renewal: %+v", u)
 	}
 	if f := s.gate.Freshness(time.Now()); f != gate.Live {
-		t.Errorf("its word is %v", f)
+		t.Errorf("freshness is %v", f)
 	}
-	// Nobody looks any more: the lease ends.
+	// Without scans the lease expires.
 	if f := s.gate.Freshness(s.update.LeaseEnd.Add(time.Second)); f == gate.Live {
-		t.Errorf("its word is %v", f)
+		t.Errorf("freshness is %v", f)
 	}
 
 	// The trench file changes: b serves A as well, B is gone.
@@ -141,21 +141,21 @@ func TestADirectorySpeaksAsALoadBalancerDoes(t *testing.T) {
 	s.wait("a problem", func() bool {
 		return s.update.Err != nil && strings.Contains(s.update.Err.Error(), `"lb-ready-a": the trench file has no stream`)
 	})
-	if _, there := s.words[vipB]; there {
-		t.Error("a VIP that was removed is still spoken of")
+	if _, there := s.state[vipB]; there {
+		t.Error("a VIP that was removed is still directoryFixture of")
 	}
 }
 
-func TestADirectoryThatIsGoneIsNamed(t *testing.T) {
+func TestMissingDirectoryIsNamed(t *testing.T) {
 	t.Run("while its VIPs drain", func(t *testing.T) {
-		s, path := speakGone(t, time.Hour)
+		s, path := publishGone(t, time.Hour)
 		s.wantState(vipA, readiness.Draining, reasonFile, path)
-		if end := s.words[vipA].DrainEnd; end.IsZero() {
+		if end := s.state[vipA].DrainEnd; end.IsZero() {
 			t.Error("it drains without end")
 		}
 	})
 	t.Run("after that", func(t *testing.T) {
-		s, path := speakGone(t, 50*time.Millisecond)
+		s, path := publishGone(t, 50*time.Millisecond)
 		s.wantState(vipA, readiness.NotReady, reasonNoFile, path+" does not exist")
 		if s.update.Err == nil || !s.update.Synced {
 			t.Errorf("%+v", s.update)
@@ -163,14 +163,14 @@ func TestADirectoryThatIsGoneIsNamed(t *testing.T) {
 	})
 }
 
-// speakGone speaks of a directory that is gone after it made a VIP ready.
-func speakGone(t *testing.T, drain time.Duration) (s *spoken, path string) {
+// publishGone returns a directory source whose directory was removed after a VIP became ready.
+func publishGone(t *testing.T, drain time.Duration) (s *directoryFixture, path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "d")
 	if err := os.Mkdir(path, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	s = speak(t, path, readinessfile.Options{OnGone: readinessfile.Drain, DrainTime: drain})
+	s = newDirectoryFixture(t, path, readinessfile.Options{OnGone: readinessfile.Drain, DrainTime: drain})
 	s.wantState(vipA, readiness.NotReady, reasonNoFile, "lb-ready-a")
 	if err := os.WriteFile(filepath.Join(path, "lb-ready-a"), nil, 0o600); err != nil {
 		t.Fatal(err)

@@ -13,8 +13,8 @@ const maxEvents = 1000
 // maxEventsPerMessage bounds a message of WatchEvents.
 const maxEventsPerMessage = 256
 
-// event is one transition of a VIP, or of a gateway, or, without either,
-// something worth knowing about the frontend as a whole.
+// event is a transition of a VIP or of a gateway or, without either, an event of the frontend
+// itself.
 type event struct {
 	Sequence  uint64
 	Time      time.Time
@@ -53,8 +53,8 @@ func (e *events) oldest() uint64 {
 
 func (e *events) at(sequence uint64) event { return e.ring[int((sequence-1)%maxEvents)] }
 
-// tail returns the number after which the newest n events that match stand, or
-// after if there are fewer.
+// tail returns the sequence number before the newest n events that match, or after if there are
+// fewer.
 func (e *events) tail(after uint64, n int, match func(event) bool) uint64 {
 	for at := e.last; at > after && at >= e.oldest(); at-- {
 		if match(e.at(at)) {
@@ -66,8 +66,8 @@ func (e *events) tail(after uint64, n int, match func(event) bool) uint64 {
 	return after
 }
 
-// page returns at most n events after a sequence number that match, oldest first,
-// the number up to which there are no others, and how many are no longer kept.
+// page returns at most n events after a sequence number that match, oldest first, the sequence
+// number up to which they are complete, and how many events were overwritten.
 func (e *events) page(after uint64, n int, match func(event) bool) (found []event, upTo, lost uint64) {
 	if first := e.oldest(); after+1 < first {
 		lost = first - 1 - after

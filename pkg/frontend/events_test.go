@@ -94,18 +94,18 @@ func (s *eventStream) until(number uint64) {
 	}
 }
 
-func TestFollowersGetEveryEventOnce(t *testing.T) {
+func TestWatchersReceiveEachEventOnce(t *testing.T) {
 	o, c := serveEvents(t)
 	const before, after = 600, 400
 	for range before {
-		o.remark("x")
+		o.note("x")
 	}
 	s := watchEvents(t, c, &frontendv1.WatchEventsRequest{})
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for range after {
-			o.remark("y")
+			o.note("y")
 		}
 	}()
 	s.until(before + after)
@@ -120,18 +120,18 @@ func TestFollowersGetEveryEventOnce(t *testing.T) {
 	}
 }
 
-func TestFollowersBeginWhereTheyAskFor(t *testing.T) {
+func TestWatchersResume(t *testing.T) {
 	o, c := serveEvents(t)
 	if s := watchEvents(t, c, &frontendv1.WatchEventsRequest{}); len(s.first) != 0 {
 		t.Errorf("%v though nothing happened", s.first)
 	}
 	for range maxEvents + 50 {
-		o.remark("x")
+		o.note("x")
 	}
 	last := uint64(maxEvents + 50)
 	o.decided(decisions{Changes: []gate.Change{change(vipA, gate.Withdrawn, gate.Announced, gate.Ready)}})
 	o.drain()
-	o.remark("z")
+	o.note("z")
 	for _, tt := range []struct {
 		name       string
 		request    *frontendv1.WatchEventsRequest
@@ -140,7 +140,7 @@ func TestFollowersBeginWhereTheyAskFor(t *testing.T) {
 	}{
 		{"new", &frontendv1.WatchEventsRequest{}, 53, 0, maxEventsPerMessage},
 		{"the newest", &frontendv1.WatchEventsRequest{Limit: 3}, last, 0, 3},
-		{"goes on", &frontendv1.WatchEventsRequest{InstanceId: "this-one", After: last}, last + 1, 0, 2},
+		{"continues", &frontendv1.WatchEventsRequest{InstanceId: "this-one", After: last}, last + 1, 0, 2},
 		{"nothing new", &frontendv1.WatchEventsRequest{InstanceId: "this-one", After: last + 2}, 0, 0, 0},
 		{"away for long", &frontendv1.WatchEventsRequest{InstanceId: "this-one", After: 10}, 53, 42, maxEventsPerMessage},
 		{"of another frontend", &frontendv1.WatchEventsRequest{InstanceId: "other", After: last}, 53, 0, maxEventsPerMessage},
@@ -165,15 +165,15 @@ func TestFollowersBeginWhereTheyAskFor(t *testing.T) {
 	}
 }
 
-// A reader that reads nothing costs the frontend nothing; once it reads again it
-// is told how much it missed, and gets the rest.
-func TestSlowFollowerBlocksNobodyAndIsToldOfTheGap(t *testing.T) {
+// A reader that reads nothing costs the frontend nothing; once it reads again it receives the
+// number of lost events, and then the rest.
+func TestSlowWatcherReceivesGap(t *testing.T) {
 	o, c := serveEvents(t)
 	slow := watchEvents(t, c, &frontendv1.WatchEventsRequest{})
 	long := fmt.Sprintf("%01000d", 0) // more than the windows of the transport hold
 	const many = 5 * maxEvents
 	for range many {
-		o.remark(long) // returns, or the test hangs
+		o.note(long) // returns, or the test hangs
 	}
 	quick := watchEvents(t, c, &frontendv1.WatchEventsRequest{Limit: 1})
 	if len(quick.first) != 1 || quick.first[0] != many {
@@ -188,7 +188,7 @@ func TestSlowFollowerBlocksNobodyAndIsToldOfTheGap(t *testing.T) {
 	}
 }
 
-func TestSessionsOfGatewaysAreEvents(t *testing.T) {
+func TestGatewaySessionEvents(t *testing.T) {
 	t0 := time.Unix(100, 0)
 	up := func(at time.Time) bird.GatewayState {
 		return bird.GatewayState{Name: "g", Up: true, Since: at, State: "Established"}
@@ -207,11 +207,11 @@ func TestSessionsOfGatewaysAreEvents(t *testing.T) {
 		{"up", state(7, down), state(7, up(t0)), "g true"},
 		{"still up", state(7, up(t0)), state(7, up(t0)), ""},
 		{"lost", state(7, up(t0)), state(7, down), "g false Active (Received: Cease)"},
-		{"lost for a moment", state(7, up(t0)), state(7, up(t0.Add(time.Second))), "g false the session was lost for a moment, g true"},
+		{"lost for a moment", state(7, up(t0)), state(7, up(t0.Add(time.Second))), "g false session lost and re-established, g true"},
 		{"BIRD is gone", state(7, up(t0)), state(0, up(t0)), "BIRD: BIRD does not run, g false BIRD does not run"},
 		{"removed", state(7, up(t0)), state(7), ""},
 		{"refuses", state(7), bird.State{Alive: true, PID: 7, ConfigErr: errors.New("line 3")}, "BIRD keeps an older configuration: line 3"},
-		{"takes it", bird.State{Alive: true, PID: 7, ConfigErr: errors.New("line 3")}, state(7), "BIRD has the wanted configuration again"},
+		{"takes it", bird.State{Alive: true, PID: 7, ConfigErr: errors.New("line 3")}, state(7), "BIRD loaded the desired configuration"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got := ""
@@ -235,10 +235,10 @@ func TestSessionsOfGatewaysAreEvents(t *testing.T) {
 	}
 }
 
-func TestEventsSayWhatIsBehindAReason(t *testing.T) {
+func TestEventsNameTheCause(t *testing.T) {
 	o, _ := testObserver()
 	asked := 0
-	o.why = func(r gate.Reason, f vip.Family) string {
+	o.reasonDetail = func(r gate.Reason, f vip.Family) string {
 		asked++
 		return fmt.Sprint(r, " ", f)
 	}
@@ -255,7 +255,7 @@ func TestEventsSayWhatIsBehindAReason(t *testing.T) {
 	}
 }
 
-func TestMergedDecisionsAreTold(t *testing.T) {
+func TestMergedDecisionsAreRecorded(t *testing.T) {
 	o, _ := testObserver()
 	flip := decisions{Changes: []gate.Change{change(vipB, gate.Announced, gate.Withdrawn, gate.LBNotReady)}}
 	for range 3 {
@@ -265,8 +265,8 @@ func TestMergedDecisionsAreTold(t *testing.T) {
 	o.decided(flip)
 	o.drain()
 	all := o.state.events.list(0, func(event) bool { return true })
-	// The three became one, and the one that came after stands behind it.
-	if len(all) != 3 || !strings.Contains(all[0].Detail, fmt.Sprintf("%d changes before this were merged", maxQueued+2)) {
+	// The three were merged into one, and the later one follows.
+	if len(all) != 3 || !strings.Contains(all[0].Detail, fmt.Sprintf("%d earlier changes were merged", maxQueued+2)) {
 		t.Errorf("events %+v", all)
 	}
 }

@@ -17,39 +17,39 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// follower carries configuration to those who need it and keeps health and
-// metrics up to date. It may lag behind the controller, never hold it up.
+// follower passes configuration to gate, kernel and BIRD, and updates health and metrics. It may
+// lag behind the controller, and never blocks it.
 type follower struct {
 	process *process
 	ready   chan struct{}
 
-	families   map[vip.Family]bool // as reported last
+	families   map[vip.Family]bool // last reported
 	configured vip.Set
-	release    *time.Timer // removed VIPs lose their source routing
+	release    *time.Timer // ends the source routing of removed VIPs
 
-	identityProblem string     // as shown last
-	routingProblem  error      // as shown last
-	bird            bird.State // as shown last
-	removed         int        // removals of routes that BIRD was asked to restore
-	exported        time.Time  // when it was asked last
-	warned          bool       // that lb and frontend share a SPIFFE ID
+	identityProblem string     // last shown
+	routingProblem  error      // last shown
+	bird            bird.State // last shown
+	removed         int        // removals of routes for which BIRD was asked to export again
+	exported        time.Time  // time of the last such request
+	warned          bool       // lb and frontend share a SPIFFE ID: logged
 
 	started, advertised bool
-	startBy             time.Time // Readiness no longer waits; zero: not counted down
+	startBy             time.Time // end of ReadyTimeout; zero: it does not run
 }
 
 func (f *follower) String() string         { return "follower" }
 func (f *follower) Ready() <-chan struct{} { return f.ready }
 
-// Run follows until ctx ends.
+// Run updates the other components until ctx ends.
 func (f *follower) Run(ctx context.Context) error {
 	p := f.process
-	tick := time.NewTicker(time.Second) // ages in the status
+	tick := time.NewTicker(time.Second) // updates ages in the status
 	defer tick.Stop()
 	f.release = time.NewTimer(0)
 	defer f.release.Stop()
 	loaded, configChanged := p.config.Value().Get()
-	if loaded.Generation > 0 { // otherwise the source routing of an earlier run stays
+	if loaded.Generation > 0 { // otherwise the source routing of an earlier run remains
 		if err := f.configure(ctx, loaded.Config); err != nil {
 			return err
 		}
@@ -76,7 +76,7 @@ func (f *follower) Run(ctx context.Context) error {
 		p.metrics.Announcer(announced.Sessions)
 		p.metrics.Routing(uint64(routed.Repairs))
 		p.bird.Expect(announced.Announced4, announced.Announced6)
-		if p.speaker != nil {
+		if p.source != nil {
 			problem := p.streamProblem(lb)
 			p.health.Set(Stream, problem == "", problem)
 		}
@@ -89,7 +89,7 @@ func (f *follower) Run(ctx context.Context) error {
 			was := loaded
 			loaded, configChanged = p.config.Value().Get()
 			p.metrics.Reload(loaded.Err == nil)
-			p.observer.remark(reloadWords(loaded))
+			p.observer.note(reloadDetail(loaded))
 			if loaded.Generation != was.Generation {
 				if err := f.configure(ctx, loaded.Config); err != nil {
 					return err
@@ -114,9 +114,9 @@ func (f *follower) Run(ctx context.Context) error {
 	}
 }
 
-// configure hands a configuration to gate, kernel and BIRD. What leaves the
-// configuration is withdrawn at once, but keeps its source routing until the
-// gateways had time to hear of it: answers of its last flows still come.
+// configure passes a configuration to gate, kernel and BIRD. A removed VIP is withdrawn at once,
+// but keeps its source routing until the gateways have processed the withdrawal: targets still
+// answer its last flows.
 func (f *follower) configure(ctx context.Context, c *trench.Config) error {
 	p := f.process
 	routed := vip.NewSet(c.Attractor.VIPs...)
@@ -133,35 +133,35 @@ func (f *follower) configure(ctx context.Context, c *trench.Config) error {
 	return nil
 }
 
-// hungAfter is how long the gate may be silent before the process should be
-// restarted. BIRD has withdrawn everything long before: its hold time is 3 s.
+// hungAfter is the time without a decision of the gate after which the process should be restarted.
+// BIRD has withdrawn all VIPs by then: the hold time of the loopback session is 3 s.
 const hungAfter = 10 * time.Second
 
 func (f *follower) showLiveness() {
 	select {
 	case <-f.process.controller.Ready():
 		idle := f.process.controller.idle()
-		f.process.health.Set(Liveness, idle < hungAfter, fmt.Sprintf("the gate last decided %v ago", idle.Round(time.Second)))
+		f.process.health.Set(Liveness, idle < hungAfter, fmt.Sprintf("gate last evaluated %v ago", idle.Round(time.Second)))
 	default: // still starting
 	}
 }
 
-func reloadWords(l trench.Loaded) string {
+func reloadDetail(l trench.Loaded) string {
 	switch {
 	case l.Err != nil && l.Generation == 0:
-		return "the trench file was refused, there are no VIPs: " + l.Err.Error()
+		return "trench file refused, no VIPs configured: " + l.Err.Error()
 	case l.Err != nil:
-		return "the trench file was refused, the old one stays in force: " + l.Err.Error()
+		return "trench file refused, keeping the previous one: " + l.Err.Error()
 	}
-	return "the trench file was read again"
+	return "trench file reloaded"
 }
 
-// showConfiguration shows whether the trench file on disk is the one in force.
-// What BIRD makes of it is a condition of its own.
+// showConfiguration shows whether the trench file on disk is in force. Whether BIRD has loaded the
+// resulting configuration is a separate condition.
 func (f *follower) showConfiguration(l trench.Loaded) {
 	p := f.process
 	valid := l.Err == nil && l.Generation > 0
-	p.health.Set(Configuration, valid, cmp.Or(errorText(l.Err), "the trench file was not read yet"))
+	p.health.Set(Configuration, valid, cmp.Or(errorText(l.Err), "trench file not read yet"))
 	p.health.Set(NSPCli, valid, "see "+Configuration)
 	p.metrics.Configuration(valid)
 }
@@ -174,26 +174,26 @@ func (f *follower) showIdentity() {
 	own := p.Identity.Status().Load()
 	if !f.warned && slices.Contains(p.LoadBalancers, own.ID) {
 		f.warned = true
-		p.Log.Warn("lb and frontend share a SPIFFE ID: any container with it can be either; see docs/operations.md for container selectors", "spiffe_id", own.ID.String())
+		p.Log.Warn("lb and frontend share a SPIFFE ID: each container with it can act as either; see docs/operations.md for container selectors", "spiffe_id", own.ID.String())
 	}
 	problem := own.Problem()
 	p.health.Set(Identity, problem == "", problem)
 	if (problem == "") != (f.identityProblem == "") {
-		what := "identity: there is a usable SVID"
+		what := "identity: SVID usable"
 		if problem != "" {
 			what = "identity: " + problem
 		}
-		p.observer.remark(what)
+		p.observer.note(what)
 	}
 	f.identityProblem = problem
 	p.metrics.Identity(own.ID.String(), own.NotAfter)
 }
 
-// exportInterval is the shortest time between two exports of the gateways' routes, so
-// that another process that removes them all the time does not keep BIRD busy.
+// exportInterval is the shortest time between two exports of the gateways' routes: another process
+// may remove them continuously.
 const exportInterval = time.Second
 
-// birdSettles is how long removals are taken for those of a new BIRD.
+// birdSettles is the time after a start of BIRD in which it removes the routes of the one before.
 const birdSettles = 5 * time.Second
 
 // exportRoutes has BIRD restore routes that another process removed.
@@ -203,16 +203,16 @@ func (f *follower) exportRoutes(routed kernel.Confirmed) {
 	}
 	f.removed, f.exported = routed.Removed, time.Now()
 	f.process.bird.ExportRoutes()
-	// A BIRD that has just started removes what the one before left.
+	// A BIRD that has just started removes the routes of the one before.
 	if time.Since(f.bird.Since) > birdSettles {
-		what := fmt.Sprintf("another process removed routes from table %d; BIRD writes them again", f.process.Kernel.TableID)
+		what := fmt.Sprintf("another process removed routes from table %d; BIRD exports them again", f.process.Kernel.TableID)
 		f.process.Log.Warn(what)
-		f.process.observer.remark(what)
+		f.process.observer.note(what)
 	}
 }
 
-// showRouting shows whether source routing stands. No error is not enough: at
-// the start there is none yet.
+// showRouting shows whether source routing is installed. Before Ready, no error does not mean that
+// it is.
 func (f *follower) showRouting(routed kernel.Confirmed) {
 	p := f.process
 	select {
@@ -220,23 +220,23 @@ func (f *follower) showRouting(routed kernel.Confirmed) {
 		p.health.Set(Routing, routed.Err == nil, errorText(routed.Err))
 		switch {
 		case routed.Err != nil && f.routingProblem == nil:
-			p.observer.remark("source routing: " + routed.Err.Error())
+			p.observer.note("source routing: " + routed.Err.Error())
 		case routed.Err == nil && f.routingProblem != nil:
-			p.observer.remark("source routing stands again")
+			p.observer.note("source routing restored")
 		}
 		f.routingProblem = routed.Err
 	default:
-		p.health.Set(Routing, false, cmp.Or(errorText(routed.Err), "source routing is being set up"))
+		p.health.Set(Routing, false, cmp.Or(errorText(routed.Err), "source routing not installed yet"))
 	}
 }
 
-// showBIRD shows the process and the sessions, each family by itself.
+// showBIRD shows BIRD and its sessions, by family.
 func (f *follower) showBIRD(s bird.State) {
 	p := f.process
 	p.health.Set(BIRD, s.Alive, birdProblem(s))
 	p.health.Set(BIRDConfig, s.ConfigErr == nil, configProblem(s))
 	for _, e := range sessionEvents(f.bird, s) {
-		p.observer.remember(e)
+		p.observer.record(e)
 	}
 	f.bird = s
 	up := gateways(s, false).Up
@@ -256,8 +256,8 @@ func (f *follower) showBIRD(s bird.State) {
 			p.health.Remove(fmt.Sprintf("%s/%s", RouteBack, family))
 		}
 	}
-	// Not before the first VIPs were reported: the load balancer would take a
-	// report without VIPs for "nothing is advertised".
+	// Not before the first report of VIPs: the load balancer would read a report without VIPs as
+	// "no VIP is advertised".
 	if changed && p.reported.Load() {
 		p.watcher.Report(readiness.ReportDelta{Families: families})
 		f.families = families
@@ -273,21 +273,21 @@ func (f *follower) showBIRD(s bird.State) {
 	p.metrics.BIRD(shown)
 }
 
-// sessionEvents are what happened to BIRD and to the gateways' sessions between
-// two looks. A session that was lost and came back in between tells of both.
+// sessionEvents returns the events of BIRD and of the gateway sessions between two states. A
+// session that was lost and re-established in between gives both events.
 func sessionEvents(was, is bird.State) []event {
-	var made []event
+	var list []event
 	switch {
 	case is.ConfigErr != nil && was.ConfigErr == nil:
-		made = append(made, event{Detail: "BIRD " + configProblem(is)})
+		list = append(list, event{Detail: "BIRD " + configProblem(is)})
 	case is.ConfigErr == nil && was.ConfigErr != nil:
-		made = append(made, event{Detail: "BIRD has the wanted configuration again"})
+		list = append(list, event{Detail: "BIRD loaded the desired configuration"})
 	}
 	switch {
 	case is.Alive && (!was.Alive || was.PID != is.PID):
-		made = append(made, event{Detail: fmt.Sprintf("BIRD %s runs with pid %d, restarts: %d", is.Version, is.PID, is.Restarts)})
+		list = append(list, event{Detail: fmt.Sprintf("BIRD %s runs with pid %d, restarts: %d", is.Version, is.PID, is.Restarts)})
 	case !is.Alive && was.Alive:
-		made = append(made, event{Detail: "BIRD: " + birdProblem(is)})
+		list = append(list, event{Detail: "BIRD: " + birdProblem(is)})
 	}
 	before := map[string]bird.GatewayState{}
 	for _, g := range was.Gateways {
@@ -298,21 +298,21 @@ func sessionEvents(was, is bird.State) []event {
 		old, up := before[g.Name], g.Up && is.Alive
 		switch {
 		case old.Up && up && !old.Since.Equal(g.Since):
-			made = append(made, event{Gateway: g.Name, Detail: strings.TrimSpace("the session was lost for a moment " + g.LastError)}, event{Gateway: g.Name, GatewayUp: true, Detail: g.Address.String()})
+			list = append(list, event{Gateway: g.Name, Detail: strings.TrimSpace("session lost and re-established " + g.LastError)}, event{Gateway: g.Name, GatewayUp: true, Detail: g.Address.String()})
 		case up && !old.Up:
-			made = append(made, event{Gateway: g.Name, GatewayUp: true, Detail: g.Address.String()})
+			list = append(list, event{Gateway: g.Name, GatewayUp: true, Detail: g.Address.String()})
 		case old.Up && !is.Alive:
-			made = append(made, event{Gateway: g.Name, Detail: birdProblem(is)})
+			list = append(list, event{Gateway: g.Name, Detail: birdProblem(is)})
 		case old.Up && !up:
-			made = append(made, event{Gateway: g.Name, Detail: gatewayWords(g)})
+			list = append(list, event{Gateway: g.Name, Detail: gatewayDetail(g)})
 		}
 	}
-	return made
+	return list
 }
 
-// why says what is behind a reason: the gateways that are down, or what is wrong
-// with the load balancer or the kernel.
-func (p *process) why(r gate.Reason, f vip.Family) string {
+// reasonDetail returns the cause of a reason: the gateways that are down, or the problem of the
+// readiness source or the kernel.
+func (p *process) reasonDetail(r gate.Reason, f vip.Family) string {
 	switch r {
 	case gate.NoGateway:
 		s := p.bird.State().Load()
@@ -336,14 +336,14 @@ func (p *process) why(r gate.Reason, f vip.Family) string {
 	return ""
 }
 
-// RouteBack is a health service with one part for each family. It is not part of
-// Readiness: other pods have the same gateways.
+// RouteBack is a health service with one part for each family. It is not part of Readiness: other
+// pods have the same gateways.
 const RouteBack = "RouteBack"
 
-// firstRoutes is how long a gateway may take to send its first routes.
+// firstRoutes is the time in which a gateway may send its first routes.
 const firstRoutes = 2 * time.Second
 
-// routeMissing reports whether gateways of a family are up and none gives a route.
+// routeMissing reports whether gateways of a family are up and none advertises a route.
 func routeMissing(s bird.State, family vip.Family, now time.Time) (missing bool) {
 	if !s.Alive || gateways(s, true).Up[family] {
 		return false
@@ -353,7 +353,7 @@ func routeMissing(s bird.State, family vip.Family, now time.Time) (missing bool)
 	})
 }
 
-// noRoute says that packets from VIPs meet the blackhole.
+// noRoute is the problem that packets from VIPs match only the blackhole route.
 const noRoute = "no gateway gives a route back to clients"
 
 func birdProblem(s bird.State) string {
@@ -366,8 +366,8 @@ func birdProblem(s bird.State) string {
 	return "BIRD does not run"
 }
 
-// birdWords says what is wrong with BIRD, also while it answers.
-func birdWords(s bird.State) string {
+// birdDetail returns the problem of BIRD, also while it answers.
+func birdDetail(s bird.State) string {
 	if s.Alive {
 		return configProblem(s)
 	}
@@ -381,27 +381,27 @@ func configProblem(s bird.State) string {
 	return "keeps an older configuration: " + s.ConfigErr.Error()
 }
 
-// egressProblem says why no gateway of the families is up.
+// egressProblem returns why no gateway of the families is up.
 func egressProblem(s bird.State, families ...vip.Family) string {
 	if !s.Alive {
 		return birdProblem(s)
 	}
-	return cmp.Or(strings.Join(gatewaysDown(s, families...), "; "), "no gateway is configured, or none was looked at yet")
+	return cmp.Or(strings.Join(gatewaysDown(s, families...), "; "), "no gateway is configured, or none was observed yet")
 }
 
-// gatewaysDown says of each gateway of the families that is down how it is.
+// gatewaysDown returns name and state of each gateway of the families that is down.
 func gatewaysDown(s bird.State, families ...vip.Family) []string {
 	var problems []string
 	for _, g := range s.Gateways {
 		if slices.Contains(families, g.Family) && !g.Up {
-			problems = append(problems, g.Name+": "+gatewayWords(g))
+			problems = append(problems, g.Name+": "+gatewayDetail(g))
 		}
 	}
 	return problems
 }
 
-// gatewayWords says how a gateway's session is, with its last error.
-func gatewayWords(g bird.GatewayState) string {
+// gatewayDetail returns the state of a gateway's session, with its last error.
+func gatewayDetail(g bird.GatewayState) string {
 	switch {
 	case g.Problem != "":
 		return g.Problem
@@ -418,11 +418,11 @@ func lbProblem(lb lbState, lastMessage time.Time) string {
 	case lb.Err != nil:
 		return lb.Err.Error()
 	case lb.Open && !lastMessage.IsZero():
-		return fmt.Sprintf("the load balancer is connected but has said nothing for %v: is it stopped, or starved of CPU?", time.Since(lastMessage).Round(time.Second))
+		return fmt.Sprintf("load balancer is connected but silent for %v: stopped, or starved of CPU?", time.Since(lastMessage).Round(time.Second))
 	case lb.InstanceID == "":
-		return "the load balancer has not said anything synced yet"
+		return "load balancer has sent no snapshot yet"
 	}
-	return "the load balancer's word is " + lb.Freshness.String()
+	return "load balancer readiness is " + lb.Freshness.String()
 }
 
 func errorText(err error) string {

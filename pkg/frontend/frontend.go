@@ -41,32 +41,31 @@ type process struct {
 	kernel     *kernel.Routing
 	bird       *bird.Supervisor
 	announcer  *announce.Announcer
-	speaker    speaker               // nil without gating: one of the two below
-	watcher    *readiness.Watcher    // nil unless a load balancer is listened to
-	directory  *readinessfile.Reader // nil unless readiness files are read in its stead
-	words      *directorySpeaker     // with directory
+	source     readinessSource       // nil without gating: watcher or fileSource
+	watcher    *readiness.Watcher    // nil unless the source is a load balancer
+	directory  *readinessfile.Reader // nil unless the source is a directory
+	fileSource *directorySource      // with directory
 	controller *controller
 	observer   *observer
 	reporter   *reporter
-	changed    *latest.Value[uint64] // something that status shows
+	changed    *latest.Value[uint64] // counts changes of the status
 	stopping   *latest.Value[bool]
-	reported   atomic.Bool // the watcher was told of VIPs
+	reported   atomic.Bool // the watcher has a report of VIPs
 	applied    *latest.Value[readiness.Position]
 	instance   string // of this start; events are numbered within it
 	served     atomic.Pointer[served]
 }
 
-// Health services of the frontend, beside "" and vip/<prefix>. Readiness is
-// the conjunction of the parts that it is defined by.
+// Health services of the frontend, beside "" and vip/<prefix>. Readiness is the conjunction of its
+// parts.
 const (
 	Liveness      = "Liveness"
 	Readiness     = "Readiness"
 	Egress        = "Egress"
 	Configuration = "Configuration"
-	// Started holds from when a trench file was accepted, and every VIP that the load
-	// balancer reports as ready was advertised or ReadyTimeout was over, whatever happens
-	// later: Readiness waits for it. Advertised is the same without the time-out, and no
-	// part of Readiness.
+	// Started holds once a trench file was accepted and every VIP that the load balancer reports as
+	// ready was advertised, or ReadyTimeout was over; it does not change after that. Readiness
+	// waits for it. Advertised is the same without the timeout, and no part of Readiness.
 	Started    = "Started"
 	Advertised = "Advertised"
 	Identity   = "Identity"
@@ -75,16 +74,16 @@ const (
 	Stream     = "Stream"
 	Routing    = "SourceRouting"
 	Stopping   = "NotStopping"
-	// AdminSocket serves while the socket file leads to the frontend. It is not part of
+	// AdminSocket is serving while the socket file belongs to the frontend. It is not part of
 	// Readiness.
 	AdminSocket = "AdminSocket"
-	// NSPCli is Meridio's name for where the configuration comes from.
+	// NSPCli is Meridio's name of the configuration source.
 	NSPCli = "NSPCli"
 )
 
-// Run runs a frontend until stop is received from, and then ends it in stages:
-// it moves traffic away, tells the load balancer, and only then ends BIRD. A
-// second receive skips to the end. The end of ctx ends everything at once.
+// Run runs a frontend until a receive from stop, and then stops it in stages: it moves traffic
+// away, reports to the load balancer, and only then terminates BIRD. A second receive skips to the
+// end. The end of ctx ends everything at once.
 func Run(ctx context.Context, o Options, stop <-chan struct{}) error {
 	p, err := newProcess(o)
 	if err != nil {
@@ -104,27 +103,27 @@ func newProcess(o Options) (*process, error) {
 	}
 	p.health = health.New(health.Options{Log: o.Log, Changed: p.metrics.Health})
 	p.health.Set(Liveness, true, "")
-	p.health.Set(Configuration, o.Config != nil, "the trench file was not accepted yet")
+	p.health.Set(Configuration, o.Config != nil, "trench file not accepted yet")
 	p.health.Set(NSPCli, o.Config != nil, "see "+Configuration)
 	p.health.Set(BIRDConfig, true, "")
 	p.health.Set(Stopping, true, "")
 	p.health.Set(Egress, false, "no gateway session is up yet")
-	p.health.Set(BIRD, false, "BIRD was not started yet")
-	p.health.Set(Routing, false, "source routing was not set up yet")
+	p.health.Set(BIRD, false, "BIRD not started yet")
+	p.health.Set(Routing, false, "source routing not installed yet")
 	parts := []string{BIRD, BIRDConfig, Egress, Stopping}
 	switch {
 	case o.Gating && o.Directory != nil:
-		p.health.Set(Stream, false, "the readiness directory "+o.Directory.Path+" was not read yet")
+		p.health.Set(Stream, false, "readiness directory "+o.Directory.Path+" not read yet")
 		parts = append(parts, Stream)
 		if o.Directory.MaxAge == 0 {
-			o.Log.Warn("readiness files are no lease: those of a writer that died go on counting; see --readiness-max-age", "directory", o.Directory.Path)
+			o.Log.Warn("readiness files have no lease: files of a writer that died stay valid; see --readiness-max-age", "directory", o.Directory.Path)
 		}
 	case o.Gating:
 		p.health.Set(Identity, false, "no SVID yet")
-		p.health.Set(Stream, false, "the load balancer has not spoken yet")
+		p.health.Set(Stream, false, "no readiness from the load balancer yet")
 		parts = append(parts, Identity, Stream)
 	default:
-		o.Log.Warn("gating is off: VIPs are advertised whatever the load balancer says")
+		o.Log.Warn("gating is off: VIPs are advertised regardless of the load balancer")
 	}
 	p.parts = parts
 	p.health.Define(Readiness, append([]string{Started}, parts...)...)
@@ -149,8 +148,8 @@ func newProcess(o Options) (*process, error) {
 	case o.Gating && o.Directory != nil:
 		p.directory = readinessfile.NewReader(*o.Directory)
 		p.directory.Configure(directoryNames(p.config.Value().Load().Config))
-		p.words = newDirectorySpeaker(p.directory, p.config.Value(), p.instance)
-		p.speaker = p.words
+		p.fileSource = newDirectorySource(p.directory, p.config.Value(), p.instance)
+		p.source = p.fileSource
 	case o.Gating:
 		p.watcher = readiness.NewWatcher(readiness.WatcherOptions{
 			Target: o.LBSocket, Credentials: o.Credentials, ConnectionEnd: identity.ConnectionEnd,
@@ -160,11 +159,11 @@ func newProcess(o Options) (*process, error) {
 			},
 			Reader: p.config.Value().Load().Config.Attractor.Name, MaxBackoff: o.MaxBackoff, Log: o.Log,
 		})
-		p.speaker = p.watcher
+		p.source = p.watcher
 	}
 	p.observer = newObserver(o.Log, p.metrics)
 	if p.directory != nil {
-		p.observer.speaker = "readiness directory"
+		p.observer.sourceName = "readiness directory"
 	}
 	if o.Gating {
 		p.metrics.Stream(p.streamMetrics)
@@ -174,34 +173,34 @@ func newProcess(o Options) (*process, error) {
 		p.reporter.decided(d)
 		p.show(d)
 	}
-	p.observer.onApplied, p.observer.why = p.tookIn, p.why
+	p.observer.onApplied, p.observer.reasonDetail = p.reportApplied, p.reasonDetail
 	p.controller = &controller{
 		gate: gate.New(gate.Options{
 			Ungated: !o.Gating, OnLoss: o.OnLBLoss, NoFlapBackoff: !o.FlapBackoff, DrainTime: o.DrainTime,
 		}),
-		speaker: p.speaker, bird: p.bird.State(), kernel: p.kernel.Confirmed(), announcer: p.announcer,
+		source: p.source, bird: p.bird.State(), kernel: p.kernel.Confirmed(), announcer: p.announcer,
 		observer: p.observer, requireRoute: o.RequireRoute, commands: make(chan command), ready: make(chan struct{}),
 	}
 	return p, nil
 }
 
-// Addresses of the loopback session (design section 7).
+// Addresses of the loopback session (docs/adr/0001-loopback-bgp.md).
 var (
 	loopbackLocal = netip.AddrFrom4([4]byte{127, 0, 0, 2})
 	loopbackBIRD  = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 )
 
-// loopbackPassword is a new TCP-MD5 key where the kernel has it, since anything
-// in the pod could dial 127.0.0.1.
+// loopbackPassword returns a new TCP-MD5 key if the kernel supports TCP-MD5, since every process in
+// the pod can connect to 127.0.0.1.
 func loopbackPassword(o Options) string {
 	if err := announce.ProbeMD5(); err != nil {
-		o.Log.Warn("the kernel has no TCP-MD5: the session to BIRD on 127.0.0.1 is not signed", "error", err)
+		o.Log.Warn("kernel has no TCP-MD5: session to BIRD on 127.0.0.1 is not signed", "error", err)
 		return ""
 	}
 	return announce.NewPassword()
 }
 
-// run starts everything and stops it in order.
+// run starts all tasks and stops them in order.
 func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	adminEndpoint, err := endpoint.NewAdmin(ctx, p.AdminSocket, p.Log, p.metrics, p.health.Reporter(AdminSocket), func(r grpc.ServiceRegistrar) {
 		frontendv1.RegisterFrontendServiceServer(r, &admin{process: p})
@@ -218,10 +217,10 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	config := p.config.Value().Load().Config
 	p.Log.Info("starting frontend", "version", p.Version, "trench", config.Trench, "attractor", config.Attractor.Name,
 		"vips", len(config.Attractor.VIPs), "gateways", len(config.Attractor.Gateways), "gating", p.Gating)
-	p.observer.remark(fmt.Sprintf("frontend %s is starting, with %d VIPs and %d gateways", p.Version, len(config.Attractor.VIPs), len(config.Attractor.Gateways)))
+	p.observer.note(fmt.Sprintf("frontend %s is starting, with %d VIPs and %d gateways", p.Version, len(config.Attractor.VIPs), len(config.Attractor.Gateways)))
 
-	// Two groups: what stops first, when all is withdrawn, and BIRD with its
-	// source routing, which stay until the announcer has said good-bye.
+	// Two groups: the first stops when every VIP is withdrawn; BIRD and source routing stop after
+	// the announcer has closed its session.
 	front := []task.Task{
 		p.config, p.controller, p.observer, p.reporter, p.announcer,
 		&follower{process: p, ready: make(chan struct{})}, adminEndpoint, healthEndpoint, logs.NewSignals(p.Level, p.Log),
@@ -233,7 +232,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 		front = append(front, p.watcher)
 	}
 	if p.directory != nil {
-		front = append(front, p.directory, p.words)
+		front = append(front, p.directory, p.fileSource)
 	}
 	if p.MetricsAddr != "" {
 		listeners, err := endpoint.ListenTCP(ctx, p.MetricsAddr, endpoint.MaxConnections, true)
@@ -265,7 +264,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	case <-stop:
 		stopErr = p.stop(ctx, stop)
 		if stopErr != nil {
-			p.Log.Warn("stopping although traffic may still come", "error", stopErr)
+			p.Log.Warn("stopping although traffic may still arrive", "error", stopErr)
 		}
 	}
 	p.health.Shutdown()
@@ -282,11 +281,11 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	return errors.Join(errs...)
 }
 
-// cleanupTimeout bounds the removal of our rules.
+// cleanupTimeout bounds kernel.Cleanup.
 const cleanupTimeout = 5 * time.Second
 
-// birdAfterRouting runs BIRD once source routing stands: until then nothing
-// may attract traffic (design section 8).
+// birdAfterRouting runs BIRD after source routing is installed: until then no VIP may attract
+// traffic.
 type birdAfterRouting struct{ *process }
 
 func (b *birdAfterRouting) String() string         { return b.bird.String() }
@@ -301,17 +300,17 @@ func (b *birdAfterRouting) Run(ctx context.Context) error {
 	}
 }
 
-// report hands on to the watcher what the reporter decided to tell.
-func (p *process) report(told map[vip.VIP]reported) {
+// report passes the reporter's reports to the watcher.
+func (p *process) report(reports map[vip.VIP]reported) {
 	if p.watcher == nil {
 		return
 	}
 	d := readiness.ReportDelta{
 		Applied:  p.applied.Load(),
 		Families: p.families(),
-		VIPs:     make(map[vip.VIP]readiness.VIPReport, len(told)),
+		VIPs:     make(map[vip.VIP]readiness.VIPReport, len(reports)),
 	}
-	for v, r := range told {
+	for v, r := range reports {
 		if r.Reason == gate.NotConfigured {
 			d.Removed = append(d.Removed, v)
 			continue
@@ -322,16 +321,16 @@ func (p *process) report(told map[vip.VIP]reported) {
 	p.reported.Store(true)
 }
 
-// tookIn reports the load balancer's position up to which everything is reported,
-// also when it changed nothing here. It waits for the first report of VIPs.
-func (p *process) tookIn(position readiness.Position) {
+// reportApplied reports the load balancer's position up to which all decisions are reported, also
+// if it changed none. It does nothing before the first report of VIPs.
+func (p *process) reportApplied(position readiness.Position) {
 	p.applied.Set(position)
 	if p.watcher != nil && p.reported.Load() {
 		p.watcher.Report(readiness.ReportDelta{Applied: position})
 	}
 }
 
-// streamMetrics is the readiness stream at the moment of a scrape.
+// streamMetrics returns the state of the readiness source for a scrape.
 func (p *process) streamMetrics() metrics.Stream {
 	lease := p.observer.lease.Load()
 	var stats readiness.Stats // all zero for a directory
@@ -344,7 +343,7 @@ func (p *process) streamMetrics() metrics.Stream {
 	}
 }
 
-// families is the external connectivity of the families that have VIPs.
+// families returns the external connectivity of the families that have VIPs.
 func (p *process) families() map[vip.Family]bool {
 	config := p.config.Value().Load().Config
 	served := p.served.Load()
@@ -360,8 +359,8 @@ func (p *process) families() map[vip.Family]bool {
 	return families
 }
 
-// served are the families that have VIPs in a configuration. It is kept, since
-// it is asked for with every decision, and there may be very many VIPs.
+// served holds the families that have VIPs in a configuration. It is cached, since it is used with
+// every decision, and there may be many VIPs.
 type served struct {
 	config   *trench.Config
 	families []vip.Family

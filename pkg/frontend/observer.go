@@ -16,12 +16,11 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// maxQueued bounds the decisions that wait to be shown. The observer keeps up
-// with thousands of flips per second; beyond that events are dropped and
-// counted, never the state itself.
+// maxQueued bounds the queued decisions. The observer processes thousands of flips per second;
+// beyond that, events are dropped and counted, never the state.
 const maxQueued = 200_000
 
-// decisions is one batch as the gate made it.
+// decisions is one batch of the gate.
 type decisions struct {
 	At         time.Time
 	Revision   uint64
@@ -30,16 +29,16 @@ type decisions struct {
 	Changes    []gate.Change
 }
 
-// vipState is what is known of one VIP.
+// vipState is the state of one VIP.
 type vipState struct {
-	Decision gate.Decision
-	Since    time.Time // of the advertisement
-	Revision uint64    // of the decision
-	Word     readiness.VIPReadiness
-	Spoken   bool // Word holds something
+	Decision  gate.Decision
+	Since     time.Time // of the advertisement
+	Revision  uint64    // of the decision
+	Readiness readiness.VIPReadiness
+	Reported  bool // Readiness is valid
 }
 
-// lbState is what is known of the load balancer.
+// lbState is the state of the readiness source.
 type lbState struct {
 	InstanceID string
 	Revision   uint64
@@ -50,48 +49,46 @@ type lbState struct {
 	Err        error
 }
 
-// same compares errors by what they say: not every error can be compared.
-func (s lbState) same(t lbState) bool {
+// equal compares errors by their text, since not every error type is comparable.
+func (s lbState) equal(t lbState) bool {
 	text := errorText(s.Err) == errorText(t.Err)
 	s.Err, t.Err = nil, nil
 	return text && s == t
 }
 
-// lease is what each heartbeat moves on.
+// lease is what each heartbeat extends.
 type lease struct{ End, LastMessage time.Time }
 
-// loadBalancer is what usually says whether VIPs are ready.
+// loadBalancer is the name of the default readiness source.
 const loadBalancer = "load balancer"
 
-// observer shows what the controller does: it keeps the state for status and
-// metrics, logs transitions and remembers events. The controller only appends to
-// its queue, so that it never waits for a log or a scrape.
+// observer keeps the state for status and metrics, logs transitions and records events. The
+// controller only appends to its queue, so that it never waits for a log or a scrape.
 type observer struct {
 	log     *slog.Logger
 	metrics transitionMetrics
-	// onDecisions is told of every batch after it was taken over.
+	// onDecisions is called with every batch after it was applied to state.
 	onDecisions func(decisions)
-	// onApplied is told of the load balancer's position once every decision that
-	// rests on it, or on what came before, was handed to onDecisions.
+	// onApplied is called with the load balancer's position after onDecisions was called with every
+	// decision up to it.
 	onApplied func(readiness.Position)
-	// why says in words what is behind the reason of VIPs of a family; empty if
-	// nothing is known.
-	why func(gate.Reason, vip.Family) string
-	// speaker is who says whether VIPs are ready, for people.
-	speaker string
-	ready   chan struct{}
+	// reasonDetail returns the cause of a reason for VIPs of a family, or "".
+	reasonDetail func(gate.Reason, vip.Family) string
+	// sourceName names the readiness source in logs and events.
+	sourceName string
+	ready      chan struct{}
 
-	mu      sync.Mutex
-	queue   []decisions
-	queued  int  // changes in queue
-	busy    bool // decisions are being taken over
-	applied readiness.Position
-	moved   bool // applied was not told yet
-	dropped uint64
-	words   map[vip.VIP]readiness.VIPReadiness // not yet taken over
-	gone    vip.Set
-	whole   bool // words replace everything
-	wake    chan struct{}
+	mu             sync.Mutex
+	queue          []decisions
+	queued         int  // changes in queue
+	busy           bool // decisions are being applied
+	applied        readiness.Position
+	appliedChanged bool // onApplied was not called with applied yet
+	dropped        uint64
+	readiness      map[vip.VIP]readiness.VIPReadiness // not yet applied
+	removed        vip.Set
+	complete       bool // readiness replaces the state of all VIPs
+	wake           chan struct{}
 
 	state *state
 	lb    *latest.Value[lbState] // written by the controller only
@@ -103,7 +100,7 @@ type transitionMetrics interface {
 	Transition(to, reason string)
 }
 
-// state is the picture of all VIPs, for readers that may take their time.
+// state is the state of all VIPs and the events, for readers that must not block the controller.
 type state struct {
 	mu      sync.RWMutex
 	vips    map[vip.VIP]vipState
@@ -114,8 +111,8 @@ type state struct {
 func newObserver(log *slog.Logger, m transitionMetrics) *observer {
 	o := &observer{
 		log: log, metrics: m, onDecisions: func(decisions) {}, onApplied: func(readiness.Position) {},
-		why: func(gate.Reason, vip.Family) string { return "" }, speaker: loadBalancer, ready: make(chan struct{}),
-		words: map[vip.VIP]readiness.VIPReadiness{}, gone: vip.Set{}, wake: make(chan struct{}, 1),
+		reasonDetail: func(gate.Reason, vip.Family) string { return "" }, sourceName: loadBalancer, ready: make(chan struct{}),
+		readiness: map[vip.VIP]readiness.VIPReadiness{}, removed: vip.Set{}, wake: make(chan struct{}, 1),
 		state: &state{vips: map[vip.VIP]vipState{}, changed: latest.New(uint64(0))},
 		lb:    latest.New(lbState{}),
 	}
@@ -135,20 +132,20 @@ func (o *observer) decided(d decisions) {
 	o.queue = append(o.queue, d)
 	o.queued += len(d.Changes)
 	o.mu.Unlock()
-	o.poke()
+	o.signal()
 }
 
-// took notes that the gate has applied what the load balancer said up to a
-// position, and that its decisions were queued. It does not block.
-func (o *observer) took(position readiness.Position) {
+// positionApplied records that the gate has applied the readiness up to a position, and that its
+// decisions were queued. It does not block.
+func (o *observer) positionApplied(position readiness.Position) {
 	o.mu.Lock()
-	o.applied, o.moved = position, true
+	o.applied, o.appliedChanged = position, true
 	o.mu.Unlock()
-	o.poke()
+	o.signal()
 }
 
-// compact makes one batch of all that wait, with the newest decision of each
-// VIP: the state stays right, and what is given up are events.
+// compact merges the queue into one batch with the newest decision of each VIP: state stays
+// correct, and events are lost.
 func (o *observer) compact() {
 	newest := map[vip.VIP]gate.Change{}
 	for _, d := range o.queue {
@@ -165,21 +162,21 @@ func (o *observer) compact() {
 	o.queue, o.queued = []decisions{merged}, len(merged.Changes)
 }
 
-// heard queues the load balancer's words. It does not block.
-func (o *observer) heard(u readiness.Update) {
+// updated queues an update of the readiness source. It does not block.
+func (o *observer) updated(u readiness.Update) {
 	o.mu.Lock()
 	if u.Complete {
-		o.whole = true
-		clear(o.words)
-		clear(o.gone)
+		o.complete = true
+		clear(o.readiness)
+		clear(o.removed)
 	}
 	for v, r := range u.Changed {
-		o.words[v] = r
-		delete(o.gone, v)
+		o.readiness[v] = r
+		delete(o.removed, v)
 	}
 	for v := range u.Removed {
-		o.gone[v] = struct{}{}
-		delete(o.words, v)
+		o.removed[v] = struct{}{}
+		delete(o.readiness, v)
 	}
 	o.mu.Unlock()
 	o.lease.Store(&lease{End: u.LeaseEnd, LastMessage: u.LastMessage})
@@ -187,30 +184,30 @@ func (o *observer) heard(u readiness.Update) {
 		InstanceID: u.Position.InstanceID, Revision: u.Position.Revision, Freshness: o.lb.Load().Freshness,
 		Open: u.Open, Synced: u.Synced, GoingAway: u.GoingAway, Err: u.Err,
 	}
-	// A heartbeat says nothing new and wakes nobody.
-	if !o.lb.Load().same(is) {
+	// A heartbeat changes nothing and wakes no goroutine.
+	if !o.lb.Load().equal(is) {
 		o.lb.Set(is)
 	}
 	if len(u.Changed)+len(u.Removed) > 0 || u.Complete {
-		o.poke()
+		o.signal()
 	}
 }
 
-// freshness notes how much the load balancer's word is worth.
+// freshness records the freshness of the readiness.
 func (o *observer) freshness(f gate.Freshness) {
 	if o.lb.Load().Freshness != f {
 		o.lb.Update(func(s lbState) lbState { s.Freshness = f; return s })
 	}
 }
 
-func (o *observer) poke() {
+func (o *observer) signal() {
 	select {
 	case o.wake <- struct{}{}:
 	default:
 	}
 }
 
-// Run takes over what was queued until ctx ends.
+// Run applies what was queued until ctx ends.
 func (o *observer) Run(ctx context.Context) error {
 	close(o.ready)
 	lb, lbChanged := o.lb.Get()
@@ -222,31 +219,31 @@ func (o *observer) Run(ctx context.Context) error {
 		case <-lbChanged:
 			was := lb
 			lb, lbChanged = o.lb.Get()
-			o.tellLB(was, lb)
+			o.logLBState(was, lb)
 		case <-o.wake:
 			o.drain()
 		}
 	}
 }
 
-// tellLB logs and remembers what happened to the load balancer's word as a whole.
-func (o *observer) tellLB(was, is lbState) {
+// logLBState logs and records a transition of the readiness source.
+func (o *observer) logLBState(was, is lbState) {
 	var what string
 	switch {
 	case was.Freshness != is.Freshness:
-		what = o.speaker + "'s word went from " + was.Freshness.String() + " to " + is.Freshness.String()
+		what = o.sourceName + " readiness went from " + was.Freshness.String() + " to " + is.Freshness.String()
 	case is.GoingAway && !was.GoingAway:
-		what = o.speaker + " goes away"
+		what = o.sourceName + " is stopping"
 	case was.InstanceID != is.InstanceID:
-		what = "another " + o.speaker + " instance speaks"
-	case o.speaker != loadBalancer && errorText(was.Err) != errorText(is.Err):
+		what = "new " + o.sourceName + " instance"
+	case o.sourceName != loadBalancer && errorText(was.Err) != errorText(is.Err):
 		if is.Err == nil {
-			o.log.Info(o.speaker + " is as it should be again")
-			o.remark(o.speaker + " is as it should be again")
+			o.log.Info(o.sourceName + " recovered")
+			o.note(o.sourceName + " recovered")
 			return
 		}
-		o.log.Warn(o.speaker+" is not as it should be", "error", is.Err)
-		o.remark(o.speaker + ": " + is.Err.Error())
+		o.log.Warn(o.sourceName+" degraded", "error", is.Err)
+		o.note(o.sourceName + ": " + is.Err.Error())
 		return
 	default:
 		return
@@ -257,14 +254,14 @@ func (o *observer) tellLB(was, is lbState) {
 		what += ": " + is.Err.Error()
 	}
 	o.log.Info(what, attrs...)
-	o.remark(what)
+	o.note(what)
 }
 
-// remark remembers an event of the frontend as a whole.
-func (o *observer) remark(detail string) { o.remember(event{Detail: detail}) }
+// note records an event of the frontend itself.
+func (o *observer) note(detail string) { o.record(event{Detail: detail}) }
 
-// remember remembers an event that happened now.
-func (o *observer) remember(e event) {
+// record records an event with the current time.
+func (o *observer) record(e event) {
 	e.Time = time.Now()
 	o.state.mu.Lock()
 	o.state.events.add(e)
@@ -274,14 +271,14 @@ func (o *observer) remember(e event) {
 
 func (o *observer) drain() {
 	o.mu.Lock()
-	queue, words, gone, whole, dropped := o.queue, o.words, o.gone, o.whole, o.dropped
-	o.queue, o.queued, o.whole, o.dropped = nil, 0, false, 0
+	queue, updates, removed, complete, dropped := o.queue, o.readiness, o.removed, o.complete, o.dropped
+	o.queue, o.queued, o.complete, o.dropped = nil, 0, false, 0
 	o.busy = len(queue) > 0
-	applied, moved := o.applied, o.moved
-	o.moved = false
-	o.words, o.gone = map[vip.VIP]readiness.VIPReadiness{}, vip.Set{}
+	applied, appliedChanged := o.applied, o.appliedChanged
+	o.appliedChanged = false
+	o.readiness, o.removed = map[vip.VIP]readiness.VIPReadiness{}, vip.Set{}
 	o.mu.Unlock()
-	if len(queue) == 0 && len(words) == 0 && len(gone) == 0 && !whole && !moved {
+	if len(queue) == 0 && len(updates) == 0 && len(removed) == 0 && !complete && !appliedChanged {
 		return
 	}
 	defer func() {
@@ -290,25 +287,25 @@ func (o *observer) drain() {
 		o.mu.Unlock()
 		o.state.changed.Update(func(n uint64) uint64 { return n + 1 })
 	}()
-	o.state.takeWords(words, gone, whole)
+	o.state.applyReadiness(updates, removed, complete)
 	if dropped > 0 {
-		o.log.Warn("events were merged because they came faster than they could be logged", "count", dropped)
-		o.remark(fmt.Sprintf("%d changes before this were merged into those that follow: they came faster than they could be told", dropped))
+		o.log.Warn("events merged: rate exceeds logging", "count", dropped)
+		o.note(fmt.Sprintf("%d earlier changes were merged into the following ones: rate exceeds logging", dropped))
 	}
 	for _, d := range queue {
-		for _, e := range o.state.takeDecisions(d, o.why) {
-			o.tell(e)
+		for _, e := range o.state.applyDecisions(d, o.reasonDetail) {
+			o.logTransition(e)
 		}
 		o.onDecisions(d)
 	}
-	if moved {
+	if appliedChanged {
 		o.onApplied(applied)
 	}
 }
 
-func (o *observer) tell(e event) {
+func (o *observer) logTransition(e event) {
 	if e.From.Advertisement == e.To.Advertisement {
-		o.log.Debug("VIP's reason changed", "vip", e.VIP, "advertisement", e.To.Advertisement, "from", e.From.Reason, "to", e.To.Reason,
+		o.log.Debug("VIP reason changed", "vip", e.VIP, "advertisement", e.To.Advertisement, "from", e.From.Reason, "to", e.To.Reason,
 			"instance_id", e.Instance, "revision", e.Revision)
 		return
 	}
@@ -317,36 +314,35 @@ func (o *observer) tell(e event) {
 		"instance_id", e.Instance, "revision", e.Revision, "detail", e.Detail)
 }
 
-func (s *state) takeWords(words map[vip.VIP]readiness.VIPReadiness, gone vip.Set, whole bool) {
+func (s *state) applyReadiness(updates map[vip.VIP]readiness.VIPReadiness, removed vip.Set, complete bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if whole {
+	if complete {
 		for v, st := range s.vips {
-			st.Word, st.Spoken = readiness.VIPReadiness{}, false
+			st.Readiness, st.Reported = readiness.VIPReadiness{}, false
 			s.vips[v] = st
 		}
 	}
-	// Otherwise the cost is that of what was said, never of all VIPs: it is paid
-	// with every decision.
-	for v := range gone {
+	// The cost of a delta is that of its VIPs, not of all VIPs: it is paid with every decision.
+	for v := range removed {
 		if st, known := s.vips[v]; known {
-			st.Word, st.Spoken = readiness.VIPReadiness{}, false
+			st.Readiness, st.Reported = readiness.VIPReadiness{}, false
 			s.vips[v] = st
 		}
 	}
-	for v, r := range words {
+	for v, r := range updates {
 		st := s.vips[v]
-		st.Word, st.Spoken = r, true
+		st.Readiness, st.Reported = r, true
 		s.vips[v] = st
 	}
 }
 
-// takeDecisions takes over a batch and returns the events it makes.
-func (s *state) takeDecisions(d decisions, why func(gate.Reason, vip.Family) string) []event {
+// applyDecisions applies a batch and returns its events.
+func (s *state) applyDecisions(d decisions, reasonDetail func(gate.Reason, vip.Family) string) []event {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	made := make([]event, 0, len(d.Changes))
-	// Asked once for all VIPs of a batch, which may be many.
+	list := make([]event, 0, len(d.Changes))
+	// The detail is computed once for each reason and family of a batch, which may have many VIPs.
 	type cause struct {
 		reason gate.Reason
 		family vip.Family
@@ -358,34 +354,33 @@ func (s *state) takeDecisions(d decisions, why func(gate.Reason, vip.Family) str
 			st.Since = d.At
 		}
 		st.Decision, st.Revision = ch.To, d.Revision
-		if ch.To.Reason == gate.NotConfigured && !st.Spoken {
+		if ch.To.Reason == gate.NotConfigured && !st.Reported {
 			delete(s.vips, ch.VIP)
 		} else {
 			s.vips[ch.VIP] = st
 		}
 		e := event{Time: d.At, VIP: ch.VIP, From: ch.From, To: ch.To, Instance: d.Instance, Revision: d.LBRevision}
 		if ch.To.Reason == gate.LBNotReady || ch.To.Reason == gate.LBDraining {
-			e.Detail = st.Word.Detail
+			e.Detail = st.Readiness.Detail
 		}
 		if e.Detail == "" {
 			c := cause{ch.To.Reason, ch.VIP.Family()}
 			detail, asked := known[c]
 			if !asked {
-				detail = why(c.reason, c.family)
+				detail = reasonDetail(c.reason, c.family)
 				known[c] = detail
 			}
 			e.Detail = detail
 		}
-		made = append(made, e)
+		list = append(list, e)
 		if ch.From.Advertisement != ch.To.Advertisement || ch.From.Reason == gate.NotConfigured {
 			s.events.add(e)
 		}
 	}
-	return made
+	return list
 }
 
-// advertised counts the VIPs that are advertised, after everything queued
-// before was taken over.
+// advertised returns the number of advertised VIPs.
 func (s *state) advertised() int {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -402,7 +397,7 @@ func (s *state) advertised() int {
 func (o *observer) waitWithdrawn(ctx context.Context) error {
 	for {
 		_, changed := o.state.changed.Get()
-		// In this order: what was decided before this look counts.
+		// In this order: a decision before idle is in state.
 		if o.idle() && o.state.advertised() == 0 {
 			return nil
 		}
@@ -414,7 +409,7 @@ func (o *observer) waitWithdrawn(ctx context.Context) error {
 	}
 }
 
-// idle tells whether every decision was taken over and handed to onDecisions.
+// idle reports whether every decision was applied and onDecisions has returned.
 func (o *observer) idle() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -30,7 +30,7 @@ func change(v vip.VIP, from, to gate.Advertisement, reason gate.Reason) gate.Cha
 func TestObserverKeepsStateSinceAndEvents(t *testing.T) {
 	o, counts := testObserver()
 	t0 := time.Unix(100, 0)
-	o.heard(readiness.Update{Complete: true, Changed: map[vip.VIP]readiness.VIPReadiness{vipA: {VIP: vipA, Detail: "1 of 2 targets"}}})
+	o.updated(readiness.Update{Complete: true, Changed: map[vip.VIP]readiness.VIPReadiness{vipA: {VIP: vipA, Detail: "1 of 2 targets"}}})
 	o.decided(decisions{At: t0, Revision: 1, Changes: []gate.Change{change(vipA, gate.Withdrawn, gate.Announced, gate.Ready)}})
 	o.decided(decisions{At: t0.Add(time.Second), Revision: 2, Changes: []gate.Change{change(vipA, gate.Announced, gate.Withdrawn, gate.LBNotReady)}})
 	o.decided(decisions{At: t0.Add(2 * time.Second), Revision: 3, Changes: []gate.Change{change(vipA, gate.Withdrawn, gate.Withdrawn, gate.NoGateway)}})
@@ -39,7 +39,7 @@ func TestObserverKeepsStateSinceAndEvents(t *testing.T) {
 	}
 	o.drain()
 	st := o.state.vips[vipA]
-	if st.Decision.Reason != gate.NoGateway || !st.Since.Equal(t0.Add(time.Second)) || st.Word.Detail != "1 of 2 targets" {
+	if st.Decision.Reason != gate.NoGateway || !st.Since.Equal(t0.Add(time.Second)) || st.Readiness.Detail != "1 of 2 targets" {
 		t.Errorf("state %+v", st)
 	}
 	if o.state.advertised() != 0 || !o.idle() {
@@ -54,13 +54,13 @@ func TestObserverKeepsStateSinceAndEvents(t *testing.T) {
 	}
 }
 
-func TestObserverIsIdleOnlyOnceDecisionsWereHandedOn(t *testing.T) {
+func TestObserverIdleAfterDecisions(t *testing.T) {
 	o, _ := testObserver()
 	handedOn := 0
 	o.onDecisions = func(decisions) {
 		handedOn++
 		if o.idle() {
-			t.Error("idle before the reporter has heard of a withdrawal")
+			t.Error("idle before the reporter has the withdrawal")
 		}
 	}
 	o.decided(decisions{Changes: []gate.Change{change(vipA, gate.Announced, gate.Withdrawn, gate.Stopping)}})
@@ -70,17 +70,17 @@ func TestObserverIsIdleOnlyOnceDecisionsWereHandedOn(t *testing.T) {
 	}
 }
 
-func TestAppliedPositionFollowsTheDecisionsThatRestOnIt(t *testing.T) {
+func TestAppliedPositionFollowsDecisions(t *testing.T) {
 	o, _ := testObserver()
 	var order []string
 	o.onDecisions = func(d decisions) { order = append(order, fmt.Sprint("decision ", d.Revision)) }
 	o.onApplied = func(p readiness.Position) { order = append(order, fmt.Sprint("applied ", p.Revision)) }
 	o.decided(decisions{Revision: 1, Changes: []gate.Change{change(vipA, gate.Withdrawn, gate.Announced, gate.Ready)}})
-	o.took(readiness.Position{InstanceID: "a", Revision: 7})
+	o.positionApplied(readiness.Position{InstanceID: "a", Revision: 7})
 	o.decided(decisions{Revision: 2, Changes: []gate.Change{change(vipA, gate.Announced, gate.Depreferred, gate.LBDraining)}})
-	o.took(readiness.Position{InstanceID: "a", Revision: 8})
+	o.positionApplied(readiness.Position{InstanceID: "a", Revision: 8})
 	o.drain()
-	o.took(readiness.Position{InstanceID: "a", Revision: 9}) // changed nothing
+	o.positionApplied(readiness.Position{InstanceID: "a", Revision: 9}) // changed nothing
 	o.drain()
 	o.drain()
 	if got, want := strings.Join(order, ", "), "decision 1, decision 2, applied 8, applied 9"; got != want {
@@ -88,7 +88,7 @@ func TestAppliedPositionFollowsTheDecisionsThatRestOnIt(t *testing.T) {
 	}
 }
 
-func TestObserverForgetsVIPsThatLeft(t *testing.T) {
+func TestObserverForgetsRemovedVIPs(t *testing.T) {
 	o, _ := testObserver()
 	o.decided(decisions{Changes: []gate.Change{change(vipA, gate.Withdrawn, gate.Announced, gate.Ready)}})
 	o.decided(decisions{Changes: []gate.Change{change(vipA, gate.Announced, gate.Withdrawn, gate.NotConfigured)}})
@@ -98,7 +98,7 @@ func TestObserverForgetsVIPsThatLeft(t *testing.T) {
 	}
 }
 
-func TestObserverQueueIsBoundedAndKeepsTheState(t *testing.T) {
+func TestObserverQueueIsBounded(t *testing.T) {
 	o, _ := testObserver()
 	for i := range 3 * maxQueued / 100 {
 		d := decisions{Revision: uint64(i)}
@@ -131,7 +131,7 @@ func TestEventsKeepTheNewest(t *testing.T) {
 	}
 }
 
-func TestReasonsAreThoseOfTheContract(t *testing.T) {
+func TestReasonsMatchProto(t *testing.T) {
 	for _, r := range gate.Reasons {
 		name := readinessv1.AdvertisementReason_name[int32(reasonProto(r))]
 		if reasonWord := r.String(); name != "ADVERTISEMENT_REASON_"+strings.ToUpper(reasonWord) {

@@ -20,29 +20,29 @@ import (
 // Options configure a frontend. Every field is needed unless said otherwise.
 type Options struct {
 	Version string
-	// TrenchFile is watched; Config is what was read from it at the start. Nil: it was
-	// refused, and there are no VIPs until it is accepted.
+	// TrenchFile is watched; Config is its content at the start. Nil: it was refused, and there are
+	// no VIPs until it is accepted.
 	TrenchFile string
 	Defaults   trench.Defaults
 	Config     *trench.Config
 
-	// Directory is the directory of readiness files that is read instead of
-	// LBSocket; nil: none. Unused without Gating.
+	// Directory is the directory of readiness files, the readiness source instead of LBSocket; nil:
+	// none. Unused without Gating.
 	Directory *readinessfile.Options
-	// LBSocket is the load balancer's readiness socket, such as
-	// "unix:///var/lib/meridio/lb.sock". Unused without Gating and with Directory.
+	// LBSocket is the load balancer's readiness socket, such as "unix:///var/lib/meridio/lb.sock".
+	// Unused without Gating and with Directory.
 	LBSocket string
-	// Identity and Credentials are who we are and whom we believe to be the load
-	// balancer. Nil without Gating and with Directory.
+	// Identity is the frontend's SVID, and Credentials authorize the load balancer. Nil without
+	// Gating and with Directory.
 	Identity    *identity.Source
 	Credentials credentials.TransportCredentials
 	// LoadBalancers are the IDs that may be the load balancer; used for a warning.
 	LoadBalancers []spiffeid.ID
 	// Gating is false when readiness does not gate advertisements.
 	Gating bool
-	// OnLBLoss says what happens to VIPs when the load balancer is lost.
+	// OnLBLoss is the policy for VIPs when the load balancer is lost.
 	OnLBLoss gate.LossPolicy
-	// FlapBackoff makes VIPs that flap wait before they rise.
+	// FlapBackoff delays the rise of VIPs that flap.
 	FlapBackoff bool
 	// MaxBackoff bounds the wait between attempts to reach the load balancer.
 	MaxBackoff time.Duration
@@ -58,22 +58,22 @@ type Options struct {
 
 	// DrainTime is how long VIPs are de-preferred before they are withdrawn.
 	DrainTime time.Duration
-	// Settle is how long gateways get to change their forwarding tables after a
-	// withdrawal before the load balancer is told.
+	// Settle is the time for gateways to update their forwarding tables after a withdrawal, before
+	// it is reported to the load balancer.
 	Settle time.Duration
-	// ReadyTimeout is how long Readiness waits after a start for VIPs that are ready and
-	// not advertised, once everything else that it needs holds.
+	// ReadyTimeout bounds how long Readiness waits after a start for VIPs that are ready and not
+	// advertised, from when all its other conditions hold.
 	ReadyTimeout time.Duration
-	// RequireRoute withdraws the VIPs of a family while no gateway gives it a route.
+	// RequireRoute withdraws the VIPs of a family while no gateway advertises a route.
 	RequireRoute bool
-	// RemoveRulesOnExit removes marks, rules and blackhole at the end.
+	// RemoveRulesOnExit removes marks, rules and blackhole routes on exit.
 	RemoveRulesOnExit bool
 
 	Log   *slog.Logger
 	Level *logs.Level
 }
 
-// BIRDOptions are those of BIRD.
+// BIRDOptions configure BIRD.
 type BIRDOptions struct {
 	Executable   string // looked up in PATH when empty
 	Dir, Socket  string
@@ -81,10 +81,10 @@ type BIRDOptions struct {
 	RouterID     netip.Addr
 	ScanTime     time.Duration
 	LogFileSize  int  // bytes; 0: no log file
-	LogBIRD      bool // BIRD's own lines at level info
+	LogBIRD      bool // log all of BIRD's lines at info
 }
 
-// KernelOptions are those of the source routing.
+// KernelOptions configure source routing.
 type KernelOptions struct {
 	TableID    uint32
 	Priority   int
@@ -92,14 +92,13 @@ type KernelOptions struct {
 	ECMP       bool
 }
 
-// ErrNoSocket says that gating is on but nothing names the readiness socket.
-var ErrNoSocket = errors.New("no readiness socket: an empty value is refused, since it would advertise VIPs that nobody forwards; " +
+// ErrNoSocket reports that gating is on and the readiness socket is empty.
+var ErrNoSocket = errors.New("no readiness socket: an empty value is refused, since it would advertise VIPs that no load balancer forwards; " +
 	"set --lb-socket (VIPGATE_LB_SOCKET), or switch gating off with --gating=off")
 
-// ErrNoDirectory says that a directory of readiness files is to be read, and none
-// is named.
-var ErrNoDirectory = errors.New("no readiness directory: an empty value is refused, since it would advertise VIPs that nobody forwards; " +
-	"set --readiness-dir (VIPGATE_READINESS_DIR) to a directory such as /var/run/meridio, leave it out to listen to --lb-socket, or switch gating off with --gating=off")
+// ErrNoDirectory reports that the directory of readiness files is empty.
+var ErrNoDirectory = errors.New("no readiness directory: an empty value is refused, since it would advertise VIPs that no load balancer forwards; " +
+	"set --readiness-dir (VIPGATE_READINESS_DIR) to a directory such as /var/run/meridio, omit it to use --lb-socket, or switch gating off with --gating=off")
 
 func (o *Options) validate() error {
 	if o.Gating && o.Directory == nil && o.LBSocket == "" {

@@ -12,36 +12,34 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// confirmTimeout is how long a report of WITHDRAWN waits for the gateways'
-// sessions to show it (design section 4).
+// confirmTimeout bounds how long a report of WITHDRAWN waits until the gateway sessions show it.
 const confirmTimeout = 500 * time.Millisecond
 
-// reporter tells the load balancer what is advertised. ANNOUNCED and
-// DEPREFERRED are told at once. WITHDRAWN is told only after the UPDATE was
-// written, every gateway session showed it, and the gateways had time to change
-// their forwarding tables: the load balancer tears down on that word.
+// reporter reports advertisements to the load balancer: ANNOUNCED and DEPREFERRED at once,
+// WITHDRAWN only after the UPDATE was written, every gateway session showed it, and the gateways
+// had time to update their forwarding tables. The load balancer stops forwarding on that report.
 type reporter struct {
 	announcer *latest.Value[announce.State]
-	confirm   func(context.Context) error // the gateways hold what was announced
+	confirm   func(context.Context) error // waits until the gateway sessions export the announced VIPs
 	settle    time.Duration
-	// send must not block. It is called with mu held: what is told keeps the
-	// order of the decisions, and idle is true only once everything was told.
+	// send must not block. It is called with mu held: reports keep the order of the decisions, and
+	// idle is true only after all were sent.
 	send  func(map[vip.VIP]reported)
 	ready chan struct{}
 
 	mu      sync.Mutex
-	waiting map[vip.VIP]withdrawal // decided, not yet told
+	pending map[vip.VIP]withdrawal // decided, not yet reported
 	wake    chan struct{}
-	idle    *latest.Value[bool] // nothing waits
+	idle    *latest.Value[bool] // pending is empty
 }
 
-// reported is what the load balancer is told of a VIP.
+// reported is the report of one VIP.
 type reported struct {
 	gate.Decision
 	Unconfirmed bool
 }
 
-// withdrawal is a decision that waits to be confirmed.
+// withdrawal is a decision that is not confirmed yet.
 type withdrawal struct {
 	decision gate.Decision
 	revision uint64
@@ -55,34 +53,34 @@ func newReporter(a *latest.Value[announce.State], s *bird.Supervisor, settle tim
 			s.Expect(announced.Announced4, announced.Announced6)
 			return s.Confirm(ctx)
 		},
-		waiting: map[vip.VIP]withdrawal{}, wake: make(chan struct{}, 1), idle: latest.New(true),
+		pending: map[vip.VIP]withdrawal{}, wake: make(chan struct{}, 1), idle: latest.New(true),
 	}
 }
 
 func (r *reporter) String() string         { return "reporter" }
 func (r *reporter) Ready() <-chan struct{} { return r.ready }
 
-// decided takes over a batch of decisions.
+// decided reports a batch of decisions, or queues its withdrawals.
 func (r *reporter) decided(d decisions) {
 	now := map[vip.VIP]reported{}
 	r.mu.Lock()
 	for _, ch := range d.Changes {
-		w, waits := r.waiting[ch.VIP]
+		w, isPending := r.pending[ch.VIP]
 		switch {
-		case ch.To.Advertisement != gate.Withdrawn, ch.From.Advertisement == gate.Withdrawn && !waits:
+		case ch.To.Advertisement != gate.Withdrawn, ch.From.Advertisement == gate.Withdrawn && !isPending:
 		case ch.From.Advertisement == gate.Withdrawn:
-			// Only the reason changed: it is still the same UPDATE that counts.
-			r.waiting[ch.VIP] = withdrawal{ch.To, w.revision}
+			// Only the reason changed: the UPDATE to confirm is still the same.
+			r.pending[ch.VIP] = withdrawal{ch.To, w.revision}
 			continue
 		default:
-			r.waiting[ch.VIP] = withdrawal{ch.To, d.Revision}
+			r.pending[ch.VIP] = withdrawal{ch.To, d.Revision}
 			continue
 		}
-		delete(r.waiting, ch.VIP)
+		delete(r.pending, ch.VIP)
 		now[ch.VIP] = reported{Decision: ch.To}
 	}
 	r.send(now)
-	r.idle.Set(len(r.waiting) == 0)
+	r.idle.Set(len(r.pending) == 0)
 	r.mu.Unlock()
 	select {
 	case r.wake <- struct{}{}:
@@ -98,18 +96,18 @@ func (r *reporter) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-r.wake:
-			for r.round(ctx) {
+			for r.confirmPending(ctx) {
 			}
 		}
 	}
 }
 
-// round confirms what waits now. It tells whether more came meanwhile.
-func (r *reporter) round(ctx context.Context) bool {
+// confirmPending confirms the pending withdrawals, and reports whether more were added meanwhile.
+func (r *reporter) confirmPending(ctx context.Context) bool {
 	r.mu.Lock()
-	batch := make(map[vip.VIP]withdrawal, len(r.waiting))
+	batch := make(map[vip.VIP]withdrawal, len(r.pending))
 	var revision uint64
-	for v, w := range r.waiting {
+	for v, w := range r.pending {
 		batch[v] = w
 		revision = max(revision, w.revision)
 	}
@@ -117,7 +115,7 @@ func (r *reporter) round(ctx context.Context) bool {
 	if len(batch) == 0 {
 		return false
 	}
-	confirmed := r.withdrawn(ctx, revision)
+	confirmed := r.awaitWithdrawn(ctx, revision)
 	timer := time.NewTimer(r.settle)
 	defer timer.Stop()
 	select {
@@ -125,36 +123,36 @@ func (r *reporter) round(ctx context.Context) bool {
 	case <-ctx.Done():
 		return false
 	}
-	told := map[vip.VIP]reported{}
+	reports := map[vip.VIP]reported{}
 	r.mu.Lock()
 	for v, w := range batch {
-		// A VIP that rose and fell again meanwhile has a later revision and
-		// waits for a round of its own.
-		if current, waits := r.waiting[v]; waits && current.revision == w.revision {
-			told[v] = reported{current.decision, !confirmed}
-			delete(r.waiting, v)
+		// A VIP that was announced and withdrawn again meanwhile has a later revision, and is
+		// confirmed in the next call.
+		if current, isPending := r.pending[v]; isPending && current.revision == w.revision {
+			reports[v] = reported{current.decision, !confirmed}
+			delete(r.pending, v)
 		}
 	}
-	more := len(r.waiting) > 0
+	more := len(r.pending) > 0
 	if !more {
-		// A map costs what it once held: the next flip must not pay for a flood.
-		r.waiting = map[vip.VIP]withdrawal{}
+		// A map never shrinks: iterating over it would stay slow after a burst.
+		r.pending = map[vip.VIP]withdrawal{}
 	}
-	r.send(told)
+	r.send(reports)
 	r.idle.Set(!more)
 	r.mu.Unlock()
 	return more
 }
 
-// withdrawn waits until the revision was written to BIRD and every session
-// exports what it should. It tells whether that was seen.
-func (r *reporter) withdrawn(ctx context.Context, revision uint64) bool {
+// awaitWithdrawn waits until the revision was written to BIRD and every session exports the
+// expected VIPs. It reports whether that was observed.
+func (r *reporter) awaitWithdrawn(ctx context.Context, revision uint64) bool {
 	ctx, cancel := context.WithTimeout(ctx, confirmTimeout)
 	defer cancel()
 	for {
 		s, changed := r.announcer.Get()
 		if !s.Established {
-			// BIRD lost our session and with it every route of ours.
+			// BIRD dropped all VIPs with the loopback session.
 			break
 		}
 		if s.Written >= revision {
@@ -169,7 +167,7 @@ func (r *reporter) withdrawn(ctx context.Context, revision uint64) bool {
 	return r.confirm(ctx) == nil
 }
 
-// Flush waits until nothing waits to be told.
+// Flush waits until every decision was reported.
 func (r *reporter) Flush(ctx context.Context) error {
 	for {
 		idle, changed := r.idle.Get()

@@ -27,23 +27,23 @@ var (
 
 const settle = 200 * time.Millisecond
 
-// telling is a reporter whose announcer and gateways are told what to do.
-type telling struct {
+// reporterFixture is a reporter with a scripted announcer and scripted gateways.
+type reporterFixture struct {
 	*reporter
 	state   *latest.Value[announce.State]
 	confirm func(context.Context) error
 
-	mu   sync.Mutex
-	told map[vip.VIP]reported
+	mu      sync.Mutex
+	reports map[vip.VIP]reported
 }
 
-func startReporter(t *testing.T) *telling {
-	r := &telling{state: latest.New(announce.State{Established: true}), told: map[vip.VIP]reported{}}
+func startReporter(t *testing.T) *reporterFixture {
+	r := &reporterFixture{state: latest.New(announce.State{Established: true}), reports: map[vip.VIP]reported{}}
 	r.confirm = func(context.Context) error { return nil }
 	r.reporter = newReporter(r.state, nil, settle, func(m map[vip.VIP]reported) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		maps.Copy(r.told, m)
+		maps.Copy(r.reports, m)
 	})
 	r.reporter.confirm = func(ctx context.Context) error { return r.confirm(ctx) }
 	ctx, cancel := context.WithCancel(t.Context())
@@ -59,32 +59,32 @@ func startReporter(t *testing.T) *telling {
 // pass lets time go by in the bubble.
 func pass(d time.Duration) { <-time.After(d) }
 
-func (r *telling) decide(revision uint64, v vip.VIP, from, to gate.Advertisement, reason gate.Reason) {
+func (r *reporterFixture) decide(revision uint64, v vip.VIP, from, to gate.Advertisement, reason gate.Reason) {
 	r.decided(decisions{Revision: revision, Changes: []gate.Change{{
 		VIP: v, From: gate.Decision{Advertisement: from}, To: gate.Decision{Advertisement: to, Reason: reason},
 	}}})
 }
 
-func (r *telling) written(revision uint64) {
+func (r *reporterFixture) written(revision uint64) {
 	r.state.Set(announce.State{Established: true, Written: revision})
 }
 
-func (r *telling) of(v vip.VIP) (reported, bool) {
+func (r *reporterFixture) of(v vip.VIP) (reported, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	x, ok := r.told[v]
+	x, ok := r.reports[v]
 	return x, ok
 }
 
-func (r *telling) want(t *testing.T, v vip.VIP, a gate.Advertisement, unconfirmed bool) {
+func (r *reporterFixture) want(t *testing.T, v vip.VIP, a gate.Advertisement, unconfirmed bool) {
 	t.Helper()
 	synctest.Wait()
 	if got, ok := r.of(v); !ok || got.Advertisement != a || got.Unconfirmed != unconfirmed {
-		t.Fatalf("told %v (%t) of %s, want %v, unconfirmed %t", got, ok, v, a, unconfirmed)
+		t.Fatalf("reported %v (%t) for %s, want %v, unconfirmed %t", got, ok, v, a, unconfirmed)
 	}
 }
 
-func TestWithdrawnIsToldOnlyWhenWrittenConfirmedAndSettled(t *testing.T) {
+func TestWithdrawnReportedAfterSettle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := startReporter(t)
 		confirmed := make(chan struct{})
@@ -112,7 +112,7 @@ func TestWithdrawnIsToldOnlyWhenWrittenConfirmedAndSettled(t *testing.T) {
 	})
 }
 
-func TestWithdrawalThatNobodyConfirmsIsToldAsSuch(t *testing.T) {
+func TestUnconfirmedWithdrawalIsMarked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := startReporter(t)
 		r.confirm = func(ctx context.Context) error { <-ctx.Done(); return errors.New("unseen") }
@@ -123,7 +123,7 @@ func TestWithdrawalThatNobodyConfirmsIsToldAsSuch(t *testing.T) {
 	})
 }
 
-func TestVIPThatRoseMeanwhileIsNotToldAsWithdrawn(t *testing.T) {
+func TestRiseCancelsWithdrawal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := startReporter(t)
 		r.written(1)
@@ -155,7 +155,7 @@ func TestOlderUpdateConfirmsNoWithdrawal(t *testing.T) {
 }
 
 // VIPs that wait together were withdrawn by different UPDATEs: the last one counts.
-func TestWithdrawalsOfOneRoundWaitForTheNewest(t *testing.T) {
+func TestWithdrawalsWaitForTheNewest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := startReporter(t)
 		r.written(1)
@@ -205,12 +205,12 @@ func TestAnotherReasonDoesNotDelayAWithdrawal(t *testing.T) {
 		pass(settle / 2)
 		r.want(t, vipA, gate.Withdrawn, false)
 		if got, _ := r.of(vipA); got.Reason != gate.NoGateway {
-			t.Fatalf("told the old reason %v", got.Reason)
+			t.Fatalf("reported the old reason %v", got.Reason)
 		}
 	})
 }
 
-func TestFlushWaitsForWhatIsNotToldYet(t *testing.T) {
+func TestFlushWaitsForReports(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := startReporter(t)
 		r.written(1)
@@ -226,13 +226,13 @@ func TestFlushWaitsForWhatIsNotToldYet(t *testing.T) {
 	})
 }
 
-func TestFlushReturnsOnlyAfterTheTelling(t *testing.T) {
+func TestFlushReturnsAfterReport(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := startReporter(t)
 		send := r.send
 		r.send = func(m map[vip.VIP]reported) {
 			if len(m) > 0 && r.idle.Load() {
-				t.Error("idle before the withdrawal is told")
+				t.Error("idle before the withdrawal is reported")
 			}
 			send(m)
 		}

@@ -12,7 +12,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// status is everything that `frontend status` shows.
+// status returns the content of `frontend status`.
 func (p *process) status() *frontendv1.Status {
 	now := time.Now()
 	loaded := p.config.Value().Load()
@@ -61,21 +61,20 @@ func freshnessProto(f gate.Freshness) frontendv1.Freshness {
 	}
 }
 
-// birdStatus fills in BIRD and the gateways, and returns the names of those
-// that are up.
+// birdStatus sets BIRD and the gateways in s, and returns the names of the gateways that are up.
 func (p *process) birdStatus(s *frontendv1.Status) [len(vip.Families)][]string {
 	var up [len(vip.Families)][]string
 	b := p.bird.State().Load()
-	s.Bird = &frontendv1.BirdStatus{Version: b.Version, Pid: uint32(b.PID), Restarts: uint32(b.Restarts), Error: birdWords(b)}
+	s.Bird = &frontendv1.BirdStatus{Version: b.Version, Pid: uint32(b.PID), Restarts: uint32(b.Restarts), Error: birdDetail(b)}
 	if !b.Since.IsZero() {
 		s.Bird.Since = timestamppb.New(b.Since)
 	}
 	for _, g := range b.Gateways {
 		st := &frontendv1.GatewayStatus{
-			Name: g.Name, Address: g.Address.String(), Up: g.Up && b.Alive, State: gatewayWords(g),
+			Name: g.Name, Address: g.Address.String(), Up: g.Up && b.Alive, State: gatewayDetail(g),
 			Imported: uint32(g.Imported), Exported: uint32(g.Exported), Bfd: g.BFD,
 		}
-		if !st.Up { // BIRD keeps the error that ended the session before
+		if !st.Up { // BIRD keeps the error of the previous session
 			st.LastError = g.LastError
 		}
 		if !b.Alive {
@@ -105,15 +104,15 @@ func (s *state) vipStatus(now time.Time, configured []vip.VIP, up [len(vip.Famil
 		if !st.Since.IsZero() {
 			x.Since = timestamppb.New(st.Since)
 		}
-		if st.Spoken {
-			x.Readiness = st.Word.Proto(now)
+		if st.Reported {
+			x.Readiness = st.Readiness.Proto(now)
 		}
 		list = append(list, x)
 	}
 	return list
 }
 
-// show brings health and metrics of VIPs up to date.
+// show updates health and metrics of VIPs.
 func (p *process) show(d decisions) {
 	for _, ch := range d.Changes {
 		if ch.To.Reason == gate.NotConfigured {

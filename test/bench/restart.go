@@ -23,7 +23,7 @@ var milestones = []struct {
 	{"BIRD started", frontendOf, `msg="BIRD started"`},
 	{"session with BIRD up", frontendOf, `msg="session with BIRD established"`},
 	{"source routing of the VIPs in the kernel", frontendOf, `msg="VIP set updated"`},
-	{"readiness heard", frontendOf, `msg="load balancer's word went from`},
+	{"readiness heard", frontendOf, `msg="load balancer readiness went from`},
 	{"gateway's session seen up", frontendOf, `service=Egress serving=true`},
 	{"first VIP announced", frontendOf, `to=announced`},
 }

@@ -213,7 +213,7 @@ func TestUnappliedBIRDConfiguration(t *testing.T) {
 
 	f.must(os.Rename(away, f.pod.BirdDir()))
 	f.waitFrontend("BIRDConfiguration", true)
-	events.waitFor(&events.out, "BIRD has the wanted configuration again")
+	events.waitFor(&events.out, "BIRD loaded the desired configuration")
 	if good, _ := configured(); good != 1 {
 		t.Errorf("configured %v", good)
 	}

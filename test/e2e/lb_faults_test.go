@@ -393,7 +393,7 @@ func TestLBLossKeepsVIPs(t *testing.T) {
 	mark := f.mark()
 
 	f.must(f.pod.LB.Kill())
-	f.waitLog(f.pod.Frontend, "load balancer's word went from live to lost")
+	f.waitLog(f.pod.Frontend, "load balancer readiness went from live to lost")
 	f.up(f.target2) // nobody says that B is ready now
 	f.wantRoutes(vipA4, vipA6)
 	f.wantNoUpdates(mark, vipA4, vipA6)
