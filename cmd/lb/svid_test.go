@@ -99,7 +99,7 @@ func TestSVIDIsRefused(t *testing.T) {
 		{"files", []string{"--identity=files", "--dev-authority-dir=" + dir, "--id=" + operator}, "only the development authority"},
 		{"no directory", []string{"--identity=dev", "--id=" + operator}, "--dev-authority-dir is missing"},
 		{"no authority there", []string{"--identity=dev", "--dev-authority-dir=" + nothing, "--id=" + operator}, "no development authority in " + nothing},
-		{"others can write", []string{"--identity=dev", "--dev-authority-dir=" + open, "--id=" + operator}, "others could use it"},
+		{"others can write", []string{"--identity=dev", "--dev-authority-dir=" + open, "--id=" + operator}, "accessible to other users"},
 		{"no ID", []string{"--identity=dev", "--dev-authority-dir=" + dir}, "--id"},
 		{"a trust domain only", []string{"--identity=dev", "--dev-authority-dir=" + dir, "--id=spiffe://vipgate.local"}, "needs a path"},
 		{"no SPIFFE ID", []string{"--identity=dev", "--dev-authority-dir=" + dir, "--id=operator"}, "not a SPIFFE ID"},

@@ -11,10 +11,10 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// AdminInfo tells a server who is at the other end of an admin socket.
+// AdminInfo identifies the peer of an admin socket.
 type AdminInfo struct {
 	credentials.CommonAuthInfo
-	// PID, UID and GID are the peer's at the time it connected.
+	// PID, UID and GID are those of the peer when it connected.
 	PID      int32
 	UID, GID uint32
 }
@@ -22,10 +22,9 @@ type AdminInfo struct {
 // AuthType returns "admin".
 func (AdminInfo) AuthType() string { return "admin" }
 
-// AdminCredentials are the credentials of a plaintext server on a unix socket that
-// serves the processes of the same user and of root only (SO_PEERCRED). Who is
-// refused is logged, rate-limited. Clients use them too, then without any check,
-// since the directory and the mode of the socket say whose it is.
+// AdminCredentials are the credentials of a plaintext server on a unix socket for processes of the
+// same user and of root (SO_PEERCRED). Rejections are logged, rate-limited. Clients use them
+// without a check: the permissions of directory and socket protect the path.
 func AdminCredentials(log *slog.Logger) credentials.TransportCredentials {
 	return &adminCredentials{uid: uint32(os.Geteuid()), denials: newDenialLog(log)}
 }
@@ -49,7 +48,9 @@ func (a *adminCredentials) ServerHandshake(c net.Conn) (net.Conn, credentials.Au
 	return c, AdminInfo{CommonAuthInfo: localSecurity(), PID: cred.Pid, UID: cred.Uid, GID: cred.Gid}, nil
 }
 
-func (a *adminCredentials) ClientHandshake(_ context.Context, _ string, c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (a *adminCredentials) ClientHandshake(_ context.Context, _ string, c net.Conn) (net.Conn, credentials.AuthInfo,
+	error,
+) {
 	info := AdminInfo{CommonAuthInfo: localSecurity()}
 	if cred, err := peerProcess(c); err == nil {
 		info.PID, info.UID, info.GID = cred.Pid, cred.Uid, cred.Gid
@@ -57,7 +58,7 @@ func (a *adminCredentials) ClientHandshake(_ context.Context, _ string, c net.Co
 	return c, info, nil
 }
 
-// localSecurity: what goes through a unix socket stays in the kernel.
+// localSecurity: data on a unix socket do not leave the kernel.
 func localSecurity() credentials.CommonAuthInfo {
 	return credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}
 }

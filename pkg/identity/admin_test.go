@@ -21,8 +21,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// dialAs connects as another user. The thread that became that user ends with the
-// goroutine, since it is never unlocked.
+// dialAs connects as another user. The thread with that user ends with the goroutine, since it is
+// never unlocked.
 func dialAs(t *testing.T, uid int, path string) net.Conn {
 	t.Helper()
 	type result struct {
@@ -33,7 +33,7 @@ func dialAs(t *testing.T, uid int, path string) net.Conn {
 	go func() {
 		runtime.LockOSThread()
 		var r result
-		// The raw system call changes this thread alone.
+		// The raw system call changes only this thread.
 		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
 			r.err = errno
 		} else {
@@ -47,7 +47,7 @@ func dialAs(t *testing.T, uid int, path string) net.Conn {
 	return r.c
 }
 
-func TestAdminSocketServesTheSameUserAndRootOnly(t *testing.T) {
+func TestAdminSocketUsers(t *testing.T) {
 	if os.Geteuid() != 0 {
 		lab.Skip(t, "root, to connect as another user")
 	}
@@ -97,7 +97,7 @@ func TestAdminSocketServesTheSameUserAndRootOnly(t *testing.T) {
 	}
 }
 
-func TestAdminSocketRefusesWhoeverHasNoPeerCredentials(t *testing.T) {
+func TestAdminSocketNeedsPeerCredentials(t *testing.T) {
 	a, b := net.Pipe()
 	defer b.Close()
 	if _, _, err := identity.AdminCredentials(nil).ServerHandshake(a); err == nil {
@@ -105,7 +105,7 @@ func TestAdminSocketRefusesWhoeverHasNoPeerCredentials(t *testing.T) {
 	}
 }
 
-// who answers with what the credentials say about the caller.
+// who responds with the peer's credentials.
 type who struct {
 	*health.Server
 	info chan credentials.AuthInfo
@@ -118,7 +118,7 @@ func (w who) Check(ctx context.Context, r *healthpb.HealthCheckRequest) (*health
 	return w.Server.Check(ctx, r)
 }
 
-func TestAdminCredentialsCarryGRPC(t *testing.T) {
+func TestAdminCredentialsWithGRPC(t *testing.T) {
 	path := filepath.Join(identitytest.ShortDir(t), "admin.sock")
 	l, err := listen(t, path, 0)
 	must(t, err)

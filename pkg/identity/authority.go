@@ -31,21 +31,21 @@ const (
 	authorityCert = "ca.crt"
 	authorityKey  = "ca.key"
 	authorityLock = "ca.lock"
-	// authorityLife is long enough that nobody meets its end on one machine.
-	authorityLife = 10 * 365 * 24 * time.Hour
-	// authorityWait bounds the wait for another process that makes the authority,
-	// which takes milliseconds.
+	// authorityTTL exceeds the lifetime of a development machine.
+	authorityTTL = 10 * 365 * 24 * time.Hour
+	// authorityWait bounds the wait for another process that creates the authority, which takes
+	// milliseconds.
 	authorityWait = 10 * time.Second
 )
 
-// DevAuthority signs X.509-SVIDs of any trust domain. It is meant for the
-// processes of one machine and for tests: whoever can read its key can be anyone.
+// DevAuthority signs X.509-SVIDs of any trust domain. It is for the processes of one machine and
+// for tests: a process that can read its key can impersonate any ID.
 type DevAuthority struct {
 	cert *x509.Certificate
 	key  crypto.Signer
 }
 
-// NewDevAuthority makes an authority that lives in memory.
+// NewDevAuthority returns an authority in memory.
 func NewDevAuthority() (*DevAuthority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -57,10 +57,13 @@ func NewDevAuthority() (*DevAuthority, error) {
 	}
 	now := time.Now()
 	template := &x509.Certificate{
-		SerialNumber:          serial,
-		Subject:               pkix.Name{Organization: []string{"vipgate development"}, CommonName: "development authority " + serial.Text(16)},
+		SerialNumber: serial,
+		Subject: pkix.Name{
+			Organization: []string{"vipgate development"},
+			CommonName:   "development authority " + serial.Text(16),
+		},
 		NotBefore:             now.Add(-time.Hour),
-		NotAfter:              now.Add(authorityLife),
+		NotAfter:              now.Add(authorityTTL),
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 		BasicConstraintsValid: true,
 		IsCA:                  true,
@@ -76,23 +79,23 @@ func NewDevAuthority() (*DevAuthority, error) {
 	return &DevAuthority{cert: cert, key: key}, nil
 }
 
-// OpenDevAuthority returns the authority that is kept in dir, which it makes
-// when missing: dir with mode 0700, ca.crt and ca.key with 0600. Processes that
-// come at the same time agree on one. A directory or key that others could have
-// written or read is refused.
+// OpenDevAuthority returns the authority in dir and creates it when missing: dir with mode 0700,
+// ca.crt and ca.key with 0600. Concurrent processes agree on one. A directory or key that other
+// users could have read or written is rejected.
 func OpenDevAuthority(dir string) (*DevAuthority, error) {
 	return openAuthority(context.Background(), dir)
 }
 
-// LoadDevAuthority returns the authority that is kept in dir, and makes none: one
-// that nobody else has is of no use to those who want to be believed.
+// LoadDevAuthority returns the authority in dir and does not create one, since no running process
+// would trust it.
 func LoadDevAuthority(dir string) (*DevAuthority, error) {
 	if err := checkAuthority(dir); err != nil {
 		return nil, err
 	}
 	a, err := loadAuthority(dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("there is no development authority in %s: name the directory of a running process, which makes it", dir)
+		return nil, fmt.Errorf("no development authority in %s; use the directory of a running process, which creates it",
+			dir)
 	}
 	return a, err
 }
@@ -104,7 +107,7 @@ func openAuthority(ctx context.Context, dir string) (*DevAuthority, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("directory of the development authority: %w", err)
 	}
-	if err := private(dir, 0o022); err != nil {
+	if err := checkPermissions(dir, 0o022); err != nil {
 		return nil, fmt.Errorf("directory of the development authority: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, authorityWait)
@@ -119,7 +122,7 @@ func openAuthority(ctx context.Context, dir string) (*DevAuthority, error) {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return a, err
 	}
-	// The certificate is written last, so without it nobody has adopted the key.
+	// The certificate is written last: without it no process has used the key.
 	if a, err = NewDevAuthority(); err != nil {
 		return nil, err
 	}
@@ -138,12 +141,12 @@ func openAuthority(ctx context.Context, dir string) (*DevAuthority, error) {
 
 var errNoAuthorityDir = errors.New("no directory for the development authority")
 
-// checkAuthority refuses what OpenDevAuthority would refuse, and makes nothing.
+// checkAuthority returns the error of OpenDevAuthority without creating anything.
 func checkAuthority(dir string) error {
 	if dir == "" {
 		return errNoAuthorityDir
 	}
-	switch err := private(dir, 0o022); {
+	switch err := checkPermissions(dir, 0o022); {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case err != nil:
@@ -155,8 +158,8 @@ func checkAuthority(dir string) error {
 	return nil
 }
 
-// loadAuthority reads the authority in dir. The error is fs.ErrNotExist when its
-// certificate is not there.
+// loadAuthority reads the authority in dir. The error is fs.ErrNotExist when its certificate does
+// not exist.
 func loadAuthority(dir string) (*DevAuthority, error) {
 	certPath, keyPath := filepath.Join(dir, authorityCert), filepath.Join(dir, authorityKey)
 	certPEM, err := files.Read(certPath, maxFile)
@@ -165,11 +168,11 @@ func loadAuthority(dir string) (*DevAuthority, error) {
 	}
 	certs, err := certificates(certPEM)
 	if err != nil {
-		return nil, fmt.Errorf("development authority %s: %w; remove %s to start anew", certPath, err, dir)
+		return nil, fmt.Errorf("development authority %s: %w; remove %s to create a new one", certPath, err, dir)
 	}
-	if err := private(keyPath, 0o077); err != nil {
-		// Not ErrNotExist: a certificate without its key is a broken authority.
-		return nil, fmt.Errorf("key of the development authority: %s; mend it or remove %s to start anew", err, dir)
+	if err := checkPermissions(keyPath, 0o077); err != nil {
+		// Not ErrNotExist: a certificate without its key is a corrupt authority.
+		return nil, fmt.Errorf("key of the development authority: %s; restore it or remove %s to create a new one", err, dir)
 	}
 	keyPEM, err := files.Read(keyPath, maxFile)
 	if err != nil {
@@ -177,7 +180,7 @@ func loadAuthority(dir string) (*DevAuthority, error) {
 	}
 	der, err := privateKey(keyPEM)
 	if err != nil {
-		return nil, fmt.Errorf("development authority %s: %w; remove %s to start anew", keyPath, err, dir)
+		return nil, fmt.Errorf("development authority %s: %w; remove %s to create a new one", keyPath, err, dir)
 	}
 	key, err := x509.ParsePKCS8PrivateKey(der)
 	if err != nil {
@@ -188,35 +191,37 @@ func loadAuthority(dir string) (*DevAuthority, error) {
 		return nil, fmt.Errorf("development authority %s: a %T cannot sign", keyPath, key)
 	}
 	if p, ok := certs[0].PublicKey.(interface{ Equal(crypto.PublicKey) bool }); !ok || !p.Equal(signer.Public()) {
-		return nil, fmt.Errorf("development authority: %s does not belong to %s; remove %s to start anew", keyPath, certPath, dir)
+		return nil, fmt.Errorf("development authority: %s does not belong to %s; remove %s to create a new one", keyPath,
+			certPath, dir)
 	}
 	if err := validity("development authority "+certPath, certs[0], time.Now()); err != nil {
-		return nil, fmt.Errorf("%w; remove %s to start anew", err, dir)
+		return nil, fmt.Errorf("%w; remove %s to create a new one", err, dir)
 	}
 	return &DevAuthority{cert: certs[0], key: signer}, nil
 }
 
-// private checks that path belongs to us or root and that nobody else has any of
+// checkPermissions checks that path is owned by this user or root and that other users have none of
 // the permissions in mask.
-func private(path string, mask fs.FileMode) error {
+func checkPermissions(path string, mask fs.FileMode) error {
 	info, err := os.Stat(path)
 	if err != nil {
 		return err
 	}
 	if info.Mode().Perm()&mask != 0 {
-		return fmt.Errorf("%s has mode %#o, others could use it: chmod go-rwx %s", path, info.Mode().Perm(), path)
+		return fmt.Errorf("%s has mode %#o and is accessible to other users; run chmod go-rwx %s", path, info.Mode().Perm(),
+			path)
 	}
 	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Uid != 0 && int(st.Uid) != os.Geteuid() {
-		return fmt.Errorf("%s belongs to user %d, not to us", path, st.Uid)
+		return fmt.Errorf("%s belongs to user %d, not to user %d or root", path, st.Uid, os.Geteuid())
 	}
 	return nil
 }
 
-// Mint signs an SVID for id. Certificates hold whole seconds: notBefore is
-// rounded down, notAfter up.
+// Mint signs an SVID for id. Certificates hold whole seconds: notBefore is rounded down, notAfter
+// up.
 func (a *DevAuthority) Mint(id spiffeid.ID, notBefore, notAfter time.Time) (*x509svid.SVID, error) {
 	if id.Path() == "" {
-		return nil, fmt.Errorf("SPIFFE ID %q names no workload: it needs a path", id)
+		return nil, fmt.Errorf("SPIFFE ID %q has no path", id)
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -228,7 +233,7 @@ func (a *DevAuthority) Mint(id spiffeid.ID, notBefore, notAfter time.Time) (*x50
 	}
 	template := &x509.Certificate{
 		SerialNumber:          serial,
-		Subject:               pkix.Name{Organization: []string{"vipgate development"}}, // who it is stands in the URI alone
+		Subject:               pkix.Name{Organization: []string{"vipgate development"}}, // the URI alone identifies the workload
 		NotBefore:             notBefore.Truncate(time.Second),
 		NotAfter:              notAfter.Add(time.Second - 1).Truncate(time.Second),
 		KeyUsage:              x509.KeyUsageDigitalSignature,
@@ -247,21 +252,20 @@ func (a *DevAuthority) Mint(id spiffeid.ID, notBefore, notAfter time.Time) (*x50
 	return &x509svid.SVID{ID: id, Certificates: []*x509.Certificate{cert}, PrivateKey: key}, nil
 }
 
-// MintFor signs an SVID for id that is valid from now, a little back-dated, for
-// ttl.
+// MintFor signs an SVID for id that is valid from now, a little back-dated, for ttl.
 func (a *DevAuthority) MintFor(id spiffeid.ID, ttl time.Duration) (*x509svid.SVID, error) {
 	now := time.Now()
 	return a.Mint(id, now.Add(-min(ttl/10, 10*time.Second)), now.Add(ttl))
 }
 
-// Bundle returns the authority as what the trust domain is judged by.
+// Bundle returns the authority as the bundle of the trust domain.
 func (a *DevAuthority) Bundle(td spiffeid.TrustDomain) *x509bundle.Bundle {
 	return x509bundle.FromX509Authorities(td, []*x509.Certificate{a.cert})
 }
 
-// WriteFiles writes the SVID and the bundle to dir, as [NewFiles] reads them:
-// tls.crt and ca.crt with mode 0644, tls.key with 0600. A missing dir is made with
-// mode 0700. Each file is replaced at once.
+// WriteFiles writes the SVID and the bundle to dir, as [NewFiles] reads them: tls.crt and ca.crt
+// with mode 0644, tls.key with 0600. A missing dir is created with mode 0700. Each file is replaced
+// atomically.
 func (a *DevAuthority) WriteFiles(dir string, svid *x509svid.SVID) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("directory for the SVID: %w", err)
@@ -310,10 +314,9 @@ func encodeKey(key crypto.Signer) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
 }
 
-// replaceFile puts data at dir/name so that readers see the old file or the new
-// one, and never with a wider mode.
+// replaceFile replaces dir/name atomically and never with a wider mode.
 func replaceFile(dir, name string, data []byte, mode fs.FileMode) (err error) {
-	f, err := os.CreateTemp(dir, "."+name+"-*") // made with mode 0600
+	f, err := os.CreateTemp(dir, "."+name+"-*") // created with mode 0600
 	if err != nil {
 		return err
 	}

@@ -8,29 +8,29 @@ import (
 	"github.com/spiffe/go-spiffe/v2/workloadapi"
 )
 
-// The back-off between two attempts, as everywhere in vipgate (design section 4).
+// The back-off between two attempts.
 const (
 	minBackoff = 50 * time.Millisecond
 	maxBackoff = 2 * time.Second
 )
 
-// backoff doubles the wait between two attempts from minBackoff to maxBackoff,
-// ± 10 %. It serves one goroutine.
+// backoff doubles the wait between two attempts from minBackoff to maxBackoff, ± 10 %. It serves
+// one goroutine.
 type backoff struct{ next time.Duration }
 
 var _ workloadapi.BackoffStrategy = (*backoff)(nil)
 
-// NewBackoff returns b itself: the count goes on when a watch is opened anew.
+// NewBackoff returns b itself: a new watch continues the back-off.
 func (b *backoff) NewBackoff() workloadapi.Backoff { return b }
 
-// Next returns how long to wait before the next attempt.
+// Next returns the delay before the next attempt.
 func (b *backoff) Next() time.Duration {
 	d := max(b.next, minBackoff)
 	b.next = min(2*d, maxBackoff)
 	return d + time.Duration((rand.Float64()-0.5)/5*float64(d))
 }
 
-// Reset starts over, after an attempt that succeeded.
+// Reset restarts with the shortest delay, after a successful attempt.
 func (b *backoff) Reset() { b.next = 0 }
 
 // sleep waits, or returns ctx's error when that ends first.

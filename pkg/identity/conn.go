@@ -9,13 +9,13 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 )
 
-// mutualConn is a connection that ends with the certificates it began with.
+// mutualConn is a connection that ends with the certificates of its handshake.
 type mutualConn struct {
 	net.Conn
 	timer *time.Timer
-	// shown is the ID that a client showed to its server; zero on the server.
-	shown spiffeid.ID
-	heard atomic.Bool // the peer said something after the handshake
+	// ownID is the SPIFFE ID that a client presented; zero on the server.
+	ownID    spiffeid.ID
+	received atomic.Bool // data arrived after the handshake
 }
 
 // Close closes the connection.
@@ -24,19 +24,20 @@ func (c *mutualConn) Close() error {
 	return c.Conn.Close()
 }
 
-// Read reads from the peer. A TLS 1.3 client has finished its handshake before the
-// server has looked at its certificate, so a refusal shows up here.
+// Read reads from the peer. A TLS 1.3 client finishes its handshake before the server has verified
+// its certificate, so a rejection appears here.
 func (c *mutualConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
-	if n > 0 && !c.shown.IsZero() {
-		c.heard.Store(true)
+	if n > 0 && !c.ownID.IsZero() {
+		c.received.Store(true)
 	}
-	if err == nil || c.shown.IsZero() || c.heard.Load() {
+	if err == nil || c.ownID.IsZero() || c.received.Load() {
 		return n, err
 	}
 	switch classify(err) {
 	case ReasonRefusedByPeer, ReasonGone:
-		return n, fmt.Errorf("the server ended the connection at once: it most likely refused our SVID %s, its log says why: %w", c.shown, err)
+		return n, fmt.Errorf("the server closed the connection after the handshake: it probably rejected the SVID %s; "+
+			"check the server's log: %w", c.ownID, err)
 	}
 	return n, err
 }

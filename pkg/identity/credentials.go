@@ -19,22 +19,20 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
-// CredentialOptions tell whom to let in.
+// CredentialOptions configure credentials.
 type CredentialOptions struct {
-	// Authorize decides on the SPIFFE ID of the peer, at each handshake; see
-	// [Authorize]. Nil refuses everybody.
+	// Authorize authorizes the SPIFFE ID of the peer at each handshake; see [Authorize]. Nil
+	// rejects every peer.
 	Authorize tlsconfig.Authorizer
-	// HandshakeTimeout is how long a server gives a client for the handshake and
-	// the first bytes of HTTP/2. Zero: 5 s. Clients are bounded by their context.
+	// HandshakeTimeout bounds the handshake and the first bytes of HTTP/2 on a server. Zero: 5 s.
+	// Clients are bounded by their context.
 	HandshakeTimeout time.Duration
-	// Log receives the refusals of a server, rate-limited per peer and reason, and
-	// the ends of connections; nil: nothing is logged. What a client refuses is
-	// returned.
+	// Log receives the rejections of a server, rate-limited per peer and reason, and the ends of
+	// connections; nil discards them. A client returns its rejections as errors.
 	Log *slog.Logger
 }
 
-// Authorize allows exactly the given SPIFFE IDs. Its error names them, and the one
-// that came.
+// Authorize authorizes exactly the given SPIFFE IDs. Its error names them and the peer's.
 func Authorize(ids ...spiffeid.ID) tlsconfig.Authorizer {
 	ids = slices.Clone(ids)
 	return func(got spiffeid.ID, _ [][]*x509.Certificate) error {
@@ -48,8 +46,8 @@ func Authorize(ids ...spiffeid.ID) tlsconfig.Authorizer {
 	}
 }
 
-// AuthorizeMember allows every member of the trust domain, and the given SPIFFE
-// IDs of whatever trust domain.
+// AuthorizeMember authorizes every member of the trust domain, and the given SPIFFE IDs of any
+// trust domain.
 func AuthorizeMember(td spiffeid.TrustDomain, ids ...spiffeid.ID) tlsconfig.Authorizer {
 	ids = slices.Clone(ids)
 	return func(got spiffeid.ID, _ [][]*x509.Certificate) error {
@@ -63,18 +61,17 @@ func AuthorizeMember(td spiffeid.TrustDomain, ids ...spiffeid.ID) tlsconfig.Auth
 	}
 }
 
-// AuthInfo is what a handshake found out about the peer.
+// AuthInfo is the result of a handshake.
 type AuthInfo struct {
 	credentials.TLSInfo
 	// ID is the SPIFFE ID of the peer.
 	ID spiffeid.ID
-	// End is when the connection ends: the earlier NotAfter of the two leaf
-	// certificates.
+	// End is when the connection ends: the earlier NotAfter of the two leaf certificates.
 	End time.Time
 }
 
-// PeerID returns the SPIFFE ID of the peer of a call, if the connection was made
-// with credentials of this package.
+// PeerID returns the SPIFFE ID of the peer of a call on a connection with credentials of this
+// package.
 func PeerID(ctx context.Context) (spiffeid.ID, bool) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -84,22 +81,22 @@ func PeerID(ctx context.Context) (spiffeid.ID, bool) {
 	return info.ID, ok
 }
 
-// ConnectionEnd returns when a connection ends for good: the earlier NotAfter of
-// the two leaf certificates.
+// ConnectionEnd returns when a connection is closed: the earlier NotAfter of the two leaf
+// certificates.
 func ConnectionEnd(info credentials.AuthInfo) (time.Time, bool) {
 	i, ok := info.(AuthInfo)
 	return i.End, ok
 }
 
-// ServerCredentials are the credentials of a server that lets in whom o.Authorize
-// allows. A refusal is logged with the peer's ID and the reason.
+// ServerCredentials are the credentials of a server that accepts the peers of o.Authorize. A
+// rejection is logged with the peer's ID and the reason.
 func ServerCredentials(src *Source, o CredentialOptions) credentials.TransportCredentials {
 	return newMutual(src, o)
 }
 
-// ClientCredentials are the credentials of a client that talks to whom o.Authorize
-// allows. The error of a handshake that fails is a [HandshakeError]; when the
-// server is the one who refuses, the first read says so, as far as TLS 1.3 tells.
+// ClientCredentials are the credentials of a client that accepts the servers of o.Authorize. The
+// error of a failed handshake is a [HandshakeError]. A rejection by the server appears at the first
+// read, as far as TLS 1.3 shows it.
 func ClientCredentials(src *Source, o CredentialOptions) credentials.TransportCredentials {
 	return newMutual(src, o)
 }
@@ -115,7 +112,7 @@ type mutual struct {
 func newMutual(src *Source, o CredentialOptions) *mutual {
 	if o.Authorize == nil {
 		o.Authorize = func(got spiffeid.ID, _ [][]*x509.Certificate) error {
-			return fmt.Errorf("the peer is %s, and nobody is allowed", got)
+			return fmt.Errorf("the peer is %s, but no SPIFFE ID is authorized", got)
 		}
 	}
 	if o.Log == nil {
@@ -131,50 +128,50 @@ func newMutual(src *Source, o CredentialOptions) *mutual {
 	}
 }
 
-// handshake is one handshake: what we show and what we think of the peer.
+// handshake is the state of one handshake.
 type handshake struct {
 	*mutual
-	own    *x509svid.SVID
-	peer   spiffeid.ID
-	denied *HandshakeError
+	svid      *x509svid.SVID
+	peer      spiffeid.ID
+	rejection *HandshakeError
 }
 
-// begin takes our SVID, the same for the whole handshake. Without one there is no
-// point in looking at the peer: the reason would be lost among the consequences.
-func (m *mutual) begin() (*handshake, *HandshakeError) {
+// newHandshake gets the SVID for the whole handshake. Without one it fails before the peer is
+// verified, so that the reason is reported.
+func (m *mutual) newHandshake() (*handshake, *HandshakeError) {
 	own, err := m.src.GetX509SVID()
 	if err != nil {
 		return nil, &HandshakeError{Reason: ReasonNoOwnSVID, Err: err}
 	}
-	return &handshake{mutual: m, own: own}, nil
+	return &handshake{mutual: m, svid: own}, nil
 }
 
-// config is made anew for each handshake. Sessions are never resumed: a resumed
-// one skips VerifyPeerCertificate, where go-spiffe checks the ID (measured in
-// go-spiffe 2.9.0), and would outlive the certificates it began with.
-func (h *handshake) config() *tls.Config {
-	shown := &tls.Certificate{PrivateKey: h.own.PrivateKey, Leaf: h.own.Certificates[0]}
-	for _, c := range h.own.Certificates {
-		shown.Certificate = append(shown.Certificate, c.Raw)
+// tlsConfig returns a new configuration per handshake. Sessions are never resumed: a resumed
+// session skips VerifyPeerCertificate, where go-spiffe checks the ID (measured with go-spiffe
+// 2.9.0), and would outlive the certificates of its handshake.
+func (h *handshake) tlsConfig() *tls.Config {
+	cert := &tls.Certificate{PrivateKey: h.svid.PrivateKey, Leaf: h.svid.Certificates[0]}
+	for _, c := range h.svid.Certificates {
+		cert.Certificate = append(cert.Certificate, c.Raw)
 	}
 	return &tls.Config{
 		MinVersion:             tls.VersionTLS13,
 		SessionTicketsDisabled: true,
-		GetCertificate:         func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return shown, nil },
-		GetClientCertificate:   func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return shown, nil },
+		GetCertificate:         func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return cert, nil },
+		GetClientCertificate:   func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return cert, nil },
 		ClientAuth:             tls.RequireAnyClientCert,
-		// Names of hosts mean nothing here; verify does the whole check, on both
-		// sides, and would do so for a resumed session as well.
+		// Host names have no meaning here. verify does the whole verification on both sides, also
+		// for a resumed session.
 		InsecureSkipVerify: true,
 		VerifyConnection:   h.verify,
 	}
 }
 
-// verify decides on the peer. It runs before the peer has proved that it has the
-// key, so that what it sets counts only after a handshake that succeeded.
+// verify verifies the peer. It runs before the peer has proved possession of the key, so its result
+// is valid only after a successful handshake.
 func (h *handshake) verify(cs tls.ConnectionState) error {
 	if err := h.verifyChain(cs.PeerCertificates); err != nil {
-		h.denied = err
+		h.rejection = err
 		return err
 	}
 	return nil
@@ -182,7 +179,7 @@ func (h *handshake) verify(cs tls.ConnectionState) error {
 
 func (h *handshake) verifyChain(certs []*x509.Certificate) *HandshakeError {
 	if len(certs) == 0 {
-		return &HandshakeError{Reason: ReasonNoCertificate, Err: errors.New("the peer showed no certificate")}
+		return &HandshakeError{Reason: ReasonNoCertificate, Err: errors.New("the peer sent no certificate")}
 	}
 	id, err := x509svid.IDFromCert(certs[0])
 	if err != nil {
@@ -191,7 +188,7 @@ func (h *handshake) verifyChain(certs []*x509.Certificate) *HandshakeError {
 	h.peer = id
 	if _, err := h.src.GetX509BundleForTrustDomain(id.TrustDomain()); err != nil {
 		err = fmt.Errorf("no bundle for trust domain %s: %w", id.TrustDomain(), err)
-		// Whoever reads it wants to know as well whom we expect.
+		// The error names the expected IDs, too.
 		if unexpected := h.authorize(id, nil); unexpected != nil {
 			err = fmt.Errorf("%w; %w", unexpected, err)
 		}
@@ -209,32 +206,32 @@ func (h *handshake) verifyChain(certs []*x509.Certificate) *HandshakeError {
 	return nil
 }
 
-// failure makes a HandshakeError of whatever ended the handshake.
-func (h *handshake) failure(err error) *HandshakeError {
-	if h.denied != nil {
-		return h.denied
+// handshakeError returns the HandshakeError for the error of a handshake.
+func (h *handshake) handshakeError(err error) *HandshakeError {
+	if h.rejection != nil {
+		return h.rejection
 	}
 	return &HandshakeError{Reason: classify(err), PeerID: h.peer, Err: err}
 }
 
-// finish bounds the life of a connection whose handshake succeeded.
+// finish limits the lifetime of a connection to that of its certificates.
 func (h *handshake) finish(c net.Conn, raw net.Conn, info credentials.AuthInfo) (*mutualConn, AuthInfo, error) {
 	tlsInfo, ok := info.(credentials.TLSInfo)
 	if !ok || len(tlsInfo.State.PeerCertificates) == 0 {
-		// Only if crypto/tls did not do as the configuration says.
+		// Only if crypto/tls violated the configuration.
 		return nil, AuthInfo{}, errors.New("the handshake was not mutual")
 	}
-	theirs := tlsInfo.State.PeerCertificates[0]
-	end, whose := h.own.Certificates[0].NotAfter, "ours"
-	if theirs.NotAfter.Before(end) {
-		end, whose = theirs.NotAfter, "the peer's"
+	peerCert := tlsInfo.State.PeerCertificates[0]
+	end, owner := h.svid.Certificates[0].NotAfter, "own"
+	if peerCert.NotAfter.Before(end) {
+		end, owner = peerCert.NotAfter, "peer"
 	}
 	conn := &mutualConn{Conn: c}
-	// The timer is monotonic: a clock that jumps later changes nothing.
+	// The timer is monotonic: later jumps of the wall clock have no effect.
 	conn.timer = time.AfterFunc(time.Until(end), func() {
-		h.log.Info("connection ended with the SVID", "peer_id", h.peer.String(), "svid", whose, "not_after", end)
-		// The raw connection: the TLS layer would first try to say goodbye, for
-		// up to 5 s when the peer does not read.
+		h.log.Info("connection closed: SVID expired", "peer_id", h.peer.String(), "svid", owner, "not_after", end)
+		// The raw connection: the TLS layer would first send close_notify, for up to 5 s when the
+		// peer does not read.
 		_ = raw.Close()
 	})
 	return conn, AuthInfo{TLSInfo: tlsInfo, ID: h.peer, End: end}, nil
@@ -242,64 +239,66 @@ func (h *handshake) finish(c net.Conn, raw net.Conn, info credentials.AuthInfo) 
 
 // ServerHandshake implements [credentials.TransportCredentials].
 func (m *mutual) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	who := peerAttrs(raw) // asked now, since a failed handshake closes the connection
-	// Stays in force for the first bytes of HTTP/2; gRPC clears it after them.
+	attrs := peerAttrs(raw) // read now, since a failed handshake closes the connection
+	// Remains set for the first bytes of HTTP/2; gRPC then clears it.
 	if err := raw.SetDeadline(time.Now().Add(m.timeout)); err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("deadline of the handshake: %w", err), raw.Close())
 	}
-	h, failure := m.begin()
+	h, failure := m.newHandshake()
 	if failure != nil {
-		m.logDenial(failure, who)
+		m.logDenial(failure, attrs)
 		return nil, nil, errors.Join(failure, raw.Close())
 	}
-	c, info, err := credentials.NewTLS(h.config()).ServerHandshake(raw)
+	c, info, err := credentials.NewTLS(h.tlsConfig()).ServerHandshake(raw)
 	if err != nil {
-		failure := h.failure(err)
-		m.logDenial(failure, who)
+		failure := h.handshakeError(err)
+		m.logDenial(failure, attrs)
 		return nil, nil, errors.Join(failure, ignoreClosed(raw.Close()))
 	}
 	conn, authInfo, err := h.finish(c, raw, info)
 	if err != nil {
 		return nil, nil, errors.Join(err, c.Close())
 	}
-	// A limited listener (endpoint.Limit) closes other connections first.
+	// A limited listener (endpoint.Limit) closes unauthenticated connections first.
 	if limited, ok := raw.(interface{ Authenticated() }); ok {
 		limited.Authenticated()
 	}
 	return conn, authInfo, nil
 }
 
-// logDenial tells of a refusal: the client hears of it only that the connection
-// ended.
-func (m *mutual) logDenial(failure *HandshakeError, who []any) {
+// logDenial logs a rejection: the client sees only the end of the connection.
+func (m *mutual) logDenial(failure *HandshakeError, peer []any) {
 	if failure.Reason == ReasonGone {
-		// Someone who only looked whether we listen, such as [Listen] does.
-		m.log.Debug("client left during the TLS handshake", "error", failure.Err)
+		// A probe of the socket, such as that of [Listen].
+		m.log.Debug("client closed the connection during the TLS handshake", "error", failure.Err)
 		return
 	}
-	attrs := append([]any{"reason", string(failure.Reason), "peer_id", failure.PeerID.String(), "error", failure.Err}, who...)
+	attrs := append([]any{"reason", string(failure.Reason), "peer_id", failure.PeerID.String(), "error", failure.Err},
+		peer...)
 	m.denials.log(failure.PeerID.String()+" "+string(failure.Reason), "client refused", attrs...)
 }
 
 // ClientHandshake implements [credentials.TransportCredentials].
-func (m *mutual) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	h, failure := m.begin()
+func (m *mutual) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo,
+	error,
+) {
+	h, failure := m.newHandshake()
 	if failure != nil {
 		return nil, nil, errors.Join(failure, raw.Close())
 	}
-	c, info, err := credentials.NewTLS(h.config()).ClientHandshake(ctx, authority, raw)
+	c, info, err := credentials.NewTLS(h.tlsConfig()).ClientHandshake(ctx, authority, raw)
 	switch {
 	case err != nil && err == ctx.Err():
-		// The handshake was abandoned and may still be running: hands off h.
+		// The abandoned handshake may still be running and use h.
 		return nil, nil, &HandshakeError{Reason: classify(err), Err: err}
 	case err != nil:
-		return nil, nil, h.failure(err)
+		return nil, nil, h.handshakeError(err)
 	}
 	conn, authInfo, err := h.finish(c, raw, info)
 	if err != nil {
 		return nil, nil, errors.Join(err, c.Close())
 	}
-	conn.shown = h.own.ID
+	conn.ownID = h.svid.ID
 	return conn, authInfo, nil
 }
 
@@ -308,13 +307,12 @@ func (m *mutual) Info() credentials.ProtocolInfo {
 	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
 }
 
-// Clone implements [credentials.TransportCredentials]. There is nothing that a
-// copy could change.
+// Clone implements [credentials.TransportCredentials]. The credentials are immutable.
 func (m *mutual) Clone() credentials.TransportCredentials { return m }
 
 // OverrideServerName implements [credentials.TransportCredentials].
 func (m *mutual) OverrideServerName(string) error {
-	return errors.New("peers are known by SPIFFE ID, not by server name")
+	return errors.New("peers are authenticated by SPIFFE ID, not by server name")
 }
 
 func ignoreClosed(err error) error {

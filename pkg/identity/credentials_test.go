@@ -31,7 +31,7 @@ import (
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
-// whoami is a health service that remembers who called.
+// whoami is a health service that records its callers.
 type whoami struct {
 	*health.Server
 	caller atomic.Value
@@ -81,13 +81,13 @@ func client(t *testing.T, path string, creds credentials.TransportCredentials) h
 }
 
 func check(t *testing.T, c healthpb.HealthClient) error {
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	_, err := c.Check(ctx, &healthpb.HealthCheckRequest{})
 	return err
 }
 
-// bare is a TLS client or server that shows a certificate and asks no questions.
+// bare is a TLS client or server that presents a certificate and verifies nothing.
 func bare(svid *x509svid.SVID) *tls.Config {
 	c := &tls.Config{InsecureSkipVerify: true, ClientAuth: tls.RequestClientCert, NextProtos: []string{"h2"}}
 	if svid != nil {
@@ -100,12 +100,14 @@ func bare(svid *x509svid.SVID) *tls.Config {
 	return c
 }
 
-func TestMutualTLSTellsEachSideWhoTheOtherIs(t *testing.T) {
+func TestMutualTLSPeerIDs(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	lb, fe := ca.ID("/lb"), ca.ID("/frontend")
 	lbSource, feSource := ca.Source(ca.SVID(lb, time.Hour)), ca.Source(ca.SVID(fe, time.Hour))
-	path, w := serve(t, identity.ServerCredentials(lbSource, identity.CredentialOptions{Authorize: identity.Authorize(fe)}))
-	c := client(t, path, identity.ClientCredentials(feSource, identity.CredentialOptions{Authorize: identity.Authorize(lb)}))
+	path, w := serve(t, identity.ServerCredentials(lbSource,
+		identity.CredentialOptions{Authorize: identity.Authorize(fe)}))
+	c := client(t, path, identity.ClientCredentials(feSource,
+		identity.CredentialOptions{Authorize: identity.Authorize(lb)}))
 	if err := check(t, c); err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +119,7 @@ func TestMutualTLSTellsEachSideWhoTheOtherIs(t *testing.T) {
 	}
 }
 
-func TestAuthorizeNamesWhoCameAndWhoIsExpected(t *testing.T) {
+func TestAuthorizeErrors(t *testing.T) {
 	id := spiffeid.RequireFromString
 	td := spiffeid.RequireTrustDomainFromString("example.org")
 	a, b, guest := id("spiffe://example.org/a"), id("spiffe://example.org/b"), id("spiffe://example.net/a")
@@ -129,13 +131,40 @@ func TestAuthorizeNamesWhoCameAndWhoIsExpected(t *testing.T) {
 		says      string
 	}{
 		{"nobody", identity.Authorize(), nil, a, "expected one of nothing"},
-		{"one", identity.Authorize(a), []spiffeid.ID{a}, b, "the peer is spiffe://example.org/b, expected spiffe://example.org/a"},
-		{"one, a prefix of the peer", identity.Authorize(a), nil, id("spiffe://example.org/a2"), "expected spiffe://example.org/a"},
-		{"two, prefixes of the peer", identity.Authorize(a, b), nil, id("spiffe://example.org/b/x"), "expected one of spiffe://example.org/a, spiffe://example.org/b"},
-		{"members, a prefix of the trust domain", identity.AuthorizeMember(td), nil, id("spiffe://example.org.net/a"), "expected a member of trust domain example.org"},
-		{"a guest, a prefix of the peer", identity.AuthorizeMember(td, guest), nil, id("spiffe://example.net/a/x"), "or one of spiffe://example.net/a"},
-		{"two", identity.Authorize(a, b), []spiffeid.ID{a, b}, guest, "the peer is spiffe://example.net/a, expected one of spiffe://example.org/a, spiffe://example.org/b"},
-		{"members", identity.AuthorizeMember(td), []spiffeid.ID{a, b}, guest, "the peer is spiffe://example.net/a, expected a member of trust domain example.org"},
+		{
+			"one", identity.Authorize(a),
+			[]spiffeid.ID{a},
+			b,
+			"the peer is spiffe://example.org/b, expected spiffe://example.org/a",
+		},
+		{
+			"one, a prefix of the peer", identity.Authorize(a), nil, id("spiffe://example.org/a2"),
+			"expected spiffe://example.org/a",
+		},
+		{
+			"two, prefixes of the peer", identity.Authorize(a, b), nil, id("spiffe://example.org/b/x"),
+			"expected one of spiffe://example.org/a, spiffe://example.org/b",
+		},
+		{
+			"members, a prefix of the trust domain", identity.AuthorizeMember(td), nil, id("spiffe://example.org.net/a"),
+			"expected a member of trust domain example.org",
+		},
+		{
+			"a guest, a prefix of the peer", identity.AuthorizeMember(td, guest), nil, id("spiffe://example.net/a/x"),
+			"or one of spiffe://example.net/a",
+		},
+		{
+			"two", identity.Authorize(a, b),
+			[]spiffeid.ID{a, b},
+			guest,
+			"the peer is spiffe://example.net/a, expected one of spiffe://example.org/a, spiffe://example.org/b",
+		},
+		{
+			"members", identity.AuthorizeMember(td),
+			[]spiffeid.ID{a, b},
+			guest,
+			"the peer is spiffe://example.net/a, expected a member of trust domain example.org",
+		},
 		{
 			"members and a guest", identity.AuthorizeMember(td, guest),
 			[]spiffeid.ID{a, b, guest},
@@ -154,13 +183,16 @@ func TestAuthorizeNamesWhoCameAndWhoIsExpected(t *testing.T) {
 	}
 }
 
-// stranger is a certificate that is no SVID.
+// stranger is a certificate that is not an SVID.
 func stranger(t *testing.T) *x509svid.SVID {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"example.org"}}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour),
+		DNSNames: []string{"example.org"},
+	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
 		t.Fatal(err)
@@ -172,21 +204,48 @@ func stranger(t *testing.T) *x509svid.SVID {
 	return &x509svid.SVID{Certificates: []*x509.Certificate{cert}, PrivateKey: key}
 }
 
-// badPeers are those that neither side may accept.
+// badPeers are rejected by both sides.
 func badPeers(t *testing.T, ca *identitytest.CA, id spiffeid.ID) []badPeer {
 	other := identitytest.NewCA(t, "example.net")
 	impostor := identitytest.NewCA(t, "example.org")
 	now := time.Now()
 	return []badPeer{
-		{"wrong ID", bare(ca.SVID(ca.ID("/evil"), time.Hour)), "wrong_id", "spiffe://example.org/evil", "expected " + id.String()},
-		{"longer ID", bare(ca.SVID(ca.ID(id.Path()+"2"), time.Hour)), "wrong_id", id.String() + "2", "expected " + id.String()},
-		{"ID below", bare(ca.SVID(ca.ID(id.Path()+"/x"), time.Hour)), "wrong_id", id.String() + "/x", "expected " + id.String()},
-		{"shorter ID", bare(ca.SVID(ca.ID(id.Path()[:2]), time.Hour)), "wrong_id", "spiffe://example.org" + id.Path()[:2], "expected " + id.String()},
-		{"other trust domain", bare(other.SVID(other.ID(id.Path()), time.Hour)), "other_trust_domain", "spiffe://example.net" + id.Path(), "expected " + id.String() + "; no bundle for trust domain example.net"},
-		{"our authority, other trust domain", bare(ca.SVID(other.ID(id.Path()), time.Hour)), "other_trust_domain", "spiffe://example.net" + id.Path(), "expected " + id.String() + "; no bundle for trust domain example.net"},
-		{"impostor of the trust domain", bare(impostor.SVID(id, time.Hour)), "untrusted_authority", id.String(), "not signed by an authority of trust domain example.org"},
-		{"expired", bare(ca.SVIDBetween(id, now.Add(-time.Hour), now.Add(-time.Minute))), "expired", id.String(), "the clock here says"},
-		{"not yet valid", bare(ca.SVIDBetween(id, now.Add(time.Hour), now.Add(2*time.Hour))), "not_yet_valid", id.String(), "the clock here says"},
+		{
+			"wrong ID", bare(ca.SVID(ca.ID("/evil"), time.Hour)), "wrong_id", "spiffe://example.org/evil",
+			"expected " + id.String(),
+		},
+		{
+			"longer ID", bare(ca.SVID(ca.ID(id.Path()+"2"), time.Hour)), "wrong_id", id.String() + "2",
+			"expected " + id.String(),
+		},
+		{
+			"ID below", bare(ca.SVID(ca.ID(id.Path()+"/x"), time.Hour)), "wrong_id", id.String() + "/x",
+			"expected " + id.String(),
+		},
+		{
+			"shorter ID", bare(ca.SVID(ca.ID(id.Path()[:2]), time.Hour)), "wrong_id", "spiffe://example.org" + id.Path()[:2],
+			"expected " + id.String(),
+		},
+		{
+			"other trust domain", bare(other.SVID(other.ID(id.Path()), time.Hour)), "other_trust_domain",
+			"spiffe://example.net" + id.Path(), "expected " + id.String() + "; no bundle for trust domain example.net",
+		},
+		{
+			"our authority, other trust domain", bare(ca.SVID(other.ID(id.Path()), time.Hour)), "other_trust_domain",
+			"spiffe://example.net" + id.Path(), "expected " + id.String() + "; no bundle for trust domain example.net",
+		},
+		{
+			"impostor of the trust domain", bare(impostor.SVID(id, time.Hour)), "untrusted_authority", id.String(),
+			"not signed by an authority of trust domain example.org",
+		},
+		{
+			"expired", bare(ca.SVIDBetween(id, now.Add(-time.Hour), now.Add(-time.Minute))), "expired", id.String(),
+			"local clock:",
+		},
+		{
+			"not yet valid", bare(ca.SVIDBetween(id, now.Add(time.Hour), now.Add(2*time.Hour))), "not_yet_valid", id.String(),
+			"local clock:",
+		},
 		{"no SVID", bare(stranger(t)), "bad_svid", "", "no URI SAN"},
 	}
 }
@@ -195,11 +254,11 @@ type badPeer struct {
 	name   string
 	config *tls.Config
 	reason identity.Reason
-	id     string // what it claims to be
+	id     string // the claimed ID
 	says   string
 }
 
-func TestServerRefusesAndLogsWhy(t *testing.T) {
+func TestServerLogsRejections(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	fe := ca.ID("/frontend")
 	journal, log := newJournal()
@@ -220,7 +279,10 @@ func TestServerRefusesAndLogsWhy(t *testing.T) {
 			if err := check(t, client(t, path, creds)); err == nil {
 				t.Fatal("was let in")
 			}
-			r := journal.wait(t, map[string]any{"msg": "client refused", "reason": string(c.reason), "peer_id": c.id, "level": "WARN"})
+			r := journal.wait(t, map[string]any{
+				"msg": "client refused", "reason": string(c.reason), "peer_id": c.id,
+				"level": "WARN",
+			})
 			if got := fmt.Sprint(r["error"]); !strings.Contains(got, c.says) {
 				t.Errorf("the log does not say %q: %s", c.says, got)
 			}
@@ -234,7 +296,7 @@ func TestServerRefusesAndLogsWhy(t *testing.T) {
 	}
 }
 
-func TestServerRefusesGarbage(t *testing.T) {
+func TestServerRejectsGarbage(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	journal, log := newJournal()
 	path, _ := serve(t, identity.ServerCredentials(ca.Source(ca.SVID(ca.ID("/lb"), time.Hour)),
@@ -250,8 +312,8 @@ func TestServerRefusesGarbage(t *testing.T) {
 	journal.wait(t, map[string]any{"msg": "client refused", "reason": "not_tls"})
 }
 
-// socketPair returns the ends of a unix socket. Unlike a net.Pipe it lets both
-// sides write at once, as a handshake that fails does.
+// socketPair returns the ends of a unix socket. Unlike net.Pipe, both sides can write at once, as
+// in a failing handshake.
 func socketPair(t *testing.T) (server, client net.Conn) {
 	t.Helper()
 	l, err := net.Listen("unix", filepath.Join(identitytest.ShortDir(t), "s"))
@@ -271,7 +333,9 @@ func socketPair(t *testing.T) (server, client net.Conn) {
 }
 
 // handshakes runs a client's and a server's handshake against each other.
-func handshakes(t *testing.T, sc, cc net.Conn, server, client func(net.Conn) (net.Conn, credentials.AuthInfo, error)) (s, c side) {
+func handshakes(t *testing.T, sc, cc net.Conn, server,
+	client func(net.Conn) (net.Conn, credentials.AuthInfo, error),
+) (s, c side) {
 	t.Helper()
 	done := make(chan struct{})
 	go func() {
@@ -304,15 +368,16 @@ func serverSide(creds credentials.TransportCredentials) func(net.Conn) (net.Conn
 	return creds.ServerHandshake
 }
 
-func clientSide(t *testing.T, creds credentials.TransportCredentials) func(net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func clientSide(t *testing.T, creds credentials.TransportCredentials) func(net.Conn) (net.Conn, credentials.AuthInfo,
+	error) {
 	return func(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 		defer cancel()
 		return creds.ClientHandshake(ctx, "localhost", c)
 	}
 }
 
-func TestClientRefusesAndSaysWhy(t *testing.T) {
+func TestClientRejections(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	lb := ca.ID("/lb")
 	creds := identity.ClientCredentials(ca.Source(ca.SVID(ca.ID("/frontend"), time.Hour)),
@@ -347,7 +412,7 @@ func TestClientRefusesAndSaysWhy(t *testing.T) {
 	}
 }
 
-func TestClientIsToldThatTheServerMayHaveRefused(t *testing.T) {
+func TestClientErrorAfterServerRejection(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	lb := ca.ID("/lb")
 	path, _ := serve(t, identity.ServerCredentials(ca.Source(ca.SVID(lb, time.Hour)), identity.CredentialOptions{}))
@@ -363,7 +428,8 @@ func TestClientIsToldThatTheServerMayHaveRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if _, err := conn.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "refused our SVID spiffe://example.org/frontend") {
+	if _, err := conn.Read(make([]byte, 1)); err == nil ||
+		!strings.Contains(err.Error(), "rejected the SVID spiffe://example.org/frontend") {
 		t.Fatalf("got %v", err)
 	}
 	if err := check(t, c); err == nil {
@@ -371,7 +437,7 @@ func TestClientIsToldThatTheServerMayHaveRefused(t *testing.T) {
 	}
 }
 
-func TestNoHandshakeWithoutAnOwnSVID(t *testing.T) {
+func TestHandshakeNeedsSVID(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	lb, fe := ca.ID("/lb"), ca.ID("/frontend")
 	good := ca.Source(ca.SVID(lb, time.Hour))
@@ -379,7 +445,8 @@ func TestNoHandshakeWithoutAnOwnSVID(t *testing.T) {
 	none.Fail(errors.New("nobody delivers"))
 
 	server := func(src *identity.Source, log *slog.Logger) func(net.Conn) (net.Conn, credentials.AuthInfo, error) {
-		return serverSide(identity.ServerCredentials(src, identity.CredentialOptions{Authorize: identity.Authorize(fe), Log: log}))
+		return serverSide(identity.ServerCredentials(src,
+			identity.CredentialOptions{Authorize: identity.Authorize(fe), Log: log}))
 	}
 	client := func(src *identity.Source) func(net.Conn) (net.Conn, credentials.AuthInfo, error) {
 		return clientSide(t, identity.ClientCredentials(src, identity.CredentialOptions{Authorize: identity.Authorize(lb)}))
@@ -422,7 +489,7 @@ func (c *countingCache) Put(key string, s *tls.ClientSessionState) {
 	c.ClientSessionCache.Put(key, s)
 }
 
-func TestResumedSessionIsRefusedAfterDenial(t *testing.T) {
+func TestSessionsAreNotResumed(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	fe := ca.ID("/frontend")
 	var denied atomic.Bool
@@ -439,7 +506,7 @@ func TestResumedSessionIsRefusedAfterDenial(t *testing.T) {
 	config := bare(ca.SVID(fe, time.Hour))
 	cache := &countingCache{ClientSessionCache: tls.NewLRUClientSessionCache(8)}
 	config.ClientSessionCache = cache
-	// The call makes the client read what follows the handshake: the tickets.
+	// The call makes the client read the session tickets that follow the handshake.
 	if err := check(t, client(t, path, credentials.NewTLS(config))); err != nil {
 		t.Fatal(err)
 	}
@@ -456,7 +523,7 @@ func TestResumedSessionIsRefusedAfterDenial(t *testing.T) {
 	journal.wait(t, map[string]any{"msg": "client refused", "reason": "wrong_id", "peer_id": fe.String()})
 }
 
-func TestConnectionEndsAtTheEarlierNotAfter(t *testing.T) {
+func TestConnectionEndsAtNotAfter(t *testing.T) {
 	for _, c := range []struct {
 		name           string
 		server, client time.Duration
@@ -476,10 +543,12 @@ func TestConnectionEndsAtTheEarlierNotAfter(t *testing.T) {
 				lb, fe := ca.ID("/lb"), ca.ID("/frontend")
 				lbSource := source(lb, c.server)
 				journal, log := newJournal()
-				sc, cc := net.Pipe() // synctest knows no sockets
+				sc, cc := net.Pipe() // synctest does not support sockets
 				s, cl := handshakes(t, sc, cc,
-					serverSide(identity.ServerCredentials(lbSource, identity.CredentialOptions{Authorize: identity.Authorize(fe), Log: log})),
-					clientSide(t, identity.ClientCredentials(source(fe, c.client), identity.CredentialOptions{Authorize: identity.Authorize(lb)})))
+					serverSide(identity.ServerCredentials(lbSource,
+						identity.CredentialOptions{Authorize: identity.Authorize(fe), Log: log})),
+					clientSide(t, identity.ClientCredentials(source(fe, c.client),
+						identity.CredentialOptions{Authorize: identity.Authorize(lb)})))
 				if s.err != nil || cl.err != nil {
 					t.Fatal(s.err, cl.err)
 				}
@@ -488,11 +557,11 @@ func TestConnectionEndsAtTheEarlierNotAfter(t *testing.T) {
 						t.Fatalf("the connection ends %v, %v", end, ok)
 					}
 				}
-				// What gRPC does once its transport stands.
+				// gRPC does the same once its transport is ready.
 				if err := s.conn.SetDeadline(time.Time{}); err != nil {
 					t.Fatal(err)
 				}
-				// A rotation does not make an old connection live longer.
+				// A rotation does not extend an old connection.
 				lbSource.Offer(ca.Bundle(), ca.SVID(lb, 24*time.Hour))
 
 				<-time.After(59 * time.Second)
@@ -515,7 +584,7 @@ func TestConnectionEndsAtTheEarlierNotAfter(t *testing.T) {
 					t.Fatalf("ended after %v", d)
 				}
 				synctest.Wait()
-				if n := journal.count(t, map[string]any{"msg": "connection ended with the SVID", "peer_id": fe.String()}); n != 1 {
+				if n := journal.count(t, map[string]any{"msg": "connection closed: SVID expired", "peer_id": fe.String()}); n != 1 {
 					t.Fatalf("%d lines about the end", n)
 				}
 			})
@@ -523,14 +592,15 @@ func TestConnectionEndsAtTheEarlierNotAfter(t *testing.T) {
 	}
 }
 
-func TestStreamEndsWithTheSVIDAndANewOneNeedsANewSVID(t *testing.T) {
+func TestStreamEndsWithSVID(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	lb, fe := ca.ID("/lb"), ca.ID("/frontend")
-	path, _ := serve(t, identity.ServerCredentials(ca.Source(ca.SVID(lb, time.Hour)), identity.CredentialOptions{Authorize: identity.Authorize(fe)}))
+	path, _ := serve(t, identity.ServerCredentials(ca.Source(ca.SVID(lb, time.Hour)),
+		identity.CredentialOptions{Authorize: identity.Authorize(fe)}))
 	svid := ca.SVID(fe, 2*time.Second)
 	src := ca.Source(svid)
 	c := client(t, path, identity.ClientCredentials(src, identity.CredentialOptions{Authorize: identity.Authorize(lb)}))
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	stream, err := c.Watch(ctx, &healthpb.HealthCheckRequest{})
 	if err != nil {
@@ -550,15 +620,16 @@ func TestStreamEndsWithTheSVIDAndANewOneNeedsANewSVID(t *testing.T) {
 	}
 }
 
-func TestSilentClientIsDroppedAndServedOnesStay(t *testing.T) {
+func TestSilentClientIsDropped(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	lb, fe := ca.ID("/lb"), ca.ID("/frontend")
 	journal, log := newJournal()
 	path, _ := serve(t, identity.ServerCredentials(ca.Source(ca.SVID(lb, time.Hour)), identity.CredentialOptions{
 		Authorize: identity.Authorize(fe), Log: log, HandshakeTimeout: time.Second,
 	}))
-	c := client(t, path, identity.ClientCredentials(ca.Source(ca.SVID(fe, time.Hour)), identity.CredentialOptions{Authorize: identity.Authorize(lb)}))
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	c := client(t, path, identity.ClientCredentials(ca.Source(ca.SVID(fe, time.Hour)),
+		identity.CredentialOptions{Authorize: identity.Authorize(lb)}))
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	stream, err := c.Watch(ctx, &healthpb.HealthCheckRequest{})
 	if err != nil {
@@ -567,7 +638,7 @@ func TestSilentClientIsDroppedAndServedOnesStay(t *testing.T) {
 	if _, err := stream.Recv(); err != nil {
 		t.Fatal(err)
 	}
-	// Both lasted longer than the timeout once this one, which came later, is over.
+	// Both lasted longer than the timeout once this later one has ended.
 	silent, err := net.Dial("unix", path)
 	if err != nil {
 		t.Fatal(err)
@@ -588,7 +659,7 @@ func TestSilentClientIsDroppedAndServedOnesStay(t *testing.T) {
 	<-ended
 }
 
-func TestClientGivesUpOnASilentServer(t *testing.T) {
+func TestClientHandshakeTimeout(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	creds := identity.ClientCredentials(ca.Source(ca.SVID(ca.ID("/frontend"), time.Hour)), identity.CredentialOptions{})
 	for name, c := range map[string]struct {
@@ -621,7 +692,7 @@ func TestClientGivesUpOnASilentServer(t *testing.T) {
 	}
 }
 
-func TestDenialsAreLoggedRateLimitedPerKey(t *testing.T) {
+func TestDenialLogRateLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		journal, log := newJournal()
 		d := identity.NewDenialLog(log)
@@ -629,7 +700,8 @@ func TestDenialsAreLoggedRateLimitedPerKey(t *testing.T) {
 			d.Log("a", "refused a")
 		}
 		d.Log("b", "refused b")
-		if a, b := journal.count(t, map[string]any{"msg": "refused a"}), journal.count(t, map[string]any{"msg": "refused b"}); a != 3 || b != 1 {
+		if a, b := journal.count(t, map[string]any{"msg": "refused a"}),
+			journal.count(t, map[string]any{"msg": "refused b"}); a != 3 || b != 1 {
 			t.Fatalf("%d and %d lines", a, b)
 		}
 		<-time.After(10 * time.Second)

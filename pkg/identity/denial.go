@@ -18,30 +18,30 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 )
 
-// Reason says in one word why a handshake failed. It is logged as "reason".
+// Reason is the reason of a failed handshake in one word. It is logged as "reason".
 type Reason string
 
 // The reasons.
 const (
-	// ReasonWrongID: a valid SVID, but not of an expected SPIFFE ID.
+	// ReasonWrongID: a valid SVID of an unexpected SPIFFE ID.
 	ReasonWrongID Reason = "wrong_id"
-	// ReasonTrustDomain: an SVID of a trust domain that we have no bundle for.
+	// ReasonTrustDomain: an SVID of a trust domain without a bundle.
 	ReasonTrustDomain Reason = "other_trust_domain"
 	// ReasonUntrusted: not signed by an authority of its trust domain.
 	ReasonUntrusted Reason = "untrusted_authority"
-	// ReasonExpired: a certificate after its NotAfter, by our clock.
+	// ReasonExpired: a certificate after its NotAfter on the local clock.
 	ReasonExpired Reason = "expired"
-	// ReasonNotYetValid: a certificate before its NotBefore, by our clock.
+	// ReasonNotYetValid: a certificate before its NotBefore on the local clock.
 	ReasonNotYetValid Reason = "not_yet_valid"
-	// ReasonBadSVID: a certificate that is no X.509-SVID.
+	// ReasonBadSVID: a certificate that is not an X.509-SVID.
 	ReasonBadSVID Reason = "bad_svid"
-	// ReasonNoCertificate: the peer showed none.
+	// ReasonNoCertificate: the peer sent none.
 	ReasonNoCertificate Reason = "no_certificate"
-	// ReasonNotTLS: the peer does not speak TLS.
+	// ReasonNotTLS: the peer does not use TLS.
 	ReasonNotTLS Reason = "not_tls"
-	// ReasonNoOwnSVID: we have no usable SVID ourselves.
+	// ReasonNoOwnSVID: this process has no usable SVID.
 	ReasonNoOwnSVID Reason = "no_own_svid"
-	// ReasonRefusedByPeer: the peer sent an alert, most likely about our SVID.
+	// ReasonRefusedByPeer: the peer sent an alert, probably about this process's SVID.
 	ReasonRefusedByPeer Reason = "refused_by_peer"
 	// ReasonTimeout: the peer did not finish the handshake in time.
 	ReasonTimeout Reason = "timeout"
@@ -51,15 +51,15 @@ const (
 	ReasonProtocol Reason = "protocol"
 )
 
-// HandshakeError says why a handshake failed.
+// HandshakeError is the error of a failed handshake.
 type HandshakeError struct {
 	Reason Reason
-	// PeerID is what the peer claimed to be; zero if it did not come so far.
+	// PeerID is the claimed ID of the peer; zero if it is unknown.
 	PeerID spiffeid.ID
 	Err    error
 }
 
-// Error names the reason and the peer.
+// Error returns the reason, the peer and the cause.
 func (e *HandshakeError) Error() string {
 	if e.PeerID.IsZero() {
 		return fmt.Sprintf("TLS handshake (%s): %v", e.Reason, e.Err)
@@ -70,7 +70,7 @@ func (e *HandshakeError) Error() string {
 // Unwrap returns the cause.
 func (e *HandshakeError) Unwrap() error { return e.Err }
 
-// classify names the reason of a failure in the TLS layer.
+// classify returns the reason of an error of the TLS layer.
 func classify(err error) Reason {
 	var header tls.RecordHeaderError
 	var op *net.OpError
@@ -84,15 +84,15 @@ func classify(err error) Reason {
 	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE),
 		errors.Is(err, net.ErrClosed), errors.Is(err, io.ErrClosedPipe), errors.Is(err, context.Canceled):
 		return ReasonGone
-	// crypto/tls has no typed error for it; a test holds it to its words.
+	// crypto/tls has no typed error for it; a test checks the text.
 	case strings.Contains(err.Error(), "didn't provide a certificate"):
 		return ReasonNoCertificate
 	}
 	return ReasonProtocol
 }
 
-// classifyChain names the reason why a chain was not accepted. The time is put
-// into words of ours, with the clock.
+// classifyChain returns the reason why a chain was rejected. Errors about validity include the
+// local time.
 func classifyChain(id spiffeid.ID, err error, now time.Time) (Reason, error) {
 	var invalid x509.CertificateInvalidError
 	var unknown x509.UnknownAuthorityError
@@ -110,22 +110,22 @@ func classifyChain(id spiffeid.ID, err error, now time.Time) (Reason, error) {
 		}
 		return ReasonExpired, err
 	case errors.As(err, &unknown):
-		return ReasonUntrusted, fmt.Errorf("the SVID is not signed by an authority of trust domain %s: %w", id.TrustDomain(), err)
+		return ReasonUntrusted, fmt.Errorf("the SVID is not signed by an authority of trust domain %s: %w",
+			id.TrustDomain(), err)
 	}
 	return ReasonBadSVID, err
 }
 
 const (
-	// denialBurst lines about one peer and reason are logged at once, then one
-	// every denialInterval: a client that retries every 50 ms must not fill the
-	// disk, and yet must not hide another one.
+	// denialBurst lines per peer and reason are logged at once, then one per denialInterval: a
+	// client that retries every 50 ms must neither fill the disk nor hide another one.
 	denialBurst    = 3
 	denialInterval = 10 * time.Second
-	// denialKeys bounds the memory that strangers can make us use.
+	// denialKeys bounds the memory that unauthenticated peers can use.
 	denialKeys = 256
 )
 
-// denialLog logs refusals, rate-limited per key.
+// denialLog logs rejections, rate-limited per key.
 type denialLog struct {
 	out *slog.Logger
 
@@ -146,7 +146,7 @@ func newDenialLog(log *slog.Logger) *denialLog {
 	return &denialLog{out: log, buckets: make(map[string]*denialBucket)}
 }
 
-// log writes one line, unless there were too many of that key.
+// log writes one line unless the limit of the key is reached.
 func (d *denialLog) log(key, message string, attrs ...any) {
 	suppressed, ok := d.take(key, time.Now())
 	if !ok {
@@ -158,7 +158,8 @@ func (d *denialLog) log(key, message string, attrs ...any) {
 	d.out.Warn(message, attrs...)
 }
 
-// take says whether a line may be written, and how many were not since the last.
+// take reports whether a line may be written, and the number of suppressed lines since the last
+// one.
 func (d *denialLog) take(key string, now time.Time) (suppressed int, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -186,7 +187,7 @@ func (d *denialLog) bucket(key string, now time.Time) *denialBucket {
 		}
 	}
 	if len(d.buckets) >= denialKeys {
-		key = "" // all newcomers share one
+		key = "" // further keys share one bucket
 		if b, ok := d.buckets[key]; ok {
 			return b
 		}

@@ -18,7 +18,7 @@ import (
 
 var devID = spiffeid.RequireFromString("spiffe://dev.local/lb")
 
-func TestDevSourcesOfOneDirectoryTrustEachOther(t *testing.T) {
+func TestDevSourcesTrustEachOther(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "dev")
 	fe := spiffeid.RequireFromString("spiffe://dev.local/frontend")
 	journal, log := newJournal()
@@ -32,7 +32,8 @@ func TestDevSourcesOfOneDirectoryTrustEachOther(t *testing.T) {
 		identitytest.WaitStatus(t, s, "usable", usable)
 	}
 	path, w := serve(t, identity.ServerCredentials(a, identity.CredentialOptions{Authorize: identity.Authorize(fe)}))
-	must(t, check(t, client(t, path, identity.ClientCredentials(b, identity.CredentialOptions{Authorize: identity.Authorize(devID)}))))
+	must(t, check(t, client(t, path, identity.ClientCredentials(b,
+		identity.CredentialOptions{Authorize: identity.Authorize(devID)}))))
 	if got := w.caller.Load(); got != fe {
 		t.Fatalf("the server saw %v", got)
 	}
@@ -45,7 +46,7 @@ func TestDevSourcesOfOneDirectoryTrustEachOther(t *testing.T) {
 	}
 }
 
-func TestDevAuthorityIsMadeOnceByMany(t *testing.T) {
+func TestDevAuthorityIsCreatedOnce(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "dev")
 	bundles := make([]string, 20)
 	var wg sync.WaitGroup
@@ -71,18 +72,30 @@ func TestDevAuthorityIsMadeOnceByMany(t *testing.T) {
 	}
 }
 
-func TestDevAuthorityIsRefusedWhenOthersCouldUseItOrItIsBroken(t *testing.T) {
+func TestInvalidDevAuthority(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		harm func(dir string) error
 		says string
 	}{
-		{"readable key", func(dir string) error { return os.Chmod(filepath.Join(dir, "ca.key"), 0o640) }, "others could use it"},
-		{"writable directory", func(dir string) error { return os.Chmod(dir, 0o777) }, "others could use it"},
-		{"foreign key", func(dir string) error { return os.Chown(filepath.Join(dir, "ca.key"), 65534, 65534) }, "belongs to user 65534"},
+		{
+			"readable key", func(dir string) error { return os.Chmod(filepath.Join(dir, "ca.key"), 0o640) },
+			"accessible to other users",
+		},
+		{"writable directory", func(dir string) error { return os.Chmod(dir, 0o777) }, "accessible to other users"},
+		{
+			"foreign key", func(dir string) error { return os.Chown(filepath.Join(dir, "ca.key"), 65534, 65534) },
+			"belongs to user 65534",
+		},
 		{"no key", func(dir string) error { return os.Remove(filepath.Join(dir, "ca.key")) }, "remove"},
-		{"bad key", func(dir string) error { return os.WriteFile(filepath.Join(dir, "ca.key"), []byte("x"), 0o600) }, "remove"},
-		{"bad certificate", func(dir string) error { return os.WriteFile(filepath.Join(dir, "ca.crt"), []byte("x"), 0o600) }, "remove"},
+		{
+			"bad key", func(dir string) error { return os.WriteFile(filepath.Join(dir, "ca.key"), []byte("x"), 0o600) },
+			"remove",
+		},
+		{"bad certificate", func(dir string) error {
+			return os.WriteFile(filepath.Join(dir, "ca.crt"), []byte("x"),
+				0o600)
+		}, "remove"},
 		{"another key", func(dir string) error {
 			other := filepath.Join(dir, "other")
 			if _, err := identity.OpenDevAuthority(other); err != nil {
@@ -125,7 +138,7 @@ func TestDevSourceRotatesAtHalfLife(t *testing.T) {
 	})
 }
 
-func TestRunningDevSourceFollowsANewAuthority(t *testing.T) {
+func TestDevSourceFollowsNewAuthority(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "dev")
 	old, err := identity.NewDev(dir, devID, identity.Options{Poll: 10 * time.Millisecond})
 	must(t, err)
@@ -148,44 +161,46 @@ func TestDevSettings(t *testing.T) {
 		ttl  time.Duration
 		says string
 	}{
-		{t.TempDir(), spiffeid.ID{}, 0, "needs a path"},
-		{t.TempDir(), spiffeid.RequireFromString("spiffe://dev.local"), 0, "needs a path"},
-		{t.TempDir(), devID, time.Second, "2s or more"},
+		{t.TempDir(), spiffeid.ID{}, 0, "has no path"},
+		{t.TempDir(), spiffeid.RequireFromString("spiffe://dev.local"), 0, "has no path"},
+		{t.TempDir(), devID, time.Second, "minimum is 2s"},
 		{"", devID, 0, "no directory"},
 		{"/dev/null/x", devID, 0, "not a directory"},
 	} {
-		if _, err := identity.NewDev(c.dir, c.id, identity.Options{DevTTL: c.ttl}); err == nil || !strings.Contains(err.Error(), c.says) {
+		if _, err := identity.NewDev(c.dir, c.id, identity.Options{DevTTL: c.ttl}); err == nil ||
+			!strings.Contains(err.Error(), c.says) {
 			t.Errorf("%+v: got %v", c, err)
 		}
 	}
 }
 
-func TestDevSourceMakesNothingBeforeItRuns(t *testing.T) {
+func TestDevSourceCreatesNothingBeforeRun(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "dev")
 	src, err := identity.NewDev(dir, devID, identity.Options{})
 	must(t, err)
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Fatalf("the directory is there: %v", err)
 	}
-	// A directory that comes between and is open to others is told as it would
-	// have been at the start.
+	// A directory that appears later with a wrong mode is reported with the same error as at the
+	// start.
 	must(t, os.Mkdir(dir, 0o700))
 	must(t, os.Chmod(dir, 0o777))
 	identitytest.Run(t, src)
 	identitytest.WaitStatus(t, src, "refused", func(s identity.Status) bool {
-		return s.Err != nil && strings.Contains(s.Err.Error(), "others could use it")
+		return s.Err != nil && strings.Contains(s.Err.Error(), "accessible to other users")
 	})
 	must(t, os.Chmod(dir, 0o700))
 	identitytest.WaitStatus(t, src, "usable", usable)
 }
 
-func TestMintNeedsAWorkload(t *testing.T) {
+func TestMintNeedsPath(t *testing.T) {
 	a, err := identity.NewDevAuthority()
 	must(t, err)
 	if _, err := a.MintFor(spiffeid.RequireFromString("spiffe://dev.local"), time.Hour); err == nil {
 		t.Fatal("an SVID for a trust domain")
 	}
-	if err := a.WriteFiles("/dev/null/x", identitytest.NewCA(t, "example.org").SVID(devID, time.Hour)); errors.Unwrap(err) == nil {
+	if err := a.WriteFiles("/dev/null/x", identitytest.NewCA(t, "example.org").SVID(devID,
+		time.Hour)); errors.Unwrap(err) == nil {
 		t.Fatalf("got %v", err)
 	}
 }

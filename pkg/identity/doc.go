@@ -1,19 +1,18 @@
-// Package identity says who we are and makes sure of who the peer is.
+// Package identity authenticates this process and its peers with X.509-SVIDs.
 //
-// A [Source] holds our own X.509-SVID and the trust bundle, kept fresh from one
-// of three origins: the SPIFFE Workload API, a directory of files, or a
-// development authority for one machine. It never gives up: while there is no
-// usable SVID its [Status] says why, and the last SVID stays in use until its
-// NotAfter.
+// A [Source] holds the SVID of this process and the trust bundle, renewed from one of three
+// origins: the SPIFFE Workload API, a directory of files, or a development authority for one
+// machine. It retries without end: while there is no usable SVID its [Status] contains the error,
+// and the last SVID stays in use until its NotAfter.
 //
-// [ServerCredentials] and [ClientCredentials] make gRPC connections of it that
-// are TLS 1.3 only and mutual, never resumed, checked against exact SPIFFE IDs,
-// and ended at the earlier NotAfter of the two leaf certificates. Each refusal is
-// logged with its reason, because a TLS 1.3 client learns nothing of it.
+// [ServerCredentials] and [ClientCredentials] are gRPC credentials: TLS 1.3 only, mutual, never
+// resumed, verified against exact SPIFFE IDs, and closed at the earlier NotAfter of the two leaf
+// certificates. A server logs each rejection with its reason, because a TLS 1.3 client does not
+// receive it.
 //
-// [Listen] makes unix sockets that are at no moment more open than asked, and
-// [AdminCredentials] lets only the same user or root use one.
+// [Listen] creates unix sockets that are never more accessible than requested, and
+// [AdminCredentials] accepts only processes of the same user or root.
 //
-// What a peer may do once it is in (the roles behind the IDs), which IDs are
-// expected, and what follows from a missing SVID is left to the caller.
+// The caller decides on the expected IDs, on the roles of the peers, and on the consequences of a
+// missing SVID.
 package identity

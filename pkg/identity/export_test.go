@@ -11,15 +11,15 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// SetSilence sets how long a stream of the Workload API may be silent.
-func SetSilence(s *Source, d time.Duration) { s.origin.(*workloadAPI).silence = d }
+// SetIdleTimeout sets how long a stream of the Workload API may be idle.
+func SetIdleTimeout(s *Source, d time.Duration) { s.origin.(*workloadAPI).idleTimeout = d }
 
-// Bind is the bare bind of Listen.
+// Bind is the bind of Listen.
 func Bind(ctx context.Context, path string, mode fs.FileMode) (*net.UnixListener, error) {
 	return bind(ctx, path, mode)
 }
 
-// ManualOrigin is an origin that a test drives.
+// ManualOrigin is an origin that a test controls.
 type ManualOrigin struct{}
 
 func (ManualOrigin) String() string { return "the test" }
@@ -29,29 +29,29 @@ func (ManualOrigin) watch(ctx context.Context, _ *Source) error {
 	return ctx.Err()
 }
 
-// NewManualSource returns a source that knows only what Offer and Fail say.
+// NewManualSource returns a source whose only input is Offer and Fail.
 func NewManualSource(o Options) *Source { return newSource(ManualOrigin{}, o.withDefaults()) }
 
-// Offer hands SVIDs to the source as an origin would.
+// Offer passes SVIDs to the source, as an origin does.
 func (s *Source) Offer(b x509bundle.Source, svids ...*x509svid.SVID) { s.offer(svids, b) }
 
-// Fail hands a failure to the source as an origin would.
+// Fail passes an error to the source, as an origin does.
 func (s *Source) Fail(err error) { s.fail(err) }
 
-// DenialLog is the rate-limited log of refusals.
+// DenialLog is the rate-limited log of rejections.
 type DenialLog = denialLog
 
 // NewDenialLog returns one that writes to out.
 var NewDenialLog = newDenialLog
 
-// Log logs a refusal.
+// Log logs a rejection.
 func (d *denialLog) Log(key, message string) { d.log(key, message) }
 
-// Keys tells how many keys are remembered.
+// Keys returns the number of stored keys.
 func (d *denialLog) Keys() int { return len(d.buckets) }
 
-// SetAdminUser sets the user whose processes are served beside root's.
+// SetAdminUser sets the user whose processes are accepted beside root's.
 func SetAdminUser(c credentials.TransportCredentials, uid uint32) { c.(*adminCredentials).uid = uid }
 
-// PollOnly makes a source of files do without notifications.
+// PollOnly disables the notifications of a source of files.
 func PollOnly(s *Source) { s.origin.(*fileSource).pollOnly = true }

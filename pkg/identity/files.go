@@ -17,32 +17,31 @@ import (
 	"github.com/vipgate/vipgate/pkg/files"
 )
 
-// The names of the files of an SVID in a directory, as cert-manager's SPIFFE CSI
-// driver lays them.
+// The file names of an SVID in a directory, as in cert-manager's SPIFFE CSI driver.
 const (
 	CertFile   = "tls.crt" // the SVID, then its intermediates
 	KeyFile    = "tls.key" // its private key
 	BundleFile = "ca.crt"  // the authorities of its trust domain
 )
 
-// NewFiles returns a source that reads tls.crt, tls.key and ca.crt (PEM) in dir,
-// and follows their changes: files written in place or renamed, and the symlink
-// swap of the kubelet and of CSI drivers. The files may come late or be broken;
-// the last good SVID stays in use.
+// NewFiles returns a source that reads tls.crt, tls.key and ca.crt (PEM) in dir and follows
+// changes: files written in place or renamed, and the symlink swap of the kubelet and of CSI
+// drivers. While the files are missing or invalid, the last valid SVID stays in use.
 func NewFiles(dir string, o Options) (*Source, error) {
 	if dir == "" {
-		return nil, fmt.Errorf("no directory for the SVID: name the one that holds %s, %s and %s", CertFile, KeyFile, BundleFile)
+		return nil, fmt.Errorf("no directory for the SVID: set the one that contains %s, %s and %s", CertFile, KeyFile,
+			BundleFile)
 	}
 	o = o.withDefaults()
 	return newSource(&fileSource{dir: filepath.Clean(dir), poll: o.Poll}, o), nil
 }
 
 const (
-	// settleTime gathers the events of one change of several files.
+	// settleTime merges the events of one change of several files.
 	settleTime = 20 * time.Millisecond
-	// repairPoll is the poll while the files are missing or do not fit together:
-	// they may have been read in the middle of a change.
-	repairPoll = 500 * time.Millisecond
+	// retryPoll is the poll interval while the files are missing or inconsistent: they may have
+	// been read in the middle of a change.
+	retryPoll = 500 * time.Millisecond
 )
 
 type fileSource struct {
@@ -56,13 +55,13 @@ func (f *fileSource) String() string { return "the files in " + f.dir }
 func (f *fileSource) watch(ctx context.Context, s *Source) error {
 	n := f.notifications(s)
 	defer n.close()
-	var last []byte // what was read last and found good
+	var last []byte // last valid content
 	var calls files.Calls
 	for {
 		wait := f.poll
 		parts, err := files.Do(ctx, &calls, "directory "+f.dir, func() ([3][]byte, error) {
-			// Before the reading, so that no change falls between the two.
-			n.follow(f.dir)
+			// Watch before reading, so that no change is missed in between.
+			n.watch(f.dir)
 			return readFiles(f.dir)
 		})
 		var svid *x509svid.SVID
@@ -76,7 +75,7 @@ func (f *fileSource) watch(ctx context.Context, s *Source) error {
 			return ctx.Err()
 		case err != nil:
 			last = nil
-			wait = min(wait, repairPoll)
+			wait = min(wait, retryPoll)
 			s.fail(fmt.Errorf("%s: %w", f, err))
 		case !bytes.Equal(raw, last):
 			last = raw
@@ -88,10 +87,9 @@ func (f *fileSource) watch(ctx context.Context, s *Source) error {
 	}
 }
 
-// notifications tell that something changed in a directory. They are a hint that
-// may be missing: the poll is the net.
+// notifications are inotify events of a directory. Events may be missed; the poll covers them.
 type notifications struct {
-	watcher *fsnotify.Watcher // nil: there are none
+	watcher *fsnotify.Watcher // nil: not available
 	events  <-chan fsnotify.Event
 	errors  <-chan error
 }
@@ -103,15 +101,15 @@ func (f *fileSource) notifications(s *Source) *notifications {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
 		// inotify instances can run out on a busy node.
-		s.log.Warn("files are polled only", "error", err)
+		s.log.Warn("inotify unavailable, polling files", "error", err)
 		return &notifications{}
 	}
 	return &notifications{watcher: w, events: w.Events, errors: w.Errors}
 }
 
-// follow watches dir, again each time, since it may have been replaced. While dir
-// is missing the poll alone looks for it.
-func (n *notifications) follow(dir string) {
+// watch adds dir again each time, since it may have been replaced. While dir is missing, only the
+// poll detects it.
+func (n *notifications) watch(dir string) {
 	if n.watcher != nil {
 		_ = n.watcher.Add(dir)
 	}
@@ -123,7 +121,7 @@ func (n *notifications) close() {
 	}
 }
 
-// wait returns after a change, or after d without one, or with ctx's error.
+// wait returns after a change, after d, or with the error of ctx.
 func (n *notifications) wait(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -135,10 +133,10 @@ func (n *notifications) wait(ctx context.Context, d time.Duration) error {
 		case <-timer.C:
 			return nil
 		case <-n.events:
-		case <-n.errors: // such as an overflow of the queue: something changed
+		case <-n.errors: // such as an overflow of the queue: treated as a change
 		}
-		// Only the first event sets the time, so that a directory that changes all
-		// the time cannot postpone the reading.
+		// Only the first event sets the timer, so that a directory that changes all the time cannot
+		// delay the reading.
 		if !changed {
 			changed = true
 			timer.Reset(settleTime)
@@ -151,8 +149,8 @@ const maxFile = 1 << 20
 
 // readFiles reads the certificate, the key and the bundle in dir.
 func readFiles(dir string) (parts [3][]byte, err error) {
-	// The kubelet and CSI drivers swap the symlink ..data to change all files at
-	// once; resolving it here keeps us from reading some before and some after.
+	// The kubelet and CSI drivers swap the symlink ..data to change all files at once; resolving it
+	// once avoids a mix of two generations.
 	from := dir
 	if resolved, err := filepath.EvalSymlinks(filepath.Join(dir, "..data")); err == nil {
 		from = resolved
@@ -165,7 +163,7 @@ func readFiles(dir string) (parts [3][]byte, err error) {
 	return parts, nil
 }
 
-// parseFiles returns the SVID and the bundle and checks that they belong together.
+// parseFiles returns the SVID and the bundle and checks that they match.
 func parseFiles(parts [3][]byte) (*x509svid.SVID, *x509bundle.Bundle, error) {
 	certs, err := certificates(parts[0])
 	if err != nil {
@@ -188,7 +186,7 @@ func parseFiles(parts [3][]byte) (*x509svid.SVID, *x509bundle.Bundle, error) {
 		return nil, nil, fmt.Errorf("%s with %s: %w", CertFile, KeyFile, err)
 	}
 	bundle := x509bundle.FromX509Authorities(svid.ID.TrustDomain(), authorities)
-	// Judged at the start of its life: whether it is valid now is told apart.
+	// Verified at the start of its validity; Source checks the current time.
 	if _, _, err := x509svid.Verify(svid.Certificates, bundle, x509svid.WithTime(certs[0].NotBefore)); err != nil {
 		return nil, nil, fmt.Errorf("%s is not signed by the authorities in %s: %w", CertFile, BundleFile, err)
 	}
@@ -213,19 +211,18 @@ func certificates(b []byte) ([]*x509.Certificate, error) {
 		certs = append(certs, c)
 	}
 	if len(certs) == 0 {
-		return nil, errors.New("holds no PEM certificate")
+		return nil, errors.New("contains no PEM certificate")
 	}
 	return certs, nil
 }
 
-// privateKey returns the first private key, as PKCS#8. Issuers write PKCS#1 and
-// SEC 1 as well.
+// privateKey returns the first private key as PKCS#8. Issuers write PKCS#1 and SEC 1 as well.
 func privateKey(b []byte) ([]byte, error) {
 	for {
 		var block *pem.Block
 		block, b = pem.Decode(b)
 		if block == nil {
-			return nil, errors.New("holds no PEM private key")
+			return nil, errors.New("contains no PEM private key")
 		}
 		var key any
 		var err error

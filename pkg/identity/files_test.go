@@ -32,7 +32,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// never makes the poll so rare that only a notification can be what was seen.
+// never makes the poll so rare that only a notification can be the cause.
 const never = 10 * time.Minute
 
 func TestFilesAreFollowed(t *testing.T) {
@@ -70,7 +70,7 @@ func TestFilesAreFollowed(t *testing.T) {
 	}
 }
 
-func TestFilesFollowTheSymlinkSwapOfTheKubelet(t *testing.T) {
+func TestFilesFollowSymlinkSwap(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	dir := t.TempDir()
 	swap := func(generation int) string {
@@ -96,9 +96,9 @@ func TestFilesFollowTheSymlinkSwapOfTheKubelet(t *testing.T) {
 	}
 }
 
-// A file that was opened before the swap, others after it: what a reader that goes
-// through each symlink by itself would see.
-func TestFilesAreReadFromOneGeneration(t *testing.T) {
+// One file opened before the swap, the others after it, as a reader that resolves each symlink
+// separately would see.
+func TestFilesOfOneGeneration(t *testing.T) {
 	old, ca := identitytest.NewCA(t, "example.org"), identitytest.NewCA(t, "example.org")
 	dir := t.TempDir()
 	svid := ca.SVID(ca.ID("/lb"), time.Hour)
@@ -118,7 +118,7 @@ func TestFilesAreReadFromOneGeneration(t *testing.T) {
 	}
 }
 
-func TestFilesMayComeLateOrBeBroken(t *testing.T) {
+func TestMissingOrBrokenFiles(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	other := identitytest.NewCA(t, "example.org")
 	dir := filepath.Join(t.TempDir(), "late")
@@ -126,7 +126,8 @@ func TestFilesMayComeLateOrBeBroken(t *testing.T) {
 	identitytest.WaitStatus(t, src, "missing", errSays(dir, "tls.crt", "no such file"))
 	must(t, os.Mkdir(dir, 0o700))
 	ca.WriteFiles(dir, ca.SVID(ca.ID("/other"), time.Hour))
-	identitytest.WaitStatus(t, src, "of another ID", errSays("does not offer spiffe://example.org/lb", "only spiffe://example.org/other"))
+	identitytest.WaitStatus(t, src, "of another ID", errSays("does not offer spiffe://example.org/lb",
+		"only spiffe://example.org/other"))
 	good := ca.SVID(ca.ID("/lb"), time.Hour)
 	ca.WriteFiles(dir, good)
 	identitytest.WaitStatus(t, src, "usable", usable)
@@ -143,7 +144,10 @@ func TestFilesMayComeLateOrBeBroken(t *testing.T) {
 		says       []string
 	}{
 		{"half a certificate", identity.CertFile, read(identity.CertFile)[:100], []string{"tls.crt", "no PEM certificate"}},
-		{"a bad certificate", identity.CertFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("x")}), []string{"tls.crt"}},
+		{
+			"a bad certificate", identity.CertFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("x")}),
+			[]string{"tls.crt"},
+		},
 		{"no key", identity.KeyFile, read(identity.CertFile), []string{"tls.key", "no PEM private key"}},
 		{"another key", identity.KeyFile, keyOf(t, ca), []string{"tls.key", "does not match"}},
 		{"another authority", identity.BundleFile, bundleOf(t, other), []string{"tls.crt", "not signed", "ca.crt"}},
@@ -181,7 +185,7 @@ func bundleOf(t *testing.T, ca *identitytest.CA) []byte {
 	return b
 }
 
-func TestFilesTakeTheKeyFormatsOfIssuers(t *testing.T) {
+func TestKeyFormats(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	dir := t.TempDir()
 	svid := ca.SVID(ca.ID("/lb"), time.Hour)
@@ -195,7 +199,7 @@ func TestFilesTakeTheKeyFormatsOfIssuers(t *testing.T) {
 	identitytest.WaitStatus(t, src, "usable", usable)
 }
 
-func TestFilesNeedADirectory(t *testing.T) {
+func TestFilesNeedDirectory(t *testing.T) {
 	if _, err := identity.NewFiles("", identity.Options{}); err == nil {
 		t.Fatal("no error")
 	}

@@ -18,41 +18,37 @@ import (
 )
 
 const (
-	// maxSocketPath is what fits into sun_path (unix(7): 108 bytes with the
-	// final zero).
+	// maxSocketPath is what fits into sun_path (unix(7): 108 bytes with the final zero).
 	maxSocketPath = 107
-	// probeTimeout bounds the connect that tells a leftover from a live socket.
+	// probeTimeout bounds the connect that distinguishes a stale socket from a live one.
 	probeTimeout = time.Second
-	// watchInterval is how often the socket file is looked for. A stat also finds
-	// what inotify misses: a directory that was removed and created again.
+	// watchInterval is the poll interval of the socket file. A stat also detects what inotify
+	// misses: a directory that was removed and created again.
 	watchInterval = time.Second
 )
 
 // ErrSocketInUse is wrapped when another process serves the socket.
 var ErrSocketInUse = errors.New("in use by another process")
 
-// ListenOptions tell how to listen on a unix socket.
+// ListenOptions configure Listen.
 type ListenOptions struct {
-	// Path is "unix:///run/vipgate/lb.sock" or "/run/vipgate/lb.sock", 107 bytes
-	// of path at most. A lock file of the same name with ".lock" lies beside it.
+	// Path is "unix:///run/vipgate/lb.sock" or "/run/vipgate/lb.sock", with at most 107 bytes of
+	// path. The lock file has the same name plus ".lock".
 	Path string
-	// Mode is the permissions of the socket: 0600, or 0660 for processes that
-	// share a group. Anything for others is refused. Zero: 0600.
+	// Mode is the mode of the socket: 0600, or 0660 for processes that share a group. Permissions
+	// for others are rejected. Zero: 0600.
 	Mode fs.FileMode
-	// Watch is called with nil once the socket is bound, with the problem when its
-	// file was removed, or replaced, and again with nil once it is bound again. It
-	// must not block. Optional.
+	// Watch is called with nil once the socket is bound, with an error when its file was removed or
+	// replaced, and with nil once it is bound again. It must not block. Optional.
 	Watch func(error)
 }
 
-// Listen listens on a unix socket that is at no moment more open than Mode.
+// Listen listens on a unix socket that is never more accessible than Mode.
 //
-// Its directory is made when missing, with mode 0700, or 0750 when the group may
-// use the socket. A socket that a dead process left is removed; one that is
-// served is refused ([ErrSocketInUse]), and so is anything that is not a socket.
-// A socket whose file is removed while the listener is open is bound again within
-// seconds; connections are not affected. The listener's Close removes the socket
-// and its lock file.
+// A missing directory is created with mode 0700, or 0750 when the group may use the socket. The
+// socket of a dead process is removed; a socket in use is an error ([ErrSocketInUse]), and so is a
+// file that is not a socket. A socket whose file is removed while the listener is open is bound
+// again within seconds; connections are not affected. Close removes the socket and its lock file.
 func Listen(ctx context.Context, o ListenOptions) (net.Listener, error) {
 	path, err := SocketPath(o.Path)
 	if err != nil {
@@ -60,9 +56,10 @@ func Listen(ctx context.Context, o ListenOptions) (net.Listener, error) {
 	}
 	mode := cmp.Or(o.Mode, 0o600)
 	if mode&^0o660 != 0 {
-		return nil, fmt.Errorf("mode %#o for socket %s: only permissions for user and group (0600, 0660) are allowed", mode, path)
+		return nil, fmt.Errorf("mode %#o for socket %s: only permissions for user and group (0600, 0660) are allowed", mode,
+			path)
 	}
-	bound, err := open(ctx, path, mode, nil)
+	bound, err := openSocket(ctx, path, mode, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -76,16 +73,16 @@ func Listen(ctx context.Context, o ListenOptions) (net.Listener, error) {
 	return l, nil
 }
 
-// open binds the socket under a lock: the one that is held, unless its file was
-// removed, in which case the caller releases it.
-func open(ctx context.Context, path string, mode fs.FileMode, held *fileLock) (*boundSocket, error) {
-	if held != nil && same(held.file, held.file.Name()) {
+// openSocket binds the socket under a lock: the held one, unless its file was removed, in which
+// case the caller releases it.
+func openSocket(ctx context.Context, path string, mode fs.FileMode, held *fileLock) (*boundSocket, error) {
+	if held != nil && isSameFile(held.file, held.file.Name()) {
 		return listenLocked(ctx, path, mode, held)
 	}
-	if err := makeDirectory(filepath.Dir(path), mode); err != nil {
+	if err := createDirectory(filepath.Dir(path), mode); err != nil {
 		return nil, fmt.Errorf("directory of socket %s: %w", path, err)
 	}
-	// The lock makes looking, removing and binding one step among our own kind.
+	// The lock makes probe, removal and bind atomic among vipgate processes.
 	lock, err := tryLock(path + ".lock")
 	switch {
 	case errors.Is(err, errLocked):
@@ -100,8 +97,8 @@ func open(ctx context.Context, path string, mode fs.FileMode, held *fileLock) (*
 	return bound, nil
 }
 
-// SocketPath returns the path in the address of a unix socket: a path, or a URI
-// such as unix:///path. The error says what is wrong with it.
+// SocketPath returns the path in the address of a unix socket: a path, or a URI such as
+// unix:///path.
 func SocketPath(address string) (string, error) {
 	path := address
 	if rest, ok := strings.CutPrefix(path, "unix:"); ok {
@@ -119,17 +116,17 @@ func SocketPath(address string) (string, error) {
 	case strings.HasPrefix(path, "@"):
 		return "", fmt.Errorf("socket %q: abstract sockets have no permissions, use a path", address)
 	case strings.ContainsRune(path, 0):
-		return "", fmt.Errorf("socket %q: the path holds a zero byte", address)
+		return "", fmt.Errorf("socket %q: the path contains a zero byte", address)
 	}
 	path = filepath.Clean(path)
 	if len(path) > maxSocketPath {
-		return "", fmt.Errorf("socket %s: the path has %d bytes, the kernel takes %d at most", path, len(path), maxSocketPath)
+		return "", fmt.Errorf("socket %s: the path has %d bytes, the maximum is %d", path, len(path), maxSocketPath)
 	}
 	return path, nil
 }
 
-// makeDirectory makes dir and its missing parents for a socket of the given mode.
-func makeDirectory(dir string, socket fs.FileMode) error {
+// createDirectory creates dir and its missing parents for a socket of the given mode.
+func createDirectory(dir string, socket fs.FileMode) error {
 	if info, err := os.Stat(dir); err == nil {
 		if !info.IsDir() {
 			return fmt.Errorf("%s is not a directory", dir)
@@ -138,31 +135,31 @@ func makeDirectory(dir string, socket fs.FileMode) error {
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := makeDirectory(filepath.Dir(dir), socket); err != nil {
+	if err := createDirectory(filepath.Dir(dir), socket); err != nil {
 		return err
 	}
 	mode := fs.FileMode(0o700)
 	if socket&0o060 != 0 {
-		mode = 0o750 // the group must get through, and needs no more
+		mode = 0o750 // the group needs search and read permission only
 	}
 	if err := os.Mkdir(dir, mode); errors.Is(err, fs.ErrExist) {
-		return nil // another process was quicker
+		return nil // another process created it
 	} else if err != nil {
 		return err
 	}
-	// The umask may have taken the group's share.
+	// The umask may have removed the group's permissions.
 	return os.Chmod(dir, mode)
 }
 
 func listenLocked(ctx context.Context, path string, mode fs.FileMode, lock *fileLock) (*boundSocket, error) {
-	if err := removeLeftover(ctx, path); err != nil {
+	if err := removeStaleSocket(ctx, path); err != nil {
 		return nil, err
 	}
 	l, err := bind(ctx, path, mode)
 	if err != nil {
 		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
-	// Only a umask that took the group's share makes a difference here.
+	// Only needed if the umask removed the group's permissions.
 	if err := os.Chmod(path, mode); err != nil {
 		return nil, errors.Join(fmt.Errorf("mode of socket %s: %w", path, err), l.Close(), os.Remove(path))
 	}
@@ -173,9 +170,9 @@ func listenLocked(ctx context.Context, path string, mode fs.FileMode, lock *file
 	return &boundSocket{UnixListener: l, path: path, info: info, lock: lock}, nil
 }
 
-// removeLeftover makes room at path: it removes a socket on which nobody listens,
-// and nothing else.
-func removeLeftover(ctx context.Context, path string) error {
+// removeStaleSocket removes the socket at path if no process listens on it. It removes nothing
+// else.
+func removeStaleSocket(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -183,7 +180,7 @@ func removeLeftover(ctx context.Context, path string) error {
 	case err != nil:
 		return fmt.Errorf("socket %s: %w", path, err)
 	case info.Mode().Type() != fs.ModeSocket:
-		return fmt.Errorf("%s is not a socket but %s: it will not be removed", path, describe(info.Mode()))
+		return fmt.Errorf("%s is not a socket but %s; it is not removed", path, fileKind(info.Mode()))
 	}
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
@@ -194,7 +191,7 @@ func removeLeftover(ctx context.Context, path string) error {
 		_ = c.Close()
 		return fmt.Errorf("socket %s is %w", path, ErrSocketInUse)
 	case !errors.Is(err, syscall.ECONNREFUSED):
-		// A full backlog or missing rights do not prove that nobody is there.
+		// A full backlog or missing permissions do not prove that the socket is stale.
 		return fmt.Errorf("socket %s may be in use: %w", path, err)
 	}
 	if err := os.Remove(path); err != nil {
@@ -203,7 +200,7 @@ func removeLeftover(ctx context.Context, path string) error {
 	return nil
 }
 
-func describe(m fs.FileMode) string {
+func fileKind(m fs.FileMode) string {
 	switch m.Type() {
 	case 0:
 		return "a file"
@@ -215,10 +212,9 @@ func describe(m fs.FileMode) string {
 	return "a " + m.Type().String()
 }
 
-// bind binds the socket and listens, without a moment at which the socket is more
-// open than mode. The umask is not touched, since it belongs to the whole process
-// and other goroutines make files: Linux gives the new file the mode of the socket
-// itself (less the umask), which fchmod sets beforehand.
+// bind binds the socket and listens; the socket is never more accessible than mode. The umask
+// belongs to the whole process, and other goroutines create files, so it is not changed: Linux
+// gives the new file the mode of the socket itself (less the umask), which fchmod sets beforehand.
 func bind(ctx context.Context, path string, mode fs.FileMode) (*net.UnixListener, error) {
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var failed error
@@ -232,7 +228,7 @@ func bind(ctx context.Context, path string, mode fs.FileMode) (*net.UnixListener
 		return nil, err
 	}
 	u := l.(*net.UnixListener)
-	// Removing is ours: by then the path may hold somebody else's socket.
+	// Close removes the file itself: by then another process's socket may have the path.
 	u.SetUnlinkOnClose(false)
 	return u, nil
 }
@@ -245,20 +241,20 @@ type boundSocket struct {
 	lock *fileLock
 }
 
-// inPlace reports an error unless the path leads to the socket.
-func (b *boundSocket) inPlace() error {
+// checkPath returns an error unless the path leads to the socket.
+func (b *boundSocket) checkPath() error {
 	info, err := os.Lstat(b.path)
 	switch {
 	case err != nil:
 		return fmt.Errorf("the socket was removed: %w", err)
 	case !os.SameFile(info, b.info):
-		return fmt.Errorf("the socket %s was replaced by %s", b.path, describe(info.Mode()))
+		return fmt.Errorf("the socket %s was replaced by %s", b.path, fileKind(info.Mode()))
 	}
 	return nil
 }
 
-// socketListener removes its socket and its lock when it is closed, and binds the
-// socket again when its file is removed.
+// socketListener removes its socket and lock file when it is closed, and binds the socket again
+// when its file is removed.
 type socketListener struct {
 	path     string
 	mode     fs.FileMode
@@ -279,7 +275,7 @@ func (l *socketListener) current() *boundSocket {
 	return l.bound
 }
 
-// Accept returns the next connection, also of a socket that was bound again.
+// Accept returns the next connection, also after a rebind.
 func (l *socketListener) Accept() (net.Conn, error) {
 	for {
 		b := l.current()
@@ -290,7 +286,7 @@ func (l *socketListener) Accept() (net.Conn, error) {
 	}
 }
 
-// Addr is the address of the socket.
+// Addr returns the address of the socket.
 func (l *socketListener) Addr() net.Addr { return l.current().Addr() }
 
 // watch binds the socket again when its file is removed, until ctx ends.
@@ -303,22 +299,22 @@ func (l *socketListener) watch(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		lost := l.bound.inPlace() // only this goroutine writes l.bound
+		lost := l.bound.checkPath() // only this goroutine writes l.bound
 		if lost != nil {
-			if err := l.bindAgain(ctx); err != nil {
+			if err := l.rebind(ctx); err != nil {
 				l.report(fmt.Errorf("%w; failed to bind it again: %w", lost, err))
 				continue
 			}
-			l.report(lost) // a line in the log
+			l.report(lost) // for the log
 		}
 		l.report(nil)
 	}
 }
 
-// bindAgain binds a new socket in place of the one whose file was removed.
-func (l *socketListener) bindAgain(ctx context.Context) error {
+// rebind binds a new socket in place of the one whose file was removed.
+func (l *socketListener) rebind(ctx context.Context) error {
 	old := l.bound
-	bound, err := open(ctx, l.path, l.mode, old.lock)
+	bound, err := openSocket(ctx, l.path, l.mode, old.lock)
 	if err != nil {
 		return err
 	}
@@ -328,19 +324,19 @@ func (l *socketListener) bindAgain(ctx context.Context) error {
 	if bound.lock != old.lock {
 		old.lock.release()
 	}
-	// Accept continues with the new one; a failure leaves nothing to do.
+	// Accept continues with the new socket; an error has no consequence.
 	_ = old.Close()
 	return nil
 }
 
-// Close stops listening and removes the socket, if it is still ours.
+// Close stops listening and removes the socket unless it was replaced.
 func (l *socketListener) Close() error {
 	l.once.Do(func() {
 		l.cancel()
 		l.watching.Wait()
-		// The path goes first, so that nobody finds a socket that refuses.
+		// Remove the path first, so that no client finds a socket that refuses connections.
 		var err error
-		if l.bound.inPlace() == nil {
+		if l.bound.checkPath() == nil {
 			err = os.Remove(l.path)
 		}
 		l.err = errors.Join(l.bound.Close(), err, l.bound.lock.remove())

@@ -39,7 +39,7 @@ func modeOf(t *testing.T, path string) fs.FileMode {
 	return info.Mode()
 }
 
-func TestSocketAndDirectoryGetExactlyTheirModes(t *testing.T) {
+func TestSocketAndDirectoryModes(t *testing.T) {
 	for _, mask := range []int{0, 0o022, 0o077, 0o177} {
 		for socket, directory := range map[fs.FileMode]fs.FileMode{0: 0o700, 0o600: 0o700, 0o660: 0o750} {
 			base := identitytest.ShortDir(t)
@@ -65,8 +65,8 @@ func TestSocketAndDirectoryGetExactlyTheirModes(t *testing.T) {
 	}
 }
 
-// The mode right after bind, before any chmod, is what others meet first.
-func TestSocketIsAtNoMomentOpenToOthers(t *testing.T) {
+// The mode right after bind, before any chmod.
+func TestSocketModeAtBind(t *testing.T) {
 	umask(t, 0)
 	for _, mode := range []fs.FileMode{0o600, 0o660} {
 		path := filepath.Join(identitytest.ShortDir(t), "s.sock")
@@ -89,7 +89,7 @@ func TestExistingDirectoryKeepsItsMode(t *testing.T) {
 	}
 }
 
-// leftover makes a socket on which nobody listens, as a killed process leaves it.
+// leftover creates a socket without a listener, as a killed process leaves it.
 func leftover(t *testing.T, path string) {
 	t.Helper()
 	l, err := net.Listen("unix", path)
@@ -98,7 +98,7 @@ func leftover(t *testing.T, path string) {
 	must(t, l.Close())
 }
 
-func TestLeftoverSocketIsReplaced(t *testing.T) {
+func TestStaleSocketIsReplaced(t *testing.T) {
 	path := filepath.Join(identitytest.ShortDir(t), "s.sock")
 	leftover(t, path)
 	must(t, os.WriteFile(path+".lock", nil, 0o600)) // without its lock
@@ -109,7 +109,7 @@ func TestLeftoverSocketIsReplaced(t *testing.T) {
 	must(t, c.Close())
 }
 
-func TestLiveSocketIsRefused(t *testing.T) {
+func TestSocketInUse(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		serve func(path string) (net.Listener, error)
@@ -134,7 +134,7 @@ func TestLiveSocketIsRefused(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotASocketIsNeverRemoved(t *testing.T) {
+func TestNonSocketIsNotRemoved(t *testing.T) {
 	for name, make := range map[string]func(path string) error{
 		"a file":          func(path string) error { return os.WriteFile(path, []byte("precious"), 0o600) },
 		"a directory":     func(path string) error { return os.Mkdir(path, 0o700) },
@@ -170,7 +170,7 @@ func TestCloseRemovesSocketAndLock(t *testing.T) {
 	}
 }
 
-func TestCloseLeavesSomebodyElsesSocket(t *testing.T) {
+func TestCloseKeepsForeignSocket(t *testing.T) {
 	path := filepath.Join(identitytest.ShortDir(t), "s.sock")
 	l, err := listen(t, path, 0)
 	must(t, err)
@@ -184,7 +184,8 @@ func TestCloseLeavesSomebodyElsesSocket(t *testing.T) {
 	}
 }
 
-// watched listens, serves every connection by one byte, and returns what is reported of the socket.
+// watched listens, answers every connection with one byte, and returns the reports about the
+// socket.
 func watched(t *testing.T, path string) (net.Listener, <-chan error) {
 	t.Helper()
 	reports := make(chan error, 100)
@@ -207,10 +208,10 @@ func watched(t *testing.T, path string) (net.Listener, <-chan error) {
 	return l, reports
 }
 
-// waitReport waits until a report says this; "" is that the socket is bound.
+// waitReport waits for a report with this text; "" means that the socket is bound.
 func waitReport(t *testing.T, reports <-chan error, says string) {
 	t.Helper()
-	deadline := time.After(patience)
+	deadline := time.After(waitLimit)
 	for {
 		select {
 		case err := <-reports:
@@ -226,14 +227,14 @@ func waitReport(t *testing.T, reports <-chan error, says string) {
 // echo sends a byte and reads it back.
 func echo(t *testing.T, c net.Conn) {
 	t.Helper()
-	must(t, c.SetDeadline(time.Now().Add(patience)))
+	must(t, c.SetDeadline(time.Now().Add(waitLimit)))
 	_, err := c.Write([]byte{1})
 	must(t, err)
 	_, err = io.ReadFull(c, make([]byte, 1))
 	must(t, err)
 }
 
-func TestRemovedSocketIsBoundAgain(t *testing.T) {
+func TestRemovedSocketIsRebound(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		remove func(path string) error
@@ -273,8 +274,8 @@ func TestRemovedSocketIsBoundAgain(t *testing.T) {
 	}
 }
 
-// A process that took the path over keeps it.
-func TestReplacedSocketIsLeftToItsOwner(t *testing.T) {
+// A process that took over the path keeps it.
+func TestReplacedSocketIsKept(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		lock bool
@@ -284,7 +285,7 @@ func TestReplacedSocketIsLeftToItsOwner(t *testing.T) {
 			l, reports := watched(t, path)
 			var other net.Listener
 			err := errors.New("not tried")
-			for range 10 { // the listener may be quicker
+			for range 10 { // the listener may be faster
 				if err == nil {
 					break
 				}
@@ -312,7 +313,7 @@ func TestReplacedSocketIsLeftToItsOwner(t *testing.T) {
 	}
 }
 
-func TestOnlyOneOfManyListens(t *testing.T) {
+func TestConcurrentListen(t *testing.T) {
 	path := filepath.Join(identitytest.ShortDir(t), "s.sock")
 	leftover(t, path)
 	var live, wins atomic.Int32
@@ -344,7 +345,7 @@ func TestOnlyOneOfManyListens(t *testing.T) {
 	}
 }
 
-func TestSocketAddressesThatAreRefused(t *testing.T) {
+func TestInvalidSocketAddresses(t *testing.T) {
 	dir := identitytest.ShortDir(t)
 	must(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))
 	long := filepath.Join(dir, strings.Repeat("x", 107-len(dir)-1))
@@ -359,7 +360,7 @@ func TestSocketAddressesThatAreRefused(t *testing.T) {
 		{"@abstract", 0, "abstract"},
 		{"unix:@abstract", 0, "abstract"},
 		{"/run/a\x00b", 0, "zero byte"},
-		{long + "x", 0, "108 bytes, the kernel takes 107"},
+		{long + "x", 0, "108 bytes, the maximum is 107"},
 		{filepath.Join(dir, "s"), 0o666, "only permissions for user and group"},
 		{filepath.Join(dir, "s"), 0o700, "only permissions for user and group"},
 		{filepath.Join(dir, "s"), 0o600 | fs.ModeSetgid, "only permissions for user and group"},

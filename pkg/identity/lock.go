@@ -10,17 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockRetry is how often a lock that somebody else holds is tried again.
+// lockRetry is the poll interval of a lock that another process holds.
 const lockRetry = 10 * time.Millisecond
 
 var errLocked = errors.New("another process holds the lock")
 
-// fileLock is an exclusive flock(2) on a file. The kernel releases it when the
-// process dies in whatever way.
+// fileLock is an exclusive flock(2) on a file. The kernel releases it when the process ends.
 type fileLock struct{ file *os.File }
 
-// tryLock takes the lock on path, or returns errLocked. The file is made when
-// missing.
+// tryLock takes the lock on path, or returns errLocked. A missing file is created.
 func tryLock(path string) (*fileLock, error) {
 	for {
 		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
@@ -34,25 +32,25 @@ func tryLock(path string) (*fileLock, error) {
 			}
 			return nil, fmt.Errorf("flock %s: %w", path, err)
 		}
-		// The former holder may have removed the file between our open and our
-		// lock; somebody else could then lock a new one beside us.
-		if same(f, path) {
+		// The former holder may have removed the file between open and flock; another process could
+		// then lock a new file of the same name.
+		if isSameFile(f, path) {
 			return &fileLock{file: f}, nil
 		}
 		_ = f.Close()
 	}
 }
 
-func same(f *os.File, path string) bool {
-	ours, err := f.Stat()
+func isSameFile(f *os.File, path string) bool {
+	opened, err := f.Stat()
 	if err != nil {
 		return false
 	}
-	there, err := os.Lstat(path)
-	return err == nil && os.SameFile(ours, there)
+	current, err := os.Lstat(path)
+	return err == nil && os.SameFile(opened, current)
 }
 
-// waitLock takes the lock on path as soon as it is free, until ctx ends.
+// waitLock takes the lock on path once it is free, until ctx ends.
 func waitLock(ctx context.Context, path string) (*fileLock, error) {
 	for {
 		l, err := tryLock(path)
@@ -65,13 +63,13 @@ func waitLock(ctx context.Context, path string) (*fileLock, error) {
 	}
 }
 
-// release gives the lock back and leaves the file.
+// release releases the lock and keeps the file.
 func (l *fileLock) release() { _ = l.file.Close() }
 
-// remove deletes the file while the lock is held, then gives the lock back. A file
-// of the same name that another process locked stays.
+// remove deletes the file while the lock is held, then releases the lock. A file of the same name
+// that another process locked is kept.
 func (l *fileLock) remove() (err error) {
-	if same(l.file, l.file.Name()) {
+	if isSameFile(l.file, l.file.Name()) {
 		err = os.Remove(l.file.Name())
 	}
 	l.release()

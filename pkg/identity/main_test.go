@@ -14,8 +14,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience bounds every wait for something that must come.
-const patience = 20 * time.Second
+// waitLimit bounds every wait for a condition.
+const waitLimit = 20 * time.Second
 
 // journal collects log records.
 type journal struct {
@@ -54,7 +54,7 @@ func (j *journal) records(tb testing.TB) ([]map[string]any, <-chan struct{}) {
 // wait waits for a record with these attributes and returns it.
 func (j *journal) wait(tb testing.TB, want map[string]any) map[string]any {
 	tb.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 	defer cancel()
 	for {
 		records, changed := j.records(tb)

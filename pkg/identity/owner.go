@@ -11,22 +11,22 @@ import (
 )
 
 const (
-	// ownerTimeout bounds the question to the owner of a network namespace.
+	// ownerTimeout bounds the request to the owner of a network namespace.
 	ownerTimeout = time.Second
-	// maxOwnerText bounds the owner's answer: a path of a socket and a few words.
+	// maxOwnerText bounds the owner's response: a socket path and a few words.
 	maxOwnerText = 256
 )
 
-// OwnNetNS makes this process the only one of its role ("lb", "frontend") in its
-// network namespace until release is called or the process ends. The lock is an
-// abstract unix socket: the kernel keeps it per network namespace, and no mount
-// namespace or leftover file can hide or fake it. about tells other processes how to
-// reach this one. While another process owns the namespace, the error names it.
+// OwnNetNS makes this process the only one of its role ("lb", "frontend") in its network namespace
+// until release is called or the process ends. The lock is an abstract unix socket: the kernel
+// keeps it per network namespace, and no mount namespace or leftover file can hide or fake it.
+// about is the text that other processes receive. While another process owns the namespace, the
+// error names it.
 func OwnNetNS(ctx context.Context, role, about string) (release func(), err error) {
 	name := "@vipgate/" + role
 	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", name)
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return nil, fmt.Errorf("another %s (%s) owns this network namespace; stop it first", role, askOwner(ctx, name))
+		return nil, fmt.Errorf("another %s (%s) owns this network namespace; stop it first", role, describeOwner(ctx, name))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("socket %s, which locks the network namespace: %w", name, err)
@@ -38,14 +38,14 @@ func OwnNetNS(ctx context.Context, role, about string) (release func(), err erro
 		for ctx.Err() == nil {
 			c, err := l.Accept()
 			if err != nil {
-				// Out of descriptors, or closed. The lock does not depend on the answer.
+				// Out of file descriptors, or closed. The lock does not depend on the response.
 				select {
 				case <-time.After(ownerTimeout):
 				case <-ctx.Done():
 				}
 				continue
 			}
-			// The answer fits the buffer of the socket: no peer can block this.
+			// The response fits the socket buffer: no peer can block this.
 			_, _ = io.WriteString(c, about)
 			_ = c.Close()
 		}
@@ -53,10 +53,9 @@ func OwnNetNS(ctx context.Context, role, about string) (release func(), err erro
 	return func() { cancel(); _ = l.Close(); <-done }, nil
 }
 
-// askOwner describes the owner of a network namespace: the process and user as the
-// kernel knows them, since any process of the namespace can bind the socket, and
-// what the owner says of itself.
-func askOwner(ctx context.Context, name string) string {
+// describeOwner describes the owner of a network namespace: its process and user as reported by the
+// kernel, since any process of the namespace can bind the socket, and its about text.
+func describeOwner(ctx context.Context, name string) string {
 	ctx, cancel := context.WithTimeout(ctx, ownerTimeout)
 	defer cancel()
 	c, err := (&net.Dialer{}).DialContext(ctx, "unix", name)

@@ -16,7 +16,8 @@ func TestNetNSHasOneOwnerPerRole(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := fmt.Sprintf("another %s (pid %d, user %d, admin socket unix:///run/a.sock) owns this network namespace; stop it first", role, os.Getpid(), os.Geteuid())
+	want := fmt.Sprintf("another %s (pid %d, user %d, admin socket unix:///run/a.sock) owns this network namespace; "+
+		"stop it first", role, os.Getpid(), os.Geteuid())
 	for range 2 {
 		if _, err := OwnNetNS(t.Context(), role, ""); err == nil || err.Error() != want {
 			t.Errorf("beside an owner: %v, want %s", err, want)
@@ -35,7 +36,7 @@ func TestNetNSHasOneOwnerPerRole(t *testing.T) {
 	release()
 }
 
-func TestForeignOwnerIsQuoted(t *testing.T) {
+func TestOwnerTextIsQuoted(t *testing.T) {
 	for _, tt := range []struct{ name, answer, want string }{
 		{"escape sequences", "\x1b[2J", `"\x1b[2J"`},
 		{"endless answer", strings.Repeat("x", 1<<20), strings.Repeat("x", maxOwnerText) + ") owns"},
@@ -50,7 +51,7 @@ func TestForeignOwnerIsQuoted(t *testing.T) {
 			go func() {
 				defer close(done)
 				if c, err := l.Accept(); err == nil {
-					_, _ = c.Write([]byte(tt.answer)) // the other end closes before it has all
+					_, _ = c.Write([]byte(tt.answer)) // the peer closes before it has read everything
 					_ = c.Close()
 				}
 			}()

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// peerProcess asks the kernel for the process at the other end of a unix socket
-// (SO_PEERCRED, unix(7)): its credentials at the time of connect(2).
+// peerProcess returns the credentials of the process that connected to or accepted a unix socket
+// (SO_PEERCRED, unix(7)).
 func peerProcess(c net.Conn) (*unix.Ucred, error) {
 	sc, ok := c.(syscall.Conn)
 	if !ok {
@@ -32,8 +32,7 @@ func peerProcess(c net.Conn) (*unix.Ucred, error) {
 	return cred, nil
 }
 
-// peerAttrs describes the process at the other end for the log, as far as it is
-// known.
+// peerAttrs returns log attributes of the peer process as far as they are known.
 func peerAttrs(c net.Conn) []any {
 	cred, err := peerProcess(c)
 	if err != nil {

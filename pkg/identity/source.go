@@ -21,25 +21,23 @@ import (
 	"github.com/vipgate/vipgate/pkg/task"
 )
 
-// wallCheck bounds how long a jump of the wall clock stays unseen in the Status.
-const wallCheck = 30 * time.Second
+// clockCheckInterval bounds the delay until the Status reflects a jump of the wall clock.
+const clockCheckInterval = 30 * time.Second
 
-// Options are the settings that the origins share. The zero value is usable.
+// Options are shared by all origins. The zero value is usable.
 type Options struct {
-	// Addr is the address of the Workload API, such as
-	// "unix:///run/spire/agent.sock". Empty: SPIFFE_ENDPOINT_SOCKET.
+	// Addr is the address of the Workload API, such as "unix:///run/spire/agent.sock". Empty:
+	// SPIFFE_ENDPOINT_SOCKET.
 	Addr string
-	// ID is our own SPIFFE ID. It picks ours when several SVIDs are offered; an
-	// SVID with another ID is refused. Zero: whatever is offered, as long as it
-	// is one ID only.
+	// ID is the SPIFFE ID of this process. It selects one of several offered SVIDs; an SVID with
+	// another ID is rejected. Zero: the only offered ID.
 	ID spiffeid.ID
-	// DevTTL is the life of an SVID of the development authority, at least
-	// 2 s (certificates count in whole seconds). Zero: 1 h.
+	// DevTTL is the lifetime of an SVID of the development authority, at least 2 s (certificate
+	// times are whole seconds). Zero: 1 h.
 	DevTTL time.Duration
-	// Poll is how often files are read again though no change was announced.
-	// Zero: 5 s.
+	// Poll is how often files are read without a notification. Zero: 5 s.
 	Poll time.Duration
-	// Log receives what happens to the SVID; nil: nothing is logged.
+	// Log receives events of the SVID; nil discards them.
 	Log *slog.Logger
 }
 
@@ -52,32 +50,29 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Status tells about our own SVID.
+// Status is the state of the SVID.
 type Status struct {
-	// ID, Serial (hexadecimal), NotBefore and NotAfter are those of the SVID in
-	// use, or of the last one when that has expired; zero before the first.
+	// ID, Serial (hexadecimal), NotBefore and NotAfter are those of the SVID in use, or of the last
+	// one after its expiry; zero before the first.
 	ID                  spiffeid.ID
 	Serial              string
 	NotBefore, NotAfter time.Time
-	// Rotations counts how often the SVID in use was replaced by another one.
+	// Rotations counts the replacements of the SVID in use.
 	Rotations uint64
-	// Err says why there is no usable SVID; nil while there is one.
+	// Err is why there is no usable SVID; nil while there is one.
 	Err error
-	// RenewalErr says why the origin does not deliver at present; nil while it
-	// does. The last SVID can still be usable.
+	// RenewalErr is the current error of the origin. The last SVID can still be usable.
 	RenewalErr error
-	// Failures counts the attempts to get an SVID that failed since the start.
+	// Failures counts the failed attempts to get an SVID.
 	Failures uint64
-	// Overdue is true from 7/10 of the life of an SVID that nobody replaced:
-	// design section 9 says 2/3, when some issuers renew and are not late.
+	// Overdue is set from 7/10 of the lifetime of an SVID that was not replaced; see overdueAt.
 	Overdue bool
-	// Offered lists the IDs that the origin offered last.
+	// Offered lists the IDs of the origin's last offer.
 	Offered []spiffeid.ID
 }
 
-// Problem says in words why our identity does not serve, "" while it does. It
-// already does not when the SVID is [Status.Overdue]: there is time to act while
-// connections still work.
+// Problem returns why the identity is unhealthy; "" while it is healthy. A [Status.Overdue] SVID is
+// unhealthy: an operator has time to act while connections still work.
 func (s Status) Problem() string {
 	switch {
 	case s.Err != nil:
@@ -85,9 +80,9 @@ func (s Status) Problem() string {
 	case !s.Overdue:
 		return ""
 	case s.RenewalErr != nil:
-		return fmt.Sprintf("our SVID %s ends at %s and nobody has renewed it: %v", s.ID, stamp(s.NotAfter), s.RenewalErr)
+		return fmt.Sprintf("the SVID %s expires at %s and was not renewed: %v", s.ID, formatTime(s.NotAfter), s.RenewalErr)
 	}
-	return fmt.Sprintf("our SVID %s ends at %s and nobody has renewed it", s.ID, stamp(s.NotAfter))
+	return fmt.Sprintf("the SVID %s expires at %s and was not renewed", s.ID, formatTime(s.NotAfter))
 }
 
 func (s Status) equal(o Status) bool {
@@ -103,14 +98,14 @@ func text(err error) string {
 	return err.Error()
 }
 
-// origin is where SVIDs come from. watch hands each one it sees to
-// [Source.offer], each failure to [Source.fail], and returns when ctx ends.
+// origin supplies SVIDs. watch passes each one to [Source.offer], each failure to [Source.fail],
+// and returns when ctx ends.
 type origin interface {
 	watch(ctx context.Context, s *Source) error
 	String() string
 }
 
-// Source is our own X.509-SVID and the trust bundle. It implements
+// Source holds the X.509-SVID of this process and the trust bundle. It implements
 // [x509svid.Source], [x509bundle.Source] and [task.Task].
 type Source struct {
 	origin origin
@@ -120,8 +115,8 @@ type Source struct {
 	ready  chan struct{}
 
 	mu sync.Mutex
-	// current is the SVID in use. pending is a newer one that is not valid yet,
-	// held back while current still is.
+	// current is the SVID in use. pending is a newer one that is not valid yet; it is held back
+	// while current is valid.
 	current, pending *x509svid.SVID
 	bundles          x509bundle.Source
 	renewalErr       error
@@ -129,7 +124,7 @@ type Source struct {
 	rotations        uint64
 	offered          []spiffeid.ID
 	isReady          bool
-	overdueSerial    string // of the SVID whose late rotation was logged
+	overdueSerial    string // of the SVID whose overdue rotation was logged
 }
 
 var (
@@ -150,14 +145,14 @@ func newSource(from origin, o Options) *Source {
 	return s
 }
 
-// Run keeps the SVID fresh until ctx ends. A failing origin is retried with
-// back-off and never makes Run return.
+// Run keeps the SVID fresh until ctx ends. A failing origin is retried with back-off; Run does not
+// return its errors.
 func (s *Source) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		return task.Guard(ctx, s.String(), func(ctx context.Context) error { return s.origin.watch(ctx, s) })
 	})
-	g.Go(func() error { return s.keepTime(ctx) })
+	g.Go(func() error { return s.runTimer(ctx) })
 	return g.Wait()
 }
 
@@ -167,25 +162,22 @@ func (s *Source) Ready() <-chan struct{} { return s.ready }
 // String names the source and its origin.
 func (s *Source) String() string { return "identity from " + s.origin.String() }
 
-// Status tells about our own SVID. It changes at each rotation, failure and
-// expiry.
+// Status returns the state of the SVID. It changes at each rotation, failure and expiry.
 func (s *Source) Status() *latest.Value[Status] { return s.status }
 
-// GetX509SVID returns our own SVID. It fails, and says why, when there is none
-// that is valid at this moment.
+// GetX509SVID returns the SVID, or an error when none is valid now.
 func (s *Source) GetX509SVID() (*x509svid.SVID, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	s.settle(now)
-	if err := s.usable(now); err != nil {
+	s.activatePending(now)
+	if err := s.checkUsable(now); err != nil {
 		return nil, err
 	}
 	return s.current, nil
 }
 
-// GetX509BundleForTrustDomain returns the authorities that are trusted for the
-// trust domain.
+// GetX509BundleForTrustDomain returns the authorities that are trusted for the trust domain.
 func (s *Source) GetX509BundleForTrustDomain(td spiffeid.TrustDomain) (*x509bundle.Bundle, error) {
 	s.mu.Lock()
 	bundles := s.bundles
@@ -196,8 +188,7 @@ func (s *Source) GetX509BundleForTrustDomain(td spiffeid.TrustDomain) (*x509bund
 	return bundles.GetX509BundleForTrustDomain(td)
 }
 
-// offer takes what an origin delivered: every SVID that it offers us, and the
-// bundles to trust from now on.
+// offer applies an update of the origin: the offered SVIDs and the bundles to trust.
 func (s *Source) offer(svids []*x509svid.SVID, bundles x509bundle.Source) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -218,9 +209,9 @@ func (s *Source) offer(svids []*x509svid.SVID, bundles x509bundle.Source) {
 	case err == nil:
 		s.renewalErr = nil
 		s.adopt(svid)
-	case s.usable(now) != nil:
-		// Nothing better is at hand, so the status shows this one and why it
-		// does not serve. If it is not valid yet, its time will come.
+	case s.checkUsable(now) != nil:
+		// No valid SVID is in use, so the status shows this one and its error. An SVID that is not
+		// valid yet becomes valid later.
 		s.adopt(svid)
 		if !errors.Is(err, ErrNotYetValid) {
 			s.failLocked(err)
@@ -237,14 +228,15 @@ func (s *Source) offer(svids []*x509svid.SVID, bundles x509bundle.Source) {
 	s.publish(now)
 }
 
-// pick chooses our own SVID among those offered. There is no guessing: several
-// IDs and no wish is an error, since the peers expect one exact ID.
+// pick selects the SVID of this process. Several IDs without Options.ID are an error, since the
+// peers expect one exact ID.
 func (s *Source) pick(svids []*x509svid.SVID) (*x509svid.SVID, error) {
 	if s.id.IsZero() {
 		if len(s.offered) == 1 {
 			return svids[0], nil
 		}
-		return nil, fmt.Errorf("%s offers %d SPIFFE IDs (%s): choose ours with --spiffe-id", s.origin, len(s.offered), join(s.offered))
+		return nil, fmt.Errorf("%s offers %d SPIFFE IDs (%s): select one with --spiffe-id", s.origin, len(s.offered),
+			join(s.offered))
 	}
 	for _, svid := range svids {
 		if svid.ID == s.id {
@@ -265,7 +257,7 @@ func join(ids []spiffeid.ID) string {
 	return strings.Join(names, ", ")
 }
 
-// fail takes the reason why an origin could not deliver.
+// fail records an error of the origin.
 func (s *Source) fail(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -273,7 +265,7 @@ func (s *Source) fail(err error) {
 }
 
 func (s *Source) failLocked(err error) {
-	level := slog.LevelDebug // the same again
+	level := slog.LevelDebug // repeated
 	if text(s.renewalErr) != err.Error() {
 		level = slog.LevelWarn
 	}
@@ -293,19 +285,20 @@ func (s *Source) adopt(svid *x509svid.SVID) {
 		s.log.Info("SVID received", "spiffe_id", svid.ID, "serial", serial(leaf), "not_after", leaf.NotAfter)
 	case !old.Certificates[0].Equal(leaf):
 		s.rotations++
-		s.log.Info("SVID rotated", "spiffe_id", svid.ID, "serial", serial(leaf), "not_after", leaf.NotAfter, "rotations", s.rotations)
+		s.log.Info("SVID rotated", "spiffe_id", svid.ID, "serial", serial(leaf), "not_after", leaf.NotAfter, "rotations",
+			s.rotations)
 	}
 }
 
-// settle puts the pending SVID in use once its time has come.
-func (s *Source) settle(now time.Time) {
+// activatePending puts the pending SVID in use once it is valid.
+func (s *Source) activatePending(now time.Time) {
 	if s.pending != nil && validAt(s.pending, now) == nil {
 		s.adopt(s.pending)
 	}
 }
 
-// usable says why there is no usable SVID.
-func (s *Source) usable(now time.Time) error {
+// checkUsable returns why there is no usable SVID.
+func (s *Source) checkUsable(now time.Time) error {
 	if s.current == nil {
 		return s.renewalErr
 	}
@@ -316,8 +309,7 @@ func (s *Source) usable(now time.Time) error {
 	return err
 }
 
-// ErrExpired and ErrNotYetValid are wrapped by the errors about a certificate
-// outside of its validity.
+// ErrExpired and ErrNotYetValid are wrapped by errors about the validity of a certificate.
 var (
 	ErrExpired     = errors.New("expired")
 	ErrNotYetValid = errors.New("not yet valid")
@@ -325,63 +317,63 @@ var (
 
 func validAt(svid *x509svid.SVID, now time.Time) error {
 	leaf := svid.Certificates[0]
-	return validity("our SVID "+svid.ID.String(), leaf, now)
+	return validity("the SVID "+svid.ID.String(), leaf, now)
 }
 
-// validity compares with the wall clock, and shows it: a wrong clock is as
-// likely a cause as a wrong certificate.
+// validity compares with the wall clock and reports both times: a wrong clock is as likely a cause
+// as a wrong certificate.
 func validity(what string, c *x509.Certificate, now time.Time) error {
 	switch {
 	case now.After(c.NotAfter):
-		return fmt.Errorf("%s %w at %s (the clock here says %s)", what, ErrExpired, stamp(c.NotAfter), stamp(now))
+		return fmt.Errorf("%s %w at %s (local clock: %s)", what, ErrExpired, formatTime(c.NotAfter), formatTime(now))
 	case now.Before(c.NotBefore):
-		return fmt.Errorf("%s is %w: it starts at %s (the clock here says %s)", what, ErrNotYetValid, stamp(c.NotBefore), stamp(now))
+		return fmt.Errorf("%s is %w: it starts at %s (local clock: %s)", what, ErrNotYetValid, formatTime(c.NotBefore),
+			formatTime(now))
 	}
 	return nil
 }
 
-func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+func formatTime(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 func serial(c *x509.Certificate) string { return c.SerialNumber.Text(16) }
 
-// overdueAt is when a certificate ought to have been replaced: 2/3 of its life,
-// and 1/30 more, because some issuers (cert-manager's driver among them) renew
-// at 2/3 sharp and are not late.
+// overdueAt returns when the rotation of a certificate is overdue: 2/3 of its lifetime and 1/30
+// more, because some issuers (such as cert-manager's driver) renew exactly at 2/3.
 func overdueAt(c *x509.Certificate) time.Time {
 	return c.NotBefore.Add(c.NotAfter.Sub(c.NotBefore) / 30 * 21)
 }
 
-// publish brings the status up to date and returns how long it stays so.
+// publish updates the status and returns the time until it changes by itself.
 func (s *Source) publish(now time.Time) time.Duration {
-	s.settle(now)
+	s.activatePending(now)
 	st := Status{
 		Rotations:  s.rotations,
-		Err:        s.usable(now),
+		Err:        s.checkUsable(now),
 		RenewalErr: s.renewalErr,
 		Failures:   s.failures,
 		Offered:    s.offered,
 	}
-	wait := wallCheck
-	until := func(t time.Time) {
+	wait := clockCheckInterval
+	recheckAt := func(t time.Time) {
 		if d := t.Sub(now); d >= 0 {
 			// One nanosecond more, since NotAfter itself is still valid.
 			wait = min(wait, d+1)
 		}
 	}
 	if s.pending != nil {
-		until(s.pending.Certificates[0].NotBefore)
+		recheckAt(s.pending.Certificates[0].NotBefore)
 	}
 	if s.current != nil {
 		leaf := s.current.Certificates[0]
 		st.ID, st.Serial, st.NotBefore, st.NotAfter = s.current.ID, serial(leaf), leaf.NotBefore, leaf.NotAfter
 		st.Overdue = s.pending == nil && now.After(overdueAt(leaf))
-		until(leaf.NotBefore)
-		until(overdueAt(leaf))
-		until(leaf.NotAfter)
+		recheckAt(leaf.NotBefore)
+		recheckAt(overdueAt(leaf))
+		recheckAt(leaf.NotAfter)
 	}
 	if st.Overdue && s.overdueSerial != st.Serial {
 		s.overdueSerial = st.Serial
-		s.log.Warn("SVID was not rotated in time", "spiffe_id", st.ID, "not_after", st.NotAfter, "error", s.renewalErr)
+		s.log.Warn("SVID rotation overdue", "spiffe_id", st.ID, "not_after", st.NotAfter, "error", s.renewalErr)
 	}
 	previous := s.status.Load()
 	if st.equal(previous) {
@@ -398,8 +390,8 @@ func (s *Source) publish(now time.Time) time.Duration {
 	return wait
 }
 
-// keepTime brings the status up to date when time alone changes it.
-func (s *Source) keepTime(ctx context.Context) error {
+// runTimer updates the status when it changes by time alone.
+func (s *Source) runTimer(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {

@@ -11,7 +11,7 @@ import (
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
-func TestStatusFollowsTheLifeOfTheSVID(t *testing.T) {
+func TestStatusOverSVIDLifetime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ca := identitytest.NewCA(t, "example.org")
 		journal, log := newJournal()
@@ -29,20 +29,22 @@ func TestStatusFollowsTheLifeOfTheSVID(t *testing.T) {
 			t.Fatalf("at 2/3 of its life sharp, when some issuers renew: %+v", st)
 		}
 		src.Fail(errors.New("nobody delivers"))
-		if st := at(43 * time.Minute); st.Err != nil || !st.Overdue || !strings.HasSuffix(st.Problem(), "nobody has renewed it: nobody delivers") {
+		if st := at(43 * time.Minute); st.Err != nil || !st.Overdue ||
+			!strings.HasSuffix(st.Problem(), "was not renewed: nobody delivers") {
 			t.Fatalf("past 2/3 of its life: %+v: %s", st, st.Problem())
 		}
-		if n := journal.count(t, map[string]any{"msg": "SVID was not rotated in time"}); n != 1 {
+		if n := journal.count(t, map[string]any{"msg": "SVID rotation overdue"}); n != 1 {
 			t.Fatalf("%d lines about the missing rotation", n)
 		}
-		// At an odd time, so that no other timer happens to fire at the end.
+		// At an odd time, so that no other timer fires at the end.
 		at(50*time.Minute + 7*time.Second)
 		src.Fail(errors.New("still nobody delivers"))
 		if st := at(time.Hour); st.Err != nil {
 			t.Fatalf("at NotAfter, which is part of its life: %+v", st)
 		}
 		st := at(time.Hour + time.Millisecond)
-		if !errors.Is(st.Err, identity.ErrExpired) || !errSays("our SVID spiffe://example.org/lb expired", "still nobody delivers")(st) {
+		if !errors.Is(st.Err, identity.ErrExpired) || !errSays("the SVID spiffe://example.org/lb expired",
+			"still nobody delivers")(st) {
 			t.Fatalf("after NotAfter: %+v", st)
 		}
 		if st.Problem() != st.Err.Error() {
@@ -55,13 +57,14 @@ func TestStatusFollowsTheLifeOfTheSVID(t *testing.T) {
 			t.Fatalf("%d lines about the expiry", n)
 		}
 		src.Offer(ca.Bundle(), ca.SVID(ca.ID("/lb"), time.Hour))
-		if st := at(time.Hour + time.Second); st.Err != nil || st.RenewalErr != nil || st.Problem() != "" || st.Rotations != 1 {
+		if st := at(time.Hour + time.Second); st.Err != nil || st.RenewalErr != nil || st.Problem() != "" ||
+			st.Rotations != 1 {
 			t.Fatalf("after a late rotation: %+v", st)
 		}
 	})
 }
 
-func TestSVIDOutsideItsValidityNeverReplacesAGoodOne(t *testing.T) {
+func TestInvalidSVIDReplacesNoValidOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ca := identitytest.NewCA(t, "example.org")
 		src := identity.NewManualSource(identity.Options{})
@@ -73,7 +76,8 @@ func TestSVIDOutsideItsValidityNeverReplacesAGoodOne(t *testing.T) {
 		past := ca.SVIDBetween(id, now.Add(-time.Hour), now.Add(-time.Minute))
 
 		src.Offer(ca.Bundle(), past)
-		if st := src.Status().Load(); !errors.Is(st.Err, identity.ErrExpired) || st.Serial != serialOf(past) || st.Failures != 1 {
+		if st := src.Status().Load(); !errors.Is(st.Err, identity.ErrExpired) || st.Serial != serialOf(past) ||
+			st.Failures != 1 {
 			t.Fatalf("an expired one: %+v", st)
 		}
 		select {
@@ -83,7 +87,8 @@ func TestSVIDOutsideItsValidityNeverReplacesAGoodOne(t *testing.T) {
 		}
 		src.Offer(ca.Bundle(), good)
 		src.Offer(ca.Bundle(), past)
-		if st := src.Status().Load(); st.Err != nil || st.Serial != serialOf(good) || !errors.Is(st.RenewalErr, identity.ErrExpired) {
+		if st := src.Status().Load(); st.Err != nil || st.Serial != serialOf(good) ||
+			!errors.Is(st.RenewalErr, identity.ErrExpired) {
 			t.Fatalf("an expired one after a good one: %+v", st)
 		}
 		src.Offer(ca.Bundle(), future)
@@ -98,7 +103,7 @@ func TestSVIDOutsideItsValidityNeverReplacesAGoodOne(t *testing.T) {
 	})
 }
 
-func TestFirstSVIDThatIsNotValidYetServesOnceItIs(t *testing.T) {
+func TestFirstSVIDNotYetValid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ca := identitytest.NewCA(t, "example.org")
 		src := identity.NewManualSource(identity.Options{})

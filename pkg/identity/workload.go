@@ -14,9 +14,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// NewWorkloadAPI returns a source that follows the SPIFFE Workload API. It fails
-// only when the address is missing or malformed: the API may be absent, come
-// late, or go away while the source runs.
+// NewWorkloadAPI returns a source that follows the SPIFFE Workload API. It fails only when the
+// address is missing or malformed: the API may be absent at any time.
 func NewWorkloadAPI(o Options) (*Source, error) {
 	o = o.withDefaults()
 	if o.Addr == "" {
@@ -28,14 +27,14 @@ func NewWorkloadAPI(o Options) (*Source, error) {
 	if err := workloadapi.ValidateAddress(o.Addr); err != nil {
 		return nil, fmt.Errorf("address of the Workload API %q: %w", o.Addr, err)
 	}
-	return newSource(&workloadAPI{addr: o.Addr, silence: 10 * time.Second}, o), nil
+	return newSource(&workloadAPI{addr: o.Addr, idleTimeout: 10 * time.Second}, o), nil
 }
 
 type workloadAPI struct {
 	addr string
-	// silence is how long a stream may stay without a word while our SVID is
-	// overdue, before it is opened anew.
-	silence time.Duration
+	// idleTimeout is how long a stream may be without messages while the SVID is overdue, before it
+	// is opened again.
+	idleTimeout time.Duration
 }
 
 func (w *workloadAPI) String() string { return "the Workload API at " + w.addr }
@@ -54,10 +53,10 @@ func (w *workloadAPI) watch(ctx context.Context, s *Source) error {
 	}
 }
 
-var errSilent = errors.New("the stream was silent while our SVID is due for rotation")
+var errIdleStream = errors.New("no message on the stream although the SVID is due for rotation")
 
-// session follows the API over one connection. The client retries by itself,
-// except after Canceled and InvalidArgument, which end the session.
+// session follows the API over one connection. The client retries by itself, except after Canceled
+// and InvalidArgument, which end the session.
 func (w *workloadAPI) session(ctx context.Context, s *Source, retry *backoff) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -71,15 +70,15 @@ func (w *workloadAPI) session(ctx context.Context, s *Source, retry *backoff) er
 	if err != nil {
 		return fmt.Errorf("dial: %w", err)
 	}
-	defer func() { _ = client.Close() }() // the connection is of no use any more, whatever it answers
+	defer func() { _ = client.Close() }() // the session has ended; a close error has no consequence
 
 	watchdog := make(chan struct{})
 	go func() {
 		defer close(watchdog)
-		w.endSilence(ctx, s, cancel)
+		w.endIdleSession(ctx, s, cancel)
 	}()
 	err = client.WatchX509Context(ctx, &contextWatcher{ctx: ctx, source: s, origin: w})
-	if cause := context.Cause(ctx); errors.Is(cause, errSilent) {
+	if cause := context.Cause(ctx); errors.Is(cause, errIdleStream) {
 		err = cause
 	}
 	cancel(nil)
@@ -87,10 +86,10 @@ func (w *workloadAPI) session(ctx context.Context, s *Source, retry *backoff) er
 	return err
 }
 
-// endSilence ends the session when our SVID is overdue: a stream that looks alive
-// may lead to an agent that has stopped answering, and only a new one tells.
-func (w *workloadAPI) endSilence(ctx context.Context, s *Source, cancel context.CancelCauseFunc) {
-	tick := time.NewTicker(w.silence)
+// endIdleSession ends the session when the SVID is overdue: an open stream may lead to an agent
+// that has stopped responding.
+func (w *workloadAPI) endIdleSession(ctx context.Context, s *Source, cancel context.CancelCauseFunc) {
+	tick := time.NewTicker(w.idleTimeout)
 	defer tick.Stop()
 	for {
 		select {
@@ -98,16 +97,16 @@ func (w *workloadAPI) endSilence(ctx context.Context, s *Source, cancel context.
 			return
 		case <-tick.C:
 			if s.status.Load().Overdue {
-				cancel(errSilent)
+				cancel(errIdleStream)
 				return
 			}
 		}
 	}
 }
 
-// contextWatcher hands over what the Workload API says.
+// contextWatcher passes updates of the Workload API to the source.
 type contextWatcher struct {
-	ctx    context.Context // of the session; its end is no failure of the API
+	ctx    context.Context // of the session; its end is not a failure of the API
 	source *Source
 	origin *workloadAPI
 }
@@ -125,7 +124,7 @@ func (c *contextWatcher) OnX509ContextWatchError(err error) {
 		// These end the session, and watch reports them.
 		return
 	case codes.PermissionDenied:
-		err = fmt.Errorf("it has no identity for this process (is its registration entry there?): %w", err)
+		err = fmt.Errorf("it has no identity for this process; check its registration entry: %w", err)
 	}
 	c.source.fail(fmt.Errorf("%s: %w", c.origin, err))
 }

@@ -46,7 +46,7 @@ func containsAll(s string, words ...string) bool {
 
 func serialOf(svid *x509svid.SVID) string { return svid.Certificates[0].SerialNumber.Text(16) }
 
-func TestWorkloadAPIDeliversAndRotates(t *testing.T) {
+func TestWorkloadAPIRotation(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	api := identitytest.NewWorkloadAPI(t)
 	first := ca.SVID(ca.ID("/lb"), time.Hour)
@@ -63,7 +63,8 @@ func TestWorkloadAPIDeliversAndRotates(t *testing.T) {
 	default:
 		t.Fatal("usable, but not ready")
 	}
-	if st.ID != ca.ID("/lb") || st.Serial != serialOf(first) || !st.NotAfter.Equal(first.Certificates[0].NotAfter) || st.Rotations != 0 {
+	if st.ID != ca.ID("/lb") || st.Serial != serialOf(first) || !st.NotAfter.Equal(first.Certificates[0].NotAfter) ||
+		st.Rotations != 0 {
 		t.Fatalf("got %+v", st)
 	}
 	if b, err := src.GetX509BundleForTrustDomain(ca.ID("/lb").TrustDomain()); err != nil || !b.Equal(ca.Bundle()) {
@@ -72,15 +73,19 @@ func TestWorkloadAPIDeliversAndRotates(t *testing.T) {
 
 	second := ca.SVID(ca.ID("/lb"), time.Hour)
 	api.Offer(ca, []*x509svid.SVID{second})
-	identitytest.WaitStatus(t, src, "rotated", func(s identity.Status) bool { return s.Serial == serialOf(second) && s.Rotations == 1 })
+	identitytest.WaitStatus(t, src, "rotated", func(s identity.Status) bool {
+		return s.Serial == serialOf(second) &&
+			s.Rotations == 1
+	})
 	if got, err := src.GetX509SVID(); err != nil || serialOf(got) != serialOf(second) {
 		t.Fatalf("got %v, %v", got, err)
 	}
-	// The same once more is no rotation.
+	// The same SVID again is not a rotation.
 	api.Offer(ca, []*x509svid.SVID{second})
 	third := ca.SVID(ca.ID("/lb"), time.Hour)
 	api.Offer(ca, []*x509svid.SVID{third})
-	st = identitytest.WaitStatus(t, src, "rotated again", func(s identity.Status) bool { return s.Serial == serialOf(third) })
+	st = identitytest.WaitStatus(t, src, "rotated again",
+		func(s identity.Status) bool { return s.Serial == serialOf(third) })
 	if st.Rotations != 2 {
 		t.Fatalf("%d rotations", st.Rotations)
 	}
@@ -107,14 +112,14 @@ func TestWorkloadAPIAbsentThenLate(t *testing.T) {
 	}
 }
 
-func TestRunEndsWithoutAWorkloadAPI(t *testing.T) {
+func TestRunEndsWithoutWorkloadAPI(t *testing.T) {
 	src := workloadSource(t, identitytest.NewWorkloadAPI(t), identity.Options{})
 	stop := identitytest.Run(t, src)
 	identitytest.WaitStatus(t, src, "failing", func(s identity.Status) bool { return s.Err != nil && s.Failures > 0 })
 	stop() // hangs if Run does not end
 }
 
-func TestRunEndsWithAMuteWorkloadAPI(t *testing.T) {
+func TestRunEndsWithMuteWorkloadAPI(t *testing.T) {
 	api := identitytest.NewWorkloadAPI(t)
 	src := workloadSource(t, api, identity.Options{})
 	api.Mute()
@@ -127,7 +132,7 @@ func TestRunEndsWithAMuteWorkloadAPI(t *testing.T) {
 	stop() // hangs if Run does not end
 }
 
-func TestLastSVIDStaysWhileTheWorkloadAPIIsGone(t *testing.T) {
+func TestSVIDOutlivesWorkloadAPI(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	api := identitytest.NewWorkloadAPI(t)
 	first := ca.SVID(ca.ID("/lb"), time.Hour)
@@ -160,7 +165,8 @@ func TestLastSVIDStaysWhileTheWorkloadAPIIsGone(t *testing.T) {
 
 	second := ca.SVID(ca.ID("/lb"), time.Hour)
 	api.Offer(ca, []*x509svid.SVID{second})
-	st := identitytest.WaitStatus(t, src, "recovered", func(s identity.Status) bool { return s.Serial == serialOf(second) })
+	st := identitytest.WaitStatus(t, src, "recovered",
+		func(s identity.Status) bool { return s.Serial == serialOf(second) })
 	if st.RenewalErr != nil || st.Rotations != 1 {
 		t.Fatalf("got %+v", st)
 	}
@@ -173,15 +179,23 @@ func TestSeveralSVIDsOffered(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		offered []*x509svid.SVID
-		want    string // path of our ID
+		want    string // path of the source's ID
 		serial  string
 		says    []string
 	}{
 		{"one and no wish", []*x509svid.SVID{a}, "", serialOf(a), nil},
 		{"picked by ID", []*x509svid.SVID{a, b}, "/b", serialOf(b), nil},
 		{"the first of one ID", []*x509svid.SVID{b2, b}, "", serialOf(b2), nil},
-		{"no wish", []*x509svid.SVID{a, b}, "", "", []string{"2 SPIFFE IDs", "spiffe://example.org/a, spiffe://example.org/b", "--spiffe-id"}},
-		{"not offered", []*x509svid.SVID{a, b}, "/c", "", []string{"does not offer spiffe://example.org/c", "spiffe://example.org/a, spiffe://example.org/b"}},
+		{"no wish", []*x509svid.SVID{a, b}, "", "", []string{
+			"2 SPIFFE IDs",
+			"spiffe://example.org/a, spiffe://example.org/b", "--spiffe-id",
+		}},
+		{
+			"not offered",
+			[]*x509svid.SVID{a, b},
+			"/c", "",
+			[]string{"does not offer spiffe://example.org/c", "spiffe://example.org/a, spiffe://example.org/b"},
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			api := identitytest.NewWorkloadAPI(t)
@@ -204,7 +218,7 @@ func TestSeveralSVIDsOffered(t *testing.T) {
 			if len(st.Offered) != 2 {
 				t.Fatalf("offered %v", st.Offered)
 			}
-			// Ours is offered later after all.
+			// The SVID with the source's ID is offered later.
 			want := ca.ID(strings.TrimSuffix("/a"+c.want, "/c"))
 			if c.want != "" {
 				want = ca.ID(c.want)
@@ -217,7 +231,7 @@ func TestSeveralSVIDsOffered(t *testing.T) {
 	}
 }
 
-func TestSilentStreamIsOpenedAnewWhenTheSVIDIsOverdue(t *testing.T) {
+func TestIdleStreamIsReopened(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	api := identitytest.NewWorkloadAPI(t)
 	now := time.Now()
@@ -225,7 +239,7 @@ func TestSilentStreamIsOpenedAnewWhenTheSVIDIsOverdue(t *testing.T) {
 	api.Offer(ca, []*x509svid.SVID{old})
 	api.Start()
 	src := workloadSource(t, api, identity.Options{})
-	identity.SetSilence(src, 20*time.Millisecond)
+	identity.SetIdleTimeout(src, 20*time.Millisecond)
 	identitytest.Run(t, src)
 	identitytest.WaitStatus(t, src, "overdue", func(s identity.Status) bool { return s.Overdue && s.Err == nil })
 	api.Mute()
@@ -233,17 +247,21 @@ func TestSilentStreamIsOpenedAnewWhenTheSVIDIsOverdue(t *testing.T) {
 	identitytest.WaitStatus(t, src, "reopened", func(identity.Status) bool { return api.Streams() > before+1 })
 	fresh := ca.SVID(ca.ID("/lb"), time.Hour)
 	api.Offer(ca, []*x509svid.SVID{fresh})
-	identitytest.WaitStatus(t, src, "rotated", func(s identity.Status) bool { return s.Serial == serialOf(fresh) && !s.Overdue })
+	identitytest.WaitStatus(t, src, "rotated", func(s identity.Status) bool {
+		return s.Serial == serialOf(fresh) &&
+			!s.Overdue
+	})
 }
 
-func TestAddressOfTheWorkloadAPI(t *testing.T) {
+func TestWorkloadAPIAddress(t *testing.T) {
 	t.Setenv("SPIFFE_ENDPOINT_SOCKET", "")
 	for addr, says := range map[string]string{
 		"":                "SPIFFE_ENDPOINT_SOCKET",
 		"/run/agent.sock": "scheme",
 		"unix://":         "must include a path",
 	} {
-		if _, err := identity.NewWorkloadAPI(identity.Options{Addr: addr}); err == nil || !strings.Contains(err.Error(), says) {
+		if _, err := identity.NewWorkloadAPI(identity.Options{Addr: addr}); err == nil ||
+			!strings.Contains(err.Error(), says) {
 			t.Errorf("%q: got %v", addr, err)
 		}
 	}

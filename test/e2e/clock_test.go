@@ -30,7 +30,7 @@ func TestHandshakeClockError(t *testing.T) {
 	if _, err := f.ask(conn); err == nil {
 		t.Error("an SVID whose time has not come was let in")
 	}
-	f.waitLine(f.pod.LB, 0, "client refused", "reason=not_yet_valid", lab.OperatorID, "the clock here says")
+	f.waitLine(f.pod.LB, 0, "client refused", "reason=not_yet_valid", lab.OperatorID, "local clock:")
 
 	frontend.swap(a, f.mint(a, lab.FrontendID))
 	f.wantRoutes(vipA4, vipA6)

@@ -84,10 +84,10 @@ func TestLBAuthorizesPeers(t *testing.T) {
 			"reason=untrusted_authority", "peer_id=" + lab.FrontendID,
 		}},
 		{"an expired SVID", credentials.NewTLS(showing(f.between(ours, lab.FrontendID, -2*time.Hour, -time.Hour))), []string{
-			"reason=expired", "peer_id=" + lab.FrontendID, "the clock here says",
+			"reason=expired", "peer_id=" + lab.FrontendID, "local clock:",
 		}},
 		{"an SVID whose time has not come", credentials.NewTLS(showing(f.between(ours, lab.FrontendID, time.Hour, 2*time.Hour))), []string{
-			"reason=not_yet_valid", "peer_id=" + lab.FrontendID, "the clock here says",
+			"reason=not_yet_valid", "peer_id=" + lab.FrontendID, "local clock:",
 		}},
 		{"no certificate", credentials.NewTLS(showing(nil)), []string{"reason=no_certificate"}},
 		{"plaintext", insecure.NewCredentials(), []string{"reason=not_tls"}},
@@ -261,7 +261,7 @@ func TestFrontendAuthorizesLB(t *testing.T) {
 			lab.LBID, "not signed by an authority of trust domain " + lab.TrustDomain,
 		}},
 		{"an expired SVID", credentials.NewTLS(serving(f.between(ours, lab.LBID, -2*time.Hour, -time.Hour))), []string{
-			lab.LBID, "expired", "the clock here says",
+			lab.LBID, "expired", "local clock:",
 		}},
 		{"plaintext", insecure.NewCredentials(), []string{"TLS handshake", "first record does not look like a TLS handshake"}},
 		{"TLS 1.2", credentials.NewTLS(tls12), []string{"TLS handshake", "protocol version"}},

@@ -9,7 +9,7 @@ import (
 
 // Issue 10: "a deleted readiness or admin socket file goes unnoticed until SVIDs rotate, then
 // everything is withdrawn and stays so".
-func TestRemovedSocketIsBoundAgain(t *testing.T) {
+func TestRemovedSocketIsRebound(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.up(f.target1)

@@ -159,7 +159,7 @@ func TestExpiredSVIDWithdraws(t *testing.T) {
 				a.offer(a.frontend, frontendID, time.Hour)
 			}
 			a.waitLine(a.pod.Frontend, from, "readiness stream open")
-			c.wait(a.fixture, "Identity", false, "nobody has renewed it")
+			c.wait(a.fixture, "Identity", false, "was not renewed")
 			if now := time.Now(); now.After(end) {
 				t.Fatalf("Identity served until the SVID had ended at %v, it is %v now", end, now)
 			}
@@ -178,10 +178,10 @@ func TestExpiredSVIDWithdraws(t *testing.T) {
 				}
 				a.wantUpdates(mark, v, withdrawn)
 			}
-			if both := a.pod.LB.Output() + a.pod.Frontend.Output(); !strings.Contains(both, "connection ended with the SVID") {
+			if both := a.pod.LB.Output() + a.pod.Frontend.Output(); !strings.Contains(both, "connection closed: SVID expired") {
 				t.Error("nobody logged that the connection ended with its SVID")
 			}
-			c.wait(a.fixture, "Identity", false, "our SVID "+c.id.String()+" expired", "the clock here says")
+			c.wait(a.fixture, "Identity", false, "the SVID "+c.id.String()+" expired", "local clock:")
 			a.waitFrontend("Stream", false)
 			for _, v := range a.frontendStatus().GetVips() {
 				if want := readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_LOST; v.GetVip() == vipA4 && v.GetReason() != want {
@@ -193,7 +193,7 @@ func TestExpiredSVIDWithdraws(t *testing.T) {
 			var lost, late bool
 			for _, e := range r.GetEvents() {
 				lost = lost || e.GetVip() == vipA4 && e.GetReason() == readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_LOST
-				late = late || strings.Contains(e.GetDetail(), "nobody has renewed it")
+				late = late || strings.Contains(e.GetDetail(), "was not renewed")
 			}
 			if !lost || late != (c.whose == "frontend") {
 				t.Errorf("the events tell of LB_LOST: %t, of the late SVID: %t: %v", lost, late, r.GetEvents())
@@ -362,7 +362,7 @@ func TestFileRotationBySymlink(t *testing.T) {
 	from := length(f.pod.Frontend)
 	f.must(os.WriteFile(filepath.Join(frontend.dir, fmt.Sprintf("..%d", frontend.swaps), identity.CertFile), []byte("no certificate"), 0o600))
 	frontend.touch()
-	f.waitLine(f.pod.Frontend, from, "no new SVID", "tls.crt: holds no PEM certificate")
+	f.waitLine(f.pod.Frontend, from, "no new SVID", "tls.crt: contains no PEM certificate")
 	f.wantHealth(lab.FrontendHealth, "Readiness", healthv1.HealthCheckResponse_SERVING)
 	f.wantNoUpdates(mark, vipA4, vipA6)
 }

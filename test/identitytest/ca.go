@@ -21,7 +21,7 @@ type CA struct {
 	authority *identity.DevAuthority
 }
 
-// NewCA makes an authority for the trust domain, such as "example.org".
+// NewCA returns an authority for the trust domain, such as "example.org".
 func NewCA(tb testing.TB, trustDomain string) *CA {
 	tb.Helper()
 	authority, err := identity.NewDevAuthority()
@@ -34,16 +34,16 @@ func NewCA(tb testing.TB, trustDomain string) *CA {
 // ID returns the ID with that path, such as "/lb", in the trust domain.
 func (c *CA) ID(path string) spiffeid.ID { return spiffeid.RequireFromPath(c.td, path) }
 
-// SVID signs an SVID that is valid for ttl from now. Certificates hold whole
-// seconds; the end is rounded up.
+// SVID signs an SVID that is valid for ttl from now. Certificate times are whole seconds; the end
+// is rounded up.
 func (c *CA) SVID(id spiffeid.ID, ttl time.Duration) *x509svid.SVID {
 	c.tb.Helper()
 	now := time.Now()
 	return c.SVIDBetween(id, now, now.Add(ttl))
 }
 
-// SVIDBetween signs an SVID that is valid in that interval, be it over or not yet
-// begun. The ID may be of another trust domain.
+// SVIDBetween signs an SVID that is valid in the interval, which may be in the past or future. The
+// ID may be of another trust domain.
 func (c *CA) SVIDBetween(id spiffeid.ID, notBefore, notAfter time.Time) *x509svid.SVID {
 	c.tb.Helper()
 	svid, err := c.authority.Mint(id, notBefore, notAfter)
@@ -64,8 +64,8 @@ func (c *CA) WriteFiles(dir string, svid *x509svid.SVID) {
 	}
 }
 
-// Source returns a running source that holds the SVID, which must be valid, and
-// trusts the authority. It ends with the test.
+// Source returns a running source with the SVID, which must be valid, that trusts the authority. It
+// ends with the test.
 func (c *CA) Source(svid *x509svid.SVID) *identity.Source {
 	c.tb.Helper()
 	dir := ShortDir(c.tb)
@@ -77,17 +77,17 @@ func (c *CA) Source(svid *x509svid.SVID) *identity.Source {
 	Run(c.tb, src)
 	select {
 	case <-src.Ready():
-	case <-time.After(patience):
+	case <-time.After(waitLimit):
 		c.tb.Fatalf("%s was not ready: %v", src, src.Status().Load().Err)
 	}
 	return src
 }
 
-// patience bounds every wait; a wait that comes near it has failed.
-const patience = 20 * time.Second
+// waitLimit bounds every wait for a condition.
+const waitLimit = 20 * time.Second
 
-// Run runs the source until the test ends, or until the returned function is
-// called, and waits for it.
+// Run runs the source until the test ends, or until the returned function is called, and waits for
+// it.
 func Run(tb testing.TB, src *identity.Source) (stop func()) {
 	tb.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -106,10 +106,10 @@ func Run(tb testing.TB, src *identity.Source) (stop func()) {
 	return stop
 }
 
-// WaitStatus waits until the status of the source is as wanted, and returns it.
+// WaitStatus waits until the status of the source meets the condition and returns it.
 func WaitStatus(tb testing.TB, src *identity.Source, what string, wanted func(identity.Status) bool) identity.Status {
 	tb.Helper()
-	deadline := time.After(patience)
+	deadline := time.After(waitLimit)
 	for {
 		st, changed := src.Status().Get()
 		if wanted(st) {
@@ -123,8 +123,8 @@ func WaitStatus(tb testing.TB, src *identity.Source, what string, wanted func(id
 	}
 }
 
-// ShortDir makes a directory whose path is short enough for unix sockets, and
-// removes it when the test ends.
+// ShortDir creates a directory whose path is short enough for unix sockets and removes it when the
+// test ends.
 func ShortDir(tb testing.TB) string {
 	tb.Helper()
 	dir, err := os.MkdirTemp("/tmp", "vg")

@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestWorkloadAPIWantsTheSecurityHeader(t *testing.T) {
+func TestSecurityHeader(t *testing.T) {
 	api := identitytest.NewWorkloadAPI(t)
 	api.Start()
 	cc, err := grpc.NewClient(api.Addr(), grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -35,7 +35,7 @@ func TestWorkloadAPIWantsTheSecurityHeader(t *testing.T) {
 	}
 }
 
-func TestRotationGoesOnAcrossARestart(t *testing.T) {
+func TestRotationAcrossRestart(t *testing.T) {
 	ca, other := identitytest.NewCA(t, "example.org"), identitytest.NewCA(t, "example.net")
 	api := identitytest.NewWorkloadAPI(t)
 	api.Start()
@@ -51,7 +51,8 @@ func TestRotationGoesOnAcrossARestart(t *testing.T) {
 	}
 	rotations(5)
 	api.Stop()
-	identitytest.WaitStatus(t, src, "without the API", func(s identity.Status) bool { return s.RenewalErr != nil && s.Err == nil })
+	identitytest.WaitStatus(t, src, "without the API",
+		func(s identity.Status) bool { return s.RenewalErr != nil && s.Err == nil })
 	api.Start()
 	rotations(src.Status().Load().Rotations + 5)
 	stopRotation()

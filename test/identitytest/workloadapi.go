@@ -22,9 +22,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 )
 
-// WorkloadAPI is a SPIFFE Workload API on a unix socket of its own. It answers
-// FetchX509SVID as the standard says: the security header is required, the first
-// response comes at once, and each change on all open streams.
+// WorkloadAPI is a SPIFFE Workload API on its own unix socket. FetchX509SVID follows the standard:
+// the security header is required, the first response is immediate, and each change is sent on all
+// open streams.
 type WorkloadAPI struct {
 	workload.UnimplementedSpiffeWorkloadAPIServer
 
@@ -38,22 +38,21 @@ type WorkloadAPI struct {
 	streams *latest.Value[int] // opened since the start
 }
 
-// answer is what the API says at present.
+// answer is the current response of the API.
 type answer struct {
 	response *workload.X509SVIDResponse
 	err      error
 	muted    bool
 }
 
-// NewWorkloadAPI returns a Workload API that is not started yet and denies every
-// identity. It ends with the test.
+// NewWorkloadAPI returns a Workload API that is not started yet and denies every identity. It ends
+// with the test.
 func NewWorkloadAPI(tb testing.TB) *WorkloadAPI {
 	tb.Helper()
 	return NewWorkloadAPIAt(tb, filepath.Join(ShortDir(tb), "api.sock"))
 }
 
-// NewWorkloadAPIAt is NewWorkloadAPI with its socket at a path, whose folder is
-// the caller's to make and to remove.
+// NewWorkloadAPIAt is NewWorkloadAPI with its socket at a path in a directory of the caller.
 func NewWorkloadAPIAt(tb testing.TB, path string) *WorkloadAPI {
 	tb.Helper()
 	w := &WorkloadAPI{tb: tb, path: path, answer: latest.New(denied()), streams: latest.New(0)}
@@ -64,7 +63,7 @@ func NewWorkloadAPIAt(tb testing.TB, path string) *WorkloadAPI {
 // Addr returns the value for SPIFFE_ENDPOINT_SOCKET.
 func (w *WorkloadAPI) Addr() string { return "unix://" + w.path }
 
-// Start serves on the socket; again after Stop, with the last answer.
+// Start serves on the socket, after Stop with the last answer.
 func (w *WorkloadAPI) Start() {
 	w.tb.Helper()
 	w.mu.Lock()
@@ -90,8 +89,8 @@ func (w *WorkloadAPI) Start() {
 	w.server, w.done = server, done
 }
 
-// Stop ends all streams, stops serving and removes the socket. It may be called
-// when nothing is started.
+// Stop ends all streams, stops serving and removes the socket. It does nothing when the API is not
+// started.
 func (w *WorkloadAPI) Stop() {
 	w.mu.Lock()
 	server, done := w.server, w.done
@@ -104,9 +103,8 @@ func (w *WorkloadAPI) Stop() {
 	<-done
 }
 
-// Offer answers from now on with these SVIDs, the first one being the default, and
-// with the bundle of ca, which signed them. Bundles of federated trust domains may
-// be added.
+// Offer sets the offered SVIDs, the first of which is the default, and the bundle of ca, which
+// signed them. Bundles of federated trust domains may be added.
 func (w *WorkloadAPI) Offer(ca *CA, svids []*x509svid.SVID, federated ...*x509bundle.Bundle) {
 	w.tb.Helper()
 	r, err := response(ca, svids, federated)
@@ -150,28 +148,26 @@ func der(b *x509bundle.Bundle) []byte {
 	return raw
 }
 
-// Deny answers from now on that there is no identity for the caller, as SPIRE does
-// without a registration entry. Open streams end.
+// Deny denies the caller an identity, as SPIRE does without a registration entry. Open streams end.
 func (w *WorkloadAPI) Deny() { w.answer.Set(denied()) }
 
 func denied() answer { return answer{err: status.Error(codes.PermissionDenied, "no identity issued")} }
 
-// Fail ends all streams with err from now on, such as a status of grpc.
+// Fail ends all streams with err, such as a gRPC status.
 func (w *WorkloadAPI) Fail(err error) { w.answer.Set(answer{err: err}) }
 
-// Garble answers with a response that holds no readable SVID.
+// Garble responds with an unreadable SVID.
 func (w *WorkloadAPI) Garble() {
 	w.answer.Set(answer{response: &workload.X509SVIDResponse{Svids: []*workload.X509SVID{
 		{SpiffeId: "spiffe://example.org/garbled", X509Svid: []byte("no certificate"), X509SvidKey: []byte("no key")},
 	}}})
 }
 
-// Mute keeps streams open, old and new ones, and says nothing on them until
-// another answer is set.
+// Mute keeps old and new streams open and sends nothing until another answer is set.
 func (w *WorkloadAPI) Mute() { w.answer.Set(answer{muted: true}) }
 
-// Rotate offers a fresh SVID of id, signed by ca and valid for ttl, now and then
-// every interval until the returned function is called.
+// Rotate offers a new SVID of id, signed by ca and valid for ttl, now and at every interval until
+// the returned function is called.
 func (w *WorkloadAPI) Rotate(ca *CA, id spiffeid.ID, interval, ttl time.Duration) (stop func()) {
 	w.tb.Helper()
 	w.Offer(ca, []*x509svid.SVID{ca.SVID(id, ttl)})
@@ -202,13 +198,13 @@ func (w *WorkloadAPI) Rotate(ca *CA, id spiffeid.ID, interval, ttl time.Duration
 	return stop
 }
 
-// Streams tells how many streams were opened so far.
+// Streams returns how many streams were opened.
 func (w *WorkloadAPI) Streams() int { return w.streams.Load() }
 
-// WaitStreams waits until so many streams were opened.
+// WaitStreams waits until n streams were opened.
 func (w *WorkloadAPI) WaitStreams(n int) {
 	w.tb.Helper()
-	deadline := time.After(patience)
+	deadline := time.After(waitLimit)
 	for {
 		opened, changed := w.streams.Get()
 		if opened >= n {
@@ -223,7 +219,9 @@ func (w *WorkloadAPI) WaitStreams(n int) {
 }
 
 // FetchX509SVID implements the Workload API.
-func (w *WorkloadAPI) FetchX509SVID(_ *workload.X509SVIDRequest, stream grpc.ServerStreamingServer[workload.X509SVIDResponse]) error {
+func (w *WorkloadAPI) FetchX509SVID(_ *workload.X509SVIDRequest,
+	stream grpc.ServerStreamingServer[workload.X509SVIDResponse],
+) error {
 	md, _ := metadata.FromIncomingContext(stream.Context())
 	if !slices.Equal(md.Get("workload.spiffe.io"), []string{"true"}) {
 		return status.Error(codes.InvalidArgument, "security header missing from request")
