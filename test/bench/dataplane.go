@@ -73,7 +73,7 @@ func planeStreams(first, streams, targets int, size uint32, families []vip.Famil
 	return made
 }
 
-// planeFixture is a laboratory for a data plane, whose targets have addresses and
+// planeFixture is a lab for a data plane, whose targets have addresses and
 // nothing else.
 type planeFixture struct {
 	*lab.Lab
@@ -81,7 +81,7 @@ type planeFixture struct {
 	plane *runningPlane
 }
 
-// newPlaneFixture makes a laboratory in which this many targets can be reached.
+// newPlaneFixture makes a lab in which this many targets can be reached.
 func newPlaneFixture(ctx context.Context, targets int, families []vip.Family) (_ *planeFixture, err error) {
 	g := &planeFixture{}
 	defer func() {

@@ -23,7 +23,7 @@ const waitTimeout = 60 * time.Second
 // checkPort is where targets listen.
 const checkPort = 5000
 
-// fixture is a laboratory with a receiver in the gateway's place. What attracts
+// fixture is a lab with a receiver in the gateway's place. What attracts
 // the traffic, vipgate or the reference, is started on it. In every row both
 // get stages made alike.
 type fixture struct {
@@ -38,7 +38,7 @@ type fixture struct {
 	fail   context.CancelCauseFunc
 	guards sync.WaitGroup
 	lax    atomic.Bool
-	ends   []func() error // what to end before the laboratory, last first
+	ends   []func() error // what to end before the lab, last first
 }
 
 // newFixture makes a stage for n VIPs, which the families share in turn.
@@ -241,7 +241,7 @@ func (fx *fixture) close() error {
 	return errors.Join(errs...)
 }
 
-// path is a file in the laboratory's folder.
+// path is a file in the lab's folder.
 func (fx *fixture) path(name string) string { return filepath.Join(fx.Dir, name) }
 
 // on makes a stage, does something on it, and clears it whatever happens.

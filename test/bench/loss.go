@@ -175,20 +175,20 @@ func (r *referenceRouter) watchLB() (alive <-chan struct{}, err error) {
 	return up, nil
 }
 
-// sideBySide is how many laboratories wait for a hold time at the same moment.
+// sideBySide is how many labs wait for a hold time at the same moment.
 const sideBySide = 5
 
 // measureFrontendLoss is row 4: the frontend is killed or stopped. What lasts a
-// hold time is measured in several laboratories at once: all of them wait.
+// hold time is measured in several labs at once: all of them wait.
 func measureFrontendLoss(ctx context.Context, s *session) error {
 	const n = 1000
-	measure := func(ctx context.Context, what, goal string, signal syscall.Signal, laboratories int) error {
+	measure := func(ctx context.Context, what, goal string, signal syscall.Signal, labs int) error {
 		m := Measurement{Row: 4, What: what, Method: vipgate, N: n, Unit: "ms", Goal: goal}
 		var mu sync.Mutex
 		g, ctx := errgroup.WithContext(ctx)
-		for range laboratories {
+		for range labs {
 			g.Go(func() error {
-				samples, err := loseFrontends(ctx, s, n, loss{what, signal, goal}, s.repeats(100/laboratories, 1))
+				samples, err := loseFrontends(ctx, s, n, loss{what, signal, goal}, s.repeats(100/labs, 1))
 				mu.Lock()
 				defer mu.Unlock()
 				m.Samples = append(m.Samples, samples...)
@@ -213,7 +213,7 @@ func measureFrontendLoss(ctx context.Context, s *session) error {
 	return nil
 }
 
-// loseFrontends loses the frontend of one laboratory again and again and returns
+// loseFrontends loses the frontend of one lab again and again and returns
 // how many milliseconds the last withdrawals took.
 func loseFrontends(ctx context.Context, s *session, n int, l loss, repeats int) (samples []float64, err error) {
 	err = on(ctx, s, n, oneFamily, func(fx *fixture) error {

@@ -107,7 +107,7 @@ func run(o options, stdout, stderr io.Writer) int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	// A reader that goes away, such as head, must not end us with a laboratory
+	// A reader that goes away, such as head, must not end us with a lab
 	// standing: nobody reads this channel.
 	pipes := make(chan os.Signal, 1)
 	signal.Notify(pipes, syscall.SIGPIPE)

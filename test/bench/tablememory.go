@@ -93,7 +93,7 @@ type tableMeasurement struct {
 	kernel, heap, comes, drains *Measurement
 }
 
-// measure does it once, in a laboratory of its own.
+// measure does it once, in a lab of its own.
 func (t *tableMeasurement) measure(ctx context.Context) (err error) {
 	const targets = 10
 	g, err := newPlaneFixture(ctx, (t.streams+1)*targets, bothFamilies)

@@ -51,7 +51,7 @@ type readinessSource struct {
 
 // startReadinessSource serves a synced table of n ready VIPs. The caller closes it.
 func startReadinessSource(ctx context.Context, n int) (_ *readinessSource, err error) {
-	// Named as a laboratory's folder: if this run is killed, the next one removes it.
+	// Named like the directory of a lab: if this run is killed, the next one removes it.
 	dir, err := os.MkdirTemp("/tmp", fmt.Sprintf("vg-%d-", os.Getpid()))
 	if err != nil {
 		return nil, err

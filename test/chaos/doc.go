@@ -1,9 +1,9 @@
-// Command chaos breaks a laboratory in random ways and has an observer judge what
+// Command chaos breaks a lab in random ways and has an observer judge what
 // the gateways held meanwhile.
 //
 // It guarantees that its exit status is 0 only if no VIP was held longer than its
 // bound, missed after everything was healed, or was spoken of without a reason,
-// and if nothing leaked. What is done to the laboratory is a pure function of the
+// and if nothing leaked. What is done to the lab is a pure function of the
 // seed, which is printed first; when it hits is the machine's. It leaves no
 // namespace, process, mount or file behind but the evidence of a failure; what a
 // killed run left is removed by the next one.

@@ -287,7 +287,7 @@ func (ev *evaluation) reasons(w *window, g, v int, heard []event) {
 // clockError covers that a gateway's clock can be a little too early.
 const clockError = 100 * time.Millisecond
 
-// explains tells whether a fault may have caused an event. Its effects may come
+// explains reports whether a fault may have caused an event. Its effects may come
 // until the next calm point.
 func (f injection) explains(e event) bool {
 	return f.fault.Kind.touches(f.fault.Arg).has(e.vip, e.gateway) && !e.at.Before(f.from.Add(-clockError))

@@ -27,7 +27,7 @@ const (
 	birdSpace = "256k"
 )
 
-// fixture is the laboratory with everything that runs in it.
+// fixture is the lab with everything that runs in it.
 type fixture struct {
 	*lab.Lab
 	pod                    *lab.Pod
@@ -48,7 +48,7 @@ type fixture struct {
 	damaged map[string][]time.Time // when the same fault hit before
 }
 
-// newFixture makes the laboratory and starts everything. It returns a world to
+// newFixture makes the lab and starts everything. It returns a world to
 // close also with an error.
 func newFixture(o options, out *printer, report func(violation)) (*fixture, error) {
 	l, err := lab.New()
@@ -105,7 +105,7 @@ func (fx *fixture) build() (err error) {
 	return errors.Join(fx.lb.begin(), fx.frontend.begin())
 }
 
-// connect gives the wires what is beyond the usual laboratory.
+// connect gives the wires what is beyond the usual lab.
 func (fx *fixture) connect() error {
 	second, err := fx.SecondGateway()
 	if err != nil {
@@ -170,7 +170,7 @@ func (fx *fixture) birdDir() string {
 	return fmt.Sprintf("/proc/%d/root%s", fx.holder.PID(), fx.pod.BirdDir())
 }
 
-// spawn starts a process that the laboratory ends at last.
+// spawn starts a process that the lab ends at last.
 func (fx *fixture) spawn(ns *lab.NetNS, name string, args ...string) (*lab.Process, error) {
 	fx.mu.Lock()
 	defer fx.mu.Unlock()

@@ -101,7 +101,7 @@ func start(o options) int {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(signals)
-	// A reader that goes away may not end us with the laboratory still standing.
+	// A reader that goes away may not end us with the lab still standing.
 	// What is ignored would be so in our children, too; nobody reads this channel.
 	pipes := make(chan os.Signal, 1)
 	signal.Notify(pipes, syscall.SIGPIPE)

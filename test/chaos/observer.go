@@ -103,7 +103,7 @@ func (o *observer) settle(ctx context.Context, healed time.Time, bound time.Dura
 	}
 }
 
-// holdsAll tells whether every gateway holds every VIP at this moment, by its
+// holdsAll reports whether every gateway holds every VIP at this moment, by its
 // table and by what was collected.
 func (o *observer) holdsAll(ctx context.Context) bool {
 	if len(endsUnheld(o.events)) > 0 {
@@ -145,7 +145,7 @@ func (o *observer) missing(ctx context.Context, g int) []string {
 	return names
 }
 
-// podBFDDown tells whether the pod's BIRD lacks a BFD session that is up with
+// podBFDDown reports whether the pod's BIRD lacks a BFD session that is up with
 // gateway B. FRR thinks of its session with a BIRD that was replaced as up until
 // it hears of the new one, after a second or two, and takes the BGP session down
 // once more.

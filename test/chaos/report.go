@@ -113,7 +113,7 @@ func (s Summary) write(path string) error {
 	return nil
 }
 
-// keepLogs copies the logs of a laboratory to a folder that stays.
+// keepLogs copies the logs of a lab to a folder that stays.
 func keepLogs(fx *fixture, seed uint64) (string, error) {
 	dir, err := os.MkdirTemp("", fmt.Sprintf("vipgate-chaos-%d-", seed))
 	if err != nil {

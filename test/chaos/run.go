@@ -15,7 +15,7 @@ const firstBound = 30 * time.Second
 // evidenceLines is how many last lines of each log a failure shows.
 const evidenceLines = 15
 
-// run builds the laboratory, breaks and heals it, judges, and clears up.
+// run builds the lab, breaks and heals it, judges, and clears up.
 func run(ctx context.Context, o options, out *printer) (err error) {
 	begin := time.Now()
 	out.say("seed %d, %d faults; again: %s", o.seed, o.faults, o.again())
@@ -139,7 +139,7 @@ func hit(ctx context.Context, fx *fixture, obs *observer, f fault) error {
 	return nil
 }
 
-// sleep waits, and tells whether it could.
+// sleep waits, and reports whether it could.
 func sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

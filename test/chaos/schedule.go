@@ -120,7 +120,7 @@ func (g group) length() time.Duration {
 	return last
 }
 
-// allows tells whether a kind may be in the group at all.
+// allows reports whether a kind may be in the group at all.
 func (g group) allows(k *kind) bool { return len(g.variants(k)) > 0 }
 
 // variants are the variants of a kind that may be in the group.

@@ -77,7 +77,7 @@ func (t *timeline) get(subject string) state {
 	return t.now[subject]
 }
 
-// wasDown tells whether a subject was gone at any moment from since on. It knows
+// wasDown reports whether a subject was gone at any moment from since on. It knows
 // what take has not yet taken.
 func (t *timeline) wasDown(subject string, since time.Time) bool {
 	t.mu.Lock()

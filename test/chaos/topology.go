@@ -140,7 +140,7 @@ func ofStream(stream int) scope {
 	return s
 }
 
-// has tells whether a VIP at a gateway is in the scope.
+// has reports whether a VIP at a gateway is in the scope.
 func (s scope) has(vip, gateway int) bool {
 	return s.vips&(1<<vip) != 0 && s.gateways&(1<<gateway) != 0
 }

@@ -83,7 +83,7 @@ type fixture struct {
 	leave  map[*lab.Process]bool // these may end
 }
 
-// newFixture makes the laboratory with a gateway; nothing of the pod runs yet.
+// newFixture makes the lab with a gateway; nothing of the pod runs yet.
 // fail is called when a process ended by itself.
 func newFixture(ctx context.Context, binaries string, fail func(error)) (_ *fixture, err error) {
 	l, err := lab.New()

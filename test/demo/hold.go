@@ -33,7 +33,7 @@ type exampleCommand struct {
 }
 
 // hold leaves everything running until the next signal, and prints what can be
-// tried meanwhile. It tells whether the pod is as it was at the end of the
+// tried meanwhile. It reports whether the pod is as it was at the end of the
 // story, so that the story can end.
 func (t *scenario) hold(signals <-chan os.Signal) (complete bool, err error) {
 	operator, err := t.mint(lab.OperatorID)
@@ -88,7 +88,7 @@ func (t *scenario) restart(signals <-chan os.Signal, p *lab.Process, start func(
 	return nil
 }
 
-// podUnchanged tells whether the gateway holds what it held at the end of the story;
+// podUnchanged reports whether the gateway holds what it held at the end of the story;
 // somebody may have played with it.
 func (t *scenario) podUnchanged() bool {
 	if err := exactly(t.vips())(t.watcher.Last()); err != nil {

@@ -164,7 +164,7 @@ func playFirst(o options, out *printer, signals *signals) (err error) {
 }
 
 // signals are the requests to end. Without them a terminal's Ctrl-C would end us
-// with the laboratory still standing.
+// with the lab still standing.
 type signals struct {
 	c     chan os.Signal
 	pipes chan os.Signal

@@ -117,7 +117,7 @@ func (t *scenario) printFailure(err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
 	defer cancel()
 	for _, c := range []struct{ program, socket string }{{"frontend", t.pod.FrontendAdmin()}, {"lb", t.pod.LBAdmin()}} {
-		// Its exit status tells whether all is well, which it is not.
+		// Its exit status reports whether all is well, which it is not.
 		out, _ := t.pod.Run(ctx, c.program, "status", "--admin-socket=unix://"+c.socket)
 		t.printf("   %s status:", c.program)
 		t.quote(out)
@@ -163,7 +163,7 @@ func (t *scenario) start(ctx context.Context) error {
 	return nil
 }
 
-// up tells whether everything is in place that an advertisement needs, but for
+// up reports whether everything is in place that an advertisement needs, but for
 // targets.
 func (t *scenario) up(ctx context.Context) error {
 	s, err := t.frontendStatus(ctx)

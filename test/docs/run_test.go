@@ -163,7 +163,7 @@ func (r *reader) wrap(name string, run []string) error {
 }
 
 // command is a script in the pod's network namespace, in a group of processes of
-// its own, with its output in the folder of the laboratory.
+// its own, with its output in the folder of the lab.
 func (r *reader) command(ctx context.Context, script string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", r.paths.Replace(script))
 	cmd.Env, cmd.Dir = r.env, r.pod.Lab.Dir

@@ -184,7 +184,7 @@ func (f *fixture) birdPID() int {
 	return pid
 }
 
-// runs tells whether a process of the pod is there; a zombie is not.
+// runs reports whether a process of the pod is there; a zombie is not.
 func (f *fixture) runs(pid int) bool {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)

@@ -120,7 +120,7 @@ func trenchWith(t *testing.T, settings string) string {
 	return edited(t, lineA4, strings.TrimSuffix(lineA4, "}")+settings+"}", lineA6, strings.TrimSuffix(lineA6, "}")+settings+"}")
 }
 
-// isVIP tells whether a route has the pod as its next hop.
+// isVIP reports whether a route has the pod as its next hop.
 func isVIP(r lab.Route) bool {
 	return r.NextHop == lab.PodExternal4 || r.NextHop == lab.PodExternal6
 }

@@ -11,10 +11,10 @@ import (
 	"github.com/vipgate/vipgate/test/traffic"
 )
 
-// scenarioTimeout bounds one scene with its laboratory.
+// scenarioTimeout bounds one scene with its lab.
 const scenarioTimeout = 4 * time.Minute
 
-// openTrench starts two pods with real traffic's laboratory.
+// openTrench starts two pods with real traffic's lab.
 func openTrench(t *testing.T, o traffic.Options) (context.Context, *traffic.Trench) {
 	t.Helper()
 	if lack := lab.MissingForTopology(); lack != "" {

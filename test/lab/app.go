@@ -19,10 +19,10 @@ const (
 	HealthPort  = 5000 // accepts connections, on the own addresses
 )
 
-// lookEvery is how often a condition of the outside world is asked for.
+// pollInterval is the interval at which a condition of another process is checked.
 const pollInterval = 10 * time.Millisecond
 
-// App is a target of a yard, with an application in a namespace of its own.
+// App is a target of a topology, with an application in its own namespace.
 type App struct {
 	Name  string
 	NS    *NetNS
@@ -79,7 +79,7 @@ func (a *App) listen(at netip.AddrPort) (l net.Listener, err error) {
 	return l, err
 }
 
-// Unhealthy makes the health port refuse connections; the rest goes on.
+// Unhealthy makes the health port refuse connections; the application continues to serve.
 func (a *App) Unhealthy() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -131,8 +131,8 @@ func (a *App) Abort() error {
 	return err
 }
 
-// Kill is the sudden death of the host: its wire is dead before anything of it
-// ends, so that nobody hears a FIN, a RST or an ICMP error.
+// Kill is the sudden loss of the host: its link goes down before its processes end, so that no peer
+// receives a FIN, a RST or an ICMP error.
 func (a *App) Kill() error {
 	if err := a.backend.IP("link", "set", a.port, "down"); err != nil {
 		return fmt.Errorf("kill %s: %w", a.Name, err)
@@ -140,7 +140,7 @@ func (a *App) Kill() error {
 	return a.Abort()
 }
 
-// Revive undoes Kill: the wire lives, and the application starts anew.
+// Revive reverts Kill: it sets the link up and starts the application again.
 func (a *App) Revive() error {
 	if err := a.backend.IP("link", "set", a.port, "up"); err != nil {
 		return fmt.Errorf("revive %s: %w", a.Name, err)

@@ -13,9 +13,8 @@ import (
 // controlTimeout bounds each command on a control socket.
 const controlTimeout = 5 * time.Second
 
-// Control is a connection to the control socket of a gateway's BIRD. It is kept
-// apart from the product's own client, so that the judge shares no code with
-// those it judges. It is not safe for concurrent use.
+// Control is a connection to the control socket of a gateway's BIRD. It shares no code with the
+// product's client, which the tests check. It is not safe for concurrent use.
 type Control struct {
 	conn net.Conn
 	in   *bufio.Reader

@@ -27,7 +27,7 @@ const frrFolder = "/usr/lib/frr"
 var frrDaemons = []string{"zebra", "bfdd", "bgpd"}
 
 // FRR is an FRR (zebra, bfdd, bgpd) that plays the external router. Its daemons
-// run as the user that the package made for them.
+// run as the user that the package created for them.
 type FRR struct {
 	GatewayConfig
 	NS *NetNS
@@ -36,7 +36,7 @@ type FRR struct {
 	daemons map[string]*Process
 }
 
-// FRRLacks says what this machine lacks for an FRR gateway; nothing when "".
+// MissingForFRR returns the program that this machine lacks for an FRR gateway, or "".
 func MissingForFRR() string {
 	if _, err := os.Stat(filepath.Join(frrFolder, "bgpd")); err != nil {
 		return "FRR (Debian: apt-get install frr)"
@@ -298,7 +298,7 @@ func (g *FRR) WantRoutes(ctx context.Context, prefixes ...string) error {
 	return wantRoutes(ctx, g, prefixes)
 }
 
-// Trace returns everything that the gateway heard so far, in order and without
+// Trace returns every update that the gateway received so far, in order and without
 // gaps.
 func (g *FRR) Trace() ([]RouteUpdate, error) {
 	b, err := os.ReadFile(filepath.Join(g.dir, "bgpd.log"))
@@ -337,7 +337,7 @@ func parseFRRTrace(log string) ([]RouteUpdate, error) {
 		line, whole := strings.CutSuffix(line, "\n")
 		words := strings.SplitN(line, " ", 5)
 		if !whole || len(words) < 5 || words[2] != "BGP:" {
-			continue // still being written, or none of ours
+			continue // still being written, or a line of another format
 		}
 		at, err := time.ParseInLocation(frrTime, words[0]+" "+words[1], time.Local)
 		if err != nil {
@@ -368,7 +368,7 @@ func parseFRRTrace(log string) ([]RouteUpdate, error) {
 	return trace, nil
 }
 
-// frrHeard reads the attributes of an UPDATE.
+// parseFRRUpdate reads the attributes of an UPDATE.
 func parseFRRUpdate(attributes string) RouteUpdate {
 	var u RouteUpdate
 	for part := range strings.SplitSeq(attributes, ", ") {

@@ -32,7 +32,7 @@ func TestParseFRRTrace(t *testing.T) {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	if trace[0].GracefulShutdown() || !trace[1].GracefulShutdown() {
-		t.Error("GRACEFUL_SHUTDOWN is not told from its absence")
+		t.Error("GRACEFUL_SHUTDOWN is not distinguished from its absence")
 	}
 	if _, err := parseFRRTrace("yesterday noon BGP: [X] 10.0.0.1(Unknown) rcvd\n"); err == nil {
 		t.Error("a line without a time is no error")

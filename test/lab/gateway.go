@@ -97,7 +97,7 @@ type Route struct {
 	LocalPref   string
 }
 
-// GracefulShutdown tells whether the route carries 65535:0 (RFC 8326).
+// GracefulShutdown reports whether the route carries 65535:0 (RFC 8326).
 func (r Route) GracefulShutdown() bool { return slices.Contains(r.Communities, "(65535,0)") }
 
 // Routes returns what the gateway learned over BGP, by prefix: of several routes

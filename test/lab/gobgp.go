@@ -85,7 +85,9 @@ func (g *GoBGP) start() error {
 	if err := os.Remove(g.socket()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	g.Process, err = StartProcess(g.NS, g.dir, "gobgpd", "gobgpd", "-f", conf, "--api-hosts", "unix://"+g.socket(), "--pprof-disable", "-l", "debug")
+	g.Process, err = StartProcess(
+		g.NS, g.dir, "gobgpd", "gobgpd", "-f", conf, "--api-hosts", "unix://"+g.socket(), "--pprof-disable", "-l", "debug",
+	)
 	if err != nil {
 		return err
 	}
@@ -232,7 +234,7 @@ func (g *GoBGP) WantRoutes(ctx context.Context, prefixes ...string) error {
 	return wantRoutes(ctx, g, prefixes)
 }
 
-// Trace returns everything that the gateway heard so far, in order and without
+// Trace returns every update that the gateway received so far, in order and without
 // gaps. Its times are in whole seconds, up to 1 s too early.
 func (g *GoBGP) Trace() ([]RouteUpdate, error) {
 	b, err := os.ReadFile(g.tracePath())
@@ -298,7 +300,7 @@ func parseGoBGPTrace(log string) ([]RouteUpdate, error) {
 	return trace, nil
 }
 
-// heard is what an UPDATE says.
+// updates returns the updates of an UPDATE message.
 func (l goBGPLine) updates(held adjRIBIn) ([]RouteUpdate, error) {
 	announced, withdrawn := l.Prefixes, l.Withdrawals
 	var r Route

@@ -11,8 +11,8 @@ import (
 	"regexp"
 )
 
-// Addresses and names of the laboratory, the same in every one: namespaces keep
-// laboratories apart.
+// Addresses and names of the lab, the same in every one: namespaces keep
+// labs apart.
 const (
 	External = "ext-vlan" // the pod's interface toward the gateways
 	Internal = "int0"     // the pod's interface toward the targets
@@ -49,11 +49,11 @@ var (
 	externalBits6 = 64
 )
 
-// tempDir is where laboratories have their folders: a TMPDIR may be too long for
+// tempDir is where labs have their folders: a TMPDIR may be too long for
 // the paths of unix sockets.
 const tempDir = "/tmp"
 
-// dirPattern matches the folders of laboratories: the process that made it, and chance.
+// dirPattern matches the folders of labs: the owner's process ID and a random number.
 var dirPattern = regexp.MustCompile(`^vg-([0-9]+)-[0-9]+$`)
 
 // Lab is a trench pod's namespace, the gateways' namespace, the targets'
@@ -69,11 +69,11 @@ type Lab struct {
 	others    []*NetNS // of a Topology
 }
 
-// New makes a laboratory without any process. Leftovers of killed runs are
+// New creates a lab without any process. Leftovers of killed runs are
 // removed first. The caller closes it.
 func New() (*Lab, error) { return newLab((*Lab).wire) }
 
-// raise makes the namespaces of a laboratory and lets wire do the rest.
+// newLab creates the namespaces of a lab and calls wire for the rest.
 func newLab(wire func(*Lab) error) (_ *Lab, err error) {
 	if err := RemoveLeftovers(); err != nil {
 		return nil, fmt.Errorf("leftovers of an earlier run: %w", err)
@@ -83,7 +83,7 @@ func newLab(wire func(*Lab) error) (_ *Lab, err error) {
 	}
 	dir, err := os.MkdirTemp(tempDir, fmt.Sprintf("vg-%d-", os.Getpid()))
 	if err != nil {
-		return nil, fmt.Errorf("folder of the laboratory: %w", err)
+		return nil, fmt.Errorf("folder of the lab: %w", err)
 	}
 	l := &Lab{Dir: dir}
 	defer func() {
@@ -173,7 +173,9 @@ func (l *Lab) SecondGateway() (*NetNS, error) {
 	}
 	l.Second = ns
 	return ns, errors.Join(
-		l.Gateway.IP("link", "add", "link", "trench0", "name", "trench0", "netns", ns.name, "type", "macvlan", "mode", "bridge"),
+		l.Gateway.IP(
+			"link", "add", "link", "trench0", "name", "trench0", "netns", ns.name, "type", "macvlan", "mode", "bridge",
+		),
 		ns.IP("link", "set", "trench0", "up"),
 		ns.Addr("trench0", prefix(GatewayB4, externalBits4), prefix(GatewayB6, externalBits6)),
 		ns.Sysctl("net.ipv4.ip_forward", "1"),
@@ -206,7 +208,7 @@ func (l *Lab) Close() error {
 	return errors.Join(append(errs, os.RemoveAll(l.Dir))...)
 }
 
-// removeFolders removes the folders of laboratories whose makers are dead.
+// removeFolders removes the directories of labs whose owners have ended.
 func removeFolders() error {
 	entries, err := os.ReadDir(tempDir)
 	if err != nil {

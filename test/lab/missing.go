@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 )
 
-// Needs says what this machine lacks for a laboratory, an error for each.
+// Missing returns an error for each program that this machine lacks for a lab.
 func Missing() []error {
 	var errs []error
 	for _, program := range []string{BIRD(), filepath.Join(filepath.Dir(BIRD()), "birdc")} {

@@ -23,14 +23,13 @@ import (
 // netnsDir is where iproute2 keeps named namespaces.
 const netnsDir = "/run/netns"
 
-// namePattern matches the names this package gives: the process that made the
-// namespace, and chance.
+// namePattern matches the names this package gives: the owner's process ID and a random number.
 var namePattern = regexp.MustCompile(`^vg-([0-9]+)-[0-9a-f]{6}$`)
 
 // commandTimeout bounds every call of iproute2.
 const commandTimeout = 30 * time.Second
 
-// TB is the part of testing.TB that the laboratory uses, so that a program that
+// TB is the part of testing.TB that the lab uses, so that a program that
 // is not a test need not link package testing.
 type TB interface {
 	Helper()
@@ -39,7 +38,7 @@ type TB interface {
 	Fatalf(format string, args ...any)
 }
 
-// NetNS is a network namespace of ours with loopback up.
+// NetNS is a network namespace of a lab, with loopback up.
 type NetNS struct {
 	name string
 }
@@ -47,8 +46,8 @@ type NetNS struct {
 // removeOnce limits the search for leftovers to one per process.
 var removeOnce = sync.OnceValue(RemoveLeftovers)
 
-// NewNetNS makes a namespace that ends with the test. Leftovers of killed runs
-// are removed on the way.
+// NewNetNS creates a namespace that is removed with the test. Leftovers of killed runs are removed
+// first.
 func NewNetNS(t TB) *NetNS {
 	t.Helper()
 	if err := removeOnce(); err != nil {
@@ -66,7 +65,7 @@ func NewNetNS(t TB) *NetNS {
 	return n
 }
 
-// Create makes a namespace with a random name. The caller closes it.
+// Create creates a namespace with a random name. The caller closes it.
 func Create() (*NetNS, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("network namespaces need root: run as root")
@@ -93,7 +92,7 @@ func (n *NetNS) Close() error { return ip("netns", "del", n.name) }
 // Name is the name that `ip -n` and `ip netns exec` know.
 func (n *NetNS) Name() string { return n.name }
 
-// Path is the file that stands for the namespace.
+// Path returns the file of the namespace.
 func (n *NetNS) Path() string { return filepath.Join(netnsDir, n.name) }
 
 // Do runs fn on a thread that is in the namespace. It holds for fn itself, for
@@ -255,7 +254,7 @@ func (n *NetNS) Processes(ctx context.Context) ([]int, error) {
 		if err != nil {
 			return nil, fmt.Errorf("processes in %s: %w", n.name, err)
 		}
-		// A thread of ours may be in the namespace at this moment, with Do.
+		// A thread of this process may be in the namespace at this moment, with Do.
 		if pid > 1 && pid != os.Getpid() {
 			pids = append(pids, pid)
 		}
@@ -263,10 +262,9 @@ func (n *NetNS) Processes(ctx context.Context) ([]int, error) {
 	return pids, nil
 }
 
-// endProcesses ends what runs in a namespace whose maker is dead or done, and
-// waits for its end. Nobody but that run can have started it. It looks again
-// until nothing is left: a frontend that is about to die may have restarted its
-// BIRD. Failures show when the namespace is removed.
+// endProcesses kills the processes in a namespace whose owner has ended or is done, and waits for
+// their end. It repeats until none is left: a frontend that is ending may have restarted its BIRD.
+// Failures show when the namespace is removed.
 func (n *NetNS) endProcesses() {
 	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
 	defer cancel()

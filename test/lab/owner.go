@@ -19,9 +19,9 @@ const ticksPerSecond = 100
 // reuseMargin covers that the boot time is known in whole seconds only.
 const reuseMargin = 2 * time.Second
 
-// makerLives tells whether the process that made something still runs. A zombie
-// does not, and neither does a process that got the same number later than the
-// thing was made. In doubt it lives.
+// ownerRuns reports whether the process that created an object at the time created still runs. A
+// zombie does not, nor does a process that got the same ID after that time. It reports true if
+// /proc cannot be read.
 func ownerRuns(pid string, made time.Time) bool {
 	state, ticks, err := processState(pid)
 	switch {

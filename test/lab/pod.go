@@ -11,8 +11,8 @@ import (
 type Pod struct {
 	Lab      *Lab
 	Binaries string // the folder of lb and frontend
-	NS       *NetNS // its namespace; nil for the laboratory's pod namespace
-	Dir      string // its folder; "" for the laboratory's
+	NS       *NetNS // its namespace; nil for the lab's pod namespace
+	Dir      string // its folder; "" for the lab's
 	LB       *Process
 	Frontend *Process
 }

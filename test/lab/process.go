@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Process is a process of ours in a namespace. Its output goes to a file.
+// Process is a process in a namespace. Its output goes to a file.
 type Process struct {
 	Name string
 	Log  string // path of the file that holds stdout and stderr
@@ -106,9 +106,8 @@ func (p *Process) Tail(n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// Eventually waits until condition returns nil and returns its last error when
-// ctx ends first. It asks again every interval: conditions of the outside world
-// have no channel to wait on.
+// Eventually waits until condition returns nil and returns its last error when ctx ends first. It
+// checks every interval: conditions of other processes have no channel to wait on.
 func Eventually(ctx context.Context, interval time.Duration, condition func() error) error {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()

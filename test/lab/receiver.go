@@ -38,7 +38,7 @@ type Attributes struct {
 	LocalPref   uint32   // iBGP only
 }
 
-// GracefulShutdown tells whether 65535:0 (RFC 8326) was among the communities.
+// GracefulShutdown reports whether 65535:0 (RFC 8326) was among the communities.
 func (a *Attributes) GracefulShutdown() bool {
 	if a != nil {
 		for _, c := range a.Communities {
@@ -50,7 +50,7 @@ func (a *Attributes) GracefulShutdown() bool {
 	return false
 }
 
-// Receipt is one prefix of one UPDATE.
+// PrefixUpdate is one prefix of one UPDATE.
 type PrefixUpdate struct {
 	// At is when the bytes that completed the message had been read. It has a
 	// reading of the monotonic clock.
@@ -66,7 +66,7 @@ type PrefixUpdate struct {
 
 // SessionEvent is the begin or the end of a session.
 type SessionEvent struct {
-	At    time.Time // as in Receipt
+	At    time.Time // as in PrefixUpdate
 	Local netip.Addr
 	// Up is the state Established (RFC 4271 section 8.2.2): OPEN and the first
 	// KEEPALIVE were read.
@@ -75,12 +75,11 @@ type SessionEvent struct {
 	Reason error
 }
 
-// Receiver is a passive BGP speaker that keeps what it hears with the time at
-// which it heard it. It stands for a gateway in measurements, and shares no code
-// with the speakers that it judges. Its methods may be called from any goroutine.
+// Receiver is a passive BGP speaker that keeps what it hears with the time at which it heard it. It
+// replaces a gateway in measurements and shares no code with the BGP speakers under test. Its
+// methods may be called from any goroutine.
 //
-// It is a judge of times and not of routers: it forwards nothing, and of the
-// attributes it reads only those in Attributes.
+// It measures times: it forwards nothing, and of the attributes it reads only those in Attributes.
 type Receiver struct {
 	config ReceiverConfig
 	ns     *NetNS
@@ -91,7 +90,7 @@ type Receiver struct {
 	listeners []net.Listener
 	conns     map[*speaker]struct{} // every open connection
 	current   map[netip.Addr]*speaker
-	first     int // the mark of receipts[0]
+	first     int // the mark of updates[0]
 	updates   []PrefixUpdate
 	events    []SessionEvent
 	held      int       // prefixes held, over all sessions
@@ -184,7 +183,7 @@ func (r *Receiver) accept(l net.Listener, local netip.Addr) {
 // 4486) and closes the connections. New ones are accepted at once.
 func (r *Receiver) Reset() { r.closeConns(ceaseReset) }
 
-// hangUp ends every connection.
+// closeConns ends every connection.
 func (r *Receiver) closeConns(cease byte) {
 	r.mu.Lock()
 	var open []*speaker
@@ -197,7 +196,7 @@ func (r *Receiver) closeConns(cease byte) {
 	}
 }
 
-var errClosedByReceiver = errors.New("hung up by the receiver")
+var errClosedByReceiver = errors.New("closed by the receiver")
 
 // Close ends every session and waits for all that the receiver runs. It can be
 // called twice.
@@ -214,14 +213,14 @@ func (r *Receiver) Close() error {
 	return err
 }
 
-// Mark is the number of receipts so far.
+// Mark returns the number of updates so far.
 func (r *Receiver) Mark() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.first + len(r.updates)
 }
 
-// Since returns the receipts after a mark. It must not be changed.
+// Since returns the updates after a mark. It must not be changed.
 func (r *Receiver) Since(mark int) []PrefixUpdate {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -232,7 +231,7 @@ func (r *Receiver) since(mark int) []PrefixUpdate {
 	return r.updates[min(max(0, mark-r.first), len(r.updates)):len(r.updates):len(r.updates)]
 }
 
-// Forget frees the memory of all receipts so far. Marks stay what they are.
+// Forget frees the memory of all updates so far. Marks stay what they are.
 func (r *Receiver) Forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -258,9 +257,8 @@ func (r *Receiver) Sessions() []SessionEvent {
 	return append([]SessionEvent(nil), r.events...)
 }
 
-// WaitFor waits for a receipt after a mark that satisfies a condition, which
-// sees each receipt once, in order. It is woken by the receipts and never looks
-// by the clock.
+// WaitFor waits for an update after a mark that satisfies a condition, which is called once for
+// each update, in order. It does not poll.
 func (r *Receiver) WaitFor(ctx context.Context, mark int, match func(PrefixUpdate) bool) (PrefixUpdate, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -273,7 +271,7 @@ func (r *Receiver) WaitFor(ctx context.Context, mark int, match func(PrefixUpdat
 		}
 		mark = max(mark, r.first) + len(more)
 		if err := r.sleep(ctx); err != nil {
-			return PrefixUpdate{}, fmt.Errorf("the receiver has not heard it in %d receipts: %w", r.first+len(r.updates), err)
+			return PrefixUpdate{}, fmt.Errorf("no such update among %d: %w", r.first+len(r.updates), err)
 		}
 	}
 }
@@ -375,7 +373,7 @@ func (r *Receiver) down(s *speaker, at time.Time, reason error) {
 	r.wake()
 }
 
-// take keeps the routes of UPDATEs that were read at the same time.
+// store keeps the routes of UPDATEs that were read at the same time.
 func (r *Receiver) store(s *speaker, at time.Time, routes []PrefixUpdate) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

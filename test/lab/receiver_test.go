@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// startReceived makes a laboratory with a receiver, and a BIRD in the pod that
+// startReceived makes a lab with a receiver, and a BIRD in the pod that
 // announces prefixes to it.
 func startReceived(t *testing.T, routes ...string) (context.Context, *Lab, *Receiver, *Control) {
 	t.Helper()

@@ -13,12 +13,11 @@ import (
 	"time"
 )
 
-// Heard is one thing that a gateway heard of a prefix: an announcement, also one
-// that changed nothing, or the end of its route, by a withdrawal or with its
-// session.
+// RouteUpdate is an announcement of a prefix that a gateway received, also one that changed
+// nothing, or the end of its route, by a withdrawal or with its session.
 type RouteUpdate struct {
-	// At is the wall clock of the gateway. BIRD looks at it once in each round of
-	// its loop: it can be a little too early, never late.
+	// At is the wall clock of the gateway. BIRD reads it once in each round of its loop: it can be a
+	// little too early, never late.
 	At        time.Time
 	Prefix    netip.Prefix
 	Withdrawn bool
@@ -27,10 +26,10 @@ type RouteUpdate struct {
 	Communities []string
 }
 
-// GracefulShutdown tells whether the announcement carried 65535:0 (RFC 8326).
+// GracefulShutdown reports whether the announcement carried 65535:0 (RFC 8326).
 func (u RouteUpdate) GracefulShutdown() bool { return slices.Contains(u.Communities, "(65535,0)") }
 
-// String is one line for people.
+// String returns one line for people.
 func (u RouteUpdate) String() string {
 	at := u.At.Format("15:04:05.000000")
 	if u.Withdrawn {
@@ -41,8 +40,8 @@ func (u RouteUpdate) String() string {
 
 func (g *Gateway) tracePath() string { return filepath.Join(g.dir, "trace.log") }
 
-// Trace returns everything that the gateway heard so far, in order and without
-// gaps: unlike a RouteWatcher it misses nothing that came and went.
+// Trace returns every update that the gateway received so far, in order and without gaps: unlike a
+// RouteWatcher it misses no change that was reverted.
 func (g *Gateway) Trace() ([]RouteUpdate, error) {
 	b, err := os.ReadFile(g.tracePath())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -73,7 +72,7 @@ func parseTrace(log string) ([]RouteUpdate, error) {
 		line, whole := strings.CutSuffix(line, "\n")
 		words := strings.SplitN(line, " ", 4)
 		if !whole || len(words) < 4 {
-			continue // still being written, or none of ours
+			continue // still being written, or a line of another format
 		}
 		u := RouteUpdate{}
 		var prefix string
@@ -95,7 +94,7 @@ func parseTrace(log string) ([]RouteUpdate, error) {
 	return trace, nil
 }
 
-// holdings are the prefixes that each neighbor has announced and not withdrawn:
+// adjRIBIn holds the prefixes that each neighbor has announced and not withdrawn:
 // the logs of some daemons tell the end of a session, but not of its routes.
 type adjRIBIn map[string][]netip.Prefix
 
@@ -107,7 +106,7 @@ func (held adjRIBIn) announce(neighbor string, u RouteUpdate) RouteUpdate {
 	return u
 }
 
-// withdraw notes a withdrawal. Nothing was heard when there was nothing to end.
+// withdraw notes a withdrawal. It returns no update if the prefix was not announced.
 func (held adjRIBIn) withdraw(neighbor string, at time.Time, p netip.Prefix) []RouteUpdate {
 	i := slices.Index(held[neighbor], p)
 	if i < 0 {

@@ -25,7 +25,7 @@ func TestParseTrace(t *testing.T) {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	if trace[0].GracefulShutdown() || !trace[1].GracefulShutdown() {
-		t.Error("GRACEFUL_SHUTDOWN is not told from its absence")
+		t.Error("GRACEFUL_SHUTDOWN is not distinguished from its absence")
 	}
 	if _, err := parseTrace("yesterday noon <INFO> heard 20.0.0.1/32 (path ) (clist )\n"); err == nil {
 		t.Error("a line without a time is no error")

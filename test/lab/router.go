@@ -52,7 +52,7 @@ func (k Kind) Missing() string {
 	case KindGoBGP:
 		return MissingForGoBGP()
 	default:
-		return "" // no laboratory without BIRD
+		return "" // no lab without BIRD
 	}
 }
 
@@ -199,7 +199,7 @@ func wantRoutes(ctx context.Context, g Router, prefixes []string) error {
 	})
 }
 
-// running tells whether a process was started and has not ended.
+// running reports whether a process was started and has not ended.
 func running(p *Process) bool {
 	if p == nil {
 		return false

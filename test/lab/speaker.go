@@ -197,7 +197,7 @@ func (s *speaker) open(body []byte) (seconds int, err error) {
 	return min(seconds, s.r.config.HoldSeconds), nil
 }
 
-// greet sends the default route, if any, and the end of RIB (RFC 4724).
+// sendInitialRoutes sends the default route, if any, and the end of RIB (RFC 4724).
 func (s *speaker) sendInitialRoutes() error {
 	unreach := []byte{0x80, attrMPUnreach, 3, 0, afiIPv6, safiUnicast}
 	end := message(bgpUpdate, updateBody(nil, nil))

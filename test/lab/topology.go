@@ -15,20 +15,20 @@ import (
 	"github.com/vipgate/vipgate/test/load"
 )
 
-// Bounds of a yard: the numbers of pods and targets are in its addresses.
+// Limits of a topology: the numbers of pods and targets are part of its addresses.
 const (
 	MaxPods    = 9
 	MaxTargets = 99
 )
 
-// YardConfig says what a yard has.
+// TopologyConfig describes a topology.
 type TopologyConfig struct {
 	Pods, Targets int
 	VIPs          []netip.Addr // served by every target
 	Binaries      string       // the folder of lb and frontend
 }
 
-// Yard is a laboratory for real traffic: a gateway, one or more trench pods
+// Topology is a lab for real traffic: a gateway, one or more trench pods
 // beside each other, and targets with a namespace each.
 //
 //	                      .- int0 - pod 1 - ext-vlan -.
@@ -36,17 +36,14 @@ type TopologyConfig struct {
 //	            backend   '- int0 - pod 2 - ext-vlan -'
 //
 // Clients live in the gateway's namespace and have its addresses. A VIP to which
-// the gateway has no route is an error at connect(2): a moment in which nobody
-// announces it costs every request that falls into it, and no second SYN hides
-// it. (BIRD 2.0.12 replaces the next hops of a route at one stroke, so that pods
-// that come and go make no such moment.)
+// the gateway has no route is an error at connect(2): an interval without an announcement fails every request in it, and no second SYN hides it. (BIRD 2.0.12 replaces the next hops of a route at one stroke, so that starting and ending pods cause no such interval.)
 //
-// Targets have the VIPs on lo, answer nobody who asks who has them, and send
+// Targets have the VIPs on lo, do not answer ARP or neighbor solicitations for them, and send
 // what comes from a VIP back to the pod from which the newest packet of the same
 // flow came (a mark of the connection in the target's own nftables). So the way
 // back follows the way there, and is no better and no worse than it: a pod gets
 // answers exactly while the gateway sends it the questions. That is what makes
-// "no request failed" a fair judgement: a pod that leaves has its VIPs withdrawn
+// "no request failed" a fair criterion: a pod that leaves has its VIPs withdrawn
 // and its flows moved by the gateway, and their answers move with them; a pod
 // that attracts traffic and cannot return it loses it, and that is counted.
 // Meridio spreads the answers over the pods that its control plane reports
@@ -89,8 +86,8 @@ func externalLink(pod int) string { return fmt.Sprintf("02:76:67:02:00:%02x", po
 // own a bridge has that of a port, which changes when a pod comes.
 const gatewayLink = "02:76:67:03:00:01"
 
-// YardLacks says what this machine lacks for a yard, besides what Needs says;
-// nothing when "".
+// MissingForTopology returns the program that this machine lacks for a topology, besides those of
+// Missing, or "".
 func MissingForTopology() string {
 	if _, err := exec.LookPath("nft"); err != nil {
 		return "nft (Debian: apt-get install nftables)"
@@ -98,11 +95,11 @@ func MissingForTopology() string {
 	return ""
 }
 
-// NewYard makes a yard without any process; its targets serve nothing yet. The
+// NewTopology creates a topology without any process; its targets serve nothing yet. The
 // caller closes it.
 func NewTopology(c TopologyConfig) (*Topology, error) {
 	if c.Pods < 1 || c.Pods > MaxPods || c.Targets < 1 || c.Targets > MaxTargets || len(c.VIPs) == 0 {
-		return nil, fmt.Errorf("yard of %d pods, %d targets and %d VIPs, want 1 to %d, 1 to %d, and some", c.Pods, c.Targets, len(c.VIPs), MaxPods, MaxTargets)
+		return nil, fmt.Errorf("topology of %d pods, %d targets and %d VIPs, want 1 to %d, 1 to %d, and some", c.Pods, c.Targets, len(c.VIPs), MaxPods, MaxTargets)
 	}
 	t := &Topology{VIPs: c.VIPs}
 	var err error
@@ -144,7 +141,7 @@ func NewTopology(c TopologyConfig) (*Topology, error) {
 	return t, nil
 }
 
-// create makes a namespace that Close removes.
+// create creates a namespace that Close removes.
 func (t *Topology) create() (*NetNS, error) {
 	ns, err := Create()
 	if err == nil {
@@ -153,7 +150,7 @@ func (t *Topology) create() (*NetNS, error) {
 	return ns, err
 }
 
-// wire makes the bridges.
+// wire creates the bridges.
 func (t *Topology) wire() error {
 	quiet := func(ns *NetNS) error { // what a bridge forwards is no matter of IP
 		return errors.Join(ns.sysctlIfExists("net.bridge.bridge-nf-call-iptables", "0"), ns.sysctlIfExists("net.bridge.bridge-nf-call-ip6tables", "0"))
@@ -169,18 +166,16 @@ func (t *Topology) wire() error {
 	)
 }
 
-// spreads makes a namespace spread flows, not addresses, over several next hops,
-// and what begins in it keep its way. For the kernel takes the hash that it gave
-// a socket for that of the flow, also in the next namespace, and gives it
-// another one when it sends again after a silence (txrehash): no wire carries
-// such a hash from one machine to the next.
+// hashFlows makes a namespace spread flows, not addresses, over several next hops, and keep the
+// next hop of a flow that begins in it. The kernel uses the hash of a socket as that of the flow,
+// also in the next namespace, and changes it on a retransmission (txrehash); between machines no
+// such hash is transferred.
 func hashFlows(ns *NetNS) error {
 	return errors.Join(ns.Sysctl("net.core.txrehash", "0"),
 		ns.Sysctl("net.ipv4.fib_multipath_hash_policy", "1"), ns.Sysctl("net.ipv6.fib_multipath_hash_policy", "1"))
 }
 
-// forwards makes a namespace forward, also what came from elsewhere than it
-// would send to.
+// enableForwarding makes a namespace forward, without a reverse path filter.
 func enableForwarding(ns *NetNS) error {
 	return errors.Join(
 		ns.Sysctl("net.ipv4.ip_forward", "1"), ns.Sysctl("net.ipv6.conf.all.forwarding", "1"),
@@ -210,7 +205,7 @@ const (
 	returnRulePriority = 1000
 )
 
-// wireTarget connects a target and gives it its ways back.
+// wireTarget connects a target and adds its return routes.
 func (t *Topology) wireTarget(n, pods int) error {
 	a := t.Targets[n-1]
 	var lines, rules4, rules6 []string
@@ -242,7 +237,7 @@ func (t *Topology) wireTarget(n, pods int) error {
 		hashFlows(a.NS),
 		// A pod that does not answer gets nothing, also of what begins here.
 		a.NS.Sysctl("net.ipv4.fib_multipath_use_neigh", "1"),
-		// Addresses of lo are not told: only the pods know who has a VIP.
+		// ARP does not answer for addresses of lo: only the pods have routes to a VIP.
 		a.NS.Sysctl("net.ipv4.conf.all.arp_ignore", "1"), a.NS.Sysctl("net.ipv4.conf.all.arp_announce", "2"),
 		a.NS.Sysctl("net.ipv4.conf.all.rp_filter", "0"), a.NS.Sysctl("net.ipv4.conf.default.rp_filter", "0"),
 		ip("link", "add", "net0", "netns", a.NS.name, "type", "veth", "peer", "name", a.port, "netns", t.Backend.name),

@@ -19,7 +19,7 @@ import (
 
 var topologyVIPs = []netip.Addr{netip.MustParseAddr("20.0.0.1"), netip.MustParseAddr("2000::1")}
 
-// plain is a yard whose gateway and pods forward by plain routes, made by hand.
+// plainTopology is a topology whose gateway and pods forward by static routes of the test.
 type plainTopology struct {
 	*Topology
 	t   *testing.T
@@ -137,9 +137,8 @@ func TestTopologyForwarding(t *testing.T) {
 	t.Logf("\n%v%v", r, r.ByTarget)
 }
 
-// The judge of "no flow of a target that stayed, across pods too": flows that
-// the gateway moves to another pod go on when that one picks the same target,
-// and those that begin anew elsewhere break.
+// Flows that the gateway moves to another pod continue if that pod selects the same target, and
+// break if it selects another one.
 func TestFlowsMoveBetweenPods(t *testing.T) {
 	p := newPlainTopology(t, 2, 2)
 	p.forward([]int{1, 2}, []int{1})
@@ -211,7 +210,7 @@ func TestReplacePod(t *testing.T) {
 	}
 }
 
-// Sudden death: nobody hears of it, what it served is silent and nothing else.
+// After a sudden loss the flows and requests of that target time out, and no others.
 func TestKilledTargetTimesOut(t *testing.T) {
 	p := newPlainTopology(t, 1, 2)
 	p.forward([]int{1}, []int{1, 2})
@@ -243,7 +242,7 @@ func TestKilledTargetTimesOut(t *testing.T) {
 		}
 	}
 	for _, f := range r.Failures {
-		// The pod's own word that nobody is there comes after 3 s.
+		// The pod's ICMP error follows after 3 s.
 		if !strings.Contains(f.Err, "timeout") && !strings.Contains(f.Err, "no route") {
 			t.Errorf("heard of the death: %v", f)
 		}
@@ -319,7 +318,7 @@ func TestStoppedTargetRefuses(t *testing.T) {
 	p.must(g.WaitAnswered(p.ctx, 10))
 }
 
-// Nobody but a pod that has a route for it finds a VIP on the targets' network.
+// Only a pod that has a route for a VIP reaches it on the targets' network.
 func TestTargetsDoNotAnswerARPForVIPs(t *testing.T) {
 	p := newPlainTopology(t, 1, 1)
 	for _, vip := range p.VIPs {
@@ -340,7 +339,7 @@ func TestTargetsDoNotAnswerARPForVIPs(t *testing.T) {
 	}
 }
 
-// speak makes a pod announce the VIPs by a BIRD of the test's own.
+// announce starts a BIRD in a pod that announces the VIPs.
 func (p *plainTopology) announce(pod int) *Gateway {
 	p.t.Helper()
 	c := GatewayConfig{
@@ -410,7 +409,7 @@ func TestUnannouncedVIPIsUnreachable(t *testing.T) {
 	g.Stop(p.ctx)
 }
 
-// A yard whose maker was killed is gone with the next one.
+// A topology whose owner was killed is removed by the next one.
 func TestTopologyOfKilledProcessIsRemoved(t *testing.T) {
 	if os.Getenv(childVariable) != "" {
 		p := newPlainTopology(t, 2, 2)
@@ -444,7 +443,7 @@ func TestTopologyOfKilledProcessIsRemoved(t *testing.T) {
 	}
 	for _, path := range left {
 		if _, err := os.Stat(path); err != nil {
-			t.Errorf("a killed yard removed itself: %v", err)
+			t.Errorf("a killed topology removed itself: %v", err)
 		}
 	}
 	newPlainTopology(t, 1, 1)
@@ -455,5 +454,5 @@ func TestTopologyOfKilledProcessIsRemoved(t *testing.T) {
 	}
 }
 
-// yardChild makes a run of this test binary the maker of a yard that is killed.
+// childVariable makes a run of this test binary the owner of a topology that is killed.
 const childVariable = "VIPGATE_TEST_TOPOLOGY"

@@ -52,7 +52,7 @@ func (g *Generator) keep(ctx, sending context.Context, number int) {
 }
 
 // run opens a flow and exchanges frames until it breaks or sending ends, and
-// notes what became of it. It tells whether the flow was ever established.
+// notes what became of it. It reports whether the flow was ever established.
 func (g *Generator) run(ctx, sending context.Context, f *flow) bool {
 	g.mu.Lock()
 	f.phase, f.last = g.phase, time.Now()

@@ -193,6 +193,8 @@ func (g *Generator) until(ctx context.Context, condition func() error) error {
 // fail notes a failure in a chapter. The lock is held.
 func (g *Generator) fail(c *phase, to netip.AddrPort, stage string, err error) {
 	if len(c.result.Failures) < maxFailures {
-		c.result.Failures = append(c.result.Failures, Failure{After: time.Since(g.start), To: to, Stage: stage, Err: err.Error()})
+		c.result.Failures = append(
+			c.result.Failures, Failure{After: time.Since(g.start), To: to, Stage: stage, Err: err.Error()},
+		)
 	}
 }

@@ -359,7 +359,9 @@ func TestUnopenedFlowIsRetried(t *testing.T) {
 func TestStopDeadline(t *testing.T) {
 	silent := custom(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 	s := newTestServers(t, "target-1")
-	g, ctx := start(t, Config{Requests: []netip.AddrPort{silent}, Rate: 100, Timeout: MaxTimeout, FlowsTo: s.flows, Flows: 2})
+	g, ctx := start(
+		t, Config{Requests: []netip.AddrPort{silent}, Rate: 100, Timeout: MaxTimeout, FlowsTo: s.flows, Flows: 2},
+	)
 	must(t, g.WaitFlows(ctx))
 	_, err := g.Wait(ctx, func(r Result) error {
 		if r.Sent == 0 {

@@ -7,6 +7,6 @@
 // same programs with --gating=off, without drain times and without a word before
 // something ends. A scene that loses nothing in both would prove nothing.
 //
-// How the laboratory is built is the matter of test/lab, how traffic is made and
+// How the lab is built is the matter of test/lab, how traffic is made and
 // counted that of test/load.
 package traffic

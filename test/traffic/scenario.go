@@ -10,7 +10,7 @@ import (
 	"github.com/vipgate/vipgate/test/load"
 )
 
-// How much traffic a scene has. It is far below what the laboratory sustains, so
+// How much traffic a scene has. It is far below what the lab sustains, so
 // that whatever is lost was lost by the change.
 const (
 	rate  = 100 // requests per second

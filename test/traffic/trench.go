@@ -266,7 +266,9 @@ func (t *Trench) wantEgress(ctx context.Context, p *lab.Pod) error {
 		return err
 	}
 	err = lab.Eventually(ctx, pollInterval, func() error {
-		answer, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{Service: "Egress"}, grpc.WaitForReady(true))
+		answer, err := healthv1.NewHealthClient(conn).Check(
+			ctx, &healthv1.HealthCheckRequest{Service: "Egress"}, grpc.WaitForReady(true),
+		)
 		if err == nil && answer.GetStatus() != healthv1.HealthCheckResponse_SERVING {
 			err = fmt.Errorf("the frontend's Egress is %v", answer.GetStatus())
 		}

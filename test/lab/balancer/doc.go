@@ -3,5 +3,5 @@
 // identity. It runs in the process of its owner, so that the moment of a decision
 // is known on the owner's clock.
 //
-// It is apart from the laboratory, since it is made of the product's own packages.
+// It is not part of package lab, since it uses packages of the product.
 package balancer
