@@ -174,7 +174,7 @@ func (p *runningPlane) waitReady() error {
 	}
 }
 
-// configure gives streams to the data plane, waits until they were dealt with, and
+// configure gives streams to the data plane, waits until they were applied, and
 // returns how long that took. That all VIPs and the targets that are to serve are
 // known to be in the kernel is part of it.
 func (p *runningPlane) configure(streams map[string]*dataplane.Stream) (time.Duration, error) {

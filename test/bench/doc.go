@@ -4,7 +4,7 @@
 // Each row of the table is one claim with a goal. A measurement begins just
 // before the cause and ends when a receiver in the gateway's place had read the
 // message that carries the effect; both are read from the same monotonic clock.
-// Nothing here judges by time: a missed goal is shown, and fails nothing. Only a
+// Nothing here fails by time: a missed goal is shown, and fails nothing. Only a
 // row that could not be measured makes the exit status 1.
 //
 // The numbers are of the machine and of the load on it, so both are written

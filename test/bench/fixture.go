@@ -25,7 +25,7 @@ const checkPort = 5000
 
 // fixture is a lab with a receiver in the gateway's place. What attracts
 // the traffic, vipgate or the reference, is started on it. In every row both
-// get stages made alike.
+// get fixtures of the same kind.
 type fixture struct {
 	*lab.Lab
 	receiver *lab.Receiver
@@ -41,7 +41,7 @@ type fixture struct {
 	ends   []func() error // what to end before the lab, last first
 }
 
-// newFixture makes a stage for n VIPs, which the families share in turn.
+// newFixture creates a fixture for n VIPs, which the families share in turn.
 func newFixture(ctx context.Context, s *session, n int, families ...vip.Family) (_ *fixture, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, context.Cause(ctx)
@@ -150,7 +150,7 @@ func (fx *fixture) startFrontend(extra ...string) error {
 	return nil
 }
 
-// guard makes the end of a process a failure, so that nobody waits in vain for
+// guard makes the end of a process a failure, so that no caller waits in vain for
 // what it should have done, unless expectExit was called.
 func (fx *fixture) guard(p *lab.Process) {
 	fx.guards.Go(func() {
@@ -244,7 +244,7 @@ func (fx *fixture) close() error {
 // path is a file in the lab's folder.
 func (fx *fixture) path(name string) string { return filepath.Join(fx.Dir, name) }
 
-// on makes a stage, does something on it, and clears it whatever happens.
+// on creates a fixture, calls a function with it, and always closes it.
 func on(ctx context.Context, s *session, n int, families []vip.Family, do func(fx *fixture) error) (err error) {
 	fx, err := newFixture(ctx, s, n, families...)
 	if err != nil {

@@ -164,7 +164,7 @@ func measureBulkFlips(ctx context.Context, s *session) error {
 			if err != nil {
 				return err
 			}
-			// What the LB says is made beforehand: it is no cost of ours.
+			// The decision is built beforehand: its cost is not measured.
 			ready, not := decision(true, fx.vips...), decision(false, fx.vips...)
 			return bulk(vipgate, fx, s.repeats(10, 1), func(up bool) error {
 				if up {
@@ -192,7 +192,7 @@ func measureBulkFlips(ctx context.Context, s *session) error {
 	return nil
 }
 
-// flapPattern is a burst of changes of the first VIPs of a stage.
+// flapPattern is a burst of changes of the first VIPs of a fixture.
 type flapPattern struct {
 	what  string
 	vips  int
@@ -256,7 +256,7 @@ func measureFlapPatterns(ctx context.Context, s *session) error {
 // quietTime is how long nothing must come before a storm counts as over.
 const quietTime = 500 * time.Millisecond
 
-// runFlaps lets a storm go over a stage and measures from the last change until the
+// runFlaps runs a flap pattern on a fixture and measures from the last change until the
 // gateway holds the right state for good.
 func runFlaps(s *session, fx *fixture, c flapPattern, method string, repeats int, goal string, set func(up bool) error) error {
 	m := Measurement{Row: 9, What: c.what, Method: method, N: len(fx.vips), Unit: "ms", Goal: goal}
@@ -315,7 +315,7 @@ func runFlaps(s *session, fx *fixture, c flapPattern, method string, repeats int
 		}
 	}
 	s.record(m)
-	s.note(9, "%s, %s: the gateway heard %d changes of %d that were made", c.what, method, heard, changes)
+	s.note(9, "%s, %s: the gateway received %d of %d changes", c.what, method, heard, changes)
 	return nil
 }
 

@@ -31,7 +31,7 @@ const (
 	forwardGoal = "median ≤ 1.25"
 )
 
-// Ways of a packet through the pod's namespace, beside vipgate's.
+// Methods to forward a packet through the pod's namespace, beside vipgate's.
 const (
 	forwardPlain     = "plain forwarding"
 	forwardRule      = "plain, one ip rule"
@@ -288,7 +288,7 @@ type forwardResult struct {
 	medians []float64 // of the round trips of each round
 }
 
-// measureForwarding is row 18. All ways stand at the same time and are measured in
+// measureForwarding is row 18. All methods are installed at the same time and are measured in
 // turns, some milliseconds each.
 func measureForwarding(ctx context.Context, s *session) (err error) {
 	type plan struct {
@@ -339,7 +339,7 @@ func measureForwarding(ctx context.Context, s *session) (err error) {
 	return nil
 }
 
-// compareForwarding measures all ways in turns.
+// compareForwarding measures all methods in turns.
 func compareForwarding(ctx context.Context, paths []*forwardPath, rounds, trips int) ([]forwardResult, error) {
 	results := make([]forwardResult, len(paths))
 	for round := range rounds {

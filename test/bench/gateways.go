@@ -43,8 +43,7 @@ type answer struct {
 	at     time.Time
 }
 
-// watchEgress follows the frontend's health service Egress. It ends with the
-// stage.
+// watchEgress follows the frontend's health service Egress. It ends with the fixture.
 func (fx *fixture) watchEgress() (*latest.Value[answer], error) {
 	conn, err := dialTCP(fx.Pod, lab.FrontendHealth)
 	if err != nil {
@@ -135,7 +134,7 @@ func measureReset(ctx context.Context, s *session) error {
 			return err
 		}
 		repeats := s.repeats(20, 0)
-		s.note(5, "the reference shows the protocols once a second; %d repeats, as each takes seconds, and the gateway refuses the session until it was seen down: a look a second misses an outage of one", repeats)
+		s.note(5, "the reference shows the protocols once a second; %d repeats, as each takes seconds, and the gateway refuses the session until it was seen down: a poll a second misses an outage of one", repeats)
 		m := Measurement{Row: 5, What: what, Method: reference, N: 1, Unit: "ms"}
 		for range repeats {
 			if _, err := r.waitSessions(1); err != nil {

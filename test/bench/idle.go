@@ -47,8 +47,8 @@ func usageOf(pid int) (usage, error) {
 	return usage{cpu: cpu, peak: peak}, nil
 }
 
-// cpuTime reads the clock that stands behind utime and stime of /proc/PID/stat.
-// Those count in hundredths of a second, too coarse for a short look.
+// cpuTime reads the clock behind utime and stime of /proc/PID/stat.
+// Those count in hundredths of a second, too coarse for a short measurement.
 func cpuTime(pid int) (time.Duration, error) {
 	const schedulerClock = 2 // CPUCLOCK_SCHED; the encoding is that of clock_getcpuclockid(3)
 	var t unix.Timespec
@@ -73,7 +73,7 @@ func peakMemory(status string) (float64, error) {
 	return 0, errors.New("no line VmHWM in kB")
 }
 
-// measureIdle is row 12. Both pods are idle at the same time, each on a stage of
+// measureIdle is row 12. Both pods are idle at the same time, each on a fixture of
 // its own.
 func measureIdle(ctx context.Context, s *session) (err error) {
 	var all []*watchedProcess

@@ -133,7 +133,7 @@ func (fx *fixture) waitAlive(alive <-chan struct{}) error {
 
 // watchLB has the reference ask the lb's health once a second, and configure
 // all VIPs up or down when the answer changes. The channel gets a value when
-// they went up. It ends with the stage.
+// they went up. It ends with the fixture.
 func (r *referenceRouter) watchLB() (alive <-chan struct{}, err error) {
 	fx := r.fixture
 	conn, err := dialTCP(fx.Pod, lab.LBHealth)
@@ -209,7 +209,7 @@ func measureFrontendLoss(ctx context.Context, s *session) error {
 			return err
 		}
 	}
-	s.note(4, "the reference never withdraws: BIRD goes on announcing the static routes of its file when the process that wrote it is gone, also after a restart of BIRD")
+	s.note(4, "the reference never withdraws: BIRD continues to announce the static routes of its file when the process that wrote it is gone, also after a restart of BIRD")
 	return nil
 }
 

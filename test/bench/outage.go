@@ -53,7 +53,7 @@ const silenceRules = `table inet silence {
 }
 `
 
-// dropTraffic lets all packets of the gateway get lost, both ways.
+// dropTraffic drops all packets to and from the gateway.
 func (fx *fixture) dropTraffic() error {
 	path := fx.path("silence.nft")
 	if err := os.WriteFile(path, []byte(silenceRules), 0o600); err != nil {
@@ -111,8 +111,8 @@ type outageResult struct {
 	err    error
 }
 
-// measureOutages is row 8. All ways to be gone are measured at the same time, each
-// on stages of its own: all of them wait nearly all of the time.
+// measureOutages is row 8. All kinds of outages are measured at the same time, each
+// on fixtures of its own: all of them wait nearly all of the time.
 func measureOutages(ctx context.Context, s *session) error {
 	methods, ways, times := []string{vipgate, reference}, outages, inARow
 	if s.quick {

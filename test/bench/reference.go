@@ -17,7 +17,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// referencePoll is how often the reference looks at its world.
+// referencePoll is the interval at which the reference polls BIRD.
 const referencePoll = time.Second
 
 // referenceRouter is the field's common technique: BIRD's configuration holds a
@@ -34,18 +34,18 @@ type referenceRouter struct {
 	up  []bool // by the index of the VIP
 	buf bytes.Buffer
 
-	// sessions is how many gateway sessions were up at the last look.
+	// sessions is how many gateway sessions were up at the last poll.
 	sessions *latest.Value[stateChange]
 }
 
-// stateChange is what a look at the sessions found, and when its answer was read.
+// stateChange is the result of a poll of the sessions, and when its answer was read.
 type stateChange struct {
 	up int
 	at time.Time
 }
 
 // startReference starts BIRD in the pod with every VIP up, and waits until all
-// are at the gateway. It ends with the stage.
+// are at the gateway. It ends with the fixture.
 func (fx *fixture) startReference() (*referenceRouter, error) {
 	r := &referenceRouter{fixture: fx, up: make([]bool, len(fx.vips)), sessions: latest.New(stateChange{})}
 	for i := range r.up {
@@ -147,12 +147,12 @@ func (r *referenceRouter) birdc(command string) (string, error) {
 	return string(out), nil
 }
 
-// poll looks at the sessions until ctx ends.
+// poll polls the sessions until ctx ends.
 func (r *referenceRouter) poll(ctx context.Context) {
 	tick := time.NewTicker(referencePoll)
 	defer tick.Stop()
 	for {
-		// BIRD may not answer yet: the next look tells.
+		// BIRD may not answer yet: the next poll reads it.
 		if out, err := r.birdc("show protocols all"); err == nil {
 			r.sessions.Set(stateChange{up: strings.Count(out, "Established   "), at: time.Now()})
 		}
@@ -164,7 +164,7 @@ func (r *referenceRouter) poll(ctx context.Context) {
 	}
 }
 
-// waitSessions waits until a look finds n sessions up, and returns when it did.
+// waitSessions waits until a poll finds n sessions up, and returns when it did.
 func (r *referenceRouter) waitSessions(n int) (time.Time, error) {
 	ctx, cancel := r.fixture.withTimeout()
 	defer cancel()
@@ -193,7 +193,7 @@ func (r *referenceRouter) all() []int {
 }
 
 // follow configures what was said last again and again, one after another: what
-// comes meanwhile merges. It ends with the stage.
+// comes meanwhile merges. It ends with the fixture.
 func (r *referenceRouter) follow(fx *fixture, indices []int) (set func(up bool) error) {
 	said := latest.New(true)
 	done := make(chan struct{})

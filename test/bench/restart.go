@@ -54,7 +54,7 @@ func (fx *fixture) startPod() (time.Time, error) {
 	return fx.waitCount(len(fx.vips))
 }
 
-// measureStart is row 7. Every start has a stage of its own, so that nothing is
+// measureStart is row 7. Every start has a fixture of its own, so that nothing is
 // there of an earlier one: no kernel state, no authority, no socket.
 func measureStart(ctx context.Context, s *session) error {
 	goals := map[int]string{1: "max ≤ 1.5", 10_000: "max ≤ 2.5"}

@@ -7,7 +7,7 @@ import (
 )
 
 // startScriptedLB starts a scripted load balancer to which every VIP is ready,
-// or none. It ends with the stage.
+// or none. It ends with the fixture.
 func (fx *fixture) startScriptedLB(ready bool) (*balancer.Balancer, error) {
 	lb, err := balancer.Start(fx.ctx, fx.pod)
 	if err != nil {

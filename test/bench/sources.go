@@ -106,7 +106,7 @@ func (fx *fixture) dialRegistry() (*grpc.ClientConn, error) {
 	for _, c := range svid.Certificates {
 		shown.Certificate = append(shown.Certificate, c.Raw)
 	}
-	// The lb judges us; whether it is the lb does not matter to a benchmark.
+	// The lb authorizes this client; the benchmark need not authorize the lb.
 	creds := credentials.NewTLS(
 		&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{shown}, InsecureSkipVerify: true},
 	)

@@ -45,7 +45,7 @@ func numberedTarget(i int) netip.Addr {
 	return netip.AddrFrom4(a)
 }
 
-// targetsTrench is a trench file with one stream for each VIP of the stage.
+// targetsTrench is a trench file with one stream for each VIP of the fixture.
 func (fx *fixture) targetsTrench() string {
 	var b strings.Builder
 	b.WriteString(fx.attractor())
@@ -62,7 +62,7 @@ func (fx *fixture) targetsTrench() string {
 }
 
 // startTargets starts all targets: addresses by a route, and a listener in this
-// process, so that accepting is on nobody's account that is measured.
+// process, so that accepting is not measured.
 func (fx *fixture) startTargets() error {
 	t := lab.NewTarget(fx.Backend, netip.AddrPortFrom(netip.IPv4Unspecified(), checkPort))
 	if err := errors.Join(

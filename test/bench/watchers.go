@@ -29,7 +29,7 @@ const (
 	// flapsPerDecision how many change in one.
 	flapInterval     = time.Millisecond
 	flapsPerDecision = 20
-	// slowRead is how long a slow reader waits before it takes what is there.
+	// slowRead is how long a slow reader waits before it takes the pending deltas.
 	slowRead = 500 * time.Millisecond
 	// sourceStreams is the number of streams that a peer may have: each watcher
 	// needs two.
@@ -44,7 +44,7 @@ type readinessSource struct {
 	table  *readiness.Table
 	grpc   *grpc.Server
 	client *identity.Source
-	ctx    context.Context // ends with the speaker
+	ctx    context.Context // ends with the source
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
 }
@@ -137,7 +137,7 @@ type heard struct {
 }
 
 // watch starts a frontend's watcher on a connection of its own. Its consumer
-// takes what there is, each time after a wait, and tells each new revision.
+// takes what there is, each time after a wait, and reports each new revision.
 func (x *readinessSource) watch(wait time.Duration, tell chan<- heard) {
 	w := readiness.NewWatcher(readiness.WatcherOptions{
 		Target: x.path(), Credentials: x.clientCredentials(), ConnectionEnd: identity.ConnectionEnd,
@@ -170,7 +170,7 @@ func (x *readinessSource) watch(wait time.Duration, tell chan<- heard) {
 	})
 }
 
-// reached waits until n watchers have told a revision, and returns when the last
+// reached waits until n watchers have reported a revision, and returns when the last
 // of them had it.
 func (x *readinessSource) reached(tell <-chan heard, n int, revision uint64) (time.Time, error) {
 	limit := time.NewTimer(waitTimeout)
@@ -399,7 +399,7 @@ func measureFlapping(ctx context.Context, s *session) (err error) {
 	s.record(Measurement{Row: 11, What: what + "entries sent to a reader ÷ changes decided", Method: vipgate, N: n, Unit: "×", Goal: "max ≤ 1", Samples: []float64{float64(after.entries-before.entries) / float64(changes)}})
 	s.record(Measurement{Row: 11, What: what + "last decision → read from the stream", Method: vipgate, N: n, Unit: "ms", Samples: []float64{milliseconds(caught)}})
 	s.record(Measurement{Row: 11, What: what + "growth of the live heap", Method: vipgate, N: n, Unit: "MiB", Goal: "bounded: max ≤ 10", Samples: heap})
-	s.note(11, "%d VIPs flapped at random in the sight of %d fast readers, %d that take what is there every %v, and %d that never read; %d changes in %d decisions reached a fast one in %d deltas",
+	s.note(11, "%d VIPs flapped at random in the sight of %d fast readers, %d that take the pending deltas every %v, and %d that never read; %d changes in %d decisions reached a fast one in %d deltas",
 		n, each+1, each, slowRead, each, changes, len(commits), after.deltas-before.deltas)
 	return nil
 }

@@ -13,12 +13,12 @@ const timeFormat = "15:04:05.000"
 // rule says how long a VIP may be held after something happened (design section 9).
 type rule struct {
 	cause   string
-	subject string // of the truth; "" for the targets of the VIP
+	subject string // of the timeline; "" for the targets of the VIP
 	state   state
 	bound   time.Duration
-	// needs are those who have to act, by the prefixes of their subjects. While
-	// one of them is disturbed, and for its grace after that, nobody is judged by
-	// this rule, and the bound counts anew: what is wrong with it has a rule of its own.
+	// needs are those who have to act, by the prefixes of their subjects. While one of them is
+	// disturbed, and for its grace after that, this rule is suspended, and the bound starts again: a
+	// fault of that subject has a rule of its own.
 	needs func(gateway, family int) []string
 }
 
@@ -45,7 +45,7 @@ func last(gateway, family int) []string {
 // only is the gateway itself.
 func only(gateway, _ int) []string { return []string{gatewaySubject(gateway)} }
 
-// grace is how long a subject, once it is sound, may still act on what was before.
+// grace is how long a subject, once it is healthy, may still act on what was before.
 // Who ended needs none: what it had announced ends with it, and who starts may
 // raise only what is ready. Who was stopped has to read what waits for it. A
 // session whose packets were lost lives on what it has: TCP sends again after as
@@ -125,7 +125,7 @@ type injection struct {
 }
 
 // window is everything that is known of the time between two calm points. Before
-// it, everything was sound and every gateway held every VIP.
+// it, everything was healthy and every gateway held every VIP.
 type window struct {
 	from, to time.Time
 	events   []event
@@ -162,7 +162,7 @@ type violation struct {
 	vip, gateway int // -1: of none in particular
 }
 
-// measure is how long a VIP was held after a cause, where it was told so.
+// measure is how long a VIP was held after a cause, where it was withdrawn.
 type measure struct {
 	cause string
 	held  time.Duration
@@ -222,9 +222,9 @@ func (ev *evaluation) holds(w *window, h *history, g, v int, heard []event) {
 			continue
 		}
 		unsound := h.disturbed(func(s state) bool { return s != healthy }, r.needs(g, vips[v].family)...)
-		// The clock of the rule starts anew in each of these.
+		// The clock of the rule starts again in each of these.
 		for _, counted := range without(causes, unsound) {
-			// Its end is known by a look only, and what followed may be heard before that.
+			// Its end is known from a poll only, and its effects may be received before that.
 			seen := counted.to
 			counted.to = seen.Add(-2*pollInterval - w.late(seen.Add(-time.Second), seen))
 			for _, hold := range intersect([]interval{counted}, holds) {
@@ -243,9 +243,9 @@ func (ev *evaluation) holds(w *window, h *history, g, v int, heard []event) {
 	}
 }
 
-// raises finds announcements of a VIP that nobody could have said is ready.
-// Whoever starts anew may not raise it; who was stopped may say what it said
-// before, until it finds out.
+// raises finds announcements of a VIP that no process could have reported ready. A process that
+// restarts must not raise it; one that was stopped may repeat its last report until it observes the
+// change.
 func (ev *evaluation) raises(w *window, h *history, g, v int, heard []event) {
 	needs := chain("lb")(g, vips[v].family)
 	halted := h.disturbed(func(s state) bool { return s == stopped || s == disturbed }, needs...)

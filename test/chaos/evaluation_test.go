@@ -75,7 +75,7 @@ func TestEvaluateHeldTooLong(t *testing.T) {
 		{"packets dropped, the hold time ends it", []change{is(1, familySubject(gatewayA, ipv4, "blackhole"), stopped)}, family4Gone(4.2), ""},
 		{"packets dropped, held for ever", []change{is(1, familySubject(gatewayA, ipv4, "blackhole"), stopped)}, nil, "packets are dropped"},
 		{
-			"gateway stopped: nobody can say", append(streamIs(1, 0, down), is(0.5, gatewaySubject(gatewayA), stopped)), nil, "",
+			"gateway stopped: cannot be evaluated", append(streamIs(1, 0, down), is(0.5, gatewaySubject(gatewayA), stopped)), nil, "",
 		},
 		{
 			"gateway stopped and continued: it has had its time",
@@ -124,9 +124,9 @@ func wantViolations(t *testing.T, got []violation, want string) {
 	t.Helper()
 	switch {
 	case want == "" && len(got) > 0:
-		t.Errorf("verdict %q, want none", got[0].what)
+		t.Errorf("violation %q, want none", got[0].what)
 	case want != "" && !slices.ContainsFunc(got, func(v violation) bool { return strings.Contains(v.what, want) }):
-		t.Errorf("verdicts %v, want one of %q", got, want)
+		t.Errorf("violations %v, want one of %q", got, want)
 	}
 }
 
@@ -224,7 +224,7 @@ func TestDownBetweenPolls(t *testing.T) {
 	}
 	line.setAt(t0.Add(3*time.Second), "trench", down)
 	if !line.wasDown("trench", t0.Add(time.Hour)) {
-		t.Error("what is gone now counts as sound")
+		t.Error("what is down now counts as healthy")
 	}
 	if line.wasDown("disk", t0) {
 		t.Error("what never was gone counts as gone")

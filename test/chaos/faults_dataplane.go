@@ -28,7 +28,7 @@ const ownSlack = 3 * time.Second
 func resFamily(f int) string     { return fmt.Sprintf("kernel-%d", f) }
 func kernelSubject(f int) string { return fmt.Sprintf("kernel/%d", f) }
 
-// option is how ip is told of a family.
+// option returns ip's option for a family.
 func option(f int) string { return []string{"-4", "-6"}[f] }
 
 // kernelSetting is a sysctl of the pod without which a family is not forwarded.
@@ -128,7 +128,7 @@ const (
 )
 
 // restored returns what heals a fault that a program repairs by itself: it waits
-// until check passes. A repair that takes too long is a verdict, unless something
+// until check passes. A repair that takes too long is a violation, unless something
 // else disturbed one of these subjects.
 func (fx *fixture) restored(since time.Time, what string, check func(ctx context.Context) error, subjects ...string) func(context.Context) error {
 	fx.mu.Lock()

@@ -77,7 +77,7 @@ func gatewayKinds() []*kind {
 
 // hookName says which way packets get lost.
 func hookName(arg int) string {
-	return []string{"both ways", "to the gateway", "from the gateway"}[arg]
+	return []string{"in both directions", "to the gateway", "from the gateway"}[arg]
 }
 
 func (fx *fixture) gatewayNS(g int) *lab.NetNS {
@@ -111,7 +111,7 @@ func stopAll(processes []*lab.Process) (func(context.Context) error, error) {
 }
 
 // killDaemon kills one daemon of gateway B. When zebra comes back, the others are
-// started anew, as watchfrr does: they would ask for it after 10 s only.
+// restarted, as watchfrr does: they would ask for it after 10 s only.
 func killDaemon(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	b := fx.routers[gatewayB]
 	p := b.process(frrDaemon(f.Arg))
@@ -155,7 +155,7 @@ func resetByPod(ctx context.Context, fx *fixture, f fault) (func(context.Context
 	return nil, nil
 }
 
-// resetLoopback restarts the session over which the frontend tells BIRD of VIPs.
+// resetLoopback restarts the session over which the frontend announces VIPs to BIRD.
 func resetLoopback(ctx context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
 	fx.askBIRD(ctx, `restart "LB"`)
 	return nil, nil

@@ -92,8 +92,8 @@ func rotateOften(_ context.Context, fx *fixture, f fault) (func(context.Context)
 }
 
 // expire gives one program an SVID that soon ends, and no other. The end counts
-// as a cause only if every connection on the readiness socket was made with it:
-// one made before ends with its own certificates.
+// as a cause only if every connection on the readiness socket was opened with it:
+// one opened before ends with its own certificates.
 func expire(ctx context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	who := fx.attestors(f.Arg)[0]
 	offered := time.Now()

@@ -111,7 +111,7 @@ func flap(ctx context.Context, fx *fixture, f fault) (func(context.Context) erro
 	return func(context.Context) error { close(quit); return <-done }, nil
 }
 
-// silence drops every packet to a target, so that nobody is told.
+// silence drops every packet to a target, without an ICMP error.
 func silence(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	var rules []string
 	for family := range families {

@@ -118,7 +118,7 @@ func stopBIRD(_ context.Context, fx *fixture, _ fault) (func(context.Context) er
 	return stopProcess(fx.birdPID())
 }
 
-// starve keeps the CPUs busy with loops that end by themselves, should nobody
+// starve keeps the CPUs busy with loops that end by themselves, if no goroutine
 // end them.
 func starve(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	var heals []func(context.Context) error

@@ -27,7 +27,7 @@ const (
 	birdSpace = "256k"
 )
 
-// fixture is the lab with everything that runs in it.
+// fixture is the lab and everything that runs in it.
 type fixture struct {
 	*lab.Lab
 	pod                    *lab.Pod
@@ -41,14 +41,14 @@ type fixture struct {
 	holder                 *lab.Process // keeps the mount namespace of BIRD's folder
 	tb                     *tb
 	report                 func(violation)
-	late                   func(from, to time.Time) time.Duration // of the looker
+	late                   func(from, to time.Time) time.Duration // of the process watcher
 	lbFlags, frontendFlags []string
 
 	mu      sync.Mutex             // of what Lab keeps, and of damaged
 	damaged map[string][]time.Time // when the same fault hit before
 }
 
-// newFixture makes the lab and starts everything. It returns a world to
+// newFixture makes the lab and starts everything. It returns a fixture to
 // close also with an error.
 func newFixture(o options, out *printer, report func(violation)) (*fixture, error) {
 	l, err := lab.New()

@@ -102,7 +102,7 @@ func start(o options) int {
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(signals)
 	// A reader that goes away may not end us with the lab still standing.
-	// What is ignored would be so in our children, too; nobody reads this channel.
+	// What is ignored would be so by child processes, too; no goroutine reads this channel.
 	pipes := make(chan os.Signal, 1)
 	signal.Notify(pipes, syscall.SIGPIPE)
 	defer signal.Stop(pipes)

@@ -21,7 +21,7 @@ const recoveryBound = 10 * time.Second
 // VIP is back.
 const restTime = 300 * time.Millisecond
 
-// observer knows what gateways hear and compares it with the truth.
+// observer knows what gateways hear and compares it with the timeline.
 type observer struct {
 	fixture   *fixture
 	processes *processWatcher
@@ -30,7 +30,7 @@ type observer struct {
 	reported []violation // found while a group ran
 
 	read      [gateways]int // so much of a gateway's trace was collected
-	events    []event       // collected, not yet judged
+	events    []event       // collected, not yet evaluated
 	collected time.Time     // when the trace was read last
 	since     time.Time     // the last calm point
 	faults    []injection
@@ -71,7 +71,7 @@ func (o *observer) injected(h injection) {
 
 // settle waits until every gateway holds every VIP, and says how long that took
 // from the moment when everything was healed. What is still wrong after the bound
-// is a verdict.
+// is a violation.
 func (o *observer) settle(ctx context.Context, healed time.Time, bound time.Duration) (time.Duration, []violation, error) {
 	tick := time.NewTicker(25 * time.Millisecond)
 	defer tick.Stop()
@@ -227,7 +227,7 @@ func (o *observer) probe(ctx context.Context) []violation {
 	return verdicts
 }
 
-// evaluate looks at everything that was collected since the last calm point.
+// evaluate checks everything that was collected since the last calm point.
 func (o *observer) evaluate() []violation {
 	changes := o.fixture.timeline.take()
 	events := withDeaths(o.events, changes)
@@ -305,7 +305,7 @@ func endsUnheld(events []event) []violation {
 	return verdicts
 }
 
-// evidence is what is known of a verdict, for people.
+// evidence is what is known of a violation, for people.
 func (o *observer) evidence(v violation) []string {
 	var lines []string
 	for _, c := range o.recently {
@@ -322,7 +322,7 @@ func (o *observer) evidence(v violation) []string {
 	}
 	for at := from.Truncate(time.Second); at.Before(o.since); at = at.Add(time.Second) {
 		if late := o.processes.lateness(at, at.Add(time.Second-1)); late > excuse/3 {
-			lines = append(lines, fmt.Sprintf("%s somebody waited %s for a CPU", at.Format(timeFormat), short(late)))
+			lines = append(lines, fmt.Sprintf("%s a thread waited %s for a CPU", at.Format(timeFormat), short(late)))
 		}
 	}
 	slices.Sort(lines) // each begins with a time of day

@@ -11,19 +11,19 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// pollInterval is how often processes are looked at, and timers are measured.
+// pollInterval is the interval at which processes are polled and timers are measured.
 const pollInterval = 10 * time.Millisecond
 
 // threadInterval is how often it is asked how long threads waited for a CPU.
 const threadInterval = 200 * time.Millisecond
 
-// processWatcher looks at the processes all the time and tells the timeline how they
-// are. It measures how late its own timer is, and how long the threads of what it
-// looks at were ready to run and did not: the kernel is not equally unfair to all.
+// processWatcher polls the processes and records their states in the timeline. It measures how late
+// its own timer is, and how long their threads were ready to run and did not: the kernel is not
+// equally unfair to all.
 type processWatcher struct {
 	fixture     *fixture
 	last        map[string]int           // the process of a subject
-	polled      map[string]time.Time     // when a subject was looked at last
+	polled      map[string]time.Time     // when a subject was polled last
 	waited      map[string]time.Duration // how long a thread waited for a CPU so far
 	threadsRead time.Time                // when that was read last
 
@@ -67,7 +67,7 @@ func (l *processWatcher) run(ctx context.Context) {
 	}
 }
 
-// measure notes that somebody who should have run at a moment was late.
+// measure records that a thread that was due at a moment ran late.
 func (l *processWatcher) measure(due time.Time, late time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -79,9 +79,8 @@ func (l *processWatcher) measure(due time.Time, late time.Duration) {
 	l.worst = max(l.worst, late)
 }
 
-// measureThreads reads how long each thread of every process waited for a CPU since the
-// last look: the second field of schedstat, in nanoseconds. The kernel counts a
-// wait when it is over.
+// measureThreads reads how long each thread of every process waited for a CPU since the last poll:
+// the second field of schedstat, in nanoseconds. The kernel counts a wait when it is over.
 func (l *processWatcher) measureThreads() {
 	now := map[string]time.Duration{}
 	for _, pid := range l.last {
@@ -121,7 +120,7 @@ func (l *processWatcher) lateness(from, to time.Time) time.Duration {
 	return worst
 }
 
-// poll tells the timeline how every process is.
+// poll records the state of every process in the timeline.
 func (l *processWatcher) poll() {
 	l.record("lb", running(l.fixture.lb.process()))
 	l.record("frontend", running(l.fixture.frontend.process()))
@@ -147,7 +146,7 @@ func running(p *lab.Process) int {
 	}
 }
 
-// record tells the timeline how a process is.
+// record records the state of a process in the timeline.
 func (l *processWatcher) record(subject string, pid int) {
 	before, at := l.polled[subject], time.Now()
 	l.polled[subject] = at
@@ -158,12 +157,12 @@ func (l *processWatcher) record(subject string, pid int) {
 	}
 	switch {
 	case s != down && known && pid != last:
-		// Between two looks it ended, and another one began.
+		// Between two polls it ended, and another one began.
 		l.fixture.timeline.setAt(at, subject, down)
 	case s == healthy && l.fixture.timeline.get(subject) == terminating:
 		return // it drains
 	case s == healthy && known:
-		// It may have gone on right after the last look, and done its work since.
+		// It may have continued right after the last poll, and done its work since.
 		at = before
 	}
 	l.fixture.timeline.setAt(at, subject, s)

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// proxy stands between the frontend and the readiness socket of the lb. What it
+// proxy is between the frontend and the readiness socket of the lb. What it
 // carries is encrypted, so that it can only be slow, silent or closed.
 type proxy struct {
 	path, to string
@@ -59,7 +59,7 @@ func (p *proxy) listen() error {
 	return nil
 }
 
-// serve carries bytes both ways until both ends are done.
+// serve carries bytes in both directions until both ends are done.
 func (p *proxy) serve(frontend *net.UnixConn) {
 	defer frontend.Close()
 	server, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: p.to, Net: "unix"})
@@ -97,7 +97,7 @@ func (p *proxy) carry(to, from *net.UnixConn) {
 		p.wait()
 		if n > 0 {
 			if _, errWrite := to.Write(buffer[:n]); errWrite != nil {
-				// Nobody reads any more: have the other end know.
+				// The reader is gone: close the other end.
 				from.Close()
 				return
 			}
@@ -113,7 +113,7 @@ func (p *proxy) carry(to, from *net.UnixConn) {
 	}
 }
 
-// wait holds bytes up as long as it is told to.
+// wait delays bytes while the proxy is stalled.
 func (p *proxy) wait() {
 	p.mu.Lock()
 	stalled, late := p.stalled, p.late
@@ -187,7 +187,7 @@ func (p *proxy) refuse(on bool) {
 	_ = p.listen()
 }
 
-// olderThan counts the connections that were made before a moment.
+// olderThan counts the connections that were opened before a moment.
 func (p *proxy) olderThan(t time.Time) int {
 	n := 0
 	p.each(func(l *link) {

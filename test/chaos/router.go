@@ -8,7 +8,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// router is a gateway whose processes may be killed and looked at at the same time.
+// router is a gateway whose processes may be killed and polled at the same time.
 type router struct {
 	lab.Router
 	names []string // of its processes, in the order of Processes

@@ -15,7 +15,7 @@ const firstBound = 30 * time.Second
 // evidenceLines is how many last lines of each log a failure shows.
 const evidenceLines = 15
 
-// run builds the lab, breaks and heals it, judges, and clears up.
+// run builds the lab, breaks and heals it, evaluates the updates, and clears up.
 func run(ctx context.Context, o options, out *printer) (err error) {
 	begin := time.Now()
 	out.say("seed %d, %d faults; again: %s", o.seed, o.faults, o.again())
@@ -155,7 +155,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 // the machine is too busy for a lease.
 const settlings = 5
 
-// calm waits until everything is as it should be, and judges what was before.
+// calm waits until everything is as it should be, and evaluates the window before it.
 func calm(ctx context.Context, out *printer, obs *observer, l *leaks, healed time.Time, bound time.Duration) error {
 	var verdicts []violation
 	var took time.Duration

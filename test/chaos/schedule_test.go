@@ -32,7 +32,7 @@ func TestPlanIsDeterministic(t *testing.T) {
 		t.Error("two seeds mean the same")
 	}
 	if a, b := lines(7, 20), lines(7, 500); !reflect.DeepEqual(a[:15], b[:15]) {
-		t.Error("a longer run begins otherwise: what failed late cannot be looked at in a short one")
+		t.Error("a longer run begins otherwise: what failed late cannot be repeated in a short one")
 	}
 }
 

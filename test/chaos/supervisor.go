@@ -16,7 +16,7 @@ type supervisor struct {
 	name     string
 	start    func() (*lab.Process, error)
 	timeline *timeline
-	// report is told of an end that nobody asked for.
+	// report is called for an unexpected end.
 	report func(p *lab.Process, began time.Time, status int)
 
 	mu       sync.Mutex
@@ -155,7 +155,7 @@ func (s *supervisor) terminate() (func(context.Context) error, error) {
 	}, err
 }
 
-// end stops keeping the program, which goes on.
+// end stops supervising the program, which continues.
 func (s *supervisor) end() {
 	if s.quit == nil {
 		return

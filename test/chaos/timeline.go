@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// state is how a subject of the truth is.
+// state is the state of a subject of the timeline.
 type state int
 
 const (
@@ -34,14 +34,14 @@ func (c change) String() string {
 	return fmt.Sprintf("%s %s is %s", c.At.Format(timeFormat), c.Subject, c.State)
 }
 
-// Subjects of the truth, besides "lb", "stream", "frontend", "bird", "svid",
+// Subjects of the timeline, besides "lb", "stream", "frontend", "bird", "svid",
 // "net/internal", "trench", "disk", "kernel/FAMILY".
 func targetSubject(target, family int) string   { return fmt.Sprintf("target/%d/%d", target, family) }
 func gatewaySubject(g int) string               { return fmt.Sprintf("gateway/%d", g) }
 func pathSubject(g int, how string) string      { return fmt.Sprintf("path/%d/*/%s", g, how) }
 func familySubject(g, f int, how string) string { return fmt.Sprintf("path/%d/%d/%s", g, f, how) }
 
-// timeline is what was true when. What is not in it is sound.
+// timeline is what was true when. What is not in it is healthy.
 type timeline struct {
 	mu      sync.Mutex
 	changes []change
@@ -94,8 +94,8 @@ func (t *timeline) wasDown(subject string, since time.Time) bool {
 	return t.now[subject] == down
 }
 
-// wasHealthy reports whether every subject with one of these prefixes has been sound
-// since a moment. It knows what take has not yet taken.
+// wasHealthy reports whether every subject with one of these prefixes has been healthy since a
+// moment. It knows what take has not yet taken.
 func (t *timeline) wasHealthy(since time.Time, prefixes ...string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -110,7 +110,7 @@ func (t *timeline) wasHealthy(since time.Time, prefixes ...string) bool {
 	return !slices.ContainsFunc(t.changes, func(c change) bool { return concerns(c.Subject) && !c.At.Before(since) })
 }
 
-// unhealthy are the subjects that are not sound now.
+// unhealthy returns the subjects that are not healthy now.
 func (t *timeline) unhealthy() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -179,7 +179,7 @@ func (h *history) while(subject string, is func(state) bool) []interval {
 }
 
 // disturbed are the stretches in which one of the subjects with these prefixes
-// was not sound, each with what it takes to be as before.
+// was not healthy, each with what it takes to be as before.
 func (h *history) disturbed(is func(state) bool, prefixes ...string) []interval {
 	var all []interval
 	for subject := range h.bySubject {

@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// pollInterval is how often the gateway's table is looked at.
+	// pollInterval is the interval at which the gateway's table is polled.
 	pollInterval = 2 * time.Millisecond
 	// waitTimeout bounds every wait. It is a bound of liveness, far above what is
 	// expected.
@@ -61,7 +61,7 @@ func (s *service) down() error {
 	return errors.Join(errs...)
 }
 
-// fixture is everything that the story happens on.
+// fixture is everything that runs in the demo.
 type fixture struct {
 	lab      *lab.Lab
 	pod      *lab.Pod
@@ -75,7 +75,7 @@ type fixture struct {
 	frontend *grpc.ClientConn // admin socket
 	lb       *grpc.ClientConn // admin socket
 
-	// fail is told when a process ended that should not have.
+	// fail is called when a process ended unexpectedly.
 	fail   func(error)
 	guards sync.WaitGroup
 	mu     sync.Mutex
@@ -158,7 +158,7 @@ func (s *fixture) vips() []netip.Prefix {
 }
 
 // trench is the trench file: the checks are quicker than the defaults, so that
-// the story is about what happens after a check.
+// the demo shows what follows a check.
 func (s *fixture) trench() string {
 	stream := func(name string, v *service) string {
 		return fmt.Sprintf(`  - name: %s
@@ -212,7 +212,7 @@ func (s *fixture) notePID(p *lab.Process) error {
 	return nil
 }
 
-// guard makes the end of a process a failure, so that nobody waits in vain for
+// guard makes the end of a process a failure, so that no caller waits in vain for
 // what it should have done, unless expectExit was called for it.
 func (s *fixture) guard(p *lab.Process) {
 	s.guards.Go(func() {

@@ -18,8 +18,7 @@ import (
 )
 
 const (
-	// svidTTL is how long SVIDs live that are handed out: longer than anybody
-	// looks at a demo.
+	// svidTTL is how long SVIDs live that are handed out: longer than a demo runs.
 	svidTTL = 24 * time.Hour
 	// restartAfter is how long the pod stays without a container that ended, as
 	// with Kubernetes.
@@ -32,9 +31,8 @@ type exampleCommand struct {
 	command string
 }
 
-// hold leaves everything running until the next signal, and prints what can be
-// tried meanwhile. It reports whether the pod is as it was at the end of the
-// story, so that the story can end.
+// hold leaves everything running until the next signal, and prints what can be tried meanwhile. It
+// reports whether the pod is as it was after the last step, so that the pod can be stopped.
 func (t *scenario) hold(signals <-chan os.Signal) (complete bool, err error) {
 	operator, err := t.mint(lab.OperatorID)
 	if err != nil {
@@ -88,8 +86,8 @@ func (t *scenario) restart(signals <-chan os.Signal, p *lab.Process, start func(
 	return nil
 }
 
-// podUnchanged reports whether the gateway holds what it held at the end of the story;
-// somebody may have played with it.
+// podUnchanged reports whether the gateway holds what it held after the last step; an operator may
+// have changed it.
 func (t *scenario) podUnchanged() bool {
 	if err := exactly(t.vips())(t.watcher.Last()); err != nil {
 		t.printf("\nThe last step is left out: %v.", err)
@@ -126,7 +124,7 @@ func (t *scenario) commands(operator string) []exampleCommand {
 	inPod := "ip netns exec " + t.lab.Pod.Name() + " "
 	// grpcurl checks host names, which an SVID has none of; the lb checks ours.
 	asOperator := fmt.Sprintf("%s -insecure -cert %s/tls.crt -key %s/tls.key", grpcurl, operator, operator)
-	app := filepath.Join(t.lab.Dir, "svid-"+path.Base(lab.AppID)) // made in the story
+	app := filepath.Join(t.lab.Dir, "svid-"+path.Base(lab.AppID)) // created in an earlier step
 	target, other := t.one.vips[0], t.two.vips[0]
 
 	list := []exampleCommand{
@@ -145,7 +143,7 @@ func (t *scenario) commands(operator string) []exampleCommand {
 			"%s unix://%s vipgate.readiness.v1.ReadinessService/WatchReadiness", asOperator, t.pod.Socket())},
 		exampleCommand{"refused: an operator reads, it does not report", fmt.Sprintf(
 			"%s -d '{}' unix://%s vipgate.readiness.v1.ReadinessService/ReportAdvertisement", asOperator, t.pod.Socket())},
-		exampleCommand{"refused: nobody enters without an SVID", fmt.Sprintf(
+		exampleCommand{"refused: a client without an SVID", fmt.Sprintf(
 			"%s -insecure unix://%s vipgate.readiness.v1.ReadinessService/GetReadiness", grpcurl, t.pod.Socket())},
 		exampleCommand{"admin socket of the frontend: status", fmt.Sprintf(
 			"%s -plaintext unix://%s vipgate.frontend.v1.FrontendService/GetStatus", grpcurl, frontendAdmin)},

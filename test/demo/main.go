@@ -26,7 +26,7 @@ const (
 type options struct {
 	binaries string        // the folder of lb and frontend
 	tools    string        // the folder of grpcurl
-	hold     bool          // leave it running after the story
+	hold     bool          // leave it running after the last step
 	pause    time.Duration // to read each table, and to see that it stays
 	act      int           // 1 or 2; 0 for both
 }
@@ -45,7 +45,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.SetOutput(stderr)
 	f.StringVar(&o.binaries, "binaries", "bin", "`folder` of lb and frontend")
 	f.StringVar(&o.tools, "tools", "", "`folder` of grpcurl (default: tools in --binaries)")
-	f.BoolVar(&o.hold, "hold", false, "leave everything running after the story, until Ctrl-C")
+	f.BoolVar(&o.hold, "hold", false, "leave everything running after the last step, until Ctrl-C")
 	f.DurationVar(
 		&o.pause, "pause", 2500*time.Millisecond, "how long each table is left to be read, and must stay as it is",
 	)
@@ -64,7 +64,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	return o, nil
 }
 
-// run tells the story and returns the exit status.
+// run runs the demo and returns the exit status.
 func run(o options) int {
 	if err := o.complete(); err != nil {
 		fmt.Fprintf(os.Stderr, "demo: %v\n", err)
@@ -131,7 +131,7 @@ func play(o options, out *printer, signals *signals) error {
 	return out.err
 }
 
-// playFirst sets the stage, tells the story, and clears the stage whatever happens.
+// playFirst creates the fixture, runs the steps, and always closes the fixture.
 func playFirst(o options, out *printer, signals *signals) (err error) {
 	base, fail := context.WithCancelCause(context.Background())
 	defer fail(nil)
@@ -174,7 +174,7 @@ func newSignals() *signals {
 	s := &signals{c: make(chan os.Signal, 1), pipes: make(chan os.Signal, 1)}
 	signal.Notify(s.c, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	// Nor may a reader that goes away, such as head, end us: what cannot be
-	// printed is found as the error of the printing. Nobody reads this channel.
+	// printed is found as the error of the printing. No goroutine reads this channel.
 	signal.Notify(s.pipes, syscall.SIGPIPE)
 	return s
 }

@@ -82,7 +82,7 @@ func buildGrpcurl(ctx context.Context, module, dir string) error {
 	return nil
 }
 
-// demoTimeout bounds a whole story. It is a bound of liveness: the first act takes
+// demoTimeout bounds a whole demo. It is a bound of liveness: the first act takes
 // 30 s with pauses to read and 15 s without, the second one about two minutes.
 const demoTimeout = 6 * time.Minute
 
@@ -289,7 +289,7 @@ func TestDemoSignal(t *testing.T) {
 func TestDemoFailureOutput(t *testing.T) {
 	p := startDemo(t, quick, firstAct)
 	p.waitFor("\n3. ")
-	// The frontend dies under the story.
+	// The frontend is killed during a step.
 	pid, err := os.ReadFile(filepath.Join(glob(t, fmt.Sprintf("/tmp/vg-%d-*", p.pid())), "frontend.pid"))
 	if err != nil {
 		t.Fatal(err)
@@ -305,7 +305,7 @@ func TestDemoFailureOutput(t *testing.T) {
 		"| time=", `msg="VIP changed"`, "trench0: State changed to up",
 	} {
 		if !strings.Contains(p.text(), text) {
-			t.Errorf("a failed story does not say %q", text)
+			t.Errorf("a failed demo does not print %q", text)
 		}
 	}
 	wantNothingLeft(t, p.pid())

@@ -27,7 +27,7 @@ func (t *printer) printf(format string, args ...any) {
 	}
 }
 
-// quote prints what somebody else said.
+// quote prints the output of another program.
 func (t *printer) quote(text string) {
 	for line := range strings.Lines(text) {
 		t.printf("      | %s", strings.TrimRight(line, "\n"))

@@ -25,7 +25,7 @@ func (t *scenario) register(ctx context.Context) error {
 	if err := t.app.up(); err != nil {
 		return err
 	}
-	t.printf("   %s listens, and nobody knows of it", t.app.name)
+	t.printf("   %s listens, and the lb does not know it", t.app.name)
 	const method = "vipgate.target.v1.TargetService/Register"
 	t.printf(
 		"   grpcurl -cert tls.crt -key tls.key \\\n      -d '%s' \\\n      unix://…/lb.sock %s", t.registration(), method,
@@ -41,7 +41,7 @@ func (t *scenario) register(ctx context.Context) error {
 	}, append(t.vips(), t.app.vips...))
 }
 
-// leaseEnds kills the call and judges what follows: nothing for the grace, then
+// leaseEnds kills the call and checks what follows: nothing for the grace, then
 // 65535:0, then the withdrawal, and the others hear nothing.
 func (t *scenario) leaseEnds(ctx context.Context) error {
 	c := &change{before: t.watcher.Last(), want: t.vips()}
@@ -63,7 +63,7 @@ func (t *scenario) leaseEnds(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	t.printf("   after %s it drains, and the gateway is told to move away:", short(warned.At.Sub(c.from)))
+	t.printf("   after %s it drains, and the gateway receives the de-preferred routes:", short(warned.At.Sub(c.from)))
 	t.show(c.before, warned)
 	if c.after, err = t.watcher.Wait(bound, exactly(c.want)); err != nil {
 		return err
@@ -73,7 +73,7 @@ func (t *scenario) leaseEnds(ctx context.Context) error {
 	if early := warned.At.Sub(c.from); early < grace {
 		return fmt.Errorf("the target drained after %s, expected not before its grace of %v was over", short(early), grace)
 	}
-	// The end of the lease is no fault of the application that goes on listening.
+	// The end of the lease is no fault of the application, which continues to listen.
 	if err := errors.Join(inOrder(t.watcher.Since(c.from), t.app.vips, time.Now()), t.app.down()); err != nil {
 		return err
 	}
@@ -87,7 +87,7 @@ func (t *scenario) leaseEnds(ctx context.Context) error {
 			}
 		}
 		if n := t.gateway.Updates(p.String()) - c.updates[p]; n > 0 {
-			return fmt.Errorf("the gateway was told %d times of %s, expected not to hear of it", n, p)
+			return fmt.Errorf("the gateway received %d updates of %s, expected none", n, p)
 		}
 	}
 	if err := t.waitPause(ctx); err != nil {

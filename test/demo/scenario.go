@@ -14,10 +14,10 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// statusTimeout bounds the questions that a failed story asks.
+// statusTimeout bounds the questions that a failed step asks.
 const statusTimeout = 5 * time.Second
 
-// scenario is what happens on the stage.
+// scenario runs the steps on the fixture.
 type scenario struct {
 	*fixture
 	*printer
@@ -50,7 +50,7 @@ Each table below is the gateway's own, out of its BIRD, which is asked every %d 
 		lab.PodAS, lab.GatewayAS, t.one.name, list(t.one.vips), t.two.name, list(t.two.vips), t.app.name, list(t.app.vips), pollInterval.Milliseconds())
 }
 
-// steps are the story up to the end of the pod.
+// steps returns the steps before the pod is stopped.
 func (t *scenario) steps() []step {
 	all := t.vips()
 	return []step{
@@ -159,7 +159,7 @@ func (t *scenario) start(ctx context.Context) error {
 			)
 		}
 	}
-	t.printf("   ok: empty at each of %d looks", t.watcher.Polls()-looks)
+	t.printf("   ok: empty at each of %d polls", t.watcher.Polls()-looks)
 	return nil
 }
 
@@ -190,7 +190,7 @@ type change struct {
 	from    time.Time // of the cause
 	before  lab.Snapshot
 	want    []netip.Prefix
-	updates map[netip.Prefix]int // what the gateway was told of each VIP before
+	updates map[netip.Prefix]int // updates of each VIP before
 	after   lab.Snapshot         // the table as wanted
 }
 
@@ -241,7 +241,7 @@ func (t *scenario) apply(ctx context.Context, say string, cause func() error, wa
 	return c, nil
 }
 
-// expect is a change that nobody decides.
+// expect runs a change that the lb does not decide.
 func (t *scenario) expect(ctx context.Context, say string, cause func() error, want []netip.Prefix) error {
 	c, err := t.apply(ctx, say, cause, want)
 	if err != nil {
@@ -251,8 +251,7 @@ func (t *scenario) expect(ctx context.Context, say string, cause func() error, w
 	return t.verify(ctx, c)
 }
 
-// expectDecision is a change that the lb decides, so that the time of its decision is
-// told too.
+// expectDecision is a change that the lb decides, so that the time of its decision is printed, too.
 func (t *scenario) expectDecision(ctx context.Context, say string, cause func() error, want []netip.Prefix) error {
 	c, err := t.apply(ctx, say, cause, want)
 	if err != nil {
@@ -288,7 +287,7 @@ func (t *scenario) sessions(ctx context.Context, command string, want []netip.Pr
 	return t.verify(ctx, c)
 }
 
-// verify leaves the table to be read and then judges everything that was seen
+// verify leaves the table to be read and then checks everything that was seen
 // since the cause.
 func (t *scenario) verify(ctx context.Context, c *change) error {
 	if err := t.waitPause(ctx); err != nil {
@@ -303,7 +302,7 @@ func (t *scenario) verify(ctx context.Context, c *change) error {
 	stay := c.untouched()
 	for _, p := range stay {
 		if n := t.gateway.Updates(p.String()) - c.updates[p]; n > 0 {
-			return fmt.Errorf("the gateway was told %d times of %s, expected not to hear of it", n, p)
+			return fmt.Errorf("the gateway received %d updates of %s, expected none", n, p)
 		}
 	}
 	if len(stay) == 0 {
@@ -362,7 +361,7 @@ func verifySnapshots(c *change, history []lab.Snapshot) error {
 	return nil
 }
 
-// changedAt tells when a prefix came or went first.
+// changedAt returns when a prefix was added or removed first.
 func changedAt(history []lab.Snapshot, p netip.Prefix) time.Time {
 	for _, s := range history[1:] {
 		if s.Has(p) != history[0].Has(p) {

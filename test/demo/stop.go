@@ -16,8 +16,7 @@ func (t *scenario) lastStep() step {
 	return step{"SIGTERM to the whole pod: 65535:0, then the withdrawal, then the load balancer goes", t.stopPod}
 }
 
-// stopPod ends lb and frontend in the same instant and judges the order of what
-// follows.
+// stopPod ends lb and frontend in the same instant and checks the order of what follows.
 func (t *scenario) stopPod(ctx context.Context) error {
 	before := t.watcher.Last()
 	lb, frontend := t.pod.LB, t.pod.Frontend
@@ -33,7 +32,7 @@ func (t *scenario) stopPod(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	t.printf("   after %s the gateway is told to move away:", short(warned.At.Sub(from)))
+	t.printf("   after %s the gateway receives the de-preferred routes:", short(warned.At.Sub(from)))
 	t.show(before, warned)
 	empty, err := t.watcher.Wait(ctx, exactly(nil))
 	if err != nil {

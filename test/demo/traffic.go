@@ -19,7 +19,7 @@ type trafficScenario struct {
 	options
 }
 
-// run tells the act twice: as vipgate is meant to be used, and the control. With
+// run runs the scenarios twice: as vipgate is meant to be used, and the control. With
 // hold the first trench then stays until ctx ends.
 func (a *trafficScenario) run(ctx context.Context) error {
 	a.printIntroduction()
@@ -29,9 +29,9 @@ func (a *trafficScenario) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, told := range gated {
-		if err := told.scenario.Check(told.row); err != nil {
-			return fmt.Errorf("%s: %w", told.scenario.Title, err)
+	for _, o := range gated {
+		if err := o.scenario.Check(o.row); err != nil {
+			return fmt.Errorf("%s: %w", o.scenario.Title, err)
 		}
 	}
 	a.printf("   ok: no planned change lost a request, or a long-lived flow whose target stayed")
@@ -61,14 +61,14 @@ flows whose targets stayed, "of leavers" those whose targets were to end. Flows 
 target that leaves end with it; a lost packet is sent again and shows in the gap.`)
 }
 
-// outcome is a scene and what became of it.
+// outcome is a scenario and its result.
 type outcome struct {
 	scenario traffic.Scenario
 	row      load.Row
 }
 
-// runScenarios plays scenes on one trench.
-func (a *trafficScenario) runScenarios(ctx context.Context, title string, o traffic.Options, scenes []traffic.Scenario, hold bool) (_ []outcome, err error) {
+// runScenarios runs scenarios on one trench.
+func (a *trafficScenario) runScenarios(ctx context.Context, title string, o traffic.Options, scenarios []traffic.Scenario, hold bool) (_ []outcome, err error) {
 	a.printf("\n%s:", title)
 	from := time.Now()
 	t, err := traffic.Open(ctx, o)
@@ -79,7 +79,7 @@ func (a *trafficScenario) runScenarios(ctx context.Context, title string, o traf
 	a.printf("   two pods and %d targets are up, and the gateway spreads flows over both pods (%s)\n", len(t.Targets), short(time.Since(from)))
 	var all []outcome
 	var rows []load.Row
-	for _, s := range scenes {
+	for _, s := range scenarios {
 		row, err := t.Run(ctx, s)
 		if err != nil {
 			return all, err
@@ -140,7 +140,7 @@ func (a *trafficScenario) keepRunning(ctx context.Context, t *traffic.Trench) er
 		{"the rules that take a mark to a target", inPod + "ip rule"},
 		{"where packets with a target's mark go", inPod + "ip route get 20.0.0.1 mark 5000"},
 		{"requests through the gateway: which target answers", fmt.Sprintf("ip netns exec %s curl -s http://20.0.0.1:%d", t.Gateway.Name(), lab.RequestPort)},
-		{"no new flows for a target, in pod 1 (pod 2 goes on using it)", fmt.Sprintf("%s target drain --admin-socket=unix://%s %s", lb, admin, target.Name)},
+		{"no new flows for a target, in pod 1 (pod 2 continues to use it)", fmt.Sprintf("%s target drain --admin-socket=unix://%s %s", lb, admin, target.Name)},
 		{"and take it back", fmt.Sprintf("%s target undrain --admin-socket=unix://%s %s", lb, admin, target.Name)},
 		{"delete a rule: it is repaired within a second, and an event says so", inPod + "ip rule del fwmark 5000/0xffffff"},
 		{"hold the data plane: now it stays away, and is shown as drift", fmt.Sprintf("%s hold --admin-socket=unix://%s", lb, admin)},

@@ -6,7 +6,7 @@
 // string:
 //
 //	sh run-by-test          a script that must end with status 0
-//	sh run-by-test=stream   lines, each of which goes on until Ctrl-C
+//	sh run-by-test=stream   lines, each of which continues until Ctrl-C
 //	sh run-by-test=fails    lines, each of which must fail
 //	text log-of-lb          lines that the log of lb must then hold; … stands for anything
 package docs

@@ -102,7 +102,9 @@ func newReader(t *testing.T) *reader {
 	built, err := filepath.Abs(filepath.Join(root, "bin", "tools"))
 	must(err)
 	r.env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "PATH=") }),
-		"PATH="+strings.Join([]string{r.tools, built, filepath.Dir(lab.BIRD()), os.Getenv("PATH"), "/usr/sbin", "/sbin"}, ":"),
+		"PATH="+strings.Join(
+			[]string{r.tools, built, filepath.Dir(lab.BIRD()), os.Getenv("PATH"), "/usr/sbin", "/sbin"}, ":",
+		),
 		"SVID="+filepath.Join(l.Dir, "operator"), "AUTHORITY="+p.Authority())
 	r.paths = strings.NewReplacer(
 		"/run/vipgate/frontend.sock", p.FrontendAdmin(),
@@ -230,7 +232,7 @@ func (r *reader) settled(t *testing.T) {
 	}
 }
 
-// scripts are the ways in which a block can be run by the test.
+// scripts are the methods by which the test can run a block.
 var scripts = map[string]func(*reader, *testing.T, string){
 	"sh run-by-test":        (*reader).runs,
 	"sh run-by-test=stream": (*reader).streams,
@@ -328,7 +330,7 @@ func (r *reader) follow(t *testing.T, d *document, least int) {
 		run, marked := scripts[b.info]
 		if !marked {
 			if strings.Contains(b.info, "run-by-test") || strings.Contains(b.info, "log-of") {
-				t.Errorf("line %d: nobody knows how to run %q", b.line, b.info)
+				t.Errorf("line %d: no method to run %q", b.line, b.info)
 			}
 			continue
 		}
@@ -342,7 +344,7 @@ func (r *reader) follow(t *testing.T, d *document, least int) {
 	if ran < least {
 		t.Errorf("only %d blocks are marked", ran)
 	}
-	r.settled(t) // whoever follows the document leaves the pod as it was
+	r.settled(t) // an operator who follows the document leaves the pod as it was
 }
 
 // healthServicesAreDocumented compares what is served with what is written. VIPs

@@ -57,7 +57,7 @@ type Config struct {
 
 	// For ends the sending by itself; 0 is MaxTime, which is also the most.
 	For time.Duration
-	// Inside runs a function where the sockets shall be made, such as
+	// Inside runs a function where the sockets are created, such as
 	// lab.NetNS.Do; nil makes them here.
 	Inside func(func() error) error
 }
@@ -99,7 +99,7 @@ func (c *Config) complete() error {
 	return nil
 }
 
-// dial opens a connection whose socket was made inside.
+// dial opens a connection whose socket was created inside.
 func (c *Config) dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 	d := net.Dialer{KeepAlive: -1}
 	if c.Inside != nil {
@@ -108,7 +108,7 @@ func (c *Config) dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) 
 	return d.DialContext(ctx, "tcp", to.String())
 }
 
-// swap puts a socket that was made inside in the place of one that was made
+// swap replaces a socket by one that was created inside; the other one was created
 // here and that nothing is known about yet. So only the making needs a thread
 // inside, and the waiting for an answer none.
 func (c *Config) swap(network, _ string, raw syscall.RawConn) error {

@@ -134,7 +134,7 @@ func (g *Generator) frame(ctx context.Context, conn net.Conn, in *bufio.Reader, 
 	return target, nil
 }
 
-// answered notes an answer in the chapter in which its exchange began.
+// answered notes an answer in the phase in which its exchange began.
 func (g *Generator) answered(f *flow, target string) {
 	now := time.Now()
 	g.mu.Lock()
@@ -147,10 +147,10 @@ func (g *Generator) answered(f *flow, target string) {
 		record.LongestGap = max(record.LongestGap, now.Sub(f.last))
 	}
 	f.last, f.phase = now, g.phase
-	g.record(f) // a flow belongs to every chapter in which it lives
+	g.record(f) // a flow belongs to every phase in which it lives
 }
 
-// record is what the chapter of a flow's exchange holds about it. The lock is held.
+// record is what the phase of a flow's exchange holds about it. The lock is held.
 func (g *Generator) record(f *flow) *Flow {
 	r := f.phase.flows[f]
 	if r == nil {

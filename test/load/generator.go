@@ -11,7 +11,7 @@ import (
 // pollInterval is how often a wait looks whether its condition holds.
 const pollInterval = 5 * time.Millisecond
 
-// maxFailures is how many failures of a chapter are kept in words.
+// maxFailures is how many failures of a phase are kept in words.
 const maxFailures = 10
 
 // Generator sends until it is stopped.
@@ -26,7 +26,7 @@ type Generator struct {
 	mu    sync.Mutex
 	phase *phase
 	flows map[int]*flow // by number; those that are being opened or open
-	busy  int           // requests whose fate is open, of all chapters
+	busy  int           // requests whose fate is open, of all phases
 }
 
 // phase is a stretch of time, and what became of what began in it.
@@ -59,7 +59,7 @@ func Start(ctx context.Context, c Config) (*Generator, error) {
 	return g, nil
 }
 
-// Now is what the current chapter has so far. What is open is in it only as sent.
+// Now is what the current phase has so far. What is open is in it only as sent.
 func (g *Generator) Now() Result {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -79,8 +79,8 @@ func (g *Generator) Live() int {
 	return n
 }
 
-// Take ends the chapter and begins the next one. It returns once the fate of
-// everything that began in the chapter is known: every request was answered or
+// Take ends the phase and begins the next one. It returns once the fate of
+// everything that began in the phase is known: every request was answered or
 // has failed, and every flow was answered again or broke. That takes as long as
 // Timeout and Silence allow at most. When ctx ends first, the error says what is
 // open, and the result has the rest.
@@ -110,7 +110,7 @@ func (g *Generator) Take(ctx context.Context) (Result, error) {
 }
 
 // Stop ends the sending, waits for what was sent, closes every flow and returns
-// what became of the last chapter. When ctx ends first, what is open is cut off
+// what became of the last phase. When ctx ends first, what is open is cut off
 // and counts as failed and broken. It can be called twice.
 func (g *Generator) Stop(ctx context.Context) Result {
 	g.send()
@@ -126,7 +126,7 @@ func (g *Generator) Stop(ctx context.Context) Result {
 	return g.phase.copy()
 }
 
-// Wait waits until the current chapter satisfies a condition. The error is the
+// Wait waits until the current phase satisfies a condition. The error is the
 // last one of the condition.
 func (g *Generator) Wait(ctx context.Context, condition func(Result) error) (Result, error) {
 	var r Result
@@ -148,7 +148,7 @@ func (g *Generator) WaitFlows(ctx context.Context) error {
 }
 
 // WaitAnswered waits until n more requests were answered than at the call. It
-// may span no end of a chapter.
+// may span no end of a phase.
 func (g *Generator) WaitAnswered(ctx context.Context, n int) error {
 	before := g.Now().Answered
 	_, err := g.Wait(ctx, func(r Result) error {
@@ -161,7 +161,7 @@ func (g *Generator) WaitAnswered(ctx context.Context, n int) error {
 }
 
 // WaitTargets waits until each of these targets has answered a request of the
-// current chapter.
+// current phase.
 func (g *Generator) WaitTargets(ctx context.Context, names ...string) error {
 	_, err := g.Wait(ctx, func(r Result) error {
 		for _, name := range names {
@@ -190,7 +190,7 @@ func (g *Generator) until(ctx context.Context, condition func() error) error {
 	}
 }
 
-// fail notes a failure in a chapter. The lock is held.
+// fail notes a failure in a phase. The lock is held.
 func (g *Generator) fail(c *phase, to netip.AddrPort, stage string, err error) {
 	if len(c.result.Failures) < maxFailures {
 		c.result.Failures = append(

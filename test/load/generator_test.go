@@ -208,7 +208,7 @@ func TestBrokenFlowTarget(t *testing.T) {
 	next, err := g.Take(ctx)
 	must(t, err)
 	if got := fmt.Sprint(next.Targets()); got != "map[target-2:4]" || next.Lost() != nil {
-		t.Errorf("in the next chapter live %s:\n%v", got, next)
+		t.Errorf("in the next phase live %s:\n%v", got, next)
 	}
 }
 
@@ -270,9 +270,9 @@ func TestGapBelongsToPhaseOfItsStart(t *testing.T) {
 	var releasing sync.WaitGroup
 	releasing.Go(func() {
 		defer close(release)
-		_, _ = g.Wait(ctx, func(r Result) error { // until Take has begun the next chapter
+		_, _ = g.Wait(ctx, func(r Result) error { // until Take has begun the next phase
 			if len(r.Flows) > 0 {
-				return fmt.Errorf("the first chapter lasts")
+				return fmt.Errorf("the first phase lasts")
 			}
 			return nil
 		})
@@ -287,7 +287,7 @@ func TestGapBelongsToPhaseOfItsStart(t *testing.T) {
 	}
 	second := g.Stop(ctx)
 	if second.Flows[0].LongestGap > time.Since(released) {
-		t.Errorf("the gap is in the next chapter, too: %+v", second.Flows)
+		t.Errorf("the gap is in the next phase, too: %+v", second.Flows)
 	}
 }
 

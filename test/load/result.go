@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// Result is what became of what began in a chapter.
+// Result is what became of what began in a phase.
 type Result struct {
-	Took time.Duration // the length of the chapter; 0 while it lasts
+	Took time.Duration // the length of the phase; 0 while it lasts
 
 	Sent, Answered, Failed int // requests
 	// Withheld are requests that were due and not sent, since the machine stood
@@ -25,7 +25,7 @@ type Result struct {
 	Slowest  time.Duration
 	ByTarget map[string]int // answers to requests
 
-	// Flows are the long-lived flows that lived in the chapter, by number; a new
+	// Flows are the long-lived flows that lived in the phase, by number; a new
 	// one in the place of a broken one follows it.
 	Flows []Flow
 	// Unopened are attempts to open a flow that failed.
@@ -35,7 +35,7 @@ type Result struct {
 	Failures []Failure
 }
 
-// Flow is what became of a long-lived flow in a chapter.
+// Flow is what became of a long-lived flow in a phase.
 type Flow struct {
 	Number    int
 	To        netip.AddrPort
@@ -187,7 +187,7 @@ func Table(rows ...Row) string {
 }
 
 // SideBySide is a table for people, a column for each row of Table: the same
-// story told twice.
+// comparison of two runs.
 func SideBySide(rows ...Row) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)

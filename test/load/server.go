@@ -111,7 +111,7 @@ func (s *Server) Connections() (requests, flows int) {
 	return requests, flows
 }
 
-// Refuse closes the listeners: nothing new is accepted, what is open goes on.
+// Refuse closes the listeners: nothing new is accepted, open connections continue.
 func (s *Server) Refuse() error {
 	s.mu.Lock()
 	open := make([]*listener, 0, len(s.listeners))

@@ -1,12 +1,11 @@
-// Package traffic tells what becomes of real traffic while a trench changes: a
-// gateway that spreads flows over two trench pods, targets with namespaces of
-// their own, and clients that keep asking. The same scenes are the second act of
-// the demo and end-to-end tests.
+// Package traffic measures what happens to real traffic while a trench changes: a gateway that
+// spreads flows over two trench pods, targets with namespaces of their own, and clients that keep
+// asking. The same scenarios are the second act of the demo and end-to-end tests.
 //
-// A [Trench] is either gated, as vipgate is meant to be used, or the control: the
-// same programs with --gating=off, without drain times and without a word before
-// something ends. A scene that loses nothing in both would prove nothing.
+// A [Trench] is either gated, as vipgate is meant to be used, or the control: the same programs
+// with --gating=off, without drain times and without an announcement before a process or target
+// ends. A scenario that loses nothing in both would prove nothing.
 //
-// How the lab is built is the matter of test/lab, how traffic is made and
-// counted that of test/load.
+// How the lab is built is the matter of test/lab, how traffic is generated and counted that of
+// test/load.
 package traffic

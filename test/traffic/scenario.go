@@ -10,7 +10,7 @@ import (
 	"github.com/vipgate/vipgate/test/load"
 )
 
-// How much traffic a scene has. It is far below what the lab sustains, so
+// How much traffic a scenario has. It is far below what the lab sustains, so
 // that whatever is lost was lost by the change.
 const (
 	rate  = 100 // requests per second
@@ -24,7 +24,7 @@ type Scenario struct {
 	Title string
 	// Targets is how many there are when it begins.
 	Targets int
-	// Planned scenes lose nothing: no request, and no flow of a target that stayed.
+	// Planned scenarios lose nothing: no request, and no flow of a target that stayed.
 	Planned bool
 
 	run func(context.Context, *Trench, *load.Generator) (left []string, err error)
@@ -42,8 +42,8 @@ func Scenarios() []Scenario {
 	}
 }
 
-// Run plays a scene and tells what became of the traffic. The error says that
-// the scene could not be played; what was lost is in the row.
+// Run runs a scenario and returns what happened to the traffic. The error says that the scenario
+// could not be run; what was lost is in the row.
 func (t *Trench) Run(ctx context.Context, s Scenario) (load.Row, error) {
 	row := load.Row{Title: s.Title}
 	fail := func(what string, err error) (load.Row, error) {
@@ -75,7 +75,7 @@ func (t *Trench) Run(ctx context.Context, s Scenario) (load.Row, error) {
 	return row, nil
 }
 
-// Check says what a scene lost that it may not lose; nil when nothing.
+// Check says what a scenario lost that it may not lose; nil when nothing.
 func (s Scenario) Check(row load.Row) error {
 	if s.Planned {
 		return row.Result.Lost(row.Left...)
@@ -135,7 +135,7 @@ func scale(ctx context.Context, t *Trench, g *load.Generator) ([]string, error) 
 	if err := errors.Join(t.wantGone(ctx, left...), g.WaitAnswered(bound, calm)); err != nil {
 		return left, err
 	}
-	for _, name := range left { // for the scenes to come
+	for _, name := range left { // for the scenarios to come
 		if err := t.app(name).Start(); err != nil {
 			return left, err
 		}
@@ -213,8 +213,8 @@ func stopFrontend(ctx context.Context, t *Trench, g *load.Generator) ([]string, 
 	return nil, errors.Join(t.wantVia(ctx, 2), g.WaitAnswered(bound, calm), t.startFrontend(p), t.settle(ctx))
 }
 
-// killTarget cuts a target's wire for good. The scene ends with the first calm
-// chapter after the pods noticed: only what went to that target was lost.
+// killTarget cuts a target's wire for good. The scenario ends with the first calm phase after the
+// pods noticed: only what went to that target was lost.
 func killTarget(ctx context.Context, t *Trench, g *load.Generator) ([]string, error) {
 	name := t.names()[3]
 	if err := errors.Join(t.app(name).Kill(), t.wantDown(ctx, name)); err != nil {
@@ -223,7 +223,7 @@ func killTarget(ctx context.Context, t *Trench, g *load.Generator) ([]string, er
 	return []string{name}, nil
 }
 
-// Revive undoes the last scene.
+// Revive undoes the last scenario.
 func (t *Trench) Revive() error {
 	var errs []error
 	for _, a := range t.Targets {
@@ -241,12 +241,12 @@ func Total(rows []load.Row) (failed, broken int) {
 	return failed, broken
 }
 
-// Find returns a scene by its title.
+// Find returns a scenario by its title.
 func Find(title string) (Scenario, error) {
-	scenes := Scenarios()
-	i := slices.IndexFunc(scenes, func(s Scenario) bool { return s.Title == title })
+	scenarios := Scenarios()
+	i := slices.IndexFunc(scenarios, func(s Scenario) bool { return s.Title == title })
 	if i < 0 {
-		return Scenario{}, fmt.Errorf("there is no scene %q", title)
+		return Scenario{}, fmt.Errorf("there is no scenario %q", title)
 	}
-	return scenes[i], nil
+	return scenarios[i], nil
 }

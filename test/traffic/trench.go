@@ -26,7 +26,7 @@ const (
 	// waitTimeout bounds every wait. It is a bound of liveness, far above what is
 	// expected.
 	waitTimeout = 60 * time.Second
-	// pollInterval is how often a condition is looked at.
+	// pollInterval is the interval at which a condition is checked.
 	pollInterval = 20 * time.Millisecond
 )
 
