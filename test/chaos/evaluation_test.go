@@ -47,7 +47,7 @@ func TestEvaluateHeldTooLong(t *testing.T) {
 		want    string // "": nothing wrong
 	}{
 		{"targets gone, withdrawn in time", streamIs(1, 0, down), []event{heard(1.5, vipA, true)}, ""},
-		{"targets gone, withdrawn too late", streamIs(1, 0, down), []event{heard(3, vipA, true)}, "no target accepts connections"},
+		{"targets gone, withdrawn late", streamIs(1, 0, down), []event{heard(3, vipA, true)}, "no target accepts connections"},
 		{"targets gone, never withdrawn", streamIs(1, 0, down), nil, "no target accepts connections"},
 		{"targets gone only for a moment", append(streamIs(1, 0, down), streamIs(1.2, 0, healthy)...), nil, ""},
 		{"one of two targets gone", []change{is(1, targetSubject(0, ipv4), down)}, nil, ""},
@@ -69,13 +69,13 @@ func TestEvaluateHeldTooLong(t *testing.T) {
 		{"readiness socket silent", []change{is(1, "stream", stopped)}, nil, "the readiness socket is silent"},
 		{"SVID expired", []change{is(1, "svid", down)}, nil, "an SVID expired"},
 		{"frontend dead", []change{is(1, "frontend", down)}, nil, "the frontend is dead"},
-		{"frontend stopped, not yet for a hold time", []change{is(1, "frontend", stopped), is(4, "frontend", healthy)}, nil, ""},
+		{"frontend stopped for less than a hold time", []change{is(1, "frontend", stopped), is(4, "frontend", healthy)}, nil, ""},
 		{"frontend stopped for longer", []change{is(1, "frontend", stopped)}, nil, "the frontend is stopped"},
 		{"BIRD dead", []change{is(1, "bird", down)}, nil, "BIRD is dead"},
 		{"packets dropped, the hold time ends it", []change{is(1, familySubject(gatewayA, ipv4, "blackhole"), stopped)}, family4Gone(4.2), ""},
 		{"packets dropped, held for ever", []change{is(1, familySubject(gatewayA, ipv4, "blackhole"), stopped)}, nil, "packets are dropped"},
 		{
-			"gateway stopped: cannot be evaluated", append(streamIs(1, 0, down), is(0.5, gatewaySubject(gatewayA), stopped)), nil, "",
+			"gateway stopped", append(streamIs(1, 0, down), is(0.5, gatewaySubject(gatewayA), stopped)), nil, "",
 		},
 		{
 			"gateway stopped and continued: it has had its time",

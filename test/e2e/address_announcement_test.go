@@ -81,7 +81,9 @@ func TestReusedAddressIsAnnounced(t *testing.T) {
 func TestLBWithoutNetRawRuns(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	p, err := f.Start(f.Pod, "lb", append([]string{"setpriv", "--bounding-set=-net_raw", "--inh-caps=-net_raw"}, f.pod.LBArgs()...)...)
+	p, err := f.Start(
+		f.Pod, "lb", append([]string{"setpriv", "--bounding-set=-net_raw", "--inh-caps=-net_raw"}, f.pod.LBArgs()...)...,
+	)
 	f.must(err)
 	f.waitLog(p, "ndisc_notify")
 	f.waitLog(p, "serving readiness")

@@ -28,7 +28,9 @@ func TestBIRDRestart(t *testing.T) {
 			f.startPod()
 			f.wantRoutes(vipA4, vipA6)
 			mark, bird := f.mark(), f.birdPID()
-			records := []*healthRecord{f.recordHealth("Egress"), f.recordHealth("Egress/ipv4"), f.recordHealth("Egress/ipv6"), f.recordHealth("Readiness")}
+			records := []*healthRecord{
+				f.recordHealth("Egress"), f.recordHealth("Egress/ipv4"), f.recordHealth("Egress/ipv6"), f.recordHealth("Readiness"),
+			}
 			for _, r := range records {
 				r.wait(healthServing)
 			}
@@ -70,7 +72,9 @@ func TestBIRDPausedForASecond(t *testing.T) {
 	f.up(f.target1)
 	f.startPod()
 	f.wantRoutes(vipA4, vipA6)
-	records := []*healthRecord{f.recordHealth("Egress"), f.recordHealth("Readiness"), f.recordHealth("BIRD"), f.recordHealth("vip/" + vipA4)}
+	records := []*healthRecord{
+		f.recordHealth("Egress"), f.recordHealth("Readiness"), f.recordHealth("BIRD"), f.recordHealth("vip/" + vipA4),
+	}
 	for _, r := range records {
 		r.wait(healthServing)
 	}
@@ -108,7 +112,7 @@ func TestNoWildcardBGPListener(t *testing.T) {
 	out := f.wantNoWildcard("-t")
 	for _, want := range []string{"127.0.0.1:1790", lab.PodExternal4.String() + "%" + lab.External + ":10179", "[" + lab.PodExternal6.String() + "]%" + lab.External + ":10179"} {
 		if !strings.Contains(out, want) {
-			t.Errorf("nobody listens on %s:\n%s", want, out)
+			t.Errorf("no process listens on %s:\n%s", want, out)
 		}
 	}
 }

@@ -133,7 +133,9 @@ func TestHungMountStops(t *testing.T) {
 	f.must(os.Mkdir(own, 0o755))
 	f.must(os.WriteFile(filepath.Join(own, "trench.yaml"), []byte(usualTrench()), 0o644))
 	lb := []string{"--identity=files", "--svid-dir=" + lbSVID, "--write-readiness-dir=" + written}
-	frontend := []string{"--identity=files", "--svid-dir=" + frontendSVID, "--trench-file=" + filepath.Join(own, "trench.yaml")}
+	frontend := []string{
+		"--identity=files", "--svid-dir=" + frontendSVID, "--trench-file=" + filepath.Join(own, "trench.yaml"),
+	}
 	trench := filepath.Dir(f.pod.TrenchFile())
 	for _, c := range []struct {
 		name      string

@@ -35,7 +35,9 @@ func TestApplicationHealthChecks(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	trench := strings.Replace(usualTrench(), fmt.Sprintf("check: {tcp: {port: %d}", checkPort), `check: {http: {port: 8080, path: /healthz, status: 200, body: "^fine"}`, 1)
-	trench = strings.Replace(trench, fmt.Sprintf("check: {tcp: {port: %d}", checkPort), "check: {grpc: {port: 9090, service: app}", 1)
+	trench = strings.Replace(
+		trench, fmt.Sprintf("check: {tcp: {port: %d}", checkPort), "check: {grpc: {port: 9090, service: app}", 1,
+	)
 	f.must(f.pod.WriteTrench(trench))
 
 	var answer atomic.Value

@@ -11,7 +11,7 @@ import (
 
 // Design section 9: "clock jumps | … New handshakes judge certificates by wall time and say so when
 // they fail". A clock that was set back by an hour and an SVID that begins in an hour are the same
-// to whoever judges.
+// to the process that verifies it.
 func TestHandshakeClockError(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -77,8 +77,8 @@ func TestLBWithoutForwarding(t *testing.T) {
 	f.must(errors.Join(g.WaitFlows(f.ctx), g.WaitTargets(f.ctx, "target-1", "target-2")))
 }
 
-// foreignMarks counts what is forwarded, in a table of somebody else: whether what is of somebody
-// else in marks is there still, and whether connections are tracked.
+// foreignMarks counts forwarded packets in a table of another program: whether the marks of another
+// program in marks is there still, and whether connections are tracked.
 const foreignMarks = `table inet theirs {
 	counter kept { }
 	counter lost { }
@@ -121,8 +121,8 @@ func (f *dataPlaneFixture) counters() map[string]int {
 }
 
 // Issue 5: "the connection-tracking mark remembers the target", "a masked mark", and
-// "--conntrack=off gives the purely stateless form". What somebody else keeps in the other bits of
-// marks stays.
+// "--conntrack=off gives the purely stateless form". What another program keeps in the other bits
+// of marks stays.
 func TestForeignMarksAndStatelessMode(t *testing.T) {
 	for _, conntrack := range []string{"on", "off"} {
 		t.Run("conntrack "+conntrack, func(t *testing.T) {
@@ -140,7 +140,7 @@ func TestForeignMarksAndStatelessMode(t *testing.T) {
 			entries := strings.Count(f.shell("cat /proc/net/nf_conntrack"), "dst=20.0.0.1 ")
 			t.Logf("%v, %d connections", got, entries)
 			if got["kept"] == 0 || got["lost"] > 0 && conntrack == "on" {
-				t.Errorf("bits of somebody else's marks are lost: %v", got)
+				t.Errorf("bits of another program's marks are lost: %v", got)
 			}
 			if off := conntrack == "off"; off != (got["tracked"] == 0) || off != (got["untracked"] > 0) || off != (entries == 0) {
 				t.Errorf("--conntrack=%s: %v, %d connections of the VIP are known", conntrack, got, entries)

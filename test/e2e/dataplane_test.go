@@ -289,7 +289,7 @@ func TestLastTargetRemovedAfterWithdrawal(t *testing.T) {
 		t.Fatal("no target serves")
 	}
 	for _, a := range f.Targets {
-		f.must(a.Unhealthy()) // the application itself goes on
+		f.must(a.Unhealthy()) // the application continues to serve
 	}
 	rounds := 0
 	f.must(lab.Eventually(f.ctx, time.Millisecond, func() error {

@@ -42,7 +42,9 @@ func (f *fixture) removeReadiness(names ...string) {
 // needs no identity.
 func (f *fixture) directoryArgs(extra ...string) []string {
 	args := slices.DeleteFunc(f.pod.FrontendArgs(), func(a string) bool {
-		return slices.ContainsFunc([]string{"--lb-socket=", "--lb-id=", "--identity=", "--dev-authority-dir=", "--spiffe-id="},
+		return slices.ContainsFunc([]string{
+			"--lb-socket=", "--lb-id=", "--identity=", "--dev-authority-dir=", "--spiffe-id=",
+		},
 			func(flag string) bool { return strings.HasPrefix(a, flag) })
 	})
 	return append(append(args, "--readiness-dir="+f.readinessDir()), extra...)
@@ -76,14 +78,14 @@ func TestReadinessFilesGateVIPs(t *testing.T) {
 	f.makeReadiness("lb-vip-ready-20.0.0.1", "lb-vip-ready-2000:0::2")
 	f.wantRoutes(vipA4, vipB6)
 	mark := f.mark()
-	f.makeReadiness("lb-ready-nobody", "lb-vip-ready-rubbish")
+	f.makeReadiness("lb-ready-unknown", "lb-vip-ready-rubbish")
 	f.waitLog(f.pod.Frontend, "lb-vip-ready-rubbish")
-	f.waitLog(f.pod.Frontend, "lb-ready-nobody")
+	f.waitLog(f.pod.Frontend, "lb-ready-unknown")
 	f.wantNoUpdates(mark, vipA4, vipA6, vipB4, vipB6)
 	f.removeReadiness("lb-vip-ready-20.0.0.1", "lb-vip-ready-2000:0::2")
 	f.wantRoutes()
 
-	// In order, although nobody is there to report to.
+	// In order, although no lb receives the reports.
 	f.makeReadiness("lb-vip-ready-20.0.0.1")
 	f.wantRoutes(vipA4)
 	mark = f.mark()
@@ -159,7 +161,7 @@ func TestReadinessDirectoryThatIsGone(t *testing.T) {
 	}
 }
 
-// Files are no lease: what a writer that crashed leaves behind goes on counting,
+// Files are no lease: what a writer that crashed leaves behind continues to count,
 // unless it touched its files and there is a limit of age.
 func TestCrashedWriterOfReadinessFiles(t *testing.T) {
 	t.Parallel()

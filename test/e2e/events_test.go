@@ -98,8 +98,8 @@ func (events *follower) interrupt() {
 	}
 }
 
-// Issue 3: `frontend events --follow`. What is told at 3 a.m.: which VIP and which gateway, and
-// why; over a kill -9 of the frontend, too.
+// Issue 3: `frontend events --follow`. What an operator needs at 3 a.m.: which VIP and which
+// gateway, and why; over a kill -9 of the frontend, too.
 func TestFrontendEventsAcrossRestart(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -148,7 +148,7 @@ func TestFrontendEventsAcrossRestart(t *testing.T) {
 	for _, events := range []*follower{people, machine, one} {
 		events.interrupt()
 		if strings.Contains(events.notes.String(), "lost:") {
-			t.Errorf("a gap was told:\n%s", events.notes.String())
+			t.Errorf("a gap was reported:\n%s", events.notes.String())
 		}
 	}
 	if strings.Contains(one.out.String(), vipA4) || strings.Contains(one.out.String(), "gateway-a4") {
@@ -193,7 +193,9 @@ func TestUnappliedBIRDConfiguration(t *testing.T) {
 	sessions := f.sessions()
 	configured := func() (float64, float64) {
 		page := f.get(lab.FrontendMetrics, "/metrics")
-		return metric(t, page, "vipgate_frontend_bird_configured"), metric(t, page, "vipgate_frontend_bird_configure_failures_total")
+		return metric(t, page, "vipgate_frontend_bird_configured"), metric(
+			t, page, "vipgate_frontend_bird_configure_failures_total",
+		)
 	}
 	if good, failures := configured(); good != 1 || failures != 0 {
 		t.Errorf("configured %v, failures %v", good, failures)

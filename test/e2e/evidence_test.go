@@ -236,7 +236,9 @@ func (f *fixture) lbStatus() *lbv1.Status {
 // frontendStatus is what the frontend's admin socket says.
 func (f *fixture) frontendStatus() *frontendv1.Status {
 	f.t.Helper()
-	r, err := frontendv1.NewFrontendServiceClient(f.dial(f.pod.FrontendAdmin())).GetStatus(f.t.Context(), &frontendv1.GetStatusRequest{})
+	r, err := frontendv1.NewFrontendServiceClient(f.dial(f.pod.FrontendAdmin())).GetStatus(
+		f.t.Context(), &frontendv1.GetStatusRequest{},
+	)
 	f.must(err)
 	return r.GetStatus()
 }

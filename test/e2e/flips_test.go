@@ -85,7 +85,9 @@ func (f *fixture) startScriptedFrontend() *scriptedFrontend {
 	reader := &scriptedFrontend{f: f}
 	within, done := context.WithTimeout(f.t.Context(), waitTimeout)
 	f.t.Cleanup(done)
-	reader.watch, err = client.WatchReadiness(within, &readinessv1.WatchReadinessRequest{Reader: "scripted"}, grpc.WaitForReady(true))
+	reader.watch, err = client.WatchReadiness(
+		within, &readinessv1.WatchReadinessRequest{Reader: "scripted"}, grpc.WaitForReady(true),
+	)
 	f.must(err)
 	reader.first = reader.wait(func(m *readinessv1.WatchReadinessResponse) bool { return m.GetWatchId() != "" })
 	reader.reports, err = client.ReportAdvertisement(within)
@@ -149,7 +151,7 @@ func TestThousandFlips(t *testing.T) {
 		a4, _ := lb.Server.Reported(vip.Require(vipA4))
 		a6, _ := lb.Server.Reported(vip.Require(vipA6))
 		if a4.Advertisement != readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED || a6.Advertisement != readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN || a6.Unconfirmed {
-			return fmt.Errorf("the LB was told %+v of %s and %+v of %s", a4, vipA4, a6, vipA6)
+			return fmt.Errorf("the LB received %+v of %s and %+v of %s", a4, vipA4, a6, vipA6)
 		}
 		return nil
 	})
@@ -177,8 +179,8 @@ func TestThousandFlips(t *testing.T) {
 	}
 }
 
-// Design section 4: "A slow reader gets merged, newest-wins values": flips that nobody could read
-// in time end right.
+// Design section 4: "A slow reader gets merged, newest-wins values": flips that no reader could
+// receive in time end right.
 func TestFlipsDuringFrontendHang(t *testing.T) {
 	t.Parallel()
 	const flips = 1000

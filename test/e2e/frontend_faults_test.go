@@ -107,12 +107,12 @@ func TestFrontendTermDrainsFirst(t *testing.T) {
 	}
 	// The withdrawal came as such: the sessions went down after it.
 	f.wantSessionsDownLast()
-	// The LB was told, and so was everybody else.
+	// The LB and every gateway were notified.
 	f.waitReported(vipA4, readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN)
 	for _, v := range f.lbStatus().GetVips() {
 		if r := v.GetReported(); strings.HasPrefix(v.GetReadiness().GetVip(), vipA4) &&
 			(r.GetReason() != readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_STOPPING || r.GetUnconfirmed()) {
-			t.Errorf("the LB was told %v", r)
+			t.Errorf("the LB received %v", r)
 		}
 	}
 	f.wantRunning(f.pod.LB)
@@ -142,7 +142,7 @@ func (f *fixture) wantSessionsDownLast() {
 }
 
 // wantRules fails unless the pod has, or has not, what the source routing is
-// made of: the nftables table, two rules a family and the blackholes.
+// built of: the nftables table, two rules a family and the blackholes.
 func (f *fixture) wantRules(want bool) {
 	f.t.Helper()
 	for _, ask := range []struct{ has, command string }{

@@ -44,7 +44,7 @@ func edited(t *testing.T, pairs ...string) string {
 	return text
 }
 
-// regateway starts the gateway anew, with another configuration. The pod must
+// regateway restarts the gateway with another configuration. The pod must
 // not run yet.
 func (f *fixture) regateway(change func(*lab.GatewayConfig)) {
 	f.t.Helper()
@@ -56,7 +56,9 @@ func (f *fixture) regateway(change func(*lab.GatewayConfig)) {
 // second starts another gateway on the same wire.
 func (f *fixture) second() *lab.Gateway {
 	f.t.Helper()
-	f.must(f.Gateway.Addr("trench0", netip.PrefixFrom(lab.GatewayB4, 24).String(), netip.PrefixFrom(lab.GatewayB6, 64).String()))
+	f.must(
+		f.Gateway.Addr("trench0", netip.PrefixFrom(lab.GatewayB4, 24).String(), netip.PrefixFrom(lab.GatewayB6, 64).String()),
+	)
 	b, err := f.StartGateway(lab.GatewayB())
 	f.must(err)
 	return b
@@ -156,7 +158,9 @@ type healthRecord struct {
 func (f *fixture) recordHealth(service string) *healthRecord {
 	f.t.Helper()
 	ctx, cancel := context.WithCancel(f.t.Context())
-	stream, err := healthv1.NewHealthClient(f.dial(lab.FrontendHealth)).Watch(ctx, &healthv1.HealthCheckRequest{Service: service})
+	stream, err := healthv1.NewHealthClient(f.dial(lab.FrontendHealth)).Watch(
+		ctx, &healthv1.HealthCheckRequest{Service: service},
+	)
 	f.must(err)
 	r := &healthRecord{f: f, service: service, changed: make(chan struct{})}
 	done := make(chan struct{})
@@ -269,7 +273,9 @@ func TestLinkRecovery(t *testing.T) {
 	f.startPod()
 	f.wantRoutes(vipA4, vipA6)
 	bird := f.birdPID()
-	records := []*healthRecord{f.recordHealth("Egress"), f.recordHealth("Egress/ipv4"), f.recordHealth("Egress/ipv6"), f.recordHealth("Readiness")}
+	records := []*healthRecord{
+		f.recordHealth("Egress"), f.recordHealth("Egress/ipv4"), f.recordHealth("Egress/ipv6"), f.recordHealth("Readiness"),
+	}
 	for _, r := range records {
 		r.wait(healthServing)
 	}
@@ -308,7 +314,7 @@ func TestBFDDownLosesGateway(t *testing.T) {
 	f.wantNoWildcard("-u")
 	mark := f.mark()
 
-	// Everything of IPv4 gets lost, in both directions, so that nobody is told.
+	// Everything of IPv4 gets lost, in both directions, without an error.
 	f.nft("add table inet lost; add chain inet lost in { type filter hook input priority 0; }; add rule inet lost in meta nfproto ipv4 drop; " +
 		"add chain inet lost out { type filter hook output priority 0; }; add rule inet lost out meta nfproto ipv4 drop")
 	down := f.waitGateway("gateway-a4", isDown)
@@ -367,7 +373,7 @@ func TestLossOfOneGatewayOfTwo(t *testing.T) {
 	}
 	f.waitTable("-4", "default via "+lab.GatewayA4.String())
 	f.waitTable("-6", "default via "+lab.GatewayA6.String())
-	// What changes is still told to it.
+	// It still receives changes.
 	f.up(f.target2)
 	f.wantRoutes(every()...)
 	f.must(b.Start())
@@ -459,7 +465,7 @@ func TestGatewayWithAPassword(t *testing.T) {
 	f.up(f.target1)
 	f.startPod()
 
-	// The right one, and none: the reason is told, and nothing unsigned is tried.
+	// The right one, and none: the reason is reported, and no unsigned connection is tried.
 	f.wantRoutes(vipA4)
 	missing := f.waitGateway("gateway-a6", isDown)
 	if want := "password file " + key6 + " does not exist"; !strings.Contains(missing.GetState(), want) {
@@ -486,7 +492,9 @@ func TestGatewayWithAPassword(t *testing.T) {
 
 	// A bad one, and at last the right one.
 	write(key6, "two\nlines\n")
-	f.waitGateway("gateway-a6", func(g *frontendv1.GatewayStatus) bool { return strings.Contains(g.GetState(), "control character") })
+	f.waitGateway(
+		"gateway-a6", func(g *frontendv1.GatewayStatus) bool { return strings.Contains(g.GetState(), "control character") },
+	)
 	write(key6, password)
 	f.wantRoutes(vipA4, vipA6)
 	f.waitGateway("gateway-a6", isUp)
@@ -538,10 +546,12 @@ func TestReflectedVIPIsIgnored(t *testing.T) {
 	b := f.second()
 	f.must(f.pod.WriteTrench(edited(t,
 		lineA6, lineA6+"\n    "+lineB4+"\n    "+lineB6,
-		fmt.Sprintf("vips: [%s, %q, %s, %q]", vipA4, vipA6, vipB4, vipB6), fmt.Sprintf("vips: [%s, %q, %s, %q, %s]", vipA4, vipA6, vipB4, vipB6, wide),
+		fmt.Sprintf("vips: [%s, %q, %s, %q]", vipA4, vipA6, vipB4, vipB6), fmt.Sprintf(
+			"vips: [%s, %q, %s, %q, %s]", vipA4, vipA6, vipB4, vipB6, wide,
+		),
 		fmt.Sprintf("vips: [%s, %q]\n", vipB4, vipB6), fmt.Sprintf("vips: [%s, %q, %s]\n", vipB4, vipB6, wide))))
 	f.startPod()
-	// Before anything of ours: the gateway's routes arrive, but for VIPs.
+	// First the gateway's routes arrive, except those for VIPs.
 	f.waitTable("-4", "default via "+lab.GatewayA4.String(), beside+" via "+lab.GatewayA4.String())
 	f.waitTable("-6", "default via "+lab.GatewayA6.String())
 	none := func() {

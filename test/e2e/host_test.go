@@ -121,7 +121,7 @@ func TestLeftoversOfKilledRun(t *testing.T) {
 			}
 		}
 		for _, pid := range processes {
-			// What nobody waits for stays as a zombie (state Z, proc(5)).
+			// A process without a waiting parent stays as a zombie (state Z, proc(5)).
 			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 			if err == nil && !strings.HasPrefix(string(stat[strings.LastIndexByte(string(stat), ')')+1:]), " Z") {
 				return fmt.Errorf("process %d still runs: %s", pid, stat)

@@ -44,7 +44,7 @@ func (f *fixture) between(a *identity.DevAuthority, id string, from, to time.Dur
 	return svid
 }
 
-// stranger is an authority that nobody in the pod trusts.
+// stranger is an authority that no process in the pod trusts.
 func (f *fixture) stranger() *identity.DevAuthority {
 	f.t.Helper()
 	a, err := identity.NewDevAuthority()
@@ -196,7 +196,7 @@ func TestTLSSessionsAreNeverResumed(t *testing.T) {
 }
 
 // impostor serves readiness on the pod's socket: every VIP is ready, and synced.
-// It takes whoever comes. The function ends it.
+// It accepts every client. The function ends it.
 func (f *fixture) impostor(creds credentials.TransportCredentials) (stop func()) {
 	f.t.Helper()
 	table := readiness.NewTable(readiness.TableOptions{Lease: readiness.MaxLease})
@@ -263,7 +263,9 @@ func TestFrontendAuthorizesLB(t *testing.T) {
 		{"an expired SVID", credentials.NewTLS(serving(f.between(ours, lab.LBID, -2*time.Hour, -time.Hour))), []string{
 			lab.LBID, "expired", "local clock:",
 		}},
-		{"plaintext", insecure.NewCredentials(), []string{"TLS handshake", "first record does not look like a TLS handshake"}},
+		{
+			"plaintext", insecure.NewCredentials(), []string{"TLS handshake", "first record does not look like a TLS handshake"},
+		},
 		{"TLS 1.2", credentials.NewTLS(tls12), []string{"TLS handshake", "protocol version"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -277,7 +279,7 @@ func TestFrontendAuthorizesLB(t *testing.T) {
 	}
 	isDefault := func(u lab.RouteUpdate) bool { return u.Prefix.Bits() == 0 }
 	if heard := slices.DeleteFunc(f.trace(), isDefault); len(heard) > 0 {
-		t.Errorf("the gateway heard %v while nobody spoke who may", heard)
+		t.Errorf("the gateway heard %v without an authorized LB", heard)
 	}
 	// The same impostor is believed when it shows what is expected.
 	defer f.impostor(credentials.NewTLS(serving(f.mint(ours, lab.LBID))))()

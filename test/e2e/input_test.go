@@ -46,12 +46,12 @@ func usualFlags(ts *testscript.TestScript, program, trench string) []string {
 	switch program {
 	case "lb":
 		flags = append(flags, "--socket="+ts.MkAbs("lb.sock"))
-		if ts.Getenv("NOBODY") == "" {
+		if ts.Getenv("UNPRIVILEGED") == "" {
 			flags = append(flags, "--frontend-id="+lab.FrontendID)
 		}
 	case "frontend":
 		flags = append(flags, "--lb-socket="+ts.MkAbs("lb.sock"), "--external-interface=lo", "--bird-dir="+ts.MkAbs("bird"), "--bird-socket="+ts.MkAbs("bird.ctl"))
-		if ts.Getenv("NOBODY") == "" {
+		if ts.Getenv("UNPRIVILEGED") == "" {
 			flags = append(flags, "--lb-id="+lab.LBID)
 		}
 	default:
@@ -61,7 +61,7 @@ func usualFlags(ts *testscript.TestScript, program, trench string) []string {
 }
 
 // call runs a program and returns what it printed and its exit status. It fails
-// if that made or changed any file.
+// if that created or changed any file.
 func call(ts *testscript.TestScript, program, command string, flags []string) (stdout, stderr string, status int) {
 	before := listing(ts)
 	// A run that should be refused must not run for ever.

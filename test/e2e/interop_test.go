@@ -117,7 +117,9 @@ func (f *fixture) waitRouterUpdate(r lab.Router, mark int, prefix string, want .
 // trenchWith is the usual trench file with further settings of both gateways.
 func trenchWith(t *testing.T, settings string) string {
 	t.Helper()
-	return edited(t, lineA4, strings.TrimSuffix(lineA4, "}")+settings+"}", lineA6, strings.TrimSuffix(lineA6, "}")+settings+"}")
+	return edited(
+		t, lineA4, strings.TrimSuffix(lineA4, "}")+settings+"}", lineA6, strings.TrimSuffix(lineA6, "}")+settings+"}",
+	)
 }
 
 // isVIP reports whether a route has the pod as its next hop.
@@ -152,7 +154,7 @@ func TestPassiveGatewayOfEachKind(t *testing.T) {
 			})
 			w.waitTable("-4", "default via "+lab.GatewayA4.String())
 			w.waitTable("-6", "default via "+lab.GatewayA6.String())
-			// Each way a VIP goes alone, and nothing else is told.
+			// Each route of a VIP is withdrawn alone, and no other update is sent.
 			mark := w.routerMark(w.router)
 			w.up(w.target2)
 			w.waitRouter(w.router, every()...)
@@ -257,7 +259,9 @@ func TestGatewayOfEachKindAvoidsDrainedPod(t *testing.T) {
 					return isVIP(r) && slices.Equal(r.ASPath, longPath) && r.LocalPref == preference && r.GracefulShutdown()
 				})
 				w.startRival(as)
-				w.waitBest("turned away from the drained pod", func(r lab.Route) bool { return r.NextHop == rival4 || r.NextHop == rival6 })
+				w.waitBest(
+					"turned away from the drained pod", func(r lab.Route) bool { return r.NextHop == rival4 || r.NextHop == rival6 },
+				)
 				if out, status := w.run("frontend", "undrain", admin); status != 0 {
 					t.Fatalf("frontend undrain ended with %d: %s", status, out)
 				}
@@ -328,7 +332,7 @@ func TestBFDWithFRR(t *testing.T) {
 			w.waitGateway("gateway-a6", guarded)
 			mark := w.routerMark(w.router)
 
-			// Everything of IPv4 gets lost, in both directions, so that nobody is told.
+			// Everything of IPv4 gets lost, in both directions, without an error.
 			w.removeIPv4(w.Gateway)
 			lost := time.Now()
 			if down := w.waitGateway("gateway-a4", isDown); !strings.Contains(down.GetLastError(), "BFD") {
@@ -402,7 +406,7 @@ func TestLossOfOneGatewayOfTwoKinds(t *testing.T) {
 			egress6.wait(healthServing)
 			mark := w.routerMark(b)
 
-			// One is lost: the other holds the VIPs and is told nothing.
+			// One is lost: the other holds the VIPs and receives no update.
 			for _, p := range w.router.Processes() {
 				w.must(p.Kill())
 			}

@@ -180,7 +180,7 @@ func TestLBTermDrainsFirst(t *testing.T) {
 	f.wantRoutes(vipA4, vipA6)
 }
 
-// waitReported waits until the frontend has told the lb what it does with a VIP.
+// waitReported waits until the frontend has reported to the lb what it does with a VIP.
 func (f *fixture) waitReported(vip string, want readinessv1.Advertisement) {
 	f.t.Helper()
 	f.waitFor(func() error {
@@ -209,7 +209,7 @@ func TestLBTermWaitsForSlowFrontend(t *testing.T) {
 	f.must(f.pod.LB.Signal(syscall.SIGTERM))
 	frontend.wait(func(m *readinessv1.WatchReadinessResponse) bool { return m.GetGoingAway() != nil })
 	goes := frontend.wait(func(m *readinessv1.WatchReadinessResponse) bool { return m.GetDelta() != nil })
-	for range 3 { // it goes on speaking
+	for range 3 { // it continues to send
 		frontend.wait(func(m *readinessv1.WatchReadinessResponse) bool { return m.GetHeartbeat() != nil })
 	}
 	frontend.report(goes.GetPosition(), readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_DRAINING, vipA4, vipA6)
@@ -307,7 +307,7 @@ func TestUnsyncedLBChangesNothing(t *testing.T) {
 }
 
 // hangingTarget is a target that takes no connection and refuses none, until it
-// is told to accept.
+// is asked to accept.
 type hangingTarget struct {
 	listeners []net.Listener
 	fillers   []net.Conn
@@ -394,7 +394,7 @@ func TestLBLossKeepsVIPs(t *testing.T) {
 
 	f.must(f.pod.LB.Kill())
 	f.waitLog(f.pod.Frontend, "load balancer readiness went from live to lost")
-	f.up(f.target2) // nobody says that B is ready now
+	f.up(f.target2) // no LB reports that B is ready now
 	f.wantRoutes(vipA4, vipA6)
 	f.wantNoUpdates(mark, vipA4, vipA6)
 	f.wantNoUpdates(0, vipB4, vipB6)

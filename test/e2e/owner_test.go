@@ -24,8 +24,12 @@ func TestNetNSHasOneOwner(t *testing.T) {
 	other := func(name string) string { return filepath.Join(f.pod.Dir, "other", name) }
 	second := []string{"--admin-socket=unix://" + other("admin.sock"), "--health-port=7791", "--metrics-port=7792"}
 	refused := map[string][]string{
-		"second lb":        f.pod.LBArgs(append(second, "--dataplane=nftables", "--socket=unix://"+other("lb.sock"), "--state-dir="+other("state"))...),
-		"second frontend":  f.pod.FrontendArgs(append(second, "--bird-dir="+other("bird"), "--bird-socket="+other("bird.ctl"), "--lb-bgp-port=1791")...),
+		"second lb": f.pod.LBArgs(
+			append(second, "--dataplane=nftables", "--socket=unix://"+other("lb.sock"), "--state-dir="+other("state"))...,
+		),
+		"second frontend": f.pod.FrontendArgs(
+			append(second, "--bird-dir="+other("bird"), "--bird-socket="+other("bird.ctl"), "--lb-bgp-port=1791")...,
+		),
 		"lb cleanup":       {filepath.Join(binaries, "lb"), "cleanup", "--first-table=7000"},
 		"frontend cleanup": {filepath.Join(binaries, "frontend"), "cleanup"},
 	}
@@ -37,7 +41,9 @@ func TestNetNSHasOneOwner(t *testing.T) {
 		p, err := f.Start(f.pod.Namespace(), strings.ReplaceAll(name, " ", "-"), args...)
 		f.must(err)
 		status, err := p.Wait(f.ctx)
-		want := fmt.Sprintf("another %s (pid %d, user 0, admin socket unix://%s) owns this network namespace", role, owner.PID(), admin)
+		want := fmt.Sprintf(
+			"another %s (pid %d, user 0, admin socket unix://%s) owns this network namespace", role, owner.PID(), admin,
+		)
 		if out := p.Output(); err != nil || status != 1 || !strings.Contains(out, want) {
 			t.Errorf("%s: status %d, %v; want 1 and %q\n%s", name, status, err, want, p.Tail(5))
 		}

@@ -58,7 +58,7 @@ func newFarClient(t *testing.T, gateway *lab.NetNS) *farClient {
 	return client
 }
 
-// serveBulk makes a target send bulkSize bytes to whoever connects.
+// serveBulk makes a target send bulkSize bytes to every client that connects.
 func serveBulk(t *testing.T, a *lab.App) {
 	t.Helper()
 	var done sync.WaitGroup

@@ -156,7 +156,9 @@ func waitCondition[C condition](f *fixture, status func(context.Context) ([]C, e
 				continue
 			}
 			if c.GetServing() != serving || !hasAll(c.GetDetail(), words) {
-				return fmt.Errorf("%s serves: %t (%q), want %t for a reason with %q", name, c.GetServing(), c.GetDetail(), serving, words)
+				return fmt.Errorf(
+					"%s serves: %t (%q), want %t for a reason with %q", name, c.GetServing(), c.GetDetail(), serving, words,
+				)
 			}
 			detail = c.GetDetail()
 			return nil

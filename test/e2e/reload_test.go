@@ -56,7 +56,9 @@ func TestReloadKeepsOtherSessions(t *testing.T) {
 	untouched("gateways added")
 
 	vips := []string{
-		fmt.Sprintf("vips: [%s, %q, %s, %q]", vipA4, vipA6, vipB4, vipB6), fmt.Sprintf("vips: [%s, %q, %s, %q]", added, vipA6, vipA4, vipB6),
+		fmt.Sprintf("vips: [%s, %q, %s, %q]", vipA4, vipA6, vipB4, vipB6), fmt.Sprintf(
+			"vips: [%s, %q, %s, %q]", added, vipA6, vipA4, vipB6,
+		),
 		fmt.Sprintf("vips: [%s, %q]\n", vipB4, vipB6), fmt.Sprintf("vips: [%s, %q]\n", added, vipB6),
 	}
 	f.must(f.pod.WriteTrench(edited(t, slices.Concat(gateways, vips)...)))
@@ -113,7 +115,9 @@ func TestInvalidTrenchFileKeepsGateways(t *testing.T) {
 
 	// Of what is good in a bad file, nothing comes into force.
 	from := length(f.pod.Frontend)
-	f.must(f.pod.WriteTrench(edited(t, lineA6, lineA6+"\n    "+lineB4+"\n    "+strings.Replace(lineB6, "address", "adress", 1))))
+	f.must(
+		f.pod.WriteTrench(edited(t, lineA6, lineA6+"\n    "+lineB4+"\n    "+strings.Replace(lineB6, "address", "adress", 1))),
+	)
 	where := fmt.Sprintf("%s:9: attractor.gateways[3].adress: unknown field", f.pod.TrenchFile())
 	f.waitLine(f.pod.Frontend, from, where)
 	f.waitFrontend("Configuration", false, where)

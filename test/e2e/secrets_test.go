@@ -132,7 +132,7 @@ func TestNoSecretInOutput(t *testing.T) {
 	for where, text := range shown {
 		for what, secret := range secrets {
 			if i := strings.Index(text, secret); i >= 0 {
-				t.Errorf("%s stands in %s: %q", what, where, text[max(0, i-80):i])
+				t.Errorf("%s is in %s: %q", what, where, text[max(0, i-80):i])
 			}
 		}
 	}

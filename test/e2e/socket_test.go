@@ -35,7 +35,7 @@ func greeting(t *testing.T) []byte {
 	ours, theirs := net.Pipe()
 	defer ours.Close()
 	go func() {
-		// It ends with the pipe: nobody answers.
+		// It ends with the pipe: no server answers.
 		_ = tls.Client(theirs, &tls.Config{InsecureSkipVerify: true}).HandshakeContext(t.Context())
 		theirs.Close()
 	}()
@@ -50,7 +50,7 @@ func greeting(t *testing.T) []byte {
 	return record
 }
 
-// garbage is what no server of ours understands.
+// garbage is invalid for both servers.
 func garbage(t *testing.T) [][]byte {
 	t.Helper()
 	noise := make([]byte, 4<<10)
@@ -103,8 +103,8 @@ func (c *crowd) connect(network, addr string) net.Conn {
 	return conn
 }
 
-// Issue 2: "garbage bytes on the readiness, admin and control sockets". Whoever can reach them is
-// in the pod, and yet nothing dies, and nothing changes at the gateway.
+// Issue 2: "garbage bytes on the readiness, admin and control sockets". A client that can reach
+// them is in the pod, and yet nothing dies, and nothing changes at the gateway.
 func TestGarbageAndHalfOpenConnections(t *testing.T) {
 	t.Parallel()
 	const silent = 50 // on each socket
@@ -240,7 +240,9 @@ func TestStreamsOfAPeerAreLimited(t *testing.T) {
 	conns := []*grpc.ClientConn{f.operator(), f.operator()}
 	open := func(n int) (func(), error) {
 		ctx, cancel := context.WithCancel(ctx)
-		stream, err := readinessv1.NewReadinessServiceClient(conns[n%len(conns)]).WatchReadiness(ctx, &readinessv1.WatchReadinessRequest{})
+		stream, err := readinessv1.NewReadinessServiceClient(conns[n%len(conns)]).WatchReadiness(
+			ctx, &readinessv1.WatchReadinessRequest{},
+		)
 		if err == nil {
 			_, err = stream.Recv()
 		}
@@ -317,7 +319,7 @@ func TestAdminSocketPeerUser(t *testing.T) {
 				t.Errorf("%s status as another user: exit status %d: %s", c.program, code, out)
 			}
 
-			// Somebody opens it to the world: the kernel's word on the peer still holds.
+			// An operator makes it accessible to all users: the peer credentials of the kernel still decide.
 			f.must(os.Chmod(c.socket, 0o666))
 			from := length(c.process)
 			conn, err := grpc.NewClient("unix:"+c.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -379,7 +381,7 @@ func (f *fixture) runAs(uid uint32, program string, args ...string) (string, int
 }
 
 // Design section 10: "Socket: 0600, or 0660 by --socket-mode for a pod whose two containers have
-// different users and share a group (fsGroup); never open to the world. Directory made by us if
+// different users and share a group (fsGroup); never open to the world. Directory created if
 // missing".
 func TestReadinessSocketMode(t *testing.T) {
 	t.Parallel()
@@ -457,7 +459,9 @@ func TestReadinessSocketOwnership(t *testing.T) {
 
 	precious := f.path("precious")
 	f.must(os.WriteFile(precious, []byte("do not remove"), 0o600))
-	out, code = f.runIn(f.Backend, "lb", slices.Concat(f.pod.LBArgs()[1:], beside, []string{"--socket=unix://" + precious})...)
+	out, code = f.runIn(
+		f.Backend, "lb", slices.Concat(f.pod.LBArgs()[1:], beside, []string{"--socket=unix://" + precious})...,
+	)
 	if want := precious + " is not a socket but a file"; code != 1 || !strings.Contains(out, want) {
 		t.Errorf("lb on a file: exit status %d, want 1 for %q: %s", code, want, out)
 	}

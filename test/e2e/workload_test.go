@@ -179,7 +179,7 @@ func TestExpiredSVIDWithdraws(t *testing.T) {
 				a.wantUpdates(mark, v, withdrawn)
 			}
 			if both := a.pod.LB.Output() + a.pod.Frontend.Output(); !strings.Contains(both, "connection closed: SVID expired") {
-				t.Error("nobody logged that the connection ended with its SVID")
+				t.Error("no log says that the connection ended with its SVID")
 			}
 			c.wait(a.fixture, "Identity", false, "the SVID "+c.id.String()+" expired", "local clock:")
 			a.waitFrontend("Stream", false)
@@ -188,7 +188,9 @@ func TestExpiredSVIDWithdraws(t *testing.T) {
 					t.Errorf("%s is withdrawn for %s, want %s", v.GetVip(), v.GetReason(), want)
 				}
 			}
-			r, err := frontendv1.NewFrontendServiceClient(a.dial(a.pod.FrontendAdmin())).ListEvents(t.Context(), &frontendv1.ListEventsRequest{})
+			r, err := frontendv1.NewFrontendServiceClient(a.dial(a.pod.FrontendAdmin())).ListEvents(
+				t.Context(), &frontendv1.ListEventsRequest{},
+			)
 			a.must(err)
 			var lost, late bool
 			for _, e := range r.GetEvents() {
