@@ -12,6 +12,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/lb"
 	"github.com/vipgate/vipgate/pkg/outage"
 	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/targetset"
 )
 
 // targetFlags say where targets come from.
@@ -49,14 +50,14 @@ func (p *prefixFlag) UnmarshalText(text []byte) error {
 }
 
 // gone turns a flag that kong has checked into an answer.
-func gone(flag string) target.Gone {
+func gone(flag string) targetset.GonePolicy {
 	switch flag {
 	case "drain":
-		return target.Drain
+		return targetset.Drain
 	case "drop":
-		return target.Drop
+		return targetset.Drop
 	}
-	return target.Hold
+	return targetset.Hold
 }
 
 func (f *targetFlags) options() lb.TargetOptions {

@@ -10,6 +10,7 @@ import (
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/pkg/lb"
 	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/targetset"
 )
 
 // parsed are the flags of targets out of a command line.
@@ -60,7 +61,7 @@ func TestFlagsOfTargetsBecomeOptions(t *testing.T) {
 		t.Fatal(err)
 	}
 	defaults := lb.TargetOptions{
-		Sources: lb.Sources{File: true}, OnRegistryGone: target.Drain,
+		Sources: lb.Sources{File: true}, OnRegistryGone: targetset.Drain,
 		StateDir: "/run/vipgate/lb", Quota: target.DefaultRegistryQuota, Grace: target.DefaultRegistryGrace,
 	}
 	if d := cmp.Diff(defaults, f.options()); d != "" {
@@ -73,7 +74,7 @@ func TestFlagsOfTargetsBecomeOptions(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := f.options()
-	if o.Sources != (lb.Sources{Registry: true}) || o.OnRegistryGone != target.Hold || o.OnFileGone != target.Drop ||
+	if o.Sources != (lb.Sources{Registry: true}) || o.OnRegistryGone != targetset.Hold || o.OnFileGone != targetset.Drop ||
 		len(o.Subnets) != 2 || !o.Outage.Hold ||
 		o.RegistryAddr != "10.0.0.5:7790" || o.WriteReadinessDir != "/run/y" || o.StateDir != "/s" || o.Quota != 3 || o.Grace != time.Second {
 		t.Errorf("options %+v", o)

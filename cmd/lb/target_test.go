@@ -30,6 +30,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/test/identitytest"
@@ -42,7 +43,7 @@ const patience = 20 * time.Second
 type desk struct {
 	t        *testing.T
 	registry *target.Registry
-	roster   *target.Roster
+	roster   *targetset.Index
 	// admin and socket are unix sockets, tcp is HOST:PORT.
 	admin, socket, tcp string
 	// client are the flags of a client over mTLS.
@@ -80,15 +81,15 @@ func openDesk(t *testing.T, drainTime time.Duration) *desk {
 	if err != nil {
 		t.Fatal(err)
 	}
-	registry, err := target.NewRegistry(target.RegistryOptions{Allow: target.Allowances{allowance}, Grace: time.Minute, OnGone: target.Drain})
+	registry, err := target.NewRegistry(target.RegistryOptions{Allow: target.Allowances{allowance}, Grace: time.Minute, OnGone: targetset.Drain})
 	if err != nil {
 		t.Fatal(err)
 	}
 	check := trench.Check{TCP: trench.TCPCheck{Port: 5000}, Interval: time.Second, Timeout: time.Second, Rise: 1, Fall: 1}
-	registry.Configure([]trench.Stream{{Name: "s", Check: check, DrainTime: drainTime}, {Name: "other", Check: check}}, target.Ground{})
+	registry.Configure([]trench.Stream{{Name: "s", Check: check, DrainTime: drainTime}, {Name: "other", Check: check}}, targetset.AddressPolicy{})
 	dir := identitytest.ShortDir(t)
 	d := &desk{
-		t: t, registry: registry, roster: target.NewRoster(), drains: &drainRecorder{},
+		t: t, registry: registry, roster: targetset.NewIndex(), drains: &drainRecorder{},
 		admin: filepath.Join(dir, "admin.sock"), socket: filepath.Join(dir, "lb.sock"),
 	}
 	lbID, app := ca.ID("/lb"), ca.ID("/app")
@@ -148,14 +149,14 @@ func (d *desk) loop(ctx context.Context) {
 			return
 		case <-d.registry.Changed():
 		}
-		var changed []target.View
+		var changed []targetset.View
 		var removed []healthcheck.Key
 		for stream, offers := range d.registry.Take() {
 			now := map[healthcheck.Key]bool{}
 			for _, o := range offers {
 				for _, ip := range o.IPs {
-					v := target.View{Health: healthcheck.Health{Key: healthcheck.Key{Stream: stream, Name: o.Name, Addr: ip}, State: healthcheck.Ready}, Origins: target.OriginSet(0).With(target.Registered), Owner: o.Owner}
-					if o.Stay == target.Terminating {
+					v := targetset.View{Health: healthcheck.Health{Key: healthcheck.Key{Stream: stream, Name: o.Name, Addr: ip}, State: healthcheck.Ready}, Origins: targetset.OriginSet(0).With(targetset.OriginRegistry), Owner: o.Owner}
+					if o.Lifecycle == targetset.Terminating {
 						v.State, v.DrainEnd, v.DrainCause = healthcheck.Draining, o.DrainEnd, o.Cause
 					}
 					now[v.Key] = true

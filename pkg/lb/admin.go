@@ -112,7 +112,7 @@ func (p *process) streamStatus() []*lbv1.StreamStatus {
 		checked[h.Key] = h
 	}
 	byStream := map[string][]*lbv1.TargetStatus{}
-	for _, v := range p.roster.List(nil) {
+	for _, v := range p.index.List(nil) {
 		t := &lbv1.TargetStatus{
 			Name: v.Name, Address: v.Addr.String(), State: v.State.String(), Since: timestamppb.New(v.Since), LastError: v.LastError,
 			Sources: v.Origins.Names(), RegisteredBy: v.Owner, DrainCause: v.DrainCause,
@@ -120,7 +120,7 @@ func (p *process) streamStatus() []*lbv1.StreamStatus {
 		if v.DrainCause != "" {
 			t.DrainEnd, t.Checks = timestamppb.New(v.DrainEnd), v.Checks.String()
 		}
-		// The roster hears of changes only.
+		// The index hears of changes only.
 		if h, ok := checked[v.Key]; ok && !h.LastCheck.IsZero() {
 			t.LastCheck, t.LastError = timestamppb.New(h.LastCheck), h.LastError
 		}
@@ -178,7 +178,7 @@ func (p *process) targetMetrics() metrics.Targets {
 	for s := healthcheck.Starting; s <= healthcheck.Drained; s++ {
 		m.States[s.String()] = 0
 	}
-	for _, v := range p.roster.List(nil) {
+	for _, v := range p.index.List(nil) {
 		m.States[v.State.String()]++
 	}
 	for _, s := range p.sources.states.Load() {

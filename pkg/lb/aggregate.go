@@ -10,7 +10,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/outage"
 	"github.com/vipgate/vipgate/pkg/readiness"
-	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -68,7 +68,7 @@ func (s *stream) ready() bool {
 // stream is one stream with its tallies by family.
 type stream struct {
 	trench.Stream
-	members []target.Member
+	members []targetset.Member
 	// shadowed are indices of members that leave while another one has taken over
 	// their name: the data plane knows one target of a name.
 	shadowed map[int]struct{}
@@ -106,7 +106,7 @@ func newAggregate(outages *outage.Detector) *aggregate {
 
 // configure replaces VIPs and streams and returns the VIPs that are no longer
 // there. members are the targets of a stream.
-func (a *aggregate) configure(now time.Time, c *trench.Config, members func(string) []target.Member) (touched vip.Set, removed []vip.VIP) {
+func (a *aggregate) configure(now time.Time, c *trench.Config, members func(string) []targetset.Member) (touched vip.Set, removed []vip.VIP) {
 	before, settling := a.streams, a.settling
 	a.settling = map[string]time.Time{}
 	if a.kernel != nil {
@@ -143,7 +143,7 @@ func (a *aggregate) configure(now time.Time, c *trench.Config, members func(stri
 }
 
 // retarget takes over other targets of some streams.
-func (a *aggregate) retarget(changed []trench.Stream, members func(string) []target.Member, touched vip.Set) {
+func (a *aggregate) retarget(changed []trench.Stream, members func(string) []targetset.Member, touched vip.Set) {
 	for _, c := range changed {
 		if s, ok := a.streams[c.Name]; ok {
 			a.take(s, members(c.Name))
@@ -175,7 +175,7 @@ func (a *aggregate) apply(e healthcheck.Evaluation, touched vip.Set) {
 // inService is an evaluation without the targets that were drained by hand. One
 // that has just been is removed there, one that returned has changed. It is called
 // after apply, with the streams that changed and the keys that they had before.
-func (a *aggregate) inService(e healthcheck.Evaluation, changes target.Changes, before map[healthcheck.Key]struct{}) (changed []healthcheck.Health, removed []healthcheck.Key) {
+func (a *aggregate) inService(e healthcheck.Evaluation, changes targetset.Changes, before map[healthcheck.Key]struct{}) (changed []healthcheck.Health, removed []healthcheck.Key) {
 	now := map[healthcheck.Key]struct{}{}
 	for _, c := range changes.Streams {
 		s, ok := a.streams[c.Name]
@@ -347,7 +347,7 @@ func (s *stream) enough(n uint32) bool { return n > 0 && n >= uint32(s.MinReady)
 
 // healthOf is the health of one address of a target. One whose family is not
 // checked is as the other one.
-func (a *aggregate) healthOf(s *stream, m *target.Member, ip netip.Addr) (healthcheck.Health, bool) {
+func (a *aggregate) healthOf(s *stream, m *targetset.Member, ip netip.Addr) (healthcheck.Health, bool) {
 	if !s.Check.Families.Has(vip.FamilyOf(ip)) {
 		for _, other := range m.IPs {
 			if s.Check.Families.Has(vip.FamilyOf(other)) {

@@ -14,7 +14,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/outage"
 	"github.com/vipgate/vipgate/pkg/readiness"
-	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -32,13 +32,13 @@ type rig struct {
 	t       *testing.T
 	a       *aggregate
 	now     time.Time
-	members map[string][]target.Member
+	members map[string][]targetset.Member
 }
 
-func members(n int) []target.Member {
-	var list []target.Member
+func members(n int) []targetset.Member {
+	var list []targetset.Member
 	for i := range n {
-		list = append(list, target.Member{Name: fmt.Sprintf("t%d", i), Draining: healthcheck.Ready, IPs: []netip.Addr{
+		list = append(list, targetset.Member{Name: fmt.Sprintf("t%d", i), Draining: healthcheck.Ready, IPs: []netip.Addr{
 			netip.MustParseAddr(fmt.Sprintf("172.16.0.%d", i+1)), netip.MustParseAddr(fmt.Sprintf("fd00::%d", i+1)),
 		}})
 	}
@@ -46,7 +46,7 @@ func members(n int) []target.Member {
 }
 
 func newRig(t *testing.T) *rig {
-	r := &rig{t, newAggregate(outage.New(outage.Options{})), time.Now(), map[string][]target.Member{"one": members(3), "two": members(1)}}
+	r := &rig{t, newAggregate(outage.New(outage.Options{})), time.Now(), map[string][]targetset.Member{"one": members(3), "two": members(1)}}
 	r.configure(&trench.Config{
 		Attractor: trench.Attractor{VIPs: []vip.VIP{vipA, vipB, vip6}},
 		Streams: []trench.Stream{
@@ -57,7 +57,7 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-func (r *rig) of(stream string) []target.Member { return slices.Clone(r.members[stream]) }
+func (r *rig) of(stream string) []targetset.Member { return slices.Clone(r.members[stream]) }
 
 func (r *rig) configure(c *trench.Config) (changed []readiness.VIPReadiness, removed []vip.VIP) {
 	touched, removed := r.a.configure(time.Now(), c, r.of)
@@ -256,8 +256,8 @@ func TestDrainedTargetsAreNoOutage(t *testing.T) {
 	key := healthcheck.Key{Stream: "two", Name: "t0", Addr: netip.MustParseAddr("172.16.0.1")}
 	other := key
 	other.Stream = "one"
-	changes := target.Changes{Streams: []trench.Stream{{Name: "two"}}}
-	look := func(c target.Changes, s healthcheck.State) (changed []healthcheck.Health, removed []healthcheck.Key) {
+	changes := targetset.Changes{Streams: []trench.Stream{{Name: "two"}}}
+	look := func(c targetset.Changes, s healthcheck.State) (changed []healthcheck.Health, removed []healthcheck.Key) {
 		before := r.a.keys(c)
 		e := healthcheck.Evaluation{Changed: []healthcheck.Health{{Key: key, State: s}, {Key: other, State: s}}}
 		r.a.apply(e, vip.Set{})
@@ -270,7 +270,7 @@ func TestDrainedTargetsAreNoOutage(t *testing.T) {
 	if changed, removed := look(changes, healthcheck.Ready); len(changed) != 1 || !slices.Contains(removed, key) {
 		t.Errorf("drained: %v, %v", changed, removed)
 	}
-	if changed, removed := look(target.Changes{}, healthcheck.NotReady); len(changed) != 1 || changed[0].Key != other || len(removed) != 0 {
+	if changed, removed := look(targetset.Changes{}, healthcheck.NotReady); len(changed) != 1 || changed[0].Key != other || len(removed) != 0 {
 		t.Errorf("switched off: %v, %v", changed, removed)
 	}
 	r.members["two"][0].Draining = healthcheck.Ready

@@ -13,7 +13,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/readiness"
-	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -147,7 +147,7 @@ func drawPlaneConfig(t *rapid.T) *trench.Config {
 // advertised that the kernel leads nowhere.
 func TestNoAdvertisedVIPLeadsNowhere(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		members := map[string][]target.Member{}
+		members := map[string][]targetset.Member{}
 		for i, stream := range modelStreams {
 			for j, name := range modelNames {
 				members[stream] = append(members[stream], member(name, fmt.Sprintf("172.16.%d.%d", i, j+1), fmt.Sprintf("fd00:%d::%d", i, j+1)))
@@ -180,12 +180,12 @@ func TestNoAdvertisedVIPLeadsNowhere(t *testing.T) {
 			},
 			"vanish": func(*rapid.T) {
 				s, n := stream(), name()
-				w.members[s] = slices.DeleteFunc(slices.Clone(w.members[s]), func(m target.Member) bool { return m.Name == n })
+				w.members[s] = slices.DeleteFunc(slices.Clone(w.members[s]), func(m targetset.Member) bool { return m.Name == n })
 				w.retarget(s)
 			},
 			"return": func(*rapid.T) {
 				s, n := stream(), name()
-				if !slices.ContainsFunc(w.members[s], func(m target.Member) bool { return m.Name == n }) {
+				if !slices.ContainsFunc(w.members[s], func(m targetset.Member) bool { return m.Name == n }) {
 					i, j := slices.Index(modelStreams, s), slices.Index(modelNames, n)
 					w.members[s] = append(slices.Clone(w.members[s]), member(n, fmt.Sprintf("172.16.%d.%d", i, j+1), fmt.Sprintf("fd00:%d::%d", i, j+1)))
 					w.retarget(s)

@@ -15,7 +15,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/outage"
 	"github.com/vipgate/vipgate/pkg/readiness"
-	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -130,7 +130,7 @@ type planeRig struct {
 
 const testPatience = time.Second
 
-func newPlaneRig(t *testing.T, c *trench.Config, members map[string][]target.Member) *planeRig {
+func newPlaneRig(t *testing.T, c *trench.Config, members map[string][]targetset.Member) *planeRig {
 	t.Helper()
 	p := &planeRig{
 		rig:   &rig{t, newAggregate(outage.New(outage.Options{})), time.Now(), members},
@@ -172,7 +172,7 @@ func (p *planeRig) health(stream, name string, s healthcheck.State) {
 
 // drains has a target drain for so long; a negative time: by hand, and drained.
 func (p *planeRig) drains(stream, name string, in time.Duration) {
-	i := slices.IndexFunc(p.members[stream], func(m target.Member) bool { return m.Name == name })
+	i := slices.IndexFunc(p.members[stream], func(m targetset.Member) bool { return m.Name == name })
 	if i < 0 {
 		return
 	}
@@ -244,8 +244,8 @@ const (
 	reasonDraining  = readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING
 )
 
-func member(name string, ips ...string) target.Member {
-	m := target.Member{Name: name, Draining: healthcheck.Ready}
+func member(name string, ips ...string) targetset.Member {
+	m := targetset.Member{Name: name, Draining: healthcheck.Ready}
 	for _, ip := range ips {
 		m.IPs = append(m.IPs, netip.MustParseAddr(ip))
 	}
@@ -274,7 +274,7 @@ func trenchOf(streams ...trench.Stream) *trench.Config {
 // confirmed.
 func twoTargets(t *testing.T) *planeRig {
 	t.Helper()
-	p := newPlaneRig(t, trenchOf(streamOf("s", vipA, vip6)), map[string][]target.Member{
+	p := newPlaneRig(t, trenchOf(streamOf("s", vipA, vip6)), map[string][]targetset.Member{
 		"s": {member("a", "172.16.0.1", "fd00::1"), member("b", "172.16.0.2", "fd00::2")},
 	})
 	p.health("s", "a", healthcheck.Ready)

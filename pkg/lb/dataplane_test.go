@@ -15,13 +15,13 @@ import (
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/outage"
 	"github.com/vipgate/vipgate/pkg/readiness"
-	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 func TestTargetCountsOnceTheKernelHasConfirmedIt(t *testing.T) {
-	p := newPlaneRig(t, trenchOf(streamOf("s", vipA, vip6)), map[string][]target.Member{
+	p := newPlaneRig(t, trenchOf(streamOf("s", vipA, vip6)), map[string][]targetset.Member{
 		"s": {member("a", "172.16.0.1", "fd00::1"), member("b", "172.16.0.2")},
 	})
 	p.want(vipA, readiness.NotReady, readinessv1.VipReason_VIP_REASON_NOT_CHECKED, 0, 2)
@@ -54,7 +54,7 @@ func TestTargetCountsOnceTheKernelHasConfirmedIt(t *testing.T) {
 }
 
 func TestVIPThatIsNotForwardedSaysWhy(t *testing.T) {
-	p := newPlaneRig(t, trenchOf(streamOf("s", vipA)), map[string][]target.Member{"s": {member("a", "172.16.0.1")}})
+	p := newPlaneRig(t, trenchOf(streamOf("s", vipA)), map[string][]targetset.Member{"s": {member("a", "172.16.0.1")}})
 	p.health("s", "a", healthcheck.Ready)
 	state := forward(dataplane.State{}, p.plane.last())
 	delete(state.VIPs, vipA)
@@ -144,7 +144,7 @@ func TestDepreferredVIPKeepsItsLastTarget(t *testing.T) {
 // the frontend gets its full time to withdraw.
 func TestVIPThatJoinsAHoldIsWaitedFor(t *testing.T) {
 	join := func(t *testing.T) (p *planeRig, before uint64) {
-		p = newPlaneRig(t, trenchOf(streamOf("s", vipA, vipB)), map[string][]target.Member{"s": {member("a", "172.16.0.1")}})
+		p = newPlaneRig(t, trenchOf(streamOf("s", vipA, vipB)), map[string][]targetset.Member{"s": {member("a", "172.16.0.1")}})
 		p.health("s", "a", healthcheck.Ready)
 		p.confirm()
 		p.reports(vipA, vipB)
@@ -238,7 +238,7 @@ func TestTargetThatReturnsEndsTheWait(t *testing.T) {
 
 func TestStreamThatIsRemovedServesUntilItsVIPsAreWithdrawn(t *testing.T) {
 	p := twoTargets(t)
-	p.members["t"] = []target.Member{member("c", "172.16.0.3")}
+	p.members["t"] = []targetset.Member{member("c", "172.16.0.3")}
 	p.configure(trenchOf(streamOf("t", vipB)))
 	if _, there := p.a.current[vipA]; there {
 		t.Error("the VIP is not removed")
@@ -273,7 +273,7 @@ func TestVIPThatIsRemovedIsForwardedUntilItIsWithdrawn(t *testing.T) {
 
 // A planned change: neither the kernel nor the frontend sees a moment without.
 func TestVIPThatMovesToAStreamThatServesStaysReady(t *testing.T) {
-	p := newPlaneRig(t, trenchOf(streamOf("s", vipA), streamOf("t", vipB)), map[string][]target.Member{
+	p := newPlaneRig(t, trenchOf(streamOf("s", vipA), streamOf("t", vipB)), map[string][]targetset.Member{
 		"s": {member("a", "172.16.0.1")}, "t": {member("b", "172.16.0.2")},
 	})
 	p.health("s", "a", healthcheck.Ready)
@@ -300,7 +300,7 @@ func TestVIPThatMovesToAStreamThatServesStaysReady(t *testing.T) {
 }
 
 func TestVIPThatMovesToAStreamThatDoesNotServeIsWithdrawnFirst(t *testing.T) {
-	p := newPlaneRig(t, trenchOf(streamOf("s", vipA, vip6), streamOf("t", vipB)), map[string][]target.Member{
+	p := newPlaneRig(t, trenchOf(streamOf("s", vipA, vip6), streamOf("t", vipB)), map[string][]targetset.Member{
 		"s": {member("a", "172.16.0.1")}, "t": {member("b", "172.16.0.2")},
 	})
 	p.health("s", "a", healthcheck.Ready)
@@ -355,7 +355,7 @@ func TestTargetThatCannotBeReachedIsOutBeforeItsChecks(t *testing.T) {
 }
 
 func TestOfTwoStreamsOnlyTheOneThatTheKernelForwardsToCounts(t *testing.T) {
-	p := newPlaneRig(t, trenchOf(streamOf("one", vipA), streamOf("two", vipA)), map[string][]target.Member{
+	p := newPlaneRig(t, trenchOf(streamOf("one", vipA), streamOf("two", vipA)), map[string][]targetset.Member{
 		"one": {member("a", "172.16.0.1")}, "two": {member("b", "172.16.0.2"), member("c", "172.16.0.3")},
 	})
 	p.health("two", "b", healthcheck.Ready)
@@ -376,7 +376,7 @@ func TestRestartLeavesTheKernelAsItIs(t *testing.T) {
 		VIPs:    map[vip.VIP]string{vipA: "s"},
 	}
 	p := &planeRig{
-		rig:   &rig{t, newAggregate(outage.New(outage.Options{})), time.Now(), map[string][]target.Member{"s": {member("a", "172.16.0.1"), member("b", "172.16.0.2")}}},
+		rig:   &rig{t, newAggregate(outage.New(outage.Options{})), time.Now(), map[string][]targetset.Member{"s": {member("a", "172.16.0.1"), member("b", "172.16.0.2")}}},
 		plane: &scriptedPlane{ready: make(chan struct{})}, frontend: &scriptedFrontend{},
 		table: readiness.NewTable(readiness.TableOptions{InstanceID: "lb"}),
 	}
@@ -404,7 +404,7 @@ func TestLastTargetThatVanishedWhileNobodyLookedLeavesAfterTheWithdrawal(t *test
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := &planeRig{
-				rig:   &rig{t, newAggregate(outage.New(outage.Options{})), time.Now(), map[string][]target.Member{"s": {member("b", "172.16.0.2")}}},
+				rig:   &rig{t, newAggregate(outage.New(outage.Options{})), time.Now(), map[string][]targetset.Member{"s": {member("b", "172.16.0.2")}}},
 				plane: &scriptedPlane{ready: make(chan struct{})}, frontend: &scriptedFrontend{},
 				table: readiness.NewTable(readiness.TableOptions{InstanceID: "lb"}),
 			}
@@ -455,7 +455,7 @@ func TestTargetsThatDrainServeWhileNobodyElseDoes(t *testing.T) {
 // The old target drains at the moment in which the new one is ready: nothing is
 // about to end, and nobody is told so.
 func TestTargetThatDrainsServesUntilItsSuccessorIsConfirmed(t *testing.T) {
-	p := newPlaneRig(t, trenchOf(streamOf("s", vipA)), map[string][]target.Member{"s": {member("a", "172.16.0.1"), member("b", "172.16.0.2")}})
+	p := newPlaneRig(t, trenchOf(streamOf("s", vipA)), map[string][]targetset.Member{"s": {member("a", "172.16.0.1"), member("b", "172.16.0.2")}})
 	p.health("s", "a", healthcheck.Ready)
 	p.confirm()
 	p.health("s", "b", healthcheck.Ready) // not confirmed
@@ -496,7 +496,7 @@ func TestRoles(t *testing.T) {
 		{"drained by hand", healthcheck.Ready, healthcheck.Drained, dataplane.Down},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := newPlaneRig(t, trenchOf(streamOf("s", vipA)), map[string][]target.Member{"s": {member("a", "172.16.0.1"), member("other", "172.16.0.2")}})
+			p := newPlaneRig(t, trenchOf(streamOf("s", vipA)), map[string][]targetset.Member{"s": {member("a", "172.16.0.1"), member("other", "172.16.0.2")}})
 			p.health("s", "other", healthcheck.Ready)
 			p.confirm()
 			p.members["s"][0].Draining, p.members["s"][0].DrainEnd = c.draining, p.now.Add(time.Minute)
@@ -508,7 +508,7 @@ func TestRoles(t *testing.T) {
 }
 
 func TestStreamThatDidNotChangeIsTheSameOne(t *testing.T) {
-	p := newPlaneRig(t, trenchOf(streamOf("s", vipA), streamOf("t", vipB)), map[string][]target.Member{
+	p := newPlaneRig(t, trenchOf(streamOf("s", vipA), streamOf("t", vipB)), map[string][]targetset.Member{
 		"s": {member("a", "172.16.0.1")}, "t": {member("b", "172.16.0.2")},
 	})
 	p.health("s", "a", healthcheck.Ready)
@@ -529,13 +529,13 @@ func TestStreamThatDidNotChangeIsTheSameOne(t *testing.T) {
 }
 
 func TestOneTargetOfAName(t *testing.T) {
-	p := newPlaneRig(t, trenchOf(streamOf("s", vipA)), map[string][]target.Member{"s": {member("a", "172.16.0.1"), member("b", "172.16.0.9")}})
+	p := newPlaneRig(t, trenchOf(streamOf("s", vipA)), map[string][]targetset.Member{"s": {member("a", "172.16.0.1"), member("b", "172.16.0.9")}})
 	p.health("s", "a", healthcheck.Ready)
 	p.health("s", "b", healthcheck.Ready)
 	p.confirm()
 	leaves := member("a", "172.16.0.1")
 	leaves.Draining, leaves.DrainEnd = healthcheck.Draining, p.now.Add(time.Minute)
-	p.members["s"] = []target.Member{member("a", "172.16.0.2"), member("b", "172.16.0.9"), leaves}
+	p.members["s"] = []targetset.Member{member("a", "172.16.0.2"), member("b", "172.16.0.9"), leaves}
 	p.retarget("s")
 	var got []string
 	for _, x := range p.plane.last().Streams["s"].Targets {
@@ -551,7 +551,7 @@ func TestOneTargetOfAName(t *testing.T) {
 // The kernel lags behind: what it has of an older order is about to go, and does not
 // count although it is wanted again.
 func TestWhatTheDataPlaneWasToldToUndoDoesNotCount(t *testing.T) {
-	p := newPlaneRig(t, trenchOf(streamOf("s", vipA)), map[string][]target.Member{"s": {member("a", "172.16.0.1")}})
+	p := newPlaneRig(t, trenchOf(streamOf("s", vipA)), map[string][]targetset.Member{"s": {member("a", "172.16.0.1")}})
 	p.health("s", "a", healthcheck.Ready)
 	first := forward(dataplane.State{}, p.plane.last())
 	p.drains("s", "a", -1)
@@ -572,7 +572,7 @@ func TestWhatTheDataPlaneWasToldToUndoDoesNotCount(t *testing.T) {
 // target dies and returns: 100 streams of 100 VIPs and 10 targets each.
 func BenchmarkChangeAmongManyVIPs(b *testing.B) {
 	const streams, vips, targets = 100, 100, 10
-	members := map[string][]target.Member{}
+	members := map[string][]targetset.Member{}
 	c := &trench.Config{}
 	for i := range streams {
 		s := streamOf(fmt.Sprintf("s%d", i))

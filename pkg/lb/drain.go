@@ -12,7 +12,7 @@ import (
 
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
-	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/targetset"
 )
 
 // maxDrain bounds a drain by hand: a longer one is a typing error.
@@ -56,7 +56,7 @@ func (a *admin) UndrainTargets(_ context.Context, r *lbv1.UndrainTargetsRequest)
 		return nil, status.Error(codes.InvalidArgument, "no target is named")
 	}
 	drained := p.sources.drains.All()
-	maps.DeleteFunc(drained, func(id target.ID, _ target.DrainOrder) bool {
+	maps.DeleteFunc(drained, func(id targetset.ID, _ targetset.DrainOrder) bool {
 		return !slices.Contains(r.GetNames(), id.Name) || (r.GetStream() != "" && r.GetStream() != id.Stream)
 	})
 	// A target that is not drained already is as wanted; a name that nothing has is a
@@ -88,22 +88,22 @@ func (a *admin) UndrainTargets(_ context.Context, r *lbv1.UndrainTargetsRequest)
 
 // targetsNamed finds targets by name, in one stream or in all. Each name must be
 // found, so that a typing error drains nothing.
-func (p *process) targetsNamed(stream string, names []string) ([]target.ID, error) {
+func (p *process) targetsNamed(stream string, names []string) ([]targetset.ID, error) {
 	if len(names) == 0 {
 		return nil, status.Error(codes.InvalidArgument, "no target is named")
 	}
-	seen := map[target.ID]bool{}
-	var ids []target.ID
-	for _, v := range p.roster.List(func(k healthcheck.Key) bool {
+	seen := map[targetset.ID]bool{}
+	var ids []targetset.ID
+	for _, v := range p.index.List(func(k healthcheck.Key) bool {
 		return (stream == "" || k.Stream == stream) && slices.Contains(names, k.Name)
 	}) {
-		if id := (target.ID{Stream: v.Stream, Name: v.Name}); !seen[id] {
+		if id := (targetset.ID{Stream: v.Stream, Name: v.Name}); !seen[id] {
 			seen[id] = true
 			ids = append(ids, id)
 		}
 	}
 	for _, name := range names {
-		if !slices.ContainsFunc(ids, func(id target.ID) bool { return id.Name == name }) {
+		if !slices.ContainsFunc(ids, func(id targetset.ID) bool { return id.Name == name }) {
 			in := "any stream"
 			if stream != "" {
 				in = "stream " + stream

@@ -10,7 +10,7 @@ import (
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/dataplane"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
-	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -115,7 +115,7 @@ func owner(streams []*stream) string {
 }
 
 // take gives a stream its members.
-func (a *aggregate) take(s *stream, members []target.Member) {
+func (a *aggregate) take(s *stream, members []targetset.Member) {
 	s.members, s.shadowed = members, nil
 	if a.kernel == nil {
 		return
@@ -218,7 +218,7 @@ func sameState(a, b *dataplane.StreamState) bool {
 
 // reachedAnew tells whether an address of the stream can, or can no longer, be reached.
 func reachedAnew(s *stream, before, now map[netip.Addr]string) bool {
-	return slices.ContainsFunc(s.members, func(m target.Member) bool {
+	return slices.ContainsFunc(s.members, func(m targetset.Member) bool {
 		return slices.ContainsFunc(m.IPs, func(a netip.Addr) bool { return before[a] != now[a] })
 	})
 }
@@ -279,7 +279,7 @@ func (a *aggregate) forwardable(s *stream, before *dataplane.Stream) *dataplane.
 }
 
 // role is what a target is to do for the family of one of its addresses.
-func (a *aggregate) role(s *stream, m *target.Member, ip netip.Addr, serves bool) dataplane.Role {
+func (a *aggregate) role(s *stream, m *targetset.Member, ip netip.Addr, serves bool) dataplane.Role {
 	h, known := a.healthOf(s, m, ip)
 	t := &s.tallies[vip.FamilyOf(ip)]
 	draining := m.Draining == healthcheck.Draining

@@ -35,6 +35,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
@@ -90,7 +91,7 @@ type Sources struct{ File, Registry bool }
 type TargetOptions struct {
 	Sources Sources
 	// OnFileGone and OnRegistryGone are the answers to "the source is gone".
-	OnFileGone, OnRegistryGone target.Gone
+	OnFileGone, OnRegistryGone targetset.GonePolicy
 	// Subnets are where targets may be; none: anywhere.
 	Subnets []netip.Prefix
 	// StateDir is where drains by hand and registrations survive a restart.
@@ -150,7 +151,7 @@ type process struct {
 	health   *health.Server
 	config   *trench.Watcher
 	checker  *healthcheck.Checker
-	roster   *target.Roster
+	index    *targetset.Index
 	sources  *sources
 	addrs    *kernel.Addresses
 	files    *readinessfile.Writer // nil: none are written
@@ -242,7 +243,7 @@ func newProcess(o Options) (*process, error) {
 	})
 	p.observer = newObserver(p)
 	p.loop = &loop{
-		config: p.config.Value(), sources: p.sources, subnets: o.Targets.Subnets, checker: p.checker, roster: p.roster, table: p.table,
+		config: p.config.Value(), sources: p.sources, subnets: o.Targets.Subnets, checker: p.checker, index: p.index, table: p.table,
 		lease: o.Lease, settle: settleTime(o.StaleGrace), log: o.Log, observe: p.observer.decided, files: p.files, away: p.stopping,
 		outages: outage.New(o.Targets.Outage), ready: make(chan struct{}),
 	}
@@ -284,7 +285,7 @@ func (p *process) newSources() error {
 	if err := os.MkdirAll(o.StateDir, 0o700); err != nil {
 		return fmt.Errorf("state directory (--state-dir): %w", err)
 	}
-	drains, err := target.OpenDrains(filepath.Join(o.StateDir, drainsFile), p.Log)
+	drains, err := targetset.OpenDrains(filepath.Join(o.StateDir, drainsFile), p.Log)
 	if err != nil {
 		return err
 	}
@@ -299,7 +300,7 @@ func (p *process) newSources() error {
 	if o.WriteReadinessDir != "" {
 		p.files = readinessfile.NewWriter(o.WriteReadinessDir, p.Log)
 	}
-	p.roster, p.sources = target.NewRoster(), newSources(o, registry, drains)
+	p.index, p.sources = targetset.NewIndex(), newSources(o, registry, drains)
 	return nil
 }
 
@@ -314,7 +315,7 @@ func (p *process) sourceTasks() []task.Task {
 
 // targetService serves the registry to callers with SPIFFE IDs, or to the operator.
 func (p *process) targetService(operator bool) *target.TargetService {
-	return target.NewTargetService(p.sources.registry, p.roster, target.ServiceOptions{
+	return target.NewTargetService(p.sources.registry, p.index, target.ServiceOptions{
 		Peer: identity.PeerID, Operator: operator, Reader: p.mayRead, Log: p.Log,
 	})
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/status"
-	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -33,7 +33,7 @@ type loop struct {
 	sources *sources
 	subnets []netip.Prefix // where targets may be
 	checker *healthcheck.Checker
-	roster  *target.Roster
+	index   *targetset.Index
 	table   *readiness.Table
 	lease   time.Duration
 	log     *slog.Logger
@@ -176,7 +176,7 @@ func (l *loop) evaluate(in input) bool {
 	l.lastRun.Store(int64(now.Sub(l.started)))
 	touched := vip.Set{}
 	var removed []vip.VIP
-	var changes target.Changes
+	var changes targetset.Changes
 	var gone map[healthcheck.Key]struct{}
 	if in.config != nil {
 		l.sources.configure(now, in.config, l.subnets)
@@ -214,7 +214,7 @@ func (l *loop) evaluate(in input) bool {
 		l.forwarding.update(now, l.aggregate)
 	}
 	l.write(d, in.config != nil)
-	// After the decision: who lists all targets holds the roster for milliseconds.
+	// After the decision: who lists all targets holds the index for milliseconds.
 	l.publish(changes, gone, e.Changed)
 	return news
 }
@@ -236,8 +236,8 @@ func (l *loop) detectOutage(now time.Time, changed []healthcheck.Health, removed
 // publish shows the targets of streams that changed, those whose health changed,
 // and those that are gone: the keys of gone that no stream has any more. The
 // address of a target that is not checked itself changes with the other one.
-func (l *loop) publish(changes target.Changes, gone map[healthcheck.Key]struct{}, changed []healthcheck.Health) {
-	var views []target.View
+func (l *loop) publish(changes targetset.Changes, gone map[healthcheck.Key]struct{}, changed []healthcheck.Health) {
+	var views []targetset.View
 	shown := make(map[string]struct{}, len(changes.Streams))
 	for _, c := range changes.Streams {
 		shown[c.Name] = struct{}{}
@@ -259,7 +259,7 @@ func (l *loop) publish(changes target.Changes, gone map[healthcheck.Key]struct{}
 	for stream, these := range names {
 		views = append(views, l.aggregate.viewsOf(stream, these)...)
 	}
-	l.roster.Publish(views, slices.Collect(maps.Keys(gone)))
+	l.index.Publish(views, slices.Collect(maps.Keys(gone)))
 }
 
 // write has the readiness files say what a decision changed, or all that it leaves

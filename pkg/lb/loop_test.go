@@ -13,6 +13,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/outage"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -27,7 +28,7 @@ func newLoop(t *testing.T, o TargetOptions) *loop {
 	if err != nil {
 		t.Fatal(err)
 	}
-	drains, err := target.OpenDrains(filepath.Join(t.TempDir(), drainsFile), quiet)
+	drains, err := targetset.OpenDrains(filepath.Join(t.TempDir(), drainsFile), quiet)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +36,7 @@ func newLoop(t *testing.T, o TargetOptions) *loop {
 	outages := outage.New(outage.Options{})
 	return &loop{
 		sources: newSources(o, registry, drains), checker: healthcheck.New(healthcheck.Options{Log: quiet}),
-		roster: target.NewRoster(), table: readiness.NewTable(readiness.TableOptions{}), log: quiet,
+		index: targetset.NewIndex(), table: readiness.NewTable(readiness.TableOptions{}), log: quiet,
 		observe: func(readiness.Decision) {}, outages: outages,
 		started: time.Now(), aggregate: newAggregate(outages), before: map[vip.VIP]readiness.State{},
 	}
@@ -72,28 +73,28 @@ func TestGoodFileThatABadOneFollowsAtOnceIsInForce(t *testing.T) {
 }
 
 func TestFileThatIsGoneAtTheStartIsKnown(t *testing.T) {
-	l := newLoop(t, TargetOptions{OnFileGone: target.Drop})
+	l := newLoop(t, TargetOptions{OnFileGone: targetset.Drop})
 	l.evaluate(l.load(trench.Loaded{Config: oneStream(vipA), Generation: 1, Err: errors.New("no such file")}))
-	if l.live() || len(l.roster.List(nil)) != 0 {
-		t.Errorf("live %v, with %v", l.live(), l.roster.List(nil))
+	if l.live() || len(l.index.List(nil)) != 0 {
+		t.Errorf("live %v, with %v", l.live(), l.index.List(nil))
 	}
 }
 
 func TestManyTargetsOfOneStreamAreShownInOnePass(t *testing.T) {
 	const n = 20_000
 	l := newLoop(t, TargetOptions{})
-	var members []target.Member
+	var members []targetset.Member
 	var changed []healthcheck.Health
 	for i := range n {
-		m := target.Member{Name: fmt.Sprint(i), IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})}}
+		m := targetset.Member{Name: fmt.Sprint(i), IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})}}
 		members = append(members, m)
 		changed = append(changed, healthcheck.Health{Key: healthcheck.Key{Stream: "s", Name: m.Name, Addr: m.IPs[0]}, State: healthcheck.Ready})
 	}
-	l.aggregate.configure(time.Now(), oneStream(vipA), func(string) []target.Member { return members })
+	l.aggregate.configure(time.Now(), oneStream(vipA), func(string) []targetset.Member { return members })
 	l.aggregate.apply(healthcheck.Evaluation{Changed: changed}, vip.Set{})
 	// A pass over the stream for each of them would be 400 million steps.
-	l.publish(target.Changes{}, nil, changed)
-	if got := len(l.roster.List(nil)); got != n {
+	l.publish(targetset.Changes{}, nil, changed)
+	if got := len(l.index.List(nil)); got != n {
 		t.Errorf("%d targets are shown, want %d", got, n)
 	}
 }

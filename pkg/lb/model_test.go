@@ -15,17 +15,17 @@ import (
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/outage"
 	"github.com/vipgate/vipgate/pkg/readiness"
-	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // plain is one target of one stream as a source has it, in the plainest way.
 type plain struct {
-	name string
-	ips  []netip.Addr
-	stay target.Stay
-	end  time.Time
+	name      string
+	ips       []netip.Addr
+	lifecycle targetset.Lifecycle
+	end       time.Time
 }
 
 // address is one address that a VIP counts: who has it, and until when if it drains.
@@ -37,18 +37,18 @@ type address struct {
 	end   time.Time
 }
 
-// world drives a trench file, a set, an aggregate and a roster as the loop does,
+// world drives a trench file, a set, an aggregate and a index as the loop does,
 // and knows what was put into them.
 type world struct {
 	now  time.Time
 	next time.Time
 
-	file   *target.TrenchFile
-	set    *target.Set
+	file   *targetset.TrenchFile
+	set    *targetset.Set
 	loop   *loop
-	onGone target.Gone
+	onGone targetset.GonePolicy
 	// told is all that was offered, to build the same from scratch.
-	told [2]target.Offers
+	told [2]targetset.Offers
 
 	// What the oracle goes by.
 	config     *trench.Config
@@ -56,7 +56,7 @@ type world struct {
 	ghosts     map[string][]plain // and what left it, the newest first
 	lost       bool
 	registered map[string][]plain
-	orders     map[target.ID]target.Order
+	orders     map[targetset.ID]targetset.ManualDrain
 	health     map[healthcheck.Key]healthcheck.Health
 }
 
@@ -71,27 +71,27 @@ var (
 	badAddr = netip.MustParseAddr("224.0.0.1")
 )
 
-func newWorld(onGone target.Gone) *world {
+func newWorld(onGone targetset.GonePolicy) *world {
 	return &world{
-		now: time.Unix(1000, 0), file: target.NewTrenchFile(onGone), set: target.NewSet(), onGone: onGone,
-		loop: &loop{aggregate: newAggregate(outage.New(outage.Options{})), roster: target.NewRoster()},
-		told: [2]target.Offers{{}, {}}, config: &trench.Config{},
+		now: time.Unix(1000, 0), file: targetset.NewTrenchFile(onGone), set: targetset.New(), onGone: onGone,
+		loop: &loop{aggregate: newAggregate(outage.New(outage.Options{})), index: targetset.NewIndex()},
+		told: [2]targetset.Offers{{}, {}}, config: &trench.Config{},
 		listed: map[string][]plain{}, ghosts: map[string][]plain{}, registered: map[string][]plain{},
-		orders: map[target.ID]target.Order{}, health: map[healthcheck.Key]healthcheck.Health{},
+		orders: map[targetset.ID]targetset.ManualDrain{}, health: map[healthcheck.Key]healthcheck.Health{},
 	}
 }
 
-func (w *world) ground() target.Ground {
-	return target.Ground{VIPs: slices.SortedFunc(slices.Values(w.config.Attractor.VIPs), vip.Compare)}
+func (w *world) policy() targetset.AddressPolicy {
+	return targetset.AddressPolicy{VIPs: slices.SortedFunc(slices.Values(w.config.Attractor.VIPs), vip.Compare)}
 }
 
 // update does what the loop does when the sources may have something new.
 func (w *world) update(reloaded bool) {
 	a := w.loop.aggregate
 	fromFile, next := w.file.Take(w.now)
-	maps.Copy(w.told[target.File], fromFile)
-	w.set.Offer(target.File, fromFile)
-	w.set.ByHand(maps.Clone(w.orders))
+	maps.Copy(w.told[targetset.OriginFile], fromFile)
+	w.set.Offer(targetset.OriginFile, fromFile)
+	w.set.SetManualDrains(maps.Clone(w.orders))
 	changes := w.set.Update(w.now)
 	w.next = earlier(next, changes.Next)
 	gone := a.keys(changes)
@@ -148,7 +148,7 @@ func (w *world) fall(keys []healthcheck.Key, to healthcheck.State) {
 	touched := vip.Set{}
 	w.loop.aggregate.apply(e, touched)
 	w.loop.aggregate.judge(w.now, touched)
-	w.loop.publish(target.Changes{}, nil, e.Changed)
+	w.loop.publish(targetset.Changes{}, nil, e.Changed)
 }
 
 // addresses is the oracle of the set: what a stream has, from what the sources say.
@@ -159,13 +159,13 @@ func (w *world) addresses(s trench.Stream) []address {
 	}
 	over := map[string][]netip.Addr{}
 	for _, p := range all {
-		if p.stay == target.Terminating && !p.end.After(w.now) {
+		if p.lifecycle == targetset.Terminating && !p.end.After(w.now) {
 			over[p.name] = p.ips
 		}
 	}
 	owner, ips, ends := map[netip.Addr]string{}, map[string][]netip.Addr{}, map[string]time.Time{}
 	for _, p := range all {
-		if _, isOver := over[p.name]; isOver || p.stay == target.Leaving || slices.Contains(p.ips, badAddr) {
+		if _, isOver := over[p.name]; isOver || p.lifecycle == targetset.Leaving || slices.Contains(p.ips, badAddr) {
 			continue
 		}
 		if !slices.ContainsFunc(p.ips, func(a netip.Addr) bool { return checked(s, a) }) {
@@ -182,7 +182,7 @@ func (w *world) addresses(s trench.Stream) []address {
 		for _, a := range p.ips {
 			owner[a] = p.name
 		}
-		if end, drains := ends[p.name]; p.stay == target.Terminating && (!drains || p.end.Before(end)) {
+		if end, drains := ends[p.name]; p.lifecycle == targetset.Terminating && (!drains || p.end.Before(end)) {
 			ends[p.name] = p.end
 		}
 	}
@@ -198,7 +198,7 @@ func (w *world) addresses(s trench.Stream) []address {
 	last := map[netip.Addr]plain{}
 	for _, list := range [][]plain{w.ghosts[s.Name], w.registered[s.Name]} {
 		for _, p := range list {
-			if p.stay != target.Leaving || !p.end.After(w.now) {
+			if p.lifecycle != targetset.Leaving || !p.end.After(w.now) {
 				continue
 			}
 			for _, a := range p.ips {
@@ -213,7 +213,7 @@ func (w *world) addresses(s trench.Stream) []address {
 	}
 	for i := range found {
 		x := &found[i]
-		order, drained := w.orders[target.ID{Stream: s.Name, Name: x.name}]
+		order, drained := w.orders[targetset.ID{Stream: s.Name, Name: x.name}]
 		switch {
 		case !drained:
 		case !order.End.After(w.now):
@@ -317,14 +317,14 @@ func (w *world) check(t *rapid.T) {
 
 // checkFromScratch compares what many steps led to with what one leads to.
 func (w *world) checkFromScratch(t *rapid.T) {
-	set, fresh := target.NewSet(), newAggregate(outage.New(outage.Options{}))
-	set.Configure(w.config.Streams, w.ground())
+	set, fresh := targetset.New(), newAggregate(outage.New(outage.Options{}))
+	set.Configure(w.config.Streams, w.policy())
 	for o, told := range w.told {
-		set.Offer(target.Origin(o), told)
+		set.Offer(targetset.Origin(o), told)
 	}
-	set.ByHand(w.orders)
+	set.SetManualDrains(w.orders)
 	set.Update(w.now)
-	for _, o := range []target.Origin{target.File, target.Registered} {
+	for _, o := range []targetset.Origin{targetset.OriginFile, targetset.OriginRegistry} {
 		if a, b := w.set.Problems(o), set.Problems(o); !slices.Equal(a, b) {
 			t.Fatalf("problems of %v: %q, from scratch %q", o, a, b)
 		}
@@ -332,7 +332,7 @@ func (w *world) checkFromScratch(t *rapid.T) {
 	vips, _ := fresh.configure(time.Time{}, w.config, set.Members)
 	fresh.apply(healthcheck.Evaluation{Changed: slices.Collect(maps.Values(w.health))}, vips)
 	fresh.judge(w.now, vips)
-	var views []target.View
+	var views []targetset.View
 	for _, s := range w.config.Streams {
 		views = append(views, fresh.views(s.Name)...)
 		if a, b := fmt.Sprint(w.set.Members(s.Name)), fmt.Sprint(set.Members(s.Name)); a != b {
@@ -345,9 +345,9 @@ func (w *world) checkFromScratch(t *rapid.T) {
 			t.Fatalf("%s is %+v, from scratch %+v", v, was, is)
 		}
 	}
-	slices.SortFunc(views, func(x, y target.View) int { return x.Compare(y.Key) })
-	if got := w.loop.roster.List(nil); !slices.Equal(got, views) {
-		t.Fatalf("the roster has\n%+v\nfrom scratch\n%+v", got, views)
+	slices.SortFunc(views, func(x, y targetset.View) int { return x.Compare(y.Key) })
+	if got := w.loop.index.List(nil); !slices.Equal(got, views) {
+		t.Fatalf("the index has\n%+v\nfrom scratch\n%+v", got, views)
 	}
 }
 
@@ -423,9 +423,9 @@ func (w *world) reload(c *trench.Config) {
 		for _, x := range s.Targets {
 			p := plain{name: x.Name, ips: x.IPs}
 			if x.Terminating {
-				p.stay, p.end = target.Terminating, w.now.Add(s.DrainTime)
+				p.lifecycle, p.end = targetset.Terminating, w.now.Add(s.DrainTime)
 				for _, old := range was[s.Name] {
-					if old.name == p.name && old.stay == target.Terminating {
+					if old.name == p.name && old.lifecycle == targetset.Terminating {
 						p.end = old.end
 					}
 				}
@@ -439,29 +439,29 @@ func (w *world) reload(c *trench.Config) {
 			w.ghosts[s.Name] = append(w.ghosts[s.Name], leave(old, w.now.Add(s.DrainTime)))
 		}
 	}
-	w.set.Configure(c.Streams, w.ground())
+	w.set.Configure(c.Streams, w.policy())
 	w.file.Configure(w.now, c.Streams)
 	w.update(true)
 }
 
 func leave(p plain, end time.Time) plain {
-	if p.stay == target.Staying {
+	if p.lifecycle == targetset.Active {
 		p.end = end
 	}
-	p.stay = target.Leaving
+	p.lifecycle = targetset.Leaving
 	return p
 }
 
 // lose has the trench file be gone.
 func (w *world) lose() {
 	w.file.Lose(w.now, errors.New("gone"))
-	if !w.lost && w.onGone != target.Hold {
+	if !w.lost && w.onGone != targetset.Hold {
 		for _, s := range w.config.Streams {
 			var left []plain
 			for _, p := range slices.Concat(w.listed[s.Name], w.ghosts[s.Name]) {
 				left = append(left, leave(p, w.now.Add(s.DrainTime)))
 			}
-			if w.listed[s.Name], w.ghosts[s.Name] = nil, left; w.onGone == target.Drop {
+			if w.listed[s.Name], w.ghosts[s.Name] = nil, left; w.onGone == targetset.Drop {
 				w.ghosts[s.Name] = nil
 			}
 		}
@@ -473,19 +473,19 @@ func (w *world) lose() {
 // register has the registry offer other targets for a stream.
 func (w *world) register(stream string, list []plain) {
 	w.registered[stream] = list
-	var offers []target.Offer
+	var offers []targetset.Offer
 	for _, p := range list {
-		offers = append(offers, target.Offer{Name: p.name, IPs: p.ips, Stay: p.stay, DrainEnd: p.end, Owner: "operator", Cause: "the model"})
+		offers = append(offers, targetset.Offer{Name: p.name, IPs: p.ips, Lifecycle: p.lifecycle, DrainEnd: p.end, Owner: "operator", Cause: "the model"})
 	}
-	w.told[target.Registered][stream] = offers
-	w.set.Offer(target.Registered, target.Offers{stream: offers})
+	w.told[targetset.OriginRegistry][stream] = offers
+	w.set.Offer(targetset.OriginRegistry, targetset.Offers{stream: offers})
 }
 
 func drawStream(t *rapid.T) string { return rapid.SampledFrom(modelStreams).Draw(t, "stream") }
 
 func TestVIPsAgainstAPlainReckoning(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := newWorld(rapid.SampledFrom([]target.Gone{target.Hold, target.Drain, target.Drop}).Draw(t, "on file gone"))
+		w := newWorld(rapid.SampledFrom([]targetset.GonePolicy{targetset.Hold, targetset.Drain, targetset.Drop}).Draw(t, "on file gone"))
 		w.reload(w.drawConfig(t))
 		steps := map[string]func(*rapid.T){
 			"reload":       func(t *rapid.T) { w.reload(w.drawConfig(t)) },
@@ -508,20 +508,20 @@ func TestVIPsAgainstAPlainReckoning(t *testing.T) {
 					return
 				}
 				p := &list[rapid.IntRange(0, len(list)-1).Draw(t, "which")]
-				p.stay = rapid.SampledFrom([]target.Stay{target.Leaving, target.Terminating}).Draw(t, "how")
+				p.lifecycle = rapid.SampledFrom([]targetset.Lifecycle{targetset.Leaving, targetset.Terminating}).Draw(t, "how")
 				p.end = w.now.Add(time.Duration(rapid.IntRange(0, 4000).Draw(t, "ms")) * time.Millisecond)
 				w.register(stream, list)
 				w.update(false)
 			},
 			"registry tidies": func(*rapid.T) {
 				for stream, list := range w.registered {
-					w.register(stream, slices.DeleteFunc(slices.Clone(list), func(p plain) bool { return p.stay != target.Staying && !p.end.After(w.now) }))
+					w.register(stream, slices.DeleteFunc(slices.Clone(list), func(p plain) bool { return p.lifecycle != targetset.Active && !p.end.After(w.now) }))
 				}
 				w.update(false)
 			},
 			"drain": func(t *rapid.T) {
-				id := target.ID{Stream: drawStream(t), Name: rapid.SampledFrom(modelNames).Draw(t, "name")}
-				w.orders[id] = target.Order{End: w.now.Add(time.Duration(rapid.IntRange(0, 4000).Draw(t, "ms")) * time.Millisecond)}
+				id := targetset.ID{Stream: drawStream(t), Name: rapid.SampledFrom(modelNames).Draw(t, "name")}
+				w.orders[id] = targetset.ManualDrain{End: w.now.Add(time.Duration(rapid.IntRange(0, 4000).Draw(t, "ms")) * time.Millisecond)}
 				w.update(false)
 			},
 			"undrain": func(*rapid.T) {

@@ -77,7 +77,7 @@ func (o *observer) Run(ctx context.Context) error {
 		state, dataPlaneChanged = p.plane.State().Get()
 		o.lookAtDataPlane(state)
 	}
-	targets := p.roster.Watch(nil)
+	targets := p.index.Watch(nil)
 	defer targets.Close()
 	for {
 		o.showLiveness()

@@ -8,6 +8,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -16,15 +17,15 @@ import (
 // drains run as tasks of their own, from which it takes the newest state.
 type sources struct {
 	use      Sources
-	file     *target.TrenchFile
+	file     *targetset.TrenchFile
 	registry *target.Registry
-	drains   *target.Drains
-	set      *target.Set
+	drains   *targetset.Drains
+	set      *targetset.Set
 	// states is what people see of the sources.
 	states *latest.Value[[]sourceState]
 
 	// orders are the drains by hand, with their ends on the monotonic clock.
-	orders map[target.ID]orderSeen
+	orders map[targetset.ID]orderSeen
 	// next is when a drain ends, so that update has something to do; zero for never.
 	next time.Time
 	// stale says that states has to be made anew.
@@ -34,32 +35,32 @@ type sources struct {
 // orderSeen is a drain by hand, and when it ends by our clock: that is worked out
 // once, so that a wall clock that jumps later moves nothing.
 type orderSeen struct {
-	target.DrainOrder
-	target.Order
+	targetset.DrainOrder
+	targetset.ManualDrain
 }
 
 // sourceState is a source with what the set makes of it.
 type sourceState struct {
-	target.SourceState
+	targetset.SourceState
 	Targets int
 }
 
-func newSources(o TargetOptions, r *target.Registry, d *target.Drains) *sources {
+func newSources(o TargetOptions, r *target.Registry, d *targetset.Drains) *sources {
 	return &sources{
-		use: o.Sources, file: target.NewTrenchFile(o.OnFileGone), registry: r, drains: d,
-		set: target.NewSet(), states: latest.New([]sourceState(nil)), orders: map[target.ID]orderSeen{},
+		use: o.Sources, file: targetset.NewTrenchFile(o.OnFileGone), registry: r, drains: d,
+		set: targetset.New(), states: latest.New([]sourceState(nil)), orders: map[targetset.ID]orderSeen{},
 	}
 }
 
 // configure takes over a trench file.
 func (s *sources) configure(now time.Time, c *trench.Config, subnets []netip.Prefix) {
-	ground := target.Ground{Subnets: subnets, VIPs: slices.Clone(c.Attractor.VIPs)}
-	slices.SortFunc(ground.VIPs, vip.Compare)
-	s.set.Configure(c.Streams, ground)
+	policy := targetset.AddressPolicy{Subnets: subnets, VIPs: slices.Clone(c.Attractor.VIPs)}
+	slices.SortFunc(policy.VIPs, vip.Compare)
+	s.set.Configure(c.Streams, policy)
 	if s.use.File {
 		s.file.Configure(now, c.Streams)
 	}
-	s.registry.Configure(c.Streams, ground)
+	s.registry.Configure(c.Streams, policy)
 }
 
 // missing notes that the trench file cannot be read at all. A bad one leaves in
@@ -72,13 +73,13 @@ func (s *sources) missing(now time.Time, err error) {
 }
 
 // update works out what changed in the set of targets.
-func (s *sources) update(now time.Time) target.Changes {
+func (s *sources) update(now time.Time) targetset.Changes {
 	changed, fileNext := s.file.Take(now)
-	s.set.Offer(target.File, changed)
+	s.set.Offer(targetset.OriginFile, changed)
 	if s.use.Registry {
-		s.set.Offer(target.Registered, s.registry.Take())
+		s.set.Offer(targetset.OriginRegistry, s.registry.Take())
 	}
-	s.set.ByHand(s.byHand(now))
+	s.set.SetManualDrains(s.manualDrains(now))
 	c := s.set.Update(now)
 	s.next = earlier(fileNext, c.Next)
 	s.stale = true
@@ -86,15 +87,15 @@ func (s *sources) update(now time.Time) target.Changes {
 }
 
 // byHand gives the drains by hand ends by our clock.
-func (s *sources) byHand(now time.Time) map[target.ID]target.Order {
+func (s *sources) manualDrains(now time.Time) map[targetset.ID]targetset.ManualDrain {
 	all := s.drains.All()
-	seen, orders := make(map[target.ID]orderSeen, len(all)), make(map[target.ID]target.Order, len(all))
+	seen, orders := make(map[targetset.ID]orderSeen, len(all)), make(map[targetset.ID]targetset.ManualDrain, len(all))
 	for id, o := range all {
 		was, known := s.orders[id]
 		if !known || was.DrainOrder != o {
-			was = orderSeen{o, target.Order{End: now.Add(o.Left(now))}}
+			was = orderSeen{o, targetset.ManualDrain{End: now.Add(o.Left(now))}}
 		}
-		seen[id], orders[id] = was, was.Order
+		seen[id], orders[id] = was, was.ManualDrain
 	}
 	s.orders = seen
 	return orders
@@ -108,15 +109,15 @@ func (s *sources) publish() {
 	}
 	s.stale = false
 	var states []sourceState
-	add := func(st target.SourceState, o target.Origin) {
+	add := func(st targetset.SourceState, o targetset.Origin) {
 		st.Problems = append(s.set.Problems(o), st.Problems...)
 		states = append(states, sourceState{st, s.set.Count(o)})
 	}
 	if s.use.File {
-		add(s.file.State(), target.File)
+		add(s.file.State(), targetset.OriginFile)
 	}
 	if s.use.Registry {
-		add(s.registry.State(), target.Registered)
+		add(s.registry.State(), targetset.OriginRegistry)
 	}
 	s.states.Set(states)
 }

@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
+
+	"github.com/vipgate/vipgate/pkg/targetset"
 )
 
 // Patterns of SPIFFE IDs: anySegment stands for one whole segment of the path,
@@ -31,17 +33,17 @@ func ParseIDPattern(s string) (IDPattern, error) {
 	rest, ok := strings.CutPrefix(s, "spiffe://")
 	switch {
 	case !ok:
-		return IDPattern{}, fmt.Errorf("%s is not a pattern of SPIFFE IDs: write one such as spiffe://example.org/ns/*/sa/app", cite(s))
+		return IDPattern{}, fmt.Errorf("%s is not a pattern of SPIFFE IDs: write one such as spiffe://example.org/ns/*/sa/app", targetset.Quote(s))
 	case len(s) > maxPattern:
-		return IDPattern{}, fmt.Errorf("the pattern %s has %d bytes, a SPIFFE ID has %d at most", cite(s), len(s), maxPattern)
+		return IDPattern{}, fmt.Errorf("the pattern %s has %d bytes, a SPIFFE ID has %d at most", targetset.Quote(s), len(s), maxPattern)
 	}
 	domain, path, hasPath := strings.Cut(rest, "/")
 	td, err := spiffeid.TrustDomainFromString(domain)
 	if err != nil || strings.Contains(domain, ":") {
-		return IDPattern{}, fmt.Errorf("%s: %s is not a trust domain: write it in full and in lower case, such as example.org", cite(s), cite(domain))
+		return IDPattern{}, fmt.Errorf("%s: %s is not a trust domain: write it in full and in lower case, such as example.org", targetset.Quote(s), targetset.Quote(domain))
 	}
 	if !hasPath || path == "" {
-		return IDPattern{}, fmt.Errorf("%s has no path: for every member of the trust domain write spiffe://%s/**", cite(s), td)
+		return IDPattern{}, fmt.Errorf("%s has no path: for every member of the trust domain write spiffe://%s/**", targetset.Quote(s), td)
 	}
 	p := IDPattern{td: td, segments: strings.Split(path, "/")}
 	for i, segment := range p.segments {
@@ -49,12 +51,12 @@ func ParseIDPattern(s string) (IDPattern, error) {
 		switch {
 		case segment == anySegments && last, segment == anySegment:
 		case segment == anySegments:
-			return IDPattern{}, fmt.Errorf("%s: ** may only be the last segment, use * for one segment before it", cite(s))
+			return IDPattern{}, fmt.Errorf("%s: ** may only be the last segment, use * for one segment before it", targetset.Quote(s))
 		case strings.Contains(segment, "*"):
-			return IDPattern{}, fmt.Errorf("%s: %s has a * among other characters: * stands for a whole segment", cite(s), cite(segment))
+			return IDPattern{}, fmt.Errorf("%s: %s has a * among other characters: * stands for a whole segment", targetset.Quote(s), targetset.Quote(segment))
 		default:
 			if err := spiffeid.ValidatePathSegment(segment); err != nil {
-				return IDPattern{}, fmt.Errorf("%s: %s is not a segment of a path: %w", cite(s), cite(segment), err)
+				return IDPattern{}, fmt.Errorf("%s: %s is not a segment of a path: %w", targetset.Quote(s), targetset.Quote(segment), err)
 			}
 		}
 	}
@@ -106,8 +108,8 @@ func ParseAllowance(s string) (Allowance, error) {
 	stream, pattern, named := strings.Cut(s, "=")
 	if !named {
 		stream, pattern = "", s
-	} else if err := checkName(stream); err != nil {
-		return Allowance{}, fmt.Errorf("%s: the stream %w", cite(s), err)
+	} else if err := targetset.CheckName(stream); err != nil {
+		return Allowance{}, fmt.Errorf("%s: the stream %w", targetset.Quote(s), err)
 	}
 	p, err := ParseIDPattern(pattern)
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
+	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
@@ -27,7 +28,7 @@ func parseAnnouncement(req *targetv1.RegisterRequest) (announcement, error) {
 	names := make(map[string]struct{}, len(req.GetTargets()))
 	users := make(map[netip.Addr]string, len(req.GetTargets()))
 	for _, t := range req.GetTargets() {
-		if err := checkName(t.GetName()); err != nil {
+		if err := targetset.CheckName(t.GetName()); err != nil {
 			return a, refuse(RefusedInput, codes.InvalidArgument, "a target %v", err)
 		}
 		if _, twice := names[t.GetName()]; twice {
@@ -84,7 +85,7 @@ func parseAddresses(texts []string) ([]netip.Addr, error) {
 	for _, text := range texts {
 		ip, err := netip.ParseAddr(text)
 		if err != nil {
-			return nil, fmt.Errorf("%s is not an IP address: write one such as 172.16.1.1 or fd00::1, without a prefix length", cite(text))
+			return nil, fmt.Errorf("%s is not an IP address: write one such as 172.16.1.1 or fd00::1, without a prefix length", targetset.Quote(text))
 		}
 		ips = append(ips, ip)
 	}

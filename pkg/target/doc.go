@@ -16,5 +16,5 @@
 // the network instead of the targets when most of them fail at once.
 //
 // What all that means for a VIP is decided by the load balancer's composition.
-// People see the targets in a [Roster].
+// People see the targets in a [Index].
 package target

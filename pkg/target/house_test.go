@@ -21,18 +21,19 @@ import (
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
-// house is a registry that is served, with a roster kept as the load balancer's
+// house is a registry that is served, with a index kept as the load balancer's
 // loop keeps it: every target that is offered is ready at once.
 type house struct {
 	*Registry
-	t      *testing.T
-	ca     *identitytest.CA
-	roster *Roster
-	log    *lockedBuffer
+	t     *testing.T
+	ca    *identitytest.CA
+	index *targetset.Index
+	log   *lockedBuffer
 	// unix, tcp and admin are what to dial.
 	unix, tcp, admin string
 	server           *identity.Source
@@ -63,14 +64,14 @@ var serverID = spiffeid.RequireFromString("spiffe://example.org/lb")
 func openHouse(t *testing.T, o RegistryOptions) *house {
 	t.Helper()
 	ca := identitytest.NewCA(t, "example.org")
-	h := &house{t: t, ca: ca, roster: NewRoster(), log: &lockedBuffer{}, done: make(chan error, 2)}
+	h := &house{t: t, ca: ca, index: targetset.NewIndex(), log: &lockedBuffer{}, done: make(chan error, 2)}
 	log := slog.New(slog.NewTextHandler(h.log, nil))
 	o.Allow, o.Log = allowances(t, "s=spiffe://example.org/ns/*/sa/*", "other="+bob.String()), log
 	var err error
 	if h.Registry, err = NewRegistry(o); err != nil {
 		t.Fatal(err)
 	}
-	h.Configure(testStreams, Ground{})
+	h.Configure(testStreams, targetset.AddressPolicy{})
 	h.server = ca.Source(ca.SVID(serverID, time.Hour))
 	reader := ca.ID("/operator")
 	creds := identity.ServerCredentials(h.server, identity.CredentialOptions{Log: log, Authorize: func(id spiffeid.ID, _ [][]*x509.Certificate) error {
@@ -79,10 +80,10 @@ func openHouse(t *testing.T, o RegistryOptions) *house {
 		}
 		return nil
 	}})
-	peers := NewTargetService(h.Registry, h.roster, ServiceOptions{
+	peers := NewTargetService(h.Registry, h.index, ServiceOptions{
 		Peer: identity.PeerID, Reader: func(id spiffeid.ID) bool { return id == reader }, Log: log,
 	})
-	operators := NewTargetService(h.Registry, h.roster, ServiceOptions{Operator: true, Log: log})
+	operators := NewTargetService(h.Registry, h.index, ServiceOptions{Operator: true, Log: log})
 	dir := identitytest.ShortDir(t)
 	h.unix, h.tcp = h.serve("unix", filepath.Join(dir, "t.sock"), peers, creds), h.serve("tcp", "127.0.0.1:0", peers, creds)
 	h.admin = h.serve("unix", filepath.Join(dir, "a.sock"), operators, insecure.NewCredentials())
@@ -133,14 +134,14 @@ func (h *house) loop(ctx context.Context) error {
 			return nil
 		case <-h.Changed():
 		}
-		var changed []View
+		var changed []targetset.View
 		var removed []healthcheck.Key
 		for stream, offers := range h.Take() {
 			now := map[healthcheck.Key]struct{}{}
 			for _, o := range offers {
 				for _, ip := range o.IPs {
-					v := View{Health: healthcheck.Health{Key: healthcheck.Key{Stream: stream, Name: o.Name, Addr: ip}, State: healthcheck.Ready}, Checks: healthcheck.Ready, Origins: OriginSet(0).With(Registered), Owner: o.Owner}
-					if o.Stay != Staying {
+					v := targetset.View{Health: healthcheck.Health{Key: healthcheck.Key{Stream: stream, Name: o.Name, Addr: ip}, State: healthcheck.Ready}, Checks: healthcheck.Ready, Origins: targetset.OriginSet(0).With(targetset.OriginRegistry), Owner: o.Owner}
+					if o.Lifecycle != targetset.Active {
 						v.State, v.DrainEnd, v.DrainCause = healthcheck.Draining, o.DrainEnd, o.Cause
 					}
 					now[v.Key] = struct{}{}
@@ -154,7 +155,7 @@ func (h *house) loop(ctx context.Context) error {
 			}
 			known[stream] = now
 		}
-		h.roster.Publish(changed, removed)
+		h.index.Publish(changed, removed)
 	}
 }
 

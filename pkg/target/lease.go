@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/targetset"
 )
 
 // Why a registration drains, or stays without a call.
@@ -17,16 +18,16 @@ const (
 
 // registration is one registered target. Everything is guarded by Registry.mu.
 type registration struct {
-	ID
+	targetset.ID
 	announced
 	owner  caller
 	number uint64 // in the order of registration
 	grace  time.Duration
 	// call keeps it; nil once that has ended.
 	call *call
-	// stay is Staying or Terminating.
-	stay  Stay
-	cause string
+	// lifecycle is Active or Terminating.
+	lifecycle targetset.Lifecycle
+	cause     string
 	// end is when the grace is over, or the drain when it is Terminating; zero while
 	// a call keeps it, and when it is held.
 	end time.Time
@@ -34,12 +35,12 @@ type registration struct {
 	drain time.Duration
 }
 
-func (reg *registration) offer() Offer {
-	o := Offer{Name: reg.announced.name, IPs: reg.ips, Stay: reg.stay, Cause: reg.cause, Owner: reg.owner.String()}
-	if reg.stay != Staying {
+func (reg *registration) offer() targetset.Offer {
+	o := targetset.Offer{Name: reg.announced.name, IPs: reg.ips, Lifecycle: reg.lifecycle, Cause: reg.cause, Owner: reg.owner.String()}
+	if reg.lifecycle != targetset.Active {
 		o.DrainEnd = reg.end
 		if reg.cause == causeEnded {
-			o.Stay = Leaving // nobody announced the end: another source may know better
+			o.Lifecycle = targetset.Leaving // nobody announced the end: another source may know better
 		}
 	}
 	return o
@@ -87,7 +88,7 @@ func (r *Registry) check(who caller, a announcement) (yielding map[*registration
 	s, ok := r.streams[a.stream]
 	switch {
 	case !ok:
-		return nil, refuse(RefusedStream, codes.NotFound, "the trench file has no stream %s: use one of %s", cite(a.stream), r.existing(who))
+		return nil, refuse(RefusedStream, codes.NotFound, "the trench file has no stream %s: use one of %s", targetset.Quote(a.stream), r.existing(who))
 	case !s.checked:
 		return nil, refuse(RefusedStream, codes.FailedPrecondition, "stream %s has no check, so that no target of it could become ready: add one to the trench file", a.stream)
 	}
@@ -102,7 +103,7 @@ func (r *Registry) check(who caller, a announcement) (yielding map[*registration
 			return nil, r.foreign(who, reg)
 		}
 		for _, ip := range t.ips {
-			if err := r.ground.Check(ip); err != nil {
+			if err := r.policy.Check(ip); err != nil {
 				return nil, refuse(RefusedAddress, codes.InvalidArgument, "target %s: %v", t.name, err)
 			}
 		}
@@ -176,7 +177,7 @@ func (r *Registry) unsettle(reg *registration) {
 
 // hold gives a target to a call.
 func (r *Registry) hold(c *call, t announced) {
-	id := ID{Stream: c.stream, Name: t.name}
+	id := targetset.ID{Stream: c.stream, Name: t.name}
 	reg := r.targets[id]
 	if reg == nil {
 		reg = &registration{ID: id, announced: t, owner: c.owner}
@@ -185,13 +186,13 @@ func (r *Registry) hold(c *call, t announced) {
 		old.taken = t.name
 		old.lose(t.name, allTaken)
 	}
-	if reg.stay != Staying || reg.cause != "" || !sameAddrs(reg.ips, t.ips) {
+	if reg.lifecycle != targetset.Active || reg.cause != "" || !targetset.SameAddresses(reg.ips, t.ips) {
 		r.touch(id.Stream)
 	}
 	delete(r.ending, reg)
 	r.settle(reg, t)
 	reg.call, reg.grace = c, c.grace
-	reg.stay, reg.cause, reg.end, reg.drain = Staying, "", time.Time{}, 0
+	reg.lifecycle, reg.cause, reg.end, reg.drain = targetset.Active, "", time.Time{}, 0
 	c.held[t.name] = reg
 }
 
@@ -237,7 +238,7 @@ func (r *Registry) hangUp(c *call) {
 	}
 	for _, reg := range c.held {
 		reg.call = nil
-		if reg.stay == Staying {
+		if reg.lifecycle == targetset.Active {
 			r.endAt(reg, now.Add(reg.grace))
 		}
 	}
@@ -258,14 +259,14 @@ func (r *Registry) terminate(reg *registration, now time.Time, drain time.Durati
 		return
 	}
 	end := now.Add(drain)
-	if reg.stay == Terminating && reg.end.Before(end) {
+	if reg.lifecycle == targetset.Terminating && reg.end.Before(end) {
 		if reg.cause == causeEnded && cause != causeEnded {
 			reg.cause = cause // so far nobody had announced the end
 			r.touch(reg.Stream)
 		}
 		return
 	}
-	reg.stay, reg.cause, reg.drain = Terminating, cause, drain
+	reg.lifecycle, reg.cause, reg.drain = targetset.Terminating, cause, drain
 	r.endAt(reg, end)
 	r.touch(reg.Stream)
 }
@@ -273,11 +274,11 @@ func (r *Registry) terminate(reg *registration, now time.Time, drain time.Durati
 // expire ends what is due, and says when the next is.
 func (r *Registry) expire(now time.Time) (next time.Time) {
 	r.mu.Lock()
-	var ended, left []ID
+	var ended, left []targetset.ID
 	for reg := range r.ending {
 		switch {
 		case reg.end.After(now):
-		case reg.stay == Terminating:
+		case reg.lifecycle == targetset.Terminating:
 			left = append(left, reg.ID)
 			r.remove(reg)
 		default:
@@ -304,9 +305,9 @@ func (r *Registry) expire(now time.Time) (next time.Time) {
 // outlived does with a registration what is to be done after its grace.
 func (r *Registry) outlived(reg *registration, now time.Time) {
 	switch r.OnGone {
-	case Drop:
+	case targetset.Drop:
 		r.remove(reg)
-	case Drain:
+	case targetset.Drain:
 		r.terminate(reg, now, r.streams[reg.Stream].drain, causeEnded)
 	default: // Hold
 		reg.cause, reg.end = causeEnded, time.Time{}
@@ -326,7 +327,7 @@ func (r *Registry) deregister(who caller, stream string, names []string, drain t
 	for _, name := range names {
 		switch reg := r.members[stream][name]; {
 		case reg == nil:
-			return 0, refuse(RefusedUnknown, codes.NotFound, "stream %s has no registered target %s", cite(stream), cite(name))
+			return 0, refuse(RefusedUnknown, codes.NotFound, "stream %s has no registered target %s", targetset.Quote(stream), targetset.Quote(name))
 		case !who.operator() && reg.owner != who:
 			return 0, refuse(RefusedIdentity, codes.PermissionDenied, "target %s of stream %s is registered by another identity, only that may deregister it", name, stream)
 		}

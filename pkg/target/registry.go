@@ -13,6 +13,7 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -47,7 +48,7 @@ type RegistryOptions struct {
 	// asks for less. 0 is none at all.
 	Grace time.Duration
 	// OnGone is what happens after that.
-	OnGone Gone
+	OnGone targetset.GonePolicy
 	// StateFile is where registrations survive a restart, an absolute path; "":
 	// they do not.
 	StateFile string
@@ -72,9 +73,9 @@ type Registry struct {
 	state   *stateFile // nil: none
 
 	mu      sync.Mutex
-	streams map[string]ground // nil before the first Configure
-	ground  Ground
-	targets map[ID]*registration
+	streams map[string]streamConfig // nil before the first Configure
+	policy  targetset.AddressPolicy
+	targets map[targetset.ID]*registration
 	members map[string]map[string]*registration // the same by stream and name
 	users   map[at]*registration                // the same by their addresses
 	owned   map[caller]int                      // targets by owner
@@ -86,8 +87,8 @@ type Registry struct {
 	stopped bool
 }
 
-// ground is what the registry knows of a stream.
-type ground struct {
+// streamConfig is what the registry knows of a stream.
+type streamConfig struct {
 	checked  bool
 	families trench.Families
 	drain    time.Duration
@@ -101,7 +102,7 @@ func NewRegistry(o RegistryOptions) (*Registry, error) {
 	if o.Grace < 0 || o.Quota < 0 || o.MaxTargets < 0 {
 		return nil, fmt.Errorf("registry: grace %v, quota %d and limit %d must not be negative", o.Grace, o.Quota, o.MaxTargets)
 	}
-	if o.OnGone > Drop {
+	if o.OnGone > targetset.Drop {
 		return nil, fmt.Errorf("registry: %v: use hold, drain or drop", o.OnGone)
 	}
 	o.Quota, o.MaxTargets = cmp.Or(o.Quota, DefaultRegistryQuota), cmp.Or(o.MaxTargets, DefaultRegistryTargets)
@@ -115,7 +116,7 @@ func NewRegistry(o RegistryOptions) (*Registry, error) {
 		timed:           make(chan struct{}, 1),
 		stop:            make(chan struct{}),
 		since:           time.Now(),
-		targets:         map[ID]*registration{},
+		targets:         map[targetset.ID]*registration{},
 		members:         map[string]map[string]*registration{},
 		users:           map[at]*registration{},
 		owned:           map[caller]int{},
@@ -147,10 +148,10 @@ func (r *Registry) Changed() <-chan struct{} { return r.changed }
 // Configure says which streams there are and which addresses targets may have.
 // Calls before the first Configure are refused. Registrations for a stream that is
 // gone, or has no check any more, are not offered until it is back.
-func (r *Registry) Configure(streams []trench.Stream, where Ground) {
-	known := make(map[string]ground, len(streams))
+func (r *Registry) Configure(streams []trench.Stream, policy targetset.AddressPolicy) {
+	known := make(map[string]streamConfig, len(streams))
 	for _, s := range streams {
-		known[s.Name] = ground{checked: s.Check != (trench.Check{}), families: s.Check.Families, drain: s.DrainTime}
+		known[s.Name] = streamConfig{checked: s.Check != (trench.Check{}), families: s.Check.Families, drain: s.DrainTime}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -159,15 +160,15 @@ func (r *Registry) Configure(streams []trench.Stream, where Ground) {
 			r.touch(stream)
 		}
 	}
-	r.streams, r.ground = known, where
+	r.streams, r.policy = known, policy
 }
 
 // Take returns what changed since the last Take: by stream all that is offered, in
 // the order of registration.
-func (r *Registry) Take() Offers {
+func (r *Registry) Take() targetset.Offers {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	offers := make(Offers, len(r.dirty))
+	offers := make(targetset.Offers, len(r.dirty))
 	for stream := range r.dirty {
 		list := make([]*registration, 0, len(r.members[stream]))
 		if r.streams[stream].checked {
@@ -176,7 +177,7 @@ func (r *Registry) Take() Offers {
 			}
 		}
 		slices.SortFunc(list, func(a, b *registration) int { return cmp.Compare(a.number, b.number) })
-		offered := make([]Offer, len(list))
+		offered := make([]targetset.Offer, len(list))
 		for i, reg := range list {
 			offered[i] = reg.offer()
 		}
@@ -190,8 +191,8 @@ func (r *Registry) Take() Offers {
 const maxStreamProblems = 20
 
 // State describes the source.
-func (r *Registry) State() SourceState {
-	s := SourceState{Name: "registry", Live: true, Since: r.since, OnGone: r.OnGone}
+func (r *Registry) State() targetset.SourceState {
+	s := targetset.SourceState{Name: "registry", Live: true, Since: r.since, OnGone: r.OnGone}
 	r.mu.Lock()
 	targets, callers := len(r.targets), len(r.owned)
 	var lost []string
@@ -302,7 +303,7 @@ func (r *Registry) existing(who caller) string {
 }
 
 // has tells whether the check of a stream looks at an address of the target.
-func (g ground) has(t announced) bool {
+func (g streamConfig) has(t announced) bool {
 	for _, a := range t.ips {
 		if g.families.Has(vip.FamilyOf(a)) {
 			return true

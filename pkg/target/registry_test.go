@@ -14,6 +14,7 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"google.golang.org/grpc/status"
 
+	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -31,7 +32,7 @@ var (
 type counter struct {
 	*Registry
 	t     *testing.T
-	offer Offers
+	offer targetset.Offers
 	stop  func()
 }
 
@@ -67,8 +68,8 @@ func openCounter(t *testing.T, o RegistryOptions) *counter {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.Configure(testStreams, Ground{})
-	c := &counter{Registry: r, t: t, offer: Offers{}}
+	r.Configure(testStreams, targetset.AddressPolicy{})
+	c := &counter{Registry: r, t: t, offer: targetset.Offers{}}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- task.Guard(ctx, r.String(), r.Run) }()
@@ -130,11 +131,11 @@ func (c *counter) offers(stream string, want ...string) {
 	c.changes()
 	var got []string
 	for _, o := range c.offer[stream] {
-		s := fmt.Sprintf("%s %s", o.Name, join(o.IPs))
-		switch o.Stay {
-		case Leaving:
+		s := fmt.Sprintf("%s %s", o.Name, strings.ReplaceAll(strings.Trim(fmt.Sprint(o.IPs), "[]"), " ", ", "))
+		switch o.Lifecycle {
+		case targetset.Leaving:
 			s += fmt.Sprintf(" leaving %v", time.Until(o.DrainEnd))
-		case Terminating:
+		case targetset.Terminating:
 			s += fmt.Sprintf(" terminating %v", time.Until(o.DrainEnd))
 		}
 		if o.Cause != "" {
@@ -158,7 +159,7 @@ func (c *counter) refuses(what string, err error, want string) {
 
 func TestALeaseThatComesBackInItsGraceChangesNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c := openCounter(t, RegistryOptions{OnGone: Drain})
+		c := openCounter(t, RegistryOptions{OnGone: targetset.Drain})
 		defer c.stop()
 		call := c.register(alice, "s", "a=10.0.0.1 b=10.0.0.2,fd00::2")
 		c.offers("s", "a 10.0.0.1", "b 10.0.0.2, fd00::2")
@@ -175,10 +176,10 @@ func TestALeaseThatComesBackInItsGraceChangesNothing(t *testing.T) {
 }
 
 func TestWhatFollowsTheGrace(t *testing.T) {
-	for onGone, steps := range map[Gone][3][]string{
-		Drain: {{"a 10.0.0.1 leaving 10s: its registration ended"}, {"a 10.0.0.1 leaving 1s: its registration ended"}, nil},
-		Drop:  {nil, nil, nil},
-		Hold:  {{"a 10.0.0.1: its registration ended"}, {"a 10.0.0.1: its registration ended"}, {"a 10.0.0.1: its registration ended"}},
+	for onGone, steps := range map[targetset.GonePolicy][3][]string{
+		targetset.Drain: {{"a 10.0.0.1 leaving 10s: its registration ended"}, {"a 10.0.0.1 leaving 1s: its registration ended"}, nil},
+		targetset.Drop:  {nil, nil, nil},
+		targetset.Hold:  {{"a 10.0.0.1: its registration ended"}, {"a 10.0.0.1: its registration ended"}, {"a 10.0.0.1: its registration ended"}},
 	} {
 		t.Run(onGone.String(), func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
@@ -205,7 +206,7 @@ func TestWhatFollowsTheGrace(t *testing.T) {
 
 func TestACallMayAskForAShorterGraceOnly(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c := openCounter(t, RegistryOptions{OnGone: Drop})
+		c := openCounter(t, RegistryOptions{OnGone: targetset.Drop})
 		defer c.stop()
 		for asked, granted := range map[time.Duration]time.Duration{0: 0, time.Second: time.Second, time.Hour: 5 * time.Second} {
 			a := say("s", "a=10.0.0.1")
@@ -228,7 +229,7 @@ func TestACallMayAskForAShorterGraceOnly(t *testing.T) {
 
 func TestDeregisteredTargetsDrainAndTheirCallEnds(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c := openCounter(t, RegistryOptions{OnGone: Drain})
+		c := openCounter(t, RegistryOptions{OnGone: targetset.Drain})
 		defer c.stop()
 		call := c.register(alice, "s", "a=10.0.0.1 b=10.0.0.2 c=10.0.0.3")
 		c.offers("s", "a 10.0.0.1", "b 10.0.0.2", "c 10.0.0.3")
@@ -273,7 +274,7 @@ func TestDeregisteredTargetsDrainAndTheirCallEnds(t *testing.T) {
 
 func TestANewerCallTakesOver(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c := openCounter(t, RegistryOptions{OnGone: Drop})
+		c := openCounter(t, RegistryOptions{OnGone: targetset.Drop})
 		defer c.stop()
 		first := c.register(alice, "s", "a=10.0.0.1 b=10.0.0.2")
 		second := c.register(alice, "s", "a=10.0.0.7")
@@ -305,10 +306,10 @@ func TestANewerCallTakesOver(t *testing.T) {
 
 func TestRefusalsNameTheThingAndChangeNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c := openCounter(t, RegistryOptions{OnGone: Drain, Quota: 4, MaxTargets: 6})
+		c := openCounter(t, RegistryOptions{OnGone: targetset.Drain, Quota: 4, MaxTargets: 6})
 		defer c.stop()
 		c.Configure(append(slices.Clone(testStreams), trench.Stream{Name: "six", Check: trench.Check{TCP: trench.TCPCheck{Port: 1}, Families: trench.OnlyIPv6}}),
-			Ground{Subnets: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}, VIPs: []vip.VIP{vip.Require("10.9.9.9/32")}})
+			targetset.AddressPolicy{Subnets: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}, VIPs: []vip.VIP{vip.Require("10.9.9.9/32")}})
 		c.register(alice, "s", "a=10.0.0.1 b=10.0.0.2")
 		for _, tt := range []struct {
 			who             caller
@@ -349,7 +350,7 @@ func TestRefusalsNameTheThingAndChangeNothing(t *testing.T) {
 // A pod is replaced by another one that gets its address.
 func TestATargetWithoutACallGivesItsAddressToOneOfTheSameOwner(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c := openCounter(t, RegistryOptions{OnGone: Drain, Quota: 1})
+		c := openCounter(t, RegistryOptions{OnGone: targetset.Drain, Quota: 1})
 		defer c.stop()
 		c.hangUp(c.register(alice, "s", "old=10.0.0.1,fd00::1"))
 		_, err := c.open(bob, say("s", "new=10.0.0.1"))
@@ -400,12 +401,12 @@ func TestCallsOfOneCallerAreBounded(t *testing.T) {
 
 func TestRegistrationsOutliveTheirStream(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c := openCounter(t, RegistryOptions{OnGone: Drain})
+		c := openCounter(t, RegistryOptions{OnGone: targetset.Drain})
 		defer c.stop()
 		c.register(alice, "s", "a=10.0.0.1 b=10.0.0.2")
 		c.register(alice, "other", "c=10.0.0.3")
 		c.offers("s", "a 10.0.0.1", "b 10.0.0.2")
-		c.Configure(testStreams[1:], Ground{})
+		c.Configure(testStreams[1:], targetset.AddressPolicy{})
 		c.offers("s")
 		c.offers("other", "c 10.0.0.3")
 		if p := c.State().Problems; !slices.Equal(p, []string{"stream s is not in the trench file: 2 registered targets are not used (a, b)"}) {
@@ -413,14 +414,14 @@ func TestRegistrationsOutliveTheirStream(t *testing.T) {
 		}
 		unchecked := slices.Clone(testStreams)
 		unchecked[0].Check = trench.Check{}
-		c.Configure(unchecked, Ground{})
+		c.Configure(unchecked, targetset.AddressPolicy{})
 		c.offers("s")
 		if p := c.State().Problems; !slices.Equal(p, []string{"stream s has no check: 2 registered targets are not used (a, b)"}) {
 			t.Errorf("%q", p)
 		}
-		c.Configure(testStreams, Ground{})
+		c.Configure(testStreams, targetset.AddressPolicy{})
 		c.offers("s", "a 10.0.0.1", "b 10.0.0.2")
-		c.Configure(testStreams, Ground{})
+		c.Configure(testStreams, targetset.AddressPolicy{})
 		if c.changes() {
 			t.Error("the same configuration is a change")
 		}
@@ -435,7 +436,7 @@ func TestNothingIsRegisteredBeforeTheConfigurationAndAfterTheEnd(t *testing.T) {
 	c := &counter{t: t}
 	_, err = r.open(theOperator, say("s", "a=10.0.0.1"))
 	c.refuses("before", err, "Unavailable: the load balancer is starting")
-	r.Configure(testStreams, Ground{})
+	r.Configure(testStreams, targetset.AddressPolicy{})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := task.Guard(ctx, r.String(), r.Run); err != nil {
@@ -459,7 +460,7 @@ func TestARegistryThatIsOffRefusesEverybody(t *testing.T) {
 }
 
 func TestOptionsThatMakeNoSenseAreRefused(t *testing.T) {
-	for _, o := range []RegistryOptions{{Grace: -1}, {Quota: -1}, {MaxTargets: -1}, {OnGone: Drop + 1}} {
+	for _, o := range []RegistryOptions{{Grace: -1}, {Quota: -1}, {MaxTargets: -1}, {OnGone: targetset.Drop + 1}} {
 		if _, err := NewRegistry(o); err == nil {
 			t.Errorf("%+v was taken", o)
 		}
@@ -470,11 +471,11 @@ func TestOptionsThatMakeNoSenseAreRefused(t *testing.T) {
 func stateIn(t *testing.T) string { return filepath.Join(t.TempDir(), "state", "registry.json") }
 
 func TestDeregisteringWhatDrainsAlreadyAnnouncesItsEnd(t *testing.T) {
-	r, err := NewRegistry(RegistryOptions{OnGone: Drain})
+	r, err := NewRegistry(RegistryOptions{OnGone: targetset.Drain})
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.Configure([]trench.Stream{{Name: "s", DrainTime: time.Minute, Check: trench.Check{TCP: trench.TCPCheck{Port: 1}}}}, Ground{})
+	r.Configure([]trench.Stream{{Name: "s", DrainTime: time.Minute, Check: trench.Check{TCP: trench.TCPCheck{Port: 1}}}}, targetset.AddressPolicy{})
 	c, err := r.open(caller{}, announcement{stream: "s", targets: []announced{{name: "a", ips: []netip.Addr{netip.MustParseAddr("172.16.0.1")}}}})
 	if err != nil {
 		t.Fatal(err)
@@ -482,13 +483,13 @@ func TestDeregisteringWhatDrainsAlreadyAnnouncesItsEnd(t *testing.T) {
 	r.hangUp(c)
 	r.expire(time.Now())
 	was := r.Take()["s"]
-	if len(was) != 1 || was[0].Stay != Leaving {
+	if len(was) != 1 || was[0].Lifecycle != targetset.Leaving {
 		t.Fatalf("without its call: %+v", was)
 	}
 	if _, err := r.deregister(caller{}, "s", []string{"a"}, time.Hour, true); err != nil {
 		t.Fatal(err)
 	}
-	if is := r.Take()["s"]; len(is) != 1 || is[0].Stay != Terminating || is[0].Cause != causeDeregistered || !is[0].DrainEnd.Equal(was[0].DrainEnd) {
+	if is := r.Take()["s"]; len(is) != 1 || is[0].Lifecycle != targetset.Terminating || is[0].Cause != causeDeregistered || !is[0].DrainEnd.Equal(was[0].DrainEnd) {
 		t.Errorf("deregistered: %+v", is)
 	}
 }

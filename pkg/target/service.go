@@ -16,6 +16,7 @@ import (
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/pkg/targetset"
 )
 
 // ServiceOptions say who calls.
@@ -32,22 +33,22 @@ type ServiceOptions struct {
 	Log *slog.Logger
 }
 
-// TargetService serves a registry and a roster. Its streams end with the registry.
+// TargetService serves a registry and a index. Its streams end with the registry.
 type TargetService struct {
 	targetv1.UnimplementedTargetServiceServer
 
 	registry *Registry
-	roster   *Roster
+	index    *targetset.Index
 	opts     ServiceOptions
 	quiet    logs.Throttle
 }
 
 // NewTargetService returns a service. A process has one for each kind of caller.
-func NewTargetService(r *Registry, roster *Roster, o ServiceOptions) *TargetService {
+func NewTargetService(r *Registry, index *targetset.Index, o ServiceOptions) *TargetService {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	return &TargetService{registry: r, roster: roster, opts: o}
+	return &TargetService{registry: r, index: index, opts: o}
 }
 
 // MaxCallsPerConnection is how many calls one connection may have open. The quota of
@@ -135,13 +136,13 @@ func (s *TargetService) mayRegister(who caller, stream string) error {
 	if s.registry.allows(who, stream) {
 		return nil
 	}
-	return refuse(RefusedIdentity, codes.PermissionDenied, "%s may not register targets of stream %s: have it allowed by --target-id of the load balancer", who, cite(stream))
+	return refuse(RefusedIdentity, codes.PermissionDenied, "%s may not register targets of stream %s: have it allowed by --target-id of the load balancer", who, targetset.Quote(stream))
 }
 
 // keep tells the caller how its targets are until the call is over.
 func (s *TargetService) keep(ctx context.Context, c *call, a announcement, send func(*targetv1.RegisterResponse) error) error {
 	k := newKeeping(c, a)
-	watch := s.roster.WatchTargets(k.keys)
+	watch := s.index.WatchTargets(k.keys)
 	defer watch.Close()
 	first := true
 	for {
@@ -195,8 +196,8 @@ func newKeeping(c *call, a announcement) *keeping {
 
 // infos are what is to be told now: everything the first time, then what changed
 // of the targets that are still held, and what left.
-func (k *keeping) infos(g glass, first bool, held map[string]struct{}, gone []string, changed []View, removed []healthcheck.Key) []*targetv1.TargetInfo {
-	views := make(map[healthcheck.Key]View, len(changed))
+func (k *keeping) infos(g glass, first bool, held map[string]struct{}, gone []string, changed []targetset.View, removed []healthcheck.Key) []*targetv1.TargetInfo {
+	views := make(map[healthcheck.Key]targetset.View, len(changed))
 	for _, v := range changed {
 		views[v.Key] = v
 	}
@@ -225,9 +226,9 @@ func (k *keeping) infos(g glass, first bool, held map[string]struct{}, gone []st
 			delete(k.gone, key)
 			infos = append(infos, g.info(v))
 		case isHeld && first:
-			infos = append(infos, g.info(View{
+			infos = append(infos, g.info(targetset.View{
 				Health: healthcheck.Health{Key: key, State: healthcheck.Starting, Since: k.started}, Checks: healthcheck.Starting,
-				Origins: OriginSet(0).With(Registered), Owner: g.who.String(),
+				Origins: targetset.OriginSet(0).With(targetset.OriginRegistry), Owner: g.who.String(),
 			}))
 		}
 	}

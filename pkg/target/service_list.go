@@ -17,6 +17,7 @@ import (
 
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
+	"github.com/vipgate/vipgate/pkg/targetset"
 )
 
 const (
@@ -54,7 +55,7 @@ var wireStates = map[healthcheck.State]targetv1.State{
 }
 
 // info is a target as it is sent.
-func (g glass) info(v View) *targetv1.TargetInfo {
+func (g glass) info(v targetset.View) *targetv1.TargetInfo {
 	i := &targetv1.TargetInfo{
 		Stream: v.Stream, Name: v.Name, Address: v.Addr.String(), State: wireStates[v.State], Since: timestamppb.New(v.Since),
 		LastError: strings.ToValidUTF8(v.LastError, "?"), DrainCause: v.DrainCause, Sources: v.Origins.Names(),
@@ -83,14 +84,14 @@ func (s *TargetService) sight(who caller, stream string) (func(healthcheck.Key) 
 		return func(healthcheck.Key) bool { return true }, nil
 	case stream != "":
 		if !all && !s.registry.allows(who, stream) {
-			return nil, refuse(RefusedIdentity, codes.PermissionDenied, "%s may not see the targets of stream %s: have it allowed by --target-id of the load balancer", who, cite(stream))
+			return nil, refuse(RefusedIdentity, codes.PermissionDenied, "%s may not see the targets of stream %s: have it allowed by --target-id of the load balancer", who, targetset.Quote(stream))
 		}
 		if err := s.registry.knows(who, stream); err != nil {
 			return nil, err
 		}
 		return func(k healthcheck.Key) bool { return k.Stream == stream }, nil
 	}
-	// The roster asks one key at a time: the answers may be kept without a lock.
+	// The index asks one key at a time: the answers may be kept without a lock.
 	seen := map[string]bool{}
 	return func(k healthcheck.Key) bool {
 		may, asked := seen[k.Stream]
@@ -112,7 +113,7 @@ func (r *Registry) knows(who caller, stream string) error {
 	if r.streams == nil {
 		return errStarting
 	}
-	return refuse(RefusedStream, codes.NotFound, "the trench file has no stream %s: use one of %s", cite(stream), r.existing(who))
+	return refuse(RefusedStream, codes.NotFound, "the trench file has no stream %s: use one of %s", targetset.Quote(stream), r.existing(who))
 }
 
 // List implements the TargetService.
@@ -133,13 +134,13 @@ func (s *TargetService) list(who caller, req *targetv1.ListRequest) (*targetv1.L
 	if err != nil {
 		return nil, err
 	}
-	views := s.roster.List(wanted)
+	views := s.index.List(wanted)
 	if token := req.GetPageToken(); token != "" {
 		after, ok := parseToken(token)
 		if !ok {
-			return nil, refuse(RefusedInput, codes.InvalidArgument, "page_token %s is not one of ours: send next_page_token of the previous answer, or none for the first page", cite(token))
+			return nil, refuse(RefusedInput, codes.InvalidArgument, "page_token %s is not one of ours: send next_page_token of the previous answer, or none for the first page", targetset.Quote(token))
 		}
-		n, found := slices.BinarySearchFunc(views, after, func(v View, k healthcheck.Key) int { return v.Compare(k) })
+		n, found := slices.BinarySearchFunc(views, after, func(v targetset.View, k healthcheck.Key) int { return v.Compare(k) })
 		if found {
 			n++
 		}
@@ -159,7 +160,7 @@ func (s *TargetService) list(who caller, req *targetv1.ListRequest) (*targetv1.L
 }
 
 // page makes the next message of a list, and returns what is left.
-func (g glass) page(views []View, size int) (page []*targetv1.TargetInfo, rest []View) {
+func (g glass) page(views []targetset.View, size int) (page []*targetv1.TargetInfo, rest []targetset.View) {
 	bytes := 0
 	for i, v := range views {
 		info := g.info(v)
@@ -209,7 +210,7 @@ func (s *TargetService) watch(who caller, req *targetv1.WatchRequest, stream grp
 		return err
 	}
 	defer done()
-	watch := s.roster.Watch(wanted)
+	watch := s.index.Watch(wanted)
 	defer watch.Close()
 	for first := true; ; {
 		changed, removed := watch.Take()
@@ -231,7 +232,7 @@ func (s *TargetService) watch(who caller, req *targetv1.WatchRequest, stream grp
 
 // send sends changes in as many messages as they need, and marks the last one when
 // they are everything.
-func (g glass) send(changed []View, removed []healthcheck.Key, everything bool, send func(*targetv1.WatchResponse) error) error {
+func (g glass) send(changed []targetset.View, removed []healthcheck.Key, everything bool, send func(*targetv1.WatchResponse) error) error {
 	for {
 		m := &targetv1.WatchResponse{}
 		m.Targets, changed = g.page(changed, maxPage)

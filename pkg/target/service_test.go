@@ -17,10 +17,11 @@ import (
 
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
+	"github.com/vipgate/vipgate/pkg/targetset"
 )
 
 func TestALeaseOverMutualTLS(t *testing.T) {
-	h := openHouse(t, RegistryOptions{Grace: time.Millisecond, OnGone: Drop})
+	h := openHouse(t, RegistryOptions{Grace: time.Millisecond, OnGone: targetset.Drop})
 	for _, address := range []string{h.unix, h.tcp} {
 		c, conn := h.dial(address, alice.id)
 		l := h.mustHire(c, "s", "a=10.0.0.1,fd00::1")
@@ -37,7 +38,7 @@ func TestALeaseOverMutualTLS(t *testing.T) {
 		if err := conn.Close(); err != nil {
 			t.Fatal(err)
 		}
-		h.eventually("the end of the registration", func() bool { return len(h.roster.List(nil)) == 0 })
+		h.eventually("the end of the registration", func() bool { return len(h.index.List(nil)) == 0 })
 	}
 }
 
@@ -47,7 +48,7 @@ func (h *house) eventually(what string, cond func() bool) {
 }
 
 func TestAGentleEndIsToldToItsCall(t *testing.T) {
-	h := openHouse(t, RegistryOptions{Grace: time.Minute, OnGone: Drain})
+	h := openHouse(t, RegistryOptions{Grace: time.Minute, OnGone: targetset.Drain})
 	c, _ := h.dial(h.unix, alice.id)
 	l := h.mustHire(c, "s", "a=10.0.0.1 b=10.0.0.2")
 	l.until("10.0.0.1", isReady)
@@ -66,11 +67,11 @@ func TestAGentleEndIsToldToItsCall(t *testing.T) {
 	if l.states["10.0.0.1"] != isGone || l.states["10.0.0.2"] != isGone {
 		t.Errorf("the last states are %v", l.states)
 	}
-	h.eventually("an empty roster", func() bool { return len(h.roster.List(nil)) == 0 })
+	h.eventually("an empty index", func() bool { return len(h.index.List(nil)) == 0 })
 }
 
 func TestAnOlderCallThatHoldsNothingIsAborted(t *testing.T) {
-	h := openHouse(t, RegistryOptions{Grace: time.Minute, OnGone: Drop})
+	h := openHouse(t, RegistryOptions{Grace: time.Minute, OnGone: targetset.Drop})
 	c, _ := h.dial(h.unix, alice.id)
 	first := h.mustHire(c, "s", "a=10.0.0.1 b=10.0.0.2")
 	again, _ := h.dial(h.tcp, alice.id)
@@ -86,7 +87,7 @@ func TestAnOlderCallThatHoldsNothingIsAborted(t *testing.T) {
 	}
 	second.until("10.0.0.3", isReady)
 	h.eventually("the new address", func() bool {
-		list := h.roster.List(nil)
+		list := h.index.List(nil)
 		return len(list) == 2 && list[1].Addr.String() == "10.0.0.3"
 	})
 }
@@ -148,7 +149,7 @@ func TestRefusalsAtTheDoor(t *testing.T) {
 			t.Errorf("%v was taken", req)
 		}
 	}
-	if all := h.roster.List(func(k healthcheck.Key) bool { return k.Stream == "s" }); len(all) != 0 {
+	if all := h.index.List(func(k healthcheck.Key) bool { return k.Stream == "s" }); len(all) != 0 {
 		t.Errorf("something is registered: %v", all)
 	}
 	counts := h.Refused()
@@ -255,7 +256,7 @@ func TestWhoSeesWhat(t *testing.T) {
 }
 
 func TestListsComeInPagesAndWatchesInParts(t *testing.T) {
-	h := openHouse(t, RegistryOptions{Grace: time.Minute, OnGone: Drop})
+	h := openHouse(t, RegistryOptions{Grace: time.Minute, OnGone: targetset.Drop})
 	admin, _ := h.dial(h.admin, spiffeid.ID{})
 	const calls, each = 5, 900
 	for i := range calls {
@@ -267,7 +268,7 @@ func TestListsComeInPagesAndWatchesInParts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	h.eventually("all targets in the roster", func() bool { return len(h.roster.List(nil)) == calls*each })
+	h.eventually("all targets in the index", func() bool { return len(h.index.List(nil)) == calls*each })
 	for _, size := range []uint32{0, 700, 5000} {
 		seen, pages, previous := map[string]bool{}, 0, ""
 		for token := ""; ; pages++ {
@@ -358,7 +359,7 @@ func TestEverythingEndsWithTheRegistry(t *testing.T) {
 // of them die.
 func TestAThousandRegistrationsAtOnce(t *testing.T) {
 	const n = 1000
-	h := openHouse(t, RegistryOptions{Grace: time.Millisecond, OnGone: Drop, StateFile: stateIn(t), Quota: n})
+	h := openHouse(t, RegistryOptions{Grace: time.Millisecond, OnGone: targetset.Drop, StateFile: stateIn(t), Quota: n})
 	c, conn := h.dial(h.unix, alice.id)
 	var all sync.WaitGroup
 	leases := make([]*lease, n)
@@ -388,13 +389,9 @@ func TestAThousandRegistrationsAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.eventually("the end of all", func() bool {
-		return len(h.roster.List(nil)) == 0 && h.State().Detail == "0 targets of 0 callers, 1000 each at most"
+		return len(h.index.List(nil)) == 0 && h.State().Detail == "0 targets of 0 callers, 1000 each at most"
 	})
-	h.eventually("the end of all watches", func() bool {
-		h.roster.mu.Lock()
-		defer h.roster.mu.Unlock()
-		return len(h.roster.byID) == 0 && len(h.roster.watchers) == 0
-	})
+	h.eventually("the end of all watches", func() bool { return h.index.Watchers() == 0 })
 }
 
 // wire is a TCP connection through us that can be cut without a word to either end.
@@ -454,10 +451,10 @@ func (w *wire) carry(from, to net.Conn) {
 
 // The host of a caller vanishes: no FIN and no reset tells of it.
 func TestACallerWhoseHostVanishedLosesItsLease(t *testing.T) {
-	h := openHouse(t, RegistryOptions{Grace: time.Millisecond, OnGone: Drop})
+	h := openHouse(t, RegistryOptions{Grace: time.Millisecond, OnGone: targetset.Drop})
 	w := layWire(t, h.tcp)
 	c, _ := h.dial(w.address, alice.id)
 	h.mustHire(c, "s", "a=10.0.0.1").until("10.0.0.1", isReady)
 	close(w.cut)
-	h.eventually("the end of the lease", func() bool { return len(h.roster.List(nil)) == 0 })
+	h.eventually("the end of the lease", func() bool { return len(h.index.List(nil)) == 0 })
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/durable"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/targetset"
 )
 
 const (
@@ -178,9 +179,9 @@ func (r *Registry) snapshot() stateDocument {
 	for _, reg := range list {
 		s := savedRegistration{
 			Stream: reg.Stream, Name: reg.ID.Name, Addresses: reg.ips, Owner: reg.owner.String(), Grace: reg.grace.String(),
-			Held: reg.call == nil && reg.stay == Staying && reg.end.IsZero(), Cause: reg.cause,
+			Held: reg.call == nil && reg.lifecycle == targetset.Active && reg.end.IsZero(), Cause: reg.cause,
 		}
-		if reg.stay == Terminating {
+		if reg.lifecycle == targetset.Terminating {
 			// By the two clocks of now: the end is on the monotonic one.
 			end := now.Round(0).Add(reg.end.Sub(now))
 			s.Drain, s.DrainEnd = reg.drain.String(), &end
@@ -235,9 +236,9 @@ func (r *Registry) revive(reg *registration, s savedRegistration, now time.Time,
 			return false
 		}
 		r.add(reg)
-		reg.stay = Terminating
+		reg.lifecycle = targetset.Terminating
 		r.endAt(reg, now.Add(left))
-	case s.Held, away >= reg.grace && r.OnGone == Hold:
+	case s.Held, away >= reg.grace && r.OnGone == targetset.Hold:
 		r.add(reg)
 		reg.cause = causeEnded
 	case away >= reg.grace:
@@ -268,14 +269,14 @@ func (d stateDocument) parse() ([]*registration, error) {
 
 func (s savedRegistration) parse() (*registration, error) {
 	for _, name := range []string{s.Stream, s.Name} {
-		if err := checkName(name); err != nil {
+		if err := targetset.CheckName(name); err != nil {
 			return nil, err
 		}
 	}
 	if err := checkAddresses(s.Addresses); err != nil {
 		return nil, err
 	}
-	reg := &registration{ID: ID{Stream: s.Stream, Name: s.Name}, announced: announced{name: s.Name, ips: s.Addresses}, cause: s.Cause}
+	reg := &registration{ID: targetset.ID{Stream: s.Stream, Name: s.Name}, announced: announced{name: s.Name, ips: s.Addresses}, cause: s.Cause}
 	if s.Owner != operatorName {
 		id, err := spiffeid.FromString(s.Owner)
 		if err != nil {

@@ -233,17 +233,17 @@ func TestOperatorDrainOfTargetPersists(t *testing.T) {
 	f.wantStatus("draining: ")
 	f.wantRoutes(vipB4, vipB6)
 	f.wantUpdates(mark, vipA4, depreferred, withdrawn)
-	f.wantStatus("drained: by hand")
+	f.wantStatus("drained: by an operator")
 
 	// A resync, with a target more so that the lb shows when it has taken it over.
 	mark = f.mark()
 	f.must(f.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "fall: 2", "fall: 3") + "      - {name: target-3, ips: [172.16.3.3]}\n"))
-	f.wantStatus("1/2", "drained: by hand", "2 of 4 VIPs ready")
+	f.wantStatus("1/2", "drained: by an operator", "2 of 4 VIPs ready")
 	f.must(f.pod.LB.Signal(syscall.SIGTERM))
 	f.wantExit(f.pod.LB, 0)
 	f.must(f.pod.StartLB())
 	f.wantRoutes(vipB4, vipB6)
-	f.wantStatus("drained: by hand", "2 of 4 VIPs ready")
+	f.wantStatus("drained: by an operator", "2 of 4 VIPs ready")
 	f.wantNoUpdates(mark, vipA4, vipA6)
 
 	_, err = f.lbRun("target", "undrain", "target-1")

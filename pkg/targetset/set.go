@@ -1,4 +1,4 @@
-package target
+package targetset
 
 import (
 	"fmt"
@@ -27,39 +27,39 @@ type Member struct {
 	Cause string
 }
 
-// Order is a drain by hand as the set knows it.
-type Order struct {
+// ManualDrain is a drain by an operator, as the set knows it.
+type ManualDrain struct {
 	// End is when flows end, on the monotonic clock.
 	End time.Time
 }
 
-// byHand is the cause of a drain by hand.
-const byHand = "by hand"
+// manualDrain is the cause of a drain by an operator.
+const manualDrain = "by an operator"
 
 // Set unites what the sources offer. It is pure: it has no clock, no goroutine and
 // does no I/O, and belongs to one goroutine.
 //
 // Its cost follows the size of the streams that changed.
 type Set struct {
-	ground  Ground
-	streams map[string]*setStream
+	policy  AddressPolicy
+	streams map[string]*streamState
 	offers  [origins]Offers
-	orders  map[ID]Order
+	orders  map[ID]ManualDrain
 	dirty   map[string]struct{}
 	removed []string
 	// ends is when the next drain of a stream ends, for those in which one runs.
 	ends map[string]time.Time
 }
 
-type setStream struct {
+type streamState struct {
 	config   trench.Stream // Targets are the members
 	members  []Member
 	problems [origins][]string
 }
 
 // NewSet returns an empty set.
-func NewSet() *Set {
-	s := &Set{streams: map[string]*setStream{}, orders: map[ID]Order{}, dirty: map[string]struct{}{}, ends: map[string]time.Time{}}
+func New() *Set {
+	s := &Set{streams: map[string]*streamState{}, orders: map[ID]ManualDrain{}, dirty: map[string]struct{}{}, ends: map[string]time.Time{}}
 	for i := range s.offers {
 		s.offers[i] = Offers{}
 	}
@@ -68,8 +68,8 @@ func NewSet() *Set {
 
 // Configure replaces the streams and says where targets may be. The streams' own
 // Targets do not count: the trench file is a source like the others.
-func (s *Set) Configure(streams []trench.Stream, ground Ground) {
-	s.ground = ground
+func (s *Set) Configure(streams []trench.Stream, policy AddressPolicy) {
+	s.policy = policy
 	known := make(map[string]struct{}, len(streams))
 	for _, c := range streams {
 		c.Targets = nil
@@ -77,7 +77,7 @@ func (s *Set) Configure(streams []trench.Stream, ground Ground) {
 		if st, ok := s.streams[c.Name]; ok {
 			st.config = c
 		} else {
-			s.streams[c.Name] = &setStream{config: c}
+			s.streams[c.Name] = &streamState{config: c}
 		}
 		s.dirty[c.Name] = struct{}{}
 	}
@@ -102,8 +102,8 @@ func (s *Set) Offer(o Origin, changed Offers) {
 	}
 }
 
-// ByHand replaces the drains by hand.
-func (s *Set) ByHand(orders map[ID]Order) {
+// SetManualDrains replaces the drains by operators.
+func (s *Set) SetManualDrains(orders map[ID]ManualDrain) {
 	for id, o := range orders {
 		if s.orders[id] != o {
 			s.dirty[id.Stream] = struct{}{}
@@ -189,38 +189,38 @@ func (s *Set) Has(id ID) bool {
 }
 
 // resolve unites what the sources offer for one stream.
-func (s *Set) resolve(now time.Time, st *setStream) {
+func (s *Set) resolve(now time.Time, st *streamState) {
 	name := st.config.Name
-	u := union{stream: st, ground: s.ground, byName: map[string]int{}, byAddr: map[netip.Addr]string{}, over: map[string]Offer{}}
+	u := union{stream: st, policy: s.policy, byName: map[string]int{}, byAddr: map[netip.Addr]string{}, over: map[string]Offer{}}
 	st.problems = [origins][]string{}
 	var next time.Time
-	var leaving []offered
+	var leaving []originOffer
 	for o := range s.offers {
 		for _, offer := range s.offers[o][name] {
-			if offer.Stay == Staying {
+			if offer.Lifecycle == Active {
 				continue
 			}
 			switch ends := offer.DrainEnd.After(now); {
-			case !ends && offer.Stay == Terminating:
+			case !ends && offer.Lifecycle == Terminating:
 				u.over[offer.Name] = offer
 			case ends:
 				next = soonest(next, offer.DrainEnd)
-				if offer.Stay == Leaving {
-					leaving = append(leaving, offered{Origin(o), offer})
+				if offer.Lifecycle == Leaving {
+					leaving = append(leaving, originOffer{Origin(o), offer})
 				}
 			}
 		}
 	}
 	for o := range s.offers {
 		for _, offer := range s.offers[o][name] {
-			if offer.Stay == Staying || (offer.Stay == Terminating && offer.DrainEnd.After(now)) {
+			if offer.Lifecycle == Active || (offer.Lifecycle == Terminating && offer.DrainEnd.After(now)) {
 				u.take(Origin(o), offer)
 			}
 		}
 	}
 	// What leaves one source and is in another has not left. What leaves several
 	// leaves with the last.
-	slices.SortStableFunc(leaving, func(a, b offered) int { return b.DrainEnd.Compare(a.DrainEnd) })
+	slices.SortStableFunc(leaving, func(a, b originOffer) int { return b.DrainEnd.Compare(a.DrainEnd) })
 	for _, l := range leaving {
 		u.leave(l.Origin, l.Offer)
 	}
@@ -242,26 +242,26 @@ func (s *Set) resolve(now time.Time, st *setStream) {
 	}
 }
 
-// offered is an offer with the source that makes it.
-type offered struct {
+// originOffer is an offer with the source that makes it.
+type originOffer struct {
 	Origin
 	Offer
 }
 
 // drainByHand lays a drain by hand over what the sources say. No source overrides it.
-func (m *Member) drainByHand(now time.Time, o Order) {
+func (m *Member) drainByHand(now time.Time, o ManualDrain) {
 	switch {
 	case !o.End.After(now):
-		m.Draining, m.DrainEnd, m.Cause = healthcheck.Drained, o.End, byHand
+		m.Draining, m.DrainEnd, m.Cause = healthcheck.Drained, o.End, manualDrain
 	case m.Draining != healthcheck.Draining || o.End.Before(m.DrainEnd):
-		m.Draining, m.DrainEnd, m.Cause = healthcheck.Draining, o.End, byHand
+		m.Draining, m.DrainEnd, m.Cause = healthcheck.Draining, o.End, manualDrain
 	}
 }
 
 // union unites the offers for one stream.
 type union struct {
-	stream  *setStream
-	ground  Ground
+	stream  *streamState
+	policy  AddressPolicy
 	members []Member
 	byName  map[string]int
 	byAddr  map[netip.Addr]string
@@ -282,7 +282,7 @@ func (u *union) take(o Origin, offer Offer) {
 	}
 	checked := false
 	for _, a := range offer.IPs {
-		if err := u.ground.Check(a); err != nil {
+		if err := u.policy.Check(a); err != nil {
 			u.problem(o, "%s: %v", what, err)
 			return
 		}
@@ -294,7 +294,7 @@ func (u *union) take(o Origin, offer Offer) {
 	}
 	if i, known := u.byName[offer.Name]; known {
 		m := &u.members[i]
-		if !sameAddrs(m.IPs, offer.IPs) {
+		if !SameAddresses(m.IPs, offer.IPs) {
 			u.problem(o, "%s has %s here and %s in %s, which counts", what, join(offer.IPs), join(m.IPs), m.Origins.Names()[0])
 			return
 		}
@@ -325,7 +325,7 @@ func (u *union) leave(o Origin, offer Offer) {
 	var free []netip.Addr
 	for _, a := range offer.IPs {
 		_, taken := u.byAddr[a]
-		if over := slices.Contains(u.over[offer.Name].IPs, a); !taken && !over && u.ground.Check(a) == nil {
+		if over := slices.Contains(u.over[offer.Name].IPs, a); !taken && !over && u.policy.Check(a) == nil {
 			free = append(free, a)
 			u.byAddr[a] = offer.Name
 		}
@@ -340,13 +340,14 @@ func (u *union) leave(o Origin, offer Offer) {
 
 // end notes that an offer says the target ends. The earlier end counts.
 func (m *Member) end(offer Offer) {
-	if offer.Stay == Staying || (m.Draining == healthcheck.Draining && m.DrainEnd.Before(offer.DrainEnd)) {
+	if offer.Lifecycle == Active || (m.Draining == healthcheck.Draining && m.DrainEnd.Before(offer.DrainEnd)) {
 		return
 	}
 	m.Draining, m.DrainEnd, m.Cause = healthcheck.Draining, offer.DrainEnd, offer.Cause
 }
 
-func sameAddrs(a, b []netip.Addr) bool {
+// SameAddresses reports whether two lists have the same addresses, in any order.
+func SameAddresses(a, b []netip.Addr) bool {
 	if len(a) != len(b) {
 		return false
 	}

@@ -1,4 +1,4 @@
-package target
+package targetset
 
 import (
 	"maps"
@@ -25,21 +25,21 @@ type View struct {
 	DrainCause string
 }
 
-// Roster is the list of all targets for those who look. The load balancer's loop
+// Index is the list of all targets for those who look. The load balancer's loop
 // publishes to it and never waits for a reader. It is ready for use once made by
-// [NewRoster]; its methods may be called from any goroutine.
-type Roster struct {
+// [NewIndex]; its methods may be called from any goroutine.
+type Index struct {
 	mu       sync.Mutex
 	views    map[healthcheck.Key]View
-	watchers map[*RosterWatch]struct{}
+	watchers map[*Watch]struct{}
 	// byID are the watches of single targets, of which there may be as many as
 	// targets: a change must not have to ask all of them.
-	byID map[ID]map[*RosterWatch]struct{}
+	byID map[ID]map[*Watch]struct{}
 }
 
-// NewRoster returns an empty roster.
-func NewRoster() *Roster {
-	return &Roster{views: map[healthcheck.Key]View{}, watchers: map[*RosterWatch]struct{}{}, byID: map[ID]map[*RosterWatch]struct{}{}}
+// NewIndex returns an empty index.
+func NewIndex() *Index {
+	return &Index{views: map[healthcheck.Key]View{}, watchers: map[*Watch]struct{}{}, byID: map[ID]map[*Watch]struct{}{}}
 }
 
 // same tells whether nothing differs that a change is told for: checks that go on
@@ -50,7 +50,7 @@ func (v View) same(w View) bool {
 }
 
 // Publish takes over what changed; what did not is told to nobody.
-func (r *Roster) Publish(changed []View, removed []healthcheck.Key) {
+func (r *Index) Publish(changed []View, removed []healthcheck.Key) {
 	if len(changed) == 0 && len(removed) == 0 {
 		return
 	}
@@ -72,7 +72,7 @@ func (r *Roster) Publish(changed []View, removed []healthcheck.Key) {
 }
 
 // note tells whoever wants to know of an address. It is called with mu held.
-func (r *Roster) note(k healthcheck.Key) {
+func (r *Index) note(k healthcheck.Key) {
 	for w := range r.watchers {
 		w.note(k)
 	}
@@ -82,7 +82,7 @@ func (r *Roster) note(k healthcheck.Key) {
 }
 
 // Get returns one address.
-func (r *Roster) Get(k healthcheck.Key) (View, bool) {
+func (r *Index) Get(k healthcheck.Key) (View, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v, ok := r.views[k]
@@ -90,7 +90,7 @@ func (r *Roster) Get(k healthcheck.Key) (View, bool) {
 }
 
 // List returns every address that wanted accepts, sorted; nil accepts all.
-func (r *Roster) List(wanted func(healthcheck.Key) bool) []View {
+func (r *Index) List(wanted func(healthcheck.Key) bool) []View {
 	r.mu.Lock()
 	list := make([]View, 0, len(r.views))
 	for k, v := range r.views {
@@ -105,8 +105,8 @@ func (r *Roster) List(wanted func(healthcheck.Key) bool) []View {
 
 // Watch returns a watch of the addresses that wanted accepts; nil accepts all.
 // Everything that is there counts as changed. It must be closed.
-func (r *Roster) Watch(wanted func(healthcheck.Key) bool) *RosterWatch {
-	w := newRosterWatch(r)
+func (r *Index) Watch(wanted func(healthcheck.Key) bool) *Watch {
+	w := newWatch(r)
 	w.wanted = wanted
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -121,14 +121,14 @@ func (r *Roster) Watch(wanted func(healthcheck.Key) bool) *RosterWatch {
 // WatchTargets returns a watch of the targets that the keys name, with whatever
 // address. It costs a change of another target nothing. Of what is there already
 // only the keys count as changed. It must be closed.
-func (r *Roster) WatchTargets(keys []healthcheck.Key) *RosterWatch {
-	w := newRosterWatch(r)
+func (r *Index) WatchTargets(keys []healthcheck.Key) *Watch {
+	w := newWatch(r)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, k := range keys {
 		id := ID{Stream: k.Stream, Name: k.Name}
 		if r.byID[id] == nil {
-			r.byID[id] = map[*RosterWatch]struct{}{}
+			r.byID[id] = map[*Watch]struct{}{}
 		}
 		r.byID[id][w] = struct{}{}
 		w.ids = append(w.ids, id)
@@ -140,24 +140,35 @@ func (r *Roster) WatchTargets(keys []healthcheck.Key) *RosterWatch {
 	return w
 }
 
-func newRosterWatch(r *Roster) *RosterWatch {
-	return &RosterWatch{roster: r, wake: make(chan struct{}, 1), dirty: map[healthcheck.Key]struct{}{}, told: map[healthcheck.Key]struct{}{}}
+// Watchers returns the number of open watches.
+func (r *Index) Watchers() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := len(r.watchers)
+	for _, watches := range r.byID {
+		n += len(watches)
+	}
+	return n
 }
 
-// RosterWatch is one reader's view of the changes, merged until it takes them. Its
+func newWatch(r *Index) *Watch {
+	return &Watch{index: r, wake: make(chan struct{}, 1), dirty: map[healthcheck.Key]struct{}{}, told: map[healthcheck.Key]struct{}{}}
+}
+
+// Watch is one reader's view of the changes, merged until it takes them. Its
 // memory is bounded by the number of addresses.
-type RosterWatch struct {
-	roster *Roster
+type Watch struct {
+	index  *Index
 	wanted func(healthcheck.Key) bool
 	ids    []ID // of WatchTargets
 	wake   chan struct{}
-	// Guarded by Roster.mu.
+	// Guarded by Index.mu.
 	dirty map[healthcheck.Key]struct{}
 	told  map[healthcheck.Key]struct{} // what the reader knows
 }
 
-// note is called with Roster.mu held.
-func (w *RosterWatch) note(k healthcheck.Key) {
+// note is called with Index.mu held.
+func (w *Watch) note(k healthcheck.Key) {
 	if w.wanted == nil || w.wanted(k) {
 		w.dirty[k] = struct{}{}
 		latest.Wake(w.wake)
@@ -165,14 +176,14 @@ func (w *RosterWatch) note(k healthcheck.Key) {
 }
 
 // Changed holds a token when Take may have something.
-func (w *RosterWatch) Changed() <-chan struct{} { return w.wake }
+func (w *Watch) Changed() <-chan struct{} { return w.wake }
 
 // Take returns what changed since the last Take, sorted.
-func (w *RosterWatch) Take() (changed []View, removed []healthcheck.Key) {
-	w.roster.mu.Lock()
-	defer w.roster.mu.Unlock()
+func (w *Watch) Take() (changed []View, removed []healthcheck.Key) {
+	w.index.mu.Lock()
+	defer w.index.mu.Unlock()
 	for k := range w.dirty {
-		v, ok := w.roster.views[k]
+		v, ok := w.index.views[k]
 		_, told := w.told[k]
 		switch {
 		case ok:
@@ -190,13 +201,13 @@ func (w *RosterWatch) Take() (changed []View, removed []healthcheck.Key) {
 }
 
 // Close ends the watch.
-func (w *RosterWatch) Close() {
-	w.roster.mu.Lock()
-	defer w.roster.mu.Unlock()
-	delete(w.roster.watchers, w)
+func (w *Watch) Close() {
+	w.index.mu.Lock()
+	defer w.index.mu.Unlock()
+	delete(w.index.watchers, w)
 	for _, id := range w.ids {
-		if delete(w.roster.byID[id], w); len(w.roster.byID[id]) == 0 {
-			delete(w.roster.byID, id)
+		if delete(w.index.byID[id], w); len(w.index.byID[id]) == 0 {
+			delete(w.index.byID, id)
 		}
 	}
 	maps.DeleteFunc(w.dirty, func(healthcheck.Key, struct{}) bool { return true })

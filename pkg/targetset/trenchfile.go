@@ -1,4 +1,4 @@
-package target
+package targetset
 
 import (
 	"slices"
@@ -11,7 +11,7 @@ import (
 // those that left the file for as long as they drain. It belongs to one
 // goroutine, which tells it what was read; pkg/trench does the reading.
 type TrenchFile struct {
-	onGone Gone
+	onGone GonePolicy
 	lists  map[string][]Offer
 	// drainTimes are those of the streams.
 	drainTimes map[string]time.Duration
@@ -23,7 +23,7 @@ type TrenchFile struct {
 }
 
 // NewTrenchFile returns a source that has nothing before [TrenchFile.Configure].
-func NewTrenchFile(onGone Gone) *TrenchFile {
+func NewTrenchFile(onGone GonePolicy) *TrenchFile {
 	return &TrenchFile{
 		onGone: onGone, lists: map[string][]Offer{}, drainTimes: map[string]time.Duration{},
 		changed: map[string]struct{}{}, ends: map[string]time.Time{}, since: time.Now(),
@@ -53,7 +53,7 @@ func succeed(now time.Time, was []Offer, s trench.Stream) []Offer {
 	list := make([]Offer, 0, len(s.Targets))
 	ending := map[string]time.Time{} // drains that another reading must not begin anew
 	for _, o := range was {
-		if o.Stay == Terminating {
+		if o.Lifecycle == Terminating {
 			ending[o.Name] = o.DrainEnd
 		}
 	}
@@ -62,7 +62,7 @@ func succeed(now time.Time, was []Offer, s trench.Stream) []Offer {
 		stays[t.Name] = t
 		o := Offer{Name: t.Name, IPs: t.IPs}
 		if t.Terminating {
-			o.Stay, o.Cause, o.DrainEnd = Terminating, "marked as terminating in the trench file", now.Add(s.DrainTime)
+			o.Lifecycle, o.Cause, o.DrainEnd = Terminating, "marked as terminating in the trench file", now.Add(s.DrainTime)
 			if end, known := ending[t.Name]; known {
 				o.DrainEnd = end
 			}
@@ -70,7 +70,7 @@ func succeed(now time.Time, was []Offer, s trench.Stream) []Offer {
 		list = append(list, o)
 	}
 	for _, o := range was {
-		if t, ok := stays[o.Name]; ok && sameAddrs(t.IPs, o.IPs) {
+		if t, ok := stays[o.Name]; ok && SameAddresses(t.IPs, o.IPs) {
 			continue
 		}
 		if o = o.left("no longer in the trench file", now.Add(s.DrainTime)); o.DrainEnd.After(now) {
@@ -83,11 +83,11 @@ func succeed(now time.Time, was []Offer, s trench.Stream) []Offer {
 // left is an offer that its source takes back. A drain that runs goes on as it is,
 // but what announced it is gone: others may offer the target.
 func (o Offer) left(cause string, end time.Time) Offer {
-	switch o.Stay {
-	case Staying:
-		o.Stay, o.Cause, o.DrainEnd = Leaving, cause, end
+	switch o.Lifecycle {
+	case Active:
+		o.Lifecycle, o.Cause, o.DrainEnd = Leaving, cause, end
 	case Terminating:
-		o.Stay, o.Cause = Leaving, cause
+		o.Lifecycle, o.Cause = Leaving, cause
 	case Leaving:
 	}
 	return o
@@ -136,10 +136,10 @@ func (f *TrenchFile) Take(now time.Time) (changed Offers, next time.Time) {
 			changed[name] = nil
 			continue
 		}
-		list = slices.DeleteFunc(list, func(o Offer) bool { return o.Stay == Leaving && !o.DrainEnd.After(now) })
+		list = slices.DeleteFunc(list, func(o Offer) bool { return o.Lifecycle == Leaving && !o.DrainEnd.After(now) })
 		f.lists[name], changed[name] = list, slices.Clone(list)
 		for _, o := range list {
-			if o.Stay != Staying && o.DrainEnd.After(now) {
+			if o.Lifecycle != Active && o.DrainEnd.After(now) {
 				f.ends[name] = soonest(f.ends[name], o.DrainEnd)
 			}
 		}
@@ -161,7 +161,7 @@ func soonest(a, b time.Time) time.Time {
 
 // State describes the source.
 func (f *TrenchFile) State() SourceState {
-	s := SourceState{Name: File.String(), Live: f.gone == nil, Since: f.since, OnGone: f.onGone}
+	s := SourceState{Name: OriginFile.String(), Live: f.gone == nil, Since: f.since, OnGone: f.onGone}
 	if f.gone != nil {
 		s.Detail = f.gone.Error()
 	}

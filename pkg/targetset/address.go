@@ -1,4 +1,4 @@
-package target
+package targetset
 
 import (
 	"fmt"
@@ -8,8 +8,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Ground says which addresses targets may have.
-type Ground struct {
+// AddressPolicy says which addresses targets may have.
+type AddressPolicy struct {
 	// Subnets are where targets may be; none: anywhere.
 	Subnets []netip.Prefix
 	// VIPs are where no target may be. They do not overlap and are sorted by
@@ -18,7 +18,7 @@ type Ground struct {
 }
 
 // Check says what is wrong with an address of a target, with the remedy.
-func (g Ground) Check(a netip.Addr) error {
+func (p AddressPolicy) Check(a netip.Addr) error {
 	switch {
 	case !a.IsValid():
 		return fmt.Errorf("no address: write one such as 172.16.1.1")
@@ -29,23 +29,23 @@ func (g Ground) Check(a netip.Addr) error {
 	if what, remedy := vip.NotHost(a); what != "" && !a.IsLoopback() {
 		return fmt.Errorf("%s is %s: %s", a, what, remedy)
 	}
-	if len(g.Subnets) > 0 && !slices.ContainsFunc(g.Subnets, func(p netip.Prefix) bool { return p.Contains(a) }) {
-		return fmt.Errorf("%s is not in a subnet that --target-subnet allows (%s)", a, join(g.Subnets))
+	if len(p.Subnets) > 0 && !slices.ContainsFunc(p.Subnets, func(s netip.Prefix) bool { return s.Contains(a) }) {
+		return fmt.Errorf("%s is not in a subnet that --target-subnet allows (%s)", a, join(p.Subnets))
 	}
-	if v, ok := g.vipOf(a); ok {
+	if v, ok := p.vipOf(a); ok {
 		return fmt.Errorf("%s lies in the VIP %s: use the target's own address", a, v)
 	}
 	return nil
 }
 
 // vipOf finds the VIP that contains the address.
-func (g Ground) vipOf(a netip.Addr) (vip.VIP, bool) {
-	i, found := slices.BinarySearchFunc(g.VIPs, a, func(v vip.VIP, a netip.Addr) int { return v.Prefix().Addr().Compare(a) })
+func (p AddressPolicy) vipOf(a netip.Addr) (vip.VIP, bool) {
+	i, found := slices.BinarySearchFunc(p.VIPs, a, func(v vip.VIP, a netip.Addr) int { return v.Prefix().Addr().Compare(a) })
 	if !found {
 		i--
 	}
-	if i >= 0 && g.VIPs[i].Prefix().Contains(a) {
-		return g.VIPs[i], true
+	if i >= 0 && p.VIPs[i].Prefix().Contains(a) {
+		return p.VIPs[i], true
 	}
 	return vip.VIP{}, false
 }

@@ -1,4 +1,4 @@
-package target
+package targetset
 
 import (
 	"net/netip"
@@ -12,19 +12,19 @@ type Origin uint8
 // The origins, in the order of precedence: where two disagree about a target, the
 // earlier one counts.
 const (
-	// File is the trench file.
-	File Origin = iota
-	// Registered is the registry.
-	Registered
+	// OriginFile is the trench file.
+	OriginFile Origin = iota
+	// OriginRegistry is the registry.
+	OriginRegistry
 	origins int = iota
 )
 
 // String returns "file" or "registry".
 func (o Origin) String() string {
 	switch o {
-	case File:
+	case OriginFile:
 		return "file"
-	case Registered:
+	case OriginRegistry:
 		return "registry"
 	}
 	return "Origin(" + strconv.Itoa(int(o)) + ")"
@@ -50,13 +50,13 @@ func (s OriginSet) Names() []string {
 	return names
 }
 
-// Stay is whether a target stays.
-type Stay uint8
+// Lifecycle is the state of a target in its source.
+type Lifecycle uint8
 
-// The ways.
+// The lifecycle states.
 const (
-	// Staying: nothing is known of an end.
-	Staying Stay = iota
+	// Active: no end is known.
+	Active Lifecycle = iota
 	// Leaving: the source no longer offers it. It drains, unless another source
 	// offers it still.
 	Leaving
@@ -71,11 +71,11 @@ const (
 type Offer struct {
 	Name string
 	// IPs are its addresses, one or two, at most one of a family.
-	IPs  []netip.Addr
-	Stay Stay
-	// DrainEnd is when it leaves, on the monotonic clock, unless it is Staying.
+	IPs       []netip.Addr
+	Lifecycle Lifecycle
+	// DrainEnd is when it leaves, on the monotonic clock, unless it is Active.
 	DrainEnd time.Time
-	// Cause says in words why it is not Staying, such as "deregistered".
+	// Cause says in words why it is not Active, such as "deregistered".
 	Cause string
 	// Owner is who offers it, such as a SPIFFE ID; "" for the file.
 	Owner string
@@ -86,13 +86,13 @@ type Offer struct {
 // nothing any more.
 type Offers map[string][]Offer
 
-// Gone is the answer to "the source is gone".
-type Gone uint8
+// GonePolicy is what happens to the targets of a source that is gone.
+type GonePolicy uint8
 
 // The answers.
 const (
 	// Hold keeps what the source offered last.
-	Hold Gone = iota
+	Hold GonePolicy = iota
 	// Drain has it drain and leave.
 	Drain
 	// Drop lets it go at once.
@@ -100,7 +100,7 @@ const (
 )
 
 // String returns "hold", "drain" or "drop".
-func (g Gone) String() string {
+func (g GonePolicy) String() string {
 	switch g {
 	case Hold:
 		return "hold"
@@ -122,7 +122,7 @@ type SourceState struct {
 	Since time.Time
 	// Detail is what it offers or, when it is gone, why.
 	Detail string
-	OnGone Gone
+	OnGone GonePolicy
 	// Problems are what it offers and is not taken: each with its name and why.
 	Problems []string
 }

@@ -1,4 +1,4 @@
-package target
+package targetset
 
 import (
 	"errors"
@@ -20,7 +20,7 @@ type fileRig struct {
 	next time.Time
 }
 
-func newFileRig(t *testing.T, onGone Gone) *fileRig {
+func newFileRig(t *testing.T, onGone GonePolicy) *fileRig {
 	return &fileRig{t: t, file: NewTrenchFile(onGone), now: time.Now()}
 }
 
@@ -48,7 +48,7 @@ func (r *fileRig) want(want ...string) {
 	var got []string
 	for _, o := range offers {
 		s := o.Name + " " + join(o.IPs)
-		if o.Stay != Staying {
+		if o.Lifecycle != Active {
 			s += fmt.Sprintf(" %v left: %s", o.DrainEnd.Sub(r.now), o.Cause)
 		}
 		got = append(got, s)
@@ -151,7 +151,7 @@ func TestTerminatingTargetThatLeavesTheFileGoesOnDraining(t *testing.T) {
 	// It is no longer announced: it leaves, so that another source may still have it.
 	r.configure(fileTarget("a", "172.16.0.9"))
 	r.want("a 172.16.0.9", "a 172.16.0.1 6s left: "+left)
-	if old := r.file.lists["s"][1]; old.Stay != Leaving {
+	if old := r.file.lists["s"][1]; old.Lifecycle != Leaving {
 		t.Errorf("what is no longer in the file is offered as %+v", old)
 	}
 }
@@ -171,7 +171,7 @@ func TestOtherStreamsCostNothing(t *testing.T) {
 }
 
 func TestWhatHappensWhenTheFileIsGone(t *testing.T) {
-	for onGone, want := range map[Gone][]string{
+	for onGone, want := range map[GonePolicy][]string{
 		Hold:  nil,
 		Drain: {"a 172.16.0.1 10s left: the trench file is gone"},
 		Drop:  {},

@@ -1,4 +1,4 @@
-package target
+package targetset
 
 import (
 	"cmp"
@@ -40,6 +40,9 @@ type Drains struct {
 	mu      sync.Mutex
 	orders  map[ID]DrainOrder
 }
+
+// drainsVersion is the version of the format of the file.
+const drainsVersion = 1
 
 // drainDocument is the content of the file.
 type drainDocument struct {
@@ -92,7 +95,7 @@ func (d *Drains) Changed() <-chan struct{} { return d.changed }
 // Drain orders a drain, or orders it anew, and returns once that will survive a
 // restart. After an error nothing has changed in this process.
 func (d *Drains) Drain(stream, name string, drainFor time.Duration, now time.Time) error {
-	if err := errors.Join(checkName(stream), checkName(name)); err != nil {
+	if err := errors.Join(CheckName(stream), CheckName(name)); err != nil {
 		return fmt.Errorf("drain %s: %w", ID{Stream: stream, Name: name}, err)
 	}
 	if drainFor < 0 {
@@ -142,7 +145,7 @@ func (d *Drains) change(f func(map[ID]DrainOrder)) error {
 }
 
 func document(orders map[ID]DrainOrder) drainDocument {
-	document := drainDocument{Version: stateVersion, Drains: make([]savedDrain, 0, len(orders))}
+	document := drainDocument{Version: drainsVersion, Drains: make([]savedDrain, 0, len(orders))}
 	for _, id := range slices.SortedFunc(maps.Keys(orders), compareID) {
 		o := orders[id]
 		document.Drains = append(document.Drains, savedDrain{Stream: id.Stream, Name: id.Name, At: o.At.Round(0), For: o.For.String()})
@@ -151,13 +154,13 @@ func document(orders map[ID]DrainOrder) drainDocument {
 }
 
 func (d drainDocument) parse() (map[ID]DrainOrder, error) {
-	if d.Version != stateVersion {
-		return nil, fmt.Errorf("version %d is not %d", d.Version, stateVersion)
+	if d.Version != drainsVersion {
+		return nil, fmt.Errorf("version %d is not %d", d.Version, drainsVersion)
 	}
 	orders := make(map[ID]DrainOrder, len(d.Drains))
 	for i, s := range d.Drains {
 		for _, name := range []string{s.Stream, s.Name} {
-			if err := checkName(name); err != nil {
+			if err := CheckName(name); err != nil {
 				return nil, fmt.Errorf("drain %d: %w", i, err)
 			}
 		}

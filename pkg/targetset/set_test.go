@@ -1,4 +1,4 @@
-package target
+package targetset
 
 import (
 	"fmt"
@@ -21,8 +21,8 @@ type setRig struct {
 }
 
 func newSetRig(t *testing.T, subnets ...string) *setRig {
-	r := &setRig{t, NewSet(), time.Now()}
-	g := Ground{VIPs: []vip.VIP{vip.Require("20.0.0.0/24"), vip.Require("2000::1/128")}}
+	r := &setRig{t, New(), time.Now()}
+	g := AddressPolicy{VIPs: []vip.VIP{vip.Require("20.0.0.0/24"), vip.Require("2000::1/128")}}
 	for _, s := range subnets {
 		g.Subnets = append(g.Subnets, netip.MustParsePrefix(s))
 	}
@@ -38,8 +38,8 @@ func offer(name string, ips ...string) Offer {
 	return o
 }
 
-func (r *setRig) leaving(o Offer, stay Stay, in time.Duration) Offer {
-	o.Stay, o.DrainEnd, o.Cause = stay, r.now.Add(in), "test"
+func (r *setRig) leaving(o Offer, lifecycle Lifecycle, in time.Duration) Offer {
+	o.Lifecycle, o.DrainEnd, o.Cause = lifecycle, r.now.Add(in), "test"
 	return o
 }
 
@@ -76,8 +76,8 @@ func (r *setRig) wantProblem(o Origin, words ...string) {
 
 func TestSourcesAreUnited(t *testing.T) {
 	r := newSetRig(t)
-	r.set.Offer(File, Offers{"s": {offer("a", "172.16.0.1", "fd00::1")}})
-	r.set.Offer(Registered, Offers{"s": {offer("b", "172.16.0.2"), offer("a", "fd00::1", "172.16.0.1")}, "elsewhere": {offer("c", "172.16.0.3")}})
+	r.set.Offer(OriginFile, Offers{"s": {offer("a", "172.16.0.1", "fd00::1")}})
+	r.set.Offer(OriginRegistry, Offers{"s": {offer("b", "172.16.0.2"), offer("a", "fd00::1", "172.16.0.1")}, "elsewhere": {offer("c", "172.16.0.3")}})
 	c := r.want("a 172.16.0.1, fd00::1 file+registry", "b 172.16.0.2 registry")
 	if len(c.Streams) != 1 || len(c.Streams[0].Targets) != 2 {
 		t.Errorf("the stream changed to %+v", c.Streams)
@@ -86,7 +86,7 @@ func TestSourcesAreUnited(t *testing.T) {
 		t.Errorf("nothing changed, and yet %+v", c)
 	}
 	// What one source no longer names is gone unless another does.
-	r.set.Offer(Registered, Offers{"s": nil})
+	r.set.Offer(OriginRegistry, Offers{"s": nil})
 	r.want("a 172.16.0.1, fd00::1 file")
 }
 
@@ -110,73 +110,73 @@ func TestBadOffersAreNamedAndTheOthersGoOn(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newSetRig(t, "172.16.0.0/16", "::/0", "0.0.0.0/32", "20.0.0.0/8", "224.0.0.0/4", "255.255.255.255/32")
-			r.set.Offer(File, Offers{"s": {offer("a", "172.16.0.1")}})
-			r.set.Offer(Registered, Offers{"s": {tt.offer, offer("b", "172.16.0.2")}})
+			r.set.Offer(OriginFile, Offers{"s": {offer("a", "172.16.0.1")}})
+			r.set.Offer(OriginRegistry, Offers{"s": {tt.offer, offer("b", "172.16.0.2")}})
 			r.want("a 172.16.0.1 file", "b 172.16.0.2 registry")
-			r.wantProblem(Registered, tt.words...)
+			r.wantProblem(OriginRegistry, tt.words...)
 		})
 	}
 }
 
 func TestTargetOfAFamilyThatIsNotCheckedIsNamed(t *testing.T) {
 	r := newSetRig(t)
-	r.set.Configure([]trench.Stream{{Name: "s", Check: trench.Check{Families: trench.OnlyIPv4}}}, Ground{})
-	r.set.Offer(Registered, Offers{"s": {offer("six", "fd00::1"), offer("both", "fd00::2", "172.16.0.1")}})
+	r.set.Configure([]trench.Stream{{Name: "s", Check: trench.Check{Families: trench.OnlyIPv4}}}, AddressPolicy{})
+	r.set.Offer(OriginRegistry, Offers{"s": {offer("six", "fd00::1"), offer("both", "fd00::2", "172.16.0.1")}})
 	r.want("both fd00::2, 172.16.0.1 registry")
-	r.wantProblem(Registered, "target six", "nothing would check it")
+	r.wantProblem(OriginRegistry, "target six", "nothing would check it")
 }
 
 func TestTerminatingWinsOverStaying(t *testing.T) {
 	r := newSetRig(t)
-	r.set.Offer(File, Offers{"s": {offer("a", "172.16.0.1")}})
-	r.set.Offer(Registered, Offers{"s": {r.leaving(offer("a", "172.16.0.1"), Terminating, 5*time.Second)}})
+	r.set.Offer(OriginFile, Offers{"s": {offer("a", "172.16.0.1")}})
+	r.set.Offer(OriginRegistry, Offers{"s": {r.leaving(offer("a", "172.16.0.1"), Terminating, 5*time.Second)}})
 	r.want("a 172.16.0.1 file+registry draining until 5s (test)")
 }
 
 func TestLeavingOneSourceIsNotLeavingTheOther(t *testing.T) {
 	r := newSetRig(t)
-	r.set.Offer(File, Offers{"s": {r.leaving(offer("a", "172.16.0.1"), Leaving, 5*time.Second)}})
-	r.set.Offer(Registered, Offers{"s": {offer("a", "172.16.0.1")}})
+	r.set.Offer(OriginFile, Offers{"s": {r.leaving(offer("a", "172.16.0.1"), Leaving, 5*time.Second)}})
+	r.set.Offer(OriginRegistry, Offers{"s": {offer("a", "172.16.0.1")}})
 	r.want("a 172.16.0.1 registry")
-	r.set.Offer(Registered, Offers{"s": nil})
+	r.set.Offer(OriginRegistry, Offers{"s": nil})
 	r.want("a 172.16.0.1 file draining until 5s (test)")
 }
 
 func TestWhatLeavesSeveralSourcesLeavesWithTheLast(t *testing.T) {
 	r := newSetRig(t)
-	r.set.Offer(File, Offers{"s": {r.leaving(offer("a", "172.16.0.1"), Leaving, 5*time.Second)}})
+	r.set.Offer(OriginFile, Offers{"s": {r.leaving(offer("a", "172.16.0.1"), Leaving, 5*time.Second)}})
 	// It is checked as b since it moved there: as a it would be new, and not ready.
-	r.set.Offer(Registered, Offers{"s": {r.leaving(offer("b", "172.16.0.1"), Leaving, 9*time.Second)}})
+	r.set.Offer(OriginRegistry, Offers{"s": {r.leaving(offer("b", "172.16.0.1"), Leaving, 9*time.Second)}})
 	r.want("b 172.16.0.1 registry draining until 9s (test)")
 }
 
 func TestAnnouncedEndHoldsWhateverOthersOffer(t *testing.T) {
 	r := newSetRig(t)
-	r.set.Offer(File, Offers{"s": {r.leaving(offer("a", "172.16.0.1"), Terminating, 5*time.Second)}})
-	r.set.Offer(Registered, Offers{"s": {offer("a", "172.16.0.1"), offer("b", "172.16.0.2")}})
+	r.set.Offer(OriginFile, Offers{"s": {r.leaving(offer("a", "172.16.0.1"), Terminating, 5*time.Second)}})
+	r.set.Offer(OriginRegistry, Offers{"s": {offer("a", "172.16.0.1"), offer("b", "172.16.0.2")}})
 	c := r.want("a 172.16.0.1 file+registry draining until 5s (test)", "b 172.16.0.2 registry")
 	if r.now = r.now.Add(5 * time.Second); !c.Next.Equal(r.now) {
 		t.Errorf("to be looked at at %v", c.Next)
 	}
 	r.want("b 172.16.0.2 registry")
-	r.wantProblem(Registered, "target a of stream s has drained and left: test")
+	r.wantProblem(OriginRegistry, "target a of stream s has drained and left: test")
 	// The address is free, and so is the name once the file no longer says so.
-	r.set.Offer(Registered, Offers{"s": {offer("a", "172.16.0.1"), offer("b", "172.16.0.2"), offer("c", "172.16.0.1")}})
+	r.set.Offer(OriginRegistry, Offers{"s": {offer("a", "172.16.0.1"), offer("b", "172.16.0.2"), offer("c", "172.16.0.1")}})
 	r.want("b 172.16.0.2 registry", "c 172.16.0.1 registry")
-	r.set.Offer(Registered, Offers{"s": {offer("a", "172.16.0.1"), r.leaving(offer("a", "172.16.0.1"), Leaving, time.Minute)}})
+	r.set.Offer(OriginRegistry, Offers{"s": {offer("a", "172.16.0.1"), r.leaving(offer("a", "172.16.0.1"), Leaving, time.Minute)}})
 	r.want()
-	r.set.Offer(File, Offers{"s": nil})
+	r.set.Offer(OriginFile, Offers{"s": nil})
 	r.want("a 172.16.0.1 registry")
 }
 
 func TestAddressThatMovedToAnotherTargetDoesNotDrain(t *testing.T) {
 	r := newSetRig(t)
-	r.set.Offer(File, Offers{"s": {
+	r.set.Offer(OriginFile, Offers{"s": {
 		offer("b", "172.16.0.1"), offer("a", "172.16.0.2"),
 		r.leaving(offer("a", "172.16.0.1", "fd00::1"), Leaving, time.Second),
 	}})
 	r.want("b 172.16.0.1 file", "a 172.16.0.2 file", "a fd00::1 file draining until 1s (test)")
-	if p := r.set.Problems(File); len(p) != 0 {
+	if p := r.set.Problems(OriginFile); len(p) != 0 {
 		t.Errorf("problems %q", p)
 	}
 }
@@ -184,51 +184,51 @@ func TestAddressThatMovedToAnotherTargetDoesNotDrain(t *testing.T) {
 func TestDrainByHandOutlivesSourcesAndItsEnd(t *testing.T) {
 	r := newSetRig(t)
 	id := ID{"s", "a"}
-	r.set.ByHand(map[ID]Order{id: {End: r.now.Add(3 * time.Second)}, {"s", "nobody"}: {End: r.now}})
-	r.set.Offer(File, Offers{"s": {offer("a", "172.16.0.1"), offer("b", "172.16.0.2")}})
-	c := r.want("a 172.16.0.1 file draining until 3s (by hand)", "b 172.16.0.2 file")
+	r.set.SetManualDrains(map[ID]ManualDrain{id: {End: r.now.Add(3 * time.Second)}, {"s", "nobody"}: {End: r.now}})
+	r.set.Offer(OriginFile, Offers{"s": {offer("a", "172.16.0.1"), offer("b", "172.16.0.2")}})
+	c := r.want("a 172.16.0.1 file draining until 3s (by an operator)", "b 172.16.0.2 file")
 	if !c.Next.Equal(r.now.Add(3 * time.Second)) {
 		t.Errorf("to be looked at at %v", c.Next)
 	}
 	// No resync overrides it.
-	r.set.Offer(File, Offers{"s": {offer("a", "172.16.0.1")}})
-	r.want("a 172.16.0.1 file draining until 3s (by hand)")
+	r.set.Offer(OriginFile, Offers{"s": {offer("a", "172.16.0.1")}})
+	r.want("a 172.16.0.1 file draining until 3s (by an operator)")
 	r.now = r.now.Add(3 * time.Second)
-	if c := r.want("a 172.16.0.1 file drained until 0s (by hand)"); !c.Next.IsZero() {
+	if c := r.want("a 172.16.0.1 file drained until 0s (by an operator)"); !c.Next.IsZero() {
 		t.Errorf("nothing ends any more, and yet to be looked at at %v", c.Next)
 	}
-	r.set.Offer(File, Offers{"s": nil})
+	r.set.Offer(OriginFile, Offers{"s": nil})
 	r.want()
-	r.set.Offer(File, Offers{"s": {offer("a", "172.16.0.1")}})
-	r.want("a 172.16.0.1 file drained until 0s (by hand)")
-	r.set.ByHand(map[ID]Order{})
+	r.set.Offer(OriginFile, Offers{"s": {offer("a", "172.16.0.1")}})
+	r.want("a 172.16.0.1 file drained until 0s (by an operator)")
+	r.set.SetManualDrains(map[ID]ManualDrain{})
 	r.want("a 172.16.0.1 file")
 }
 
 func TestEarlierEndOfTwoDrainsCounts(t *testing.T) {
 	r := newSetRig(t)
-	r.set.ByHand(map[ID]Order{{"s", "a"}: {End: r.now.Add(8 * time.Second)}, {"s", "b"}: {End: r.now.Add(2 * time.Second)}})
-	r.set.Offer(File, Offers{"s": {
+	r.set.SetManualDrains(map[ID]ManualDrain{{"s", "a"}: {End: r.now.Add(8 * time.Second)}, {"s", "b"}: {End: r.now.Add(2 * time.Second)}})
+	r.set.Offer(OriginFile, Offers{"s": {
 		r.leaving(offer("a", "172.16.0.1"), Terminating, 5*time.Second), r.leaving(offer("b", "172.16.0.2"), Terminating, 5*time.Second),
 	}})
-	r.want("a 172.16.0.1 file draining until 5s (test)", "b 172.16.0.2 file draining until 2s (by hand)")
+	r.want("a 172.16.0.1 file draining until 5s (test)", "b 172.16.0.2 file draining until 2s (by an operator)")
 }
 
 func TestStreamThatIsGoneIsTold(t *testing.T) {
 	r := newSetRig(t)
-	r.set.Offer(File, Offers{"s": {offer("a", "172.16.0.1")}})
+	r.set.Offer(OriginFile, Offers{"s": {offer("a", "172.16.0.1")}})
 	r.want("a 172.16.0.1 file")
-	r.set.Configure([]trench.Stream{{Name: "t"}}, Ground{})
+	r.set.Configure([]trench.Stream{{Name: "t"}}, AddressPolicy{})
 	if c := r.set.Update(r.now); !slices.Equal(c.Removed, []string{"s"}) || r.set.Members("s") != nil {
 		t.Errorf("removed %q, with members %v", c.Removed, r.set.Members("s"))
 	}
 	// What is offered for a stream that is not there waits for it.
-	r.set.Configure([]trench.Stream{{Name: "s"}}, Ground{})
+	r.set.Configure([]trench.Stream{{Name: "s"}}, AddressPolicy{})
 	r.want("a 172.16.0.1 file")
 }
 
 func BenchmarkOneRegistrationAmong10000(b *testing.B) {
-	s := NewSet()
+	s := New()
 	var streams []trench.Stream
 	all := Offers{}
 	for i := range 1000 {
@@ -238,12 +238,12 @@ func BenchmarkOneRegistrationAmong10000(b *testing.B) {
 			all[name] = append(all[name], offer(fmt.Sprintf("t%d", j), fmt.Sprintf("10.%d.%d.%d", i/250, i%250, j+1)))
 		}
 	}
-	s.Configure(streams, Ground{})
-	s.Offer(Registered, all)
+	s.Configure(streams, AddressPolicy{})
+	s.Offer(OriginRegistry, all)
 	s.Update(time.Now())
 	now := time.Now()
 	for b.Loop() {
-		s.Offer(Registered, Offers{"s7": all["s7"]})
+		s.Offer(OriginRegistry, Offers{"s7": all["s7"]})
 		s.Update(now)
 	}
 }
