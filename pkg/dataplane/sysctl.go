@@ -2,13 +2,10 @@ package dataplane
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
+	"github.com/vipgate/vipgate/pkg/sysctl"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -37,10 +34,11 @@ func withheld(wrong []sysctlProblem) (why [len(vip.Families)]string) {
 
 // sysctlSetting is a kernel parameter that must have one value.
 type sysctlSetting struct {
-	family      vip.Family
-	name, value string
-	detail      string
-	drops       bool
+	family vip.Family
+	key    sysctl.Key
+	value  string
+	detail string
+	drops  bool
 }
 
 // sysctlProblems returns the kernel parameters that keep packets of VIPs from their route.
@@ -52,22 +50,24 @@ func sysctlProblems(c *fwstate.Conn) []sysctlProblem {
 		reflect = "ICMP errors of this host about VIP traffic go to targets instead of clients"
 	)
 	settings := []sysctlSetting{
-		{vip.IPv4, "net.ipv4.ip_forward", "1", "IPv4 packets are not forwarded", true},
-		{vip.IPv4, "net.ipv4.fib_multipath_hash_policy", "1", spread, false},
-		{vip.IPv4, "net.ipv4.fwmark_reflect", "0", reflect, true},
+		{vip.IPv4, "net/ipv4/ip_forward", "1", "IPv4 packets are not forwarded", true},
+		{vip.IPv4, "net/ipv4/fib_multipath_hash_policy", "1", spread, false},
+		{vip.IPv4, "net/ipv4/fwmark_reflect", "0", reflect, true},
 	}
-	if c.HasIPv6() && sysctl("net.ipv6.conf.all.disable_ipv6") != "1" {
+	if c.HasIPv6() && sysctl.Key("net/ipv6/conf/all/disable_ipv6").Read() != "1" {
 		settings = append(settings,
-			sysctlSetting{vip.IPv6, "net.ipv6.conf.all.forwarding", "1", "IPv6 packets are not forwarded", true},
-			sysctlSetting{vip.IPv6, "net.ipv6.fib_multipath_hash_policy", "1", spread, false},
-			sysctlSetting{vip.IPv6, "net.ipv6.fwmark_reflect", "0", reflect, true},
+			sysctlSetting{vip.IPv6, "net/ipv6/conf/all/forwarding", "1", "IPv6 packets are not forwarded", true},
+			sysctlSetting{vip.IPv6, "net/ipv6/fib_multipath_hash_policy", "1", spread, false},
+			sysctlSetting{vip.IPv6, "net/ipv6/fwmark_reflect", "0", reflect, true},
 		)
 	}
 	var problems []sysctlProblem
 	for _, s := range settings {
 		// What the kernel does not have cannot be wrong.
-		if got := sysctl(s.name); got != "" && got != s.value {
-			problems = append(problems, sysctlProblem{Problem{Object: s.name, Detail: fmt.Sprintf("it is %s: %s", got, s.detail), Remedy: "sysctl -w " + s.name + "=" + s.value}, s.family, s.drops})
+		if got := s.key.Read(); got != "" && got != s.value {
+			problems = append(problems, sysctlProblem{Problem{
+				Object: s.key.String(), Detail: fmt.Sprintf("it is %s: %s", got, s.detail), Remedy: s.key.SetCommand(s.value),
+			}, s.family, s.drops})
 		}
 	}
 	more, err := reversePathProblems(c)
@@ -96,70 +96,41 @@ func reversePathProblems(c *fwstate.Conn) ([]Problem, error) {
 	if err != nil {
 		return nil, err
 	}
-	all := number(sysctl("net.ipv4.conf.all.rp_filter"))
+	// The values are single digits, so that their text orders them.
+	all := sysctl.IPv4Interface("all", "rp_filter").Read()
 	var problems []Problem
 	for _, l := range links {
 		if !l.Up || l.Loopback {
 			continue
 		}
-		own := number(sysctl(interfaceSetting(l.Name, "rp_filter")))
+		filter := sysctl.IPv4Interface(l.Name, "rp_filter")
+		own := filter.Read()
 		detail := ""
 		switch max(all, own) {
-		case 1:
+		case "1":
 			if l.Index != way {
 				detail = "strict reverse path filtering drops packets of VIPs that arrive on it"
 			}
-		case 2:
+		case "2":
 			if way == 0 {
 				detail = "reverse path filtering drops packets from VIPs, to which no route leads"
 			}
 		}
 		if detail != "" {
-			remedy := "sysctl -w " + escapedSetting(l.Name, "rp_filter") + "=0"
-			if all != 0 {
-				remedy = "sysctl -w net.ipv4.conf.all.rp_filter=0 " + escapedSetting(l.Name, "rp_filter") + "=0"
+			remedy := filter.SetCommand("0")
+			if all != "0" {
+				remedy = "sysctl -w net.ipv4.conf.all.rp_filter=0 " + filter.String() + "=0"
 			}
-			problems = append(problems, Problem{Object: escapedSetting(l.Name, "rp_filter"), Detail: fmt.Sprintf("it is %d, that of all is %d: %s", own, all, detail), Remedy: remedy})
+			detail = fmt.Sprintf("it is %s, that of all is %s: %s", own, all, detail)
+			problems = append(problems, Problem{Object: filter.String(), Detail: detail, Remedy: remedy})
 		}
-		if sysctl("net.ipv4.ip_forward") == "1" && sysctl(interfaceSetting(l.Name, "forwarding")) == "0" {
-			name := escapedSetting(l.Name, "forwarding")
-			problems = append(problems, Problem{Object: name, Detail: "it is 0: IPv4 packets that come in by this interface are not forwarded", Remedy: "sysctl -w " + name + "=1"})
+		forwarding := sysctl.IPv4Interface(l.Name, "forwarding")
+		if forwarding.Read() == "0" && sysctl.Key("net/ipv4/ip_forward").Read() == "1" {
+			problems = append(problems, Problem{
+				Object: forwarding.String(), Detail: "it is 0: IPv4 packets that come in by this interface are not forwarded",
+				Remedy: forwarding.SetCommand("1"),
+			})
 		}
 	}
 	return problems, nil
-}
-
-// interfaceSetting is a path below /proc/sys: names of interfaces may have dots.
-func interfaceSetting(link, name string) string {
-	return "net/ipv4/conf/" + link + "/" + name
-}
-
-// escapedSetting is the name for sysctl, in which dots and slashes trade places when
-// the first separator is a slash.
-func escapedSetting(link, name string) string {
-	if strings.Contains(link, ".") {
-		return interfaceSetting(link, name)
-	}
-	return "net.ipv4.conf." + link + "." + name
-}
-
-// sysctl reads a kernel parameter by its name, or by its path if it has slashes; ""
-// is one that is not there.
-func sysctl(name string) string {
-	if !strings.Contains(name, "/") {
-		name = strings.ReplaceAll(name, ".", "/")
-	}
-	b, err := os.ReadFile(filepath.Join("/proc/sys", name))
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(b))
-}
-
-func number(s string) int {
-	n, err := strconv.Atoi(s)
-	if err != nil {
-		return 0
-	}
-	return n
 }
