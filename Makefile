@@ -34,7 +34,7 @@ bench: bench-tool ## Measure everything that docs/performance.md shows (takes mo
 	@$(BIN)/bench --binaries=$(BIN) --json=$(BIN)/bench.json --markdown=$(BIN)/bench.md $(if $(ROWS),--rows=$(ROWS))
 
 .PHONY: bench-quick
-bench-quick: bench-tool ## The same with few repeats and few VIPs, in under a minute: shows that it works, judges no number
+bench-quick: bench-tool ## The same with few repeats and few VIPs, in under a minute: shows that it works, checks no number
 	@$(BIN)/bench --binaries=$(BIN) --quick $(if $(ROWS),--rows=$(ROWS))
 
 .PHONY: bench-tool
@@ -47,7 +47,7 @@ FAULTS := 20
 SEED := 75
 
 .PHONY: chaos
-chaos: check-root check-go ## Inject FAULTS=20 random faults from SEED=75 and judge what the gateways hold
+chaos: check-root check-go ## Inject FAULTS=20 random faults from SEED=75 and check what the gateways hold
 	@test/setup/packages.sh bird2 iproute2 nftables frr
 	@$(MAKE) --no-print-directory build
 	@$(GO) build -o $(BIN)/ ./test/chaos

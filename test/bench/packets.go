@@ -229,7 +229,7 @@ func pin() error {
 	return nil
 }
 
-// echo answers until stop is closed; it looks whenever nothing came for echoTimeout.
+// echo answers until stop is closed; it checks stop whenever nothing came for echoTimeout.
 func echo(socket int, stop <-chan struct{}) {
 	if err := pin(); err != nil {
 		return // the client says that nothing comes back

@@ -371,15 +371,15 @@ func measureFlapping(ctx context.Context, s *session) (err error) {
 	}
 	lasts := s.lasts(20*time.Second, time.Second)
 	began := time.Now()
-	for look := lasts / 10; time.Since(began) < lasts; {
+	for report := lasts / 10; time.Since(began) < lasts; {
 		d := flap(random, x.vips, up)
 		changes += len(d.Changed)
 		at := time.Now()
 		x.table.Commit(d)
 		commits = append(commits, milliseconds(time.Since(at)))
-		if time.Since(began) > look {
+		if time.Since(began) > report {
 			heap = append(heap, liveHeap()-heapBefore)
-			look += lasts / 10
+			report += lasts / 10
 		}
 		if err := pause(ctx, flapInterval); err != nil {
 			return err

@@ -17,7 +17,7 @@ type kind struct {
 	describe func(arg int) string
 	// holds are the resources that no other fault may hold at the same time.
 	holds func(arg int) []string
-	// touches is what gateways may hear of it.
+	// touches is the VIPs and gateways that it may affect.
 	touches func(arg int) scope
 	// inject breaks something and returns what heals it.
 	inject func(ctx context.Context, fx *fixture, f fault) (heal func(context.Context) error, err error)

@@ -93,7 +93,7 @@ func rules(gateway, family int) []rule {
 	return all
 }
 
-// event is what a gateway heard of a VIP.
+// event is an update of a VIP that a gateway received.
 type event struct {
 	at        time.Time
 	vip       int
@@ -176,7 +176,7 @@ type evaluation struct {
 	excused    int // UPDATEs without a reason on a machine that was too busy
 }
 
-// evaluate compares what gateways heard with what was true. It is pure.
+// evaluate compares the updates of the gateways with the timeline. It is pure.
 func evaluate(w *window) evaluation {
 	var ev evaluation
 	h := newHistory(w.changes, w.to)
@@ -221,9 +221,9 @@ func (ev *evaluation) holds(w *window, h *history, g, v int, heard []event) {
 		if len(causes) == 0 {
 			continue
 		}
-		unsound := h.disturbed(func(s state) bool { return s != healthy }, r.needs(g, vips[v].family)...)
+		unhealthy := h.disturbed(func(s state) bool { return s != healthy }, r.needs(g, vips[v].family)...)
 		// The clock of the rule starts again in each of these.
-		for _, counted := range without(causes, unsound) {
+		for _, counted := range without(causes, unhealthy) {
 			// Its end is known from a poll only, and its effects may be received before that.
 			seen := counted.to
 			counted.to = seen.Add(-2*pollInterval - w.late(seen.Add(-time.Second), seen))
@@ -261,7 +261,7 @@ func (ev *evaluation) raises(w *window, h *history, g, v int, heard []event) {
 			after := e.at.Sub(cause.from)
 			if !e.at.After(cause.to) && after > detect+w.slack(cause.from, e.at) {
 				ev.violations = append(ev.violations, violation{fmt.Sprintf(
-					"%s heard of %s at %s, although no target accepted connections since %s", gatewayName(g), vips[v].prefix,
+					"%s received %s at %s, although no target accepted connections since %s", gatewayName(g), vips[v].prefix,
 					e.at.Format(timeFormat), cause.from.Format(timeFormat)), v, g})
 			}
 		}

@@ -47,7 +47,9 @@ func TestEvaluateHeldTooLong(t *testing.T) {
 		want    string // "": nothing wrong
 	}{
 		{"targets gone, withdrawn in time", streamIs(1, 0, down), []event{heard(1.5, vipA, true)}, ""},
-		{"targets gone, withdrawn late", streamIs(1, 0, down), []event{heard(3, vipA, true)}, "no target accepts connections"},
+		{
+			"targets gone, withdrawn late", streamIs(1, 0, down), []event{heard(3, vipA, true)}, "no target accepts connections",
+		},
 		{"targets gone, never withdrawn", streamIs(1, 0, down), nil, "no target accepts connections"},
 		{"targets gone only for a moment", append(streamIs(1, 0, down), streamIs(1.2, 0, healthy)...), nil, ""},
 		{"one of two targets gone", []change{is(1, targetSubject(0, ipv4), down)}, nil, ""},
@@ -91,8 +93,8 @@ func TestEvaluateHeldTooLong(t *testing.T) {
 			w := &window{from: noon, to: at(20), events: c.events, changes: c.changes, faults: wideFault, late: inTime}
 			ev := evaluate(w)
 			// Gateway B is not part of these tests.
-			verdicts := slices.DeleteFunc(ev.violations, func(v violation) bool { return v.gateway == gatewayB })
-			wantViolations(t, verdicts, c.want)
+			violations := slices.DeleteFunc(ev.violations, func(v violation) bool { return v.gateway == gatewayB })
+			wantViolations(t, violations, c.want)
 		})
 	}
 }

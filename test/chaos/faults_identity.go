@@ -106,10 +106,10 @@ func expire(ctx context.Context, fx *fixture, f fault) (func(context.Context) er
 		offered = time.Now()
 		fx.frontendID.offer(longLife)
 	}
-	judged := make(chan struct{})
+	timerDone := make(chan struct{})
 	quit := make(chan struct{})
 	go func() {
-		defer close(judged)
+		defer close(timerDone)
 		timer := time.NewTimer(time.Until(end))
 		defer timer.Stop()
 		select {
@@ -125,7 +125,7 @@ func expire(ctx context.Context, fx *fixture, f fault) (func(context.Context) er
 	}()
 	return func(context.Context) error {
 		close(quit)
-		<-judged
+		<-timerDone
 		fx.lbID.offer(longLife)
 		fx.frontendID.offer(longLife)
 		fx.timeline.set("svid", healthy)

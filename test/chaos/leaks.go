@@ -57,13 +57,13 @@ func newLeaks(fx *fixture) *leaks {
 func (l *leaks) check(ctx context.Context) ([]violation, error) {
 	bound, cancel := context.WithTimeout(ctx, leakBound)
 	defer cancel()
-	var verdicts []violation
+	var violations []violation
 	err := lab.Eventually(bound, 100*time.Millisecond, func() error {
 		found, err := l.count(bound)
 		if err != nil {
 			return err // perhaps only because the time is over
 		}
-		if verdicts = found; len(found) > 0 {
+		if violations = found; len(found) > 0 {
 			return errors.New("something leaked")
 		}
 		return nil
@@ -71,17 +71,17 @@ func (l *leaks) check(ctx context.Context) ([]violation, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	if len(verdicts) == 0 && err != nil {
-		verdicts = []violation{{what: fmt.Sprintf("nothing could be counted: %v", err), vip: -1, gateway: -1}}
+	if len(violations) == 0 && err != nil {
+		violations = []violation{{what: fmt.Sprintf("nothing could be counted: %v", err), vip: -1, gateway: -1}}
 	}
-	return verdicts, nil
+	return violations, nil
 }
 
 // count compares everything once.
 func (l *leaks) count(ctx context.Context) ([]violation, error) {
-	var verdicts []violation
+	var violations []violation
 	add := func(format string, args ...any) {
-		verdicts = append(verdicts, violation{fmt.Sprintf(format, args...), -1, -1})
+		violations = append(violations, violation{fmt.Sprintf(format, args...), -1, -1})
 	}
 	bird := l.fixture.birdPID()
 	for _, p := range []struct {
@@ -134,8 +134,8 @@ func (l *leaks) count(ctx context.Context) ([]violation, error) {
 				add("the pod has no route to gateway %s", a)
 			}
 		}
-		if len(verdicts) > 0 {
-			return verdicts, nil
+		if len(violations) > 0 {
+			return violations, nil
 		}
 		l.kernel = kernel
 	}
@@ -145,7 +145,7 @@ func (l *leaks) count(ctx context.Context) ([]violation, error) {
 			add("%s: there is %q that was not there at first, and there is no %q", what, more, less)
 		}
 	}
-	return verdicts, nil
+	return violations, nil
 }
 
 // difference are the lines that only a has.

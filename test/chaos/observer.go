@@ -17,11 +17,11 @@ import (
 // recoveryBound is how long a ready VIP may be missing once everything is healed.
 const recoveryBound = 10 * time.Second
 
-// restTime is how long nothing may be heard once everything is healed and every
+// restTime is how long no update may be received once everything is healed and every
 // VIP is back.
 const restTime = 300 * time.Millisecond
 
-// observer knows what gateways hear and compares it with the timeline.
+// observer knows what gateways receive and compares it with the timeline.
 type observer struct {
 	fixture   *fixture
 	processes *processWatcher
@@ -87,13 +87,13 @@ func (o *observer) settle(ctx context.Context, healed time.Time, bound time.Dura
 			return took, nil, nil
 		}
 		if took > bound+lateSlack*o.processes.lateness(healed, time.Now()) {
-			var verdicts []violation
+			var violations []violation
 			for g, names := range missing {
 				if len(names) > 0 {
-					verdicts = append(verdicts, violation{fmt.Sprintf("%s after everything was healed %s misses %s", short(took), gatewayName(g), strings.Join(names, ", ")), -1, g})
+					violations = append(violations, violation{fmt.Sprintf("%s after everything was healed %s misses %s", short(took), gatewayName(g), strings.Join(names, ", ")), -1, g})
 				}
 			}
-			return took, verdicts, nil
+			return took, violations, nil
 		}
 		select {
 		case <-tick.C:
@@ -199,7 +199,7 @@ const probeBound = 3 * time.Second
 // probe asks every target directly whether it accepts connections from the pod,
 // and every VIP from behind each gateway: the data plane forwards in both directions.
 func (o *observer) probe(ctx context.Context) []violation {
-	var verdicts []violation
+	var violations []violation
 	bound, cancel := context.WithTimeout(ctx, probeBound)
 	defer cancel()
 	for _, v := range vips {
@@ -210,8 +210,10 @@ func (o *observer) probe(ctx context.Context) []violation {
 				})
 			})
 			if err != nil {
-				verdicts = append(
-					verdicts, violation{fmt.Sprintf("%s cannot be reached from behind %s: %v", v.prefix, gatewayName(g), err), -1, g},
+				violations = append(
+					violations, violation{
+						fmt.Sprintf("%s cannot be reached from behind %s: %v", v.prefix, gatewayName(g), err), -1, g,
+					},
 				)
 			}
 		}
@@ -220,11 +222,11 @@ func (o *observer) probe(ctx context.Context) []violation {
 		for f := range families {
 			err := o.fixture.Pod.Do(func() error { return dial(ctx, netip.AddrPortFrom(targetAddr(t, f), checkPort)) })
 			if err != nil {
-				verdicts = append(verdicts, violation{fmt.Sprintf("target %d of %s should accept connections: %v", t%targetsPerStream+1, streams[t/targetsPerStream].name, err), -1, -1})
+				violations = append(violations, violation{fmt.Sprintf("target %d of %s should accept connections: %v", t%targetsPerStream+1, streams[t/targetsPerStream].name, err), -1, -1})
 			}
 		}
 	}
-	return verdicts
+	return violations
 }
 
 // evaluate checks everything that was collected since the last calm point.
@@ -235,15 +237,15 @@ func (o *observer) evaluate() []violation {
 	w := &window{
 		from: o.since, to: o.collected, events: events, changes: changes, faults: o.faults, late: o.processes.lateness,
 	}
-	verdicts := o.reported
+	violations := o.reported
 	o.faults, o.reported, o.events = nil, nil, nil
 	o.mu.Unlock()
 	ev := evaluate(w)
 	o.recentFrom, o.since, o.recent, o.recently = o.since, w.to, events, changes
 	o.measures = append(o.measures, ev.measures...)
 	o.excused += ev.excused
-	verdicts = append(verdicts, ev.violations...)
-	return append(verdicts, endsUnheld(events)...)
+	violations = append(violations, ev.violations...)
+	return append(violations, endsUnheld(events)...)
 }
 
 // collect reads what the gateways heard since it was called last.
@@ -294,15 +296,17 @@ func endsUnheld(events []event) []violation {
 	for _, e := range events {
 		last[[2]int{e.gateway, e.vip}] = e
 	}
-	var verdicts []violation
+	var violations []violation
 	for _, key := range slices.SortedFunc(maps.Keys(last), func(a, b [2]int) int { return slices.Compare(a[:], b[:]) }) {
 		if e := last[key]; e.withdrawn || e.deferred {
-			verdicts = append(
-				verdicts, violation{fmt.Sprintf("at a calm point %s heard last: %s", gatewayName(e.gateway), e), e.vip, e.gateway},
+			violations = append(
+				violations, violation{
+					fmt.Sprintf("at a calm point %s received last: %s", gatewayName(e.gateway), e), e.vip, e.gateway,
+				},
 			)
 		}
 	}
-	return verdicts
+	return violations
 }
 
 // evidence is what is known of a violation, for people.

@@ -157,25 +157,25 @@ const settlings = 5
 
 // calm waits until everything is as it should be, and evaluates the window before it.
 func calm(ctx context.Context, out *printer, obs *observer, l *leaks, healed time.Time, bound time.Duration) error {
-	var verdicts []violation
+	var violations []violation
 	var took time.Duration
 	for range settlings {
 		var err error
-		if took, verdicts, err = obs.settle(ctx, healed, bound); err != nil {
+		if took, violations, err = obs.settle(ctx, healed, bound); err != nil {
 			return err
 		}
-		if len(verdicts) > 0 {
+		if len(violations) > 0 {
 			if err := obs.collect(); err != nil {
 				return err
 			}
 			break
 		}
-		verdicts = append(verdicts, obs.probe(ctx)...)
+		violations = append(violations, obs.probe(ctx)...)
 		leaked, err := l.check(ctx)
 		if err != nil {
 			return err
 		}
-		verdicts = append(verdicts, leaked...)
+		violations = append(violations, leaked...)
 		if !sleep(ctx, restTime) {
 			return context.Cause(ctx)
 		}
@@ -200,21 +200,21 @@ func calm(ctx context.Context, out *printer, obs *observer, l *leaks, healed tim
 	} else {
 		obs.recovered = append(obs.recovered, took)
 	}
-	if verdicts = append(verdicts, more...); len(verdicts) > 0 {
-		return fail(out, obs, verdicts)
+	if violations = append(violations, more...); len(violations) > 0 {
+		return fail(out, obs, violations)
 	}
 	out.say("%s  calm: every VIP at every gateway again after %s", time.Now().Format(timeFormat), short(took))
 	return nil
 }
 
 // fail shows the evidence and returns what is wrong.
-func fail(out *printer, obs *observer, verdicts []violation) error {
+func fail(out *printer, obs *observer, violations []violation) error {
 	out.say("")
-	for _, line := range obs.evidence(verdicts[0]) {
+	for _, line := range obs.evidence(violations[0]) {
 		out.say("  | %s", line)
 	}
-	if unsound := obs.fixture.timeline.unhealthy(); len(unsound) > 0 {
-		out.say("  | now: %s", strings.Join(unsound, ", "))
+	if unhealthy := obs.fixture.timeline.unhealthy(); len(unhealthy) > 0 {
+		out.say("  | now: %s", strings.Join(unhealthy, ", "))
 	}
 	for _, p := range obs.fixture.logs() {
 		out.say("  == last lines of %s (pid %d)", p.Name, p.PID())
@@ -223,9 +223,9 @@ func fail(out *printer, obs *observer, verdicts []violation) error {
 		}
 	}
 	var errs []error
-	for i, v := range verdicts {
+	for i, v := range violations {
 		if i == 20 {
-			errs = append(errs, fmt.Errorf("and %d more", len(verdicts)-i))
+			errs = append(errs, fmt.Errorf("and %d more", len(violations)-i))
 			break
 		}
 		errs = append(errs, errors.New(v.what))

@@ -93,6 +93,6 @@ func (t *scenario) leaseEnds(ctx context.Context) error {
 	if err := t.waitPause(ctx); err != nil {
 		return err
 	}
-	t.printf("   ok: the gateway heard nothing of %s", list(c.untouched()))
+	t.printf("   ok: the gateway received no update of %s", list(c.untouched()))
 	return nil
 }

@@ -133,7 +133,7 @@ func (t *scenario) printFailure(err error) {
 // start starts the pod and sees that nothing is advertised although everything
 // is up.
 func (t *scenario) start(ctx context.Context) error {
-	from, looks := time.Now(), t.watcher.Polls()
+	from, polls := time.Now(), t.watcher.Polls()
 	t.printf("   lb and frontend are started; no target listens")
 	if err := errors.Join(t.startLB(), t.startFrontend()); err != nil {
 		return err
@@ -159,7 +159,7 @@ func (t *scenario) start(ctx context.Context) error {
 			)
 		}
 	}
-	t.printf("   ok: empty at each of %d polls", t.watcher.Polls()-looks)
+	t.printf("   ok: empty at each of %d polls", t.watcher.Polls()-polls)
 	return nil
 }
 
@@ -172,7 +172,7 @@ func (t *scenario) up(ctx context.Context) error {
 	}
 	lb := s.GetLoadBalancer()
 	if lb.GetFreshness() != frontendv1.Freshness_FRESHNESS_LIVE || !lb.GetSynced() {
-		return fmt.Errorf("the frontend has not heard of every VIP: the word of the lb is %s, synced: %t %s", lb.GetFreshness(), lb.GetSynced(), lb.GetError())
+		return fmt.Errorf("the frontend does not know every VIP: the readiness of the lb is %s, synced: %t %s", lb.GetFreshness(), lb.GetSynced(), lb.GetError())
 	}
 	if len(s.GetGateways()) < len(t.gateway.Peers) {
 		return fmt.Errorf("the frontend knows %d BGP sessions, expected %d", len(s.GetGateways()), len(t.gateway.Peers))
@@ -309,7 +309,7 @@ func (t *scenario) verify(ctx context.Context, c *change) error {
 		t.printf("   ok")
 		return nil
 	}
-	t.printf("   ok: the gateway heard nothing of %s", list(stay))
+	t.printf("   ok: the gateway received no update of %s", list(stay))
 	return nil
 }
 

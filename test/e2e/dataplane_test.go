@@ -273,7 +273,7 @@ func TestCleanupCreatesNoState(t *testing.T) {
 }
 
 // The gateway must never send to a VIP for which the kernel has no target any more.
-// Each round looks at the kernel first: an empty table before a look that still finds
+// Each round reads the kernel first: an empty table before a read that still finds
 // the route is the wrong order, since nothing comes back here.
 func TestLastTargetRemovedAfterWithdrawal(t *testing.T) {
 	t.Parallel()

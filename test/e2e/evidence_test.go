@@ -28,14 +28,14 @@ const shortDrain = "--drain-time=200ms"
 // shortSettle shortens what follows a withdrawal; it is the frontend's.
 const shortSettle = "--settle=50ms"
 
-// What a gateway can hear of a VIP.
+// What a gateway can receive for a VIP.
 const (
 	announced   = "announced"
 	depreferred = "de-preferred"
 	withdrawn   = "withdrawn"
 )
 
-// trace is everything that the gateway heard so far.
+// trace is everything that the gateway received so far.
 func (f *fixture) trace() []lab.RouteUpdate {
 	f.t.Helper()
 	trace, err := f.gateway.Trace()
@@ -49,7 +49,7 @@ func (f *fixture) mark() int {
 	return len(f.trace())
 }
 
-// updates is what the gateway heard of a prefix after a mark.
+// updates is what the gateway received updates of a prefix after a mark.
 func (f *fixture) updates(mark int, prefix string) []lab.RouteUpdate {
 	f.t.Helper()
 	p := netip.MustParsePrefix(prefix)
@@ -76,15 +76,15 @@ func changes(heard []lab.RouteUpdate) []string {
 	return words
 }
 
-// wantUpdates fails unless the gateway heard exactly this of a prefix after a mark.
+// wantUpdates fails unless the gateway received exactly this of a prefix after a mark.
 func (f *fixture) wantUpdates(mark int, prefix string, want ...string) {
 	f.t.Helper()
 	if got := f.updates(mark, prefix); !slices.Equal(changes(got), want) {
-		f.t.Fatalf("the gateway heard of %s %v, want %v: %v", prefix, changes(got), want, got)
+		f.t.Fatalf("the gateway received for %s %v, want %v: %v", prefix, changes(got), want, got)
 	}
 }
 
-// wantNoUpdates fails if the gateway heard anything of these prefixes after a mark.
+// wantNoUpdates fails if the gateway received anything of these prefixes after a mark.
 func (f *fixture) wantNoUpdates(mark int, prefixes ...string) {
 	f.t.Helper()
 	for _, p := range prefixes {
@@ -92,7 +92,7 @@ func (f *fixture) wantNoUpdates(mark int, prefixes ...string) {
 	}
 }
 
-// waitUpdate waits until the last that the gateway heard of a prefix after a mark
+// waitUpdate waits until the last that the gateway received updates of a prefix after a mark
 // is this.
 func (f *fixture) waitUpdate(mark int, prefix, want string) lab.RouteUpdate {
 	f.t.Helper()
@@ -100,7 +100,7 @@ func (f *fixture) waitUpdate(mark int, prefix, want string) lab.RouteUpdate {
 	f.waitFor(func() error {
 		heard := f.updates(mark, prefix)
 		if got := changes(heard); len(got) == 0 || got[len(got)-1] != want {
-			return fmt.Errorf("the gateway heard of %s %v, and not yet that it is %s", prefix, got, want)
+			return fmt.Errorf("the gateway received for %s %v, and not yet %s", prefix, got, want)
 		}
 		last = heard[len(heard)-1]
 		return nil

@@ -161,9 +161,9 @@ func TestThousandFlips(t *testing.T) {
 	f.wantRoutes(vipA4, vipB6)
 	for prefix, want := range map[string]string{vipA4: announced, vipA6: withdrawn} {
 		heard := changes(f.updates(mark, prefix))
-		t.Logf("the gateway heard of %s %d times", prefix, len(heard))
+		t.Logf("the gateway received updates of %s %d times", prefix, len(heard))
 		if len(heard) < 2 || heard[len(heard)-1] != want || slices.Contains(heard, depreferred) {
-			t.Errorf("the gateway heard of %s %v, want flips that end %s", prefix, heard, want)
+			t.Errorf("the gateway received for %s %v, want flips that end %s", prefix, heard, want)
 		}
 	}
 	// Nothing died.

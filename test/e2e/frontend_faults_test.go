@@ -345,7 +345,7 @@ func TestFamiliesAreIndependent(t *testing.T) {
 		f.wantHealth(lab.FrontendHealth, family.service, serving)
 		f.wantNoUpdates(mark, family.other)
 		if got := changes(f.updates(mark, family.vip)); !slices.Equal(got, []string{withdrawn, announced, withdrawn, announced}) {
-			t.Errorf("the gateway heard of %s %v", family.vip, got)
+			t.Errorf("the gateway received updates of %s %v", family.vip, got)
 		}
 	}
 }

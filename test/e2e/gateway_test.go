@@ -239,7 +239,7 @@ func TestGatewaySessionRecovery(t *testing.T) {
 		want = append(want, withdrawn, announced)
 		f.waitFor(func() error {
 			if got := changes(f.updates(mark, vipA4)); !slices.Equal(got, want) {
-				return fmt.Errorf("the gateway heard of %s %v, want %v", vipA4, got, want)
+				return fmt.Errorf("the gateway received for %s %v, want %v", vipA4, got, want)
 			}
 			return nil
 		})

@@ -27,7 +27,7 @@ func TestVIPsAreGatedIndependently(t *testing.T) {
 	f.down(f.target2)
 	f.wantRoutes(vipA4, vipA6)
 	if after := f.gateway.Updates(vipA4); after != before {
-		t.Fatalf("the gateway heard of %s %d times while only %s changed", vipA4, after-before, vipB4)
+		t.Fatalf("the gateway received updates of %s %d times while only %s changed", vipA4, after-before, vipB4)
 	}
 	routes, err := f.gateway.Routes(context.Background())
 	f.must(err)

@@ -103,12 +103,12 @@ func (f *fixture) routerMark(r lab.Router) int {
 	return len(trace)
 }
 
-// waitRouterUpdate waits until a gateway heard exactly this of a prefix after a mark.
+// waitRouterUpdate waits until a gateway received exactly this of a prefix after a mark.
 func (f *fixture) waitRouterUpdate(r lab.Router, mark int, prefix string, want ...string) {
 	f.t.Helper()
 	f.waitFor(func() error {
 		if got := f.routerUpdates(r, mark, prefix); !slices.Equal(got, want) {
-			return fmt.Errorf("%s heard of %s %v, want %v", r.Config().Name, prefix, got, want)
+			return fmt.Errorf("%s received updates of %s %v, want %v", r.Config().Name, prefix, got, want)
 		}
 		return nil
 	})

@@ -83,7 +83,7 @@ func TestLBKillWithinGracePeriod(t *testing.T) {
 	f.wantRoutes(vipA4, vipA6)
 }
 
-// clockSlack covers that the gateway's BIRD looks at the clock once in each
+// clockSlack covers that the gateway's BIRD reads the clock once in each
 // round of its loop.
 const clockSlack = 50 * time.Millisecond
 
@@ -268,7 +268,8 @@ func TestLBRestartWithinGracePeriod(t *testing.T) {
 }
 
 // Design section 4: "An unsynced snapshot (targets not yet checked) neither withdraws nor raises
-// anything". An LB is unsynced until each target has a verdict, or for half of its grace period.
+// anything". An LB is unsynced until each target has a check result, or for half of its grace
+// period.
 func TestUnsyncedLBChangesNothing(t *testing.T) {
 	t.Parallel()
 	const grace = 6 * time.Second

@@ -63,7 +63,7 @@ func TestVIPLimit(t *testing.T) {
 	for _, vip := range few {
 		// BIRD announces a route again, unchanged, after a reload of its filters.
 		if got := changes(f.updates(mark, vip)); slices.ContainsFunc(got, func(s string) bool { return s != announced }) {
-			t.Errorf("the gateway heard of %s %v", vip, got)
+			t.Errorf("the gateway received updates of %s %v", vip, got)
 		}
 	}
 	f.waitFor(func() error {

@@ -12,7 +12,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// A normal start has no line that a person would look at, and its JSON has the words of states and
+// A normal start has no line that needs attention, and its JSON has the words of states and
 // reasons.
 func TestNormalStartLogsNoWarning(t *testing.T) {
 	t.Parallel()

@@ -240,7 +240,7 @@ func (f *fixture) startFrontendAs(env, args []string) {
 // every is all the usual VIPs.
 func every() []string { return []string{vipA4, vipA6, vipB4, vipB6} }
 
-// wantSilence fails if the gateway heard anything of any VIP after a mark.
+// wantSilence fails if the gateway received anything of any VIP after a mark.
 func (f *fixture) wantSilence(mark int) {
 	f.t.Helper()
 	f.wantNoUpdates(mark, every()...)

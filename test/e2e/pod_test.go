@@ -32,7 +32,7 @@ func TestPodTermOrder(t *testing.T) {
 }
 
 // podTermRound starts a pod, ends both processes in the same millisecond and
-// judges the order of what followed.
+// checks the order of what followed.
 func (f *fixture) podTermRound(round int) {
 	f.t.Helper()
 	vips := []string{vipA4, vipA6, vipB4, vipB6}
@@ -94,7 +94,7 @@ func TestThousandVIPs(t *testing.T) {
 	f.down(f.target2)
 	f.wantRoutes(first...)
 	if trace := f.trace()[mark:]; len(trace) != 2*len(last) {
-		t.Errorf("the gateway heard %d times of prefixes while %v came and went", len(trace), last)
+		t.Errorf("the gateway received %d times of prefixes while %v came and went", len(trace), last)
 	}
 
 	mark = f.mark()

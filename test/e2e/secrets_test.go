@@ -114,7 +114,7 @@ func TestNoSecretInOutput(t *testing.T) {
 			return err
 		}
 		if path == filepath.Dir(f.gateway.Socket()) || path == f.pod.Authority() {
-			return fs.SkipDir // the gateway is not ours to judge
+			return fs.SkipDir // the gateway is not checked
 		}
 		if !e.Type().IsRegular() || path == conf || path == key {
 			return nil

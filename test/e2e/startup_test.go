@@ -68,7 +68,7 @@ func wantFirstRise(t *testing.T, lb *lab.Process, vip string) {
 	}
 }
 
-// A pod starts while its IPv6 addresses are tentative: no verdict comes from the checks
+// A pod starts while its IPv6 addresses are tentative: the checks have no result
 // that fail meanwhile, so that the VIP rises with all of its targets.
 func TestFirstRiseWaitsForDAD(t *testing.T) {
 	t.Parallel()
@@ -97,7 +97,7 @@ func TestFirstRiseWithDataPlane(t *testing.T) {
 	}
 }
 
-// A target whose first verdict comes late is waited for before the kernel has any target.
+// A target whose first check result comes late is waited for before the kernel has any target.
 func TestDataPlaneWaitsForLateTarget(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
@@ -130,7 +130,7 @@ func TestNewStreamRisesWithAllTargets(t *testing.T) {
 	f.up(f.target2)
 	f.must(f.pod.StartLB())
 	f.waitLog(f.pod.LB, "readiness is synced")
-	// Nothing answers for target 2: its verdict takes fall checks, each of which times out.
+	// Nothing answers for target 2: its result takes fall checks, each of which times out.
 	pool = strings.Replace(pool, lab.Target2v6.String(), silent, 1)
 	f.must(f.pod.WriteTrench(pool))
 	ready, total := waitFirstRise(t, f.pod.LB, vipA6)
@@ -148,7 +148,7 @@ func TestNewStreamRisesWithAllTargets(t *testing.T) {
 		return when
 	}
 	if took := at(`VIP changed" vip=` + vipA6 + ` .*to=ready`).Sub(at("new configuration in force")); took < 2*200*time.Millisecond {
-		t.Errorf("%s rose after %v, before target-2 had a verdict", vipA6, took)
+		t.Errorf("%s rose after %v, before target-2 had a check result", vipA6, took)
 	}
 }
 

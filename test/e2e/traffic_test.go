@@ -11,7 +11,7 @@ import (
 	"github.com/vipgate/vipgate/test/traffic"
 )
 
-// scenarioTimeout bounds one scene with its lab.
+// scenarioTimeout bounds one scenario with its lab.
 const scenarioTimeout = 4 * time.Minute
 
 // openTrench starts two pods with real traffic's lab.

@@ -13,7 +13,7 @@ import (
 )
 
 // Bounds of a generator. They keep a mistake in a test from taking the machine
-// down; they are far above what the stories need.
+// down; they are far above what the scenarios need.
 const (
 	MaxRate    = 2000             // requests per second
 	MaxFlows   = 1000             // long-lived flows

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// pollInterval is how often a wait looks whether its condition holds.
+// pollInterval is the interval at which a wait checks its condition.
 const pollInterval = 5 * time.Millisecond
 
 // maxFailures is how many failures of a phase are kept in words.

@@ -13,13 +13,13 @@ func TestTables(t *testing.T) {
 			{Number: 1, Target: "target-2", LongestGap: 21 * time.Millisecond},
 		},
 	}
-	story := Table(Row{"rolling restart", r, []string{"target-1"}}, Row{"control", r, nil})
+	table := Table(Row{"rolling restart", r, []string{"target-1"}}, Row{"control", r, nil})
 	want := `                   sent  answered  failed  flows  broken  of leavers  longest gap  slowest answer
   rolling restart  1200      1199       1      2       0           1        21 ms         1003 ms
   control          1200      1199       1      2       1           0      2000 ms         1003 ms
 `
-	if story != want {
-		t.Errorf("got\n%s\nwant\n%s", story, want)
+	if table != want {
+		t.Errorf("got\n%s\nwant\n%s", table, want)
 	}
 	beside := SideBySide(Row{"vipgate", r, []string{"target-1"}}, Row{"control", r, nil})
 	want = `                  vipgate  control
