@@ -1,4 +1,4 @@
-// Package durable keeps small JSON documents in files that survive a crash whole.
+// Package durable stores small JSON documents in files that survive a crash.
 package durable
 
 import (
@@ -15,19 +15,18 @@ import (
 )
 
 const (
-	// maxSize is the largest state file that is read: far more than
-	// DefaultRegistryTargets registrations need.
+	// maxSize is the largest state file that is read; DefaultRegistryTargets registrations need far
+	// less.
 	maxSize = 256 << 20
-	// temporarySuffix is that of a file that is being written.
+	// temporarySuffix is the suffix of a file that is being written.
 	temporarySuffix = ".tmp"
 )
 
-// ErrBroken is wrapped when a file was read and its content is corrupt.
+// ErrBroken is wrapped when the content of a file is corrupt.
 var ErrBroken = errors.New("is a corrupt state file")
 
-// Write replaces a file so that after a crash there is the old one or the
-// new one, whole. Its directory is created when missing. One goroutine at a time may
-// write a file.
+// Write replaces a file atomically: after a crash, the old or the new content is complete. A
+// missing directory is created. Only one goroutine at a time may write a file.
 func Write(path string, content any) (err error) {
 	data, err := json.MarshalIndent(content, "", " ")
 	if err != nil {
@@ -52,7 +51,7 @@ func Write(path string, content any) (err error) {
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, errors.Join(err, os.Remove(tmp.Name())))
 	}
-	// The new name is on the disk only once the directory is.
+	// The rename is durable only once the directory is synced.
 	d, err := os.Open(dir)
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
@@ -63,9 +62,8 @@ func Write(path string, content any) (err error) {
 	return nil
 }
 
-// Read reads what Write wrote, with the time of its last stamp. No
-// file is no error: found is false. The error wraps ErrBroken when the content is
-// not what it should be.
+// Read reads a file of Write and its modification time. A missing file is not an error: found is
+// false. The error wraps ErrBroken when the content is corrupt.
 func Read(path string, content any) (stamped time.Time, found bool, err error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -83,7 +81,7 @@ func Read(path string, content any) (stamped time.Time, found bool, err error) {
 	case err != nil:
 		return time.Time{}, false, fmt.Errorf("read state: %w", err)
 	case len(data) > maxSize:
-		return time.Time{}, true, fmt.Errorf("%s %w: it has more than %d bytes", path, ErrBroken, maxSize)
+		return time.Time{}, true, fmt.Errorf("%s %w: it is larger than %d bytes", path, ErrBroken, maxSize)
 	}
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
@@ -91,17 +89,17 @@ func Read(path string, content any) (stamped time.Time, found bool, err error) {
 		return time.Time{}, true, fmt.Errorf("%s %w: %w", path, ErrBroken, err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return time.Time{}, true, fmt.Errorf("%s %w: something follows its end", path, ErrBroken)
+		return time.Time{}, true, fmt.Errorf("%s %w: trailing data", path, ErrBroken)
 	}
 	return info.ModTime(), true, nil
 }
 
-// SetAside moves a corrupt file aside, for a person to look at.
+// SetAside renames a corrupt file for an operator to inspect.
 func SetAside(path string, why error, now time.Time, log *slog.Logger) {
 	aside := path + ".broken-" + now.UTC().Format("20060102T150405.000Z")
 	if err := os.Rename(path, aside); err != nil {
-		log.Error("a state file is broken and will be overwritten: what it held is lost", "file", path, "error", errors.Join(why, err))
+		log.Error("corrupt state file will be overwritten, its content is lost", "file", path, "error", errors.Join(why, err))
 		return
 	}
-	log.Error("a state file is broken and was moved aside: what it held is lost", "file", path, "moved_to", aside, "error", why)
+	log.Error("corrupt state file moved aside, its content is lost", "file", path, "moved_to", aside, "error", why)
 }

@@ -20,8 +20,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 )
 
-// stopTimeout is how long calls get to finish when the endpoint ends. Streams
-// that wait for the next change never finish by themselves.
+// stopTimeout is how long calls may run after the endpoint ended. Streams that wait for the next
+// change never finish by themselves.
 const stopTimeout = 100 * time.Millisecond
 
 // Endpoint is a gRPC server with its listeners. It implements task.Task.
@@ -34,8 +34,7 @@ type Endpoint struct {
 	ready     chan struct{}
 }
 
-// Register is how services get into an endpoint; generated code and the health
-// server take it.
+// Register registers services; generated code and the health server call it.
 type Register func(grpc.ServiceRegistrar)
 
 // Calls counts the calls of a server.
@@ -45,16 +44,18 @@ type Calls interface {
 	Serves(reflection.ServiceInfoProvider)
 }
 
-// NewAdmin listens on a unix socket for the same user and root only (design
-// section 10), with the services of register, reflection and channelz over
-// gRPC, and pprof over HTTP/1. watch is [identity.ListenOptions.Watch].
-func NewAdmin(ctx context.Context, path string, log *slog.Logger, calls Calls, watch func(error), register Register) (*Endpoint, error) {
+// NewAdmin listens on a unix socket for the same user and root only, with the services of register,
+// reflection and channelz over gRPC, and pprof over HTTP/1. watch is
+// [identity.ListenOptions.Watch].
+func NewAdmin(ctx context.Context, path string, log *slog.Logger, calls Calls, watch func(error),
+	register Register,
+) (*Endpoint, error) {
 	listener, err := identity.Listen(ctx, identity.ListenOptions{Path: path, Mode: fs.FileMode(0o600), Watch: watch})
 	if err != nil {
 		return nil, fmt.Errorf("admin socket: %w", err)
 	}
 	split := newSplitter(listener, log)
-	// The splitter let the peer in.
+	// The splitter has authenticated the peer.
 	e := newEndpoint("admin socket", []net.Listener{split}, calls, register, grpc.Creds(insecure.NewCredentials()))
 	e.pprof = newPprofServer(split, log)
 	reflection.Register(e.server)
@@ -65,10 +66,9 @@ func NewAdmin(ctx context.Context, path string, log *slog.Logger, calls Calls, w
 	return e, nil
 }
 
-// NewPlain listens on a TCP address, and on loopback, without TLS, for the
-// kubelet's gRPC probe, which knows no certificates (design section 13). Clients
-// are not authenticated, hence no reflection, few streams and little memory for
-// each connection.
+// NewPlain listens on a TCP address, and on loopback, without TLS, for the kubelet's gRPC probe,
+// which does not support certificates. Clients are not authenticated, so there is no reflection,
+// and streams and memory per connection are limited.
 func NewPlain(ctx context.Context, name, addr string, calls Calls, register Register) (*Endpoint, error) {
 	listeners, err := ListenTCP(ctx, addr, MaxConnections, true)
 	if err != nil {
@@ -78,19 +78,24 @@ func NewPlain(ctx context.Context, name, addr string, calls Calls, register Regi
 		grpc.Creds(insecure.NewCredentials()),
 		grpc.ConnectionTimeout(3*time.Second),
 		grpc.MaxConcurrentStreams(16),
-		grpc.MaxRecvMsgSize(4<<10), // a request holds the name of a service
+		grpc.MaxRecvMsgSize(4<<10), // a request contains the name of a service
 		grpc.MaxHeaderListSize(8<<10),
 		grpc.StaticStreamWindowSize(64<<10),
 		grpc.StaticConnWindowSize(64<<10),
 		grpc.ReadBufferSize(4<<10),
 		grpc.WriteBufferSize(4<<10),
-		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: time.Minute, Time: 30 * time.Second, Timeout: 5 * time.Second}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{
+			MaxConnectionIdle: time.Minute, Time: 30 * time.Second,
+			Timeout: 5 * time.Second,
+		}),
 	), nil
 }
 
-// NewMutual listens on a TCP address with the given credentials, for callers from
-// elsewhere. options are those of its server.
-func NewMutual(ctx context.Context, name, addr string, calls Calls, creds credentials.TransportCredentials, options []grpc.ServerOption, register Register) (*Endpoint, error) {
+// NewMutual listens on a TCP address with the given credentials for remote callers. options are
+// those of its server.
+func NewMutual(ctx context.Context, name, addr string, calls Calls, creds credentials.TransportCredentials,
+	options []grpc.ServerOption, register Register,
+) (*Endpoint, error) {
 	listeners, err := ListenTCP(ctx, addr, MaxRegistryConnections, false)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
@@ -100,10 +105,13 @@ func NewMutual(ctx context.Context, name, addr string, calls Calls, creds creden
 	return e, nil
 }
 
-func newEndpoint(name string, listeners []net.Listener, calls Calls, register Register, options ...grpc.ServerOption) *Endpoint {
+func newEndpoint(name string, listeners []net.Listener, calls Calls, register Register,
+	options ...grpc.ServerOption,
+) *Endpoint {
 	e := &Endpoint{
 		name: name, listeners: listeners, ready: make(chan struct{}), cleanup: func() {},
-		server: grpc.NewServer(slices.Concat(calls.ServerOptions(), options, []grpc.ServerOption{grpc.WaitForHandlers(true)})...),
+		server: grpc.NewServer(slices.Concat(calls.ServerOptions(), options,
+			[]grpc.ServerOption{grpc.WaitForHandlers(true)})...),
 	}
 	register(e.server)
 	calls.Serves(e.server)
@@ -113,13 +121,13 @@ func newEndpoint(name string, listeners []net.Listener, calls Calls, register Re
 // String implements task.Task.
 func (e *Endpoint) String() string { return e.name + " " + e.Addr().String() }
 
-// Ready is closed when calls are answered.
+// Ready is closed when the endpoint accepts calls.
 func (e *Endpoint) Ready() <-chan struct{} { return e.ready }
 
-// Addr is the address it listens on, beside loopback.
+// Addr returns its address, beside loopback.
 func (e *Endpoint) Addr() net.Addr { return e.listeners[0].Addr() }
 
-// Close gives up an endpoint whose task was never run.
+// Close closes an endpoint that was never run.
 func (e *Endpoint) Close() {
 	e.cleanup()
 	if e.pprof != nil {
@@ -127,7 +135,7 @@ func (e *Endpoint) Close() {
 	}
 	e.server.Stop()
 	for _, l := range e.listeners {
-		// The error would be that the listener is closed already.
+		// The only possible error: the listener is closed already.
 		_ = l.Close()
 	}
 }

@@ -76,7 +76,7 @@ func check(t *testing.T, target string) error {
 	return err
 }
 
-func TestAdminSocketServesGRPCAndPprof(t *testing.T) {
+func TestAdminSocketGRPCAndPprof(t *testing.T) {
 	path := newAdmin(t)
 	if err := check(t, "unix:"+path); err != nil {
 		t.Fatal(err)
@@ -101,7 +101,7 @@ func TestAdminSocketServesGRPCAndPprof(t *testing.T) {
 	}
 }
 
-func TestCallsAreCountedOnBothKindsOfEndpoint(t *testing.T) {
+func TestCallsAreCounted(t *testing.T) {
 	calls := metrics.NewLB("test")
 	dir, err := os.MkdirTemp("", "vg")
 	if err != nil {
@@ -153,9 +153,12 @@ func TestCallsAreCountedOnBothKindsOfEndpoint(t *testing.T) {
 	}
 }
 
-func TestGarbageAndSilenceDoNotDisturbTheAdminSocket(t *testing.T) {
+func TestAdminSocketGarbageAndSilence(t *testing.T) {
 	path := newAdmin(t)
-	for _, garbage := range []string{"\x00\xff\x00\xff garbage\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff\xff\xff\xff\xff\xff", "GE", ""} {
+	for _, garbage := range []string{
+		"\x00\xff\x00\xff garbage\r\n\r\n",
+		"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff\xff\xff\xff\xff\xff", "GE", "",
+	} {
 		conn, err := net.Dial("unix", path)
 		if err != nil {
 			t.Fatal(err)
@@ -170,7 +173,7 @@ func TestGarbageAndSilenceDoNotDisturbTheAdminSocket(t *testing.T) {
 	}
 }
 
-func TestPlainEndpointServesUntilItsTaskEnds(t *testing.T) {
+func TestPlainEndpoint(t *testing.T) {
 	e, err := NewPlain(t.Context(), "health", "127.0.0.1:0", metrics.NewLB("test"), registerHealth)
 	if err != nil {
 		t.Fatal(err)
@@ -181,7 +184,8 @@ func TestPlainEndpointServesUntilItsTaskEnds(t *testing.T) {
 	if err := check(t, e.Addr().String()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := NewPlain(t.Context(), "health", e.Addr().String(), metrics.NewLB("test"), registerHealth); err == nil || !strings.Contains(err.Error(), "health: ") {
+	if _, err := NewPlain(t.Context(), "health", e.Addr().String(), metrics.NewLB("test"), registerHealth); err == nil ||
+		!strings.Contains(err.Error(), "health: ") {
 		t.Fatalf("a busy port gave %v", err)
 	}
 	cancel()
@@ -191,7 +195,7 @@ func TestPlainEndpointServesUntilItsTaskEnds(t *testing.T) {
 	}
 }
 
-func TestEndpointThatNeverRanCanBeGivenUp(t *testing.T) {
+func TestCloseWithoutRun(t *testing.T) {
 	dir, err := os.MkdirTemp("", "vg")
 	if err != nil {
 		t.Fatal(err)
@@ -207,8 +211,8 @@ func TestEndpointThatNeverRanCanBeGivenUp(t *testing.T) {
 	}
 }
 
-// The health port is reachable without credentials: no service but health is offered, and the streams
-// of a connection are few.
+// The health port is reachable without credentials: it has only the health service and few streams
+// per connection.
 func TestPlainEndpointLimits(t *testing.T) {
 	e, err := NewPlain(t.Context(), "health", "127.0.0.1:0", metrics.NewLB("test"), registerHealth)
 	if err != nil {
@@ -239,7 +243,7 @@ func TestPlainEndpointLimits(t *testing.T) {
 	if _, err := healthv1.NewHealthClient(conn).Check(short, &healthv1.HealthCheckRequest{}); err == nil {
 		t.Error("a 17th stream was served")
 	}
-	// A client that never finishes its preface is cut off.
+	// A client that does not finish its preface is disconnected.
 	silent, err := net.Dial("tcp", e.Addr().String())
 	if err != nil {
 		t.Fatal(err)
@@ -268,7 +272,7 @@ func TestListenTCPAddsLoopback(t *testing.T) {
 	}
 }
 
-// exhausted is a listener that has no file descriptor for a while.
+// exhausted is a listener without file descriptors for a while.
 type exhausted struct {
 	net.Listener
 	left atomic.Int32
@@ -281,7 +285,7 @@ func (l *exhausted) Accept() (net.Conn, error) {
 	return l.Listener.Accept()
 }
 
-func TestAdminSocketOutlivesLackOfDescriptors(t *testing.T) {
+func TestAcceptRetriesWithoutDescriptors(t *testing.T) {
 	dir, err := os.MkdirTemp("", "vg")
 	if err != nil {
 		t.Fatal(err)
@@ -294,7 +298,8 @@ func TestAdminSocketOutlivesLackOfDescriptors(t *testing.T) {
 	}
 	l := &exhausted{Listener: inner}
 	l.left.Store(3)
-	run(t, newEndpoint("admin socket", []net.Listener{newSplitter(l, quiet)}, metrics.NewLB("test"), registerHealth, grpc.Creds(insecure.NewCredentials())))
+	run(t, newEndpoint("admin socket", []net.Listener{newSplitter(l, quiet)}, metrics.NewLB("test"), registerHealth,
+		grpc.Creds(insecure.NewCredentials())))
 	if err := check(t, "unix:"+path); err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// pair is a connection and its other end, which the server accepted.
+// pair is a connection and the server's end of it.
 type pair struct{ client, server net.Conn }
 
 // limitedListener returns a listener of n connections and a function that connects from an address.
@@ -66,7 +66,7 @@ func TestLimitClosesOldestOfBusiestSource(t *testing.T) {
 	wantOpen(t, true, kubelet...)
 	wantOpen(t, false, flood[:92]...)
 	wantOpen(t, true, flood[92:]...)
-	// A third source is let in at the expense of the busiest.
+	// A connection of a third source replaces one of the busiest source.
 	wantOpen(t, true, connect("127.0.0.4"))
 	wantOpen(t, false, flood[92])
 	wantOpen(t, true, append(kubelet, flood[93:]...)...)
@@ -95,7 +95,7 @@ func TestLimitKeepsAuthenticatedConnections(t *testing.T) {
 	p.server.(interface{ Authenticated() }).Authenticated()
 	peers = append(peers, p)
 	wantOpen(t, false, connect("127.0.0.3"))
-	// A connection that ended makes room.
+	// A closed connection is not counted any more.
 	peers[0].server.Close()
 	wantOpen(t, true, append(peers[1:], connect("127.0.0.3"))...)
 }
@@ -110,7 +110,7 @@ func TestLimitFollowsDescriptors(t *testing.T) {
 		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: files, Max: old.Max}); err != nil {
 			t.Fatal(err)
 		}
-		if got := Limit(nil, MaxConnections).(*limited).most; got != want {
+		if got := Limit(nil, MaxConnections).(*limited).max; got != want {
 			t.Errorf("%d connections of %d descriptors, want %d", got, files, want)
 		}
 	}

@@ -16,18 +16,17 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 )
 
-// sniffTimeout is how long a client may take to say what it speaks.
-const sniffTimeout = 5 * time.Second
+// peekTimeout bounds the wait for the first bytes of a client.
+const peekTimeout = 5 * time.Second
 
-// acceptRetry is the time between two attempts to accept while there are no file
-// descriptors.
+// acceptRetry is the delay between two attempts to accept without free file descriptors.
 const acceptRetry = 50 * time.Millisecond
 
-// http2Preface is how every HTTP/2 connection begins (RFC 9113 section 3.4).
+// http2Preface is the start of every HTTP/2 connection (RFC 9113 section 3.4).
 const http2Preface = "PRI "
 
-// splitter accepts connections of those who may use the socket, and gives those that
-// speak HTTP/2 to gRPC and the others to the pprof server. It is the listener of gRPC.
+// splitter accepts connections of authorized processes and passes HTTP/2 connections to gRPC and
+// others to the pprof server. It is the listener of gRPC.
 type splitter struct {
 	net.Listener
 	credentials credentials.TransportCredentials
@@ -63,17 +62,17 @@ func (s *splitter) run() {
 			s.end(err)
 			return
 		}
-		s.wg.Go(func() { s.sort(conn) })
+		s.wg.Go(func() { s.dispatch(conn) })
 	}
 }
 
-// sort looks at the first bytes of a connection. Nothing of it is lost.
-func (s *splitter) sort(conn net.Conn) {
+// dispatch reads ahead the first bytes of a connection to select its server.
+func (s *splitter) dispatch(conn net.Conn) {
 	if _, _, err := s.credentials.ServerHandshake(conn); err != nil {
-		return // it closed the connection and logged why
+		return // it closed the connection and logged the error
 	}
 	r := bufio.NewReaderSize(conn, 64)
-	_ = conn.SetReadDeadline(time.Now().Add(sniffTimeout))
+	_ = conn.SetReadDeadline(time.Now().Add(peekTimeout))
 	done := make(chan struct{})
 	defer close(done)
 	s.wg.Go(func() {
@@ -85,7 +84,7 @@ func (s *splitter) sort(conn net.Conn) {
 	})
 	first, err := r.Peek(len(http2Preface))
 	if err != nil {
-		s.log.Debug("admin client said nothing", "error", err)
+		s.log.Debug("admin client sent nothing", "error", err)
 		_ = conn.Close()
 		return
 	}
@@ -95,7 +94,7 @@ func (s *splitter) sort(conn net.Conn) {
 		to = s.grpc
 	}
 	select {
-	case to <- &sniffed{Conn: conn, r: r}:
+	case to <- &peekedConn{Conn: conn, r: r}:
 	case <-s.closed:
 		_ = conn.Close()
 	}
@@ -126,15 +125,15 @@ func (s *splitter) Close() error {
 	return err
 }
 
-// sniffed is a connection whose first bytes were looked at.
-type sniffed struct {
+// peekedConn is a connection whose first bytes were read ahead.
+type peekedConn struct {
 	net.Conn
 	r *bufio.Reader
 }
 
-func (c *sniffed) Read(p []byte) (int, error) { return c.r.Read(p) }
+func (c *peekedConn) Read(p []byte) (int, error) { return c.r.Read(p) }
 
-// pprofServer serves net/http/pprof to the other connections of a splitter.
+// pprofServer serves net/http/pprof on the other connections of a splitter.
 type pprofServer struct {
 	*splitter
 	server *http.Server
@@ -146,7 +145,10 @@ func newPprofServer(s *splitter, log *slog.Logger) *pprofServer {
 	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
-	return &pprofServer{s, &http.Server{Handler: mux, ReadHeaderTimeout: sniffTimeout, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)}}
+	return &pprofServer{s, &http.Server{
+		Handler: mux, ReadHeaderTimeout: peekTimeout,
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}}
 }
 
 // Accept returns the next connection that is not gRPC.

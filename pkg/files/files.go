@@ -1,5 +1,5 @@
-// Package files reads files without blocking for ever: on a FIFO that has no
-// writer, or on a mount whose server does not answer.
+// Package files reads files with bounded waits: a FIFO without a writer or a mount whose server
+// does not respond cannot block it.
 package files
 
 import (
@@ -14,22 +14,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Timeout is how long a file system gets to answer.
+// Timeout bounds a call into a file system.
 const Timeout = 2 * time.Second
 
-// ErrHung says that a file system did not answer in time.
+// ErrHung is wrapped when a file system did not respond in time.
 var ErrHung = errors.New("the file system hangs")
 
-// Calls runs calls into file systems, one at a time, so that a mount that hangs
-// blocks one goroutine at most. The zero Calls is ready for use.
+// Calls runs calls into file systems one at a time, so that a hung mount blocks at most one
+// goroutine. The zero Calls is ready for use.
 type Calls struct {
 	mu      sync.Mutex
-	pending chan struct{} // closed when the call that runs has ended; nil: none
+	pending chan struct{} // closed when the running call has ended; nil: none
 }
 
-// Do runs call and returns its results, or an error that wraps [ErrHung] when it does
-// not end within [Timeout], or ctx's error. The call continues in both cases, and
-// until it ends other calls fail at once.
+// Do runs call and returns its results, an error that wraps [ErrHung] when it does not end within
+// [Timeout], or ctx's error. In the last two cases the call continues, and other calls fail at once
+// until it ends.
 func Do[T any](ctx context.Context, c *Calls, what string, call func() (T, error)) (T, error) {
 	var none T
 	hung := fmt.Errorf("%s: %w: it did not answer within %v", what, ErrHung, Timeout)
@@ -64,8 +64,8 @@ func Do[T any](ctx context.Context, c *Calls, what string, call func() (T, error
 	}
 }
 
-// Read returns the content of a regular file of at most limit bytes. It opens
-// nothing that would block, and does not bound the time that a mount takes: see [Do].
+// Read returns the content of a regular file of at most limit bytes. It does not block on special
+// files, and does not bound the time of a mount: see [Do].
 func Read(path string, limit int64) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {

@@ -17,10 +17,11 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestReadRefusesWhatBlocks(t *testing.T) {
+func TestReadRejectsBlockingFiles(t *testing.T) {
 	dir := t.TempDir()
 	file, fifo, link := filepath.Join(dir, "file"), filepath.Join(dir, "fifo"), filepath.Join(dir, "link")
-	if err := errors.Join(os.WriteFile(file, []byte("12345"), 0o600), unix.Mkfifo(fifo, 0o600), os.Symlink(fifo, link)); err != nil {
+	if err := errors.Join(os.WriteFile(file, []byte("12345"), 0o600), unix.Mkfifo(fifo, 0o600),
+		os.Symlink(fifo, link)); err != nil {
 		t.Fatal(err)
 	}
 	if data, err := Read(file, 5); err != nil || string(data) != "12345" {
@@ -46,7 +47,8 @@ func TestOneHungCallAtATime(t *testing.T) {
 		var started atomic.Int32
 		call := func() (int, error) { started.Add(1); <-release; return 1, nil }
 		begin := time.Now()
-		if _, err := Do(t.Context(), &c, "state", call); !errors.Is(err, ErrHung) || !strings.HasPrefix(err.Error(), "state: ") {
+		if _, err := Do(t.Context(), &c, "state", call); !errors.Is(err, ErrHung) ||
+			!strings.HasPrefix(err.Error(), "state: ") {
 			t.Errorf("got %v", err)
 		}
 		if after := time.Since(begin); after != Timeout {
@@ -68,13 +70,14 @@ func TestOneHungCallAtATime(t *testing.T) {
 	})
 }
 
-func TestDoEndsWithItsContext(t *testing.T) {
+func TestDoEndsWithContext(t *testing.T) {
 	release := make(chan struct{})
 	defer close(release)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	var c Calls
-	if _, err := Do(ctx, &c, "state", func() (int, error) { <-release; return 0, nil }); !errors.Is(err, context.Canceled) {
+	if _, err := Do(ctx, &c, "state", func() (int, error) { <-release; return 0, nil }); !errors.Is(err,
+		context.Canceled) {
 		t.Errorf("got %v", err)
 	}
 }

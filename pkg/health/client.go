@@ -15,22 +15,22 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// CheckTimeout bounds a check whose context has no deadline. The kubelet gives
-// exec probes 1 s by default.
+// CheckTimeout bounds a check whose context has no deadline. The kubelet gives exec probes 1 s by
+// default.
 const CheckTimeout = time.Second
 
-// ErrNotServing says that the process answered and that the service does not serve.
+// ErrNotServing is returned when the process responds that the service does not serve.
 var ErrNotServing = errors.New("not serving")
 
-// transport matches what gRPC puts around the reason of a connection that failed.
+// transport matches the text that gRPC adds to a connection error.
 var transport = regexp.MustCompile(`(?s)^.*desc = "(?:transport: )?(?:[Ee]rror while dialing: )?(.*)"$`)
 
-// Reason is the error of a call in words, without those of gRPC.
+// Reason returns the text of a call's error without gRPC's prefixes.
 func Reason(err error) string {
 	s := status.Convert(err)
 	switch s.Code() {
 	case codes.DeadlineExceeded:
-		return "no answer in time"
+		return "no response in time"
 	case codes.Unavailable:
 		if m := transport.FindStringSubmatch(s.Message()); m != nil {
 			return m[1]
@@ -39,9 +39,8 @@ func Reason(err error) string {
 	return s.Message()
 }
 
-// CheckClient asks the process at addr, "host:port" or "unix:///path", whether
-// a service serves. It returns nil if so, [ErrNotServing] if the process says
-// no, and otherwise an error that says what went wrong.
+// CheckClient checks a service of the process at addr, "host:port" or "unix:///path". It returns
+// nil if the service serves, and [ErrNotServing] if the process responds that it does not.
 func CheckClient(ctx context.Context, addr, service string) (err error) {
 	if _, has := ctx.Deadline(); !has {
 		var cancel context.CancelFunc
@@ -54,14 +53,16 @@ func CheckClient(ctx context.Context, addr, service string) (err error) {
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
 	var trailer metadata.MD
-	r, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{Service: service}, grpc.Trailer(&trailer))
+	r, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{Service: service},
+		grpc.Trailer(&trailer))
 	switch {
 	case status.Code(err) == codes.NotFound:
-		return fmt.Errorf("health check at %s: service %q is not known there", addr, service)
+		return fmt.Errorf("health check at %s: unknown service %q", addr, service)
 	case err != nil:
 		return fmt.Errorf("health check of %q at %s: %s", service, addr, Reason(err))
 	case r.GetStatus() != healthv1.HealthCheckResponse_SERVING:
-		return fmt.Errorf("service %q at %s is %w: %s", service, addr, ErrNotServing, append(trailer[detailKey], r.GetStatus().String())[0])
+		return fmt.Errorf("service %q at %s is %w: %s", service, addr, ErrNotServing,
+			append(trailer[detailKey], r.GetStatus().String())[0])
 	}
 	return nil
 }

@@ -1,15 +1,13 @@
-// Package health serves grpc.health.v1 for a process: one service for each
-// thing that must be true, conjunctions of them, and one for each VIP.
+// Package health serves grpc.health.v1 for a process: one service per condition, conjunctions of
+// conditions, and one service per VIP.
 //
-// A [Server] guarantees that
-//   - a conjunction changes together with its parts, never a moment later;
-//   - "" answers as [Readiness], for probes that name no service;
-//   - a service that is not known is NOT_FOUND for Check and SERVICE_UNKNOWN
-//     for Watch, which continues and follows it once it is known;
-//   - a slow reader of Watch misses intermediate states, never the last one, and
-//     never delays the process;
-//   - `vip/<prefix>` answers Check and Watch and stays out of List, which readers
-//     of grpc-go cut off at 100 services; ten thousand VIPs cost a map entry each.
-//
-// It leaves to others what is true, and which listener serves it.
+// A [Server] guarantees:
+//   - A conjunction changes together with its parts.
+//   - "" has the state of [Readiness], for probes without a service name.
+//   - An unknown service is NOT_FOUND for Check and SERVICE_UNKNOWN for Watch, which follows it
+//     once it is known.
+//   - A slow reader of Watch misses intermediate states, but not the last one, and does not delay
+//     the process.
+//   - `vip/<prefix>` supports Check and Watch and is not in List, which grpc-go truncates at 100
+//     services; a VIP costs one map entry.
 package health

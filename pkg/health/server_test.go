@@ -30,8 +30,8 @@ const (
 	unknown    = healthv1.HealthCheckResponse_SERVICE_UNKNOWN
 )
 
-// patience is how long a test waits for what must happen.
-const patience = 30 * time.Second
+// waitLimit bounds every wait for a condition.
+const waitLimit = 30 * time.Second
 
 func newServer() *Server { return New(Options{Log: slog.New(slog.DiscardHandler)}) }
 
@@ -82,9 +82,11 @@ func check(t *testing.T, s *Server, service string) healthv1.HealthCheckResponse
 }
 
 // follow reads a Watch call.
-func follow(t *testing.T, client healthv1.HealthClient, service string) grpc.ServerStreamingClient[healthv1.HealthCheckResponse] {
+func follow(t *testing.T, client healthv1.HealthClient,
+	service string,
+) grpc.ServerStreamingClient[healthv1.HealthCheckResponse] {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	t.Cleanup(cancel)
 	stream, err := client.Watch(ctx, &healthv1.HealthCheckRequest{Service: service})
 	if err != nil {
@@ -93,7 +95,9 @@ func follow(t *testing.T, client healthv1.HealthClient, service string) grpc.Ser
 	return stream
 }
 
-func wantNext(t *testing.T, stream grpc.ServerStreamingClient[healthv1.HealthCheckResponse], want healthv1.HealthCheckResponse_ServingStatus) {
+func wantNext(t *testing.T, stream grpc.ServerStreamingClient[healthv1.HealthCheckResponse],
+	want healthv1.HealthCheckResponse_ServingStatus,
+) {
 	t.Helper()
 	r, err := stream.Recv()
 	if err != nil {
@@ -104,7 +108,7 @@ func wantNext(t *testing.T, stream grpc.ServerStreamingClient[healthv1.HealthChe
 	}
 }
 
-func TestConjunctionServesOnlyWhileEveryPartDoes(t *testing.T) {
+func TestConjunction(t *testing.T) {
 	s := newServer()
 	s.Define(Readiness, "Configuration", "Egress", "Stream")
 	for _, step := range []struct {
@@ -113,8 +117,8 @@ func TestConjunctionServesOnlyWhileEveryPartDoes(t *testing.T) {
 		detail string
 		want   Condition
 	}{
-		{"Configuration", true, "", Condition{Readiness, false, "Egress: not known yet; Stream: not known yet"}},
-		{"Egress", true, "ignored while it serves", Condition{Readiness, false, "Stream: not known yet"}},
+		{"Configuration", true, "", Condition{Readiness, false, "Egress: not reported yet; Stream: not reported yet"}},
+		{"Egress", true, "ignored while it serves", Condition{Readiness, false, "Stream: not reported yet"}},
 		{"Stream", false, "", Condition{Readiness, false, "Stream"}},
 		{"Stream", true, "", Condition{Readiness, true, ""}},
 		{"Egress", false, "gateway-a-1: Idle", Condition{Readiness, false, "Egress: gateway-a-1: Idle"}},
@@ -140,7 +144,7 @@ func TestConjunctionServesOnlyWhileEveryPartDoes(t *testing.T) {
 	}
 }
 
-func TestConjunctionOfConjunctionsFollowsInOneStep(t *testing.T) {
+func TestNestedConjunction(t *testing.T) {
 	s := newServer()
 	s.Define("Inner", "A")
 	s.Define("Outer", "Inner", "B")
@@ -158,7 +162,7 @@ func TestConjunctionOfConjunctionsFollowsInOneStep(t *testing.T) {
 	}
 }
 
-func TestSetRefusesAConjunction(t *testing.T) {
+func TestSetConjunctionPanics(t *testing.T) {
 	s := newServer()
 	s.Define(Readiness, "A")
 	defer func() {
@@ -169,7 +173,7 @@ func TestSetRefusesAConjunction(t *testing.T) {
 	s.Set(Readiness, true, "")
 }
 
-func TestChangedHearsOnlyFlips(t *testing.T) {
+func TestChangedOnFlipsOnly(t *testing.T) {
 	var heard []string
 	s := New(Options{
 		Log:     slog.New(slog.DiscardHandler),
@@ -186,7 +190,7 @@ func TestChangedHearsOnlyFlips(t *testing.T) {
 	}
 }
 
-func TestVIPsAnswerCheckAndWatchButNotList(t *testing.T) {
+func TestVIPsAreNotListed(t *testing.T) {
 	s := newServer()
 	s.Set(Liveness, true, "")
 	v, w := vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")
@@ -221,7 +225,7 @@ func TestVIPsAnswerCheckAndWatchButNotList(t *testing.T) {
 	}
 }
 
-func TestNamesOfNoServiceAreRefused(t *testing.T) {
+func TestInvalidServiceNames(t *testing.T) {
 	s := newServer()
 	for _, name := range []string{"vip/", "vip/20.0.0.1", "vip/0.0.0.0/0", strings.Repeat("x", 257)} {
 		_, err := s.Check(t.Context(), &healthv1.HealthCheckRequest{Service: name})
@@ -231,7 +235,7 @@ func TestNamesOfNoServiceAreRefused(t *testing.T) {
 	}
 }
 
-func TestWatchFollowsAServiceFromBeforeItIsKnown(t *testing.T) {
+func TestWatchUnknownService(t *testing.T) {
 	s := newServer()
 	client := dial(t, serve(t, s))
 	condition, v := follow(t, client, "Egress"), follow(t, client, "vip/2000:0::0001/128")
@@ -253,7 +257,7 @@ func TestWatchFollowsAServiceFromBeforeItIsKnown(t *testing.T) {
 	wantNext(t, v, unknown)
 }
 
-func TestWatchOfTheWholeFollowsReadiness(t *testing.T) {
+func TestWatchEmptyNameIsReadiness(t *testing.T) {
 	s := newServer()
 	s.Define(Readiness, "A")
 	whole := follow(t, dial(t, serve(t, s)), "")
@@ -262,7 +266,7 @@ func TestWatchOfTheWholeFollowsReadiness(t *testing.T) {
 	wantNext(t, whole, serving)
 }
 
-func TestWatchesDoNotDisturbEachOther(t *testing.T) {
+func TestWatchesAreIndependent(t *testing.T) {
 	s := newServer()
 	client := dial(t, serve(t, s))
 	s.SetVIP(vip.Require("20.0.0.2/32"), true)
@@ -275,7 +279,7 @@ func TestWatchesDoNotDisturbEachOther(t *testing.T) {
 	wantNext(t, quiet, notServing)
 }
 
-// stuck is a reader whose Send blocks until it is let go.
+// stuck is a reader whose Send blocks until it is released.
 type stuck struct {
 	grpc.ServerStream
 	ctx  context.Context
@@ -298,7 +302,7 @@ func TestStuckReaderDelaysNoOtherReader(t *testing.T) {
 	if got := <-reader.sent; got != notServing {
 		t.Fatalf("got %v", got)
 	}
-	for i := range 1001 { // returns although the reader takes at most one of them
+	for i := range 1001 { // returns although the reader reads at most one of them
 		s.Set("A", i%2 == 0, "")
 	}
 	for last := notServing; last != serving; {
@@ -310,7 +314,7 @@ func TestStuckReaderDelaysNoOtherReader(t *testing.T) {
 	}
 }
 
-func TestShutdownSaysTheLastWordAndEndsWatches(t *testing.T) {
+func TestShutdown(t *testing.T) {
 	s := newServer()
 	s.Define(Readiness, "A")
 	s.Set("A", true, "")
@@ -323,7 +327,10 @@ func TestShutdownSaysTheLastWordAndEndsWatches(t *testing.T) {
 	s.Shutdown()
 	s.Set("A", true, "")
 	wantNext(t, ready, notServing)
-	for name, stream := range map[string]grpc.ServerStreamingClient[healthv1.HealthCheckResponse]{Readiness: ready, Liveness: live} {
+	for name, stream := range map[string]grpc.ServerStreamingClient[healthv1.HealthCheckResponse]{
+		Readiness: ready,
+		Liveness:  live,
+	} {
 		if _, err := stream.Recv(); status.Code(err) != codes.Unavailable {
 			t.Errorf("%s: got %v", name, err)
 		}
@@ -338,34 +345,34 @@ func TestShutdownSaysTheLastWordAndEndsWatches(t *testing.T) {
 	}
 }
 
-func TestWatchesAreBoundedAndLeaveNothingBehind(t *testing.T) {
+func TestWatchLimit(t *testing.T) {
 	s := newServer()
 	watches := make([]*watch, maxWatches)
 	name := func(i int) string { return fmt.Sprint("service ", i) }
 	for i := range watches {
-		w, err := s.enter(name(i))
+		w, err := s.addWatch(name(i))
 		if err != nil {
 			t.Fatal(err)
 		}
 		watches[i] = w
 	}
-	if _, err := s.enter("one more"); status.Code(err) != codes.ResourceExhausted {
+	if _, err := s.addWatch("one more"); status.Code(err) != codes.ResourceExhausted {
 		t.Fatalf("got %v", err)
 	}
 	for i, w := range watches {
-		s.leave(name(i), w)
+		s.removeWatch(name(i), w)
 	}
-	if len(s.watches) != 0 || s.open != 0 {
-		t.Fatalf("%d names, %d watches are left", len(s.watches), s.open)
+	if len(s.watches) != 0 || s.watchCount != 0 {
+		t.Fatalf("%d names, %d watches are left", len(s.watches), s.watchCount)
 	}
 }
 
-func TestCheckClientSaysWhatIsWrong(t *testing.T) {
+func TestCheckClientErrors(t *testing.T) {
 	s := newServer()
 	s.Set("Up", true, "")
 	s.Set("Down", false, "why")
 	addr := serve(t, s)
-	gone, err := net.Listen("tcp", "127.0.0.2:0") // an address on which no other test listens
+	gone, err := net.Listen("tcp", "127.0.0.2:0") // an address without a listener
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -383,16 +390,16 @@ func TestCheckClientSaysWhatIsWrong(t *testing.T) {
 	}{
 		{"serving", addr, "Up", ""},
 		{"not serving", addr, "Down", "not serving: why"},
-		{"unknown", addr, "Sideways", `"Sideways" is not known`},
+		{"unknown", addr, "Sideways", `unknown service "Sideways"`},
 		{"no listener", gone.Addr().String(), "Up", "connection refused"},
-		{"no answer", silent.Addr().String(), "Up", "no answer in time"},
+		{"no answer", silent.Addr().String(), "Up", "no response in time"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			ctx := t.Context()
 			if tt.addr != silent.Addr().String() {
 				var cancel context.CancelFunc
-				ctx, cancel = context.WithTimeout(ctx, patience)
+				ctx, cancel = context.WithTimeout(ctx, waitLimit)
 				defer cancel()
 			}
 			err := CheckClient(ctx, tt.addr, tt.service)
@@ -408,7 +415,7 @@ func TestCheckClientSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-func TestLogHasALineForEachFlipAndNoneForVIPs(t *testing.T) {
+func TestLogOfFlips(t *testing.T) {
 	var out strings.Builder
 	s := New(Options{Log: slog.New(slog.NewTextHandler(&out, nil))})
 	s.Set("A", false, "why")

@@ -17,14 +17,13 @@ import (
 // maxNameBytes bounds the name of a service in a request.
 const maxNameBytes = 256
 
-// detailKey is the trailer of an answer of Check that says why a service does not serve.
+// detailKey is the trailer of a Check response with the detail of a service that does not serve.
 const detailKey = "vipgate-detail-bin"
 
-// maxDetail bounds it, in bytes.
+// maxDetail bounds the detail, in bytes.
 const maxDetail = 1000
 
-// watch is one Watch call. The channel holds the newest state that the call has
-// not taken yet.
+// watch is one Watch call. The channel holds the newest state that was not sent yet.
 type watch struct {
 	newest chan healthv1.HealthCheckResponse_ServingStatus
 }
@@ -39,11 +38,11 @@ func (s *Server) Check(ctx context.Context, r *healthv1.HealthCheckRequest) (*he
 	state, detail := s.state(name), s.conditions[cmp.Or(name, Readiness)].Detail
 	s.mu.Unlock()
 	if detail != "" {
-		// Only a reader of its own takes notice, and without one there is no loss.
+		// The trailer is optional: an error has no consequence.
 		_ = grpc.SetTrailer(ctx, metadata.Pairs(detailKey, detail[:min(len(detail), maxDetail)]))
 	}
 	if state == healthv1.HealthCheckResponse_SERVICE_UNKNOWN {
-		return nil, status.Errorf(codes.NotFound, "service %q is not known", name)
+		return nil, status.Errorf(codes.NotFound, "unknown service %q", name)
 	}
 	return &healthv1.HealthCheckResponse{Status: state}, nil
 }
@@ -59,18 +58,20 @@ func (s *Server) List(context.Context, *healthv1.HealthListRequest) (*healthv1.H
 	return &healthv1.HealthListResponse{Statuses: list}, nil
 }
 
-// Watch implements grpc.health.v1. It ends with the call, or with Unavailable
-// after [Server.Shutdown].
-func (s *Server) Watch(r *healthv1.HealthCheckRequest, stream grpc.ServerStreamingServer[healthv1.HealthCheckResponse]) error {
+// Watch implements grpc.health.v1. It ends with the call, or with Unavailable after
+// [Server.Shutdown].
+func (s *Server) Watch(r *healthv1.HealthCheckRequest,
+	stream grpc.ServerStreamingServer[healthv1.HealthCheckResponse],
+) error {
 	name, err := canonical(r.GetService())
 	if err != nil {
 		return err
 	}
-	w, err := s.enter(name)
+	w, err := s.addWatch(name)
 	if err != nil {
 		return err
 	}
-	defer s.leave(name, w)
+	defer s.removeWatch(name, w)
 	last := healthv1.HealthCheckResponse_ServingStatus(-1)
 	send := func(state healthv1.HealthCheckResponse_ServingStatus) error {
 		if state == last {
@@ -85,8 +86,8 @@ func (s *Server) Watch(r *healthv1.HealthCheckRequest, stream grpc.ServerStreami
 			if err := send(state); err != nil {
 				return err
 			}
-		case <-s.ended:
-			// Shutdown left the last word in the channel before it closed ended.
+		case <-s.stopped:
+			// Shutdown put the final state into the channel before it closed stopped.
 			select {
 			case state := <-w.newest:
 				if err := send(state); err != nil {
@@ -101,7 +102,7 @@ func (s *Server) Watch(r *healthv1.HealthCheckRequest, stream grpc.ServerStreami
 	}
 }
 
-// canonical is the one name of a service: a VIP has several spellings.
+// canonical returns the canonical name of a service: VIPs have several spellings.
 func canonical(name string) (string, error) {
 	if len(name) > maxNameBytes {
 		return "", status.Errorf(codes.InvalidArgument, "a service name has at most %d bytes", maxNameBytes)
@@ -116,14 +117,14 @@ func canonical(name string) (string, error) {
 	return name, nil
 }
 
-// enter adds a watch, with the state now as its first word.
-func (s *Server) enter(name string) (*watch, error) {
+// addWatch adds a watch with the current state as its first message.
+func (s *Server) addWatch(name string) (*watch, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.open >= maxWatches {
-		return nil, status.Errorf(codes.ResourceExhausted, "%d watches are open already", maxWatches)
+	if s.watchCount >= maxWatches {
+		return nil, status.Errorf(codes.ResourceExhausted, "too many open watches: the limit is %d", maxWatches)
 	}
-	s.open++
+	s.watchCount++
 	w := &watch{newest: make(chan healthv1.HealthCheckResponse_ServingStatus, 1)}
 	w.newest <- s.state(name)
 	if s.watches[name] == nil {
@@ -133,17 +134,17 @@ func (s *Server) enter(name string) (*watch, error) {
 	return w, nil
 }
 
-func (s *Server) leave(name string, w *watch) {
+func (s *Server) removeWatch(name string, w *watch) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.open--
+	s.watchCount--
 	delete(s.watches[name], w)
 	if len(s.watches[name]) == 0 {
 		delete(s.watches, name)
 	}
 }
 
-// notify puts the state of a service into its watches, in place of older words.
+// notify replaces the pending state of a service in its watches.
 func (s *Server) notify(name string) {
 	for w := range s.watches[name] {
 		select {
@@ -155,13 +156,13 @@ func (s *Server) notify(name string) {
 	}
 }
 
-// state is the status that readers get of a service by its canonical name.
+// state returns the status of a service by its canonical name.
 func (s *Server) state(name string) healthv1.HealthCheckResponse_ServingStatus {
 	serving, known := s.lookup(name)
 	switch {
 	case !known:
 		return healthv1.HealthCheckResponse_SERVICE_UNKNOWN
-	case serving && (!s.down || name == Liveness):
+	case serving && (!s.stopping || name == Liveness):
 		return healthv1.HealthCheckResponse_SERVING
 	}
 	return healthv1.HealthCheckResponse_NOT_SERVING

@@ -2,8 +2,8 @@ package latest
 
 import "sync"
 
-// Value holds the newest value of something and tells readers when it changed.
-// The zero Value holds the zero T and is ready for use. A Value must not be copied.
+// Value holds the newest value and notifies readers of changes. The zero Value holds the zero T and
+// is ready for use. A Value must not be copied.
 type Value[T any] struct {
 	mu      sync.Mutex
 	value   T
@@ -18,8 +18,7 @@ func (v *Value[T]) Set(x T) {
 	v.Update(func(T) T { return x })
 }
 
-// Update replaces the value by what f makes of it, atomically, and wakes every
-// reader. f must not block.
+// Update replaces the value with f's result, atomically, and wakes every reader. f must not block.
 func (v *Value[T]) Update(f func(T) T) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -37,7 +36,7 @@ func (v *Value[T]) Load() T {
 	return v.value
 }
 
-// Get returns the value and a channel that is closed when it was replaced.
+// Get returns the value and a channel that is closed when it is replaced.
 func (v *Value[T]) Get() (T, <-chan struct{}) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

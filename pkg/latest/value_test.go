@@ -5,7 +5,7 @@ import (
 	"testing/synctest"
 )
 
-func TestSlowReaderSeesTheNewestValue(t *testing.T) {
+func TestSlowReaderGetsNewestValue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := New(0)
 		seen := make(chan int)

@@ -1,3 +1,2 @@
-// Package logs makes the logger of a process and lets its level change while it
-// runs. What is logged, and with which attributes, is everybody's own matter.
+// Package logs creates the logger of a process, whose level can change at run time.
 package logs

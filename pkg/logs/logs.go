@@ -13,13 +13,13 @@ import (
 	"syscall"
 )
 
-// Level is the least level that is logged. It can change at any time.
+// Level is the minimum level that is logged. It can change at any time.
 type Level struct {
 	current    slog.LevelVar
 	configured slog.Level
 }
 
-// levels are the names that users know, from the most to the least talkative.
+// levels are the level names, from the most to the least verbose.
 var levels = []struct {
 	name  string
 	level slog.Level
@@ -34,7 +34,7 @@ func parseLevel(name string) (slog.Level, error) {
 	return 0, fmt.Errorf("log level %q: use debug, info, warn or error", name)
 }
 
-// Set changes the level. The error names the levels.
+// Set changes the level. The error lists the levels.
 func (l *Level) Set(name string) error {
 	level, err := parseLevel(name)
 	if err != nil {
@@ -54,8 +54,8 @@ func (l *Level) String() string {
 	return levels[len(levels)-1].name
 }
 
-// more logs one step more.
-func (l *Level) more() {
+// increase lowers the level by one step.
+func (l *Level) increase() {
 	for i := len(levels) - 1; i > 0; i-- {
 		if l.current.Level() >= levels[i].level {
 			l.current.Set(levels[i-1].level)
@@ -64,7 +64,7 @@ func (l *Level) more() {
 	}
 }
 
-// reset goes back to the configured level.
+// reset restores the configured level.
 func (l *Level) reset() { l.current.Set(l.configured) }
 
 // New returns a logger that writes "json" or "text" to w, and its level.
@@ -75,7 +75,7 @@ func New(format, level string, w io.Writer) (*slog.Logger, *Level, error) {
 	}
 	l := &Level{configured: configured}
 	l.current.Set(configured)
-	options := &slog.HandlerOptions{Level: &l.current, ReplaceAttr: words}
+	options := &slog.HandlerOptions{Level: &l.current, ReplaceAttr: textValues}
 	switch format {
 	case "json":
 		return slog.New(slog.NewJSONHandler(w, options)), l, nil
@@ -85,9 +85,9 @@ func New(format, level string, w io.Writer) (*slog.Logger, *Level, error) {
 	return nil, nil, fmt.Errorf("log format %q: use json or text", format)
 }
 
-// words gives the JSON handler the words of a value that has them, such as a state,
-// where it would write the number behind it.
-func words(_ []string, a slog.Attr) slog.Attr {
+// textValues makes the JSON handler write the text of values that have one, such as a state,
+// instead of the number.
+func textValues(_ []string, a slog.Attr) slog.Attr {
 	if a.Value.Kind() != slog.KindAny {
 		return a
 	}
@@ -99,8 +99,8 @@ func words(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// Signals lets SIGUSR1 log one step more and SIGUSR2 go back to the configured
-// level. It implements task.Task.
+// Signals changes the level: SIGUSR1 lowers it by one step, SIGUSR2 restores the configured level.
+// It implements task.Task.
 type Signals struct {
 	level   *Level
 	log     *slog.Logger
@@ -121,7 +121,7 @@ func (s *Signals) String() string { return "log level signals" }
 // Ready implements task.Task.
 func (s *Signals) Ready() <-chan struct{} { return s.ready }
 
-// Run follows signals until ctx ends.
+// Run handles signals until ctx ends.
 func (s *Signals) Run(ctx context.Context) error {
 	defer signal.Stop(s.signals)
 	close(s.ready)
@@ -132,7 +132,7 @@ func (s *Signals) Run(ctx context.Context) error {
 		case sig := <-s.signals:
 			before := s.level.String()
 			if sig == syscall.SIGUSR1 {
-				s.level.more()
+				s.level.increase()
 			} else {
 				s.level.reset()
 			}

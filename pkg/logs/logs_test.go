@@ -16,14 +16,18 @@ type state int
 
 func (s state) String() string { return [...]string{"down", "up"}[s] }
 
-func TestJSONHasTheWordsOfStates(t *testing.T) {
+func TestJSONTextValues(t *testing.T) {
 	var b strings.Builder
 	log, _, err := New("json", "info", &b)
 	if err != nil {
 		t.Fatal(err)
 	}
-	log.Info("changed", "from", state(0), "to", state(1), "address", netip.MustParseAddr("10.0.0.1"), "error", errors.New("cause"), "n", 7, "nothing", nil)
-	for _, want := range []string{`"from":"down"`, `"to":"up"`, `"address":"10.0.0.1"`, `"error":"cause"`, `"n":7`, `"nothing":null`} {
+	log.Info("changed", "from", state(0), "to", state(1), "address", netip.MustParseAddr("10.0.0.1"), "error",
+		errors.New("cause"), "n", 7, "nothing", nil)
+	for _, want := range []string{
+		`"from":"down"`, `"to":"up"`, `"address":"10.0.0.1"`, `"error":"cause"`, `"n":7`,
+		`"nothing":null`,
+	} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("no %s in %s", want, b.String())
 		}
@@ -32,7 +36,7 @@ func TestJSONHasTheWordsOfStates(t *testing.T) {
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestLevelChangesWhatIsLogged(t *testing.T) {
+func TestLevelFilters(t *testing.T) {
 	var out bytes.Buffer
 	log, level, err := New("json", "warn", &out)
 	if err != nil {
@@ -51,7 +55,7 @@ func TestLevelChangesWhatIsLogged(t *testing.T) {
 	}
 }
 
-func TestNewRefusesUnknownNames(t *testing.T) {
+func TestNewRejectsUnknownNames(t *testing.T) {
 	for _, bad := range [][2]string{{"xml", "info"}, {"json", "loud"}} {
 		if _, _, err := New(bad[0], bad[1], &bytes.Buffer{}); err == nil {
 			t.Errorf("%v was accepted", bad)
@@ -59,12 +63,12 @@ func TestNewRefusesUnknownNames(t *testing.T) {
 	}
 }
 
-// lines is a writer that hands on each line.
+// lines is a writer that forwards each line.
 type lines chan string
 
 func (l lines) Write(p []byte) (int, error) { l <- string(p); return len(p), nil }
 
-func TestSignalsStepTheLevelAndGoBack(t *testing.T) {
+func TestSignalsChangeLevel(t *testing.T) {
 	out := make(lines)
 	log, level, err := New("text", "warn", out)
 	if err != nil {

@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// Throttle lets one line through each second and counts the others, so that a peer
-// cannot fill the log. The zero Throttle is ready for use.
+// Throttle permits one line per second and counts the others, so that a peer cannot fill the log.
+// The zero Throttle is ready for use.
 type Throttle struct {
 	mu     sync.Mutex
 	last   time.Time
 	missed int
 }
 
-// Allow reports whether a line may be written, and how many were not before it.
+// Allow reports whether a line may be written, and how many were suppressed before it.
 func (t *Throttle) Allow(now time.Time) (missed int, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

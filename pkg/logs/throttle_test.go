@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-func TestAThrottleLetsOneLineThroughEachSecond(t *testing.T) {
+func TestThrottle(t *testing.T) {
 	var q Throttle
 	t0 := time.Now()
 	for i := range 1000 {

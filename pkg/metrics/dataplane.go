@@ -6,23 +6,23 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// DataPlane is the state of the data plane.
+// DataPlane is the state of the data plane at a scrape.
 type DataPlane struct {
-	// Targets counts addresses of targets by what they do.
+	// Targets counts addresses of targets by state.
 	Targets               map[string]int
 	Drift, Problems, Held int
 	// Failures and Repairs count since the start.
 	Failures, Repairs uint64
 }
 
-// dataPlane collects the metrics of the data plane, as of the scrape.
+// dataPlane collects the metrics of the data plane at a scrape.
 type dataPlane struct {
 	targets, drift, problems, held, failures, repairs *prometheus.Desc
 	read                                              func() DataPlane
 }
 
-// DataPlane adds the metrics of a data plane. Each scrape asks read how it is. What
-// is returned takes how long the kernel took for a change; it does not block.
+// DataPlane adds the metrics of a data plane; each scrape calls read. The returned function
+// observes the duration of a change in the kernel and does not block.
 func (l *LB) DataPlane(read func() DataPlane) func(time.Duration) {
 	d := describe()
 	// Goal: 5 ms for one change among 1 000 targets; a large table takes 0.5 s.
@@ -30,8 +30,10 @@ func (l *LB) DataPlane(read func() DataPlane) func(time.Duration) {
 		500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 100e-3, 200e-3, 500e-3, 1, 2, 5,
 	})
 	l.registry.MustRegister(apply, &dataPlane{
-		targets: d.desc(LBDataPlaneTargets, Gauge), drift: d.desc(LBDataPlaneDrift, Gauge), problems: d.desc(LBDataPlaneProblems, Gauge),
-		held: d.desc(LBDataPlaneHeld, Gauge), failures: d.desc(LBDataPlaneFailures, Counter), repairs: d.desc(LBDataPlaneRepairs, Counter), read: read,
+		targets: d.desc(LBDataPlaneTargets, Gauge), drift: d.desc(LBDataPlaneDrift, Gauge),
+		problems: d.desc(LBDataPlaneProblems, Gauge),
+		held:     d.desc(LBDataPlaneHeld, Gauge), failures: d.desc(LBDataPlaneFailures, Counter),
+		repairs: d.desc(LBDataPlaneRepairs, Counter), read: read,
 	})
 	return func(t time.Duration) { apply.Observe(t.Seconds()) }
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Frontend holds the metrics of a frontend. Its methods are safe for concurrent
-// use and do not block. Make one with [NewFrontend].
+// Frontend holds the metrics of a frontend. Its methods are safe for concurrent use and do not
+// block. Create one with [NewFrontend].
 type Frontend struct {
 	*process
 	vips        *vips
@@ -19,24 +19,23 @@ type Frontend struct {
 	sessions    total
 	repairs     total
 	stream      stream
-	bird        birds
+	bird        birdCollector
 }
 
-// NewFrontend returns the metrics of a frontend, in a registry of their own,
-// with those of the Go runtime and of the process.
+// NewFrontend returns the metrics of a frontend in a new registry, with those of the Go runtime and
+// of the process.
 func NewFrontend(version string) *Frontend {
 	d := describe()
 	f := &Frontend{
 		process:     newProcess(d, "frontend", version),
 		vips:        newVIPs(d.desc(FrontendVIPState, Gauge), d.desc(FrontendVIPReason, Gauge), d.desc(FrontendVIPs, Gauge)),
 		transitions: d.counters(FrontendVIPTransitions),
-		// Design section 2: the median is about 0.1 ms; a busy node takes
-		// milliseconds; the deadline of the write is 1 s.
+		// The median is about 0.1 ms; a busy node takes milliseconds; the write deadline is 1 s.
 		decision: d.histogram(FrontendDecisionLatency, []float64{
 			50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 100e-3, 200e-3, 500e-3, 1,
 		}),
 		gating: d.gauges(FrontendGating),
-		// Design section 7: 0.03 ms on an open socket, 2 s is a hang.
+		// 0.03 ms on an open socket; a reply after 2 s is a hang.
 		control: d.histogram(FrontendBIRDControlLatency, []float64{
 			20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3, 100e-3, 500e-3, 1, 2,
 		}),
@@ -44,22 +43,25 @@ func NewFrontend(version string) *Frontend {
 	f.vips.levels = map[string]float64{"withdrawn": 0, "depreferred": 1, "announced": 2}
 	f.vips.best = "announced"
 	f.sessions.desc, f.repairs.desc = d.desc(FrontendAnnouncerSessions, Counter), d.desc(FrontendRoutingRepairs, Counter)
-	f.stream.live, f.stream.age, f.stream.remaining = d.desc(FrontendLBLive, Gauge), d.desc(FrontendLBLeaseAge, Gauge), d.desc(FrontendLBLeaseRemaining, Gauge)
+	f.stream.live, f.stream.age, f.stream.remaining = d.desc(FrontendLBLive, Gauge), d.desc(FrontendLBLeaseAge, Gauge),
+		d.desc(FrontendLBLeaseRemaining, Gauge)
 	f.stream.reconnects, f.stream.moves = d.desc(FrontendStreamReconnects, Counter), d.desc(FrontendStreamMoves, Counter)
-	f.bird.up, f.bird.restarts, f.bird.configures = d.desc(FrontendBIRDUp, Gauge), d.desc(FrontendBIRDRestarts, Counter), d.desc(FrontendBIRDConfigures, Counter)
+	f.bird.up, f.bird.restarts, f.bird.configures = d.desc(FrontendBIRDUp, Gauge), d.desc(FrontendBIRDRestarts, Counter),
+		d.desc(FrontendBIRDConfigures, Counter)
 	f.bird.configured, f.bird.refusals = d.desc(FrontendBIRDConfigured, Gauge), d.desc(FrontendBIRDRefusals, Counter)
 	f.bird.gatewayUp, f.bird.uptime = d.desc(FrontendGatewayUp, Gauge), d.desc(FrontendGatewayUptime, Gauge)
 	f.bird.imported, f.bird.exported = d.desc(FrontendGatewayImported, Gauge), d.desc(FrontendGatewayExported, Gauge)
-	f.registry.MustRegister(f.vips, f.transitions, f.decision, f.gating, f.control, &f.sessions, &f.repairs, &f.stream, &f.bird)
+	f.registry.MustRegister(f.vips, f.transitions, f.decision, f.gating, f.control, &f.sessions, &f.repairs, &f.stream,
+		&f.bird)
 	return f
 }
 
-// VIP says what is done with a VIP, and why.
+// VIP sets the advertisement of a VIP and its reason.
 func (f *Frontend) VIP(v VIP, advertisement, reason string) {
 	f.vips.set(v.Prefix(), vipState{state: label(advertisement), reason: label(reason)})
 }
 
-// RemoveVIP forgets a VIP that left the configuration.
+// RemoveVIP removes a VIP that left the configuration.
 func (f *Frontend) RemoveVIP(v VIP) { f.vips.remove(v.Prefix()) }
 
 // Transition counts a change of a VIP's advertisement.
@@ -67,47 +69,46 @@ func (f *Frontend) Transition(to, reason string) {
 	f.transitions.WithLabelValues(label(to), label(reason)).Inc()
 }
 
-// DecisionLatency takes how long it was from an input to the end of the write of
-// the UPDATE.
+// DecisionLatency observes the time from an input to the end of the write of the UPDATE.
 func (f *Frontend) DecisionLatency(d time.Duration) { f.decision.Observe(d.Seconds()) }
 
-// Gating says whether readiness gates advertisements.
-func (f *Frontend) Gating(on bool) { f.gating.WithLabelValues().Set(truth(on)) }
+// Gating sets whether readiness gates advertisements.
+func (f *Frontend) Gating(on bool) { f.gating.WithLabelValues().Set(boolValue(on)) }
 
-// ControlLatency takes how long BIRD took to answer a command.
+// ControlLatency observes the duration of a BIRD command.
 func (f *Frontend) ControlLatency(d time.Duration) { f.control.Observe(d.Seconds()) }
 
-// Announcer says how many sessions with BIRD there were since the start.
+// Announcer sets the number of sessions with BIRD since the start.
 func (f *Frontend) Announcer(sessions uint64) { f.sessions.set(sessions) }
 
-// Routing says how often source routing had to be repaired since the start.
+// Routing sets the number of repairs of source routing since the start.
 func (f *Frontend) Routing(repairs uint64) { f.repairs.set(repairs) }
 
-// Stream has each scrape ask how the readiness stream is: a lease is renewed too
-// often to tell of it each time. read must not block.
+// Stream sets the function that each scrape calls for the state of the readiness stream: a lease is
+// renewed too often to be pushed. read must not block.
 func (f *Frontend) Stream(read func() Stream) { f.stream.read.Store(&read) }
 
-// BIRD says how BIRD and its sessions are. The gateways are kept, not copied.
+// BIRD sets the state of BIRD and its sessions. The gateways are not copied.
 func (f *Frontend) BIRD(b BIRD) { f.bird.now.Store(&b) }
 
 // Stream is the state of the readiness stream.
 type Stream struct {
-	// Live is true while the lease holds.
+	// Live reports whether the lease is valid.
 	Live bool
-	// LeaseEnd and LastMessage are of the newest message; zero before the first.
+	// LeaseEnd and LastMessage are those of the newest message; zero before the first.
 	LeaseEnd, LastMessage time.Time
-	// Reconnects counts streams opened again after a loss, Moves the planned moves
-	// to a second connection, both since the start.
+	// Reconnects counts streams opened again after a loss, and Moves the planned moves to a second
+	// connection, since the start.
 	Reconnects, Moves uint64
 }
 
-// BIRD is the state of the process and of its sessions.
+// BIRD is the state of the BIRD process and its sessions.
 type BIRD struct {
 	Up bool
 	// Restarts and Configures count since the frontend started.
 	Restarts, Configures uint64
-	// Configured is true while it has the wanted configuration; Refusals counts
-	// those that it did not take.
+	// Configured reports whether BIRD has the desired configuration; Refusals counts failed
+	// configure commands.
 	Configured bool
 	Refusals   uint64
 	Gateways   []Gateway
@@ -117,14 +118,13 @@ type BIRD struct {
 type Gateway struct {
 	Name, Family string
 	Up           bool
-	// Since is when the session came up, or went down.
+	// Since is when the session came up or went down.
 	Since time.Time
 	// Imported and Exported count routes.
 	Imported, Exported int
 }
 
-// total is a counter whose value is counted elsewhere. It is absent until it
-// was set.
+// total is a counter whose value is maintained elsewhere. It is absent until it is set.
 type total struct {
 	desc  *prometheus.Desc
 	known atomic.Bool
@@ -146,7 +146,7 @@ func (t *total) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// stream collects the metrics of the readiness stream, as of the scrape.
+// stream collects the metrics of the readiness stream at a scrape.
 type stream struct {
 	live, age, remaining, reconnects, moves *prometheus.Desc
 	read                                    atomic.Pointer[func() Stream]
@@ -166,7 +166,7 @@ func (s *stream) Collect(ch chan<- prometheus.Metric) {
 		return // gating is off
 	}
 	now := (*read)()
-	ch <- gauge(s.live, truth(now.Live))
+	ch <- gauge(s.live, boolValue(now.Live))
 	ch <- counter(s.reconnects, now.Reconnects)
 	ch <- counter(s.moves, now.Moves)
 	if !now.LastMessage.IsZero() {
@@ -177,8 +177,8 @@ func (s *stream) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// birds collects the metrics of BIRD, as of the scrape.
-type birds struct {
+// birdCollector collects the metrics of BIRD at a scrape.
+type birdCollector struct {
 	up, restarts, configures              *prometheus.Desc
 	configured, refusals                  *prometheus.Desc
 	gatewayUp, uptime, imported, exported *prometheus.Desc
@@ -186,29 +186,32 @@ type birds struct {
 }
 
 // Describe implements prometheus.Collector.
-func (b *birds) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{b.up, b.restarts, b.configures, b.configured, b.refusals, b.gatewayUp, b.uptime, b.imported, b.exported} {
+func (b *birdCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		b.up, b.restarts, b.configures, b.configured, b.refusals, b.gatewayUp, b.uptime,
+		b.imported, b.exported,
+	} {
 		ch <- d
 	}
 }
 
 // Collect implements prometheus.Collector.
-func (b *birds) Collect(ch chan<- prometheus.Metric) {
+func (b *birdCollector) Collect(ch chan<- prometheus.Metric) {
 	now := b.now.Load()
 	if now == nil {
 		return
 	}
-	ch <- gauge(b.up, truth(now.Up))
+	ch <- gauge(b.up, boolValue(now.Up))
 	ch <- counter(b.restarts, now.Restarts)
 	ch <- counter(b.configures, now.Configures)
-	ch <- gauge(b.configured, truth(now.Configured))
+	ch <- gauge(b.configured, boolValue(now.Configured))
 	ch <- counter(b.refusals, now.Refusals)
 	for _, g := range now.Gateways {
 		uptime := 0.0
 		if g.Up && !g.Since.IsZero() {
 			uptime = max(0, time.Since(g.Since).Seconds())
 		}
-		ch <- gauge(b.gatewayUp, truth(g.Up), g.Name, g.Family)
+		ch <- gauge(b.gatewayUp, boolValue(g.Up), g.Name, g.Family)
 		ch <- gauge(b.uptime, uptime, g.Name, g.Family)
 		ch <- gauge(b.imported, float64(g.Imported), g.Name, g.Family)
 		ch <- gauge(b.exported, float64(g.Exported), g.Name, g.Family)

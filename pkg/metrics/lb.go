@@ -2,8 +2,8 @@ package metrics
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// LB holds the metrics of a load balancer. Its methods are safe for concurrent
-// use and do not block. Make one with [NewLB].
+// LB holds the metrics of a load balancer. Its methods are safe for concurrent use and do not
+// block. Create one with [NewLB].
 type LB struct {
 	*process
 	vips        *vips
@@ -13,8 +13,8 @@ type LB struct {
 	targets     targets
 }
 
-// NewLB returns the metrics of a load balancer, in a registry of their own, with
-// those of the Go runtime and of the process.
+// NewLB returns the metrics of a load balancer in a new registry, with those of the Go runtime and
+// of the process.
 func NewLB(version string) *LB {
 	d := describe()
 	l := &LB{
@@ -34,8 +34,8 @@ func NewLB(version string) *LB {
 	return l
 }
 
-// VIP says what the load balancer says of a VIP, why, and how many of its
-// targets are ready. It counts a change of the state.
+// VIP sets the readiness of a VIP, its reason, and its number of ready targets. It counts a change
+// of the state.
 func (l *LB) VIP(v VIP, state, reason string, ready, total uint32) {
 	s := vipState{label(state), label(reason), ready, total}
 	if l.vips.set(v.Prefix(), s) {
@@ -43,15 +43,14 @@ func (l *LB) VIP(v VIP, state, reason string, ready, total uint32) {
 	}
 }
 
-// RemoveVIP forgets a VIP.
+// RemoveVIP removes a VIP.
 func (l *LB) RemoveVIP(v VIP) { l.vips.remove(v.Prefix()) }
 
-// Frontend says whether a frontend is connected whose reports count, and how
-// many VIPs it advertises.
+// Frontend sets whether a reporting frontend is connected, and how many VIPs it advertises.
 func (l *LB) Frontend(connected bool, advertised int) {
-	l.connected.WithLabelValues().Set(truth(connected))
+	l.connected.WithLabelValues().Set(boolValue(connected))
 	l.advertised.WithLabelValues().Set(float64(advertised))
 }
 
-// Targets has each scrape ask how the targets are, and where they come from.
+// Targets sets the function that each scrape calls for the state of the targets and their sources.
 func (l *LB) Targets(read func() Targets) { l.targets.read.Store(&read) }

@@ -32,9 +32,9 @@ type prefix struct{ p netip.Prefix }
 
 func (p prefix) Prefix() netip.Prefix { return p.p }
 
-func v(s string) prefix { return prefix{netip.MustParsePrefix(s)} }
+func testVIP(s string) prefix { return prefix{netip.MustParsePrefix(s)} }
 
-// services stands for a server with services.
+// services is a server with services.
 type services map[string]grpc.ServiceInfo
 
 func (s services) GetServiceInfo() map[string]grpc.ServiceInfo { return s }
@@ -53,9 +53,9 @@ func fullFrontend() *Frontend {
 	f.Identity("spiffe://td/frontend", time.Unix(2_000_000_000, 0))
 	f.Health("Readiness", true)
 	f.Serves(served)
-	f.VIP(v("20.0.0.1/32"), "announced", "ready")
-	f.VIP(v("20.0.0.2/32"), "withdrawn", "lb_not_ready")
-	f.VIP(v("2000::1/128"), "depreferred", "stopping")
+	f.VIP(testVIP("20.0.0.1/32"), "announced", "ready")
+	f.VIP(testVIP("20.0.0.2/32"), "withdrawn", "lb_not_ready")
+	f.VIP(testVIP("2000::1/128"), "depreferred", "stopping")
 	f.Transition("announced", "ready")
 	f.DecisionLatency(100 * time.Microsecond)
 	f.Gating(true)
@@ -80,9 +80,9 @@ func fullLB() *LB {
 	l.Identity("spiffe://td/lb", time.Unix(2_000_000_000, 0))
 	l.Health("Readiness", false)
 	l.Serves(served)
-	l.VIP(v("20.0.0.1/32"), "not ready", "VIP_REASON_NOT_CHECKED", 0, 2)
-	l.VIP(v("20.0.0.1/32"), "ready", "VIP_REASON_TARGETS_READY", 2, 2)
-	l.VIP(v("20.0.0.2/32"), "not ready", "VIP_REASON_TOO_FEW_READY", 1, 3)
+	l.VIP(testVIP("20.0.0.1/32"), "not ready", "VIP_REASON_NOT_CHECKED", 0, 2)
+	l.VIP(testVIP("20.0.0.1/32"), "ready", "VIP_REASON_TARGETS_READY", 2, 2)
+	l.VIP(testVIP("20.0.0.2/32"), "not ready", "VIP_REASON_TOO_FEW_READY", 1, 3)
 	l.Frontend(true, 1)
 	l.Targets(func() Targets {
 		return Targets{
@@ -91,7 +91,10 @@ func fullLB() *LB {
 		}
 	})
 	l.DataPlane(func() DataPlane {
-		return DataPlane{Targets: map[string]int{"serving": 2, "pending": 1}, Drift: 1, Problems: 2, Held: 1, Failures: 3, Repairs: 4}
+		return DataPlane{
+			Targets: map[string]int{"serving": 2, "pending": 1}, Drift: 1, Problems: 2, Held: 1, Failures: 3,
+			Repairs: 4,
+		}
 	})(time.Millisecond)
 	return l
 }
@@ -110,8 +113,8 @@ func gather(t *testing.T, g prometheus.Gatherer) map[string]*dto.MetricFamily {
 	return byName
 }
 
-// series returns the gauges and counters of a metric by their labels, such as
-// "family=ipv4 vip=20.0.0.1/32".
+// series returns the gauges and counters of a metric by their labels, such as "family=ipv4
+// vip=20.0.0.1/32".
 func series(t *testing.T, g prometheus.Gatherer, name string) map[string]float64 {
 	t.Helper()
 	values := map[string]float64{}
@@ -132,11 +135,11 @@ func wantSeries(t *testing.T, g prometheus.Gatherer, name string, want map[strin
 	}
 }
 
-func TestNamesAndHelpPassPromlint(t *testing.T) {
+func TestPromlint(t *testing.T) {
 	for name, r := range map[string]prometheus.Gatherer{"frontend": fullFrontend().Registry(), "lb": fullLB().Registry()} {
 		var families []*dto.MetricFamily
 		for _, f := range gather(t, r) {
-			if ours(f.GetName()) {
+			if isOwn(f.GetName()) {
 				families = append(families, f)
 			}
 		}
@@ -150,7 +153,7 @@ func TestNamesAndHelpPassPromlint(t *testing.T) {
 	}
 }
 
-func TestEveryMetricIsDescribedOnceAndExistsAsDescribed(t *testing.T) {
+func TestMetricDescriptions(t *testing.T) {
 	scraped := gather(t, fullFrontend().Registry())
 	for name, f := range gather(t, fullLB().Registry()) {
 		scraped[name] = f
@@ -179,7 +182,7 @@ func TestEveryMetricIsDescribedOnceAndExistsAsDescribed(t *testing.T) {
 		}
 	}
 	for name := range scraped {
-		if ours(name) && !described[name] {
+		if isOwn(name) && !described[name] {
 			t.Errorf("%s exists and is not described", name)
 		}
 	}
@@ -195,8 +198,8 @@ func TestEveryMetricIsDescribedOnceAndExistsAsDescribed(t *testing.T) {
 	}
 }
 
-// ours reports whether a metric is not one of the runtime or of the process.
-func ours(name string) bool {
+// isOwn reports whether a metric is not one of the runtime or of the process.
+func isOwn(name string) bool {
 	return strings.HasPrefix(name, "vipgate_") || strings.HasPrefix(name, "grpc_server_")
 }
 
@@ -210,7 +213,7 @@ func constants(t *testing.T) []string {
 	var names []string
 	ast.Inspect(file, func(n ast.Node) bool {
 		if lit, is := n.(*ast.BasicLit); is && lit.Kind == token.STRING {
-			if s, err := strconv.Unquote(lit.Value); err == nil && ours(s) {
+			if s, err := strconv.Unquote(lit.Value); err == nil && isOwn(s) {
 				names = append(names, s)
 			}
 		}
@@ -222,14 +225,15 @@ func constants(t *testing.T) []string {
 	return names
 }
 
-func TestNamesAreWrittenInNamesGoOnly(t *testing.T) {
+func TestNamesAreConstants(t *testing.T) {
 	for _, file := range []string{"frontend.go", "lb.go", "process.go", "vips.go", "server.go", "calls.go"} {
 		f, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		ast.Inspect(f, func(n ast.Node) bool {
-			if lit, is := n.(*ast.BasicLit); is && (strings.Contains(lit.Value, "vipgate_") || strings.Contains(lit.Value, "grpc_server_")) {
+			if lit, is := n.(*ast.BasicLit); is && (strings.Contains(lit.Value, "vipgate_") ||
+				strings.Contains(lit.Value, "grpc_server_")) {
 				t.Errorf("%s: %s", file, lit.Value)
 			}
 			return true
@@ -237,9 +241,9 @@ func TestNamesAreWrittenInNamesGoOnly(t *testing.T) {
 	}
 }
 
-func TestFrontendVIPsShowStateReasonAndCounts(t *testing.T) {
+func TestFrontendVIPs(t *testing.T) {
 	f := NewFrontend("1")
-	a, b := v("20.0.0.1/32"), v("2000::1/128")
+	a, b := testVIP("20.0.0.1/32"), testVIP("2000::1/128")
 	f.VIP(a, "withdrawn", "lb_never_seen")
 	f.VIP(a, "withdrawn", "no_gateway")
 	f.VIP(b, "announced", "ready")
@@ -265,9 +269,9 @@ func TestFrontendVIPsShowStateReasonAndCounts(t *testing.T) {
 	})
 }
 
-func TestLBVIPsCountTransitionsButNotTheFirstWord(t *testing.T) {
+func TestLBVIPTransitions(t *testing.T) {
 	l := NewLB("1")
-	a := v("20.0.0.1/32")
+	a := testVIP("20.0.0.1/32")
 	l.VIP(a, "not ready", "VIP_REASON_NOT_CHECKED", 0, 2)
 	l.VIP(a, "not ready", "VIP_REASON_TOO_FEW_READY", 0, 2)
 	l.VIP(a, "ready", "VIP_REASON_TARGETS_READY", 1, 2)
@@ -282,10 +286,13 @@ func TestLBVIPsCountTransitionsButNotTheFirstWord(t *testing.T) {
 	wantSeries(t, l.Registry(), LBVIPReason, map[string]float64{"family=ipv4 reason=targets_draining vip=20.0.0.1/32": 1})
 }
 
-func TestTargetsAreShownAsOfTheScrape(t *testing.T) {
+func TestTargetsAtScrape(t *testing.T) {
 	l := NewLB("1")
 	wantSeries(t, l.Registry(), LBTargets, map[string]float64{})
-	now := Targets{States: map[string]int{"ready": 2, "not ready": 1}, Refusals: 3, Suspect: true, Sources: []Source{{"file", true, 3, 1}, {Name: "registry"}}}
+	now := Targets{
+		States: map[string]int{"ready": 2, "not ready": 1}, Refusals: 3, Suspect: true,
+		Sources: []Source{{"file", true, 3, 1}, {Name: "registry"}},
+	}
 	l.Targets(func() Targets { return now })
 	wantSeries(t, l.Registry(), LBTargets, map[string]float64{"state=ready": 2, "state=not_ready": 1})
 	wantSeries(t, l.Registry(), LBSourceLive, map[string]float64{"source=file": 1, "source=registry": 0})
@@ -297,7 +304,7 @@ func TestTargetsAreShownAsOfTheScrape(t *testing.T) {
 	wantSeries(t, l.Registry(), LBSuspect, map[string]float64{"": 0})
 }
 
-func TestIdentityGoesAndIsNeverShownTwice(t *testing.T) {
+func TestIdentityHasOneSeries(t *testing.T) {
 	l := NewLB("1")
 	l.Identity("", time.Time{})
 	wantSeries(t, l.Registry(), IdentityNotAfter, map[string]float64{})
@@ -309,7 +316,7 @@ func TestIdentityGoesAndIsNeverShownTwice(t *testing.T) {
 	wantSeries(t, l.Registry(), IdentityNotAfter, map[string]float64{})
 }
 
-func TestStreamAndGatewaysAreShownAsOfTheScrape(t *testing.T) {
+func TestStreamAndGatewaysAtScrape(t *testing.T) {
 	f := NewFrontend("1")
 	for _, name := range []string{FrontendLBLive, FrontendLBLeaseAge, FrontendBIRDUp, FrontendAnnouncerSessions} {
 		wantSeries(t, f.Registry(), name, map[string]float64{})
@@ -332,8 +339,12 @@ func TestStreamAndGatewaysAreShownAsOfTheScrape(t *testing.T) {
 		{Name: "a", Family: "ipv4", Up: true, Since: time.Now().Add(-time.Minute), Imported: 3, Exported: 4},
 		{Name: "b", Family: "ipv4", Since: time.Now().Add(-time.Minute)},
 	}})
-	wantSeries(t, f.Registry(), FrontendGatewayUp, map[string]float64{"family=ipv4 gateway=a": 1, "family=ipv4 gateway=b": 0})
-	wantSeries(t, f.Registry(), FrontendGatewayImported, map[string]float64{"family=ipv4 gateway=a": 3, "family=ipv4 gateway=b": 0})
+	wantSeries(t, f.Registry(), FrontendGatewayUp, map[string]float64{
+		"family=ipv4 gateway=a": 1,
+		"family=ipv4 gateway=b": 0,
+	})
+	wantSeries(t, f.Registry(), FrontendGatewayImported,
+		map[string]float64{"family=ipv4 gateway=a": 3, "family=ipv4 gateway=b": 0})
 	uptime := series(t, f.Registry(), FrontendGatewayUptime)
 	if uptime["family=ipv4 gateway=a"] < 60 || uptime["family=ipv4 gateway=b"] != 0 {
 		t.Errorf("uptimes are %v", uptime)
@@ -342,7 +353,7 @@ func TestStreamAndGatewaysAreShownAsOfTheScrape(t *testing.T) {
 	wantSeries(t, f.Registry(), FrontendGatewayUp, map[string]float64{})
 }
 
-func TestCallsAreThereBeforeTheFirstButNotThoseForDebugging(t *testing.T) {
+func TestCallCountersStartAtZero(t *testing.T) {
 	f := fullFrontend()
 	f.Serves(served) // a second server has the same services
 	wantSeries(t, f.Registry(), CallsStarted, map[string]float64{
@@ -358,7 +369,7 @@ func TestCallsAreThereBeforeTheFirstButNotThoseForDebugging(t *testing.T) {
 	}
 }
 
-func TestBIRDsRefusalShows(t *testing.T) {
+func TestBIRDRefusal(t *testing.T) {
 	f := NewFrontend("1")
 	f.BIRD(BIRD{Up: true, Configured: true})
 	wantSeries(t, f.Registry(), FrontendBIRDConfigured, map[string]float64{"": 1})
@@ -367,7 +378,7 @@ func TestBIRDsRefusalShows(t *testing.T) {
 	wantSeries(t, f.Registry(), FrontendBIRDRefusals, map[string]float64{"": 1})
 }
 
-func TestScrapesAndChangesOfManyVIPsDoNotRace(t *testing.T) {
+func TestConcurrentScrapes(t *testing.T) {
 	const many = 10_000
 	f := NewFrontend("1")
 	all := make([]prefix, many)
@@ -425,7 +436,7 @@ func listenTwice(t *testing.T) (listeners []net.Listener) {
 	return listeners
 }
 
-func TestServerServesScrapesUntilItsContextEnds(t *testing.T) {
+func TestServer(t *testing.T) {
 	l := listenTwice(t)
 	s := NewServer(l, fullLB().Registry(), slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -447,7 +458,10 @@ func TestServerServesScrapesUntilItsContextEnds(t *testing.T) {
 		return r.StatusCode, string(body)
 	}
 	code, body := get("/metrics")
-	for _, want := range []string{`vipgate_lb_vip_state{family="ipv4",vip="20.0.0.1/32"} 2`, "go_goroutines ", `program="lb"`, `version="1.2.3"`} {
+	for _, want := range []string{
+		`vipgate_lb_vip_state{family="ipv4",vip="20.0.0.1/32"} 2`, "go_goroutines ",
+		`program="lb"`, `version="1.2.3"`,
+	} {
 		if code != http.StatusOK || !strings.Contains(body, want) {
 			t.Errorf("%d: no %s in\n%s", code, want, body)
 		}
@@ -455,7 +469,7 @@ func TestServerServesScrapesUntilItsContextEnds(t *testing.T) {
 	if code, _ := get("/debug/pprof/"); code != http.StatusNotFound {
 		t.Errorf("pprof answers %d on the metrics port", code)
 	}
-	// A client that holds its connection open must not hold up the end.
+	// A client that keeps its connection open must not delay the end.
 	idle, err := net.Dial("tcp", l[0].Addr().String())
 	if err != nil {
 		t.Fatal(err)
@@ -478,7 +492,7 @@ func TestServerServesScrapesUntilItsContextEnds(t *testing.T) {
 	}
 }
 
-func TestScrapeThatHangsIsCutOffAtTheEnd(t *testing.T) {
+func TestHungScrapeIsClosed(t *testing.T) {
 	asked, release := make(chan struct{}), make(chan struct{})
 	hang := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
 		close(asked)

@@ -11,7 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 )
 
-// descriptions finds the description of a metric by its name.
+// descriptions maps the name of a metric to its description.
 type descriptions map[string]Metric
 
 func describe() descriptions {
@@ -22,9 +22,9 @@ func describe() descriptions {
 	return d
 }
 
-// need returns the description of a metric. A name without one is an error in
-// this package, which every test of it shows.
-func (d descriptions) need(name string, t Type) Metric {
+// get returns the description of a metric. It panics for an unknown name, which every test of this
+// package detects.
+func (d descriptions) get(name string, t Type) Metric {
 	m, known := d[name]
 	if !known || m.Type != t {
 		panic(fmt.Sprintf("metrics: %s is not described as a %s", name, t))
@@ -33,26 +33,26 @@ func (d descriptions) need(name string, t Type) Metric {
 }
 
 func (d descriptions) desc(name string, t Type) *prometheus.Desc {
-	m := d.need(name, t)
+	m := d.get(name, t)
 	return prometheus.NewDesc(m.Name, m.Help, m.Labels, nil)
 }
 
 func (d descriptions) gauges(name string) *prometheus.GaugeVec {
-	m := d.need(name, Gauge)
+	m := d.get(name, Gauge)
 	return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: m.Name, Help: m.Help}, m.Labels)
 }
 
 func (d descriptions) counters(name string) *prometheus.CounterVec {
-	m := d.need(name, Counter)
+	m := d.get(name, Counter)
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: m.Name, Help: m.Help}, m.Labels)
 }
 
 func (d descriptions) histogram(name string, buckets []float64) prometheus.Histogram {
-	m := d.need(name, Histogram)
+	m := d.get(name, Histogram)
 	return prometheus.NewHistogram(prometheus.HistogramOpts{Name: m.Name, Help: m.Help, Buckets: buckets})
 }
 
-// process holds what both programs have. It is safe for concurrent use.
+// process holds the metrics of both programs. It is safe for concurrent use.
 type process struct {
 	registry *prometheus.Registry
 	valid    *prometheus.GaugeVec
@@ -62,7 +62,7 @@ type process struct {
 	calls    *grpcprom.ServerMetrics
 
 	mu       sync.Mutex
-	identity string // the SPIFFE ID that notAfter shows
+	identity string // SPIFFE ID that notAfter has
 }
 
 func newProcess(d descriptions, program, version string) *process {
@@ -97,24 +97,23 @@ func result(ok bool) string {
 	return refused
 }
 
-func truth(b bool) float64 {
+func boolValue(b bool) float64 {
 	if b {
 		return 1
 	}
 	return 0
 }
 
-// Registry returns what [NewServer] serves.
+// Registry returns the registry for [NewServer].
 func (p *process) Registry() *prometheus.Registry { return p.registry }
 
-// Configuration says whether the trench file in force is the one on disk.
-func (p *process) Configuration(valid bool) { p.valid.WithLabelValues().Set(truth(valid)) }
+// Configuration sets whether the trench file in force is the one on disk.
+func (p *process) Configuration(valid bool) { p.valid.WithLabelValues().Set(boolValue(valid)) }
 
 // Reload counts a change of the trench file.
 func (p *process) Reload(ok bool) { p.reloads.WithLabelValues(result(ok)).Inc() }
 
-// Identity says who we are and when that ends. The zero time stands for no
-// identity, and the metric goes.
+// Identity sets the SPIFFE ID of this process and its expiry. The zero time removes the metric.
 func (p *process) Identity(id string, notAfter time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -127,8 +126,7 @@ func (p *process) Identity(id string, notAfter time.Time) {
 	}
 }
 
-// Health says whether a health service serves. Its shape is that of
-// health.Options.Changed.
+// Health sets whether a health service is SERVING. Its signature is that of health.Options.Changed.
 func (p *process) Health(service string, serving bool) {
-	p.serving.WithLabelValues(service).Set(truth(serving))
+	p.serving.WithLabelValues(service).Set(boolValue(serving))
 }

@@ -13,19 +13,19 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// Bounds of the listener: anybody who reaches the port can scrape.
+// Limits of the listener, which any client with access to the port can use.
 const (
 	scrapeTimeout  = 10 * time.Second // Prometheus gives up after 10 s by default
-	maxScrapes     = 4                // at a time
+	maxScrapes     = 4                // concurrent
 	headerTimeout  = 5 * time.Second
 	idleTimeout    = 2 * time.Minute
 	maxHeaderBytes = 16 << 10
-	// stopTimeout is how long a running scrape gets when the server ends.
+	// stopTimeout is how long a running scrape may take after the server ended.
 	stopTimeout = 500 * time.Millisecond
 )
 
-// Handler serves what g gathers in the Prometheus text formats. A collector
-// that fails costs its own metrics only, and a line in the log.
+// Handler serves the metrics of g in the Prometheus text formats. The error of a collector affects
+// only its own metrics and is logged.
 func Handler(g prometheus.Gatherer, log *slog.Logger) http.Handler {
 	return promhttp.HandlerFor(g, promhttp.HandlerOpts{
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn), ErrorHandling: promhttp.ContinueOnError,
@@ -33,8 +33,7 @@ func Handler(g prometheus.Gatherer, log *slog.Logger) http.Handler {
 	})
 }
 
-// Server serves /metrics over HTTP. It implements task.Task. Make one with
-// [NewServer].
+// Server serves /metrics over HTTP. It implements task.Task. Make one with [NewServer].
 type Server struct {
 	listeners []net.Listener
 	gatherer  prometheus.Gatherer
@@ -42,8 +41,8 @@ type Server struct {
 	ready     chan struct{}
 }
 
-// NewServer returns a server that answers on the listeners once it runs, and
-// closes them when it ends.
+// NewServer returns a server that serves on the listeners once it runs, and closes them when it
+// ends.
 func NewServer(listeners []net.Listener, g prometheus.Gatherer, log *slog.Logger) *Server {
 	return &Server{listeners: listeners, gatherer: g, log: log, ready: make(chan struct{})}
 }
@@ -51,7 +50,7 @@ func NewServer(listeners []net.Listener, g prometheus.Gatherer, log *slog.Logger
 // String implements task.Task.
 func (s *Server) String() string { return "metrics " + s.listeners[0].Addr().String() }
 
-// Ready is closed when scrapes are answered.
+// Ready is closed when the server accepts scrapes.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
 
 // Run serves until ctx ends.
@@ -60,7 +59,8 @@ func (s *Server) Run(ctx context.Context) error {
 	mux.Handle("GET /metrics", Handler(s.gatherer, s.log))
 	server := &http.Server{
 		Handler: mux, ReadHeaderTimeout: headerTimeout, ReadTimeout: scrapeTimeout, WriteTimeout: 2 * scrapeTimeout,
-		IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
+		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 	served := make(chan error, len(s.listeners))
 	for _, l := range s.listeners {
@@ -79,8 +79,8 @@ func (s *Server) Run(ctx context.Context) error {
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 	defer cancel()
 	if err := server.Shutdown(stop); err != nil {
-		// A scrape that is still read is cut off.
-		s.log.Debug("a scrape was cut off", "error", errors.Join(err, server.Close()))
+		// An unfinished scrape is closed.
+		s.log.Debug("scrape aborted", "error", errors.Join(err, server.Close()))
 	}
 	for range running {
 		<-served

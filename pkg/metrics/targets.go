@@ -6,13 +6,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Targets is the state of the targets and of their sources.
+// Targets is the state of the targets and their sources.
 type Targets struct {
-	// States counts addresses of targets by state, in words such as "not ready".
-	// A state that no target has is there with 0.
+	// States counts addresses of targets by state, such as "not ready". States without targets are
+	// present with 0.
 	States  map[string]int
 	Sources []Source
-	// Refusals counts what the registry refused.
+	// Refusals counts rejected calls of the registry.
 	Refusals uint64
 	Suspect  bool
 }
@@ -24,7 +24,7 @@ type Source struct {
 	Targets, Problems int
 }
 
-// targets collects the metrics of targets, as of the scrape.
+// targets collects the metrics of targets at a scrape.
 type targets struct {
 	states, live, count, problems, refusals, suspect *prometheus.Desc
 	read                                             atomic.Pointer[func() Targets]
@@ -48,10 +48,10 @@ func (t *targets) Collect(ch chan<- prometheus.Metric) {
 		ch <- gauge(t.states, float64(n), label(state))
 	}
 	for _, s := range now.Sources {
-		ch <- gauge(t.live, truth(s.Live), s.Name)
+		ch <- gauge(t.live, boolValue(s.Live), s.Name)
 		ch <- gauge(t.count, float64(s.Targets), s.Name)
 		ch <- gauge(t.problems, float64(s.Problems), s.Name)
 	}
 	ch <- counter(t.refusals, now.Refusals)
-	ch <- gauge(t.suspect, truth(now.Suspect))
+	ch <- gauge(t.suspect, boolValue(now.Suspect))
 }

@@ -9,10 +9,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// VIP is what the ground floor knows of a VIP: its prefix.
+// VIP is the part of vip.VIP that this package uses.
 type VIP interface{ Prefix() netip.Prefix }
 
-// vipState is what is known of one VIP. It is copied at a scrape: keep it small.
+// vipState is the state of one VIP. A scrape copies it: keep it small.
 type vipState struct {
 	state, reason string
 	ready, total  uint32
@@ -21,19 +21,19 @@ type vipState struct {
 // count is one combination of the labels of the counts.
 type count struct{ family, state, reason string }
 
-// vips collects the metrics of VIPs. A scrape copies the records under the lock
-// and builds the metrics outside of it: ten thousand VIPs hold a writer up for
-// about a millisecond, and no writer is in the path of a decision.
+// vips collects the metrics of VIPs. A scrape copies the records under the lock and builds the
+// metrics without it: ten thousand VIPs block a writer for about a millisecond, and no writer is in
+// the path of a decision.
 type vips struct {
 	levels map[string]float64 // the value of each state
-	best   string             // the state that has no reason to show
+	best   string             // the state without a reason metric
 
 	state, reason, counts *prometheus.Desc
-	ready, total          *prometheus.Desc // nil: not shown
+	ready, total          *prometheus.Desc // nil: no metric
 
 	mu    sync.Mutex
 	known map[netip.Prefix]vipState
-	seen  map[count]int // VIPs in each combination that was ever seen
+	seen  map[count]int // VIPs of each combination seen so far
 }
 
 func newVIPs(state, reason, counts *prometheus.Desc) *vips {
@@ -43,8 +43,7 @@ func newVIPs(state, reason, counts *prometheus.Desc) *vips {
 	}
 }
 
-// set takes over the state of a VIP and reports whether it is another than before;
-// the first one is not.
+// set sets the state of a VIP and reports whether it changed; the first state is not a change.
 func (v *vips) set(p netip.Prefix, s vipState) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -120,8 +119,8 @@ func family(p netip.Prefix) string {
 	return "ipv6"
 }
 
-// label makes a label value of a name: "not ready" and the proto's
-// VIP_STATE_NOT_READY are both "not_ready".
+// label converts a name to a label value: "not ready" and the proto's VIP_STATE_NOT_READY are both
+// "not_ready".
 func label(name string) string {
 	for _, prefix := range []string{"VIP_STATE_", "VIP_REASON_", "ADVERTISEMENT_REASON_", "ADVERTISEMENT_"} {
 		if rest, is := strings.CutPrefix(name, prefix); is {

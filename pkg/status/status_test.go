@@ -102,11 +102,11 @@ func badFrontend() *frontendv1.Status {
 	s.Conditions = []*frontendv1.Condition{
 		{Name: "Liveness", Serving: true},
 		{Name: "Readiness", Detail: "Configuration: refused; Egress/ipv6: gateway-a-2: Active"},
-		{Name: "Configuration", Detail: "trench.yaml:7: attractor.vips: VIP \"20.0.0.1\" has no prefix length: write 20.0.0.1/32"},
+		{Name: "Configuration", Detail: "trench.yaml:7: attractor.vips: VIP \"20.0.0.1\" has no prefix length; use 20.0.0.1/32"},
 		{Name: "Egress", Serving: true},
 		{Name: "Egress/ipv6", Detail: "gateway-a-2: Active"},
 	}
-	s.ConfigurationError = "trench.yaml:7: attractor.vips: VIP \"20.0.0.1\" has no prefix length: write 20.0.0.1/32\ntrench.yaml:9: attractor.gateways: unknown field \"adress\""
+	s.ConfigurationError = "trench.yaml:7: attractor.vips: VIP \"20.0.0.1\" has no prefix length; use 20.0.0.1/32\ntrench.yaml:9: attractor.gateways: unknown field \"adress\""
 	s.IdentityExpires = before(3 * time.Second)
 	s.LoadBalancer = &frontendv1.LoadBalancerStatus{
 		Freshness: frontendv1.Freshness_FRESHNESS_STALE, LeaseLeft: durationpb.New(-2500 * time.Millisecond), GoingAway: true,

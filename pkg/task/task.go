@@ -14,22 +14,21 @@ import (
 
 // Task is one concurrent part of a process.
 type Task interface {
-	// Run works until ctx ends, or fails. It returns nil, or ctx's error, when it ended because ctx
-	// did.
+	// Run works until ctx ends or the task fails. It returns nil or ctx's error when ctx ended.
 	Run(ctx context.Context) error
-	// Ready is closed once the task does its work; until then the process is starting.
+	// Ready is closed once the task works; until then the process is starting.
 	Ready() <-chan struct{}
 	// String names the task in errors and logs.
 	String() string
 }
 
-// StopTimeout is how long tasks get to end after their context: longer than any
-// bounded wait of theirs, so that only a call without a deadline exceeds it.
+// StopTimeout is how long tasks may run after the end of their context. It exceeds every bounded
+// wait of a task, so only a call without a deadline exceeds it.
 const StopTimeout = 10 * time.Second
 
 // Run runs the tasks until ctx ends or one of them fails, and waits for all of them. It returns the
-// first failure, or nil. A task that still runs [StopTimeout] after the end is left behind and
-// named in the error: the process ends.
+// first failure, or nil. A task that still runs after [StopTimeout] is abandoned and named in the
+// error: the process ends.
 func Run(ctx context.Context, tasks ...Task) error {
 	g, ctx := errgroup.WithContext(ctx)
 	running := make([]atomic.Bool, len(tasks))
@@ -67,8 +66,8 @@ func Run(ctx context.Context, tasks ...Task) error {
 	return err
 }
 
-// Guard calls run, turns a panic into an error that holds the stack, and names
-// the task in every error. The end of ctx is not an error.
+// Guard calls run, turns a panic into an error with the stack, and adds the name of the task to
+// every error. The end of ctx is not an error.
 func Guard(ctx context.Context, name string, run func(context.Context) error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -24,14 +24,14 @@ func (f fake) String() string                { return "fake" }
 
 func wait(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
 
-func TestRunTurnsPanicIntoErrorAndEndsTheOthers(t *testing.T) {
+func TestRunRecoversPanic(t *testing.T) {
 	err := Run(t.Context(), fake{run: wait}, fake{run: func(context.Context) error { panic("boom") }})
 	if err == nil || !strings.Contains(err.Error(), "task fake: panic: boom") {
 		t.Fatalf("got %v", err)
 	}
 }
 
-func TestRunReturnsTheFirstFailure(t *testing.T) {
+func TestRunReturnsFirstFailure(t *testing.T) {
 	cause := errors.New("cause")
 	err := Run(t.Context(), fake{run: wait}, fake{run: func(context.Context) error { return cause }})
 	if !errors.Is(err, cause) {
@@ -39,7 +39,7 @@ func TestRunReturnsTheFirstFailure(t *testing.T) {
 	}
 }
 
-func TestRunEndsWithItsContext(t *testing.T) {
+func TestRunEndsWithContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := Run(ctx, fake{run: wait}); err != nil {
@@ -47,7 +47,7 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestRunLeavesAHungTaskAndNamesIt(t *testing.T) {
+func TestRunNamesHungTask(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
 		ctx, cancel := context.WithCancel(t.Context())
@@ -58,7 +58,8 @@ func TestRunLeavesAHungTaskAndNamesIt(t *testing.T) {
 			t.Errorf("after %v: %v", time.Since(begin), err)
 		}
 		cause := errors.New("cause")
-		err = Run(t.Context(), fake{run: func(context.Context) error { return cause }}, fake{run: func(context.Context) error { <-release; return nil }})
+		err = Run(t.Context(), fake{run: func(context.Context) error { return cause }},
+			fake{run: func(context.Context) error { <-release; return nil }})
 		if !errors.Is(err, cause) || !strings.Contains(err.Error(), "still running") {
 			t.Errorf("got %v", err)
 		}

@@ -187,10 +187,10 @@ func TestBadInputIsToldWithPlaceAndRemedy(t *testing.T) {
 		{"duplicate target", "name: t2", "name: t1", "f.yaml:16: streams[0].targets[1].name: target t1 appears twice, first in line 15: remove one of them or change it"},
 
 		// VIPs
-		{"VIP is no prefix", "[20.0.0.1/32]", "[20.0.0.1]", "f.yaml:12: streams[0].vips[0]: VIP \"20.0.0.1\" has no prefix length: write 20.0.0.1/32"},
+		{"VIP is no prefix", "[20.0.0.1/32]", "[20.0.0.1]", "f.yaml:12: streams[0].vips[0]: VIP \"20.0.0.1\" has no prefix length; use 20.0.0.1/32"},
 		{"VIP is nonsense", `[20.0.0.1/32, "2000::1/128"]`, "[20.0.0.1/32, hello]", "f.yaml:4: attractor.vips[1]: VIP \"hello\" is not a prefix such as 20.0.0.1/32 or 2000::1/128"},
-		{"VIP is a default route", `[20.0.0.1/32, "2000::1/128"]`, "[20.0.0.1/32, ::/0]", "f.yaml:4: attractor.vips[1]: VIP ::/0 is a default route, which would attract everything: name the addresses to serve"},
-		{"VIP is IPv4-mapped", `"2000::1/128"]`, `"::ffff:1.2.3.4/128"]`, "f.yaml:4: attractor.vips[1]: VIP ::ffff:1.2.3.4/128 is an IPv4-mapped prefix: write it as IPv4"},
+		{"VIP is a default route", `[20.0.0.1/32, "2000::1/128"]`, "[20.0.0.1/32, ::/0]", "f.yaml:4: attractor.vips[1]: VIP ::/0 is a default route, which attracts all traffic; use the addresses to serve"},
+		{"VIP is IPv4-mapped", `"2000::1/128"]`, `"::ffff:1.2.3.4/128"]`, "f.yaml:4: attractor.vips[1]: VIP ::ffff:1.2.3.4/128 is an IPv4-mapped prefix; use IPv4 notation"},
 		{"VIP is null", `"2000::1/128"]`, `"2000::1/128", null]`, "f.yaml:4: attractor.vips[2]: is empty: write a VIP such as 20.0.0.1/32 or 2000::1/128"},
 		{"duplicate VIP", `"2000::1/128"]`, `"2000::1/128", 2000:0::1/128]`, "f.yaml:4: attractor.vips[2]: VIP 2000::1/128 appears twice, first in line 4: remove one of them or change it"},
 		{"too many VIPs", `"2000::1/128"]`, `"2000::1/128"` + strings.Repeat(", 20.0.0.1/32", MaxVIPs) + `]`, "f.yaml:4: attractor.vips: has 50002 VIPs: an attractor has 50000 at most"},

@@ -1,7 +1,5 @@
-// Package vip holds the VIP: the address, or the block of addresses, that a
-// trench offers to the outside.
+// Package vip defines the VIP: an address or a block of addresses that a trench serves.
 //
-// A [VIP] is a canonical prefix that may be advertised; the zero value is the
-// only invalid one, so the holder of a VIP need not check it again. Whether a
-// VIP is configured, ready or advertised is known elsewhere.
+// A [VIP] is a canonical prefix that may be advertised. Only the zero value is invalid, so the
+// holder of a VIP need not validate it again.
 package vip

@@ -23,7 +23,7 @@ func (s Set) Has(v VIP) bool {
 	return ok
 }
 
-// Equal reports whether both sets hold the same VIPs.
+// Equal reports whether both sets have the same VIPs.
 func (s Set) Equal(t Set) bool { return maps.Equal(s, t) }
 
 // Sorted returns the VIPs in the order of [Compare].

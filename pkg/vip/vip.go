@@ -9,13 +9,13 @@ import (
 // Family is an address family.
 type Family uint8
 
-// The address families. They are independent of each other everywhere in vipgate.
+// The address families. They are independent of each other.
 const (
 	IPv4 Family = iota
 	IPv6
 )
 
-// Families lists both families, in the order in which they are shown.
+// Families lists both families in display order.
 var Families = [...]Family{IPv4, IPv6}
 
 // FamilyOf returns the family of an address. An IPv4-mapped IPv6 address is IPv4.
@@ -37,28 +37,27 @@ func (f Family) String() string {
 // MarshalText implements encoding.TextMarshaler.
 func (f Family) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
 
-// VIP is a canonical prefix that may be advertised. VIPs are comparable and
-// can be map keys.
+// VIP is a canonical prefix that may be advertised. VIPs are comparable and can be map keys.
 type VIP struct {
 	prefix netip.Prefix
 }
 
-// Parse reads a VIP such as "20.0.0.1/32" or "2000::1/128". The error says
-// what is wrong with s and how to fix it.
+// Parse parses a VIP such as "20.0.0.1/32" or "2000::1/128". The error states the defect of s and
+// the remedy.
 func Parse(s string) (VIP, error) {
 	p, err := netip.ParsePrefix(s)
 	if err != nil {
 		if a, errAddr := netip.ParseAddr(s); errAddr == nil && a.Zone() == "" {
-			return VIP{}, fmt.Errorf("VIP %q has no prefix length: write %s/%d", s, a.Unmap(), a.Unmap().BitLen())
+			return VIP{}, fmt.Errorf("VIP %q has no prefix length; use %s/%d", s, a.Unmap(), a.Unmap().BitLen())
 		}
 		return VIP{}, fmt.Errorf("VIP %q is not a prefix such as 20.0.0.1/32 or 2000::1/128", s)
 	}
 	return FromPrefix(p)
 }
 
-// special are the prefixes in which no VIP and no host of a network can be, with
-// what they are (RFC 6890).
-var special = []struct {
+// specialPrefixes are the prefixes that contain neither VIPs nor hosts, with their meaning (RFC
+// 6890).
+var specialPrefixes = []struct {
 	prefix netip.Prefix
 	what   string
 }{
@@ -74,13 +73,12 @@ var special = []struct {
 	{netip.MustParsePrefix("fe80::/10"), "an IPv6 link-local address"},
 }
 
-// NotHost says what an address is that no host of a network can have, and what to
-// use in its place, or "" and "".
+// NotHost returns why an address cannot be that of a host, and the remedy; "" and "" if it can.
 func NotHost(a netip.Addr) (what, remedy string) {
 	if a.Is4In6() {
 		return "an IPv4-mapped address", "write " + a.Unmap().String()
 	}
-	for _, s := range special {
+	for _, s := range specialPrefixes {
 		switch {
 		case !s.prefix.Contains(a.WithZone("")):
 		case a.Is6() && a.IsLinkLocalUnicast():
@@ -92,27 +90,26 @@ func NotHost(a netip.Addr) (what, remedy string) {
 	return "", ""
 }
 
-// FromPrefix makes a VIP of a prefix. It refuses default routes, prefixes with
-// bits set beyond their length, IPv4-mapped prefixes, and addresses that can
-// never be reached through a gateway: loopback, link-local, multicast and reserved
-// ones.
+// FromPrefix returns the VIP of a prefix. It rejects default routes, prefixes with host bits set,
+// IPv4-mapped prefixes, and addresses that no gateway can route to: loopback, link-local, multicast
+// and reserved ones.
 func FromPrefix(p netip.Prefix) (VIP, error) {
 	a := p.Addr()
 	switch {
 	case !p.IsValid():
 		return VIP{}, fmt.Errorf("VIP %q is not a prefix", p)
 	case a.Is4In6():
-		return VIP{}, fmt.Errorf("VIP %s is an IPv4-mapped prefix: write it as IPv4", p)
+		return VIP{}, fmt.Errorf("VIP %s is an IPv4-mapped prefix; use IPv4 notation", p)
 	case p.Bits() == 0:
-		return VIP{}, fmt.Errorf("VIP %s is a default route, which would attract everything: name the addresses to serve", p)
+		return VIP{}, fmt.Errorf("VIP %s is a default route, which attracts all traffic; use the addresses to serve", p)
 	case p.Masked() != p:
-		return VIP{}, fmt.Errorf("VIP %s has bits beyond its prefix length: write %s, or %s/%d for the one address", p, p.Masked(), a, a.BitLen())
+		return VIP{}, fmt.Errorf("VIP %s has host bits set; use %s, or %s/%d for one address", p, p.Masked(), a, a.BitLen())
 	case a.Is4() && a.IsLinkLocalUnicast():
 		return VIP{}, fmt.Errorf("VIP %s is a link-local address: no gateway can route to it", p)
 	}
-	for _, s := range special {
+	for _, s := range specialPrefixes {
 		if s.prefix.Overlaps(p) {
-			return VIP{}, fmt.Errorf("VIP %s is or holds %s: no gateway can route to it", p, s.what)
+			return VIP{}, fmt.Errorf("VIP %s is or contains %s: no gateway can route to it", p, s.what)
 		}
 	}
 	return VIP{prefix: p}, nil
@@ -127,13 +124,13 @@ func Require(s string) VIP {
 	return v
 }
 
-// Prefix returns the VIP as a prefix, invalid only for the zero VIP.
+// Prefix returns the prefix; it is invalid only for the zero VIP.
 func (v VIP) Prefix() netip.Prefix { return v.prefix }
 
 // Family returns the address family.
 func (v VIP) Family() Family { return FamilyOf(v.prefix.Addr()) }
 
-// IsZero reports whether v is the zero VIP, which stands for "no VIP".
+// IsZero reports whether v is the zero VIP, which means no VIP.
 func (v VIP) IsZero() bool { return v == VIP{} }
 
 // Overlaps reports whether the two VIPs share an address.

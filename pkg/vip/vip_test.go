@@ -16,16 +16,16 @@ func TestParse(t *testing.T) {
 		{in: "2000::1/128", want: "2000::1/128"},
 		{in: "2000:0::0001/128", want: "2000::1/128"},
 		{in: "20.0.0.0/24", want: "20.0.0.0/24"},
-		{in: "20.0.0.1", problem: "write 20.0.0.1/32"},
-		{in: "2000::1", problem: "write 2000::1/128"},
-		{in: "20.0.0.1/24", problem: "write 20.0.0.0/24, or 20.0.0.1/32"},
+		{in: "20.0.0.1", problem: "use 20.0.0.1/32"},
+		{in: "2000::1", problem: "use 2000::1/128"},
+		{in: "20.0.0.1/24", problem: "use 20.0.0.0/24, or 20.0.0.1/32"},
 		{in: "0.0.0.0/0", problem: "default route"},
 		{in: "::/0", problem: "default route"},
 		{in: "127.0.0.1/32", problem: "loopback"},
 		{in: "224.0.0.1/32", problem: "multicast"},
 		{in: "fe80::1/128", problem: "link-local"},
-		{in: "::ffff:1.2.3.4/128", problem: "write it as IPv4"},
-		{in: "::ffff:1.2.3.4", problem: "write 1.2.3.4/32"},
+		{in: "::ffff:1.2.3.4/128", problem: "use IPv4 notation"},
+		{in: "::ffff:1.2.3.4", problem: "use 1.2.3.4/32"},
 		{in: "fe80::1%eth0/128", problem: "not a prefix"},
 		{in: "", problem: "not a prefix"},
 		{in: "20.0.0.1/33", problem: "not a prefix"},
@@ -46,7 +46,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-func TestSetSortedIsIPv4FirstThenByAddress(t *testing.T) {
+func TestSetSorted(t *testing.T) {
 	s := NewSet(Require("2000::1/128"), Require("20.0.0.10/32"), Require("20.0.0.9/32"), Require("20.0.0.0/24"))
 	var got []string
 	for _, v := range s.Sorted() {
