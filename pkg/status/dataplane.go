@@ -9,7 +9,7 @@ import (
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 )
 
-// writeDataPlane appends what the data plane does; nothing without one.
+// writeDataPlane appends the state of the data plane, if there is one.
 func writeDataPlane(b *strings.Builder, d *lbv1.DataPlaneStatus, now time.Time) {
 	if d == nil {
 		return
@@ -24,17 +24,17 @@ func writeDataPlane(b *strings.Builder, d *lbv1.DataPlaneStatus, now time.Time) 
 	confirmed := fmt.Sprintf("change %d of %d", d.GetAppliedRevision(), d.GetWantedRevision())
 	switch {
 	case d.GetWantedRevision() == 0:
-		confirmed = "what an earlier lb left; not every target was checked yet"
+		confirmed = "state of an earlier lb; not every target was checked yet"
 	case d.GetAppliedRevision() >= d.GetWantedRevision():
-		confirmed = "everything that is wanted"
+		confirmed = "desired state"
 	}
 	head.add("confirmed", confirmed)
 	head.write(b)
 	if e := d.GetError(); e != "" {
-		fmt.Fprintf(b, "NOTHING CAN BE CHANGED (%s): %s\nWhat is in the kernel stays as it is.\n", plural(int(d.GetFailures()), "attempt"), cut(e, maxLine))
+		fmt.Fprintf(b, "NOTHING CAN BE CHANGED (%s): %s\nThe kernel state is kept.\n", plural(int(d.GetFailures()), "attempt"), cut(e, maxLine))
 	}
 	lines(b, "Held back:", len(d.GetHeldBack()), func(i int) []string { return []string{d.GetHeldBack()[i]} })
-	lines(b, "What the data plane could not do:", len(d.GetProblems()), func(i int) []string {
+	lines(b, "Problems of the data plane:", len(d.GetProblems()), func(i int) []string {
 		p := d.GetProblems()[i]
 		said := []string{p.GetObject() + ": " + p.GetDetail()}
 		if len(p.GetVips()) > 0 {
@@ -50,13 +50,13 @@ func writeDataPlane(b *strings.Builder, d *lbv1.DataPlaneStatus, now time.Time) 
 		return []string{Drift(x) + ", " + ago(x.GetSince(), now)}
 	})
 	if e := d.GetUnread(); e != "" {
-		fmt.Fprintf(b, "\nThe targets in the kernel could not be read: %s\n", cut(e, maxLine))
+		fmt.Fprintf(b, "\nFailed to read the targets in the kernel: %s\n", cut(e, maxLine))
 	}
 	dataPlaneStreams(d.GetStreams()).write(b)
 	dataPlaneTargets(d.GetStreams(), now).write(b)
 }
 
-// holds lists what is held, on the top of the status.
+// holds lists held streams at the top of the status.
 func holds(b *strings.Builder, d *lbv1.DataPlaneStatus, now time.Time) {
 	for _, h := range d.GetHolds() {
 		what, end := "ALL STREAMS", "until `lb resume`"
@@ -82,7 +82,7 @@ func Drift(d *lbv1.DataPlaneDrift) string {
 	return line + ": " + cut(d.GetDetail(), maxLine)
 }
 
-// lines appends a list of things under a title, each with what belongs to it.
+// lines appends a list of items with their details under a title.
 func lines(b *strings.Builder, title string, n int, of func(int) []string) {
 	if n == 0 {
 		return
@@ -102,7 +102,7 @@ func lines(b *strings.Builder, title string, n int, of func(int) []string) {
 	}
 }
 
-// stateServing is the state of a target that gets new flows.
+// stateServing is the state of a target that receives new flows.
 const stateServing = "serving"
 
 func dataPlaneStreams(all []*lbv1.DataPlaneStream) *table {

@@ -13,7 +13,7 @@ import (
 // eventTime is RFC 3339 in UTC with milliseconds, as gateways log it.
 const eventTime = "2006-01-02T15:04:05.000Z"
 
-// EventLog renders events as they come, in columns that only grow.
+// EventLog renders events one by one, in columns that only grow.
 type EventLog[E any] struct {
 	header []string
 	row    func(E) []string
@@ -21,8 +21,8 @@ type EventLog[E any] struct {
 	width  []int // of the columns so far
 }
 
-// FrontendEventLog returns a log of events of a frontend. Its columns are wide enough
-// for most of what may come.
+// FrontendEventLog returns a log of events of a frontend. Its columns are wide enough for most
+// events.
 func FrontendEventLog() *EventLog[*frontendv1.Event] {
 	return &EventLog[*frontendv1.Event]{
 		header: []string{"TIME", "NUMBER", "VIP OR GATEWAY", "FROM", "TO", "REASON", "LOAD BALANCER", "DETAIL"}, row: frontendEvent,
@@ -38,13 +38,13 @@ func LBEventLog() *EventLog[*lbv1.Event] {
 	}
 }
 
-// Events renders what `frontend events` shows, in the given order.
+// Events renders events of a frontend in the given order.
 func Events(all []*frontendv1.Event) string { return FrontendEventLog().all(all) }
 
-// LBEvents renders what `lb events` shows, in the given order.
+// LBEvents renders events of a load balancer in the given order.
 func LBEvents(all []*lbv1.Event) string { return LBEventLog().all(all) }
 
-// all renders events that nothing follows.
+// all renders a complete list of events.
 func (l *EventLog[E]) all(events []E) string {
 	if len(events) == 0 {
 		return "no events\n"

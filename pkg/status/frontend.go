@@ -10,16 +10,17 @@ import (
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 )
 
-// Frontend renders the status of a frontend. It also tells whether every
-// configured VIP is advertised; a de-preferred one is.
+// Frontend renders the status of a frontend, and reports whether every configured VIP is
+// advertised; a de-preferred VIP is.
 func Frontend(s *frontendv1.Status, now time.Time) (text string, complete bool) {
 	var b strings.Builder
-	fmt.Fprintf(&b, "frontend %s, trench %s, attractor %s\n", cut(s.GetVersion(), maxCell), cut(s.GetTrench(), maxCell), cut(s.GetAttractor(), maxCell))
+	fmt.Fprintf(&b, "frontend %s, trench %s, attractor %s\n",
+		cut(s.GetVersion(), maxCell), cut(s.GetTrench(), maxCell), cut(s.GetAttractor(), maxCell))
 	if s.GetStopping() {
-		b.WriteString("STOPPING: traffic is moved away\n")
+		b.WriteString("STOPPING: the frontend moves traffic away\n")
 	}
 	if !s.GetGating() {
-		b.WriteString("GATING IS OFF: VIPs are advertised whatever the load balancer says\n")
+		b.WriteString("GATING IS OFF: VIPs are advertised regardless of the load balancer\n")
 	}
 
 	count := 0
@@ -60,7 +61,7 @@ func Frontend(s *frontendv1.Status, now time.Time) (text string, complete bool) 
 	return b.String(), complete
 }
 
-// rank orders VIPs: what needs a person first.
+// rank orders VIPs: problems first.
 func rank(a readinessv1.Advertisement) int {
 	switch a {
 	case readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED:
@@ -72,33 +73,33 @@ func rank(a readinessv1.Advertisement) int {
 }
 
 func loadBalancer(l *frontendv1.LoadBalancerStatus) string {
-	var words []string
+	var parts []string
 	if l.GetPosition().GetInstanceId() == "" {
-		words = append(words, "never heard")
+		parts = append(parts, "never seen")
 	} else {
 		switch l.GetFreshness() {
 		case frontendv1.Freshness_FRESHNESS_LIVE:
-			words = append(words, "live")
+			parts = append(parts, "live")
 		case frontendv1.Freshness_FRESHNESS_STALE:
-			words = append(words, "SILENT, the grace runs")
+			parts = append(parts, "STALE (grace period)")
 		default:
-			words = append(words, "LOST")
+			parts = append(parts, "LOST")
 		}
 		if !l.GetSynced() {
-			words = append(words, "not synced (targets not checked yet)")
+			parts = append(parts, "not synced (targets not checked yet)")
 		}
 		if l.GetGoingAway() {
-			words = append(words, "going away")
+			parts = append(parts, "going away")
 		}
 		if l.GetLeaseLeft() != nil {
-			words = append(words, "lease "+left(l.GetLeaseLeft().AsDuration()))
+			parts = append(parts, "lease "+left(l.GetLeaseLeft().AsDuration()))
 		}
-		words = append(words, position(l.GetPosition()))
+		parts = append(parts, position(l.GetPosition()))
 	}
 	if l.GetError() != "" {
-		words = append(words, "last error: "+cut(l.GetError(), maxLine))
+		parts = append(parts, "last error: "+cut(l.GetError(), maxLine))
 	}
-	return strings.Join(words, ", ")
+	return strings.Join(parts, ", ")
 }
 
 func position(p *readinessv1.Position) string {
@@ -109,17 +110,17 @@ func position(p *readinessv1.Position) string {
 }
 
 func bird(s *frontendv1.BirdStatus, now time.Time) string {
-	var words []string
+	var parts []string
 	if s.GetPid() == 0 {
-		words = append(words, "does not run")
+		parts = append(parts, "does not run")
 	} else {
-		words = append(words, cut(s.GetVersion(), maxCell), fmt.Sprintf("pid %d", s.GetPid()), "up "+ago(s.GetSince(), now))
+		parts = append(parts, cut(s.GetVersion(), maxCell), fmt.Sprintf("pid %d", s.GetPid()), "up "+ago(s.GetSince(), now))
 	}
-	words = append(words, plural(int(s.GetRestarts()), "restart"))
+	parts = append(parts, plural(int(s.GetRestarts()), "restart"))
 	if s.GetError() != "" {
-		words = append(words, "PROBLEM: "+cut(s.GetError(), maxLine))
+		parts = append(parts, "PROBLEM: "+cut(s.GetError(), maxLine))
 	}
-	return strings.Join(words, ", ")
+	return strings.Join(parts, ", ")
 }
 
 func gateways(all []*frontendv1.GatewayStatus, now time.Time) *table {
@@ -159,12 +160,12 @@ func frontendVIPs(all []*frontendv1.VipStatus, now time.Time) *table {
 	})
 	t := newTable("VIP", "ADVERTISED", "SINCE", "REASON", "LOAD BALANCER", "GATEWAYS")
 	for _, v := range sorted {
-		t.add(v.GetVip(), advertised(v.GetAdvertisement()), ago(v.GetSince(), now), reason(v), word(v.GetReadiness()), names(v.GetGateways()))
+		t.add(v.GetVip(), advertised(v.GetAdvertisement()), ago(v.GetSince(), now), reason(v), lbState(v.GetReadiness()), names(v.GetGateways()))
 	}
 	return t
 }
 
-// reason says why, with the load balancer's own reason where that is the one.
+// reason returns the reason of the advertisement, or the load balancer's reason where that decides.
 func reason(v *frontendv1.VipStatus) string {
 	switch v.GetReason() {
 	case readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY, readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_DRAINING:
@@ -178,7 +179,7 @@ func reason(v *frontendv1.VipStatus) string {
 	return AdvertisementReason(v.GetReason()).Short
 }
 
-// lbReason is the load balancer's reason with its detail.
+// lbReason returns the load balancer's reason with its detail.
 func lbReason(r *readinessv1.VipReadiness) string {
 	short := VipReason(r.GetReason()).Short
 	if r.GetDetail() != "" {
@@ -187,15 +188,15 @@ func lbReason(r *readinessv1.VipReadiness) string {
 	return short
 }
 
-// word is what the load balancer said last, with ready and all targets.
-func word(r *readinessv1.VipReadiness) string {
+// lbState returns the state that the load balancer reported last, with ready and all targets.
+func lbState(r *readinessv1.VipReadiness) string {
 	if r == nil {
-		return "never heard"
+		return "never seen"
 	}
 	return fmt.Sprintf("%s %d/%d", vipState(r.GetState()), r.GetReadyTargets(), r.GetTotalTargets())
 }
 
-// familyOf is the family of a VIP as the names of conditions have it.
+// familyOf returns the family of a VIP as in the names of conditions.
 func familyOf(vip string) string {
 	if strings.Contains(vip, ":") {
 		return "ipv6"

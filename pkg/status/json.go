@@ -9,12 +9,12 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// JSON renders a message on one line, or indented, with every field. Its
-// spacing is stable, which that of protojson is not.
+// JSON renders a message on one line, or indented, with every field. Its spacing is stable, unlike
+// that of protojson.
 func JSON(m proto.Message, indented bool) (string, error) {
 	raw, err := protojson.MarshalOptions{EmitUnpopulated: true}.Marshal(m)
 	if err != nil {
-		return "", fmt.Errorf("status as JSON: %w", err)
+		return "", fmt.Errorf("failed to render status as JSON: %w", err)
 	}
 	var b bytes.Buffer
 	if indented {
@@ -23,7 +23,7 @@ func JSON(m proto.Message, indented bool) (string, error) {
 		err = json.Compact(&b, raw)
 	}
 	if err != nil {
-		return "", fmt.Errorf("status as JSON: %w", err)
+		return "", fmt.Errorf("failed to render status as JSON: %w", err)
 	}
 	b.WriteByte('\n')
 	return b.String(), nil

@@ -15,10 +15,10 @@ func LB(s *lbv1.Status, now time.Time) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "lb %s, trench %s\n", cut(s.GetVersion(), maxCell), cut(s.GetTrench(), maxCell))
 	if s.GetGoingAway() {
-		b.WriteString("GOING AWAY: the frontend is moving traffic away\n")
+		b.WriteString("GOING AWAY: the frontend moves traffic away\n")
 	}
 	if !s.GetSynced() {
-		b.WriteString("NOT SYNCED: not every target has been checked yet, so nothing is said of any VIP\n")
+		b.WriteString("NOT SYNCED: not every target was checked yet; no VIP is reported\n")
 	}
 	holds(&b, s.GetDataPlane(), now)
 
@@ -59,13 +59,13 @@ func LB(s *lbv1.Status, now time.Time) string {
 	targets(s.GetStreams(), now).write(&b)
 	writeDataPlane(&b, s.GetDataPlane(), now)
 	if len(s.GetWatchers()) == 0 {
-		b.WriteString("\nNobody watches: no frontend is connected to the readiness socket.\n")
+		b.WriteString("\nNo frontend is connected to the readiness socket.\n")
 	}
 	watchers(s.GetWatchers(), now).write(&b)
 	return b.String()
 }
 
-// vipRank orders VIPs: what needs a person first.
+// vipRank orders VIPs: problems first.
 func vipRank(s readinessv1.VipState) int {
 	switch s {
 	case readinessv1.VipState_VIP_STATE_READY:
@@ -132,14 +132,14 @@ func sources(all []*lbv1.SourceStatus, now time.Time) *table {
 // maxProblems is how many problems of one source are shown.
 const maxProblems = 20
 
-// writeProblems tells what sources offer and is not taken.
+// writeProblems appends the entries of sources that are ignored.
 func writeProblems(b *strings.Builder, all []*lbv1.SourceStatus) {
 	for _, s := range all {
 		problems := s.GetProblems()
 		if len(problems) == 0 {
 			continue
 		}
-		fmt.Fprintf(b, "\nNot taken from the %s:\n", clean(s.GetName()))
+		fmt.Fprintf(b, "\nIgnored from the %s:\n", clean(s.GetName()))
 		for _, p := range problems[:min(len(problems), maxProblems)] {
 			fmt.Fprintf(b, "  %s\n", cut(clean(p), maxLine))
 		}
@@ -149,17 +149,17 @@ func writeProblems(b *strings.Builder, all []*lbv1.SourceStatus) {
 	}
 }
 
-// stateWords is the state of an address with what belongs to it.
-func stateWords(x *lbv1.TargetStatus, now time.Time) string {
+// stateDetail returns the state of an address with its drain.
+func stateDetail(x *lbv1.TargetStatus, now time.Time) string {
 	state := targetState(x.GetState())
 	if x.GetDrainCause() == "" {
 		return state
 	}
-	words := x.GetDrainCause()
+	parts := x.GetDrainCause()
 	if end := x.GetDrainEnd(); end != nil && end.AsTime().After(now) {
-		words = span(end.AsTime().Sub(now)) + " left, " + words
+		parts = span(end.AsTime().Sub(now)) + " left, " + parts
 	}
-	return state + ": " + words
+	return state + ": " + parts
 }
 
 func targets(all []*lbv1.StreamStatus, now time.Time) *table {
@@ -175,7 +175,7 @@ func targets(all []*lbv1.StreamStatus, now time.Time) *table {
 				if x.GetLastCheck() != nil {
 					checked = ago(x.GetLastCheck(), now) + " ago"
 				}
-				t.add(s.GetName(), x.GetName(), x.GetAddress(), stateWords(x, now), ago(x.GetSince(), now), names(x.GetSources()), checked, x.GetLastError())
+				t.add(s.GetName(), x.GetName(), x.GetAddress(), stateDetail(x, now), ago(x.GetSince(), now), names(x.GetSources()), checked, x.GetLastError())
 			}
 		}
 	}
@@ -199,7 +199,7 @@ func watchers(all []*lbv1.WatcherStatus, now time.Time) *table {
 }
 
 func families(all []*readinessv1.FamilyConnectivity) string {
-	var words []string
+	var parts []string
 	for _, f := range all {
 		name := "family " + fmt.Sprint(int32(f.GetFamily()))
 		switch f.GetFamily() {
@@ -212,7 +212,7 @@ func families(all []*readinessv1.FamilyConnectivity) string {
 		if f.GetUp() {
 			state = "up"
 		}
-		words = append(words, name+" "+state)
+		parts = append(parts, name+" "+state)
 	}
-	return strings.Join(words, ", ")
+	return strings.Join(parts, ", ")
 }

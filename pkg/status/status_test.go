@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// `go test ./pkg/status -update` writes the golden files anew.
+// `go test ./pkg/status -update` writes the golden files.
 var update = flag.Bool("update", false, "write the golden files")
 
 func wantGolden(t *testing.T, name, got string) {
@@ -217,11 +217,11 @@ func badLB() *lbv1.Status {
 		&lbv1.TargetStatus{Name: "target-4", Address: "fd00::4", State: "starting", Since: before(time.Second)},
 		&lbv1.TargetStatus{Name: "target-5", Address: "fd00::5", State: "overdue", Since: before(time.Second), LastCheck: before(9 * time.Second)},
 		&lbv1.TargetStatus{Name: "target-6", Address: "172.16.1.6", State: "draining", Since: before(time.Second), DrainEnd: timestamppb.New(now.Add(4 * time.Second)), DrainCause: "deregistered", Checks: "ready", Sources: []string{"registry"}},
-		&lbv1.TargetStatus{Name: "target-7", Address: "172.16.1.7", State: "drained", Since: before(time.Hour), DrainEnd: before(time.Hour), DrainCause: "by hand", Checks: "ready", Sources: []string{"file"}},
+		&lbv1.TargetStatus{Name: "target-7", Address: "172.16.1.7", State: "drained", Since: before(time.Hour), DrainEnd: before(time.Hour), DrainCause: "operator", Checks: "ready", Sources: []string{"file"}},
 	)
 	s.Sources = append(s.Sources, &lbv1.SourceStatus{
 		Name: "directory", Since: before(time.Minute), OnGone: "drop", Detail: "/var/run/meridio: no such file or directory",
-		Problems: []string{"lb-ready-nobody: no stream of the trench file has this name"},
+		Problems: []string{"lb-ready-unknown: no stream of the trench file has this name"},
 	})
 	s.Watchers = nil
 	return s
@@ -304,7 +304,7 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-func TestEventLogHasOneHeaderAndItsColumnsStay(t *testing.T) {
+func TestEventLogColumns(t *testing.T) {
 	l := FrontendEventLog()
 	if got := l.Render(nil); got != "" {
 		t.Errorf("no events are %q", got)
@@ -320,9 +320,9 @@ func TestEventLogHasOneHeaderAndItsColumnsStay(t *testing.T) {
 	}
 }
 
-func TestEveryReasonHasWordsAndWhatIsWrongHasANextStep(t *testing.T) {
+func TestReasonsAreExplained(t *testing.T) {
 	seen := map[string]string{}
-	check := func(name string, w Words, good bool) {
+	check := func(name string, w Explanation, good bool) {
 		if w.Short == "" || w.Meaning == "" || (w.Next == "") != good {
 			t.Errorf("%s: %+v", name, w)
 		}
@@ -344,7 +344,7 @@ func TestEveryReasonHasWordsAndWhatIsWrongHasANextStep(t *testing.T) {
 	}
 }
 
-func TestForeignTextCannotMoveTheCursorOrBreakTheTable(t *testing.T) {
+func TestControlCharactersAreRemoved(t *testing.T) {
 	const evil = "refused\x1b[2J\r\nVIP 20.0.0.1/32 yes\u202e\xff"
 	f := badFrontend()
 	f.Vips[3].Readiness.Detail, f.Gateways[1].LastError, f.Conditions[2].Detail, f.LoadBalancer.Error = evil, evil, evil, evil
@@ -363,7 +363,7 @@ func TestForeignTextCannotMoveTheCursorOrBreakTheTable(t *testing.T) {
 	}
 }
 
-func TestTenThousandVIPsShowWhatIsWrongOnTheFirstScreen(t *testing.T) {
+func TestProblemsOnFirstScreen(t *testing.T) {
 	const many = 10_000
 	s := goodFrontend()
 	s.Vips = nil

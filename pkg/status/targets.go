@@ -11,29 +11,29 @@ import (
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 )
 
-// TargetState explains what the load balancer thinks of an address of a target. A
-// state that this program does not know gets words that say so.
-func TargetState(s targetv1.State) Words {
+// TargetState explains the state of a target's address. A state that this program does not know has
+// its own explanation.
+func TargetState(s targetv1.State) Explanation {
 	switch s {
 	case targetv1.State_STATE_STARTING:
-		return Words{"starting", "Not checked often enough for a verdict.", "the stream's check: rise successful checks are needed; a load balancer that has just taken the target over knows more in a moment"}
+		return Explanation{"starting", "Not checked often enough for a verdict.", "the stream's check: rise successful checks are needed; a load balancer that has just taken the target over knows more in a moment"}
 	case targetv1.State_STATE_READY:
-		return Words{"ready", "Gets new flows.", ""}
+		return Explanation{"ready", "Receives new flows.", ""}
 	case targetv1.State_STATE_NOT_READY:
-		return Words{"not ready", "Fails its checks, and gets nothing.", "the last error; does the application listen on the checked port, on this address?"}
+		return Explanation{"not ready", "Fails its checks, and receives no flows.", "the last error; does the application listen on the checked port, on this address?"}
 	case targetv1.State_STATE_OVERDUE:
-		return Words{"overdue", "Was not checked in time, so that nothing is known of it.", "the load balancer itself: is it out of CPU or of file descriptors?"}
+		return Explanation{"overdue", "Was not checked in time: its state is unknown.", "the load balancer itself: is it out of CPU or of file descriptors?"}
 	case targetv1.State_STATE_DRAINING:
-		return Words{"draining", "Gets no new flows; those that it has go on until the drain time is over.", ""}
+		return Explanation{"draining", "Receives no new flows; established flows continue until the drain time ends.", ""}
 	case targetv1.State_STATE_DRAINED:
-		return Words{"drained", "Drained by hand, and its drain time is over.", "`lb target undrain` has it used again"}
+		return Explanation{"drained", "Drained by an operator, and the drain time is over.", "`lb target undrain` ends the drain"}
 	case targetv1.State_STATE_GONE:
-		return Words{"gone", "Is no target any longer.", ""}
+		return Explanation{"gone", "Is no target any longer.", ""}
 	}
-	return Words{fmt.Sprintf("state %d", int32(s)), "A state that this program does not know.", "use the program of the load balancer's version"}
+	return Explanation{fmt.Sprintf("state %d", int32(s)), "A state that this program does not know.", "use the program of the load balancer's version"}
 }
 
-// targetRank orders states in the summary: what needs a person first.
+// targetRank orders states in the summary: problems first.
 func targetRank(s targetv1.State) int {
 	switch s {
 	case targetv1.State_STATE_READY:
@@ -60,13 +60,13 @@ func Targets(all []*targetv1.TargetInfo, now time.Time) string {
 	sorted := slices.Clone(all)
 	slices.SortStableFunc(sorted, compareTargets)
 	for _, i := range sorted {
-		t.add(i.GetStream(), i.GetName(), i.GetAddress(), targetWords(i), ago(i.GetSince(), now), names(i.GetSources()), i.GetRegisteredBy(), i.GetLastError())
+		t.add(i.GetStream(), i.GetName(), i.GetAddress(), targetDetail(i), ago(i.GetSince(), now), names(i.GetSources()), i.GetRegisteredBy(), i.GetLastError())
 	}
 	t.write(&b)
 	return b.String()
 }
 
-// countTargets has a line for each state, with what to look at next.
+// countTargets has a line for each state, with what to check next.
 func countTargets(counts map[targetv1.State]int) *table {
 	t := &table{}
 	for _, s := range slices.SortedFunc(maps.Keys(counts), func(x, y targetv1.State) int {
@@ -90,8 +90,8 @@ func compareTargets(x, y *targetv1.TargetInfo) int {
 	return 0
 }
 
-// targetWords is the state with how much longer it drains, and why.
-func targetWords(i *targetv1.TargetInfo) string {
+// targetDetail returns the state with the remaining drain time and its cause.
+func targetDetail(i *targetv1.TargetInfo) string {
 	s := TargetState(i.GetState()).Short
 	why := i.GetDrainCause()
 	if d := i.GetDrainFor(); d != nil {
@@ -103,9 +103,9 @@ func targetWords(i *targetv1.TargetInfo) string {
 	return s
 }
 
-// TargetLine is one address of one target in a line, for those who follow changes.
+// TargetLine renders one address of a target on one line, for `--follow`.
 func TargetLine(i *targetv1.TargetInfo) string {
-	s := fmt.Sprintf("%s/%s %s: %s", i.GetStream(), i.GetName(), i.GetAddress(), targetWords(i))
+	s := fmt.Sprintf("%s/%s %s: %s", i.GetStream(), i.GetName(), i.GetAddress(), targetDetail(i))
 	if why := i.GetLastError(); why != "" && i.GetState() != targetv1.State_STATE_READY {
 		s += ": " + why
 	}

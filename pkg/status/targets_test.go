@@ -15,8 +15,8 @@ func TestTargets(t *testing.T) {
 		{Stream: "stream-b", Name: "target-1", Address: "172.16.1.1", State: targetv1.State_STATE_READY, Since: before(time.Hour), Sources: []string{"file"}},
 		{Stream: "stream-a", Name: "target-2", Address: "fd00::2", State: targetv1.State_STATE_NOT_READY, Since: before(time.Minute), Sources: []string{"registry"}, RegisteredBy: "spiffe://example.org/ns/a/sa/app", LastError: "port 5000: connection refused"},
 		{Stream: "stream-a", Name: "target-2", Address: "172.16.1.2", State: targetv1.State_STATE_READY, Since: before(2 * time.Second), Sources: []string{"file", "registry"}, RegisteredBy: "spiffe://example.org/ns/a/sa/app"},
-		{Stream: "stream-a", Name: "target-1", Address: "172.16.1.3", State: targetv1.State_STATE_DRAINING, Since: before(2 * time.Second), DrainFor: durationpb.New(28 * time.Second), DrainCause: "by hand", Sources: []string{"file"}},
-		{Stream: "stream-a", Name: "target-3", Address: "172.16.1.4", State: targetv1.State_STATE_DRAINED, Since: before(time.Minute), DrainCause: "by hand", Sources: []string{"file"}},
+		{Stream: "stream-a", Name: "target-1", Address: "172.16.1.3", State: targetv1.State_STATE_DRAINING, Since: before(2 * time.Second), DrainFor: durationpb.New(28 * time.Second), DrainCause: "operator", Sources: []string{"file"}},
+		{Stream: "stream-a", Name: "target-3", Address: "172.16.1.4", State: targetv1.State_STATE_DRAINED, Since: before(time.Minute), DrainCause: "operator", Sources: []string{"file"}},
 		{Stream: "stream-a", Name: "target-4", Address: "172.16.1.5", State: targetv1.State_STATE_STARTING, Since: before(0), Sources: []string{"registry"}, RegisteredBy: "operator"},
 		{Stream: "stream-a", Name: "target-5", Address: "172.16.1.6", State: targetv1.State_STATE_OVERDUE, Since: before(0), Sources: []string{"file"}, LastError: "evil \x1b[2J text"},
 	}, now))

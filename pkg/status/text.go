@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// none stands where there is nothing to show.
+	// none is the content of an empty cell.
 	none = "-"
 	// maxCell bounds a cell of a table and maxLine a line of free text, in runes.
 	maxCell = 100
@@ -34,7 +34,7 @@ func (t *table) add(cells ...string) {
 	for i, c := range cells {
 		limit := maxCell
 		if i == len(cells)-1 {
-			limit = maxLine // nothing stands to its right
+			limit = maxLine // the last column
 		}
 		cells[i] = cut(c, limit)
 	}
@@ -76,7 +76,7 @@ func (t *table) align(b *strings.Builder, indent string) {
 	}
 }
 
-// clean takes out of foreign text whatever could move the cursor or hide text.
+// clean removes control characters, which could move the cursor or hide text.
 func clean(s string) string {
 	return strings.TrimSpace(strings.Map(func(r rune) rune {
 		switch {
@@ -89,7 +89,7 @@ func clean(s string) string {
 	}, s))
 }
 
-// cut is the clean text, of at most n runes, or none.
+// cut returns the clean text, truncated to n runes, or none.
 func cut(s string, n int) string {
 	s = clean(s)
 	if s == "" {
@@ -117,8 +117,8 @@ func plural(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// ago is how long ago something was, or none. What is to come, since clocks
-// differ, is now.
+// ago returns the time since t, or none. A time in the future, which comes from clock skew, counts
+// as now.
 func ago(t *timestamppb.Timestamp, now time.Time) string {
 	if t == nil {
 		return none
@@ -126,7 +126,7 @@ func ago(t *timestamppb.Timestamp, now time.Time) string {
 	return span(max(0, now.Sub(t.AsTime())))
 }
 
-// left is how long something lasts: "ends in 43m0s", or "ended 3s ago".
+// left returns the remaining time: "ends in 43m0s", or "ended 3s ago".
 func left(d time.Duration) string {
 	if d < 0 {
 		return "ended " + span(-d) + " ago"
@@ -154,26 +154,25 @@ type summary map[group]int
 
 // group is one line of a summary; those with a lower rank come first.
 type group struct {
-	rank  int
-	state string
-	words Words
+	rank        int
+	state       string
+	explanation Explanation
 }
 
-// write appends a line for each group with its count and, where something is
-// wrong, what to look at next.
+// write appends a line for each group with its count and, for a problem, what to check next.
 func (s summary) write(b *strings.Builder) {
 	groups := make([]group, 0, len(s))
 	for g := range s {
 		groups = append(groups, g)
 	}
 	slices.SortFunc(groups, func(x, y group) int {
-		return cmp.Or(cmp.Compare(x.rank, y.rank), cmp.Compare(s[y], s[x]), strings.Compare(x.words.Short, y.words.Short))
+		return cmp.Or(cmp.Compare(x.rank, y.rank), cmp.Compare(s[y], s[x]), strings.Compare(x.explanation.Short, y.explanation.Short))
 	})
 	t := &table{}
 	for _, g := range groups {
-		t.rows = append(t.rows, []string{fmt.Sprint(s[g]), g.state, g.words.Short + ". " + g.words.Meaning})
-		if g.words.Next != "" {
-			t.rows = append(t.rows, []string{"", "", "next: " + g.words.Next})
+		t.rows = append(t.rows, []string{fmt.Sprint(s[g]), g.state, g.explanation.Short + ". " + g.explanation.Meaning})
+		if g.explanation.Next != "" {
+			t.rows = append(t.rows, []string{"", "", "next: " + g.explanation.Next})
 		}
 	}
 	t.align(b, "  ")
@@ -186,10 +185,10 @@ type condition interface {
 	GetDetail() string
 }
 
-// readiness is the conjunction of others, whose reasons stand with them.
+// readiness is the conjunction of other conditions, which have the reasons.
 const readiness = "Readiness"
 
-// writeConditions appends what does not serve.
+// writeConditions appends the conditions that do not hold.
 func writeConditions[C condition](b *strings.Builder, all []C) {
 	t := &table{}
 	for _, c := range all {
@@ -213,7 +212,7 @@ func writeConditions[C condition](b *strings.Builder, all []C) {
 	t.align(b, "  ")
 }
 
-// facts are the lines of the head: what, and how it is.
+// facts are the lines of the head: a name and its value.
 type facts struct{ table }
 
 func (f *facts) add(what, how string) { f.rows = append(f.rows, []string{what, how}) }
@@ -223,7 +222,7 @@ func (f *facts) write(b *strings.Builder) {
 	f.align(b, "")
 }
 
-// identity is who a program is, and until when.
+// identity returns the SPIFFE ID of a program and its expiry.
 func identity(id string, end *timestamppb.Timestamp, now time.Time) string {
 	if id == "" {
 		return "none yet"
@@ -234,8 +233,8 @@ func identity(id string, end *timestamppb.Timestamp, now time.Time) string {
 	return fmt.Sprintf("%s, %s", cut(id, maxLine), left(end.AsTime().Sub(now)))
 }
 
-// writeConfigurationError appends why the trench file on disk is not in force:
-// the problems stand on lines of their own.
+// writeConfigurationError appends why the trench file on disk is not in force, one problem per
+// line.
 func writeConfigurationError(b *strings.Builder, problems, trench string) {
 	if problems == "" {
 		return

@@ -44,7 +44,7 @@ func TestDataPlaneConverges(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
 	f.start()
-	number := numberOf(t, f.waitOutput("confirmed   everything that is wanted", "status"), "target-2")
+	number := numberOf(t, f.waitOutput("confirmed   desired state", "status"), "target-2")
 	want := f.plane()
 	for _, tt := range []struct{ name, hand, event string }{
 		{"flush ruleset", "nft flush ruleset", "table inet vipgate-lb"},
@@ -73,7 +73,7 @@ func TestPolicyRuleRemovalWithdrawsNothing(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
 	f.start()
-	f.waitOutput("confirmed   everything that is wanted", "status")
+	f.waitOutput("confirmed   desired state", "status")
 	want := f.plane()
 	before := []int{f.notReady("20.0.0.1/32"), f.notReady("2000::1/128")}
 	for _, hand := range []string{"ip rule del prio 92", "ip -6 rule del prio 92", "ip rule del prio 90; ip rule del prio 92"} {
@@ -91,7 +91,7 @@ func TestContestedRuleIsReported(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
 	f.start()
-	number := numberOf(t, f.waitOutput("confirmed   everything that is wanted", "status"), "target-2")
+	number := numberOf(t, f.waitOutput("confirmed   desired state", "status"), "target-2")
 	want := f.plane()
 	f.must(lab.Eventually(f.ctx, 10*time.Millisecond, func() error {
 		f.shell("ip rule del fwmark " + number + "/0xffffff table " + number + " || true")
@@ -109,7 +109,7 @@ func TestHoldAndResume(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
 	f.start()
-	number := numberOf(t, f.waitOutput("confirmed   everything that is wanted", "status"), "target-2")
+	number := numberOf(t, f.waitOutput("confirmed   desired state", "status"), "target-2")
 	want := f.plane()
 	rule := "rule fwmark " + number
 	if out, err := f.lb("hold", "--stream=stream-b"); err == nil || !strings.Contains(out, "no stream stream-b") {
@@ -152,7 +152,7 @@ func TestHoldExpires(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
 	f.start()
-	f.waitOutput("confirmed   everything that is wanted", "status")
+	f.waitOutput("confirmed   desired state", "status")
 	want := f.plane()
 	if out, err := f.lb("hold", "--for=5s"); err != nil || !strings.Contains(out, "held until ") {
 		t.Fatalf("hold: %v\n%s", err, out)
@@ -177,7 +177,7 @@ func TestFamilyLossLeavesTheOther(t *testing.T) {
 			t.Parallel()
 			f := newDataPlaneFixture(t)
 			f.start()
-			f.waitOutput("confirmed   everything that is wanted", "status")
+			f.waitOutput("confirmed   desired state", "status")
 			before := f.notReady("20.0.0.1/32")
 			if tt.trench != "" {
 				trench := dataPlaneTrench(1)

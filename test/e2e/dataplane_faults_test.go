@@ -130,7 +130,7 @@ func TestForeignMarksAndStatelessMode(t *testing.T) {
 			f := newDataPlaneFixture(t)
 			f.shell("nft -f - <<'end'\n" + foreignMarks + "\nend")
 			f.start("--conntrack=" + conntrack)
-			f.waitOutput("confirmed   everything that is wanted", "status")
+			f.waitOutput("confirmed   desired state", "status")
 			f.shell("nft reset counters table inet theirs >/dev/null")
 			g, err := f.Load(f.ctx, 50, 4, load.Config{})
 			f.must(err)
@@ -211,7 +211,7 @@ func TestSCTPPortSelection(t *testing.T) {
 			t.Parallel()
 			f := newDataPlaneFixture(t)
 			f.start("--conntrack=" + conntrack)
-			f.waitOutput("confirmed   everything that is wanted", "status")
+			f.waitOutput("confirmed   desired state", "status")
 			const flows = 40
 			for _, v := range f.VIPs {
 				var wires []*lab.Capture

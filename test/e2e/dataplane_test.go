@@ -158,7 +158,7 @@ func TestDataPlaneForwardsAndCleansUp(t *testing.T) {
 	}()
 	f.must(g.WaitFlows(f.ctx))
 	f.must(g.WaitTargets(f.ctx, "target-1", "target-2"))
-	status := f.waitOutput("confirmed   everything that is wanted", "status")
+	status := f.waitOutput("confirmed   desired state", "status")
 	for _, want := range []string{"data plane  nftables", "stream-a  target-1  500", "serving"} {
 		if !strings.Contains(status, want) {
 			t.Errorf("the status does not say %q:\n%s", want, status)
@@ -176,7 +176,7 @@ func TestDataPlaneForwardsAndCleansUp(t *testing.T) {
 	f.must(f.pod.LB.Signal(syscall.SIGKILL))
 	_, _ = f.pod.LB.Wait(f.ctx) // by a signal
 	f.must(f.pod.StartLB("--dataplane=nftables"))
-	f.waitOutput("confirmed   everything that is wanted", "status")
+	f.waitOutput("confirmed   desired state", "status")
 
 	r, err := g.Take(f.ctx)
 	f.must(err)
@@ -254,7 +254,7 @@ func TestCleanupCreatesNoState(t *testing.T) {
 	f := newDataPlaneFixture(t)
 	before := f.kernel()
 	f.must(f.pod.StartLB("--dataplane=nftables"))
-	f.waitOutput("confirmed   everything that is wanted", "status")
+	f.waitOutput("confirmed   desired state", "status")
 	f.must(f.pod.LB.Kill())
 	if !strings.Contains(f.kernel(), "vipgate-lb") {
 		t.Fatal("nothing is in the kernel")

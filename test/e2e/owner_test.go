@@ -18,7 +18,7 @@ func TestNetNSHasOneOwner(t *testing.T) {
 	f := newDataPlaneFixture(t)
 	before := f.kernel()
 	f.start()
-	f.waitOutput("confirmed   everything that is wanted", "status")
+	f.waitOutput("confirmed   desired state", "status")
 	running := f.kernel()
 
 	other := func(name string) string { return filepath.Join(f.pod.Dir, "other", name) }

@@ -253,7 +253,7 @@ func TestRefusedFileKeepsDataPlane(t *testing.T) {
 	}
 	f.must(f.pod.WriteTrench(dataPlaneTrench(1, 2)))
 	f.must(f.WantVia(f.ctx, 1))
-	f.waitOutput("confirmed   everything that is wanted", "status")
+	f.waitOutput("confirmed   desired state", "status")
 	if after := f.kernel(); after != before {
 		t.Errorf("before\n%s\nafter\n%s", before, after)
 	}
