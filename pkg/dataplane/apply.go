@@ -12,16 +12,16 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// streamChange is a plan on its way into the kernel.
+// streamChange is the plan of one stream while it is applied.
 type streamChange struct {
 	plan.StreamPlan
 	input  plan.StreamInput
 	record *streamRecord
-	// failedTargets are targets of which something could not be done, with why.
+	// failedTargets has the errors of targets whose rules or routes failed.
 	failedTargets map[string]error
-	// failure says why the stream, or the removal of something of it, failed.
+	// failure is why the change of the stream failed.
 	failure error
-	// touched: something of it is in the transaction; vips: elements of VIPs as well.
+	// touched: the transaction has objects of the stream; vips: elements of VIPs as well.
 	touched, vips bool
 }
 
@@ -31,16 +31,16 @@ func (p *streamChange) fail(err error) {
 	}
 }
 
-// toApply lists the targets that are compared with the kernel and brought there.
+// toApply lists the targets whose objects are compared with the kernel and written.
 func (p *streamChange) toApply() []plan.InstalledTarget {
 	return slices.DeleteFunc(plan.SortedTargets(p.Targets), func(t plan.InstalledTarget) bool { return !p.Apply[t.FWMark] })
 }
 
-// apply carries plans out: first rules and routes, then one transaction in nftables,
-// then what is gone is removed; then all of it is read back. After a crash at any step
-// the next process finds in the kernel what was done.
+// apply applies plans: rules and routes first, so that no packet is marked without a route,
+// then one nftables transaction, then the removal of what it no longer refers to. Finally it
+// reads everything back. After a crash at any step the next process recovers from the kernel.
 //
-// An error is about everything; what fails for one stream is in its failure.
+// An error concerns all plans; the failure of one stream is in its streamChange.
 func (e *engine) apply(plans []*streamChange, repairBase bool) error {
 	fault(stepPlanned)
 	for _, p := range plans {
@@ -49,7 +49,7 @@ func (e *engine) apply(plans []*streamChange, repairBase bool) error {
 		e.logPlan(p)
 	}
 	e.addRoutes(plans)
-	fault(stepWays)
+	fault(stepRoutes)
 
 	if err := e.transact(plans, repairBase); err != nil {
 		e.stale.nftables = true
@@ -70,14 +70,14 @@ func (e *engine) apply(plans []*streamChange, repairBase bool) error {
 	return nil
 }
 
-// replan has the next pass plan again.
+// replan marks the streams to be planned again.
 func (e *engine) replan(plans []*streamChange) {
 	for _, p := range plans {
 		p.record.dirty = true
 	}
 }
 
-// begin notes what is about to change.
+// begin records what is about to change as pending or removing.
 func (e *engine) begin(p *streamChange) {
 	for _, t := range p.Removed {
 		t.Stage = plan.StageRemoving
@@ -102,8 +102,8 @@ func (e *engine) begin(p *streamChange) {
 	e.keepStream(s)
 }
 
-// addRoutes makes rules and routes. Targets that they do not lead to stay out of the
-// tables.
+// addRoutes installs rules and routes. Targets whose packets do not reach them afterwards are
+// removed from the tables of their plans.
 func (e *engine) addRoutes(plans []*streamChange) {
 	var slots []plan.KernelTarget
 	made := map[uint32]bool{}
@@ -158,23 +158,22 @@ func (p *streamChange) failTarget(target string, err error) {
 	}
 }
 
-// verifyRoute asks the kernel where packets for a target would go.
+// verifyRoute checks by a route lookup that packets for a target would reach it.
 func (e *engine) verifyRoute(t plan.InstalledTarget, f vip.Family, hop netip.Addr) error {
 	got, err := e.kernel.ResolveNextHop(t.FWMark, f)
 	switch {
 	case err != nil:
-		return fmt.Errorf("ask the kernel where mark %d leads to (%s): %w", t.FWMark, plan.FamilyName(f), err)
+		return fmt.Errorf("look up the route of fwmark %d (%s): %w", t.FWMark, plan.FamilyName(f), err)
 	case !got.IsValid():
-		return fmt.Errorf("packets with mark %d are dropped instead of going to %s", t.FWMark, hop)
+		return fmt.Errorf("packets with fwmark %d are dropped instead of going to %s", t.FWMark, hop)
 	case got != hop:
-		return fmt.Errorf("packets with mark %d go to %s instead of %s", t.FWMark, got, hop)
+		return fmt.Errorf("packets with fwmark %d go to %s instead of %s", t.FWMark, got, hop)
 	}
 	return nil
 }
 
-// removeTargets removes what is left of targets that are gone from nftables: the
-// connection-tracking entries first, so that no flow has the number when it leads
-// nowhere, then rules and routes.
+// removeTargets removes the rest of targets that nftables no longer has: connection tracking
+// entries first, so that no flow has the fwmark when its routes are gone, then rules and routes.
 func (e *engine) removeTargets(plans []*streamChange) {
 	var gone []uint32
 	for _, p := range plans {
@@ -188,7 +187,7 @@ func (e *engine) removeTargets(plans []*streamChange) {
 		return
 	}
 	forgetErr := e.kernel.FlushConntrack(gone)
-	fault(stepForgotten)
+	fault(stepFlushed)
 	removeErr := e.kernel.RemoveRoutes(gone)
 	fault(stepUnrouted)
 	for _, p := range plans {
@@ -196,7 +195,7 @@ func (e *engine) removeTargets(plans []*streamChange) {
 			continue
 		}
 		if forgetErr != nil {
-			p.fail(fmt.Errorf("forget the connections of removed targets: %w", forgetErr))
+			p.fail(fmt.Errorf("flush connection tracking entries of removed targets: %w", forgetErr))
 		}
 		if removeErr != nil {
 			p.fail(fmt.Errorf("remove rules and routes of removed targets: %w", removeErr))
@@ -204,7 +203,7 @@ func (e *engine) removeTargets(plans []*streamChange) {
 	}
 }
 
-// readBack reads from the kernel what was touched.
+// readBack reads the changed objects from the kernel.
 func (e *engine) readBack(plans []*streamChange) error {
 	touched := slices.DeleteFunc(slices.Clone(plans), func(p *streamChange) bool { return !p.touched })
 	var gone []uint32
@@ -290,16 +289,16 @@ func (e *engine) readTouched(plans []*streamChange) error {
 	return nil
 }
 
-// conclude notes what was read back: what is in the kernel is applied, what is gone is
-// forgotten, and the rest is tried again.
+// conclude compares the plans with what was read back: confirmed objects become applied, removed
+// ones are forgotten, and the rest fails and is retried.
 func (e *engine) conclude(plans []*streamChange) {
 	for _, p := range plans {
 		for _, t := range p.Removed {
 			if e.observed.Targets[t.FWMark] == nil && p.failure == nil {
 				e.dropTarget(t)
-				e.log.Info("a target is gone from the data plane", "stream", t.Stream, "target", t.Name, "number", t.FWMark)
+				e.log.Info("target removed", "stream", t.Stream, "target", t.Name, "fwmark", t.FWMark)
 			} else {
-				p.fail(fmt.Errorf("target %s (number %d) is still in the kernel after its removal", t.Name, t.FWMark))
+				p.fail(fmt.Errorf("target %s (fwmark %d) is still in the kernel after its removal", t.Name, t.FWMark))
 			}
 		}
 		if p.Remove {
@@ -319,7 +318,7 @@ func (e *engine) conclude(plans []*streamChange) {
 			switch {
 			case p.failedTargets[t.Name] != nil:
 			case has == nil || !plan.SameNFTables(*has, want):
-				p.fail(fmt.Errorf("the chain of target %s (number %d), or its elements, are not in the kernel after they were written", t.Name, t.FWMark))
+				p.fail(fmt.Errorf("the chain of target %s (fwmark %d), or its elements, are not in the kernel after they were written", t.Name, t.FWMark))
 			default:
 				e.keepTarget(t)
 			}
@@ -335,8 +334,8 @@ func (e *engine) conclude(plans []*streamChange) {
 	}
 }
 
-// confirm compares a stream that was written with what was read back. Elements of
-// VIPs that somebody else made are no failure of ours.
+// confirm compares a written stream with what was read back. VIP elements of other processes
+// are not a failure.
 func (e *engine) confirm(p *streamChange) error {
 	a := e.observed.Streams[p.Name]
 	want := plan.KernelStream{Name: p.Name, ChainIntact: true, Size: p.Stream.Size, Seed: p.Stream.Seed}
@@ -356,20 +355,20 @@ func (e *engine) confirm(p *streamChange) error {
 	return nil
 }
 
-// finish turns what was not done into problems.
+// finish turns failures into problems.
 func (e *engine) finish(p *streamChange) {
 	m := p.record
 	for _, name := range slices.Sorted(maps.Keys(p.failedTargets)) {
-		m.problems = append(m.problems, Problem{Object: "target " + p.Name + "/" + name, Detail: p.failedTargets[name].Error(), Remedy: "the plane tries again; see that the target is on a connected network and nobody else's rules or routes are in its way"})
+		m.problems = append(m.problems, Problem{Object: "target " + p.Name + "/" + name, Detail: p.failedTargets[name].Error(), Remedy: "it is retried; check that the target is on a connected network, and for rules or routes of other processes"})
 		m.failure = p.failedTargets[name]
 	}
 	if p.failure == nil {
 		return
 	}
 	m.failure = p.failure
-	problem := Problem{Object: "stream " + p.Name, Detail: p.failure.Error(), Remedy: "the plane tries again; look at the table with: nft list table inet " + TableName}
+	problem := Problem{Object: "stream " + p.Name, Detail: p.failure.Error(), Remedy: "it is retried; look at the table with: nft list table inet " + TableName}
 	if foreign, ok := errors.AsType[*fwstate.ConflictError](p.failure); ok {
-		problem.Object, problem.Remedy = foreign.Object, "remove or rename it, or the stream; what is of vipgate is marked by comments"
+		problem.Object, problem.Remedy = foreign.Object, "remove or rename it, or the stream; objects of vipgate have comments"
 	}
 	if !p.Remove {
 		problem.VIPs = p.Stream.VIPs
@@ -377,14 +376,14 @@ func (e *engine) finish(p *streamChange) {
 	m.problems = append(m.problems, problem)
 }
 
-// logPlan says what is about to be done.
+// logPlan logs the changes of a plan.
 func (e *engine) logPlan(p *streamChange) {
 	for _, t := range p.Removed {
-		e.log.Info("a target leaves the data plane", "stream", t.Stream, "target", t.Name, "number", t.FWMark)
+		e.log.Info("removing target", "stream", t.Stream, "target", t.Name, "fwmark", t.FWMark)
 	}
 	if p.Remove {
 		if p.input.Installed != nil {
-			e.log.Info("a stream leaves the data plane", "stream", p.Name)
+			e.log.Info("removing stream", "stream", p.Name)
 		}
 		return
 	}
@@ -392,11 +391,11 @@ func (e *engine) logPlan(p *streamChange) {
 		old, recorded := p.input.Targets[t.Name]
 		switch {
 		case !recorded:
-			e.log.Info("a target comes into the data plane", "stream", t.Stream, "target", t.Name, "number", t.FWMark, "ips", t.IPs)
+			e.log.Info("adding target", "stream", t.Stream, "target", t.Name, "fwmark", t.FWMark, "ips", t.IPs)
 		case !t.DrainEnd.IsZero() && old.DrainEnd.IsZero():
-			e.log.Info("a target was left out while it served, and is drained", "stream", t.Stream, "target", t.Name, "number", t.FWMark, "until", t.DrainEnd)
+			e.log.Info("draining removed target", "stream", t.Stream, "target", t.Name, "fwmark", t.FWMark, "until", t.DrainEnd)
 		case !plan.SameAddresses(t.IPs, old.IPs):
-			e.log.Info("a target has other addresses", "stream", t.Stream, "target", t.Name, "number", t.FWMark, "ips", t.IPs)
+			e.log.Info("target addresses changed", "stream", t.Stream, "target", t.Name, "fwmark", t.FWMark, "ips", t.IPs)
 		}
 	}
 }

@@ -190,7 +190,7 @@ func TestTakenNumbersAreLeftOut(t *testing.T) {
 		t.Fatalf("number %d", n)
 	}
 	for _, n := range []int{5000, 5001} {
-		if p, ok := w.problem(fmt.Sprintf("number %d", n)); !ok {
+		if p, ok := w.problem(fmt.Sprintf("fwmark %d", n)); !ok {
 			t.Errorf("no problem for %d: %+v", n, p)
 		}
 	}

@@ -13,9 +13,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Cleanup removes what has our marks from the kernel, in the network namespace of the
-// calling thread, whatever the options it was installed with. It returns what it
-// removed, one line each. No data plane may run meanwhile.
+// Cleanup removes the data plane from the kernel, in the network namespace of the calling
+// thread, with any options that it was installed with. It returns one line for each removed
+// object. No data plane may run at the same time.
 func Cleanup(ctx context.Context, o Options) (removed []string, err error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("clean up the data plane: %w", err)
@@ -76,7 +76,7 @@ func cleanUp(k kernelConn, o Options) ([]string, error) {
 	}
 	if len(numbers) > 0 {
 		if err := k.FlushConntrack(numbers); err != nil {
-			return removed, fmt.Errorf("forget the connections of targets: %w", err)
+			return removed, fmt.Errorf("flush connection tracking entries of targets: %w", err)
 		}
 		for _, number := range numbers {
 			removed = append(removed, routesOf(number, c.Targets[number])...)
@@ -86,16 +86,16 @@ func cleanUp(k kernelConn, o Options) ([]string, error) {
 		}
 	}
 	if err := k.RemoveAll(); err != nil {
-		return removed, fmt.Errorf("remove what no target owns: %w", err)
+		return removed, fmt.Errorf("remove common objects: %w", err)
 	}
 	if c.Base {
-		say("table inet %s with its base chains and common maps, unless somebody else's things are in it", TableName)
+		say("table inet %s with its base chains and common maps, unless another process has objects in it", TableName)
 		say("rules that no target owns")
 	}
 	return removed, nil
 }
 
-// present leaves out the numbers of which nftables has nothing.
+// present returns the fwmarks with nftables objects.
 func present(c *plan.KernelState, numbers []uint32) []uint32 {
 	return slices.DeleteFunc(slices.Clone(numbers), func(n uint32) bool {
 		s := c.Targets[n]
@@ -103,7 +103,7 @@ func present(c *plan.KernelState, numbers []uint32) []uint32 {
 	})
 }
 
-// routesOf lists the rules and routes of a number for people.
+// routesOf lists the rules and routes of a fwmark for operators.
 func routesOf(number uint32, s *plan.KernelTarget) (list []string) {
 	if s == nil {
 		return nil

@@ -90,7 +90,7 @@ func TestAKillAtAnyStepEndsTheSame(t *testing.T) {
 		})
 	}
 	// Killed again on the way back, and when the drain ends.
-	for _, faults := range [][]string{{stepWritten, stepWays}, {stepPlanned, stepWays, stepWritten}, {stepWritten + ":2"}, {stepForgotten + ":2"}} {
+	for _, faults := range [][]string{{stepWritten, stepRoutes}, {stepPlanned, stepRoutes, stepWritten}, {stepWritten + ":2"}, {stepFlushed + ":2"}} {
 		t.Run(strings.Join(faults, " "), func(t *testing.T) {
 			if end := run(t, faults...); end != undisturbed {
 				t.Errorf("undisturbed\n%s\nkilled\n%s", undisturbed, end)

@@ -7,7 +7,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// diff compares what is installed with the kernel, for the streams of which either changed.
+// diff compares installed and observed state of the streams for which either changed.
 func (e *engine) diff() {
 	for name, m := range e.streams {
 		if !m.stale {
@@ -46,7 +46,7 @@ func (e *engine) diffStream(name string, m *streamRecord) {
 	}
 }
 
-// streamState tells what of a stream is known to be in the kernel.
+// streamState returns the confirmed state of a stream.
 func (e *engine) streamState(s plan.InstalledStream, m *streamRecord) *StreamState {
 	x := &StreamState{Problem: m.fault.Problems}
 	a := e.observed.Streams[s.Name]

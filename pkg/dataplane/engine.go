@@ -13,8 +13,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// kernelConn is the kernel as the engine sees it: a fabric, or a model of one in
-// tests.
+// kernelConn is the kernel as the engine uses it: a [fwstate.Conn], or a model in tests.
 type kernelConn interface {
 	Generation() (uint32, error)
 	Read(numbers []uint32) (*plan.KernelState, error)
@@ -24,7 +23,7 @@ type kernelConn interface {
 	ReadVIPs() (map[vip.VIP]string, error)
 	ReadRoutes(numbers []uint32) (map[uint32]*plan.KernelTarget, error)
 	Write(c plan.Change) error
-	// Transactions counts those that write and removeAll did.
+	// Transactions counts those of Write and RemoveAll.
 	Transactions() uint32
 	AddCommonRules() fwstate.RouteErrors
 	AddRoutes(slots []plan.KernelTarget) fwstate.RouteErrors
@@ -38,20 +37,20 @@ type kernelConn interface {
 	Close() error
 }
 
-// manyStreams is from how many streams on one look at everything is cheaper than a
-// look at each.
+// manyStreams is the number of streams from which on one read of everything is cheaper than a
+// read of each.
 const manyStreams = 8
 
-// streamRecord is what the engine knows of one stream.
+// streamRecord is the state of one stream in the engine.
 type streamRecord struct {
-	// desired is what the last plan was made for.
+	// desired is the input of the last plan.
 	desired *Stream
-	// targets are the installed ones, by name.
+	// targets are the installed targets by name.
 	targets  map[string]plan.InstalledTarget
 	requests map[string]plan.Request
-	// dirty: the next pass plans for it. stale: what is known of its drift and state
-	// is older than what is known of the kernel. repair: the plan also restores what
-	// another process changed.
+	// dirty: the next pass plans the stream. stale: drift and state are older than the
+	// observed or installed state. repair: the plan also restores what another process
+	// changed.
 	dirty, stale, repair bool
 	tables               [len(vip.Families)]plan.TableCache
 	fault                plan.StreamFault
@@ -61,32 +60,32 @@ type streamRecord struct {
 	failure              error
 }
 
-// engine brings the kernel to what is wanted. The kernel is the record: at the start the
-// engine finds by our marks what an earlier process installed. It belongs to one
-// goroutine.
+// engine reconciles the kernel with the desired state. The kernel is the record: at the start
+// the engine recovers from names, comments and protocol numbers what an earlier process
+// installed. It belongs to one goroutine.
 type engine struct {
 	o      Options
 	log    *slog.Logger
 	kernel kernelConn
 	now    func() time.Time
 
-	// installed is nil until it was read from the kernel; adopted is set once it was
-	// matched with what is wanted.
+	// installed is nil until it was recovered from the kernel; adopted is set once it was
+	// matched with the desired state.
 	installed *plan.Installed
 	adopted   bool
 	streams   map[string]*streamRecord
 	fwmarks   plan.FWMarks
-	// refused are numbers that somebody else uses, with who.
+	// refused are fwmarks that another process uses, with the use.
 	refused map[uint32]string
 
-	// observed is what was last seen in the kernel; the ruleset's generation was
-	// generation then, after so many own transactions.
+	// observed was last read from the kernel, at that generation of the ruleset, after
+	// ownTransactions transactions of the connection.
 	observed        *plan.KernelState
 	generation      uint32
 	ownTransactions uint32
 	network         *plan.Network
-	// via are the links that last led to targets, and lost the targets whose routes
-	// the kernel removed with a link.
+	// via has the last link of each target by family, lost the targets whose routes the
+	// kernel removed together with a link.
 	via   map[uint32][len(vip.Families)]int
 	lost  map[uint32]bool
 	stale staleParts
@@ -98,25 +97,24 @@ type engine struct {
 	// holds are the streams whose drift is not repaired, with the end of the hold;
 	// allStreams is every stream, and the zero time is no end.
 	holds map[string]time.Time
-	// repairs are the back-offs of what was repaired, repaired counts repairs.
+	// repairs are the back-offs of repaired objects, repaired counts repairs.
 	repairs  map[plan.DriftKey]*repair
 	repaired uint64
-	// readErr keeps everything as it is.
+	// readErr is why the kernel could not be read or changed; nothing changes meanwhile.
 	readErr error
-	// readTime is how long the last look took.
+	// readTime is how long the last read took.
 	readTime time.Duration
-	// probed are numbers with who else uses them, as asked in this pass; probing is how
-	// many are asked about next.
+	// probed are the fwmarks checked in this pass, with the use by another process, ""
+	// without one; probing is how many are checked next.
 	probed  map[uint32]string
 	probing int
 }
 
-// staleParts says what has to be looked at before anything else.
+// staleParts are the parts of the kernel state to read before the next plan.
 type staleParts struct {
-	// nftables is what is in nftables, ways are rules and routes, around are links,
-	// addresses and neighbours.
+	// routes are policy rules and routes, network is links, addresses and neighbors.
 	nftables, routes, network bool
-	// linksDown are links that were down in between.
+	// linksDown are links that went down since the last read.
 	linksDown []int
 }
 
@@ -130,7 +128,7 @@ func newEngine(o Options, k kernelConn) *engine {
 	}
 }
 
-// load finds in the kernel what an earlier process installed.
+// load recovers what an earlier process installed.
 func (e *engine) load() error {
 	found, err := recoverInstalled(e.kernel, e.o, e.now())
 	if err != nil {
@@ -189,7 +187,7 @@ func (e *engine) dropTarget(t plan.InstalledTarget) {
 	m.stale = true
 }
 
-// observe reads what changed in the kernel and compares it with what is installed.
+// observe reads the stale parts of the kernel state and compares them with what is installed.
 func (e *engine) observe() {
 	began := time.Now()
 	e.readErr = e.readKernel()
@@ -278,13 +276,13 @@ func (e *engine) planDirty(now time.Time) (changes []*streamChange) {
 	return changes
 }
 
-// markPlanned remembers that a plan is carried out.
+// markPlanned records that a plan is being applied.
 func (e *engine) markPlanned(name string, p *plan.StreamPlan) {
 	m := e.streams[name]
 	m.desired, m.requests, m.dirty = e.desired.Streams[name], p.Requests, false
 }
 
-// assignVIPs gives the VIPs to the streams.
+// assignVIPs assigns VIPs to streams and marks the streams that gain or lose some.
 func (e *engine) assignVIPs() {
 	s := plan.AssignVIPs(e.desired.Streams, e.network.LocalAddrs)
 	s.Limit(e.observed.VIPs)
@@ -322,8 +320,7 @@ func (e *engine) input(name string, now time.Time) plan.StreamInput {
 	return v
 }
 
-// conflictingChain reports a chain of the stream's name that lacks the rules and maps of the data
-// plane.
+// conflictingChain reports a chain of another process with the name of a new stream.
 func (e *engine) conflictingChain(v plan.StreamInput) (Problem, bool) {
 	if v.Desired == nil || v.Installed != nil || e.observed.Streams[v.Name] == nil {
 		return Problem{}, false
@@ -331,7 +328,7 @@ func (e *engine) conflictingChain(v plan.StreamInput) (Problem, bool) {
 	return Problem{
 		Object: "chain inet " + TableName + " " + plan.StreamChain(v.Name),
 		Detail: "another process created it: stream " + v.Name + " is not served",
-		Remedy: "look at it with: nft list table inet " + TableName + "; and remove it, or rename the stream",
+		Remedy: "inspect it with: nft list table inet " + TableName + "; then remove it, or rename the stream",
 		VIPs:   v.VIPs,
 	}, true
 }

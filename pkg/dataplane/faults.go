@@ -3,25 +3,25 @@ package dataplane
 // Steps of a change, between which a process may end; see [FaultSteps].
 const (
 	stepPlanned   = "planned"
-	stepWays      = "ways"
+	stepRoutes    = "routes"
 	stepWritten   = "written"
-	stepForgotten = "forgotten"
+	stepFlushed   = "flushed"
 	stepUnrouted  = "unrouted"
 	stepReadBack  = "read-back"
 	stepPublished = "published"
 )
 
 // FaultSteps are the steps after which a process that was built with the tag
-// vipgate_faults can be made to kill itself, in their order: VIPGATE_FAULT=STEP, or
+// vipgate_faults kills itself on demand, in their order: VIPGATE_FAULT=STEP, or
 // STEP:N for the N-th time.
 //
 //   - planned: the kernel is as before
-//   - ways: rules and routes of new targets are installed
+//   - routes: rules and routes of new targets are installed
 //   - written: the nftables transaction is done
-//   - forgotten: connection-tracking entries of removed targets are gone
+//   - flushed: connection tracking entries of removed targets are deleted
 //   - unrouted: rules and routes of removed targets are gone
-//   - read-back: all was read back
-//   - published: the state says so
+//   - read-back: everything was read back
+//   - published: the state is published
 func FaultSteps() []string {
-	return []string{stepPlanned, stepWays, stepWritten, stepForgotten, stepUnrouted, stepReadBack, stepPublished}
+	return []string{stepPlanned, stepRoutes, stepWritten, stepFlushed, stepUnrouted, stepReadBack, stepPublished}
 }

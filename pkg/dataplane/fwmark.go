@@ -6,7 +6,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 )
 
-// allocateFWMark finds a number for a new target.
+// allocateFWMark returns an unused fwmark for a new target.
 func (e *engine) allocateFWMark() (uint32, error) {
 	return e.fwmarks.Allocate(func(n uint32) (bool, error) {
 		if _, ok := e.installed.Targets[n]; ok {
@@ -27,16 +27,17 @@ func (e *engine) allocateFWMark() (uint32, error) {
 		who := e.probed[n]
 		if who != "" {
 			e.refused[n] = who
-			e.log.Warn("a number is used by somebody else and is left out", "number", n, "by", who)
+			e.log.Warn("fwmark used by another process, skipping it", "fwmark", n, "by", who)
 		}
 		return who != "", nil
 	})
 }
 
-// maxProbed bounds the numbers that are asked about at once.
+// maxProbed bounds the fwmarks that are checked at once.
 const maxProbed = 1024
 
-// probeFWMarks asks who else uses a number and those after it, more of them each time in a pass.
+// probeFWMarks checks whether other processes use a fwmark and its successors, more of them at
+// each call of a pass.
 func (e *engine) probeFWMarks(first uint32) error {
 	var numbers []uint32
 	for n := uint64(first); n <= uint64(e.o.Mask) && len(numbers) < e.probing; n++ {
@@ -45,7 +46,7 @@ func (e *engine) probeFWMarks(first uint32) error {
 	e.probing = min(4*e.probing, maxProbed)
 	by, err := e.kernel.UsedByOthers(numbers)
 	if err != nil {
-		return fmt.Errorf("find out who uses the numbers from %d to %d: %w", first, numbers[len(numbers)-1], err)
+		return fmt.Errorf("check for other users of fwmarks %d to %d: %w", first, numbers[len(numbers)-1], err)
 	}
 	for _, n := range numbers {
 		e.probed[n] = by[n]

@@ -12,13 +12,13 @@ import (
 	"github.com/vipgate/vipgate/pkg/durable"
 )
 
-// allStreams is the name under which every stream, and what no stream owns, is held.
+// allStreams is the key of a hold of all streams and of the objects that no stream owns.
 const allStreams = ""
 
 func (o Options) holdFile() string { return filepath.Join(o.StateDir, "dataplane-hold.json") }
 
-// loadHolds reads the holds of an earlier process: ends by stream. A file that cannot be
-// understood is moved aside, and nothing is held.
+// loadHolds reads the holds of an earlier process: ends by stream. A corrupt file is moved
+// aside, and nothing is held.
 func loadHolds(o Options, log *slog.Logger) (map[string]time.Time, error) {
 	holds := map[string]time.Time{}
 	if o.StateDir == "" {
@@ -35,7 +35,7 @@ func loadHolds(o Options, log *slog.Logger) (map[string]time.Time, error) {
 	return holds, err
 }
 
-// saveHolds writes them down.
+// saveHolds writes the file of holds.
 func (o Options) saveHolds(holds map[string]time.Time) error {
 	if o.StateDir == "" {
 		return nil
@@ -43,7 +43,7 @@ func (o Options) saveHolds(holds map[string]time.Time) error {
 	return durable.Write(o.holdFile(), holds)
 }
 
-// held reports whether drift of a stream is left alone; "" is what no stream owns.
+// held reports whether drift of a stream is not repaired; "" is that of common objects.
 func (e *engine) held(stream string) bool {
 	if _, all := e.holds[allStreams]; all {
 		return true
@@ -55,7 +55,7 @@ func (e *engine) held(stream string) bool {
 // setHolds replaces the holds, in the file first.
 func (e *engine) setHolds(holds map[string]time.Time) error {
 	if err := e.o.saveHolds(holds); err != nil {
-		return fmt.Errorf("hold of the data plane: %w", err)
+		return fmt.Errorf("write hold of the data plane: %w", err)
 	}
 	e.holds = holds
 	return nil
@@ -93,7 +93,7 @@ func (e *engine) resume(stream string, w *Desired) ([]Drift, error) {
 	return e.reconcile(w)
 }
 
-// expireHolds ends the holds whose time is over, and returns when the next one ends.
+// expireHolds ends expired holds, and returns when the next one expires.
 func (e *engine) expireHolds() (next time.Time, ok bool) {
 	holds := maps.Clone(e.holds)
 	for stream, until := range e.holds {
@@ -111,14 +111,14 @@ func (e *engine) expireHolds() (next time.Time, ok bool) {
 	}
 	if err := e.setHolds(holds); err != nil {
 		// The file still has it, with the same end.
-		e.log.Warn("failed to write the expired hold down", "error", err)
+		e.log.Warn("failed to write holds", "error", err)
 		e.holds = holds
 	}
 	return next, ok
 }
 
-// Hold has the data plane leave alone what other processes change of a stream, or of all
-// streams with "", until Resume or for d if that is not 0. It survives restarts.
+// Hold suspends the repair of drift of a stream, or of all streams with "", until Resume, or
+// for d if that is not 0. It survives restarts.
 func (p *Plane) Hold(ctx context.Context, stream string, d time.Duration) (until time.Time, err error) {
 	if d > 0 {
 		until = time.Now().Add(d)
@@ -126,13 +126,13 @@ func (p *Plane) Hold(ctx context.Context, stream string, d time.Duration) (until
 	return ask(ctx, p, "hold the data plane", func(e *engine) (time.Time, error) { return until, e.hold(stream, until) })
 }
 
-// Resume ends what Hold began, all holds with "", and returns what was repaired.
+// Resume ends a hold, or all holds with "", and returns the repaired drift.
 func (p *Plane) Resume(ctx context.Context, stream string) ([]Drift, error) {
 	return ask(ctx, p, "resume the data plane", func(e *engine) ([]Drift, error) { return e.resume(stream, p.desired.Load()) })
 }
 
-// Reconcile repairs at once, also what is in back-off, except what is held, and returns
-// what it repaired. Before the first Configure it refuses.
+// Reconcile repairs all drift at once, without back-off, except that of held streams, and
+// returns the repaired drift. Before the first Configure it fails.
 func (p *Plane) Reconcile(ctx context.Context) ([]Drift, error) {
 	return ask(ctx, p, "reconcile the data plane", func(e *engine) ([]Drift, error) { return e.reconcile(p.desired.Load()) })
 }

@@ -42,89 +42,89 @@ const (
 	DefaultPriority = fwstate.DefaultPriority
 )
 
-// Options says which numbers of the network namespace are ours. Zero fields have
-// the defaults above, except where said otherwise.
+// Options are the fwmarks, tables and rule priorities of the data plane in its network
+// namespace, and its behavior. Zero fields have the defaults above, except where noted.
 type Options struct {
-	// First is the first number that a target may have as its mark and its table.
+	// First is the lowest fwmark, and routing table, of a target.
 	First uint32
-	// Mask holds the bits of packet marks and connection marks that are ours; the
+	// Mask has the bits of packet and connection marks that the data plane sets; the
 	// others stay as they are.
 	Mask uint32
-	// Priority is that of the first of our rules; the next two numbers are ours as
+	// Priority is that of the first policy rule; the next two belong to the data plane as
 	// well.
 	Priority int
-	// Stateless switches connection tracking off: a flow moves whenever its entry in
-	// the table does.
+	// Stateless switches connection tracking off: a flow moves whenever its entry in the
+	// Maglev map does.
 	Stateless bool
-	// StateDir is where holds are kept over restarts; "" keeps them in memory.
+	// StateDir keeps holds over restarts; without it they are in memory only.
 	StateDir string
-	// OnRepair is called with what was restored. It must not block.
+	// OnRepair is called with the repaired objects. It must not block.
 	OnRepair func([]Repaired)
-	// CheckInterval is the time between two looks at the whole kernel state when
-	// nothing is reported; a minute by default.
+	// CheckInterval is the time between two reads of the whole kernel state without
+	// notifications; a minute by default.
 	CheckInterval time.Duration
 	Log           *slog.Logger
 }
 
-// Desired is what the data plane is to do. It is never changed once made.
+// Desired is the desired state of the data plane. It is immutable.
 type Desired struct {
-	// Revision is handed back in [State].
+	// Revision is returned in [State].
 	Revision uint64
 	// Streams are by name. One that did not change is the same pointer as before.
 	Streams map[string]*plan.Stream
 }
 
-// State is what is known to be in the kernel. It is never changed once made.
+// State is the confirmed state of the data plane in the kernel. It is immutable.
 type State struct {
-	// Revision is that of the newest Wanted that was dealt with, well or badly.
+	// Revision is that of the newest [Desired] that was applied, with or without problems.
 	Revision uint64
 	// Streams are by name.
 	Streams map[string]*StreamState
-	// VIPs are those whose packets are known to go to a stream, with its name.
+	// VIPs maps the VIPs that the kernel sends to a stream to its name.
 	VIPs map[vip.VIP]string
-	// Unreachable are addresses of targets whose neighbour state is FAILED, or to
-	// which no link leads, with the reason for people.
+	// Unreachable maps addresses of targets with a FAILED neighbor entry, or without a
+	// connected network, to the reason.
 	Unreachable map[netip.Addr]string
-	// Drift is what another process removed or changed and what is not repaired: of held
-	// streams, or for now.
+	// Drift has the objects that another process removed or changed and that are not
+	// repaired: held, or in back-off.
 	Drift []plan.Drift
 	// Held are the streams whose drift is not repaired, "" for all of them, with the end
 	// of each hold; the zero time is no end.
 	Held map[string]time.Time
 	// Repairs counts what was repaired since the start.
 	Repairs uint64
-	// Problems are what could not be done, each about one thing; the rest is done.
+	// Problems are the parts of the desired state that failed; the rest is applied.
 	Problems []plan.Problem
-	// Withheld says by family which kernel parameter drops the packets of every VIP,
+	// Withheld names by family the kernel parameter that drops the packets of every VIP,
 	// with the command that corrects it; "" for none.
 	Withheld [len(vip.Families)]string
-	// Err says why nothing can be changed at the moment; nil when all is well. Failures
-	// counts the attempts since.
+	// Err is why the kernel cannot be read or changed at the moment, nil if it can.
+	// Failures counts the attempts since.
 	Err      error
 	Failures int
 	At       time.Time
 }
 
-// StreamState is what is known to be in the kernel of one stream.
+// StreamState is the confirmed state of one stream.
 type StreamState struct {
-	// Serving are the names of the targets, by family, that get new flows: they are
-	// in the table, and their rules and routes lead to them.
+	// Serving has the names of the targets that get new flows, by family: they are in the
+	// Maglev map, and their rules and routes lead to them.
 	Serving [len(vip.Families)]map[string]struct{}
-	// Problem says by family why the stream does not forward although it has
-	// targets that serve; "" when it does.
+	// Problem is by family why the stream does not forward although it has serving
+	// targets; "" if it does.
 	Problem [len(vip.Families)]string
 }
 
-// TargetView is one target in the kernel for people.
+// TargetView describes one target in the kernel for operators.
 type TargetView struct {
 	Stream, Target string
 	FWMark         uint32
 	IPs            []netip.Addr
 	// State is one of serving, draining, down, pending, removing, drifted.
 	State string
-	// Entries are how many entries of its stream's tables are its, by family.
+	// Entries counts its entries in the Maglev maps, by family.
 	Entries [len(vip.Families)]int
-	// Packets and Bytes were sent to it since its chain was made.
+	// Packets and Bytes were sent to it since its chain was created.
 	Packets, Bytes uint64
 	DrainEnd       time.Time
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// readKernel reads from the kernel what has to be read.
+// readKernel reads the stale parts of the kernel state.
 func (e *engine) readKernel() error {
 	n := e.stale
 	if e.observed == nil {
@@ -28,7 +28,7 @@ func (e *engine) readKernel() error {
 	if n.nftables || n.routes || n.network {
 		s, err := e.kernel.ReadNetwork()
 		if err != nil {
-			return fmt.Errorf("look at links, addresses and neighbours: %w", err)
+			return fmt.Errorf("read links, addresses and neighbors: %w", err)
 		}
 		e.updateNetwork(s, n.linksDown)
 	}
@@ -40,7 +40,7 @@ func (e *engine) installedFWMarks() []uint32 {
 	return slices.Sorted(maps.Keys(e.installed.Targets))
 }
 
-// readAll reads everything, between two transactions of anybody if they let us.
+// readAll reads everything, between two transactions if the other processes pause long enough.
 func (e *engine) readAll() error {
 	for attempt := 1; ; attempt++ {
 		before, err := e.kernel.Generation()
@@ -88,7 +88,7 @@ func (e *engine) foreignTransaction() bool {
 	return err != nil || g != e.generation+e.kernel.Transactions()-e.ownTransactions
 }
 
-// readRoutes reads rules and routes of all targets.
+// readRoutes reads the rules and routes of all targets.
 func (e *engine) readRoutes() error {
 	ways, err := e.kernel.ReadRoutes(e.installedFWMarks())
 	if err != nil {
@@ -96,7 +96,7 @@ func (e *engine) readRoutes() error {
 	}
 	base, problem, err := e.kernel.ReadBase()
 	if err != nil {
-		return fmt.Errorf("read what no target owns: %w", err)
+		return fmt.Errorf("read common objects: %w", err)
 	}
 	if base != e.observed.Base || problem != e.observed.Problem {
 		e.observed.Base, e.observed.Problem = base, problem
@@ -128,7 +128,7 @@ func (e *engine) setRoutes(number uint32, w plan.KernelTarget) {
 	e.observed.Targets[number] = &s
 }
 
-// setNFTables takes what nftables has of a target; nil: nothing.
+// setNFTables sets the observed nftables objects of a target; nil for none.
 func (e *engine) setNFTables(number uint32, n *plan.KernelTarget) {
 	s := plan.KernelTarget{FWMark: number}
 	if n != nil {
@@ -144,8 +144,8 @@ func (e *engine) setNFTables(number uint32, n *plan.KernelTarget) {
 	e.observed.Targets[number] = &s
 }
 
-// updateNetwork takes what is around: which targets can be reached, and whose routes the
-// kernel removed when a link went down, rather than somebody.
+// updateNetwork sets the observed network, and derives which targets can be reached and whose
+// routes the kernel, rather than another process, removed when a link went down.
 func (e *engine) updateNetwork(s *plan.Network, downed []int) {
 	old := e.network
 	e.network = s
@@ -162,8 +162,8 @@ func (e *engine) updateNetwork(s *plan.Network, downed []int) {
 			l, ok := s.LinkTo(hop)
 			if slot == nil || !slot.NextHops[f].IsValid() {
 				missing = true
-				// At the start nobody saw a link go: a route alone is missing after that,
-				// where a hand that clears a table or a target takes more with it.
+				// At the start no notification of a link exists. The kernel removes only
+				// the route; an operator who clears a table or a target removes more.
 				alone := old == nil && !e.held(t.Stream) && slot != nil && slot.Rules[f] && slot.Blackhole[f]
 				byLink = byLink || alone || !ok || !l.Up || slices.Contains(downed, l.Index) || via[f] != 0 && (via[f] != l.Index || slices.Contains(downed, via[f]))
 			}
@@ -182,7 +182,7 @@ func (e *engine) updateNetwork(s *plan.Network, downed []int) {
 		if lost != e.lost[number] {
 			m.stale = true
 			if lost {
-				e.log.Warn("the kernel removed routes with a link; they come back with it", "stream", t.Stream, "target", t.Name, "number", number)
+				e.log.Warn("routes removed with their link; restoring them when it is up", "stream", t.Stream, "target", t.Name, "fwmark", number)
 			}
 		}
 		if lost {
@@ -193,7 +193,7 @@ func (e *engine) updateNetwork(s *plan.Network, downed []int) {
 		}
 	}
 	if old != nil {
-		// Those that wait for their network are not installed, or not wholly.
+		// Targets without a connected network are not, or not completely, installed.
 		for name, m := range e.streams {
 			if w := m.desired; w != nil && !m.dirty {
 				e.streams[name].dirty = slices.ContainsFunc(w.Targets, func(t Target) bool {
@@ -206,13 +206,14 @@ func (e *engine) updateNetwork(s *plan.Network, downed []int) {
 
 func (e *engine) logReach(t plan.InstalledTarget, hop netip.Addr) {
 	if why := e.network.UnreachableReason(hop); why != "" {
-		e.log.Warn("a target cannot be reached and leaves its table", "stream", t.Stream, "target", t.Name, "number", t.FWMark, "address", hop, "reason", why)
+		e.log.Warn("target unreachable, removing it from its table", "stream", t.Stream, "target", t.Name, "fwmark", t.FWMark, "address", hop, "reason", why)
 		return
 	}
-	e.log.Info("a target can be reached again", "stream", t.Stream, "target", t.Name, "number", t.FWMark, "address", hop)
+	e.log.Info("target reachable again", "stream", t.Stream, "target", t.Name, "fwmark", t.FWMark, "address", hop)
 }
 
-// linkRestored tells of a target whose routes went with a link that is there again.
+// linkRestored reports whether the kernel removed the routes of a target with a link that is up
+// again.
 func (e *engine) linkRestored(number uint32) bool {
 	if !e.lost[number] {
 		return false

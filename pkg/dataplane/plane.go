@@ -12,7 +12,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 )
 
-// errEnded is the answer when Run has ended.
+// errEnded is the error of requests after the end of Run.
 var errEnded = errors.New("the data plane is not running")
 
 // Plane keeps the data plane in the kernel. It is a task.Task.
@@ -22,7 +22,7 @@ type Plane struct {
 	desired latest.Value[*Desired]
 	state   latest.Value[State]
 	ready   chan struct{}
-	// requests are what the goroutine that owns everything is asked to do.
+	// requests run on the goroutine that owns the engine.
 	requests chan func(*engine)
 	ended    chan struct{}
 	endOnce  sync.Once
@@ -41,7 +41,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Validate tells what is wrong with options; zero fields have their defaults.
+// Validate returns an error for invalid options; zero fields have their defaults.
 func (o Options) Validate() error {
 	o = o.withDefaults()
 	if o.CheckInterval < 0 {
@@ -50,7 +50,7 @@ func (o Options) Validate() error {
 	return o.config().Validate()
 }
 
-// config returns what the kernel connection needs of the options.
+// config returns the options of the kernel connection.
 func (o Options) config() fwstate.Config {
 	return fwstate.Config{First: o.First, Mask: o.Mask, Priority: o.Priority, Stateless: o.Stateless}
 }
@@ -69,21 +69,21 @@ func New(o Options) (*Plane, error) {
 	return &Plane{o: o, holds: holds, ready: make(chan struct{}), requests: make(chan func(*engine)), ended: make(chan struct{})}, nil
 }
 
-// Configure sets what the data plane is to do. It never blocks; the newest call
-// wins. Before the first one what is in the kernel stays as it is.
+// Configure sets the desired state. It never blocks; the newest call wins. Before the first
+// call the kernel state stays as it is.
 func (p *Plane) Configure(w *Desired) { p.desired.Set(w) }
 
-// State returns what is known to be in the kernel.
+// State returns the confirmed state of the kernel.
 func (p *Plane) State() *latest.Value[State] { return &p.state }
 
-// Ready is closed once the kernel has been read, and the State says what serves. While
-// the kernel cannot be read it stays open, and the State has the error.
+// Ready is closed once the kernel was read and State has the result. While the kernel cannot be
+// read it stays open, and State has the error.
 func (p *Plane) Ready() <-chan struct{} { return p.ready }
 
 // String implements task.Task.
 func (p *Plane) String() string { return "data plane" }
 
-// ask has the goroutine that owns the engine do something, and waits for the answer.
+// ask runs do on the goroutine that owns the engine, and waits for its result.
 func ask[T any](ctx context.Context, p *Plane, what string, do func(*engine) (T, error)) (answer T, err error) {
 	type result struct {
 		answer T
@@ -113,15 +113,14 @@ func ask[T any](ctx context.Context, p *Plane, what string, do func(*engine) (T,
 	}
 }
 
-// Targets returns the targets in the kernel for people, sorted by stream and name. It
-// reads the kernel.
+// Targets reads the targets in the kernel for operators, sorted by stream and name.
 func (p *Plane) Targets(ctx context.Context) ([]TargetView, error) {
 	return ask(ctx, p, "list the targets of the data plane", (*engine).listTargets)
 }
 
-// Run works until ctx ends; what is in the kernel then stays. It works in the network
-// namespace of the calling thread. It fails only if the kernel cannot be talked to at
-// all: everything else is tried again.
+// Run reconciles until ctx ends, and leaves the kernel state in place. It uses the network
+// namespace of the calling thread. It fails only if netlink sockets cannot be opened;
+// everything else is retried.
 func (p *Plane) Run(ctx context.Context) error {
 	defer p.endOnce.Do(func() { close(p.ended) })
 	f, err := fwstate.Dial(p.o.config())

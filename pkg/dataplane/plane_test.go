@@ -375,7 +375,7 @@ func TestProblemsWithTheKernel(t *testing.T) {
 		siteStream("b", []string{"20.0.0.1/32", "20.0.0.2/32"}, siteTarget(2, Serving, Serving)),
 	))
 	s := p.wait("problems", func(s State) bool { return len(s.Problems) >= 5 && serves(s, "a", vip.IPv4, "t1") })
-	for _, object := range []string{"number 5000", "number 5001", "target a/far", "VIP 20.0.0.9/32", "VIP 20.0.0.1/32"} {
+	for _, object := range []string{"fwmark 5000", "fwmark 5001", "target a/far", "VIP 20.0.0.9/32", "VIP 20.0.0.1/32"} {
 		if !slices.ContainsFunc(s.Problems, func(p Problem) bool { return p.Object == object && p.Detail != "" && p.Remedy != "" }) {
 			t.Errorf("no problem of %s in %+v", object, s.Problems)
 		}

@@ -8,12 +8,12 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
 )
 
-// Preflight tells what the network namespace of the calling thread lacks, each with
-// the command that mends it. It changes nothing.
+// Preflight returns what the network namespace of the calling thread lacks, each with the
+// command that fixes it. It changes nothing.
 func Preflight(o Options) []Problem {
 	o = o.withDefaults()
 	if problem := lacksCapability(); problem != nil {
-		return []Problem{*problem} // nothing else can be seen without
+		return []Problem{*problem} // every other check needs it
 	}
 	f, err := fwstate.Dial(o.config())
 	if err != nil {

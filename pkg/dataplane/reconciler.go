@@ -15,25 +15,25 @@ import (
 )
 
 const (
-	// minReadInterval is between two looks at the kernel that notifications ask for.
+	// minReadInterval is the shortest time between two reads after notifications.
 	minReadInterval = 20 * time.Millisecond
-	// maxReadInterval is the longest pause before a look, so that drift is repaired within a second.
+	// maxReadInterval is the longest delay of a read, so that drift is repaired within a second.
 	maxReadInterval = 500 * time.Millisecond
 	// failurePause is the pause after a failure; it doubles up to maxPause.
 	failurePause = 50 * time.Millisecond
 	maxPause     = 5 * time.Second
-	// networkReadInterval is the longest pause between two looks at links and neighbours.
+	// networkReadInterval is the longest delay of a read of links and neighbors.
 	networkReadInterval = 250 * time.Millisecond
-	// linkSettleTime lets a link that goes down and up again at once come back before a look.
+	// linkSettleTime delays a read after a link went down: it may be up again at once.
 	linkSettleTime = 100 * time.Millisecond
-	// failedNeighborInterval is between two looks at neighbours that failed.
+	// failedNeighborInterval is the time between two reads of failed neighbors.
 	failedNeighborInterval = time.Second
-	// defaultCheckInterval is the time between two looks when nothing is reported.
+	// defaultCheckInterval is the time between two reads of everything.
 	defaultCheckInterval = time.Minute
 )
 
-// subscribeExcept listens to what others than f do: what it did itself, the engine reads
-// back, and need not hear of.
+// subscribeExcept subscribes to changes by other connections than f, whose own changes the
+// engine reads back.
 func subscribeExcept(f *fwstate.Conn) func(fwstate.Config) (*fwstate.Watch, error) {
 	return func(c fwstate.Config) (*fwstate.Watch, error) {
 		w, err := fwstate.Subscribe(c)
@@ -44,33 +44,35 @@ func subscribeExcept(f *fwstate.Conn) func(fwstate.Config) (*fwstate.Watch, erro
 	}
 }
 
-// reconciler decides when the engine works.
+// reconciler schedules the engine.
 type reconciler struct {
 	p         *Plane
 	e         *engine
 	subscribe func(fwstate.Config) (*fwstate.Watch, error)
-	// solicit has neighbours that failed asked again.
+	// solicit makes the kernel probe failed neighbors.
 	solicit func(map[netip.Addr]struct{}) error
-	// checkSysctl checks the kernel parameters; set is when that was, wrong what it found.
+	// checkSysctl returns the wrong kernel parameters.
 	checkSysctl    func() []sysctlProblem
 	sysctlsChecked time.Time
 	sysctlProblems []sysctlProblem
 	watch          *fwstate.Watch
-	// removeOld removes rules that were installed with other options, once: removed.
+	// removeOld removes rules that were installed with other options; removed is set once
+	// it succeeded.
 	removeOld func() error
 	removed   bool
-	// loaded: what is installed was read from the kernel.
+	// loaded: what an earlier process installed was recovered.
 	loaded bool
 	pause  time.Duration
-	// lastRead is when the engine last looked at the kernel, and dear how long that took:
-	// it rests ten times as long, since our own changes are reported as well.
+	// lastRead is when the engine last read the kernel, and readTime how long that took. The
+	// next read waits ten times as long.
 	lastRead time.Time
 	readTime time.Duration
-	// lastLinkDown is when a link went down, at most once a second.
+	// lastLinkDown is when a link went down, updated at most once a second.
 	lastLinkDown time.Time
-	// lastFullRead and seen are when everything, and links and neighbours, were last read.
+	// lastFullRead and lastNetworkRead are when everything, and links and neighbors, were
+	// last read.
 	lastFullRead, lastNetworkRead time.Time
-	// solicited is when neighbours were last asked, deaf why they could not be.
+	// solicited is when neighbors were last probed, solicitErr the last failure.
 	solicited  time.Time
 	solicitErr string
 }
@@ -80,7 +82,7 @@ func (o *reconciler) unsubscribe() {
 		return
 	}
 	if err := o.watch.Close(); err != nil {
-		o.p.o.Log.Warn("listeners for changes of the kernel could not be closed", "error", err)
+		o.p.o.Log.Warn("failed to close netlink subscription", "error", err)
 	}
 	o.watch = nil
 }
@@ -91,7 +93,7 @@ func (o *reconciler) run(ctx context.Context) error {
 	for {
 		var listenErr error
 		if o.watch == nil {
-			// Listen first, so that no change falls between the look and the listening.
+			// Subscribe before the read, so that no change between them is missed.
 			if o.watch, listenErr = o.subscribe(o.p.o.config()); listenErr == nil {
 				o.e.stale.nftables, o.e.stale.routes, o.e.stale.network = true, true, true
 			}
@@ -111,7 +113,7 @@ func (o *reconciler) run(ctx context.Context) error {
 			o.pause = failurePause
 		}
 		for _, at := range o.deadlines() {
-			// What is overdue after a failure waits for its next attempt.
+			// Overdue deadlines wait for the next attempt after a failure.
 			if left := time.Until(at); left > 0 || !failed {
 				next = min(next, left)
 			}
@@ -121,12 +123,12 @@ func (o *reconciler) run(ctx context.Context) error {
 			changed, broken = o.watch.Changed, o.watch.Failed
 		}
 		if o.e.mustRead() && o.e.readErr == nil {
-			// Something was reported that waits for its turn.
+			// Events are pending; wait for the read interval.
 			changed = nil
 			next = min(next, time.Until(o.nextRead()))
 		}
 		if o.e.hasFailedNeighbors() {
-			// The kernel does not tell of all that become reachable again.
+			// The kernel does not notify every neighbor that is reachable again.
 			next = min(next, time.Until(o.lastNetworkRead.Add(failedNeighborInterval)))
 		}
 		if !failed && o.e.hasDirty() {
@@ -143,7 +145,7 @@ func (o *reconciler) run(ctx context.Context) error {
 		case <-changed:
 			o.handleEvents(o.watch.Take())
 		case <-broken:
-			o.p.o.Log.Warn("listening for changes of the kernel ended and begins anew", "error", o.watch.Err)
+			o.p.o.Log.Warn("netlink subscription failed, resubscribing", "error", o.watch.Err)
 			o.unsubscribe()
 			if !pause(ctx, o.pause, reconfigured) {
 				return nil
@@ -153,7 +155,7 @@ func (o *reconciler) run(ctx context.Context) error {
 	}
 }
 
-// deadlines are when drains, pauses between repairs, and holds end.
+// deadlines returns the next ends of drains, back-offs of repairs, and holds.
 func (o *reconciler) deadlines() (list []time.Time) {
 	for _, next := range []func() (time.Time, bool){o.e.nextDrain, o.e.nextRepair, o.e.expireHolds} {
 		if at, ok := next(); ok {
@@ -163,7 +165,7 @@ func (o *reconciler) deadlines() (list []time.Time) {
 	return list
 }
 
-// pause pauses, but not for something new. It tells whether to go on.
+// pause waits for a time or for news. It returns false if ctx ended.
 func pause(ctx context.Context, pause time.Duration, news <-chan struct{}) bool {
 	t := time.NewTimer(pause)
 	defer t.Stop()
@@ -176,8 +178,8 @@ func pause(ctx context.Context, pause time.Duration, news <-chan struct{}) bool 
 	return true
 }
 
-// handleEvents takes what was reported. Our own transactions are reported as well: the
-// generation tells.
+// handleEvents marks the parts that events report as stale. Own transactions are notified as
+// well; the generation of the ruleset excludes them.
 func (o *reconciler) handleEvents(n fwstate.Events) {
 	if n.Sysctls {
 		o.sysctlsChecked = time.Time{}
@@ -192,8 +194,8 @@ func (o *reconciler) handleEvents(n fwstate.Events) {
 	need.linksDown = append(need.linksDown, n.LinksDown...)
 }
 
-// step does one pass and publishes what is known then. It tells whether something is
-// to be tried again.
+// step observes, reconciles and publishes the state. It reports whether something failed and
+// is retried.
 func (o *reconciler) step(desired *Desired, listenErr error) (failed bool) {
 	e, log := o.e, o.p.o.Log
 	now := time.Now()
@@ -220,7 +222,7 @@ func (o *reconciler) step(desired *Desired, listenErr error) (failed bool) {
 	e.expireHolds()
 	e.observe()
 	if e.readErr == nil && e.desired != nil && e.repairsAreSlow() {
-		// Readiness must not wait for a repair that takes long.
+		// Readiness must not wait for a long repair.
 		o.publish(e.desired, nil)
 	}
 	e.converge(desired, false)
@@ -244,7 +246,7 @@ func (o *reconciler) step(desired *Desired, listenErr error) (failed bool) {
 	e.stale.merge(later)
 	err := e.readErr
 	if listenErr != nil {
-		log.Warn("changes of the kernel cannot be listened for", "error", listenErr)
+		log.Warn("netlink subscription failed, retrying", "error", listenErr)
 	}
 	o.publish(desired, err)
 	if e.readErr == nil {
@@ -253,20 +255,20 @@ func (o *reconciler) step(desired *Desired, listenErr error) (failed bool) {
 	return err != nil || listenErr != nil || e.failing()
 }
 
-// solicitFailed has the neighbours of targets asked that failed. Why it cannot be done is said
-// once: they come back by their checks at least.
+// solicitFailed makes the kernel probe the failed neighbors of targets. A failure is logged
+// once: health checks probe them, too.
 func (o *reconciler) solicitFailed() {
-	deaf := ""
+	failure := ""
 	if err := o.solicit(o.e.failedTargets()); err != nil {
-		deaf = err.Error()
+		failure = err.Error()
 	}
-	if deaf != "" && deaf != o.solicitErr {
-		o.p.o.Log.Warn("neighbours that failed cannot be asked again", "error", deaf)
+	if failure != "" && failure != o.solicitErr {
+		o.p.o.Log.Warn("failed to probe failed neighbors", "error", failure)
 	}
-	o.solicitErr = deaf
+	o.solicitErr = failure
 }
 
-// nextRead is when the next look that was asked for may happen.
+// nextRead is the earliest time of the next read.
 func (o *reconciler) nextRead() time.Time {
 	at := o.lastRead.Add(o.readInterval())
 	if back := o.lastLinkDown.Add(linkSettleTime); back.After(at) {
@@ -275,8 +277,8 @@ func (o *reconciler) nextRead() time.Time {
 	return at
 }
 
-// readInterval is the time between two looks, so that a process that writes all the time does
-// not keep the engine busy. What may be about a neighbour or a link waits less.
+// readInterval is the time between two reads, so that a process that changes the kernel all the
+// time does not keep the engine busy. It is shorter for links and neighbors.
 func (o *reconciler) readInterval() time.Duration {
 	pause := min(max(minReadInterval, 10*o.readTime), maxReadInterval)
 	if o.e.stale.network {
@@ -290,7 +292,7 @@ func (n *staleParts) merge(m staleParts) {
 	n.linksDown = append(n.linksDown, m.linksDown...)
 }
 
-// load finds what is installed.
+// load recovers what is installed.
 func (o *reconciler) load() error {
 	if err := o.e.load(); err != nil {
 		return err
@@ -308,7 +310,7 @@ func (o *reconciler) signalReady() {
 	}
 }
 
-// publish tells what is known, if it is news.
+// publish sets the state if it changed.
 func (o *reconciler) publish(desired *Desired, err error) {
 	old := o.p.state.Load()
 	s := State{Err: err, Held: o.e.holds, Repairs: o.e.repaired}
@@ -323,10 +325,10 @@ func (o *reconciler) publish(desired *Desired, err error) {
 	if err != nil {
 		s.Failures = old.Failures + 1
 		if old.Err == nil || old.Err.Error() != err.Error() {
-			o.p.o.Log.Error("data plane cannot be read or changed", "error", err, "failures", s.Failures)
+			o.p.o.Log.Error("data plane update failed", "error", err, "failures", s.Failures)
 		}
 	} else if old.Err != nil {
-		o.p.o.Log.Info("data plane can be changed again", "failures", old.Failures)
+		o.p.o.Log.Info("data plane update succeeded again", "failures", old.Failures)
 	}
 	for _, p := range o.sysctlProblems {
 		s.Problems = append(s.Problems, p.Problem)
@@ -344,17 +346,17 @@ func (o *reconciler) publish(desired *Desired, err error) {
 func (o *reconciler) logProblems(old, now []Problem) {
 	for _, p := range now {
 		if !slices.ContainsFunc(old, func(q Problem) bool { return p.Object == q.Object && p.Detail == q.Detail }) {
-			o.p.o.Log.Error("the data plane has a problem", "object", p.Object, "detail", p.Detail, "remedy", p.Remedy)
+			o.p.o.Log.Error("data plane problem", "object", p.Object, "detail", p.Detail, "remedy", p.Remedy)
 		}
 	}
 	for _, p := range old {
 		if !slices.ContainsFunc(now, func(q Problem) bool { return p.Object == q.Object && p.Detail == q.Detail }) {
-			o.p.o.Log.Info("a problem of the data plane is over", "object", p.Object, "detail", p.Detail)
+			o.p.o.Log.Info("data plane problem resolved", "object", p.Object, "detail", p.Detail)
 		}
 	}
 }
 
-// sameState compares all but the time.
+// sameState compares everything except the time.
 func sameState(a, b State) bool {
 	errText := func(err error) string {
 		if err == nil {
@@ -368,7 +370,7 @@ func sameState(a, b State) bool {
 		slices.Equal(a.Drift, b.Drift) && reflect.DeepEqual(a.Problems, b.Problems)
 }
 
-// reconcile reads everything and repairs it without back-off, except what is held.
+// reconcile reads everything and repairs drift without back-off, except that of held streams.
 func (e *engine) reconcile(w *Desired) ([]Drift, error) {
 	if w == nil || e.installed == nil {
 		return nil, errors.New("nothing is configured yet; try again in a moment")
@@ -391,8 +393,7 @@ func (e *engine) reconcile(w *Desired) ([]Drift, error) {
 	return done, nil
 }
 
-// updateSysctls reads the kernel parameters again when it is time, or when the kernel
-// reported a change.
+// updateSysctls checks the kernel parameters again after sysctlInterval or a notification.
 func (o *reconciler) updateSysctls(now time.Time) {
 	if o.checkSysctl == nil || now.Sub(o.sysctlsChecked) < sysctlInterval {
 		return

@@ -11,31 +11,30 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// unknownSize is the size of the tables of a stream whose chain does not name it.
+// unknownSize is the table size of a stream whose chain does not have it.
 const unknownSize = 1009
 
-// noStream is the stream of numbers whose target is not known.
+// noStream is the stream of fwmarks without a known target.
 const noStream = "-"
 
 var errNotInstalled = errors.New("the target is not installed")
 
-// recoverInstalled finds what an earlier process installed: by the names of chains and the comments
-// of their rules, and by the protocol number of rules and routes. What is complete is
-// applied, what is torn is pending. A number whose target is not known, since a crash or
-// another process left only its rule and routes, is to be removed unless adopt finds the
-// target by its addresses.
+// recoverInstalled finds what an earlier process installed, by the names of chains, the comments
+// of their rules, and the protocol number of rules and routes. Complete objects are applied,
+// incomplete ones pending. A fwmark of which a crash or another process left only the rule and
+// routes has no known target; it is removed unless adopt finds the target by its addresses.
 func recoverInstalled(k kernelConn, o Options, now time.Time) (plan.Installed, error) {
 	r := plan.Installed{Targets: map[uint32]plan.InstalledTarget{}, Streams: map[string]plan.InstalledStream{}}
 	numbers, err := k.OwnedTables()
 	if err != nil {
-		return r, fmt.Errorf("list our rules and routes: %w", err)
+		return r, fmt.Errorf("list rules and routes of the data plane: %w", err)
 	}
 	c, err := k.Read(numbers)
 	if err != nil {
 		return r, fmt.Errorf("read the data plane: %w", err)
 	}
 	if more := slices.Sorted(maps.Keys(c.Targets)); !slices.Equal(more, numbers) {
-		// Targets of which only chains are left.
+		// Some targets have only chains.
 		if c, err = k.Read(more); err != nil {
 			return r, fmt.Errorf("read the data plane: %w", err)
 		}
@@ -46,7 +45,7 @@ func recoverInstalled(k kernelConn, o Options, now time.Time) (plan.Installed, e
 		t := plan.InstalledTarget{FWMark: number, Stream: s.Stream, Name: s.Name, Flows: s.Flows, Stage: plan.StageApplied}
 		t.DrainEnd, t.Drain = s.DrainEndAt(now)
 		for _, f := range vip.Families {
-			// A link that went down took the route with it.
+			// The kernel removes the route with a link that goes down; the label has the address.
 			if a := s.NextHops[f]; a.IsValid() {
 				t.IPs = append(t.IPs, a)
 			} else if a := s.IPs[f]; a.IsValid() {
@@ -56,7 +55,7 @@ func recoverInstalled(k kernelConn, o Options, now time.Time) (plan.Installed, e
 		key := [2]string{s.Stream, s.Name}
 		switch {
 		case s.Label == plan.Label{} && !slices.Contains(numbers, number):
-			continue // Nothing of it has our marks.
+			continue // It belongs to another process.
 		case s.Stream == "" || s.Name == "" || names[key] || number > o.Mask:
 			t.Stream, t.Name, t.Stage = noStream, fmt.Sprint(number), plan.StageRemoving
 		case len(t.IPs) == 0:
@@ -68,7 +67,7 @@ func recoverInstalled(k kernelConn, o Options, now time.Time) (plan.Installed, e
 		r.Targets[number] = t
 	}
 	for name, s := range c.Streams {
-		// A chain that only has such a name is another process's.
+		// A chain with such a name alone belongs to another process.
 		ours := s.Owned || len(s.Families()) > 0
 		for _, t := range r.Targets {
 			ours = ours || t.Stream == name
@@ -112,7 +111,7 @@ func recoverStream(s *plan.KernelStream, all map[uint32]plan.InstalledTarget, vi
 		}
 	}
 	if torn {
-		// Whatever these are, the stream is written again.
+		// Any values: the stream is written again.
 		x.Size, x.Seed = unknownSize, 1
 	}
 	if torn || len(plan.StreamDrift(x, tables, s, vips).Drift) > 0 {
@@ -121,9 +120,9 @@ func recoverStream(s *plan.KernelStream, all map[uint32]plan.InstalledTarget, vi
 	return x
 }
 
-// adopt matches what was found in the kernel with the first Wanted. A number without a
-// known target belongs to the one with the addresses of its routes. Of held streams,
-// what is wanted counts as installed, so that the difference is drift.
+// adopt matches the recovered state with the first desired state. A fwmark without a known
+// target is assigned to the target with the addresses of its routes. For held streams the
+// desired state counts as installed, so that the difference is drift.
 func (e *engine) adopt(now time.Time) {
 	for _, name := range slices.Sorted(maps.Keys(e.desired.Streams)) {
 		m := e.record(name)
@@ -171,7 +170,7 @@ func (e *engine) adoptHeld(name string, now time.Time) {
 		e.keepTarget(t)
 	}
 	for _, f := range vip.Families {
-		// Without the targets that are not forwarded to, as before the restart.
+		// Without targets that the kernel does not forward to, as before the restart.
 		for _, target := range slices.Clone(p.Stream.Tables[f]) {
 			if t := p.Targets[target]; !plan.Forwards(t, e.observed.Targets[t.FWMark], f) {
 				p.RemoveFromTable(target, f)

@@ -25,10 +25,10 @@ import (
 //     back, and noteRepairs counts it, lengthens the back-off and reports it.
 
 const (
-	// contestedAfter is how many repairs of one object in succession mean that another
-	// process keeps changing it.
+	// contestedAfter is the number of successive repairs of one object that mean that
+	// another process keeps changing it.
 	contestedAfter = 5
-	// repairMemory is how long an object must stay as it is for its back-off to end.
+	// repairMemory is how long an object must stay unchanged for its back-off to end.
 	repairMemory = 30 * time.Second
 )
 
@@ -43,8 +43,8 @@ type repair struct {
 // Repaired is one object that was restored.
 type Repaired struct {
 	Drift
-	// Contested: another process keeps changing it. That is reported once, and no repair
-	// after it until the object has been left alone for a while.
+	// Contested: another process keeps changing it. This is reported once, and later repairs
+	// are not, until the object stays unchanged for a while.
 	Contested bool
 }
 
@@ -127,7 +127,7 @@ func (e *engine) noteRepairs(before []Drift, base bool) {
 	}
 }
 
-// repairsAreSlow reports whether what is to be restored takes more than one transaction.
+// repairsAreSlow reports whether the due repairs take more than one transaction.
 func (e *engine) repairsAreSlow() bool {
 	n := 0
 	for name, m := range e.streams {
@@ -163,7 +163,7 @@ func without(a, b []Drift) []Drift {
 	return slices.DeleteFunc(slices.Clone(a), func(d Drift) bool { return in[d.Key()] })
 }
 
-// noteDrift remembers since when objects differ, and logs what is new.
+// noteDrift records since when objects differ, and logs new drift.
 func (e *engine) noteDrift() {
 	since := map[plan.DriftKey]time.Time{}
 	var found []Drift
@@ -185,8 +185,7 @@ func (e *engine) noteDrift() {
 	e.since = since
 }
 
-// hasApplied reports whether a stream is installed, so that what no stream owns must be
-// as well.
+// hasApplied reports whether a stream is installed, which requires the common objects.
 func (e *engine) hasApplied() bool {
 	for _, s := range e.installed.Streams {
 		if s.Stage == plan.StageApplied {
@@ -196,7 +195,7 @@ func (e *engine) hasApplied() bool {
 	return false
 }
 
-// drift lists what differs from what is installed, sorted.
+// drift lists the differences between installed and observed state, sorted.
 func (e *engine) drift() []Drift {
 	all := e.baseDrift()
 	for _, name := range slices.Sorted(maps.Keys(e.streams)) {

@@ -13,7 +13,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// nextDrain is when the next drain ends that the engine looks after.
+// nextDrain returns the end of the next drain that the engine began.
 func (e *engine) nextDrain() (end time.Time, ok bool) {
 	if e.desired == nil {
 		return end, false
@@ -26,16 +26,16 @@ func (e *engine) nextDrain() (end time.Time, ok bool) {
 	return end, ok
 }
 
-// mustRead tells whether something of the kernel is to be looked at.
+// mustRead reports whether a part of the kernel state is stale.
 func (e *engine) mustRead() bool { return e.stale.nftables || e.stale.routes || e.stale.network }
 
-// hasFailedNeighbors tells whether neighbours failed that may come back.
+// hasFailedNeighbors reports whether neighbors failed, which may recover.
 func (e *engine) hasFailedNeighbors() bool {
 	return e.network != nil && len(e.network.FailedNeighbors) > 0
 }
 
-// failedTargets are the addresses of targets whose neighbours failed. Who is checked is asked
-// by its checks, but not every family is checked.
+// failedTargets returns the addresses of targets whose neighbors failed. Health checks probe
+// them as well, but not in every family.
 func (e *engine) failedTargets() map[netip.Addr]struct{} {
 	silent := map[netip.Addr]struct{}{}
 	if !e.hasFailedNeighbors() {
@@ -61,7 +61,7 @@ func (e *engine) failedTargets() map[netip.Addr]struct{} {
 	return silent
 }
 
-// hasDirty tells whether another pass has something to do at once.
+// hasDirty reports whether another pass has something to plan at once.
 func (e *engine) hasDirty() bool {
 	if e.desired == nil {
 		return false
@@ -74,7 +74,7 @@ func (e *engine) hasDirty() bool {
 	return false
 }
 
-// failing tells whether something is to be tried again.
+// failing reports whether a stream failed and is retried.
 func (e *engine) failing() bool {
 	for _, m := range e.streams {
 		if m.failure != nil {
@@ -84,7 +84,7 @@ func (e *engine) failing() bool {
 	return false
 }
 
-// describe fills in what is known to be in the kernel.
+// describe fills in the confirmed state.
 func (e *engine) describe(s *State) {
 	s.Streams = make(map[string]*StreamState, len(e.streams))
 	s.VIPs = make(map[vip.VIP]string, len(e.owner))
@@ -128,11 +128,11 @@ func (e *engine) describe(s *State) {
 	s.Drift = e.drift()
 	s.Problems = append(s.Problems, e.vipOwners.Problems...)
 	for _, n := range slices.Sorted(maps.Keys(e.refused)) {
-		s.Problems = append(s.Problems, Problem{Object: fmt.Sprintf("number %d", n), Detail: "another process uses it: " + e.refused[n], Remedy: "no action required: targets get other numbers"})
+		s.Problems = append(s.Problems, Problem{Object: fmt.Sprintf("fwmark %d", n), Detail: "another process uses it: " + e.refused[n], Remedy: "no action required: a different fwmark is assigned"})
 	}
 }
 
-// reason tells why an address cannot be reached, "" if it can or nobody knows.
+// reason returns why an address cannot be reached, "" if it can or before the first read.
 func (e *engine) reason(a netip.Addr) string {
 	if e.network == nil {
 		return ""
@@ -140,7 +140,7 @@ func (e *engine) reason(a netip.Addr) string {
 	return e.network.UnreachableReason(a)
 }
 
-// listTargets lists the targets for people.
+// listTargets lists the targets for operators.
 func (e *engine) listTargets() ([]TargetView, error) {
 	if e.observed == nil {
 		return nil, errors.New("the kernel could not be read yet")
@@ -177,7 +177,7 @@ func (e *engine) listTargets() ([]TargetView, error) {
 	return list, nil
 }
 
-// stateOf is a target's state in a word.
+// stateOf returns the status word of a target.
 func (m *streamRecord) stateOf(t plan.InstalledTarget) string {
 	if t.Stage == plan.StageRemoving {
 		return "removing"

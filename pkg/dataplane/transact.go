@@ -8,7 +8,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// additions is the part of a transaction that adds and changes things of a plan.
+// additions returns the additions and changes of a plan.
 func (e *engine) additions(p *streamChange) (c plan.Change) {
 	if p.Remove {
 		return c
@@ -45,7 +45,7 @@ func (e *engine) additions(p *streamChange) (c plan.Change) {
 	return c
 }
 
-// removals is the part of a transaction that removes things of a plan.
+// removals returns the removals of a plan.
 func (e *engine) removals(p *streamChange) (c plan.Change) {
 	for _, t := range p.Removed {
 		c.RemoveTargets = append(c.RemoveTargets, t.FWMark)
@@ -57,7 +57,7 @@ func (e *engine) removals(p *streamChange) (c plan.Change) {
 	switch {
 	case p.input.Installed == nil:
 	case p.Remove || p.input.Installed.Stage != plan.StageApplied:
-		// All that lead to it: after an interrupted change it is not known which did.
+		// All that lead to the stream: which ones it installed is unknown after a crash.
 		for v := range e.observed.VIPs {
 			if leads(v) {
 				c.VIPs = plan.SetVIP(c.VIPs, v, "")
@@ -73,8 +73,8 @@ func (e *engine) removals(p *streamChange) (c plan.Change) {
 	return c
 }
 
-// transact does one transaction for all plans, or, if that fails, one for each, so
-// that what is wrong with one does not keep the others from theirs.
+// transact writes all plans in one transaction, or, if that fails, in one for each, so that one
+// stream does not fail the others.
 func (e *engine) transact(plans []*streamChange, repairBase bool) error {
 	var all plan.Change
 	add, remove := make([]plan.Change, len(plans)), make([]plan.Change, len(plans))
@@ -90,7 +90,7 @@ func (e *engine) transact(plans []*streamChange, repairBase bool) error {
 		return nil
 	}
 	if all.Base {
-		// Packets are forwarded without these rules, too: what fails shows as drift.
+		// Packets are forwarded without these rules, too: a failure shows as drift.
 		if err := e.kernel.AddCommonRules().Err(); err != nil {
 			e.log.Warn("failed to add policy rules", "error", err)
 		}
@@ -99,7 +99,7 @@ func (e *engine) transact(plans []*streamChange, repairBase bool) error {
 	if err == nil {
 		return e.readBaseBack(all.Base, plans)
 	}
-	e.log.Warn("a change of the data plane failed as a whole and is tried stream by stream", "streams", len(plans), "error", err)
+	e.log.Warn("transaction failed, retrying stream by stream", "streams", len(plans), "error", err)
 	if all.Base {
 		if err := e.kernel.Write(plan.Change{Base: true}); err != nil {
 			for _, p := range plans {
@@ -128,7 +128,7 @@ func (e *engine) transact(plans []*streamChange, repairBase bool) error {
 	return nil
 }
 
-// readBaseBack reads back what no stream owns.
+// readBaseBack reads back the objects that no stream owns.
 func (e *engine) readBaseBack(written bool, plans []*streamChange) error {
 	if !written {
 		return nil

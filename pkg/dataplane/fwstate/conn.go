@@ -10,19 +10,18 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane/nlmsg"
 )
 
-// Conn is the kernel's side of the data plane, in the network namespace of the
-// calling thread when it was made. It belongs to one goroutine. It remembers
-// nothing of what it did: who calls it does.
+// Conn is a connection to the kernel in the network namespace of the thread that called Dial.
+// It belongs to one goroutine, and keeps no record of the objects that it installs.
 type Conn struct {
 	config Config
 	// nft changes and reads nftables, rt routing, and ct connection tracking.
 	nft, rt, ct *nlmsg.Socket
-	// ruleEvents has what is reported of policy rules, whoever changes them.
+	// ruleEvents receives notifications of policy rules.
 	ruleEvents *nlmsg.Socket
-	// noIPv6: the kernel has none.
+	// noIPv6: the kernel has no IPv6.
 	noIPv6 bool
-	// failedNeighbors are the neighbours that had failed at the last look: the kernel forgets
-	// it when it asks again.
+	// failedNeighbors are those that were FAILED at the last read: the kernel resets the
+	// state when it probes again.
 	failedNeighbors map[neighborKey]bool
 	// committed counts transactions.
 	committed uint32
@@ -31,7 +30,10 @@ type Conn struct {
 // Dial opens the sockets.
 func Dial(o Config) (*Conn, error) {
 	f := &Conn{config: o.WithDefaults()}
-	for at, protocol := range map[**nlmsg.Socket]int{&f.nft: unix.NETLINK_NETFILTER, &f.ct: unix.NETLINK_NETFILTER, &f.rt: unix.NETLINK_ROUTE, &f.ruleEvents: unix.NETLINK_ROUTE} {
+	for at, protocol := range map[**nlmsg.Socket]int{
+		&f.nft: unix.NETLINK_NETFILTER, &f.ct: unix.NETLINK_NETFILTER,
+		&f.rt: unix.NETLINK_ROUTE, &f.ruleEvents: unix.NETLINK_ROUTE,
+	} {
 		s, err := nlmsg.Open(protocol)
 		if err != nil {
 			return nil, errors.Join(err, f.Close())

@@ -10,20 +10,18 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane/nlmsg"
 )
 
-// Of linux/netfilter/nfnetlink_conntrack.h: deletion is of all entries that match.
+// Constants of linux/netfilter/nfnetlink_conntrack.h.
 const (
 	conntrackDelete = 2
 	ctaMark         = 8
 	ctaMarkMask     = 21
 )
 
-// FlushConntrack removes connection-tracking entries with the marks of these numbers, so
-// that the number of a target that is gone can be used again. Without connection
-// tracking there are none.
+// FlushConntrack deletes the connection tracking entries with these fwmarks, so that they can
+// be assigned to other targets.
 //
-// For each request the kernel walks the whole table, which takes 3 ms with 262 144
-// buckets even if they are nearly empty: numbers that follow each other, as those of
-// targets that came together do, go together.
+// For each request the kernel walks the whole table, which takes 3 ms with 262 144 nearly empty
+// buckets: adjacent fwmarks share a request.
 func (f *Conn) FlushConntrack(numbers []uint32) error {
 	if f.config.Stateless {
 		return nil
@@ -38,30 +36,30 @@ func (f *Conn) FlushConntrack(numbers []uint32) error {
 		if err == nil {
 			err = refused[0]
 		}
-		// The kernel has no such subsystem.
+		// The kernel has no connection tracking.
 		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
 			return nil
 		}
-		// Nothing matched.
+		// ENOENT: no entry matched.
 		if err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("forget the connections of %d marks from %d on: %w", b.length, b.first, err)
+			return fmt.Errorf("flush connection tracking entries of %d fwmarks from %d on: %w", b.length, b.first, err)
 		}
 	}
 	return nil
 }
 
-// block is a run of numbers that differ in their lowest bits only: a power of two of
-// them, which divides the first.
+// block is a run of numbers that differ in their lowest bits only: its length is a power of two
+// that divides the first.
 type block struct{ first, length uint32 }
 
-// blocks covers exactly these numbers by as few blocks as there can be.
+// blocks covers exactly these numbers by the smallest number of blocks.
 func blocks(numbers []uint32) []block {
 	sorted := slices.Clone(numbers)
 	slices.Sort(sorted)
 	var list []block
 	for _, n := range slices.Compact(sorted) {
 		list = append(list, block{n, 1})
-		// Two that are next to each other become one of twice the length.
+		// Merge aligned neighbors of equal length.
 		for len(list) > 1 {
 			a, b := list[len(list)-2], list[len(list)-1]
 			if a.length != b.length || a.first+a.length != b.first || a.first%(2*a.length) != 0 {

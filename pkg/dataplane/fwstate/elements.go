@@ -16,16 +16,16 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// listRoom is what the elements of one message may take: they are one attribute,
-// whose length is 16 bits.
+// listRoom bounds the elements of one message: they are one attribute, whose length has 16
+// bits.
 const listRoom = math.MaxUint16 - 256
 
-// element is one element of a set. Without target and data it is only a key.
+// element is one element of a set; of a map it has a chain or data.
 type element struct {
 	key []byte
-	// chain is where the verdict goes.
+	// chain is the target of the verdict.
 	chain string
-	// data is what a map of marks has.
+	// data is the value in a map of fwmarks.
 	data    uint32
 	hasData bool
 	// end closes an interval.
@@ -77,7 +77,7 @@ func putElement(m *nlmsg.Messages, e element) {
 // gotoCode is NFT_GOTO, which is negative.
 const gotoCode = 1<<32 - 4
 
-// verdictOf reads where data of an element goes; "" if not by goto.
+// verdictOf returns the chain of a goto verdict; "" for another verdict.
 func verdictOf(data []byte) string {
 	verdict := nlmsg.Attribute(data, unix.NFTA_DATA_VERDICT)
 	if nlmsg.Uint32BE(nlmsg.Attribute(verdict, unix.NFTA_VERDICT_CODE)) != gotoCode {
@@ -86,8 +86,8 @@ func verdictOf(data []byte) string {
 	return nlmsg.Text(nlmsg.Attribute(verdict, unix.NFTA_VERDICT_CHAIN))
 }
 
-// dumpElements lists the elements of a set. What it hands over is valid during the
-// call only. A set that is not there is fs.ErrNotExist.
+// dumpElements lists the elements of a set. Each is valid during the call only. For a set that
+// does not exist it returns ENOENT.
 func (f *Conn) dumpElements(set string, each func(e []byte)) error {
 	var m nlmsg.Messages
 	m.Begin(nftMessage(unix.NFT_MSG_GETSETELEM), unix.NLM_F_DUMP, familyInet, unix.NFNETLINK_V0, 0, 0)
@@ -108,15 +108,14 @@ func (f *Conn) dumpElements(set string, each func(e []byte)) error {
 	return nil
 }
 
-// readTable reads a stream's table of so many entries. Elements beyond are somebody
-// else's.
+// readTable reads a Maglev map with size entries. Other elements belong to other processes.
 func (f *Conn) readTable(set string, size uint32) ([]uint32, error) {
 	if size == 0 || size > plan.MaxTable {
 		return nil, &ConflictError{Object: "map inet " + plan.TableName + " " + set, Detail: fmt.Sprintf("its size is %d", size)}
 	}
 	table := make([]uint32, size)
 	err := f.dumpElements(set, func(e []byte) {
-		// Without iterators: there are some hundred thousand of these.
+		// Without iterators, since this runs for some hundred thousand elements.
 		var key, data uint32
 		for len(e) >= 4 {
 			length, kind := int(binary.NativeEndian.Uint16(e)), binary.NativeEndian.Uint16(e[2:])&^unix.NLA_F_NESTED
@@ -140,8 +139,8 @@ func (f *Conn) readTable(set string, size uint32) ([]uint32, error) {
 	return table, err
 }
 
-// readLive reads the numbers of a stream's targets whose flows live, with the chains
-// they lead to; nil if there is no such map.
+// readLive reads a live map: the fwmarks of its targets with their chains; nil if it does not
+// exist.
 func (f *Conn) readLive(family vip.Family, stream string) (map[uint32]string, error) {
 	live := map[uint32]string{}
 	err := f.dumpElements(plan.LiveMap(family, stream), func(e []byte) {
@@ -161,8 +160,8 @@ type bound struct {
 	chain string
 }
 
-// readPrefixes reads a map or a set of addresses: what each leads to, "" in a set.
-// Intervals that are no prefix are somebody else's.
+// readPrefixes reads the prefixes of a map or a set with their chains, "" in a set. Intervals
+// that are not a prefix belong to other processes.
 func (f *Conn) readPrefixes(set string, interval bool) (map[netip.Prefix]string, error) {
 	prefixes := map[netip.Prefix]string{}
 	var bounds []bound
@@ -219,7 +218,7 @@ func lastOf(p netip.Prefix) netip.Addr {
 	return a
 }
 
-// prefixElements are the elements of a VIP that lead to a chain, or are in a set.
+// prefixElements returns the elements of a VIP in a map to a chain, or in a set.
 func prefixElements(v vip.VIP, chain string) []element {
 	p := v.Prefix()
 	list := []element{{key: p.Addr().AsSlice(), chain: chain}}
@@ -233,7 +232,7 @@ func prefixElements(v vip.VIP, chain string) []element {
 	return list
 }
 
-// setOf names the map or set that a VIP belongs to.
+// setOf returns the name of the map or set for a VIP.
 func setOf(v vip.VIP, hosts, nets [len(vip.Families)]string) string {
 	if v.Prefix().IsSingleIP() {
 		return hosts[v.Family()]
@@ -241,9 +240,8 @@ func setOf(v vip.VIP, hosts, nets [len(vip.Families)]string) string {
 	return nets[v.Family()]
 }
 
-// ReadVIPs reads the elements of the maps of VIPs that lead to streams. Without
-// connection tracking one counts only if it is among the addresses that are not
-// tracked as well.
+// ReadVIPs reads the VIPs with their streams. In stateless mode a VIP counts only if it is
+// in the set of untracked addresses, too.
 func (f *Conn) ReadVIPs() (map[vip.VIP]string, error) {
 	all, err := f.readVIPElements(plan.HostMaps, plan.NetMaps)
 	if err != nil {
@@ -265,8 +263,7 @@ func (f *Conn) ReadVIPs() (map[vip.VIP]string, error) {
 	return vips, nil
 }
 
-// readVIPElements reads maps or sets of VIPs: the chains that they lead to. Those
-// that are not there have no elements.
+// readVIPElements reads the VIPs of maps or sets with their chains. Missing ones have none.
 func (f *Conn) readVIPElements(hosts, nets [len(vip.Families)]string) (map[vip.VIP]string, error) {
 	vips := map[vip.VIP]string{}
 	for _, family := range vip.Families {

@@ -13,7 +13,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 )
 
-// nftMessage is the type of a message of nftables.
+// nftMessage returns the netlink type of an nftables message.
 func nftMessage(kind uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | kind }
 
 // rule is a rule as the kernel has it.
@@ -22,12 +22,12 @@ type rule struct {
 	handle  uint64
 	comment string
 	normal  []byte
-	// Of the first counter, and of the first hash.
+	// packets and bytes are those of the first counter, size and seed of the first hash.
 	packets, bytes uint64
 	size, seed     uint32
 }
 
-// owned tells whether we made a rule of a chain.
+// owned reports whether a rule belongs to the data plane, by its comment.
 func (r *rule) owned() bool {
 	if strings.HasPrefix(r.chain, plan.TargetPrefix) {
 		return strings.Contains(r.comment, "/")
@@ -35,8 +35,8 @@ func (r *rule) owned() bool {
 	return strings.HasPrefix(r.comment, ruleComment)
 }
 
-// sameRules tells whether ours among the rules of a chain are as they must be, and
-// nothing of somebody else stands between them.
+// sameRules reports whether the data plane's rules of a chain are the given ones. Rules of
+// other processes are ignored.
 func sameRules(have []rule, want []ruleSpec) bool {
 	mine := slices.DeleteFunc(slices.Clone(have), func(r rule) bool { return !r.owned() })
 	return slices.EqualFunc(mine, want, func(h rule, w ruleSpec) bool {
@@ -44,8 +44,8 @@ func sameRules(have []rule, want []ruleSpec) bool {
 	})
 }
 
-// list asks for a list of things in our table, or of all tables if the kernel does
-// not narrow it.
+// list lists objects of the data plane's table. Kernels that ignore the filter return those
+// of all tables, so it filters again.
 func (f *Conn) list(kind, tableAttribute uint16, more func(*nlmsg.Messages), each func(b []byte)) error {
 	var m nlmsg.Messages
 	m.Begin(nftMessage(kind), unix.NLM_F_DUMP, familyInet, unix.NFNETLINK_V0, 0, 0)
@@ -61,7 +61,7 @@ func (f *Conn) list(kind, tableAttribute uint16, more func(*nlmsg.Messages), eac
 	})
 }
 
-// readNamed asks for one thing in our table by its name; nil if it is not there.
+// readNamed reads one object by its name; nil if it does not exist.
 func (f *Conn) readNamed(kind, tableAttribute, nameAttribute uint16, name string) ([]byte, error) {
 	var m nlmsg.Messages
 	m.Begin(nftMessage(kind), 0, familyInet, unix.NFNETLINK_V0, 0, 0)
@@ -77,7 +77,7 @@ func (f *Conn) readNamed(kind, tableAttribute, nameAttribute uint16, name string
 	return data[nlmsg.NFHeaderLen:], nil
 }
 
-// readRules lists the rules of our table by chain, or those of one chain.
+// readRules lists the rules of all chains, or those of one chain.
 func (f *Conn) readRules(chain string) (map[string][]rule, error) {
 	rules := map[string][]rule{}
 	err := f.list(unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, func(m *nlmsg.Messages) {
@@ -125,7 +125,8 @@ func parseRule(b []byte) rule {
 	return r
 }
 
-// Comments are kept as nft keeps them: type 0, length, text and a zero byte.
+// commentType is the type of a comment in the user data of nft: type 0, length, text, zero
+// byte.
 const commentType = 0
 
 func comment(userdata []byte) string {
@@ -138,7 +139,7 @@ func comment(userdata []byte) string {
 	return ""
 }
 
-// readSets lists the sets of our table.
+// readSets lists the sets of the table.
 func (f *Conn) readSets() (map[string]setSpec, error) {
 	sets := map[string]setSpec{}
 	err := f.list(unix.NFT_MSG_GETSET, unix.NFTA_SET_TABLE, nil, func(b []byte) {
@@ -177,7 +178,7 @@ func parseSet(b []byte) setSpec {
 	return s
 }
 
-// readSet reads one set; nil if it is not there.
+// readSet reads one set; nil if it does not exist.
 func (f *Conn) readSet(name string) (*setSpec, error) {
 	b, err := f.readNamed(unix.NFT_MSG_GETSET, unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME, name)
 	if b == nil || err != nil {
@@ -187,7 +188,7 @@ func (f *Conn) readSet(name string) (*setSpec, error) {
 	return &s, nil
 }
 
-// readChains lists the chains of our table.
+// readChains lists the chains of the table.
 func (f *Conn) readChains() (map[string]chainSpec, error) {
 	chains := map[string]chainSpec{}
 	err := f.list(unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, nil, func(b []byte) {
@@ -218,7 +219,7 @@ func parseChain(b []byte) chainSpec {
 	return c
 }
 
-// readChain reads one chain; nil if it is not there.
+// readChain reads one chain; nil if it does not exist.
 func (f *Conn) readChain(name string) (*chainSpec, error) {
 	b, err := f.readNamed(unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME, name)
 	if b == nil || err != nil {

@@ -13,13 +13,13 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// maxSolicited bounds how many neighbours are asked at once: of more, which ones is
-// left to chance, so that all have their turn.
+// maxSolicited bounds the neighbors that are probed at once. Of more neighbors a random subset
+// is probed, so that all have their turn.
 const maxSolicited = 256
 
-// SolicitNeighbors has the kernel ask neighbours that failed for their link address, as if
-// there were a packet for them. Nobody else does when no packet goes there: their
-// state stays FAILED for ever, since the kernel does not clear a small table.
+// SolicitNeighbors makes the kernel probe FAILED neighbors, as if it had a packet for them.
+// Without packets the kernel never does so, and keeps the state FAILED forever while the table
+// is small.
 func (f *Conn) SolicitNeighbors(addrs map[netip.Addr]struct{}) error {
 	var m nlmsg.Messages
 	var asked []netip.Addr
@@ -32,7 +32,7 @@ func (f *Conn) SolicitNeighbors(addrs map[netip.Addr]struct{}) error {
 		}
 		header := [ndmsgLength]byte{0: systemFamily(vip.FamilyOf(key.addr)), 10: unix.NTF_USE}
 		copy(header[4:], nlmsg.Uint32Bytes(uint32(int32(key.link))))
-		// Without NLM_F_CREATE: one that is gone needs no asking.
+		// Without NLM_F_CREATE: a removed entry needs no probe.
 		m.Begin(unix.RTM_NEWNEIGH, unix.NLM_F_REPLACE|unix.NLM_F_ACK, header[:]...)
 		m.Bytes(unix.NDA_DST, key.addr.AsSlice())
 		m.End()
@@ -43,11 +43,11 @@ func (f *Conn) SolicitNeighbors(addrs map[netip.Addr]struct{}) error {
 	}
 	refused, err := f.rt.Exchange(&m)
 	if err != nil {
-		return fmt.Errorf("have %d neighbours asked: %w", len(asked), err)
+		return fmt.Errorf("probe %d failed neighbors: %w", len(asked), err)
 	}
 	for _, i := range slices.Sorted(maps.Keys(refused)) {
 		if !errors.Is(refused[i], unix.ENOENT) && !errors.Is(refused[i], unix.ENODEV) {
-			return fmt.Errorf("have neighbour %s asked: %w", asked[i], refused[i])
+			return fmt.Errorf("probe failed neighbor %s: %w", asked[i], refused[i])
 		}
 	}
 	return nil

@@ -25,8 +25,8 @@ func parseLink(b []byte) (plan.Link, bool) {
 	}
 	flags := nlmsg.Uint32(b[8:])
 	l := plan.Link{Index: int(int32(nlmsg.Uint32(b[4:])))}
-	// IFF_LOWER_UP is the carrier. IFF_RUNNING follows it up to a second late, so that an
-	// interface that forwards again would be taken for one that is down.
+	// IFF_LOWER_UP is the carrier. IFF_RUNNING follows it up to a second later, when the
+	// interface forwards already.
 	l.Up = flags&(unix.IFF_UP|unix.IFF_LOWER_UP|unix.IFF_DORMANT) == unix.IFF_UP|unix.IFF_LOWER_UP
 	l.Loopback = flags&unix.IFF_LOOPBACK != 0
 	l.Name = nlmsg.Text(nlmsg.Attribute(b[ifinfomsgLength:], unix.IFLA_IFNAME))
@@ -39,13 +39,13 @@ func parseNeighbor(b []byte) (key neighborKey, state uint16, ok bool) {
 	}
 	key.link = int(int32(nlmsg.Uint32(b[4:])))
 	key.addr, ok = netip.AddrFromSlice(nlmsg.Attribute(b[ndmsgLength:], unix.NDA_DST))
-	// A bridge's table of addresses uses the same messages.
+	// Forwarding tables of bridges use the same messages.
 	ok = ok && (b[0] == unix.AF_INET || b[0] == unix.AF_INET6)
 	return key, binary.NativeEndian.Uint16(b[8:]), ok
 }
 
-// ReadNetwork reads them. A neighbour that failed and is being asked again is failed
-// until it answers.
+// ReadNetwork reads links, addresses and neighbors. A failed neighbor that is probed again stays
+// failed until it answers.
 func (f *Conn) ReadNetwork() (*plan.Network, error) {
 	s := &plan.Network{LocalAddrs: map[netip.Addr]struct{}{}, FailedNeighbors: map[netip.Addr]struct{}{}}
 	at := map[int]int{}
@@ -61,7 +61,7 @@ func (f *Conn) ReadNetwork() (*plan.Network, error) {
 		if len(b) < ifaddrmsgLength {
 			return
 		}
-		// The peer's, on a link that has one, is the one that the prefix is of.
+		// On a point-to-point link the prefix is that of the peer address.
 		peer, _ := netip.AddrFromSlice(nlmsg.Attribute(b[ifaddrmsgLength:], unix.IFA_ADDRESS))
 		own, ok := netip.AddrFromSlice(nlmsg.Attribute(b[ifaddrmsgLength:], unix.IFA_LOCAL))
 		if !ok {
@@ -103,8 +103,7 @@ func (f *Conn) ReadNetwork() (*plan.Network, error) {
 	return s, nil
 }
 
-// listRtnetlink lists something of rtnetlink; from has what is known forgotten when the list
-// begins anew.
+// listRtnetlink lists objects of rtnetlink. It calls from, if not nil, before each attempt.
 func (f *Conn) listRtnetlink(kind uint16, family byte, header int, from func(), each func(b []byte)) error {
 	return f.retryInterrupted(func() error {
 		if from != nil {

@@ -19,7 +19,7 @@ const (
 )
 
 // ruleComment begins the comments of the data plane's rules, except those of targets, whose
-// comment is a [label]. A rule without belongs to another process.
+// comment is a [plan.Label]. A rule without belongs to another process.
 const ruleComment = "vipgate: "
 
 // Names by family.
@@ -37,19 +37,19 @@ func shadowSpec(f vip.Family, stream string, size uint32) setSpec {
 }
 
 func liveSpec(f vip.Family, stream string, size uint32) setSpec {
-	// Of a table's entries each target should have a hundred, and has four at least.
+	// A target should have a hundred entries of the table, and has four at least.
 	return setSpec{name: plan.LiveMap(f, stream), flags: unix.NFT_SET_MAP, keyType: typeMark, keySize: 4, dataType: dataVerdict, size: max(minLive, size/4)}
 }
 
-// minLive is how many targets a stream may have at least, among them those that are
-// draining.
+// minLive is the smallest bound of the targets of a stream, draining ones included.
 const minLive = 2048
 
-// ConflictError: something with a name of ours is of a kind that we cannot share.
+// ConflictError reports an object of another process with a name and a kind that the data
+// plane cannot share.
 type ConflictError struct {
-	// Object is what people look for, such as "map inet vipgate-lb vip4".
+	// Object is the object as an operator finds it, such as "map inet vipgate-lb vip4".
 	Object string
-	// Detail says how it is different.
+	// Detail is the difference.
 	Detail string
 }
 
@@ -58,8 +58,8 @@ func (e *ConflictError) Error() string { return e.Object + " is not ours: " + e.
 // Kinds of data in sets (struct nft_set, NFTA_SET_DATA_TYPE).
 const dataVerdict = 0xffffff00
 
-// setSpec is what a set or a map must be. The numbers of types are nft's, for its
-// lists only.
+// setSpec describes a set or a map. The numbers of types are those of nft, which only its
+// lists use.
 type setSpec struct {
 	name             string
 	flags            uint32
@@ -111,7 +111,7 @@ func (f *Conn) commonSets() []setSpec {
 	)
 }
 
-// mismatch tells how a set is different from what it must be; "" is not at all.
+// mismatch returns how a set differs from its description, "" if it does not.
 func (s setSpec) mismatch(got setSpec) string {
 	const kinds = unix.NFT_SET_MAP | unix.NFT_SET_INTERVAL | unix.NFT_SET_ANONYMOUS | unix.NFT_SET_CONSTANT | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL | nftables.NFT_SET_CONCAT
 	switch {
@@ -125,7 +125,7 @@ func (s setSpec) mismatch(got setSpec) string {
 	return ""
 }
 
-// chainSpec is what a chain must be; without a type it has no hook.
+// chainSpec describes a chain; without a type it has no hook.
 type chainSpec struct {
 	name     string
 	kind     string
@@ -145,7 +145,7 @@ func (f *Conn) baseChains() []chainSpec {
 	return chains
 }
 
-// mismatch tells how a chain is different from what it must be; "" is not at all.
+// mismatch returns how a chain differs from its description, "" if it does not.
 func (c chainSpec) mismatch(got chainSpec) string {
 	switch {
 	case c.kind == "" && got.kind != "":
@@ -158,5 +158,5 @@ func (c chainSpec) mismatch(got chainSpec) string {
 	return ""
 }
 
-// shadowMap names the map that stands in while one is replaced (see stepAside).
+// shadowMap names the map that replaces a Maglev map while it is resized.
 func shadowMap(f vip.Family, stream string) string { return shadowMaps[f] + stream }

@@ -10,17 +10,16 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// probeTable is made and deleted again within one transaction, so that nobody sees it.
+// probeTable is added and deleted in one transaction, so that no process sees it.
 const probeTable = plan.TableName + "-probe"
 
-// kernelFeature is an expression of nftables, the module that has it, and what it means
-// to be without.
+// kernelFeature is an nftables expression, its module, and the consequence of its absence.
 type kernelFeature struct {
 	module, what string
 	expression   expr.Any
 }
 
-// missing tells which of these parts the kernel refuses.
+// missing returns a problem for each feature that the kernel refuses.
 func (f *Conn) missing(parts ...kernelFeature) []plan.Problem {
 	var problems []plan.Problem
 	for _, p := range parts {
@@ -31,7 +30,7 @@ func (f *Conn) missing(parts ...kernelFeature) []plan.Problem {
 	return problems
 }
 
-// MissingModules tells which parts of the kernel are missing, by asking for them.
+// MissingModules probes the kernel for the features of the data plane.
 func (f *Conn) MissingModules() []plan.Problem {
 	if err := f.probeExpression(nil); err != nil {
 		return []plan.Problem{{Object: "nf_tables", Detail: fmt.Sprintf("nftables of the family inet do not work: %v", err), Remedy: "modprobe nf_tables"}}
@@ -39,30 +38,30 @@ func (f *Conn) MissingModules() []plan.Problem {
 	r := register(0)
 	problems := f.missing(
 		kernelFeature{"nft_hash", "the kernel cannot hash flows", &expr.Hash{SourceRegister: r, DestRegister: r, Length: 4, Modulus: 2, Seed: 1, Type: expr.HashTypeJenkins}},
-		// Also without connection tracking: it is what puts fragments together.
+		// Also in stateless mode: connection tracking reassembles fragments.
 		kernelFeature{"nft_ct", "the kernel cannot ask connection tracking", &expr.Ct{Key: expr.CtKeyMARK, Register: r}},
 	)
 	for _, family := range f.families() {
 		jumped := false
 		if err := f.listPolicyRules(family, func(r policyRule) { jumped = jumped || f.conflicts(r) }); err != nil {
 			problems = append(problems, plan.Problem{
-				Object: "policy routing", Detail: fmt.Sprintf("the kernel cannot choose a routing table by mark: %v", err),
+				Object: "policy routing", Detail: fmt.Sprintf("the kernel cannot select a routing table by fwmark: %v", err),
 				Remedy: "run a kernel with CONFIG_IP_MULTIPLE_TABLES and CONFIG_IPV6_MULTIPLE_TABLES",
 			})
 		}
 		if jumped {
 			problems = append(problems, plan.Problem{
 				Object: fmt.Sprintf("%s policy rules of priority %d and %d", family, f.config.Priority, f.config.Priority+1),
-				Detail: "there are some of somebody else, which packets that are for no target would jump over",
-				Remedy: "choose three priorities in a row that nobody has, the first with --dataplane-priority; ip rule show lists all",
+				Detail: "rules of another process have them; packets without a fwmark of a target would skip these",
+				Remedy: "choose three unused priorities in a row, the first with --dataplane-priority; see ip rule show",
 			})
 		}
 	}
 	return problems
 }
 
-// conflicts tells whether a rule of somebody else would stand between our first one and
-// the one that it leads to. The frontend has two rules, at 100 and 101 by default.
+// conflicts reports whether a rule of another process is between the goto of the data plane and
+// its target. The frontend has two rules, at 100 and 101 by default.
 func (f *Conn) conflicts(r policyRule) bool {
 	first := uint32(f.config.Priority)
 	return r.protocol != plan.RouteProtocol && (r.priority == first || r.priority == first+1)

@@ -16,8 +16,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Generation is the number of the ruleset, which each transaction of anybody
-// changes.
+// Generation returns the generation of the ruleset, which every transaction of every process
+// increments.
 func (f *Conn) Generation() (uint32, error) {
 	var m nlmsg.Messages
 	m.Begin(nftMessage(unix.NFT_MSG_GETGEN), 0, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
@@ -26,19 +26,18 @@ func (f *Conn) Generation() (uint32, error) {
 		return 0, fmt.Errorf("read the ruleset's generation: %w", err)
 	}
 	if len(data) < nlmsg.NFHeaderLen {
-		return 0, errors.New("read the ruleset's generation: the kernel does not tell it")
+		return 0, errors.New("read the ruleset's generation: empty answer")
 	}
 	return nlmsg.Uint32BE(nlmsg.Attribute(data[nlmsg.NFHeaderLen:], unix.NFTA_GEN_ID)), nil
 }
 
-// Somebody else may change the ruleset while it is read: then it is read again, for
-// so long.
+// A ruleset that another process changes during a read is read again, within these bounds.
 const (
 	readFor      = 5 * time.Second
 	readAttempts = 10
 )
 
-// readConsistently reads until nothing changed meanwhile.
+// readConsistently repeats a read until the ruleset did not change during it.
 func (f *Conn) readConsistently(what string, read func() error) error {
 	began := time.Now()
 	before, err := f.Generation()
@@ -70,7 +69,7 @@ const (
 	tableOwner   = 0x2
 )
 
-// readTableFlags tells whether the table is there, and its flags.
+// readTableFlags reads the flags of the table, and reports whether it exists.
 func (f *Conn) readTableFlags() (flags uint32, there bool, err error) {
 	var m nlmsg.Messages
 	m.Begin(nftMessage(unix.NFT_MSG_GETTABLE), 0, familyInet, unix.NFNETLINK_V0, 0, 0)
@@ -88,7 +87,7 @@ func (f *Conn) readTableFlags() (flags uint32, there bool, err error) {
 	return nlmsg.Uint32BE(nlmsg.Attribute(data[nlmsg.NFHeaderLen:], unix.NFTA_TABLE_FLAGS)), true, nil
 }
 
-// ruleset is what nftables has in our table, except most elements.
+// ruleset is the content of the table, except most elements.
 type ruleset struct {
 	exists bool
 	flags  uint32
@@ -97,7 +96,7 @@ type ruleset struct {
 	rules  map[string][]rule
 }
 
-// readRuleset reads all of it, or only what no stream owns.
+// readRuleset reads everything, or only the objects that no stream owns.
 func (f *Conn) readRuleset(all bool) (*ruleset, error) {
 	r := &ruleset{}
 	var err error
@@ -105,7 +104,7 @@ func (f *Conn) readRuleset(all bool) (*ruleset, error) {
 		return r, err
 	}
 	if r.flags&tableOwner != 0 {
-		return nil, &ConflictError{Object: "table inet " + plan.TableName, Detail: "it belongs to a process of somebody else, and ends with it"}
+		return nil, &ConflictError{Object: "table inet " + plan.TableName, Detail: "another process owns it, and it ends with that process"}
 	}
 	if !all {
 		return r, f.readCommon(r)
@@ -120,8 +119,8 @@ func (f *Conn) readRuleset(all bool) (*ruleset, error) {
 	return r, err
 }
 
-// readCommon reads chains, rules and sets that no stream owns, one by one: there may
-// be thousands of others.
+// readCommon reads the chains, rules and sets that no stream owns one by one: the table may
+// have thousands of others.
 func (f *Conn) readCommon(r *ruleset) error {
 	r.chains, r.sets, r.rules = map[string]chainSpec{}, map[string]setSpec{}, map[string][]rule{}
 	for _, name := range []string{preroutingChain, notrackChain, defragmentChain} {
@@ -151,7 +150,7 @@ func (f *Conn) readCommon(r *ruleset) error {
 	return nil
 }
 
-// inspectBase tells what is wrong with what no stream owns; "" is nothing.
+// inspectBase returns what is wrong with the objects that no stream owns, "" for nothing.
 func (f *Conn) inspectBase(r *ruleset) (string, error) {
 	switch {
 	case !r.exists:
@@ -203,8 +202,8 @@ func (f *Conn) inspectBase(r *ruleset) (string, error) {
 	return "", nil
 }
 
-// inspectForeign tells whether something with a common name of ours is of a kind that
-// we cannot share.
+// inspectForeign returns a [ConflictError] if an object with the name of a common chain or set
+// is of another kind.
 func (f *Conn) inspectForeign(r *ruleset) error {
 	for _, want := range f.baseChains() {
 		if got, ok := r.chains[want.name]; ok {
@@ -223,7 +222,7 @@ func (f *Conn) inspectForeign(r *ruleset) error {
 	return nil
 }
 
-// missingFixed returns what a set with fixed elements lacks.
+// missingFixed returns the elements that a set with fixed elements lacks.
 func (f *Conn) missingFixed(s setSpec) ([]byte, error) {
 	missing := slices.Clone(s.fixed)
 	err := f.dumpElements(s.name, func(e []byte) {
@@ -233,7 +232,7 @@ func (f *Conn) missingFixed(s setSpec) ([]byte, error) {
 	return missing, err
 }
 
-// streamFrom reads a stream whose chain has these rules.
+// streamFrom reads the maps of a stream whose chain has these rules.
 func (f *Conn) streamFrom(name string, chain *chainSpec, rules []rule, set func(string) (*setSpec, error)) (*plan.KernelStream, error) {
 	s := &plan.KernelStream{Name: name}
 	for _, r := range rules {
@@ -251,7 +250,7 @@ func (f *Conn) streamFrom(name string, chain *chainSpec, rules []rule, set func(
 		if got == nil {
 			continue
 		}
-		// Of another kind, it is as if it were not there: write says what it is.
+		// A map of another kind counts as missing; Write reports the conflict.
 		if maglevSpec(family, name, got.size).mismatch(*got) != "" || got.size == 0 || got.size > plan.MaxTable {
 			continue
 		}
@@ -271,7 +270,7 @@ func (f *Conn) streamFrom(name string, chain *chainSpec, rules []rule, set func(
 	return s, nil
 }
 
-// ReadStream reads one stream, in nftables only; nil if there is nothing of it.
+// ReadStream reads the nftables objects of one stream; nil if none exists.
 func (f *Conn) ReadStream(name string) (s *plan.KernelStream, err error) {
 	err = f.readConsistently("stream "+name, func() error {
 		s = nil
@@ -294,7 +293,8 @@ func (f *Conn) ReadStream(name string) (s *plan.KernelStream, err error) {
 	return s, err
 }
 
-// slotFrom reads a target whose chain has these rules; false if none is ours.
+// slotFrom returns the target whose chain has these rules, and reports whether one of them
+// belongs to the data plane.
 func (f *Conn) slotFrom(number uint32, rules []rule) (plan.KernelTarget, bool, error) {
 	s := plan.KernelTarget{FWMark: number}
 	for _, r := range rules {
@@ -313,8 +313,8 @@ func (f *Conn) slotFrom(number uint32, rules []rule) (plan.KernelTarget, bool, e
 	return s, false, nil
 }
 
-// slotsFrom reads targets; want tells which. The maps of live ones are those of their
-// streams, or of all streams when names tells them.
+// slotsFrom returns the targets for which want returns true. It reads the live maps of their
+// streams and of the named ones.
 func (f *Conn) slotsFrom(rules map[string][]rule, want func(uint32) bool, names map[string]bool) (map[uint32]*plan.KernelTarget, error) {
 	slots, streams := map[uint32]*plan.KernelTarget{}, map[string]bool{}
 	maps.Copy(streams, names)
@@ -352,11 +352,11 @@ func (f *Conn) slotsFrom(rules map[string][]rule, want func(uint32) bool, names 
 	return slots, nil
 }
 
-// fewChains are read one by one rather than all together.
+// fewChains bounds the objects that are read one by one instead of all at once.
 const fewChains = 16
 
-// ReadTargets reads some targets, in nftables only. One of which nothing is there is
-// not in the result.
+// ReadTargets reads the nftables objects of some targets. A target without any is not in the
+// result.
 func (f *Conn) ReadTargets(numbers []uint32) (slots map[uint32]*plan.KernelTarget, err error) {
 	wanted := make(map[uint32]bool, len(numbers))
 	for _, n := range numbers {
@@ -373,7 +373,7 @@ func (f *Conn) ReadTargets(numbers []uint32) (slots map[uint32]*plan.KernelTarge
 	return slots, err
 }
 
-// targetRules reads the rules of targets' chains.
+// targetRules reads the rules of the chains of targets.
 func (f *Conn) targetRules(numbers []uint32) (map[string][]rule, error) {
 	if len(numbers) > fewChains {
 		return f.readRules("")
@@ -389,8 +389,8 @@ func (f *Conn) targetRules(numbers []uint32) (map[string][]rule, error) {
 	return rules, nil
 }
 
-// Read reads everything of the data plane: what has our names, and the rules and
-// routes of these numbers and of those found.
+// Read reads the whole data plane: the table, and the rules and routes of these fwmarks and of
+// the targets in the table.
 func (f *Conn) Read(numbers []uint32) (c *plan.KernelState, err error) {
 	err = f.readConsistently("table inet "+plan.TableName, func() error {
 		c, err = f.readContent()
@@ -407,7 +407,7 @@ func (f *Conn) Read(numbers []uint32) (c *plan.KernelState, err error) {
 	return c, err
 }
 
-// readContent reads nftables.
+// readContent reads the table.
 func (f *Conn) readContent() (*plan.KernelState, error) {
 	c := &plan.KernelState{Problem: "the table is missing", Streams: map[string]*plan.KernelStream{}, Targets: map[uint32]*plan.KernelTarget{}, VIPs: map[vip.VIP]string{}}
 	r, err := f.readRuleset(true)

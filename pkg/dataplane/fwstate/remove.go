@@ -13,11 +13,10 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 )
 
-// RemoveAll removes what is left that is ours when no stream and no target is: base
-// chains, maps, the table unless somebody else's things are in it, and the rules
-// that no target owns.
+// RemoveAll removes the objects that no stream and no target owns: base chains, common maps,
+// the table unless another process has objects in it, and the common policy rules.
 func (f *Conn) RemoveAll() error {
-	// Somebody may put something into the table while we look: then once more.
+	// Another process may change the table between read and removal; then it is repeated.
 	var err error
 	for range readAttempts {
 		if err = f.removeTable(); !errors.Is(err, unix.ERESTART) {
@@ -85,8 +84,7 @@ func (f *Conn) removeTable() error {
 	return nil
 }
 
-// removableSet tells whether a set is one of our common ones with nothing of somebody else
-// in it.
+// removableSet reports whether a set is a common one without elements of other processes.
 func (f *Conn) removableSet(t *transaction, name string, got setSpec) (bool, error) {
 	stateless := *f
 	stateless.config.Stateless = true
@@ -107,10 +105,10 @@ func (f *Conn) removableSet(t *transaction, name string, got setSpec) (bool, err
 	return !foreign, err
 }
 
-// objects counts stateful objects and flow tables, which are somebody else's.
+// objects counts stateful objects and flow tables, which belong to other processes.
 func (f *Conn) objects() (n int, err error) {
 	for _, kind := range []uint16{unix.NFT_MSG_GETOBJ, unix.NFT_MSG_GETFLOWTABLE} {
-		// In both attribute 1 is the table.
+		// Attribute 1 is the table in messages of both kinds.
 		err := f.list(kind, unix.NFTA_OBJ_TABLE, nil, func([]byte) { n++ })
 		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EOPNOTSUPP) {
 			return n, fmt.Errorf("list objects of inet %s: %w", plan.TableName, err)
@@ -119,8 +117,8 @@ func (f *Conn) objects() (n int, err error) {
 	return n, nil
 }
 
-// removeRules removes the policy rules with our protocol number and form, whatever the
-// options they were installed with, except those to keep.
+// removeRules removes the policy rules of the data plane, with any options that they were
+// installed with, except those to keep.
 func (f *Conn) removeRules(keep func(policyRule) bool) error {
 	var a routeBatch
 	for _, family := range f.families() {
@@ -132,7 +130,7 @@ func (f *Conn) removeRules(keep func(policyRule) bool) error {
 		}); err != nil {
 			return err
 		}
-		// The goto first: it must not lead nowhere.
+		// The goto first: without its target the kernel would leave it unresolved.
 		slices.SortStableFunc(list, func(a, b policyRule) int { return int(a.priority) - int(b.priority) })
 		for _, r := range list {
 			putPolicyRule(&a.Messages, unix.RTM_DELRULE, 0, r)
@@ -149,8 +147,8 @@ func (f *Conn) RemoveOldRules() error {
 	})
 }
 
-// ReadBase reports whether what no stream and no target owns is as it must be, and why
-// nothing is forwarded if that is so.
+// ReadBase reports whether the objects that no stream and no target owns are intact. A
+// problem is why nothing is forwarded.
 func (f *Conn) ReadBase() (base bool, problem string, err error) {
 	err = f.readConsistently("table inet "+plan.TableName, func() error {
 		r, err := f.readRuleset(false)

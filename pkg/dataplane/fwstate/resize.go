@@ -7,11 +7,10 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// resize prepares for tables that change their size and are too large for one
-// transaction. The name of a table is fixed, so that it cannot be filled beside the
-// one that is in use: a spare one with another name is filled first, and the rules
-// look there while the table itself is made anew. Streams that were treated so come
-// back as ones that have no tables yet.
+// resize prepares Maglev maps that change their size and are too large for one transaction.
+// The name of a map is fixed, so the new one cannot be filled beside the old one: a shadow
+// map is filled first, and the rules use it while the map itself is rebuilt. Such streams
+// are returned as streams without maps.
 func (f *Conn) resize(c plan.Change) (plan.Change, error) {
 	var large []int
 	for i, s := range c.Streams {
@@ -31,7 +30,7 @@ func (f *Conn) resize(c plan.Change) (plan.Change, error) {
 	if len(large) == 0 {
 		return c, nil
 	}
-	// New targets must be there before entries lead to them; others stay for now.
+	// New targets must exist before entries lead to them; removed ones stay for now.
 	before := plan.Change{Base: c.Base}
 	for _, s := range c.Targets {
 		if s.Flows != [len(vip.Families)]bool{} {
@@ -52,7 +51,8 @@ func (f *Conn) resize(c plan.Change) (plan.Change, error) {
 	return c, nil
 }
 
-// SwitchToShadow has a stream's rules look in spare tables, and removes its own.
+// SwitchToShadow fills shadow maps, makes the rules of a stream use them, and removes its
+// Maglev maps.
 func (f *Conn) SwitchToShadow(want *plan.KernelStream) error {
 	var start, turn transaction
 	var fills []tableEntries

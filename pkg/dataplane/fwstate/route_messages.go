@@ -16,27 +16,26 @@ import (
 // rtmLength is the size of struct rtmsg and of struct fib_rule_hdr.
 const rtmLength = 12
 
-// lastMetric is that of the blackhole, so that any other route comes before it.
+// lastMetric is the metric of the blackhole route, which every other route precedes.
 const lastMetric = 1<<32 - 1
 
-// policyRule is a rule of policy routing. What the fields cannot express is in
-// exotic.
+// policyRule is a rule of policy routing.
 type policyRule struct {
 	family   vip.Family
 	priority uint32
 	action   uint8
 	table    uint32
-	// target is the priority that a goto leads to.
+	// target is the priority of the target of a goto.
 	target     uint32
 	mark, mask uint32
 	protocol   uint8
-	// otherSelectors: the rule has another selector, or is inverted.
+	// otherSelectors: the rule has selectors that the fields cannot express, or is inverted.
 	otherSelectors bool
 }
 
-// commonRules are the rules that no target owns, in the order in which they are made:
-// packets without a mark of ours jump over the targets' rules to one that does
-// nothing. One that leads nowhere yet does nothing either.
+// commonRules returns the rules that no target owns, in the order of their installation: a
+// goto for packets without a fwmark over the rules of targets, to a rule that does nothing. The
+// kernel ignores a goto without a target.
 func (f *Conn) commonRules(family vip.Family) []policyRule {
 	first := uint32(f.config.Priority)
 	return []policyRule{
@@ -45,14 +44,14 @@ func (f *Conn) commonRules(family vip.Family) []policyRule {
 	}
 }
 
-// targetPolicyRule is a target's rule.
+// targetPolicyRule returns the rule of a target.
 func (f *Conn) targetPolicyRule(family vip.Family, number uint32) policyRule {
 	return policyRule{family: family, priority: uint32(f.config.Priority) + 1, action: unix.FR_ACT_TO_TBL, table: number, mark: number, mask: f.config.Mask, protocol: plan.RouteProtocol}
 }
 
-// owned reports whether a rule has our protocol number and one of the forms of
-// commonRules and targetPolicy, with any priority and mask. A goto whose target is
-// missing has a flag, which makes it exotic.
+// owned reports whether a rule has the protocol number of the data plane and a form of
+// commonRules or targetPolicyRule, with any priority and mask. A goto without a target has a
+// flag, and therefore otherSelectors.
 func (r policyRule) owned() bool {
 	switch {
 	case r.protocol != plan.RouteProtocol:
@@ -70,7 +69,7 @@ func systemFamily(f vip.Family) byte {
 	return unix.AF_INET6
 }
 
-// families are those that the kernel has.
+// families returns the families of the kernel.
 func (f *Conn) families() []vip.Family {
 	if f.noIPv6 {
 		return []vip.Family{vip.IPv4}
@@ -80,8 +79,8 @@ func (f *Conn) families() []vip.Family {
 
 func parsePolicyRule(family vip.Family, b []byte) policyRule {
 	r := policyRule{family: family, table: uint32(b[4]), action: b[7]}
-	// Lengths of source and destination, type of service, flags (inverted; that a
-	// goto leads nowhere is one, too, and has it not count).
+	// Lengths of source and destination, type of service, flags (inverted, or a goto
+	// without a target).
 	r.otherSelectors = b[1] != 0 || b[2] != 0 || b[3] != 0 || binary.NativeEndian.Uint32(b[8:]) != 0
 	for kind, value := range nlmsg.Attributes(b[rtmLength:]) {
 		switch kind {
@@ -123,10 +122,10 @@ func putPolicyRule(m *nlmsg.Messages, kind, flags uint16, r policyRule) {
 	m.End()
 }
 
-// listPolicyRules lists the policy rules of a family. Of a list that takes more than one
-// datagram, some 400 rules, the kernel goes on by counting, so that it leaves one out
-// when one before it was deleted meanwhile, and does not say so (Linux 6.18). Such a
-// list only counts if no change of a rule was reported while it was read.
+// listPolicyRules lists the policy rules of a family. A list of more than one datagram, some
+// 400 rules, is resumed by a count: the kernel omits a rule if an earlier one was deleted in
+// between, without NLM_F_DUMP_INTR (Linux 6.18). Such a list is valid only if no change of a
+// rule was notified during the read.
 func (f *Conn) listPolicyRules(family vip.Family, each func(policyRule)) error {
 	for attempt := 1; ; attempt++ {
 		var rules []policyRule
@@ -155,7 +154,7 @@ func (f *Conn) listPolicyRules(family vip.Family, each func(policyRule)) error {
 	}
 }
 
-// dumpPolicyRules reads the policy rules of a family, and tells whether all of them came in
+// dumpPolicyRules reads the policy rules of a family, and reports whether all of them came in
 // one datagram.
 func (f *Conn) dumpPolicyRules(family vip.Family) (rules []policyRule, whole bool, err error) {
 	var m nlmsg.Messages
@@ -177,8 +176,7 @@ func (f *Conn) dumpPolicyRules(family vip.Family) (rules []policyRule, whole boo
 	return rules, whole, err
 }
 
-// retryInterrupted repeats a list that somebody's changes interrupted. What was handed over
-// before is handed over again.
+// retryInterrupted repeats a list that changes of other processes interrupted.
 func (f *Conn) retryInterrupted(list func() error) error {
 	for attempt := 1; ; attempt++ {
 		err := list()
@@ -188,7 +186,7 @@ func (f *Conn) retryInterrupted(list func() error) error {
 	}
 }
 
-// route is a default route, or something else in the table.
+// route is a route of any kind.
 type route struct {
 	family    vip.Family
 	table     uint32
@@ -231,7 +229,7 @@ func parseRoute(family vip.Family, b []byte) route {
 		case unix.RTA_GATEWAY:
 			r.hop, _ = netip.AddrFromSlice(value)
 		case unix.RTA_VIA:
-			// A family (2 bytes), and an address of it.
+			// Address family (2 bytes) and address.
 			if len(value) > 2 {
 				r.hop, _ = netip.AddrFromSlice(value[2:])
 			}
@@ -246,7 +244,7 @@ func parseRoute(family vip.Family, b []byte) route {
 	return r
 }
 
-// listRoutes lists the routes of one table, or, with table 0, all of ours.
+// listRoutes lists the routes of one table, or, with table 0, the data plane's of all tables.
 func (f *Conn) listRoutes(family vip.Family, table uint32, each func(route)) error {
 	var protocol byte
 	if table == 0 {
@@ -278,8 +276,8 @@ func (f *Conn) listRoutes(family vip.Family, table uint32, each func(route)) err
 	return nil
 }
 
-// listRoutesOfTables lists routes of some tables: ours, of few tables also those of
-// others.
+// listRoutesOfTables lists the data plane's routes of some tables, and for few tables also
+// those of other processes.
 func (f *Conn) listRoutesOfTables(family vip.Family, numbers map[uint32]bool, each func(route)) error {
 	if len(numbers) > fewChains {
 		return f.listRoutes(family, 0, func(r route) {
@@ -296,12 +294,11 @@ func (f *Conn) listRoutesOfTables(family vip.Family, numbers map[uint32]bool, ea
 	return nil
 }
 
-// putRoute writes a message about a default route of ours; without a hop it is the
-// blackhole.
+// putRoute appends a message about a default route of the data plane, or about the blackhole.
 func putRoute(m *nlmsg.Messages, kind, flags uint16, r route) {
 	scope := byte(unix.RT_SCOPE_UNIVERSE)
 	if kind == unix.RTM_DELROUTE {
-		scope = unix.RT_SCOPE_NOWHERE // any
+		scope = unix.RT_SCOPE_NOWHERE // matches any scope
 	}
 	m.Begin(kind, flags|unix.NLM_F_ACK, systemFamily(r.family), byte(r.prefix.Bits()), 0, 0, unix.RT_TABLE_UNSPEC, r.protocol, scope, r.kind, 0, 0, 0, 0)
 	m.Uint32(unix.RTA_TABLE, r.table)
@@ -321,7 +318,7 @@ func putRoute(m *nlmsg.Messages, kind, flags uint16, r route) {
 func defaultRoute(family vip.Family, number uint32, hop netip.Addr) route {
 	r := route{family: family, table: number, kind: unix.RTN_UNICAST, protocol: plan.RouteProtocol, prefix: netip.PrefixFrom(netip.IPv4Unspecified(), 0), hop: hop}
 	if family == vip.IPv6 {
-		// The metric that the kernel would give it.
+		// The default metric of the kernel.
 		r.metric = 1024
 	}
 	return r

@@ -16,18 +16,18 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// routeBatch gathers messages of routing with what each is for.
+// routeBatch gathers rtnetlink messages with the target and the operation of each.
 type routeBatch struct {
 	nlmsg.Messages
 	keys []RouteKey
-	// ignored are refusals that mean that all is as it is to be.
+	// ignored are errors that mean that the desired state exists.
 	ignored    []unix.Errno
 	operations []string
 	hops       []netip.Addr
 }
 
-// RouteKey is a family of a target's rule and routes; number 0 is that of the rules that no
-// target owns.
+// RouteKey is one family of the rule and the routes of a target; FWMark 0 is that of the
+// common rules.
 type RouteKey struct {
 	FWMark uint32
 	Family vip.Family
@@ -36,7 +36,7 @@ type RouteKey struct {
 // RouteErrors are failures by target and family.
 type RouteErrors map[RouteKey]error
 
-// Err joins the failures in the order of numbers.
+// Err joins the failures in the order of fwmarks.
 func (w RouteErrors) Err() error {
 	var errs []error
 	for _, k := range slices.SortedFunc(maps.Keys(w), func(a, b RouteKey) int {
@@ -51,7 +51,7 @@ func (a *routeBatch) add(key RouteKey, fine unix.Errno, what string, hop netip.A
 	a.keys, a.ignored, a.operations, a.hops = append(a.keys, key), append(a.ignored, fine), append(a.operations, what), append(a.hops, hop)
 }
 
-// execute has the kernel do all of it, and returns refusals.
+// execute sends a batch and returns the failures.
 func (f *Conn) execute(a *routeBatch) RouteErrors {
 	failed := RouteErrors{}
 	refused, err := f.rt.Exchange(&a.Messages)
@@ -73,7 +73,7 @@ func (f *Conn) execute(a *routeBatch) RouteErrors {
 	return failed
 }
 
-// unconnected tells whether a gateway was refused since no network leads to it.
+// unconnected reports whether the kernel refused a gateway because it is on no connected network.
 func unconnected(err error) bool {
 	for _, errno := range []unix.Errno{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.ENETDOWN, unix.EINVAL, unix.ENODEV} {
 		if errors.Is(err, errno) {
@@ -83,7 +83,7 @@ func unconnected(err error) bool {
 	return false
 }
 
-// AddCommonRules installs the rules that no target owns.
+// AddCommonRules installs the policy rules that no target owns.
 func (f *Conn) AddCommonRules() RouteErrors {
 	var a routeBatch
 	for _, family := range f.families() {
@@ -95,9 +95,9 @@ func (f *Conn) AddCommonRules() RouteErrors {
 	return f.execute(&a)
 }
 
-// AddRoutes installs the rule and the routes of targets; hops are by family: one without
-// has none. It removes our routes that lead elsewhere. A failure concerns one target
-// and one family.
+// AddRoutes installs the rules and the routes of targets, in the families with a next hop, and
+// removes those of the data plane in other families or to other next hops. A failure concerns
+// one target and one family.
 func (f *Conn) AddRoutes(slots []plan.KernelTarget) RouteErrors {
 	failed := RouteErrors{}
 	numbers := make([]uint32, 0, len(slots))
@@ -137,8 +137,8 @@ func (f *Conn) AddRoutes(slots []plan.KernelTarget) RouteErrors {
 	return failed
 }
 
-// addTargetRoutes asks for what one target lacks in one family. The order is such that its
-// packets are dropped rather than sent elsewhere meanwhile.
+// addTargetRoutes adds what one target lacks in one family. The order ensures that packets are
+// dropped in between rather than sent to another target.
 func (f *Conn) addTargetRoutes(a *routeBatch, number uint32, family vip.Family, hop netip.Addr, have *routeTable) {
 	if !hop.IsValid() {
 		f.removeTargetRoutes(a, number, family, have)
@@ -162,8 +162,7 @@ func (f *Conn) addTargetRoutes(a *routeBatch, number uint32, family vip.Family, 
 		putRoute(&a.Messages, unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, hole)
 		a.add(RouteKey{number, family}, unix.EEXIST, fmt.Sprintf("add %s blackhole default to table %d", family, number), netip.Addr{})
 	}
-	// In a table without a default route to replace, and with one elsewhere: first
-	// away with it, so that no packet goes there any more.
+	// Wrong routes go before the right one is added: no packet follows them any more.
 	for _, r := range wrong {
 		putRoute(&a.Messages, unix.RTM_DELROUTE, 0, r)
 		a.add(RouteKey{number, family}, unix.ESRCH, fmt.Sprintf("delete %s %s from table %d", family, r, number), netip.Addr{})
@@ -178,7 +177,7 @@ func (f *Conn) addTargetRoutes(a *routeBatch, number uint32, family vip.Family, 
 	}
 }
 
-// removeTargetRoutes asks for the removal of what one target has in one family.
+// removeTargetRoutes removes the rule and the routes of one target in one family.
 func (f *Conn) removeTargetRoutes(a *routeBatch, number uint32, family vip.Family, have *routeTable) {
 	if have.rules[family] || !have.rulesRead {
 		putPolicyRule(&a.Messages, unix.RTM_DELRULE, 0, f.targetPolicyRule(family, number))
@@ -192,7 +191,7 @@ func (f *Conn) removeTargetRoutes(a *routeBatch, number uint32, family vip.Famil
 	}
 }
 
-// RemoveRoutes removes rules and routes of ours of these numbers.
+// RemoveRoutes removes the data plane's rules and routes of these fwmarks.
 func (f *Conn) RemoveRoutes(numbers []uint32) error {
 	have, err := f.readTables(numbers, len(numbers) > fewChains)
 	if err != nil {
@@ -207,16 +206,16 @@ func (f *Conn) RemoveRoutes(numbers []uint32) error {
 	return f.execute(&a).Err()
 }
 
-// routeTable are the rules and routes of one number.
+// routeTable has the rules and routes of one fwmark.
 type routeTable struct {
-	// rulesRead: rules says what there is. The kernel lists all rules or none, and of few
-	// it is quicker to try.
+	// rulesRead: rules was read. The kernel lists all rules or none, so that for few targets
+	// it is faster to remove a rule without a read.
 	rulesRead bool
 	rules     [len(vip.Families)]bool
 	routes    [len(vip.Families)][]route
 }
 
-// readTables reads the rules, if they are to be known, and the routes of numbers.
+// readTables reads the routes of fwmarks, and their rules if known is set.
 func (f *Conn) readTables(numbers []uint32, known bool) (map[uint32]*routeTable, error) {
 	ways, set := make(map[uint32]*routeTable, len(numbers)), make(map[uint32]bool, len(numbers))
 	for _, n := range numbers {
@@ -247,7 +246,7 @@ func (f *Conn) readTables(numbers []uint32, known bool) (map[uint32]*routeTable,
 	return ways, nil
 }
 
-// copyTo puts rules and routes into a target's content.
+// copyTo copies rules and routes to a target.
 func (w *routeTable) copyTo(s *plan.KernelTarget) {
 	s.Rules = w.rules
 	for _, family := range vip.Families {
@@ -267,8 +266,7 @@ func (w *routeTable) copyTo(s *plan.KernelTarget) {
 	}
 }
 
-// ReadRoutes reads the rules and routes of these numbers. One that has nothing is in the
-// result as well.
+// ReadRoutes reads the rules and routes of these fwmarks. The result has all of them.
 func (f *Conn) ReadRoutes(numbers []uint32) (map[uint32]*plan.KernelTarget, error) {
 	ways, err := f.readTables(numbers, true)
 	if err != nil {
@@ -282,8 +280,8 @@ func (f *Conn) ReadRoutes(numbers []uint32) (map[uint32]*plan.KernelTarget, erro
 	return slots, nil
 }
 
-// readAllRoutes adds rules and routes to slots; a number that has some is added. It
-// tells whether the rules that no target owns stand.
+// readAllRoutes adds rules and routes to targets, and targets of which only those exist. It
+// reports whether the common rules are installed.
 func (f *Conn) readAllRoutes(numbers []uint32, slots map[uint32]*plan.KernelTarget) (common bool, err error) {
 	ways, err := f.readTables(numbers, true)
 	if err != nil {
@@ -302,7 +300,7 @@ func (f *Conn) readAllRoutes(numbers []uint32, slots map[uint32]*plan.KernelTarg
 	return f.commonRulesInstalled()
 }
 
-// commonRulesInstalled tells whether the rules that no target owns stand.
+// commonRulesInstalled reports whether all common rules are installed.
 func (f *Conn) commonRulesInstalled() (bool, error) {
 	stand := true
 	for _, family := range f.families() {
@@ -317,9 +315,9 @@ func (f *Conn) commonRulesInstalled() (bool, error) {
 	return stand, nil
 }
 
-// OwnedTables returns the numbers that our rules and routes name. A table outside of the range
-// of the options counts only with our blackhole in it: another process may use the
-// protocol number.
+// OwnedTables returns the tables of the data plane's rules and routes. A table outside of the
+// configured range counts only with a blackhole of the data plane: another process may use
+// the protocol number.
 func (f *Conn) OwnedTables() ([]uint32, error) {
 	set := map[uint32]bool{}
 	for _, family := range f.families() {
@@ -341,7 +339,7 @@ func (f *Conn) OwnedTables() ([]uint32, error) {
 	return slices.Sorted(maps.Keys(set)), nil
 }
 
-// UsedByOthers returns which of these numbers another process uses as a routing table or in a
+// UsedByOthers returns which of these fwmarks another process uses as a routing table or in a
 // rule, and how.
 func (f *Conn) UsedByOthers(numbers []uint32) (map[uint32]string, error) {
 	by, set := map[uint32]string{}, make(map[uint32]bool, len(numbers))
@@ -356,8 +354,7 @@ func (f *Conn) UsedByOthers(numbers []uint32) (map[uint32]string, error) {
 			if r.action == unix.FR_ACT_TO_TBL && set[r.table] {
 				by[r.table] = fmt.Sprintf("%s rule %d (proto %d) leads to table %d", family, r.priority, r.protocol, r.table)
 			}
-			// A rule for this very mark; one for some of its bits is none of ours to
-			// judge.
+			// Only rules for the whole fwmark: rules for some of its bits are no conflict.
 			if r.mask&f.config.Mask == f.config.Mask && set[r.mark&f.config.Mask] {
 				by[r.mark&f.config.Mask] = fmt.Sprintf("%s rule %d (proto %d) matches the mark %d", family, r.priority, r.protocol, r.mark)
 			}
@@ -377,7 +374,7 @@ func (f *Conn) UsedByOthers(numbers []uint32) (map[uint32]string, error) {
 	return by, nil
 }
 
-// Addresses that are nobody's (RFC 5737, RFC 3849), so that they are not local.
+// documentationAddress returns an address that is never local (RFC 5737, RFC 3849).
 func documentationAddress(f vip.Family) netip.Addr {
 	if f == vip.IPv4 {
 		return netip.AddrFrom4([4]byte{192, 0, 2, 1})
@@ -385,12 +382,12 @@ func documentationAddress(f vip.Family) netip.Addr {
 	return netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 15: 1})
 }
 
-// lookupTable is RTM_F_LOOKUP_TABLE: say which table the route was found in.
+// lookupTable is RTM_F_LOOKUP_TABLE: the answer names the table of the route.
 const lookupTable = 0x1000
 
-// ResolveNextHop asks the kernel where a packet with the mark of a number goes, which is what
-// rule and route come to. The zero Addr: it is dropped, or goes by another table than
-// that of the number.
+// ResolveNextHop returns the next hop of a packet with a fwmark, by a route lookup in the
+// kernel: the result of all rules and routes. It is invalid if the packet is dropped or uses
+// the table of another fwmark.
 func (f *Conn) ResolveNextHop(number uint32, family vip.Family) (netip.Addr, error) {
 	if family == vip.IPv6 && f.noIPv6 {
 		return netip.Addr{}, nil
@@ -402,12 +399,12 @@ func (f *Conn) ResolveNextHop(number uint32, family vip.Family) (netip.Addr, err
 	return r.hop, nil
 }
 
-// lookupRoute asks the kernel for the route of a packet with a mark; nil: it is dropped.
+// lookupRoute looks up the route of a packet with a fwmark; nil if it is dropped.
 func (f *Conn) lookupRoute(family vip.Family, mark uint32) (*route, error) {
 	var m nlmsg.Messages
 	far := documentationAddress(family)
 	header := [rtmLength]byte{0: systemFamily(family), 1: byte(far.BitLen())}
-	if family == vip.IPv4 { // IPv6 always says it, and refuses to be asked
+	if family == vip.IPv4 { // IPv6 always returns the table, and rejects the flag
 		binary.NativeEndian.PutUint32(header[8:], lookupTable)
 	}
 	m.Begin(unix.RTM_GETROUTE, 0, header[:]...)
@@ -422,7 +419,7 @@ func (f *Conn) lookupRoute(family vip.Family, mark uint32) (*route, error) {
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("ask for the %s way of mark %d: %w", family, mark, err)
+		return nil, fmt.Errorf("look up the %s route of fwmark %d: %w", family, mark, err)
 	}
 	if len(data) < rtmLength {
 		return nil, nil

@@ -13,10 +13,10 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// familyInet is the first byte of all our messages of nftables.
+// familyInet is nfgen_family of all nftables messages of the data plane.
 const familyInet = unix.NFPROTO_INET
 
-// ruleSpec is what a rule must be.
+// ruleSpec describes a rule.
 type ruleSpec struct {
 	comment string
 	// expressions are NFTA_LIST_ELEMs, as they are sent.
@@ -25,7 +25,7 @@ type ruleSpec struct {
 	normal []byte
 }
 
-// newRule writes a rule's expressions down.
+// newRule encodes the expressions of a rule.
 func newRule(comment string, expressions ...expr.Any) (ruleSpec, error) {
 	var m nlmsg.Messages
 	for _, e := range expressions {
@@ -38,8 +38,8 @@ func newRule(comment string, expressions ...expr.Any) (ruleSpec, error) {
 	return ruleSpec{comment: comment, expressions: m.Data, normal: normal(m.Data)}, nil
 }
 
-// register names the 32-bit register i as the kernel lists it: every fourth begins
-// one of the 128-bit registers, which then lends its name.
+// register returns the 32-bit register i as the kernel lists it: every fourth has the name
+// of the 128-bit register that it begins.
 func register(i uint32) uint32 {
 	if i%4 == 0 {
 		return unix.NFT_REG_1 + i/4
@@ -47,7 +47,7 @@ func register(i uint32) uint32 {
 	return unix.NFT_REG32_00 + i
 }
 
-// verdictRegister takes what a map leads to.
+// verdictRegister receives the verdict of a map.
 const verdictRegister = unix.NFT_REG_VERDICT
 
 // Offsets and lengths in headers: RFC 791, RFC 8200.
@@ -56,12 +56,12 @@ var (
 	icmpOf     = [...]byte{unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6}
 	sourceAt   = [...]uint32{12, 8}
 	destAt     = [...]uint32{16, 24}
-	// Where the protocol is in the header, and how long one without options is.
+	// Offset of the protocol, and length of a header without options.
 	protocolAt   = [...]uint32{9, 6}
 	headerLength = [...]uint32{20, 40}
 )
 
-// icmpHeader is what precedes the packet in an ICMP error (RFC 792, RFC 4443).
+// icmpHeader is the length before the packet in an ICMP error (RFC 792, RFC 4443).
 const icmpHeader = 8
 
 func ofFamily(f vip.Family) []expr.Any {
@@ -71,7 +71,7 @@ func ofFamily(f vip.Family) []expr.Any {
 	}
 }
 
-// baseRules are the rules of a chain that no stream owns.
+// baseRules returns the rules of a chain that no stream owns.
 func (f *Conn) baseRules(chain string) ([]ruleSpec, error) {
 	var rules []ruleSpec
 	add := func(comment string, expressions ...expr.Any) error {
@@ -84,7 +84,7 @@ func (f *Conn) baseRules(chain string) ([]ruleSpec, error) {
 	}
 	switch chain {
 	case preroutingChain:
-		// A VIP that is one address is more specific than one that is a network.
+		// Single addresses first: they are more specific than networks.
 		for _, maps := range [][len(vip.Families)]string{plan.HostMaps, plan.NetMaps} {
 			for _, family := range vip.Families {
 				if err := add("to a VIP", append(address(family, destAt[family]), &expr.Lookup{SourceRegister: register(0), SetName: maps[family], DestRegister: verdictRegister, IsDestRegSet: true})...); err != nil {
@@ -95,7 +95,7 @@ func (f *Conn) baseRules(chain string) ([]ruleSpec, error) {
 	case notrackChain:
 		for _, sets := range [][len(vip.Families)]string{ownHosts, ownNets} {
 			for _, family := range vip.Families {
-				// What follows in this chain is of no use to it.
+				// No later rule of the chain concerns the packet.
 				notrack := []expr.Any{&expr.Lookup{SourceRegister: register(0), SetName: sets[family]}, &expr.Notrack{}, &expr.Verdict{Kind: expr.VerdictAccept}}
 				if err := errors.Join(
 					add("to a VIP", append(address(family, destAt[family]), notrack...)...),
@@ -106,8 +106,8 @@ func (f *Conn) baseRules(chain string) ([]ruleSpec, error) {
 			}
 		}
 	case defragmentChain:
-		// Nothing jumps here: that there is a rule that asks connection tracking has
-		// the kernel put fragments together.
+		// No rule jumps here: a rule that uses connection tracking makes the kernel
+		// reassemble fragments.
 		if err := add("has fragments put together", &expr.Ct{Key: expr.CtKeyMARK, Register: register(0)}, &expr.Counter{}); err != nil {
 			return nil, err
 		}
@@ -115,7 +115,7 @@ func (f *Conn) baseRules(chain string) ([]ruleSpec, error) {
 	return rules, nil
 }
 
-// targetRule is the rule of a target's chain.
+// targetRule returns the rule of the chain of a target.
 func (f *Conn) targetRule(s plan.KernelTarget) (ruleSpec, error) {
 	mask, number := nlmsg.Uint32Bytes(^f.config.Mask), nlmsg.Uint32Bytes(s.FWMark)
 	mark := func() *expr.Bitwise {
@@ -128,8 +128,8 @@ func (f *Conn) targetRule(s plan.KernelTarget) (ruleSpec, error) {
 		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: register(0)},
 	}
 	if !f.config.Stateless {
-		// Last: for a packet that is not tracked the rule ends here, and the packet
-		// has its mark by then.
+		// Last: for an untracked packet the rule ends here, when the packet has its
+		// fwmark already.
 		expressions = append(expressions,
 			&expr.Ct{Key: expr.CtKeyMARK, Register: register(0)},
 			mark(),
@@ -139,13 +139,12 @@ func (f *Conn) targetRule(s plan.KernelTarget) (ruleSpec, error) {
 	return newRule(s.Label.String(), expressions...)
 }
 
-// streamRules are the rules of a stream's chain for the families that it has tables
-// for.
+// streamRules returns the rules of the chain of a stream, for the families with a Maglev map.
 func (f *Conn) streamRules(s *plan.KernelStream) ([]ruleSpec, error) {
 	return f.streamRulesBy(s, plan.MaglevMap)
 }
 
-// streamRulesBy are those that look in other maps.
+// streamRulesBy returns the rules that look up maps of other names.
 func (f *Conn) streamRulesBy(s *plan.KernelStream, name func(vip.Family, string) string) ([]ruleSpec, error) {
 	var rules []ruleSpec
 	var failed error
@@ -184,11 +183,11 @@ func ported(not bool) []expr.Any {
 	}
 }
 
-// words is how many registers an address takes.
+// words is the number of registers of an address.
 func words(f vip.Family) uint32 { return addressSize[f] / 4 }
 
-// tuple loads what is hashed, each in registers of its own whose rest is zero: source,
-// destination, protocol, source port, destination port.
+// tuple loads what is hashed: source, destination, protocol, source port, destination port.
+// Each has its own registers, padded with zeros.
 func tuple(f vip.Family, source, destination, protocol, sourcePort, destinationPort func(register uint32) expr.Any) []expr.Any {
 	n := words(f)
 	return []expr.Any{source(register(0)), destination(register(n)), protocol(register(2 * n)), sourcePort(register(2*n + 1)), destinationPort(register(2*n + 2))}
@@ -202,7 +201,7 @@ func load(base expr.PayloadBase, offset, length uint32) func(uint32) expr.Any {
 
 func zero(r uint32) expr.Any { return &expr.Immediate{Register: r, Data: make([]byte, 4)} }
 
-// outer loads the packet's own flow; without ports they count as 0.
+// outer loads the flow of the packet itself, with ports 0 for protocols without ports.
 func outer(f vip.Family, ports bool) []expr.Any {
 	source, destination := zero, zero
 	if ports {
@@ -215,9 +214,8 @@ func outer(f vip.Family, ports bool) []expr.Any {
 		source, destination)
 }
 
-// inner matches ICMP errors about a packet with ports and loads its flow as its
-// client sees it: the packet inside came from the VIP, so that its source is the
-// flow's destination.
+// inner matches ICMP errors about a packet with ports and loads the flow of that packet from
+// the view of its client: it came from the VIP, so its source is the destination of the flow.
 func inner(f vip.Family) []expr.Any {
 	transport := func(offset, length uint32) func(uint32) expr.Any {
 		return load(expr.PayloadBaseTransportHeader, icmpHeader+offset, length)
@@ -231,10 +229,10 @@ func inner(f vip.Family) []expr.Any {
 	}
 	if f == vip.IPv4 {
 		match = append(match,
-			// Version 4 and a header without options, so that the ports are where we look.
+			// Version 4 and a header without options, which fixes the offset of the ports.
 			transport(0, 1)(r),
 			&expr.Cmp{Op: expr.CmpOpEq, Register: r, Data: []byte{0x45}},
-			// The first fragment, or a whole packet.
+			// The first fragment, or an unfragmented packet.
 			transport(6, 2)(r),
 			&expr.Bitwise{SourceRegister: r, DestRegister: r, Len: 2, Mask: []byte{0x1f, 0xff}, Xor: []byte{0, 0}},
 			&expr.Cmp{Op: expr.CmpOpEq, Register: r, Data: []byte{0, 0}},
@@ -249,14 +247,13 @@ func inner(f vip.Family) []expr.Any {
 		transport(headerLength[f], 2))...)
 }
 
-// hashAndLookup hashes what was loaded and goes to the target that the table has for it, if
-// its flows live.
+// hashAndLookup hashes the loaded tuple and goes to the chain of the target in the Maglev map,
+// if the live map has the target.
 //
-// nft 1.0.6 takes what a map leads to for zero bits wide, and dies of an assertion when
-// it lists a rule that looks something up with it. So the number comes into the
-// register of the hash as the second word of two that are copied, which nft does not
-// notice: it shows that the hash is looked up among the live targets, and the comment
-// says what is in between.
+// nft 1.0.6 takes the value of a map for zero bits wide, and fails an assertion when it lists a
+// rule that uses the value as a key. So the fwmark is copied into the register of the hash as
+// the second of two words, which nft does not notice: it lists a lookup of the hash in the live
+// map, and the comment of the rule names the map between them.
 func (f *Conn) hashAndLookup(family vip.Family, s *plan.KernelStream, table string) []expr.Any {
 	ones, zeros := bytes.Repeat([]byte{0xff}, 8), make([]byte, 8)
 	return []expr.Any{
@@ -270,16 +267,16 @@ func (f *Conn) hashAndLookup(family vip.Family, s *plan.KernelStream, table stri
 	}
 }
 
-// known is by expression the highest attribute that counts: those that a newer kernel
-// adds do not. Counters count, which is no difference, and are not in it.
+// known has the highest attribute to compare of each expression: newer kernels add others.
+// Counters change all the time and are not compared.
 var known = map[string]uint16{
 	"meta": unix.NFTA_META_SREG, "cmp": unix.NFTA_CMP_DATA, "payload": unix.NFTA_PAYLOAD_LEN, "lookup": unix.NFTA_LOOKUP_FLAGS,
 	"bitwise": unix.NFTA_BITWISE_XOR, "ct": unix.NFTA_CT_SREG, "hash": unix.NFTA_HASH_TYPE, "immediate": unix.NFTA_IMMEDIATE_DATA,
 }
 
-// normal is a form of a rule's expressions that is the same for what is sent and what
-// the kernel lists: attributes in order, without those that are zero, which some
-// leave out, and without the number that names a set within a transaction.
+// normal returns a form of the expressions of a rule that is equal for what is sent and what
+// the kernel lists: attributes in order, without zero ones, which some kernels omit, and
+// without the set id of a transaction.
 func normal(expressions []byte) []byte {
 	out := make([]byte, 0, len(expressions))
 	for _, e := range nlmsg.Attributes(expressions) {
@@ -306,14 +303,14 @@ func normal(expressions []byte) []byte {
 			out = append(append(out, byte(len(value)>>8), byte(len(value))), value...)
 		}
 		if !ok && name != "counter" && name != "notrack" {
-			// Not one that we use: it is different whatever it says.
+			// An expression that the data plane does not use always differs.
 			out = append(out, data...)
 		}
 	}
 	return out
 }
 
-// normalData is the normal form of data: a value, or a verdict.
+// normalData appends the normal form of data, which is a value or a verdict.
 func normalData(out, data []byte) []byte {
 	for kind, value := range nlmsg.Attributes(data) {
 		if kind == unix.NFTA_DATA_VERDICT {

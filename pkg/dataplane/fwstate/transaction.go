@@ -11,11 +11,10 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 )
 
-// transaction gathers what the kernel does at once or not at all.
+// transaction gathers messages that the kernel applies atomically.
 type transaction struct {
 	nlmsg.Messages
-	// sets numbers the sets that it makes, so that rules of the same transaction can
-	// name them.
+	// sets is the last set id: rules of the same transaction refer to new sets by it.
 	sets uint32
 }
 
@@ -26,7 +25,7 @@ func (t *transaction) begin(kind, flags uint16) {
 func (t *transaction) addTable() {
 	t.begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE)
 	t.Text(unix.NFTA_TABLE_NAME, plan.TableName)
-	t.Uint32BE(unix.NFTA_TABLE_FLAGS, 0) // wakes a dormant one
+	t.Uint32BE(unix.NFTA_TABLE_FLAGS, 0) // reactivates a dormant table
 	t.End()
 }
 
@@ -71,7 +70,7 @@ func (t *transaction) addRule(chain string, r ruleSpec) error {
 	return nil
 }
 
-// setRules brings ours among the rules of a chain to what they must be.
+// setRules replaces the data plane's rules of a chain if they differ.
 func (t *transaction) setRules(chain string, have []rule, want []ruleSpec) error {
 	if sameRules(have, want) {
 		return nil
@@ -85,7 +84,7 @@ func (t *transaction) setRules(chain string, have []rule, want []ruleSpec) error
 	return nil
 }
 
-// removeRules removes ours among the rules.
+// removeRules removes the data plane's rules.
 func (t *transaction) removeRules(have []rule) {
 	for _, r := range have {
 		if !r.owned() {
@@ -123,8 +122,8 @@ func (t *transaction) addSet(s setSpec) {
 	t.End()
 }
 
-// userdata tells nft the byte order of keys and data, without which it does not show
-// numbers as they are: types 0 and 1, four bytes, 1 is the host's and 2 the network's.
+// userdata has the byte order of keys (type 0) and data (type 1) for the lists of nft, which
+// shows wrong numbers without it: four bytes, 1 for host order and 2 for network order.
 func (s setSpec) userdata() []byte {
 	order := func(t uint32) byte {
 		if t == typeMark {
@@ -154,10 +153,10 @@ func (t *transaction) removeElements(set string, list []element) {
 	putElements(&t.Messages, unix.NFT_MSG_DELSETELEM, set, list)
 }
 
-// commit sends the transaction and waits for the kernel's word. An empty one is none.
+// commit sends the transaction, unless it is empty, and waits for the result.
 //
-// Only the last message asks to be confirmed: the kernel reports refusals anyway, and
-// a confirmation of each would overrun the socket.
+// Only the last message asks for an acknowledgement: the kernel reports errors of all, and an
+// acknowledgement of each would overrun the socket.
 func (f *Conn) commit(t *transaction, generation *uint32) error {
 	if len(t.Starts) == 0 {
 		return nil
@@ -166,7 +165,7 @@ func (f *Conn) commit(t *transaction, generation *uint32) error {
 	embrace := []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES}
 	m.Begin(unix.NFNL_MSG_BATCH_BEGIN, 0, embrace...)
 	if generation != nil {
-		// The kernel refuses it when the ruleset is another one by now.
+		// The kernel refuses the transaction if the ruleset has another generation.
 		m.Uint32BE(batchGeneration, *generation)
 	}
 	m.End()
@@ -186,14 +185,14 @@ func (f *Conn) commit(t *transaction, generation *uint32) error {
 	end := first + uint32(len(m.Starts)) - 1
 	var refusals []error
 	err = f.nft.Receive(func(h unix.NlMsghdr, data []byte) (bool, error) {
-		// Before the first message comes what is left of an exchange that failed.
+		// Older sequence numbers belong to an exchange that failed.
 		if h.Type != unix.NLMSG_ERROR || h.Seq-first > end-first {
 			return false, nil
 		}
 		if err := nlmsg.ParseError(h, data); err != nil && len(refusals) < 3 {
 			refusals = append(refusals, fmt.Errorf("%s: %w", describe(&m, int(h.Seq-first)), err))
 		}
-		// What concerns the whole comes with the number of the message that begins it.
+		// An error of the whole transaction has the sequence number of its first message.
 		return h.Seq == first || h.Seq >= end-1, nil
 	})
 	if err = errors.Join(append(refusals, err)...); err != nil {
@@ -203,13 +202,14 @@ func (f *Conn) commit(t *transaction, generation *uint32) error {
 	return nil
 }
 
-// Transactions counts those that were done: the number of the ruleset rose by as much.
+// Transactions returns the number of committed transactions, each of which incremented the
+// generation of the ruleset.
 func (f *Conn) Transactions() uint32 { return f.committed }
 
 // batchGeneration is NFNL_BATCH_GENID.
 const batchGeneration = 1
 
-// describe says what a message of a transaction was to do.
+// describe returns the operation of one message of a transaction.
 func describe(m *nlmsg.Messages, i int) string {
 	if i <= 0 || i >= len(m.Starts)-1 {
 		return "transaction"
@@ -221,8 +221,8 @@ func describe(m *nlmsg.Messages, i int) string {
 		unix.NFT_MSG_NEWRULE: "add rule to chain", unix.NFT_MSG_DELRULE: "delete rule of chain", unix.NFT_MSG_NEWSET: "add set", unix.NFT_MSG_DELSET: "delete set",
 		unix.NFT_MSG_NEWSETELEM: "add elements to set", unix.NFT_MSG_DELSETELEM: "delete elements of set",
 	}[kind]
-	// In all of them attribute 1 is the table; what the message is about is attribute
-	// 2 in messages of rules, sets and elements, and 3 in those of chains.
+	// Attribute 1 is the table in all of them; the name of the object is attribute 2 in
+	// messages of rules, sets and elements, and 3 in those of chains.
 	name := uint16(2)
 	if kind == unix.NFT_MSG_NEWCHAIN || kind == unix.NFT_MSG_DELCHAIN {
 		name = unix.NFTA_CHAIN_NAME

@@ -17,27 +17,27 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Events is what happened in the kernel; details are there to be read.
+// Events reports which parts of the kernel state changed and must be read.
 type Events struct {
-	// Ruleset: somebody, perhaps we, changed nftables.
+	// Ruleset: a process, perhaps this one, changed nftables.
 	Ruleset bool
-	// Routes: a policy rule, or a route of ours or in a table that may be ours.
+	// Routes: a policy rule, or a route of the data plane or in a table of its range.
 	Routes bool
 	// Links: an interface or an address.
 	Links bool
-	// Neighbors: one went into or out of the state FAILED.
+	// Neighbors: an entry entered or left the state FAILED.
 	Neighbors bool
 	// Sysctls: forwarding or rp_filter.
 	Sysctls bool
-	// LinksDown are the indexes of interfaces that were down for a moment at least.
+	// LinksDown are the indexes of interfaces that were down at least briefly.
 	LinksDown []int
 }
 
-// Watch listens for changes in the kernel, whoever makes them.
+// Watch receives notifications of changes by all processes.
 type Watch struct {
-	// Changed has a token when there are news.
+	// Changed has a token while events are pending.
 	Changed chan struct{}
-	// Failed is closed when a listener ended by itself; err says why.
+	// Failed is closed when a subscription failed, with Err.
 	Failed   chan struct{}
 	failOnce sync.Once
 	Err      error
@@ -49,18 +49,18 @@ type Watch struct {
 	mu      sync.Mutex
 	pending Events
 
-	// ownPort is the port of the socket whose changes of rules and routes are no news; 0
-	// is the kernel's.
+	// ownPort is the port of the socket whose changes of rules and routes are ignored; 0
+	// for none.
 	ownPort atomic.Uint32
 }
 
-// IgnoreOwn has changes of rules and routes that this fabric makes be no news.
+// IgnoreOwn ignores changes of rules and routes by a connection.
 func (w *Watch) IgnoreOwn(f *Conn) { w.ownPort.Store(f.rt.Port) }
 
 // watchBuffer lets a listener fall behind by some ten thousand messages.
 const watchBuffer = 4 << 20
 
-// Subscribe starts to listen, in the network namespace of the calling thread.
+// Subscribe starts a watch in the network namespace of the calling thread.
 func Subscribe(o Config) (*Watch, error) {
 	w := &Watch{Changed: make(chan struct{}, 1), Failed: make(chan struct{}), config: o.WithDefaults()}
 	routing, err := w.open("rtnetlink", unix.NETLINK_ROUTE)
@@ -71,7 +71,7 @@ func Subscribe(o Config) (*Watch, error) {
 	if err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
-	// Before it joins, so that nothing else is ever queued.
+	// The filter precedes the subscription, so that no other message is ever queued.
 	if err := onlyGenerations(nft); err != nil {
 		return nil, errors.Join(fmt.Errorf("listen on nftables: %w", err), w.Close())
 	}
@@ -106,16 +106,16 @@ func (w *Watch) open(name string, bus int) (*netlink.Conn, error) {
 		return nil, fmt.Errorf("listen on %s: %w", name, err)
 	}
 	w.conns = append(w.conns, c)
-	// Raising the buffer is a privilege; without it more is read again.
+	// A larger buffer needs a privilege; with a smaller one more messages are lost and read again.
 	_ = c.SetReadBuffer(watchBuffer)
 	return c, nil
 }
 
-// onlyGenerations has the kernel queue nothing but the messages that end a
-// transaction: those about elements would fill any buffer.
+// onlyGenerations makes the kernel queue only the message that ends each transaction: those
+// about elements would fill any buffer.
 func onlyGenerations(c *netlink.Conn) error {
 	kind := uint32(unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN)
-	// The filter loads numbers in network order; the type is in that of the host.
+	// BPF loads numbers in network order; the type is in host order.
 	kind = uint32(binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, uint16(kind))))
 	const typeAt = 4 // of struct nlmsghdr
 	program := []unix.SockFilter{
@@ -137,7 +137,7 @@ func onlyGenerations(c *netlink.Conn) error {
 	return failed
 }
 
-// listen hands messages over until the connection is closed.
+// listen calls hear for each message until the connection is closed.
 func (w *Watch) listen(name string, c *netlink.Conn, hear func(netlink.Message), missed func()) {
 	for {
 		msgs, err := c.Receive()
@@ -158,7 +158,7 @@ func (w *Watch) listen(name string, c *netlink.Conn, hear func(netlink.Message),
 	}
 }
 
-// publish adds news and leaves a token.
+// publish adds events and leaves a token.
 func (w *Watch) publish(n Events) {
 	w.mu.Lock()
 	w.pending.Ruleset = w.pending.Ruleset || n.Ruleset
@@ -178,7 +178,7 @@ func (w *Watch) publish(n Events) {
 	}
 }
 
-// Take returns what happened since the last call.
+// Take returns the events since the last call.
 func (w *Watch) Take() Events {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -187,7 +187,7 @@ func (w *Watch) Take() Events {
 	return n
 }
 
-// Close ends the listeners and waits for them.
+// Close ends the subscriptions and waits for their goroutines.
 func (w *Watch) Close() error {
 	var errs []error
 	for _, c := range w.conns {
@@ -197,20 +197,20 @@ func (w *Watch) Close() error {
 	return errors.Join(errs...)
 }
 
-// neighborKey is an entry of the kernel's table of neighbours.
+// neighborKey identifies a neighbor entry.
 type neighborKey struct {
 	link int
 	addr netip.Addr
 }
 
-// routeListener sorts messages of rtnetlink. It belongs to one goroutine.
+// routeListener turns rtnetlink messages into events. It belongs to one goroutine.
 type routeListener struct {
 	*Watch
-	// failed are those last heard to be FAILED.
+	// failed are the neighbors that were last notified as FAILED.
 	failed map[neighborKey]bool
 }
 
-// seed takes over neighbours that failed before anybody listened.
+// seed reads the neighbors that failed before the subscription.
 func (l *routeListener) seed() error {
 	f, err := Dial(l.config)
 	if err != nil {
@@ -221,7 +221,7 @@ func (l *routeListener) seed() error {
 	return errors.Join(err, f.Close())
 }
 
-// missed: the kernel dropped messages, so that anything may have happened.
+// missed marks everything as changed after the kernel dropped messages.
 func (l *routeListener) missed() {
 	clear(l.failed)
 	l.publish(Events{Routes: true, Links: true, Neighbors: true, Sysctls: true})
@@ -252,8 +252,8 @@ func (l *routeListener) handle(m netlink.Message) {
 	}
 }
 
-// handleNeighbor tells of those that fail or come back; a failed one that is asked again
-// is still failed.
+// handleNeighbor publishes neighbors that enter or leave FAILED. A failed neighbor that is
+// probed again stays failed until it answers.
 func (l *routeListener) handleNeighbor(m netlink.Message) {
 	key, state, ok := parseNeighbor(m.Data)
 	if !ok || state&unix.NUD_INCOMPLETE != 0 && m.Header.Type == unix.RTM_NEWNEIGH {
@@ -271,8 +271,8 @@ func (l *routeListener) handleNeighbor(m netlink.Message) {
 	l.publish(Events{Neighbors: true})
 }
 
-// concerns tells whether a route is of ours, or in a table whose number a target may
-// have. BIRD may write a great many others.
+// concerns reports whether a route belongs to the data plane, or is in a table of its range.
+// BIRD may write a great many other routes.
 func (c Config) concerns(b []byte) bool {
 	if len(b) < rtmLength {
 		return true

@@ -12,37 +12,35 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// changeWriter is a change while it is worked out. What nothing leads to yet comes first,
-// then entries of tables, then the rest.
+// changeWriter turns a change into transactions. Objects that are not referred to yet come
+// first, then entries of tables, then the rest.
 type changeWriter struct {
 	*Conn
 	first, last transaction
 	fills       []tableEntries
-	// live are the maps of live targets by name, as they will be: nil is one that is
-	// not there.
+	// live has the live maps by name with the change applied; nil is a missing map.
 	live map[string]map[uint32]string
 }
 
-// tableEntries are entries of one map that change.
+// tableEntries are the entries of one Maglev map to change.
 type tableEntries struct {
 	set     string
 	entries []entry
 }
 
-// entry is one entry that changes; number 0 is none.
+// entry is one entry to change; number 0 removes it.
 type entry struct {
 	index, number uint32
-	// had: there is one that has to go before.
+	// had: the entry exists and is removed first.
 	had bool
 }
 
-// MaxElements is how many elements one transaction changes. For each the kernel holds
-// 4 KiB until all is done, and 10 µs go by, as soon as somebody listens for changes:
-// 200 000 at once took 1.8 GB and 4 s (Linux 6.18). These fit a send buffer that could
-// not be raised, too.
+// MaxElements bounds the elements of one transaction. While a process listens for changes the
+// kernel holds 4 KiB for each until the end and takes 10 µs: 200 000 at once took 1.8 GB and
+// 4 s (Linux 6.18). This number also fits a send buffer of the default size.
 const MaxElements = 6000
 
-// elementsOf counts messages' elements.
+// elementsOf counts the elements to change.
 func elementsOf(fills []tableEntries) (n int) {
 	for _, f := range fills {
 		for _, e := range f.entries {
@@ -57,8 +55,8 @@ func elementsOf(fills []tableEntries) (n int) {
 	return n
 }
 
-// Write does one transaction, or, when it is about more elements than maxElements,
-// several: at each moment between them every packet has a way, new or old.
+// Write applies a change in one transaction, or in several if it has more than MaxElements
+// elements. Between those every packet has a target, old or new.
 func (f *Conn) Write(c plan.Change) error {
 	c, err := f.resize(c)
 	if err != nil {
@@ -96,7 +94,7 @@ func (f *Conn) Write(c plan.Change) error {
 	return w.commit()
 }
 
-// commit does what was worked out.
+// commit sends the transactions.
 func (w *changeWriter) commit() error {
 	if elementsOf(w.fills) <= MaxElements {
 		for _, f := range w.fills {
@@ -114,8 +112,8 @@ func (w *changeWriter) commit() error {
 	return w.Conn.commit(&w.last, nil)
 }
 
-// writeEntries writes entries, in as many transactions as it takes. Of an entry that changes
-// both steps are in the same.
+// writeEntries writes entries in one or more transactions. Removal and addition of one entry
+// are in the same one.
 func (f *Conn) writeEntries(fills []tableEntries) error {
 	var t transaction
 	n := 0
@@ -149,7 +147,7 @@ func (t *transaction) fill(f tableEntries) {
 	t.addElements(f.set, add)
 }
 
-// liveOf returns a map of live targets as it is so far.
+// liveOf returns a live map with the change applied so far.
 func (w *changeWriter) liveOf(family vip.Family, stream string) (map[uint32]string, error) {
 	name := plan.LiveMap(family, stream)
 	if live, ok := w.live[name]; ok {
@@ -160,7 +158,7 @@ func (w *changeWriter) liveOf(family vip.Family, stream string) (map[uint32]stri
 	return live, err
 }
 
-// createLiveMap makes the map of a stream's live targets unless it is there.
+// createLiveMap creates the live map of a stream if it is missing.
 func (w *changeWriter) createLiveMap(family vip.Family, stream string, size uint32) error {
 	live, err := w.liveOf(family, stream)
 	if err != nil || live != nil {
@@ -171,7 +169,7 @@ func (w *changeWriter) createLiveMap(family vip.Family, stream string, size uint
 	return nil
 }
 
-// base makes and mends what no stream owns.
+// base creates and repairs the objects that no stream owns.
 func (w *changeWriter) base() error {
 	r, err := w.readRuleset(false)
 	if err != nil {
@@ -210,7 +208,7 @@ func (w *changeWriter) base() error {
 		}
 	}
 	if !w.config.Stateless {
-		// Chains stay for somebody else's rules; sets for their elements.
+		// Chains stay for rules of other processes, sets for their elements.
 		for _, name := range []string{notrackChain, defragmentChain} {
 			w.first.removeRules(r.rules[name])
 		}
@@ -218,7 +216,7 @@ func (w *changeWriter) base() error {
 	return nil
 }
 
-// targetChains makes targets' chains.
+// targetChains creates and repairs the chains of targets.
 func (w *changeWriter) targetChains(slots []plan.KernelTarget) error {
 	numbers := make([]uint32, 0, len(slots))
 	for _, s := range slots {
@@ -244,7 +242,7 @@ func (w *changeWriter) targetChains(slots []plan.KernelTarget) error {
 	return nil
 }
 
-// targetFlows has flows of targets live, or not.
+// targetFlows adds targets to live maps, and removes them.
 func (w *changeWriter) targetFlows(slots []plan.KernelTarget) error {
 	add, remove := map[string][]element{}, map[string][]element{}
 	for _, s := range slots {
@@ -284,7 +282,7 @@ func (w *changeWriter) targetFlows(slots []plan.KernelTarget) error {
 	return nil
 }
 
-// vips has VIPs lead to streams.
+// vips changes the elements of the VIP maps.
 func (w *changeWriter) vips(change map[vip.VIP]string) error {
 	if len(change) == 0 {
 		return nil
@@ -299,7 +297,7 @@ func (w *changeWriter) vips(change map[vip.VIP]string) error {
 			return err
 		}
 	}
-	// Removals first: within a transaction they give their room in a map to additions.
+	// Removals first: within a transaction they make room in a full map.
 	for _, v := range slices.SortedFunc(maps.Keys(change), func(a, b vip.VIP) int {
 		return cmp.Or(cmp.Compare(min(1, len(change[a])), min(1, len(change[b]))), vip.Compare(a, b))
 	}) {
@@ -357,7 +355,7 @@ func (w *changeWriter) removals(c plan.Change) error {
 	return w.removeTargets(c.RemoveTargets)
 }
 
-// removeTargets removes targets' chains and what leads there.
+// removeTargets removes the chains of targets and the elements that lead to them.
 func (w *changeWriter) removeTargets(numbers []uint32) error {
 	if len(numbers) == 0 {
 		return nil

@@ -9,7 +9,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// stream makes and mends one stream's chain and maps.
+// stream creates and repairs the chain and the maps of one stream.
 func (w *changeWriter) stream(s plan.StreamWrite) error {
 	want, now := &s.Desired, s.Observed
 	if err := want.Validate(); err != nil {
@@ -51,7 +51,7 @@ func (w *changeWriter) stream(s plan.StreamWrite) error {
 	return nil
 }
 
-// rulesUnchanged tells whether a stream's rules need no change.
+// rulesUnchanged reports whether the rules of a stream need no change.
 func rulesUnchanged(s plan.StreamWrite) bool {
 	if s.Observed == nil || !s.Observed.ChainIntact || s.Observed.Size != s.Desired.Size || s.Observed.Seed != s.Desired.Seed {
 		return false
@@ -64,7 +64,7 @@ func rulesUnchanged(s plan.StreamWrite) bool {
 	return true
 }
 
-// startStream makes a stream's chain unless it is there, and returns its rules.
+// startStream creates the chain of a stream if it is missing, and returns its rules.
 func (w *changeWriter) startStream(want *plan.KernelStream) ([]rule, error) {
 	name := plan.StreamChain(want.Name)
 	got, err := w.readChain(name)
@@ -82,8 +82,8 @@ func (w *changeWriter) startStream(want *plan.KernelStream) ([]rule, error) {
 	return rules[name], err
 }
 
-// streamTable makes, changes or removes one table. One of another size that rules
-// refer to is replaced when they are.
+// streamTable creates, changes or removes one Maglev map. A map of another size that rules
+// refer to is replaced together with them.
 func (w *changeWriter) streamTable(family vip.Family, want, now *plan.KernelStream, referred bool) error {
 	table := want.Tables[family]
 	var have []uint32
@@ -122,7 +122,7 @@ func (w *changeWriter) streamTable(family vip.Family, want, now *plan.KernelStre
 	return nil
 }
 
-// removeShadow removes what is left of a replacement that stepAside began.
+// removeShadow removes the shadow map that resize left.
 func (w *changeWriter) removeShadow(family vip.Family, stream string, stands bool) error {
 	if stands {
 		return nil
@@ -135,10 +135,10 @@ func (w *changeWriter) removeShadow(family vip.Family, stream string, stands boo
 	return nil
 }
 
-// startLive makes the maps of live targets of a stream that has tables.
+// startLive creates the live maps of a stream with Maglev maps.
 func (w *changeWriter) startLive(s plan.StreamWrite) error {
 	if rulesUnchanged(s) {
-		return nil // they name the maps
+		return nil // the rules refer to the maps
 	}
 	for _, family := range s.Desired.Families() {
 		spec := liveSpec(family, s.Desired.Name, s.Desired.Size)
@@ -158,13 +158,12 @@ func (w *changeWriter) startLive(s plan.StreamWrite) error {
 	return nil
 }
 
-// streamLive replaces the map of live targets of a stream whose table has another size
-// now.
+// streamLive replaces the live map of a stream whose Maglev map changes its size.
 func (w *changeWriter) streamLive(family vip.Family, want *plan.KernelStream, stands bool) error {
 	if stands {
-		return nil // its rules name the map
+		return nil // the rules refer to the map
 	}
-	// That of a family without a table stays: its targets say when flows end.
+	// The live map of a family without a Maglev map stays: its targets end their flows.
 	if want.Tables[family] == nil {
 		return nil
 	}
@@ -189,7 +188,7 @@ func (w *changeWriter) streamLive(family vip.Family, want *plan.KernelStream, st
 	return nil
 }
 
-// differences are the entries that differ between two tables; nil is an empty one.
+// differences returns the entries that differ between two tables; nil is an empty table.
 func differences(have, want []uint32) []entry {
 	var list []entry
 	for i, number := range want {

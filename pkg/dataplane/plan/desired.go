@@ -7,15 +7,15 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Role says what a target is to do for one family.
+// Role is the desired role of a target for one family.
 type Role uint8
 
 // The roles.
 const (
-	// Unknown leaves it as it is in the kernel; a target that is not there gets no
-	// flows. It is for targets that were not checked yet.
+	// Unknown keeps the role that the target has in the kernel, Down without one. It is
+	// for targets without a health check result.
 	Unknown Role = iota
-	// Down gets no flows: those that it had are spread over the others.
+	// Down gets no flows; its flows move to other targets.
 	Down
 	// Draining keeps the flows that it has and gets no new ones.
 	Draining
@@ -23,7 +23,7 @@ const (
 	Serving
 )
 
-// Target is one target of a stream.
+// Target is the desired state of one target of a stream.
 type Target struct {
 	Name string
 	// IPs are its addresses, one or two, at most one of a family.
@@ -32,38 +32,38 @@ type Target struct {
 	Roles [len(vip.Families)]Role
 }
 
-// Stream is what the data plane is to do for one stream. It is never changed once
-// made.
+// Stream is the desired state of one stream. It is immutable.
 type Stream struct {
 	Name string
-	// VIPs are those whose packets are for this stream. Of two streams with the same
-	// VIP the one whose name sorts first serves it.
+	// VIPs are those that the stream serves. Of two streams with the same VIP the one
+	// whose name sorts first serves it.
 	VIPs []vip.VIP
-	// Size is the prime number of entries of a table, Seed the hash's, never 0.
+	// Size is the number of entries of the Maglev table, a prime; Seed is the seed of
+	// the hash, never 0.
 	Size, Seed uint32
-	// DrainTime is how long a target that serves keeps its flows when it is left out.
+	// DrainTime is how long a serving target keeps its flows after its removal.
 	DrainTime time.Duration
-	// Targets have distinct names.
+	// Targets have unique names.
 	Targets []Target
 }
 
 // Drift is one object in the kernel that another process removed or changed.
 type Drift struct {
-	// Object is what people look for, such as "rule fwmark 5003 (IPv4)".
+	// Object is the object as an operator finds it, such as "rule fwmark 5003 (IPv4)".
 	Object string
-	// Stream and Target say whose it is; Target is "" when it is the stream's.
+	// Stream and Target own it; Target is empty for objects of the stream.
 	Stream, Target string
-	// Detail says what is different.
+	// Detail is the difference.
 	Detail string
 	Since  time.Time
 }
 
-// Problem is one thing that stands in the way.
+// Problem is one condition that keeps the data plane from its desired state.
 type Problem struct {
-	// Object is what it is about: a VIP, a stream, a target, a name in the kernel.
+	// Object is a VIP, a stream, a target, or the name of an object in the kernel.
 	Object string
-	// Detail says what is wrong, and Remedy what to do about it.
+	// Detail is what is wrong, Remedy what an operator can do.
 	Detail, Remedy string
-	// VIPs are those that are not served because of it.
+	// VIPs are not served because of the problem.
 	VIPs []vip.VIP
 }

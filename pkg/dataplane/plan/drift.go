@@ -6,8 +6,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Forwards tells whether packets with the target's mark get the mark and, for one
-// family, go to it. A family without an address has nothing to stand.
+// Forwards reports whether the kernel marks packets for a target and routes them to it in
+// one family; false for a family without an address.
 func Forwards(t InstalledTarget, a *KernelTarget, f vip.Family) bool {
 	hop := AddressOf(t.IPs, f)
 	if a == nil || !a.ChainIntact || a.Stream != t.Stream || a.Name != t.Name || !hop.IsValid() {
@@ -16,7 +16,7 @@ func Forwards(t InstalledTarget, a *KernelTarget, f vip.Family) bool {
 	return a.Rules[f] && a.NextHops[f] == hop && (a.Flows[f] || !t.Flows[f])
 }
 
-// KernelTargetOf is what the kernel has of a target when all is as written down.
+// KernelTargetOf returns what the kernel must have of an installed target.
 func KernelTargetOf(t InstalledTarget) KernelTarget {
 	s := KernelTarget{FWMark: t.FWMark, Label: t.Label(), ChainIntact: true, Flows: t.Flows}
 	for _, f := range vip.Families {
@@ -37,8 +37,8 @@ func SameNFTables(a, b KernelTarget) bool {
 	return a.ChainIntact == b.ChainIntact && a.Label == b.Label && a.Flows == b.Flows
 }
 
-// TargetDrift compares one target with the kernel. For routes of links that are not
-// up ask lost first: nobody removed those by hand.
+// TargetDrift compares one target with the kernel. With lost the kernel removed its routes
+// together with a link, which is no drift.
 func TargetDrift(t InstalledTarget, a *KernelTarget, lost bool) (list []Drift) {
 	add := func(object, format string, args ...any) {
 		list = append(list, Drift{Object: object, Stream: t.Stream, Target: t.Name, Detail: fmt.Sprintf(format, args...)})

@@ -2,7 +2,7 @@ package plan
 
 import "fmt"
 
-// FWMarks hands out numbers, those that were not used for the longest time first.
+// FWMarks allocates fwmarks, the least recently used first.
 type FWMarks struct {
 	first, mask, next uint32
 }
@@ -12,10 +12,10 @@ func NewFWMarks(first, mask, next uint32) FWMarks {
 	return FWMarks{first: first, mask: mask, next: next}
 }
 
-// fwmarkRange is how many numbers, from the first on, targets get.
+// fwmarkRange is the number of fwmarks, from the first on, for targets.
 const fwmarkRange = 1 << 16
 
-// Allocate returns the next number that nobody uses.
+// Allocate returns the next fwmark for which used returns false.
 func (n *FWMarks) Allocate(used func(uint32) (bool, error)) (uint32, error) {
 	end := min(uint64(n.first)+fwmarkRange, uint64(n.mask)+1)
 	for range end - uint64(n.first) {
@@ -24,7 +24,7 @@ func (n *FWMarks) Allocate(used func(uint32) (bool, error)) (uint32, error) {
 			candidate = n.first
 		}
 		n.next = candidate + 1
-		// 253 to 255 are the kernel's own tables.
+		// Tables 253 to 255 are default, main and local.
 		if candidate&^n.mask != 0 || candidate >= 253 && candidate <= 255 {
 			continue
 		}
@@ -35,5 +35,5 @@ func (n *FWMarks) Allocate(used func(uint32) (bool, error)) (uint32, error) {
 			return candidate, nil
 		}
 	}
-	return 0, fmt.Errorf("all numbers from %d to %d are used", n.first, end-1)
+	return 0, fmt.Errorf("all fwmarks from %d to %d are used", n.first, end-1)
 }

@@ -10,37 +10,37 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Stage is how far the kernel is known to have an installed object.
+// Stage is how much of an installed object is confirmed by the kernel.
 type Stage uint8
 
 const (
-	// StagePending: not, or only partly, in the kernel.
+	// StagePending: missing in the kernel, or incomplete.
 	StagePending Stage = iota + 1
 	// StageApplied: read back from the kernel.
 	StageApplied
-	// StageRemoving: perhaps no longer in the kernel.
+	// StageRemoving: its removal began.
 	StageRemoving
 )
 
-// InstalledTarget is one target of one stream as the engine last installed it, or found
-// it at the start.
+// InstalledTarget is one target as the engine last installed it, or found it in the kernel
+// at the start.
 type InstalledTarget struct {
-	// FWMark is its firewall mark and its routing table.
+	// FWMark is its fwmark and its routing table.
 	FWMark       uint32
 	Stream, Name string
 	// IPs are the next hops of its routing table, at most one of a family.
 	IPs []netip.Addr
 	// Flows reports by family whether established flows reach the target.
 	Flows [len(vip.Families)]bool
-	// DrainEnd is when the drain of a target that is no longer wanted ends, Drain how
-	// long it takes in all; zero for other targets.
+	// DrainEnd is the end, and Drain the duration, of the drain of a target that is no
+	// longer desired; zero for other targets.
 	DrainEnd time.Time
 	Drain    time.Duration
 	Stage    Stage
 }
 
-// InstalledStream is one stream as the engine last installed it, or found it at the
-// start.
+// InstalledStream is one stream as the engine last installed it, or found it in the kernel
+// at the start.
 type InstalledStream struct {
 	Name string
 	// VIPs are in the order of vip.Compare.
@@ -52,18 +52,19 @@ type InstalledStream struct {
 	Stage  Stage
 }
 
-// Installed is the engine's model of what it installed in the kernel.
+// Installed is everything that the engine installed, targets by fwmark.
 type Installed struct {
 	Targets map[uint32]InstalledTarget
 	Streams map[string]InstalledStream
 }
 
-// contains looks a name up in sorted ones.
+// contains reports whether sorted has a name.
 func contains(sorted []string, name string) bool {
 	_, ok := slices.BinarySearch(sorted, name)
 	return ok
 }
 
+// SortedTargets returns targets in the order of their fwmarks.
 func SortedTargets(m map[string]InstalledTarget) []InstalledTarget {
 	return slices.SortedFunc(maps.Values(m), func(a, b InstalledTarget) int { return cmp.Compare(a.FWMark, b.FWMark) })
 }
@@ -78,7 +79,7 @@ func AddressOf(ips []netip.Addr, f vip.Family) netip.Addr {
 	return netip.Addr{}
 }
 
-// SameAddresses compares next hops; their order does not count.
+// SameAddresses compares next hops regardless of their order.
 func SameAddresses(a, b []netip.Addr) bool {
 	for _, f := range vip.Families {
 		if AddressOf(a, f) != AddressOf(b, f) {
@@ -109,6 +110,7 @@ func sameTables(a, b [len(vip.Families)][]string) bool {
 	return true
 }
 
+// HasFamily reports whether a VIP is of the family.
 func HasFamily(vips []vip.VIP, f vip.Family) bool {
 	return slices.ContainsFunc(vips, func(v vip.VIP) bool { return v.Family() == f })
 }

@@ -8,41 +8,42 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// KernelState is what the kernel has, or is to have, of the data plane.
+// KernelState is the forwarding state of the data plane in the kernel.
 type KernelState struct {
-	// Base reports whether table, base chains, their rules, the common maps and the
-	// policy rules that no target owns are as they must be. problem says why nothing is
-	// forwarded; "" also when only policy rules are missing, without which packets are
-	// forwarded all the same.
+	// Base reports whether the objects that no stream and no target owns are intact:
+	// table, base chains and their rules, common maps, common policy rules. Problem
+	// is why nothing is forwarded; it is empty when only policy rules are missing, since
+	// packets are forwarded without them.
 	Base    bool
 	Problem string
 	Streams map[string]*KernelStream
 	Targets map[uint32]*KernelTarget
-	// VIPs are the elements of the maps of VIPs with the streams they lead to.
+	// VIPs maps each element of the VIP maps to the stream that it leads to.
 	VIPs map[vip.VIP]string
 }
 
-// KernelStream is one stream's chain and maps.
+// KernelStream is the chain and the maps of one stream, as written and as read.
 type KernelStream struct {
 	Name string
-	// Owned reports whether the chain has rules with our comments.
+	// Owned reports whether the chain has rules with comments of the data plane.
 	Owned bool
-	// ChainIntact reports whether the chain's rules are as they must be for size and seed.
+	// ChainIntact reports whether the rules of the chain are those for Size and Seed.
 	ChainIntact bool
 	Size, Seed  uint32
-	// Tables are by family; nil: there is no such map. Entry i is the number of the
-	// target that hash i leads to, 0 for none.
+	// Tables are the Maglev maps by family, nil without a map. Entry i is the fwmark
+	// of the target for hash i, 0 for none.
 	Tables [len(vip.Families)][]uint32
 }
 
-// KernelTarget is one target's chain, rules and routes.
+// KernelTarget is the chain, the rules and the routes of one target, as written and as read.
 type KernelTarget struct {
 	FWMark      uint32
 	Label       // from the comment of the chain's rule
 	ChainIntact bool
-	// Flows: it is among the targets whose flows live, by family.
+	// Flows reports by family whether the live map has the target, so that its flows continue.
 	Flows [len(vip.Families)]bool
-	// Rules, and next hops of the routes, by family; the zero Addr for none.
+	// Rules reports by family whether the policy rule exists; NextHops are those of the
+	// default routes, invalid without a route.
 	Rules     [len(vip.Families)]bool
 	NextHops  [len(vip.Families)]netip.Addr
 	Blackhole [len(vip.Families)]bool
@@ -50,48 +51,49 @@ type KernelTarget struct {
 	Bytes     uint64
 }
 
-// Change is what one nftables transaction does. Things that are already as they are
-// to be, or already gone, are no error.
+// Change is one change of nftables. Objects that already have the desired state are no
+// error.
 type Change struct {
-	// Base has table, base chains and the common maps made or mended.
+	// Base creates or repairs the objects that no stream owns.
 	Base bool
-	// Targets have their chains made, and their elements of the live maps made as
-	// flows says.
+	// Targets are those whose chains and elements of live maps are written.
 	Targets []KernelTarget
-	// Streams have chains and maps made or mended; of a map only entries that differ
-	// from now are written.
+	// Streams are those whose chains and maps are written. Of a map only the entries
+	// that differ are written.
 	Streams []StreamWrite
-	// VIPs lead to other streams from now on; "" removes the element.
+	// VIPs maps VIPs to their new streams; "" removes the element.
 	VIPs map[vip.VIP]string
-	// Removed after all that refers to them.
+	// RemoveStreams and RemoveTargets are removed after everything that refers to them.
 	RemoveStreams []string
 	RemoveTargets []uint32
 }
 
-// StreamWrite brings one stream from what the kernel has to what it is to have.
+// StreamWrite changes one stream from the observed to the desired state.
 type StreamWrite struct {
 	Desired KernelStream
-	// Observed is what was last read; nil for a stream that is not there.
+	// Observed is what was last read; nil for a stream that does not exist.
 	Observed *KernelStream
 }
 
-// Families are those that the stream has tables for.
+// Families returns the families for which the stream has a Maglev map.
 func (s *KernelStream) Families() []vip.Family {
 	return slices.DeleteFunc(slices.Clone(vip.Families[:]), func(f vip.Family) bool { return s.Tables[f] == nil })
 }
 
+// Validate returns an error for a size, seed or table that the kernel cannot hold.
 func (s *KernelStream) Validate() error {
 	if s.Size == 0 || s.Size > MaxTable || s.Seed == 0 {
-		return fmt.Errorf("a table of %d entries with seed %d cannot be", s.Size, s.Seed)
+		return fmt.Errorf("invalid Maglev table: %d entries, seed %d", s.Size, s.Seed)
 	}
 	for _, table := range s.Tables {
 		if table != nil && len(table) != int(s.Size) {
-			return fmt.Errorf("a table of %d entries for the size %d", len(table), s.Size)
+			return fmt.Errorf("invalid Maglev table: %d entries instead of %d", len(table), s.Size)
 		}
 	}
 	return nil
 }
 
+// SetVIP sets an entry in a map that may be nil.
 func SetVIP(m map[vip.VIP]string, v vip.VIP, stream string) map[vip.VIP]string {
 	if m == nil {
 		m = map[vip.VIP]string{}
@@ -100,6 +102,7 @@ func SetVIP(m map[vip.VIP]string, v vip.VIP, stream string) map[vip.VIP]string {
 	return m
 }
 
+// SameStream reports whether two streams have equal rules and maps.
 func SameStream(a, b *KernelStream) bool {
 	if a == nil || b == nil || a.ChainIntact != b.ChainIntact || a.Size != b.Size || a.Seed != b.Seed {
 		return false
@@ -112,6 +115,7 @@ func SameStream(a, b *KernelStream) bool {
 	return true
 }
 
+// Add merges d into c. A VIP that d removes and c assigns stays assigned.
 func (c *Change) Add(d Change) {
 	c.Targets = append(c.Targets, d.Targets...)
 	c.Streams = append(c.Streams, d.Streams...)
@@ -124,9 +128,10 @@ func (c *Change) Add(d Change) {
 	}
 }
 
+// Empty reports whether the change does nothing.
 func (c *Change) Empty() bool {
 	return !c.Base && len(c.Targets)+len(c.Streams)+len(c.VIPs)+len(c.RemoveStreams)+len(c.RemoveTargets) == 0
 }
 
-// MaxTable bounds a map that calls itself ours: the largest table is 65 537.
+// MaxTable bounds the maps that are read; the largest that is written has 65 537 entries.
 const MaxTable = 1 << 20

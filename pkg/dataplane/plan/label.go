@@ -22,9 +22,9 @@ func (t InstalledTarget) Label() Label {
 	return l
 }
 
-// Label is what the comment of a target's rule holds, so that the next process finds it
-// in the kernel: "STREAM/TARGET ADDRESS... drain=END/DURATION". The end is by the wall
-// clock; both are in milliseconds.
+// Label is the comment of a target's nftables rule, from which the next process recovers the
+// target: "STREAM/TARGET ADDRESS... drain=END/DURATION". END is wall clock time; both are
+// in milliseconds.
 type Label struct {
 	Stream, Name string
 	IPs          [len(vip.Families)]netip.Addr
@@ -64,8 +64,8 @@ func ParseLabel(comment string) (l Label) {
 	return l
 }
 
-// DrainEndAt is when the drain that a label names ends. A jump of the wall clock never
-// makes a drain longer than it was to be.
+// DrainEndAt returns the end and the duration of the drain. A jump of the wall clock never
+// makes a drain longer than its duration.
 func (l Label) DrainEndAt(now time.Time) (end time.Time, drain time.Duration) {
 	if l.DrainEnd == 0 {
 		return end, 0
@@ -74,5 +74,5 @@ func (l Label) DrainEndAt(now time.Time) (end time.Time, drain time.Duration) {
 	return now.Add(min(time.UnixMilli(l.DrainEnd).Sub(now), drain)), drain
 }
 
-// MaxLabel is what the length in one byte leaves.
+// MaxLabel is the longest comment of an nftables rule, whose length is one byte.
 const MaxLabel = 250

@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	// vacant is an entry of a table that nobody took yet.
+	// vacant is an entry that no name has taken.
 	vacant = math.MaxUint16
 	// maxShares is how many names can have entries: indices below vacant.
 	maxShares = vacant
@@ -26,8 +26,8 @@ const (
 // average of 1009 entries, 11.7 % of 2003, 10.7 % of 10 007, 10.2 % of 65 537. That is
 // the method's (whole permutations by chance come to 12.5 % of 1009), not the hash's.
 //
-// The table is an agreement between pods, which may run different versions: what it
-// makes of its arguments can never change. A name walks the entries from offset on in
+// Pods with different versions must compute equal tables, so the algorithm can never
+// change. A name walks the entries from offset on in
 // steps of skip, both out of the SHA-256 of seed (4 bytes, most significant first)
 // and name:
 //
@@ -81,16 +81,16 @@ func (w *walk) step(size uint32) {
 	}
 }
 
-// MaglevTable divides size entries among the targets of one table; numbers are by name.
-func MaglevTable(names []string, numbers map[string]InstalledTarget, size, seed uint32) []uint32 {
+// MaglevTable divides size entries among targets and returns the fwmark of each entry.
+func MaglevTable(names []string, targets map[string]InstalledTarget, size, seed uint32) []uint32 {
 	table := make([]uint32, size)
 	for i, which := range maglev(names, size, seed) {
-		table[i] = numbers[names[which]].FWMark
+		table[i] = targets[names[which]].FWMark
 	}
 	return table
 }
 
-// tableKey is what a table follows from.
+// tableKey has everything that a table depends on.
 type tableKey struct {
 	names      []string
 	numbers    []uint32

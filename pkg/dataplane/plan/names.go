@@ -13,7 +13,7 @@ const (
 	TargetPrefix = "target/"
 )
 
-// By family.
+// Names of maps, or their prefixes, by family.
 var (
 	HostMaps   = [...]string{"vip4", "vip6"}
 	NetMaps    = [...]string{"net4", "net6"}
@@ -34,27 +34,27 @@ func ParseTargetChain(chain string) (uint32, bool) {
 		return 0, false
 	}
 	n, err := strconv.ParseUint(digits, 10, 32)
-	// Only one spelling is ours.
+	// Only the canonical spelling: "target/05" belongs to another process.
 	return uint32(n), err == nil && TargetChain(uint32(n)) == chain
 }
 
 func MaglevMap(f vip.Family, stream string) string { return MaglevMaps[f] + stream }
 
-// LiveMap names the map of a stream's targets whose flows live. Each stream has its
-// own: when one changes the kernel follows every verdict of every rule to see that
-// there is no loop, which took 40 ms with one map for 1 000 targets in 100 streams.
+// LiveMap names the map of the targets of a stream that keep their flows. Each stream has
+// one of its own: at every change of a verdict map the kernel follows all verdicts to
+// exclude loops, which took 40 ms with one map for 1 000 targets in 100 streams.
 func LiveMap(f vip.Family, stream string) string { return LiveMaps[f] + stream }
 
-// MaxHostVIPs bounds the VIPs of a family that are one address. With a size the kernel takes
-// an array of hash buckets, 8 bytes each, that never grows: looking up in it took
-// 0.1 µs less on Linux 6.18.
+// MaxHostVIPs bounds the single-address VIPs of a family. For a map with a size the kernel
+// allocates an array of hash buckets, 8 bytes each, that never grows: a lookup took 0.1 µs
+// less on Linux 6.18.
 const MaxHostVIPs = 16384
 
 // TableName is the nftables table of the data plane, of the family inet.
 const TableName = "vipgate-lb"
 
-// RouteProtocol marks routes and rules as ours (rtm_protocol; free according to
-// rtnetlink.h and iproute2's rt_protos).
+// RouteProtocol is the rtm_protocol of the data plane's routes and rules. No other program
+// uses it according to rtnetlink.h and iproute2's rt_protos.
 const RouteProtocol = 179
 
 func VIPMap(v vip.VIP) string {

@@ -5,11 +5,11 @@ import (
 	"net/netip"
 )
 
-// Network are what is around the data plane, as it was read.
+// Network is the state of links, addresses and neighbors.
 type Network struct {
 	// LocalAddrs are the addresses of this host.
 	LocalAddrs map[netip.Addr]struct{}
-	// FailedNeighbors are neighbours that do not answer, on any link.
+	// FailedNeighbors do not answer on any link (NUD_FAILED).
 	FailedNeighbors map[netip.Addr]struct{}
 	Links           []Link
 }
@@ -18,10 +18,10 @@ type Network struct {
 type Link struct {
 	Name  string
 	Index int
-	// Up: it is switched on and has a carrier.
+	// Up reports whether it is enabled and has a carrier.
 	Up       bool
 	Loopback bool
-	// Prefixes are of the networks that it is connected to.
+	// Prefixes are those of its connected networks.
 	Prefixes []netip.Prefix
 }
 
@@ -38,7 +38,7 @@ func (s *Network) LinkTo(a netip.Addr) (l Link, ok bool) {
 	return l, ok
 }
 
-// UnreachableReason tells why an address cannot be reached; "" if nothing is known against it.
+// UnreachableReason returns why an address cannot be reached, "" if it can.
 func (s *Network) UnreachableReason(a netip.Addr) string {
 	if _, ok := s.FailedNeighbors[a]; ok {
 		return "the neighbour does not answer (NUD_FAILED)"

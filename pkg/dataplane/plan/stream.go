@@ -9,14 +9,14 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Request is what a target was last asked to be. A change is told from drift by it: a
-// target that is asked for the same as before is left as somebody else made it.
+// Request is the desired state of a target at its last plan. It separates a change from
+// drift: a target with an equal request is left as another process changed it.
 type Request struct {
 	ips   []netip.Addr
 	roles [len(vip.Families)]Role
 }
 
-// RequestOf tells what a target was asked to be before the start.
+// RequestOf derives the last request before the start from the installed state.
 func RequestOf(t InstalledTarget, s *InstalledStream) Request {
 	a := Request{ips: t.IPs}
 	for _, f := range vip.Families {
@@ -32,7 +32,7 @@ func RequestOf(t InstalledTarget, s *InstalledStream) Request {
 	return a
 }
 
-// next is what a target is asked to be now. An Unknown role stays as it was.
+// next returns the request for a target now. An Unknown role keeps the last one.
 func (a Request) next(t Target, recorded bool) Request {
 	n := Request{ips: t.IPs}
 	for _, f := range vip.Families {
@@ -50,54 +50,54 @@ func (a Request) next(t Target, recorded bool) Request {
 	return n
 }
 
-// changed tells whether somebody asks for something else than before.
+// changed reports whether a request differs from the last one.
 func (a Request) changed(n Request) bool {
 	return !SameAddresses(a.ips, n.ips) || a.roles != n.roles
 }
 
-// StreamInput is all that the plan for one stream depends on.
+// StreamInput is everything that the plan of one stream depends on.
 type StreamInput struct {
 	Name string
-	// Desired is nil for a stream that is to go.
+	// Desired is nil for a stream to remove.
 	Desired *Stream
-	// VIPs are those of its VIPs that it serves and that need an element, in the
-	// order of vip.Compare.
+	// VIPs are the VIPs of the stream that need an element, in the order of
+	// vip.Compare (see AssignVIPs).
 	VIPs []vip.VIP
 	// Installed is nil for a stream that is not installed.
 	Installed *InstalledStream
 	Targets   map[string]InstalledTarget
 	Requests  map[string]Request
-	// Observed are what the kernel has of these targets.
+	// Observed are the targets in the kernel.
 	Observed map[uint32]*KernelTarget
-	// Broken says that somebody removed chain, maps or entries of the stream, and bare
-	// that there is no chain.
+	// Broken reports whether another process removed the chain, maps or entries of the
+	// stream, ChainMissing whether the chain does not exist.
 	Broken, ChainMissing bool
-	// Unreachable tells whether an address cannot be reached, for now.
+	// Unreachable reports whether an address cannot be reached at the moment.
 	Unreachable func(netip.Addr) bool
-	// LinkRestored tells of a number that the kernel itself removed its routes, with a link
-	// that is up again.
+	// LinkRestored reports whether the kernel removed the routes of a fwmark with a
+	// link that is up again.
 	LinkRestored func(uint32) bool
-	// Repair: what another process changed is restored.
+	// Repair also restores what another process changed.
 	Repair bool
 	Now    time.Time
-	// AllocateFWMark returns the number for a target that has none.
+	// AllocateFWMark returns the fwmark for a new target.
 	AllocateFWMark func(name string) (uint32, error)
 }
 
-// StreamPlan is what is to become of one stream.
+// StreamPlan is the next state of one stream.
 type StreamPlan struct {
 	Name string
-	// Remove: the stream goes, and all its targets are in gone.
+	// Remove: the stream is removed, with the targets in Removed.
 	Remove bool
-	// Stream is what is to be written down of it, at the end. write: its chain and
-	// maps are compared with the kernel and brought there.
+	// Stream is installed when the plan is applied. Write: its chain and maps are
+	// compared with the kernel, and differences are written.
 	Stream InstalledStream
 	Write  bool
-	// Forced: something else is wanted of the stream than before, which restores what
-	// another process changed of it.
+	// Forced: the desired state of the stream changed, which also restores what another
+	// process changed of it.
 	Forced bool
-	// Targets are those that stay, by name; apply says whose rules, routes and
-	// elements are compared with the kernel and brought there.
+	// Targets are those that stay, by name. Apply has the fwmarks of those whose rules,
+	// routes and elements are compared with the kernel and written.
 	Targets  map[string]InstalledTarget
 	Apply    map[uint32]bool
 	Removed  []InstalledTarget
@@ -106,8 +106,8 @@ type StreamPlan struct {
 	Problems []Problem
 }
 
-// ForStream computes, from what is written down, what is wanted, and what the
-// kernel has, what is to be done. It is pure, but for number.
+// ForStream plans one stream from its installed, desired and observed state. Its only side
+// effect is that of AllocateFWMark.
 func ForStream(v StreamInput) StreamPlan {
 	p := StreamPlan{Name: v.Name, Targets: map[string]InstalledTarget{}, Apply: map[uint32]bool{}, Requests: map[string]Request{}}
 	if v.Desired == nil {
@@ -120,8 +120,8 @@ func ForStream(v StreamInput) StreamPlan {
 	forced := v.Repair || v.Installed == nil || v.Installed.Stage != StageApplied ||
 		v.Installed.Size != w.Size || v.Installed.Seed != w.Seed || !slices.Equal(v.Installed.VIPs, v.VIPs)
 
-	// Who changes comes first: a stream whose chain is gone is made anew with all
-	// its targets, but only if something else is wanted of it.
+	// Which targets change comes first: a stream whose chain is missing is rebuilt with all
+	// its targets, but only if its desired state changed.
 	changed := map[string]bool{}
 	for _, t := range w.Targets {
 		old, recorded := v.Targets[t.Name]
@@ -198,9 +198,8 @@ func ForStream(v StreamInput) StreamPlan {
 	return p
 }
 
-// drainOrRemove tells what becomes of a target that is left out, and whether it stays for
-// now: one that served keeps its flows for the stream's drain time, any other has
-// had its time.
+// drainOrRemove returns the next state of a target that is no longer desired, and reports
+// whether it stays: a target that served keeps its flows for the drain time of the stream.
 func drainOrRemove(v StreamInput, t InstalledTarget) (InstalledTarget, bool) {
 	switch {
 	case t.Stage == StageRemoving:
@@ -227,7 +226,7 @@ func (p *StreamPlan) Idle(v StreamInput) bool {
 	return true
 }
 
-// RemoveFromTable takes a target out of a table, since its rule and routes do not lead to it.
+// RemoveFromTable removes a target from a table, because its rule or routes failed.
 func (p *StreamPlan) RemoveFromTable(name string, f vip.Family) {
 	p.Stream.Tables[f] = slices.DeleteFunc(slices.Clone(p.Stream.Tables[f]), func(s string) bool { return s == name })
 }

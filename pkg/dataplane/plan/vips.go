@@ -10,18 +10,19 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// VIPOwners is who serves which VIP.
+// VIPOwners assigns VIPs to streams.
 type VIPOwners struct {
-	// Owned are by stream, in the order of vip.Compare: those that need an element.
+	// Owned are the VIPs of each stream that need an element, in the order of
+	// vip.Compare.
 	Owned map[string][]vip.VIP
-	// Covered are VIPs that a wider one of the same stream covers: intervals of one
-	// map must not overlap. The value is the wider one.
+	// Covered maps each VIP without an element to the wider VIP of the same stream that
+	// covers it: intervals of one nftables map must not overlap.
 	Covered  map[vip.VIP]vip.VIP
 	Problems []Problem
 }
 
 // AssignVIPs gives each VIP to the stream whose name sorts first, unless it is an
-// address of this network namespace: such packets never get to our rules.
+// address of this network namespace, whose packets are delivered locally.
 func AssignVIPs(streams map[string]*Stream, local map[netip.Addr]struct{}) VIPOwners {
 	s := VIPOwners{Owned: make(map[string][]vip.VIP, len(streams)), Covered: map[vip.VIP]vip.VIP{}}
 	owner := map[vip.VIP]string{}

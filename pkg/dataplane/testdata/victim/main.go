@@ -1,5 +1,5 @@
 // Command victim runs a data plane until it is as wanted. Built with the tag
-// vipgate_faults it can be made to kill itself on the way.
+// vipgate_faults it kills itself at a step on demand.
 //
 //	victim STATE-DIR WANTED-FILE
 package main
