@@ -70,7 +70,7 @@ func startRouting(t *testing.T, ns *lab.NetNS, r *Routing) *running {
 	return x
 }
 
-// waitReady waits until the base stands.
+// waitReady waits until the base is installed.
 func (r *running) waitReady(t *testing.T) {
 	t.Helper()
 	select {

@@ -15,14 +15,14 @@ const (
 	DefaultCheckInterval = time.Second
 )
 
-// Options says which numbers of the network namespace are ours. Zero fields have the defaults
-// above.
+// Options are the table, priorities and mark that source routing uses in the network namespace.
+// Zero fields have the defaults above.
 type Options struct {
-	// TableID is the routing table that holds the gateways' routes. The one after it is ours and
-	// holds the blackholes.
+	// TableID is the routing table that holds the gateways' routes. The one after it holds the
+	// blackhole routes.
 	TableID uint32
-	// Priority of the rule that looks up TableID; the rules that drop what found no gateway have
-	// the next two.
+	// Priority is that of the rule that looks up TableID; the rules that drop packets without a
+	// gateway have the next two.
 	Priority int
 	// Mark is put on packets from a VIP, in the bits of Mask only; the other bits of a packet's
 	// mark stay.
@@ -30,9 +30,9 @@ type Options struct {
 	// External is the interface on which packets for VIPs arrive; empty: its sysctls are not
 	// checked.
 	External string
-	// CheckInterval is the time between two looks at the kernel when it reports no change.
+	// CheckInterval is the time between two reconciliations when the kernel reports no change.
 	CheckInterval time.Duration
-	// Log is where changes and failures go; nil is slog.Default().
+	// Log receives changes and failures; nil is slog.Default().
 	Log *slog.Logger
 }
 
@@ -55,7 +55,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Validate tells what is wrong with the options.
+// Validate returns the first invalid option.
 func (o Options) Validate() error {
 	o = o.withDefaults()
 	switch {

@@ -330,7 +330,7 @@ func TestMarkKeepsTheBitsOutsideItsMask(t *testing.T) {
 	r.Configure(allVIPs())
 	r.waitConfirmed(t, allVIPs()...)
 	for _, v := range localVIPs {
-		// High bits of somebody else give way, low ones stay.
+		// High bits of another mark are replaced, low ones stay.
 		must(t, send(t, x.pod, v.Prefix().Addr(), clients[v.Family()], 7, func(_, _ string, c syscall.RawConn) error {
 			var err error
 			if e := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, 0x42000005) }); e != nil {
@@ -476,5 +476,5 @@ func TestKilledProcessAndItsSuccessorNeverLeak(t *testing.T) {
 	stop4()
 	stop6()
 	x.external = lab.NewCapture(t, x.pod, "ext")
-	t.Run("gateways there, nobody running", func(t *testing.T) { x.probe(t, true) })
+	t.Run("gateways without a frontend", func(t *testing.T) { x.probe(t, true) })
 }

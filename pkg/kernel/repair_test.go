@@ -156,11 +156,11 @@ func TestRepairNeverEmptiesASet(t *testing.T) {
 			t.Parallel()
 			ns := lab.NewNetNS(t)
 			r := startQuiet(t, ns, testOptions(t), list)
-			before := stands(t, ns)
+			before := normalized(t, ns)
 			x := record(t, ns)
 			run(t, ns, tt.damage)
 			r.waitFor(t, "a repair", func(c Confirmed) bool { return c.Repairs > 0 })
-			eventually(t, "everything as before", func() bool { return stands(t, ns) == before })
+			eventually(t, "everything as before", func() bool { return normalized(t, ns) == before })
 			r.waitConfirmed(t, list...)
 			if missing := x.uncovered(t, list, list); len(missing) > 0 {
 				t.Errorf("not in a set: %v", missing)
@@ -173,7 +173,7 @@ func TestRepairNeverEmptiesASet(t *testing.T) {
 func look(t *testing.T, ns *lab.NetNS, p *reconciler, wanted *vip.Set) (x result) {
 	t.Helper()
 	must(t, ns.Do(func() error {
-		x = p.run(wanted)
+		x = p.reconcile(wanted)
 		return nil
 	}))
 	return x

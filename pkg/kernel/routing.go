@@ -13,34 +13,35 @@ import (
 )
 
 const (
-	// Pause between two passes that notifications ask for: somebody who changes rules all the time
-	// must not keep us busy.
+	// minPause separates reconciliations that notifications request: another process may change
+	// rules all the time.
 	minPause = 20 * time.Millisecond
-	// Pause after a failed pass; it doubles up to maxPause. New VIPs do not wait for it.
+	// failurePause follows a failed reconciliation; it doubles up to maxPause. New VIPs do not wait
+	// for it.
 	failurePause = 50 * time.Millisecond
 	maxPause     = 5 * time.Second
-	// blindness is how long VIPs that were read back stay confirmed while the kernel cannot be
-	// read, if nothing says that they were lost.
-	blindness = 10 * time.Second
+	// unreadableLimit is how long VIPs that were read back stay confirmed while the kernel cannot
+	// be read.
+	unreadableLimit = 10 * time.Second
 )
 
-// Confirmed says for which VIPs the kernel was seen to route by source.
+// Confirmed is the source routing that was observed in the kernel.
 type Confirmed struct {
-	// VIPs is never changed after it was published.
+	// VIPs are those with source routing. The set is immutable.
 	VIPs vip.Set
-	// Err says why configured VIPs are missing, or what else could not be done; nil when everything
-	// stands.
+	// Err is why configured VIPs are missing, or what else failed; nil when everything is
+	// installed.
 	Err error
-	// Family is what of Err concerns the VIPs of a family.
+	// Family is the part of Err that concerns the VIPs of a family.
 	Family [len(vip.Families)]error
-	// Failures counts the failed passes since the last good one.
+	// Failures counts the failed reconciliations since the last one that succeeded.
 	Failures int
-	// Repairs counts the passes that had to mend what somebody else changed.
+	// Repairs counts the reconciliations that reverted a change by another process.
 	Repairs int
 	// Removed counts the times that other processes removed routes of BIRD from the gateways'
 	// table. BIRD does not notice before its next scan.
 	Removed int
-	// At is when this became so.
+	// At is the time of the change.
 	At time.Time
 }
 
@@ -48,10 +49,10 @@ type Confirmed struct {
 type Routing struct {
 	o         Options
 	log       *slog.Logger
-	wanted    latest.Value[*vip.Set]
+	desired   latest.Value[*vip.Set]
 	confirmed latest.Value[Confirmed]
 	ready     chan struct{}
-	// listen is newWatch; a test makes it deaf.
+	// listen is newWatch; tests replace it.
 	listen func(Options) (*watch, error)
 }
 
@@ -60,29 +61,28 @@ func New(o Options) *Routing {
 	return &Routing{o: o.withDefaults(), log: o.withDefaults().Log.With("component", "kernel"), ready: make(chan struct{}), listen: newWatch}
 }
 
-// Configure sets the VIPs whose source routing must stand. It never blocks; the newest call wins.
-// Before the first one the sets of an earlier run stay as they are, since an in-place restart must
-// not leak.
+// Configure sets the desired VIPs. It never blocks; the newest call wins. Before the first one the
+// sets of an earlier run stay as they are, since an in-place restart must not leak.
 //
 // A VIP that is left out loses its source routing at once: withdraw it first.
 func (r *Routing) Configure(vips []vip.VIP) {
 	s := vip.NewSet(vips...)
-	r.wanted.Set(&s)
+	r.desired.Set(&s)
 }
 
 // Confirmed returns for which of the configured VIPs the source routing was read back. It is
 // updated when that, or the error, changes.
 func (r *Routing) Confirmed() *latest.Value[Confirmed] { return &r.confirmed }
 
-// Ready is closed once the parts that do not depend on VIPs stand: blackholes, rules, chains. BIRD
-// must not start earlier. A family that the kernel does not have is not waited for.
+// Ready is closed once the parts that do not depend on VIPs are installed: blackhole routes, rules,
+// chains. BIRD must not start earlier. A family that the kernel lacks does not count.
 func (r *Routing) Ready() <-chan struct{} { return r.ready }
 
 // String implements task.Task.
 func (r *Routing) String() string { return "kernel" }
 
-// Run works until ctx ends; what is in the kernel then stays. It works in the network namespace of
-// the calling thread. It fails only for invalid options: everything else is tried again.
+// Run reconciles until ctx ends, in the network namespace of the calling thread; the kernel keeps
+// the state. It fails only for invalid options: it retries everything else.
 func (r *Routing) Run(ctx context.Context) error {
 	if err := r.o.Validate(); err != nil {
 		return fmt.Errorf("source routing: %w", err)
@@ -97,7 +97,7 @@ func (r *Routing) Run(ctx context.Context) error {
 	var w *watch
 	defer func() {
 		if w != nil {
-			r.logFailure("close listeners", w.Close())
+			r.logFailure("closing the netlink subscription", w.Close())
 		}
 	}()
 	timer := time.NewTimer(0)
@@ -106,23 +106,23 @@ func (r *Routing) Run(ctx context.Context) error {
 	for {
 		var watchErr error
 		if w == nil {
-			// Listen first, so that no change falls between the look and the listening.
+			// Before the kernel is read, so that no change is missed between the two.
 			w, watchErr = r.listen(r.o)
 		}
-		wanted, reconfigured := r.wanted.Get()
+		desired, reconfigured := r.desired.Get()
 		removed := w != nil && w.removed.Swap(0) > 0
-		result := p.run(wanted)
+		result := p.reconcile(desired)
 		result.removed = removed
 		result.err = errors.Join(result.err, watchErr)
 		r.publish(result)
-		more, tidyErr := p.tidy()
-		if tidyErr != nil {
-			r.log.Warn("leftovers of an earlier frontend could not be removed", "error", tidyErr)
+		more, cleanErr := p.removeLeftovers()
+		if cleanErr != nil {
+			r.log.Warn("failed to remove leftovers of an earlier frontend", "error", cleanErr)
 		}
 
 		next := r.o.CheckInterval
 		switch {
-		case result.err != nil || tidyErr != nil:
+		case result.err != nil || cleanErr != nil:
 			next, pause = min(pause, r.o.CheckInterval), min(2*pause, maxPause)
 		case more:
 			next = 0
@@ -140,24 +140,24 @@ func (r *Routing) Run(ctx context.Context) error {
 		case <-reconfigured:
 		case <-timer.C:
 		case <-failed:
-			r.log.Warn("listening for kernel changes ended, beginning anew", "error", w.Err())
-			r.logFailure("close listeners", w.Close())
+			r.log.Warn("netlink subscription failed, resubscribing", "error", w.Err())
+			r.logFailure("closing the netlink subscription", w.Close())
 			w = nil
 			changed = nil
-			if !r.rest(ctx, pause, reconfigured) {
+			if !r.wait(ctx, pause, reconfigured) {
 				return nil
 			}
 			pause = min(2*pause, maxPause)
 		case <-changed:
-			if !r.rest(ctx, minPause, reconfigured) {
+			if !r.wait(ctx, minPause, reconfigured) {
 				return nil
 			}
 		}
 	}
 }
 
-// rest pauses, but not for new VIPs. It tells whether to go on.
-func (r *Routing) rest(ctx context.Context, pause time.Duration, reconfigured <-chan struct{}) bool {
+// wait pauses until the desired VIPs change. It reports whether ctx is still valid.
+func (r *Routing) wait(ctx context.Context, pause time.Duration, reconfigured <-chan struct{}) bool {
 	t := time.NewTimer(pause)
 	defer t.Stop()
 	select {
@@ -182,7 +182,7 @@ func (r *Routing) publish(x result) {
 		case <-r.ready:
 		default:
 			close(r.ready)
-			r.log.Info("source routing stands", "table_id", r.o.TableID, "priority", r.o.Priority, "mark", fmt.Sprintf("%#x/%#x", r.o.Mark, r.o.Mask))
+			r.log.Info("source routing installed", "table_id", r.o.TableID, "priority", r.o.Priority, "mark", fmt.Sprintf("%#x/%#x", r.o.Mark, r.o.Mask))
 		}
 	}
 	c := Confirmed{VIPs: x.vips, Err: x.err, Family: x.family, Failures: old.Failures, Repairs: old.Repairs, Removed: old.Removed, At: time.Now()}
@@ -191,18 +191,18 @@ func (r *Routing) publish(x result) {
 	}
 	if x.repaired {
 		c.Repairs++
-		r.log.Warn("source routing was changed by somebody else and is mended", "repairs", c.Repairs)
+		r.log.Warn("drift detected and repaired: another process changed source routing", "repairs", c.Repairs)
 	}
 	if x.err == nil {
 		c.Failures = 0
 	} else {
 		c.Failures++
 		if old.Err == nil || old.Err.Error() != x.err.Error() {
-			r.log.Error("source routing does not stand", "error", x.err, "failures", c.Failures)
+			r.log.Error("source routing is incomplete", "error", x.err, "failures", c.Failures)
 		}
 	}
 	if x.err == nil && old.Err != nil {
-		r.log.Info("source routing stands again", "failures", old.Failures)
+		r.log.Info("source routing restored", "failures", old.Failures)
 	}
 	if old.At.IsZero() || c.Failures != old.Failures || c.Repairs != old.Repairs || c.Removed != old.Removed || !c.VIPs.Equal(old.VIPs) {
 		if c.VIPs.Equal(old.VIPs) && old.VIPs != nil {
@@ -212,7 +212,7 @@ func (r *Routing) publish(x result) {
 	}
 }
 
-// reconciler is what one look at the kernel, with its repairs, knows of the last one.
+// reconciler brings the kernel to the desired state, and remembers the last reconciliation.
 type reconciler struct {
 	policy policy
 	table  *table
@@ -220,18 +220,18 @@ type reconciler struct {
 	ensurePolicy func(vip.Family) (changed bool, err error)
 	now          func() time.Time
 
-	// settled: the last pass left everything as wanted, so that a change now is somebody else's.
+	// settled: the last reconciliation succeeded, so that a difference is drift.
 	settled bool
-	// tidied: leftovers were removed since the VIPs last changed.
-	tidied bool
-	// What the last pass confirmed, from what it wanted and saw, and when the sets could last be
-	// read.
-	vips     vip.Set
-	wanted   *vip.Set
-	seen     *content
-	stands   [len(vip.Families)]bool
-	readable time.Time
-	// forwarded families were seen to be forwarded.
+	// cleaned: leftovers were removed since the VIPs last changed.
+	cleaned bool
+	// vips are those that the last reconciliation confirmed, from the desired and observed state.
+	// readable is when the sets could last be read.
+	vips      vip.Set
+	desired   *vip.Set
+	observed  *content
+	installed [len(vip.Families)]bool
+	readable  time.Time
+	// forwarded: packets of the family were forwarded at some time.
 	forwarded [len(vip.Families)]bool
 }
 
@@ -245,7 +245,7 @@ func newReconciler(o Options, log *slog.Logger) (*reconciler, error) {
 }
 
 type result struct {
-	// base: all that does not depend on VIPs stands.
+	// base: everything that does not depend on VIPs is installed.
 	base     bool
 	vips     vip.Set
 	repaired bool
@@ -254,55 +254,55 @@ type result struct {
 	family   [len(vip.Families)]error
 }
 
-// run makes the kernel be as wanted, as far as it can, and tells how it is. wanted is nil before
-// the first Configure.
-func (p *reconciler) run(wanted *vip.Set) result {
-	sameWish := wanted == p.wanted
-	p.tidied = p.tidied && sameWish
+// reconcile installs the desired state as far as possible and returns the observed one. desired is
+// nil before the first Configure.
+func (p *reconciler) reconcile(desired *vip.Set) result {
+	sameDesired := desired == p.desired
+	p.cleaned = p.cleaned && sameDesired
 
 	var family [len(vip.Families)]error
-	var stands [len(vip.Families)]bool
+	var installed [len(vip.Families)]bool
 	base, changed := true, false
 	for _, f := range vip.Families {
-		did, err := p.ensurePolicy(f)
+		modified, err := p.ensurePolicy(f)
 		base = base && (err == nil || rtnetlink.FamilyAbsent(err))
-		changed = changed || did
-		if err == nil && hasFamily(wanted, f) {
+		changed = changed || modified
+		if err == nil && hasFamily(desired, f) {
 			err = p.checkSysctls(f)
 		}
-		stands[f] = err == nil
+		installed[f] = err == nil
 		switch {
-		case rtnetlink.FamilyAbsent(err) && !hasFamily(wanted, f):
+		case rtnetlink.FamilyAbsent(err) && !hasFamily(desired, f):
 		case rtnetlink.FamilyAbsent(err):
 			family[f] = fmt.Errorf("this kernel has no %s, but VIPs of it are configured: %w", f, err)
 		default:
 			family[f] = err
 		}
 	}
-	did, blind, tableErr := p.table.ensure(wanted)
-	changed = changed || did
+	modified, unreadable, tableErr := p.table.ensure(desired)
+	changed = changed || modified
 
-	x := result{repaired: changed && p.settled && sameWish, vips: p.vips}
-	seen := p.table.seen
-	x.base = base && seen != nil && !blind
-	if !blind {
+	x := result{repaired: changed && p.settled && sameDesired, vips: p.vips}
+	observed := p.table.observed
+	x.base = base && observed != nil && !unreadable
+	if !unreadable {
 		p.readable = p.now()
 	}
 	switch {
-	case blind && p.now().Sub(p.readable) < blindness:
-		// Nothing says that what was read back is gone.
-		x.vips = choose(wanted, func(v vip.VIP) bool { return stands[v.Family()] && p.vips.Has(v) })
-	case blind || seen == nil:
+	case unreadable && p.now().Sub(p.readable) < unreadableLimit:
+		// There is no evidence that the VIPs that were read back are gone.
+		x.vips = filterVIPs(desired, func(v vip.VIP) bool { return installed[v.Family()] && p.vips.Has(v) })
+	case unreadable || observed == nil:
 		x.vips = vip.Set{}
-	case !sameWish || seen != p.seen || stands != p.stands || p.vips == nil:
-		x.vips = choose(wanted, func(v vip.VIP) bool {
-			return stands[v.Family()] && seen.covered[v.Family()].covers(spanOf(v.Prefix()))
+	case !sameDesired || observed != p.observed || installed != p.installed || p.vips == nil:
+		x.vips = filterVIPs(desired, func(v vip.VIP) bool {
+			return installed[v.Family()] && observed.covered[v.Family()].covers(spanOf(v.Prefix()))
 		})
 	}
-	if blind {
-		seen = nil
+	if unreadable {
+		observed = nil
 	}
-	p.vips, p.wanted, p.seen, p.stands = x.vips, wanted, seen, stands
+	p.vips, p.desired, p.observed, p.installed = x.vips, desired, observed, installed
 
 	x.err = errors.Join(family[vip.IPv4], family[vip.IPv6], tableErr)
 	for _, f := range vip.Families {
@@ -312,14 +312,14 @@ func (p *reconciler) run(wanted *vip.Set) result {
 	return x
 }
 
-// tidy removes what a former frontend left, but only once nothing depends on it any more. It tells
-// whether it wants to be called again at once.
-func (p *reconciler) tidy() (more bool, err error) {
-	if p.tidied || !p.settled || p.wanted == nil || len(p.vips) != len(*p.wanted) {
+// removeLeftovers removes what a former frontend left, once all desired VIPs are confirmed. It
+// reports whether there is more.
+func (p *reconciler) removeLeftovers() (more bool, err error) {
+	if p.cleaned || !p.settled || p.desired == nil || len(p.vips) != len(*p.desired) {
 		return false, nil
 	}
 	for _, f := range vip.Families {
-		if !p.stands[f] {
+		if !p.installed[f] {
 			continue
 		}
 		again, err := p.policy.removeLeftovers(f)
@@ -328,17 +328,17 @@ func (p *reconciler) tidy() (more bool, err error) {
 		}
 		more = more || again
 	}
-	p.tidied = !more
+	p.cleaned = !more
 	return more, nil
 }
 
-// choose returns the wanted VIPs for which ok holds, in a set of its own.
-func choose(wanted *vip.Set, ok func(vip.VIP) bool) vip.Set {
+// filterVIPs returns the desired VIPs for which ok holds, in a new set.
+func filterVIPs(desired *vip.Set, ok func(vip.VIP) bool) vip.Set {
 	chosen := vip.Set{}
-	if wanted == nil {
+	if desired == nil {
 		return chosen
 	}
-	for v := range *wanted {
+	for v := range *desired {
 		if ok(v) {
 			chosen[v] = struct{}{}
 		}
@@ -358,12 +358,12 @@ func hasFamily(s *vip.Set, f vip.Family) bool {
 	return false
 }
 
-// Cleanup removes all that is ours from the network namespace of the calling thread: the marks
-// first, then rules, then blackholes. What is not there is no error.
+// Cleanup removes the state of this package from the network namespace of the calling thread: the
+// marks first, then rules, then blackhole routes. Absent state is no error.
 func Cleanup(ctx context.Context, o Options) error {
 	o = o.withDefaults()
 	if err := o.Validate(); err != nil {
-		return fmt.Errorf("clean up source routing: %w", err)
+		return fmt.Errorf("failed to clean up source routing: %w", err)
 	}
 	t, err := newTable(o, o.Log)
 	if err != nil {

@@ -29,7 +29,7 @@ func state(t testing.TB, ns *lab.NetNS) string {
 	return run(t, ns, "ip rule; ip -6 rule; ip -4 route show table all; ip -6 route show table all; nft -a list ruleset")
 }
 
-func TestBaseStandsBeforeAnyVIPIsKnown(t *testing.T) {
+func TestBaseBeforeConfigure(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	r := start(t, ns, testOptions(t))
 	r.waitReady(t)
@@ -46,7 +46,7 @@ func TestBaseStandsBeforeAnyVIPIsKnown(t *testing.T) {
 		"type route hook output priority mangle":                 1,
 	} {
 		if got := strings.Count(s, what); got != n {
-			t.Errorf("%q stands %d times, want %d", what, got, n)
+			t.Errorf("%q occurs %d times, want %d", what, got, n)
 		}
 	}
 	if t.Failed() {
@@ -102,7 +102,7 @@ func TestOnlyDeltasAreWritten(t *testing.T) {
 	}
 	for _, r := range []*running{first, second} {
 		if c := r.Confirmed().Load(); c.Repairs != 0 || c.Failures != 0 {
-			t.Errorf("own changes were taken for somebody else's: %+v", c)
+			t.Errorf("own changes were taken for drift: %+v", c)
 		}
 	}
 }
@@ -177,8 +177,8 @@ func TestWhatIsRemovedComesBack(t *testing.T) {
 			o := testOptions(t)
 			o.CheckInterval = time.Hour // the kernel's word must do
 			r := startQuiet(t, ns, o, list)
-			// Handles and the order of lists change; what stands must not.
-			before := stands(t, ns)
+			// Handles and the order of lists change; the rest must not.
+			before := normalized(t, ns)
 			run(t, ns, tt.damage)
 			r.waitFor(t, "a repair", func(c Confirmed) bool { return c.Repairs > 0 })
 			var after string
@@ -188,7 +188,7 @@ func TestWhatIsRemovedComesBack(t *testing.T) {
 				}
 			}()
 			eventually(t, "everything as before", func() bool {
-				after = stands(t, ns)
+				after = normalized(t, ns)
 				return after == before
 			})
 			r.waitConfirmed(t, list...)
@@ -221,17 +221,17 @@ func TestUnreportedLossIsFoundByTheNextCheck(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	o := testOptions(t)
 	o.CheckInterval = 50 * time.Millisecond
-	deaf := New(o)
-	deaf.listen = func(Options) (*watch, error) { return &watch{Listener: rtnetlink.NewListener()}, nil }
-	r := startRouting(t, ns, deaf)
+	unsubscribed := New(o)
+	unsubscribed.listen = func(Options) (*watch, error) { return &watch{Listener: rtnetlink.NewListener()}, nil }
+	r := startRouting(t, ns, unsubscribed)
 	list := vips("20.0.0.1/32", "2000::1/128")
 	r.Configure(list)
 	r.waitConfirmed(t, list...)
 	for i, damage := range []string{"nft delete table inet vipgate", "ip rule del priority 100", "ip -6 route flush table 4097"} {
-		before := stands(t, ns)
+		before := normalized(t, ns)
 		run(t, ns, damage)
 		r.waitFor(t, "a repair after "+damage, func(c Confirmed) bool { return c.Repairs > i })
-		eventually(t, "everything as before", func() bool { return stands(t, ns) == before })
+		eventually(t, "everything as before", func() bool { return normalized(t, ns) == before })
 		r.waitConfirmed(t, list...)
 	}
 }
@@ -301,18 +301,18 @@ func TestKernelWithoutIPv6ServesIPv4(t *testing.T) {
 			return p.policy.ensure(f)
 		}
 		only4, both := vip.NewSet(vips("20.0.0.1/32")...), vip.NewSet(vips("20.0.0.1/32", "2000::1/128")...)
-		if x := p.run(&only4); x.err != nil || !x.base || !x.vips.Equal(only4) {
+		if x := p.reconcile(&only4); x.err != nil || !x.base || !x.vips.Equal(only4) {
 			t.Errorf("with IPv4 VIPs only: %+v", x)
 		}
-		if x := p.run(&both); x.err == nil || !strings.Contains(x.err.Error(), "no ipv6") || !x.base || !x.vips.Equal(only4) {
+		if x := p.reconcile(&both); x.err == nil || !strings.Contains(x.err.Error(), "no ipv6") || !x.base || !x.vips.Equal(only4) {
 			t.Errorf("with an IPv6 VIP: %+v", x)
 		}
 		return nil
 	}))
 }
 
-// stands is state without what may differ between two equal ones.
-func stands(t *testing.T, ns *lab.NetNS) string {
+// normalized is state without handles and order.
+func normalized(t *testing.T, ns *lab.NetNS) string {
 	t.Helper()
 	lines := strings.Split(run(t, ns, "ip rule; ip -6 rule; ip route show table 4097; ip -6 route show table 4097; nft list ruleset"), "\n")
 	slices.Sort(lines)
@@ -365,11 +365,11 @@ func TestMeridioRulesGoOnceOursStandAndNothingElseDoes(t *testing.T) {
 		ip rule add from 20.0.7.0/24 lookup 4096 priority 100
 		ip -6 rule add from 2000::1 lookup 4096 priority 100
 		ip -6 rule add from 2000::1 lookup 4097 priority 101`)
-	meridio := stands(t, ns)
+	meridio := normalized(t, ns)
 	r := start(t, ns, testOptions(t))
 	r.waitReady(t)
 	if got := run(t, ns, "ip rule; ip -6 rule"); strings.Count(got, "from 20.0.0.1 lookup")+strings.Count(got, "from 2000::1 lookup") != 4 {
-		t.Errorf("removed before ours stands:\n%s\nbefore:\n%s", got, meridio)
+		t.Errorf("removed before the frontend's rules were installed:\n%s\nbefore:\n%s", got, meridio)
 	}
 	list := vips("20.0.0.1/32", "2000::1/128")
 	r.Configure(list)
@@ -425,22 +425,22 @@ func TestUnreadableKernelKeepsVIPsConfirmedForAWhile(t *testing.T) {
 		now := time.Now()
 		p.now = func() time.Time { return now }
 		list := vip.NewSet(vips("20.0.0.1/32", "2000::1/128")...)
-		if x := p.run(&list); x.err != nil || !x.vips.Equal(list) {
+		if x := p.reconcile(&list); x.err != nil || !x.vips.Equal(list) {
 			t.Errorf("at first: %+v", x)
 		}
 		cause := errors.New("blind")
 		p.table.generation = func() (uint32, error) { return 0, cause }
-		now = now.Add(blindness - time.Millisecond)
+		now = now.Add(unreadableLimit - time.Millisecond)
 		more := vip.NewSet(append(list.Sorted(), vips("20.0.0.2/32")...)...)
-		if x := p.run(&more); !errors.Is(x.err, cause) || !x.vips.Equal(list) {
+		if x := p.reconcile(&more); !errors.Is(x.err, cause) || !x.vips.Equal(list) {
 			t.Errorf("blind for a while: %+v", x)
 		}
 		now = now.Add(time.Millisecond)
-		if x := p.run(&more); !errors.Is(x.err, cause) || len(x.vips) != 0 {
+		if x := p.reconcile(&more); !errors.Is(x.err, cause) || len(x.vips) != 0 {
 			t.Errorf("blind for long: %+v", x)
 		}
 		p.table.generation = generation
-		if x := p.run(&more); x.err != nil || !x.vips.Equal(more) {
+		if x := p.reconcile(&more); x.err != nil || !x.vips.Equal(more) {
 			t.Errorf("seeing again: %+v", x)
 		}
 		return nil
@@ -458,19 +458,19 @@ func TestUnreadableTableIsReplaced(t *testing.T) {
 			return err
 		}
 		many, few := vip.NewSet(manyVIPs(100)...), vip.NewSet(vips("30.0.0.1/32", "3000::1/128")...)
-		p.run(&many)
+		p.reconcile(&many)
 		cause := errors.New("i/o timeout")
 		p.table.generation = func() (uint32, error) { return 0, cause }
-		if x := p.run(&few); !errors.Is(x.err, cause) {
+		if x := p.reconcile(&few); !errors.Is(x.err, cause) {
 			t.Errorf("unreadable: %v", x.err)
 		}
 		before := generationIn(t, ns)
-		p.run(&few)
+		p.reconcile(&few)
 		if after := generationIn(t, ns); after != before {
 			t.Errorf("the same content was written again: %d transactions", after-before)
 		}
 		p.table.generation = generation
-		if x := p.run(&few); x.err != nil || !x.vips.Equal(few) {
+		if x := p.reconcile(&few); x.err != nil || !x.vips.Equal(few) {
 			t.Errorf("readable again: %+v", x)
 		}
 		if after := generationIn(t, ns); after != before {
@@ -491,9 +491,9 @@ func BenchmarkQuietPass(b *testing.B) {
 					return err
 				}
 				list := vip.NewSet(manyVIPs(n)...)
-				p.run(&list)
+				p.reconcile(&list)
 				for b.Loop() {
-					if x := p.run(&list); x.err != nil {
+					if x := p.reconcile(&list); x.err != nil {
 						return x.err
 					}
 				}

@@ -22,7 +22,7 @@ func spanOf(p netip.Prefix) span {
 	return span{p.Addr(), a}
 }
 
-// covers tells whether every address of t is in s.
+// covers reports whether every address of t is in s.
 func (s span) covers(t span) bool {
 	return s.first.Compare(t.first) <= 0 && t.last.Compare(s.last) <= 0
 }
@@ -45,7 +45,8 @@ func compareSpans(a, b span) int {
 
 // disjoint returns, in order, the ranges of the VIPs of one family without those that lie in
 // another one: an interval set refuses overlaps. Prefixes either nest or are apart, so nothing has
-// to be cut. Neighbours stay separate, so that adding one VIP never rewrites another one's range.
+// to be cut. Adjacent ranges stay separate, so that adding one VIP never rewrites another one's
+// range.
 func disjoint(vips vip.Set, family vip.Family) []span {
 	var all []span
 	for v := range vips {
@@ -67,7 +68,7 @@ func disjoint(vips vip.Set, family vip.Family) []span {
 // coverage answers which addresses are in a set of spans.
 type coverage []span
 
-// newCoverage joins neighbours of a sorted, disjoint list.
+// newCoverage joins adjacent ranges of a sorted, disjoint list.
 func newCoverage(spans []span) coverage {
 	var c coverage
 	for _, s := range spans {
@@ -161,7 +162,7 @@ func elements(spans []span) []nftables.SetElement {
 }
 
 // spans decodes what [elements] encodes, in whatever order the kernel lists it, and returns it
-// sorted. A beginning that nobody ended reaches up to the next one, as it does for the kernel.
+// sorted. A beginning without an end reaches up to the next one, as in the kernel.
 func spans(elems []nftables.SetElement) []span {
 	type bound struct {
 		at  netip.Addr

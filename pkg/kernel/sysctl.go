@@ -40,7 +40,8 @@ func (s *reconciler) checkSysctls(f vip.Family) error {
 	}
 	own := sysctl.IPv4Interface(external, "rp_filter")
 	if f == vip.IPv4 && reversePathFilter(own) == "1" && !defaultRouteVia(external) {
-		return fmt.Errorf("strict reverse path filtering drops packets that arrive on %s: run %s", external, own.SetCommand("2"))
+		return fmt.Errorf("strict reverse path filtering drops packets that arrive on %s: run %s",
+			external, own.SetCommand("2"))
 	}
 	return nil
 }
@@ -76,8 +77,8 @@ func reversePathProblems() []string {
 		if name == "all" || name == "default" || name == "lo" || reversePathFilter(key) != "1" {
 			continue
 		}
-		problems = append(problems, fmt.Sprintf("interface %s filters by strict reverse path: VIP traffic that enters through it is dropped; "+
-			"set %s to 2, or it and net.ipv4.conf.all.rp_filter to 0", name, key))
+		problems = append(problems, fmt.Sprintf("interface %s filters by strict reverse path: "+
+			"VIP traffic that enters through it is dropped; set %s to 2, or it and net.ipv4.conf.all.rp_filter to 0", name, key))
 	}
 	return problems
 }

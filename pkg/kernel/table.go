@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"reflect"
 	"slices"
 	"time"
 
@@ -22,7 +21,7 @@ import (
 // on a slow machine.
 const netlinkTimeout = 5 * time.Second
 
-// TableName is the name of our nftables table, of family inet.
+// TableName is the name of the nftables table, of family inet.
 const TableName = "vipgate"
 
 // Limits of one transaction. The kernel takes it in one sendmsg, which must fit the socket's send
@@ -43,22 +42,22 @@ const maxReplaced = 5000
 // half a million ranges; it costs nothing until it is used.
 const sendBuffer = 64 << 20
 
-// table is our nftables table: what it must be, and what the kernel has.
+// table is the nftables table: its desired form and its observed content.
 type table struct {
 	o   Options
 	log *slog.Logger
 	nft *nftables.Conn
-	// generation reads the number of the kernel's ruleset, elements a set's content; tests replace
-	// them.
+	// generation reads the generation ID of the kernel's ruleset, elements a set's content; tests
+	// replace them.
 	generation func() (uint32, error)
 	elements   func(*nftables.Set) ([]nftables.SetElement, error)
 
-	// seen is the content of the kernel while its ruleset has the number generation; nil before the
-	// first look and when problem says what is not as it must be.
-	seen    *content
-	number  uint32
-	problem string
-	// filled are the VIPs to which filledWith was found to need no change.
+	// observed is the content of the sets in the ruleset with generationID; nil before the first
+	// read and while problem is how the table differs from its desired form.
+	observed     *content
+	generationID uint32
+	problem      string
+	// filled are the desired VIPs for which filledWith, the observed content, needs no change.
 	filled     *vip.Set
 	filledWith *content
 	// replaced are the VIPs that replaced a table that could not be read since.
@@ -128,8 +127,14 @@ func (t *table) set(f vip.Family) *nftables.Set {
 func (t *table) chains() []*nftables.Chain {
 	accept := nftables.ChainPolicyAccept
 	return []*nftables.Chain{
-		{Name: "prerouting", Table: t.table(), Policy: &accept, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityMangle},
-		{Name: "output", Table: t.table(), Policy: &accept, Type: nftables.ChainTypeRoute, Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityMangle},
+		{
+			Name: "prerouting", Table: t.table(), Policy: &accept, Type: nftables.ChainTypeFilter,
+			Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityMangle,
+		},
+		{
+			Name: "output", Table: t.table(), Policy: &accept, Type: nftables.ChainTypeRoute,
+			Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityMangle,
+		},
 	}
 }
 
@@ -158,8 +163,8 @@ func (t *table) rules(c *nftables.Chain) []*nftables.Rule {
 	return rules
 }
 
-// generation returns the number of the kernel's ruleset, which changes with every transaction of
-// anybody. It is cheap, so that an unchanged table need not be read again.
+// generation returns the generation ID of the kernel's ruleset, which changes with every
+// transaction of any process. An unchanged table need not be read again.
 func generation() (uint32, error) {
 	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
@@ -191,61 +196,61 @@ func generation() (uint32, error) {
 			}
 		}
 	}
-	return 0, errors.New("read the ruleset's generation: the kernel does not tell it")
+	return 0, errors.New("read the ruleset's generation: the answer has none")
 }
 
-// content is what the kernel was seen to have. Sets and chains were as they must be, so that
+// content is the observed content of the sets, while sets and chains have their desired form:
 // packets from the addresses in the sets are marked.
 type content struct {
 	spans   [len(vip.Families)][]span
 	covered [len(vip.Families)]coverage
 }
 
-// ensure makes the chains stand and, unless wanted is nil, the sets hold exactly the VIPs' ranges.
-// It tells whether it had to change something. What was read back at the end, also when not all of
-// that was possible, is in seen. blind tells that the kernel could not be read.
-func (t *table) ensure(wanted *vip.Set) (changed, blind bool, err error) {
+// ensure installs the chains and, unless desired is nil, the VIPs' ranges in the sets. It reports
+// whether it changed anything, and whether the kernel could not be read. The content that was read
+// back at the end, also after a failure, is in observed.
+func (t *table) ensure(desired *vip.Set) (changed, unreadable bool, err error) {
 	if err := t.read(); err != nil {
-		// What cannot be read, such as a set too large for the deadline, must not keep the wanted
-		// content out. Once per content is enough while that helps nothing.
-		if wanted == nil || wanted == t.replaced {
+		// A table that cannot be read, such as one with a set too large for the deadline, must not
+		// prevent the desired content. One attempt for each content is enough.
+		if desired == nil || desired == t.replaced {
 			return false, true, err
 		}
 		t.log.Warn("nftables table cannot be read, replacing it", "error", err)
-		if err := t.build(wanted, true); err != nil {
+		if err := t.build(desired, true); err != nil {
 			return true, true, err
 		}
 		if err := t.read(); err != nil {
-			t.replaced = wanted
+			t.replaced = desired
 			return true, true, err
 		}
 		changed = true
 	}
 	t.replaced = nil
 	var errs []error
-	if t.seen == nil {
-		t.log.Info("nftables table does not stand", "problem", t.problem)
+	if t.observed == nil {
+		t.log.Info("nftables table has drifted", "problem", t.problem)
 		changed = true
-		errs = append(errs, t.build(wanted, false))
+		errs = append(errs, t.build(desired, false))
 		if err := t.read(); err != nil {
 			return changed, true, errors.Join(append(errs, err)...)
 		}
 	}
-	if t.seen == nil {
-		errs = append(errs, fmt.Errorf("nftables table inet %s does not stand: %s", TableName, t.problem))
+	if t.observed == nil {
+		errs = append(errs, fmt.Errorf("nftables table inet %s differs after it was written: %s", TableName, t.problem))
 		return changed, false, errors.Join(errs...)
 	}
-	if wanted == nil || wanted == t.filled && t.seen == t.filledWith {
+	if desired == nil || desired == t.filled && t.observed == t.filledWith {
 		return changed, false, errors.Join(errs...)
 	}
 	filled := false
 	for _, f := range vip.Families {
-		did, err := t.fill(f, disjoint(*wanted, f))
-		filled = filled || did
+		modified, err := t.fill(f, disjoint(*desired, f))
+		filled = filled || modified
 		errs = append(errs, err)
 	}
 	if !filled {
-		t.filled, t.filledWith = wanted, t.seen
+		t.filled, t.filledWith = desired, t.observed
 		return changed, false, errors.Join(errs...)
 	}
 	if err := t.read(); err != nil {
@@ -254,21 +259,21 @@ func (t *table) ensure(wanted *vip.Set) (changed, blind bool, err error) {
 	return true, false, errors.Join(errs...)
 }
 
-// readAttempts bounds how often a look is repeated because somebody changed the ruleset meanwhile.
+// readAttempts bounds how often a read is repeated because another process changed the ruleset.
 const readAttempts = 5
 
-// read looks at the kernel unless the ruleset is the one seen last. It leaves the reason in problem
-// when something is not as it must be.
+// read reads the table unless the ruleset is unchanged. It sets problem when the table differs from
+// its desired form.
 func (t *table) read() error {
 	before, err := t.generation()
 	if err != nil {
 		return err
 	}
 	for range readAttempts {
-		if t.seen != nil && before == t.number {
+		if t.observed != nil && before == t.generationID {
 			return nil
 		}
-		t.seen = nil
+		t.observed = nil
 		if t.problem, err = t.inspect(); err != nil {
 			return err
 		}
@@ -293,107 +298,16 @@ func (t *table) read() error {
 			continue
 		}
 		if t.problem == "" {
-			t.seen, t.number = &now, after
+			t.observed, t.generationID = &now, after
 		}
 		return nil
 	}
 	return fmt.Errorf("read nftables table inet %s: the ruleset changed %d times meanwhile", TableName, readAttempts)
 }
 
-// inspect tells what is wrong with table, sets, chains and rules; "" is nothing.
-func (t *table) inspect() (string, error) {
-	got, err := t.nft.ListTableOfFamily(TableName, nftables.TableFamilyINet)
-	if errors.Is(err, fs.ErrNotExist) {
-		return "the table is missing", nil
-	}
-	if err != nil {
-		return "", fmt.Errorf("read nftables table inet %s: %w", TableName, err)
-	}
-	if got.Flags != 0 {
-		return fmt.Sprintf("the table has flags %#x (1: dormant)", got.Flags), nil
-	}
-	for _, f := range vip.Families {
-		problem, err := t.inspectSet(t.set(f))
-		if problem != "" || err != nil {
-			return problem, err
-		}
-	}
-	for _, c := range t.chains() {
-		problem, err := t.inspectChain(c)
-		if problem != "" || err != nil {
-			return problem, err
-		}
-	}
-	return "", nil
-}
-
-func (t *table) inspectSet(want *nftables.Set) (string, error) {
-	got, err := t.nft.GetSetByName(want.Table, want.Name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return "set " + want.Name + " is missing", nil
-	}
-	if err != nil {
-		return "", fmt.Errorf("read set %s: %w", want.Name, err)
-	}
-	if !got.Interval || got.KeyType.Bytes != want.KeyType.Bytes || got.IsMap || got.Constant || got.HasTimeout || got.Dynamic || got.Concatenation {
-		return "set " + want.Name + " is of another kind", nil
-	}
-	return "", nil
-}
-
-func (t *table) inspectChain(want *nftables.Chain) (string, error) {
-	got, err := t.findChain(want.Name)
-	if err != nil {
-		return "", err
-	}
-	if got == nil {
-		return "chain " + want.Name + " is missing", nil
-	}
-	if !sameHook(got, want) || got.Policy == nil || *got.Policy != *want.Policy {
-		return "chain " + want.Name + " is of another kind", nil
-	}
-	rules, err := t.nft.GetRules(want.Table, want)
-	if err != nil {
-		return "", fmt.Errorf("read the rules of chain %s: %w", want.Name, err)
-	}
-	if !slices.EqualFunc(rules, t.rules(want), sameRule) {
-		return "the rules of chain " + want.Name + " are others", nil
-	}
-	return "", nil
-}
-
-// findChain returns our chain of that name, or nil.
-func (t *table) findChain(name string) (*nftables.Chain, error) {
-	chains, err := t.nft.ListChainsOfTableFamily(nftables.TableFamilyINet)
-	if err != nil {
-		return nil, fmt.Errorf("list chains: %w", err)
-	}
-	for _, c := range chains {
-		if c.Table.Name == TableName && c.Name == name {
-			return c, nil
-		}
-	}
-	return nil, nil
-}
-
-// sameHook tells whether two base chains are called at the same place.
-func sameHook(got, want *nftables.Chain) bool {
-	return got.Type == want.Type && got.Hooknum != nil && *got.Hooknum == *want.Hooknum && got.Priority != nil && *got.Priority == *want.Priority
-}
-
-func sameRule(got, want *nftables.Rule) bool {
-	return slices.EqualFunc(got.Exprs, want.Exprs, func(g, w expr.Any) bool {
-		if l, ok := w.(*expr.Lookup); ok {
-			// The kernel does not keep the number that named the set in the transaction.
-			l.SetID = 0
-		}
-		return reflect.DeepEqual(g, w)
-	})
-}
-
-// build writes the table in one transaction. Sets that are as they must be keep their elements;
-// with replace, or when something cannot be changed in place, the table is replaced together with
-// the ranges of the VIPs. So no packet leaks meanwhile.
+// build writes the table in one transaction, so that no packet leaks meanwhile. Sets of the desired
+// form keep their elements; with replace, or when an object cannot be changed in place, the table
+// is replaced together with the ranges of the VIPs.
 func (t *table) build(vips *vip.Set, replace bool) error {
 	if !replace {
 		var err error
@@ -405,7 +319,7 @@ func (t *table) build(vips *vip.Set, replace bool) error {
 		t.nft.AddTable(t.table())
 		t.nft.DelTable(t.table())
 	}
-	t.nft.AddTable(t.table()) // wakes a dormant one
+	t.nft.AddTable(t.table()) // activates a dormant one
 	for _, f := range vip.Families {
 		if err := t.nft.AddSet(t.set(f), nil); err != nil {
 			return fmt.Errorf("describe set %s: %w", t.set(f).Name, err)
@@ -432,46 +346,19 @@ func (t *table) build(vips *vip.Set, replace bool) error {
 	return nil
 }
 
-// mustRebuild tells whether something of the table has a kind that cannot be changed in place.
-func (t *table) mustRebuild() (bool, error) {
-	for _, f := range vip.Families {
-		want := t.set(f)
-		problem, err := t.inspectSet(want)
-		if err != nil {
-			return false, err
-		}
-		if problem == "" {
-			continue
-		}
-		if _, err := t.nft.GetSetByName(want.Table, want.Name); err == nil {
-			return true, nil
-		}
-	}
-	for _, want := range t.chains() {
-		got, err := t.findChain(want.Name)
-		if err != nil {
-			return false, err
-		}
-		if got != nil && !sameHook(got, want) {
-			return true, nil
-		}
-	}
-	return false, nil
-}
-
-// fill brings one set from what it has to what it should have. It tells whether it tried to change
-// anything.
+// fill brings one set from its observed to its desired content. It reports whether it tried to
+// change anything.
 func (t *table) fill(f vip.Family, want []span) (changed bool, err error) {
 	s := t.set(f)
-	changes := steps(t.seen.spans[f], want)
+	changes := steps(t.observed.spans[f], want)
 	if len(changes) == 0 {
 		return false, nil
 	}
 	added, removed := 0, 0
 	for _, c := range changes {
 		if err := t.apply(s, c); err != nil {
-			// Somebody put in what our deltas cannot express. One transaction for all leaves no gap
-			// either.
+			// Another process added ranges that deltas cannot express. One transaction for all of
+			// the content leaves no gap either.
 			t.log.Warn("set could not be changed, replacing its content", "set", s.Name, "error", err)
 			t.nft.FlushSet(s)
 			if err := t.apply(s, change{add: want}); err != nil {
@@ -526,7 +413,7 @@ func (t *table) queue(s *nftables.Set, c change) error {
 	return nil
 }
 
-// remove removes the table with all that is in it.
+// remove deletes the table and everything in it.
 func (t *table) remove() error {
 	t.nft.DelTable(t.table())
 	if err := t.nft.Flush(); err != nil && !errors.Is(err, fs.ErrNotExist) {

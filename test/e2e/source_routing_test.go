@@ -26,8 +26,8 @@ func TestBIRDWaitsForSourceRouting(t *testing.T) {
 	ip("-6", "route", "del", prefix, "dev", lab.External, "table", "4097")
 	f.wantRoutes(vipA4, vipA6)
 	log := f.pod.Frontend.Output()
-	cause, stands, bird := strings.Index(log, prefix), strings.Index(log, `msg="source routing stands"`), strings.Index(log, `msg="BIRD started"`)
-	if cause < 0 || stands < cause || bird < stands {
+	cause, installed, bird := strings.Index(log, prefix), strings.Index(log, `msg="source routing installed"`), strings.Index(log, `msg="BIRD started"`)
+	if cause < 0 || installed < cause || bird < installed {
 		t.Errorf("BIRD did not wait:\n%s", log)
 	}
 }
