@@ -20,7 +20,7 @@ func (fx *fixture) startScriptedLB(ready bool) (*balancer.Balancer, error) {
 
 // decision is that VIPs are ready or not.
 func decision(ready bool, vips ...vip.VIP) readiness.Decision {
-	return readiness.Decision{Synced: true, Changed: balancer.Words(ready, vips...)}
+	return readiness.Decision{Synced: true, Changed: balancer.Readiness(ready, vips...)}
 }
 
 // startScriptedPod starts a scripted load balancer and the frontend, and waits

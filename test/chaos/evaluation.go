@@ -22,7 +22,7 @@ type rule struct {
 	needs func(gateway, family int) []string
 }
 
-// stall is how long BIRD before 2.14 may sleep on the end of a session although
+// stallTime is how long BIRD before 2.14 may sleep on the end of a session although
 // its routes have to go: device { scan time 1 } wakes it up (design section 7). A
 // gateway's BIRD, too.
 const stallTime = time.Second

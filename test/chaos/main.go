@@ -120,13 +120,13 @@ func start(o options) int {
 	cancel(nil)
 	<-done
 	if err != nil {
-		out.say("")
-		out.say("FAILED: %v", err)
-		out.say("seed %d; again: %s", o.seed, o.again())
+		out.printf("")
+		out.printf("FAILED: %v", err)
+		out.printf("seed %d; again: %s", o.seed, o.again())
 		return exitFailed
 	}
-	out.say("")
-	out.say("PASSED with seed %d", o.seed)
+	out.printf("")
+	out.printf("PASSED with seed %d", o.seed)
 	if out.err != nil {
 		return exitFailed
 	}

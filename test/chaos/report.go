@@ -19,7 +19,7 @@ type printer struct {
 	err error
 }
 
-func (p *printer) say(format string, args ...any) {
+func (p *printer) printf(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.err == nil {
@@ -31,7 +31,7 @@ func (p *printer) say(format string, args ...any) {
 
 // note prints something by the way.
 func (p *printer) note(format string, args ...any) {
-	p.say("%s        %s", time.Now().Format(timeFormat), fmt.Sprintf(format, args...))
+	p.printf("%s        %s", time.Now().Format(timeFormat), fmt.Sprintf(format, args...))
 }
 
 // Longest is how long VIPs were held after one cause.
@@ -80,22 +80,22 @@ func summarize(measures []measure) []Longest {
 
 // print shows the summary to people.
 func (s Summary) print(out *printer) {
-	out.say("")
-	out.say("%d faults in %d groups, %s", s.Injected, s.Groups, s.Took.Round(time.Second))
+	out.printf("")
+	out.printf("%d faults in %d groups, %s", s.Injected, s.Groups, s.Took.Round(time.Second))
 	for _, name := range slices.Sorted(maps.Keys(s.Kinds)) {
-		out.say("  %4d  %s", s.Kinds[name], name)
+		out.printf("  %4d  %s", s.Kinds[name], name)
 	}
-	out.say("")
-	out.say("how long a VIP was still held after its cause (where nothing else disturbed it):")
-	out.say("  %-34s %6s %10s %10s %s", "cause", "times", "longest", "bound", "beyond it, within the slack")
+	out.printf("")
+	out.printf("how long a VIP was still held after its cause (where nothing else disturbed it):")
+	out.printf("  %-34s %6s %10s %10s %s", "cause", "times", "longest", "bound", "beyond it, within the slack")
 	for _, h := range s.Holds {
-		out.say("  %-34s %6d %10s %10s %d", h.Cause, h.Times, short(h.Longest), short(h.Bound), h.Exceeded)
+		out.printf("  %-34s %6d %10s %10s %d", h.Cause, h.Times, short(h.Longest), short(h.Bound), h.Exceeded)
 	}
-	out.say("")
-	out.say("slowest recovery after everything was healed: %s; latest timer: %s; UPDATEs excused by a busy machine: %d", short(s.SlowestRecovery), short(s.LatestTimer), s.Excused)
+	out.printf("")
+	out.printf("slowest recovery after everything was healed: %s; latest timer: %s; UPDATEs excused by a busy machine: %d", short(s.SlowestRecovery), short(s.LatestTimer), s.Excused)
 	for _, name := range slices.Sorted(maps.Keys(s.Most)) {
 		m := s.Most[name]
-		out.say(
+		out.printf(
 			"most of %s at a calm point: %d files, %d goroutines, %d KiB resident", name, m.Files, m.Goroutines, m.Memory>>10,
 		)
 	}

@@ -18,7 +18,7 @@ const evidenceLines = 15
 // run builds the lab, breaks and heals it, evaluates the updates, and clears up.
 func run(ctx context.Context, o options, out *printer) (err error) {
 	begin := time.Now()
-	out.say("seed %d, %d faults; again: %s", o.seed, o.faults, o.again())
+	out.printf("seed %d, %d faults; again: %s", o.seed, o.faults, o.again())
 	var obs *observer
 	fx, err := newFixture(o, out, func(v violation) {
 		if obs != nil {
@@ -41,7 +41,7 @@ func run(ctx context.Context, o options, out *printer) (err error) {
 		}
 		if err != nil && ctx.Err() == nil {
 			dir, errKeep := keepLogs(fx, o.seed)
-			out.say("the logs are in %s", dir)
+			out.printf("the logs are in %s", dir)
 			err = errors.Join(err, errKeep)
 		}
 		if errClose := fx.close(); errClose != nil {
@@ -58,7 +58,7 @@ func run(ctx context.Context, o options, out *printer) (err error) {
 	}
 	for _, g := range plan(o.seed, o.faults, o.catalog()) {
 		s.Groups++
-		out.say("%s  group %d: %s", time.Now().Format(timeFormat), g.Number, g.what())
+		out.printf("%s  group %d: %s", time.Now().Format(timeFormat), g.Number, g.what())
 		for _, f := range g.Faults {
 			s.Kinds[f.Kind.Name]++
 			s.Injected++
@@ -124,7 +124,7 @@ func runGroup(ctx context.Context, fx *fixture, obs *observer, g group) error {
 // hit injects one fault and heals it.
 func hit(ctx context.Context, fx *fixture, obs *observer, f fault) error {
 	obs.injected(injection{fault: f, from: time.Now()})
-	fx.out.say("%s  %4d  %-8s %s", time.Now().Format(timeFormat), f.ID, short(f.Duration), f)
+	fx.out.printf("%s  %4d  %-8s %s", time.Now().Format(timeFormat), f.ID, short(f.Duration), f)
 	heal, err := f.Kind.inject(ctx, fx, f)
 	if err == nil {
 		sleep(ctx, f.Duration)
@@ -203,23 +203,23 @@ func calm(ctx context.Context, out *printer, obs *observer, l *leaks, healed tim
 	if violations = append(violations, more...); len(violations) > 0 {
 		return fail(out, obs, violations)
 	}
-	out.say("%s  calm: every VIP at every gateway again after %s", time.Now().Format(timeFormat), short(took))
+	out.printf("%s  calm: every VIP at every gateway again after %s", time.Now().Format(timeFormat), short(took))
 	return nil
 }
 
 // fail shows the evidence and returns what is wrong.
 func fail(out *printer, obs *observer, violations []violation) error {
-	out.say("")
+	out.printf("")
 	for _, line := range obs.evidence(violations[0]) {
-		out.say("  | %s", line)
+		out.printf("  | %s", line)
 	}
 	if unhealthy := obs.fixture.timeline.unhealthy(); len(unhealthy) > 0 {
-		out.say("  | now: %s", strings.Join(unhealthy, ", "))
+		out.printf("  | now: %s", strings.Join(unhealthy, ", "))
 	}
 	for _, p := range obs.fixture.logs() {
-		out.say("  == last lines of %s (pid %d)", p.Name, p.PID())
+		out.printf("  == last lines of %s (pid %d)", p.Name, p.PID())
 		for line := range strings.Lines(p.Tail(evidenceLines)) {
-			out.say("  | %s", strings.TrimRight(line, "\n"))
+			out.printf("  | %s", strings.TrimRight(line, "\n"))
 		}
 	}
 	var errs []error

@@ -49,7 +49,7 @@ type stream struct {
 
 const targetsPerStream = 2
 
-// untouched is the stream that no fault of a target hits.
+// untouchedStream is the stream that no fault of a target hits.
 const untouchedStream = 4
 
 var streams = []stream{{"stream-a", 1}, {"stream-b", 2}, {"stream-c", 1}, {"stream-d", 1}, {"stream-u", 1}}

@@ -22,7 +22,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab/balancer"
 )
 
-// scriptedLB is a load balancer that says what a test has it say.
+// scriptedLB is a load balancer that publishes the readiness that a test sets.
 type scriptedLB struct{ *balancer.Balancer }
 
 // startScriptedLB starts a scripted load balancer to which no VIP is ready. It
@@ -37,12 +37,12 @@ func (f *fixture) startScriptedLB() scriptedLB {
 		}
 	})
 	lb := scriptedLB{b}
-	lb.say(nil, vipA4, vipA6, vipB4, vipB6)
+	lb.publish(nil, vipA4, vipA6, vipB4, vipB6)
 	return lb
 }
 
-// say commits one decision: these are ready, those are not.
-func (lb scriptedLB) say(ready []string, not ...string) {
+// publish commits one decision: these VIPs are ready, those are not.
+func (lb scriptedLB) publish(ready []string, not ...string) {
 	parsed := func(texts []string) []vip.VIP {
 		vips := make([]vip.VIP, len(texts))
 		for i, text := range texts {
@@ -51,7 +51,7 @@ func (lb scriptedLB) say(ready []string, not ...string) {
 		return vips
 	}
 	lb.Table.Commit(readiness.Decision{
-		Synced: true, Changed: append(balancer.Words(true, parsed(ready)...), balancer.Words(false, parsed(not)...)...),
+		Synced: true, Changed: append(balancer.Readiness(true, parsed(ready)...), balancer.Readiness(false, parsed(not)...)...),
 	})
 }
 
@@ -130,7 +130,7 @@ func TestThousandFlips(t *testing.T) {
 	f := newFixture(t)
 	lb := f.startScriptedLB()
 	f.must(f.pod.StartFrontend("--flap-backoff=off", shortSettle))
-	lb.say([]string{vipB4, vipB6})
+	lb.publish([]string{vipB4, vipB6})
 	f.wantRoutes(vipB4, vipB6)
 	mark, bird := f.mark(), f.birdPID()
 
@@ -138,13 +138,13 @@ func TestThousandFlips(t *testing.T) {
 	defer tick.Stop()
 	for n := range flips {
 		if n%2 == 0 {
-			lb.say([]string{vipA4}, vipA6)
+			lb.publish([]string{vipA4}, vipA6)
 		} else {
-			lb.say([]string{vipA6}, vipA4)
+			lb.publish([]string{vipA6}, vipA4)
 		}
 		<-tick.C
 	}
-	lb.say([]string{vipA4}, vipA6)
+	lb.publish([]string{vipA4}, vipA6)
 	f.wantRoutes(vipA4, vipB4, vipB6)
 	// The LB hears the end state as well, confirmed.
 	f.waitFor(func() error {
@@ -157,7 +157,7 @@ func TestThousandFlips(t *testing.T) {
 	})
 	// Nothing is on its way any more: what was said later has come.
 	f.wantNoUpdates(mark, vipB4, vipB6)
-	lb.say(nil, vipB4)
+	lb.publish(nil, vipB4)
 	f.wantRoutes(vipA4, vipB6)
 	for prefix, want := range map[string]string{vipA4: announced, vipA6: withdrawn} {
 		heard := changes(f.updates(mark, prefix))
@@ -187,23 +187,23 @@ func TestFlipsDuringFrontendHang(t *testing.T) {
 	f := newFixture(t)
 	lb := f.startScriptedLB()
 	f.must(f.pod.StartFrontend("--flap-backoff=off", shortSettle))
-	lb.say([]string{vipA6, vipB4})
+	lb.publish([]string{vipA6, vipB4})
 	f.wantRoutes(vipA6, vipB4)
 	mark := f.mark()
 
 	f.must(f.pod.Frontend.Signal(syscall.SIGSTOP))
 	for n := range flips {
 		if n%2 == 0 {
-			lb.say([]string{vipA4}, vipA6)
+			lb.publish([]string{vipA4}, vipA6)
 		} else {
-			lb.say([]string{vipA6}, vipA4)
+			lb.publish([]string{vipA6}, vipA4)
 		}
 	}
-	lb.say([]string{vipA4}, vipA6)
+	lb.publish([]string{vipA4}, vipA6)
 	f.must(f.pod.Frontend.Signal(syscall.SIGCONT))
 	f.wantRoutes(vipA4, vipB4)
 	// Nothing is on its way any more: what was said later has come.
-	lb.say(nil, vipB4)
+	lb.publish(nil, vipB4)
 	f.waitUpdate(mark, vipB4, withdrawn)
 	f.wantRoutes(vipA4)
 	f.wantRunning(f.pod.Frontend)
@@ -216,16 +216,16 @@ func TestFlapBackoff(t *testing.T) {
 	f := newFixture(t)
 	lb := f.startScriptedLB()
 	f.must(f.pod.StartFrontend(shortSettle, "--log-level=debug"))
-	lb.say([]string{vipB4})
+	lb.publish([]string{vipB4})
 	f.wantRoutes(vipB4)
 	for range 2 { // both rises are free
-		lb.say([]string{vipA4})
+		lb.publish([]string{vipA4})
 		f.wantRoutes(vipA4, vipB4)
-		lb.say(nil, vipA4)
+		lb.publish(nil, vipA4)
 		f.wantRoutes(vipB4)
 	}
 	mark, said := f.mark(), time.Now()
-	lb.say([]string{vipA4})
+	lb.publish([]string{vipA4})
 	f.waitLog(f.pod.Frontend, "vip=20.0.0.1/32 advertisement=withdrawn from=lb_not_ready to=flapping")
 	f.wantRoutes(vipA4, vipB4)
 	if after := f.waitUpdate(mark, vipA4, announced).At.Sub(said); after < time.Second-clockSlack {

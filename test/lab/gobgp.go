@@ -25,7 +25,7 @@ type GoBGP struct {
 	dir string
 }
 
-// GoBGPLacks says what this machine lacks for a gobgpd gateway; nothing when "".
+// MissingForGoBGP returns the program that this machine lacks for a gobgpd gateway, or "".
 func MissingForGoBGP() string {
 	for _, program := range []string{"gobgpd", "gobgp"} {
 		if _, err := exec.LookPath(program); err != nil {

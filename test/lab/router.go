@@ -44,7 +44,7 @@ const (
 	KindGoBGP Kind = "GoBGP"
 )
 
-// Lacks says what this machine lacks for a kind of gateway; nothing when "".
+// Missing returns the program that this machine lacks for a kind of gateway, or "".
 func (k Kind) Missing() string {
 	switch k {
 	case KindFRR:

@@ -201,7 +201,7 @@ func (t *Topology) wirePod(n int) error {
 
 // Routing tables and the first rule of targets.
 const (
-	returnTable        = 100 // over all pods; that over pod n is wayBack+n
+	returnTable        = 100 // over all pods; the table of pod n is returnTable+n
 	returnRulePriority = 1000
 )
 
@@ -261,7 +261,7 @@ func (n *NetNS) nft(command string) error {
 	return err
 }
 
-// sysctlIfThere is Sysctl for a parameter of a module that need not be loaded.
+// sysctlIfExists is Sysctl for a parameter of a module that need not be loaded.
 func (n *NetNS) sysctlIfExists(key, value string) error {
 	err := n.Sysctl(key, value)
 	if errors.Is(err, os.ErrNotExist) {

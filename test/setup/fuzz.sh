@@ -9,7 +9,7 @@ duration=${1:-10s}
 parallel=${FUZZ_PARALLEL:-2}
 wanted=${FUZZ_TARGETS:-.}
 
-# out_of_time tells whether all that failed is Go's own end of the fuzzing: a worker
+# out_of_time reports whether all that failed is Go's own end of the fuzzing: a worker
 # that is late then is reported as "context deadline exceeded", with no input that
 # would fail (seen once in some hundred runs of Go 1.26).
 out_of_time() {

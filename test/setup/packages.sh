@@ -20,8 +20,8 @@ fi
 
 # While apt runs, 101 says that no daemon may be started (policy-rc.d, invoke-rc.d(8)).
 policy=/usr/sbin/policy-rc.d
-mark="# made by vipgate while it installs packages"
-if [ ! -e $policy ] || grep -qF "$mark" $policy; then # a killed run may have left ours
+mark="# written by vipgate while it installs packages"
+if [ ! -e $policy ] || grep -qF "$mark" $policy; then # a killed run may have left it
 	printf '#!/bin/sh\n%s\nexit 101\n' "$mark" >$policy
 	chmod +x $policy
 	trap 'rm -f '$policy EXIT

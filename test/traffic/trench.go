@@ -201,7 +201,7 @@ func (t *Trench) settle(ctx context.Context) error {
 	}), t.wantVia(ctx, 1, 2))
 }
 
-// wantVia is WantVia with patience.
+// wantVia is WantVia with a timeout.
 func (t *Trench) wantVia(ctx context.Context, pods ...int) error {
 	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()

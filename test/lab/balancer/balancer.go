@@ -103,14 +103,14 @@ func (b *Balancer) Close() error {
 	return errors.Join(b.errs...)
 }
 
-// Words are what a load balancer says of VIPs that are ready, or are not.
-func Words(ready bool, vips ...vip.VIP) []readiness.VIPReadiness {
-	words := make([]readiness.VIPReadiness, len(vips))
+// Readiness returns the readiness of VIPs, all ready or all not.
+func Readiness(ready bool, vips ...vip.VIP) []readiness.VIPReadiness {
+	entries := make([]readiness.VIPReadiness, len(vips))
 	for i, v := range vips {
-		words[i] = readiness.VIPReadiness{VIP: v, State: readiness.NotReady, Reason: readinessv1.VipReason_VIP_REASON_TOO_FEW_READY}
+		entries[i] = readiness.VIPReadiness{VIP: v, State: readiness.NotReady, Reason: readinessv1.VipReason_VIP_REASON_TOO_FEW_READY}
 		if ready {
-			words[i].State, words[i].Reason = readiness.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY
+			entries[i].State, entries[i].Reason = readiness.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY
 		}
 	}
-	return words
+	return entries
 }
