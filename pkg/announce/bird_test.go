@@ -524,7 +524,7 @@ func TestSessionErrors(t *testing.T) {
 			a := New(o)
 			a.Post(Batch{Changes: advertisements{vipA: Announced}, Revision: 1})
 			run(t, a)
-			s := awaitState(t, a, "the reason is told", func(s State) bool {
+			s := awaitState(t, a, "an error", func(s State) bool {
 				return s.LastError != nil && strings.Contains(s.LastError.Error(), tt.want)
 			})
 			if s.Sessions != 0 {

@@ -67,7 +67,7 @@ func FuzzReadMessage(f *testing.F) {
 		switch {
 		case errors.As(err, &p):
 			if _, err := notification(p.code, p.subcode, p.data); err != nil || p.code == 0 || p.reason == "" {
-				t.Fatalf("%+v cannot be told: %v", p, err)
+				t.Fatalf("no NOTIFICATION for %+v: %v", p, err)
 			}
 		case !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF):
 			t.Fatalf("unexpected kind of error: %v", err)

@@ -135,11 +135,11 @@ func checkOpen(m *bgp.BGPOpen, o Options) (time.Duration, error) {
 		}
 	}
 	if as4 == nil {
-		ours, err := bgp.NewCapFourOctetASNumber(o.LocalAS).Serialize()
+		capability, err := bgp.NewCapFourOctetASNumber(o.LocalAS).Serialize()
 		if err != nil {
 			return 0, fmt.Errorf("encoding the 4-octet AS capability: %w", err)
 		}
-		return reject(bgp.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY, ours,
+		return reject(bgp.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY, capability,
 			"BIRD does not support 4-octet AS numbers; remove `enable as4 off` from the session")
 	}
 	if as4.CapValue != o.PeerAS {
@@ -152,11 +152,11 @@ func checkOpen(m *bgp.BGPOpen, o Options) (time.Duration, error) {
 		if families[codecFamily(f)] {
 			continue
 		}
-		ours, err := bgp.NewCapMultiProtocol(codecFamily(f)).Serialize()
+		capability, err := bgp.NewCapMultiProtocol(codecFamily(f)).Serialize()
 		if err != nil {
 			return 0, fmt.Errorf("encoding the multiprotocol capability: %w", err)
 		}
-		return reject(bgp.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY, ours, "BIRD's session has no %s channel", f)
+		return reject(bgp.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY, capability, "BIRD's session has no %s channel", f)
 	}
 	// A hold time of 0 would disable the lease: BIRD would keep the routes of a hung process. RFC
 	// 4271 section 4.2 permits rejecting it.

@@ -187,7 +187,7 @@ func (p *peer) expectUpdates(n int, want map[vip.VIP]Advertisement) {
 		p.expect(bgp.BGP_MSG_UPDATE)
 	}
 	if !maps.Equal(p.table, want) {
-		p.t.Fatalf("the peer was told %v, want %v", p.table, want)
+		p.t.Fatalf("the peer received %v, want %v", p.table, want)
 	}
 }
 

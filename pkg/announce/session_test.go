@@ -200,7 +200,7 @@ func TestHungGateIsNotAnnouncedAgain(t *testing.T) {
 					t.Fatal(err)
 				}
 				if m, err := p.read(); err == nil {
-					t.Fatalf("a hung gate is spoken for: %+v", m.Body)
+					t.Fatalf("a hung gate is announced: %+v", m.Body)
 				}
 				if s := a.State().Load(); s.Sessions != 0 {
 					t.Errorf("a session that was not announced counts as established: %+v", s)

@@ -168,6 +168,6 @@ func TestTCPMD5(t *testing.T) {
 		t.Fatalf("got %v, want silence", s.LastError)
 	}
 	if strings.Contains(s.LastError.Error(), o.Password) {
-		t.Error("the error tells the password")
+		t.Error("the error contains the password")
 	}
 }

@@ -232,8 +232,9 @@ func (a *DevAuthority) Mint(id spiffeid.ID, notBefore, notAfter time.Time) (*x50
 		return nil, err
 	}
 	template := &x509.Certificate{
-		SerialNumber:          serial,
-		Subject:               pkix.Name{Organization: []string{"vipgate development"}}, // the URI alone identifies the workload
+		SerialNumber: serial,
+		// The URI alone identifies the workload.
+		Subject:               pkix.Name{Organization: []string{"vipgate development"}},
 		NotBefore:             notBefore.Truncate(time.Second),
 		NotAfter:              notAfter.Add(time.Second - 1).Truncate(time.Second),
 		KeyUsage:              x509.KeyUsageDigitalSignature,

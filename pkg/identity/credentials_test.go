@@ -130,7 +130,7 @@ func TestAuthorizeErrors(t *testing.T) {
 		denied    spiffeid.ID
 		says      string
 	}{
-		{"nobody", identity.Authorize(), nil, a, "expected one of nothing"},
+		{"no ID", identity.Authorize(), nil, a, "expected one of nothing"},
 		{
 			"one", identity.Authorize(a),
 			[]spiffeid.ID{a},
@@ -433,7 +433,7 @@ func TestClientErrorAfterServerRejection(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 	if err := check(t, c); err == nil {
-		t.Fatal("without an authorizer somebody was let in")
+		t.Fatal("a peer was accepted without an authorizer")
 	}
 }
 
@@ -442,7 +442,7 @@ func TestHandshakeNeedsSVID(t *testing.T) {
 	lb, fe := ca.ID("/lb"), ca.ID("/frontend")
 	good := ca.Source(ca.SVID(lb, time.Hour))
 	none := identity.NewManualSource(identity.Options{})
-	none.Fail(errors.New("nobody delivers"))
+	none.Fail(errors.New("origin failed"))
 
 	server := func(src *identity.Source, log *slog.Logger) func(net.Conn) (net.Conn, credentials.AuthInfo, error) {
 		return serverSide(identity.ServerCredentials(src,
@@ -461,7 +461,7 @@ func TestHandshakeNeedsSVID(t *testing.T) {
 	journal, log := newJournal()
 	sc, cc := socketPair(t)
 	s, c := handshakes(t, sc, cc, server(none, log), client(good))
-	if got := reason(s.err); got != identity.ReasonNoOwnSVID || !strings.Contains(s.err.Error(), "nobody delivers") {
+	if got := reason(s.err); got != identity.ReasonNoOwnSVID || !strings.Contains(s.err.Error(), "origin failed") {
 		t.Errorf("server: %v", s.err)
 	}
 	if got := reason(c.err); got != identity.ReasonGone {
@@ -471,7 +471,7 @@ func TestHandshakeNeedsSVID(t *testing.T) {
 
 	sc, cc = socketPair(t)
 	_, c = handshakes(t, sc, cc, server(good, nil), client(none))
-	if got := reason(c.err); got != identity.ReasonNoOwnSVID || !strings.Contains(c.err.Error(), "nobody delivers") {
+	if got := reason(c.err); got != identity.ReasonNoOwnSVID || !strings.Contains(c.err.Error(), "origin failed") {
 		t.Errorf("client: %v", c.err)
 	}
 }

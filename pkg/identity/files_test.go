@@ -160,7 +160,7 @@ func TestMissingOrBrokenFiles(t *testing.T) {
 			t.Fatalf("%s: the last good SVID was dropped: %+v", c.name, st)
 		}
 		must(t, os.WriteFile(filepath.Join(dir, c.file), before, 0o600))
-		identitytest.WaitStatus(t, src, "mended", func(s identity.Status) bool { return s.RenewalErr == nil })
+		identitytest.WaitStatus(t, src, "repaired", func(s identity.Status) bool { return s.RenewalErr == nil })
 	}
 	if st := src.Status().Load(); st.Rotations != 0 {
 		t.Fatalf("%d rotations to the same SVID", st.Rotations)

@@ -105,7 +105,8 @@ func SocketPath(address string) (string, error) {
 		path = rest
 		if rest, ok := strings.CutPrefix(path, "//"); ok {
 			if !strings.HasPrefix(rest, "/") {
-				return "", fmt.Errorf("socket %q: unix:// must be followed by an absolute path, as in unix:///run/vipgate/lb.sock", address)
+				return "", fmt.Errorf("socket %q: unix:// must be followed by an absolute path, "+
+					"as in unix:///run/vipgate/lb.sock", address)
 			}
 			path = rest
 		}

@@ -341,7 +341,7 @@ func TestConcurrentListen(t *testing.T) {
 	}
 	wg.Wait()
 	if wins.Load() == 0 {
-		t.Fatal("nobody ever listened")
+		t.Fatal("no listener succeeded")
 	}
 }
 

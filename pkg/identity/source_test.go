@@ -28,9 +28,9 @@ func TestStatusOverSVIDLifetime(t *testing.T) {
 		if st := at(40 * time.Minute); st.Err != nil || st.Overdue || st.Problem() != "" {
 			t.Fatalf("at 2/3 of its life sharp, when some issuers renew: %+v", st)
 		}
-		src.Fail(errors.New("nobody delivers"))
+		src.Fail(errors.New("origin failed"))
 		if st := at(43 * time.Minute); st.Err != nil || !st.Overdue ||
-			!strings.HasSuffix(st.Problem(), "was not renewed: nobody delivers") {
+			!strings.HasSuffix(st.Problem(), "was not renewed: origin failed") {
 			t.Fatalf("past 2/3 of its life: %+v: %s", st, st.Problem())
 		}
 		if n := journal.count(t, map[string]any{"msg": "SVID rotation overdue"}); n != 1 {
@@ -38,13 +38,13 @@ func TestStatusOverSVIDLifetime(t *testing.T) {
 		}
 		// At an odd time, so that no other timer fires at the end.
 		at(50*time.Minute + 7*time.Second)
-		src.Fail(errors.New("still nobody delivers"))
+		src.Fail(errors.New("still origin failed"))
 		if st := at(time.Hour); st.Err != nil {
 			t.Fatalf("at NotAfter, which is part of its life: %+v", st)
 		}
 		st := at(time.Hour + time.Millisecond)
 		if !errors.Is(st.Err, identity.ErrExpired) || !errSays("the SVID spiffe://example.org/lb expired",
-			"still nobody delivers")(st) {
+			"still origin failed")(st) {
 			t.Fatalf("after NotAfter: %+v", st)
 		}
 		if st.Problem() != st.Err.Error() {

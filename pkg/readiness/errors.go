@@ -34,7 +34,7 @@ func (c *watchConn) explain(err error) error {
 	case handshake != nil:
 		return explainHandshake(socket, handshake)
 	case errors.Is(err, errNoFirstMessage):
-		return fmt.Errorf("watch readiness on %s: the load balancer hangs or has not made its first decision: %w within %v",
+		return fmt.Errorf("watch readiness on %s: the load balancer hangs or has not decided yet: %w within %v",
 			socket, err, c.w.firstMessageWithin)
 	}
 	var broken *protocolError

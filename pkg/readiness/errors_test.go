@@ -97,14 +97,14 @@ func TestErrorText(t *testing.T) {
 			[]string{"refused the stream", "8 streams open"},
 		},
 		{"stopping", serve(&scripted{err: errStopping}), frontendID, []string{"is stopping"}},
-		{"ended without a word", serve(&scripted{}), frontendID, []string{"without a reason"}},
+		{"ended without a status", serve(&scripted{}), frontendID, []string{"without a reason"}},
 		{"ended by surprise", serve(&scripted{err: status.Error(codes.Internal, "boom")}), frontendID, []string{"boom"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			path := tt.path(t)
 			f := startFrontend(t, path, func(o *WatcherOptions) { o.Credentials = fakeCredentials{id: tt.id} })
-			f.waitFor(t, "the error is told", func() bool { return f.Err != nil })
+			f.waitFor(t, "an error", func() bool { return f.Err != nil })
 			for _, w := range append(tt.want, path) {
 				if !strings.Contains(f.Err.Error(), w) {
 					t.Errorf("%q lacks %q", f.Err, w)
@@ -125,7 +125,7 @@ func TestHandshakeErrorIsWrapped(t *testing.T) {
 			cause,
 		}
 	})
-	f.waitFor(t, "the error is told", func() bool { return f.Err != nil })
+	f.waitFor(t, "an error", func() bool { return f.Err != nil })
 	if !errors.Is(f.Err, cause) || !strings.Contains(f.Err.Error(), "TLS handshake") {
 		t.Fatalf("the error: %v", f.Err)
 	}
@@ -155,7 +155,7 @@ func TestSilentLBTimeout(t *testing.T) {
 			path := socketPath(t)
 			startLB(t, path, NewTable(TableOptions{}))
 			return path
-		}, "has not made its first decision"},
+		}, "has not decided yet"},
 		{"accepts and hangs", func(t *testing.T) string {
 			path := socketPath(t)
 			l, err := net.Listen("unix", path) // the kernel accepts

@@ -165,16 +165,16 @@ func (b *book) accepts(m *response) bool {
 // hostileLB is a load balancer that a string of bytes drives: several streams, each with valid and
 // invalid messages.
 type hostileLB struct {
-	program []byte
-	now     time.Time
-	inbox   *updateMerger
-	gate    *gateFixture
-	open    []*hostileStream
-	ever    []*hostileStream
-	before  Position // returned by an earlier take
-	spoken  int      // streams on which a message was accepted
-	counts  string   // the instance of the newest synced stream
-	latest  int      // the latest stream that supplied its state
+	program  []byte
+	now      time.Time
+	inbox    *updateMerger
+	gate     *gateFixture
+	open     []*hostileStream
+	ever     []*hostileStream
+	before   Position // returned by an earlier take
+	accepted int      // streams on which a message was accepted
+	counts   string   // the instance of the newest synced stream
+	latest   int      // the latest stream that supplied its state
 }
 
 type hostileStream struct {
@@ -345,8 +345,8 @@ func (x *hostileLB) send(t *testing.T, s *hostileStream, sent *response) {
 		return
 	}
 	if s.number == 0 {
-		x.spoken++
-		s.number = x.spoken
+		x.accepted++
+		s.number = x.accepted
 	}
 	if e := m.GetSnapshot(); e.GetSynced() && e.GetLast() && (s.number >= x.latest || s.book.instance == x.counts) {
 		if s.book.instance != x.counts {
@@ -380,10 +380,10 @@ func (x *hostileLB) take(t *testing.T) {
 		t.Fatalf("%+v was handed over after %+v", p, x.before)
 	}
 	x.before = p
-	var told []*hostileStream // complete states of this instance
+	var candidates []*hostileStream // complete states of this instance
 	for _, s := range x.ever {
 		if s.book.instance == p.InstanceID && len(s.book.whole) > 0 {
-			told = append(told, s)
+			candidates = append(candidates, s)
 		}
 	}
 	got := map[string]State{}
@@ -391,19 +391,19 @@ func (x *hostileLB) take(t *testing.T) {
 		got[v.String()] = r.State
 	}
 	known := false
-	for _, s := range told {
+	for _, s := range candidates {
 		want, ok := s.book.whole[p.Revision]
 		known = known || ok
-		if len(told) == 1 && !maps.Equal(got, want) {
+		if len(candidates) == 1 && !maps.Equal(got, want) {
 			t.Fatalf("at %+v: got %v, want %v", p, got, want)
 		}
 	}
 	if !known {
-		t.Fatalf("nobody told a whole state at %+v", p)
+		t.Fatalf("no stream sent a complete state at %+v", p)
 	}
 	for v, state := range got {
 		said := false
-		for _, s := range told {
+		for _, s := range candidates {
 			for _, whole := range s.book.whole {
 				if is, ok := whole[v]; ok && is == state {
 					said = true
@@ -411,7 +411,7 @@ func (x *hostileLB) take(t *testing.T) {
 			}
 		}
 		if !said {
-			t.Fatalf("at %+v: nobody ever said that %s is %v", p, v, state)
+			t.Fatalf("at %+v: no stream sent that %s is %v", p, v, state)
 		}
 	}
 }
@@ -427,11 +427,11 @@ func (x *hostileLB) evaluate(t *testing.T) {
 		vouched = vouched || s.book.instance == instance && x.now.Before(s.leaseEnd)
 	}
 	if live && !vouched {
-		t.Fatalf("the word of %q counts as live after its lease", instance)
+		t.Fatalf("the state of %q is live after its lease", instance)
 	}
 	for _, c := range changes {
 		if announces(c) && (!live || x.gate.view.vips[c.VIP].State != Ready) {
-			t.Fatalf("%+v: live is %v, the word %v", c, live, x.gate.view.vips[c.VIP])
+			t.Fatalf("%+v: live is %v, the state %v", c, live, x.gate.view.vips[c.VIP])
 		}
 	}
 }

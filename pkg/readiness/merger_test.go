@@ -73,7 +73,7 @@ func TestTakeMergesNewest(t *testing.T) {
 	f.merge(t0, message(1, snapshotOf(true, v1, v2)))
 	f.merge(t0.Add(1), message(2, deltaOf(true, v3), removing(v1)))
 	if u := b.take(); names(u) != "complete=true changed=[20.0.0.2/32 20.0.0.3/32] removed=[]" || !u.ReceivedAt.Equal(t0) {
-		t.Fatalf("%s heard at +%v", names(u), u.ReceivedAt.Sub(t0))
+		t.Fatalf("%s received at +%v", names(u), u.ReceivedAt.Sub(t0))
 	}
 	f.merge(t0.Add(2), message(3, deltaOf(true, v1), removing(v2)))
 	f.merge(t0.Add(3), message(4, deltaOf(true, v2), removing(v1)))
@@ -192,12 +192,12 @@ func TestNewerInstanceWins(t *testing.T) {
 		message(902, goingAway(time.Second)))
 	if u := b.take(); u.Position != (Position{"fresh", 1}) || len(u.Changed) != 0 || u.GoingAway ||
 		!u.LeaseEnd.Equal(t0.Add(time.Second)) {
-		t.Fatalf("the old instance spoke: %+v", u)
+		t.Fatalf("the old instance changed the state: %+v", u)
 	}
 	b.end(&fresh.h, t0.Add(2), fmt.Errorf("gone"))
 	old.merge(t0.Add(time.Hour), message(903, snapshotOf(true, v1, v3)))
 	if u := b.take(); u.Position != (Position{"fresh", 1}) || u.Synced || !u.Open {
-		t.Fatalf("the old instance spoke after the end of the newer: %+v", u)
+		t.Fatalf("the old instance changed the state after the end of the newer: %+v", u)
 	}
 }
 

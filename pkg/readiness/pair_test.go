@@ -76,12 +76,12 @@ type pair struct {
 	history map[Position]map[vip.VIP]State
 
 	// The gate's side.
-	looking sync.Mutex // guards the four that follow
-	gate    *gateFixture
-	last    int // the load balancer of the last evaluation, and its revision
-	lastR   uint64
-	lives   int // evaluations at which the state was live
-	told    map[vip.VIP]VIPReport
+	looking  sync.Mutex // guards the four that follow
+	gate     *gateFixture
+	last     int // the load balancer of the last evaluation, and its revision
+	lastR    uint64
+	lives    int // evaluations at which the state was live
+	reported map[vip.VIP]VIPReport
 
 	awake   chan struct{} // closed while run may run; guarded by mu
 	problem string        // the first one that run saw; guarded by mu
@@ -221,7 +221,7 @@ func (p *pair) run(ctx context.Context) {
 				report.VIPs[c.VIP] = VIPReport{Advertisement: readinessv1.Advertisement(1 + c.To.Advertisement)}
 			}
 		}
-		maps.Copy(p.told, report.VIPs)
+		maps.Copy(p.reported, report.VIPs)
 		p.watcher.Report(report)
 		timer.Reset(time.Until(p.gate.Deadline(now))) // always set, because of the gateways
 		p.looking.Unlock()
@@ -251,7 +251,7 @@ func (p *pair) judge(now time.Time, changes []gate.Change) string {
 	at := p.gate.view.Position
 	if at == (Position{}) {
 		if p.gate.Freshness(now) != gate.Lost {
-			return "something counts though nothing was heard"
+			return "a state is live without a message"
 		}
 		return ""
 	}
@@ -328,7 +328,7 @@ func (p *pair) settle(r *rapid.T) {
 			return
 		}
 	}
-	r.Fatalf("the word of %s is live though all its connections have ended", lb.table.instance)
+	r.Fatalf("the state of %s is live though all its connections have ended", lb.table.instance)
 }
 
 // heal ends all faults, but not their effects.
@@ -361,8 +361,8 @@ func (p *pair) converged(r *rapid.T, configured []vip.VIP) {
 		r.Fatalf("in the end the gate is at %+v, %v, and the table at %+v: %v", p.gate.view.Position, f, want, p.gate.Err)
 	}
 	if report := p.lb.Report().Load(); !report.Connected || report.Applied != want ||
-		!maps.Equal(p.lb.AllReported(), p.told) {
-		r.Fatalf("in the end the report is %+v, %v, want %+v, %v", report, p.lb.AllReported(), want, p.told)
+		!maps.Equal(p.lb.AllReported(), p.reported) {
+		r.Fatalf("in the end the report is %+v, %v, want %+v, %v", report, p.lb.AllReported(), want, p.reported)
 	}
 	for _, v := range configured {
 		d := p.gate.Decision(v)
@@ -391,13 +391,13 @@ func checkPair(r *rapid.T) (lives int) {
 		configured = append(configured, numbered(i))
 	}
 	p := &pair{
-		lease:   time.Duration(rapid.SampledFrom([]int{100, 300, 1000}).Draw(r, "lease ms")) * time.Millisecond,
-		grace:   time.Duration(rapid.SampledFrom([]int{0, 0, 200, 2000}).Draw(r, "grace ms")) * time.Millisecond,
-		crowd:   rapid.IntRange(0, 9).Draw(r, "crowd") == 0,
-		history: map[Position]map[vip.VIP]State{},
-		gate:    newGateFixture(configured...),
-		told:    map[vip.VIP]VIPReport{},
-		awake:   make(chan struct{}),
+		lease:    time.Duration(rapid.SampledFrom([]int{100, 300, 1000}).Draw(r, "lease ms")) * time.Millisecond,
+		grace:    time.Duration(rapid.SampledFrom([]int{0, 0, 200, 2000}).Draw(r, "grace ms")) * time.Millisecond,
+		crowd:    rapid.IntRange(0, 9).Draw(r, "crowd") == 0,
+		history:  map[Position]map[vip.VIP]State{},
+		gate:     newGateFixture(configured...),
+		reported: map[vip.VIP]VIPReport{},
+		awake:    make(chan struct{}),
 	}
 	close(p.awake)
 	p.watcher = NewWatcher(WatcherOptions{
@@ -586,6 +586,6 @@ func TestGateNeverOutlivesLease(t *testing.T) {
 		})
 	})
 	if lives < runs {
-		t.Errorf("the word was live at only %d looks of %d runs", lives, runs)
+		t.Errorf("the state was live at only %d evaluations of %d runs", lives, runs)
 	}
 }

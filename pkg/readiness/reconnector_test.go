@@ -83,7 +83,7 @@ func TestRotationMovesWithoutGap(t *testing.T) {
 				var r Report
 				r, changed = b.Report().Get()
 				if !r.Connected {
-					t.Fatalf("move %d: nobody reported", move)
+					t.Fatalf("move %d: no stream reported", move)
 				}
 			case <-f.Changed():
 				f.apply(f.Take())
@@ -100,7 +100,7 @@ func TestRotationMovesWithoutGap(t *testing.T) {
 		}
 		want[numbered(int(10+move))] = VIPReport{Advertisement: withdrawn}
 		f.Report(ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(int(10 + move)): {Advertisement: withdrawn}}})
-		eventually(t, "the report goes on", reportedAs(b, want))
+		eventually(t, "the report continues", reportedAs(b, want))
 		// The new connection delivers.
 		table.Commit(Decision{Changed: []VIPReadiness{{VIP: numbered(0), State: State(move % 2)}}})
 		f.waitFor(t, "a delta on the new connection", f.at(table))
@@ -150,7 +150,7 @@ func TestFailedMoveKeepsConnection(t *testing.T) {
 	svid.rotate()
 	eventually(t, "moves fail and are tried again", func() bool { return f.Stats().Failures >= 3 })
 	table.Commit(Decision{Changed: []VIPReadiness{notReady(v1)}})
-	f.waitFor(t, "the first connection goes on", f.at(table))
+	f.waitFor(t, "the first connection continues", f.at(table))
 	if !f.Open || f.Err != nil {
 		t.Fatalf("%+v", f.Update)
 	}

@@ -54,7 +54,7 @@ func send(t testing.TB, s reportStream, m *readinessv1.ReportAdvertisementReques
 func TestNewestWatchReports(t *testing.T) {
 	b := startSyncedLB(t, 1)
 	v := vip.Require(v1)
-	says := func(watchID string, a readinessv1.Advertisement) func() bool {
+	reportIs := func(watchID string, a readinessv1.Advertisement) func() bool {
 		return func() bool {
 			r, _ := b.Reported(v)
 			s := b.Report().Load()
@@ -65,13 +65,13 @@ func TestNewestWatchReports(t *testing.T) {
 	firstID := recv(t, first).GetWatchId()
 	firstReport, _ := reportRaw(t, b, frontendID)
 	send(t, firstReport, reportOf(firstID, v1, announced))
-	eventually(t, "the first watch's report counts", says(firstID, announced))
+	eventually(t, "the first watch's report counts", reportIs(firstID, announced))
 
 	second, endSecond := watchRaw(t, b, frontendID)
 	secondID := recv(t, second).GetWatchId()
 	secondReport, _ := reportRaw(t, b, frontendID)
 	send(t, secondReport, reportOf(secondID, v1, withdrawn))
-	eventually(t, "the second watch's report counts", says(secondID, withdrawn))
+	eventually(t, "the second watch's report counts", reportIs(secondID, withdrawn))
 
 	// The reports of the first watch are read but not used.
 	send(t, firstReport, reportOf(firstID, v2, announced))
@@ -81,7 +81,7 @@ func TestNewestWatchReports(t *testing.T) {
 		w := b.watches[firstID]
 		return len(w.reports.vips) == 2
 	})
-	if !says(secondID, withdrawn)() {
+	if !reportIs(secondID, withdrawn)() {
 		t.Fatalf("a report of the older watch counted: %+v", b.Report().Load())
 	}
 	if _, ok := b.Reported(vip.Require(v2)); ok {
@@ -99,11 +99,11 @@ func TestNewestWatchReports(t *testing.T) {
 
 	// The older report is kept: it is used again when the newer watch ends.
 	endSecond()
-	eventually(t, "the first watch counts again", says(firstID, announced))
+	eventually(t, "the first watch counts again", reportIs(firstID, announced))
 	endFirst()
-	eventually(t, "nobody reports", func() bool { return !b.Report().Load().Connected })
+	eventually(t, "no stream reports", func() bool { return !b.Report().Load().Connected })
 	if r, ok := b.Reported(v); !ok || r.Advertisement != announced {
-		t.Fatalf("the last word is gone: %+v %v", r, ok)
+		t.Fatalf("the last report is lost: %+v %v", r, ok)
 	}
 }
 
@@ -139,7 +139,7 @@ func TestReaderKeepsReportingWatch(t *testing.T) {
 	looker, _ := watchRaw(t, b, frontendID)
 	recv(t, looker)
 	send(t, report, reportOf(id, v1, withdrawn))
-	eventually(t, "the report goes on", func() bool {
+	eventually(t, "the report continues", func() bool {
 		r, _ := b.Reported(vip.Require(v1))
 		return r.Advertisement == withdrawn
 	})

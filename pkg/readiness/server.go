@@ -310,11 +310,16 @@ func (b batch) messages(now func() time.Time) func(yield func(*readinessv1.Watch
 	return func(yield func(*readinessv1.WatchReadinessResponse) bool) {
 		switch b.kind {
 		case kindHeartbeat:
-			yield(&readinessv1.WatchReadinessResponse{Event: &readinessv1.WatchReadinessResponse_Heartbeat{Heartbeat: &readinessv1.Heartbeat{}}})
+			yield(&readinessv1.WatchReadinessResponse{
+				Event: &readinessv1.WatchReadinessResponse_Heartbeat{Heartbeat: &readinessv1.Heartbeat{}},
+			})
 			return
 		case kindGoingAway:
 			left := durationpb.New(min(max(0, b.drainEnd.Sub(now())), maxStaleGrace))
-			yield(&readinessv1.WatchReadinessResponse{Event: &readinessv1.WatchReadinessResponse_GoingAway{GoingAway: &readinessv1.GoingAway{DrainFor: left}}})
+			goingAway := &readinessv1.GoingAway{DrainFor: left}
+			yield(&readinessv1.WatchReadinessResponse{
+				Event: &readinessv1.WatchReadinessResponse_GoingAway{GoingAway: goingAway},
+			})
 			return
 		}
 		rest := b.entries

@@ -28,7 +28,7 @@ type Decision struct {
 	Removed []vip.VIP
 	// Synced is set once every target was checked. It is never reset.
 	Synced bool
-	// At is when the decision was made. Default: now.
+	// At is the time of the decision. Default: now.
 	At time.Time
 }
 

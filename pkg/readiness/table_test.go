@@ -180,11 +180,11 @@ func TestHungLoopSendsNothing(t *testing.T) {
 		c := table.open()
 		defer table.close(c)
 		if b := table.next(c, time.Now()); b.kind != kindNone {
-			t.Fatalf("a table spoke before its first decision: %+v", b)
+			t.Fatalf("a table sent before its first decision: %+v", b)
 		}
 		table.Heartbeat()
 		if b := table.next(c, time.Now()); b.kind != kindNone {
-			t.Fatalf("a heartbeat before the first decision was told: %+v", b)
+			t.Fatalf("a heartbeat before the first decision was sent: %+v", b)
 		}
 		table.Commit(Decision{Changed: []VIPReadiness{ready("20.0.0.1/32")}, Synced: true})
 		if left, ok := table.currentLease(time.Now()); !ok || left != DefaultLease {
@@ -196,7 +196,7 @@ func TestHungLoopSendsNothing(t *testing.T) {
 		}
 		<-time.After(600 * time.Millisecond)
 		if b := table.next(c, time.Now()); b.kind != kindNone {
-			t.Fatalf("a watch that opens after the loop hung was told %+v", b)
+			t.Fatalf("a watch that opens after the loop hung was sent %+v", b)
 		}
 		if s := table.State(); s.LeaseLeft != 0 {
 			t.Fatalf("the state is said to hold for %v", s.LeaseLeft)

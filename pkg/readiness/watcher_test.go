@@ -75,7 +75,7 @@ func TestHungLBLeaseExpires(t *testing.T) {
 	f := startFrontend(t, path, nil)
 	f.waitFor(t, "synced", f.at(table))
 	stop()
-	eventually(t, "nobody beats, and the lease ends", func() bool {
+	eventually(t, "the lease expires without heartbeats", func() bool {
 		f.apply(f.Take())
 		return f.LeaseEnd.Before(time.Now())
 	})
@@ -86,7 +86,7 @@ func TestHungLBLeaseExpires(t *testing.T) {
 	late := startFrontend(t, path, nil)
 	eventually(t, "the late watch is open", func() bool { return watchers(table) == 2 })
 	if late.apply(late.Take()); late.Open {
-		t.Fatalf("a hung load balancer spoke: %+v", late.Update)
+		t.Fatalf("a hung load balancer sent a message: %+v", late.Update)
 	}
 	// Any message renews the lease, also after its end, on the same stream.
 	ended := f.LeaseEnd
@@ -120,7 +120,7 @@ func TestUnsyncedRestartKeepsState(t *testing.T) {
 	second := NewTable(TableOptions{Lease: time.Minute})
 	second.Commit(Decision{Changed: []VIPReadiness{notReady(v1), ready(v2)}})
 	startLB(t, path, second)
-	f.waitFor(t, "the next one has spoken", func() bool { return f.Open })
+	f.waitFor(t, "a message of the next one", func() bool { return f.Open })
 	if f.Synced || !f.EndedAt.Equal(ended) || f.Position != first.Position() || f.vips[vip.Require(v1)].State != Ready {
 		t.Fatalf("an unsynced load balancer changed something: %+v", f.Update)
 	}
@@ -140,7 +140,7 @@ func TestLBStartsLater(t *testing.T) {
 	table.Commit(Decision{Changed: numberedReady(1), Synced: true})
 	// With an hour of back-off, only the poll of the socket can find it.
 	f := startFrontend(t, path, func(o *WatcherOptions) { o.MaxBackoff = time.Hour })
-	f.waitFor(t, "the failure is told", func() bool { return f.Err != nil })
+	f.waitFor(t, "a failure", func() bool { return f.Err != nil })
 	eventually(t, "the back-off has grown", func() bool { return f.Stats().Failures >= 5 })
 	if !errors.Is(f.Err, fs.ErrNotExist) || !strings.Contains(f.Err.Error(), path+" does not exist") {
 		t.Fatalf("the error: %v", f.Err)
@@ -211,7 +211,7 @@ func startScripted(t *testing.T, s *scripted) (path string) {
 func TestHostileLBIsRetried(t *testing.T) {
 	s := &scripted{hold: true, script: []*response{message(5, snapshotOf(true, v1)), message(4, heartbeat)}}
 	f := startFrontend(t, startScripted(t, s), func(o *WatcherOptions) { o.MaxBackoff = minBackoff })
-	f.waitFor(t, "the violation is told", func() bool { return f.Err != nil })
+	f.waitFor(t, "a violation", func() bool { return f.Err != nil })
 	if !strings.Contains(f.Err.Error(), "readiness protocol violation") ||
 		!strings.Contains(f.Err.Error(), "went back from 5 to 4") {
 		t.Fatalf("the error: %v", f.Err)
