@@ -22,8 +22,8 @@ func judge(t testing.TB) *jsonschema.Schema {
 	return s
 }
 
-// instance is the JSON that an editor makes of YAML: aliases are followed, and
-// scalars have the types of YAML 1.2. Not everything in YAML has a JSON form.
+// instance is the JSON that an editor makes of YAML: aliases are followed, and scalars have the
+// types of YAML 1.2. Not everything in YAML has a JSON form.
 func instance(data []byte) (any, error) {
 	var doc yaml.Node
 	if err := yaml.Unmarshal(data, &doc); err != nil {
@@ -94,14 +94,14 @@ streams:
 
 const firstCheck = "check: {tcp: {port: 5000}, interval: 2s, fastInterval: 100ms, timeout: 300ms, rise: 1, fall: 4}, "
 
-// verdict is who takes an example.
+// verdict is the set of readers that accept an example.
 type verdict int
 
 const (
 	taken   verdict = iota // by both
 	refused                // by both
-	// onlySchema: what the reader refuses and a schema cannot see, since it
-	// compares several fields, or is lost when YAML becomes JSON.
+	// onlySchema: what the reader refuses and a schema cannot see, since it compares several
+	// fields, or is lost when YAML becomes JSON.
 	onlySchema
 )
 

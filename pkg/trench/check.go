@@ -11,8 +11,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// name reads a name. Gateway names become names of BIRD's protocols, and all of
-// them stand in metrics and logs.
+// name reads a name. Gateway names become names of BIRD's protocols, and all of them stand in
+// metrics and logs.
 func (v value) name() (string, bool) {
 	const remedy = "write 1 to 60 characters out of A-Z a-z 0-9 _ . -"
 	s, ok := v.text(remedy)
@@ -146,14 +146,14 @@ func familyName(f vip.Family) string {
 // covering is a list of VIPs that do not overlap, sorted.
 type covering []vip.VIP
 
-// overlaps reports VIPs that share addresses, and returns those that contain
-// all others. Two VIPs that overlap are refused because the wider one would
-// attract the traffic of the narrower one while that is withdrawn.
+// overlaps reports VIPs that share addresses, and returns those that contain all others. Two VIPs
+// that overlap are refused because the wider one would attract the traffic of the narrower one
+// while that is withdrawn.
 func (p *parser) overlaps() covering {
 	var c covering
 	for _, v := range slices.SortedFunc(maps.Keys(p.vips), vip.Compare) {
-		// A prefix sorts behind those that contain it, and prefixes nest: what
-		// overlaps anything, overlaps the last one that nothing contains.
+		// A prefix sorts behind those that contain it, and prefixes nest: what overlaps anything,
+		// overlaps the last one that nothing contains.
 		if n := len(c); n > 0 && c[n-1].Overlaps(v) {
 			p.vips[v].problem("VIP %s lies in the VIP %s of line %d, which would attract its traffic even while it is withdrawn: remove one of them", v, c[n-1], p.vips[c[n-1]].node.Line)
 			continue

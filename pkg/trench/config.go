@@ -8,18 +8,17 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// LoopbackASN is the AS number of vipgate's own BGP speaker, which talks to
-// BIRD over the loopback interface. No gateway may use it on either side.
+// LoopbackASN is the AS number of vipgate's own BGP speaker, which talks to BIRD over the loopback
+// interface. No gateway may use it on either side.
 const LoopbackASN uint32 = 4200000000
 
-// MaxVIPs is how many VIPs an attractor may have: the largest number that the
-// benchmarks cover. The kernel reads a set of 50 000 ranges back in 0.1 s, and the lb
-// takes a new file of that size within its lease, also on a busy machine.
+// MaxVIPs is how many VIPs an attractor may have: the largest number that the benchmarks cover. The
+// kernel reads a set of 50 000 ranges back in 0.1 s, and the lb takes a new file of that size
+// within its lease, also on a busy machine.
 const MaxVIPs = 50_000
 
-// Bounds of what the file may say. Hold time: RFC 4271 section 4.2. BFD: the
-// multiplier is 8 bits (RFC 5880 section 4.1); under 10 ms BFD in user space
-// takes a busy node for a dead link.
+// Bounds of what the file may say. Hold time: RFC 4271 section 4.2. BFD: the multiplier is 8 bits
+// (RFC 5880 section 4.1); under 10 ms BFD in user space takes a busy node for a dead link.
 const (
 	MinHoldTime      = 3 * time.Second
 	MaxHoldTime      = 65535 * time.Second
@@ -34,8 +33,8 @@ const (
 	MaxMaglevSize    = 131071
 )
 
-// Config is what a trench file says, with the defaults filled in. It is not
-// changed once made, so that it can be shared.
+// Config is what a trench file says, with the defaults filled in. It is not changed once created,
+// so that it can be shared.
 type Config struct {
 	// Trench is the name of the trench.
 	Trench string
@@ -50,8 +49,7 @@ type Attractor struct {
 	Name string
 	// VIPs do not overlap, and stand in the order of the file.
 	VIPs []vip.VIP
-	// Gateways have distinct names and addresses. For the family of each there
-	// is at least one VIP.
+	// Gateways have distinct names and addresses. For the family of each there is at least one VIP.
 	Gateways []Gateway
 }
 
@@ -69,13 +67,13 @@ type Gateway struct {
 	HoldTime time.Duration
 	// BFD is nil when the session is not guarded by BFD.
 	BFD *BFD
-	// PasswordFile is the absolute path of the file with the TCP-MD5 password,
-	// or "" when the session has none.
+	// PasswordFile is the absolute path of the file with the TCP-MD5 password, or "" when the
+	// session has none.
 	PasswordFile string
 }
 
-// Family returns the address family of the session. VIPs of this family only
-// are advertised over it.
+// Family returns the address family of the session. VIPs of this family only are advertised over
+// it.
 func (g Gateway) Family() vip.Family { return vip.FamilyOf(g.Address) }
 
 // BFD is how a session is guarded by Bidirectional Forwarding Detection (RFC 5880).
@@ -91,56 +89,53 @@ type Stream struct {
 	Name string
 	// VIPs are VIPs of the attractor, at least one.
 	VIPs []vip.VIP
-	// MinReady is how many targets of a VIP's family must be ready for the VIP
-	// to be ready, at least 1.
+	// MinReady is how many targets of a VIP's family must be ready for the VIP to be ready, at
+	// least 1.
 	MinReady int
-	// Check tells whether a target is ready. It is the zero Check when the file has
-	// none, which it may when it has no targets either.
+	// Check reports whether a target is ready. It is the zero Check when the file has none, which
+	// it may when it has no targets either.
 	Check Check
-	// DrainTime is how long a target that leaves keeps the flows it has, from 0 to
-	// [MaxDrainTime].
+	// DrainTime is how long a target that leaves keeps the flows it has, from 0 to [MaxDrainTime].
 	DrainTime time.Duration
 	// Maglev says how flows are spread over the targets.
 	Maglev Maglev
-	// Targets have distinct names, and no address belongs to two of them. Each has
-	// an address of a family that is checked.
+	// Targets have distinct names, and no address belongs to two of them. Each has an address of a
+	// family that is checked.
 	Targets []Target
 }
 
-// Maglev is the table that spreads the flows of a stream over its targets. All pods of
-// a trench must have the same, since a flow that moves between pods with others
-// changes its target.
+// Maglev is the table that spreads the flows of a stream over its targets. All pods of a trench
+// must have the same, since a flow that moves between pods with others changes its target.
 type Maglev struct {
-	// Size is the number of entries, a prime number from [MinMaglevSize] to
-	// [MaxMaglevSize].
+	// Size is the number of entries, a prime number from [MinMaglevSize] to [MaxMaglevSize].
 	Size uint32
 	// Seed is that of the hashes of flows and of names, never 0.
 	Seed uint32
 }
 
-// Check is how the targets of a stream are checked. One of TCP, HTTP and GRPC has
-// a port, unless it is the zero Check, which checks nothing. Checks are comparable.
+// Check is how the targets of a stream are checked. One of TCP, HTTP and GRPC has a port, unless it
+// is the zero Check, which checks nothing. Checks are comparable.
 type Check struct {
 	TCP  TCPCheck
 	HTTP HTTPCheck
 	GRPC GRPCCheck
-	// FastInterval is the time between checks while a change is about to be
-	// decided: from the first outcome that speaks against the state until rise or
-	// fall. At most Interval, which is the default.
+	// FastInterval is the time between checks while a change is about to be decided: from the first
+	// outcome that speaks against the state until rise or fall. At most Interval, which is the
+	// default.
 	FastInterval time.Duration
-	// Source4 and Source6 are the addresses to check from; the zero Addr leaves
-	// the choice to the kernel.
+	// Source4 and Source6 are the addresses to check from; the zero Addr leaves the choice to the
+	// kernel.
 	Source4, Source6 netip.Addr
-	// Families are the families whose addresses are checked. The addresses of the
-	// other family of a target are taken to be as those.
+	// Families are the families whose addresses are checked. The addresses of the other family of a
+	// target are taken to be as those.
 	Families Families
-	// Interval is the time from the start of one check to the start of the
-	// next, from [MinCheckInterval] to [MaxCheckInterval].
+	// Interval is the time from the start of one check to the start of the next, from
+	// [MinCheckInterval] to [MaxCheckInterval].
 	Interval time.Duration
 	// Timeout is how long a check may take, from [MinCheckTimeout] to Interval.
 	Timeout time.Duration
-	// Rise is how many checks in a row must succeed before a target is ready,
-	// Fall how many must fail before it no longer is: 1 to [MaxRiseFall].
+	// Rise is how many checks in a row must succeed before a target is ready, Fall how many must
+	// fail before it no longer is: 1 to [MaxRiseFall].
 	Rise, Fall int
 }
 
@@ -158,8 +153,8 @@ type HTTPCheck struct {
 	Host string
 	// Status is a list of numbers and ranges, as in "200-399,404": see [HTTPCheck.Wants].
 	Status string
-	// Body is a regular expression (RE2) that the first 64 KiB of the body must
-	// match; "" takes any.
+	// Body is a regular expression (RE2) that the first 64 KiB of the body must match; "" takes
+	// any.
 	Body string
 	TLS  TLSCheck
 }
@@ -178,8 +173,7 @@ type TLSCheck struct {
 	On bool
 	// ServerName is asked for and verified; "" takes the target's address.
 	ServerName string
-	// CAFile is the absolute path of the PEM file with the authorities; "" takes
-	// the system's.
+	// CAFile is the absolute path of the PEM file with the authorities; "" takes the system's.
 	CAFile string
 	// Insecure takes any certificate.
 	Insecure bool
@@ -195,7 +189,7 @@ const (
 	OnlyIPv6
 )
 
-// Has tells whether the family is meant.
+// Has reports whether the family is meant.
 func (f Families) Has(family vip.Family) bool {
 	return f == BothFamilies || (f == OnlyIPv4) == (family == vip.IPv4)
 }

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// maxProblems bounds what one file is told at once, and with it the work that
-// a hostile file can cause.
+// maxProblems bounds the problems reported for one file, and with it the work that a hostile file
+// can cause.
 const maxProblems = 100
 
 // Problem is one thing in the file that must be changed.
@@ -17,10 +17,10 @@ type Problem struct {
 	File string
 	// Line and Column count from 1.
 	Line, Column int
-	// Field is the path of the field, such as "attractor.gateways[0].address";
-	// "" when the problem is the whole file.
+	// Field is the path of the field, such as "attractor.gateways[0].address"; "" when the problem
+	// is the whole file.
 	Field string
-	// Message says what is wrong and how to mend it.
+	// Message says the problem and how to fix it.
 	Message string
 }
 
@@ -32,8 +32,8 @@ func (p Problem) String() string {
 	return fmt.Sprintf("%s:%d: %s: %s", p.File, p.Line, p.Field, p.Message)
 }
 
-// Errors is why a file was refused: at least one problem, in the order of the
-// file, and at most 100.
+// Errors is why a file was refused: at least one problem, in the order of the file, and at most
+// 100.
 type Errors struct {
 	Problems []Problem
 	// More is true when the file has further problems that are not listed.

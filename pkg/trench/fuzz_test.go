@@ -33,7 +33,7 @@ func distinct[T any, K comparable](t *testing.T, what string, list []T, key func
 	seen := make(map[K]bool)
 	for _, x := range list {
 		if seen[key(x)] {
-			t.Fatalf("%s %v stands there twice", what, key(x))
+			t.Fatalf("%s %v appears twice", what, key(x))
 		}
 		seen[key(x)] = true
 	}
@@ -66,8 +66,8 @@ func host(t *testing.T, what string, a netip.Addr, vips []vip.VIP) {
 	}
 }
 
-// keepsPromises checks what a Config promises (the documentation of its types,
-// and sections 6 and 7 of the design), one by one and in the plainest way.
+// keepsPromises checks what a Config promises (the documentation of its types, and sections 6 and 7
+// of the design), one by one and in the plainest way.
 func keepsPromises(t *testing.T, c *Config) {
 	t.Helper()
 	a := c.Attractor
@@ -203,8 +203,8 @@ func checks(t *testing.T, c Check, vips []vip.VIP) {
 	}
 }
 
-// toldToPeople checks that what is said of a refused file fits on one line a
-// problem, in its order, and cannot play tricks on a terminal.
+// toldToPeople checks that what is said of a refused file fits on one line a problem, in its order,
+// and cannot play tricks on a terminal.
 func toldToPeople(t *testing.T, err error, data []byte) {
 	t.Helper()
 	var errs *Errors
@@ -217,7 +217,7 @@ func toldToPeople(t *testing.T, err error, data []byte) {
 			t.Fatalf("%+v, and the file has %d lines", p, last)
 		}
 		if i > 0 && p.Line < errs.Problems[i-1].Line {
-			t.Fatalf("%s stands behind %s", p, errs.Problems[i-1])
+			t.Fatalf("%s follows %s", p, errs.Problems[i-1])
 		}
 		if text := p.String(); !utf8.ValidString(text) || strings.ContainsFunc(text, func(c rune) bool { return !unicode.IsPrint(c) }) {
 			t.Fatalf("%q holds what cannot be shown", text)
@@ -314,9 +314,8 @@ func texts[T fmt.Stringer](list []T) []string {
 	return s
 }
 
-// FuzzParse checks that a file is either refused in words or gives a
-// configuration that keeps its promises, and that this means the same when it
-// is written down and read again.
+// FuzzParse checks that a file is either refused in words or gives a configuration that keeps its
+// promises, and that this means the same when it is written down and read again.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(good))
 	f.Add([]byte(every))
@@ -347,8 +346,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// FuzzGateway fills in what one gateway says, so that the values, not the form
-// of the file, are what is tried.
+// FuzzGateway fills in what one gateway says, so that the values, not the form of the file, are
+// what is tried.
 func FuzzGateway(f *testing.F) {
 	f.Add("a", "10.0.0.1", "8103", "179", "3s", "300ms", "3", "/etc/key")
 	f.Add("BFD", "fd00::1", "4200000000", "0", "90", "10ms", "256", "key")

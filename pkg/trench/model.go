@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// mapping describes one mapping of the file. The reader knows from it what the
-// fields are, what to write for one that is missing, and the bounds of numbers and
-// durations; docs/trench.schema.json is made of the same tables.
+// mapping describes one mapping of the file. The reader knows from it what the fields are, what to
+// write for one that is missing, and the bounds of numbers and durations; docs/trench.schema.json
+// is generated from the same tables.
 type mapping struct {
 	name    string // in the schema
 	meaning string // for people
@@ -22,11 +22,9 @@ type mapping struct {
 type field struct {
 	name    string
 	meaning string
-	// remedy says what to write when the field is missing; a field without one may
-	// be left out.
+	// remedy says what to write when the field is missing; a field without one may be left out.
 	remedy string
-	// initial is the value of a field that is left out, as it would be written;
-	// nil for none.
+	// initial is the value of a field that is left out, as it would be written; nil for none.
 	initial any
 	// is what the field holds: a text, a boolean, a whole, a span, a list or a *mapping.
 	is any
@@ -59,8 +57,8 @@ type boolean struct{}
 // whole is a whole number between lo and hi.
 type whole struct{ lo, hi uint32 }
 
-// span is a duration between lo and hi. Where below names another field, that
-// one's value is the upper bound that people are told.
+// span is a duration between lo and hi. Where below names another field, that one's value is the
+// upper bound in messages.
 type span struct {
 	lo, hi time.Duration
 	below  string
@@ -128,9 +126,9 @@ var (
 			{name: "name", is: nameText, remedy: "write a name for the gateway", meaning: "Name of the gateway, unique, not BFD. BIRD's session is called NBR-<name>."},
 			{name: "address", is: gatewayText, remedy: "write the gateway's IP address", meaning: "Unicast address, unique; not loopback, not IPv6 link-local, not in a VIP. The attractor has a VIP of its family."},
 			{name: "protocol", is: protocolText, initial: "bgp", meaning: "Only bgp so far."},
-			{name: "localASN", is: asnText, initial: DefaultDefaults().LocalASN, meaning: "AS number of our side. The default is --local-as of the frontend."},
+			{name: "localASN", is: asnText, initial: DefaultDefaults().LocalASN, meaning: "Local AS number. The default is --local-as of the frontend."},
 			{name: "remoteASN", is: asnText, initial: DefaultDefaults().RemoteASN, meaning: "AS number of the gateway; the same number as localASN makes it iBGP. The default is --remote-as of the frontend."},
-			{name: "localPort", is: anyPort, initial: DefaultDefaults().LocalPort, meaning: "TCP port of our side, not --lb-bgp-port. The default is --bgp-local-port of the frontend."},
+			{name: "localPort", is: anyPort, initial: DefaultDefaults().LocalPort, meaning: "Local TCP port, not --lb-bgp-port. The default is --bgp-local-port of the frontend."},
 			{name: "remotePort", is: anyPort, initial: DefaultDefaults().RemotePort, meaning: "TCP port of the gateway. The default is --bgp-remote-port of the frontend."},
 			{name: "holdTime", is: span{lo: MinHoldTime, hi: MaxHoldTime}, initial: DefaultDefaults().HoldTime, meaning: "BGP hold time in whole seconds. The default is --bgp-hold-time of the frontend."},
 			{name: "bfd", is: bfdMapping, meaning: "Guards the session by BFD; {} takes the defaults. Left out: no BFD."},
@@ -140,8 +138,8 @@ var (
 	bfdMapping = &mapping{
 		name: "bfd", meaning: "Bidirectional Forwarding Detection (RFC 5880) of the gateway's session.",
 		fields: []field{
-			{name: "minTx", is: span{lo: MinBFDInterval, hi: MaxBFDInterval}, initial: defaultBFDInterval, meaning: "Least time between packets that we send."},
-			{name: "minRx", is: span{lo: MinBFDInterval, hi: MaxBFDInterval}, initial: defaultBFDInterval, meaning: "Least time between packets that we take."},
+			{name: "minTx", is: span{lo: MinBFDInterval, hi: MaxBFDInterval}, initial: defaultBFDInterval, meaning: "Least time between packets that vipgate sends."},
+			{name: "minRx", is: span{lo: MinBFDInterval, hi: MaxBFDInterval}, initial: defaultBFDInterval, meaning: "Least time between packets that vipgate accepts."},
 			{name: "multiplier", is: whole{1, 255}, initial: defaultBFDMultiplier, meaning: "How many packets may be lost."},
 		},
 	}
@@ -210,7 +208,7 @@ var (
 		name: "tls", meaning: "How a check speaks TLS, 1.2 or newer.",
 		fields: []field{
 			{name: "serverName", is: serverText, meaning: "Name that is asked for and that the certificate must have. The default is the target's address."},
-			{name: "caFile", is: pathText, meaning: "Absolute path of the PEM file with the authorities, read anew when it changes. The default are the system's."},
+			{name: "caFile", is: pathText, meaning: "Absolute path of the PEM file with the authorities, read again when it changes. The default are the system's."},
 			{name: "insecure", is: boolean{}, initial: false, meaning: "Takes any certificate; without caFile."},
 		},
 	}

@@ -38,7 +38,7 @@ func (r *report) err() error {
 	return &r.errors
 }
 
-// value is one node of the file, and where it stands in the model.
+// value is one node of the file, and its position in the model.
 type value struct {
 	r    *report
 	node *yaml.Node
@@ -49,9 +49,9 @@ func (v value) problem(format string, args ...any) {
 	v.r.add(v.node.Line, v.node.Column, v.path, format, args...)
 }
 
-// member returns the node as the named part of v. Aliases are followed here, in
-// one place; since the model has a fixed depth, an alias that contains itself
-// ends like any other value of a wrong kind.
+// member returns the node as the named part of v. Aliases are followed here, in one place; since
+// the model has a fixed depth, an alias that contains itself ends like any other value of a wrong
+// kind.
 func (v value) member(name string, node *yaml.Node) value {
 	if node.Kind == yaml.AliasNode && node.Alias != nil {
 		node = node.Alias
@@ -126,8 +126,8 @@ func (v value) object(is *mapping) (object, bool) {
 	return o, true
 }
 
-// printable returns the name as it may stand in a message: what is no name of a
-// field at all is quoted and cut short.
+// printable returns the name as it may stand in a message: what is no name of a field at all is
+// quoted and cut short.
 func printable(name string) string {
 	const enough = 40
 	for i, c := range name {
@@ -138,8 +138,8 @@ func printable(name string) string {
 	return name
 }
 
-// suggestion returns ", did you mean X" when the name is a known one but for case,
-// dashes, underscores or one character.
+// suggestion returns ", did you mean X" when the name is a known one but for case, dashes,
+// underscores or one character.
 func suggestion(name string, known []string) string {
 	bare := func(s string) string {
 		return strings.ToLower(strings.NewReplacer("_", "", "-", "", " ", "").Replace(s))
@@ -152,8 +152,7 @@ func suggestion(name string, known []string) string {
 	return ""
 }
 
-// withinOneEdit tells whether one insertion, deletion or replacement of a byte
-// makes a of b.
+// withinOneEdit reports whether one insertion, deletion or replacement of a byte makes a of b.
 func withinOneEdit(a, b string) bool {
 	if len(a) > len(b) {
 		a, b = b, a
@@ -207,8 +206,7 @@ func (v value) items(remedy string) ([]value, bool) {
 	return items, true
 }
 
-// text reads a scalar as it is written, whatever YAML takes it for: a name may
-// be 123 or yes.
+// text reads a scalar as it is written, whatever YAML takes it for: a name may be 123 or yes.
 func (v value) text(remedy string) (string, bool) {
 	switch {
 	case v.node.Kind != yaml.ScalarNode, v.isNull(), v.node.Value == "":

@@ -17,13 +17,12 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// maxFileSize bounds what is read, and the memory for a file that is refused: parsing
-// takes 20 times the size. [MaxVIPs] in the attractor and in a stream with 10 000
-// targets take 5 MB; a ConfigMap holds 1 MiB.
+// maxFileSize bounds what is read, and the memory for a file that is refused: parsing takes 20
+// times the size. [MaxVIPs] in the attractor and in a stream with 10 000 targets take 5 MB; a
+// ConfigMap holds 1 MiB.
 const maxFileSize = 8 << 20
 
-// Read reads and parses a trench file. The error is that of the file system,
-// or [*Errors].
+// Read reads and parses a trench file. The error is that of the file system, or [*Errors].
 func Read(path string, d Defaults) (*Config, error) {
 	data, err := files.Do(context.Background(), &files.Calls{}, "trench file "+path, func() ([]byte, error) { return readFile(path) })
 	if err != nil {
@@ -40,10 +39,9 @@ func readFile(path string) ([]byte, error) {
 	return data, nil
 }
 
-// Parse reads a trench file that was read from name. Gateways that do not say
-// an AS number, port or hold time get it from d. The error is [*Errors], with
-// all the problems of the file, unless d itself is refused by
-// [Defaults.Validate].
+// Parse reads a trench file that was read from name. Gateways that do not say an AS number, port or
+// hold time get it from d. The error is [*Errors], with all the problems of the file, unless d
+// itself is refused by [Defaults.Validate].
 func Parse(name string, data []byte, d Defaults) (*Config, error) {
 	if err := d.Validate(); err != nil {
 		return nil, err
@@ -120,8 +118,8 @@ func unreadable(data []byte) (line, column int, what string) {
 	return 0, 0, ""
 }
 
-// syntax reports an error of the YAML library, which takes the end of a file
-// without a last newline for a line of its own.
+// syntax reports an error of the YAML library, which takes the end of a file without a last newline
+// for a line of its own.
 func (r *report) syntax(err error, data []byte) {
 	var at *yaml.LoadError
 	if !errors.As(err, &at) {
@@ -136,8 +134,7 @@ func (r *report) syntax(err error, data []byte) {
 	r.add(min(at.Mark.Line, last), at.Mark.Column, "", "not valid YAML: %s: mind the indentation, the brackets and the quotes", message)
 }
 
-// lines counts lines as YAML 1.1 does, whose line breaks are LF, CR, CR LF, NEL,
-// LS and PS.
+// lines counts lines as YAML 1.1 does, whose line breaks are LF, CR, CR LF, NEL, LS and PS.
 func lines(data []byte) int {
 	text := strings.ReplaceAll(string(data), "\r\n", "\n")
 	n := 1
@@ -149,18 +146,18 @@ func lines(data []byte) int {
 	return n
 }
 
-// parser makes a Config of the nodes. It reports each problem where it stands
-// and goes on, so that one run finds them all.
+// parser makes a Config of the nodes. It reports each problem with its line and continues, so that
+// one run finds them all.
 type parser struct {
 	defaults Defaults
-	// What several fields are compared by, and where it stands.
+	// Values that several fields must not share, with their lines.
 	vips       map[vip.VIP]value
 	gateways   []placed[netip.Addr]
 	streamVIPs []placed[vip.VIP]
 	targets    []placed[netip.Addr]
 	sources    []placed[netip.Addr]
-	// vipsRefused is true when the attractor's VIPs are not known completely,
-	// so that what does not fit them is not reported.
+	// vipsRefused is true when the attractor's VIPs are not known completely, so that what does not
+	// fit them is not reported.
 	vipsRefused bool
 }
 

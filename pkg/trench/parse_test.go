@@ -243,8 +243,8 @@ func TestBadInputIsToldWithPlaceAndRemedy(t *testing.T) {
 		{"no check", "    check: {tcp: {port: 5000}}\n", "", "f.yaml:11: streams[0].check: is missing: write how the targets are checked, such as check: {tcp: {port: 5000}}"},
 		{"empty check", "{tcp: {port: 5000}}", "{}", "f.yaml:13: streams[0].check: has none of tcp, http and grpc: write one of them, such as tcp: {port: 5000}"},
 		{"null check", "{tcp: {port: 5000}}", "", "f.yaml:13: streams[0].check: is empty: write a mapping with the fields " + checkFields},
-		{"two checks", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, grpc: {port: 5001}}", "f.yaml:13: streams[0].check.grpc: stands beside tcp: write one of tcp, http and grpc"},
-		{"three checks", "{tcp: {port: 5000}}", "{grpc: {port: 1}, tcp: {port: 2}, http: {port: 3}}", "f.yaml:13: streams[0].check.grpc: stands beside tcp: write one of tcp, http and grpc\nf.yaml:13: streams[0].check.http: stands beside tcp: write one of tcp, http and grpc"},
+		{"two checks", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, grpc: {port: 5001}}", "f.yaml:13: streams[0].check.grpc: conflicts with tcp: write one of tcp, http and grpc"},
+		{"three checks", "{tcp: {port: 5000}}", "{grpc: {port: 1}, tcp: {port: 2}, http: {port: 3}}", "f.yaml:13: streams[0].check.grpc: conflicts with tcp: write one of tcp, http and grpc\nf.yaml:13: streams[0].check.http: conflicts with tcp: write one of tcp, http and grpc"},
 		{"unknown check", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, icmp: {}}", "f.yaml:13: streams[0].check.icmp: unknown field: the fields here are " + checkFields},
 		{"check without a port", "{tcp: {port: 5000}}", "{tcp: {}}", "f.yaml:13: streams[0].check.tcp.port: is missing: write the TCP port to connect to"},
 		{"check port out of range", "{port: 5000}", "{port: 70000}", "f.yaml:13: streams[0].check.tcp.port: is \"70000\": write a whole number between 1 and 65535"},
@@ -276,14 +276,14 @@ func TestBadInputIsToldWithPlaceAndRemedy(t *testing.T) {
 		{"status", "{tcp: {port: 5000}}", "{http: {port: 80, status: 2xx}}", "f.yaml:13: streams[0].check.http.status: is \"2xx\": write numbers and ranges between 200 and 599, such as \"200-399,404\", at most 20"},
 		{"status is a list", "{tcp: {port: 5000}}", "{http: {port: 80, status: [200]}}", "f.yaml:13: streams[0].check.http.status: is a list: write numbers and ranges between 200 and 599, such as \"200-399,404\", at most 20"},
 		{"status backwards", "{tcp: {port: 5000}}", "{http: {port: 80, status: \"404,399-200\"}}", "f.yaml:13: streams[0].check.http.status: has the range 399-200, whose end lies before its begin: write 200-399"},
-		{"body", "{tcp: {port: 5000}}", "{http: {port: 80, body: \"a(b\"}}", "f.yaml:13: streams[0].check.http.body: is \"a(b\", no regular expression (RE2): missing closing ) at \"a(b\": change it, or write \\Q before text that is meant as it stands"},
-		{"body that looks back", "{tcp: {port: 5000}}", `{http: {port: 80, body: '(a)\1'}}`, `f.yaml:13: streams[0].check.http.body: is "(a)\\1", no regular expression (RE2): invalid escape sequence at "\\1": change it, or write \Q before text that is meant as it stands`},
+		{"body", "{tcp: {port: 5000}}", "{http: {port: 80, body: \"a(b\"}}", "f.yaml:13: streams[0].check.http.body: is \"a(b\", no regular expression (RE2): missing closing ) at \"a(b\": change it, or write \\Q before text that is meant literally"},
+		{"body that looks back", "{tcp: {port: 5000}}", `{http: {port: 80, body: '(a)\1'}}`, `f.yaml:13: streams[0].check.http.body: is "(a)\\1", no regular expression (RE2): invalid escape sequence at "\\1": change it, or write \Q before text that is meant literally`},
 		{"body too long", "{tcp: {port: 5000}}", "{http: {port: 80, body: " + strings.Repeat("ä", 1001) + "}}", "f.yaml:13: streams[0].check.http.body: has 1001 characters: write a regular expression (RE2) of 1 to 1000 characters, or remove the field to take any body"},
 		{"service with a space", "{tcp: {port: 5000}}", "{grpc: {port: 80, service: a b}}", "f.yaml:13: streams[0].check.grpc.service: is \"a b\": write the name of a service in 1 to 200 characters of ASCII without a space, or remove the field for the whole server"},
 		{"TLS without a value", "{tcp: {port: 5000}}", "{grpc: {port: 80, tls: }}", "f.yaml:13: streams[0].check.grpc.tls: is empty: write {} for the target's address and the system's authorities, or remove the field for plaintext"},
 		{"server name", "{tcp: {port: 5000}}", "{http: {port: 80, tls: {serverName: büro}}}", "f.yaml:13: streams[0].check.http.tls.serverName: is \"büro\": write the name or address that the certificate has, such as example.org, in ASCII"},
 		{"authorities in a relative file", "{tcp: {port: 5000}}", "{http: {port: 80, tls: {caFile: ca.pem}}}", "f.yaml:13: streams[0].check.http.tls.caFile: is \"ca.pem\": write the absolute path of the PEM file with the authorities"},
-		{"authorities for nothing", "{tcp: {port: 5000}}", "{http: {port: 80, tls: {insecure: true, caFile: /ca.pem}}}", "f.yaml:13: streams[0].check.http.tls.caFile: stands beside insecure: true, which takes any certificate: remove one of them"},
+		{"authorities for nothing", "{tcp: {port: 5000}}", "{http: {port: 80, tls: {insecure: true, caFile: /ca.pem}}}", "f.yaml:13: streams[0].check.http.tls.caFile: conflicts with insecure: true, which takes any certificate: remove one of them"},
 		{"insecure is no boolean", "{tcp: {port: 5000}}", "{http: {port: 80, tls: {insecure: 1}}}", "f.yaml:13: streams[0].check.http.tls.insecure: is \"1\": write true or false"},
 		{"minReady 0", "name: s1", "name: s1\n    minReady: 0", "f.yaml:12: streams[0].minReady: is \"0\": write a whole number between 1 and 1000000"},
 
@@ -454,8 +454,8 @@ func BenchmarkParse10000(b *testing.B) {
 	}
 }
 
-// Addresses inside a wide VIP, at its first, inner and last address, beside other VIPs
-// that sort before and after it; and their neighbors, which are not in it.
+// Addresses inside a wide VIP, at its first, inner and last address, beside other VIPs that sort
+// before and after it; and their neighbors, which are not in it.
 func TestAddressesInsideAWideVIP(t *testing.T) {
 	wide := strings.Replace(good, `vips: [20.0.0.1/32, "2000::1/128"]`, `vips: [10.0.0.1/32, 20.0.0.0/24, 30.0.0.0/16, "2000::/64", "3000::1/128"]`, 1)
 	wide = strings.Replace(wide, "vips: [20.0.0.1/32]", "vips: [20.0.0.0/24]", 1)

@@ -12,13 +12,12 @@ import (
 	"time"
 )
 
-// `make generate` writes the schema for editors anew.
+// `make generate` generates the schema for editors.
 var update = flag.Bool("update", false, "write docs/trench.schema.json instead of comparing it")
 
 const schemaFile = "../../docs/trench.schema.json"
 
-// ordered is a JSON object whose members keep their order: the schema is read by
-// people, too.
+// ordered is a JSON object whose members keep their order: the schema is read by people, too.
 type ordered []member
 
 type member struct {
@@ -45,8 +44,8 @@ func (o ordered) MarshalJSON() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// The forms of scalars. They let pass all that the reader takes; what it refuses
-// beyond that (a timeout longer than the interval) no schema can say.
+// The forms of scalars. They let pass all that the reader takes; what it refuses beyond that (a
+// timeout longer than the interval) no schema can say.
 const (
 	byteForm     = `(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])`
 	ip4Form      = `(` + byteForm + `\.){3}` + byteForm
@@ -60,8 +59,7 @@ const (
 	durationForm = `^\+?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+$`
 )
 
-// anyScalar are the types of a text that may look like something else: a plain
-// 123, 1.5 or true.
+// anyScalar are the types of a text that may look like something else: a plain 123, 1.5 or true.
 var anyScalar = []string{"string", "number", "boolean"}
 
 // forms are the definitions of scalars, by name.
@@ -205,7 +203,7 @@ func holds(is any, defs *ordered) ordered {
 			return ordered{{"enum", []string{"ipv4", "ipv6", "both"}}}
 		}
 	}
-	panic(fmt.Sprintf("nobody knows the schema of %T %v", is, is))
+	panic(fmt.Sprintf("no schema for %T %v", is, is))
 }
 
 func TestTheSchemaIsThatOfTheReader(t *testing.T) {
@@ -230,7 +228,7 @@ func TestTheSchemaIsThatOfTheReader(t *testing.T) {
 	}
 }
 
-func TestEveryFieldIsExplainedAndEveryMappingIsInTheSchema(t *testing.T) {
+func TestSchemaExplainsEveryField(t *testing.T) {
 	defs := map[string]bool{"": true}
 	for _, m := range schema()[len(schema())-1].value.(ordered) {
 		defs[m.name] = true
@@ -251,7 +249,7 @@ func TestEveryFieldIsExplainedAndEveryMappingIsInTheSchema(t *testing.T) {
 }
 
 // What the schema calls a default, the reader takes for a field that is left out.
-func TestDefaultsOfTheSchemaAreThoseOfTheReader(t *testing.T) {
+func TestSchemaDefaultsMatchReader(t *testing.T) {
 	file := strings.Replace(strings.Replace(good, "name: gw4", "name: gw4\n      bfd: {}", 1), "name: s1", "name: s1\n    maglev: {}", 1) +
 		"  - {name: s2, vips: [20.0.0.1/32], check: {http: {port: 80, tls: {}}}}\n"
 	left, err := Parse("f", []byte(file), DefaultDefaults())

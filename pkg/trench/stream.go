@@ -105,7 +105,7 @@ func (v value) maglev(to *Maglev) {
 	o.fields["size"].problem("is %d, which is no prime number: write %d or %d", to.Size, below, above)
 }
 
-// prime tells whether n, at least 2, is a prime number.
+// prime reports whether n, at least 2, is a prime number.
 func prime(n uint32) bool {
 	for d := uint32(2); d*d <= n; d++ {
 		if n%d == 0 {
@@ -115,7 +115,7 @@ func prime(n uint32) bool {
 	return true
 }
 
-// anyOf tells whether one of the addresses belongs to the families.
+// anyOf reports whether one of the addresses belongs to the families.
 func anyOf(addresses []netip.Addr, f Families) bool {
 	for _, a := range addresses {
 		if f.Has(vip.FamilyOf(a)) {
@@ -125,8 +125,8 @@ func anyOf(addresses []netip.Addr, f Families) bool {
 	return false
 }
 
-// onePerFamily reads a list of addresses by read, at most one of each family, and
-// notes where they stand.
+// onePerFamily reads a list of addresses by read, at most one of each family, and notes where they
+// stand.
 func (p *parser) onePerFamily(v value, remedy string, at *[]placed[netip.Addr], read func(value) (netip.Addr, bool)) []netip.Addr {
 	var of [len(vip.Families)]bool
 	return items(v, "write a list of addresses such as [172.16.1.1]", func(v value) (netip.Addr, bool) {
@@ -262,14 +262,13 @@ func (v value) tls() TLSCheck {
 	if v, ok := o.optional("caFile"); ok {
 		c.CAFile = v.file("the PEM file with the authorities", "for the system's authorities")
 		if c.Insecure {
-			v.problem("stands beside insecure: true, which takes any certificate: remove one of them")
+			v.problem("conflicts with insecure: true, which takes any certificate: remove one of them")
 		}
 	}
 	return c
 }
 
-// exactlyOne reports when the file has none or several of the fields of which it
-// must have one.
+// exactlyOne reports when the file has none or several of the fields of which it must have one.
 func (o object) exactlyOne(example string) {
 	last := len(o.is.oneOf) - 1
 	choice := strings.Join(o.is.oneOf[:last], ", ") + " and " + o.is.oneOf[last]
@@ -281,7 +280,7 @@ func (o object) exactlyOne(example string) {
 		case first == "":
 			first = name
 		default:
-			v.problem("stands beside %s: write one of %s", first, choice)
+			v.problem("conflicts with %s: write one of %s", first, choice)
 		}
 	}
 	if first == "" {

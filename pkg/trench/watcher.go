@@ -17,27 +17,25 @@ import (
 )
 
 const (
-	// quietTime is how long the directory must be quiet before the file is
-	// read: an editor truncates, writes and renames in several steps.
+	// quietTime is how long the directory must be quiet before the file is read: an editor
+	// truncates, writes and renames in several steps.
 	quietTime = 100 * time.Millisecond
 	// maxQuietWait bounds the wait when the directory is never quiet.
 	maxQuietWait = time.Second
-	// pollTime is when the file is read although nothing was heard: a file
-	// behind a symlink, a file system without notifications, a node that has
-	// no inotify watches left.
+	// pollTime is when the file is read although nothing was heard: a file behind a symlink, a file
+	// system without notifications, a node that has no inotify watches left.
 	pollTime = 3 * time.Second
 )
 
 // Loaded is what is in force, and what is wrong with the file.
 type Loaded struct {
-	// Config is in force. It is empty, with Generation 0, before the first good file,
-	// when the watcher was started without one.
+	// Config is in force. It is empty, with Generation 0, before the first good file, when the
+	// watcher was started without one.
 	Config *Config
-	// Generation counts the configurations that were in force; 0 is none. It
-	// rises only when Config says something else than before.
+	// Generation counts the configurations that were in force; 0 is none. It rises only when Config
+	// says something else than before.
 	Generation uint64
-	// Err is why the file on disk is not in force, or nil. A user's mistake is
-	// an [*Errors].
+	// Err is why the file on disk is not in force, or nil. A user's mistake is an [*Errors].
 	Err error
 	// Refused counts the file's states that were refused.
 	Refused uint64
@@ -45,8 +43,8 @@ type Loaded struct {
 	At time.Time
 }
 
-// Watcher reads the trench file again whenever it changes. A bad file, or none,
-// leaves in force what was. It implements task.Task.
+// Watcher reads the trench file again whenever it changes. A bad file, or none, leaves in force
+// what was. It implements task.Task.
 type Watcher struct {
 	path     string
 	defaults Defaults
@@ -66,8 +64,8 @@ type Watcher struct {
 	blind   bool // the directory could not be watched
 }
 
-// NewWatcher returns a watcher of the file at path, of which initial is in
-// force: what [Read] returned at the start, or nil.
+// NewWatcher returns a watcher of the file at path, of which initial is in force: what [Read]
+// returned at the start, or nil.
 func NewWatcher(path string, d Defaults, initial *Config, log *slog.Logger) *Watcher {
 	w := &Watcher{
 		path:     path,
@@ -85,7 +83,7 @@ func NewWatcher(path string, d Defaults, initial *Config, log *slog.Logger) *Wat
 	return w
 }
 
-// Value tells what is in force.
+// Value returns the configuration in force.
 func (w *Watcher) Value() *latest.Value[Loaded] { return &w.loaded }
 
 // Ready is closed once changes are watched for.
@@ -94,9 +92,9 @@ func (w *Watcher) Ready() <-chan struct{} { return w.ready }
 // String names the task.
 func (w *Watcher) String() string { return "trench-watcher" }
 
-// Run watches until ctx ends. It watches the directory, not the file: the
-// kubelet replaces a ConfigMap by swapping the symlink ..data, and editors
-// rename a new file over the old one. Run is called once.
+// Run watches until ctx ends. It watches the directory, not the file: the kubelet replaces a
+// ConfigMap by swapping the symlink ..data, and editors rename a new file over the old one. Run is
+// called once.
 func (w *Watcher) Run(ctx context.Context) error {
 	var events <-chan fsnotify.Event
 	var failures <-chan error
@@ -171,8 +169,8 @@ type sight struct {
 	watching error // why the directory cannot be watched
 }
 
-// look watches the directory and reads the file, within a deadline. The directory
-// is added before the file is read, and each time, since it may have been replaced.
+// look watches the directory and reads the file, within a deadline. The directory is added before
+// the file is read, and each time, since it may have been replaced.
 func (w *Watcher) look(ctx context.Context, notifier *fsnotify.Watcher) (sight, error) {
 	return files.Do(ctx, &w.calls, "trench file "+w.path, func() (s sight, err error) {
 		if notifier != nil {

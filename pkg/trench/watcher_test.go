@@ -119,13 +119,13 @@ func TestWatcherSeesEachWayToReplaceAFile(t *testing.T) {
 	tests := map[string]func(t *testing.T, path, content string){
 		"in place":                      write,
 		"rename over it, as editors do": replace,
-		"rename away and write anew, as editors with backups do": func(t *testing.T, path, content string) {
+		"rename away and write again, as editors with backups do": func(t *testing.T, path, content string) {
 			if err := os.Rename(path, path+"~"); err != nil {
 				t.Fatal(err)
 			}
 			write(t, path, content)
 		},
-		"remove and write anew": func(t *testing.T, path, content string) {
+		"remove and write again": func(t *testing.T, path, content string) {
 			if err := os.Remove(path); err != nil {
 				t.Fatal(err)
 			}
@@ -146,8 +146,8 @@ func TestWatcherSeesEachWayToReplaceAFile(t *testing.T) {
 	}
 }
 
-// The kubelet makes a new directory and swaps the symlink ..data over to it;
-// the file itself is a symlink that never changes.
+// The kubelet makes a new directory and swaps the symlink ..data over to it; the file itself is a
+// symlink that never changes.
 func TestWatcherSeesAConfigMapUpdate(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -224,8 +224,8 @@ func TestABadFileLeavesTheOldOneInForce(t *testing.T) {
 	}
 }
 
-// Inotify does not follow symlinks, and a directory can be made anew: the poll
-// is the net below both.
+// Inotify does not follow symlinks, and a directory can be created again: the poll is the net below
+// both.
 func TestThePollSeesWhatIsNotNotified(t *testing.T) {
 	t.Parallel()
 	t.Run("behind a symlink", func(t *testing.T) {
@@ -240,7 +240,7 @@ func TestThePollSeesWhatIsNotNotified(t *testing.T) {
 		write(t, elsewhere, named("two"))
 		await(t, w, "the change", inForce("two"))
 	})
-	t.Run("a directory made anew", func(t *testing.T) {
+	t.Run("a directory created again", func(t *testing.T) {
 		t.Parallel()
 		dir := filepath.Join(t.TempDir(), "conf")
 		path := filepath.Join(dir, "trench.yaml")
@@ -298,8 +298,8 @@ func TestWithoutNotificationsThePollIsEnough(t *testing.T) {
 	await(t, w, "the change", inForce("two"))
 }
 
-// Somebody else's files may change all the time beside ours.
-func TestADirectoryThatIsNeverQuietDelaysNobodyForEver(t *testing.T) {
+// Files of other processes may change continuously in the same directory.
+func TestBusyDirectoryDelayIsBounded(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "trench.yaml")
@@ -362,8 +362,7 @@ func TestAChangeBetweenReadAndRunIsSeen(t *testing.T) {
 	}
 }
 
-// A mount that hangs: the watcher reports it, ends with its context, and recovers
-// with the mount.
+// A mount that hangs: the watcher reports it, ends with its context, and recovers with the mount.
 func TestHungMountIsReported(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "trench.yaml")

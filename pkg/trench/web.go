@@ -25,10 +25,10 @@ const (
 	letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 )
 
-// only tells whether the text has no other bytes than these.
+// only reports whether the text has no other bytes than these.
 func only(s, bytes string) bool { return strings.Trim(s, bytes) == "" }
 
-// visible tells whether the text is visible ASCII, without a space.
+// visible reports whether the text is visible ASCII, without a space.
 func visible(s string) bool {
 	return !strings.ContainsFunc(s, func(c rune) bool { return c <= ' ' || c > '~' })
 }
@@ -42,7 +42,7 @@ func (v value) file(what, without string) string {
 	return s
 }
 
-// request reads what stands in the first line of an HTTP request.
+// request parses the first line of an HTTP request.
 func (v value) request() string {
 	const remedy = "write a path such as /healthz or /healthz?full=1, in at most 1000 characters of ASCII, others and spaces as %20"
 	s, ok := v.text(remedy)
@@ -101,8 +101,7 @@ func (v value) service() string {
 	return s
 }
 
-// body reads a regular expression. It is kept as text so that checks stay
-// comparable.
+// body reads a regular expression. It is kept as text so that checks stay comparable.
 func (v value) body() string {
 	const remedy = "write a regular expression (RE2) of 1 to 1000 characters, or remove the field to take any body"
 	s, ok := v.text(remedy)
@@ -116,7 +115,7 @@ func (v value) body() string {
 	if _, err := regexp.Compile(s); err != nil {
 		var what *syntax.Error
 		if errors.As(err, &what) {
-			v.problem("is %s, no regular expression (RE2): %s at %s: change it, or write \\Q before text that is meant as it stands", quote(s), what.Code, quote(what.Expr))
+			v.problem("is %s, no regular expression (RE2): %s at %s: change it, or write \\Q before text that is meant literally", quote(s), what.Code, quote(what.Expr))
 		} else {
 			v.problem("is %s, no regular expression (RE2): change it", quote(s))
 		}
@@ -165,7 +164,7 @@ func statusCode(s string) (int, bool) {
 	return int(s[0]-'0')*100 + int(s[1]-'0')*10 + int(s[2]-'0'), true
 }
 
-// Wants tells whether Status names the status of an answer.
+// Wants reports whether Status names the status of an answer.
 func (c HTTPCheck) Wants(status int) bool {
 	for part := range strings.SplitSeq(c.Status, ",") {
 		if lo, hi, ok := statusRange(part); ok && lo <= status && status <= hi {
