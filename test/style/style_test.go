@@ -80,8 +80,8 @@ func TestStyle(t *testing.T) {
 func TestSearch(t *testing.T) {
 	list, _ := readWords(t)
 	for _, c := range []struct{ name, file, text, want string }{
-		{"comment", "a.go", "package a\n\n// f reports whether.\nfunc f() {}", "3 reports whether"},
-		{"comment over two lines", "a.go", "package a\n\n// f tells\n// whether.\nfunc f() {}", "3 reports whether"},
+		{"comment", "a.go", "package a\n\n// f tells whether.\nfunc f() {}", "3 tells whether"},
+		{"comment over two lines", "a.go", "package a\n\n// f tells\n// whether.\nfunc f() {}", "3 tells whether"},
 		{"string", "a.go", "package a\n\nconst c = \"it is \" + `a\nmended`", "4 mended"},
 		{"function of a test", "a_test.go", "package a\n\nfunc TestRuleMadeAnew() {}", "3 made 3 anew"},
 		{"other identifier", "a.go", "package a\n\nfunc made() {}", ""},
