@@ -11,7 +11,7 @@ import (
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/pkg/lb"
 	"github.com/vipgate/vipgate/pkg/outage"
-	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/registry"
 	"github.com/vipgate/vipgate/pkg/targetset"
 )
 
@@ -24,11 +24,11 @@ type targetFlags struct {
 	SuddenLoss   outage.Percent `help:"Suspect an outage of the target network when more than this share of all targets, of 10 at least, fails within one check interval without an answer; such as 80%." default:"off" placeholder:"SHARE" group:"Targets"`
 	OnSuddenLoss string         `help:"What follows from a suspected outage: withdraw (as always, with the reason SUSPECT) or hold (the targets count as ready)." enum:"withdraw,hold" default:"withdraw" group:"Targets"`
 
-	TargetID        []target.Allowance `name:"target-id" help:"SPIFFE IDs that may register targets, of one stream or of all: [STREAM=]spiffe://TD/PATH, where * stands for one segment and a last ** for the rest; repeatable." placeholder:"[STREAM=]ID" group:"Registry"`
-	TargetQuota     int                `help:"How many targets one SPIFFE ID may register. The neighbor table of the node, of 1024 entries by default, must hold those of all IDs." default:"100" placeholder:"N" group:"Registry"`
-	RegistryGrace   time.Duration      `help:"How long registered targets outlive the call that registered them." default:"5s" group:"Registry"`
-	OnRegistryGone  string             `help:"What happens to them after that: hold, drain or drop." enum:"hold,drain,drop" default:"drain" group:"Registry"`
-	RegistryAddress string             `help:"HOST:PORT on which the registry is also served, over TCP with the same mTLS." placeholder:"HOST:PORT" group:"Registry"`
+	TargetID        []registry.Allowance `name:"target-id" help:"SPIFFE IDs that may register targets, of one stream or of all: [STREAM=]spiffe://TD/PATH, where * stands for one segment and a last ** for the rest; repeatable." placeholder:"[STREAM=]ID" group:"Registry"`
+	TargetQuota     int                  `help:"How many targets one SPIFFE ID may register. The neighbor table of the node, of 1024 entries by default, must hold those of all IDs." default:"100" placeholder:"N" group:"Registry"`
+	RegistryGrace   time.Duration        `help:"How long registered targets outlive the call that registered them." default:"5s" group:"Registry"`
+	OnRegistryGone  string               `help:"What happens to them after that: hold, drain or drop." enum:"hold,drain,drop" default:"drain" group:"Registry"`
+	RegistryAddress string               `help:"HOST:PORT on which the registry is also served, over TCP with the same mTLS." placeholder:"HOST:PORT" group:"Registry"`
 
 	WriteReadinessDir string `help:"Directory for readiness files that lb writes, for a router of Meridio 2 in the same pod." type:"path" placeholder:"DIR" group:"Readiness files"`
 }

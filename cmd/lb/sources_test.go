@@ -9,7 +9,7 @@ import (
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/pkg/lb"
-	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/registry"
 	"github.com/vipgate/vipgate/pkg/targetset"
 )
 
@@ -62,7 +62,7 @@ func TestFlagsOfTargetsBecomeOptions(t *testing.T) {
 	}
 	defaults := lb.TargetOptions{
 		Sources: lb.Sources{File: true}, OnRegistryGone: targetset.Drain,
-		StateDir: "/run/vipgate/lb", Quota: target.DefaultRegistryQuota, Grace: target.DefaultRegistryGrace,
+		StateDir: "/run/vipgate/lb", Quota: registry.DefaultQuota, Grace: registry.DefaultGrace,
 	}
 	if d := cmp.Diff(defaults, f.options()); d != "" {
 		t.Errorf("defaults (-want +got):\n%s", d)

@@ -29,7 +29,7 @@ import (
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/identity"
-	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/registry"
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -42,7 +42,7 @@ const patience = 20 * time.Second
 // offered, on an admin socket and over mTLS.
 type desk struct {
 	t        *testing.T
-	registry *target.Registry
+	registry *registry.Registry
 	roster   *targetset.Index
 	// admin and socket are unix sockets, tcp is HOST:PORT.
 	admin, socket, tcp string
@@ -77,24 +77,24 @@ func (d *drainRecorder) note(format string, args ...any) {
 func openDesk(t *testing.T, drainTime time.Duration) *desk {
 	t.Helper()
 	ca := identitytest.NewCA(t, "example.org")
-	allowance, err := target.ParseAllowance("spiffe://example.org/app")
+	allowance, err := registry.ParseAllowance("spiffe://example.org/app")
 	if err != nil {
 		t.Fatal(err)
 	}
-	registry, err := target.NewRegistry(target.RegistryOptions{Allow: target.Allowances{allowance}, Grace: time.Minute, OnGone: targetset.Drain})
+	reg, err := registry.New(registry.Options{Allow: registry.Allowances{allowance}, Grace: time.Minute, OnGone: targetset.Drain})
 	if err != nil {
 		t.Fatal(err)
 	}
 	check := trench.Check{TCP: trench.TCPCheck{Port: 5000}, Interval: time.Second, Timeout: time.Second, Rise: 1, Fall: 1}
-	registry.Configure([]trench.Stream{{Name: "s", Check: check, DrainTime: drainTime}, {Name: "other", Check: check}}, targetset.AddressPolicy{})
+	reg.Configure([]trench.Stream{{Name: "s", Check: check, DrainTime: drainTime}, {Name: "other", Check: check}}, targetset.AddressPolicy{})
 	dir := identitytest.ShortDir(t)
 	d := &desk{
-		t: t, registry: registry, roster: targetset.NewIndex(), drains: &drainRecorder{},
+		t: t, registry: reg, roster: targetset.NewIndex(), drains: &drainRecorder{},
 		admin: filepath.Join(dir, "admin.sock"), socket: filepath.Join(dir, "lb.sock"),
 	}
 	lbID, app := ca.ID("/lb"), ca.ID("/app")
 	creds := identity.ServerCredentials(ca.Source(ca.SVID(lbID, time.Hour)), identity.CredentialOptions{Authorize: func(id spiffeid.ID, _ [][]*x509.Certificate) error {
-		if registry.Authorizes(id) {
+		if reg.Authorizes(id) {
 			return nil
 		}
 		return errors.New("it is unknown")
@@ -102,14 +102,14 @@ func openDesk(t *testing.T, drainTime time.Duration) *desk {
 	svid := filepath.Join(dir, "svid")
 	ca.WriteFiles(svid, ca.SVID(app, time.Hour))
 	d.client = []string{"--lb-id=" + lbID.String(), "--identity=files", "--svid-dir=" + svid}
-	peers := target.NewTargetService(registry, d.roster, target.ServiceOptions{Peer: identity.PeerID})
-	d.serve("unix", d.admin, target.NewTargetService(registry, d.roster, target.ServiceOptions{Operator: true}), insecure.NewCredentials())
+	peers := registry.NewService(reg, d.roster, registry.ServiceOptions{Peer: identity.PeerID})
+	d.serve("unix", d.admin, registry.NewService(reg, d.roster, registry.ServiceOptions{Operator: true}), insecure.NewCredentials())
 	d.serve("unix", d.socket, peers, creds)
 	d.tcp = d.serve("tcp", "127.0.0.1:0", peers, creds)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
-		if err := task.Guard(ctx, registry.String(), registry.Run); err != nil {
+		if err := task.Guard(ctx, reg.String(), reg.Run); err != nil {
 			t.Error(err)
 		}
 	})
@@ -121,13 +121,13 @@ func openDesk(t *testing.T, drainTime time.Duration) *desk {
 	return d
 }
 
-func (d *desk) serve(network, address string, s *target.TargetService, creds credentials.TransportCredentials) string {
+func (d *desk) serve(network, address string, s *registry.Service, creds credentials.TransportCredentials) string {
 	d.t.Helper()
 	l, err := net.Listen(network, address)
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	server := grpc.NewServer(append(target.GRPCOptions(), grpc.Creds(creds))...)
+	server := grpc.NewServer(append(registry.GRPCOptions(), grpc.Creds(creds))...)
 	targetv1.RegisterTargetServiceServer(server, s)
 	lbv1.RegisterLBServiceServer(server, d.drains)
 	done := make(chan error, 1)

@@ -5,5 +5,5 @@
 // renewed only by the loop that evaluates readiness, and that a stop is told to
 // the frontend and waited for before anything is torn down. How targets are
 // checked, how the stream works and who may read it are the matters of
-// pkg/target, pkg/readiness and pkg/identity.
+// pkg/healthcheck, pkg/readiness and pkg/identity.
 package lb

@@ -34,7 +34,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/outage"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/readinessfile"
-	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/registry"
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -99,7 +99,7 @@ type TargetOptions struct {
 
 	// Allow, Quota and Grace are those of the registry; RegistryAddr is host:port
 	// where it is served over TCP, with mTLS; empty for the readiness socket only.
-	Allow        target.Allowances
+	Allow        registry.Allowances
 	Quota        int
 	Grace        time.Duration
 	RegistryAddr string
@@ -289,18 +289,18 @@ func (p *process) newSources() error {
 	if err != nil {
 		return err
 	}
-	ro := target.RegistryOptions{Off: !o.Sources.Registry, Allow: o.Allow, Quota: o.Quota, Grace: o.Grace, OnGone: o.OnRegistryGone, Log: p.Log}
+	ro := registry.Options{Off: !o.Sources.Registry, Allow: o.Allow, Quota: o.Quota, Grace: o.Grace, OnGone: o.OnRegistryGone, Log: p.Log}
 	if o.Sources.Registry {
 		ro.StateFile = filepath.Join(o.StateDir, registrationsFile)
 	}
-	registry, err := target.NewRegistry(ro)
+	reg, err := registry.New(ro)
 	if err != nil {
 		return err
 	}
 	if o.WriteReadinessDir != "" {
 		p.files = readinessfile.NewWriter(o.WriteReadinessDir, p.Log)
 	}
-	p.index, p.sources = targetset.NewIndex(), newSources(o, registry, drains)
+	p.index, p.sources = targetset.NewIndex(), newSources(o, reg, drains)
 	return nil
 }
 
@@ -314,8 +314,8 @@ func (p *process) sourceTasks() []task.Task {
 }
 
 // targetService serves the registry to callers with SPIFFE IDs, or to the operator.
-func (p *process) targetService(operator bool) *target.TargetService {
-	return target.NewTargetService(p.sources.registry, p.index, target.ServiceOptions{
+func (p *process) targetService(operator bool) *registry.Service {
+	return registry.NewService(p.sources.registry, p.index, registry.ServiceOptions{
 		Peer: identity.PeerID, Operator: operator, Reader: p.mayRead, Log: p.Log,
 	})
 }
@@ -347,7 +347,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 	if p.Targets.Sources.Registry {
 		// Each Register is a stream; beyond the limit of a connection calls would wait
 		// without a word.
-		options = append(options, grpc.MaxConcurrentStreams(target.MaxCallsPerConnection))
+		options = append(options, grpc.MaxConcurrentStreams(registry.MaxCallsPerConnection))
 	}
 	server := grpc.NewServer(options...)
 	readinessv1.RegisterReadinessServiceServer(server, p.server)
@@ -384,7 +384,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 		tasks = append(tasks, p.plane)
 	}
 	if p.Targets.RegistryAddr != "" {
-		registryEndpoint, err := endpoint.NewMutual(ctx, "registry", p.Targets.RegistryAddr, p.metrics, creds, target.GRPCOptions(), func(r grpc.ServiceRegistrar) {
+		registryEndpoint, err := endpoint.NewMutual(ctx, "registry", p.Targets.RegistryAddr, p.metrics, creds, registry.GRPCOptions(), func(r grpc.ServiceRegistrar) {
 			targetv1.RegisterTargetServiceServer(r, p.targetService(false))
 			p.health.Register(r)
 		})

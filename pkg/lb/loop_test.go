@@ -12,7 +12,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/outage"
 	"github.com/vipgate/vipgate/pkg/readiness"
-	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/registry"
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -24,7 +24,7 @@ var quiet = slog.New(slog.DiscardHandler)
 // whose tasks do not run.
 func newLoop(t *testing.T, o TargetOptions) *loop {
 	t.Helper()
-	registry, err := target.NewRegistry(target.RegistryOptions{Log: quiet})
+	reg, err := registry.New(registry.Options{Log: quiet})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +35,7 @@ func newLoop(t *testing.T, o TargetOptions) *loop {
 	o.Sources = Sources{File: true, Registry: true}
 	outages := outage.New(outage.Options{})
 	return &loop{
-		sources: newSources(o, registry, drains), checker: healthcheck.New(healthcheck.Options{Log: quiet}),
+		sources: newSources(o, reg, drains), checker: healthcheck.New(healthcheck.Options{Log: quiet}),
 		index: targetset.NewIndex(), table: readiness.NewTable(readiness.TableOptions{}), log: quiet,
 		observe: func(readiness.Decision) {}, outages: outages,
 		started: time.Now(), aggregate: newAggregate(outages), before: map[vip.VIP]readiness.State{},

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/latest"
-	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/registry"
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -18,7 +18,7 @@ import (
 type sources struct {
 	use      Sources
 	file     *targetset.TrenchFile
-	registry *target.Registry
+	registry *registry.Registry
 	drains   *targetset.Drains
 	set      *targetset.Set
 	// states is what people see of the sources.
@@ -45,7 +45,7 @@ type sourceState struct {
 	Targets int
 }
 
-func newSources(o TargetOptions, r *target.Registry, d *targetset.Drains) *sources {
+func newSources(o TargetOptions, r *registry.Registry, d *targetset.Drains) *sources {
 	return &sources{
 		use: o.Sources, file: targetset.NewTrenchFile(o.OnFileGone), registry: r, drains: d,
 		set: targetset.New(), states: latest.New([]sourceState(nil)), orders: map[targetset.ID]orderSeen{},

@@ -1,4 +1,4 @@
-package target
+package registry
 
 import (
 	"errors"
@@ -21,7 +21,7 @@ import (
 )
 
 func TestALeaseOverMutualTLS(t *testing.T) {
-	h := openHouse(t, RegistryOptions{Grace: time.Millisecond, OnGone: targetset.Drop})
+	h := newFixture(t, Options{Grace: time.Millisecond, OnGone: targetset.Drop})
 	for _, address := range []string{h.unix, h.tcp} {
 		c, conn := h.dial(address, alice.id)
 		l := h.mustHire(c, "s", "a=10.0.0.1,fd00::1")
@@ -42,13 +42,13 @@ func TestALeaseOverMutualTLS(t *testing.T) {
 	}
 }
 
-func (h *house) eventually(what string, cond func() bool) {
+func (h *fixture) eventually(what string, cond func() bool) {
 	h.t.Helper()
 	eventually(h.t, what, cond)
 }
 
 func TestAGentleEndIsToldToItsCall(t *testing.T) {
-	h := openHouse(t, RegistryOptions{Grace: time.Minute, OnGone: targetset.Drain})
+	h := newFixture(t, Options{Grace: time.Minute, OnGone: targetset.Drain})
 	c, _ := h.dial(h.unix, alice.id)
 	l := h.mustHire(c, "s", "a=10.0.0.1 b=10.0.0.2")
 	l.until("10.0.0.1", isReady)
@@ -71,7 +71,7 @@ func TestAGentleEndIsToldToItsCall(t *testing.T) {
 }
 
 func TestAnOlderCallThatHoldsNothingIsAborted(t *testing.T) {
-	h := openHouse(t, RegistryOptions{Grace: time.Minute, OnGone: targetset.Drop})
+	h := newFixture(t, Options{Grace: time.Minute, OnGone: targetset.Drop})
 	c, _ := h.dial(h.unix, alice.id)
 	first := h.mustHire(c, "s", "a=10.0.0.1 b=10.0.0.2")
 	again, _ := h.dial(h.tcp, alice.id)
@@ -93,7 +93,7 @@ func TestAnOlderCallThatHoldsNothingIsAborted(t *testing.T) {
 }
 
 func TestRefusalsAtTheDoor(t *testing.T) {
-	h := openHouse(t, RegistryOptions{Grace: time.Minute})
+	h := newFixture(t, Options{Grace: time.Minute})
 	begin := time.Now()
 	c, _ := h.dial(h.unix, alice.id)
 	admin, _ := h.dial(h.admin, spiffeid.ID{})
@@ -166,7 +166,7 @@ func TestRefusalsAtTheDoor(t *testing.T) {
 }
 
 func TestQuotasAreOfACaller(t *testing.T) {
-	h := openHouse(t, RegistryOptions{Grace: time.Minute, Quota: 3})
+	h := newFixture(t, Options{Grace: time.Minute, Quota: 3})
 	c, _ := h.dial(h.unix, alice.id)
 	l := h.mustHire(c, "s", "a=10.0.0.1 b=10.0.0.2 c=10.0.0.3")
 	if _, err := h.hire(c, request("s", "d=10.0.0.4")); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "--target-quota") {
@@ -183,7 +183,7 @@ func TestQuotasAreOfACaller(t *testing.T) {
 
 // Ten IDs must fit into the neighbor table of a node, which has 1 024 entries.
 func TestDefaultQuota(t *testing.T) {
-	h := openHouse(t, RegistryOptions{Grace: time.Minute})
+	h := newFixture(t, Options{Grace: time.Minute})
 	c, _ := h.dial(h.unix, alice.id)
 	var targets []string
 	for i := range 101 {
@@ -196,7 +196,7 @@ func TestDefaultQuota(t *testing.T) {
 }
 
 func TestWhoSeesWhat(t *testing.T) {
-	h := openHouse(t, RegistryOptions{Grace: time.Minute})
+	h := newFixture(t, Options{Grace: time.Minute})
 	a, _ := h.dial(h.unix, alice.id)
 	b, _ := h.dial(h.unix, bob.id)
 	admin, _ := h.dial(h.admin, spiffeid.ID{})
@@ -256,7 +256,7 @@ func TestWhoSeesWhat(t *testing.T) {
 }
 
 func TestListsComeInPagesAndWatchesInParts(t *testing.T) {
-	h := openHouse(t, RegistryOptions{Grace: time.Minute, OnGone: targetset.Drop})
+	h := newFixture(t, Options{Grace: time.Minute, OnGone: targetset.Drop})
 	admin, _ := h.dial(h.admin, spiffeid.ID{})
 	const calls, each = 5, 900
 	for i := range calls {
@@ -326,7 +326,7 @@ func TestListsComeInPagesAndWatchesInParts(t *testing.T) {
 }
 
 func TestEverythingEndsWithTheRegistry(t *testing.T) {
-	h := openHouse(t, RegistryOptions{Grace: time.Minute})
+	h := newFixture(t, Options{Grace: time.Minute})
 	c, _ := h.dial(h.tcp, alice.id)
 	l := h.mustHire(c, "s", "a=10.0.0.1")
 	w, err := c.Watch(t.Context(), &targetv1.WatchRequest{})
@@ -359,7 +359,7 @@ func TestEverythingEndsWithTheRegistry(t *testing.T) {
 // of them die.
 func TestAThousandRegistrationsAtOnce(t *testing.T) {
 	const n = 1000
-	h := openHouse(t, RegistryOptions{Grace: time.Millisecond, OnGone: targetset.Drop, StateFile: stateIn(t), Quota: n})
+	h := newFixture(t, Options{Grace: time.Millisecond, OnGone: targetset.Drop, StateFile: stateIn(t), Quota: n})
 	c, conn := h.dial(h.unix, alice.id)
 	var all sync.WaitGroup
 	leases := make([]*lease, n)
@@ -451,7 +451,7 @@ func (w *wire) carry(from, to net.Conn) {
 
 // The host of a caller vanishes: no FIN and no reset tells of it.
 func TestACallerWhoseHostVanishedLosesItsLease(t *testing.T) {
-	h := openHouse(t, RegistryOptions{Grace: time.Millisecond, OnGone: targetset.Drop})
+	h := newFixture(t, Options{Grace: time.Millisecond, OnGone: targetset.Drop})
 	w := layWire(t, h.tcp)
 	c, _ := h.dial(w.address, alice.id)
 	h.mustHire(c, "s", "a=10.0.0.1").until("10.0.0.1", isReady)

@@ -1,4 +1,4 @@
-package target
+package registry
 
 import (
 	"cmp"
@@ -20,29 +20,29 @@ import (
 
 // Defaults of the registry.
 const (
-	// DefaultRegistryGrace is how long targets outlive the call that registered them.
-	DefaultRegistryGrace = 5 * time.Second
-	// DefaultRegistryQuota is how many targets one SPIFFE ID may register: ten IDs
+	// DefaultGrace is how long targets outlive the call that registered them.
+	DefaultGrace = 5 * time.Second
+	// DefaultQuota is how many targets one SPIFFE ID may register: ten IDs
 	// fit into a neighbor table of 1 024 entries, which all pods of a node share.
-	DefaultRegistryQuota = 100
-	// DefaultRegistryTargets is how many targets all together may register.
-	DefaultRegistryTargets = 100_000
+	DefaultQuota = 100
+	// DefaultTargets is how many targets all together may register.
+	DefaultTargets = 100_000
 )
 
 // MaxTargetsPerCall is how many targets one Register or Deregister may name.
 const MaxTargetsPerCall = 1000
 
-// RegistryOptions configure a registry.
-type RegistryOptions struct {
+// Options configure a registry.
+type Options struct {
 	// Off refuses every registration: nobody takes what the registry would offer.
 	Off bool
 	// Allow says which SPIFFE IDs may register targets of which streams. What the
 	// operator may do does not depend on it.
 	Allow Allowances
 	// Quota is how many targets one SPIFFE ID may have, with those that drain.
-	// Default: DefaultRegistryQuota.
+	// Default: DefaultQuota.
 	Quota int
-	// MaxTargets bounds the targets of all callers. Default: DefaultRegistryTargets.
+	// MaxTargets bounds the targets of all callers. Default: DefaultTargets.
 	MaxTargets int
 	// Grace is how long targets outlive their call at most, and unless the call
 	// asks for less. 0 is none at all.
@@ -64,7 +64,7 @@ type RegistryOptions struct {
 // it go at once, Hold keeps it until it is deregistered or registered anew. A call
 // that takes a name over within the grace changes nothing in what is offered.
 type Registry struct {
-	RegistryOptions
+	Options
 	ready   chan struct{}
 	changed chan struct{} // of size 1: Take has something to tell
 	timed   chan struct{} // of size 1: ending has something new
@@ -94,36 +94,36 @@ type streamConfig struct {
 	drain    time.Duration
 }
 
-// NewRegistry returns a registry with what the state file has: each registration as
+// New returns a registry with what the state file has: each registration as
 // if its call had just ended, provided that the load balancer was away for less
 // than its grace. A state file that makes no sense is moved aside; one that cannot
 // be read is a problem that [Registry.State] tells, and no error.
-func NewRegistry(o RegistryOptions) (*Registry, error) {
+func New(o Options) (*Registry, error) {
 	if o.Grace < 0 || o.Quota < 0 || o.MaxTargets < 0 {
 		return nil, fmt.Errorf("registry: grace %v, quota %d and limit %d must not be negative", o.Grace, o.Quota, o.MaxTargets)
 	}
 	if o.OnGone > targetset.Drop {
 		return nil, fmt.Errorf("registry: %v: use hold, drain or drop", o.OnGone)
 	}
-	o.Quota, o.MaxTargets = cmp.Or(o.Quota, DefaultRegistryQuota), cmp.Or(o.MaxTargets, DefaultRegistryTargets)
+	o.Quota, o.MaxTargets = cmp.Or(o.Quota, DefaultQuota), cmp.Or(o.MaxTargets, DefaultTargets)
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	r := &Registry{
-		RegistryOptions: o,
-		ready:           make(chan struct{}),
-		changed:         make(chan struct{}, 1),
-		timed:           make(chan struct{}, 1),
-		stop:            make(chan struct{}),
-		since:           time.Now(),
-		targets:         map[targetset.ID]*registration{},
-		members:         map[string]map[string]*registration{},
-		users:           map[at]*registration{},
-		owned:           map[caller]int{},
-		calls:           map[caller]int{},
-		ending:          map[*registration]struct{}{},
-		dirty:           map[string]struct{}{},
-		refused:         map[Refusal]uint64{},
+		Options: o,
+		ready:   make(chan struct{}),
+		changed: make(chan struct{}, 1),
+		timed:   make(chan struct{}, 1),
+		stop:    make(chan struct{}),
+		since:   time.Now(),
+		targets: map[targetset.ID]*registration{},
+		members: map[string]map[string]*registration{},
+		users:   map[at]*registration{},
+		owned:   map[caller]int{},
+		calls:   map[caller]int{},
+		ending:  map[*registration]struct{}{},
+		dirty:   map[string]struct{}{},
+		refused: map[Refusal]uint64{},
 	}
 	if o.StateFile != "" {
 		r.state = newStateFile(o.StateFile, o.Log)

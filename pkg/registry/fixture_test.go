@@ -1,4 +1,4 @@
-package target
+package registry
 
 import (
 	"bytes"
@@ -28,7 +28,7 @@ import (
 
 // house is a registry that is served, with a index kept as the load balancer's
 // loop keeps it: every target that is offered is ready at once.
-type house struct {
+type fixture struct {
 	*Registry
 	t     *testing.T
 	ca    *identitytest.CA
@@ -61,14 +61,14 @@ func (l *lockedBuffer) String() string {
 
 var serverID = spiffeid.RequireFromString("spiffe://example.org/lb")
 
-func openHouse(t *testing.T, o RegistryOptions) *house {
+func newFixture(t *testing.T, o Options) *fixture {
 	t.Helper()
 	ca := identitytest.NewCA(t, "example.org")
-	h := &house{t: t, ca: ca, index: targetset.NewIndex(), log: &lockedBuffer{}, done: make(chan error, 2)}
+	h := &fixture{t: t, ca: ca, index: targetset.NewIndex(), log: &lockedBuffer{}, done: make(chan error, 2)}
 	log := slog.New(slog.NewTextHandler(h.log, nil))
 	o.Allow, o.Log = allowances(t, "s=spiffe://example.org/ns/*/sa/*", "other="+bob.String()), log
 	var err error
-	if h.Registry, err = NewRegistry(o); err != nil {
+	if h.Registry, err = New(o); err != nil {
 		t.Fatal(err)
 	}
 	h.Configure(testStreams, targetset.AddressPolicy{})
@@ -80,10 +80,10 @@ func openHouse(t *testing.T, o RegistryOptions) *house {
 		}
 		return nil
 	}})
-	peers := NewTargetService(h.Registry, h.index, ServiceOptions{
+	peers := NewService(h.Registry, h.index, ServiceOptions{
 		Peer: identity.PeerID, Reader: func(id spiffeid.ID) bool { return id == reader }, Log: log,
 	})
-	operators := NewTargetService(h.Registry, h.index, ServiceOptions{Operator: true, Log: log})
+	operators := NewService(h.Registry, h.index, ServiceOptions{Operator: true, Log: log})
 	dir := identitytest.ShortDir(t)
 	h.unix, h.tcp = h.serve("unix", filepath.Join(dir, "t.sock"), peers, creds), h.serve("tcp", "127.0.0.1:0", peers, creds)
 	h.admin = h.serve("unix", filepath.Join(dir, "a.sock"), operators, insecure.NewCredentials())
@@ -103,7 +103,7 @@ func openHouse(t *testing.T, o RegistryOptions) *house {
 	return h
 }
 
-func (h *house) serve(network, address string, s *TargetService, creds credentials.TransportCredentials) string {
+func (h *fixture) serve(network, address string, s *Service, creds credentials.TransportCredentials) string {
 	h.t.Helper()
 	l, err := net.Listen(network, address)
 	if err != nil {
@@ -126,7 +126,7 @@ func (h *house) serve(network, address string, s *TargetService, creds credentia
 }
 
 // loop publishes what is offered, as the load balancer's loop does.
-func (h *house) loop(ctx context.Context) error {
+func (h *fixture) loop(ctx context.Context) error {
 	known := map[string]map[healthcheck.Key]struct{}{}
 	for {
 		select {
@@ -160,7 +160,7 @@ func (h *house) loop(ctx context.Context) error {
 }
 
 // dial connects as somebody, or as the operator on the admin socket.
-func (h *house) dial(address string, id spiffeid.ID) (targetv1.TargetServiceClient, *grpc.ClientConn) {
+func (h *fixture) dial(address string, id spiffeid.ID) (targetv1.TargetServiceClient, *grpc.ClientConn) {
 	h.t.Helper()
 	creds := insecure.NewCredentials()
 	if address != h.admin {
@@ -196,7 +196,7 @@ func request(stream, targets string) *targetv1.RegisterRequest {
 	return r
 }
 
-func (h *house) hire(c targetv1.TargetServiceClient, r *targetv1.RegisterRequest) (*lease, error) {
+func (h *fixture) hire(c targetv1.TargetServiceClient, r *targetv1.RegisterRequest) (*lease, error) {
 	h.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), leaseTime)
 	h.t.Cleanup(cancel)
@@ -217,7 +217,7 @@ func (h *house) hire(c targetv1.TargetServiceClient, r *targetv1.RegisterRequest
 	return l, nil
 }
 
-func (h *house) mustHire(c targetv1.TargetServiceClient, stream, targets string) *lease {
+func (h *fixture) mustHire(c targetv1.TargetServiceClient, stream, targets string) *lease {
 	h.t.Helper()
 	l, err := h.hire(c, request(stream, targets))
 	if err != nil {

@@ -1,4 +1,4 @@
-package target
+package registry
 
 import (
 	"context"
@@ -35,11 +35,11 @@ type glass struct {
 	now time.Time
 }
 
-func (s *TargetService) glass(who caller) glass {
+func (s *Service) glass(who caller) glass {
 	return glass{who: who, all: s.seesAll(who), now: time.Now()}
 }
 
-func (s *TargetService) seesAll(who caller) bool {
+func (s *Service) seesAll(who caller) bool {
 	return who.operator() || (s.opts.Reader != nil && s.opts.Reader(who.id))
 }
 
@@ -75,7 +75,7 @@ func last(k healthcheck.Key) *targetv1.TargetInfo {
 }
 
 // sight returns what a caller may see of one stream, or of all when stream is "".
-func (s *TargetService) sight(who caller, stream string) (func(healthcheck.Key) bool, error) {
+func (s *Service) sight(who caller, stream string) (func(healthcheck.Key) bool, error) {
 	all := s.seesAll(who)
 	switch {
 	case !all && !s.registry.Allow.Authorizes(who.id):
@@ -117,7 +117,7 @@ func (r *Registry) knows(who caller, stream string) error {
 }
 
 // List implements the TargetService.
-func (s *TargetService) List(ctx context.Context, req *targetv1.ListRequest) (*targetv1.ListResponse, error) {
+func (s *Service) List(ctx context.Context, req *targetv1.ListRequest) (*targetv1.ListResponse, error) {
 	who, err := s.caller(ctx)
 	var resp *targetv1.ListResponse
 	if err == nil {
@@ -129,7 +129,7 @@ func (s *TargetService) List(ctx context.Context, req *targetv1.ListRequest) (*t
 	return resp, nil
 }
 
-func (s *TargetService) list(who caller, req *targetv1.ListRequest) (*targetv1.ListResponse, error) {
+func (s *Service) list(who caller, req *targetv1.ListRequest) (*targetv1.ListResponse, error) {
 	wanted, err := s.sight(who, req.GetStream())
 	if err != nil {
 		return nil, err
@@ -192,7 +192,7 @@ func parseToken(s string) (healthcheck.Key, bool) {
 }
 
 // Watch implements the TargetService.
-func (s *TargetService) Watch(req *targetv1.WatchRequest, stream grpc.ServerStreamingServer[targetv1.WatchResponse]) error {
+func (s *Service) Watch(req *targetv1.WatchRequest, stream grpc.ServerStreamingServer[targetv1.WatchResponse]) error {
 	who, err := s.caller(stream.Context())
 	if err == nil {
 		err = s.watch(who, req, stream)
@@ -200,7 +200,7 @@ func (s *TargetService) Watch(req *targetv1.WatchRequest, stream grpc.ServerStre
 	return s.told(who, "Watch", req.GetStream(), err)
 }
 
-func (s *TargetService) watch(who caller, req *targetv1.WatchRequest, stream grpc.ServerStreamingServer[targetv1.WatchResponse]) error {
+func (s *Service) watch(who caller, req *targetv1.WatchRequest, stream grpc.ServerStreamingServer[targetv1.WatchResponse]) error {
 	wanted, err := s.sight(who, req.GetStream())
 	if err != nil {
 		return err

@@ -1,4 +1,4 @@
-package target
+package registry
 
 import (
 	"context"
@@ -33,8 +33,8 @@ type ServiceOptions struct {
 	Log *slog.Logger
 }
 
-// TargetService serves a registry and a index. Its streams end with the registry.
-type TargetService struct {
+// Service serves a registry and a index. Its streams end with the registry.
+type Service struct {
 	targetv1.UnimplementedTargetServiceServer
 
 	registry *Registry
@@ -43,12 +43,12 @@ type TargetService struct {
 	quiet    logs.Throttle
 }
 
-// NewTargetService returns a service. A process has one for each kind of caller.
-func NewTargetService(r *Registry, index *targetset.Index, o ServiceOptions) *TargetService {
+// NewService returns a service. A process has one for each kind of caller.
+func NewService(r *Registry, index *targetset.Index, o ServiceOptions) *Service {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	return &TargetService{registry: r, index: index, opts: o}
+	return &Service{registry: r, index: index, opts: o}
 }
 
 // MaxCallsPerConnection is how many calls one connection may have open. The quota of
@@ -72,7 +72,7 @@ func GRPCOptions() []grpc.ServerOption {
 }
 
 // caller returns who calls.
-func (s *TargetService) caller(ctx context.Context) (caller, error) {
+func (s *Service) caller(ctx context.Context) (caller, error) {
 	if s.opts.Operator {
 		return caller{}, nil
 	}
@@ -84,7 +84,7 @@ func (s *TargetService) caller(ctx context.Context) (caller, error) {
 }
 
 // told counts and logs a refusal, and hands on every error.
-func (s *TargetService) told(who caller, method, stream string, err error) error {
+func (s *Service) told(who caller, method, stream string, err error) error {
 	var r *refusal
 	if !errors.As(err, &r) {
 		return err
@@ -98,8 +98,8 @@ func (s *TargetService) told(who caller, method, stream string, err error) error
 	return r.GRPCStatus().Err()
 }
 
-// Register implements the TargetService.
-func (s *TargetService) Register(req *targetv1.RegisterRequest, stream grpc.ServerStreamingServer[targetv1.RegisterResponse]) error {
+// Register implements the Service.
+func (s *Service) Register(req *targetv1.RegisterRequest, stream grpc.ServerStreamingServer[targetv1.RegisterResponse]) error {
 	who, err := s.caller(stream.Context())
 	if err == nil {
 		err = s.register(who, req, stream)
@@ -107,7 +107,7 @@ func (s *TargetService) Register(req *targetv1.RegisterRequest, stream grpc.Serv
 	return s.told(who, "Register", req.GetStream(), err)
 }
 
-func (s *TargetService) register(who caller, req *targetv1.RegisterRequest, stream grpc.ServerStreamingServer[targetv1.RegisterResponse]) error {
+func (s *Service) register(who caller, req *targetv1.RegisterRequest, stream grpc.ServerStreamingServer[targetv1.RegisterResponse]) error {
 	if err := s.mayRegister(who, req.GetStream()); err != nil {
 		return err
 	}
@@ -132,7 +132,7 @@ func (s *TargetService) register(who caller, req *targetv1.RegisterRequest, stre
 }
 
 // mayRegister refuses whoever has no business with the stream.
-func (s *TargetService) mayRegister(who caller, stream string) error {
+func (s *Service) mayRegister(who caller, stream string) error {
 	if s.registry.allows(who, stream) {
 		return nil
 	}
@@ -140,7 +140,7 @@ func (s *TargetService) mayRegister(who caller, stream string) error {
 }
 
 // keep tells the caller how its targets are until the call is over.
-func (s *TargetService) keep(ctx context.Context, c *call, a announcement, send func(*targetv1.RegisterResponse) error) error {
+func (s *Service) keep(ctx context.Context, c *call, a announcement, send func(*targetv1.RegisterResponse) error) error {
 	k := newKeeping(c, a)
 	watch := s.index.WatchTargets(k.keys)
 	defer watch.Close()
@@ -235,8 +235,8 @@ func (k *keeping) infos(g glass, first bool, held map[string]struct{}, gone []st
 	return infos
 }
 
-// Deregister implements the TargetService.
-func (s *TargetService) Deregister(ctx context.Context, req *targetv1.DeregisterRequest) (*targetv1.DeregisterResponse, error) {
+// Deregister implements the Service.
+func (s *Service) Deregister(ctx context.Context, req *targetv1.DeregisterRequest) (*targetv1.DeregisterResponse, error) {
 	who, err := s.caller(ctx)
 	var length time.Duration
 	if err == nil {
@@ -248,7 +248,7 @@ func (s *TargetService) Deregister(ctx context.Context, req *targetv1.Deregister
 	return &targetv1.DeregisterResponse{DrainFor: durationpb.New(length)}, nil
 }
 
-func (s *TargetService) deregister(who caller, req *targetv1.DeregisterRequest) (time.Duration, error) {
+func (s *Service) deregister(who caller, req *targetv1.DeregisterRequest) (time.Duration, error) {
 	if err := s.mayRegister(who, req.GetStream()); err != nil {
 		return 0, err
 	}

@@ -1,4 +1,4 @@
-package target
+package registry
 
 import (
 	"bytes"
@@ -32,7 +32,7 @@ func TestRegistrationsSurviveARestartForTheirGrace(t *testing.T) {
 		t.Run(fmt.Sprintf("%v away, %v", tt.away, tt.onGone), func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				path := stateIn(t)
-				before := openCounter(t, RegistryOptions{OnGone: tt.onGone, StateFile: path})
+				before := openCounter(t, Options{OnGone: tt.onGone, StateFile: path})
 				before.register(alice, "s", "a=10.0.0.1,fd00::1")
 				before.register(alice, "s", "b=10.0.0.2")
 				if _, err := before.deregister(alice, "s", []string{"b"}, 20*time.Second, true); err != nil {
@@ -44,7 +44,7 @@ func TestRegistrationsSurviveARestartForTheirGrace(t *testing.T) {
 					t.Fatal(info, err)
 				}
 				advance(tt.away)
-				after := openCounter(t, RegistryOptions{OnGone: tt.onGone, StateFile: path})
+				after := openCounter(t, Options{OnGone: tt.onGone, StateFile: path})
 				defer after.stop()
 				after.offers("s", tt.want...)
 				advance(6 * time.Second)
@@ -58,12 +58,12 @@ func TestRegistrationsSurviveARestartForTheirGrace(t *testing.T) {
 func TestACallerTakesItsTargetBackAfterARestart(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		path := stateIn(t)
-		before := openCounter(t, RegistryOptions{OnGone: targetset.Drain, StateFile: path})
+		before := openCounter(t, Options{OnGone: targetset.Drain, StateFile: path})
 		before.register(alice, "s", "a=10.0.0.1")
 		before.register(theOperator, "s", "b=10.0.0.2")
 		advance(10 * time.Second)
 		before.stop()
-		after := openCounter(t, RegistryOptions{OnGone: targetset.Drain, StateFile: path})
+		after := openCounter(t, Options{OnGone: targetset.Drain, StateFile: path})
 		defer after.stop()
 		after.offers("s", "a 10.0.0.1", "b 10.0.0.2")
 		_, err := after.open(bob, say("s", "a=10.0.0.1"))
@@ -80,12 +80,12 @@ func TestACallerTakesItsTargetBackAfterARestart(t *testing.T) {
 func TestWhoIsNoLongerAllowedHasNothingAfterARestart(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		path := stateIn(t)
-		before := openCounter(t, RegistryOptions{StateFile: path})
+		before := openCounter(t, Options{StateFile: path})
 		before.register(alice, "s", "a=10.0.0.1")
 		before.register(bob, "s", "b=10.0.0.2")
 		advance(time.Second)
 		before.stop()
-		after := openCounter(t, RegistryOptions{StateFile: path, Allow: allowances(t, bob.String())})
+		after := openCounter(t, Options{StateFile: path, Allow: allowances(t, bob.String())})
 		defer after.stop()
 		after.offers("s", "b 10.0.0.2")
 	})
@@ -96,7 +96,7 @@ func TestWhoIsNoLongerAllowedHasNothingAfterARestart(t *testing.T) {
 func TestTheStateFileIsStampedWhileTheProcessLives(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		path := stateIn(t)
-		c := openCounter(t, RegistryOptions{StateFile: path})
+		c := openCounter(t, Options{StateFile: path})
 		defer c.stop()
 		c.register(alice, "s", "a=10.0.0.1")
 		for range 5 {
@@ -146,7 +146,7 @@ func TestAStateFileThatMakesNoSenseIsMovedAside(t *testing.T) {
 				t.Fatal(err)
 			}
 			var out bytes.Buffer
-			c := openCounter(t, RegistryOptions{StateFile: path, Log: slog.New(slog.NewTextHandler(&out, nil))})
+			c := openCounter(t, Options{StateFile: path, Log: slog.New(slog.NewTextHandler(&out, nil))})
 			c.offers("s")
 			c.register(alice, "s", "a=10.0.0.1")
 			c.stop()
@@ -161,7 +161,7 @@ func TestAStateFileThatMakesNoSenseIsMovedAside(t *testing.T) {
 				t.Errorf("the log:\n%s", log)
 			}
 			// What came after it is kept.
-			c = openCounter(t, RegistryOptions{StateFile: path})
+			c = openCounter(t, Options{StateFile: path})
 			defer c.stop()
 			c.offers("s", "a 10.0.0.1")
 		})
@@ -209,7 +209,7 @@ func TestADiskThatCannotBeWrittenToRefusesNoRegistration(t *testing.T) {
 			path, repair := spoil(t, t.TempDir())
 			inBubble(t, func(t *testing.T) {
 				var out bytes.Buffer
-				c := openCounter(t, RegistryOptions{StateFile: path, Log: slog.New(slog.NewTextHandler(&out, nil))})
+				c := openCounter(t, Options{StateFile: path, Log: slog.New(slog.NewTextHandler(&out, nil))})
 				defer c.stop()
 				c.register(alice, "s", "a=10.0.0.1")
 				advance(time.Minute)
@@ -236,7 +236,7 @@ func TestADiskThatCannotBeWrittenToRefusesNoRegistration(t *testing.T) {
 func TestManyChangesAreWrittenTogether(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		path := stateIn(t)
-		c := openCounter(t, RegistryOptions{StateFile: path})
+		c := openCounter(t, Options{StateFile: path})
 		defer c.stop()
 		for i := range 100 {
 			c.register(alice, "s", fmt.Sprintf("t%d=10.0.0.%d", i, i+1))

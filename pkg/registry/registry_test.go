@@ -1,4 +1,4 @@
-package target
+package registry
 
 import (
 	"context"
@@ -56,7 +56,7 @@ var testStreams = []trench.Stream{
 }
 
 // openCounter runs a registry with streams until the test ends or stop is called.
-func openCounter(t *testing.T, o RegistryOptions) *counter {
+func openCounter(t *testing.T, o Options) *counter {
 	t.Helper()
 	if o.Allow == nil {
 		o.Allow = allowances(t, "spiffe://example.org/ns/*/sa/*")
@@ -64,7 +64,7 @@ func openCounter(t *testing.T, o RegistryOptions) *counter {
 	if o.Grace == 0 {
 		o.Grace = 5 * time.Second
 	}
-	r, err := NewRegistry(o)
+	r, err := New(o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,7 +159,7 @@ func (c *counter) refuses(what string, err error, want string) {
 
 func TestALeaseThatComesBackInItsGraceChangesNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c := openCounter(t, RegistryOptions{OnGone: targetset.Drain})
+		c := openCounter(t, Options{OnGone: targetset.Drain})
 		defer c.stop()
 		call := c.register(alice, "s", "a=10.0.0.1 b=10.0.0.2,fd00::2")
 		c.offers("s", "a 10.0.0.1", "b 10.0.0.2, fd00::2")
@@ -183,7 +183,7 @@ func TestWhatFollowsTheGrace(t *testing.T) {
 	} {
 		t.Run(onGone.String(), func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
-				c := openCounter(t, RegistryOptions{OnGone: onGone})
+				c := openCounter(t, Options{OnGone: onGone})
 				defer c.stop()
 				c.hangUp(c.register(alice, "s", "a=10.0.0.1"))
 				advance(4999 * time.Millisecond)
@@ -206,7 +206,7 @@ func TestWhatFollowsTheGrace(t *testing.T) {
 
 func TestACallMayAskForAShorterGraceOnly(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c := openCounter(t, RegistryOptions{OnGone: targetset.Drop})
+		c := openCounter(t, Options{OnGone: targetset.Drop})
 		defer c.stop()
 		for asked, granted := range map[time.Duration]time.Duration{0: 0, time.Second: time.Second, time.Hour: 5 * time.Second} {
 			a := say("s", "a=10.0.0.1")
@@ -229,7 +229,7 @@ func TestACallMayAskForAShorterGraceOnly(t *testing.T) {
 
 func TestDeregisteredTargetsDrainAndTheirCallEnds(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c := openCounter(t, RegistryOptions{OnGone: targetset.Drain})
+		c := openCounter(t, Options{OnGone: targetset.Drain})
 		defer c.stop()
 		call := c.register(alice, "s", "a=10.0.0.1 b=10.0.0.2 c=10.0.0.3")
 		c.offers("s", "a 10.0.0.1", "b 10.0.0.2", "c 10.0.0.3")
@@ -274,7 +274,7 @@ func TestDeregisteredTargetsDrainAndTheirCallEnds(t *testing.T) {
 
 func TestANewerCallTakesOver(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c := openCounter(t, RegistryOptions{OnGone: targetset.Drop})
+		c := openCounter(t, Options{OnGone: targetset.Drop})
 		defer c.stop()
 		first := c.register(alice, "s", "a=10.0.0.1 b=10.0.0.2")
 		second := c.register(alice, "s", "a=10.0.0.7")
@@ -306,7 +306,7 @@ func TestANewerCallTakesOver(t *testing.T) {
 
 func TestRefusalsNameTheThingAndChangeNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c := openCounter(t, RegistryOptions{OnGone: targetset.Drain, Quota: 4, MaxTargets: 6})
+		c := openCounter(t, Options{OnGone: targetset.Drain, Quota: 4, MaxTargets: 6})
 		defer c.stop()
 		c.Configure(append(slices.Clone(testStreams), trench.Stream{Name: "six", Check: trench.Check{TCP: trench.TCPCheck{Port: 1}, Families: trench.OnlyIPv6}}),
 			targetset.AddressPolicy{Subnets: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}, VIPs: []vip.VIP{vip.Require("10.9.9.9/32")}})
@@ -350,7 +350,7 @@ func TestRefusalsNameTheThingAndChangeNothing(t *testing.T) {
 // A pod is replaced by another one that gets its address.
 func TestATargetWithoutACallGivesItsAddressToOneOfTheSameOwner(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c := openCounter(t, RegistryOptions{OnGone: targetset.Drain, Quota: 1})
+		c := openCounter(t, Options{OnGone: targetset.Drain, Quota: 1})
 		defer c.stop()
 		c.hangUp(c.register(alice, "s", "old=10.0.0.1,fd00::1"))
 		_, err := c.open(bob, say("s", "new=10.0.0.1"))
@@ -366,7 +366,7 @@ func TestATargetWithoutACallGivesItsAddressToOneOfTheSameOwner(t *testing.T) {
 }
 
 func TestCallsOfOneCallerAreBounded(t *testing.T) {
-	c := openCounter(t, RegistryOptions{Quota: 2})
+	c := openCounter(t, Options{Quota: 2})
 	defer c.stop()
 	var ends []func()
 	for range 4 {
@@ -401,7 +401,7 @@ func TestCallsOfOneCallerAreBounded(t *testing.T) {
 
 func TestRegistrationsOutliveTheirStream(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c := openCounter(t, RegistryOptions{OnGone: targetset.Drain})
+		c := openCounter(t, Options{OnGone: targetset.Drain})
 		defer c.stop()
 		c.register(alice, "s", "a=10.0.0.1 b=10.0.0.2")
 		c.register(alice, "other", "c=10.0.0.3")
@@ -429,7 +429,7 @@ func TestRegistrationsOutliveTheirStream(t *testing.T) {
 }
 
 func TestNothingIsRegisteredBeforeTheConfigurationAndAfterTheEnd(t *testing.T) {
-	r, err := NewRegistry(RegistryOptions{Grace: time.Second})
+	r, err := New(Options{Grace: time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -451,7 +451,7 @@ func TestNothingIsRegisteredBeforeTheConfigurationAndAfterTheEnd(t *testing.T) {
 }
 
 func TestARegistryThatIsOffRefusesEverybody(t *testing.T) {
-	c := openCounter(t, RegistryOptions{Off: true})
+	c := openCounter(t, Options{Off: true})
 	defer c.stop()
 	for _, who := range []caller{theOperator, alice} {
 		_, err := c.open(who, say("s", "a=10.0.0.1"))
@@ -460,8 +460,8 @@ func TestARegistryThatIsOffRefusesEverybody(t *testing.T) {
 }
 
 func TestOptionsThatMakeNoSenseAreRefused(t *testing.T) {
-	for _, o := range []RegistryOptions{{Grace: -1}, {Quota: -1}, {MaxTargets: -1}, {OnGone: targetset.Drop + 1}} {
-		if _, err := NewRegistry(o); err == nil {
+	for _, o := range []Options{{Grace: -1}, {Quota: -1}, {MaxTargets: -1}, {OnGone: targetset.Drop + 1}} {
+		if _, err := New(o); err == nil {
 			t.Errorf("%+v was taken", o)
 		}
 	}
@@ -471,7 +471,7 @@ func TestOptionsThatMakeNoSenseAreRefused(t *testing.T) {
 func stateIn(t *testing.T) string { return filepath.Join(t.TempDir(), "state", "registry.json") }
 
 func TestDeregisteringWhatDrainsAlreadyAnnouncesItsEnd(t *testing.T) {
-	r, err := NewRegistry(RegistryOptions{OnGone: targetset.Drain})
+	r, err := New(Options{OnGone: targetset.Drain})
 	if err != nil {
 		t.Fatal(err)
 	}
