@@ -17,8 +17,8 @@ type alias struct {
 	convert func(string) (string, error)
 }
 
-// aliases are the variables of Meridio's frontend (design section 11), and that of
-// Meridio 2's router for the directory of readiness files.
+// aliases are the variables of Meridio's frontend (docs/configuration.md), and that of Meridio 2's
+// router for the directory of readiness files.
 var aliases = []alias{
 	{[]string{"NFE_EXTERNAL_INTERFACE"}, "EXTERNAL_INTERFACE", same},
 	{[]string{"NFE_BIRD_CONFIG_PATH"}, "BIRD_DIR", same},

@@ -40,8 +40,8 @@ func (e environment) adopt(warn io.Writer) error {
 	return err
 }
 
-// Every variable of Meridio's frontend that the design calls honoured, with a
-// value as its deployments have it, sets a flag.
+// Every variable of Meridio's frontend that docs/configuration.md lists, with a value as its
+// deployments have it, sets a flag.
 func TestMeridioVariablesSetFlags(t *testing.T) {
 	tests := []struct{ variable, value, flag, want string }{
 		{"NFE_EXTERNAL_INTERFACE", "eth1", "external-interface", "eth1"},

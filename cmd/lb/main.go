@@ -40,7 +40,7 @@ func program() cli.Program {
 	}
 }
 
-// defaultHealthPort is design section 13's.
+// defaultHealthPort is where probes ask for the health services.
 const defaultHealthPort = 7781
 
 func usage(format string, args ...any) error {

@@ -25,7 +25,7 @@ import (
 // defaultTargetID is the SPIFFE ID of a target with the development authority.
 const defaultTargetID = "spiffe://vipgate.local/target"
 
-// Back-off of the attempts to reach a registry (design, section 4).
+// Back-off of the attempts to reach a registry.
 const (
 	minBackoff = 50 * time.Millisecond
 	maxBackoff = 2 * time.Second

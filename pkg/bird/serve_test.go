@@ -186,7 +186,7 @@ func TestSilenceOfASecondChangesNothing(t *testing.T) {
 						if !s.Alive || !s.Gateways[0].Up {
 							t.Fatalf("state %+v", s)
 						}
-						// The gate believes it for three seconds (design section 4).
+						// The gate believes it for three seconds (gate.MaxSessionAge).
 						if age := time.Since(s.At); age >= 3*time.Second {
 							t.Fatalf("the state is %v old", age)
 						}

@@ -47,9 +47,9 @@ func differing(a, b []string) (n int) {
 	return n
 }
 
-// Issue 5: "The same flow picks the same target in every pod: the table depends only on the names of the stream's
-// ready targets, M and the seed". So the targets have other numbers in each pod here,
-// and came and went in another order.
+// The same flow picks the same target in every pod: the table depends only on the names of the
+// stream's ready targets, M and the seed. So the targets have other numbers in each pod here, and
+// came and went in another order.
 func TestPodsAgreeWhateverTheyLivedThrough(t *testing.T) {
 	const targets, size = 10, 1009
 	stream := func(order ...int) *Stream {
@@ -77,7 +77,7 @@ func TestPodsAgreeWhateverTheyLivedThrough(t *testing.T) {
 		}
 	}
 
-	// The issue's bound: at most 12 % of the flows move when one of ten goes.
+	// The bound: at most 12 % of the flows move when one of ten goes.
 	p.configure(stream(1, 2, 3, 4, 5, 6, 7, 8, 9))
 	q.configure(stream(9, 8, 7, 6, 5, 4, 3, 2, 1))
 	after := one.names("a", vip.IPv4)

@@ -7,8 +7,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Issue 5: "A VIP is READY only after the kernel confirmed table, rules and routes (read back)". All of ours
-// stands here, and packets go elsewhere all the same.
+// A VIP is READY only after table, rules and routes were read back. All of them exist here, and
+// packets go elsewhere all the same.
 func TestATargetWhosePacketsGoElsewhereDoesNotServe(t *testing.T) {
 	x := newSite(t)
 	x.sh("ip route add default via 10.1.0.77 table 77; ip rule add prio 50 lookup 77")

@@ -7,7 +7,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Issue 5: a draining target "keeps its established flows until they end or its drain time is over", whatever
+// A draining target keeps its established flows until they end or its drain time is over, whatever
 // else becomes of its stream meanwhile.
 func TestATargetThatWasLeftOutStaysThroughOtherChangesUntilItsTime(t *testing.T) {
 	vips := []string{"20.0.0.1/32"}

@@ -6,10 +6,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Issue 5: "Neighbour state is watched". The first failure may be seen by a look that has another reason, such as
-// the plane's own changes that are reported back; the second one is only seen if it is
-// heard of, since nothing else happens, and the next look at everything is a minute
-// away.
+// Neighbor state is watched. The first failure may be seen by a look that has another reason, such
+// as the plane's own changes that are reported back; the second one is only seen if it is heard of,
+// since nothing else happens, and the next look at everything is a minute away.
 func TestANeighbourThatFailsAgainIsOutAgain(t *testing.T) {
 	for _, x := range []struct {
 		family vip.Family

@@ -21,9 +21,8 @@ func (k faithless) Write(c plan.Change) error {
 	return err
 }
 
-// Issue 5: "A VIP is READY only after the kernel confirmed table, rules and routes (read back)", and "a record goes
-// only after its removal was read back". What did not come about is no drift, which would be left as it is: it is
-// a problem, and tried again.
+// A VIP is READY only after table, rules and routes were read back. What did not come about is no
+// drift, which would be left as it is: it is a problem, and tried again.
 func TestWhatTheKernelDoesNotHaveAfterItWasWrittenIsTriedAgain(t *testing.T) {
 	v := vip.Require("20.0.0.1/32")
 	for name, lose := range map[string]func(*world, *modelKernel){

@@ -44,8 +44,7 @@ func (s *site) deaf(interval time.Duration) *running {
 	return &running{Plane: p, site: s}
 }
 
-// Issue 5: "a mistake of ours is never sticky: at every start and every minute actual is compared with the
-// records", also if nothing was reported.
+// Observed and desired state are compared every minute, also if nothing was reported.
 func TestTheKernelIsLookedAtAlthoughNothingWasReported(t *testing.T) {
 	if got := (Options{}).withDefaults().CheckInterval; got != time.Minute {
 		t.Errorf("the kernel is read every %s", got)

@@ -22,9 +22,9 @@ import (
 // compared by it, whatever happens to the wall clock (package time).
 func monotonic(t time.Time) bool { return t != t.Round(0) }
 
-// Design section 9: "clock jumps | leases and timers: nothing (monotonic)". The clock of a machine
-// cannot be moved in a test; what makes a jump harmless can be seen: every time that the gate is
-// given comes from the monotonic clock.
+// Clock jumps change no lease and no timer (docs/architecture.md#failure-table). The clock of a
+// machine cannot be moved in a test; what makes a jump harmless can be seen: every time that the
+// gate is given comes from the monotonic clock.
 func TestClockJumpsMoveNoLease(t *testing.T) {
 	dir, err := os.MkdirTemp("", "vg")
 	if err != nil {

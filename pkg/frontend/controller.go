@@ -15,8 +15,8 @@ import (
 )
 
 // beatInterval is how long the controller rests at most before it shows again that it lives: a
-// KEEPALIVE needs a beat younger than 1 s (design section 4). It is longer than the interval of
-// heartbeats, each of which is a beat as well.
+// KEEPALIVE needs a beat younger than 1 s (docs/architecture.md#the-two-leases). It is longer than
+// the interval of heartbeats, each of which is a beat as well.
 const beatInterval = 300 * time.Millisecond
 
 // controller owns the gate. It passes inputs to the gate, has the gate decide, and publishes the

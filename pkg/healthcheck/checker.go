@@ -19,7 +19,7 @@ import (
 
 const (
 	// overdueSlack is what a check may be late beyond interval and timeout
-	// (design section 4, "Liveness of the lease").
+	// (docs/architecture.md#readiness-of-a-vip).
 	overdueSlack = time.Second
 	// startRecheck is the time between the checks of a target that has no
 	// verdict yet: whoever starts is not asked to wait rise intervals. With a rise

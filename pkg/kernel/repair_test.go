@@ -139,8 +139,8 @@ func (x *transactions) uncovered(t *testing.T, begin, want []vip.VIP) []string {
 	}
 }
 
-// Issue 10, section 3: a repair never empties a set in between, since packets from a VIP in no set
-// leave by the default route.
+// A repair never empties a set in between, since packets from a VIP in no set leave by the default
+// route.
 func TestRepairNeverEmptiesASet(t *testing.T) {
 	list := vips("20.0.0.1/32", "20.0.0.2/32", "20.1.0.0/24", "2000::1/128")
 	for _, tt := range []struct{ name, damage string }{
@@ -224,7 +224,7 @@ func TestUnreadableSetIsReplacedAgain(t *testing.T) {
 	}
 }
 
-// Issue 10, section 3: what was not read back is not confirmed.
+// What was not read back is not confirmed.
 func TestMissingElementIsNotConfirmed(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	p := passIn(t)
@@ -251,8 +251,7 @@ func TestMissingElementIsNotConfirmed(t *testing.T) {
 	}
 }
 
-// Issue 10, section 3: BIRD waits for Ready, so Ready waits for the rules of each family that the
-// kernel has.
+// BIRD waits for Ready, so Ready waits for the rules of each family that the kernel has.
 func TestReadyWaitsForTheRulesOfEachFamily(t *testing.T) {
 	for _, tt := range []struct{ family, add string }{
 		{"ipv4", "ip route add 198.51.100.0/24 dev d0 table 4097"},

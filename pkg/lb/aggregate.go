@@ -18,12 +18,11 @@ import (
 // maxDetail is the longest detail of a VIP, in bytes (readiness.proto).
 const maxDetail = 256
 
-// aggregate computes the readiness of VIPs from targets and their health. A VIP is
-// ready when at least one stream that serves it has minReady ready targets of the
-// VIP's family (design section 6); it drains when targets that drain make up for
-// what is missing. With a data plane only what the kernel is known to do counts. The
-// cost of a change follows the streams that it touches. It is not safe for concurrent
-// use.
+// aggregate computes the readiness of VIPs from targets and their health. A VIP is ready when at
+// least one stream that serves it has minReady ready targets of the VIP's family; it drains when
+// targets that drain make up for what is missing. With a data plane only what the kernel is known
+// to do counts. The cost of a change follows the streams that it touches. It is not safe for
+// concurrent use.
 type aggregate struct {
 	configured vip.Set
 	streams    map[string]*stream

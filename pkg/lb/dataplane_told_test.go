@@ -7,8 +7,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane"
 )
 
-// Issue 5: "Disk full: the data plane stays as it is, readiness says why", and bad input is "a clear condition with
-// the name". What somebody changed by hand is no such thing.
+// A change that the kernel refuses, and bad input, is a condition that names its object. What
+// another process changed is not.
 func TestTheConditionOfTheDataPlaneSaysWhy(t *testing.T) {
 	full := errors.New("records cannot be written: no space left on device")
 	vip, chain := dataplane.Problem{Object: "VIP 20.0.0.1/32", Detail: "two want it"}, dataplane.Problem{Object: "chain x", Detail: "not ours"}

@@ -111,7 +111,7 @@ type TargetOptions struct {
 	Outage outage.Options
 }
 
-// MinBeatsPerLease is how many heartbeats a lease must hold (design section 4).
+// MinBeatsPerLease is how many heartbeats a lease must hold (docs/architecture.md#the-two-leases).
 const MinBeatsPerLease = 4
 
 // settleTime bounds the wait for first verdicts on targets. What a load balancer that

@@ -23,7 +23,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// beatsPerLease is how many heartbeats go into one lease (design section 4).
+// beatsPerLease is how many heartbeats go into one lease (docs/architecture.md#the-two-leases).
 const beatsPerLease = 5
 
 // loop evaluates readiness: it is the only one that renews the lease, so that a

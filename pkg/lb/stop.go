@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// stopMargin is what the frontend gets beyond the drain time to withdraw,
-	// to see it confirmed and to report it (design section 5).
+	// stopMargin is what the frontend gets beyond the drain time to withdraw, to see it confirmed and
+	// to report it (docs/architecture.md#stopping).
 	stopMargin = 2 * time.Second
 	// reporterGone is how long no frontend may be connected before there is
 	// nobody to wait for.

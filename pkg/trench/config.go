@@ -210,7 +210,7 @@ type Defaults struct {
 	HoldTime              time.Duration
 }
 
-// DefaultDefaults returns Meridio's numbers (design section 11).
+// DefaultDefaults returns Meridio's numbers (docs/architecture.md#names-and-numbers-of-meridio).
 func DefaultDefaults() Defaults {
 	return Defaults{
 		LocalASN:   8103,

@@ -66,8 +66,8 @@ func host(t *testing.T, what string, a netip.Addr, vips []vip.VIP) {
 	}
 }
 
-// keepsPromises checks what a Config promises (the documentation of its types, and sections 6 and 7
-// of the design), one by one and in the plainest way.
+// keepsPromises checks what a Config promises (the documentation of its types, and
+// docs/configuration.md), one by one and in the plainest way.
 func keepsPromises(t *testing.T, c *Config) {
 	t.Helper()
 	a := c.Attractor

@@ -10,7 +10,8 @@ import (
 // timeFormat is how times of day are written.
 const timeFormat = "15:04:05.000"
 
-// rule says how long a VIP may be held after something happened (design section 9).
+// rule says how long a VIP may be held after something happened
+// (docs/architecture.md#failure-table).
 type rule struct {
 	cause   string
 	subject string // of the timeline; "" for the targets of the VIP
@@ -22,8 +23,8 @@ type rule struct {
 	needs func(gateway, family int) []string
 }
 
-// stallTime is how long BIRD before 2.14 may sleep on the end of a session although
-// its routes have to go: device { scan time 1 } wakes it up (design section 7). A
+// stallTime is how long BIRD before 2.14 may sleep on the end of a session although its routes have
+// to go: device { scan time 1 } wakes it up (docs/bird.md#sleeping-over-scheduled-work). A
 // gateway's BIRD, too.
 const stallTime = time.Second
 
@@ -65,7 +66,7 @@ func grace(subject string, disturbed time.Duration) time.Duration {
 // forwarding.
 const forwardBound = time.Second
 
-// rules are the bounds of design section 9 with the numbers of this trench.
+// rules are the bounds of docs/architecture.md#failure-table with the numbers of this trench.
 func rules(gateway, family int) []rule {
 	detect := checkFall*(checkInterval+checkTimeout) + checkInterval
 	cut := holdTime + 500*time.Millisecond + stallTime

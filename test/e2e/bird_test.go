@@ -10,8 +10,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// Design section 9: "BIRD kill -9, exit 0 or hang | Egress NOT_SERVING; restarted with back-off;
-// VIPs back once sessions are".
+// BIRD that is killed, exits or hangs is restarted with back-off; VIPs return with the sessions
+// (docs/architecture.md#failure-table).
 func TestBIRDRestart(t *testing.T) {
 	for name, end := range map[string]func(f *fixture, bird int){
 		"kill -9": func(f *fixture, bird int) { f.must(syscall.Kill(bird, syscall.SIGKILL)) },
@@ -64,8 +64,7 @@ func TestBIRDRestart(t *testing.T) {
 	}
 }
 
-// Design section 9, "BIRD … hang", and section 7: BIRD counts as hung after 2 s. A stop of 1 s is
-// nothing.
+// BIRD counts as hung after 2 s (docs/bird.md#hangs). A stop of 1 s changes nothing.
 func TestBIRDPausedForASecond(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -102,7 +101,7 @@ func TestBIRDPausedForASecond(t *testing.T) {
 	}
 }
 
-// Design section 7: "never a wildcard listener".
+// No BGP listener is on a wildcard address (docs/bird.md#gateway-sessions).
 func TestNoWildcardBGPListener(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

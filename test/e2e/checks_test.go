@@ -29,8 +29,8 @@ func (f *fixture) listen(a netip.Addr, port uint16) net.Listener {
 	return l
 }
 
-// Issue 4: checks by HTTP (status, body) and gRPC, in both families, decide about
-// VIPs: a target that listens and says that it is not well is none.
+// Checks by HTTP (status, body) and gRPC, in both families, decide about VIPs: a target that
+// listens and says that it is not well is none.
 func TestApplicationHealthChecks(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -9,9 +9,9 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// Design section 9: "clock jumps | … New handshakes judge certificates by wall time and say so when
-// they fail". A clock that was set back by an hour and an SVID that begins in an hour are the same
-// to the process that verifies it.
+// New handshakes judge certificates by wall time, and their errors say so
+// (docs/architecture.md#failure-table). A clock that was set back by an hour has the same effect as
+// an SVID that begins in an hour.
 func TestHandshakeClockError(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

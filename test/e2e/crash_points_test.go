@@ -15,10 +15,10 @@ import (
 	"github.com/vipgate/vipgate/test/load"
 )
 
-// Issue 5: "Crash points: a fault hook in the test build kills the LB at each step between record,
-// kernel and report; the end state is always the same." One target leaves and one comes while
-// clients go on; the lb dies in the middle and is started again. What the kernel has at the end is
-// what it has without a death, and of the target that stays nothing is lost.
+// A fault hook in the test build kills the LB at each step between plan, kernel and report; the end
+// state is always the same. One target leaves and one comes while clients go on; the lb dies in the
+// middle and is started again. What the kernel has at the end is what it has without a death, and
+// of the target that stays nothing is lost.
 func TestLBKilledAtEachStep(t *testing.T) {
 	root, err := filepath.Abs("../..")
 	if err != nil {

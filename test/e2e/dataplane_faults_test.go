@@ -31,9 +31,9 @@ func (f *dataPlaneFixture) shell(line string) string {
 // remedies are the commands that an lb names.
 var remedies = regexp.MustCompile(`remedy: (sysctl .*)`)
 
-// Issue 5: "What the kernel must have (forwarding, rp_filter, fib_multipath_hash_policy, modules)
-// is checked at start; missing things are refused with the command that sets them." So that command
-// is run, and it helps.
+// What the kernel must have (forwarding, rp_filter, fib_multipath_hash_policy, modules) is checked
+// at the start, and the error names the command that sets it. The test runs that command, and the
+// start succeeds.
 func TestLBWithoutForwarding(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
@@ -120,9 +120,8 @@ func (f *dataPlaneFixture) counters() map[string]int {
 	return counted
 }
 
-// Issue 5: "the connection-tracking mark remembers the target", "a masked mark", and
-// "--conntrack=off gives the purely stateless form". What another program keeps in the other bits
-// of marks stays.
+// The connection mark remembers the target, in the bits of the mask only; --conntrack=off tracks
+// nothing. Bits of marks that another process sets stay.
 func TestForeignMarksAndStatelessMode(t *testing.T) {
 	for _, conntrack := range []string{"on", "off"} {
 		t.Run("conntrack "+conntrack, func(t *testing.T) {
@@ -149,8 +148,8 @@ func TestForeignMarksAndStatelessMode(t *testing.T) {
 	}
 }
 
-// Issue 5: "A draining target leaves the table at once and keeps its established flows until they
-// end or its drain time is over".
+// A draining target leaves the table at once and keeps its established flows until they end or its
+// drain time is over.
 func TestDrainingTargetKeepsFlows(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
@@ -203,8 +202,7 @@ func sctp(source, destination uint16) []byte {
 	return b
 }
 
-// Issue 5: "IPv4 and IPv6, TCP, UDP, SCTP if the kernel has it". Flows of SCTP go by their ports:
-// they spread, and each keeps its target.
+// Flows of SCTP go by their ports: they spread, and each keeps its target.
 func TestSCTPPortSelection(t *testing.T) {
 	for _, conntrack := range []string{"on", "off"} {
 		t.Run("conntrack "+conntrack, func(t *testing.T) {

@@ -98,8 +98,7 @@ func (events *follower) interrupt() {
 	}
 }
 
-// Issue 3: `frontend events --follow`. What an operator needs at 3 a.m.: which VIP and which
-// gateway, and why; over a kill -9 of the frontend, too.
+// `frontend events --follow` names VIP, gateway and cause, also over a kill -9 of the frontend.
 func TestFrontendEventsAcrossRestart(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

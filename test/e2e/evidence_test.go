@@ -56,8 +56,8 @@ func (f *fixture) updates(mark int, prefix string) []lab.RouteUpdate {
 	return slices.DeleteFunc(f.trace()[mark:], func(h lab.RouteUpdate) bool { return h.Prefix != p })
 }
 
-// changes names what was heard, in order. De-preferred is only what carries both
-// the community and the three prepended AS numbers (design section 5).
+// changes names what was heard, in order. De-preferred is only what carries both the community and
+// the three prepended AS numbers (docs/adr/0020-de-preference.md).
 func changes(heard []lab.RouteUpdate) []string {
 	words := []string{}
 	for _, h := range heard {

@@ -31,8 +31,8 @@ func (f *fixture) wantFiles(names ...string) {
 	})
 }
 
-// Issue 4: "Our LB can write them as well, removed on exit and at start", here for
-// a frontend that reads them, in the place of a router of Meridio 2.
+// The lb writes readiness files and removes them at its start and exit, here for a frontend that
+// reads them, in the place of a router of Meridio 2.
 func TestReadinessFilesOfLBGateReader(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

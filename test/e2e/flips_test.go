@@ -123,7 +123,7 @@ func (reader *scriptedFrontend) report(applied *readinessv1.Position, reason rea
 	reader.f.must(reader.reports.Send(m))
 }
 
-// Design section 9: "VIPs flip 1 000 times, 1 ms apart | nothing dies, the end state is right".
+// 1 000 flips, 1 ms apart, end in the right state (docs/architecture.md#failure-table).
 func TestThousandFlips(t *testing.T) {
 	t.Parallel()
 	const flips = 1000
@@ -179,8 +179,8 @@ func TestThousandFlips(t *testing.T) {
 	}
 }
 
-// Design section 4: "A slow reader gets merged, newest-wins values": flips that no reader could
-// receive in time end right.
+// A slow reader gets merged values (docs/adr/0018-one-log-for-all-watches.md): flips that no reader
+// received in time end in the right state.
 func TestFlipsDuringFrontendHang(t *testing.T) {
 	t.Parallel()
 	const flips = 1000
@@ -209,8 +209,8 @@ func TestFlipsDuringFrontendHang(t *testing.T) {
 	f.wantRunning(f.pod.Frontend)
 }
 
-// Design section 5: "The first rise is free; after the second flap within 60 s it waits 1, 2, 4 …
-// 30 s. Down is always immediate."
+// After the second flap within 60 s a rise waits 1, 2, 4 … 30 s; a withdrawal never waits
+// (docs/architecture.md#the-gate).
 func TestFlapBackoff(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -148,9 +148,8 @@ func (f *fixture) probe(addr string) error {
 	return err
 }
 
-// Issue 10: "20 700 open reflection streams, opened in 4 s, get lb OOM-killed at its limit of 256
-// MiB". Another pod floods the health ports with streams and idle connections; memory stays
-// bounded, probes and flips continue.
+// Another pod floods the health ports with streams and idle connections; memory stays bounded,
+// probes and flips continue.
 func TestHealthPortFlood(t *testing.T) {
 	const (
 		connections, each = 140, 150 // 21 000 streams
@@ -215,7 +214,7 @@ func TestHealthPortFlood(t *testing.T) {
 	f.wantRunning(f.pod.LB, f.pod.Frontend)
 }
 
-// Issue 10: "with few file descriptors idle connections make every check overdue": listeners leave
+// With few file descriptors, idle connections must not make checks overdue: listeners leave
 // descriptors to the data path.
 func TestIdleConnectionsLeaveDescriptors(t *testing.T) {
 	f := newFixture(t)
@@ -256,8 +255,7 @@ func TestIdleConnectionsLeaveDescriptors(t *testing.T) {
 	f.waitLog(id, "registered")
 }
 
-// Issue 10: "kubectl port-forward cannot reach health and metrics": it connects to 127.0.0.1 in the
-// pod.
+// kubectl port-forward connects to 127.0.0.1 in the pod.
 func TestLoopbackListenersForPortForward(t *testing.T) {
 	t.Parallel()
 	for _, host := range []string{podAddress, "fd00:16::1", "0.0.0.0", "::"} {

@@ -14,8 +14,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// Design section 9: "frontend kill -9 | BIRD withdraws all; the next start ends an orphan BIRD of
-// ours (pid file and executable match)".
+// When the frontend is killed, BIRD withdraws all VIPs; the next start ends the orphan BIRD
+// (docs/architecture.md#failure-table).
 func TestFrontendKillWithdraws(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -55,7 +55,8 @@ func (f *fixture) waitGatewayState(command string) string {
 	return out
 }
 
-// Design section 9: "frontend SIGSTOP | BIRD withdraws all | hold time 3 s + 0.5 s".
+// When the frontend is stopped, BIRD withdraws all VIPs at the end of the hold time
+// (docs/architecture.md#failure-table).
 func TestFrontendPausedWithdraws(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -76,8 +77,8 @@ func TestFrontendPausedWithdraws(t *testing.T) {
 	}
 }
 
-// Design section 9: "frontend SIGTERM | NOT_SERVING, de-prefer, withdraw, BIRD down and waited for;
-// rules stay".
+// SIGTERM of the frontend: NOT_SERVING, de-prefer, withdraw, end of BIRD; rules stay
+// (docs/architecture.md#stopping).
 func TestFrontendTermDrainsFirst(t *testing.T) {
 	t.Parallel()
 	const drain = 500 * time.Millisecond
@@ -162,8 +163,7 @@ func (f *fixture) wantRules(want bool) {
 	}
 }
 
-// Design section 8 and section 5: rules stay, "frontend cleanup, or --remove-rules-on-exit, removes
-// them".
+// `frontend cleanup`, or --remove-rules-on-exit, removes the rules (docs/architecture.md#stopping).
 func TestFrontendTermRemovesRules(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -178,8 +178,8 @@ func TestFrontendTermRemovesRules(t *testing.T) {
 	f.wantRules(false)
 }
 
-// Design section 5: on SIGTERM "Readiness NOT_SERVING (Liveness stays SERVING)", and "a second
-// SIGTERM skips to the end".
+// On SIGTERM Readiness is NOT_SERVING and Liveness SERVING; a second SIGTERM skips the waiting
+// (docs/architecture.md#stopping).
 func TestFrontendTermProbesAndSecondTerm(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -214,7 +214,7 @@ func TestFrontendTermProbesAndSecondTerm(t *testing.T) {
 	f.wantUpdates(mark, vipA6, depreferred, withdrawn)
 }
 
-// Design section 5: at the end of a stop of the frontend "`down`, wait 2 s, SIGKILL, exit".
+// BIRD that does not end within 2 s is killed (docs/architecture.md#stopping).
 func TestFrontendTermWithHungBIRD(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -236,8 +236,8 @@ func TestFrontendTermWithHungBIRD(t *testing.T) {
 	f.waitLog(f.pod.Frontend, "BIRD did not exit in time; killing it")
 }
 
-// Design section 5, rows 6 and 7: "operator drained … drain time not over: de-preferred", "drain
-// time over: withdrawn".
+// Rows 6 and 7 of the gate (docs/architecture.md#the-gate): a drained VIP is de-preferred for the
+// drain time, then withdrawn.
 func TestOperatorDrainsVIP(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -294,8 +294,8 @@ func TestOperatorDrainsVIP(t *testing.T) {
 	f.wantUpdates(mark, vipB4, depreferred, withdrawn, announced)
 }
 
-// Design section 5: "Families are independent: a dead IPv6 gateway never withdraws an IPv4 VIP";
-// section 9: "gateway session lost | Egress and per-family state flip; the other family untouched".
+// Families are independent: a lost IPv6 gateway never withdraws an IPv4 VIP
+// (docs/architecture.md#the-gate).
 func TestFamiliesAreIndependent(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

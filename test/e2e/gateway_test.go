@@ -217,9 +217,9 @@ func (r *healthRecord) wantOnly(want healthStatus) {
 	}
 }
 
-// Design section 9: "gateway session lost | Egress and per-family state flip; the other family
-// untouched"; section 7: the defaults of BIRD "cost … minutes after each lost link": three in a row
-// come back within seconds each.
+// A lost gateway session affects its family only (docs/architecture.md#failure-table). With BIRD's
+// default timers sessions return after minutes (docs/bird.md#gateway-sessions); here three in a row
+// return within seconds each.
 func TestGatewaySessionRecovery(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -264,7 +264,7 @@ func TestGatewaySessionRecovery(t *testing.T) {
 	t.Logf("crash: back after %v", time.Since(lost).Round(time.Millisecond))
 }
 
-// Design section 9: "gateway session lost"; section 7: "minutes after each lost link".
+// The same as above for lost links.
 func TestLinkRecovery(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -298,7 +298,7 @@ func TestLinkRecovery(t *testing.T) {
 	}
 }
 
-// Design section 9: "gateway session lost / BFD down".
+// BFD down is a lost gateway session (docs/architecture.md#failure-table).
 func TestBFDDownLosesGateway(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -338,8 +338,8 @@ func (f *fixture) nft(command string) {
 	f.must(err)
 }
 
-// Design section 5, row 4: "no gateway of its family up" withdraws: one of several that is lost
-// does not.
+// Row 4 of the gate (docs/architecture.md#the-gate): no gateway of the family up withdraws, one of
+// several that is lost does not.
 func TestLossOfOneGatewayOfTwo(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -390,8 +390,7 @@ func TestLossOfOneGatewayOfTwo(t *testing.T) {
 	}
 }
 
-// Design section 5: "De-preferred = announced with GRACEFUL_SHUTDOWN and, in BIRD's export filter,
-// the local AS prepended three times (toward iBGP: local preference 0)".
+// De-preferred: GRACEFUL_SHUTDOWN and a worse path (docs/adr/0020-de-preference.md).
 func TestDrainToEBGPAndIBGPGateways(t *testing.T) {
 	for name, as := range map[string]uint32{"eBGP": lab.GatewayAS, "iBGP": lab.PodAS} {
 		t.Run(name, func(t *testing.T) {
@@ -446,7 +445,8 @@ func TestDrainToEBGPAndIBGPGateways(t *testing.T) {
 	}
 }
 
-// Design section 7: "missing secret = that gateway is down with a reason, never an empty password".
+// A missing password takes its gateway down with a reason; it is never empty
+// (docs/bird.md#configuration).
 func TestGatewayWithAPassword(t *testing.T) {
 	t.Parallel()
 	const password = "correct horse #;'{}"
@@ -532,8 +532,8 @@ func (f *fixture) md5Failures() int {
 	return total
 }
 
-// Design section 7: "Import from a gateway: whatever it sends except prefixes that overlap a VIP (a
-// reflected VIP must not win over ours)"; "Export to the kernel table 4096".
+// A gateway's routes are imported into table 4096, except prefixes that overlap a VIP: a reflected
+// VIP must not win over the announced one (docs/bird.md#gateway-sessions).
 func TestReflectedVIPIsIgnored(t *testing.T) {
 	t.Parallel()
 	const wide, narrow, beside = "20.0.1.0/24", "20.0.1.128/25", "20.0.0.0/16"

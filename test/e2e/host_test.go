@@ -15,7 +15,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// Design section 7: "Router id: always written … BIRD cannot find one on an IPv6-only host".
+// BIRD finds no router id on an IPv6-only host (docs/bird.md#configuration).
 func TestIPv6OnlyHost(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -52,8 +52,8 @@ func (f *fixture) stranger() *identity.DevAuthority {
 	return a
 }
 
-// Design section 10: "TLS 1.3 only, mutual, on the readiness socket. Each side checks the other's
-// exact SPIFFE ID", and "the server logs peer ID and reason".
+// The readiness socket admits TLS 1.3 with an authorized SPIFFE ID only; a refusal is logged with
+// peer ID and reason (docs/architecture.md#security).
 func TestLBAuthorizesPeers(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -150,7 +150,8 @@ func speak(ctx context.Context, socket string, config *tls.Config) (tls.Connecti
 	return conn.ConnectionState(), header, err
 }
 
-// Design section 10: "SessionTicketsDisabled (a resumed session skips the SPIFFE authorizer)".
+// A resumed session would skip the check of the SPIFFE ID
+// (docs/adr/0012-spiffe-mtls-unix-socket.md).
 func TestTLSSessionsAreNeverResumed(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -233,7 +234,7 @@ func serving(svid *x509svid.SVID) *tls.Config {
 	return c
 }
 
-// Design section 10: "Each side checks the other's exact SPIFFE ID".
+// The frontend checks the SPIFFE ID of the lb (docs/architecture.md#security).
 func TestFrontendAuthorizesLB(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -286,7 +287,7 @@ func TestFrontendAuthorizesLB(t *testing.T) {
 	f.wantRoutes(every()...)
 }
 
-// Design section 10: "AuthorizeMemberOf the widest".
+// A trust domain is the widest setting (docs/architecture.md#security).
 func TestTrustDomainAuthorization(t *testing.T) {
 	t.Parallel()
 	a := newAttested(t)
@@ -311,8 +312,8 @@ func TestTrustDomainAuthorization(t *testing.T) {
 	a.waitLine(a.pod.LB, from, "client refused", "reason=wrong_id", "peer_id="+other.ID("/b").String(), "expected a member of trust domain "+lab.TrustDomain)
 }
 
-// Design section 10: "LB and frontend often share a service account and so an ID: allowed with a
-// warning".
+// lb and frontend may share a SPIFFE ID, with a warning
+// (docs/operations.md#one-service-account-two-identities).
 func TestSharedIDWarning(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -345,8 +346,8 @@ func services(ctx context.Context, conn *grpc.ClientConn) ([]string, error) {
 	return names, stream.CloseSend()
 }
 
-// Design section 10: "--reader-id (repeatable) lets an operator's identity call GetReadiness,
-// WatchReadiness and reflection, never Report".
+// A --reader-id may call GetReadiness, WatchReadiness and reflection, and never report
+// (docs/architecture.md#security).
 func TestReaderCannotReport(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -414,7 +415,7 @@ func grpcurl(t *testing.T) string {
 	return path
 }
 
-// Design section 10, as docs/operations.md shows it to people.
+// The commands of docs/operations.md#readiness-socket-mutual-tls.
 func TestGRPCurlWithOperatorSVID(t *testing.T) {
 	t.Parallel()
 	tool := grpcurl(t)

@@ -18,8 +18,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// Issue 2: bad input "gets one clear error with file and line, and exit status 2 at start. validate
-// says the same without starting anything".
+// Bad input is one error with file and line, and exit status 2 at the start; validate prints the
+// same without starting.
 func TestCommandLines(t *testing.T) {
 	t.Parallel()
 	testscript.Run(t, testscript.Params{
@@ -193,8 +193,8 @@ func scriptInvalid(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// Design section 9: "bad trench file | old one stays in force; error with file:line, metric,
-// event".
+// A refused trench file leaves the old one in force; log, metric and event report it
+// (docs/architecture.md#failure-table).
 func TestInvalidTrenchFileIsIgnored(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

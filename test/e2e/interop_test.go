@@ -127,7 +127,7 @@ func isVIP(r lab.Route) bool {
 	return r.NextHop == lab.PodExternal4 || r.NextHop == lab.PodExternal6
 }
 
-// Issue 3, "Interoperation": "passive peering, 4-octet AS".
+// Passive peering, 4-octet AS numbers.
 func TestPassiveGatewayOfEachKind(t *testing.T) {
 	t.Parallel()
 	const as = 4200000001 // it has no form of two octets
@@ -186,7 +186,7 @@ func callsFrom(wire *lab.Capture, a netip.Addr) int {
 	return len(ports)
 }
 
-// Issue 3, "Interoperation": "dual stack, TCP-MD5 … eBGP and iBGP".
+// Dual stack, TCP-MD5, eBGP and iBGP.
 func TestGatewayPasswordOfEachKind(t *testing.T) {
 	t.Parallel()
 	const password = "correct-horse#;'{}" // FRR takes no spaces
@@ -220,8 +220,7 @@ func TestGatewayPasswordOfEachKind(t *testing.T) {
 	}
 }
 
-// Issue 3, "Interoperation": "the community seen, the prepended path and (iBGP) local preference 0
-// honoured".
+// Gateways honor the prepended path and, over iBGP, local preference 0; the community arrives.
 func TestGatewayOfEachKindAvoidsDrainedPod(t *testing.T) {
 	t.Parallel()
 	for _, kind := range kinds {
@@ -314,7 +313,7 @@ protocol bgp rival_%[1]s {
 	f.must(err)
 }
 
-// Issue 3, "Interoperation": "BFD where the peer has it".
+// BFD where the peer has it.
 func TestBFDWithFRR(t *testing.T) {
 	t.Parallel()
 	for session, as := range map[string]uint32{"eBGP": lab.GatewayAS, "iBGP": lab.PodAS} {
@@ -380,8 +379,7 @@ func (f *fixture) restoreIPv4(ns *lab.NetNS) {
 	f.must(err)
 }
 
-// Issue 3, "Interoperation": "two gateways at once with one lost". Design section 5: "Families are
-// independent".
+// Two gateways at once, one of them lost; families are independent (docs/architecture.md#the-gate).
 func TestLossOfOneGatewayOfTwoKinds(t *testing.T) {
 	t.Parallel()
 	for i, kindA := range kinds {

@@ -38,9 +38,8 @@ func (f *fixture) waitStatus(pattern string) string {
 	return found[len(found)-1]
 }
 
-// Issue 10, item 1: a sysctl that makes the kernel drop packets of a family, set at run time,
-// withdraws that family's VIPs; the status names the command that sets it back, and that command
-// brings the VIPs back.
+// A sysctl that makes the kernel drop packets of a family, set at run time, withdraws that family's
+// VIPs; the status names the command that sets it back, and that command brings the VIPs back.
 func TestFrontendWatchesSysctls(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -68,7 +67,7 @@ func TestFrontendWatchesSysctls(t *testing.T) {
 	}
 }
 
-// Issue 10, item 1, for the lb: interfaces that are created again count, too.
+// The same for the lb: interfaces that are created again count, too.
 func TestLBWatchesSysctls(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
@@ -136,8 +135,8 @@ func (f *fixture) routeBack(want bool) {
 	})
 }
 
-// Issue 10, item 7: routes that another process removes are back at once, not at BIRD's next scan;
-// while no gateway gives a route, condition and status say so.
+// Routes that another process removes are back at once, not at BIRD's next scan; while no gateway
+// gives a route, condition and status say so.
 func TestRouteBackIsWatched(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -18,7 +18,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// Design section 9: "VIP A loses its last target | A withdrawn; no UPDATE for B".
+// The loss of a VIP's last target withdraws that VIP; no UPDATE for others
+// (docs/architecture.md#failure-table).
 func TestLastTargetLossWithdrawsItsVIP(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -54,7 +55,8 @@ func TestLastTargetLossWithdrawsItsVIP(t *testing.T) {
 	}
 }
 
-// Design section 9: "LB kill -9 | its VIPs withdrawn (with a stale_grace: kept that long)".
+// A killed lb's VIPs are kept for its grace period, then withdrawn
+// (docs/architecture.md#failure-table).
 func TestLBKillWithinGracePeriod(t *testing.T) {
 	t.Parallel()
 	const grace = 2 * time.Second
@@ -87,7 +89,8 @@ func TestLBKillWithinGracePeriod(t *testing.T) {
 // round of its loop.
 const clockSlack = 50 * time.Millisecond
 
-// Design section 9: "LB kill -9 while VIP A was not ready | A stays withdrawn, at every moment".
+// A VIP that was not ready when the lb was killed stays withdrawn at every moment
+// (docs/architecture.md#failure-table).
 func TestLBKillKeepsNotReadyVIPDown(t *testing.T) {
 	for name, grace := range map[string]string{"without a grace": "--stale-grace=0s", "with a grace": "--stale-grace=1s"} {
 		t.Run(name, func(t *testing.T) {
@@ -124,7 +127,7 @@ func TestLBKillKeepsNotReadyVIPDown(t *testing.T) {
 	}
 }
 
-// Design section 9: "LB SIGSTOP | as kill -9 | lease (1 s default, down to 100 ms) + 50 ms".
+// A stopped lb's VIPs are withdrawn when its lease expires (docs/architecture.md#failure-table).
 func TestLBPausedUntilLeaseExpires(t *testing.T) {
 	for name, flags := range map[string][]string{"default lease": nil, "short lease": {"--lease=200ms"}} {
 		t.Run(name, func(t *testing.T) {
@@ -148,8 +151,8 @@ func TestLBPausedUntilLeaseExpires(t *testing.T) {
 	}
 }
 
-// Design section 9: "LB SIGTERM | GoingAway → de-prefer → withdraw → report → the LB tears down
-// only then".
+// SIGTERM of the lb: GoingAway, de-prefer, withdraw, report, and only then teardown
+// (docs/architecture.md#stopping).
 func TestLBTermDrainsFirst(t *testing.T) {
 	t.Parallel()
 	const drain = 500 * time.Millisecond
@@ -193,9 +196,9 @@ func (f *fixture) waitReported(vip string, want readinessv1.Advertisement) {
 	})
 }
 
-// Design section 9: "LB SIGTERM | … the LB tears down only then", also when the frontend has not
-// yet taken in that the LB goes: a VIP that just became ready, or whose gateway just came up, may
-// be announced at this moment.
+// The lb tears down only after the withdrawal, also when the frontend has not applied GoingAway
+// yet: a VIP that just became ready, or whose gateway just came up, may be announced at this
+// moment.
 func TestLBTermWaitsForSlowFrontend(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -217,7 +220,7 @@ func TestLBTermWaitsForSlowFrontend(t *testing.T) {
 	f.waitLog(f.pod.LB, "every VIP is withdrawn; stopping")
 }
 
-// Design section 5: "a second SIGTERM skips to the end".
+// A second SIGTERM skips the waiting (docs/architecture.md#stopping).
 func TestLBTermTwice(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -235,8 +238,8 @@ func TestLBTermTwice(t *testing.T) {
 	f.wantRoutes()
 }
 
-// Design section 9: "LB restarts before the grace ends | new instance_id, no withdraw of VIPs that
-// its synced snapshot says are ready".
+// An lb that is back within its grace period withdraws no VIP that is ready
+// (docs/architecture.md#failure-table).
 func TestLBRestartWithinGracePeriod(t *testing.T) {
 	t.Parallel()
 	const grace = 6 * time.Second // the new LB has all of it but the last second
@@ -267,9 +270,8 @@ func TestLBRestartWithinGracePeriod(t *testing.T) {
 	f.wantUpdates(mark, vipB6, withdrawn, announced)
 }
 
-// Design section 4: "An unsynced snapshot (targets not yet checked) neither withdraws nor raises
-// anything". An LB is unsynced until each target has a check result, or for half of its grace
-// period.
+// An unsynced snapshot neither withdraws nor raises a VIP (docs/architecture.md#wire-contract). An
+// LB is unsynced until each target has a check result, or for half of its grace period.
 func TestUnsyncedLBChangesNothing(t *testing.T) {
 	t.Parallel()
 	const grace = 6 * time.Second
@@ -383,7 +385,8 @@ func (h *hangingTarget) close() {
 	h.wg.Wait()
 }
 
-// Design section 5: "--on-lb-loss=keep: as row 8, without limit", and rows 6 and 8 never raise.
+// --on-lb-loss=keep is row 8 of the gate without limit; rows 6 and 8 never raise
+// (docs/architecture.md#the-gate).
 func TestLBLossKeepsVIPs(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -404,8 +407,8 @@ func TestLBLossKeepsVIPs(t *testing.T) {
 	f.wantNoUpdates(mark, vipA4, vipA6)
 }
 
-// Design section 5: "Gating on the LB is switched off only by --gating=off (logged, metric, shown
-// in status)".
+// Only --gating=off switches gating off; log, metric and status report it
+// (docs/architecture.md#the-gate).
 func TestGatingOff(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -425,7 +428,7 @@ func TestGatingOff(t *testing.T) {
 	}
 }
 
-// Design section 5: "an empty socket value is an error".
+// An empty socket address is an error (docs/architecture.md#the-gate).
 func TestEmptyLBSocketIsRefused(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -24,8 +24,8 @@ func crowdedTrench(total int) string {
 	return strings.Replace(text, vipA4+`, "`+vipA6+`"]`+"\n    check", vipA4+`, "`+vipA6+`"`+more.String()+"]\n    check", 1)
 }
 
-// Issue 10, item 8: the most VIPs that a trench file may have load, and one more is refused with
-// the limit's name. The VIPs from before stay advertised all the time, and so does the way back.
+// The most VIPs that a trench file may have load, and one more is refused with the limit's name.
+// The VIPs from before stay advertised all the time, and so does the way back.
 //
 // The test runs alone, with a long lease: what it asserts is the way to the kernel and back, and
 // not that a starved machine decides about 50 000 VIPs within a lease.
@@ -74,8 +74,8 @@ func TestVIPLimit(t *testing.T) {
 	})
 }
 
-// Issue 10, item 8: of more VIPs than a map of the data plane holds the surplus is refused by name.
-// The VIPs from before are served all the time, also after a restart.
+// Of more VIPs than a map of the data plane holds the surplus is refused by name. The VIPs from
+// before are served all the time, also after a restart.
 func TestVIPsBeyondTheDataPlane(t *testing.T) {
 	t.Parallel()
 	const holds, surplus = 16384, 3

@@ -11,7 +11,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// Design section 9: "whole pod SIGTERM (both in the same ms) | the same order, 50 times out of 50":
+// SIGTERM of the whole pod, both processes in the same millisecond, has the same order every time:
 // de-prefer, withdraw, and only then the LB goes.
 func TestPodTermOrder(t *testing.T) {
 	const pods, rounds = 5, 10 // 50 times, some of them side by side
@@ -62,8 +62,7 @@ func (f *fixture) podTermRound(round int) {
 	}
 }
 
-// Issue 2: "1 000 VIPs". They come, go with the LB and return; one that changes among them costs
-// the others nothing.
+// 1 000 VIPs come, go with the LB and return; one that changes among them costs the others nothing.
 func TestThousandVIPs(t *testing.T) {
 	t.Parallel()
 	const each = 500 // of a family; the last of each family is served by target 2

@@ -98,8 +98,8 @@ func (f *fixture) wantStatus(words ...string) string {
 	return text
 }
 
-// Issue 4: "targets live as long as the stream, plus a grace", and with the file
-// they are united.
+// Registered targets exist as long as their call, plus a grace period, and are united with those of
+// the trench file.
 func TestRegistrationEndsWithItsStream(t *testing.T) {
 	t.Parallel()
 	f := newRegistryFixture(t)

@@ -9,8 +9,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// Design section 7: what a new configuration restarts, and what not. Issue 2: "reload with added
-// and removed VIPs and gateways where the sessions of the others stay up (uptime does not fall)".
+// What a new configuration restarts, and what not (docs/bird.md#configuration): when VIPs and
+// gateways are added and removed, the sessions of other gateways stay up.
 func TestReloadKeepsOtherSessions(t *testing.T) {
 	t.Parallel()
 	const added = "20.0.0.3/32"
@@ -95,8 +95,8 @@ func TestReloadKeepsOtherSessions(t *testing.T) {
 	}
 }
 
-// Design section 9: "bad trench file | old one stays in force": also what BIRD does, and toward
-// whom.
+// A refused trench file changes nothing in BIRD and at the gateways either
+// (docs/architecture.md#failure-table).
 func TestInvalidTrenchFileKeepsGateways(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -31,7 +31,7 @@ func (f *fixture) birdConf() string {
 // passwords finds what BIRD's configuration calls a password.
 var passwords = regexp.MustCompile(`password "([^"]+)"`)
 
-// Design section 10: "No secret in argv, logs, --debug output or metrics".
+// No secret is in arguments, logs, debug output or metrics (docs/architecture.md#security).
 func TestNoSecretInOutput(t *testing.T) {
 	t.Parallel()
 	const gatewayPassword = "a-password-of-the-gateway"

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Issue 10: "a deleted readiness or admin socket file goes unnoticed until SVIDs rotate, then
-// everything is withdrawn and stays so".
+// A deleted readiness or admin socket file is noticed and bound again
+// (docs/architecture.md#failure-table).
 func TestRemovedSocketIsRebound(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -103,8 +103,8 @@ func (c *crowd) connect(network, addr string) net.Conn {
 	return conn
 }
 
-// Issue 2: "garbage bytes on the readiness, admin and control sockets". A client that can reach
-// them is in the pod, and yet nothing dies, and nothing changes at the gateway.
+// Garbage on the readiness, admin and control sockets ends no process and changes nothing at the
+// gateway.
 func TestGarbageAndHalfOpenConnections(t *testing.T) {
 	t.Parallel()
 	const silent = 50 // on each socket
@@ -224,7 +224,7 @@ func TestGarbageAndHalfOpenConnections(t *testing.T) {
 	f.wantUpdates(mark, vipB4, announced, withdrawn)
 }
 
-// Design section 10: "8 streams per peer by default".
+// A SPIFFE ID has 8 streams by default (docs/architecture.md#wire-contract).
 func TestStreamsOfAPeerAreLimited(t *testing.T) {
 	t.Parallel()
 	const limit = 4
@@ -291,8 +291,7 @@ func dialAs(uid, gid int, path string) (conn net.Conn, err error) {
 	return conn, err
 }
 
-// Design section 10: "The admin socket is local, plaintext, 0600, same user or root only
-// (SO_PEERCRED)".
+// The admin sockets admit the same user and root only (docs/architecture.md#security).
 func TestAdminSocketPeerUser(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -380,9 +379,8 @@ func (f *fixture) runAs(uid uint32, program string, args ...string) (string, int
 	return string(out), cmd.ProcessState.ExitCode()
 }
 
-// Design section 10: "Socket: 0600, or 0660 by --socket-mode for a pod whose two containers have
-// different users and share a group (fsGroup); never open to the world. Directory created if
-// missing".
+// The readiness socket has mode 0600, or 0660 by --socket-mode, and its directory is created if it
+// is missing (docs/architecture.md#security).
 func TestReadinessSocketMode(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -431,7 +429,8 @@ func TestReadinessSocketMode(t *testing.T) {
 	}
 }
 
-// Design section 10: "flock, connect before unlink, refuse to remove what is not a socket".
+// A lock and a connection attempt precede the removal of a leftover socket; other files are never
+// removed (docs/architecture.md#security).
 func TestReadinessSocketOwnership(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

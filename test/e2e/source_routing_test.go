@@ -7,7 +7,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// Issue 10, section 3: BIRD attracts traffic only once the rules of each family are installed.
+// BIRD attracts traffic only once the rules of each family are installed.
 func TestBIRDWaitsForSourceRouting(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

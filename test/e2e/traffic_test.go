@@ -35,8 +35,8 @@ func openTrench(t *testing.T, o traffic.Options) (context.Context, *traffic.Tren
 	return ctx, trench
 }
 
-// Issue 5: "Planned changes and LB kill -9: 0 failed requests, and no broken long-lived flow of a
-// target that stayed, across pods too. Sudden death of a target: only its own flows."
+// Planned changes and a killed lb fail no request and break no flow of a target that stays, across
+// pods too. The sudden death of a target breaks its own flows only.
 func TestTrafficSurvivesChanges(t *testing.T) {
 	for _, s := range traffic.Scenarios() {
 		t.Run(strings.ReplaceAll(s.Title, " ", "_"), func(t *testing.T) {
@@ -61,8 +61,7 @@ func TestTrafficSurvivesChanges(t *testing.T) {
 	}
 }
 
-// Issue 5: "The control run must fail": without gating and drains the same changes lose requests
-// and flows.
+// The control run must fail: without gating and drains the same changes lose requests and flows.
 func TestTrafficLossWithoutGating(t *testing.T) {
 	t.Parallel()
 	ctx, trench := openTrench(t, traffic.Options{Control: true, Targets: 4})

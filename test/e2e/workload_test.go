@@ -61,7 +61,8 @@ func (a attested) offer(api *identitytest.WorkloadAPI, id spiffeid.ID, ttl time.
 	return svid
 }
 
-// Design section 9: "SVID rotated | moved to a second connection, no UPDATE at the gateway".
+// A rotated SVID moves the stream to a second connection; no UPDATE at the gateway
+// (docs/architecture.md#failure-table).
 func TestSVIDRotation(t *testing.T) {
 	t.Parallel()
 	const (
@@ -118,8 +119,7 @@ func metric(t *testing.T, page, name string) float64 {
 	return 0
 }
 
-// Design section 9: "SVID expired, no new one | connection closed at NotAfter -> LB_LOST; Identity
-// NOT_SERVING, metric and event from 2/3 of its life".
+// An expired SVID ends its connection at NotAfter (docs/adr/0013-connection-ends-at-notafter.md).
 func TestExpiredSVIDWithdraws(t *testing.T) {
 	t.Parallel()
 	// Long enough to see what is said between 2/3 of it and its end.
@@ -208,8 +208,7 @@ func TestExpiredSVIDWithdraws(t *testing.T) {
 	}
 }
 
-// Design section 9: "Workload API absent at start | NOT_SERVING with the reason, retries, SIGTERM
-// still works".
+// The Workload API may be absent at the start (docs/architecture.md#failure-table).
 func TestWorkloadAPIOutage(t *testing.T) {
 	t.Parallel()
 	a := newAttested(t)
@@ -281,8 +280,7 @@ func TestWorkloadAPIOutage(t *testing.T) {
 	a.wantUpdates(mark, vipB4, announced)
 }
 
-// Design section 10: "--spiffe-id picks our own SVID when several are offered (absent: NOT_SERVING,
-// listing what was offered)".
+// --spiffe-id selects one of several SVIDs; without it the condition lists what was offered.
 func TestAmbiguousSVIDs(t *testing.T) {
 	t.Parallel()
 	a := newAttested(t)
@@ -332,8 +330,7 @@ func (v *volume) swap(a *identity.DevAuthority, svid *x509svid.SVID) {
 	}
 }
 
-// Design section 9: "SVID rotated | moved to a second connection, no UPDATE at the gateway", for
-// files.
+// The same for SVIDs in files: no UPDATE at the gateway (docs/architecture.md#failure-table).
 func TestFileRotationBySymlink(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

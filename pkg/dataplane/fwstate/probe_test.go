@@ -9,7 +9,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// Issue 5: "a kernel without nft_hash". What the kernel lacks it refuses, as it refuses this expression.
+// A kernel without nft_hash refuses the rule, as it refuses this expression.
 func TestWhatTheKernelRefusesIsSeenAndLeavesNothing(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	f := openConn(t, ns, Config{})
