@@ -22,10 +22,10 @@ const (
 	// (docs/architecture.md#readiness-of-a-vip).
 	overdueSlack = time.Second
 	// startRecheck is the time between the checks of a target that has no
-	// verdict yet: whoever starts is not asked to wait rise intervals. With a rise
+	// verdict yet: a start need not wait rise intervals. With a rise
 	// of 2 it is most of what passes from a registration until the gateway knows,
 	// for which 10 ms are the goal. Rise is there to see through targets that come
-	// and go; one that never was ready costs nobody a flow while it is found out.
+	// and go; one that never was ready costs no flow while its state is found out.
 	startRecheck = 3 * time.Millisecond
 	// failedRecheck is the same after a failed check, or one that was put off for lack
 	// of a source address: a silent target has its verdict after fall timeouts, and
@@ -42,7 +42,7 @@ const (
 	// otherwise. 10 000 targets that swallow packets, at a timeout of 500 ms,
 	// are then each checked every 1.2 s, which is not overdue.
 	maxConcurrent = 4096
-	// complainEvery bounds how often the log says that checks cannot be made.
+	// complainEvery bounds how often the log says that checks cannot run.
 	complainEvery = 10 * time.Second
 )
 
@@ -67,7 +67,7 @@ type Options struct {
 	// the checks. Another Dialer has its own.
 	Dialer Dialer
 	// Sources is asked before each check of a target that is not ready. Nil: every
-	// check is made.
+	// check runs.
 	Sources SourceAddresses
 	// MaxConcurrent is how many checks may run at once; 0 is 4096, or half of
 	// the file descriptors that the process may have if these are fewer.
@@ -93,7 +93,7 @@ type Checker struct {
 	schedule   schedule
 	running    int           // checks in flight
 	hurried    int           // targets that wait for their first verdict
-	complained time.Time     // when it was last logged that checks cannot be made
+	complained time.Time     // when it was last logged that checks cannot run
 	dirty      []*entry      // may have another state than reported
 	removed    map[Key]State // no longer configured, with the state last reported
 	unjudged   int           // targets without a first verdict
@@ -133,20 +133,20 @@ func New(o Options) *Checker {
 	}
 }
 
-// Ready is closed once checks are made.
+// Ready is closed once checks run.
 func (c *Checker) Ready() <-chan struct{} { return c.ready }
 
 // String names the task.
 func (c *Checker) String() string { return "target-checker" }
 
-// Changed wakes whoever calls [Checker.Evaluate]: a state changed, or a
+// Changed wakes the caller of [Checker.Evaluate]: a state changed, or a
 // configuration was applied. Wake-ups conflate. That a target is overdue is
-// found by Evaluate alone and wakes nobody.
+// found by Evaluate alone and wakes no caller.
 func (c *Checker) Changed() <-chan struct{} { return c.changed }
 
 // Configure replaces the targets of all streams, at once. A target that stayed
 // keeps its state, also under another interval, timeout, rise or fall; when
-// something else is checked now, such as another port, it starts anew. Streams
+// something else is checked now, such as another port, it starts again. Streams
 // have distinct names and are not kept. Those without a check have no targets
 // here, nor are addresses of families that are not checked among them.
 //
@@ -264,7 +264,7 @@ func (c *Checker) remove(e *entry) {
 // add makes a target known, which is not yet scheduled.
 func (c *Checker) add(k Key, p *plan, now time.Time) *entry {
 	e := &entry{Health: Health{Key: k, State: Starting, Since: now}, plan: p, index: -1}
-	// A target that left and came back between two Evaluates is not told as
+	// A target that left and came back between two Evaluates is not reported as
 	// removed.
 	e.reported, e.known = c.removed[k]
 	delete(c.removed, k)

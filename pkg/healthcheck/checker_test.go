@@ -167,14 +167,14 @@ func TestAReadyTargetFallsAfterFallIntervals(t *testing.T) {
 			t.Errorf("fell after %v, want between two and three intervals", took)
 		}
 		if !drain(c) {
-			t.Error("nobody was woken")
+			t.Error("the evaluation was not woken")
 		}
 		e := c.Evaluate(time.Now())
 		if len(e.Changed) != 1 || e.Changed[0].Name != "target-1" || e.Changed[0].State != NotReady {
 			t.Fatalf("got %+v", e)
 		}
 		if e := c.Evaluate(time.Now()); len(e.Changed)+len(e.Removed) != 0 {
-			t.Fatalf("told twice: %+v", e)
+			t.Fatalf("reported twice: %+v", e)
 		}
 	})
 }
@@ -238,7 +238,7 @@ func TestAStallIsNotCaughtUpInOneInstant(t *testing.T) {
 		n.latency = 10 * time.Millisecond
 		c := New(Options{Dialer: n, Log: discard})
 		c.Configure([]trench.Stream{stream(1000, testCheck)})
-		// Nobody runs the checks: all become due.
+		// No check runs: all become due.
 		advance(time.Minute)
 		stop := run(t, c)
 		defer stop()
@@ -308,7 +308,7 @@ func TestAHungCheckIsOverdue(t *testing.T) {
 		synctest.Wait()
 		e = c.Evaluate(time.Now())
 		if len(e.Changed) != 1 || e.Changed[0].State != NotReady {
-			t.Fatalf("a late failure made it %+v", e)
+			t.Fatalf("a late failure changed it to %+v", e)
 		}
 		advance(3 * time.Second)
 		if got := states(c.List())["target-2"]; got != Ready {
@@ -424,7 +424,7 @@ func TestTheEndWaitsForChecksAndIsNoVerdict(t *testing.T) {
 			t.Fatal(err)
 		}
 		if h := c.List()[0]; h.State != Ready {
-			t.Errorf("the end made it %v", h.State)
+			t.Errorf("the end changed it to %v", h.State)
 		}
 	})
 }
@@ -454,7 +454,7 @@ func TestReloadKeepsTheStateOfTargetsThatStayed(t *testing.T) {
 		}
 
 		// Another timing keeps the state as well and takes effect; a shorter
-		// interval makes nobody overdue.
+		// interval makes no target overdue.
 		faster := testCheck
 		faster.Interval, faster.Timeout = 20*time.Millisecond, 20*time.Millisecond
 		slower := testCheck
@@ -492,7 +492,7 @@ func TestReloadKeepsTheStateOfTargetsThatStayed(t *testing.T) {
 	})
 }
 
-func TestATargetThatLeftAndCameBackIsNotTold(t *testing.T) {
+func TestReturnedTargetIsNotReported(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		c, stop := start(t, Options{Dialer: newNetwork()})
 		defer stop()
@@ -505,7 +505,7 @@ func TestATargetThatLeftAndCameBackIsNotTold(t *testing.T) {
 		if e := c.Evaluate(time.Now()); len(e.Removed) != 0 || len(e.Changed) != 1 || e.Changed[0].State != Starting {
 			t.Fatalf("got %+v", e)
 		}
-		// Removed before it was ever told: nothing to tell.
+		// Removed before it was ever reported: nothing to report.
 		c.Configure([]trench.Stream{stream(2, testCheck)})
 		c.Configure(config)
 		if e := c.Evaluate(time.Now()); len(e.Removed)+len(e.Changed) != 0 {
@@ -547,13 +547,13 @@ func TestLackOfOurOwnResourcesIsNoVerdictOnATarget(t *testing.T) {
 		n.refuse("10.0.0.1", fmt.Errorf("socket: %w", syscall.EMFILE))
 		advance(time.Second)
 		c.Evaluate(time.Now())
-		if h := c.List()[0]; h.State != Ready || h.LastError != "check not made: socket: too many open files" {
-			t.Fatalf("one check could not be made: %+v", h)
+		if h := c.List()[0]; h.State != Ready || h.LastError != "check not run: socket: too many open files" {
+			t.Fatalf("one check could not run: %+v", h)
 		}
 		advance(5 * time.Second)
 		c.Evaluate(time.Now())
 		if h := c.List()[0]; h.State != Overdue || h.LastCheck.Before(last) || time.Since(h.LastCheck) < 5*time.Second {
-			t.Fatalf("no check could be made for long: %+v", h)
+			t.Fatalf("no check could run for long: %+v", h)
 		}
 	})
 }

@@ -22,7 +22,7 @@ const (
 	// maxIdle is how many sockets are kept for further connections: more than are
 	// opened in one pace.
 	maxIdle = 2 * burst
-	// idleTime is how long a socket is kept that nobody uses: what a stall opened in
+	// idleTime is how long an unused socket is kept: what a stall opened in
 	// one instant is not held forever.
 	idleTime = time.Second
 	// events is how many answers one system call fetches.
@@ -181,7 +181,7 @@ func (k *connector) collect(now time.Time, tell func(probe, outcome)) (told int)
 	for {
 		n, err := unix.EpollWait(k.epoll, k.fetched[:], 0)
 		if err != nil || n == 0 {
-			break // EINTR: what is there stays for the next time
+			break // EINTR: pending events stay for the next time
 		}
 		for _, e := range k.fetched[:n] {
 			// Idle sockets report their resets.
@@ -325,7 +325,7 @@ func (k *connector) evict() {
 // close closes a socket, which takes it out of the epoll set.
 func (k *connector) close(s *socket) {
 	delete(k.sockets, int32(s.fd))
-	// What close says of a connection that nobody uses matters to nobody; the
+	// What close says of an unused connection does not matter; the
 	// descriptor is gone either way.
 	_ = unix.Close(s.fd)
 }

@@ -54,7 +54,7 @@ func conclude(t *testing.T, k *connector, p probe) (result outcome) {
 		}
 		at, any := k.deadline()
 		if !any {
-			t.Fatal("nothing runs, and nothing was told")
+			t.Fatal("nothing runs, and nothing was reported")
 		}
 		select {
 		case <-arrived:
@@ -64,7 +64,7 @@ func conclude(t *testing.T, k *connector, p probe) (result outcome) {
 		}
 		k.collect(time.Now(), func(q probe, o outcome) {
 			if q.entry != p.entry {
-				t.Errorf("told of %v, started %v", q.entry.Addr, p.entry.Addr)
+				t.Errorf("reported %v, started %v", q.entry.Addr, p.entry.Addr)
 			}
 			result, ended = o, true
 		})
@@ -118,17 +118,17 @@ func TestConnectionsTellWhatIsAtTheOtherEnd(t *testing.T) {
 		}{
 			{"IPv4", probing(loopback4, open, nil), outcome{}},
 			{"IPv6", probing(loopback6, open6, nil), outcome{}},
-			{"nobody listens", probing(netip.MustParseAddr("127.0.0.3"), refusing, nil), outcome{failed, false, "port " + portString(refusing) + ": connection refused"}},
-			{"nobody answers", probing(loopback4, full, short), outcome{failed, true, "port " + portString(full) + ": no answer in 30ms"}},
+			{"no listener", probing(netip.MustParseAddr("127.0.0.3"), refusing, nil), outcome{failed, false, "port " + portString(refusing) + ": connection refused"}},
+			{"no answer", probing(loopback4, full, short), outcome{failed, true, "port " + portString(full) + ": no answer in 30ms"}},
 			{
 				"a source that is not ours",
 				probing(loopback4, open, func(c *trench.Check) { c.Source4 = netip.MustParseAddr("192.0.2.1") }),
-				outcome{unmade, false, "check not made: source address: cannot assign requested address"},
+				outcome{unmade, false, "check not run: source address: cannot assign requested address"},
 			},
 			{
 				"an IPv6 source that is not ours",
 				probing(loopback6, open6, func(c *trench.Check) { c.Source6 = netip.MustParseAddr("2001:db8::1") }),
-				outcome{unmade, false, "check not made: source address: cannot assign requested address"},
+				outcome{unmade, false, "check not run: source address: cannot assign requested address"},
 			},
 			{"an IPv6 source", probing(loopback6, open6, func(c *trench.Check) { c.Source6 = loopback6 }), outcome{}},
 		} {
@@ -201,7 +201,7 @@ func TestATargetThatResetsAtOnceHasAnswered(t *testing.T) {
 	}
 }
 
-func TestSocketsThatNobodyUsesAreClosed(t *testing.T) {
+func TestUnusedSocketsAreClosed(t *testing.T) {
 	k := connecting(t)
 	for range 3 {
 		s, err := k.open(origin{family: vip.IPv4})
@@ -309,7 +309,7 @@ func exhaust(t *testing.T) (release func()) {
 	}
 }
 
-func TestWithoutDescriptorsNoCheckIsMade(t *testing.T) {
+func TestNoCheckWithoutDescriptors(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0") // that accepts nothing, for want of descriptors
 	if err != nil {
 		t.Fatal(err)
@@ -320,7 +320,7 @@ func TestWithoutDescriptorsNoCheckIsMade(t *testing.T) {
 	release := exhaust(t)
 	o, ended := k.start(probing(loopback4, port, nil))
 	release()
-	if want := (outcome{unmade, false, "check not made: socket: too many open files"}); !ended || o != want {
+	if want := (outcome{unmade, false, "check not run: socket: too many open files"}); !ended || o != want {
 		t.Errorf("got %+v, %v; want %+v", o, ended, want)
 	}
 	if got := conclude(t, k, probing(loopback4, port, nil)); got != (outcome{}) {

@@ -37,7 +37,7 @@ func (e *entry) deadline() time.Time {
 	return e.alive.Add(e.plan.Interval + e.plan.Timeout + overdueSlack)
 }
 
-// effective is the state as it is told.
+// effective is the state as it is reported.
 func (e *entry) effective() State {
 	if e.overdue {
 		return Overdue
@@ -83,7 +83,7 @@ func (e *entry) interval() time.Duration {
 	return e.plan.Interval
 }
 
-// hurries tells whether the target waits for its first verdict, and its checks
+// hurries reports whether the target waits for its first verdict, and its checks
 // not for those of others. One that cannot be checked does not hurry.
 func (e *entry) hurries() bool {
 	return !e.gone && e.State == Starting && e.LastError == ""
@@ -91,7 +91,7 @@ func (e *entry) hurries() bool {
 
 // next says when to check after a check that began and ended then. A steady
 // target is checked each 90 to 100 % of its interval, never later, so that
-// jitter makes nobody overdue. The first steady check falls anywhere in the
+// jitter makes no target overdue. The first steady check falls anywhere in the
 // interval: targets that started together spread over it.
 func (e *entry) next(began, now time.Time, first bool) time.Time {
 	interval := e.interval()

@@ -37,7 +37,7 @@ const (
 	// Draining: no new flows, those it has go on until its drain end. A
 	// [Checker] never says so.
 	Draining
-	// Drained: drained by hand, and its drain end is over.
+	// Drained: drained by an operator, and its drain end is over.
 	Drained
 	// Left: no target any longer. Only a last word has it.
 	Left
@@ -70,10 +70,10 @@ type Health struct {
 	State State
 	// Since is when the state began.
 	Since time.Time
-	// LastCheck is when the last check ended that told something of the target;
+	// LastCheck is when the last check ended that had a result for the target;
 	// zero before the first.
 	LastCheck time.Time
-	// LastError is why the last check failed, or could not be made; "" when it
+	// LastError is why the last check failed, or could not run; "" when it
 	// succeeded.
 	LastError string
 	// Silent says that the last check failed because nothing answered at all: a

@@ -175,7 +175,7 @@ func advance(d time.Duration) {
 	synctest.Wait()
 }
 
-// drain takes the wake-up of Changed and tells whether there was one.
+// drain takes the wake-up of Changed and reports whether there was one.
 func drain(c *Checker) bool {
 	select {
 	case <-c.Changed():

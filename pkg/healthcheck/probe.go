@@ -90,7 +90,7 @@ const (
 	succeeded verdict = iota
 	failed
 	unmade    // for lack of local resources: says nothing of the target
-	deferred  // for lack of a source address: to be made soon
+	deferred  // for lack of a source address: to run soon
 	cancelled // the checker ends
 )
 
@@ -140,7 +140,7 @@ func (p *plan) connect(ctx context.Context, dial dialFunc, at netip.Addr) outcom
 	if err != nil {
 		return failure(&p.Check, p.TCP.Port, err)
 	}
-	// What these two return matters to nobody: the target has answered, and the
+	// What these two return does not matter: the target has answered, and the
 	// connection is gone either way.
 	if tcp, ok := conn.(*net.TCPConn); ok {
 		_ = tcp.SetLinger(0)
@@ -161,17 +161,17 @@ func failure(check *trench.Check, port uint16, err error) outcome {
 		return outcome{failed, true, fmt.Sprintf("port %d: no answer in %s", port, check.Timeout)}
 	case errors.As(err, &call) && call.Syscall == "bind":
 		// A source address that this machine does not have is no fault of the target.
-		return outcome{unmade, false, fmt.Sprintf("check not made: source address: %v", call.Err)}
+		return outcome{unmade, false, fmt.Sprintf("check not run: source address: %v", call.Err)}
 	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE), errors.Is(err, syscall.ENOBUFS), errors.Is(err, syscall.ENOMEM):
-		return outcome{unmade, false, fmt.Sprintf("check not made: %v", err)}
+		return outcome{unmade, false, fmt.Sprintf("check not run: %v", err)}
 	case errors.As(err, &errno):
 		return outcome{failed, noWay(errno), fmt.Sprintf("port %d: %v", port, errno)}
 	}
 	return outcome{failed, false, fmt.Sprintf("port %d: %v", port, err)}
 }
 
-// noWay tells whether an error of connect says that there is no way to the
-// target, be it for lack of a neighbour, a route, a link or an address of ours.
+// noWay reports whether an error of connect says that there is no way to the
+// target, be it for lack of a neighbour, a route, a link or an own address.
 func noWay(e syscall.Errno) bool {
 	switch e {
 	case syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.ENETDOWN, syscall.EHOSTDOWN, syscall.EADDRNOTAVAIL:

@@ -53,7 +53,7 @@ func (p *grpcProber) probe(ctx context.Context, dial dialFunc, at netip.Addr) (o
 	if p.secured != nil {
 		config, err := p.secured.config(ctx, at)
 		if err != nil {
-			return outcome{verdict: unmade, reason: fmt.Sprintf("check not made: %v", err)}
+			return outcome{verdict: unmade, reason: fmt.Sprintf("check not run: %v", err)}
 		}
 		a.serverName = config.ServerName
 		config.NextProtos = []string{"h2"}
@@ -77,10 +77,10 @@ func (p *grpcProber) probe(ctx context.Context, dial dialFunc, at netip.Addr) (o
 	}
 	conn, err := grpc.NewClient("passthrough:///"+netip.AddrPortFrom(at, c.Port).String(), options...)
 	if err != nil {
-		return outcome{verdict: unmade, reason: fmt.Sprintf("check not made: %v", err)}
+		return outcome{verdict: unmade, reason: fmt.Sprintf("check not run: %v", err)}
 	}
 	defer func() {
-		// Nobody has closed it before, which is the only error.
+		// It was not closed before, which would be the only error.
 		_ = conn.Close()
 		a.end()
 	}()
@@ -103,7 +103,7 @@ func (p *grpcProber) asked() string {
 }
 
 // failure is the outcome of a call that ended with an error. What it says of a
-// connection that failed is made for people; the errors themselves are in a.
+// connection that failed is phrased for operators; the errors themselves are in a.
 func (p *grpcProber) failure(a *attempt, err error) outcome {
 	port := p.check.GRPC.Port
 	connected, dialing, handshake := a.result()
@@ -176,7 +176,7 @@ func (a *attempt) connect(ctx context.Context, address string) (net.Conn, error)
 	return listened{conn, a}, nil
 }
 
-// listened is a connection that tells whether something came.
+// listened is a connection that reports whether something came.
 type listened struct {
 	net.Conn
 	attempt *attempt

@@ -177,7 +177,7 @@ func TestGRPCCheckOverTLS(t *testing.T) {
 			t.Errorf("insecure: %+v", o)
 		}
 		says(t, check(port, trench.TLSCheck{CAFile: file, ServerName: "b.example"}), port, "the certificate is not for b.example")
-		if o := check(port, trench.TLSCheck{CAFile: file + ".none"}); o.verdict != unmade || !strings.HasPrefix(o.reason, "check not made: caFile: ") {
+		if o := check(port, trench.TLSCheck{CAFile: file + ".none"}); o.verdict != unmade || !strings.HasPrefix(o.reason, "check not run: caFile: ") {
 			t.Errorf("no authorities: %+v", o)
 		}
 		port = serve(&tls.Config{Certificates: []tls.Certificate{theirs.sign(t, soon, "127.0.0.1", "::1")}})
@@ -237,7 +237,7 @@ func TestGRPCCheckOfAWebServer(t *testing.T) {
 	})
 }
 
-// A check is one connection: whoever counts rise and fall also counts tries.
+// A check is one connection: rise and fall count tries.
 func TestGRPCCheckDoesNotTryAgain(t *testing.T) {
 	at := loopbacks[0]
 	var connections atomic.Int32
@@ -258,7 +258,7 @@ func TestGRPCCheckDoesNotTryAgain(t *testing.T) {
 	}
 }
 
-// Whoever stops the checker does not wait for the timeout, nor leave a dialer that
+// A stop of the checker does not wait for the timeout, nor leave a dialer that
 // runs on.
 func TestGRPCCheckEndsWithItsContextAndItsDialer(t *testing.T) {
 	at := loopbacks[0]

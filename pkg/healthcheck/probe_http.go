@@ -31,7 +31,7 @@ const (
 )
 
 // httpProber sends HTTP requests. It speaks HTTP/1.1 by itself: a client of package
-// net/http is made for connections that are kept, and has two goroutines for each.
+// net/http is designed for connections that are kept, and has two goroutines for each.
 type httpProber struct {
 	check   trench.Check
 	body    *regexp.Regexp // nil: any
@@ -60,7 +60,7 @@ func (p *httpProber) probe(ctx context.Context, dial dialFunc, at netip.Addr) ou
 	if p.secured != nil {
 		var err error
 		if config, err = p.secured.config(ctx, at); err != nil {
-			return outcome{verdict: unmade, reason: fmt.Sprintf("check not made: %v", err)}
+			return outcome{verdict: unmade, reason: fmt.Sprintf("check not run: %v", err)}
 		}
 	}
 	conn, err := dial(ctx, "tcp", netip.AddrPortFrom(at, port).String())
@@ -86,7 +86,7 @@ func (p *httpProber) probe(ctx context.Context, dial dialFunc, at netip.Addr) ou
 }
 
 // interrupt ends what waits for the connection when ctx ends. The returned function
-// must be called; it waits until nobody touches the connection any more.
+// must be called; it waits until no goroutine touches the connection any more.
 func interrupt(ctx context.Context, conn net.Conn) (done func()) {
 	ended := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -126,7 +126,7 @@ func (p *httpProber) judge(stream io.Reader) outcome {
 			return p.broken("no answer", err)
 		}
 		// Informational answers precede the final one (RFC 9110 section 15.2). 101 is
-		// final, and nobody asked for it.
+		// final, and was not asked for.
 		if r.StatusCode >= 200 || r.StatusCode == http.StatusSwitchingProtocols {
 			break
 		}

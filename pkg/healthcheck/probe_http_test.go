@@ -219,7 +219,7 @@ func TestHTTPCheckTellsSilenceFromNoAnswer(t *testing.T) {
 		withBody := newHTTPProber(httpCheck(endless, func(c *trench.HTTPCheck) { c.Body = "ok" }))
 		saysInTime(t, withBody, at, endless, "connected, but no end of the body in 100ms")
 		if o := ask(t, newHTTPProber(httpCheck(endless, nil)), at, patient); o.verdict != succeeded {
-			t.Errorf("a body that nobody asked for is waited for: %+v", o)
+			t.Errorf("a body that is not checked is waited for: %+v", o)
 		}
 
 		l, refused := listen(t, at)
@@ -246,7 +246,7 @@ func wantDialFailures(t *testing.T, p prober, at netip.Addr) {
 	}
 	for errno, want := range map[syscall.Errno]outcome{
 		syscall.EHOSTUNREACH: {failed, true, "port 1: no route to host"},
-		syscall.EMFILE:       {unmade, false, "check not made: dial tcp: socket: too many open files"},
+		syscall.EMFILE:       {unmade, false, "check not run: dial tcp: socket: too many open files"},
 	} {
 		o := p.probe(t.Context(), func(context.Context, string, string) (net.Conn, error) {
 			return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("socket", errno)}
@@ -257,7 +257,7 @@ func wantDialFailures(t *testing.T, p prober, at netip.Addr) {
 	}
 }
 
-// Whoever stops the checker does not wait for the timeout.
+// A stop of the checker does not wait for the timeout.
 func TestHTTPCheckEndsWithItsContext(t *testing.T) {
 	onBoth(t, func(t *testing.T, at netip.Addr) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -443,7 +443,7 @@ func TestHTTPCheckOverTLS(t *testing.T) {
 	})
 }
 
-// Authorities are replaced while checks are made. While their file is missing or
+// Authorities are replaced while checks run. While their file is missing or
 // no such file, nothing is known of the target.
 func TestCheckReadsAuthoritiesThatChange(t *testing.T) {
 	at := loopbacks[0]
@@ -458,7 +458,7 @@ func TestCheckReadsAuthoritiesThatChange(t *testing.T) {
 			t.Errorf("got %+v, want %d %q", o, want, reason)
 		}
 	}
-	verdictIs(unmade, "check not made: caFile: stat "+file+": no such file or directory")
+	verdictIs(unmade, "check not run: caFile: stat "+file+": no such file or directory")
 	now := time.Now()
 	old.write(t, file)
 	dated(t, file, now)

@@ -40,7 +40,7 @@ type secured struct {
 }
 
 // config returns the configuration for a connection to the target. The error says that the check
-// cannot be made.
+// cannot run.
 func (s *secured) config(ctx context.Context, at netip.Addr) (*tls.Config, error) {
 	c := &tls.Config{
 		MinVersion:         tls.VersionTLS12,
@@ -100,7 +100,7 @@ func handshakeFailure(check *trench.Check, port uint16, name string, err error) 
 	case timedOut(err):
 		return wrong(port, "connected, but no TLS handshake in %s", check.Timeout)
 	case errors.As(err, &roots):
-		return outcome{verdict: unmade, reason: "check not made: this machine has no file of authorities: write tls.caFile"}
+		return outcome{verdict: unmade, reason: "check not run: this machine has no file of authorities: write tls.caFile"}
 	case errors.As(err, &unknown):
 		return wrong(port, "the certificate is signed by an authority that is not trusted")
 	case errors.As(err, &other):

@@ -142,7 +142,7 @@ func (l *loop) withoutSource(p probe) (o outcome, ended bool) {
 	case problem == "":
 		return outcome{}, false
 	case passing && p.patient:
-		return outcome{verdict: deferred, reason: "check not made: " + problem}, true
+		return outcome{verdict: deferred, reason: "check not run: " + problem}, true
 	}
 	return outcome{failed, true, problem}, true
 }
@@ -166,7 +166,7 @@ func (l *loop) next() time.Time {
 	return at
 }
 
-// hurrying tells whether some target waits for its first verdict.
+// hurrying reports whether some target waits for its first verdict.
 func (c *Checker) hurrying() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -188,7 +188,7 @@ func (c *Checker) take(due []probe, now time.Time, room int) []probe {
 	return due
 }
 
-// nextDue is when the next check is to start; whoever changes that from now on
+// nextDue is when the next check is to start; a change of that from now on
 // fills rescheduled.
 func (c *Checker) nextDue(now time.Time) time.Time {
 	const idle = time.Minute
@@ -266,7 +266,7 @@ func (c *Checker) finish(p probe, o outcome, now time.Time) {
 		c.touch(e)
 		latest.Wake(c.changed)
 	case health.State == NotReady && health.Silent != wasSilent:
-		// Whoever doubts the network hears that something answers again.
+		// Outage detection learns that something answers again.
 		c.touch(e)
 		latest.Wake(c.changed)
 	}
@@ -281,7 +281,7 @@ func (c *Checker) finish(p probe, o outcome, now time.Time) {
 	c.mu.Unlock()
 
 	if complain {
-		c.log.Error("checks cannot be made, the targets become overdue if this lasts", "error", o.reason)
+		c.log.Error("checks cannot run, the targets become overdue if this lasts", "error", o.reason)
 	}
 	if health.State != before {
 		level := slog.LevelInfo

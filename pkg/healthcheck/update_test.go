@@ -25,8 +25,8 @@ func named(name string, n int, check trench.Check) trench.Stream {
 	return s
 }
 
-// told writes what an evaluation says as STREAM/TARGET=STATE, sorted.
-func told(e Evaluation) []string {
+// reported writes what an evaluation says as STREAM/TARGET=STATE, sorted.
+func reported(e Evaluation) []string {
 	var s []string
 	for _, h := range e.Changed {
 		s = append(s, fmt.Sprintf("%s/%s=%v", h.Stream, h.Name, h.State))
@@ -57,12 +57,12 @@ func TestUpdateReplacesTheNamedStreamsOnly(t *testing.T) {
 			{"two less", []trench.Stream{named("b", 1, testCheck)}, nil, []string{"b/target-2 removed", "b/target-3 removed"}},
 			{"a stream less", nil, []string{"c"}, []string{"c/target-1 removed"}},
 			{"a stream less, again", nil, []string{"c"}, nil},
-			{"a new stream", []trench.Stream{named("d", 1, testCheck)}, []string{"nobody"}, []string{"d/target-1=starting"}},
+			{"a new stream", []trench.Stream{named("d", 1, testCheck)}, []string{"none"}, []string{"d/target-1=starting"}},
 			{"moved to another stream", []trench.Stream{named("d", 0, testCheck), named("e", 1, testCheck)}, nil, []string{"d/target-1 removed", "e/target-1=starting"}},
 		} {
 			c.Update(step.changed, step.removed)
-			if got := told(c.Evaluate(time.Now())); !slices.Equal(got, step.want) {
-				t.Errorf("%s: told %v, want %v", step.what, got, step.want)
+			if got := reported(c.Evaluate(time.Now())); !slices.Equal(got, step.want) {
+				t.Errorf("%s: reported %v, want %v", step.what, got, step.want)
 			}
 			advance(2 * time.Second)
 			for _, h := range c.Evaluate(time.Now()).Changed {
@@ -75,8 +75,8 @@ func TestUpdateReplacesTheNamedStreamsOnly(t *testing.T) {
 			t.Errorf("%d targets are left: %v", got, c.List())
 		}
 		c.Configure([]trench.Stream{named("b", 1, testCheck)})
-		if got, want := told(c.Evaluate(time.Now())), []string{"a/target-1 removed", "e/target-1 removed"}; !slices.Equal(got, want) {
-			t.Errorf("Configure told %v, want %v", got, want)
+		if got, want := reported(c.Evaluate(time.Now())), []string{"a/target-1 removed", "e/target-1 removed"}; !slices.Equal(got, want) {
+			t.Errorf("Configure reported %v, want %v", got, want)
 		}
 	})
 }
@@ -96,8 +96,8 @@ func TestAnUpdateBeforeAnyConfigurationIsTheFirst(t *testing.T) {
 	})
 }
 
-// Only what is checked makes a target start anew, not how often.
-func TestATargetStartsAnewWhenSomethingElseIsChecked(t *testing.T) {
+// Only what is checked makes a target start again, not how often.
+func TestTargetStartsAgainWithAnotherCheck(t *testing.T) {
 	for _, tt := range []struct {
 		what   string
 		change func(*trench.Check)
@@ -225,7 +225,7 @@ func TestChangesAreDecidedAtTheFastInterval(t *testing.T) {
 	})
 }
 
-func TestFailuresTellWhetherAnythingAnswered(t *testing.T) {
+func TestFailuresReportAnswers(t *testing.T) {
 	dialing := func(errno syscall.Errno) error {
 		return &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", errno)}
 	}
@@ -247,9 +247,9 @@ func TestFailuresTellWhetherAnythingAnswered(t *testing.T) {
 		{errors.New("a wrong answer"), failed, false, "port 5000: a wrong answer"},
 		{
 			&net.OpError{Op: "dial", Err: os.NewSyscallError("bind", syscall.EADDRNOTAVAIL)},
-			unmade, false, "check not made: source address: cannot assign requested address",
+			unmade, false, "check not run: source address: cannot assign requested address",
 		},
-		{os.NewSyscallError("socket", syscall.EMFILE), unmade, false, "check not made: socket: too many open files"},
+		{os.NewSyscallError("socket", syscall.EMFILE), unmade, false, "check not run: socket: too many open files"},
 	} {
 		want := outcome{tt.verdict, tt.silent, tt.reason}
 		if got := failure(&testCheck, 5000, tt.err); got != want {
@@ -258,7 +258,7 @@ func TestFailuresTellWhetherAnythingAnswered(t *testing.T) {
 	}
 }
 
-func TestSilenceIsToldAndEnds(t *testing.T) {
+func TestSilenceIsReportedAndEnds(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		n := newNetwork()
 		c, stop := start(t, Options{Dialer: n})
@@ -279,7 +279,7 @@ func TestSilenceIsToldAndEnds(t *testing.T) {
 	})
 }
 
-// What a real socket says of a source address that nobody gave this machine.
+// What a real socket says of a source address that this machine does not have.
 func TestASourceAddressThatIsMissingIsNoVerdict(t *testing.T) {
 	s := serve(t, "127.0.0.1:0")
 	c, stop := start(t, Options{})
@@ -291,7 +291,7 @@ func TestASourceAddressThatIsMissingIsNoVerdict(t *testing.T) {
 	target := []trench.Target{{Name: "a", IPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}}}
 	c.Configure([]trench.Stream{{Name: "s", Check: check, Targets: target}})
 	follow(t, c, "being overdue", func(Evaluation) bool { return c.List()[0].State == Overdue })
-	if got, want := c.List()[0].LastError, "check not made: source address: cannot assign requested address"; got != want {
+	if got, want := c.List()[0].LastError, "check not run: source address: cannot assign requested address"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	check.Source4 = netip.MustParseAddr("127.0.0.77")
@@ -326,7 +326,7 @@ func TestATargetThatIsAddedIsReadySoon(t *testing.T) {
 	})
 }
 
-func TestOtherKindsOfChecksAreMadeByTheirProbers(t *testing.T) {
+func TestOtherChecksUseTheirProbers(t *testing.T) {
 	healthy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if host, _, _ := net.SplitHostPort(r.RemoteAddr); host != "127.0.0.77" {
 			w.WriteHeader(http.StatusTeapot)
@@ -353,8 +353,8 @@ func TestOtherKindsOfChecksAreMadeByTheirProbers(t *testing.T) {
 	follow(t, c, "no gRPC there", func(Evaluation) bool { return c.List()[0].State == NotReady })
 }
 
-// Whoever doubts the network hears when something on it answers, although the
-// target stays not ready; and a check that could not be made is no answer.
+// Outage detection learns when something answers, although the
+// target stays not ready; and a check that could not run is no answer.
 func TestATargetThatIsNotReadyTellsWhenItsSilenceEnds(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		n := newNetwork()
@@ -378,7 +378,7 @@ func TestATargetThatIsNotReadyTellsWhenItsSilenceEnds(t *testing.T) {
 			advance(1500 * time.Millisecond)
 			woken, e := drain(c), c.Evaluate(time.Now())
 			if told := len(e.Changed) == 1; told != step.told || woken != step.told {
-				t.Fatalf("after %v: woken %v, told %+v", step.err, woken, e.Changed)
+				t.Fatalf("after %v: woken %v, reported %+v", step.err, woken, e.Changed)
 			}
 			if h := c.List()[0]; h.State != NotReady || !h.Since.Equal(since) {
 				t.Fatalf("after %v: %+v", step.err, h)

@@ -59,7 +59,7 @@ type Listing struct {
 	stale    map[fileName]struct{}
 }
 
-// same tells whether nothing but At differs. Groups and VIPs are shared by
+// same reports whether nothing but At differs. Groups and VIPs are shared by
 // listings in which they are the same.
 func (l Listing) same(o Listing) bool {
 	return l.Scanned == o.Scanned && maps.Equal(l.Groups, o.Groups) && l.VIPs.Equal(o.VIPs) && l.PerVIP == o.PerVIP &&
@@ -67,7 +67,7 @@ func (l Listing) same(o Listing) bool {
 		l.DrainEnd.Equal(o.DrainEnd) && slices.Equal(l.Problems, o.Problems) && l.byStream == o.byStream && maps.Equal(l.stale, o.stale)
 }
 
-// Ready tells whether a VIP is ready, and why it is or is not. streams are the
+// Ready reports whether a VIP is ready, and why it is or is not. streams are the
 // names of the streams that serve it in the trench file. While DrainEnd is not
 // zero, a VIP that is ready drains until then.
 //

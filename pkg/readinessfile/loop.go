@@ -184,7 +184,7 @@ func (r *readLoop) onScan(now time.Time, found scanResult) {
 	if found.request.names != nil {
 		for name := range found.request.names {
 			if _, there := found.files[name]; there {
-				r.appears(now) // it was made anew meanwhile
+				r.appears(now) // it was created again meanwhile
 			} else {
 				delete(r.files, name)
 			}
@@ -212,7 +212,7 @@ func (r *readLoop) onScan(now time.Time, found scanResult) {
 }
 
 // aged notes when a file will be too old. As long as its mtime is the same this
-// is not judged anew: the wall clock may have jumped.
+// is not judged again: the wall clock may have jumped.
 func (r *readLoop) aged(now time.Time, f foundFile, before trackedFile) trackedFile {
 	is := trackedFile{foundFile: f}
 	if r.o.MaxAge == 0 {

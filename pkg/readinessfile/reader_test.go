@@ -169,7 +169,7 @@ func TestNoWakeUpIsLostAroundTheStart(t *testing.T) {
 const raceTime = 10 * time.Second
 
 // race makes, or removes, a file at some moment around the start of a Directory
-// and tells whether that was seen.
+// and reports whether that was seen.
 func race(ctx context.Context, path string, appears bool) (seen bool, err error) {
 	if err := os.Mkdir(path, 0o755); err != nil {
 		return false, err
@@ -310,7 +310,7 @@ func TestAThousandFilesAreOneDecision(t *testing.T) {
 	known.Streams = streams
 	f := runReader(t, path, Options{}, func(d *Reader) { d.Configure(known) })
 	revision, scans, begin := f.Value().Load().Revision, f.scans.Load(), time.Now()
-	// One decision and one scan, as long as no two files are made raiseQuiet apart:
+	// One decision and one scan, as long as no two files are created raiseQuiet apart:
 	// on a busy machine each such pause makes another.
 	bounded := func(what string, n uint64) {
 		t.Helper()
@@ -372,11 +372,11 @@ func TestDirectoryUnderAMissingOneIsFoundByTheRescan(t *testing.T) {
 // The watch of a directory is one of its inode.
 func TestReplacedDirectoryIsWatched(t *testing.T) {
 	tests := map[string]func(t *testing.T, path string){
-		"removed and made": func(t *testing.T, path string) {
+		"removed and created": func(t *testing.T, path string) {
 			must(t, os.RemoveAll(path))
 			must(t, os.Mkdir(path, 0o755))
 		},
-		"moved away and made": func(t *testing.T, path string) {
+		"moved away and created": func(t *testing.T, path string) {
 			must(t, os.Rename(path, path+".old"))
 			must(t, os.Mkdir(path, 0o755))
 		},

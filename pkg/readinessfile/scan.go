@@ -50,7 +50,7 @@ type scanner struct {
 	before   func()
 	log      *slog.Logger
 	inode    os.FileInfo // of the watch
-	watched  bool        // no failure to watch was told yet, or it is over
+	watched  bool        // no failure to watch was reported yet, or it is over
 }
 
 // run answers requests until there are no more.
@@ -118,7 +118,7 @@ func (s *scanner) scan(found *scanResult) {
 
 // watch makes the notifications tell of the directory that the path leads to now,
 // and of what happens to its name. A watch is one of an inode: one that was
-// replaced is watched anew.
+// replaced is watched again.
 func (s *scanner) watch() {
 	if s.notifier == nil {
 		return
@@ -209,7 +209,7 @@ func (s *scanner) inspect(e fs.DirEntry, f *foundFile) (problem string) {
 func (s *scanner) explain(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("the readiness directory %s does not exist: whoever writes the files makes it: %w", s.path, err)
+		return fmt.Errorf("the readiness directory %s does not exist: the writer of the files creates it: %w", s.path, err)
 	case errors.Is(err, syscall.ENOTDIR):
 		return fmt.Errorf("the readiness directory %s is not a directory: %w", s.path, err)
 	case errors.Is(err, fs.ErrPermission):

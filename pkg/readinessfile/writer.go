@@ -32,11 +32,11 @@ const (
 // Writer writes readiness files for others, such as a router of Meridio
 // 2, and keeps them as wanted. It implements task.Task.
 //
-// What stands at the start is removed before anything is written, and all of it
-// again at the end. The files are empty and readable by all. Of one decision
+// Files that exist at the start are removed before anything is written, and all of
+// them again at the end. The files are empty and readable by all. Of one decision
 // files are removed before others are created, those of groups before those of VIPs;
-// and those of VIPs are made first, so that a reader never takes a group for all
-// of its VIPs. [Writer.Beat] touches them: when nobody calls it they age.
+// and those of VIPs are created first, so that a reader never takes a group for all
+// of its VIPs. [Writer.Beat] touches them: without its calls they age.
 type Writer struct {
 	path   string
 	log    *slog.Logger
@@ -65,7 +65,7 @@ type writerFiles struct {
 	create, remove, touch func(path string) error
 }
 
-// NewDirectoryWriter returns a writer of the directory, which is made if it is
+// NewDirectoryWriter returns a writer of the directory, which is created if it is
 // missing (mode 0755). It does nothing before Run.
 func NewWriter(path string, log *slog.Logger) *Writer {
 	path = filepath.Clean(path)
@@ -125,7 +125,7 @@ func (w *Writer) list() []string {
 	return names
 }
 
-// Beat says that whoever calls Want is alive. It never blocks, and may be called
+// Beat says that the caller of Want is alive. It never blocks, and may be called
 // often: files are touched once a second.
 func (w *Writer) Beat() { w.beats.Update(func(n uint64) uint64 { return n + 1 }) }
 
@@ -233,7 +233,7 @@ func (r *writeLoop) write(wanted []string) error {
 	}
 	for _, name := range order(missing, vipFilePrefix) {
 		err := r.files.create(filepath.Join(r.path, name))
-		if errors.Is(err, fs.ErrNotExist) { // somebody removed the directory
+		if errors.Is(err, fs.ErrNotExist) { // another process removed the directory
 			if err = r.createDirectory(); err == nil {
 				err = r.files.create(filepath.Join(r.path, name))
 			}
@@ -315,8 +315,8 @@ func (r *writeLoop) removeLeftovers() error {
 	return nil
 }
 
-// touch touches the files once a second, and tells whether something must be
-// written again: somebody removed a file.
+// touch touches the files once a second, and reports whether something must be
+// written again: another process removed a file.
 func (r *writeLoop) touch(now time.Time) (again bool) {
 	if !r.clean || now.Sub(r.touched) < touchInterval {
 		return false
@@ -366,7 +366,7 @@ func (r *writeLoop) show(err error) {
 	r.state.Set(writeResult{written: err == nil, err: err})
 }
 
-// makeReadinessFile makes an empty file. One that stands is taken over if it is a
+// makeReadinessFile makes an empty file. One that exists is taken over if it is a
 // regular file; anything else is in the way.
 func createFile(path string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)

@@ -154,7 +154,7 @@ func TestWriterRemovesLeftoversBeforeItWrites(t *testing.T) {
 	}
 }
 
-func TestWriterTouchesItsFilesWhileSomebodyBeats(t *testing.T) {
+func TestWriterTouchesFilesWhileBeating(t *testing.T) {
 	s := runWriter(t, t.TempDir(), nil)
 	s.Want([]string{"a"})
 	s.waitFiles("lb-ready-a")
@@ -178,9 +178,9 @@ func TestWriterTouchesItsFilesWhileSomebodyBeats(t *testing.T) {
 	if d := time.Since(begin); d < touchInterval {
 		t.Errorf("touched twice in %v", d)
 	}
-	// What somebody removed, even with the directory, is made again.
+	// What another process removed, even with the directory, is created again.
 	must(t, os.RemoveAll(s.path))
-	s.wait("made again", func() bool {
+	s.wait("created again", func() bool {
 		s.Beat()
 		return slices.Equal(s.listed(), []string{"lb-ready-a"})
 	})
@@ -197,7 +197,7 @@ func TestWriterTriesAgainAndSaysWhatIsWrong(t *testing.T) {
 	s.breakFiles(nil)
 	s.waitFiles("lb-ready-a")
 	s.wait("at peace", func() bool { return s.state.Load().written })
-	// While one cannot be removed nothing is made.
+	// While one cannot be removed none is created.
 	s.breakFiles(syscall.EPERM, "remove")
 	s.Want([]string{"b"})
 	s.wait("failing", func() bool { return s.state.Load().err != nil })
@@ -220,7 +220,7 @@ func TestWhatIsInTheWayOfAFileIsNamed(t *testing.T) {
 	s.waitFiles("lb-ready-a", "lb-ready-b") // the others go on
 }
 
-func TestWriterOfAMissingFileSystemBlocksNobody(t *testing.T) {
+func TestWriterWithoutFileSystemDoesNotBlock(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	touchFile(t, file)
 	s := runWriter(t, filepath.Join(file, "d"), nil)

@@ -14,7 +14,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 )
 
-// DrainOrder is a drain by hand.
+// DrainOrder is a drain by an operator.
 type DrainOrder struct {
 	// At is when it was ordered, in wall time: it outlives the process.
 	At time.Time
@@ -28,7 +28,7 @@ func (o DrainOrder) Left(now time.Time) time.Duration {
 	return min(max(0, o.For-now.Sub(o.At)), o.For)
 }
 
-// Drains are the drains by hand. They last until they are taken back, also across
+// Drains are the drains by operators. They last until they are taken back, also across
 // restarts when they have a file. Its methods may be called from any goroutine;
 // Drain and Undrain wait for the disk, the others for nothing.
 type Drains struct {
@@ -81,7 +81,7 @@ func OpenDrains(path string, log *slog.Logger) (*Drains, error) {
 		durable.SetAside(path, err, time.Now(), log)
 		d.orders = map[ID]DrainOrder{}
 	case err != nil:
-		return nil, fmt.Errorf("drains by hand: %w", err)
+		return nil, fmt.Errorf("drains by an operator: %w", err)
 	}
 	if len(d.orders) > 0 {
 		latest.Wake(d.changed)
@@ -89,10 +89,10 @@ func OpenDrains(path string, log *slog.Logger) (*Drains, error) {
 	return d, nil
 }
 
-// Changed wakes whoever calls [Drains.All]. Wake-ups conflate.
+// Changed wakes the caller of [Drains.All]. Wake-ups conflate.
 func (d *Drains) Changed() <-chan struct{} { return d.changed }
 
-// Drain orders a drain, or orders it anew, and returns once that will survive a
+// Drain orders a drain, or orders it again, and returns once that will survive a
 // restart. After an error nothing has changed in this process.
 func (d *Drains) Drain(stream, name string, drainFor time.Duration, now time.Time) error {
 	if err := errors.Join(CheckName(stream), CheckName(name)); err != nil {
@@ -106,7 +106,7 @@ func (d *Drains) Drain(stream, name string, drainFor time.Duration, now time.Tim
 	})
 }
 
-// Undrain takes a drain back and tells whether there was one. It returns once that
+// Undrain takes a drain back and reports whether there was one. It returns once that
 // will survive a restart; after an error nothing has changed.
 func (d *Drains) Undrain(stream, name string) (bool, error) {
 	id := ID{Stream: stream, Name: name}
@@ -134,7 +134,7 @@ func (d *Drains) change(f func(map[ID]DrainOrder)) error {
 	f(orders)
 	if d.path != "" {
 		if err := durable.Write(d.path, document(orders)); err != nil {
-			return fmt.Errorf("drains by hand: %w", err)
+			return fmt.Errorf("drains by an operator: %w", err)
 		}
 	}
 	d.mu.Lock()

@@ -26,7 +26,7 @@ type View struct {
 }
 
 // Index is the list of all targets for those who look. The load balancer's loop
-// publishes to it and never waits for a reader. It is ready for use once made by
+// publishes to it and never waits for a reader. It is ready for use once created by
 // [NewIndex]; its methods may be called from any goroutine.
 type Index struct {
 	mu       sync.Mutex
@@ -42,14 +42,14 @@ func NewIndex() *Index {
 	return &Index{views: map[healthcheck.Key]View{}, watchers: map[*Watch]struct{}{}, byID: map[ID]map[*Watch]struct{}{}}
 }
 
-// same tells whether nothing differs that a change is told for: checks that go on
+// same reports whether nothing differs that a change is reported for: checks that go on
 // as before are none.
 func (v View) same(w View) bool {
 	v.LastCheck, w.LastCheck = time.Time{}, time.Time{}
 	return v == w
 }
 
-// Publish takes over what changed; what did not is told to nobody.
+// Publish takes over what changed; the rest wakes no watch.
 func (r *Index) Publish(changed []View, removed []healthcheck.Key) {
 	if len(changed) == 0 && len(removed) == 0 {
 		return
@@ -71,7 +71,7 @@ func (r *Index) Publish(changed []View, removed []healthcheck.Key) {
 	}
 }
 
-// note tells whoever wants to know of an address. It is called with mu held.
+// note notifies the watches of an address. It is called with mu held.
 func (r *Index) note(k healthcheck.Key) {
 	for w := range r.watchers {
 		w.note(k)
@@ -119,7 +119,7 @@ func (r *Index) Watch(wanted func(healthcheck.Key) bool) *Watch {
 }
 
 // WatchTargets returns a watch of the targets that the keys name, with whatever
-// address. It costs a change of another target nothing. Of what is there already
+// address. It costs a change of another target nothing. Of existing targets
 // only the keys count as changed. It must be closed.
 func (r *Index) WatchTargets(keys []healthcheck.Key) *Watch {
 	w := newWatch(r)

@@ -36,7 +36,7 @@ type OriginSet uint8
 // With returns the set with o in it.
 func (s OriginSet) With(o Origin) OriginSet { return s | 1<<o }
 
-// Has tells whether o is in the set.
+// Has reports whether o is in the set.
 func (s OriginSet) Has(o Origin) bool { return s&(1<<o) != 0 }
 
 // Names returns the origins in words, in the order of precedence.

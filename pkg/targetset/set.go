@@ -19,8 +19,8 @@ type Member struct {
 	Origins OriginSet
 	// Owner is who registered it; "" for other sources.
 	Owner string
-	// Draining is Draining until DrainEnd, Drained after that when it drains by
-	// hand, and Ready for a target that does not drain: then its checks decide.
+	// Draining is Draining until DrainEnd, Drained after that when an operator
+	// drains it, and Ready for a target that does not drain: then its checks decide.
 	Draining healthcheck.State
 	DrainEnd time.Time
 	// Cause says why it drains.
@@ -183,7 +183,7 @@ func (s *Set) Count(o Origin) int {
 	return n
 }
 
-// Has tells whether a stream has a target of the name.
+// Has reports whether a stream has a target of the name.
 func (s *Set) Has(id ID) bool {
 	return slices.ContainsFunc(s.Members(id.Stream), func(m Member) bool { return m.Name == id.Name })
 }
@@ -248,7 +248,7 @@ type originOffer struct {
 	Offer
 }
 
-// drainByHand lays a drain by hand over what the sources say. No source overrides it.
+// drainByHand lays a drain by an operator over what the sources say. No source overrides it.
 func (m *Member) drainByHand(now time.Time, o ManualDrain) {
 	switch {
 	case !o.End.After(now):
@@ -320,7 +320,7 @@ func (u *union) take(o Origin, offer Offer) {
 	u.members = append(u.members, m)
 }
 
-// leave adds what is left of a target that leaves: addresses that nobody has taken over.
+// leave adds what is left of a target that leaves: addresses that no target has taken over.
 func (u *union) leave(o Origin, offer Offer) {
 	var free []netip.Addr
 	for _, a := range offer.IPs {

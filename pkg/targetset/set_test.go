@@ -181,10 +181,10 @@ func TestAddressThatMovedToAnotherTargetDoesNotDrain(t *testing.T) {
 	}
 }
 
-func TestDrainByHandOutlivesSourcesAndItsEnd(t *testing.T) {
+func TestManualDrainOutlivesSourcesAndItsEnd(t *testing.T) {
 	r := newSetRig(t)
 	id := ID{"s", "a"}
-	r.set.SetManualDrains(map[ID]ManualDrain{id: {End: r.now.Add(3 * time.Second)}, {"s", "nobody"}: {End: r.now}})
+	r.set.SetManualDrains(map[ID]ManualDrain{id: {End: r.now.Add(3 * time.Second)}, {"s", "none"}: {End: r.now}})
 	r.set.Offer(OriginFile, Offers{"s": {offer("a", "172.16.0.1"), offer("b", "172.16.0.2")}})
 	c := r.want("a 172.16.0.1 file draining until 3s (by an operator)", "b 172.16.0.2 file")
 	if !c.Next.Equal(r.now.Add(3 * time.Second)) {
@@ -214,7 +214,7 @@ func TestEarlierEndOfTwoDrainsCounts(t *testing.T) {
 	r.want("a 172.16.0.1 file draining until 5s (test)", "b 172.16.0.2 file draining until 2s (by an operator)")
 }
 
-func TestStreamThatIsGoneIsTold(t *testing.T) {
+func TestRemovedStreamIsReported(t *testing.T) {
 	r := newSetRig(t)
 	r.set.Offer(OriginFile, Offers{"s": {offer("a", "172.16.0.1")}})
 	r.want("a 172.16.0.1 file")

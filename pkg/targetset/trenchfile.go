@@ -51,7 +51,7 @@ func (f *TrenchFile) Configure(now time.Time, streams []trench.Stream) {
 // succeed makes the list of a stream from what the file says and what it said before.
 func succeed(now time.Time, was []Offer, s trench.Stream) []Offer {
 	list := make([]Offer, 0, len(s.Targets))
-	ending := map[string]time.Time{} // drains that another reading must not begin anew
+	ending := map[string]time.Time{} // drains that another reading must not begin again
 	for _, o := range was {
 		if o.Lifecycle == Terminating {
 			ending[o.Name] = o.DrainEnd
@@ -80,7 +80,7 @@ func succeed(now time.Time, was []Offer, s trench.Stream) []Offer {
 	return list
 }
 
-// left is an offer that its source takes back. A drain that runs goes on as it is,
+// left is an offer that its source takes back. A drain that runs continues as it is,
 // but what announced it is gone: others may offer the target.
 func (o Offer) left(cause string, end time.Time) Offer {
 	switch o.Lifecycle {

@@ -80,7 +80,7 @@ func TestTargetThatLeftTheFileDrains(t *testing.T) {
 	r.configure(fileTarget("b", "172.16.0.2"))
 	r.want("b 172.16.0.2", "a 172.16.0.1 10s left: "+left)
 	r.now = r.now.Add(4 * time.Second)
-	r.configure(fileTarget("b", "172.16.0.2")) // another reading starts nothing anew
+	r.configure(fileTarget("b", "172.16.0.2")) // another reading starts nothing again
 	r.want("b 172.16.0.2", "a 172.16.0.1 6s left: "+left)
 	if !r.next.Equal(r.now.Add(6 * time.Second)) {
 		t.Errorf("to be looked at at %v", r.next)
@@ -129,7 +129,7 @@ func TestTerminatingTargetLeavesAfterItsDrainTimeOnce(t *testing.T) {
 	r.want("a 172.16.0.1")
 }
 
-func TestReadingAgainWhileAnOldAddressDrainsStartsNothingAnew(t *testing.T) {
+func TestRereadKeepsDrainOfAnOldAddress(t *testing.T) {
 	r := newFileRig(t, Hold)
 	r.configure(fileTarget("a", "172.16.0.1"))
 	a := fileTarget("a", "172.16.0.9")
@@ -141,7 +141,7 @@ func TestReadingAgainWhileAnOldAddressDrainsStartsNothingAnew(t *testing.T) {
 	r.want("a 172.16.0.9 6s left: "+term, "a 172.16.0.1 6s left: "+left)
 }
 
-func TestTerminatingTargetThatLeavesTheFileGoesOnDraining(t *testing.T) {
+func TestTerminatingTargetDrainsAfterRemoval(t *testing.T) {
 	r := newFileRig(t, Hold)
 	a := fileTarget("a", "172.16.0.1")
 	a.Terminating = true
