@@ -37,8 +37,12 @@ func (r *release) writeImages() error {
 				Platform: &v1.Platform{OS: "linux", Architecture: arch},
 			}})
 		}
+		// Readers of OCI archives want one entry: the index of both architectures, with its tag.
+		tagged := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: index, Descriptor: v1.Descriptor{
+			Annotations: map[string]string{"org.opencontainers.image.ref.name": r.version},
+		}})
 		archive := filepath.Join(r.out, fmt.Sprintf("%s_%s.oci.tar", program, r.version))
-		if err := r.writeArchive(index, archive); err != nil {
+		if err := r.writeArchive(tagged, archive); err != nil {
 			return fmt.Errorf("failed to write %s: %w", archive, err)
 		}
 	}
