@@ -196,7 +196,7 @@ func TestWhatIsRemovedComesBack(t *testing.T) {
 	}
 }
 
-func TestSetThatDeltasCannotMendIsReplaced(t *testing.T) {
+func TestSetThatDeltasCannotRepairIsReplaced(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	r := start(t, ns, testOptions(t))
 	list := vips("20.0.0.1/32", "20.0.0.2/32", "2000::1/128")

@@ -71,7 +71,7 @@ func (p IDPattern) String() string {
 	return "spiffe://" + p.td.String() + "/" + strings.Join(p.segments, "/")
 }
 
-// Matches tells whether the pattern stands for the ID.
+// Matches reports whether the pattern stands for the ID.
 func (p IDPattern) Matches(id spiffeid.ID) bool {
 	if p.td.IsZero() || !id.MemberOf(p.td) {
 		return false
@@ -138,12 +138,12 @@ func (a *Allowance) UnmarshalText(text []byte) error {
 // Allowances are several of them.
 type Allowances []Allowance
 
-// Authorizes tells whether the ID may register targets of any stream.
+// Authorizes reports whether the ID may register targets of any stream.
 func (l Allowances) Authorizes(id spiffeid.ID) bool {
 	return slices.ContainsFunc(l, func(a Allowance) bool { return a.Pattern.Matches(id) })
 }
 
-// Allows tells whether the ID may register targets of the stream.
+// Allows reports whether the ID may register targets of the stream.
 func (l Allowances) Allows(id spiffeid.ID, stream string) bool {
 	return slices.ContainsFunc(l, func(a Allowance) bool {
 		return (a.Stream == "" || a.Stream == stream) && a.Pattern.Matches(id)

@@ -159,7 +159,7 @@ func (h *fixture) loop(ctx context.Context) error {
 	}
 }
 
-// dial connects as somebody, or as the operator on the admin socket.
+// dial connects with an ID, or as the operator on the admin socket.
 func (h *fixture) dial(address string, id spiffeid.ID) (targetv1.TargetServiceClient, *grpc.ClientConn) {
 	h.t.Helper()
 	creds := insecure.NewCredentials()

@@ -40,13 +40,13 @@ func (reg *registration) offer() targetset.Offer {
 	if reg.lifecycle != targetset.Active {
 		o.DrainEnd = reg.end
 		if reg.cause == causeEnded {
-			o.Lifecycle = targetset.Leaving // nobody announced the end: another source may know better
+			o.Lifecycle = targetset.Leaving // no caller announced the end: another source may know better
 		}
 	}
 	return o
 }
 
-// allows tells whether a caller may register targets of the stream.
+// allows reports whether a caller may register targets of the stream.
 func (r *Registry) allows(who caller, stream string) bool {
 	return who.operator() || r.Allow.Allows(who.id, stream)
 }
@@ -77,7 +77,7 @@ func (r *Registry) open(who caller, a announcement) (*call, error) {
 }
 
 // check says what speaks against an announcement, and which registrations that
-// nobody keeps any more have to give their addresses to it.
+// no call keeps any more have to give their addresses to it.
 func (r *Registry) check(who caller, a announcement) (yielding map[*registration]struct{}, err error) {
 	switch {
 	case r.Off:
@@ -129,7 +129,7 @@ func (r *Registry) check(who caller, a announcement) (yielding map[*registration
 	return yielding, r.room(who, fresh, len(yielding))
 }
 
-// foreign refuses a name that is somebody else's.
+// foreign refuses a name that another caller holds.
 func (r *Registry) foreign(who caller, reg *registration) error {
 	by := "another identity"
 	if who.operator() {
@@ -166,7 +166,7 @@ func (r *Registry) settle(reg *registration, t announced) {
 	}
 }
 
-// unsettle frees the addresses of a registration that nobody has taken over yet.
+// unsettle frees the addresses of a registration that no call has taken over yet.
 func (r *Registry) unsettle(reg *registration) {
 	for _, ip := range reg.ips {
 		if k := (at{reg.Stream, ip}); r.users[k] == reg {
@@ -210,7 +210,7 @@ func (r *Registry) add(reg *registration) {
 	r.touch(reg.Stream)
 }
 
-// remove forgets a registration; its call, if it has one, is told.
+// remove forgets a registration; its call, if it has one, is notified.
 func (r *Registry) remove(reg *registration) {
 	r.unsettle(reg)
 	delete(r.targets, reg.ID)
@@ -261,7 +261,7 @@ func (r *Registry) terminate(reg *registration, now time.Time, drain time.Durati
 	end := now.Add(drain)
 	if reg.lifecycle == targetset.Terminating && reg.end.Before(end) {
 		if reg.cause == causeEnded && cause != causeEnded {
-			reg.cause = cause // so far nobody had announced the end
+			reg.cause = cause // so far no caller had announced the end
 			r.touch(reg.Stream)
 		}
 		return

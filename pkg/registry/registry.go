@@ -34,7 +34,7 @@ const MaxTargetsPerCall = 1000
 
 // Options configure a registry.
 type Options struct {
-	// Off refuses every registration: nobody takes what the registry would offer.
+	// Off refuses every registration: no source uses the registry.
 	Off bool
 	// Allow says which SPIFFE IDs may register targets of which streams. What the
 	// operator may do does not depend on it.
@@ -61,7 +61,7 @@ type Options struct {
 //
 // A registration lives as long as its call, plus its grace; then OnGone says what
 // happens: Drain offers it as [Leaving] for the stream's drain time, Drop lets
-// it go at once, Hold keeps it until it is deregistered or registered anew. A call
+// it go at once, Hold keeps it until it is deregistered or registered again. A call
 // that takes a name over within the grace changes nothing in what is offered.
 type Registry struct {
 	Options
@@ -138,11 +138,11 @@ func (r *Registry) Ready() <-chan struct{} { return r.ready }
 // String names the task.
 func (r *Registry) String() string { return "target-registry" }
 
-// Authorizes tells whether the ID may register targets of any stream, for the
+// Authorizes reports whether the ID may register targets of any stream, for the
 // authorizer of the TLS handshake.
 func (r *Registry) Authorizes(id spiffeid.ID) bool { return r.Allow.Authorizes(id) }
 
-// Changed wakes whoever calls [Registry.Take]. Wake-ups conflate.
+// Changed wakes the caller of [Registry.Take]. Wake-ups conflate.
 func (r *Registry) Changed() <-chan struct{} { return r.changed }
 
 // Configure says which streams there are and which addresses targets may have.
@@ -302,7 +302,7 @@ func (r *Registry) existing(who caller) string {
 	return strings.Join(names, ", ")
 }
 
-// has tells whether the check of a stream looks at an address of the target.
+// has reports whether the check of a stream looks at an address of the target.
 func (g streamConfig) has(t announced) bool {
 	for _, a := range t.ips {
 		if g.families.Has(vip.FamilyOf(a)) {

@@ -111,7 +111,7 @@ func (c *counter) register(who caller, stream, targets string) *call {
 	return call
 }
 
-// changes tells whether a Take had something.
+// changes reports whether a Take had something.
 func (c *counter) changes() bool {
 	select {
 	case <-c.Changed():
@@ -169,7 +169,7 @@ func TestALeaseThatComesBackInItsGraceChangesNothing(t *testing.T) {
 			call = c.register(alice, "s", "b=fd00::2,10.0.0.2 a=10.0.0.1")
 			advance(time.Minute)
 			if c.changes() {
-				t.Fatalf("a change was told: %v", c.offer)
+				t.Fatalf("a change was reported: %v", c.offer)
 			}
 		}
 	})
@@ -259,7 +259,7 @@ func TestDeregisteredTargetsDrainAndTheirCallEnds(t *testing.T) {
 		if held, gone, over := c.holding(call); len(held) != 0 || len(gone) != 2 || over != allLeft {
 			t.Fatal(held, gone, over)
 		}
-		// A drain goes on when the call ends.
+		// A drain continues when the call ends.
 		call = c.register(alice, "s", "a=10.0.0.1")
 		if _, err := c.deregister(alice, "s", []string{"a"}, 20*time.Second, true); err != nil {
 			t.Fatal(err)
@@ -335,7 +335,7 @@ func TestRefusalsNameTheThingAndChangeNothing(t *testing.T) {
 		_, err := c.deregister(bob, "s", []string{"a"}, 0, true)
 		c.refuses("bob's deregistration", err, "PermissionDenied: target a of stream s is registered by another identity")
 		_, err = c.deregister(alice, "s", []string{"a", "x"}, 0, true)
-		c.refuses("a deregistration of nobody", err, `NotFound: stream "s" has no registered target "x"`)
+		c.refuses("a deregistration of an unknown target", err, `NotFound: stream "s" has no registered target "x"`)
 		c.offers("s", "a 10.0.0.1", "b 10.0.0.2")
 		if s := c.State(); s.Name != "registry" || !s.Live || s.Detail != "2 targets of 1 caller, 4 each at most" || len(s.Problems) != 0 {
 			t.Errorf("%+v", s)

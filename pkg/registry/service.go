@@ -27,7 +27,7 @@ type ServiceOptions struct {
 	// Operator is true on the admin socket, where the caller is the operator, who
 	// may do everything.
 	Operator bool
-	// Reader tells whether an ID may list and watch every stream; nil: none may.
+	// Reader reports whether an ID may list and watch every stream; nil: none may.
 	Reader func(spiffeid.ID) bool
 	// Log gets the refusals, one line a second at most.
 	Log *slog.Logger
@@ -83,8 +83,8 @@ func (s *Service) caller(ctx context.Context) (caller, error) {
 	return caller{id}, nil
 }
 
-// told counts and logs a refusal, and hands on every error.
-func (s *Service) told(who caller, method, stream string, err error) error {
+// logRefusal counts and logs a refusal, and hands on every error.
+func (s *Service) logRefusal(who caller, method, stream string, err error) error {
 	var r *refusal
 	if !errors.As(err, &r) {
 		return err
@@ -104,7 +104,7 @@ func (s *Service) Register(req *targetv1.RegisterRequest, stream grpc.ServerStre
 	if err == nil {
 		err = s.register(who, req, stream)
 	}
-	return s.told(who, "Register", req.GetStream(), err)
+	return s.logRefusal(who, "Register", req.GetStream(), err)
 }
 
 func (s *Service) register(who caller, req *targetv1.RegisterRequest, stream grpc.ServerStreamingServer[targetv1.RegisterResponse]) error {
@@ -131,7 +131,7 @@ func (s *Service) register(who caller, req *targetv1.RegisterRequest, stream grp
 	return err
 }
 
-// mayRegister refuses whoever has no business with the stream.
+// mayRegister refuses a caller that no allowance admits to the stream.
 func (s *Service) mayRegister(who caller, stream string) error {
 	if s.registry.allows(who, stream) {
 		return nil
@@ -177,11 +177,11 @@ func (s *Service) keep(ctx context.Context, c *call, a announcement, send func(*
 	}
 }
 
-// keeping is what one Register has told its caller.
+// keeping is what one Register has sent to its caller.
 type keeping struct {
 	keys    []healthcheck.Key
 	started time.Time
-	gone    map[healthcheck.Key]struct{} // told as GONE
+	gone    map[healthcheck.Key]struct{} // sent as GONE
 }
 
 func newKeeping(c *call, a announcement) *keeping {
@@ -194,7 +194,7 @@ func newKeeping(c *call, a announcement) *keeping {
 	return k
 }
 
-// infos are what is to be told now: everything the first time, then what changed
+// infos are what is to be sent now: everything the first time, then what changed
 // of the targets that are still held, and what left.
 func (k *keeping) infos(g glass, first bool, held map[string]struct{}, gone []string, changed []targetset.View, removed []healthcheck.Key) []*targetv1.TargetInfo {
 	views := make(map[healthcheck.Key]targetset.View, len(changed))
@@ -214,11 +214,11 @@ func (k *keeping) infos(g glass, first bool, held map[string]struct{}, gone []st
 		_, isHeld := held[key.Name]
 		_, isLost := lost[key]
 		_, hasLeft := left[key.Name]
-		_, toldGone := k.gone[key]
+		_, sentGone := k.gone[key]
 		v, known := views[key]
 		switch {
 		case hasLeft || (isHeld && isLost):
-			if !toldGone {
+			if !sentGone {
 				k.gone[key] = struct{}{}
 				infos = append(infos, last(key))
 			}
@@ -243,7 +243,7 @@ func (s *Service) Deregister(ctx context.Context, req *targetv1.DeregisterReques
 		length, err = s.deregister(who, req)
 	}
 	if err != nil {
-		return nil, s.told(who, "Deregister", req.GetStream(), err)
+		return nil, s.logRefusal(who, "Deregister", req.GetStream(), err)
 	}
 	return &targetv1.DeregisterResponse{DrainFor: durationpb.New(length)}, nil
 }

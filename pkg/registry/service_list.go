@@ -124,7 +124,7 @@ func (s *Service) List(ctx context.Context, req *targetv1.ListRequest) (*targetv
 		resp, err = s.list(who, req)
 	}
 	if err != nil {
-		return nil, s.told(who, "List", req.GetStream(), err)
+		return nil, s.logRefusal(who, "List", req.GetStream(), err)
 	}
 	return resp, nil
 }
@@ -138,7 +138,7 @@ func (s *Service) list(who caller, req *targetv1.ListRequest) (*targetv1.ListRes
 	if token := req.GetPageToken(); token != "" {
 		after, ok := parseToken(token)
 		if !ok {
-			return nil, refuse(RefusedInput, codes.InvalidArgument, "page_token %s is not one of ours: send next_page_token of the previous answer, or none for the first page", targetset.Quote(token))
+			return nil, refuse(RefusedInput, codes.InvalidArgument, "page_token %s is unknown: send next_page_token of the previous answer, or none for the first page", targetset.Quote(token))
 		}
 		n, found := slices.BinarySearchFunc(views, after, func(v targetset.View, k healthcheck.Key) int { return v.Compare(k) })
 		if found {
@@ -197,7 +197,7 @@ func (s *Service) Watch(req *targetv1.WatchRequest, stream grpc.ServerStreamingS
 	if err == nil {
 		err = s.watch(who, req, stream)
 	}
-	return s.told(who, "Watch", req.GetStream(), err)
+	return s.logRefusal(who, "Watch", req.GetStream(), err)
 }
 
 func (s *Service) watch(who caller, req *targetv1.WatchRequest, stream grpc.ServerStreamingServer[targetv1.WatchResponse]) error {

@@ -47,7 +47,7 @@ func (h *fixture) eventually(what string, cond func() bool) {
 	eventually(h.t, what, cond)
 }
 
-func TestAGentleEndIsToldToItsCall(t *testing.T) {
+func TestGentleEndIsSentToItsCall(t *testing.T) {
 	h := newFixture(t, Options{Grace: time.Minute, OnGone: targetset.Drain})
 	c, _ := h.dial(h.unix, alice.id)
 	l := h.mustHire(c, "s", "a=10.0.0.1 b=10.0.0.2")
@@ -82,7 +82,7 @@ func TestAnOlderCallThatHoldsNothingIsAborted(t *testing.T) {
 	}
 	for address, state := range first.states {
 		if state == isGone {
-			t.Errorf("%s is told gone to the call that it left for another", address)
+			t.Errorf("%s is sent as gone to the call that it left for another", address)
 		}
 	}
 	second.until("10.0.0.3", isReady)

@@ -39,7 +39,7 @@ const (
 // How long the load balancer was away is the time since the last stamp, in wall
 // time: up to stampEvery too long. A clock that was set back makes it shorter, at
 // least 0, so that registrations come back once more; one that was set forward
-// makes it longer, so that callers have to register anew. Neither outlives the
+// makes it longer, so that callers have to register again. Neither outlives the
 // grace that begins with the start.
 type stateFile struct {
 	path   string
@@ -157,7 +157,7 @@ func (s *stateFile) write(d stateDocument) (wait time.Duration) {
 }
 
 // stamp tells the next process that this one lives. A file that cannot be stamped
-// is written anew.
+// is written again.
 func (s *stateFile) stamp() {
 	now := time.Now()
 	if err := os.Chtimes(s.path, now, now); err != nil {
@@ -224,7 +224,7 @@ func (r *Registry) restore(now time.Time) {
 	r.save()
 }
 
-// revive takes over one registration and tells whether it counts still.
+// revive takes over one registration and reports whether it counts still.
 func (r *Registry) revive(reg *registration, s savedRegistration, now time.Time, away time.Duration) bool {
 	if !r.allows(reg.owner, reg.Stream) || r.targets[reg.ID] != nil {
 		return false

@@ -72,7 +72,7 @@ func TestACallerTakesItsTargetBackAfterARestart(t *testing.T) {
 		after.register(theOperator, "s", "b=10.0.0.2")
 		advance(time.Hour)
 		if after.changes() {
-			t.Errorf("a change was told: %v", after.offer)
+			t.Errorf("a change was reported: %v", after.offer)
 		}
 	})
 }
@@ -109,7 +109,7 @@ func TestTheStateFileIsStampedWhileTheProcessLives(t *testing.T) {
 				t.Fatalf("the stamp is %v old", age)
 			}
 		}
-		// Whoever removes the file gets it back.
+		// A removed file is restored.
 		if err := os.Remove(path); err != nil {
 			t.Fatal(err)
 		}

@@ -135,7 +135,7 @@ streams:
       - {name: t2, ips: [172.16.1.2]}
 `
 
-func TestBadInputIsToldWithPlaceAndRemedy(t *testing.T) {
+func TestBadInputHasPlaceAndRemedy(t *testing.T) {
 	const fields = "trench, attractor, streams"
 	const gatewayFields = "name, address, protocol, localASN, remoteASN, localPort, remotePort, holdTime, bfd, passwordFile"
 	const checkFields = "tcp, http, grpc, interval, fastInterval, timeout, rise, fall, families, source"

@@ -267,7 +267,7 @@ func TestThePollSeesWhatIsNotNotified(t *testing.T) {
 	})
 }
 
-func TestARefusedFileIsToldOnce(t *testing.T) {
+func TestRefusedFileIsReportedOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "trench.yaml")
 	var log strings.Builder
 	w := NewWatcher(path, DefaultDefaults(), nil, slog.New(slog.NewTextHandler(&log, nil)))

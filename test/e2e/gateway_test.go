@@ -576,7 +576,7 @@ func TestReflectedVIPIsIgnored(t *testing.T) {
 			t.Errorf("the second gateway has a route that is not ours: %+v", r)
 		}
 	}
-	// What is no longer ours is nobody's.
+	// A withdrawn VIP leaves no route behind.
 	f.down(f.target1)
 	f.down(f.target2)
 	none()

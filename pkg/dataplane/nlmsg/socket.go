@@ -150,7 +150,7 @@ func (s *Socket) Join(groups ...int) error {
 	return nil
 }
 
-// Drain reads what was reported, without waiting, and tells whether anything was.
+// Drain reads what was reported, without waiting, and reports whether anything was.
 func (s *Socket) Drain() (anything bool, err error) {
 	for {
 		_, _, err := unix.Recvfrom(s.fd, s.buffer, unix.MSG_DONTWAIT)
