@@ -29,15 +29,15 @@ type aggregate struct {
 	serving    map[vip.VIP][]*stream
 	health     map[healthcheck.Key]healthcheck.Health
 	current    map[vip.VIP]readiness.VIPReadiness
-	// turned are streams that became ready (true) or no longer are, since somebody
-	// took note.
+	// turned are streams that became ready (true) or no longer are, since the last
+	// evaluation took note.
 	turned map[string]bool
 
 	// outages reports which failed targets still count, and which are part of a
 	// suspected outage of their network; outage describes that.
 	outages *outage.Detector
 	outage  string
-	// drained are the addresses of targets that were drained by hand. What they do is
+	// drained are the addresses of targets that an operator drained. What they do is
 	// not passed to outages: an operator may drain them all.
 	drained map[healthcheck.Key]struct{}
 
@@ -49,12 +49,12 @@ type aggregate struct {
 
 	// kernel is what the data plane says; nil without one.
 	kernel *kernelView
-	// counted are streams that were counted anew since the data plane was last told
-	// what is wanted.
+	// counted are streams that were recounted since the data plane last got
+	// its desired state.
 	counted map[string]struct{}
 }
 
-// ready tells whether the stream has enough ready targets in some family.
+// ready reports whether the stream has enough ready targets in some family.
 func (s *stream) ready() bool {
 	for f := range s.tallies {
 		if s.enough(s.tallies[f].ready) {
@@ -136,8 +136,8 @@ func (a *aggregate) configure(now time.Time, c *trench.Config, members func(stri
 			delete(a.current, v)
 		}
 	}
-	// All are touched. Whoever adds to the set adds what is in it: there may be very
-	// many, so that it is no copy.
+	// All are touched. The set is shared and not copied, since there may be very
+	// many.
 	return a.configured, removed
 }
 
@@ -171,7 +171,7 @@ func (a *aggregate) apply(e healthcheck.Evaluation, touched vip.Set) {
 	}
 }
 
-// inService is an evaluation without the targets that were drained by hand. One
+// inService is an evaluation without the targets that an operator drained. One
 // that has just been is removed there, one that returned has changed. It is called
 // after apply, with the streams that changed and the keys that they had before.
 func (a *aggregate) inService(e healthcheck.Evaluation, changes targetset.Changes, before map[healthcheck.Key]struct{}) (changed []healthcheck.Health, removed []healthcheck.Key) {
@@ -261,7 +261,7 @@ func (a *aggregate) settles(v vip.VIP) bool {
 	})
 }
 
-// recount counts a stream anew and notes the VIPs that this may change.
+// recount counts a stream again and notes the VIPs that this may change.
 func (a *aggregate) recount(s *stream, touched vip.Set) {
 	before, was := s.tallies, s.ready()
 	a.count(s)
@@ -341,7 +341,7 @@ func (a *aggregate) count(s *stream) {
 	}
 }
 
-// enough tells whether n targets are enough.
+// enough reports whether n targets are enough.
 func (s *stream) enough(n uint32) bool { return n > 0 && n >= uint32(s.MinReady) }
 
 // healthOf is the health of one address of a target. One whose family is not
@@ -397,7 +397,7 @@ func (a *aggregate) readiness(v vip.VIP) readiness.VIPReadiness {
 			held = (!enough || held) && t.ready-t.held < uint32(s.MinReady) && !t.relieved
 			enough = true
 		case way.open && t.drainEnd.After(r.DrainEnd):
-			// Whoever asks why it drains wants to hear of this one.
+			// This one explains the drain.
 			r.DrainEnd, r.Detail = t.drainEnd, describe(s, t)
 		default:
 			if r.Detail == "" && t.total > 0 {
@@ -442,7 +442,7 @@ func describe(s *stream, t tally) string {
 		d += fmt.Sprintf(", %d draining", t.draining)
 	}
 	if t.drained > 0 {
-		d += fmt.Sprintf(", %d drained by hand", t.drained)
+		d += fmt.Sprintf(", %d drained by an operator", t.drained)
 	}
 	d += fmt.Sprintf(", needs %d", s.MinReady)
 	if t.problem != "" {

@@ -82,7 +82,7 @@ func (r *rig) judge(touched vip.Set) []vip.VIP {
 	return vips
 }
 
-// drain has a target of a stream drain for some time; a negative one: drained by hand.
+// drain has a target of a stream drain for some time; a negative one: drained by an operator.
 func (r *rig) drain(stream string, n int, in time.Duration) {
 	m := &r.members[stream][n]
 	m.Draining, m.DrainEnd, m.Cause = healthcheck.Draining, r.now.Add(in), "test"
@@ -190,7 +190,7 @@ func TestVIPWhoseOnlyTargetsDrainIsDraining(t *testing.T) {
 	if got := r.want(vip6, readiness.Draining, readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING, 0, 3); !got.DrainEnd.Equal(r.now.Add(5 * time.Second)) {
 		t.Errorf("drains until %v", got.DrainEnd.Sub(r.now))
 	}
-	// One that drains and fails its checks serves nobody.
+	// One that drains and fails its checks serves no flow.
 	r.set("one", 1, "fd00::2", healthcheck.NotReady)
 	if got := r.want(vip6, readiness.Draining, readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING, 0, 3); !got.DrainEnd.Equal(r.now.Add(time.Second)) {
 		t.Errorf("drains until %v", got.DrainEnd.Sub(r.now))
@@ -201,7 +201,7 @@ func TestVIPWhoseOnlyTargetsDrainIsDraining(t *testing.T) {
 	}
 }
 
-func TestTargetsDrainedByHandServeNobody(t *testing.T) {
+func TestManuallyDrainedTargetsDoNotServe(t *testing.T) {
 	r := newRig(t)
 	r.set("two", 0, "172.16.0.1", healthcheck.Ready)
 	r.drain("two", 0, -1)
@@ -209,7 +209,7 @@ func TestTargetsDrainedByHandServeNobody(t *testing.T) {
 		t.Errorf("detail %q", got.Detail)
 	}
 	r.drain("one", 0, -1)
-	if got := r.want(vipA, readiness.NotReady, readinessv1.VipReason_VIP_REASON_NOT_CHECKED, 0, 4); !strings.Contains(got.Detail, "1 drained by hand") {
+	if got := r.want(vipA, readiness.NotReady, readinessv1.VipReason_VIP_REASON_NOT_CHECKED, 0, 4); !strings.Contains(got.Detail, "1 drained by an operator") {
 		t.Errorf("detail %q", got.Detail)
 	}
 }

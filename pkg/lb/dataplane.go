@@ -43,17 +43,17 @@ type forwarding struct {
 	log      *slog.Logger
 	applied  func(time.Duration) // takes how long the kernel took; must not block
 
-	// desired is what should be, wanted what the data plane was told; nil before the
+	// desired is what should be, wanted what the data plane got; nil before the
 	// first time.
 	desired map[string]*dataplane.Stream
 	wanted  *dataplane.Desired
 	// pending are streams in which they differ, or may.
 	pending map[string]struct{}
 	holds   map[holdKey]*hold
-	// owners are the streams that are to serve VIPs; nil until somebody asks.
+	// owners are the streams that are to serve VIPs; nil until they are read.
 	owners map[vip.VIP]string
-	// told are those that the data plane was told to have serve them.
-	told map[vip.VIP]string
+	// assigned are those of the desired state that the data plane got.
+	assigned map[vip.VIP]string
 	// next is when a hold may end by itself; zero for never. reported is closed when
 	// the frontend says something new; nil while nothing is held back.
 	next     time.Time
@@ -119,7 +119,7 @@ func (w *forwarding) update(now time.Time, a *aggregate) {
 	w.show()
 }
 
-// reckon works out what should be of the streams that were counted anew.
+// reckon works out what should be of the streams that were recounted.
 func (w *forwarding) reckon(a *aggregate) {
 	for name := range a.counted {
 		before := w.desired[name]
@@ -132,7 +132,7 @@ func (w *forwarding) reckon(a *aggregate) {
 			if before == nil || !slices.Equal(before.VIPs, now.VIPs) {
 				w.owners = nil
 				for _, v := range now.VIPs {
-					if by := w.told[v]; by != "" && by != name {
+					if by := w.assigned[v]; by != "" && by != name {
 						w.pending[by] = struct{}{} // it may have to give it up
 					}
 				}
@@ -171,7 +171,7 @@ func (w *forwarding) begin(now time.Time, kernel *kernelView, report readiness.R
 	w.send(now, kernel, maps.Clone(w.desired))
 }
 
-// goOn brings streams from what the data plane was told to what should be.
+// goOn brings streams from the desired state that the data plane got to the new one.
 func (w *forwarding) goOn(now time.Time, kernel *kernelView, report readiness.Report) {
 	elsewhere := map[vip.VIP]string{} // VIPs that a stream keeps
 	keep := map[holdKey]keeping{}
@@ -229,7 +229,7 @@ func (w *forwarding) send(now time.Time, kernel *kernelView, streams map[string]
 	w.plane.Configure(w.wanted)
 }
 
-// doubt notes what is undone by what is wanted now: until that was dealt with, the
+// doubt notes what is undone by what is wanted now: until that was applied, the
 // state that is known may still have it.
 func (w *forwarding) doubt(kernel *kernelView, before map[string]*dataplane.Stream) {
 	if kernel.doubts == nil {
@@ -264,12 +264,12 @@ func (w *forwarding) doubt(kernel *kernelView, before map[string]*dataplane.Stre
 		return
 	}
 	told := owners(w.wanted.Streams)
-	for v, name := range w.told {
+	for v, name := range w.assigned {
 		if by := told[v]; by != name && (by == "" || !stays(kernel, w.wanted.Streams[by], v.Family())) {
 			kernel.doubts[doubt{vip: v}] = w.wanted.Revision
 		}
 	}
-	w.told = told
+	w.assigned = told
 }
 
 // keeping is what a family of a stream keeps for the time being.
@@ -299,7 +299,7 @@ func (w *forwarding) loss(kernel *kernelView, key holdKey) (k keeping) {
 		}
 	}
 	for _, v := range was.VIPs {
-		if v.Family() != key.family || w.told[v] != key.stream {
+		if v.Family() != key.family || w.assigned[v] != key.stream {
 			continue
 		}
 		if _, forwarded := kernel.state.VIPs[v]; !forwarded {
@@ -318,7 +318,7 @@ func (w *forwarding) loss(kernel *kernelView, key holdKey) (k keeping) {
 	return k
 }
 
-// stays tells whether a target that serves goes on serving.
+// stays reports whether a target that serves continues to serve.
 func stays(kernel *kernelView, s *dataplane.Stream, f vip.Family) bool {
 	for i := range s.Targets {
 		if t := &s.Targets[i]; goesOn(t, f) && kernel.serves(s.Name, f, t.Name) {
@@ -328,7 +328,7 @@ func stays(kernel *kernelView, s *dataplane.Stream, f vip.Family) bool {
 	return false
 }
 
-// goesOn tells whether a target that serves would go on with its role.
+// goesOn reports whether a target that serves would go on with its role.
 func goesOn(t *dataplane.Target, f vip.Family) bool {
 	return t.Roles[f] == dataplane.Serving || t.Roles[f] == dataplane.Unknown
 }
@@ -355,13 +355,13 @@ func owners(streams map[string]*dataplane.Stream) map[vip.VIP]string {
 	return all
 }
 
-// received tells whether the stream that is to have a VIP serves already.
+// received reports whether the stream that is to have a VIP serves already.
 func (w *forwarding) received(kernel *kernelView, v vip.VIP) bool {
 	by := w.owner(v)
 	return by != "" && stays(kernel, w.desired[by], v.Family())
 }
 
-// holdBack tells whether a hold goes on, or begins.
+// holdBack reports whether a hold continues, or begins.
 func (w *forwarding) holdBack(now time.Time, key holdKey, need vip.Set, report readiness.Report) bool {
 	h := w.holds[key]
 	if len(need) == 0 {
@@ -408,7 +408,7 @@ func (w *forwarding) holdBack(now time.Time, key holdKey, need vip.Set, report r
 	return false
 }
 
-// withdrawn tells whether a complete report advertises none of the VIPs.
+// withdrawn reports whether a complete report advertises none of the VIPs.
 func (w *forwarding) withdrawn(r readiness.Report, vips vip.Set) bool {
 	if !r.Complete {
 		return false

@@ -95,7 +95,7 @@ func TestRestartSaysNothingBeforeTheKernelWasLookedAt(t *testing.T) {
 	if got := r.vip(); got.State != readiness.Ready {
 		t.Errorf("what is forwarded all the time was said to be %v: %s", got.State, got.Detail)
 	}
-	r.until("the data plane is told", func() bool { return r.told() == dataplane.Serving })
+	r.until("the data plane is configured", func() bool { return r.told() == dataplane.Serving })
 }
 
 func TestDataPlaneThatCannotStartIsNotWaitedFor(t *testing.T) {

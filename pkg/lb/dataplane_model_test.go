@@ -24,7 +24,7 @@ type slowWorld struct {
 	// kernel is what it does, known what the loop will hear of it next.
 	kernel dataplane.State
 	dealt  int // how many of the plane's orders
-	// advertised is what gateways were told, applied the revision that it comes from.
+	// advertised is what gateways received, applied the revision that it comes from.
 	advertised vip.Set
 	applied    uint64
 }
@@ -54,7 +54,7 @@ func (w *slowWorld) frontendReports() {
 	w.decide(vip.Set{}, nil)
 }
 
-// check is the promise: what gateways are told leads to a target.
+// check is the promise: what gateways receive leads to a target.
 func (w *slowWorld) check(t *rapid.T) {
 	for v := range w.advertised {
 		name, ok := w.kernel.VIPs[v]

@@ -20,7 +20,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// scriptedPlane does to its kernel what it is told, when the test lets it.
+// scriptedPlane does to its kernel what is desired, when the test lets it.
 type scriptedPlane struct {
 	ready chan struct{}
 	state latest.Value[dataplane.State]
@@ -47,7 +47,7 @@ func (p *scriptedPlane) last() *dataplane.Desired {
 	return p.wanted[len(p.wanted)-1]
 }
 
-// forward is what a kernel does that had before and is told what is wanted.
+// forward is the state of a kernel that had before and gets the desired state.
 func forward(before dataplane.State, w *dataplane.Desired) dataplane.State {
 	now := dataplane.State{
 		Revision: w.Revision, Streams: map[string]*dataplane.StreamState{}, VIPs: map[vip.VIP]string{},
@@ -170,7 +170,7 @@ func (p *planeRig) health(stream, name string, s healthcheck.State) {
 	p.decide(touched, nil)
 }
 
-// drains has a target drain for so long; a negative time: by hand, and drained.
+// drains has a target drain for so long; a negative time: by an operator, and drained.
 func (p *planeRig) drains(stream, name string, in time.Duration) {
 	i := slices.IndexFunc(p.members[stream], func(m targetset.Member) bool { return m.Name == name })
 	if i < 0 {
@@ -216,7 +216,7 @@ func (p *planeRig) later(d time.Duration) {
 	p.decide(vip.Set{}, nil)
 }
 
-// role is that of a target in what the data plane was last told.
+// role is that of a target in what the data plane last got.
 func (p *planeRig) role(stream, name string, f vip.Family) (dataplane.Role, bool) {
 	s := p.plane.last().Streams[stream]
 	if s == nil {

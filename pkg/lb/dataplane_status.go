@@ -283,7 +283,7 @@ func (o *observer) lookAtDataPlane(s dataplane.State) {
 
 	was := o.dataPlane
 	o.dataPlane = s
-	// Failures counts anew after each success.
+	// Failures counts from zero after each success.
 	if s.Failures > was.Failures {
 		o.failures.Add(uint64(s.Failures - was.Failures))
 	} else if s.Failures < was.Failures {

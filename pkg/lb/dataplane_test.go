@@ -42,7 +42,7 @@ func TestTargetCountsOnceTheKernelHasConfirmedIt(t *testing.T) {
 	p.confirm()
 	p.want(vipA, readiness.Ready, reasonReady, 1, 2)
 
-	// Somebody takes it out of the kernel.
+	// Another process removes it from the kernel.
 	state = forward(dataplane.State{}, p.plane.last())
 	delete(state.Streams["s"].Serving[vip.IPv4], "a")
 	state.Streams["s"].Problem[vip.IPv4] = "rule fwmark 5000 is missing"
@@ -110,7 +110,7 @@ func TestLastTargetLeavesTheKernelOnlyAfterTheFrontendWithdrew(t *testing.T) {
 	p.frontend.say(p.now, "lb", at, vipA, vip6)
 	p.later(time.Millisecond)
 	if len(p.plane.wanted) != told {
-		t.Fatalf("the data plane was told before the frontend had withdrawn")
+		t.Fatalf("the data plane was configured before the frontend had withdrawn")
 	}
 	p.frontend.say(p.now, "lb", at, vipA)
 	p.later(time.Millisecond)
@@ -175,7 +175,7 @@ func TestVIPThatJoinsAHoldIsWaitedFor(t *testing.T) {
 	})
 }
 
-func TestNobodyIsWaitedForInVain(t *testing.T) {
+func TestWaitsAreBounded(t *testing.T) {
 	t.Run("a frontend that does not withdraw", func(t *testing.T) {
 		p := twoTargets(t)
 		p.health("s", "a", healthcheck.NotReady)
@@ -284,7 +284,7 @@ func TestVIPThatMovesToAStreamThatServesStaysReady(t *testing.T) {
 	c := trenchOf(streamOf("s", vipB), streamOf("t", vipA))
 	p.configure(c)
 	if len(p.plane.wanted) != told+1 {
-		t.Fatalf("told %d times", len(p.plane.wanted)-told)
+		t.Fatalf("configured %d times", len(p.plane.wanted)-told)
 	}
 	for name, want := range map[string]vip.VIP{"s": vipB, "t": vipA} {
 		if got := p.plane.last().Streams[name].VIPs; !slices.Equal(got, []vip.VIP{want}) {
@@ -295,7 +295,7 @@ func TestVIPThatMovesToAStreamThatServesStaysReady(t *testing.T) {
 	p.want(vipA, readiness.Ready, reasonReady, 1, 1)
 	p.want(vipB, readiness.Ready, reasonReady, 1, 1)
 	if p.table.Position().Revision != revision {
-		t.Error("the frontend was told something meanwhile")
+		t.Error("the frontend was sent something meanwhile")
 	}
 }
 
@@ -392,15 +392,15 @@ func TestRestartLeavesTheKernelAsItIs(t *testing.T) {
 	p.wantRole("s", "b", vip.IPv4, dataplane.Unknown)
 }
 
-func TestLastTargetThatVanishedWhileNobodyLookedLeavesAfterTheWithdrawal(t *testing.T) {
+func TestVanishedLastTargetLeavesAfterWithdrawal(t *testing.T) {
 	for name, now := range map[string]struct {
 		config *trench.Config
 		ends   func(*planeRig)
 	}{
-		"another target":  {trenchOf(streamOf("s", vipA)), func(p *planeRig) { p.reports() }},
-		"no such stream":  {trenchOf(streamOf("t", vipA)), func(p *planeRig) { p.reports() }},
-		"no such VIP":     {trenchOf(streamOf("s", vipB)), func(p *planeRig) { p.reports() }},
-		"nobody connects": {trenchOf(streamOf("s", vipA)), func(p *planeRig) { p.later(testPatience + stopMargin) }},
+		"another target":       {trenchOf(streamOf("s", vipA)), func(p *planeRig) { p.reports() }},
+		"no such stream":       {trenchOf(streamOf("t", vipA)), func(p *planeRig) { p.reports() }},
+		"no such VIP":          {trenchOf(streamOf("s", vipB)), func(p *planeRig) { p.reports() }},
+		"no frontend connects": {trenchOf(streamOf("s", vipA)), func(p *planeRig) { p.later(testPatience + stopMargin) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := &planeRig{
@@ -427,7 +427,7 @@ func TestLastTargetThatVanishedWhileNobodyLookedLeavesAfterTheWithdrawal(t *test
 	}
 }
 
-func TestTargetsThatDrainServeWhileNobodyElseDoes(t *testing.T) {
+func TestDrainingTargetsServeWithoutOthers(t *testing.T) {
 	p := twoTargets(t)
 	p.drains("s", "a", time.Minute)
 	p.wantRole("s", "a", vip.IPv4, dataplane.Draining)
@@ -453,7 +453,7 @@ func TestTargetsThatDrainServeWhileNobodyElseDoes(t *testing.T) {
 }
 
 // The old target drains at the moment in which the new one is ready: nothing is
-// about to end, and nobody is told so.
+// about to end, and no peer learns that.
 func TestTargetThatDrainsServesUntilItsSuccessorIsConfirmed(t *testing.T) {
 	p := newPlaneRig(t, trenchOf(streamOf("s", vipA)), map[string][]targetset.Member{"s": {member("a", "172.16.0.1"), member("b", "172.16.0.2")}})
 	p.health("s", "a", healthcheck.Ready)
@@ -493,7 +493,7 @@ func TestRoles(t *testing.T) {
 		{"draining, not checked", healthcheck.Starting, healthcheck.Draining, dataplane.Unknown},
 		{"draining, dead", healthcheck.NotReady, healthcheck.Draining, dataplane.Down},
 		{"draining, not asked in time", healthcheck.Overdue, healthcheck.Draining, dataplane.Draining},
-		{"drained by hand", healthcheck.Ready, healthcheck.Drained, dataplane.Down},
+		{"drained by an operator", healthcheck.Ready, healthcheck.Drained, dataplane.Down},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := newPlaneRig(t, trenchOf(streamOf("s", vipA)), map[string][]targetset.Member{"s": {member("a", "172.16.0.1"), member("other", "172.16.0.2")}})
@@ -524,7 +524,7 @@ func TestStreamThatDidNotChangeIsTheSameOne(t *testing.T) {
 	p.confirm()
 	p.later(time.Second)
 	if len(p.plane.wanted) != told {
-		t.Error("the data plane was told what it knows")
+		t.Error("the data plane got what it has")
 	}
 }
 
@@ -550,7 +550,7 @@ func TestOneTargetOfAName(t *testing.T) {
 
 // The kernel lags behind: what it has of an older order is about to go, and does not
 // count although it is wanted again.
-func TestWhatTheDataPlaneWasToldToUndoDoesNotCount(t *testing.T) {
+func TestRevokedDataPlaneStateDoesNotCount(t *testing.T) {
 	p := newPlaneRig(t, trenchOf(streamOf("s", vipA)), map[string][]targetset.Member{"s": {member("a", "172.16.0.1")}})
 	p.health("s", "a", healthcheck.Ready)
 	first := forward(dataplane.State{}, p.plane.last())

@@ -15,7 +15,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/targetset"
 )
 
-// maxDrain bounds a drain by hand: a longer one is a typing error.
+// maxDrain bounds a drain by an operator: a longer one is a typing error.
 const maxDrain = 24 * time.Hour
 
 // DrainTargets implements the LBService.
@@ -40,7 +40,7 @@ func (a *admin) DrainTargets(_ context.Context, r *lbv1.DrainTargetsRequest) (*l
 		if err := p.sources.drains.Drain(id.Stream, id.Name, long, now); err != nil {
 			return nil, status.Errorf(codes.FailedPrecondition, "drain %s: %v", id, err)
 		}
-		p.Log.Info("target is drained by hand", "stream", id.Stream, "target", id.Name, "drain_for", long)
+		p.Log.Info("target drained by an operator", "stream", id.Stream, "target", id.Name, "drain_for", long)
 		done.Drained = append(done.Drained, id.String())
 		if end := now.Add(long); end.After(done.GetUntil().AsTime()) {
 			done.Until = timestamppb.New(end)
@@ -79,7 +79,7 @@ func (a *admin) UndrainTargets(_ context.Context, r *lbv1.UndrainTargetsRequest)
 		if _, err := p.sources.drains.Undrain(id.Stream, id.Name); err != nil {
 			return nil, status.Errorf(codes.FailedPrecondition, "undrain %s: %v", id, err)
 		}
-		p.Log.Info("target is no longer drained by hand", "stream", id.Stream, "target", id.Name)
+		p.Log.Info("drain by an operator ended", "stream", id.Stream, "target", id.Name)
 		done.Undrained = append(done.Undrained, id.String())
 	}
 	slices.Sort(done.Undrained)

@@ -25,7 +25,7 @@ type kernelView struct {
 	// be of no use if the neighbor entries of all targets, which fail with their
 	// network, took the targets out before.
 	patient bool
-	// doubts are what the data plane was told to undo, with the revision of that:
+	// doubts are what the data plane is to undo, with the revision of that:
 	// what is known from before does not count, even if it is wanted again.
 	doubts map[doubt]uint64
 }
@@ -46,7 +46,7 @@ func (k *kernelView) doubted(d doubt) bool {
 	return known && k.state.Revision < revision
 }
 
-// serves tells whether a target of a stream is known to get new flows.
+// serves reports whether a target of a stream is known to get new flows.
 func (k *kernelView) serves(stream string, f vip.Family, name string) bool {
 	s := k.state.Streams[stream]
 	if s == nil {
@@ -64,7 +64,7 @@ func (k *kernelView) unreachable(a netip.Addr) string {
 	return k.state.Unreachable[a]
 }
 
-// able tells whether nothing is known to keep the stream from being forwarded.
+// able reports whether nothing is known to keep the stream from being forwarded.
 func (k *kernelView) able(stream string, f vip.Family) bool {
 	if k == nil || k.state.Err != nil {
 		return false
@@ -98,7 +98,7 @@ func (k *kernelView) way(v vip.VIP, streams []*stream) way {
 	return way{only: owner, open: ok && (name == owner || moves)}
 }
 
-// serving tells whether some target of a stream gets new flows.
+// serving reports whether some target of a stream gets new flows.
 func (k *kernelView) serving(stream string, f vip.Family) bool {
 	s := k.state.Streams[stream]
 	return s != nil && len(s.Serving[f]) > 0
@@ -216,7 +216,7 @@ func sameState(a, b *dataplane.StreamState) bool {
 	return a.Problem == b.Problem
 }
 
-// reachedAnew tells whether an address of the stream can, or can no longer, be reached.
+// reachedAnew reports whether an address of the stream can, or can no longer, be reached.
 func reachedAnew(s *stream, before, now map[netip.Addr]string) bool {
 	return slices.ContainsFunc(s.members, func(m targetset.Member) bool {
 		return slices.ContainsFunc(m.IPs, func(a netip.Addr) bool { return before[a] != now[a] })
@@ -253,7 +253,7 @@ func (a *aggregate) unforwarded(v vip.VIP) string {
 }
 
 // forwardable is what the data plane is to do for a stream. before is what it was
-// told last; nil for nothing.
+// got last; nil for nothing.
 func (a *aggregate) forwardable(s *stream, before *dataplane.Stream) *dataplane.Stream {
 	d := &dataplane.Stream{
 		Name: s.Name, VIPs: s.VIPs, Size: s.Maglev.Size, Seed: s.Maglev.Seed, DrainTime: s.DrainTime,
@@ -293,7 +293,7 @@ func (a *aggregate) role(s *stream, m *targetset.Member, ip netip.Addr, serves b
 		case !draining:
 			return dataplane.Serving
 		case !s.enough(t.alive) && s.enough(t.alive+t.leaving):
-			return dataplane.Serving // nobody else is there to take over
+			return dataplane.Serving // no other target can take over
 		case serves && !s.enough(t.ready) && s.enough(t.alive):
 			return dataplane.Serving // until those that take over do
 		}

@@ -94,7 +94,7 @@ type TargetOptions struct {
 	OnFileGone, OnRegistryGone targetset.GonePolicy
 	// Subnets are where targets may be; none: anywhere.
 	Subnets []netip.Prefix
-	// StateDir is where drains by hand and registrations survive a restart.
+	// StateDir is where drains by operators and registrations survive a restart.
 	StateDir string
 
 	// Allow, Quota and Grace are those of the registry; RegistryAddr is host:port
@@ -192,7 +192,7 @@ const (
 )
 
 // Run runs a load balancer until stop is received from, and then ends it in
-// stages: it tells the frontend, goes on serving until the frontend withdrew
+// stages: it notifies the frontend, continues to serve until the frontend withdrew
 // every VIP, and only then tears down. A second receive skips to the end. The
 // end of ctx ends everything at once.
 func Run(ctx context.Context, o Options, stop <-chan struct{}) error {
@@ -320,7 +320,7 @@ func (p *process) targetService(operator bool) *registry.Service {
 	})
 }
 
-// mayRead tells whether an ID may see the targets of every stream.
+// mayRead reports whether an ID may see the targets of every stream.
 func (p *process) mayRead(id spiffeid.ID) bool {
 	return slices.Contains(p.Readers, id) || slices.Contains(p.Frontends, id)
 }
@@ -451,7 +451,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 // cleanupTimeout bounds the removal of the data plane at the end.
 const cleanupTimeout = 10 * time.Second
 
-// removeDataPlane removes the data plane if that is wanted and nobody needs it.
+// removeDataPlane removes the data plane if that is wanted and no VIP needs it.
 func (p *process) removeDataPlane(ctx context.Context, withdrawn bool) error {
 	if p.plane == nil || !p.RemoveDataPlane || !withdrawn {
 		return nil

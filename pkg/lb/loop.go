@@ -38,7 +38,7 @@ type loop struct {
 	lease   time.Duration
 	log     *slog.Logger
 	observe func(readiness.Decision) // must not block
-	event   func(event)              // must not block; nil: nobody is told
+	event   func(event)              // must not block; nil: no events
 	// files are written for others to read; nil: none are.
 	files *readinessfile.Writer
 	// forwarding tells the data plane what to do; nil: there is none.
@@ -151,7 +151,7 @@ func (l *loop) Run(ctx context.Context) error {
 }
 
 // load says what a reading of the trench file brings. One that was refused may
-// come together with a good one before it, which nobody else tells of.
+// come together with a good one before it, which no other input reports.
 func (l *loop) load(x trench.Loaded) input {
 	in := input{targets: true, lost: x.Err}
 	if x.Err == nil || x.Generation != l.generation {
@@ -169,7 +169,7 @@ type input struct {
 	kernel  *dataplane.State // nil: the same as before
 }
 
-// evaluate takes everything into account, in one decision. It tells whether it
+// evaluate takes everything into account, in one decision. It reports whether it
 // committed anything.
 func (l *loop) evaluate(in input) bool {
 	now := time.Now()

@@ -47,8 +47,8 @@ type world struct {
 	set    *targetset.Set
 	loop   *loop
 	onGone targetset.GonePolicy
-	// told is all that was offered, to build the same from scratch.
-	told [2]targetset.Offers
+	// offered is every offer, to build the same from scratch.
+	offered [2]targetset.Offers
 
 	// What the oracle goes by.
 	config     *trench.Config
@@ -75,7 +75,7 @@ func newWorld(onGone targetset.GonePolicy) *world {
 	return &world{
 		now: time.Unix(1000, 0), file: targetset.NewTrenchFile(onGone), set: targetset.New(), onGone: onGone,
 		loop: &loop{aggregate: newAggregate(outage.New(outage.Options{})), index: targetset.NewIndex()},
-		told: [2]targetset.Offers{{}, {}}, config: &trench.Config{},
+		offered: [2]targetset.Offers{{}, {}}, config: &trench.Config{},
 		listed: map[string][]plain{}, ghosts: map[string][]plain{}, registered: map[string][]plain{},
 		orders: map[targetset.ID]targetset.ManualDrain{}, health: map[healthcheck.Key]healthcheck.Health{},
 	}
@@ -89,7 +89,7 @@ func (w *world) policy() targetset.AddressPolicy {
 func (w *world) update(reloaded bool) {
 	a := w.loop.aggregate
 	fromFile, next := w.file.Take(w.now)
-	maps.Copy(w.told[targetset.OriginFile], fromFile)
+	maps.Copy(w.offered[targetset.OriginFile], fromFile)
 	w.set.Offer(targetset.OriginFile, fromFile)
 	w.set.SetManualDrains(maps.Clone(w.orders))
 	changes := w.set.Update(w.now)
@@ -194,7 +194,7 @@ func (w *world) addresses(s trench.Stream) []address {
 		}
 		found = append(found, x)
 	}
-	// An address that nobody has belongs to whoever leaves it last.
+	// An address without a target belongs to the target that left it last.
 	last := map[netip.Addr]plain{}
 	for _, list := range [][]plain{w.ghosts[s.Name], w.registered[s.Name]} {
 		for _, p := range list {
@@ -229,7 +229,7 @@ func checked(s trench.Stream, a netip.Addr) bool {
 	return s.Check.Families == trench.BothFamilies || (s.Check.Families == trench.OnlyIPv4) == a.Is4()
 }
 
-// passes tells whether the checks of an address go well. One that is not checked is
+// passes reports whether the checks of an address go well. One that is not checked is
 // as the address that left or stayed with it.
 func (w *world) passes(s trench.Stream, of address, all []address) bool {
 	if checked(s, of.addr) {
@@ -319,7 +319,7 @@ func (w *world) check(t *rapid.T) {
 func (w *world) checkFromScratch(t *rapid.T) {
 	set, fresh := targetset.New(), newAggregate(outage.New(outage.Options{}))
 	set.Configure(w.config.Streams, w.policy())
-	for o, told := range w.told {
+	for o, told := range w.offered {
 		set.Offer(targetset.Origin(o), told)
 	}
 	set.SetManualDrains(w.orders)
@@ -477,7 +477,7 @@ func (w *world) register(stream string, list []plain) {
 	for _, p := range list {
 		offers = append(offers, targetset.Offer{Name: p.name, IPs: p.ips, Lifecycle: p.lifecycle, DrainEnd: p.end, Owner: "operator", Cause: "the model"})
 	}
-	w.told[targetset.OriginRegistry][stream] = offers
+	w.offered[targetset.OriginRegistry][stream] = offers
 	w.set.Offer(targetset.OriginRegistry, targetset.Offers{stream: offers})
 }
 

@@ -24,7 +24,7 @@ type observer struct {
 	ready   chan struct{}
 	warned  bool // that lb and frontend share a SPIFFE ID
 	started bool
-	// dataPlane is what was last told of the data plane, failures how often it failed
+	// dataPlane is the last state of the data plane, failures how often it failed
 	// in all.
 	dataPlane dataplane.State
 	failures  atomic.Uint64

@@ -24,15 +24,15 @@ type sources struct {
 	// states is what people see of the sources.
 	states *latest.Value[[]sourceState]
 
-	// orders are the drains by hand, with their ends on the monotonic clock.
+	// orders are the drains by operators, with their ends on the monotonic clock.
 	orders map[targetset.ID]orderSeen
 	// next is when a drain ends, so that update has something to do; zero for never.
 	next time.Time
-	// stale says that states has to be made anew.
+	// stale says that states has to be rebuilt.
 	stale bool
 }
 
-// orderSeen is a drain by hand, and when it ends by our clock: that is worked out
+// orderSeen is a drain by an operator, and when it ends by our clock: that is worked out
 // once, so that a wall clock that jumps later moves nothing.
 type orderSeen struct {
 	targetset.DrainOrder
@@ -86,7 +86,7 @@ func (s *sources) update(now time.Time) targetset.Changes {
 	return c
 }
 
-// byHand gives the drains by hand ends by our clock.
+// manualDrains gives the drains by operators ends by the clock of this process.
 func (s *sources) manualDrains(now time.Time) map[targetset.ID]targetset.ManualDrain {
 	all := s.drains.All()
 	seen, orders := make(map[targetset.ID]orderSeen, len(all)), make(map[targetset.ID]targetset.ManualDrain, len(all))

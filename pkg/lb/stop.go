@@ -14,13 +14,13 @@ const (
 	// to report it (docs/architecture.md#stopping).
 	stopMargin = 2 * time.Second
 	// reporterGone is how long no frontend may be connected before there is
-	// nobody to wait for.
+	// no frontend to wait for.
 	reporterGone = 500 * time.Millisecond
 )
 
 // stop tells the frontend that we go away and waits until every VIP was
-// reported withdrawn, or the drain time plus stopMargin is over, or nobody has
-// been there to report for reporterGone. Checks, heartbeats and the data plane
+// reported withdrawn, or the drain time plus stopMargin is over, or no
+// frontend has been connected for reporterGone. Checks, heartbeats and the data plane
 // go on meanwhile. A receive from again ends the wait.
 func (p *process) stop(ctx context.Context, again <-chan struct{}) {
 	start := time.Now()
@@ -64,11 +64,11 @@ func (p *process) stop(ctx context.Context, again <-chan struct{}) {
 	}
 }
 
-// heardOut tells whether the frontend had taken in a position when it made the
+// heardOut reports whether the frontend had taken in a position when it sent the
 // report. Before, nothing reported as advertised means little: a VIP that just
 // became ready, or whose gateway just came up, may be announced at this moment.
-// After that we go away the frontend raises nothing any more. One that we never told
-// anything synced has nothing to take in.
+// After that we go away the frontend raises nothing any more. One that never
+// received anything synced has nothing to take in.
 func heardOut(r readiness.Report, p readiness.Position) bool {
 	return r.Applied.InstanceID == p.InstanceID && r.Applied.Revision >= p.Revision
 }
