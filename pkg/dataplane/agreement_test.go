@@ -29,7 +29,7 @@ func (s *site) names(stream string, family vip.Family) []string {
 	s.must(err)
 	names := make([]string, 0, len(got.Tables[family]))
 	for _, n := range got.Tables[family] {
-		name := "nobody " + strconv.FormatUint(uint64(n), 10)
+		name := "absent " + strconv.FormatUint(uint64(n), 10)
 		if slot := slots[n]; slot != nil {
 			name = slot.Name
 		}

@@ -49,7 +49,7 @@ func TestTargetsLeftOutWhileTheyServedAreDrained(t *testing.T) {
 	if !ok || !end.Equal(w.clock.Add(10*time.Second)) {
 		t.Fatalf("drain ends at %s", end)
 	}
-	// It goes on in the next life, and not longer after a clock that jumped back.
+	// It continues in the next life, and not longer after a clock that jumped back.
 	w.clock = w.clock.Add(-time.Hour)
 	w.restart()
 	w.settle(left, false)
@@ -124,9 +124,9 @@ func TestFailedNeighbourLeavesTheTableAndComesBack(t *testing.T) {
 func TestRoutesThatWentWithALinkComeBackWithIt(t *testing.T) {
 	for _, tt := range []struct {
 		name string
-		// flap: nobody looks while the link is down.
+		// flap: nothing is observed while the link is down.
 		flap, restart bool
-	}{{name: "down and up"}, {name: "down and up between two looks", flap: true}, {name: "down and up while nobody ran", flap: true, restart: true}} {
+	}{{name: "down and up"}, {name: "down and up between two looks", flap: true}, {name: "down and up while no plane ran", flap: true, restart: true}} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld()
 			desired := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving, Serving), testTarget("x2", Serving)))
@@ -195,7 +195,7 @@ func TestTakenNumbersAreLeftOut(t *testing.T) {
 		}
 	}
 	if s := w.k.Targets[5001]; s == nil || s.Stream != "" {
-		t.Fatal("somebody else's chain was touched")
+		t.Fatal("a foreign chain was changed")
 	}
 }
 
@@ -242,7 +242,7 @@ func TestAVIPMovesInOneTransaction(t *testing.T) {
 	}
 }
 
-func TestSomebodyElsesChainKeepsItsStreamOut(t *testing.T) {
+func TestForeignChainKeepsItsStreamOut(t *testing.T) {
 	w := newWorld()
 	w.k.Base = true
 	w.k.Streams["a"] = &plan.KernelStream{Name: "a"}
@@ -253,7 +253,7 @@ func TestSomebodyElsesChainKeepsItsStreamOut(t *testing.T) {
 		t.Fatalf("problems %+v", w.state().Problems)
 	}
 	if w.k.Streams["a"].ChainIntact || len(w.k.VIPs) != 1 {
-		t.Fatal("somebody else's chain was touched")
+		t.Fatal("a foreign chain was changed")
 	}
 }
 

@@ -74,7 +74,7 @@ func TestAKillAtAnyStepEndsTheSame(t *testing.T) {
 		}
 		x.victim(path, second, "")
 		if got := x.handles("5000"); got != handles {
-			t.Errorf("the chain of t1, which stayed, was made anew:\n%s\n%s", handles, got)
+			t.Errorf("the chain of t1, which stayed, was rebuilt:\n%s\n%s", handles, got)
 		}
 		return sortedLines(x.snapshot())
 	}
@@ -99,8 +99,8 @@ func TestAKillAtAnyStepEndsTheSame(t *testing.T) {
 	}
 }
 
-// foreign makes things of somebody else, beside and among ours, and returns how they
-// are listed.
+// foreign creates objects of another process, beside and among those of the plane, and returns how
+// they are listed.
 func (s *site) foreign() func() string {
 	s.t.Helper()
 	s.sh(`nft add chain inet vipgate-lb theirs
@@ -198,7 +198,7 @@ func TestCleanupLeavesForeignEntries(t *testing.T) {
 	x.lacks(t, "stream/b", "target/", "lookup 5000", "table 5001", "jhash", "maglev")
 }
 
-func TestCleanupLeavesNothingOfOurs(t *testing.T) {
+func TestCleanupLeavesNoOwnObjects(t *testing.T) {
 	x := newSite(t)
 	before := x.snapshot()
 	p := x.start()

@@ -87,7 +87,7 @@ func TestAnySequenceOfChangesAndKillsEndsAsWanted(t *testing.T) {
 			w.checkTables(t)
 			for n, name := range stayed {
 				if s := w.k.Targets[n]; s != nil && s.Stream+"/"+s.Name == name && w.k.births[n] != births[n] {
-					t.Fatalf("the chain of %s, which stayed, was made anew", name)
+					t.Fatalf("the chain of %s, which stayed, was rebuilt", name)
 				}
 			}
 			s := w.state()
@@ -121,7 +121,7 @@ func TestAnySequenceOfChangesAndKillsEndsAsWanted(t *testing.T) {
 	})
 }
 
-// byHand removes or changes something as somebody else would.
+// byHand removes or changes something as another process would.
 func byHand(t *rapid.T, k *modelKernel) {
 	k.gen++
 	numbers := slices.Sorted(maps.Keys(k.Targets))

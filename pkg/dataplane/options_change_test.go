@@ -7,9 +7,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// What was written with other options is ours all the same: it is made anew, and
+// What was written with other options belongs to the plane all the same: it is rebuilt, and
 // nothing of it stays.
-func TestAStartWithOtherOptionsMakesAllAnew(t *testing.T) {
+func TestStartWithOtherOptionsRebuilds(t *testing.T) {
 	for name, change := range map[string]func(*Options){
 		"conntrack off": func(o *Options) { o.Stateless = true },
 		"mask":          func(o *Options) { o.Mask = 0xffff },

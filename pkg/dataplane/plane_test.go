@@ -67,7 +67,7 @@ func TestTargetsComeAndGo(t *testing.T) {
 		t.Fatal(describeState(s))
 	}
 	if x.handles("5000") != handles {
-		t.Errorf("the chain of t1, which stayed, was made anew:\n%s\n%s", handles, x.handles("5000"))
+		t.Errorf("the chain of t1, which stayed, was rebuilt:\n%s\n%s", handles, x.handles("5000"))
 	}
 
 	t.Log("a stream goes")
@@ -302,12 +302,12 @@ func TestRoutesComeBackWithTheLink(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
 	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving)))
-	// An interface that goes down loses its IPv6 addresses as well, unless told to
+	// An interface that goes down loses its IPv6 addresses as well, unless configured to
 	// keep them.
 	x.must(x.ns.Sysctl("net.ipv6.conf.eth1.keep_addr_on_down", "1"))
 	whole := sortedLines(x.snapshot())
 	x.sh("ip link set eth1 down")
-	s := p.wait("nobody to serve", func(s State) bool { return serves(s, "a", vip.IPv4) && serves(s, "a", vip.IPv6) })
+	s := p.wait("no target to serve", func(s State) bool { return serves(s, "a", vip.IPv4) && serves(s, "a", vip.IPv6) })
 	if why := s.Unreachable[netip.MustParseAddr("10.1.0.11")]; why != "link eth1 is down" || len(s.Drift) > 0 {
 		t.Error(describeState(s))
 	}
@@ -385,7 +385,7 @@ func TestProblemsWithTheKernel(t *testing.T) {
 	}
 	x.has(t, "fwmark 0x1389 lookup 77")
 	if got := x.sh("ip route show table 5000"); !strings.Contains(got, "10.1.0.77") {
-		t.Errorf("somebody else's route: %s", got)
+		t.Errorf("a foreign route: %s", got)
 	}
 	x.sh("ip address add 192.0.2.2/24 dev eth1")
 	p.wait("the target far away to serve", func(s State) bool { return serves(s, "a", vip.IPv4, "far", "t1") })

@@ -9,8 +9,8 @@ import (
 )
 
 // The first of our rules has packets without a mark jump to the third: rules of
-// somebody else in between, such as those of a frontend, would not count any more.
-func TestPreflightRefusesPrioritiesWithRulesOfSomebodyElse(t *testing.T) {
+// another process in between, such as those of a frontend, would not count any more.
+func TestPreflightRefusesForeignRulesBetween(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	run(t, ns, "ip rule add fwmark 0x01000000/0xff000000 lookup 4096 priority 100; ip -6 rule add from all lookup 4097 priority 101")
 	for priority, want := range map[int]string{97: "", 98: "", 99: "ipv4", 100: "ipv4 ipv6", 101: "ipv6", 102: ""} {

@@ -64,7 +64,7 @@ func TestWhatTheKernelDoesNotHaveAfterItWasWrittenIsTriedAgain(t *testing.T) {
 			w.settle(desired, false)
 			s = w.state()
 			if s.VIPs[v] != "a" || len(s.Streams["a"].Serving[vip.IPv4]) != 1 || len(s.Drift)+len(s.Problems) > 0 || w.e.installed.Streams["a"].Stage != plan.StageApplied {
-				t.Fatalf("not mended: %+v", s)
+				t.Fatalf("not repaired: %+v", s)
 			}
 		})
 	}
@@ -83,7 +83,7 @@ func TestWhatTheKernelDoesNotHaveAfterItWasWrittenIsTriedAgain(t *testing.T) {
 		gone := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)))
 		w.e.pass(gone, false)
 		if w.e.installed.Targets[number].Stage != plan.StageRemoving || len(w.state().Problems) == 0 || !w.e.failing() {
-			t.Fatalf("the record of what is there still is %+v, problems %+v", w.e.installed.Targets[number], w.state().Problems)
+			t.Fatalf("the record of the existing target is %+v, problems %+v", w.e.installed.Targets[number], w.state().Problems)
 		}
 		loses = false
 		w.e.pass(gone, false)

@@ -90,8 +90,8 @@ func (s *site) snapshot() string {
 	return s.sh("nft -s list ruleset; ip rule; ip -6 rule; ip route show table all proto 179; ip -6 route show table all proto 179")
 }
 
-// handles are the handles of a target's chain and of its rules, which tell whether
-// they were made anew.
+// handles are the handles of a target's chain and of its rules, which show whether
+// they were rebuilt.
 func (s *site) handles(number string) string {
 	return s.sh("nft -a -s list chain inet " + TableName + " target/" + number)
 }
@@ -167,18 +167,18 @@ func describeState(s State) string {
 	return b.String()
 }
 
-// serves tells whether exactly these serve in a stream, for a family.
+// serves reports whether exactly these serve in a stream, for a family.
 func serves(s State, stream string, f vip.Family, names ...string) bool {
 	x := s.Streams[stream]
 	return x != nil && slices.Equal(slices.Sorted(maps.Keys(x.Serving[f])), names)
 }
 
-// configure has the plane do something and waits until it is dealt with.
+// configure has the plane do something and waits until it is applied.
 func (r *running) configure(streams ...*Stream) State {
 	r.site.t.Helper()
 	w := wantedOf(streams...)
 	r.Configure(w)
-	return r.wait("a revision to be dealt with", func(s State) bool { return s.Revision >= w.Revision && len(s.Problems) == 0 })
+	return r.wait("a revision to be applied", func(s State) bool { return s.Revision >= w.Revision && len(s.Problems) == 0 })
 }
 
 // eventually polls what only the kernel knows.

@@ -9,14 +9,14 @@ import (
 
 // No check asks for the address of a family that is not checked, and no packet of a VIP
 // does once the target is out.
-func TestAFailedNeighbourThatNobodyAsksComesBack(t *testing.T) {
+func TestFailedNeighborIsRetried(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
 	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving)))
 	for _, a := range []string{"10.1.0.11", "fd01::b"} {
 		x.sh("ip neigh replace " + a + " dev eth1 lladdr 02:00:00:00:00:12 nud reachable; ip neigh replace " + a + " dev eth1 nud failed")
 	}
-	s := p.wait("nobody to serve", func(s State) bool { return serves(s, "a", vip.IPv4) && serves(s, "a", vip.IPv6) })
+	s := p.wait("no target to serve", func(s State) bool { return serves(s, "a", vip.IPv4) && serves(s, "a", vip.IPv6) })
 	if len(s.Unreachable) != 2 || s.Unreachable[netip.MustParseAddr("fd01::b")] == "" {
 		t.Error(describeState(s))
 	}

@@ -44,7 +44,7 @@ func (w *world) restart() {
 	w.e.pass(nil, false)
 }
 
-// settle passes until nothing is left to do. It tells whether the process lived.
+// settle passes until nothing is left to do. It reports whether the process lived.
 func (w *world) settle(desired *Desired, mend bool) (alive bool) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -76,7 +76,7 @@ func BenchmarkWithAHundredStreams(b *testing.B) {
 	c := crowd(100, 1009)
 	loading := time.Now()
 	must(b, f.Write(c))
-	b.Logf("loading, with somebody who listens: %v, %d transactions", time.Since(loading), f.Transactions())
+	b.Logf("loading, with a listener: %v, %d transactions", time.Since(loading), f.Transactions())
 	slots := c.Targets
 	var numbers []uint32
 	for i := range slots {
@@ -90,7 +90,7 @@ func BenchmarkWithAHundredStreams(b *testing.B) {
 	for n, err := range f.AddRoutes(slots) {
 		b.Fatal(n, err)
 	}
-	b.Logf("the ways of 1000 targets, both families: %v", time.Since(began))
+	b.Logf("the routes of 1000 targets, both families: %v", time.Since(began))
 	b.Run("read everything", func(b *testing.B) {
 		for b.Loop() {
 			_, err := f.Read(numbers)

@@ -137,7 +137,7 @@ func TestWhatWasWrittenIsReadBack(t *testing.T) {
 	}
 }
 
-func TestWritingWhatStandsChangesNothing(t *testing.T) {
+func TestWritingTheSameChangesNothing(t *testing.T) {
 	for _, stateless := range []bool{false, true} {
 		f := openConn(t, lab.NewNetNS(t), Config{Stateless: stateless})
 		must(t, writeBase(f, exampleChange()))
@@ -178,7 +178,7 @@ func TestPeopleCanListTheTable(t *testing.T) {
 	}
 }
 
-func TestWays(t *testing.T) {
+func TestRoutes(t *testing.T) {
 	pod, net := lab.NewNetNS(t), lab.NewNetNS(t)
 	must(t, lab.Veth(pod, "int0", net, "pod"))
 	must(t, pod.Addr("int0", "172.16.0.1/24", "fd16::1/64"))

@@ -26,7 +26,7 @@ func TestWhatTheKernelRefusesIsSeenAndLeavesNothing(t *testing.T) {
 		kernelFeature{"nft_hash", "the kernel cannot hash flows", &hash},
 	)
 	if len(refused) != 1 || refused[0].Object != "nft_hash" || refused[0].Remedy != "modprobe nft_hash" || !strings.HasPrefix(refused[0].Detail, "the kernel cannot hash flows: ") {
-		t.Errorf("what the kernel refuses is told as %+v", refused)
+		t.Errorf("what the kernel refuses is reported as %+v", refused)
 	}
 	if problems := f.MissingModules(); len(problems) > 0 {
 		t.Errorf("problems %+v", problems)

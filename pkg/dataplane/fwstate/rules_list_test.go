@@ -15,9 +15,9 @@ import (
 )
 
 // The kernel lists many rules in parts and counts to find where it was: a rule that
-// somebody deletes before that place has it leave out another one, which would look as
-// if it had been removed by hand.
-func TestRulesAreAllListedWhileSomebodyDeletesOthers(t *testing.T) {
+// another process deletes before that place has it leave out another one, which would look as
+// if another process had removed it.
+func TestRuleListIsCompleteDuringDeletions(t *testing.T) {
 	const rules = 1500
 	ns := lab.NewNetNS(t)
 	f := openConn(t, ns, Config{})

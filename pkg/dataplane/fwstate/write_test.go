@@ -97,7 +97,7 @@ func TestTablesChangeTheirSizeSeedAndFamilies(t *testing.T) {
 
 // Whatever the kernel has of a stream, write makes it what it is to be: a start that was
 // cut short may have left anything.
-func TestLeftoversOfATransactionThatWasCutShortAreMended(t *testing.T) {
+func TestPartialTransactionIsRepaired(t *testing.T) {
 	for name, commands := range map[string]string{
 		"maps without a chain":        "nft flush chain inet vipgate-lb stream/web; nft delete element inet vipgate-lb vip4 { 20.0.0.1 }; nft delete element inet vipgate-lb vip6 { 2000::1 }; nft delete element inet vipgate-lb net4 { 20.0.1.0/24, 20.0.2.0/24 }; nft delete element inet vipgate-lb net6 { 2000:1::/64 }; nft delete chain inet vipgate-lb stream/web",
 		"an empty chain":              "nft flush chain inet vipgate-lb stream/web",
@@ -137,7 +137,7 @@ func TestLeftoversOfATransactionThatWasCutShortAreMended(t *testing.T) {
 	}
 }
 
-func TestWhatIsSomebodyElsesStays(t *testing.T) {
+func TestForeignObjectsStay(t *testing.T) {
 	for _, stateless := range []bool{false, true} {
 		ns := lab.NewNetNS(t)
 		f := openConn(t, ns, Config{Stateless: stateless})
@@ -152,9 +152,9 @@ func TestWhatIsSomebodyElsesStays(t *testing.T) {
 			ip rule add prio 95 fwmark 7 lookup 77; ip route add blackhole default table 77; ip route add blackhole 1.1.1.1/32 table 5000`)
 		c := readAll(t, f)
 		if !c.Base || !c.Streams["web"].ChainIntact || len(c.VIPs) != 5 {
-			t.Errorf("somebody else's rules disturb: base %v, chain %v, VIPs %v", c.Base, c.Streams["web"].ChainIntact, c.VIPs)
+			t.Errorf("foreign rules disturb: base %v, chain %v, VIPs %v", c.Base, c.Streams["web"].ChainIntact, c.VIPs)
 		}
-		// All of ours changes, and goes.
+		// All of the data plane changes, and goes.
 		want := plan.KernelStream{Name: "web", Size: 103, Seed: 9, Tables: bothFamilies(filled(103, 5000))}
 		must(t, f.Write(plan.Change{Streams: []plan.StreamWrite{{Desired: want, Observed: c.Streams["web"]}}}))
 		must(t, f.RemoveRoutes([]uint32{5000, 5001, 5002}))
@@ -179,7 +179,7 @@ func TestWhatIsSomebodyElsesStays(t *testing.T) {
 	}
 }
 
-func TestAllOfOursGoes(t *testing.T) {
+func TestRemoveDeletesAllOwnObjects(t *testing.T) {
 	for _, stateless := range []bool{false, true} {
 		ns := lab.NewNetNS(t)
 		f := openConn(t, ns, Config{Stateless: stateless})
@@ -215,7 +215,7 @@ func TestTheModeOfConnectionTrackingChanges(t *testing.T) {
 	}
 }
 
-func TestNamesOfOursThatAreSomebodyElsesAreTold(t *testing.T) {
+func TestForeignObjectsWithOwnNamesAreReported(t *testing.T) {
 	for object, setup := range map[string]string{
 		"chain inet vipgate-lb prerouting": "add table inet vipgate-lb; add chain inet vipgate-lb prerouting { type filter hook forward priority 0; }",
 		"set inet vipgate-lb vip4":         "add table inet vipgate-lb; add set inet vipgate-lb vip4 { type ipv4_addr; }",
@@ -322,17 +322,17 @@ func TestWatchTellsWhatHappens(t *testing.T) {
 		return n.Ruleset
 	})
 	run(t, ns, "ip rule del prio 90")
-	wait("a rule that somebody deleted", func(n Events) bool { return n.Routes })
+	wait("a rule that another process deleted", func(n Events) bool { return n.Routes })
 	run(t, ns, "ip route add blackhole default table 5007")
 	wait("a route in a table that may be ours", func(n Events) bool { return n.Routes })
 	run(t, ns, "ip route add blackhole 10.0.0.0/8 table 100; ip addr add 20.0.0.1/32 dev lo")
 	wait("an address", func(n Events) bool {
 		if n.Routes {
-			t.Error("a route in somebody else's table is news")
+			t.Error("a route in a foreign table is an event")
 		}
 		return n.Links
 	})
-	// Nobody answers there.
+	// No host answers there.
 	must(t, ns.Sysctl("net.ipv4.neigh.int0.retrans_time_ms", "50"))
 	must(t, ns.Do(func() error {
 		c, err := gonet.Dial("udp", "172.16.0.9:9")
