@@ -74,7 +74,7 @@ var (
 func newWorld(onGone targetset.GonePolicy) *world {
 	return &world{
 		now: time.Unix(1000, 0), file: targetset.NewTrenchFile(onGone), set: targetset.New(), onGone: onGone,
-		loop: &loop{aggregate: newAggregate(outage.New(outage.Options{})), index: targetset.NewIndex()},
+		loop:    &loop{aggregate: newAggregate(outage.New(outage.Options{})), index: targetset.NewIndex()},
 		offered: [2]targetset.Offers{{}, {}}, config: &trench.Config{},
 		listed: map[string][]plain{}, ghosts: map[string][]plain{}, registered: map[string][]plain{},
 		orders: map[targetset.ID]targetset.ManualDrain{}, health: map[healthcheck.Key]healthcheck.Health{},
