@@ -86,7 +86,10 @@ type failure struct {
 
 // New returns a detector that knows no targets.
 func New(o Options) *Detector {
-	return &Detector{o: o, seen: map[healthcheck.Key]bool{}, failed: map[healthcheck.Key]*failure{}, touched: map[healthcheck.Key]struct{}{}}
+	return &Detector{
+		o: o, seen: map[healthcheck.Key]bool{}, failed: map[healthcheck.Key]*failure{},
+		touched: map[healthcheck.Key]struct{}{},
+	}
 }
 
 // Held reports whether a target that is not ready counts as ready.
@@ -102,7 +105,9 @@ func (d *Detector) Suspected(k healthcheck.Key) bool {
 // check of a target; the zero Check, for one that is no longer configured, holds
 // nothing. Each target must be passed again when its Silent changes, too: otherwise an
 // answer goes unnoticed until the target is ready. The cost follows the changes.
-func (d *Detector) Evaluate(now time.Time, changed []healthcheck.Health, removed []healthcheck.Key, check func(healthcheck.Key) trench.Check) Verdict {
+func (d *Detector) Evaluate(now time.Time, changed []healthcheck.Health, removed []healthcheck.Key,
+	check func(healthcheck.Key) trench.Check,
+) Verdict {
 	if d.o.Threshold == 0 {
 		return Verdict{}
 	}
@@ -131,7 +136,8 @@ func (d *Detector) Evaluate(now time.Time, changed []healthcheck.Health, removed
 	d.expire(now)
 	v := Verdict{Outage: d.suspected > 0, Next: d.next}
 	if v.Outage {
-		v.Detail = fmt.Sprintf("%d of %d targets failed within one check interval, and none of them answers", d.suspected, len(d.seen))
+		v.Detail = fmt.Sprintf("%d of %d targets failed within one check interval, and none of them answers", d.suspected,
+			len(d.seen))
 	}
 	for k := range d.touched {
 		v.Touched = append(v.Touched, k)
@@ -167,7 +173,8 @@ func (d *Detector) take(now time.Time, h healthcheck.Health, check trench.Check)
 	}
 	f := d.failed[h.Key]
 	if f == nil {
-		if end := h.Since.Add(checkInterval(check)); wasReady && h.State == healthcheck.NotReady && h.Silent && end.After(now) {
+		if end := h.Since.Add(checkInterval(check)); wasReady && h.State == healthcheck.NotReady && h.Silent &&
+			end.After(now) {
 			d.failed[h.Key] = &failure{}
 			d.pending++
 			d.wait(d.failed[h.Key], end)

@@ -44,7 +44,10 @@ func newFixture(t *testing.T, o Options, targets int) *fixture {
 }
 
 func outageKey(i int) healthcheck.Key {
-	return healthcheck.Key{Stream: "s", Name: fmt.Sprint("t", i), Addr: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})}
+	return healthcheck.Key{
+		Stream: "s", Name: fmt.Sprint("t", i),
+		Addr: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}),
+	}
 }
 
 func (f *fixture) is(k healthcheck.Key, state healthcheck.State, silent bool, lastError string) healthcheck.Health {
@@ -256,7 +259,8 @@ func TestLateFailure(t *testing.T) {
 
 	f = newFixture(t, holding, 10)
 	f.fail(0, 9, time.Millisecond)
-	f.Evaluate(f.now, []healthcheck.Health{f.silent(outageKey(9))}, nil, func(healthcheck.Key) trench.Check { return trench.Check{} })
+	f.Evaluate(f.now, []healthcheck.Health{f.silent(outageKey(9))}, nil,
+		func(healthcheck.Key) trench.Check { return trench.Check{} })
 	f.want("without a check", 9, true)
 }
 
@@ -286,7 +290,10 @@ type outageModel struct {
 
 func TestHoldIsBounded(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		o := Options{Threshold: Percent(rapid.SampledFrom([]int{1, 50, 80, 100}).Draw(t, "threshold")), Hold: rapid.Bool().Draw(t, "hold")}
+		o := Options{
+			Threshold: Percent(rapid.SampledFrom([]int{1, 50, 80, 100}).Draw(t, "threshold")),
+			Hold:      rapid.Bool().Draw(t, "hold"),
+		}
 		d, now := New(o), time.Unix(1000, 0)
 		var keys []healthcheck.Key
 		for i := range 14 {
@@ -297,7 +304,8 @@ func TestHoldIsBounded(t *testing.T) {
 			keys = append(keys, k)
 		}
 		var last Verdict
-		states, models, reported := map[healthcheck.Key]healthcheck.State{}, map[healthcheck.Key]*outageModel{}, map[healthcheck.Key][2]bool{}
+		states, models, reported := map[healthcheck.Key]healthcheck.State{}, map[healthcheck.Key]*outageModel{},
+			map[healthcheck.Key][2]bool{}
 		evaluate := func(changed []healthcheck.Health, removed []healthcheck.Key) {
 			last = d.Evaluate(now, changed, removed, outageCheckOf)
 			for _, k := range last.Touched {
@@ -354,7 +362,10 @@ func TestHoldIsBounded(t *testing.T) {
 				case models[k] != nil && !silent && lastError == "" && models[k].answered.IsZero():
 					models[k].answered = now
 				}
-				changed = append(changed, healthcheck.Health{Key: k, State: state, Since: now, LastCheck: now, LastError: lastError, Silent: silent})
+				changed = append(changed, healthcheck.Health{
+					Key: k, State: state, Since: now, LastCheck: now,
+					LastError: lastError, Silent: silent,
+				})
 			}
 			evaluate(changed, nil)
 		}
@@ -369,7 +380,8 @@ func TestHoldIsBounded(t *testing.T) {
 			}
 		}
 		some := func(t *rapid.T) []healthcheck.Key {
-			return rapid.SliceOfNDistinct(rapid.SampledFrom(keys), 1, len(keys), func(k healthcheck.Key) healthcheck.Key { return k }).Draw(t, "of")
+			return rapid.SliceOfNDistinct(rapid.SampledFrom(keys), 1, len(keys),
+				func(k healthcheck.Key) healthcheck.Key { return k }).Draw(t, "of")
 		}
 		report(keys, healthcheck.Ready, false, "")
 		t.Repeat(map[string]func(*rapid.T){
@@ -425,7 +437,13 @@ func TestPercent(t *testing.T) {
 		part, whole int
 		want        bool
 	}{
-		{80, 8, 10, false}, {80, 9, 10, true}, {100, 10, 10, true}, {100, 9, 10, false}, {1, 0, 0, false}, {0, 10, 10, false}, {80, 1, 1, true},
+		{80, 8, 10, false},
+		{80, 9, 10, true},
+		{100, 10, 10, true},
+		{100, 9, 10, false},
+		{1, 0, 0, false},
+		{0, 10, 10, false},
+		{80, 1, 1, true},
 	} {
 		if got := c.s.exceeded(c.part, c.whole); got != c.want {
 			t.Errorf("%v of %d/%d: %v", c.s, c.part, c.whole, got)

@@ -358,7 +358,9 @@ type nonReadingServer struct {
 	refuse func() error
 }
 
-func (s nonReadingServer) ReportAdvertisement(stream grpc.ClientStreamingServer[readinessv1.ReportAdvertisementRequest, readinessv1.ReportAdvertisementResponse]) error {
+func (s nonReadingServer) ReportAdvertisement(
+	stream grpc.ClientStreamingServer[readinessv1.ReportAdvertisementRequest, readinessv1.ReportAdvertisementResponse],
+) error {
 	if err := s.refuse(); err != nil {
 		return err
 	}

@@ -64,7 +64,8 @@ type Listing struct {
 func (l Listing) same(o Listing) bool {
 	return l.Scanned == o.Scanned && maps.Equal(l.Groups, o.Groups) && l.VIPs.Equal(o.VIPs) && l.PerVIP == o.PerVIP &&
 		l.Everything == o.Everything && l.Gone == o.Gone && errorText(l.Err) == errorText(o.Err) &&
-		l.DrainEnd.Equal(o.DrainEnd) && slices.Equal(l.Problems, o.Problems) && l.byStream == o.byStream && maps.Equal(l.stale, o.stale)
+		l.DrainEnd.Equal(o.DrainEnd) && slices.Equal(l.Problems, o.Problems) && l.byStream == o.byStream &&
+		maps.Equal(l.stale, o.stale)
 }
 
 // Ready reports whether a VIP is ready, and why it is or is not. streams are the
@@ -147,7 +148,8 @@ func parseName(name string) (n fileName, isReadinessFile bool, problem string) {
 		a, err := netip.ParseAddr(text)
 		switch {
 		case err != nil:
-			return n, true, fmt.Sprintf("%q is no IP address: write the first address of a VIP, such as %s20.0.0.1", text, vipFilePrefix)
+			return n, true, fmt.Sprintf("%q is no IP address: write the first address of a VIP, such as %s20.0.0.1", text,
+				vipFilePrefix)
 		case a.Zone() != "":
 			return n, true, fmt.Sprintf("%q has a zone: leave it out", text)
 		}

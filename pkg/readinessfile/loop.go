@@ -384,7 +384,8 @@ func (r *readLoop) logChanges(was, l Listing) {
 	if l.PerVIP && !was.PerVIP {
 		r.log.Info("a readiness file of a VIP was seen: from now on only such files count")
 	}
-	r.log.Info("readiness files", "groups", len(l.Groups), "vips", len(l.VIPs), "gone", l.Gone, "problems", len(l.Problems),
+	r.log.Info("readiness files", "groups", len(l.Groups), "vips", len(l.VIPs), "gone", l.Gone,
+		"problems", len(l.Problems),
 		"reason", cmp.Or(errorText(l.Err), "read"))
 }
 

@@ -162,7 +162,10 @@ func TestGoneDirectory(t *testing.T) {
 		{name: "drop", o: Options{OnGone: Drop}},
 		// What was there and is gone opens no gate.
 		{name: "drop, although one that never was there means ready", o: Options{OnGone: Drop, MissingReady: true}},
-		{name: "hold files that grow old", o: Options{OnGone: Hold, MaxAge: 2 * time.Second}, before: []vip.VIP{vipOne}, after: []vip.VIP{vipOne}},
+		{
+			name: "hold files that grow old", o: Options{OnGone: Hold, MaxAge: 2 * time.Second}, before: []vip.VIP{vipOne},
+			after: []vip.VIP{vipOne},
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -144,7 +144,10 @@ func (d *Reader) Run(ctx context.Context) error {
 	} else {
 		events, failures = notifier.Events, notifier.Errors
 	}
-	s := &scanner{path: d.o.Path, times: d.o.MaxAge > 0, notifier: notifier, before: d.beforeScan, log: d.log, watched: true}
+	s := &scanner{
+		path: d.o.Path, times: d.o.MaxAge > 0, notifier: notifier, before: d.beforeScan, log: d.log,
+		watched: true,
+	}
 	requests, results := make(chan scanRequest, 1), make(chan scanResult, 1)
 	done := make(chan struct{})
 	go func() {

@@ -266,7 +266,8 @@ func wantProblems(t *testing.T, l Listing, texts ...string) {
 func TestWhatIsNoReadinessFileIsNamedAndTheOthersGoOn(t *testing.T) {
 	path := t.TempDir()
 	f := &testReader{t: t, path: path}
-	f.make("lb-ready-", "lb-ready-c", "lb-vip-ready-", "lb-vip-ready-20.0.0.1_32", "lb-vip-ready-fe80::1%eth0", "lb-vip-ready-20.0.0.9", "lb-vip-ready-\n", "unrelated")
+	f.make("lb-ready-", "lb-ready-c", "lb-vip-ready-", "lb-vip-ready-20.0.0.1_32", "lb-vip-ready-fe80::1%eth0",
+		"lb-vip-ready-20.0.0.9", "lb-vip-ready-\n", "unrelated")
 	must(t, os.Mkdir(f.file("lb-ready-a"), 0o755))
 	must(t, syscall.Mkfifo(f.file("lb-vip-ready-20.0.1.0"), 0o600))
 	must(t, os.Symlink("nowhere", f.file("lb-vip-ready-2000::2")))

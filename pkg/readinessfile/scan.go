@@ -153,7 +153,8 @@ func (s *scanner) read(dir *os.File, found *scanResult) error {
 		entries, err := dir.ReadDir(batch)
 		for _, e := range entries {
 			if total++; total > maxEntries {
-				found.problems = append(found.problems, fmt.Sprintf("%s has more than %d entries: the others are not looked at", s.path, maxEntries))
+				found.problems = append(found.problems, fmt.Sprintf("%s has more than %d entries: the others are not looked at",
+					s.path, maxEntries))
 				return nil
 			}
 			n, isReadinessFile, problem := parseName(e.Name())

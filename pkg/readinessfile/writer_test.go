@@ -46,7 +46,10 @@ func runWriter(t *testing.T, path string, before func(*testWriter)) *testWriter 
 			return do(path)
 		}
 	}
-	s.files = writerFiles{create: noted("create", real.create), remove: noted("remove", real.remove), touch: noted("touch", real.touch)}
+	s.files = writerFiles{
+		create: noted("create", real.create), remove: noted("remove", real.remove),
+		touch: noted("touch", real.touch),
+	}
 	if before != nil {
 		before(s)
 	}
@@ -123,7 +126,10 @@ func TestWriterKeepsTheFilesThatAreWanted(t *testing.T) {
 	}
 	s.Want([]string{"b", "a"}, addr6, addr4)
 	s.waitFiles("lb-ready-a", "lb-ready-b", "lb-vip-ready-20.0.0.1", "lb-vip-ready-2000::2")
-	want := []string{"create lb-vip-ready-20.0.0.1", "create lb-vip-ready-2000::2", "create lb-ready-a", "create lb-ready-b"}
+	want := []string{
+		"create lb-vip-ready-20.0.0.1", "create lb-vip-ready-2000::2", "create lb-ready-a",
+		"create lb-ready-b",
+	}
 	if got := s.done(); !slices.Equal(got, want) {
 		t.Errorf("in this order: %q, want %q", got, want)
 	}
@@ -148,7 +154,10 @@ func TestWriterRemovesLeftoversBeforeItWrites(t *testing.T) {
 	}
 	s := runWriter(t, path, func(s *testWriter) { s.Want([]string{"a"}) })
 	s.waitFiles("lb-ready-a", "other")
-	want := []string{"remove lb-ready-a", "remove lb-ready-old", "remove lb-vip-ready-20.0.0.9", "remove lb-vip-ready-rubbish", "create lb-ready-a"}
+	want := []string{
+		"remove lb-ready-a", "remove lb-ready-old", "remove lb-vip-ready-20.0.0.9",
+		"remove lb-vip-ready-rubbish", "create lb-ready-a",
+	}
 	if got := s.done(); !slices.Equal(got, want) {
 		t.Errorf("in this order: %q, want %q", got, want)
 	}
@@ -214,7 +223,8 @@ func TestWhatIsInTheWayOfAFileIsNamed(t *testing.T) {
 	s := runWriter(t, path, nil)
 	s.Want([]string{"a", "b"})
 	s.wait("failing", func() bool { return s.state.Load().err != nil })
-	if err := s.state.Load().err; !strings.Contains(err.Error(), "lb-ready-a") || !strings.Contains(err.Error(), "in its way") {
+	if err := s.state.Load().err; !strings.Contains(err.Error(), "lb-ready-a") ||
+		!strings.Contains(err.Error(), "in its way") {
 		t.Errorf("%v", err)
 	}
 	s.waitFiles("lb-ready-a", "lb-ready-b") // the others go on

@@ -40,7 +40,9 @@ func (p AddressPolicy) Check(a netip.Addr) error {
 
 // vipOf finds the VIP that contains the address.
 func (p AddressPolicy) vipOf(a netip.Addr) (vip.VIP, bool) {
-	i, found := slices.BinarySearchFunc(p.VIPs, a, func(v vip.VIP, a netip.Addr) int { return v.Prefix().Addr().Compare(a) })
+	i, found := slices.BinarySearchFunc(p.VIPs, a, func(v vip.VIP, a netip.Addr) int {
+		return v.Prefix().Addr().Compare(a)
+	})
 	if !found {
 		i--
 	}

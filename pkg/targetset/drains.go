@@ -148,7 +148,10 @@ func document(orders map[ID]DrainOrder) drainDocument {
 	document := drainDocument{Version: drainsVersion, Drains: make([]savedDrain, 0, len(orders))}
 	for _, id := range slices.SortedFunc(maps.Keys(orders), compareID) {
 		o := orders[id]
-		document.Drains = append(document.Drains, savedDrain{Stream: id.Stream, Name: id.Name, At: o.At.Round(0), For: o.For.String()})
+		document.Drains = append(document.Drains, savedDrain{
+			Stream: id.Stream, Name: id.Name, At: o.At.Round(0),
+			For: o.For.String(),
+		})
 	}
 	return document
 }

@@ -152,7 +152,10 @@ func (r *Index) Watchers() int {
 }
 
 func newWatch(r *Index) *Watch {
-	return &Watch{index: r, wake: make(chan struct{}, 1), dirty: map[healthcheck.Key]struct{}{}, told: map[healthcheck.Key]struct{}{}}
+	return &Watch{
+		index: r, wake: make(chan struct{}, 1), dirty: map[healthcheck.Key]struct{}{},
+		told: map[healthcheck.Key]struct{}{},
+	}
 }
 
 // Watch is one reader's view of the changes, merged until it takes them. Its

@@ -59,7 +59,10 @@ type streamState struct {
 
 // NewSet returns an empty set.
 func New() *Set {
-	s := &Set{streams: map[string]*streamState{}, orders: map[ID]ManualDrain{}, dirty: map[string]struct{}{}, ends: map[string]time.Time{}}
+	s := &Set{
+		streams: map[string]*streamState{}, orders: map[ID]ManualDrain{}, dirty: map[string]struct{}{},
+		ends: map[string]time.Time{},
+	}
 	for i := range s.offers {
 		s.offers[i] = Offers{}
 	}
@@ -191,7 +194,10 @@ func (s *Set) Has(id ID) bool {
 // resolve unites what the sources offer for one stream.
 func (s *Set) resolve(now time.Time, st *streamState) {
 	name := st.config.Name
-	u := union{stream: st, policy: s.policy, byName: map[string]int{}, byAddr: map[netip.Addr]string{}, over: map[string]Offer{}}
+	u := union{
+		stream: st, policy: s.policy, byName: map[string]int{}, byAddr: map[netip.Addr]string{},
+		over: map[string]Offer{},
+	}
 	st.problems = [origins][]string{}
 	var next time.Time
 	var leaving []originOffer
@@ -315,7 +321,10 @@ func (u *union) take(o Origin, offer Offer) {
 		u.byAddr[a] = offer.Name
 	}
 	u.byName[offer.Name] = len(u.members)
-	m := Member{Name: offer.Name, IPs: offer.IPs, Origins: OriginSet(0).With(o), Owner: offer.Owner, Draining: healthcheck.Ready}
+	m := Member{
+		Name: offer.Name, IPs: offer.IPs, Origins: OriginSet(0).With(o), Owner: offer.Owner,
+		Draining: healthcheck.Ready,
+	}
 	m.end(offer)
 	u.members = append(u.members, m)
 }
@@ -333,7 +342,10 @@ func (u *union) leave(o Origin, offer Offer) {
 	if len(free) == 0 {
 		return
 	}
-	m := Member{Name: offer.Name, IPs: free, Origins: OriginSet(0).With(o), Owner: offer.Owner, Draining: healthcheck.Ready}
+	m := Member{
+		Name: offer.Name, IPs: free, Origins: OriginSet(0).With(o), Owner: offer.Owner,
+		Draining: healthcheck.Ready,
+	}
 	m.end(offer)
 	u.members = append(u.members, m)
 }

@@ -77,7 +77,10 @@ func (r *setRig) wantProblem(o Origin, words ...string) {
 func TestSourcesAreUnited(t *testing.T) {
 	r := newSetRig(t)
 	r.set.Offer(OriginFile, Offers{"s": {offer("a", "172.16.0.1", "fd00::1")}})
-	r.set.Offer(OriginRegistry, Offers{"s": {offer("b", "172.16.0.2"), offer("a", "fd00::1", "172.16.0.1")}, "elsewhere": {offer("c", "172.16.0.3")}})
+	r.set.Offer(OriginRegistry, Offers{
+		"s":         {offer("b", "172.16.0.2"), offer("a", "fd00::1", "172.16.0.1")},
+		"elsewhere": {offer("c", "172.16.0.3")},
+	})
 	c := r.want("a 172.16.0.1, fd00::1 file+registry", "b 172.16.0.2 registry")
 	if len(c.Streams) != 1 || len(c.Streams[0].Targets) != 2 {
 		t.Errorf("the stream changed to %+v", c.Streams)
@@ -95,11 +98,14 @@ func TestBadOffersAreNamedAndTheOthersGoOn(t *testing.T) {
 		offer Offer
 		words []string
 	}{
-		"outside the subnets":      {offer("x", "10.0.0.1"), []string{"target x of stream s", "10.0.0.1", "--target-subnet"}},
-		"in a VIP":                 {offer("x", "20.0.0.7"), []string{"20.0.0.7 lies in the VIP 20.0.0.0/24"}},
-		"multicast":                {offer("x", "224.0.0.1"), []string{"224.0.0.1 is a multicast"}},
-		"duplicate of another":     {offer("x", "172.16.0.1"), []string{"target x", "172.16.0.1", "target a's"}},
-		"other addresses":          {offer("a", "172.16.0.9"), []string{"target a", "172.16.0.9 here and 172.16.0.1 in file, which counts"}},
+		"outside the subnets":  {offer("x", "10.0.0.1"), []string{"target x of stream s", "10.0.0.1", "--target-subnet"}},
+		"in a VIP":             {offer("x", "20.0.0.7"), []string{"20.0.0.7 lies in the VIP 20.0.0.0/24"}},
+		"multicast":            {offer("x", "224.0.0.1"), []string{"224.0.0.1 is a multicast"}},
+		"duplicate of another": {offer("x", "172.16.0.1"), []string{"target x", "172.16.0.1", "target a's"}},
+		"other addresses": {offer("a", "172.16.0.9"), []string{
+			"target a",
+			"172.16.0.9 here and 172.16.0.1 in file, which counts",
+		}},
 		"IPv6 link-local":          {offer("x", "fe80::1"), []string{"link-local"}},
 		"unspecified":              {offer("x", "0.0.0.0"), []string{"unspecified"}},
 		"one good, one bad":        {offer("x", "172.16.0.3", "2000::1"), []string{"2000::1 lies in the VIP"}},
@@ -161,9 +167,15 @@ func TestAnnouncedEndHoldsWhateverOthersOffer(t *testing.T) {
 	r.want("b 172.16.0.2 registry")
 	r.wantProblem(OriginRegistry, "target a of stream s has drained and left: test")
 	// The address is free, and so is the name once the file no longer says so.
-	r.set.Offer(OriginRegistry, Offers{"s": {offer("a", "172.16.0.1"), offer("b", "172.16.0.2"), offer("c", "172.16.0.1")}})
+	r.set.Offer(OriginRegistry, Offers{"s": {
+		offer("a", "172.16.0.1"), offer("b", "172.16.0.2"),
+		offer("c", "172.16.0.1"),
+	}})
 	r.want("b 172.16.0.2 registry", "c 172.16.0.1 registry")
-	r.set.Offer(OriginRegistry, Offers{"s": {offer("a", "172.16.0.1"), r.leaving(offer("a", "172.16.0.1"), Leaving, time.Minute)}})
+	r.set.Offer(OriginRegistry, Offers{"s": {
+		offer("a", "172.16.0.1"),
+		r.leaving(offer("a", "172.16.0.1"), Leaving, time.Minute),
+	}})
 	r.want()
 	r.set.Offer(OriginFile, Offers{"s": nil})
 	r.want("a 172.16.0.1 registry")
@@ -207,9 +219,13 @@ func TestManualDrainOutlivesSourcesAndItsEnd(t *testing.T) {
 
 func TestEarlierEndOfTwoDrainsCounts(t *testing.T) {
 	r := newSetRig(t)
-	r.set.SetManualDrains(map[ID]ManualDrain{{"s", "a"}: {End: r.now.Add(8 * time.Second)}, {"s", "b"}: {End: r.now.Add(2 * time.Second)}})
+	r.set.SetManualDrains(map[ID]ManualDrain{
+		{"s", "a"}: {End: r.now.Add(8 * time.Second)},
+		{"s", "b"}: {End: r.now.Add(2 * time.Second)},
+	})
 	r.set.Offer(OriginFile, Offers{"s": {
-		r.leaving(offer("a", "172.16.0.1"), Terminating, 5*time.Second), r.leaving(offer("b", "172.16.0.2"), Terminating, 5*time.Second),
+		r.leaving(offer("a", "172.16.0.1"), Terminating, 5*time.Second),
+		r.leaving(offer("b", "172.16.0.2"), Terminating, 5*time.Second),
 	}})
 	r.want("a 172.16.0.1 file draining until 5s (test)", "b 172.16.0.2 file draining until 2s (by an operator)")
 }

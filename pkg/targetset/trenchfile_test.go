@@ -160,7 +160,10 @@ func TestOtherStreamsCostNothing(t *testing.T) {
 	f := NewTrenchFile(Hold)
 	var streams []trench.Stream
 	for i := range 1000 {
-		streams = append(streams, trench.Stream{Name: fmt.Sprint(i), DrainTime: time.Minute, Targets: []trench.Target{fileTarget("a", "172.16.0.1")}})
+		streams = append(streams, trench.Stream{
+			Name: fmt.Sprint(i), DrainTime: time.Minute,
+			Targets: []trench.Target{fileTarget("a", "172.16.0.1")},
+		})
 	}
 	now := time.Now()
 	f.Configure(now, streams)

@@ -255,11 +255,13 @@ func (c *Container) ImageProblems(image Image) []string {
 	}
 	allowed := slices.Sorted(slices.Values(s.Capabilities.Add))
 	if len(image.Capabilities) == 0 && len(allowed) > 0 {
-		problems = append(problems, fmt.Sprintf("%s: capabilities %v cannot come into effect: no file of the image has them", c.Name, allowed))
+		problems = append(problems, fmt.Sprintf("%s: capabilities %v cannot come into effect: no file of the image has them",
+			c.Name, allowed))
 	}
 	for file, has := range image.Capabilities {
 		if !slices.Equal(has, allowed) {
-			problems = append(problems, fmt.Sprintf("%s: %s has the file capabilities %v, the container allows %v", c.Name, file, has, allowed))
+			problems = append(problems, fmt.Sprintf("%s: %s has the file capabilities %v, the container allows %v", c.Name,
+				file, has, allowed))
 		}
 	}
 	return problems

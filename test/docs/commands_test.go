@@ -210,7 +210,10 @@ func TestCallsInShellLines(t *testing.T) {
 		{"kubectl -n t exec POD -c lb -- lb status -o json | jq .vips", "lb status -o json"},
 		{"ip netns exec NS frontend events --limit=5 # the last", "frontend events --limit=5"},
 		{"VIPGATE_DEBUG=1 frontend debug && lb status", "frontend debug,lb status"},
-		{"frontend drain '20.0.0.1/32' \"2000::1/128\"; frontend undrain", "frontend drain 20.0.0.1/32 2000::1/128,frontend undrain"},
+		{
+			"frontend drain '20.0.0.1/32' \"2000::1/128\"; frontend undrain",
+			"frontend drain 20.0.0.1/32 2000::1/128,frontend undrain",
+		},
 		{"kubectl logs POD -c lb --since=15m", ""},
 		{"tail -f lb log", ""},
 	} {

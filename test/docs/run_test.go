@@ -192,8 +192,10 @@ func (r *reader) do(t *testing.T, script string) (string, error) {
 
 // remedies bring the programs that a script can need beside frontend and lb.
 var remedies = map[string]string{
-	"birdc": "apt-get install bird2", "curl": "apt-get install curl", "grpcurl": "make tools", "ip": "apt-get install iproute2",
-	"nft": "apt-get install nftables", "nstat": "apt-get install iproute2", "openssl": "apt-get install openssl", "ss": "apt-get install iproute2",
+	"birdc": "apt-get install bird2", "curl": "apt-get install curl", "grpcurl": "make tools",
+	"ip":  "apt-get install iproute2",
+	"nft": "apt-get install nftables", "nstat": "apt-get install iproute2", "openssl": "apt-get install openssl",
+	"ss": "apt-get install iproute2",
 }
 
 // toolPattern matches their names.

@@ -238,7 +238,8 @@ func TestRedialOfBrokenFlows(t *testing.T) {
 	if stayed, left := r.Broken("target-1"); stayed != 0 || left != 2 || len(r.Flows) != 4 {
 		t.Errorf("%d and %d flows broke of %d", stayed, left, len(r.Flows))
 	}
-	if f := r.Flows; f[0].Target != "target-1" || f[0].Broken == "" || f[1].Target != "target-2" || f[1].Broken != "" || f[1].Number != 0 {
+	if f := r.Flows; f[0].Target != "target-1" || f[0].Broken == "" || f[1].Target != "target-2" || f[1].Broken != "" ||
+		f[1].Number != 0 {
 		t.Errorf("not in order: %+v", f)
 	}
 }

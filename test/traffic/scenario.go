@@ -181,7 +181,8 @@ func restartPods(ctx context.Context, t *Trench, g *load.Generator) ([]string, e
 				return nil, err
 			}
 		}
-		if err := errors.Join(t.Replace(n+1), t.startFrontend(p), t.wantEgress(ctx, p), g.WaitAnswered(bound, calm)); err != nil {
+		if err := errors.Join(t.Replace(n+1), t.startFrontend(p), t.wantEgress(ctx, p),
+			g.WaitAnswered(bound, calm)); err != nil {
 			return nil, err
 		}
 		if err := errors.Join(t.startLB(p), t.settle(ctx), g.WaitAnswered(bound, calm)); err != nil {

@@ -181,8 +181,9 @@ func (s *Socket) Receive(each func(header unix.NlMsghdr, data []byte) (enough bo
 		s.Datagrams++
 		for b := s.buffer[:n]; len(b) >= HeaderLen; {
 			h := unix.NlMsghdr{
-				Len: binary.NativeEndian.Uint32(b), Type: binary.NativeEndian.Uint16(b[4:]), Flags: binary.NativeEndian.Uint16(b[6:]),
-				Seq: binary.NativeEndian.Uint32(b[8:]), Pid: binary.NativeEndian.Uint32(b[12:]),
+				Len: binary.NativeEndian.Uint32(b), Type: binary.NativeEndian.Uint16(b[4:]),
+				Flags: binary.NativeEndian.Uint16(b[6:]), Seq: binary.NativeEndian.Uint32(b[8:]),
+				Pid: binary.NativeEndian.Uint32(b[12:]),
 			}
 			if int(h.Len) < HeaderLen || int(h.Len) > len(b) {
 				return fmt.Errorf("receive from the kernel: a message of %d bytes in %d: %w", h.Len, len(b), io.ErrUnexpectedEOF)
