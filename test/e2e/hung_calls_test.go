@@ -63,7 +63,8 @@ func (f *hungFixture) hang(c hungCall) {
 		c.force(f)
 	}
 	if !c.peer {
-		f.waitChannel("fuse_")
+		// Or it waits for the lock of a directory in which its BIRD is blocked.
+		f.waitChannel("fuse_", "rwsem_down_", "d_alloc_parallel")
 	}
 }
 
@@ -174,9 +175,9 @@ func addVIP(f *hungFixture) {
 	f.must(f.pod.WriteTrench(strings.Replace(usualTrench(), "vips: [", "vips: [20.0.0.9/32, ", 1)))
 }
 
-// waitChannel waits until a thread of the process is blocked in such a function of the kernel
+// waitChannel waits until a thread of the process is blocked in one of the functions of the kernel
 // (proc(5), wchan).
-func (f *hungFixture) waitChannel(function string) {
+func (f *hungFixture) waitChannel(functions ...string) {
 	f.t.Helper()
 	f.waitFor(func() error {
 		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/wchan", f.process.PID()))
@@ -184,11 +185,12 @@ func (f *hungFixture) waitChannel(function string) {
 			return err
 		}
 		for _, thread := range threads {
-			if channel, err := os.ReadFile(thread); err == nil && strings.Contains(string(channel), function) {
+			channel, err := os.ReadFile(thread)
+			if err == nil && slices.ContainsFunc(functions, func(s string) bool { return strings.Contains(string(channel), s) }) {
 				return nil
 			}
 		}
-		return fmt.Errorf("%s is not blocked in %s", f.process.Name, function)
+		return fmt.Errorf("%s is not blocked in %s", f.process.Name, strings.Join(functions, " or "))
 	})
 }
 

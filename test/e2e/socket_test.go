@@ -264,7 +264,7 @@ func TestStreamsOfAPeerAreLimited(t *testing.T) {
 			t.Errorf("stream %d ended with %v, want ResourceExhausted with the ID", limit+n, err)
 		}
 	}
-	f.waitLine(f.pod.LB, from, "too many are open", "peer="+lab.OperatorID, fmt.Sprintf("limit=%d", limit))
+	f.waitLine(f.pod.LB, from, "too many open streams", "peer="+lab.OperatorID, fmt.Sprintf("limit=%d", limit))
 	// Another peer has a share of its own.
 	f.must(f.pod.Frontend.Signal(syscall.SIGTERM))
 	f.wantExit(f.pod.Frontend, 0)
