@@ -186,7 +186,8 @@ func (f *hungFixture) waitChannel(functions ...string) {
 		}
 		for _, thread := range threads {
 			channel, err := os.ReadFile(thread)
-			if err == nil && slices.ContainsFunc(functions, func(s string) bool { return strings.Contains(string(channel), s) }) {
+			blocked := func(function string) bool { return strings.Contains(string(channel), function) }
+			if err == nil && slices.ContainsFunc(functions, blocked) {
 				return nil
 			}
 		}
