@@ -30,7 +30,6 @@ const (
 	codeShuttingDown = 6
 	codeFailure      = 8000 // this and higher codes report a failed command
 	codeConfigFailed = 8002 // the configuration does not parse
-	codeNoMatch      = 8003 // no protocol matches the pattern of `show protocols`
 )
 
 // Code returns the code of the last line, or -1 for an empty reply.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 )
 
@@ -186,11 +187,11 @@ func (s *Supervisor) hangLimit() time.Duration {
 // observe reads the sessions from BIRD and publishes them.
 func (s *Supervisor) observe(ctx context.Context, p *process) {
 	at := time.Now()
-	reply, err := s.command(ctx, `show protocols all "`+gatewayPrefix+`*"`)
+	reply, err := s.command(ctx, "show protocols all")
 	if ctx.Err() != nil {
 		return
 	}
-	if err != nil && !isNoMatch(err) {
+	if err != nil {
 		s.observeFailed(err)
 		return
 	}
@@ -202,6 +203,7 @@ func (s *Supervisor) observe(ctx context.Context, p *process) {
 	for _, x := range ParseProtocols(reply) {
 		protocols[x.Name] = x
 	}
+	s.enable(ctx, protocols)
 	s.holds.observe(at, protocols)
 	bfd := s.bfd(ctx)
 	before := s.state.Load()
@@ -240,10 +242,31 @@ func (s *Supervisor) observeFailed(err error) {
 	})
 }
 
-// isNoMatch reports whether BIRD answered that no protocol matches the pattern.
-func isNoMatch(err error) bool {
-	var refused *RefusedError
-	return errors.As(err, &refused) && refused.Code == codeNoMatch
+// noSocket is BIRD's error of a protocol whose port another process holds. BIRD disables such a
+// protocol and never tries again (2.0.12, 2.17.5, 3.4.0).
+const noSocket = "No listening socket"
+
+// enable has BIRD retry the protocols that it disabled for want of a listening socket.
+func (s *Supervisor) enable(ctx context.Context, protocols map[string]Protocol) {
+	now := time.Now()
+	if now.Before(s.sockets.notBefore) {
+		return
+	}
+	failed := false
+	for name, p := range protocols {
+		if p.State != "down" || !strings.Contains(p.Info, noSocket) {
+			continue
+		}
+		failed = true
+		_, err := s.command(ctx, `enable "`+name+`"`)
+		s.options.Log.Warn("BIRD could not open a listening socket, retrying",
+			"protocol", name, "attempts", s.sockets.failures+1, "error", err)
+	}
+	if failed {
+		s.sockets.failed(now)
+	} else {
+		s.sockets = backoff{}
+	}
 }
 
 // bfd returns the states of the BFD sessions. The command names no protocol: BIRD 2.0.12 refuses a

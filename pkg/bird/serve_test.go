@@ -52,7 +52,7 @@ func (f *fakeBIRD) answer(command string) string {
 	case strings.HasPrefix(command, "show protocols") && f.up:
 		text = "1002-NBR-a BGP --- up 05:27:00 Established\n1006-  BGP state: Established\n0000 \n"
 	case strings.HasPrefix(command, "show protocols"):
-		text = "8003 No protocols match\n"
+		text = "1002-device1 Device --- up 05:27:00\n0000 \n"
 	}
 	if f.garble != nil && command != "" {
 		text = f.garble(text)

@@ -3,6 +3,7 @@ package bird_test
 import (
 	"bufio"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -54,6 +55,34 @@ func TestNoListenerIsOpenToTheWorld(t *testing.T) {
 	}
 	if seen != len(allowed) {
 		t.Errorf("%d listeners, want %d:\n%s", seen, len(allowed), out)
+	}
+}
+
+// BIRD gives up a protocol whose port another process holds; the supervisor has it try again.
+func TestPortTakenAtStart(t *testing.T) {
+	run(t, "ip", "link", "set", "lo", "up")
+	l := newLink(t, vip.IPv4)
+	gw := l.Router(routerConfig{})
+	for _, address := range []string{"127.0.0.1:1790", "169.254.100.1:10179"} {
+		taken, err := net.Listen("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer taken.Close()
+		p := newPod(t, l.Dev)
+		p.Configure([]trench.Gateway{gatewayOf(vip.IPv4)}, []vip.VIP{vip4})
+		p.Start()
+		eventually(t, "retry", func() bool {
+			return strings.Contains(p.Log.String(), "BIRD could not open a listening socket, retrying")
+		})
+		if err := taken.Close(); err != nil {
+			t.Fatal(err)
+		}
+		p.await("session", up("gateway-ipv4"))
+		p.Announce(announce.Announced, vip4)
+		eventually(t, "VIP at the gateway", func() bool { return gw.Has(vip4) })
+		p.Stop()
+		eventually(t, "withdrawal", func() bool { return !gw.Has(vip4) })
 	}
 }
 

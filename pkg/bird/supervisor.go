@@ -66,6 +66,7 @@ type Supervisor struct {
 	client          *Client
 	fast            fastPoll
 	holds           holdTimers
+	sockets         backoff           // of listening sockets that BIRD could not open
 	unansweredSince time.Time         // start of the oldest command without an answer; zero: none
 	failures        map[string]string // the last logged error, by gateway
 }
