@@ -45,7 +45,7 @@ func (w *world) restart() {
 }
 
 // settle passes until nothing is left to do. It reports whether the process lived.
-func (w *world) settle(desired *Desired, mend bool) (alive bool) {
+func (w *world) settle(desired *Desired, urgent bool) (alive bool) {
 	defer func() {
 		if p := recover(); p != nil {
 			if err, ok := p.(error); !ok || !errors.Is(err, errKilled) {
@@ -55,7 +55,7 @@ func (w *world) settle(desired *Desired, mend bool) (alive bool) {
 		}
 	}()
 	for i := 0; ; i++ {
-		w.e.pass(desired, mend)
+		w.e.pass(desired, urgent)
 		if !w.e.hasDirty() || w.e.readErr != nil {
 			return true
 		}

@@ -227,7 +227,7 @@ func (r *writeLoop) write(wanted []string) error {
 	}
 	missing := map[string]struct{}{}
 	for _, name := range wanted {
-		if _, stands := r.created[name]; !stands {
+		if _, created := r.created[name]; !created {
 			missing[name] = struct{}{}
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/vipgate/vipgate/test/lab"
 )
 
 var (
@@ -21,7 +23,7 @@ func TestReferencesInSources(t *testing.T) {
 	list := exec.CommandContext(t.Context(), "git", "-C", root, "ls-files", "*.go", "*.proto", "*.sh", "*.yaml")
 	out, err := list.Output()
 	if err != nil {
-		t.Skipf("no Git repository: %v", err)
+		lab.Skip(t, "a Git repository: "+err.Error())
 	}
 	anchors, found := map[string]map[string]bool{}, 0
 	for _, name := range strings.Fields(string(out)) {

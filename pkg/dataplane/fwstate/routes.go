@@ -145,7 +145,7 @@ func (f *Conn) addTargetRoutes(a *routeBatch, number uint32, family vip.Family, 
 		return
 	}
 	hole, way := blackhole(family, number), defaultRoute(family, number, hop)
-	stands := false
+	found := false
 	var wrong []route
 	for _, r := range have.routes[family] {
 		switch {
@@ -153,7 +153,7 @@ func (f *Conn) addTargetRoutes(a *routeBatch, number uint32, family vip.Family, 
 		case r.isBlackhole():
 			hole = route{}
 		case r.kind == way.kind && r.prefix.Bits() == 0 && r.metric == way.metric && r.hop == hop && !r.dead && !r.multipath:
-			stands = true
+			found = true
 		default:
 			wrong = append(wrong, r)
 		}
@@ -167,7 +167,7 @@ func (f *Conn) addTargetRoutes(a *routeBatch, number uint32, family vip.Family, 
 		putRoute(&a.Messages, unix.RTM_DELROUTE, 0, r)
 		a.add(RouteKey{number, family}, unix.ESRCH, fmt.Sprintf("delete %s %s from table %d", family, r, number), netip.Addr{})
 	}
-	if !stands {
+	if !found {
 		putRoute(&a.Messages, unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, way)
 		a.add(RouteKey{number, family}, unix.EEXIST, fmt.Sprintf("add %s default route to table %d", family, number), hop)
 	}

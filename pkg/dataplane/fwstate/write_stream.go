@@ -15,9 +15,9 @@ func (w *changeWriter) stream(s plan.StreamWrite) error {
 	if err := want.Validate(); err != nil {
 		return err
 	}
-	stands := rulesUnchanged(s)
+	unchanged := rulesUnchanged(s)
 	referred := false
-	if !stands {
+	if !unchanged {
 		rules, err := w.startStream(want)
 		if err != nil {
 			return err
@@ -26,17 +26,17 @@ func (w *changeWriter) stream(s plan.StreamWrite) error {
 		referred = slices.ContainsFunc(rules, func(r rule) bool { return r.owned() })
 	}
 	for _, family := range vip.Families {
-		if err := w.streamLive(family, want, stands); err != nil {
+		if err := w.streamLive(family, want, unchanged); err != nil {
 			return err
 		}
 		if err := w.streamTable(family, want, now, referred); err != nil {
 			return err
 		}
-		if err := w.removeShadow(family, want.Name, stands); err != nil {
+		if err := w.removeShadow(family, want.Name, unchanged); err != nil {
 			return err
 		}
 	}
-	if stands {
+	if unchanged {
 		return nil
 	}
 	rules, err := w.streamRules(want)
@@ -123,8 +123,8 @@ func (w *changeWriter) streamTable(family vip.Family, want, now *plan.KernelStre
 }
 
 // removeShadow removes the shadow map that resize left.
-func (w *changeWriter) removeShadow(family vip.Family, stream string, stands bool) error {
-	if stands {
+func (w *changeWriter) removeShadow(family vip.Family, stream string, unchanged bool) error {
+	if unchanged {
 		return nil
 	}
 	got, err := w.readSet(shadowMap(family, stream))
@@ -159,8 +159,8 @@ func (w *changeWriter) startLive(s plan.StreamWrite) error {
 }
 
 // streamLive replaces the live map of a stream whose Maglev map changes its size.
-func (w *changeWriter) streamLive(family vip.Family, want *plan.KernelStream, stands bool) error {
-	if stands {
+func (w *changeWriter) streamLive(family vip.Family, want *plan.KernelStream, unchanged bool) error {
+	if unchanged {
 		return nil // the rules refer to the map
 	}
 	// The live map of a family without a Maglev map stays: its targets end their flows.

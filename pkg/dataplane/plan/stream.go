@@ -176,8 +176,8 @@ func ForStream(v StreamInput) StreamPlan {
 		for _, f := range vip.Families {
 			a := AddressOf(t.IPs, f)
 			r.Flows[f] = next.roles[f] >= Draining
-			stands := redo || Forwards(old, slot, f)
-			if next.roles[f] == Serving && stands && !v.Unreachable(a) {
+			forwards := redo || Forwards(old, slot, f)
+			if next.roles[f] == Serving && forwards && !v.Unreachable(a) {
 				tables[f] = append(tables[f], t.Name)
 			}
 		}
