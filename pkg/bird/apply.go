@@ -9,6 +9,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"time"
+
+	"github.com/vipgate/vipgate/pkg/durable"
 )
 
 // configPath is not bird.conf, which is the file of another BIRD on the same host.
@@ -57,7 +59,7 @@ func (s *Supervisor) stage() {
 	}
 	written, path := make(chan error, 1), s.stagedPath()
 	a.pending, a.written = v, written
-	go func() { written <- replaceFile(path, v.content, 0o600) }()
+	go func() { written <- durable.Replace(path, v.content, 0o600) }()
 }
 
 // applyStaged loads the written configuration into BIRD, which keeps the old one if it refuses the
@@ -154,7 +156,7 @@ const checkTimeout = 10 * time.Second
 // install checks a configuration with `bird -p` and moves it to configPath.
 func (s *Supervisor) install(ctx context.Context, content []byte) error {
 	path := s.stagedPath()
-	if err := replaceFile(path, content, 0o600); err != nil {
+	if err := durable.Replace(path, content, 0o600); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)

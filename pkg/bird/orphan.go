@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/durable"
 )
 
 // lockSocket locks the control socket, so that no second frontend takes this frontend's BIRD for an
@@ -32,7 +34,7 @@ func lockSocket(socket string) (unlock func(), err error) {
 func pidFile(socket string) string { return socket + ".pid" }
 
 func writePID(path string, pid int) error {
-	return replaceFile(path, []byte(strconv.Itoa(pid)+"\n"), 0o600)
+	return durable.Replace(path, []byte(strconv.Itoa(pid)+"\n"), 0o600)
 }
 
 // terminateOrphans ends each BIRD of an earlier frontend: the process in the PID file and the one

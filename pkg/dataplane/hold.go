@@ -25,7 +25,7 @@ func loadHolds(o Options, log *slog.Logger) (map[string]time.Time, error) {
 		return holds, nil
 	}
 	_, _, err := durable.Read(o.holdFile(), &holds)
-	if errors.Is(err, durable.ErrBroken) {
+	if errors.Is(err, durable.ErrCorrupt) {
 		durable.SetAside(o.holdFile(), err, time.Now(), log)
 		holds, err = nil, nil
 	}

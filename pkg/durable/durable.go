@@ -1,4 +1,4 @@
-// Package durable stores small JSON documents in files that survive a crash.
+// Package durable writes files that survive a crash, and stores small JSON documents in them.
 package durable
 
 import (
@@ -22,25 +22,34 @@ const (
 	temporarySuffix = ".tmp"
 )
 
-// ErrBroken is wrapped when the content of a file is corrupt.
-var ErrBroken = errors.New("is a corrupt state file")
+// ErrCorrupt is wrapped when the content of a file is corrupt.
+var ErrCorrupt = errors.New("is a corrupt state file")
 
-// Write replaces a file atomically: after a crash, the old or the new content is complete. A
-// missing directory is created. Only one goroutine at a time may write a file.
-func Write(path string, content any) (err error) {
+// Write replaces a JSON file, for the owner only. A missing directory is created.
+func Write(path string, content any) error {
 	data, err := json.MarshalIndent(content, "", " ")
+	if err == nil {
+		err = os.MkdirAll(filepath.Dir(path), 0o700)
+	}
 	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
+		return fmt.Errorf("failed to write %s: %w", path, err)
 	}
-	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	tmp, err := os.OpenFile(path+temporarySuffix, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	return Replace(path, append(data, '\n'), 0o600)
+}
+
+// Replace writes a file atomically: a reader never sees a part of it, and after a crash or on a full
+// disk the old or the new content is complete. Only one goroutine at a time may write a file.
+func Replace(path string, content []byte, mode fs.FileMode) (err error) {
+	// In the same directory, or the rename is not atomic. The file of a killed run is overwritten.
+	tmp, err := os.OpenFile(path+temporarySuffix, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, mode)
 	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
+		return fmt.Errorf("failed to write %s: %w", path, err)
 	}
-	_, err = tmp.Write(append(data, '\n'))
+	// Before the content: the mode of a temporary file that exists may let other users read it.
+	err = tmp.Chmod(mode)
+	if err == nil {
+		_, err = tmp.Write(content)
+	}
 	if err == nil {
 		err = tmp.Sync()
 	}
@@ -49,47 +58,47 @@ func Write(path string, content any) (err error) {
 		err = os.Rename(tmp.Name(), path)
 	}
 	if err != nil {
-		return fmt.Errorf("write %s: %w", path, errors.Join(err, os.Remove(tmp.Name())))
+		return fmt.Errorf("failed to write %s: %w", path, errors.Join(err, os.Remove(tmp.Name())))
 	}
 	// The rename is durable only once the directory is synced.
-	d, err := os.Open(dir)
+	d, err := os.Open(filepath.Dir(path))
 	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
+		return fmt.Errorf("failed to write %s: %w", path, err)
 	}
 	if err := errors.Join(d.Sync(), d.Close()); err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
+		return fmt.Errorf("failed to write %s: %w", path, err)
 	}
 	return nil
 }
 
 // Read reads a file of Write and its modification time. A missing file is not an error: found is
-// false. The error wraps ErrBroken when the content is corrupt.
+// false. The error wraps ErrCorrupt when the content is corrupt.
 func Read(path string, content any) (stamped time.Time, found bool, err error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return time.Time{}, false, nil
 	} else if err != nil {
-		return time.Time{}, false, fmt.Errorf("read state: %w", err)
+		return time.Time{}, false, fmt.Errorf("failed to read %s: %w", path, err)
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return time.Time{}, false, fmt.Errorf("read state: %w", err)
+		return time.Time{}, false, fmt.Errorf("failed to read %s: %w", path, err)
 	}
 	data, err := io.ReadAll(io.LimitReader(f, maxSize+1))
 	switch {
 	case err != nil:
-		return time.Time{}, false, fmt.Errorf("read state: %w", err)
+		return time.Time{}, false, fmt.Errorf("failed to read %s: %w", path, err)
 	case len(data) > maxSize:
-		return time.Time{}, true, fmt.Errorf("%s %w: it is larger than %d bytes", path, ErrBroken, maxSize)
+		return time.Time{}, true, fmt.Errorf("%s %w: it is larger than %d bytes", path, ErrCorrupt, maxSize)
 	}
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
 	if err := d.Decode(content); err != nil {
-		return time.Time{}, true, fmt.Errorf("%s %w: %w", path, ErrBroken, err)
+		return time.Time{}, true, fmt.Errorf("%s %w: %w", path, ErrCorrupt, err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return time.Time{}, true, fmt.Errorf("%s %w: trailing data", path, ErrBroken)
+		return time.Time{}, true, fmt.Errorf("%s %w: trailing data", path, ErrCorrupt)
 	}
 	return info.ModTime(), true, nil
 }

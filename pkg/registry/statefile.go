@@ -198,11 +198,11 @@ func (r *Registry) restore(now time.Time) {
 	var list []*registration
 	if err == nil && found {
 		if list, err = d.parse(); err != nil {
-			err = fmt.Errorf("%s %w: %w", r.state.path, durable.ErrBroken, err)
+			err = fmt.Errorf("%s %w: %w", r.state.path, durable.ErrCorrupt, err)
 		}
 	}
 	switch {
-	case errors.Is(err, durable.ErrBroken):
+	case errors.Is(err, durable.ErrCorrupt):
 		durable.SetAside(r.state.path, err, now, r.Log)
 		r.save()
 		return

@@ -214,7 +214,7 @@ func TestADiskThatCannotBeWrittenToRefusesNoRegistration(t *testing.T) {
 				c.register(alice, "s", "a=10.0.0.1")
 				advance(time.Minute)
 				c.offers("s", "a 10.0.0.1")
-				if p := c.State().Problems; len(p) != 1 || !strings.Contains(p[0], "registrations will not survive a restart: write "+path) {
+				if p := c.State().Problems; len(p) != 1 || !strings.Contains(p[0], "registrations will not survive a restart: failed to write "+path) {
 					t.Errorf("problems: %q", p)
 				}
 				repair()

@@ -73,11 +73,11 @@ func OpenDrains(path string, log *slog.Logger) (*Drains, error) {
 	_, found, err := durable.Read(path, &document)
 	if err == nil && found {
 		if d.orders, err = document.parse(); err != nil {
-			err = fmt.Errorf("%s %w: %w", path, durable.ErrBroken, err)
+			err = fmt.Errorf("%s %w: %w", path, durable.ErrCorrupt, err)
 		}
 	}
 	switch {
-	case errors.Is(err, durable.ErrBroken):
+	case errors.Is(err, durable.ErrCorrupt):
 		durable.SetAside(path, err, time.Now(), log)
 		d.orders = map[ID]DrainOrder{}
 	case err != nil:

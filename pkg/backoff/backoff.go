@@ -1,0 +1,44 @@
+// Package backoff is the delay between attempts of an operation that fails.
+package backoff
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+)
+
+// Backoff is an exponential delay: each failure doubles it from Min to Max. One goroutine uses it.
+type Backoff struct {
+	// Min and Max are the shortest and the longest delay; a Max below Min counts as Min.
+	Min, Max time.Duration
+	// Jitter is the part of a delay, 0 to 1, by which it varies at random in both directions, so that
+	// clients of one server do not retry in step.
+	Jitter float64
+
+	next time.Duration
+}
+
+// Next returns the delay after one more failure.
+func (b *Backoff) Next() time.Duration {
+	d := max(b.next, b.Min)
+	b.next = max(min(2*d, b.Max), b.Min)
+	return d + time.Duration((2*rand.Float64()-1)*b.Jitter*float64(d))
+}
+
+// Reset restarts with the shortest delay, after a success.
+func (b *Backoff) Reset() { b.next = 0 }
+
+// Wait waits for Next. It returns ctx's error when that ends first.
+func (b *Backoff) Wait(ctx context.Context) error { return Sleep(ctx, b.Next()) }
+
+// Sleep waits for d. It returns ctx's error when that ends first.
+func Sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,22 @@
+// Package await lets tests wait for a condition with a deadline instead of sleeping.
+package await
+
+import (
+	"testing"
+	"time"
+)
+
+// Timeout is how long a test waits for a condition: far longer than any condition needs on a loaded
+// machine.
+const Timeout = 30 * time.Second
+
+// True waits until condition reports true, and fails the test after [Timeout]. The failure names
+// what the test waited for.
+func True(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(Timeout); !condition(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("timed out after %v: %s", Timeout, what)
+		}
+	}
+}
