@@ -196,7 +196,8 @@ func (p *runningPlane) configure(streams map[string]*dataplane.Stream) (time.Dur
 			p.ended <- err
 			return 0, fmt.Errorf("data plane ended by itself: %w", err)
 		case <-timer.C:
-			return 0, fmt.Errorf("data plane is at revision %d, not %d, after %v; problems %v, error %v", state.Revision, w.Revision, waitTimeout, state.Problems, state.Err)
+			return 0, fmt.Errorf("data plane is at revision %d, not %d, after %v; problems %v, error %v",
+				state.Revision, w.Revision, waitTimeout, state.Problems, state.Err)
 		}
 	}
 }
@@ -210,7 +211,8 @@ func differs(w *dataplane.Desired, state dataplane.State) error {
 		}
 		for _, v := range s.VIPs {
 			if state.VIPs[v] != s.Name {
-				return fmt.Errorf("packets to %s do not go to %s; problems %v, error %v", v, s.Name, state.Problems, state.Err)
+				return fmt.Errorf("packets to %s do not go to %s; problems %v, error %v", v, s.Name, state.Problems,
+					state.Err)
 			}
 		}
 		for _, f := range vip.Families {
@@ -221,7 +223,8 @@ func differs(w *dataplane.Desired, state dataplane.State) error {
 				}
 			}
 			if !maps.Equal(serving, got.Serving[f]) {
-				return fmt.Errorf("%s: targets that serve %s are %v, want %v; problems %v, error %v", s.Name, f, got.Serving[f], serving, state.Problems, state.Err)
+				return fmt.Errorf("%s: targets that serve %s are %v, want %v; problems %v, error %v", s.Name, f,
+					got.Serving[f], serving, state.Problems, state.Err)
 			}
 		}
 	}
@@ -273,7 +276,10 @@ func measurePlane(ctx context.Context, s *session) (err error) {
 	if err != nil {
 		return err
 	}
-	s.record(Measurement{Row: 17, What: "everything at once, into an empty kernel → confirmed", Method: vipgate, N: n * perStream, Unit: "ms", Samples: []float64{milliseconds(took)}})
+	s.record(Measurement{
+		Row: 17, What: "everything at once, into an empty kernel → confirmed", Method: vipgate,
+		N: n * perStream, Unit: "ms", Samples: []float64{milliseconds(took)},
+	})
 	if err := measurePlaneChanges(ctx, s, g, streams, perStream); err != nil {
 		return err
 	}
@@ -281,7 +287,9 @@ func measurePlane(ctx context.Context, s *session) (err error) {
 }
 
 // measurePlaneChanges changes one thing after another, each in the next stream.
-func measurePlaneChanges(ctx context.Context, s *session, g *planeFixture, streams map[string]*dataplane.Stream, perStream int) error {
+func measurePlaneChanges(ctx context.Context, s *session, g *planeFixture, streams map[string]*dataplane.Stream,
+	perStream int,
+) error {
 	n := len(streams)
 	what := func(what string) *Measurement {
 		return &Measurement{
@@ -321,7 +329,9 @@ func measurePlaneChanges(ctx context.Context, s *session, g *planeFixture, strea
 
 // measurePlaneStarts ends the data plane and starts another one over the same
 // kernel, again and again.
-func measurePlaneStarts(ctx context.Context, s *session, g *planeFixture, streams map[string]*dataplane.Stream, n int) error {
+func measurePlaneStarts(ctx context.Context, s *session, g *planeFixture, streams map[string]*dataplane.Stream,
+	n int,
+) error {
 	ready := Measurement{Row: 17, What: "start → kernel read", Method: vipgate, N: n, Unit: "ms", Goal: planeStartGoal}
 	first := Measurement{
 		Row: 17, What: "after a start, what was wanted before → confirmed", Method: vipgate, N: n, Unit: "ms",

@@ -21,7 +21,8 @@ func TestDataPlaneTargetAddresses(t *testing.T) {
 			vips[v] = struct{}{}
 		}
 		for _, x := range s.Targets {
-			if len(x.IPs) != 2 || x.Roles != [...]dataplane.Role{dataplane.Serving, dataplane.Serving} || !network.Contains(x.IPs[0]) {
+			if len(x.IPs) != 2 || x.Roles != [...]dataplane.Role{dataplane.Serving, dataplane.Serving} ||
+				!network.Contains(x.IPs[0]) {
 				t.Fatalf("target %+v", x)
 			}
 			for _, a := range x.IPs {
@@ -81,7 +82,10 @@ func TestKernelMemory(t *testing.T) {
 		want float64
 		ok   bool
 	}{
-		{"Slab: 9999 kB\nSReclaimable: 1 kB\nSUnreclaim:  2048 kB\nVmallocTotal: 7 kB\nVmallocUsed:  1024 kB\n", 3, true},
+		{
+			"Slab: 9999 kB\nSReclaimable: 1 kB\nSUnreclaim:  2048 kB\nVmallocTotal: 7 kB\nVmallocUsed:  1024 kB\n", 3,
+			true,
+		},
 		{"SUnreclaim: 2048 kB\n", 0, false},
 		{"SUnreclaim: many kB\nVmallocUsed: 1 kB\n", 0, false},
 		{"", 0, false},

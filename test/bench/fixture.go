@@ -88,7 +88,10 @@ func numberedVIPs(n int, families []vip.Family) []vip.VIP {
 				netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(k >> 16), byte(k >> 8), byte(k)}), 32).String(),
 			)
 		} else {
-			vips[i] = vip.Require(netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0x20, 13: byte(k >> 16), 14: byte(k >> 8), 15: byte(k)}), 128).String())
+			vips[i] = vip.Require(netip.PrefixFrom(netip.AddrFrom16([16]byte{
+				0: 0x20, 13: byte(k >> 16),
+				14: byte(k >> 8), 15: byte(k),
+			}), 128).String())
 		}
 	}
 	return vips

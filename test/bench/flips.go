@@ -210,7 +210,10 @@ func measureFlapPatterns(ctx context.Context, s *session) error {
 	}
 	storms := []repeated{
 		{flapPattern{"1 000 flips of one VIP, 1 ms apart → right state", 1, time.Millisecond, 1000}, s.repeats(10, 1)},
-		{flapPattern{fmt.Sprintf("all flip every 20 ms for %v → right state", lasts), n, every, int(lasts / every)}, s.repeats(3, 1)},
+		{
+			flapPattern{fmt.Sprintf("all flip every 20 ms for %v → right state", lasts), n, every, int(lasts / every)},
+			s.repeats(3, 1),
+		},
 	}
 	err := on(ctx, s, n, oneFamily, func(fx *fixture) error {
 		lb, err := fx.startScriptedPod()
@@ -245,7 +248,8 @@ func measureFlapPatterns(ctx context.Context, s *session) error {
 			return err
 		}
 		for _, c := range storms {
-			if err := runFlaps(s, fx, c.flapPattern, reference, min(3, c.repeats), "", r.follow(fx, r.all()[:c.vips])); err != nil {
+			if err := runFlaps(s, fx, c.flapPattern, reference, min(3, c.repeats), "",
+				r.follow(fx, r.all()[:c.vips])); err != nil {
 				return err
 			}
 		}
@@ -258,7 +262,9 @@ const quietTime = 500 * time.Millisecond
 
 // runFlaps runs a flap pattern on a fixture and measures from the last change until the
 // gateway holds the right state for good.
-func runFlaps(s *session, fx *fixture, c flapPattern, method string, repeats int, goal string, set func(up bool) error) error {
+func runFlaps(s *session, fx *fixture, c flapPattern, method string, repeats int, goal string,
+	set func(up bool) error,
+) error {
 	m := Measurement{Row: 9, What: c.what, Method: method, N: len(fx.vips), Unit: "ms", Goal: goal}
 	var heard, changes int
 	for k := range repeats {

@@ -88,7 +88,8 @@ func newForwardPath(ctx context.Context, way string, targets int) (_ *forwardPat
 		}
 	case forwardTracked:
 		// Any rule that asks for the state switches tracking on.
-		if err := nft(ctx, g.Pod, "add table ip t; add chain ip t c { type filter hook forward priority 0; }; add rule ip t c ct state invalid drop"); err != nil {
+		if err := nft(ctx, g.Pod, "add table ip t; add chain ip t c { type filter hook forward priority 0; }; add "+
+			"rule ip t c ct state invalid drop"); err != nil {
 			return nil, err
 		}
 	case vipgate, forwardStateless:
@@ -377,7 +378,10 @@ func compareForwarding(ctx context.Context, paths []*forwardPath, rounds, trips 
 // one sends only, and the third one has a rule.
 func recordForwarding(s *session, paths []*forwardPath, results []forwardResult) {
 	record := func(what string, p *forwardPath, unit, goal string, samples []float64) {
-		s.record(Measurement{Row: 18, What: what, Method: p.kind, N: p.targets, Unit: unit, Goal: goal, Samples: samples})
+		s.record(Measurement{
+			Row: 18, What: what, Method: p.kind, N: p.targets, Unit: unit, Goal: goal,
+			Samples: samples,
+		})
 	}
 	var rates, shares []string
 	for i, p := range paths {
@@ -392,7 +396,8 @@ func recordForwarding(s *session, paths []*forwardPath, results []forwardResult)
 		r, goal := results[i+2], ""
 		if p.targets == 10 {
 			goal = forwardGoal
-			record("time per packet ÷ that of plain forwarding with one ip rule", p, "×", "", beside(r.costs, rule.costs))
+			record("time per packet ÷ that of plain forwarding with one ip rule", p, "×", "",
+				beside(r.costs, rule.costs))
 		}
 		record("time per packet ÷ that of plain forwarding", p, "×", goal, beside(r.costs, plain.costs))
 		record("round trip ÷ that of plain forwarding", p, "×", "", beside(r.medians, plain.medians))
@@ -400,5 +405,6 @@ func recordForwarding(s *session, paths []*forwardPath, results []forwardResult)
 		shares = append(shares, fmt.Sprintf("%s to %d: %.2f ×", p.kind, p.targets, share))
 	}
 	s.note(18, "packets in a second on one core, which also plays client and targets: %s", strings.Join(rates, ", "))
-	s.note(18, "time per packet ÷ that of plain forwarding, each without the sending, by medians: %s", strings.Join(shares, ", "))
+	s.note(18, "time per packet ÷ that of plain forwarding, each without the sending, by medians: %s",
+		strings.Join(shares, ", "))
 }

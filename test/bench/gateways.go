@@ -76,7 +76,9 @@ func (fx *fixture) watchEgress() (*latest.Value[answer], error) {
 }
 
 // waitEgress waits until Egress has a status, and returns since when.
-func (fx *fixture) waitEgress(egress *latest.Value[answer], status healthv1.HealthCheckResponse_ServingStatus) (time.Time, error) {
+func (fx *fixture) waitEgress(egress *latest.Value[answer],
+	status healthv1.HealthCheckResponse_ServingStatus,
+) (time.Time, error) {
 	ctx, cancel := fx.withTimeout()
 	defer cancel()
 	for {
@@ -134,7 +136,8 @@ func measureReset(ctx context.Context, s *session) error {
 			return err
 		}
 		repeats := s.repeats(20, 0)
-		s.note(5, "the reference shows the protocols once a second; %d repeats, as each takes seconds, and the gateway refuses the session until it was seen down: a poll a second misses an outage of one", repeats)
+		s.note(5, "the reference shows the protocols once a second; %d repeats, as each takes seconds, and the "+
+			"gateway refuses the session until it was seen down: a poll a second misses an outage of one", repeats)
 		m := Measurement{Row: 5, What: what, Method: reference, N: 1, Unit: "ms"}
 		for range repeats {
 			if _, err := r.waitSessions(1); err != nil {
@@ -172,7 +175,8 @@ func measureFirstFeed(ctx context.Context, s *session) error {
 				m.Goal = goals[n]
 			}
 			for range repeats {
-				if err := fx.pause(s.lasts(500*time.Millisecond, 0) + phase(s.lasts(time.Second, time.Millisecond))); err != nil {
+				if err := fx.pause(s.lasts(500*time.Millisecond, 0) +
+					phase(s.lasts(time.Second, time.Millisecond))); err != nil {
 					return err
 				}
 				fx.receiver.Forget()

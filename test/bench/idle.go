@@ -120,8 +120,14 @@ func measureIdle(ctx context.Context, s *session) (err error) {
 			return fmt.Errorf("%s with %d VIPs did not live through idle time: %w", w.name, w.n, err)
 		}
 		share := 100 * float64(after.cpu-w.before.cpu) / float64(time.Since(began))
-		s.record(Measurement{Row: 12, What: w.name + ", idle: share of one core", Method: vipgate, N: w.n, Unit: "%", Goal: idleCPUGoal, Samples: []float64{share}})
-		s.record(Measurement{Row: 12, What: w.name + ": peak resident memory", Method: vipgate, N: w.n, Unit: "MiB", Goal: idleGoals[w.name][w.n], Samples: []float64{after.peak}})
+		s.record(Measurement{
+			Row: 12, What: w.name + ", idle: share of one core", Method: vipgate, N: w.n, Unit: "%",
+			Goal: idleCPUGoal, Samples: []float64{share},
+		})
+		s.record(Measurement{
+			Row: 12, What: w.name + ": peak resident memory", Method: vipgate, N: w.n, Unit: "MiB",
+			Goal: idleGoals[w.name][w.n], Samples: []float64{after.peak},
+		})
 	}
 	return nil
 }

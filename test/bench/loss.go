@@ -152,7 +152,8 @@ func (r *referenceRouter) watchLB() (alive <-chan struct{}, err error) {
 			asking, end := context.WithTimeout(ctx, referencePoll/2)
 			answer, err := client.Check(asking, &healthv1.HealthCheckRequest{Service: "Readiness"})
 			end()
-			if code := grpcstatus.Code(err); code != codes.OK && code != codes.Unavailable && code != codes.DeadlineExceeded && ctx.Err() == nil {
+			if code := grpcstatus.Code(err); code != codes.OK && code != codes.Unavailable &&
+				code != codes.DeadlineExceeded && ctx.Err() == nil {
 				fx.fail(fmt.Errorf("health of the lb: %w", err))
 			}
 			if is := answer.GetStatus() == healthv1.HealthCheckResponse_SERVING; is != was && ctx.Err() == nil {
@@ -205,11 +206,13 @@ func measureFrontendLoss(ctx context.Context, s *session) error {
 		return err
 	}
 	if !s.quick { // it takes the hold time
-		if err := measure(ctx, "frontend SIGSTOP → last withdraw", "max ≤ 3500", syscall.SIGSTOP, sideBySide); err != nil {
+		if err := measure(ctx, "frontend SIGSTOP → last withdraw", "max ≤ 3500", syscall.SIGSTOP,
+			sideBySide); err != nil {
 			return err
 		}
 	}
-	s.note(4, "the reference never withdraws: BIRD continues to announce the static routes of its file when the process that wrote it is gone, also after a restart of BIRD")
+	s.note(4, "the reference never withdraws: BIRD continues to announce the static routes of its file when the "+
+		"process that wrote it is gone, also after a restart of BIRD")
 	return nil
 }
 

@@ -33,7 +33,8 @@ func describeMachine(ctx context.Context, binaries string) Machine {
 	if out, err := exec.CommandContext(ctx, lab.BIRD(), "--version").CombinedOutput(); err == nil {
 		m.BIRD = strings.TrimPrefix(strings.TrimSpace(string(out)), "BIRD version ")
 	}
-	out, err := exec.CommandContext(ctx, "git", "-C", binaries, "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+").Output()
+	out, err := exec.CommandContext(ctx, "git", "-C", binaries, "describe", "--always", "--exclude=*", "--abbrev=12",
+		"--dirty=+").Output()
 	if err == nil {
 		m.Commit = strings.TrimSpace(string(out))
 	}

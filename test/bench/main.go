@@ -155,7 +155,8 @@ func measureRows(ctx context.Context, s *session, rows []row, only []int) {
 			s.progress(fmt.Sprintf("row %d FAILED: %v", r.number, err))
 			s.report.Failures = append(s.report.Failures, failure{Row: r.number, Error: err.Error()})
 		}
-		s.report.Rows = append(s.report.Rows, measuredRow{Row: r.number, Title: r.title, Seconds: time.Since(started).Seconds(), Load: loadAverage()})
+		s.report.Rows = append(s.report.Rows,
+			measuredRow{Row: r.number, Title: r.title, Seconds: time.Since(started).Seconds(), Load: loadAverage()})
 	}
 }
 

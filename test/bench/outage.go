@@ -44,7 +44,10 @@ var outages = []outage{
 	},
 	// It is shorter than the hold time and so may pass unnoticed.
 	{what: "silence for 2 s", lasts: 2 * time.Second, begin: (*fixture).dropTraffic, end: (*fixture).restoreTraffic},
-	{what: "silence for the hold time and 2 s more", lasts: gatewayHold + 2*time.Second, begin: (*fixture).dropTraffic, end: (*fixture).restoreTraffic},
+	{
+		what: "silence for the hold time and 2 s more", lasts: gatewayHold + 2*time.Second, begin: (*fixture).dropTraffic,
+		end: (*fixture).restoreTraffic,
+	},
 }
 
 const silenceRules = `table inet silence {
@@ -154,7 +157,8 @@ func measureOutages(ctx context.Context, s *session) error {
 		}
 		for i, samples := range r.took {
 			if len(samples) > 0 {
-				s.record(Measurement{Row: 8, What: fmt.Sprintf("gateway gone (%s), back → all VIPs there; time %d in a row", r.outage.what, i+1), Method: r.method, N: outageVIPs, Unit: "s", Goal: goal, Samples: samples})
+				s.record(Measurement{Row: 8, What: fmt.Sprintf("gateway gone (%s), back → all VIPs there; time %d in "+
+					"a row", r.outage.what, i+1), Method: r.method, N: outageVIPs, Unit: "s", Goal: goal, Samples: samples})
 			}
 		}
 	}

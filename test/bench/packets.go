@@ -133,7 +133,8 @@ func (p *packetPath) routeBySet(ctx context.Context) error {
 		select {
 		case <-changed:
 		case <-limit.Done():
-			return fmt.Errorf("%d of %d VIPs confirmed in the kernel: %w", len(c.VIPs), p.vips, errors.Join(c.Err, limit.Err()))
+			return fmt.Errorf("%d of %d VIPs confirmed in the kernel: %w", len(c.VIPs), p.vips,
+				errors.Join(c.Err, limit.Err()))
 		}
 	}
 }
@@ -370,8 +371,14 @@ func recordPackets(s *session, paths []*packetPath, results [][]packetResult) {
 		var rates []string
 		for i, p := range paths {
 			r := results[k][i]
-			s.record(Measurement{Row: 13, What: kind.name + ": round trip", Method: p.technique, N: p.vips, Unit: "µs", Samples: r.trips})
-			s.record(Measurement{Row: 13, What: kind.name + ": one core's time per packet", Method: p.technique, N: p.vips, Unit: "µs", Samples: r.costs})
+			s.record(Measurement{
+				Row: 13, What: kind.name + ": round trip", Method: p.technique, N: p.vips, Unit: "µs",
+				Samples: r.trips,
+			})
+			s.record(Measurement{
+				Row: 13, What: kind.name + ": one core's time per packet", Method: p.technique,
+				N: p.vips, Unit: "µs", Samples: r.costs,
+			})
 			rates = append(rates, fmt.Sprintf("%s %d VIPs %.0f/s", p.technique, p.vips, 1e6/middle(r.costs)))
 		}
 		base := results[k][0]
@@ -380,13 +387,23 @@ func recordPackets(s *session, paths []*packetPath, results [][]packetResult) {
 				continue
 			}
 			r := results[k][i]
-			s.record(Measurement{Row: 13, What: kind.name + ": round trip ÷ that without any VIP", Method: vipgate, N: p.vips, Unit: "×", Goal: flatGoal, Samples: beside(r.medians, base.medians)})
-			s.record(Measurement{Row: 13, What: kind.name + ": time per packet ÷ that without any VIP", Method: vipgate, N: p.vips, Unit: "×", Goal: flatGoal, Samples: beside(r.costs, base.costs)})
+			s.record(Measurement{
+				Row: 13, What: kind.name + ": round trip ÷ that without any VIP", Method: vipgate,
+				N: p.vips, Unit: "×", Goal: flatGoal, Samples: beside(r.medians, base.medians),
+			})
+			s.record(Measurement{
+				Row: 13, What: kind.name + ": time per packet ÷ that without any VIP", Method: vipgate,
+				N: p.vips, Unit: "×", Goal: flatGoal, Samples: beside(r.costs, base.costs),
+			})
 		}
-		s.note(13, "%s, packets in a second on one core, which also plays gateway and target: %s", kind.name, strings.Join(rates, ", "))
+		s.note(13, "%s, packets in a second on one core, which also plays gateway and target: %s", kind.name,
+			strings.Join(rates, ", "))
 	}
 	for _, p := range paths[1:] {
-		s.record(Measurement{Row: 13, What: "loading the source routing", Method: p.technique, N: p.vips, Unit: "ms", Samples: []float64{milliseconds(p.load)}})
+		s.record(Measurement{
+			Row: 13, What: "loading the source routing", Method: p.technique, N: p.vips, Unit: "ms",
+			Samples: []float64{milliseconds(p.load)},
+		})
 	}
 }
 
@@ -405,7 +422,8 @@ func comparePaths(ctx context.Context, paths []*packetPath, rounds, trips int) (
 					return nil, ctx.Err()
 				}
 				if err := results[k][i].measure(paths[i].client, kind.peers(paths[i].vips), trips); err != nil {
-					return nil, fmt.Errorf("%s by %s for %d VIPs: %w", kind.name, paths[i].technique, paths[i].vips, err)
+					return nil, fmt.Errorf("%s by %s for %d VIPs: %w", kind.name, paths[i].technique, paths[i].vips,
+						err)
 				}
 			}
 		}

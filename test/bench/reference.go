@@ -71,7 +71,8 @@ func (fx *fixture) startReference() (*referenceRouter, error) {
 		return nil, err
 	}
 	var err error
-	if r.bird, err = fx.Start(fx.Pod, "reference-bird", lab.BIRD(), "-f", "-c", r.config(), "-s", r.socket()); err != nil {
+	if r.bird, err = fx.Start(fx.Pod, "reference-bird", lab.BIRD(), "-f", "-c", r.config(), "-s",
+		r.socket()); err != nil {
 		return nil, err
 	}
 	fx.guard(r.bird)
@@ -140,7 +141,8 @@ func (r *referenceRouter) birdc(command string) (string, error) {
 	birdc := filepath.Join(filepath.Dir(lab.BIRD()), "birdc")
 	ctx, cancel := context.WithTimeout(r.fixture.ctx, waitTimeout)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, birdc, append([]string{"-s", r.socket()}, strings.Fields(command)...)...).CombinedOutput()
+	out, err := exec.CommandContext(ctx, birdc,
+		append([]string{"-s", r.socket()}, strings.Fields(command)...)...).CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("birdc %s: %w: %s", command, err, out)
 	}

@@ -88,7 +88,10 @@ func measureStart(ctx context.Context, s *session) error {
 		s.record(total)
 		for i, m := range milestones {
 			if len(parts[i]) > 0 {
-				s.record(Measurement{Row: 7, What: "start → " + m.what, Method: vipgate, N: n, Unit: "s", Samples: parts[i]})
+				s.record(Measurement{
+					Row: 7, What: "start → " + m.what, Method: vipgate, N: n, Unit: "s",
+					Samples: parts[i],
+				})
 			}
 		}
 	}

@@ -80,7 +80,8 @@ func (r *report) summarize() {
 	for _, m := range r.Results {
 		m.Missed = missed(m.Goal, m.Summary)
 		for _, other := range r.Results {
-			if m.Method != reference && other.Method == reference && other.Row == m.Row && other.What == m.What && other.N == m.N &&
+			if m.Method != reference && other.Method == reference && other.Row == m.Row && other.What == m.What &&
+				other.N == m.N &&
 				m.Median > 0 && other.Count > 0 {
 				m.Ratio = other.Median / m.Median
 			}

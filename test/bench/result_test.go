@@ -58,9 +58,15 @@ func TestMissedClausesOfAGoal(t *testing.T) {
 }
 
 func testReport() *report {
-	s := &session{report: &report{Machine: Machine{Date: time.Unix(0, 0), Command: []string{"bench", "--rows=1"}, CPU: "a | b", Cores: 2}}, progress: func(string) {}}
+	s := &session{report: &report{Machine: Machine{
+		Date: time.Unix(0, 0), Command: []string{"bench", "--rows=1"},
+		CPU: "a | b", Cores: 2,
+	}}, progress: func(string) {}}
 	s.record(
-		Measurement{Row: 1, What: "flip", Method: vipgate, N: 10, Unit: "ms", Goal: "median ≤ 1", Samples: []float64{2, 2}},
+		Measurement{
+			Row: 1, What: "flip", Method: vipgate, N: 10, Unit: "ms", Goal: "median ≤ 1",
+			Samples: []float64{2, 2},
+		},
 	)
 	s.record(Measurement{Row: 1, What: "flip", Method: reference, N: 10, Unit: "ms", Samples: []float64{150}})
 	s.record(Measurement{Row: 1, What: "flip", Method: vipgate, N: 20, Unit: "ms", Samples: []float64{0.25}})
@@ -143,7 +149,8 @@ func TestJSONSamples(t *testing.T) {
 			t.Fatal(err)
 		}
 		first := got.Results[0]
-		if first.Row != 1 || first.Method != vipgate || first.Median != 2 || first.Ratio != 75 || len(first.Missed) != 1 || got.CPU != "a | b" {
+		if first.Row != 1 || first.Method != vipgate || first.Median != 2 || first.Ratio != 75 ||
+			len(first.Missed) != 1 || got.CPU != "a | b" {
 			t.Errorf("read %+v", got)
 		}
 		if has := len(first.Samples) > 0; has != samples {
@@ -156,7 +163,10 @@ func TestJSONSamples(t *testing.T) {
 }
 
 func TestNumberFormat(t *testing.T) {
-	for v, want := range map[float64]string{0: "0", 0.0426: "0.043", 1.234: "1.23", 56.78: "56.8", 1234.5: "1234", math.Pi * 100: "314"} {
+	for v, want := range map[float64]string{
+		0: "0", 0.0426: "0.043", 1.234: "1.23", 56.78: "56.8", 1234.5: "1234",
+		math.Pi * 100: "314",
+	} {
 		if got := number(v); got != want {
 			t.Errorf("number(%v) = %s, want %s", v, got, want)
 		}
@@ -174,7 +184,8 @@ func TestFailedRow(t *testing.T) {
 		}},
 	}
 	measureRows(t.Context(), s, table, []int{1, 3})
-	if len(s.report.Results) != 1 || len(s.report.Failures) != 1 || s.report.Failures[0] != (failure{Row: 1, Error: "no luck"}) || len(s.report.Rows) != 2 {
+	if len(s.report.Results) != 1 || len(s.report.Failures) != 1 ||
+		s.report.Failures[0] != (failure{Row: 1, Error: "no luck"}) || len(s.report.Rows) != 2 {
 		t.Errorf("report %+v", s.report)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -211,10 +222,12 @@ func TestCommandLine(t *testing.T) {
 	} {
 		var out, errs bytes.Buffer
 		o, status, done := parse(test.args, &out, &errs)
-		if status != test.status || !strings.Contains(errs.String(), test.says) || done != (status != exitMeasured || test.args[0] == "--help") {
+		if status != test.status || !strings.Contains(errs.String(), test.says) ||
+			done != (status != exitMeasured || test.args[0] == "--help") {
 			t.Errorf("%q: status %d, done %t, says %q", test.args, status, done, errs.String())
 		}
-		if status == exitMeasured && !done && (!o.Quick || !slices.Equal(o.Rows, []int{1, 2}) || o.Binaries != "bin" || o.RepeatsScale != 1) {
+		if status == exitMeasured && !done &&
+			(!o.Quick || !slices.Equal(o.Rows, []int{1, 2}) || o.Binaries != "bin" || o.RepeatsScale != 1) {
 			t.Errorf("%q: options %+v", test.args, o)
 		}
 	}

@@ -67,7 +67,10 @@ func measureRegistrations(ctx context.Context, s *session) error {
 		}
 		defer conn.Close()
 		client := targetv1.NewTargetServiceClient(conn)
-		m := Measurement{Row: 15, What: "Register (mTLS) → UPDATE", Method: vipgate, N: n, Unit: "ms", Goal: registrationGoal}
+		m := Measurement{
+			Row: 15, What: "Register (mTLS) → UPDATE", Method: vipgate, N: n, Unit: "ms",
+			Goal: registrationGoal,
+		}
 		calls, end := context.WithCancel(fx.ctx)
 		defer end()
 		for i := range s.repeats(200, 5) {
@@ -77,7 +80,10 @@ func measureRegistrations(ctx context.Context, s *session) error {
 			mark, start := fx.receiver.Mark(), time.Now()
 			// The call is the lease: it runs until the end of the row.
 			if _, err := client.Register(calls, &targetv1.RegisterRequest{
-				Stream: streamName(i), Targets: []*targetv1.Target{{Name: "app", Addresses: []string{lab.Target1v4.String()}}},
+				Stream: streamName(i), Targets: []*targetv1.Target{{
+					Name:      "app",
+					Addresses: []string{lab.Target1v4.String()},
+				}},
 			}); err != nil {
 				return fmt.Errorf("register: %w", err)
 			}
@@ -117,7 +123,8 @@ func (fx *fixture) dialRegistry() (*grpc.ClientConn, error) {
 	ctx, cancel := fx.withTimeout()
 	defer cancel()
 	// The handshake is over when this has been answered.
-	if _, err := targetv1.NewTargetServiceClient(conn).List(ctx, &targetv1.ListRequest{}, grpc.WaitForReady(true)); err != nil {
+	if _, err := targetv1.NewTargetServiceClient(conn).List(ctx, &targetv1.ListRequest{},
+		grpc.WaitForReady(true)); err != nil {
 		return nil, fmt.Errorf("list targets: %w", err)
 	}
 	return conn, nil

@@ -69,7 +69,8 @@ func measureTables(ctx context.Context, s *session) error {
 			size: uint32(x.size), streams: s.sizes([]int{x.streams}, []int{x.quick})[0], settle: s.lasts(
 				time.Second, 100*time.Millisecond,
 			),
-			kernel: what("memory of a stream: kernel", "MiB"), heap: what("memory of a stream: heap of the process", "MiB"),
+			kernel: what("memory of a stream: kernel", "MiB"), heap: what("memory of a stream: heap of the process",
+				"MiB"),
 			comes: what("a stream comes → confirmed", "ms"), drains: what("one target drains → confirmed", "ms"),
 		}
 		for range s.repeats(5, 1) {

@@ -51,7 +51,8 @@ func (fx *fixture) targetsTrench() string {
 	b.WriteString(fx.attractor())
 	b.WriteString("streams:\n")
 	for i, v := range fx.vips {
-		fmt.Fprintf(&b, "  - name: stream-%d\n    vips: [%q]\n    minReady: %d\n    check: {tcp: {port: %d}, interval: %s, timeout: %s}\n    targets:\n",
+		fmt.Fprintf(&b, "  - name: stream-%d\n    vips: [%q]\n    minReady: %d\n    check: {tcp: {port: %d}, "+
+			"interval: %s, timeout: %s}\n    targets:\n",
 			i, v, targetsPerStream, checkPort, targetInterval, targetTimeout)
 		for j := range targetsPerStream {
 			k := i*targetsPerStream + j
@@ -144,7 +145,10 @@ func (fx *fixture) measureShare(s *session, p *lab.Process, n int, method string
 		return fmt.Errorf("%s did not live through its checks: %w", p.Name, err)
 	}
 	share := 100 * float64(after-before) / float64(time.Since(began))
-	m := Measurement{Row: 14, What: "targets checked each second: share of one core", Method: method, N: n, Unit: "%", Samples: []float64{share}}
+	m := Measurement{
+		Row: 14, What: "targets checked each second: share of one core", Method: method, N: n, Unit: "%",
+		Samples: []float64{share},
+	}
 	if method == vipgate {
 		m.Goal = targetsCPUGoal
 	}

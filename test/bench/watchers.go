@@ -56,7 +56,10 @@ func startReadinessSource(ctx context.Context, n int) (_ *readinessSource, err e
 	if err != nil {
 		return nil, err
 	}
-	x := &readinessSource{dir: dir, vips: numberedVIPs(n, oneFamily), table: readiness.NewTable(readiness.TableOptions{})}
+	x := &readinessSource{
+		dir: dir, vips: numberedVIPs(n, oneFamily),
+		table: readiness.NewTable(readiness.TableOptions{}),
+	}
 	x.ctx, x.cancel = context.WithCancel(ctx)
 	defer func() {
 		if err != nil {
@@ -232,7 +235,10 @@ func measureFanOut(ctx context.Context, s *session, watchers int) (err error) {
 	if _, err := x.reached(tell, watchers, x.table.Position().Revision); err != nil {
 		return err
 	}
-	m := Measurement{Row: 11, What: fmt.Sprintf("decision in the LB → the last of %d watchers has it", watchers), Method: vipgate, N: n, Unit: "ms"}
+	m := Measurement{
+		Row: 11, What: fmt.Sprintf("decision in the LB → the last of %d watchers has it", watchers),
+		Method: vipgate, N: n, Unit: "ms",
+	}
 	if watchers == 10 {
 		m.Goal = "p99 ≤ 1"
 	}
@@ -395,11 +401,24 @@ func measureFlapping(ctx context.Context, s *session) (err error) {
 		return fmt.Errorf("%d entries for a VIP that the same delta had named before", after.twice)
 	}
 	what := "VIPs flap at random: "
-	s.record(Measurement{Row: 11, What: what + "time in a decision about 20 of them", Method: vipgate, N: n, Unit: "ms", Samples: commits})
-	s.record(Measurement{Row: 11, What: what + "entries sent to a reader ÷ changes decided", Method: vipgate, N: n, Unit: "×", Goal: "max ≤ 1", Samples: []float64{float64(after.entries-before.entries) / float64(changes)}})
-	s.record(Measurement{Row: 11, What: what + "last decision → read from the stream", Method: vipgate, N: n, Unit: "ms", Samples: []float64{milliseconds(caught)}})
-	s.record(Measurement{Row: 11, What: what + "growth of the live heap", Method: vipgate, N: n, Unit: "MiB", Goal: "bounded: max ≤ 10", Samples: heap})
-	s.note(11, "%d VIPs flapped at random in the sight of %d fast readers, %d that take the pending deltas every %v, and %d that never read; %d changes in %d decisions reached a fast one in %d deltas",
+	s.record(Measurement{
+		Row: 11, What: what + "time in a decision about 20 of them", Method: vipgate, N: n, Unit: "ms",
+		Samples: commits,
+	})
+	s.record(Measurement{
+		Row: 11, What: what + "entries sent to a reader ÷ changes decided", Method: vipgate, N: n,
+		Unit: "×", Goal: "max ≤ 1", Samples: []float64{float64(after.entries-before.entries) / float64(changes)},
+	})
+	s.record(Measurement{
+		Row: 11, What: what + "last decision → read from the stream", Method: vipgate, N: n,
+		Unit: "ms", Samples: []float64{milliseconds(caught)},
+	})
+	s.record(Measurement{
+		Row: 11, What: what + "growth of the live heap", Method: vipgate, N: n, Unit: "MiB",
+		Goal: "bounded: max ≤ 10", Samples: heap,
+	})
+	s.note(11, "%d VIPs flapped at random in the sight of %d fast readers, %d that take the pending deltas every %v, "+
+		"and %d that never read; %d changes in %d decisions reached a fast one in %d deltas",
 		n, each+1, each, slowRead, each, changes, len(commits), after.deltas-before.deltas)
 	return nil
 }

@@ -183,7 +183,8 @@ func evaluate(w *window) evaluation {
 	h := newHistory(w.changes, w.to)
 	for g := range gateways {
 		for v := range vips {
-			heard := slices.DeleteFunc(slices.Clone(w.events), func(e event) bool { return e.vip != v || e.gateway != g })
+			heard := slices.DeleteFunc(slices.Clone(w.events),
+				func(e event) bool { return e.vip != v || e.gateway != g })
 			ev.holds(w, h, g, v, heard)
 			ev.raises(w, h, g, v, heard)
 			ev.reasons(w, g, v, heard)

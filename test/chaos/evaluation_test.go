@@ -48,7 +48,8 @@ func TestEvaluateHeldTooLong(t *testing.T) {
 	}{
 		{"targets gone, withdrawn in time", streamIs(1, 0, down), []event{heard(1.5, vipA, true)}, ""},
 		{
-			"targets gone, withdrawn late", streamIs(1, 0, down), []event{heard(3, vipA, true)}, "no target accepts connections",
+			"targets gone, withdrawn late", streamIs(1, 0,
+				down), []event{heard(3, vipA, true)}, "no target accepts connections",
 		},
 		{"targets gone, never withdrawn", streamIs(1, 0, down), nil, "no target accepts connections"},
 		{"targets gone only for a moment", append(streamIs(1, 0, down), streamIs(1.2, 0, healthy)...), nil, ""},
@@ -56,32 +57,59 @@ func TestEvaluateHeldTooLong(t *testing.T) {
 		{"one of two targets gone, both needed", []change{is(1, targetSubject(2, ipv4), down)}, nil, "20.0.0.2/32"},
 		{"a target that takes no packets", []change{is(1, targetSubject(2, ipv4)+"/silent", down)}, nil, "20.0.0.2/32"},
 		{"one of two streams of a VIP gone", streamIs(1, 2, down), []event{heard(1.5, 4, true)}, ""},
-		{"both streams of a VIP gone", append(streamIs(1, 2, down), streamIs(1, 3, down)...), []event{heard(1.5, 4, true), heard(1.5, 6, true)}, "20.0.0.6/32"},
+		{
+			"both streams of a VIP gone", append(streamIs(1, 2, down), streamIs(1, 3, down)...),
+			[]event{heard(1.5, 4, true), heard(1.5, 6, true)},
+			"20.0.0.6/32",
+		},
 		{"lb dead, withdrawn", []change{is(1, "lb", down)}, allGone(1.1), ""},
 		{"lb dead, not withdrawn", []change{is(1, "lb", down)}, nil, "the lb is dead"},
 		{"lb stopped, withdrawn with its lease", []change{is(1, "lb", stopped)}, allGone(2.1), ""},
-		{"lb stopped, withdrawn long after its lease", []change{is(1, "lb", stopped)}, allGone(2.5), "the lb is stopped"},
+		{
+			"lb stopped, withdrawn long after its lease",
+			[]change{is(1, "lb", stopped)},
+			allGone(2.5),
+			"the lb is stopped",
+		},
 		{"lb stopped for half a lease", []change{is(1, "lb", stopped), is(1.5, "lb", healthy)}, nil, ""},
 		{
 			"lb stopped and continued, which is seen after it is heard",
 			[]change{is(1, "lb", stopped), is(4.01, "lb", healthy)},
 			append(allGone(2), allBack(4)...), "",
 		},
-		{"lb stopped, back long before it is continued", []change{is(1, "lb", stopped), is(4, "lb", healthy)}, append(allGone(2), allBack(3.5)...), "the lb is stopped"},
+		{
+			"lb stopped, back long before it is continued",
+			[]change{is(1, "lb", stopped), is(4, "lb", healthy)},
+			append(allGone(2), allBack(3.5)...), "the lb is stopped",
+		},
 		{"readiness socket silent", []change{is(1, "stream", stopped)}, nil, "the readiness socket is silent"},
 		{"SVID expired", []change{is(1, "svid", down)}, nil, "an SVID expired"},
 		{"frontend dead", []change{is(1, "frontend", down)}, nil, "the frontend is dead"},
-		{"frontend stopped for less than a hold time", []change{is(1, "frontend", stopped), is(4, "frontend", healthy)}, nil, ""},
+		{
+			"frontend stopped for less than a hold time",
+			[]change{is(1, "frontend", stopped), is(4, "frontend", healthy)},
+			nil, "",
+		},
 		{"frontend stopped for longer", []change{is(1, "frontend", stopped)}, nil, "the frontend is stopped"},
 		{"BIRD dead", []change{is(1, "bird", down)}, nil, "BIRD is dead"},
-		{"packets dropped, the hold time ends it", []change{is(1, familySubject(gatewayA, ipv4, "blackhole"), stopped)}, family4Gone(4.2), ""},
-		{"packets dropped, held for ever", []change{is(1, familySubject(gatewayA, ipv4, "blackhole"), stopped)}, nil, "packets are dropped"},
+		{
+			"packets dropped, the hold time ends it",
+			[]change{is(1, familySubject(gatewayA, ipv4, "blackhole"), stopped)},
+			family4Gone(4.2), "",
+		},
+		{
+			"packets dropped, held for ever",
+			[]change{is(1, familySubject(gatewayA, ipv4, "blackhole"), stopped)},
+			nil,
+			"packets are dropped",
+		},
 		{
 			"gateway stopped", append(streamIs(1, 0, down), is(0.5, gatewaySubject(gatewayA), stopped)), nil, "",
 		},
 		{
 			"gateway stopped and continued: it has had its time",
-			append(streamIs(1, 0, down), is(0.5, gatewaySubject(gatewayA), stopped), is(4, gatewaySubject(gatewayA), healthy)), nil, "no target accepts connections",
+			append(streamIs(1, 0, down), is(0.5, gatewaySubject(gatewayA), stopped),
+				is(4, gatewaySubject(gatewayA), healthy)), nil, "no target accepts connections",
 		},
 		{
 			"lb stopped before a target went: its own rule counts",
@@ -139,14 +167,27 @@ func TestEvaluateRaisedWithoutTarget(t *testing.T) {
 		changes []change
 		want    string
 	}{
-		{"a frontend that starts", append(noTargets, is(4, "frontend", down), is(5, "frontend", healthy)), "although no target accepted connections"},
-		{"an lb that starts", append(noTargets, is(4, "lb", down), is(5, "lb", healthy)), "although no target accepted connections"},
-		{"an lb that was stopped and does not know yet", append(noTargets, is(4, "lb", stopped), is(6, "lb", healthy)), ""},
+		{
+			"a frontend that starts", append(noTargets, is(4, "frontend", down), is(5, "frontend", healthy)),
+			"although no target accepted connections",
+		},
+		{
+			"an lb that starts", append(noTargets, is(4, "lb", down), is(5, "lb", healthy)),
+			"although no target accepted connections",
+		},
+		{
+			"an lb that was stopped and does not know yet", append(noTargets, is(4, "lb", stopped), is(6, "lb", healthy)),
+			"",
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			events := []event{heard(1.5, vipA, true), heard(6.2, vipA, false), heard(6.4, vipA, true)}
-			ev := evaluate(&window{from: noon, to: at(20), events: events, changes: c.changes, faults: wideFault, late: inTime})
-			wantViolations(t, slices.DeleteFunc(ev.violations, func(v violation) bool { return v.gateway == gatewayB || strings.Contains(v.what, "held") }), c.want)
+			ev := evaluate(&window{
+				from: noon, to: at(20), events: events, changes: c.changes, faults: wideFault,
+				late: inTime,
+			})
+			wantViolations(t, slices.DeleteFunc(ev.violations,
+				func(v violation) bool { return v.gateway == gatewayB || strings.Contains(v.what, "held") }), c.want)
 		})
 	}
 }
@@ -166,7 +207,10 @@ func TestEvaluateUnexplainedUpdate(t *testing.T) {
 		{"of another VIP on a starved machine", heard(1.5, vipB, true), time.Second, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := &window{from: noon, to: at(1.6), events: []event{c.event}, faults: []injection{ofA}, late: func(time.Time, time.Time) time.Duration { return c.late }}
+			w := &window{
+				from: noon, to: at(1.6), events: []event{c.event}, faults: []injection{ofA},
+				late: func(time.Time, time.Time) time.Duration { return c.late },
+			}
 			ev := evaluate(w)
 			wantViolations(t, ev.violations, c.want)
 			if excused := c.late > 0; excused != (ev.excused == 1) {
@@ -178,7 +222,10 @@ func TestEvaluateUnexplainedUpdate(t *testing.T) {
 
 func TestBusyMachineSlack(t *testing.T) {
 	late := func(time.Time, time.Time) time.Duration { return 500 * time.Millisecond }
-	w := &window{from: noon, to: at(20), events: []event{heard(3, vipA, true)}, changes: streamIs(1, 0, down), faults: wideFault, late: late}
+	w := &window{
+		from: noon, to: at(20), events: []event{heard(3, vipA, true)}, changes: streamIs(1, 0, down),
+		faults: wideFault, late: late,
+	}
 	wantViolations(
 		t, slices.DeleteFunc(evaluate(w).violations, func(v violation) bool { return v.gateway == gatewayB }), "",
 	)
@@ -205,10 +252,14 @@ func TestIntervals(t *testing.T) {
 
 func TestHoldMeasures(t *testing.T) {
 	w := &window{
-		from: noon, to: at(20), events: allGone(1.004), changes: []change{is(1, "lb", down)}, faults: wideFault, late: inTime,
+		from: noon, to: at(20), events: allGone(1.004), changes: []change{is(1, "lb",
+			down)}, faults: wideFault, late: inTime,
 	}
 	got := summarize(evaluate(w).measures)
-	want := Longest{Cause: "the lb is dead", Times: len(vips), Longest: 4 * time.Millisecond, Bound: 10 * time.Millisecond}
+	want := Longest{
+		Cause: "the lb is dead", Times: len(vips), Longest: 4 * time.Millisecond,
+		Bound: 10 * time.Millisecond,
+	}
 	if !slices.Contains(got, want) {
 		t.Errorf("measured %v, want %v", got, want)
 	}
@@ -219,7 +270,10 @@ func TestDownBetweenPolls(t *testing.T) {
 	line := newTimeline()
 	line.setAt(t0.Add(time.Second), "trench", down)
 	line.setAt(t0.Add(2*time.Second), "trench", healthy)
-	for since, want := range map[time.Duration]bool{0: true, 1500 * time.Millisecond: true, 2500 * time.Millisecond: false} {
+	for since, want := range map[time.Duration]bool{
+		0: true, 1500 * time.Millisecond: true,
+		2500 * time.Millisecond: false,
+	} {
 		if got := line.wasDown("trench", t0.Add(since)); got != want {
 			t.Errorf("gone at any moment from %v on: %v, want %v", since, got, want)
 		}

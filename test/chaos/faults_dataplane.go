@@ -83,19 +83,22 @@ func dataPlaneKinds() []*kind {
 		}
 		return k
 	}
-	setting := simple("sysctl", 6, ms(500, 4000), wide, everything).by(breakSetting).variants(len(kernelSettings), func(arg int) string {
-		return kernelSettings[arg].key + "=" + kernelSettings[arg].broken
-	})
-	rule := simple("policy rule deleted", 4, repair, wide, everything).by(deleteRule(rules)).variants(len(rules)*len(bothFamilies), func(arg int) string {
+	setting := simple("sysctl", 6, ms(500, 4000), wide, everything).by(breakSetting).variants(len(kernelSettings),
+		func(arg int) string {
+			return kernelSettings[arg].key + "=" + kernelSettings[arg].broken
+		})
+	rule := simple("policy rule deleted", 4, repair, wide,
+		everything).by(deleteRule(rules)).variants(len(rules)*len(bothFamilies), func(arg int) string {
 		return familyName(parity(arg)) + ", priority " + rules[arg/len(bothFamilies)]
 	})
 	back := simple("routes of gateways flushed", 3, repair, quiet, nothing).by(flushGatewayRoutes).variants(
 		len(bothFamilies), func(arg int) string { return familyName(arg) },
 	)
 	back.holds = func(arg int) []string { return []string{resFamily(arg)} }
-	rival := simple("second instance", 3, once, quiet, nothing).by(startRival).variants(len(rivals), func(arg int) string {
-		return rivals[arg].program + " " + rivals[arg].command
-	})
+	rival := simple("second instance", 3, once, quiet, nothing).by(startRival).variants(len(rivals),
+		func(arg int) string {
+			return rivals[arg].program + " " + rivals[arg].command
+		})
 	rival.holds = func(arg int) []string {
 		return []string{map[string]string{"lb": resLB, "frontend": resFrontend}[rivals[arg].program]}
 	}
@@ -112,9 +115,10 @@ func dataPlaneKinds() []*kind {
 		}),
 		back,
 		ofFamily(setting, func(arg int) int { return kernelSettings[arg].family }),
-		simple("socket file deleted", 3, repair, quiet, nothing, "sockets").by(deleteSocket).variants(3, func(arg int) string {
-			return []string{"readiness", "admin of the lb", "admin of the frontend"}[arg]
-		}),
+		simple("socket file deleted", 3, repair, quiet, nothing, "sockets").by(deleteSocket).variants(3,
+			func(arg int) string {
+				return []string{"readiness", "admin of the lb", "admin of the frontend"}[arg]
+			}),
 		rival,
 	}
 }
@@ -130,7 +134,9 @@ const (
 // restored returns what heals a fault that a program repairs by itself: it waits
 // until check passes. A repair that takes too long is a violation, unless something
 // else disturbed one of these subjects.
-func (fx *fixture) restored(since time.Time, what string, check func(ctx context.Context) error, subjects ...string) func(context.Context) error {
+func (fx *fixture) restored(since time.Time, what string, check func(ctx context.Context) error,
+	subjects ...string,
+) func(context.Context) error {
 	fx.mu.Lock()
 	defer fx.mu.Unlock()
 	if fx.damaged == nil {
@@ -147,7 +153,10 @@ func (fx *fixture) restored(since time.Time, what string, check func(ctx context
 		defer cancel()
 		err := lab.Eventually(bound, 20*time.Millisecond, func() error { return check(ctx) })
 		if err != nil && fx.timeline.wasHealthy(since.Add(-ownSlack), subjects...) {
-			fx.report(violation{fmt.Sprintf("%s: not repaired after %s: %v", what, short(time.Since(since)), err), -1, -1})
+			fx.report(violation{
+				fmt.Sprintf("%s: not repaired after %s: %v", what, short(time.Since(since)), err), -1,
+				-1,
+			})
 		}
 		return nil
 	}
@@ -214,7 +223,9 @@ func deleteRule(priorities []string) func(context.Context, *fixture, fault) (fun
 }
 
 // removeTargetState removes something that the data plane has for one target.
-func removeTargetState(remove func(ctx context.Context, fx *fixture, table string, family int) error) func(context.Context, *fixture, fault) (func(context.Context) error, error) {
+func removeTargetState(remove func(ctx context.Context, fx *fixture, table string,
+	family int) error,
+) func(context.Context, *fixture, fault) (func(context.Context) error, error) {
 	return func(ctx context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 		family, t := f.Arg%len(bothFamilies), f.Arg/len(bothFamilies)
 		routes, err := fx.Pod.Run(ctx, "ip", option(family), "-o", "route", "show", "table", "all", "proto", "179")
@@ -355,7 +366,10 @@ func startRival(ctx context.Context, fx *fixture, f fault) (func(context.Context
 	}
 	args := []string{filepath.Join(fx.pod.Binaries, r.program), r.command}
 	if r.command == "run" {
-		args = map[string][]string{"lb": second.LBArgs("--dataplane=nftables"), "frontend": second.FrontendArgs()}[r.program]
+		args = map[string][]string{
+			"lb":       second.LBArgs("--dataplane=nftables"),
+			"frontend": second.FrontendArgs(),
+		}[r.program]
 	}
 	out, err := fx.Pod.Run(bound, args[0], slices.Concat(args[1:], r.ports)...)
 	if err == nil || !strings.Contains(err.Error()+out, "owns this network namespace") {

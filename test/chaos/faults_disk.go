@@ -64,11 +64,13 @@ func diskKinds() []*kind {
 		simple("trench file bad", 4, ms(100, 2500), quiet, nothing, resTrench).by(corrupt).variants(
 			len(breakage), func(arg int) string { return breakage[arg].name },
 		),
-		simple("trench file rewritten", 2, once, quiet, nothing, resTrench).by(func(_ context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
+		simple("trench file rewritten", 2, once, quiet, nothing,
+			resTrench).by(func(_ context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
 			return nil, fx.pod.WriteTrench(trenchText())
 		}),
 		simple("BIRD's folder full", 4, ms(200, 4000), quiet, nothing, resDisk).by(fillDisk),
-		simple("readiness socket slow", 3, ms(500, 3000), quiet, nothing, resStream).by(func(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
+		simple("readiness socket slow", 3, ms(500, 3000), quiet, nothing,
+			resStream).by(func(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 			fx.timeline.set("stream", disturbed)
 			fx.proxy.delay(time.Duration(10+f.Salt%240) * time.Millisecond)
 			return func(context.Context) error {
@@ -79,7 +81,8 @@ func diskKinds() []*kind {
 		}),
 		simple("readiness socket stalls", 5, ms(1500, 4000), wide, everything, resStream).by(stall),
 		simple("readiness socket pauses", 3, ms(50, 400), quiet, nothing, resStream).by(stall),
-		simple("readiness socket", 5, ms(0, 1500), wide, everything, resStream).by(func(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
+		simple("readiness socket", 5, ms(0, 1500), wide, everything,
+			resStream).by(func(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 			return proxyVariant[f.Arg].apply(fx, f)
 		}).variants(len(proxyVariant), func(arg int) string { return proxyVariant[arg].name }),
 	}

@@ -54,7 +54,8 @@ func gatewayKinds() []*kind {
 	pause.Breadth, pause.touches = quiet, constant(nothing)
 	slow := gateway("slow wire", 2, ms(500, 2500), resQueue)
 	slow.Breadth, slow.touches = quiet, constant(nothing)
-	link := gateway("link down", 4, ms(100, 4500), resPath).variants(1, func(int) string { return gatewayName(gatewayB) })
+	link := gateway("link down", 4, ms(100, 4500), resPath).variants(1,
+		func(int) string { return gatewayName(gatewayB) })
 	link.touches = constant(atGateway(gatewayB, bothFamilies...))
 	link.holds = constant([]string{resPath(gatewayB), resExternal})
 	return []*kind{
@@ -199,7 +200,8 @@ func slowWire(_ context.Context, fx *fixture, f fault) (func(context.Context) er
 		_, err := ns.Run(ctx, "tc", slices.Concat([]string{"qdisc"}, args)...)
 		return err
 	}
-	if err := run("add", "dev", "trench0", "root", "tbf", "rate", "256kbit", "burst", "3000", "latency", "400ms"); err != nil {
+	if err := run("add", "dev", "trench0", "root", "tbf", "rate", "256kbit", "burst", "3000", "latency",
+		"400ms"); err != nil {
 		return nil, err
 	}
 	fx.timeline.set2(disturbed, pathSubject(g, "slow"))

@@ -43,12 +43,14 @@ func (fx *fixture) attestors(arg int) []*attestor {
 // of them is heard at a gateway.
 func identityKinds() []*kind {
 	ofAPI := func(name string, weight int, d span) *kind {
-		k := simple(name, weight, d, quiet, nothing).variants(len(whoName), func(arg int) string { return whoName[arg] })
+		k := simple(name, weight, d, quiet, nothing).variants(len(whoName),
+			func(arg int) string { return whoName[arg] })
 		k.holds = func(arg int) []string { return whoHolds[arg] }
 		return k
 	}
 	// api breaks the Workload API in a way that a fresh offer, or a start, heals.
-	api := func(fail, heal func(*attestor)) func(context.Context, *fixture, fault) (func(context.Context) error, error) {
+	api := func(fail, heal func(*attestor)) func(context.Context, *fixture, fault) (func(context.Context) error,
+		error) {
 		return func(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 			for _, a := range fx.attestors(f.Arg) {
 				fail(a)
@@ -71,7 +73,8 @@ func identityKinds() []*kind {
 		ofAPI("Workload API mute", 2, ms(200, 4000)).by(api(func(a *attestor) { a.api.Mute() }, renew)),
 		ofAPI("Workload API denies", 2, ms(200, 4000)).by(api(func(a *attestor) { a.api.Deny() }, renew)),
 		ofAPI("Workload API garbles", 2, ms(200, 4000)).by(api(func(a *attestor) { a.api.Garble() }, renew)),
-		simple("SVID expires", 4, ms(3500, 5000), wide, everything, resLB, resFrontend, resStream, resAPILB, resAPIFrontend).
+		simple("SVID expires", 4, ms(3500, 5000), wide, everything, resLB, resFrontend, resStream, resAPILB,
+			resAPIFrontend).
 			variants(2, func(arg int) string { return whoName[arg] }).by(expire),
 	}
 }
@@ -135,7 +138,10 @@ func expire(ctx context.Context, fx *fixture, f fault) (func(context.Context) er
 
 // newAttestor makes a Workload API for an ID, which runs and offers an SVID.
 func (fx *fixture) newAttestor(ca *identitytest.CA, name, id string) *attestor {
-	a := &attestor{ca: ca, id: spiffeid.RequireFromString(id), api: identitytest.NewWorkloadAPIAt(fx.tb, fmt.Sprintf("%s/%s-api.sock", fx.Dir, name))}
+	a := &attestor{
+		ca: ca, id: spiffeid.RequireFromString(id),
+		api: identitytest.NewWorkloadAPIAt(fx.tb, fmt.Sprintf("%s/%s-api.sock", fx.Dir, name)),
+	}
 	a.offer(longLife)
 	a.api.Start()
 	return a

@@ -30,7 +30,8 @@ func networkKinds() []*kind {
 		},
 	}
 	return []*kind{
-		oneTarget("target down", 4, ms(200, 4000)).by(func(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
+		oneTarget("target down", 4,
+			ms(200, 4000)).by(func(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 			return fx.targetsDown(f.Arg)
 		}),
 		oneTarget("target flaps", 3, ms(500, 2500)).by(flap),
@@ -117,11 +118,14 @@ func silence(_ context.Context, fx *fixture, f fault) (func(context.Context) err
 	for family := range families {
 		rules = append(rules, fmt.Sprintf("%s daddr %s drop", []string{"ip", "ip6"}[family], targetAddr(f.Arg, family)))
 	}
-	return fx.drop(fx.Backend, fmt.Sprintf("target%d", f.Arg), "input", rules, down, targetSubject(f.Arg, ipv4)+"/silent", targetSubject(f.Arg, ipv6)+"/silent")
+	return fx.drop(fx.Backend, fmt.Sprintf("target%d", f.Arg), "input", rules, down,
+		targetSubject(f.Arg, ipv4)+"/silent", targetSubject(f.Arg, ipv6)+"/silent")
 }
 
 // drop puts rules of nftables into a table of their own.
-func (fx *fixture) drop(ns *lab.NetNS, table, hook string, rules []string, s state, subjects ...string) (func(context.Context) error, error) {
+func (fx *fixture) drop(ns *lab.NetNS, table, hook string, rules []string, s state,
+	subjects ...string,
+) (func(context.Context) error, error) {
 	table = "inet chaos_" + table
 	lines := []string{"add table " + table}
 	for chain, hooks := range map[string]bool{"input": hook != "output", "output": hook != "input"} {

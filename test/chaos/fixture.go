@@ -56,7 +56,10 @@ func newFixture(o options, out *printer, report func(violation)) (*fixture, erro
 		return nil, err
 	}
 	fx := &fixture{
-		Lab: l, pod: &lab.Pod{Lab: l, Binaries: o.binaries}, out: out, timeline: newTimeline(), tb: &tb{}, report: report,
+		Lab: l, pod: &lab.Pod{
+			Lab:      l,
+			Binaries: o.binaries,
+		}, out: out, timeline: newTimeline(), tb: &tb{}, report: report,
 		lbFlags: o.lbFlags, frontendFlags: o.frontendFlags,
 	}
 	return fx, fx.build()
@@ -114,7 +117,8 @@ func (fx *fixture) connect() error {
 	var errs []error
 	for t := range targetCount {
 		errs = append(
-			errs, fx.Backend.Addr("pod0", fmt.Sprintf("%s/16", targetAddr(t, ipv4)), fmt.Sprintf("%s/64", targetAddr(t, ipv6))),
+			errs, fx.Backend.Addr("pod0", fmt.Sprintf("%s/16", targetAddr(t, ipv4)),
+				fmt.Sprintf("%s/64", targetAddr(t, ipv6))),
 		)
 	}
 	// Every target has every VIP, and answers through the pod.
@@ -123,9 +127,11 @@ func (fx *fixture) connect() error {
 		lines = append(lines, fmt.Sprintf("addr add %s dev lo", v.prefix))
 	}
 	errs = append(errs, fx.Backend.Batch(lines...), fx.routeAnswers(),
-		fx.Backend.IP("-4", "rule", "add", "from", "20.0.0.0/24", "lookup", "100"), fx.Backend.IP("-6", "rule", "add", "from", "2000::/64", "lookup", "100"))
+		fx.Backend.IP("-4", "rule", "add", "from", "20.0.0.0/24", "lookup", "100"), fx.Backend.IP("-6", "rule", "add",
+			"from", "2000::/64", "lookup", "100"))
 	for _, ns := range []*lab.NetNS{fx.Pod, fx.Gateway, second, fx.Backend} {
-		errs = append(errs, ns.Sysctl("net.ipv4.conf.all.rp_filter", "0"), ns.Sysctl("net.ipv4.conf.default.rp_filter", "0"),
+		errs = append(errs, ns.Sysctl("net.ipv4.conf.all.rp_filter", "0"),
+			ns.Sysctl("net.ipv4.conf.default.rp_filter", "0"),
 			ns.Sysctl("net.ipv4.fib_multipath_hash_policy", "1"), ns.Sysctl("net.ipv6.fib_multipath_hash_policy", "1"))
 	}
 	errs = append(errs, fx.Backend.Sysctl("net.ipv4.conf.all.arp_ignore", "1"))
@@ -181,36 +187,47 @@ func (fx *fixture) spawn(ns *lab.NetNS, name string, args ...string) (*lab.Proce
 // of their own.
 func replaceArgs(args []string, others ...string) []string {
 	args = slices.DeleteFunc(args, func(a string) bool {
-		return slices.ContainsFunc([]string{"--identity=", "--dev-authority-dir=", "--lb-socket="}, func(flag string) bool { return strings.HasPrefix(a, flag) })
+		return slices.ContainsFunc([]string{"--identity=", "--dev-authority-dir=", "--lb-socket="},
+			func(flag string) bool { return strings.HasPrefix(a, flag) })
 	})
 	return append(args, others...)
 }
 
 func (fx *fixture) startLB() (*lab.Process, error) {
-	args := replaceArgs(fx.pod.LBArgs(), slices.Concat([]string{"--identity=spiffe", "--drain-time=" + drainTime.String(), "--lease=" + lease.String(), "--dataplane=nftables", "--stale-grace=0s"}, fx.lbFlags)...)
-	return fx.spawn(fx.Pod, "lb", slices.Concat([]string{"env", "SPIFFE_ENDPOINT_SOCKET=" + fx.lbID.api.Addr()}, args)...)
+	args := replaceArgs(fx.pod.LBArgs(),
+		slices.Concat([]string{
+			"--identity=spiffe", "--drain-time=" + drainTime.String(), "--lease=" + lease.String(),
+			"--dataplane=nftables", "--stale-grace=0s",
+		}, fx.lbFlags)...)
+	return fx.spawn(fx.Pod, "lb",
+		slices.Concat([]string{"env", "SPIFFE_ENDPOINT_SOCKET=" + fx.lbID.api.Addr()}, args)...)
 }
 
 // startFrontend starts the frontend where BIRD's folder is mounted. Flaps have no
 // back-off, which is 30 s at most: a ready VIP must be back sooner here.
 func (fx *fixture) startFrontend() (*lab.Process, error) {
 	args := replaceArgs(fx.pod.FrontendArgs(), slices.Concat([]string{
-		"--identity=spiffe", "--lb-socket=unix://" + fx.proxy.path, "--drain-time=" + drainTime.String(), "--settle=" + settle.String(),
+		"--identity=spiffe", "--lb-socket=unix://" + fx.proxy.path, "--drain-time=" + drainTime.String(), "--settle=" +
+			settle.String(),
 		"--flap-backoff=off", "--ecmp",
 	}, fx.frontendFlags)...)
 	return fx.spawn(fx.Pod, "frontend", slices.Concat([]string{
-		"nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", fx.holder.PID()), "--", "env", "SPIFFE_ENDPOINT_SOCKET=" + fx.frontendID.api.Addr(),
+		"nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", fx.holder.PID()), "--", "env", "SPIFFE_ENDPOINT_SOCKET=" +
+			fx.frontendID.api.Addr(),
 	}, args)...)
 }
 
 func (fx *fixture) newSupervisor(name string, start func() (*lab.Process, error)) *supervisor {
-	return &supervisor{name: name, start: start, timeline: fx.timeline, report: func(p *lab.Process, began time.Time, status int) {
-		if status > 0 && fx.timeline.wasDown("trench", began) {
-			fx.out.note("%s does not start with a bad trench file (status %d)", name, status)
-			return
-		}
-		fx.report(violation{fmt.Sprintf("%s (pid %d) ended by itself with status %d", name, p.PID(), status), -1, -1})
-	}}
+	return &supervisor{
+		name: name, start: start, timeline: fx.timeline,
+		report: func(p *lab.Process, began time.Time, status int) {
+			if status > 0 && fx.timeline.wasDown("trench", began) {
+				fx.out.note("%s does not start with a bad trench file (status %d)", name, status)
+				return
+			}
+			fx.report(violation{fmt.Sprintf("%s (pid %d) ended by itself with status %d", name, p.PID(), status), -1, -1})
+		},
+	}
 }
 
 func (fx *fixture) supervisor(name string) *supervisor {

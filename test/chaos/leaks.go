@@ -87,7 +87,10 @@ func (l *leaks) count(ctx context.Context) ([]violation, error) {
 	for _, p := range []struct {
 		name, metrics string
 		pid           int
-	}{{"lb", lab.LBMetrics, l.fixture.lb.pid()}, {"frontend", lab.FrontendMetrics, l.fixture.frontend.pid()}, {"bird", "", bird}} {
+	}{{"lb", lab.LBMetrics, l.fixture.lb.pid()}, {"frontend", lab.FrontendMetrics, l.fixture.frontend.pid()}, {
+		"bird",
+		"", bird,
+	}} {
 		now, err := l.usage(ctx, p.pid, p.metrics)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", p.name, err)
@@ -180,10 +183,13 @@ func (l *leaks) usage(ctx context.Context, pid int, metrics string) (usage, erro
 
 // goroutines reads go_goroutines from a program's metrics.
 func (l *leaks) goroutines(ctx context.Context, addr string) (int, error) {
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
-		err = l.fixture.Pod.Do(func() error { conn, err = new(net.Dialer).DialContext(ctx, network, addr); return err })
-		return conn, err
-	}}}
+	client := &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
+			err = l.fixture.Pod.Do(func() error { conn, err = new(net.Dialer).DialContext(ctx, network, addr); return err })
+			return conn, err
+		},
+	}}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/metrics", nil)
 	if err != nil {
 		return 0, err

@@ -72,7 +72,9 @@ func (o *observer) injected(h injection) {
 // settle waits until every gateway holds every VIP, and says how long that took
 // from the moment when everything was healed. What is still wrong after the bound
 // is a violation.
-func (o *observer) settle(ctx context.Context, healed time.Time, bound time.Duration) (time.Duration, []violation, error) {
+func (o *observer) settle(ctx context.Context, healed time.Time, bound time.Duration) (time.Duration, []violation,
+	error,
+) {
 	tick := time.NewTicker(25 * time.Millisecond)
 	defer tick.Stop()
 	var missing [gateways][]string
@@ -90,7 +92,9 @@ func (o *observer) settle(ctx context.Context, healed time.Time, bound time.Dura
 			var violations []violation
 			for g, names := range missing {
 				if len(names) > 0 {
-					violations = append(violations, violation{fmt.Sprintf("%s after everything was healed %s misses %s", short(took), gatewayName(g), strings.Join(names, ", ")), -1, g})
+					violations = append(violations,
+						violation{fmt.Sprintf("%s after everything was healed %s misses %s", short(took),
+							gatewayName(g), strings.Join(names, ", ")), -1, g})
 				}
 			}
 			return took, violations, nil
@@ -222,7 +226,9 @@ func (o *observer) probe(ctx context.Context) []violation {
 		for f := range families {
 			err := o.fixture.Pod.Do(func() error { return dial(ctx, netip.AddrPortFrom(targetAddr(t, f), checkPort)) })
 			if err != nil {
-				violations = append(violations, violation{fmt.Sprintf("target %d of %s should accept connections: %v", t%targetsPerStream+1, streams[t/targetsPerStream].name, err), -1, -1})
+				violations = append(violations,
+					violation{fmt.Sprintf("target %d of %s should accept connections: %v", t%targetsPerStream+1,
+						streams[t/targetsPerStream].name, err), -1, -1})
 			}
 		}
 	}
@@ -297,7 +303,8 @@ func endsUnheld(events []event) []violation {
 		last[[2]int{e.gateway, e.vip}] = e
 	}
 	var violations []violation
-	for _, key := range slices.SortedFunc(maps.Keys(last), func(a, b [2]int) int { return slices.Compare(a[:], b[:]) }) {
+	for _, key := range slices.SortedFunc(maps.Keys(last),
+		func(a, b [2]int) int { return slices.Compare(a[:], b[:]) }) {
 		if e := last[key]; e.withdrawn || e.deferred {
 			violations = append(
 				violations, violation{

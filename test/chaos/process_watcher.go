@@ -36,7 +36,10 @@ type processWatcher struct {
 
 func startProcessWatcher(fx *fixture) *processWatcher {
 	ctx, cancel := context.WithCancel(context.Background())
-	l := &processWatcher{fixture: fx, last: map[string]int{}, polled: map[string]time.Time{}, waited: map[string]time.Duration{}, late: map[int64]time.Duration{}, cancel: cancel, done: make(chan struct{})}
+	l := &processWatcher{
+		fixture: fx, last: map[string]int{}, polled: map[string]time.Time{},
+		waited: map[string]time.Duration{}, late: map[int64]time.Duration{}, cancel: cancel, done: make(chan struct{}),
+	}
 	go l.run(ctx)
 	return l
 }

@@ -92,7 +92,8 @@ func (s Summary) print(out *printer) {
 		out.printf("  %-34s %6d %10s %10s %d", h.Cause, h.Times, short(h.Longest), short(h.Bound), h.Exceeded)
 	}
 	out.printf("")
-	out.printf("slowest recovery after everything was healed: %s; latest timer: %s; UPDATEs excused by a busy machine: %d", short(s.SlowestRecovery), short(s.LatestTimer), s.Excused)
+	out.printf("slowest recovery after everything was healed: %s; latest timer: %s; UPDATEs excused by a busy "+
+		"machine: %d", short(s.SlowestRecovery), short(s.LatestTimer), s.Excused)
 	for _, name := range slices.Sorted(maps.Keys(s.Most)) {
 		m := s.Most[name]
 		out.printf(

@@ -127,7 +127,8 @@ func (g group) allows(k *kind) bool { return len(g.variants(k)) > 0 }
 func (g group) variants(k *kind) []int {
 	var all []int
 	for arg := range k.Args {
-		if g.Breadth == wide || k.Breadth == quiet || k.Breadth == g.Breadth && (g.Breadth != ofGateway || k.touches(arg).gateways == 1<<g.Gateway) {
+		if g.Breadth == wide || k.Breadth == quiet ||
+			k.Breadth == g.Breadth && (g.Breadth != ofGateway || k.touches(arg).gateways == 1<<g.Gateway) {
 			all = append(all, arg)
 		}
 	}

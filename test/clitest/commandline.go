@@ -38,7 +38,8 @@ var reference = regexp.MustCompile(`\$\(([A-Za-z_][A-Za-z0-9_]*)\)`)
 func (c *Container) Environment(tb testing.TB) map[string]string {
 	tb.Helper()
 	for _, e := range os.Environ() {
-		if name, value, _ := strings.Cut(e, "="); strings.HasPrefix(name, "VIPGATE_") || strings.HasPrefix(name, "NFE_") {
+		if name, value, _ := strings.Cut(e, "="); strings.HasPrefix(name, "VIPGATE_") ||
+			strings.HasPrefix(name, "NFE_") {
 			if err := os.Unsetenv(name); err != nil {
 				tb.Fatal(err)
 			}

@@ -247,21 +247,25 @@ func (c *Container) ImageProblems(image Image) []string {
 	var problems []string
 	s := c.SecurityContext
 	if want := fmt.Sprintf("%d:%d", s.RunAsUser, s.RunAsGroup); image.User != want {
-		problems = append(problems, fmt.Sprintf("%s: the image's user is %s, the container's %s", c.Name, image.User, want))
+		problems = append(problems,
+			fmt.Sprintf("%s: the image's user is %s, the container's %s", c.Name, image.User, want))
 	}
 	escalation := s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation
 	if needed := len(image.Capabilities) > 0; needed != escalation {
-		problems = append(problems, fmt.Sprintf("%s: allowPrivilegeEscalation is %t, and the image has file capabilities: %t", c.Name, escalation, needed))
+		problems = append(problems, fmt.Sprintf("%s: allowPrivilegeEscalation is %t, and the image has file "+
+			"capabilities: %t", c.Name, escalation, needed))
 	}
 	allowed := slices.Sorted(slices.Values(s.Capabilities.Add))
 	if len(image.Capabilities) == 0 && len(allowed) > 0 {
-		problems = append(problems, fmt.Sprintf("%s: capabilities %v cannot come into effect: no file of the image has them",
-			c.Name, allowed))
+		problems = append(problems,
+			fmt.Sprintf("%s: capabilities %v cannot come into effect: no file of the image has them",
+				c.Name, allowed))
 	}
 	for file, has := range image.Capabilities {
 		if !slices.Equal(has, allowed) {
-			problems = append(problems, fmt.Sprintf("%s: %s has the file capabilities %v, the container allows %v", c.Name,
-				file, has, allowed))
+			problems = append(problems,
+				fmt.Sprintf("%s: %s has the file capabilities %v, the container allows %v", c.Name,
+					file, has, allowed))
 		}
 	}
 	return problems

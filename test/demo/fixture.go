@@ -92,8 +92,10 @@ func newFixture(ctx context.Context, binaries string, fail func(error)) (_ *fixt
 	}
 	s := &fixture{
 		lab: l, pod: &lab.Pod{Lab: l, Binaries: binaries},
-		one:  newService(l, "target-1", checkPort, []netip.Addr{lab.Target1v4, lab.Target1v6}, "20.0.0.1/32", "2000::1/128"),
-		two:  newService(l, "target-2", checkPort, []netip.Addr{lab.Target2v4, lab.Target2v6}, "20.0.0.2/32", "2000::2/128"),
+		one: newService(l, "target-1", checkPort, []netip.Addr{lab.Target1v4, lab.Target1v6}, "20.0.0.1/32",
+			"2000::1/128"),
+		two: newService(l, "target-2", checkPort, []netip.Addr{lab.Target2v4, lab.Target2v6}, "20.0.0.2/32",
+			"2000::2/128"),
 		app:  newService(l, "app-1", appPort, []netip.Addr{lab.Target2v4, lab.Target2v6}, "20.0.0.3/32", "2000::3/128"),
 		fail: fail, leave: map[*lab.Process]bool{},
 	}
@@ -186,7 +188,8 @@ streams:
 
 // startLB starts the lb, guarded.
 func (s *fixture) startLB() error {
-	if err := s.pod.StartLB("--source=file", "--source=registry", "--target-id="+appStream+"="+lab.AppID, fmt.Sprintf("--registry-grace=%v", grace)); err != nil {
+	if err := s.pod.StartLB("--source=file", "--source=registry", "--target-id="+appStream+"="+lab.AppID,
+		fmt.Sprintf("--registry-grace=%v", grace)); err != nil {
 		return err
 	}
 	s.guard(s.pod.LB)

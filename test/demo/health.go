@@ -38,7 +38,8 @@ type healthWatch struct {
 
 // watchHealth follows a service on a TCP address in a namespace.
 func watchHealth(ns *lab.NetNS, addr, service string) (*healthWatch, error) {
-	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()), quickRetry(),
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		quickRetry(),
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (conn net.Conn, err error) {
 			return conn, ns.Do(func() (err error) {
 				conn, err = new(net.Dialer).DialContext(ctx, "tcp", addr)
@@ -49,7 +50,10 @@ func watchHealth(ns *lab.NetNS, addr, service string) (*healthWatch, error) {
 		return nil, fmt.Errorf("health service at %s: %w", addr, err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	w := &healthWatch{service: service, conn: conn, cancel: cancel, done: make(chan struct{}), last: latest.New(answer{})}
+	w := &healthWatch{
+		service: service, conn: conn, cancel: cancel, done: make(chan struct{}),
+		last: latest.New(answer{}),
+	}
 	go w.run(ctx)
 	return w, nil
 }

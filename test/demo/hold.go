@@ -128,10 +128,22 @@ func (t *scenario) commands(operator string) []exampleCommand {
 	target, other := t.one.vips[0], t.two.vips[0]
 
 	list := []exampleCommand{
-		{"every VIP: advertised or not, and why (until Ctrl-C)", fmt.Sprintf("%s status --admin-socket=unix://%s --watch", frontend, frontendAdmin)},
-		{"what happened so far, and the causes", fmt.Sprintf("%s events --admin-socket=unix://%s", frontend, frontendAdmin)},
-		{"streams, targets, and what the frontend reports", fmt.Sprintf("%s status --admin-socket=unix://%s", lbProgram, lbAdmin)},
-		{"the gateway's table, out of its BIRD", fmt.Sprintf("%s -r -s %s 'show route all where source = RTS_BGP'", birdc, t.gateway.Socket())},
+		{
+			"every VIP: advertised or not, and why (until Ctrl-C)",
+			fmt.Sprintf("%s status --admin-socket=unix://%s --watch", frontend, frontendAdmin),
+		},
+		{
+			"what happened so far, and the causes",
+			fmt.Sprintf("%s events --admin-socket=unix://%s", frontend, frontendAdmin),
+		},
+		{
+			"streams, targets, and what the frontend reports",
+			fmt.Sprintf("%s status --admin-socket=unix://%s", lbProgram, lbAdmin),
+		},
+		{
+			"the gateway's table, out of its BIRD",
+			fmt.Sprintf("%s -r -s %s 'show route all where source = RTS_BGP'", birdc, t.gateway.Socket()),
+		},
 		{"the pod's BIRD: its sessions", fmt.Sprintf("%s -r -s %s show protocols", birdc, t.pod.BirdSocket())},
 		{"metrics of the frontend", inPod + "curl -s http://" + lab.FrontendMetrics + "/metrics | grep ^vipgate"},
 		{"metrics of the lb", inPod + "curl -s http://" + lab.LBMetrics + "/metrics | grep ^vipgate"},
@@ -160,17 +172,25 @@ func (t *scenario) commands(operator string) []exampleCommand {
 		exampleCommand{"the application's target registers again, as long as this runs (until Ctrl-C)", fmt.Sprintf(
 			"%s -insecure -cert %s/tls.crt -key %s/tls.key -d '%s' unix://%s vipgate.target.v1.TargetService/Register", grpcurl, app, app, t.registration(), t.pod.Socket())},
 		exampleCommand{
-			"every target, from whatever source", fmt.Sprintf("%s target list --admin-socket=unix://%s", lbProgram, lbAdmin),
+			"every target, from whatever source", fmt.Sprintf("%s target list --admin-socket=unix://%s", lbProgram,
+				lbAdmin),
 		},
-		exampleCommand{fmt.Sprintf("no new flows for %s: its VIPs are de-preferred, then withdrawn", t.two.name), fmt.Sprintf(
-			"%s target drain --admin-socket=unix://%s %s", lbProgram, lbAdmin, t.two.name)},
 		exampleCommand{
-			"and take it back", fmt.Sprintf("%s target undrain --admin-socket=unix://%s %s", lbProgram, lbAdmin, t.two.name),
+			fmt.Sprintf("no new flows for %s: its VIPs are de-preferred, then withdrawn", t.two.name),
+			fmt.Sprintf(
+				"%s target drain --admin-socket=unix://%s %s", lbProgram, lbAdmin, t.two.name),
+		},
+		exampleCommand{
+			"and take it back", fmt.Sprintf("%s target undrain --admin-socket=unix://%s %s", lbProgram, lbAdmin,
+				t.two.name),
 		},
 		// Target 1 has the first address of the subnet: the kernel would take the
 		// others away with it.
-		exampleCommand{fmt.Sprintf("%s loses its IPv4 address: %s goes, %s stays", t.two.name, other, t.two.vips[1]), fmt.Sprintf(
-			"ip -n %s addr del %s/16 dev pod0", t.lab.Backend.Name(), t.two.addrs[0])},
+		exampleCommand{
+			fmt.Sprintf("%s loses its IPv4 address: %s goes, %s stays", t.two.name, other, t.two.vips[1]),
+			fmt.Sprintf(
+				"ip -n %s addr del %s/16 dev pod0", t.lab.Backend.Name(), t.two.addrs[0]),
+		},
 		exampleCommand{
 			"and gets it back", fmt.Sprintf("ip -n %s addr add %s/16 dev pod0", t.lab.Backend.Name(), t.two.addrs[0]),
 		},

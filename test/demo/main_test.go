@@ -245,7 +245,10 @@ func TestTrafficWithAndWithoutGating(t *testing.T) {
 	if status := p.wait(); status != 0 {
 		t.Fatalf("exit status %d", status)
 	}
-	for _, text := range []string{"no planned change lost a request", "the control loses what vipgate keeps", "Every step held"} {
+	for _, text := range []string{
+		"no planned change lost a request", "the control loses what vipgate keeps",
+		"Every step held",
+	} {
 		if !strings.Contains(p.text(), text) {
 			t.Errorf("it does not say %q", text)
 		}
@@ -294,7 +297,8 @@ func TestDemoFailureOutput(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.CommandContext(t.Context(), "kill", "-9", strings.TrimSpace(string(pid))).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "kill", "-9",
+		strings.TrimSpace(string(pid))).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	if status := p.wait(); status != 1 {

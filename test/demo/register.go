@@ -33,7 +33,8 @@ func (t *scenario) register(ctx context.Context) error {
 	return t.expectDecision(ctx, "the call runs as "+lab.AppID, func() (err error) {
 		// grpcurl checks host names, which an SVID has none of; the lb checks ours.
 		t.grpcurl, err = t.lab.Start(t.lab.Backend, "grpcurl", filepath.Join(t.tools, "grpcurl"), "-insecure",
-			"-cert", filepath.Join(svid, "tls.crt"), "-key", filepath.Join(svid, "tls.key"), "-d", t.registration(), "unix://"+t.pod.Socket(), method)
+			"-cert", filepath.Join(svid, "tls.crt"), "-key", filepath.Join(svid,
+				"tls.key"), "-d", t.registration(), "unix://"+t.pod.Socket(), method)
 		if err == nil {
 			t.guard(t.grpcurl)
 		}
@@ -71,7 +72,8 @@ func (t *scenario) leaseEnds(ctx context.Context) error {
 	t.printf("   after %s:", c.took())
 	t.show(warned, c.after)
 	if early := warned.At.Sub(c.from); early < grace {
-		return fmt.Errorf("the target drained after %s, expected not before its grace of %v was over", short(early), grace)
+		return fmt.Errorf("the target drained after %s, expected not before its grace of %v was over", short(early),
+			grace)
 	}
 	// The end of the lease is no fault of the application, which continues to listen.
 	if err := errors.Join(inOrder(t.watcher.Since(c.from), t.app.vips, time.Now()), t.app.down()); err != nil {

@@ -147,7 +147,8 @@ func (t *scenario) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	t.printf("   after %s both BGP sessions are up, Egress is SERVING, and the lb has checked every target", short(egress.Sub(from)))
+	t.printf("   after %s both BGP sessions are up, Egress is SERVING, and the lb has checked every target",
+		short(egress.Sub(from)))
 	t.show(t.watcher.Last(), t.watcher.Last())
 	if err := t.waitPause(ctx); err != nil {
 		return err
@@ -172,7 +173,8 @@ func (t *scenario) up(ctx context.Context) error {
 	}
 	lb := s.GetLoadBalancer()
 	if lb.GetFreshness() != frontendv1.Freshness_FRESHNESS_LIVE || !lb.GetSynced() {
-		return fmt.Errorf("the frontend does not know every VIP: the readiness of the lb is %s, synced: %t %s", lb.GetFreshness(), lb.GetSynced(), lb.GetError())
+		return fmt.Errorf("the frontend does not know every VIP: the readiness of the lb is %s, synced: %t %s",
+			lb.GetFreshness(), lb.GetSynced(), lb.GetError())
 	}
 	if len(s.GetGateways()) < len(t.gateway.Peers) {
 		return fmt.Errorf("the frontend knows %d BGP sessions, expected %d", len(s.GetGateways()), len(t.gateway.Peers))
@@ -283,7 +285,8 @@ func (t *scenario) sessions(ctx context.Context, command string, want []netip.Pr
 	if err != nil {
 		return err
 	}
-	t.printf("   %s from the cause to the gateway's table; gRPC health of the frontend: Egress is %s after %s", c.took(), egress, short(at.Sub(c.from)))
+	t.printf("   %s from the cause to the gateway's table; gRPC health of the frontend: Egress is %s after %s",
+		c.took(), egress, short(at.Sub(c.from)))
 	return t.verify(ctx, c)
 }
 
@@ -343,7 +346,8 @@ func verifySnapshots(c *change, history []lab.Snapshot) error {
 		}
 		for _, p := range c.untouched() {
 			if is, has := s.Routes[p]; !has || !is.Equal(history[i].Routes[p]) {
-				return fmt.Errorf("%s after the cause the gateway lost or changed %s, expected to keep it as it was", after, p)
+				return fmt.Errorf("%s after the cause the gateway lost or changed %s, expected to keep it as it was",
+					after, p)
 			}
 		}
 	}
@@ -354,7 +358,8 @@ func verifySnapshots(c *change, history []lab.Snapshot) error {
 				continue
 			}
 			if turns++; turns > 1 {
-				return fmt.Errorf("%s after the cause %s changed again, expected to come or go once", short(s.At.Sub(c.from)), p)
+				return fmt.Errorf("%s after the cause %s changed again, expected to come or go once",
+					short(s.At.Sub(c.from)), p)
 			}
 		}
 	}

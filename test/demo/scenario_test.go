@@ -52,7 +52,10 @@ func TestTableMarks(t *testing.T) {
 			"  prefix         via             AS path               community",
 			"~ 20.0.0.1/32    169.254.100.1   8103                  65535:0 (graceful shutdown)",
 		}},
-		{"all gone", snapshot(now, 0, route(vipA)), snapshot(now, 1), []string{"  the gateway's table is empty", "- 20.0.0.1/32    gone"}},
+		{
+			"all gone", snapshot(now, 0, route(vipA)), snapshot(now, 1),
+			[]string{"  the gateway's table is empty", "- 20.0.0.1/32    gone"},
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if diff := cmp.Diff(c.want, table(c.before, c.now)); diff != "" {
@@ -73,11 +76,36 @@ func TestVerifySnapshots(t *testing.T) {
 	}{
 		{"one goes", []netip.Prefix{vipB}, []lab.Snapshot{both, snapshot(now, 1, route(vipB))}, ""},
 		{"one comes", []netip.Prefix{vipA, vipB}, []lab.Snapshot{snapshot(now, 0, route(vipB)), both}, ""},
-		{"both come one after the other", []netip.Prefix{vipA, vipB}, []lab.Snapshot{snapshot(now, 0), snapshot(now, 1, route(vipB)), both}, ""},
-		{"the other one goes for a moment", []netip.Prefix{vipB}, []lab.Snapshot{both, snapshot(now, 1), snapshot(now, 2, route(vipB))}, "lost or changed"},
-		{"the other one changes", []netip.Prefix{vipB}, []lab.Snapshot{both, snapshot(now, 1, route(vipB, "(65535,0)"))}, "lost or changed"},
-		{"it goes, comes and goes", []netip.Prefix{vipB}, []lab.Snapshot{both, snapshot(now, 1, route(vipB)), both, snapshot(now, 2, route(vipB))}, "changed again"},
-		{"a stranger for a moment", []netip.Prefix{vipB}, []lab.Snapshot{snapshot(now, 0, route(vipB)), both, snapshot(now, 1, route(vipB))}, "at no moment"},
+		{
+			"both come one after the other",
+			[]netip.Prefix{vipA, vipB},
+			[]lab.Snapshot{snapshot(now, 0), snapshot(now, 1, route(vipB)), both},
+			"",
+		},
+		{
+			"the other one goes for a moment",
+			[]netip.Prefix{vipB},
+			[]lab.Snapshot{both, snapshot(now, 1), snapshot(now, 2, route(vipB))},
+			"lost or changed",
+		},
+		{
+			"the other one changes",
+			[]netip.Prefix{vipB},
+			[]lab.Snapshot{both, snapshot(now, 1, route(vipB, "(65535,0)"))},
+			"lost or changed",
+		},
+		{
+			"it goes, comes and goes",
+			[]netip.Prefix{vipB},
+			[]lab.Snapshot{both, snapshot(now, 1, route(vipB)), both, snapshot(now, 2, route(vipB))},
+			"changed again",
+		},
+		{
+			"a stranger for a moment",
+			[]netip.Prefix{vipB},
+			[]lab.Snapshot{snapshot(now, 0, route(vipB)), both, snapshot(now, 1, route(vipB))},
+			"at no moment",
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			err := verifySnapshots(&change{from: now, before: c.history[0], want: c.want}, c.history)
@@ -104,7 +132,8 @@ func TestInOrder(t *testing.T) {
 		{"the lb goes too early", []lab.Snapshot{up, warned, gone}, 9, "expected to forward"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			wantProblem(t, inOrder(c.history, []netip.Prefix{vipA}, now.Add(time.Duration(c.lbEnd)*time.Millisecond)), c.problem)
+			wantProblem(t, inOrder(c.history, []netip.Prefix{vipA}, now.Add(time.Duration(c.lbEnd)*time.Millisecond)),
+				c.problem)
 		})
 	}
 }

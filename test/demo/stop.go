@@ -45,7 +45,8 @@ func (t *scenario) stopPod(ctx context.Context) error {
 			return errors.Join(fmt.Errorf("%s ended with status %d, expected 0", p.Name, status), err)
 		}
 	}
-	t.printf("   the lb ended after %s, the frontend with its BIRD after %s", short(lb.Ended().Sub(from)), short(frontend.Ended().Sub(from)))
+	t.printf("   the lb ended after %s, the frontend with its BIRD after %s", short(lb.Ended().Sub(from)),
+		short(frontend.Ended().Sub(from)))
 	if err := inOrder(t.watcher.Since(from), before.Prefixes(), lb.Ended()); err != nil {
 		return err
 	}
@@ -65,7 +66,8 @@ func depreferred(want []netip.Prefix) func(lab.Snapshot) error {
 	return func(s lab.Snapshot) error {
 		for _, p := range want {
 			if r, has := s.Routes[p]; !has || !r.GracefulShutdown() {
-				return fmt.Errorf("the gateway holds %s, not %s with 65535:0, expected it for every VIP", list(s.Prefixes()), p)
+				return fmt.Errorf("the gateway holds %s, not %s with 65535:0, expected it for every VIP",
+					list(s.Prefixes()), p)
 			}
 		}
 		return nil

@@ -24,7 +24,10 @@ type trafficScenario struct {
 func (a *trafficScenario) run(ctx context.Context) error {
 	a.printIntroduction()
 	gated, err := a.runScenarios(
-		ctx, "As vipgate is meant to be used", traffic.Options{Binaries: a.binaries, Targets: 1}, traffic.Scenarios(), a.hold,
+		ctx, "As vipgate is meant to be used", traffic.Options{
+			Binaries: a.binaries,
+			Targets:  1,
+		}, traffic.Scenarios(), a.hold,
 	)
 	if err != nil {
 		return err
@@ -68,7 +71,9 @@ type outcome struct {
 }
 
 // runScenarios runs scenarios on one trench.
-func (a *trafficScenario) runScenarios(ctx context.Context, title string, o traffic.Options, scenarios []traffic.Scenario, hold bool) (_ []outcome, err error) {
+func (a *trafficScenario) runScenarios(ctx context.Context, title string, o traffic.Options,
+	scenarios []traffic.Scenario, hold bool,
+) (_ []outcome, err error) {
 	a.printf("\n%s:", title)
 	from := time.Now()
 	t, err := traffic.Open(ctx, o)
@@ -76,7 +81,8 @@ func (a *trafficScenario) runScenarios(ctx context.Context, title string, o traf
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, t.Close()) }()
-	a.printf("   two pods and %d targets are up, and the gateway spreads flows over both pods (%s)\n", len(t.Targets), short(time.Since(from)))
+	a.printf("   two pods and %d targets are up, and the gateway spreads flows over both pods (%s)\n", len(t.Targets),
+		short(time.Since(from)))
 	var all []outcome
 	var rows []load.Row
 	for _, s := range scenarios {
@@ -113,7 +119,8 @@ func (a *trafficScenario) compare(gated, control []outcome) error {
 	if lost == 0 {
 		return errors.New("the control lost nothing, so that the act proves nothing")
 	}
-	a.printf("\n   Where the control loses nothing either, it is the kernel that forwards on (lb), the other\n   pod that takes over (frontend), or TCP that asks again after a second (death of a target).")
+	a.printf("\n   Where the control loses nothing either, it is the kernel that forwards on (lb), the other\n   pod " +
+		"that takes over (frontend), or TCP that asks again after a second (death of a target).")
 	a.printf("   ok: the control loses what vipgate keeps")
 	return a.err
 }
@@ -134,16 +141,31 @@ func (a *trafficScenario) keepRunning(ctx context.Context, t *traffic.Trench) er
 	target := t.Targets[0]
 	a.printf("\nThe trench runs on. Try in another terminal, as root:")
 	for _, c := range []exampleCommand{
-		{"what the data plane of pod 1 has: streams, targets, their marks, drift", fmt.Sprintf("%s status --admin-socket=unix://%s", lb, admin)},
+		{
+			"what the data plane of pod 1 has: streams, targets, their marks, drift",
+			fmt.Sprintf("%s status --admin-socket=unix://%s", lb, admin),
+		},
 		{"a packet's way: the stream's rules", inPod + "nft list chain inet vipgate-lb stream/stream-a"},
 		{"the targets whose flows live", inPod + "nft list map inet vipgate-lb live4/stream-a"},
 		{"the rules that take a mark to a target", inPod + "ip rule"},
 		{"where packets with a target's mark go", inPod + "ip route get 20.0.0.1 mark 5000"},
-		{"requests through the gateway: which target answers", fmt.Sprintf("ip netns exec %s curl -s http://20.0.0.1:%d", t.Gateway.Name(), lab.RequestPort)},
-		{"no new flows for a target, in pod 1 (pod 2 continues to use it)", fmt.Sprintf("%s target drain --admin-socket=unix://%s %s", lb, admin, target.Name)},
+		{
+			"requests through the gateway: which target answers",
+			fmt.Sprintf("ip netns exec %s curl -s http://20.0.0.1:%d", t.Gateway.Name(), lab.RequestPort),
+		},
+		{
+			"no new flows for a target, in pod 1 (pod 2 continues to use it)",
+			fmt.Sprintf("%s target drain --admin-socket=unix://%s %s", lb, admin, target.Name),
+		},
 		{"and take it back", fmt.Sprintf("%s target undrain --admin-socket=unix://%s %s", lb, admin, target.Name)},
-		{"delete a rule: it is repaired within a second, and an event says so", inPod + "ip rule del fwmark 5000/0xffffff"},
-		{"hold the data plane: now it stays away, and is shown as drift", fmt.Sprintf("%s hold --admin-socket=unix://%s", lb, admin)},
+		{
+			"delete a rule: it is repaired within a second, and an event says so",
+			inPod + "ip rule del fwmark 5000/0xffffff",
+		},
+		{
+			"hold the data plane: now it stays away, and is shown as drift",
+			fmt.Sprintf("%s hold --admin-socket=unix://%s", lb, admin),
+		},
 		{"delete it again", inPod + "ip rule del fwmark 5000/0xffffff"},
 		{"end the hold, which repairs it", fmt.Sprintf("%s resume --admin-socket=unix://%s", lb, admin)},
 		{"what happens to the kernel's part when the lb is gone: nothing", fmt.Sprintf("kill -9 %d", pod.LB.PID())},

@@ -37,8 +37,14 @@ func TestReusedAddressIsAnnounced(t *testing.T) {
 		start              func(*lab.Pod) error
 		peer               func(*fixture) *lab.NetNS
 	}{
-		{"lb", lab.Internal, "pod0", func(p *lab.Pod) error { return p.StartLB() }, func(f *fixture) *lab.NetNS { return f.Backend }},
-		{"frontend", lab.External, "trench0", func(p *lab.Pod) error { return p.StartFrontend() }, func(f *fixture) *lab.NetNS { return f.Lab.Gateway }},
+		{
+			"lb", lab.Internal, "pod0", func(p *lab.Pod) error { return p.StartLB() },
+			func(f *fixture) *lab.NetNS { return f.Backend },
+		},
+		{
+			"frontend", lab.External, "trench0", func(p *lab.Pod) error { return p.StartFrontend() },
+			func(f *fixture) *lab.NetNS { return f.Lab.Gateway },
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -62,8 +68,10 @@ func TestReusedAddressIsAnnounced(t *testing.T) {
 						out, err := peer.Run(t.Context(), "ip", "neigh", "show", a, "dev", c.peerDev)
 						// The pod forwards, and hosts forget routes through a neighbor that
 						// says that it no longer does.
-						if err != nil || !strings.Contains(out, mac) || strings.Contains(a, ":") && !strings.Contains(out, "router") {
-							return fmt.Errorf("the neighbor has not %s at %s, a router if IPv6, but: %s (%v)", a, mac, out, err)
+						if err != nil || !strings.Contains(out, mac) ||
+							strings.Contains(a, ":") && !strings.Contains(out, "router") {
+							return fmt.Errorf("the neighbor has not %s at %s, a router if IPv6, but: %s (%v)", a, mac,
+								out, err)
 						}
 					}
 					return nil
@@ -82,7 +90,8 @@ func TestLBWithoutNetRawRuns(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	p, err := f.Start(
-		f.Pod, "lb", append([]string{"setpriv", "--bounding-set=-net_raw", "--inh-caps=-net_raw"}, f.pod.LBArgs()...)...,
+		f.Pod, "lb", append([]string{"setpriv", "--bounding-set=-net_raw", "--inh-caps=-net_raw"},
+			f.pod.LBArgs()...)...,
 	)
 	f.must(err)
 	f.waitLog(p, "ndisc_notify")

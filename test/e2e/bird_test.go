@@ -109,7 +109,10 @@ func TestNoWildcardBGPListener(t *testing.T) {
 	f.startPod()
 	f.wantRoutes(vipA4, vipA6)
 	out := f.wantNoWildcard("-t")
-	for _, want := range []string{"127.0.0.1:1790", lab.PodExternal4.String() + "%" + lab.External + ":10179", "[" + lab.PodExternal6.String() + "]%" + lab.External + ":10179"} {
+	for _, want := range []string{
+		"127.0.0.1:1790", lab.PodExternal4.String() + "%" + lab.External + ":10179",
+		"[" + lab.PodExternal6.String() + "]%" + lab.External + ":10179",
+	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no process listens on %s:\n%s", want, out)
 		}

@@ -38,7 +38,8 @@ func hangMount(t *testing.T, dir string) (restore func()) {
 	if err != nil {
 		lab.Skip(t, "/dev/fuse: "+err.Error())
 	}
-	if err := unix.Mount("hung", dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other", fd)); err != nil {
+	if err := unix.Mount("hung", dir, "fuse", 0,
+		fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other", fd)); err != nil {
 		_ = unix.Close(fd)
 		lab.Skip(t, "mount of a FUSE file system: "+err.Error())
 	}

@@ -50,7 +50,10 @@ func TestDataPlaneConverges(t *testing.T) {
 		{"flush ruleset", "nft flush ruleset", "table inet vipgate-lb"},
 		{"delete table", "nft delete table inet vipgate-lb", "table inet vipgate-lb"},
 		{"rule of a target", "ip rule del fwmark " + number + "/0xffffff table " + number, "rule fwmark " + number},
-		{"routes of a target", "ip route flush table " + number + "; ip -6 route flush table " + number, "table " + number + " (IPv6)"},
+		{
+			"routes of a target", "ip route flush table " + number + "; ip -6 route flush table " + number,
+			"table " + number + " (IPv6)",
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f.shell(tt.hand)
@@ -59,7 +62,8 @@ func TestDataPlaneConverges(t *testing.T) {
 			f.must(f.WantVia(f.ctx, 1))
 		})
 	}
-	if n := metric(t, (&fixture{t: t, Lab: f.Lab}).get(lab.LBMetrics, "/metrics"), "vipgate_lb_dataplane_repairs_total "); n < 4 {
+	if n := metric(t, (&fixture{t: t, Lab: f.Lab}).get(lab.LBMetrics, "/metrics"),
+		"vipgate_lb_dataplane_repairs_total "); n < 4 {
 		t.Errorf("the metric counts %v repairs", n)
 	}
 	g, err := f.Load(f.ctx, 50, 4, load.Config{})
@@ -76,7 +80,10 @@ func TestPolicyRuleRemovalWithdrawsNothing(t *testing.T) {
 	f.waitOutput("confirmed   desired state", "status")
 	want := f.plane()
 	before := []int{f.notReady("20.0.0.1/32"), f.notReady("2000::1/128")}
-	for _, hand := range []string{"ip rule del prio 92", "ip -6 rule del prio 92", "ip rule del prio 90; ip rule del prio 92"} {
+	for _, hand := range []string{
+		"ip rule del prio 92", "ip -6 rule del prio 92",
+		"ip rule del prio 90; ip rule del prio 92",
+	} {
 		f.shell(hand)
 		f.waitOutput("policy rules of priority 90 and 92", "events")
 		f.converged(want)
@@ -130,7 +137,8 @@ func TestHoldAndResume(t *testing.T) {
 		}
 		f.must(lab.Eventually(f.ctx, 10*time.Millisecond, func() error {
 			page := (&fixture{t: t, Lab: f.Lab}).get(lab.LBMetrics, "/metrics")
-			if drift, holds := metric(t, page, "vipgate_lb_dataplane_drift "), metric(t, page, "vipgate_lb_dataplane_held "); drift != 1 || holds != 1 {
+			if drift, holds := metric(t, page, "vipgate_lb_dataplane_drift "), metric(t, page,
+				"vipgate_lb_dataplane_held "); drift != 1 || holds != 1 {
 				return fmt.Errorf("metrics: drift %v, held %v", drift, holds)
 			}
 			return nil
@@ -169,7 +177,10 @@ func TestFamilyLossLeavesTheOther(t *testing.T) {
 	for _, tt := range []struct {
 		name, hand, trench, why string
 	}{
-		{"link down and up", "printf 'link set int0 down\\nlink set int0 up\\n' | ip -batch -", "", "is on no connected network"},
+		{
+			"link down and up", "printf 'link set int0 down\\nlink set int0 up\\n' | ip -batch -", "",
+			"is on no connected network",
+		},
 		{"IPv6 off", "sysctl -w net.ipv6.conf.int0.disable_ipv6=1", "", "is on no connected network"},
 		{"an address on no network", "", "fd00:99::1", "fd00:99::1): it is on no connected network"},
 	} {

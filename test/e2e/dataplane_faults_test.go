@@ -64,7 +64,9 @@ func TestLBWithoutForwarding(t *testing.T) {
 			f.shell(command[1])
 		}
 	}
-	if out := refused("no CAP_NET_ADMIN", append([]string{"setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin"}, f.pod.LBArgs("--dataplane=nftables")...)...); !strings.Contains(out, "NET_ADMIN") {
+	if out := refused("no CAP_NET_ADMIN",
+		append([]string{"setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin"},
+			f.pod.LBArgs("--dataplane=nftables")...)...); !strings.Contains(out, "NET_ADMIN") {
 		t.Errorf("without CAP_NET_ADMIN lb says\n%s", out)
 	}
 	if got := f.kernel(); strings.Contains(got, "vipgate-lb") {
@@ -141,7 +143,8 @@ func TestForeignMarksAndStatelessMode(t *testing.T) {
 			if got["kept"] == 0 || got["lost"] > 0 && conntrack == "on" {
 				t.Errorf("bits of another program's marks are lost: %v", got)
 			}
-			if off := conntrack == "off"; off != (got["tracked"] == 0) || off != (got["untracked"] > 0) || off != (entries == 0) {
+			if off := conntrack == "off"; off != (got["tracked"] == 0) || off != (got["untracked"] > 0) ||
+				off != (entries == 0) {
 				t.Errorf("--conntrack=%s: %v, %d connections of the VIP are known", conntrack, got, entries)
 			}
 		})
@@ -218,7 +221,10 @@ func TestSCTPPortSelection(t *testing.T) {
 				}
 				came := func() (counts []int, all int) {
 					for _, c := range wires {
-						n := c.Count(func(p lab.Packet) bool { return !p.Outgoing && p.Protocol == unix.IPPROTO_SCTP && p.Dst == v })
+						n := c.Count(func(p lab.Packet) bool {
+							return !p.Outgoing && p.Protocol == unix.IPPROTO_SCTP &&
+								p.Dst == v
+						})
 						counts, all = append(counts, n), all+n
 					}
 					return counts, all
@@ -238,7 +244,8 @@ func TestSCTPPortSelection(t *testing.T) {
 					}
 					for i, n := range counts {
 						if n == 0 || n != round*once[i] {
-							t.Errorf("%s, round %d: %v packets came to the targets; in the first %v", v, round, counts, once)
+							t.Errorf("%s, round %d: %v packets came to the targets; in the first %v", v, round, counts,
+								once)
 						}
 					}
 				}

@@ -58,7 +58,10 @@ func newDataPlaneFixtureOf(t *testing.T, targets int) *dataPlaneFixture {
 		lab.Skip(t, lack)
 	}
 	topology, err := lab.NewTopology(lab.TopologyConfig{
-		Pods: 1, Targets: targets, VIPs: []netip.Addr{netip.MustParseAddr("20.0.0.1"), netip.MustParseAddr("2000::1")}, Binaries: binaries,
+		Pods: 1, Targets: targets, VIPs: []netip.Addr{
+			netip.MustParseAddr("20.0.0.1"),
+			netip.MustParseAddr("2000::1"),
+		}, Binaries: binaries,
 	})
 	if err != nil {
 		t.Fatal(err)

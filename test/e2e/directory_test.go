@@ -70,7 +70,8 @@ func TestReadinessFilesGateVIPs(t *testing.T) {
 	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
 	f.removeReadiness("lb-ready-stream-a")
 	f.wantRoutes(vipB4, vipB6)
-	if out, status := f.run("frontend", "status", "--admin-socket=unix://"+f.pod.FrontendAdmin()); status != 1 || !strings.Contains(out, "lb-ready-stream-a") {
+	if out, status := f.run("frontend", "status", "--admin-socket=unix://"+f.pod.FrontendAdmin()); status != 1 ||
+		!strings.Contains(out, "lb-ready-stream-a") {
 		t.Errorf("status ended with %d and does not name the file that is missing:\n%s", status, out)
 	}
 
@@ -204,12 +205,16 @@ func TestCrashedWriterOfReadinessFiles(t *testing.T) {
 func TestBadReadinessDirectoryIsRefused(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	for name, env := range map[string]string{"flag": "", "variable": "VIPGATE_READINESS_DIR=", "Meridio's variable": "MERIDIO_READINESS_DIR="} {
+	for name, env := range map[string]string{
+		"flag": "", "variable": "VIPGATE_READINESS_DIR=",
+		"Meridio's variable": "MERIDIO_READINESS_DIR=",
+	} {
 		args := f.directoryArgs()
 		if env == "" {
 			args = append(args, "--readiness-dir=")
 		} else {
-			args = append([]string{"env", env}, slices.DeleteFunc(args, func(a string) bool { return strings.HasPrefix(a, "--readiness-dir=") })...)
+			args = append([]string{"env", env},
+				slices.DeleteFunc(args, func(a string) bool { return strings.HasPrefix(a, "--readiness-dir=") })...)
 		}
 		p, err := f.Start(f.Pod, "frontend-"+strings.ReplaceAll(name, " ", "-"), args...)
 		f.must(err)

@@ -48,7 +48,8 @@ func (f *fixture) follow(args ...string) *follower {
 func (f *fixture) followProgram(program, admin string, args ...string) *follower {
 	f.t.Helper()
 	events := &follower{f: f}
-	events.cmd = exec.Command(filepath.Join(binaries, program), append([]string{"events", "--follow", "--admin-socket=unix://" + admin}, args...)...)
+	events.cmd = exec.Command(filepath.Join(binaries, program),
+		append([]string{"events", "--follow", "--admin-socket=unix://" + admin}, args...)...)
 	events.cmd.Stdout, events.cmd.Stderr = &events.out, &events.notes
 	f.must(events.cmd.Start())
 	f.t.Cleanup(func() {

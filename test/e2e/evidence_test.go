@@ -165,7 +165,8 @@ func (f *fixture) run(program string, args ...string) (string, int) {
 // runIn is run in another namespace.
 func (f *fixture) runIn(ns *lab.NetNS, program string, args ...string) (string, int) {
 	f.t.Helper()
-	p, err := f.Start(ns, fmt.Sprintf("%s-%s-%d", program, args[0], time.Now().UnixNano()), append([]string{binaries + "/" + program}, args...)...)
+	p, err := f.Start(ns, fmt.Sprintf("%s-%s-%d", program, args[0], time.Now().UnixNano()),
+		append([]string{binaries + "/" + program}, args...)...)
 	f.must(err)
 	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
 	defer cancel()
@@ -202,8 +203,13 @@ func (f *fixture) dial(addr string) *grpc.ClientConn {
 	if strings.Contains(addr, "/") {
 		network = "unix"
 	}
-	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
-		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return f.dialPod(ctx, network, addr) }))
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithAuthority("localhost"),
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn,
+			error,
+		) {
+			return f.dialPod(ctx, network, addr)
+		}))
 	f.must(err)
 	f.t.Cleanup(func() { conn.Close() })
 	return conn

@@ -67,7 +67,8 @@ func TestTargetRegistersOverTCP(t *testing.T) {
 	t.Parallel()
 	const address = "172.16.0.1:7790" // the pod's address toward the targets
 	f := newRegistryFixture(t, "--registry-address="+address)
-	p, err := f.Start(f.Backend, "app-1", filepath.Join(binaries, "lb"), "target", "add", "app-1", "--stream=stream-a", "--ip="+lab.Target1v4.String(),
+	p, err := f.Start(f.Backend, "app-1", filepath.Join(binaries, "lb"), "target", "add", "app-1", "--stream=stream-a",
+		"--ip="+lab.Target1v4.String(),
 		"--registry="+address, "--lb-id="+lab.LBID, "--identity=dev", "--dev-authority-dir="+f.pod.Authority(), "--spiffe-id="+lab.AppID)
 	f.must(err)
 	f.wantRoutes(vipA4)

@@ -51,7 +51,8 @@ func (lb scriptedLB) publish(ready []string, not ...string) {
 		return vips
 	}
 	lb.Table.Commit(readiness.Decision{
-		Synced: true, Changed: append(balancer.Readiness(true, parsed(ready)...), balancer.Readiness(false, parsed(not)...)...),
+		Synced: true, Changed: append(balancer.Readiness(true, parsed(ready)...),
+			balancer.Readiness(false, parsed(not)...)...),
 	})
 }
 
@@ -78,7 +79,8 @@ func (f *fixture) startScriptedFrontend() *scriptedFrontend {
 		}
 	})
 	conn, err := grpc.NewClient("unix:"+f.pod.Socket(), grpc.WithAuthority("localhost"), grpc.WithTransportCredentials(
-		identity.ClientCredentials(source, identity.CredentialOptions{Authorize: identity.Authorize(spiffeid.RequireFromString(lab.LBID))})))
+		identity.ClientCredentials(source,
+			identity.CredentialOptions{Authorize: identity.Authorize(spiffeid.RequireFromString(lab.LBID))})))
 	f.must(err)
 	f.t.Cleanup(func() { conn.Close() })
 	client := readinessv1.NewReadinessServiceClient(conn)
@@ -114,11 +116,17 @@ func (reader *scriptedFrontend) wait(condition func(*readinessv1.WatchReadinessR
 }
 
 // report tells that, having applied a position, VIPs are withdrawn, and why.
-func (reader *scriptedFrontend) report(applied *readinessv1.Position, reason readinessv1.AdvertisementReason, vips ...string) {
+func (reader *scriptedFrontend) report(applied *readinessv1.Position, reason readinessv1.AdvertisementReason,
+	vips ...string,
+) {
 	reader.f.t.Helper()
 	m := &readinessv1.ReportAdvertisementRequest{WatchId: reader.first.GetWatchId(), Applied: applied}
 	for _, v := range vips {
-		m.Vips = append(m.Vips, &readinessv1.VipAdvertisement{Vip: v, Advertisement: readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN, Reason: reason})
+		m.Vips = append(m.Vips,
+			&readinessv1.VipAdvertisement{
+				Vip: v, Advertisement: readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN,
+				Reason: reason,
+			})
 	}
 	reader.f.must(reader.reports.Send(m))
 }
@@ -150,7 +158,8 @@ func TestThousandFlips(t *testing.T) {
 	f.waitFor(func() error {
 		a4, _ := lb.Server.Reported(vip.Require(vipA4))
 		a6, _ := lb.Server.Reported(vip.Require(vipA6))
-		if a4.Advertisement != readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED || a6.Advertisement != readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN || a6.Unconfirmed {
+		if a4.Advertisement != readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED ||
+			a6.Advertisement != readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN || a6.Unconfirmed {
 			return fmt.Errorf("the LB received %+v of %s and %+v of %s", a4, vipA4, a6, vipA6)
 		}
 		return nil

@@ -40,7 +40,8 @@ var floodedLBArgs = append(slices.Concat(exposed, registry), "--registry-address
 
 // patientTrench is the usual trench with checks that a busy machine passes.
 func patientTrench() string {
-	return strings.ReplaceAll(usualTrench(), "interval: 100ms, timeout: 100ms, rise: 1, fall: 2", "interval: 500ms, timeout: 500ms, rise: 1, fall: 3")
+	return strings.ReplaceAll(usualTrench(), "interval: 100ms, timeout: 100ms, rise: 1, fall: 2",
+		"interval: 500ms, timeout: 500ms, rise: 1, fall: 3")
 }
 
 // flood holds connections from one namespace until the test ends.
@@ -100,7 +101,10 @@ func streams(conn net.Conn, method string, body []byte, n int) {
 			}
 		}
 		id := uint32(2*i + 1)
-		if framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndHeaders: true}) != nil {
+		if framer.WriteHeaders(http2.HeadersFrameParam{
+			StreamID: id, BlockFragment: block.Bytes(),
+			EndHeaders: true,
+		}) != nil {
 			return
 		}
 		if body != nil && framer.WriteData(id, true, body) != nil {
@@ -133,8 +137,9 @@ func (f *fixture) memory(p *lab.Process, line string) int {
 
 // probe checks Liveness as the kubelet does: one connection for each check, a timeout of 5 s.
 func (f *fixture) probe(addr string) error {
-	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(
-		func(ctx context.Context, addr string) (net.Conn, error) { return f.dialPod(ctx, "tcp", addr) }))
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(
+			func(ctx context.Context, addr string) (net.Conn, error) { return f.dialPod(ctx, "tcp", addr) }))
 	if err != nil {
 		return err
 	}
@@ -249,7 +254,8 @@ func TestIdleConnectionsLeaveDescriptors(t *testing.T) {
 	if page := f.get(floodedMetrics, "/metrics"); !strings.Contains(page, "vipgate_lb_") {
 		t.Errorf("metrics during the flood: %.100q", page)
 	}
-	id, err := f.Start(f.Pod, "registration", binaries+"/lb", "target", "add", "app-1", "--stream=stream-a", "--registry="+floodedRegistry, "--lb-id="+lab.LBID,
+	id, err := f.Start(f.Pod, "registration", binaries+"/lb", "target", "add", "app-1", "--stream=stream-a",
+		"--registry="+floodedRegistry, "--lb-id="+lab.LBID,
 		"--identity=dev", "--dev-authority-dir="+f.pod.Authority(), "--spiffe-id="+lab.AppID, "--ip="+lab.Target2v4.String())
 	f.must(err)
 	f.waitLog(id, "registered")
@@ -267,7 +273,10 @@ func TestLoopbackListenersForPortForward(t *testing.T) {
 			for _, addr := range []string{lab.LBHealth, lab.FrontendHealth} {
 				f.wantHealth(addr, "Liveness", healthServing)
 			}
-			for addr, prefix := range map[string]string{lab.LBMetrics: "vipgate_lb_", lab.FrontendMetrics: "vipgate_frontend_"} {
+			for addr, prefix := range map[string]string{
+				lab.LBMetrics:       "vipgate_lb_",
+				lab.FrontendMetrics: "vipgate_frontend_",
+			} {
 				if page := f.get(addr, "/metrics"); !strings.Contains(page, prefix) {
 					t.Errorf("%s: %.100q", addr, page)
 				}

@@ -137,7 +137,8 @@ func TestFrontendTermDrainsFirst(t *testing.T) {
 func (f *fixture) wantSessionsDownLast() {
 	f.t.Helper()
 	log := f.gateway.Process.Output()
-	if end, last := strings.Index(log, "State changed to stop"), strings.LastIndex(log, "> removed"); last < 0 || end < last {
+	if end, last := strings.Index(log, "State changed to stop"), strings.LastIndex(log, "> removed"); last < 0 ||
+		end < last {
 		f.t.Errorf("a session ended before the last withdrawal:\n%s", log)
 	}
 }
@@ -249,7 +250,8 @@ func TestOperatorDrainsVIP(t *testing.T) {
 	mark := f.mark()
 	admin := "--admin-socket=unix://" + f.pod.FrontendAdmin()
 
-	if out, status := f.run("frontend", "drain", admin, vipA4); status != 0 || !strings.Contains(out, "draining until ") || !strings.Contains(out, ", then withdrawn: "+vipA4) {
+	if out, status := f.run("frontend", "drain", admin, vipA4); status != 0 ||
+		!strings.Contains(out, "draining until ") || !strings.Contains(out, ", then withdrawn: "+vipA4) {
 		t.Fatalf("frontend drain ended with %d: %s", status, out)
 	}
 	f.wantRoutes(vipA6, vipB4, vipB6)
@@ -261,7 +263,8 @@ func TestOperatorDrainsVIP(t *testing.T) {
 	f.wantRoutes(vipB4, vipB6)
 	f.up(f.target1)
 	f.wantRoutes(vipA6, vipB4, vipB6)
-	if out, status := f.run("frontend", "undrain", admin, vipA4); status != 0 || !strings.Contains(out, "no VIP is drained") {
+	if out, status := f.run("frontend", "undrain", admin, vipA4); status != 0 ||
+		!strings.Contains(out, "no VIP is drained") {
 		t.Fatalf("frontend undrain ended with %d: %s", status, out)
 	}
 	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
@@ -271,14 +274,17 @@ func TestOperatorDrainsVIP(t *testing.T) {
 
 	// Exit status 0 when all is as wanted already, 1 for a VIP of another attractor, 2 for what is
 	// none.
-	if out, status := f.run("frontend", "undrain", admin, vipA4); status != 0 || !strings.Contains(out, "no VIP is drained") {
+	if out, status := f.run("frontend", "undrain", admin, vipA4); status != 0 ||
+		!strings.Contains(out, "no VIP is drained") {
 		t.Errorf("a second undrain ended with %d: %s", status, out)
 	}
 	for _, command := range []string{"drain", "undrain"} {
-		if out, status := f.run("frontend", command, admin, "20.0.0.99/32"); status != 1 || !strings.Contains(out, "not in the attractor") {
+		if out, status := f.run("frontend", command, admin, "20.0.0.99/32"); status != 1 ||
+			!strings.Contains(out, "not in the attractor") {
 			t.Errorf("%s of a VIP that is not configured ended with %d: %s", command, status, out)
 		}
-		if out, status := f.run("frontend", command, admin, "20.0.0.99"); status != 2 || !strings.Contains(out, "has no prefix length") {
+		if out, status := f.run("frontend", command, admin, "20.0.0.99"); status != 2 ||
+			!strings.Contains(out, "has no prefix length") {
 			t.Errorf("%s of no VIP ended with %d: %s", command, status, out)
 		}
 	}
@@ -329,7 +335,8 @@ func TestFamiliesAreIndependent(t *testing.T) {
 		f.wantRoutes(family.other)
 		f.waitFor(func() error {
 			for _, v := range f.frontendStatus().GetVips() {
-				if v.GetVip() == family.vip && v.GetReason() == readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NO_GATEWAY {
+				if v.GetVip() == family.vip &&
+					v.GetReason() == readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NO_GATEWAY {
 					return nil
 				}
 			}
@@ -344,7 +351,8 @@ func TestFamiliesAreIndependent(t *testing.T) {
 		f.wantRoutes(vipA4, vipA6)
 		f.wantHealth(lab.FrontendHealth, family.service, serving)
 		f.wantNoUpdates(mark, family.other)
-		if got := changes(f.updates(mark, family.vip)); !slices.Equal(got, []string{withdrawn, announced, withdrawn, announced}) {
+		if got := changes(f.updates(mark, family.vip)); !slices.Equal(got,
+			[]string{withdrawn, announced, withdrawn, announced}) {
 			t.Errorf("the gateway received updates of %s %v", family.vip, got)
 		}
 	}

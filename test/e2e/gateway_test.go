@@ -57,7 +57,8 @@ func (f *fixture) regateway(change func(*lab.GatewayConfig)) {
 func (f *fixture) second() *lab.Gateway {
 	f.t.Helper()
 	f.must(
-		f.Gateway.Addr("trench0", netip.PrefixFrom(lab.GatewayB4, 24).String(), netip.PrefixFrom(lab.GatewayB6, 64).String()),
+		f.Gateway.Addr("trench0", netip.PrefixFrom(lab.GatewayB4, 24).String(),
+			netip.PrefixFrom(lab.GatewayB6, 64).String()),
 	)
 	b, err := f.StartGateway(lab.GatewayB())
 	f.must(err)
@@ -315,7 +316,8 @@ func TestBFDDownLosesGateway(t *testing.T) {
 	mark := f.mark()
 
 	// Everything of IPv4 gets lost, in both directions, without an error.
-	f.nft("add table inet lost; add chain inet lost in { type filter hook input priority 0; }; add rule inet lost in meta nfproto ipv4 drop; " +
+	f.nft("add table inet lost; add chain inet lost in { type filter hook input priority 0; }; add rule inet lost in " +
+		"meta nfproto ipv4 drop; " +
 		"add chain inet lost out { type filter hook output priority 0; }; add rule inet lost out meta nfproto ipv4 drop")
 	down := f.waitGateway("gateway-a4", isDown)
 	if !strings.Contains(down.GetLastError(), "BFD") || down.GetSince().AsTime().Equal(up.GetSince().AsTime()) {
@@ -352,7 +354,10 @@ func TestLossOfOneGatewayOfTwo(t *testing.T) {
 	f.wantRoutesAt(b, vipA4, vipA6)
 	f.waitTable("-4", "via "+lab.GatewayA4.String(), "via "+lab.GatewayB4.String())
 	f.waitTable("-6", "via "+lab.GatewayA6.String(), "via "+lab.GatewayB6.String())
-	records := []*healthRecord{f.recordHealth("Egress"), f.recordHealth("Egress/ipv4"), f.recordHealth("Egress/ipv6"), f.recordHealth("vip/" + vipA4)}
+	records := []*healthRecord{
+		f.recordHealth("Egress"), f.recordHealth("Egress/ipv4"), f.recordHealth("Egress/ipv6"),
+		f.recordHealth("vip/" + vipA4),
+	}
 	for _, r := range records {
 		r.wait(healthServing)
 	}
@@ -398,7 +403,8 @@ func TestDrainToEBGPAndIBGPGateways(t *testing.T) {
 			f := newFixture(t)
 			f.regateway(func(c *lab.GatewayConfig) { c.LocalAS = as })
 			remote := fmt.Sprintf(", remoteASN: %d}", as)
-			f.must(f.pod.WriteTrench(edited(t, lineA4, strings.TrimSuffix(lineA4, "}")+remote, lineA6, strings.TrimSuffix(lineA6, "}")+remote)))
+			f.must(f.pod.WriteTrench(edited(t, lineA4, strings.TrimSuffix(lineA4, "}")+remote, lineA6,
+				strings.TrimSuffix(lineA6, "}")+remote)))
 			f.up(f.target1)
 			f.must(f.pod.StartLB())
 			f.must(f.pod.StartFrontend("--drain-time=10m"))
@@ -471,7 +477,8 @@ func TestGatewayWithAPassword(t *testing.T) {
 	if want := "password file " + key6 + " does not exist"; !strings.Contains(missing.GetState(), want) {
 		t.Errorf("status of the gateway without its password: %v, want %q", missing, want)
 	}
-	if listening, err := f.Pod.Run(t.Context(), "ss", "-Hltn"); err != nil || strings.Contains(listening, lab.PodExternal6.String()) {
+	if listening, err := f.Pod.Run(t.Context(), "ss", "-Hltn"); err != nil ||
+		strings.Contains(listening, lab.PodExternal6.String()) {
 		t.Errorf("there is a session without its password: %v\n%s", err, listening)
 	}
 	mark := f.mark()
@@ -493,7 +500,10 @@ func TestGatewayWithAPassword(t *testing.T) {
 	// A bad one, and at last the right one.
 	write(key6, "two\nlines\n")
 	f.waitGateway(
-		"gateway-a6", func(g *frontendv1.GatewayStatus) bool { return strings.Contains(g.GetState(), "control character") },
+		"gateway-a6", func(g *frontendv1.GatewayStatus) bool {
+			return strings.Contains(g.GetState(),
+				"control character")
+		},
 	)
 	write(key6, password)
 	f.wantRoutes(vipA4, vipA6)
@@ -572,7 +582,8 @@ func TestReflectedVIPIsIgnored(t *testing.T) {
 	routes, err := b.Routes(t.Context())
 	f.must(err)
 	for _, r := range routes {
-		if !slices.Equal(r.ASPath, []string{strconv.Itoa(lab.PodAS)}) || (r.NextHop != lab.PodExternal4 && r.NextHop != lab.PodExternal6) {
+		if !slices.Equal(r.ASPath, []string{strconv.Itoa(lab.PodAS)}) ||
+			(r.NextHop != lab.PodExternal4 && r.NextHop != lab.PodExternal6) {
 			t.Errorf("the second gateway has a route that is not ours: %+v", r)
 		}
 	}

@@ -395,12 +395,19 @@ func TestHungCallsStop(t *testing.T) {
 		{name: "socket of the load balancer", start: frontendRuns("--lb-socket=unix://DIR/lb.sock")},
 		{name: "admin socket of frontend", start: frontendRuns("--gating=off", "--admin-socket=unix://DIR/fe.sock")},
 		{name: "configuration of BIRD", start: frontendRuns("--gating=off", "--bird-dir=DIR"), force: addVIP},
-		{name: "configuration at restart of BIRD", start: frontendRuns("--gating=off", "--bird-dir=DIR"), force: killBIRD},
-		{name: "process ID of BIRD", start: frontendRuns("--gating=off", "--bird-socket=DIR/bird.ctl"), force: killBIRD},
+		{
+			name: "configuration at restart of BIRD", start: frontendRuns("--gating=off", "--bird-dir=DIR"),
+			force: killBIRD,
+		},
+		{
+			name: "process ID of BIRD", start: frontendRuns("--gating=off", "--bird-socket=DIR/bird.ctl"),
+			force: killBIRD,
+		},
 		{name: "configuration at start of BIRD", start: frontendStarts("--gating=off", "--bird-dir=DIR"), early: true},
 		{
-			name:  "password of a gateway",
-			start: rewritten("name: gateway-a4,", "name: gateway-a4, passwordFile: DIR/key,", frontendRuns("--gating=off")),
+			name: "password of a gateway",
+			start: rewritten("name: gateway-a4,", "name: gateway-a4, passwordFile: DIR/key,",
+				frontendRuns("--gating=off")),
 		},
 		{name: "stopped BIRD", start: frontendRuns("--gating=off"), force: stopBIRD, peer: true},
 		{name: "Workload API of lb", start: spiffe("lb"), peer: true},

@@ -71,24 +71,45 @@ func TestLBAuthorizesPeers(t *testing.T) {
 		creds credentials.TransportCredentials
 		log   []string
 	}{
-		{"a valid SVID of another ID", credentials.NewTLS(showing(f.mint(ours, "spiffe://vipgate.demo/stranger"))), []string{
-			"reason=wrong_id", "peer_id=spiffe://vipgate.demo/stranger", lab.FrontendID, lab.OperatorID,
-		}},
-		{"a longer ID that begins with the right one", credentials.NewTLS(showing(f.mint(ours, lab.FrontendID+"/more"))), []string{
-			"reason=wrong_id", "peer_id=" + lab.FrontendID + "/more",
-		}},
-		{"another trust domain", credentials.NewTLS(showing(f.mint(ours, "spiffe://elsewhere.example/frontend"))), []string{
-			"reason=other_trust_domain", "peer_id=spiffe://elsewhere.example/frontend", "no bundle for trust domain elsewhere.example",
-		}},
-		{"the right ID, signed by a stranger", credentials.NewTLS(showing(f.mint(f.stranger(), lab.FrontendID))), []string{
-			"reason=untrusted_authority", "peer_id=" + lab.FrontendID,
-		}},
-		{"an expired SVID", credentials.NewTLS(showing(f.between(ours, lab.FrontendID, -2*time.Hour, -time.Hour))), []string{
-			"reason=expired", "peer_id=" + lab.FrontendID, "local clock:",
-		}},
-		{"an SVID whose time has not come", credentials.NewTLS(showing(f.between(ours, lab.FrontendID, time.Hour, 2*time.Hour))), []string{
-			"reason=not_yet_valid", "peer_id=" + lab.FrontendID, "local clock:",
-		}},
+		{
+			"a valid SVID of another ID", credentials.NewTLS(showing(f.mint(ours, "spiffe://vipgate.demo/stranger"))),
+			[]string{
+				"reason=wrong_id", "peer_id=spiffe://vipgate.demo/stranger", lab.FrontendID, lab.OperatorID,
+			},
+		},
+		{
+			"a longer ID that begins with the right one",
+			credentials.NewTLS(showing(f.mint(ours, lab.FrontendID+"/more"))),
+			[]string{
+				"reason=wrong_id", "peer_id=" + lab.FrontendID + "/more",
+			},
+		},
+		{
+			"another trust domain", credentials.NewTLS(showing(f.mint(ours, "spiffe://elsewhere.example/frontend"))),
+			[]string{
+				"reason=other_trust_domain", "peer_id=spiffe://elsewhere.example/frontend", "no bundle for trust domain " +
+					"elsewhere.example",
+			},
+		},
+		{
+			"the right ID, signed by a stranger", credentials.NewTLS(showing(f.mint(f.stranger(), lab.FrontendID))),
+			[]string{
+				"reason=untrusted_authority", "peer_id=" + lab.FrontendID,
+			},
+		},
+		{
+			"an expired SVID", credentials.NewTLS(showing(f.between(ours, lab.FrontendID, -2*time.Hour, -time.Hour))),
+			[]string{
+				"reason=expired", "peer_id=" + lab.FrontendID, "local clock:",
+			},
+		},
+		{
+			"an SVID whose time has not come",
+			credentials.NewTLS(showing(f.between(ours, lab.FrontendID, time.Hour, 2*time.Hour))),
+			[]string{
+				"reason=not_yet_valid", "peer_id=" + lab.FrontendID, "local clock:",
+			},
+		},
 		{"no certificate", credentials.NewTLS(showing(nil)), []string{"reason=no_certificate"}},
 		{"plaintext", insecure.NewCredentials(), []string{"reason=not_tls"}},
 		{"TLS 1.2", credentials.NewTLS(tls12), []string{"reason=protocol", "unsupported versions"}},
@@ -101,7 +122,8 @@ func TestLBAuthorizesPeers(t *testing.T) {
 			if status.Code(err) != codes.Unavailable {
 				t.Fatalf("the LB answered %v, error %v; want a connection that ends", answer, err)
 			}
-			f.waitLine(f.pod.LB, from, append(c.log, "client refused", fmt.Sprintf("peer_pid=%d", os.Getpid()), "peer_uid=0")...)
+			f.waitLine(f.pod.LB, from,
+				append(c.log, "client refused", fmt.Sprintf("peer_pid=%d", os.Getpid()), "peer_uid=0")...)
 			conn.Close()
 		})
 	}
@@ -142,7 +164,8 @@ func speak(ctx context.Context, socket string, config *tls.Config) (tls.Connecti
 		return conn.ConnectionState(), nil, err
 	}
 	// The preface of HTTP/2 and an empty SETTINGS frame (RFC 9113 section 3.4).
-	if _, err := io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"); err != nil {
+	if _, err := io.WriteString(conn,
+		"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"); err != nil {
 		return conn.ConnectionState(), nil, err
 	}
 	header := make([]byte, 9)
@@ -249,9 +272,12 @@ func TestFrontendAuthorizesLB(t *testing.T) {
 		creds credentials.TransportCredentials
 		words []string
 	}{
-		{"a valid SVID of another ID", credentials.NewTLS(serving(f.mint(ours, "spiffe://vipgate.demo/impostor"))), []string{
-			"spiffe://vipgate.demo/impostor", "expected " + lab.LBID,
-		}},
+		{
+			"a valid SVID of another ID", credentials.NewTLS(serving(f.mint(ours, "spiffe://vipgate.demo/impostor"))),
+			[]string{
+				"spiffe://vipgate.demo/impostor", "expected " + lab.LBID,
+			},
+		},
 		{"our own ID", credentials.NewTLS(serving(f.mint(ours, lab.FrontendID))), []string{
 			"the peer is " + lab.FrontendID, "expected " + lab.LBID,
 		}},
@@ -265,7 +291,10 @@ func TestFrontendAuthorizesLB(t *testing.T) {
 			lab.LBID, "expired", "local clock:",
 		}},
 		{
-			"plaintext", insecure.NewCredentials(), []string{"TLS handshake", "first record does not look like a TLS handshake"},
+			"plaintext", insecure.NewCredentials(), []string{
+				"TLS handshake",
+				"first record does not look like a TLS handshake",
+			},
 		},
 		{"TLS 1.2", credentials.NewTLS(tls12), []string{"TLS handshake", "protocol version"}},
 	} {
@@ -306,10 +335,12 @@ func TestTrustDomainAuthorization(t *testing.T) {
 		}
 	}
 	from := length(a.pod.LB)
-	if answer, err := a.ask(a.client(credentials.NewTLS(showing(other.SVID(other.ID("/b"), time.Hour))))); status.Code(err) != codes.Unavailable {
+	if answer, err := a.ask(a.client(credentials.NewTLS(showing(other.SVID(other.ID("/b"),
+		time.Hour))))); status.Code(err) != codes.Unavailable {
 		t.Errorf("a member of another trust domain got %v, error %v", answer, err)
 	}
-	a.waitLine(a.pod.LB, from, "client refused", "reason=wrong_id", "peer_id="+other.ID("/b").String(), "expected a member of trust domain "+lab.TrustDomain)
+	a.waitLine(a.pod.LB, from, "client refused", "reason=wrong_id", "peer_id="+other.ID("/b").String(),
+		"expected a member of trust domain "+lab.TrustDomain)
 }
 
 // lb and frontend may share a SPIFFE ID, with a warning
@@ -363,7 +394,8 @@ func TestReaderCannotReport(t *testing.T) {
 	if answer, err := f.ask(conn); err != nil || len(answer.GetVips()) != 4 || !answer.GetSynced() {
 		t.Errorf("GetReadiness: %v, error %v", answer, err)
 	}
-	if names, err := services(ctx, conn); err != nil || !slices.Contains(names, "vipgate.readiness.v1.ReadinessService") {
+	if names, err := services(ctx, conn); err != nil ||
+		!slices.Contains(names, "vipgate.readiness.v1.ReadinessService") {
 		t.Errorf("reflection lists %v, error %v", names, err)
 	}
 	watch, err := client.WatchReadiness(ctx, &readinessv1.WatchReadinessRequest{Reader: "operator"})
@@ -378,20 +410,24 @@ func TestReaderCannotReport(t *testing.T) {
 	report, err := client.ReportAdvertisement(ctx)
 	f.must(err)
 	// The denial may come before the message is sent.
-	if err := report.Send(&readinessv1.ReportAdvertisementRequest{WatchId: first.GetWatchId()}); err != nil && err != io.EOF {
+	if err := report.Send(&readinessv1.ReportAdvertisementRequest{WatchId: first.GetWatchId()}); err != nil &&
+		err != io.EOF {
 		t.Error(err)
 	}
-	if _, err := report.CloseAndRecv(); status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), lab.OperatorID) {
+	if _, err := report.CloseAndRecv(); status.Code(err) != codes.PermissionDenied ||
+		!strings.Contains(err.Error(), lab.OperatorID) {
 		t.Errorf("a reader's report ended with %v, want PermissionDenied with its ID", err)
 	}
-	f.waitLine(f.pod.LB, from, "call denied on the readiness socket", "peer="+lab.OperatorID, "method=ReportAdvertisement")
+	f.waitLine(f.pod.LB, from, "call denied on the readiness socket", "peer="+lab.OperatorID,
+		"method=ReportAdvertisement")
 	for _, watcher := range f.lbStatus().GetWatchers() {
 		if want := watcher.GetPeer() == lab.FrontendID; watcher.GetReporting() != want {
 			t.Errorf("watcher %v counts as the one that reports: %t, want %t", watcher, watcher.GetReporting(), want)
 		}
 	}
 	for _, v := range f.lbStatus().GetVips() {
-		if r := v.GetReported(); v.GetReadiness().GetVip() == vipA4 && r.GetAdvertisement() != readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED {
+		if r := v.GetReported(); v.GetReadiness().GetVip() == vipA4 &&
+			r.GetAdvertisement() != readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED {
 			t.Errorf("the LB believes %v of %s after a reader's report", r, vipA4)
 		}
 	}
@@ -409,7 +445,8 @@ func grpcurl(t *testing.T) string {
 		return built
 	}
 	path := filepath.Join(t.TempDir(), "grpcurl")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-C", "../../tools", "-o", path, "github.com/fullstorydev/grpcurl/cmd/grpcurl").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-C", "../../tools", "-o", path,
+		"github.com/fullstorydev/grpcurl/cmd/grpcurl").CombinedOutput(); err != nil {
 		t.Fatalf("build grpcurl: %v: %s", err, out)
 	}
 	return path
@@ -438,7 +475,10 @@ func TestGRPCurlWithOperatorSVID(t *testing.T) {
 		dir := f.path("operator-" + filepath.Base(id))
 		a := f.authority()
 		f.must(a.WriteFiles(dir, f.mint(a, id)))
-		return []string{"-insecure", "-cert", filepath.Join(dir, identity.CertFile), "-key", filepath.Join(dir, identity.KeyFile), "-unix", f.pod.Socket()}
+		return []string{
+			"-insecure", "-cert", filepath.Join(dir, identity.CertFile), "-key",
+			filepath.Join(dir, identity.KeyFile), "-unix", f.pod.Socket(),
+		}
 	}
 
 	operator := withSVID(lab.OperatorID)
@@ -461,12 +501,14 @@ func TestGRPCurlWithOperatorSVID(t *testing.T) {
 		for _, v := range answer.Vips {
 			states[v.Vip] = v.State
 		}
-		if !answer.Synced || len(states) != 4 || states[vipA4] != "VIP_STATE_READY" || states[vipB4] != "VIP_STATE_NOT_READY" {
+		if !answer.Synced || len(states) != 4 || states[vipA4] != "VIP_STATE_READY" ||
+			states[vipB4] != "VIP_STATE_NOT_READY" {
 			return fmt.Errorf("GetReadiness says %s", out)
 		}
 		return nil
 	})
-	if out, err := curl(append([]string{"-d", "{}"}, append(operator, "vipgate.readiness.v1.ReadinessService/ReportAdvertisement")...)...); err == nil || !strings.Contains(err.Error(), "PermissionDenied") {
+	if out, err := curl(append([]string{"-d", "{}"},
+		append(operator, "vipgate.readiness.v1.ReadinessService/ReportAdvertisement")...)...); err == nil || !strings.Contains(err.Error(), "PermissionDenied") {
 		t.Errorf("a report by the operator gave %q, error %v", out, err)
 	}
 	if out, err := curl(append(withSVID("spiffe://vipgate.demo/stranger"), "list")...); err == nil {

@@ -28,11 +28,15 @@ func TestCommandLines(t *testing.T) {
 		Setup: func(env *testscript.Env) error {
 			// Nothing of the environment of the tests may stand for a flag.
 			env.Vars = slices.DeleteFunc(env.Vars, func(v string) bool {
-				return strings.HasPrefix(v, "VIPGATE_") || strings.HasPrefix(v, "NFE_") || strings.HasPrefix(v, "SPIFFE_")
+				return strings.HasPrefix(v, "VIPGATE_") || strings.HasPrefix(v, "NFE_") ||
+					strings.HasPrefix(v, "SPIFFE_")
 			})
 			return nil
 		},
-		Cmds: map[string]func(*testscript.TestScript, bool, []string){"bad": scriptBad, "refused": scriptRefused, "valid": scriptValid, "warned": scriptWarned, "invalid": scriptInvalid},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"bad": scriptBad, "refused": scriptRefused,
+			"valid": scriptValid, "warned": scriptWarned, "invalid": scriptInvalid,
+		},
 	})
 }
 
@@ -50,7 +54,8 @@ func usualFlags(ts *testscript.TestScript, program, trench string) []string {
 			flags = append(flags, "--frontend-id="+lab.FrontendID)
 		}
 	case "frontend":
-		flags = append(flags, "--lb-socket="+ts.MkAbs("lb.sock"), "--external-interface=lo", "--bird-dir="+ts.MkAbs("bird"), "--bird-socket="+ts.MkAbs("bird.ctl"))
+		flags = append(flags, "--lb-socket="+ts.MkAbs("lb.sock"), "--external-interface=lo",
+			"--bird-dir="+ts.MkAbs("bird"), "--bird-socket="+ts.MkAbs("bird.ctl"))
 		if ts.Getenv("UNPRIVILEGED") == "" {
 			flags = append(flags, "--lb-id="+lab.LBID)
 		}
@@ -131,7 +136,8 @@ func scriptBad(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(os.WriteFile(bad, []byte(strings.Join(text, "\n")), 0o644))
 	for _, program := range []string{"lb", "frontend"} {
 		said := refusal(ts, program, usualFlags(ts, program, "bad.yaml"), "validate") // run starts without VIPs
-		want := "^" + program + ": trench file refused:\n" + regexp.QuoteMeta(bad) + ":" + args[2] + ": .*" + args[3] + ".*\n$"
+		want := "^" + program + ": trench file refused:\n" + regexp.QuoteMeta(bad) + ":" + args[2] + ": .*" + args[3] +
+			".*\n$"
 		if !matches(ts, want, said) {
 			ts.Fatalf("%s says %q, want one error like %q", program, said, want)
 		}
@@ -175,7 +181,8 @@ func scriptWarned(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	program := args[0]
 	stdout, stderr, status := call(ts, program, "validate", append(usualFlags(ts, program, "good.yaml"), args[2:]...))
-	if want := ts.MkAbs("good.yaml") + ": valid\n"; status != 0 || stdout != want || !matches(ts, "(?m)^"+program+": warning: .*"+args[1], stderr) {
+	if want := ts.MkAbs("good.yaml") + ": valid\n"; status != 0 || stdout != want ||
+		!matches(ts, "(?m)^"+program+": warning: .*"+args[1], stderr) {
 		ts.Fatalf("validate: exit status %d, %q, %q; want a warning like %q", status, stdout, stderr, args[1])
 	}
 }
@@ -225,7 +232,8 @@ func TestInvalidTrenchFileIsIgnored(t *testing.T) {
 	if got := metric(t, page, "vipgate_configuration_valid"); got != 0 {
 		t.Errorf("vipgate_configuration_valid is %v, want 0", got)
 	}
-	if out, code := f.run("frontend", "events", "--admin-socket=unix://"+f.pod.FrontendAdmin()); code != 0 || !strings.Contains(out, where) {
+	if out, code := f.run("frontend", "events", "--admin-socket=unix://"+f.pod.FrontendAdmin()); code != 0 ||
+		!strings.Contains(out, where) {
 		t.Errorf("frontend events: exit status %d, want the refusal in it: %s", code, out)
 	}
 

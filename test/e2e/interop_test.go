@@ -255,11 +255,15 @@ func TestGatewayOfEachKindAvoidsDrainedPod(t *testing.T) {
 				}
 				// The only route there is stays in use.
 				w.waitBest("de-preferred", func(r lab.Route) bool {
-					return isVIP(r) && slices.Equal(r.ASPath, longPath) && r.LocalPref == preference && r.GracefulShutdown()
+					return isVIP(r) && slices.Equal(r.ASPath, longPath) && r.LocalPref == preference &&
+						r.GracefulShutdown()
 				})
 				w.startRival(as)
 				w.waitBest(
-					"turned away from the drained pod", func(r lab.Route) bool { return r.NextHop == rival4 || r.NextHop == rival6 },
+					"turned away from the drained pod", func(r lab.Route) bool {
+						return r.NextHop == rival4 ||
+							r.NextHop == rival6
+					},
 				)
 				if out, status := w.run("frontend", "undrain", admin); status != 0 {
 					t.Fatalf("frontend undrain ended with %d: %s", status, out)
@@ -284,7 +288,8 @@ var (
 func (f *fixture) startRival(gatewayAS uint32) {
 	f.t.Helper()
 	ns := lab.NewNetNS(f.t)
-	f.must(f.Pod.IP("link", "add", "link", lab.External, "name", "ext0", "netns", ns.Name(), "type", "macvlan", "mode", "bridge"))
+	f.must(f.Pod.IP("link", "add", "link", lab.External, "name", "ext0", "netns", ns.Name(), "type", "macvlan", "mode",
+		"bridge"))
 	f.must(ns.IP("link", "set", "ext0", "up"))
 	f.must(ns.Addr("ext0", rival4.String()+"/24", rival6.String()+"/64"))
 	worse := fmt.Sprintf("bgp_path.prepend(%d);", lab.PodAS)
@@ -320,9 +325,11 @@ func TestBFDWithFRR(t *testing.T) {
 		t.Run(session, func(t *testing.T) {
 			t.Parallel()
 			// Both sides offer a long hold time, so that only BFD can notice the loss.
-			w := newInterop(t, lab.KindFRR, func(c *lab.GatewayConfig) { c.LocalAS, c.BFD, c.HoldSeconds = as, true, 90 })
+			w := newInterop(t, lab.KindFRR,
+				func(c *lab.GatewayConfig) { c.LocalAS, c.BFD, c.HoldSeconds = as, true, 90 })
 			// Slower than a busy machine is late.
-			w.must(w.pod.WriteTrench(trenchWith(t, fmt.Sprintf(", remoteASN: %d, holdTime: 90s, bfd: {minTx: 500ms, minRx: 500ms, multiplier: 4}", as))))
+			w.must(w.pod.WriteTrench(trenchWith(t,
+				fmt.Sprintf(", remoteASN: %d, holdTime: 90s, bfd: {minTx: 500ms, minRx: 500ms, multiplier: 4}", as))))
 			w.up(w.target1)
 			w.startPod()
 			w.waitRouter(w.router, vipA4, vipA6)
@@ -367,7 +374,8 @@ func TestBFDWithGatewayWithoutBFD(t *testing.T) {
 // removeIPv4 loses everything of IPv4 at a gateway, in both directions.
 func (f *fixture) removeIPv4(ns *lab.NetNS) {
 	f.t.Helper()
-	_, err := ns.Run(f.t.Context(), "nft", "add table inet lost; add chain inet lost in { type filter hook input priority 0; }; add rule inet lost in meta nfproto ipv4 drop; "+
+	_, err := ns.Run(f.t.Context(), "nft", "add table inet lost; add chain inet lost in { type filter hook input "+
+		"priority 0; }; add rule inet lost in meta nfproto ipv4 drop; "+
 		"add chain inet lost out { type filter hook output priority 0; }; add rule inet lost out meta nfproto ipv4 drop")
 	f.must(err)
 }

@@ -93,7 +93,8 @@ func TestLBWatchesSysctls(t *testing.T) {
 		{"sysctl -w net.ipv4.conf." + lab.Internal + ".forwarding=0", 0},
 		{"sysctl -w net.ipv4.conf." + lab.Internal + ".rp_filter=1", 0},
 		{"sysctl -w net.ipv4.fwmark_reflect=1", 0},
-		{"sysctl -w net.ipv4.conf.default.rp_filter=1; ip link add again0 type veth peer name again1; sysctl -w net.ipv4.conf.again1.rp_filter=0; ip link set again1 up; ip link set again0 up", 0},
+		{"sysctl -w net.ipv4.conf.default.rp_filter=1; ip link add again0 type veth peer name again1; sysctl -w " +
+			"net.ipv4.conf.again1.rp_filter=0; ip link set again1 up; ip link set again0 up", 0},
 		{"sysctl -w net.ipv6.conf.all.forwarding=0", 1},
 		{"sysctl -w net.ipv6.fwmark_reflect=1", 1},
 	} {
@@ -115,7 +116,8 @@ func (f *fixture) gatewayDefaults(command string) {
 	f.t.Helper()
 	birdc := filepath.Join(filepath.Dir(lab.BIRD()), "birdc")
 	for _, protocol := range []string{"default4", "default6"} {
-		if out, err := exec.CommandContext(f.t.Context(), birdc, "-s", f.gateway.Socket(), command, protocol).CombinedOutput(); err != nil {
+		if out, err := exec.CommandContext(f.t.Context(), birdc, "-s", f.gateway.Socket(), command,
+			protocol).CombinedOutput(); err != nil {
 			f.t.Fatalf("%s %s: %v\n%s", command, protocol, err, out)
 		}
 	}

@@ -74,7 +74,8 @@ func TestLBKillWithinGracePeriod(t *testing.T) {
 		f.wantUpdates(mark, vip, depreferred, withdrawn)
 		heard := f.updates(mark, vip)
 		if after := heard[0].At.Sub(killed); after < grace-time.Second-clockSlack {
-			t.Errorf("%s was de-preferred %v after the LB's death, before the last second of its grace of %v", vip, after, grace)
+			t.Errorf("%s was de-preferred %v after the LB's death, before the last second of its grace of %v", vip,
+				after, grace)
 		}
 		if after := heard[1].At.Sub(killed); after < grace-clockSlack {
 			t.Errorf("%s was withdrawn %v after the LB's death, before the end of its grace of %v", vip, after, grace)
@@ -92,7 +93,10 @@ const clockSlack = 50 * time.Millisecond
 // A VIP that was not ready when the lb was killed stays withdrawn at every moment
 // (docs/architecture.md#failure-table).
 func TestLBKillKeepsNotReadyVIPDown(t *testing.T) {
-	for name, grace := range map[string]string{"without a grace": "--stale-grace=0s", "with a grace": "--stale-grace=1s"} {
+	for name, grace := range map[string]string{
+		"without a grace": "--stale-grace=0s",
+		"with a grace":    "--stale-grace=1s",
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
@@ -206,7 +210,8 @@ func TestLBTermWaitsForSlowFrontend(t *testing.T) {
 	f.must(f.pod.StartLB("--drain-time=10m"))
 	frontend := f.startScriptedFrontend()
 	position := frontend.first.GetPosition()
-	frontend.report(position, readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NO_GATEWAY, vipA4, vipA6, vipB4, vipB6)
+	frontend.report(position, readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NO_GATEWAY, vipA4, vipA6, vipB4,
+		vipB6)
 	f.waitReported(vipA4, readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN)
 
 	f.must(f.pod.LB.Signal(syscall.SIGTERM))
@@ -276,7 +281,8 @@ func TestUnsyncedLBChangesNothing(t *testing.T) {
 	t.Parallel()
 	const grace = 6 * time.Second
 	f := newFixture(t)
-	f.must(f.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "interval: 100ms, timeout: 100ms", "interval: 60s, timeout: 60s")))
+	f.must(f.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "interval: 100ms, timeout: 100ms",
+		"interval: 60s, timeout: 60s")))
 	f.up(f.target1)
 	f.must(f.pod.StartLB("--stale-grace=" + grace.String()))
 	f.must(f.pod.StartFrontend())
@@ -325,7 +331,10 @@ func (f *fixture) hang(addrs ...netip.AddrPort) *hangingTarget {
 	f.t.Cleanup(h.close)
 	for _, a := range addrs {
 		f.must(f.Backend.Do(func() error {
-			family, address := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()})
+			family, address := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{
+				Port: int(a.Port()),
+				Addr: a.Addr().As16(),
+			})
 			if a.Addr().Is4() {
 				family, address = unix.AF_INET, &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
 			}
@@ -432,12 +441,16 @@ func TestGatingOff(t *testing.T) {
 func TestEmptyLBSocketIsRefused(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	for name, env := range map[string]string{"flag": "", "variable": "VIPGATE_LB_SOCKET=", "Meridio's variable": "NFE_LB_SOCKET="} {
+	for name, env := range map[string]string{
+		"flag": "", "variable": "VIPGATE_LB_SOCKET=",
+		"Meridio's variable": "NFE_LB_SOCKET=",
+	} {
 		args := f.pod.FrontendArgs()
 		if env == "" {
 			args = append(args, "--lb-socket=")
 		} else {
-			args = append([]string{"env", env}, slices.DeleteFunc(args, func(a string) bool { return strings.HasPrefix(a, "--lb-socket=") })...)
+			args = append([]string{"env", env},
+				slices.DeleteFunc(args, func(a string) bool { return strings.HasPrefix(a, "--lb-socket=") })...)
 		}
 		p, err := f.Start(f.Pod, "frontend-"+strings.ReplaceAll(name, " ", "-"), args...)
 		f.must(err)

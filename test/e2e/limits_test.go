@@ -62,12 +62,14 @@ func TestVIPLimit(t *testing.T) {
 	t.Logf("four VIPs after %v", time.Since(begin))
 	for _, vip := range few {
 		// BIRD announces a route again, unchanged, after a reload of its filters.
-		if got := changes(f.updates(mark, vip)); slices.ContainsFunc(got, func(s string) bool { return s != announced }) {
+		if got := changes(f.updates(mark, vip)); slices.ContainsFunc(got,
+			func(s string) bool { return s != announced }) {
 			t.Errorf("the gateway received updates of %s %v", vip, got)
 		}
 	}
 	f.waitFor(func() error {
-		if set, err := f.Pod.Run(t.Context(), "nft", "list", "set", "inet", "vipgate", "vip4"); err != nil || strings.Count(set, ",") != 1 {
+		if set, err := f.Pod.Run(t.Context(), "nft", "list", "set", "inet", "vipgate", "vip4"); err != nil ||
+			strings.Count(set, ",") != 1 {
 			return fmt.Errorf("set vip4 has more than two VIPs (%v)", err)
 		}
 		return nil
@@ -91,7 +93,8 @@ func TestVIPsBeyondTheDataPlane(t *testing.T) {
 		t.Helper()
 		f.must(lab.Eventually(f.ctx, 100*time.Millisecond, func() error {
 			out, err := f.lb("status")
-			if want := fmt.Sprintf("%d of %d VIPs ready; the frontend advertises %[1]d", holds+1, holds+surplus+1); err == nil && !strings.Contains(out, want) {
+			if want := fmt.Sprintf("%d of %d VIPs ready; the frontend advertises %[1]d", holds+1,
+				holds+surplus+1); err == nil && !strings.Contains(out, want) {
 				out, _, _ = strings.Cut(out, "VIP ")
 				err = fmt.Errorf("want %q:\n%s", want, out)
 			}
@@ -99,7 +102,8 @@ func TestVIPsBeyondTheDataPlane(t *testing.T) {
 		}))
 		out, err := f.lb("status")
 		f.must(err)
-		if want := fmt.Sprintf("vip4 holds %d VIPs of one address, and streams have %d", holds, holds+surplus); strings.Count(out, want) < surplus {
+		if want := fmt.Sprintf("vip4 holds %d VIPs of one address, and streams have %d", holds,
+			holds+surplus); strings.Count(out, want) < surplus {
 			t.Errorf("%q is not the reason of %d VIPs", want, surplus)
 		}
 		if kept := regexp.MustCompile(`(?m)^20\.0\.0\.1/32 +ready`); !kept.MatchString(out) {

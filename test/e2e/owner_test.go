@@ -25,7 +25,8 @@ func TestNetNSHasOneOwner(t *testing.T) {
 	second := []string{"--admin-socket=unix://" + other("admin.sock"), "--health-port=7791", "--metrics-port=7792"}
 	refused := map[string][]string{
 		"second lb": f.pod.LBArgs(
-			append(second, "--dataplane=nftables", "--socket=unix://"+other("lb.sock"), "--state-dir="+other("state"))...,
+			append(second, "--dataplane=nftables", "--socket=unix://"+other("lb.sock"),
+				"--state-dir="+other("state"))...,
 		),
 		"second frontend": f.pod.FrontendArgs(
 			append(second, "--bird-dir="+other("bird"), "--bird-socket="+other("bird.ctl"), "--lb-bgp-port=1791")...,

@@ -49,8 +49,10 @@ func newFarClient(t *testing.T, gateway *lab.NetNS) *farClient {
 		router.Addr("near0", "198.51.101.2/24", "2001:db8:2::2/64"),
 		gateway.Addr("far0", "198.51.101.1/24", "2001:db8:2::1/64"),
 		router.Sysctl("net.ipv4.ip_forward", "1"), router.Sysctl("net.ipv6.conf.all.forwarding", "1"),
-		router.Batch(fmt.Sprintf("link set near0 mtu %d", smallMTU), "route add 0.0.0.0/0 via 198.51.101.1", "route add ::/0 via 2001:db8:2::1"),
-		gateway.Batch(fmt.Sprintf("link set far0 mtu %d", smallMTU), "route add 198.51.100.0/24 via 198.51.101.2", "route add 2001:db8:1::/64 via 2001:db8:2::2"),
+		router.Batch(fmt.Sprintf("link set near0 mtu %d", smallMTU), "route add 0.0.0.0/0 via 198.51.101.1",
+			"route add ::/0 via 2001:db8:2::1"),
+		gateway.Batch(fmt.Sprintf("link set far0 mtu %d", smallMTU), "route add 198.51.100.0/24 via 198.51.101.2",
+			"route add 2001:db8:1::/64 via 2001:db8:2::2"),
 		client.Batch("route add 0.0.0.0/0 via 198.51.100.1", "route add ::/0 via 2001:db8:1::1"),
 	); err != nil {
 		t.Fatal(err)

@@ -143,7 +143,9 @@ type condition interface {
 
 // waitCondition waits until a part serves or not, for a reason with all these
 // words, and returns the reason.
-func waitCondition[C condition](f *fixture, status func(context.Context) ([]C, error), name string, serving bool, words ...string) string {
+func waitCondition[C condition](f *fixture, status func(context.Context) ([]C, error), name string, serving bool,
+	words ...string,
+) string {
 	f.t.Helper()
 	var detail string
 	f.waitFor(func() error {
@@ -216,7 +218,8 @@ func asUser(uid, gid int, fn func() error) error {
 // that are about its identity are left out.
 func as(args []string, instead ...string) []string {
 	args = slices.DeleteFunc(slices.Clone(args), func(a string) bool {
-		return slices.ContainsFunc([]string{"--identity=", "--dev-authority-dir=", "--spiffe-id="}, func(flag string) bool { return strings.HasPrefix(a, flag) })
+		return slices.ContainsFunc([]string{"--identity=", "--dev-authority-dir=", "--spiffe-id="},
+			func(flag string) bool { return strings.HasPrefix(a, flag) })
 	})
 	return append(args, instead...)
 }

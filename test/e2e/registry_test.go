@@ -56,7 +56,8 @@ func (f *fixture) register(stream, name string, ips ...fmt.Stringer) *lab.Proces
 func (f *fixture) startRegistration(stream, name, id string, ips ...fmt.Stringer) *lab.Process {
 	f.t.Helper()
 	args := []string{
-		filepath.Join(binaries, "lb"), "target", "add", name, "--stream=" + stream, "--registry=unix://" + f.pod.Socket(), "--lb-id=" + lab.LBID,
+		filepath.Join(binaries, "lb"), "target", "add", name, "--stream=" + stream, "--registry=unix://" +
+			f.pod.Socket(), "--lb-id=" + lab.LBID,
 		"--identity=dev", "--dev-authority-dir=" + f.pod.Authority(), "--spiffe-id=" + id,
 	}
 	for _, ip := range ips {
@@ -237,7 +238,8 @@ func TestOperatorDrainOfTargetPersists(t *testing.T) {
 
 	// A resync, with a target more so that the lb shows when it has taken it over.
 	mark = f.mark()
-	f.must(f.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "fall: 2", "fall: 3") + "      - {name: target-3, ips: [172.16.3.3]}\n"))
+	f.must(f.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "fall: 2", "fall: 3") +
+		"      - {name: target-3, ips: [172.16.3.3]}\n"))
 	f.wantStatus("1/2", "drained: by an operator", "2 of 4 VIPs ready")
 	f.must(f.pod.LB.Signal(syscall.SIGTERM))
 	f.wantExit(f.pod.LB, 0)
@@ -251,15 +253,18 @@ func TestOperatorDrainOfTargetPersists(t *testing.T) {
 	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
 	// The exit statuses are those of frontend drain and undrain.
 	admin := "--admin-socket=unix://" + f.pod.LBAdmin()
-	if out, status := f.run("lb", "target", "undrain", admin, "target-1"); status != 0 || !strings.Contains(out, "not drained: target-1") {
+	if out, status := f.run("lb", "target", "undrain", admin, "target-1"); status != 0 ||
+		!strings.Contains(out, "not drained: target-1") {
 		t.Errorf("a second undrain ended with %d: %s", status, out)
 	}
 	for _, command := range []string{"drain", "undrain"} {
-		if out, status := f.run("lb", "target", command, admin, "target-9"); status != 1 || !strings.Contains(out, "target-9") {
+		if out, status := f.run("lb", "target", command, admin, "target-9"); status != 1 ||
+			!strings.Contains(out, "target-9") {
 			t.Errorf("%s of no target ended with %d: %s", command, status, out)
 		}
 	}
-	if out, status := f.run("lb", "target", "drain", admin, "target-1", "--drain-for=999h"); status != 2 || !strings.Contains(out, "between 0 and") {
+	if out, status := f.run("lb", "target", "drain", admin, "target-1", "--drain-for=999h"); status != 2 ||
+		!strings.Contains(out, "between 0 and") {
 		t.Errorf("an absurd drain ended with %d: %s", status, out)
 	}
 }

@@ -26,7 +26,10 @@ func TestReloadKeepsOtherSessions(t *testing.T) {
 	for _, g := range f.frontendStatus().GetGateways() {
 		up[g.GetName()] = g.GetSince().String()
 	}
-	records := []*healthRecord{f.recordHealth("Egress"), f.recordHealth("Egress/ipv4"), f.recordHealth("Egress/ipv6"), f.recordHealth("vip/" + vipA4), f.recordHealth("vip/" + vipA6)}
+	records := []*healthRecord{
+		f.recordHealth("Egress"), f.recordHealth("Egress/ipv4"), f.recordHealth("Egress/ipv6"),
+		f.recordHealth("vip/" + vipA4), f.recordHealth("vip/" + vipA6),
+	}
 	for _, r := range records {
 		r.wait(healthServing)
 	}
@@ -71,7 +74,8 @@ func TestReloadKeepsOtherSessions(t *testing.T) {
 
 	// A timer of one gateway restarts that one only.
 	slower := strings.TrimSuffix(lineB4, "}") + ", holdTime: 6s}"
-	f.must(f.pod.WriteTrench(edited(t, slices.Concat([]string{lineA6, lineA6 + "\n    " + slower + "\n    " + lineB6}, vips)...)))
+	f.must(f.pod.WriteTrench(edited(t,
+		slices.Concat([]string{lineA6, lineA6 + "\n    " + slower + "\n    " + lineB6}, vips)...)))
 	f.waitFor(func() error {
 		out, err := b.Command(t.Context(), "show protocols all trench0")
 		if err != nil {
@@ -116,7 +120,8 @@ func TestInvalidTrenchFileKeepsGateways(t *testing.T) {
 	// Of what is good in a bad file, nothing comes into force.
 	from := length(f.pod.Frontend)
 	f.must(
-		f.pod.WriteTrench(edited(t, lineA6, lineA6+"\n    "+lineB4+"\n    "+strings.Replace(lineB6, "address", "adress", 1))),
+		f.pod.WriteTrench(edited(t, lineA6,
+			lineA6+"\n    "+lineB4+"\n    "+strings.Replace(lineB6, "address", "adress", 1))),
 	)
 	where := fmt.Sprintf("%s:9: attractor.gateways[3].adress: unknown field", f.pod.TrenchFile())
 	f.waitLine(f.pod.Frontend, from, where)

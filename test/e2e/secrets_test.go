@@ -71,7 +71,8 @@ func TestNoSecretInOutput(t *testing.T) {
 	}
 
 	shown := map[string]string{
-		"metrics of lb": f.get(lab.LBMetrics, "/metrics"), "metrics of frontend": f.get(lab.FrontendMetrics, "/metrics"),
+		"metrics of lb": f.get(lab.LBMetrics, "/metrics"), "metrics of frontend": f.get(lab.FrontendMetrics,
+			"/metrics"),
 	}
 	admin := "--admin-socket=unix://" + f.pod.FrontendAdmin()
 	show := func(program string, args ...string) {
@@ -84,7 +85,8 @@ func TestNoSecretInOutput(t *testing.T) {
 		shown[name] = out
 	}
 	show("frontend", "debug", admin)
-	show("frontend", "render", "--trench-file="+f.pod.TrenchFile(), "--external-interface="+lab.External, "--bird-dir="+f.pod.BirdDir(), "--bird-socket="+f.pod.BirdSocket())
+	show("frontend", "render", "--trench-file="+f.pod.TrenchFile(), "--external-interface="+lab.External,
+		"--bird-dir="+f.pod.BirdDir(), "--bird-socket="+f.pod.BirdSocket())
 	show("frontend", "status", "--output=json", admin)
 	show("frontend", "events", "--output=json", admin)
 	show("lb", "status", "--output=json", "--admin-socket=unix://"+f.pod.LBAdmin())

@@ -82,7 +82,8 @@ func ended(conn net.Conn, deadline time.Time) error {
 	if err := conn.SetReadDeadline(deadline); err != nil {
 		return err
 	}
-	if _, err := io.Copy(io.Discard, conn); err != nil && !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
+	if _, err := io.Copy(io.Discard, conn); err != nil && !errors.Is(err, syscall.ECONNRESET) &&
+		!errors.Is(err, syscall.EPIPE) {
 		return err
 	}
 	return nil
@@ -332,7 +333,9 @@ func TestAdminSocketPeerUser(t *testing.T) {
 			if names, err := services(ctx, conn); status.Code(err) != codes.Unavailable {
 				t.Errorf("another user got %v, error %v", names, err)
 			}
-			f.waitLine(c.process, from, "admin connection refused", fmt.Sprintf("user %d may not use this socket", unprivilegedUID), fmt.Sprintf("peer_uid=%d", unprivilegedUID))
+			f.waitLine(c.process, from, "admin connection refused",
+				fmt.Sprintf("user %d may not use this socket", unprivilegedUID), fmt.Sprintf("peer_uid=%d",
+					unprivilegedUID))
 			http, err := dialAs(unprivilegedUID, unprivilegedUID, c.socket)
 			f.must(err)
 			defer http.Close()

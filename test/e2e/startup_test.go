@@ -89,7 +89,8 @@ func TestFirstRiseWithDataPlane(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
 	// Checks that are far apart: targets that failed at the start return one by one.
-	f.must(f.WriteTrench(strings.Replace(dataPlaneTrench(1, 2), dataPlaneCheck, "interval: 1s, timeout: 200ms, rise: 2, fall: 2", 1)))
+	f.must(f.WriteTrench(strings.Replace(dataPlaneTrench(1, 2), dataPlaneCheck,
+		"interval: 1s, timeout: 200ms, rise: 2, fall: 2", 1)))
 	detectDuplicates(t, f.pod.Namespace(), lab.Internal, lab.PodInternal(1)[1].String()+"/64")
 	f.start()
 	for _, vip := range f.VIPs {
@@ -101,7 +102,8 @@ func TestFirstRiseWithDataPlane(t *testing.T) {
 func TestDataPlaneWaitsForLateTarget(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
-	f.must(f.WriteTrench(strings.Replace(dataPlaneTrench(1, 2), dataPlaneCheck, "interval: 1s, timeout: 300ms, rise: 1, fall: 9", 1)))
+	f.must(f.WriteTrench(strings.Replace(dataPlaneTrench(1, 2), dataPlaneCheck,
+		"interval: 1s, timeout: 300ms, rise: 1, fall: 9", 1)))
 	// Two checks of each family time out, of 60 bytes (IPv4) and 80 bytes (IPv6).
 	_, err := f.Targets[1].NS.Run(f.ctx, "nft", fmt.Sprintf("add table inet late;"+
 		"add chain inet late in { type filter hook input priority 0; };"+
@@ -187,7 +189,8 @@ func TestReadyTimeout(t *testing.T) {
 	f.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
 	f.waitLog(f.pod.Frontend, "ready after --ready-timeout")
 	out, _ := f.run("frontend", "status", "--admin-socket=unix://"+f.pod.FrontendAdmin())
-	if want := "VIP " + vipA6 + " is ready and not advertised"; !strings.Contains(out, "Ready, although") || !strings.Contains(out, want) {
+	if want := "VIP " + vipA6 + " is ready and not advertised"; !strings.Contains(out, "Ready, although") ||
+		!strings.Contains(out, want) {
 		t.Errorf("the status does not say %q:\n%s", want, out)
 	}
 }
@@ -206,10 +209,15 @@ func TestRefusedFileAtStart(t *testing.T) {
 	f.waitLB("Readiness", false, where)
 	for program, addr := range map[string]string{"lb": lab.LBHealth, "frontend": lab.FrontendHealth} {
 		_, port, _ := strings.Cut(addr, ":")
-		if out, code := f.run(program, "healthcheck", "--health-port="+port); code != 1 || !strings.Contains(out, where) {
+		if out, code := f.run(program, "healthcheck", "--health-port="+port); code != 1 ||
+			!strings.Contains(out, where) {
 			t.Errorf("%s healthcheck: exit status %d, %q does not say %q", program, code, out, where)
 		}
-		out, code := f.run(program, "status", "--admin-socket=unix://"+map[string]string{"lb": f.pod.LBAdmin(), "frontend": f.pod.FrontendAdmin()}[program])
+		out, code := f.run(program, "status",
+			"--admin-socket=unix://"+map[string]string{
+				"lb":       f.pod.LBAdmin(),
+				"frontend": f.pod.FrontendAdmin(),
+			}[program])
 		if code != 0 || !strings.Contains(out, "NOT READY") || !strings.Contains(out, where) {
 			t.Errorf("%s status: exit status %d, without %q:\n%s", program, code, where, out)
 		}
@@ -232,7 +240,8 @@ func TestRefusedFileAtStart(t *testing.T) {
 	f.waitFrontend("SourceRouting", true)
 	f.waitFrontend("Readiness", false, where)
 	for _, set := range []string{"vip4", "vip6"} {
-		if out, err := f.pod.Namespace().Run(t.Context(), "nft", "list", "set", "inet", "vipgate", set); err != nil || !strings.Contains(out, "elements") {
+		if out, err := f.pod.Namespace().Run(t.Context(), "nft", "list", "set", "inet", "vipgate", set); err != nil ||
+			!strings.Contains(out, "elements") {
 			t.Errorf("%s lost its VIPs: %v\n%s", set, err, out)
 		}
 	}
@@ -280,7 +289,8 @@ func TestOwnAddressesAreAnnounced(t *testing.T) {
 	}
 	for i, n := range neighbors {
 		if i%2 == 0 {
-			f.must(n.wire.IP("link", "add", "link", n.device, "name", "near", "netns", n.ns.Name(), "type", "macvlan", "mode", "bridge"))
+			f.must(n.wire.IP("link", "add", "link", n.device, "name", "near", "netns", n.ns.Name(), "type", "macvlan",
+				"mode", "bridge"))
 			f.must(n.ns.IP("link", "set", "near", "up"))
 		}
 		f.must(n.ns.Addr("near", n.own))

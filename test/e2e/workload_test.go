@@ -47,10 +47,12 @@ func (a attested) start(named bool, extra ...string) {
 		lbArgs, frontendArgs = append(lbArgs, extra[0]), append(frontendArgs, extra[1])
 	}
 	if named {
-		lbArgs, frontendArgs = append(lbArgs, "--spiffe-id="+lab.LBID), append(frontendArgs, "--spiffe-id="+lab.FrontendID)
+		lbArgs, frontendArgs = append(lbArgs, "--spiffe-id="+lab.LBID), append(frontendArgs,
+			"--spiffe-id="+lab.FrontendID)
 	}
 	a.startLBAs([]string{"SPIFFE_ENDPOINT_SOCKET=" + a.lb.Addr()}, as(a.pod.LBArgs(shortDrain), lbArgs...))
-	a.startFrontendAs([]string{"SPIFFE_ENDPOINT_SOCKET=" + a.frontend.Addr()}, as(a.pod.FrontendArgs(shortDrain, shortSettle), frontendArgs...))
+	a.startFrontendAs([]string{"SPIFFE_ENDPOINT_SOCKET=" + a.frontend.Addr()},
+		as(a.pod.FrontendArgs(shortDrain, shortSettle), frontendArgs...))
 }
 
 // offer offers each an SVID that is valid for ttl from now.
@@ -134,7 +136,10 @@ func TestExpiredSVIDWithdraws(t *testing.T) {
 			"frontend", lab.FrontendHealth, lab.FrontendMetrics, frontendID,
 			func(a attested) *identitytest.WorkloadAPI { return a.frontend }, (*fixture).waitFrontend,
 		},
-		{"lb", lab.LBHealth, lab.LBMetrics, lbID, func(a attested) *identitytest.WorkloadAPI { return a.lb }, (*fixture).waitLB},
+		{
+			"lb", lab.LBHealth, lab.LBMetrics, lbID, func(a attested) *identitytest.WorkloadAPI { return a.lb },
+			(*fixture).waitLB,
+		},
 	} {
 		t.Run(c.whose, func(t *testing.T) {
 			t.Parallel()
@@ -178,13 +183,15 @@ func TestExpiredSVIDWithdraws(t *testing.T) {
 				}
 				a.wantUpdates(mark, v, withdrawn)
 			}
-			if both := a.pod.LB.Output() + a.pod.Frontend.Output(); !strings.Contains(both, "connection closed: SVID expired") {
+			if both := a.pod.LB.Output() +
+				a.pod.Frontend.Output(); !strings.Contains(both, "connection closed: SVID expired") {
 				t.Error("no log says that the connection ended with its SVID")
 			}
 			c.wait(a.fixture, "Identity", false, "the SVID "+c.id.String()+" expired", "local clock:")
 			a.waitFrontend("Stream", false)
 			for _, v := range a.frontendStatus().GetVips() {
-				if want := readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_LOST; v.GetVip() == vipA4 && v.GetReason() != want {
+				if want := readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_LOST; v.GetVip() == vipA4 &&
+					v.GetReason() != want {
 					t.Errorf("%s is withdrawn for %s, want %s", v.GetVip(), v.GetReason(), want)
 				}
 			}
@@ -194,7 +201,8 @@ func TestExpiredSVIDWithdraws(t *testing.T) {
 			a.must(err)
 			var lost, late bool
 			for _, e := range r.GetEvents() {
-				lost = lost || e.GetVip() == vipA4 && e.GetReason() == readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_LOST
+				lost = lost || e.GetVip() == vipA4 &&
+					e.GetReason() == readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_LOST
 				late = late || strings.Contains(e.GetDetail(), "was not renewed")
 			}
 			if !lost || late != (c.whose == "frontend") {
@@ -286,7 +294,10 @@ func TestAmbiguousSVIDs(t *testing.T) {
 	a := newAttested(t)
 	a.up(a.target1)
 	for _, api := range []*identitytest.WorkloadAPI{a.lb, a.frontend} {
-		api.Offer(a.ca, []*x509svid.SVID{a.ca.SVID(a.ca.ID("/sidecar"), time.Hour), a.ca.SVID(lbID, time.Hour), a.ca.SVID(frontendID, time.Hour)})
+		api.Offer(a.ca, []*x509svid.SVID{
+			a.ca.SVID(a.ca.ID("/sidecar"), time.Hour), a.ca.SVID(lbID, time.Hour),
+			a.ca.SVID(frontendID, time.Hour),
+		})
 		api.Start()
 	}
 	offered := []string{"offers 3 SPIFFE IDs", a.ca.ID("/sidecar").String(), lab.LBID, lab.FrontendID, "--spiffe-id"}
@@ -359,7 +370,8 @@ func TestFileRotationBySymlink(t *testing.T) {
 	}
 	// Files that do not fit together change nothing.
 	from := length(f.pod.Frontend)
-	f.must(os.WriteFile(filepath.Join(frontend.dir, fmt.Sprintf("..%d", frontend.swaps), identity.CertFile), []byte("no certificate"), 0o600))
+	f.must(os.WriteFile(filepath.Join(frontend.dir, fmt.Sprintf("..%d", frontend.swaps), identity.CertFile),
+		[]byte("no certificate"), 0o600))
 	frontend.touch()
 	f.waitLine(f.pod.Frontend, from, "no new SVID", "tls.crt: contains no PEM certificate")
 	f.wantHealth(lab.FrontendHealth, "Readiness", healthv1.HealthCheckResponse_SERVING)

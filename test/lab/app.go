@@ -45,7 +45,10 @@ func (a *App) Start() error {
 	if a.server == nil {
 		server := load.NewServer(a.Name)
 		for _, vip := range a.VIPs {
-			for port, serve := range map[uint16]func(net.Listener){RequestPort: server.ServeRequests, FlowPort: server.ServeFlows} {
+			for port, serve := range map[uint16]func(net.Listener){
+				RequestPort: server.ServeRequests,
+				FlowPort:    server.ServeFlows,
+			} {
 				l, err := a.listen(netip.AddrPortFrom(vip, port))
 				if err != nil {
 					return errors.Join(fmt.Errorf("%s: %w", a.Name, err), server.Abort())

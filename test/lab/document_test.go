@@ -72,7 +72,8 @@ func TestGatewaysDocument(t *testing.T) {
 			t.Fatal(err)
 		}
 		if want != m[3] && !*update {
-			t.Errorf("the block of %s %s is\n%s\nbut the tests use\n%s\nrun go test ./test/lab -run TestGatewaysDocument -update", m[1], m[2], m[3], want)
+			t.Errorf("the block of %s %s is\n%s\nbut the tests use\n%s\nrun go test ./test/lab -run "+
+				"TestGatewaysDocument -update", m[1], m[2], m[3], want)
 		}
 		first, _, _ := strings.Cut(block, "\n")
 		return first + "\n" + want + "```"

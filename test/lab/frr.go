@@ -197,7 +197,8 @@ func (g *FRR) vtysh(ctx context.Context, args ...string) (string, error) {
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("vtysh %s on gateway %s: %w: %s%s", strings.Join(args, " "), g.Name, err, stderr.String(), out)
+		return "", fmt.Errorf("vtysh %s on gateway %s: %w: %s%s", strings.Join(args, " "), g.Name, err, stderr.String(),
+			out)
 	}
 	return string(out), nil
 }

@@ -118,7 +118,8 @@ func (g *GoBGP) Command(ctx context.Context, args ...string) (string, error) {
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("gobgp %s on gateway %s: %w: %s%s", strings.Join(args, " "), g.Name, err, stderr.String(), out)
+		return "", fmt.Errorf("gobgp %s on gateway %s: %w: %s%s", strings.Join(args, " "), g.Name, err, stderr.String(),
+			out)
 	}
 	return string(out), nil
 }

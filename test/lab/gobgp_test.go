@@ -23,7 +23,8 @@ func TestParseGoBGPTrace(t *testing.T) {
 	want := "[07:33:19.000000 20.0.0.1/32 announced path=[8103] communities=[]" +
 		" 07:33:19.000000 20.0.0.2/32 announced path=[8103] communities=[]" +
 		" 07:33:20.000000 2000::1/128 announced path=[8103 8103] communities=[(65535,0) (1,2)]" +
-		" 07:33:21.000000 2000::1/128 withdrawn 07:33:22.000000 20.0.0.1/32 withdrawn 07:35:44.000000 20.0.0.2/32 withdrawn]"
+		" 07:33:21.000000 2000::1/128 withdrawn 07:33:22.000000 20.0.0.1/32 withdrawn 07:35:44.000000 20.0.0.2/32 " +
+		"withdrawn]"
 	if got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}

@@ -107,7 +107,8 @@ func (l *Lab) wire() error {
 		l.Pod.Addr(External, prefix(PodExternal4, externalBits4), prefix(PodExternal6, externalBits6)),
 		l.Gateway.Addr("trench0", prefix(GatewayA4, externalBits4), prefix(GatewayA6, externalBits6)),
 		l.Pod.Addr(Internal, podInternal...),
-		l.Backend.Addr("pod0", prefix(Target1v4, 16), prefix(Target2v4, 16), prefix(Target1v6, 64), prefix(Target2v6, 64)),
+		l.Backend.Addr("pod0", prefix(Target1v4, 16), prefix(Target2v4, 16), prefix(Target1v6, 64),
+			prefix(Target2v6, 64)),
 		l.Pod.Sysctl("net.ipv4.ip_forward", "1"),
 		l.Pod.Sysctl("net.ipv6.conf.all.forwarding", "1"),
 		// The strict filter of some hosts would withdraw IPv4 VIPs.

@@ -80,7 +80,8 @@ func Create() (*NetNS, error) {
 	}
 	// Link-local addresses of wires to come are usable at once: duplicate
 	// address detection would hold IPv6 up for more than a second.
-	if err := errors.Join(n.Sysctl("net.ipv6.conf.default.accept_dad", "0"), n.IP("link", "set", "lo", "up")); err != nil {
+	if err := errors.Join(n.Sysctl("net.ipv6.conf.default.accept_dad", "0"),
+		n.IP("link", "set", "lo", "up")); err != nil {
 		return nil, errors.Join(err, n.Close())
 	}
 	return n, nil

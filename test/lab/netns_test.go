@@ -121,7 +121,8 @@ func TestCaptureDirections(t *testing.T) {
 		}
 		match := func(outgoing bool) func(Packet) bool {
 			return func(p Packet) bool {
-				return p.Outgoing == outgoing && p.Dst == netip.MustParseAddr(to) && p.Protocol == 17 && p.DstPort == 4242
+				return p.Outgoing == outgoing && p.Dst == netip.MustParseAddr(to) && p.Protocol == 17 &&
+					p.DstPort == 4242
 			}
 		}
 		if err := left.Wait(ctx, match(true)); err != nil {

@@ -80,9 +80,11 @@ func (p *Pod) LBArgs(extra ...string) []string {
 func (p *Pod) FrontendArgs(extra ...string) []string {
 	return append([]string{
 		filepath.Join(p.Binaries, "frontend"), "run",
-		"--trench-file=" + p.TrenchFile(), "--lb-socket=unix://" + p.Socket(), "--admin-socket=unix://" + p.FrontendAdmin(),
+		"--trench-file=" + p.TrenchFile(), "--lb-socket=unix://" + p.Socket(), "--admin-socket=unix://" +
+			p.FrontendAdmin(),
 		"--identity=dev", "--dev-authority-dir=" + p.Authority(), "--spiffe-id=" + FrontendID, "--lb-id=" + LBID,
-		"--external-interface=" + External, "--bird-dir=" + p.BirdDir(), "--bird-socket=" + p.BirdSocket(), "--log-format=text",
+		"--external-interface=" + External, "--bird-dir=" + p.BirdDir(), "--bird-socket=" +
+			p.BirdSocket(), "--log-format=text",
 	}, extra...)
 }
 

@@ -98,7 +98,8 @@ func TestReceiverUpdatesFromBIRD(t *testing.T) {
 		}
 		parseRoutes(out, routes)
 		for p, hop := range map[string]netip.Addr{"0.0.0.0/0": GatewayA4, "::/0": GatewayA6} {
-			if got := routes[netip.MustParsePrefix(p)]; got.NextHop != hop || !slices.Equal(got.ASPath, []string{fmt.Sprint(GatewayAS)}) {
+			if got := routes[netip.MustParsePrefix(p)]; got.NextHop != hop ||
+				!slices.Equal(got.ASPath, []string{fmt.Sprint(GatewayAS)}) {
 				return fmt.Errorf("the peer holds %+v, want %s via %v", routes, p, hop)
 			}
 		}
@@ -115,7 +116,8 @@ func TestReceiverUpdatesFromBIRD(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !heard.Withdrawn || heard.Lost || heard.Attributes != nil || heard.At.Before(before) || heard.At.After(time.Now()) {
+	if !heard.Withdrawn || heard.Lost || heard.Attributes != nil || heard.At.Before(before) ||
+		heard.At.After(time.Now()) {
 		t.Errorf("heard %+v, want a withdrawal now", heard)
 	}
 	if got := r.Since(mark); len(got) != 1 || len(r.Table()) != 1 {
@@ -304,11 +306,15 @@ func TestParseUpdate(t *testing.T) {
 	for _, r := range routes {
 		got = append(got, fmt.Sprint(r.Prefix, " ", r.Withdrawn, " ", r.Attributes.GracefulShutdown()))
 	}
-	want := []string{"10.0.1.0/24 true false", "2001::/16 true false", "2002::/16 false true", "10.0.2.1/32 false true", "11.0.0.0/8 false true"}
+	want := []string{
+		"10.0.1.0/24 true false", "2001::/16 true false", "2002::/16 false true", "10.0.2.1/32 false true",
+		"11.0.0.0/8 false true",
+	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got  %v\nwant %v", got, want)
 	}
-	if a := routes[4].Attributes; !slices.Equal(a.ASPath, []uint32{8103, 8103}) || a.LocalPref != 7 || a.Communities[1] != 0x10002 {
+	if a := routes[4].Attributes; !slices.Equal(a.ASPath, []uint32{8103, 8103}) || a.LocalPref != 7 ||
+		a.Communities[1] != 0x10002 {
 		t.Errorf("attributes %+v", a)
 	}
 	for n := range body { // cut off anywhere: refused or less, never out of bounds

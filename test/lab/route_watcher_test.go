@@ -87,7 +87,8 @@ func TestRouteWatcher(t *testing.T) {
 		t.Fatal(err)
 	}
 	history := watcher.Since(start)
-	if first, last := history[0], history[len(history)-1]; len(first.Routes) != 0 || len(last.Routes) != 0 || len(history) < 3 {
+	if first, last := history[0], history[len(history)-1]; len(first.Routes) != 0 || len(last.Routes) != 0 ||
+		len(history) < 3 {
 		t.Errorf("the history %v does not begin and end empty with routes in between", history)
 	}
 	if _, err := control.Command("nonsense"); err == nil {

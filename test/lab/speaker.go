@@ -355,7 +355,8 @@ func appendPrefixes(routes []PrefixUpdate, b []byte, six bool, said *Attributes)
 		default:
 			return routes, fmt.Errorf("a prefix of %d bits", bits)
 		}
-		routes = append(routes, PrefixUpdate{Prefix: netip.PrefixFrom(a, bits), Withdrawn: said == nil, Attributes: said})
+		routes = append(routes,
+			PrefixUpdate{Prefix: netip.PrefixFrom(a, bits), Withdrawn: said == nil, Attributes: said})
 		b = b[1+n:]
 	}
 	return routes, nil

@@ -99,7 +99,8 @@ func MissingForTopology() string {
 // caller closes it.
 func NewTopology(c TopologyConfig) (*Topology, error) {
 	if c.Pods < 1 || c.Pods > MaxPods || c.Targets < 1 || c.Targets > MaxTargets || len(c.VIPs) == 0 {
-		return nil, fmt.Errorf("topology of %d pods, %d targets and %d VIPs, want 1 to %d, 1 to %d, and some", c.Pods, c.Targets, len(c.VIPs), MaxPods, MaxTargets)
+		return nil, fmt.Errorf("topology of %d pods, %d targets and %d VIPs, want 1 to %d, 1 to %d, and some", c.Pods,
+			c.Targets, len(c.VIPs), MaxPods, MaxTargets)
 	}
 	t := &Topology{VIPs: c.VIPs}
 	var err error
@@ -127,7 +128,10 @@ func NewTopology(c TopologyConfig) (*Topology, error) {
 			if err != nil {
 				return err
 			}
-			a := &App{Name: fmt.Sprintf("target-%d", n), NS: ns, Addrs: TargetAddrs(n), VIPs: c.VIPs, backend: l.Backend, port: fmt.Sprintf("target%d", n)}
+			a := &App{
+				Name: fmt.Sprintf("target-%d", n), NS: ns, Addrs: TargetAddrs(n), VIPs: c.VIPs,
+				backend: l.Backend, port: fmt.Sprintf("target%d", n),
+			}
 			t.Targets = append(t.Targets, a)
 			if err := t.wireTarget(n, c.Pods); err != nil {
 				return err
@@ -153,7 +157,8 @@ func (t *Topology) create() (*NetNS, error) {
 // wire creates the bridges.
 func (t *Topology) wire() error {
 	quiet := func(ns *NetNS) error { // what a bridge forwards is no matter of IP
-		return errors.Join(ns.sysctlIfExists("net.bridge.bridge-nf-call-iptables", "0"), ns.sysctlIfExists("net.bridge.bridge-nf-call-ip6tables", "0"))
+		return errors.Join(ns.sysctlIfExists("net.bridge.bridge-nf-call-iptables", "0"),
+			ns.sysctlIfExists("net.bridge.bridge-nf-call-ip6tables", "0"))
 	}
 	return errors.Join(
 		quiet(t.Gateway), quiet(t.Backend),
@@ -189,8 +194,10 @@ func (t *Topology) wirePod(n int) error {
 	external, internal := PodExternal(n), PodInternal(n)
 	return errors.Join(
 		enableForwarding(ns), hashFlows(ns),
-		ip("link", "add", External, "address", externalLink(n), "netns", ns.name, "type", "veth", "peer", "name", port, "netns", t.Gateway.name),
-		ip("link", "add", Internal, "address", internalLink(n), "netns", ns.name, "type", "veth", "peer", "name", port, "netns", t.Backend.name),
+		ip("link", "add", External, "address", externalLink(n), "netns", ns.name, "type", "veth", "peer", "name", port,
+			"netns", t.Gateway.name),
+		ip("link", "add", Internal, "address", internalLink(n), "netns", ns.name, "type", "veth", "peer", "name", port,
+			"netns", t.Backend.name),
 		t.Gateway.Batch("link set "+port+" master trench0 up"),
 		t.Backend.Batch("link set "+port+" master targets up"),
 		ns.Batch("link set "+External+" up", "link set "+Internal+" up"),
@@ -226,9 +233,12 @@ func (t *Topology) wireTarget(n, pods int) error {
 		}
 		lines = append(lines, fmt.Sprintf("addr add %s dev lo%s", netip.PrefixFrom(vip, vip.BitLen()), nodad))
 		for pod := 1; pod <= pods; pod++ {
-			*rules = append(*rules, fmt.Sprintf("rule add from %s fwmark %d lookup %d priority %d", vip, pod, returnTable+pod, returnRulePriority))
+			*rules = append(*rules,
+				fmt.Sprintf("rule add from %s fwmark %d lookup %d priority %d", vip, pod, returnTable+pod,
+					returnRulePriority))
 		}
-		*rules = append(*rules, fmt.Sprintf("rule add from %s lookup %d priority %d", vip, returnTable, returnRulePriority+1))
+		*rules = append(*rules,
+			fmt.Sprintf("rule add from %s lookup %d priority %d", vip, returnTable, returnRulePriority+1))
 	}
 	for pod := 1; pod <= pods; pod++ {
 		fmt.Fprintf(&marks, "add rule inet lab in ether saddr %s ct mark set %d;", internalLink(pod), pod)

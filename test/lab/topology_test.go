@@ -125,7 +125,8 @@ func TestTopologyForwarding(t *testing.T) {
 			if slices.Contains(p.VIPs, x.Dst) {
 				asked[flow{netip.AddrPortFrom(x.Src, x.SrcPort), netip.AddrPortFrom(x.Dst, x.DstPort)}] = true
 			}
-			if slices.Contains(p.VIPs, x.Src) && !asked[flow{netip.AddrPortFrom(x.Dst, x.DstPort), netip.AddrPortFrom(x.Src, x.SrcPort)}] {
+			if slices.Contains(p.VIPs, x.Src) &&
+				!asked[flow{netip.AddrPortFrom(x.Dst, x.DstPort), netip.AddrPortFrom(x.Src, x.SrcPort)}] {
 				t.Fatalf("pod %d sends an answer to what another pod was asked: %+v", i+1, x)
 			}
 		}
@@ -343,7 +344,8 @@ func TestTargetsDoNotAnswerARPForVIPs(t *testing.T) {
 func (p *plainTopology) announce(pod int) *Gateway {
 	p.t.Helper()
 	c := GatewayConfig{
-		Name: fmt.Sprintf("peer-%d", pod), RouterID: PodExternal(pod)[0], LocalAS: PodAS, RemoteAS: GatewayAS, Port: BGPPort,
+		Name: fmt.Sprintf("peer-%d",
+			pod), RouterID: PodExternal(pod)[0], LocalAS: PodAS, RemoteAS: GatewayAS, Port: BGPPort,
 		Local: PodExternal(pod), Peers: []netip.Addr{GatewayA4, GatewayA6}, Interface: External,
 	}
 	for _, vip := range p.VIPs {

@@ -60,7 +60,10 @@ func run(version, base, out string) error {
 		return err
 	}
 	r := &release{version: version, time: time.Unix(unix, 0).UTC(), base: base, out: out}
-	steps := []func() error{r.writeNotes, r.buildBinaries, r.checkVersions, r.writeImages, r.writeSBOM, r.writeChecksums}
+	steps := []func() error{
+		r.writeNotes, r.buildBinaries, r.checkVersions, r.writeImages, r.writeSBOM,
+		r.writeChecksums,
+	}
 	for _, step := range steps {
 		if err := step(); err != nil {
 			return err
@@ -80,7 +83,8 @@ func (r *release) buildBinaries() error {
 			build := exec.Command("go", "build", "-trimpath", "-buildvcs=true",
 				"-ldflags", "-s -w -X "+versionVariable+"="+r.version, "-o", r.binary(program, arch), "./cmd/"+program)
 			// Settings of the developer's environment would end up in the binary.
-			build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOAMD64=v1", "GOARM64=v8.0",
+			build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOAMD64=v1",
+				"GOARM64=v8.0",
 				"GOFLAGS=", "GOEXPERIMENT=", "GOFIPS140=off")
 			build.Stderr = os.Stderr
 			if err := build.Run(); err != nil {

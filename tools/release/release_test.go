@@ -6,7 +6,8 @@ import (
 )
 
 func TestNotes(t *testing.T) {
-	const changelog = "# Changelog\n\n## Unreleased\n\n- new\n\n## v0.2.0 - 2026-12-01\n\n- two\n  lines\n\n## v0.1.0\n\n- first\n"
+	const changelog = "# Changelog\n\n## Unreleased\n\n- new\n\n## v0.2.0 - 2026-12-01\n\n- two\n  lines\n\n## " +
+		"v0.1.0\n\n- first\n"
 	for heading, want := range map[string]string{
 		"Unreleased": "- new\n", "v0.2.0": "- two\n  lines\n", "v0.1.0": "- first\n", "v0.3.0": "",
 	} {

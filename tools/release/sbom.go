@@ -56,7 +56,10 @@ func (r *release) writeSBOM() error {
 	doc := &spdxDocument{
 		Version: "SPDX-2.3", DataLicense: "CC0-1.0", ID: document, Name: name,
 		Namespace: "https://github.com/vipgate/vipgate/sbom/" + name,
-		Creation:  spdxCreation{Created: r.time.Format(time.RFC3339), Creators: []string{"Tool: vipgate-tools-release"}},
+		Creation: spdxCreation{
+			Created:  r.time.Format(time.RFC3339),
+			Creators: []string{"Tool: vipgate-tools-release"},
+		},
 	}
 	known := map[string]bool{}
 	for _, program := range programs {
@@ -67,7 +70,8 @@ func (r *release) writeSBOM() error {
 				return err
 			}
 			id := doc.add(known, document, "DESCRIBES", filepath.Base(file), r.version, "")
-			doc.add(known, id, "CONTAINS", "stdlib", info.GoVersion, "pkg:golang/std@"+strings.TrimPrefix(info.GoVersion, "go"))
+			doc.add(known, id, "CONTAINS", "stdlib", info.GoVersion,
+				"pkg:golang/std@"+strings.TrimPrefix(info.GoVersion, "go"))
 			for _, m := range info.Deps {
 				if m.Replace != nil {
 					m = m.Replace
