@@ -22,6 +22,12 @@ type (
 	Drift = plan.Drift
 	// Problem is one thing that the data plane cannot do.
 	Problem = plan.Problem
+	// Desired is the desired state of the data plane.
+	Desired = plan.Desired
+	// State is the confirmed state of the data plane in the kernel.
+	State = plan.State
+	// StreamState is the confirmed state of one stream.
+	StreamState = plan.StreamState
 )
 
 // The roles.
@@ -64,55 +70,6 @@ type Options struct {
 	// notifications; a minute by default.
 	CheckInterval time.Duration
 	Log           *slog.Logger
-}
-
-// Desired is the desired state of the data plane. It is immutable.
-type Desired struct {
-	// Revision is returned in [State].
-	Revision uint64
-	// Streams are by name. One that did not change is the same pointer as before.
-	Streams map[string]*plan.Stream
-}
-
-// State is the confirmed state of the data plane in the kernel. It is immutable.
-type State struct {
-	// Revision is that of the newest [Desired] that was applied, with or without problems.
-	Revision uint64
-	// Streams are by name.
-	Streams map[string]*StreamState
-	// VIPs maps the VIPs that the kernel sends to a stream to its name.
-	VIPs map[vip.VIP]string
-	// Unreachable maps addresses of targets with a FAILED neighbor entry, or without a
-	// connected network, to the reason.
-	Unreachable map[netip.Addr]string
-	// Drift has the objects that another process removed or changed and that are not
-	// repaired: held, or in back-off.
-	Drift []plan.Drift
-	// Held are the streams whose drift is not repaired, "" for all of them, with the end
-	// of each hold; the zero time is no end.
-	Held map[string]time.Time
-	// Repairs counts what was repaired since the start.
-	Repairs uint64
-	// Problems are the parts of the desired state that failed; the rest is applied.
-	Problems []plan.Problem
-	// Withheld names by family the kernel parameter that drops the packets of every VIP,
-	// with the command that corrects it; "" for none.
-	Withheld [len(vip.Families)]string
-	// Err is why the kernel cannot be read or changed at the moment, nil if it can.
-	// Failures counts the attempts since.
-	Err      error
-	Failures int
-	At       time.Time
-}
-
-// StreamState is the confirmed state of one stream.
-type StreamState struct {
-	// Serving has the names of the targets that get new flows, by family: they are in the
-	// Maglev map, and their rules and routes lead to them.
-	Serving [len(vip.Families)]map[string]struct{}
-	// Problem is by family why the stream does not forward although it has serving
-	// targets; "" if it does.
-	Problem [len(vip.Families)]string
 }
 
 // TargetView describes one target in the kernel for operators.

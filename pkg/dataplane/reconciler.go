@@ -365,7 +365,7 @@ func sameState(a, b State) bool {
 		return err.Error()
 	}
 	return a.Revision == b.Revision && a.Withheld == b.Withheld && a.Failures == b.Failures && errText(a.Err) == errText(b.Err) &&
-		maps.EqualFunc(a.Streams, b.Streams, func(x, y *StreamState) bool { return x == y || reflect.DeepEqual(x, y) }) &&
+		maps.EqualFunc(a.Streams, b.Streams, (*StreamState).Equal) &&
 		maps.Equal(a.VIPs, b.VIPs) && maps.Equal(a.Held, b.Held) && a.Repairs == b.Repairs && maps.Equal(a.Unreachable, b.Unreachable) &&
 		slices.Equal(a.Drift, b.Drift) && reflect.DeepEqual(a.Problems, b.Problems)
 }

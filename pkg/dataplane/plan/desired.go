@@ -2,6 +2,7 @@ package plan
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -45,6 +46,17 @@ type Stream struct {
 	DrainTime time.Duration
 	// Targets have unique names.
 	Targets []Target
+}
+
+// Equal reports whether both streams are the same; nil is equal to nil only.
+func (s *Stream) Equal(t *Stream) bool {
+	if s == nil || t == nil || s == t {
+		return s == t
+	}
+	return s.Name == t.Name && s.Size == t.Size && s.Seed == t.Seed && s.DrainTime == t.DrainTime &&
+		slices.Equal(s.VIPs, t.VIPs) && slices.EqualFunc(s.Targets, t.Targets, func(a, b Target) bool {
+		return a.Name == b.Name && a.Roles == b.Roles && slices.Equal(a.IPs, b.IPs)
+	})
 }
 
 // Drift is one object in the kernel that another process removed or changed.
