@@ -62,7 +62,8 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.BoolVar(&o.plan, "plan", false, "print what a seed means, and do nothing")
 	f.StringVar(&o.kinds, "kinds", "", "only faults whose name matches this `pattern`")
 	f.Var((*words)(&o.lbFlags), "lb-flag", "another `flag` for lb run; repeatable")
-	f.Var((*words)(&o.frontendFlags), "frontend-flag", "another `flag` for frontend run, such as one with which this must fail; repeatable")
+	f.Var((*words)(&o.frontendFlags), "frontend-flag",
+		"another `flag` for frontend run, such as one with which this must fail; repeatable")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}

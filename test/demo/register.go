@@ -13,7 +13,8 @@ import (
 
 // registration is what the application asks for.
 func (s *fixture) registration() string {
-	return fmt.Sprintf(`{"stream":%q,"targets":[{"name":%q,"addresses":[%q,%q]}]}`, appStream, s.app.name, s.app.addrs[0], s.app.addrs[1])
+	return fmt.Sprintf(`{"stream":%q,"targets":[{"name":%q,"addresses":[%q,%q]}]}`, appStream, s.app.name, s.app.addrs[0],
+		s.app.addrs[1])
 }
 
 // register has an application register its target: grpcurl's call is the lease.

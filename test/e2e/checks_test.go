@@ -34,7 +34,8 @@ func (f *fixture) listen(a netip.Addr, port uint16) net.Listener {
 func TestApplicationHealthChecks(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	trench := strings.Replace(usualTrench(), fmt.Sprintf("check: {tcp: {port: %d}", checkPort), `check: {http: {port: 8080, path: /healthz, status: 200, body: "^fine"}`, 1)
+	trench := strings.Replace(usualTrench(), fmt.Sprintf("check: {tcp: {port: %d}", checkPort),
+		`check: {http: {port: 8080, path: /healthz, status: 200, body: "^fine"}`, 1)
 	trench = strings.Replace(
 		trench, fmt.Sprintf("check: {tcp: {port: %d}", checkPort), "check: {grpc: {port: 9090, service: app}", 1,
 	)

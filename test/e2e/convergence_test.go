@@ -202,7 +202,8 @@ func TestFamilyLossLeavesTheOther(t *testing.T) {
 			ready := regexp.MustCompile(`(?m)^20\.0\.0\.1/32 +ready `)
 			f.must(lab.Eventually(f.ctx, 10*time.Millisecond, func() error {
 				out, err := f.lb("status")
-				if err == nil && (!regexp.MustCompile(`(?m)^2000::1/128 +not ready.*`+regexp.QuoteMeta(tt.why)).MatchString(out) || !ready.MatchString(out)) {
+				if err == nil && (!regexp.MustCompile(`(?m)^2000::1/128 +not ready.*`+regexp.QuoteMeta(tt.why)).MatchString(out) ||
+					!ready.MatchString(out)) {
 					err = fmt.Errorf("IPv6 alone is to be not ready, since an address %s:\n%s", tt.why, out)
 				}
 				return err

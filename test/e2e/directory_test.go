@@ -172,7 +172,8 @@ func TestCrashedWriterOfReadinessFiles(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
 			f.makeReadinessDir()
-			writer, err := f.Start(f.Pod, "writer", "sh", "-c", `while :; do touch "$0"; sleep 0.2; done`, f.readinessFile("lb-ready-stream-a"))
+			writer, err := f.Start(f.Pod, "writer", "sh", "-c", `while :; do touch "$0"; sleep 0.2; done`,
+				f.readinessFile("lb-ready-stream-a"))
 			f.must(err)
 			var flags []string
 			if limited {

@@ -21,7 +21,8 @@ func crowdedTrench(total int) string {
 		fmt.Fprintf(&more, ", 20.%d.%d.%d/32", 1+i/62500, i/250%250, i%250+1)
 	}
 	text := strings.Replace(usualTrench(), `"`+vipB6+`"]`, `"`+vipB6+`"`+more.String()+"]", 1)
-	return strings.Replace(text, vipA4+`, "`+vipA6+`"]`+"\n    check", vipA4+`, "`+vipA6+`"`+more.String()+"]\n    check", 1)
+	return strings.Replace(text, vipA4+`, "`+vipA6+`"]`+"\n    check", vipA4+`, "`+vipA6+`"`+more.String()+"]\n    check",
+		1)
 }
 
 // The most VIPs that a trench file may have load, and one more is refused with the limit's name.

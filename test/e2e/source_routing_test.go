@@ -26,7 +26,8 @@ func TestBIRDWaitsForSourceRouting(t *testing.T) {
 	ip("-6", "route", "del", prefix, "dev", lab.External, "table", "4097")
 	f.wantRoutes(vipA4, vipA6)
 	log := f.pod.Frontend.Output()
-	cause, installed, bird := strings.Index(log, prefix), strings.Index(log, `msg="source routing installed"`), strings.Index(log, `msg="BIRD started"`)
+	cause, installed, bird := strings.Index(log, prefix), strings.Index(log,
+		`msg="source routing installed"`), strings.Index(log, `msg="BIRD started"`)
 	if cause < 0 || installed < cause || bird < installed {
 		t.Errorf("BIRD did not wait:\n%s", log)
 	}

@@ -149,7 +149,8 @@ func TestNewStreamRisesWithAllTargets(t *testing.T) {
 		f.must(err)
 		return when
 	}
-	if took := at(`VIP changed" vip=` + vipA6 + ` .*to=ready`).Sub(at("new configuration in force")); took < 2*200*time.Millisecond {
+	if took := at(`VIP changed" vip=` + vipA6 +
+		` .*to=ready`).Sub(at("new configuration in force")); took < 2*200*time.Millisecond {
 		t.Errorf("%s rose after %v, before target-2 had a check result", vipA6, took)
 	}
 }
