@@ -131,7 +131,7 @@ type cleanupCommand struct{ kernelFlags }
 func (c *cleanupCommand) Run(ctx context.Context, out *cli.Output) error {
 	ctx, cancel := context.WithTimeout(ctx, cli.CallTimeout)
 	defer cancel()
-	o := kernel.Options{TableID: c.TableID, Priority: c.RulePriority, Mark: c.Mark.Mark, Mask: c.Mark.Mask}
+	o := c.kernelOptions()
 	if err := o.Validate(); err != nil {
 		return usage("%w", err)
 	}

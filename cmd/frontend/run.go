@@ -42,6 +42,10 @@ type kernelFlags struct {
 	ECMP         bool     `name:"ecmp" help:"Spread VIP traffic over all gateways." negatable:"" group:"Kernel"`
 }
 
+func (f *kernelFlags) kernelOptions() kernel.Options {
+	return kernel.Options{TableID: f.TableID, Priority: f.RulePriority, Mark: f.Mark.Mark, Mask: f.Mark.Mask}
+}
+
 // birdFlags are the flags of BIRD.
 type birdFlags struct {
 	ExternalInterface  string        `help:"Interface toward the gateways." default:"ext-vlan" placeholder:"NAME" group:"BGP"`
@@ -155,11 +159,12 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (frontend.Options, er
 		TrenchFile: c.TrenchFile, Defaults: c.defaults(), Config: config,
 		LBSocket: c.LBSocket, Gating: c.Gating == "on", FlapBackoff: c.FlapBackoff == "on", MaxBackoff: c.MaxBackoff,
 		ExternalInterface: c.ExternalInterface,
-		BIRD: frontend.BIRDOptions{
-			Executable: c.BirdExecutable, Dir: c.BirdDir, Socket: c.BirdSocket, LoopbackPort: c.LBBGPPort, RouterID: c.RouterID.Addr,
-			ScanTime: c.BirdKernelScanTime, LogFileSize: c.BirdLogFileSize, LogBIRD: c.LogBird,
+		BIRD: bird.Options{
+			Executable: c.BirdExecutable, Dir: c.BirdDir, Socket: c.BirdSocket, LoopbackPort: c.LBBGPPort,
+			RouterID: c.RouterID.Addr, TableID: c.TableID, ECMP: c.ECMP, KernelScanTime: c.BirdKernelScanTime,
+			LogFileSize: c.BirdLogFileSize, LogBIRD: c.LogBird,
 		},
-		Kernel:      frontend.KernelOptions{TableID: c.TableID, Priority: c.RulePriority, Mark: c.Mark.Mark, Mask: c.Mark.Mask, ECMP: c.ECMP},
+		Kernel:      c.kernelOptions(),
 		AdminSocket: c.AdminSocket, HealthAddr: cli.Address(c.HealthHost, c.HealthPort),
 		DrainTime: c.DrainTime, Settle: c.Settle, ReadyTimeout: c.ReadyTimeout, RequireRoute: c.RequireRoute, RemoveRulesOnExit: c.RemoveRulesOnExit, Log: log,
 	}
@@ -224,7 +229,7 @@ func (c *runFlags) check(r *cli.Refusals, config *trench.Config) {
 	r.Within("--bird-kernel-scan-time", c.BirdKernelScanTime, cli.MinScanTime, cli.MaxScanTime)
 	// The kernel package takes 0 for its default, BIRD for the main table.
 	r.If(c.TableID == 0 || c.RulePriority == 0, "--table-id and --rule-priority must not be 0: leave them out for 4096 and 100")
-	if err := (kernel.Options{TableID: c.TableID, Priority: c.RulePriority, Mark: c.Mark.Mark, Mask: c.Mark.Mask}).Validate(); err != nil {
+	if err := c.kernelOptions().Validate(); err != nil {
 		r.Add(fmt.Errorf("--table-id, --rule-priority, --mark: %w", err))
 	}
 	if lb, forwards := cli.OfLB(); forwards {

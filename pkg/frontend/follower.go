@@ -11,7 +11,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/kernel"
-	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -73,8 +72,6 @@ func (f *follower) Run(ctx context.Context) error {
 		f.showBIRD(birdState)
 		f.showRouting(routed)
 		f.exportRoutes(routed)
-		p.metrics.Announcer(announced.Sessions)
-		p.metrics.Routing(uint64(routed.Repairs))
 		p.bird.Expect(announced.Announced4, announced.Announced6)
 		if p.source != nil {
 			problem := p.streamProblem(lb)
@@ -262,15 +259,6 @@ func (f *follower) showBIRD(s bird.State) {
 		p.watcher.Report(readiness.ReportDelta{Families: families})
 		f.families = families
 	}
-	shown := metrics.BIRD{
-		Up: s.Alive, Restarts: uint64(s.Restarts), Configures: s.Configures, Configured: s.ConfigErr == nil, Refusals: s.ConfigFailures,
-	}
-	for _, g := range s.Gateways {
-		shown.Gateways = append(shown.Gateways, metrics.Gateway{
-			Name: g.Name, Family: g.Family.String(), Up: g.Up && s.Alive, Since: g.Since, Imported: g.Imported, Exported: g.Exported,
-		})
-	}
-	p.metrics.BIRD(shown)
 }
 
 // sessionEvents returns the events of BIRD and of the gateway sessions between two states. A

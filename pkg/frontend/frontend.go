@@ -96,6 +96,8 @@ func newProcess(o Options) (*process, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
+	o.Kernel.External, o.Kernel.Log = o.ExternalInterface, o.Log
+	o.BIRD.Interface, o.BIRD.Log = o.ExternalInterface, o.Log
 	p := &process{
 		Options: o, metrics: metrics.NewFrontend(o.Version),
 		changed: latest.New(uint64(0)), stopping: latest.New(false),
@@ -127,17 +129,15 @@ func newProcess(o Options) (*process, error) {
 	}
 	p.parts = parts
 	p.health.Define(Readiness, append([]string{Started}, parts...)...)
-	p.metrics.Gating(o.Gating)
+	p.metrics.State(p.metricsState)
 
 	p.config = trench.NewWatcher(o.TrenchFile, o.Defaults, o.Config, o.Log)
-	p.kernel = kernel.New(o.kernelOptions())
-	password := loopbackPassword(o)
-	birdOptions := o.birdOptions(password)
-	birdOptions.OnAnswer = p.metrics.ControlLatency
-	p.bird = bird.NewSupervisor(birdOptions)
+	p.kernel = kernel.New(o.Kernel)
+	o.BIRD.Password, o.BIRD.OnAnswer = loopbackPassword(o), p.metrics.ControlLatency
+	p.bird = bird.NewSupervisor(o.BIRD)
 	p.announcer = announce.New(announce.Options{
-		Local: loopbackLocal, Peer: netip.AddrPortFrom(loopbackBIRD, o.BIRD.LoopbackPort), PeerAS: bird.LoopbackPeerAS, Password: password,
-		Log: o.Log,
+		Local: loopbackLocal, Peer: netip.AddrPortFrom(loopbackBIRD, o.BIRD.LoopbackPort),
+		PeerAS: bird.LoopbackPeerAS, Password: o.BIRD.Password, Log: o.Log,
 		OnWritten: func(cause, at time.Time, _ uint64) {
 			if !cause.IsZero() {
 				p.metrics.DecisionLatency(at.Sub(cause))
@@ -164,9 +164,6 @@ func newProcess(o Options) (*process, error) {
 	p.observer = newObserver(o.Log, p.metrics)
 	if p.directory != nil {
 		p.observer.sourceName = "readiness directory"
-	}
-	if o.Gating {
-		p.metrics.Stream(p.streamMetrics)
 	}
 	p.reporter = newReporter(p.announcer.State(), p.bird, o.Settle, p.report)
 	p.observer.onDecisions = func(d decisions) {
@@ -276,7 +273,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	if p.RemoveRulesOnExit {
 		cleanup, cancel := context.WithTimeout(base, cleanupTimeout)
 		defer cancel()
-		errs = append(errs, kernel.Cleanup(cleanup, p.kernelOptions()))
+		errs = append(errs, kernel.Cleanup(cleanup, p.Kernel))
 	}
 	return errors.Join(errs...)
 }
@@ -330,17 +327,34 @@ func (p *process) reportApplied(position readiness.Position) {
 	}
 }
 
-// streamMetrics returns the state of the readiness source for a scrape.
-func (p *process) streamMetrics() metrics.Stream {
-	lease := p.observer.lease.Load()
-	var stats readiness.Stats // all zero for a directory
-	if p.watcher != nil {
-		stats = p.watcher.Stats()
+// metricsState returns what the metrics read at a scrape.
+func (p *process) metricsState() metrics.FrontendState {
+	b := p.bird.State().Load()
+	m := metrics.FrontendState{
+		Sessions: p.announcer.State().Load().Sessions, Repairs: uint64(p.kernel.Confirmed().Load().Repairs),
+		BIRD: metrics.BIRD{
+			Up: b.Alive, Restarts: uint64(b.Restarts), Configures: b.Configures,
+			Configured: b.ConfigErr == nil, Refusals: b.ConfigFailures,
+		},
 	}
-	return metrics.Stream{
-		Live: p.observer.lb.Load().Freshness == gate.Live, LeaseEnd: lease.End, LastMessage: lease.LastMessage,
-		Reconnects: stats.Reconnects(), Moves: stats.Moves,
+	for _, g := range b.Gateways {
+		m.BIRD.Gateways = append(m.BIRD.Gateways, metrics.Gateway{
+			Name: g.Name, Family: g.Family.String(), Up: g.Up && b.Alive, Since: g.Since,
+			Imported: g.Imported, Exported: g.Exported,
+		})
 	}
+	if p.Gating {
+		lease := p.observer.lease.Load()
+		var stats readiness.Stats // all zero for a directory
+		if p.watcher != nil {
+			stats = p.watcher.Stats()
+		}
+		m.Stream = &metrics.Stream{
+			Live: p.observer.lb.Load().Freshness == gate.Live, LeaseEnd: lease.End, LastMessage: lease.LastMessage,
+			Reconnects: stats.Reconnects(), Moves: stats.Moves,
+		}
+	}
+	return m
 }
 
 // families returns the external connectivity of the families that have VIPs.

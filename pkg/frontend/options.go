@@ -4,14 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"google.golang.org/grpc/credentials"
 
+	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -49,8 +50,9 @@ type Options struct {
 
 	// ExternalInterface faces the gateways.
 	ExternalInterface string
-	BIRD              BIRDOptions
-	Kernel            KernelOptions
+	// BIRD and Kernel are completed with the interface, the log and a password.
+	BIRD   bird.Options
+	Kernel kernel.Options
 
 	AdminSocket string
 	// HealthAddr and MetricsAddr are host:port; an empty MetricsAddr serves none.
@@ -71,25 +73,6 @@ type Options struct {
 
 	Log   *slog.Logger
 	Level *logs.Level
-}
-
-// BIRDOptions configure BIRD.
-type BIRDOptions struct {
-	Executable   string // looked up in PATH when empty
-	Dir, Socket  string
-	LoopbackPort uint16
-	RouterID     netip.Addr
-	ScanTime     time.Duration
-	LogFileSize  int  // bytes; 0: no log file
-	LogBIRD      bool // log all of BIRD's lines at info
-}
-
-// KernelOptions configure source routing.
-type KernelOptions struct {
-	TableID    uint32
-	Priority   int
-	Mark, Mask uint32
-	ECMP       bool
 }
 
 // ErrNoSocket reports that gating is on and the readiness socket is empty.

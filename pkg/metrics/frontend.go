@@ -1,10 +1,11 @@
 package metrics
 
 import (
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // Frontend holds the metrics of a frontend. Its methods are safe for concurrent use and do not
@@ -13,83 +14,52 @@ type Frontend struct {
 	*process
 	vips        *vips
 	transitions *prometheus.CounterVec
-	decision    prometheus.Histogram
-	gating      *prometheus.GaugeVec
-	control     prometheus.Histogram
-	sessions    total
-	repairs     total
-	stream      stream
-	bird        birdCollector
+	// DecisionLatency observes the time from an input to the end of the write of the UPDATE.
+	DecisionLatency func(time.Duration)
+	// ControlLatency observes the duration of a BIRD command.
+	ControlLatency func(time.Duration)
 }
 
 // NewFrontend returns the metrics of a frontend in a new registry, with those of the Go runtime and
 // of the process.
 func NewFrontend(version string) *Frontend {
-	d := describe()
+	// The median is about 0.1 ms; a busy node takes milliseconds; the write deadline is 1 s.
+	decision := FrontendDecisionLatency.histogram(
+		50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 100e-3, 200e-3, 500e-3, 1)
+	// 0.03 ms on an open socket; a reply after 2 s is a hang.
+	control := FrontendBIRDControlLatency.histogram(
+		20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3, 100e-3, 500e-3, 1, 2)
 	f := &Frontend{
-		process:     newProcess(d, "frontend", version),
-		vips:        newVIPs(d.desc(FrontendVIPState, Gauge), d.desc(FrontendVIPReason, Gauge), d.desc(FrontendVIPs, Gauge)),
-		transitions: d.counters(FrontendVIPTransitions),
-		// The median is about 0.1 ms; a busy node takes milliseconds; the write deadline is 1 s.
-		decision: d.histogram(FrontendDecisionLatency, []float64{
-			50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 100e-3, 200e-3, 500e-3, 1,
-		}),
-		gating: d.gauges(FrontendGating),
-		// 0.03 ms on an open socket; a reply after 2 s is a hang.
-		control: d.histogram(FrontendBIRDControlLatency, []float64{
-			20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3, 100e-3, 500e-3, 1, 2,
-		}),
+		process: newProcess("frontend", version),
+		vips: newVIPs(FrontendVIPState, FrontendVIPReason, FrontendVIPs,
+			"withdrawn", "depreferred", "announced"),
+		transitions:     FrontendVIPTransitions.counters(),
+		DecisionLatency: observe(decision),
+		ControlLatency:  observe(control),
 	}
-	f.vips.levels = map[string]float64{"withdrawn": 0, "depreferred": 1, "announced": 2}
-	f.vips.best = "announced"
-	f.sessions.desc, f.repairs.desc = d.desc(FrontendAnnouncerSessions, Counter), d.desc(FrontendRoutingRepairs, Counter)
-	f.stream.live, f.stream.age, f.stream.remaining = d.desc(FrontendLBLive, Gauge), d.desc(FrontendLBLeaseAge, Gauge),
-		d.desc(FrontendLBLeaseRemaining, Gauge)
-	f.stream.reconnects, f.stream.moves = d.desc(FrontendStreamReconnects, Counter), d.desc(FrontendStreamMoves, Counter)
-	f.bird.up, f.bird.restarts, f.bird.configures = d.desc(FrontendBIRDUp, Gauge), d.desc(FrontendBIRDRestarts, Counter),
-		d.desc(FrontendBIRDConfigures, Counter)
-	f.bird.configured, f.bird.refusals = d.desc(FrontendBIRDConfigured, Gauge), d.desc(FrontendBIRDRefusals, Counter)
-	f.bird.gatewayUp, f.bird.uptime = d.desc(FrontendGatewayUp, Gauge), d.desc(FrontendGatewayUptime, Gauge)
-	f.bird.imported, f.bird.exported = d.desc(FrontendGatewayImported, Gauge), d.desc(FrontendGatewayExported, Gauge)
-	f.registry.MustRegister(f.vips, f.transitions, f.decision, f.gating, f.control, &f.sessions, &f.repairs, &f.stream,
-		&f.bird)
+	f.registry.MustRegister(scrape(f.vips.collect), f.transitions, decision, control)
 	return f
 }
 
 // VIP sets the advertisement of a VIP and its reason.
-func (f *Frontend) VIP(v VIP, advertisement, reason string) {
-	f.vips.set(v.Prefix(), vipState{state: label(advertisement), reason: label(reason)})
+func (f *Frontend) VIP(v vip.VIP, advertisement, reason string) {
+	f.vips.set(v, vipState{state: advertisement, reason: reason})
 }
 
 // RemoveVIP removes a VIP that left the configuration.
-func (f *Frontend) RemoveVIP(v VIP) { f.vips.remove(v.Prefix()) }
+func (f *Frontend) RemoveVIP(v vip.VIP) { f.vips.remove(v) }
 
 // Transition counts a change of a VIP's advertisement.
-func (f *Frontend) Transition(to, reason string) {
-	f.transitions.WithLabelValues(label(to), label(reason)).Inc()
+func (f *Frontend) Transition(to, reason string) { f.transitions.WithLabelValues(to, reason).Inc() }
+
+// FrontendState is the state of the frontend at a scrape.
+type FrontendState struct {
+	// Sessions counts sessions with BIRD, and Repairs those of source routing, since the start.
+	Sessions, Repairs uint64
+	// Stream is nil when gating is off.
+	Stream *Stream
+	BIRD   BIRD
 }
-
-// DecisionLatency observes the time from an input to the end of the write of the UPDATE.
-func (f *Frontend) DecisionLatency(d time.Duration) { f.decision.Observe(d.Seconds()) }
-
-// Gating sets whether readiness gates advertisements.
-func (f *Frontend) Gating(on bool) { f.gating.WithLabelValues().Set(boolValue(on)) }
-
-// ControlLatency observes the duration of a BIRD command.
-func (f *Frontend) ControlLatency(d time.Duration) { f.control.Observe(d.Seconds()) }
-
-// Announcer sets the number of sessions with BIRD since the start.
-func (f *Frontend) Announcer(sessions uint64) { f.sessions.set(sessions) }
-
-// Routing sets the number of repairs of source routing since the start.
-func (f *Frontend) Routing(repairs uint64) { f.repairs.set(repairs) }
-
-// Stream sets the function that each scrape calls for the state of the readiness stream: a lease is
-// renewed too often to be pushed. read must not block.
-func (f *Frontend) Stream(read func() Stream) { f.stream.read.Store(&read) }
-
-// BIRD sets the state of BIRD and its sessions. The gateways are not copied.
-func (f *Frontend) BIRD(b BIRD) { f.bird.now.Store(&b) }
 
 // Stream is the state of the readiness stream.
 type Stream struct {
@@ -124,96 +94,46 @@ type Gateway struct {
 	Imported, Exported int
 }
 
-// total is a counter whose value is maintained elsewhere. It is absent until it is set.
-type total struct {
-	desc  *prometheus.Desc
-	known atomic.Bool
-	value atomic.Uint64
+// State adds the metrics of the frontend's state; each scrape calls read, which must not block.
+func (f *Frontend) State(read func() FrontendState) {
+	f.registry.MustRegister(scrape(func(send send) {
+		s := read()
+		send(FrontendAnnouncerSessions, float64(s.Sessions))
+		send(FrontendRoutingRepairs, float64(s.Repairs))
+		send(FrontendGating, boolValue(s.Stream != nil))
+		if s.Stream != nil {
+			s.Stream.collect(send)
+		}
+		s.BIRD.collect(send)
+	}))
 }
 
-func (t *total) set(n uint64) {
-	t.value.Store(n)
-	t.known.Store(true)
-}
-
-// Describe implements prometheus.Collector.
-func (t *total) Describe(ch chan<- *prometheus.Desc) { ch <- t.desc }
-
-// Collect implements prometheus.Collector.
-func (t *total) Collect(ch chan<- prometheus.Metric) {
-	if t.known.Load() {
-		ch <- counter(t.desc, t.value.Load())
+func (s *Stream) collect(send send) {
+	send(FrontendLBLive, boolValue(s.Live))
+	send(FrontendStreamReconnects, float64(s.Reconnects))
+	send(FrontendStreamMoves, float64(s.Moves))
+	if !s.LastMessage.IsZero() {
+		send(FrontendLBLeaseAge, max(0, time.Since(s.LastMessage).Seconds()))
+	}
+	if !s.LeaseEnd.IsZero() {
+		send(FrontendLBLeaseRemaining, time.Until(s.LeaseEnd).Seconds())
 	}
 }
 
-// stream collects the metrics of the readiness stream at a scrape.
-type stream struct {
-	live, age, remaining, reconnects, moves *prometheus.Desc
-	read                                    atomic.Pointer[func() Stream]
-}
-
-// Describe implements prometheus.Collector.
-func (s *stream) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{s.live, s.age, s.remaining, s.reconnects, s.moves} {
-		ch <- d
-	}
-}
-
-// Collect implements prometheus.Collector.
-func (s *stream) Collect(ch chan<- prometheus.Metric) {
-	read := s.read.Load()
-	if read == nil {
-		return // gating is off
-	}
-	now := (*read)()
-	ch <- gauge(s.live, boolValue(now.Live))
-	ch <- counter(s.reconnects, now.Reconnects)
-	ch <- counter(s.moves, now.Moves)
-	if !now.LastMessage.IsZero() {
-		ch <- gauge(s.age, max(0, time.Since(now.LastMessage).Seconds()))
-	}
-	if !now.LeaseEnd.IsZero() {
-		ch <- gauge(s.remaining, time.Until(now.LeaseEnd).Seconds())
-	}
-}
-
-// birdCollector collects the metrics of BIRD at a scrape.
-type birdCollector struct {
-	up, restarts, configures              *prometheus.Desc
-	configured, refusals                  *prometheus.Desc
-	gatewayUp, uptime, imported, exported *prometheus.Desc
-	now                                   atomic.Pointer[BIRD]
-}
-
-// Describe implements prometheus.Collector.
-func (b *birdCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{
-		b.up, b.restarts, b.configures, b.configured, b.refusals, b.gatewayUp, b.uptime,
-		b.imported, b.exported,
-	} {
-		ch <- d
-	}
-}
-
-// Collect implements prometheus.Collector.
-func (b *birdCollector) Collect(ch chan<- prometheus.Metric) {
-	now := b.now.Load()
-	if now == nil {
-		return
-	}
-	ch <- gauge(b.up, boolValue(now.Up))
-	ch <- counter(b.restarts, now.Restarts)
-	ch <- counter(b.configures, now.Configures)
-	ch <- gauge(b.configured, boolValue(now.Configured))
-	ch <- counter(b.refusals, now.Refusals)
-	for _, g := range now.Gateways {
+func (b *BIRD) collect(send send) {
+	send(FrontendBIRDUp, boolValue(b.Up))
+	send(FrontendBIRDRestarts, float64(b.Restarts))
+	send(FrontendBIRDConfigures, float64(b.Configures))
+	send(FrontendBIRDConfigured, boolValue(b.Configured))
+	send(FrontendBIRDRefusals, float64(b.Refusals))
+	for _, g := range b.Gateways {
 		uptime := 0.0
 		if g.Up && !g.Since.IsZero() {
 			uptime = max(0, time.Since(g.Since).Seconds())
 		}
-		ch <- gauge(b.gatewayUp, boolValue(g.Up), g.Name, g.Family)
-		ch <- gauge(b.uptime, uptime, g.Name, g.Family)
-		ch <- gauge(b.imported, float64(g.Imported), g.Name, g.Family)
-		ch <- gauge(b.exported, float64(g.Exported), g.Name, g.Family)
+		send(FrontendGatewayUp, boolValue(g.Up), g.Name, g.Family)
+		send(FrontendGatewayUptime, uptime, g.Name, g.Family)
+		send(FrontendGatewayImported, float64(g.Imported), g.Name, g.Family)
+		send(FrontendGatewayExported, float64(g.Exported), g.Name, g.Family)
 	}
 }

@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"context"
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -9,7 +10,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,16 +23,11 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
+
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// prefix is a VIP for tests.
-type prefix struct{ p netip.Prefix }
-
-func (p prefix) Prefix() netip.Prefix { return p.p }
-
-func testVIP(s string) prefix { return prefix{netip.MustParsePrefix(s)} }
 
 // services is a server with services.
 type services map[string]grpc.ServiceInfo
@@ -53,22 +48,27 @@ func fullFrontend() *Frontend {
 	f.Identity("spiffe://td/frontend", time.Unix(2_000_000_000, 0))
 	f.Health("Readiness", true)
 	f.Serves(served)
-	f.VIP(testVIP("20.0.0.1/32"), "announced", "ready")
-	f.VIP(testVIP("20.0.0.2/32"), "withdrawn", "lb_not_ready")
-	f.VIP(testVIP("2000::1/128"), "depreferred", "stopping")
+	f.VIP(vip.Require("20.0.0.1/32"), "announced", "ready")
+	f.VIP(vip.Require("20.0.0.2/32"), "withdrawn", "lb_not_ready")
+	f.VIP(vip.Require("2000::1/128"), "depreferred", "stopping")
 	f.Transition("announced", "ready")
 	f.DecisionLatency(100 * time.Microsecond)
-	f.Gating(true)
 	f.ControlLatency(30 * time.Microsecond)
-	f.Announcer(2)
-	f.Routing(1)
-	f.Stream(func() Stream {
-		return Stream{Live: true, LeaseEnd: time.Now().Add(time.Hour), LastMessage: time.Now(), Reconnects: 3, Moves: 4}
+	f.State(func() FrontendState {
+		return FrontendState{
+			Sessions: 2, Repairs: 1,
+			Stream: &Stream{
+				Live: true, LeaseEnd: time.Now().Add(time.Hour), LastMessage: time.Now(), Reconnects: 3, Moves: 4,
+			},
+			BIRD: BIRD{Up: true, Restarts: 1, Configures: 5, Configured: true, Refusals: 2, Gateways: []Gateway{
+				{
+					Name: "gateway-a-1", Family: "ipv4", Up: true, Since: time.Now().Add(-time.Minute),
+					Imported: 1, Exported: 2,
+				},
+				{Name: "gateway-a-2", Family: "ipv6", Since: time.Now().Add(-time.Minute)},
+			}},
+		}
 	})
-	f.BIRD(BIRD{Up: true, Restarts: 1, Configures: 5, Configured: true, Refusals: 2, Gateways: []Gateway{
-		{Name: "gateway-a-1", Family: "ipv4", Up: true, Since: time.Now().Add(-time.Minute), Imported: 1, Exported: 2},
-		{Name: "gateway-a-2", Family: "ipv6", Since: time.Now().Add(-time.Minute)},
-	}})
 	return f
 }
 
@@ -80,9 +80,9 @@ func fullLB() *LB {
 	l.Identity("spiffe://td/lb", time.Unix(2_000_000_000, 0))
 	l.Health("Readiness", false)
 	l.Serves(served)
-	l.VIP(testVIP("20.0.0.1/32"), "not ready", "VIP_REASON_NOT_CHECKED", 0, 2)
-	l.VIP(testVIP("20.0.0.1/32"), "ready", "VIP_REASON_TARGETS_READY", 2, 2)
-	l.VIP(testVIP("20.0.0.2/32"), "not ready", "VIP_REASON_TOO_FEW_READY", 1, 3)
+	l.VIP(vip.Require("20.0.0.1/32"), "not ready", "not_checked", 0, 2)
+	l.VIP(vip.Require("20.0.0.1/32"), "ready", "targets_ready", 2, 2)
+	l.VIP(vip.Require("20.0.0.2/32"), "not ready", "too_few_ready", 1, 3)
 	l.Frontend(true, 1)
 	l.Targets(func() Targets {
 		return Targets{
@@ -115,10 +115,10 @@ func gather(t *testing.T, g prometheus.Gatherer) map[string]*dto.MetricFamily {
 
 // series returns the gauges and counters of a metric by their labels, such as "family=ipv4
 // vip=20.0.0.1/32".
-func series(t *testing.T, g prometheus.Gatherer, name string) map[string]float64 {
+func series(t *testing.T, g prometheus.Gatherer, metric Metric) map[string]float64 {
 	t.Helper()
 	values := map[string]float64{}
-	for _, m := range gather(t, g)[name].GetMetric() {
+	for _, m := range gather(t, g)[metric.Name].GetMetric() {
 		var labels []string
 		for _, l := range m.GetLabel() {
 			labels = append(labels, l.GetName()+"="+l.GetValue())
@@ -128,10 +128,10 @@ func series(t *testing.T, g prometheus.Gatherer, name string) map[string]float64
 	return values
 }
 
-func wantSeries(t *testing.T, g prometheus.Gatherer, name string, want map[string]float64) {
+func wantSeries(t *testing.T, g prometheus.Gatherer, metric Metric, want map[string]float64) {
 	t.Helper()
-	if d := cmp.Diff(want, series(t, g, name)); d != "" {
-		t.Errorf("%s (-want +got):\n%s", name, d)
+	if d := cmp.Diff(want, series(t, g, metric)); d != "" {
+		t.Errorf("%s (-want +got):\n%s", metric.Name, d)
 	}
 }
 
@@ -226,7 +226,7 @@ func constants(t *testing.T) []string {
 }
 
 func TestNamesAreConstants(t *testing.T) {
-	for _, file := range []string{"frontend.go", "lb.go", "process.go", "vips.go", "server.go", "calls.go"} {
+	for _, file := range []string{"frontend.go", "lb.go", "process.go", "vips.go", "server.go"} {
 		f, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
 		if err != nil {
 			t.Fatal(err)
@@ -243,7 +243,7 @@ func TestNamesAreConstants(t *testing.T) {
 
 func TestFrontendVIPs(t *testing.T) {
 	f := NewFrontend("1")
-	a, b := testVIP("20.0.0.1/32"), testVIP("2000::1/128")
+	a, b := vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")
 	f.VIP(a, "withdrawn", "lb_never_seen")
 	f.VIP(a, "withdrawn", "no_gateway")
 	f.VIP(b, "announced", "ready")
@@ -271,17 +271,17 @@ func TestFrontendVIPs(t *testing.T) {
 
 func TestLBVIPTransitions(t *testing.T) {
 	l := NewLB("1")
-	a := testVIP("20.0.0.1/32")
-	l.VIP(a, "not ready", "VIP_REASON_NOT_CHECKED", 0, 2)
-	l.VIP(a, "not ready", "VIP_REASON_TOO_FEW_READY", 0, 2)
-	l.VIP(a, "ready", "VIP_REASON_TARGETS_READY", 1, 2)
-	l.VIP(a, "ready", "VIP_REASON_TARGETS_READY", 2, 2)
+	a := vip.Require("20.0.0.1/32")
+	l.VIP(a, "not ready", "not_checked", 0, 2)
+	l.VIP(a, "not ready", "too_few_ready", 0, 2)
+	l.VIP(a, "ready", "targets_ready", 1, 2)
+	l.VIP(a, "ready", "targets_ready", 2, 2)
 	wantSeries(t, l.Registry(), LBVIPTransitions, map[string]float64{"reason=targets_ready to=ready": 1})
 	wantSeries(t, l.Registry(), LBVIPState, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 2})
 	wantSeries(t, l.Registry(), LBVIPReason, map[string]float64{})
 	wantSeries(t, l.Registry(), LBVIPReadyTargets, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 2})
 	wantSeries(t, l.Registry(), LBVIPTargets, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 2})
-	l.VIP(a, "draining", "VIP_REASON_TARGETS_DRAINING", 0, 2)
+	l.VIP(a, "draining", "targets_draining", 0, 2)
 	wantSeries(t, l.Registry(), LBVIPState, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 1})
 	wantSeries(t, l.Registry(), LBVIPReason, map[string]float64{"family=ipv4 reason=targets_draining vip=20.0.0.1/32": 1})
 }
@@ -318,27 +318,30 @@ func TestIdentityHasOneSeries(t *testing.T) {
 
 func TestStreamAndGatewaysAtScrape(t *testing.T) {
 	f := NewFrontend("1")
-	for _, name := range []string{FrontendLBLive, FrontendLBLeaseAge, FrontendBIRDUp, FrontendAnnouncerSessions} {
-		wantSeries(t, f.Registry(), name, map[string]float64{})
+	for _, m := range []Metric{FrontendLBLive, FrontendLBLeaseAge, FrontendBIRDUp, FrontendAnnouncerSessions} {
+		wantSeries(t, f.Registry(), m, map[string]float64{})
 	}
-	f.Stream(func() Stream { return Stream{Reconnects: 2} })
+	var now FrontendState
+	f.State(func() FrontendState { return now })
+	wantSeries(t, f.Registry(), FrontendGating, map[string]float64{"": 0})
+	wantSeries(t, f.Registry(), FrontendLBLive, map[string]float64{})
+	now.Stream = &Stream{Reconnects: 2}
+	wantSeries(t, f.Registry(), FrontendGating, map[string]float64{"": 1})
 	wantSeries(t, f.Registry(), FrontendLBLive, map[string]float64{"": 0})
 	wantSeries(t, f.Registry(), FrontendLBLeaseAge, map[string]float64{})
 	wantSeries(t, f.Registry(), FrontendLBLeaseRemaining, map[string]float64{})
 	wantSeries(t, f.Registry(), FrontendStreamReconnects, map[string]float64{"": 2})
-	f.Stream(func() Stream {
-		return Stream{Live: true, LastMessage: time.Now().Add(-time.Hour), LeaseEnd: time.Now().Add(-time.Minute)}
-	})
+	now.Stream = &Stream{Live: true, LastMessage: time.Now().Add(-time.Hour), LeaseEnd: time.Now().Add(-time.Minute)}
 	if age := series(t, f.Registry(), FrontendLBLeaseAge)[""]; age < 3600 {
 		t.Errorf("the lease is %v s old", age)
 	}
 	if left := series(t, f.Registry(), FrontendLBLeaseRemaining)[""]; left > -60 {
 		t.Errorf("%v s of the lease are left", left)
 	}
-	f.BIRD(BIRD{Up: true, Gateways: []Gateway{
+	now.BIRD = BIRD{Up: true, Gateways: []Gateway{
 		{Name: "a", Family: "ipv4", Up: true, Since: time.Now().Add(-time.Minute), Imported: 3, Exported: 4},
 		{Name: "b", Family: "ipv4", Since: time.Now().Add(-time.Minute)},
-	}})
+	}}
 	wantSeries(t, f.Registry(), FrontendGatewayUp, map[string]float64{
 		"family=ipv4 gateway=a": 1,
 		"family=ipv4 gateway=b": 0,
@@ -349,7 +352,7 @@ func TestStreamAndGatewaysAtScrape(t *testing.T) {
 	if uptime["family=ipv4 gateway=a"] < 60 || uptime["family=ipv4 gateway=b"] != 0 {
 		t.Errorf("uptimes are %v", uptime)
 	}
-	f.BIRD(BIRD{})
+	now.BIRD = BIRD{}
 	wantSeries(t, f.Registry(), FrontendGatewayUp, map[string]float64{})
 }
 
@@ -371,19 +374,22 @@ func TestCallCountersStartAtZero(t *testing.T) {
 
 func TestBIRDRefusal(t *testing.T) {
 	f := NewFrontend("1")
-	f.BIRD(BIRD{Up: true, Configured: true})
+	now := FrontendState{BIRD: BIRD{Up: true, Configured: true}}
+	f.State(func() FrontendState { return now })
 	wantSeries(t, f.Registry(), FrontendBIRDConfigured, map[string]float64{"": 1})
-	f.BIRD(BIRD{Up: true, Refusals: 1})
+	now.BIRD = BIRD{Up: true, Refusals: 1}
 	wantSeries(t, f.Registry(), FrontendBIRDConfigured, map[string]float64{"": 0})
 	wantSeries(t, f.Registry(), FrontendBIRDRefusals, map[string]float64{"": 1})
 }
 
+func numbered(i int) vip.VIP { return vip.Require(fmt.Sprintf("20.0.%d.%d/32", i>>8, i&255)) }
+
 func TestConcurrentScrapes(t *testing.T) {
 	const many = 10_000
 	f := NewFrontend("1")
-	all := make([]prefix, many)
+	all := make([]vip.VIP, many)
 	for i := range all {
-		all[i] = prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{20, 0, byte(i >> 8), byte(i)}), 32)}
+		all[i] = numbered(i)
 		f.VIP(all[i], "announced", "ready")
 	}
 	var wg sync.WaitGroup
@@ -414,7 +420,7 @@ func TestConcurrentScrapes(t *testing.T) {
 func BenchmarkScrape10000VIPs(b *testing.B) {
 	f := NewFrontend("1")
 	for i := range 10_000 {
-		f.VIP(prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{20, 0, byte(i >> 8), byte(i)}), 32)}, "announced", "ready")
+		f.VIP(numbered(i), "announced", "ready")
 	}
 	for b.Loop() {
 		if _, err := f.Registry().Gather(); err != nil {

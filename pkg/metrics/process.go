@@ -1,55 +1,55 @@
 package metrics
 
 import (
-	"fmt"
+	"maps"
 	"runtime"
+	"strings"
 	"sync"
 	"time"
 
 	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/reflection"
 )
 
-// descriptions maps the name of a metric to its description.
-type descriptions map[string]Metric
-
-func describe() descriptions {
-	d := descriptions{}
-	for _, m := range All() {
-		d[m.Name] = m
-	}
-	return d
-}
-
-// get returns the description of a metric. It panics for an unknown name, which every test of this
-// package detects.
-func (d descriptions) get(name string, t Type) Metric {
-	m, known := d[name]
-	if !known || m.Type != t {
-		panic(fmt.Sprintf("metrics: %s is not described as a %s", name, t))
-	}
-	return m
-}
-
-func (d descriptions) desc(name string, t Type) *prometheus.Desc {
-	m := d.get(name, t)
-	return prometheus.NewDesc(m.Name, m.Help, m.Labels, nil)
-}
-
-func (d descriptions) gauges(name string) *prometheus.GaugeVec {
-	m := d.get(name, Gauge)
+func (m Metric) gauges() *prometheus.GaugeVec {
 	return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: m.Name, Help: m.Help}, m.Labels)
 }
 
-func (d descriptions) counters(name string) *prometheus.CounterVec {
-	m := d.get(name, Counter)
+func (m Metric) counters() *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: m.Name, Help: m.Help}, m.Labels)
 }
 
-func (d descriptions) histogram(name string, buckets []float64) prometheus.Histogram {
-	m := d.get(name, Histogram)
+func (m Metric) histogram(buckets ...float64) prometheus.Histogram {
 	return prometheus.NewHistogram(prometheus.HistogramOpts{Name: m.Name, Help: m.Help, Buckets: buckets})
+}
+
+// observe returns a function that observes durations. It does not block.
+func observe(h prometheus.Histogram) func(time.Duration) {
+	return func(d time.Duration) { h.Observe(d.Seconds()) }
+}
+
+// send adds one value of a metric to a scrape.
+type send func(m Metric, value float64, labels ...string)
+
+// scrape collects metrics that are read at each scrape. It is an unchecked collector, without
+// descriptors: a test compares what it sends with [All].
+type scrape func(send)
+
+// Describe implements prometheus.Collector.
+func (s scrape) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements prometheus.Collector.
+func (s scrape) Collect(ch chan<- prometheus.Metric) {
+	s(func(m Metric, value float64, labels ...string) {
+		valueType := prometheus.GaugeValue
+		if m.Type == Counter {
+			valueType = prometheus.CounterValue
+		}
+		ch <- prometheus.MustNewConstMetric(m.desc, valueType, value, labels...)
+	})
 }
 
 // process holds the metrics of both programs. It is safe for concurrent use.
@@ -65,36 +65,32 @@ type process struct {
 	identity string // SPIFFE ID that notAfter has
 }
 
-func newProcess(d descriptions, program, version string) *process {
+func newProcess(program, version string) *process {
 	p := &process{
 		registry: prometheus.NewRegistry(),
-		valid:    d.gauges(ConfigurationValid),
-		reloads:  d.counters(ConfigurationReloads),
-		notAfter: d.gauges(IdentityNotAfter),
-		serving:  d.gauges(HealthServing),
-		calls:    newCalls(),
+		valid:    ConfigurationValid.gauges(),
+		reloads:  ConfigurationReloads.counters(),
+		notAfter: IdentityNotAfter.gauges(),
+		serving:  HealthServing.gauges(),
+		// Without a histogram of the handling time: streams last as long as their reader wants, and
+		// time-critical operations (decisions, replies of BIRD) have their own histograms.
+		calls: grpcprom.NewServerMetrics(),
 	}
-	build := d.gauges(BuildInfo)
+	build := BuildInfo.gauges()
 	build.WithLabelValues(program, version, runtime.Version()).Set(1)
-	for _, result := range []string{accepted, refused} {
-		p.reloads.WithLabelValues(result)
+	for _, ok := range []bool{true, false} {
+		p.reloads.WithLabelValues(result(ok))
 	}
 	p.registry.MustRegister(build, p.valid, p.reloads, p.notAfter, p.serving, p.calls,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return p
 }
 
-// Values of the label result.
-const (
-	accepted = "accepted"
-	refused  = "refused"
-)
-
 func result(ok bool) string {
 	if ok {
-		return accepted
+		return "accepted"
 	}
-	return refused
+	return "refused"
 }
 
 func boolValue(b bool) float64 {
@@ -129,4 +125,32 @@ func (p *process) Identity(id string, notAfter time.Time) {
 // Health sets whether a health service is SERVING. Its signature is that of health.Options.Changed.
 func (p *process) Health(service string, serving bool) {
 	p.serving.WithLabelValues(service).Set(boolValue(serving))
+}
+
+// ServerOptions returns the options with which a gRPC server counts its calls. All servers of the
+// process share the counters.
+func (p *process) ServerOptions() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.ChainUnaryInterceptor(p.calls.UnaryServerInterceptor()),
+		grpc.ChainStreamInterceptor(p.calls.StreamServerInterceptor()),
+	}
+}
+
+// Serves sets the counters of a server's methods to 0 once its services are registered. Debugging
+// services (reflection, channelz) are counted from the first call on: each method takes twenty
+// series.
+func (p *process) Serves(server reflection.ServiceInfoProvider) {
+	p.calls.InitializeMetrics(initialZero{server})
+}
+
+// initialZero selects the services whose counters start at 0.
+type initialZero struct{ reflection.ServiceInfoProvider }
+
+// GetServiceInfo implements reflection.ServiceInfoProvider.
+func (w initialZero) GetServiceInfo() map[string]grpc.ServiceInfo {
+	services := maps.Clone(w.ServiceInfoProvider.GetServiceInfo())
+	maps.DeleteFunc(services, func(name string, _ grpc.ServiceInfo) bool {
+		return !strings.HasPrefix(name, "vipgate.") && !strings.HasPrefix(name, "grpc.health.")
+	})
+	return services
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sync/errgroup"
 )
 
 // Limits of the listener, which any client with access to the port can use.
@@ -24,16 +25,7 @@ const (
 	stopTimeout = 500 * time.Millisecond
 )
 
-// Handler serves the metrics of g in the Prometheus text formats. The error of a collector affects
-// only its own metrics and is logged.
-func Handler(g prometheus.Gatherer, log *slog.Logger) http.Handler {
-	return promhttp.HandlerFor(g, promhttp.HandlerOpts{
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn), ErrorHandling: promhttp.ContinueOnError,
-		MaxRequestsInFlight: maxScrapes, Timeout: scrapeTimeout,
-	})
-}
-
-// Server serves /metrics over HTTP. It implements task.Task. Make one with [NewServer].
+// Server serves /metrics over HTTP. It implements task.Task. Create one with [NewServer].
 type Server struct {
 	listeners []net.Listener
 	gatherer  prometheus.Gatherer
@@ -56,34 +48,35 @@ func (s *Server) Ready() <-chan struct{} { return s.ready }
 // Run serves until ctx ends.
 func (s *Server) Run(ctx context.Context) error {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", Handler(s.gatherer, s.log))
+	// The error of a collector affects only its own metrics and is logged.
+	mux.Handle("GET /metrics", promhttp.HandlerFor(s.gatherer, promhttp.HandlerOpts{
+		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn), ErrorHandling: promhttp.ContinueOnError,
+		MaxRequestsInFlight: maxScrapes, Timeout: scrapeTimeout,
+	}))
 	server := &http.Server{
 		Handler: mux, ReadHeaderTimeout: headerTimeout, ReadTimeout: scrapeTimeout, WriteTimeout: 2 * scrapeTimeout,
 		IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
 		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
-	served := make(chan error, len(s.listeners))
+	g, running := errgroup.WithContext(ctx)
 	for _, l := range s.listeners {
-		go func() { served <- server.Serve(l) }()
+		g.Go(func() error {
+			if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+				return fmt.Errorf("failed to serve metrics: %w", err)
+			}
+			return nil
+		})
 	}
 	close(s.ready)
-	running := len(s.listeners)
-	var err error
-	select {
-	case err = <-served:
-		running--
-		err = fmt.Errorf("serve scrapes: %w", err)
-	case <-ctx.Done():
-		err = ctx.Err()
-	}
-	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
-	defer cancel()
-	if err := server.Shutdown(stop); err != nil {
-		// An unfinished scrape is closed.
-		s.log.Debug("scrape aborted", "error", errors.Join(err, server.Close()))
-	}
-	for range running {
-		<-served
-	}
-	return err
+	g.Go(func() error {
+		<-running.Done() // also when a listener failed
+		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
+		defer cancel()
+		if err := server.Shutdown(stop); err != nil {
+			// An unfinished scrape is closed.
+			s.log.Debug("scrape aborted", "error", errors.Join(err, server.Close()))
+		}
+		return ctx.Err()
+	})
+	return g.Wait()
 }
