@@ -28,7 +28,7 @@ func (c *eventsCommand) Run(ctx context.Context, out *cli.Output) error {
 		if c.Output == "json" {
 			return cli.PrintJSON(out, r)
 		}
-		out.Printf("%s", status.Events(r.GetEvents()))
+		out.Printf("%s", status.FrontendEventLog().All(r.GetEvents()))
 		return nil
 	})
 }

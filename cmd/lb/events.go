@@ -24,7 +24,7 @@ func (c *eventsCommand) Run(ctx context.Context, out *cli.Output) error {
 		case c.Output == "json":
 			return cli.PrintJSON(out, r)
 		}
-		out.Printf("%s", status.LBEvents(r.GetEvents()))
+		out.Printf("%s", status.LBEventLog().All(r.GetEvents()))
 		return nil
 	})
 }

@@ -327,7 +327,7 @@ func (l *loop) tell(d readiness.Decision, revision uint64, first bool) {
 		l.log.Info("VIP changed", "vip", r.VIP, "from", from, "to", r.State, "reason", reasonWord(r.Reason), "detail", r.Detail,
 			"ready_targets", r.ReadyTargets, "total_targets", r.TotalTargets, "revision", revision)
 		if l.event != nil {
-			why := status.VipReason(r.Reason).Short
+			why := status.Explain(r.Reason).Short
 			if r.Detail != "" {
 				why += ": " + r.Detail
 			}

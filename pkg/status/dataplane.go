@@ -31,24 +31,26 @@ func writeDataPlane(b *strings.Builder, d *lbv1.DataPlaneStatus, now time.Time) 
 	head.add("confirmed", confirmed)
 	head.write(b)
 	if e := d.GetError(); e != "" {
-		fmt.Fprintf(b, "NOTHING CAN BE CHANGED (%s): %s\nThe kernel state is kept.\n", plural(int(d.GetFailures()), "attempt"), cut(e, maxLine))
+		fmt.Fprintf(b, "NOTHING CAN BE CHANGED (%s): %s\nThe kernel state is kept.\n",
+			plural(int(d.GetFailures()), "attempt"), cut(e, maxLine))
 	}
-	lines(b, "Held back:", len(d.GetHeldBack()), func(i int) []string { return []string{d.GetHeldBack()[i]} })
-	lines(b, "Problems of the data plane:", len(d.GetProblems()), func(i int) []string {
-		p := d.GetProblems()[i]
-		said := []string{p.GetObject() + ": " + p.GetDetail()}
+	writeList(b, "Held back:", single(d.GetHeldBack()))
+	var problems, drift [][]string
+	for _, p := range d.GetProblems() {
+		lines := []string{p.GetObject() + ": " + p.GetDetail()}
 		if len(p.GetVips()) > 0 {
-			said = append(said, "not served: "+names(p.GetVips()))
+			lines = append(lines, "not served: "+names(p.GetVips()))
 		}
 		if p.GetRemedy() != "" {
-			said = append(said, "remedy: "+p.GetRemedy())
+			lines = append(lines, "remedy: "+p.GetRemedy())
 		}
-		return said
-	})
-	lines(b, "Drift, not repaired yet or held:", len(d.GetDrift()), func(i int) []string {
-		x := d.GetDrift()[i]
-		return []string{Drift(x) + ", " + ago(x.GetSince(), now)}
-	})
+		problems = append(problems, lines)
+	}
+	writeList(b, "Problems of the data plane:", problems)
+	for _, x := range d.GetDrift() {
+		drift = append(drift, []string{Drift(x) + ", " + ago(x.GetSince(), now)})
+	}
+	writeList(b, "Drift, not repaired yet or held:", drift)
 	if e := d.GetUnread(); e != "" {
 		fmt.Fprintf(b, "\nFailed to read the targets in the kernel: %s\n", cut(e, maxLine))
 	}
@@ -66,7 +68,8 @@ func holds(b *strings.Builder, d *lbv1.DataPlaneStatus, now time.Time) {
 		if h.GetUntil() != nil {
 			end = "for another " + span(h.GetUntil().AsTime().Sub(now))
 		}
-		fmt.Fprintf(b, "%s HELD %s: drift of the data plane is not repaired (%s)\n", what, end, plural(len(d.GetDrift()), "object"))
+		fmt.Fprintf(b, "%s HELD %s: drift of the data plane is not repaired (%s)\n",
+			what, end, plural(len(d.GetDrift()), "object"))
 	}
 }
 
@@ -80,26 +83,6 @@ func Drift(d *lbv1.DataPlaneDrift) string {
 		line += ", target " + clean(d.GetTarget())
 	}
 	return line + ": " + cut(d.GetDetail(), maxLine)
-}
-
-// lines appends a list of items with their details under a title.
-func lines(b *strings.Builder, title string, n int, of func(int) []string) {
-	if n == 0 {
-		return
-	}
-	b.WriteString("\n" + title + "\n")
-	for i := range min(n, maxProblems) {
-		for j, line := range of(i) {
-			indent := "  "
-			if j > 0 {
-				indent = "    "
-			}
-			b.WriteString(indent + cut(line, maxLine) + "\n")
-		}
-	}
-	if more := n - maxProblems; more > 0 {
-		fmt.Fprintf(b, "  and %d more: `lb status --output=json` has them all\n", more)
-	}
 }
 
 // stateServing is the state of a target that receives new flows.
@@ -125,7 +108,7 @@ func dataPlaneStreams(all []*lbv1.DataPlaneStream) *table {
 		if s.GetSize() == 0 { // it is no longer configured
 			size, seed = none, none
 		}
-		t.add(s.GetName(), size, seed, fmt.Sprint(s.GetVips()), fmt.Sprint(serving), fmt.Sprint(len(s.GetTargets())), strings.Join(problems, "; "))
+		t.add(s.GetName(), size, seed, s.GetVips(), serving, len(s.GetTargets()), strings.Join(problems, "; "))
 	}
 	return t
 }
@@ -142,8 +125,8 @@ func dataPlaneTargets(all []*lbv1.DataPlaneStream, now time.Time) *table {
 				if end := x.GetDrainEnd(); end != nil && end.AsTime().After(now) {
 					state += ", " + span(end.AsTime().Sub(now)) + " left"
 				}
-				t.add(s.GetName(), x.GetName(), fmt.Sprint(x.GetNumber()), state, fmt.Sprint(x.GetEntriesIpv4()), fmt.Sprint(x.GetEntriesIpv6()),
-					fmt.Sprint(x.GetPackets()), strings.Join(x.GetAddresses(), ", "))
+				t.add(s.GetName(), x.GetName(), x.GetNumber(), state, x.GetEntriesIpv4(), x.GetEntriesIpv6(), x.GetPackets(),
+					strings.Join(x.GetAddresses(), ", "))
 			}
 		}
 	}

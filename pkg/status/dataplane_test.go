@@ -57,12 +57,12 @@ func TestDataPlane(t *testing.T) {
 }
 
 func TestEventsOfTheLoadBalancer(t *testing.T) {
-	wantGolden(t, "lb-events.golden", LBEvents([]*lbv1.Event{
+	wantGolden(t, "lb-events.golden", LBEventLog().All([]*lbv1.Event{
 		{Time: before(time.Minute), Sequence: 1, Object: "20.0.0.1/32", What: "ready", Detail: "enough targets ready"},
 		{Time: before(time.Second), Sequence: 2, Object: "rule fwmark 5003 (IPv4)", What: "drift", Detail: "is missing", Stream: "stream-a-1", Target: "target-4"},
 		{},
 	}))
-	if got := LBEvents(nil); got != "no events\n" {
+	if got := LBEventLog().All(nil); got != "no events\n" {
 		t.Errorf("%q", got)
 	}
 }

@@ -1,7 +1,6 @@
 package status
 
 import (
-	"fmt"
 	"strings"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -16,7 +15,7 @@ const eventTime = "2006-01-02T15:04:05.000Z"
 // EventLog renders events one by one, in columns that only grow.
 type EventLog[E any] struct {
 	header []string
-	row    func(E) []string
+	row    func(E) []any
 	begun  bool  // the header was rendered
 	width  []int // of the columns so far
 }
@@ -25,8 +24,9 @@ type EventLog[E any] struct {
 // events.
 func FrontendEventLog() *EventLog[*frontendv1.Event] {
 	return &EventLog[*frontendv1.Event]{
-		header: []string{"TIME", "NUMBER", "VIP OR GATEWAY", "FROM", "TO", "REASON", "LOAD BALANCER", "DETAIL"}, row: frontendEvent,
-		width: []int{len(eventTime), 6, 16, len("de-preferred"), len("de-preferred"), 24},
+		header: []string{"TIME", "NUMBER", "VIP OR GATEWAY", "FROM", "TO", "REASON", "LOAD BALANCER", "DETAIL"},
+		row:    frontendEvent,
+		width:  []int{len(eventTime), 6, 16, len("de-preferred"), len("de-preferred"), 24},
 	}
 }
 
@@ -38,14 +38,8 @@ func LBEventLog() *EventLog[*lbv1.Event] {
 	}
 }
 
-// Events renders events of a frontend in the given order.
-func Events(all []*frontendv1.Event) string { return FrontendEventLog().all(all) }
-
-// LBEvents renders events of a load balancer in the given order.
-func LBEvents(all []*lbv1.Event) string { return LBEventLog().all(all) }
-
-// all renders a complete list of events.
-func (l *EventLog[E]) all(events []E) string {
+// All renders a complete list of events.
+func (l *EventLog[E]) All(events []E) string {
 	if len(events) == 0 {
 		return "no events\n"
 	}
@@ -80,20 +74,22 @@ func when(t *timestamppb.Timestamp) string {
 	return t.AsTime().UTC().Format(eventTime)
 }
 
-func frontendEvent(e *frontendv1.Event) []string {
-	about, from, to, why := e.GetVip(), advertisement(e.GetFrom()), advertisement(e.GetTo()), none
+func frontendEvent(e *frontendv1.Event) []any {
+	about, from, to, why := e.GetVip(), advertisements[e.GetFrom()].event, advertisements[e.GetTo()].event, ""
 	switch {
 	case e.GetVip() != "":
-		why = AdvertisementReason(e.GetReason()).Short
+		why = Explain(e.GetReason()).Short
 	case e.GetGateway() != "":
 		about, from, to = e.GetGateway(), "up", "DOWN"
 		if e.GetGatewayUp() {
 			from, to = "down", "up"
 		}
 	}
-	return []string{when(e.GetTime()), fmt.Sprint(e.GetSequence()), about, from, to, why, position(e.GetPosition()), e.GetDetail()}
+	return []any{when(e.GetTime()), e.GetSequence(), about, from, to, why, position(e.GetPosition()), e.GetDetail()}
 }
 
-func lbEvent(e *lbv1.Event) []string {
-	return []string{when(e.GetTime()), fmt.Sprint(e.GetSequence()), e.GetObject(), e.GetWhat(), e.GetStream(), e.GetTarget(), e.GetDetail()}
+func lbEvent(e *lbv1.Event) []any {
+	return []any{
+		when(e.GetTime()), e.GetSequence(), e.GetObject(), e.GetWhat(), e.GetStream(), e.GetTarget(), e.GetDetail(),
+	}
 }

@@ -31,7 +31,7 @@ func Frontend(s *frontendv1.Status, now time.Time) (text string, complete bool) 
 			count++
 			attracts[familyOf(v.GetVip())] = true
 		}
-		counts[group{rank(v.GetAdvertisement()), advertised(v.GetAdvertisement()), AdvertisementReason(v.GetReason())}]++
+		counts[group{advertisements[v.GetAdvertisement()].rank, advertised(v.GetAdvertisement()), Explain(v.GetReason())}]++
 	}
 	for _, c := range s.GetConditions() {
 		if family, ok := strings.CutPrefix(c.GetName(), "RouteBack/"); ok && !c.GetServing() && attracts[family] {
@@ -59,17 +59,6 @@ func Frontend(s *frontendv1.Status, now time.Time) (text string, complete bool) 
 	gateways(s.GetGateways(), now).write(&b)
 	frontendVIPs(s.GetVips(), now).write(&b)
 	return b.String(), complete
-}
-
-// rank orders VIPs: problems first.
-func rank(a readinessv1.Advertisement) int {
-	switch a {
-	case readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED:
-		return 2
-	case readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED:
-		return 1
-	}
-	return 0
 }
 
 func loadBalancer(l *frontendv1.LoadBalancerStatus) string {
@@ -110,78 +99,67 @@ func position(p *readinessv1.Position) string {
 }
 
 func bird(s *frontendv1.BirdStatus, now time.Time) string {
-	var parts []string
-	if s.GetPid() == 0 {
-		parts = append(parts, "does not run")
-	} else {
-		parts = append(parts, cut(s.GetVersion(), maxCell), fmt.Sprintf("pid %d", s.GetPid()), "up "+ago(s.GetSince(), now))
+	text := "does not run"
+	if s.GetPid() != 0 {
+		text = fmt.Sprintf("%s, pid %d, up %s", cut(s.GetVersion(), maxCell), s.GetPid(), ago(s.GetSince(), now))
 	}
-	parts = append(parts, plural(int(s.GetRestarts()), "restart"))
+	text += ", " + plural(int(s.GetRestarts()), "restart")
 	if s.GetError() != "" {
-		parts = append(parts, "PROBLEM: "+cut(s.GetError(), maxLine))
+		text += ", PROBLEM: " + cut(s.GetError(), maxLine)
 	}
-	return strings.Join(parts, ", ")
+	return text
 }
 
 func gateways(all []*frontendv1.GatewayStatus, now time.Time) *table {
-	sorted := slices.Clone(all)
-	slices.SortStableFunc(sorted, func(x, y *frontendv1.GatewayStatus) int { return order(x.GetUp(), y.GetUp()) })
 	t := newTable("GATEWAY", "ADDRESS", "SESSION", "SINCE", "IMPORTED", "EXPORTED", "BFD", "STATE")
-	for _, g := range sorted {
-		session := "DOWN"
-		if g.GetUp() {
-			session = "up"
+	for _, up := range []bool{false, true} {
+		for _, g := range all {
+			if g.GetUp() != up {
+				continue
+			}
+			state := g.GetState()
+			if g.GetLastError() != "" && !strings.Contains(state, g.GetLastError()) {
+				state += ", last error: " + g.GetLastError()
+			}
+			t.add(g.GetName(), g.GetAddress(), upOrDown(up), ago(g.GetSince(), now), g.GetImported(), g.GetExported(),
+				g.GetBfd(), state)
 		}
-		state := g.GetState()
-		if g.GetLastError() != "" && !strings.Contains(state, g.GetLastError()) {
-			state += ", last error: " + g.GetLastError()
-		}
-		t.add(g.GetName(), g.GetAddress(), session, ago(g.GetSince(), now), fmt.Sprint(g.GetImported()), fmt.Sprint(g.GetExported()),
-			g.GetBfd(), state)
 	}
 	return t
-}
-
-// order puts false before true.
-func order(x, y bool) int {
-	switch {
-	case x == y:
-		return 0
-	case y:
-		return -1
-	}
-	return 1
 }
 
 func frontendVIPs(all []*frontendv1.VipStatus, now time.Time) *table {
 	sorted := slices.Clone(all)
 	slices.SortStableFunc(sorted, func(x, y *frontendv1.VipStatus) int {
-		return rank(x.GetAdvertisement()) - rank(y.GetAdvertisement())
+		return advertisements[x.GetAdvertisement()].rank - advertisements[y.GetAdvertisement()].rank
 	})
 	t := newTable("VIP", "ADVERTISED", "SINCE", "REASON", "LOAD BALANCER", "GATEWAYS")
 	for _, v := range sorted {
-		t.add(v.GetVip(), advertised(v.GetAdvertisement()), ago(v.GetSince(), now), reason(v), lbState(v.GetReadiness()), names(v.GetGateways()))
+		t.add(v.GetVip(), advertised(v.GetAdvertisement()), ago(v.GetSince(), now), reason(v),
+			lbState(v.GetReadiness()), names(v.GetGateways()))
 	}
 	return t
 }
 
 // reason returns the reason of the advertisement, or the load balancer's reason where that decides.
 func reason(v *frontendv1.VipStatus) string {
-	switch v.GetReason() {
-	case readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY, readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_DRAINING:
-		if r := v.GetReadiness(); r != nil && r.GetState() != readinessv1.VipState_VIP_STATE_READY {
+	switch r := v.GetReadiness(); v.GetReason() {
+	case readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY,
+		readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_DRAINING:
+		if r != nil && r.GetState() != readinessv1.VipState_VIP_STATE_READY {
 			return "LB: " + lbReason(r)
 		}
+	case readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_DRAINED:
+		if isAdvertised(v.GetAdvertisement()) {
+			return "draining, by an operator"
+		}
 	}
-	if v.GetReason() == readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_DRAINED && isAdvertised(v.GetAdvertisement()) {
-		return "draining, by an operator"
-	}
-	return AdvertisementReason(v.GetReason()).Short
+	return Explain(v.GetReason()).Short
 }
 
 // lbReason returns the load balancer's reason with its detail.
 func lbReason(r *readinessv1.VipReadiness) string {
-	short := VipReason(r.GetReason()).Short
+	short := Explain(r.GetReason()).Short
 	if r.GetDetail() != "" {
 		short += " (" + r.GetDetail() + ")"
 	}

@@ -13,13 +13,12 @@ import (
 // that of protojson.
 func JSON(m proto.Message, indented bool) (string, error) {
 	raw, err := protojson.MarshalOptions{EmitUnpopulated: true}.Marshal(m)
-	if err != nil {
-		return "", fmt.Errorf("failed to render status as JSON: %w", err)
-	}
 	var b bytes.Buffer
-	if indented {
+	switch {
+	case err != nil:
+	case indented:
 		err = json.Indent(&b, raw, "", "  ")
-	} else {
+	default:
 		err = json.Compact(&b, raw)
 	}
 	if err != nil {

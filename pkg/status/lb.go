@@ -35,7 +35,7 @@ func LB(s *lbv1.Status, now time.Time) string {
 		if isAdvertised(v.GetReported().GetAdvertisement()) {
 			advertised++
 		}
-		counts[group{vipRank(r.GetState()), vipState(r.GetState()), VipReason(r.GetReason())}]++
+		counts[group{vipStates[r.GetState()].rank, vipState(r.GetState()), Explain(r.GetReason())}]++
 	}
 	fmt.Fprintf(&b, "\n%d of %s ready; ", ready, plural(len(s.GetVips()), "VIP"))
 	if reported == 0 {
@@ -54,7 +54,9 @@ func LB(s *lbv1.Status, now time.Time) string {
 
 	lbVIPs(s.GetVips(), now).write(&b)
 	sources(s.GetSources(), now).write(&b)
-	writeProblems(&b, s.GetSources())
+	for _, source := range s.GetSources() {
+		writeList(&b, "Ignored from the "+clean(source.GetName())+":", single(source.GetProblems()))
+	}
 	streams(s.GetStreams()).write(&b)
 	targets(s.GetStreams(), now).write(&b)
 	writeDataPlane(&b, s.GetDataPlane(), now)
@@ -65,34 +67,23 @@ func LB(s *lbv1.Status, now time.Time) string {
 	return b.String()
 }
 
-// vipRank orders VIPs: problems first.
-func vipRank(s readinessv1.VipState) int {
-	switch s {
-	case readinessv1.VipState_VIP_STATE_READY:
-		return 2
-	case readinessv1.VipState_VIP_STATE_DRAINING:
-		return 1
-	}
-	return 0
-}
-
 func lbVIPs(all []*lbv1.VipStatus, now time.Time) *table {
 	sorted := slices.Clone(all)
 	slices.SortStableFunc(sorted, func(x, y *lbv1.VipStatus) int {
-		return vipRank(x.GetReadiness().GetState()) - vipRank(y.GetReadiness().GetState())
+		return vipStates[x.GetReadiness().GetState()].rank - vipStates[y.GetReadiness().GetState()].rank
 	})
 	t := newTable("VIP", "STATE", "SINCE", "TARGETS", "ADVERTISED", "FRONTEND'S REASON", "REASON")
 	for _, v := range sorted {
 		r := v.GetReadiness()
 		shown, frontendReason := "not reported", none
 		if a := v.GetReported(); a != nil {
-			shown, frontendReason = advertised(a.GetAdvertisement()), AdvertisementReason(a.GetReason()).Short
+			shown, frontendReason = advertised(a.GetAdvertisement()), Explain(a.GetReason()).Short
 			if a.GetUnconfirmed() {
 				shown += " (unconfirmed)"
 			}
 		}
-		t.add(r.GetVip(), vipState(r.GetState()), ago(r.GetSince(), now), fmt.Sprintf("%d/%d", r.GetReadyTargets(), r.GetTotalTargets()),
-			shown, frontendReason, lbReason(r))
+		t.add(r.GetVip(), vipState(r.GetState()), ago(r.GetSince(), now),
+			fmt.Sprintf("%d/%d", r.GetReadyTargets(), r.GetTotalTargets()), shown, frontendReason, lbReason(r))
 	}
 	return t
 }
@@ -112,7 +103,7 @@ func streams(all []*lbv1.StreamStatus) *table {
 				ready++
 			}
 		}
-		t.add(s.GetName(), names(s.GetVips()), fmt.Sprint(s.GetMinReady()), fmt.Sprint(ready), fmt.Sprint(len(s.GetTargets())))
+		t.add(s.GetName(), names(s.GetVips()), s.GetMinReady(), ready, len(s.GetTargets()))
 	}
 	return t
 }
@@ -124,29 +115,9 @@ func sources(all []*lbv1.SourceStatus, now time.Time) *table {
 		if s.GetLive() {
 			state = "live"
 		}
-		t.add(s.GetName(), state, ago(s.GetSince(), now), fmt.Sprint(s.GetTargets()), s.GetOnGone(), s.GetDetail())
+		t.add(s.GetName(), state, ago(s.GetSince(), now), s.GetTargets(), s.GetOnGone(), s.GetDetail())
 	}
 	return t
-}
-
-// maxProblems is how many problems of one source are shown.
-const maxProblems = 20
-
-// writeProblems appends the entries of sources that are ignored.
-func writeProblems(b *strings.Builder, all []*lbv1.SourceStatus) {
-	for _, s := range all {
-		problems := s.GetProblems()
-		if len(problems) == 0 {
-			continue
-		}
-		fmt.Fprintf(b, "\nIgnored from the %s:\n", clean(s.GetName()))
-		for _, p := range problems[:min(len(problems), maxProblems)] {
-			fmt.Fprintf(b, "  %s\n", cut(clean(p), maxLine))
-		}
-		if more := len(problems) - maxProblems; more > 0 {
-			fmt.Fprintf(b, "  and %d more: `lb status --output=json` has them all\n", more)
-		}
-	}
 }
 
 // stateDetail returns the state of an address with its drain.
@@ -175,7 +146,8 @@ func targets(all []*lbv1.StreamStatus, now time.Time) *table {
 				if x.GetLastCheck() != nil {
 					checked = ago(x.GetLastCheck(), now) + " ago"
 				}
-				t.add(s.GetName(), x.GetName(), x.GetAddress(), stateDetail(x, now), ago(x.GetSince(), now), names(x.GetSources()), checked, x.GetLastError())
+				t.add(s.GetName(), x.GetName(), x.GetAddress(), stateDetail(x, now), ago(x.GetSince(), now),
+					names(x.GetSources()), checked, x.GetLastError())
 			}
 		}
 	}
@@ -192,7 +164,7 @@ func watchers(all []*lbv1.WatcherStatus, now time.Time) *table {
 		if w.GetReporting() {
 			reports = "yes"
 		}
-		t.add(w.GetWatchId(), w.GetPeer(), w.GetReader(), ago(w.GetSince(), now), fmt.Sprint(w.GetSentRevision()), applied, reports,
+		t.add(w.GetWatchId(), w.GetPeer(), w.GetReader(), ago(w.GetSince(), now), w.GetSentRevision(), applied, reports,
 			families(w.GetFamilies()))
 	}
 	return t
@@ -201,18 +173,8 @@ func watchers(all []*lbv1.WatcherStatus, now time.Time) *table {
 func families(all []*readinessv1.FamilyConnectivity) string {
 	var parts []string
 	for _, f := range all {
-		name := "family " + fmt.Sprint(int32(f.GetFamily()))
-		switch f.GetFamily() {
-		case readinessv1.IpFamily_IP_FAMILY_IPV4:
-			name = "IPv4"
-		case readinessv1.IpFamily_IP_FAMILY_IPV6:
-			name = "IPv6"
-		}
-		state := "DOWN"
-		if f.GetUp() {
-			state = "up"
-		}
-		parts = append(parts, name+" "+state)
+		name := strings.Replace(f.GetFamily().String(), "IP_FAMILY_IPV", "IPv", 1)
+		parts = append(parts, name+" "+upOrDown(f.GetUp()))
 	}
 	return strings.Join(parts, ", ")
 }

@@ -282,7 +282,7 @@ func TestLB(t *testing.T) {
 }
 
 func TestEvents(t *testing.T) {
-	wantGolden(t, "events.golden", Events([]*frontendv1.Event{
+	wantGolden(t, "events.golden", FrontendEventLog().All([]*frontendv1.Event{
 		{Time: before(time.Minute), Sequence: 1, Detail: "the frontend is starting"},
 		{
 			Time: before(1500 * time.Millisecond), Sequence: 2, Vip: "20.0.0.1/32",
@@ -299,7 +299,7 @@ func TestEvents(t *testing.T) {
 		{Time: before(0), Sequence: 5, Gateway: "gateway-a-1", GatewayUp: true, Detail: "169.254.100.150"},
 		{},
 	}))
-	if got := Events(nil); got != "no events\n" {
+	if got := FrontendEventLog().All(nil); got != "no events\n" {
 		t.Errorf("got %q", got)
 	}
 }
@@ -336,11 +336,11 @@ func TestReasonsAreExplained(t *testing.T) {
 	}
 	for _, n := range allReasons() {
 		r := readinessv1.AdvertisementReason(n)
-		check(r.String(), AdvertisementReason(r), r == readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_READY)
+		check(r.String(), Explain(r), r == readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_READY)
 	}
 	for _, n := range values(readinessv1.VipReason_VIP_REASON_UNSPECIFIED.Descriptor()) {
 		r := readinessv1.VipReason(n)
-		check(r.String(), VipReason(r), r == readinessv1.VipReason_VIP_REASON_TARGETS_READY || r == readinessv1.VipReason_VIP_REASON_READINESS_FILE)
+		check(r.String(), Explain(r), r == readinessv1.VipReason_VIP_REASON_TARGETS_READY || r == readinessv1.VipReason_VIP_REASON_READINESS_FILE)
 	}
 }
 

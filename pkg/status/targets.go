@@ -11,28 +11,6 @@ import (
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 )
 
-// TargetState explains the state of a target's address. A state that this program does not know has
-// its own explanation.
-func TargetState(s targetv1.State) Explanation {
-	switch s {
-	case targetv1.State_STATE_STARTING:
-		return Explanation{"starting", "Not checked often enough for a verdict.", "the stream's check: rise successful checks are needed; a load balancer that has just taken the target over knows more in a moment"}
-	case targetv1.State_STATE_READY:
-		return Explanation{"ready", "Receives new flows.", ""}
-	case targetv1.State_STATE_NOT_READY:
-		return Explanation{"not ready", "Fails its checks, and receives no flows.", "the last error; does the application listen on the checked port, on this address?"}
-	case targetv1.State_STATE_OVERDUE:
-		return Explanation{"overdue", "Was not checked in time: its state is unknown.", "the load balancer itself: is it out of CPU or of file descriptors?"}
-	case targetv1.State_STATE_DRAINING:
-		return Explanation{"draining", "Receives no new flows; established flows continue until the drain time ends.", ""}
-	case targetv1.State_STATE_DRAINED:
-		return Explanation{"drained", "Drained by an operator, and the drain time is over.", "`lb target undrain` ends the drain"}
-	case targetv1.State_STATE_GONE:
-		return Explanation{"gone", "Is no target any longer.", ""}
-	}
-	return Explanation{fmt.Sprintf("state %d", int32(s)), "A state that this program does not know.", "use the program of the load balancer's version"}
-}
-
 // targetRank orders states in the summary: problems first.
 func targetRank(s targetv1.State) int {
 	switch s {
@@ -60,7 +38,8 @@ func Targets(all []*targetv1.TargetInfo, now time.Time) string {
 	sorted := slices.Clone(all)
 	slices.SortStableFunc(sorted, compareTargets)
 	for _, i := range sorted {
-		t.add(i.GetStream(), i.GetName(), i.GetAddress(), targetDetail(i), ago(i.GetSince(), now), names(i.GetSources()), i.GetRegisteredBy(), i.GetLastError())
+		t.add(i.GetStream(), i.GetName(), i.GetAddress(), targetDetail(i), ago(i.GetSince(), now),
+			names(i.GetSources()), i.GetRegisteredBy(), i.GetLastError())
 	}
 	t.write(&b)
 	return b.String()
@@ -72,7 +51,7 @@ func countTargets(counts map[targetv1.State]int) *table {
 	for _, s := range slices.SortedFunc(maps.Keys(counts), func(x, y targetv1.State) int {
 		return cmp.Or(cmp.Compare(targetRank(x), targetRank(y)), cmp.Compare(x, y))
 	}) {
-		w := TargetState(s)
+		w := Explain(s)
 		t.rows = append(t.rows, []string{fmt.Sprint(counts[s]), w.Short, w.Meaning})
 		if w.Next != "" {
 			t.rows = append(t.rows, []string{"", "", "next: " + w.Next})
@@ -82,17 +61,13 @@ func countTargets(counts map[targetv1.State]int) *table {
 }
 
 func compareTargets(x, y *targetv1.TargetInfo) int {
-	for _, pair := range [][2]string{{x.GetStream(), y.GetStream()}, {x.GetName(), y.GetName()}, {x.GetAddress(), y.GetAddress()}} {
-		if c := strings.Compare(pair[0], pair[1]); c != 0 {
-			return c
-		}
-	}
-	return 0
+	return cmp.Or(strings.Compare(x.GetStream(), y.GetStream()), strings.Compare(x.GetName(), y.GetName()),
+		strings.Compare(x.GetAddress(), y.GetAddress()))
 }
 
 // targetDetail returns the state with the remaining drain time and its cause.
 func targetDetail(i *targetv1.TargetInfo) string {
-	s := TargetState(i.GetState()).Short
+	s := Explain(i.GetState()).Short
 	why := i.GetDrainCause()
 	if d := i.GetDrainFor(); d != nil {
 		why = strings.TrimSuffix(span(max(0, d.AsDuration()))+" left, "+why, ", ")

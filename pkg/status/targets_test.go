@@ -28,7 +28,7 @@ func TestTargets(t *testing.T) {
 func TestEveryStateOfATargetHasWords(t *testing.T) {
 	seen := map[string]bool{}
 	for n, name := range targetv1.State_name {
-		w := TargetState(targetv1.State(n))
+		w := Explain(targetv1.State(n))
 		if n != 0 && (w.Short == "" || w.Meaning == "" || strings.HasPrefix(w.Short, "state ") || seen[w.Short]) {
 			t.Errorf("%s: %+v", name, w)
 		}

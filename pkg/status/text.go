@@ -30,15 +30,14 @@ type table struct {
 
 func newTable(header ...string) *table { return &table{rows: [][]string{header}} }
 
-func (t *table) add(cells ...string) {
+func (t *table) add(cells ...any) {
+	row := make([]string, len(cells))
 	for i, c := range cells {
-		limit := maxCell
-		if i == len(cells)-1 {
-			limit = maxLine // the last column
-		}
-		cells[i] = cut(c, limit)
+		row[i] = cut(fmt.Sprint(c), maxCell)
 	}
-	t.rows = append(t.rows, cells)
+	last := len(cells) - 1
+	row[last] = cut(fmt.Sprint(cells[last]), maxLine)
+	t.rows = append(t.rows, row)
 }
 
 // write appends the table, or nothing if it has no row but the header.
@@ -74,6 +73,37 @@ func (t *table) align(b *strings.Builder, indent string) {
 		}
 		b.WriteByte('\n')
 	}
+}
+
+// maxItems is how many items of a list are shown.
+const maxItems = 20
+
+// writeList appends items, each with lines of details, under a title.
+func writeList(b *strings.Builder, title string, items [][]string) {
+	if len(items) == 0 {
+		return
+	}
+	b.WriteString("\n" + title + "\n")
+	for _, lines := range items[:min(len(items), maxItems)] {
+		indent := "  "
+		for _, line := range lines {
+			b.WriteString(indent + cut(line, maxLine) + "\n")
+			indent = "    "
+		}
+	}
+	if more := len(items) - maxItems; more > 0 {
+		fmt.Fprintf(b, "  and %d more: `lb status --output=json` has them all\n", more)
+	}
+}
+
+// single returns items of one line.
+func single(lines []string) [][]string { return slices.Collect(slices.Chunk(lines, 1)) }
+
+func upOrDown(up bool) string {
+	if up {
+		return "up"
+	}
+	return "DOWN"
 }
 
 // clean removes control characters, which could move the cursor or hide text.
@@ -166,7 +196,8 @@ func (s summary) write(b *strings.Builder) {
 		groups = append(groups, g)
 	}
 	slices.SortFunc(groups, func(x, y group) int {
-		return cmp.Or(cmp.Compare(x.rank, y.rank), cmp.Compare(s[y], s[x]), strings.Compare(x.explanation.Short, y.explanation.Short))
+		return cmp.Or(cmp.Compare(x.rank, y.rank), cmp.Compare(s[y], s[x]),
+			strings.Compare(x.explanation.Short, y.explanation.Short))
 	})
 	t := &table{}
 	for _, g := range groups {

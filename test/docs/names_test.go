@@ -218,7 +218,7 @@ func TestFrontendReasonsAreExplained(t *testing.T) {
 		}
 	}
 	for number, name := range readinessv1.AdvertisementReason_name {
-		words := status.AdvertisementReason(readinessv1.AdvertisementReason(number))
+		words := status.Explain(readinessv1.AdvertisementReason(number))
 		if !documented[words.Short] {
 			t.Errorf("%s has no heading for %q", d.path, words.Short)
 			continue
@@ -246,7 +246,7 @@ func TestLBReasonsAreExplained(t *testing.T) {
 	}
 	want := map[string]string{}
 	for number, name := range readinessv1.VipReason_name {
-		want[strings.ToLower(strings.TrimPrefix(name, "VIP_REASON_"))] = status.VipReason(readinessv1.VipReason(number)).Short
+		want[strings.ToLower(strings.TrimPrefix(name, "VIP_REASON_"))] = status.Explain(readinessv1.VipReason(number)).Short
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("the reasons that exist (-) and those in %s (+):\n%s", d.path, diff)

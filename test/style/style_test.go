@@ -150,6 +150,10 @@ func sources(t *testing.T) []string {
 		switch filepath.Ext(name) {
 		case ".go", ".md", ".proto", ".sh", ".tmpl", ".txtar", ".yaml", ".yml", ".Dockerfile":
 			files = append(files, path)
+		case ".txt":
+			if strings.HasPrefix(path, "pkg/status/") { // embedded texts
+				files = append(files, path)
+			}
 		case "":
 			if name == "Makefile" || name == "CODEOWNERS" || path == ".ci/run" {
 				files = append(files, path)
