@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/await"
 )
 
 // BenchmarkCommitToReceipt measures the time from a decision about one VIP among n to its receipt
@@ -48,7 +49,7 @@ func BenchmarkReport(b *testing.B) {
 				all.VIPs[numbered(i)] = VIPReport{Advertisement: announced}
 			}
 			f.Report(all)
-			eventually(b, "reported", func() bool { return lb.Report().Load().Advertised == n })
+			await.True(b, "reported", func() bool { return lb.Report().Load().Advertised == n })
 			for i := uint64(1); b.Loop(); i++ {
 				_, changed := lb.Report().Get()
 				f.Report(ReportDelta{

@@ -1,15 +1,18 @@
 package readiness
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc"
+	grpcbackoff "google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/backoff"
 )
 
 const (
@@ -36,8 +39,9 @@ type watchConn struct {
 	err      error         // why it ended, for operators
 
 	reporter chan *reporter // receives the permission to report, once
-	retire   chan struct{}  // closed: report what is pending and end the report
-	retired  chan struct{}  // closed when the report has ended
+	retiring context.Context
+	retire   context.CancelFunc // ends retiring: report what is pending and end the report
+	retired  chan struct{}      // closed when the report has ended
 
 	mu            sync.Mutex
 	dialErr       error
@@ -57,9 +61,9 @@ func (w *Watcher) open(ctx context.Context, generation uint64) *watchConn {
 		synced:     make(chan struct{}),
 		done:       make(chan struct{}),
 		reporter:   make(chan *reporter, 1),
-		retire:     make(chan struct{}),
 		retired:    make(chan struct{}),
 	}
+	c.retiring, c.retire = context.WithCancel(ctx)
 	go func() {
 		defer close(c.done)
 		defer cancel(nil)
@@ -83,15 +87,6 @@ func (c *watchConn) close(cause error) {
 	<-c.done
 }
 
-func (c *watchConn) hasReceived() bool {
-	select {
-	case <-c.received:
-		return true
-	default:
-		return false
-	}
-}
-
 // halfLife returns half of the connection's remaining lifetime; false when it is unlimited.
 func (c *watchConn) halfLife(now time.Time) (time.Duration, bool) {
 	c.mu.Lock()
@@ -109,7 +104,9 @@ func (c *watchConn) run(ctx context.Context) error {
 		grpc.WithContextDialer(c.dial),
 		grpc.WithAuthority("localhost"),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           grpcBackoff(c.w.opts.MaxBackoff),
+			// Not awaited, the connection is closed at its first failure; but gRPC waits as long for a
+			// handshake.
+			Backoff:           grpcbackoff.Config{BaseDelay: minBackoff, Multiplier: 1, MaxDelay: minBackoff},
 			MinConnectTimeout: c.w.handshakeWithin,
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessageBytes)),
@@ -133,8 +130,7 @@ func (c *watchConn) run(ctx context.Context) error {
 	var decoder decoder
 	var reports sync.WaitGroup
 	defer reports.Wait()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	defer c.cancel(nil)
 	for {
 		m, err := stream.Recv()
 		at := time.Now()
@@ -148,7 +144,7 @@ func (c *watchConn) run(ctx context.Context) error {
 		if err != nil {
 			return &protocolError{err}
 		}
-		c.w.stats.messages.Add(1)
+		c.w.count(func(s *Stats) { s.Messages++ })
 		if e.first {
 			silence.Stop()
 			close(c.received)
@@ -167,12 +163,6 @@ func isClosed(c <-chan struct{}) bool {
 	default:
 		return false
 	}
-}
-
-// dialUnix connects to a unix socket.
-func dialUnix(ctx context.Context, path string) (net.Conn, error) {
-	var d net.Dialer
-	return d.DialContext(ctx, "unix", path)
 }
 
 // dial connects to the socket and keeps the error, which gRPC returns only as text.
@@ -216,33 +206,24 @@ func (c *watchConn) runReports(ctx context.Context, client readinessv1.Readiness
 	var r *reporter
 	select {
 	case r = <-c.reporter:
-	case <-c.retire:
-		return
-	case <-ctx.Done():
+	case <-c.retiring.Done():
 		return
 	}
 	defer c.w.queue.detach(r)
-	wait := retryDelay{max: c.w.opts.MaxBackoff}
+	wait := c.w.newBackoff()
 	for {
 		began := time.Now()
 		err := c.sendReports(ctx, client, watchID, r)
 		if err == nil || ctx.Err() != nil {
 			return
 		}
-		if time.Since(began) > c.w.opts.MaxBackoff {
-			wait.reset()
+		if time.Since(began) > wait.Max {
+			wait.Reset()
 		}
-		c.w.stats.reportFailures.Add(1)
-		after := wait.next()
+		c.w.count(func(s *Stats) { s.ReportFailures++ })
+		after := wait.Next()
 		c.w.log.Warn("report stream failed, sending the full report again", "error", err, "retry_after", after)
-		select {
-		case <-time.After(after):
-		case <-c.retire:
-			return
-		case <-ctx.Done():
-			return
-		}
-		if !c.w.queue.resend(r) {
+		if backoff.Sleep(c.retiring, after) != nil || !c.w.queue.resend(r) {
 			return
 		}
 	}
@@ -260,8 +241,8 @@ func (c *watchConn) sendReports(ctx context.Context, client readinessv1.Readines
 	defer receiver.Wait()
 	defer cancel()
 	for {
-		p, ok, left := c.w.queue.take(r)
-		if left {
+		p, ok, replaced := c.w.queue.take(r)
+		if replaced {
 			// Another connection reports. This stream stays open until its connection is closed;
 			// otherwise the load balancer would see no reporter for a moment.
 			<-ctx.Done()
@@ -276,8 +257,8 @@ func (c *watchConn) sendReports(ctx context.Context, client readinessv1.Readines
 		}
 		if ok {
 			for _, m := range p.messages(watchID) {
-				if stream.Send(m) != nil {
-					return reportStreamError(<-ended)
+				if stream.Send(m) != nil { // the error is that of RecvMsg
+					return cmp.Or(<-ended, errReportEnded)
 				}
 			}
 			c.w.queue.markWritten(r)
@@ -286,12 +267,10 @@ func (c *watchConn) sendReports(ctx context.Context, client readinessv1.Readines
 		select {
 		case <-r.wake:
 		case err := <-ended:
-			return reportStreamError(err)
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-c.retire:
-			if stream == nil {
-				return nil
+			return cmp.Or(err, errReportEnded)
+		case <-c.retiring.Done(): // or the connection ends
+			if stream == nil || ctx.Err() != nil {
+				return ctx.Err()
 			}
 			// The response confirms that the load balancer has read everything.
 			if err := stream.CloseSend(); err != nil {
@@ -305,12 +284,4 @@ func (c *watchConn) sendReports(ctx context.Context, client readinessv1.Readines
 			}
 		}
 	}
-}
-
-// reportStreamError returns the error of a report stream that the load balancer ended.
-func reportStreamError(err error) error {
-	if err == nil {
-		return errReportEnded
-	}
-	return err
 }

@@ -1,8 +1,13 @@
 package readiness
 
 import (
+	"iter"
 	"slices"
 	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 )
 
 // cursor is the position of one watch in the table.
@@ -78,7 +83,11 @@ func (t *Table) next(c *cursor, now time.Time) batch {
 		c.goingAway = true
 	case t.synced && c.sent.Revision < t.revision:
 		b.kind = kindDelta
-		b.entries = t.since(c.sent.Revision)
+		i := len(t.log)
+		for i > 0 && t.log[i-1].revision > c.sent.Revision {
+			i--
+		}
+		b.entries = slices.Clone(t.log[i:])
 		c.sent = b.position
 	case c.heartbeat < t.heartbeats:
 		b.kind = kindHeartbeat
@@ -88,15 +97,6 @@ func (t *Table) next(c *cursor, now time.Time) batch {
 	}
 	c.heartbeat = t.heartbeats
 	return b
-}
-
-// since returns the entries newer than a revision.
-func (t *Table) since(revision uint64) []entry {
-	i := len(t.log)
-	for i > 0 && t.log[i-1].revision > revision {
-		i--
-	}
-	return slices.Clone(t.log[i:])
 }
 
 // sent returns the revision that a watch has sent.
@@ -111,4 +111,56 @@ func (t *Table) currentLease(now time.Time) (time.Duration, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.leaseLeft(now)
+}
+
+// staleGraceProto returns the grace period for messages; nil: none.
+func (t *Table) staleGraceProto() *durationpb.Duration {
+	if t.staleGrace <= 0 {
+		return nil
+	}
+	return durationpb.New(t.staleGrace)
+}
+
+// messages yields the messages of a batch, in parts of vipsPerPart.
+func (b batch) messages() iter.Seq[*response] {
+	return func(yield func(*response) bool) {
+		switch b.kind {
+		case kindHeartbeat:
+			yield(&response{Event: &readinessv1.WatchReadinessResponse_Heartbeat{Heartbeat: &readinessv1.Heartbeat{}}})
+			return
+		case kindGoingAway:
+			goingAway := &readinessv1.GoingAway{DrainFor: drainFor(b.drainEnd, time.Now())}
+			yield(&response{Event: &readinessv1.WatchReadinessResponse_GoingAway{GoingAway: goingAway}})
+			return
+		}
+		rest := b.entries
+		for last := false; !last; {
+			var changed []*readinessv1.VipReadiness
+			var removed []string
+			now := time.Now()
+			for len(rest) > 0 && len(changed)+len(removed) < vipsPerPart {
+				e := rest[0]
+				rest = rest[1:]
+				switch {
+				case e.record == nil:
+				case !e.removed:
+					changed = append(changed, e.VIPReadiness.Proto(now))
+				case b.kind == kindDelta:
+					removed = append(removed, e.VIP.String())
+				}
+			}
+			last = len(rest) == 0
+			m := &response{}
+			if b.kind == kindSnapshot {
+				snapshot := &readinessv1.Snapshot{Vips: changed, Synced: b.synced, Last: last}
+				m.Event = &readinessv1.WatchReadinessResponse_Snapshot{Snapshot: snapshot}
+			} else {
+				delta := &readinessv1.Delta{Changed: changed, Removed: removed, Last: last}
+				m.Event = &readinessv1.WatchReadinessResponse_Delta{Delta: delta}
+			}
+			if !yield(m) {
+				return
+			}
+		}
+	}
 }

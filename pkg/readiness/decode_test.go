@@ -13,8 +13,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-type response = readinessv1.WatchReadinessResponse
-
 // Valid messages of the load balancer "a", with changes.
 
 func message(revision uint64, change ...func(*response)) *response {

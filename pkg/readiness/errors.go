@@ -21,6 +21,8 @@ var (
 	errStopped        = errors.New("the watcher stops")
 )
 
+var errReportEnded = errors.New("the load balancer ended the report stream")
+
 // explain returns the error that ended a connection, with its meaning for an operator and the place
 // to check.
 func (c *watchConn) explain(err error) error {
@@ -58,7 +60,7 @@ func (c *watchConn) explain(err error) error {
 		if strings.Contains(s.Message(), stoppingText) {
 			return fmt.Errorf("the load balancer on %s is stopping: %w", socket, err)
 		}
-		if shaken && !c.hasReceived() {
+		if shaken && !isClosed(c.received) {
 			return explainDenial(socket, s.Message(), err)
 		}
 		if isConnectionEnd(s.Message()) {

@@ -18,6 +18,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
+
+	"github.com/vipgate/vipgate/test/await"
 )
 
 func TestErrorText(t *testing.T) {
@@ -183,7 +185,7 @@ func TestSilentLBTimeout(t *testing.T) {
 			if !strings.Contains(f.Err.Error(), path) {
 				t.Fatalf("the error: %v", f.Err)
 			}
-			eventually(t, "and tried again", func() bool { return f.Stats().Failures >= 2 })
+			await.True(t, "and tried again", func() bool { return f.Stats().Failures >= 2 })
 		})
 	}
 }

@@ -275,20 +275,6 @@ func (f *frontend) at(table *Table) func() bool {
 	return func() bool { return f.Synced && f.Position == table.Position() }
 }
 
-// eventually polls a condition.
-func eventually(t testing.TB, what string, condition func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(waitLimit)
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for !condition() {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", waitLimit, what)
-		}
-		<-tick.C
-	}
-}
-
 func ready(v string) VIPReadiness {
 	return VIPReadiness{
 		VIP: vip.Require(v), State: Ready, Reason: readinessv1.VipReason_VIP_REASON_TARGETS_READY,

@@ -81,6 +81,16 @@ func validDuration(d *durationpb.Duration, least, most time.Duration) bool {
 	return (d == nil || d.IsValid()) && d.AsDuration() >= least && d.AsDuration() <= most
 }
 
+func kindOf(m *response) kind {
+	switch {
+	case m.GetSnapshot() != nil:
+		return kindSnapshot
+	case m.GetDelta() != nil:
+		return kindDelta
+	}
+	return kindNone
+}
+
 // accepts applies a message and reports whether the protocol allows it.
 func (b *book) accepts(m *response) bool {
 	id, revision, k := m.GetPosition().GetInstanceId(), m.GetPosition().GetRevision(), kindOf(m)

@@ -1,11 +1,14 @@
 package readiness
 
 import (
+	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -13,7 +16,7 @@ import (
 // streams.
 type Update struct {
 	// Position is the position of the returned state, of the newest instance of the load balancer
-	// that was synced. Zero before the first.
+	// that was synced; zero before the first.
 	Position Position
 	// Complete reports whether Changed is a whole state: a VIP that is absent from it is not ready.
 	// Otherwise Changed and Removed are changes to the previous state.
@@ -21,17 +24,14 @@ type Update struct {
 	// Changed and Removed are owned by the caller.
 	Changed map[vip.VIP]VIPReadiness
 	Removed vip.Set
-	// ReceivedAt is the receipt of the oldest merged message that changed anything; zero if none
-	// did.
+	// ReceivedAt is the receipt of the oldest merged message that changed anything; zero: none did.
 	ReceivedAt time.Time
 
 	// Open reports whether a stream is open on which a message arrived, synced or not.
 	Open bool
-	// Synced reports whether a stream that renews the lease of Position is open: the state is valid
-	// until LeaseEnd.
-	Synced bool
-	// LeaseEnd is the latest receipt plus lease over the synced streams of the instance in
-	// Position.
+	// Synced reports whether a synced stream of the instance in Position is open: the state is
+	// valid until LeaseEnd, the latest receipt plus lease over those streams.
+	Synced   bool
 	LeaseEnd time.Time
 	// LastMessage is the receipt of the newest message on those streams.
 	LastMessage time.Time
@@ -43,8 +43,7 @@ type Update struct {
 	GoingAway bool
 	DrainEnd  time.Time
 
-	// Err is the error for operators why no stream is open; nil while one is, and before the first
-	// attempt has failed.
+	// Err is why no stream is open; nil while one is, and before the first attempt has failed.
 	Err error
 }
 
@@ -81,65 +80,86 @@ func newUpdateMerger() *updateMerger {
 func (m *updateMerger) take() Update {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	u := m.pending
-	m.pending.Complete, m.pending.Changed, m.pending.Removed, m.pending.ReceivedAt = false, nil, nil, time.Time{}
-	return u
+	return m.pending.Take()
 }
 
-func (m *updateMerger) wake() {
-	select {
-	case m.changed <- struct{}{}:
-	default:
+// Take returns u and removes the changes from it.
+func (u *Update) Take() Update {
+	taken := *u
+	u.Complete, u.Changed, u.Removed, u.ReceivedAt = false, nil, nil, time.Time{}
+	return taken
+}
+
+// Merge adds later changes, which u owns from then on.
+func (u *Update) Merge(changed map[vip.VIP]VIPReadiness, removed vip.Set) {
+	if u.Changed == nil {
+		u.Changed = changed
+	} else {
+		maps.Copy(u.Changed, changed)
+	}
+	for v := range removed {
+		delete(u.Changed, v)
+	}
+	if u.Complete {
+		return
+	}
+	if u.Removed == nil {
+		u.Removed = removed
+	} else {
+		maps.Copy(u.Removed, removed)
+	}
+	for v := range changed {
+		delete(u.Removed, v)
 	}
 }
 
 // merge applies an event of a stream, received at the given time. On an error the stream must end.
-func (m *updateMerger) merge(h *streamState, s event, at time.Time) error {
+func (m *updateMerger) merge(s *streamState, e event, at time.Time) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if s.first {
+	if e.first {
 		m.streams++
-		h.seq, h.instance, h.staleGrace = m.streams, s.position.InstanceID, s.staleGrace
-		m.open[h] = struct{}{}
+		s.seq, s.instance, s.staleGrace = m.streams, e.position.InstanceID, e.staleGrace
+		m.open[s] = struct{}{}
 		m.pending.Open, m.pending.Err = true, nil
 	}
-	if s.kind == kindGoingAway {
-		h.goingAway, h.drainEnd = true, s.drainEnd
+	if e.kind == kindGoingAway {
+		s.goingAway, s.drainEnd = true, e.drainEnd
 	}
 	var err error
 	switch {
-	case s.kind == kindSnapshot && s.synced:
-		err = m.snapshot(h, s, at)
-	case s.kind == kindDelta && h.synced && m.isCurrent(h):
-		err = m.delta(s, at)
+	case e.kind == kindSnapshot && e.synced:
+		err = m.snapshot(s, e, at)
+	case e.kind == kindDelta && s.synced && m.isCurrent(s):
+		err = m.delta(e, at)
 	}
 	if err != nil {
 		return err
 	}
-	if h.synced && m.isCurrent(h) {
-		m.renew(h, s, at)
+	if s.synced && m.isCurrent(s) {
+		m.renew(s, e, at)
 	}
-	m.wake()
+	latest.Wake(m.changed)
 	return nil
 }
 
 // isCurrent reports whether the stream belongs to the instance of the merged state.
-func (m *updateMerger) isCurrent(h *streamState) bool {
-	return h.instance == m.pending.Position.InstanceID
+func (m *updateMerger) isCurrent(s *streamState) bool {
+	return s.instance == m.pending.Position.InstanceID
 }
 
 // renew extends the lease by a message of a synced stream of the current instance.
-func (m *updateMerger) renew(h *streamState, s event, at time.Time) {
+func (m *updateMerger) renew(s *streamState, e event, at time.Time) {
 	p := &m.pending
-	p.Synced, p.EndedAt, p.StaleGrace = true, time.Time{}, h.staleGrace
-	if end := at.Add(s.lease); end.After(p.LeaseEnd) {
+	p.Synced, p.EndedAt, p.StaleGrace = true, time.Time{}, s.staleGrace
+	if end := at.Add(e.lease); end.After(p.LeaseEnd) {
 		p.LeaseEnd = end
 	}
 	if at.After(p.LastMessage) {
 		p.LastMessage = at
 	}
-	if h.goingAway && !p.GoingAway {
-		p.GoingAway, p.DrainEnd = true, h.drainEnd
+	if s.goingAway && !p.GoingAway {
+		p.GoingAway, p.DrainEnd = true, s.drainEnd
 		m.markChanged(at)
 	}
 }
@@ -152,94 +172,70 @@ func (m *updateMerger) markChanged(at time.Time) {
 }
 
 // snapshot applies a synced snapshot.
-func (m *updateMerger) snapshot(h *streamState, s event, at time.Time) error {
+func (m *updateMerger) snapshot(s *streamState, e event, at time.Time) error {
 	p := &m.pending
-	if !m.isCurrent(h) {
-		if h.seq < m.newest {
+	if !m.isCurrent(s) {
+		if s.seq < m.newest {
 			return nil // of an instance that was replaced by a newer one
 		}
 		*p = Update{Open: p.Open, Err: p.Err, ReceivedAt: p.ReceivedAt}
-	} else if p.Synced && s.position.Revision <= p.Position.Revision {
+	} else if p.Synced && e.position.Revision <= p.Position.Revision {
 		// Another stream has supplied a newer state. The next delta of this stream starts at a
 		// position that was applied, so it fits as soon as it is newer.
-		h.synced, m.newest = true, max(m.newest, h.seq)
+		s.synced, m.newest = true, max(m.newest, s.seq)
 		return nil
-	} else if s.position.Revision < p.Position.Revision {
-		return fmt.Errorf("the revision of instance %q went back from %d to %d", h.instance, p.Position.Revision,
-			s.position.Revision)
+	} else if e.position.Revision < p.Position.Revision {
+		return fmt.Errorf("the revision of instance %q went back from %d to %d", s.instance, p.Position.Revision,
+			e.position.Revision)
 	}
-	h.synced, m.newest = true, max(m.newest, h.seq)
-	p.Position = s.position
-	p.Complete, p.Changed, p.Removed = true, s.changed, nil
-	m.known = s.known
+	s.synced, m.newest = true, max(m.newest, s.seq)
+	p.Position = e.position
+	p.Complete, p.Changed, p.Removed = true, e.changed, nil
+	m.known = e.known
 	m.markChanged(at)
 	return nil
 }
 
 // delta applies a delta of the current instance. It starts at a position of its stream that was
 // applied or is older than an applied one: what it repeats is unchanged, and what it adds is newer.
-func (m *updateMerger) delta(s event, at time.Time) error {
+func (m *updateMerger) delta(e event, at time.Time) error {
 	p := &m.pending
-	if s.position.Revision <= p.Position.Revision {
+	if e.position.Revision <= p.Position.Revision {
 		return nil
 	}
-	for v := range s.changed {
+	for v := range e.changed {
 		m.known[v] = struct{}{}
 	}
-	for v := range s.removed {
+	for v := range e.removed {
 		delete(m.known, v)
 	}
 	if len(m.known) > MaxVIPs {
 		// The stream ends, and the next one starts with a snapshot.
 		return fmt.Errorf("the load balancer sent more than %d VIPs", MaxVIPs)
 	}
-	if len(p.Changed)+len(p.Removed)+len(s.removed) > 2*MaxVIPs {
-		return fmt.Errorf("the load balancer replaced its VIPs faster than the frontend reads them")
+	if len(p.Changed)+len(p.Removed)+len(e.removed) > 2*MaxVIPs {
+		return errors.New("the load balancer replaced its VIPs faster than the frontend reads them")
 	}
-	p.Position = s.position
+	p.Position = e.position
+	p.Merge(e.changed, e.removed)
 	m.markChanged(at)
-	if p.Changed == nil && !p.Complete {
-		p.Changed = s.changed
-	} else {
-		maps.Copy(p.Changed, s.changed)
-	}
-	if p.Complete {
-		for v := range s.removed {
-			delete(p.Changed, v)
-		}
-		return nil
-	}
-	for v := range s.changed {
-		delete(p.Removed, v)
-	}
-	for v := range s.removed {
-		delete(p.Changed, v)
-	}
-	if p.Removed == nil {
-		p.Removed = s.removed
-	} else {
-		maps.Copy(p.Removed, s.removed)
-	}
 	return nil
 }
 
 // end handles the end of a stream or a failed attempt to open one.
-func (m *updateMerger) end(h *streamState, at time.Time, err error) {
+func (m *updateMerger) end(s *streamState, at time.Time, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.open, h)
+	delete(m.open, s)
 	p := &m.pending
 	p.Open = len(m.open) > 0
 	if !p.Open {
 		p.Err = err
 	}
-	synced := false
-	for o := range m.open {
-		synced = synced || (o.synced && m.isCurrent(o))
-	}
-	if p.Synced && !synced {
+	renews := func(o *streamState) bool { return o.synced && m.isCurrent(o) }
+	if p.Synced && !slices.ContainsFunc(slices.Collect(maps.Keys(m.open)), renews) {
 		p.Synced, p.EndedAt = false, at
 		m.markChanged(at)
 	}
-	m.wake()
+	latest.Wake(m.changed)
 }

@@ -275,7 +275,7 @@ func TestStreamInterleavings(t *testing.T) {
 				if next.kind == kindNone {
 					return
 				}
-				for m := range next.messages(time.Now) {
+				for m := range next.messages() {
 					m.Position, m.Lease, m.WatchId = next.position.Proto(), message(1).Lease, "w"
 					said, err := s.d.decode(m, time.Now())
 					if err == nil {

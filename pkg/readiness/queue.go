@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -27,44 +28,39 @@ type ReportDelta struct {
 // reportQueue holds the full report and what the current reporter has not sent yet. Only one stream
 // reports at a time.
 type reportQueue struct {
-	mu       sync.Mutex
-	applied  Position
-	families map[vip.Family]bool
-	all      map[vip.VIP]VIPReport
-	used     bool   // report was called
-	version  uint64 // incremented by each report
+	mu      sync.Mutex
+	all     ReportDelta // the full report
+	version uint64      // incremented by each report
 
-	reporter *reporter     // who reports now
-	written  chan struct{} // closed and replaced when the reporter has written or changed
+	reporter *reporter // nil: no stream reports
+	// written is the version that the reporter has written completely.
+	written latest.Value[uint64]
 }
 
 // reporter is one stream's view of the queue, guarded by reportQueue.mu.
 type reporter struct {
-	wake     chan struct{}
-	dirty    map[vip.VIP]VIPReport // not sent yet
-	taken    uint64                // reportQueue.version at the last take
-	written  uint64                // reportQueue.version that was written completely
-	replaced bool                  // another reporter took over
+	wake  chan struct{}
+	dirty map[vip.VIP]VIPReport // not sent yet
+	taken uint64                // reportQueue.version at the last take
 }
 
 func newReportQueue() *reportQueue {
-	return &reportQueue{all: make(map[vip.VIP]VIPReport), written: make(chan struct{})}
+	return &reportQueue{all: ReportDelta{VIPs: make(map[vip.VIP]VIPReport)}}
 }
 
 func (q *reportQueue) report(d ReportDelta) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.used = true
 	q.version++
 	if d.Applied != (Position{}) {
-		q.applied = d.Applied
+		q.all.Applied = d.Applied
 	}
 	if d.Families != nil {
-		q.families = d.Families
+		q.all.Families = d.Families
 	}
-	maps.Copy(q.all, d.VIPs)
+	maps.Copy(q.all.VIPs, d.VIPs)
 	for _, v := range d.Removed {
-		delete(q.all, v)
+		delete(q.all.VIPs, v)
 	}
 	if q.reporter == nil {
 		return
@@ -76,14 +72,7 @@ func (q *reportQueue) report(d ReportDelta) {
 			Reason:        readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_CONFIGURED,
 		}
 	}
-	q.reporter.notify()
-}
-
-func (r *reporter) notify() {
-	select {
-	case r.wake <- struct{}{}:
-	default:
-	}
+	latest.Wake(q.reporter.wake)
 }
 
 // attach creates the reporter that replaces the current one. It starts with the full report.
@@ -91,12 +80,10 @@ func (q *reportQueue) attach() *reporter {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.reporter != nil {
-		q.reporter.replaced = true
-		q.reporter.notify()
+		latest.Wake(q.reporter.wake)
 	}
-	q.reporter = &reporter{wake: make(chan struct{}, 1), dirty: maps.Clone(q.all)}
-	q.reporter.notify()
-	q.signal()
+	q.reporter = &reporter{wake: make(chan struct{}, 1), dirty: maps.Clone(q.all.VIPs)}
+	q.written.Set(0)
 	return q.reporter
 }
 
@@ -106,59 +93,46 @@ func (q *reportQueue) detach(r *reporter) {
 	defer q.mu.Unlock()
 	if q.reporter == r {
 		q.reporter = nil
-		q.signal()
+		q.written.Set(0)
 	}
 }
 
-// signal wakes the callers of waitWritten. The caller holds q.mu.
-func (q *reportQueue) signal() {
-	close(q.written)
-	q.written = make(chan struct{})
-}
-
-// resend makes the reporter send the full report again after its stream failed. It returns false
-// when another reporter took over.
+// resend makes the reporter send the full report again after its stream failed. It reports whether
+// r is still the current reporter.
 func (q *reportQueue) resend(r *reporter) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.reporter != r {
 		return false
 	}
-	r.dirty, r.taken, r.written = maps.Clone(q.all), 0, 0
-	r.notify()
+	r.dirty, r.taken = maps.Clone(q.all.VIPs), 0
+	q.written.Set(0)
 	return true
 }
 
-// reportBatch is the content that one take returns.
-type reportBatch struct {
-	applied  Position
-	families map[vip.Family]bool
-	vips     map[vip.VIP]VIPReport
-}
-
 // take returns what the reporter sends next; ok is false when nothing is pending. replaced reports
-// whether the reporter must stop sending.
-func (q *reportQueue) take(r *reporter) (p reportBatch, ok, left bool) {
+// whether another reporter took over.
+func (q *reportQueue) take(r *reporter) (d ReportDelta, ok, replaced bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if r.replaced || q.reporter != r {
-		return p, false, true
+	if q.reporter != r {
+		return d, false, true
 	}
-	if !q.used || r.taken == q.version {
-		return p, false, false
+	if r.taken == q.version {
+		return d, false, false
 	}
-	p = reportBatch{applied: q.applied, families: q.families, vips: r.dirty}
-	r.dirty = make(map[vip.VIP]VIPReport)
-	r.taken = q.version
-	return p, true, false
+	d = ReportDelta{Applied: q.all.Applied, Families: q.all.Families, VIPs: r.dirty}
+	r.dirty, r.taken = make(map[vip.VIP]VIPReport), q.version
+	return d, true, false
 }
 
 // markWritten records that everything taken was written.
 func (q *reportQueue) markWritten(r *reporter) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	r.written = r.taken
-	q.signal()
+	if q.reporter == r {
+		q.written.Set(r.taken)
+	}
 }
 
 // waitWritten waits until the current reporter has written everything that was queued before the
@@ -166,35 +140,36 @@ func (q *reportQueue) markWritten(r *reporter) {
 func (q *reportQueue) waitWritten(ctx context.Context) error {
 	q.mu.Lock()
 	want := q.version
+	q.mu.Unlock()
 	for {
-		r, written := q.reporter, q.written
-		done := want == 0 || (r != nil && r.written >= want)
-		q.mu.Unlock()
-		if done {
+		written, changed := q.written.Get()
+		if written >= want {
 			return nil
 		}
 		select {
-		case <-written:
+		case <-changed:
 		case <-ctx.Done():
-			if r == nil {
-				return fmt.Errorf("failed to report to the load balancer: no connection: %w", ctx.Err())
+			problem := "the stream is blocked"
+			q.mu.Lock()
+			if q.reporter == nil {
+				problem = "no connection"
 			}
-			return fmt.Errorf("failed to report to the load balancer: the stream is blocked: %w", ctx.Err())
+			q.mu.Unlock()
+			return fmt.Errorf("failed to report to the load balancer: %s: %w", problem, ctx.Err())
 		}
-		q.mu.Lock()
 	}
 }
 
-// messages returns the batch as messages for a watch.
-func (p reportBatch) messages(watchID string) []*readinessv1.ReportAdvertisementRequest {
+// messages returns the report as messages for a watch.
+func (d ReportDelta) messages(watchID string) []*readinessv1.ReportAdvertisementRequest {
 	var families []*readinessv1.FamilyConnectivity
 	for _, f := range vip.Families {
-		if up, configured := p.families[f]; configured {
+		if up, configured := d.Families[f]; configured {
 			families = append(families, &readinessv1.FamilyConnectivity{Family: FamilyProto(f), Up: up})
 		}
 	}
 	messages := []*readinessv1.ReportAdvertisementRequest{{WatchId: watchID, Families: families}}
-	for v, r := range p.vips {
+	for v, r := range d.VIPs {
 		last := messages[len(messages)-1]
 		if len(last.Vips) == vipsPerPart {
 			last = &readinessv1.ReportAdvertisementRequest{WatchId: watchID, Families: families}
@@ -205,8 +180,8 @@ func (p reportBatch) messages(watchID string) []*readinessv1.ReportAdvertisement
 	// Only the last part has a position, even if it is the zero position: it marks the report as
 	// complete.
 	messages[len(messages)-1].Applied = &readinessv1.Position{
-		InstanceId: p.applied.InstanceID,
-		Revision:   p.applied.Revision,
+		InstanceId: d.Applied.InstanceID,
+		Revision:   d.Applied.Revision,
 	}
 	return messages
 }

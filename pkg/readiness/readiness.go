@@ -1,7 +1,6 @@
 package readiness
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
@@ -54,17 +53,7 @@ const (
 )
 
 // String returns "not ready", "ready" or "draining".
-func (s State) String() string {
-	switch s {
-	case NotReady:
-		return "not ready"
-	case Ready:
-		return "ready"
-	case Draining:
-		return "draining"
-	}
-	return fmt.Sprintf("state %d", uint8(s))
-}
+func (s State) String() string { return [...]string{"not ready", "ready", "draining"}[s] }
 
 // VIPReadiness is the readiness of one VIP.
 type VIPReadiness struct {
@@ -104,14 +93,8 @@ type Position struct {
 type VIPReport struct {
 	Advertisement readinessv1.Advertisement
 	Reason        readinessv1.AdvertisementReason
-	// Unconfirmed is set with WITHDRAWN when the gateways' sessions did not confirm the withdrawal
-	// in time.
+	// Unconfirmed reports whether a gateway session did not confirm the withdrawal in time.
 	Unconfirmed bool
-}
-
-// advertised reports whether the VIP is advertised to gateways.
-func (r VIPReport) advertised() bool {
-	return r.Advertisement != readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN
 }
 
 // Role is the authorization of a peer on the readiness socket.
@@ -127,8 +110,7 @@ const (
 	RoleFrontend
 )
 
-// RolesOf returns a function that returns the role of a peer by its exact SPIFFE ID. An ID in both
-// lists is a frontend.
+// RolesOf returns a function from SPIFFE IDs to roles. An ID in both lists is a frontend.
 func RolesOf(frontends, readers []spiffeid.ID) func(spiffeid.ID) Role {
 	roles := make(map[spiffeid.ID]Role, len(frontends)+len(readers))
 	for _, id := range readers {

@@ -6,9 +6,10 @@ import (
 	"io/fs"
 	"log/slog"
 	"math/rand/v2"
-	"os"
 	"syscall"
 	"time"
+
+	"github.com/vipgate/vipgate/pkg/backoff"
 )
 
 const (
@@ -31,14 +32,10 @@ func (w *Watcher) Run(ctx context.Context) error {
 		w: w,
 		// Connections outlive ctx until the last report was read.
 		base:     context.WithoutCancel(ctx),
-		wait:     retryDelay{max: w.opts.MaxBackoff},
-		retry:    stoppedTimer(),
-		poll:     time.NewTicker(socketPoll),
-		moveWait: retryDelay{max: w.opts.MaxBackoff},
-		moveAt:   stoppedTimer(),
+		wait:     w.newBackoff(),
+		moveWait: w.newBackoff(),
 		started:  time.Now(),
 	}
-	r.poll.Stop()
 	defer r.closeAll()
 	r.connect()
 	for ctx.Err() == nil {
@@ -54,51 +51,39 @@ type reconnector struct {
 
 	current     *watchConn // nil during a back-off
 	established bool       // current has received a message and reports
-	wait        retryDelay
-	retry       *time.Timer
-	poll        *time.Ticker
-	attemptedAt time.Time // start of the last attempt
-	socket      socketID  // the socket at that time
-	lastLogged  string    // the last logged failure
+	wait        backoff.Backoff
+	retry, poll <-chan time.Time // during a back-off: its end, the next check for a new socket
+	attemptedAt time.Time        // start of the last attempt
+	socket      socketID         // the socket at that time
+	lastLogged  string           // the last logged failure
 	started     time.Time
 	lbStarting  bool // the load balancer is expected to start: log at Info
 
 	// A move to a second connection.
 	next        *watchConn // is to replace current
-	moveWait    retryDelay
-	moveAt      *time.Timer
-	moveBackoff bool // moveAt is the end of the back-off after a failed move, not half the lifetime
-	moveDue     bool // half of the lifetime has passed
+	moveWait    backoff.Backoff
+	moveAt      <-chan time.Time // half of the lifetime, or the end of the back-off after a failed move
+	moveBackoff bool             // moveAt is the latter
+	moveDue     bool             // half of the lifetime has passed
 
-	old      *watchConn         // was replaced and is being closed
-	oldDone  chan struct{}      // closed once old is closed
-	abortOld context.CancelFunc // closes old at once
-}
-
-func stoppedTimer() *time.Timer {
-	t := time.NewTimer(time.Hour)
-	t.Stop()
-	return t
+	oldDone  chan struct{}      // closed once the replaced connection is closed; nil: there is none
+	abortOld context.CancelFunc // closes it at once
 }
 
 // step waits for one event and handles it.
 func (r *reconnector) step(ctx context.Context) {
 	generation, rotated := r.w.opts.Rotation()
-	if due := r.moveDue || (r.established && r.current.generation != generation); due && r.next == nil && r.old == nil &&
-		!r.moveBackoff {
+	due := r.moveDue || (r.established && r.current.generation != generation)
+	if due && r.next == nil && r.oldDone == nil && !r.moveBackoff {
 		r.moveDue = false
 		r.next = r.w.open(r.base, generation)
 	}
-	var retry <-chan time.Time
-	var poll <-chan time.Time
 	var currentReceived, currentDone, nextReceived, nextSynced, nextDone <-chan struct{}
-	switch {
-	case r.current == nil:
-		retry, poll = r.retry.C, r.poll.C
-	case r.established:
+	if r.current != nil {
 		currentDone = r.current.done
-	default:
-		currentDone, currentReceived = r.current.done, r.current.received
+		if !r.established {
+			currentReceived = r.current.received
+		}
 	}
 	if r.next != nil {
 		nextDone, nextSynced = r.next.done, r.next.synced
@@ -115,11 +100,12 @@ func (r *reconnector) step(ctx context.Context) {
 		if r.current == nil && time.Since(r.attemptedAt) >= minBackoff {
 			r.connect()
 		}
-	case <-retry:
+	case <-r.retry:
 		r.connect()
-	case <-poll:
+	case <-r.poll:
+		r.poll = time.After(socketPoll)
 		if id, ok := statSocket(r.w.path); ok && id != r.socket {
-			r.wait.reset()
+			r.wait.Reset()
 			r.connect()
 		}
 	case <-currentReceived:
@@ -132,19 +118,17 @@ func (r *reconnector) step(ctx context.Context) {
 		r.move()
 	case <-nextDone:
 		r.moveFailed()
-	case <-r.moveAt.C:
-		r.moveDue = !r.moveBackoff || r.moveDue
-		r.moveBackoff = false
+	case <-r.moveAt:
+		r.moveDue, r.moveBackoff = true, false
 	case <-r.oldDone:
 		r.abortOld()
-		r.old, r.oldDone = nil, nil
+		r.oldDone = nil
 	}
 }
 
 // connect starts an attempt.
 func (r *reconnector) connect() {
-	r.retry.Stop()
-	r.poll.Stop()
+	r.retry, r.poll = nil, nil
 	r.attemptedAt = time.Now()
 	r.socket, _ = statSocket(r.w.path)
 	generation, _ := r.w.opts.Rotation()
@@ -156,31 +140,29 @@ func (r *reconnector) connect() {
 func (r *reconnector) establish() {
 	r.established, r.lastLogged = true, ""
 	r.countStream()
-	r.moveWait.reset()
+	r.moveWait.Reset()
 	r.w.log.Info("readiness stream open", "socket", r.w.path)
 	r.current.reporter <- r.w.queue.attach()
-	r.moveAt.Stop()
-	r.moveDue, r.moveBackoff = false, false
+	r.moveAt, r.moveDue, r.moveBackoff = nil, false, false
 	if half, ok := r.current.halfLife(time.Now()); ok {
 		if half = time.Duration(float64(half) * (0.9 + 0.2*rand.Float64())); half >= minMoveWait {
-			r.moveAt.Reset(half)
+			r.moveAt = time.After(half)
 		}
 	}
 }
 
 // countStream counts current, which has received a message.
 func (r *reconnector) countStream() {
-	r.wait.reset()
-	r.w.stats.streams.Add(1)
+	r.wait.Reset()
+	r.w.count(func(s *Stats) { s.Streams++ })
 }
 
 // currentEnded handles the end of current or of a failed attempt.
 func (r *reconnector) currentEnded() {
-	r.w.stats.failures.Add(1)
+	r.w.count(func(s *Stats) { s.Failures++ })
 	err := r.current.err
-	r.moveAt.Stop()
-	r.moveDue, r.moveBackoff = false, false
-	wasOpen := r.current.hasReceived()
+	r.moveAt, r.moveDue, r.moveBackoff = nil, false, false
+	wasOpen := isClosed(r.current.received)
 	if wasOpen && !r.established {
 		r.countStream() // it received and ended before step handled it
 	}
@@ -189,9 +171,8 @@ func (r *reconnector) currentEnded() {
 		r.w.log.Warn("readiness stream lost, using the second connection", "error", err)
 		return
 	}
-	after := r.wait.next()
-	r.retry.Reset(after)
-	r.poll.Reset(socketPoll)
+	after := r.wait.Next()
+	r.retry, r.poll = time.After(after), time.After(socketPoll)
 	switch text := err.Error(); {
 	case wasOpen:
 		r.w.log.Warn("readiness stream lost", "error", err, "retry_after", after)
@@ -214,18 +195,19 @@ const startTime = 10 * time.Second
 // containers of a pod start in parallel.
 func (r *reconnector) isStarting(err error) bool {
 	absent := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
-	return absent && r.w.stats.streams.Load() == 0 && time.Since(r.started) <= startTime
+	return absent && r.w.Stats().Streams == 0 && time.Since(r.started) <= startTime
 }
 
 // move replaces current by next. The merger holds the lease of next already; the report is moved
 // next, and the first connection is closed last.
 func (r *reconnector) move() {
 	ctx, cancel := context.WithTimeout(r.base, moveReportWithin)
-	r.old, r.oldDone, r.abortOld = r.current, make(chan struct{}), cancel
+	old := r.current
+	r.oldDone, r.abortOld = make(chan struct{}), cancel
 	r.current, r.next = r.next, nil
-	r.w.stats.moves.Add(1)
+	r.w.count(func(s *Stats) { s.Moves++ })
 	r.establish()
-	go r.w.closeReplaced(ctx, r.old, r.oldDone)
+	go r.w.closeReplaced(ctx, old, r.oldDone)
 }
 
 // closeReplaced closes a connection once its successor has written the report, or ctx ends.
@@ -234,10 +216,8 @@ func (w *Watcher) closeReplaced(ctx context.Context, old *watchConn, done chan<-
 	if err := w.queue.waitWritten(ctx); err != nil {
 		w.log.Warn("report not sent on the second connection in time", "error", err)
 	}
-	linger := time.NewTimer(moveLinger)
-	defer linger.Stop()
 	select {
-	case <-linger.C:
+	case <-time.After(moveLinger):
 	case <-old.done:
 	case <-ctx.Done():
 	}
@@ -246,36 +226,30 @@ func (w *Watcher) closeReplaced(ctx context.Context, old *watchConn, done chan<-
 
 // moveFailed handles a failed attempt to move.
 func (r *reconnector) moveFailed() {
-	r.w.stats.failures.Add(1)
-	after := r.moveWait.next()
+	r.w.count(func(s *Stats) { s.Failures++ })
+	after := r.moveWait.Next()
 	r.w.log.Warn("move to a second readiness connection failed, retrying", "error", r.next.err, "retry_after", after)
 	r.next = nil
-	r.moveDue, r.moveBackoff = true, true
-	r.moveAt.Reset(after)
+	r.moveAt, r.moveBackoff = time.After(after), true
 }
 
 // closeAll closes all connections, current last, after the load balancer has read the report.
 func (r *reconnector) closeAll() {
-	r.retry.Stop()
-	r.poll.Stop()
-	r.moveAt.Stop()
 	if r.next != nil {
 		r.next.close(errStopped)
 	}
 	if r.current != nil && r.established {
-		close(r.current.retire)
-		timeout := time.NewTimer(lastReportWithin)
-		defer timeout.Stop()
+		r.current.retire()
 		select {
 		case <-r.current.retired:
-		case <-timeout.C:
+		case <-time.After(lastReportWithin):
 			r.w.log.Warn("last report not read by the load balancer in time")
 		}
 	}
 	if r.current != nil {
 		r.current.close(errStopped)
 	}
-	if r.old != nil {
+	if r.oldDone != nil {
 		r.abortOld()
 		<-r.oldDone
 	}
@@ -289,13 +263,7 @@ type socketID struct {
 
 // statSocket returns the ID of the socket; false when it does not exist.
 func statSocket(path string) (socketID, bool) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return socketID{}, false
-	}
-	st, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return socketID{}, false
-	}
-	return socketID{st.Dev, st.Ino, st.Ctim}, true
+	var st syscall.Stat_t
+	err := syscall.Stat(path, &st)
+	return socketID{st.Dev, st.Ino, st.Ctim}, err == nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
@@ -34,8 +35,8 @@ type Report struct {
 	Complete bool
 	// Applied is the position that the frontend has applied.
 	Applied Position
-	// Families is the external connectivity of each configured family: true while a gateway session
-	// is up. It must not be modified.
+	// Families reports for each configured family whether a gateway session is up. It must not be
+	// modified.
 	Families map[vip.Family]bool
 	// Advertised and Withdrawn count the reported VIPs; de-preferred VIPs are advertised.
 	Advertised, Withdrawn int
@@ -50,8 +51,7 @@ type watchReports struct {
 	streams int // open report streams that name the watch
 }
 
-// Report returns the summary of the newest report. It is replaced with each message; the cost does
-// not depend on the number of VIPs.
+// Report returns the summary of the newest report, which each message replaces.
 func (s *Server) Report() *latest.Value[Report] { return s.report }
 
 // Reported returns the frontend's report of a VIP.
@@ -65,8 +65,7 @@ func (s *Server) Reported(v vip.VIP) (VIPReport, bool) {
 	return r, ok
 }
 
-// AllReported returns the frontend's report of each VIP. Its cost is of the order of the number of
-// VIPs.
+// AllReported returns a copy of the frontend's report of each VIP.
 func (s *Server) AllReported() map[vip.VIP]VIPReport {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -127,11 +126,11 @@ func (s *Server) receive(id spiffeid.ID, recv func() (*readinessv1.ReportAdverti
 		if err != nil {
 			return err
 		}
-		d, err := reportFromProto(m)
+		d, complete, err := reportFromProto(m)
 		if err != nil {
 			return status.Error(codes.InvalidArgument, err.Error())
 		}
-		w, err := s.applyReport(id, m.GetWatchId(), target, d)
+		w, err := s.applyReport(id, m.GetWatchId(), target, d, complete)
 		if err != nil {
 			return err
 		}
@@ -149,33 +148,34 @@ func (s *Server) receive(id spiffeid.ID, recv func() (*readinessv1.ReportAdverti
 
 // applyReport applies one report and returns its watch; nil means that it was ignored. before is
 // the watch that the stream named earlier.
-func (s *Server) applyReport(id spiffeid.ID, watchID string, before *watch, d receivedReport) (*watch, error) {
+func (s *Server) applyReport(id spiffeid.ID, watchID string, before *watch, d ReportDelta,
+	complete bool,
+) (*watch, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w := s.watches[watchID]
-	if w == nil || w.peer != id || (before != nil && before != w) {
+	if w == nil || w.Peer != id || (before != nil && before != w) {
 		return nil, nil
 	}
 	if before == nil {
-		// A stream starts with a full report, which replaces what an earlier stream of the same
-		// watch reported.
+		// A stream starts with a full report, which replaces that of an earlier stream of the watch.
 		streams := 1
 		if w.reports != nil {
 			streams += w.reports.streams
 		}
 		w.reports = &watchReports{
-			summary: Report{WatchID: w.id, Peer: w.peer, Connected: true},
+			summary: Report{WatchID: w.WatchID, Peer: w.Peer, Connected: true},
 			vips:    make(map[vip.VIP]VIPReport),
 			streams: streams,
 		}
 	}
-	if err := w.reports.apply(d); err != nil {
+	if err := w.reports.apply(d, complete); err != nil {
 		return w, err
 	}
 	// A newer watch takes over once its report is complete.
 	if c := s.reporting; c == nil || c == w || !s.hasReporter(c) || (w.seq > c.seq && w.reports.summary.Complete) {
 		if s.reporting != w {
-			s.log.Info("reporting watch changed", "watch_id", w.id, "peer", w.peer.String())
+			s.log.Info("reporting watch changed", "watch_id", w.WatchID, "peer", w.Peer.String())
 		}
 		s.reporting = w
 		s.report.Set(w.reports.summary)
@@ -183,7 +183,7 @@ func (s *Server) applyReport(id spiffeid.ID, watchID string, before *watch, d re
 	return w, nil
 }
 
-func (r *watchReports) apply(d receivedReport) error {
+func (r *watchReports) apply(d ReportDelta, complete bool) error {
 	for v, now := range d.VIPs {
 		old, known := r.vips[v]
 		if known {
@@ -197,7 +197,7 @@ func (r *watchReports) apply(d receivedReport) error {
 	if d.Families != nil {
 		r.summary.Families = d.Families
 	}
-	if d.complete {
+	if complete {
 		r.summary.Applied, r.summary.Complete = d.Applied, true
 	}
 	r.summary.At = time.Now()
@@ -205,10 +205,10 @@ func (r *watchReports) apply(d receivedReport) error {
 }
 
 func (r *watchReports) count(v VIPReport, by int) {
-	if v.advertised() {
-		r.summary.Advertised += by
-	} else {
+	if v.Advertisement == readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN {
 		r.summary.Withdrawn += by
+	} else {
+		r.summary.Advertised += by
 	}
 }
 
@@ -247,75 +247,62 @@ func (s *Server) selectReporting() {
 // precedes reports whether w is preferred to o as the reporting watch: complete reports first, then
 // newer watches.
 func (w *watch) precedes(o *watch) bool {
-	if a, b := w.reports.summary.Complete, o.reports.summary.Complete; a != b {
-		return a
+	if complete := w.reports.summary.Complete; complete != o.reports.summary.Complete {
+		return complete
 	}
 	return w.seq > o.seq
 }
 
 // hasReporter reports whether the watch is open and has an open report stream.
 func (s *Server) hasReporter(w *watch) bool {
-	return s.watches[w.id] == w && w.reports != nil && w.reports.streams > 0
+	return s.watches[w.WatchID] == w && w.reports != nil && w.reports.streams > 0
 }
 
-// receivedReport is a decoded report.
-type receivedReport struct {
-	ReportDelta
-	complete bool // it has a position, so it is the last part
-}
-
-// reportFromProto decodes a report.
-func reportFromProto(m *readinessv1.ReportAdvertisementRequest) (receivedReport, error) {
-	d := receivedReport{ReportDelta: ReportDelta{VIPs: make(map[vip.VIP]VIPReport, len(m.GetVips()))}}
+// reportFromProto decodes a report. complete reports whether it has a position, which only the last
+// part has.
+func reportFromProto(m *readinessv1.ReportAdvertisementRequest) (d ReportDelta, complete bool, err error) {
+	d.VIPs = make(map[vip.VIP]VIPReport, len(m.GetVips()))
 	if n := len(m.GetVips()); n > MaxVIPsPerMessage {
-		return d, fmt.Errorf("the report holds %d VIPs, more than %d", n, MaxVIPsPerMessage)
+		return d, false, fmt.Errorf("the report holds %d VIPs, more than %d", n, MaxVIPsPerMessage)
 	}
-	if p := m.GetApplied(); p != nil {
-		if len(p.GetInstanceId()) > maxNameBytes {
-			return d, fmt.Errorf("applied: the instance_id has %d bytes, more than %d", len(p.GetInstanceId()), maxNameBytes)
-		}
-		d.Applied, d.complete = Position{p.GetInstanceId(), p.GetRevision()}, true
+	p := m.GetApplied()
+	if n := len(p.GetInstanceId()); n > maxNameBytes {
+		return d, false, fmt.Errorf("applied: the instance_id has %d bytes, more than %d", n, maxNameBytes)
 	}
+	d.Applied = Position{p.GetInstanceId(), p.GetRevision()}
 	if len(m.GetFamilies()) > 0 {
 		d.Families = make(map[vip.Family]bool)
 	}
 	for _, f := range m.GetFamilies() {
-		switch f.GetFamily() {
-		case readinessv1.IpFamily_IP_FAMILY_IPV4:
-			d.Families[vip.IPv4] = f.GetUp()
-		case readinessv1.IpFamily_IP_FAMILY_IPV6:
-			d.Families[vip.IPv6] = f.GetUp()
-		default:
-			return d, fmt.Errorf("families: unknown family %d", f.GetFamily())
+		family := slices.Index(wireFamilies, f.GetFamily())
+		if family < 0 {
+			return d, false, fmt.Errorf("families: unknown family %d", f.GetFamily())
 		}
+		d.Families[vip.Family(family)] = f.GetUp()
 	}
 	for _, a := range m.GetVips() {
 		v, err := vip.Parse(a.GetVip())
 		if err != nil {
-			return d, err
+			return d, false, err
 		}
 		if _, twice := d.VIPs[v]; twice {
-			return d, fmt.Errorf("VIP %s is reported twice in one message", v)
+			return d, false, fmt.Errorf("VIP %s is reported twice in one message", v)
 		}
 		r := VIPReport{Advertisement: a.GetAdvertisement(), Reason: a.GetReason(), Unconfirmed: a.GetUnconfirmed()}
-		switch r.Advertisement {
-		case readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED, readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED,
-			readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN:
-		default:
-			return d, fmt.Errorf("VIP %s has the unknown advertisement %d", v, r.Advertisement)
+		if _, known := readinessv1.Advertisement_name[int32(r.Advertisement)]; !known || r.Advertisement == 0 {
+			return d, false, fmt.Errorf("VIP %s has the unknown advertisement %d", v, r.Advertisement)
 		}
 		if _, known := readinessv1.AdvertisementReason_name[int32(r.Reason)]; !known {
 			r.Reason = readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_UNSPECIFIED
 		}
 		d.VIPs[v] = r
 	}
-	return d, nil
+	return d, p != nil, nil
 }
 
 // Proto returns the report of v as a message.
 func (r VIPReport) Proto(v vip.VIP) *readinessv1.VipAdvertisement {
 	return &readinessv1.VipAdvertisement{
-		Vip: v.String(), Advertisement: r.Advertisement, Reason: r.Reason,
-		Unconfirmed: r.Unconfirmed,
+		Vip: v.String(), Advertisement: r.Advertisement, Reason: r.Reason, Unconfirmed: r.Unconfirmed,
 	}
 }

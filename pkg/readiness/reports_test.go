@@ -15,6 +15,7 @@ import (
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/await"
 )
 
 const (
@@ -65,17 +66,17 @@ func TestNewestWatchReports(t *testing.T) {
 	firstID := recv(t, first).GetWatchId()
 	firstReport, _ := reportRaw(t, b, frontendID)
 	send(t, firstReport, reportOf(firstID, v1, announced))
-	eventually(t, "the first watch's report counts", reportIs(firstID, announced))
+	await.True(t, "the first watch's report counts", reportIs(firstID, announced))
 
 	second, endSecond := watchRaw(t, b, frontendID)
 	secondID := recv(t, second).GetWatchId()
 	secondReport, _ := reportRaw(t, b, frontendID)
 	send(t, secondReport, reportOf(secondID, v1, withdrawn))
-	eventually(t, "the second watch's report counts", reportIs(secondID, withdrawn))
+	await.True(t, "the second watch's report counts", reportIs(secondID, withdrawn))
 
 	// The reports of the first watch are read but not used.
 	send(t, firstReport, reportOf(firstID, v2, announced))
-	eventually(t, "the first watch's late report is read", func() bool {
+	await.True(t, "the first watch's late report is read", func() bool {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		w := b.watches[firstID]
@@ -99,9 +100,9 @@ func TestNewestWatchReports(t *testing.T) {
 
 	// The older report is kept: it is used again when the newer watch ends.
 	endSecond()
-	eventually(t, "the first watch counts again", reportIs(firstID, announced))
+	await.True(t, "the first watch counts again", reportIs(firstID, announced))
 	endFirst()
-	eventually(t, "no stream reports", func() bool { return !b.Report().Load().Connected })
+	await.True(t, "no stream reports", func() bool { return !b.Report().Load().Connected })
 	if r, ok := b.Reported(v); !ok || r.Advertisement != announced {
 		t.Fatalf("the last report is lost: %+v %v", r, ok)
 	}
@@ -119,7 +120,7 @@ func TestDepreferredIsAdvertised(t *testing.T) {
 		advertised, withdrawn int
 	}{{announced, 1, 0}, {readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED, 1, 0}, {withdrawn, 0, 1}} {
 		send(t, report, reportOf(id, v1, step.advertisement))
-		eventually(t, "the report counts", func() bool {
+		await.True(t, "the report counts", func() bool {
 			r, _ := b.Reported(vip.Require(v1))
 			return r.Advertisement == step.advertisement
 		})
@@ -135,11 +136,11 @@ func TestReaderKeepsReportingWatch(t *testing.T) {
 	id := recv(t, first).GetWatchId()
 	report, _ := reportRaw(t, b, frontendID)
 	send(t, report, reportOf(id, v1, announced))
-	eventually(t, "the report counts", func() bool { return b.Report().Load().Connected })
+	await.True(t, "the report counts", func() bool { return b.Report().Load().Connected })
 	looker, _ := watchRaw(t, b, frontendID)
 	recv(t, looker)
 	send(t, report, reportOf(id, v1, withdrawn))
-	eventually(t, "the report continues", func() bool {
+	await.True(t, "the report continues", func() bool {
 		r, _ := b.Reported(vip.Require(v1))
 		return r.Advertisement == withdrawn
 	})
@@ -151,14 +152,14 @@ func TestNewerReportReplacesWhenComplete(t *testing.T) {
 	firstID := recv(t, first).GetWatchId()
 	firstReport, _ := reportRaw(t, b, frontendID)
 	send(t, firstReport, reportOf(firstID, v1, announced))
-	eventually(t, "the first report counts", func() bool { return b.Report().Load().WatchID == firstID })
+	await.True(t, "the first report counts", func() bool { return b.Report().Load().WatchID == firstID })
 	second, _ := watchRaw(t, b, frontendID)
 	secondID := recv(t, second).GetWatchId()
 	secondReport, _ := reportRaw(t, b, frontendID)
 	part := reportOf(secondID, v1, announced)
 	part.Applied = nil // not the last part
 	send(t, secondReport, part)
-	eventually(t, "the part is read", func() bool {
+	await.True(t, "the part is read", func() bool {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		return b.watches[secondID].reports != nil
@@ -167,10 +168,10 @@ func TestNewerReportReplacesWhenComplete(t *testing.T) {
 		t.Fatalf("half a report counts: %+v", r)
 	}
 	send(t, secondReport, reportOf(secondID, v2, announced))
-	eventually(t, "the second report counts", reportedAs(b,
+	await.True(t, "the second report counts", reportedAs(b,
 		map[vip.VIP]VIPReport{vip.Require(v1): {Advertisement: announced}, vip.Require(v2): {Advertisement: announced}}))
 	endFirst()
-	eventually(t, "the first watch ended", func() bool { return len(b.Watchers()) == 1 })
+	await.True(t, "the first watch ended", func() bool { return len(b.Watchers()) == 1 })
 	if r := b.Report().Load(); r.WatchID != secondID || !r.Connected {
 		t.Fatalf("after the end of the first: %+v", r)
 	}
@@ -248,10 +249,11 @@ func TestReportedVIPLimit(t *testing.T) {
 	for i := range MaxVIPs {
 		r.vips[numbered(i)] = VIPReport{}
 	}
-	if err := r.apply(receivedReport{ReportDelta: ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(1): {}}}}); err != nil {
+	if err := r.apply(ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(1): {}}}, false); err != nil {
 		t.Fatalf("a known VIP: %v", err)
 	}
-	if err := r.apply(receivedReport{ReportDelta: ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(MaxVIPs): {}}}}); status.Code(err) != codes.ResourceExhausted {
+	err := r.apply(ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(MaxVIPs): {}}}, false)
+	if status.Code(err) != codes.ResourceExhausted {
 		t.Fatalf("one VIP too many: %v", err)
 	}
 }
@@ -282,7 +284,7 @@ func TestReportFullThenChanges(t *testing.T) {
 	if err := f.Reported(testContext(t)); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "everything arrives", reportedAs(b, want))
+	await.True(t, "everything arrives", reportedAs(b, want))
 	r := b.Report().Load()
 	if r.Applied != (Position{"i", 7}) || !maps.Equal(r.Families,
 		map[vip.Family]bool{vip.IPv4: true, vip.IPv6: false}) || r.Advertised != len(want) || r.Withdrawn != 0 ||
@@ -296,7 +298,7 @@ func TestReportFullThenChanges(t *testing.T) {
 	}
 	want[numbered(3)] = down
 	f.Report(ReportDelta{Applied: Position{"i", 8}, VIPs: map[vip.VIP]VIPReport{numbered(3): down}})
-	eventually(t, "the change arrives", reportedAs(b, want))
+	await.True(t, "the change arrives", reportedAs(b, want))
 	if r := b.Report().Load(); r.Applied.Revision != 8 || r.Advertised != len(want)-1 || r.Withdrawn != 1 ||
 		len(r.Families) != 2 {
 		t.Fatalf("the report is %+v", r)
@@ -307,13 +309,13 @@ func TestReportFullThenChanges(t *testing.T) {
 		Reason:        readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_CONFIGURED,
 	}
 	f.Report(ReportDelta{Removed: []vip.VIP{numbered(4)}})
-	eventually(t, "the removal arrives", reportedAs(b, want))
+	await.True(t, "the removal arrives", reportedAs(b, want))
 	delete(want, numbered(4))
 	table := NewTable(TableOptions{Lease: time.Minute})
 	table.Commit(Decision{Synced: true})
 	b.kill()
 	b = startLB(t, b.path, table)
-	eventually(t, "everything is reported to the next load balancer", reportedAs(b, want))
+	await.True(t, "everything is reported to the next load balancer", reportedAs(b, want))
 	// At the end the load balancer has read the last report.
 	f.Report(ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(5): down}})
 	f.stop()
@@ -323,18 +325,18 @@ func TestReportFullThenChanges(t *testing.T) {
 }
 
 func TestReportCompleteWithLastPart(t *testing.T) {
-	p := reportBatch{vips: make(map[vip.VIP]VIPReport)}
+	p := ReportDelta{VIPs: make(map[vip.VIP]VIPReport)}
 	for i := range 2*vipsPerPart + 1 {
-		p.vips[numbered(i)] = VIPReport{Advertisement: announced}
+		p.VIPs[numbered(i)] = VIPReport{Advertisement: announced}
 	}
 	messages := p.messages("w")
 	if len(messages) != 3 {
 		t.Fatalf("%d messages", len(messages))
 	}
 	for i, m := range messages {
-		d, err := reportFromProto(m)
-		if err != nil || d.complete != (i == 2) || m.GetWatchId() != "w" {
-			t.Fatalf("message %d: complete=%v, %v", i, d.complete, err)
+		_, complete, err := reportFromProto(m)
+		if err != nil || complete != (i == 2) || m.GetWatchId() != "w" {
+			t.Fatalf("message %d: complete=%v, %v", i, complete, err)
 		}
 	}
 }
@@ -442,7 +444,7 @@ func TestSeveralReportStreams(t *testing.T) {
 		send(t, report, reportOf(id, numbered(i).String(), announced))
 		// A new stream starts with a full report and replaces the earlier one.
 		want := map[vip.VIP]VIPReport{numbered(i): {Advertisement: announced}}
-		eventually(t, fmt.Sprintf("stream %d counts", i), reportedAs(b, want))
+		await.True(t, fmt.Sprintf("stream %d counts", i), reportedAs(b, want))
 		if i == 1 {
 			end() // the earlier stream is still open
 		}

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -36,8 +37,7 @@ type ServerOptions struct {
 	Peer func(context.Context) (spiffeid.ID, bool)
 	// Role returns what a peer may do; see RolesOf.
 	Role func(spiffeid.ID) Role
-	// MaxStreamsPerPeer bounds the open streams of one SPIFFE ID. Default:
-	// DefaultMaxStreamsPerPeer.
+	// MaxStreamsPerPeer bounds the open streams of one SPIFFE ID. Default: DefaultMaxStreamsPerPeer.
 	MaxStreamsPerPeer int
 	Log               *slog.Logger
 }
@@ -55,25 +55,18 @@ type Server struct {
 
 	mu        sync.Mutex
 	watches   map[string]*watch
-	opened    uint64 // watches ever opened
-	streams   map[spiffeid.ID]int
-	reporting *watch // nil until there is a report
-	handlers  int    // streams being served
-	stopping  bool
-	stop      chan struct{} // closed by EndWatches
-	idle      chan struct{} // closed once stopping and all handlers have returned
+	opened    uint64              // watches ever opened
+	streams   map[spiffeid.ID]int // streams whose handler runs
+	reporting *watch              // nil until there is a report
+	stop      chan struct{}       // closed by EndWatches
+	idle      chan struct{}       // closed once all handlers have returned after that
 }
 
 // watch is one open WatchReadiness stream.
 type watch struct {
-	id     string
-	seq    uint64 // order of opening
-	peer   spiffeid.ID
-	role   Role
-	reader string
-	since  time.Time
-	cursor *cursor
-
+	WatcherInfo        // without its last four fields
+	seq         uint64 // order of opening
+	cursor      *cursor
 	// The reports that name this watch; guarded by Server.mu.
 	reports *watchReports
 }
@@ -98,16 +91,11 @@ type WatcherInfo struct {
 
 // NewServer returns a server of the table.
 func NewServer(t *Table, o ServerOptions) *Server {
-	if o.MaxStreamsPerPeer <= 0 {
-		o.MaxStreamsPerPeer = DefaultMaxStreamsPerPeer
-	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.MaxStreamsPerPeer = cmp.Or(o.MaxStreamsPerPeer, DefaultMaxStreamsPerPeer)
 	return &Server{
 		table:   t,
 		opts:    o,
-		log:     o.Log,
+		log:     cmp.Or(o.Log, slog.New(slog.DiscardHandler)),
 		report:  latest.New(Report{}),
 		watches: make(map[string]*watch),
 		streams: make(map[spiffeid.ID]int),
@@ -153,7 +141,7 @@ func (s *Server) authorize(ctx context.Context, method string, least Role) (spif
 func (s *Server) addStream(id spiffeid.ID) (done func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.stopping {
+	if isClosed(s.stop) {
 		return nil, errStopping
 	}
 	if s.streams[id] >= s.opts.MaxStreamsPerPeer {
@@ -164,14 +152,13 @@ func (s *Server) addStream(id spiffeid.ID) (done func(), err error) {
 		return nil, status.Errorf(codes.ResourceExhausted, "%s has %d open streams, the limit", id, s.streams[id])
 	}
 	s.streams[id]++
-	s.handlers++
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if s.streams[id]--; s.streams[id] == 0 {
 			delete(s.streams, id)
 		}
-		if s.handlers--; s.handlers == 0 && s.stopping {
+		if len(s.streams) == 0 && isClosed(s.stop) {
 			close(s.idle)
 		}
 	}, nil
@@ -187,10 +174,9 @@ var errStopping = status.Error(codes.Unavailable, stoppingText)
 // grpc.Server afterwards.
 func (s *Server) EndWatches(ctx context.Context) error {
 	s.mu.Lock()
-	if !s.stopping {
-		s.stopping = true
+	if !isClosed(s.stop) {
 		close(s.stop)
-		if s.handlers == 0 {
+		if len(s.streams) == 0 {
 			close(s.idle)
 		}
 	}
@@ -219,27 +205,21 @@ func (s *Server) WatchReadiness(req *readinessv1.WatchReadinessRequest,
 	defer done()
 	w := s.openWatch(id, role, req.GetReader())
 	defer s.closeWatch(w)
-	s.log.Info("readiness watch opened", "watch_id", w.id, "peer", id.String(), "reader", w.reader)
+	log := s.log.With("watch_id", w.WatchID, "peer", id.String(), "reader", w.Reader)
+	log.Info("readiness watch opened")
 	err = s.serve(ctx, w, stream.Send)
-	s.log.Info("readiness watch ended", "watch_id", w.id, "peer", id.String(), "reader", w.reader, "open_for",
-		time.Since(w.since), "reason", err)
+	log.Info("readiness watch ended", "open_for", time.Since(w.Since), "reason", err)
 	return err
 }
 
 func (s *Server) openWatch(id spiffeid.ID, role Role, reader string) *watch {
-	w := &watch{
-		id:     rand.Text(),
-		peer:   id,
-		role:   role,
-		reader: cleanDetail(reader),
-		since:  time.Now(),
-		cursor: s.table.open(),
-	}
+	info := WatcherInfo{WatchID: rand.Text(), Peer: id, Role: role, Reader: cleanDetail(reader), Since: time.Now()}
+	w := &watch{WatcherInfo: info, cursor: s.table.open()}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.opened++
 	w.seq = s.opened
-	s.watches[w.id] = w
+	s.watches[w.WatchID] = w
 	return w
 }
 
@@ -247,19 +227,14 @@ func (s *Server) closeWatch(w *watch) {
 	s.table.close(w.cursor)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.watches, w.id)
+	delete(s.watches, w.WatchID)
 	s.selectReporting()
 }
 
 // serve sends the batches of the watch until the stream or the server ends. Only this goroutine
 // waits for the reader.
 func (s *Server) serve(ctx context.Context, w *watch, send func(*readinessv1.WatchReadinessResponse) error) error {
-	for {
-		select {
-		case <-s.stop:
-			return errStopping
-		default:
-		}
+	for !isClosed(s.stop) {
 		b := s.table.next(w.cursor, time.Now())
 		if b.kind == kindNone {
 			if err := s.wait(ctx, w); err != nil {
@@ -267,13 +242,10 @@ func (s *Server) serve(ctx context.Context, w *watch, send func(*readinessv1.Wat
 			}
 			continue
 		}
-		for m := range b.messages(time.Now) {
+		for m := range b.messages() {
 			if b.first {
 				b.first = false
-				m.WatchId = w.id
-				if s.table.staleGrace > 0 {
-					m.StaleGrace = durationpb.New(s.table.staleGrace)
-				}
+				m.WatchId, m.StaleGrace = w.WatchID, s.table.staleGraceProto()
 			}
 			// The lease is computed at the time of sending. If the loop hung while the reader
 			// delayed a long snapshot, the remaining parts wait for the next commit or heartbeat.
@@ -291,6 +263,7 @@ func (s *Server) serve(ctx context.Context, w *watch, send func(*readinessv1.Wat
 			}
 		}
 	}
+	return errStopping
 }
 
 // wait waits until the table wakes the watch.
@@ -305,59 +278,6 @@ func (s *Server) wait(ctx context.Context, w *watch) error {
 	}
 }
 
-// messages yields the messages of a batch, in parts of vipsPerPart.
-func (b batch) messages(now func() time.Time) func(yield func(*readinessv1.WatchReadinessResponse) bool) {
-	return func(yield func(*readinessv1.WatchReadinessResponse) bool) {
-		switch b.kind {
-		case kindHeartbeat:
-			yield(&readinessv1.WatchReadinessResponse{
-				Event: &readinessv1.WatchReadinessResponse_Heartbeat{Heartbeat: &readinessv1.Heartbeat{}},
-			})
-			return
-		case kindGoingAway:
-			left := durationpb.New(min(max(0, b.drainEnd.Sub(now())), maxStaleGrace))
-			goingAway := &readinessv1.GoingAway{DrainFor: left}
-			yield(&readinessv1.WatchReadinessResponse{
-				Event: &readinessv1.WatchReadinessResponse_GoingAway{GoingAway: goingAway},
-			})
-			return
-		}
-		rest := b.entries
-		for last := false; !last; {
-			var changed []*readinessv1.VipReadiness
-			var removed []string
-			at := now()
-			for len(rest) > 0 && len(changed)+len(removed) < vipsPerPart {
-				e := rest[0]
-				rest = rest[1:]
-				switch {
-				case e.record == nil:
-				case !e.removed:
-					changed = append(changed, e.VIPReadiness.Proto(at))
-				case b.kind == kindDelta:
-					removed = append(removed, e.VIP.String())
-				}
-			}
-			last = len(rest) == 0
-			m := &readinessv1.WatchReadinessResponse{}
-			if b.kind == kindSnapshot {
-				m.Event = &readinessv1.WatchReadinessResponse_Snapshot{Snapshot: &readinessv1.Snapshot{
-					Vips:   changed,
-					Synced: b.synced, Last: last,
-				}}
-			} else {
-				m.Event = &readinessv1.WatchReadinessResponse_Delta{Delta: &readinessv1.Delta{
-					Changed: changed, Removed: removed,
-					Last: last,
-				}}
-			}
-			if !yield(m) {
-				return
-			}
-		}
-	}
-}
-
 // GetReadiness implements the ReadinessService.
 func (s *Server) GetReadiness(ctx context.Context,
 	req *readinessv1.GetReadinessRequest,
@@ -365,10 +285,7 @@ func (s *Server) GetReadiness(ctx context.Context,
 	if _, _, err := s.authorize(ctx, "GetReadiness", RoleReader); err != nil {
 		return nil, err
 	}
-	size := int(req.GetPageSize())
-	if size <= 0 || size > MaxVIPsPerMessage {
-		size = MaxVIPsPerMessage
-	}
+	size := int(min(cmp.Or(req.GetPageSize(), MaxVIPsPerMessage), MaxVIPsPerMessage))
 	state := s.table.State()
 	if token := req.GetPageToken(); token != "" {
 		after, err := vip.Parse(token)
@@ -383,12 +300,10 @@ func (s *Server) GetReadiness(ctx context.Context,
 		state.VIPs = state.VIPs[n:]
 	}
 	resp := &readinessv1.GetReadinessResponse{
-		Position: state.Position.Proto(),
-		Lease:    durationpb.New(state.LeaseLeft),
-		Synced:   state.Synced,
-	}
-	if s.table.staleGrace > 0 {
-		resp.StaleGrace = durationpb.New(s.table.staleGrace)
+		Position:   state.Position.Proto(),
+		Lease:      durationpb.New(state.LeaseLeft),
+		StaleGrace: s.table.staleGraceProto(),
+		Synced:     state.Synced,
 	}
 	page := state.VIPs[:min(size, len(state.VIPs))]
 	now := time.Now()
@@ -404,25 +319,16 @@ func (s *Server) GetReadiness(ctx context.Context,
 // Watchers describes the open watches, in the order of opening.
 func (s *Server) Watchers() []WatcherInfo {
 	s.mu.Lock()
-	watches := make([]*watch, 0, len(s.watches))
-	infos := make([]WatcherInfo, 0, len(s.watches))
-	for _, w := range s.watches {
-		watches = append(watches, w)
-	}
-	slices.SortFunc(watches, func(a, b *watch) int { return cmp.Compare(a.seq, b.seq) })
+	defer s.mu.Unlock()
+	watches := slices.SortedFunc(maps.Values(s.watches), func(a, b *watch) int { return cmp.Compare(a.seq, b.seq) })
+	infos := make([]WatcherInfo, 0, len(watches))
 	for _, w := range watches {
-		i := WatcherInfo{
-			WatchID: w.id, Peer: w.peer, Role: w.role, Reader: w.reader, Since: w.since,
-			Reporting: w == s.reporting,
-		}
+		i := w.WatcherInfo
+		i.SentRevision, i.Reporting = s.table.sent(w.cursor), w == s.reporting
 		if r := w.reports; r != nil {
 			i.Applied, i.Families = r.summary.Applied, r.summary.Families
 		}
 		infos = append(infos, i)
-	}
-	s.mu.Unlock()
-	for i, w := range watches {
-		infos[i].SentRevision = s.table.sent(w.cursor)
 	}
 	return infos
 }

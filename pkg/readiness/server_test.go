@@ -16,6 +16,7 @@ import (
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/await"
 )
 
 type watchStream interface {
@@ -170,7 +171,7 @@ func TestPartFitsPooledBuffer(t *testing.T) {
 	table.Commit(d)
 	c := table.open()
 	defer table.close(c)
-	for m := range table.next(c, time.Now()).messages(time.Now) {
+	for m := range table.next(c, time.Now()).messages() {
 		if n := proto.Size(m); n > 32<<10 || len(m.GetSnapshot().GetVips()) != vipsPerPart {
 			t.Fatalf("%d VIPs take %d bytes", len(m.GetSnapshot().GetVips()), n)
 		}
@@ -275,7 +276,7 @@ func TestStreamLimit(t *testing.T) {
 	other, _ := watchRaw(t, b, frontendID)
 	recv(t, other)
 	cancels[0]()
-	eventually(t, "a stream may open after another ended", func() bool {
+	await.True(t, "a stream may open after another ended", func() bool {
 		s, cancel := watchRaw(t, b, readerID)
 		_, err := s.Recv()
 		if err != nil {
@@ -396,7 +397,7 @@ func TestEndWatches(t *testing.T) {
 	if err := report.Send(&readinessv1.ReportAdvertisementRequest{WatchId: m.GetWatchId()}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the report is read", func() bool { return b.Report().Load().Connected })
+	await.True(t, "the report is read", func() bool { return b.Report().Load().Connected })
 	for range 2 { // also the second time
 		if err := b.EndWatches(testContext(t)); err != nil {
 			t.Fatal(err)

@@ -1,11 +1,13 @@
 package readiness
 
 import (
+	"cmp"
 	"crypto/rand"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -13,8 +15,8 @@ import (
 type TableOptions struct {
 	// InstanceID identifies this start of the load balancer. Default: random.
 	InstanceID string
-	// Lease is the validity of a commit or heartbeat. Default: DefaultLease. The owner sends at
-	// least four heartbeats per lease.
+	// Lease is the validity of a commit or heartbeat, of which the owner sends at least four per
+	// lease. Default: DefaultLease.
 	Lease time.Duration
 	// StaleGrace is how long the data plane forwards without the load balancer's process.
 	StaleGrace time.Duration
@@ -44,7 +46,7 @@ type Table struct {
 	// log holds one record for each VIP and for each removed VIP that was not compacted, ordered by
 	// revision. A watch that has sent revision r sends the entries behind r next.
 	log   []entry
-	index map[vip.VIP]int // index of the record of a VIP in log
+	index map[vip.VIP]int // of the record of a VIP in log
 	live  int             // VIPs that were not removed
 	// dropped is the newest revision of a removal that was compacted. A watch that has not sent it
 	// needs a snapshot.
@@ -71,15 +73,9 @@ type record struct {
 
 // NewTable returns an empty table, which sends nothing before the first decision.
 func NewTable(o TableOptions) *Table {
-	if o.InstanceID == "" {
-		o.InstanceID = rand.Text()
-	}
-	if o.Lease <= 0 {
-		o.Lease = DefaultLease
-	}
 	return &Table{
-		instance:   o.InstanceID,
-		lease:      o.Lease,
+		instance:   cmp.Or(o.InstanceID, rand.Text()),
+		lease:      cmp.Or(o.Lease, DefaultLease),
 		staleGrace: o.StaleGrace,
 		index:      make(map[vip.VIP]int),
 		cursors:    make(map[*cursor]struct{}),
@@ -89,12 +85,12 @@ func NewTable(o TableOptions) *Table {
 // Commit applies a decision, wakes every watch and renews the lease. It returns the revision, which
 // advances only if the decision changed the table.
 func (t *Table) Commit(d Decision) (revision uint64) {
-	if d.At.IsZero() {
-		d.At = time.Now()
-	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.renewedAt = time.Now()
+	if d.At.IsZero() {
+		d.At = t.renewedAt
+	}
 	next := t.revision + 1
 	changed := t.revision == 0
 	for _, r := range d.Changed {
@@ -121,10 +117,7 @@ func (t *Table) put(r VIPReadiness, at time.Time, revision uint64) bool {
 	if r.State != Draining {
 		r.DrainEnd = time.Time{}
 	}
-	var old *record
-	if i, ok := t.index[r.VIP]; ok && !t.log[i].removed {
-		old = t.log[i].record
-	}
+	old := t.get(r.VIP)
 	if r.Since.IsZero() {
 		r.Since = at
 		if old != nil && old.State == r.State {
@@ -143,13 +136,20 @@ func (t *Table) put(r VIPReadiness, at time.Time, revision uint64) bool {
 
 // remove records the removal of v if it is recorded.
 func (t *Table) remove(v vip.VIP, revision uint64) bool {
-	i, ok := t.index[v]
-	if !ok || t.log[i].removed {
+	if t.get(v) == nil {
 		return false
 	}
 	t.live--
 	t.add(&record{VIPReadiness: VIPReadiness{VIP: v}, removed: true}, revision)
 	return true
+}
+
+// get returns the record of a VIP; nil if there is none or the VIP was removed.
+func (t *Table) get(v vip.VIP) *record {
+	if i, ok := t.index[v]; ok && !t.log[i].removed {
+		return t.log[i].record
+	}
+	return nil
 }
 
 func (t *Table) add(r *record, revision uint64) {
@@ -163,9 +163,8 @@ func (t *Table) add(r *record, revision uint64) {
 // logSlack is the number of records that the log may hold beyond twice the number of VIPs.
 const logSlack = 1024
 
-// compact discards superseded records and removals once they are more than half of the log. The log
-// stays of the order of the number of VIPs at a constant cost per change, independent of the
-// readers.
+// compact discards superseded records and removals once they are more than half of the log, so that
+// the log stays of the order of the number of VIPs at a constant cost per change.
 func (t *Table) compact() {
 	if len(t.log) <= 2*t.live+logSlack {
 		return
@@ -198,11 +197,9 @@ func (t *Table) Heartbeat() {
 }
 
 // GoAway announces to every watch, also later ones, that the load balancer forwards for drainFor
-// longer and then stops. Calls after the first do nothing. The owner continues to commit and to
-// send heartbeats.
-//
-// GoAway advances the revision, and a synced watch sends it before the new revision: a frontend
-// that reports that revision as applied has received it.
+// longer and then stops; commits and heartbeats continue. Calls after the first do nothing. It
+// advances the revision, and a synced watch sends it before the new revision: a frontend that
+// reports that revision as applied has received it.
 func (t *Table) GoAway(drainFor time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -218,10 +215,7 @@ func (t *Table) GoAway(drainFor time.Duration) {
 
 func (t *Table) wakeAll() {
 	for c := range t.cursors {
-		select {
-		case c.wake <- struct{}{}:
-		default:
-		}
+		latest.Wake(c.wake)
 	}
 }
 
@@ -239,11 +233,11 @@ func (t *Table) Position() Position {
 func (t *Table) Get(v vip.VIP) (VIPReadiness, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	i, ok := t.index[v]
-	if !ok || t.log[i].removed {
+	r := t.get(v)
+	if r == nil {
 		return VIPReadiness{}, false
 	}
-	return t.log[i].VIPReadiness, true
+	return r.VIPReadiness, true
 }
 
 // TableState is the whole table at one time.
@@ -257,8 +251,7 @@ type TableState struct {
 	VIPs []VIPReadiness
 }
 
-// State returns the whole table. Its cost is of the order of the number of VIPs; the sort runs
-// without the lock.
+// State returns the whole table. Only the sort runs without the lock.
 func (t *Table) State() TableState {
 	t.mu.Lock()
 	left, _ := t.leaseLeft(time.Now())

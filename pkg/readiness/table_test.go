@@ -90,7 +90,7 @@ func drain(t testing.TB, table *Table, c *cursor, d *decoder, b *updateMerger, h
 			return kinds
 		}
 		kinds = append(kinds, next.kind)
-		for m := range next.messages(time.Now) {
+		for m := range next.messages() {
 			lease, ok := table.currentLease(time.Now())
 			if !ok {
 				t.Fatal("a message without a lease")
@@ -166,7 +166,7 @@ func TestOneFlipIsOneEntry(t *testing.T) {
 		table.Commit(Decision{Changed: []VIPReadiness{{VIP: numbered(8), State: State(i % 2)}}})
 	}
 	n := 0
-	for m := range table.next(c, time.Now()).messages(time.Now) {
+	for m := range table.next(c, time.Now()).messages() {
 		n += len(m.GetDelta().GetChanged())
 	}
 	if n != 1 {

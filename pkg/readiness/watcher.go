@@ -1,18 +1,25 @@
 package readiness
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"log/slog"
 	"net"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc/credentials"
+
+	"github.com/vipgate/vipgate/pkg/backoff"
 )
 
-var errReportEnded = errors.New("the load balancer ended the report stream")
+// Delays between connection attempts.
+const (
+	minBackoff        = 50 * time.Millisecond
+	DefaultMaxBackoff = 2 * time.Second
+	backoffJitter     = 0.2
+)
 
 // WatcherOptions configure a Watcher.
 type WatcherOptions struct {
@@ -20,9 +27,9 @@ type WatcherOptions struct {
 	Target string
 	// Credentials authenticate both sides; their handshake errors are reported.
 	Credentials credentials.TransportCredentials
-	// Rotation returns the generation of the frontend's own SVID and a channel that is closed when
-	// the SVID may have changed. A connection is replaced when the generation changes; without a
-	// connection, the next attempt starts at once. nil: never.
+	// Rotation returns the generation of the frontend's own SVID, whose change replaces a
+	// connection, and a channel that is closed when the SVID may have changed, which starts the next
+	// attempt at once. nil: never.
 	Rotation func() (uint64, <-chan struct{})
 	// ConnectionEnd returns when a connection ends, the earlier NotAfter of its two certificates.
 	// nil: never.
@@ -42,7 +49,9 @@ type Watcher struct {
 	merger *updateMerger
 	queue  *reportQueue
 	ready  chan struct{}
-	stats  stats
+
+	mu    sync.Mutex
+	stats Stats
 
 	// Deadlines, shorter in tests.
 	handshakeWithin, firstMessageWithin time.Duration
@@ -50,19 +59,12 @@ type Watcher struct {
 	dial func(ctx context.Context, path string) (net.Conn, error)
 }
 
-type stats struct {
-	streams, moves, failures, reportFailures, messages atomic.Uint64
-}
-
 // Stats are counters since the start.
 type Stats struct {
 	// Streams counts the streams that were used: the first on which a message arrived, those after
-	// a loss, and Moves.
-	Streams uint64
-	// Moves counts the moves to a second connection, which leave no gap.
-	Moves uint64
-	// Failures counts attempts that ended before the first message and streams that ended after it,
-	// except those that the watcher ended.
+	// a loss, and Moves to a second connection, which leave no gap.
+	Streams, Moves uint64
+	// Failures counts attempts and streams that ended, except those that the watcher ended.
 	Failures uint64
 	// ReportFailures counts report streams that the watcher did not end.
 	ReportFailures uint64
@@ -75,27 +77,35 @@ func (s Stats) Reconnects() uint64 { return s.Streams - s.Moves - min(1, s.Strea
 
 // NewWatcher returns a watcher, which is idle until Run.
 func NewWatcher(o WatcherOptions) *Watcher {
-	if o.MaxBackoff <= 0 {
-		o.MaxBackoff = DefaultMaxBackoff
-	}
+	o.MaxBackoff = cmp.Or(o.MaxBackoff, DefaultMaxBackoff)
 	if o.Rotation == nil {
 		o.Rotation = func() (uint64, <-chan struct{}) { return 0, nil }
-	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
 	}
 	return &Watcher{
 		opts:   o,
 		path:   strings.TrimPrefix(strings.TrimPrefix(o.Target, "unix:"), "//"),
-		log:    o.Log,
+		log:    cmp.Or(o.Log, slog.New(slog.DiscardHandler)),
 		merger: newUpdateMerger(),
 		queue:  newReportQueue(),
 		ready:  make(chan struct{}),
 
 		handshakeWithin:    defaultHandshakeWithin,
 		firstMessageWithin: defaultFirstMessageWithin,
-		dial:               dialUnix,
+		dial: func(ctx context.Context, path string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", path)
+		},
 	}
+}
+
+func (w *Watcher) newBackoff() backoff.Backoff {
+	return backoff.Backoff{Min: minBackoff, Max: w.opts.MaxBackoff, Jitter: backoffJitter}
+}
+
+// count changes the counters.
+func (w *Watcher) count(change func(*Stats)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	change(&w.stats)
 }
 
 // Changed returns a channel that holds a token whenever Take may return a change or a renewed
@@ -110,19 +120,14 @@ func (w *Watcher) Take() Update { return w.merger.take() }
 func (w *Watcher) Report(d ReportDelta) { w.queue.report(d) }
 
 // Reported waits until everything queued before the call was written to the load balancer's
-// connection, or ctx ends. That the load balancer has read it is certain once Run has returned.
+// connection, or ctx ends. The load balancer has read it once Run has returned.
 func (w *Watcher) Reported(ctx context.Context) error { return w.queue.waitWritten(ctx) }
 
 // Stats returns the counters.
 func (w *Watcher) Stats() Stats {
-	moves := w.stats.moves.Load()
-	return Stats{
-		Streams:        w.stats.streams.Load(),
-		Moves:          moves,
-		Failures:       w.stats.failures.Load(),
-		ReportFailures: w.stats.reportFailures.Load(),
-		Messages:       w.stats.messages.Load(),
-	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.stats
 }
 
 // Ready implements task.Task: it is closed once the watcher runs. The start of the frontend does

@@ -18,6 +18,7 @@ import (
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/await"
 )
 
 func TestSnapshotThenDeltas(t *testing.T) {
@@ -75,7 +76,7 @@ func TestHungLBLeaseExpires(t *testing.T) {
 	f := startFrontend(t, path, nil)
 	f.waitFor(t, "synced", f.at(table))
 	stop()
-	eventually(t, "the lease expires without heartbeats", func() bool {
+	await.True(t, "the lease expires without heartbeats", func() bool {
 		f.apply(f.Take())
 		return f.LeaseEnd.Before(time.Now())
 	})
@@ -84,7 +85,7 @@ func TestHungLBLeaseExpires(t *testing.T) {
 	}
 	// A watch that opens now receives nothing.
 	late := startFrontend(t, path, nil)
-	eventually(t, "the late watch is open", func() bool { return watchers(table) == 2 })
+	await.True(t, "the late watch is open", func() bool { return watchers(table) == 2 })
 	if late.apply(late.Take()); late.Open {
 		t.Fatalf("a hung load balancer sent a message: %+v", late.Update)
 	}
@@ -129,7 +130,7 @@ func TestUnsyncedRestartKeepsState(t *testing.T) {
 	if !f.Complete || len(f.vips) != 1 || f.vips[vip.Require(v1)].State != Ready {
 		t.Fatalf("%+v", f.Update)
 	}
-	eventually(t, "it is counted", func() bool {
+	await.True(t, "it is counted", func() bool {
 		s := f.Stats()
 		return s.Reconnects() == 1 && s.Streams == 2 && s.Failures > 0
 	})
@@ -141,7 +142,7 @@ func TestLBStartsLater(t *testing.T) {
 	// With an hour of back-off, only the poll of the socket can find it.
 	f := startFrontend(t, path, func(o *WatcherOptions) { o.MaxBackoff = time.Hour })
 	f.waitFor(t, "a failure", func() bool { return f.Err != nil })
-	eventually(t, "the back-off has grown", func() bool { return f.Stats().Failures >= 5 })
+	await.True(t, "the back-off has grown", func() bool { return f.Stats().Failures >= 5 })
 	if !errors.Is(f.Err, fs.ErrNotExist) || !strings.Contains(f.Err.Error(), path+" does not exist") {
 		t.Fatalf("the error: %v", f.Err)
 	}
@@ -167,7 +168,7 @@ func TestLBStartsLater(t *testing.T) {
 		t.Error("an lb that does not start is not warned of")
 	}
 	k.started = time.Now()
-	if k.w.stats.streams.Add(1); k.isStarting(fs.ErrNotExist) {
+	if k.w.count(func(s *Stats) { s.Streams++ }); k.isStarting(fs.ErrNotExist) {
 		t.Error("an lb that was lost is not warned of")
 	}
 }
@@ -224,7 +225,7 @@ func TestHostileLBIsRetried(t *testing.T) {
 	s.script = s.script[:1]
 	s.mu.Unlock()
 	f.waitFor(t, "synced", func() bool { return f.Synced })
-	eventually(t, "both streams are counted", func() bool { return f.Stats().Reconnects() >= 1 })
+	await.True(t, "both streams are counted", func() bool { return f.Stats().Reconnects() >= 1 })
 }
 
 func TestHugeMessageEndsStream(t *testing.T) {
@@ -240,7 +241,7 @@ func TestHugeMessageEndsStream(t *testing.T) {
 func TestShortStreamsBackOff(t *testing.T) {
 	s := &scripted{script: []*response{message(5, snapshotOf(true, v1))}}
 	f := startFrontend(t, startScripted(t, s), nil)
-	eventually(t, "it ended thrice", func() bool { return s.opened.Load() >= 3 })
+	await.True(t, "it ended thrice", func() bool { return s.opened.Load() >= 3 })
 	if f.apply(f.Take()); f.Stats().Failures < 2 {
 		t.Fatalf("%+v", f.Stats())
 	}
@@ -267,7 +268,7 @@ func TestRunEndsWithContext(t *testing.T) {
 			<-w.Ready()
 		}
 	}
-	eventually(t, "the load balancer has forgotten them", func() bool { return len(b.Watchers()) == 0 })
+	await.True(t, "the load balancer has forgotten them", func() bool { return len(b.Watchers()) == 0 })
 }
 
 // TestTableAndWatcherConverge is a model test over a real connection: for any order of decisions,

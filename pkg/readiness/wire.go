@@ -2,6 +2,7 @@ package readiness
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -13,6 +14,25 @@ import (
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
+
+// response is one message of a watch.
+type response = readinessv1.WatchReadinessResponse
+
+// The wire values of states and families.
+var (
+	wireStates = []readinessv1.VipState{
+		NotReady: readinessv1.VipState_VIP_STATE_NOT_READY,
+		Ready:    readinessv1.VipState_VIP_STATE_READY,
+		Draining: readinessv1.VipState_VIP_STATE_DRAINING,
+	}
+	wireFamilies = []readinessv1.IpFamily{
+		vip.IPv4: readinessv1.IpFamily_IP_FAMILY_IPV4,
+		vip.IPv6: readinessv1.IpFamily_IP_FAMILY_IPV6,
+	}
+)
+
+// FamilyProto returns the wire value of an address family.
+func FamilyProto(f vip.Family) readinessv1.IpFamily { return wireFamilies[f] }
 
 // Proto returns the position as a message; nil for the zero Position.
 func (p Position) Proto() *readinessv1.Position {
@@ -26,20 +46,14 @@ func (p Position) Proto() *readinessv1.Position {
 func (r VIPReadiness) Proto(now time.Time) *readinessv1.VipReadiness {
 	m := &readinessv1.VipReadiness{
 		Vip:          r.VIP.String(),
+		State:        wireStates[r.State],
 		Reason:       r.Reason,
 		Detail:       r.Detail,
 		ReadyTargets: r.ReadyTargets,
 		TotalTargets: r.TotalTargets,
 	}
-	switch r.State {
-	case Ready:
-		m.State = readinessv1.VipState_VIP_STATE_READY
-	case Draining:
-		m.State = readinessv1.VipState_VIP_STATE_DRAINING
-		// The receiver rejects a message with a longer drain time.
-		m.DrainFor = durationpb.New(min(max(0, r.DrainEnd.Sub(now)), maxStaleGrace))
-	default:
-		m.State = readinessv1.VipState_VIP_STATE_NOT_READY
+	if r.State == Draining {
+		m.DrainFor = drainFor(r.DrainEnd, now)
 	}
 	if !r.Since.IsZero() {
 		m.Since = timestamppb.New(r.Since)
@@ -47,12 +61,9 @@ func (r VIPReadiness) Proto(now time.Time) *readinessv1.VipReadiness {
 	return m
 }
 
-// FamilyProto returns the wire value of an address family.
-func FamilyProto(f vip.Family) readinessv1.IpFamily {
-	if f == vip.IPv6 {
-		return readinessv1.IpFamily_IP_FAMILY_IPV6
-	}
-	return readinessv1.IpFamily_IP_FAMILY_IPV4
+// drainFor returns the remaining drain time, at most what a receiver accepts.
+func drainFor(end, now time.Time) *durationpb.Duration {
+	return durationpb.New(min(max(0, end.Sub(now)), maxStaleGrace))
 }
 
 // readinessFromProto decodes the readiness of a VIP. The drain time counts from at, the receipt.
@@ -61,26 +72,24 @@ func readinessFromProto(m *readinessv1.VipReadiness, at time.Time) (VIPReadiness
 	if err != nil {
 		return VIPReadiness{}, err
 	}
+	state := slices.Index(wireStates, m.GetState())
+	if state < 0 {
+		return VIPReadiness{}, fmt.Errorf("VIP %s has the unknown state %d", v, m.GetState())
+	}
 	r := VIPReadiness{
 		VIP:          v,
+		State:        State(state),
 		Reason:       m.GetReason(),
 		Detail:       cleanDetail(m.GetDetail()),
 		ReadyTargets: m.GetReadyTargets(),
 		TotalTargets: m.GetTotalTargets(),
 	}
-	switch m.GetState() {
-	case readinessv1.VipState_VIP_STATE_READY:
-		r.State = Ready
-	case readinessv1.VipState_VIP_STATE_NOT_READY:
-		r.State = NotReady
-	case readinessv1.VipState_VIP_STATE_DRAINING:
+	if r.State == Draining {
 		left, err := durationFromProto(m.GetDrainFor(), "drain_for", 0, maxStaleGrace)
 		if err != nil {
 			return VIPReadiness{}, fmt.Errorf("VIP %s: %w", v, err)
 		}
-		r.State, r.DrainEnd = Draining, at.Add(left)
-	default:
-		return VIPReadiness{}, fmt.Errorf("VIP %s has the unknown state %d", v, m.GetState())
+		r.DrainEnd = at.Add(left)
 	}
 	// A reason added by a newer version does not invalidate the state.
 	if _, known := readinessv1.VipReason_name[int32(r.Reason)]; !known {
@@ -94,13 +103,12 @@ func readinessFromProto(m *readinessv1.VipReadiness, at time.Time) (VIPReadiness
 
 // durationFromProto decodes a duration within bounds; an absent one is zero.
 func durationFromProto(m *durationpb.Duration, field string, least, most time.Duration) (time.Duration, error) {
-	var d time.Duration
 	if m != nil {
 		if err := m.CheckValid(); err != nil {
 			return 0, fmt.Errorf("%s: %w", field, err)
 		}
-		d = m.AsDuration()
 	}
+	d := m.AsDuration()
 	if d < least || d > most {
 		return 0, fmt.Errorf("%s is %v, outside %v…%v", field, d, least, most)
 	}
