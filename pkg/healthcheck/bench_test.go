@@ -10,7 +10,7 @@ import (
 // What the load balancer's loop pays at a heartbeat when nothing changed, most
 // of the time and when all targets are looked at.
 func BenchmarkEvaluate10000(b *testing.B) {
-	c := New(Options{Log: discard, Dialer: newNetwork()})
+	c := New(Options{Log: discard, dial: newNetwork().DialContext})
 	c.Configure([]trench.Stream{stream(10_000, testCheck)})
 	now := time.Now()
 	c.Evaluate(now)
@@ -28,7 +28,7 @@ func BenchmarkEvaluate10000(b *testing.B) {
 }
 
 func BenchmarkConfigure10000(b *testing.B) {
-	c := New(Options{Log: discard, Dialer: newNetwork()})
+	c := New(Options{Log: discard, dial: newNetwork().DialContext})
 	streams := []trench.Stream{stream(10_000, testCheck)}
 	b.Run("all new", func(b *testing.B) {
 		for b.Loop() {

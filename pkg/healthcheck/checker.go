@@ -4,8 +4,8 @@ import (
 	"container/heap"
 	"context"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -18,85 +18,54 @@ import (
 )
 
 const (
-	// overdueSlack is what a check may be late beyond interval and timeout
-	// (docs/architecture.md#readiness-of-a-vip).
-	overdueSlack = time.Second
-	// startRecheck is the time between the checks of a target that has no
-	// verdict yet: a start need not wait rise intervals. With a rise
-	// of 2 it is most of what passes from a registration until the gateway knows,
-	// for which 10 ms are the goal. Rise is there to see through targets that come
-	// and go; one that never was ready costs no flow while its state is found out.
-	startRecheck = 3 * time.Millisecond
-	// failedRecheck is the same after a failed check, or one that was put off for lack
-	// of a source address: a silent target has its verdict after fall timeouts, and
-	// not after fall intervals.
-	failedRecheck = 100 * time.Millisecond
-	// sourceWait is how long a target without a verdict waits for the source address
-	// of its checks: duplicate address detection takes up to 2 s.
-	sourceWait = 10 * time.Second
-	// firstSpacing is the time between the first checks of two new targets:
-	// 1 000 targets are spread over 250 ms. A slower pace would not spare the neighbor
-	// table: every later check of a dead address renews its entry (docs/operations.md).
+	// firstSpacing is the time between the first checks of two new targets: 1 000 targets are spread
+	// over 250 ms. A slower pace would not spare the neighbor table: every later check of a dead
+	// address renews its entry (docs/operations.md).
 	firstSpacing = 250 * time.Microsecond
-	// maxConcurrent is how many checks run at once unless the options say
-	// otherwise. 10 000 targets that swallow packets, at a timeout of 500 ms,
-	// are then each checked every 1.2 s, which is not overdue.
+	// maxConcurrent is how many checks run at once. 10 000 targets that drop packets, at a timeout of
+	// 500 ms, are then each checked every 1.2 s, which is not overdue.
 	maxConcurrent = 4096
 	// complainEvery bounds how often the log says that checks cannot run.
 	complainEvery = 10 * time.Second
 )
 
-// Dialer opens connections; *net.Dialer is one. It should return when ctx ends.
-type Dialer interface {
-	DialContext(ctx context.Context, network, address string) (net.Conn, error)
-}
-
-// Sources knows the addresses of this machine.
+// SourceAddresses knows the addresses of this machine.
 type SourceAddresses interface {
-	// Source reports why checks of an address from another one, or from one of the
-	// kernel's choice, would fail for lack of a source address; "" if there is one.
-	// passing reports whether that is expected to end by itself.
+	// Source returns why checks of an address from another one, or from one of the kernel's choice,
+	// would fail for lack of a source address, or "". passing reports whether that is expected to end
+	// by itself.
 	Source(to, from netip.Addr) (problem string, passing bool)
 }
 
-// Options are the parts of a Checker that may be chosen.
+// Options configure a Checker.
 type Options struct {
-	// Log gets a line for each change of a target's state.
+	// Log receives a line for each change of a target's state.
 	Log *slog.Logger
-	// Dialer opens the connections; nil is the kernel, from the source addresses of
-	// the checks. Another Dialer has its own.
-	Dialer Dialer
-	// Sources is asked before each check of a target that is not ready. Nil: every
-	// check runs.
+	// Sources is asked before each check of a target that is not ready. Nil: every check runs.
 	Sources SourceAddresses
-	// MaxConcurrent is how many checks may run at once; 0 is 4096, or half of
-	// the file descriptors that the process may have if these are fewer.
-	MaxConcurrent int
+
+	dial          dialFunc // of tests; nil: the kernel
+	maxConcurrent int      // 0: maxConcurrent, or half of the permitted file descriptors if these are fewer
 }
 
-// Checker checks targets. It implements task.Task. All methods may be called
-// from any goroutine, and none waits for a check.
+// Checker checks targets. It implements task.Task. All methods may be called from any goroutine, and
+// none waits for a check.
 type Checker struct {
-	log           *slog.Logger
-	dialer        Dialer
-	sources       SourceAddresses
-	epoch         time.Time // slots are counted from here
-	maxConcurrent int
-	ready         chan struct{}
-	changed       chan struct{} // of size 1: Evaluate has something to tell
-	rescheduled   chan struct{} // of size 1: the loop must look at the schedule
-	entered       chan struct{} // of size 1: there are new targets
+	Options
+	epoch       time.Time // of the slots of checks
+	ready       chan struct{}
+	changed     chan struct{} // of size 1: Evaluate may have news
+	rescheduled chan struct{} // of size 1: the first check in the schedule is another
+	entered     chan struct{} // of size 1: there are new targets
 
 	mu         sync.Mutex
 	streams    map[string]*group
-	targets    map[Key]*entry // those of all streams
-	schedule   schedule
-	running    int           // checks in flight
-	hurried    int           // targets that wait for their first verdict
-	complained time.Time     // when it was last logged that checks cannot run
-	dirty      []*entry      // may have another state than reported
-	removed    map[Key]State // no longer configured, with the state last reported
-	unjudged   int           // targets without a first verdict
+	schedule   schedule[*entry]
+	running    int                // checks in flight
+	complained time.Time          // when the log last said that checks cannot run
+	dirty      map[Key]struct{}   // may differ from what was reported
+	reported   map[Key]reportedAs // in the last Evaluation
+	unjudged   int                // targets without a verdict
 	synced     bool
 	// scanAt is no later than the moment at which the first target becomes overdue.
 	scanAt time.Time
@@ -105,31 +74,28 @@ type Checker struct {
 // group is the targets of a stream, and how they are checked.
 type group struct {
 	plan    *plan
-	entries []*entry
+	entries map[Key]*entry
 }
 
-// NewChecker returns a checker without targets.
+// reportedAs is the part of Health whose change is reported.
+type reportedAs struct {
+	state  State
+	silent bool
+}
+
+// New returns a checker without targets.
 func New(o Options) *Checker {
-	if o.MaxConcurrent <= 0 {
-		o.MaxConcurrent = maxConcurrent
+	if o.maxConcurrent == 0 {
+		o.maxConcurrent = maxConcurrent
 		var limit syscall.Rlimit
-		if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err == nil && limit.Cur/2 < maxConcurrent {
-			o.MaxConcurrent = max(1, int(limit.Cur/2))
+		if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err == nil {
+			o.maxConcurrent = int(max(1, min(maxConcurrent, limit.Cur/2)))
 		}
 	}
 	return &Checker{
-		log:           o.Log,
-		epoch:         time.Now(),
-		dialer:        o.Dialer,
-		sources:       o.Sources,
-		maxConcurrent: o.MaxConcurrent,
-		ready:         make(chan struct{}),
-		changed:       make(chan struct{}, 1),
-		rescheduled:   make(chan struct{}, 1),
-		entered:       make(chan struct{}, 1),
-		streams:       make(map[string]*group),
-		targets:       make(map[Key]*entry),
-		removed:       make(map[Key]State),
+		Options: o, epoch: time.Now(), ready: make(chan struct{}),
+		changed: make(chan struct{}, 1), rescheduled: make(chan struct{}, 1), entered: make(chan struct{}, 1),
+		streams: map[string]*group{}, dirty: map[Key]struct{}{}, reported: map[Key]reportedAs{},
 	}
 }
 
@@ -139,38 +105,28 @@ func (c *Checker) Ready() <-chan struct{} { return c.ready }
 // String names the task.
 func (c *Checker) String() string { return "target-checker" }
 
-// Changed wakes the caller of [Checker.Evaluate]: a state changed, or a
-// configuration was applied. Wake-ups conflate. That a target is overdue is
-// found by Evaluate alone and wakes no caller.
+// Changed wakes the caller of [Checker.Evaluate]: a state changed, or a configuration was applied.
+// Wake-ups conflate. That a target is overdue is found by Evaluate alone and wakes no caller.
 func (c *Checker) Changed() <-chan struct{} { return c.changed }
 
-// Configure replaces the targets of all streams, at once. A target that stayed
-// keeps its state, also under another interval, timeout, rise or fall; when
-// something else is checked now, such as another port, it starts again. Streams
-// have distinct names and are not kept. Those without a check have no targets
-// here, nor are addresses of families that are not checked among them.
+// Configure replaces the targets of all streams at once. A target that remains keeps its state, also
+// under another interval, timeout, rise or fall; when something else is checked now, such as another
+// port, it starts again. Streams have distinct names and are not kept. A stream without a check has
+// no targets here, and addresses of families that are not checked are ignored.
 //
-// The first of Configure and Update is the first configuration that
-// [Evaluation.Synced] speaks of.
+// The first of Configure and Update is the first configuration of [Evaluation.Synced].
 func (c *Checker) Configure(streams []trench.Stream) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	kept := make(map[string]bool, len(streams))
+	removed := maps.Clone(c.streams)
 	for i := range streams {
-		kept[streams[i].Name] = true
+		delete(removed, streams[i].Name)
 	}
-	var removed []string
-	for name := range c.streams {
-		if !kept[name] {
-			removed = append(removed, name)
-		}
-	}
-	c.update(streams, removed, time.Now())
+	c.update(streams, slices.Collect(maps.Keys(removed)), time.Now())
 }
 
-// Update does what [Checker.Configure] does for some streams: it replaces the
-// changed ones and forgets the removed ones. What it costs grows with the targets
-// of these streams alone. A target that changes streams is another target.
+// Update is [Checker.Configure] for some streams: it replaces the changed ones and removes others.
+// Its cost follows the number of their targets. A target that changes streams is another target.
 func (c *Checker) Update(changed []trench.Stream, removed []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -192,18 +148,20 @@ func (c *Checker) update(changed []trench.Stream, removed []string, now time.Tim
 	}
 	for i, e := range fresh {
 		spacing := min(firstSpacing, e.plan.Interval/time.Duration(len(fresh)))
-		c.enter(e, now.Add(time.Duration(i)*spacing))
+		e.due = now.Add(time.Duration(i) * spacing)
+		e.alive = e.due
+		heap.Push(&c.schedule, e)
+		c.expect(e)
 	}
 	if len(fresh) > 0 {
 		latest.Wake(c.entered)
 	}
-	c.judge()
+	c.sync()
 	latest.Wake(c.changed)
 	latest.Wake(c.rescheduled)
 }
 
-// replace gives a stream its targets, and returns those that start, which are
-// still to be entered into the schedule.
+// replace sets the targets of a stream, and returns new ones, which are not in the schedule yet.
 func (c *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry) {
 	g := c.streams[s.Name]
 	if g == nil {
@@ -213,88 +171,46 @@ func (c *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry) {
 	if g.plan == nil || g.plan.Check != s.Check {
 		g.plan = newPlan(s.Check)
 	}
-	before := g.entries
-	g.entries = nil
-	wanted := make(map[Key]*entry, len(before))
+	old := g.entries
+	g.entries = make(map[Key]*entry, len(old))
 	for _, t := range s.Targets {
 		for _, a := range t.IPs {
-			k := Key{Stream: s.Name, Name: t.Name, Addr: a}
-			if wanted[k] != nil || g.plan.port() == 0 || !g.plan.Families.Has(vip.FamilyOf(a)) {
+			k, f := Key{Stream: s.Name, Name: t.Name, Addr: a}, vip.FamilyOf(a)
+			if g.entries[k] != nil || g.plan.port == 0 || !g.plan.Families.Has(f) {
 				continue
 			}
-			e := c.targets[k]
-			if f := vip.FamilyOf(a); e != nil && e.plan != g.plan && e.plan.subject(f) != g.plan.subject(f) {
-				c.remove(e)
-				e = nil
-			}
-			if e != nil {
+			e := old[k]
+			if e != nil && (e.plan == g.plan || e.plan.subject(f) == g.plan.subject(f)) {
+				delete(old, k)
 				c.retime(e, g.plan, now)
 			} else {
-				e = c.add(k, g.plan, now)
+				e = &entry{Health: Health{Key: k, Since: now}, plan: g.plan, slot: slot{index: -1}}
+				c.unjudged++
+				c.dirty[k] = struct{}{}
 				fresh = append(fresh, e)
 			}
-			wanted[k] = e
-			g.entries = append(g.entries, e)
+			g.entries[k] = e
 		}
 	}
-	for _, e := range before {
-		if !e.gone && wanted[e.Key] == nil {
-			c.remove(e)
-		}
+	for _, e := range old {
+		c.remove(e)
 	}
 	return fresh
 }
 
-// remove forgets a target. A check of it that runs ends unheard.
+// remove ends the checks of a target that is in no stream any more. The outcome of a check that runs
+// is ignored.
 func (c *Checker) remove(e *entry) {
-	delete(c.targets, e.Key)
-	e.gone = true
-	c.hurry(e)
 	if e.index >= 0 {
 		heap.Remove(&c.schedule, e.index)
 	}
 	if !e.judged {
 		c.unjudged--
 	}
-	if e.known {
-		c.removed[e.Key] = e.reported
-	}
+	c.dirty[e.Key] = struct{}{}
 }
 
-// add makes a target known, which is not yet scheduled.
-func (c *Checker) add(k Key, p *plan, now time.Time) *entry {
-	e := &entry{Health: Health{Key: k, State: Starting, Since: now}, plan: p, index: -1}
-	// A target that left and came back between two Evaluates is not reported as
-	// removed.
-	e.reported, e.known = c.removed[k]
-	delete(c.removed, k)
-	c.targets[k] = e
-	c.unjudged++
-	c.touch(e)
-	return e
-}
-
-// enter schedules the first check of a target.
-func (c *Checker) enter(e *entry, due time.Time) {
-	e.due, e.alive = due, due
-	heap.Push(&c.schedule, e)
-	c.expect(e)
-	c.hurry(e)
-}
-
-// hurry counts the targets that wait for their first verdict.
-func (c *Checker) hurry(e *entry) {
-	if hurried := e.hurries(); hurried != e.hurried {
-		e.hurried = hurried
-		if hurried {
-			c.hurried++
-		} else {
-			c.hurried--
-		}
-	}
-}
-
-// retime gives a target that stayed a plan that may have another timing.
+// retime sets the plan of a target that remains; it may have another timing.
 func (c *Checker) retime(e *entry, p *plan, now time.Time) {
 	if e.plan == p {
 		return
@@ -305,17 +221,9 @@ func (c *Checker) retime(e *entry, p *plan, now time.Time) {
 		e.alive = now
 	}
 	c.expect(e)
-	if latest := now.Add(e.interval()); e.index >= 0 && e.due.After(latest) {
+	if e.index >= 0 && e.due.After(now.Add(e.interval())) {
 		e.due = now.Add(rand.N(e.interval()))
 		heap.Fix(&c.schedule, e.index)
-	}
-}
-
-// touch puts the target among those that Evaluate looks at.
-func (c *Checker) touch(e *entry) {
-	if !e.dirty {
-		e.dirty = true
-		c.dirty = append(c.dirty, e)
 	}
 }
 
@@ -326,70 +234,77 @@ func (c *Checker) expect(e *entry) {
 	}
 }
 
-// judge notes when the first verdict on all targets is known. It is called
-// when a configuration was applied and when a verdict came.
-func (c *Checker) judge() {
+// sync notes when all targets of the first configuration have a verdict.
+func (c *Checker) sync() {
 	if !c.synced && c.unjudged == 0 {
 		c.synced = true
 		latest.Wake(c.changed)
 	}
 }
 
-func (c *Checker) judged(e *entry) {
+func (c *Checker) judge(e *entry) {
 	if !e.judged {
 		e.judged = true
 		c.unjudged--
-		c.judge()
+		c.sync()
 	}
 }
 
-// Evaluate tells what changed since it was last called, with the targets that
-// are overdue at now. It is for one caller, which calls it at each [Checker.Changed]
-// and at each heartbeat. Its cost grows with the number of changes; all targets
-// are looked at about once a second.
+// entry returns a target, or nil.
+func (c *Checker) entry(k Key) *entry {
+	if g := c.streams[k.Stream]; g != nil {
+		return g.entries[k]
+	}
+	return nil
+}
+
+// Evaluate returns what changed since the last call, with the targets that are overdue at now. One
+// caller calls it at each [Checker.Changed] and at each heartbeat. Its cost follows the number of
+// changes; about once a second it visits all targets.
 func (c *Checker) Evaluate(now time.Time) Evaluation {
 	c.mu.Lock()
 	overdue := c.scan(now)
-	var result Evaluation
-	for _, e := range c.dirty {
-		e.dirty = false
-		if state := e.effective(); !e.gone && (!e.known || state != e.reported || (state == NotReady && e.Silent != e.reportedSilent)) {
-			e.reported, e.reportedSilent, e.known = state, e.Silent, true
-			result.Changed = append(result.Changed, e.health())
+	result := Evaluation{Synced: c.synced}
+	for k := range c.dirty {
+		was, known := c.reported[k]
+		if e := c.entry(k); e != nil {
+			h := e.health()
+			if is := (reportedAs{h.State, h.State == NotReady && h.Silent}); !known || is != was {
+				c.reported[k] = is
+				result.Changed = append(result.Changed, h)
+			}
+		} else if known {
+			delete(c.reported, k)
+			result.Removed = append(result.Removed, k)
 		}
 	}
 	clear(c.dirty)
-	c.dirty = c.dirty[:0]
-	for k := range c.removed {
-		result.Removed = append(result.Removed, k)
-	}
-	clear(c.removed)
-	result.Synced = c.synced
 	c.mu.Unlock()
 	if len(overdue) > 0 {
-		c.log.Warn("checks are overdue", "targets", len(overdue), "first", overdue[0].Name, "stream", overdue[0].Stream)
+		c.Log.Warn("checks are overdue", "targets", len(overdue), "first", overdue[0].Name, "stream", overdue[0].Stream)
 	}
 	return result
 }
 
-// scan finds the targets that became overdue. Deadlines only move into the
-// future while checks end, so that it has nothing to do before scanAt.
+// scan finds the targets that became overdue. Deadlines only move into the future while checks end,
+// so nothing can be found before scanAt.
 func (c *Checker) scan(now time.Time) (found []Key) {
 	if c.scanAt.IsZero() || now.Before(c.scanAt) {
 		return nil
 	}
 	c.scanAt = time.Time{}
-	for _, e := range c.targets {
-		switch {
-		case e.overdue:
-		case now.After(e.deadline()):
-			e.overdue = true
-			e.Since = now
-			c.judged(e)
-			c.touch(e)
-			found = append(found, e.Key)
-		default:
-			c.expect(e)
+	for _, g := range c.streams {
+		for _, e := range g.entries {
+			switch {
+			case e.overdue:
+			case now.After(e.deadline()):
+				e.overdue, e.Since = true, now
+				c.judge(e)
+				c.dirty[e.Key] = struct{}{}
+				found = append(found, e.Key)
+			default:
+				c.expect(e)
+			}
 		}
 	}
 	return found
@@ -398,11 +313,80 @@ func (c *Checker) scan(now time.Time) (found []Key) {
 // List returns the state of all targets as of the last Evaluate, sorted.
 func (c *Checker) List() []Health {
 	c.mu.Lock()
-	list := make([]Health, 0, len(c.targets))
-	for _, e := range c.targets {
-		list = append(list, e.health())
+	var list []Health
+	for _, g := range c.streams {
+		for _, e := range g.entries {
+			list = append(list, e.health())
+		}
 	}
 	c.mu.Unlock()
 	slices.SortFunc(list, func(a, b Health) int { return a.Compare(b.Key) })
 	return list
+}
+
+// finish applies the outcome of a check and schedules the next.
+func (c *Checker) finish(p probe, o outcome, now time.Time) {
+	before, after, complain := c.apply(p, o, now)
+	if complain {
+		c.Log.Error("checks cannot run, the targets become overdue if this lasts", "error", o.reason)
+	}
+	if before.State != after.State {
+		level := slog.LevelInfo
+		if before.State == Starting && after.State == Ready {
+			level = slog.LevelDebug // the usual, for thousands at each start
+		}
+		c.Log.Log(context.Background(), level, "target changed", "stream", after.Stream, "target", after.Name,
+			"address", after.Addr, "from", before.State.String(), "to", after.State.String(), "error", after.LastError)
+	}
+}
+
+func (c *Checker) apply(p probe, o outcome, now time.Time) (before, after Health, complain bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.running == c.maxConcurrent {
+		latest.Wake(c.rescheduled) // the loop waits for this place
+	}
+	c.running--
+	e := p.entry
+	if c.entry(e.Key) != e || o.verdict == cancelled {
+		return before, before, false
+	}
+	before = e.health()
+	first := !e.judged
+	e.LastError = o.reason
+	switch o.verdict {
+	case notRun:
+		if complain = now.Sub(c.complained) >= complainEvery; complain {
+			c.complained = now
+		}
+	case deferred:
+		e.alive = now
+		c.expect(e)
+	default:
+		e.Silent = o.silent
+		e.count(o.verdict == succeeded)
+		e.LastCheck, e.alive, e.overdue = now, now, false
+		c.expect(e)
+		if e.State != Starting {
+			c.judge(e)
+		}
+	}
+	after = e.health()
+	if after.State != before.State {
+		e.Since = now
+	}
+	// Outage detection must learn when a target that is not ready answers again.
+	if after.State != before.State || after.State == NotReady && after.Silent != before.Silent {
+		c.dirty[e.Key] = struct{}{}
+		latest.Wake(c.changed)
+	}
+	e.due = e.next(p.began, now, c.epoch, first)
+	if o.verdict == deferred {
+		e.due = now.Add(min(failedRecheck, e.interval()))
+	}
+	heap.Push(&c.schedule, e)
+	if e.index == 0 {
+		latest.Wake(c.rescheduled)
+	}
+	return before, after, complain
 }

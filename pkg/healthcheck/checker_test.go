@@ -15,9 +15,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
-func TestATargetIsReadyAfterRiseQuickChecks(t *testing.T) {
+func TestReadyAfterRiseQuickChecks(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c, stop := start(t, Options{Dialer: newNetwork()})
+		c, stop := start(t, Options{dial: newNetwork().DialContext})
 		defer stop()
 		c.Configure([]trench.Stream{stream(1, testCheck)})
 		synctest.Wait()
@@ -35,11 +35,11 @@ func TestATargetIsReadyAfterRiseQuickChecks(t *testing.T) {
 	})
 }
 
-func TestFallFailuresAreTheFirstVerdict(t *testing.T) {
+func TestNotReadyAfterFallFailures(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		n := newNetwork()
 		n.refuse("10.0.0.1", syscall.ECONNREFUSED)
-		c, stop := start(t, Options{Dialer: n})
+		c, stop := start(t, Options{dial: n.DialContext})
 		defer stop()
 		c.Configure([]trench.Stream{stream(1, testCheck)})
 		synctest.Wait()
@@ -80,7 +80,7 @@ func (a *addresses) Source(netip.Addr, netip.Addr) (string, bool) {
 func TestNoVerdictWithoutSourceAddress(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		n, own := newNetwork(), lacking("own address fd00::1 is tentative", true)
-		c, stop := start(t, Options{Dialer: n, Sources: own})
+		c, stop := start(t, Options{dial: n.DialContext, Sources: own})
 		defer stop()
 		c.Configure([]trench.Stream{stream(1, testCheck)})
 		advance(sourceWait - 2*failedRecheck)
@@ -105,11 +105,15 @@ func TestMissingSourceAddressBecomesVerdict(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
-				c, stop := start(t, Options{Dialer: newNetwork(), Sources: lacking("no IPv6 address", test.passing)})
+				c, stop := start(t, Options{
+					dial:    newNetwork().DialContext,
+					Sources: lacking("no IPv6 address", test.passing),
+				})
 				defer stop()
 				c.Configure([]trench.Stream{stream(1, testCheck)})
 				advance(test.within)
-				if e := c.Evaluate(time.Now()); !e.Synced || c.List()[0].State != NotReady || c.List()[0].LastError != "no IPv6 address" {
+				if e := c.Evaluate(time.Now()); !e.Synced || c.List()[0].State != NotReady ||
+					c.List()[0].LastError != "no IPv6 address" {
 					t.Fatalf("%+v, %+v", e, c.List())
 				}
 			})
@@ -144,10 +148,10 @@ func TestRiseAndFallCountOutcomesInARow(t *testing.T) {
 	}
 }
 
-func TestAReadyTargetFallsAfterFallIntervals(t *testing.T) {
+func TestFallAfterFallIntervals(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		n := newNetwork()
-		c, stop := start(t, Options{Dialer: n})
+		c, stop := start(t, Options{dial: n.DialContext})
 		defer stop()
 		c.Configure([]trench.Stream{stream(2, testCheck)})
 		advance(2 * time.Second)
@@ -179,11 +183,11 @@ func TestAReadyTargetFallsAfterFallIntervals(t *testing.T) {
 	})
 }
 
-func TestAThousandTargetsAreSpread(t *testing.T) {
+func TestThousandTargetsAreSpread(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		n := newNetwork()
 		n.latency = time.Millisecond
-		c, stop := start(t, Options{Dialer: n})
+		c, stop := start(t, Options{dial: n.DialContext})
 		defer stop()
 		c.Configure([]trench.Stream{stream(1000, testCheck)})
 		advance(10 * time.Second)
@@ -232,11 +236,11 @@ func TestAThousandTargetsAreSpread(t *testing.T) {
 	})
 }
 
-func TestAStallIsNotCaughtUpInOneInstant(t *testing.T) {
+func TestStallCausesNoBurst(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		n := newNetwork()
 		n.latency = 10 * time.Millisecond
-		c := New(Options{Dialer: n, Log: discard})
+		c := New(Options{dial: n.DialContext, Log: discard})
 		c.Configure([]trench.Stream{stream(1000, testCheck)})
 		// No check runs: all become due.
 		advance(time.Minute)
@@ -257,7 +261,7 @@ func TestConcurrencyIsBounded(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		n := newNetwork()
 		n.latency = time.Hour // swallowed packets
-		c, stop := start(t, Options{Dialer: n, MaxConcurrent: 7})
+		c, stop := start(t, Options{dial: n.DialContext, maxConcurrent: 7})
 		defer stop()
 		c.Configure([]trench.Stream{stream(100, testCheck)})
 		advance(20 * time.Second)
@@ -275,10 +279,10 @@ func TestConcurrencyIsBounded(t *testing.T) {
 	})
 }
 
-func TestAHungCheckIsOverdue(t *testing.T) {
+func TestHungCheckIsOverdue(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		n := newNetwork()
-		c, stop := start(t, Options{Dialer: n})
+		c, stop := start(t, Options{dial: n.DialContext})
 		defer stop()
 		c.Configure([]trench.Stream{stream(3, testCheck)})
 		advance(3 * time.Second)
@@ -293,7 +297,8 @@ func TestAHungCheckIsOverdue(t *testing.T) {
 			advance(10 * time.Millisecond)
 			e = c.Evaluate(time.Now())
 		}
-		if h := e.Changed[0]; len(e.Changed) != 1 || h.Name != "target-2" || h.State != Overdue || h.Since != time.Now() {
+		if h := e.Changed[0]; len(e.Changed) != 1 || h.Name != "target-2" || h.State != Overdue ||
+			h.Since != time.Now() {
 			t.Fatalf("got %+v", e)
 		}
 		// The last check ended up to one interval before it hung.
@@ -317,9 +322,9 @@ func TestAHungCheckIsOverdue(t *testing.T) {
 	})
 }
 
-func TestOverdueEndsWithASuccess(t *testing.T) {
+func TestOverdueEndsWithSuccess(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c := New(Options{Dialer: newNetwork(), Log: discard})
+		c := New(Options{dial: newNetwork().DialContext, Log: discard})
 		c.Configure([]trench.Stream{stream(1, testCheck)})
 		stop := run(t, c)
 		advance(time.Second)
@@ -342,11 +347,11 @@ func TestOverdueEndsWithASuccess(t *testing.T) {
 	})
 }
 
-func TestAFirstCheckThatHangsDoesNotDelaySyncForEver(t *testing.T) {
+func TestHungFirstCheckEndsAsOverdue(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		n := newNetwork()
 		release := n.hang("10.0.0.1")
-		c, stop := start(t, Options{Dialer: n})
+		c, stop := start(t, Options{dial: n.DialContext})
 		defer stop()
 		defer release()
 		c.Configure([]trench.Stream{stream(2, testCheck)})
@@ -361,9 +366,9 @@ func TestAFirstCheckThatHangsDoesNotDelaySyncForEver(t *testing.T) {
 	})
 }
 
-func TestSyncedNeedsAConfigurationAndStays(t *testing.T) {
+func TestSyncedAfterConfiguration(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c, stop := start(t, Options{Dialer: newNetwork()})
+		c, stop := start(t, Options{dial: newNetwork().DialContext})
 		defer stop()
 		if c.Evaluate(time.Now()).Synced {
 			t.Fatal("synced before anything was configured")
@@ -379,11 +384,11 @@ func TestSyncedNeedsAConfigurationAndStays(t *testing.T) {
 	})
 }
 
-func TestATargetRemovedBeforeItsVerdictDelaysNoSync(t *testing.T) {
+func TestRemovedTargetDelaysNoSync(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		n := newNetwork()
 		release := n.hang("10.0.0.2")
-		c, stop := start(t, Options{Dialer: n})
+		c, stop := start(t, Options{dial: n.DialContext})
 		defer stop()
 		defer release()
 		c.Configure([]trench.Stream{stream(2, testCheck)})
@@ -399,10 +404,10 @@ func TestATargetRemovedBeforeItsVerdictDelaysNoSync(t *testing.T) {
 	})
 }
 
-func TestTheEndWaitsForChecksAndIsNoVerdict(t *testing.T) {
+func TestStopWaitsForChecks(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		n := newNetwork()
-		c := New(Options{Dialer: n, Log: discard})
+		c := New(Options{dial: n.DialContext, Log: discard})
 		strict := testCheck
 		strict.Fall = 1
 		c.Configure([]trench.Stream{stream(1, strict)})
@@ -429,10 +434,10 @@ func TestTheEndWaitsForChecksAndIsNoVerdict(t *testing.T) {
 	})
 }
 
-func TestReloadKeepsTheStateOfTargetsThatStayed(t *testing.T) {
+func TestReloadKeepsState(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		n := newNetwork()
-		c, stop := start(t, Options{Dialer: n})
+		c, stop := start(t, Options{dial: n.DialContext})
 		defer stop()
 		c.Configure([]trench.Stream{stream(3, testCheck)})
 		advance(2 * time.Second)
@@ -494,7 +499,7 @@ func TestReloadKeepsTheStateOfTargetsThatStayed(t *testing.T) {
 
 func TestReturnedTargetIsNotReported(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c, stop := start(t, Options{Dialer: newNetwork()})
+		c, stop := start(t, Options{dial: newNetwork().DialContext})
 		defer stop()
 		config := []trench.Stream{stream(1, testCheck)}
 		c.Configure(config)
@@ -514,11 +519,11 @@ func TestReturnedTargetIsNotReported(t *testing.T) {
 	})
 }
 
-func TestTheLateResultOfARemovedTargetIsIgnored(t *testing.T) {
+func TestLateResultOfRemovedTarget(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		n := newNetwork()
 		release := n.hang("10.0.0.1")
-		c, stop := start(t, Options{Dialer: n})
+		c, stop := start(t, Options{dial: n.DialContext})
 		defer stop()
 		c.Configure([]trench.Stream{stream(1, testCheck)})
 		synctest.Wait()
@@ -535,10 +540,10 @@ func TestTheLateResultOfARemovedTargetIsIgnored(t *testing.T) {
 	})
 }
 
-func TestLackOfOurOwnResourcesIsNoVerdictOnATarget(t *testing.T) {
+func TestLocalLackOfResourcesIsNoVerdict(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		n := newNetwork()
-		c, stop := start(t, Options{Dialer: n})
+		c, stop := start(t, Options{dial: n.DialContext})
 		defer stop()
 		c.Configure([]trench.Stream{stream(1, testCheck)})
 		advance(time.Second)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/await"
 )
 
 var loopback4, loopback6 = netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()
@@ -52,13 +53,12 @@ func conclude(t *testing.T, k *connector, p probe) (result outcome) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		at, any := k.deadline()
-		if !any {
+		if len(k.busy) == 0 {
 			t.Fatal("nothing runs, and nothing was reported")
 		}
 		select {
 		case <-arrived:
-		case <-time.After(time.Until(at)):
+		case <-time.After(time.Until(k.busy[0].due)):
 		case <-end:
 			t.Fatal("a check never ended")
 		}
@@ -90,7 +90,7 @@ func hole(t *testing.T) (port uint16) {
 	port = uint16(name.(*unix.SockaddrInet4).Port)
 	for range 100 {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		conn, err := dialerFrom(netip.Addr{}).DialContext(ctx, "tcp", netip.AddrPortFrom(loopback4, port).String())
+		conn, err := dialFrom(netip.Addr{})(ctx, "tcp", netip.AddrPortFrom(loopback4, port).String())
 		cancel()
 		if err != nil {
 			return port
@@ -101,7 +101,7 @@ func hole(t *testing.T) (port uint16) {
 	return 0
 }
 
-func TestConnectionsTellWhatIsAtTheOtherEnd(t *testing.T) {
+func TestConnectOutcomes(t *testing.T) {
 	open := serve(t, "127.0.0.1:0").port()
 	open6 := serve(t, "[::1]:0").port()
 	closed := serve(t, "127.0.0.3:0")
@@ -118,17 +118,23 @@ func TestConnectionsTellWhatIsAtTheOtherEnd(t *testing.T) {
 		}{
 			{"IPv4", probing(loopback4, open, nil), outcome{}},
 			{"IPv6", probing(loopback6, open6, nil), outcome{}},
-			{"no listener", probing(netip.MustParseAddr("127.0.0.3"), refusing, nil), outcome{failed, false, "port " + portString(refusing) + ": connection refused"}},
-			{"no answer", probing(loopback4, full, short), outcome{failed, true, "port " + portString(full) + ": no answer in 30ms"}},
 			{
-				"a source that is not ours",
-				probing(loopback4, open, func(c *trench.Check) { c.Source4 = netip.MustParseAddr("192.0.2.1") }),
-				outcome{unmade, false, "check not run: source address: cannot assign requested address"},
+				"no listener", probing(netip.MustParseAddr("127.0.0.3"), refusing, nil),
+				outcome{failed, false, "port " + portString(refusing) + ": connection refused"},
 			},
 			{
-				"an IPv6 source that is not ours",
+				"no answer", probing(loopback4, full, short),
+				outcome{failed, true, "port " + portString(full) + ": no answer in 30ms"},
+			},
+			{
+				"a missing source address",
+				probing(loopback4, open, func(c *trench.Check) { c.Source4 = netip.MustParseAddr("192.0.2.1") }),
+				outcome{notRun, false, "check not run: source address: cannot assign requested address"},
+			},
+			{
+				"a missing IPv6 source address",
 				probing(loopback6, open6, func(c *trench.Check) { c.Source6 = netip.MustParseAddr("2001:db8::1") }),
-				outcome{unmade, false, "check not run: source address: cannot assign requested address"},
+				outcome{notRun, false, "check not run: source address: cannot assign requested address"},
 			},
 			{"an IPv6 source", probing(loopback6, open6, func(c *trench.Check) { c.Source6 = loopback6 }), outcome{}},
 		} {
@@ -139,7 +145,7 @@ func TestConnectionsTellWhatIsAtTheOtherEnd(t *testing.T) {
 	}
 }
 
-func TestChecksComeFromTheirSourceAddress(t *testing.T) {
+func TestChecksUseTheirSourceAddress(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -173,7 +179,7 @@ func TestChecksComeFromTheirSourceAddress(t *testing.T) {
 }
 
 // Who resets at once has taken the connection, however late we look.
-func TestATargetThatResetsAtOnceHasAnswered(t *testing.T) {
+func TestImmediateResetIsAnAnswer(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -191,13 +197,13 @@ func TestATargetThatResetsAtOnceHasAnswered(t *testing.T) {
 	if err := errors.Join(conn.(*net.TCPConn).SetLinger(0), conn.Close()); err != nil {
 		t.Fatal(err)
 	}
-	var told []outcome
-	eventually(t, "an outcome", func() bool {
-		k.collect(time.Now(), func(_ probe, o outcome) { told = append(told, o) })
-		return len(told) > 0
+	var reported []outcome
+	await.True(t, "an outcome", func() bool {
+		k.collect(time.Now(), func(_ probe, o outcome) { reported = append(reported, o) })
+		return len(reported) > 0
 	})
-	if len(told) != 1 || told[0] != (outcome{}) {
-		t.Errorf("got %+v", told)
+	if len(reported) != 1 || reported[0] != (outcome{}) {
+		t.Errorf("got %+v", reported)
 	}
 }
 
@@ -222,7 +228,7 @@ func TestUnusedSocketsAreClosed(t *testing.T) {
 	}
 }
 
-func TestSocketsAreUsedAgain(t *testing.T) {
+func TestSocketsAreReused(t *testing.T) {
 	port := serve(t, "127.0.0.1:0").port()
 	k := connecting(t)
 	for range 1000 {
@@ -239,7 +245,7 @@ func TestSocketsAreUsedAgain(t *testing.T) {
 			t.Fatalf("got %+v", o)
 		}
 	}
-	eventually(t, "the outcomes of all", func() bool {
+	await.True(t, "the outcomes of all", func() bool {
 		k.collect(time.Now(), func(_ probe, o outcome) {
 			if o != (outcome{}) {
 				t.Errorf("got %+v", o)
@@ -252,7 +258,7 @@ func TestSocketsAreUsedAgain(t *testing.T) {
 	}
 }
 
-func TestTheEndOfAConnectorLeavesNothing(t *testing.T) {
+func TestConnectorStopLeaksNothing(t *testing.T) {
 	port := hole(t)
 	before := descriptors(t)
 	k, err := newConnector()
@@ -320,7 +326,7 @@ func TestNoCheckWithoutDescriptors(t *testing.T) {
 	release := exhaust(t)
 	o, ended := k.start(probing(loopback4, port, nil))
 	release()
-	if want := (outcome{unmade, false, "check not run: socket: too many open files"}); !ended || o != want {
+	if want := (outcome{notRun, false, "check not run: socket: too many open files"}); !ended || o != want {
 		t.Errorf("got %+v, %v; want %+v", o, ended, want)
 	}
 	if got := conclude(t, k, probing(loopback4, port, nil)); got != (outcome{}) {
@@ -328,14 +334,15 @@ func TestNoCheckWithoutDescriptors(t *testing.T) {
 	}
 	// An idle socket that does not fit gives its descriptor to one that does.
 	release = exhaust(t)
-	got := conclude(t, k, probing(loopback4, port, func(c *trench.Check) { c.Source4 = netip.MustParseAddr("127.0.0.77") }))
+	got := conclude(t, k, probing(loopback4, port,
+		func(c *trench.Check) { c.Source4 = netip.MustParseAddr("127.0.0.77") }))
 	release()
 	if got != (outcome{}) {
 		t.Errorf("with an idle socket: %+v", got)
 	}
 }
 
-func TestAKernelThatDisconnectsNothingCostsTheSocketOnly(t *testing.T) {
+func TestFailedDisconnectClosesSocket(t *testing.T) {
 	k := connecting(t)
 	s, err := k.open(origin{family: 0})
 	if err != nil {
@@ -354,7 +361,7 @@ func TestAKernelThatDisconnectsNothingCostsTheSocketOnly(t *testing.T) {
 func TestManyChecksShareWakeUps(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		n := newNetwork()
-		c, stop := start(t, Options{Dialer: n})
+		c, stop := start(t, Options{dial: n.DialContext})
 		defer stop()
 		c.Configure([]trench.Stream{stream(5000, testCheck)})
 		advance(5 * time.Second)
@@ -372,7 +379,7 @@ func TestManyChecksShareWakeUps(t *testing.T) {
 }
 
 // The checks that hang when the checker ends are let go at once.
-func TestTheEndLeavesNoCheckBehind(t *testing.T) {
+func TestStopEndsHungChecks(t *testing.T) {
 	port := hole(t)
 	before := descriptors(t)
 	c, stop := start(t, Options{})
@@ -385,7 +392,7 @@ func TestTheEndLeavesNoCheckBehind(t *testing.T) {
 		a = a.Next()
 	}
 	c.Configure([]trench.Stream{s})
-	eventually(t, "the start of checks", func() bool {
+	await.True(t, "the start of checks", func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		return c.running > 0

@@ -5,31 +5,36 @@ import (
 	"time"
 )
 
+const (
+	// overdueSlack is how late a check may be beyond interval and timeout
+	// (docs/architecture.md#readiness-of-a-vip).
+	overdueSlack = time.Second
+	// startRecheck is the time between the checks of a target without a verdict. With a rise of 2 it
+	// is most of the time from a registration until the gateway has the route, for which the goal is
+	// 10 ms. Rise is there to ignore targets that flap; a target that never was ready has no flow to
+	// lose.
+	startRecheck = 3 * time.Millisecond
+	// failedRecheck is the same after a failed check, or one that was deferred for lack of a source
+	// address: a silent target has its verdict after fall timeouts, not after fall intervals.
+	failedRecheck = 100 * time.Millisecond
+	// slotsPerInterval and maxSlot bound how much earlier a check starts to share a wake-up.
+	slotsPerInterval = 50
+	maxSlot          = 20 * time.Millisecond
+)
+
 // entry is one target. It is guarded by Checker.mu.
 type entry struct {
 	Health // State is never Overdue here
+	slot   // in Checker.schedule, unless a check runs
 	plan   *plan
-	// due is when the next check starts; index is its place in the schedule, or
-	// -1 while the check runs.
-	due   time.Time
-	index int
-	// streak counts equal outcomes in a row that speak against State. While State is
-	// Starting, passing is which outcome they have.
+	// streak counts equal outcomes in a row that speak against State. While State is Starting, passing
+	// is which outcome they have.
 	streak  int
 	passing bool
 	// alive is when a check last ended, or was to begin for the first time.
-	alive time.Time
-	// overdue is true from the Evaluate that found it so until a check ends.
-	overdue bool
-	judged  bool
-	gone    bool // no longer configured
-	hurried bool // is counted in Checker.hurried
-	dirty   bool // is in Checker.dirty
-	// reported is the state in the last Evaluation, if known is true.
-	reported State
-	// reportedSilent is Silent in it.
-	reportedSilent bool
-	known          bool
+	alive   time.Time
+	overdue bool // from the Evaluate that found it so until a check ends
+	judged  bool // had a verdict
 }
 
 // deadline is when the target becomes overdue unless a check ends before.
@@ -37,22 +42,17 @@ func (e *entry) deadline() time.Time {
 	return e.alive.Add(e.plan.Interval + e.plan.Timeout + overdueSlack)
 }
 
-// effective is the state as it is reported.
-func (e *entry) effective() State {
-	if e.overdue {
-		return Overdue
-	}
-	return e.State
-}
-
+// health is the target as it is reported.
 func (e *entry) health() Health {
 	h := e.Health
-	h.State = e.effective()
+	if e.overdue {
+		h.State = Overdue
+	}
 	return h
 }
 
-// count moves the state by rise and fall. The state from before an overdue time
-// is believed again after a success, but not after a failure.
+// count moves the state by rise and fall. A success after an overdue time restores the state from
+// before, a failure does not.
 func (e *entry) count(success bool) {
 	if e.overdue && !success {
 		e.State, e.streak = NotReady, 0
@@ -74,8 +74,8 @@ func (e *entry) count(success bool) {
 	}
 }
 
-// interval is the time between the starts of two checks. While a change is about
-// to be decided it may be shorter.
+// interval is the time between the starts of two checks, which is shorter while a change is about to
+// be decided.
 func (e *entry) interval() time.Duration {
 	if e.streak > 0 && e.plan.FastInterval > 0 {
 		return e.plan.FastInterval
@@ -83,27 +83,28 @@ func (e *entry) interval() time.Duration {
 	return e.plan.Interval
 }
 
-// hurries reports whether the target waits for its first verdict, and its checks
-// not for those of others. One that cannot be checked does not hurry.
-func (e *entry) hurries() bool {
-	return !e.gone && e.State == Starting && e.LastError == ""
-}
-
-// next says when to check after a check that began and ended then. A steady
-// target is checked each 90 to 100 % of its interval, never later, so that
-// jitter makes no target overdue. The first steady check falls anywhere in the
-// interval: targets that started together spread over it.
-func (e *entry) next(began, now time.Time, first bool) time.Time {
+// next returns when to check after a check that began and ended then. A steady target is checked
+// each 90 to 100 % of its interval, never later, so that jitter makes no target overdue.
+func (e *entry) next(began, now, epoch time.Time, first bool) time.Time {
 	interval := e.interval()
-	switch {
-	case e.State == Starting && e.streak > 0 && e.passing:
-		return now.Add(min(startRecheck, interval))
-	case e.State == Starting && e.streak > 0:
-		return now.Add(min(failedRecheck, interval))
-	case first:
-		return now.Add(rand.N(interval))
+	if e.State == Starting && e.streak > 0 {
+		recheck := failedRecheck
+		if e.passing {
+			recheck = startRecheck
+		}
+		return now.Add(min(recheck, interval))
 	}
 	due := began.Add(interval - rand.N(interval/10))
+	if first {
+		// Anywhere in the interval: targets that started together spread over it.
+		due = now.Add(rand.N(interval))
+	}
+	// Checks that fall into one slot share one wake-up: with some hundred targets waking costs most.
+	if slot := min(maxSlot, interval/slotsPerInterval); e.State != Starting && slot > 0 {
+		if start := epoch.Add(due.Sub(epoch).Truncate(slot)); start.After(now) {
+			due = start
+		}
+	}
 	if due.Before(now) {
 		return now
 	}

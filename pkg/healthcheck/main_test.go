@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var _ task.Task = (*Checker)(nil)
 
-// network is a Dialer that decides by address.
+// network opens connections, which it decides by address.
 type network struct {
 	mu      sync.Mutex
 	refused map[string]error // by address without port
@@ -74,9 +74,9 @@ func (n *network) DialContext(ctx context.Context, _, address string) (net.Conn,
 	if err != nil {
 		return nil, err
 	}
-	ours, theirs := net.Pipe()
-	_ = theirs.Close()
-	return ours, nil
+	near, far := net.Pipe()
+	_ = far.Close()
+	return near, nil
 }
 
 func (n *network) refuse(host string, err error) {

@@ -4,11 +4,9 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"strings"
-	"sync"
 	"sync/atomic"
 
 	"google.golang.org/grpc"
@@ -17,224 +15,113 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
-
-	"github.com/vipgate/vipgate/pkg/trench"
 )
 
-// What one check of gRPC may take: an answer has two bytes.
+// Limits of one gRPC check, whose answer has two bytes.
 const (
-	maxAnswer     = 4 << 10
-	maxHeaders    = 64 << 10
-	checkBuffered = 4 << 10
+	maxAnswer  = 4 << 10
+	maxHeaders = 64 << 10
+	bufferSize = 4 << 10
 )
 
-// grpcProber asks the gRPC health service.
-type grpcProber struct {
-	check   trench.Check
-	secured *secured // nil: plaintext
-}
-
-var _ prober = (*grpcProber)(nil)
-
-// newGRPCProber returns a prober for a check whose GRPC has a port.
-func newGRPCProber(check trench.Check) *grpcProber {
-	p := &grpcProber{check: check}
-	if check.GRPC.TLS.On {
-		p.secured = &secured{TLSCheck: check.GRPC.TLS}
-	}
-	return p
-}
-
-// probe implements prober.
-func (p *grpcProber) probe(ctx context.Context, dial dialFunc, at netip.Addr) (o outcome) {
-	c := p.check.GRPC
-	a := &attempt{dial: dial}
+// exchangeGRPC asks the gRPC health service.
+func (p *plan) exchangeGRPC(ctx context.Context, conn net.Conn, at netip.Addr) outcome {
 	var transport credentials.TransportCredentials = insecure.NewCredentials()
-	if p.secured != nil {
-		config, err := p.secured.config(ctx, at)
-		if err != nil {
-			return outcome{verdict: unmade, reason: fmt.Sprintf("check not run: %v", err)}
+	if secure, ok := conn.(*tls.Conn); ok {
+		if secure.ConnectionState().NegotiatedProtocol != "h2" {
+			return p.wrong("the TLS server does not speak HTTP/2, which gRPC needs (ALPN h2)")
 		}
-		a.serverName = config.ServerName
-		config.NextProtos = []string{"h2"}
-		transport = observed{credentials.NewTLS(nil), config, a}
+		transport = handshaken{credentials.NewTLS(nil)}
 	}
+	only := &onlyConn{Conn: conn}
 	options := []grpc.DialOption{
 		grpc.WithTransportCredentials(transport),
-		grpc.WithContextDialer(a.connect),
+		grpc.WithContextDialer(only.open),
 		grpc.WithNoProxy(),
 		grpc.WithDisableRetry(),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithDisableHealthCheck(),
-		grpc.WithUserAgent(checkAgent),
+		grpc.WithUserAgent(userAgent),
 		grpc.WithMaxHeaderListSize(maxHeaders),
-		grpc.WithReadBufferSize(checkBuffered),
-		grpc.WithWriteBufferSize(checkBuffered),
+		grpc.WithReadBufferSize(bufferSize),
+		grpc.WithWriteBufferSize(bufferSize),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)),
 	}
-	if c.TLS.ServerName != "" {
-		options = append(options, grpc.WithAuthority(c.TLS.ServerName))
+	if name := p.GRPC.TLS.ServerName; name != "" {
+		options = append(options, grpc.WithAuthority(name))
 	}
-	conn, err := grpc.NewClient("passthrough:///"+netip.AddrPortFrom(at, c.Port).String(), options...)
+	client, err := grpc.NewClient("passthrough:///"+netip.AddrPortFrom(at, p.port).String(), options...)
 	if err != nil {
-		return outcome{verdict: unmade, reason: fmt.Sprintf("check not run: %v", err)}
+		return unavailable(err)
 	}
-	defer func() {
-		// It was not closed before, which would be the only error.
-		_ = conn.Close()
-		a.end()
-	}()
-	r, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{Service: c.Service})
-	if err != nil {
-		return p.failure(a, err)
+	defer client.Close()
+	service := "the server"
+	if p.GRPC.Service != "" {
+		service = "service " + p.GRPC.Service
 	}
-	if s := r.GetStatus(); s != healthv1.HealthCheckResponse_SERVING {
-		return wrong(c.Port, "%s is %s", p.asked(), s)
-	}
-	return outcome{verdict: succeeded}
-}
-
-// asked names what was asked for.
-func (p *grpcProber) asked() string {
-	if p.check.GRPC.Service == "" {
-		return "the server"
-	}
-	return "service " + p.check.GRPC.Service
-}
-
-// failure is the outcome of a call that ended with an error. What it says of a
-// connection that failed is phrased for operators; the errors themselves are in a.
-func (p *grpcProber) failure(a *attempt, err error) outcome {
-	port := p.check.GRPC.Port
-	connected, dialing, handshake := a.result()
+	r, err := healthv1.NewHealthClient(client).Check(ctx, &healthv1.HealthCheckRequest{Service: p.GRPC.Service})
 	s := status.Convert(err)
-	switch {
-	case handshake != nil:
-		return handshakeFailure(&p.check, port, a.serverName, handshake)
-	case dialing != nil:
-		return failure(&p.check, port, dialing)
-	case !connected:
-		return failure(&p.check, port, context.DeadlineExceeded)
-	}
 	switch s.Code() {
+	case codes.OK:
+		if r.GetStatus() != healthv1.HealthCheckResponse_SERVING {
+			return p.wrong("%s is %s", service, r.GetStatus())
+		}
+		return outcome{verdict: succeeded}
 	case codes.DeadlineExceeded, codes.Canceled:
-		return wrong(port, "connected, but no answer in %s", p.check.Timeout)
+		return p.wrong("connected, but no answer in %s", p.Timeout)
 	case codes.NotFound:
-		return wrong(port, "%s is not known there", p.asked())
+		return p.wrong("%s is not known there", service)
 	case codes.Unimplemented:
-		return wrong(port, "no grpc.health.v1 here")
+		return p.wrong("no grpc.health.v1 here")
 	case codes.Unavailable:
-		if !a.answered.Load() {
-			return wrong(port, "closed the connection: no answer")
+		if !only.answered.Load() {
+			return p.wrong("closed the connection: no answer")
 		}
-		// How the library says that the connection was opened, and that the other side
-		// began with nothing that HTTP/2 begins with.
-		if why, is := strings.CutPrefix(s.Message(), "connection error: desc = "); is {
+		// This is how the library reports that the first bytes of the peer were not those of HTTP/2.
+		if why, found := strings.CutPrefix(s.Message(), "connection error: desc = "); found {
 			why = strings.TrimPrefix(strings.Trim(why, `"`), "error reading server preface: ")
-			return wrong(port, "no gRPC here: %s", remark(why))
+			return p.wrong("no gRPC here: %s", remark(why))
 		}
 	}
-	return wrong(port, "%s: %s", s.Code(), remark(s.Message()))
+	return p.wrong("%s: %s", s.Code(), remark(s.Message()))
 }
 
-// attempt is the one connection of a check.
-type attempt struct {
-	dial       dialFunc
-	serverName string // that the certificate must have
-
-	answered atomic.Bool // something came
-
-	mu        sync.Mutex
-	ended     bool
-	dialing   sync.WaitGroup
-	connected bool
-	dialed    error // why it could not be opened
-	shaken    error // why the TLS handshake failed
-}
-
-var errOnce = errors.New("a check opens one connection")
-
-// connect opens the connection, and refuses to do so again: a client that has lost
-// one opens another in the background.
-func (a *attempt) connect(ctx context.Context, address string) (net.Conn, error) {
-	a.mu.Lock()
-	if a.ended || a.connected || a.dialed != nil {
-		a.mu.Unlock()
-		return nil, errOnce
-	}
-	a.dialing.Add(1)
-	a.mu.Unlock()
-	defer a.dialing.Done()
-	conn, err := a.dial(ctx, "tcp", address)
-	a.mu.Lock()
-	a.connected, a.dialed = err == nil, err
-	a.mu.Unlock()
-	if err != nil {
-		return nil, err
-	}
-	reset(conn)
-	return listened{conn, a}, nil
-}
-
-// listened is a connection that reports whether something came.
-type listened struct {
+// onlyConn is the one connection of a check, and whether anything was read from it.
+type onlyConn struct {
 	net.Conn
-	attempt *attempt
+	opened, answered atomic.Bool
+}
+
+// open hands the connection to the client once: a client that lost a connection opens another in the
+// background.
+func (c *onlyConn) open(context.Context, string) (net.Conn, error) {
+	if c.opened.Swap(true) {
+		return nil, errors.New("a check opens one connection")
+	}
+	return c, nil
 }
 
 // Read implements net.Conn.
-func (l listened) Read(p []byte) (int, error) {
-	n, err := l.Conn.Read(p)
+func (c *onlyConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
 	if n > 0 {
-		l.attempt.answered.Store(true)
+		c.answered.Store(true)
 	}
 	return n, err
 }
 
-func (a *attempt) result() (connected bool, dialing, handshake error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.connected, a.dialed, a.shaken
-}
-
-// end waits for the dialer.
-func (a *attempt) end() {
-	a.mu.Lock()
-	a.ended = true
-	a.mu.Unlock()
-	a.dialing.Wait()
-}
-
-var errNoHTTP2 = errors.New("the TLS server does not speak HTTP/2, which gRPC needs (ALPN h2)")
-
-// observed are credentials that tell why a handshake failed, and that verify an
-// address of IPv6 as well, which as the name of an HTTP/2 server has brackets.
-type observed struct {
-	credentials.TransportCredentials // for what is not about the handshake
-	config                           *tls.Config
-	attempt                          *attempt
+// handshaken are the credentials of a connection that has TLS already. The handshake of the library
+// does not return the errors that are reported here, and does not verify an IPv6 address, which has
+// brackets as the name of an HTTP/2 server.
+type handshaken struct {
+	credentials.TransportCredentials
 }
 
 // ClientHandshake implements credentials.TransportCredentials.
-func (o observed) ClientHandshake(ctx context.Context, _ string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	secure := tls.Client(conn, o.config)
-	err := secure.HandshakeContext(ctx)
-	if err == nil && secure.ConnectionState().NegotiatedProtocol != "h2" {
-		err = errNoHTTP2
-	}
-	if err != nil {
-		o.attempt.mu.Lock()
-		defer o.attempt.mu.Unlock()
-		o.attempt.shaken = err
-		return nil, nil, err
-	}
-	return secure, credentials.TLSInfo{
-		State:          secure.ConnectionState(),
-		CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
-	}, nil
+func (handshaken) ClientHandshake(_ context.Context, _ string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	common := credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}
+	return conn, credentials.TLSInfo{CommonAuthInfo: common}, nil
 }
 
 // Clone implements credentials.TransportCredentials.
-func (o observed) Clone() credentials.TransportCredentials {
-	return observed{o.TransportCredentials.Clone(), o.config.Clone(), o.attempt}
-}
+func (h handshaken) Clone() credentials.TransportCredentials { return h }

@@ -62,25 +62,27 @@ func healthy(t *testing.T) func(*grpc.Server) {
 	return func(s *grpc.Server) { healthv1.RegisterHealthServer(s, h) }
 }
 
-// healthFunc is a health service that answers as it likes.
+type (
+	request  = healthv1.HealthCheckRequest
+	response = healthv1.HealthCheckResponse
+)
+
+// healthFunc is a health service that answers by a function.
 type healthFunc struct {
 	healthv1.UnimplementedHealthServer
-	check func(context.Context, *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse, error)
+	check func(context.Context) (*response, error)
 }
 
-func (f healthFunc) Check(ctx context.Context, r *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse, error) {
-	return f.check(ctx, r)
-}
+func (f healthFunc) Check(ctx context.Context, _ *request) (*response, error) { return f.check(ctx) }
+
+func (f healthFunc) register(s *grpc.Server) { healthv1.RegisterHealthServer(s, f) }
 
 func failing(code codes.Code, message string) func(*grpc.Server) {
-	return func(s *grpc.Server) {
-		healthv1.RegisterHealthServer(s, healthFunc{check: func(context.Context, *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse, error) {
-			return nil, status.Error(code, message)
-		}})
-	}
+	err := status.Error(code, message)
+	return healthFunc{check: func(context.Context) (*response, error) { return nil, err }}.register
 }
 
-func TestGRPCCheckJudgesTheAnswer(t *testing.T) {
+func TestGRPCAnswers(t *testing.T) {
 	for _, tt := range []struct {
 		name, service string
 		register      func(*grpc.Server)
@@ -95,12 +97,15 @@ func TestGRPCCheckJudgesTheAnswer(t *testing.T) {
 		{"not allowed", "", failing(codes.PermissionDenied, "who are you?"), "PermissionDenied: who are you?"},
 		{"busy", "", failing(codes.Unavailable, "come back later"), "Unavailable: come back later"},
 		{"terminal sequences", "", failing(codes.Internal, "\x1b[2J\r\nowned"), `Internal: "\x1b[2J\r\nowned"`},
-		{"a long message", "", failing(codes.Internal, strings.Repeat("x", 1000)), "Internal: " + strings.Repeat("x", 120) + "…"},
+		{
+			"a long message", "", failing(codes.Internal, strings.Repeat("x", 1000)),
+			"Internal: " + strings.Repeat("x", 120) + "…",
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			onBoth(t, func(t *testing.T, at netip.Addr) {
 				port := serveGRPC(t, at, tt.register)
-				o := ask(t, newGRPCProber(grpcCheck(port, func(c *trench.GRPCCheck) { c.Service = tt.service })), at, patient)
+				o := ask(t, newPlan(grpcCheck(port, func(c *trench.GRPCCheck) { c.Service = tt.service })), at, patient)
 				if tt.want != "" {
 					says(t, o, port, tt.want)
 				} else if o != (outcome{verdict: succeeded}) {
@@ -111,11 +116,12 @@ func TestGRPCCheckJudgesTheAnswer(t *testing.T) {
 	}
 }
 
-func TestGRPCCheckNamesItselfAndTheServer(t *testing.T) {
+func TestGRPCAuthorityAndUserAgent(t *testing.T) {
 	a := newAuthority(t)
 	file := filepath.Join(t.TempDir(), "ca.pem")
 	a.write(t, file)
-	secure := grpc.Creds(credentials.NewServerTLSFromCert(&[]tls.Certificate{a.sign(t, time.Now().Add(time.Hour), "127.0.0.1", "::1", "example.org")}[0]))
+	cert := a.sign(t, time.Now().Add(time.Hour), "127.0.0.1", "::1", "example.org")
+	secure := grpc.Creds(credentials.NewServerTLSFromCert(&cert))
 	for _, tt := range []struct {
 		name  string
 		o     []grpc.ServerOption
@@ -124,26 +130,30 @@ func TestGRPCCheckNamesItselfAndTheServer(t *testing.T) {
 	}{
 		{"plaintext", nil, trench.TLSCheck{}, ""},
 		{"TLS by address", []grpc.ServerOption{secure}, trench.TLSCheck{On: true, CAFile: file}, ""},
-		{"TLS by name", []grpc.ServerOption{secure}, trench.TLSCheck{On: true, CAFile: file, ServerName: "example.org"}, "example.org"},
+		{
+			"TLS by name",
+			[]grpc.ServerOption{secure},
+			trench.TLSCheck{On: true, CAFile: file, ServerName: "example.org"},
+			"example.org",
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			onBoth(t, func(t *testing.T, at netip.Addr) {
-				told := make(chan metadata.MD, 1)
-				port := serveGRPC(t, at, func(s *grpc.Server) {
-					healthv1.RegisterHealthServer(s, healthFunc{check: func(ctx context.Context, _ *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse, error) {
-						md, _ := metadata.FromIncomingContext(ctx)
-						told <- md
-						return &healthv1.HealthCheckResponse{Status: healthv1.HealthCheckResponse_SERVING}, nil
-					}})
-				}, tt.o...)
-				if o := ask(t, newGRPCProber(grpcCheck(port, func(c *trench.GRPCCheck) { c.TLS = tt.check })), at, patient); o.verdict != succeeded {
+				received := make(chan metadata.MD, 1)
+				port := serveGRPC(t, at, healthFunc{check: func(ctx context.Context) (*response, error) {
+					md, _ := metadata.FromIncomingContext(ctx)
+					received <- md
+					return &response{Status: healthv1.HealthCheckResponse_SERVING}, nil
+				}}.register, tt.o...)
+				p := newPlan(grpcCheck(port, func(c *trench.GRPCCheck) { c.TLS = tt.check }))
+				if o := ask(t, p, at, patient); o.verdict != succeeded {
 					t.Fatalf("got %+v", o)
 				}
 				want := tt.want
 				if want == "" {
 					want = netip.AddrPortFrom(at, port).String()
 				}
-				md := <-told
+				md := <-received
 				if got := md.Get(":authority"); len(got) != 1 || got[0] != want {
 					t.Errorf("authority %v, want %s", got, want)
 				}
@@ -156,11 +166,11 @@ func TestGRPCCheckNamesItselfAndTheServer(t *testing.T) {
 }
 
 func TestGRPCCheckOverTLS(t *testing.T) {
-	ours, theirs := newAuthority(t), newAuthority(t)
+	trusted, untrusted := newAuthority(t), newAuthority(t)
 	file := filepath.Join(t.TempDir(), "ca.pem")
-	ours.write(t, file)
+	trusted.write(t, file)
 	soon := time.Now().Add(time.Hour)
-	good := ours.sign(t, soon, "127.0.0.1", "::1")
+	good := trusted.sign(t, soon, "127.0.0.1", "::1")
 	onBoth(t, func(t *testing.T, at netip.Addr) {
 		serve := func(config *tls.Config) uint16 {
 			return serveGRPC(t, at, healthy(t), grpc.Creds(credentials.NewTLS(config)))
@@ -168,7 +178,7 @@ func TestGRPCCheckOverTLS(t *testing.T) {
 		port := serve(&tls.Config{Certificates: []tls.Certificate{good}})
 		check := func(port uint16, s trench.TLSCheck) outcome {
 			s.On = true
-			return ask(t, newGRPCProber(grpcCheck(port, func(c *trench.GRPCCheck) { c.TLS = s })), at, patient)
+			return ask(t, newPlan(grpcCheck(port, func(c *trench.GRPCCheck) { c.TLS = s })), at, patient)
 		}
 		if o := check(port, trench.TLSCheck{CAFile: file}); o.verdict != succeeded {
 			t.Errorf("got %+v", o)
@@ -176,40 +186,44 @@ func TestGRPCCheckOverTLS(t *testing.T) {
 		if o := check(port, trench.TLSCheck{Insecure: true, ServerName: "b.example"}); o.verdict != succeeded {
 			t.Errorf("insecure: %+v", o)
 		}
-		says(t, check(port, trench.TLSCheck{CAFile: file, ServerName: "b.example"}), port, "the certificate is not for b.example")
-		if o := check(port, trench.TLSCheck{CAFile: file + ".none"}); o.verdict != unmade || !strings.HasPrefix(o.reason, "check not run: caFile: ") {
+		says(t, check(port, trench.TLSCheck{CAFile: file, ServerName: "b.example"}), port,
+			"the certificate is not for b.example")
+		if o := check(port, trench.TLSCheck{CAFile: file + ".none"}); o.verdict != notRun ||
+			!strings.HasPrefix(o.reason, "check not run: caFile: ") {
 			t.Errorf("no authorities: %+v", o)
 		}
-		port = serve(&tls.Config{Certificates: []tls.Certificate{theirs.sign(t, soon, "127.0.0.1", "::1")}})
-		says(t, check(port, trench.TLSCheck{CAFile: file}), port, "the certificate is signed by an authority that is not trusted")
+		port = serve(&tls.Config{Certificates: []tls.Certificate{untrusted.sign(t, soon, "127.0.0.1", "::1")}})
+		says(t, check(port, trench.TLSCheck{CAFile: file}), port,
+			"the certificate is signed by an authority that is not trusted")
 
 		web := serveTLS(t, at, &tls.Config{Certificates: []tls.Certificate{good}})
-		says(t, check(web, trench.TLSCheck{CAFile: file}), web, "the TLS server does not speak HTTP/2, which gRPC needs (ALPN h2)")
+		says(t, check(web, trench.TLSCheck{CAFile: file}), web,
+			"the TLS server does not speak HTTP/2, which gRPC needs (ALPN h2)")
 		plain := serveGRPC(t, at, healthy(t))
 		says(t, check(plain, trench.TLSCheck{CAFile: file}), plain, "no TLS here")
 	})
 }
 
-func TestGRPCCheckTellsSilenceFromNoAnswer(t *testing.T) {
+func TestGRPCSilence(t *testing.T) {
 	onBoth(t, func(t *testing.T, at netip.Addr) {
 		silentUntilClosed := serveRaw(t, at, func(conn net.Conn) { _ = untilClosed(conn) })
-		saysInTime(t, newGRPCProber(grpcCheck(silentUntilClosed, nil)), at, silentUntilClosed, "connected, but no answer in 100ms")
+		saysInTime(t, newPlan(grpcCheck(silentUntilClosed, nil)), at, silentUntilClosed,
+			"connected, but no answer in 100ms")
 
-		slow := serveGRPC(t, at, func(s *grpc.Server) {
-			healthv1.RegisterHealthServer(s, healthFunc{check: func(ctx context.Context, _ *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse, error) {
-				<-ctx.Done()
-				return nil, ctx.Err()
-			}})
-		})
-		saysInTime(t, newGRPCProber(grpcCheck(slow, nil)), at, slow, "connected, but no answer in 100ms")
+		slow := serveGRPC(t, at, healthFunc{check: func(ctx context.Context) (*response, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}}.register)
+		saysInTime(t, newPlan(grpcCheck(slow, nil)), at, slow, "connected, but no answer in 100ms")
 
 		closing := serveRaw(t, at, func(net.Conn) {})
-		says(t, ask(t, newGRPCProber(grpcCheck(closing, nil)), at, patient), closing, "closed the connection: no answer")
+		says(t, ask(t, newPlan(grpcCheck(closing, nil)), at, patient), closing, "closed the connection: no answer")
 		web := serveRaw(t, at, func(conn net.Conn) {
 			_, _ = conn.Write([]byte("HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"))
 			_ = untilClosed(conn)
 		})
-		if o := ask(t, newGRPCProber(grpcCheck(web, nil)), at, patient); o.verdict != failed || o.silent || !strings.Contains(o.reason, ": no gRPC here: ") {
+		if o := ask(t, newPlan(grpcCheck(web, nil)), at, patient); o.verdict != failed || o.silent ||
+			!strings.Contains(o.reason, ": no gRPC here: ") {
 			t.Errorf("got %+v", o)
 		}
 
@@ -217,14 +231,14 @@ func TestGRPCCheckTellsSilenceFromNoAnswer(t *testing.T) {
 		if err := l.Close(); err != nil {
 			t.Fatal(err)
 		}
-		says(t, ask(t, newGRPCProber(grpcCheck(refused, nil)), at, patient), refused, "connection refused")
+		says(t, ask(t, newPlan(grpcCheck(refused, nil)), at, patient), refused, "connection refused")
 
-		wantDialFailures(t, newGRPCProber(grpcCheck(1, nil)), at)
+		wantDialFailures(t, newPlan(grpcCheck(1, nil)), at)
 	})
 }
 
 // HTTP/2 that is no gRPC.
-func TestGRPCCheckOfAWebServer(t *testing.T) {
+func TestGRPCCheckOfWebServer(t *testing.T) {
 	onBoth(t, func(t *testing.T, at netip.Addr) {
 		l, port := listen(t, at)
 		s := &http.Server{Handler: http.NotFoundHandler(), Protocols: new(http.Protocols)}
@@ -233,16 +247,16 @@ func TestGRPCCheckOfAWebServer(t *testing.T) {
 		serving.Go(func() { _ = s.Serve(l) })
 		defer serving.Wait()
 		defer s.Close()
-		says(t, ask(t, newGRPCProber(grpcCheck(port, nil)), at, patient), port, "no grpc.health.v1 here")
+		says(t, ask(t, newPlan(grpcCheck(port, nil)), at, patient), port, "no grpc.health.v1 here")
 	})
 }
 
 // A check is one connection: rise and fall count tries.
-func TestGRPCCheckDoesNotTryAgain(t *testing.T) {
+func TestGRPCCheckDoesNotRetry(t *testing.T) {
 	at := loopbacks[0]
 	var connections atomic.Int32
 	port := serveRaw(t, at, func(net.Conn) { connections.Add(1) })
-	p := newGRPCProber(grpcCheck(port, nil))
+	p := newPlan(grpcCheck(port, nil))
 	for range 5 {
 		if o := ask(t, p, at, patient); o.verdict != failed {
 			t.Errorf("got %+v", o)
@@ -260,11 +274,11 @@ func TestGRPCCheckDoesNotTryAgain(t *testing.T) {
 
 // A stop of the checker does not wait for the timeout, nor leave a dialer that
 // runs on.
-func TestGRPCCheckEndsWithItsContextAndItsDialer(t *testing.T) {
+func TestGRPCCheckEndsWithItsContext(t *testing.T) {
 	at := loopbacks[0]
 	ctx, cancel := context.WithCancel(t.Context())
 	var ended atomic.Bool
-	o := newGRPCProber(grpcCheck(1, nil)).probe(ctx, func(dialing context.Context, _, _ string) (net.Conn, error) {
+	o := newPlan(grpcCheck(1, nil)).probe(ctx, func(dialing context.Context, _, _ string) (net.Conn, error) {
 		cancel()
 		<-dialing.Done()
 		ended.Store(true)
@@ -275,9 +289,9 @@ func TestGRPCCheckEndsWithItsContextAndItsDialer(t *testing.T) {
 	}
 }
 
-func TestGRPCProberServesManyAtOnce(t *testing.T) {
+func TestConcurrentGRPCChecks(t *testing.T) {
 	at := loopbacks[1]
-	p := newGRPCProber(grpcCheck(serveGRPC(t, at, healthy(t)), nil))
+	p := newPlan(grpcCheck(serveGRPC(t, at, healthy(t)), nil))
 	var all sync.WaitGroup
 	for range 20 {
 		all.Go(func() {

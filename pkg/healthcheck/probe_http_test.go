@@ -94,16 +94,16 @@ func untilClosed(conn net.Conn) error {
 }
 
 // ask makes one check of the kind that the check is of.
-func ask(t *testing.T, p prober, at netip.Addr, patience time.Duration) outcome {
+func ask(t *testing.T, p *plan, at netip.Addr, patience time.Duration) outcome {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	return p.probe(ctx, dialerFrom(netip.Addr{}).DialContext, at)
+	return p.probe(ctx, dialFrom(netip.Addr{}), at)
 }
 
 // saysInTime makes a check that ends with its time, which is impatient unless a
 // busy machine needs more to get as far as the reason.
-func saysInTime(t *testing.T, p prober, at netip.Addr, port uint16, reason string) {
+func saysInTime(t *testing.T, p *plan, at netip.Addr, port uint16, reason string) {
 	t.Helper()
 	limit := impatient
 	o := ask(t, p, at, limit)
@@ -130,35 +130,41 @@ func httpCheck(port uint16, change func(*trench.HTTPCheck)) trench.Check {
 // says fails unless the check failed for the reason, which may have PORT for the port.
 func says(t *testing.T, o outcome, port uint16, reason string) {
 	t.Helper()
-	want := outcome{verdict: failed, reason: "port " + netip.AddrPortFrom(netip.IPv4Unspecified(), port).String()[len("0.0.0.0:"):] + ": " + reason}
+	want := outcome{verdict: failed, reason: "port " +
+		netip.AddrPortFrom(netip.IPv4Unspecified(), port).String()[len("0.0.0.0:"):] + ": " + reason}
 	if o != want {
 		t.Errorf("\n got %+v\nwant %+v", o, want)
 	}
 }
 
-func TestHTTPCheckAsksAsTheFileSays(t *testing.T) {
+func TestHTTPRequest(t *testing.T) {
 	onBoth(t, func(t *testing.T, at netip.Addr) {
 		requests := make(chan *http.Request, 1)
-		s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { requests <- r }))
+		handle := func(_ http.ResponseWriter, r *http.Request) { requests <- r }
+		s := httptest.NewUnstartedServer(http.HandlerFunc(handle))
 		l, port := listen(t, at)
 		_ = s.Listener.Close()
 		s.Listener = l
 		s.Start()
 		defer s.Close()
-		for _, tt := range []struct{ host, wantHost string }{{"", netip.AddrPortFrom(at, port).String()}, {"example.org:8443", "example.org:8443"}} {
-			p := newHTTPProber(httpCheck(port, func(c *trench.HTTPCheck) { c.Host, c.Path = tt.host, "/healthz%20?full=1" }))
+		for _, tt := range []struct{ host, wantHost string }{
+			{"", netip.AddrPortFrom(at, port).String()},
+			{"example.org:8443", "example.org:8443"},
+		} {
+			p := newPlan(httpCheck(port, func(c *trench.HTTPCheck) { c.Host, c.Path = tt.host, "/healthz%20?full=1" }))
 			if o := ask(t, p, at, patient); o.verdict != succeeded || o.reason != "" {
 				t.Fatalf("got %+v", o)
 			}
 			r := <-requests
-			if r.Method != "GET" || r.RequestURI != "/healthz%20?full=1" || r.Host != tt.wantHost || r.Proto != "HTTP/1.1" || r.UserAgent() != "vipgate-check" {
+			if r.Method != "GET" || r.RequestURI != "/healthz%20?full=1" || r.Host != tt.wantHost ||
+				r.Proto != "HTTP/1.1" || r.UserAgent() != "vipgate-check" {
 				t.Errorf("got %s %s %s of %s by %s", r.Method, r.RequestURI, r.Proto, r.Host, r.UserAgent())
 			}
 		}
 	})
 }
 
-func TestHTTPCheckJudgesTheAnswer(t *testing.T) {
+func TestHTTPAnswers(t *testing.T) {
 	const ok = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 	for _, tt := range []struct {
 		name, answer string
@@ -166,34 +172,73 @@ func TestHTTPCheckJudgesTheAnswer(t *testing.T) {
 		want         string // "" for success
 	}{
 		{"200", ok, nil, ""},
-		{"a redirect is an answer", "HTTP/1.1 302 Found\r\nLocation: http://192.0.2.1/\r\nContent-Length: 0\r\n\r\n", nil, ""},
-		{"a redirect that is not wanted", "HTTP/1.1 302 Found\r\nLocation: /\r\n\r\n", func(c *trench.HTTPCheck) { c.Status = "200" }, "status 302, wanted 200"},
+		{
+			"a redirect is an answer", "HTTP/1.1 302 Found\r\nLocation: http://192.0.2.1/\r\nContent-Length: 0\r\n\r\n",
+			nil, "",
+		},
+		{
+			"a redirect that is not wanted", "HTTP/1.1 302 Found\r\nLocation: /\r\n\r\n",
+			func(c *trench.HTTPCheck) { c.Status = "200" }, "status 302, wanted 200",
+		},
 		{"503", "HTTP/1.1 503 Service Unavailable\r\n\r\n", nil, "status 503, wanted 200-399"},
 		{"404 is wanted", "HTTP/1.1 404 Not Found\r\n\r\n", func(c *trench.HTTPCheck) { c.Status = "200-299,404" }, ""},
 		{"HTTP/1.0", "HTTP/1.0 204 No Content\r\n\r\n", nil, ""},
-		{"informational answers first", "HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n" + "HTTP/1.1 100 Continue\r\n\r\n" + ok, nil, ""},
-		{"nothing but informational answers", strings.Repeat("HTTP/1.1 103 Early Hints\r\n\r\n", 4000), nil, "the head of the answer is larger than 64 KiB"},
+		{"informational answers first", "HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n" +
+			"HTTP/1.1 100 Continue\r\n\r\n" + ok, nil, ""},
+		{
+			"nothing but informational answers", strings.Repeat("HTTP/1.1 103 Early Hints\r\n\r\n", 4000), nil,
+			"the head of the answer is larger than 64 KiB",
+		},
 		{"other protocol", "HTTP/1.1 101 Switching Protocols\r\nUpgrade: a\r\n\r\n", nil, "status 101, wanted 200-399"},
 		{"body matches", ok, func(c *trench.HTTPCheck) { c.Body = "^ok$" }, ""},
-		{"body matches anywhere", "HTTP/1.1 200 OK\r\n\r\nall is ok today", func(c *trench.HTTPCheck) { c.Body = "is (ok|OK)" }, ""},
+		{
+			"body matches anywhere", "HTTP/1.1 200 OK\r\n\r\nall is ok today",
+			func(c *trench.HTTPCheck) { c.Body = "is (ok|OK)" }, "",
+		},
 		{"body does not match", ok, func(c *trench.HTTPCheck) { c.Body = "^OK" }, "the body does not match"},
-		{"no body", "HTTP/1.1 204 No Content\r\n\r\n", func(c *trench.HTTPCheck) { c.Body = "." }, "the body does not match"},
-		{"body in chunks", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\no\r\n1;x=y\r\nk\r\n0\r\n\r\n", func(c *trench.HTTPCheck) { c.Body = "^ok$" }, ""},
-		{"body within 64 KiB", "HTTP/1.1 200 OK\r\n\r\n" + strings.Repeat(" ", 64<<10-2) + "ok" + strings.Repeat("x", 64<<10), func(c *trench.HTTPCheck) { c.Body = "ok$" }, ""},
-		{"body beyond 64 KiB", "HTTP/1.1 200 OK\r\n\r\n" + strings.Repeat(" ", 64<<10-1) + "ok", func(c *trench.HTTPCheck) { c.Body = "ok" }, "the body does not match"},
-		{"body of chunks of one byte", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + strings.Repeat("1\r\na\r\n", 64<<10) + "0\r\n\r\n", func(c *trench.HTTPCheck) { c.Body = "^a+$" }, ""},
-		{"body that is cut short", "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok", func(c *trench.HTTPCheck) { c.Body = "^ok" }, "closed the connection: no end of the body"},
+		{
+			"no body", "HTTP/1.1 204 No Content\r\n\r\n", func(c *trench.HTTPCheck) { c.Body = "." },
+			"the body does not match",
+		},
+		{
+			"body in chunks", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\no\r\n1;x=y\r\nk\r\n0\r\n\r\n",
+			func(c *trench.HTTPCheck) { c.Body = "^ok$" }, "",
+		},
+		{"body within 64 KiB", "HTTP/1.1 200 OK\r\n\r\n" + strings.Repeat(" ", 64<<10-2) + "ok" +
+			strings.Repeat("x", 64<<10), func(c *trench.HTTPCheck) { c.Body = "ok$" }, ""},
+		{
+			"body beyond 64 KiB", "HTTP/1.1 200 OK\r\n\r\n" + strings.Repeat(" ", 64<<10-1) + "ok",
+			func(c *trench.HTTPCheck) { c.Body = "ok" }, "the body does not match",
+		},
+		{"body of chunks of one byte", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" +
+			strings.Repeat("1\r\na\r\n", 64<<10) + "0\r\n\r\n", func(c *trench.HTTPCheck) { c.Body = "^a+$" }, ""},
+		{
+			"body that is cut short", "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok",
+			func(c *trench.HTTPCheck) { c.Body = "^ok" }, "closed the connection: no end of the body",
+		},
 		{"no answer", "", nil, "closed the connection: no answer"},
 		{"half an answer", "HTTP/1.1 200 OK\r\nA: b", nil, "closed the connection: no answer"},
-		{"a head without an end", "HTTP/1.1 200 OK\r\nA: " + strings.Repeat("b", 64<<10), nil, "the head of the answer is larger than 64 KiB"},
-		{"SMTP", "220 mail.example.org ESMTP\r\n", nil, `the answer is not HTTP/1.1: malformed HTTP status code "mail.example.org"`},
-		{"terminal sequences", "\x1b[2J\x1b]0;owned\a\r\n", nil, `the answer is not HTTP/1.1: malformed HTTP response "\x1b[2J\x1b]0;owned\a"`},
-		{"a long line", strings.Repeat("x", 1000) + "\r\n", nil, `the answer is not HTTP/1.1: malformed HTTP response "` + strings.Repeat("x", 95) + "…"},
+		{
+			"a head without an end", "HTTP/1.1 200 OK\r\nA: " + strings.Repeat("b", 64<<10), nil,
+			"the head of the answer is larger than 64 KiB",
+		},
+		{
+			"SMTP", "220 mail.example.org ESMTP\r\n", nil,
+			`the answer is not HTTP/1.1: malformed HTTP status code "mail.example.org"`,
+		},
+		{
+			"terminal sequences", "\x1b[2J\x1b]0;owned\a\r\n", nil,
+			`the answer is not HTTP/1.1: malformed HTTP response "\x1b[2J\x1b]0;owned\a"`,
+		},
+		{
+			"a long line", strings.Repeat("x", 1000) + "\r\n", nil,
+			`the answer is not HTTP/1.1: malformed HTTP response "` + strings.Repeat("x", 95) + "…",
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			onBoth(t, func(t *testing.T, at netip.Addr) {
 				port := serveRaw(t, at, answer(tt.answer))
-				o := ask(t, newHTTPProber(httpCheck(port, tt.change)), at, patient)
+				o := ask(t, newPlan(httpCheck(port, tt.change)), at, patient)
 				if tt.want != "" {
 					says(t, o, port, tt.want)
 				} else if o != (outcome{verdict: succeeded}) {
@@ -205,20 +250,21 @@ func TestHTTPCheckJudgesTheAnswer(t *testing.T) {
 }
 
 // A target that was reached and does not answer is not silent: the network is there.
-func TestHTTPCheckTellsSilenceFromNoAnswer(t *testing.T) {
+func TestHTTPSilence(t *testing.T) {
 	onBoth(t, func(t *testing.T, at netip.Addr) {
 		silentUntilClosed := serveRaw(t, at, func(conn net.Conn) { _ = untilClosed(conn) })
-		saysInTime(t, newHTTPProber(httpCheck(silentUntilClosed, nil)), at, silentUntilClosed, "connected, but no answer in 100ms")
-		secured := newHTTPProber(httpCheck(silentUntilClosed, func(c *trench.HTTPCheck) { c.TLS.On = true }))
+		saysInTime(t, newPlan(httpCheck(silentUntilClosed, nil)), at, silentUntilClosed,
+			"connected, but no answer in 100ms")
+		secured := newPlan(httpCheck(silentUntilClosed, func(c *trench.HTTPCheck) { c.TLS.On = true }))
 		saysInTime(t, secured, at, silentUntilClosed, "connected, but no TLS handshake in 100ms")
 
 		endless := serveRaw(t, at, func(conn net.Conn) {
 			answer("HTTP/1.1 200 OK\r\n\r\nok")(conn)
 			_ = untilClosed(conn)
 		})
-		withBody := newHTTPProber(httpCheck(endless, func(c *trench.HTTPCheck) { c.Body = "ok" }))
+		withBody := newPlan(httpCheck(endless, func(c *trench.HTTPCheck) { c.Body = "ok" }))
 		saysInTime(t, withBody, at, endless, "connected, but no end of the body in 100ms")
-		if o := ask(t, newHTTPProber(httpCheck(endless, nil)), at, patient); o.verdict != succeeded {
+		if o := ask(t, newPlan(httpCheck(endless, nil)), at, patient); o.verdict != succeeded {
 			t.Errorf("a body that is not checked is waited for: %+v", o)
 		}
 
@@ -226,14 +272,14 @@ func TestHTTPCheckTellsSilenceFromNoAnswer(t *testing.T) {
 		if err := l.Close(); err != nil {
 			t.Fatal(err)
 		}
-		says(t, ask(t, newHTTPProber(httpCheck(refused, nil)), at, patient), refused, "connection refused")
+		says(t, ask(t, newPlan(httpCheck(refused, nil)), at, patient), refused, "connection refused")
 
-		wantDialFailures(t, newHTTPProber(httpCheck(1, nil)), at)
+		wantDialFailures(t, newPlan(httpCheck(1, nil)), at)
 	})
 }
 
 // wantDialFailures has a prober of port 1 fail to get a connection in every way.
-func wantDialFailures(t *testing.T, p prober, at netip.Addr) {
+func wantDialFailures(t *testing.T, p *plan, at netip.Addr) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), impatient)
 	defer cancel()
@@ -246,7 +292,7 @@ func wantDialFailures(t *testing.T, p prober, at netip.Addr) {
 	}
 	for errno, want := range map[syscall.Errno]outcome{
 		syscall.EHOSTUNREACH: {failed, true, "port 1: no route to host"},
-		syscall.EMFILE:       {unmade, false, "check not run: dial tcp: socket: too many open files"},
+		syscall.EMFILE:       {notRun, false, "check not run: dial tcp: socket: too many open files"},
 	} {
 		o := p.probe(t.Context(), func(context.Context, string, string) (net.Conn, error) {
 			return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("socket", errno)}
@@ -267,7 +313,7 @@ func TestHTTPCheckEndsWithItsContext(t *testing.T) {
 			cancel()
 			_ = untilClosed(conn)
 		})
-		o := newHTTPProber(httpCheck(port, nil)).probe(ctx, dialerFrom(netip.Addr{}).DialContext, at)
+		o := newPlan(httpCheck(port, nil)).probe(ctx, dialFrom(netip.Addr{}), at)
 		if o.verdict == succeeded {
 			t.Errorf("got %+v", o)
 		}
@@ -282,7 +328,8 @@ func TestHTTPCheckResetsItsConnection(t *testing.T) {
 			answer("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")(conn)
 			ends <- untilClosed(conn)
 		})
-		if o := ask(t, newHTTPProber(httpCheck(port, func(c *trench.HTTPCheck) { c.Body = "ok" })), at, patient); o.verdict != succeeded {
+		if o := ask(t, newPlan(httpCheck(port, func(c *trench.HTTPCheck) { c.Body = "ok" })), at,
+			patient); o.verdict != succeeded {
 			t.Fatalf("got %+v", o)
 		}
 		if err := <-ends; !errors.Is(err, syscall.ECONNRESET) {
@@ -377,12 +424,12 @@ func serveTLS(t *testing.T, at netip.Addr, config *tls.Config) (port uint16) {
 }
 
 func TestHTTPCheckOverTLS(t *testing.T) {
-	ours, theirs := newAuthority(t), newAuthority(t)
+	trusted, untrusted := newAuthority(t), newAuthority(t)
 	file := filepath.Join(t.TempDir(), "ca.pem")
-	ours.write(t, file)
+	trusted.write(t, file)
 	soon, past := time.Now().Add(time.Hour), time.Now().Add(-time.Minute)
-	byAddress := &tls.Config{Certificates: []tls.Certificate{ours.sign(t, soon, "127.0.0.1", "::1")}}
-	byName := &tls.Config{Certificates: []tls.Certificate{ours.sign(t, soon, "example.org", "a.example")}}
+	byAddress := &tls.Config{Certificates: []tls.Certificate{trusted.sign(t, soon, "127.0.0.1", "::1")}}
+	byName := &tls.Config{Certificates: []tls.Certificate{trusted.sign(t, soon, "example.org", "a.example")}}
 	for _, tt := range []struct {
 		name   string
 		server *tls.Config
@@ -397,20 +444,58 @@ func TestHTTPCheckOverTLS(t *testing.T) {
 			}
 			return &byName.Certificates[0], nil
 		}}, trench.TLSCheck{CAFile: file, ServerName: "example.org"}, ""},
-		{"another name", byName, trench.TLSCheck{CAFile: file, ServerName: "b.example"}, "the certificate is not for b.example"},
+		{
+			"another name", byName,
+			trench.TLSCheck{CAFile: file, ServerName: "b.example"},
+			"the certificate is not for b.example",
+		},
 		{"a name, not the address", byName, trench.TLSCheck{CAFile: file}, "the certificate is not for ADDRESS"},
-		{"another authority", &tls.Config{Certificates: []tls.Certificate{theirs.sign(t, soon, "127.0.0.1", "::1")}}, trench.TLSCheck{CAFile: file}, "the certificate is signed by an authority that is not trusted"},
-		{"the system's authorities", byAddress, trench.TLSCheck{}, "the certificate is signed by an authority that is not trusted"},
-		{"expired", &tls.Config{Certificates: []tls.Certificate{ours.sign(t, past, "127.0.0.1", "::1")}}, trench.TLSCheck{CAFile: file}, "the certificate is valid from " + date(past.Add(-2*time.Hour)) + " to " + date(past) + " only"},
-		{"insecure", &tls.Config{Certificates: []tls.Certificate{theirs.sign(t, past, "c.example")}}, trench.TLSCheck{Insecure: true}, ""},
-		{"TLS 1.1", &tls.Config{MaxVersion: tls.VersionTLS11, MinVersion: tls.VersionTLS10, Certificates: byAddress.Certificates}, trench.TLSCheck{CAFile: file}, "TLS handshake: remote error: tls: protocol version not supported"},
-		{"TLS 1.2", &tls.Config{MaxVersion: tls.VersionTLS12, Certificates: byAddress.Certificates}, trench.TLSCheck{CAFile: file}, ""},
-		{"a client's certificate is asked for", &tls.Config{ClientAuth: tls.RequireAnyClientCert, Certificates: byAddress.Certificates}, trench.TLSCheck{CAFile: file}, "remote error: tls: certificate required"},
+		{
+			"another authority",
+			&tls.Config{Certificates: []tls.Certificate{untrusted.sign(t, soon, "127.0.0.1", "::1")}},
+			trench.TLSCheck{CAFile: file},
+			"the certificate is signed by an authority that is not trusted",
+		},
+		{
+			"the system's authorities", byAddress,
+			trench.TLSCheck{},
+			"the certificate is signed by an authority that is not trusted",
+		},
+		{
+			"expired", &tls.Config{Certificates: []tls.Certificate{trusted.sign(t, past, "127.0.0.1", "::1")}},
+			trench.TLSCheck{CAFile: file},
+			"the certificate is valid from " + date(past.Add(-2*time.Hour)) + " to " +
+				date(past) + " only",
+		},
+		{
+			"insecure", &tls.Config{Certificates: []tls.Certificate{untrusted.sign(t, past, "c.example")}},
+			trench.TLSCheck{Insecure: true},
+			"",
+		},
+		{
+			"TLS 1.1", &tls.Config{
+				MaxVersion: tls.VersionTLS11, MinVersion: tls.VersionTLS10,
+				Certificates: byAddress.Certificates,
+			},
+			trench.TLSCheck{CAFile: file},
+			"TLS handshake: remote error: tls: protocol version not supported",
+		},
+		{
+			"TLS 1.2", &tls.Config{MaxVersion: tls.VersionTLS12, Certificates: byAddress.Certificates},
+			trench.TLSCheck{CAFile: file},
+			"",
+		},
+		{
+			"a client's certificate is asked for",
+			&tls.Config{ClientAuth: tls.RequireAnyClientCert, Certificates: byAddress.Certificates},
+			trench.TLSCheck{CAFile: file},
+			"remote error: tls: certificate required",
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			onBoth(t, func(t *testing.T, at netip.Addr) {
 				port := serveTLS(t, at, tt.server)
-				o := ask(t, newHTTPProber(httpCheck(port, func(c *trench.HTTPCheck) {
+				o := ask(t, newPlan(httpCheck(port, func(c *trench.HTTPCheck) {
 					c.TLS, c.Body = tt.check, "^ok$"
 					c.TLS.On = true
 				})), at, patient)
@@ -428,14 +513,14 @@ func TestHTTPCheckOverTLS(t *testing.T) {
 				_, _ = io.WriteString(conn, "220 mail.example.org ESMTP\r\n")
 				_ = untilClosed(conn)
 			})
-			o := ask(t, newHTTPProber(httpCheck(port, func(c *trench.HTTPCheck) { c.TLS.On = true })), at, patient)
+			o := ask(t, newPlan(httpCheck(port, func(c *trench.HTTPCheck) { c.TLS.On = true })), at, patient)
 			says(t, o, port, "no TLS here")
 		})
 	})
 	t.Run("closed", func(t *testing.T) {
 		onBoth(t, func(t *testing.T, at netip.Addr) {
 			port := serveRaw(t, at, func(conn net.Conn) { _, _ = io.ReadFull(conn, make([]byte, 5)) })
-			o := ask(t, newHTTPProber(httpCheck(port, func(c *trench.HTTPCheck) { c.TLS.On = true })), at, patient)
+			o := ask(t, newPlan(httpCheck(port, func(c *trench.HTTPCheck) { c.TLS.On = true })), at, patient)
 			if o.verdict != failed || o.silent {
 				t.Errorf("got %+v", o)
 			}
@@ -445,20 +530,21 @@ func TestHTTPCheckOverTLS(t *testing.T) {
 
 // Authorities are replaced while checks run. While their file is missing or
 // no such file, nothing is known of the target.
-func TestCheckReadsAuthoritiesThatChange(t *testing.T) {
+func TestAuthoritiesAreReloaded(t *testing.T) {
 	at := loopbacks[0]
 	old, next := newAuthority(t), newAuthority(t)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "ca.pem")
-	port := serveTLS(t, at, &tls.Config{Certificates: []tls.Certificate{next.sign(t, time.Now().Add(time.Hour), "127.0.0.1")}})
-	p := newHTTPProber(httpCheck(port, func(c *trench.HTTPCheck) { c.TLS = trench.TLSCheck{On: true, CAFile: file} }))
+	port := serveTLS(t, at, &tls.Config{Certificates: []tls.Certificate{next.sign(t, time.Now().Add(time.Hour),
+		"127.0.0.1")}})
+	p := newPlan(httpCheck(port, func(c *trench.HTTPCheck) { c.TLS = trench.TLSCheck{On: true, CAFile: file} }))
 	verdictIs := func(want verdict, reason string) {
 		t.Helper()
 		if o := ask(t, p, at, patient); o.verdict != want || !strings.Contains(o.reason, reason) {
 			t.Errorf("got %+v, want %d %q", o, want, reason)
 		}
 	}
-	verdictIs(unmade, "check not run: caFile: stat "+file+": no such file or directory")
+	verdictIs(notRun, "check not run: caFile: stat "+file+": no such file or directory")
 	now := time.Now()
 	old.write(t, file)
 	dated(t, file, now)
@@ -469,18 +555,18 @@ func TestCheckReadsAuthoritiesThatChange(t *testing.T) {
 	if err := os.WriteFile(file, []byte("no certificate\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	verdictIs(unmade, "has no certificate in PEM")
+	verdictIs(notRun, "has no certificate in PEM")
 
 	// What was written long ago is read once, until another file takes its place.
 	next.write(t, file)
 	long := time.Now().Add(-time.Hour)
 	dated(t, file, long)
 	verdictIs(succeeded, "")
-	first, err := p.secured.pool()
+	first, err := p.tls.pool()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := p.secured.pool(); err != nil || again != first {
+	if again, err := p.tls.pool(); err != nil || again != first {
 		t.Errorf("read twice: %v", err)
 	}
 	other := filepath.Join(dir, "next.pem")
@@ -496,16 +582,16 @@ func TestCheckReadsAuthoritiesThatChange(t *testing.T) {
 	if err := syscall.Mkfifo(file, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	verdictIs(unmade, "is not a regular file")
+	verdictIs(notRun, "is not a regular file")
 }
 
-func TestProberServesManyAtOnce(t *testing.T) {
+func TestConcurrentHTTPChecks(t *testing.T) {
 	a := newAuthority(t)
 	file := filepath.Join(t.TempDir(), "ca.pem")
 	a.write(t, file)
 	at := loopbacks[1]
 	port := serveTLS(t, at, &tls.Config{Certificates: []tls.Certificate{a.sign(t, time.Now().Add(time.Hour), "::1")}})
-	p := newHTTPProber(httpCheck(port, func(c *trench.HTTPCheck) {
+	p := newPlan(httpCheck(port, func(c *trench.HTTPCheck) {
 		c.TLS, c.Body = trench.TLSCheck{On: true, CAFile: file}, "ok"
 	}))
 	var all sync.WaitGroup

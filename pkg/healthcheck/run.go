@@ -5,39 +5,41 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync"
 	"time"
 
-	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 const (
-	// pace is the longest time for which the loop collects what there is to do.
-	// Waking up costs as much as several checks: 10 000 checks a second need 100
-	// of it, not 10 000.
+	// pace is the longest time for which the loop collects work. Waking up costs as much as several
+	// checks: 10 000 checks a second need 100 wake-ups, not 10 000.
 	pace = 10 * time.Millisecond
-	// burst checks at most are started in one pace. After a stall all targets are
-	// due at once; 160 in 10 ms are more than 10 000 targets at 1 s need.
+	// burst is how many checks are started in one pace at most. After a stall all targets are due at
+	// once; 160 in 10 ms are more than 10 000 targets at 1 s need.
 	burst = 160
-	// restPer is how long the loop rests, up to a pace, for each check that it
-	// handled. Few checks are hardly delayed, and many are done together.
+	// restPer is how long the loop rests, up to a pace, for each check that it handled. Few checks are
+	// hardly delayed, and many are handled together.
 	restPer = time.Millisecond
-	// While a target waits for its first verdict, quickRounds in a pace are not
-	// followed by a rest at all, and the others by a short one.
+	// While a target waits for its first verdict, quickRounds in a pace are not followed by a rest at
+	// all, and the others by a short one.
 	quickRounds = 4
 	quickRest   = 2 * time.Millisecond
+	// sourceWait is how long a target without a verdict waits for the source address of its checks:
+	// duplicate address detection takes up to 2 s.
+	sourceWait = 10 * time.Second
+	// idle is how long the loop sleeps at most.
+	idle = time.Minute
 )
 
-// Run checks until ctx ends, and waits for the checks that run. It is called once.
-// It fails only when it cannot begin.
+// Run checks until ctx ends, and waits for the checks that run. It is called once. It fails only when
+// it cannot start, or when epoll fails.
 func (c *Checker) Run(ctx context.Context) (err error) {
 	l := loop{Checker: c}
 	defer l.probes.Wait()
-	if c.dialer == nil {
+	if c.dial == nil {
 		if l.connector, err = newConnector(); err != nil {
-			return fmt.Errorf("begin to check targets: %w", err)
+			return fmt.Errorf("failed to start health checks: %w", err)
 		}
 		defer func() {
 			open, errStop := l.connector.stop()
@@ -51,61 +53,59 @@ func (c *Checker) Run(ctx context.Context) (err error) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		if rest := l.round(ctx); rest > 0 {
-			timer.Reset(rest)
-			select {
-			case <-ctx.Done():
-				return ctx.Err()
-			case <-c.entered:
-			case <-timer.C:
-			}
-			continue
-		}
-		var answers <-chan struct{}
-		if l.connector != nil {
-			if answers, err = l.connector.answers(); err != nil {
-				return fmt.Errorf("wait for the answers of targets: %w", err)
+		// While the loop rests, answers and due checks accumulate; only new targets end the rest.
+		rest := l.round(ctx)
+		var answers, rescheduled <-chan struct{}
+		entered := c.entered
+		if rest <= 0 {
+			entered, rescheduled = nil, c.rescheduled
+			rest = time.Until(l.next())
+			if l.connector != nil {
+				if answers, err = l.connector.answers(); err != nil {
+					return fmt.Errorf("failed to wait for answers of targets: %w", err)
+				}
 			}
 		}
-		timer.Reset(time.Until(l.next()))
+		timer.Reset(rest)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-c.rescheduled:
+		case <-entered:
+		case <-rescheduled:
 		case <-answers:
 		case <-timer.C:
 		}
 	}
 }
 
-// loop is what a running checker has. It belongs to one goroutine.
+// loop is a running checker. It belongs to one goroutine.
 type loop struct {
 	*Checker
-	connector *connector     // nil with a Dialer
-	probes    sync.WaitGroup // of the checks that have a goroutine
+	connector *connector     // nil with a dialer of a test
+	probes    sync.WaitGroup // the checks that have a goroutine
 	due       []probe        // of one round
-	// When the running pace began, how many of its rounds handled anything, and how
-	// many checks were started in it.
+	// began is when the running pace began; rounds are those in it that handled anything, started are
+	// the checks that were started in it.
 	began           time.Time
 	rounds, started int
 }
 
-// round starts what is due and takes what was answered. If the next round is to
-// wait, unless targets are new, it returns how long.
+// round starts checks that are due and collects answers. A rest above 0 delays the next round, unless
+// new targets arrive.
 func (l *loop) round(ctx context.Context) (rest time.Duration) {
 	now := time.Now()
 	if now.Sub(l.began) >= pace {
 		l.began, l.rounds, l.started = now, 0, 0
 	}
 	handled := l.collect(now)
-	l.due = l.take(l.due[:0], now, burst-l.started)
+	starting := l.take(now)
 	l.started += len(l.due)
 	handled += len(l.due)
 	for _, p := range l.due {
-		if o, ended := l.withoutSource(p); ended {
+		if o, ended := l.checkSource(p); ended {
 			l.finish(p, o, time.Now())
-		} else if l.connector == nil || p.plan.prober != nil {
-			l.probes.Go(func() { l.finish(p, p.run(ctx, l.dialer), time.Now()) })
+		} else if l.connector == nil || p.plan.exchange != nil {
+			l.probes.Go(func() { l.finish(p, p.run(ctx, l.dial), time.Now()) })
 		} else if o, ended := l.connector.start(p); ended {
 			l.finish(p, o, time.Now())
 		}
@@ -121,7 +121,7 @@ func (l *loop) round(ctx context.Context) (rest time.Duration) {
 	}
 	l.rounds++
 	longest := pace
-	if l.hurrying() {
+	if starting {
 		if l.rounds <= quickRounds {
 			return 0
 		}
@@ -130,14 +130,14 @@ func (l *loop) round(ctx context.Context) (rest time.Duration) {
 	return min(time.Duration(handled)*restPer, longest) - time.Since(now)
 }
 
-// withoutSource is the outcome of a check that has no source address. Without this
-// look the kernel would choose another address, even ::1, and the check would time
-// out, or succeed from a link-local address to which no traffic returns.
-func (l *loop) withoutSource(p probe) (o outcome, ended bool) {
-	if l.sources == nil || p.ready {
+// checkSource returns the outcome of a check that has no source address. Without it the kernel would
+// choose another address, even ::1, and the check would time out, or succeed from a link-local
+// address to which no traffic returns.
+func (l *loop) checkSource(p probe) (o outcome, ended bool) {
+	if l.Sources == nil || p.ready {
 		return outcome{}, false
 	}
-	problem, passing := l.sources.Source(p.entry.Addr, p.plan.source(vip.FamilyOf(p.entry.Addr)))
+	problem, passing := l.Sources.Source(p.entry.Addr, p.plan.source(vip.FamilyOf(p.entry.Addr)))
 	switch {
 	case problem == "":
 		return outcome{}, false
@@ -147,7 +147,7 @@ func (l *loop) withoutSource(p probe) (o outcome, ended bool) {
 	return outcome{failed, true, problem}, true
 }
 
-// collect takes what was answered, and tells how many did.
+// collect applies the answers that arrived, and returns their number.
 func (l *loop) collect(now time.Time) int {
 	if l.connector == nil {
 		return 0
@@ -155,140 +155,38 @@ func (l *loop) collect(now time.Time) int {
 	return l.connector.collect(now, func(p probe, o outcome) { l.finish(p, o, now) })
 }
 
-// next says when to look again unless something happens before.
-func (l *loop) next() time.Time {
-	at := l.nextDue(time.Now())
-	if l.connector != nil {
-		if deadline, any := l.connector.deadline(); any && deadline.Before(at) {
-			return deadline
-		}
-	}
-	return at
-}
-
-// hurrying reports whether some target waits for its first verdict.
-func (c *Checker) hurrying() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.hurried > 0
-}
-
-// take takes up to room checks that are due from the schedule.
-func (c *Checker) take(due []probe, now time.Time, room int) []probe {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for len(c.schedule) > 0 && c.running < c.maxConcurrent && len(due) < room && !c.schedule[0].due.After(now) {
-		e := heap.Pop(&c.schedule).(*entry)
-		c.running++
-		due = append(due, probe{
+// take moves checks that are due from the schedule to l.due, as many as may start in this pace, and
+// reports whether some target has no verdict yet.
+func (l *loop) take(now time.Time) (starting bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.due = l.due[:0]
+	room := min(burst-l.started, l.maxConcurrent-l.running)
+	for len(l.due) < room && len(l.schedule) > 0 && !l.schedule[0].due.After(now) {
+		e := heap.Pop(&l.schedule).(*entry)
+		l.running++
+		l.due = append(l.due, probe{
 			entry: e, began: now, plan: e.plan,
 			ready: e.State == Ready, patient: e.State == Starting && now.Sub(e.Since) < sourceWait,
 		})
 	}
-	return due
+	return l.unjudged > 0
 }
 
-// nextDue is when the next check is to start; a change of that from now on
-// fills rescheduled.
-func (c *Checker) nextDue(now time.Time) time.Time {
-	const idle = time.Minute
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// next returns when the next round is due unless a channel wakes the loop before.
+func (l *loop) next() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	select {
-	case <-c.rescheduled:
+	case <-l.rescheduled: // by what the schedule has now; later changes fill it again
 	default:
 	}
-	if len(c.schedule) == 0 || c.running >= c.maxConcurrent {
-		return now.Add(idle) // the check that ends wakes the loop
+	at := time.Now().Add(idle)
+	if len(l.schedule) > 0 && l.running < l.maxConcurrent { // else the check that ends wakes the loop
+		at = l.schedule[0].due
 	}
-	return c.schedule[0].due
-}
-
-// slots is how many slots an interval has, and maxSlot the longest of them.
-const (
-	slots   = 50
-	maxSlot = 20 * time.Millisecond
-)
-
-// gather moves a steady check to the beginning of its slot, never later, so that
-// checks which fall close together share one wake-up: with some hundred targets it
-// is the waking that costs.
-func (c *Checker) gather(e *entry, due, now time.Time) time.Time {
-	slot := min(maxSlot, e.interval()/slots)
-	if e.State == Starting || slot <= 0 {
-		return due
+	if l.connector != nil && len(l.connector.busy) > 0 && l.connector.busy[0].due.Before(at) {
+		at = l.connector.busy[0].due
 	}
-	if at := c.epoch.Add(due.Sub(c.epoch).Truncate(slot)); at.After(now) {
-		return at
-	}
-	return due
-}
-
-// finish takes the outcome of a check into account and schedules the next.
-func (c *Checker) finish(p probe, o outcome, now time.Time) {
-	c.mu.Lock()
-	if c.running == c.maxConcurrent {
-		latest.Wake(c.rescheduled)
-	}
-	c.running--
-	e := p.entry
-	if e.gone || o.verdict == cancelled {
-		c.mu.Unlock()
-		return
-	}
-	before := e.effective()
-	complain := o.verdict == unmade && (c.complained.IsZero() || now.Sub(c.complained) >= complainEvery)
-	if complain {
-		c.complained = now
-	}
-	e.LastError = o.reason
-	first := !e.judged
-	wasSilent := e.Silent
-	switch o.verdict {
-	case unmade:
-	case deferred:
-		e.alive = now
-		c.expect(e)
-	default:
-		e.Silent = o.silent
-		e.count(o.verdict == succeeded)
-		e.LastCheck, e.alive, e.overdue = now, now, false
-		c.expect(e)
-		if e.State != Starting {
-			c.judged(e)
-		}
-	}
-	c.hurry(e)
-	health := e.health()
-	switch {
-	case health.State != before:
-		e.Since, health.Since = now, now
-		c.touch(e)
-		latest.Wake(c.changed)
-	case health.State == NotReady && health.Silent != wasSilent:
-		// Outage detection learns that something answers again.
-		c.touch(e)
-		latest.Wake(c.changed)
-	}
-	e.due = c.gather(e, e.next(p.began, now, first), now)
-	if o.verdict == deferred {
-		e.due = now.Add(min(failedRecheck, e.interval()))
-	}
-	heap.Push(&c.schedule, e)
-	if e.index == 0 {
-		latest.Wake(c.rescheduled)
-	}
-	c.mu.Unlock()
-
-	if complain {
-		c.log.Error("checks cannot run, the targets become overdue if this lasts", "error", o.reason)
-	}
-	if health.State != before {
-		level := slog.LevelInfo
-		if before == Starting && health.State == Ready {
-			level = slog.LevelDebug // the usual, for thousands at each start
-		}
-		c.log.Log(context.Background(), level, "target changed", "stream", e.Stream, "target", e.Name, "address", e.Addr,
-			"from", before.String(), "to", health.State.String(), "error", health.LastError)
-	}
+	return at
 }

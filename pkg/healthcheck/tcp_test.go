@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/test/await"
 )
 
 // patience is how long tests wait for what must happen.
@@ -44,7 +45,7 @@ type server struct {
 func serve(t *testing.T, address string) *server {
 	t.Helper()
 	var l net.Listener
-	eventually(t, "listening on "+address, func() bool {
+	await.True(t, "listening on "+address, func() bool {
 		var err error
 		l, err = net.Listen("tcp", address)
 		return err == nil
@@ -64,21 +65,6 @@ func serve(t *testing.T, address string) *server {
 	return s
 }
 
-// eventually waits until cond holds.
-func eventually(t *testing.T, what string, cond func() bool) {
-	t.Helper()
-	timeout := time.After(patience)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !cond() {
-		select {
-		case <-tick.C:
-		case <-timeout:
-			t.Fatalf("%s did not happen in %v", what, patience)
-		}
-	}
-}
-
 func (s *server) close() {
 	_ = s.listener.Close()
 	<-s.done
@@ -95,7 +81,7 @@ func descriptors(t *testing.T) int {
 	return len(entries)
 }
 
-func TestRealTargetsComeAndGo(t *testing.T) {
+func TestTargetsComeAndGo(t *testing.T) {
 	// Two targets of both families behind one port.
 	first := serve(t, "127.0.0.1:0")
 	port := first.port()
@@ -104,7 +90,8 @@ func TestRealTargetsComeAndGo(t *testing.T) {
 	c, stop := start(t, Options{})
 	defer stop()
 	check := trench.Check{
-		TCP: trench.TCPCheck{Port: port}, Interval: 20 * time.Millisecond, Timeout: 20 * time.Millisecond, Rise: 2, Fall: 3,
+		TCP: trench.TCPCheck{Port: port}, Interval: 20 * time.Millisecond, Timeout: 20 * time.Millisecond, Rise: 2,
+		Fall: 3,
 	}
 	c.Configure([]trench.Stream{{Name: "s", Check: check, Targets: []trench.Target{
 		{Name: "a", IPs: []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("::1")}},
@@ -137,7 +124,7 @@ func portString(port uint16) string {
 }
 
 // The server sees a reset, so that neither side keeps a socket in TIME_WAIT.
-func TestAProbeEndsWithAReset(t *testing.T) {
+func TestCheckEndsWithReset(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -168,7 +155,8 @@ func TestChecksLeakNothing(t *testing.T) {
 	before, goroutines := descriptors(t), runtime.NumGoroutine()
 	c, stop := start(t, Options{})
 	check := trench.Check{
-		TCP: trench.TCPCheck{Port: s.port()}, Interval: 10 * time.Millisecond, Timeout: 10 * time.Millisecond, Rise: 1, Fall: 100,
+		TCP: trench.TCPCheck{Port: s.port()}, Interval: 10 * time.Millisecond, Timeout: 10 * time.Millisecond, Rise: 1,
+		Fall: 100,
 	}
 	streams := []trench.Stream{{Name: "s", Check: check}}
 	a := netip.MustParseAddr("127.0.0.1")
@@ -185,7 +173,7 @@ func TestChecksLeakNothing(t *testing.T) {
 	}
 	stop()
 	// The server may still be busy with the last connections.
-	eventually(t, "the end of all sockets and goroutines", func() bool {
+	await.True(t, "the end of all sockets and goroutines", func() bool {
 		return descriptors(t) <= before+2 /* the poller's own */ && runtime.NumGoroutine() <= goroutines
 	})
 }

@@ -38,9 +38,9 @@ func reported(e Evaluation) []string {
 	return s
 }
 
-func TestUpdateReplacesTheNamedStreamsOnly(t *testing.T) {
+func TestUpdateReplacesNamedStreams(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c, stop := start(t, Options{Dialer: newNetwork()})
+		c, stop := start(t, Options{dial: newNetwork().DialContext})
 		defer stop()
 		c.Configure([]trench.Stream{named("a", 1, testCheck), named("b", 2, testCheck), named("c", 1, testCheck)})
 		advance(2 * time.Second)
@@ -54,11 +54,26 @@ func TestUpdateReplacesTheNamedStreamsOnly(t *testing.T) {
 			{"nothing", nil, nil, nil},
 			{"the same again", []trench.Stream{named("b", 2, testCheck)}, nil, nil},
 			{"one target more", []trench.Stream{named("b", 3, testCheck)}, nil, []string{"b/target-3=starting"}},
-			{"two less", []trench.Stream{named("b", 1, testCheck)}, nil, []string{"b/target-2 removed", "b/target-3 removed"}},
+			{
+				"two less",
+				[]trench.Stream{named("b", 1, testCheck)},
+				nil,
+				[]string{"b/target-2 removed", "b/target-3 removed"},
+			},
 			{"a stream less", nil, []string{"c"}, []string{"c/target-1 removed"}},
 			{"a stream less, again", nil, []string{"c"}, nil},
-			{"a new stream", []trench.Stream{named("d", 1, testCheck)}, []string{"none"}, []string{"d/target-1=starting"}},
-			{"moved to another stream", []trench.Stream{named("d", 0, testCheck), named("e", 1, testCheck)}, nil, []string{"d/target-1 removed", "e/target-1=starting"}},
+			{
+				"a new stream",
+				[]trench.Stream{named("d", 1, testCheck)},
+				[]string{"none"},
+				[]string{"d/target-1=starting"},
+			},
+			{
+				"moved to another stream",
+				[]trench.Stream{named("d", 0, testCheck), named("e", 1, testCheck)},
+				nil,
+				[]string{"d/target-1 removed", "e/target-1=starting"},
+			},
 		} {
 			c.Update(step.changed, step.removed)
 			if got := reported(c.Evaluate(time.Now())); !slices.Equal(got, step.want) {
@@ -75,15 +90,16 @@ func TestUpdateReplacesTheNamedStreamsOnly(t *testing.T) {
 			t.Errorf("%d targets are left: %v", got, c.List())
 		}
 		c.Configure([]trench.Stream{named("b", 1, testCheck)})
-		if got, want := reported(c.Evaluate(time.Now())), []string{"a/target-1 removed", "e/target-1 removed"}; !slices.Equal(got, want) {
+		if got, want := reported(c.Evaluate(time.Now())),
+			[]string{"a/target-1 removed", "e/target-1 removed"}; !slices.Equal(got, want) {
 			t.Errorf("Configure reported %v, want %v", got, want)
 		}
 	})
 }
 
-func TestAnUpdateBeforeAnyConfigurationIsTheFirst(t *testing.T) {
+func TestUpdateAsFirstConfiguration(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c, stop := start(t, Options{Dialer: newNetwork()})
+		c, stop := start(t, Options{dial: newNetwork().DialContext})
 		defer stop()
 		c.Update([]trench.Stream{stream(1, testCheck)}, nil)
 		if c.Evaluate(time.Now()).Synced {
@@ -97,11 +113,11 @@ func TestAnUpdateBeforeAnyConfigurationIsTheFirst(t *testing.T) {
 }
 
 // Only what is checked makes a target start again, not how often.
-func TestTargetStartsAgainWithAnotherCheck(t *testing.T) {
+func TestNewSubjectRestartsTarget(t *testing.T) {
 	for _, tt := range []struct {
-		what   string
-		change func(*trench.Check)
-		anew   bool
+		what    string
+		change  func(*trench.Check)
+		restart bool
 	}{
 		{"interval", func(c *trench.Check) { c.Interval *= 2 }, false},
 		{"timeout", func(c *trench.Check) { c.Timeout /= 2 }, false},
@@ -111,11 +127,14 @@ func TestTargetStartsAgainWithAnotherCheck(t *testing.T) {
 		{"the family of the target alone", func(c *trench.Check) { c.Families = trench.OnlyIPv4 }, false},
 		{"source", func(c *trench.Check) { c.Source4 = netip.MustParseAddr("10.1.0.1") }, true},
 		{"port", func(c *trench.Check) { c.TCP.Port++ }, true},
-		{"kind", func(c *trench.Check) { c.HTTP = trench.HTTPCheck{Port: c.TCP.Port, Path: "/"}; c.TCP.Port = 0 }, true},
+		{
+			"kind", func(c *trench.Check) { c.HTTP = trench.HTTPCheck{Port: c.TCP.Port, Path: "/"}; c.TCP.Port = 0 },
+			true,
+		},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
-				c := New(Options{Dialer: newNetwork(), Log: discard})
+				c := New(Options{dial: newNetwork().DialContext, Log: discard})
 				stop := run(t, c)
 				c.Configure([]trench.Stream{stream(1, testCheck)})
 				advance(time.Second)
@@ -125,7 +144,7 @@ func TestTargetStartsAgainWithAnotherCheck(t *testing.T) {
 				tt.change(&check)
 				c.Update([]trench.Stream{stream(1, check)}, nil)
 				want := Ready
-				if tt.anew {
+				if tt.restart {
 					want = Starting
 				}
 				if c.Evaluate(time.Now()); c.List()[0].State != want {
@@ -136,19 +155,28 @@ func TestTargetStartsAgainWithAnotherCheck(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotCheckedIsNoTarget(t *testing.T) {
+func TestUncheckedAddressesAreIgnored(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		n := newNetwork()
-		c, stop := start(t, Options{Dialer: n})
+		c, stop := start(t, Options{dial: n.DialContext})
 		defer stop()
 		v4, v6 := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
-		both := trench.Stream{Name: "s", Check: testCheck, Targets: []trench.Target{{Name: "t", IPs: []netip.Addr{v4, v6}}}}
+		both := trench.Stream{
+			Name: "s", Check: testCheck,
+			Targets: []trench.Target{{Name: "t", IPs: []netip.Addr{v4, v6}}},
+		}
 		only4, only6, none := both, both, both
 		only4.Check.Families, only6.Check.Families, none.Check = trench.OnlyIPv4, trench.OnlyIPv6, trench.Check{}
 		for _, step := range []struct {
 			stream trench.Stream
 			want   []netip.Addr
-		}{{both, []netip.Addr{v4, v6}}, {only4, []netip.Addr{v4}}, {only6, []netip.Addr{v6}}, {none, nil}, {both, []netip.Addr{v4, v6}}} {
+		}{
+			{both, []netip.Addr{v4, v6}},
+			{only4, []netip.Addr{v4}},
+			{only6, []netip.Addr{v6}},
+			{none, nil},
+			{both, []netip.Addr{v4, v6}},
+		} {
 			c.Update([]trench.Stream{step.stream}, nil)
 			advance(2 * time.Second)
 			c.Evaluate(time.Now())
@@ -166,12 +194,12 @@ func TestWhatIsNotCheckedIsNoTarget(t *testing.T) {
 	})
 }
 
-func TestChangesAreDecidedAtTheFastInterval(t *testing.T) {
+func TestFastInterval(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		check := testCheck
 		check.Interval, check.FastInterval, check.Rise, check.Fall = 10*time.Second, 200*time.Millisecond, 3, 3
 		n := newNetwork()
-		c, stop := start(t, Options{Dialer: n})
+		c, stop := start(t, Options{dial: n.DialContext})
 		defer stop()
 		c.Configure([]trench.Stream{stream(1, check)})
 		advance(30 * time.Second)
@@ -247,12 +275,12 @@ func TestFailuresReportAnswers(t *testing.T) {
 		{errors.New("a wrong answer"), failed, false, "port 5000: a wrong answer"},
 		{
 			&net.OpError{Op: "dial", Err: os.NewSyscallError("bind", syscall.EADDRNOTAVAIL)},
-			unmade, false, "check not run: source address: cannot assign requested address",
+			notRun, false, "check not run: source address: cannot assign requested address",
 		},
-		{os.NewSyscallError("socket", syscall.EMFILE), unmade, false, "check not run: socket: too many open files"},
+		{os.NewSyscallError("socket", syscall.EMFILE), notRun, false, "check not run: socket: too many open files"},
 	} {
 		want := outcome{tt.verdict, tt.silent, tt.reason}
-		if got := failure(&testCheck, 5000, tt.err); got != want {
+		if got := newPlan(testCheck).failure(tt.err); got != want {
 			t.Errorf("%v is %+v, want %+v", tt.err, got, want)
 		}
 	}
@@ -261,7 +289,7 @@ func TestFailuresReportAnswers(t *testing.T) {
 func TestSilenceIsReportedAndEnds(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		n := newNetwork()
-		c, stop := start(t, Options{Dialer: n})
+		c, stop := start(t, Options{dial: n.DialContext})
 		defer stop()
 		c.Configure([]trench.Stream{stream(1, testCheck)})
 		for _, step := range []struct {
@@ -280,18 +308,20 @@ func TestSilenceIsReportedAndEnds(t *testing.T) {
 }
 
 // What a real socket says of a source address that this machine does not have.
-func TestASourceAddressThatIsMissingIsNoVerdict(t *testing.T) {
+func TestMissingSourceAddressIsNoVerdict(t *testing.T) {
 	s := serve(t, "127.0.0.1:0")
 	c, stop := start(t, Options{})
 	defer stop()
 	check := trench.Check{
-		TCP: trench.TCPCheck{Port: s.port()}, Interval: 10 * time.Millisecond, Timeout: 10 * time.Millisecond, Rise: 1, Fall: 1,
+		TCP: trench.TCPCheck{Port: s.port()}, Interval: 10 * time.Millisecond, Timeout: 10 * time.Millisecond, Rise: 1,
+		Fall:    1,
 		Source4: netip.MustParseAddr("192.0.2.1"),
 	}
 	target := []trench.Target{{Name: "a", IPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}}}
 	c.Configure([]trench.Stream{{Name: "s", Check: check, Targets: target}})
 	follow(t, c, "being overdue", func(Evaluation) bool { return c.List()[0].State == Overdue })
-	if got, want := c.List()[0].LastError, "check not run: source address: cannot assign requested address"; got != want {
+	if got, want := c.List()[0].LastError,
+		"check not run: source address: cannot assign requested address"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	check.Source4 = netip.MustParseAddr("127.0.0.77")
@@ -301,9 +331,9 @@ func TestASourceAddressThatIsMissingIsNoVerdict(t *testing.T) {
 
 // Among many others, too: a target that starts waits neither for their pace nor
 // for its interval.
-func TestATargetThatIsAddedIsReadySoon(t *testing.T) {
+func TestAddedTargetIsReadySoon(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c, stop := start(t, Options{Dialer: newNetwork()})
+		c, stop := start(t, Options{dial: newNetwork().DialContext})
 		defer stop()
 		c.Configure([]trench.Stream{named("others", 5000, testCheck)})
 		advance(10 * time.Second)
@@ -326,7 +356,7 @@ func TestATargetThatIsAddedIsReadySoon(t *testing.T) {
 	})
 }
 
-func TestOtherChecksUseTheirProbers(t *testing.T) {
+func TestHTTPAndGRPCInChecker(t *testing.T) {
 	healthy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if host, _, _ := net.SplitHostPort(r.RemoteAddr); host != "127.0.0.77" {
 			w.WriteHeader(http.StatusTeapot)
@@ -355,11 +385,11 @@ func TestOtherChecksUseTheirProbers(t *testing.T) {
 
 // Outage detection learns when something answers, although the
 // target stays not ready; and a check that could not run is no answer.
-func TestATargetThatIsNotReadyTellsWhenItsSilenceEnds(t *testing.T) {
+func TestEndOfSilenceIsReported(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		n := newNetwork()
 		n.refuse("10.0.0.1", syscall.EHOSTUNREACH)
-		c, stop := start(t, Options{Dialer: n})
+		c, stop := start(t, Options{dial: n.DialContext})
 		defer stop()
 		c.Configure([]trench.Stream{stream(1, testCheck)})
 		advance(3 * time.Second)
@@ -368,16 +398,20 @@ func TestATargetThatIsNotReadyTellsWhenItsSilenceEnds(t *testing.T) {
 		}
 		since := c.List()[0].Since
 		for _, step := range []struct {
-			err  error
-			told bool
+			err      error
+			reported bool
 		}{
-			{syscall.EMFILE, false}, {syscall.EHOSTUNREACH, false}, {syscall.ECONNREFUSED, true}, {syscall.ECONNREFUSED, false}, {syscall.EHOSTUNREACH, true},
+			{syscall.EMFILE, false},
+			{syscall.EHOSTUNREACH, false},
+			{syscall.ECONNREFUSED, true},
+			{syscall.ECONNREFUSED, false},
+			{syscall.EHOSTUNREACH, true},
 		} {
 			drain(c)
 			n.refuse("10.0.0.1", step.err)
 			advance(1500 * time.Millisecond)
 			woken, e := drain(c), c.Evaluate(time.Now())
-			if told := len(e.Changed) == 1; told != step.told || woken != step.told {
+			if reported := len(e.Changed) == 1; reported != step.reported || woken != step.reported {
 				t.Fatalf("after %v: woken %v, reported %+v", step.err, woken, e.Changed)
 			}
 			if h := c.List()[0]; h.State != NotReady || !h.Since.Equal(since) {
