@@ -39,7 +39,7 @@ func svid(t *testing.T, args ...string) (string, error) {
 
 func TestSVIDIsSignedByTheAuthority(t *testing.T) {
 	dir, out := filepath.Join(t.TempDir(), "authority"), filepath.Join(t.TempDir(), "operator")
-	if _, err := identity.OpenDevAuthority(dir); err != nil {
+	if _, err := identity.OpenDevAuthority(t.Context(), dir); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 { // a second one replaces the first
@@ -78,7 +78,7 @@ func TestSVIDIsSignedByTheAuthority(t *testing.T) {
 
 func TestSVIDIsRefused(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "authority")
-	if _, err := identity.OpenDevAuthority(dir); err != nil {
+	if _, err := identity.OpenDevAuthority(t.Context(), dir); err != nil {
 		t.Fatal(err)
 	}
 	open := filepath.Join(t.TempDir(), "open")

@@ -38,12 +38,18 @@ func Write(path string, content any) error {
 }
 
 // Replace writes a file atomically: a reader never sees a part of it, and after a crash or on a full
-// disk the old or the new content is complete. Only one goroutine at a time may write a file.
+// disk the old or the new content is complete. Only one goroutine at a time, of all processes, may
+// write a file.
 func Replace(path string, content []byte, mode fs.FileMode) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("failed to write %s: %w", path, err)
+		}
+	}()
 	// In the same directory, or the rename is not atomic. The file of a killed run is overwritten.
 	tmp, err := os.OpenFile(path+temporarySuffix, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, mode)
 	if err != nil {
-		return fmt.Errorf("failed to write %s: %w", path, err)
+		return err
 	}
 	// Before the content: the mode of a temporary file that exists may let other users read it.
 	err = tmp.Chmod(mode)
@@ -58,39 +64,32 @@ func Replace(path string, content []byte, mode fs.FileMode) (err error) {
 		err = os.Rename(tmp.Name(), path)
 	}
 	if err != nil {
-		return fmt.Errorf("failed to write %s: %w", path, errors.Join(err, os.Remove(tmp.Name())))
+		return errors.Join(err, os.Remove(tmp.Name()))
 	}
 	// The rename is durable only once the directory is synced.
 	d, err := os.Open(filepath.Dir(path))
 	if err != nil {
-		return fmt.Errorf("failed to write %s: %w", path, err)
+		return err
 	}
-	if err := errors.Join(d.Sync(), d.Close()); err != nil {
-		return fmt.Errorf("failed to write %s: %w", path, err)
-	}
-	return nil
+	return errors.Join(d.Sync(), d.Close())
 }
 
 // Read reads a file of Write and its modification time. A missing file is not an error: found is
 // false. The error wraps ErrCorrupt when the content is corrupt.
 func Read(path string, content any) (stamped time.Time, found bool, err error) {
-	f, err := os.Open(path)
+	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return time.Time{}, false, nil
-	} else if err != nil {
-		return time.Time{}, false, fmt.Errorf("failed to read %s: %w", path, err)
 	}
-	defer f.Close()
-	info, err := f.Stat()
+	if err == nil && info.Size() > maxSize {
+		return time.Time{}, true, fmt.Errorf("%s %w: it is larger than %d bytes", path, ErrCorrupt, maxSize)
+	}
+	var data []byte
+	if err == nil {
+		data, err = os.ReadFile(path)
+	}
 	if err != nil {
 		return time.Time{}, false, fmt.Errorf("failed to read %s: %w", path, err)
-	}
-	data, err := io.ReadAll(io.LimitReader(f, maxSize+1))
-	switch {
-	case err != nil:
-		return time.Time{}, false, fmt.Errorf("failed to read %s: %w", path, err)
-	case len(data) > maxSize:
-		return time.Time{}, true, fmt.Errorf("%s %w: it is larger than %d bytes", path, ErrCorrupt, maxSize)
 	}
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()

@@ -11,8 +11,6 @@ import (
 	"syscall"
 	"time"
 
-	"google.golang.org/grpc/credentials"
-
 	"github.com/vipgate/vipgate/pkg/identity"
 )
 
@@ -29,19 +27,19 @@ const http2Preface = "PRI "
 // others to the pprof server. It is the listener of gRPC.
 type splitter struct {
 	net.Listener
-	credentials credentials.TransportCredentials
-	log         *slog.Logger
-	grpc        chan net.Conn
-	http        chan net.Conn
-	closed      chan struct{}
-	once        sync.Once
-	wg          sync.WaitGroup
-	err         error // why accepting ended; valid once closed is closed
+	guard  *identity.AdminGuard
+	log    *slog.Logger
+	grpc   chan net.Conn
+	http   chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+	wg     sync.WaitGroup
+	err    error // why accepting ended; valid once closed is closed
 }
 
 func newSplitter(l net.Listener, log *slog.Logger) *splitter {
 	s := &splitter{
-		Listener: l, credentials: identity.AdminCredentials(log), log: log,
+		Listener: l, guard: identity.NewAdminGuard(log), log: log,
 		grpc: make(chan net.Conn), http: make(chan net.Conn), closed: make(chan struct{}),
 	}
 	s.wg.Go(s.run)
@@ -68,7 +66,7 @@ func (s *splitter) run() {
 
 // dispatch reads ahead the first bytes of a connection to select its server.
 func (s *splitter) dispatch(conn net.Conn) {
-	if _, _, err := s.credentials.ServerHandshake(conn); err != nil {
+	if err := s.guard.Authorize(conn); err != nil {
 		return // it closed the connection and logged the error
 	}
 	r := bufio.NewReaderSize(conn, 64)

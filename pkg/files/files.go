@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,10 +22,7 @@ var ErrHung = errors.New("the file system hangs")
 
 // Calls runs calls into file systems one at a time, so that a hung mount blocks at most one
 // goroutine. The zero Calls is ready for use.
-type Calls struct {
-	mu      sync.Mutex
-	pending chan struct{} // closed when the running call has ended; nil: none
-}
+type Calls struct{ running atomic.Bool }
 
 // Do runs call and returns its results, an error that wraps [ErrHung] when it does not end within
 // [Timeout], or ctx's error. In the last two cases the call continues, and other calls fail at once
@@ -33,23 +30,15 @@ type Calls struct {
 func Do[T any](ctx context.Context, c *Calls, what string, call func() (T, error)) (T, error) {
 	var none T
 	hung := fmt.Errorf("%s: %w: it did not answer within %v", what, ErrHung, Timeout)
-	done := make(chan struct{})
-	c.mu.Lock()
-	if c.pending != nil {
-		select {
-		case <-c.pending:
-		default:
-			c.mu.Unlock()
-			return none, hung
-		}
+	if !c.running.CompareAndSwap(false, true) {
+		return none, hung
 	}
-	c.pending = done
-	c.mu.Unlock()
-
 	var result T
 	var err error
+	done := make(chan struct{})
 	go func() {
 		defer close(done)
+		defer c.running.Store(false)
 		result, err = call()
 	}()
 	timer := time.NewTimer(Timeout)
@@ -80,11 +69,8 @@ func Read(path string, limit int64) ([]byte, error) {
 		return nil, fmt.Errorf("%s is not a regular file (%s)", path, info.Mode().Type())
 	}
 	data, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err != nil {
-		return nil, err
+	if err == nil && int64(len(data)) > limit {
+		err = fmt.Errorf("%s is larger than %d KiB", path, limit>>10)
 	}
-	if int64(len(data)) > limit {
-		return nil, fmt.Errorf("%s is larger than %d KiB", path, limit>>10)
-	}
-	return data, nil
+	return data, err
 }

@@ -1,7 +1,6 @@
 package identity_test
 
 import (
-	"context"
 	"net"
 	"os"
 	"path/filepath"
@@ -10,11 +9,6 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/health"
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/peer"
 
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/test/identitytest"
@@ -71,19 +65,16 @@ func TestAdminSocketUsers(t *testing.T) {
 			defer l.Close()
 			must(t, os.Chmod(path, 0o666)) // only the credentials are under test
 			journal, log := newJournal()
-			creds := identity.AdminCredentials(log)
-			identity.SetAdminUser(creds, uint32(c.server))
+			guard := identity.NewAdminGuard(log)
+			identity.SetAdminUser(guard, uint32(c.server))
 
 			conn := dialAs(t, c.client, path)
 			accepted, err := l.Accept()
 			must(t, err)
 			defer accepted.Close()
-			_, info, err := creds.ServerHandshake(accepted)
+			err = guard.Authorize(accepted)
 			if c.in {
 				must(t, err)
-				if got := info.(identity.AdminInfo); got.UID != uint32(c.client) || got.PID != int32(os.Getpid()) {
-					t.Fatalf("got %+v", got)
-				}
 				return
 			}
 			if err == nil || !strings.Contains(err.Error(), "user 1001 may not use this socket") {
@@ -100,36 +91,7 @@ func TestAdminSocketUsers(t *testing.T) {
 func TestAdminSocketNeedsPeerCredentials(t *testing.T) {
 	a, b := net.Pipe()
 	defer b.Close()
-	if _, _, err := identity.AdminCredentials(nil).ServerHandshake(a); err == nil {
+	if err := identity.NewAdminGuard(nil).Authorize(a); err == nil {
 		t.Fatal("was let in")
-	}
-}
-
-// who responds with the peer's credentials.
-type who struct {
-	*health.Server
-	info chan credentials.AuthInfo
-}
-
-func (w who) Check(ctx context.Context, r *healthpb.HealthCheckRequest) (*healthpb.HealthCheckResponse, error) {
-	if p, ok := peer.FromContext(ctx); ok {
-		w.info <- p.AuthInfo
-	}
-	return w.Server.Check(ctx, r)
-}
-
-func TestAdminCredentialsWithGRPC(t *testing.T) {
-	path := filepath.Join(identitytest.ShortDir(t), "admin.sock")
-	l, err := listen(t, path, 0)
-	must(t, err)
-	server := grpc.NewServer(grpc.Creds(identity.AdminCredentials(nil)))
-	w := who{health.NewServer(), make(chan credentials.AuthInfo, 1)}
-	healthpb.RegisterHealthServer(server, w)
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(l) }()
-	defer func() { server.Stop(); must(t, <-done) }()
-	must(t, check(t, client(t, path, identity.AdminCredentials(nil))))
-	if got := (<-w.info).(identity.AdminInfo); got.UID != uint32(os.Geteuid()) || got.PID != int32(os.Getpid()) {
-		t.Fatalf("got %+v", got)
 	}
 }

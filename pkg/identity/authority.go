@@ -1,19 +1,17 @@
 package identity
 
 import (
-	"bytes"
 	"context"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/big"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -24,6 +22,7 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
 
+	"github.com/vipgate/vipgate/pkg/durable"
 	"github.com/vipgate/vipgate/pkg/files"
 )
 
@@ -31,11 +30,11 @@ const (
 	authorityCert = "ca.crt"
 	authorityKey  = "ca.key"
 	authorityLock = "ca.lock"
+	// svidLock serializes processes that write an SVID to one directory.
+	svidLock = "tls.lock"
 	// authorityTTL exceeds the lifetime of a development machine.
 	authorityTTL = 10 * 365 * 24 * time.Hour
-	// authorityWait bounds the wait for another process that creates the authority, which takes
-	// milliseconds.
-	authorityWait = 10 * time.Second
+	organization = "vipgate development"
 )
 
 // DevAuthority signs X.509-SVIDs of any trust domain. It is for the processes of one machine and
@@ -47,157 +46,112 @@ type DevAuthority struct {
 
 // NewDevAuthority returns an authority in memory.
 func NewDevAuthority() (*DevAuthority, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, fmt.Errorf("key of the development authority: %w", err)
-	}
-	serial, err := newSerial()
-	if err != nil {
-		return nil, err
-	}
 	now := time.Now()
-	template := &x509.Certificate{
-		SerialNumber: serial,
+	cert, key, err := (*DevAuthority)(nil).sign(&x509.Certificate{
 		Subject: pkix.Name{
-			Organization: []string{"vipgate development"},
-			CommonName:   "development authority " + serial.Text(16),
+			Organization: []string{organization},
+			CommonName:   "development authority " + rand.Text(), // distinguishes two in one bundle
 		},
-		NotBefore:             now.Add(-time.Hour),
-		NotAfter:              now.Add(authorityTTL),
-		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
-		BasicConstraintsValid: true,
-		IsCA:                  true,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+		NotBefore: now.Add(-time.Hour),
+		NotAfter:  now.Add(authorityTTL),
+		KeyUsage:  x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+		IsCA:      true,
+	})
 	if err != nil {
-		return nil, fmt.Errorf("certificate of the development authority: %w", err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		return nil, fmt.Errorf("certificate of the development authority: %w", err)
+		return nil, fmt.Errorf("failed to create a development authority: %w", err)
 	}
 	return &DevAuthority{cert: cert, key: key}, nil
+}
+
+// sign returns a certificate for a new key, self-signed if a is nil.
+func (a *DevAuthority) sign(template *x509.Certificate) (*x509.Certificate, crypto.Signer, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, err
+	}
+	if a == nil {
+		a = &DevAuthority{cert: template, key: key}
+	}
+	template.BasicConstraintsValid = true
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
+	if err != nil {
+		return nil, nil, err
+	}
+	cert, err := x509.ParseCertificate(der)
+	return cert, key, err
 }
 
 // OpenDevAuthority returns the authority in dir and creates it when missing: dir with mode 0700,
 // ca.crt and ca.key with 0600. Concurrent processes agree on one. A directory or key that other
 // users could have read or written is rejected.
-func OpenDevAuthority(dir string) (*DevAuthority, error) {
-	return openAuthority(context.Background(), dir)
-}
-
-// LoadDevAuthority returns the authority in dir and does not create one, since no running process
-// would trust it.
-func LoadDevAuthority(dir string) (*DevAuthority, error) {
-	if err := checkAuthority(dir); err != nil {
-		return nil, err
-	}
-	a, err := loadAuthority(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("no development authority in %s; use the directory of a running process, which creates it",
-			dir)
-	}
-	return a, err
-}
-
-func openAuthority(ctx context.Context, dir string) (*DevAuthority, error) {
-	if dir == "" {
-		return nil, errNoAuthorityDir
-	}
+func OpenDevAuthority(ctx context.Context, dir string) (*DevAuthority, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("directory of the development authority: %w", err)
 	}
-	if err := checkPermissions(dir, 0o022); err != nil {
-		return nil, fmt.Errorf("directory of the development authority: %w", err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, authorityWait)
-	defer cancel()
 	lock, err := waitLock(ctx, filepath.Join(dir, authorityLock))
 	if err != nil {
 		return nil, fmt.Errorf("development authority in %s: %w", dir, err)
 	}
 	defer lock.release()
-
-	a, err := loadAuthority(dir)
+	a, err := LoadDevAuthority(dir)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return a, err
 	}
-	// The certificate is written last: without it no process has used the key.
 	if a, err = NewDevAuthority(); err != nil {
 		return nil, err
 	}
-	key, err := encodeKey(a.key)
+	cert, key, err := (&x509svid.SVID{Certificates: []*x509.Certificate{a.cert}, PrivateKey: a.key}).Marshal()
+	if err == nil {
+		err = durable.Replace(filepath.Join(dir, authorityKey), key, 0o600)
+	}
+	// The certificate is written last: without it no process has used the key.
+	if err == nil {
+		err = durable.Replace(filepath.Join(dir, authorityCert), cert, 0o600)
+	}
 	if err != nil {
-		return nil, err
-	}
-	if err := replaceFile(dir, authorityKey, key, 0o600); err != nil {
-		return nil, fmt.Errorf("development authority: %w", err)
-	}
-	if err := replaceFile(dir, authorityCert, encodeCerts(a.cert), 0o600); err != nil {
 		return nil, fmt.Errorf("development authority: %w", err)
 	}
 	return a, nil
 }
 
-var errNoAuthorityDir = errors.New("no directory for the development authority")
-
-// checkAuthority returns the error of OpenDevAuthority without creating anything.
-func checkAuthority(dir string) error {
+// LoadDevAuthority returns the authority in dir and does not create one, since no running process
+// would trust it. The error wraps fs.ErrNotExist when there is none.
+func LoadDevAuthority(dir string) (*DevAuthority, error) {
 	if dir == "" {
-		return errNoAuthorityDir
+		return nil, errors.New("no directory for the development authority")
 	}
-	switch err := checkPermissions(dir, 0o022); {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
-	case err != nil:
-		return fmt.Errorf("directory of the development authority: %w", err)
+	err := checkPermissions(dir, 0o022)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("directory of the development authority: %w", err)
 	}
-	if _, err := loadAuthority(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	keyPath := filepath.Join(dir, authorityKey)
+	cert, err := files.Read(filepath.Join(dir, authorityCert), maxFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("no development authority in %s; use the directory of a running process, which creates it: %w",
+			dir, err)
 	}
-	return nil
-}
-
-// loadAuthority reads the authority in dir. The error is fs.ErrNotExist when its certificate does
-// not exist.
-func loadAuthority(dir string) (*DevAuthority, error) {
-	certPath, keyPath := filepath.Join(dir, authorityCert), filepath.Join(dir, authorityKey)
-	certPEM, err := files.Read(certPath, maxFile)
+	if err == nil {
+		if problem := checkPermissions(keyPath, 0o077); problem != nil {
+			// Not ErrNotExist: a certificate without its key is a corrupt authority.
+			err = fmt.Errorf("key: %s", problem)
+		}
+	}
+	var key []byte
+	var pair tls.Certificate
+	if err == nil {
+		key, err = files.Read(keyPath, maxFile)
+	}
+	if err == nil {
+		pair, err = tls.X509KeyPair(cert, key)
+	}
+	if err == nil {
+		err = validity("its certificate", pair.Leaf, time.Now())
+	}
 	if err != nil {
-		return nil, fmt.Errorf("development authority: %w", err)
+		return nil, fmt.Errorf("development authority in %s: %w; restore it, or remove the directory to create a new one",
+			dir, err)
 	}
-	certs, err := certificates(certPEM)
-	if err != nil {
-		return nil, fmt.Errorf("development authority %s: %w; remove %s to create a new one", certPath, err, dir)
-	}
-	if err := checkPermissions(keyPath, 0o077); err != nil {
-		// Not ErrNotExist: a certificate without its key is a corrupt authority.
-		return nil, fmt.Errorf("key of the development authority: %s; restore it or remove %s to create a new one", err, dir)
-	}
-	keyPEM, err := files.Read(keyPath, maxFile)
-	if err != nil {
-		return nil, fmt.Errorf("key of the development authority: %w", err)
-	}
-	der, err := privateKey(keyPEM)
-	if err != nil {
-		return nil, fmt.Errorf("development authority %s: %w; remove %s to create a new one", keyPath, err, dir)
-	}
-	key, err := x509.ParsePKCS8PrivateKey(der)
-	if err != nil {
-		return nil, fmt.Errorf("development authority %s: %w", keyPath, err)
-	}
-	signer, ok := key.(crypto.Signer)
-	if !ok {
-		return nil, fmt.Errorf("development authority %s: a %T cannot sign", keyPath, key)
-	}
-	if p, ok := certs[0].PublicKey.(interface{ Equal(crypto.PublicKey) bool }); !ok || !p.Equal(signer.Public()) {
-		return nil, fmt.Errorf("development authority: %s does not belong to %s; remove %s to create a new one", keyPath,
-			certPath, dir)
-	}
-	if err := validity("development authority "+certPath, certs[0], time.Now()); err != nil {
-		return nil, fmt.Errorf("%w; remove %s to create a new one", err, dir)
-	}
-	return &DevAuthority{cert: certs[0], key: signer}, nil
+	return &DevAuthority{cert: pair.Leaf, key: pair.PrivateKey.(crypto.Signer)}, nil
 }
 
 // checkPermissions checks that path is owned by this user or root and that other users have none of
@@ -223,32 +177,16 @@ func (a *DevAuthority) Mint(id spiffeid.ID, notBefore, notAfter time.Time) (*x50
 	if id.Path() == "" {
 		return nil, fmt.Errorf("SPIFFE ID %q has no path", id)
 	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	cert, key, err := a.sign(&x509.Certificate{
+		Subject:     pkix.Name{Organization: []string{organization}}, // the URI alone identifies the workload
+		NotBefore:   notBefore.Truncate(time.Second),
+		NotAfter:    notAfter.Add(time.Second - 1).Truncate(time.Second),
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		URIs:        []*url.URL{id.URL()},
+	})
 	if err != nil {
-		return nil, fmt.Errorf("key for %s: %w", id, err)
-	}
-	serial, err := newSerial()
-	if err != nil {
-		return nil, err
-	}
-	template := &x509.Certificate{
-		SerialNumber: serial,
-		// The URI alone identifies the workload.
-		Subject:               pkix.Name{Organization: []string{"vipgate development"}},
-		NotBefore:             notBefore.Truncate(time.Second),
-		NotAfter:              notAfter.Add(time.Second - 1).Truncate(time.Second),
-		KeyUsage:              x509.KeyUsageDigitalSignature,
-		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-		BasicConstraintsValid: true,
-		URIs:                  []*url.URL{id.URL()},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
-	if err != nil {
-		return nil, fmt.Errorf("SVID for %s: %w", id, err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		return nil, fmt.Errorf("SVID for %s: %w", id, err)
+		return nil, fmt.Errorf("failed to sign an SVID for %s: %w", id, err)
 	}
 	return &x509svid.SVID{ID: id, Certificates: []*x509.Certificate{cert}, PrivateKey: key}, nil
 }
@@ -268,70 +206,27 @@ func (a *DevAuthority) Bundle(td spiffeid.TrustDomain) *x509bundle.Bundle {
 // with mode 0644, tls.key with 0600. A missing dir is created with mode 0700. Each file is replaced
 // atomically.
 func (a *DevAuthority) WriteFiles(dir string, svid *x509svid.SVID) error {
+	cert, key, err := svid.Marshal()
+	if err != nil {
+		return err
+	}
+	bundle, err := a.Bundle(svid.ID.TrustDomain()).Marshal()
+	if err != nil {
+		return err
+	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("directory for the SVID: %w", err)
 	}
-	key, err := encodeKey(svid.PrivateKey)
+	lock, err := waitLock(context.Background(), filepath.Join(dir, svidLock))
 	if err != nil {
-		return err
+		return fmt.Errorf("directory for the SVID: %w", err)
 	}
-	for _, f := range []struct {
-		name string
-		data []byte
-		mode fs.FileMode
-	}{
-		{BundleFile, encodeCerts(a.cert), 0o644},
-		{KeyFile, key, 0o600},
-		{CertFile, encodeCerts(svid.Certificates...), 0o644},
-	} {
-		if err := replaceFile(dir, f.name, f.data, f.mode); err != nil {
-			return fmt.Errorf("SVID for %s: %w", svid.ID, err)
-		}
-	}
-	return nil
-}
-
-func newSerial() (*big.Int, error) {
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
-	if err != nil {
-		return nil, fmt.Errorf("serial number: %w", err)
-	}
-	return serial.Add(serial, big.NewInt(1)), nil
-}
-
-func encodeCerts(certs ...*x509.Certificate) []byte {
-	var b bytes.Buffer
-	for _, c := range certs {
-		b.Write(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Raw}))
-	}
-	return b.Bytes()
-}
-
-func encodeKey(key crypto.Signer) ([]byte, error) {
-	der, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		return nil, fmt.Errorf("private key: %w", err)
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
-}
-
-// replaceFile replaces dir/name atomically and never with a wider mode.
-func replaceFile(dir, name string, data []byte, mode fs.FileMode) (err error) {
-	f, err := os.CreateTemp(dir, "."+name+"-*") // created with mode 0600
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(f.Name())
-		}
-	}()
-	_, err = f.Write(data)
+	err = durable.Replace(filepath.Join(dir, BundleFile), bundle, 0o644)
 	if err == nil {
-		err = f.Chmod(mode)
+		err = durable.Replace(filepath.Join(dir, KeyFile), key, 0o600)
 	}
-	if err := errors.Join(err, f.Close()); err != nil {
-		return err
+	if err == nil {
+		err = durable.Replace(filepath.Join(dir, CertFile), cert, 0o644)
 	}
-	return os.Rename(f.Name(), filepath.Join(dir, name))
+	return errors.Join(err, lock.remove())
 }

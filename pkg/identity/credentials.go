@@ -10,6 +10,8 @@ import (
 	"log/slog"
 	"net"
 	"slices"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
@@ -34,30 +36,30 @@ type CredentialOptions struct {
 
 // Authorize authorizes exactly the given SPIFFE IDs. Its error names them and the peer's.
 func Authorize(ids ...spiffeid.ID) tlsconfig.Authorizer {
-	ids = slices.Clone(ids)
-	return func(got spiffeid.ID, _ [][]*x509.Certificate) error {
-		switch {
-		case slices.Contains(ids, got):
-			return nil
-		case len(ids) == 1:
-			return fmt.Errorf("the peer is %s, expected %s", got, ids[0])
-		}
-		return fmt.Errorf("the peer is %s, expected one of %s", got, join(ids))
-	}
+	return AuthorizeMember(spiffeid.TrustDomain{}, ids...)
 }
 
 // AuthorizeMember authorizes every member of the trust domain, and the given SPIFFE IDs of any
 // trust domain.
 func AuthorizeMember(td spiffeid.TrustDomain, ids ...spiffeid.ID) tlsconfig.Authorizer {
+	var expected []string
+	if !td.IsZero() {
+		expected = append(expected, "a member of trust domain "+td.Name())
+	}
+	switch {
+	case len(ids) == 0 && td.IsZero():
+		expected = append(expected, "none: no SPIFFE ID is authorized")
+	case len(ids) == 1:
+		expected = append(expected, ids[0].String())
+	case len(ids) > 1:
+		expected = append(expected, "one of "+join(ids))
+	}
 	ids = slices.Clone(ids)
 	return func(got spiffeid.ID, _ [][]*x509.Certificate) error {
-		switch {
-		case got.MemberOf(td), slices.Contains(ids, got):
+		if slices.Contains(ids, got) || got.MemberOf(td) {
 			return nil
-		case len(ids) == 0:
-			return fmt.Errorf("the peer is %s, expected a member of trust domain %s", got, td)
 		}
-		return fmt.Errorf("the peer is %s, expected a member of trust domain %s or one of %s", got, td, join(ids))
+		return fmt.Errorf("the peer is %s, expected %s", got, strings.Join(expected, " or "))
 	}
 }
 
@@ -111,13 +113,9 @@ type mutual struct {
 
 func newMutual(src *Source, o CredentialOptions) *mutual {
 	if o.Authorize == nil {
-		o.Authorize = func(got spiffeid.ID, _ [][]*x509.Certificate) error {
-			return fmt.Errorf("the peer is %s, but no SPIFFE ID is authorized", got)
-		}
+		o.Authorize = Authorize()
 	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	log := o.Log.With("component", "identity")
 	return &mutual{
 		src:       src,
@@ -150,15 +148,11 @@ func (m *mutual) newHandshake() (*handshake, *HandshakeError) {
 // session skips VerifyPeerCertificate, where go-spiffe checks the ID (measured with go-spiffe
 // 2.9.0), and would outlive the certificates of its handshake.
 func (h *handshake) tlsConfig() *tls.Config {
-	cert := &tls.Certificate{PrivateKey: h.svid.PrivateKey, Leaf: h.svid.Certificates[0]}
-	for _, c := range h.svid.Certificates {
-		cert.Certificate = append(cert.Certificate, c.Raw)
-	}
 	return &tls.Config{
 		MinVersion:             tls.VersionTLS13,
 		SessionTicketsDisabled: true,
-		GetCertificate:         func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return cert, nil },
-		GetClientCertificate:   func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return cert, nil },
+		GetCertificate:         tlsconfig.GetCertificate(h.svid),
+		GetClientCertificate:   tlsconfig.GetClientCertificate(h.svid),
 		ClientAuth:             tls.RequireAnyClientCert,
 		// Host names have no meaning here. verify does the whole verification on both sides, also
 		// for a resumed session.
@@ -170,20 +164,10 @@ func (h *handshake) tlsConfig() *tls.Config {
 // verify verifies the peer. It runs before the peer has proved possession of the key, so its result
 // is valid only after a successful handshake.
 func (h *handshake) verify(cs tls.ConnectionState) error {
-	if err := h.verifyChain(cs.PeerCertificates); err != nil {
-		h.rejection = err
-		return err
-	}
-	return nil
-}
-
-func (h *handshake) verifyChain(certs []*x509.Certificate) *HandshakeError {
-	if len(certs) == 0 {
-		return &HandshakeError{Reason: ReasonNoCertificate, Err: errors.New("the peer sent no certificate")}
-	}
+	certs := cs.PeerCertificates
 	id, err := x509svid.IDFromCert(certs[0])
 	if err != nil {
-		return &HandshakeError{Reason: ReasonBadSVID, Err: err}
+		return h.reject(ReasonBadSVID, err)
 	}
 	h.peer = id
 	if _, err := h.src.GetX509BundleForTrustDomain(id.TrustDomain()); err != nil {
@@ -192,18 +176,22 @@ func (h *handshake) verifyChain(certs []*x509.Certificate) *HandshakeError {
 		if unexpected := h.authorize(id, nil); unexpected != nil {
 			err = fmt.Errorf("%w; %w", unexpected, err)
 		}
-		return &HandshakeError{Reason: ReasonTrustDomain, PeerID: id, Err: err}
+		return h.reject(ReasonTrustDomain, err)
 	}
 	now := time.Now()
 	_, chains, err := x509svid.Verify(certs, h.src, x509svid.WithTime(now))
 	if err != nil {
-		reason, err := classifyChain(id, err, now)
-		return &HandshakeError{Reason: reason, PeerID: id, Err: err}
+		return h.reject(classifyChain(id, err, now))
 	}
 	if err := h.authorize(id, chains); err != nil {
-		return &HandshakeError{Reason: ReasonWrongID, PeerID: id, Err: err}
+		return h.reject(ReasonWrongID, err)
 	}
 	return nil
+}
+
+func (h *handshake) reject(reason Reason, err error) error {
+	h.rejection = &HandshakeError{Reason: reason, PeerID: h.peer, Err: err}
+	return h.rejection
 }
 
 // handshakeError returns the HandshakeError for the error of a handshake.
@@ -215,26 +203,20 @@ func (h *handshake) handshakeError(err error) *HandshakeError {
 }
 
 // finish limits the lifetime of a connection to that of its certificates.
-func (h *handshake) finish(c net.Conn, raw net.Conn, info credentials.AuthInfo) (*mutualConn, AuthInfo, error) {
-	tlsInfo, ok := info.(credentials.TLSInfo)
-	if !ok || len(tlsInfo.State.PeerCertificates) == 0 {
-		// Only if crypto/tls violated the configuration.
-		return nil, AuthInfo{}, errors.New("the handshake was not mutual")
-	}
-	peerCert := tlsInfo.State.PeerCertificates[0]
+func (h *handshake) finish(c, raw net.Conn, info credentials.AuthInfo) (*mutualConn, AuthInfo) {
+	tlsInfo := info.(credentials.TLSInfo) // of credentials.NewTLS
 	end, owner := h.svid.Certificates[0].NotAfter, "own"
-	if peerCert.NotAfter.Before(end) {
-		end, owner = peerCert.NotAfter, "peer"
+	if peerEnd := tlsInfo.State.PeerCertificates[0].NotAfter; peerEnd.Before(end) {
+		end, owner = peerEnd, "peer"
 	}
-	conn := &mutualConn{Conn: c}
 	// The timer is monotonic: later jumps of the wall clock have no effect.
-	conn.timer = time.AfterFunc(time.Until(end), func() {
+	timer := time.AfterFunc(time.Until(end), func() {
 		h.log.Info("connection closed: SVID expired", "peer_id", h.peer.String(), "svid", owner, "not_after", end)
 		// The raw connection: the TLS layer would first send close_notify, for up to 5 s when the
 		// peer does not read.
 		_ = raw.Close()
 	})
-	return conn, AuthInfo{TLSInfo: tlsInfo, ID: h.peer, End: end}, nil
+	return &mutualConn{Conn: c, timer: timer}, AuthInfo{TLSInfo: tlsInfo, ID: h.peer, End: end}
 }
 
 // ServerHandshake implements [credentials.TransportCredentials].
@@ -245,24 +227,24 @@ func (m *mutual) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, 
 		return nil, nil, errors.Join(fmt.Errorf("deadline of the handshake: %w", err), raw.Close())
 	}
 	h, failure := m.newHandshake()
+	var c net.Conn
+	var info credentials.AuthInfo
+	if failure == nil {
+		var err error
+		if c, info, err = credentials.NewTLS(h.tlsConfig()).ServerHandshake(raw); err != nil {
+			failure = h.handshakeError(err)
+		}
+	}
 	if failure != nil {
 		m.logDenial(failure, attrs)
-		return nil, nil, errors.Join(failure, raw.Close())
-	}
-	c, info, err := credentials.NewTLS(h.tlsConfig()).ServerHandshake(raw)
-	if err != nil {
-		failure := h.handshakeError(err)
-		m.logDenial(failure, attrs)
-		return nil, nil, errors.Join(failure, ignoreClosed(raw.Close()))
-	}
-	conn, authInfo, err := h.finish(c, raw, info)
-	if err != nil {
-		return nil, nil, errors.Join(err, c.Close())
+		_ = raw.Close()
+		return nil, nil, failure
 	}
 	// A limited listener (endpoint.Limit) closes unauthenticated connections first.
 	if limited, ok := raw.(interface{ Authenticated() }); ok {
 		limited.Authenticated()
 	}
+	conn, authInfo := h.finish(c, raw, info)
 	return conn, authInfo, nil
 }
 
@@ -294,10 +276,7 @@ func (m *mutual) ClientHandshake(ctx context.Context, authority string, raw net.
 	case err != nil:
 		return nil, nil, h.handshakeError(err)
 	}
-	conn, authInfo, err := h.finish(c, raw, info)
-	if err != nil {
-		return nil, nil, errors.Join(err, c.Close())
-	}
+	conn, authInfo := h.finish(c, raw, info)
 	conn.ownID = h.svid.ID
 	return conn, authInfo, nil
 }
@@ -315,9 +294,35 @@ func (m *mutual) OverrideServerName(string) error {
 	return errors.New("peers are authenticated by SPIFFE ID, not by server name")
 }
 
-func ignoreClosed(err error) error {
-	if errors.Is(err, net.ErrClosed) {
-		return nil
+// mutualConn is a connection that ends with the certificates of its handshake.
+type mutualConn struct {
+	net.Conn
+	timer *time.Timer
+	// ownID is the SPIFFE ID that a client presented; zero on the server.
+	ownID    spiffeid.ID
+	received atomic.Bool // data arrived after the handshake
+}
+
+// Close closes the connection.
+func (c *mutualConn) Close() error {
+	c.timer.Stop()
+	return c.Conn.Close()
+}
+
+// Read reads from the peer. A TLS 1.3 client finishes its handshake before the server has verified
+// its certificate, so a rejection appears here.
+func (c *mutualConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if n > 0 && !c.ownID.IsZero() {
+		c.received.Store(true)
 	}
-	return err
+	if err == nil || c.ownID.IsZero() || c.received.Load() {
+		return n, err
+	}
+	switch classify(err) {
+	case ReasonRefusedByPeer, ReasonGone:
+		return n, fmt.Errorf("the server closed the connection after the handshake: it probably rejected the SVID %s; "+
+			"check the server's log: %w", c.ownID, err)
+	}
+	return n, err
 }

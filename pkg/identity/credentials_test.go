@@ -130,7 +130,7 @@ func TestAuthorizeErrors(t *testing.T) {
 		denied    spiffeid.ID
 		says      string
 	}{
-		{"no ID", identity.Authorize(), nil, a, "expected one of nothing"},
+		{"no ID", identity.Authorize(), nil, a, "no SPIFFE ID is authorized"},
 		{
 			"one", identity.Authorize(a),
 			[]spiffeid.ID{a},
@@ -151,7 +151,7 @@ func TestAuthorizeErrors(t *testing.T) {
 		},
 		{
 			"a guest, a prefix of the peer", identity.AuthorizeMember(td, guest), nil, id("spiffe://example.net/a/x"),
-			"or one of spiffe://example.net/a",
+			"or spiffe://example.net/a",
 		},
 		{
 			"two", identity.Authorize(a, b),
@@ -169,7 +169,7 @@ func TestAuthorizeErrors(t *testing.T) {
 			"members and a guest", identity.AuthorizeMember(td, guest),
 			[]spiffeid.ID{a, b, guest},
 			id("spiffe://example.net/b"),
-			"the peer is spiffe://example.net/b, expected a member of trust domain example.org or one of spiffe://example.net/a",
+			"the peer is spiffe://example.net/b, expected a member of trust domain example.org or spiffe://example.net/a",
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -8,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"strings"
@@ -23,32 +25,19 @@ type Reason string
 
 // The reasons.
 const (
-	// ReasonWrongID: a valid SVID of an unexpected SPIFFE ID.
-	ReasonWrongID Reason = "wrong_id"
-	// ReasonTrustDomain: an SVID of a trust domain without a bundle.
-	ReasonTrustDomain Reason = "other_trust_domain"
-	// ReasonUntrusted: not signed by an authority of its trust domain.
-	ReasonUntrusted Reason = "untrusted_authority"
-	// ReasonExpired: a certificate after its NotAfter on the local clock.
-	ReasonExpired Reason = "expired"
-	// ReasonNotYetValid: a certificate before its NotBefore on the local clock.
-	ReasonNotYetValid Reason = "not_yet_valid"
-	// ReasonBadSVID: a certificate that is not an X.509-SVID.
-	ReasonBadSVID Reason = "bad_svid"
-	// ReasonNoCertificate: the peer sent none.
-	ReasonNoCertificate Reason = "no_certificate"
-	// ReasonNotTLS: the peer does not use TLS.
-	ReasonNotTLS Reason = "not_tls"
-	// ReasonNoOwnSVID: this process has no usable SVID.
-	ReasonNoOwnSVID Reason = "no_own_svid"
-	// ReasonRefusedByPeer: the peer sent an alert, probably about this process's SVID.
-	ReasonRefusedByPeer Reason = "refused_by_peer"
-	// ReasonTimeout: the peer did not finish the handshake in time.
-	ReasonTimeout Reason = "timeout"
-	// ReasonGone: the peer closed the connection.
-	ReasonGone Reason = "gone"
-	// ReasonProtocol: anything else, such as an older TLS version.
-	ReasonProtocol Reason = "protocol"
+	ReasonWrongID       Reason = "wrong_id"            // a valid SVID of an unexpected SPIFFE ID
+	ReasonTrustDomain   Reason = "other_trust_domain"  // an SVID of a trust domain without a bundle
+	ReasonUntrusted     Reason = "untrusted_authority" // not signed by an authority of its trust domain
+	ReasonExpired       Reason = "expired"             // after its NotAfter on the local clock
+	ReasonNotYetValid   Reason = "not_yet_valid"       // before its NotBefore on the local clock
+	ReasonBadSVID       Reason = "bad_svid"            // a certificate that is not an X.509-SVID
+	ReasonNoCertificate Reason = "no_certificate"      // the peer sent none
+	ReasonNotTLS        Reason = "not_tls"             // the peer does not use TLS
+	ReasonNoOwnSVID     Reason = "no_own_svid"         // this process has no usable SVID
+	ReasonRefusedByPeer Reason = "refused_by_peer"     // an alert, probably about this process's SVID
+	ReasonTimeout       Reason = "timeout"             // the peer did not finish the handshake in time
+	ReasonGone          Reason = "gone"                // the peer closed the connection
+	ReasonProtocol      Reason = "protocol"            // anything else, such as an older TLS version
 )
 
 // HandshakeError is the error of a failed handshake.
@@ -102,9 +91,7 @@ func classifyChain(id spiffeid.ID, err error, now time.Time) (Reason, error) {
 		if invalid.Cert.IsCA {
 			what = "an authority above the SVID of the peer"
 		}
-		if verr := validity(what, invalid.Cert, now); verr != nil {
-			err = verr
-		}
+		err = cmp.Or(validity(what, invalid.Cert, now), err)
 		if errors.Is(err, ErrNotYetValid) {
 			return ReasonNotYetValid, err
 		}
@@ -129,21 +116,18 @@ const (
 type denialLog struct {
 	out *slog.Logger
 
-	mu      sync.Mutex
-	buckets map[string]*denialBucket
+	mu   sync.Mutex
+	keys map[string]denialState
 }
 
-type denialBucket struct {
-	tokens     float64
-	filled     time.Time
-	suppressed int
+// denialState is the token bucket of a key.
+type denialState struct {
+	full       time.Time // when the bucket is full again
+	suppressed int       // lines since the last one that was written
 }
 
 func newDenialLog(log *slog.Logger) *denialLog {
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
-	return &denialLog{out: log, buckets: make(map[string]*denialBucket)}
+	return &denialLog{out: cmp.Or(log, slog.New(slog.DiscardHandler)), keys: make(map[string]denialState)}
 }
 
 // log writes one line unless the limit of the key is reached.
@@ -163,36 +147,21 @@ func (d *denialLog) log(key, message string, attrs ...any) {
 func (d *denialLog) take(key string, now time.Time) (suppressed int, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	b := d.bucket(key, now)
-	b.tokens = min(denialBurst, b.tokens+now.Sub(b.filled).Seconds()/denialInterval.Seconds())
-	b.filled = now
-	if b.tokens < 1 {
-		b.suppressed++
+	if _, known := d.keys[key]; !known && len(d.keys) >= denialKeys {
+		maps.DeleteFunc(d.keys, func(_ string, s denialState) bool { return !s.full.After(now) })
+		if len(d.keys) >= denialKeys {
+			key = "" // further keys share one bucket
+		}
+	}
+	s := d.keys[key]
+	if s.full.Before(now) {
+		s.full = now
+	}
+	if s.full.Sub(now) > (denialBurst-1)*denialInterval {
+		s.suppressed++
+		d.keys[key] = s
 		return 0, false
 	}
-	b.tokens--
-	suppressed, b.suppressed = b.suppressed, 0
-	return suppressed, true
-}
-
-func (d *denialLog) bucket(key string, now time.Time) *denialBucket {
-	if b, ok := d.buckets[key]; ok {
-		return b
-	}
-	if len(d.buckets) >= denialKeys {
-		for k, b := range d.buckets {
-			if now.Sub(b.filled) >= denialBurst*denialInterval {
-				delete(d.buckets, k)
-			}
-		}
-	}
-	if len(d.buckets) >= denialKeys {
-		key = "" // further keys share one bucket
-		if b, ok := d.buckets[key]; ok {
-			return b
-		}
-	}
-	b := &denialBucket{tokens: denialBurst, filled: now}
-	d.buckets[key] = b
-	return b
+	d.keys[key] = denialState{full: s.full.Add(denialInterval)}
+	return s.suppressed, true
 }

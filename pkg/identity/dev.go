@@ -22,9 +22,6 @@ const minDevTTL = 2 * time.Second
 // dir.
 func NewDev(dir string, id spiffeid.ID, o Options) (*Source, error) {
 	o = o.withDefaults()
-	if id.IsZero() {
-		id = o.ID
-	}
 	if id.Path() == "" {
 		return nil, fmt.Errorf("SPIFFE ID %q for the development authority has no path; use one such as "+
 			"spiffe://example.org/lb", id)
@@ -32,7 +29,7 @@ func NewDev(dir string, id spiffeid.ID, o Options) (*Source, error) {
 	if o.DevTTL < minDevTTL {
 		return nil, fmt.Errorf("--dev-ttl=%s: the minimum is %s", o.DevTTL, minDevTTL)
 	}
-	if err := checkAuthority(dir); err != nil {
+	if _, err := LoadDevAuthority(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
 	o.ID = id
@@ -52,7 +49,7 @@ type dev struct {
 func (d *dev) String() string { return "the development authority in " + d.dir }
 
 func (d *dev) watch(ctx context.Context, s *Source) error {
-	retry := &backoff{}
+	retry := newRetry()
 	for {
 		svid, err := d.sign(ctx)
 		if ctx.Err() != nil {
@@ -60,7 +57,7 @@ func (d *dev) watch(ctx context.Context, s *Source) error {
 		}
 		if err != nil {
 			s.fail(fmt.Errorf("%s: %w", d, err))
-			if err := sleep(ctx, retry.Next()); err != nil {
+			if err := retry.Wait(ctx); err != nil {
 				return err
 			}
 			continue
@@ -76,7 +73,7 @@ func (d *dev) watch(ctx context.Context, s *Source) error {
 // sign signs the next SVID and opens the authority first if necessary.
 func (d *dev) sign(ctx context.Context) (*x509svid.SVID, error) {
 	if d.authority == nil {
-		a, err := openAuthority(ctx, d.dir)
+		a, err := OpenDevAuthority(ctx, d.dir)
 		if err != nil {
 			return nil, err
 		}
@@ -100,7 +97,7 @@ func (d *dev) waitRotation(ctx context.Context, s *Source, due time.Duration) er
 			return nil
 		case <-tick.C:
 		}
-		a, err := loadAuthority(d.dir)
+		a, err := LoadDevAuthority(d.dir)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 		case err != nil:

@@ -1,6 +1,7 @@
 package identity_test
 
 import (
+	"crypto/tls"
 	"errors"
 	"os"
 	"path/filepath"
@@ -52,7 +53,7 @@ func TestDevAuthorityIsCreatedOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range bundles {
 		wg.Go(func() {
-			a, err := identity.OpenDevAuthority(dir)
+			a, err := identity.OpenDevAuthority(t.Context(), dir)
 			if err != nil {
 				t.Error(err)
 				return
@@ -98,18 +99,18 @@ func TestInvalidDevAuthority(t *testing.T) {
 		}, "remove"},
 		{"another key", func(dir string) error {
 			other := filepath.Join(dir, "other")
-			if _, err := identity.OpenDevAuthority(other); err != nil {
+			if _, err := identity.OpenDevAuthority(t.Context(), other); err != nil {
 				return err
 			}
 			return os.Rename(filepath.Join(other, "ca.key"), filepath.Join(dir, "ca.key"))
-		}, "does not belong"},
+		}, "does not match"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "dev")
-			_, err := identity.OpenDevAuthority(dir)
+			_, err := identity.OpenDevAuthority(t.Context(), dir)
 			must(t, err)
 			must(t, c.harm(dir))
-			if _, err := identity.OpenDevAuthority(dir); err == nil || !strings.Contains(err.Error(), c.says) {
+			if _, err := identity.OpenDevAuthority(t.Context(), dir); err == nil || !strings.Contains(err.Error(), c.says) {
 				t.Fatalf("got %v", err)
 			}
 			if _, err := identity.NewDev(dir, devID, identity.Options{}); err == nil || !strings.Contains(err.Error(), c.says) {
@@ -145,7 +146,7 @@ func TestDevSourceFollowsNewAuthority(t *testing.T) {
 	identitytest.Run(t, old)
 	first := identitytest.WaitStatus(t, old, "usable", usable)
 	must(t, os.RemoveAll(dir))
-	a, err := identity.OpenDevAuthority(dir)
+	a, err := identity.OpenDevAuthority(t.Context(), dir)
 	must(t, err)
 	identitytest.WaitStatus(t, old, "rotated", func(s identity.Status) bool { return s.Serial != first.Serial })
 	b, err := old.GetX509BundleForTrustDomain(devID.TrustDomain())
@@ -202,5 +203,28 @@ func TestMintNeedsPath(t *testing.T) {
 	if err := a.WriteFiles("/dev/null/x", identitytest.NewCA(t, "example.org").SVID(devID,
 		time.Hour)); errors.Unwrap(err) == nil {
 		t.Fatalf("got %v", err)
+	}
+}
+
+// Several `lb svid` may write to one directory at the same time.
+func TestConcurrentWriteFiles(t *testing.T) {
+	a, err := identity.NewDevAuthority()
+	must(t, err)
+	dir := t.TempDir()
+	var wg sync.WaitGroup
+	for range 8 {
+		svid, err := a.MintFor(devID, time.Hour)
+		must(t, err)
+		wg.Go(func() {
+			for range 5 {
+				if err := a.WriteFiles(dir, svid); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if _, err := tls.LoadX509KeyPair(filepath.Join(dir, identity.CertFile), filepath.Join(dir, identity.KeyFile)); err != nil {
+		t.Error(err)
 	}
 }

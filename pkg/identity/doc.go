@@ -11,7 +11,7 @@
 // receive it.
 //
 // [Listen] creates unix sockets that are never more accessible than requested, and
-// [AdminCredentials] accepts only processes of the same user or root.
+// [AdminGuard] accepts only processes of the same user or root.
 //
 // The caller decides on the expected IDs, on the roles of the peers, and on the consequences of a
 // missing SVID.

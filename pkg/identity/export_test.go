@@ -4,11 +4,12 @@ import (
 	"context"
 	"io/fs"
 	"net"
+	"syscall"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
 	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
-	"google.golang.org/grpc/credentials"
 )
 
 // SetIdleTimeout sets how long a stream of the Workload API may be idle.
@@ -48,10 +49,12 @@ var NewDenialLog = newDenialLog
 func (d *denialLog) Log(key, message string) { d.log(key, message) }
 
 // Keys returns the number of stored keys.
-func (d *denialLog) Keys() int { return len(d.buckets) }
+func (d *denialLog) Keys() int { return len(d.keys) }
 
 // SetAdminUser sets the user whose processes are accepted beside root's.
-func SetAdminUser(c credentials.TransportCredentials, uid uint32) { c.(*adminCredentials).uid = uid }
+func SetAdminUser(a *AdminGuard, uid uint32) { a.uid = uid }
 
-// PollOnly disables the notifications of a source of files.
-func PollOnly(s *Source) { s.origin.(*fileSource).pollOnly = true }
+// PollOnly leaves a source of files without notifications, as on a node without inotify instances.
+func PollOnly(s *Source) {
+	s.origin.(*fileSource).notifier = func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE }
+}

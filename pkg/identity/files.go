@@ -3,11 +3,12 @@ package identity
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -33,7 +34,7 @@ func NewFiles(dir string, o Options) (*Source, error) {
 			BundleFile)
 	}
 	o = o.withDefaults()
-	return newSource(&fileSource{dir: filepath.Clean(dir), poll: o.Poll}, o), nil
+	return newSource(&fileSource{dir: filepath.Clean(dir), poll: o.Poll, notifier: fsnotify.NewWatcher}, o), nil
 }
 
 const (
@@ -45,23 +46,32 @@ const (
 )
 
 type fileSource struct {
-	dir      string
-	poll     time.Duration
-	pollOnly bool
+	dir  string
+	poll time.Duration
+	// notifier is fsnotify.NewWatcher: inotify instances can run out on a busy node.
+	notifier func() (*fsnotify.Watcher, error)
 }
 
 func (f *fileSource) String() string { return "the files in " + f.dir }
 
 func (f *fileSource) watch(ctx context.Context, s *Source) error {
-	n := f.notifications(s)
-	defer n.close()
-	var last []byte // last valid content
+	notifier, err := f.notifier()
+	if err != nil {
+		s.log.Warn("inotify unavailable, polling files", "error", err)
+		notifier = &fsnotify.Watcher{} // no events
+	} else {
+		defer func() { _ = notifier.Close() }()
+	}
+	var last [3][]byte // last valid content
 	var calls files.Calls
 	for {
 		wait := f.poll
 		parts, err := files.Do(ctx, &calls, "directory "+f.dir, func() ([3][]byte, error) {
-			// Watch before reading, so that no change is missed in between.
-			n.watch(f.dir)
+			// Watch before reading, so that no change is missed in between, and again each time,
+			// since dir may have been replaced. While it is missing, only the poll detects it.
+			if notifier.Events != nil {
+				_ = notifier.Add(f.dir)
+			}
 			return readFiles(f.dir)
 		})
 		var svid *x509svid.SVID
@@ -69,76 +79,39 @@ func (f *fileSource) watch(ctx context.Context, s *Source) error {
 		if err == nil {
 			svid, bundle, err = parseFiles(parts)
 		}
-		raw := bytes.Join(parts[:], []byte{0})
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case err != nil:
-			last = nil
+			last = [3][]byte{}
 			wait = min(wait, retryPoll)
 			s.fail(fmt.Errorf("%s: %w", f, err))
-		case !bytes.Equal(raw, last):
-			last = raw
+		case !slices.EqualFunc(parts[:], last[:], bytes.Equal):
+			last = parts
 			s.offer([]*x509svid.SVID{svid}, bundle)
 		}
-		if err := n.wait(ctx, wait); err != nil {
+		if err := waitChange(ctx, notifier, wait); err != nil {
 			return err
 		}
 	}
 }
 
-// notifications are inotify events of a directory. Events may be missed; the poll covers them.
-type notifications struct {
-	watcher *fsnotify.Watcher // nil: not available
-	events  <-chan fsnotify.Event
-	errors  <-chan error
-}
-
-func (f *fileSource) notifications(s *Source) *notifications {
-	if f.pollOnly {
-		return &notifications{}
-	}
-	w, err := fsnotify.NewWatcher()
-	if err != nil {
-		// inotify instances can run out on a busy node.
-		s.log.Warn("inotify unavailable, polling files", "error", err)
-		return &notifications{}
-	}
-	return &notifications{watcher: w, events: w.Events, errors: w.Errors}
-}
-
-// watch adds dir again each time, since it may have been replaced. While dir is missing, only the
-// poll detects it.
-func (n *notifications) watch(dir string) {
-	if n.watcher != nil {
-		_ = n.watcher.Add(dir)
-	}
-}
-
-func (n *notifications) close() {
-	if n.watcher != nil {
-		_ = n.watcher.Close()
-	}
-}
-
-// wait returns after a change, after d, or with the error of ctx.
-func (n *notifications) wait(ctx context.Context, d time.Duration) error {
+// waitChange returns after a change, after d, or with the error of ctx.
+func waitChange(ctx context.Context, notifier *fsnotify.Watcher, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
-	changed := false
-	for {
+	for changed := false; ; changed = true {
+		// Only the first event sets the timer, so that a directory that changes all the time cannot
+		// delay the reading.
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-timer.C:
 			return nil
-		case <-n.events:
-		case <-n.errors: // such as an overflow of the queue: treated as a change
+		case <-notifier.Events:
+		case <-notifier.Errors: // such as an overflow of the queue: treated as a change
 		}
-		// Only the first event sets the timer, so that a directory that changes all the time cannot
-		// delay the reading.
 		if !changed {
-			changed = true
 			timer.Reset(settleTime)
 		}
 	}
@@ -165,80 +138,29 @@ func readFiles(dir string) (parts [3][]byte, err error) {
 
 // parseFiles returns the SVID and the bundle and checks that they match.
 func parseFiles(parts [3][]byte) (*x509svid.SVID, *x509bundle.Bundle, error) {
-	certs, err := certificates(parts[0])
-	if err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", CertFile, err)
+	var der []byte
+	// Unlike go-spiffe, it accepts keys in PKCS#1 and SEC 1, which issuers write as well.
+	pair, err := tls.X509KeyPair(parts[0], parts[1])
+	if err == nil {
+		der, err = x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
 	}
-	key, err := privateKey(parts[1])
-	if err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", KeyFile, err)
+	var svid *x509svid.SVID
+	if err == nil {
+		svid, err = x509svid.ParseRaw(slices.Concat(pair.Certificate...), der)
 	}
-	authorities, err := certificates(parts[2])
-	if err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", BundleFile, err)
-	}
-	var chain []byte
-	for _, c := range certs {
-		chain = append(chain, c.Raw...)
-	}
-	svid, err := x509svid.ParseRaw(chain, key)
 	if err != nil {
 		return nil, nil, fmt.Errorf("%s with %s: %w", CertFile, KeyFile, err)
 	}
-	bundle := x509bundle.FromX509Authorities(svid.ID.TrustDomain(), authorities)
+	bundle, err := x509bundle.Parse(svid.ID.TrustDomain(), parts[2])
+	if err == nil && bundle.Empty() {
+		err = errors.New("contains no PEM certificate")
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", BundleFile, err)
+	}
 	// Verified at the start of its validity; Source checks the current time.
-	if _, _, err := x509svid.Verify(svid.Certificates, bundle, x509svid.WithTime(certs[0].NotBefore)); err != nil {
+	if _, _, err := x509svid.Verify(svid.Certificates, bundle, x509svid.WithTime(pair.Leaf.NotBefore)); err != nil {
 		return nil, nil, fmt.Errorf("%s is not signed by the authorities in %s: %w", CertFile, BundleFile, err)
 	}
 	return svid, bundle, nil
-}
-
-func certificates(b []byte) ([]*x509.Certificate, error) {
-	var certs []*x509.Certificate
-	for {
-		var block *pem.Block
-		block, b = pem.Decode(b)
-		if block == nil {
-			break
-		}
-		if block.Type != "CERTIFICATE" {
-			continue
-		}
-		c, err := x509.ParseCertificate(block.Bytes)
-		if err != nil {
-			return nil, err
-		}
-		certs = append(certs, c)
-	}
-	if len(certs) == 0 {
-		return nil, errors.New("contains no PEM certificate")
-	}
-	return certs, nil
-}
-
-// privateKey returns the first private key as PKCS#8. Issuers write PKCS#1 and SEC 1 as well.
-func privateKey(b []byte) ([]byte, error) {
-	for {
-		var block *pem.Block
-		block, b = pem.Decode(b)
-		if block == nil {
-			return nil, errors.New("contains no PEM private key")
-		}
-		var key any
-		var err error
-		switch block.Type {
-		case "PRIVATE KEY":
-			key, err = x509.ParsePKCS8PrivateKey(block.Bytes)
-		case "EC PRIVATE KEY":
-			key, err = x509.ParseECPrivateKey(block.Bytes)
-		case "RSA PRIVATE KEY":
-			key, err = x509.ParsePKCS1PrivateKey(block.Bytes)
-		default:
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		return x509.MarshalPKCS8PrivateKey(key)
-	}
 }

@@ -143,12 +143,12 @@ func TestMissingOrBrokenFiles(t *testing.T) {
 		data       []byte
 		says       []string
 	}{
-		{"half a certificate", identity.CertFile, read(identity.CertFile)[:100], []string{"tls.crt", "no PEM certificate"}},
+		{"half a certificate", identity.CertFile, read(identity.CertFile)[:100], []string{"tls.crt", "PEM data in certificate"}},
 		{
 			"a bad certificate", identity.CertFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("x")}),
 			[]string{"tls.crt"},
 		},
-		{"no key", identity.KeyFile, read(identity.CertFile), []string{"tls.key", "no PEM private key"}},
+		{"no key", identity.KeyFile, read(identity.CertFile), []string{"tls.key", "PEM for the private key"}},
 		{"another key", identity.KeyFile, keyOf(t, ca), []string{"tls.key", "does not match"}},
 		{"another authority", identity.BundleFile, bundleOf(t, other), []string{"tls.crt", "not signed", "ca.crt"}},
 		{"an empty bundle", identity.BundleFile, nil, []string{"ca.crt", "no PEM certificate"}},

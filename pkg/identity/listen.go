@@ -64,11 +64,11 @@ func Listen(ctx context.Context, o ListenOptions) (net.Listener, error) {
 		return nil, err
 	}
 	watching, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	l := &socketListener{path: path, mode: mode, report: o.Watch, bound: bound, cancel: cancel}
-	if l.report == nil {
-		l.report = func(error) {}
+	if o.Watch == nil {
+		o.Watch = func(error) {}
 	}
-	l.report(nil)
+	o.Watch(nil)
+	l := &socketListener{path: path, mode: mode, report: o.Watch, bound: bound, cancel: cancel}
 	l.watching.Go(func() { l.watch(watching) })
 	return l, nil
 }
@@ -79,7 +79,11 @@ func openSocket(ctx context.Context, path string, mode fs.FileMode, held *fileLo
 	if held != nil && isSameFile(held.file, held.file.Name()) {
 		return listenLocked(ctx, path, mode, held)
 	}
-	if err := createDirectory(filepath.Dir(path), mode); err != nil {
+	directory := fs.FileMode(0o700)
+	if mode&0o060 != 0 {
+		directory = 0o750 // the group needs search and read permission only
+	}
+	if err := createDirectory(filepath.Dir(path), directory); err != nil {
 		return nil, fmt.Errorf("directory of socket %s: %w", path, err)
 	}
 	// The lock makes probe, removal and bind atomic among vipgate processes.
@@ -100,15 +104,12 @@ func openSocket(ctx context.Context, path string, mode fs.FileMode, held *fileLo
 // SocketPath returns the path in the address of a unix socket: a path, or a URI such as
 // unix:///path.
 func SocketPath(address string) (string, error) {
-	path := address
-	if rest, ok := strings.CutPrefix(path, "unix:"); ok {
+	path, isURI := strings.CutPrefix(address, "unix:")
+	if rest, ok := strings.CutPrefix(path, "//"); isURI && ok {
 		path = rest
-		if rest, ok := strings.CutPrefix(path, "//"); ok {
-			if !strings.HasPrefix(rest, "/") {
-				return "", fmt.Errorf("socket %q: unix:// must be followed by an absolute path, "+
-					"as in unix:///run/vipgate/lb.sock", address)
-			}
-			path = rest
+		if !strings.HasPrefix(path, "/") {
+			return "", fmt.Errorf("socket %q: unix:// must be followed by an absolute path, "+
+				"as in unix:///run/vipgate/lb.sock", address)
 		}
 	}
 	switch {
@@ -126,30 +127,21 @@ func SocketPath(address string) (string, error) {
 	return path, nil
 }
 
-// createDirectory creates dir and its missing parents for a socket of the given mode.
-func createDirectory(dir string, socket fs.FileMode) error {
-	if info, err := os.Stat(dir); err == nil {
-		if !info.IsDir() {
-			return fmt.Errorf("%s is not a directory", dir)
-		}
+// createDirectory creates dir and its missing parents.
+func createDirectory(dir string, mode fs.FileMode) error {
+	err := os.Mkdir(dir, mode)
+	switch {
+	case errors.Is(err, fs.ErrExist):
 		return nil
-	} else if !errors.Is(err, fs.ErrNotExist) {
+	case errors.Is(err, fs.ErrNotExist):
+		if err := createDirectory(filepath.Dir(dir), mode); err != nil {
+			return err
+		}
+		return createDirectory(dir, mode)
+	case err != nil:
 		return err
 	}
-	if err := createDirectory(filepath.Dir(dir), socket); err != nil {
-		return err
-	}
-	mode := fs.FileMode(0o700)
-	if socket&0o060 != 0 {
-		mode = 0o750 // the group needs search and read permission only
-	}
-	if err := os.Mkdir(dir, mode); errors.Is(err, fs.ErrExist) {
-		return nil // another process created it
-	} else if err != nil {
-		return err
-	}
-	// The umask may have removed the group's permissions.
-	return os.Chmod(dir, mode)
+	return os.Chmod(dir, mode) // the umask may have removed the group's permissions
 }
 
 func listenLocked(ctx context.Context, path string, mode fs.FileMode, lock *fileLock) (*boundSocket, error) {
@@ -201,17 +193,9 @@ func removeStaleSocket(ctx context.Context, path string) error {
 	return nil
 }
 
-func fileKind(m fs.FileMode) string {
-	switch m.Type() {
-	case 0:
-		return "a file"
-	case fs.ModeDir:
-		return "a directory"
-	case fs.ModeSymlink:
-		return "a symbolic link"
-	}
-	return "a " + m.Type().String()
-}
+var fileKinds = map[fs.FileMode]string{0: "a file", fs.ModeDir: "a directory", fs.ModeSymlink: "a symbolic link"}
+
+func fileKind(m fs.FileMode) string { return cmp.Or(fileKinds[m.Type()], "a "+m.Type().String()) }
 
 // bind binds the socket and listens; the socket is never more accessible than mode. The umask
 // belongs to the whole process, and other goroutines create files, so it is not changed: Linux

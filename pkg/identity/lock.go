@@ -8,10 +8,16 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/backoff"
 )
 
-// lockRetry is the poll interval of a lock that another process holds.
-const lockRetry = 10 * time.Millisecond
+const (
+	// lockRetry is the poll interval of a lock that another process holds.
+	lockRetry = 10 * time.Millisecond
+	// lockWait bounds that wait; the other process writes a few files, which takes milliseconds.
+	lockWait = 10 * time.Second
+)
 
 var errLocked = errors.New("another process holds the lock")
 
@@ -50,15 +56,14 @@ func isSameFile(f *os.File, path string) bool {
 	return err == nil && os.SameFile(opened, current)
 }
 
-// waitLock takes the lock on path once it is free, until ctx ends.
+// waitLock takes the lock on path once it is free, within lockWait, or until ctx ends.
 func waitLock(ctx context.Context, path string) (*fileLock, error) {
+	ctx, cancel := context.WithTimeout(ctx, lockWait)
+	defer cancel()
 	for {
 		l, err := tryLock(path)
-		if !errors.Is(err, errLocked) {
+		if !errors.Is(err, errLocked) || backoff.Sleep(ctx, lockRetry) != nil {
 			return l, err
-		}
-		if sleep(ctx, lockRetry) != nil {
-			return nil, err
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,8 @@ import (
 	"net"
 	"syscall"
 	"time"
+
+	"github.com/vipgate/vipgate/pkg/backoff"
 )
 
 const (
@@ -39,10 +42,7 @@ func OwnNetNS(ctx context.Context, role, about string) (release func(), err erro
 			c, err := l.Accept()
 			if err != nil {
 				// Out of file descriptors, or closed. The lock does not depend on the response.
-				select {
-				case <-time.After(ownerTimeout):
-				case <-ctx.Done():
-				}
+				_ = backoff.Sleep(ctx, ownerTimeout)
 				continue
 			}
 			// The response fits the socket buffer: no peer can block this.
@@ -77,10 +77,8 @@ func describeOwner(ctx context.Context, name string) string {
 	if err != nil {
 		return who + ", which does not answer"
 	}
-	for _, b := range about {
-		if b < ' ' || b > '~' {
-			return fmt.Sprintf("%s, %q", who, about)
-		}
+	if bytes.ContainsFunc(about, func(r rune) bool { return r < ' ' || r > '~' }) {
+		return fmt.Sprintf("%s, %q", who, about)
 	}
 	return fmt.Sprintf("%s, %s", who, about)
 }

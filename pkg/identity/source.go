@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -85,19 +86,6 @@ func (s Status) Problem() string {
 	return fmt.Sprintf("the SVID %s expires at %s and was not renewed", s.ID, formatTime(s.NotAfter))
 }
 
-func (s Status) equal(o Status) bool {
-	return s.ID == o.ID && s.Serial == o.Serial && s.NotBefore.Equal(o.NotBefore) && s.NotAfter.Equal(o.NotAfter) &&
-		s.Rotations == o.Rotations && s.Failures == o.Failures && s.Overdue == o.Overdue &&
-		text(s.Err) == text(o.Err) && text(s.RenewalErr) == text(o.RenewalErr) && slices.Equal(s.Offered, o.Offered)
-}
-
-func text(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
-}
-
 // origin supplies SVIDs. watch passes each one to [Source.offer], each failure to [Source.fail],
 // and returns when ctx ends.
 type origin interface {
@@ -119,10 +107,7 @@ type Source struct {
 	// while current is valid.
 	current, pending *x509svid.SVID
 	bundles          x509bundle.Source
-	renewalErr       error
-	failures         uint64
-	rotations        uint64
-	offered          []spiffeid.ID
+	next             Status // the next status; publish completes it
 	isReady          bool
 	overdueSerial    string // of the SVID whose overdue rotation was logged
 }
@@ -134,15 +119,16 @@ var (
 )
 
 func newSource(from origin, o Options) *Source {
-	s := &Source{
-		origin:     from,
-		id:         o.ID,
-		log:        o.Log.With("component", "identity", "source", from.String()),
-		ready:      make(chan struct{}),
-		renewalErr: fmt.Errorf("waiting for the first SVID from %s", from),
+	waiting := fmt.Errorf("waiting for the first SVID from %s", from)
+	initial := Status{Err: waiting, RenewalErr: waiting}
+	return &Source{
+		origin: from,
+		id:     o.ID,
+		log:    o.Log.With("component", "identity", "source", from.String()),
+		ready:  make(chan struct{}),
+		next:   initial,
+		status: latest.New(initial),
 	}
-	s.status = latest.New(Status{Err: s.renewalErr, RenewalErr: s.renewalErr})
-	return s
 }
 
 // Run keeps the SVID fresh until ctx ends. A failing origin is retried with back-off; Run does not
@@ -193,10 +179,10 @@ func (s *Source) offer(svids []*x509svid.SVID, bundles x509bundle.Source) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.bundles = bundles
-	s.offered = s.offered[:0:0]
+	s.next.Offered = nil
 	for _, svid := range svids {
-		if !slices.Contains(s.offered, svid.ID) {
-			s.offered = append(s.offered, svid.ID)
+		if !slices.Contains(s.next.Offered, svid.ID) {
+			s.next.Offered = append(s.next.Offered, svid.ID)
 		}
 	}
 	svid, err := s.pick(svids)
@@ -205,56 +191,45 @@ func (s *Source) offer(svids []*x509svid.SVID, bundles x509bundle.Source) {
 		return
 	}
 	now := time.Now()
-	switch err := validAt(svid, now); {
-	case err == nil:
-		s.renewalErr = nil
+	err = validAt(svid, now)
+	early := errors.Is(err, ErrNotYetValid)
+	switch {
+	case err == nil, s.checkUsable(now) != nil:
+		// An invalid SVID is adopted if no valid one is in use: the status shows it and its error.
 		s.adopt(svid)
-	case s.checkUsable(now) != nil:
-		// No valid SVID is in use, so the status shows this one and its error. An SVID that is not
-		// valid yet becomes valid later.
-		s.adopt(svid)
-		if !errors.Is(err, ErrNotYetValid) {
-			s.failLocked(err)
-			return
-		}
-		s.renewalErr = nil
-	case errors.Is(err, ErrNotYetValid):
+	case early:
 		s.pending = svid
-		s.renewalErr = nil
-	default:
+	}
+	if err != nil && !early {
 		s.failLocked(err)
 		return
 	}
+	s.next.RenewalErr = nil
 	s.publish(now)
 }
 
 // pick selects the SVID of this process. Several IDs without Options.ID are an error, since the
 // peers expect one exact ID.
 func (s *Source) pick(svids []*x509svid.SVID) (*x509svid.SVID, error) {
-	if s.id.IsZero() {
-		if len(s.offered) == 1 {
-			return svids[0], nil
-		}
-		return nil, fmt.Errorf("%s offers %d SPIFFE IDs (%s): select one with --spiffe-id", s.origin, len(s.offered),
-			join(s.offered))
+	offered := s.next.Offered
+	if s.id.IsZero() && len(offered) != 1 {
+		return nil, fmt.Errorf("%s offers %d SPIFFE IDs (%s): select one with --spiffe-id", s.origin, len(offered),
+			join(offered))
 	}
 	for _, svid := range svids {
-		if svid.ID == s.id {
+		if s.id.IsZero() || svid.ID == s.id {
 			return svid, nil
 		}
 	}
-	return nil, fmt.Errorf("%s does not offer %s, only %s", s.origin, s.id, join(s.offered))
+	return nil, fmt.Errorf("%s does not offer %s, only %s", s.origin, s.id, join(offered))
 }
 
 func join(ids []spiffeid.ID) string {
-	if len(ids) == 0 {
-		return "nothing"
+	var names []string
+	for _, id := range ids {
+		names = append(names, id.String())
 	}
-	names := make([]string, len(ids))
-	for i, id := range ids {
-		names[i] = id.String()
-	}
-	return strings.Join(names, ", ")
+	return cmp.Or(strings.Join(names, ", "), "nothing")
 }
 
 // fail records an error of the origin.
@@ -266,12 +241,12 @@ func (s *Source) fail(err error) {
 
 func (s *Source) failLocked(err error) {
 	level := slog.LevelDebug // repeated
-	if text(s.renewalErr) != err.Error() {
+	if s.next.RenewalErr == nil || s.next.RenewalErr.Error() != err.Error() {
 		level = slog.LevelWarn
 	}
-	s.renewalErr = err
-	s.failures++
-	s.log.Log(context.Background(), level, "no new SVID", "error", err, "failures", s.failures)
+	s.next.RenewalErr = err
+	s.next.Failures++
+	s.log.Log(context.Background(), level, "no new SVID", "error", err, "failures", s.next.Failures)
 	s.publish(time.Now())
 }
 
@@ -284,9 +259,9 @@ func (s *Source) adopt(svid *x509svid.SVID) {
 	case old == nil:
 		s.log.Info("SVID received", "spiffe_id", svid.ID, "serial", serial(leaf), "not_after", leaf.NotAfter)
 	case !old.Certificates[0].Equal(leaf):
-		s.rotations++
-		s.log.Info("SVID rotated", "spiffe_id", svid.ID, "serial", serial(leaf), "not_after", leaf.NotAfter, "rotations",
-			s.rotations)
+		s.next.Rotations++
+		s.log.Info("SVID rotated", "spiffe_id", svid.ID, "serial", serial(leaf), "not_after", leaf.NotAfter,
+			"rotations", s.next.Rotations)
 	}
 }
 
@@ -299,12 +274,13 @@ func (s *Source) activatePending(now time.Time) {
 
 // checkUsable returns why there is no usable SVID.
 func (s *Source) checkUsable(now time.Time) error {
+	failure := s.next.RenewalErr
 	if s.current == nil {
-		return s.renewalErr
+		return failure
 	}
 	err := validAt(s.current, now)
-	if err != nil && s.renewalErr != nil && s.renewalErr.Error() != err.Error() {
-		return fmt.Errorf("%w; no new one: %w", err, s.renewalErr)
+	if err != nil && failure != nil && failure.Error() != err.Error() {
+		return fmt.Errorf("%w; no new one: %w", err, failure)
 	}
 	return err
 }
@@ -316,8 +292,7 @@ var (
 )
 
 func validAt(svid *x509svid.SVID, now time.Time) error {
-	leaf := svid.Certificates[0]
-	return validity("the SVID "+svid.ID.String(), leaf, now)
+	return validity("the SVID "+svid.ID.String(), svid.Certificates[0], now)
 }
 
 // validity compares with the wall clock and reports both times: a wrong clock is as likely a cause
@@ -346,13 +321,8 @@ func overdueAt(c *x509.Certificate) time.Time {
 // publish updates the status and returns the time until it changes by itself.
 func (s *Source) publish(now time.Time) time.Duration {
 	s.activatePending(now)
-	st := Status{
-		Rotations:  s.rotations,
-		Err:        s.checkUsable(now),
-		RenewalErr: s.renewalErr,
-		Failures:   s.failures,
-		Offered:    s.offered,
-	}
+	st := &s.next
+	st.Err = s.checkUsable(now)
 	wait := clockCheckInterval
 	recheckAt := func(t time.Time) {
 		if d := t.Sub(now); d >= 0 {
@@ -373,16 +343,16 @@ func (s *Source) publish(now time.Time) time.Duration {
 	}
 	if st.Overdue && s.overdueSerial != st.Serial {
 		s.overdueSerial = st.Serial
-		s.log.Warn("SVID rotation overdue", "spiffe_id", st.ID, "not_after", st.NotAfter, "error", s.renewalErr)
+		s.log.Warn("SVID rotation overdue", "spiffe_id", st.ID, "not_after", st.NotAfter, "error", st.RenewalErr)
 	}
 	previous := s.status.Load()
-	if st.equal(previous) {
+	if reflect.DeepEqual(*st, previous) {
 		return wait
 	}
 	if st.Err != nil && previous.Err == nil {
 		s.log.Error("no usable SVID", "error", st.Err)
 	}
-	s.status.Set(st)
+	s.status.Set(*st)
 	if st.Err == nil && !s.isReady {
 		s.isReady = true
 		close(s.ready)

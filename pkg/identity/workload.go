@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/workloadapi"
@@ -12,6 +13,8 @@ import (
 	grpcbackoff "google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/vipgate/vipgate/pkg/backoff"
 )
 
 // NewWorkloadAPI returns a source that follows the SPIFFE Workload API. It fails only when the
@@ -40,49 +43,53 @@ type workloadAPI struct {
 func (w *workloadAPI) String() string { return "the Workload API at " + w.addr }
 
 func (w *workloadAPI) watch(ctx context.Context, s *Source) error {
-	retry := &backoff{}
+	retry := newRetry()
 	for {
 		err := w.session(ctx, s, retry)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		s.fail(fmt.Errorf("%s: %w", w, err))
-		if err := sleep(ctx, retry.Next()); err != nil {
+		if err := retry.Wait(ctx); err != nil {
 			return err
 		}
 	}
 }
 
+// The back-off between two attempts to get an SVID.
+const (
+	minBackoff = 50 * time.Millisecond
+	maxBackoff = 2 * time.Second
+)
+
+// retry is a back-off that go-spiffe can use, too.
+type retry struct{ backoff.Backoff }
+
+func newRetry() *retry { return &retry{backoff.Backoff{Min: minBackoff, Max: maxBackoff, Jitter: 0.1}} }
+
+// NewBackoff returns r itself: a new watch continues the back-off.
+func (r *retry) NewBackoff() workloadapi.Backoff { return r }
+
 var errIdleStream = errors.New("no message on the stream although the SVID is due for rotation")
 
 // session follows the API over one connection. The client retries by itself, except after Canceled
 // and InvalidArgument, which end the session.
-func (w *workloadAPI) session(ctx context.Context, s *Source, retry *backoff) error {
+func (w *workloadAPI) session(ctx context.Context, s *Source, retry *retry) error {
 	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	client, err := workloadapi.New(ctx,
+	var watchdog sync.WaitGroup
+	watchdog.Go(func() { w.endIdleSession(ctx, s, cancel) })
+	err := workloadapi.WatchX509Context(ctx, &contextWatcher{ctx: ctx, source: s, origin: w},
 		workloadapi.WithAddr(w.addr),
 		workloadapi.WithBackoffStrategy(retry),
 		workloadapi.WithDialOptions(grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           grpcbackoff.Config{BaseDelay: minBackoff, Multiplier: 2, Jitter: 0.1, MaxDelay: maxBackoff},
 			MinConnectTimeout: maxBackoff,
 		})))
-	if err != nil {
-		return fmt.Errorf("dial: %w", err)
-	}
-	defer func() { _ = client.Close() }() // the session has ended; a close error has no consequence
-
-	watchdog := make(chan struct{})
-	go func() {
-		defer close(watchdog)
-		w.endIdleSession(ctx, s, cancel)
-	}()
-	err = client.WatchX509Context(ctx, &contextWatcher{ctx: ctx, source: s, origin: w})
 	if cause := context.Cause(ctx); errors.Is(cause, errIdleStream) {
 		err = cause
 	}
 	cancel(nil)
-	<-watchdog
+	watchdog.Wait()
 	return err
 }
 

@@ -100,7 +100,7 @@ func measureRegistrations(ctx context.Context, s *session) error {
 
 // dialRegistry connects to the lb's socket as the application.
 func (fx *fixture) dialRegistry() (*grpc.ClientConn, error) {
-	authority, err := identity.OpenDevAuthority(fx.pod.Authority())
+	authority, err := identity.OpenDevAuthority(context.Background(), fx.pod.Authority())
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -99,7 +100,7 @@ func (t *scenario) podUnchanged() bool {
 // mint signs an SVID for a person or an application and returns the folder that
 // holds it.
 func (s *fixture) mint(who string) (string, error) {
-	authority, err := identity.OpenDevAuthority(s.pod.Authority())
+	authority, err := identity.OpenDevAuthority(context.Background(), s.pod.Authority())
 	if err != nil {
 		return "", err
 	}

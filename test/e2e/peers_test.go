@@ -35,7 +35,7 @@ func (f *fixture) in(t *testing.T) *fixture {
 // authority is the pod's development authority, which lb and frontend share.
 func (f *fixture) authority() *identity.DevAuthority {
 	f.t.Helper()
-	a, err := identity.OpenDevAuthority(f.pod.Authority())
+	a, err := identity.OpenDevAuthority(f.t.Context(), f.pod.Authority())
 	f.must(err)
 	return a
 }
