@@ -38,25 +38,40 @@ type Errors struct {
 	Problems []Problem
 	// More is true when the file has further problems that are not listed.
 	More bool
+
+	file string
 }
 
 // Error returns one line a problem.
 func (e *Errors) Error() string {
-	var b strings.Builder
+	lines := make([]string, len(e.Problems))
 	for i, p := range e.Problems {
-		if i > 0 {
-			b.WriteByte('\n')
-		}
-		b.WriteString(p.String())
+		lines[i] = p.String()
 	}
 	if e.More {
-		fmt.Fprintf(&b, "\n%s: there are more problems than these %d", e.Problems[0].File, len(e.Problems))
+		lines = append(lines, fmt.Sprintf("%s: there are more problems than these %d", e.file, len(e.Problems)))
 	}
-	return b.String()
+	return strings.Join(lines, "\n")
 }
 
-func (e *Errors) sort() {
+// add records a problem. Beyond maxProblems only the fact is kept.
+func (e *Errors) add(line, column int, field, format string, args ...any) {
+	if e.full() {
+		e.More = true
+		return
+	}
+	e.Problems = append(e.Problems, Problem{e.file, max(line, 1), max(column, 1), field, fmt.Sprintf(format, args...)})
+}
+
+func (e *Errors) full() bool { return len(e.Problems) >= maxProblems }
+
+// err returns the problems as an error, or nil when there are none.
+func (e *Errors) err() error {
+	if len(e.Problems) == 0 {
+		return nil
+	}
 	slices.SortStableFunc(e.Problems, func(a, b Problem) int {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
 	})
+	return e
 }
