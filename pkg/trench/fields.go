@@ -23,6 +23,7 @@ type parser struct {
 	vipsKnown  bool
 	streamVIPs []located[vip.VIP]
 	addresses  []located[netip.Addr]
+	lines      map[entry]int // where entries that must be unique are
 }
 
 // located is something that was read, where, and the remedy if it must not be there.
@@ -32,6 +33,20 @@ type located[T any] struct {
 	remedy string
 }
 
+// entry is something that is unique among those of its kind in an object.
+type entry struct{ in, kind, is any }
+
+// unique reports a second appearance of an entry.
+func (p *parser) unique(v value, in any, kind string, is any) bool {
+	key := entry{in, kind, is}
+	if line, twice := p.lines[key]; twice {
+		v.problem("%s %v appears twice, first in line %d: remove one of them or change it", kind, is, line)
+		return false
+	}
+	p.lines[key] = v.node.Line
+	return true
+}
+
 // The remedies of addresses that lie in a VIP.
 const (
 	gatewayInVIP = "a gateway cannot be reached through itself, change one of them"
@@ -39,34 +54,39 @@ const (
 	sourceInVIP  = "what comes from a VIP is sent to the gateways, write an address of the load balancer's own"
 )
 
+// The lists of the file that may be empty.
+var (
+	streamList  = list{remedy: "write a list of streams, or [] for none"}
+	gatewayList = list{remedy: "write a list of gateways, or [] for none"}
+	targetList  = list{remedy: "write a list of targets, or [] for none"}
+)
+
 func (p *parser) config(c *Config) object {
-	streams := map[string]int{}
 	return object{fields: []field{
 		{name: "trench", is: text{&c.Trench, nameForm}, remedy: "write the name of the trench"},
 		{name: "attractor", is: p.attractor(&c.Attractor), remedy: "write its name, vips and gateways"},
-		{name: "streams", is: listOf(&c.Streams, list{remedy: "write a list of streams, or [] for none"},
-			func(s *Stream) kind { return p.stream(s, streams) }, nil)},
+		{name: "streams", is: listOf(&c.Streams, streamList, p.stream, nil)},
 	}}
 }
 
 func (p *parser) attractor(a *Attractor) object {
-	const vipsRemedy = "write a list of VIPs such as [20.0.0.1/32], or [] for none"
-	vips, names, addresses := map[vip.VIP]int{}, map[string]int{}, map[netip.Addr]int{}
+	vips := list{
+		max: MaxVIPs, tooMany: "has %d VIPs: an attractor has %d at most",
+		remedy: "write a list of VIPs such as [20.0.0.1/32], or [] for none",
+	}
+	keepVIP := func(v value, x vip.VIP) bool {
+		if !p.unique(v, a, "VIP", x) {
+			return false
+		}
+		p.vips[x] = v
+		return true
+	}
 	return object{
 		name: "attractor",
 		fields: []field{
 			{name: "name", is: text{&a.Name, nameForm}, remedy: "write the name of the attractor"},
-			{name: "vips", remedy: vipsRemedy, is: listOf(&a.VIPs,
-				list{max: MaxVIPs, remedy: vipsRemedy, tooMany: "has %d VIPs: an attractor has %d at most"}, vipKind,
-				func(v value, x vip.VIP) bool {
-					known := unique(vips, x, v, "VIP")
-					if known {
-						p.vips[x] = v
-					}
-					return known
-				})},
-			{name: "gateways", is: listOf(&a.Gateways, list{remedy: "write a list of gateways, or [] for none"},
-				func(g *Gateway) kind { return p.gateway(g, names, addresses) }, nil)},
+			{name: "vips", is: listOf(&a.VIPs, vips, newPrefix, keepVIP), remedy: vips.remedy},
+			{name: "gateways", is: listOf(&a.Gateways, gatewayList, p.gateway, nil)},
 		},
 		then: func(m mapping) {
 			v, ok := m.fields["vips"]
@@ -75,46 +95,35 @@ func (p *parser) attractor(a *Attractor) object {
 	}
 }
 
-func (p *parser) gateway(g *Gateway, names map[string]int, addresses map[netip.Addr]int) object {
+func (p *parser) gateway(g *Gateway) object {
 	d, protocol := p.defaults, "bgp"
 	*g = Gateway{
-		LocalASN: d.LocalASN, RemoteASN: d.RemoteASN,
-		LocalPort: d.LocalPort, RemotePort: d.RemotePort,
+		LocalASN: d.LocalASN, RemoteASN: d.RemoteASN, LocalPort: d.LocalPort, RemotePort: d.RemotePort,
 		HoldTime: d.HoldTime,
 	}
 	checkName := func(v value) {
 		if g.Name == "BFD" {
 			v.problem("is \"BFD\": BIRD's protocol NBR-BFD has that name, take another")
-			return
+		} else {
+			p.unique(v, p, "gateway", g.Name)
 		}
-		unique(names, g.Name, v, "gateway")
 	}
 	checkAddress := func(v value) {
-		unique(addresses, g.Address, v, "gateway address")
+		p.unique(v, p, "gateway address", g.Address)
 		p.addresses = append(p.addresses, located[netip.Addr]{g.Address, v, gatewayInVIP})
 	}
-	report := func(v value, problem string) {
-		if problem != "" {
-			v.problem("%s", problem)
-		}
-	}
+	holdTime := duration{to: &g.HoldTime, lo: MinHoldTime, hi: MaxHoldTime}
 	return object{
 		name: "gateway",
 		fields: []field{
 			{name: "name", is: text{&g.Name, nameForm}, then: checkName, remedy: "write a name for the gateway"},
-			{
-				name: "address", is: address{&g.Address, "169.254.100.150"}, then: checkAddress,
-				remedy: "write the gateway's IP address",
-			},
+			{name: "address", is: address{&g.Address}, then: checkAddress, remedy: "write the gateway's IP address"},
 			{name: "protocol", is: text{&protocol, protocolForm}, doc: "Only bgp so far."},
-			{name: "localASN", is: asn(&g.LocalASN), then: func(v value) { report(v, checkASN(g.LocalASN)) }},
-			{name: "remoteASN", is: asn(&g.RemoteASN), then: func(v value) { report(v, checkASN(g.RemoteASN)) }},
+			{name: "localASN", is: asn(&g.LocalASN), then: func(v value) { v.report(checkASN(g.LocalASN)) }},
+			{name: "remoteASN", is: asn(&g.RemoteASN), then: func(v value) { v.report(checkASN(g.RemoteASN)) }},
 			{name: "localPort", is: port(&g.LocalPort)},
 			{name: "remotePort", is: port(&g.RemotePort)},
-			{
-				name: "holdTime", is: duration{to: &g.HoldTime, lo: MinHoldTime, hi: MaxHoldTime},
-				then: func(v value) { report(v, checkHoldTime(g.HoldTime)) },
-			},
+			{name: "holdTime", is: holdTime, then: func(v value) { v.report(checkHoldTime(g.HoldTime)) }},
 			{name: "bfd", is: bfd(&g.BFD)},
 			{name: "passwordFile", is: text{&g.PasswordFile, passwordForm}},
 		},
@@ -136,33 +145,32 @@ func bfd(to **BFD) object {
 	}
 }
 
-func (p *parser) stream(s *Stream, streams map[string]int) object {
+func (p *parser) stream(s *Stream) object {
 	*s = Stream{MinReady: 1, DrainTime: 5 * time.Second, Maglev: Maglev{Size: 1009, Seed: 1}}
-	vips, names, addresses := map[vip.VIP]int{}, map[string]int{}, map[netip.Addr]int{}
+	const vipsRemedy = "write the VIPs that the stream serves"
+	vips := list{
+		remedy:  "write a list of VIPs such as [20.0.0.1/32]",
+		ifEmpty: vipsRemedy + ", or remove the stream",
+	}
 	keepVIP := func(v value, x vip.VIP) bool {
-		if !unique(vips, x, v, "VIP") {
+		if !p.unique(v, s, "VIP", x) {
 			return false
 		}
 		p.streamVIPs = append(p.streamVIPs, located[vip.VIP]{is: x, at: v})
 		return true
 	}
+	checkName := func(v value) { p.unique(v, p, "stream", s.Name) }
+	target := func(t *Target) object { return p.target(t, s) }
 	return object{
 		name: "stream",
 		fields: []field{
-			{
-				name: "name", is: text{&s.Name, nameForm}, remedy: "write a name for the stream",
-				then: func(v value) { unique(streams, s.Name, v, "stream") },
-			},
-			{name: "vips", remedy: "write the VIPs that the stream serves", is: listOf(&s.VIPs, list{
-				remedy:  "write a list of VIPs such as [20.0.0.1/32]",
-				ifEmpty: "write the VIPs that the stream serves, or remove the stream",
-			}, vipKind, keepVIP)},
+			{name: "name", is: text{&s.Name, nameForm}, then: checkName, remedy: "write a name for the stream"},
+			{name: "vips", is: listOf(&s.VIPs, vips, newPrefix, keepVIP), remedy: vipsRemedy},
 			{name: "minReady", is: numberOf(&s.MinReady, 1, 1_000_000)},
 			{name: "check", is: stored(&s.Check, p.check)},
 			{name: "drainTime", is: duration{to: &s.DrainTime, lo: 0, hi: MaxDrainTime}},
 			{name: "maglev", is: maglev(&s.Maglev)},
-			{name: "targets", is: listOf(&s.Targets, list{remedy: "write a list of targets, or [] for none"},
-				func(t *Target) kind { return p.target(t, names, addresses, s.Check.Families) }, nil)},
+			{name: "targets", is: listOf(&s.Targets, targetList, target, nil)},
 		},
 		then: func(m mapping) {
 			if _, ok := m.fields["check"]; !ok && len(s.Targets) > 0 {
@@ -172,46 +180,47 @@ func (p *parser) stream(s *Stream, streams map[string]int) object {
 	}
 }
 
-func (p *parser) target(t *Target, names map[string]int, addresses map[netip.Addr]int, checked Families) object {
-	keep := p.onePerFamily("a target has one of a family, make a second target of it", targetInVIP,
-		func(v value, a netip.Addr) bool { return unique(addresses, a, v, "target address") })
+func (p *parser) target(t *Target, s *Stream) object {
+	const ipsRemedy = "write the target's addresses"
+	ips := list{max: 2, remedy: addressList, ifEmpty: ipsRemedy + ", or remove the target"}
+	keepIP := p.onePerFamily("a target has one of a family, make a second target of it", targetInVIP,
+		func(v value, a netip.Addr) bool { return p.unique(v, s, "target address", a) })
+	checkName := func(v value) { p.unique(v, s, "target", t.Name) }
+	checkIPs := func(v value) {
+		families := s.Check.Families
+		isChecked := func(a netip.Addr) bool { return families.Has(vip.FamilyOf(a)) }
+		if len(t.IPs) == len(v.node.Content) && !slices.ContainsFunc(t.IPs, isChecked) {
+			v.problem("has no %s address, and the stream's check.families is %s, so that nothing would check it: "+
+				"add one, or write families: both", familyName(families == OnlyIPv4), families)
+		}
+	}
 	return object{
 		name: "target",
 		fields: []field{
-			{
-				name: "name", is: text{&t.Name, nameForm}, remedy: "write a name for the target",
-				then: func(v value) { unique(names, t.Name, v, "target") },
-			},
-			{name: "ips", remedy: "write the target's addresses", is: listOf(&t.IPs, list{
-				max: 2, remedy: addressList, ifEmpty: "write the target's addresses, or remove the target",
-			}, addressKind("172.16.1.1"), keep), then: func(v value) {
-				isChecked := func(a netip.Addr) bool { return checked.Has(vip.FamilyOf(a)) }
-				if len(t.IPs) == len(v.node.Content) && !slices.ContainsFunc(t.IPs, isChecked) {
-					v.problem("has no %s address, and the stream's check.families is %s, so that nothing would check it: "+
-						"add one, or write families: both", familyName(checked == OnlyIPv4), checked)
-				}
-			}},
+			{name: "name", is: text{&t.Name, nameForm}, then: checkName, remedy: "write a name for the target"},
+			{name: "ips", is: listOf(&t.IPs, ips, newAddress, keepIP), then: checkIPs, remedy: ipsRemedy},
 			{name: "terminating", is: boolean{&t.Terminating}},
 		},
 	}
 }
 
 func maglev(m *Maglev) object {
+	checkSize := func(v value) {
+		if prime(m.Size) {
+			return
+		}
+		// Both bounds are prime, so that there is one on either side.
+		below, above := m.Size-1, m.Size+1
+		for ; !prime(below); below-- {
+		}
+		for ; !prime(above); above++ {
+		}
+		v.problem("is %d, which is no prime number: write %d or %d", m.Size, below, above)
+	}
 	return object{
 		name: "maglev",
 		fields: []field{
-			{name: "size", is: numberOf(&m.Size, MinMaglevSize, MaxMaglevSize), then: func(v value) {
-				if prime(m.Size) {
-					return
-				}
-				// Both bounds are prime, so that there is one on either side.
-				below, above := m.Size-1, m.Size+1
-				for ; !prime(below); below-- {
-				}
-				for ; !prime(above); above++ {
-				}
-				v.problem("is %d, which is no prime number: write %d or %d", m.Size, below, above)
-			}},
+			{name: "size", is: numberOf(&m.Size, MinMaglevSize, MaxMaglevSize), then: checkSize},
 			{name: "seed", is: numberOf(&m.Seed, 1, math.MaxUint32)},
 		},
 	}
@@ -222,6 +231,8 @@ func prime(n uint32) bool { return big.NewInt(int64(n)).ProbablyPrime(0) }
 
 func (p *parser) check(c *Check) object {
 	*c = Check{Interval: time.Second, Timeout: 500 * time.Millisecond, Rise: 2, Fall: 3}
+	fastInterval := duration{&c.FastInterval, MinCheckInterval, MaxCheckInterval, "interval"}
+	timeout := duration{&c.Timeout, MinCheckTimeout, MaxCheckInterval, "interval"}
 	// The interval was read before.
 	withinInterval := func(d *time.Duration) func(value) {
 		return func(v value) {
@@ -231,7 +242,12 @@ func (p *parser) check(c *Check) object {
 		}
 	}
 	families := BothFamilies.String()
+	setFamilies := func(value) { c.Families = Families(slices.Index(familyNames, families)) }
 	var sources []netip.Addr
+	sourceList := list{
+		max: 2, remedy: addressList,
+		ifEmpty: "write the addresses to check from, or remove the field for the kernel's choice",
+	}
 	keepSource := p.onePerFamily("checks of a family come from one", sourceInVIP, func(v value, a netip.Addr) bool {
 		if !c.Families.Has(vip.FamilyOf(a)) {
 			v.problem("is %s, but families is %s, so that nothing would be checked from it: "+
@@ -247,25 +263,13 @@ func (p *parser) check(c *Check) object {
 			{name: "http", is: stored(&c.HTTP, httpCheck)},
 			{name: "grpc", is: stored(&c.GRPC, grpcCheck)},
 			{name: "interval", is: duration{to: &c.Interval, lo: MinCheckInterval, hi: MaxCheckInterval}},
-			{
-				name: "fastInterval", then: withinInterval(&c.FastInterval),
-				is: duration{&c.FastInterval, MinCheckInterval, MaxCheckInterval, "interval"},
-			},
-			{
-				name: "timeout", then: withinInterval(&c.Timeout),
-				is: duration{&c.Timeout, MinCheckTimeout, MaxCheckInterval, "interval"},
-			},
+			{name: "fastInterval", is: fastInterval, then: withinInterval(&c.FastInterval)},
+			{name: "timeout", is: timeout, then: withinInterval(&c.Timeout)},
 			{name: "rise", is: numberOf(&c.Rise, 1, MaxRiseFall)},
 			{name: "fall", is: numberOf(&c.Fall, 1, MaxRiseFall)},
-			{
-				name: "families", is: text{&families, familiesForm},
-				then: func(value) { c.Families = Families(slices.Index(familyNames, families)) },
-			},
-			{name: "source", doc: "Addresses to check from, at most one of a family, none of them in a VIP. " +
-				"Left out: as the kernel chooses.", is: listOf(&sources, list{
-				max: 2, remedy: addressList,
-				ifEmpty: "write the addresses to check from, or remove the field for the kernel's choice",
-			}, addressKind("172.16.0.1"), keepSource)},
+			{name: "families", is: text{&families, familiesForm}, then: setFamilies},
+			{name: "source", is: listOf(&sources, sourceList, newAddress, keepSource), doc: "Addresses to check " +
+				"from, at most one of a family, none of them in a VIP. Left out: as the kernel chooses."},
 		},
 		then: func(mapping) {
 			c.FastInterval = cmp.Or(c.FastInterval, c.Interval)
@@ -316,9 +320,8 @@ func grpcCheck(c *GRPCCheck) object {
 func tlsCheck(c *TLSCheck) object {
 	c.On = true
 	return object{
-		name: "tls",
-		ifNull: "write {} for the target's address and the system's authorities, " +
-			"or remove the field for plaintext",
+		name:   "tls",
+		ifNull: "write {} for the target's address and the system's authorities, or remove the field for plaintext",
 		fields: []field{
 			{name: "serverName", is: text{&c.ServerName, serverForm}},
 			{name: "caFile", is: text{&c.CAFile, authorityForm}},
@@ -326,22 +329,19 @@ func tlsCheck(c *TLSCheck) object {
 		},
 		then: func(m mapping) {
 			if c.CAFile != "" && c.Insecure {
-				m.fields["caFile"].problem("conflicts with insecure: true, which takes any certificate: remove one of them")
+				m.fields["caFile"].problem("conflicts with insecure: true, which takes any certificate: " +
+					"remove one of them")
 			}
 		},
 	}
 }
 
-func vipKind(to *vip.VIP) kind { return prefix{to} }
-
-func addressKind(example string) func(to *netip.Addr) kind {
-	return func(to *netip.Addr) kind { return address{to, example} }
-}
-
 const addressList = "write a list of addresses such as [172.16.1.1]"
 
 // onePerFamily checks addresses of a list: keep, and that no two are of one family.
-func (p *parser) onePerFamily(remedy, inVIP string, keep func(value, netip.Addr) bool) func(value, netip.Addr) bool {
+func (p *parser) onePerFamily(
+	remedy, inVIP string, keep func(value, netip.Addr) bool,
+) func(value, netip.Addr) bool {
 	has := map[bool]bool{} // by whether the address is IPv4
 	return func(v value, a netip.Addr) bool {
 		if !keep(v, a) {

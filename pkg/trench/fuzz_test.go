@@ -66,9 +66,9 @@ func host(t *testing.T, what string, a netip.Addr, vips []vip.VIP) {
 	}
 }
 
-// keepsPromises checks what a Config promises (the documentation of its types, and
+// checkConfig checks what a Config promises (the documentation of its types, and
 // docs/configuration.md), one by one and in the plainest way.
-func keepsPromises(t *testing.T, c *Config) {
+func checkConfig(t *testing.T, c *Config) {
 	t.Helper()
 	a := c.Attractor
 	wellNamed(t, "the trench", c.Trench)
@@ -203,9 +203,9 @@ func checks(t *testing.T, c Check, vips []vip.VIP) {
 	}
 }
 
-// toldToPeople checks that what is said of a refused file fits on one line a problem, in its order,
-// and cannot play tricks on a terminal.
-func toldToPeople(t *testing.T, err error, data []byte) {
+// checkErrors checks that the errors of a refused file take one line a problem, in the order of the
+// file, and contain no control characters.
+func checkErrors(t *testing.T, err error, data []byte) {
 	t.Helper()
 	var errs *Errors
 	if !errors.As(err, &errs) || len(errs.Problems) == 0 || len(errs.Problems) > maxProblems {
@@ -331,10 +331,10 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("got %v, %v", c, err)
 		}
 		if err != nil {
-			toldToPeople(t, err, data)
+			checkErrors(t, err, data)
 			return
 		}
-		keepsPromises(t, c)
+		checkConfig(t, c)
 		text := written(t, c)
 		again, err := Parse("f", text, Defaults{LocalASN: 1, RemoteASN: 2, LocalPort: 3, RemotePort: 4, HoldTime: 5 * time.Second})
 		if err != nil {
@@ -367,10 +367,10 @@ func FuzzGateway(f *testing.F) {
 		}
 		c, err := Parse("f", file, DefaultDefaults())
 		if err != nil {
-			toldToPeople(t, err, file)
+			checkErrors(t, err, file)
 			return
 		}
-		keepsPromises(t, c)
+		checkConfig(t, c)
 		if g := c.Attractor.Gateways[0]; g.Name != name || g.PasswordFile != password || fmt.Sprint(g.LocalASN) != asn || fmt.Sprint(g.RemotePort) != port {
 			t.Fatalf("%s gave %+v", file, g)
 		}
@@ -406,10 +406,10 @@ func FuzzCheck(f *testing.F) {
 		}
 		c, err := Parse("f", file, DefaultDefaults())
 		if err != nil {
-			toldToPeople(t, err, file)
+			checkErrors(t, err, file)
 			return
 		}
-		keepsPromises(t, c)
+		checkConfig(t, c)
 		if h := c.Streams[0].Check.HTTP; kind == "http" && (h.Path != path || h.Host != host || h.Status != status || h.Body != body || h.TLS.CAFile != path) {
 			t.Fatalf("%s gave %+v", file, h)
 		}

@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
+	"regexp"
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v4"
@@ -50,7 +50,7 @@ func Parse(name string, data []byte, d Defaults) (*Config, error) {
 	if root == nil {
 		return nil, e.err()
 	}
-	p := parser{defaults: d, vips: make(map[vip.VIP]value)}
+	p := parser{defaults: d, vips: map[vip.VIP]value{}, lines: map[entry]int{}}
 	config := &Config{}
 	p.config(config).read(value{errors: e, node: root})
 	p.checkAcross()
@@ -62,42 +62,33 @@ func Parse(name string, data []byte, d Defaults) (*Config, error) {
 
 // load returns the root of the only document, or nil after it said why there is none.
 func load(e *Errors, data []byte) *yaml.Node {
-	const empty = "the file is empty: write the fields trench, attractor and streams"
 	if line, column, what := unreadable(data); what != "" {
 		e.add(line, column, "", "%s: save the file as plain UTF-8 text", what)
 		return nil
 	}
+	var first, second yaml.Node
 	loader, err := yaml.NewLoader(bytes.NewReader(data))
-	if err != nil {
-		e.add(1, 1, "", "cannot read YAML: %v", err)
-		return nil
+	if err == nil {
+		err = loader.Load(&first)
 	}
-	var doc yaml.Node
-	switch err := loader.Load(&doc); {
-	case errors.Is(err, io.EOF), err == nil && len(doc.Content) == 0:
-		e.add(1, 1, "", empty)
+	switch {
+	case errors.Is(err, io.EOF), err == nil && (len(first.Content) == 0 || value{node: first.Content[0]}.isNull()):
+		e.add(1, 1, "", "the file is empty: write the fields trench, attractor and streams")
 		return nil
 	case err != nil:
 		e.syntax(err, data)
 		return nil
 	}
-	root := doc.Content[0]
-	if (value{node: root}).isNull() {
-		e.add(1, 1, "", empty)
-		return nil
-	}
-	var second yaml.Node
 	switch err := loader.Load(&second); {
-	case errors.Is(err, io.EOF):
-	case err != nil:
-		e.syntax(err, data)
-		return nil
-	default:
+	case err == nil:
 		e.add(second.Line, second.Column, "", "a second YAML document begins here: "+
 			"one file holds one trench, remove the --- line and what does not belong to it")
 		return nil
+	case !errors.Is(err, io.EOF):
+		e.syntax(err, data)
+		return nil
 	}
-	return root
+	return first.Content[0]
 }
 
 // unreadable finds the first place that is not text.
@@ -136,14 +127,7 @@ func (e *Errors) syntax(err error, data []byte) {
 		"not valid YAML: %s: mind the indentation, the brackets and the quotes", message)
 }
 
-// lines counts lines as YAML 1.1 does, whose line breaks are LF, CR, CR LF, NEL, LS and PS.
-func lines(data []byte) int {
-	text := strings.ReplaceAll(string(data), "\r\n", "\n")
-	n := 1
-	for _, c := range text {
-		if strings.ContainsRune("\n\r\u0085\u2028\u2029", c) {
-			n++
-		}
-	}
-	return n
-}
+// lineBreak is a line break of YAML 1.1.
+var lineBreak = regexp.MustCompile("\r\n|[\n\r\u0085\u2028\u2029]")
+
+func lines(data []byte) int { return 1 + len(lineBreak.FindAllIndex(data, -1)) }

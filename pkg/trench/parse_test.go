@@ -15,7 +15,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-func TestReadTheReference(t *testing.T) {
+func TestReferenceFile(t *testing.T) {
 	got, err := Read("testdata/reference.yaml", DefaultDefaults())
 	if err != nil {
 		t.Fatal(err)
@@ -89,7 +89,7 @@ func byDefault(c Check) Check {
 	return c
 }
 
-func TestDefaultsAreUsedAndJudged(t *testing.T) {
+func TestDefaults(t *testing.T) {
 	d := Defaults{LocalASN: 1, RemoteASN: 2, LocalPort: 3, RemotePort: 4, HoldTime: 5 * time.Second}
 	c, err := Parse("f", []byte(good), d)
 	if err != nil {
@@ -135,7 +135,7 @@ streams:
       - {name: t2, ips: [172.16.1.2]}
 `
 
-func TestBadInputHasPlaceAndRemedy(t *testing.T) {
+func TestRefusedFiles(t *testing.T) {
 	const fields = "trench, attractor, streams"
 	const gatewayFields = "name, address, protocol, localASN, remoteASN, localPort, remotePort, holdTime, bfd, passwordFile"
 	const checkFields = "tcp, http, grpc, interval, fastInterval, timeout, rise, fall, families, source"
@@ -201,7 +201,7 @@ func TestBadInputHasPlaceAndRemedy(t *testing.T) {
 
 		// Gateways
 		{"no address", "      address: 169.254.100.150\n", "", "f.yaml:6: attractor.gateways[0].address: is missing: write the gateway's IP address"},
-		{"address is a host name", "169.254.100.150", "router.example", "f.yaml:7: attractor.gateways[0].address: is \"router.example\", not an IP address: write one such as 169.254.100.150"},
+		{"address is a host name", "169.254.100.150", "router.example", "f.yaml:7: attractor.gateways[0].address: is \"router.example\", not an IP address: write one such as 172.16.1.1"},
 		{"address is a prefix", "169.254.100.150", "169.254.100.150/24", "f.yaml:7: attractor.gateways[0].address: is \"169.254.100.150/24\", which has a prefix length: write 169.254.100.150"},
 		{"address is multicast", "169.254.100.150", "224.0.0.1", "f.yaml:7: attractor.gateways[0].address: is 224.0.0.1, a multicast or broadcast address: write the address of one host"},
 		{"address is broadcast", "169.254.100.150", "255.255.255.255", "f.yaml:7: attractor.gateways[0].address: is 255.255.255.255, a multicast or broadcast address: write the address of one host"},
@@ -393,7 +393,7 @@ func TestWantedStatus(t *testing.T) {
 	}
 }
 
-func TestReadNamesWhatCannotBeRead(t *testing.T) {
+func TestUnreadableFile(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := Read(dir, DefaultDefaults()); err == nil || !strings.Contains(err.Error(), "is not a regular file") {
 		t.Errorf("a directory: %v", err)

@@ -66,6 +66,13 @@ func (v value) problem(format string, args ...any) {
 	v.errors.add(v.node.Line, v.node.Column, v.path, format, args...)
 }
 
+// report reports a problem unless it is "".
+func (v value) report(problem string) {
+	if problem != "" {
+		v.problem("%s", problem)
+	}
+}
+
 // at returns the node as a part of v. Aliases are followed here, in one place; since the model has
 // a fixed depth, an alias that contains itself ends like any other value of a wrong kind.
 func (v value) at(path string, node *yaml.Node) value {
@@ -241,7 +248,7 @@ type list struct {
 
 // listOf is a list that is stored in to: item is the kind that reads one, and keep, unless nil,
 // checks it and reports whether it is kept.
-func listOf[T any](to *[]T, l list, item func(*T) kind, keep func(v value, x T) bool) list {
+func listOf[T any, K kind](to *[]T, l list, item func(*T) K, keep func(v value, x T) bool) list {
 	l.of = item(new(T))
 	l.items = func(v value) {
 		*to = make([]T, 0, len(v.node.Content))
@@ -274,15 +281,5 @@ func (l list) read(v value) bool {
 		return false
 	}
 	l.items(v)
-	return true
-}
-
-// unique reports a second appearance of the same thing in the same scope.
-func unique[T comparable](seen map[T]int, x T, v value, what string) bool {
-	if line, twice := seen[x]; twice {
-		v.problem("%s %v appears twice, first in line %d: remove one of them or change it", what, x, line)
-		return false
-	}
-	seen[x] = v.node.Line
 	return true
 }

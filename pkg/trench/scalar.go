@@ -65,10 +65,7 @@ func (t text) read(v value) bool {
 		return v.refuse(t.is.remedy)
 	}
 	if t.is.check != nil {
-		if problem := t.is.check(s); problem != "" {
-			v.problem("%s", problem)
-			return false
-		}
+		v.report(t.is.check(s))
 	}
 	*t.to = s
 	return true
@@ -107,8 +104,8 @@ var (
 
 func checkRequest(s string) string {
 	if _, err := url.ParseRequestURI(s); err != nil {
-		return fmt.Sprintf("is %s, in which a %% is not followed by two hexadecimal digits: write %%25 for a percent sign",
-			quote(s))
+		return fmt.Sprintf("is %s, in which a %% is not followed by two hexadecimal digits: "+
+			"write %%25 for a percent sign", quote(s))
 	}
 	return ""
 }
@@ -245,6 +242,8 @@ func checkHoldTime(d time.Duration) string {
 // prefix is a VIP.
 type prefix struct{ to *vip.VIP }
 
+func newPrefix(to *vip.VIP) prefix { return prefix{to} }
+
 func (p prefix) read(v value) bool {
 	s, ok := v.scalar("write a VIP such as 20.0.0.1/32 or 2000::1/128")
 	if !ok {
@@ -260,13 +259,12 @@ func (p prefix) read(v value) bool {
 }
 
 // address is an address that a host can have.
-type address struct {
-	to      *netip.Addr
-	example string
-}
+type address struct{ to *netip.Addr }
+
+func newAddress(to *netip.Addr) address { return address{to} }
 
 func (a address) read(v value) bool {
-	s, ok := v.scalar("write an IP address such as " + a.example)
+	s, ok := v.scalar("write an IP address such as 172.16.1.1")
 	if !ok {
 		return false
 	}
@@ -275,7 +273,7 @@ func (a address) read(v value) bool {
 		if p, errPrefix := netip.ParsePrefix(s); errPrefix == nil {
 			v.problem("is %s, which has a prefix length: write %s", quote(s), p.Addr())
 		} else {
-			v.problem("is %s, not an IP address: write one such as %s", quote(s), a.example)
+			v.problem("is %s, not an IP address: write one such as 172.16.1.1", quote(s))
 		}
 		return false
 	}

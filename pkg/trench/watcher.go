@@ -17,23 +17,22 @@ import (
 )
 
 const (
-	// quietTime is how long the directory must be quiet before the file is read: an editor
-	// truncates, writes and renames in several steps.
-	quietTime = 100 * time.Millisecond
-	// maxQuietWait bounds the wait when the directory is never quiet.
+	// quietTime is how long the directory must be quiet before the file is read, maxQuietWait bounds
+	// the wait: an editor truncates, writes and renames in several steps.
+	quietTime    = 100 * time.Millisecond
 	maxQuietWait = time.Second
-	// pollTime is when the file is read although nothing was heard: a file behind a symlink, a file
-	// system without notifications, a node that has no inotify watches left.
+	// pollTime is when the file is read without an event: a file behind a symlink, a file system
+	// without notifications, a node that has no inotify watches left.
 	pollTime = 3 * time.Second
 )
 
-// Loaded is what is in force, and what is wrong with the file.
+// Loaded is the configuration in force and the state of the file.
 type Loaded struct {
 	// Config is in force. It is empty, with Generation 0, before the first good file, when the
 	// watcher was started without one.
 	Config *Config
 	// Generation counts the configurations that were in force; 0 is none. It rises only when Config
-	// says something else than before.
+	// has changed.
 	Generation uint64
 	// Err is why the file on disk is not in force, or nil. A user's mistake is an [*Errors].
 	Err error
@@ -43,38 +42,32 @@ type Loaded struct {
 	At time.Time
 }
 
-// Watcher reads the trench file again whenever it changes. A bad file, or none, leaves in force
-// what was. It implements task.Task.
+// Watcher reads the trench file again whenever it changes. While the file is refused or missing,
+// the last good configuration stays in force. It implements task.Task.
 type Watcher struct {
 	path     string
 	defaults Defaults
 	log      *slog.Logger
 	loaded   latest.Value[Loaded]
 	ready    chan struct{}
-	// notifier is fsnotify.NewWatcher; a node may have no inotify instance left.
-	notifier func() (*fsnotify.Watcher, error)
+	notifier func() (*fsnotify.Watcher, error) // fails on a node that has no inotify instance left
 	read     func(path string) ([]byte, error)
 	poll     time.Duration
 	calls    files.Calls
 
-	// Of Run only: what the last reading found, to tell news from repetition.
-	content [sha256.Size]byte
-	failure string
-	begun   bool // the file was read before
-	blind   bool // the directory could not be watched
+	// Of Run only: what the last read found, to recognize repetitions.
+	content   [sha256.Size]byte
+	failure   string
+	begun     bool // the file was read before
+	unwatched bool // the directory could not be watched
 }
 
 // NewWatcher returns a watcher of the file at path, of which initial is in force: what [Read]
 // returned at the start, or nil.
 func NewWatcher(path string, d Defaults, initial *Config, log *slog.Logger) *Watcher {
 	w := &Watcher{
-		path:     path,
-		defaults: d,
-		log:      log.With("file", path),
-		ready:    make(chan struct{}),
-		notifier: fsnotify.NewWatcher,
-		read:     readFile,
-		poll:     pollTime,
+		path: path, defaults: d, log: log.With("file", path), ready: make(chan struct{}),
+		notifier: fsnotify.NewWatcher, read: readFile, poll: pollTime,
 	}
 	w.loaded.Set(Loaded{Config: &Config{}})
 	if initial != nil {
@@ -86,7 +79,7 @@ func NewWatcher(path string, d Defaults, initial *Config, log *slog.Logger) *Wat
 // Value returns the configuration in force.
 func (w *Watcher) Value() *latest.Value[Loaded] { return &w.loaded }
 
-// Ready is closed once changes are watched for.
+// Ready is closed once the file is watched.
 func (w *Watcher) Ready() <-chan struct{} { return w.ready }
 
 // String names the task.
@@ -102,13 +95,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	if err != nil {
 		w.log.Warn("file notifications are not available, polling only", "interval", w.poll, "error", err)
 	} else {
-		defer func() {
-			// A watch of a directory that hangs holds the lock that Close takes.
-			_, err := files.Do(context.WithoutCancel(ctx), &files.Calls{}, "file notifications", func() (struct{}, error) { return struct{}{}, notifier.Close() })
-			if err != nil {
-				w.log.Warn("failed to close file notifications", "error", err)
-			}
-		}()
+		defer w.close(ctx, notifier)
 		events, failures = notifier.Events, notifier.Errors
 	}
 	w.reload(ctx, notifier)
@@ -119,106 +106,109 @@ func (w *Watcher) Run(ctx context.Context) error {
 	quiet := time.NewTimer(0)
 	quiet.Stop()
 	defer quiet.Stop()
-	var quietness settling
-	heard := func() { quiet.Reset(quietness.heard(time.Now())) }
+	var wait settling
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case _, ok := <-events:
 			if !ok {
-				w.log.Warn("the file notifications ended, polling only", "interval", w.poll)
+				w.log.Warn("file notifications ended, polling only", "interval", w.poll)
 				events = nil
 			}
-			heard()
 		case err, ok := <-failures:
 			if !ok {
 				failures = nil
 				continue
 			}
-			// Events may have been lost: look at the file itself.
+			// Events may have been lost: the file itself is read.
 			w.log.Warn("file notifications failed", "error", err)
-			heard()
-		case <-quiet.C:
-			quietness = settling{}
-			w.reload(ctx, notifier)
 		case <-poll.C:
 			// Not read at once: the poll may fall between two steps of an editor.
-			heard()
+		case <-quiet.C:
+			wait = settling{}
+			w.reload(ctx, notifier)
+			continue
 		}
+		quiet.Reset(wait.event(time.Now()))
 	}
 }
 
-// settling is the wait for a quiet directory.
-type settling struct {
-	// deadline is when the wait ends at the latest, zero when nothing was heard.
-	deadline time.Time
+// close bounds the time of Close: a watch of a directory that hangs holds the lock that it takes.
+func (w *Watcher) close(ctx context.Context, notifier *fsnotify.Watcher) {
+	_, err := files.Do(context.WithoutCancel(ctx), &files.Calls{}, "file notifications",
+		func() (struct{}, error) { return struct{}{}, notifier.Close() })
+	if err != nil {
+		w.log.Warn("failed to close file notifications", "error", err)
+	}
 }
 
-// heard returns how long to wait for quiet from now on.
-func (s *settling) heard(now time.Time) time.Duration {
+// settling is the wait for a quiet directory. deadline is when it ends at the latest, zero before
+// the first event.
+type settling struct{ deadline time.Time }
+
+// event returns how long to wait for quiet after an event.
+func (s *settling) event(now time.Time) time.Duration {
 	if s.deadline.IsZero() {
 		s.deadline = now.Add(maxQuietWait)
 	}
 	return max(0, min(quietTime, s.deadline.Sub(now)))
 }
 
-// sight is what one look at the file found.
-type sight struct {
-	data     []byte
-	watching error // why the directory cannot be watched
-}
-
-// look watches the directory and reads the file, within a deadline. The directory is added before
-// the file is read, and each time, since it may have been replaced.
-func (w *Watcher) look(ctx context.Context, notifier *fsnotify.Watcher) (sight, error) {
-	return files.Do(ctx, &w.calls, "trench file "+w.path, func() (s sight, err error) {
+// reload reads the file and publishes what has changed. notifier may be nil.
+func (w *Watcher) reload(ctx context.Context, notifier *fsnotify.Watcher) {
+	directory := filepath.Dir(w.path)
+	type state struct {
+		data     []byte
+		watchErr error
+	}
+	file, err := files.Do(ctx, &w.calls, "trench file "+w.path, func() (s state, err error) {
+		// The directory may have been replaced. It is watched before the file is read, so that no
+		// change is missed between the two.
 		if notifier != nil {
-			s.watching = notifier.Add(filepath.Dir(w.path))
+			s.watchErr = notifier.Add(directory)
 		}
 		s.data, err = w.read(w.path)
 		return s, err
 	})
-}
-
-// reload reads the file and publishes what is news. notifier may be nil.
-func (w *Watcher) reload(ctx context.Context, notifier *fsnotify.Watcher) {
-	seen, err := w.look(ctx, notifier)
 	if ctx.Err() != nil {
 		return
 	}
-	if seen.watching != nil && !w.blind {
-		w.log.Warn("failed to watch directory, polling only", "directory", filepath.Dir(w.path), "interval", w.poll, "error", seen.watching)
+	if file.watchErr != nil && !w.unwatched {
+		w.log.Warn("failed to watch directory, polling only",
+			"directory", directory, "interval", w.poll, "error", file.watchErr)
 	}
-	w.blind = seen.watching != nil
+	w.unwatched = file.watchErr != nil
 	if err != nil {
 		w.refuse([sha256.Size]byte{}, err)
 		return
 	}
-	content := sha256.Sum256(seen.data)
+	content := sha256.Sum256(file.data)
 	if content == w.content {
 		return
 	}
-	config, err := Parse(w.path, seen.data, w.defaults)
+	config, err := Parse(w.path, file.data, w.defaults)
 	if err != nil {
 		w.refuse(content, err)
 		return
 	}
 	edited := w.begun
 	w.content, w.failure, w.begun = content, "", true
-	before := w.loaded.Load()
-	if reflect.DeepEqual(config, before.Config) {
-		switch {
-		case before.Err != nil:
-			w.log.Info("trench file valid again, no effect", "generation", before.Generation)
-			before.Err, before.At = nil, time.Now()
-			w.loaded.Set(before)
-		case edited:
-			w.log.Info("trench file changed, no effect", "generation", before.Generation)
+	now := w.loaded.Load()
+	unchanged, refused := reflect.DeepEqual(config, now.Config), now.Err != nil
+	if unchanged && !refused {
+		if edited {
+			w.log.Info("trench file changed, no effect", "generation", now.Generation)
 		}
 		return
 	}
-	now := Loaded{Config: config, Generation: before.Generation + 1, Refused: before.Refused, At: time.Now()}
+	now.Err, now.At = nil, time.Now()
+	if unchanged {
+		w.loaded.Set(now)
+		w.log.Info("trench file valid again, no effect", "generation", now.Generation)
+		return
+	}
+	now.Config, now.Generation = config, now.Generation+1
 	w.loaded.Set(now)
 	w.log.Info("new configuration in force", "generation", now.Generation,
 		"vips", len(config.Attractor.VIPs), "gateways", len(config.Attractor.Gateways), "streams", len(config.Streams))
@@ -230,10 +220,10 @@ func (w *Watcher) refuse(content [sha256.Size]byte, err error) {
 		return
 	}
 	w.content, w.failure = content, err.Error()
-	before := w.loaded.Load()
-	before.Err, before.At = err, time.Now()
-	before.Refused++
-	w.loaded.Set(before)
+	now := w.loaded.Load()
+	now.Err, now.At = err, time.Now()
+	now.Refused++
+	w.loaded.Set(now)
 	remedy := "correct the file"
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -241,9 +231,9 @@ func (w *Watcher) refuse(content [sha256.Size]byte, err error) {
 	case errors.Is(err, files.ErrHung):
 		remedy = "restore the mount"
 	}
-	what := "trench file refused, the old configuration stays in force"
-	if before.Generation == 0 {
-		what = "trench file refused, running without VIPs"
+	message := "trench file refused, the old configuration stays in force"
+	if now.Generation == 0 {
+		message = "trench file refused, running without VIPs"
 	}
-	w.log.Error(what, "error", err, "remedy", remedy, "generation", before.Generation)
+	w.log.Error(message, "error", err, "remedy", remedy, "generation", now.Generation)
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/pkg/task"
+	"github.com/vipgate/vipgate/test/await"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -78,8 +79,8 @@ func watchWith(t *testing.T, path string, notifier func() (*fsnotify.Watcher, er
 	return w
 }
 
-// await waits until what is loaded satisfies cond.
-func await(t *testing.T, w *Watcher, what string, cond func(Loaded) bool) Loaded {
+// awaitLoaded waits until what is loaded satisfies cond.
+func awaitLoaded(t *testing.T, w *Watcher, what string, cond func(Loaded) bool) Loaded {
 	t.Helper()
 	timeout := time.After(patience)
 	for {
@@ -95,27 +96,12 @@ func await(t *testing.T, w *Watcher, what string, cond func(Loaded) bool) Loaded
 	}
 }
 
-// eventually waits until cond holds.
-func eventually(t *testing.T, what string, cond func() bool) {
-	t.Helper()
-	timeout := time.After(patience)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !cond() {
-		select {
-		case <-tick.C:
-		case <-timeout:
-			t.Fatalf("%s did not happen in %v", what, patience)
-		}
-	}
-}
-
 // inForce is true of a good file with that trench name.
 func inForce(name string) func(Loaded) bool {
 	return func(l Loaded) bool { return l.Err == nil && l.Config.Trench == name }
 }
 
-func TestWatcherSeesEachWayToReplaceAFile(t *testing.T) {
+func TestFileReplacement(t *testing.T) {
 	tests := map[string]func(t *testing.T, path, content string){
 		"in place":                      write,
 		"rename over it, as editors do": replace,
@@ -139,16 +125,16 @@ func TestWatcherSeesEachWayToReplaceAFile(t *testing.T) {
 			write(t, path, named("one"))
 			w := watch(t, path)
 			replace(t, path, named("two"))
-			await(t, w, "the first change", inForce("two"))
+			awaitLoaded(t, w, "the first change", inForce("two"))
 			replace(t, path, named("three"))
-			await(t, w, "the second change", inForce("three"))
+			awaitLoaded(t, w, "the second change", inForce("three"))
 		})
 	}
 }
 
 // The kubelet makes a new directory and swaps the symlink ..data over to it; the file itself is a
 // symlink that never changes.
-func TestWatcherSeesAConfigMapUpdate(t *testing.T) {
+func TestConfigMapUpdate(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	publish := func(version, content string) {
@@ -172,7 +158,7 @@ func TestWatcherSeesAConfigMapUpdate(t *testing.T) {
 	w := watch(t, path)
 	for i, name := range []string{"two", "three"} {
 		publish("..2026_"+name, named(name))
-		if l := await(t, w, "the update", inForce(name)); l.Generation != uint64(i+2) {
+		if l := awaitLoaded(t, w, "the update", inForce(name)); l.Generation != uint64(i+2) {
 			t.Errorf("generation %d of %s", l.Generation, name)
 		}
 	}
@@ -181,12 +167,12 @@ func TestWatcherSeesAConfigMapUpdate(t *testing.T) {
 		t.Fatal(err)
 	}
 	publish("..2026_four", named("four"))
-	if l := await(t, w, "the update", inForce("four")); l.Refused != 0 {
+	if l := awaitLoaded(t, w, "the update", inForce("four")); l.Refused != 0 {
 		t.Errorf("%d states were refused", l.Refused)
 	}
 }
 
-func TestABadFileLeavesTheOldOneInForce(t *testing.T) {
+func TestRefusedFileKeepsConfiguration(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "trench.yaml")
 	write(t, path, named("one"))
@@ -194,7 +180,7 @@ func TestABadFileLeavesTheOldOneInForce(t *testing.T) {
 	before := w.Value().Load()
 
 	replace(t, path, strings.Replace(good, "name: gw4", "name: g 4", 1))
-	l := await(t, w, "the refusal", func(l Loaded) bool { return l.Err != nil })
+	l := awaitLoaded(t, w, "the refusal", func(l Loaded) bool { return l.Err != nil })
 	if want := path + ":6: attractor.gateways[0].name: is \"g 4\""; !strings.HasPrefix(l.Err.Error(), want) {
 		t.Errorf("got %q, want %q…", l.Err, want)
 	}
@@ -206,27 +192,27 @@ func TestABadFileLeavesTheOldOneInForce(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	l = await(t, w, "the removal", func(l Loaded) bool { return errors.Is(l.Err, fs.ErrNotExist) })
+	l = awaitLoaded(t, w, "the removal", func(l Loaded) bool { return errors.Is(l.Err, fs.ErrNotExist) })
 	if l.Config != before.Config || l.Generation != 1 {
 		t.Errorf("got %+v", l)
 	}
 
 	// What was in force comes back: the error goes, and nothing is new.
 	replace(t, path, "# a comment says nothing new\n"+named("one"))
-	l = await(t, w, "the return", func(l Loaded) bool { return l.Err == nil })
+	l = awaitLoaded(t, w, "the return", func(l Loaded) bool { return l.Err == nil })
 	if l.Config != before.Config || l.Generation != 1 {
 		t.Errorf("got %+v", l)
 	}
 
 	replace(t, path, named("two"))
-	if l = await(t, w, "the next file", inForce("two")); l.Generation != 2 {
+	if l = awaitLoaded(t, w, "the next file", inForce("two")); l.Generation != 2 {
 		t.Errorf("generation %d", l.Generation)
 	}
 }
 
 // Inotify does not follow symlinks, and a directory can be created again: the poll is the net below
 // both.
-func TestThePollSeesWhatIsNotNotified(t *testing.T) {
+func TestPollWithoutNotification(t *testing.T) {
 	t.Parallel()
 	t.Run("behind a symlink", func(t *testing.T) {
 		t.Parallel()
@@ -238,7 +224,7 @@ func TestThePollSeesWhatIsNotNotified(t *testing.T) {
 		}
 		w := watchWith(t, path, fsnotify.NewWatcher, soon)
 		write(t, elsewhere, named("two"))
-		await(t, w, "the change", inForce("two"))
+		awaitLoaded(t, w, "the change", inForce("two"))
 	})
 	t.Run("a directory created again", func(t *testing.T) {
 		t.Parallel()
@@ -257,13 +243,13 @@ func TestThePollSeesWhatIsNotNotified(t *testing.T) {
 		if err := os.RemoveAll(dir); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the end of the watch", func() bool { return len(notifier.WatchList()) == 0 })
+		await.True(t, "the end of the watch", func() bool { return len(notifier.WatchList()) == 0 })
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			t.Fatal(err)
 		}
 		write(t, path, named("two"))
-		await(t, w, "the change", inForce("two"))
-		eventually(t, "another watch", func() bool { return len(notifier.WatchList()) == 1 })
+		awaitLoaded(t, w, "the change", inForce("two"))
+		await.True(t, "another watch", func() bool { return len(notifier.WatchList()) == 1 })
 	})
 }
 
@@ -289,13 +275,13 @@ func TestRefusedFileIsReportedOnce(t *testing.T) {
 	}
 }
 
-func TestWithoutNotificationsThePollIsEnough(t *testing.T) {
+func TestPollWithoutInotify(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "trench.yaml")
 	write(t, path, named("one"))
 	w := watchWith(t, path, func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE }, soon)
 	write(t, path, named("two"))
-	await(t, w, "the change", inForce("two"))
+	awaitLoaded(t, w, "the change", inForce("two"))
 }
 
 // Files of other processes may change continuously in the same directory.
@@ -323,10 +309,10 @@ func TestBusyDirectoryDelayIsBounded(t *testing.T) {
 	}()
 	defer func() { close(stop); <-stopped }()
 	write(t, path, named("two"))
-	await(t, w, "the change", inForce("two"))
+	awaitLoaded(t, w, "the change", inForce("two"))
 }
 
-func TestTheWaitForQuietIsRenewedAndBounded(t *testing.T) {
+func TestQuietWaitIsRenewedAndBounded(t *testing.T) {
 	begin := time.Now()
 	var s settling
 	for at := time.Duration(0); at <= 2*maxQuietWait; at += quietTime / 2 {
@@ -334,13 +320,13 @@ func TestTheWaitForQuietIsRenewedAndBounded(t *testing.T) {
 		if left := maxQuietWait - at; left < want {
 			want = max(0, left)
 		}
-		if got := s.heard(begin.Add(at)); got != want {
+		if got := s.event(begin.Add(at)); got != want {
 			t.Errorf("after %v: wait %v, want %v", at, got, want)
 		}
 	}
 }
 
-func TestAChangeBetweenReadAndRunIsSeen(t *testing.T) {
+func TestChangeBetweenReadAndRun(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "trench.yaml")
 	write(t, path, named("one"))
 	initial, err := Read(path, DefaultDefaults())
@@ -386,7 +372,7 @@ func TestHungMountIsReported(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- w.Run(ctx) }()
 	<-hangs
-	l := await(t, w, "the refusal", func(l Loaded) bool { return errors.Is(l.Err, files.ErrHung) })
+	l := awaitLoaded(t, w, "the refusal", func(l Loaded) bool { return errors.Is(l.Err, files.ErrHung) })
 	if l.Config != initial || l.Generation != 1 || l.Refused != 1 {
 		t.Errorf("got %+v", l)
 	}
@@ -400,7 +386,7 @@ func TestHungMountIsReported(t *testing.T) {
 	go func() { done <- w.Run(ctx) }()
 	replace(t, path, named("two"))
 	close(release)
-	await(t, w, "the recovery", inForce("two"))
+	awaitLoaded(t, w, "the recovery", inForce("two"))
 	cancel()
 	<-done
 }
