@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -33,7 +34,6 @@ type directorySource struct {
 	config    *latest.Value[trench.Loaded]
 	instance  string // of this start
 	changed   chan struct{}
-	ready     chan struct{}
 
 	mu      sync.Mutex
 	pending readiness.Update
@@ -45,14 +45,10 @@ type directorySource struct {
 }
 
 func newDirectorySource(d *readinessfile.Reader, config *latest.Value[trench.Loaded], instance string) *directorySource {
-	return &directorySource{
-		directory: d, config: config, instance: instance, changed: make(chan struct{}, 1), ready: make(chan struct{}),
-		published: map[vip.VIP]readiness.VIPReadiness{},
-	}
+	return &directorySource{directory: d, config: config, instance: instance, changed: make(chan struct{}, 1)}
 }
 
 func (s *directorySource) String() string           { return "directory-source" }
-func (s *directorySource) Ready() <-chan struct{}   { return s.ready }
 func (s *directorySource) Changed() <-chan struct{} { return s.changed }
 
 // Take implements readinessSource.
@@ -60,13 +56,12 @@ func (s *directorySource) Take() readiness.Update {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	u := s.pending
-	s.pending.Complete, s.pending.Changed, s.pending.Removed, s.pending.ReceivedAt = false, nil, nil, time.Time{}
+	s.pending.Complete, s.pending.Changed, s.pending.ReceivedAt = false, nil, time.Time{}
 	return u
 }
 
 // Run publishes listings until ctx ends.
 func (s *directorySource) Run(ctx context.Context) error {
-	close(s.ready)
 	loaded, loadedChanged := s.config.Get()
 	for {
 		listing, listingChanged := s.directory.Value().Get()
@@ -93,81 +88,53 @@ func directoryNames(c *trench.Config) readinessfile.Names {
 	return n
 }
 
-// publish merges the changes of a listing into the pending update.
+// publish puts a listing into the pending update: all VIPs if any may have changed. Otherwise only the
+// lease is renewed.
 func (s *directorySource) publish(now time.Time, l readinessfile.Listing, c *trench.Config) {
-	changed, removed := map[vip.VIP]readiness.VIPReadiness{}, vip.Set{}
-	first := s.from == nil
-	if first || l.Revision != s.revision || c != s.from {
-		changed, removed = s.diff(now, l, c)
+	changed := s.from == nil || l.Revision != s.revision || c != s.from
+	if changed {
+		s.published = s.evaluate(now, l, c)
 		s.revision, s.from = l.Revision, c
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := &s.pending
-	if first || len(changed)+len(removed) > 0 {
+	if changed {
 		p.Position = readiness.Position{InstanceID: s.instance, Revision: p.Position.Revision + 1}
+		p.Complete, p.Changed = true, maps.Clone(s.published)
 		if p.ReceivedAt.IsZero() {
 			p.ReceivedAt = now
 		}
 	}
-	p.Complete = p.Complete || first
-	for v, r := range changed {
-		if p.Changed == nil {
-			p.Changed = map[vip.VIP]readiness.VIPReadiness{}
-		}
-		p.Changed[v] = r
-		delete(p.Removed, v)
-	}
-	for v := range removed {
-		if p.Removed == nil {
-			p.Removed = vip.Set{}
-		}
-		p.Removed[v] = struct{}{}
-		delete(p.Changed, v)
-	}
 	p.Open, p.Synced, p.LastMessage, p.LeaseEnd = true, true, l.At, l.At.Add(readinessfile.MaxListingAge)
 	p.Err = directoryProblem(l)
-	select {
-	case s.changed <- struct{}{}:
-	default:
-	}
+	latest.Wake(s.changed)
 }
 
-// diff returns the differences between the listing and the published state.
-func (s *directorySource) diff(now time.Time, l readinessfile.Listing, c *trench.Config) (changed map[vip.VIP]readiness.VIPReadiness, removed vip.Set) {
-	changed, removed = map[vip.VIP]readiness.VIPReadiness{}, vip.Set{}
+// evaluate returns the readiness of all VIPs. A state that did not change keeps its time.
+func (s *directorySource) evaluate(now time.Time, l readinessfile.Listing, c *trench.Config) map[vip.VIP]readiness.VIPReadiness {
 	streams := map[vip.VIP][]string{}
 	for _, st := range c.Streams {
 		for _, v := range st.VIPs {
 			streams[v] = append(streams[v], st.Name)
 		}
 	}
-	configured := vip.NewSet(c.Attractor.VIPs...)
-	for v := range s.published {
-		if !configured.Has(v) {
-			removed[v] = struct{}{}
-			delete(s.published, v)
-		}
-	}
-	for v := range configured {
+	all := make(map[vip.VIP]readiness.VIPReadiness, len(c.Attractor.VIPs))
+	for _, v := range c.Attractor.VIPs {
 		ready, detail := l.Ready(v, streams[v])
 		is := readiness.VIPReadiness{VIP: v, Detail: detail, Reason: readinessv1.VipReason_VIP_REASON_NO_READINESS_FILE, Since: now}
-		switch {
-		case ready && !l.DrainEnd.IsZero():
-			is.State, is.DrainEnd, is.Reason = readiness.Draining, l.DrainEnd, readinessv1.VipReason_VIP_REASON_READINESS_FILE
-		case ready:
+		if ready {
 			is.State, is.Reason = readiness.Ready, readinessv1.VipReason_VIP_REASON_READINESS_FILE
-		}
-		was, known := s.published[v]
-		if known && was.State == is.State {
-			is.Since = was.Since
-			if was.Detail == is.Detail && was.DrainEnd.Equal(is.DrainEnd) {
-				continue
+			if !l.DrainEnd.IsZero() {
+				is.State, is.DrainEnd = readiness.Draining, l.DrainEnd
 			}
 		}
-		s.published[v], changed[v] = is, is
+		if was, known := s.published[v]; known && was.State == is.State {
+			is.Since = was.Since
+		}
+		all[v] = is
 	}
-	return changed, removed
+	return all
 }
 
 // directoryProblem returns the problem of a directory or of files in it.

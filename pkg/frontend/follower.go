@@ -20,7 +20,6 @@ import (
 // lag behind the controller, and never blocks it.
 type follower struct {
 	process *process
-	ready   chan struct{}
 
 	families   map[vip.Family]bool // last reported
 	configured vip.Set
@@ -37,8 +36,7 @@ type follower struct {
 	startBy             time.Time // end of ReadyTimeout; zero: it does not run
 }
 
-func (f *follower) String() string         { return "follower" }
-func (f *follower) Ready() <-chan struct{} { return f.ready }
+func (f *follower) String() string { return "follower" }
 
 // Run updates the other components until ctx ends.
 func (f *follower) Run(ctx context.Context) error {
@@ -55,7 +53,6 @@ func (f *follower) Run(ctx context.Context) error {
 	} else {
 		f.release.Stop()
 	}
-	close(f.ready)
 	birdState, birdChanged := p.bird.State().Get()
 	routed, routedChanged := p.kernel.Confirmed().Get()
 	announced, announcedChanged := p.announcer.State().Get()

@@ -161,7 +161,7 @@ func newProcess(o Options) (*process, error) {
 		})
 		p.source = p.watcher
 	}
-	p.observer = newObserver(o.Log, p.metrics)
+	p.observer = newObserver(o.Log, p.metrics.Transition)
 	if p.directory != nil {
 		p.observer.sourceName = "readiness directory"
 	}
@@ -220,7 +220,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	// the announcer has closed its session.
 	front := []task.Task{
 		p.config, p.controller, p.observer, p.reporter, p.announcer,
-		&follower{process: p, ready: make(chan struct{})}, adminEndpoint, healthEndpoint, logs.NewSignals(p.Level, p.Log),
+		&follower{process: p}, adminEndpoint, healthEndpoint, logs.NewSignals(p.Level, p.Log),
 	}
 	if p.Identity != nil {
 		front = append(front, p.Identity)
@@ -285,8 +285,7 @@ const cleanupTimeout = 5 * time.Second
 // traffic.
 type birdAfterRouting struct{ *process }
 
-func (b *birdAfterRouting) String() string         { return b.bird.String() }
-func (b *birdAfterRouting) Ready() <-chan struct{} { return b.bird.Ready() }
+func (b *birdAfterRouting) String() string { return b.bird.String() }
 
 func (b *birdAfterRouting) Run(ctx context.Context) error {
 	select {

@@ -32,10 +32,9 @@ type decisions struct {
 // vipState is the state of one VIP.
 type vipState struct {
 	Decision  gate.Decision
-	Since     time.Time // of the advertisement
-	Revision  uint64    // of the decision
-	Readiness readiness.VIPReadiness
-	Reported  bool // Readiness is valid
+	Since     time.Time               // of the advertisement
+	Revision  uint64                  // of the decision
+	Readiness *readiness.VIPReadiness // nil: not reported
 }
 
 // lbState is the state of the readiness source.
@@ -65,8 +64,9 @@ const loadBalancer = "load balancer"
 // observer keeps the state for status and metrics, logs transitions and records events. The
 // controller only appends to its queue, so that it never waits for a log or a scrape.
 type observer struct {
-	log     *slog.Logger
-	metrics transitionMetrics
+	log *slog.Logger
+	// transition counts a change of an advertisement.
+	transition func(to, reason string)
 	// onDecisions is called with every batch after it was applied to state.
 	onDecisions func(decisions)
 	// onApplied is called with the load balancer's position after onDecisions was called with every
@@ -76,28 +76,25 @@ type observer struct {
 	reasonDetail func(gate.Reason, vip.Family) string
 	// sourceName names the readiness source in logs and events.
 	sourceName string
-	ready      chan struct{}
 
-	mu             sync.Mutex
-	queue          []decisions
-	queued         int  // changes in queue
-	busy           bool // decisions are being applied
-	applied        readiness.Position
-	appliedChanged bool // onApplied was not called with applied yet
-	dropped        uint64
-	readiness      map[vip.VIP]readiness.VIPReadiness // not yet applied
-	removed        vip.Set
-	complete       bool // readiness replaces the state of all VIPs
-	wake           chan struct{}
+	mu   sync.Mutex
+	busy bool // decisions are being applied
+	pending
+	wake chan struct{}
 
 	state *state
 	lb    *latest.Value[lbState] // written by the controller only
 	lease atomic.Pointer[lease]
 }
 
-// transitionMetrics is what the observer counts.
-type transitionMetrics interface {
-	Transition(to, reason string)
+// pending is what was queued and not applied to state yet.
+type pending struct {
+	queue     []decisions
+	queued    int // changes in queue
+	dropped   uint64
+	applied   *readiness.Position                 // nil: onApplied was called with the newest
+	readiness map[vip.VIP]*readiness.VIPReadiness // nil: removed
+	complete  bool                                // readiness replaces the state of all VIPs
 }
 
 // state is the state of all VIPs and the events, for readers that must not block the controller.
@@ -108,11 +105,11 @@ type state struct {
 	changed *latest.Value[uint64]
 }
 
-func newObserver(log *slog.Logger, m transitionMetrics) *observer {
+func newObserver(log *slog.Logger, transition func(to, reason string)) *observer {
 	o := &observer{
-		log: log, metrics: m, onDecisions: func(decisions) {}, onApplied: func(readiness.Position) {},
-		reasonDetail: func(gate.Reason, vip.Family) string { return "" }, sourceName: loadBalancer, ready: make(chan struct{}),
-		readiness: map[vip.VIP]readiness.VIPReadiness{}, removed: vip.Set{}, wake: make(chan struct{}, 1),
+		log: log, transition: transition, onDecisions: func(decisions) {}, onApplied: func(readiness.Position) {},
+		reasonDetail: func(gate.Reason, vip.Family) string { return "" }, sourceName: loadBalancer,
+		pending: pending{readiness: map[vip.VIP]*readiness.VIPReadiness{}}, wake: make(chan struct{}, 1),
 		state: &state{vips: map[vip.VIP]vipState{}, changed: latest.New(uint64(0))},
 		lb:    latest.New(lbState{}),
 	}
@@ -120,8 +117,7 @@ func newObserver(log *slog.Logger, m transitionMetrics) *observer {
 	return o
 }
 
-func (o *observer) String() string         { return "observer" }
-func (o *observer) Ready() <-chan struct{} { return o.ready }
+func (o *observer) String() string { return "observer" }
 
 // decided queues a batch. It does not block.
 func (o *observer) decided(d decisions) {
@@ -132,16 +128,16 @@ func (o *observer) decided(d decisions) {
 	o.queue = append(o.queue, d)
 	o.queued += len(d.Changes)
 	o.mu.Unlock()
-	o.signal()
+	latest.Wake(o.wake)
 }
 
 // positionApplied records that the gate has applied the readiness up to a position, and that its
 // decisions were queued. It does not block.
 func (o *observer) positionApplied(position readiness.Position) {
 	o.mu.Lock()
-	o.applied, o.appliedChanged = position, true
+	o.applied = &position
 	o.mu.Unlock()
-	o.signal()
+	latest.Wake(o.wake)
 }
 
 // compact merges the queue into one batch with the newest decision of each VIP: state stays
@@ -168,15 +164,12 @@ func (o *observer) updated(u readiness.Update) {
 	if u.Complete {
 		o.complete = true
 		clear(o.readiness)
-		clear(o.removed)
 	}
 	for v, r := range u.Changed {
-		o.readiness[v] = r
-		delete(o.removed, v)
+		o.readiness[v] = &r
 	}
 	for v := range u.Removed {
-		o.removed[v] = struct{}{}
-		delete(o.readiness, v)
+		o.readiness[v] = nil
 	}
 	o.mu.Unlock()
 	o.lease.Store(&lease{End: u.LeaseEnd, LastMessage: u.LastMessage})
@@ -189,7 +182,7 @@ func (o *observer) updated(u readiness.Update) {
 		o.lb.Set(is)
 	}
 	if len(u.Changed)+len(u.Removed) > 0 || u.Complete {
-		o.signal()
+		latest.Wake(o.wake)
 	}
 }
 
@@ -200,16 +193,8 @@ func (o *observer) freshness(f gate.Freshness) {
 	}
 }
 
-func (o *observer) signal() {
-	select {
-	case o.wake <- struct{}{}:
-	default:
-	}
-}
-
 // Run applies what was queued until ctx ends.
 func (o *observer) Run(ctx context.Context) error {
-	close(o.ready)
 	lb, lbChanged := o.lb.Get()
 	for {
 		select {
@@ -271,14 +256,11 @@ func (o *observer) record(e event) {
 
 func (o *observer) drain() {
 	o.mu.Lock()
-	queue, updates, removed, complete, dropped := o.queue, o.readiness, o.removed, o.complete, o.dropped
-	o.queue, o.queued, o.complete, o.dropped = nil, 0, false, 0
-	o.busy = len(queue) > 0
-	applied, appliedChanged := o.applied, o.appliedChanged
-	o.appliedChanged = false
-	o.readiness, o.removed = map[vip.VIP]readiness.VIPReadiness{}, vip.Set{}
+	p := o.pending
+	o.pending = pending{readiness: map[vip.VIP]*readiness.VIPReadiness{}}
+	o.busy = len(p.queue) > 0
 	o.mu.Unlock()
-	if len(queue) == 0 && len(updates) == 0 && len(removed) == 0 && !complete && !appliedChanged {
+	if len(p.queue) == 0 && len(p.readiness) == 0 && !p.complete && p.applied == nil {
 		return
 	}
 	defer func() {
@@ -287,53 +269,48 @@ func (o *observer) drain() {
 		o.mu.Unlock()
 		o.state.changed.Update(func(n uint64) uint64 { return n + 1 })
 	}()
-	o.state.applyReadiness(updates, removed, complete)
-	if dropped > 0 {
-		o.log.Warn("events merged: rate exceeds logging", "count", dropped)
-		o.note(fmt.Sprintf("%d earlier changes were merged into the following ones: rate exceeds logging", dropped))
+	o.state.applyReadiness(p.readiness, p.complete)
+	if p.dropped > 0 {
+		o.log.Warn("events merged: rate exceeds logging", "count", p.dropped)
+		o.note(fmt.Sprintf("%d earlier changes were merged into the following ones: rate exceeds logging", p.dropped))
 	}
-	for _, d := range queue {
+	for _, d := range p.queue {
 		for _, e := range o.state.applyDecisions(d, o.reasonDetail) {
 			o.logTransition(e)
 		}
 		o.onDecisions(d)
 	}
-	if appliedChanged {
-		o.onApplied(applied)
+	if p.applied != nil {
+		o.onApplied(*p.applied)
 	}
 }
 
 func (o *observer) logTransition(e event) {
 	if e.From.Advertisement == e.To.Advertisement {
-		o.log.Debug("VIP reason changed", "vip", e.VIP, "advertisement", e.To.Advertisement, "from", e.From.Reason, "to", e.To.Reason,
-			"instance_id", e.Instance, "revision", e.Revision)
+		o.log.Debug("VIP reason changed", "vip", e.VIP, "advertisement", e.To.Advertisement,
+			"from", e.From.Reason, "to", e.To.Reason, "instance_id", e.Instance, "revision", e.Revision)
 		return
 	}
-	o.metrics.Transition(e.To.Advertisement.String(), e.To.Reason.String())
-	o.log.Info("VIP changed", "vip", e.VIP, "from", e.From.Advertisement, "to", e.To.Advertisement, "reason", e.To.Reason,
-		"instance_id", e.Instance, "revision", e.Revision, "detail", e.Detail)
+	o.transition(e.To.Advertisement.String(), e.To.Reason.String())
+	o.log.Info("VIP changed", "vip", e.VIP, "from", e.From.Advertisement, "to", e.To.Advertisement,
+		"reason", e.To.Reason, "instance_id", e.Instance, "revision", e.Revision, "detail", e.Detail)
 }
 
-func (s *state) applyReadiness(updates map[vip.VIP]readiness.VIPReadiness, removed vip.Set, complete bool) {
+func (s *state) applyReadiness(updates map[vip.VIP]*readiness.VIPReadiness, complete bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if complete {
 		for v, st := range s.vips {
-			st.Readiness, st.Reported = readiness.VIPReadiness{}, false
+			st.Readiness = nil
 			s.vips[v] = st
 		}
 	}
 	// The cost of a delta is that of its VIPs, not of all VIPs: it is paid with every decision.
-	for v := range removed {
-		if st, known := s.vips[v]; known {
-			st.Readiness, st.Reported = readiness.VIPReadiness{}, false
+	for v, r := range updates {
+		if st, known := s.vips[v]; known || r != nil {
+			st.Readiness = r
 			s.vips[v] = st
 		}
-	}
-	for v, r := range updates {
-		st := s.vips[v]
-		st.Readiness, st.Reported = r, true
-		s.vips[v] = st
 	}
 }
 
@@ -354,23 +331,21 @@ func (s *state) applyDecisions(d decisions, reasonDetail func(gate.Reason, vip.F
 			st.Since = d.At
 		}
 		st.Decision, st.Revision = ch.To, d.Revision
-		if ch.To.Reason == gate.NotConfigured && !st.Reported {
+		if ch.To.Reason == gate.NotConfigured && st.Readiness == nil {
 			delete(s.vips, ch.VIP)
 		} else {
 			s.vips[ch.VIP] = st
 		}
 		e := event{Time: d.At, VIP: ch.VIP, From: ch.From, To: ch.To, Instance: d.Instance, Revision: d.LBRevision}
-		if ch.To.Reason == gate.LBNotReady || ch.To.Reason == gate.LBDraining {
+		if st.Readiness != nil && (ch.To.Reason == gate.LBNotReady || ch.To.Reason == gate.LBDraining) {
 			e.Detail = st.Readiness.Detail
 		}
 		if e.Detail == "" {
 			c := cause{ch.To.Reason, ch.VIP.Family()}
-			detail, asked := known[c]
-			if !asked {
-				detail = reasonDetail(c.reason, c.family)
-				known[c] = detail
+			if _, asked := known[c]; !asked {
+				known[c] = reasonDetail(c.reason, c.family)
 			}
-			e.Detail = detail
+			e.Detail = known[c]
 		}
 		list = append(list, e)
 		if ch.From.Advertisement != ch.To.Advertisement || ch.From.Reason == gate.NotConfigured {
@@ -395,18 +370,8 @@ func (s *state) advertised() int {
 
 // waitWithdrawn waits until no VIP is advertised.
 func (o *observer) waitWithdrawn(ctx context.Context) error {
-	for {
-		_, changed := o.state.changed.Get()
-		// In this order: a decision before idle is in state.
-		if o.idle() && o.state.advertised() == 0 {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
+	// In this order: a decision before idle is in state.
+	return o.state.changed.Wait(ctx, func(uint64) bool { return o.idle() && o.state.advertised() == 0 })
 }
 
 // idle reports whether every decision was applied and onDecisions has returned.

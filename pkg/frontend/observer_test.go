@@ -2,13 +2,11 @@ package frontend
 
 import (
 	"fmt"
-	"io"
 	"log/slog"
 	"strings"
 	"testing"
 	"time"
 
-	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -20,7 +18,7 @@ func (c countTransitions) Transition(to, reason string) { c[to+" "+reason]++ }
 
 func testObserver() (*observer, countTransitions) {
 	counts := countTransitions{}
-	return newObserver(slog.New(slog.NewTextHandler(io.Discard, nil)), counts), counts
+	return newObserver(slog.New(slog.DiscardHandler), counts.Transition), counts
 }
 
 func change(v vip.VIP, from, to gate.Advertisement, reason gate.Reason) gate.Change {
@@ -131,11 +129,20 @@ func TestEventsKeepTheNewest(t *testing.T) {
 	}
 }
 
-func TestReasonsMatchProto(t *testing.T) {
-	for _, r := range gate.Reasons {
-		name := readinessv1.AdvertisementReason_name[int32(reasonProto(r))]
-		if reasonWord := r.String(); name != "ADVERTISEMENT_REASON_"+strings.ToUpper(reasonWord) {
-			t.Errorf("gate reason %s is %s on the wire", reasonWord, name)
+func TestEnumsMatchProto(t *testing.T) {
+	same := func(name string, of fmt.Stringer, prefix string) {
+		t.Helper()
+		if name != prefix+strings.ToUpper(of.String()) {
+			t.Errorf("%s is %s on the wire", of, name)
 		}
+	}
+	for _, r := range gate.Reasons {
+		same(reasonProto(r).String(), r, "ADVERTISEMENT_REASON_")
+	}
+	for a := gate.Withdrawn; a <= gate.Announced; a++ {
+		same(advertisementProto(a).String(), a, "ADVERTISEMENT_")
+	}
+	for f := gate.Lost; f <= gate.Live; f++ {
+		same(freshnessProto(f).String(), f, "FRESHNESS_")
 	}
 }

@@ -2,10 +2,12 @@ package frontend
 
 import (
 	"context"
+	"maps"
 	"sync"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/announce"
+	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/latest"
@@ -24,8 +26,7 @@ type reporter struct {
 	settle    time.Duration
 	// send must not block. It is called with mu held: reports keep the order of the decisions, and
 	// idle is true only after all were sent.
-	send  func(map[vip.VIP]reported)
-	ready chan struct{}
+	send func(map[vip.VIP]reported)
 
 	mu      sync.Mutex
 	pending map[vip.VIP]withdrawal // decided, not yet reported
@@ -45,9 +46,11 @@ type withdrawal struct {
 	revision uint64
 }
 
-func newReporter(a *latest.Value[announce.State], s *bird.Supervisor, settle time.Duration, send func(map[vip.VIP]reported)) *reporter {
+func newReporter(a *latest.Value[announce.State], s *bird.Supervisor, settle time.Duration,
+	send func(map[vip.VIP]reported),
+) *reporter {
 	return &reporter{
-		announcer: a, settle: settle, send: send, ready: make(chan struct{}),
+		announcer: a, settle: settle, send: send,
 		confirm: func(ctx context.Context) error {
 			announced := a.Load()
 			s.Expect(announced.Announced4, announced.Announced6)
@@ -57,8 +60,7 @@ func newReporter(a *latest.Value[announce.State], s *bird.Supervisor, settle tim
 	}
 }
 
-func (r *reporter) String() string         { return "reporter" }
-func (r *reporter) Ready() <-chan struct{} { return r.ready }
+func (r *reporter) String() string { return "reporter" }
 
 // decided reports a batch of decisions, or queues its withdrawals.
 func (r *reporter) decided(d decisions) {
@@ -67,30 +69,24 @@ func (r *reporter) decided(d decisions) {
 	for _, ch := range d.Changes {
 		w, isPending := r.pending[ch.VIP]
 		switch {
-		case ch.To.Advertisement != gate.Withdrawn, ch.From.Advertisement == gate.Withdrawn && !isPending:
-		case ch.From.Advertisement == gate.Withdrawn:
+		case ch.To.Advertisement == gate.Withdrawn && ch.From.Advertisement != gate.Withdrawn:
+			r.pending[ch.VIP] = withdrawal{ch.To, d.Revision}
+		case ch.To.Advertisement == gate.Withdrawn && isPending:
 			// Only the reason changed: the UPDATE to confirm is still the same.
 			r.pending[ch.VIP] = withdrawal{ch.To, w.revision}
-			continue
 		default:
-			r.pending[ch.VIP] = withdrawal{ch.To, d.Revision}
-			continue
+			delete(r.pending, ch.VIP)
+			now[ch.VIP] = reported{Decision: ch.To}
 		}
-		delete(r.pending, ch.VIP)
-		now[ch.VIP] = reported{Decision: ch.To}
 	}
 	r.send(now)
 	r.idle.Set(len(r.pending) == 0)
 	r.mu.Unlock()
-	select {
-	case r.wake <- struct{}{}:
-	default:
-	}
+	latest.Wake(r.wake)
 }
 
 // Run confirms withdrawals until ctx ends.
 func (r *reporter) Run(ctx context.Context) error {
-	close(r.ready)
 	for {
 		select {
 		case <-ctx.Done():
@@ -105,22 +101,17 @@ func (r *reporter) Run(ctx context.Context) error {
 // confirmPending confirms the pending withdrawals, and reports whether more were added meanwhile.
 func (r *reporter) confirmPending(ctx context.Context) bool {
 	r.mu.Lock()
-	batch := make(map[vip.VIP]withdrawal, len(r.pending))
-	var revision uint64
-	for v, w := range r.pending {
-		batch[v] = w
-		revision = max(revision, w.revision)
-	}
+	batch := maps.Clone(r.pending)
 	r.mu.Unlock()
 	if len(batch) == 0 {
 		return false
 	}
+	var revision uint64
+	for _, w := range batch {
+		revision = max(revision, w.revision)
+	}
 	confirmed := r.awaitWithdrawn(ctx, revision)
-	timer := time.NewTimer(r.settle)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
+	if backoff.Sleep(ctx, r.settle) != nil {
 		return false
 	}
 	reports := map[vip.VIP]reported{}
@@ -149,35 +140,14 @@ func (r *reporter) confirmPending(ctx context.Context) bool {
 func (r *reporter) awaitWithdrawn(ctx context.Context, revision uint64) bool {
 	ctx, cancel := context.WithTimeout(ctx, confirmTimeout)
 	defer cancel()
-	for {
-		s, changed := r.announcer.Get()
-		if !s.Established {
-			// BIRD dropped all VIPs with the loopback session.
-			break
-		}
-		if s.Written >= revision {
-			break
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return false
-		}
-	}
-	return r.confirm(ctx) == nil
+	err := r.announcer.Wait(ctx, func(s announce.State) bool {
+		// BIRD dropped all VIPs with the loopback session.
+		return !s.Established || s.Written >= revision
+	})
+	return err == nil && r.confirm(ctx) == nil
 }
 
 // Flush waits until every decision was reported.
 func (r *reporter) Flush(ctx context.Context) error {
-	for {
-		idle, changed := r.idle.Get()
-		if idle {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
+	return r.idle.Wait(ctx, func(idle bool) bool { return idle })
 }

@@ -28,7 +28,9 @@ func (f *follower) showStart(l trench.Loaded, lb lbState) {
 	if f.started {
 		return
 	}
-	others := !slices.ContainsFunc(p.health.Conditions(), func(c health.Condition) bool { return !c.Serving && slices.Contains(p.parts, c.Name) })
+	others := !slices.ContainsFunc(p.health.Conditions(), func(c health.Condition) bool {
+		return !c.Serving && slices.Contains(p.parts, c.Name)
+	})
 	switch now := time.Now(); {
 	case l.Generation == 0 || !others:
 		f.startBy = time.Time{}
@@ -55,11 +57,12 @@ func (p *process) startProblem(c *trench.Config, lb lbState) string {
 	defer s.mu.RUnlock()
 	for _, v := range c.Attractor.VIPs {
 		switch st := s.vips[v]; {
-		case p.Gating && !st.Reported:
+		case p.Gating && st.Readiness == nil:
 			return fmt.Sprintf("load balancer has not reported VIP %s", v)
 		case p.Gating && st.Readiness.State != readiness.Ready:
 		case st.Decision.Advertisement == gate.Withdrawn:
-			return strings.TrimSuffix(fmt.Sprintf("VIP %s is ready and not advertised, %s: %s", v, st.Decision.Reason, p.reasonDetail(st.Decision.Reason, v.Family())), ": ")
+			return strings.TrimSuffix(fmt.Sprintf("VIP %s is ready and not advertised, %s: %s",
+				v, st.Decision.Reason, p.reasonDetail(st.Decision.Reason, v.Family())), ": ")
 		}
 	}
 	return ""

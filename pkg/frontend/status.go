@@ -50,15 +50,18 @@ func (p *process) lbStatus(now time.Time) *frontendv1.LoadBalancerStatus {
 	return s
 }
 
+// The enums of the API have the order of the gate's or the opposite one; a test compares the names.
+
 func freshnessProto(f gate.Freshness) frontendv1.Freshness {
-	switch f {
-	case gate.Live:
-		return frontendv1.Freshness_FRESHNESS_LIVE
-	case gate.Stale:
-		return frontendv1.Freshness_FRESHNESS_STALE
-	default:
-		return frontendv1.Freshness_FRESHNESS_LOST
-	}
+	return frontendv1.Freshness_FRESHNESS_LOST - frontendv1.Freshness(f)
+}
+
+func advertisementProto(a gate.Advertisement) readinessv1.Advertisement {
+	return readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN - readinessv1.Advertisement(a)
+}
+
+func reasonProto(r gate.Reason) readinessv1.AdvertisementReason {
+	return readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_CONFIGURED + readinessv1.AdvertisementReason(r)
 }
 
 // birdStatus sets BIRD and the gateways in s, and returns the names of the gateways that are up.
@@ -104,7 +107,7 @@ func (s *state) vipStatus(now time.Time, configured []vip.VIP, up [len(vip.Famil
 		if !st.Since.IsZero() {
 			x.Since = timestamppb.New(st.Since)
 		}
-		if st.Reported {
+		if st.Readiness != nil {
 			x.Readiness = st.Readiness.Proto(now)
 		}
 		list = append(list, x)

@@ -1,6 +1,9 @@
 package latest
 
-import "sync"
+import (
+	"context"
+	"sync"
+)
 
 // Value holds the newest value and notifies readers of changes. The zero Value holds the zero T and
 // is ready for use. A Value must not be copied.
@@ -44,4 +47,27 @@ func (v *Value[T]) Get() (T, <-chan struct{}) {
 		v.changed = make(chan struct{})
 	}
 	return v.value, v.changed
+}
+
+// Wait waits until done reports true for a value, or ctx ends.
+func (v *Value[T]) Wait(ctx context.Context, done func(T) bool) error {
+	for {
+		x, changed := v.Get()
+		if done(x) {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// Wake puts a token into a channel of size 1, unless it holds one. It never blocks.
+func Wake(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
 }

@@ -105,12 +105,11 @@ type Signals struct {
 	level   *Level
 	log     *slog.Logger
 	signals chan os.Signal
-	ready   chan struct{}
 }
 
 // NewSignals returns a task. From now on the signals do not end the process.
 func NewSignals(level *Level, log *slog.Logger) *Signals {
-	s := &Signals{level: level, log: log, signals: make(chan os.Signal, 4), ready: make(chan struct{})}
+	s := &Signals{level: level, log: log, signals: make(chan os.Signal, 4)}
 	signal.Notify(s.signals, syscall.SIGUSR1, syscall.SIGUSR2)
 	return s
 }
@@ -118,13 +117,9 @@ func NewSignals(level *Level, log *slog.Logger) *Signals {
 // String implements task.Task.
 func (s *Signals) String() string { return "log level signals" }
 
-// Ready implements task.Task.
-func (s *Signals) Ready() <-chan struct{} { return s.ready }
-
 // Run handles signals until ctx ends.
 func (s *Signals) Run(ctx context.Context) error {
 	defer signal.Stop(s.signals)
-	close(s.ready)
 	for {
 		select {
 		case <-ctx.Done():

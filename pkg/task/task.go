@@ -16,8 +16,6 @@ import (
 type Task interface {
 	// Run works until ctx ends or the task fails. It returns nil or ctx's error when ctx ended.
 	Run(ctx context.Context) error
-	// Ready is closed once the task works; until then the process is starting.
-	Ready() <-chan struct{}
 	// String names the task in errors and logs.
 	String() string
 }
