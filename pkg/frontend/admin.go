@@ -16,13 +16,11 @@ import (
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
-
-// statusInterval is the least time between two messages of WatchStatus.
-const statusInterval = 100 * time.Millisecond
 
 // admin implements the FrontendService.
 type admin struct {
@@ -36,25 +34,12 @@ func (a *admin) GetStatus(context.Context, *frontendv1.GetStatusRequest) (*front
 }
 
 // WatchStatus implements the FrontendService.
-func (a *admin) WatchStatus(_ *frontendv1.WatchStatusRequest, stream grpc.ServerStreamingServer[frontendv1.WatchStatusResponse]) error {
-	tick := time.NewTicker(statusInterval)
-	defer tick.Stop()
-	for {
-		_, changed := a.process.changed.Get()
-		if err := stream.Send(&frontendv1.WatchStatusResponse{Status: a.process.status()}); err != nil {
-			return err
-		}
-		select {
-		case <-changed:
-		case <-stream.Context().Done():
-			return status.FromContextError(stream.Context().Err()).Err()
-		}
-		select {
-		case <-tick.C:
-		case <-stream.Context().Done():
-			return status.FromContextError(stream.Context().Err()).Err()
-		}
-	}
+func (a *admin) WatchStatus(_ *frontendv1.WatchStatusRequest,
+	stream grpc.ServerStreamingServer[frontendv1.WatchStatusResponse],
+) error {
+	return endpoint.WatchStatus(stream.Context(), a.process.changed, func() error {
+		return stream.Send(&frontendv1.WatchStatusResponse{Status: a.process.status()})
+	})
 }
 
 // ListEvents implements the FrontendService.
@@ -65,21 +50,16 @@ func (a *admin) ListEvents(_ context.Context, r *frontendv1.ListEventsRequest) (
 	}
 	s := a.process.observer.state
 	s.mu.RLock()
-	found := s.events.list(r.GetAfter(), match)
-	s.mu.RUnlock()
-	if n := int(r.GetLimit()); n > 0 && len(found) > n {
-		found = found[len(found)-n:]
-	}
-	answer := &frontendv1.ListEventsResponse{}
-	for _, e := range found {
-		answer.Events = append(answer.Events, e.proto())
-	}
-	return answer, nil
+	defer s.mu.RUnlock()
+	found, _, _ := s.events.page(s.events.tail(r.GetAfter(), int(r.GetLimit()), match), maxEvents, match)
+	return &frontendv1.ListEventsResponse{Events: eventsProto(found)}, nil
 }
 
 // WatchEvents implements the FrontendService. Only this goroutine waits for the client: a client
 // that is slower than the ring receives the number of lost events.
-func (a *admin) WatchEvents(r *frontendv1.WatchEventsRequest, stream grpc.ServerStreamingServer[frontendv1.WatchEventsResponse]) error {
+func (a *admin) WatchEvents(r *frontendv1.WatchEventsRequest,
+	stream grpc.ServerStreamingServer[frontendv1.WatchEventsResponse],
+) error {
 	match, err := about(r.GetVip())
 	if err != nil {
 		return err
@@ -90,9 +70,7 @@ func (a *admin) WatchEvents(r *frontendv1.WatchEventsRequest, stream grpc.Server
 	if r.GetInstanceId() == instance {
 		after = min(r.GetAfter(), s.events.last)
 	}
-	if n := int(r.GetLimit()); n > 0 {
-		after = s.events.tail(after, n, match)
-	}
+	after = s.events.tail(after, int(r.GetLimit()), match)
 	s.mu.RUnlock()
 	for first := true; ; first = false {
 		// In this order: an event that is added after the read closes changed.
@@ -103,11 +81,9 @@ func (a *admin) WatchEvents(r *frontendv1.WatchEventsRequest, stream grpc.Server
 		s.mu.RUnlock()
 		after = upTo
 		if first || len(found) > 0 || lost > 0 {
-			m := &frontendv1.WatchEventsResponse{InstanceId: instance, Lost: lost, UpTo: upTo}
-			for _, e := range found {
-				m.Events = append(m.Events, e.proto())
-			}
-			if err := stream.Send(m); err != nil {
+			if err := stream.Send(&frontendv1.WatchEventsResponse{
+				InstanceId: instance, Events: eventsProto(found), Lost: lost, UpTo: upTo,
+			}); err != nil {
 				return err
 			}
 		}
@@ -134,33 +110,43 @@ func about(name string) (func(event) bool, error) {
 	return func(e event) bool { return e.VIP == v }, nil
 }
 
-func (e event) proto() *frontendv1.Event {
-	p := &frontendv1.Event{
-		Time: timestamppb.New(e.Time), Sequence: e.Sequence, Vip: e.VIP.String(), Detail: e.Detail, Gateway: e.Gateway, GatewayUp: e.GatewayUp,
+func eventsProto(events []event) []*frontendv1.Event {
+	list := make([]*frontendv1.Event, len(events))
+	for i, e := range events {
+		p := &frontendv1.Event{
+			Time: timestamppb.New(e.Time), Sequence: e.Sequence, Vip: e.VIP.String(), Detail: e.Detail,
+			Gateway: e.Gateway, GatewayUp: e.GatewayUp,
+		}
+		if !e.VIP.IsZero() {
+			p.From, p.To = advertisementProto(e.From.Advertisement), advertisementProto(e.To.Advertisement)
+			p.Reason = reasonProto(e.To.Reason)
+		}
+		if e.Instance != "" {
+			p.Position = &readinessv1.Position{InstanceId: e.Instance, Revision: e.Revision}
+		}
+		list[i] = p
 	}
-	if !e.VIP.IsZero() {
-		p.From, p.To, p.Reason = advertisementProto(e.From.Advertisement), advertisementProto(e.To.Advertisement), reasonProto(e.To.Reason)
-	}
-	if e.Instance != "" {
-		p.Position = &readinessv1.Position{InstanceId: e.Instance, Revision: e.Revision}
-	}
-	return p
+	return list
 }
 
 // Drain implements the FrontendService.
 func (a *admin) Drain(ctx context.Context, r *frontendv1.DrainRequest) (*frontendv1.DrainResponse, error) {
-	return a.drain(ctx, "drained", r.GetVips(), func(g *gate.Gate, now time.Time, vips []vip.VIP) { g.Drain(now, vips...) })
+	return a.drain(ctx, "drained", r.GetVips(), (*gate.Gate).Drain)
 }
 
 // Undrain implements the FrontendService.
 func (a *admin) Undrain(ctx context.Context, r *frontendv1.UndrainRequest) (*frontendv1.UndrainResponse, error) {
-	d, err := a.drain(ctx, "undrained", r.GetVips(), func(g *gate.Gate, _ time.Time, vips []vip.VIP) { g.Undrain(vips...) })
+	d, err := a.drain(ctx, "undrained", r.GetVips(), func(g *gate.Gate, _ time.Time, vips ...vip.VIP) {
+		g.Undrain(vips...)
+	})
 	return &frontendv1.UndrainResponse{Drained: d.GetDrained()}, err
 }
 
 // drain applies f to the named VIPs, or to all, and returns the drained VIPs. what names the
 // operation.
-func (a *admin) drain(ctx context.Context, what string, names []string, f func(*gate.Gate, time.Time, []vip.VIP)) (*frontendv1.DrainResponse, error) {
+func (a *admin) drain(ctx context.Context, what string, names []string,
+	f func(*gate.Gate, time.Time, ...vip.VIP),
+) (*frontendv1.DrainResponse, error) {
 	configured := a.process.config.Value().Load().Config.Attractor.VIPs
 	vips := configured
 	if len(names) > 0 {
@@ -179,7 +165,7 @@ func (a *admin) drain(ctx context.Context, what string, names []string, f func(*
 	}
 	d := &frontendv1.DrainResponse{}
 	err := a.process.controller.Do(ctx, func(g *gate.Gate, now time.Time) {
-		f(g, now, vips)
+		f(g, now, vips...)
 		drained := g.Drained()
 		for _, v := range slices.SortedFunc(maps.Keys(drained), vip.Compare) {
 			d.Drained = append(d.Drained, v.String())
@@ -205,12 +191,8 @@ func (a *admin) drain(ctx context.Context, what string, names []string, f func(*
 
 // SetLogLevel implements the FrontendService.
 func (a *admin) SetLogLevel(_ context.Context, r *frontendv1.SetLogLevelRequest) (*frontendv1.SetLogLevelResponse, error) {
-	previous := a.process.Level.String()
-	if err := a.process.Level.Set(r.GetLevel()); err != nil {
-		return nil, status.Error(codes.InvalidArgument, err.Error())
-	}
-	a.process.Log.Info("log level changed", "from", previous, "to", r.GetLevel())
-	return &frontendv1.SetLogLevelResponse{Previous: previous}, nil
+	previous, err := endpoint.SetLogLevel(a.process.Level, a.process.Log, r.GetLevel())
+	return &frontendv1.SetLogLevelResponse{Previous: previous}, err
 }
 
 // GetDebug implements the FrontendService.

@@ -54,7 +54,7 @@ func (e *events) oldest() uint64 {
 func (e *events) at(sequence uint64) event { return e.ring[int((sequence-1)%maxEvents)] }
 
 // tail returns the sequence number before the newest n events that match, or after if there are
-// fewer.
+// fewer or n is 0.
 func (e *events) tail(after uint64, n int, match func(event) bool) uint64 {
 	for at := e.last; at > after && at >= e.oldest(); at-- {
 		if match(e.at(at)) {
@@ -79,10 +79,4 @@ func (e *events) page(after uint64, n int, match func(event) bool) (found []even
 		}
 	}
 	return found, upTo, lost
-}
-
-// list returns the events after a sequence number that match, oldest first.
-func (e *events) list(after uint64, match func(event) bool) []event {
-	found, _, _ := e.page(after, maxEvents, match)
-	return found
 }

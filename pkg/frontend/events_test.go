@@ -48,6 +48,11 @@ func serveEvents(t *testing.T) (*observer, frontendv1.FrontendServiceClient) {
 	return o, frontendv1.NewFrontendServiceClient(conn)
 }
 
+func eventsAfter(e *events, after uint64) []event {
+	found, _, _ := e.page(after, maxEvents, func(event) bool { return true })
+	return found
+}
+
 type eventStream struct {
 	t *testing.T
 	grpc.ServerStreamingClient[frontendv1.WatchEventsResponse]
@@ -246,7 +251,7 @@ func TestEventsNameTheCause(t *testing.T) {
 		change(vipA, gate.Announced, gate.Withdrawn, gate.NoGateway), change(vipB, gate.Announced, gate.Withdrawn, gate.NoGateway),
 	}})
 	o.drain()
-	all := o.state.events.list(0, func(event) bool { return true })
+	all := eventsAfter(&o.state.events, 0)
 	if len(all) != 2 || all[0].Detail != "no_gateway ipv4" {
 		t.Errorf("events %+v", all)
 	}
@@ -264,7 +269,7 @@ func TestMergedDecisionsAreRecorded(t *testing.T) {
 	o.queued = maxQueued + 3 // as if that many waited
 	o.decided(flip)
 	o.drain()
-	all := o.state.events.list(0, func(event) bool { return true })
+	all := eventsAfter(&o.state.events, 0)
 	// The three were merged into one, and the later one follows.
 	if len(all) != 3 || !strings.Contains(all[0].Detail, fmt.Sprintf("%d earlier changes were merged", maxQueued+2)) {
 		t.Errorf("events %+v", all)

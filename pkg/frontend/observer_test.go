@@ -43,7 +43,7 @@ func TestObserverKeepsStateSinceAndEvents(t *testing.T) {
 	if o.state.advertised() != 0 || !o.idle() {
 		t.Error("something is advertised, or waits")
 	}
-	events := o.state.events.list(0, func(event) bool { return true })
+	events := eventsAfter(&o.state.events, 0)
 	if len(events) != 2 || events[0].To.Advertisement != gate.Announced || events[1].Detail != "1 of 2 targets" {
 		t.Errorf("events %+v", events)
 	}
@@ -120,11 +120,11 @@ func TestEventsKeepTheNewest(t *testing.T) {
 	for i := range maxEvents + 10 {
 		e.add(event{Revision: uint64(i + 1)})
 	}
-	all := e.list(0, func(event) bool { return true })
+	all := eventsAfter(&e, 0)
 	if len(all) != maxEvents || all[0].Sequence != 11 || all[len(all)-1].Sequence != maxEvents+10 {
 		t.Fatalf("%d events from %d to %d", len(all), all[0].Sequence, all[len(all)-1].Sequence)
 	}
-	if after := e.list(maxEvents+8, func(event) bool { return true }); len(after) != 2 {
+	if after := eventsAfter(&e, maxEvents+8); len(after) != 2 {
 		t.Fatalf("%d events after the last but two", len(after))
 	}
 }

@@ -6,22 +6,18 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
-
-// statusInterval is the least time between two messages of WatchStatus.
-const statusInterval = 100 * time.Millisecond
 
 // admin implements the LBService.
 type admin struct {
@@ -35,35 +31,18 @@ func (a *admin) GetStatus(ctx context.Context, _ *lbv1.GetStatusRequest) (*lbv1.
 }
 
 // WatchStatus implements the LBService.
-func (a *admin) WatchStatus(_ *lbv1.WatchStatusRequest, stream grpc.ServerStreamingServer[lbv1.WatchStatusResponse]) error {
-	tick := time.NewTicker(statusInterval)
-	defer tick.Stop()
-	for {
-		_, changed := a.process.changed.Get()
-		if err := stream.Send(&lbv1.WatchStatusResponse{Status: a.process.status(stream.Context())}); err != nil {
-			return err
-		}
-		select {
-		case <-changed:
-		case <-stream.Context().Done():
-			return status.FromContextError(stream.Context().Err()).Err()
-		}
-		select {
-		case <-tick.C:
-		case <-stream.Context().Done():
-			return status.FromContextError(stream.Context().Err()).Err()
-		}
-	}
+func (a *admin) WatchStatus(_ *lbv1.WatchStatusRequest,
+	stream grpc.ServerStreamingServer[lbv1.WatchStatusResponse],
+) error {
+	return endpoint.WatchStatus(stream.Context(), a.process.changed, func() error {
+		return stream.Send(&lbv1.WatchStatusResponse{Status: a.process.status(stream.Context())})
+	})
 }
 
 // SetLogLevel implements the LBService.
 func (a *admin) SetLogLevel(_ context.Context, r *lbv1.SetLogLevelRequest) (*lbv1.SetLogLevelResponse, error) {
-	previous := a.process.Level.String()
-	if err := a.process.Level.Set(r.GetLevel()); err != nil {
-		return nil, status.Error(codes.InvalidArgument, err.Error())
-	}
-	a.process.Log.Info("log level changed", "from", previous, "to", r.GetLevel())
-	return &lbv1.SetLogLevelResponse{Previous: previous}, nil
+	previous, err := endpoint.SetLogLevel(a.process.Level, a.process.Log, r.GetLevel())
+	return &lbv1.SetLogLevelResponse{Previous: previous}, err
 }
 
 // status is everything that `lb status` shows.
