@@ -9,24 +9,48 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vipgate/vipgate/pkg/dataplane"
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/serving"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/await"
 )
 
-// running is a loop that runs, with one target that listens or not.
-type running struct {
+// scriptedPlane records what is desired; the test sets its state.
+type scriptedPlane struct {
+	ready   chan struct{}
+	state   latest.Value[plan.State]
+	desired latest.Value[*plan.Desired]
+}
+
+func (p *scriptedPlane) Configure(w *plan.Desired)        { p.desired.Set(w) }
+func (p *scriptedPlane) State() *latest.Value[plan.State] { return &p.state }
+func (p *scriptedPlane) Ready() <-chan struct{}           { return p.ready }
+
+// scriptedFrontend reports what the test sets.
+type scriptedFrontend struct {
+	report latest.Value[readiness.Report]
+}
+
+func (f *scriptedFrontend) Report() *latest.Value[readiness.Report] { return &f.report }
+
+func (f *scriptedFrontend) Reported(vip.VIP) (readiness.VIPReport, bool) {
+	return readiness.VIPReport{Advertisement: readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED}, true
+}
+
+// runningLoop is a loop that runs, with a target that listens or not.
+type runningLoop struct {
 	*loop
-	t        *testing.T
 	plane    *scriptedPlane
 	frontend *scriptedFrontend
 	listener net.Listener
 }
 
-func run(t *testing.T) *running {
+func run(t *testing.T) *runningLoop {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -39,9 +63,14 @@ func run(t *testing.T) *running {
 	s.Check.TCP.Port = uint16(listener.Addr().(*net.TCPAddr).Port)
 	s.Check.Interval, s.Check.Timeout = 20*time.Millisecond, 20*time.Millisecond
 	s.Targets[0].IPs = []netip.Addr{netip.MustParseAddr("127.0.0.1")}
-	r := &running{newLoop(t, TargetOptions{}), t, &scriptedPlane{ready: make(chan struct{})}, &scriptedFrontend{}, listener}
-	r.config, r.lease, r.away, r.ready = latest.New(trench.Loaded{Config: c, Generation: 1}), time.Second, latest.New(false), make(chan struct{})
-	r.forwarding = newForwarding(r.plane, r.frontend, r.table.Position, time.Hour, quiet)
+	r := &runningLoop{newLoop(t, TargetOptions{}), &scriptedPlane{ready: make(chan struct{})}, &scriptedFrontend{}, listener}
+	r.config, r.lease = latest.New(trench.Loaded{Config: c, Generation: 1}), time.Second
+	r.away, r.ready = latest.New(false), make(chan struct{})
+	r.evaluator = serving.New(serving.Options{Settle: time.Hour, DataPlane: true, WithdrawTime: time.Hour})
+	r.loop.plane = &forwarder{
+		plane: r.plane, frontend: r.frontend, position: r.table.Position, applied: func(time.Duration) {}, log: quiet,
+		sent: map[uint64]time.Time{},
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = r.checker.Run(ctx) }) // the end of ctx
@@ -50,84 +79,75 @@ func run(t *testing.T) *running {
 	return r
 }
 
-// until waits for a condition.
-func (r *running) until(what string, condition func() bool) {
-	r.t.Helper()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	limit := time.NewTimer(20 * time.Second)
-	defer limit.Stop()
-	for !condition() {
-		select {
-		case <-tick.C:
-		case <-limit.C:
-			r.t.Fatalf("not within 20s: %s", what)
-		}
-	}
-}
-
-func (r *running) vip() readiness.VIPReadiness {
+func (r *runningLoop) vip() readiness.VIPReadiness {
 	got, _ := r.table.Get(vipA)
 	return got
 }
 
-func (r *running) told() dataplane.Role {
-	if w := r.plane.last(); w != nil {
+// role returns the desired role of the target.
+func (r *runningLoop) role() plan.Role {
+	if w := r.plane.desired.Load(); w != nil {
 		return w.Streams["s"].Targets[0].Roles[vip.IPv4]
 	}
-	return dataplane.Unknown
+	return plan.Unknown
 }
 
-func TestRestartSaysNothingBeforeTheKernelWasLookedAt(t *testing.T) {
+// serves is the state of a kernel that forwards to the target.
+var serves = plan.State{
+	Streams: map[string]*plan.StreamState{"s": {Serving: [2]map[string]struct{}{{"a": {}}, {}}}}, VIPs: map[vip.VIP]string{vipA: "s"},
+}
+
+func TestRestartWaitsForTheKernel(t *testing.T) {
 	r := run(t)
-	r.until("the target is checked", func() bool {
+	await.True(t, "the target is checked", func() bool {
 		checked := r.checker.List()
 		return len(checked) == 1 && checked[0].State == healthcheck.Ready
 	})
-	if r.table.State().Synced || r.plane.last() != nil {
-		t.Fatal("the loop speaks before it knows what is in the kernel")
+	if r.table.State().Synced || r.plane.desired.Load() != nil {
+		t.Fatal("the loop decides before it knows what is in the kernel")
 	}
-	r.plane.state.Set(dataplane.State{
-		Streams: map[string]*dataplane.StreamState{"s": {Serving: [2]map[string]struct{}{{"a": {}}, {}}}}, VIPs: map[vip.VIP]string{vipA: "s"},
-	})
+	r.plane.state.Set(serves)
 	close(r.plane.ready)
-	r.until("the loop is synced", func() bool { return r.table.State().Synced })
+	await.True(t, "the loop is synced", func() bool { return r.table.State().Synced })
 	if got := r.vip(); got.State != readiness.Ready {
-		t.Errorf("what is forwarded all the time was said to be %v: %s", got.State, got.Detail)
+		t.Errorf("a VIP that is forwarded all the time is %v: %s", got.State, got.Detail)
 	}
-	r.until("the data plane is configured", func() bool { return r.told() == dataplane.Serving })
+	await.True(t, "the data plane is configured", func() bool { return r.role() == plan.Serving })
 }
 
-func TestDataPlaneThatCannotStartIsNotWaitedFor(t *testing.T) {
+func TestFailedDataPlaneIsNotAwaited(t *testing.T) {
 	r := run(t)
-	r.plane.state.Set(dataplane.State{Err: errors.New("no space left on device")})
-	r.until("the loop is synced", func() bool { return r.table.State().Synced })
-	r.until("the VIP says why", func() bool { return r.vip().Detail == "no space left on device" })
-	if got := r.vip(); got.State != readiness.NotReady || got.Reason != reasonDataPlane {
+	r.plane.state.Set(plan.State{Err: errors.New("no space left on device")})
+	await.True(t, "the loop is synced", func() bool { return r.table.State().Synced })
+	await.True(t, "the VIP has the reason", func() bool { return r.vip().Detail == "no space left on device" })
+	if got := r.vip(); got.State != readiness.NotReady || got.Reason != readinessv1.VipReason_VIP_REASON_DATA_PLANE {
 		t.Errorf("%v (%v)", got.State, got.Reason)
 	}
 }
 
-func TestLoopHearsTheKernelAndTheFrontend(t *testing.T) {
+func TestLoopFollowsKernelAndFrontend(t *testing.T) {
 	r := run(t)
 	close(r.plane.ready)
-	r.until("the target is to serve", func() bool { return r.told() == dataplane.Serving })
+	await.True(t, "the target is to serve", func() bool { return r.role() == plan.Serving })
 	if got := r.vip(); got.State != readiness.NotReady {
 		t.Fatalf("%v before the kernel confirmed it", got.State)
 	}
-	r.plane.state.Set(forward(dataplane.State{}, r.plane.last()))
-	r.until("the VIP is ready", func() bool { return r.vip().State == readiness.Ready })
-	r.frontend.say(time.Now(), "", 0, vipA)
+	confirmed := serves
+	confirmed.Revision = r.plane.desired.Load().Revision
+	r.plane.state.Set(confirmed)
+	await.True(t, "the VIP is ready", func() bool { return r.vip().State == readiness.Ready })
+	report := readiness.Report{WatchID: "w", Connected: true, Complete: true, Advertised: 1, At: time.Now()}
+	r.frontend.report.Set(report)
 
 	if err := r.listener.Close(); err != nil {
 		t.Fatal(err)
 	}
-	r.until("the VIP is not ready", func() bool { return r.vip().State == readiness.NotReady })
-	r.until("the removal is held back", func() bool { s := r.forwarding.shown.Load(); return s != nil && len(s.held) == 1 })
-	if r.told() != dataplane.Serving {
+	await.True(t, "the VIP is not ready", func() bool { return r.vip().State == readiness.NotReady })
+	await.True(t, "the removal is held back", func() bool { s := r.loop.plane.shown.Load(); return s != nil && len(s.held) == 1 })
+	if r.role() != plan.Serving {
 		t.Fatal("the last target is removed before the VIP is withdrawn")
 	}
-	p := r.table.Position()
-	r.frontend.say(time.Now(), p.InstanceID, p.Revision)
-	r.until("the target is removed", func() bool { return r.told() == dataplane.Down })
+	report.Applied, report.Advertised = r.table.Position(), 0
+	r.frontend.report.Set(report)
+	await.True(t, "the target is removed", func() bool { return r.role() == plan.Down })
 }

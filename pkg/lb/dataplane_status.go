@@ -138,10 +138,10 @@ func (p *process) dataPlaneStatus(ctx context.Context) *lbv1.DataPlaneStatus {
 		}
 		s.Holds = append(s.Holds, h)
 	}
-	if shown := p.loop.forwarding.shown.Load(); shown != nil {
+	if shown := p.loop.plane.shown.Load(); shown != nil {
 		s.HeldBack = shown.held
-		if shown.wanted != nil {
-			s.WantedRevision = shown.wanted.Revision
+		if shown.desired != nil {
+			s.WantedRevision = shown.desired.Revision
 		}
 	}
 	for _, x := range state.Problems {
@@ -231,21 +231,29 @@ func (p *process) dataPlaneMetrics() metrics.DataPlane {
 		Failures: p.observer.failures.Load(),
 		Repairs:  state.Repairs,
 	}
-	shown := p.loop.forwarding.shown.Load()
-	if shown == nil || shown.wanted == nil {
+	shown := p.loop.plane.shown.Load()
+	if shown == nil || shown.desired == nil {
 		return m
 	}
-	view := kernelView{state: state}
-	for name, s := range shown.wanted.Streams {
+	for name, s := range shown.desired.Streams {
 		for i := range s.Targets {
 			t := &s.Targets[i]
 			for _, ip := range t.IPs {
 				f := vip.FamilyOf(ip)
-				m.Targets[roleWord(t.Roles[f], view.serves(name, f, t.Name))]++
+				m.Targets[roleWord(t.Roles[f], isServing(state, name, f, t.Name))]++
 			}
 		}
 	}
 	return m
+}
+
+func isServing(s dataplane.State, stream string, f vip.Family, target string) bool {
+	st := s.Streams[stream]
+	if st == nil {
+		return false
+	}
+	_, ok := st.Serving[f][target]
+	return ok
 }
 
 func roleWord(r dataplane.Role, serves bool) string {

@@ -35,6 +35,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/registry"
+	"github.com/vipgate/vipgate/pkg/serving"
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -244,11 +245,13 @@ func newProcess(o Options) (*process, error) {
 	p.observer = newObserver(p)
 	p.loop = &loop{
 		config: p.config.Value(), sources: p.sources, subnets: o.Targets.Subnets, checker: p.checker, index: p.index, table: p.table,
-		lease: o.Lease, settle: settleTime(o.StaleGrace), log: o.Log, observe: p.observer.decided, files: p.files, away: p.stopping,
-		outages: outage.New(o.Targets.Outage), ready: make(chan struct{}),
+		lease: o.Lease, log: o.Log, observe: p.observer.decided, event: p.events.add, files: p.files, away: p.stopping,
+		ready: make(chan struct{}),
+		evaluator: serving.New(serving.Options{
+			Settle: settleTime(o.StaleGrace), Outage: o.Targets.Outage, DataPlane: o.DataPlane != nil, WithdrawTime: o.DrainTime + stopMargin,
+		}),
 	}
 	p.metrics.Targets(p.targetMetrics)
-	p.loop.event = p.events.add
 	if o.DataPlane != nil {
 		if err := p.newDataPlane(); err != nil {
 			return nil, err
@@ -265,11 +268,11 @@ func (p *process) newDataPlane() error {
 		return fmt.Errorf("data plane: %w", err)
 	}
 	p.plane = plane
-	f := newForwarding(plane, p.server, p.table.Position, p.DrainTime, p.Log)
-	f.patient = p.Targets.Outage.Hold && p.Targets.Outage.Threshold != 0
 	p.health.Set(DataPlaneCondition, false, "the kernel has not been read yet")
-	f.applied = p.metrics.DataPlane(p.dataPlaneMetrics)
-	p.loop.forwarding = f
+	p.loop.plane = &forwarder{
+		plane: plane, frontend: p.server, position: p.table.Position, applied: p.metrics.DataPlane(p.dataPlaneMetrics), log: p.Log,
+		sent: map[uint64]time.Time{},
+	}
 	return nil
 }
 

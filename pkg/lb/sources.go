@@ -81,7 +81,7 @@ func (s *sources) update(now time.Time) targetset.Changes {
 	}
 	s.set.SetManualDrains(s.manualDrains(now))
 	c := s.set.Update(now)
-	s.next = earlier(fileNext, c.Next)
+	s.next = targetset.Soonest(fileNext, c.Next)
 	s.stale = true
 	return c
 }
@@ -120,12 +120,4 @@ func (s *sources) publish() {
 		add(s.registry.State(), targetset.OriginRegistry)
 	}
 	s.states.Set(states)
-}
-
-// earlier returns the earlier of two times, of which zero means never.
-func earlier(a, b time.Time) time.Time {
-	if a.IsZero() || (!b.IsZero() && b.Before(a)) {
-		return b
-	}
-	return a
 }

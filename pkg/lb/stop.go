@@ -6,21 +6,18 @@ import (
 	"net"
 	"time"
 
-	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/serving"
 )
 
 const (
 	// stopMargin is what the frontend gets beyond the drain time to withdraw, to see it confirmed and
 	// to report it (docs/architecture.md#stopping).
 	stopMargin = 2 * time.Second
-	// reporterGone is how long no frontend may be connected before there is
-	// no frontend to wait for.
-	reporterGone = 500 * time.Millisecond
 )
 
 // stop tells the frontend that we go away and waits until every VIP was
 // reported withdrawn, or the drain time plus stopMargin is over, or no
-// frontend has been connected for reporterGone. Checks, heartbeats and the data plane
+// frontend has been connected for serving.FrontendGone. Checks, heartbeats and the data plane
 // go on meanwhile. A receive from again ends the wait.
 func (p *process) stop(ctx context.Context, again <-chan struct{}) {
 	start := time.Now()
@@ -31,12 +28,12 @@ func (p *process) stop(ctx context.Context, again <-chan struct{}) {
 	p.Log.Info("going away: waiting for the frontend to withdraw", "drain_for", p.DrainTime, "at_most", p.DrainTime+stopMargin)
 	limit := time.NewTimer(p.DrainTime + stopMargin)
 	defer limit.Stop()
-	alone := time.NewTimer(reporterGone)
+	alone := time.NewTimer(serving.FrontendGone)
 	defer alone.Stop()
 	report, changed := p.server.Report().Get()
 	for {
 		switch {
-		case report.Complete && report.Advertised == 0 && (report.Connected || report.At.After(start)) && (!away.Synced || heardOut(report, away.Position)):
+		case report.Complete && report.Advertised == 0 && (report.Connected || report.At.After(start)) && (!away.Synced || serving.Applied(report, away.Position)):
 			// A frontend that stops with us may be gone before we look; what it
 			// said last still counts.
 			p.Log.Info("every VIP is withdrawn; stopping", "after", time.Since(start).Round(time.Millisecond))
@@ -44,7 +41,7 @@ func (p *process) stop(ctx context.Context, again <-chan struct{}) {
 		case report.Connected:
 			alone.Stop()
 		default:
-			alone.Reset(reporterGone)
+			alone.Reset(serving.FrontendGone)
 		}
 		select {
 		case <-changed:
@@ -62,15 +59,6 @@ func (p *process) stop(ctx context.Context, again <-chan struct{}) {
 			return
 		}
 	}
-}
-
-// heardOut reports whether the frontend had taken in a position when it sent the
-// report. Before, nothing reported as advertised means little: a VIP that just
-// became ready, or whose gateway just came up, may be announced at this moment.
-// After that we go away the frontend raises nothing any more. One that never
-// received anything synced has nothing to take in.
-func heardOut(r readiness.Report, p readiness.Position) bool {
-	return r.Applied.InstanceID == p.InstanceID && r.Applied.Revision >= p.Revision
 }
 
 func isClosed(err error) bool { return errors.Is(err, net.ErrClosed) }

@@ -149,7 +149,7 @@ func (s *Set) Update(now time.Time) Changes {
 	}
 	clear(s.dirty)
 	for _, end := range s.ends {
-		c.Next = soonest(c.Next, end)
+		c.Next = Soonest(c.Next, end)
 	}
 	return c
 }
@@ -210,7 +210,7 @@ func (s *Set) resolve(now time.Time, st *streamState) {
 			case !ends && offer.Lifecycle == Terminating:
 				u.over[offer.Name] = offer
 			case ends:
-				next = soonest(next, offer.DrainEnd)
+				next = Soonest(next, offer.DrainEnd)
 				if offer.Lifecycle == Leaving {
 					leaving = append(leaving, originOffer{Origin(o), offer})
 				}
@@ -236,7 +236,7 @@ func (s *Set) resolve(now time.Time, st *streamState) {
 		if order, ok := s.orders[ID{name, m.Name}]; ok {
 			m.drainByHand(now, order)
 			if order.End.After(now) {
-				next = soonest(next, order.End)
+				next = Soonest(next, order.End)
 			}
 		}
 		st.config.Targets = append(st.config.Targets, trench.Target{Name: m.Name, IPs: m.IPs})

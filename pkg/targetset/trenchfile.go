@@ -140,19 +140,19 @@ func (f *TrenchFile) Take(now time.Time) (changed Offers, next time.Time) {
 		f.lists[name], changed[name] = list, slices.Clone(list)
 		for _, o := range list {
 			if o.Lifecycle != Active && o.DrainEnd.After(now) {
-				f.ends[name] = soonest(f.ends[name], o.DrainEnd)
+				f.ends[name] = Soonest(f.ends[name], o.DrainEnd)
 			}
 		}
 	}
 	clear(f.changed)
 	for _, end := range f.ends {
-		next = soonest(next, end)
+		next = Soonest(next, end)
 	}
 	return changed, next
 }
 
-// soonest returns the earlier of two times, of which zero means never.
-func soonest(a, b time.Time) time.Time {
+// Soonest returns the earlier of two times, of which zero means never.
+func Soonest(a, b time.Time) time.Time {
 	if a.IsZero() || (!b.IsZero() && b.Before(a)) {
 		return b
 	}

@@ -1,4 +1,4 @@
-package lb
+package serving
 
 import (
 	"errors"
@@ -11,16 +11,14 @@ import (
 
 	"pgregory.net/rapid"
 
-	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
-	"github.com/vipgate/vipgate/pkg/outage"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// plain is one target of one stream as a source has it, in the plainest way.
+// plain is one target of one stream as a source has it.
 type plain struct {
 	name      string
 	ips       []netip.Addr
@@ -28,29 +26,29 @@ type plain struct {
 	end       time.Time
 }
 
-// address is one address that a VIP counts: who has it, and until when if it drains.
+// address is one address that a VIP counts, with its target, and the end of its drain.
 type address struct {
-	name string
-	addr netip.Addr
-	// state is target.Ready, target.Draining or target.Drained.
-	state healthcheck.State
+	name  string
+	addr  netip.Addr
+	state healthcheck.State // Ready, Draining or Drained
 	end   time.Time
 }
 
-// world drives a trench file, a set, an aggregate and a index as the loop does,
-// and knows what was put into them.
-type world struct {
+// model drives a trench file, a set, an evaluator and an index as the loop does, and knows the
+// inputs.
+type model struct {
 	now  time.Time
 	next time.Time
 
 	file   *targetset.TrenchFile
 	set    *targetset.Set
-	loop   *loop
+	e      *Evaluator
+	index  *targetset.Index
 	onGone targetset.GonePolicy
 	// offered is every offer, to build the same from scratch.
 	offered [2]targetset.Offers
 
-	// What the oracle goes by.
+	// The inputs of the oracle.
 	config     *trench.Config
 	listed     map[string][]plain // by stream what the trench file has
 	ghosts     map[string][]plain // and what left it, the newest first
@@ -71,44 +69,43 @@ var (
 	badAddr = netip.MustParseAddr("224.0.0.1")
 )
 
-func newWorld(onGone targetset.GonePolicy) *world {
-	return &world{
+func newModel(onGone targetset.GonePolicy) *model {
+	return &model{
 		now: time.Unix(1000, 0), file: targetset.NewTrenchFile(onGone), set: targetset.New(), onGone: onGone,
-		loop:    &loop{aggregate: newAggregate(outage.New(outage.Options{})), index: targetset.NewIndex()},
+		e: New(Options{}), index: targetset.NewIndex(),
 		offered: [2]targetset.Offers{{}, {}}, config: &trench.Config{},
 		listed: map[string][]plain{}, ghosts: map[string][]plain{}, registered: map[string][]plain{},
 		orders: map[targetset.ID]targetset.ManualDrain{}, health: map[healthcheck.Key]healthcheck.Health{},
 	}
 }
 
-func (w *world) policy() targetset.AddressPolicy {
+func (w *model) policy() targetset.AddressPolicy {
 	return targetset.AddressPolicy{VIPs: slices.SortedFunc(slices.Values(w.config.Attractor.VIPs), vip.Compare)}
 }
 
 // update does what the loop does when the sources may have something new.
-func (w *world) update(reloaded bool) {
-	a := w.loop.aggregate
+func (w *model) update(reloaded bool) {
 	fromFile, next := w.file.Take(w.now)
 	maps.Copy(w.offered[targetset.OriginFile], fromFile)
 	w.set.Offer(targetset.OriginFile, fromFile)
 	w.set.SetManualDrains(maps.Clone(w.orders))
 	changes := w.set.Update(w.now)
-	w.next = earlier(next, changes.Next)
-	gone := a.keys(changes)
-	touched := vip.Set{}
+	w.next = targetset.Soonest(next, changes.Next)
 	if reloaded {
-		touched, _ = a.configure(time.Time{}, w.config, w.set.Members)
+		w.e.Configure(w.now, w.config, w.set.Members)
 	} else {
-		a.retarget(changes.Streams, w.set.Members, touched)
+		w.e.Retarget(changes.Streams, w.set.Members)
 	}
-	e := w.checks()
-	a.apply(e, touched)
-	a.judge(w.now, touched)
-	w.loop.publish(changes, gone, e.Changed)
+	w.evaluate(w.checks())
 }
 
-// checks is what a checker says of the targets: new ones start.
-func (w *world) checks() (e healthcheck.Evaluation) {
+func (w *model) evaluate(e healthcheck.Evaluation) {
+	w.e.Evaluate(w.now, e)
+	w.index.Publish(w.e.Targets())
+}
+
+// checks returns what a checker reports after the targets changed: new ones start.
+func (w *model) checks() (e healthcheck.Evaluation) {
 	are := map[healthcheck.Key]healthcheck.Health{}
 	for _, s := range w.config.Streams {
 		for _, m := range w.set.Members(s.Name) {
@@ -135,7 +132,7 @@ func (w *world) checks() (e healthcheck.Evaluation) {
 	return e
 }
 
-func (w *world) fall(keys []healthcheck.Key, to healthcheck.State) {
+func (w *model) fall(keys []healthcheck.Key, to healthcheck.State) {
 	var e healthcheck.Evaluation
 	for _, k := range keys {
 		h := healthcheck.Health{Key: k, State: to, Since: w.now}
@@ -145,14 +142,11 @@ func (w *world) fall(keys []healthcheck.Key, to healthcheck.State) {
 		w.health[k] = h
 		e.Changed = append(e.Changed, h)
 	}
-	touched := vip.Set{}
-	w.loop.aggregate.apply(e, touched)
-	w.loop.aggregate.judge(w.now, touched)
-	w.loop.publish(targetset.Changes{}, nil, e.Changed)
+	w.evaluate(e)
 }
 
 // addresses is the oracle of the set: what a stream has, from what the sources say.
-func (w *world) addresses(s trench.Stream) []address {
+func (w *model) addresses(s trench.Stream) []address {
 	var all []plain
 	for _, list := range [][]plain{w.listed[s.Name], w.registered[s.Name], w.ghosts[s.Name]} {
 		all = append(all, list...)
@@ -231,7 +225,7 @@ func checked(s trench.Stream, a netip.Addr) bool {
 
 // passes reports whether the checks of an address go well. One that is not checked is
 // as the address that left or stayed with it.
-func (w *world) passes(s trench.Stream, of address, all []address) bool {
+func (w *model) passes(s trench.Stream, of address, all []address) bool {
 	if checked(s, of.addr) {
 		return w.health[healthcheck.Key{Stream: s.Name, Name: of.name, Addr: of.addr}].State == healthcheck.Ready
 	}
@@ -247,7 +241,7 @@ func (w *world) passes(s trench.Stream, of address, all []address) bool {
 }
 
 // want is the oracle of one VIP.
-func (w *world) want(v vip.VIP) (state readiness.State, end time.Time, ready, total int) {
+func (w *model) want(v vip.VIP) (state readiness.State, end time.Time, ready, total int) {
 	state = readiness.NotReady
 	for _, s := range w.config.Streams {
 		if !slices.Contains(s.VIPs, v) {
@@ -296,19 +290,19 @@ func (w *world) want(v vip.VIP) (state readiness.State, end time.Time, ready, to
 	return state, end, ready, total
 }
 
-func (w *world) check(t *rapid.T) {
-	a := w.loop.aggregate
-	if len(a.current) != len(w.config.Attractor.VIPs) {
-		t.Fatalf("%d VIPs are judged, there are %d", len(a.current), len(w.config.Attractor.VIPs))
+func (w *model) check(t *rapid.T) {
+	if len(w.e.current) != len(w.config.Attractor.VIPs) {
+		t.Fatalf("%d VIPs are judged, there are %d", len(w.e.current), len(w.config.Attractor.VIPs))
 	}
 	for _, v := range w.config.Attractor.VIPs {
-		got := a.current[v]
+		got := w.e.current[v]
 		state, end, ready, total := w.want(v)
-		if got.State != state || !got.DrainEnd.Equal(end) || int(got.ReadyTargets) != ready || int(got.TotalTargets) != total {
+		counts := int(got.ReadyTargets) == ready && int(got.TotalTargets) == total
+		if !counts || got.State != state || !got.DrainEnd.Equal(end) {
 			t.Fatalf("%s is %v until %v with %d/%d, want %v until %v with %d/%d", v,
 				got.State, got.DrainEnd, got.ReadyTargets, got.TotalTargets, state, end, ready, total)
 		}
-		if is, should := got.Reason == readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING, state == readiness.Draining; is != should {
+		if (got.Reason == reasonDraining) != (state == readiness.Draining) {
 			t.Fatalf("%s is %v for the reason %v", v, state, got.Reason)
 		}
 	}
@@ -316,11 +310,11 @@ func (w *world) check(t *rapid.T) {
 }
 
 // checkFromScratch compares what many steps led to with what one leads to.
-func (w *world) checkFromScratch(t *rapid.T) {
-	set, fresh := targetset.New(), newAggregate(outage.New(outage.Options{}))
+func (w *model) checkFromScratch(t *rapid.T) {
+	set, fresh := targetset.New(), New(Options{})
 	set.Configure(w.config.Streams, w.policy())
-	for o, told := range w.offered {
-		set.Offer(targetset.Origin(o), told)
+	for o, offers := range w.offered {
+		set.Offer(targetset.Origin(o), offers)
 	}
 	set.SetManualDrains(w.orders)
 	set.Update(w.now)
@@ -329,30 +323,27 @@ func (w *world) checkFromScratch(t *rapid.T) {
 			t.Fatalf("problems of %v: %q, from scratch %q", o, a, b)
 		}
 	}
-	vips, _ := fresh.configure(time.Time{}, w.config, set.Members)
-	fresh.apply(healthcheck.Evaluation{Changed: slices.Collect(maps.Values(w.health))}, vips)
-	fresh.judge(w.now, vips)
-	var views []targetset.View
+	fresh.Configure(w.now, w.config, set.Members)
+	fresh.Evaluate(w.now, healthcheck.Evaluation{Changed: slices.Collect(maps.Values(w.health))})
+	views, _ := fresh.Targets()
 	for _, s := range w.config.Streams {
-		views = append(views, fresh.views(s.Name)...)
 		if a, b := fmt.Sprint(w.set.Members(s.Name)), fmt.Sprint(set.Members(s.Name)); a != b {
 			t.Fatalf("stream %s has %s, from scratch %s", s.Name, a, b)
 		}
 	}
-	for v, was := range w.loop.aggregate.current {
-		is := fresh.current[v]
-		if is.Since = was.Since; is != was {
+	for v, was := range w.e.current {
+		if is := fresh.current[v]; is != was {
 			t.Fatalf("%s is %+v, from scratch %+v", v, was, is)
 		}
 	}
 	slices.SortFunc(views, func(x, y targetset.View) int { return x.Compare(y.Key) })
-	if got := w.loop.index.List(nil); !slices.Equal(got, views) {
+	if got := w.index.List(nil); !slices.Equal(got, views) {
 		t.Fatalf("the index has\n%+v\nfrom scratch\n%+v", got, views)
 	}
 }
 
 // pass lets time go by as a punctual loop does. Between two looks nothing changes.
-func (w *world) pass(t *rapid.T, d time.Duration) {
+func (w *model) pass(t *rapid.T, d time.Duration) {
 	for end := w.now.Add(d); ; {
 		next := w.next
 		if next.IsZero() || next.After(end) {
@@ -383,11 +374,11 @@ func drawAddresses(t *rapid.T, pool [][]netip.Addr) (ips []netip.Addr) {
 }
 
 func drawVIPs(t *rapid.T, of []vip.VIP, least int) []vip.VIP {
-	return rapid.SliceOfNDistinct(rapid.SampledFrom(of), least, len(of), func(v vip.VIP) vip.VIP { return v }).Draw(t, "VIPs")
+	return rapid.SliceOfNDistinct(rapid.SampledFrom(of), least, len(of), rapid.ID).Draw(t, "VIPs")
 }
 
 // drawConfig draws a trench file that the parser would accept.
-func (w *world) drawConfig(t *rapid.T) *trench.Config {
+func (w *model) drawConfig(t *rapid.T) *trench.Config {
 	c := &trench.Config{Attractor: trench.Attractor{VIPs: drawVIPs(t, modelVIPs, 1)}}
 	for _, name := range modelStreams {
 		if rapid.IntRange(0, 5).Draw(t, "without the stream") == 0 {
@@ -396,7 +387,9 @@ func (w *world) drawConfig(t *rapid.T) *trench.Config {
 		s := trench.Stream{
 			Name: name, VIPs: drawVIPs(t, c.Attractor.VIPs, 1), MinReady: rapid.IntRange(1, 3).Draw(t, "min ready"),
 			DrainTime: time.Duration(rapid.SampledFrom([]int{0, 1000, 3000}).Draw(t, "drain ms")) * time.Millisecond,
-			Check:     trench.Check{Families: rapid.SampledFrom([]trench.Families{trench.BothFamilies, trench.BothFamilies, trench.OnlyIPv4, trench.OnlyIPv6}).Draw(t, "families")},
+			Check: trench.Check{Families: rapid.SampledFrom([]trench.Families{
+				trench.BothFamilies, trench.BothFamilies, trench.OnlyIPv4, trench.OnlyIPv6,
+			}).Draw(t, "families")},
 		}
 		free := [][]netip.Addr{slices.Clone(modelAddrs[0]), slices.Clone(modelAddrs[1])}
 		for _, n := range modelNames {
@@ -407,7 +400,8 @@ func (w *world) drawConfig(t *rapid.T) *trench.Config {
 			for f := range free {
 				free[f] = slices.DeleteFunc(free[f], func(a netip.Addr) bool { return slices.Contains(ips, a) })
 			}
-			s.Targets = append(s.Targets, trench.Target{Name: n, IPs: ips, Terminating: rapid.IntRange(0, 4).Draw(t, "terminating") == 0})
+			terminating := rapid.IntRange(0, 4).Draw(t, "terminating") == 0
+			s.Targets = append(s.Targets, trench.Target{Name: n, IPs: ips, Terminating: terminating})
 		}
 		c.Streams = append(c.Streams, s)
 	}
@@ -415,7 +409,7 @@ func (w *world) drawConfig(t *rapid.T) *trench.Config {
 }
 
 // reload puts a trench file into force, and notes what left it.
-func (w *world) reload(c *trench.Config) {
+func (w *model) reload(c *trench.Config) {
 	was, ghosts := w.listed, w.ghosts
 	w.config, w.lost = c, false
 	w.listed, w.ghosts = map[string][]plain{}, map[string][]plain{}
@@ -433,7 +427,9 @@ func (w *world) reload(c *trench.Config) {
 			w.listed[s.Name] = append(w.listed[s.Name], p)
 		}
 		for _, old := range slices.Concat(was[s.Name], ghosts[s.Name]) {
-			if slices.ContainsFunc(s.Targets, func(x trench.Target) bool { return x.Name == old.name && slices.Equal(x.IPs, old.ips) }) {
+			if slices.ContainsFunc(s.Targets, func(x trench.Target) bool {
+				return x.Name == old.name && slices.Equal(x.IPs, old.ips)
+			}) {
 				continue
 			}
 			w.ghosts[s.Name] = append(w.ghosts[s.Name], leave(old, w.now.Add(s.DrainTime)))
@@ -453,7 +449,7 @@ func leave(p plain, end time.Time) plain {
 }
 
 // lose has the trench file be gone.
-func (w *world) lose() {
+func (w *model) lose() {
 	w.file.Lose(w.now, errors.New("gone"))
 	if !w.lost && w.onGone != targetset.Hold {
 		for _, s := range w.config.Streams {
@@ -471,21 +467,30 @@ func (w *world) lose() {
 }
 
 // register has the registry offer other targets for a stream.
-func (w *world) register(stream string, list []plain) {
+func (w *model) register(stream string, list []plain) {
 	w.registered[stream] = list
 	var offers []targetset.Offer
 	for _, p := range list {
-		offers = append(offers, targetset.Offer{Name: p.name, IPs: p.ips, Lifecycle: p.lifecycle, DrainEnd: p.end, Owner: "operator", Cause: "the model"})
+		offers = append(offers, targetset.Offer{
+			Name: p.name, IPs: p.ips, Lifecycle: p.lifecycle, DrainEnd: p.end, Owner: "operator", Cause: "the model",
+		})
 	}
 	w.offered[targetset.OriginRegistry][stream] = offers
 	w.set.Offer(targetset.OriginRegistry, targetset.Offers{stream: offers})
 }
 
+func drawState(t *rapid.T) healthcheck.State {
+	return rapid.SampledFrom([]healthcheck.State{
+		healthcheck.Ready, healthcheck.Ready, healthcheck.NotReady, healthcheck.Overdue,
+	}).Draw(t, "state")
+}
+
 func drawStream(t *rapid.T) string { return rapid.SampledFrom(modelStreams).Draw(t, "stream") }
 
-func TestVIPsAgainstAPlainReckoning(t *testing.T) {
+func TestModelOfReadiness(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := newWorld(rapid.SampledFrom([]targetset.GonePolicy{targetset.Hold, targetset.Drain, targetset.Drop}).Draw(t, "on file gone"))
+		policies := []targetset.GonePolicy{targetset.Hold, targetset.Drain, targetset.Drop}
+		w := newModel(rapid.SampledFrom(policies).Draw(t, "on file gone"))
 		w.reload(w.drawConfig(t))
 		steps := map[string]func(*rapid.T){
 			"reload":       func(t *rapid.T) { w.reload(w.drawConfig(t)) },
@@ -515,13 +520,16 @@ func TestVIPsAgainstAPlainReckoning(t *testing.T) {
 			},
 			"registry tidies": func(*rapid.T) {
 				for stream, list := range w.registered {
-					w.register(stream, slices.DeleteFunc(slices.Clone(list), func(p plain) bool { return p.lifecycle != targetset.Active && !p.end.After(w.now) }))
+					w.register(stream, slices.DeleteFunc(slices.Clone(list), func(p plain) bool {
+						return p.lifecycle != targetset.Active && !p.end.After(w.now)
+					}))
 				}
 				w.update(false)
 			},
 			"drain": func(t *rapid.T) {
 				id := targetset.ID{Stream: drawStream(t), Name: rapid.SampledFrom(modelNames).Draw(t, "name")}
-				w.orders[id] = targetset.ManualDrain{End: w.now.Add(time.Duration(rapid.IntRange(0, 4000).Draw(t, "ms")) * time.Millisecond)}
+				in := time.Duration(rapid.IntRange(0, 4000).Draw(t, "ms")) * time.Millisecond
+				w.orders[id] = targetset.ManualDrain{End: w.now.Add(in)}
 				w.update(false)
 			},
 			"undrain": func(*rapid.T) {
@@ -532,7 +540,7 @@ func TestVIPsAgainstAPlainReckoning(t *testing.T) {
 			"one changes": func(t *rapid.T) {
 				if keys := slices.SortedFunc(maps.Keys(w.health), healthcheck.Key.Compare); len(keys) > 0 {
 					k := rapid.SampledFrom(keys).Draw(t, "which")
-					w.fall([]healthcheck.Key{k}, rapid.SampledFrom([]healthcheck.State{healthcheck.Ready, healthcheck.Ready, healthcheck.NotReady, healthcheck.Overdue}).Draw(t, "to"))
+					w.fall([]healthcheck.Key{k}, drawState(t))
 				}
 			},
 			"time passes": func(t *rapid.T) {

@@ -1,0 +1,131 @@
+package serving
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/healthcheck"
+	"github.com/vipgate/vipgate/pkg/targetset"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// planStream returns what the data plane is to do for a stream. before is what it was to do until
+// now; nil for nothing.
+func (e *Evaluator) planStream(s *stream, before *plan.Stream) *plan.Stream {
+	d := &plan.Stream{
+		Name: s.Name, VIPs: s.VIPs, Size: s.Maglev.Size, Seed: s.Maglev.Seed, DrainTime: s.DrainTime,
+		Targets: make([]plan.Target, 0, len(s.members)),
+	}
+	for i := range s.members {
+		if _, shadowed := s.shadowed[i]; shadowed {
+			continue
+		}
+		m := &s.members[i]
+		t := plan.Target{Name: m.Name, IPs: m.IPs}
+		for f := range t.Roles {
+			t.Roles[f] = plan.Down // unless it has an address
+		}
+		for _, ip := range m.IPs {
+			t.Roles[vip.FamilyOf(ip)] = e.role(s, m, ip)
+		}
+		d.Targets = append(d.Targets, t)
+	}
+	disableMoved(d, before)
+	return d
+}
+
+// role returns the role of a target for the family of one of its addresses.
+func (e *Evaluator) role(s *stream, m *targetset.Member, ip netip.Addr) plan.Role {
+	f := vip.FamilyOf(ip)
+	t := &s.tallies[f]
+	h, known := e.healthOf(s, m, ip)
+	draining := m.Draining == healthcheck.Draining
+	switch {
+	case m.Draining == healthcheck.Drained || e.kernel.unreachable(ip) != "":
+		return plan.Down
+	case !known || h.State == healthcheck.Starting:
+		return plan.Unknown
+	case h.State == healthcheck.Ready || e.outages.Held(h.Key):
+		switch {
+		case !draining:
+			return plan.Serving
+		case !s.enough(t.alive) && s.enough(t.alive+t.leaving):
+			return plan.Serving // no other target can take over
+		case e.kernel.serves(s.Name, f, m.Name) && !s.enough(t.ready) && s.enough(t.alive):
+			return plan.Serving // until those that take over do
+		}
+		return plan.Draining
+	case h.State == healthcheck.Overdue && draining:
+		return plan.Draining
+	case h.State == healthcheck.Overdue:
+		// A target that was not asked is not known to be dead, and the VIP is not ready anyway if
+		// there are too many of them.
+		return plan.Unknown
+	}
+	return plan.Down
+}
+
+// disableMoved takes targets out that have other addresses than before until they are known to be
+// alive there: what the kernel has of their names leads to the old addresses.
+func disableMoved(d, before *plan.Stream) {
+	if before == nil {
+		return
+	}
+	var old map[string]*plan.Target
+	for i := range d.Targets {
+		t := &d.Targets[i]
+		if i < len(before.Targets) && before.Targets[i].Name == t.Name && slices.Equal(before.Targets[i].IPs, t.IPs) {
+			continue // nearly always
+		}
+		if old == nil {
+			old = byName(before)
+		}
+		if was := old[t.Name]; was == nil || slices.Equal(was.IPs, t.IPs) {
+			continue
+		}
+		for f := range t.Roles {
+			if t.Roles[f] == plan.Unknown {
+				t.Roles[f] = plan.Down
+			}
+		}
+	}
+}
+
+// byName returns the targets of a stream by name; none of nil.
+func byName(s *plan.Stream) map[string]*plan.Target {
+	if s == nil {
+		return nil
+	}
+	targets := make(map[string]*plan.Target, len(s.Targets))
+	for i := range s.Targets {
+		targets[s.Targets[i].Name] = &s.Targets[i]
+	}
+	return targets
+}
+
+// keepsServing reports whether a target that serves continues to serve with its role.
+func keepsServing(t *plan.Target, f vip.Family) bool {
+	return t.Roles[f] == plan.Serving || t.Roles[f] == plan.Unknown
+}
+
+// continues reports whether a target that the kernel forwards to continues to serve in a stream.
+func (k *kernel) continues(s *plan.Stream, f vip.Family) bool {
+	return s != nil && slices.ContainsFunc(s.Targets, func(t plan.Target) bool {
+		return keepsServing(&t, f) && k.serves(s.Name, f, t.Name)
+	})
+}
+
+// ownersOf returns the stream that serves each VIP: of those that have it that whose name sorts
+// first.
+func ownersOf(streams map[string]*plan.Stream) map[vip.VIP]string {
+	owners := map[vip.VIP]string{}
+	for name, s := range streams {
+		for _, v := range s.VIPs {
+			if by, known := owners[v]; !known || name < by {
+				owners[v] = name
+			}
+		}
+	}
+	return owners
+}

@@ -1,0 +1,429 @@
+package serving
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/targetset"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// FrontendGone is how long no frontend may be connected before there is none to wait for.
+const FrontendGone = 500 * time.Millisecond
+
+// forwarding is what the data plane is to do.
+//
+// A change after which a VIP would lead to no target is held back: a stream keeps the last targets
+// that it has in the kernel, and its VIPs, until the frontend has withdrawn those VIPs. Meanwhile
+// they are not ready.
+type forwarding struct {
+	// desired is by stream what should be, sent what the data plane got; nil before the first time.
+	desired map[string]*plan.Stream
+	sent    *plan.Desired
+	// counted are the streams of which desired is out of date, pending those in which desired and
+	// sent differ, or may.
+	counted, pending map[string]struct{}
+	holds            map[holdKey]*hold
+	// owners are by VIP the streams that are to serve it, nil until they are needed; sentOwners are
+	// those of sent.
+	owners, sentOwners map[vip.VIP]string
+}
+
+// holdKey is what is held back: a family of a stream, or "" for everything before the first desired
+// state is sent.
+type holdKey struct {
+	stream string
+	family vip.Family
+}
+
+// hold waits until VIPs are withdrawn.
+type hold struct {
+	vips vip.Set
+	// revision is that of the decision with which the VIPs were no longer ready.
+	revision    uint64
+	since, ends time.Time
+}
+
+func newForwarding() forwarding {
+	return forwarding{
+		desired: map[string]*plan.Stream{}, counted: map[string]struct{}{}, pending: map[string]struct{}{},
+		holds: map[holdKey]*hold{},
+	}
+}
+
+// changed notes that the desired state of a stream is out of date.
+func (w *forwarding) changed(stream string) {
+	if w.counted != nil {
+		w.counted[stream] = struct{}{}
+	}
+}
+
+// Frontend is what the frontend reported.
+type Frontend struct {
+	readiness.Report
+	Reported func(vip.VIP) (readiness.VIPReport, bool)
+	// Position is that of the newest decision, which the frontend may not have applied yet.
+	Position readiness.Position
+}
+
+// Applied reports whether the frontend had applied a position when it sent the report. What it
+// reports as withdrawn before may be announced at this moment: a VIP that just became ready, or
+// whose gateway just came up.
+func Applied(r readiness.Report, p readiness.Position) bool {
+	return r.Applied.InstanceID == p.InstanceID && r.Applied.Revision >= p.Revision
+}
+
+// Forwarding is the next desired state, and what is held back.
+type Forwarding struct {
+	// Desired is nil while it is the one of the last time.
+	Desired *plan.Desired
+	// Held describes what is held back until the frontend withdraws VIPs, Released what no longer is.
+	Held     []string
+	Released []Release
+	// Next is when a hold ends by itself; zero for never.
+	Next time.Time
+}
+
+// Release is the end of a hold.
+type Release struct {
+	Stream string
+	VIPs   int
+	After  time.Duration
+	Cause  Cause
+}
+
+// Cause is why a hold ended.
+type Cause uint8
+
+// The causes.
+const (
+	// Withdrawn: the frontend withdrew the VIPs.
+	Withdrawn Cause = iota
+	// NoFrontend: no frontend is connected.
+	NoFrontend
+	// TimedOut: the frontend did not withdraw the VIPs in time.
+	TimedOut
+)
+
+// Forward returns the next desired state of the data plane. It is called after each Evaluate, once
+// the decision has a position: the VIPs that are about to lead to no target are not ready in it.
+func (e *Evaluator) Forward(now time.Time, frontend Frontend) (out Forwarding) {
+	w := &e.forwarding
+	e.updateDesired()
+	switch {
+	case w.sent != nil && len(w.pending) == 0:
+		return out
+	case w.sent == nil:
+		e.sendFirst(now, frontend, &out)
+	default:
+		e.sendPending(now, frontend, &out)
+	}
+	for key, h := range w.holds {
+		what, vips := fmt.Sprintf("stream %s (%s)", key.stream, key.family), "1 VIP"
+		if key.stream == "" {
+			what = "every change"
+		}
+		if n := len(h.vips); n > 1 {
+			vips = fmt.Sprintf("%d VIPs", n)
+		}
+		out.Held = append(out.Held, what+": until the frontend withdraws "+vips)
+	}
+	slices.Sort(out.Held)
+	return out
+}
+
+// updateDesired derives the desired state of the streams that were counted again.
+func (e *Evaluator) updateDesired() {
+	w := &e.forwarding
+	for name := range w.counted {
+		before := w.desired[name]
+		if s, ok := e.streams[name]; !ok {
+			delete(w.desired, name)
+			w.owners = nil
+		} else if now := e.planStream(s, before); !now.Equal(before) {
+			w.desired[name] = now
+			if before == nil || !slices.Equal(before.VIPs, now.VIPs) {
+				w.owners = nil
+				for _, v := range now.VIPs {
+					if by := w.sentOwners[v]; by != "" && by != name {
+						w.pending[by] = struct{}{} // it may have to give the VIP up
+					}
+				}
+			}
+		}
+		if w.sent == nil || w.sent.Streams[name] != w.desired[name] {
+			w.pending[name] = struct{}{}
+		}
+	}
+	w.counted = map[string]struct{}{}
+}
+
+// sendFirst replaces what a load balancer before this one installed in the kernel. Its streams are
+// not known in full, so that all is held back or nothing.
+func (e *Evaluator) sendFirst(now time.Time, frontend Frontend, out *Forwarding) {
+	need := vip.Set{}
+	for v, name := range e.kernel.state.VIPs {
+		if e.kernel.serving(name, v.Family()) && !e.ownerServes(v) {
+			need[v] = struct{}{}
+		}
+	}
+	if e.holdBack(now, holdKey{}, need, frontend, out) {
+		return
+	}
+	clear(e.forwarding.pending)
+	out.Desired = e.send(maps.Clone(e.forwarding.desired))
+}
+
+// sendPending brings the streams that changed from what the data plane got to what should be.
+func (e *Evaluator) sendPending(now time.Time, frontend Frontend, out *Forwarding) {
+	w := &e.forwarding
+	kept := map[string][]remainder{}
+	keepers := map[vip.VIP]string{} // streams that keep VIPs of others
+	for name := range w.pending {
+		for _, f := range vip.Families {
+			r := e.remainder(name, f)
+			if !e.holdBack(now, holdKey{name, f}, r.need, frontend, out) {
+				continue
+			}
+			kept[name] = append(kept[name], r)
+			for _, v := range r.vips {
+				keepers[v] = name
+			}
+		}
+	}
+	next := maps.Clone(w.sent.Streams)
+	sent := false
+	for name := range w.pending {
+		was, is := w.sent.Streams[name], e.interim(name, kept[name], keepers)
+		if len(kept[name]) == 0 && is.Equal(w.desired[name]) {
+			delete(w.pending, name)
+		}
+		if is.Equal(was) {
+			continue
+		}
+		if next[name] = is; is == nil {
+			delete(next, name)
+		}
+		sent = true
+	}
+	if sent {
+		out.Desired = e.send(next)
+	}
+}
+
+// send returns the next desired state, and notes what it revokes: until the kernel applied it, what
+// the kernel confirmed before may still contain that.
+func (e *Evaluator) send(streams map[string]*plan.Stream) *plan.Desired {
+	w, k := &e.forwarding, e.kernel
+	var before map[string]*plan.Stream
+	revision := uint64(1)
+	if w.sent != nil {
+		before, revision = w.sent.Streams, w.sent.Revision+1
+	}
+	w.sent = &plan.Desired{Revision: revision, Streams: streams}
+	sameVIPs := true
+	for name := range differing(before, streams) {
+		was, is := before[name], streams[name]
+		if was == nil {
+			sameVIPs = false
+			continue
+		}
+		sameVIPs = sameVIPs && is != nil && slices.Equal(was.VIPs, is.VIPs)
+		targets := byName(is)
+		for i := range was.Targets {
+			t := &was.Targets[i]
+			now := targets[t.Name]
+			for _, f := range vip.Families {
+				if keepsServing(t, f) && (now == nil || !keepsServing(now, f)) {
+					k.revoked[revocation{stream: name, target: t.Name, family: f}] = revision
+				}
+			}
+		}
+	}
+	if sameVIPs {
+		return w.sent
+	}
+	owners := ownersOf(streams)
+	for v, name := range w.sentOwners {
+		if by := owners[v]; by != name && !k.continues(streams[by], v.Family()) {
+			k.revoked[revocation{vip: v}] = revision
+		}
+	}
+	w.sentOwners = owners
+	return w.sent
+}
+
+// remainder is what a family of a stream keeps until VIPs are withdrawn.
+type remainder struct {
+	family vip.Family
+	// need are the VIPs that must be withdrawn first.
+	need vip.Set
+	// vips are those that the stream no longer has.
+	vips []vip.VIP
+	// targets are those that serve and no longer should.
+	targets []*plan.Target
+}
+
+// remainder returns the VIPs that would lead to no target if a family of a stream became what it
+// should be, and what they need.
+func (e *Evaluator) remainder(stream string, f vip.Family) remainder {
+	w, k := &e.forwarding, e.kernel
+	r := remainder{family: f, need: vip.Set{}}
+	was := w.sent.Streams[stream]
+	if was == nil || !k.serving(stream, f) {
+		return r
+	}
+	if !k.continues(w.desired[stream], f) {
+		for i := range was.Targets {
+			if t := &was.Targets[i]; keepsServing(t, f) && k.serves(stream, f, t.Name) {
+				r.targets = append(r.targets, t)
+			}
+		}
+	}
+	for _, v := range was.VIPs {
+		if v.Family() != f || w.sentOwners[v] != stream {
+			continue
+		}
+		if _, forwarded := k.state.VIPs[v]; !forwarded {
+			continue // it never was ready
+		}
+		switch leaves := e.owner(v) != stream; {
+		case leaves && e.ownerServes(v):
+		case leaves:
+			r.vips = append(r.vips, v)
+			r.need[v] = struct{}{}
+		case len(r.targets) > 0:
+			r.need[v] = struct{}{}
+		}
+	}
+	return r
+}
+
+// owner returns the stream that is to serve a VIP; "" for none.
+func (e *Evaluator) owner(v vip.VIP) string {
+	if e.forwarding.owners == nil {
+		e.forwarding.owners = ownersOf(e.forwarding.desired)
+	}
+	return e.forwarding.owners[v]
+}
+
+// ownerServes reports whether the stream that is to serve a VIP has a target that serves already,
+// and continues to.
+func (e *Evaluator) ownerServes(v vip.VIP) bool {
+	return e.kernel.continues(e.forwarding.desired[e.owner(v)], v.Family())
+}
+
+// holdBack reports whether a hold of VIPs continues, or begins.
+func (e *Evaluator) holdBack(now time.Time, key holdKey, need vip.Set, frontend Frontend, out *Forwarding) bool {
+	holds := e.forwarding.holds
+	if len(need) == 0 {
+		delete(holds, key)
+		return false
+	}
+	h := holds[key]
+	if h == nil {
+		h = &hold{since: now}
+		holds[key] = h
+	}
+	for v := range need {
+		if !h.vips.Has(v) {
+			h.revision, h.ends = frontend.Position.Revision, now.Add(e.options.WithdrawTime)
+			break
+		}
+	}
+	h.vips = need
+	gone := h.since
+	if frontend.At.After(gone) {
+		gone = frontend.At
+	}
+	gone = gone.Add(FrontendGone)
+	if key.stream == "" {
+		gone = h.ends // a frontend connects to a restarted load balancer within seconds
+	}
+	release := Release{Stream: key.stream, VIPs: len(need), After: now.Sub(h.since)}
+	p := readiness.Position{InstanceID: frontend.Position.InstanceID, Revision: h.revision}
+	switch {
+	case Applied(frontend.Report, p) && frontend.withdrew(need):
+		release.Cause = Withdrawn
+	case !frontend.Connected && !gone.After(now):
+		release.Cause = NoFrontend
+	case !h.ends.After(now):
+		release.Cause = TimedOut
+	default:
+		out.Next = targetset.Soonest(out.Next, h.ends)
+		if !frontend.Connected {
+			out.Next = targetset.Soonest(out.Next, gone)
+		}
+		return true
+	}
+	out.Released = append(out.Released, release)
+	delete(holds, key)
+	return false
+}
+
+// withdrew reports whether a complete report advertises none of the VIPs.
+func (f *Frontend) withdrew(vips vip.Set) bool {
+	if !f.Complete || f.Advertised == 0 {
+		return f.Complete
+	}
+	for v := range vips {
+		r, known := f.Reported(v)
+		if known && r.Advertisement != readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN {
+			return false
+		}
+	}
+	return true
+}
+
+// interim returns what a stream is to be for the time being: what it should be, with what it keeps,
+// and without the VIPs that another stream keeps.
+func (e *Evaluator) interim(name string, kept []remainder, keepers map[vip.VIP]string) *plan.Stream {
+	w := &e.forwarding
+	is := w.desired[name]
+	foreign := func(v vip.VIP) bool { by, ok := keepers[v]; return ok && by != name }
+	if len(kept) == 0 && (is == nil || !slices.ContainsFunc(is.VIPs, foreign)) {
+		return is
+	}
+	var s plan.Stream
+	if is != nil {
+		s = *is
+	} else {
+		s = *w.sent.Streams[name]
+		s.VIPs, s.Targets = nil, nil
+	}
+	s.VIPs, s.Targets = slices.DeleteFunc(slices.Clone(s.VIPs), foreign), slices.Clone(s.Targets)
+	for _, r := range kept {
+		for _, v := range r.vips {
+			if !slices.Contains(s.VIPs, v) {
+				s.VIPs = append(s.VIPs, v)
+			}
+		}
+		for _, t := range r.targets {
+			retain(&s, t, r.family)
+		}
+	}
+	return &s
+}
+
+// retain lets a stream keep the role of a target for a family.
+func retain(s *plan.Stream, was *plan.Target, f vip.Family) {
+	i := slices.IndexFunc(s.Targets, func(t plan.Target) bool { return t.Name == was.Name })
+	switch {
+	case i < 0:
+		t := plan.Target{Name: was.Name, IPs: was.IPs}
+		for other := range t.Roles {
+			t.Roles[other] = plan.Down
+		}
+		t.Roles[f] = was.Roles[f]
+		s.Targets = append(s.Targets, t)
+	case !slices.Equal(s.Targets[i].IPs, was.IPs):
+		s.Targets[i] = *was
+	default:
+		s.Targets[i].Roles[f] = was.Roles[f]
+	}
+}

@@ -1,0 +1,125 @@
+package serving
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// readiness judges one VIP.
+func (e *Evaluator) readiness(v vip.VIP) readiness.VIPReadiness {
+	f, streams := v.Family(), e.byVIP[v]
+	r := readiness.VIPReadiness{VIP: v, State: readiness.NotReady}
+	var starting, overdue, suspected uint32
+	var enough, held, alive bool
+	var drainEnd time.Time
+	forwarded, by := e.forwardedBy(v)
+	for _, s := range streams {
+		t := &s.tallies[f]
+		alive = alive || s.enough(t.alive) || s.enough(t.alive+t.leaving)
+		if by != nil && by != s {
+			continue
+		}
+		r.ReadyTargets += t.ready
+		r.TotalTargets += t.total
+		starting += t.starting
+		overdue += t.overdue
+		suspected += t.suspected
+		switch {
+		case forwarded && (s.enough(t.ready) || t.relieved):
+			held = (!enough || held) && t.ready-t.held < uint32(s.MinReady) && !t.relieved
+			enough = true
+		case forwarded && t.drainEnd.After(drainEnd):
+			// This stream explains the drain.
+			drainEnd, r.Detail = t.drainEnd, s.describe(f)
+		case r.Detail == "" && t.total > 0:
+			r.Detail = s.describe(f)
+		}
+	}
+	waits := enough && e.current[v].State == readiness.NotReady && e.settles(v)
+	enough = enough && !waits
+	switch {
+	case held && enough && e.outage != "": // a pending failure is not suspected yet
+		r.State, r.Reason, r.Detail = readiness.Ready, readinessv1.VipReason_VIP_REASON_SUSPECT, e.outage
+	case enough:
+		r.State, r.Reason, r.Detail = readiness.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY, ""
+	case !drainEnd.IsZero():
+		r.State, r.Reason = readiness.Draining, readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING
+		r.DrainEnd = drainEnd
+	case e.kernel != nil && alive && !waits:
+		r.Reason, r.Detail = readinessv1.VipReason_VIP_REASON_DATA_PLANE, e.notForwarded(v)
+	case len(streams) == 0:
+		r.Reason = readinessv1.VipReason_VIP_REASON_NO_STREAM
+		r.Detail = "no stream of the trench file lists this VIP"
+	case r.TotalTargets == 0:
+		r.Reason = readinessv1.VipReason_VIP_REASON_NO_TARGETS
+		r.Detail = fmt.Sprintf("no target has an %s address", f)
+	case suspected > 0:
+		r.Reason, r.Detail = readinessv1.VipReason_VIP_REASON_SUSPECT, e.outage
+	case overdue > 0:
+		r.Reason = readinessv1.VipReason_VIP_REASON_CHECK_OVERDUE
+	case starting > 0:
+		r.Reason = readinessv1.VipReason_VIP_REASON_NOT_CHECKED
+	default:
+		r.Reason = readinessv1.VipReason_VIP_REASON_TOO_FEW_READY
+	}
+	return r
+}
+
+// settles reports whether a VIP waits for first verdicts on targets of its family.
+func (e *Evaluator) settles(v vip.VIP) bool {
+	return len(e.settling) > 0 && slices.ContainsFunc(e.byVIP[v], func(s *stream) bool {
+		_, waits := e.settling[s.Name]
+		return waits && s.tallies[v.Family()].starting > 0
+	})
+}
+
+// forwardedBy reports whether packets of a VIP are forwarded, and which of its streams is to get
+// them; nil for any of them. A VIP that the kernel is about to move from one stream to another is
+// forwarded all the time.
+func (e *Evaluator) forwardedBy(v vip.VIP) (forwarded bool, by *stream) {
+	k, streams := e.kernel, e.byVIP[v]
+	if k == nil || len(streams) == 0 {
+		return k == nil, nil
+	}
+	// Of several streams the one whose name sorts first serves the VIP in the kernel.
+	by = slices.MinFunc(streams, func(a, b *stream) int { return strings.Compare(a.Name, b.Name) })
+	if k.isRevoked(revocation{vip: v}) || k.state.Withheld[v.Family()] != "" {
+		return false, by
+	}
+	name, installed := k.state.VIPs[v]
+	moves := k.state.Err == nil && k.problems[v] == nil && k.serving(name, v.Family())
+	return installed && (name == by.Name || moves), by
+}
+
+// notForwarded explains why the kernel does not forward a VIP although targets are alive.
+func (e *Evaluator) notForwarded(v vip.VIP) string {
+	k, f := e.kernel, v.Family()
+	_, s := e.forwardedBy(v)
+	t := &s.tallies[f]
+	d := "not confirmed by the kernel yet"
+	switch st := k.state.Streams[s.Name]; {
+	case k.state.Withheld[f] != "":
+		d = k.state.Withheld[f]
+	case k.problems[v] != nil:
+		d = k.problems[v].Object + ": " + k.problems[v].Detail
+	case !s.enough(t.alive) && !s.enough(t.alive+t.leaving):
+		d = fmt.Sprintf("of its streams only %s, whose name sorts first, is forwarded to; %s", s.Name, s.describe(f))
+	case st != nil && st.Problem[f] != "":
+		d = fmt.Sprintf("stream %s: %s", s.Name, st.Problem[f])
+	case k.state.Err != nil:
+		d = k.state.Err.Error()
+	default:
+		for _, x := range k.state.Drift {
+			if strings.HasPrefix(x.Object, "element "+v.String()+" ") {
+				d = x.Object + ": " + x.Detail
+			}
+		}
+	}
+	return bounded(d)
+}

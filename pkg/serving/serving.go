@@ -1,0 +1,341 @@
+package serving
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/healthcheck"
+	"github.com/vipgate/vipgate/pkg/outage"
+	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/targetset"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// Options configure an [Evaluator].
+type Options struct {
+	// Settle bounds the wait until each target of a new stream has a verdict. Until then none of its
+	// VIPs rises: one of many targets would get the flows of all.
+	Settle time.Duration
+	Outage outage.Options
+	// DataPlane is set with a data plane: only what the kernel confirmed counts.
+	DataPlane bool
+	// WithdrawTime is how long the frontend may take to withdraw a VIP before its last target
+	// leaves the data plane.
+	WithdrawTime time.Duration
+}
+
+// Evaluator derives the readiness of VIPs and the desired data plane. Create one with [New].
+type Evaluator struct {
+	options    Options
+	configured vip.Set
+	streams    map[string]*stream
+	byVIP      map[vip.VIP][]*stream // in the order of the trench file
+	health     map[healthcheck.Key]healthcheck.Health
+	current    map[vip.VIP]readiness.VIPReadiness
+	// settling has the streams that wait for first verdicts, with the end of the wait.
+	settling map[string]time.Time
+
+	// What the next Evaluate does: count streams again, judge VIPs, or all VIPs.
+	dirty   map[*stream]struct{}
+	touched vip.Set
+	all     bool
+
+	outages *outage.Detector
+	// outage describes a suspected outage.
+	outage string
+	// drained are the addresses of targets that an operator drained. The outage detector ignores
+	// them: an operator may drain all targets.
+	drained map[healthcheck.Key]struct{}
+
+	// What changed since the last call of Targets: streams with other targets, the addresses that
+	// they had, and addresses with another health.
+	retargeted map[string]struct{}
+	left       map[healthcheck.Key]struct{}
+	checked    []healthcheck.Key
+
+	kernel     *kernel // nil: no data plane
+	forwarding forwarding
+}
+
+// New returns an Evaluator without VIPs and streams.
+func New(o Options) *Evaluator {
+	e := &Evaluator{
+		options: o, outages: outage.New(o.Outage),
+		health: map[healthcheck.Key]healthcheck.Health{}, current: map[vip.VIP]readiness.VIPReadiness{},
+		dirty: map[*stream]struct{}{}, touched: vip.Set{}, drained: map[healthcheck.Key]struct{}{},
+		retargeted: map[string]struct{}{}, left: map[healthcheck.Key]struct{}{},
+	}
+	if o.DataPlane {
+		// The neighbor entries of all targets fail with their network, earlier than the checks: to
+		// hold targets in an outage would be useless if these entries counted.
+		e.kernel = &kernel{ignoreNeighbors: o.Outage.Hold && o.Outage.Threshold != 0, revoked: map[revocation]uint64{}}
+		e.forwarding = newForwarding()
+	}
+	return e
+}
+
+// Configure replaces the VIPs and streams. members returns the targets of a stream, from all
+// sources; those in the trench file do not count.
+func (e *Evaluator) Configure(now time.Time, c *trench.Config, members func(string) []targetset.Member) {
+	streams, settling := e.streams, e.settling
+	for _, s := range streams {
+		e.leave(s)
+		e.forwarding.changed(s.Name)
+	}
+	e.configured, e.all = vip.NewSet(c.Attractor.VIPs...), true
+	e.streams, e.byVIP, e.settling = map[string]*stream{}, map[vip.VIP][]*stream{}, map[string]time.Time{}
+	clear(e.dirty)
+	for _, config := range c.Streams {
+		s := &stream{Stream: config}
+		s.Targets = nil
+		e.streams[s.Name] = s
+		for _, v := range s.VIPs {
+			e.byVIP[v] = append(e.byVIP[v], s)
+		}
+		if end, settles := settling[s.Name]; settles {
+			e.settling[s.Name] = end
+		} else if streams[s.Name] == nil && e.options.Settle > 0 {
+			e.settling[s.Name] = now.Add(e.options.Settle)
+		}
+		e.join(s, members(s.Name))
+	}
+}
+
+// Retarget replaces the targets of some streams.
+func (e *Evaluator) Retarget(changed []trench.Stream, members func(string) []targetset.Member) {
+	for _, c := range changed {
+		if s, ok := e.streams[c.Name]; ok {
+			e.leave(s)
+			e.join(s, members(c.Name))
+		}
+	}
+}
+
+func (e *Evaluator) leave(s *stream) {
+	for k := range s.keys() {
+		e.left[k] = struct{}{}
+	}
+}
+
+func (e *Evaluator) join(s *stream, members []targetset.Member) {
+	s.setMembers(members)
+	e.retargeted[s.Name] = struct{}{}
+	e.dirty[s] = struct{}{}
+}
+
+// Result is what an evaluation changed.
+type Result struct {
+	// Changed has the VIPs whose readiness changed; Since is not set.
+	Changed []readiness.VIPReadiness
+	// Removed has the VIPs that are no longer configured.
+	Removed []vip.VIP
+	// Streams maps the streams that became ready (true), or no longer are, in some family.
+	Streams map[string]bool
+	Outage  outage.Verdict
+	// Settling reports whether a new stream waits for first verdicts.
+	Settling bool
+	// Next is when Evaluate has to be called again although nothing changes; zero for never.
+	Next time.Time
+}
+
+// Evaluate takes over what the health checks changed, and judges all VIPs that the inputs since the
+// last call concern.
+func (e *Evaluator) Evaluate(now time.Time, checks healthcheck.Evaluation) Result {
+	for _, k := range checks.Removed {
+		delete(e.health, k)
+		e.mark(k)
+	}
+	for _, h := range checks.Changed {
+		e.health[h.Key] = h
+		e.mark(h.Key)
+		e.checked = append(e.checked, h.Key)
+	}
+	r := Result{Streams: map[string]bool{}, Outage: e.detectOutage(now, checks)}
+	for s := range e.dirty {
+		e.recount(s, r.Streams)
+	}
+	clear(e.dirty)
+	r.Next = targetset.Soonest(e.settle(now), r.Outage.Next)
+	r.Settling = len(e.settling) > 0
+	vips := e.touched
+	if e.all {
+		vips = e.configured
+		for v := range e.current {
+			if !vips.Has(v) {
+				r.Removed = append(r.Removed, v)
+				delete(e.current, v)
+			}
+		}
+	}
+	for v := range vips {
+		now := e.readiness(v)
+		if was, known := e.current[v]; !known || now != was {
+			e.current[v] = now
+			r.Changed = append(r.Changed, now)
+		}
+	}
+	// A new map: to clear one that was large once would take long at each heartbeat.
+	e.touched, e.all = vip.Set{}, false
+	return r
+}
+
+// mark has the stream of a target counted again.
+func (e *Evaluator) mark(k healthcheck.Key) {
+	if s, ok := e.streams[k.Stream]; ok {
+		e.dirty[s] = struct{}{}
+	}
+}
+
+// touch has VIPs judged again.
+func (e *Evaluator) touch(vips ...vip.VIP) {
+	for _, v := range vips {
+		if e.configured.Has(v) {
+			e.touched[v] = struct{}{}
+		}
+	}
+}
+
+// recount counts a stream again, and notes the VIPs and the readiness of the stream that this
+// changes.
+func (e *Evaluator) recount(s *stream, turned map[string]bool) {
+	before, was := s.tallies, s.ready()
+	e.count(s)
+	e.forwarding.changed(s.Name)
+	if is := s.ready(); is != was {
+		turned[s.Name] = is
+	}
+	for _, v := range s.VIPs {
+		if s.tallies[v.Family()] != before[v.Family()] {
+			e.touch(v)
+		}
+	}
+}
+
+// settle ends the wait for streams of which every target has a verdict, or whose time is over, and
+// returns when that of the next one is.
+func (e *Evaluator) settle(now time.Time) (next time.Time) {
+	for name, end := range e.settling {
+		s := e.streams[name]
+		if now.Before(end) && slices.ContainsFunc(s.tallies[:], func(t tally) bool { return t.starting > 0 }) {
+			next = targetset.Soonest(next, end)
+			continue
+		}
+		delete(e.settling, name)
+		e.touch(s.VIPs...)
+	}
+	return next
+}
+
+// detectOutage asks whether the network of the targets failed instead of the targets.
+func (e *Evaluator) detectOutage(now time.Time, checks healthcheck.Evaluation) outage.Verdict {
+	changed, removed := e.inService(checks)
+	v := e.outages.Evaluate(now, changed, removed, func(k healthcheck.Key) trench.Check {
+		if s, ok := e.streams[k.Stream]; ok {
+			return s.Check
+		}
+		return trench.Check{}
+	})
+	// The detail changes while more targets fail. The first one stays, since each other would be a
+	// decision of its own.
+	if !v.Outage {
+		e.outage = ""
+	} else if e.outage == "" {
+		e.outage = v.Detail
+	}
+	for _, k := range v.Touched {
+		e.mark(k)
+	}
+	return v
+}
+
+// inService returns what the checks changed without the targets that an operator drained: a target
+// that was drained is removed, one that returned has changed.
+func (e *Evaluator) inService(checks healthcheck.Evaluation) (changed []healthcheck.Health, removed []healthcheck.Key) {
+	drained := map[healthcheck.Key]struct{}{}
+	for name := range e.retargeted {
+		s, ok := e.streams[name]
+		if !ok {
+			continue
+		}
+		for k, m := range s.keys() {
+			if m.Draining == healthcheck.Drained {
+				drained[k] = struct{}{}
+			}
+		}
+	}
+	for k := range e.left {
+		_, was := e.drained[k]
+		_, is := drained[k]
+		if !was || is {
+			continue
+		}
+		delete(e.drained, k)
+		if h, known := e.health[k]; known {
+			changed = append(changed, h)
+		}
+	}
+	removed = checks.Removed
+	for k := range drained {
+		if _, was := e.drained[k]; !was {
+			e.drained[k] = struct{}{}
+			removed = append(removed, k)
+		}
+	}
+	for _, h := range checks.Changed {
+		if _, out := e.drained[h.Key]; !out {
+			changed = append(changed, h)
+		}
+	}
+	return changed, removed
+}
+
+// Ready returns the streams with enough ready targets in some family, and the first addresses of
+// the ready VIPs.
+func (e *Evaluator) Ready() (streams []string, vips []netip.Addr) {
+	for name, s := range e.streams {
+		if s.ready() {
+			streams = append(streams, name)
+		}
+	}
+	for v, r := range e.current {
+		if r.State == readiness.Ready {
+			vips = append(vips, v.Prefix().Addr())
+		}
+	}
+	return streams, vips
+}
+
+// Targets returns the targets that changed since the last call, as operators see them, and the
+// addresses that no stream has any more.
+func (e *Evaluator) Targets() (changed []targetset.View, gone []healthcheck.Key) {
+	names := map[string]map[string]struct{}{} // by stream; nil for all
+	for _, k := range e.checked {
+		if names[k.Stream] == nil {
+			names[k.Stream] = map[string]struct{}{}
+		}
+		// The address of a target that is not checked itself changes with the other one.
+		names[k.Stream][k.Name] = struct{}{}
+	}
+	for name := range e.retargeted {
+		names[name] = nil
+	}
+	for name, only := range names {
+		s, ok := e.streams[name]
+		if !ok {
+			continue
+		}
+		for k, m := range s.keys() {
+			if _, has := only[m.Name]; has || only == nil {
+				changed = append(changed, e.view(s, m, k))
+				delete(e.left, k)
+			}
+		}
+	}
+	for k := range e.left {
+		gone = append(gone, k)
+	}
+	e.retargeted, e.left, e.checked = map[string]struct{}{}, map[healthcheck.Key]struct{}{}, nil
+	return changed, gone
+}

@@ -1,0 +1,198 @@
+package serving
+
+import (
+	"fmt"
+	"iter"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/healthcheck"
+	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/targetset"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// stream is one stream with its targets, and what they count by family.
+type stream struct {
+	trench.Stream
+	members []targetset.Member
+	// shadowed are the indices of members that leave while another one has taken over their name:
+	// the data plane has one target of a name.
+	shadowed map[int]struct{}
+	tallies  [len(vip.Families)]tally
+}
+
+// tally counts the targets of one family of one stream. A target counts once, however many
+// addresses of the family it has.
+type tally struct {
+	total, ready, starting, overdue, draining, drained uint32
+	// held are those of ready that only count because of --on-sudden-loss=hold.
+	held uint32
+	// suspected are those whose failure is part of a suspected outage.
+	suspected uint32
+	// drainEnd is until when draining targets make up for those that are missing; zero when they
+	// do not.
+	drainEnd time.Time
+	problem  string // of the first target that is not ready
+
+	// alive would be ready if the kernel forwarded to them; without a data plane they are ready.
+	// leaving drain and pass their checks.
+	alive, leaving uint32
+	// relieved is set when draining targets make up for others that are alive and that the kernel is
+	// about to forward to: nothing is about to end.
+	relieved bool
+}
+
+func (s *stream) setMembers(members []targetset.Member) {
+	s.members, s.shadowed = members, map[int]struct{}{}
+	// Members that leave come last, the one that stays longest first.
+	seen := make(map[string]struct{}, len(members))
+	for i := range members {
+		if _, twice := seen[members[i].Name]; twice {
+			s.shadowed[i] = struct{}{}
+		}
+		seen[members[i].Name] = struct{}{}
+	}
+}
+
+// keys yields the addresses of the targets.
+func (s *stream) keys() iter.Seq2[healthcheck.Key, *targetset.Member] {
+	return func(yield func(healthcheck.Key, *targetset.Member) bool) {
+		for i := range s.members {
+			m := &s.members[i]
+			for _, ip := range m.IPs {
+				if !yield(healthcheck.Key{Stream: s.Name, Name: m.Name, Addr: ip}, m) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// enough reports whether n targets are enough.
+func (s *stream) enough(n uint32) bool { return n > 0 && n >= uint32(s.MinReady) }
+
+// ready reports whether the stream has enough ready targets in some family.
+func (s *stream) ready() bool {
+	return slices.ContainsFunc(s.tallies[:], func(t tally) bool { return s.enough(t.ready) })
+}
+
+// count counts the targets of a stream.
+func (e *Evaluator) count(s *stream) {
+	s.tallies = [len(vip.Families)]tally{}
+	var ends [len(vip.Families)][]time.Time // of drains of targets that live and are forwarded to
+	for i := range s.members {
+		m := &s.members[i]
+		_, shadowed := s.shadowed[i]
+		shadowed = shadowed && e.kernel != nil
+		for _, ip := range m.IPs {
+			f := vip.FamilyOf(ip)
+			t := &s.tallies[f]
+			h, known := e.healthOf(s, m, ip)
+			t.total++
+			unreachable := e.kernel.unreachable(ip)
+			why := unreachable
+			if why == "" && known && h.State != healthcheck.Ready {
+				why = h.LastError
+			}
+			if why != "" && m.Draining == healthcheck.Ready && t.problem == "" {
+				t.problem = fmt.Sprintf("%s (%s): %s", m.Name, ip, why)
+			}
+			if e.outages.Suspected(h.Key) {
+				t.suspected++
+			}
+			passes := known && unreachable == "" && (h.State == healthcheck.Ready || e.outages.Held(h.Key))
+			forwarded := passes && !shadowed && e.kernel.serves(s.Name, f, m.Name)
+			switch {
+			case m.Draining == healthcheck.Drained:
+				t.drained++
+			case m.Draining == healthcheck.Draining:
+				t.draining++
+				if passes && !shadowed {
+					t.leaving++
+				}
+				if forwarded {
+					ends[f] = append(ends[f], m.DrainEnd)
+				}
+			case unreachable != "":
+			case !known || h.State == healthcheck.Starting:
+				t.starting++
+			case passes:
+				t.alive++
+				if forwarded {
+					t.ready++
+				}
+				if forwarded && h.State != healthcheck.Ready {
+					t.held++
+				}
+			case h.State == healthcheck.Overdue:
+				t.overdue++
+			}
+		}
+	}
+	for f := range s.tallies {
+		t := &s.tallies[f]
+		// The targets that drain longest fill the gap, until the last one needed ends.
+		missing := s.MinReady - int(t.ready)
+		if missing > 0 && missing <= len(ends[f]) {
+			slices.SortFunc(ends[f], func(x, y time.Time) int { return y.Compare(x) })
+			t.drainEnd = ends[f][missing-1]
+			t.relieved = s.enough(t.alive) && e.kernel.able(s.Name, vip.Family(f))
+		}
+	}
+}
+
+// healthOf returns the health of one address of a target. An address whose family is not checked
+// is as the other one.
+func (e *Evaluator) healthOf(s *stream, m *targetset.Member, ip netip.Addr) (healthcheck.Health, bool) {
+	if !s.Check.Families.Has(vip.FamilyOf(ip)) {
+		for _, other := range m.IPs {
+			if s.Check.Families.Has(vip.FamilyOf(other)) {
+				ip = other
+			}
+		}
+	}
+	h, known := e.health[healthcheck.Key{Stream: s.Name, Name: m.Name, Addr: ip}]
+	return h, known
+}
+
+// view returns one address of a target as operators see it.
+func (e *Evaluator) view(s *stream, m *targetset.Member, k healthcheck.Key) targetset.View {
+	h, known := e.healthOf(s, m, k.Addr)
+	if !known {
+		h.State = healthcheck.Starting
+	}
+	v := targetset.View{Health: h, Checks: h.State, Origins: m.Origins, Owner: m.Owner}
+	v.Key = k
+	if m.Draining != healthcheck.Ready {
+		v.State, v.DrainEnd, v.DrainCause = m.Draining, m.DrainEnd, m.Cause
+	}
+	return v
+}
+
+// describe explains why a stream does not serve.
+func (s *stream) describe(f vip.Family) string {
+	t := &s.tallies[f]
+	d := fmt.Sprintf("stream %s: %d of %d targets ready", s.Name, t.ready, t.total)
+	if t.draining > 0 {
+		d += fmt.Sprintf(", %d draining", t.draining)
+	}
+	if t.drained > 0 {
+		d += fmt.Sprintf(", %d drained by an operator", t.drained)
+	}
+	d += fmt.Sprintf(", needs %d", s.MinReady)
+	if t.problem != "" {
+		d += "; " + t.problem
+	}
+	return bounded(d)
+}
+
+// bounded cuts a detail to what the frontend accepts.
+func bounded(detail string) string {
+	if len(detail) > readiness.MaxDetailBytes {
+		return detail[:readiness.MaxDetailBytes-3] + "..."
+	}
+	return detail
+}
