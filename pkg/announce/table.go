@@ -3,30 +3,19 @@ package announce
 import (
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Advertisement is how a VIP is advertised.
-type Advertisement uint8
+// Advertisement is how a VIP is advertised. Any unknown value means Withdrawn.
+type Advertisement = gate.Advertisement
 
-// The advertisements, ordered by how much traffic they attract. Any other value means Withdrawn.
+// The advertisements, ordered by how much traffic they attract.
 const (
-	Withdrawn   Advertisement = iota
-	Depreferred               // announced with GRACEFUL_SHUTDOWN (65535:0, RFC 8326)
-	Announced                 // announced without a community
+	Withdrawn   = gate.Withdrawn
+	Depreferred = gate.Depreferred // with GRACEFUL_SHUTDOWN (65535:0, RFC 8326)
+	Announced   = gate.Announced   // without a community
 )
-
-// String returns the advertisement in lower case.
-func (a Advertisement) String() string {
-	switch a {
-	case Announced:
-		return "announced"
-	case Depreferred:
-		return "depreferred"
-	default:
-		return "withdrawn"
-	}
-}
 
 // Batch is one decision of the gate.
 type Batch struct {

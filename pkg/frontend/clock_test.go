@@ -16,6 +16,7 @@ import (
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // monotonic reports whether a time carries a reading of the monotonic clock. Two such times are
@@ -87,7 +88,7 @@ func TestClockJumpsMoveNoLease(t *testing.T) {
 		t.Errorf("the end of the lease follows the wall clock: %v", h.LeaseEnd)
 	}
 	for _, state := range h.VIPs {
-		if state.State == gate.StateDraining && !monotonic(state.DrainEnd) {
+		if state.State == vip.Draining && !monotonic(state.DrainEnd) {
 			t.Errorf("the end of a VIP's drain follows the wall clock: %v", state.DrainEnd)
 		}
 	}

@@ -2,6 +2,8 @@ package frontend
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -137,10 +139,10 @@ func (c *controller) Run(ctx context.Context) error {
 // publish sends a batch of decisions to the announcer first, then to the observer.
 func (c *controller) publish(now, cause time.Time, changes []gate.Change) {
 	c.revision++
-	batch := announce.Batch{Changes: make(map[vip.VIP]announce.Advertisement), Revision: c.revision, Cause: cause}
+	batch := announce.Batch{Changes: make(map[vip.VIP]gate.Advertisement), Revision: c.revision, Cause: cause}
 	for _, ch := range changes {
 		if ch.From.Advertisement != ch.To.Advertisement {
-			batch.Changes[ch.VIP] = advertisement(ch.To.Advertisement)
+			batch.Changes[ch.VIP] = ch.To.Advertisement
 		}
 	}
 	if len(batch.Changes) > 0 {
@@ -159,17 +161,6 @@ func (c *controller) position() readiness.Position {
 	return readiness.Position{InstanceID: instance, Revision: revision}
 }
 
-func advertisement(a gate.Advertisement) announce.Advertisement {
-	switch a {
-	case gate.Announced:
-		return announce.Announced
-	case gate.Depreferred:
-		return announce.Depreferred
-	default:
-		return announce.Withdrawn
-	}
-}
-
 // gateways reduces BIRD's state to the gate's input: a family is up while one of its gateways is up
 // and, with requireRoute, advertises a route.
 func gateways(s bird.State, requireRoute bool) gate.Gateways {
@@ -186,23 +177,14 @@ func gateways(s bird.State, requireRoute bool) gate.Gateways {
 }
 
 func lbUpdate(u readiness.Update) gate.LBUpdate {
-	h := gate.LBUpdate{
-		Instance: u.Position.InstanceID, Revision: u.Position.Revision, Live: u.Synced, LeaseEnd: u.LeaseEnd, EndedAt: u.EndedAt,
-		Grace: u.StaleGrace, GoingAway: u.GoingAway, DrainEnd: u.DrainEnd, Complete: u.Complete,
-		VIPs: make([]gate.VIPState, 0, len(u.Changed)),
+	g := gate.LBUpdate{
+		Instance: u.Position.InstanceID, Revision: u.Position.Revision, Live: u.Synced,
+		LeaseEnd: u.LeaseEnd, EndedAt: u.EndedAt, Grace: u.StaleGrace,
+		GoingAway: u.GoingAway, DrainEnd: u.DrainEnd, Complete: u.Complete,
+		VIPs: make([]gate.VIPState, 0, len(u.Changed)), Removed: slices.Collect(maps.Keys(u.Removed)),
 	}
 	for _, r := range u.Changed {
-		w := gate.VIPState{VIP: r.VIP, State: gate.StateNotReady}
-		switch r.State {
-		case readiness.Ready:
-			w.State = gate.StateReady
-		case readiness.Draining:
-			w.State, w.DrainEnd = gate.StateDraining, r.DrainEnd
-		}
-		h.VIPs = append(h.VIPs, w)
+		g.VIPs = append(g.VIPs, gate.VIPState{VIP: r.VIP, State: r.State, DrainEnd: r.DrainEnd})
 	}
-	for v := range u.Removed {
-		h.Removed = append(h.Removed, v)
-	}
-	return h
+	return g
 }

@@ -20,7 +20,7 @@ func Example() {
 	g.UpdateLB(now, gate.LBUpdate{
 		Instance: "lb-1", Revision: 1, Live: true, Complete: true,
 		LeaseEnd: now.Add(time.Second), Grace: 5 * time.Second,
-		VIPs: []gate.VIPState{{VIP: v, State: gate.StateReady}},
+		VIPs: []gate.VIPState{{VIP: v, State: vip.Ready}},
 	})
 
 	evaluate := func(at time.Time) {

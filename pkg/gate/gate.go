@@ -47,8 +47,9 @@ type entry struct {
 	vip              vip.VIP
 	configured       bool
 	routed           bool
-	state            LBState
-	drainEnd         time.Time // with StateDraining
+	reported         bool // in synced data: state is known
+	state            vip.State
+	drainEnd         time.Time // with vip.Draining
 	operatorDrainEnd time.Time // zero: not drained
 	flaps            flaps
 	riseAt           time.Time // end of the flap damping
@@ -151,7 +152,7 @@ func (g *Gate) UpdateLB(now time.Time, u LBUpdate) {
 		}
 		for v, e := range g.vips {
 			if !listed.Has(v) {
-				g.setState(now, e, VIPState{VIP: v, State: StateNotReady}, sameLB)
+				g.setState(now, e, VIPState{VIP: v, State: vip.NotReady}, sameLB)
 			}
 		}
 	}
@@ -159,7 +160,7 @@ func (g *Gate) UpdateLB(now time.Time, u LBUpdate) {
 		g.setState(now, g.entry(s.VIP), s, sameLB)
 	}
 	for _, v := range u.Removed {
-		g.setState(now, g.entry(v), VIPState{VIP: v, State: StateNotReady}, sameLB)
+		g.setState(now, g.entry(v), VIPState{VIP: v, State: vip.NotReady}, sameLB)
 	}
 }
 
@@ -290,21 +291,21 @@ func (g *Gate) Drained() map[vip.VIP]time.Time {
 // setState stores the load balancer's state of one VIP. A change from ready to not ready counts as
 // a flap only if countFlap is set: the same live instance reported both.
 func (g *Gate) setState(now time.Time, e *entry, s VIPState, countFlap bool) {
-	if e.state == s.State && e.drainEnd.Equal(s.DrainEnd) {
+	if e.reported && e.state == s.State && e.drainEnd.Equal(s.DrainEnd) {
 		return
 	}
 	switch {
-	case e.state == StateReady && s.State == StateNotReady && countFlap:
+	case e.state == vip.Ready && s.State == vip.NotReady && countFlap:
 		e.flaps = e.flaps.add(now)
-	case e.state == StateNotReady && s.State == StateReady && !g.options.NoFlapBackoff:
+	case e.state == vip.NotReady && s.State == vip.Ready && !g.options.NoFlapBackoff:
 		e.riseAt = time.Time{}
 		if wait := e.flaps.wait(now); wait > 0 {
 			e.riseAt = now.Add(wait)
 			g.scheduleDirty(e.riseAt, e.vip)
 		}
 	}
-	e.state, e.drainEnd = s.State, s.DrainEnd
-	if s.State == StateDraining {
+	e.reported, e.state, e.drainEnd = true, s.State, s.DrainEnd
+	if s.State == vip.Draining {
 		g.scheduleDirty(e.drainEnd, e.vip)
 	}
 	g.markDirty(e.vip)
@@ -315,10 +316,7 @@ func (g *Gate) setState(now time.Time, e *entry, s VIPState, countFlap bool) {
 func (g *Gate) entry(v vip.VIP) *entry {
 	e, ok := g.vips[v]
 	if !ok {
-		e = &entry{vip: v}
-		if g.synced {
-			e.state = StateNotReady
-		}
+		e = &entry{vip: v, reported: g.synced}
 		g.vips[v] = e
 	}
 	return e
@@ -336,7 +334,7 @@ func (g *Gate) decide(now time.Time, e *entry) {
 		g.changes = append(g.changes, Change{VIP: e.vip, From: e.decision, To: to})
 		e.decision = to
 	}
-	if !e.configured && e.state <= StateNotReady {
+	if !e.configured && e.state == vip.NotReady {
 		delete(g.vips, e.vip)
 	}
 }

@@ -68,7 +68,7 @@ func (b *fixture) updateLB(change func(*LBUpdate)) {
 	b.evaluate()
 }
 
-func (b *fixture) setState(state LBState, vips ...vip.VIP) {
+func (b *fixture) setState(state vip.State, vips ...vip.VIP) {
 	b.updateLB(func(u *LBUpdate) {
 		for _, v := range vips {
 			u.VIPs = append(u.VIPs, VIPState{VIP: v, State: state})
@@ -110,117 +110,117 @@ func TestDecisionTable(t *testing.T) {
 		{
 			"1 not configured",
 			Options{},
-			func(b *fixture) { b.setState(StateReady, vipA); b.g.Configure(nil) }, Withdrawn,
+			func(b *fixture) { b.setState(vip.Ready, vipA); b.g.Configure(nil) }, Withdrawn,
 			NotConfigured,
 		},
 		{"2 no synced data", Options{}, func(*fixture) {}, Withdrawn, LBNeverSeen},
-		{"2 not ready", Options{}, func(b *fixture) { b.setState(StateNotReady, vipA) }, Withdrawn, LBNotReady},
+		{"2 not ready", Options{}, func(b *fixture) { b.setState(vip.NotReady, vipA) }, Withdrawn, LBNotReady},
 		{"2 absent from the first snapshot", Options{}, func(b *fixture) {
-			b.updateLB(func(h *LBUpdate) { h.Complete, h.VIPs = true, []VIPState{{VIP: vipB, State: StateReady}} })
+			b.updateLB(func(h *LBUpdate) { h.Complete, h.VIPs = true, []VIPState{{VIP: vipB, State: vip.Ready}} })
 		}, Withdrawn, LBNotReady},
 		{"2 absent from a later snapshot", Options{}, func(b *fixture) {
-			b.setState(StateReady, vipA)
+			b.setState(vip.Ready, vipA)
 			b.updateLB(func(h *LBUpdate) { h.Complete = true })
 		}, Withdrawn, LBNotReady},
 		{"2 removed", Options{}, func(b *fixture) {
-			b.setState(StateReady, vipA)
+			b.setState(vip.Ready, vipA)
 			b.updateLB(func(h *LBUpdate) { h.Removed = []vip.VIP{vipA} })
 		}, Withdrawn, LBNotReady},
 		{
 			"3 no source routing",
 			Options{},
-			func(b *fixture) { b.setState(StateReady, vipA); b.g.Route(vip.NewSet(vipB)) },
+			func(b *fixture) { b.setState(vip.Ready, vipA); b.g.Route(vip.NewSet(vipB)) },
 			Withdrawn, NoSourceRouting,
 		},
 		{
 			"4 no gateway",
 			Options{},
-			func(b *fixture) { b.setState(StateReady, vipA); b.gateways(false, true) }, Withdrawn,
+			func(b *fixture) { b.setState(vip.Ready, vipA); b.gateways(false, true) }, Withdrawn,
 			NoGateway,
 		},
 		{"4 session state older than 3 s", Options{}, func(b *fixture) {
-			b.setState(StateReady, vipA)
+			b.setState(vip.Ready, vipA)
 			b.now = b.now.Add(MaxSessionAge)
-			b.setState(StateReady, vipA)
+			b.setState(vip.Ready, vipA)
 		}, Withdrawn, NoGateway},
 		{
 			"5 lease expired",
 			Options{},
-			func(b *fixture) { b.setState(StateReady, vipA); b.advance(leaseTime, false) },
+			func(b *fixture) { b.setState(vip.Ready, vipA); b.advance(leaseTime, false) },
 			Withdrawn, LBLost,
 		},
 		{"5 stream ended", Options{}, func(b *fixture) {
-			b.setState(StateReady, vipA)
+			b.setState(vip.Ready, vipA)
 			b.updateLB(func(h *LBUpdate) { h.Live, h.EndedAt = false, b.now })
 		}, Withdrawn, LBLost},
 		{
 			"5 kept by policy",
 			Options{OnLoss: KeepOnLoss},
-			func(b *fixture) { b.setState(StateReady, vipA); b.advance(time.Hour, false) }, Announced, LBStale,
+			func(b *fixture) { b.setState(vip.Ready, vipA); b.advance(time.Hour, false) }, Announced, LBStale,
 		},
 		{
 			"6 stopping",
 			Options{DrainTime: time.Second},
-			func(b *fixture) { b.setState(StateReady, vipA); b.g.Stop(b.now) },
+			func(b *fixture) { b.setState(vip.Ready, vipA); b.g.Stop(b.now) },
 			Depreferred, Stopping,
 		},
 		{"6 drained", Options{DrainTime: time.Second}, func(b *fixture) {
-			b.setState(StateReady, vipA)
+			b.setState(vip.Ready, vipA)
 			b.g.Drain(b.now,
 				vipA)
 		}, Depreferred, Drained},
 		{"6 load balancer stopping", Options{}, func(b *fixture) {
-			b.setState(StateReady, vipA)
+			b.setState(vip.Ready, vipA)
 			b.updateLB(func(h *LBUpdate) { h.GoingAway, h.DrainEnd = true, b.now.Add(time.Second) })
 		}, Depreferred, LBDraining},
 		{"6 VIP draining", Options{}, func(b *fixture) {
-			b.setState(StateReady, vipA)
-			b.updateLB(func(h *LBUpdate) { h.VIPs = []VIPState{{vipA, StateDraining, b.now.Add(time.Second)}} })
+			b.setState(vip.Ready, vipA)
+			b.updateLB(func(h *LBUpdate) { h.VIPs = []VIPState{{vipA, vip.Draining, b.now.Add(time.Second)}} })
 		}, Depreferred, LBDraining},
 		{"6 never raises", Options{DrainTime: time.Second}, func(b *fixture) {
 			b.g.Stop(b.now)
 			b.evaluate()
-			b.setState(StateReady, vipA)
+			b.setState(vip.Ready, vipA)
 		}, Withdrawn, Stopping},
 		{"7 frontend stopped", Options{DrainTime: time.Second}, func(b *fixture) {
-			b.setState(StateReady, vipA)
+			b.setState(vip.Ready, vipA)
 			b.g.Stop(b.now)
 			b.advance(time.Second, true)
 		}, Withdrawn, Stopping},
 		{"7 drained", Options{DrainTime: time.Second}, func(b *fixture) {
-			b.setState(StateReady, vipA)
+			b.setState(vip.Ready, vipA)
 			b.g.Drain(b.now, vipA)
 			b.advance(time.Second, true)
 		}, Withdrawn, Drained},
 		{"7 VIP drained by the load balancer", Options{}, func(b *fixture) {
-			b.setState(StateReady, vipA)
-			b.updateLB(func(h *LBUpdate) { h.VIPs = []VIPState{{vipA, StateDraining, b.now.Add(time.Second)}} })
+			b.setState(vip.Ready, vipA)
+			b.updateLB(func(h *LBUpdate) { h.VIPs = []VIPState{{vipA, vip.Draining, b.now.Add(time.Second)}} })
 			b.advance(time.Second, true)
 		}, Withdrawn, LBDraining},
 		{"8 stale", Options{}, func(b *fixture) {
 			b.lastUpdate.Grace = 5 * time.Second
-			b.setState(StateReady, vipA)
+			b.setState(vip.Ready, vipA)
 			b.advance(4*time.Second, false)
 		}, Announced, LBStale},
 		{"8 final second of the grace period", Options{}, func(b *fixture) {
 			b.lastUpdate.Grace = 5 * time.Second
-			b.setState(StateReady, vipA)
+			b.setState(vip.Ready, vipA)
 			b.advance(5*time.Second, false)
 		}, Depreferred, LBStale},
 		{"8 never raises", Options{}, func(b *fixture) {
 			b.lastUpdate.Grace = 5 * time.Second
-			b.setState(StateReady, vipA)
+			b.setState(vip.Ready, vipA)
 			b.gateways(false, true)
 			b.advance(2*time.Second, false)
 			b.gateways(true, true)
 		}, Withdrawn, LBStale},
 		{"9 flapping", Options{}, func(b *fixture) {
 			for range 3 {
-				b.setState(StateNotReady, vipA)
-				b.setState(StateReady, vipA)
+				b.setState(vip.NotReady, vipA)
+				b.setState(vip.Ready, vipA)
 			}
 		}, Withdrawn, Flapping},
-		{"10 ready", Options{}, func(b *fixture) { b.setState(StateReady, vipA) }, Announced, Ready},
+		{"10 ready", Options{}, func(b *fixture) { b.setState(vip.Ready, vipA) }, Announced, Ready},
 		{"10 ungated", Options{Ungated: true}, func(*fixture) {}, Announced, Ready},
 	}
 	for _, tt := range tests {
@@ -235,8 +235,8 @@ func TestDecisionTable(t *testing.T) {
 
 func TestOneVIPChanges(t *testing.T) {
 	b := newFixture(t, Options{})
-	b.setState(StateReady, vipA, vipB, vip6)
-	b.setState(StateNotReady, vipA)
+	b.setState(vip.Ready, vipA, vipB, vip6)
+	b.setState(vip.NotReady, vipA)
 	if len(b.changes) != 1 || b.changes[0].VIP != vipA {
 		t.Fatalf("changes %v, want only %s", b.changes, vipA)
 	}
@@ -249,12 +249,12 @@ func TestOneVIPChanges(t *testing.T) {
 func TestLBRestartWithinGrace(t *testing.T) {
 	b := newFixture(t, Options{})
 	b.lastUpdate.Grace = 5 * time.Second
-	b.setState(StateReady, vipA, vipB)
+	b.setState(vip.Ready, vipA, vipB)
 	b.updateLB(func(h *LBUpdate) { h.Live, h.EndedAt = false, b.now })
 	b.want(vipA, Announced, LBStale)
 	b.now = b.now.Add(time.Second)
 	b.updateLB(func(h *LBUpdate) {
-		h.Instance, h.Complete, h.VIPs = "lb-2", true, []VIPState{{VIP: vipA, State: StateReady}}
+		h.Instance, h.Complete, h.VIPs = "lb-2", true, []VIPState{{VIP: vipA, State: vip.Ready}}
 	})
 	b.want(vipA, Announced, Ready)
 	b.want(vipB, Withdrawn, LBNotReady)
@@ -263,7 +263,7 @@ func TestLBRestartWithinGrace(t *testing.T) {
 func TestUnsyncedRestartKeepsGrace(t *testing.T) {
 	b := newFixture(t, Options{})
 	b.lastUpdate.Grace = 2 * time.Second
-	b.setState(StateReady, vipA)
+	b.setState(vip.Ready, vipA)
 	b.updateLB(func(h *LBUpdate) { h.Live, h.EndedAt = false, b.now })
 	ended := b.now
 	for range 10 {
@@ -285,7 +285,7 @@ func TestSourceRoutingOrder(t *testing.T) {
 			b.g.Route(routed)
 		}
 		b.gateways(true, true)
-		b.setState(StateReady, vipA, vipB)
+		b.setState(vip.Ready, vipA, vipB)
 		b.want(vipA, Announced, Ready)
 		b.want(vipB, Withdrawn, NoSourceRouting)
 	}
@@ -293,9 +293,9 @@ func TestSourceRoutingOrder(t *testing.T) {
 
 func TestLateCheckExtendsLeaseOnce(t *testing.T) {
 	b := newFixture(t, Options{})
-	b.setState(StateReady, vipA)
+	b.setState(vip.Ready, vipA)
 	b.g.Configure([]vip.VIP{vipA, vipB})
-	b.setState(StateReady, vipB)
+	b.setState(vip.Ready, vipB)
 	b.g.Route(vip.NewSet(vipA))
 	b.evaluate()
 	b.want(vipB, Withdrawn, NoSourceRouting)
@@ -314,13 +314,13 @@ func TestLateCheckExtendsLeaseOnce(t *testing.T) {
 	b.evaluate()
 	b.want(vipA, Withdrawn, LBLost)
 
-	b.setState(StateReady, vipA)
+	b.setState(vip.Ready, vipA)
 	b.want(vipA, Announced, Ready)
 }
 
 func TestPunctualCheckEndsLease(t *testing.T) {
 	b := newFixture(t, Options{})
-	b.setState(StateReady, vipA)
+	b.setState(vip.Ready, vipA)
 	b.now = b.now.Add(leaseTime)
 	b.evaluate()
 	b.want(vipA, Withdrawn, LBLost)
@@ -330,18 +330,18 @@ func TestExpiredSessionsStayDown(t *testing.T) {
 	b := newFixture(t, Options{})
 	at := b.now
 	b.now = at.Add(MaxSessionAge)
-	b.setState(StateReady, vipA)
+	b.setState(vip.Ready, vipA)
 	b.want(vipA, Withdrawn, NoGateway)
 	// The lease was seen to expire in time: a late check of the same state does not extend it.
 	b.now = b.now.Add(2 * lateAfter)
 	b.g.Gateways(Gateways{At: at, Up: [2]bool{true, true}})
-	b.setState(StateReady, vipA)
+	b.setState(vip.Ready, vipA)
 	b.want(vipA, Withdrawn, NoGateway)
 }
 
 func TestLateCheckExtendsSessionsOnce(t *testing.T) {
 	b := newFixture(t, Options{})
-	b.setState(StateReady, vipA)
+	b.setState(vip.Ready, vipA)
 	b.now = b.now.Add(MaxSessionAge + 2*lateAfter)
 	b.updateLB(func(*LBUpdate) {})
 	b.want(vipA, Announced, Ready)
@@ -352,12 +352,12 @@ func TestLateCheckExtendsSessionsOnce(t *testing.T) {
 
 func TestChangeAfterLeaseIsNoFlap(t *testing.T) {
 	b := newFixture(t, Options{})
-	b.setState(StateReady, vipA)
+	b.setState(vip.Ready, vipA)
 	for range 3 {
 		b.advance(leaseTime, false)
 		b.want(vipA, Withdrawn, LBLost)
-		b.setState(StateNotReady, vipA)
-		b.setState(StateReady, vipA)
+		b.setState(vip.NotReady, vipA)
+		b.setState(vip.Ready, vipA)
 		b.want(vipA, Announced, Ready)
 	}
 }
@@ -371,7 +371,7 @@ func TestEarlierDrainDecides(t *testing.T) {
 		{2 * time.Second, time.Second, Drained},
 	} {
 		b := newFixture(t, Options{DrainTime: tt.operator})
-		b.setState(StateReady, vipA)
+		b.setState(vip.Ready, vipA)
 		end := b.now.Add(tt.lb)
 		b.g.Drain(b.now, vipA)
 		away := func(h *LBUpdate) { h.GoingAway, h.DrainEnd = true, end }
@@ -394,7 +394,7 @@ func TestGraceStart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newFixture(t, Options{})
 			b.lastUpdate.Grace = 2 * time.Second
-			b.setState(StateReady, vipA)
+			b.setState(vip.Ready, vipA)
 			began := b.now
 			lease := b.lastUpdate.LeaseEnd
 			b.advance(after, false)
@@ -410,10 +410,10 @@ func TestGraceStart(t *testing.T) {
 
 func TestFlapBackoff(t *testing.T) {
 	b := newFixture(t, Options{})
-	b.setState(StateReady, vipA)
+	b.setState(vip.Ready, vipA)
 	for i, want := range []time.Duration{0, 1, 2, 4, 8, 16} {
-		b.setState(StateNotReady, vipA)
-		b.setState(StateReady, vipA)
+		b.setState(vip.NotReady, vipA)
+		b.setState(vip.Ready, vipA)
 		start := b.now
 		for b.g.Decision(vipA).Advertisement != Announced {
 			b.want(vipA, Withdrawn, Flapping)
@@ -424,26 +424,26 @@ func TestFlapBackoff(t *testing.T) {
 		}
 	}
 	b.advance(flapWindow+time.Second, true)
-	b.setState(StateNotReady, vipA)
-	b.setState(StateReady, vipA)
+	b.setState(vip.NotReady, vipA)
+	b.setState(vip.Ready, vipA)
 	b.want(vipA, Announced, Ready)
 }
 
 func TestOtherCausesAreNoFlaps(t *testing.T) {
 	b := newFixture(t, Options{DrainTime: time.Second})
-	b.setState(StateReady, vipA)
+	b.setState(vip.Ready, vipA)
 	for range 5 {
 		b.gateways(false, false)
 		b.gateways(true, true)
 		b.advance(2*leaseTime, false)
-		b.setState(StateReady, vipA)
+		b.setState(vip.Ready, vipA)
 		b.g.Drain(b.now, vipA)
 		b.advance(2*time.Second, true)
 		b.want(vipA, Withdrawn, Drained)
 		b.g.Undrain(vipA)
 		b.evaluate()
 		b.updateLB(func(h *LBUpdate) { h.Instance, h.Complete = b.now.String(), true })
-		b.setState(StateReady, vipA)
+		b.setState(vip.Ready, vipA)
 	}
 	b.want(vipA, Announced, Ready)
 }
@@ -451,7 +451,7 @@ func TestOtherCausesAreNoFlaps(t *testing.T) {
 func TestUnusedVIPsAreRemoved(t *testing.T) {
 	b := newFixture(t, Options{})
 	b.g.Configure(nil)
-	b.setState(StateReady, vipA, vipB)
+	b.setState(vip.Ready, vipA, vipB)
 	b.updateLB(func(h *LBUpdate) { h.Removed = []vip.VIP{vipA, vipB} })
 	if len(b.g.vips) != 0 {
 		t.Fatalf("%d VIPs are still stored", len(b.g.vips))

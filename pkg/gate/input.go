@@ -6,21 +6,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// LBState is the state of a VIP in the load balancer's synced data.
-type LBState uint8
-
-// The states.
-const (
-	// StateUnknown: no synced data was received.
-	StateUnknown LBState = iota
-	// StateNotReady: not ready, or absent from a synced snapshot.
-	StateNotReady
-	// StateReady: ready.
-	StateReady
-	// StateDraining: forwarded until VIPState.DrainEnd.
-	StateDraining
-)
-
 // Freshness is how current the load balancer's state is.
 type Freshness uint8
 
@@ -48,10 +33,9 @@ func (f Freshness) String() string {
 
 // VIPState is the load balancer's state of one VIP.
 type VIPState struct {
-	VIP vip.VIP
-	// State is never StateUnknown.
-	State LBState
-	// DrainEnd is when forwarding ends; only with StateDraining.
+	VIP   vip.VIP
+	State vip.State
+	// DrainEnd is when forwarding ends; only with vip.Draining.
 	DrainEnd time.Time
 }
 

@@ -152,12 +152,12 @@ func (w *model) check(t *rapid.T) {
 		}
 		state := w.states[v]
 		vipDrain := time.Time{}
-		if state.State == StateDraining {
+		if state.State == vip.Draining {
 			vipDrain = state.DrainEnd
 		}
 		drains := []time.Time{w.stopEnd, w.drainEnds[v], w.lbDrainEnd, vipDrain}
 		down := !w.configured.Has(v) || !w.routed.Has(v) || !w.familyUp(v) ||
-			state.State == StateUnknown || state.State == StateNotReady ||
+			state.State == vip.NotReady ||
 			(w.lost() && w.options.OnLoss == WithdrawOnLoss) ||
 			slices.ContainsFunc(drains, func(d time.Time) bool { return over(d, w.now) })
 		draining := slices.ContainsFunc(drains, func(d time.Time) bool { return running(d, w.now) })
@@ -170,9 +170,9 @@ func (w *model) check(t *rapid.T) {
 			t.Fatalf("%s rose from %s to %v while stale or draining", v, before, got)
 		case got.Reason == Flapping && !w.flapping(v):
 			t.Fatalf("%s is damped after flaps at %v", v, w.flaps[v])
-		case got.Advertisement == Announced && state.State != StateReady:
+		case got.Advertisement == Announced && state.State != vip.Ready:
 			t.Fatalf("%s is announced in state %v", v, state.State)
-		case !down && !draining && w.live() && state.State == StateReady && got.Advertisement != Announced &&
+		case !down && !draining && w.live() && state.State == vip.Ready && got.Advertisement != Announced &&
 			got.Reason != Flapping:
 			t.Fatalf("%s should be announced, is %v", v, got)
 		}
@@ -211,11 +211,11 @@ func vipSet(t *rapid.T, label string) []vip.VIP {
 func (w *model) sendRandomStates(t *rapid.T, complete, newInstance bool) {
 	var states []VIPState
 	for _, v := range vipSet(t, "sent") {
-		x := VIPState{VIP: v, State: rapid.SampledFrom([]LBState{
-			StateNotReady, StateReady, StateReady,
-			StateDraining,
+		x := VIPState{VIP: v, State: rapid.SampledFrom([]vip.State{
+			vip.NotReady, vip.Ready, vip.Ready,
+			vip.Draining,
 		}).Draw(t, "state")}
-		if x.State == StateDraining {
+		if x.State == vip.Draining {
 			x.DrainEnd = w.now.Add(time.Duration(rapid.IntRange(0, 3000).Draw(t, "drain ms")) * time.Millisecond)
 		}
 		states = append(states, x)
@@ -236,14 +236,14 @@ func (w *model) sendStates(states []VIPState, complete, newInstance bool) {
 	if complete {
 		w.states = map[vip.VIP]VIPState{}
 		for _, v := range modelVIPs {
-			w.states[v] = VIPState{VIP: v, State: StateNotReady}
+			w.states[v] = VIPState{VIP: v, State: vip.NotReady}
 		}
 	}
 	for _, x := range states {
 		w.states[x.VIP] = x
 	}
 	for v, old := range before {
-		if counts && old.State == StateReady && w.states[v].State == StateNotReady {
+		if counts && old.State == vip.Ready && w.states[v].State == vip.NotReady {
 			w.flaps[v] = append(w.flaps[v], w.now)
 		}
 	}
@@ -306,7 +306,7 @@ func TestGateAgainstModel(t *testing.T) {
 				w.sendRandomStates(t, rapid.Bool().Draw(t, "complete"), false)
 			},
 			"all flap": func(*rapid.T) {
-				for _, said := range []LBState{StateNotReady, StateReady} {
+				for _, said := range []vip.State{vip.NotReady, vip.Ready} {
 					var words []VIPState
 					for _, v := range modelVIPs {
 						words = append(words, VIPState{VIP: v, State: said})

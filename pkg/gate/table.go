@@ -1,6 +1,10 @@
 package gate
 
-import "time"
+import (
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
 
 // evaluateTable applies the decision table: the first row that matches wins. Conditions that
 // concern all VIPs come from g.last, so that one Evaluate decides all VIPs on the same state.
@@ -10,9 +14,9 @@ func (g *Gate) evaluateTable(now time.Time, e *entry) Decision {
 	switch {
 	case !e.configured: // row 1
 		return Decision{Withdrawn, NotConfigured}
-	case gated && e.state == StateUnknown: // row 2
+	case gated && !e.reported: // row 2
 		return Decision{Withdrawn, LBNeverSeen}
-	case gated && e.state == StateNotReady: // row 2
+	case gated && e.state == vip.NotReady: // row 2
 		return Decision{Withdrawn, LBNotReady}
 	case !e.routed: // row 3
 		return Decision{Withdrawn, NoSourceRouting}
@@ -51,7 +55,7 @@ func (g *Gate) drain(now time.Time, e *entry) (phase, Reason) {
 	consider(e.operatorDrainEnd, Drained)
 	if !g.options.Ungated {
 		consider(g.lbDrainEnd, LBDraining)
-		if e.state == StateDraining {
+		if e.state == vip.Draining {
 			consider(e.drainEnd, LBDraining)
 		}
 	}

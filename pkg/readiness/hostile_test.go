@@ -37,14 +37,7 @@ func (g *gateFixture) update(now time.Time, u Update) {
 		Grace:   u.StaleGrace, GoingAway: u.GoingAway, DrainEnd: u.DrainEnd, Complete: u.Complete,
 	}
 	for _, r := range u.Changed {
-		w := gate.VIPState{VIP: r.VIP, State: [...]gate.LBState{
-			NotReady: gate.StateNotReady, Ready: gate.StateReady,
-			Draining: gate.StateDraining,
-		}[r.State]}
-		if r.State == Draining {
-			w.DrainEnd = r.DrainEnd
-		}
-		h.VIPs = append(h.VIPs, w)
+		h.VIPs = append(h.VIPs, gate.VIPState{VIP: r.VIP, State: r.State, DrainEnd: r.DrainEnd})
 	}
 	for v := range u.Removed {
 		h.Removed = append(h.Removed, v)
