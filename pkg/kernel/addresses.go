@@ -28,25 +28,20 @@ const (
 	addressPoll = 5 * time.Second
 )
 
-// address is an address of an interface in this network namespace. One whose interface was down, or
-// has another MAC address, is another one to its neighbors.
+// address is an address of this host. One whose interface was down, or has another MAC address, is
+// another one to its neighbors.
 type address struct {
-	link      int
-	addr      netip.Addr
-	network   netip.Prefix
-	tentative bool // duplicate address detection (RFC 4862) is not over
-	duplicate bool // another host has it
-
+	rtnetlink.Address
 	mac    [6]byte // zero: no neighbor resolves the address
 	router bool    // the interface forwards IPv6 packets
 }
 
 // usable reports whether other hosts reach the address.
-func (a address) usable() bool { return !a.tentative && !a.duplicate }
+func (a address) usable() bool { return !a.Tentative() && !a.Duplicate() }
 
 // onLink reports whether the address is no source toward others. IPv4 ones are: external networks
 // often use 169.254.0.0/16.
-func (a address) onLink() bool { return a.addr.Is6() && a.addr.IsLinkLocalUnicast() }
+func onLink(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() }
 
 // Addresses follows the addresses of this network namespace and announces those that appear, by
 // gratuitous ARP and unsolicited neighbor advertisements: a neighbor that knows the address from
@@ -88,12 +83,13 @@ func (a *Addresses) Source(to, from netip.Addr) (problem string, passing bool) {
 	var candidates []address
 	near := false
 	for _, x := range a.list {
-		if vip.FamilyOf(x.addr) != vip.FamilyOf(to) || x.addr.IsLoopback() != to.IsLoopback() || x.onLink() && !(address{addr: to}).onLink() {
+		if vip.FamilyOf(x.Addr) != vip.FamilyOf(to) || x.Addr.IsLoopback() != to.IsLoopback() ||
+			onLink(x.Addr) && !onLink(to) {
 			continue
 		}
-		fits := x.network.Contains(to)
+		fits := x.Network.Contains(to)
 		if from.IsValid() {
-			fits = x.addr == from
+			fits = x.Addr == from
 		}
 		if fits && !near {
 			near, candidates = true, nil
@@ -105,13 +101,13 @@ func (a *Addresses) Source(to, from netip.Addr) (problem string, passing bool) {
 	if slices.ContainsFunc(candidates, address.usable) {
 		return "", false
 	}
-	switch i := slices.IndexFunc(candidates, func(x address) bool { return !x.duplicate }); {
+	switch i := slices.IndexFunc(candidates, func(x address) bool { return !x.Duplicate() }); {
 	case len(candidates) == 0:
 		return fmt.Sprintf("no %s address", vip.FamilyOf(to)), true
 	case i < 0:
-		return fmt.Sprintf("duplicate address detection failed for own address %s", candidates[0].addr), false
+		return fmt.Sprintf("duplicate address detection failed for own address %s", candidates[0].Addr), false
 	default:
-		return fmt.Sprintf("own address %s is tentative: duplicate address detection runs", candidates[i].addr), true
+		return fmt.Sprintf("own address %s is tentative: duplicate address detection runs", candidates[i].Addr), true
 	}
 }
 
@@ -157,8 +153,8 @@ type progress struct {
 
 // announce announces the addresses that are due and returns how long to wait for the next. It
 // belongs to Run, which alone changes the list.
-func (a *Addresses) announce(before map[address]progress, now time.Time) (known map[address]progress, wait time.Duration) {
-	known, wait = make(map[address]progress, len(a.list)), addressPoll
+func (a *Addresses) announce(before map[address]progress, now time.Time) (map[address]progress, time.Duration) {
+	known, wait := make(map[address]progress, len(a.list)), addressPoll
 	var due []address
 	var first []netip.Addr
 	for _, x := range a.list {
@@ -168,7 +164,7 @@ func (a *Addresses) announce(before map[address]progress, now time.Time) (known 
 		p := before[x]
 		if p.sent < announcements && !p.due.After(now) {
 			if due = append(due, x); p.sent == 0 {
-				first = append(first, x.addr)
+				first = append(first, x.Addr)
 			}
 			p.sent, p.due = p.sent+1, now.Add(announceEvery)
 		}
@@ -182,8 +178,9 @@ func (a *Addresses) announce(before map[address]progress, now time.Time) (known 
 	switch err := sendAnnouncements(due); {
 	case errors.Is(err, unix.EPERM):
 		a.mute = true
-		a.log.Info("own addresses are not announced without NET_RAW: neighbors with stale entries do not reach this pod for up to 45 s; "+
-			"grant it, or set net.ipv4.conf.all.arp_notify=1 and net.ipv6.conf.all.ndisc_notify=1 before the addresses are added", "error", err)
+		a.log.Info("own addresses are not announced without NET_RAW: neighbors with stale entries do not reach "+
+			"this pod for up to 45 s; grant it, or set net.ipv4.conf.all.arp_notify=1 and "+
+			"net.ipv6.conf.all.ndisc_notify=1 before the addresses are added", "error", err)
 	case err != nil:
 		a.log.Warn("failed to announce own addresses", "error", err)
 	case len(first) > 0:
@@ -225,15 +222,18 @@ func listAddresses(names []string) ([]address, error) {
 	announced := map[int]address{}
 	for _, l := range links {
 		const required = unix.IFF_UP | unix.IFF_RUNNING | unix.IFF_BROADCAST
-		if l.Flags&(required|unix.IFF_NOARP) == required && len(l.MAC) == 6 && (len(names) == 0 || slices.Contains(names, l.Name)) {
+		named := len(names) == 0 || slices.Contains(names, l.Name)
+		if named && l.Flags&(required|unix.IFF_NOARP) == required && len(l.MAC) == 6 {
 			forwarding := sysctl.Key("net/ipv6/conf/" + l.Name + "/forwarding")
 			announced[l.Index] = address{mac: [6]byte(l.MAC), router: forwarding.Read() == "1"}
 		}
 	}
 	list := make([]address, 0, len(listed))
 	for _, x := range listed {
+		// Other flags change without consequence to neighbors.
+		x.Flags &= unix.IFA_F_TENTATIVE | unix.IFA_F_OPTIMISTIC | unix.IFA_F_DADFAILED
 		own := announced[x.Link]
-		own.link, own.addr, own.network, own.tentative, own.duplicate = x.Link, x.Addr, x.Network, x.Tentative(), x.Duplicate()
+		own.Address = x
 		list = append(list, own)
 	}
 	return list, nil
@@ -243,18 +243,19 @@ func listAddresses(names []string) ([]address, error) {
 func sendAnnouncements(addrs []address) (err error) {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
-		return fmt.Errorf("open packet socket: %w", err)
+		return fmt.Errorf("failed to open packet socket: %w", err)
 	}
 	defer func() { err = errors.Join(err, unix.Close(fd)) }()
 	var errs []error
 	for _, x := range addrs {
 		protocol, to, packet := uint16(unix.ETH_P_ARP), [8]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, arpAnnouncement(x)
-		if x.addr.Is6() {
+		if x.Addr.Is6() {
 			protocol, to, packet = unix.ETH_P_IPV6, [8]byte{0x33, 0x33, 0, 0, 0, 1}, neighborAdvertisement(x)
 		}
 		protocol = binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, protocol))
-		if err := unix.Sendto(fd, packet, 0, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: x.link, Halen: 6, Addr: to}); err != nil {
-			errs = append(errs, fmt.Errorf("announce %s on interface %d: %w", x.addr, x.link, err))
+		link := &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: x.Link, Halen: 6, Addr: to}
+		if err := unix.Sendto(fd, packet, 0, link); err != nil {
+			errs = append(errs, fmt.Errorf("failed to announce %s on interface %d: %w", x.Addr, x.Link, err))
 		}
 	}
 	return errors.Join(errs...)
@@ -262,7 +263,7 @@ func sendAnnouncements(addrs []address) (err error) {
 
 // arpAnnouncement is a request for the sender's own address (RFC 5227 section 3).
 func arpAnnouncement(a address) []byte {
-	addr := a.addr.AsSlice()
+	addr := a.Addr.AsSlice()
 	return slices.Concat([]byte{0, 1, 8, 0, 6, 4, 0, 1}, a.mac[:], addr, make([]byte, 6), addr)
 }
 
@@ -274,8 +275,8 @@ func neighborAdvertisement(a address) []byte {
 		flags |= 0x80
 	}
 	all := netip.IPv6LinkLocalAllNodes()
-	body := slices.Concat([]byte{136, 0, 0, 0, flags, 0, 0, 0}, a.addr.AsSlice(), []byte{2, 1}, a.mac[:])
-	addrs := slices.Concat(a.addr.AsSlice(), all.AsSlice())
+	body := slices.Concat([]byte{136, 0, 0, 0, flags, 0, 0, 0}, a.Addr.AsSlice(), []byte{2, 1}, a.mac[:])
+	addrs := slices.Concat(a.Addr.AsSlice(), all.AsSlice())
 	sum := uint32(len(body)) + unix.IPPROTO_ICMPV6
 	for b := slices.Concat(addrs, body); len(b) > 0; b = b[2:] {
 		sum += uint32(binary.BigEndian.Uint16(b))

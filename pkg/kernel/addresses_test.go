@@ -151,8 +151,8 @@ func TestDuplicateAddressIsNotAnnounced(t *testing.T) {
 		must(t, host.Do(func() error {
 			known, _ := NewAddresses(testOptions(t).Log).announce(nil, time.Now())
 			for x := range known {
-				if !x.addr.IsLinkLocalUnicast() {
-					t.Errorf("%s is announced", x.addr)
+				if !x.Addr.IsLinkLocalUnicast() {
+					t.Errorf("%s is announced", x.Addr)
 				}
 			}
 			announced = len(known) > 0

@@ -1,18 +1,19 @@
 package kernel
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
+	"math"
 	"time"
 )
 
 // Defaults of [Options].
 const (
-	DefaultTableID       = 4096
-	DefaultPriority      = 100
-	DefaultMark          = 0x01000000
-	DefaultMask          = 0xff000000
-	DefaultCheckInterval = time.Second
+	DefaultTableID  = 4096
+	DefaultPriority = 100
+	DefaultMark     = 0x01000000
+	DefaultMask     = 0xff000000
 )
 
 // Options are the table, priorities and mark that source routing uses in the network namespace.
@@ -30,28 +31,18 @@ type Options struct {
 	// External is the interface on which packets for VIPs arrive; empty: its sysctls are not
 	// checked.
 	External string
-	// CheckInterval is the time between two reconciliations when the kernel reports no change.
-	CheckInterval time.Duration
+	// checkInterval is the time between two reconciliations without a notification.
+	checkInterval time.Duration
 	// Log receives changes and failures; nil is slog.Default().
 	Log *slog.Logger
 }
 
 func (o Options) withDefaults() Options {
-	if o.TableID == 0 {
-		o.TableID = DefaultTableID
-	}
-	if o.Priority == 0 {
-		o.Priority = DefaultPriority
-	}
 	if o.Mark == 0 && o.Mask == 0 {
 		o.Mark, o.Mask = DefaultMark, DefaultMask
 	}
-	if o.CheckInterval == 0 {
-		o.CheckInterval = DefaultCheckInterval
-	}
-	if o.Log == nil {
-		o.Log = slog.Default()
-	}
+	o.TableID, o.Priority = cmp.Or(o.TableID, DefaultTableID), cmp.Or(o.Priority, DefaultPriority)
+	o.checkInterval, o.Log = cmp.Or(o.checkInterval, time.Second), cmp.Or(o.Log, slog.Default())
 	return o
 }
 
@@ -59,16 +50,17 @@ func (o Options) withDefaults() Options {
 func (o Options) Validate() error {
 	o = o.withDefaults()
 	switch {
-	case o.TableID >= 252 && o.TableID <= 255, o.TableID == 251, o.TableID == 1<<32-1:
-		return fmt.Errorf("routing table %d: it or the next one belongs to the system: choose another table ID, such as %d", o.TableID, DefaultTableID)
+	case o.TableID >= 251 && o.TableID <= 255, o.TableID == math.MaxUint32:
+		return fmt.Errorf("routing table %d: it or the next one belongs to the system; choose another ID, such as %d",
+			o.TableID, DefaultTableID)
 	case o.Priority < 1 || o.Priority > 32763:
-		return fmt.Errorf("rule priority %d: it must lie between the kernel's own rules: 1 to 32763, such as %d", o.Priority, DefaultPriority)
+		return fmt.Errorf("rule priority %d is not between those of the kernel's own rules; use 1 to 32763, such as %d",
+			o.Priority, DefaultPriority)
 	case o.Mark == 0:
-		return fmt.Errorf("mark 0 cannot tell VIP traffic from other traffic: choose another, such as %#x", DefaultMark)
+		return fmt.Errorf("mark 0 does not distinguish VIP traffic from other traffic; choose another, such as %#x",
+			DefaultMark)
 	case o.Mark&^o.Mask != 0:
-		return fmt.Errorf("mark %#x has bits outside its mask %#x: widen the mask or choose another mark", o.Mark, o.Mask)
-	case o.CheckInterval < 0:
-		return fmt.Errorf("check interval %v is negative", o.CheckInterval)
+		return fmt.Errorf("mark %#x has bits outside its mask %#x; widen the mask or choose another", o.Mark, o.Mask)
 	}
 	return nil
 }

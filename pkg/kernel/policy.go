@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -43,9 +44,10 @@ type policy struct {
 func (p policy) rules(f vip.Family) []rtnetlink.Rule {
 	r := rtnetlink.Rule{Family: f, Mark: p.o.Mark, Mask: p.o.Mask, Protocol: protocol}
 	gateways, blackhole, drop := r, r, r
-	gateways.Priority, gateways.Action, gateways.Table = uint32(p.o.Priority), unix.FR_ACT_TO_TBL, p.o.TableID
-	blackhole.Priority, blackhole.Action, blackhole.Table = uint32(p.o.Priority)+1, unix.FR_ACT_TO_TBL, p.o.blackholeTable()
-	drop.Priority, drop.Action = uint32(p.o.Priority)+2, unix.FR_ACT_BLACKHOLE
+	first, lookup := uint32(p.o.Priority), uint8(unix.FR_ACT_TO_TBL)
+	gateways.Priority, gateways.Action, gateways.Table = first, lookup, p.o.TableID
+	blackhole.Priority, blackhole.Action, blackhole.Table = first+1, lookup, p.o.blackholeTable()
+	drop.Priority, drop.Action = first+2, unix.FR_ACT_BLACKHOLE
 	if f == vip.IPv6 {
 		return []rtnetlink.Rule{drop, blackhole, gateways}
 	}
@@ -55,7 +57,8 @@ func (p policy) rules(f vip.Family) []rtnetlink.Rule {
 // blackhole returns the default route that drops VIP traffic for which there is no gateway.
 func (p policy) blackhole(f vip.Family) rtnetlink.Route {
 	return rtnetlink.Route{
-		Family: f, Table: p.o.blackholeTable(), Prefix: rtnetlink.DefaultPrefix(f), Type: unix.RTN_BLACKHOLE, Protocol: protocol,
+		Family: f, Table: p.o.blackholeTable(), Prefix: rtnetlink.DefaultPrefix(f),
+		Type: unix.RTN_BLACKHOLE, Protocol: protocol,
 	}
 }
 
@@ -70,14 +73,9 @@ func (p policy) ensure(f vip.Family) (changed bool, err error) {
 	if changed, err = p.ensureBlackhole(c, f); err != nil {
 		return changed, err
 	}
-	observed, err := c.Rules(f)
-	// A rule that an inconsistent list lacks is added again, which changes nothing.
-	if err != nil && !errors.Is(err, rtnetlink.ErrInterrupted) {
+	missing, err := p.missingRules(c, f)
+	if err != nil || len(missing) == 0 {
 		return changed, err
-	}
-	missing := missingRules(observed, p.rules(f))
-	if len(missing) == 0 {
-		return changed, nil
 	}
 	for _, r := range missing {
 		if err := c.AddRule(r); err != nil {
@@ -85,13 +83,23 @@ func (p policy) ensure(f vip.Family) (changed bool, err error) {
 		}
 		p.log.Info("policy rule added", "rule", r.String())
 	}
-	if observed, err = c.Rules(f); err != nil && !errors.Is(err, rtnetlink.ErrInterrupted) {
-		return true, err
+	missing, err = p.missingRules(c, f)
+	if err == nil && len(missing) > 0 {
+		err = fmt.Errorf("rule %s was added but is missing", missing[0])
 	}
-	if missing := missingRules(observed, p.rules(f)); len(missing) > 0 {
-		return true, fmt.Errorf("rule %s was added but is missing", missing[0])
+	return true, err
+}
+
+// missingRules returns the desired rules that are not installed. One that an inconsistent list
+// lacks is added again, which changes nothing.
+func (p policy) missingRules(c *rtnetlink.Conn, f vip.Family) ([]rtnetlink.Rule, error) {
+	observed, err := c.Rules(f)
+	if err != nil && !errors.Is(err, rtnetlink.ErrInterrupted) {
+		return nil, err
 	}
-	return true, nil
+	return slices.DeleteFunc(p.rules(f), func(d rtnetlink.Rule) bool {
+		return slices.ContainsFunc(observed, d.Same)
+	}), nil
 }
 
 func (p policy) ensureBlackhole(c *rtnetlink.Conn, f vip.Family) (changed bool, err error) {
@@ -132,6 +140,29 @@ func (p policy) hasBlackhole(c *rtnetlink.Conn, f vip.Family) (installed bool, e
 // and the rules of a former Meridio frontend, now that the desired ones are installed. It removes a
 // batch, so that new VIPs need not wait for ten thousand rules, and reports whether there are more.
 func (p policy) removeLeftovers(f vip.Family) (more bool, err error) {
+	return p.remove(f, leftoverBatch,
+		func(r rtnetlink.Rule) bool {
+			own := r.Protocol == protocol && !r.Extra && !slices.ContainsFunc(p.rules(f), r.Same)
+			return own || p.meridio(r)
+		},
+		func(r rtnetlink.Route) bool { return r.Table != p.o.blackholeTable() })
+}
+
+// removeAll removes the rules and blackhole routes of this package.
+func (p policy) removeAll(f vip.Family) error {
+	_, err := p.remove(f, math.MaxInt,
+		func(r rtnetlink.Rule) bool {
+			return r.Protocol == protocol && !r.Extra || slices.ContainsFunc(p.rules(f), r.Same)
+		},
+		func(rtnetlink.Route) bool { return true })
+	return err
+}
+
+// remove removes the rules, at most limit, and then the blackhole routes of this package that
+// match. It reports whether there are more rules.
+func (p policy) remove(
+	f vip.Family, limit int, rule func(rtnetlink.Rule) bool, route func(rtnetlink.Route) bool,
+) (more bool, err error) {
 	c, err := rtnetlink.Dial()
 	if err != nil {
 		return false, err
@@ -141,39 +172,27 @@ func (p policy) removeLeftovers(f vip.Family) (more bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	removed := 0
-	for _, r := range observed {
-		outdated := r.Protocol == protocol && !r.Extra && len(missingRules(p.rules(f), []rtnetlink.Rule{r})) > 0
-		if !outdated && !p.meridio(r) {
-			continue
-		}
-		if removed == leftoverBatch {
-			p.log.Info("leftover policy rules removed, more to come", "family", f.String(), "rules", removed)
-			return true, nil
-		}
-		if err := c.DeleteRule(r); err != nil {
-			return false, err
-		}
-		removed++
-		p.log.Debug("leftover policy rule removed", "rule", r.String())
+	observed = slices.DeleteFunc(observed, func(r rtnetlink.Rule) bool { return !rule(r) })
+	more = len(observed) > limit
+	var errs []error
+	for _, r := range observed[:min(len(observed), limit)] {
+		errs = append(errs, c.DeleteRule(r))
 	}
-	if removed > 0 {
-		p.log.Info("leftover policy rules removed", "family", f.String(), "rules", removed)
+	if len(observed) > 0 {
+		p.log.Info("policy rules removed", "family", f.String(), "rules", len(errs), "more", more)
+	}
+	if more {
+		return true, errors.Join(errs...)
 	}
 	routes, err := c.Routes(f, rtnetlink.RouteFilter{Protocol: protocol})
-	if err != nil {
-		return false, err
-	}
+	errs = append(errs, err)
 	for _, r := range routes {
-		if r.Table == p.o.blackholeTable() || r.Type != unix.RTN_BLACKHOLE || !r.IsDefault() {
-			continue
+		if r.Type == unix.RTN_BLACKHOLE && r.IsDefault() && route(r) {
+			errs = append(errs, c.DeleteRoute(r))
+			p.log.Info("blackhole default route removed", "family", f.String(), "table_id", r.Table)
 		}
-		if err := c.DeleteRoute(r); err != nil {
-			return false, err
-		}
-		p.log.Info("leftover blackhole route removed", "family", f.String(), "table_id", r.Table)
 	}
-	return false, nil
+	return false, errors.Join(errs...)
 }
 
 // meridio reports whether a rule has the form of those of a Meridio frontend: `from VIP lookup
@@ -182,38 +201,4 @@ func (p policy) meridio(r rtnetlink.Rule) bool {
 	return !r.Extra && r.Action == unix.FR_ACT_TO_TBL && r.Source.IsValid() && r.Mark == 0 && r.Mask == 0 &&
 		(r.Priority == meridioPriority && r.Table == p.o.TableID ||
 			r.Priority == meridioBlackholePriority && r.Table == p.o.blackholeTable())
-}
-
-// remove removes the rules and blackhole routes of this package.
-func (p policy) remove(f vip.Family) error {
-	c, err := rtnetlink.Dial()
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	observed, err := c.Rules(f)
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, r := range observed {
-		if r.Protocol == protocol && !r.Extra || slices.ContainsFunc(p.rules(f), r.Same) {
-			errs = append(errs, c.DeleteRule(r))
-		}
-	}
-	routes, err := c.Routes(f, rtnetlink.RouteFilter{Protocol: protocol})
-	errs = append(errs, err)
-	for _, r := range routes {
-		if r.Type == unix.RTN_BLACKHOLE && r.IsDefault() {
-			errs = append(errs, c.DeleteRoute(r))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// missingRules returns the desired rules that were not observed.
-func missingRules(observed, desired []rtnetlink.Rule) []rtnetlink.Rule {
-	return slices.DeleteFunc(slices.Clone(desired), func(d rtnetlink.Rule) bool {
-		return slices.ContainsFunc(observed, d.Same)
-	})
 }

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -16,8 +18,7 @@ const (
 	// minPause separates reconciliations that notifications request: another process may change
 	// rules all the time.
 	minPause = 20 * time.Millisecond
-	// failurePause follows a failed reconciliation; it doubles up to maxPause. New VIPs do not wait
-	// for it.
+	// failurePause to maxPause follow a failed reconciliation. New VIPs do not wait for it.
 	failurePause = 50 * time.Millisecond
 	maxPause     = 5 * time.Second
 	// unreadableLimit is how long VIPs that were read back stay confirmed while the kernel cannot
@@ -58,7 +59,8 @@ type Routing struct {
 
 // New returns a Routing that does nothing before Run.
 func New(o Options) *Routing {
-	return &Routing{o: o.withDefaults(), log: o.withDefaults().Log.With("component", "kernel"), ready: make(chan struct{}), listen: newWatch}
+	o = o.withDefaults()
+	return &Routing{o: o, log: o.Log.With("component", "kernel"), ready: make(chan struct{}), listen: newWatch}
 }
 
 // Configure sets the desired VIPs. It never blocks; the newest call wins. Before the first one the
@@ -95,14 +97,19 @@ func (r *Routing) Run(ctx context.Context) error {
 		r.log.Warn(problem)
 	}
 	var w *watch
-	defer func() {
-		if w != nil {
-			r.logFailure("closing the netlink subscription", w.Close())
+	closeWatch := func() {
+		if w == nil {
+			return
 		}
-	}()
+		if err := w.Close(); err != nil {
+			r.log.Warn("failed to close netlink subscription", "error", err)
+		}
+		w = nil
+	}
+	defer closeWatch()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	pause := failurePause
+	failures := backoff.Backoff{Min: failurePause, Max: maxPause}
 	for {
 		var watchErr error
 		if w == nil {
@@ -112,102 +119,84 @@ func (r *Routing) Run(ctx context.Context) error {
 		desired, reconfigured := r.desired.Get()
 		removed := w != nil && w.removed.Swap(0) > 0
 		result := p.reconcile(desired)
-		result.removed = removed
 		result.err = errors.Join(result.err, watchErr)
-		r.publish(result)
+		r.publish(result, removed)
 		more, cleanErr := p.removeLeftovers()
 		if cleanErr != nil {
 			r.log.Warn("failed to remove leftovers of an earlier frontend", "error", cleanErr)
 		}
 
-		next := r.o.CheckInterval
+		next := r.o.checkInterval
 		switch {
 		case result.err != nil || cleanErr != nil:
-			next, pause = min(pause, r.o.CheckInterval), min(2*pause, maxPause)
+			next = min(failures.Next(), next)
 		case more:
 			next = 0
 		default:
-			pause = failurePause
+			failures.Reset()
 		}
 		timer.Reset(next)
 		var changed, failed <-chan struct{}
 		if w != nil {
 			changed, failed = w.changed, w.Failed()
 		}
+		var pause time.Duration
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-reconfigured:
+			continue
+		case <-timer.C:
+			continue
+		case <-failed:
+			r.log.Warn("netlink subscription failed, resubscribing", "error", w.Err())
+			closeWatch()
+			pause = failures.Next()
+		case <-changed:
+			pause = minPause
+		}
+		timer.Reset(pause)
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-reconfigured:
 		case <-timer.C:
-		case <-failed:
-			r.log.Warn("netlink subscription failed, resubscribing", "error", w.Err())
-			r.logFailure("closing the netlink subscription", w.Close())
-			w = nil
-			changed = nil
-			if !r.wait(ctx, pause, reconfigured) {
-				return nil
-			}
-			pause = min(2*pause, maxPause)
-		case <-changed:
-			if !r.wait(ctx, minPause, reconfigured) {
-				return nil
-			}
 		}
 	}
 }
 
-// wait pauses until the desired VIPs change. It reports whether ctx is still valid.
-func (r *Routing) wait(ctx context.Context, pause time.Duration, reconfigured <-chan struct{}) bool {
-	t := time.NewTimer(pause)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-reconfigured:
-	case <-t.C:
-	}
-	return true
-}
-
-func (r *Routing) logFailure(what string, err error) {
-	if err != nil {
-		r.log.Warn("source routing: "+what+" failed", "error", err)
-	}
-}
-
-func (r *Routing) publish(x result) {
+func (r *Routing) publish(x result, removed bool) {
 	old := r.confirmed.Load()
 	if x.base {
 		select {
 		case <-r.ready:
 		default:
 			close(r.ready)
-			r.log.Info("source routing installed", "table_id", r.o.TableID, "priority", r.o.Priority, "mark", fmt.Sprintf("%#x/%#x", r.o.Mark, r.o.Mask))
+			r.log.Info("source routing installed", "table_id", r.o.TableID, "priority", r.o.Priority,
+				"mark", fmt.Sprintf("%#x/%#x", r.o.Mark, r.o.Mask))
 		}
 	}
-	c := Confirmed{VIPs: x.vips, Err: x.err, Family: x.family, Failures: old.Failures, Repairs: old.Repairs, Removed: old.Removed, At: time.Now()}
-	if x.removed {
+	c := old
+	c.VIPs, c.Err, c.Family, c.At = x.vips, x.err, x.family, time.Now()
+	if removed {
 		c.Removed++
 	}
 	if x.repaired {
 		c.Repairs++
 		r.log.Warn("drift detected and repaired: another process changed source routing", "repairs", c.Repairs)
 	}
-	if x.err == nil {
+	switch {
+	case x.err == nil && old.Err != nil:
 		c.Failures = 0
-	} else {
+		r.log.Info("source routing restored", "failures", old.Failures)
+	case x.err != nil:
 		c.Failures++
 		if old.Err == nil || old.Err.Error() != x.err.Error() {
 			r.log.Error("source routing is incomplete", "error", x.err, "failures", c.Failures)
 		}
 	}
-	if x.err == nil && old.Err != nil {
-		r.log.Info("source routing restored", "failures", old.Failures)
-	}
-	if old.At.IsZero() || c.Failures != old.Failures || c.Repairs != old.Repairs || c.Removed != old.Removed || !c.VIPs.Equal(old.VIPs) {
-		if c.VIPs.Equal(old.VIPs) && old.VIPs != nil {
-			c.VIPs = old.VIPs
-		}
+	if old.At.IsZero() || c.Failures != old.Failures || c.Repairs != old.Repairs || c.Removed != old.Removed ||
+		!c.VIPs.Equal(old.VIPs) {
 		r.confirmed.Set(c)
 	}
 }
@@ -244,12 +233,12 @@ func newReconciler(o Options, log *slog.Logger) (*reconciler, error) {
 	return &reconciler{policy: p, table: t, ensurePolicy: p.ensure, now: time.Now}, nil
 }
 
+// result is the outcome of one reconciliation.
 type result struct {
 	// base: everything that does not depend on VIPs is installed.
 	base     bool
 	vips     vip.Set
 	repaired bool
-	removed  bool
 	err      error
 	family   [len(vip.Families)]error
 }
@@ -260,29 +249,30 @@ func (p *reconciler) reconcile(desired *vip.Set) result {
 	sameDesired := desired == p.desired
 	p.cleaned = p.cleaned && sameDesired
 
-	var family [len(vip.Families)]error
+	var x result
 	var installed [len(vip.Families)]bool
 	base, changed := true, false
 	for _, f := range vip.Families {
+		needed := hasFamily(desired, f)
 		modified, err := p.ensurePolicy(f)
-		base = base && (err == nil || rtnetlink.FamilyAbsent(err))
+		absent := rtnetlink.FamilyAbsent(err)
 		changed = changed || modified
-		if err == nil && hasFamily(desired, f) {
+		base = base && (err == nil || absent)
+		if err == nil && needed {
 			err = p.checkSysctls(f)
 		}
 		installed[f] = err == nil
 		switch {
-		case rtnetlink.FamilyAbsent(err) && !hasFamily(desired, f):
-		case rtnetlink.FamilyAbsent(err):
-			family[f] = fmt.Errorf("this kernel has no %s, but VIPs of it are configured: %w", f, err)
-		default:
-			family[f] = err
+		case absent && needed:
+			x.family[f] = fmt.Errorf("this kernel has no %s, but VIPs of it are configured: %w", f, err)
+		case !absent:
+			x.family[f] = err
 		}
 	}
 	modified, unreadable, tableErr := p.table.ensure(desired)
 	changed = changed || modified
 
-	x := result{repaired: changed && p.settled && sameDesired, vips: p.vips}
+	x.repaired, x.vips = changed && p.settled && sameDesired, p.vips
 	observed := p.table.observed
 	x.base = base && observed != nil && !unreadable
 	if !unreadable {
@@ -304,9 +294,9 @@ func (p *reconciler) reconcile(desired *vip.Set) result {
 	}
 	p.vips, p.desired, p.observed, p.installed = x.vips, desired, observed, installed
 
-	x.err = errors.Join(family[vip.IPv4], family[vip.IPv6], tableErr)
+	x.err = errors.Join(x.family[vip.IPv4], x.family[vip.IPv6], tableErr)
 	for _, f := range vip.Families {
-		x.family[f] = errors.Join(family[f], tableErr)
+		x.family[f] = errors.Join(x.family[f], tableErr)
 	}
 	p.settled = x.err == nil
 	return x
@@ -319,14 +309,13 @@ func (p *reconciler) removeLeftovers() (more bool, err error) {
 		return false, nil
 	}
 	for _, f := range vip.Families {
-		if !p.installed[f] {
-			continue
+		if p.installed[f] {
+			again, err := p.policy.removeLeftovers(f)
+			if err != nil {
+				return false, err
+			}
+			more = more || again
 		}
-		again, err := p.policy.removeLeftovers(f)
-		if err != nil {
-			return false, err
-		}
-		more = more || again
 	}
 	p.cleaned = !more
 	return more, nil
@@ -334,25 +323,20 @@ func (p *reconciler) removeLeftovers() (more bool, err error) {
 
 // filterVIPs returns the desired VIPs for which ok holds, in a new set.
 func filterVIPs(desired *vip.Set, ok func(vip.VIP) bool) vip.Set {
-	chosen := vip.Set{}
 	if desired == nil {
-		return chosen
+		return vip.Set{}
 	}
-	for v := range *desired {
-		if ok(v) {
-			chosen[v] = struct{}{}
-		}
-	}
+	chosen := maps.Clone(*desired)
+	maps.DeleteFunc(chosen, func(v vip.VIP, _ struct{}) bool { return !ok(v) })
 	return chosen
 }
 
 func hasFamily(s *vip.Set, f vip.Family) bool {
-	if s == nil {
-		return false
-	}
-	for v := range *s {
-		if v.Family() == f {
-			return true
+	if s != nil {
+		for v := range *s {
+			if v.Family() == f {
+				return true
+			}
 		}
 	}
 	return false
@@ -374,7 +358,7 @@ func Cleanup(ctx context.Context, o Options) error {
 		if ctx.Err() != nil {
 			return errors.Join(append(errs, ctx.Err())...)
 		}
-		if err := (policy{o: o, log: o.Log}).remove(f); err != nil && !rtnetlink.FamilyAbsent(err) {
+		if err := (policy{o: o, log: o.Log}).removeAll(f); err != nil && !rtnetlink.FamilyAbsent(err) {
 			errs = append(errs, err)
 		}
 	}

@@ -175,7 +175,7 @@ func TestWhatIsRemovedComesBack(t *testing.T) {
 			t.Parallel()
 			ns := lab.NewNetNS(t)
 			o := testOptions(t)
-			o.CheckInterval = time.Hour // the kernel's word must do
+			o.checkInterval = time.Hour // the kernel's word must do
 			r := startQuiet(t, ns, o, list)
 			// Handles and the order of lists change; the rest must not.
 			before := normalized(t, ns)
@@ -220,7 +220,7 @@ func TestSetThatDeltasCannotRepairIsReplaced(t *testing.T) {
 func TestUnreportedLossIsFoundByTheNextCheck(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	o := testOptions(t)
-	o.CheckInterval = 50 * time.Millisecond
+	o.checkInterval = 50 * time.Millisecond
 	unsubscribed := New(o)
 	unsubscribed.listen = func(Options) (*watch, error) { return &watch{Listener: rtnetlink.NewListener()}, nil }
 	r := startRouting(t, ns, unsubscribed)
@@ -239,7 +239,7 @@ func TestUnreportedLossIsFoundByTheNextCheck(t *testing.T) {
 func TestEndedListenerIsReplaced(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	o := testOptions(t)
-	o.CheckInterval = time.Hour
+	o.checkInterval = time.Hour
 	broken := New(o)
 	var listens atomic.Int32
 	broken.listen = func(o Options) (*watch, error) {
@@ -268,7 +268,7 @@ func TestManyMeridioRulesDoNotHoldUpTheFirstConfirmation(t *testing.T) {
 	const n = 3 * leftoverBatch
 	run(t, ns, fmt.Sprintf(`for i in $(seq %d); do echo "rule add from 20.1.$((i/250)).$((i%%250)) lookup 4096 priority 100"; done | ip -batch -`, n))
 	o := testOptions(t)
-	o.CheckInterval, o.Log = time.Hour, slog.New(slog.DiscardHandler)
+	o.checkInterval, o.Log = time.Hour, slog.New(slog.DiscardHandler)
 	r := start(t, ns, o)
 	list := vips("20.0.0.1/32")
 	r.Configure(list)

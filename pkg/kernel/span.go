@@ -1,7 +1,9 @@
 package kernel
 
 import (
+	"bytes"
 	"cmp"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -27,26 +29,14 @@ func (s span) covers(t span) bool {
 	return s.first.Compare(t.first) <= 0 && t.last.Compare(s.last) <= 0
 }
 
-func (s span) overlaps(t span) bool {
-	return s.first.Compare(t.last) <= 0 && t.first.Compare(s.last) <= 0
-}
-
-func (s span) String() string {
-	if s.first == s.last {
-		return s.first.String()
-	}
-	return s.first.String() + "-" + s.last.String()
-}
-
 func compareSpans(a, b span) int {
 	// Of two that begin together the wider comes first.
 	return cmp.Or(a.first.Compare(b.first), b.last.Compare(a.last))
 }
 
 // disjoint returns, in order, the ranges of the VIPs of one family without those that lie in
-// another one: an interval set refuses overlaps. Prefixes either nest or are apart, so nothing has
-// to be cut. Adjacent ranges stay separate, so that adding one VIP never rewrites another one's
-// range.
+// another one: an interval set refuses overlaps. Adjacent ranges stay separate, so that adding one
+// VIP never rewrites the range of another one.
 func disjoint(vips vip.Set, family vip.Family) []span {
 	var all []span
 	for v := range vips {
@@ -89,61 +79,57 @@ func (c coverage) covers(s span) bool {
 	return i >= 0 && c[i].covers(s)
 }
 
-// change is a step from one set content to another that must happen in one transaction: del gives
-// way to add.
+// change is a step from one content of a set to another that must happen in one transaction: del
+// gives way to add.
 type change struct{ del, add []span }
 
-// diff returns the steps from have to want, both sorted and disjoint: new ranges first, then ranges
-// that must be swapped since they overlap, leftovers last.
-func diff(have, want []span) (add []span, swaps []change, del []span) {
-	surplus, missing := subtract(have, want), subtract(want, have)
-	for len(surplus) > 0 || len(missing) > 0 {
-		switch {
-		case len(surplus) == 0:
-			return append(add, missing...), swaps, del
-		case len(missing) == 0:
-			return add, swaps, append(del, surplus...)
-		case surplus[0].overlaps(missing[0]):
-			var c change
-			reach := surplus[0].last
-			for more := true; more; {
-				more = false
-				for len(surplus) > 0 && surplus[0].first.Compare(reach) <= 0 {
-					reach, more = later(reach, surplus[0].last), true
-					c.del, surplus = append(c.del, surplus[0]), surplus[1:]
-				}
-				for len(missing) > 0 && missing[0].first.Compare(reach) <= 0 {
-					reach, more = later(reach, missing[0].last), true
-					c.add, missing = append(c.add, missing[0]), missing[1:]
-				}
+// steps returns the transactions that lead from have to want, both disjoint: new ranges first, then
+// ranges that must be swapped since they overlap, leftovers last.
+func steps(have, want []span) []change {
+	surplus := map[span]bool{}
+	for _, s := range have {
+		surplus[s] = true
+	}
+	var differ []span
+	for _, s := range want {
+		if surplus[s] {
+			delete(surplus, s)
+		} else {
+			differ = append(differ, s)
+		}
+	}
+	differ = slices.SortedFunc(slices.Values(slices.AppendSeq(differ, maps.Keys(surplus))), compareSpans)
+	var add, del []span
+	var swaps []change
+	for len(differ) > 0 {
+		// c becomes the first range and those that overlap it, or each other.
+		var c change
+		for reach := differ[0].last; len(differ) > 0 && differ[0].first.Compare(reach) <= 0; differ = differ[1:] {
+			if reach.Less(differ[0].last) {
+				reach = differ[0].last
 			}
-			swaps = append(swaps, c)
-		case surplus[0].first.Less(missing[0].first):
-			del, surplus = append(del, surplus[0]), surplus[1:]
+			if surplus[differ[0]] {
+				c.del = append(c.del, differ[0])
+			} else {
+				c.add = append(c.add, differ[0])
+			}
+		}
+		switch {
+		case c.del == nil:
+			add = append(add, c.add...)
+		case c.add == nil:
+			del = append(del, c.del...)
 		default:
-			add, missing = append(add, missing[0]), missing[1:]
+			swaps = append(swaps, c)
 		}
 	}
-	return add, swaps, del
-}
-
-func later(a, b netip.Addr) netip.Addr {
-	if a.Less(b) {
-		return b
+	var out []change
+	for part := range slices.Chunk(add, spansPerBatch) {
+		out = append(out, change{add: part})
 	}
-	return a
-}
-
-// subtract returns the spans of a that are not in b; both are sorted.
-func subtract(a, b []span) []span {
-	var out []span
-	for _, s := range a {
-		for len(b) > 0 && compareSpans(b[0], s) < 0 {
-			b = b[1:]
-		}
-		if len(b) == 0 || b[0] != s {
-			out = append(out, s)
-		}
+	out = append(out, swaps...)
+	for part := range slices.Chunk(del, spansPerBatch) {
+		out = append(out, change{del: part})
 	}
 	return out
 }
@@ -164,33 +150,25 @@ func elements(spans []span) []nftables.SetElement {
 // spans decodes what [elements] encodes, in whatever order the kernel lists it, and returns it
 // sorted. A beginning without an end reaches up to the next one, as in the kernel.
 func spans(elems []nftables.SetElement) []span {
-	type bound struct {
-		at  netip.Addr
-		end bool
-	}
-	bounds := make([]bound, 0, len(elems))
-	for _, e := range elems {
-		if a, ok := netip.AddrFromSlice(e.Key); ok {
-			bounds = append(bounds, bound{a, e.IntervalEnd})
-		}
-	}
-	slices.SortFunc(bounds, func(a, b bound) int {
-		if c := a.at.Compare(b.at); c != 0 || a.end == b.end {
+	elems = slices.Clone(elems)
+	slices.SortFunc(elems, func(a, b nftables.SetElement) int {
+		switch c := bytes.Compare(a.Key, b.Key); {
+		case c != 0 || a.IntervalEnd == b.IntervalEnd:
 			return c
-		}
-		if a.end {
+		case a.IntervalEnd:
 			return -1
 		}
 		return 1
 	})
 	var out []span
 	open := false
-	for _, b := range bounds {
+	for _, e := range elems {
+		at, _ := netip.AddrFromSlice(e.Key) // the kernel has no others in a set of addresses
 		if open {
-			out[len(out)-1].last = b.at.Prev()
+			out[len(out)-1].last = at.Prev()
 		}
-		if open = !b.end; open {
-			out = append(out, span{first: b.at, last: highest(b.at)})
+		if open = !e.IntervalEnd; open {
+			out = append(out, span{first: at, last: highest(at)})
 		}
 	}
 	return out

@@ -11,6 +11,17 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
+func (s span) String() string {
+	if s.first == s.last {
+		return s.first.String()
+	}
+	return s.first.String() + "-" + s.last.String()
+}
+
+func (s span) overlaps(t span) bool {
+	return s.first.Compare(t.last) <= 0 && t.first.Compare(s.last) <= 0
+}
+
 func TestElementsRoundTripInAnyOrder(t *testing.T) {
 	tests := []struct {
 		name  string

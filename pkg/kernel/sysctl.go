@@ -78,7 +78,8 @@ func reversePathProblems() []string {
 			continue
 		}
 		problems = append(problems, fmt.Sprintf("interface %s filters by strict reverse path: "+
-			"VIP traffic that enters through it is dropped; set %s to 2, or it and net.ipv4.conf.all.rp_filter to 0", name, key))
+			"VIP traffic that enters through it is dropped; set %s to 2, "+
+			"or it and net.ipv4.conf.all.rp_filter to 0", name, key))
 	}
 	return problems
 }

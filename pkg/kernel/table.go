@@ -77,7 +77,7 @@ func newTable(o Options, log *slog.Logger) (*table, error) {
 		return errors.Join(c.SetOption(netlink.CapAcknowledge, true), largeDumps(c))
 	}))
 	if err != nil {
-		return nil, fmt.Errorf("open nftables: %w", err)
+		return nil, fmt.Errorf("failed to open nftables: %w", err)
 	}
 	return &table{o: o, log: log, nft: nft, generation: generation, elements: nft.GetSetElements}, nil
 }
@@ -113,10 +113,8 @@ func (t *table) table() *nftables.Table {
 
 func (t *table) set(f vip.Family) *nftables.Set {
 	// The number names the set within one transaction.
-	s := &nftables.Set{Table: t.table(), ID: uint32(f) + 1, Interval: true}
-	if f == vip.IPv4 {
-		s.Name, s.KeyType = "vip4", nftables.TypeIPAddr
-	} else {
+	s := &nftables.Set{Table: t.table(), ID: uint32(f) + 1, Interval: true, Name: "vip4", KeyType: nftables.TypeIPAddr}
+	if f == vip.IPv6 {
 		s.Name, s.KeyType = "vip6", nftables.TypeIP6Addr
 	}
 	return s
@@ -165,38 +163,51 @@ func (t *table) rules(c *nftables.Chain) []*nftables.Rule {
 
 // generation returns the generation ID of the kernel's ruleset, which changes with every
 // transaction of any process. An unchanged table need not be read again.
-func generation() (uint32, error) {
+func generation() (id uint32, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("failed to read the generation of the nftables ruleset: %w", err)
+		}
+	}()
 	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
-		return 0, fmt.Errorf("open nfnetlink: %w", err)
+		return 0, err
 	}
 	defer c.Close()
 	if err := c.SetDeadline(time.Now().Add(netlinkTimeout)); err != nil {
-		return 0, fmt.Errorf("nfnetlink deadline: %w", err)
+		return 0, err
 	}
 	msgs, err := c.Execute(netlink.Message{
 		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: netlink.Request},
 		Data:   []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0},
 	})
 	if err != nil {
-		return 0, fmt.Errorf("read the ruleset's generation: %w", err)
+		return 0, err
 	}
 	for _, m := range msgs {
-		if len(m.Data) < 4 {
-			continue
-		}
-		ad, err := netlink.NewAttributeDecoder(m.Data[4:])
+		ad, err := attributes(m)
 		if err != nil {
-			return 0, fmt.Errorf("read the ruleset's generation: %w", err)
+			return 0, err
 		}
-		ad.ByteOrder = binary.BigEndian
 		for ad.Next() {
 			if ad.Type() == unix.NFTA_GEN_ID {
 				return ad.Uint32(), nil
 			}
 		}
 	}
-	return 0, errors.New("read the ruleset's generation: the answer has none")
+	return 0, errors.New("the reply has none")
+}
+
+// attributes decodes those behind the header of a message of nftables.
+func attributes(m netlink.Message) (*netlink.AttributeDecoder, error) {
+	if len(m.Data) < 4 {
+		return nil, errors.New("truncated message")
+	}
+	ad, err := netlink.NewAttributeDecoder(m.Data[4:])
+	if err == nil {
+		ad.ByteOrder = binary.BigEndian
+	}
+	return ad, err
 }
 
 // content is the observed content of the sets, while sets and chains have their desired form:
@@ -227,36 +238,42 @@ func (t *table) ensure(desired *vip.Set) (changed, unreadable bool, err error) {
 		changed = true
 	}
 	t.replaced = nil
-	var errs []error
-	if t.observed == nil {
-		t.log.Info("nftables table has drifted", "problem", t.problem)
-		changed = true
-		errs = append(errs, t.build(desired, false))
-		if err := t.read(); err != nil {
-			return changed, true, errors.Join(append(errs, err)...)
+	for _, replace := range []bool{false, true} {
+		if t.observed != nil {
+			break
 		}
+		t.log.Info("nftables table has drifted", "problem", t.problem, "replace", replace)
+		if err := t.build(desired, replace); err != nil && (replace || !needsReplacement(err)) {
+			return true, false, err
+		}
+		if err := t.read(); err != nil {
+			return true, true, err
+		}
+		changed = true
 	}
 	if t.observed == nil {
-		errs = append(errs, fmt.Errorf("nftables table inet %s differs after it was written: %s", TableName, t.problem))
-		return changed, false, errors.Join(errs...)
+		return true, false, fmt.Errorf("nftables table inet %s differs after it was written: %s", TableName, t.problem)
 	}
 	if desired == nil || desired == t.filled && t.observed == t.filledWith {
-		return changed, false, errors.Join(errs...)
+		return changed, false, nil
 	}
 	filled := false
 	for _, f := range vip.Families {
-		modified, err := t.fill(f, disjoint(*desired, f))
-		filled = filled || modified
-		errs = append(errs, err)
+		modified, fillErr := t.fill(f, disjoint(*desired, f))
+		filled, err = filled || modified, errors.Join(err, fillErr)
 	}
 	if !filled {
 		t.filled, t.filledWith = desired, t.observed
-		return changed, false, errors.Join(errs...)
+		return changed, false, err
 	}
-	if err := t.read(); err != nil {
-		return true, true, errors.Join(append(errs, err)...)
-	}
-	return true, false, errors.Join(errs...)
+	readErr := t.read()
+	return true, readErr != nil, errors.Join(err, readErr)
+}
+
+// needsReplacement reports whether a transaction failed on an object of another type, which cannot be
+// changed in place.
+func needsReplacement(err error) bool {
+	return errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)
 }
 
 // readAttempts bounds how often a read is repeated because another process changed the ruleset.
@@ -284,7 +301,7 @@ func (t *table) read() error {
 			}
 			elems, err := t.elements(t.set(f))
 			if err != nil {
-				return fmt.Errorf("read set %s: %w", t.set(f).Name, err)
+				return fmt.Errorf("failed to read set %s: %w", t.set(f).Name, err)
 			}
 			now.spans[f] = spans(elems)
 			now.covered[f] = newCoverage(now.spans[f])
@@ -302,19 +319,13 @@ func (t *table) read() error {
 		}
 		return nil
 	}
-	return fmt.Errorf("read nftables table inet %s: the ruleset changed %d times meanwhile", TableName, readAttempts)
+	return fmt.Errorf("failed to read nftables table inet %s: the ruleset changed %d times meanwhile",
+		TableName, readAttempts)
 }
 
 // build writes the table in one transaction, so that no packet leaks meanwhile. Sets of the desired
-// form keep their elements; with replace, or when an object cannot be changed in place, the table
-// is replaced together with the ranges of the VIPs.
+// form keep their elements; with replace the table is replaced together with the ranges of the VIPs.
 func (t *table) build(vips *vip.Set, replace bool) error {
-	if !replace {
-		var err error
-		if replace, err = t.mustRebuild(); err != nil {
-			return err
-		}
-	}
 	if replace {
 		t.nft.AddTable(t.table())
 		t.nft.DelTable(t.table())
@@ -322,7 +333,7 @@ func (t *table) build(vips *vip.Set, replace bool) error {
 	t.nft.AddTable(t.table()) // activates a dormant one
 	for _, f := range vip.Families {
 		if err := t.nft.AddSet(t.set(f), nil); err != nil {
-			return fmt.Errorf("describe set %s: %w", t.set(f).Name, err)
+			return fmt.Errorf("failed to encode set %s: %w", t.set(f).Name, err)
 		}
 		if !replace || vips == nil {
 			continue
@@ -340,7 +351,7 @@ func (t *table) build(vips *vip.Set, replace bool) error {
 		}
 	}
 	if err := t.nft.Flush(); err != nil {
-		return fmt.Errorf("write nftables table inet %s: %w", TableName, err)
+		return fmt.Errorf("failed to write nftables table inet %s: %w", TableName, err)
 	}
 	t.log.Info("nftables table written", "table", "inet "+TableName)
 	return nil
@@ -372,43 +383,28 @@ func (t *table) fill(f vip.Family, want []span) (changed bool, err error) {
 	return true, nil
 }
 
-// steps returns the transactions that lead from have to want: new ranges first, then ranges that
-// must be swapped since they overlap, leftovers last.
-func steps(have, want []span) []change {
-	add, swaps, del := diff(have, want)
-	var out []change
-	for part := range slices.Chunk(add, spansPerBatch) {
-		out = append(out, change{add: part})
-	}
-	out = append(out, swaps...)
-	for part := range slices.Chunk(del, spansPerBatch) {
-		out = append(out, change{del: part})
-	}
-	return out
-}
-
 // apply does one change of a set in one transaction.
 func (t *table) apply(s *nftables.Set, c change) error {
 	if err := t.queue(s, c); err != nil {
 		return err
 	}
 	if err := t.nft.Flush(); err != nil {
-		return fmt.Errorf("change set %s by +%d -%d ranges: %w", s.Name, len(c.add), len(c.del), err)
+		return fmt.Errorf("failed to change set %s by +%d -%d ranges: %w", s.Name, len(c.add), len(c.del), err)
 	}
 	return nil
 }
 
 // queue puts a change of a set into the next transaction.
 func (t *table) queue(s *nftables.Set, c change) error {
+	var errs []error
 	for part := range slices.Chunk(c.del, spansPerMessage) {
-		if err := t.nft.SetDeleteElements(s, elements(part)); err != nil {
-			return fmt.Errorf("describe elements of set %s: %w", s.Name, err)
-		}
+		errs = append(errs, t.nft.SetDeleteElements(s, elements(part)))
 	}
 	for part := range slices.Chunk(c.add, spansPerMessage) {
-		if err := t.nft.SetAddElements(s, elements(part)); err != nil {
-			return fmt.Errorf("describe elements of set %s: %w", s.Name, err)
-		}
+		errs = append(errs, t.nft.SetAddElements(s, elements(part)))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("failed to encode elements of set %s: %w", s.Name, err)
 	}
 	return nil
 }
@@ -417,7 +413,7 @@ func (t *table) queue(s *nftables.Set, c change) error {
 func (t *table) remove() error {
 	t.nft.DelTable(t.table())
 	if err := t.nft.Flush(); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("delete nftables table inet %s: %w", TableName, err)
+		return fmt.Errorf("failed to delete nftables table inet %s: %w", TableName, err)
 	}
 	return nil
 }

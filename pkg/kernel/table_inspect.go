@@ -21,7 +21,7 @@ func (t *table) inspect() (string, error) {
 		return "the table is missing", nil
 	}
 	if err != nil {
-		return "", fmt.Errorf("read nftables table inet %s: %w", TableName, err)
+		return "", fmt.Errorf("failed to read nftables table inet %s: %w", TableName, err)
 	}
 	if got.Flags != 0 {
 		return fmt.Sprintf("the table has flags %#x (1: dormant)", got.Flags), nil
@@ -32,8 +32,12 @@ func (t *table) inspect() (string, error) {
 			return problem, err
 		}
 	}
+	observed, err := t.nft.ListChainsOfTableFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return "", fmt.Errorf("failed to list chains: %w", err)
+	}
 	for _, c := range t.chains() {
-		problem, err := t.inspectChain(c)
+		problem, err := t.inspectChain(c, observed)
 		if problem != "" || err != nil {
 			return problem, err
 		}
@@ -47,7 +51,7 @@ func (t *table) inspectSet(want *nftables.Set) (string, error) {
 		return "set " + want.Name + " is missing", nil
 	}
 	if err != nil {
-		return "", fmt.Errorf("read set %s: %w", want.Name, err)
+		return "", fmt.Errorf("failed to read set %s: %w", want.Name, err)
 	}
 	if !got.Interval || got.KeyType.Bytes != want.KeyType.Bytes || got.IsMap || got.Constant ||
 		got.HasTimeout || got.Dynamic || got.Concatenation {
@@ -56,20 +60,21 @@ func (t *table) inspectSet(want *nftables.Set) (string, error) {
 	return "", nil
 }
 
-func (t *table) inspectChain(want *nftables.Chain) (string, error) {
-	got, err := t.findChain(want.Name)
-	if err != nil {
-		return "", err
-	}
-	if got == nil {
+func (t *table) inspectChain(want *nftables.Chain, observed []*nftables.Chain) (string, error) {
+	i := slices.IndexFunc(observed, func(c *nftables.Chain) bool {
+		return c.Table.Name == TableName && c.Name == want.Name
+	})
+	if i < 0 {
 		return "chain " + want.Name + " is missing", nil
 	}
-	if !sameHook(got, want) || got.Policy == nil || *got.Policy != *want.Policy {
+	got := observed[i]
+	if got.Type != want.Type || !equal(got.Hooknum, want.Hooknum) || !equal(got.Priority, want.Priority) ||
+		!equal(got.Policy, want.Policy) {
 		return "chain " + want.Name + " has another type", nil
 	}
 	rules, err := t.nft.GetRules(want.Table, want)
 	if err != nil {
-		return "", fmt.Errorf("read the rules of chain %s: %w", want.Name, err)
+		return "", fmt.Errorf("failed to read the rules of chain %s: %w", want.Name, err)
 	}
 	if !slices.EqualFunc(rules, t.rules(want), sameRule) {
 		return "chain " + want.Name + " has other rules", nil
@@ -77,25 +82,8 @@ func (t *table) inspectChain(want *nftables.Chain) (string, error) {
 	return "", nil
 }
 
-// findChain returns the table's chain of that name, or nil.
-func (t *table) findChain(name string) (*nftables.Chain, error) {
-	chains, err := t.nft.ListChainsOfTableFamily(nftables.TableFamilyINet)
-	if err != nil {
-		return nil, fmt.Errorf("list chains: %w", err)
-	}
-	for _, c := range chains {
-		if c.Table.Name == TableName && c.Name == name {
-			return c, nil
-		}
-	}
-	return nil, nil
-}
-
-// sameHook reports whether two base chains have the same type, hook and priority.
-func sameHook(got, want *nftables.Chain) bool {
-	return got.Type == want.Type && got.Hooknum != nil && *got.Hooknum == *want.Hooknum &&
-		got.Priority != nil && *got.Priority == *want.Priority
-}
+// equal reports whether an attribute, absent if it is nil, has the desired value.
+func equal[T comparable](got, want *T) bool { return got != nil && *got == *want }
 
 func sameRule(got, want *nftables.Rule) bool {
 	return slices.EqualFunc(got.Exprs, want.Exprs, func(g, w expr.Any) bool {
@@ -105,31 +93,4 @@ func sameRule(got, want *nftables.Rule) bool {
 		}
 		return reflect.DeepEqual(g, w)
 	})
-}
-
-// mustRebuild reports whether an object of the table has a type that cannot be changed in place.
-func (t *table) mustRebuild() (bool, error) {
-	for _, f := range vip.Families {
-		want := t.set(f)
-		problem, err := t.inspectSet(want)
-		if err != nil {
-			return false, err
-		}
-		if problem == "" {
-			continue
-		}
-		if _, err := t.nft.GetSetByName(want.Table, want.Name); err == nil {
-			return true, nil
-		}
-	}
-	for _, want := range t.chains() {
-		got, err := t.findChain(want.Name)
-		if err != nil {
-			return false, err
-		}
-		if got != nil && !sameHook(got, want) {
-			return true, nil
-		}
-	}
-	return false, nil
 }

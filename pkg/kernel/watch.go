@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"encoding/binary"
 	"errors"
 	"sync/atomic"
 
@@ -84,14 +83,13 @@ func (w *watch) concernsPolicy(o Options, m netlink.Message) bool {
 // concernsTable reports whether a message of nftables is about the table of this package. In all of
 // them attribute 1 is the table's name.
 func concernsTable(m netlink.Message) bool {
-	if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || m.Header.Type&0xff == unix.NFT_MSG_NEWGEN || len(m.Data) < 4 {
+	if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || m.Header.Type&0xff == unix.NFT_MSG_NEWGEN {
 		return false
 	}
-	ad, err := netlink.NewAttributeDecoder(m.Data[4:])
+	ad, err := attributes(m)
 	if err != nil {
 		return true
 	}
-	ad.ByteOrder = binary.BigEndian
 	for ad.Next() {
 		if ad.Type() == unix.NFTA_TABLE_NAME {
 			return ad.String() == TableName

@@ -110,7 +110,7 @@ func checkRequest(s string) string {
 	return ""
 }
 
-// checkBody refuses what is no regular expression. It is kept as text so that checks are comparable.
+// checkBody refuses what is no regular expression. It is kept as text: checks are comparable.
 func checkBody(s string) string {
 	_, err := regexp.Compile(s)
 	if what := (*syntax.Error)(nil); errors.As(err, &what) {
