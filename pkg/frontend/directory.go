@@ -55,9 +55,7 @@ func (s *directorySource) Changed() <-chan struct{} { return s.changed }
 func (s *directorySource) Take() readiness.Update {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	u := s.pending
-	s.pending.Complete, s.pending.Changed, s.pending.ReceivedAt = false, nil, time.Time{}
-	return u
+	return s.pending.Take()
 }
 
 // Run publishes listings until ctx ends.
@@ -74,18 +72,18 @@ func (s *directorySource) Run(ctx context.Context) error {
 		case <-listingChanged:
 		case <-loadedChanged:
 			loaded, loadedChanged = s.config.Get()
-			s.directory.Configure(directoryNames(loaded.Config))
+			configureDirectory(s.directory, loaded.Config)
 		}
 	}
 }
 
-// directoryNames returns the VIPs and streams for which readiness files count.
-func directoryNames(c *trench.Config) readinessfile.Names {
-	n := readinessfile.Names{VIPs: c.Attractor.VIPs}
+// configureDirectory sets the VIPs and streams for which readiness files count.
+func configureDirectory(d *readinessfile.Reader, c *trench.Config) {
+	var streams []string
 	for _, st := range c.Streams {
-		n.Streams = append(n.Streams, st.Name)
+		streams = append(streams, st.Name)
 	}
-	return n
+	d.Configure(streams, c.Attractor.VIPs)
 }
 
 // publish puts a listing into the pending update: all VIPs if any may have changed. Otherwise only the

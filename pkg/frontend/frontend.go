@@ -147,7 +147,7 @@ func newProcess(o Options) (*process, error) {
 	switch {
 	case o.Gating && o.Directory != nil:
 		p.directory = readinessfile.NewReader(*o.Directory)
-		p.directory.Configure(directoryNames(p.config.Value().Load().Config))
+		configureDirectory(p.directory, p.config.Value().Load().Config)
 		p.fileSource = newDirectorySource(p.directory, p.config.Value(), p.instance)
 		p.source = p.fileSource
 	case o.Gating:

@@ -90,8 +90,8 @@ func (u *Update) Take() Update {
 	return taken
 }
 
-// Merge adds later changes, which u owns from then on.
-func (u *Update) Merge(changed map[vip.VIP]VIPReadiness, removed vip.Set) {
+// merge adds later changes, which u owns from then on.
+func (u *Update) merge(changed map[vip.VIP]VIPReadiness, removed vip.Set) {
 	if u.Changed == nil {
 		u.Changed = changed
 	} else {
@@ -217,7 +217,7 @@ func (m *updateMerger) delta(e event, at time.Time) error {
 		return errors.New("the load balancer replaced its VIPs faster than the frontend reads them")
 	}
 	p.Position = e.position
-	p.Merge(e.changed, e.removed)
+	p.merge(e.changed, e.removed)
 	m.markChanged(at)
 	return nil
 }

@@ -141,23 +141,17 @@ func (q *reportQueue) waitWritten(ctx context.Context) error {
 	q.mu.Lock()
 	want := q.version
 	q.mu.Unlock()
-	for {
-		written, changed := q.written.Get()
-		if written >= want {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			problem := "the stream is blocked"
-			q.mu.Lock()
-			if q.reporter == nil {
-				problem = "no connection"
-			}
-			q.mu.Unlock()
-			return fmt.Errorf("failed to report to the load balancer: %s: %w", problem, ctx.Err())
-		}
+	err := q.written.Wait(ctx, func(written uint64) bool { return written >= want })
+	if err == nil {
+		return nil
 	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	problem := "the stream is blocked"
+	if q.reporter == nil {
+		problem = "no connection"
+	}
+	return fmt.Errorf("failed to report to the load balancer: %s: %w", problem, err)
 }
 
 // messages returns the report as messages for a watch.

@@ -27,7 +27,6 @@ const (
 // Run keeps a watch open until ctx ends. It then waits up to half a second for the load balancer to
 // read the last report. It is called once.
 func (w *Watcher) Run(ctx context.Context) error {
-	close(w.ready)
 	r := reconnector{
 		w: w,
 		// Connections outlive ctx until the last report was read.

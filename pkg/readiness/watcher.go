@@ -48,7 +48,6 @@ type Watcher struct {
 	log    *slog.Logger
 	merger *updateMerger
 	queue  *reportQueue
-	ready  chan struct{}
 
 	mu    sync.Mutex
 	stats Stats
@@ -87,7 +86,6 @@ func NewWatcher(o WatcherOptions) *Watcher {
 		log:    cmp.Or(o.Log, slog.New(slog.DiscardHandler)),
 		merger: newUpdateMerger(),
 		queue:  newReportQueue(),
-		ready:  make(chan struct{}),
 
 		handshakeWithin:    defaultHandshakeWithin,
 		firstMessageWithin: defaultFirstMessageWithin,
@@ -129,10 +127,6 @@ func (w *Watcher) Stats() Stats {
 	defer w.mu.Unlock()
 	return w.stats
 }
-
-// Ready implements task.Task: it is closed once the watcher runs. The start of the frontend does
-// not wait for a load balancer.
-func (w *Watcher) Ready() <-chan struct{} { return w.ready }
 
 // String implements task.Task.
 func (w *Watcher) String() string { return "readiness watcher" }

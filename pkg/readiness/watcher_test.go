@@ -265,7 +265,6 @@ func TestRunEndsWithContext(t *testing.T) {
 				t.Fatal("Run does not end")
 			}
 			cancel()
-			<-w.Ready()
 		}
 	}
 	await.True(t, "the load balancer has forgotten them", func() bool { return len(b.Watchers()) == 0 })

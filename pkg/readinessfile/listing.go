@@ -11,47 +11,41 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Names of readiness files. The first is the convention of Meridio 2; the second
-// is isReadinessFile, for one VIP.
+// Prefixes of the names of readiness files.
 const (
-	groupFilePrefix = "lb-ready-"
+	groupFilePrefix = "lb-ready-" // the convention of Meridio 2
 	vipFilePrefix   = "lb-vip-ready-"
 )
 
-// MaxListingAge is how old a [Listing] may be. One that is older counts as gone: what
-// looks at the directory hangs. It is three missed rescans.
+// MaxListingAge is the age from which a [Listing] counts for nothing, because the reader hangs: three
+// missed rescans.
 const MaxListingAge = 3 * time.Second
 
-// Listing is what the readiness directory says. It is not changed once published.
+// Listing is the state of the readiness directory. It is immutable.
 type Listing struct {
-	// Scanned is false before the first scan ended, well or not. Nothing is known
-	// until then.
+	// Scanned reports whether a scan has ended, even in an error. Until then nothing is known.
 	Scanned bool
-	// Groups are the groups with a file lb-ready-<group> that counts, VIPs the
-	// known VIPs with a file lb-vip-ready-<address>. While the directory is gone
-	// they are what OnGone leaves of them.
+	// Groups are the groups whose file counts, VIPs the known VIPs whose file counts. While the
+	// directory is gone they are what Options.OnGone keeps of them.
 	Groups map[string]struct{}
 	VIPs   vip.Set
-	// PerVIP says that a file lb-vip-ready-<address> was seen since the start: from
-	// then on the files of groups count for nothing.
+	// PerVIP reports whether the file of a VIP was seen since the start: from then on the files of
+	// groups do not count.
 	PerVIP bool
-	// Everything says that every VIP is ready since the directory was never there
+	// Everything reports whether every VIP is ready because the directory has never existed
 	// (--readiness-dir-missing=ready).
 	Everything bool
-	// Gone says that the directory cannot be read, Err why, GoneSince since when.
-	Gone      bool
-	Err       error
-	GoneSince time.Time
-	// DrainEnd is until when what was ready is served although the directory is
-	// gone; zero unless OnGone is Drain and it runs.
+	// Gone reports whether the directory cannot be read; Err is the reason.
+	Gone bool
+	Err  error
+	// DrainEnd is the end of the drain after the directory was lost; zero: no drain.
 	DrainEnd time.Time
-	// Problems are files that are not taken, each with its name and why.
+	// Problems are the files that are ignored, each with its name and the reason.
 	Problems []string
-	// At is when the scan began that this rests on; while a scan hangs, when that
-	// was last noticed. Each rescan moves it: see MaxListingAge.
+	// At is the start of the scan that this listing is based on; while a scan hangs, the time of the
+	// last check that it does. Each rescan advances it: see MaxListingAge.
 	At time.Time
-	// Revision counts the listings that said something else than the one before;
-	// what only At moves has the same.
+	// Revision counts the listings that differ from their predecessor in more than At.
 	Revision uint64
 
 	path     string
@@ -59,8 +53,7 @@ type Listing struct {
 	stale    map[fileName]struct{}
 }
 
-// same reports whether nothing but At differs. Groups and VIPs are shared by
-// listings in which they are the same.
+// same reports whether the listings differ at most in At and Revision.
 func (l Listing) same(o Listing) bool {
 	return l.Scanned == o.Scanned && maps.Equal(l.Groups, o.Groups) && l.VIPs.Equal(o.VIPs) && l.PerVIP == o.PerVIP &&
 		l.Everything == o.Everything && l.Gone == o.Gone && errorText(l.Err) == errorText(o.Err) &&
@@ -68,36 +61,39 @@ func (l Listing) same(o Listing) bool {
 		maps.Equal(l.stale, o.stale)
 }
 
-// Ready reports whether a VIP is ready, and why it is or is not. streams are the
-// names of the streams that serve it in the trench file. While DrainEnd is not
-// zero, a VIP that is ready drains until then.
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// Ready reports whether a VIP is ready, and why. streams are the names of the streams in the trench
+// file that serve it. While DrainEnd is not zero, a VIP that is ready drains until then.
 //
-// Once there are files of VIPs, only the VIP's own counts. Otherwise the file of
-// one of its streams makes it ready or, when the trench file has no streams at
-// all, the file of any group.
+// Once there are files of VIPs, only the VIP's own counts. Otherwise the file of one of its streams
+// makes it ready or, when the trench file has no streams at all, the file of any group.
 func (l Listing) Ready(v vip.VIP, streams []string) (ready bool, why string) {
 	switch {
 	case !l.Scanned:
 		return false, "the readiness directory " + l.path + " was not read yet"
 	case l.Everything:
-		return true, "the readiness directory " + l.path + " was never there, and --readiness-dir-missing=ready"
+		return true, "the readiness directory " + l.path + " has never existed, and --readiness-dir-missing=ready"
 	case l.PerVIP:
 		ready, why = l.VIPs.Has(v), VIPFile(v.Prefix().Addr())
-		if _, old := l.stale[fileName{vip: v.Prefix().Addr()}]; old && !ready {
-			return false, "readiness file " + why + tooOld
+		if _, stale := l.stale[fileName{vip: v.Prefix().Addr()}]; stale && !ready {
+			return false, "readiness file " + why + " was not touched lately (--readiness-max-age)"
 		}
 	case l.byStream && len(streams) == 0:
 		return false, "no stream serves it"
 	case l.byStream:
 		ready, why = l.anyOf(streams)
-	case len(l.Groups) > 0:
-		ready, why = true, groupFilePrefix+"*"
 	default:
-		why = groupFilePrefix + "*"
+		ready, why = len(l.Groups) > 0, groupFilePrefix+"*"
 	}
 	switch {
 	case l.Gone && ready:
-		return true, "readiness file " + why + " was there when the directory was lost: " + l.Err.Error()
+		return true, "readiness file " + why + " existed when the directory was lost: " + l.Err.Error()
 	case l.Gone:
 		return false, l.Err.Error()
 	case ready:
@@ -106,22 +102,20 @@ func (l Listing) Ready(v vip.VIP, streams []string) (ready bool, why string) {
 	return false, "no readiness file " + why + " in " + l.path
 }
 
-const tooOld = " was not touched lately (--readiness-max-age)"
-
-// anyOf looks for the file of one of the groups and names it, or all.
+// anyOf looks for the file of one of the groups and returns its name, or those of the first groups.
 func (l Listing) anyOf(groups []string) (found bool, files string) {
 	const shown = 3
 	var names []string
 	for i, g := range groups {
 		if _, ready := l.Groups[g]; ready {
-			return true, groupFilePrefix + g
+			return true, GroupFile(g)
 		}
-		_, old := l.stale[fileName{group: g}]
+		_, stale := l.stale[fileName{group: g}]
 		switch {
-		case i < shown && old:
-			names = append(names, groupFilePrefix+g+" young enough")
+		case i < shown && stale:
+			names = append(names, GroupFile(g)+" young enough")
 		case i < shown:
-			names = append(names, groupFilePrefix+g)
+			names = append(names, GroupFile(g))
 		case i == shown:
 			names = append(names, "…")
 		}
@@ -129,67 +123,56 @@ func (l Listing) anyOf(groups []string) (found bool, files string) {
 	return false, strings.Join(names, " or ")
 }
 
-// GroupFile is the name of the file that makes a group ready.
+// GroupFile returns the name of the file that makes a group ready.
 func GroupFile(group string) string { return groupFilePrefix + group }
 
-// VIPFile is the name of the file that makes the VIP with this first address ready.
+// VIPFile returns the name of the file that makes the VIP with this first address ready.
 func VIPFile(a netip.Addr) string { return vipFilePrefix + a.String() }
 
-// readinessName is what the name of a readiness file says: a group or an address.
+// fileName is the parsed name of a readiness file: a group or an address.
 type fileName struct {
 	group string
 	vip   netip.Addr
 }
 
-// parseReadinessName reads the name of a file. Names that are none of isReadinessFile say
-// nothing, isReadinessFile is false then.
+// parseName parses a file name. problem is the defect in the name of a readiness file.
 func parseName(name string) (n fileName, isReadinessFile bool, problem string) {
-	if text, is := strings.CutPrefix(name, vipFilePrefix); is {
+	if text, ok := strings.CutPrefix(name, vipFilePrefix); ok {
 		a, err := netip.ParseAddr(text)
 		switch {
 		case err != nil:
-			return n, true, fmt.Sprintf("%q is no IP address: write the first address of a VIP, such as %s20.0.0.1", text,
-				vipFilePrefix)
+			const example = vipFilePrefix + "20.0.0.1"
+			return n, true, fmt.Sprintf("%q is not an IP address; use the first address of a VIP, such as %s", text, example)
 		case a.Zone() != "":
-			return n, true, fmt.Sprintf("%q has a zone: leave it out", text)
+			return n, true, fmt.Sprintf("%q has a zone; omit it", text)
 		}
 		return fileName{vip: a.Unmap()}, true, ""
 	}
-	if text, is := strings.CutPrefix(name, groupFilePrefix); is {
-		if text == "" {
-			return n, true, "it names no group: write " + groupFilePrefix + "<name of the stream>"
-		}
-		return fileName{group: text}, true, ""
+	group, ok := strings.CutPrefix(name, groupFilePrefix)
+	if ok && group == "" {
+		return n, true, "it names no group; use " + groupFilePrefix + "<name of the stream>"
 	}
-	return n, false, ""
+	return fileName{group: group}, ok, ""
 }
 
-// Names are what files may be about.
-type Names struct {
-	// Streams are the names of the streams in the trench file. Without any every
-	// group is known.
-	Streams []string
-	VIPs    []vip.VIP
-}
-
-// names is Names to look up.
+// names are the streams and VIPs that files can refer to.
 type names struct {
-	streams map[string]struct{}
-	vips    map[netip.Addr]vip.VIP // by the first address, which no two share
+	streams map[string]struct{}    // empty: every group is known
+	vips    map[netip.Addr]vip.VIP // by first address, which no two VIPs share
 }
 
-func newNames(n Names) *names {
-	known := &names{streams: make(map[string]struct{}, len(n.Streams)), vips: make(map[netip.Addr]vip.VIP, len(n.VIPs))}
-	for _, s := range n.Streams {
+func newNames(streams []string, vips []vip.VIP) *names {
+	known := &names{streams: map[string]struct{}{}, vips: map[netip.Addr]vip.VIP{}}
+	for _, s := range streams {
 		known.streams[s] = struct{}{}
 	}
-	for _, v := range n.VIPs {
+	for _, v := range vips {
 		known.vips[v.Prefix().Addr()] = v
 	}
 	return known
 }
 
-// problem says why a file is about nothing that is known.
+// problem returns why a file refers to nothing that is known; "" if it does not.
 func (k *names) problem(n fileName) string {
 	if n.group == "" {
 		if _, known := k.vips[n.vip]; !known {
@@ -201,8 +184,8 @@ func (k *names) problem(n fileName) string {
 	return ""
 }
 
-// take puts what a file says into the listing, if it is about something known.
-func (k *names) take(n fileName, l *Listing) {
+// add adds what a file refers to, if it is known.
+func (k *names) add(n fileName, l *Listing) {
 	switch {
 	case k.problem(n) != "":
 	case n.group == "":

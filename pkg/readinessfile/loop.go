@@ -14,104 +14,90 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// readinessFile is a file that was seen.
-type trackedFile struct {
-	foundFile
-	// expires is when it is too old; zero: never.
-	expires time.Time
-	// future says that its mtime was in the future when it was first seen.
-	future bool
-}
-
-// reading is what Run knows.
+// readLoop is the state of Reader.Run. Its methods do no I/O and get the time from their caller.
 type readLoop struct {
 	*Reader
 	known    *names
 	requests chan<- scanRequest
 	results  <-chan scanResult
 
-	files    map[string]trackedFile // by name, as seen last
-	shown    map[string]fileName    // those that count
-	problems []string               // of the newest scan
-	seenVIP  bool                   // sticky
-	seenDir  bool                   // sticky
-	link     bool                   // the path itself is a symlink
-	links    bool                   // some files are
+	files    map[string]foundFile // by name, from the newest scan
+	shown    map[string]fileName  // those that count
+	problems []string             // of the newest scan
+	seenVIP  bool                 // the file of a VIP was seen; never reset
+	seenDir  bool                 // the directory was read; never reset
+	link     bool                 // the path itself is a symlink
+	links    bool                 // some files are symlinks
 
 	at        time.Time // of the newest scan that ended
 	gone      bool
 	goneSince time.Time
-	drainEnd  time.Time
 	err       error
-	first     bool // the first scan ended
+	scanned   bool // the first scan has ended
 
-	// What is to be done.
-	scan    bool
-	settled bool                // the scan to come ends a wait for quiet
-	removed map[string]struct{} // names to look at
+	scan    bool                // a scan is due
+	settled bool                // it ends a wait for further files
+	removed map[string]struct{} // names whose removal must be verified
 
-	busy   bool
-	begun  time.Time // of the newest scan
-	hung   bool
-	hangAt time.Time
-	tickAt time.Time
-	agesAt time.Time // the next file is too old
-	// quietAt is when no further file will have appeared, quietBy when it counts as quiet
-	// anyhow; zero while nothing appears.
+	busy  bool      // a request is being answered
+	begun time.Time // of the newest scan
+	hung  bool
+
+	// Deadlines; zero: none.
+	tickAt   time.Time
+	hangAt   time.Time
+	agesAt   time.Time // the next file gets too old
+	drainEnd time.Time
+	// quietAt is when no further file is expected, quietBy the latest end of that wait.
 	quietAt, quietBy time.Time
 
 	shownChanged bool // since the newest listing
 	shownKnown   *names
 }
 
-// next is when something is to be done although nothing is heard.
+// next returns when act is due without another event.
 func (r *readLoop) next() time.Time {
-	at := r.tickAt
-	sooner := func(t time.Time) {
-		if !t.IsZero() && t.Before(at) {
-			at = t
-		}
-	}
-	sooner(r.hangAt)
-	sooner(r.agesAt)
-	sooner(r.quietAt)
-	sooner(r.drainEnd)
+	deadlines := []time.Time{r.tickAt, r.hangAt, r.agesAt, r.quietAt, r.drainEnd}
 	if r.scan && !r.busy {
-		sooner(r.begun.Add(scanGap))
+		deadlines = append(deadlines, r.begun.Add(scanGap))
 	}
-	return at
+	deadlines = slices.DeleteFunc(deadlines, time.Time.IsZero)
+	return slices.MinFunc(deadlines, time.Time.Compare)
+}
+
+// due reports whether a deadline has passed, and clears it then.
+func due(deadline *time.Time, now time.Time) bool {
+	if deadline.IsZero() || deadline.After(now) {
+		return false
+	}
+	*deadline = time.Time{}
+	return true
 }
 
 // act does what is due.
 func (r *readLoop) act(now time.Time) {
-	if due(r.hangAt, now) {
-		r.hangAt = time.Time{}
+	if due(&r.hangAt, now) {
 		select {
-		case found := <-r.results: // we were late, not the scan
+		case found := <-r.results: // this goroutine was late, not the scan
 			r.onScan(now, found)
 		default:
 			r.hung = true
 			r.onGone(now, fmt.Errorf("the readiness directory %s does not answer: its file system hangs", r.o.Path))
 		}
 	}
-	if due(r.quietAt, now) {
-		r.quietAt = time.Time{}
+	if due(&r.quietAt, now) {
 		r.scan, r.settled = true, true
 	}
-	if due(r.agesAt, now) {
-		r.agesAt = time.Time{}
+	if due(&r.agesAt, now) {
 		r.scan = true
 	}
-	if due(r.drainEnd, now) {
-		r.drainEnd = time.Time{}
+	if due(&r.drainEnd, now) {
 		r.drop()
 		r.publish(now)
 	}
 	if !r.tickAt.After(now) {
 		r.tickAt = now.Add(r.rescan)
-		if !r.busy {
-			r.scan = true
-		}
+		r.scan = r.scan || !r.busy
 		if r.hung {
 			r.at = now
 			r.publish(now)
@@ -120,6 +106,7 @@ func (r *readLoop) act(now time.Time) {
 	switch {
 	case r.busy:
 	case r.scan && !now.Before(r.begun.Add(scanGap)):
+		r.scans.Add(1)
 		r.request(now, scanRequest{settled: r.settled})
 		r.scan, r.settled, r.removed = false, false, nil
 		r.begun = now
@@ -129,34 +116,24 @@ func (r *readLoop) act(now time.Time) {
 	}
 }
 
-func due(at, now time.Time) bool { return !at.IsZero() && !at.After(now) }
-
 func (r *readLoop) request(now time.Time, q scanRequest) {
-	if q.names == nil {
-		r.scans.Add(1)
-	}
-	r.requests <- q // there is room: the one before was answered
+	r.requests <- q // does not block: the previous request was answered
 	r.busy, r.hangAt = true, now.Add(hangTime)
 }
 
-// onEvent processes a notification.
+// onEvent handles a notification.
 func (r *readLoop) onEvent(now time.Time, e fsnotify.Event) {
 	child, inside := strings.CutPrefix(e.Name, r.o.Path+"/")
+	_, isReadinessFile, _ := parseName(child)
 	switch {
 	case e.Name == r.o.Path:
 		r.scan = true
-		return
 	case !inside:
-		// Beside the directory: a symlink that the path goes through may have moved.
+		// Beside the directory: a symlink in the path may have been replaced.
 		r.scan = r.scan || r.link
-		return
-	}
-	if _, isReadinessFile, _ := parseName(child); !isReadinessFile {
-		// As kubelet's ..data, behind which the files are.
+	case !isReadinessFile:
+		// Such as kubelet's ..data, through which the files are symlinks.
 		r.scan = r.scan || r.links
-		return
-	}
-	switch {
 	case e.Has(fsnotify.Remove), e.Has(fsnotify.Rename):
 		if r.removed == nil {
 			r.removed = map[string]struct{}{}
@@ -167,7 +144,7 @@ func (r *readLoop) onEvent(now time.Time, e fsnotify.Event) {
 	}
 }
 
-// appears begins or prolongs the wait for quiet.
+// appears starts or extends the wait for further files.
 func (r *readLoop) appears(now time.Time) {
 	if r.quietBy.IsZero() {
 		r.quietBy = now.Add(maxRaiseWait)
@@ -178,12 +155,12 @@ func (r *readLoop) appears(now time.Time) {
 	}
 }
 
-// onScan processes what the scanner found.
+// onScan handles the result of a request.
 func (r *readLoop) onScan(now time.Time, found scanResult) {
 	r.busy, r.hung, r.hangAt = false, false, time.Time{}
 	if found.request.names != nil {
 		for name := range found.request.names {
-			if _, there := found.files[name]; there {
+			if _, exists := found.files[name]; exists {
 				r.appears(now) // it was created again meanwhile
 			} else {
 				delete(r.files, name)
@@ -198,43 +175,40 @@ func (r *readLoop) onScan(now time.Time, found scanResult) {
 		return
 	}
 	if r.gone {
-		r.log.Info("the readiness directory can be read again", "gone", now.Sub(r.goneSince).Round(time.Millisecond))
+		r.log.Info("readiness directory can be read again", "gone", now.Sub(r.goneSince).Round(time.Millisecond))
 	}
 	r.gone, r.err, r.goneSince, r.drainEnd, r.seenDir = false, nil, time.Time{}, time.Time{}, true
-	files := make(map[string]trackedFile, len(found.files))
 	r.links = false
 	for name, f := range found.files {
-		files[name] = r.aged(now, f, r.files[name])
 		r.links = r.links || f.link
+		found.files[name] = r.aged(now, f, r.files[name])
 	}
-	r.files, r.problems = files, found.problems
+	r.files, r.problems = found.files, found.problems
 	r.evaluate(now, found.request.settled)
 }
 
-// aged notes when a file will be too old. As long as its mtime is the same this
-// is not judged again: the wall clock may have jumped.
-func (r *readLoop) aged(now time.Time, f foundFile, before trackedFile) trackedFile {
-	is := trackedFile{foundFile: f}
-	if r.o.MaxAge == 0 {
-		return is
+// aged sets when a file gets too old. The wall clock is read once for each mtime, since it may jump;
+// an mtime in the future counts as now, so that such a file ages, too.
+func (r *readLoop) aged(now time.Time, f, before foundFile) foundFile {
+	switch {
+	case r.o.MaxAge == 0:
+	case !before.expires.IsZero() && before.mtime.Equal(f.mtime):
+		f.expires, f.future = before.expires, before.future
+	default:
+		age := now.Sub(f.mtime)
+		f.future = age < -futureTolerance
+		f.expires = now.Add(r.o.MaxAge - max(0, age))
 	}
-	if !before.expires.IsZero() && before.mtime.Equal(f.mtime) {
-		is.expires, is.future = before.expires, before.future
-		return is
-	}
-	age := now.Sub(f.mtime)
-	is.future = age < -futureTolerance
-	is.expires = now.Add(r.o.MaxAge - max(0, age))
-	return is
+	return f
 }
 
-// onGone notes that the directory cannot be read, and why.
+// onGone handles a directory that cannot be read.
 func (r *readLoop) onGone(now time.Time, err error) {
 	if r.hung {
 		r.at = now
 	}
 	if !r.gone || r.err.Error() != err.Error() {
-		r.log.Warn("the readiness directory cannot be read", "on_gone", r.o.OnGone, "error", err)
+		r.log.Warn("readiness directory cannot be read", "on_gone", r.o.OnGone, "error", err)
 	}
 	if !r.gone {
 		r.gone, r.goneSince = true, now
@@ -254,39 +228,36 @@ func (r *readLoop) drop() {
 	r.shown, r.shownChanged = map[string]fileName{}, true
 }
 
-// evaluate decides which files count. quiet says that the wait for quiet is over
-// unless something appeared meanwhile.
+// evaluate decides which files count. quiet reports whether a scan ended the wait for further files.
 func (r *readLoop) evaluate(now time.Time, quiet bool) {
 	if r.gone || r.at.IsZero() {
 		r.publish(now)
 		return
 	}
-	fresh := func(f trackedFile) bool { return f.expires.IsZero() || now.Before(f.expires) }
 	for name := range r.shown {
-		if f, there := r.files[name]; !there || !fresh(f) {
+		if f, exists := r.files[name]; !exists || f.stale(now) {
 			delete(r.shown, name)
 			r.shownChanged = true
 		}
 	}
-	appeared := false
-	seenVIP := false
+	appeared, seenVIP := false, false
 	r.agesAt = time.Time{}
 	for name, f := range r.files {
 		seenVIP = seenVIP || f.name.vip.IsValid()
-		if !fresh(f) {
+		if f.stale(now) {
 			continue
 		}
 		if !f.expires.IsZero() && (r.agesAt.IsZero() || f.expires.Before(r.agesAt)) {
 			r.agesAt = f.expires
 		}
-		if _, counts := r.shown[name]; !counts {
-			appeared = true
-		}
+		_, counts := r.shown[name]
+		appeared = appeared || !counts
 	}
-	over := !r.first || quiet && (r.quietAt.IsZero() || !now.Before(r.quietBy))
+	// The wait is over unless a file appeared since; quietBy bounds that. The first scan waits for none.
+	over := !r.scanned || quiet && (r.quietAt.IsZero() || !now.Before(r.quietBy))
 	if appeared && over {
 		for name, f := range r.files {
-			if fresh(f) {
+			if !f.stale(now) {
 				r.shown[name] = f.name
 			}
 		}
@@ -297,101 +268,86 @@ func (r *readLoop) evaluate(now time.Time, quiet bool) {
 		r.appears(now)
 	case quiet && !appeared && r.quietAt.IsZero():
 		r.quietBy = time.Time{}
-	case over && r.first:
-		// More comes: that is a wait of its own.
+	case over && r.scanned: // further files follow: that is another wait
 		r.quietBy = time.Time{}
 		r.appears(now)
 	}
-	// Together with the files that count, lest all VIPs fall before their own
-	// files do.
+	// Together with the files that count: otherwise all VIPs fall before their own files count.
 	if !appeared {
 		r.seenVIP = r.seenVIP || seenVIP
 	}
 	r.publish(now)
 }
 
-// publish makes a listing of what is known.
+// publish publishes a listing of the current state.
 func (r *readLoop) publish(now time.Time) {
-	was := r.value.Load()
-	l := Listing{
-		Scanned: true, Groups: was.Groups, VIPs: was.VIPs, PerVIP: r.seenVIP,
-		Everything: r.gone && !r.seenDir && r.o.MissingReady && errors.Is(r.err, fs.ErrNotExist),
-		Gone:       r.gone, Err: r.err, GoneSince: r.goneSince, DrainEnd: r.drainEnd, At: r.at,
-		Revision: was.Revision, path: was.path, byStream: len(r.known.streams) > 0,
-	}
 	if r.at.IsZero() {
 		return // Configure before the first scan
 	}
-	l.Problems, l.stale = r.trouble(now, &l)
-	if l.same(was) {
-		r.value.Set(l)
-		return
+	previous := r.value.Load()
+	l := Listing{
+		Scanned: true, Groups: previous.Groups, VIPs: previous.VIPs, PerVIP: r.seenVIP,
+		Everything: r.gone && !r.seenDir && r.o.MissingReady && errors.Is(r.err, fs.ErrNotExist),
+		Gone:       r.gone, Err: r.err, DrainEnd: r.drainEnd, At: r.at,
+		Revision: previous.Revision, path: previous.path, byStream: len(r.known.streams) > 0,
 	}
-	l.Revision++
-	r.logChanges(was, l)
-	r.value.Set(l)
-	if !r.first {
-		r.first = true
-		close(r.ready)
-	}
-}
-
-// trouble fills in the groups and VIPs that count, and returns what does not.
-func (r *readLoop) trouble(now time.Time, l *Listing) (problems []string, stale map[fileName]struct{}) {
 	if r.shownChanged || r.shownKnown != r.known || l.Groups == nil {
 		l.Groups, l.VIPs = map[string]struct{}{}, vip.Set{}
 		for _, n := range r.shown {
-			r.known.take(n, l)
+			r.known.add(n, &l)
 		}
 		r.shownChanged, r.shownKnown = false, r.known
 	}
-	if r.gone {
-		return nil, nil
+	if !r.gone {
+		r.addProblems(now, &l)
 	}
-	problems = slices.Clone(r.problems)
-	note := func(name, problem string) { problems = append(problems, fmt.Sprintf("%q: %s", name, problem)) }
+	if !l.same(previous) {
+		l.Revision++
+		r.logChanges(previous, l)
+	}
+	r.value.Set(l)
+	r.scanned = true
+}
+
+// addProblems adds the files that are ignored.
+func (r *readLoop) addProblems(now time.Time, l *Listing) {
+	l.Problems = slices.Clone(r.problems)
+	add := func(name, problem string) { l.Problems = append(l.Problems, fmt.Sprintf("%q: %s", name, problem)) }
 	for name, f := range r.files {
 		if problem := r.known.problem(f.name); problem != "" {
-			note(name, problem)
+			add(name, problem)
 		}
 		if _, counts := r.shown[name]; f.future {
-			note(name, "its mtime lies in the future: the clock of its writer is ahead, or the local clock jumped back; it counts as touched when first seen")
-		} else if !counts && !f.expires.IsZero() && !now.Before(f.expires) {
-			note(name, fmt.Sprintf("was last touched more than %v ago and does not count (--readiness-max-age)", r.o.MaxAge))
-			if stale == nil {
-				stale = map[fileName]struct{}{}
+			add(name, "its mtime is in the future: the clock of its writer is ahead, or the local clock jumped back; "+
+				"it counts as touched when first seen")
+		} else if !counts && f.stale(now) {
+			add(name, fmt.Sprintf("was last touched more than %v ago and does not count (--readiness-max-age)", r.o.MaxAge))
+			if l.stale == nil {
+				l.stale = map[fileName]struct{}{}
 			}
-			stale[f.name] = struct{}{}
+			l.stale[f.name] = struct{}{}
 		}
 	}
-	slices.Sort(problems)
-	if n := len(problems); n > maxProblems {
-		problems = append(problems[:maxProblems:maxProblems], fmt.Sprintf("and %d more", n-maxProblems))
+	slices.Sort(l.Problems)
+	if n := len(l.Problems); n > maxProblems {
+		l.Problems = append(l.Problems[:maxProblems:maxProblems], fmt.Sprintf("and %d more", n-maxProblems))
 	}
-	return problems, stale
 }
 
 // logChanges logs the differences between two listings.
-func (r *readLoop) logChanges(was, l Listing) {
+func (r *readLoop) logChanges(previous, l Listing) {
 	for _, p := range l.Problems {
-		if !slices.Contains(was.Problems, p) {
-			r.log.Warn("readiness file not taken", "problem", p)
+		if !slices.Contains(previous.Problems, p) {
+			r.log.Warn("readiness file ignored", "problem", p)
 		}
 	}
-	if l.Everything && !was.Everything {
-		r.log.Warn("THE READINESS DIRECTORY WAS NEVER THERE: every VIP counts as ready until it is (--readiness-dir-missing=ready)", "error", l.Err)
+	if l.Everything && !previous.Everything {
+		r.log.Warn("readiness directory has never existed, every VIP counts as ready (--readiness-dir-missing=ready)",
+			"error", l.Err)
 	}
-	if l.PerVIP && !was.PerVIP {
-		r.log.Info("a readiness file of a VIP was seen: from now on only such files count")
+	if l.PerVIP && !previous.PerVIP {
+		r.log.Info("readiness file of a VIP seen, files of groups no longer count")
 	}
 	r.log.Info("readiness files", "groups", len(l.Groups), "vips", len(l.VIPs), "gone", l.Gone,
-		"problems", len(l.Problems),
-		"reason", cmp.Or(errorText(l.Err), "read"))
-}
-
-func errorText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
+		"problems", len(l.Problems), "reason", cmp.Or(errorText(l.Err), "read"))
 }

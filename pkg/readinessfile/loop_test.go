@@ -25,7 +25,7 @@ type clockwork struct {
 func newClockwork(t *testing.T, o Options) *clockwork {
 	o.Path, o.Log = "/d", discard
 	d := NewReader(o)
-	d.Configure(someNames)
+	d.Configure(someStreams, someVIPs)
 	c := &clockwork{t: t, now: time.Now(), requests: make(chan scanRequest, 1), files: map[string]time.Time{}}
 	c.readLoop = &readLoop{
 		Reader: d, known: d.known.Load(), requests: c.requests, results: make(chan scanResult), shown: map[string]fileName{},
@@ -176,7 +176,7 @@ func TestGoneDirectory(t *testing.T) {
 			c.gone()
 			c.want(tt.before...)
 			l := c.value.Load()
-			if !l.Gone || !errors.Is(l.Err, fs.ErrNotExist) || l.GoneSince.IsZero() || l.DrainEnd.IsZero() == tt.drains {
+			if !l.Gone || !errors.Is(l.Err, fs.ErrNotExist) || c.goneSince.IsZero() || l.DrainEnd.IsZero() == tt.drains {
 				t.Errorf("%+v", l)
 			}
 			c.pass(drain)
@@ -200,7 +200,7 @@ func TestDirectoryThatWasNeverThere(t *testing.T) {
 			c.want()
 			c = newClockwork(t, Options{OnGone: onGone, DrainTime: time.Second, MissingReady: true})
 			c.gone()
-			c.want(someNames.VIPs...)
+			c.want(someVIPs...)
 			c.err = errors.New("input/output error")
 			c.pass(rescanTime)
 			c.want() // that is not "missing"
@@ -245,7 +245,7 @@ func TestMtimesInTheFutureAgeToo(t *testing.T) {
 	c.files["lb-ready-b"] = c.now.Round(0).Add(futureTolerance / 2)
 	c.pass(0)
 	c.want(vipOne, vipTwo, vipWide)
-	wantProblems(t, c.value.Load(), `"lb-ready-a": its mtime lies in the future`)
+	wantProblems(t, c.value.Load(), `"lb-ready-a": its mtime is in the future`)
 	c.pass(maxAge)
 	c.want()
 }

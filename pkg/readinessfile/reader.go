@@ -10,143 +10,121 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 const (
-	// rescanTime is when the directory is read although nothing was heard: a file
-	// system without notifications, a symlink further up that was swapped.
+	// rescanTime is the interval of scans without a notification: a file system may have none, and a
+	// symlink further up may be replaced.
 	rescanTime = time.Second
-	// raiseQuiet is how long no further file must appear before those that did
-	// count, maxRaiseWait the longest wait: a thousand files are one decision.
+	// raiseQuiet is the time without a new file after which new files count, maxRaiseWait the longest
+	// wait for it: a thousand files are one decision.
 	raiseQuiet   = 10 * time.Millisecond
 	maxRaiseWait = 100 * time.Millisecond
-	// scanGap is the least time between two scans, so that events cannot keep a
-	// core busy. A removal needs no scan.
+	// scanGap is the shortest time between two scans, so that events cannot keep a core busy. A
+	// removal needs no scan.
 	scanGap = 5 * time.Millisecond
-	// hangTime is how long a scan may take. With rescanTime it stays below
-	// MaxListingAge: the directory is gone before its listing is too old.
+	// hangTime bounds a scan. With rescanTime it is below MaxListingAge: the directory is gone before
+	// its listing is too old.
 	hangTime = 1500 * time.Millisecond
-	// leaveTime is how long the end waits for a scan that hangs.
+	// leaveTime bounds the wait for a scan that hangs when the reader ends.
 	leaveTime = time.Second
-	// futureTolerance is how far in the future an mtime may lie without a word.
+	// futureTolerance is how far in the future an mtime may be without being a problem.
 	futureTolerance = time.Second
-	// maxFileProblems is how many problems are named.
+	// maxProblems bounds Listing.Problems.
 	maxProblems = 20
-	// notifications is how many of them may wait to be looked at.
+	// notifications is the buffer for those that were not handled yet.
 	notifications = 4096
+	// maxEntries bounds the entries of the directory that are read.
+	maxEntries = 20_000
 )
 
-// MaxDirectoryEntries is how many entries of the directory are looked at.
-const maxEntries = 20_000
-
-// MinMaxAge is the least MaxAge: our own writer touches its files once
-// a second, and some file systems keep mtimes to one or two seconds only.
+// MinMaxAge is the smallest Options.MaxAge: [Writer] touches its files once a second, and some file
+// systems round mtimes to two seconds.
 const MinMaxAge = 2 * time.Second
 
 // GonePolicy is what happens to ready VIPs when the directory is lost.
 type GonePolicy string
 
 const (
-	// OnGoneHold keeps them ready.
+	// Hold keeps them ready.
 	Hold GonePolicy = "hold"
-	// OnGoneDrain keeps them ready for the drain time.
+	// Drain keeps them ready for Options.DrainTime.
 	Drain GonePolicy = "drain"
-	// OnGoneDrop lets them become not ready at once.
+	// Drop makes them not ready at once.
 	Drop GonePolicy = "drop"
 )
 
-// DirectoryOptions configure a Directory.
+// Options configure a Reader.
 type Options struct {
 	Path string
-	// MissingReady makes every VIP ready as long as the directory was never there
-	// since the start, for pods whose writer comes late. Once it was there OnGone
-	// decides: a directory that is being replaced must not open the gate.
+	// MissingReady makes every VIP ready while the directory has never existed since the start, for
+	// pods whose writer starts late. Later OnGone decides: a directory that is being replaced must
+	// not advertise everything.
 	MissingReady bool
-	// MaxAge is how long ago a file may have been touched to count; 0 is off, at
-	// least MinMaxAge otherwise. It is for writers that touch their files.
-	//
-	// The age is taken from the wall clock once, when an mtime is first seen, and
-	// grows by the monotonic clock from there on. So a clock that jumps later ages
-	// nothing, but a file touched just after a jump of the reader's clock, or by a
-	// writer (or a file server) with another clock, is that much too old or too
-	// young. An mtime in the future counts as now, so that such a file ages too. A
-	// file system with coarse mtimes makes a file look older, by up to 2 s.
+	// MaxAge is the age from which a file does not count, for writers that touch their files: 0 is
+	// off, MinMaxAge the minimum.
 	MaxAge time.Duration
-	// OnGone says what counts while the directory cannot be read.
-	OnGone GonePolicy
-	// DrainTime is how long Drain serves what was ready.
+	// OnGone decides what counts while the directory cannot be read, DrainTime for how long Drain
+	// keeps it.
+	OnGone    GonePolicy
 	DrainTime time.Duration
 	Log       *slog.Logger
 }
 
-// Directory reads a readiness directory: files that are there while something is
-// ready. It implements task.Task.
+// Reader reads a readiness directory. It implements task.Task.
 //
-// What counts are regular files and symlinks to them, whatever they hold: they
-// are never opened. Anything else with the name of a readiness file is a problem;
-// other names mean nothing. Changes are heard by inotify, and the directory is
-// read every second besides. What appears counts once nothing else has appeared
-// for 10 ms, 100 ms at most; what disappears ceases to count at once.
-//
-// Files are no lease: those of a writer that died go on counting, unless MaxAge
-// is set and the writer touches them.
+// Regular files and symlinks to them count, whatever their content: they are never opened. Anything
+// else with the name of a readiness file is a problem; other names are ignored.
 type Reader struct {
 	o     Options
 	log   *slog.Logger
 	value *latest.Value[Listing]
 	known *latest.Value[*names]
-	ready chan struct{}
 
-	// notifier is fsnotify's; a node may have no inotify instance left.
-	notifier func() (*fsnotify.Watcher, error)
-	rescan   time.Duration
-	// beforeScan runs before each scan, where a file system may hang.
+	// Replaced in tests: fsnotify's constructor, rescanTime, and a hook before each scan.
+	notifier   func() (*fsnotify.Watcher, error)
+	rescan     time.Duration
 	beforeScan func()
 	scans      atomic.Uint64
 }
 
-// NewDirectory returns a Directory, which does nothing before Run.
+// NewReader returns a Reader, which is idle until Run.
 func NewReader(o Options) *Reader {
 	o.Path = filepath.Clean(o.Path)
 	return &Reader{
 		o: o, log: o.Log.With("directory", o.Path),
-		value: latest.New(Listing{path: o.Path}), known: latest.New(newNames(Names{})),
-		ready:      make(chan struct{}),
+		value: latest.New(Listing{path: o.Path}), known: latest.New(newNames(nil, nil)),
 		notifier:   func() (*fsnotify.Watcher, error) { return fsnotify.NewBufferedWatcher(notifications) },
 		rescan:     rescanTime,
 		beforeScan: func() {},
 	}
 }
 
-// Value tells what the directory says. It changes with every rescan, if only in
-// At; see Listing.Revision.
-func (d *Reader) Value() *latest.Value[Listing] { return d.value }
+// Value returns the listing. Each rescan replaces it; see Listing.Revision.
+func (r *Reader) Value() *latest.Value[Listing] { return r.value }
 
-// Configure says what files may be about; to be called before Run and whenever
-// that changes. It never blocks.
-func (d *Reader) Configure(known Names) { d.known.Set(newNames(known)) }
+// Configure sets the streams and VIPs of the trench file; without a stream every group is known. It
+// never blocks.
+func (r *Reader) Configure(streams []string, vips []vip.VIP) { r.known.Set(newNames(streams, vips)) }
 
-// Ready is closed once the first scan ended, well or not.
-func (d *Reader) Ready() <-chan struct{} { return d.ready }
+// String implements task.Task.
+func (r *Reader) String() string { return "readiness-directory" }
 
-// String names the task.
-func (d *Reader) String() string { return "readiness-directory" }
-
-// Run reads the directory until ctx ends. It is called once. A file system that
-// hangs may keep one goroutine of it beyond the end: nothing can interrupt that.
-func (d *Reader) Run(ctx context.Context) error {
-	notifier, err := d.notifier()
+// Run reads the directory until ctx ends. It is called once. One goroutine may remain after the end,
+// in a call to a file system that hangs.
+func (r *Reader) Run(ctx context.Context) error {
+	notifier, err := r.notifier()
 	var events <-chan fsnotify.Event
 	var failures <-chan error
 	if err != nil {
-		d.log.Warn("file notifications are not available, polling only", "interval", d.rescan, "error", err)
+		r.log.Warn("file notifications are not available, polling only", "interval", r.rescan, "error", err)
 		notifier = nil
 	} else {
 		events, failures = notifier.Events, notifier.Errors
 	}
 	s := &scanner{
-		path: d.o.Path, times: d.o.MaxAge > 0, notifier: notifier, before: d.beforeScan, log: d.log,
-		watched: true,
+		path: r.o.Path, times: r.o.MaxAge > 0, notifier: notifier, before: r.beforeScan, log: r.log, watched: true,
 	}
 	requests, results := make(chan scanRequest, 1), make(chan scanResult, 1)
 	done := make(chan struct{})
@@ -155,51 +133,38 @@ func (d *Reader) Run(ctx context.Context) error {
 		s.run(requests, results)
 	}()
 	defer func() {
-		close(requests)
+		close(requests) // the scanner closes the notifier then
 		select {
 		case <-done:
 		case <-time.After(leaveTime):
-			d.log.Warn("a scan of the readiness directory hangs and is left behind")
+			r.log.Warn("a scan of the readiness directory hangs and was abandoned")
 		}
 	}()
 
-	known, knownChanged := d.known.Get()
-	r := &readLoop{Reader: d, known: known, requests: requests, results: results, shown: map[string]fileName{}}
+	known, knownChanged := r.known.Get()
+	l := &readLoop{Reader: r, known: known, requests: requests, results: results, shown: map[string]fileName{}}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		r.act(time.Now())
-		timer.Reset(time.Until(r.next()))
+		l.act(time.Now())
+		timer.Reset(time.Until(l.next()))
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case found := <-results:
-			r.onScan(time.Now(), found)
-		case e, open := <-events:
-			for more := true; more; {
-				if !open {
-					d.log.Warn("the file notifications ended, polling only", "interval", d.rescan)
-					events = nil
-					break
-				}
-				r.onEvent(time.Now(), e)
-				select {
-				case e, open = <-events:
-				default:
-					more = false
-				}
+			l.onScan(time.Now(), found)
+		case e := <-events:
+			l.onEvent(time.Now(), e)
+			for range len(events) { // all of them are one decision
+				l.onEvent(time.Now(), <-events)
 			}
-		case err, open := <-failures:
-			if !open {
-				failures = nil
-				continue
-			}
-			// Events may have been lost: look at everything.
-			d.log.Warn("file notifications failed", "error", err)
-			r.scan = true
+		case err := <-failures:
+			// Events may have been lost: scan the directory.
+			r.log.Warn("file notifications failed", "error", err)
+			l.scan = true
 		case <-knownChanged:
-			r.known, knownChanged = d.known.Get()
-			r.evaluate(time.Now(), false)
+			l.known, knownChanged = r.known.Get()
+			l.evaluate(time.Now(), false)
 		case <-timer.C:
 		}
 	}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/await"
 )
 
 var (
@@ -30,11 +31,9 @@ var (
 	vipTwo  = vip.Require("2000::2/128")
 	vipWide = vip.Require("20.0.1.0/24")
 
-	someNames = Names{Streams: []string{"a", "b"}, VIPs: []vip.VIP{vipOne, vipTwo, vipWide}}
+	someStreams = []string{"a", "b"}
+	someVIPs    = []vip.VIP{vipOne, vipTwo, vipWide}
 )
-
-// liveness bounds every wait for what must happen.
-const liveness = 20 * time.Second
 
 // folder is a Directory that runs on a directory of the test.
 type testReader struct {
@@ -51,7 +50,7 @@ func runReader(t *testing.T, path string, o Options, change func(*Reader)) *test
 	o.Path, o.OnGone, o.Log = path, Drop, discard
 	d := NewReader(o)
 	d.rescan = time.Hour
-	d.Configure(someNames)
+	d.Configure(someStreams, someVIPs)
 	if change != nil {
 		change(d)
 	}
@@ -66,7 +65,7 @@ func runReader(t *testing.T, path string, o Options, change func(*Reader)) *test
 		}
 	}
 	t.Cleanup(func() { f.stop() })
-	<-d.Ready()
+	f.wait("scanned", func(l Listing) bool { return l.Scanned })
 	return f
 }
 
@@ -101,19 +100,13 @@ func must(t *testing.T, err error) {
 // wait waits until a listing is as wanted.
 func (f *testReader) wait(what string, wanted func(Listing) bool) Listing {
 	f.t.Helper()
-	deadline := time.NewTimer(liveness)
-	defer deadline.Stop()
-	for {
-		l, changed := f.Value().Get()
-		if wanted(l) {
-			return l
-		}
-		select {
-		case <-changed:
-		case <-deadline.C:
-			f.t.Fatalf("never %s: %+v", what, l)
-		}
+	ctx, cancel := context.WithTimeout(context.Background(), await.Timeout)
+	defer cancel()
+	var l Listing
+	if f.Value().Wait(ctx, func(next Listing) bool { l = next; return wanted(l) }) != nil {
+		f.t.Fatalf("timed out: %s: %+v", what, l)
 	}
+	return l
 }
 
 // wantReady waits until exactly these of the VIPs are ready, where stream a serves
@@ -125,7 +118,7 @@ func (f *testReader) wantReady(vips ...vip.VIP) Listing {
 
 func readyVIPs(l Listing) []vip.VIP {
 	var list []vip.VIP
-	for _, v := range someNames.VIPs {
+	for _, v := range someVIPs {
 		streams := []string{"b"}
 		if v == vipOne {
 			streams = []string{"a"}
@@ -184,7 +177,7 @@ func race(ctx context.Context, path string, appears bool) (seen bool, err error)
 	}
 	d := NewReader(Options{Path: path, OnGone: Drop, Log: discard})
 	d.rescan = time.Hour
-	d.Configure(someNames)
+	d.Configure(someStreams, someVIPs)
 	ctx, cancel := context.WithTimeout(ctx, raceTime)
 	ended := make(chan error, 1)
 	go func() { ended <- d.Run(ctx) }()
@@ -193,17 +186,11 @@ func race(ctx context.Context, path string, appears bool) (seen bool, err error)
 		runtime.Gosched()
 	}
 	err = change()
-	for over := err != nil; !over; {
-		l, changed := d.Value().Get()
-		if _, there := l.Groups["a"]; l.Scanned && there == appears {
-			seen = true
-			break
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			over = true
-		}
+	if err == nil {
+		seen = d.Value().Wait(ctx, func(l Listing) bool {
+			_, exists := l.Groups["a"]
+			return l.Scanned && exists == appears
+		}) == nil
 	}
 	cancel()
 	<-ended
@@ -236,14 +223,14 @@ func TestReadinessFiles(t *testing.T) {
 }
 
 func TestAnyGroupMakesAllReadyWithoutStreams(t *testing.T) {
-	f := runReader(t, t.TempDir(), Options{}, func(d *Reader) { d.Configure(Names{VIPs: someNames.VIPs}) })
+	f := runReader(t, t.TempDir(), Options{}, func(d *Reader) { d.Configure(nil, someVIPs) })
 	f.make("lb-ready-whatever")
-	l := f.wantReady(someNames.VIPs...)
+	l := f.wantReady(someVIPs...)
 	if len(l.Problems) > 0 {
 		t.Error(l.Problems)
 	}
 	// With streams the group is unknown.
-	f.Configure(someNames)
+	f.Configure(someStreams, someVIPs)
 	l = f.wantReady()
 	wantProblems(t, l, `"lb-ready-whatever": the trench file has no stream of this name`)
 	if ready, why := l.Ready(vipOne, nil); ready || why != "no stream serves it" {
@@ -276,10 +263,10 @@ func TestWhatIsNoReadinessFileIsNamedAndTheOthersGoOn(t *testing.T) {
 	l := f.wantReady(vipOne)
 	wantProblems(t, l,
 		`"lb-ready-": it names no group`, `"lb-ready-c": the trench file has no stream`,
-		`"lb-vip-ready-": "" is no IP address`, `"lb-vip-ready-20.0.0.1_32": "20.0.0.1_32" is no IP address`,
+		`"lb-vip-ready-": "" is not an IP address`, `"lb-vip-ready-20.0.0.1_32": "20.0.0.1_32" is not an IP address`,
 		`"lb-vip-ready-fe80::1%eth0": "fe80::1%eth0" has a zone`, `"lb-vip-ready-20.0.0.9": no VIP of the attractor`,
-		`"lb-vip-ready-\n": "\n" is no IP address`, `"lb-ready-a": is not a regular file`,
-		`"lb-vip-ready-20.0.1.0": is not a regular file`, `"lb-vip-ready-2000::2": is a symlink that leads nowhere`)
+		`"lb-vip-ready-\n": "\n" is not an IP address`, `"lb-ready-a": is not a regular file`,
+		`"lb-vip-ready-20.0.1.0": is not a regular file`, `"lb-vip-ready-2000::2": is a symlink to a file that does not exist`)
 }
 
 func TestProblemsAndEntriesAreBounded(t *testing.T) {
@@ -303,13 +290,11 @@ func TestProblemsAndEntriesAreBounded(t *testing.T) {
 
 func TestAThousandFilesAreOneDecision(t *testing.T) {
 	path := t.TempDir()
-	var known Names
 	var streams []string
 	for i := range 1000 {
 		streams = append(streams, fmt.Sprintf("s%d", i))
 	}
-	known.Streams = streams
-	f := runReader(t, path, Options{}, func(d *Reader) { d.Configure(known) })
+	f := runReader(t, path, Options{}, func(d *Reader) { d.Configure(streams, nil) })
 	revision, scans, begin := f.Value().Load().Revision, f.scans.Load(), time.Now()
 	// One decision and one scan, as long as no two files are created raiseQuiet apart:
 	// on a busy machine each such pause makes another.

@@ -14,46 +14,47 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// scanRequest asks for a look at the whole directory or, with names, at these.
+// scanRequest requests a scan of the directory or, with names, which of these exist.
 type scanRequest struct {
 	names   map[string]struct{}
-	settled bool // handed back
+	settled bool // copied to the result
 }
 
-// sight is what was found.
 type scanResult struct {
-	request scanRequest
-	begun   time.Time
-	// files are those with the name of a readiness file that may count, by name.
-	files    map[string]foundFile
+	request  scanRequest
+	begun    time.Time
+	files    map[string]foundFile // those that may count, by name
 	problems []string
-	// link says that the path is a symlink.
-	link bool
-	// err is why the directory cannot be read.
-	err error
+	link     bool  // the path is a symlink
+	err      error // why the directory cannot be read
 }
 
-// foundFile is one file.
+// foundFile is a readiness file.
 type foundFile struct {
-	name fileName
-	// mtime is zero unless it is wanted.
-	mtime time.Time
+	name  fileName
+	mtime time.Time // zero unless scanner.times
 	link  bool
+
+	// Set by readLoop.aged.
+	expires time.Time // when it is too old; zero: never
+	future  bool      // its mtime was in the future when it was first seen
 }
 
-// scanner does all that touches the file system and so may hang with it. Its
-// fields belong to run.
+// stale reports whether the file is too old to count.
+func (f foundFile) stale(now time.Time) bool { return !f.expires.IsZero() && !now.Before(f.expires) }
+
+// scanner makes all calls to the file system, which may hang. Its fields are owned by run.
 type scanner struct {
 	path     string
-	times    bool              // mtimes are wanted
+	times    bool              // mtimes are needed
 	notifier *fsnotify.Watcher // nil: none
 	before   func()
 	log      *slog.Logger
 	inode    os.FileInfo // of the watch
-	watched  bool        // no failure to watch was reported yet, or it is over
+	watched  bool        // false: a failure to watch was logged and persists
 }
 
-// run answers requests until there are no more.
+// run answers requests until their channel is closed.
 func (s *scanner) run(requests <-chan scanRequest, results chan<- scanResult) {
 	for q := range requests {
 		found := scanResult{request: q, begun: time.Now()}
@@ -63,62 +64,50 @@ func (s *scanner) run(requests <-chan scanRequest, results chan<- scanResult) {
 		} else {
 			s.scan(&found)
 		}
-		results <- found // there is room: one request at a time
+		results <- found // does not block: one request at a time
 	}
-	if s.notifier == nil {
-		return
-	}
-	if err := s.notifier.Close(); err != nil {
-		s.log.Warn("closing the file notifications", "error", err)
+	if s.notifier != nil {
+		if err := s.notifier.Close(); err != nil {
+			s.log.Warn("failed to close file notifications", "error", err)
+		}
 	}
 }
 
 // verify returns those of the names that exist.
 func (s *scanner) verify(names map[string]struct{}) map[string]foundFile {
-	there := map[string]foundFile{}
+	existing := map[string]foundFile{}
 	for name := range names {
 		if _, err := os.Lstat(filepath.Join(s.path, name)); !errors.Is(err, fs.ErrNotExist) {
-			there[name] = foundFile{}
+			existing[name] = foundFile{}
 		}
 	}
-	return there
+	return existing
 }
 
-// scan looks at the whole directory.
+// scan reads the directory.
 func (s *scanner) scan(found *scanResult) {
 	if info, err := os.Lstat(s.path); err == nil {
 		found.link = info.Mode()&fs.ModeSymlink != 0
 	}
-	// The directory is watched before it is read, and what is read is what is
-	// watched: otherwise it was replaced in between, and we look again.
+	// The directory is watched before it is read. If it was replaced in between, the watch is on
+	// another inode, and both are repeated.
 	const attempts = 3
 	for range attempts {
 		s.watch()
-		dir, err := os.OpenFile(s.path, os.O_RDONLY|syscall.O_DIRECTORY, 0)
-		if err != nil {
-			found.err = s.explain(err)
-			return
-		}
-		info, err := dir.Stat()
-		if err == nil && s.notifier != nil && s.inode != nil && !os.SameFile(info, s.inode) {
-			_ = dir.Close()
+		replaced, err := s.read(found)
+		if replaced {
 			continue
 		}
-		if err == nil {
-			err = s.read(dir, found)
-		}
-		_ = dir.Close()
 		if err != nil {
 			found.err = s.explain(err)
 		}
 		return
 	}
-	found.err = fmt.Errorf("the readiness directory %s is being replaced all the time", s.path)
+	found.err = fmt.Errorf("the readiness directory %s is being replaced continuously", s.path)
 }
 
-// watch makes the notifications tell of the directory that the path leads to now,
-// and of what happens to its name. A watch is one of an inode: one that was
-// replaced is watched again.
+// watch watches the directory that the path refers to now, and its parent. A watch is one of an
+// inode: a directory that was replaced is watched again.
 func (s *scanner) watch() {
 	if s.notifier == nil {
 		return
@@ -129,8 +118,7 @@ func (s *scanner) watch() {
 	}
 	info, err := os.Stat(s.path)
 	if s.inode != nil && (err != nil || !os.SameFile(info, s.inode)) {
-		// The kernel may have ended it already.
-		_ = s.notifier.Remove(s.path)
+		_ = s.notifier.Remove(s.path) // the kernel may have ended the watch already
 		s.inode = nil
 	}
 	if err == nil {
@@ -141,21 +129,31 @@ func (s *scanner) watch() {
 		}
 	}
 	if problem != nil && s.watched {
-		s.log.Warn("the readiness directory cannot be watched, polling only", "error", problem)
+		s.log.Warn("readiness directory cannot be watched, polling only", "error", problem)
 	}
 	s.watched = problem == nil
 }
 
-func (s *scanner) read(dir *os.File, found *scanResult) error {
+// read reads the directory. replaced reports whether it is not the one that is watched.
+func (s *scanner) read(found *scanResult) (replaced bool, err error) {
+	dir, err := os.OpenFile(s.path, os.O_RDONLY|syscall.O_DIRECTORY, 0)
+	if err != nil {
+		return false, err
+	}
+	defer dir.Close()
+	info, err := dir.Stat()
+	if err != nil || (s.inode != nil && !os.SameFile(info, s.inode)) {
+		return err == nil, err
+	}
 	const batch = 1024
 	found.files = map[string]foundFile{}
 	for total := 0; ; {
 		entries, err := dir.ReadDir(batch)
 		for _, e := range entries {
 			if total++; total > maxEntries {
-				found.problems = append(found.problems, fmt.Sprintf("%s has more than %d entries: the others are not looked at",
-					s.path, maxEntries))
-				return nil
+				problem := fmt.Sprintf("%s has more than %d entries: the others are ignored", s.path, maxEntries)
+				found.problems = append(found.problems, problem)
+				return false, nil
 			}
 			n, isReadinessFile, problem := parseName(e.Name())
 			if !isReadinessFile {
@@ -174,18 +172,18 @@ func (s *scanner) read(dir *os.File, found *scanResult) error {
 			}
 		}
 		if errors.Is(err, io.EOF) {
-			return nil
+			return false, nil
 		}
 		if err != nil {
-			return err
+			return false, err
 		}
 	}
 }
 
-// vanished is what look says of a file that was removed meanwhile.
+// vanished is the problem of a file that was removed meanwhile.
 const vanished = "vanished"
 
-// inspect reports whether an entry may count, and fills in the rest.
+// inspect completes f. problem is why the entry does not count.
 func (s *scanner) inspect(e fs.DirEntry, f *foundFile) (problem string) {
 	mode := e.Type()
 	f.link = mode&fs.ModeSymlink != 0
@@ -195,11 +193,11 @@ func (s *scanner) inspect(e fs.DirEntry, f *foundFile) (problem string) {
 	info, err := os.Stat(filepath.Join(s.path, e.Name()))
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && f.link:
-		return "is a symlink that leads nowhere"
+		return "is a symlink to a file that does not exist"
 	case errors.Is(err, fs.ErrNotExist):
 		return vanished
 	case err != nil:
-		return "cannot be looked at: " + err.Error()
+		return "cannot be inspected: " + err.Error()
 	case !info.Mode().IsRegular():
 		return "is not a regular file, nor a symlink to one"
 	}

@@ -11,76 +11,72 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/latest"
 )
 
 const (
-	// touchInterval is how often files are touched at most.
+	// touchInterval is the shortest time between two touches of the files.
 	touchInterval = time.Second
-	// minFileBackoff and maxFileBackoff bound the wait after a failure.
-	minFileBackoff = 100 * time.Millisecond
-	maxFileBackoff = 5 * time.Second
-	// tidyTime is how long the end waits for the files to be removed.
+	// tidyTime bounds the wait for the removal of the files at the end.
 	tidyTime = 2 * time.Second
 )
 
-// Writer writes readiness files for others, such as a router of Meridio
-// 2, and keeps them as wanted. It implements task.Task.
+// Writer writes readiness files for other processes, such as a router of Meridio 2. It implements
+// task.Task.
 //
-// Files that exist at the start are removed before anything is written, and all of
-// them again at the end. The files are empty and readable by all. Of one decision
-// files are removed before others are created, those of groups before those of VIPs;
-// and those of VIPs are created first, so that a reader never takes a group for all
-// of its VIPs. [Writer.Beat] touches them: without its calls they age.
+// It removes the files of its predecessor at its start, and its own at its end. The files are empty
+// and readable by all. Of one decision files are removed before others are created, and the files of
+// VIPs are created first: a reader never applies the file of a group to all of its VIPs.
+// [Writer.Beat] touches the files: without it they age.
 type Writer struct {
-	path   string
-	log    *slog.Logger
-	wanted *latest.Value[uint64] // counts the changes of names
-	beats  *latest.Value[uint64]
-	state  *latest.Value[writeResult]
-	ready  chan struct{}
+	path          string
+	log           *slog.Logger
+	changed, beat chan struct{} // hold a token: names changed, Beat was called
+	state         *latest.Value[writeResult]
 
 	mu    sync.Mutex
-	names map[string]struct{} // of the files that are wanted
+	names map[string]struct{} // of the desired files
 
-	failures atomic.Uint64 // attempts
+	// Owned by run.
+	clean   bool                // the files of the predecessor are removed
+	created map[string]struct{} // readiness files that exist
+	touched time.Time
+
 	// Replaced in tests.
 	files   writerFiles
-	backoff time.Duration
+	backoff backoff.Backoff
 }
 
-// writeResult is the result of the newest attempt; zero before the first.
+// writeResult is the result of the newest attempt.
 type writeResult struct {
-	written bool
-	err     error
+	written  bool
+	err      error
+	failures uint64 // since the start
 }
 
-// writerFiles is what a Writer does to files.
+// writerFiles are the calls of a Writer to the file system.
 type writerFiles struct {
 	create, remove, touch func(path string) error
 }
 
-// NewDirectoryWriter returns a writer of the directory, which is created if it is
-// missing (mode 0755). It does nothing before Run.
+// NewWriter returns a writer of the directory, which is created if it is missing (mode 0755). It is
+// idle until Run.
 func NewWriter(path string, log *slog.Logger) *Writer {
 	path = filepath.Clean(path)
 	return &Writer{
-		path: path, log: log.With("directory", path),
-		wanted: latest.New(uint64(0)), names: map[string]struct{}{}, beats: latest.New(uint64(0)),
-		state:   latest.New(writeResult{}),
-		ready:   make(chan struct{}),
+		path: path, log: log.With("directory", path), changed: make(chan struct{}, 1), beat: make(chan struct{}, 1),
+		state: latest.New(writeResult{}),
+		names: map[string]struct{}{}, created: map[string]struct{}{},
 		files:   writerFiles{create: createFile, remove: os.Remove, touch: setTimes},
-		backoff: minFileBackoff,
+		backoff: backoff.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second},
 	}
 }
 
-// Want says which groups and VIPs are ready, the latter by their first addresses;
-// it replaces what was wanted before. It never blocks: only the newest counts.
+// Want sets which groups and VIPs are ready, the latter by their first addresses. It never blocks.
 func (w *Writer) Want(groups []string, vips ...netip.Addr) {
 	names := make(map[string]struct{}, len(groups)+len(vips))
 	for _, g := range groups {
@@ -90,53 +86,38 @@ func (w *Writer) Want(groups []string, vips ...netip.Addr) {
 		names[VIPFile(a)] = struct{}{}
 	}
 	w.mu.Lock()
-	changed := !maps.Equal(names, w.names)
 	w.names = names
 	w.mu.Unlock()
-	if changed {
-		w.wanted.Update(func(n uint64) uint64 { return n + 1 })
-	}
+	latest.Wake(w.changed)
 }
 
-// Change is Want for what changed: files of these names, as [GroupFile] and
-// [VIPFile] make them, are wanted (true) or no longer. Its cost follows the changes.
+// Change is Want for the files that changed, by the names of [GroupFile] and [VIPFile]: true if the
+// file is to exist.
 func (w *Writer) Change(names map[string]bool) {
 	if len(names) == 0 {
 		return
 	}
 	w.mu.Lock()
-	for name, wanted := range names {
-		if wanted {
+	for name, ready := range names {
+		if ready {
 			w.names[name] = struct{}{}
 		} else {
 			delete(w.names, name)
 		}
 	}
 	w.mu.Unlock()
-	w.wanted.Update(func(n uint64) uint64 { return n + 1 })
+	latest.Wake(w.changed)
 }
 
-// list returns the names that are wanted, sorted.
-func (w *Writer) list() []string {
-	w.mu.Lock()
-	names := slices.Collect(maps.Keys(w.names))
-	w.mu.Unlock()
-	slices.Sort(names)
-	return names
-}
+// Beat confirms that the caller of Want runs. It never blocks, and may be called often: files are
+// touched once a second.
+func (w *Writer) Beat() { latest.Wake(w.beat) }
 
-// Beat says that the caller of Want is alive. It never blocks, and may be called
-// often: files are touched once a second.
-func (w *Writer) Beat() { w.beats.Update(func(n uint64) uint64 { return n + 1 }) }
-
-// Ready is closed once leftovers are removed, or were tried to be.
-func (w *Writer) Ready() <-chan struct{} { return w.ready }
-
-// String names the task.
+// String implements task.Task.
 func (w *Writer) String() string { return "readiness-directory-writer" }
 
-// Run keeps the files until ctx ends, and removes them then. It is called once. A
-// file system that hangs may keep one goroutine of it beyond the end.
+// Run maintains the files until ctx ends, and removes them then. It is called once. One goroutine
+// may remain after the end, in a call to a file system that hangs.
 func (w *Writer) Run(ctx context.Context) error {
 	done := make(chan struct{})
 	go func() {
@@ -147,243 +128,199 @@ func (w *Writer) Run(ctx context.Context) error {
 	select {
 	case <-done:
 	case <-time.After(tidyTime):
-		w.log.Warn("removing the readiness files hangs and is left behind")
+		w.log.Warn("the removal of readiness files hangs and was abandoned")
 	}
 	return ctx.Err()
 }
 
-// writing is what run knows.
-type writeLoop struct {
-	*Writer
-	clean   bool                // leftovers are removed
-	created map[string]struct{} // files of isReadinessFile that stand
-	touched time.Time
-}
-
 func (w *Writer) run(ctx context.Context) {
-	r := &writeLoop{Writer: w, created: map[string]struct{}{}}
-	_, wantedChanged := w.wanted.Get()
-	wanted := w.list()
-	_, beat := w.beats.Get()
-	timer := time.NewTimer(0)
-	timer.Stop()
-	defer timer.Stop()
-	pause := w.backoff
-	for first := true; ; first = false {
-		err := r.write(wanted)
-		r.show(err)
-		if first {
-			close(w.ready)
-		}
+	for {
+		err := w.write()
+		w.record(err)
+		var retry <-chan time.Time
 		if err == nil {
-			pause = w.backoff
-			timer.Stop()
+			w.backoff.Reset()
 		} else {
-			timer.Reset(pause)
-			pause = min(2*pause, max(maxFileBackoff, w.backoff))
+			retry = time.After(w.backoff.Next())
 		}
 		for again := false; !again; {
 			select {
 			case <-ctx.Done():
-				r.tidy()
+				if err := w.remove(slices.Sorted(maps.Keys(w.created))); err != nil {
+					w.log.Error("failed to remove readiness files: remove them, or their readers continue to forward",
+						"error", err)
+				}
 				return
-			case <-wantedChanged:
-				_, wantedChanged = w.wanted.Get()
-				wanted, again = w.list(), true
-			case <-timer.C:
+			case <-w.changed:
 				again = true
-			case <-beat:
-				_, beat = w.beats.Get()
-				again = r.touch(time.Now())
+			case <-retry:
+				again = true
+			case <-w.beat:
+				again = w.touch(time.Now())
 			}
 		}
 	}
 }
 
-// write makes the files those that are wanted.
-func (r *writeLoop) write(wanted []string) error {
-	if !r.clean {
-		if err := r.createDirectory(); err != nil {
+// write makes the files equal to the desired ones.
+func (w *Writer) write() error {
+	if !w.clean {
+		if err := w.createDirectory(); err != nil {
 			return err
 		}
-		if err := r.removeLeftovers(); err != nil {
+		if err := w.removeLeftovers(); err != nil {
 			return err
 		}
-		r.clean, r.touched = true, time.Now()
+		w.clean, w.touched = true, time.Now()
 	}
+	w.mu.Lock()
+	desired := maps.Clone(w.names)
+	w.mu.Unlock()
+	var obsolete, missing []string
+	for name := range w.created {
+		if _, keep := desired[name]; !keep {
+			obsolete = append(obsolete, name)
+		}
+	}
+	for name := range desired {
+		if _, exists := w.created[name]; !exists {
+			missing = append(missing, name)
+		}
+	}
+	// Nothing is created before everything obsolete is removed. Files of groups sort first.
+	slices.Sort(obsolete)
+	if err := w.remove(obsolete); err != nil {
+		return err
+	}
+	slices.Sort(missing)
+	firstVIP, _ := slices.BinarySearch(missing, vipFilePrefix)
 	var errs []error
-	for _, name := range order(r.created, groupFilePrefix) {
-		if _, keep := slices.BinarySearch(wanted, name); keep {
-			continue
-		}
-		if err := r.remove(name); err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		delete(r.created, name)
-	}
-	if len(errs) > 0 {
-		return errors.Join(errs...) // nothing is raised before all that fell has fallen
-	}
-	missing := map[string]struct{}{}
-	for _, name := range wanted {
-		if _, created := r.created[name]; !created {
-			missing[name] = struct{}{}
-		}
-	}
-	for _, name := range order(missing, vipFilePrefix) {
-		err := r.files.create(filepath.Join(r.path, name))
+	for _, name := range slices.Concat(missing[firstVIP:], missing[:firstVIP]) {
+		path := filepath.Join(w.path, name)
+		err := w.files.create(path)
 		if errors.Is(err, fs.ErrNotExist) { // another process removed the directory
-			if err = r.createDirectory(); err == nil {
-				err = r.files.create(filepath.Join(r.path, name))
+			if err = w.createDirectory(); err == nil {
+				err = w.files.create(path)
 			}
 		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("make readiness file %q: %w", name, err))
-			if !errors.Is(err, fs.ErrExist) {
-				break // the others would fail as well
-			}
+		if err == nil {
+			w.created[name] = struct{}{}
 			continue
 		}
-		r.created[name] = struct{}{}
+		errs = append(errs, fmt.Errorf("failed to create readiness file %q: %w", name, err))
+		if !errors.Is(err, fs.ErrExist) {
+			break // the others would fail as well
+		}
 	}
 	return errors.Join(errs...)
 }
 
-// createDirectory creates the directory if it is missing. Who reads it may be another
-// user, whatever our umask.
-func (r *writeLoop) createDirectory() error {
-	if _, err := os.Stat(r.path); err == nil {
+// createDirectory creates the directory if it is missing, for readers that are other users.
+func (w *Writer) createDirectory() error {
+	if _, err := os.Stat(w.path); err == nil {
 		return nil
 	}
-	if err := os.MkdirAll(r.path, 0o755); err != nil {
-		return fmt.Errorf("make the readiness directory %s: %w", r.path, err)
+	err := os.MkdirAll(w.path, 0o755)
+	if err == nil {
+		err = os.Chmod(w.path, 0o755) // whatever the umask
 	}
-	if err := os.Chmod(r.path, 0o755); err != nil {
-		return fmt.Errorf("open the readiness directory %s to readers: %w", r.path, err)
-	}
-	return nil
-}
-
-// order sorts names, those with the prefix first.
-func order(names map[string]struct{}, prefix string) []string {
-	list := make([]string, 0, len(names))
-	for name := range names {
-		list = append(list, name)
-	}
-	slices.SortFunc(list, func(a, b string) int {
-		if x, y := strings.HasPrefix(a, prefix), strings.HasPrefix(b, prefix); x != y {
-			if x {
-				return -1
-			}
-			return 1
-		}
-		return strings.Compare(a, b)
-	})
-	return list
-}
-
-func (r *writeLoop) remove(name string) error {
-	if err := r.files.remove(filepath.Join(r.path, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove readiness file %q: %w", name, err)
-	}
-	return nil
-}
-
-// removeLeftovers removes what a writer before us left.
-func (r *writeLoop) removeLeftovers() error {
-	entries, err := os.ReadDir(r.path)
 	if err != nil {
-		return fmt.Errorf("look for old readiness files in %s: %w", r.path, err)
+		return fmt.Errorf("failed to create the readiness directory %s: %w", w.path, err)
 	}
-	left := map[string]struct{}{}
+	return nil
+}
+
+// remove removes files in the given order.
+func (w *Writer) remove(names []string) error {
+	var errs []error
+	for _, name := range names {
+		if err := w.files.remove(filepath.Join(w.path, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("failed to remove readiness file %q: %w", name, err))
+			continue
+		}
+		delete(w.created, name)
+	}
+	return errors.Join(errs...)
+}
+
+// removeLeftovers removes the files of the predecessor.
+func (w *Writer) removeLeftovers() error {
+	entries, err := os.ReadDir(w.path) // sorted
+	if err != nil {
+		return fmt.Errorf("failed to list old readiness files in %s: %w", w.path, err)
+	}
+	var leftovers []string
 	for _, e := range entries {
 		if _, isReadinessFile, _ := parseName(e.Name()); isReadinessFile && !e.IsDir() {
-			left[e.Name()] = struct{}{}
+			leftovers = append(leftovers, e.Name())
 		}
 	}
-	var errs []error
-	for _, name := range order(left, groupFilePrefix) {
-		errs = append(errs, r.remove(name))
-	}
-	if err := errors.Join(errs...); err != nil {
+	if err := w.remove(leftovers); err != nil {
 		return err
 	}
-	if len(left) > 0 {
-		r.log.Info("removed old readiness files", "count", len(left))
+	if len(leftovers) > 0 {
+		w.log.Info("removed old readiness files", "count", len(leftovers))
 	}
 	return nil
 }
 
-// touch touches the files once a second, and reports whether something must be
-// written again: another process removed a file.
-func (r *writeLoop) touch(now time.Time) (again bool) {
-	if !r.clean || now.Sub(r.touched) < touchInterval {
+// touch touches the files once a second. It reports whether another process removed one, so that
+// the files must be written again.
+func (w *Writer) touch(now time.Time) (again bool) {
+	if !w.clean || now.Sub(w.touched) < touchInterval {
 		return false
 	}
-	r.touched = now
+	w.touched = now
 	var failed error
-	for name := range r.created {
-		err := r.files.touch(filepath.Join(r.path, name))
+	for name := range w.created {
+		err := w.files.touch(filepath.Join(w.path, name))
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			delete(r.created, name)
+			delete(w.created, name)
 			again = true
 		case err != nil:
-			failed = fmt.Errorf("touch readiness file %q: %w", name, err)
+			failed = fmt.Errorf("failed to touch readiness file %q: %w", name, err)
 		}
 	}
 	if failed != nil {
-		r.show(failed)
+		w.record(failed)
 	}
 	return again
 }
 
-// tidy removes all that is isReadinessFile, at the end.
-func (r *writeLoop) tidy() {
-	var errs []error
-	for _, name := range order(r.created, groupFilePrefix) {
-		errs = append(errs, r.remove(name))
-	}
-	if err := errors.Join(errs...); err != nil {
-		r.failures.Add(1)
-		r.log.Error("readiness files stay behind: remove them, or others go on taking us for ready", "error", err)
-	}
-}
-
-// show records the result of an attempt, and logs when it differs from the one before.
-func (r *writeLoop) show(err error) {
-	was := r.state.Load()
+// record records the result of an attempt, and logs it when it differs from the previous one.
+func (w *Writer) record(err error) {
+	previous := w.state.Load()
+	result := writeResult{written: err == nil, err: err, failures: previous.failures}
 	switch {
 	case err != nil:
-		failures := r.failures.Add(1)
-		if was.err == nil || was.err.Error() != err.Error() {
-			r.log.Error("failed to write readiness files, retrying", "error", err, "failures", failures)
+		result.failures++
+		if errorText(previous.err) != err.Error() {
+			w.log.Error("failed to write readiness files, retrying", "error", err, "failures", result.failures)
 		}
-	case was.err != nil:
-		r.log.Info("readiness files written again")
+	case previous.err != nil:
+		w.log.Info("readiness files written again")
 	}
-	r.state.Set(writeResult{written: err == nil, err: err})
+	w.state.Set(result)
 }
 
-// makeReadinessFile makes an empty file. One that exists is taken over if it is a
-// regular file; anything else is in the way.
+// createFile creates an empty file. A regular file that exists is adopted.
 func createFile(path string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
-	if errors.Is(err, fs.ErrExist) {
-		info, err := os.Lstat(path)
-		if err != nil {
-			return err
-		}
-		if !info.Mode().IsRegular() {
-			return fmt.Errorf("what is no regular file is in its way: %w", fs.ErrExist)
-		}
-		return setTimes(path)
+	if err == nil {
+		return f.Close()
 	}
+	if !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	info, err := os.Lstat(path)
 	if err != nil {
 		return err
 	}
-	return f.Close()
+	if !info.Mode().IsRegular() {
+		return fmt.Errorf("a file of this name exists and is not a regular file: %w", fs.ErrExist)
+	}
+	return setTimes(path)
 }
 
 func setTimes(path string) error {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/task"
+	"github.com/vipgate/vipgate/test/await"
 )
 
 var _ task.Task = (*Writer)(nil)
@@ -33,7 +34,7 @@ type testWriter struct {
 func runWriter(t *testing.T, path string, before func(*testWriter)) *testWriter {
 	t.Helper()
 	s := &testWriter{Writer: NewWriter(path, discard), t: t, path: path}
-	s.backoff = time.Millisecond
+	s.backoff.Min, s.backoff.Max = time.Millisecond, time.Millisecond
 	real := s.files
 	noted := func(what string, do func(string) error) func(string) error {
 		return func(path string) error {
@@ -63,23 +64,13 @@ func runWriter(t *testing.T, path string, before func(*testWriter)) *testWriter 
 		}
 	})
 	t.Cleanup(func() { s.stop() })
-	<-s.Ready()
+	s.wait("the first attempt", func() bool { return s.state.Load() != writeResult{} })
 	return s
 }
 
 func (s *testWriter) wait(what string, wanted func() bool) {
 	s.t.Helper()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	deadline := time.NewTimer(liveness)
-	defer deadline.Stop()
-	for !wanted() {
-		select {
-		case <-tick.C:
-		case <-deadline.C:
-			s.t.Fatalf("never %s: %v, %+v", what, s.listed(), s.state.Load())
-		}
-	}
+	await.True(s.t, what, wanted)
 }
 
 func (s *testWriter) listed() []string {
@@ -199,7 +190,7 @@ func TestWriterTriesAgainAndSaysWhatIsWrong(t *testing.T) {
 	s := runWriter(t, t.TempDir(), nil)
 	s.breakFiles(syscall.ENOSPC, "create")
 	s.Want([]string{"a"})
-	s.wait("failing", func() bool { return s.failures.Load() > 2 })
+	s.wait("failing", func() bool { return s.state.Load().failures > 2 })
 	if err := s.state.Load().err; err == nil || !strings.Contains(err.Error(), `"lb-ready-a"`) || !strings.Contains(err.Error(), "no space left") {
 		t.Errorf("%v", err)
 	}
@@ -224,7 +215,7 @@ func TestWhatIsInTheWayOfAFileIsNamed(t *testing.T) {
 	s.Want([]string{"a", "b"})
 	s.wait("failing", func() bool { return s.state.Load().err != nil })
 	if err := s.state.Load().err; !strings.Contains(err.Error(), "lb-ready-a") ||
-		!strings.Contains(err.Error(), "in its way") {
+		!strings.Contains(err.Error(), "exists and is not a regular file") {
 		t.Errorf("%v", err)
 	}
 	s.waitFiles("lb-ready-a", "lb-ready-b") // the others go on
@@ -238,7 +229,7 @@ func TestWriterWithoutFileSystemDoesNotBlock(t *testing.T) {
 		s.Want([]string{"a"})
 		s.Beat()
 	}
-	s.wait("failing", func() bool { return s.failures.Load() > 2 })
+	s.wait("failing", func() bool { return s.state.Load().failures > 2 })
 	must(t, os.Remove(file))
 	s.waitFiles("lb-ready-a")
 }

@@ -103,7 +103,7 @@ func TestMissingReadinessDirectoryIsWaitedFor(t *testing.T) {
 			f.startDirectoryFrontend(flags...)
 			if flags != nil {
 				f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
-				f.waitLog(f.pod.Frontend, "THE READINESS DIRECTORY WAS NEVER THERE")
+				f.waitLog(f.pod.Frontend, "readiness directory has never existed")
 			} else {
 				f.waitLog(f.pod.Frontend, "does not exist")
 				f.waitFrontend("Stream", false, f.readinessDir()+" does not exist")
