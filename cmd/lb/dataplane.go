@@ -68,7 +68,9 @@ func (f *numberFlags) check(r *cli.Refusals) {
 }
 
 func (f *numberFlags) options() dataplane.Options {
-	return dataplane.Options{First: f.FirstTable, Mask: uint32(f.MarkMask), Priority: f.DataplanePriority}
+	return dataplane.Options{
+		Config: dataplane.Config{First: f.FirstTable, Mask: uint32(f.MarkMask), Priority: f.DataplanePriority},
+	}
 }
 
 func (f *dataPlaneFlags) on() bool { return f.Dataplane == "nftables" }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -78,16 +77,16 @@ func TestFlagsOfTheDataPlaneBecomeOptions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := dataplane.Options{First: dataplane.DefaultFirst, Mask: dataplane.DefaultMask, Priority: dataplane.DefaultPriority}
-	if o := f.dataPlaneFlags.options(); !reflect.DeepEqual(*o, want) || f.staleGrace() != 5*time.Second {
+	want := dataplane.Config{First: dataplane.DefaultFirst, Mask: dataplane.DefaultMask, Priority: dataplane.DefaultPriority}
+	if o := f.dataPlaneFlags.options(); o.Config != want || f.staleGrace() != 5*time.Second {
 		t.Errorf("options %+v, grace %v", *o, f.staleGrace())
 	}
 	f, err = runLine(t, strings.Fields("--dataplane=nftables --conntrack=off --first-table=5300 --mark-mask=0xffff --dataplane-priority=50 --stale-grace=0s --remove-dataplane-on-exit")...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want = dataplane.Options{First: 5300, Mask: 0xffff, Priority: 50, Stateless: true}
-	if o := f.dataPlaneFlags.options(); !reflect.DeepEqual(*o, want) || f.staleGrace() != 0 || !f.RemoveDataplaneOnExit {
+	want = dataplane.Config{First: 5300, Mask: 0xffff, Priority: 50, Stateless: true}
+	if o := f.dataPlaneFlags.options(); o.Config != want || f.staleGrace() != 0 || !f.RemoveDataplaneOnExit {
 		t.Errorf("options %+v, grace %v", *o, f.staleGrace())
 	}
 }

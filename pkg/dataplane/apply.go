@@ -12,6 +12,13 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
+// manyStreams is the number of streams from which on one read of everything is cheaper than a
+// read of each.
+const manyStreams = 8
+
+// afterStep is called after each step of a change. Tests end the process in it.
+var afterStep = func(step string) {}
+
 // streamChange is the plan of one stream while it is applied.
 type streamChange struct {
 	plan.StreamPlan
@@ -21,10 +28,11 @@ type streamChange struct {
 	failedTargets map[string]error
 	// failure is why the change of the stream failed.
 	failure error
-	// touched: the transaction has objects of the stream; vips: elements of VIPs as well.
-	touched, vips bool
+	// add and remove are the additions and changes, and the removals, in nftables.
+	add, remove plan.Change
 }
 
+// fail keeps the first failure.
 func (p *streamChange) fail(err error) {
 	if p.failure == nil {
 		p.failure = err
@@ -36,45 +44,45 @@ func (p *streamChange) toApply() []plan.InstalledTarget {
 	return slices.DeleteFunc(plan.SortedTargets(p.Targets), func(t plan.InstalledTarget) bool { return !p.Apply[t.FWMark] })
 }
 
+// kernel returns what the kernel must have of the stream.
+func (p *streamChange) kernel() *plan.KernelStream {
+	return p.Stream.Kernel(p.Targets, &p.record.tables)
+}
+
 // apply applies plans: rules and routes first, so that no packet is marked without a route,
 // then one nftables transaction, then the removal of what it no longer refers to. Finally it
 // reads everything back. After a crash at any step the next process recovers from the kernel.
 //
 // An error concerns all plans; the failure of one stream is in its streamChange.
 func (e *engine) apply(plans []*streamChange, repairBase bool) error {
-	fault(stepPlanned)
+	afterStep("planned")
 	for _, p := range plans {
 		e.begin(p)
-		e.markPlanned(p.Name, &p.StreamPlan)
+		e.markPlanned(&p.StreamPlan)
 		e.logPlan(p)
 	}
 	e.addRoutes(plans)
-	fault(stepRoutes)
+	afterStep("routes")
 
-	if err := e.transact(plans, repairBase); err != nil {
-		e.stale.nftables = true
-		e.replan(plans)
+	err := e.transact(plans, repairBase)
+	if err == nil {
+		afterStep("written")
+		e.removeTargets(plans)
+		err = e.readBack(plans)
+	}
+	if err != nil {
+		e.stale |= nftables
+		for _, p := range plans {
+			p.record.dirty = true
+		}
 		return err
 	}
-	fault(stepWritten)
-
-	e.removeTargets(plans)
-
-	if err := e.readBack(plans); err != nil {
-		e.stale.nftables = true
-		e.replan(plans)
-		return err
-	}
-	fault(stepReadBack)
-	e.conclude(plans)
-	return nil
-}
-
-// replan marks the streams to be planned again.
-func (e *engine) replan(plans []*streamChange) {
+	afterStep("read-back")
 	for _, p := range plans {
-		p.record.dirty = true
+		e.conclude(p)
+		p.addProblems()
 	}
+	return nil
 }
 
 // begin records what is about to change as pending or removing.
@@ -106,13 +114,12 @@ func (e *engine) begin(p *streamChange) {
 // removed from the tables of their plans.
 func (e *engine) addRoutes(plans []*streamChange) {
 	var slots []plan.KernelTarget
-	made := map[uint32]bool{}
+	changes := map[uint32]*streamChange{}
 	for _, p := range plans {
 		for _, t := range p.toApply() {
-			want := plan.KernelTargetOf(t)
-			if has := e.observed.Targets[t.FWMark]; has == nil || !plan.SameRoutes(*has, want) {
+			if want := t.Kernel(); !plan.SameRoutes(orNone(e.observed.Targets[t.FWMark]), want) {
 				slots = append(slots, want)
-				made[t.FWMark] = true
+				changes[t.FWMark] = p
 			}
 		}
 	}
@@ -120,54 +127,43 @@ func (e *engine) addRoutes(plans []*streamChange) {
 		return
 	}
 	failures := e.kernel.AddRoutes(slots)
-	for _, p := range plans {
-		for _, t := range p.toApply() {
-			if !made[t.FWMark] {
+	for _, want := range slots {
+		p := changes[want.FWMark]
+		for _, f := range vip.Families {
+			if !want.Rules[f] {
 				continue
 			}
-			want := plan.KernelTargetOf(t)
-			for _, f := range vip.Families {
-				if !want.Rules[f] {
-					continue
-				}
-				err := failures[fwstate.RouteKey{FWMark: t.FWMark, Family: f}]
-				if err == nil {
-					err = e.verifyRoute(t, f, want.NextHops[f])
-				}
-				if err != nil {
-					want.NextHops[f] = netip.Addr{}
-					p.RemoveFromTable(t.Name, f)
-					p.failTarget(t.Name, err)
-				}
+			err := failures[fwstate.RouteKey{FWMark: want.FWMark, Family: f}]
+			if err == nil {
+				err = e.verifyRoute(want.FWMark, f, want.NextHops[f])
 			}
-			e.setRoutes(t.FWMark, want)
-			if p.failedTargets[t.Name] == nil {
-				delete(e.lost, t.FWMark)
+			if err == nil {
+				continue
 			}
-			p.record.stale = true
+			want.NextHops[f] = netip.Addr{}
+			p.RemoveFromTable(want.Name, f)
+			if p.failedTargets[want.Name] == nil {
+				p.failedTargets[want.Name] = err
+			}
 		}
-	}
-}
-
-func (p *streamChange) failTarget(target string, err error) {
-	if p.failedTargets == nil {
-		p.failedTargets = map[string]error{}
-	}
-	if p.failedTargets[target] == nil {
-		p.failedTargets[target] = err
+		e.setRoutes(want.FWMark, want)
+		if p.failedTargets[want.Name] == nil {
+			delete(e.lost, want.FWMark)
+		}
+		p.record.stale = true
 	}
 }
 
 // verifyRoute checks by a route lookup that packets for a target would reach it.
-func (e *engine) verifyRoute(t plan.InstalledTarget, f vip.Family, hop netip.Addr) error {
-	got, err := e.kernel.ResolveNextHop(t.FWMark, f)
+func (e *engine) verifyRoute(fwmark uint32, f vip.Family, hop netip.Addr) error {
+	got, err := e.kernel.ResolveNextHop(fwmark, f)
 	switch {
 	case err != nil:
-		return fmt.Errorf("look up the route of fwmark %d (%s): %w", t.FWMark, plan.FamilyName(f), err)
+		return err
 	case !got.IsValid():
-		return fmt.Errorf("packets with fwmark %d are dropped instead of going to %s", t.FWMark, hop)
+		return fmt.Errorf("packets with fwmark %d are dropped instead of going to %s", fwmark, hop)
 	case got != hop:
-		return fmt.Errorf("packets with fwmark %d go to %s instead of %s", t.FWMark, got, hop)
+		return fmt.Errorf("packets with fwmark %d go to %s instead of %s", fwmark, got, hop)
 	}
 	return nil
 }
@@ -178,24 +174,22 @@ func (e *engine) removeTargets(plans []*streamChange) {
 	var gone []uint32
 	for _, p := range plans {
 		if p.failure == nil {
-			for _, t := range p.Removed {
-				gone = append(gone, t.FWMark)
-			}
+			gone = append(gone, p.remove.RemoveTargets...)
 		}
 	}
 	if len(gone) == 0 {
 		return
 	}
-	forgetErr := e.kernel.FlushConntrack(gone)
-	fault(stepFlushed)
+	flushErr := e.kernel.FlushConntrack(gone)
+	afterStep("flushed")
 	removeErr := e.kernel.RemoveRoutes(gone)
-	fault(stepUnrouted)
+	afterStep("unrouted")
 	for _, p := range plans {
 		if len(p.Removed) == 0 {
 			continue
 		}
-		if forgetErr != nil {
-			p.fail(fmt.Errorf("flush connection tracking entries of removed targets: %w", forgetErr))
+		if flushErr != nil {
+			p.fail(fmt.Errorf("flush connection tracking entries of removed targets: %w", flushErr))
 		}
 		if removeErr != nil {
 			p.fail(fmt.Errorf("remove rules and routes of removed targets: %w", removeErr))
@@ -205,16 +199,14 @@ func (e *engine) removeTargets(plans []*streamChange) {
 
 // readBack reads the changed objects from the kernel.
 func (e *engine) readBack(plans []*streamChange) error {
-	touched := slices.DeleteFunc(slices.Clone(plans), func(p *streamChange) bool { return !p.touched })
 	var gone []uint32
 	for _, p := range plans {
 		p.record.stale = true
-		for _, t := range p.Removed {
-			gone = append(gone, t.FWMark)
-		}
+		gone = append(gone, p.remove.RemoveTargets...)
 	}
+	touched := slices.DeleteFunc(slices.Clone(plans), func(p *streamChange) bool { return p.add.Empty() && p.remove.Empty() })
 	if len(touched) >= manyStreams {
-		e.stale.nftables = false
+		e.stale &^= nftables
 		if err := e.readAll(); err != nil {
 			return err
 		}
@@ -224,36 +216,25 @@ func (e *engine) readBack(plans []*streamChange) error {
 	if len(gone) == 0 {
 		return nil
 	}
-	ways, err := e.kernel.ReadRoutes(gone)
+	read, err := e.kernel.ReadRoutes(gone)
 	if err != nil {
 		return fmt.Errorf("read rules and routes back: %w", err)
 	}
 	for _, number := range gone {
-		w := ways[number]
-		if w == nil {
-			w = &plan.KernelTarget{}
-		}
-		e.setRoutes(number, *w)
-		if s := e.observed.Targets[number]; plan.SameRoutes(*s, plan.KernelTarget{}) && !s.ChainIntact && s.Flows == [len(vip.Families)]bool{} {
-			delete(e.observed.Targets, number)
-		}
+		e.setRoutes(number, orNone(read[number]))
 	}
 	return nil
 }
 
 func (e *engine) readTouched(plans []*streamChange) error {
 	var numbers []uint32
-	vips := false
+	vips := 0
 	for _, p := range plans {
-		for number, apply := range p.Apply {
-			if apply {
-				numbers = append(numbers, number)
-			}
-		}
-		for _, t := range p.Removed {
+		for _, t := range p.toApply() {
 			numbers = append(numbers, t.FWMark)
 		}
-		vips = vips || p.vips
+		numbers = append(numbers, p.remove.RemoveTargets...)
+		vips += len(p.add.VIPs) + len(p.remove.VIPs)
 		if !p.Write && !p.Remove {
 			continue
 		}
@@ -261,141 +242,120 @@ func (e *engine) readTouched(plans []*streamChange) error {
 		if err != nil {
 			return fmt.Errorf("read stream %s back: %w", p.Name, err)
 		}
-		if s == nil {
-			delete(e.observed.Streams, p.Name)
-		} else {
+		delete(e.observed.Streams, p.Name)
+		if s != nil {
 			e.observed.Streams[p.Name] = s
 		}
 	}
 	if len(numbers) > 0 {
-		slots, err := e.kernel.ReadTargets(numbers)
+		read, err := e.kernel.ReadTargets(numbers)
 		if err != nil {
 			return fmt.Errorf("read targets back: %w", err)
 		}
 		for _, number := range numbers {
-			e.setNFTables(number, slots[number])
+			e.setTarget(number, orNone(read[number]), orNone(e.observed.Targets[number]))
 		}
 	}
-	if vips {
-		all, err := e.kernel.ReadVIPs()
+	if vips > 0 {
+		read, err := e.kernel.ReadVIPs()
 		if err != nil {
 			return fmt.Errorf("read VIPs back: %w", err)
 		}
-		if all == nil {
-			all = map[vip.VIP]string{}
-		}
-		e.observed.VIPs = all
+		e.observed.VIPs = read
 	}
 	return nil
 }
 
-// conclude compares the plans with what was read back: confirmed objects become applied, removed
+// conclude compares a plan with what was read back: confirmed objects become applied, removed
 // ones are forgotten, and the rest fails and is retried.
-func (e *engine) conclude(plans []*streamChange) {
-	for _, p := range plans {
-		for _, t := range p.Removed {
-			if e.observed.Targets[t.FWMark] == nil && p.failure == nil {
-				e.dropTarget(t)
-				e.log.Info("target removed", "stream", t.Stream, "target", t.Name, "fwmark", t.FWMark)
-			} else {
-				p.fail(fmt.Errorf("target %s (fwmark %d) is still in the kernel after its removal", t.Name, t.FWMark))
-			}
-		}
-		if p.Remove {
-			if p.failure == nil && e.observed.Streams[p.Name] != nil {
-				p.fail(fmt.Errorf("the chain of stream %s is still in the kernel after its removal", p.Name))
-			}
-			if p.failure == nil && p.input.Installed != nil {
-				delete(e.installed.Streams, p.Name)
-				p.record.stale = true
-			}
-			e.finish(p)
+func (e *engine) conclude(p *streamChange) {
+	for _, t := range p.Removed {
+		if e.observed.Targets[t.FWMark] != nil || p.failure != nil {
+			p.fail(fmt.Errorf("target %s (fwmark %d) is still in the kernel after its removal", t.Name, t.FWMark))
 			continue
 		}
-		for _, t := range p.toApply() {
-			want := plan.KernelTargetOf(t)
-			has := e.observed.Targets[t.FWMark]
-			switch {
-			case p.failedTargets[t.Name] != nil:
-			case has == nil || !plan.SameNFTables(*has, want):
-				p.fail(fmt.Errorf("the chain of target %s (fwmark %d), or its elements, are not in the kernel after they were written", t.Name, t.FWMark))
-			default:
-				e.keepTarget(t)
-			}
-		}
-		if p.Write {
-			if err := e.confirm(p); err != nil {
-				p.fail(err)
-			} else {
-				e.keepStream(p.Stream)
-			}
-		}
-		e.finish(p)
+		e.dropTarget(t)
+		e.log.Info("target removed", "stream", t.Stream, "target", t.Name, "fwmark", t.FWMark)
 	}
-}
-
-// confirm compares a written stream with what was read back. VIP elements of other processes
-// are not a failure.
-func (e *engine) confirm(p *streamChange) error {
-	a := e.observed.Streams[p.Name]
-	want := plan.KernelStream{Name: p.Name, ChainIntact: true, Size: p.Stream.Size, Seed: p.Stream.Seed}
-	for _, f := range vip.Families {
-		if plan.HasFamily(p.Stream.VIPs, f) {
-			want.Tables[f] = p.record.tables[f].Table(p.Stream.Tables[f], p.Targets, want.Size, want.Seed)
+	if p.Remove {
+		if e.observed.Streams[p.Name] != nil {
+			p.fail(fmt.Errorf("the chain of stream %s is still in the kernel after its removal", p.Name))
+		}
+		if p.failure == nil && p.input.Installed != nil {
+			delete(e.installed.Streams, p.Name)
+			p.record.stale = true
+		}
+		return
+	}
+	for _, t := range p.toApply() {
+		switch {
+		case p.failedTargets[t.Name] != nil:
+		case !plan.SameNFTables(orNone(e.observed.Targets[t.FWMark]), t.Kernel()):
+			p.fail(fmt.Errorf("the chain of target %s (fwmark %d), or its elements, are not in the kernel after they were written", t.Name, t.FWMark))
+		default:
+			e.keepTarget(t)
 		}
 	}
-	if !plan.SameStream(a, &want) {
-		return fmt.Errorf("chain and maps of stream %s are not in the kernel as they were written", p.Name)
+	if !p.Write {
+		return
+	}
+	if !plan.SameStream(e.observed.Streams[p.Name], p.kernel()) {
+		p.fail(fmt.Errorf("chain and maps of stream %s are not in the kernel as they were written", p.Name))
+		return
 	}
 	for _, v := range p.Stream.VIPs {
+		// An element of another process is drift rather than a failure.
 		if p.Forced && e.observed.VIPs[v] == "" {
-			return fmt.Errorf("VIP %s of stream %s is not in the kernel after it was written", v, p.Name)
+			p.fail(fmt.Errorf("VIP %s of stream %s is not in the kernel after it was written", v, p.Name))
+			return
 		}
 	}
-	return nil
+	e.keepStream(p.Stream)
 }
 
-// finish turns failures into problems.
-func (e *engine) finish(p *streamChange) {
+// addProblems turns failures into problems.
+func (p *streamChange) addProblems() {
 	m := p.record
 	for _, name := range slices.Sorted(maps.Keys(p.failedTargets)) {
-		m.problems = append(m.problems, Problem{Object: "target " + p.Name + "/" + name, Detail: p.failedTargets[name].Error(), Remedy: "it is retried; check that the target is on a connected network, and for rules or routes of other processes"})
-		m.failure = p.failedTargets[name]
+		m.failed = true
+		m.problems = append(m.problems, Problem{
+			Object: "target " + p.Name + "/" + name, Detail: p.failedTargets[name].Error(),
+			Remedy: "it is retried; check that the target is on a connected network, and for rules or routes of other processes",
+		})
 	}
 	if p.failure == nil {
 		return
 	}
-	m.failure = p.failure
-	problem := Problem{Object: "stream " + p.Name, Detail: p.failure.Error(), Remedy: "it is retried; look at the table with: nft list table inet " + TableName}
+	m.failed = true
+	problem := Problem{
+		Object: "stream " + p.Name, Detail: p.failure.Error(), VIPs: p.Stream.VIPs,
+		Remedy: "it is retried; look at the table with: nft list table inet " + TableName,
+	}
 	if foreign, ok := errors.AsType[*fwstate.ConflictError](p.failure); ok {
 		problem.Object, problem.Remedy = foreign.Object, "remove or rename it, or the stream; objects of vipgate have comments"
-	}
-	if !p.Remove {
-		problem.VIPs = p.Stream.VIPs
 	}
 	m.problems = append(m.problems, problem)
 }
 
 // logPlan logs the changes of a plan.
 func (e *engine) logPlan(p *streamChange) {
+	log := e.log.With("stream", p.Name)
 	for _, t := range p.Removed {
-		e.log.Info("removing target", "stream", t.Stream, "target", t.Name, "fwmark", t.FWMark)
+		log.Info("removing target", "target", t.Name, "fwmark", t.FWMark)
 	}
-	if p.Remove {
-		if p.input.Installed != nil {
-			e.log.Info("removing stream", "stream", p.Name)
-		}
-		return
+	if p.Remove && p.input.Installed != nil {
+		log.Info("removing stream")
 	}
 	for _, t := range plan.SortedTargets(p.Targets) {
+		log := log.With("target", t.Name, "fwmark", t.FWMark)
 		old, recorded := p.input.Targets[t.Name]
 		switch {
 		case !recorded:
-			e.log.Info("adding target", "stream", t.Stream, "target", t.Name, "fwmark", t.FWMark, "ips", t.IPs)
+			log.Info("adding target", "ips", t.Addresses())
 		case !t.DrainEnd.IsZero() && old.DrainEnd.IsZero():
-			e.log.Info("draining removed target", "stream", t.Stream, "target", t.Name, "fwmark", t.FWMark, "until", t.DrainEnd)
-		case !plan.SameAddresses(t.IPs, old.IPs):
-			e.log.Info("target addresses changed", "stream", t.Stream, "target", t.Name, "fwmark", t.FWMark, "ips", t.IPs)
+			log.Info("draining removed target", "until", t.DrainEnd)
+		case t.IPs != old.IPs:
+			log.Info("target addresses changed", "ips", t.Addresses())
 		}
 	}
 }

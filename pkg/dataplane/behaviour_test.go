@@ -45,16 +45,15 @@ func TestTargetsLeftOutWhileTheyServedAreDrained(t *testing.T) {
 	if w.slot("a", "x4") != nil {
 		t.Fatal("x4 was down and is there still")
 	}
-	end, ok := w.e.nextDrain()
-	if !ok || !end.Equal(w.clock.Add(10*time.Second)) {
+	if end := w.e.deadlines(); len(end) != 1 || !end[0].Equal(w.clock.Add(10*time.Second)) {
 		t.Fatalf("drain ends at %s", end)
 	}
 	// It continues in the next life, and not longer after a clock that jumped back.
 	w.clock = w.clock.Add(-time.Hour)
 	w.restart()
 	w.settle(left, false)
-	if end, _ := w.e.nextDrain(); end.Sub(w.clock) > 10*time.Second {
-		t.Fatalf("drain ends in %s", end.Sub(w.clock))
+	if end := w.e.deadlines(); len(end) != 1 || end[0].Sub(w.clock) > 10*time.Second {
+		t.Fatalf("drain ends at %s", end)
 	}
 	w.clock = w.clock.Add(10 * time.Second)
 	w.settle(left, false)
@@ -76,7 +75,7 @@ func TestADrainedTargetThatComesBackServesWithItsNumber(t *testing.T) {
 	if w.number("a", "x2") != number || w.k.births[number] != 1 {
 		t.Fatal("it got another number, or another chain")
 	}
-	if _, ok := w.e.nextDrain(); ok {
+	if len(w.e.deadlines()) > 0 {
 		t.Fatal("it drains still")
 	}
 }
@@ -106,7 +105,7 @@ func TestFailedNeighbourLeavesTheTableAndComesBack(t *testing.T) {
 	w.settle(desired, false)
 	address := testTarget("x2", Serving).IPs[0]
 	w.k.net.FailedNeighbors[address] = struct{}{}
-	w.e.stale.network = true
+	w.e.stale |= network
 	w.settle(desired, false)
 	w.expect(t, "a", "x1")
 	if why := w.state().Unreachable[address]; !strings.Contains(why, "NUD_FAILED") {
@@ -116,7 +115,7 @@ func TestFailedNeighbourLeavesTheTableAndComesBack(t *testing.T) {
 		t.Fatal("the state says that it serves")
 	}
 	delete(w.k.net.FailedNeighbors, address)
-	w.e.stale.network = true
+	w.e.stale |= network
 	w.settle(desired, false)
 	w.expect(t, "a", "x1", "x2")
 }
@@ -166,7 +165,7 @@ func TestRemovedRouteOfHeldStreamStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.slot("a", "x2").NextHops[vip.IPv4] = netip.Addr{}
-	w.e.stale.routes = true
+	w.e.stale |= routes
 	w.settle(desired, false)
 	w.expect(t, "a", "x1")
 	// Something else that is wanted elsewhere in the stream does not repair it.
@@ -291,7 +290,7 @@ func TestATargetOnNoNetworkIsAProblemAndIsTriedAgain(t *testing.T) {
 		t.Fatalf("records %+v", *w.e.installed)
 	}
 	w.k.net.Links = append(w.k.net.Links, plan.Link{Name: "eth2", Index: 3, Up: true, Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}})
-	w.e.stale.network = true
+	w.e.stale |= network
 	w.settle(desired, false)
 	w.expect(t, "a", "x1", "x2")
 	if len(w.state().Problems) > 0 {
@@ -324,17 +323,17 @@ func TestNothingChangesBeforeTheFirstConfigure(t *testing.T) {
 func TestOptionsAreValidated(t *testing.T) {
 	for _, tt := range []struct {
 		name string
-		o    Options
+		o    Config
 		ok   bool
 	}{
-		{"defaults", Options{}, true},
-		{"first outside the mask", Options{First: 300, Mask: 0xff}, false},
-		{"mask with a gap", Options{Mask: 0xff0000}, false},
-		{"negative priority", Options{Priority: -1}, false},
-		{"main's priority", Options{Priority: 32765}, false},
-		{"whole mark", Options{Mask: 0xffffffff}, true},
+		{"defaults", Config{}, true},
+		{"first outside the mask", Config{First: 300, Mask: 0xff}, false},
+		{"mask with a gap", Config{Mask: 0xff0000}, false},
+		{"negative priority", Config{Priority: -1}, false},
+		{"main's priority", Config{Priority: 32765}, false},
+		{"whole mark", Config{Mask: 0xffffffff}, true},
 	} {
-		if err := tt.o.Validate(); (err == nil) != tt.ok {
+		if err := (Options{Config: tt.o}).Validate(); (err == nil) != tt.ok {
 			t.Errorf("%s: %v", tt.name, err)
 		}
 	}

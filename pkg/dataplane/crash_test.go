@@ -3,6 +3,9 @@ package dataplane
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -12,31 +15,74 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/vipgate/vipgate/test/crash"
 )
 
-// buildVictim builds the program that can be killed at each step.
-func buildVictim(t *testing.T) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "victim")
-	ctx, cancel := context.WithTimeout(t.Context(), 10*patience)
-	defer cancel()
-	if out, err := command(ctx, "go", "build", "-tags", "vipgate_faults", "-o", path, "./testdata/victim"); err != nil {
-		t.Fatalf("%v: %s", err, out)
+// victimFile is the environment variable with the file of the desired state. With it the test
+// binary is the victim: a process that applies the state and then exits, or is killed at a step.
+const victimFile = "VIPGATE_VICTIM"
+
+// runVictim runs a data plane until the desired state is applied.
+func runVictim(file string) error {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return err
 	}
-	return path
+	var desired Desired
+	if err := json.Unmarshal(b, &desired); err != nil {
+		return err
+	}
+	afterStep = crash.After
+	p, err := New(Options{StateDir: filepath.Dir(file), Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	p.Configure(&desired)
+	err = waitApplied(ctx, p, desired.Revision)
+	cancel()
+	return errors.Join(err, <-done)
 }
 
-// victim runs the program in the site until all is as wanted, or it is killed.
-func (s *site) victim(path string, w *Desired, fault string) (killed bool) {
+// waitApplied waits until everything is confirmed and no target drains.
+func waitApplied(ctx context.Context, p *Plane, revision uint64) error {
+	for {
+		s, changed := p.State().Get()
+		if s.Revision == revision && s.Err == nil && len(s.Problems) == 0 {
+			targets, err := p.Targets(ctx)
+			if err != nil {
+				return err
+			}
+			if !slices.ContainsFunc(targets, func(t TargetView) bool {
+				return !t.DrainEnd.IsZero() || t.State == "pending" || t.State == "removing"
+			}) {
+				return nil
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w; last state: %+v", ctx.Err(), s)
+		case <-changed:
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// victim runs a victim in the site until everything is applied, or it is killed after a step.
+func (s *site) victim(w *Desired, step string) (killed bool) {
 	s.t.Helper()
 	b, err := json.Marshal(w)
 	s.must(err)
-	file := filepath.Join(s.t.TempDir(), "desired")
+	file := filepath.Join(s.dir, "desired")
 	s.must(os.WriteFile(file, b, 0o600))
 	ctx, cancel := context.WithTimeout(s.t.Context(), 2*patience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, path, s.dir, file)
-	cmd.Env = append(os.Environ(), "VIPGATE_FAULT="+fault)
+	cmd := exec.CommandContext(ctx, os.Args[0])
+	cmd.Env = append(os.Environ(), crash.Variable+"="+step, victimFile+"="+file)
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out
 	s.must(s.ns.Start(cmd))
@@ -50,8 +96,7 @@ func (s *site) victim(path string, w *Desired, fault string) (killed bool) {
 	return false
 }
 
-func TestAKillAtAnyStepEndsTheSame(t *testing.T) {
-	path := buildVictim(t)
+func TestKillAtAnyStepEndsTheSame(t *testing.T) {
 	moved := siteTarget(3, Serving, Serving)
 	moved.IPs[0] = netip.MustParseAddr("10.1.0.99")
 	first := wantedOf(
@@ -61,18 +106,18 @@ func TestAKillAtAnyStepEndsTheSame(t *testing.T) {
 	drains := siteStream("a", append(bothVIPs, "20.1.1.0/24"), siteTarget(1, Serving, Serving), moved, siteTarget(5, Serving, Serving))
 	drains.DrainTime = 200 * time.Millisecond
 	second := wantedOf(drains, siteStream("c", []string{"20.0.0.2/32"}, siteTarget(6, Serving), siteTarget(7, Draining)))
-	run := func(t *testing.T, faults ...string) (end string) {
+	run := func(t *testing.T, steps ...string) (end string) {
 		x := newSite(t)
-		if x.victim(path, first, "") {
-			t.Fatal("killed without a fault")
+		if x.victim(first, "") {
+			t.Fatal("killed without a step")
 		}
 		handles := x.handles("5000")
-		for _, f := range faults {
-			if !x.victim(path, second, f) {
-				t.Fatalf("not killed at %s", f)
+		for _, step := range steps {
+			if !x.victim(second, step) {
+				t.Fatalf("not killed after %s", step)
 			}
 		}
-		x.victim(path, second, "")
+		x.victim(second, "")
 		if got := x.handles("5000"); got != handles {
 			t.Errorf("the chain of t1, which stayed, was rebuilt:\n%s\n%s", handles, got)
 		}
@@ -82,7 +127,7 @@ func TestAKillAtAnyStepEndsTheSame(t *testing.T) {
 	if !strings.Contains(undisturbed, "10.1.0.99") || strings.Contains(undisturbed, "table 5001") {
 		t.Fatalf("the end state is wrong:\n%s", undisturbed)
 	}
-	for _, step := range FaultSteps() {
+	for _, step := range crash.Steps {
 		t.Run(step, func(t *testing.T) {
 			if end := run(t, step); end != undisturbed {
 				t.Errorf("undisturbed\n%s\nkilled\n%s", undisturbed, end)
@@ -90,9 +135,11 @@ func TestAKillAtAnyStepEndsTheSame(t *testing.T) {
 		})
 	}
 	// Killed again on the way back, and when the drain ends.
-	for _, faults := range [][]string{{stepWritten, stepRoutes}, {stepPlanned, stepRoutes, stepWritten}, {stepWritten + ":2"}, {stepFlushed + ":2"}} {
-		t.Run(strings.Join(faults, " "), func(t *testing.T) {
-			if end := run(t, faults...); end != undisturbed {
+	for _, steps := range [][]string{
+		{crash.Written, crash.Routes}, {crash.Planned, crash.Routes, crash.Written}, {crash.Written + ":2"}, {crash.Flushed + ":2"},
+	} {
+		t.Run(strings.Join(steps, " "), func(t *testing.T) {
+			if end := run(t, steps...); end != undisturbed {
 				t.Errorf("undisturbed\n%s\nkilled\n%s", undisturbed, end)
 			}
 		})

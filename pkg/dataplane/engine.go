@@ -1,7 +1,7 @@
 package dataplane
 
 import (
-	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -34,12 +34,7 @@ type kernelConn interface {
 	OwnedTables() ([]uint32, error)
 	RemoveAll() error
 	ReadNetwork() (*plan.Network, error)
-	Close() error
 }
-
-// manyStreams is the number of streams from which on one read of everything is cheaper than a
-// read of each.
-const manyStreams = 8
 
 // streamRecord is the state of one stream in the engine.
 type streamRecord struct {
@@ -50,15 +45,26 @@ type streamRecord struct {
 	requests map[string]plan.Request
 	// dirty: the next pass plans the stream. stale: drift and state are older than the
 	// observed or installed state. repair: the plan also restores what another process
-	// changed.
-	dirty, stale, repair bool
-	tables               [len(vip.Families)]plan.TableCache
-	fault                plan.StreamFault
-	drift                []Drift
-	state                *StreamState
-	problems             []Problem
-	failure              error
+	// changed. failed: the last change failed and is retried.
+	dirty, stale, repair, failed bool
+
+	tables   [len(vip.Families)]plan.TableCache
+	fault    plan.StreamFault
+	drift    []Drift
+	state    *StreamState
+	problems []Problem
 }
+
+// parts are parts of the kernel state.
+type parts uint8
+
+const (
+	nftables parts = 1 << iota
+	routes         // and policy rules
+	network        // links, addresses and neighbors
+
+	everything = nftables | routes | network
+)
 
 // engine reconciles the kernel with the desired state. The kernel is the record: at the start
 // the engine recovers from names, comments and protocol numbers what an earlier process
@@ -86,9 +92,18 @@ type engine struct {
 	network         *plan.Network
 	// via has the last link of each target by family, lost the targets whose routes the
 	// kernel removed together with a link.
-	via   map[uint32][len(vip.Families)]int
-	lost  map[uint32]bool
-	stale staleParts
+	via  map[uint32][len(vip.Families)]int
+	lost map[uint32]bool
+	// stale are the parts to read before the next plan; linksDown are links that went down
+	// since the last read.
+	stale     parts
+	linksDown []int
+	// readErr is why the kernel could not be read or changed; nothing changes meanwhile.
+	readErr error
+	// lastRead and lastFullRead are when a part, and everything, were last read; readTime is
+	// how long the last read took.
+	lastRead, lastFullRead time.Time
+	readTime               time.Duration
 
 	desired   *Desired
 	vipOwners plan.VIPOwners
@@ -100,22 +115,10 @@ type engine struct {
 	// repairs are the back-offs of repaired objects, repaired counts repairs.
 	repairs  map[plan.DriftKey]*repair
 	repaired uint64
-	// readErr is why the kernel could not be read or changed; nothing changes meanwhile.
-	readErr error
-	// readTime is how long the last read took.
-	readTime time.Duration
 	// probed are the fwmarks checked in this pass, with the use by another process, ""
 	// without one; probing is how many are checked next.
 	probed  map[uint32]string
 	probing int
-}
-
-// staleParts are the parts of the kernel state to read before the next plan.
-type staleParts struct {
-	// routes are policy rules and routes, network is links, addresses and neighbors.
-	nftables, routes, network bool
-	// linksDown are links that went down since the last read.
-	linksDown []int
 }
 
 func newEngine(o Options, k kernelConn) *engine {
@@ -123,8 +126,7 @@ func newEngine(o Options, k kernelConn) *engine {
 		o: o, log: o.Log, kernel: k, now: time.Now,
 		streams: map[string]*streamRecord{}, refused: map[uint32]string{},
 		via: map[uint32][len(vip.Families)]int{}, lost: map[uint32]bool{}, since: map[plan.DriftKey]time.Time{},
-		holds: map[string]time.Time{}, repairs: map[plan.DriftKey]*repair{},
-		stale: staleParts{nftables: true, routes: true, network: true},
+		holds: map[string]time.Time{}, repairs: map[plan.DriftKey]*repair{}, stale: everything,
 	}
 }
 
@@ -142,16 +144,16 @@ func (e *engine) load() error {
 	for _, t := range found.Targets {
 		e.keepTarget(t)
 		top = max(top, t.FWMark+1)
+		e.streams[t.Stream].requests[t.Name] = plan.RequestOf(t, e.installedStream(t.Stream))
 	}
-	e.fwmarks = plan.NewFWMarks(e.o.First, e.o.Mask, top)
-	for name, m := range e.streams {
-		var s *plan.InstalledStream
-		if r, ok := e.installed.Streams[name]; ok {
-			s = &r
-		}
-		for _, t := range m.targets {
-			m.requests[t.Name] = plan.RequestOf(t, s)
-		}
+	e.fwmarks = plan.FWMarks{First: e.o.First, Mask: e.o.Mask, Next: top}
+	return nil
+}
+
+// installedStream returns nil for a stream that is not installed.
+func (e *engine) installedStream(name string) *plan.InstalledStream {
+	if s, ok := e.installed.Streams[name]; ok {
+		return &s
 	}
 	return nil
 }
@@ -159,7 +161,9 @@ func (e *engine) load() error {
 func (e *engine) record(stream string) *streamRecord {
 	m := e.streams[stream]
 	if m == nil {
-		m = &streamRecord{targets: map[string]plan.InstalledTarget{}, requests: map[string]plan.Request{}, dirty: true, stale: true}
+		m = &streamRecord{
+			targets: map[string]plan.InstalledTarget{}, requests: map[string]plan.Request{}, dirty: true, stale: true,
+		}
 		e.streams[stream] = m
 	}
 	return m
@@ -187,13 +191,10 @@ func (e *engine) dropTarget(t plan.InstalledTarget) {
 	m.stale = true
 }
 
-// observe reads the stale parts of the kernel state and compares them with what is installed.
-func (e *engine) observe() {
-	began := time.Now()
-	e.readErr = e.readKernel()
-	e.readTime = time.Since(began)
-	if e.readErr == nil {
-		e.diff()
+// staleStreams marks all streams to be compared again.
+func (e *engine) staleStreams() {
+	for _, m := range e.streams {
+		m.stale = true
 	}
 }
 
@@ -217,14 +218,11 @@ func (e *engine) converge(w *Desired, urgent bool) {
 	drift := e.drift()
 	repairBase := e.decideRepairs(now, urgent)
 	e.markDirty(now)
-	changes := e.planDirty(now)
-	if len(changes) > 0 || repairBase {
-		if err := e.apply(changes, repairBase); err != nil {
-			e.readErr = err
-		}
+	if changes := e.planDirty(now); len(changes) > 0 || repairBase {
+		e.readErr = e.apply(changes, repairBase)
 	}
 	for name, m := range e.streams {
-		if _, ok := e.installed.Streams[name]; !ok && w.Streams[name] == nil && len(m.targets) == 0 {
+		if e.installedStream(name) == nil && w.Streams[name] == nil && len(m.targets) == 0 {
 			delete(e.streams, name)
 		}
 	}
@@ -237,7 +235,7 @@ func (e *engine) converge(w *Desired, urgent bool) {
 func (e *engine) markDirty(now time.Time) {
 	for name, s := range e.desired.Streams {
 		m := e.record(name)
-		m.dirty = m.dirty || m.desired != s || m.failure != nil
+		m.dirty = m.dirty || m.desired != s || m.failed
 	}
 	for name, m := range e.streams {
 		m.dirty = m.dirty || e.desired.Streams[name] == nil || m.repair
@@ -255,31 +253,33 @@ func (e *engine) planDirty(now time.Time) (changes []*streamChange) {
 		if !m.dirty {
 			continue
 		}
-		m.failure, m.problems = nil, nil
+		m.failed, m.problems = false, nil
 		in := e.input(name, now)
-		if problem, ok := e.conflictingChain(in); ok {
-			m.problems = append(m.problems, problem)
+		if in.Desired != nil && in.Installed == nil && e.observed.Streams[name] != nil {
+			m.problems = []Problem{{
+				Object: "chain inet " + TableName + " " + plan.StreamChain(name),
+				Detail: "another process created it: stream " + name + " is not served",
+				Remedy: "inspect it with: nft list table inet " + TableName + "; then remove it, or rename the stream",
+				VIPs:   in.VIPs,
+			}}
 			m.desired, m.dirty = in.Desired, false
 			continue
 		}
 		p := plan.ForStream(in)
-		m.problems = append(m.problems, p.Problems...)
-		if len(p.Problems) > 0 {
-			m.failure = errors.New(p.Problems[0].Detail)
-		}
+		m.problems, m.failed = p.Problems, len(p.Problems) > 0
 		if p.Idle(in) {
-			e.markPlanned(name, &p)
+			e.markPlanned(&p)
 			continue
 		}
-		changes = append(changes, &streamChange{StreamPlan: p, input: in, record: m})
+		changes = append(changes, &streamChange{StreamPlan: p, input: in, record: m, failedTargets: map[string]error{}})
 	}
 	return changes
 }
 
 // markPlanned records that a plan is being applied.
-func (e *engine) markPlanned(name string, p *plan.StreamPlan) {
-	m := e.streams[name]
-	m.desired, m.requests, m.dirty = e.desired.Streams[name], p.Requests, false
+func (e *engine) markPlanned(p *plan.StreamPlan) {
+	m := e.streams[p.Name]
+	m.desired, m.requests, m.dirty = e.desired.Streams[p.Name], p.Requests, false
 }
 
 // assignVIPs assigns VIPs to streams and marks the streams that gain or lose some.
@@ -305,30 +305,57 @@ func (e *engine) assignVIPs() {
 
 func (e *engine) input(name string, now time.Time) plan.StreamInput {
 	m := e.streams[name]
-	v := plan.StreamInput{
-		Name: name, Desired: e.desired.Streams[name], VIPs: e.vipOwners.Owned[name], Targets: maps.Clone(m.targets), Requests: m.requests, Observed: e.observed.Targets,
-		Broken: m.fault.Broken, ChainMissing: m.fault.ChainMissing, Repair: m.repair, Now: now,
-		Unreachable:  func(a netip.Addr) bool { return e.network.UnreachableReason(a) != "" },
-		LinkRestored: e.linkRestored,
-		AllocateFWMark: func(string) (uint32, error) {
-			return e.allocateFWMark()
-		},
+	return plan.StreamInput{
+		Name: name, Desired: e.desired.Streams[name], VIPs: e.vipOwners.Owned[name],
+		Installed: e.installedStream(name), Targets: maps.Clone(m.targets), Requests: m.requests,
+		Observed: e.observed.Targets, Network: e.network, Broken: m.fault.Broken, ChainMissing: m.fault.ChainMissing,
+		LinkRestored: e.linkRestored, Repair: m.repair, Now: now, AllocateFWMark: e.allocateFWMark,
 	}
-	if s, ok := e.installed.Streams[name]; ok {
-		v.Installed = &s
-	}
-	return v
 }
 
-// conflictingChain reports a chain of another process with the name of a new stream.
-func (e *engine) conflictingChain(v plan.StreamInput) (Problem, bool) {
-	if v.Desired == nil || v.Installed != nil || e.observed.Streams[v.Name] == nil {
-		return Problem{}, false
+// allocateFWMark returns an unused fwmark for a new target.
+func (e *engine) allocateFWMark() (uint32, error) {
+	return e.fwmarks.Allocate(func(n uint32) (bool, error) {
+		_, installed := e.installed.Targets[n]
+		_, refused := e.refused[n]
+		if installed || refused {
+			return true, nil
+		}
+		if _, ok := e.observed.Targets[n]; ok {
+			e.refused[n] = "chain inet " + TableName + " " + plan.TargetChain(n) + ", or an element for it, exists already"
+			return true, nil
+		}
+		if _, ok := e.probed[n]; !ok {
+			if err := e.probeFWMarks(n); err != nil {
+				return false, err
+			}
+		}
+		by := e.probed[n]
+		if by != "" {
+			e.refused[n] = by
+			e.log.Warn("fwmark used by another process, skipping it", "fwmark", n, "by", by)
+		}
+		return by != "", nil
+	})
+}
+
+// maxProbed bounds the fwmarks that are checked at once.
+const maxProbed = 1024
+
+// probeFWMarks checks whether other processes use a fwmark and its successors, more of them at
+// each call of a pass.
+func (e *engine) probeFWMarks(first uint32) error {
+	var numbers []uint32
+	for n := uint64(first); n <= uint64(e.o.Mask) && len(numbers) < e.probing; n++ {
+		numbers = append(numbers, uint32(n))
 	}
-	return Problem{
-		Object: "chain inet " + TableName + " " + plan.StreamChain(v.Name),
-		Detail: "another process created it: stream " + v.Name + " is not served",
-		Remedy: "inspect it with: nft list table inet " + TableName + "; then remove it, or rename the stream",
-		VIPs:   v.VIPs,
-	}, true
+	e.probing = min(4*e.probing, maxProbed)
+	by, err := e.kernel.UsedByOthers(numbers)
+	if err != nil {
+		return fmt.Errorf("check for other users of fwmarks %d to %d: %w", first, numbers[len(numbers)-1], err)
+	}
+	for _, n := range numbers {
+		e.probed[n] = by[n]
+	}
+	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"path/filepath"
 	"time"
@@ -19,43 +18,31 @@ func (o Options) holdFile() string { return filepath.Join(o.StateDir, "dataplane
 
 // loadHolds reads the holds of an earlier process: ends by stream. A corrupt file is moved
 // aside, and nothing is held.
-func loadHolds(o Options, log *slog.Logger) (map[string]time.Time, error) {
-	holds := map[string]time.Time{}
+func loadHolds(o Options) (holds map[string]time.Time, err error) {
 	if o.StateDir == "" {
-		return holds, nil
+		return nil, nil
 	}
-	_, _, err := durable.Read(o.holdFile(), &holds)
+	_, _, err = durable.Read(o.holdFile(), &holds)
 	if errors.Is(err, durable.ErrCorrupt) {
-		durable.SetAside(o.holdFile(), err, time.Now(), log)
-		holds, err = nil, nil
-	}
-	if holds == nil {
-		holds = map[string]time.Time{}
+		durable.SetAside(o.holdFile(), err, time.Now(), o.Log)
+		return nil, nil
 	}
 	return holds, err
 }
 
-// saveHolds writes the file of holds.
-func (o Options) saveHolds(holds map[string]time.Time) error {
-	if o.StateDir == "" {
-		return nil
-	}
-	return durable.Write(o.holdFile(), holds)
-}
-
 // held reports whether drift of a stream is not repaired; "" is that of common objects.
 func (e *engine) held(stream string) bool {
-	if _, all := e.holds[allStreams]; all {
-		return true
-	}
-	_, ok := e.holds[stream]
-	return ok
+	_, all := e.holds[allStreams]
+	_, one := e.holds[stream]
+	return all || one
 }
 
 // setHolds replaces the holds, in the file first.
 func (e *engine) setHolds(holds map[string]time.Time) error {
-	if err := e.o.saveHolds(holds); err != nil {
-		return fmt.Errorf("write hold of the data plane: %w", err)
+	if e.o.StateDir != "" {
+		if err := durable.Write(e.o.holdFile(), holds); err != nil {
+			return fmt.Errorf("write hold of the data plane: %w", err)
+		}
 	}
 	e.holds = holds
 	return nil
@@ -93,28 +80,23 @@ func (e *engine) resume(stream string, w *Desired) ([]Drift, error) {
 	return e.reconcile(w)
 }
 
-// expireHolds ends expired holds, and returns when the next one expires.
-func (e *engine) expireHolds() (next time.Time, ok bool) {
+// expireHolds ends expired holds.
+func (e *engine) expireHolds() {
 	holds := maps.Clone(e.holds)
 	for stream, until := range e.holds {
-		switch {
-		case until.IsZero():
-		case !e.now().Before(until):
+		if !until.IsZero() && !e.now().Before(until) {
 			delete(holds, stream)
 			e.log.Info("data plane hold expired", "stream", stream)
-		case !ok || until.Before(next):
-			next, ok = until, true
 		}
 	}
 	if len(holds) == len(e.holds) {
-		return next, ok
+		return
 	}
 	if err := e.setHolds(holds); err != nil {
 		// The file still has it, with the same end.
 		e.log.Warn("failed to write holds", "error", err)
 		e.holds = holds
 	}
-	return next, ok
 }
 
 // Hold suspends the repair of drift of a stream, or of all streams with "", until Resume, or

@@ -22,7 +22,7 @@ func TestATargetThatWasLeftOutStaysThroughOtherChangesUntilItsTime(t *testing.T)
 		if s := w.slot("a", "x2"); s == nil || !s.Flows[vip.IPv4] || !w.k.conns[number] {
 			t.Fatalf("%s: x2 is to keep its flows until its time is over: %+v", when, s)
 		}
-		if got, ok := w.e.nextDrain(); !ok || !got.Equal(end) {
+		if got := w.e.deadlines(); len(got) != 1 || !got[0].Equal(end) {
 			t.Fatalf("%s: the drain ends at %s, not %s", when, got, end)
 		}
 	}

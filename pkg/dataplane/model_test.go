@@ -292,8 +292,6 @@ func (k *modelKernel) ReadNetwork() (*plan.Network, error) {
 	return &s, nil
 }
 
-func (k *modelKernel) Close() error { return nil }
-
 // linkGoes does what the kernel does when a link goes down, or comes up.
 func (k *modelKernel) linkGoes(up bool) {
 	k.net.Links[0].Up = up

@@ -1,38 +1,52 @@
 package dataplane
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
+// observe reads the stale parts of the kernel state, unless read is false, and compares what was
+// read with what is installed.
+func (e *engine) observe(read bool) {
+	e.readErr = nil
+	if e.network == nil || read && e.stale != 0 {
+		e.lastRead = time.Now()
+		e.readErr = e.readKernel()
+		e.readTime = time.Since(e.lastRead)
+	}
+	if e.readErr == nil {
+		e.diff()
+	}
+}
+
 // readKernel reads the stale parts of the kernel state.
 func (e *engine) readKernel() error {
-	n := e.stale
-	if e.observed == nil {
-		n.nftables = true
-	}
-	if n.nftables {
+	switch {
+	case e.observed == nil || e.stale&nftables != 0:
 		if err := e.readAll(); err != nil {
 			return err
 		}
-	} else if n.routes {
+	case e.stale&routes != 0:
 		if err := e.readRoutes(); err != nil {
 			return err
 		}
 	}
-	if n.nftables || n.routes || n.network {
-		s, err := e.kernel.ReadNetwork()
-		if err != nil {
-			return fmt.Errorf("read links, addresses and neighbors: %w", err)
-		}
-		e.updateNetwork(s, n.linksDown)
+	s, err := e.kernel.ReadNetwork()
+	if err != nil {
+		return fmt.Errorf("read links, addresses and neighbors: %w", err)
 	}
-	e.stale = staleParts{}
+	if e.stale&nftables != 0 {
+		e.lastFullRead = e.lastRead
+	}
+	e.updateNetwork(s)
+	e.stale, e.linksDown = 0, nil
 	return nil
 }
 
@@ -45,7 +59,7 @@ func (e *engine) readAll() error {
 	for attempt := 1; ; attempt++ {
 		before, err := e.kernel.Generation()
 		if err != nil {
-			return fmt.Errorf("read the generation of the ruleset: %w", err)
+			return err
 		}
 		c, err := e.kernel.Read(e.installedFWMarks())
 		if err != nil {
@@ -53,28 +67,13 @@ func (e *engine) readAll() error {
 		}
 		after, err := e.kernel.Generation()
 		if err != nil {
-			return fmt.Errorf("read the generation of the ruleset: %w", err)
+			return err
 		}
 		if before == after || attempt == 3 {
-			e.setActual(c, before)
+			e.observed, e.generation, e.ownTransactions = c, before, e.kernel.Transactions()
+			e.staleStreams()
 			return nil
 		}
-	}
-}
-
-func (e *engine) setActual(c *plan.KernelState, generation uint32) {
-	if c.Targets == nil {
-		c.Targets = map[uint32]*plan.KernelTarget{}
-	}
-	if c.Streams == nil {
-		c.Streams = map[string]*plan.KernelStream{}
-	}
-	if c.VIPs == nil {
-		c.VIPs = map[vip.VIP]string{}
-	}
-	e.observed, e.generation, e.ownTransactions = c, generation, e.kernel.Transactions()
-	for _, m := range e.streams {
-		m.stale = true
 	}
 }
 
@@ -88,145 +87,198 @@ func (e *engine) foreignTransaction() bool {
 	return err != nil || g != e.generation+e.kernel.Transactions()-e.ownTransactions
 }
 
-// readRoutes reads the rules and routes of all targets.
-func (e *engine) readRoutes() error {
-	ways, err := e.kernel.ReadRoutes(e.installedFWMarks())
-	if err != nil {
-		return fmt.Errorf("read rules and routes: %w", err)
-	}
+// readBase reads the objects that no stream owns.
+func (e *engine) readBase() error {
 	base, problem, err := e.kernel.ReadBase()
 	if err != nil {
-		return fmt.Errorf("read common objects: %w", err)
+		return fmt.Errorf("read table inet %s: %w", TableName, err)
 	}
 	if base != e.observed.Base || problem != e.observed.Problem {
 		e.observed.Base, e.observed.Problem = base, problem
-		for _, m := range e.streams {
-			m.stale = true
-		}
-	}
-	for number, t := range e.installed.Targets {
-		now := ways[number]
-		if now == nil {
-			now = &plan.KernelTarget{FWMark: number}
-		}
-		s := e.observed.Targets[number]
-		if s == nil && plan.SameRoutes(*now, plan.KernelTarget{}) || s != nil && plan.SameRoutes(*now, *s) {
-			continue
-		}
-		e.setRoutes(number, *now)
-		e.record(t.Stream).stale = true
+		e.staleStreams()
 	}
 	return nil
 }
 
-func (e *engine) setRoutes(number uint32, w plan.KernelTarget) {
-	s := plan.KernelTarget{FWMark: number}
-	if old := e.observed.Targets[number]; old != nil {
-		s = *old
+// readRoutes reads the rules and routes of all targets, and the common policy rules.
+func (e *engine) readRoutes() error {
+	read, err := e.kernel.ReadRoutes(e.installedFWMarks())
+	if err != nil {
+		return fmt.Errorf("read rules and routes: %w", err)
 	}
-	s.Rules, s.NextHops, s.Blackhole = w.Rules, w.NextHops, w.Blackhole
-	e.observed.Targets[number] = &s
+	if err := e.readBase(); err != nil {
+		return err
+	}
+	for number, t := range e.installed.Targets {
+		if now, old := orNone(read[number]), orNone(e.observed.Targets[number]); !plan.SameRoutes(now, old) {
+			e.setRoutes(number, now)
+			e.record(t.Stream).stale = true
+		}
+	}
+	return nil
 }
 
-// setNFTables sets the observed nftables objects of a target; nil for none.
-func (e *engine) setNFTables(number uint32, n *plan.KernelTarget) {
-	s := plan.KernelTarget{FWMark: number}
-	if n != nil {
-		s = *n
+// orNone returns a target without any object for nil.
+func orNone(t *plan.KernelTarget) plan.KernelTarget {
+	if t == nil {
+		return plan.KernelTarget{}
 	}
-	if old := e.observed.Targets[number]; old != nil {
-		s.Rules, s.NextHops, s.Blackhole = old.Rules, old.NextHops, old.Blackhole
-	}
-	if n == nil && plan.SameRoutes(s, plan.KernelTarget{}) {
+	return *t
+}
+
+// setRoutes sets the observed rules and routes of a target.
+func (e *engine) setRoutes(number uint32, r plan.KernelTarget) {
+	e.setTarget(number, orNone(e.observed.Targets[number]), r)
+}
+
+// setTarget sets the observed state of a target: what nftables has, and rules and routes.
+func (e *engine) setTarget(number uint32, s, r plan.KernelTarget) {
+	s.FWMark, s.Rules, s.NextHops, s.Blackhole = number, r.Rules, r.NextHops, r.Blackhole
+	if plan.SameRoutes(s, plan.KernelTarget{}) && plan.SameNFTables(s, plan.KernelTarget{}) {
 		delete(e.observed.Targets, number)
-		return
+	} else {
+		e.observed.Targets[number] = &s
 	}
-	e.observed.Targets[number] = &s
 }
 
 // updateNetwork sets the observed network, and derives which targets can be reached and whose
 // routes the kernel, rather than another process, removed when a link went down.
-func (e *engine) updateNetwork(s *plan.Network, downed []int) {
+func (e *engine) updateNetwork(s *plan.Network) {
 	old := e.network
 	e.network = s
+	reachable := func(n *plan.Network, a netip.Addr) bool { return n.UnreachableReason(a) == "" }
 	for number, t := range e.installed.Targets {
 		m := e.record(t.Stream)
 		via := e.via[number]
 		missing, byLink := false, false
-		slot := e.observed.Targets[number]
+		slot := orNone(e.observed.Targets[number])
 		for _, f := range vip.Families {
-			hop := plan.AddressOf(t.IPs, f)
+			hop := t.IPs[f]
 			if !hop.IsValid() {
 				continue
 			}
 			l, ok := s.LinkTo(hop)
-			if slot == nil || !slot.NextHops[f].IsValid() {
+			if !slot.NextHops[f].IsValid() {
 				missing = true
 				// At the start no notification of a link exists. The kernel removes only
 				// the route; an operator who clears a table or a target removes more.
-				alone := old == nil && !e.held(t.Stream) && slot != nil && slot.Rules[f] && slot.Blackhole[f]
-				byLink = byLink || alone || !ok || !l.Up || slices.Contains(downed, l.Index) || via[f] != 0 && (via[f] != l.Index || slices.Contains(downed, via[f]))
+				alone := old == nil && !e.held(t.Stream) && slot.Rules[f] && slot.Blackhole[f]
+				moved := via[f] != 0 && (via[f] != l.Index || slices.Contains(e.linksDown, via[f]))
+				byLink = byLink || alone || moved || !ok || !l.Up || slices.Contains(e.linksDown, l.Index)
 			}
 			if ok {
 				via[f] = l.Index
 			}
-			if old == nil || (old.UnreachableReason(hop) == "") != (s.UnreachableReason(hop) == "") {
+			if old == nil || reachable(old, hop) != reachable(s, hop) {
 				m.dirty, m.stale = true, true
-				if old != nil {
-					e.logReach(t, hop)
-				}
+			}
+			if old != nil && reachable(old, hop) != reachable(s, hop) {
+				e.logReach(t, hop)
 			}
 		}
 		e.via[number] = via
 		lost := missing && (byLink || e.lost[number])
-		if lost != e.lost[number] {
-			m.stale = true
-			if lost {
-				e.log.Warn("routes removed with their link; restoring them when it is up", "stream", t.Stream, "target", t.Name, "fwmark", number)
-			}
+		if lost && !e.lost[number] {
+			e.log.Warn("routes removed with their link; restoring them when it is up",
+				"stream", t.Stream, "target", t.Name, "fwmark", number)
 		}
+		m.stale = m.stale || lost != e.lost[number]
+		m.dirty = m.dirty || lost
+		delete(e.lost, number)
 		if lost {
 			e.lost[number] = true
-			m.dirty = true
-		} else {
-			delete(e.lost, number)
 		}
 	}
-	if old != nil {
-		// Targets without a connected network are not, or not completely, installed.
-		for name, m := range e.streams {
-			if w := m.desired; w != nil && !m.dirty {
-				e.streams[name].dirty = slices.ContainsFunc(w.Targets, func(t Target) bool {
-					return slices.ContainsFunc(t.IPs, func(a netip.Addr) bool { return (old.UnreachableReason(a) == "") != (s.UnreachableReason(a) == "") })
-				})
-			}
+	if old == nil {
+		return
+	}
+	// Targets without a connected network are not, or not completely, installed.
+	for _, m := range e.streams {
+		for a := range m.addresses {
+			m.dirty = m.dirty || reachable(old, a) != reachable(s, a)
 		}
 	}
 }
 
 func (e *engine) logReach(t plan.InstalledTarget, hop netip.Addr) {
+	log := e.log.With("stream", t.Stream, "target", t.Name, "fwmark", t.FWMark, "address", hop)
 	if why := e.network.UnreachableReason(hop); why != "" {
-		e.log.Warn("target unreachable, removing it from its table", "stream", t.Stream, "target", t.Name, "fwmark", t.FWMark, "address", hop, "reason", why)
+		log.Warn("target unreachable, removing it from its table", "reason", why)
 		return
 	}
-	e.log.Info("target reachable again", "stream", t.Stream, "target", t.Name, "fwmark", t.FWMark, "address", hop)
+	log.Info("target reachable again")
 }
 
 // linkRestored reports whether the kernel removed the routes of a target with a link that is up
 // again.
 func (e *engine) linkRestored(number uint32) bool {
-	if !e.lost[number] {
-		return false
-	}
-	t, slot := e.installed.Targets[number], e.observed.Targets[number]
-	for _, f := range vip.Families {
-		hop := plan.AddressOf(t.IPs, f)
-		if !hop.IsValid() || slot != nil && slot.NextHops[f].IsValid() {
-			continue
-		}
-		if l, ok := e.network.LinkTo(hop); ok && l.Up {
-			return true
+	slot := orNone(e.observed.Targets[number])
+	for f, hop := range e.installed.Targets[number].IPs {
+		if e.lost[number] && hop.IsValid() && !slot.NextHops[f].IsValid() {
+			if l, ok := e.network.LinkTo(hop); ok && l.Up {
+				return true
+			}
 		}
 	}
 	return false
+}
+
+// diff compares installed and observed state of the streams for which either changed.
+func (e *engine) diff() {
+	for name, m := range e.streams {
+		if !m.stale {
+			continue
+		}
+		m.stale = false
+		before, fault := m.drift, m.fault
+		e.diffStream(name, m)
+		m.dirty = m.dirty || fault.Broken != m.fault.Broken || fault.ChainMissing != m.fault.ChainMissing ||
+			len(without(before, m.drift, Drift.Key))+len(without(m.drift, before, Drift.Key)) > 0
+	}
+	e.noteDrift()
+}
+
+func (e *engine) diffStream(name string, m *streamRecord) {
+	m.drift, m.fault, m.state = nil, plan.StreamFault{}, nil
+	if s := e.installedStream(name); s != nil && s.Stage != plan.StageRemoving {
+		m.fault = plan.StreamDrift(*s, s.Kernel(m.targets, &m.tables), e.observed.Streams[name], e.observed.VIPs)
+		if s.Stage == plan.StageApplied {
+			m.drift = m.fault.Drift
+		}
+		m.state = e.streamState(s, m)
+	}
+	for _, t := range plan.SortedTargets(m.targets) {
+		if t.Stage == plan.StageApplied {
+			m.drift = append(m.drift, plan.TargetDrift(t, e.observed.Targets[t.FWMark], e.lost[t.FWMark])...)
+		}
+	}
+}
+
+// streamState returns the confirmed state of a stream.
+func (e *engine) streamState(s *plan.InstalledStream, m *streamRecord) *StreamState {
+	x := &StreamState{Problem: m.fault.Problems}
+	a := e.observed.Streams[s.Name]
+	for _, f := range vip.Families {
+		x.Serving[f] = map[string]struct{}{}
+		if !plan.HasFamily(s.VIPs, f) {
+			continue
+		}
+		if p := e.observed.Problem; p != "" {
+			x.Problem[f] = cmp.Or(x.Problem[f], "table inet "+TableName+": "+p)
+		}
+		if a == nil || a.Tables[f] == nil {
+			continue
+		}
+		for _, name := range s.Tables[f] {
+			t := m.targets[name]
+			if plan.Forwards(t, e.observed.Targets[t.FWMark], f) && e.network.UnreachableReason(t.IPs[f]) == "" {
+				x.Serving[f][name] = struct{}{}
+			}
+		}
+		if len(s.Tables[f]) > 0 && len(x.Serving[f]) == 0 {
+			x.Problem[f] = cmp.Or(x.Problem[f],
+				"none of the targets in map "+plan.MaglevMap(f, s.Name)+" can be reached as it is")
+		}
+	}
+	return x
 }

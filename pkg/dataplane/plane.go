@@ -1,3 +1,11 @@
+// Package dataplane forwards the packets of VIPs to targets, in the kernel: nftables
+// picks a target by a Maglev table and sets its fwmark, and policy routing sends the
+// packet to it. See docs/dataplane.md.
+//
+// The package holds the reconciler, which compares desired with observed state and applies
+// the difference. Package plan computes that difference without I/O; package fwstate
+// reads, writes and watches the kernel. What happens when another process changes the
+// data plane is in repair.go.
 package dataplane
 
 import (
@@ -5,12 +13,76 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
+	"maps"
+	"net/netip"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
+
+// The model that planner, reconciler and kernel connection share.
+type (
+	Config      = fwstate.Config
+	Desired     = plan.Desired
+	Stream      = plan.Stream
+	Target      = plan.Target
+	Role        = plan.Role
+	State       = plan.State
+	StreamState = plan.StreamState
+	Drift       = plan.Drift
+	Problem     = plan.Problem
+)
+
+// The roles of targets.
+const (
+	Unknown  = plan.Unknown
+	Down     = plan.Down
+	Draining = plan.Draining
+	Serving  = plan.Serving
+)
+
+// TableName is the nftables table of the data plane, of the family inet.
+const TableName = plan.TableName
+
+// Defaults of [Options].
+const (
+	DefaultFirst    = fwstate.DefaultFirst
+	DefaultMask     = fwstate.DefaultMask
+	DefaultPriority = fwstate.DefaultPriority
+	// defaultCheckInterval is the time between two reads of everything.
+	defaultCheckInterval = time.Minute
+)
+
+// Options are the fwmarks, tables and rule priorities of the data plane in its network
+// namespace, and its behavior. Zero fields have the defaults above, except where noted.
+type Options struct {
+	Config
+	// StateDir keeps holds over restarts; without it they are in memory only.
+	StateDir string
+	// OnRepair is called with the repaired objects. It must not block.
+	OnRepair func([]Repaired)
+	// CheckInterval is the time between two reads of the whole kernel state without
+	// notifications; a minute by default.
+	CheckInterval time.Duration
+	Log           *slog.Logger
+}
+
+// TargetView describes one target in the kernel for operators.
+type TargetView struct {
+	Stream, Target string
+	FWMark         uint32
+	IPs            []netip.Addr
+	// State is one of serving, draining, down, pending, removing, drifted.
+	State string
+	// Entries counts its entries in the Maglev maps, by family.
+	Entries [len(vip.Families)]int
+	// Packets and Bytes were sent to it since its chain was created.
+	Packets, Bytes uint64
+	DrainEnd       time.Time
+}
 
 // errEnded is the error of requests after the end of Run.
 var errEnded = errors.New("the data plane is not running")
@@ -25,13 +97,11 @@ type Plane struct {
 	// requests run on the goroutine that owns the engine.
 	requests chan func(*engine)
 	ended    chan struct{}
-	endOnce  sync.Once
 }
 
 // withDefaults fills in zero fields.
 func (o Options) withDefaults() Options {
-	c := o.config().WithDefaults()
-	o.First, o.Mask, o.Priority = c.First, c.Mask, c.Priority
+	o.Config = o.Config.WithDefaults()
 	if o.CheckInterval == 0 {
 		o.CheckInterval = defaultCheckInterval
 	}
@@ -43,16 +113,10 @@ func (o Options) withDefaults() Options {
 
 // Validate returns an error for invalid options; zero fields have their defaults.
 func (o Options) Validate() error {
-	o = o.withDefaults()
 	if o.CheckInterval < 0 {
 		return fmt.Errorf("check interval %s is negative", o.CheckInterval)
 	}
-	return o.config().Validate()
-}
-
-// config returns the options of the kernel connection.
-func (o Options) config() fwstate.Config {
-	return fwstate.Config{First: o.First, Mask: o.Mask, Priority: o.Priority, Stateless: o.Stateless}
+	return o.Config.WithDefaults().Validate()
 }
 
 // New reads the holds of an earlier process.
@@ -62,11 +126,13 @@ func New(o Options) (*Plane, error) {
 	}
 	o = o.withDefaults()
 	o.Log = o.Log.With("component", "dataplane")
-	holds, err := loadHolds(o, o.Log)
+	holds, err := loadHolds(o)
 	if err != nil {
 		return nil, fmt.Errorf("data plane: %w", err)
 	}
-	return &Plane{o: o, holds: holds, ready: make(chan struct{}), requests: make(chan func(*engine)), ended: make(chan struct{})}, nil
+	return &Plane{
+		o: o, holds: holds, ready: make(chan struct{}), requests: make(chan func(*engine)), ended: make(chan struct{}),
+	}, nil
 }
 
 // Configure sets the desired state. It never blocks; the newest call wins. Before the first
@@ -90,14 +156,14 @@ func ask[T any](ctx context.Context, p *Plane, what string, do func(*engine) (T,
 		err    error
 	}
 	results := make(chan result, 1)
-	var request chan<- func(*engine) = p.requests
+	request := p.requests
 	for {
 		select {
 		case request <- func(e *engine) {
 			answer, err := do(e)
 			results <- result{answer, err}
 		}:
-			request = nil
+			request = nil // sent
 			continue
 		case r := <-results:
 			answer, err = r.answer, r.err
@@ -120,21 +186,21 @@ func (p *Plane) Targets(ctx context.Context) ([]TargetView, error) {
 
 // Run reconciles until ctx ends, and leaves the kernel state in place. It uses the network
 // namespace of the calling thread. It fails only if netlink sockets cannot be opened;
-// everything else is retried.
+// everything else is retried. It is called once.
 func (p *Plane) Run(ctx context.Context) error {
-	defer p.endOnce.Do(func() { close(p.ended) })
-	f, err := fwstate.Dial(p.o.config())
+	defer close(p.ended)
+	conn, err := fwstate.Dial(p.o.Config)
 	if err != nil {
 		return fmt.Errorf("open netlink sockets: %w", err)
 	}
 	defer func() {
-		if err := f.Close(); err != nil {
+		if err := conn.Close(); err != nil {
 			p.o.Log.Warn("failed to close netlink sockets", "error", err)
 		}
 	}()
-	e := newEngine(p.o, f)
-	e.holds = p.holds
-	o := &reconciler{p: p, e: e, subscribe: subscribeExcept(f), solicit: f.SolicitNeighbors, checkSysctl: func() []sysctlProblem { return sysctlProblems(f) }, removeOld: f.RemoveOldRules, pause: failurePause}
-	defer o.unsubscribe()
-	return o.run(ctx)
+	r := newReconciler(p, conn)
+	maps.Copy(r.e.holds, p.holds)
+	defer r.unsubscribe()
+	r.run(ctx)
+	return nil
 }

@@ -2,28 +2,30 @@ package dataplane
 
 import (
 	"fmt"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
+	"github.com/vipgate/vipgate/pkg/sysctl"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // Preflight returns what the network namespace of the calling thread lacks, each with the
 // command that fixes it. It changes nothing.
 func Preflight(o Options) []Problem {
-	o = o.withDefaults()
 	if problem := lacksCapability(); problem != nil {
 		return []Problem{*problem} // every other check needs it
 	}
-	f, err := fwstate.Dial(o.config())
+	conn, err := fwstate.Dial(o.Config.WithDefaults())
 	if err != nil {
 		return []Problem{{Object: "netlink", Detail: err.Error(), Remedy: "run it on a Linux kernel with netlink sockets"}}
 	}
-	problems := f.MissingModules()
-	for _, p := range sysctlProblems(f) {
+	problems := conn.MissingModules()
+	for _, p := range sysctlProblems(conn) {
 		problems = append(problems, p.Problem)
 	}
-	if err := f.Close(); err != nil {
+	if err := conn.Close(); err != nil {
 		problems = append(problems, Problem{Object: "netlink", Detail: err.Error()})
 	}
 	return problems
@@ -42,4 +44,106 @@ func lacksCapability() *Problem {
 		Object: "CAP_NET_ADMIN", Detail: "this process may not change nftables and routing",
 		Remedy: `add NET_ADMIN to the container: securityContext: {capabilities: {add: ["NET_ADMIN"]}}`,
 	}
+}
+
+// sysctlInterval is the time between two checks of the kernel parameters: the kernel
+// reports changes of forwarding and rp_filter, of others none.
+const sysctlInterval = time.Second
+
+// sysctlProblem is a kernel parameter that has a wrong value.
+type sysctlProblem struct {
+	Problem
+	family vip.Family
+	// drops: packets of VIPs are lost, not only spread unevenly over gateways.
+	drops bool
+}
+
+// withheld says by family why no packet of a VIP gets through, with the command that
+// corrects it.
+func withheld(wrong []sysctlProblem) (why [len(vip.Families)]string) {
+	for _, p := range wrong {
+		if p.drops && why[p.family] == "" {
+			why[p.family] = fmt.Sprintf("%s: %s; run %s", p.Object, p.Detail, p.Remedy)
+		}
+	}
+	return why
+}
+
+// sysctlProblems returns the kernel parameters that keep packets of VIPs from their route.
+func sysctlProblems(c *fwstate.Conn) (problems []sysctlProblem) {
+	check := func(f vip.Family, key sysctl.Key, want, detail string, drops bool) {
+		// What the kernel does not have cannot be wrong.
+		if got := key.Read(); got != "" && got != want {
+			detail = fmt.Sprintf("it is %s: %s", got, detail)
+			problems = append(problems, sysctlProblem{Problem{Object: key.String(), Detail: detail, Remedy: key.SetCommand(want)}, f, drops})
+		}
+	}
+	checkFamily := func(f vip.Family, directory, forwarding sysctl.Key, name string) {
+		check(f, directory+forwarding, "1", name+" packets are not forwarded", true)
+		check(f, directory+"fib_multipath_hash_policy", "1", "packets of one flow are spread over gateways by addresses only", false)
+		// A packet that this host creates in answer to one with a target's mark, such as
+		// "fragmentation needed", would go to the target instead of the client.
+		check(f, directory+"fwmark_reflect", "0", "ICMP errors of this host about VIP traffic go to targets instead of clients", true)
+	}
+	checkFamily(vip.IPv4, "net/ipv4/", "ip_forward", "IPv4")
+	if c.HasIPv6() && sysctl.Key("net/ipv6/conf/all/disable_ipv6").Read() != "1" {
+		checkFamily(vip.IPv6, "net/ipv6/", "conf/all/forwarding", "IPv6")
+	}
+	more, err := reversePathProblems(c)
+	for _, p := range more {
+		problems = append(problems, sysctlProblem{p, vip.IPv4, true})
+	}
+	if err != nil {
+		problems = append(problems, sysctlProblem{Problem{Object: "interfaces", Detail: err.Error()}, vip.IPv4, false})
+	}
+	return problems
+}
+
+// reversePathProblems returns the interfaces on which the kernel drops VIP traffic as forged.
+//
+// The larger value of "all" and of the interface counts (ip-sysctl). Strict filtering (1) requires
+// that the route to a packet's source leads back through its input interface. The sources are
+// clients and, in the answers of targets, VIPs: to both leads the default route of the main table,
+// if any, so that only its interface is safe. Loose filtering (2) requires any route to the source.
+func reversePathProblems(c *fwstate.Conn) (problems []Problem, err error) {
+	links, err := c.Links()
+	if err != nil {
+		return nil, err
+	}
+	defaultLink, err := c.DefaultRouteLink()
+	if err != nil {
+		return nil, err
+	}
+	// The values are single digits, so that their text orders them.
+	all := sysctl.IPv4Interface("all", "rp_filter").Read()
+	for _, l := range links {
+		if !l.Up || l.Loopback {
+			continue
+		}
+		filter := sysctl.IPv4Interface(l.Name, "rp_filter")
+		own := filter.Read()
+		detail := ""
+		switch value := max(all, own); {
+		case value == "1" && l.Index != defaultLink:
+			detail = "strict reverse path filtering drops packets of VIPs that arrive on it"
+		case value == "2" && defaultLink == 0:
+			detail = "reverse path filtering drops packets from VIPs, to which no route leads"
+		}
+		if detail != "" {
+			remedy := filter.SetCommand("0")
+			if all != "0" {
+				remedy = "sysctl -w net.ipv4.conf.all.rp_filter=0 " + filter.String() + "=0"
+			}
+			detail = fmt.Sprintf("it is %s, that of all is %s: %s", own, all, detail)
+			problems = append(problems, Problem{Object: filter.String(), Detail: detail, Remedy: remedy})
+		}
+		forwarding := sysctl.IPv4Interface(l.Name, "forwarding")
+		if forwarding.Read() == "0" && sysctl.Key("net/ipv4/ip_forward").Read() == "1" {
+			problems = append(problems, Problem{
+				Object: forwarding.String(), Detail: "it is 0: IPv4 packets that come in by this interface are not forwarded",
+				Remedy: forwarding.SetCommand("1"),
+			})
+		}
+	}
+	return problems, nil
 }

@@ -16,7 +16,7 @@ func TestPreflightRefusesForeignRulesBetween(t *testing.T) {
 	for priority, want := range map[int]string{97: "", 98: "", 99: "ipv4", 100: "ipv4 ipv6", 101: "ipv6", 102: ""} {
 		var found []string
 		must(t, ns.Do(func() error {
-			for _, p := range Preflight(Options{Priority: priority}) {
+			for _, p := range Preflight(Options{Config: Config{Priority: priority}}) {
 				if family, _, ok := strings.Cut(p.Object, " policy rules of priority"); ok && p.Remedy != "" {
 					found = append(found, family)
 				}
@@ -29,8 +29,8 @@ func TestPreflightRefusesForeignRulesBetween(t *testing.T) {
 	}
 
 	// Our own are no hindrance at the next start.
-	o := Options{Priority: 200}
-	f := openConn(t, ns, o.config())
+	o := Options{Config: Config{Priority: 200}}
+	f := openConn(t, ns, o.Config)
 	must(t, f.Write(plan.Change{Base: true}))
 	must(t, ns.Do(func() error {
 		for _, p := range Preflight(o) {

@@ -18,21 +18,20 @@ func (s *site) deaf(interval time.Duration) *running {
 	s.must(err)
 	var f *fwstate.Conn
 	s.must(s.ns.Do(func() error {
-		f, err = fwstate.Dial(p.o.config())
+		f, err = fwstate.Dial(p.o.Config)
 		return err
 	}))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
 		done <- s.ns.Do(func() error {
-			x := &reconciler{
-				p: p, e: newEngine(p.o, f), pause: failurePause, solicit: f.SolicitNeighbors, removeOld: f.RemoveOldRules,
-				subscribe: func(fwstate.Config) (*fwstate.Watch, error) {
-					return &fwstate.Watch{Changed: make(chan struct{}), Failed: make(chan struct{})}, nil
-				},
+			x := newReconciler(p, f)
+			x.subscribe = func() (*fwstate.Watch, error) {
+				return &fwstate.Watch{Changed: make(chan struct{}), Failed: make(chan struct{})}, nil
 			}
 			defer x.unsubscribe()
-			return x.run(ctx)
+			x.run(ctx)
+			return nil
 		})
 	}()
 	s.t.Cleanup(func() {

@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -30,27 +31,21 @@ func recoverInstalled(k kernelConn, o Options, now time.Time) (plan.Installed, e
 		return r, fmt.Errorf("list rules and routes of the data plane: %w", err)
 	}
 	c, err := k.Read(numbers)
+	if err == nil && !slices.Equal(slices.Sorted(maps.Keys(c.Targets)), numbers) {
+		// Some targets have only chains: read their rules and routes, too.
+		c, err = k.Read(slices.Sorted(maps.Keys(c.Targets)))
+	}
 	if err != nil {
 		return r, fmt.Errorf("read the data plane: %w", err)
-	}
-	if more := slices.Sorted(maps.Keys(c.Targets)); !slices.Equal(more, numbers) {
-		// Some targets have only chains.
-		if c, err = k.Read(more); err != nil {
-			return r, fmt.Errorf("read the data plane: %w", err)
-		}
 	}
 	names := map[[2]string]bool{}
 	for _, number := range slices.Sorted(maps.Keys(c.Targets)) {
 		s := c.Targets[number]
-		t := plan.InstalledTarget{FWMark: number, Stream: s.Stream, Name: s.Name, Flows: s.Flows, Stage: plan.StageApplied}
-		t.DrainEnd, t.Drain = s.DrainEndAt(now)
-		for _, f := range vip.Families {
+		t := plan.InstalledTarget{FWMark: number, Label: s.Label, Flows: s.Flows, Stage: plan.StageApplied}
+		t.ResumeDrain(now)
+		for f := range t.IPs {
 			// The kernel removes the route with a link that goes down; the label has the address.
-			if a := s.NextHops[f]; a.IsValid() {
-				t.IPs = append(t.IPs, a)
-			} else if a := s.IPs[f]; a.IsValid() {
-				t.IPs = append(t.IPs, a)
-			}
+			t.IPs[f] = cmp.Or(s.NextHops[f], s.IPs[f])
 		}
 		key := [2]string{s.Stream, s.Name}
 		switch {
@@ -58,7 +53,7 @@ func recoverInstalled(k kernelConn, o Options, now time.Time) (plan.Installed, e
 			continue // It belongs to another process.
 		case s.Stream == "" || s.Name == "" || names[key] || number > o.Mask:
 			t.Stream, t.Name, t.Stage = noStream, fmt.Sprint(number), plan.StageRemoving
-		case len(t.IPs) == 0:
+		case len(t.Addresses()) == 0:
 			t.Stage = plan.StageRemoving
 		case len(plan.TargetDrift(t, s, false)) > 0:
 			t.Stage = plan.StagePending
@@ -68,11 +63,11 @@ func recoverInstalled(k kernelConn, o Options, now time.Time) (plan.Installed, e
 	}
 	for name, s := range c.Streams {
 		// A chain with such a name alone belongs to another process.
-		ours := s.Owned || len(s.Families()) > 0
+		owned := s.Owned || len(s.Families()) > 0
 		for _, t := range r.Targets {
-			ours = ours || t.Stream == name
+			owned = owned || t.Stream == name
 		}
-		if ours {
+		if owned {
 			r.Streams[name] = recoverStream(s, r.Targets, c.VIPs)
 		}
 	}
@@ -93,28 +88,19 @@ func recoverStream(s *plan.KernelStream, all map[uint32]plan.InstalledTarget, vi
 			targets[t.Name] = t
 		}
 	}
-	torn := s.Size < 2 || s.Seed == 0
-	var tables [len(vip.Families)][]uint32
-	for _, f := range vip.Families {
-		if s.Tables[f] == nil {
-			continue
-		}
-		in := map[string]struct{}{}
-		for _, number := range s.Tables[f] {
-			if t := all[number]; t.Stream == s.Name && t.Stage != plan.StageRemoving {
-				in[t.Name] = struct{}{}
+	for _, f := range s.Families() {
+		x.Tables[f] = []string{}
+		for name, t := range targets {
+			if t.Stage != plan.StageRemoving && slices.Contains(s.Tables[f], t.FWMark) {
+				x.Tables[f] = append(x.Tables[f], name)
 			}
 		}
-		x.Tables[f] = slices.Sorted(maps.Keys(in))
-		if !torn {
-			tables[f] = plan.MaglevTable(x.Tables[f], targets, s.Size, s.Seed)
-		}
+		slices.Sort(x.Tables[f])
 	}
-	if torn {
+	if s.Size < 2 || s.Seed == 0 {
 		// Any values: the stream is written again.
-		x.Size, x.Seed = unknownSize, 1
-	}
-	if torn || len(plan.StreamDrift(x, tables, s, vips).Drift) > 0 {
+		x.Size, x.Seed, x.Stage = unknownSize, 1, plan.StagePending
+	} else if len(plan.StreamDrift(x, x.Kernel(targets, new([len(vip.Families)]plan.TableCache)), s, vips).Drift) > 0 {
 		x.Stage = plan.StagePending
 	}
 	return x
@@ -142,10 +128,11 @@ func (e *engine) adoptFWMark(stream string, w Target) {
 	if unknown == nil {
 		return
 	}
+	ips := plan.ByFamily(w.IPs)
 	for _, t := range plan.SortedTargets(unknown.targets) {
-		same := len(t.IPs) > 0 && t.FWMark <= e.o.Mask
-		for _, a := range t.IPs {
-			same = same && plan.AddressOf(w.IPs, vip.FamilyOf(a)) == a
+		same := len(t.Addresses()) > 0 && t.FWMark <= e.o.Mask
+		for f, a := range t.IPs {
+			same = same && (a == ips[f] || !a.IsValid())
 		}
 		if !same {
 			continue
@@ -160,20 +147,18 @@ func (e *engine) adoptFWMark(stream string, w Target) {
 
 func (e *engine) adoptHeld(name string, now time.Time) {
 	m := e.streams[name]
-	if _, ok := e.installed.Streams[name]; !ok && len(m.targets) == 0 {
+	if e.installedStream(name) == nil && len(m.targets) == 0 {
 		return // It was never installed.
 	}
 	v := e.input(name, now)
-	v.AllocateFWMark = func(string) (uint32, error) { return 0, errNotInstalled }
+	v.AllocateFWMark = func() (uint32, error) { return 0, errNotInstalled }
 	p := plan.ForStream(v)
 	for _, t := range p.Targets {
 		e.keepTarget(t)
-	}
-	for _, f := range vip.Families {
-		// Without targets that the kernel does not forward to, as before the restart.
-		for _, target := range slices.Clone(p.Stream.Tables[f]) {
-			if t := p.Targets[target]; !plan.Forwards(t, e.observed.Targets[t.FWMark], f) {
-				p.RemoveFromTable(target, f)
+		for _, f := range vip.Families {
+			// Without targets that the kernel does not forward to, as before the restart.
+			if !plan.Forwards(t, e.observed.Targets[t.FWMark], f) {
+				p.RemoveFromTable(t.Name, f)
 			}
 		}
 	}

@@ -1,11 +1,13 @@
 package dataplane
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 )
@@ -35,7 +37,7 @@ const (
 // repair is the back-off of one object that another process changed.
 type repair struct {
 	times int
-	pause time.Duration
+	retry backoff.Backoff
 	// next is when it may be repaired again.
 	next time.Time
 }
@@ -65,20 +67,6 @@ func (e *engine) due(drift []Drift, now time.Time, urgent bool) bool {
 	})
 }
 
-// nextRepair is when the next back-off of existing drift ends.
-func (e *engine) nextRepair() (at time.Time, ok bool) {
-	if e.observed == nil || e.desired == nil {
-		return at, false
-	}
-	for _, d := range e.drift() {
-		r := e.repairs[d.Key()]
-		if r != nil && !e.held(d.Stream) && (!ok || r.next.Before(at)) {
-			at, ok = r.next, true
-		}
-	}
-	return at, ok
-}
-
 // noteRepairs counts what was restored of the drift, lengthens the back-off of what was
 // attempted, and reports it.
 func (e *engine) noteRepairs(before []Drift, base bool) {
@@ -95,11 +83,10 @@ func (e *engine) noteRepairs(before []Drift, base bool) {
 		}
 		r := e.repairs[d.Key()]
 		if r == nil || now.Sub(r.next) > repairMemory {
-			r = &repair{pause: failurePause / 2}
+			r = &repair{retry: backoff.Backoff{Min: failurePause, Max: maxPause}}
 			e.repairs[d.Key()] = r
 		}
-		r.pause = min(2*r.pause, maxPause)
-		r.next = now.Add(r.pause)
+		r.next = now.Add(r.retry.Next())
 		if left[d.Key()] {
 			continue
 		}
@@ -109,18 +96,15 @@ func (e *engine) noteRepairs(before []Drift, base bool) {
 			done = append(done, Repaired{Drift: d, Contested: r.times == contestedAfter})
 		}
 	}
-	for k, r := range e.repairs {
-		if now.Sub(r.next) > repairMemory {
-			delete(e.repairs, k)
-		}
-	}
+	maps.DeleteFunc(e.repairs, func(_ plan.DriftKey, r *repair) bool { return now.Sub(r.next) > repairMemory })
 	if len(done) == 0 {
 		return
 	}
 	e.log.Info("drift repaired", "objects", len(done), "first", done[0].Object)
 	if i := slices.IndexFunc(done, func(r Repaired) bool { return r.Contested }); i >= 0 {
 		d := done[i]
-		e.log.Warn("another process keeps changing the data plane; repairs back off", "object", d.Object, "stream", d.Stream, "target", d.Target, "max_pause", maxPause)
+		e.log.Warn("another process keeps changing the data plane; repairs back off",
+			"object", d.Object, "stream", d.Stream, "target", d.Target, "max_pause", maxPause)
 	}
 	if e.o.OnRepair != nil {
 		e.o.OnRepair(done)
@@ -151,16 +135,8 @@ func (e *engine) baseDrift() []Drift {
 	case e.observed.Problem != "":
 		return []Drift{{Object: "table inet " + TableName, Detail: e.observed.Problem}}
 	}
-	return []Drift{{Object: fmt.Sprintf("policy rules of priority %d and %d", e.o.Priority, e.o.Priority+2), Detail: "one of them is missing or changed"}}
-}
-
-// without returns the drifts of a that are not in b.
-func without(a, b []Drift) []Drift {
-	in := make(map[plan.DriftKey]bool, len(b))
-	for _, d := range b {
-		in[d.Key()] = true
-	}
-	return slices.DeleteFunc(slices.Clone(a), func(d Drift) bool { return in[d.Key()] })
+	rules := fmt.Sprintf("policy rules of priority %d and %d", e.o.Priority, e.o.Priority+2)
+	return []Drift{{Object: rules, Detail: "one of them is missing or changed"}}
 }
 
 // noteDrift records since when objects differ, and logs new drift.
@@ -177,7 +153,8 @@ func (e *engine) noteDrift() {
 	}
 	if len(found) > 0 {
 		d := found[0]
-		e.log.Warn("drift detected", "objects", len(found), "first", d.Object, "detail", d.Detail, "stream", d.Stream, "target", d.Target, "held", e.held(d.Stream))
+		e.log.Warn("drift detected", "objects", len(found), "first", d.Object, "detail", d.Detail,
+			"stream", d.Stream, "target", d.Target, "held", e.held(d.Stream))
 	}
 	if n := len(e.since) + len(found) - len(since); n > 0 {
 		e.log.Info("drift resolved", "objects", n)
@@ -205,4 +182,26 @@ func (e *engine) drift() []Drift {
 		all[i].Since = e.since[d.Key()]
 	}
 	return all
+}
+
+// reconcile reads everything and repairs drift without back-off, except that of held streams.
+func (e *engine) reconcile(w *Desired) ([]Drift, error) {
+	if w == nil || e.installed == nil {
+		return nil, errors.New("nothing is configured yet; try again in a moment")
+	}
+	e.stale = everything
+	if e.observe(true); e.readErr != nil {
+		return nil, e.readErr
+	}
+	before := e.drift()
+	if e.converge(w, true); e.readErr != nil {
+		return nil, e.readErr
+	}
+	left := e.drift()
+	done := without(before, left, Drift.Key)
+	left = slices.DeleteFunc(left, func(d Drift) bool { return e.held(d.Stream) })
+	if len(left) > 0 {
+		return done, fmt.Errorf("%d objects could not be repaired, the first is %s: %s", len(left), left[0].Object, left[0].Detail)
+	}
+	return done, nil
 }

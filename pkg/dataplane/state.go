@@ -13,61 +13,59 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// nextDrain returns the end of the next drain that the engine began.
-func (e *engine) nextDrain() (end time.Time, ok bool) {
-	if e.desired == nil {
-		return end, false
-	}
-	for _, t := range e.installed.Targets {
-		if !t.DrainEnd.IsZero() && (!ok || t.DrainEnd.Before(end)) {
-			end, ok = t.DrainEnd, true
+// deadlines returns the ends of holds, drains, and back-offs of repairs.
+func (e *engine) deadlines() (list []time.Time) {
+	for _, until := range e.holds {
+		if !until.IsZero() {
+			list = append(list, until)
 		}
 	}
-	return end, ok
+	if e.desired == nil || e.observed == nil {
+		return list
+	}
+	for _, t := range e.installed.Targets {
+		if !t.DrainEnd.IsZero() {
+			list = append(list, t.DrainEnd)
+		}
+	}
+	for _, d := range e.drift() {
+		if r := e.repairs[d.Key()]; r != nil && !e.held(d.Stream) {
+			list = append(list, r.next)
+		}
+	}
+	return list
 }
-
-// mustRead reports whether a part of the kernel state is stale.
-func (e *engine) mustRead() bool { return e.stale.nftables || e.stale.routes || e.stale.network }
 
 // hasFailedNeighbors reports whether neighbors failed, which may recover.
 func (e *engine) hasFailedNeighbors() bool {
 	return e.network != nil && len(e.network.FailedNeighbors) > 0
 }
 
-// failedTargets returns the addresses of targets whose neighbors failed. Health checks probe
-// them as well, but not in every family.
-func (e *engine) failedTargets() map[netip.Addr]struct{} {
-	silent := map[netip.Addr]struct{}{}
-	if !e.hasFailedNeighbors() {
-		return silent
-	}
-	note := func(ips []netip.Addr) {
-		for _, a := range ips {
-			if _, failed := e.network.FailedNeighbors[a]; failed {
-				silent[a] = struct{}{}
+// addresses yields the addresses of installed and desired targets.
+func (m *streamRecord) addresses(yield func(netip.Addr) bool) {
+	for _, t := range m.targets {
+		for _, a := range t.Addresses() {
+			if !yield(a) {
+				return
 			}
 		}
 	}
-	for _, m := range e.streams {
-		for _, t := range m.targets {
-			note(t.IPs)
-		}
-		if m.desired != nil {
-			for _, t := range m.desired.Targets {
-				note(t.IPs)
+	if m.desired == nil {
+		return
+	}
+	for _, t := range m.desired.Targets {
+		for _, a := range t.IPs {
+			if !yield(a) {
+				return
 			}
 		}
 	}
-	return silent
 }
 
 // hasDirty reports whether another pass has something to plan at once.
 func (e *engine) hasDirty() bool {
-	if e.desired == nil {
-		return false
-	}
 	for _, m := range e.streams {
-		if m.dirty && m.failure == nil {
+		if e.desired != nil && m.dirty && !m.failed {
 			return true
 		}
 	}
@@ -77,7 +75,7 @@ func (e *engine) hasDirty() bool {
 // failing reports whether a stream failed and is retried.
 func (e *engine) failing() bool {
 	for _, m := range e.streams {
-		if m.failure != nil {
+		if m.failed {
 			return true
 		}
 	}
@@ -86,32 +84,19 @@ func (e *engine) failing() bool {
 
 // describe fills in the confirmed state.
 func (e *engine) describe(s *State) {
-	s.Streams = make(map[string]*StreamState, len(e.streams))
-	s.VIPs = make(map[vip.VIP]string, len(e.owner))
-	s.Unreachable = map[netip.Addr]string{}
-	reach := func(ips []netip.Addr) {
-		for _, a := range ips {
-			if why := e.reason(a); why != "" {
-				s.Unreachable[a] = why
-			}
-		}
-	}
 	for _, name := range slices.Sorted(maps.Keys(e.streams)) {
 		m := e.streams[name]
 		if m.state != nil {
 			s.Streams[name] = m.state
 		}
-		for _, t := range m.targets {
-			reach(t.IPs)
-		}
-		if m.desired != nil {
-			for _, t := range m.desired.Targets {
-				reach(t.IPs)
+		for a := range m.addresses {
+			if why := e.network.UnreachableReason(a); why != "" {
+				s.Unreachable[a] = why
 			}
 		}
 		s.Problems = append(s.Problems, m.problems...)
-		r, recorded := e.installed.Streams[name]
-		if !recorded || r.Stage == plan.StageRemoving || e.observed.Problem != "" || m.fault.ChainMissing {
+		r := e.installedStream(name)
+		if r == nil || r.Stage == plan.StageRemoving || e.observed.Problem != "" || m.fault.ChainMissing {
 			continue
 		}
 		for _, v := range r.VIPs {
@@ -128,16 +113,11 @@ func (e *engine) describe(s *State) {
 	s.Drift = e.drift()
 	s.Problems = append(s.Problems, e.vipOwners.Problems...)
 	for _, n := range slices.Sorted(maps.Keys(e.refused)) {
-		s.Problems = append(s.Problems, Problem{Object: fmt.Sprintf("fwmark %d", n), Detail: "another process uses it: " + e.refused[n], Remedy: "no action required: a different fwmark is assigned"})
+		s.Problems = append(s.Problems, Problem{
+			Object: fmt.Sprintf("fwmark %d", n), Detail: "another process uses it: " + e.refused[n],
+			Remedy: "no action required: a different fwmark is assigned",
+		})
 	}
-}
-
-// reason returns why an address cannot be reached, "" if it can or before the first read.
-func (e *engine) reason(a netip.Addr) string {
-	if e.network == nil {
-		return ""
-	}
-	return e.network.UnreachableReason(a)
 }
 
 // listTargets lists the targets for operators.
@@ -150,25 +130,23 @@ func (e *engine) listTargets() ([]TargetView, error) {
 		return nil, fmt.Errorf("read the counters of targets: %w", err)
 	}
 	var list []TargetView
-	for name, m := range e.streams {
-		var entries [len(vip.Families)]map[uint32]int
-		for _, f := range vip.Families {
-			entries[f] = map[uint32]int{}
-			if s := e.observed.Streams[name]; s != nil {
-				for _, number := range s.Tables[f] {
-					entries[f][number]++
-				}
+	entries := map[uint32][len(vip.Families)]int{}
+	for _, s := range e.observed.Streams {
+		for f, table := range s.Tables {
+			for _, number := range table {
+				count := entries[number]
+				count[f]++
+				entries[number] = count
 			}
 		}
+	}
+	for _, m := range e.streams {
 		for _, t := range m.targets {
-			v := TargetView{Stream: t.Stream, Target: t.Name, FWMark: t.FWMark, IPs: t.IPs, State: m.stateOf(t), DrainEnd: t.DrainEnd}
-			for _, f := range vip.Families {
-				v.Entries[f] = entries[f][t.FWMark]
-			}
-			if s := now[t.FWMark]; s != nil {
-				v.Packets, v.Bytes = s.Packets, s.Bytes
-			}
-			list = append(list, v)
+			counters := orNone(now[t.FWMark])
+			list = append(list, TargetView{
+				Stream: t.Stream, Target: t.Name, FWMark: t.FWMark, IPs: t.Addresses(), State: m.stateOf(t),
+				Entries: entries[t.FWMark], Packets: counters.Packets, Bytes: counters.Bytes, DrainEnd: t.DrainEnd,
+			})
 		}
 	}
 	slices.SortFunc(list, func(a, b TargetView) int {
@@ -179,20 +157,16 @@ func (e *engine) listTargets() ([]TargetView, error) {
 
 // stateOf returns the status word of a target.
 func (m *streamRecord) stateOf(t plan.InstalledTarget) string {
-	if t.Stage == plan.StageRemoving {
-		return "removing"
-	}
-	if slices.ContainsFunc(m.drift, func(d Drift) bool { return d.Target == t.Name }) {
-		return "drifted"
-	}
-	if m.state != nil {
-		for _, f := range vip.Families {
-			if _, ok := m.state.Serving[f][t.Name]; ok {
-				return "serving"
-			}
-		}
-	}
 	switch {
+	case t.Stage == plan.StageRemoving:
+		return "removing"
+	case slices.ContainsFunc(m.drift, func(d Drift) bool { return d.Target == t.Name }):
+		return "drifted"
+	case m.state != nil && slices.ContainsFunc(m.state.Serving[:], func(names map[string]struct{}) bool {
+		_, ok := names[t.Name]
+		return ok
+	}):
+		return "serving"
 	case t.Stage == plan.StagePending:
 		return "pending"
 	case t.Flows != [len(vip.Families)]bool{}:

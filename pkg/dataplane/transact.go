@@ -9,65 +9,51 @@ import (
 )
 
 // additions returns the additions and changes of a plan.
-func (e *engine) additions(p *streamChange) (c plan.Change) {
-	if p.Remove {
-		return c
-	}
+func (e *engine) additions(p *streamChange) plan.Change {
+	c := plan.Change{VIPs: map[vip.VIP]string{}}
 	for _, t := range p.toApply() {
-		want := plan.KernelTargetOf(t)
-		if has := e.observed.Targets[t.FWMark]; has == nil || !plan.SameNFTables(*has, want) {
+		if want := t.Kernel(); !plan.SameNFTables(orNone(e.observed.Targets[t.FWMark]), want) {
 			c.Targets = append(c.Targets, want)
 		}
 	}
 	if !p.Write {
 		return c
 	}
-	want := plan.KernelStream{Name: p.Name, ChainIntact: true, Size: p.Stream.Size, Seed: p.Stream.Seed}
-	for _, f := range vip.Families {
-		if plan.HasFamily(p.Stream.VIPs, f) {
-			want.Tables[f] = p.record.tables[f].Table(p.Stream.Tables[f], p.Targets, want.Size, want.Seed)
-		}
-	}
-	now := e.observed.Streams[p.Name]
-	if !plan.SameStream(now, &want) {
-		c.Streams = append(c.Streams, plan.StreamWrite{Desired: want, Observed: now})
+	want, now := p.kernel(), e.observed.Streams[p.Name]
+	if !plan.SameStream(now, want) {
+		c.Streams = append(c.Streams, plan.StreamWrite{Desired: *want, Observed: now})
 	}
 	for _, v := range p.Stream.VIPs {
 		by := e.observed.VIPs[v]
-		if by == p.Name || !p.Forced {
-			continue
+		// The element of another process shows as drift.
+		foreign := by != "" && e.installedStream(by) == nil
+		if by != p.Name && p.Forced && (!foreign || p.input.Repair) {
+			c.VIPs[v] = p.Name
 		}
-		if _, ours := e.installed.Streams[by]; by != "" && !ours && !p.input.Repair {
-			continue // Another process created it; it shows as drift.
-		}
-		c.VIPs = plan.SetVIP(c.VIPs, v, p.Name)
 	}
 	return c
 }
 
 // removals returns the removals of a plan.
-func (e *engine) removals(p *streamChange) (c plan.Change) {
+func (e *engine) removals(p *streamChange) plan.Change {
+	c := plan.Change{VIPs: map[vip.VIP]string{}}
 	for _, t := range p.Removed {
 		c.RemoveTargets = append(c.RemoveTargets, t.FWMark)
 	}
-	if p.Remove && p.input.Installed != nil {
-		c.RemoveStreams = append(c.RemoveStreams, p.Name)
+	if p.input.Installed == nil {
+		return c
 	}
-	leads := func(v vip.VIP) bool { return e.observed.VIPs[v] == p.Name && e.owner[v] == "" }
-	switch {
-	case p.input.Installed == nil:
-	case p.Remove || p.input.Installed.Stage != plan.StageApplied:
-		// All that lead to the stream: which ones it installed is unknown after a crash.
-		for v := range e.observed.VIPs {
-			if leads(v) {
-				c.VIPs = plan.SetVIP(c.VIPs, v, "")
-			}
+	if p.Remove {
+		c.RemoveStreams = []string{p.Name}
+	}
+	// After a crash it is unknown which elements the stream installed: all that lead to it.
+	all := p.Remove || p.input.Installed.Stage != plan.StageApplied
+	for v, by := range e.observed.VIPs {
+		if by != p.Name || e.owner[v] != "" {
+			continue
 		}
-	default:
-		for _, v := range p.input.Installed.VIPs {
-			if !slices.Contains(p.Stream.VIPs, v) && leads(v) {
-				c.VIPs = plan.SetVIP(c.VIPs, v, "")
-			}
+		if _, installed := slices.BinarySearchFunc(p.input.Installed.VIPs, v, vip.Compare); installed || all {
+			c.VIPs[v] = ""
 		}
 	}
 	return c
@@ -77,13 +63,10 @@ func (e *engine) removals(p *streamChange) (c plan.Change) {
 // stream does not fail the others.
 func (e *engine) transact(plans []*streamChange, repairBase bool) error {
 	var all plan.Change
-	add, remove := make([]plan.Change, len(plans)), make([]plan.Change, len(plans))
-	for i, p := range plans {
-		add[i], remove[i] = e.additions(p), e.removals(p)
-		p.touched = !add[i].Empty() || !remove[i].Empty()
-		p.vips = len(add[i].VIPs)+len(remove[i].VIPs) > 0
-		all.Add(add[i])
-		all.Add(remove[i])
+	for _, p := range plans {
+		p.add, p.remove = e.additions(p), e.removals(p)
+		all.Add(p.add)
+		all.Add(p.remove)
 	}
 	all.Base = !e.observed.Base && (repairBase || len(all.Targets)+len(all.Streams) > 0)
 	if all.Empty() {
@@ -96,55 +79,44 @@ func (e *engine) transact(plans []*streamChange, repairBase bool) error {
 		}
 	}
 	err := e.kernel.Write(all)
-	if err == nil {
-		return e.readBaseBack(all.Base, plans)
+	if err != nil {
+		e.log.Warn("transaction failed, retrying stream by stream", "streams", len(plans), "error", err)
+		e.transactEach(plans, all.Base)
 	}
-	e.log.Warn("transaction failed, retrying stream by stream", "streams", len(plans), "error", err)
-	if all.Base {
-		if err := e.kernel.Write(plan.Change{Base: true}); err != nil {
-			for _, p := range plans {
-				p.fail(err)
-			}
-			return nil
-		}
-		if err := e.readBaseBack(true, plans); err != nil {
-			return err
-		}
+	if !all.Base {
+		return nil
 	}
-	for i, p := range plans {
-		if !add[i].Empty() {
-			if err := e.kernel.Write(add[i]); err != nil {
-				p.fail(err)
-			}
-		}
+	if err := e.readBase(); err != nil {
+		return err
 	}
-	for i, p := range plans {
-		if p.failure == nil && !remove[i].Empty() {
-			if err := e.kernel.Write(remove[i]); err != nil {
-				p.fail(err)
-			}
+	for _, p := range plans {
+		if e.observed.Problem != "" {
+			p.fail(fmt.Errorf("table inet %s is not as it was written: %s", TableName, e.observed.Problem))
 		}
 	}
 	return nil
 }
 
-// readBaseBack reads back the objects that no stream owns.
-func (e *engine) readBaseBack(written bool, plans []*streamChange) error {
-	if !written {
-		return nil
-	}
-	base, problem, err := e.kernel.ReadBase()
-	if err != nil {
-		return fmt.Errorf("read table inet %s back: %w", TableName, err)
-	}
-	e.observed.Base, e.observed.Problem = base, problem
-	for _, m := range e.streams {
-		m.stale = true
-	}
-	if problem != "" {
-		for _, p := range plans {
-			p.fail(fmt.Errorf("table inet %s is not as it was written: %s", TableName, problem))
+// transactEach writes each plan in transactions of its own, additions first.
+func (e *engine) transactEach(plans []*streamChange, base bool) {
+	write := func(p *streamChange, c plan.Change) {
+		if p.failure == nil && !c.Empty() {
+			if err := e.kernel.Write(c); err != nil {
+				p.fail(err)
+			}
 		}
 	}
-	return nil
+	if base {
+		if err := e.kernel.Write(plan.Change{Base: true}); err != nil {
+			for _, p := range plans {
+				p.fail(err)
+			}
+		}
+	}
+	for _, p := range plans {
+		write(p, p.add)
+	}
+	for _, p := range plans {
+		write(p, p.remove)
+	}
 }

@@ -67,11 +67,12 @@ func (w *world) settle(desired *Desired, urgent bool) (alive bool) {
 
 // notice has the engine look at everything with the next pass.
 func (w *world) notice(downed ...int) {
-	w.e.stale.merge(staleParts{nftables: true, routes: true, network: true, linksDown: downed})
+	w.e.stale = everything
+	w.e.linksDown = append(w.e.linksDown, downed...)
 }
 
 func (w *world) state() State {
-	var s State
+	s := State{Streams: map[string]*StreamState{}, VIPs: map[vip.VIP]string{}, Unreachable: map[netip.Addr]string{}}
 	w.e.describe(&s)
 	return s
 }
@@ -164,9 +165,8 @@ func wish(w *Desired, had map[string]bool) oracle {
 				continue
 			}
 			var flows [2]bool
-			var hops [2]netip.Addr
+			hops := plan.ByFamily(t.IPs)
 			for _, f := range vip.Families {
-				hops[f] = plan.AddressOf(t.IPs, f)
 				flows[f] = t.Roles[f] == Draining || t.Roles[f] == Serving
 				if t.Roles[f] == Serving {
 					tables[f] = append(tables[f], t.Name)
@@ -228,7 +228,9 @@ func (w *world) checkTables(t interface{ Fatalf(string, ...any) }) {
 					targets[r.Name] = r
 				}
 			}
-			want := plan.MaglevTable(w.serving(name, f), targets, s.Size, s.Seed)
+			x := plan.InstalledStream{Size: s.Size, Seed: s.Seed}
+			x.Tables[f] = append([]string{}, w.serving(name, f)...)
+			want := x.Kernel(targets, new([2]plan.TableCache)).Tables[f]
 			if !slices.Equal(want, s.Tables[f]) {
 				t.Fatalf("table of %s: %v, want %v", name, s.Tables[f], want)
 			}
@@ -256,6 +258,6 @@ func (w *world) kernel() *plan.KernelState {
 
 // pass is one round of the engine.
 func (e *engine) pass(w *Desired, urgent bool) {
-	e.observe()
+	e.observe(true)
 	e.converge(w, urgent)
 }

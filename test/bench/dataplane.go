@@ -140,7 +140,9 @@ func (g *planeFixture) start(ctx context.Context, stateless bool) error {
 	ctx, p.cancel = context.WithCancel(ctx)
 	var err error
 	p.Plane, err = dataplane.New(
-		dataplane.Options{StateDir: g.state, Stateless: stateless, Log: slog.New(slog.DiscardHandler)},
+		dataplane.Options{
+			Config: dataplane.Config{Stateless: stateless}, StateDir: g.state, Log: slog.New(slog.DiscardHandler),
+		},
 	)
 	if err != nil {
 		p.cancel()

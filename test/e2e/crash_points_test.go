@@ -2,7 +2,9 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -11,11 +13,12 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/dataplane"
+	"github.com/vipgate/vipgate/test/crash"
 	"github.com/vipgate/vipgate/test/lab"
 	"github.com/vipgate/vipgate/test/load"
 )
 
-// A fault hook in the test build kills the LB at each step between plan, kernel and report; the end
+// A hook in the test build kills the LB at each step between plan, kernel and report; the end
 // state is always the same. One target leaves and one comes while clients go on; the lb dies in the
 // middle and is started again. What the kernel has at the end is what it has without a death, and
 // of the target that stays nothing is lost.
@@ -27,11 +30,11 @@ func TestLBKilledAtEachStep(t *testing.T) {
 	mortal := t.TempDir()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*waitTimeout)
 	defer cancel()
-	if err := lab.Build(ctx, root, mortal, "-tags=vipgate_faults"); err != nil {
+	if err := lab.Build(ctx, root, mortal, "-overlay="+crashOverlay(t, root)); err != nil {
 		t.Fatal(err)
 	}
 	want := endOfChange(t, mortal, "")
-	for _, step := range dataplane.FaultSteps() {
+	for _, step := range crash.Steps {
 		t.Run(step, func(t *testing.T) {
 			t.Parallel()
 			if got := endOfChange(t, mortal, step); got != want {
@@ -39,6 +42,28 @@ func TestLBKilledAtEachStep(t *testing.T) {
 			}
 		})
 	}
+}
+
+// crashOverlay writes the file for go build -overlay that adds crash.After to package dataplane, so
+// that no build of the product has it.
+func crashOverlay(t *testing.T, root string) string {
+	t.Helper()
+	dir := t.TempDir()
+	added, overlay := filepath.Join(dir, "crash.go"), filepath.Join(dir, "overlay.json")
+	code := `package dataplane
+
+import "github.com/vipgate/vipgate/test/crash"
+
+func init() { afterStep = crash.After }
+`
+	content, err := json.Marshal(map[string]map[string]string{
+		"Replace": {filepath.Join(root, "pkg/dataplane/crash.go"): added},
+	})
+	failure := errors.Join(err, os.WriteFile(added, []byte(code), 0o600), os.WriteFile(overlay, content, 0o600))
+	if failure != nil {
+		t.Fatal(failure)
+	}
+	return overlay
 }
 
 // endOfChange tells what the kernel has after a change in which the lb dies at a step,
@@ -90,7 +115,7 @@ func (f *dataPlaneFixture) startMortalLB(binaries, step string) {
 	f.t.Helper()
 	pod := *f.pod
 	pod.Binaries = binaries
-	args := append([]string{"env", "VIPGATE_FAULT=" + step}, pod.LBArgs("--dataplane=nftables")...)
+	args := append([]string{"env", crash.Variable + "=" + step}, pod.LBArgs("--dataplane=nftables")...)
 	var err error
 	f.pod.LB, err = f.Start(f.pod.Namespace(), "lb", args...)
 	f.must(err)

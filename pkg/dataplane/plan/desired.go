@@ -1,3 +1,6 @@
+// Package plan is the pure part of the data plane: the model of streams and targets, from
+// the desired state to the objects in the kernel, and the functions that compute Maglev
+// tables, owners of VIPs, drift, and the changes of a stream. It has no I/O.
 package plan
 
 import (
@@ -11,7 +14,6 @@ import (
 // Role is the desired role of a target for one family.
 type Role uint8
 
-// The roles.
 const (
 	// Unknown keeps the role that the target has in the kernel, Down without one. It is
 	// for targets without a health check result.
@@ -59,17 +61,6 @@ func (s *Stream) Equal(t *Stream) bool {
 	})
 }
 
-// Drift is one object in the kernel that another process removed or changed.
-type Drift struct {
-	// Object is the object as an operator finds it, such as "rule fwmark 5003 (IPv4)".
-	Object string
-	// Stream and Target own it; Target is empty for objects of the stream.
-	Stream, Target string
-	// Detail is the difference.
-	Detail string
-	Since  time.Time
-}
-
 // Problem is one condition that keeps the data plane from its desired state.
 type Problem struct {
 	// Object is a VIP, a stream, a target, or the name of an object in the kernel.
@@ -79,3 +70,8 @@ type Problem struct {
 	// VIPs are not served because of the problem.
 	VIPs []vip.VIP
 }
+
+// ProblemKey identifies a problem.
+type ProblemKey struct{ object, detail string }
+
+func (p Problem) Key() ProblemKey { return ProblemKey{p.Object, p.Detail} }

@@ -2,29 +2,35 @@ package plan
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
+// Drift is one object in the kernel that another process removed or changed.
+type Drift struct {
+	// Object is the object as an operator finds it, such as "rule fwmark 5003 (IPv4)".
+	Object string
+	// Stream and Target own it; Target is empty for objects of the stream.
+	Stream, Target string
+	// Detail is the difference.
+	Detail string
+	Since  time.Time
+}
+
+// DriftKey identifies a drift.
+type DriftKey struct{ object, stream, target string }
+
+func (d Drift) Key() DriftKey { return DriftKey{d.Object, d.Stream, d.Target} }
+
+const missing = "it is missing"
+
 // Forwards reports whether the kernel marks packets for a target and routes them to it in
 // one family; false for a family without an address.
 func Forwards(t InstalledTarget, a *KernelTarget, f vip.Family) bool {
-	hop := AddressOf(t.IPs, f)
-	if a == nil || !a.ChainIntact || a.Stream != t.Stream || a.Name != t.Name || !hop.IsValid() {
-		return false
-	}
-	return a.Rules[f] && a.NextHops[f] == hop && (a.Flows[f] || !t.Flows[f])
-}
-
-// KernelTargetOf returns what the kernel must have of an installed target.
-func KernelTargetOf(t InstalledTarget) KernelTarget {
-	s := KernelTarget{FWMark: t.FWMark, Label: t.Label(), ChainIntact: true, Flows: t.Flows}
-	for _, f := range vip.Families {
-		s.NextHops[f] = AddressOf(t.IPs, f)
-		s.Rules[f] = s.NextHops[f].IsValid()
-		s.Blackhole[f] = s.Rules[f]
-	}
-	return s
+	hop := t.IPs[f]
+	return a != nil && a.ChainIntact && a.Stream == t.Stream && a.Name == t.Name && hop.IsValid() &&
+		a.Rules[f] && a.NextHops[f] == hop && (a.Flows[f] || !t.Flows[f])
 }
 
 // SameRoutes compares rules and routes.
@@ -46,7 +52,7 @@ func TargetDrift(t InstalledTarget, a *KernelTarget, lost bool) (list []Drift) {
 	if a == nil {
 		a = &KernelTarget{}
 	}
-	want := KernelTargetOf(t)
+	want := t.Kernel()
 	chain := "chain " + TargetChain(t.FWMark)
 	switch {
 	case !a.ChainIntact:
@@ -58,26 +64,24 @@ func TargetDrift(t InstalledTarget, a *KernelTarget, lost bool) (list []Drift) {
 		element := fmt.Sprintf("element %d of map %s", t.FWMark, LiveMap(f, t.Stream))
 		switch {
 		case want.Flows[f] && !a.Flows[f]:
-			add(element, "it is missing")
+			add(element, missing)
 		case !want.Flows[f] && a.Flows[f]:
 			add(element, "it is there although the target is to get no flows")
 		}
-		rule := fmt.Sprintf("rule fwmark %d lookup %d (%s)", t.FWMark, t.FWMark, FamilyName(f))
-		route := fmt.Sprintf("route default via %s table %d (%s)", want.NextHops[f], t.FWMark, FamilyName(f))
 		if want.Rules[f] && !a.Rules[f] {
-			add(rule, "it is missing")
+			add(RuleName(t.FWMark, f), missing)
 		}
 		if lost || !want.Rules[f] {
 			continue
 		}
-		switch {
+		switch route := RouteName(t.FWMark, want.NextHops[f], f); {
 		case !a.NextHops[f].IsValid():
-			add(route, "it is missing")
+			add(route, missing)
 		case a.NextHops[f] != want.NextHops[f]:
 			add(route, "the table leads to %s", a.NextHops[f])
 		}
 		if !a.Blackhole[f] {
-			add(fmt.Sprintf("route blackhole default table %d (%s)", t.FWMark, FamilyName(f)), "it is missing")
+			add(BlackholeName(t.FWMark, f), missing)
 		}
 	}
 	return list
@@ -88,13 +92,12 @@ type StreamFault struct {
 	Drift []Drift
 	// Problems say by family why packets are not forwarded; "" if they are.
 	Problems [len(vip.Families)]string
-	// Broken: chain, maps or entries are missing; bare: there is no chain at all.
+	// Broken: chain, maps or entries are missing; ChainMissing: there is no chain at all.
 	Broken, ChainMissing bool
 }
 
-// StreamDrift compares one stream with the kernel. tables are those that follow
-// from the record; nil where the stream has none.
-func StreamDrift(s InstalledStream, tables [len(vip.Families)][]uint32, a *KernelStream, vips map[vip.VIP]string) (x StreamFault) {
+// StreamDrift compares one stream with the kernel, which must have want.
+func StreamDrift(s InstalledStream, want, a *KernelStream, vips map[vip.VIP]string) (x StreamFault) {
 	add := func(object, format string, args ...any) string {
 		d := Drift{Object: object, Stream: s.Name, Detail: fmt.Sprintf(format, args...)}
 		x.Drift = append(x.Drift, d)
@@ -107,57 +110,45 @@ func StreamDrift(s InstalledStream, tables [len(vip.Families)][]uint32, a *Kerne
 	if !a.ChainIntact || a.Size != s.Size || a.Seed != s.Seed {
 		text := add("chain "+StreamChain(s.Name), "the chain or rules of it are missing or changed")
 		x.Broken = true
-		for _, f := range vip.Families {
-			if tables[f] != nil {
-				x.Problems[f] = text
-			}
+		for _, f := range want.Families() {
+			x.Problems[f] = text
 		}
 	}
-	for _, f := range vip.Families {
-		object := "map " + MaglevMap(f, s.Name)
+	for _, f := range want.Families() {
+		object, absent, changed := "map "+MaglevMap(f, s.Name), 0, 0
 		switch {
-		case tables[f] == nil:
-			continue
 		case a.Tables[f] == nil:
-			x.Broken = true
-			x.Problems[f] = add(object, "it is missing")
-			continue
-		case len(a.Tables[f]) != len(tables[f]):
-			x.Broken = true
-			x.Problems[f] = add(object, "it is for %d entries instead of %d", len(a.Tables[f]), len(tables[f]))
-			continue
-		}
-		missing, changed := 0, 0
-		for i, number := range tables[f] {
-			switch actual := a.Tables[f][i]; {
-			case actual == number:
-			case actual == 0:
-				missing++
-			default:
-				changed++
+			x.Problems[f] = add(object, missing)
+		case len(a.Tables[f]) != len(want.Tables[f]):
+			x.Problems[f] = add(object, "it is for %d entries instead of %d", len(a.Tables[f]), len(want.Tables[f]))
+		default:
+			for i, number := range want.Tables[f] {
+				switch actual := a.Tables[f][i]; {
+				case actual == number:
+				case actual == 0:
+					absent++
+				default:
+					changed++
+				}
+			}
+			if absent > 0 {
+				x.Problems[f] = add(object, "%d of %d entries are missing", absent, len(want.Tables[f]))
+			}
+			if changed > 0 {
+				add(object, "%d of %d entries lead to other targets", changed, len(want.Tables[f]))
 			}
 		}
-		if missing > 0 {
-			x.Broken = true
-			x.Problems[f] = add(object, "%d of %d entries are missing", missing, len(tables[f]))
-		}
-		if changed > 0 {
-			add(object, "%d of %d entries lead to other targets", changed, len(tables[f]))
-		}
+		x.Broken = x.Broken || x.Problems[f] != ""
 	}
 	for _, v := range s.VIPs {
+		element := "element " + v.String() + " of map " + VIPMap(v)
 		switch by := vips[v]; by {
 		case s.Name:
 		case "":
-			add("element "+v.String()+" of map "+VIPMap(v), "it is missing")
+			add(element, missing)
 		default:
-			add("element "+v.String()+" of map "+VIPMap(v), "it leads to stream %s", by)
+			add(element, "it leads to stream %s", by)
 		}
 	}
 	return x
 }
-
-// DriftKey tells drifts apart.
-type DriftKey struct{ object, stream, target string }
-
-func (d Drift) Key() DriftKey { return DriftKey{d.Object, d.Stream, d.Target} }

@@ -2,8 +2,8 @@ package plan
 
 import "testing"
 
-func TestNumbersAreNotUsedAgainSoon(t *testing.T) {
-	n := FWMarks{first: 5000, mask: 0xffff, next: 5000}
+func TestFWMarksAreNotReusedSoon(t *testing.T) {
+	n := FWMarks{First: 5000, Mask: 0xffff, Next: 5000}
 	used := map[uint32]bool{5002: true}
 	take := func() uint32 {
 		x, err := n.Allocate(func(n uint32) (bool, error) { return used[n], nil })
@@ -17,11 +17,11 @@ func TestNumbersAreNotUsedAgainSoon(t *testing.T) {
 			t.Fatalf("got %d, want %d", got, want)
 		}
 	}
-	n.next = 0xffff
+	n.Next = 0xffff
 	if a, b := take(), take(); a != 0xffff || b != 5000 {
 		t.Fatalf("got %d and %d around the end", a, b)
 	}
-	n = FWMarks{first: 252, mask: 0xff, next: 252}
+	n = FWMarks{First: 252, Mask: 0xff, Next: 252}
 	if a, b := take(), take(); a != 252 || b != 252 {
 		t.Fatalf("got %d and %d: the kernel's own tables", a, b)
 	}

@@ -5,6 +5,8 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -22,20 +24,26 @@ const (
 	StageRemoving
 )
 
+// Label identifies a target and is the comment of its nftables rule, from which the next process
+// recovers the target: "STREAM/TARGET ADDRESS... drain=END/DURATION".
+type Label struct {
+	Stream, Name string
+	IPs          [len(vip.Families)]netip.Addr
+	// DrainEndMilli is wall clock time; both are in milliseconds.
+	DrainEndMilli, DrainMilli int64
+}
+
 // InstalledTarget is one target as the engine last installed it, or found it in the kernel
 // at the start.
 type InstalledTarget struct {
 	// FWMark is its fwmark and its routing table.
-	FWMark       uint32
-	Stream, Name string
-	// IPs are the next hops of its routing table, at most one of a family.
-	IPs []netip.Addr
+	FWMark uint32
+	Label
 	// Flows reports by family whether established flows reach the target.
 	Flows [len(vip.Families)]bool
-	// DrainEnd is the end, and Drain the duration, of the drain of a target that is no
-	// longer desired; zero for other targets.
+	// DrainEnd is the end of the drain of a target that is no longer desired; zero for other
+	// targets. It has a monotonic reading, so that the wall clock may jump.
 	DrainEnd time.Time
-	Drain    time.Duration
 	Stage    Stage
 }
 
@@ -46,8 +54,7 @@ type InstalledStream struct {
 	// VIPs are in the order of vip.Compare.
 	VIPs       []vip.VIP
 	Size, Seed uint32
-	// Tables are the sorted names of the targets in the Maglev table of each family; nil
-	// without a table.
+	// Tables are the sorted names of the targets in the Maglev table of each family.
 	Tables [len(vip.Families)][]string
 	Stage  Stage
 }
@@ -58,10 +65,80 @@ type Installed struct {
 	Streams map[string]InstalledStream
 }
 
-// contains reports whether sorted has a name.
-func contains(sorted []string, name string) bool {
-	_, ok := slices.BinarySearch(sorted, name)
-	return ok
+const drainField = "drain="
+
+// MaxLabel is the longest comment of an nftables rule, whose length is one byte.
+const MaxLabel = 250
+
+// Addresses returns the addresses of the target.
+func (l Label) Addresses() []netip.Addr {
+	return slices.DeleteFunc(l.IPs[:], func(a netip.Addr) bool { return !a.IsValid() })
+}
+
+func (l Label) String() string {
+	s := l.Stream + "/" + l.Name
+	for _, a := range l.Addresses() {
+		s += " " + a.String()
+	}
+	if l.DrainEndMilli != 0 {
+		s += " " + drainField + strconv.FormatInt(l.DrainEndMilli, 10) + "/" + strconv.FormatInt(l.DrainMilli, 10)
+	}
+	return s
+}
+
+// ParseLabel reads the comment of a target's rule; unknown fields are ignored.
+func ParseLabel(comment string) (l Label) {
+	fields := strings.Fields(comment)
+	if len(fields) == 0 {
+		return l
+	}
+	l.Stream, l.Name, _ = strings.Cut(fields[0], "/")
+	for _, field := range fields[1:] {
+		if drain, ok := strings.CutPrefix(field, drainField); ok {
+			end, duration, _ := strings.Cut(drain, "/")
+			l.DrainEndMilli, _ = strconv.ParseInt(end, 10, 64)
+			l.DrainMilli, _ = strconv.ParseInt(duration, 10, 64)
+		} else if a, err := netip.ParseAddr(field); err == nil {
+			l.IPs[vip.FamilyOf(a)] = a
+		}
+	}
+	return l
+}
+
+// Drain starts the drain of a target that is no longer desired.
+func (t *InstalledTarget) Drain(end time.Time, d time.Duration) {
+	t.DrainEnd, t.DrainEndMilli, t.DrainMilli = end, end.UnixMilli(), d.Milliseconds()
+}
+
+// ResumeDrain continues the drain of the label after a restart. A jump of the wall clock never
+// makes a drain longer than its duration.
+func (t *InstalledTarget) ResumeDrain(now time.Time) {
+	if t.DrainEndMilli == 0 {
+		return
+	}
+	d := time.Duration(t.DrainMilli) * time.Millisecond
+	t.Drain(now.Add(min(time.UnixMilli(t.DrainEndMilli).Sub(now), d)), d)
+}
+
+// Kernel returns what the kernel must have of the target.
+func (t InstalledTarget) Kernel() KernelTarget {
+	k := KernelTarget{FWMark: t.FWMark, Label: t.Label, ChainIntact: true, Flows: t.Flows, NextHops: t.IPs}
+	for f, hop := range t.IPs {
+		k.Rules[f] = hop.IsValid()
+	}
+	k.Blackhole = k.Rules
+	return k
+}
+
+// Kernel returns what the kernel must have of the stream. caches keep its last Maglev tables.
+func (s InstalledStream) Kernel(targets map[string]InstalledTarget, caches *[len(vip.Families)]TableCache) *KernelStream {
+	k := &KernelStream{Name: s.Name, ChainIntact: true, Size: s.Size, Seed: s.Seed}
+	for _, f := range vip.Families {
+		if HasFamily(s.VIPs, f) || s.Tables[f] != nil {
+			k.Tables[f] = caches[f].table(s.Tables[f], targets, s.Size, s.Seed)
+		}
+	}
+	return k
 }
 
 // SortedTargets returns targets in the order of their fwmarks.
@@ -69,45 +146,27 @@ func SortedTargets(m map[string]InstalledTarget) []InstalledTarget {
 	return slices.SortedFunc(maps.Values(m), func(a, b InstalledTarget) int { return cmp.Compare(a.FWMark, b.FWMark) })
 }
 
-// AddressOf returns the address of a family, the zero Addr if there is none.
-func AddressOf(ips []netip.Addr, f vip.Family) netip.Addr {
+// ByFamily returns addresses by family, the zero Addr for none.
+func ByFamily(ips []netip.Addr) (byFamily [len(vip.Families)]netip.Addr) {
 	for _, a := range ips {
-		if vip.FamilyOf(a) == f {
-			return a.Unmap()
-		}
+		byFamily[vip.FamilyOf(a)] = a.Unmap()
 	}
-	return netip.Addr{}
-}
-
-// SameAddresses compares next hops regardless of their order.
-func SameAddresses(a, b []netip.Addr) bool {
-	for _, f := range vip.Families {
-		if AddressOf(a, f) != AddressOf(b, f) {
-			return false
-		}
-	}
-	return true
+	return byFamily
 }
 
 // sameTarget compares all but the stage.
 func sameTarget(a, b InstalledTarget) bool {
-	return a.FWMark == b.FWMark && a.Stream == b.Stream && a.Name == b.Name && a.Flows == b.Flows &&
-		a.DrainEnd.Equal(b.DrainEnd) && SameAddresses(a.IPs, b.IPs)
+	a.Stage = b.Stage
+	return a == b
 }
 
 // sameStream compares all but the stage.
 func sameStream(a, b InstalledStream) bool {
-	return a.Name == b.Name && slices.Equal(a.VIPs, b.VIPs) && a.Size == b.Size && a.Seed == b.Seed &&
-		sameTables(a.Tables, b.Tables)
+	return slices.Equal(a.VIPs, b.VIPs) && a.Size == b.Size && a.Seed == b.Seed && sameTables(a.Tables, b.Tables)
 }
 
 func sameTables(a, b [len(vip.Families)][]string) bool {
-	for _, f := range vip.Families {
-		if !slices.Equal(a[f], b[f]) {
-			return false
-		}
-	}
-	return true
+	return slices.EqualFunc(a[:], b[:], slices.Equal[[]string])
 }
 
 // HasFamily reports whether a VIP is of the family.

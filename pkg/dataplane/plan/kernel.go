@@ -8,6 +8,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
+// MaxTable bounds the maps that are read; the largest that is written has 65 537 entries.
+const MaxTable = 1 << 20
+
 // KernelState is the forwarding state of the data plane in the kernel.
 type KernelState struct {
 	// Base reports whether the objects that no stream and no target owns are intact:
@@ -93,26 +96,10 @@ func (s *KernelStream) Validate() error {
 	return nil
 }
 
-// SetVIP sets an entry in a map that may be nil.
-func SetVIP(m map[vip.VIP]string, v vip.VIP, stream string) map[vip.VIP]string {
-	if m == nil {
-		m = map[vip.VIP]string{}
-	}
-	m[v] = stream
-	return m
-}
-
 // SameStream reports whether two streams have equal rules and maps.
 func SameStream(a, b *KernelStream) bool {
-	if a == nil || b == nil || a.ChainIntact != b.ChainIntact || a.Size != b.Size || a.Seed != b.Seed {
-		return false
-	}
-	for _, f := range vip.Families {
-		if (a.Tables[f] == nil) != (b.Tables[f] == nil) || !slices.Equal(a.Tables[f], b.Tables[f]) {
-			return false
-		}
-	}
-	return true
+	return a != nil && b != nil && a.ChainIntact == b.ChainIntact && a.Size == b.Size && a.Seed == b.Seed &&
+		slices.EqualFunc(a.Tables[:], b.Tables[:], func(x, y []uint32) bool { return (x == nil) == (y == nil) && slices.Equal(x, y) })
 }
 
 // Add merges d into c. A VIP that d removes and c assigns stays assigned.
@@ -121,9 +108,12 @@ func (c *Change) Add(d Change) {
 	c.Streams = append(c.Streams, d.Streams...)
 	c.RemoveStreams = append(c.RemoveStreams, d.RemoveStreams...)
 	c.RemoveTargets = append(c.RemoveTargets, d.RemoveTargets...)
+	if c.VIPs == nil {
+		c.VIPs = map[vip.VIP]string{}
+	}
 	for v, s := range d.VIPs {
 		if _, taken := c.VIPs[v]; !taken || s != "" {
-			c.VIPs = SetVIP(c.VIPs, v, s)
+			c.VIPs[v] = s
 		}
 	}
 }
@@ -133,5 +123,50 @@ func (c *Change) Empty() bool {
 	return !c.Base && len(c.Targets)+len(c.Streams)+len(c.VIPs)+len(c.RemoveStreams)+len(c.RemoveTargets) == 0
 }
 
-// MaxTable bounds the maps that are read; the largest that is written has 65 537 entries.
-const MaxTable = 1 << 20
+// Network is the state of links, addresses and neighbors.
+type Network struct {
+	// LocalAddrs are the addresses of this host.
+	LocalAddrs map[netip.Addr]struct{}
+	// FailedNeighbors do not answer on any link (NUD_FAILED).
+	FailedNeighbors map[netip.Addr]struct{}
+	Links           []Link
+}
+
+// Link is a network interface.
+type Link struct {
+	Name  string
+	Index int
+	// Up reports whether it is enabled and has a carrier.
+	Up       bool
+	Loopback bool
+	// Prefixes are those of its connected networks.
+	Prefixes []netip.Prefix
+}
+
+// LinkTo returns the link with the longest prefix that has the address, up or not.
+func (s *Network) LinkTo(a netip.Addr) (l Link, ok bool) {
+	longest := -1
+	for _, k := range s.Links {
+		for _, p := range k.Prefixes {
+			if p.Contains(a) && p.Bits() > longest {
+				longest, l, ok = p.Bits(), k, true
+			}
+		}
+	}
+	return l, ok
+}
+
+// UnreachableReason returns why an address cannot be reached, "" if it can.
+func (s *Network) UnreachableReason(a netip.Addr) string {
+	if _, ok := s.FailedNeighbors[a]; ok {
+		return "the neighbour does not answer (NUD_FAILED)"
+	}
+	l, ok := s.LinkTo(a)
+	switch {
+	case !ok:
+		return "it is on no connected network"
+	case !l.Up:
+		return fmt.Sprintf("link %s is down", l.Name)
+	}
+	return ""
+}

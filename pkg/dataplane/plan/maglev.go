@@ -81,35 +81,25 @@ func (w *walk) step(size uint32) {
 	}
 }
 
-// MaglevTable divides size entries among targets and returns the fwmark of each entry.
-func MaglevTable(names []string, targets map[string]InstalledTarget, size, seed uint32) []uint32 {
-	table := make([]uint32, size)
-	for i, which := range maglev(names, size, seed) {
-		table[i] = targets[names[which]].FWMark
-	}
-	return table
-}
-
-// tableKey has everything that a table depends on.
-type tableKey struct {
-	names      []string
-	numbers    []uint32
-	size, seed uint32
-}
-
-// TableCache keeps the last table of one stream and family.
+// TableCache keeps the last Maglev table of one stream and family, with all that it depends on.
 type TableCache struct {
-	key   tableKey
-	table []uint32
+	names      []string
+	fwmarks    []uint32
+	size, seed uint32
+	entries    []uint32
 }
 
-func (c *TableCache) Table(names []string, targets map[string]InstalledTarget, size, seed uint32) []uint32 {
-	k := tableKey{names: names, size: size, seed: seed}
-	for _, n := range names {
-		k.numbers = append(k.numbers, targets[n].FWMark)
+// table divides size entries among targets and returns the fwmark of each entry.
+func (c *TableCache) table(names []string, targets map[string]InstalledTarget, size, seed uint32) []uint32 {
+	fwmarks := make([]uint32, len(names))
+	for i, name := range names {
+		fwmarks[i] = targets[name].FWMark
 	}
-	if c.table == nil || k.size != c.key.size || k.seed != c.key.seed || !slices.Equal(k.names, c.key.names) || !slices.Equal(k.numbers, c.key.numbers) {
-		c.key, c.table = k, MaglevTable(names, targets, size, seed)
+	if c.entries == nil || c.size != size || c.seed != seed || !slices.Equal(c.names, names) || !slices.Equal(c.fwmarks, fwmarks) {
+		*c = TableCache{names, fwmarks, size, seed, make([]uint32, size)}
+		for i, which := range maglev(names, size, seed) {
+			c.entries[i] = fwmarks[which]
+		}
 	}
-	return c.table
+	return c.entries
 }

@@ -1,6 +1,8 @@
 package plan
 
 import (
+	"fmt"
+	"net/netip"
 	"strconv"
 	"strings"
 
@@ -69,4 +71,19 @@ func FamilyName(f vip.Family) string {
 		return "IPv4"
 	}
 	return "IPv6"
+}
+
+// RuleName is the policy rule of a fwmark as an operator finds it.
+func RuleName(fwmark uint32, f vip.Family) string {
+	return fmt.Sprintf("rule fwmark %d lookup %d (%s)", fwmark, fwmark, FamilyName(f))
+}
+
+// RouteName is the route of a fwmark as an operator finds it.
+func RouteName(fwmark uint32, hop netip.Addr, f vip.Family) string {
+	return fmt.Sprintf("route default via %s table %d (%s)", hop, fwmark, FamilyName(f))
+}
+
+// BlackholeName is the blackhole route of a fwmark as an operator finds it.
+func BlackholeName(fwmark uint32, f vip.Family) string {
+	return fmt.Sprintf("route blackhole default table %d (%s)", fwmark, FamilyName(f))
 }

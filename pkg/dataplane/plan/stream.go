@@ -12,14 +12,14 @@ import (
 // Request is the desired state of a target at its last plan. It separates a change from
 // drift: a target with an equal request is left as another process changed it.
 type Request struct {
-	ips   []netip.Addr
+	ips   [len(vip.Families)]netip.Addr
 	roles [len(vip.Families)]Role
 }
 
 // RequestOf derives the last request before the start from the installed state.
 func RequestOf(t InstalledTarget, s *InstalledStream) Request {
 	a := Request{ips: t.IPs}
-	for _, f := range vip.Families {
+	for f := range a.roles {
 		switch {
 		case !t.Flows[f]:
 			a.roles[f] = Down
@@ -33,26 +33,15 @@ func RequestOf(t InstalledTarget, s *InstalledStream) Request {
 }
 
 // next returns the request for a target now. An Unknown role keeps the last one.
-func (a Request) next(t Target, recorded bool) Request {
-	n := Request{ips: t.IPs}
-	for _, f := range vip.Families {
-		switch {
-		case !AddressOf(t.IPs, f).IsValid():
-			n.roles[f] = Down
-		case t.Roles[f] != Unknown:
-			n.roles[f] = t.Roles[f]
-		case recorded:
-			n.roles[f] = a.roles[f]
-		default:
-			n.roles[f] = Down
+func (a Request) next(t Target) Request {
+	n := Request{ips: ByFamily(t.IPs)}
+	for f, ip := range n.ips {
+		n.roles[f] = Down
+		if ip.IsValid() {
+			n.roles[f] = cmp.Or(t.Roles[f], a.roles[f], Down)
 		}
 	}
 	return n
-}
-
-// changed reports whether a request differs from the last one.
-func (a Request) changed(n Request) bool {
-	return !SameAddresses(a.ips, n.ips) || a.roles != n.roles
 }
 
 // StreamInput is everything that the plan of one stream depends on.
@@ -69,11 +58,10 @@ type StreamInput struct {
 	Requests  map[string]Request
 	// Observed are the targets in the kernel.
 	Observed map[uint32]*KernelTarget
+	Network  *Network
 	// Broken reports whether another process removed the chain, maps or entries of the
 	// stream, ChainMissing whether the chain does not exist.
 	Broken, ChainMissing bool
-	// Unreachable reports whether an address cannot be reached at the moment.
-	Unreachable func(netip.Addr) bool
 	// LinkRestored reports whether the kernel removed the routes of a fwmark with a
 	// link that is up again.
 	LinkRestored func(uint32) bool
@@ -81,7 +69,7 @@ type StreamInput struct {
 	Repair bool
 	Now    time.Time
 	// AllocateFWMark returns the fwmark for a new target.
-	AllocateFWMark func(name string) (uint32, error)
+	AllocateFWMark func() (uint32, error)
 }
 
 // StreamPlan is the next state of one stream.
@@ -109,15 +97,16 @@ type StreamPlan struct {
 // ForStream plans one stream from its installed, desired and observed state. Its only side
 // effect is that of AllocateFWMark.
 func ForStream(v StreamInput) StreamPlan {
-	p := StreamPlan{Name: v.Name, Targets: map[string]InstalledTarget{}, Apply: map[uint32]bool{}, Requests: map[string]Request{}}
+	p := StreamPlan{
+		Name: v.Name, Targets: map[string]InstalledTarget{}, Apply: map[uint32]bool{}, Requests: map[string]Request{},
+	}
 	if v.Desired == nil {
-		p.Remove = true
-		p.Removed = SortedTargets(v.Targets)
+		p.Remove, p.Removed = true, SortedTargets(v.Targets)
 		return p
 	}
 	w := v.Desired
 	p.Stream = InstalledStream{Name: v.Name, VIPs: v.VIPs, Size: w.Size, Seed: w.Seed, Stage: StageApplied}
-	forced := v.Repair || v.Installed == nil || v.Installed.Stage != StageApplied ||
+	p.Forced = v.Repair || v.Installed == nil || v.Installed.Stage != StageApplied ||
 		v.Installed.Size != w.Size || v.Installed.Seed != w.Seed || !slices.Equal(v.Installed.VIPs, v.VIPs)
 
 	// Which targets change comes first: a stream whose chain is missing is rebuilt with all
@@ -126,35 +115,37 @@ func ForStream(v StreamInput) StreamPlan {
 	for _, t := range w.Targets {
 		old, recorded := v.Targets[t.Name]
 		before, known := v.Requests[t.Name]
-		if !known && recorded {
+		switch {
+		case !recorded:
+			before = Request{}
+		case !known:
 			before = RequestOf(old, v.Installed)
 		}
-		next := before.next(t, recorded)
+		next := before.next(t)
 		p.Requests[t.Name] = next
 		if !recorded && !slices.Contains(next.roles[:], Serving) {
 			continue
 		}
-		changed[t.Name] = !recorded || v.Repair || old.Stage != StageApplied || before.changed(next) || v.LinkRestored(old.FWMark)
-		forced = forced || changed[t.Name] && !(recorded && v.LinkRestored(old.FWMark))
+		restored := recorded && v.LinkRestored(old.FWMark)
+		changed[t.Name] = restored || v.Repair || old.Stage != StageApplied || before != next
+		p.Forced = p.Forced || changed[t.Name] && !restored
 	}
-	for name, old := range v.Targets {
-		if _, ok := p.Requests[name]; ok {
+	for _, old := range SortedTargets(v.Targets) {
+		if _, desired := p.Requests[old.Name]; desired {
 			continue
 		}
 		drained, stays := drainOrRemove(v, old)
 		if !stays {
 			p.Removed = append(p.Removed, old)
-			forced = forced || wasServing(v.Installed, name)
+			p.Forced = p.Forced || wasServing(v.Installed, old.Name)
 			continue
 		}
-		forced = forced || !drained.DrainEnd.Equal(old.DrainEnd)
+		p.Forced = p.Forced || !drained.DrainEnd.Equal(old.DrainEnd)
 		drained.Stage = StageApplied
-		p.Targets[name] = drained
+		p.Targets[old.Name] = drained
 		p.Apply[old.FWMark] = old.Stage != StageApplied || v.Repair || v.LinkRestored(old.FWMark) || !sameTarget(drained, old)
 	}
-	slices.SortFunc(p.Removed, func(a, b InstalledTarget) int { return cmp.Compare(a.FWMark, b.FWMark) })
 
-	var tables [len(vip.Families)][]string
 	for _, t := range w.Targets {
 		change, ok := changed[t.Name]
 		if !ok {
@@ -162,36 +153,32 @@ func ForStream(v StreamInput) StreamPlan {
 		}
 		old, recorded := v.Targets[t.Name]
 		if !recorded {
-			number, err := v.AllocateFWMark(t.Name)
-			if err != nil {
+			var err error
+			if old.FWMark, err = v.AllocateFWMark(); err != nil {
 				p.Problems = append(p.Problems, Problem{Object: "target " + v.Name + "/" + t.Name, Detail: err.Error()})
 				continue
 			}
-			old.FWMark = number
 		}
 		next := p.Requests[t.Name]
-		r := InstalledTarget{FWMark: old.FWMark, Stream: v.Name, Name: t.Name, IPs: t.IPs, Stage: StageApplied}
-		redo := change || forced && v.ChainMissing
-		slot := v.Observed[old.FWMark]
+		r := InstalledTarget{FWMark: old.FWMark, Label: Label{Stream: v.Name, Name: t.Name, IPs: next.ips}, Stage: StageApplied}
+		redo := change || p.Forced && v.ChainMissing
 		for _, f := range vip.Families {
-			a := AddressOf(t.IPs, f)
 			r.Flows[f] = next.roles[f] >= Draining
-			forwards := redo || Forwards(old, slot, f)
-			if next.roles[f] == Serving && forwards && !v.Unreachable(a) {
-				tables[f] = append(tables[f], t.Name)
+			forwards := redo || Forwards(old, v.Observed[old.FWMark], f)
+			if next.roles[f] == Serving && forwards && v.Network.UnreachableReason(next.ips[f]) == "" {
+				p.Stream.Tables[f] = append(p.Stream.Tables[f], t.Name)
 			}
 		}
 		p.Targets[t.Name] = r
 		p.Apply[r.FWMark] = redo || !sameTarget(r, old)
 	}
 	for _, f := range vip.Families {
-		if HasFamily(v.VIPs, f) {
-			slices.Sort(tables[f])
-			p.Stream.Tables[f] = tables[f]
+		slices.Sort(p.Stream.Tables[f])
+		if !HasFamily(v.VIPs, f) {
+			p.Stream.Tables[f] = nil
 		}
 	}
-	p.Forced = forced
-	p.Write = forced || !v.Broken && !sameTables(p.Stream.Tables, v.Installed.Tables)
+	p.Write = p.Forced || !v.Broken && !sameTables(p.Stream.Tables, v.Installed.Tables)
 	if !p.Write {
 		p.Stream.Tables = v.Installed.Tables
 	}
@@ -207,7 +194,7 @@ func drainOrRemove(v StreamInput, t InstalledTarget) (InstalledTarget, bool) {
 	case !t.DrainEnd.IsZero():
 		return t, v.Now.Before(t.DrainEnd)
 	case wasServing(v.Installed, t.Name) && v.Desired.DrainTime > 0:
-		t.DrainEnd, t.Drain = v.Now.Add(v.Desired.DrainTime), v.Desired.DrainTime
+		t.Drain(v.Now.Add(v.Desired.DrainTime), v.Desired.DrainTime)
 		return t, true
 	}
 	return t, false
@@ -233,4 +220,10 @@ func (p *StreamPlan) RemoveFromTable(name string, f vip.Family) {
 
 func wasServing(s *InstalledStream, name string) bool {
 	return s != nil && slices.ContainsFunc(s.Tables[:], func(names []string) bool { return contains(names, name) })
+}
+
+// contains reports whether sorted has a name.
+func contains(sorted []string, name string) bool {
+	_, ok := slices.BinarySearch(sorted, name)
+	return ok
 }

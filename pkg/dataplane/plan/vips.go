@@ -33,31 +33,28 @@ func AssignVIPs(streams map[string]*Stream, local map[netip.Addr]struct{}) VIPOw
 			return cmp.Or(cmp.Compare(a.Prefix().Bits(), b.Prefix().Bits()), vip.Compare(a, b))
 		})
 		for _, v := range slices.Compact(vips) {
+			problem := func(detail, remedy string) {
+				s.Problems = append(s.Problems, Problem{Object: "VIP " + v.String(), Detail: detail, Remedy: remedy, VIPs: []vip.VIP{v}})
+			}
 			if a, ok := localIn(v, local); ok {
-				s.Problems = append(s.Problems, Problem{
-					Object: "VIP " + v.String(), Detail: fmt.Sprintf("%s is an address of this network namespace: its packets are delivered here before any rule of the data plane", a),
-					Remedy: fmt.Sprintf("ip address del %s dev DEVICE, or take the VIP out of stream %s", netip.PrefixFrom(a, a.BitLen()), name), VIPs: []vip.VIP{v},
-				})
+				problem(fmt.Sprintf("%s is an address of this network namespace: its packets are delivered here before any rule of the data plane", a),
+					fmt.Sprintf("ip address del %s dev DEVICE, or take the VIP out of stream %s", netip.PrefixFrom(a, a.BitLen()), name))
 				continue
 			}
 			other, by := overlap(v, owner, wide)
+			host := v.Prefix().IsSingleIP()
 			switch {
-			case by == "":
+			case by == "" || by == name && host:
 				owner[v] = name
-				if !v.Prefix().IsSingleIP() {
+				if !host {
 					wide = append(wide, v)
 				}
 				s.Owned[name] = append(s.Owned[name], v)
-			case by == name && !v.Prefix().IsSingleIP():
-				s.Covered[v] = other
 			case by == name:
-				owner[v] = name
-				s.Owned[name] = append(s.Owned[name], v)
+				s.Covered[v] = other
 			default:
-				s.Problems = append(s.Problems, Problem{
-					Object: "VIP " + v.String(), Detail: fmt.Sprintf("stream %s wants it, but stream %s serves %s", name, by, other),
-					Remedy: fmt.Sprintf("take it out of one of the streams %s and %s", by, name), VIPs: []vip.VIP{v},
-				})
+				problem(fmt.Sprintf("stream %s wants it, but stream %s serves %s", name, by, other),
+					fmt.Sprintf("take it out of one of the streams %s and %s", by, name))
 			}
 		}
 		slices.SortFunc(s.Owned[name], vip.Compare)
@@ -76,24 +73,21 @@ func (s *VIPOwners) Limit(installed map[vip.VIP]string) {
 			}
 		}
 	}
+	isNew := func(v vip.VIP) int {
+		if _, ok := installed[v]; ok {
+			return 0
+		}
+		return 1
+	}
 	for f, vips := range hosts {
 		if len(vips) <= MaxHostVIPs {
 			continue
 		}
-		slices.SortFunc(vips, func(a, b vip.VIP) int {
-			_, hasA := installed[a]
-			_, hasB := installed[b]
-			switch {
-			case hasA == hasB:
-				return vip.Compare(a, b)
-			case hasA:
-				return -1
-			}
-			return 1
-		})
+		slices.SortFunc(vips, func(a, b vip.VIP) int { return cmp.Or(isNew(a)-isNew(b), vip.Compare(a, b)) })
 		surplus := vip.NewSet(vips[MaxHostVIPs:]...)
 		s.Problems = append(s.Problems, Problem{
-			Object: "map inet " + TableName + " " + HostMaps[f], Detail: fmt.Sprintf("%s holds %d VIPs of one address, and streams have %d", HostMaps[f], MaxHostVIPs, len(vips)),
+			Object: "map inet " + TableName + " " + HostMaps[f],
+			Detail: fmt.Sprintf("%s holds %d VIPs of one address, and streams have %d", HostMaps[f], MaxHostVIPs, len(vips)),
 			Remedy: "serve wider prefixes, or fewer VIPs", VIPs: vips[MaxHostVIPs:],
 		})
 		for name, owned := range s.Owned {
@@ -104,16 +98,13 @@ func (s *VIPOwners) Limit(installed map[vip.VIP]string) {
 
 // overlap finds an owned VIP that shares an address with v, one of another stream
 // rather than one of the same.
-func overlap(v vip.VIP, owner map[vip.VIP]string, wide []vip.VIP) (vip.VIP, string) {
+func overlap(v vip.VIP, owner map[vip.VIP]string, wide []vip.VIP) (first vip.VIP, by string) {
 	if by, ok := owner[v]; ok {
 		return v, by
 	}
-	for _, w := range wide {
-		if w.Overlaps(v) {
-			return w, owner[w]
-		}
+	if i := slices.IndexFunc(wide, v.Overlaps); i >= 0 {
+		return wide[i], owner[wide[i]]
 	}
-	first := vip.VIP{}
 	if !v.Prefix().IsSingleIP() {
 		for w := range owner {
 			if w.Overlaps(v) && (first.IsZero() || vip.Compare(w, first) < 0) {
@@ -124,12 +115,12 @@ func overlap(v vip.VIP, owner map[vip.VIP]string, wide []vip.VIP) (vip.VIP, stri
 	return first, owner[first]
 }
 
-func localIn(v vip.VIP, local map[netip.Addr]struct{}) (netip.Addr, bool) {
+// localIn returns the first local address in a VIP.
+func localIn(v vip.VIP, local map[netip.Addr]struct{}) (first netip.Addr, ok bool) {
 	if v.Prefix().IsSingleIP() {
 		_, ok := local[v.Prefix().Addr()]
 		return v.Prefix().Addr(), ok
 	}
-	first := netip.Addr{}
 	for a := range local {
 		if v.Prefix().Contains(a) && (!first.IsValid() || a.Less(first)) {
 			first = a
