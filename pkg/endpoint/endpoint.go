@@ -1,3 +1,8 @@
+// Package endpoint runs the local gRPC endpoints of a process: the admin socket and the health
+// port.
+//
+// New endpoints listen at once, so that a port or socket in use is an error at the start, and serve
+// while their task runs. When the task ends, running calls get a short time to finish.
 package endpoint
 
 import (
@@ -7,9 +12,11 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
+	"net/http"
 	"slices"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/admin"
 	"google.golang.org/grpc/credentials"
@@ -29,9 +36,9 @@ type Endpoint struct {
 	name      string
 	listeners []net.Listener
 	server    *grpc.Server
-	pprof     *pprofServer // nil: none
+	pprof     *splitter // serves the other connections of this one; nil: none
+	http      *http.Server
 	cleanup   func()
-	ready     chan struct{}
 }
 
 // Register registers services; generated code and the health server call it.
@@ -56,8 +63,9 @@ func NewAdmin(ctx context.Context, path string, log *slog.Logger, calls Calls, w
 	}
 	split := newSplitter(listener, log)
 	// The splitter has authenticated the peer.
-	e := newEndpoint("admin socket", []net.Listener{split}, calls, register, grpc.Creds(insecure.NewCredentials()))
-	e.pprof = newPprofServer(split, log)
+	e := newEndpoint("admin socket", []net.Listener{share{split, split.grpc}}, calls, register,
+		grpc.Creds(insecure.NewCredentials()))
+	e.pprof, e.http = split, newPprofServer(log)
 	reflection.Register(e.server)
 	e.cleanup, err = admin.Register(e.server)
 	if err != nil {
@@ -109,7 +117,7 @@ func newEndpoint(name string, listeners []net.Listener, calls Calls, register Re
 	options ...grpc.ServerOption,
 ) *Endpoint {
 	e := &Endpoint{
-		name: name, listeners: listeners, ready: make(chan struct{}), cleanup: func() {},
+		name: name, listeners: listeners, cleanup: func() {},
 		server: grpc.NewServer(slices.Concat(calls.ServerOptions(), options,
 			[]grpc.ServerOption{grpc.WaitForHandlers(true)})...),
 	}
@@ -121,53 +129,38 @@ func newEndpoint(name string, listeners []net.Listener, calls Calls, register Re
 // String implements task.Task.
 func (e *Endpoint) String() string { return e.name + " " + e.Addr().String() }
 
-// Ready is closed when the endpoint accepts calls.
-func (e *Endpoint) Ready() <-chan struct{} { return e.ready }
-
 // Addr returns its address, beside loopback.
 func (e *Endpoint) Addr() net.Addr { return e.listeners[0].Addr() }
 
 // Close closes an endpoint that was never run.
 func (e *Endpoint) Close() {
 	e.cleanup()
-	if e.pprof != nil {
-		e.pprof.close()
+	if e.http != nil {
+		_ = e.http.Close()
 	}
 	e.server.Stop()
 	for _, l := range e.listeners {
-		// The only possible error: the listener is closed already.
-		_ = l.Close()
+		_ = l.Close() // the only possible error: it is closed already
 	}
 }
 
 // Run serves until ctx ends.
 func (e *Endpoint) Run(ctx context.Context) error {
-	served := make(chan error, len(e.listeners)+1)
-	running := len(e.listeners)
+	servers, serving := errgroup.WithContext(ctx)
 	for _, l := range e.listeners {
-		go func() { served <- e.server.Serve(l) }()
+		servers.Go(func() error { return e.server.Serve(l) })
 	}
-	if e.pprof != nil {
-		running++
-		go func() { served <- e.pprof.serve() }()
+	if e.http != nil {
+		servers.Go(func() error { return e.http.Serve(share{e.pprof, e.pprof.http}) })
 	}
-	close(e.ready)
-	var err error
-	select {
-	case <-ctx.Done():
-		err = ctx.Err()
-	case err = <-served:
-		running--
-		if err != nil {
-			err = fmt.Errorf("serve: %w", err)
-		}
-	}
+	<-serving.Done()
 	force := time.AfterFunc(stopTimeout, e.server.Stop)
 	e.server.GracefulStop()
 	force.Stop()
 	e.Close()
-	for range running {
-		<-served
+	err := servers.Wait()
+	if ctx.Err() != nil {
+		return ctx.Err()
 	}
-	return err
+	return fmt.Errorf("failed to serve: %w", err)
 }

@@ -38,7 +38,6 @@ func run(t *testing.T, e *Endpoint) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- e.Run(ctx) }()
-	<-e.Ready()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil && err != context.Canceled {
@@ -298,7 +297,8 @@ func TestAcceptRetriesWithoutDescriptors(t *testing.T) {
 	}
 	l := &exhausted{Listener: inner}
 	l.left.Store(3)
-	run(t, newEndpoint("admin socket", []net.Listener{newSplitter(l, quiet)}, metrics.NewLB("test"), registerHealth,
+	split := newSplitter(l, quiet)
+	run(t, newEndpoint("admin socket", []net.Listener{share{split, split.grpc}}, metrics.NewLB("test"), registerHealth,
 		grpc.Creds(insecure.NewCredentials())))
 	if err := check(t, "unix:"+path); err != nil {
 		t.Fatal(err)

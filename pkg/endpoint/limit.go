@@ -109,7 +109,7 @@ type connection struct {
 	net.Conn
 	listener      *limited
 	source        string // "" on a unix socket
-	authenticated bool   // guarded by of.mu
+	authenticated bool   // guarded by listener.mu
 }
 
 // Authenticated protects the connection from being closed for a newer one.

@@ -2,6 +2,7 @@ package endpoint
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"log/slog"
 	"net"
@@ -11,37 +12,38 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/identity"
 )
 
-// peekTimeout bounds the wait for the first bytes of a client.
-const peekTimeout = 5 * time.Second
-
-// acceptRetry is the delay between two attempts to accept without free file descriptors.
-const acceptRetry = 50 * time.Millisecond
-
-// http2Preface is the start of every HTTP/2 connection (RFC 9113 section 3.4).
-const http2Preface = "PRI "
+const (
+	// peekTimeout bounds the wait for the first bytes of a client.
+	peekTimeout = 5 * time.Second
+	// acceptRetry is the delay between two attempts to accept without free file descriptors.
+	acceptRetry = 50 * time.Millisecond
+	// http2Preface is the start of every HTTP/2 connection (RFC 9113 section 3.4).
+	http2Preface = "PRI "
+)
 
 // splitter accepts connections of authorized processes and passes HTTP/2 connections to gRPC and
-// others to the pprof server. It is the listener of gRPC.
+// others to the pprof server.
 type splitter struct {
 	net.Listener
-	guard  *identity.AdminGuard
-	log    *slog.Logger
-	grpc   chan net.Conn
-	http   chan net.Conn
-	closed chan struct{}
-	once   sync.Once
-	wg     sync.WaitGroup
-	err    error // why accepting ended; valid once closed is closed
+	guard *identity.AdminGuard
+	log   *slog.Logger
+	grpc  chan net.Conn
+	http  chan net.Conn
+	// open ends when accepting ends, with the reason as its cause.
+	open context.Context
+	end  context.CancelCauseFunc
+	wg   sync.WaitGroup
 }
 
 func newSplitter(l net.Listener, log *slog.Logger) *splitter {
 	s := &splitter{
-		Listener: l, guard: identity.NewAdminGuard(log), log: log,
-		grpc: make(chan net.Conn), http: make(chan net.Conn), closed: make(chan struct{}),
+		Listener: l, guard: identity.NewAdminGuard(log), log: log, grpc: make(chan net.Conn), http: make(chan net.Conn),
 	}
+	s.open, s.end = context.WithCancelCause(context.Background())
 	s.wg.Go(s.run)
 	return s
 }
@@ -50,10 +52,7 @@ func (s *splitter) run() {
 	for {
 		conn, err := s.Listener.Accept()
 		if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
-			select {
-			case <-time.After(acceptRetry):
-			case <-s.closed:
-			}
+			_ = backoff.Sleep(s.open, acceptRetry)
 			continue
 		}
 		if err != nil {
@@ -71,15 +70,7 @@ func (s *splitter) dispatch(conn net.Conn) {
 	}
 	r := bufio.NewReaderSize(conn, 64)
 	_ = conn.SetReadDeadline(time.Now().Add(peekTimeout))
-	done := make(chan struct{})
-	defer close(done)
-	s.wg.Go(func() {
-		select {
-		case <-s.closed:
-			_ = conn.SetReadDeadline(time.Unix(1, 0))
-		case <-done:
-		}
-	})
+	defer context.AfterFunc(s.open, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })()
 	first, err := r.Peek(len(http2Preface))
 	if err != nil {
 		s.log.Debug("admin client sent nothing", "error", err)
@@ -93,34 +84,33 @@ func (s *splitter) dispatch(conn net.Conn) {
 	}
 	select {
 	case to <- &peekedConn{Conn: conn, r: r}:
-	case <-s.closed:
+	case <-s.open.Done():
 		_ = conn.Close()
 	}
 }
 
-func (s *splitter) end(err error) {
-	s.once.Do(func() {
-		s.err = err
-		close(s.closed)
-	})
-}
-
-// Accept returns the next gRPC connection.
-func (s *splitter) Accept() (net.Conn, error) {
-	select {
-	case c := <-s.grpc:
-		return c, nil
-	case <-s.closed:
-		return nil, s.err
-	}
-}
-
-// Close ends accepting for both.
+// Close ends accepting for both servers.
 func (s *splitter) Close() error {
 	s.end(net.ErrClosed)
 	err := s.Listener.Close()
 	s.wg.Wait()
 	return err
+}
+
+// share is the listener of one of the servers.
+type share struct {
+	*splitter
+	conns <-chan net.Conn
+}
+
+// Accept returns the next connection of the server.
+func (s share) Accept() (net.Conn, error) {
+	select {
+	case c := <-s.conns:
+		return c, nil
+	case <-s.open.Done():
+		return nil, context.Cause(s.open)
+	}
 }
 
 // peekedConn is a connection whose first bytes were read ahead.
@@ -131,39 +121,12 @@ type peekedConn struct {
 
 func (c *peekedConn) Read(p []byte) (int, error) { return c.r.Read(p) }
 
-// pprofServer serves net/http/pprof on the other connections of a splitter.
-type pprofServer struct {
-	*splitter
-	server *http.Server
-}
-
-func newPprofServer(s *splitter, log *slog.Logger) *pprofServer {
+func newPprofServer(log *slog.Logger) *http.Server {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/debug/pprof/", pprof.Index)
 	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
-	return &pprofServer{s, &http.Server{
-		Handler: mux, ReadHeaderTimeout: peekTimeout,
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-	}}
+	errorLog := slog.NewLogLogger(log.Handler(), slog.LevelDebug)
+	return &http.Server{Handler: mux, ReadHeaderTimeout: peekTimeout, ErrorLog: errorLog}
 }
-
-// Accept returns the next connection that is not gRPC.
-func (p *pprofServer) Accept() (net.Conn, error) {
-	select {
-	case c := <-p.http:
-		return c, nil
-	case <-p.closed:
-		return nil, p.err
-	}
-}
-
-func (p *pprofServer) serve() error {
-	if err := p.server.Serve(p); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
-		return err
-	}
-	return nil
-}
-
-func (p *pprofServer) close() { _ = p.server.Close() }

@@ -1,9 +1,12 @@
+// Package vip defines the VIP: an address or a block of addresses that a trench serves.
 package vip
 
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 )
 
 // Family is an address family.
@@ -37,10 +40,9 @@ func (f Family) String() string {
 // MarshalText implements encoding.TextMarshaler.
 func (f Family) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
 
-// VIP is a canonical prefix that may be advertised. VIPs are comparable and can be map keys.
-type VIP struct {
-	prefix netip.Prefix
-}
+// VIP is a canonical prefix that may be advertised; only the zero value is invalid. VIPs are
+// comparable and can be map keys.
+type VIP struct{ prefix netip.Prefix }
 
 // Parse parses a VIP such as "20.0.0.1/32" or "2000::1/128". The error states the defect of s and
 // the remedy.
@@ -161,3 +163,43 @@ func (v *VIP) UnmarshalText(text []byte) error {
 func Compare(a, b VIP) int {
 	return cmp.Or(a.prefix.Addr().Compare(b.prefix.Addr()), cmp.Compare(a.prefix.Bits(), b.prefix.Bits()))
 }
+
+// Set is a set of VIPs. The nil Set is empty and can be read.
+type Set map[VIP]struct{}
+
+// NewSet returns the set of the given VIPs.
+func NewSet(vips ...VIP) Set {
+	s := make(Set, len(vips))
+	for _, v := range vips {
+		s[v] = struct{}{}
+	}
+	return s
+}
+
+// Has reports whether v is in the set.
+func (s Set) Has(v VIP) bool {
+	_, ok := s[v]
+	return ok
+}
+
+// Equal reports whether both sets have the same VIPs.
+func (s Set) Equal(t Set) bool { return maps.Equal(s, t) }
+
+// Sorted returns the VIPs in the order of [Compare].
+func (s Set) Sorted() []VIP { return slices.SortedFunc(maps.Keys(s), Compare) }
+
+// State is the load balancer's state of a VIP. The zero State is NotReady.
+type State uint8
+
+// The states of a VIP.
+const (
+	// NotReady: traffic to the VIP would be dropped.
+	NotReady State = iota
+	// Ready: traffic to the VIP can be forwarded to a target.
+	Ready
+	// Draining: traffic is still forwarded, but only until the end of the drain.
+	Draining
+)
+
+// String returns "not ready", "ready" or "draining".
+func (s State) String() string { return [...]string{"not ready", "ready", "draining"}[s] }
