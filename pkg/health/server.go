@@ -7,10 +7,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"google.golang.org/grpc"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -58,23 +60,20 @@ type Server struct {
 	healthv1.UnimplementedHealthServer
 	options Options
 
+	changed latest.Value[struct{}] // set after every change, to wake the watches
+	watches atomic.Int64           // open ones
+
 	mu          sync.Mutex
 	conditions  map[string]Condition
 	order       []string // of conditions, by their first Set
 	definitions []definition
 	vips        map[vip.VIP]bool
-	watches     map[string]map[*watch]struct{} // by canonical name
-	watchCount  int                            // open watches
 	stopping    bool
-	stopped     chan struct{} // closed by Shutdown
 }
 
 // New returns a server that knows only "", which does not serve yet.
 func New(o Options) *Server {
-	return &Server{
-		options: o, conditions: map[string]Condition{}, vips: map[vip.VIP]bool{},
-		watches: map[string]map[*watch]struct{}{}, stopped: make(chan struct{}),
-	}
+	return &Server{options: o, conditions: map[string]Condition{}, vips: map[vip.VIP]bool{}}
 }
 
 // Register adds the service to a gRPC server.
@@ -130,7 +129,6 @@ func (s *Server) Remove(service string) {
 	}
 	delete(s.conditions, service)
 	s.order = slices.DeleteFunc(s.order, func(name string) bool { return name == service })
-	s.notify(service)
 	s.recompute()
 }
 
@@ -149,12 +147,9 @@ func (s *Server) Conditions() []Condition {
 func (s *Server) SetVIP(v vip.VIP, serving bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if previous, known := s.vips[v]; known && previous == serving {
-		return
-	}
-	s.vips[v] = serving
-	if s.watchCount > 0 {
-		s.notify(VIPPrefix + v.String())
+	if previous, known := s.vips[v]; !known || previous != serving {
+		s.vips[v] = serving
+		s.notify()
 	}
 }
 
@@ -163,9 +158,7 @@ func (s *Server) RemoveVIP(v vip.VIP) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.vips, v)
-	if s.watchCount > 0 {
-		s.notify(VIPPrefix + v.String())
-	}
+	s.notify()
 }
 
 // Shutdown sends NOT_SERVING for every service except [Liveness] and ends every Watch, so that the
@@ -173,21 +166,19 @@ func (s *Server) RemoveVIP(v vip.VIP) {
 func (s *Server) Shutdown() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.stopping {
-		return
-	}
 	s.stopping = true
-	for name := range s.watches {
-		s.notify(name)
-	}
-	close(s.stopped)
+	s.notify()
 }
+
+// notify wakes every watch, which reads its state once mu is free. Only as many as are open and wait
+// cost anything.
+func (s *Server) notify() { s.changed.Set(struct{}{}) }
 
 func (s *Server) defined(service string) bool {
 	return slices.ContainsFunc(s.definitions, func(d definition) bool { return d.name == service })
 }
 
-// setCondition stores a condition, notifies the watches, and reports whether it changed.
+// setCondition stores a condition and reports whether it changed.
 func (s *Server) setCondition(c Condition) bool {
 	previous, known := s.conditions[c.Name]
 	if known && previous == c {
@@ -210,16 +201,13 @@ func (s *Server) setCondition(c Condition) bool {
 	if s.options.Changed != nil {
 		s.options.Changed(c.Name, c.Serving)
 	}
-	s.notify(c.Name)
-	if c.Name == Readiness {
-		s.notify("")
-	}
 	return true
 }
 
 // recompute updates the conjunctions in the order of their definition, so that one can be a part of
-// a later one.
+// a later one, and wakes the watches.
 func (s *Server) recompute() {
+	s.notify()
 	for _, d := range s.definitions {
 		var missing []string
 		for _, part := range d.parts {

@@ -347,23 +347,25 @@ func TestShutdown(t *testing.T) {
 
 func TestWatchLimit(t *testing.T) {
 	s := newServer()
-	watches := make([]*watch, maxWatches)
-	name := func(i int) string { return fmt.Sprint("service ", i) }
-	for i := range watches {
-		w, err := s.addWatch(name(i))
-		if err != nil {
-			t.Fatal(err)
-		}
-		watches[i] = w
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, maxWatches)
+	sent := make(chan healthv1.HealthCheckResponse_ServingStatus)
+	for i := range maxWatches {
+		go func() {
+			r := &healthv1.HealthCheckRequest{Service: fmt.Sprint("service ", i)}
+			ended <- s.Watch(r, &stuck{ctx: ctx, sent: sent})
+		}()
+		<-sent
 	}
-	if _, err := s.addWatch("one more"); status.Code(err) != codes.ResourceExhausted {
+	if err := s.Watch(&healthv1.HealthCheckRequest{}, &stuck{}); status.Code(err) != codes.ResourceExhausted {
 		t.Fatalf("got %v", err)
 	}
-	for i, w := range watches {
-		s.removeWatch(name(i), w)
+	cancel()
+	for range maxWatches {
+		<-ended
 	}
-	if len(s.watches) != 0 || s.watchCount != 0 {
-		t.Fatalf("%d names, %d watches are left", len(s.watches), s.watchCount)
+	if n := s.watches.Load(); n != 0 {
+		t.Fatalf("%d watches are left", n)
 	}
 }
 

@@ -23,11 +23,6 @@ const detailKey = "vipgate-detail-bin"
 // maxDetail bounds the detail, in bytes.
 const maxDetail = 1000
 
-// watch is one Watch call. The channel holds the newest state that was not sent yet.
-type watch struct {
-	newest chan healthv1.HealthCheckResponse_ServingStatus
-}
-
 // Check implements grpc.health.v1.
 func (s *Server) Check(ctx context.Context, r *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse, error) {
 	name, err := canonical(r.GetService())
@@ -67,35 +62,28 @@ func (s *Server) Watch(r *healthv1.HealthCheckRequest,
 	if err != nil {
 		return err
 	}
-	w, err := s.addWatch(name)
-	if err != nil {
-		return err
+	defer s.watches.Add(-1)
+	if s.watches.Add(1) > maxWatches {
+		return status.Errorf(codes.ResourceExhausted, "too many open watches: the limit is %d", maxWatches)
 	}
-	defer s.removeWatch(name, w)
 	last := healthv1.HealthCheckResponse_ServingStatus(-1)
-	send := func(state healthv1.HealthCheckResponse_ServingStatus) error {
-		if state == last {
-			return nil
-		}
-		last = state
-		return stream.Send(&healthv1.HealthCheckResponse{Status: state})
-	}
 	for {
-		select {
-		case state := <-w.newest:
-			if err := send(state); err != nil {
+		// In this order: a change after the read closes changed.
+		_, changed := s.changed.Get()
+		s.mu.Lock()
+		state, stopping := s.state(name), s.stopping
+		s.mu.Unlock()
+		if state != last {
+			last = state
+			if err := stream.Send(&healthv1.HealthCheckResponse{Status: state}); err != nil {
 				return err
 			}
-		case <-s.stopped:
-			// Shutdown put the final state into the channel before it closed stopped.
-			select {
-			case state := <-w.newest:
-				if err := send(state); err != nil {
-					return err
-				}
-			default:
-			}
+		}
+		if stopping {
 			return status.Error(codes.Unavailable, "the process is stopping")
+		}
+		select {
+		case <-changed:
 		case <-stream.Context().Done():
 			return status.FromContextError(stream.Context().Err()).Err()
 		}
@@ -117,69 +105,19 @@ func canonical(name string) (string, error) {
 	return name, nil
 }
 
-// addWatch adds a watch with the current state as its first message.
-func (s *Server) addWatch(name string) (*watch, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.watchCount >= maxWatches {
-		return nil, status.Errorf(codes.ResourceExhausted, "too many open watches: the limit is %d", maxWatches)
-	}
-	s.watchCount++
-	w := &watch{newest: make(chan healthv1.HealthCheckResponse_ServingStatus, 1)}
-	w.newest <- s.state(name)
-	if s.watches[name] == nil {
-		s.watches[name] = map[*watch]struct{}{}
-	}
-	s.watches[name][w] = struct{}{}
-	return w, nil
-}
-
-func (s *Server) removeWatch(name string, w *watch) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.watchCount--
-	delete(s.watches[name], w)
-	if len(s.watches[name]) == 0 {
-		delete(s.watches, name)
-	}
-}
-
-// notify replaces the pending state of a service in its watches.
-func (s *Server) notify(name string) {
-	for w := range s.watches[name] {
-		select {
-		case <-w.newest:
-		default:
-		}
-		// Only notify sends, under the lock, so there is room.
-		w.newest <- s.state(name)
-	}
-}
-
 // state returns the status of a service by its canonical name.
 func (s *Server) state(name string) healthv1.HealthCheckResponse_ServingStatus {
-	serving, known := s.lookup(name)
+	c, known := s.conditions[cmp.Or(name, Readiness)]
+	if prefix, is := strings.CutPrefix(name, VIPPrefix); is {
+		// A canonical name parses.
+		v, _ := vip.Parse(prefix)
+		c.Serving, known = s.vips[v]
+	}
 	switch {
-	case !known:
+	case !known && name != "":
 		return healthv1.HealthCheckResponse_SERVICE_UNKNOWN
-	case serving && (!s.stopping || name == Liveness):
+	case c.Serving && (!s.stopping || name == Liveness):
 		return healthv1.HealthCheckResponse_SERVING
 	}
 	return healthv1.HealthCheckResponse_NOT_SERVING
-}
-
-func (s *Server) lookup(name string) (serving, known bool) {
-	if name == "" {
-		return s.conditions[Readiness].Serving, true
-	}
-	if prefix, is := strings.CutPrefix(name, VIPPrefix); is {
-		v, err := vip.Parse(prefix)
-		if err != nil {
-			return false, false
-		}
-		serving, known = s.vips[v]
-		return serving, known
-	}
-	c, known := s.conditions[name]
-	return c.Serving, known
 }
