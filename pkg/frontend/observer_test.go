@@ -136,7 +136,7 @@ func TestEnumsMatchProto(t *testing.T) {
 			t.Errorf("%s is %s on the wire", of, name)
 		}
 	}
-	for _, r := range gate.Reasons {
+	for r := gate.NotConfigured; r <= gate.Ready; r++ {
 		same(reasonProto(r).String(), r, "ADVERTISEMENT_REASON_")
 	}
 	for a := gate.Withdrawn; a <= gate.Announced; a++ {

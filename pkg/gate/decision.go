@@ -7,25 +7,14 @@ type Advertisement uint8
 
 // The advertisements, ordered by how much traffic they attract.
 const (
-	// Withdrawn means not advertised.
-	Withdrawn Advertisement = iota
-	// Depreferred means advertised with GRACEFUL_SHUTDOWN (RFC 8326): gateways prefer other paths.
-	Depreferred
-	// Announced means advertised.
-	Announced
+	Withdrawn   Advertisement = iota // not advertised
+	Depreferred                      // advertised with GRACEFUL_SHUTDOWN (RFC 8326): gateways prefer other paths
+	Announced                        // advertised
 )
 
 // String returns the advertisement in lower case, for logs and metric labels.
 func (a Advertisement) String() string {
-	switch a {
-	case Withdrawn:
-		return "withdrawn"
-	case Depreferred:
-		return "depreferred"
-	case Announced:
-		return "announced"
-	}
-	return "invalid"
+	return [...]string{"withdrawn", "depreferred", "announced"}[a]
 }
 
 // Reason is the row of the decision table that applied.
@@ -33,49 +22,26 @@ type Reason uint8
 
 // The reasons, in the order of the table: the first that applies wins.
 const (
-	// NotConfigured: the VIP is not in the attractor.
-	NotConfigured Reason = iota
-	// LBNeverSeen: no synced data of a load balancer was received.
-	LBNeverSeen
-	// LBNotReady: the load balancer reports that the VIP is not ready.
-	LBNotReady
-	// NoSourceRouting: the VIP's source routing is not installed in the kernel.
-	NoSourceRouting
-	// NoGateway: no gateway of the VIP's family is up.
-	NoGateway
-	// LBLost: the lease and the grace period expired.
-	LBLost
-	// Stopping: the frontend is stopping.
-	Stopping
-	// Drained: an operator drained the VIP.
-	Drained
-	// LBDraining: the load balancer is stopping or drains the VIP.
-	LBDraining
-	// LBStale: the lease expired, the grace period has not.
-	LBStale
-	// Flapping: the VIP became ready too often and waits.
-	Flapping
-	// Ready: no other reason applies.
-	Ready
+	NotConfigured   Reason = iota // the VIP is not in the attractor
+	LBNeverSeen                   // no synced data of a load balancer was received
+	LBNotReady                    // the load balancer reports that the VIP is not ready
+	NoSourceRouting               // the VIP's source routing is not installed in the kernel
+	NoGateway                     // no gateway of the VIP's family is up
+	LBLost                        // the lease and the grace period expired
+	Stopping                      // the frontend is stopping
+	Drained                       // an operator drained the VIP
+	LBDraining                    // the load balancer is stopping or drains the VIP
+	LBStale                       // the lease expired, the grace period has not
+	Flapping                      // the VIP became ready too often and waits
+	Ready                         // no other reason applies
 )
-
-// Reasons lists every reason.
-var Reasons = [...]Reason{
-	NotConfigured, LBNeverSeen, LBNotReady, NoSourceRouting, NoGateway, LBLost, Stopping,
-	Drained, LBDraining, LBStale, Flapping, Ready,
-}
-
-var reasonNames = [...]string{
-	"not_configured", "lb_never_seen", "lb_not_ready", "no_source_routing", "no_gateway", "lb_lost",
-	"stopping", "drained", "lb_draining", "lb_stale", "flapping", "ready",
-}
 
 // String returns the reason in lower case, for logs and metric labels.
 func (r Reason) String() string {
-	if int(r) < len(reasonNames) {
-		return reasonNames[r]
-	}
-	return "invalid"
+	return [...]string{
+		"not_configured", "lb_never_seen", "lb_not_ready", "no_source_routing", "no_gateway", "lb_lost",
+		"stopping", "drained", "lb_draining", "lb_stale", "flapping", "ready",
+	}[r]
 }
 
 // Decision is the advertisement of one VIP and its reason.

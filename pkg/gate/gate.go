@@ -37,7 +37,7 @@ type Gate struct {
 
 	// last holds the conditions of the last Evaluate: a change makes every VIP dirty.
 	last    conditions
-	dirty   map[vip.VIP]struct{}
+	dirty   vip.Set
 	timers  timerHeap
 	changes []Change
 }
@@ -86,7 +86,7 @@ func phaseOf(end, now time.Time) phase {
 
 // New returns a Gate without VIPs.
 func New(o Options) *Gate {
-	return &Gate{options: o, vips: map[vip.VIP]*entry{}, dirty: map[vip.VIP]struct{}{}}
+	return &Gate{options: o, vips: map[vip.VIP]*entry{}, dirty: vip.Set{}}
 }
 
 // Configure replaces the set of VIPs of the attractor.
@@ -132,17 +132,16 @@ func (g *Gate) UpdateLB(now time.Time, u LBUpdate) {
 	if u.Instance == "" {
 		return
 	}
-	sameLB := u.Instance == g.instance && g.freshness(now) == Live
+	sameLB := u.Instance == g.instance && g.Freshness(now) == Live
 	g.instance, g.revision, g.synced, g.grace = u.Instance, u.Revision, true, u.Grace
 	g.lbDrainEnd = time.Time{}
 	if u.GoingAway {
 		g.lbDrainEnd = u.DrainEnd
 	}
+	g.streamOpen = u.Live
 	if u.Live {
-		g.streamOpen = true
 		g.lbLease.renew(u.LeaseEnd)
 	} else {
-		g.streamOpen = false
 		g.graceStart = earlier(u.LeaseEnd, u.EndedAt)
 	}
 	if u.Complete {
@@ -212,34 +211,28 @@ func (g *Gate) Evaluate(now time.Time) []Change {
 		for _, e := range g.vips {
 			g.decide(now, e)
 		}
-		g.clearDirty()
-		return g.changes
-	}
-	for v := range g.dirty {
-		if e, ok := g.vips[v]; ok {
-			g.decide(now, e)
+	} else {
+		for v := range g.dirty {
+			if e, ok := g.vips[v]; ok {
+				g.decide(now, e)
+			}
 		}
 	}
-	g.clearDirty()
-	return g.changes
-}
-
-// clearDirty empties the dirty set. A large map is replaced: a Go map keeps its buckets, and
-// iterating over them would slow down every later change of one VIP.
-func (g *Gate) clearDirty() {
+	// A large map is replaced: a Go map keeps its buckets, and iterating over them would slow down
+	// every later change of one VIP.
 	if len(g.dirty) > 64 {
-		g.dirty = map[vip.VIP]struct{}{}
-		return
+		g.dirty = vip.Set{}
 	}
 	clear(g.dirty)
+	return g.changes
 }
 
 // Deadline returns when Evaluate can return a change without a new input; zero if never.
 func (g *Gate) Deadline(now time.Time) time.Time {
 	var next time.Time
 	consider := func(t time.Time) {
-		if !t.IsZero() && t.After(now) && (next.IsZero() || t.Before(next)) {
-			next = t
+		if t.After(now) {
+			next = earlier(next, t)
 		}
 	}
 	consider(g.gatewayLease.deadline(now))
@@ -262,9 +255,6 @@ func (g *Gate) Deadline(now time.Time) time.Time {
 	}
 	return next
 }
-
-// Freshness returns the freshness of the load balancer's state at now.
-func (g *Gate) Freshness(now time.Time) Freshness { return g.freshness(now) }
 
 // Position returns the load balancer's instance and revision that the decisions are based on.
 func (g *Gate) Position() (instance string, revision uint64) { return g.instance, g.revision }
@@ -345,4 +335,25 @@ func earlier(a, b time.Time) time.Time {
 		return a
 	}
 	return b
+}
+
+// timer marks a VIP dirty at a time. A timer is never canceled: when it is obsolete, Evaluate
+// reaches the same decision from the same inputs.
+type timer struct {
+	at  time.Time
+	vip vip.VIP
+}
+
+// timerHeap is a min-heap for container/heap.
+type timerHeap []timer
+
+func (h timerHeap) Len() int           { return len(h) }
+func (h timerHeap) Less(i, j int) bool { return h[i].at.Before(h[j].at) }
+func (h timerHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *timerHeap) Push(x any)        { *h = append(*h, x.(timer)) }
+func (h *timerHeap) Pop() any {
+	old := *h
+	last := old[len(old)-1]
+	*h = old[:len(old)-1]
+	return last
 }

@@ -11,25 +11,13 @@ type Freshness uint8
 
 // The degrees of freshness.
 const (
-	// Lost: the grace period expired, or no synced data was received.
-	Lost Freshness = iota
-	// Stale: the lease expired and the grace period has not.
-	Stale
-	// Live: the lease is valid.
-	Live
+	Lost  Freshness = iota // the grace period expired, or no synced data was received
+	Stale                  // the lease expired and the grace period has not
+	Live                   // the lease is valid
 )
 
 // String returns the freshness in lower case.
-func (f Freshness) String() string {
-	switch f {
-	case Live:
-		return "live"
-	case Stale:
-		return "stale"
-	default:
-		return "lost"
-	}
-}
+func (f Freshness) String() string { return [...]string{"lost", "stale", "live"}[f] }
 
 // VIPState is the load balancer's state of one VIP.
 type VIPState struct {
@@ -86,10 +74,8 @@ type LossPolicy uint8
 
 // The policies.
 const (
-	// WithdrawOnLoss withdraws VIPs when the grace period expires.
-	WithdrawOnLoss LossPolicy = iota
-	// KeepOnLoss keeps the advertisements without limit.
-	KeepOnLoss
+	WithdrawOnLoss LossPolicy = iota // when the grace period expires
+	KeepOnLoss                       // keep the advertisements without limit
 )
 
 // Options configure a Gate.

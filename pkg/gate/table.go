@@ -65,7 +65,7 @@ func (g *Gate) drain(now time.Time, e *entry) (phase, Reason) {
 // observe returns the conditions that concern all VIPs.
 func (g *Gate) observe(now time.Time) conditions {
 	s := conditions{
-		freshness: g.freshness(now),
+		freshness: g.Freshness(now),
 		stop:      phaseOf(g.stopEnd, now),
 		lbDrain:   phaseOf(g.lbDrainEnd, now),
 	}
@@ -79,9 +79,9 @@ func (g *Gate) observe(now time.Time) conditions {
 	return s
 }
 
-// freshness returns the freshness of the load balancer's state. A late check leaves it Stale, so
+// Freshness returns the freshness of the load balancer's state. A late check leaves it Stale, so
 // that no VIP is raised on an expired lease.
-func (g *Gate) freshness(now time.Time) Freshness {
+func (g *Gate) Freshness(now time.Time) Freshness {
 	if !g.synced {
 		return Lost
 	}

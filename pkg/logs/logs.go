@@ -1,3 +1,4 @@
+// Package logs creates the logger of a process, whose level can change at run time.
 package logs
 
 import (
@@ -10,7 +11,9 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"sync"
 	"syscall"
+	"time"
 )
 
 // Level is the minimum level that is logged. It can change at any time.
@@ -19,19 +22,12 @@ type Level struct {
 	configured slog.Level
 }
 
-// levels are the level names, from the most to the least verbose.
-var levels = []struct {
-	name  string
-	level slog.Level
-}{{"debug", slog.LevelDebug}, {"info", slog.LevelInfo}, {"warn", slog.LevelWarn}, {"error", slog.LevelError}}
-
-func parseLevel(name string) (slog.Level, error) {
-	for _, l := range levels {
-		if strings.EqualFold(name, l.name) {
-			return l.level, nil
-		}
+func parseLevel(name string) (level slog.Level, err error) {
+	// slog accepts an offset, too, as in "info+2".
+	if level.UnmarshalText([]byte(name)) != nil || strings.ContainsAny(name, "+-") {
+		return 0, fmt.Errorf("log level %q: use debug, info, warn or error", name)
 	}
-	return 0, fmt.Errorf("log level %q: use debug, info, warn or error", name)
+	return level, nil
 }
 
 // Set changes the level. The error lists the levels.
@@ -45,27 +41,7 @@ func (l *Level) Set(name string) error {
 }
 
 // String returns the name of the level.
-func (l *Level) String() string {
-	for _, known := range levels {
-		if l.current.Level() <= known.level {
-			return known.name
-		}
-	}
-	return levels[len(levels)-1].name
-}
-
-// increase lowers the level by one step.
-func (l *Level) increase() {
-	for i := len(levels) - 1; i > 0; i-- {
-		if l.current.Level() >= levels[i].level {
-			l.current.Set(levels[i-1].level)
-			return
-		}
-	}
-}
-
-// reset restores the configured level.
-func (l *Level) reset() { l.current.Set(l.configured) }
+func (l *Level) String() string { return strings.ToLower(l.current.Level().String()) }
 
 // New returns a logger that writes "json" or "text" to w, and its level.
 func New(format, level string, w io.Writer) (*slog.Logger, *Level, error) {
@@ -127,11 +103,33 @@ func (s *Signals) Run(ctx context.Context) error {
 		case sig := <-s.signals:
 			before := s.level.String()
 			if sig == syscall.SIGUSR1 {
-				s.level.increase()
+				const step = slog.LevelInfo - slog.LevelDebug
+				s.level.current.Set(max(slog.LevelDebug, s.level.current.Level()-step))
 			} else {
-				s.level.reset()
+				s.level.current.Set(s.level.configured)
 			}
 			s.log.Warn("log level changed", "from", before, "to", s.level.String(), "signal", sig.String())
 		}
 	}
+}
+
+// Throttle permits one line per second and counts the others, so that a peer cannot fill the log.
+// The zero Throttle is ready for use.
+type Throttle struct {
+	mu     sync.Mutex
+	last   time.Time
+	missed int
+}
+
+// Allow reports whether a line may be written, and how many were suppressed before it.
+func (t *Throttle) Allow(now time.Time) (missed int, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.last.IsZero() && now.Sub(t.last) < time.Second {
+		t.missed++
+		return 0, false
+	}
+	missed = t.missed
+	t.last, t.missed = now, 0
+	return missed, true
 }

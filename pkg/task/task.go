@@ -1,3 +1,7 @@
+// Package task runs the concurrent parts of a process.
+//
+// [Run] starts tasks together, turns a panic into an error, cancels the other tasks when one fails,
+// and returns after all of them have ended. Each task implements its own retries.
 package task
 
 import (
@@ -44,12 +48,10 @@ func Run(ctx context.Context, tasks ...Task) error {
 		return err
 	case <-ctx.Done():
 	}
-	timer := time.NewTimer(StopTimeout)
-	defer timer.Stop()
 	select {
 	case err := <-ended:
 		return err
-	case <-timer.C:
+	case <-time.After(StopTimeout):
 	}
 	var hung []string
 	for i, t := range tasks {

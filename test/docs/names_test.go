@@ -124,7 +124,7 @@ func TestAlertQueries(t *testing.T) {
 		"grpc_service": set(readinessv1.ReadinessService_ServiceDesc.ServiceName),
 		"grpc_code":    set(codes.PermissionDenied.String()),
 	}
-	for _, r := range gate.Reasons {
+	for r := gate.NotConfigured; r <= gate.Ready; r++ {
 		values["reason"][r.String()] = true
 	}
 	for s := healthcheck.Starting; s <= healthcheck.Drained; s++ {
