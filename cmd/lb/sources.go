@@ -49,23 +49,12 @@ func (p *prefixFlag) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// gone turns a flag that kong has checked into an answer.
-func gone(flag string) targetset.GonePolicy {
-	switch flag {
-	case "drain":
-		return targetset.Drain
-	case "drop":
-		return targetset.Drop
-	}
-	return targetset.Hold
-}
-
 func (f *targetFlags) options() lb.TargetOptions {
 	o := lb.TargetOptions{
 		Sources: lb.Sources{
 			File: slices.Contains(f.Source, "file"), Registry: slices.Contains(f.Source, "registry"),
 		},
-		OnFileGone: gone(f.OnFileGone), OnRegistryGone: gone(f.OnRegistryGone),
+		OnFileGone: targetset.GonePolicy(f.OnFileGone), OnRegistryGone: targetset.GonePolicy(f.OnRegistryGone),
 		StateDir: f.StateDir,
 		Allow:    f.TargetID, Quota: f.TargetQuota, Grace: f.RegistryGrace, RegistryAddr: f.RegistryAddress,
 		WriteReadinessDir: f.WriteReadinessDir,

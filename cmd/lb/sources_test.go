@@ -61,7 +61,7 @@ func TestFlagsOfTargetsBecomeOptions(t *testing.T) {
 		t.Fatal(err)
 	}
 	defaults := lb.TargetOptions{
-		Sources: lb.Sources{File: true}, OnRegistryGone: targetset.Drain,
+		Sources: lb.Sources{File: true}, OnFileGone: targetset.Hold, OnRegistryGone: targetset.Drain,
 		StateDir: "/run/vipgate/lb", Quota: registry.DefaultQuota, Grace: registry.DefaultGrace,
 	}
 	if d := cmp.Diff(defaults, f.options()); d != "" {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -102,8 +103,8 @@ func openDesk(t *testing.T, drainTime time.Duration) *desk {
 	svid := filepath.Join(dir, "svid")
 	ca.WriteFiles(svid, ca.SVID(app, time.Hour))
 	d.client = []string{"--lb-id=" + lbID.String(), "--identity=files", "--svid-dir=" + svid}
-	peers := registry.NewService(reg, d.roster, registry.ServiceOptions{Peer: identity.PeerID})
-	d.serve("unix", d.admin, registry.NewService(reg, d.roster, registry.ServiceOptions{Operator: true}), insecure.NewCredentials())
+	peers := registry.NewService(reg, d.roster, registry.ServiceOptions{Peer: identity.PeerID, Log: slog.New(slog.DiscardHandler)})
+	d.serve("unix", d.admin, registry.NewService(reg, d.roster, registry.ServiceOptions{Operator: true, Log: slog.New(slog.DiscardHandler)}), insecure.NewCredentials())
 	d.serve("unix", d.socket, peers, creds)
 	d.tcp = d.serve("tcp", "127.0.0.1:0", peers, creds)
 	ctx, cancel := context.WithCancel(context.Background())

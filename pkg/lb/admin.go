@@ -123,7 +123,7 @@ func (p *process) sourceStatus() []*lbv1.SourceStatus {
 			s.Detail += neighborTables()
 		}
 		list = append(list, &lbv1.SourceStatus{
-			Name: s.Name, Live: s.Live, Since: timestamppb.New(s.Since), Detail: s.Detail, OnGone: s.OnGone.String(),
+			Name: s.Name, Live: s.Live, Since: timestamppb.New(s.Since), Detail: s.Detail, OnGone: string(s.OnGone),
 			Targets: uint32(s.Targets), Problems: s.Problems,
 		})
 	}

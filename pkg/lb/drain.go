@@ -37,7 +37,7 @@ func (a *admin) DrainTargets(_ context.Context, r *lbv1.DrainTargetsRequest) (*l
 		if long < 0 {
 			long = p.drainTime(id.Stream)
 		}
-		if err := p.sources.drains.Drain(id.Stream, id.Name, long, now); err != nil {
+		if err := p.sources.drains.Drain(id, long, now); err != nil {
 			return nil, status.Errorf(codes.FailedPrecondition, "drain %s: %v", id, err)
 		}
 		p.Log.Info("target drained by an operator", "stream", id.Stream, "target", id.Name, "drain_for", long)
@@ -56,7 +56,7 @@ func (a *admin) UndrainTargets(_ context.Context, r *lbv1.UndrainTargetsRequest)
 		return nil, status.Error(codes.InvalidArgument, "no target is named")
 	}
 	drained := p.sources.drains.All()
-	maps.DeleteFunc(drained, func(id targetset.ID, _ targetset.DrainOrder) bool {
+	maps.DeleteFunc(drained, func(id targetset.ID, _ time.Time) bool {
 		return !slices.Contains(r.GetNames(), id.Name) || (r.GetStream() != "" && r.GetStream() != id.Stream)
 	})
 	// A target that is not drained already is as wanted; a name that nothing has is a
@@ -76,7 +76,7 @@ func (a *admin) UndrainTargets(_ context.Context, r *lbv1.UndrainTargetsRequest)
 	}
 	done := &lbv1.UndrainTargetsResponse{}
 	for id := range drained {
-		if _, err := p.sources.drains.Undrain(id.Stream, id.Name); err != nil {
+		if err := p.sources.drains.Undrain(id); err != nil {
 			return nil, status.Errorf(codes.FailedPrecondition, "undrain %s: %v", id, err)
 		}
 		p.Log.Info("drain by an operator ended", "stream", id.Stream, "target", id.Name)

@@ -24,19 +24,10 @@ type sources struct {
 	// states is what people see of the sources.
 	states *latest.Value[[]sourceState]
 
-	// orders are the drains by operators, with their ends on the monotonic clock.
-	orders map[targetset.ID]orderSeen
 	// next is when a drain ends, so that update has something to do; zero for never.
 	next time.Time
 	// stale says that states has to be rebuilt.
 	stale bool
-}
-
-// orderSeen is a drain by an operator, and when it ends by our clock: that is worked out
-// once, so that a wall clock that jumps later moves nothing.
-type orderSeen struct {
-	targetset.DrainOrder
-	targetset.ManualDrain
 }
 
 // sourceState is a source with what the set makes of it.
@@ -48,7 +39,7 @@ type sourceState struct {
 func newSources(o TargetOptions, r *registry.Registry, d *targetset.Drains) *sources {
 	return &sources{
 		use: o.Sources, file: targetset.NewTrenchFile(o.OnFileGone), registry: r, drains: d,
-		set: targetset.New(), states: latest.New([]sourceState(nil)), orders: map[targetset.ID]orderSeen{},
+		set: targetset.New(), states: latest.New([]sourceState(nil)),
 	}
 }
 
@@ -74,31 +65,15 @@ func (s *sources) missing(now time.Time, err error) {
 
 // update works out what changed in the set of targets.
 func (s *sources) update(now time.Time) targetset.Changes {
-	changed, fileNext := s.file.Take(now)
-	s.set.Offer(targetset.OriginFile, changed)
+	s.set.Offer(targetset.OriginFile, s.file.Take())
 	if s.use.Registry {
 		s.set.Offer(targetset.OriginRegistry, s.registry.Take())
 	}
-	s.set.SetManualDrains(s.manualDrains(now))
+	s.set.SetManualDrains(s.drains.All())
 	c := s.set.Update(now)
-	s.next = targetset.Soonest(fileNext, c.Next)
+	s.next = c.Next
 	s.stale = true
 	return c
-}
-
-// manualDrains gives the drains by operators ends by the clock of this process.
-func (s *sources) manualDrains(now time.Time) map[targetset.ID]targetset.ManualDrain {
-	all := s.drains.All()
-	seen, orders := make(map[targetset.ID]orderSeen, len(all)), make(map[targetset.ID]targetset.ManualDrain, len(all))
-	for id, o := range all {
-		was, known := s.orders[id]
-		if !known || was.DrainOrder != o {
-			was = orderSeen{o, targetset.ManualDrain{End: now.Add(o.Left(now))}}
-		}
-		seen[id], orders[id] = was, was.ManualDrain
-	}
-	s.orders = seen
-	return orders
 }
 
 // publish shows the sources, if anything about them may have changed. It costs

@@ -26,8 +26,8 @@ import (
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
-// house is a registry that is served, with a index kept as the load balancer's
-// loop keeps it: every target that is offered is ready at once.
+// fixture is a registry that is served, with an index kept as the load balancer's loop keeps it: every
+// target that is offered is ready at once.
 type fixture struct {
 	*Registry
 	t     *testing.T
@@ -74,18 +74,20 @@ func newFixture(t *testing.T, o Options) *fixture {
 	h.Configure(testStreams, targetset.AddressPolicy{})
 	h.server = ca.Source(ca.SVID(serverID, time.Hour))
 	reader := ca.ID("/operator")
-	creds := identity.ServerCredentials(h.server, identity.CredentialOptions{Log: log, Authorize: func(id spiffeid.ID, _ [][]*x509.Certificate) error {
-		if id != reader && !h.Authorizes(id) {
-			return fmt.Errorf("the peer is %s", id)
-		}
-		return nil
-	}})
+	creds := identity.ServerCredentials(h.server,
+		identity.CredentialOptions{Log: log, Authorize: func(id spiffeid.ID, _ [][]*x509.Certificate) error {
+			if id != reader && !h.Authorizes(id) {
+				return fmt.Errorf("the peer is %s", id)
+			}
+			return nil
+		}})
 	peers := NewService(h.Registry, h.index, ServiceOptions{
 		Peer: identity.PeerID, Reader: func(id spiffeid.ID) bool { return id == reader }, Log: log,
 	})
 	operators := NewService(h.Registry, h.index, ServiceOptions{Operator: true, Log: log})
 	dir := identitytest.ShortDir(t)
-	h.unix, h.tcp = h.serve("unix", filepath.Join(dir, "t.sock"), peers, creds), h.serve("tcp", "127.0.0.1:0", peers, creds)
+	h.unix, h.tcp = h.serve("unix", filepath.Join(dir, "t.sock"), peers, creds),
+		h.serve("tcp", "127.0.0.1:0", peers, creds)
 	h.admin = h.serve("unix", filepath.Join(dir, "a.sock"), operators, insecure.NewCredentials())
 	ctx, cancel := context.WithCancel(context.Background())
 	h.cancel = cancel
@@ -140,7 +142,13 @@ func (h *fixture) loop(ctx context.Context) error {
 			now := map[healthcheck.Key]struct{}{}
 			for _, o := range offers {
 				for _, ip := range o.IPs {
-					v := targetset.View{Health: healthcheck.Health{Key: healthcheck.Key{Stream: stream, Name: o.Name, Addr: ip}, State: healthcheck.Ready}, Checks: healthcheck.Ready, Origins: targetset.OriginSet(0).With(targetset.OriginRegistry), Owner: o.Owner}
+					v := targetset.View{
+						Health: healthcheck.Health{Key: healthcheck.Key{
+							Stream: stream, Name: o.Name,
+							Addr: ip,
+						}, State: healthcheck.Ready}, Checks: healthcheck.Ready,
+						Origins: targetset.OriginSet(0).With(targetset.OriginRegistry), Owner: o.Owner,
+					}
 					if o.Lifecycle != targetset.Active {
 						v.State, v.DrainEnd, v.DrainCause = healthcheck.Draining, o.DrainEnd, o.Cause
 					}
@@ -175,11 +183,11 @@ func (h *fixture) dial(address string, id spiffeid.ID) (targetv1.TargetServiceCl
 	return targetv1.NewTargetServiceClient(conn), conn
 }
 
-// leaseTime bounds a lease, which lasts for many waits.
-const leaseTime = 5 * time.Minute
+// callTime bounds an openCall, which lasts for many waits.
+const callTime = 5 * time.Minute
 
-// lease is an open Register and what it said.
-type lease struct {
+// openCall is an open Register and the states that it received.
+type openCall struct {
 	t      *testing.T
 	stream grpc.ServerStreamingClient[targetv1.RegisterResponse]
 	end    context.CancelFunc
@@ -196,15 +204,15 @@ func request(stream, targets string) *targetv1.RegisterRequest {
 	return r
 }
 
-func (h *fixture) hire(c targetv1.TargetServiceClient, r *targetv1.RegisterRequest) (*lease, error) {
+func (h *fixture) register(c targetv1.TargetServiceClient, r *targetv1.RegisterRequest) (*openCall, error) {
 	h.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), leaseTime)
+	ctx, cancel := context.WithTimeout(context.Background(), callTime)
 	h.t.Cleanup(cancel)
 	stream, err := c.Register(ctx, r)
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	l := &lease{t: h.t, stream: stream, end: cancel, states: map[string]targetv1.State{}}
+	l := &openCall{t: h.t, stream: stream, end: cancel, states: map[string]targetv1.State{}}
 	m, err := stream.Recv()
 	if err != nil {
 		return nil, err
@@ -217,23 +225,23 @@ func (h *fixture) hire(c targetv1.TargetServiceClient, r *targetv1.RegisterReque
 	return l, nil
 }
 
-func (h *fixture) mustHire(c targetv1.TargetServiceClient, stream, targets string) *lease {
+func (h *fixture) mustRegister(c targetv1.TargetServiceClient, stream, targets string) *openCall {
 	h.t.Helper()
-	l, err := h.hire(c, request(stream, targets))
+	l, err := h.register(c, request(stream, targets))
 	if err != nil {
 		h.t.Fatal(err)
 	}
 	return l
 }
 
-func (l *lease) note(m *targetv1.RegisterResponse) {
+func (l *openCall) note(m *targetv1.RegisterResponse) {
 	for _, i := range m.GetTargets() {
 		l.states[i.GetAddress()] = i.GetState()
 	}
 }
 
 // until reads until the address is in the state.
-func (l *lease) until(address string, want targetv1.State) {
+func (l *openCall) until(address string, want targetv1.State) {
 	l.t.Helper()
 	for l.states[address] != want {
 		m, err := l.stream.Recv()
@@ -245,7 +253,7 @@ func (l *lease) until(address string, want targetv1.State) {
 }
 
 // over reads until the call ends.
-func (l *lease) over() error {
+func (l *openCall) over() error {
 	for {
 		m, err := l.stream.Recv()
 		if err != nil {

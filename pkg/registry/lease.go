@@ -1,49 +1,136 @@
 package registry
 
 import (
+	"cmp"
+	"maps"
 	"net/netip"
 	"time"
 
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"google.golang.org/grpc/codes"
 
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/targetset"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Why a registration drains, or stays without a call.
+// Why a registration drains, or remains without a call.
 const (
 	causeEnded        = "its registration ended"
 	causeDeregistered = "deregistered"
 )
 
+// caller is the peer of a call. The zero caller is the operator, on the admin socket.
+type caller struct{ id spiffeid.ID }
+
+// operatorName identifies the operator where others have a SPIFFE ID.
+const operatorName = "operator"
+
+func (c caller) operator() bool { return c == caller{} }
+
+// String returns the SPIFFE ID, or "operator".
+func (c caller) String() string {
+	if c.operator() {
+		return operatorName
+	}
+	return c.id.String()
+}
+
 // registration is one registered target. Everything is guarded by Registry.mu.
 type registration struct {
 	targetset.ID
-	announced
+	ips    []netip.Addr
 	owner  caller
 	number uint64 // in the order of registration
 	grace  time.Duration
-	// call keeps it; nil once that has ended.
-	call *call
+	call   *call // nil once it has ended
 	// lifecycle is Active or Terminating.
 	lifecycle targetset.Lifecycle
 	cause     string
-	// end is when the grace is over, or the drain when it is Terminating; zero while
-	// a call keeps it, and when it is held.
-	end time.Time
-	// drain is how long all of the drain lasts.
-	drain time.Duration
+	// end is when the grace is over, or the drain if it is Terminating; zero while a call keeps it, and
+	// when it is held.
+	end   time.Time
+	drain time.Duration // from its begin to end
+}
+
+func (reg *registration) compare(other *registration) int {
+	return cmp.Compare(reg.number, other.number)
 }
 
 func (reg *registration) offer() targetset.Offer {
-	o := targetset.Offer{Name: reg.announced.name, IPs: reg.ips, Lifecycle: reg.lifecycle, Cause: reg.cause, Owner: reg.owner.String()}
+	o := targetset.Offer{
+		Name: reg.Name, IPs: reg.ips, Lifecycle: reg.lifecycle, Cause: reg.cause, Owner: reg.owner.String(),
+	}
 	if reg.lifecycle != targetset.Active {
 		o.DrainEnd = reg.end
 		if reg.cause == causeEnded {
-			o.Lifecycle = targetset.Leaving // no caller announced the end: another source may know better
+			o.Lifecycle = targetset.Leaving // no caller announced the end, so another source may offer it
 		}
 	}
 	return o
+}
+
+// call is one open Register. What is not constant is guarded by Registry.mu.
+type call struct {
+	owner  caller
+	stream string
+	grace  time.Duration
+	// changed is of size 1: one of the following changed.
+	changed chan struct{}
+	held    map[string]*registration
+	gone    []string // names that left since the last holding
+	taken   string   // the name that another call registered last
+	over    callEnd
+}
+
+// callEnd is why a call ends that holds nothing any more.
+type callEnd uint8
+
+const (
+	stillHolds callEnd = iota
+	allLeft
+	allTaken
+)
+
+// begin counts a call; done must be called when it ends. The limit is twice the quota, so that a caller
+// that reconnects is accepted before its old calls have ended.
+func (r *Registry) begin(who caller) (done func(), err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.stopped:
+		return nil, errStopping
+	case !who.operator() && r.calls[who] >= 2*r.Quota:
+		return nil, refuse(RefusedQuota, "%s has %d calls open, the limit: "+
+			"register more targets in one call, or have --target-quota raised", who, r.calls[who])
+	}
+	r.calls[who]++
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.calls[who]--; r.calls[who] == 0 {
+			delete(r.calls, who)
+		}
+	}, nil
+}
+
+// lose removes a target from a call.
+func (c *call) lose(name string, end callEnd) {
+	delete(c.held, name)
+	if len(c.held) == 0 {
+		c.over = end
+	}
+	latest.Wake(c.changed)
+}
+
+// holding returns what a call still holds, which of its targets left since the last holding, and why
+// the call ends if it holds nothing.
+func (r *Registry) holding(c *call) (held map[string]*registration, gone []string, over callEnd) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	gone, c.gone = c.gone, nil
+	return maps.Clone(c.held), gone, c.over
 }
 
 // allows reports whether a caller may register targets of the stream.
@@ -65,9 +152,11 @@ func (r *Registry) open(who caller, a announcement) (*call, error) {
 	for reg := range yielding {
 		r.remove(reg)
 	}
-	c := &call{owner: who, stream: a.stream, grace: r.Grace, changed: make(chan struct{}, 1), held: make(map[string]*registration, len(a.targets))}
-	if a.asked {
-		c.grace = min(a.grace, r.Grace)
+	c := &call{
+		owner: who, stream: a.stream, grace: r.Grace, changed: make(chan struct{}, 1), held: map[string]*registration{},
+	}
+	if a.grace != nil {
+		c.grace = min(*a.grace, r.Grace)
 	}
 	for _, t := range a.targets {
 		r.hold(c, t)
@@ -76,79 +165,78 @@ func (r *Registry) open(who caller, a announcement) (*call, error) {
 	return c, nil
 }
 
-// check says what speaks against an announcement, and which registrations that
-// no call keeps any more have to give their addresses to it.
+// check returns why an announcement is refused, or which registrations that no call keeps any more
+// yield their addresses to it.
 func (r *Registry) check(who caller, a announcement) (yielding map[*registration]struct{}, err error) {
-	switch {
-	case r.Off:
-		return nil, refuse(RefusedStream, codes.FailedPrecondition, "the registry is not in use here: start lb with --source=registry")
-	case r.streams == nil:
-		return nil, errStarting
-	}
 	s, ok := r.streams[a.stream]
 	switch {
+	case r.Off:
+		off := refuse(RefusedStream, "the registry is not in use here: start lb with --source=registry")
+		off.code = codes.FailedPrecondition
+		return nil, off
+	case r.streams == nil:
+		return nil, errStarting
 	case !ok:
-		return nil, refuse(RefusedStream, codes.NotFound, "the trench file has no stream %s: use one of %s", targetset.Quote(a.stream), r.existing(who))
+		return nil, r.unknownStream(who, a.stream)
 	case !s.checked:
-		return nil, refuse(RefusedStream, codes.FailedPrecondition, "stream %s has no check, so that no target of it could become ready: add one to the trench file", a.stream)
+		unchecked := refuse(RefusedStream,
+			"stream %s has no check, so that no target of it could become ready: add one to the trench file", a.stream)
+		unchecked.code = codes.FailedPrecondition
+		return nil, unchecked
 	}
-	members := r.members[a.stream]
-	here := make(map[string]struct{}, len(a.targets))
-	yielding, fresh := map[*registration]struct{}{}, 0
+	announced, fresh := map[string]bool{}, 0
 	for _, t := range a.targets {
-		here[t.name] = struct{}{}
-		if reg := members[t.name]; reg == nil {
+		announced[t.Name] = true
+		if reg := r.members[a.stream][t.Name]; reg == nil {
 			fresh++
 		} else if reg.owner != who {
-			return nil, r.foreign(who, reg)
-		}
-		for _, ip := range t.ips {
-			if err := r.policy.Check(ip); err != nil {
-				return nil, refuse(RefusedAddress, codes.InvalidArgument, "target %s: %v", t.name, err)
+			by := "another identity" // whose ID is shown to the operator only
+			if who.operator() {
+				by = reg.owner.String()
 			}
+			return nil, refuse(RefusedConflict,
+				"target %s of stream %s is registered by %s: use another name", t.Name, a.stream, by)
 		}
-		if !s.has(t) {
-			return nil, refuse(RefusedAddress, codes.InvalidArgument, "target %s has no address of a family that the check of stream %s looks at", t.name, a.stream)
+		checked := false
+		for _, ip := range t.IPs {
+			if err := r.policy.Check(ip); err != nil {
+				return nil, refuse(RefusedAddress, "target %s: %v", t.Name, err)
+			}
+			checked = checked || s.families.Has(vip.FamilyOf(ip))
+		}
+		if !checked {
+			return nil, refuse(RefusedAddress,
+				"target %s has no address of a family that the check of stream %s looks at", t.Name, a.stream)
 		}
 	}
+	yielding = map[*registration]struct{}{}
 	for _, t := range a.targets {
-		for _, ip := range t.ips {
+		for _, ip := range t.IPs {
 			reg := r.users[at{a.stream, ip}]
-			if reg == nil {
-				continue
-			}
-			if _, replaced := here[reg.ID.Name]; replaced {
+			if reg == nil || announced[reg.Name] { // which then gets other addresses
 				continue
 			}
 			if reg.call != nil || reg.owner != who {
-				return nil, refuse(RefusedConflict, codes.AlreadyExists, "target %s: %s is the address of target %s of this stream: deregister that first", t.name, ip, reg.ID.Name)
+				return nil, refuse(RefusedConflict,
+					"target %s: %s is the address of target %s of this stream: deregister that first", t.Name, ip, reg.Name)
 			}
 			yielding[reg] = struct{}{}
 		}
 	}
-	return yielding, r.room(who, fresh, len(yielding))
-}
-
-// foreign refuses a name that another caller holds.
-func (r *Registry) foreign(who caller, reg *registration) error {
-	by := "another identity"
-	if who.operator() {
-		by = reg.owner.String()
-	}
-	return refuse(RefusedConflict, codes.AlreadyExists, "target %s of stream %s is registered by %s: use another name", reg.ID.Name, reg.Stream, by)
-}
-
-// room refuses more targets than there may be, when fresh ones come and others go.
-func (r *Registry) room(who caller, fresh, going int) error {
-	switch {
+	switch more := fresh - len(yielding); {
 	case fresh == 0:
-		return nil
-	case !who.operator() && r.owned[who]+fresh-going > r.Quota:
-		return refuse(RefusedQuota, codes.ResourceExhausted, "%s has %s, those that drain among them, and may have %d: deregister some, or have --target-quota raised", who, plural(r.owned[who], "target"), r.Quota)
-	case len(r.targets)+fresh-going > r.MaxTargets:
-		return refuse(RefusedQuota, codes.ResourceExhausted, "%d targets are registered, the limit is %d", len(r.targets), r.MaxTargets)
+	case !who.operator() && r.owned[who]+more > r.Quota:
+		return nil, refuse(RefusedQuota, "%s has %s, those that drain among them, and may have %d: "+
+			"deregister some, or have --target-quota raised", who, plural(r.owned[who], "target"), r.Quota)
+	case r.count+more > r.MaxTargets:
+		return nil, refuse(RefusedQuota, "%d targets are registered, the limit is %d", r.count, r.MaxTargets)
 	}
-	return nil
+	return yielding, nil
+}
+
+// unknownStream refuses the name of a stream that the trench file does not have.
+func (r *Registry) unknownStream(who caller, stream string) error {
+	return refuse(RefusedStream, "the trench file has no stream %s: use one of %s", targetset.Quote(stream), r.existing(who))
 }
 
 // at is an address in a stream.
@@ -157,16 +245,16 @@ type at struct {
 	addr   netip.Addr
 }
 
-// settle gives a registration its addresses.
-func (r *Registry) settle(reg *registration, t announced) {
+// settle sets the addresses of a registration.
+func (r *Registry) settle(reg *registration, ips []netip.Addr) {
 	r.unsettle(reg)
-	reg.announced = t
-	for _, ip := range t.ips {
+	reg.ips = ips
+	for _, ip := range ips {
 		r.users[at{reg.Stream, ip}] = reg
 	}
 }
 
-// unsettle frees the addresses of a registration that no call has taken over yet.
+// unsettle frees the addresses of a registration that no other has by now.
 func (r *Registry) unsettle(reg *registration) {
 	for _, ip := range reg.ips {
 		if k := (at{reg.Stream, ip}); r.users[k] == reg {
@@ -175,55 +263,54 @@ func (r *Registry) unsettle(reg *registration) {
 	}
 }
 
-// hold gives a target to a call.
-func (r *Registry) hold(c *call, t announced) {
-	id := targetset.ID{Stream: c.stream, Name: t.name}
-	reg := r.targets[id]
+// hold assigns a target to a call.
+func (r *Registry) hold(c *call, t trench.Target) {
+	reg := r.members[c.stream][t.Name]
 	if reg == nil {
-		reg = &registration{ID: id, announced: t, owner: c.owner}
+		reg = &registration{ID: targetset.ID{Stream: c.stream, Name: t.Name}, ips: t.IPs, owner: c.owner}
 		r.add(reg)
 	} else if old := reg.call; old != nil {
-		old.taken = t.name
-		old.lose(t.name, allTaken)
+		old.taken = t.Name
+		old.lose(t.Name, allTaken)
 	}
-	if reg.lifecycle != targetset.Active || reg.cause != "" || !targetset.SameAddresses(reg.ips, t.ips) {
-		r.touch(id.Stream)
+	if reg.lifecycle != targetset.Active || reg.cause != "" || !targetset.SameAddresses(reg.ips, t.IPs) {
+		r.touch(c.stream)
 	}
 	delete(r.ending, reg)
-	r.settle(reg, t)
+	r.settle(reg, t.IPs)
 	reg.call, reg.grace = c, c.grace
 	reg.lifecycle, reg.cause, reg.end, reg.drain = targetset.Active, "", time.Time{}, 0
-	c.held[t.name] = reg
+	c.held[t.Name] = reg
 }
 
-// add puts a registration among the others.
+// add adds a registration with its addresses.
 func (r *Registry) add(reg *registration) {
 	r.number++
 	reg.number = r.number
-	r.targets[reg.ID] = reg
 	if r.members[reg.Stream] == nil {
 		r.members[reg.Stream] = map[string]*registration{}
 	}
-	r.members[reg.Stream][reg.ID.Name] = reg
+	r.members[reg.Stream][reg.Name] = reg
+	r.count++
 	r.owned[reg.owner]++
-	r.settle(reg, reg.announced)
+	r.settle(reg, reg.ips)
 	r.touch(reg.Stream)
 }
 
-// remove forgets a registration; its call, if it has one, is notified.
+// remove removes a registration; its call, if it has one, is notified.
 func (r *Registry) remove(reg *registration) {
 	r.unsettle(reg)
-	delete(r.targets, reg.ID)
 	delete(r.ending, reg)
-	if delete(r.members[reg.Stream], reg.ID.Name); len(r.members[reg.Stream]) == 0 {
+	if delete(r.members[reg.Stream], reg.Name); len(r.members[reg.Stream]) == 0 {
 		delete(r.members, reg.Stream)
 	}
+	r.count--
 	if r.owned[reg.owner]--; r.owned[reg.owner] == 0 {
 		delete(r.owned, reg.owner)
 	}
 	if c := reg.call; c != nil {
-		c.gone = append(c.gone, reg.ID.Name)
-		c.lose(reg.ID.Name, allLeft)
+		c.gone = append(c.gone, reg.Name)
+		c.lose(reg.Name, allLeft)
 	}
 	r.touch(reg.Stream)
 }
@@ -238,14 +325,14 @@ func (r *Registry) hangUp(c *call) {
 	}
 	for _, reg := range c.held {
 		reg.call = nil
-		if reg.lifecycle == targetset.Active {
+		if reg.lifecycle == targetset.Active { // a drain continues
 			r.endAt(reg, now.Add(reg.grace))
 		}
 	}
 	clear(c.held)
 }
 
-// endAt has the grace or the drain of a registration end.
+// endAt sets when the grace or the drain of a registration ends.
 func (r *Registry) endAt(reg *registration, end time.Time) {
 	reg.end = end
 	r.ending[reg] = struct{}{}
@@ -259,19 +346,19 @@ func (r *Registry) terminate(reg *registration, now time.Time, drain time.Durati
 		return
 	}
 	end := now.Add(drain)
-	if reg.lifecycle == targetset.Terminating && reg.end.Before(end) {
-		if reg.cause == causeEnded && cause != causeEnded {
-			reg.cause = cause // so far no caller had announced the end
-			r.touch(reg.Stream)
-		}
+	switch {
+	case reg.lifecycle != targetset.Terminating || !reg.end.Before(end):
+		reg.lifecycle, reg.cause, reg.drain = targetset.Terminating, cause, drain
+		r.endAt(reg, end)
+	case reg.cause == causeEnded && cause != causeEnded:
+		reg.cause = cause // so far no caller had announced the end
+	default:
 		return
 	}
-	reg.lifecycle, reg.cause, reg.drain = targetset.Terminating, cause, drain
-	r.endAt(reg, end)
 	r.touch(reg.Stream)
 }
 
-// expire ends what is due, and says when the next is.
+// expire ends registrations that are due, and returns when the next is.
 func (r *Registry) expire(now time.Time) (next time.Time) {
 	r.mu.Lock()
 	var ended, left []targetset.ID
@@ -283,7 +370,7 @@ func (r *Registry) expire(now time.Time) (next time.Time) {
 			r.remove(reg)
 		default:
 			ended = append(ended, reg.ID)
-			r.outlived(reg, now)
+			r.endGrace(reg, now)
 		}
 		if _, still := r.ending[reg]; still && (next.IsZero() || reg.end.Before(next)) {
 			next = reg.end
@@ -294,7 +381,8 @@ func (r *Registry) expire(now time.Time) (next time.Time) {
 	}
 	r.mu.Unlock()
 	if len(ended) > 0 {
-		r.Log.Info("registrations ended without a new one in their grace", "targets", len(ended), "one_of_them", ended[0].String(), "on_gone", r.OnGone.String())
+		r.Log.Info("registrations ended without a new one in their grace",
+			"targets", len(ended), "one_of_them", ended[0].String(), "on_gone", r.OnGone)
 	}
 	if len(left) > 0 {
 		r.Log.Info("registered targets have drained and left", "targets", len(left), "one_of_them", left[0].String())
@@ -302,8 +390,8 @@ func (r *Registry) expire(now time.Time) (next time.Time) {
 	return next
 }
 
-// outlived does with a registration what is to be done after its grace.
-func (r *Registry) outlived(reg *registration, now time.Time) {
+// endGrace applies OnGone to a registration.
+func (r *Registry) endGrace(reg *registration, now time.Time) {
 	switch r.OnGone {
 	case targetset.Drop:
 		r.remove(reg)
@@ -316,27 +404,33 @@ func (r *Registry) outlived(reg *registration, now time.Time) {
 	}
 }
 
-// deregister begins the drain of targets, all or none, and says how long it lasts.
-func (r *Registry) deregister(who caller, stream string, names []string, drain time.Duration, asked bool) (time.Duration, error) {
+// deregister begins the drain of targets, all or none, and returns its length: that of the stream if
+// requested is nil.
+func (r *Registry) deregister(
+	who caller, stream string, names []string, requested *time.Duration,
+) (drain time.Duration, err error) {
 	now := time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.stopped {
 		return 0, errStopping
 	}
+	members := r.members[stream]
 	for _, name := range names {
-		switch reg := r.members[stream][name]; {
+		switch reg := members[name]; {
 		case reg == nil:
-			return 0, refuse(RefusedUnknown, codes.NotFound, "stream %s has no registered target %s", targetset.Quote(stream), targetset.Quote(name))
+			return 0, refuse(RefusedUnknown,
+				"stream %s has no registered target %s", targetset.Quote(stream), targetset.Quote(name))
 		case !who.operator() && reg.owner != who:
-			return 0, refuse(RefusedIdentity, codes.PermissionDenied, "target %s of stream %s is registered by another identity, only that may deregister it", name, stream)
+			return 0, refuse(RefusedIdentity,
+				"target %s of stream %s is registered by another identity, only that may deregister it", name, stream)
 		}
 	}
-	if !asked {
-		drain = r.streams[stream].drain
+	if drain = r.streams[stream].drain; requested != nil {
+		drain = *requested
 	}
 	for _, name := range names {
-		if reg := r.members[stream][name]; reg != nil { // may be named twice
+		if reg := members[name]; reg != nil { // may be named twice
 			r.terminate(reg, now, drain, causeDeregistered)
 		}
 	}

@@ -7,7 +7,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Refusal says in a word why a call was refused. It may be the label of a metric.
+// Refusal is why a call was refused, in a word that may be the label of a metric.
 type Refusal string
 
 // The refusals.
@@ -18,7 +18,7 @@ const (
 	RefusedQuota Refusal = "quota"
 	// RefusedStream: there is no such stream, or it has no check.
 	RefusedStream Refusal = "stream"
-	// RefusedInput: a name, a duration or a list that makes no sense.
+	// RefusedInput: an invalid name, duration or list.
 	RefusedInput Refusal = "input"
 	// RefusedAddress: an address that no target may have.
 	RefusedAddress Refusal = "address"
@@ -30,6 +30,23 @@ const (
 	RefusedStopping Refusal = "stopping"
 )
 
+// refusalCodes are the usual codes of refusals.
+var refusalCodes = map[Refusal]codes.Code{
+	RefusedIdentity: codes.PermissionDenied,
+	RefusedQuota:    codes.ResourceExhausted,
+	RefusedStream:   codes.NotFound,
+	RefusedInput:    codes.InvalidArgument,
+	RefusedAddress:  codes.InvalidArgument,
+	RefusedConflict: codes.AlreadyExists,
+	RefusedUnknown:  codes.NotFound,
+	RefusedStopping: codes.Unavailable,
+}
+
+var (
+	errStopping = refuse(RefusedStopping, "the load balancer is stopping")
+	errStarting = refuse(RefusedStopping, "the load balancer is starting")
+)
+
 // refusal is the error of a call that is refused.
 type refusal struct {
 	why  Refusal
@@ -37,8 +54,8 @@ type refusal struct {
 	text string
 }
 
-func refuse(why Refusal, code codes.Code, format string, args ...any) *refusal {
-	return &refusal{why: why, code: code, text: fmt.Sprintf(format, args...)}
+func refuse(why Refusal, format string, args ...any) *refusal {
+	return &refusal{why, refusalCodes[why], fmt.Sprintf(format, args...)}
 }
 
 // Error returns the text.
@@ -46,8 +63,3 @@ func (r *refusal) Error() string { return r.text }
 
 // GRPCStatus makes it the status of the call.
 func (r *refusal) GRPCStatus() *status.Status { return status.New(r.code, r.text) }
-
-var (
-	errStopping = refuse(RefusedStopping, codes.Unavailable, "the load balancer is stopping")
-	errStarting = refuse(RefusedStopping, codes.Unavailable, "the load balancer is starting")
-)

@@ -28,8 +28,8 @@ var (
 	theOperator = caller{}
 )
 
-// counter is a registry that runs, and what is known of its offers.
-type counter struct {
+// localFixture is a registry that runs without a server, and the offers that were taken from it.
+type localFixture struct {
 	*Registry
 	t     *testing.T
 	offer targetset.Offers
@@ -55,8 +55,8 @@ var testStreams = []trench.Stream{
 	{Name: "unchecked"},
 }
 
-// openCounter runs a registry with streams until the test ends or stop is called.
-func openCounter(t *testing.T, o Options) *counter {
+// newLocalFixture runs a registry with streams until the test ends or stop is called.
+func newLocalFixture(t *testing.T, o Options) *localFixture {
 	t.Helper()
 	if o.Allow == nil {
 		o.Allow = allowances(t, "spiffe://example.org/ns/*/sa/*")
@@ -69,7 +69,7 @@ func openCounter(t *testing.T, o Options) *counter {
 		t.Fatal(err)
 	}
 	r.Configure(testStreams, targetset.AddressPolicy{})
-	c := &counter{Registry: r, t: t, offer: targetset.Offers{}}
+	c := &localFixture{Registry: r, t: t, offer: targetset.Offers{}}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- task.Guard(ctx, r.String(), r.Run) }()
@@ -88,23 +88,23 @@ func openCounter(t *testing.T, o Options) *counter {
 	return c
 }
 
-// say parses "a=10.0.0.1 b=10.0.0.2,fd00::2".
-func say(stream, targets string) announcement {
+// announce parses "a=10.0.0.1 b=10.0.0.2,fd00::2".
+func announce(stream, targets string) announcement {
 	a := announcement{stream: stream}
 	for word := range strings.FieldsSeq(targets) {
 		name, addresses, _ := strings.Cut(word, "=")
-		t := announced{name: name}
+		t := trench.Target{Name: name}
 		for s := range strings.SplitSeq(addresses, ",") {
-			t.ips = append(t.ips, netip.MustParseAddr(s))
+			t.IPs = append(t.IPs, netip.MustParseAddr(s))
 		}
 		a.targets = append(a.targets, t)
 	}
 	return a
 }
 
-func (c *counter) register(who caller, stream, targets string) *call {
+func (c *localFixture) register(who caller, stream, targets string) *call {
 	c.t.Helper()
-	call, err := c.open(who, say(stream, targets))
+	call, err := c.open(who, announce(stream, targets))
 	if err != nil {
 		c.t.Fatalf("register %s: %v", targets, err)
 	}
@@ -112,7 +112,7 @@ func (c *counter) register(who caller, stream, targets string) *call {
 }
 
 // changes reports whether a Take had something.
-func (c *counter) changes() bool {
+func (c *localFixture) changes() bool {
 	select {
 	case <-c.Changed():
 	default:
@@ -126,7 +126,7 @@ func (c *counter) changes() bool {
 }
 
 // offers wants exactly these: "NAME ADDRESSES [STAY CAUSE SECONDS-LEFT]".
-func (c *counter) offers(stream string, want ...string) {
+func (c *localFixture) offers(stream string, want ...string) {
 	c.t.Helper()
 	c.changes()
 	var got []string
@@ -148,7 +148,7 @@ func (c *counter) offers(stream string, want ...string) {
 	}
 }
 
-func (c *counter) refuses(what string, err error, want string) {
+func (c *localFixture) refuses(what string, err error, want string) {
 	c.t.Helper()
 	if err == nil {
 		c.t.Errorf("%s: no error, want %s", what, want)
@@ -157,9 +157,9 @@ func (c *counter) refuses(what string, err error, want string) {
 	}
 }
 
-func TestALeaseThatComesBackInItsGraceChangesNothing(t *testing.T) {
+func TestReturnWithinGraceChangesNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c := openCounter(t, Options{OnGone: targetset.Drain})
+		c := newLocalFixture(t, Options{OnGone: targetset.Drain})
 		defer c.stop()
 		call := c.register(alice, "s", "a=10.0.0.1 b=10.0.0.2,fd00::2")
 		c.offers("s", "a 10.0.0.1", "b 10.0.0.2, fd00::2")
@@ -175,15 +175,23 @@ func TestALeaseThatComesBackInItsGraceChangesNothing(t *testing.T) {
 	})
 }
 
-func TestWhatFollowsTheGrace(t *testing.T) {
+func TestEndOfGrace(t *testing.T) {
 	for onGone, steps := range map[targetset.GonePolicy][3][]string{
-		targetset.Drain: {{"a 10.0.0.1 leaving 10s: its registration ended"}, {"a 10.0.0.1 leaving 1s: its registration ended"}, nil},
-		targetset.Drop:  {nil, nil, nil},
-		targetset.Hold:  {{"a 10.0.0.1: its registration ended"}, {"a 10.0.0.1: its registration ended"}, {"a 10.0.0.1: its registration ended"}},
+		targetset.Drain: {
+			{"a 10.0.0.1 leaving 10s: its registration ended"},
+			{"a 10.0.0.1 leaving 1s: its registration ended"},
+			nil,
+		},
+		targetset.Drop: {nil, nil, nil},
+		targetset.Hold: {
+			{"a 10.0.0.1: its registration ended"},
+			{"a 10.0.0.1: its registration ended"},
+			{"a 10.0.0.1: its registration ended"},
+		},
 	} {
-		t.Run(onGone.String(), func(t *testing.T) {
+		t.Run(string(onGone), func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
-				c := openCounter(t, Options{OnGone: onGone})
+				c := newLocalFixture(t, Options{OnGone: onGone})
 				defer c.stop()
 				c.hangUp(c.register(alice, "s", "a=10.0.0.1"))
 				advance(4999 * time.Millisecond)
@@ -204,13 +212,16 @@ func TestWhatFollowsTheGrace(t *testing.T) {
 	}
 }
 
-func TestACallMayAskForAShorterGraceOnly(t *testing.T) {
+func TestRequestedGrace(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c := openCounter(t, Options{OnGone: targetset.Drop})
+		c := newLocalFixture(t, Options{OnGone: targetset.Drop})
 		defer c.stop()
-		for asked, granted := range map[time.Duration]time.Duration{0: 0, time.Second: time.Second, time.Hour: 5 * time.Second} {
-			a := say("s", "a=10.0.0.1")
-			a.grace, a.asked = asked, true
+		for asked, granted := range map[time.Duration]time.Duration{
+			0: 0, time.Second: time.Second,
+			time.Hour: 5 * time.Second,
+		} {
+			a := announce("s", "a=10.0.0.1")
+			a.grace = &asked
 			call, err := c.open(alice, a)
 			if err != nil || call.grace != granted {
 				t.Fatalf("asked for %v: %v, %v", asked, call.grace, err)
@@ -227,32 +238,33 @@ func TestACallMayAskForAShorterGraceOnly(t *testing.T) {
 	})
 }
 
-func TestDeregisteredTargetsDrainAndTheirCallEnds(t *testing.T) {
+func TestDeregisteredTargetsDrain(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c := openCounter(t, Options{OnGone: targetset.Drain})
+		c := newLocalFixture(t, Options{OnGone: targetset.Drain})
 		defer c.stop()
 		call := c.register(alice, "s", "a=10.0.0.1 b=10.0.0.2 c=10.0.0.3")
 		c.offers("s", "a 10.0.0.1", "b 10.0.0.2", "c 10.0.0.3")
-		if d, err := c.deregister(alice, "s", []string{"b"}, 0, false); err != nil || d != 10*time.Second {
+		if d, err := c.deregister(alice, "s", []string{"b"}, nil); err != nil || d != 10*time.Second {
 			t.Fatal(d, err)
 		}
 		c.offers("s", "a 10.0.0.1", "b 10.0.0.2 terminating 10s: deregistered", "c 10.0.0.3")
 		// A second one may shorten the drain, never lengthen it.
-		if _, err := c.deregister(alice, "s", []string{"b"}, time.Hour, true); err != nil {
+		if _, err := c.deregister(alice, "s", []string{"b"}, new(time.Hour)); err != nil {
 			t.Fatal(err)
 		}
 		c.offers("s", "a 10.0.0.1", "b 10.0.0.2 terminating 10s: deregistered", "c 10.0.0.3")
-		if _, err := c.deregister(alice, "s", []string{"b"}, 2*time.Second, true); err != nil {
+		if _, err := c.deregister(alice, "s", []string{"b"}, new(2*time.Second)); err != nil {
 			t.Fatal(err)
 		}
 		c.offers("s", "a 10.0.0.1", "b 10.0.0.2 terminating 2s: deregistered", "c 10.0.0.3")
 		advance(2 * time.Second)
 		c.offers("s", "a 10.0.0.1", "c 10.0.0.3")
-		if held, gone, over := c.holding(call); len(held) != 2 || !slices.Equal(gone, []string{"b"}) || over != stillHolds {
+		if held, gone, over := c.holding(call); len(held) != 2 || !slices.Equal(gone, []string{"b"}) ||
+			over != stillHolds {
 			t.Fatal(held, gone, over)
 		}
 		// The operator may, and 0 is at once.
-		if _, err := c.deregister(theOperator, "s", []string{"a", "c", "a"}, 0, true); err != nil {
+		if _, err := c.deregister(theOperator, "s", []string{"a", "c", "a"}, new(time.Duration(0))); err != nil {
 			t.Fatal(err)
 		}
 		c.offers("s")
@@ -261,7 +273,7 @@ func TestDeregisteredTargetsDrainAndTheirCallEnds(t *testing.T) {
 		}
 		// A drain continues when the call ends.
 		call = c.register(alice, "s", "a=10.0.0.1")
-		if _, err := c.deregister(alice, "s", []string{"a"}, 20*time.Second, true); err != nil {
+		if _, err := c.deregister(alice, "s", []string{"a"}, new(20*time.Second)); err != nil {
 			t.Fatal(err)
 		}
 		c.hangUp(call)
@@ -272,9 +284,9 @@ func TestDeregisteredTargetsDrainAndTheirCallEnds(t *testing.T) {
 	})
 }
 
-func TestANewerCallTakesOver(t *testing.T) {
+func TestNewerCallTakesOver(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c := openCounter(t, Options{OnGone: targetset.Drop})
+		c := newLocalFixture(t, Options{OnGone: targetset.Drop})
 		defer c.stop()
 		first := c.register(alice, "s", "a=10.0.0.1 b=10.0.0.2")
 		second := c.register(alice, "s", "a=10.0.0.7")
@@ -286,7 +298,7 @@ func TestANewerCallTakesOver(t *testing.T) {
 		third := c.register(alice, "s", "b=10.0.0.7 a=10.0.0.2")
 		c.offers("s", "a 10.0.0.2", "b 10.0.0.7")
 		for _, address := range []string{"10.0.0.2", "10.0.0.7"} {
-			_, err := c.open(alice, say("s", "x="+address))
+			_, err := c.open(alice, announce("s", "x="+address))
 			c.refuses(address, err, "AlreadyExists")
 		}
 		c.register(alice, "other", "x=10.0.0.2")
@@ -304,40 +316,64 @@ func TestANewerCallTakesOver(t *testing.T) {
 	})
 }
 
-func TestRefusalsNameTheThingAndChangeNothing(t *testing.T) {
+func TestRefusalsChangeNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c := openCounter(t, Options{OnGone: targetset.Drain, Quota: 4, MaxTargets: 6})
+		c := newLocalFixture(t, Options{OnGone: targetset.Drain, Quota: 4, MaxTargets: 6})
 		defer c.stop()
-		c.Configure(append(slices.Clone(testStreams), trench.Stream{Name: "six", Check: trench.Check{TCP: trench.TCPCheck{Port: 1}, Families: trench.OnlyIPv6}}),
-			targetset.AddressPolicy{Subnets: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}, VIPs: []vip.VIP{vip.Require("10.9.9.9/32")}})
+		c.Configure(append(slices.Clone(testStreams),
+			trench.Stream{Name: "six", Check: trench.Check{TCP: trench.TCPCheck{Port: 1}, Families: trench.OnlyIPv6}}),
+			targetset.AddressPolicy{Subnets: []netip.Prefix{
+				netip.MustParsePrefix("10.0.0.0/8"),
+				netip.MustParsePrefix("fd00::/8"),
+			}, VIPs: []vip.VIP{vip.Require("10.9.9.9/32")}})
 		c.register(alice, "s", "a=10.0.0.1 b=10.0.0.2")
 		for _, tt := range []struct {
 			who             caller
 			stream, targets string
 			want            string
 		}{
-			{alice, "nowhere", "x=10.0.0.9", `NotFound: the trench file has no stream "nowhere": use one of other, s, six`},
+			{
+				alice, "nowhere", "x=10.0.0.9",
+				`NotFound: the trench file has no stream "nowhere": use one of other, s, six`,
+			},
 			{alice, "unchecked", "x=10.0.0.9", "FailedPrecondition: stream unchecked has no check"},
-			{alice, "six", "x=10.0.0.9", "InvalidArgument: target x has no address of a family that the check of stream six looks at"},
-			{bob, "s", "x=10.0.0.9 a=10.0.0.1", "AlreadyExists: target a of stream s is registered by another identity: use another name"},
+			{
+				alice, "six", "x=10.0.0.9",
+				"InvalidArgument: target x has no address of a family that the check of stream six looks at",
+			},
+			{
+				bob, "s", "x=10.0.0.9 a=10.0.0.1",
+				"AlreadyExists: target a of stream s is registered by another identity: use another name",
+			},
 			{theOperator, "s", "a=10.0.0.1", "AlreadyExists: target a of stream s is registered by " + alice.String()},
 			{alice, "s", "x=10.0.0.2", "AlreadyExists: target x: 10.0.0.2 is the address of target b of this stream"},
 			{bob, "s", "x=10.0.0.2", "AlreadyExists: target x: 10.0.0.2 is the address of target b of this stream"},
-			{alice, "s", "x=192.168.0.1", "InvalidArgument: target x: 192.168.0.1 is not in a subnet that --target-subnet allows"},
+			{
+				alice, "s", "x=192.168.0.1",
+				"InvalidArgument: target x: 192.168.0.1 is not in a subnet that --target-subnet allows",
+			},
 			{alice, "s", "x=10.9.9.9", "InvalidArgument: target x: 10.9.9.9 lies in the VIP 10.9.9.9/32"},
 			{alice, "s", "x=224.0.0.1", "InvalidArgument: target x: 224.0.0.1 is a multicast"},
-			{alice, "s", "c=10.0.0.3 d=10.0.0.4 e=10.0.0.5", "ResourceExhausted: " + alice.String() + " has 2 targets, those that drain among them, and may have 4"},
-			{theOperator, "s", "c=10.0.0.3 d=10.0.0.4 e=10.0.0.5 f=10.0.0.6 g=10.0.0.7", "ResourceExhausted: 2 targets are registered, the limit is 6"},
+			{
+				alice, "s", "c=10.0.0.3 d=10.0.0.4 e=10.0.0.5",
+				"ResourceExhausted: " + alice.String() + " has 2 targets, those that drain among them, and may have 4",
+			},
+			{
+				theOperator, "s", "c=10.0.0.3 d=10.0.0.4 e=10.0.0.5 f=10.0.0.6 g=10.0.0.7",
+				"ResourceExhausted: 2 targets are registered, the limit is 6",
+			},
 		} {
-			_, err := c.open(tt.who, say(tt.stream, tt.targets))
+			_, err := c.open(tt.who, announce(tt.stream, tt.targets))
 			c.refuses(tt.targets+" in "+tt.stream, err, tt.want)
 		}
-		_, err := c.deregister(bob, "s", []string{"a"}, 0, true)
-		c.refuses("bob's deregistration", err, "PermissionDenied: target a of stream s is registered by another identity")
-		_, err = c.deregister(alice, "s", []string{"a", "x"}, 0, true)
+		_, err := c.deregister(bob, "s", []string{"a"}, new(time.Duration(0)))
+		c.refuses("bob's deregistration", err,
+			"PermissionDenied: target a of stream s is registered by another identity")
+		_, err = c.deregister(alice, "s", []string{"a", "x"}, new(time.Duration(0)))
 		c.refuses("a deregistration of an unknown target", err, `NotFound: stream "s" has no registered target "x"`)
 		c.offers("s", "a 10.0.0.1", "b 10.0.0.2")
-		if s := c.State(); s.Name != "registry" || !s.Live || s.Detail != "2 targets of 1 caller, 4 each at most" || len(s.Problems) != 0 {
+		if s := c.State(); s.Name != "registry" || !s.Live || s.Detail != "2 targets of 1 caller, 4 each at most" ||
+			len(s.Problems) != 0 {
 			t.Errorf("%+v", s)
 		}
 		// As many as the quota are taken, and the same address in another stream.
@@ -348,12 +384,12 @@ func TestRefusalsNameTheThingAndChangeNothing(t *testing.T) {
 }
 
 // A pod is replaced by another one that gets its address.
-func TestATargetWithoutACallGivesItsAddressToOneOfTheSameOwner(t *testing.T) {
+func TestReplacementTakesAddress(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c := openCounter(t, Options{OnGone: targetset.Drain, Quota: 1})
+		c := newLocalFixture(t, Options{OnGone: targetset.Drain, Quota: 1})
 		defer c.stop()
 		c.hangUp(c.register(alice, "s", "old=10.0.0.1,fd00::1"))
-		_, err := c.open(bob, say("s", "new=10.0.0.1"))
+		_, err := c.open(bob, announce("s", "new=10.0.0.1"))
 		c.refuses("another owner", err, "AlreadyExists: target new: 10.0.0.1 is the address of target old")
 		c.register(alice, "s", "new=10.0.0.1,fd00::1")
 		c.offers("s", "new 10.0.0.1, fd00::1")
@@ -365,8 +401,8 @@ func TestATargetWithoutACallGivesItsAddressToOneOfTheSameOwner(t *testing.T) {
 	})
 }
 
-func TestCallsOfOneCallerAreBounded(t *testing.T) {
-	c := openCounter(t, Options{Quota: 2})
+func TestCallLimit(t *testing.T) {
+	c := newLocalFixture(t, Options{Quota: 2})
 	defer c.stop()
 	var ends []func()
 	for range 4 {
@@ -401,7 +437,7 @@ func TestCallsOfOneCallerAreBounded(t *testing.T) {
 
 func TestRegistrationsOutliveTheirStream(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c := openCounter(t, Options{OnGone: targetset.Drain})
+		c := newLocalFixture(t, Options{OnGone: targetset.Drain})
 		defer c.stop()
 		c.register(alice, "s", "a=10.0.0.1 b=10.0.0.2")
 		c.register(alice, "other", "c=10.0.0.3")
@@ -409,14 +445,16 @@ func TestRegistrationsOutliveTheirStream(t *testing.T) {
 		c.Configure(testStreams[1:], targetset.AddressPolicy{})
 		c.offers("s")
 		c.offers("other", "c 10.0.0.3")
-		if p := c.State().Problems; !slices.Equal(p, []string{"stream s is not in the trench file: 2 registered targets are not used (a, b)"}) {
+		if p := c.State().Problems; !slices.Equal(p,
+			[]string{"stream s is not in the trench file: 2 registered targets are not used (a, b)"}) {
 			t.Errorf("%q", p)
 		}
 		unchecked := slices.Clone(testStreams)
 		unchecked[0].Check = trench.Check{}
 		c.Configure(unchecked, targetset.AddressPolicy{})
 		c.offers("s")
-		if p := c.State().Problems; !slices.Equal(p, []string{"stream s has no check: 2 registered targets are not used (a, b)"}) {
+		if p := c.State().Problems; !slices.Equal(p,
+			[]string{"stream s has no check: 2 registered targets are not used (a, b)"}) {
 			t.Errorf("%q", p)
 		}
 		c.Configure(testStreams, targetset.AddressPolicy{})
@@ -428,13 +466,13 @@ func TestRegistrationsOutliveTheirStream(t *testing.T) {
 	})
 }
 
-func TestNothingIsRegisteredBeforeTheConfigurationAndAfterTheEnd(t *testing.T) {
+func TestRefusedAtStartAndStop(t *testing.T) {
 	r, err := New(Options{Grace: time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &counter{t: t}
-	_, err = r.open(theOperator, say("s", "a=10.0.0.1"))
+	c := &localFixture{t: t}
+	_, err = r.open(theOperator, announce("s", "a=10.0.0.1"))
 	c.refuses("before", err, "Unavailable: the load balancer is starting")
 	r.Configure(testStreams, targetset.AddressPolicy{})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -442,25 +480,26 @@ func TestNothingIsRegisteredBeforeTheConfigurationAndAfterTheEnd(t *testing.T) {
 	if err := task.Guard(ctx, r.String(), r.Run); err != nil {
 		t.Fatal(err)
 	}
-	_, err = r.open(theOperator, say("s", "a=10.0.0.1"))
+	_, err = r.open(theOperator, announce("s", "a=10.0.0.1"))
 	c.refuses("after", err, "Unavailable: the load balancer is stopping")
-	_, err = r.deregister(theOperator, "s", []string{"a"}, 0, false)
+	_, err = r.deregister(theOperator, "s", []string{"a"}, nil)
 	c.refuses("after", err, "Unavailable: the load balancer is stopping")
 	_, err = r.begin(alice)
 	c.refuses("after", err, "Unavailable: the load balancer is stopping")
 }
 
-func TestARegistryThatIsOffRefusesEverybody(t *testing.T) {
-	c := openCounter(t, Options{Off: true})
+func TestRegistryOff(t *testing.T) {
+	c := newLocalFixture(t, Options{Off: true})
 	defer c.stop()
 	for _, who := range []caller{theOperator, alice} {
-		_, err := c.open(who, say("s", "a=10.0.0.1"))
-		c.refuses(who.String(), err, "FailedPrecondition: the registry is not in use here: start lb with --source=registry")
+		_, err := c.open(who, announce("s", "a=10.0.0.1"))
+		c.refuses(who.String(), err,
+			"FailedPrecondition: the registry is not in use here: start lb with --source=registry")
 	}
 }
 
-func TestOptionsThatMakeNoSenseAreRefused(t *testing.T) {
-	for _, o := range []Options{{Grace: -1}, {Quota: -1}, {MaxTargets: -1}, {OnGone: targetset.Drop + 1}} {
+func TestInvalidOptions(t *testing.T) {
+	for _, o := range []Options{{Grace: -1}, {Quota: -1}, {MaxTargets: -1}} {
 		if _, err := New(o); err == nil {
 			t.Errorf("%+v was taken", o)
 		}
@@ -470,13 +509,16 @@ func TestOptionsThatMakeNoSenseAreRefused(t *testing.T) {
 // stateIn returns the path of a state file, in a directory that does not exist yet.
 func stateIn(t *testing.T) string { return filepath.Join(t.TempDir(), "state", "registry.json") }
 
-func TestDeregisteringWhatDrainsAlreadyAnnouncesItsEnd(t *testing.T) {
+func TestDeregisterDuringDrain(t *testing.T) {
 	r, err := New(Options{OnGone: targetset.Drain})
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.Configure([]trench.Stream{{Name: "s", DrainTime: time.Minute, Check: trench.Check{TCP: trench.TCPCheck{Port: 1}}}}, targetset.AddressPolicy{})
-	c, err := r.open(caller{}, announcement{stream: "s", targets: []announced{{name: "a", ips: []netip.Addr{netip.MustParseAddr("172.16.0.1")}}}})
+	r.Configure([]trench.Stream{{
+		Name: "s", DrainTime: time.Minute,
+		Check: trench.Check{TCP: trench.TCPCheck{Port: 1}},
+	}}, targetset.AddressPolicy{})
+	c, err := r.open(caller{}, announce("s", "a=172.16.0.1"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -486,10 +528,11 @@ func TestDeregisteringWhatDrainsAlreadyAnnouncesItsEnd(t *testing.T) {
 	if len(was) != 1 || was[0].Lifecycle != targetset.Leaving {
 		t.Fatalf("without its call: %+v", was)
 	}
-	if _, err := r.deregister(caller{}, "s", []string{"a"}, time.Hour, true); err != nil {
+	if _, err := r.deregister(caller{}, "s", []string{"a"}, new(time.Hour)); err != nil {
 		t.Fatal(err)
 	}
-	if is := r.Take()["s"]; len(is) != 1 || is[0].Lifecycle != targetset.Terminating || is[0].Cause != causeDeregistered || !is[0].DrainEnd.Equal(was[0].DrainEnd) {
+	if is := r.Take()["s"]; len(is) != 1 || is[0].Lifecycle != targetset.Terminating ||
+		is[0].Cause != causeDeregistered || !is[0].DrainEnd.Equal(was[0].DrainEnd) {
 		t.Errorf("deregistered: %+v", is)
 	}
 }

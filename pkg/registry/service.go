@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
@@ -19,72 +20,69 @@ import (
 	"github.com/vipgate/vipgate/pkg/targetset"
 )
 
-// ServiceOptions say who calls.
+// ServiceOptions configure a service.
 type ServiceOptions struct {
-	// Peer returns the SPIFFE ID that the transport has authenticated. It is not
-	// asked for the operator.
+	// Peer returns the SPIFFE ID that the transport authenticated. It is not called for the operator.
 	Peer func(context.Context) (spiffeid.ID, bool)
-	// Operator is true on the admin socket, where the caller is the operator, who
-	// may do everything.
+	// Operator is set on the admin socket, whose callers are the operator, who may do everything.
 	Operator bool
 	// Reader reports whether an ID may list and watch every stream; nil: none may.
 	Reader func(spiffeid.ID) bool
-	// Log gets the refusals, one line a second at most.
+	// Log receives the refusals, one line a second at most.
 	Log *slog.Logger
 }
 
-// Service serves a registry and a index. Its streams end with the registry.
+// Service serves a registry and an index. Its streams end with the registry.
 type Service struct {
 	targetv1.UnimplementedTargetServiceServer
+	ServiceOptions
 
 	registry *Registry
 	index    *targetset.Index
-	opts     ServiceOptions
-	quiet    logs.Throttle
+	throttle logs.Throttle
 }
 
 // NewService returns a service. A process has one for each kind of caller.
 func NewService(r *Registry, index *targetset.Index, o ServiceOptions) *Service {
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
-	return &Service{registry: r, index: index, opts: o}
+	return &Service{ServiceOptions: o, registry: r, index: index}
 }
 
-// MaxCallsPerConnection is how many calls one connection may have open. The quota of
-// a caller refuses with a reason, and is usually lower.
+// MaxCallsPerConnection is how many calls one connection may have open. The quota of a caller is usually
+// lower, and its refusal has a reason.
 const MaxCallsPerConnection = 2000
 
-// GRPCOptions returns the options of a grpc.Server that serves targets on TCP: a
-// peer whose host vanished is noticed within 4 s, one that does not finish its
-// handshake within 5 s, one without a call within 1 min. On a unix socket the
-// kernel reports the end of a peer at once.
+// GRPCOptions returns the options of a grpc.Server that serves targets on TCP: a peer whose host
+// vanished is detected within 4 s, one that does not finish its handshake within 5 s, one without a call
+// within 1 min. On a unix socket the kernel reports the end of a peer at once.
 func GRPCOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(1 << 20),
 		grpc.MaxHeaderListSize(16 << 10),
 		grpc.ConnectionTimeout(5 * time.Second),
 		grpc.MaxConcurrentStreams(MaxCallsPerConnection),
-		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: time.Minute, Time: 2 * time.Second, Timeout: 2 * time.Second}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{
+			MaxConnectionIdle: time.Minute, Time: 2 * time.Second, Timeout: 2 * time.Second,
+		}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 		grpc.WaitForHandlers(true),
 	}
 }
 
-// caller returns who calls.
-func (s *Service) caller(ctx context.Context) (caller, error) {
-	if s.opts.Operator {
-		return caller{}, nil
+// serve runs a method for its caller, and counts and logs a refusal.
+func (s *Service) serve(ctx context.Context, method, stream string, f func(caller) error) error {
+	var who caller
+	var err error
+	if !s.Operator {
+		var ok bool
+		if who.id, ok = s.Peer(ctx); !ok || who.id.IsZero() {
+			anonymous := refuse(RefusedIdentity, "the connection has no SPIFFE ID")
+			anonymous.code = codes.Unauthenticated
+			err = anonymous
+		}
 	}
-	id, ok := s.opts.Peer(ctx)
-	if !ok || id.IsZero() {
-		return caller{}, refuse(RefusedIdentity, codes.Unauthenticated, "the connection has no SPIFFE ID")
+	if err == nil {
+		err = f(who)
 	}
-	return caller{id}, nil
-}
-
-// logRefusal counts and logs a refusal, and hands on every error.
-func (s *Service) logRefusal(who caller, method, stream string, err error) error {
 	var r *refusal
 	if !errors.As(err, &r) {
 		return err
@@ -92,43 +90,44 @@ func (s *Service) logRefusal(who caller, method, stream string, err error) error
 	s.registry.mu.Lock()
 	s.registry.refused[r.why]++
 	s.registry.mu.Unlock()
-	if n, ok := s.quiet.Allow(time.Now()); ok && r.why != RefusedStopping {
-		s.opts.Log.Warn("refused a call on targets", "peer", who.String(), "method", method, "stream", stream, "reason", string(r.why), "error", r.text, "lines_left_out", n)
-	}
-	return r.GRPCStatus().Err()
-}
-
-// Register implements the Service.
-func (s *Service) Register(req *targetv1.RegisterRequest, stream grpc.ServerStreamingServer[targetv1.RegisterResponse]) error {
-	who, err := s.caller(stream.Context())
-	if err == nil {
-		err = s.register(who, req, stream)
-	}
-	return s.logRefusal(who, "Register", req.GetStream(), err)
-}
-
-func (s *Service) register(who caller, req *targetv1.RegisterRequest, stream grpc.ServerStreamingServer[targetv1.RegisterResponse]) error {
-	if err := s.mayRegister(who, req.GetStream()); err != nil {
+	if r.why == RefusedStopping {
 		return err
 	}
-	a, err := parseAnnouncement(req)
-	if err != nil {
-		return err
+	if n, ok := s.throttle.Allow(time.Now()); ok {
+		s.Log.Warn("refused a call on targets", "peer", who.String(), "method", method, "stream", stream,
+			"reason", r.why, "error", r.text, "lines_left_out", n)
 	}
-	done, err := s.registry.begin(who)
-	if err != nil {
-		return err
-	}
-	defer done()
-	c, err := s.registry.open(who, a)
-	if err != nil {
-		return err
-	}
-	defer s.registry.hangUp(c)
-	s.opts.Log.Info("targets registered", "peer", who.String(), "stream", a.stream, "targets", len(a.targets), "grace", c.grace)
-	err = s.keep(stream.Context(), c, a, stream.Send)
-	s.opts.Log.Info("registration ended", "peer", who.String(), "stream", a.stream, "targets", len(a.targets), "reason", err)
 	return err
+}
+
+// Register implements the TargetService.
+func (s *Service) Register(
+	req *targetv1.RegisterRequest, stream grpc.ServerStreamingServer[targetv1.RegisterResponse],
+) error {
+	return s.serve(stream.Context(), "Register", req.GetStream(), func(who caller) error {
+		if err := s.mayRegister(who, req.GetStream()); err != nil {
+			return err
+		}
+		a, err := parseAnnouncement(req)
+		if err != nil {
+			return err
+		}
+		done, err := s.registry.begin(who)
+		if err != nil {
+			return err
+		}
+		defer done()
+		c, err := s.registry.open(who, a)
+		if err != nil {
+			return err
+		}
+		defer s.registry.hangUp(c)
+		log := s.Log.With("peer", who.String(), "stream", a.stream, "targets", len(a.targets))
+		log.Info("targets registered", "grace", c.grace)
+		err = s.keep(stream.Context(), c, a, stream.Send)
+		log.Info("registration ended", "reason", err)
+		return err
+	})
 }
 
 // mayRegister refuses a caller that no allowance admits to the stream.
@@ -136,28 +135,54 @@ func (s *Service) mayRegister(who caller, stream string) error {
 	if s.registry.allows(who, stream) {
 		return nil
 	}
-	return refuse(RefusedIdentity, codes.PermissionDenied, "%s may not register targets of stream %s: have it allowed by --target-id of the load balancer", who, targetset.Quote(stream))
+	return refuse(RefusedIdentity, "%s may not register targets of stream %s: "+
+		"have it allowed by --target-id of the load balancer", who, targetset.Quote(stream))
 }
 
-// keep tells the caller how its targets are until the call is over.
+// keep reports the state of its targets to the caller until the call is over.
 func (s *Service) keep(ctx context.Context, c *call, a announcement, send func(*targetv1.RegisterResponse) error) error {
-	k := newKeeping(c, a)
-	watch := s.index.WatchTargets(k.keys)
+	var keys []healthcheck.Key
+	sentGone := map[healthcheck.Key]bool{} // by address of the call: whether GONE was the last state sent
+	for _, t := range a.targets {
+		for _, ip := range t.IPs {
+			k := healthcheck.Key{Stream: c.stream, Name: t.Name, Addr: ip}
+			keys, sentGone[k] = append(keys, k), false
+		}
+	}
+	watch := s.index.WatchTargets(keys)
 	defer watch.Close()
-	first := true
-	for {
-		held, gone, over := s.registry.holding(c)
+	m := &targetv1.RegisterResponse{Grace: durationpb.New(c.grace)}
+	for first := true; ; first = false {
+		held, left, over := s.registry.holding(c)
 		changed, removed := watch.Take()
-		infos := k.infos(s.glass(c.owner), first, held, gone, changed, removed)
-		if first || len(infos) > 0 {
-			m := &targetv1.RegisterResponse{Targets: infos}
-			if first {
-				m.Grace = durationpb.New(c.grace)
+		if first {
+			changed = append(changed, s.unchecked(c, keys, changed)...)
+		}
+		filter := s.filter(c.owner)
+		for _, v := range changed {
+			if _, mine := sentGone[v.Key]; mine && held[v.Name] != nil {
+				sentGone[v.Key] = false
+				m.Targets = append(m.Targets, filter.info(v))
 			}
+		}
+		// What the index removed is gone for this call only while it holds it: a newer call may have it.
+		removed = slices.DeleteFunc(removed, func(k healthcheck.Key) bool { return held[k.Name] == nil })
+		for _, k := range keys {
+			if slices.Contains(left, k.Name) {
+				removed = append(removed, k)
+			}
+		}
+		for _, k := range removed {
+			if was, mine := sentGone[k]; mine && !was {
+				sentGone[k] = true
+				m.Targets = append(m.Targets, gone(k))
+			}
+		}
+		if first || len(m.Targets) > 0 {
 			if err := send(m); err != nil {
 				return err
 			}
-			first = false
+			m = &targetv1.RegisterResponse{}
 		}
 		switch over {
 		case allLeft:
@@ -166,98 +191,60 @@ func (s *Service) keep(ctx context.Context, c *call, a announcement, send func(*
 			return status.Errorf(codes.Aborted, "another call registered %s", c.taken)
 		case stillHolds:
 		}
-		select {
-		case <-watch.Changed():
-		case <-c.changed:
-		case <-ctx.Done():
-			return status.FromContextError(ctx.Err()).Err()
-		case <-s.registry.stop:
-			return errStopping
+		if err := s.wait(ctx, watch.Changed(), c.changed); err != nil {
+			return err
 		}
 	}
 }
 
-// keeping is what one Register has sent to its caller.
-type keeping struct {
-	keys    []healthcheck.Key
-	started time.Time
-	gone    map[healthcheck.Key]struct{} // sent as GONE
-}
-
-func newKeeping(c *call, a announcement) *keeping {
-	k := &keeping{started: time.Now(), gone: map[healthcheck.Key]struct{}{}}
-	for _, t := range a.targets {
-		for _, ip := range t.ips {
-			k.keys = append(k.keys, healthcheck.Key{Stream: c.stream, Name: t.name, Addr: ip})
+// unchecked returns the addresses of a call that are not in the index yet, as starting.
+func (s *Service) unchecked(c *call, keys []healthcheck.Key, known []targetset.View) (views []targetset.View) {
+	for _, k := range keys {
+		compare := func(v targetset.View, k healthcheck.Key) int { return v.Compare(k) }
+		if _, found := slices.BinarySearchFunc(known, k, compare); !found {
+			views = append(views, targetset.View{
+				Health:  healthcheck.Health{Key: k, Since: time.Now()},
+				Origins: targetset.OriginSet(0).With(targetset.OriginRegistry), Owner: c.owner.String(),
+			})
 		}
 	}
-	return k
+	return views
 }
 
-// infos are what is to be sent now: everything the first time, then what changed
-// of the targets that are still held, and what left.
-func (k *keeping) infos(g glass, first bool, held map[string]struct{}, gone []string, changed []targetset.View, removed []healthcheck.Key) []*targetv1.TargetInfo {
-	views := make(map[healthcheck.Key]targetset.View, len(changed))
-	for _, v := range changed {
-		views[v.Key] = v
+// wait returns nil when one of the channels is filled, and an error when the call or the registry ends.
+func (s *Service) wait(ctx context.Context, a, b <-chan struct{}) error {
+	select {
+	case <-a:
+	case <-b:
+	case <-ctx.Done():
+		return status.FromContextError(ctx.Err()).Err()
+	case <-s.registry.stop:
+		return errStopping
 	}
-	lost := make(map[healthcheck.Key]struct{}, len(removed))
-	for _, key := range removed {
-		lost[key] = struct{}{}
-	}
-	left := make(map[string]struct{}, len(gone))
-	for _, name := range gone {
-		left[name] = struct{}{}
-	}
-	var infos []*targetv1.TargetInfo
-	for _, key := range k.keys {
-		_, isHeld := held[key.Name]
-		_, isLost := lost[key]
-		_, hasLeft := left[key.Name]
-		_, sentGone := k.gone[key]
-		v, known := views[key]
-		switch {
-		case hasLeft || (isHeld && isLost):
-			if !sentGone {
-				k.gone[key] = struct{}{}
-				infos = append(infos, last(key))
-			}
-		case isHeld && known:
-			delete(k.gone, key)
-			infos = append(infos, g.info(v))
-		case isHeld && first:
-			infos = append(infos, g.info(targetset.View{
-				Health: healthcheck.Health{Key: key, State: healthcheck.Starting, Since: k.started}, Checks: healthcheck.Starting,
-				Origins: targetset.OriginSet(0).With(targetset.OriginRegistry), Owner: g.who.String(),
-			}))
+	return nil
+}
+
+// Deregister implements the TargetService.
+func (s *Service) Deregister(
+	ctx context.Context, req *targetv1.DeregisterRequest,
+) (resp *targetv1.DeregisterResponse, err error) {
+	stream := req.GetStream()
+	err = s.serve(ctx, "Deregister", stream, func(who caller) error {
+		if err := s.mayRegister(who, stream); err != nil {
+			return err
 		}
-	}
-	return infos
-}
-
-// Deregister implements the Service.
-func (s *Service) Deregister(ctx context.Context, req *targetv1.DeregisterRequest) (*targetv1.DeregisterResponse, error) {
-	who, err := s.caller(ctx)
-	var length time.Duration
-	if err == nil {
-		length, err = s.deregister(who, req)
-	}
-	if err != nil {
-		return nil, s.logRefusal(who, "Deregister", req.GetStream(), err)
-	}
-	return &targetv1.DeregisterResponse{DrainFor: durationpb.New(length)}, nil
-}
-
-func (s *Service) deregister(who caller, req *targetv1.DeregisterRequest) (time.Duration, error) {
-	if err := s.mayRegister(who, req.GetStream()); err != nil {
-		return 0, err
-	}
-	if err := checkCount(len(req.GetNames())); err != nil {
-		return 0, err
-	}
-	length, asked, err := parseDuration("drain_for", req.GetDrainFor())
-	if err != nil {
-		return 0, err
-	}
-	return s.registry.deregister(who, req.GetStream(), req.GetNames(), length, asked)
+		if err := checkCount(len(req.GetNames())); err != nil {
+			return err
+		}
+		requested, err := parseDuration("drain_for", req.GetDrainFor())
+		if err != nil {
+			return err
+		}
+		drain, err := s.registry.deregister(who, stream, req.GetNames(), requested)
+		if err == nil {
+			resp = &targetv1.DeregisterResponse{DrainFor: durationpb.New(drain)}
+		}
+		return err
+	})
+	return resp, err
 }

@@ -18,46 +18,49 @@ import (
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/targetset"
+	"github.com/vipgate/vipgate/test/await"
 )
 
-func TestALeaseOverMutualTLS(t *testing.T) {
+func TestRegisterOverMutualTLS(t *testing.T) {
 	h := newFixture(t, Options{Grace: time.Millisecond, OnGone: targetset.Drop})
 	for _, address := range []string{h.unix, h.tcp} {
 		c, conn := h.dial(address, alice.id)
-		l := h.mustHire(c, "s", "a=10.0.0.1,fd00::1")
+		l := h.mustRegister(c, "s", "a=10.0.0.1,fd00::1")
 		if l.grace != time.Millisecond {
 			t.Errorf("the grace is %v", l.grace)
 		}
 		l.until("10.0.0.1", isReady)
 		l.until("fd00::1", isReady)
 		list, err := c.List(t.Context(), &targetv1.ListRequest{})
-		if err != nil || len(list.GetTargets()) != 2 || list.GetTargets()[0].GetRegisteredBy() != alice.String() || list.GetTargets()[0].GetSources()[0] != "registry" {
+		if err != nil || len(list.GetTargets()) != 2 || list.GetTargets()[0].GetRegisteredBy() != alice.String() ||
+			list.GetTargets()[0].GetSources()[0] != "registry" {
 			t.Fatalf("%v, %v", list, err)
 		}
 		// The connection is lost: the registration ends.
 		if err := conn.Close(); err != nil {
 			t.Fatal(err)
 		}
-		h.eventually("the end of the registration", func() bool { return len(h.index.List(nil)) == 0 })
+		await.True(t, "the end of the registration", func() bool { return len(h.index.List(nil)) == 0 })
 	}
 }
 
-func (h *fixture) eventually(what string, cond func() bool) {
-	h.t.Helper()
-	eventually(h.t, what, cond)
-}
-
-func TestGentleEndIsSentToItsCall(t *testing.T) {
+func TestDeregisterIsSentToItsCall(t *testing.T) {
 	h := newFixture(t, Options{Grace: time.Minute, OnGone: targetset.Drain})
 	c, _ := h.dial(h.unix, alice.id)
-	l := h.mustHire(c, "s", "a=10.0.0.1 b=10.0.0.2")
+	l := h.mustRegister(c, "s", "a=10.0.0.1 b=10.0.0.2")
 	l.until("10.0.0.1", isReady)
-	r, err := c.Deregister(t.Context(), &targetv1.DeregisterRequest{Stream: "s", Names: []string{"a"}, DrainFor: durationpb.New(time.Hour)})
+	r, err := c.Deregister(t.Context(), &targetv1.DeregisterRequest{
+		Stream: "s", Names: []string{"a"},
+		DrainFor: durationpb.New(time.Hour),
+	})
 	if err != nil || r.GetDrainFor().AsDuration() != time.Hour {
 		t.Fatal(r, err)
 	}
 	l.until("10.0.0.1", isDraining)
-	r, err = c.Deregister(t.Context(), &targetv1.DeregisterRequest{Stream: "s", Names: []string{"b", "a"}, DrainFor: durationpb.New(time.Millisecond)})
+	r, err = c.Deregister(t.Context(), &targetv1.DeregisterRequest{
+		Stream: "s", Names: []string{"b", "a"},
+		DrainFor: durationpb.New(time.Millisecond),
+	})
 	if err != nil || r.GetDrainFor().AsDuration() != time.Millisecond {
 		t.Fatal(r, err)
 	}
@@ -67,17 +70,18 @@ func TestGentleEndIsSentToItsCall(t *testing.T) {
 	if l.states["10.0.0.1"] != isGone || l.states["10.0.0.2"] != isGone {
 		t.Errorf("the last states are %v", l.states)
 	}
-	h.eventually("an empty index", func() bool { return len(h.index.List(nil)) == 0 })
+	await.True(t, "an empty index", func() bool { return len(h.index.List(nil)) == 0 })
 }
 
-func TestAnOlderCallThatHoldsNothingIsAborted(t *testing.T) {
+func TestOlderCallIsAborted(t *testing.T) {
 	h := newFixture(t, Options{Grace: time.Minute, OnGone: targetset.Drop})
 	c, _ := h.dial(h.unix, alice.id)
-	first := h.mustHire(c, "s", "a=10.0.0.1 b=10.0.0.2")
+	first := h.mustRegister(c, "s", "a=10.0.0.1 b=10.0.0.2")
 	again, _ := h.dial(h.tcp, alice.id)
-	h.mustHire(again, "s", "a=10.0.0.1")
-	second := h.mustHire(again, "s", "b=10.0.0.3")
-	if err := first.over(); status.Code(err) != codes.Aborted || status.Convert(err).Message() != "another call registered b" {
+	h.mustRegister(again, "s", "a=10.0.0.1")
+	second := h.mustRegister(again, "s", "b=10.0.0.3")
+	if err := first.over(); status.Code(err) != codes.Aborted ||
+		status.Convert(err).Message() != "another call registered b" {
 		t.Errorf("it ended with %v", err)
 	}
 	for address, state := range first.states {
@@ -86,21 +90,24 @@ func TestAnOlderCallThatHoldsNothingIsAborted(t *testing.T) {
 		}
 	}
 	second.until("10.0.0.3", isReady)
-	h.eventually("the new address", func() bool {
+	await.True(t, "the new address", func() bool {
 		list := h.index.List(nil)
 		return len(list) == 2 && list[1].Addr.String() == "10.0.0.3"
 	})
 }
 
-func TestRefusalsAtTheDoor(t *testing.T) {
+func TestRefusedRequests(t *testing.T) {
 	h := newFixture(t, Options{Grace: time.Minute})
 	begin := time.Now()
 	c, _ := h.dial(h.unix, alice.id)
 	admin, _ := h.dial(h.admin, spiffeid.ID{})
-	h.mustHire(admin, "other", "taken=10.0.0.200")
+	h.mustRegister(admin, "other", "taken=10.0.0.200")
 	many := request("s", "")
 	for i := range MaxTargetsPerCall + 1 {
-		many.Targets = append(many.Targets, &targetv1.Target{Name: fmt.Sprint("t", i), Addresses: []string{fmt.Sprintf("10.1.%d.%d", i/200, i%200+1)}})
+		many.Targets = append(many.Targets, &targetv1.Target{
+			Name:      fmt.Sprint("t", i),
+			Addresses: []string{fmt.Sprintf("10.1.%d.%d", i/200, i%200+1)},
+		})
 	}
 	withGrace := func(d *durationpb.Duration) *targetv1.RegisterRequest {
 		r := request("s", "a=10.0.0.1")
@@ -113,21 +120,33 @@ func TestRefusalsAtTheDoor(t *testing.T) {
 		code   codes.Code
 		want   string
 	}{
-		{c, request("other", "a=10.0.0.1"), codes.PermissionDenied, alice.String() + ` may not register targets of stream "other": have it allowed by --target-id`},
+		{
+			c, request("other", "a=10.0.0.1"), codes.PermissionDenied,
+			alice.String() + ` may not register targets of stream "other": have it allowed by --target-id`,
+		},
 		{c, request("nowhere", "a=10.0.0.1"), codes.PermissionDenied, `stream "nowhere"`},
 		{admin, request("nowhere", "a=10.0.0.1"), codes.NotFound, "use one of other, s"},
 		{admin, request(strings.Repeat("x", 10_000), "a=10.0.0.1"), codes.NotFound, "x…"},
 		{admin, request("unchecked", "a=10.0.0.1"), codes.FailedPrecondition, "stream unchecked has no check"},
-		{admin, request("other", "taken2=10.0.0.200"), codes.AlreadyExists, "10.0.0.200 is the address of target taken"},
+		{
+			admin, request("other", "taken2=10.0.0.200"), codes.AlreadyExists,
+			"10.0.0.200 is the address of target taken",
+		},
 		{c, request("s", ""), codes.InvalidArgument, "no target is named: name 1 to 1000"},
 		{c, many, codes.InvalidArgument, "1001 targets in one call"},
 		{c, request("s", "a=10.0.0.1 a=10.0.0.2"), codes.InvalidArgument, "target a is there twice"},
-		{c, request("s", "a=10.0.0.1 b=10.0.0.1"), codes.InvalidArgument, "target b: 10.0.0.1 is the address of target a as well"},
+		{
+			c, request("s", "a=10.0.0.1 b=10.0.0.1"), codes.InvalidArgument,
+			"target b: 10.0.0.1 is the address of target a as well",
+		},
 		{c, request("s", "a/b=10.0.0.1"), codes.InvalidArgument, `a target "a/b" is not a name`},
 		{c, request("s", "=10.0.0.1"), codes.InvalidArgument, "a target has no name"},
 		{c, request("s", strings.Repeat("x", 61)+"=10.0.0.1"), codes.InvalidArgument, "is not a name"},
 		{c, request("s", "a="), codes.InvalidArgument, `target a: "" is not an IP address`},
-		{c, &targetv1.RegisterRequest{Stream: "s", Targets: []*targetv1.Target{{Name: "a"}}}, codes.InvalidArgument, "target a: it has 0 addresses"},
+		{
+			c, &targetv1.RegisterRequest{Stream: "s", Targets: []*targetv1.Target{{Name: "a"}}}, codes.InvalidArgument,
+			"target a: it has 0 addresses",
+		},
 		{c, request("s", "a=10.0.0.1,fd00::1,fd00::2"), codes.InvalidArgument, "target a: it has 3 addresses"},
 		{c, request("s", "a=10.0.0.1,10.0.0.2"), codes.InvalidArgument, "10.0.0.1 and 10.0.0.2 are of one family"},
 		{c, request("s", "a=10.0.0.1/32"), codes.InvalidArgument, "without a prefix length"},
@@ -139,12 +158,17 @@ func TestRefusalsAtTheDoor(t *testing.T) {
 		{c, withGrace(durationpb.New(2 * time.Hour)), codes.InvalidArgument, "0s to 1h0m0s may be asked for"},
 		{c, withGrace(&durationpb.Duration{Seconds: 1 << 60}), codes.InvalidArgument, "grace"},
 	} {
-		_, err := h.hire(tt.client, tt.req)
+		_, err := h.register(tt.client, tt.req)
 		if status.Code(err) != tt.code || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("got %v\nwant %v %s", err, tt.code, tt.want)
 		}
 	}
-	for _, req := range []*targetv1.DeregisterRequest{{Stream: "s"}, {Stream: "s", Names: []string{"x"}}, {Stream: "s", Names: []string{"x"}, DrainFor: durationpb.New(-1)}, {Stream: "other", Names: []string{"taken"}}} {
+	for _, req := range []*targetv1.DeregisterRequest{
+		{Stream: "s"},
+		{Stream: "s", Names: []string{"x"}},
+		{Stream: "s", Names: []string{"x"}, DrainFor: durationpb.New(-1)},
+		{Stream: "other", Names: []string{"taken"}},
+	} {
 		if _, err := c.Deregister(t.Context(), req); err == nil {
 			t.Errorf("%v was taken", req)
 		}
@@ -153,7 +177,10 @@ func TestRefusalsAtTheDoor(t *testing.T) {
 		t.Errorf("something is registered: %v", all)
 	}
 	counts := h.Refused()
-	for _, why := range []Refusal{RefusedIdentity, RefusedStream, RefusedConflict, RefusedInput, RefusedAddress, RefusedUnknown} {
+	for _, why := range []Refusal{
+		RefusedIdentity, RefusedStream, RefusedConflict, RefusedInput, RefusedAddress,
+		RefusedUnknown,
+	} {
 		if counts[why] == 0 {
 			t.Errorf("no refusal is counted as %s: %v", why, counts)
 		}
@@ -165,20 +192,24 @@ func TestRefusalsAtTheDoor(t *testing.T) {
 	}
 }
 
-func TestQuotasAreOfACaller(t *testing.T) {
+func TestQuotaOfCaller(t *testing.T) {
 	h := newFixture(t, Options{Grace: time.Minute, Quota: 3})
 	c, _ := h.dial(h.unix, alice.id)
-	l := h.mustHire(c, "s", "a=10.0.0.1 b=10.0.0.2 c=10.0.0.3")
-	if _, err := h.hire(c, request("s", "d=10.0.0.4")); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "--target-quota") {
+	l := h.mustRegister(c, "s", "a=10.0.0.1 b=10.0.0.2 c=10.0.0.3")
+	if _, err := h.register(c, request("s", "d=10.0.0.4")); status.Code(err) != codes.ResourceExhausted ||
+		!strings.Contains(err.Error(), "--target-quota") {
 		t.Errorf("the fourth: %v", err)
 	}
 	admin, _ := h.dial(h.admin, spiffeid.ID{})
-	h.mustHire(admin, "s", "d=10.0.0.4 e=10.0.0.5 f=10.0.0.6 g=10.0.0.7")
-	if _, err := c.Deregister(t.Context(), &targetv1.DeregisterRequest{Stream: "s", Names: []string{"a"}, DrainFor: durationpb.New(0)}); err != nil {
+	h.mustRegister(admin, "s", "d=10.0.0.4 e=10.0.0.5 f=10.0.0.6 g=10.0.0.7")
+	if _, err := c.Deregister(t.Context(), &targetv1.DeregisterRequest{
+		Stream: "s", Names: []string{"a"},
+		DrainFor: durationpb.New(0),
+	}); err != nil {
 		t.Fatal(err)
 	}
 	l.until("10.0.0.1", isGone)
-	h.mustHire(c, "s", "h=10.0.0.8")
+	h.mustRegister(c, "s", "h=10.0.0.8")
 }
 
 // Ten IDs must fit into the neighbor table of a node, which has 1 024 entries.
@@ -189,19 +220,23 @@ func TestDefaultQuota(t *testing.T) {
 	for i := range 101 {
 		targets = append(targets, fmt.Sprintf("t%d=10.0.0.%d", i, i+1))
 	}
-	if _, err := h.hire(c, request("s", strings.Join(targets, " "))); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "--target-quota") {
+	if _, err := h.register(c, request("s", strings.Join(targets, " "))); status.Code(err) != codes.ResourceExhausted ||
+		!strings.Contains(err.Error(), "--target-quota") {
 		t.Errorf("101 targets: %v", err)
 	}
-	h.mustHire(c, "s", strings.Join(targets[:100], " "))
+	h.mustRegister(c, "s", strings.Join(targets[:100], " "))
 }
 
-func TestWhoSeesWhat(t *testing.T) {
+func TestVisibleTargets(t *testing.T) {
 	h := newFixture(t, Options{Grace: time.Minute})
 	a, _ := h.dial(h.unix, alice.id)
 	b, _ := h.dial(h.unix, bob.id)
 	admin, _ := h.dial(h.admin, spiffeid.ID{})
 	reader, _ := h.dial(h.tcp, h.ca.ID("/operator"))
-	for _, l := range []*lease{h.mustHire(a, "s", "a=10.0.0.1"), h.mustHire(b, "other", "b=10.0.0.1"), h.mustHire(admin, "s", "c=10.0.0.3")} {
+	for _, l := range []*openCall{
+		h.mustRegister(a, "s", "a=10.0.0.1"), h.mustRegister(b, "other", "b=10.0.0.1"),
+		h.mustRegister(admin, "s", "c=10.0.0.3"),
+	} {
 		for address := range l.states {
 			l.until(address, isReady)
 		}
@@ -211,14 +246,20 @@ func TestWhoSeesWhat(t *testing.T) {
 		stream string
 		want   string
 	}{
-		"alice":                {a, "", "s/a spiffe://example.org/ns/a/sa/alice, s/c "},
-		"alice, her stream":    {a, "s", "s/a spiffe://example.org/ns/a/sa/alice, s/c "},
-		"alice, another":       {a, "other", "PermissionDenied"},
-		"bob":                  {b, "", "other/b spiffe://example.org/ns/b/sa/bob, s/a , s/c "},
-		"the operator":         {admin, "", "other/b spiffe://example.org/ns/b/sa/bob, s/a spiffe://example.org/ns/a/sa/alice, s/c operator"},
-		"the operator, one":    {admin, "other", "other/b spiffe://example.org/ns/b/sa/bob"},
-		"the operator, none":   {admin, "nowhere", "NotFound"},
-		"a reader":             {reader, "", "other/b spiffe://example.org/ns/b/sa/bob, s/a spiffe://example.org/ns/a/sa/alice, s/c operator"},
+		"alice":             {a, "", "s/a spiffe://example.org/ns/a/sa/alice, s/c "},
+		"alice, her stream": {a, "s", "s/a spiffe://example.org/ns/a/sa/alice, s/c "},
+		"alice, another":    {a, "other", "PermissionDenied"},
+		"bob":               {b, "", "other/b spiffe://example.org/ns/b/sa/bob, s/a , s/c "},
+		"the operator": {
+			admin, "",
+			"other/b spiffe://example.org/ns/b/sa/bob, s/a spiffe://example.org/ns/a/sa/alice, s/c operator",
+		},
+		"the operator, one":  {admin, "other", "other/b spiffe://example.org/ns/b/sa/bob"},
+		"the operator, none": {admin, "nowhere", "NotFound"},
+		"a reader": {
+			reader, "",
+			"other/b spiffe://example.org/ns/b/sa/bob, s/a spiffe://example.org/ns/a/sa/alice, s/c operator",
+		},
 		"a reader, one stream": {reader, "other", "other/b spiffe://example.org/ns/b/sa/bob"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -246,7 +287,7 @@ func TestWhoSeesWhat(t *testing.T) {
 			}
 		})
 	}
-	if _, err := h.hire(reader, request("s", "x=10.0.0.9")); status.Code(err) != codes.PermissionDenied {
+	if _, err := h.register(reader, request("s", "x=10.0.0.9")); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("a reader registered: %v", err)
 	}
 	stranger, _ := h.dial(h.tcp, h.ca.ID("/stranger"))
@@ -255,20 +296,23 @@ func TestWhoSeesWhat(t *testing.T) {
 	}
 }
 
-func TestListsComeInPagesAndWatchesInParts(t *testing.T) {
+func TestPagesOfListAndWatch(t *testing.T) {
 	h := newFixture(t, Options{Grace: time.Minute, OnGone: targetset.Drop})
 	admin, _ := h.dial(h.admin, spiffeid.ID{})
 	const calls, each = 5, 900
 	for i := range calls {
 		r := request("s", "")
 		for j := range each {
-			r.Targets = append(r.Targets, &targetv1.Target{Name: fmt.Sprintf("t-%d-%d", i, j), Addresses: []string{fmt.Sprintf("10.%d.%d.%d", i, j/250, j%250+1)}})
+			r.Targets = append(r.Targets, &targetv1.Target{
+				Name:      fmt.Sprintf("t-%d-%d", i, j),
+				Addresses: []string{fmt.Sprintf("10.%d.%d.%d", i, j/250, j%250+1)},
+			})
 		}
-		if _, err := h.hire(admin, r); err != nil {
+		if _, err := h.register(admin, r); err != nil {
 			t.Fatal(err)
 		}
 	}
-	h.eventually("all targets in the index", func() bool { return len(h.index.List(nil)) == calls*each })
+	await.True(t, "all targets in the index", func() bool { return len(h.index.List(nil)) == calls*each })
 	for _, size := range []uint32{0, 700, 5000} {
 		seen, pages, previous := map[string]bool{}, 0, ""
 		for token := ""; ; pages++ {
@@ -294,7 +338,8 @@ func TestListsComeInPagesAndWatchesInParts(t *testing.T) {
 		}
 	}
 	for _, token := range []string{"x", "!", "YS9i", "YS9iL2M"} {
-		if _, err := admin.List(t.Context(), &targetv1.ListRequest{PageToken: token}); status.Code(err) != codes.InvalidArgument {
+		if _, err := admin.List(t.Context(),
+			&targetv1.ListRequest{PageToken: token}); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("token %q: %v", token, err)
 		}
 	}
@@ -316,19 +361,21 @@ func TestListsComeInPagesAndWatchesInParts(t *testing.T) {
 	if len(seen) != calls*each {
 		t.Errorf("%d targets are watched", len(seen))
 	}
-	if _, err := admin.Deregister(t.Context(), &targetv1.DeregisterRequest{Stream: "s", Names: []string{"t-0-0"}, DrainFor: durationpb.New(0)}); err != nil {
+	if _, err := admin.Deregister(t.Context(),
+		&targetv1.DeregisterRequest{Stream: "s", Names: []string{"t-0-0"}, DrainFor: durationpb.New(0)}); err != nil {
 		t.Fatal(err)
 	}
 	m, err := w.Recv()
-	if err != nil || len(m.GetTargets()) != 1 || m.GetTargets()[0].GetName() != "t-0-0" || m.GetTargets()[0].GetState() != isGone || m.GetComplete() {
+	if err != nil || len(m.GetTargets()) != 1 || m.GetTargets()[0].GetName() != "t-0-0" ||
+		m.GetTargets()[0].GetState() != isGone || m.GetComplete() {
 		t.Errorf("%v, %v", m, err)
 	}
 }
 
-func TestEverythingEndsWithTheRegistry(t *testing.T) {
+func TestStopEndsCalls(t *testing.T) {
 	h := newFixture(t, Options{Grace: time.Minute})
 	c, _ := h.dial(h.tcp, alice.id)
-	l := h.mustHire(c, "s", "a=10.0.0.1")
+	l := h.mustRegister(c, "s", "a=10.0.0.1")
 	w, err := c.Watch(t.Context(), &targetv1.WatchRequest{})
 	if err != nil {
 		t.Fatal(err)
@@ -344,11 +391,14 @@ func TestEverythingEndsWithTheRegistry(t *testing.T) {
 			}
 		}
 	}
-	late, again := h.hire(c, request("s", "b=10.0.0.2")) // another: in time, it would take over the first one
-	if again == nil {                                    // it was still in time
+	late, again := h.register(c, request("s", "b=10.0.0.2")) // another: in time, it would take over the first one
+	if again == nil {                                        // it was still in time
 		again = late.over()
 	}
-	for what, err := range map[string]error{"the registration": l.over(), "the watch": watched(), "a new registration": again} {
+	for what, err := range map[string]error{
+		"the registration": l.over(), "the watch": watched(),
+		"a new registration": again,
+	} {
 		if status.Code(err) != codes.Unavailable || status.Convert(err).Message() != "the load balancer is stopping" {
 			t.Errorf("%s ended with %v", what, err)
 		}
@@ -357,16 +407,17 @@ func TestEverythingEndsWithTheRegistry(t *testing.T) {
 
 // A thousand sidecars start at once, each with a connection of one call, and all
 // of them die.
-func TestAThousandRegistrationsAtOnce(t *testing.T) {
+func TestThousandRegistrations(t *testing.T) {
 	const n = 1000
 	h := newFixture(t, Options{Grace: time.Millisecond, OnGone: targetset.Drop, StateFile: stateIn(t), Quota: n})
 	c, conn := h.dial(h.unix, alice.id)
 	var all sync.WaitGroup
-	leases := make([]*lease, n)
+	leases := make([]*openCall, n)
 	for i := range n {
 		all.Go(func() {
 			var err error
-			if leases[i], err = h.hire(c, request("s", fmt.Sprintf("t%d=10.0.%d.%d", i, i/250, i%250+1))); err != nil {
+			if leases[i], err = h.register(c,
+				request("s", fmt.Sprintf("t%d=10.0.%d.%d", i, i/250, i%250+1))); err != nil {
 				t.Errorf("%d: %v", i, err)
 			}
 		})
@@ -382,31 +433,31 @@ func TestAThousandRegistrationsAtOnce(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	// One more is over the quota.
-	if _, err := h.hire(c, request("s", "more=10.1.0.1")); status.Code(err) != codes.ResourceExhausted {
+	if _, err := h.register(c, request("s", "more=10.1.0.1")); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("one more: %v", err)
 	}
 	if err := conn.Close(); err != nil {
 		t.Fatal(err)
 	}
-	h.eventually("the end of all", func() bool {
+	await.True(t, "the end of all", func() bool {
 		return len(h.index.List(nil)) == 0 && h.State().Detail == "0 targets of 0 callers, 1000 each at most"
 	})
-	h.eventually("the end of all watches", func() bool { return h.index.Watchers() == 0 })
+	await.True(t, "the end of all watches", func() bool { return h.index.Watchers() == 0 })
 }
 
-// wire is a TCP connection through us that can be cut without a word to either end.
-type wire struct {
+// proxy is a TCP connection through us that can be cut without a word to either end.
+type proxy struct {
 	address string
 	cut     chan struct{}
 }
 
-func layWire(t *testing.T, to string) *wire {
+func startProxy(t *testing.T, to string) *proxy {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &wire{address: l.Addr().String(), cut: make(chan struct{})}
+	w := &proxy{address: l.Addr().String(), cut: make(chan struct{})}
 	var all sync.WaitGroup
 	all.Go(func() {
 		near, err := l.Accept()
@@ -419,7 +470,7 @@ func layWire(t *testing.T, to string) *wire {
 			return
 		}
 		for _, ends := range [][2]net.Conn{{near, far}, {far, near}} {
-			all.Go(func() { w.carry(ends[0], ends[1]) })
+			all.Go(func() { w.copy(ends[0], ends[1]) })
 		}
 		<-t.Context().Done()
 		_, _ = near.Close(), far.Close()
@@ -431,8 +482,8 @@ func layWire(t *testing.T, to string) *wire {
 	return w
 }
 
-// carry copies until an end is closed; what comes after the cut is lost.
-func (w *wire) carry(from, to net.Conn) {
+// copy copies until an end is closed; what comes after the cut is lost.
+func (w *proxy) copy(from, to net.Conn) {
 	buffer := make([]byte, 64<<10)
 	for {
 		n, err := from.Read(buffer)
@@ -450,11 +501,11 @@ func (w *wire) carry(from, to net.Conn) {
 }
 
 // The host of a caller vanishes: no FIN and no reset tells of it.
-func TestACallerWhoseHostVanishedLosesItsLease(t *testing.T) {
+func TestVanishedHostLosesItsTargets(t *testing.T) {
 	h := newFixture(t, Options{Grace: time.Millisecond, OnGone: targetset.Drop})
-	w := layWire(t, h.tcp)
+	w := startProxy(t, h.tcp)
 	c, _ := h.dial(w.address, alice.id)
-	h.mustHire(c, "s", "a=10.0.0.1").until("10.0.0.1", isReady)
+	h.mustRegister(c, "s", "a=10.0.0.1").until("10.0.0.1", isReady)
 	close(w.cut)
-	h.eventually("the end of the lease", func() bool { return len(h.index.List(nil)) == 0 })
+	await.True(t, "the end of the registration", func() bool { return len(h.index.List(nil)) == 0 })
 }

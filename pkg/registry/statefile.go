@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,41 +13,41 @@ import (
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 
+	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/durable"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/targetset"
 )
 
 const (
-	// stampEvery is how often the state file is touched, so that the next process
-	// knows until when this one lived.
+	// stampEvery is how often the state file is touched, so that the next process knows until when this
+	// one lived.
 	stampEvery = time.Second
-	// writeGap is the least time between two writes: what comes meanwhile is
-	// written together.
+	// writeGap is the least time between two writes: what changes in it is written together.
 	writeGap = 100 * time.Millisecond
-	// maxStateBackoff is the longest wait before a write that failed is tried again.
+	// maxStateBackoff is the longest wait before a failed write is retried.
 	maxStateBackoff = 30 * time.Second
 	stateVersion    = 1
 )
 
-// stateFile keeps the registrations for the next process. It is written by a
-// goroutine of the registry that no call waits for. A registration that was
-// answered and is not yet written when the machine dies is lost; its caller, whose
-// call died as well, registers it again.
+// stateFile keeps the registrations for the next process. A goroutine of the registry writes it, and no
+// call waits for that. A registration that was answered but not yet written when the machine dies is
+// lost; its caller, whose call died as well, registers it again.
 //
-// How long the load balancer was away is the time since the last stamp, in wall
-// time: up to stampEvery too long. A clock that was set back makes it shorter, at
-// least 0, so that registrations come back once more; one that was set forward
-// makes it longer, so that callers have to register again. Neither outlives the
+// How long lb was away is the time since the last stamp, in wall time: up to stampEvery too long. A
+// clock that was set back makes it shorter, at least 0, so that registrations come back once more; one
+// that was set forward makes it longer, so that callers have to register again. Neither outlives the
 // grace that begins with the start.
 type stateFile struct {
 	path   string
 	log    *slog.Logger
 	wanted chan struct{} // of size 1: there is something to write
+	retry  backoff.Backoff
+	// failures counts failed writes in a row.
+	failures int
 
-	mu       sync.Mutex
-	failed   error // why the last read, write or stamp failed; nil when it did not
-	failures int   // in a row
+	mu     sync.Mutex
+	failed error // why the last read or write failed
 }
 
 // stateDocument is the content of a state file.
@@ -59,14 +58,13 @@ type stateDocument struct {
 
 // savedRegistration is one registration in the state file.
 type savedRegistration struct {
-	Stream    string       `json:"stream"`
-	Name      string       `json:"name"`
+	targetset.ID
 	Addresses []netip.Addr `json:"addresses"`
 	// Owner is a SPIFFE ID or "operator".
 	Owner string `json:"owner"`
 	// Grace is a duration such as "5s".
 	Grace string `json:"grace"`
-	// Held says that it stays without a call.
+	// Held reports whether it remains without a call.
 	Held bool `json:"held,omitempty"`
 	// Drain and DrainEnd, in wall time, are those of a target that terminates.
 	Drain    string     `json:"drain,omitempty"`
@@ -75,10 +73,11 @@ type savedRegistration struct {
 }
 
 func newStateFile(path string, log *slog.Logger) *stateFile {
-	return &stateFile{path: path, log: log, wanted: make(chan struct{}, 1)}
+	retry := backoff.Backoff{Min: stampEvery, Max: maxStateBackoff}
+	return &stateFile{path: path, log: log, wanted: make(chan struct{}, 1), retry: retry}
 }
 
-// problems says what is wrong with the file.
+// problems returns what is wrong with the file.
 func (s *stateFile) problems() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -88,44 +87,30 @@ func (s *stateFile) problems() []string {
 	return []string{fmt.Sprintf("registrations will not survive a restart: %v", s.failed)}
 }
 
-// note remembers how the last attempt went and says how long to wait for the next.
-func (s *stateFile) note(err error) (wait time.Duration) {
+// note records how the last attempt went.
+func (s *stateFile) note(err error) {
 	s.mu.Lock()
-	before := s.failures
 	s.failed = err
-	if err == nil {
-		s.failures = 0
-	} else {
-		s.failures++
-		wait = min(stampEvery<<min(s.failures-1, 10), maxStateBackoff)
-	}
 	s.mu.Unlock()
 	switch {
-	case err != nil && before == 0:
-		s.log.Error("registrations will not survive a restart", "error", err)
-	case err == nil && before > 0:
-		s.log.Info("registrations survive a restart again", "file", s.path, "failed_writes", before)
+	case err != nil:
+		if s.failures++; s.failures == 1 {
+			s.log.Error("registrations will not survive a restart", "error", err)
+		}
+	case s.failures > 0:
+		s.log.Info("registrations survive a restart again", "file", s.path, "failed_writes", s.failures)
+		s.failures = 0
 	}
-	return wait
 }
 
-// run writes what snapshot returns whenever that is wanted, stamps the file, and
-// does both a last time when ctx ends.
+// run writes what snapshot returns whenever that is wanted, stamps the file, and does both a last time
+// when ctx ends.
 func (s *stateFile) run(ctx context.Context, snapshot func() stateDocument) {
 	ticker := time.NewTicker(stampEvery)
 	defer ticker.Stop()
 	gap := time.NewTimer(0)
 	defer gap.Stop()
 	wanted := s.wanted // nil while a write has to wait for the gap
-	attempt := func() {
-		if wait := s.write(snapshot()); wait > 0 {
-			latest.Wake(s.wanted)
-			gap.Reset(wait)
-		} else {
-			gap.Reset(writeGap)
-		}
-		wanted = nil
-	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -137,7 +122,8 @@ func (s *stateFile) run(ctx context.Context, snapshot func() stateDocument) {
 			}
 			return
 		case <-wanted:
-			attempt()
+			wanted = nil
+			gap.Reset(s.write(snapshot()))
 		case <-gap.C:
 			wanted = s.wanted
 		case <-ticker.C:
@@ -146,18 +132,20 @@ func (s *stateFile) run(ctx context.Context, snapshot func() stateDocument) {
 	}
 }
 
-// write writes the file and says how long to wait before the next attempt if that
-// failed.
+// write writes the file and returns how long to wait before the next write.
 func (s *stateFile) write(d stateDocument) (wait time.Duration) {
 	err := durable.Write(s.path, d)
-	if err == nil {
-		s.stamp() // by our clock, whatever that of the file system says
+	s.note(err)
+	if err != nil {
+		latest.Wake(s.wanted)
+		return s.retry.Next()
 	}
-	return s.note(err)
+	s.retry.Reset()
+	s.stamp() // by the clock of this process, since that of the file system may differ
+	return writeGap
 }
 
-// stamp tells the next process that this one lives. A file that cannot be stamped
-// is written again.
+// stamp shows the next process that this one lives. A file that cannot be stamped is written again.
 func (s *stateFile) stamp() {
 	now := time.Now()
 	if err := os.Chtimes(s.path, now, now); err != nil {
@@ -169,29 +157,31 @@ func (s *stateFile) stamp() {
 func (r *Registry) snapshot() stateDocument {
 	now := time.Now()
 	r.mu.Lock()
-	list := make([]registration, 0, len(r.targets))
-	for _, reg := range r.targets {
-		list = append(list, *reg)
+	all := make([]*registration, 0, r.count)
+	for _, members := range r.members {
+		for _, reg := range members {
+			saved := *reg
+			all = append(all, &saved)
+		}
 	}
 	r.mu.Unlock()
-	slices.SortFunc(list, func(a, b registration) int { return cmp.Compare(a.number, b.number) })
-	d := stateDocument{Version: stateVersion, Registrations: make([]savedRegistration, 0, len(list))}
-	for _, reg := range list {
+	slices.SortFunc(all, (*registration).compare) // they get their order at the next start
+	d := stateDocument{Version: stateVersion, Registrations: make([]savedRegistration, 0, len(all))}
+	for _, reg := range all {
 		s := savedRegistration{
-			Stream: reg.Stream, Name: reg.ID.Name, Addresses: reg.ips, Owner: reg.owner.String(), Grace: reg.grace.String(),
-			Held: reg.call == nil && reg.lifecycle == targetset.Active && reg.end.IsZero(), Cause: reg.cause,
+			ID: reg.ID, Addresses: reg.ips, Owner: reg.owner.String(), Grace: reg.grace.String(), Cause: reg.cause,
+			Held: reg.call == nil && reg.lifecycle == targetset.Active && reg.end.IsZero(),
 		}
 		if reg.lifecycle == targetset.Terminating {
-			// By the two clocks of now: the end is on the monotonic one.
-			end := now.Round(0).Add(reg.end.Sub(now))
-			s.Drain, s.DrainEnd = reg.drain.String(), &end
+			// The end is on the monotonic clock: its distance to now is added to the wall clock.
+			s.Drain, s.DrainEnd = reg.drain.String(), new(now.Round(0).Add(reg.end.Sub(now)))
 		}
 		d.Registrations = append(d.Registrations, s)
 	}
 	return d
 }
 
-// restore takes over what the process before left. It is called before anything else.
+// restore takes over the registrations of the previous process. It is called before anything else.
 func (r *Registry) restore(now time.Time) {
 	var d stateDocument
 	stamped, found, err := durable.Read(r.state.path, &d)
@@ -204,54 +194,46 @@ func (r *Registry) restore(now time.Time) {
 	switch {
 	case errors.Is(err, durable.ErrCorrupt):
 		durable.SetAside(r.state.path, err, now, r.Log)
-		r.save()
-		return
 	case err != nil:
 		r.state.note(err)
 		return
-	case !found:
-		r.save() // at once, so that a disk that cannot be written to is known
-		return
-	}
-	away := max(0, now.Round(0).Sub(stamped))
-	lost := 0
-	for i, reg := range list {
-		if !r.revive(reg, d.Registrations[i], now, away) {
-			lost++
+	case found:
+		away := max(0, now.Round(0).Sub(stamped))
+		for i, reg := range list {
+			r.revive(reg, d.Registrations[i], now, away)
 		}
+		r.Log.Info("registrations of the previous process restored until their callers return",
+			"file", r.state.path, "targets", r.count, "given_up", len(list)-r.count, "away_for", away)
 	}
-	r.Log.Info("registrations of the process before are taken over until they come back", "file", r.state.path, "targets", len(list)-lost, "given_up", lost, "away_for", away)
-	r.save()
+	r.save() // at once, so that a disk that cannot be written to is known
 }
 
-// revive takes over one registration and reports whether it counts still.
-func (r *Registry) revive(reg *registration, s savedRegistration, now time.Time, away time.Duration) bool {
-	if !r.allows(reg.owner, reg.Stream) || r.targets[reg.ID] != nil {
-		return false
+// revive takes over one registration unless it is over by now.
+func (r *Registry) revive(reg *registration, s savedRegistration, now time.Time, away time.Duration) {
+	var left time.Duration // of the drain
+	if s.DrainEnd != nil {
+		left = min(s.DrainEnd.Sub(now.Round(0)), reg.drain)
 	}
+	gone := away >= reg.grace
+	held := s.Held || gone && r.OnGone == targetset.Hold
 	switch {
-	case s.DrainEnd != nil:
-		left := min(s.DrainEnd.Sub(now.Round(0)), reg.drain)
-		if left <= 0 {
-			return false
-		}
+	case !r.allows(reg.owner, reg.Stream), r.members[reg.Stream][reg.Name] != nil:
+	case left > 0:
 		r.add(reg)
 		reg.lifecycle = targetset.Terminating
 		r.endAt(reg, now.Add(left))
-	case s.Held, away >= reg.grace && r.OnGone == targetset.Hold:
+	case s.DrainEnd != nil:
+	case held:
 		r.add(reg)
 		reg.cause = causeEnded
-	case away >= reg.grace:
-		return false
-	default:
+	case !gone:
 		r.add(reg)
 		reg.cause = ""
 		r.endAt(reg, now.Add(reg.grace))
 	}
-	return true
 }
 
-// parse makes sense of a document, or of nothing in it.
+// parse returns all registrations of a document, or why it is corrupt.
 func (d stateDocument) parse() ([]*registration, error) {
 	if d.Version != stateVersion {
 		return nil, fmt.Errorf("version %d is not %d", d.Version, stateVersion)
@@ -268,30 +250,24 @@ func (d stateDocument) parse() ([]*registration, error) {
 }
 
 func (s savedRegistration) parse() (*registration, error) {
-	for _, name := range []string{s.Stream, s.Name} {
-		if err := targetset.CheckName(name); err != nil {
-			return nil, err
-		}
-	}
-	if err := checkAddresses(s.Addresses); err != nil {
-		return nil, err
-	}
-	reg := &registration{ID: targetset.ID{Stream: s.Stream, Name: s.Name}, announced: announced{name: s.Name, ips: s.Addresses}, cause: s.Cause}
+	reg := &registration{ID: s.ID, ips: s.Addresses, cause: s.Cause}
+	var errOwner, errDrain error
 	if s.Owner != operatorName {
-		id, err := spiffeid.FromString(s.Owner)
-		if err != nil {
-			return nil, fmt.Errorf("owner: %w", err)
-		}
-		reg.owner = caller{id}
+		reg.owner.id, errOwner = spiffeid.FromString(s.Owner)
 	}
-	var err error
-	if reg.grace, err = time.ParseDuration(s.Grace); err != nil || reg.grace < 0 {
-		return nil, fmt.Errorf("grace %q is no duration", s.Grace)
-	}
+	var errGrace error
+	reg.grace, errGrace = parseLength(s.Grace)
 	if s.DrainEnd != nil {
-		if reg.drain, err = time.ParseDuration(s.Drain); err != nil || reg.drain < 0 {
-			return nil, fmt.Errorf("drain %q is no duration", s.Drain)
-		}
+		reg.drain, errDrain = parseLength(s.Drain)
 	}
-	return reg, nil
+	return reg, errors.Join(targetset.CheckName(s.Stream), targetset.CheckName(s.Name), checkAddresses(s.Addresses),
+		errOwner, errGrace, errDrain)
+}
+
+func parseLength(s string) (time.Duration, error) {
+	d, err := time.ParseDuration(s)
+	if err == nil && d < 0 {
+		err = fmt.Errorf("%v is negative", d)
+	}
+	return d, err
 }

@@ -16,26 +16,45 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-func TestRegistrationsSurviveARestartForTheirGrace(t *testing.T) {
+func TestRegistrationsSurviveRestart(t *testing.T) {
 	for _, tt := range []struct {
 		away   time.Duration
 		onGone targetset.GonePolicy
 		want   []string
 		later  []string // 6 s after the start
 	}{
-		{0, targetset.Drain, []string{"a 10.0.0.1, fd00::1", "b 10.0.0.2 terminating 19s: deregistered"}, []string{"a 10.0.0.1, fd00::1 leaving 9s: its registration ended", "b 10.0.0.2 terminating 13s: deregistered"}},
-		{4 * time.Second, targetset.Drop, []string{"a 10.0.0.1, fd00::1", "b 10.0.0.2 terminating 15s: deregistered"}, []string{"b 10.0.0.2 terminating 9s: deregistered"}},
-		{6 * time.Second, targetset.Drain, []string{"b 10.0.0.2 terminating 13s: deregistered"}, []string{"b 10.0.0.2 terminating 7s: deregistered"}},
+		{
+			0, targetset.Drain,
+			[]string{"a 10.0.0.1, fd00::1", "b 10.0.0.2 terminating 19s: deregistered"},
+			[]string{
+				"a 10.0.0.1, fd00::1 leaving 9s: its registration ended",
+				"b 10.0.0.2 terminating 13s: deregistered",
+			},
+		},
+		{
+			4 * time.Second, targetset.Drop,
+			[]string{"a 10.0.0.1, fd00::1", "b 10.0.0.2 terminating 15s: deregistered"},
+			[]string{"b 10.0.0.2 terminating 9s: deregistered"},
+		},
+		{
+			6 * time.Second, targetset.Drain,
+			[]string{"b 10.0.0.2 terminating 13s: deregistered"},
+			[]string{"b 10.0.0.2 terminating 7s: deregistered"},
+		},
 		{time.Hour, targetset.Drain, nil, nil},
-		{time.Hour, targetset.Hold, []string{"a 10.0.0.1, fd00::1: its registration ended"}, []string{"a 10.0.0.1, fd00::1: its registration ended"}},
+		{
+			time.Hour, targetset.Hold,
+			[]string{"a 10.0.0.1, fd00::1: its registration ended"},
+			[]string{"a 10.0.0.1, fd00::1: its registration ended"},
+		},
 	} {
 		t.Run(fmt.Sprintf("%v away, %v", tt.away, tt.onGone), func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				path := stateIn(t)
-				before := openCounter(t, Options{OnGone: tt.onGone, StateFile: path})
+				before := newLocalFixture(t, Options{OnGone: tt.onGone, StateFile: path})
 				before.register(alice, "s", "a=10.0.0.1,fd00::1")
 				before.register(alice, "s", "b=10.0.0.2")
-				if _, err := before.deregister(alice, "s", []string{"b"}, 20*time.Second, true); err != nil {
+				if _, err := before.deregister(alice, "s", []string{"b"}, new(20*time.Second)); err != nil {
 					t.Fatal(err)
 				}
 				advance(time.Second)
@@ -44,7 +63,7 @@ func TestRegistrationsSurviveARestartForTheirGrace(t *testing.T) {
 					t.Fatal(info, err)
 				}
 				advance(tt.away)
-				after := openCounter(t, Options{OnGone: tt.onGone, StateFile: path})
+				after := newLocalFixture(t, Options{OnGone: tt.onGone, StateFile: path})
 				defer after.stop()
 				after.offers("s", tt.want...)
 				advance(6 * time.Second)
@@ -55,18 +74,18 @@ func TestRegistrationsSurviveARestartForTheirGrace(t *testing.T) {
 }
 
 // The caller comes back: nothing changes for its target, and it is still its own.
-func TestACallerTakesItsTargetBackAfterARestart(t *testing.T) {
+func TestReregisterAfterRestart(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		path := stateIn(t)
-		before := openCounter(t, Options{OnGone: targetset.Drain, StateFile: path})
+		before := newLocalFixture(t, Options{OnGone: targetset.Drain, StateFile: path})
 		before.register(alice, "s", "a=10.0.0.1")
 		before.register(theOperator, "s", "b=10.0.0.2")
 		advance(10 * time.Second)
 		before.stop()
-		after := openCounter(t, Options{OnGone: targetset.Drain, StateFile: path})
+		after := newLocalFixture(t, Options{OnGone: targetset.Drain, StateFile: path})
 		defer after.stop()
 		after.offers("s", "a 10.0.0.1", "b 10.0.0.2")
-		_, err := after.open(bob, say("s", "a=10.0.0.1"))
+		_, err := after.open(bob, announce("s", "a=10.0.0.1"))
 		after.refuses("another's", err, "AlreadyExists")
 		after.register(alice, "s", "a=10.0.0.1")
 		after.register(theOperator, "s", "b=10.0.0.2")
@@ -77,15 +96,15 @@ func TestACallerTakesItsTargetBackAfterARestart(t *testing.T) {
 	})
 }
 
-func TestWhoIsNoLongerAllowedHasNothingAfterARestart(t *testing.T) {
+func TestRevokedAllowanceAfterRestart(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		path := stateIn(t)
-		before := openCounter(t, Options{StateFile: path})
+		before := newLocalFixture(t, Options{StateFile: path})
 		before.register(alice, "s", "a=10.0.0.1")
 		before.register(bob, "s", "b=10.0.0.2")
 		advance(time.Second)
 		before.stop()
-		after := openCounter(t, Options{StateFile: path, Allow: allowances(t, bob.String())})
+		after := newLocalFixture(t, Options{StateFile: path, Allow: allowances(t, bob.String())})
 		defer after.stop()
 		after.offers("s", "b 10.0.0.2")
 	})
@@ -93,10 +112,10 @@ func TestWhoIsNoLongerAllowedHasNothingAfterARestart(t *testing.T) {
 
 // A process that is killed stamps nothing more; until when it lived is known to a
 // second.
-func TestTheStateFileIsStampedWhileTheProcessLives(t *testing.T) {
+func TestStateFileIsStamped(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		path := stateIn(t)
-		c := openCounter(t, Options{StateFile: path})
+		c := newLocalFixture(t, Options{StateFile: path})
 		defer c.stop()
 		c.register(alice, "s", "a=10.0.0.1")
 		for range 5 {
@@ -120,24 +139,25 @@ func TestTheStateFileIsStampedWhileTheProcessLives(t *testing.T) {
 	})
 }
 
-func TestAStateFileThatMakesNoSenseIsMovedAside(t *testing.T) {
+func TestCorruptStateFileIsMovedAside(t *testing.T) {
 	good := `{"version":1,"registrations":[{"stream":"s","name":"a","addresses":["10.0.0.1"],"owner":"operator","grace":"5s"}]}`
 	for name, content := range map[string]string{
-		"torn":              good[:len(good)/2],
-		"empty":             "",
-		"zeros":             strings.Repeat("\x00", 4096),
-		"something after":   good + good,
-		"another version":   strings.Replace(good, `"version":1`, `"version":2`, 1),
-		"no version":        `{}`,
-		"unknown field":     strings.Replace(good, `"grace"`, `"grease":1,"grace"`, 1),
-		"bad name":          strings.Replace(good, `"a"`, `"a b"`, 1),
-		"bad address":       strings.Replace(good, "10.0.0.1", "10.0.0", 1),
-		"empty address":     strings.Replace(good, "10.0.0.1", "", 1),
-		"no address":        strings.Replace(good, `"10.0.0.1"`, "", 1),
-		"bad owner":         strings.Replace(good, "operator", "root", 1),
-		"bad grace":         strings.Replace(good, "5s", "five", 1),
-		"negative grace":    strings.Replace(good, "5s", "-5s", 1),
-		"a drain of no end": strings.Replace(good, `"grace"`, `"drain":"x","drain_end":"2026-01-01T00:00:00Z","grace"`, 1),
+		"torn":            good[:len(good)/2],
+		"empty":           "",
+		"zeros":           strings.Repeat("\x00", 4096),
+		"something after": good + good,
+		"another version": strings.Replace(good, `"version":1`, `"version":2`, 1),
+		"no version":      `{}`,
+		"unknown field":   strings.Replace(good, `"grace"`, `"grease":1,"grace"`, 1),
+		"bad name":        strings.Replace(good, `"a"`, `"a b"`, 1),
+		"bad address":     strings.Replace(good, "10.0.0.1", "10.0.0", 1),
+		"empty address":   strings.Replace(good, "10.0.0.1", "", 1),
+		"no address":      strings.Replace(good, `"10.0.0.1"`, "", 1),
+		"bad owner":       strings.Replace(good, "operator", "root", 1),
+		"bad grace":       strings.Replace(good, "5s", "five", 1),
+		"negative grace":  strings.Replace(good, "5s", "-5s", 1),
+		"a drain of no end": strings.Replace(good, `"grace"`, `"drain":"x","drain_end":"2026-01-01T00:00:00Z","grace"`,
+			1),
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -146,7 +166,7 @@ func TestAStateFileThatMakesNoSenseIsMovedAside(t *testing.T) {
 				t.Fatal(err)
 			}
 			var out bytes.Buffer
-			c := openCounter(t, Options{StateFile: path, Log: slog.New(slog.NewTextHandler(&out, nil))})
+			c := newLocalFixture(t, Options{StateFile: path, Log: slog.New(slog.NewTextHandler(&out, nil))})
 			c.offers("s")
 			c.register(alice, "s", "a=10.0.0.1")
 			c.stop()
@@ -161,14 +181,14 @@ func TestAStateFileThatMakesNoSenseIsMovedAside(t *testing.T) {
 				t.Errorf("the log:\n%s", log)
 			}
 			// What came after it is kept.
-			c = openCounter(t, Options{StateFile: path})
+			c = newLocalFixture(t, Options{StateFile: path})
 			defer c.stop()
 			c.offers("s", "a 10.0.0.1")
 		})
 	}
 }
 
-func TestADiskThatCannotBeWrittenToRefusesNoRegistration(t *testing.T) {
+func TestFailedWritesRefuseNothing(t *testing.T) {
 	for name, spoil := range map[string]func(t *testing.T, dir string) (path string, repair func()){
 		"a file where the directory should be": func(t *testing.T, dir string) (string, func()) {
 			file := filepath.Join(dir, "file")
@@ -209,12 +229,13 @@ func TestADiskThatCannotBeWrittenToRefusesNoRegistration(t *testing.T) {
 			path, repair := spoil(t, t.TempDir())
 			inBubble(t, func(t *testing.T) {
 				var out bytes.Buffer
-				c := openCounter(t, Options{StateFile: path, Log: slog.New(slog.NewTextHandler(&out, nil))})
+				c := newLocalFixture(t, Options{StateFile: path, Log: slog.New(slog.NewTextHandler(&out, nil))})
 				defer c.stop()
 				c.register(alice, "s", "a=10.0.0.1")
 				advance(time.Minute)
 				c.offers("s", "a 10.0.0.1")
-				if p := c.State().Problems; len(p) != 1 || !strings.Contains(p[0], "registrations will not survive a restart: failed to write "+path) {
+				if p := c.State().Problems; len(p) != 1 ||
+					!strings.Contains(p[0], "registrations will not survive a restart: failed to write "+path) {
 					t.Errorf("problems: %q", p)
 				}
 				repair()
@@ -225,7 +246,8 @@ func TestADiskThatCannotBeWrittenToRefusesNoRegistration(t *testing.T) {
 				if data, err := os.ReadFile(path); err != nil || !bytes.Contains(data, []byte("10.0.0.1")) {
 					t.Errorf("%s, %v", data, err)
 				}
-				if log := out.String(); strings.Count(log, "level=ERROR") != 1 || strings.Count(log, "survive a restart again") != 1 {
+				if log := out.String(); strings.Count(log, "level=ERROR") != 1 ||
+					strings.Count(log, "survive a restart again") != 1 {
 					t.Errorf("the log:\n%s", log)
 				}
 			})
@@ -233,10 +255,10 @@ func TestADiskThatCannotBeWrittenToRefusesNoRegistration(t *testing.T) {
 	}
 }
 
-func TestManyChangesAreWrittenTogether(t *testing.T) {
+func TestChangesAreWrittenTogether(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		path := stateIn(t)
-		c := openCounter(t, Options{StateFile: path})
+		c := newLocalFixture(t, Options{StateFile: path})
 		defer c.stop()
 		for i := range 100 {
 			c.register(alice, "s", fmt.Sprintf("t%d=10.0.0.%d", i, i+1))

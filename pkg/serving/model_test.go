@@ -54,7 +54,7 @@ type model struct {
 	ghosts     map[string][]plain // and what left it, the newest first
 	lost       bool
 	registered map[string][]plain
-	orders     map[targetset.ID]targetset.ManualDrain
+	orders     map[targetset.ID]time.Time
 	health     map[healthcheck.Key]healthcheck.Health
 }
 
@@ -75,7 +75,7 @@ func newModel(onGone targetset.GonePolicy) *model {
 		e: New(Options{}), index: targetset.NewIndex(),
 		offered: [2]targetset.Offers{{}, {}}, config: &trench.Config{},
 		listed: map[string][]plain{}, ghosts: map[string][]plain{}, registered: map[string][]plain{},
-		orders: map[targetset.ID]targetset.ManualDrain{}, health: map[healthcheck.Key]healthcheck.Health{},
+		orders: map[targetset.ID]time.Time{}, health: map[healthcheck.Key]healthcheck.Health{},
 	}
 }
 
@@ -85,12 +85,12 @@ func (w *model) policy() targetset.AddressPolicy {
 
 // update does what the loop does when the sources may have something new.
 func (w *model) update(reloaded bool) {
-	fromFile, next := w.file.Take(w.now)
+	fromFile := w.file.Take()
 	maps.Copy(w.offered[targetset.OriginFile], fromFile)
 	w.set.Offer(targetset.OriginFile, fromFile)
 	w.set.SetManualDrains(maps.Clone(w.orders))
 	changes := w.set.Update(w.now)
-	w.next = targetset.Soonest(next, changes.Next)
+	w.next = changes.Next
 	if reloaded {
 		w.e.Configure(w.now, w.config, w.set.Members)
 	} else {
@@ -207,13 +207,13 @@ func (w *model) addresses(s trench.Stream) []address {
 	}
 	for i := range found {
 		x := &found[i]
-		order, drained := w.orders[targetset.ID{Stream: s.Name, Name: x.name}]
+		end, drained := w.orders[targetset.ID{Stream: s.Name, Name: x.name}]
 		switch {
 		case !drained:
-		case !order.End.After(w.now):
-			x.state, x.end = healthcheck.Drained, order.End
-		case x.state == healthcheck.Ready || order.End.Before(x.end):
-			x.state, x.end = healthcheck.Draining, order.End
+		case !end.After(w.now):
+			x.state, x.end = healthcheck.Drained, end
+		case x.state == healthcheck.Ready || end.Before(x.end):
+			x.state, x.end = healthcheck.Draining, end
 		}
 	}
 	return found
@@ -529,7 +529,7 @@ func TestModelOfReadiness(t *testing.T) {
 			"drain": func(t *rapid.T) {
 				id := targetset.ID{Stream: drawStream(t), Name: rapid.SampledFrom(modelNames).Draw(t, "name")}
 				in := time.Duration(rapid.IntRange(0, 4000).Draw(t, "ms")) * time.Millisecond
-				w.orders[id] = targetset.ManualDrain{End: w.now.Add(in)}
+				w.orders[id] = w.now.Add(in)
 				w.update(false)
 			},
 			"undrain": func(*rapid.T) {

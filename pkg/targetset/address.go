@@ -1,65 +1,86 @@
 package targetset
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// AddressPolicy says which addresses targets may have.
+// AddressPolicy decides which addresses targets may have.
 type AddressPolicy struct {
 	// Subnets are where targets may be; none: anywhere.
 	Subnets []netip.Prefix
-	// VIPs are where no target may be. They do not overlap and are sorted by
-	// [vip.Compare], since there may be very many.
+	// VIPs are where no target may be. They do not overlap and are sorted by [vip.Compare], since there
+	// may be very many.
 	VIPs []vip.VIP
 }
 
-// Check says what is wrong with an address of a target, with the remedy.
+// Check returns why a target must not have an address, with the remedy.
 func (p AddressPolicy) Check(a netip.Addr) error {
 	switch {
 	case !a.IsValid():
-		return fmt.Errorf("no address: write one such as 172.16.1.1")
+		return errors.New("no address: write one such as 172.16.1.1")
 	case a.Zone() != "":
 		return fmt.Errorf("%s has a zone: use an address that needs none", a.WithZone(""))
 	}
-	// The trench file refuses loopback addresses itself.
+	// The reader of the trench file refuses loopback addresses itself.
 	if what, remedy := vip.NotHost(a); what != "" && !a.IsLoopback() {
 		return fmt.Errorf("%s is %s: %s", a, what, remedy)
 	}
 	if len(p.Subnets) > 0 && !slices.ContainsFunc(p.Subnets, func(s netip.Prefix) bool { return s.Contains(a) }) {
 		return fmt.Errorf("%s is not in a subnet that --target-subnet allows (%s)", a, join(p.Subnets))
 	}
-	if v, ok := p.vipOf(a); ok {
-		return fmt.Errorf("%s lies in the VIP %s: use the target's own address", a, v)
-	}
-	return nil
-}
-
-// vipOf finds the VIP that contains the address.
-func (p AddressPolicy) vipOf(a netip.Addr) (vip.VIP, bool) {
 	i, found := slices.BinarySearchFunc(p.VIPs, a, func(v vip.VIP, a netip.Addr) int {
 		return v.Prefix().Addr().Compare(a)
 	})
 	if !found {
-		i--
+		i-- // the VIP that begins before the address may contain it
 	}
 	if i >= 0 && p.VIPs[i].Prefix().Contains(a) {
-		return p.VIPs[i], true
+		return fmt.Errorf("%s lies in the VIP %s: use the target's own address", a, p.VIPs[i])
 	}
-	return vip.VIP{}, false
+	return nil
 }
 
-// join writes a list for people.
+// SameAddresses reports whether two lists without duplicates have the same addresses, in any order.
+func SameAddresses(a, b []netip.Addr) bool {
+	return len(a) == len(b) && !slices.ContainsFunc(a, func(x netip.Addr) bool { return !slices.Contains(b, x) })
+}
+
+// join writes a list for status and errors.
 func join[T fmt.Stringer](list []T) string {
-	s := ""
-	for i, x := range list {
-		if i > 0 {
-			s += ", "
-		}
-		s += x.String()
+	var texts []string
+	for _, x := range list {
+		texts = append(texts, x.String())
 	}
-	return s
+	return strings.Join(texts, ", ")
+}
+
+// maxName is how long names of streams and targets may be, as in the trench file.
+const maxName = 60
+
+// CheckName returns what is wrong with the name of a stream or target.
+func CheckName(s string) error {
+	const characters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-"
+	const remedy = "write 1 to 60 characters out of A-Z a-z 0-9 _ . -"
+	switch {
+	case s == "":
+		return errors.New("has no name: " + remedy)
+	case len(s) > maxName, strings.Trim(s, characters) != "":
+		return fmt.Errorf("%s is not a name: %s", Quote(s), remedy)
+	}
+	return nil
+}
+
+// Quote quotes input, cut to a length that fits into a line.
+func Quote(s string) string {
+	const most = 120
+	if len(s) > most {
+		s = s[:most] + "…"
+	}
+	return fmt.Sprintf("%q", s)
 }

@@ -5,7 +5,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,20 +14,19 @@ func TestDrainsSurviveRestart(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state", "drains.json")
 	now := time.Now()
 	d := openDrains(t, path)
-	if err := d.Drain("s", "a", 30*time.Second, now); err != nil {
+	if err := d.Drain(ID{"s", "a"}, 30*time.Second, now); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Drain("s", "b", 0, now); err != nil {
+	if err := d.Drain(ID{"s", "b"}, 0, now); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Drain("other", "a", time.Hour, now); err != nil {
+	if err := d.Drain(ID{"other", "a"}, time.Hour, now); err != nil {
 		t.Fatal(err)
 	}
-	if was, err := d.Undrain("s", "b"); !was || err != nil {
-		t.Fatal(was, err)
-	}
-	if was, err := d.Undrain("s", "b"); was || err != nil {
-		t.Fatal(was, err)
+	for range 2 {
+		if err := d.Undrain(ID{"s", "b"}); err != nil {
+			t.Fatal(err)
+		}
 	}
 	select {
 	case <-d.Changed():
@@ -45,39 +43,41 @@ func TestDrainsSurviveRestart(t *testing.T) {
 	if len(all) != 2 {
 		t.Fatalf("%v", all)
 	}
-	order := all[ID{Stream: "s", Name: "a"}]
+	if end := all[ID{"s", "a"}]; end.Before(now.Add(29*time.Second)) || end.After(now.Add(31*time.Second)) {
+		t.Errorf("the drain ends at %v, ordered at %v for 30 s", end, now)
+	}
 	for at, want := range map[time.Time]time.Duration{
 		now: 30 * time.Second, now.Add(10 * time.Second): 20 * time.Second, now.Add(time.Hour): 0,
 		now.Add(-time.Hour): 30 * time.Second, // the clock was set back
 	} {
-		if left := order.Left(at.Round(0)).Round(time.Millisecond); left != want {
+		if left := remaining(now.Round(0), 30*time.Second, at); left != want {
 			t.Errorf("after %v %v are left, want %v", at.Sub(now), left, want)
 		}
 	}
-	all[ID{Stream: "s", Name: "x"}] = DrainOrder{}
+	all[ID{"s", "x"}] = now
 	if len(again.All()) != 2 {
 		t.Error("the caller of All can change the drains")
 	}
 }
 
-func TestDrainNotSavedIsAnError(t *testing.T) {
+func TestUnsavedDrainIsAnError(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	d := openDrains(t, filepath.Join(file, "drains.json"))
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Drain("s", "a", time.Second, time.Now()); err == nil || !strings.Contains(err.Error(), file) {
+	if err := d.Drain(ID{"s", "a"}, time.Second, time.Now()); err == nil || !strings.Contains(err.Error(), file) {
 		t.Errorf("got %v", err)
 	}
 	if len(d.All()) != 0 {
 		t.Error("it is drained all the same")
 	}
 	for _, id := range []ID{{"s", ""}, {"s", "a b"}, {"", "a"}} {
-		if err := openDrains(t, "").Drain(id.Stream, id.Name, time.Second, time.Now()); err == nil {
+		if err := openDrains(t, "").Drain(id, time.Second, time.Now()); err == nil {
 			t.Errorf("%v was drained", id)
 		}
 	}
-	if err := openDrains(t, "").Drain("s", "a", -time.Second, time.Now()); err == nil {
+	if err := openDrains(t, "").Drain(ID{"s", "a"}, -time.Second, time.Now()); err == nil {
 		t.Error("a negative drain was taken")
 	}
 	// An existing file that cannot be read must not undrain anything.
@@ -87,7 +87,11 @@ func TestDrainNotSavedIsAnError(t *testing.T) {
 }
 
 func TestCorruptDrainsAreSetAside(t *testing.T) {
-	for _, content := range []string{"", "{", `{"version":7,"drains":[]}`, `{"version":1,"drains":[{"stream":"s","name":"a/b","at":"2026-01-01T00:00:00Z","for":"1s"}]}`, `{"version":1,"drains":[{"stream":"s","name":"a","at":"2026-01-01T00:00:00Z","for":"-1s"}]}`} {
+	for _, content := range []string{
+		"", "{", `{"version":7,"drains":[]}`,
+		`{"version":1,"drains":[{"stream":"s","name":"a/b","at":"2026-01-01T00:00:00Z","for":"1s"}]}`,
+		`{"version":1,"drains":[{"stream":"s","name":"a","at":"2026-01-01T00:00:00Z","for":"-1s"}]}`,
+	} {
 		path := filepath.Join(t.TempDir(), "drains.json")
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
@@ -101,10 +105,10 @@ func TestCorruptDrainsAreSetAside(t *testing.T) {
 		if err != nil || len(aside) != 1 || !strings.Contains(out.String(), "level=ERROR") {
 			t.Errorf("%q: moved aside %v, %v; log:\n%s", content, aside, err, out.String())
 		}
-		if err := d.Drain("s", "a", time.Second, time.Now()); err != nil {
+		if err := d.Drain(ID{"s", "a"}, time.Second, time.Now()); err != nil {
 			t.Error(err)
 		}
-		if all := openDrains(t, path).All(); !slices.Contains(drainedIDs(all), ID{Stream: "s", Name: "a"}) {
+		if all := openDrains(t, path).All(); all[ID{"s", "a"}].IsZero() {
 			t.Errorf("%v", all)
 		}
 	}
@@ -117,12 +121,4 @@ func openDrains(t *testing.T, path string) *Drains {
 		t.Fatal(err)
 	}
 	return d
-}
-
-func drainedIDs(all map[ID]DrainOrder) []ID {
-	var list []ID
-	for id := range all {
-		list = append(list, id)
-	}
-	return list
 }

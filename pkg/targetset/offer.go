@@ -1,34 +1,36 @@
 package targetset
 
 import (
+	"cmp"
 	"net/netip"
-	"strconv"
 	"time"
 )
+
+// ID names a target.
+type ID struct {
+	Stream string `json:"stream"`
+	Name   string `json:"name"`
+}
+
+// String returns "STREAM/NAME".
+func (i ID) String() string { return i.Stream + "/" + i.Name }
+
+func (i ID) compare(j ID) int {
+	return cmp.Or(cmp.Compare(i.Stream, j.Stream), cmp.Compare(i.Name, j.Name))
+}
 
 // Origin is a source of targets.
 type Origin uint8
 
-// The origins, in the order of precedence: where two disagree about a target, the
-// earlier one counts.
+// The origins, in the order of precedence: where two disagree about a target, the earlier one counts.
 const (
-	// OriginFile is the trench file.
-	OriginFile Origin = iota
-	// OriginRegistry is the registry.
-	OriginRegistry
-	origins int = iota
+	OriginFile     Origin = iota // the trench file
+	OriginRegistry               // the registry
+	origins        int    = iota
 )
 
 // String returns "file" or "registry".
-func (o Origin) String() string {
-	switch o {
-	case OriginFile:
-		return "file"
-	case OriginRegistry:
-		return "registry"
-	}
-	return "Origin(" + strconv.Itoa(int(o)) + ")"
-}
+func (o Origin) String() string { return [origins]string{"file", "registry"}[o] }
 
 // OriginSet is a set of origins.
 type OriginSet uint8
@@ -39,7 +41,7 @@ func (s OriginSet) With(o Origin) OriginSet { return s | 1<<o }
 // Has reports whether o is in the set.
 func (s OriginSet) Has(o Origin) bool { return s&(1<<o) != 0 }
 
-// Names returns the origins in words, in the order of precedence.
+// Names returns the names of the origins, in the order of precedence.
 func (s OriginSet) Names() []string {
 	var names []string
 	for o := range Origin(origins) {
@@ -57,17 +59,16 @@ type Lifecycle uint8
 const (
 	// Active: no end is known.
 	Active Lifecycle = iota
-	// Leaving: the source no longer offers it. It drains, unless another source
-	// offers it still.
+	// Leaving: the source no longer offers the target. It drains, unless another source offers it.
 	Leaving
-	// Terminating: the source announces its end. It drains, and is over after that
-	// for as long as it is offered so, whatever others say.
+	// Terminating: the source announces the target's end. It drains, and is over after that for as long
+	// as it is offered so, whatever other sources offer.
 	Terminating
 )
 
-// Offer is one target of one stream as a source offers it. A target that a source
-// no longer names at all is gone at once; a gentle end is offered as Leaving or
-// Terminating for as long as it drains.
+// Offer is one target of one stream as a source offers it. A target that a source no longer names is
+// gone at once; for a gentle end it is offered as Leaving or Terminating until its drain ends, or
+// longer: what has drained is no target.
 type Offer struct {
 	Name string
 	// IPs are its addresses, one or two, at most one of a family.
@@ -75,60 +76,39 @@ type Offer struct {
 	Lifecycle Lifecycle
 	// DrainEnd is when it leaves, on the monotonic clock, unless it is Active.
 	DrainEnd time.Time
-	// Cause says in words why it is not Active, such as "deregistered".
+	// Cause is why it is not Active, such as "deregistered".
 	Cause string
-	// Owner is who offers it, such as a SPIFFE ID; "" for the file.
+	// Owner is the SPIFFE ID that registered it; "" for the file.
 	Owner string
 }
 
-// Offers is what changed in a source: by stream all that it offers, in a stable
-// order. A stream that is absent has not changed; one with an empty list has
-// nothing any more.
+// Offers is what changed in a source: by stream all that it offers, in a stable order. An absent
+// stream has not changed; one with an empty list has nothing any more.
 type Offers map[string][]Offer
 
 // GonePolicy is what happens to the targets of a source that is gone.
-type GonePolicy uint8
+type GonePolicy string
 
-// The answers.
+// The policies.
 const (
 	// Hold keeps what the source offered last.
-	Hold GonePolicy = iota
-	// Drain has it drain and leave.
-	Drain
-	// Drop lets it go at once.
-	Drop
+	Hold GonePolicy = "hold"
+	// Drain drains it.
+	Drain GonePolicy = "drain"
+	// Drop removes it at once.
+	Drop GonePolicy = "drop"
 )
 
-// String returns "hold", "drain" or "drop".
-func (g GonePolicy) String() string {
-	switch g {
-	case Hold:
-		return "hold"
-	case Drain:
-		return "drain"
-	case Drop:
-		return "drop"
-	}
-	return "Gone(" + strconv.Itoa(int(g)) + ")"
-}
-
-// SourceState describes a source, for people.
+// SourceState describes a source, for status.
 type SourceState struct {
-	// Name is "file", "registry" or "directory".
+	// Name is "file" or "registry".
 	Name string
-	// Live is true while the source can be asked.
-	Live bool
-	// Since is when Live last changed.
+	// Live reports whether the source can be read, since Since.
+	Live  bool
 	Since time.Time
 	// Detail is what it offers or, when it is gone, why.
 	Detail string
 	OnGone GonePolicy
-	// Problems are what it offers and is not taken: each with its name and why.
+	// Problems are the offers that are not taken: each with its name and why.
 	Problems []string
 }
-
-// ID names a target.
-type ID struct{ Stream, Name string }
-
-// String returns "STREAM/NAME".
-func (i ID) String() string { return i.Stream + "/" + i.Name }

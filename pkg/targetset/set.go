@@ -11,40 +11,32 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Member is one target of a stream as all sources together say it is.
+// Member is one target of a stream, united from all sources.
 type Member struct {
 	Name string
 	// IPs are its addresses, one or two, at most one of a family.
 	IPs     []netip.Addr
 	Origins OriginSet
-	// Owner is who registered it; "" for other sources.
+	// Owner is the SPIFFE ID that registered it; "" for other sources.
 	Owner string
-	// Draining is Draining until DrainEnd, Drained after that when an operator
-	// drains it, and Ready for a target that does not drain: then its checks decide.
+	// Draining is Draining until DrainEnd, Drained after that when an operator drains it, and Ready for a
+	// target that does not drain: then its checks decide.
 	Draining healthcheck.State
 	DrainEnd time.Time
-	// Cause says why it drains.
+	// Cause is why it drains.
 	Cause string
-}
-
-// ManualDrain is a drain by an operator, as the set knows it.
-type ManualDrain struct {
-	// End is when flows end, on the monotonic clock.
-	End time.Time
 }
 
 // manualDrain is the cause of a drain by an operator.
 const manualDrain = "by an operator"
 
-// Set unites what the sources offer. It is pure: it has no clock, no goroutine and
-// does no I/O, and belongs to one goroutine.
-//
-// Its cost follows the size of the streams that changed.
+// Set unites what the sources offer. It is pure, and belongs to one goroutine. Its cost follows the
+// size of the streams that changed.
 type Set struct {
 	policy  AddressPolicy
 	streams map[string]*streamState
 	offers  [origins]Offers
-	orders  map[ID]ManualDrain
+	drains  map[ID]time.Time
 	dirty   map[string]struct{}
 	removed []string
 	// ends is when the next drain of a stream ends, for those in which one runs.
@@ -52,48 +44,42 @@ type Set struct {
 }
 
 type streamState struct {
-	config   trench.Stream // Targets are the members
+	config   trench.Stream // its Targets are the members
 	members  []Member
 	problems [origins][]string
 }
 
-// NewSet returns an empty set.
+// New returns an empty set.
 func New() *Set {
-	s := &Set{
-		streams: map[string]*streamState{}, orders: map[ID]ManualDrain{}, dirty: map[string]struct{}{},
-		ends: map[string]time.Time{},
-	}
+	s := &Set{streams: map[string]*streamState{}, dirty: map[string]struct{}{}, ends: map[string]time.Time{}}
 	for i := range s.offers {
 		s.offers[i] = Offers{}
 	}
 	return s
 }
 
-// Configure replaces the streams and says where targets may be. The streams' own
-// Targets do not count: the trench file is a source like the others.
+// Configure replaces the streams and the policy. The streams' own Targets do not count: the trench
+// file is a source like the others.
 func (s *Set) Configure(streams []trench.Stream, policy AddressPolicy) {
 	s.policy = policy
-	known := make(map[string]struct{}, len(streams))
+	known := make(map[string]*streamState, len(streams))
 	for _, c := range streams {
-		c.Targets = nil
-		known[c.Name] = struct{}{}
-		if st, ok := s.streams[c.Name]; ok {
-			st.config = c
-		} else {
-			s.streams[c.Name] = &streamState{config: c}
+		st := s.streams[c.Name]
+		if st == nil {
+			st = &streamState{}
 		}
+		delete(s.streams, c.Name)
+		st.config, known[c.Name] = c, st
 		s.dirty[c.Name] = struct{}{}
 	}
 	for name := range s.streams {
-		if _, ok := known[name]; !ok {
-			delete(s.streams, name)
-			delete(s.ends, name)
-			s.removed = append(s.removed, name)
-		}
+		delete(s.ends, name)
+		s.removed = append(s.removed, name)
 	}
+	s.streams = known
 }
 
-// Offer takes over what changed in a source.
+// Offer applies what changed in a source.
 func (s *Set) Offer(o Origin, changed Offers) {
 	for name, list := range changed {
 		if len(list) == 0 {
@@ -105,34 +91,34 @@ func (s *Set) Offer(o Origin, changed Offers) {
 	}
 }
 
-// SetManualDrains replaces the drains by operators.
-func (s *Set) SetManualDrains(orders map[ID]ManualDrain) {
-	for id, o := range orders {
-		if s.orders[id] != o {
+// SetManualDrains replaces the drains by operators: when each ends, on the monotonic clock. The map
+// must not change later.
+func (s *Set) SetManualDrains(drains map[ID]time.Time) {
+	for id, end := range drains {
+		if old, ok := s.drains[id]; !ok || !old.Equal(end) {
 			s.dirty[id.Stream] = struct{}{}
 		}
 	}
-	for id := range s.orders {
-		if _, ok := orders[id]; !ok {
+	for id := range s.drains {
+		if _, ok := drains[id]; !ok {
 			s.dirty[id.Stream] = struct{}{}
 		}
 	}
-	s.orders = orders
+	s.drains = drains
 }
 
 // Changes are what an update changed.
 type Changes struct {
-	// Streams are those with other targets, or other targets that drain, than
-	// before, with all members as Targets.
+	// Streams are those with other targets, or other targets that drain, than before, with all members
+	// as Targets.
 	Streams []trench.Stream
 	// Removed are streams that are gone.
 	Removed []string
-	// Next is when Update has something to do although nothing else happens; zero
-	// for never.
+	// Next is when Update has something to do although nothing else happens; zero for never.
 	Next time.Time
 }
 
-// Update works out what changed.
+// Update returns what changed since the last Update.
 func (s *Set) Update(now time.Time) Changes {
 	c := Changes{Removed: s.removed}
 	s.removed = nil
@@ -154,8 +140,7 @@ func (s *Set) Update(now time.Time) Changes {
 	return c
 }
 
-// Members returns the targets of a stream. The list belongs to the set and is
-// never changed.
+// Members returns the targets of a stream. The list belongs to the set and is never changed.
 func (s *Set) Members(stream string) []Member {
 	if st, ok := s.streams[stream]; ok {
 		return st.members
@@ -163,7 +148,7 @@ func (s *Set) Members(stream string) []Member {
 	return nil
 }
 
-// Problems returns what a source offers and is not taken: each with its name and why.
+// Problems returns the offers of a source that are not taken: each with its name and why.
 func (s *Set) Problems(o Origin) []string {
 	var all []string
 	for _, st := range s.streams {
@@ -186,122 +171,112 @@ func (s *Set) Count(o Origin) int {
 	return n
 }
 
-// Has reports whether a stream has a target of the name.
-func (s *Set) Has(id ID) bool {
-	return slices.ContainsFunc(s.Members(id.Stream), func(m Member) bool { return m.Name == id.Name })
+// union unites the offers for one stream.
+type union struct {
+	*streamState
+	policy AddressPolicy
+	byName map[string]int // index in members
+	byAddr map[netip.Addr]string
+	over   map[string]Offer // targets whose announced end has come
 }
 
-// resolve unites what the sources offer for one stream.
-func (s *Set) resolve(now time.Time, st *streamState) {
-	name := st.config.Name
-	u := union{
-		stream: st, policy: s.policy, byName: map[string]int{}, byAddr: map[netip.Addr]string{},
-		over: map[string]Offer{},
-	}
-	st.problems = [origins][]string{}
-	var next time.Time
-	var leaving []originOffer
-	for o := range s.offers {
-		for _, offer := range s.offers[o][name] {
-			if offer.Lifecycle == Active {
-				continue
-			}
-			switch ends := offer.DrainEnd.After(now); {
-			case !ends && offer.Lifecycle == Terminating:
-				u.over[offer.Name] = offer
-			case ends:
-				next = Soonest(next, offer.DrainEnd)
-				if offer.Lifecycle == Leaving {
-					leaving = append(leaving, originOffer{Origin(o), offer})
-				}
-			}
-		}
-	}
-	for o := range s.offers {
-		for _, offer := range s.offers[o][name] {
-			if offer.Lifecycle == Active || (offer.Lifecycle == Terminating && offer.DrainEnd.After(now)) {
-				u.take(Origin(o), offer)
-			}
-		}
-	}
-	// What leaves one source and is in another has not left. What leaves several
-	// leaves with the last.
-	slices.SortStableFunc(leaving, func(a, b originOffer) int { return b.DrainEnd.Compare(a.DrainEnd) })
-	for _, l := range leaving {
-		u.leave(l.Origin, l.Offer)
-	}
-	st.members, st.config.Targets = u.members, nil
-	for i := range st.members {
-		m := &st.members[i]
-		if order, ok := s.orders[ID{name, m.Name}]; ok {
-			m.drainByHand(now, order)
-			if order.End.After(now) {
-				next = Soonest(next, order.End)
-			}
-		}
-		st.config.Targets = append(st.config.Targets, trench.Target{Name: m.Name, IPs: m.IPs})
-	}
-	if next.IsZero() {
-		delete(s.ends, name)
-	} else {
-		s.ends[name] = next
-	}
-}
-
-// originOffer is an offer with the source that makes it.
+// originOffer is an offer with its source.
 type originOffer struct {
 	Origin
 	Offer
 }
 
-// drainByHand lays a drain by an operator over what the sources say. No source overrides it.
-func (m *Member) drainByHand(now time.Time, o ManualDrain) {
-	switch {
-	case !o.End.After(now):
-		m.Draining, m.DrainEnd, m.Cause = healthcheck.Drained, o.End, manualDrain
-	case m.Draining != healthcheck.Draining || o.End.Before(m.DrainEnd):
-		m.Draining, m.DrainEnd, m.Cause = healthcheck.Draining, o.End, manualDrain
+// resolve unites what the sources offer for one stream.
+func (s *Set) resolve(now time.Time, st *streamState) {
+	name := st.config.Name
+	u := union{st, s.policy, map[string]int{}, map[netip.Addr]string{}, map[string]Offer{}}
+	st.members, st.config.Targets, st.problems = nil, nil, [origins][]string{}
+	var next time.Time
+	var offered, leaving []originOffer
+	for o := range Origin(origins) {
+		for _, offer := range s.offers[o][name] {
+			runs := offer.Lifecycle != Active && offer.DrainEnd.After(now)
+			switch {
+			case runs && offer.Lifecycle == Leaving:
+				leaving = append(leaving, originOffer{o, offer})
+			case runs, offer.Lifecycle == Active:
+				offered = append(offered, originOffer{o, offer})
+			case offer.Lifecycle == Terminating:
+				u.over[offer.Name] = offer
+			}
+			if runs {
+				next = Soonest(next, offer.DrainEnd)
+			}
+		}
+	}
+	for _, o := range offered {
+		u.take(o.Origin, o.Offer)
+	}
+	// A target that leaves one source and is in another has not left, so these come last. A target that
+	// leaves several sources leaves with the last.
+	slices.SortStableFunc(leaving, func(a, b originOffer) int { return b.DrainEnd.Compare(a.DrainEnd) })
+	for _, l := range leaving {
+		u.leave(l.Origin, l.Offer)
+	}
+	for i := range st.members {
+		m := &st.members[i]
+		if end, ok := s.drains[ID{name, m.Name}]; ok {
+			m.drain(now, end)
+			if end.After(now) {
+				next = Soonest(next, end)
+			}
+		}
+		st.config.Targets = append(st.config.Targets, trench.Target{Name: m.Name, IPs: m.IPs})
+	}
+	if s.ends[name] = next; next.IsZero() {
+		delete(s.ends, name)
 	}
 }
 
-// union unites the offers for one stream.
-type union struct {
-	stream  *streamState
-	policy  AddressPolicy
-	members []Member
-	byName  map[string]int
-	byAddr  map[netip.Addr]string
-	// over are the targets whose end a source announced, and which had it.
-	over map[string]Offer
+// drain applies a drain by an operator, which no source overrides.
+func (m *Member) drain(now, end time.Time) {
+	switch {
+	case !end.After(now):
+		m.Draining, m.DrainEnd, m.Cause = healthcheck.Drained, end, manualDrain
+	case m.Draining != healthcheck.Draining || end.Before(m.DrainEnd):
+		m.Draining, m.DrainEnd, m.Cause = healthcheck.Draining, end, manualDrain
+	}
 }
 
-func (u *union) problem(o Origin, format string, args ...any) {
-	u.stream.problems[o] = append(u.stream.problems[o], fmt.Sprintf(format, args...))
+// end applies the end of a target that an offer has. The earlier end counts.
+func (m *Member) end(offer Offer) {
+	if offer.Lifecycle == Active || (m.Draining == healthcheck.Draining && m.DrainEnd.Before(offer.DrainEnd)) {
+		return
+	}
+	m.Draining, m.DrainEnd, m.Cause = healthcheck.Draining, offer.DrainEnd, offer.Cause
 }
 
-// take adds a target that is there, or ends.
+// take adds a target that is Active or Terminating, unless something excludes it.
 func (u *union) take(o Origin, offer Offer) {
-	what := fmt.Sprintf("target %s of stream %s", offer.Name, u.stream.config.Name)
+	problem := func(format string, args ...any) {
+		what := fmt.Sprintf("target %s of stream %s", offer.Name, u.config.Name)
+		u.problems[o] = append(u.problems[o], what+fmt.Sprintf(format, args...))
+	}
 	if end, over := u.over[offer.Name]; over {
-		u.problem(o, "%s has drained and left: %s", what, end.Cause)
+		problem(" has drained and left: %s", end.Cause)
 		return
 	}
 	checked := false
 	for _, a := range offer.IPs {
 		if err := u.policy.Check(a); err != nil {
-			u.problem(o, "%s: %v", what, err)
+			problem(": %v", err)
 			return
 		}
-		checked = checked || u.stream.config.Check.Families.Has(vip.FamilyOf(a))
+		checked = checked || u.config.Check.Families.Has(vip.FamilyOf(a))
 	}
 	if !checked {
-		u.problem(o, "%s has no address of a family that the stream's check looks at, so that nothing would check it", what)
+		problem(" has no address of a family that the stream's check looks at, so that nothing would check it")
 		return
 	}
 	if i, known := u.byName[offer.Name]; known {
 		m := &u.members[i]
 		if !SameAddresses(m.IPs, offer.IPs) {
-			u.problem(o, "%s has %s here and %s in %s, which counts", what, join(offer.IPs), join(m.IPs), m.Origins.Names()[0])
+			problem(" has %s here and %s in %s, which counts", join(offer.IPs), join(m.IPs), m.Origins.Names()[0])
 			return
 		}
 		m.Origins = m.Origins.With(o)
@@ -313,60 +288,44 @@ func (u *union) take(o Origin, offer Offer) {
 	}
 	for _, a := range offer.IPs {
 		if other, taken := u.byAddr[a]; taken {
-			u.problem(o, "%s has the address %s, which is target %s's: remove one of them", what, a, other)
+			problem(" has the address %s, which is target %s's: remove one of them", a, other)
 			return
 		}
 	}
-	for _, a := range offer.IPs {
-		u.byAddr[a] = offer.Name
-	}
 	u.byName[offer.Name] = len(u.members)
-	m := Member{
-		Name: offer.Name, IPs: offer.IPs, Origins: OriginSet(0).With(o), Owner: offer.Owner,
-		Draining: healthcheck.Ready,
-	}
-	m.end(offer)
-	u.members = append(u.members, m)
+	u.add(o, offer, offer.IPs)
 }
 
-// leave adds what is left of a target that leaves: addresses that no target has taken over.
+// leave adds the addresses of a target that leaves which no other target has.
 func (u *union) leave(o Origin, offer Offer) {
 	var free []netip.Addr
 	for _, a := range offer.IPs {
 		_, taken := u.byAddr[a]
-		if over := slices.Contains(u.over[offer.Name].IPs, a); !taken && !over && u.policy.Check(a) == nil {
+		over := slices.Contains(u.over[offer.Name].IPs, a)
+		if !taken && !over && u.policy.Check(a) == nil {
 			free = append(free, a)
-			u.byAddr[a] = offer.Name
 		}
 	}
-	if len(free) == 0 {
-		return
+	if len(free) > 0 {
+		u.add(o, offer, free)
+	}
+}
+
+func (u *union) add(o Origin, offer Offer, ips []netip.Addr) {
+	for _, a := range ips {
+		u.byAddr[a] = offer.Name
 	}
 	m := Member{
-		Name: offer.Name, IPs: free, Origins: OriginSet(0).With(o), Owner: offer.Owner,
-		Draining: healthcheck.Ready,
+		Name: offer.Name, IPs: ips, Origins: OriginSet(0).With(o), Owner: offer.Owner, Draining: healthcheck.Ready,
 	}
 	m.end(offer)
 	u.members = append(u.members, m)
 }
 
-// end notes that an offer says the target ends. The earlier end counts.
-func (m *Member) end(offer Offer) {
-	if offer.Lifecycle == Active || (m.Draining == healthcheck.Draining && m.DrainEnd.Before(offer.DrainEnd)) {
-		return
+// Soonest returns the earlier of two times, of which zero means never.
+func Soonest(a, b time.Time) time.Time {
+	if a.IsZero() || (!b.IsZero() && b.Before(a)) {
+		return b
 	}
-	m.Draining, m.DrainEnd, m.Cause = healthcheck.Draining, offer.DrainEnd, offer.Cause
-}
-
-// SameAddresses reports whether two lists have the same addresses, in any order.
-func SameAddresses(a, b []netip.Addr) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for _, x := range a {
-		if !slices.Contains(b, x) {
-			return false
-		}
-	}
-	return true
+	return a
 }

@@ -93,12 +93,15 @@ func TestSourcesAreUnited(t *testing.T) {
 	r.want("a 172.16.0.1, fd00::1 file")
 }
 
-func TestBadOffersAreNamedAndTheOthersGoOn(t *testing.T) {
+func TestBadOffersAreProblems(t *testing.T) {
 	for name, tt := range map[string]struct {
 		offer Offer
 		words []string
 	}{
-		"outside the subnets":  {offer("x", "10.0.0.1"), []string{"target x of stream s", "10.0.0.1", "--target-subnet"}},
+		"outside the subnets": {
+			offer("x", "10.0.0.1"),
+			[]string{"target x of stream s", "10.0.0.1", "--target-subnet"},
+		},
 		"in a VIP":             {offer("x", "20.0.0.7"), []string{"20.0.0.7 lies in the VIP 20.0.0.0/24"}},
 		"multicast":            {offer("x", "224.0.0.1"), []string{"224.0.0.1 is a multicast"}},
 		"duplicate of another": {offer("x", "172.16.0.1"), []string{"target x", "172.16.0.1", "target a's"}},
@@ -124,7 +127,7 @@ func TestBadOffersAreNamedAndTheOthersGoOn(t *testing.T) {
 	}
 }
 
-func TestTargetOfAFamilyThatIsNotCheckedIsNamed(t *testing.T) {
+func TestUncheckedFamilyIsAProblem(t *testing.T) {
 	r := newSetRig(t)
 	r.set.Configure([]trench.Stream{{Name: "s", Check: trench.Check{Families: trench.OnlyIPv4}}}, AddressPolicy{})
 	r.set.Offer(OriginRegistry, Offers{"s": {offer("six", "fd00::1"), offer("both", "fd00::2", "172.16.0.1")}})
@@ -132,14 +135,27 @@ func TestTargetOfAFamilyThatIsNotCheckedIsNamed(t *testing.T) {
 	r.wantProblem(OriginRegistry, "target six", "nothing would check it")
 }
 
-func TestTerminatingWinsOverStaying(t *testing.T) {
+func TestLeavingEnds(t *testing.T) {
+	r := newSetRig(t)
+	r.set.Offer(OriginFile, Offers{"s": {r.leaving(offer("a", "172.16.0.1"), Leaving, 5*time.Second)}})
+	end := r.now.Add(5 * time.Second)
+	if c := r.want("a 172.16.0.1 file draining until 5s (test)"); !c.Next.Equal(end) {
+		t.Errorf("next update at %v, want %v", c.Next, end)
+	}
+	r.now = end
+	if c := r.want(); len(c.Streams) != 1 || !c.Next.IsZero() {
+		t.Errorf("after the drain: %+v", c)
+	}
+}
+
+func TestTerminatingOverridesActive(t *testing.T) {
 	r := newSetRig(t)
 	r.set.Offer(OriginFile, Offers{"s": {offer("a", "172.16.0.1")}})
 	r.set.Offer(OriginRegistry, Offers{"s": {r.leaving(offer("a", "172.16.0.1"), Terminating, 5*time.Second)}})
 	r.want("a 172.16.0.1 file+registry draining until 5s (test)")
 }
 
-func TestLeavingOneSourceIsNotLeavingTheOther(t *testing.T) {
+func TestLeavingOneOfTwoSources(t *testing.T) {
 	r := newSetRig(t)
 	r.set.Offer(OriginFile, Offers{"s": {r.leaving(offer("a", "172.16.0.1"), Leaving, 5*time.Second)}})
 	r.set.Offer(OriginRegistry, Offers{"s": {offer("a", "172.16.0.1")}})
@@ -148,7 +164,7 @@ func TestLeavingOneSourceIsNotLeavingTheOther(t *testing.T) {
 	r.want("a 172.16.0.1 file draining until 5s (test)")
 }
 
-func TestWhatLeavesSeveralSourcesLeavesWithTheLast(t *testing.T) {
+func TestLeavingSeveralSources(t *testing.T) {
 	r := newSetRig(t)
 	r.set.Offer(OriginFile, Offers{"s": {r.leaving(offer("a", "172.16.0.1"), Leaving, 5*time.Second)}})
 	// It is checked as b since it moved there: as a it would be new, and not ready.
@@ -156,7 +172,7 @@ func TestWhatLeavesSeveralSourcesLeavesWithTheLast(t *testing.T) {
 	r.want("b 172.16.0.1 registry draining until 9s (test)")
 }
 
-func TestAnnouncedEndHoldsWhateverOthersOffer(t *testing.T) {
+func TestAnnouncedEndOverridesOffers(t *testing.T) {
 	r := newSetRig(t)
 	r.set.Offer(OriginFile, Offers{"s": {r.leaving(offer("a", "172.16.0.1"), Terminating, 5*time.Second)}})
 	r.set.Offer(OriginRegistry, Offers{"s": {offer("a", "172.16.0.1"), offer("b", "172.16.0.2")}})
@@ -181,7 +197,7 @@ func TestAnnouncedEndHoldsWhateverOthersOffer(t *testing.T) {
 	r.want("a 172.16.0.1 registry")
 }
 
-func TestAddressThatMovedToAnotherTargetDoesNotDrain(t *testing.T) {
+func TestMovedAddressDoesNotDrain(t *testing.T) {
 	r := newSetRig(t)
 	r.set.Offer(OriginFile, Offers{"s": {
 		offer("b", "172.16.0.1"), offer("a", "172.16.0.2"),
@@ -193,10 +209,10 @@ func TestAddressThatMovedToAnotherTargetDoesNotDrain(t *testing.T) {
 	}
 }
 
-func TestManualDrainOutlivesSourcesAndItsEnd(t *testing.T) {
+func TestManualDrainOutlivesSources(t *testing.T) {
 	r := newSetRig(t)
 	id := ID{"s", "a"}
-	r.set.SetManualDrains(map[ID]ManualDrain{id: {End: r.now.Add(3 * time.Second)}, {"s", "none"}: {End: r.now}})
+	r.set.SetManualDrains(map[ID]time.Time{id: r.now.Add(3 * time.Second), {"s", "none"}: r.now})
 	r.set.Offer(OriginFile, Offers{"s": {offer("a", "172.16.0.1"), offer("b", "172.16.0.2")}})
 	c := r.want("a 172.16.0.1 file draining until 3s (by an operator)", "b 172.16.0.2 file")
 	if !c.Next.Equal(r.now.Add(3 * time.Second)) {
@@ -213,15 +229,15 @@ func TestManualDrainOutlivesSourcesAndItsEnd(t *testing.T) {
 	r.want()
 	r.set.Offer(OriginFile, Offers{"s": {offer("a", "172.16.0.1")}})
 	r.want("a 172.16.0.1 file drained until 0s (by an operator)")
-	r.set.SetManualDrains(map[ID]ManualDrain{})
+	r.set.SetManualDrains(map[ID]time.Time{})
 	r.want("a 172.16.0.1 file")
 }
 
 func TestEarlierEndOfTwoDrainsCounts(t *testing.T) {
 	r := newSetRig(t)
-	r.set.SetManualDrains(map[ID]ManualDrain{
-		{"s", "a"}: {End: r.now.Add(8 * time.Second)},
-		{"s", "b"}: {End: r.now.Add(2 * time.Second)},
+	r.set.SetManualDrains(map[ID]time.Time{
+		{"s", "a"}: r.now.Add(8 * time.Second),
+		{"s", "b"}: r.now.Add(2 * time.Second),
 	})
 	r.set.Offer(OriginFile, Offers{"s": {
 		r.leaving(offer("a", "172.16.0.1"), Terminating, 5*time.Second),

@@ -1,75 +1,70 @@
 package targetset
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
-// TrenchFile is the source of the targets that the trench file lists. It keeps
-// those that left the file for as long as they drain. It belongs to one
-// goroutine, which tells it what was read; pkg/trench does the reading.
+// TrenchFile is the source of the targets that the trench file lists. It offers those that left the
+// file as Leaving. It belongs to one goroutine, which passes to it what pkg/trench read.
 type TrenchFile struct {
-	onGone GonePolicy
-	lists  map[string][]Offer
-	// drainTimes are those of the streams.
-	drainTimes map[string]time.Duration
+	onGone     GonePolicy
+	lists      map[string][]Offer
+	drainTimes map[string]time.Duration // of the streams
 	changed    map[string]struct{}
-	// ends is when the next drain of a stream ends, for those in which one runs.
-	ends  map[string]time.Time
-	gone  error
-	since time.Time
+	gone       error
+	since      time.Time
 }
 
-// NewTrenchFile returns a source that has nothing before [TrenchFile.Configure].
+// NewTrenchFile returns a source that offers nothing before [TrenchFile.Configure].
 func NewTrenchFile(onGone GonePolicy) *TrenchFile {
 	return &TrenchFile{
 		onGone: onGone, lists: map[string][]Offer{}, drainTimes: map[string]time.Duration{},
-		changed: map[string]struct{}{}, ends: map[string]time.Time{}, since: time.Now(),
+		changed: map[string]struct{}{}, since: time.Now(),
 	}
 }
 
-// Configure takes over what the file says. A target that is no longer in it, or
-// has another address there, leaves; so does one that is marked as terminating.
-// Those of a stream that is gone are gone as well.
+// Configure applies what the file contains. A target that is no longer in it, or has another address
+// there, leaves; so does one that is marked as terminating. Targets of a removed stream are gone.
 func (f *TrenchFile) Configure(now time.Time, streams []trench.Stream) {
 	if f.gone != nil {
 		f.gone, f.since = nil, now
 	}
-	was := f.lists
+	old := f.lists
 	f.lists, f.drainTimes = make(map[string][]Offer, len(streams)), make(map[string]time.Duration, len(streams))
-	for name := range was {
+	for name := range old {
 		f.changed[name] = struct{}{}
 	}
 	for _, s := range streams {
-		f.lists[s.Name], f.drainTimes[s.Name] = succeed(now, was[s.Name], s), s.DrainTime
+		f.lists[s.Name], f.drainTimes[s.Name] = succeed(now, old[s.Name], s), s.DrainTime
 		f.changed[s.Name] = struct{}{}
 	}
 }
 
-// succeed makes the list of a stream from what the file says and what it said before.
-func succeed(now time.Time, was []Offer, s trench.Stream) []Offer {
-	list := make([]Offer, 0, len(s.Targets))
-	ending := map[string]time.Time{} // drains that another reading must not begin again
-	for _, o := range was {
+// succeed derives the offers of a stream from the file and from the offers before.
+func succeed(now time.Time, old []Offer, s trench.Stream) []Offer {
+	ending := map[string]time.Time{}
+	for _, o := range old {
 		if o.Lifecycle == Terminating {
 			ending[o.Name] = o.DrainEnd
 		}
 	}
+	list := make([]Offer, 0, len(s.Targets))
 	stays := make(map[string]trench.Target, len(s.Targets))
 	for _, t := range s.Targets {
 		stays[t.Name] = t
 		o := Offer{Name: t.Name, IPs: t.IPs}
 		if t.Terminating {
-			o.Lifecycle, o.Cause, o.DrainEnd = Terminating, "marked as terminating in the trench file", now.Add(s.DrainTime)
-			if end, known := ending[t.Name]; known {
-				o.DrainEnd = end
-			}
+			// Another reading must not restart a drain.
+			o.Lifecycle, o.DrainEnd = Terminating, cmp.Or(ending[t.Name], now.Add(s.DrainTime))
+			o.Cause = "marked as terminating in the trench file"
 		}
 		list = append(list, o)
 	}
-	for _, o := range was {
+	for _, o := range old {
 		if t, ok := stays[o.Name]; ok && SameAddresses(t.IPs, o.IPs) {
 			continue
 		}
@@ -80,28 +75,29 @@ func succeed(now time.Time, was []Offer, s trench.Stream) []Offer {
 	return list
 }
 
-// left is an offer that its source takes back. A drain that runs continues as it is,
-// but what announced it is gone: others may offer the target.
+// left is an offer that its source withdraws. A drain that runs continues, but is no longer announced:
+// another source may offer the target.
 func (o Offer) left(cause string, end time.Time) Offer {
-	switch o.Lifecycle {
-	case Active:
-		o.Lifecycle, o.Cause, o.DrainEnd = Leaving, cause, end
-	case Terminating:
-		o.Lifecycle, o.Cause = Leaving, cause
-	case Leaving:
+	if o.Lifecycle == Leaving {
+		return o
 	}
+	if o.Lifecycle == Active {
+		o.DrainEnd = end
+	}
+	o.Lifecycle, o.Cause = Leaving, cause
 	return o
 }
 
-// Lose notes that the file cannot be read, and why. What a bad file says does not
-// count as that: it leaves in force what was.
+// Lose notes that the file cannot be read, and why. A file with errors does not count: the last
+// accepted one stays in force.
 func (f *TrenchFile) Lose(now time.Time, why error) {
-	if f.gone != nil {
-		f.gone = why
+	first := f.gone == nil
+	f.gone = why
+	if !first {
 		return
 	}
-	f.gone, f.since = why, now
-	if f.onGone == Hold {
+	f.since = now
+	if f.onGone != Drain && f.onGone != Drop {
 		return
 	}
 	for name, list := range f.lists {
@@ -116,47 +112,18 @@ func (f *TrenchFile) Lose(now time.Time, why error) {
 	}
 }
 
-// Take returns what changed since the last Take, and when to come again because a
-// drain ends; zero when none runs. It costs as much as the streams that changed
-// have targets.
+// Take returns what changed since the last Take. Its cost follows the targets of the streams that
+// changed.
 //
-// What the file marks as terminating is offered beyond its end, as long as the
-// file says so: it is over, whatever other sources say.
-func (f *TrenchFile) Take(now time.Time) (changed Offers, next time.Time) {
-	for name, end := range f.ends {
-		if !end.After(now) {
-			f.changed[name] = struct{}{}
-		}
-	}
-	changed = make(Offers, len(f.changed))
+// A target that the file marks as terminating is offered beyond its end, as long as it is marked: it
+// is over, whatever other sources offer.
+func (f *TrenchFile) Take() Offers {
+	changed := make(Offers, len(f.changed))
 	for name := range f.changed {
-		delete(f.ends, name)
-		list, known := f.lists[name]
-		if !known {
-			changed[name] = nil
-			continue
-		}
-		list = slices.DeleteFunc(list, func(o Offer) bool { return o.Lifecycle == Leaving && !o.DrainEnd.After(now) })
-		f.lists[name], changed[name] = list, slices.Clone(list)
-		for _, o := range list {
-			if o.Lifecycle != Active && o.DrainEnd.After(now) {
-				f.ends[name] = Soonest(f.ends[name], o.DrainEnd)
-			}
-		}
+		changed[name] = slices.Clone(f.lists[name])
 	}
 	clear(f.changed)
-	for _, end := range f.ends {
-		next = Soonest(next, end)
-	}
-	return changed, next
-}
-
-// Soonest returns the earlier of two times, of which zero means never.
-func Soonest(a, b time.Time) time.Time {
-	if a.IsZero() || (!b.IsZero() && b.Before(a)) {
-		return b
-	}
-	return a
+	return changed
 }
 
 // State describes the source.

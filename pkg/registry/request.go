@@ -1,0 +1,111 @@
+package registry
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
+	"github.com/vipgate/vipgate/pkg/targetset"
+	"github.com/vipgate/vipgate/pkg/trench"
+)
+
+// MaxTargetsPerCall is how many targets one Register or Deregister may name.
+const MaxTargetsPerCall = 1000
+
+// announcement is a validated RegisterRequest.
+type announcement struct {
+	stream  string
+	targets []trench.Target
+	grace   *time.Duration // how long the targets outlive the call; nil: not requested
+}
+
+func parseAnnouncement(req *targetv1.RegisterRequest) (a announcement, err error) {
+	a.stream = req.GetStream()
+	if err := checkCount(len(req.GetTargets())); err != nil {
+		return a, err
+	}
+	if a.grace, err = parseDuration("grace", req.GetGrace()); err != nil {
+		return a, err
+	}
+	names, owners := map[string]bool{}, map[netip.Addr]string{}
+	for _, t := range req.GetTargets() {
+		name := t.GetName()
+		if err := targetset.CheckName(name); err != nil {
+			return a, refuse(RefusedInput, "a target %v", err)
+		}
+		if names[name] {
+			return a, refuse(RefusedInput, "target %s is there twice: write all its addresses into one", name)
+		}
+		names[name] = true
+		ips, err := parseAddresses(t.GetAddresses())
+		if err != nil {
+			return a, refuse(RefusedAddress, "target %s: %v", name, err)
+		}
+		for _, ip := range ips {
+			if other, twice := owners[ip]; twice {
+				return a, refuse(RefusedAddress,
+					"target %s: %s is the address of target %s as well: an address belongs to one target", name, ip, other)
+			}
+			owners[ip] = name
+		}
+		a.targets = append(a.targets, trench.Target{Name: name, IPs: ips})
+	}
+	return a, nil
+}
+
+// checkCount refuses calls that name no target or too many.
+func checkCount(n int) error {
+	switch {
+	case n == 0:
+		return refuse(RefusedInput, "no target is named: name 1 to %d", MaxTargetsPerCall)
+	case n > MaxTargetsPerCall:
+		return refuse(RefusedInput,
+			"%d targets in one call: name 1 to %d, and use several calls for more", n, MaxTargetsPerCall)
+	}
+	return nil
+}
+
+// parseDuration returns a duration of a request; nil if there is none.
+func parseDuration(what string, d *durationpb.Duration) (*time.Duration, error) {
+	if d == nil {
+		return nil, nil
+	}
+	if err := d.CheckValid(); err != nil {
+		return nil, refuse(RefusedInput, "%s: %v", what, err)
+	}
+	length := d.AsDuration()
+	if length < 0 || length > trench.MaxDrainTime {
+		return nil, refuse(RefusedInput, "%s is %v: 0s to %v may be asked for", what, length, trench.MaxDrainTime)
+	}
+	return &length, nil
+}
+
+func parseAddresses(texts []string) (ips []netip.Addr, err error) {
+	for _, text := range texts {
+		ip, err := netip.ParseAddr(text)
+		if err != nil {
+			return nil, fmt.Errorf("%s is not an IP address: "+
+				"write one such as 172.16.1.1 or fd00::1, without a prefix length", targetset.Quote(text))
+		}
+		ips = append(ips, ip)
+	}
+	return ips, checkAddresses(ips)
+}
+
+// checkAddresses returns what is wrong with the addresses of one target.
+func checkAddresses(ips []netip.Addr) error {
+	switch {
+	case len(ips) == 0, len(ips) > 2:
+		return fmt.Errorf("it has %d addresses: write one or two, at most one of a family", len(ips))
+	case slices.Contains(ips, netip.Addr{}):
+		return errors.New("an address is empty: write one such as 172.16.1.1")
+	case len(ips) == 2 && ips[0].Unmap().Is4() == ips[1].Unmap().Is4():
+		return fmt.Errorf("%s and %s are of one family: write at most one of each", ips[0], ips[1])
+	}
+	return nil
+}
