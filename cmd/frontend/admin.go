@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/pkg/identity"
@@ -16,124 +18,112 @@ import (
 	"github.com/vipgate/vipgate/pkg/status"
 )
 
+type client = frontendv1.FrontendServiceClient
+
+// call makes one call of a method on the admin socket of a frontend.
+func call[Q, R any](ctx context.Context, f cli.AdminFlags,
+	method func(client, context.Context, Q, ...grpc.CallOption) (R, error), request Q,
+) (R, error) {
+	return cli.Call(ctx, "frontend", f, frontendv1.NewFrontendServiceClient, method, request)
+}
+
 type statusCommand struct {
 	cli.StatusFlags
 }
 
 // Run prints the status once, or again at every change.
 func (c *statusCommand) Run(ctx context.Context, out *cli.Output) error {
-	return withFrontend(c.AdminSocket, func(client frontendv1.FrontendServiceClient) error {
-		return cli.ShowStatus(ctx, out, c.StatusFlags,
-			func(ctx context.Context) (*frontendv1.Status, error) {
-				r, err := client.GetStatus(ctx, &frontendv1.GetStatusRequest{})
-				return r.GetStatus(), err
-			},
-			func(ctx context.Context) (func() (*frontendv1.Status, error), error) {
-				stream, err := client.WatchStatus(ctx, &frontendv1.WatchStatusRequest{})
-				if err != nil {
-					return nil, err
-				}
-				return func() (*frontendv1.Status, error) {
-					r, err := stream.Recv()
-					return r.GetStatus(), err
-				}, nil
-			},
-			func(s *frontendv1.Status) (string, bool) { return status.Frontend(s, time.Now()) },
-		)
-	})
-}
-
-// adminFlags are the flags of commands that talk to a running frontend.
-type adminFlags struct {
-	AdminSocket string `help:"Unix socket of the running process." default:"${admin_socket}" placeholder:"SOCKET"`
-}
-
-func withFrontend(socket string, f func(frontendv1.FrontendServiceClient) error) error {
-	conn, err := cli.DialAdmin("frontend", socket)
+	conn, err := cli.DialAdmin("frontend", c.AdminSocket, false)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	return f(frontendv1.NewFrontendServiceClient(conn))
+	ctx, cancel := c.Context(ctx)
+	defer cancel()
+	stream, err := frontendv1.NewFrontendServiceClient(conn).WatchStatus(ctx, &frontendv1.WatchStatusRequest{})
+	if err != nil {
+		return err
+	}
+	return cli.ShowStatus(ctx, out, c.StatusFlags,
+		func() (*frontendv1.Status, error) {
+			r, err := stream.Recv()
+			return r.GetStatus(), err
+		},
+		func(s *frontendv1.Status) (string, bool) { return status.Frontend(s, time.Now()) },
+	)
+}
+
+// vipFlags select VIPs.
+type vipFlags struct {
+	VIPs []string `arg:"" optional:"" name:"vip" help:"VIPs such as 20.0.0.1/32; none means all."`
 }
 
 type drainCommand struct {
-	adminFlags
-	VIPs []string `arg:"" optional:"" name:"vip" help:"VIPs such as 20.0.0.1/32; none means all."`
+	cli.AdminFlags
+	vipFlags
 }
 
 // Run drains VIPs.
-func (c *drainCommand) Run(out *cli.Output) error {
-	return withFrontend(c.AdminSocket, func(client frontendv1.FrontendServiceClient) error {
-		ctx, cancel := cli.CallContext()
-		defer cancel()
-		r, err := client.Drain(ctx, &frontendv1.DrainRequest{Vips: c.VIPs})
-		if err != nil {
-			return cli.Explain(err)
-		}
-		if draining := r.GetDraining(); len(draining) > 0 {
-			out.Printf("draining until %s, then withdrawn: %s\n", r.GetUntil().AsTime().Format(time.RFC3339), strings.Join(draining, " "))
-		}
-		over := slices.DeleteFunc(r.GetDrained(), func(v string) bool { return slices.Contains(r.GetDraining(), v) })
-		if len(over) > 0 {
-			out.Printf("drained: %s\n", strings.Join(over, " "))
-		}
-		return nil
-	})
+func (c *drainCommand) Run(ctx context.Context, out *cli.Output) error {
+	r, err := call(ctx, c.AdminFlags, client.Drain, &frontendv1.DrainRequest{Vips: c.VIPs})
+	if err != nil {
+		return err
+	}
+	if draining := r.GetDraining(); len(draining) > 0 {
+		out.Printf("draining until %s, then withdrawn: %s\n", r.GetUntil().AsTime().Format(time.RFC3339),
+			strings.Join(draining, " "))
+	}
+	over := slices.DeleteFunc(r.GetDrained(), func(v string) bool { return slices.Contains(r.GetDraining(), v) })
+	if len(over) > 0 {
+		out.Printf("drained: %s\n", strings.Join(over, " "))
+	}
+	return nil
 }
 
 type undrainCommand struct {
-	adminFlags
-	VIPs []string `arg:"" optional:"" name:"vip" help:"VIPs such as 20.0.0.1/32; none means all."`
+	cli.AdminFlags
+	vipFlags
 }
 
-// Run takes drains back.
-func (c *undrainCommand) Run(out *cli.Output) error {
-	return withFrontend(c.AdminSocket, func(client frontendv1.FrontendServiceClient) error {
-		ctx, cancel := cli.CallContext()
-		defer cancel()
-		r, err := client.Undrain(ctx, &frontendv1.UndrainRequest{Vips: c.VIPs})
-		if err != nil {
-			return cli.Explain(err)
-		}
-		if len(r.GetDrained()) == 0 {
-			out.Printf("no VIP is drained\n")
-		} else {
-			out.Printf("still drained: %s\n", strings.Join(r.GetDrained(), " "))
-		}
-		return nil
-	})
+// Run ends drains.
+func (c *undrainCommand) Run(ctx context.Context, out *cli.Output) error {
+	r, err := call(ctx, c.AdminFlags, client.Undrain, &frontendv1.UndrainRequest{Vips: c.VIPs})
+	switch {
+	case err != nil:
+		return err
+	case len(r.GetDrained()) == 0:
+		out.Printf("no VIP is drained\n")
+	default:
+		out.Printf("still drained: %s\n", strings.Join(r.GetDrained(), " "))
+	}
+	return nil
 }
 
-type debugCommand struct{ adminFlags }
+type debugCommand struct{ cli.AdminFlags }
 
 // Run prints the debug document.
-func (c *debugCommand) Run(out *cli.Output) error {
-	return withFrontend(c.AdminSocket, func(client frontendv1.FrontendServiceClient) error {
-		ctx, cancel := cli.CallContext()
-		defer cancel()
-		r, err := client.GetDebug(ctx, &frontendv1.GetDebugRequest{})
-		if err != nil {
-			return cli.Explain(err)
-		}
-		var pretty bytes.Buffer
-		if err := json.Indent(&pretty, []byte(r.GetJson()), "", "  "); err != nil {
-			return fmt.Errorf("debug document: %w", err)
-		}
-		out.Printf("%s\n", pretty.String())
-		return nil
-	})
+func (c *debugCommand) Run(ctx context.Context, out *cli.Output) error {
+	r, err := call(ctx, c.AdminFlags, client.GetDebug, &frontendv1.GetDebugRequest{})
+	if err != nil {
+		return err
+	}
+	var pretty bytes.Buffer
+	if err := json.Indent(&pretty, []byte(r.GetJson()), "", "  "); err != nil {
+		return fmt.Errorf("debug document: %w", err)
+	}
+	out.Printf("%s\n", pretty.String())
+	return nil
 }
 
 type cleanupCommand struct{ kernelFlags }
 
-// Run removes what is ours from the kernel.
+// Run removes the source routing of vipgate from the kernel.
 func (c *cleanupCommand) Run(ctx context.Context, out *cli.Output) error {
 	ctx, cancel := context.WithTimeout(ctx, cli.CallTimeout)
 	defer cancel()
-	o := c.kernelOptions()
+	o := c.kernelFlags.options()
 	if err := o.Validate(); err != nil {
-		return usage("%w", err)
+		return cli.Usage("%w", err)
 	}
 	release, err := identity.OwnNetNS(ctx, "frontend", "frontend cleanup")
 	if err != nil {

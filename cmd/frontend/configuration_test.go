@@ -25,23 +25,20 @@ func meridioTable(t *testing.T) string {
 	notes := map[[2]string]string{
 		{"3", "TRACE"}:  "the same values",
 		{"3s", "TRACE"}: "whole seconds, or a duration with its unit",
-		{"3", "debug"}:  "in upper or lower case; `TRACE` is our `debug`",
+		{"3", "debug"}:  "in upper or lower case; `TRACE` is `debug`",
 	}
 	var b strings.Builder
-	b.WriteString("| Meridio's variable | Ours | Values |\n|---|---|---|\n")
+	b.WriteString("| Meridio's variable | vipgate's | Values |\n|---|---|---|\n")
 	for _, a := range aliases {
-		var sample [2]string
-		for i, s := range []string{"3", "TRACE"} {
-			var err error
-			if sample[i], err = a.convert(s); err != nil {
-				t.Fatal(err)
-			}
+		sample := [2]string{"3", "TRACE"}
+		if a.Convert != nil {
+			sample = [2]string{a.Convert("3"), a.Convert("TRACE")}
 		}
 		note, ok := notes[sample]
 		if !ok {
-			t.Fatalf("the document has no words for the conversion of %s", a.meridio)
+			t.Fatalf("the document does not describe the conversion of %s", a.Names)
 		}
-		fmt.Fprintf(&b, "| `%s` | `%s%s` | %s |\n", strings.Join(a.meridio, "`, `"), ourPrefix, a.ours, note)
+		fmt.Fprintf(&b, "| `%s` | `%s` | %s |\n", strings.Join(a.Names, "`, `"), a.Variable, note)
 	}
 	return b.String()
 }

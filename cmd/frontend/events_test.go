@@ -62,9 +62,9 @@ func follow(t *testing.T, s *script, limit uint32) (printed, notes string, err e
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	s.cancel, s.begin = cancel, time.Now()
-	var out, told bytes.Buffer
+	var out, noted bytes.Buffer
 	f := &cli.EventFollower[*frontendv1.Event]{
-		Program: "frontend", Position: cli.EventPosition{Limit: limit}, Open: s.open, Notes: &told,
+		Program: "frontend", Position: cli.EventPosition{Limit: limit}, Open: s.open, Notes: &noted,
 		Print: func(events []*frontendv1.Event) error {
 			for _, e := range events {
 				fmt.Fprintf(&out, "%d ", e.GetSequence())
@@ -73,7 +73,7 @@ func follow(t *testing.T, s *script, limit uint32) (printed, notes string, err e
 		},
 	}
 	err = f.Run(ctx)
-	return out.String(), told.String(), err
+	return out.String(), noted.String(), err
 }
 
 func message(instance string, lost uint64, numbers ...uint64) *frontendv1.WatchEventsResponse {
@@ -205,7 +205,7 @@ func TestFollowOverARealSocketNamesTheRemedy(t *testing.T) {
 	}
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, "admin.sock")
-	command := &eventsCommand{EventFlags: cli.EventFlags{Follow: true, AdminSocket: "unix://" + path}}
+	command := &eventsCommand{EventFlags: cli.EventFlags{Follow: true, AdminFlags: cli.AdminFlags{AdminSocket: "unix://" + path}}}
 	if err := command.Run(t.Context(), &cli.Output{Writer: &bytes.Buffer{}}); err == nil || !strings.Contains(err.Error(), "is `frontend run` running here") {
 		t.Errorf("without a frontend: %v", err)
 	}

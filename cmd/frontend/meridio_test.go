@@ -2,11 +2,9 @@ package main
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"slices"
+	"os"
 	"strings"
 	"testing"
 
@@ -14,30 +12,27 @@ import (
 	"github.com/vipgate/vipgate/test/clitest"
 )
 
-// environment is an environment of variables.
-type environment map[string]string
-
-func (e environment) lookup(name string) (string, bool) {
-	v, ok := e[name]
-	return v, ok
-}
-
-func (e environment) set(name, value string) error {
-	e[name] = value
-	return nil
-}
-
-func (e environment) list() []string {
-	var list []string
-	for name, value := range e {
-		list = append(list, name+"="+value)
+// adopted sets variables and returns those of vipgate that result.
+func adopted(t *testing.T, variables map[string]string) map[string]string {
+	t.Helper()
+	(&clitest.Container{}).Environment(t)
+	for name, value := range variables {
+		t.Setenv(name, value)
 	}
-	return list
-}
-
-func (e environment) adopt(warn io.Writer) error {
-	_, err := adoptMeridio(e.lookup, e.set, e.list(), warn)
-	return err
+	for _, a := range program().Aliases {
+		if _, set := os.LookupEnv(a.Variable); !set { // removed when the test ends
+			t.Setenv(a.Variable, "")
+			os.Unsetenv(a.Variable)
+		}
+	}
+	cli.Adopt(program().Aliases)
+	got := map[string]string{}
+	for _, a := range program().Aliases {
+		if value, set := os.LookupEnv(a.Variable); set {
+			got[a.Variable] = value
+		}
+	}
+	return got
 }
 
 // Every variable of Meridio's frontend that docs/configuration.md lists, with a value as its
@@ -67,27 +62,19 @@ func TestMeridioVariablesSetFlags(t *testing.T) {
 		{"NFE_METRICS_PORT", "9224", "metrics-port", "9224"},
 		{"NFE_LB_SOCKET", "unix:///run/lb.sock", "lb-socket", "unix:///run/lb.sock"},
 		{"MERIDIO_READINESS_DIR", "/var/run/meridio", "readiness-dir", "/var/run/meridio"},
+		{"VIPGATE_ON_DIRECTORY_GONE", "hold", "on-missing-directory", "hold"},
 	}
 	tested := map[string]bool{}
 	for _, tt := range tests {
 		tested[tt.variable] = true
 		t.Run(tt.variable+"="+tt.value, func(t *testing.T) {
 			var warnings bytes.Buffer
-			env := environment{tt.variable: tt.value}
-			if err := env.adopt(&warnings); err != nil {
-				t.Fatal(err)
-			}
+			warnIgnored([]string{tt.variable + "=" + tt.value}, &warnings)
 			if warnings.Len() > 0 {
 				t.Errorf("warned: %s", &warnings)
 			}
-			c := clitest.Container{Args: []string{"run"}}
-			for name, value := range env {
-				if strings.HasPrefix(name, ourPrefix) {
-					c.Env = append(c.Env, clitest.Env{Name: name, Value: value})
-				}
-			}
-			c.Environment(t)
-			parsed, err := parser(t).Parse(c.Args)
+			adopted(t, map[string]string{tt.variable: tt.value})
+			parsed, err := parser(t).Parse([]string{"run"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -102,82 +89,53 @@ func TestMeridioVariablesSetFlags(t *testing.T) {
 			t.Errorf("there is no flag --%s", tt.flag)
 		})
 	}
-	for _, a := range aliases {
-		for _, name := range a.meridio {
+	for _, a := range program().Aliases {
+		for _, name := range a.Names {
 			if !tested[name] {
-				t.Errorf("%s is honoured, and not tested", name)
+				t.Errorf("%s is adopted, and not tested", name)
 			}
 		}
 	}
 }
 
-func TestOurVariableWinsOverMeridios(t *testing.T) {
-	env := environment{"NFE_TABLE_ID": "5000", "VIPGATE_TABLE_ID": "6000"}
-	if err := env.adopt(io.Discard); err != nil {
-		t.Fatal(err)
-	}
-	if got := env["VIPGATE_TABLE_ID"]; got != "6000" {
-		t.Errorf("VIPGATE_TABLE_ID is %s", got)
-	}
-}
-
-func TestTheNameInMeridiosCodeWinsOverTheDocumentedOne(t *testing.T) {
-	env := environment{"NFE_BIRD_KERNEL_SCAN_TIME": "7", "NFE_BIRD_SCAN_TIME": "8"}
-	if err := env.adopt(io.Discard); err != nil {
-		t.Fatal(err)
-	}
-	if got := env["VIPGATE_BIRD_KERNEL_SCAN_TIME"]; got != "7s" {
-		t.Errorf("VIPGATE_BIRD_KERNEL_SCAN_TIME is %s", got)
-	}
-}
-
-// An empty readiness socket must reach the check that refuses it: it must not
-// turn into the default.
-func TestAnEmptyValueOfMeridioStaysEmpty(t *testing.T) {
-	env := environment{"NFE_LB_SOCKET": ""}
-	if err := env.adopt(io.Discard); err != nil {
-		t.Fatal(err)
-	}
-	if got, set := env["VIPGATE_LB_SOCKET"]; !set || got != "" {
-		t.Errorf("VIPGATE_LB_SOCKET is %q, set: %t", got, set)
+func TestPrecedenceOfVariables(t *testing.T) {
+	for _, tt := range []struct {
+		name            string
+		variables, want map[string]string
+	}{
+		{
+			"vipgate's before Meridio's",
+			map[string]string{"NFE_TABLE_ID": "5000", "VIPGATE_TABLE_ID": "6000"},
+			map[string]string{"VIPGATE_TABLE_ID": "6000"},
+		},
+		{
+			"that in Meridio's code before the documented one",
+			map[string]string{"NFE_BIRD_KERNEL_SCAN_TIME": "7", "NFE_BIRD_SCAN_TIME": "8"},
+			map[string]string{"VIPGATE_BIRD_KERNEL_SCAN_TIME": "7s"},
+		},
+		// It must reach the check that refuses it, and not turn into the default.
+		{"an empty value", map[string]string{"NFE_LB_SOCKET": ""}, map[string]string{"VIPGATE_LB_SOCKET": ""}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := adopted(t, tt.variables); !maps.Equal(got, tt.want) {
+				t.Errorf("got %v, want %v", got, tt.want)
+			}
+		})
 	}
 }
 
-func TestMeaninglessMeridioVariablesAreNamedInOneLine(t *testing.T) {
+func TestIgnoredMeridioVariables(t *testing.T) {
 	var warnings bytes.Buffer
-	env := environment{
-		"NFE_NSP_SERVICE": "nsp:7778", "NFE_VRRPS": "10.0.0.1", "NFE_DELAY_CONNECTIVITY": "1s", "NFE_DELAYCONNECTIVITY": "1s",
-		"NFE_MAX_SESSION_ERRORS": "5", "NFE_ECMP": "true", "HOME": "/", "NFEX": "1",
-	}
-	before := maps.Clone(env)
-	if err := env.adopt(&warnings); err != nil {
-		t.Fatal(err)
-	}
+	warnIgnored([]string{
+		"NFE_NSP_SERVICE=nsp:7778", "NFE_VRRPS=10.0.0.1", "NFE_DELAY_CONNECTIVITY=1s", "NFE_DELAYCONNECTIVITY=1s",
+		"NFE_MAX_SESSION_ERRORS=5", "NFE_ECMP=true", "HOME=/", "NFEX=1",
+	}, &warnings)
 	const want = "NFE_DELAYCONNECTIVITY, NFE_DELAY_CONNECTIVITY, NFE_MAX_SESSION_ERRORS, NFE_NSP_SERVICE, NFE_VRRPS\n"
 	if got := warnings.String(); !strings.HasSuffix(got, ": "+want) || strings.Count(got, "\n") != 1 {
 		t.Errorf("warned %q, want one line that ends with %q", got, want)
 	}
-	before["VIPGATE_ECMP"] = "true"
-	if !maps.Equal(env, before) {
-		t.Errorf("the environment became %v", slices.Sorted(maps.Keys(env)))
-	}
-}
-
-func TestNoMeridioVariableIsNoWarning(t *testing.T) {
-	var warnings bytes.Buffer
-	if err := (environment{"HOME": "/"}).adopt(&warnings); err != nil || warnings.Len() > 0 {
-		t.Errorf("got %v, %q", err, &warnings)
-	}
-}
-
-func TestARefusedConversionNamesTheVariable(t *testing.T) {
-	refuse := func(string) (string, error) { return "", errors.New("no") }
-	old := aliases[0].convert
-	aliases[0].convert = refuse
-	t.Cleanup(func() { aliases[0].convert = old })
-	err := environment{"NFE_EXTERNAL_INTERFACE": "x"}.adopt(io.Discard)
-	var user *cli.UsageError
-	if !errors.As(err, &user) || !strings.Contains(err.Error(), `NFE_EXTERNAL_INTERFACE="x"`) {
-		t.Errorf("got %v", err)
+	warnings.Reset()
+	if warnIgnored([]string{"HOME=/"}, &warnings); warnings.Len() > 0 {
+		t.Errorf("warned %q about no variable", &warnings)
 	}
 }

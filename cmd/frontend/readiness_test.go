@@ -37,7 +37,7 @@ func readinessOptions(t *testing.T, variables map[string]string, arguments ...st
 }
 
 func TestAReadinessDirectoryNeedsNoIdentity(t *testing.T) {
-	o, err := readinessOptions(t, nil, "--readiness-dir=/var/run/meridio", "--readiness-dir-missing=ready", "--readiness-max-age=5s", "--on-directory-gone=drain", "--drain-time=3s")
+	o, err := readinessOptions(t, nil, "--readiness-dir=/var/run/meridio", "--readiness-dir-missing=ready", "--readiness-max-age=5s", "--on-missing-directory=drain", "--drain-time=3s")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,6 +52,10 @@ func TestAReadinessDirectoryNeedsNoIdentity(t *testing.T) {
 	}
 	if o, err = readinessOptions(t, map[string]string{"VIPGATE_READINESS_DIR": "/d"}); err != nil || o.Directory == nil || o.Directory.OnGone != readinessfile.Drop || o.Directory.MissingReady {
 		t.Errorf("by variable: %+v, %v", o.Directory, err)
+	}
+	o, err = readinessOptions(t, nil, "--readiness-dir=/d", "--on-directory-gone=hold") // the old name
+	if err != nil || o.Directory.OnGone != readinessfile.Hold {
+		t.Errorf("by the old name: %+v, %v", o.Directory, err)
 	}
 	if o, err = readinessOptions(t, nil, "--gating=off", "--readiness-dir=/d"); err != nil || o.Directory != nil {
 		t.Errorf("without gating: %+v, %v", o.Directory, err)

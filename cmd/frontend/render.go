@@ -20,11 +20,9 @@ func (c *renderCommand) Run(out *cli.Output) error {
 	if err != nil {
 		return err
 	}
-	s := bird.NewSupervisor(bird.Options{
-		Executable: c.BirdExecutable, Dir: c.BirdDir, Socket: c.BirdSocket, RouterID: c.RouterID.Addr, Interface: c.ExternalInterface,
-		LoopbackPort: c.LBBGPPort, Password: "generated at each start", TableID: c.TableID, ECMP: c.ECMP,
-		KernelScanTime: c.BirdKernelScanTime, LogFileSize: c.BirdLogFileSize,
-	})
+	o := c.birdFlags.options(&c.kernelFlags)
+	o.Password = "generated at each start"
+	s := bird.NewSupervisor(o)
 	s.Configure(config.Attractor.Gateways, config.Attractor.VIPs)
 	input, problems := s.Input()
 	content, err := bird.Render(input)

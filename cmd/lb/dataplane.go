@@ -89,9 +89,7 @@ func (f *dataPlaneFlags) check(r *cli.Refusals) {
 	r.If(f.RemoveDataplaneOnExit && !f.on(), "--remove-dataplane-on-exit: there is none: add --dataplane=nftables")
 	f.numberFlags.check(r)
 	if f.on() {
-		mask := uint32(f.MarkMask)
-		r.Overlap(cli.LBNumbers(f.FirstTable, mask, f.DataplanePriority), cli.OfFrontend(),
-			"--first-table", "--dataplane-priority", fmt.Sprintf("--mark-mask=%#x", mask), "the frontend")
+		r.OverlapFrontend(cli.LBNumbers(f.FirstTable, uint32(f.MarkMask), f.DataplanePriority))
 	}
 }
 
@@ -116,47 +114,42 @@ func refuse(problems []dataplane.Problem) error {
 			fmt.Fprintf(&b, "\n    remedy: %s", p.Remedy)
 		}
 	}
-	return usage("%s", b.String())
+	return cli.Usage("%s", b.String())
 }
 
-type reconcileCommand struct{ adminFlags }
+type reconcileCommand struct{ cli.AdminFlags }
 
 // reconcileTimeout is a little longer than what the running process gives itself.
 const reconcileTimeout = 35 * time.Second
 
 // Run repairs the data plane.
 func (c *reconcileCommand) Run(ctx context.Context, out *cli.Output) error {
-	return withRepairs(ctx, c.AdminSocket, out, func(ctx context.Context, client lbv1.LBServiceClient) ([]*lbv1.DataPlaneDrift, error) {
-		r, err := client.Reconcile(ctx, &lbv1.ReconcileRequest{})
+	return repair(ctx, out, func(ctx context.Context) ([]*lbv1.DataPlaneDrift, error) {
+		r, err := call(ctx, c.AdminFlags, client.Reconcile, &lbv1.ReconcileRequest{})
 		return r.GetMended(), err
 	})
 }
 
 type resumeCommand struct {
-	adminFlags
+	cli.AdminFlags
 	Stream string `help:"Only this stream; without it all holds end." placeholder:"NAME"`
 }
 
 // Run ends a hold.
 func (c *resumeCommand) Run(ctx context.Context, out *cli.Output) error {
-	return withRepairs(ctx, c.AdminSocket, out, func(ctx context.Context, client lbv1.LBServiceClient) ([]*lbv1.DataPlaneDrift, error) {
-		r, err := client.Resume(ctx, &lbv1.ResumeRequest{Stream: c.Stream})
+	return repair(ctx, out, func(ctx context.Context) ([]*lbv1.DataPlaneDrift, error) {
+		r, err := call(ctx, c.AdminFlags, client.Resume, &lbv1.ResumeRequest{Stream: c.Stream})
 		return r.GetRepaired(), err
 	})
 }
 
-// withRepairs prints what a call repaired.
-func withRepairs(ctx context.Context, socket string, out *cli.Output, call func(context.Context, lbv1.LBServiceClient) ([]*lbv1.DataPlaneDrift, error)) error {
-	conn, err := cli.DialAdmin("lb", socket)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
+// repair prints what a call repaired.
+func repair(ctx context.Context, out *cli.Output, call func(context.Context) ([]*lbv1.DataPlaneDrift, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, reconcileTimeout)
 	defer cancel()
-	repaired, err := call(ctx, lbv1.NewLBServiceClient(conn))
+	repaired, err := call(ctx)
 	if err != nil {
-		return cli.Explain(err)
+		return err
 	}
 	for _, d := range repaired {
 		out.Printf("repaired: %s\n", status.Drift(d))
@@ -168,32 +161,30 @@ func withRepairs(ctx context.Context, socket string, out *cli.Output, call func(
 }
 
 type holdCommand struct {
-	adminFlags
+	cli.AdminFlags
 	Stream string         `help:"Only this stream; without it all streams and the common table." placeholder:"NAME"`
 	For    *time.Duration `help:"End the hold after this time; without it only lb resume does." placeholder:"DURATION"`
 }
 
 // Run begins a hold.
-func (c *holdCommand) Run(out *cli.Output) error {
-	if c.For != nil && *c.For <= 0 {
-		return usage("--for=%v: it must be positive", *c.For)
+func (c *holdCommand) Run(ctx context.Context, out *cli.Output) error {
+	r := &lbv1.HoldRequest{Stream: c.Stream}
+	if c.For != nil {
+		if *c.For <= 0 {
+			return cli.Usage("--for=%v: it must be positive", *c.For)
+		}
+		r.Duration = durationpb.New(*c.For)
 	}
-	return withLB(c.AdminSocket, func(ctx context.Context, client lbv1.LBServiceClient) error {
-		r := &lbv1.HoldRequest{Stream: c.Stream}
-		if c.For != nil {
-			r.Duration = durationpb.New(*c.For)
-		}
-		answer, err := client.Hold(ctx, r)
-		if err != nil {
-			return err
-		}
-		end := "until lb resume"
-		if until := answer.GetUntil(); until != nil {
-			end = "until " + until.AsTime().Format(time.RFC3339)
-		}
-		out.Printf("held %s\n", end)
-		return nil
-	})
+	answer, err := call(ctx, c.AdminFlags, client.Hold, r)
+	if err != nil {
+		return err
+	}
+	end := "until lb resume"
+	if until := answer.GetUntil(); until != nil {
+		end = "until " + until.AsTime().Format(time.RFC3339)
+	}
+	out.Printf("held %s\n", end)
+	return nil
 }
 
 type cleanupCommand struct{ numberFlags }

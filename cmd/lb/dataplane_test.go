@@ -108,7 +108,7 @@ func TestKernelProblemsHaveRemedies(t *testing.T) {
 // Zero is no duration without an end.
 func TestHoldDurationIsPositive(t *testing.T) {
 	for _, d := range []time.Duration{0, -time.Second} {
-		if err := (&holdCommand{For: &d}).Run(nil); err == nil || !strings.Contains(err.Error(), "--for="+d.String()+": it must be positive") {
+		if err := (&holdCommand{For: &d}).Run(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "--for="+d.String()+": it must be positive") {
 			t.Errorf("%v: error %v", d, err)
 		}
 	}

@@ -4,22 +4,22 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"os"
+
+	"github.com/alecthomas/kong"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 )
 
-// commandLine is what lb understands.
 type commandLine struct {
 	Run         runCommand         `cmd:"" default:"withargs" help:"Check targets and serve readiness (also without a command)."`
 	Status      statusCommand      `cmd:"" help:"Show VIPs, streams, targets, watchers and what the frontend reports."`
 	Validate    validateCommand    `cmd:"" help:"Check the trench file and the flags without starting anything."`
-	Events      eventsCommand      `cmd:"" help:"Show what happened lately: VIPs, and drift and problems of the data plane."`
+	Events      eventsCommand      `cmd:"" help:"Show the last events: VIPs, and drift and problems of the data plane."`
 	Reconcile   reconcileCommand   `cmd:"" help:"Repair drift of the data plane at once, without back-off, except what is held."`
-	Hold        holdCommand        `cmd:"" help:"Have changes of the data plane by other processes shown and not repaired, also over restarts."`
+	Hold        holdCommand        `cmd:"" help:"Report changes of the data plane by other processes without repairing them, also over restarts."`
 	Resume      resumeCommand      `cmd:"" help:"End a hold, and repair what was held."`
-	Cleanup     cleanupCommand     `cmd:"" help:"Remove exactly what is ours from the kernel, when no lb runs."`
+	Cleanup     cleanupCommand     `cmd:"" help:"Remove the data plane of vipgate from the kernel, when no lb runs."`
 	Target      targetCommand      `cmd:"" help:"List, register, deregister and drain targets."`
 	SVID        svidCommand        `cmd:"" name:"svid" help:"Sign an SVID for a person with the development authority, for grpcurl."`
 	Healthcheck cli.Healthcheck    `cmd:"" help:"Ask a health service; exit status 0 if it serves. For exec probes."`
@@ -34,15 +34,19 @@ func main() {
 
 func program() cli.Program {
 	return cli.Program{
-		Name:        "lb",
-		Description: "Checks the targets of a trench and streams the readiness of its VIPs to the frontend over an mTLS unix socket.",
-		HealthPort:  defaultHealthPort,
+		Name: "lb",
+		Description: "Checks the targets of a trench and streams the readiness of its VIPs to the frontend over an mTLS " +
+			"unix socket.",
+		HealthPort: 7781, MetricsPort: 2223,
+		Aliases: []cli.Alias{
+			cli.Renamed("VIPGATE_ON_MISSING_FILE", "VIPGATE_ON_FILE_GONE"),
+			cli.Renamed("VIPGATE_ON_REGISTRATION_EXPIRY", "VIPGATE_ON_REGISTRY_GONE"),
+			cli.Renamed("VIPGATE_OUTAGE_THRESHOLD", "VIPGATE_SUDDEN_LOSS"),
+			cli.Renamed("VIPGATE_ON_OUTAGE", "VIPGATE_ON_SUDDEN_LOSS"),
+		},
+		Options: []kong.Option{
+			cli.Mapper("a subnet such as 172.16.0.0/16", parseSubnet),
+			cli.Mapper("a mode of the socket: 0600, or 0660 for a group that both containers share", parseMode),
+		},
 	}
-}
-
-// defaultHealthPort is where probes ask for the health services.
-const defaultHealthPort = 7781
-
-func usage(format string, args ...any) error {
-	return &cli.UsageError{Err: fmt.Errorf(format, args...)}
 }

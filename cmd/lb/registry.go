@@ -2,18 +2,17 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"regexp"
 	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
+	grpcbackoff "google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 	grpcstatus "google.golang.org/grpc/status"
 
@@ -34,58 +33,52 @@ const (
 // registryConn is a connection to a registry.
 type registryConn struct {
 	*grpc.ClientConn
-	address string // "" is the admin socket
-	cancel  context.CancelFunc
-	done    chan error // nil without an identity
+	address string // "": the admin socket, without the fields below
 	source  *identity.Source
+	cancel  context.CancelFunc
+	running sync.WaitGroup // of source
 }
 
-// connect returns a connection to the registry, or to the admin socket when no
-// registry is named. Only if now is true it is an error that the socket is not
-// there yet, or our SVID.
-func (f registryFlags) connect(ctx context.Context, adminSocket string, now bool) (*registryConn, error) {
+// connect returns a connection to the registry, or to the admin socket when no registry is named.
+// Unless wait, it is an error when the socket does not exist yet, or the own SVID.
+func (f registryFlags) connect(ctx context.Context, admin cli.AdminFlags, wait bool) (*registryConn, error) {
 	if f.Registry == "" {
-		conn, err := dialAdmin(adminSocket, now)
-		if err != nil {
-			return nil, err
-		}
-		return &registryConn{ClientConn: conn, cancel: func() {}}, nil
+		conn, err := cli.DialAdmin("lb", admin.AdminSocket, wait)
+		return &registryConn{ClientConn: conn}, err
 	}
 	address, err := registryAddress(f.Registry)
 	if err != nil {
 		return nil, err
 	}
 	if f.LBID.IsZero() {
-		return nil, usage("--registry needs --lb-id, the SPIFFE ID of the lb that serves it")
+		return nil, cli.Usage("--registry needs --lb-id, the SPIFFE ID of the lb that serves it")
 	}
 	source, err := f.Source(defaultTargetID, slog.New(slog.DiscardHandler))
 	if err != nil {
-		return nil, usage("%w", err)
+		return nil, cli.Usage("%w", err)
 	}
-	conn, err := grpc.NewClient(address,
-		grpc.WithTransportCredentials(identity.ClientCredentials(source, identity.CredentialOptions{Authorize: identity.Authorize(f.LBID.ID)})),
+	creds := identity.ClientCredentials(source, identity.CredentialOptions{Authorize: identity.Authorize(f.LBID)})
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(creds),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: minBackoff, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxBackoff},
+			Backoff:           grpcbackoff.Config{BaseDelay: minBackoff, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxBackoff},
 			MinConnectTimeout: cli.CallTimeout,
 		}),
-		// A host that vanished does not say so.
+		// A host that disappeared sends nothing.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 2 * time.Second}),
 		grpc.WithNoProxy())
 	if err != nil {
 		return nil, fmt.Errorf("registry %s: %w", f.Registry, err)
 	}
 	running, cancel := context.WithCancel(ctx)
-	c := &registryConn{ClientConn: conn, address: f.Registry, cancel: cancel, done: make(chan error, 1), source: source}
-	go func() { c.done <- source.Run(running) }()
-	if !now {
+	c := &registryConn{ClientConn: conn, address: f.Registry, source: source, cancel: cancel}
+	c.running.Go(func() { _ = source.Run(running) }) // until cancel
+	if wait {
 		return c, nil
 	}
-	timer := time.NewTimer(cli.CallTimeout)
-	defer timer.Stop()
 	select {
 	case <-source.Ready():
 		return c, nil
-	case <-timer.C:
+	case <-time.After(cli.CallTimeout):
 		err = fmt.Errorf("no SVID within %v: %w", cli.CallTimeout, source.Status().Load().Err)
 	case <-ctx.Done():
 		err = ctx.Err()
@@ -94,32 +87,17 @@ func (f registryFlags) connect(ctx context.Context, adminSocket string, now bool
 	return nil, err
 }
 
-func dialAdmin(socket string, now bool) (*grpc.ClientConn, error) {
-	if now {
-		return cli.DialAdmin("lb", socket)
-	}
-	path, err := identity.SocketPath(socket)
-	if err != nil {
-		return nil, usage("--admin-socket: %w", err)
-	}
-	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return nil, fmt.Errorf("admin socket %s: %w", path, err)
-	}
-	return conn, nil
-}
-
-// registryAddress is what gRPC calls the address of a registry.
+// registryAddress returns the gRPC target of a registry.
 func registryAddress(s string) (string, error) {
 	if strings.HasPrefix(s, "unix:") || strings.HasPrefix(s, "/") {
 		path, err := identity.SocketPath(s)
 		if err != nil {
-			return "", usage("--registry: %w", err)
+			return "", cli.Usage("--registry: %w", err)
 		}
 		return "unix:" + path, nil
 	}
 	if host, port, err := net.SplitHostPort(s); err != nil || host == "" || port == "" {
-		return "", usage("--registry=%s: write unix:///PATH, or HOST:PORT", s)
+		return "", cli.Usage("--registry=%s: write unix:///PATH, or HOST:PORT", s)
 	}
 	return "dns:///" + s, nil
 }
@@ -132,34 +110,33 @@ func (c *registryConn) String() string {
 	return "the registry " + c.address
 }
 
-// close ends the connection, and waits for what belongs to it.
+// close closes the connection and stops its source.
 func (c *registryConn) close() {
-	// What it returns is that it is closed already.
-	_ = c.Close()
-	c.cancel()
-	if c.done != nil {
-		<-c.done // the end of our context
+	_ = c.Close() // fails only if it is closed already
+	if c.source != nil {
+		c.cancel()
+		c.running.Wait()
 	}
 }
 
-// closedOnUs matches how gRPC says that the connection ended before the server had
-// spoken. In TLS 1.3 a client's handshake is over before the server has judged it.
-var closedOnUs = regexp.MustCompile(`client preface|server preface|EOF|bad certificate|connection reset`)
+// closedByServer matches gRPC's errors of a connection that ended before the server had sent
+// anything. In TLS 1.3 a client's handshake ends before the server has verified its certificate.
+var closedByServer = regexp.MustCompile(`client preface|server preface|EOF|bad certificate|connection reset`)
 
-// explain puts it into words that a registry which is not the admin socket does
-// not answer.
+// explain adds why a registry other than the admin socket is unavailable.
 func (c *registryConn) explain(err error) error {
-	if s := grpcstatus.Convert(err); c.address != "" && s.Code() == codes.Unavailable {
-		reason := health.Reason(err)
-		err = fmt.Errorf("%s does not answer: %s", c, reason)
-		if closedOnUs.MatchString(s.Message()) {
-			err = fmt.Errorf("%s closed the connection right after the TLS handshake: it denied the client's SPIFFE ID or certificate, and its log says why, or it is stopping (%s)", c, reason)
-		}
-		if c.source != nil {
-			if own := c.source.Status().Load().Err; own != nil {
-				err = errors.Join(err, fmt.Errorf("our own SVID: %w", own))
-			}
-		}
+	s := grpcstatus.Convert(err)
+	if c.source == nil || s.Code() != codes.Unavailable {
+		return err
+	}
+	reason := health.Reason(err)
+	err = fmt.Errorf("%s does not answer: %s", c, reason)
+	if closedByServer.MatchString(s.Message()) {
+		err = fmt.Errorf("%s closed the connection right after the TLS handshake: it denied the client's SPIFFE ID or "+
+			"certificate, and its log says why, or it is stopping (%s)", c, reason)
+	}
+	if own := c.source.Status().Load().Err; own != nil {
+		err = fmt.Errorf("%w\nown SVID: %w", err, own)
 	}
 	return err
 }

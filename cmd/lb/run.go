@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/lb"
@@ -22,26 +24,23 @@ const defaultID = "spiffe://vipgate.local/lb"
 
 // runFlags are the flags of `lb run` and `lb validate`.
 type runFlags struct {
-	TrenchFile string   `help:"The trench file." default:"/etc/vipgate/trench/trench.yaml" type:"path" placeholder:"FILE"`
-	Socket     string   `help:"Unix socket on which readiness is served." default:"unix:///var/lib/meridio/lb.sock" placeholder:"SOCKET"`
-	SocketMode cli.Mode `help:"Permissions of the socket: 0600, or 0660 for a group that both containers share." default:"0600" placeholder:"MODE"`
+	TrenchFile string      `help:"The trench file." default:"/etc/vipgate/trench/trench.yaml" type:"path" placeholder:"FILE"`
+	Socket     string      `help:"Unix socket on which readiness is served." default:"unix:///var/lib/meridio/lb.sock" placeholder:"SOCKET"`
+	SocketMode fs.FileMode `help:"Permissions of the socket: 0600, or 0660 for a group that both containers share." default:"0600" placeholder:"MODE"`
 
-	FrontendID          []cli.SPIFFEID  `name:"frontend-id" help:"SPIFFE ID that may watch and report; repeatable." placeholder:"ID" group:"Identity"`
-	FrontendTrustDomain cli.TrustDomain `help:"Let every member of this trust domain watch and report: the widest setting." placeholder:"TD" group:"Identity"`
-	ReaderID            []cli.SPIFFEID  `name:"reader-id" help:"SPIFFE ID that may watch and get, never report; repeatable." placeholder:"ID" group:"Identity"`
+	FrontendID          []spiffeid.ID        `name:"frontend-id" help:"SPIFFE ID that may watch and report; repeatable." placeholder:"ID" group:"Identity"`
+	FrontendTrustDomain spiffeid.TrustDomain `help:"Authorize every member of this trust domain to watch and report: the widest setting." placeholder:"TD" group:"Identity"`
+	ReaderID            []spiffeid.ID        `name:"reader-id" help:"SPIFFE ID that may watch and get, never report; repeatable." placeholder:"ID" group:"Identity"`
 	cli.Identity
 
 	targetFlags
 	dataPlaneFlags
 
-	Lease             time.Duration  `help:"How long the frontend may believe each message." default:"1s"`
+	Lease             time.Duration  `help:"How long each message stays valid." default:"1s"`
 	StaleGrace        *time.Duration `help:"How long the data plane continues to forward without this process; when absent 5s with --dataplane=nftables, else 0s." placeholder:"DURATION"`
 	DrainTime         time.Duration  `help:"How long traffic is forwarded after SIGTERM." default:"1s"`
 	MaxStreamsPerPeer int            `help:"How many streams one SPIFFE ID may have open." default:"8" placeholder:"N"`
 
-	AdminSocket string `help:"Unix socket for status, grpcurl and pprof." default:"${admin_socket}" placeholder:"SOCKET" group:"Listeners"`
-	HealthPort  uint16 `help:"Port of the gRPC health service." default:"7781" placeholder:"PORT" group:"Listeners"`
-	MetricsPort uint16 `help:"Port of the Prometheus metrics; 0 serves none." default:"2223" placeholder:"PORT" group:"Listeners"`
 	cli.Listeners
 	cli.Log
 }
@@ -79,8 +78,8 @@ func (c *validateCommand) Run(_ *cli.Globals, out *cli.Output) error {
 	return nil
 }
 
-// options are those of the load balancer. With lenient a trench file that is refused,
-// or lacks a stream, is no error: it is repaired while lb runs, and until then the watcher reports it.
+// options returns those of the load balancer. With lenient a trench file that is refused, or lacks a
+// stream, is no error: it is repaired while lb runs, and until then the watcher reports it.
 func (c *runFlags) options(log *slog.Logger, lenient bool) (lb.Options, error) {
 	var refused cli.Refusals
 	config, err := trench.Read(c.TrenchFile, trench.DefaultDefaults())
@@ -101,22 +100,15 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (lb.Options, error) {
 	}
 	source, err := c.Identity.Source(defaultID, log)
 	if err != nil {
-		return lb.Options{}, usage("%w", err)
+		return lb.Options{}, cli.Usage("%w", err)
 	}
-
-	o := lb.Options{
+	return lb.Options{
 		TrenchFile: c.TrenchFile, Defaults: trench.DefaultDefaults(), Config: config,
-		Socket: c.Socket, SocketMode: fs.FileMode(c.SocketMode), Identity: source,
-		Frontends: cli.IDs(c.FrontendID), Readers: cli.IDs(c.ReaderID), MaxStreamsPerPeer: c.MaxStreamsPerPeer,
-		AdminSocket: c.AdminSocket, HealthAddr: cli.Address(c.HealthHost, c.HealthPort),
-		Lease: c.Lease, StaleGrace: c.staleGrace(), DrainTime: c.DrainTime, Targets: c.targetFlags.options(),
+		Socket: c.Socket, SocketMode: c.SocketMode, Identity: source, MaxStreamsPerPeer: c.MaxStreamsPerPeer,
+		Frontends: c.FrontendID, FrontendDomain: c.FrontendTrustDomain, Readers: c.ReaderID,
+		AdminSocket: c.AdminSocket, HealthAddr: c.HealthAddress(), MetricsAddr: c.MetricsAddress(), Lease: c.Lease, StaleGrace: c.staleGrace(), DrainTime: c.DrainTime, Targets: c.targetFlags.options(),
 		DataPlane: c.dataPlaneFlags.options(), RemoveDataPlane: c.RemoveDataplaneOnExit, Log: log,
-	}
-	if c.MetricsPort != 0 {
-		o.MetricsAddr = cli.Address(c.MetricsHost, c.MetricsPort)
-	}
-	o.FrontendDomain = c.FrontendTrustDomain.TrustDomain
-	return o, nil
+	}, nil
 }
 
 // staleGrace is what is set, or what fits the data plane.
@@ -134,32 +126,32 @@ func (c *runFlags) staleGrace() time.Duration {
 func (c *runFlags) check(r *cli.Refusals) {
 	_, _, err := c.Logger(false)
 	r.Add(err)
-	if err := lb.ValidateLease(c.Lease); err != nil {
-		r.Add(fmt.Errorf("--lease: %w", err))
-	}
-	r.If(len(c.FrontendID) == 0 && c.FrontendTrustDomain.IsZero(), "--frontend-id is required: no SPIFFE ID is authorized")
+	err = lb.ValidateLease(c.Lease)
+	r.If(err != nil, "--lease: %w", err)
+	r.If(len(c.FrontendID) == 0 && c.FrontendTrustDomain.IsZero(),
+		"--frontend-id is required: no SPIFFE ID is authorized")
 	r.Within("--drain-time", c.DrainTime, 0, cli.MaxDrainTime)
 	r.Within("--stale-grace", c.staleGrace(), 0, cli.MaxStaleGrace)
 	r.If(c.MaxStreamsPerPeer < readiness.MinStreamsPerPeer,
-		"--max-streams-per-peer=%d: a frontend needs %d while it moves to another connection", c.MaxStreamsPerPeer, readiness.MinStreamsPerPeer)
+		"--max-streams-per-peer=%d: a frontend needs %d while it moves to another connection",
+		c.MaxStreamsPerPeer, readiness.MinStreamsPerPeer)
 	c.targetFlags.check(r)
 	c.dataPlaneFlags.check(r)
 	r.Socket("--socket", c.Socket)
-	r.Socket("--admin-socket", c.AdminSocket)
-	r.If(c.HealthPort == 0, "--health-port=0: probes need a port that they know, 1 to 65535")
 	_, registry, _ := net.SplitHostPort(c.RegistryAddress)
 	port, _ := strconv.ParseUint(registry, 10, 16) // checked by the target flags
-	r.Ports(cli.Port{Flag: "--health-port", Port: c.HealthPort}, cli.Port{Flag: "--metrics-port", Port: c.MetricsPort}, cli.Port{Flag: "--registry-address", Port: uint16(port)})
+	c.Listeners.Check(r, cli.Port{Flag: "--registry-address", Port: uint16(port)})
 }
 
-// unknownStreams names the streams of --target-id that a configuration does not
-// have. It may get them later, so that a start must not fail for it.
+// unknownStreams returns an error for each stream of --target-id that the configuration lacks. It may
+// get them later, so a start must not fail for it.
 func (c *runFlags) unknownStreams(config *trench.Config) (problems []error) {
 	if config == nil {
 		return nil
 	}
 	for _, a := range c.TargetID {
-		if a.Stream != "" && !slices.ContainsFunc(config.Streams, func(s trench.Stream) bool { return s.Name == a.Stream }) {
+		known := func(s trench.Stream) bool { return s.Name == a.Stream }
+		if a.Stream != "" && !slices.ContainsFunc(config.Streams, known) {
 			problems = append(problems, fmt.Errorf("--target-id=%s: the trench file has no stream %s", a, a.Stream))
 		}
 	}

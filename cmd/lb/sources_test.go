@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -43,8 +44,8 @@ func TestMistakesInTheFlagsOfTargetsAreRefused(t *testing.T) {
 		"--registry-grace=999h":                            "--registry-grace=999h0m0s: at most 1h0m0s",
 		"--source=directory":                               "--source=directory: write file or registry",
 		"--state-dir=":                                     "--state-dir is empty",
-		"--on-file-gone=keep":                              "must be one of",
-		"--sudden-loss=0":                                  "--sudden-loss",
+		"--on-missing-file=keep":                           "must be one of",
+		"--outage-threshold=0":                             "--outage-threshold",
 		"--source=registry --target-id=td/a":               "is not a pattern of SPIFFE IDs",
 	} {
 		t.Run(line, func(t *testing.T) {
@@ -67,9 +68,9 @@ func TestFlagsOfTargetsBecomeOptions(t *testing.T) {
 	if d := cmp.Diff(defaults, f.options()); d != "" {
 		t.Errorf("defaults (-want +got):\n%s", d)
 	}
-	f, err = parsed(t, strings.Fields("--source=registry --target-id=spiffe://td/a --on-registry-gone=hold --on-file-gone=drop "+
+	f, err = parsed(t, strings.Fields("--source=registry --target-id=spiffe://td/a --on-registration-expiry=hold --on-missing-file=drop "+
 		"--target-subnet=172.16.0.0/16 --target-subnet=fd00::/8 "+
-		"--on-sudden-loss=hold --registry-address=10.0.0.5:7790 --write-readiness-dir=/run/y --state-dir=/s --target-quota=3 --registry-grace=1s")...)
+		"--on-outage=hold --registry-address=10.0.0.5:7790 --write-readiness-dir=/run/y --state-dir=/s --target-quota=3 --registry-grace=1s")...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,5 +79,41 @@ func TestFlagsOfTargetsBecomeOptions(t *testing.T) {
 		len(o.Subnets) != 2 || !o.Outage.Hold ||
 		o.RegistryAddr != "10.0.0.5:7790" || o.WriteReadinessDir != "/run/y" || o.StateDir != "/s" || o.Quota != 3 || o.Grace != time.Second {
 		t.Errorf("options %+v", o)
+	}
+}
+
+// Hidden aliases of flags that were renamed.
+func TestRenamedFlags(t *testing.T) {
+	for _, tt := range []struct{ old, variable, value, renamed string }{
+		{"--on-file-gone", "VIPGATE_ON_FILE_GONE", "drop", "--on-missing-file"},
+		{"--on-registry-gone", "VIPGATE_ON_REGISTRY_GONE", "hold", "--on-registration-expiry"},
+		{"--sudden-loss", "VIPGATE_SUDDEN_LOSS", "80%", "--outage-threshold"},
+		{"--on-sudden-loss", "VIPGATE_ON_SUDDEN_LOSS", "hold", "--on-outage"},
+	} {
+		t.Run(tt.old, func(t *testing.T) {
+			want, err := parsed(t, tt.renamed+"="+tt.value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := parsed(t, tt.old+"="+tt.value)
+			if d := cmp.Diff(want.options(), got.options()); err != nil || d != "" {
+				t.Errorf("by flag: %v (-want +got):\n%s", err, d)
+			}
+			t.Setenv(tt.variable, tt.value)
+			for variable := range cli.Adopt(program().Aliases) {
+				t.Cleanup(func() { os.Unsetenv(variable) })
+			}
+			got, err = parsed(t)
+			if d := cmp.Diff(want.options(), got.options()); err != nil || d != "" {
+				t.Errorf("by variable: %v (-want +got):\n%s", err, d)
+			}
+			var help strings.Builder
+			k := parser(t)
+			k.Stdout, k.Exit = &help, func(int) {}
+			_, _ = k.Parse([]string{"run", "--help"})
+			if !strings.Contains(help.String(), tt.renamed) || strings.Contains(help.String(), tt.old) {
+				t.Errorf("the help does not hide %s", tt.old)
+			}
+		})
 	}
 }

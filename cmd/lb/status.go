@@ -4,10 +4,21 @@ import (
 	"context"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	"github.com/vipgate/vipgate/pkg/status"
 )
+
+type client = lbv1.LBServiceClient
+
+// call makes one call of a method on the admin socket of an lb.
+func call[Q, R any](ctx context.Context, f cli.AdminFlags,
+	method func(client, context.Context, Q, ...grpc.CallOption) (R, error), request Q,
+) (R, error) {
+	return cli.Call(ctx, "lb", f, lbv1.NewLBServiceClient, method, request)
+}
 
 type statusCommand struct {
 	cli.StatusFlags
@@ -15,26 +26,21 @@ type statusCommand struct {
 
 // Run prints the status once, or again at every change.
 func (c *statusCommand) Run(ctx context.Context, out *cli.Output) error {
-	conn, err := cli.DialAdmin("lb", c.AdminSocket)
+	conn, err := cli.DialAdmin("lb", c.AdminSocket, false)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	client := lbv1.NewLBServiceClient(conn)
+	ctx, cancel := c.Context(ctx)
+	defer cancel()
+	stream, err := lbv1.NewLBServiceClient(conn).WatchStatus(ctx, &lbv1.WatchStatusRequest{})
+	if err != nil {
+		return err
+	}
 	return cli.ShowStatus(ctx, out, c.StatusFlags,
-		func(ctx context.Context) (*lbv1.Status, error) {
-			r, err := client.GetStatus(ctx, &lbv1.GetStatusRequest{})
+		func() (*lbv1.Status, error) {
+			r, err := stream.Recv()
 			return r.GetStatus(), err
-		},
-		func(ctx context.Context) (func() (*lbv1.Status, error), error) {
-			stream, err := client.WatchStatus(ctx, &lbv1.WatchStatusRequest{})
-			if err != nil {
-				return nil, err
-			}
-			return func() (*lbv1.Status, error) {
-				r, err := stream.Recv()
-				return r.GetStatus(), err
-			}, nil
 		},
 		func(s *lbv1.Status) (string, bool) { return status.LB(s, time.Now()), true },
 	)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net/netip"
 	"sync/atomic"
 	"time"
@@ -16,152 +15,148 @@ import (
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
+	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/status"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 type targetAddCommand struct {
-	adminFlags
+	cli.AdminFlags
 	registryFlags
 	Name   string         `arg:"" help:"Name of the target, unique in the stream."`
-	Stream string         `required:"" help:"Its stream." placeholder:"STREAM"`
-	IP     []netip.Addr   `name:"ip" required:"" help:"Its address; repeatable, one of each family." placeholder:"ADDR"`
+	Stream string         `required:"" help:"Stream of the target." placeholder:"STREAM"`
+	IP     []netip.Addr   `name:"ip" required:"" help:"Address of the target; repeatable, one of each family." placeholder:"ADDR"`
 	Grace  *time.Duration `help:"How long it outlives a lost connection; absent, and anything longer: --registry-grace of the lb." placeholder:"DURATION"`
 }
 
 // Run keeps the target registered.
 func (c *targetAddCommand) Run(ctx context.Context, out *cli.Output) error {
-	request := &targetv1.RegisterRequest{Stream: c.Stream}
 	t := &targetv1.Target{Name: c.Name}
 	for i, ip := range c.IP {
 		for _, other := range c.IP[:i] {
 			if vip.FamilyOf(ip) == vip.FamilyOf(other) {
-				return usage("--ip=%s and --ip=%s are of one family: a target has one address of a family, register a second target", other, ip)
+				return cli.Usage("--ip=%s and --ip=%s are of one family: a target has one address of a family, register a "+
+					"second target", other, ip)
 			}
 		}
 		t.Addresses = append(t.Addresses, ip.String())
 	}
-	request.Targets = []*targetv1.Target{t}
+	request := &targetv1.RegisterRequest{Stream: c.Stream, Targets: []*targetv1.Target{t}}
 	if c.Grace != nil {
 		if *c.Grace < 0 {
-			return usage("--grace=%v must not be negative", *c.Grace)
+			return cli.Usage("--grace=%v must not be negative", *c.Grace)
 		}
 		request.Grace = durationpb.New(*c.Grace)
 	}
-	conn, err := c.connect(ctx, c.AdminSocket, false)
+	conn, err := c.connect(ctx, c.AdminFlags, true)
 	if err != nil {
 		return err
 	}
 	defer conn.close()
-	k := &leaseKeeper{
+	r := &registration{
 		client: targetv1.NewTargetServiceClient(conn), request: request, where: conn.String(),
-		// Otherwise gRPC would still wait when we no longer do.
-		retry: conn.ResetConnectBackoff, explain: conn.explain, print: out.Printf,
+		// Otherwise gRPC would continue to wait after the back-off here.
+		reconnect: conn.ResetConnectBackoff, explain: conn.explain, print: out.Printf,
 	}
-	return cli.RunUntilStopped(trench.MaxDrainTime, func(stops <-chan struct{}) error { return k.run(ctx, stops) })
+	return cli.RunUntilStopped(trench.MaxDrainTime, func(stops <-chan struct{}) error { return r.run(ctx, stops) })
 }
 
-// farewell is how much longer than its drain time the end of a target is waited for.
-const farewell = 2 * time.Second
+// removalMargin is how much longer than its drain time the removal of a target may take.
+const removalMargin = 2 * time.Second
 
-// leaseKeeper keeps one target registered.
-type leaseKeeper struct {
-	client  targetv1.TargetServiceClient
-	request *targetv1.RegisterRequest
-	where   string
-	retry   func()
-	explain func(error) error
-	print   func(format string, args ...any)
-	// leaving is true from the moment at which the target is taken away: a call
-	// that registered it once more would undo that.
+// registration keeps one target registered.
+type registration struct {
+	client    targetv1.TargetServiceClient
+	request   *targetv1.RegisterRequest
+	where     string
+	reconnect func()
+	explain   func(error) error
+	print     func(format string, args ...any)
+	// leaving is set when the target is deregistered: registering it once more would undo that.
 	leaving atomic.Bool
 
-	// Owned by the goroutine that follows; read once it has ended.
+	// Owned by the goroutine of follow; read once it has ended.
 	states     map[string]targetv1.State
 	registered bool
-	complained string
-	next       time.Duration // of the back-off
+	failure    string // that was printed
+	retry      backoff.Backoff
 }
 
-// run keeps the target until it is stopped, and then takes it away gently: a first
-// stop deregisters it and waits until it is gone, a second ends at once.
-func (k *leaseKeeper) run(ctx context.Context, stops <-chan struct{}) error {
+// run keeps the target registered until it is stopped: a first stop deregisters it and waits for its
+// removal, a second ends at once.
+func (k *registration) run(ctx context.Context, stops <-chan struct{}) error {
+	k.retry = backoff.Backoff{Min: minBackoff, Max: maxBackoff, Jitter: 0.2}
 	following, cancel := context.WithCancel(ctx)
-	defer cancel()
 	ended := make(chan error, 1)
 	go func() { ended <- k.follow(following) }()
+	end := func() {
+		cancel()
+		<-ended
+	}
 	select {
 	case err := <-ended:
+		cancel()
 		return err
 	case <-stops:
 	}
 	k.print("deregistering\n")
 	k.leaving.Store(true)
-	wait, err := k.deregister(ctx)
+	drainTime, err := k.deregister(ctx)
 	if err != nil {
-		cancel()
-		<-ended
+		end()
 		if !k.registered || grpcstatus.Code(err) == codes.NotFound {
-			return nil // there is nothing to take away
+			return nil // there is no registration to remove
 		}
 		return fmt.Errorf("the target could not be deregistered, its grace ends it: %w", cli.Explain(k.explain(err)))
 	}
-	timer := time.NewTimer(wait + farewell)
-	defer timer.Stop()
+	defer cancel()
 	select {
-	case err = <-ended:
+	case err := <-ended:
 		return err
 	case <-stops:
-		k.print("ending at once; the target drains on\n")
-	case <-timer.C:
-		err = fmt.Errorf("%s did not say that the target is gone within %v", k.where, wait+farewell)
+		k.print("ending at once; the target continues to drain\n")
+	case <-time.After(drainTime + removalMargin):
+		err = fmt.Errorf("%s did not report the removal of the target within %v", k.where, drainTime+removalMargin)
 	}
-	cancel()
-	<-ended
+	end()
 	return err
 }
 
-func (k *leaseKeeper) deregister(ctx context.Context) (time.Duration, error) {
+func (k *registration) deregister(ctx context.Context) (drainTime time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, cli.CallTimeout)
 	defer cancel()
-	r, err := k.client.Deregister(ctx, &targetv1.DeregisterRequest{Stream: k.request.GetStream(), Names: []string{k.request.GetTargets()[0].GetName()}})
+	r, err := k.client.Deregister(ctx, &targetv1.DeregisterRequest{
+		Stream: k.request.GetStream(), Names: []string{k.request.GetTargets()[0].GetName()},
+	})
 	return r.GetDrainFor().AsDuration(), err
 }
 
-// follow registers the target, again and again while the load balancer cannot be
-// reached, until it is gone (no error), refused, or taken over by another call.
-func (k *leaseKeeper) follow(ctx context.Context) error {
+// follow registers the target, again while the load balancer is unavailable, until it is removed (no
+// error), rejected, or taken over by another call.
+func (k *registration) follow(ctx context.Context) error {
 	for {
 		err := k.session(ctx)
+		unavailable := grpcstatus.Code(err) == codes.Unavailable
 		switch {
-		case ctx.Err() != nil:
+		case ctx.Err() != nil, errors.Is(err, io.EOF), unavailable && k.leaving.Load():
 			return nil
-		case errors.Is(err, io.EOF), k.leaving.Load() && grpcstatus.Code(err) == codes.Unavailable:
-			return nil
-		case grpcstatus.Code(err) != codes.Unavailable:
+		case !unavailable:
 			return errors.New(grpcstatus.Convert(err).Message())
 		}
-		if why := cli.Explain(k.explain(err)).Error(); why != k.complained {
-			k.complained = why
-			k.print("not registered, trying again: %s\n", why)
+		if failure := cli.Explain(k.explain(err)).Error(); failure != k.failure {
+			k.failure = failure
+			k.print("not registered, trying again: %s\n", failure)
 		}
-		timer := time.NewTimer(k.pause())
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if k.retry.Wait(ctx) != nil || k.leaving.Load() {
 			return nil
 		}
-		if k.leaving.Load() {
-			return nil
-		}
-		k.retry()
+		k.reconnect()
 	}
 }
 
 // session is one Register. It returns why it ended.
-func (k *leaseKeeper) session(ctx context.Context) error {
+func (k *registration) session(ctx context.Context) error {
 	stream, err := k.client.Register(ctx, k.request)
 	if err != nil {
 		return err
@@ -172,8 +167,8 @@ func (k *leaseKeeper) session(ctx context.Context) error {
 			return err
 		}
 		if first {
-			k.next, k.registered, k.complained = 0, true, ""
-			k.states = map[string]targetv1.State{}
+			k.retry.Reset()
+			k.registered, k.failure, k.states = true, "", map[string]targetv1.State{}
 			k.print("registered at %s; without this process the target stays for %v\n", k.where, m.GetGrace().AsDuration())
 		}
 		for _, i := range m.GetTargets() {
@@ -183,11 +178,4 @@ func (k *leaseKeeper) session(ctx context.Context) error {
 			}
 		}
 	}
-}
-
-// pause is the wait after one more failure.
-func (k *leaseKeeper) pause() time.Duration {
-	d := min(max(k.next, minBackoff), maxBackoff)
-	k.next = d * 8 / 5
-	return time.Duration(float64(d) * (0.8 + 0.4*rand.Float64()))
 }

@@ -34,6 +34,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
@@ -217,24 +218,10 @@ func mustPrint(t *testing.T, want string, args ...string) {
 	}
 }
 
-func until(t *testing.T, what string, cond func() bool) {
-	t.Helper()
-	deadline := time.After(patience)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !cond() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("%s did not happen within %v", what, patience)
-		}
-	}
-}
-
 // keep runs a keeper for one target; stops tells it to stop.
 func (d *desk) keep(c targetv1.TargetServiceClient, out *screen, name string) (stops chan struct{}, ended chan error) {
-	k := &leaseKeeper{
-		client: c, where: "the load balancer", retry: func() {}, explain: func(err error) error { return err },
+	k := &registration{
+		client: c, where: "the load balancer", reconnect: func() {}, explain: func(err error) error { return err },
 		request: &targetv1.RegisterRequest{Stream: "s", Targets: []*targetv1.Target{{Name: name, Addresses: []string{"10.0.0.1"}}}},
 		print:   func(format string, args ...any) { fmt.Fprintf(out, format, args...) },
 	}
@@ -245,7 +232,7 @@ func (d *desk) keep(c targetv1.TargetServiceClient, out *screen, name string) (s
 
 func (d *desk) dial() targetv1.TargetServiceClient {
 	d.t.Helper()
-	conn, err := cli.DialAdmin("lb", d.admin)
+	conn, err := cli.DialAdmin("lb", d.admin, false)
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -277,7 +264,7 @@ func TestTargetAddIsALeaseThatSIGTERMEnds(t *testing.T) {
 			ended := make(chan error, 1)
 			args := append([]string{"target", "add", "a", "--stream=s", "--ip=10.0.0.1", "--ip=fd00::1", "--grace=3s"}, flags...)
 			go func() { ended <- command(t, &out, args...) }()
-			until(t, "the target being ready", func() bool {
+			await.True(t, "the target being ready", func() bool {
 				return strings.Contains(out.String(), "s/a 10.0.0.1: ready") && strings.Contains(out.String(), "s/a fd00::1: ready")
 			})
 			if !strings.Contains(out.String(), "the target stays for 3s") {
@@ -294,7 +281,7 @@ func TestTargetAddIsALeaseThatSIGTERMEnds(t *testing.T) {
 					t.Errorf("printed\n%s\nwant %q", out.String(), want)
 				}
 			}
-			until(t, "the end of the target", func() bool { return d.targets() == 0 })
+			await.True(t, "the end of the target", func() bool { return d.targets() == 0 })
 		})
 	}
 }
@@ -303,9 +290,9 @@ func TestASecondSignalEndsTargetAddAtOnce(t *testing.T) {
 	d := openDesk(t, time.Hour)
 	var out screen
 	stops, ended := d.keep(d.dial(), &out, "a")
-	until(t, "the target being ready", func() bool { return strings.Contains(out.String(), "ready") })
+	await.True(t, "the target being ready", func() bool { return strings.Contains(out.String(), "ready") })
 	stops <- struct{}{}
-	until(t, "the drain", func() bool { return strings.Contains(out.String(), "draining: ") })
+	await.True(t, "the drain", func() bool { return strings.Contains(out.String(), "draining: ") })
 	stops <- struct{}{}
 	if err := wait(t, ended); err != nil {
 		t.Fatal(err)
@@ -336,15 +323,15 @@ func TestTargetAddGivesUpWhenRefusedOrReplaced(t *testing.T) {
 	}
 	c := d.dial()
 	_, first := d.keep(c, &out, "a")
-	until(t, "the first registration", func() bool { return d.targets() == 1 })
+	await.True(t, "the first registration", func() bool { return d.targets() == 1 })
 	var second screen
 	stops, ended := d.keep(c, &second, "a")
 	if err := wait(t, first); err == nil || !strings.Contains(err.Error(), "another call registered a") {
 		t.Errorf("the first ended with %v", err)
 	}
-	until(t, "the second registration", func() bool { return strings.Contains(second.String(), "ready") })
+	await.True(t, "the second registration", func() bool { return strings.Contains(second.String(), "ready") })
 	// An operator removes it: there is nothing to do any more.
-	mustPrint(t, "deregistered in stream s: a; flows go on for 0s", "target", "remove", "a", "--stream=s", "--drain-for=0s", "--admin-socket="+d.admin)
+	mustPrint(t, "deregistered in stream s: a; flows continue for 0s", "target", "remove", "a", "--stream=s", "--drain-for=0s", "--admin-socket="+d.admin)
 	if err := wait(t, ended); err != nil {
 		t.Errorf("the second ended with %v", err)
 	}
@@ -360,7 +347,7 @@ func TestTargetAddRegistersAgain(t *testing.T) {
 	go func() {
 		ended <- command(t, &out, "target", "add", "a", "--stream=s", "--ip=10.0.0.1", "--admin-socket="+admin)
 	}()
-	until(t, "a complaint", func() bool { return strings.Contains(out.String(), "not registered, trying again") })
+	await.True(t, "a complaint", func() bool { return strings.Contains(out.String(), "not registered, trying again") })
 	for n := 1; n <= 2; n++ {
 		f := &flakyService{leave: make(chan struct{})}
 		l, err := net.Listen("unix", admin)
@@ -371,7 +358,7 @@ func TestTargetAddRegistersAgain(t *testing.T) {
 		targetv1.RegisterTargetServiceServer(server, f)
 		served := make(chan error, 1)
 		go func() { served <- server.Serve(l) }()
-		until(t, "the registration", func() bool { return strings.Count(out.String(), "registered at") == n })
+		await.True(t, "the registration", func() bool { return strings.Count(out.String(), "registered at") == n })
 		if n == 2 {
 			if err := syscall.Kill(os.Getpid(), syscall.SIGINT); err != nil {
 				t.Fatal(err)
@@ -416,7 +403,7 @@ func TestTargetListAndDrains(t *testing.T) {
 	mustPrint(t, "no targets\n", "target", "list", admin)
 	var out screen
 	stops, ended := d.keep(d.dial(), &out, "a")
-	until(t, "the target being ready", func() bool { return strings.Contains(out.String(), "ready") })
+	await.True(t, "the target being ready", func() bool { return strings.Contains(out.String(), "ready") })
 	mustPrint(t, "s       a       10.0.0.1  ready", "target", "list", admin)
 	mustPrint(t, "no targets\n", "target", "list", "--stream=other", admin)
 	mustPrint(t, "operator", "target", "list", "--stream=s", admin)
@@ -436,9 +423,9 @@ func TestTargetListAndDrains(t *testing.T) {
 	var watched screen
 	watch := make(chan error, 1)
 	go func() { watch <- command(t, &watched, "target", "list", "--watch", admin) }()
-	until(t, "the first list", func() bool { return strings.Contains(watched.String(), "1 of 1 addresses") })
-	mustPrint(t, "flows go on for 0s", append([]string{"target", "remove", "a", "--stream=s", "--drain-for=0s"}, admin)...)
-	until(t, "the empty list", func() bool { return strings.Contains(watched.String(), "no targets") })
+	await.True(t, "the first list", func() bool { return strings.Contains(watched.String(), "1 of 1 addresses") })
+	mustPrint(t, "flows continue for 0s", append([]string{"target", "remove", "a", "--stream=s", "--drain-for=0s"}, admin)...)
+	await.True(t, "the empty list", func() bool { return strings.Contains(watched.String(), "no targets") })
 	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -492,10 +479,10 @@ func TestTargetAddSaysThatItCouldNotDeregister(t *testing.T) {
 		var out screen
 		stops, ended := d.keep(c, &out, "a")
 		if registered {
-			until(t, "the registration", func() bool { return strings.Contains(out.String(), "registered at") })
+			await.True(t, "the registration", func() bool { return strings.Contains(out.String(), "registered at") })
 			server.Stop()
 		}
-		until(t, "a complaint", func() bool { return strings.Contains(out.String(), "trying again") })
+		await.True(t, "a complaint", func() bool { return strings.Contains(out.String(), "trying again") })
 		stops <- struct{}{}
 		err = wait(t, ended)
 		if registered && (err == nil || !strings.Contains(err.Error(), "could not be deregistered, its grace ends it")) {

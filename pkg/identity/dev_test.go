@@ -224,7 +224,6 @@ func TestConcurrentWriteFiles(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if _, err := tls.LoadX509KeyPair(filepath.Join(dir, identity.CertFile), filepath.Join(dir, identity.KeyFile)); err != nil {
-		t.Error(err)
-	}
+	_, err = tls.LoadX509KeyPair(filepath.Join(dir, identity.CertFile), filepath.Join(dir, identity.KeyFile))
+	must(t, err)
 }

@@ -143,7 +143,10 @@ func TestMissingOrBrokenFiles(t *testing.T) {
 		data       []byte
 		says       []string
 	}{
-		{"half a certificate", identity.CertFile, read(identity.CertFile)[:100], []string{"tls.crt", "PEM data in certificate"}},
+		{
+			"half a certificate", identity.CertFile, read(identity.CertFile)[:100],
+			[]string{"tls.crt", "PEM data in certificate"},
+		},
 		{
 			"a bad certificate", identity.CertFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("x")}),
 			[]string{"tls.crt"},

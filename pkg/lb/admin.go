@@ -153,7 +153,7 @@ func neighborTables() string {
 
 // targetMetrics are the targets at the moment of a scrape.
 func (p *process) targetMetrics() metrics.Targets {
-	m := metrics.Targets{States: map[string]int{}, Suspect: p.loop.outage.Load()}
+	m := metrics.Targets{States: map[string]int{}, OutageSuspected: p.loop.outage.Load()}
 	for s := healthcheck.Starting; s <= healthcheck.Drained; s++ {
 		m.States[s.String()] = 0
 	}
@@ -164,7 +164,7 @@ func (p *process) targetMetrics() metrics.Targets {
 		m.Sources = append(m.Sources, metrics.Source{Name: s.Name, Live: s.Live, Targets: s.Targets, Problems: len(s.Problems)})
 	}
 	for _, n := range p.sources.registry.Refused() {
-		m.Refusals += n
+		m.Rejections += n
 	}
 	return m
 }

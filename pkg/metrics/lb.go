@@ -57,9 +57,9 @@ type Targets struct {
 	// present with 0.
 	States  map[string]int
 	Sources []Source
-	// Refusals counts rejected calls of the registry.
-	Refusals uint64
-	Suspect  bool
+	// Rejections counts rejected calls of the registry.
+	Rejections      uint64
+	OutageSuspected bool
 }
 
 // Source is one source of targets.
@@ -81,8 +81,10 @@ func (l *LB) Targets(read func() Targets) {
 			send(LBSourceTargets, float64(s.Targets), s.Name)
 			send(LBSourceProblems, float64(s.Problems), s.Name)
 		}
-		send(LBSourceRefusals, float64(t.Refusals))
-		send(LBSuspect, boolValue(t.Suspect))
+		send(LBRegistryRejections, float64(t.Rejections))
+		send(lbRegistryRefusals, float64(t.Rejections))
+		send(LBOutageSuspected, boolValue(t.OutageSuspected))
+		send(lbSuspect, boolValue(t.OutageSuspected))
 	}))
 }
 

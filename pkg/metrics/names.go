@@ -142,10 +142,10 @@ var (
 	LBSourceTargets  = gauge("vipgate_lb_source_targets", "Targets that come from the source.", "source")
 	LBSourceProblems = gauge("vipgate_lb_source_problems",
 		"What the source offers and is not taken; `lb status` names each.", "source")
-	LBSourceRefusals = counter("vipgate_lb_registry_refusals_total",
-		"Calls of the registry that were refused since the start.")
-	LBSuspect = gauge("vipgate_lb_suspect",
-		"1 during a mass target failure, when the target network appears to be down (--sudden-loss).")
+	LBRegistryRejections = counter("vipgate_lb_registry_rejections_total",
+		"Calls of the registry that were rejected since the start.")
+	LBOutageSuspected = gauge("vipgate_lb_outage_suspected",
+		"1 during a mass target failure, when the target network appears to be down (--outage-threshold).")
 	LBDataPlaneTargets = gauge("vipgate_lb_dataplane_targets",
 		"Addresses of targets in the data plane: serving (the kernel confirmed it), pending (it did not yet), "+
 			"draining, down, unknown (left as it is). Absent without a data plane, as are the next ones.", "state")
@@ -162,4 +162,8 @@ var (
 		"Attempts to change the data plane that failed as a whole since the start.")
 	LBDataPlaneApply = histogram("vipgate_lb_dataplane_apply_seconds",
 		"From a decision about the data plane to what the kernel confirmed of it.")
+
+	lbRegistryRefusals = counter("vipgate_lb_registry_refusals_total",
+		"Deprecated: use vipgate_lb_registry_rejections_total.")
+	lbSuspect = gauge("vipgate_lb_suspect", "Deprecated: use vipgate_lb_outage_suspected.")
 )

@@ -95,7 +95,7 @@ func (s *Service) serve(ctx context.Context, method, stream string, f func(calle
 	}
 	if n, ok := s.throttle.Allow(time.Now()); ok {
 		s.Log.Warn("refused a call on targets", "peer", who.String(), "method", method, "stream", stream,
-			"reason", r.why, "error", r.text, "lines_left_out", n)
+			"reason", r.why, "error", r.text, "suppressed", n)
 	}
 	return err
 }

@@ -28,7 +28,7 @@ type stream struct {
 // addresses of the family it has.
 type tally struct {
 	total, ready, starting, overdue, draining, drained uint32
-	// held are those of ready that only count because of --on-sudden-loss=hold.
+	// held are those of ready that only count because of --on-outage=hold.
 	held uint32
 	// suspected are those whose failure is part of a suspected outage.
 	suspected uint32

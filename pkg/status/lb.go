@@ -109,7 +109,7 @@ func streams(all []*lbv1.StreamStatus) *table {
 }
 
 func sources(all []*lbv1.SourceStatus, now time.Time) *table {
-	t := newTable("SOURCE", "STATE", "SINCE", "TARGETS", "WHEN GONE", "DETAIL")
+	t := newTable("SOURCE", "STATE", "SINCE", "TARGETS", "ON LOSS", "DETAIL")
 	for _, s := range all {
 		state := "GONE"
 		if s.GetLive() {

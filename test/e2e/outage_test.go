@@ -55,7 +55,7 @@ const (
 func TestOutageHoldsVIPs(t *testing.T) {
 	t.Parallel()
 	f := newOutageFixture(t)
-	f.must(f.pod.StartLB("--sudden-loss=80%", "--on-sudden-loss=hold"))
+	f.must(f.pod.StartLB("--outage-threshold=80%", "--on-outage=hold"))
 	f.must(f.pod.StartFrontend())
 	all := []string{vipA4, vipA6, vipB4, vipB6}
 	f.wantRoutes(all...)
@@ -79,7 +79,7 @@ func TestOutageHoldsVIPs(t *testing.T) {
 func TestOutageWithdrawsVIPsWithReason(t *testing.T) {
 	t.Parallel()
 	f := newOutageFixture(t)
-	f.must(f.pod.StartLB("--sudden-loss=80%"))
+	f.must(f.pod.StartLB("--outage-threshold=80%"))
 	f.must(f.pod.StartFrontend())
 	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
 	restore := f.cutTargets()
@@ -95,7 +95,7 @@ func TestOutageWithdrawsVIPsWithReason(t *testing.T) {
 func TestRefusedChecksAreNoOutage(t *testing.T) {
 	t.Parallel()
 	f := newOutageFixture(t)
-	f.must(f.pod.StartLB("--sudden-loss=80%", "--on-sudden-loss=hold"))
+	f.must(f.pod.StartLB("--outage-threshold=80%", "--on-outage=hold"))
 	f.must(f.pod.StartFrontend())
 	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
 	f.down(f.target1)

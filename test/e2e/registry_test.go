@@ -312,7 +312,7 @@ func TestTrenchFileRemoved(t *testing.T) {
 	f.must(f.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "    targets:", "    drainTime: 1s\n    targets:")))
 	f.up(f.target1)
 	f.up(f.target2)
-	f.must(f.pod.StartLB("--on-file-gone=drain"))
+	f.must(f.pod.StartLB("--on-missing-file=drain"))
 	f.must(f.pod.StartFrontend())
 	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
 	mark := f.mark()
@@ -321,7 +321,7 @@ func TestTrenchFileRemoved(t *testing.T) {
 	f.must(os.Remove(f.pod.TrenchFile()))
 	f.wantRoutes()
 	f.wantUpdates(mark, vipA4, depreferred, withdrawn)
-	f.wantStatus("file    GONE", "no such file or directory") // not the heading WHEN GONE
+	f.wantStatus("file    GONE", "no such file or directory")
 	f.must(f.pod.WriteTrench(string(saved)))
 	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
 	f.wantStatus("file    live")

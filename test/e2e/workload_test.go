@@ -373,7 +373,8 @@ func TestFileRotationBySymlink(t *testing.T) {
 	f.must(os.WriteFile(filepath.Join(frontend.dir, fmt.Sprintf("..%d", frontend.swaps), identity.CertFile),
 		[]byte("no certificate"), 0o600))
 	frontend.touch()
-	f.waitLine(f.pod.Frontend, from, "no new SVID", "tls.crt with tls.key: tls: failed to find any PEM data in certificate input")
+	f.waitLine(f.pod.Frontend, from, "no new SVID",
+		"tls.crt with tls.key: tls: failed to find any PEM data in certificate input")
 	f.wantHealth(lab.FrontendHealth, "Readiness", healthv1.HealthCheckResponse_SERVING)
 	f.wantNoUpdates(mark, vipA4, vipA6)
 }

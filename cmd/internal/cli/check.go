@@ -11,7 +11,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/kernel"
-	"github.com/vipgate/vipgate/pkg/readinessfile"
 )
 
 // Refusals collects everything that a command line is refused for.
@@ -38,22 +37,11 @@ func (r *Refusals) Within(flag string, d, least, most time.Duration) {
 	r.If(d > most, "%s=%v: at most %v", flag, d, most)
 }
 
-// MaxAge adds an error for an age of readiness files that their writers cannot keep.
-func (r *Refusals) MaxAge(flag string, d time.Duration) {
-	r.Within(flag, d, 0, MaxFileAge)
-	r.If(d > 0 && d < readinessfile.MinMaxAge, "%s=%v: at least %v, since files are touched once a second and some file systems keep times to two; or 0 for any age",
-		flag, d, readinessfile.MinMaxAge)
-}
-
 // Socket adds an error for the path of a socket that cannot be used.
 func (r *Refusals) Socket(flag, address string) {
 	path, err := identity.SocketPath(address)
-	switch {
-	case err != nil:
-		r.Add(fmt.Errorf("%s: %w", flag, err))
-	case strings.Contains(path, ":/"):
-		r.Add(fmt.Errorf("%s: %s is not a unix socket: write unix:///PATH", flag, address))
-	}
+	r.If(err != nil, "%s: %w", flag, err)
+	r.If(strings.Contains(path, ":/"), "%s: %s is not a unix socket: write unix:///PATH", flag, address)
 }
 
 // Port is a TCP port and the flag that sets it; 0 is none.
@@ -62,12 +50,13 @@ type Port struct {
 	Port uint16
 }
 
-// Ports adds an error for each port that an earlier one has: the pod's addresses
-// and the loopback address are shared by all listeners.
+// Ports adds an error for each port that an earlier one has: all listeners share the pod's addresses
+// and the loopback address.
 func (r *Refusals) Ports(ports ...Port) {
 	for i, p := range ports {
 		for _, other := range ports[:i] {
-			r.If(p.Port != 0 && p.Port == other.Port, "%s and %s are both %d: choose another port for one of them", other.Flag, p.Flag, p.Port)
+			r.If(p.Port != 0 && p.Port == other.Port, "%s and %s are both %d: choose another port for one of them",
+				other.Flag, p.Flag, p.Port)
 		}
 	}
 }
@@ -94,66 +83,73 @@ const (
 	MaxScanTime     = time.Hour
 )
 
-// Numbers are those of the network namespace that lb and frontend share and must not
-// both use: routing tables, rule priorities, bits of marks.
+// Numbers are those of the network namespace that lb and frontend share and must not both use:
+// routing tables, rule priorities, bits of marks.
 type Numbers struct {
-	FirstTable, LastTable uint32
-	FirstRule, LastRule   int
-	Mask                  uint32
-	// Table, Rule and Marks name the variables of the other program's numbers.
-	Table, Rule, Marks string
+	program               string
+	firstTable, lastTable uint32
+	firstRule, lastRule   int
+	mask                  uint32
+	table, rule, mark     string // the flags that set them; mark with its value
 }
 
 // FrontendNumbers are those of a frontend.
-func FrontendNumbers(table uint32, priority int, mask uint32) Numbers {
-	return Numbers{FirstTable: table, LastTable: table + 1, FirstRule: priority, LastRule: priority + 2, Mask: mask}
+func FrontendNumbers(table uint32, priority int, mark, mask uint32) Numbers {
+	return Numbers{
+		"the frontend", table, table + 1, priority, priority + 2, mask,
+		"--table-id", "--rule-priority", fmt.Sprintf("--mark=%#x/%#x", mark, mask),
+	}
 }
 
 // LBNumbers are those of the data plane of an lb.
 func LBNumbers(table, mask uint32, priority int) Numbers {
-	return Numbers{FirstTable: table, LastTable: mask, FirstRule: priority, LastRule: priority + 2, Mask: mask}
+	return Numbers{
+		"the data plane of lb", table, mask, priority, priority + 2, mask,
+		"--first-table", "--dataplane-priority", fmt.Sprintf("--mark-mask=%#x", mask),
+	}
 }
 
-// OfFrontend are the numbers of the frontend beside an lb: those of its variables
-// where the environment has them, else its defaults.
-func OfFrontend() Numbers {
+// OverlapFrontend adds an error for each kind of number that the frontend beside this lb uses, too:
+// those of its variables where the environment has them, else its defaults.
+func (r *Refusals) OverlapFrontend(n Numbers) {
 	mask := kernel.DefaultMask
 	if _, m, ok := strings.Cut(os.Getenv("VIPGATE_MARK"), "/"); ok {
 		if n, err := strconv.ParseUint(m, 0, 32); err == nil {
 			mask = int(n)
 		}
 	}
-	n := FrontendNumbers(uint32(variable("TABLE_ID", kernel.DefaultTableID)), variable("RULE_PRIORITY", kernel.DefaultPriority), uint32(mask))
-	n.Table, n.Rule, n.Marks = "VIPGATE_TABLE_ID", "VIPGATE_RULE_PRIORITY", "VIPGATE_MARK"
-	return n
+	table, priority := number("TABLE_ID", kernel.DefaultTableID), number("RULE_PRIORITY", kernel.DefaultPriority)
+	r.overlap(n, FrontendNumbers(uint32(table), priority, 0, uint32(mask)))
 }
 
-// OfLB are the numbers of the lb beside a frontend, in the same way; false when it
-// is known to have no data plane.
-func OfLB() (Numbers, bool) {
-	n := LBNumbers(uint32(variable("FIRST_TABLE", dataplane.DefaultFirst)), uint32(variable("MARK_MASK", dataplane.DefaultMask)), variable("DATAPLANE_PRIORITY", dataplane.DefaultPriority))
-	n.Table, n.Rule, n.Marks = "VIPGATE_FIRST_TABLE", "VIPGATE_DATAPLANE_PRIORITY", "VIPGATE_MARK_MASK"
-	return n, os.Getenv("VIPGATE_DATAPLANE") != "none"
+// OverlapLB does the same for the lb beside this frontend, unless it is known to have no data plane.
+func (r *Refusals) OverlapLB(n Numbers) {
+	if os.Getenv("VIPGATE_DATAPLANE") != "none" {
+		table, mask := number("FIRST_TABLE", dataplane.DefaultFirst), number("MARK_MASK", dataplane.DefaultMask)
+		r.overlap(n, LBNumbers(uint32(table), uint32(mask), number("DATAPLANE_PRIORITY", dataplane.DefaultPriority)))
+	}
 }
 
-// variable is the number in an environment variable, or fallback.
-func variable(name string, fallback int) int {
+// number returns the number in an environment variable, or fallback.
+func number(name string, fallback int) int {
 	if n, err := strconv.ParseUint(os.Getenv("VIPGATE_"+name), 0, 32); err == nil {
 		return int(n)
 	}
 	return fallback
 }
 
-// Overlap adds an error for each kind of number that both use. The flags set n; other
-// names the program that has the other numbers.
-func (r *Refusals) Overlap(n, with Numbers, table, rule, mark, other string) {
-	r.If(n.FirstTable <= with.LastTable && with.FirstTable <= n.LastTable,
-		"%s=%d: overlaps the routing tables of %s, %d to %d; %s", table, n.FirstTable, other, with.FirstTable, with.LastTable, remedy(with.Table))
-	r.If(n.FirstRule <= with.LastRule && with.FirstRule <= n.LastRule,
-		"%s=%d: overlaps the rule priorities of %s, %d to %d; %s", rule, n.FirstRule, other, with.FirstRule, with.LastRule, remedy(with.Rule))
-	r.If(n.Mask&with.Mask != 0, "%s has bits of the mark mask of %s, %#x; %s", mark, other, with.Mask, remedy(with.Marks))
-}
-
-func remedy(variable string) string {
-	return "use another number, or set " + variable + " here as it is set there"
+func (r *Refusals) overlap(n, with Numbers) {
+	remedy := func(flag string) string {
+		name, _, _ := strings.Cut(strings.TrimPrefix(flag, "--"), "=")
+		return fmt.Sprintf("use another number, or set VIPGATE_%s here as it is set there",
+			strings.ToUpper(strings.ReplaceAll(name, "-", "_")))
+	}
+	r.If(n.firstTable <= with.lastTable && with.firstTable <= n.lastTable,
+		"%s=%d: overlaps the routing tables of %s, %d to %d; %s",
+		n.table, n.firstTable, with.program, with.firstTable, with.lastTable, remedy(with.table))
+	r.If(n.firstRule <= with.lastRule && with.firstRule <= n.lastRule,
+		"%s=%d: overlaps the rule priorities of %s, %d to %d; %s",
+		n.rule, n.firstRule, with.program, with.firstRule, with.lastRule, remedy(with.rule))
+	r.If(n.mask&with.mask != 0, "%s has bits of the mark mask of %s, %#x; %s",
+		n.mark, with.program, with.mask, remedy(with.mark))
 }

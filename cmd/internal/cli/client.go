@@ -9,25 +9,34 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	grpcstatus "google.golang.org/grpc/status"
 
+	"github.com/vipgate/vipgate/pkg/health"
 	"github.com/vipgate/vipgate/pkg/identity"
 )
 
 // CallTimeout bounds one call to a running process.
 const CallTimeout = 5 * time.Second
 
-// maxStatusBytes is the largest status that is taken: 200 000 VIPs.
+// maxStatusBytes is the largest accepted status: 200 000 VIPs.
 const maxStatusBytes = 256 << 20
 
-// DialAdmin connects to the admin socket of a running process. The error says
-// how to come to one.
-func DialAdmin(program, socket string) (*grpc.ClientConn, error) {
+// AdminFlags are the flags of commands that talk to a running process.
+type AdminFlags struct {
+	AdminSocket string `help:"Unix socket of the running process." default:"${admin_socket}" placeholder:"SOCKET"`
+}
+
+// DialAdmin connects to the admin socket of a running process. Unless wait, the socket must exist;
+// the error names the remedy.
+func DialAdmin(program, socket string, wait bool) (*grpc.ClientConn, error) {
 	path, err := identity.SocketPath(socket)
 	if err != nil {
-		return nil, &UsageError{fmt.Errorf("--admin-socket: %w", err)}
+		return nil, Usage("--admin-socket: %w", err)
 	}
 	switch _, err := os.Stat(path); {
+	case wait:
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("%s does not exist: is `%s run` running here, with this --admin-socket?", path, program)
 	case errors.Is(err, fs.ErrPermission):
@@ -41,7 +50,39 @@ func DialAdmin(program, socket string) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// CallContext returns a context for one call.
-func CallContext() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.Background(), CallTimeout)
+// Call makes one call of a method on the admin socket, within CallTimeout unless ctx has a deadline.
+func Call[C, Q, R any](ctx context.Context, program string, f AdminFlags, client func(grpc.ClientConnInterface) C,
+	method func(C, context.Context, Q, ...grpc.CallOption) (R, error), request Q,
+) (r R, err error) {
+	conn, err := DialAdmin(program, f.AdminSocket, false)
+	if err != nil {
+		return r, err
+	}
+	defer conn.Close()
+	if _, bounded := ctx.Deadline(); !bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, CallTimeout)
+		defer cancel()
+	}
+	return method(client(conn), ctx, request)
+}
+
+// Explain returns the error of a call on the admin socket without words of gRPC, and other errors,
+// also those that only wrap one of a call, unchanged.
+func Explain(err error) error {
+	call, ok := err.(interface{ GRPCStatus() *grpcstatus.Status })
+	if !ok {
+		return err
+	}
+	switch s := call.GRPCStatus(); s.Code() {
+	case codes.Unavailable:
+		return fmt.Errorf("the process does not answer on its admin socket (it stopped, or belongs to another user): %s",
+			health.Reason(err))
+	case codes.InvalidArgument:
+		return &UsageError{errors.New(s.Message())}
+	case codes.DeadlineExceeded:
+		return fmt.Errorf("the process did not answer within %v", CallTimeout)
+	default:
+		return errors.New(s.Message())
+	}
 }

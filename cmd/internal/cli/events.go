@@ -14,15 +14,16 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/status"
 )
 
 // EventFlags are the flags of the events commands.
 type EventFlags struct {
-	AdminSocket string `help:"Unix socket of the running process." default:"${admin_socket}" placeholder:"SOCKET"`
-	Limit       uint32 `help:"Only the newest N; 0 shows all that are kept." placeholder:"N"`
-	Output      string `short:"o" help:"table or json." enum:"table,json" default:"table"`
-	Follow      bool   `short:"f" help:"Continue with new events as they happen, until Ctrl-C, also when the process restarts; with -o json one object in each line."`
+	AdminFlags
+	Limit  uint32 `help:"Only the newest N; 0 shows all that are kept." placeholder:"N"`
+	Output string `short:"o" help:"table or json." enum:"table,json" default:"table"`
+	Follow bool   `short:"f" help:"Continue with new events as they happen, until Ctrl-C, also when the process restarts; with -o json one object in each line."`
 }
 
 // EventPosition is where events continue: after a number of an instance.
@@ -39,16 +40,10 @@ type EventPage[E any] struct {
 	UpTo, Lost uint64
 }
 
-// Back-off between attempts to reach a process that was reached before.
-const (
-	minFollowBackoff = 100 * time.Millisecond
-	maxFollowBackoff = 2 * time.Second
-)
-
 // EventFollower prints events over restarts of a process, each once.
 type EventFollower[E any] struct {
 	Program string
-	// Open hands the pages from a position on to take, until the connection ends.
+	// Open passes the pages from a position on to take, until the connection ends.
 	Open  func(ctx context.Context, from EventPosition, take func(EventPage[E]) error) error
 	Print func([]E) error
 	// Notes takes what is not an event: gaps and lost connections.
@@ -57,8 +52,8 @@ type EventFollower[E any] struct {
 	Position EventPosition
 }
 
-// errPrint wraps what no new connection repairs.
-type errPrint struct{ error }
+// printError wraps an error that no new connection resolves.
+type printError struct{ error }
 
 // FollowEvents follows until SIGINT or SIGTERM and prints a table, or JSON.
 func FollowEvents[E proto.Message](ctx context.Context, out *Output, flags EventFlags, program string, log *status.EventLog[E],
@@ -66,7 +61,10 @@ func FollowEvents[E proto.Message](ctx context.Context, out *Output, flags Event
 ) error {
 	ctx, cancel := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer cancel()
-	f := &EventFollower[E]{Program: program, Open: open, Print: EventPrinter(out, flags.Output, log), Notes: os.Stderr, Position: EventPosition{Limit: flags.Limit}}
+	f := &EventFollower[E]{
+		Program: program, Open: open, Print: EventPrinter(out, flags.Output, log), Notes: os.Stderr,
+		Position: EventPosition{Limit: flags.Limit},
+	}
 	return f.Run(ctx)
 }
 
@@ -88,77 +86,59 @@ func EventPrinter[E proto.Message](out *Output, format string, log *status.Event
 	}
 }
 
-// Run follows until ctx ends. The first connection must succeed; later ones are
-// tried until they do.
+// Run follows until ctx ends. The first connection must succeed; later ones are tried until they
+// do.
 func (f *EventFollower[E]) Run(ctx context.Context) error {
 	reached, away := false, false
-	wait := minFollowBackoff
+	retry := backoff.Backoff{Min: 100 * time.Millisecond, Max: 2 * time.Second}
 	for {
 		err := f.Open(ctx, f.Position, func(p EventPage[E]) error {
 			if away {
 				f.note("connected again")
 			}
-			reached, away, wait = true, false, minFollowBackoff
+			reached, away = true, false
+			retry.Reset()
 			return f.take(p)
 		})
-		var broken errPrint
-		switch {
+		var broken printError
+		switch code := grpcstatus.Code(err); {
 		case ctx.Err() != nil:
 			return nil
 		case errors.As(err, &broken):
 			return broken.error
-		case !worthRetrying(err) || !reached:
-			return f.explain(err)
+		case code == codes.Unimplemented:
+			return fmt.Errorf("the running %[1]s is older than this program and cannot be followed: "+
+				"use `%[1]s events` without --follow", f.Program)
+		case code == codes.InvalidArgument, code == codes.PermissionDenied, !reached:
+			return Explain(err)
 		}
 		if !away {
-			f.note("the %s is gone, waiting for it: %v", f.Program, f.explain(err))
+			f.note("the %s is gone, waiting for it: %v", f.Program, Explain(err))
 			away = true
 		}
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
+		if retry.Wait(ctx) != nil {
 			return nil
 		}
-		wait = min(2*wait, maxFollowBackoff)
 	}
 }
 
 // take prints the events of a page and moves the position behind them.
 func (f *EventFollower[E]) take(p EventPage[E]) error {
 	if f.Position.Instance != "" && f.Position.Instance != p.Instance {
-		f.note("the %s was restarted; events count from 1 again, and what the one before did not get to tell is gone", f.Program)
+		f.note("the %s restarted; events count from 1 again, and those not received from the previous process are lost",
+			f.Program)
 	}
 	f.Position = EventPosition{Instance: p.Instance, After: p.UpTo}
 	if p.Lost > 0 {
 		f.note("%d events lost: they came faster than they were read, or while no client was connected", p.Lost)
 	}
 	if err := f.Print(p.Events); err != nil {
-		return errPrint{err}
+		return printError{err}
 	}
 	return nil
 }
 
 func (f *EventFollower[E]) note(format string, args ...any) {
-	// What cannot be written to stderr has nowhere else to go.
+	// If stderr cannot be written to, no other output is left.
 	_, _ = fmt.Fprintf(f.Notes, "%s: %s\n", f.Program, fmt.Sprintf(format, args...))
-}
-
-// worthRetrying reports whether another attempt may end otherwise: not when the
-// process refuses the request, or does not know it.
-func worthRetrying(err error) bool {
-	switch grpcstatus.Code(err) {
-	case codes.InvalidArgument, codes.Unimplemented, codes.PermissionDenied:
-		return false
-	}
-	return true
-}
-
-func (f *EventFollower[E]) explain(err error) error {
-	switch s, isStatus := grpcstatus.FromError(err); {
-	case !isStatus: // it says itself how to come to a process
-		return err
-	case s.Code() == codes.Unimplemented:
-		return fmt.Errorf("the running %[1]s is older than this program and cannot be followed: use `%[1]s events` without --follow", f.Program)
-	}
-	return Explain(err)
 }

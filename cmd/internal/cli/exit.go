@@ -11,7 +11,7 @@ import (
 // Exit statuses.
 const (
 	ExitOK     = 0
-	ExitFailed = 1 // something that should be true is not, or the process failed
+	ExitFailed = 1 // the process failed, or a VIP is not as desired
 	ExitUsage  = 2 // the configuration or the command line was refused
 )
 
@@ -24,6 +24,9 @@ func (e *UsageError) Error() string { return e.Err.Error() }
 // Unwrap returns Err.
 func (e *UsageError) Unwrap() error { return e.Err }
 
+// Usage returns a [UsageError].
+func Usage(format string, args ...any) error { return &UsageError{fmt.Errorf(format, args...)} }
+
 // ExitError ends a command with a status and without a message.
 type ExitError int
 
@@ -35,7 +38,7 @@ func (e ExitError) Error() string { return fmt.Sprintf("exit status %d", int(e))
 const stopMargin = 30 * time.Second
 
 // RunUntilStopped calls run with a channel that gets a value for each SIGTERM or SIGINT, and
-// returns its error. A run that has not ended in time after the first signal is left behind: a
+// returns its error. It does not wait for a run that hangs after the first signal: a
 // signal always ends the process.
 func RunUntilStopped(drainTime time.Duration, run func(stops <-chan struct{}) error) error {
 	signals := make(chan os.Signal, 2)

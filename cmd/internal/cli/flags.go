@@ -1,9 +1,9 @@
 package cli
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -16,73 +16,25 @@ import (
 	"github.com/vipgate/vipgate/pkg/logs"
 )
 
-// SPIFFEID is a flag that holds a SPIFFE ID.
-type SPIFFEID struct{ spiffeid.ID }
-
-// UnmarshalText implements encoding.TextUnmarshaler.
-func (s *SPIFFEID) UnmarshalText(text []byte) error {
-	id, err := spiffeid.FromString(string(text))
-	if err != nil {
-		return fmt.Errorf("%q is not a SPIFFE ID such as spiffe://example.org/frontend: %w", text, err)
-	}
-	s.ID = id
-	return nil
-}
-
-// IDs returns the IDs of a list of flags.
-func IDs(flags []SPIFFEID) []spiffeid.ID {
-	var ids []spiffeid.ID
-	for _, f := range flags {
-		ids = append(ids, f.ID)
-	}
-	return ids
-}
-
-// TrustDomain is a flag that holds a trust domain.
-type TrustDomain struct{ spiffeid.TrustDomain }
-
-// UnmarshalText implements encoding.TextUnmarshaler.
-func (t *TrustDomain) UnmarshalText(text []byte) error {
-	td, err := spiffeid.TrustDomainFromString(string(text))
-	if err != nil {
-		return fmt.Errorf("%q is not a trust domain such as example.org: %w", text, err)
-	}
-	t.TrustDomain = td
-	return nil
-}
-
-// Mode is a flag that holds the permissions of a socket.
-type Mode fs.FileMode
-
-// UnmarshalText implements encoding.TextUnmarshaler.
-func (m *Mode) UnmarshalText(text []byte) error {
-	n, err := strconv.ParseUint(string(text), 8, 32)
-	if err != nil || (n != 0o600 && n != 0o660) {
-		return fmt.Errorf("socket mode %q: only 0600, and 0660 for a group that both containers share, are allowed", text)
-	}
-	*m = Mode(n)
-	return nil
-}
-
-// Identity is the group of flags that say who we are.
+// Identity is the group of flags of the own SVID.
 type Identity struct {
-	Identity        string        `help:"Where our SVID comes from: spiffe (the Workload API; default when SPIFFE_ENDPOINT_SOCKET is set), files (--svid-dir), or dev (an authority of our own, for one machine)." placeholder:"spiffe|files|dev" group:"Identity"`
-	SpiffeID        SPIFFEID      `name:"spiffe-id" help:"Our own SPIFFE ID; picks ours when several SVIDs are offered." placeholder:"ID" group:"Identity"`
+	Identity        string        `help:"Source of the own SVID: spiffe (the Workload API; default when SPIFFE_ENDPOINT_SOCKET is set), files (--svid-dir), or dev (a development authority, for one machine)." placeholder:"spiffe|files|dev" group:"Identity"`
+	SpiffeID        spiffeid.ID   `name:"spiffe-id" help:"Own SPIFFE ID; selects one of several offered SVIDs." placeholder:"ID" group:"Identity"`
 	SvidDir         string        `help:"Directory with tls.crt, tls.key and ca.crt, for --identity=files." type:"path" placeholder:"DIR" group:"Identity"`
 	DevAuthorityDir string        `help:"Directory of the development authority, for --identity=dev." type:"path" placeholder:"DIR" group:"Identity"`
-	DevTTL          time.Duration `name:"dev-ttl" help:"Life of an SVID of the development authority, at least 2s." default:"1h" group:"Identity"`
+	DevTTL          time.Duration `name:"dev-ttl" help:"Lifetime of an SVID of the development authority, at least 2s." default:"1h" group:"Identity"`
 }
 
 // endpointSocket is the SPIFFE standard's variable for the Workload API.
 const endpointSocket = "SPIFFE_ENDPOINT_SOCKET"
 
-// Source returns the source of our SVID.
+// Source returns the source of the own SVID.
 func (f Identity) Source(defaultID string, log *slog.Logger) (*identity.Source, error) {
 	kind := f.Identity
 	if kind == "" && os.Getenv(endpointSocket) != "" {
 		kind = "spiffe"
 	}
-	o := identity.Options{ID: f.SpiffeID.ID, DevTTL: f.DevTTL, Log: log}
+	o := identity.Options{ID: f.SpiffeID, DevTTL: f.DevTTL, Log: log}
 	switch kind {
 	case "spiffe":
 		return identity.NewWorkloadAPI(o)
@@ -95,13 +47,10 @@ func (f Identity) Source(defaultID string, log *slog.Logger) (*identity.Source, 
 		if f.DevAuthorityDir == "" {
 			return nil, errors.New("--identity=dev needs --dev-authority-dir, a directory that lb and frontend share")
 		}
-		id := f.SpiffeID.ID
-		if id.IsZero() {
-			id = spiffeid.RequireFromString(defaultID)
-		}
-		return identity.NewDev(f.DevAuthorityDir, id, o)
+		return identity.NewDev(f.DevAuthorityDir, cmp.Or(f.SpiffeID, spiffeid.RequireFromString(defaultID)), o)
 	case "":
-		return nil, fmt.Errorf("no identity: set --identity=spiffe (the SPIFFE Workload API, with %s), --identity=files (with --svid-dir) or --identity=dev (with --dev-authority-dir, for one machine)", endpointSocket)
+		return nil, fmt.Errorf("no identity: set --identity=spiffe (the SPIFFE Workload API, with %s), "+
+			"--identity=files (with --svid-dir) or --identity=dev (with --dev-authority-dir, for one machine)", endpointSocket)
 	}
 	return nil, fmt.Errorf("--identity=%s: use spiffe, files or dev", kind)
 }
@@ -120,7 +69,7 @@ func (f Identity) Check(defaultID string, lenient bool) error {
 
 // Log is the group of flags that say what is logged.
 type Log struct {
-	LogLevel  string `help:"Least level that is logged: debug, info, warn or error. SIGUSR1 logs more, SIGUSR2 goes back." default:"info" group:"Logging"`
+	LogLevel  string `help:"Lowest level that is logged: debug, info, warn or error. SIGUSR1 logs more, SIGUSR2 reverts that." default:"info" group:"Logging"`
 	LogFormat string `help:"json or text." enum:"json,text" default:"json" group:"Logging"`
 }
 
@@ -137,11 +86,31 @@ func (f Log) Logger(debug bool) (*slog.Logger, *logs.Level, error) {
 	return log, l, nil
 }
 
-// Listeners is the group of flags of the read-only listeners.
+// Listeners is the group of flags of the listeners that both programs have.
 type Listeners struct {
+	AdminSocket string `help:"Unix socket for status, grpcurl and pprof." default:"${admin_socket}" placeholder:"SOCKET" group:"Listeners"`
 	HealthHost  string `help:"Address of the gRPC health service, beside 127.0.0.1; never the external interface." default:"127.0.0.1" placeholder:"ADDR" group:"Listeners"`
+	HealthPort  uint16 `help:"Port of the gRPC health service." default:"${health_port}" placeholder:"PORT" group:"Listeners"`
 	MetricsHost string `help:"Address of the Prometheus metrics, beside 127.0.0.1; never the external interface." default:"127.0.0.1" placeholder:"ADDR" group:"Listeners"`
+	MetricsPort uint16 `help:"Port of the Prometheus metrics; 0 serves none." default:"${metrics_port}" placeholder:"PORT" group:"Listeners"`
 }
 
-// Address joins host and port.
-func Address(host string, port uint16) string { return net.JoinHostPort(host, strconv.Itoa(int(port))) }
+// Check refuses addresses that cannot be used, and ports that the listener of another flag uses.
+func (l *Listeners) Check(r *Refusals, other Port) {
+	r.Socket("--admin-socket", l.AdminSocket)
+	r.If(l.HealthPort == 0, "--health-port=0: probes need a known port, 1 to 65535")
+	r.Ports(Port{"--health-port", l.HealthPort}, Port{"--metrics-port", l.MetricsPort}, other)
+}
+
+// HealthAddress returns the address of the health service.
+func (l *Listeners) HealthAddress() string { return address(l.HealthHost, l.HealthPort) }
+
+// MetricsAddress returns the address of the metrics; "" if they are not served.
+func (l *Listeners) MetricsAddress() string {
+	if l.MetricsPort == 0 {
+		return ""
+	}
+	return address(l.MetricsHost, l.MetricsPort)
+}
+
+func address(host string, port uint16) string { return net.JoinHostPort(host, strconv.Itoa(int(port))) }

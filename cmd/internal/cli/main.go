@@ -1,3 +1,5 @@
+// Package cli contains what the command lines of lb and frontend share: groups of flags, environment
+// variables with aliases, exit statuses, and the clients of the admin socket and the health port.
 package cli
 
 import (
@@ -13,18 +15,21 @@ import (
 	"time"
 
 	"github.com/alecthomas/kong"
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
 
 	"github.com/vipgate/vipgate/pkg/health"
 )
 
 // Program describes a command line.
 type Program struct {
-	Name, Description string
-	HealthPort        int
-	// Aliases are other names of variables that the environment has, by ours.
-	Aliases map[string]string
-	// Vars are further variables for the help texts and defaults.
-	Vars kong.Vars
+	Name, Description       string
+	HealthPort, MetricsPort int
+	// Aliases are other names of its variables.
+	Aliases []Alias
+	// Options are options of the parser, such as [Mapper].
+	Options []kong.Option
+
+	adopted map[string]string // names of variables that the user set, by those of the program
 }
 
 // Globals are the flags that both programs have before any command.
@@ -43,29 +48,30 @@ type Output struct{ io.Writer }
 func (o *Output) Printf(format string, args ...any) { _, _ = fmt.Fprintf(o, format, args...) }
 
 // New returns the parser of a command line.
-func New(p Program, commands any, options ...kong.Option) (*kong.Kong, error) {
-	vars := kong.Vars{"health_port": strconv.Itoa(p.HealthPort), "admin_socket": "unix:///run/vipgate/" + p.Name + ".sock"}
-	for k, v := range p.Vars {
-		vars[k] = v
-	}
-	return kong.New(commands, append([]kong.Option{
-		kong.Name(p.Name), kong.Description(p.Description), kong.DefaultEnvars("VIPGATE"), vars,
-		kong.UsageOnError(), kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
-	}, options...)...)
+func New(p Program, commands any) (*kong.Kong, error) {
+	return kong.New(commands, append(p.Options,
+		kong.Name(p.Name), kong.Description(p.Description), kong.DefaultEnvars("VIPGATE"), kong.UsageOnError(),
+		kong.Vars{
+			"health_port": strconv.Itoa(p.HealthPort), "metrics_port": strconv.Itoa(p.MetricsPort),
+			"admin_socket": "unix:///run/vipgate/" + p.Name + ".sock",
+		},
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
+		Mapper("a SPIFFE ID such as spiffe://example.org/frontend", spiffeid.FromString),
+		Mapper("a trust domain such as example.org", spiffeid.TrustDomainFromString),
+	)...)
 }
 
-// gcPercent is how much garbage may gather beside what lives, in percent, unless the
-// environment has its own GOGC. The programs live long and allocate little: half of
-// Go's default costs no time that can be measured and, at 10 000 VIPs, a tenth to a
-// fifth of the memory less.
+// gcPercent is the garbage collection target unless the environment sets GOGC. The programs live
+// long and allocate little: half of Go's default costs no measurable time and, at 10 000 VIPs, saves
+// a tenth to a fifth of the memory.
 const gcPercent = 50
 
 // The main goroutine keeps the main thread, see [Main].
 func init() { runtime.LockOSThread() }
 
-// Main parses the command line, runs the command and returns the exit status. The command gets another thread: the
-// kernel hands SIGTERM to the main thread, and to that one only while it is blocked in a file
-// system that hangs.
+// Main parses the command line, runs the command and returns the exit status. The command gets
+// another thread: the kernel delivers SIGTERM to the main thread, and to that one only while it is
+// blocked in a file system that hangs.
 func Main(ctx context.Context, p Program, commands any, args []string) int {
 	status := make(chan int)
 	go func() { status <- run(ctx, p, commands, args) }()
@@ -76,6 +82,7 @@ func run(ctx context.Context, p Program, commands any, args []string) int {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
+	p.adopted = Adopt(p.Aliases)
 	parser, err := New(p, commands)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", p.Name, err)
@@ -84,7 +91,7 @@ func run(ctx context.Context, p Program, commands any, args []string) int {
 	parsed, err := parse(parser, args)
 	if err != nil {
 		message := fromVariable.ReplaceAllStringFunc(err.Error(), func(s string) string {
-			return "(from " + p.adopted(fromVariable.FindStringSubmatch(s)[1]) + "="
+			return "(from " + p.given(fromVariable.FindStringSubmatch(s)[1]) + "="
 		})
 		fmt.Fprintf(os.Stderr, "%s: %s\nTry '%s --help'.\n", p.Name, message, p.Name)
 		return ExitUsage
@@ -94,18 +101,9 @@ func run(ctx context.Context, p Program, commands any, args []string) int {
 	if g, ok := commands.(interface{ self() *Globals }); ok {
 		parsed.Bind(g.self())
 	}
-	err = parsed.Run()
-	var user *UsageError
-	if errors.As(err, &user) {
-		err = &UsageError{errors.New(p.nameVariables(parsed, err.Error()))}
-	}
+	err = Explain(parsed.Run())
 	// A stderr that nothing reads may block the print.
 	defer time.AfterFunc(CallTimeout, func() { os.Exit(ExitFailed) }).Stop()
-	return Status(p.Name, err)
-}
-
-// Status prints an error and returns its exit status.
-func Status(name string, err error) int {
 	var exit ExitError
 	var user *UsageError
 	switch {
@@ -114,10 +112,10 @@ func Status(name string, err error) int {
 	case errors.As(err, &exit):
 		return int(exit)
 	case errors.As(err, &user):
-		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+		fmt.Fprintf(os.Stderr, "%s: %s\n", p.Name, p.nameVariables(parsed, err.Error()))
 		return ExitUsage
 	}
-	fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+	fmt.Fprintf(os.Stderr, "%s: %v\n", p.Name, err)
 	return ExitFailed
 }
 
@@ -163,13 +161,13 @@ type Healthcheck struct {
 	HealthPort uint16 `help:"Port of the gRPC health service." default:"${health_port}" placeholder:"PORT"`
 }
 
-// Run asks, and ends with ExitFailed when the service does not serve.
-func (c *Healthcheck) Run(out *Output) error {
-	ctx, cancel := CallContext()
+// Run returns an error unless the service serves.
+func (c *Healthcheck) Run(ctx context.Context, out *Output) error {
+	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
 	defer cancel()
-	if err := health.CheckClient(ctx, Address(c.HealthHost, c.HealthPort), c.Service); err != nil {
-		return err
+	err := health.CheckClient(ctx, address(c.HealthHost, c.HealthPort), c.Service)
+	if err == nil {
+		out.Printf("SERVING\n")
 	}
-	out.Printf("SERVING\n")
-	return nil
+	return err
 }

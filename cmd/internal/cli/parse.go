@@ -1,15 +1,67 @@
 package cli
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/alecthomas/kong"
 )
+
+// Alias gives a variable of the program the value of one that another program has, or that had
+// another name.
+type Alias struct {
+	Names    []string // of which the first that is set counts
+	Variable string
+	Convert  func(string) string // nil: the same value
+}
+
+// Renamed returns an alias without conversion.
+func Renamed(variable string, names ...string) Alias { return Alias{Names: names, Variable: variable} }
+
+// Adopt sets the variables of aliases that are not set, and returns the names that are, by variable.
+func Adopt(aliases []Alias) map[string]string {
+	adopted := map[string]string{}
+	for _, a := range aliases {
+		for _, name := range a.Names {
+			value, given := os.LookupEnv(name)
+			if _, set := os.LookupEnv(a.Variable); set || !given {
+				continue
+			}
+			if a.Convert != nil {
+				value = a.Convert(value)
+			}
+			if os.Setenv(a.Variable, value) == nil {
+				adopted[a.Variable] = name
+			}
+		}
+	}
+	return adopted
+}
+
+// given returns the variable that the user set instead of another.
+func (p Program) given(variable string) string { return cmp.Or(p.adopted[variable], variable) }
+
+// Mapper parses flags of type T. The error says that a value is not what is described.
+func Mapper[T any](description string, parse func(string) (T, error)) kong.Option {
+	return kong.TypeMapper(reflect.TypeFor[T](), kong.MapperFunc(func(ctx *kong.DecodeContext, target reflect.Value) error {
+		var text string
+		if err := ctx.Scan.PopValueInto("value", &text); err != nil {
+			return err
+		}
+		value, err := parse(text)
+		if err != nil {
+			return fmt.Errorf("%q is not %s: %w", text, description, err)
+		}
+		target.Set(reflect.ValueOf(value))
+		return nil
+	}))
+}
 
 // parse parses a command line. The error names everything in it that cannot be
 // read, where the parser stops at the first.
@@ -20,19 +72,16 @@ func parse(parser *kong.Kong, args []string) (*kong.Context, error) {
 		if err == nil {
 			return parsed, errors.Join(problems...)
 		}
-		// What is missing may be what was left out below.
+		// A missing flag may be one that was removed below.
 		if len(problems) > 0 && strings.HasPrefix(err.Error(), "missing ") {
 			return nil, errors.Join(problems...)
 		}
 		rest, restore := without(parser, args, err)
 		defer restore()
 		if rest == nil {
-			err = suggest(parser, args, err)
+			return nil, errors.Join(append(problems, suggest(parser, args, err))...)
 		}
 		problems = append(problems, err)
-		if rest == nil {
-			return nil, errors.Join(problems...)
-		}
 		args = rest
 	}
 }
@@ -40,15 +89,12 @@ func parse(parser *kong.Kong, args []string) (*kong.Context, error) {
 // fromVariable matches what the parser says of a value that a variable has.
 var fromVariable = regexp.MustCompile(`\(from envar ([A-Z0-9_]+)=`)
 
-// without leaves out the argument, or unsets the variable, of which an error tells;
-// nil when that is none of a flag.
+// without removes the flag that an error is about from the arguments, or from the environment; it
+// returns nil when the error is about no flag.
 func without(parser *kong.Kong, args []string, err error) (rest []string, restore func()) {
-	restore = func() {}
 	if m := fromVariable.FindStringSubmatch(err.Error()); m != nil {
 		value := os.Getenv(m[1])
-		if os.Unsetenv(m[1]) != nil {
-			return nil, restore
-		}
+		_ = os.Unsetenv(m[1]) // fails for empty names only
 		return slices.Clone(args), func() { _ = os.Setenv(m[1], value) }
 	}
 	for i, arg := range args {
@@ -57,10 +103,10 @@ func without(parser *kong.Kong, args []string, err error) (rest []string, restor
 		}
 		rest := slices.Delete(slices.Clone(args), i, i+1)
 		if _, other := parser.Parse(rest); other == nil || other.Error() != err.Error() {
-			return rest, restore
+			return rest, func() {}
 		}
 	}
-	return nil, restore
+	return nil, func() {}
 }
 
 // suggest names the command that a mistyped one is like, which the parser takes for
@@ -101,25 +147,28 @@ func (p Program) nameVariables(parsed *kong.Context, message string) string {
 
 // variableOf returns the variable that sets a flag, or "".
 func (p Program) variableOf(parsed *kong.Context, name string) string {
-	for _, step := range parsed.Path {
-		if step.Flag != nil && step.Flag.Name == name {
-			return ""
-		}
+	if flagGiven(parsed, name) {
+		return ""
 	}
+	return p.given(variableGiven(parsed, name))
+}
+
+// Given reports whether the user set a flag, by itself or by its variable.
+func Given(parsed *kong.Context, name string) bool {
+	return flagGiven(parsed, name) || variableGiven(parsed, name) != ""
+}
+
+func flagGiven(parsed *kong.Context, name string) bool {
+	return slices.ContainsFunc(parsed.Path, func(p *kong.Path) bool { return p.Flag != nil && p.Flag.Name == name })
+}
+
+func variableGiven(parsed *kong.Context, name string) string {
 	for _, f := range parsed.Flags() {
 		for _, v := range f.Envs {
 			if _, set := os.LookupEnv(v); set && f.Name == name {
-				return p.adopted(v)
+				return v
 			}
 		}
 	}
 	return ""
-}
-
-// adopted is the variable of Meridio that the user set for a flag.
-func (p Program) adopted(variable string) string {
-	if alias := p.Aliases[variable]; alias != "" {
-		return alias
-	}
-	return variable
 }

@@ -57,7 +57,7 @@ func TestVariablesAreNamed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := Program{Aliases: map[string]string{"VIPGATE_LEASE": "NFE_LEASE"}}
+	p := Program{adopted: map[string]string{"VIPGATE_LEASE": "NFE_LEASE"}}
 	got := p.nameVariables(parsed, "--lease=1s is bad\n--port=2 is bad\nnothing")
 	if want := "--lease=1s is bad (--lease is set by NFE_LEASE)\n--port=2 is bad\nnothing"; got != want {
 		t.Errorf("got %q", got)

@@ -105,7 +105,7 @@ const (
 	VipReason_VIP_REASON_CHECK_OVERDUE VipReason = 6
 	// DRAINING: every usable target drains.
 	VipReason_VIP_REASON_TARGETS_DRAINING VipReason = 7
-	// READY or NOT_READY, as --on-sudden-loss says: most targets fell at once, and
+	// READY or NOT_READY, as --on-outage says: most targets fell at once, and
 	// nothing else on their network can be reached either.
 	VipReason_VIP_REASON_SUSPECT VipReason = 8
 	// READY: a file in the readiness directory says so.
