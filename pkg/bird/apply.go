@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/durable"
 )
 
@@ -26,19 +27,21 @@ type applyState struct {
 	pending resolution // being written
 	written chan error // the result of writing pending; nil: nothing is being written
 	refused []byte     // the content that BIRD refused last; not retried
-	backoff backoff
+	retries retries
 }
 
-// backoff delays the retry of an attempt that failed for another reason than BIRD's refusal, such
-// as a full disk.
-type backoff struct {
+// retries are the attempts of something that fails for another reason than BIRD's refusal, such as
+// a full disk.
+type retries struct {
+	delay     backoff.Backoff
 	failures  int
 	notBefore time.Time
 }
 
-func (b *backoff) failed(now time.Time) {
-	b.failures++
-	b.notBefore = now.Add(min(time.Second<<min(b.failures-1, 5), 30*time.Second))
+func (r *retries) failed(now time.Time) {
+	r.failures++
+	r.delay.Min, r.delay.Max = time.Second, 30*time.Second
+	r.notBefore = now.Add(r.delay.Next())
 }
 
 // stage starts writing the configuration of the newest resolution unless BIRD has loaded it.
@@ -51,7 +54,7 @@ func (s *Supervisor) stage() {
 		a.current = v
 		s.configured()
 		return
-	case time.Now().Before(a.backoff.notBefore), v.err == nil && bytes.Equal(v.content, a.refused):
+	case time.Now().Before(a.retries.notBefore), v.err == nil && bytes.Equal(v.content, a.refused):
 		return
 	case v.err != nil:
 		s.configFailed(v.err)
@@ -79,23 +82,33 @@ func (s *Supervisor) applyStaged(ctx context.Context, err error) bool {
 	}
 	a.current = a.pending
 	s.configured()
-	s.options.Log.Info("BIRD configuration loaded", "gateways", len(a.current.input.Sessions), "without_session", len(a.current.problems))
+	s.options.Log.Info("BIRD configuration loaded",
+		"gateways", len(a.current.input.Sessions), "without_session", len(a.current.problems))
 	s.fast.start(time.Now())
 	s.state.Update(func(st State) State { st.Configures++; return st })
 	return true
 }
 
-// reconfigure has BIRD check the new file before it replaces the old one: the file on disk must be
-// the one that BIRD has loaded, since a restarted BIRD reads it.
+// reconfigure has BIRD load the new file.
 func (s *Supervisor) reconfigure(ctx context.Context) error {
-	if _, err := s.command(ctx, `configure check "`+s.stagedPath()+`"`); err != nil {
-		return errors.Join(fmt.Errorf("failed to check BIRD's new configuration: %w", err), os.Remove(s.stagedPath()))
-	}
-	if err := os.Rename(s.stagedPath(), s.configPath()); err != nil {
-		return fmt.Errorf("failed to replace BIRD's configuration: %w", err)
+	_, err := s.command(ctx, `configure check "`+s.stagedPath()+`"`)
+	if err := s.replaceFile(err); err != nil {
+		return err
 	}
 	if _, err := s.command(ctx, `configure "`+s.configPath()+`"`); err != nil {
 		return fmt.Errorf("failed to load BIRD's new configuration: %w", err)
+	}
+	return nil
+}
+
+// replaceFile replaces the configuration by the staged one unless the check of that failed: the
+// file on disk must be the one that BIRD has loaded, since a restarted BIRD reads it.
+func (s *Supervisor) replaceFile(checkErr error) error {
+	if checkErr != nil {
+		return errors.Join(fmt.Errorf("failed to check BIRD's new configuration: %w", checkErr), os.Remove(s.stagedPath()))
+	}
+	if err := os.Rename(s.stagedPath(), s.configPath()); err != nil {
+		return fmt.Errorf("failed to replace BIRD's configuration: %w", err)
 	}
 	return nil
 }
@@ -110,7 +123,7 @@ func (s *Supervisor) awaitWrite() {
 
 // configured records that BIRD has loaded the desired configuration.
 func (s *Supervisor) configured() {
-	s.apply.refused, s.apply.backoff = nil, backoff{}
+	s.apply.refused, s.apply.retries = nil, retries{}
 	if s.state.Load().ConfigErr != nil {
 		s.state.Update(func(st State) State { st.ConfigErr = nil; return st })
 	}
@@ -122,7 +135,7 @@ func (s *Supervisor) configFailed(err error) {
 	if errors.As(err, &refused) {
 		s.apply.refused = s.apply.pending.content
 	} else {
-		s.apply.backoff.failed(time.Now())
+		s.apply.retries.failed(time.Now())
 	}
 	s.options.Log.Error("failed to configure BIRD; it keeps its previous configuration", "error", err)
 	s.state.Update(func(st State) State { st.ConfigErr = err; st.ConfigFailures++; return st })
@@ -147,7 +160,11 @@ func (s *Supervisor) prepare(ctx context.Context) error {
 	case err != nil:
 		s.configFailed(err)
 	}
-	return ensureFile(s.configPath(), a.current.content, 0o600)
+	// Not written again, so that a restart of BIRD works on a full or read-only disk.
+	if b, err := os.ReadFile(s.configPath()); err == nil && bytes.Equal(b, a.current.content) {
+		return nil
+	}
+	return durable.Replace(s.configPath(), a.current.content, 0o600)
 }
 
 // checkTimeout bounds `bird -p`, which takes 10 ms.
@@ -166,11 +183,5 @@ func (s *Supervisor) install(ctx context.Context, content []byte) error {
 	if errors.As(err, &exit) && exit.Exited() {
 		err = &RefusedError{codeConfigFailed, string(bytes.TrimSpace(out))}
 	}
-	if err != nil {
-		return errors.Join(fmt.Errorf("failed to check BIRD's configuration: %w", err), os.Remove(path))
-	}
-	if err := os.Rename(path, s.configPath()); err != nil {
-		return fmt.Errorf("failed to replace BIRD's configuration: %w", err)
-	}
-	return nil
+	return s.replaceFile(err)
 }

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/vipgate/vipgate/pkg/identity"
 )
 
 const (
@@ -36,27 +36,28 @@ type Client struct {
 
 // Dial connects and reads the greeting; ctx and commandTimeout bound it.
 func Dial(ctx context.Context, socket string) (*Client, error) {
-	deadline := deadlineOf(ctx)
-	conn, err := (&net.Dialer{Deadline: deadline}).DialContext(ctx, "unix", socket)
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	defer cancel()
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err != nil {
 		return nil, fmt.Errorf("failed to connect to BIRD's control socket: %w", err)
 	}
-	pid, err := peerPID(conn)
+	peer, err := identity.PeerProcess(conn)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("failed to identify the process on BIRD's control socket: %w", err), conn.Close())
 	}
-	c, err := newClient(ctx, conn, deadline)
+	c, err := newClient(ctx, conn)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("failed to read BIRD's greeting on %s: %w", socket, err), conn.Close())
 	}
-	c.PID = pid
+	c.PID = int(peer.Pid)
 	return c, nil
 }
 
 // newClient reads the greeting.
-func newClient(ctx context.Context, conn net.Conn, deadline time.Time) (*Client, error) {
+func newClient(ctx context.Context, conn net.Conn) (*Client, error) {
 	c := &Client{conn: conn, reader: bufio.NewReader(conn)}
-	greeting, err := c.exchange(ctx, deadline, nil)
+	greeting, err := c.exchange(ctx, nil)
 	if err == nil {
 		err = greeting.Err()
 	}
@@ -77,9 +78,10 @@ func (c *Client) Close() error { return c.conn.Close() }
 // with a reply is BIRD's refusal; an error without a reply is a failure of the connection.
 func (c *Client) Command(ctx context.Context, command string) (Reply, error) {
 	if len(command) > maxCommand || strings.ContainsAny(command, "\x00\r\n") {
-		return nil, fmt.Errorf("failed to send command of %d bytes: BIRD takes one line of at most %d bytes", len(command), maxCommand)
+		return nil, fmt.Errorf("failed to send command of %d bytes: BIRD takes one line of at most %d bytes",
+			len(command), maxCommand)
 	}
-	reply, err := c.exchange(ctx, deadlineOf(ctx), []byte(command+"\n"))
+	reply, err := c.exchange(ctx, []byte(command+"\n"))
 	if err != nil {
 		return nil, fmt.Errorf("failed to run BIRD command %q: %w", command, err)
 	}
@@ -89,18 +91,11 @@ func (c *Client) Command(ctx context.Context, command string) (Reply, error) {
 	return reply, nil
 }
 
-// deadlineOf returns the earlier of ctx's deadline and commandTimeout from now.
-func deadlineOf(ctx context.Context) time.Time {
-	deadline := time.Now().Add(commandTimeout)
-	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
-		return d
-	}
-	return deadline
-}
-
-// exchange writes a request, if any, and reads one reply. The end of ctx interrupts both.
-func (c *Client) exchange(ctx context.Context, deadline time.Time, request []byte) (Reply, error) {
-	if err := c.conn.SetDeadline(deadline); err != nil {
+// exchange writes a request, if any, and reads one reply. ctx and commandTimeout interrupt both.
+func (c *Client) exchange(ctx context.Context, request []byte) (Reply, error) {
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	defer cancel()
+	if err := c.conn.SetDeadline(time.Time{}); err != nil {
 		return nil, err
 	}
 	interrupted := make(chan struct{})
@@ -120,27 +115,4 @@ func (c *Client) exchange(ctx context.Context, deadline time.Time, request []byt
 		}
 	}
 	return ReadReply(c.reader)
-}
-
-// peerPID returns the process that listens on a unix socket (SO_PEERCRED, unix(7)).
-func peerPID(conn net.Conn) (int, error) {
-	unixConn, ok := conn.(*net.UnixConn)
-	if !ok {
-		return 0, fmt.Errorf("%T is not a unix connection", conn)
-	}
-	raw, err := unixConn.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var cred *unix.Ucred
-	var errCred error
-	if err := raw.Control(func(fd uintptr) {
-		cred, errCred = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return 0, err
-	}
-	if errCred != nil {
-		return 0, fmt.Errorf("failed to read SO_PEERCRED: %w", errCred)
-	}
-	return int(cred.Pid), nil
 }

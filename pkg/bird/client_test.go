@@ -25,7 +25,7 @@ func conversation(t *testing.T, greeting string, say func(net.Conn)) (*Client, e
 		}
 	}()
 	t.Cleanup(func() { ours.Close(); theirs.Close(); <-done })
-	return newClient(t.Context(), ours, deadlineOf(t.Context()))
+	return newClient(t.Context(), ours)
 }
 
 const greeting = "0001 BIRD 2.0.12 ready.\n"

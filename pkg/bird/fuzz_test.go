@@ -202,7 +202,7 @@ func FuzzConversation(f *testing.F) {
 				return true
 			}
 			begin := time.Now()
-			c, err := newClient(t.Context(), ours, deadlineOf(t.Context()))
+			c, err := newClient(t.Context(), ours)
 			if !expect("the greeting", begin, err, func(want Reply) bool { return (err == nil) == (want.Err() == nil) }) || err != nil {
 				return
 			}

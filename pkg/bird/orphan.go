@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/vipgate/vipgate/pkg/durable"
+	"github.com/vipgate/vipgate/pkg/identity"
 )
 
 // lockSocket locks the control socket, so that no second frontend takes this frontend's BIRD for an
@@ -26,16 +26,13 @@ func lockSocket(socket string) (unlock func(), err error) {
 		return nil, fmt.Errorf("failed to open the lock of BIRD's control socket: %w", err)
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, errors.Join(fmt.Errorf("failed to lock BIRD's control socket %s, which is in use by another frontend: %w; set another --bird-socket", socket, err), f.Close())
+		return nil, errors.Join(fmt.Errorf("failed to lock BIRD's control socket %s, which is in use by another frontend: %w; "+
+			"set another --bird-socket", socket, err), f.Close())
 	}
 	return func() { _ = f.Close() }, nil // closing releases the lock, also if it fails
 }
 
 func pidFile(socket string) string { return socket + ".pid" }
-
-func writePID(path string, pid int) error {
-	return durable.Replace(path, []byte(strconv.Itoa(pid)+"\n"), 0o600)
-}
 
 // terminateOrphans ends each BIRD of an earlier frontend: the process in the PID file and the one
 // that serves the control socket, if they run BIRD with this socket.
@@ -82,8 +79,12 @@ func servingPID(ctx context.Context, socket string) (int, error) {
 	if err != nil {
 		return 0, nil // no process listens
 	}
-	pid, err := peerPID(conn)
-	return pid, errors.Join(err, conn.Close())
+	defer conn.Close()
+	peer, err := identity.PeerProcess(conn)
+	if err != nil {
+		return 0, err
+	}
+	return int(peer.Pid), nil
 }
 
 // terminateOrphan ends a process that is not a child of this one: SIGTERM, and SIGKILL after

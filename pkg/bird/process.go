@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/durable"
 )
 
 // process is a BIRD child process in a process group of its own. Its stderr is always drained,
@@ -29,8 +31,11 @@ type process struct {
 
 // startProcess starts BIRD. It calls events for each line of BIRD's log; events must not block.
 // verbose logs lines that are neither warnings nor errors at info instead of debug.
-func startProcess(executable, config, socket string, log *slog.Logger, verbose bool, events func(Event)) (*process, error) {
-	p := &process{cmd: exec.Command(executable, "-f", "-c", config, "-s", socket), exited: make(chan struct{}), since: time.Now()}
+func startProcess(
+	executable, config, socket string, log *slog.Logger, verbose bool, events func(Event),
+) (*process, error) {
+	p := &process{exited: make(chan struct{}), since: time.Now()}
+	p.cmd = exec.Command(executable, "-f", "-c", config, "-s", socket)
 	// Not Pdeathsig: it fires when the forking thread ends, not the process.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	stderr, err := p.cmd.StderrPipe()
@@ -47,7 +52,7 @@ func startProcess(executable, config, socket string, log *slog.Logger, verbose b
 		close(p.exited)
 	}()
 	p.logging.Go(func() { logLines(lines, log, verbose) })
-	if err := writePID(pidFile(socket), p.cmd.Process.Pid); err != nil {
+	if err := durable.Replace(pidFile(socket), fmt.Appendln(nil, p.pid()), 0o600); err != nil {
 		log.Warn("failed to write BIRD's PID file; after a crash, BIRD is found only by its control socket", "error", err)
 	}
 	return p, nil

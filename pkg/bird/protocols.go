@@ -68,26 +68,28 @@ func isTime(s string) bool {
 }
 
 func protocolDetail(p *Protocol, words []string) {
-	text := strings.Join(words, " ")
-	switch {
-	case strings.HasPrefix(text, "BGP state: "):
-		p.BGPState = words[2]
-	case strings.HasPrefix(text, "Last error: "):
-		p.LastError = strings.TrimPrefix(text, "Last error: ")
-	case strings.HasPrefix(text, "Hold timer: "):
-		// "Hold timer: 2.181/3"; a hold time has 16 bits (RFC 4271 section 4.2).
-		left, _, _ := strings.Cut(words[2], "/")
+	name, value, _ := strings.Cut(strings.Join(words, " "), ":")
+	value = strings.TrimSpace(value)
+	switch name {
+	case "BGP state":
+		p.BGPState = value
+	case "Last error":
+		p.LastError = value
+	case "Hold timer":
+		// "2.181/3"; a hold time has 16 bits (RFC 4271 section 4.2).
+		left, _, _ := strings.Cut(value, "/")
 		if s, err := strconv.ParseFloat(left, 64); err == nil && s >= 0 && s <= math.MaxUint16 {
 			p.HoldTimer, p.HasHoldTimer = time.Duration(s*float64(time.Second)), true
 		}
-	case words[0] == "Routes:":
-		// "Routes: 1 imported, 0 filtered, 2 exported, 1 preferred"
-		for i := 1; i+1 < len(words); i += 2 {
-			n, err := strconv.ParseUint(words[i], 10, 32)
+	case "Routes":
+		// "1 imported, 0 filtered, 2 exported, 1 preferred"
+		for part := range strings.SplitSeq(value, ", ") {
+			count, what, _ := strings.Cut(part, " ")
+			n, err := strconv.ParseUint(count, 10, 32)
 			if err != nil {
 				return
 			}
-			switch strings.TrimRight(words[i+1], ",") {
+			switch what {
 			case "imported":
 				p.Imported += int(n)
 			case "exported":

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"text/template"
 	"time"
@@ -22,9 +23,10 @@ const (
 	bfdName        = "NBR-BFD"
 )
 
+// The addresses of the loopback session: BIRD's and the announcer's.
 var (
-	loopbackBIRD  = netip.AddrFrom4([4]byte{127, 0, 0, 1})
-	loopbackLocal = netip.AddrFrom4([4]byte{127, 0, 0, 2})
+	LoopbackBIRD      = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	LoopbackAnnouncer = netip.AddrFrom4([4]byte{127, 0, 0, 2})
 )
 
 // Session is one gateway session in the configuration.
@@ -59,14 +61,12 @@ func (in RenderInput) Masked() RenderInput {
 	if in.Password != "" {
 		in.Password = maskedPassword
 	}
-	sessions := make([]Session, len(in.Sessions))
-	for i, s := range in.Sessions {
-		if s.Password != "" {
-			s.Password = maskedPassword
+	in.Sessions = slices.Clone(in.Sessions)
+	for i := range in.Sessions {
+		if in.Sessions[i].Password != "" {
+			in.Sessions[i].Password = maskedPassword
 		}
-		sessions[i] = s
 	}
-	in.Sessions = sessions
 	return in
 }
 
@@ -88,9 +88,9 @@ protocol device { scan time 1; }
 filter LB_IN_4 { if net = 0.0.0.0/0 then reject; bgp_path.empty; dest = RTD_BLACKHOLE; accept; }
 filter LB_IN_6 { if net = ::/0 then reject; bgp_path.empty; dest = RTD_BLACKHOLE; accept; }
 
-protocol bgp '{{.Names.Loopback}}' {
-	local {{.Names.BIRD}} port {{.LoopbackPort}} as {{.Names.BIRDAS}};
-	neighbor {{.Names.Announcer}} as {{.Names.AnnouncerAS}};
+protocol bgp '` + LoopbackName + `' {
+	local {{.BIRD}} port {{.LoopbackPort}} as {{.BIRDAS}};
+	neighbor {{.Announcer}} as {{.AnnouncerAS}};
 	multihop 1;
 	passive;
 	strict bind;
@@ -111,26 +111,21 @@ filter NBR_IN_4 { {{if .VIP4}}if net ~ [ {{.VIP4}} ] then reject; {{end}}accept;
 filter NBR_IN_6 { {{if .VIP6}}if net ~ [ {{.VIP6}} ] then reject; {{end}}accept; }
 
 # Routes of gateways are for VIP traffic only: they are exported to a separate table.
-filter KERNEL_OUT { if source = RTS_BGP && proto != "{{.Names.Loopback}}" then accept; reject; }
-protocol kernel KERNEL4 {
-	scan time {{seconds .ScanTime}};
-	kernel table {{.TableID}};
-{{- if .ECMP}}
+filter KERNEL_OUT { if source = RTS_BGP && proto != "` + LoopbackName + `" then accept; reject; }
+
+{{- range $family := .Families}}
+protocol kernel KERNEL{{$family}} {
+	scan time {{seconds $.ScanTime}};
+	kernel table {{$.TableID}};
+{{- if $.ECMP}}
 	merge paths yes;
 {{- end}}
-	ipv4 { import none; export filter KERNEL_OUT; };
+	ipv{{$family}} { import none; export filter KERNEL_OUT; };
 }
-protocol kernel KERNEL6 {
-	scan time {{seconds .ScanTime}};
-	kernel table {{.TableID}};
-{{- if .ECMP}}
-	merge paths yes;
 {{- end}}
-	ipv6 { import none; export filter KERNEL_OUT; };
-}
 {{- if .BFD}}
 
-protocol bfd '{{.Names.BFD}}' {
+protocol bfd '` + bfdName + `' {
 	strict bind;
 	accept direct;
 	interface "{{.Interface}}" { };
@@ -164,7 +159,7 @@ protocol bgp 'NBR-{{.Name}}' {
 		import filter {{if .Address.Is4}}NBR_IN_4{{else}}NBR_IN_6{{end}};
 		next hop self;
 		export filter {
-			if proto != "{{$.Names.Loopback}}" then reject;
+			if proto != "` + LoopbackName + `" then reject;
 			# GRACEFUL_SHUTDOWN (RFC 8326), which many gateways ignore: make the path worse as well.
 			if (65535,0) ~ bgp_community then {
 {{- if eq .LocalASN .RemoteASN}}
@@ -182,19 +177,13 @@ protocol bgp 'NBR-{{.Name}}' {
 {{- end}}
 `))
 
-// names are the constants that the template shares with the code.
-type names struct {
-	Loopback, BFD       string
-	BIRD, Announcer     netip.Addr
-	BIRDAS, AnnouncerAS uint32
-}
-
 // Render returns the configuration, with secrets unless in is masked. The same bytes work on BIRD
 // 2.0.12 to 3.x.
 func Render(in RenderInput) ([]byte, error) {
 	for what, name := range map[string]string{"interface": in.Interface, "log file": in.LogFile} {
 		if strings.ContainsFunc(name, breaksQuoting) {
-			return nil, fmt.Errorf("failed to render BIRD's configuration: name %[2]q of the %[1]s contains a quote, a wildcard or a control character", what, name)
+			return nil, fmt.Errorf("failed to render BIRD's configuration: name %q of the %s contains "+
+				"a quote, a wildcard or a control character", name, what)
 		}
 	}
 	var set [len(vip.Families)][]string
@@ -205,15 +194,16 @@ func Render(in RenderInput) ([]byte, error) {
 	}
 	data := struct {
 		RenderInput
-		VIP4, VIP6 string
-		BFD        bool
-		Names      names
+		VIP4, VIP6          string
+		BFD                 bool
+		Families            []int
+		BIRD, Announcer     netip.Addr
+		BIRDAS, AnnouncerAS uint32
 	}{
 		RenderInput: in, VIP4: strings.Join(set[vip.IPv4], ", "), VIP6: strings.Join(set[vip.IPv6], ", "),
-		Names: names{LoopbackName, bfdName, loopbackBIRD, loopbackLocal, LoopbackPeerAS, LoopbackAS},
-	}
-	for _, s := range in.Sessions {
-		data.BFD = data.BFD || s.BFD != nil
+		BFD:      slices.ContainsFunc(in.Sessions, func(s Session) bool { return s.BFD != nil }),
+		Families: []int{4, 6},
+		BIRD:     LoopbackBIRD, Announcer: LoopbackAnnouncer, BIRDAS: LoopbackPeerAS, AnnouncerAS: LoopbackAS,
 	}
 	var out bytes.Buffer
 	if err := configuration.Execute(&out, data); err != nil {

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -84,14 +85,11 @@ func ParseLine(s string, previous int) (line Line, last, async bool, err error) 
 	case len(s) < 5 || (s[4] != '-' && s[4] != ' '):
 		return Line{}, false, false, fmt.Errorf("line %.40q has no reply code", s)
 	}
-	code := 0
-	for _, c := range []byte(s[:4]) {
-		if c < '0' || c > '9' {
-			return Line{}, false, false, fmt.Errorf("line %.40q has no reply code", s)
-		}
-		code = code*10 + int(c-'0')
+	code, err := strconv.ParseUint(s[:4], 10, 16)
+	if err != nil {
+		return Line{}, false, false, fmt.Errorf("line %.40q has no reply code", s)
 	}
-	return Line{Code: code, Text: s[5:]}, s[4] == ' ', false, nil
+	return Line{Code: int(code), Text: s[5:]}, s[4] == ' ', false, nil
 }
 
 // ReadReply reads one reply in bounded memory.

@@ -9,10 +9,12 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -38,13 +40,13 @@ type resolver struct {
 	options   Options
 	desired   *latest.Value[desired]
 	result    *latest.Value[resolution]
-	addresses func(name string) ([]localAddress, error)
+	addresses func(name string) ([]rtnetlink.Address, error)
 
 	// Owned by run.
 	calls     files.Calls // of password files
 	selected  map[localKey]netip.Addr
-	lastKnown []localAddress // of the last successful read
-	warned    bool           // the current failure was logged
+	lastKnown []rtnetlink.Address // of the last successful read
+	warned    bool                // the current failure was logged
 }
 
 // localKey identifies a session whose local address was selected.
@@ -54,7 +56,7 @@ type localKey struct {
 }
 
 func newResolver(o Options, w *latest.Value[desired]) *resolver {
-	return &resolver{options: o, desired: w, result: latest.New(resolution{}), addresses: interfaceAddresses, selected: map[localKey]netip.Addr{}}
+	return &resolver{options: o, desired: w, result: latest.New(resolution{}), addresses: interfaceAddresses}
 }
 
 // run publishes a resolution whenever it differs from the previous one.
@@ -105,7 +107,9 @@ func (o Options) input(vips []vip.VIP) RenderInput {
 
 // resolveSessions returns the sessions of the gateways, and by name the reason for each gateway
 // that cannot have one yet. before are the sessions of the previous resolution.
-func (s *resolver) resolveSessions(ctx context.Context, gateways []trench.Gateway, before []Session) (sessions []Session, problems map[string]string) {
+func (s *resolver) resolveSessions(
+	ctx context.Context, gateways []trench.Gateway, before []Session,
+) (sessions []Session, problems map[string]string) {
 	addrs, err := s.localAddresses()
 	problems = map[string]string{}
 	selected := map[localKey]netip.Addr{}
@@ -122,7 +126,8 @@ func (s *resolver) resolveSessions(ctx context.Context, gateways []trench.Gatewa
 		}
 		selected[key] = local
 		password, err := s.password(ctx, g.PasswordFile)
-		if i := slices.IndexFunc(before, func(b Session) bool { return b.Gateway.PasswordFile == g.PasswordFile }); i >= 0 && errors.Is(err, files.ErrHung) {
+		same := func(b Session) bool { return b.Gateway.PasswordFile == g.PasswordFile }
+		if i := slices.IndexFunc(before, same); i >= 0 && errors.Is(err, files.ErrHung) {
 			password, err = before[i].Password, nil // a file system that hangs must not end the session
 		}
 		if err != nil {
@@ -138,7 +143,7 @@ func (s *resolver) resolveSessions(ctx context.Context, gateways []trench.Gatewa
 
 // localAddresses returns the addresses of the external interface. After a failed read it returns
 // the last known ones, so that no session ends because of the failure.
-func (s *resolver) localAddresses() ([]localAddress, error) {
+func (s *resolver) localAddresses() ([]rtnetlink.Address, error) {
 	addrs, err := s.addresses(s.options.Interface)
 	switch {
 	case err == nil:
@@ -148,7 +153,8 @@ func (s *resolver) localAddresses() ([]localAddress, error) {
 		return nil, err
 	case !s.warned:
 		s.warned = true
-		s.options.Log.Warn("failed to read local addresses; using the last known ones", "interface", s.options.Interface, "error", err)
+		s.options.Log.Warn("failed to read local addresses; using the last known ones",
+			"interface", s.options.Interface, "error", err)
 	}
 	return s.lastKnown, nil
 }
@@ -161,7 +167,8 @@ func (s *resolver) password(ctx context.Context, path string) (string, error) {
 	if path == "" {
 		return "", nil
 	}
-	b, err := files.Do(ctx, &s.calls, "password file "+path, func() ([]byte, error) { return files.Read(path, maxPasswordFile) })
+	b, err := files.Do(ctx, &s.calls, "password file "+path,
+		func() ([]byte, error) { return files.Read(path, maxPasswordFile) })
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", fmt.Errorf("password file %s does not exist", path)
 	}
@@ -173,4 +180,25 @@ func (s *resolver) password(ctx context.Context, path string) (string, error) {
 		return "", fmt.Errorf("password file %s: %w", path, err)
 	}
 	return password, nil
+}
+
+// maxPassword is the longest TCP-MD5 key (RFC 2385, TCP_MD5SIG_MAXKEYLEN).
+const maxPassword = 80
+
+// ParsePassword returns the password in the content of a password file, without one trailing
+// newline. BIRD 2.0.12 has no escapes in strings, so quotes and control characters are refused.
+func ParsePassword(content []byte) (string, error) {
+	s := strings.TrimSuffix(strings.TrimSuffix(string(content), "\n"), "\r")
+	switch {
+	case s == "":
+		return "", errors.New("password is empty")
+	case len(s) > maxPassword:
+		return "", fmt.Errorf("password has %d bytes; TCP-MD5 takes at most %d", len(s), maxPassword)
+	}
+	for _, c := range []byte(s) {
+		if c < 0x20 || c == 0x7f || c == '"' {
+			return "", errors.New("password contains a quote or a control character, which BIRD cannot escape")
+		}
+	}
+	return s, nil
 }

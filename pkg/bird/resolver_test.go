@@ -12,25 +12,28 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-func addr(prefix string, flags ...string) localAddress {
+func addr(prefix string, flags ...string) rtnetlink.Address {
 	p := netip.MustParsePrefix(prefix)
-	a := localAddress{addr: p.Addr(), network: p.Masked()}
+	a := rtnetlink.Address{Addr: p.Addr(), Network: p.Masked()}
 	for _, f := range flags {
 		switch f {
 		case "second":
-			a.second = true
+			a.Flags |= unix.IFA_F_SECONDARY
 		case "tentative":
-			a.tentative = true
+			a.Flags |= unix.IFA_F_TENTATIVE
 		case "duplicate":
-			a.duplicate = true
+			a.Flags |= unix.IFA_F_DADFAILED
 		default:
-			a.network = netip.MustParsePrefix(f)
+			a.Network = netip.MustParsePrefix(f)
 		}
 	}
 	return a
@@ -39,26 +42,26 @@ func addr(prefix string, flags ...string) localAddress {
 func TestAddressTowardAGateway(t *testing.T) {
 	tests := []struct {
 		name, gateway, current string
-		addrs                  []localAddress
+		addrs                  []rtnetlink.Address
 		want, problem          string
 	}{
-		{name: "the one in its network", gateway: "10.0.1.9", addrs: []localAddress{addr("10.0.0.1/24"), addr("10.0.1.1/24")}, want: "10.0.1.1"},
-		{name: "the narrowest network", gateway: "10.0.1.9", addrs: []localAddress{addr("10.0.0.1/8"), addr("10.0.1.1/24"), addr("10.0.3.1/16")}, want: "10.0.1.1"},
-		{name: "not a secondary one", gateway: "10.0.1.9", addrs: []localAddress{addr("10.0.1.2/25", "second"), addr("10.0.1.1/24")}, want: "10.0.1.1"},
-		{name: "a secondary one if there is no other", gateway: "10.0.1.9", addrs: []localAddress{addr("10.0.1.2/24", "second")}, want: "10.0.1.2"},
-		{name: "a point-to-point address", gateway: "10.9.9.9", addrs: []localAddress{addr("10.0.0.1/32", "10.9.9.9/32")}, want: "10.0.0.1"},
-		{name: "a link-local gateway", gateway: "fe80::9", addrs: []localAddress{addr("fe80::1/64"), addr("fd00::1/64")}, want: "fe80::1"},
-		{name: "another network", gateway: "10.0.1.9", addrs: []localAddress{addr("10.0.0.1/24")}, problem: "no address in a network with 10.0.1.9"},
-		{name: "another family", gateway: "fd00::9", addrs: []localAddress{addr("10.0.0.1/24"), addr("fe80::1/64")}, problem: "no ipv6 address"},
+		{name: "the one in its network", gateway: "10.0.1.9", addrs: []rtnetlink.Address{addr("10.0.0.1/24"), addr("10.0.1.1/24")}, want: "10.0.1.1"},
+		{name: "the narrowest network", gateway: "10.0.1.9", addrs: []rtnetlink.Address{addr("10.0.0.1/8"), addr("10.0.1.1/24"), addr("10.0.3.1/16")}, want: "10.0.1.1"},
+		{name: "not a secondary one", gateway: "10.0.1.9", addrs: []rtnetlink.Address{addr("10.0.1.2/25", "second"), addr("10.0.1.1/24")}, want: "10.0.1.1"},
+		{name: "a secondary one if there is no other", gateway: "10.0.1.9", addrs: []rtnetlink.Address{addr("10.0.1.2/24", "second")}, want: "10.0.1.2"},
+		{name: "a point-to-point address", gateway: "10.9.9.9", addrs: []rtnetlink.Address{addr("10.0.0.1/32", "10.9.9.9/32")}, want: "10.0.0.1"},
+		{name: "a link-local gateway", gateway: "fe80::9", addrs: []rtnetlink.Address{addr("fe80::1/64"), addr("fd00::1/64")}, want: "fe80::1"},
+		{name: "another network", gateway: "10.0.1.9", addrs: []rtnetlink.Address{addr("10.0.0.1/24")}, problem: "no address in a network with 10.0.1.9"},
+		{name: "another family", gateway: "fd00::9", addrs: []rtnetlink.Address{addr("10.0.0.1/24"), addr("fe80::1/64")}, problem: "no ipv6 address"},
 		{name: "no address", gateway: "10.0.1.9", problem: "no ipv4 address"},
-		{name: "itself", gateway: "10.0.1.1", addrs: []localAddress{addr("10.0.1.2/24"), addr("10.0.1.1/24")}, problem: "is a local address"},
-		{name: "not while duplicate address detection runs", gateway: "fd00::9", addrs: []localAddress{addr("fd00::1/64", "tentative")}, problem: "fd00::1 is tentative"},
-		{name: "another than the tentative one", gateway: "fd00::9", addrs: []localAddress{addr("fd00::1/64", "tentative"), addr("fd00::2/64")}, want: "fd00::2"},
-		{name: "a duplicate address", gateway: "fd00::9", addrs: []localAddress{addr("fd00::1/64", "tentative", "duplicate")}, problem: "duplicate address detection failed"},
-		{name: "the current one though there is a better one", gateway: "fd00::9", current: "fd00::1", addrs: []localAddress{addr("fd00::2/64"), addr("fd00::1/64", "second")}, want: "fd00::1"},
-		{name: "the current one though it is checked again", gateway: "fd00::9", current: "fd00::1", addrs: []localAddress{addr("fd00::1/64", "tentative")}, want: "fd00::1"},
-		{name: "the current address is a duplicate", gateway: "fd00::9", current: "fd00::1", addrs: []localAddress{addr("fd00::1/64", "duplicate")}, problem: "duplicate address detection failed"},
-		{name: "another when the current one is gone", gateway: "fd00::9", current: "fd00::1", addrs: []localAddress{addr("fd00::2/64")}, want: "fd00::2"},
+		{name: "itself", gateway: "10.0.1.1", addrs: []rtnetlink.Address{addr("10.0.1.2/24"), addr("10.0.1.1/24")}, problem: "is a local address"},
+		{name: "not while duplicate address detection runs", gateway: "fd00::9", addrs: []rtnetlink.Address{addr("fd00::1/64", "tentative")}, problem: "fd00::1 is tentative"},
+		{name: "another than the tentative one", gateway: "fd00::9", addrs: []rtnetlink.Address{addr("fd00::1/64", "tentative"), addr("fd00::2/64")}, want: "fd00::2"},
+		{name: "a duplicate address", gateway: "fd00::9", addrs: []rtnetlink.Address{addr("fd00::1/64", "tentative", "duplicate")}, problem: "duplicate address detection failed"},
+		{name: "the current one though there is a better one", gateway: "fd00::9", current: "fd00::1", addrs: []rtnetlink.Address{addr("fd00::2/64"), addr("fd00::1/64", "second")}, want: "fd00::1"},
+		{name: "the current one though it is checked again", gateway: "fd00::9", current: "fd00::1", addrs: []rtnetlink.Address{addr("fd00::1/64", "tentative")}, want: "fd00::1"},
+		{name: "the current address is a duplicate", gateway: "fd00::9", current: "fd00::1", addrs: []rtnetlink.Address{addr("fd00::1/64", "duplicate")}, problem: "duplicate address detection failed"},
+		{name: "another when the current one is gone", gateway: "fd00::9", current: "fd00::1", addrs: []rtnetlink.Address{addr("fd00::2/64")}, want: "fd00::2"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -83,7 +86,7 @@ func TestAddressTowardAGateway(t *testing.T) {
 // resolverFixture is a resolver with scripted addresses.
 type resolverFixture struct {
 	*resolver
-	addrs []localAddress
+	addrs []rtnetlink.Address
 	err   error
 }
 
@@ -92,7 +95,7 @@ func newAround(t *testing.T, gateways ...trench.Gateway) *resolverFixture {
 	s := NewSupervisor(Options{Interface: "ext-vlan", RouterID: netip.MustParseAddr("10.1.1.1")})
 	s.Configure(gateways, []vip.VIP{vip.Require("20.0.0.1/32")})
 	a := &resolverFixture{resolver: s.resolver}
-	a.addresses = func(string) ([]localAddress, error) { return a.addrs, a.err }
+	a.addresses = func(string) ([]rtnetlink.Address, error) { return a.addrs, a.err }
 	return a
 }
 
@@ -115,7 +118,7 @@ func TestFailedAddressReadKeepsSessions(t *testing.T) {
 	if v, _ := a.resolveAgain(); len(v.input.Sessions) != 0 || !strings.Contains(v.problems["a"], "interrupted") {
 		t.Fatalf("nothing was known yet: %+v", v)
 	}
-	a.addrs, a.err = []localAddress{addr("10.0.0.1/24")}, nil
+	a.addrs, a.err = []rtnetlink.Address{addr("10.0.0.1/24")}, nil
 	if v, changed := a.resolveAgain(); len(v.input.Sessions) != 1 || !changed || !strings.Contains(string(v.content), "local 10.0.0.1 port 179") {
 		t.Fatalf("an address appeared: changed %v, %+v", changed, v.problems)
 	}
@@ -127,7 +130,7 @@ func TestFailedAddressReadKeepsSessions(t *testing.T) {
 	if v, changed := a.resolveAgain(); len(v.input.Sessions) != 0 || !changed || !strings.Contains(v.problems["a"], "interface ext-vlan: no ipv4 address") {
 		t.Fatalf("the address went: changed %v, %+v", changed, v.problems)
 	}
-	a.addrs = []localAddress{addr("10.0.0.1/24")}
+	a.addrs = []rtnetlink.Address{addr("10.0.0.1/24")}
 	a.resolveAgain()
 	a.err = errNoInterface
 	if v, _ := a.resolveAgain(); len(v.input.Sessions) != 0 {
@@ -141,14 +144,14 @@ func TestFailedAddressReadKeepsSessions(t *testing.T) {
 
 func TestAnotherAddressLeavesTheSessionAsItIs(t *testing.T) {
 	a := newAround(t, someGateway())
-	a.addrs = []localAddress{addr("10.0.0.1/24")}
+	a.addrs = []rtnetlink.Address{addr("10.0.0.1/24")}
 	first, _ := a.resolveAgain()
-	a.addrs = []localAddress{addr("10.0.0.2/25"), addr("10.0.0.1/24", "second")}
+	a.addrs = []rtnetlink.Address{addr("10.0.0.2/25"), addr("10.0.0.1/24", "second")}
 	v, changed := a.resolveAgain()
 	if changed || &v.content[0] != &first.content[0] {
 		t.Fatalf("changed %v:\n%s", changed, v.content)
 	}
-	a.addrs = []localAddress{addr("10.0.0.2/25")}
+	a.addrs = []rtnetlink.Address{addr("10.0.0.2/25")}
 	if v, changed := a.resolveAgain(); !changed || v.input.Sessions[0].Local != netip.MustParseAddr("10.0.0.2") {
 		t.Fatalf("changed %v: %+v", changed, v.input.Sessions)
 	}
@@ -161,7 +164,7 @@ func TestBadPasswordFileDisablesGateway(t *testing.T) {
 	without := someGateway()
 	without.Name, without.Address = "b", netip.MustParseAddr("10.0.0.8")
 	a := newAround(t, with, without)
-	a.addrs = []localAddress{addr("10.0.0.1/24")}
+	a.addrs = []rtnetlink.Address{addr("10.0.0.1/24")}
 	expect := func(problem string) {
 		t.Helper()
 		v, _ := a.resolveAgain()
@@ -196,8 +199,8 @@ func TestResolverPublishesChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := latest.New(desired{})
 		s := newResolver(NewSupervisor(Options{Interface: "ext-vlan"}).options, w)
-		have := []localAddress{addr("10.0.0.1/24")}
-		s.addresses = func(string) ([]localAddress, error) { return have, nil }
+		have := []rtnetlink.Address{addr("10.0.0.1/24")}
+		s.addresses = func(string) ([]rtnetlink.Address, error) { return have, nil }
 		done := make(chan struct{})
 		ctx, cancel := context.WithCancel(t.Context())
 		defer func() { cancel(); <-done }()
@@ -250,7 +253,7 @@ func TestBlockedPasswordFile(t *testing.T) {
 	g := someGateway()
 	g.PasswordFile = path
 	a := newAround(t, g)
-	a.addrs = []localAddress{addr("10.0.0.1/24")}
+	a.addrs = []rtnetlink.Address{addr("10.0.0.1/24")}
 	if v, _ := a.resolveAgain(); len(v.input.Sessions) != 1 {
 		t.Fatalf("no session: %+v", v.problems)
 	}

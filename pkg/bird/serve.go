@@ -265,7 +265,7 @@ func (s *Supervisor) enable(ctx context.Context, protocols map[string]Protocol) 
 	if failed {
 		s.sockets.failed(now)
 	} else {
-		s.sockets = backoff{}
+		s.sockets = retries{}
 	}
 }
 

@@ -99,7 +99,7 @@ func (f *fakeBIRD) dial(ctx context.Context, _ string) (*Client, error) {
 			}
 		}
 	})
-	c, err := newClient(ctx, &closing{ours, done, sync.Once{}}, deadlineOf(ctx))
+	c, err := newClient(ctx, &closing{ours, done, sync.Once{}})
 	if err != nil {
 		return nil, errors.Join(err, ours.Close())
 	}

@@ -1,6 +1,7 @@
 package bird
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -90,7 +91,8 @@ func (s *Supervisor) Confirm(ctx context.Context) error {
 		case <-looked:
 		case <-expected:
 		case <-ctx.Done():
-			return fmt.Errorf("gateway sessions do not export the expected routes (%d IPv4, %d IPv6): %w", want[vip.IPv4], want[vip.IPv6], ctx.Err())
+			return fmt.Errorf("gateway sessions do not export the expected routes (%d IPv4, %d IPv6): %w",
+				want[vip.IPv4], want[vip.IPv6], ctx.Err())
 		}
 	}
 }
@@ -107,7 +109,9 @@ func exports(gateways []GatewayState, want [len(vip.Families)]int) bool {
 
 // states returns the state of each desired gateway from BIRD's sessions. before is the previous
 // state.
-func (v resolution) states(at time.Time, protocols map[string]Protocol, bfd map[netip.Addr]string, before State) []GatewayState {
+func (v resolution) states(
+	at time.Time, protocols map[string]Protocol, bfd map[netip.Addr]string, before State,
+) []GatewayState {
 	was := byName(before.Gateways)
 	list := make([]GatewayState, 0, len(v.gateways))
 	for _, c := range v.gateways {
@@ -121,7 +125,8 @@ func (v resolution) states(at time.Time, protocols map[string]Protocol, bfd map[
 		case !ok:
 			g.Problem = "BIRD has no such session yet"
 		default:
-			g.Up, g.State, g.Imported, g.Exported, g.LastError = p.Up(), p.sessionState(), p.Imported, p.Exported, p.LastError
+			g.Up, g.State, g.LastError = p.Up(), cmp.Or(p.BGPState, p.State), p.LastError
+			g.Imported, g.Exported = p.Imported, p.Exported
 		}
 		if c.BFD != nil && ok {
 			g.BFD = bfd[c.Address]
@@ -153,14 +158,6 @@ func byName(list []GatewayState) map[string]GatewayState {
 	return m
 }
 
-// sessionState returns the state of the BGP session, or of a protocol that has none yet.
-func (p Protocol) sessionState() string {
-	if p.BGPState != "" {
-		return p.BGPState
-	}
-	return p.State
-}
-
 // logTransitions logs which sessions came up, went down or failed to come up, and reports whether
 // one came up. It logs each error once until the session is up: BIRD clears the error at its next
 // attempt.
@@ -174,7 +171,8 @@ func (s *Supervisor) logTransitions(before, after []GatewayState) (came bool) {
 			s.options.Log.Info("gateway session up", "gateway", g.Name, "address", g.Address)
 		case !g.Up && was[g.Name].Up:
 			s.failures[g.Name] = g.LastError
-			s.options.Log.Warn("gateway session lost", "gateway", g.Name, "address", g.Address, "state", g.State, "last_error", g.LastError, "problem", g.Problem)
+			s.options.Log.Warn("gateway session lost", "gateway", g.Name, "address", g.Address,
+				"state", g.State, "last_error", g.LastError, "problem", g.Problem)
 		case !g.Up && g.LastError != "" && g.LastError != s.failures[g.Name]:
 			s.failures[g.Name] = g.LastError
 			s.options.Log.Warn("gateway session failed", "gateway", g.Name, "address", g.Address, "error", g.LastError)

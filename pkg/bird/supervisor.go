@@ -1,7 +1,9 @@
 package bird
 
 import (
+	"cmp"
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -13,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -66,7 +69,7 @@ type Supervisor struct {
 	client          *Client
 	fast            fastPoll
 	holds           holdTimers
-	sockets         backoff           // of listening sockets that BIRD could not open
+	sockets         retries           // of listening sockets that BIRD could not open
 	unansweredSince time.Time         // start of the oldest command without an answer; zero: none
 	failures        map[string]string // the last logged error, by gateway
 }
@@ -76,17 +79,13 @@ func NewSupervisor(o Options) *Supervisor {
 	if !o.RouterID.IsValid() {
 		o.RouterID = RouterID()
 	}
-	if o.KernelScanTime == 0 {
-		o.KernelScanTime = 10 * time.Second
-	}
+	o.KernelScanTime, o.Log = cmp.Or(o.KernelScanTime, 10*time.Second), cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	o.Executable = Executable(o.Executable)
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
 	w := latest.New(desired{})
 	return &Supervisor{
-		options: o, desired: w, resolver: newResolver(o, w), expect: latest.New([len(vip.Families)]int{}), state: latest.New(State{}),
-		failures: map[string]string{}, dial: Dial, ready: make(chan struct{}), hint: make(chan struct{}, 1), export: make(chan struct{}, 1),
+		options: o, desired: w, resolver: newResolver(o, w), dial: Dial,
+		expect: latest.New([len(vip.Families)]int{}), state: latest.New(State{}), failures: map[string]string{},
+		ready: make(chan struct{}), hint: make(chan struct{}, 1), export: make(chan struct{}, 1),
 	}
 }
 
@@ -121,16 +120,13 @@ func (s *Supervisor) Configure(gateways []trench.Gateway, vips []vip.VIP) {
 
 // ExportRoutes has BIRD re-export the gateways' routes, which another process removed from the
 // kernel. It does not block.
-func (s *Supervisor) ExportRoutes() {
-	select {
-	case s.export <- struct{}{}:
-	default:
-	}
-}
+func (s *Supervisor) ExportRoutes() { notify(s.export) }
 
-func (s *Supervisor) trigger() {
+func (s *Supervisor) trigger() { notify(s.hint) }
+
+func notify(c chan<- struct{}) {
 	select {
-	case s.hint <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
@@ -165,11 +161,10 @@ func (s *Supervisor) Run(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
-	if err := os.MkdirAll(s.options.Dir, 0o755); err != nil {
-		return fmt.Errorf("failed to create directory of BIRD's configuration: %w", err)
-	}
-	if err := os.MkdirAll(filepath.Dir(s.options.Socket), 0o755); err != nil {
-		return fmt.Errorf("failed to create directory of BIRD's control socket: %w", err)
+	for _, dir := range []string{s.options.Dir, filepath.Dir(s.options.Socket)} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return fmt.Errorf("failed to create directory for BIRD: %w", err)
+		}
 	}
 	unlock, err := lockSocket(s.options.Socket)
 	if err != nil {
@@ -184,7 +179,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 
 // keepRunning restarts BIRD with back-off whenever it exits or hangs.
 func (s *Supervisor) keepRunning(ctx context.Context) error {
-	wait := minRestartWait
+	delay := backoff.Backoff{Min: minRestartWait, Max: maxRestartWait}
 	for starts := 0; ; starts++ {
 		began := time.Now()
 		err := s.runOnce(ctx, starts)
@@ -192,18 +187,14 @@ func (s *Supervisor) keepRunning(ctx context.Context) error {
 			return ctx.Err()
 		}
 		if time.Since(began) > goodRun {
-			wait = minRestartWait
+			delay.Reset()
 		}
+		wait := delay.Next()
 		s.options.Log.Error("BIRD is not running; restarting it", "error", err, "wait", wait, "restarts", starts)
 		s.publishDown(err, starts)
-		timer := time.NewTimer(wait)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return ctx.Err()
+		if err := backoff.Sleep(ctx, wait); err != nil {
+			return err
 		}
-		wait = min(2*wait, maxRestartWait)
 	}
 }
 
@@ -213,7 +204,8 @@ func (s *Supervisor) runOnce(ctx context.Context, starts int) error {
 		return err
 	}
 	defer s.awaitWrite()
-	p, err := startProcess(s.options.Executable, s.configPath(), s.options.Socket, s.options.Log, s.options.LogBIRD, s.event)
+	o := s.options
+	p, err := startProcess(o.Executable, s.configPath(), o.Socket, o.Log, o.LogBIRD, s.event)
 	if err != nil {
 		return err
 	}
@@ -258,4 +250,22 @@ func (s *Supervisor) Input() (RenderInput, map[string]string) {
 		v, _ = newResolver(s.options, s.desired).resolve(context.Background(), w, resolution{})
 	}
 	return v.input.Masked(), maps.Clone(v.problems)
+}
+
+// RouterID derives a BGP router ID from the pod's UID (POD_UID) or else the machine ID, and the
+// host name. BIRD fails to start without one on a host that has no IPv4 address.
+func RouterID() netip.Addr {
+	seed := os.Getenv("POD_UID")
+	if seed == "" {
+		if b, err := os.ReadFile("/etc/machine-id"); err == nil {
+			seed = string(b)
+		}
+	}
+	if name, err := os.Hostname(); err == nil {
+		seed += name
+	}
+	sum := sha256.Sum256([]byte("vipgate router id " + seed))
+	// Every value but 0.0.0.0 is allowed (RFC 6286). The first byte is below 127: the ID never
+	// looks like a loopback or multicast address.
+	return netip.AddrFrom4([4]byte{1 + sum[0]%126, sum[1], sum[2], sum[3] | 1})
 }

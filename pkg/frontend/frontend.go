@@ -136,7 +136,7 @@ func newProcess(o Options) (*process, error) {
 	o.BIRD.Password, o.BIRD.OnAnswer = loopbackPassword(o), p.metrics.ControlLatency
 	p.bird = bird.NewSupervisor(o.BIRD)
 	p.announcer = announce.New(announce.Options{
-		Local: loopbackLocal, Peer: netip.AddrPortFrom(loopbackBIRD, o.BIRD.LoopbackPort),
+		Local: bird.LoopbackAnnouncer, Peer: netip.AddrPortFrom(bird.LoopbackBIRD, o.BIRD.LoopbackPort),
 		PeerAS: bird.LoopbackPeerAS, Password: o.BIRD.Password, Log: o.Log,
 		OnWritten: func(cause, at time.Time, _ uint64) {
 			if !cause.IsZero() {
@@ -180,12 +180,6 @@ func newProcess(o Options) (*process, error) {
 	}
 	return p, nil
 }
-
-// Addresses of the loopback session (docs/adr/0001-loopback-bgp.md).
-var (
-	loopbackLocal = netip.AddrFrom4([4]byte{127, 0, 0, 2})
-	loopbackBIRD  = netip.AddrFrom4([4]byte{127, 0, 0, 1})
-)
 
 // loopbackPassword returns a new TCP-MD5 key if the kernel supports TCP-MD5, since every process in
 // the pod can connect to 127.0.0.1.

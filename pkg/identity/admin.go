@@ -23,7 +23,7 @@ func NewAdminGuard(log *slog.Logger) *AdminGuard {
 // Authorize returns an error, and closes the connection, unless its peer is authorized.
 func (a *AdminGuard) Authorize(c net.Conn) error {
 	key := "admin"
-	cred, err := peerProcess(c)
+	cred, err := PeerProcess(c)
 	if err == nil && cred.Uid != 0 && cred.Uid != a.uid {
 		key = fmt.Sprint(cred.Uid)
 		err = fmt.Errorf("user %d may not use this socket, only user %d and root", cred.Uid, a.uid)

@@ -63,7 +63,7 @@ func describeOwner(ctx context.Context, name string) string {
 		return "which does not answer: " + err.Error()
 	}
 	defer c.Close()
-	cred, err := peerProcess(c)
+	cred, err := PeerProcess(c)
 	if err != nil {
 		return err.Error()
 	}

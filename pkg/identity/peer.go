@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// peerProcess returns the credentials of the process that connected to or accepted a unix socket
+// PeerProcess returns the credentials of the process that connected to or accepted a unix socket
 // (SO_PEERCRED, unix(7)).
-func peerProcess(c net.Conn) (*unix.Ucred, error) {
+func PeerProcess(c net.Conn) (*unix.Ucred, error) {
 	sc, ok := c.(syscall.Conn)
 	if !ok {
 		return nil, fmt.Errorf("a %T has no peer credentials", c)
@@ -34,7 +34,7 @@ func peerProcess(c net.Conn) (*unix.Ucred, error) {
 
 // peerAttrs returns log attributes of the peer process as far as they are known.
 func peerAttrs(c net.Conn) []any {
-	cred, err := peerProcess(c)
+	cred, err := PeerProcess(c)
 	if err != nil {
 		return []any{"peer_address", c.RemoteAddr().String()}
 	}
