@@ -1,6 +1,7 @@
 package announce
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -53,21 +55,9 @@ type Options struct {
 
 // withDefaults returns the options with zero fields filled in.
 func (o Options) withDefaults() Options {
-	if !o.Local.IsValid() {
-		o.Local = netip.AddrFrom4([4]byte{127, 0, 0, 2})
-	}
-	if o.LocalAS == 0 {
-		o.LocalAS = DefaultLocalAS
-	}
-	if !o.RouterID.IsValid() {
-		o.RouterID = o.Local
-	}
-	if o.HoldTime == 0 {
-		o.HoldTime = DefaultHoldTime
-	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.Local = cmp.Or(o.Local, netip.AddrFrom4([4]byte{127, 0, 0, 2}))
+	o.LocalAS, o.RouterID = cmp.Or(o.LocalAS, DefaultLocalAS), cmp.Or(o.RouterID, o.Local)
+	o.HoldTime, o.Log = cmp.Or(o.HoldTime, DefaultHoldTime), cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	return o
 }
 
@@ -125,12 +115,8 @@ type Announcer struct {
 // New returns an announcer that is idle until Run. Run reports invalid options.
 func New(o Options) *Announcer {
 	a := &Announcer{
-		options: o.withDefaults(),
-		state:   latest.New(State{}),
-		ready:   make(chan struct{}),
-		wake:    make(chan struct{}, 1),
-		renewed: make(chan struct{}, 1),
-		table:   newTable(),
+		options: o.withDefaults(), state: latest.New(State{}), ready: make(chan struct{}),
+		wake: make(chan struct{}, 1), renewed: make(chan struct{}, 1), table: newTable(),
 	}
 	a.dial = a.dialTCP
 	return a
@@ -207,7 +193,7 @@ func (a *Announcer) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("failed to start the announcer for %s: %w", a.options.Peer, err)
 	}
-	backoff := minBackoff
+	delay := backoff.Backoff{Min: minBackoff, Max: maxBackoff}
 	for a.awaitHeartbeat(ctx) {
 		err := a.attempt(ctx, enc)
 		if errors.Is(err, context.Canceled) {
@@ -215,13 +201,12 @@ func (a *Announcer) Run(ctx context.Context) error {
 		}
 		s := a.state.Load()
 		if s.Established && time.Since(s.Since) >= stableSession {
-			backoff = minBackoff
+			delay.Reset()
 		}
 		a.down(err)
-		if !sleep(ctx, backoff) {
+		if delay.Wait(ctx) != nil {
 			break
 		}
-		backoff = min(2*backoff, maxBackoff)
 	}
 	return nil
 }
@@ -303,15 +288,4 @@ func (a *Announcer) dialTCP(ctx context.Context) (net.Conn, error) {
 		return nil, fmt.Errorf("%w (the peer does not listen or has another TCP-MD5 key)", err)
 	}
 	return conn, err
-}
-
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

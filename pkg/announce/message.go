@@ -79,20 +79,18 @@ func readMessage(r *bufio.Reader) (*bgp.BGPMessage, error) {
 // validLength reports whether a message of the type may have that length (RFC 4271 section 6.1, RFC
 // 7313 section 5). Unknown types are rejected later.
 func validLength(kind uint8, length int) bool {
+	least := bgp.BGP_HEADER_LENGTH
 	switch kind {
 	case bgp.BGP_MSG_OPEN:
-		return length >= 29 && length <= bgp.BGP_MAX_MESSAGE_LENGTH
-	case bgp.BGP_MSG_UPDATE:
-		return length >= 23 && length <= bgp.BGP_MAX_MESSAGE_LENGTH
+		least = 29
+	case bgp.BGP_MSG_UPDATE, bgp.BGP_MSG_ROUTE_REFRESH:
+		least = 23
 	case bgp.BGP_MSG_NOTIFICATION:
-		return length >= 21 && length <= bgp.BGP_MAX_MESSAGE_LENGTH
+		least = 21
 	case bgp.BGP_MSG_KEEPALIVE:
-		return length == bgp.BGP_HEADER_LENGTH
-	case bgp.BGP_MSG_ROUTE_REFRESH:
-		return length >= 23 && length <= bgp.BGP_MAX_MESSAGE_LENGTH
-	default:
-		return length >= bgp.BGP_HEADER_LENGTH && length <= bgp.BGP_MAX_MESSAGE_LENGTH
+		return length == least
 	}
+	return length >= least && length <= bgp.BGP_MAX_MESSAGE_LENGTH
 }
 
 func fromCodec(err error) error {
@@ -135,10 +133,7 @@ func checkOpen(m *bgp.BGPOpen, o Options) (time.Duration, error) {
 		}
 	}
 	if as4 == nil {
-		capability, err := bgp.NewCapFourOctetASNumber(o.LocalAS).Serialize()
-		if err != nil {
-			return 0, fmt.Errorf("encoding the 4-octet AS capability: %w", err)
-		}
+		capability, _ := bgp.NewCapFourOctetASNumber(o.LocalAS).Serialize() // a constant form
 		return reject(bgp.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY, capability,
 			"BIRD does not support 4-octet AS numbers; remove `enable as4 off` from the session")
 	}
@@ -149,14 +144,10 @@ func checkOpen(m *bgp.BGPOpen, o Options) (time.Duration, error) {
 		return reject(bgp.BGP_ERROR_SUB_BAD_BGP_IDENTIFIER, nil, "BIRD's router id is %s", m.ID)
 	}
 	for _, f := range vip.Families {
-		if families[codecFamily(f)] {
-			continue
+		if !families[codecFamily(f)] {
+			capability, _ := bgp.NewCapMultiProtocol(codecFamily(f)).Serialize() // a constant form
+			return reject(bgp.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY, capability, "BIRD's session has no %s channel", f)
 		}
-		capability, err := bgp.NewCapMultiProtocol(codecFamily(f)).Serialize()
-		if err != nil {
-			return 0, fmt.Errorf("encoding the multiprotocol capability: %w", err)
-		}
-		return reject(bgp.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY, capability, "BIRD's session has no %s channel", f)
 	}
 	// A hold time of 0 would disable the lease: BIRD would keep the routes of a hung process. RFC
 	// 4271 section 4.2 permits rejecting it.
@@ -188,14 +179,14 @@ func newEncoder(o Options) (*encoder, error) {
 	e := &encoder{}
 	var err error
 	if e.open, err = encodeOpen(o); err != nil {
-		return nil, fmt.Errorf("encoding OPEN: %w", err)
+		return nil, fmt.Errorf("failed to encode OPEN: %w", err)
 	}
 	if e.keepalive, err = bgp.NewBGPKeepAliveMessage().Serialize(); err != nil {
-		return nil, fmt.Errorf("encoding KEEPALIVE: %w", err)
+		return nil, fmt.Errorf("failed to encode KEEPALIVE: %w", err)
 	}
 	nextHop4, err := bgp.NewPathAttributeNextHop(o.Local)
 	if err != nil {
-		return nil, fmt.Errorf("encoding NEXT_HOP: %w", err)
+		return nil, fmt.Errorf("failed to encode NEXT_HOP: %w", err)
 	}
 	origin := bgp.NewPathAttributeOrigin(bgp.BGP_ORIGIN_ATTR_TYPE_IGP)
 	path := bgp.NewPathAttributeAsPath([]bgp.AsPathParamInterface{
@@ -213,13 +204,10 @@ func newEncoder(o Options) (*encoder, error) {
 	}
 	for _, f := range vip.Families {
 		for a := Withdrawn; a <= Announced; a++ {
-			n, err := nlri(probe[f])
-			if err != nil {
-				return nil, err
-			}
+			n := nlri(probe[f])
 			m, err := e.message(f, a, []bgp.PathNLRI{n}).Serialize()
 			if err != nil {
-				return nil, fmt.Errorf("encoding UPDATE: %w", err)
+				return nil, fmt.Errorf("failed to encode UPDATE: %w", err)
 			}
 			e.room[f][a] = bgp.BGP_MAX_MESSAGE_LENGTH - len(m) + n.NLRI.Len()
 			if f == vip.IPv6 {
@@ -254,22 +242,14 @@ func encodeOpen(o Options) ([]byte, error) {
 // attributes share UPDATEs.
 type changes [len(vip.Families)][Announced + 1][]bgp.PathNLRI
 
-func (c *changes) add(v vip.VIP, a Advertisement) error {
-	n, err := nlri(v.Prefix())
-	if err != nil {
-		return err
-	}
+func (c *changes) add(v vip.VIP, a Advertisement) {
 	f := v.Family()
-	c[f][a] = append(c[f][a], n)
-	return nil
+	c[f][a] = append(c[f][a], nlri(v.Prefix()))
 }
 
-func nlri(p netip.Prefix) (bgp.PathNLRI, error) {
-	n, err := bgp.NewIPAddrPrefix(p)
-	if err != nil {
-		return bgp.PathNLRI{}, fmt.Errorf("encoding prefix %s: %w", p, err)
-	}
-	return bgp.PathNLRI{NLRI: n}, nil
+func nlri(p netip.Prefix) bgp.PathNLRI {
+	n, _ := bgp.NewIPAddrPrefix(p) // fails only for a prefix that is invalid
+	return bgp.PathNLRI{NLRI: n}
 }
 
 // appendUpdates appends the fewest UPDATEs for c to buf, withdrawals first.
@@ -285,7 +265,7 @@ func (e *encoder) appendUpdates(buf []byte, c *changes) ([]byte, error) {
 				}
 				m, err := e.message(f, a, rest[:n]).Serialize()
 				if err != nil {
-					return nil, fmt.Errorf("encoding UPDATE of %d prefixes: %w", n, err)
+					return nil, fmt.Errorf("failed to encode UPDATE of %d prefixes: %w", n, err)
 				}
 				buf = append(buf, m...)
 				rest = rest[n:]

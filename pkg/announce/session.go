@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"time"
 
 	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
@@ -75,10 +76,7 @@ type received struct {
 
 func newSession(a *Announcer, e *encoder, conn net.Conn) *session {
 	return &session{
-		a: a, encoder: e, conn: conn,
-		in:   make(chan received),
-		done: make(chan struct{}),
-		hold: a.options.HoldTime,
+		a: a, encoder: e, conn: conn, hold: a.options.HoldTime, in: make(chan received), done: make(chan struct{}),
 	}
 }
 
@@ -93,7 +91,7 @@ func (s *session) run(ctx context.Context) error {
 	// Armed at once: a peer that accepts the connection and stays silent is dropped after the
 	// offered hold time.
 	s.holdTimer = time.NewTimer(s.hold)
-	s.holdDue = time.Now().Add(s.hold)
+	s.extendHold(time.Now())
 	s.keepaliveTimer = time.NewTimer(0)
 	s.keepaliveTimer.Stop()
 
@@ -182,12 +180,9 @@ func (s *session) receive(r received) error {
 		if errors.Is(r.err, io.EOF) {
 			return fmt.Errorf("in state %s: BIRD closed the connection", s.phase)
 		}
-		return fmt.Errorf("in state %s: reading: %w", s.phase, r.err)
+		return fmt.Errorf("in state %s: failed to read: %w", s.phase, r.err)
 	}
-	s.holdDue = r.at.Add(s.hold)
-	s.extended = false
-	s.holdTimer.Reset(time.Until(s.holdDue))
-
+	s.extendHold(r.at)
 	switch m := r.message.Body.(type) {
 	case *bgp.BGPNotification:
 		return &Notification{Code: m.ErrorCode, Subcode: m.ErrorSubcode}
@@ -219,6 +214,12 @@ func (s *session) receive(r received) error {
 	}
 }
 
+// extendHold restarts the hold timer from the receipt of a message.
+func (s *session) extendHold(from time.Time) {
+	s.holdDue, s.extended = from.Add(s.hold), false
+	s.holdTimer.Reset(time.Until(s.holdDue))
+}
+
 func (s *session) handleOpen(m *bgp.BGPOpen) error {
 	hold, err := checkOpen(m, s.a.options)
 	if err != nil {
@@ -226,8 +227,7 @@ func (s *session) handleOpen(m *bgp.BGPOpen) error {
 	}
 	s.hold = hold
 	s.interval = hold / 3 // RFC 4271 section 4.4
-	s.holdDue = time.Now().Add(hold)
-	s.holdTimer.Reset(hold)
+	s.extendHold(time.Now())
 	s.phase = openConfirm
 	return s.sendKeepaliveAndTable()
 }
@@ -258,15 +258,7 @@ func (s *session) flush(trailer []byte) error {
 	}
 	p := s.a.take()
 	var c changes
-	var bad error
-	s.a.table.apply(p, func(v vip.VIP, a Advertisement) {
-		if err := c.add(v, a); err != nil {
-			bad = err
-		}
-	})
-	if bad != nil {
-		return bad
-	}
+	s.a.table.apply(p, c.add)
 	updates, err := s.encoder.appendUpdates(nil, &c)
 	if err != nil {
 		return err
@@ -297,13 +289,8 @@ func (s *session) announce(families ...vip.Family) (int, error) {
 	var c changes
 	n := 0
 	for v, a := range s.a.table.adverts {
-		for _, f := range families {
-			if f != v.Family() {
-				continue
-			}
-			if err := c.add(v, a); err != nil {
-				return 0, err
-			}
+		if slices.Contains(families, v.Family()) {
+			c.add(v, a)
 			n++
 		}
 	}
@@ -346,7 +333,7 @@ func (s *session) written(cause time.Time, routes bool) {
 func (s *session) stop() error {
 	cease, err := notification(bgp.BGP_ERROR_CEASE, bgp.BGP_ERROR_SUB_ADMINISTRATIVE_SHUTDOWN, nil)
 	if err != nil {
-		return fmt.Errorf("encoding NOTIFICATION: %w", err)
+		return fmt.Errorf("failed to encode NOTIFICATION: %w", err)
 	}
 	return s.flush(cease)
 }
@@ -396,11 +383,11 @@ func (s *session) write(b []byte) error {
 		n := min(len(b), writeChunk)
 		if err := s.conn.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
 			s.writeFailed = true
-			return fmt.Errorf("in state %s: setting the write deadline: %w", s.phase, err)
+			return fmt.Errorf("in state %s: failed to set the write deadline: %w", s.phase, err)
 		}
 		if _, err := s.conn.Write(b[:n]); err != nil {
 			s.writeFailed = true
-			return fmt.Errorf("in state %s: writing %d bytes: %w", s.phase, n, err)
+			return fmt.Errorf("in state %s: failed to write %d bytes: %w", s.phase, n, err)
 		}
 		b = b[n:]
 	}

@@ -353,7 +353,7 @@ func TestSlowReaderTimeout(t *testing.T) {
 		if d := time.Since(start); d != writeTimeout {
 			t.Errorf("given up after %s", d)
 		}
-		if s.Written != 0 || !strings.Contains(s.LastError.Error(), "writing") {
+		if s.Written != 0 || !strings.Contains(s.LastError.Error(), "failed to write") {
 			t.Errorf("got %+v", s)
 		}
 		p = <-peers
@@ -489,7 +489,7 @@ func TestStopFlushError(t *testing.T) {
 		p.establish(3)
 		awaitState(t, a, "established", func(s State) bool { return s.Established })
 		stop() // the peer does not read
-		if s := a.State().Load(); s.Established || s.LastError == nil || !strings.Contains(s.LastError.Error(), "writing") {
+		if s := a.State().Load(); s.Established || s.LastError == nil || !strings.Contains(s.LastError.Error(), "failed to write") {
 			t.Errorf("got %+v", s)
 		}
 	})
