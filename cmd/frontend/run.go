@@ -164,20 +164,23 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (frontend.Options, er
 		return frontend.Options{}, err
 	}
 	o := frontend.Options{
-		TrenchFile: c.TrenchFile, Defaults: c.defaults(), Config: config, LBSocket: c.LBSocket, Gating: c.Gating == "on",
-		FlapBackoff: c.FlapBackoff == "on", MaxBackoff: c.MaxBackoff, ExternalInterface: c.ExternalInterface,
+		TrenchFile: c.TrenchFile, Defaults: c.defaults(), Config: config, LBSocket: c.LBSocket,
+		Gate: gate.Options{
+			Ungated: c.Gating == "off", NoFlapBackoff: c.FlapBackoff == "off", DrainTime: c.DrainTime,
+		},
+		MaxBackoff: c.MaxBackoff, ExternalInterface: c.ExternalInterface,
 		BIRD: c.birdFlags.options(&c.kernelFlags), Kernel: c.kernelFlags.options(),
-		AdminSocket: c.AdminSocket, HealthAddr: c.HealthAddress(), DrainTime: c.DrainTime, Settle: c.Settle,
+		AdminSocket: c.AdminSocket, HealthAddr: c.HealthAddress(), Settle: c.Settle,
 		ReadyTimeout: c.ReadyTimeout, RequireRoute: c.RequireRoute, RemoveRulesOnExit: c.RemoveRulesOnExit, Log: log,
 	}
 	if c.OnLBLoss == "keep" {
-		o.OnLBLoss = gate.KeepOnLoss
+		o.Gate.OnLoss = gate.KeepOnLoss
 	}
 	if c.MetricsEnabled {
 		o.MetricsAddr = c.MetricsAddress()
 	}
 	switch {
-	case !o.Gating:
+	case o.Gate.Ungated:
 		return o, nil
 	case c.ReadinessDir.Given:
 		o.Directory = c.directory(c.DrainTime, log)

@@ -33,9 +33,9 @@ type controller struct {
 	// requireRoute counts a family as up only while one of its gateways advertises a route.
 	requireRoute bool
 	commands     chan command
-	ready        chan struct{}
-	started      time.Time    // set before Ready is closed
-	lastRun      atomic.Int64 // time of the last evaluation, since started
+	ready        chan struct{} // closed once Run works
+	started      time.Time     // set before ready is closed
+	lastRun      atomic.Int64  // time of the last evaluation, since started
 
 	revision uint64 // counts batches of decisions
 	applied  readiness.Position
@@ -47,8 +47,7 @@ type command struct {
 	done  chan struct{}
 }
 
-func (c *controller) String() string         { return "gate" }
-func (c *controller) Ready() <-chan struct{} { return c.ready }
+func (c *controller) String() string { return "gate" }
 
 // Do has the controller apply f and waits until its decisions were published.
 func (c *controller) Do(ctx context.Context, f func(g *gate.Gate, now time.Time)) error {
@@ -66,7 +65,7 @@ func (c *controller) Do(ctx context.Context, f func(g *gate.Gate, now time.Time)
 	}
 }
 
-// idle returns the time since the last evaluation. It must be called after Ready.
+// idle returns the time since the last evaluation. It must be called after ready was closed.
 func (c *controller) idle() time.Duration {
 	return time.Since(c.started) - time.Duration(c.lastRun.Load())
 }

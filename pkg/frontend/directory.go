@@ -30,10 +30,10 @@ type readinessSource interface {
 // directorySource is the readiness source of a directory. Each scan of the directory renews the
 // lease. Nothing is reported back.
 type directorySource struct {
-	directory *readinessfile.Reader
-	config    *latest.Value[trench.Loaded]
-	instance  string // of this start
-	changed   chan struct{}
+	reader   *readinessfile.Reader
+	config   *latest.Value[trench.Loaded]
+	instance string // of this start
+	changed  chan struct{}
 
 	mu      sync.Mutex
 	pending readiness.Update
@@ -44,8 +44,9 @@ type directorySource struct {
 	from      *trench.Config
 }
 
-func newDirectorySource(d *readinessfile.Reader, config *latest.Value[trench.Loaded], instance string) *directorySource {
-	return &directorySource{directory: d, config: config, instance: instance, changed: make(chan struct{}, 1)}
+func newDirectorySource(r *readinessfile.Reader, config *latest.Value[trench.Loaded], instance string) *directorySource {
+	configureDirectory(r, config.Load().Config)
+	return &directorySource{reader: r, config: config, instance: instance, changed: make(chan struct{}, 1)}
 }
 
 func (s *directorySource) String() string           { return "directory-source" }
@@ -62,7 +63,7 @@ func (s *directorySource) Take() readiness.Update {
 func (s *directorySource) Run(ctx context.Context) error {
 	loaded, loadedChanged := s.config.Get()
 	for {
-		listing, listingChanged := s.directory.Value().Get()
+		listing, listingChanged := s.reader.Value().Get()
 		if listing.Scanned {
 			s.publish(time.Now(), listing, loaded.Config)
 		}
@@ -72,7 +73,7 @@ func (s *directorySource) Run(ctx context.Context) error {
 		case <-listingChanged:
 		case <-loadedChanged:
 			loaded, loadedChanged = s.config.Get()
-			configureDirectory(s.directory, loaded.Config)
+			configureDirectory(s.reader, loaded.Config)
 		}
 	}
 }
@@ -152,7 +153,7 @@ func (p *process) streamProblem(lb lbState) string {
 	if p.directory == nil {
 		return lbProblem(lb, lastMessage)
 	}
-	l := p.directory.Value().Load()
+	l := p.directory.reader.Value().Load()
 	switch {
 	case lb.Freshness == gate.Live && (!l.Gone || l.Everything):
 		return ""

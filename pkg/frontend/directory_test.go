@@ -53,7 +53,6 @@ func newDirectoryFixture(t *testing.T, path string, o readinessfile.Options) *di
 	}
 	s.gate.Configure([]vip.VIP{vipA, vipB})
 	d := readinessfile.NewReader(o)
-	configureDirectory(d, s.config.Load().Config)
 	s.directorySource = newDirectorySource(d, s.config, "instance")
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -19,18 +20,20 @@ import (
 // follower passes configuration to gate, kernel and BIRD, and updates health and metrics. It may
 // lag behind the controller, and never blocks it.
 type follower struct {
-	process *process
+	*process
 
-	families   map[vip.Family]bool // last reported
 	configured vip.Set
 	release    *time.Timer // ends the source routing of removed VIPs
 
-	identityProblem string     // last shown
-	routingProblem  error      // last shown
-	bird            bird.State // last shown
-	removed         int        // removals of routes for which BIRD was asked to export again
-	exported        time.Time  // time of the last such request
-	warned          bool       // lb and frontend share a SPIFFE ID: logged
+	// Last shown.
+	shownFamilies   map[vip.Family]bool
+	identityProblem string
+	routingProblem  string
+	shownBIRD       bird.State
+
+	removed  int       // removals of routes for which BIRD was asked to export again
+	exported time.Time // time of the last such request
+	warned   bool      // lb and frontend share a SPIFFE ID: logged
 
 	started, advertised bool
 	startBy             time.Time // end of ReadyTimeout; zero: it does not run
@@ -40,12 +43,11 @@ func (f *follower) String() string { return "follower" }
 
 // Run updates the other components until ctx ends.
 func (f *follower) Run(ctx context.Context) error {
-	p := f.process
 	tick := time.NewTicker(time.Second) // updates ages in the status
 	defer tick.Stop()
 	f.release = time.NewTimer(0)
 	defer f.release.Stop()
-	loaded, configChanged := p.config.Value().Get()
+	loaded, configChanged := f.config.Value().Get()
 	if loaded.Generation > 0 { // otherwise the source routing of an earlier run remains
 		if err := f.configure(ctx, loaded.Config); err != nil {
 			return err
@@ -53,56 +55,50 @@ func (f *follower) Run(ctx context.Context) error {
 	} else {
 		f.release.Stop()
 	}
-	birdState, birdChanged := p.bird.State().Get()
-	routed, routedChanged := p.kernel.Confirmed().Get()
-	announced, announcedChanged := p.announcer.State().Get()
-	lb, lbChanged := p.observer.lb.Get()
-	vips, vipsChanged := p.observer.state.changed.Get()
-	var ownChanged <-chan struct{}
-	if p.Identity != nil {
-		_, ownChanged = p.Identity.Status().Get()
-	}
 	for {
+		// In this order: a change after a Get closes its channel.
+		birdState, birdChanged := f.bird.State().Get()
+		routed, routedChanged := f.kernel.Confirmed().Get()
+		announced, announcedChanged := f.announcer.State().Get()
+		lb, lbChanged := f.observer.lb.Get()
+		vips, vipsChanged := f.observer.state.changed.Get()
+		var ownChanged <-chan struct{}
+		if f.Identity != nil {
+			_, ownChanged = f.Identity.Status().Get()
+		}
 		f.showLiveness()
 		f.showConfiguration(loaded)
 		f.showIdentity()
 		f.showBIRD(birdState)
 		f.showRouting(routed)
 		f.exportRoutes(routed)
-		p.bird.Expect(announced.Announced4, announced.Announced6)
-		if p.source != nil {
-			problem := p.streamProblem(lb)
-			p.health.Set(Stream, problem == "", problem)
+		f.bird.Expect(announced.Announced4, announced.Announced6)
+		if f.source != nil {
+			f.setHealth(Stream, f.streamProblem(lb))
 		}
 		f.showStart(loaded, lb)
-		p.changed.Update(func(uint64) uint64 { return vips })
+		f.changed.Update(func(uint64) uint64 { return vips })
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-configChanged:
 			was := loaded
-			loaded, configChanged = p.config.Value().Get()
-			p.metrics.Reload(loaded.Err == nil)
-			p.observer.note(reloadDetail(loaded))
+			loaded, configChanged = f.config.Value().Get()
+			f.metrics.Reload(loaded.Err == nil)
+			f.observer.note(reloadDetail(loaded))
 			if loaded.Generation != was.Generation {
 				if err := f.configure(ctx, loaded.Config); err != nil {
 					return err
 				}
 			}
-		case <-birdChanged:
-			birdState, birdChanged = p.bird.State().Get()
-		case <-routedChanged:
-			routed, routedChanged = p.kernel.Confirmed().Get()
-		case <-announcedChanged:
-			announced, announcedChanged = p.announcer.State().Get()
-		case <-lbChanged:
-			lb, lbChanged = p.observer.lb.Get()
-		case <-vipsChanged:
-			vips, vipsChanged = p.observer.state.changed.Get()
-		case <-ownChanged:
-			_, ownChanged = p.Identity.Status().Get()
 		case <-f.release.C:
-			p.kernel.Configure(f.configured.Sorted())
+			f.kernel.Configure(f.configured.Sorted())
+		case <-birdChanged:
+		case <-routedChanged:
+		case <-announcedChanged:
+		case <-lbChanged:
+		case <-vipsChanged:
+		case <-ownChanged:
 		case <-tick.C:
 		}
 	}
@@ -112,19 +108,22 @@ func (f *follower) Run(ctx context.Context) error {
 // but keeps its source routing until the gateways have processed the withdrawal: targets still
 // answer its last flows.
 func (f *follower) configure(ctx context.Context, c *trench.Config) error {
-	p := f.process
+	f.setServed(c.Attractor.VIPs)
 	routed := vip.NewSet(c.Attractor.VIPs...)
-	for v := range f.configured {
-		routed[v] = struct{}{}
-	}
-	p.kernel.Configure(routed.Sorted())
-	if err := p.controller.Do(ctx, func(g *gate.Gate, _ time.Time) { g.Configure(c.Attractor.VIPs) }); err != nil {
+	maps.Copy(routed, f.configured)
+	f.kernel.Configure(routed.Sorted())
+	if err := f.controller.Do(ctx, func(g *gate.Gate, _ time.Time) { g.Configure(c.Attractor.VIPs) }); err != nil {
 		return err
 	}
-	p.bird.Configure(c.Attractor.Gateways, c.Attractor.VIPs)
+	f.bird.Configure(c.Attractor.Gateways, c.Attractor.VIPs)
 	f.configured = vip.NewSet(c.Attractor.VIPs...)
-	f.release.Reset(confirmTimeout + p.Settle)
+	f.release.Reset(confirmTimeout + f.Settle)
 	return nil
+}
+
+// setHealth sets a condition that holds while it has no problem.
+func (p *process) setHealth(condition, problem string) {
+	p.health.Set(condition, problem == "", problem)
 }
 
 // hungAfter is the time without a decision of the gate after which the process should be restarted.
@@ -133,9 +132,9 @@ const hungAfter = 10 * time.Second
 
 func (f *follower) showLiveness() {
 	select {
-	case <-f.process.controller.Ready():
-		idle := f.process.controller.idle()
-		f.process.health.Set(Liveness, idle < hungAfter, fmt.Sprintf("gate last evaluated %v ago", idle.Round(time.Second)))
+	case <-f.controller.ready:
+		idle := f.controller.idle()
+		f.health.Set(Liveness, idle < hungAfter, fmt.Sprintf("gate last evaluated %v ago", idle.Round(time.Second)))
 	default: // still starting
 	}
 }
@@ -153,34 +152,29 @@ func reloadDetail(l trench.Loaded) string {
 // showConfiguration shows whether the trench file on disk is in force. Whether BIRD has loaded the
 // resulting configuration is a separate condition.
 func (f *follower) showConfiguration(l trench.Loaded) {
-	p := f.process
 	valid := l.Err == nil && l.Generation > 0
-	p.health.Set(Configuration, valid, cmp.Or(errorText(l.Err), "trench file not read yet"))
-	p.health.Set(NSPCli, valid, "see "+Configuration)
-	p.metrics.Configuration(valid)
+	f.health.Set(Configuration, valid, cmp.Or(errorText(l.Err), "trench file not read yet"))
+	f.health.Set(NSPCli, valid, "see "+Configuration)
+	f.metrics.Configuration(valid)
 }
 
 func (f *follower) showIdentity() {
-	p := f.process
-	if p.Identity == nil {
+	if f.Identity == nil {
 		return
 	}
-	own := p.Identity.Status().Load()
-	if !f.warned && slices.Contains(p.LoadBalancers, own.ID) {
+	own := f.Identity.Status().Load()
+	if !f.warned && slices.Contains(f.LoadBalancers, own.ID) {
 		f.warned = true
-		p.Log.Warn("lb and frontend share a SPIFFE ID: each container with it can act as either; see docs/operations.md for container selectors", "spiffe_id", own.ID.String())
+		f.Log.Warn("lb and frontend share a SPIFFE ID: each container with it can act as either; "+
+			"see docs/operations.md for container selectors", "spiffe_id", own.ID.String())
 	}
 	problem := own.Problem()
-	p.health.Set(Identity, problem == "", problem)
+	f.setHealth(Identity, problem)
 	if (problem == "") != (f.identityProblem == "") {
-		what := "identity: SVID usable"
-		if problem != "" {
-			what = "identity: " + problem
-		}
-		p.observer.note(what)
+		f.observer.note("identity: " + cmp.Or(problem, "SVID usable"))
 	}
 	f.identityProblem = problem
-	p.metrics.Identity(own.ID.String(), own.NotAfter)
+	f.metrics.Identity(own.ID.String(), own.NotAfter)
 }
 
 // exportInterval is the shortest time between two exports of the gateways' routes: another process
@@ -196,65 +190,60 @@ func (f *follower) exportRoutes(routed kernel.Confirmed) {
 		return
 	}
 	f.removed, f.exported = routed.Removed, time.Now()
-	f.process.bird.ExportRoutes()
-	// A BIRD that has just started removes the routes of the one before.
-	if time.Since(f.bird.Since) > birdSettles {
-		what := fmt.Sprintf("another process removed routes from table %d; BIRD exports them again", f.process.Kernel.TableID)
-		f.process.Log.Warn(what)
-		f.process.observer.note(what)
+	f.bird.ExportRoutes()
+	if time.Since(f.shownBIRD.Since) > birdSettles {
+		what := fmt.Sprintf("another process removed routes from table %d; BIRD exports them again", f.Kernel.TableID)
+		f.Log.Warn(what)
+		f.observer.note(what)
 	}
 }
 
 // showRouting shows whether source routing is installed. Before Ready, no error does not mean that
 // it is.
 func (f *follower) showRouting(routed kernel.Confirmed) {
-	p := f.process
+	problem := errorText(routed.Err)
 	select {
-	case <-p.kernel.Ready():
-		p.health.Set(Routing, routed.Err == nil, errorText(routed.Err))
-		switch {
-		case routed.Err != nil && f.routingProblem == nil:
-			p.observer.note("source routing: " + routed.Err.Error())
-		case routed.Err == nil && f.routingProblem != nil:
-			p.observer.note("source routing restored")
-		}
-		f.routingProblem = routed.Err
+	case <-f.kernel.Ready():
 	default:
-		p.health.Set(Routing, false, cmp.Or(errorText(routed.Err), "source routing not installed yet"))
+		f.setHealth(Routing, cmp.Or(problem, "source routing not installed yet"))
+		return
 	}
+	f.setHealth(Routing, problem)
+	switch {
+	case problem != "" && f.routingProblem == "":
+		f.observer.note("source routing: " + problem)
+	case problem == "" && f.routingProblem != "":
+		f.observer.note("source routing restored")
+	}
+	f.routingProblem = problem
 }
 
 // showBIRD shows BIRD and its sessions, by family.
 func (f *follower) showBIRD(s bird.State) {
-	p := f.process
-	p.health.Set(BIRD, s.Alive, birdProblem(s))
-	p.health.Set(BIRDConfig, s.ConfigErr == nil, configProblem(s))
-	for _, e := range sessionEvents(f.bird, s) {
-		p.observer.record(e)
+	f.setHealth(BIRD, birdProblem(s))
+	f.setHealth(BIRDConfig, configProblem(s))
+	for _, e := range sessionEvents(f.shownBIRD, s) {
+		f.observer.record(e)
 	}
-	f.bird = s
+	f.shownBIRD = s
+	families, now := f.families(), time.Now()
 	up := gateways(s, false).Up
-	p.health.Set(Egress, up[vip.IPv4] || up[vip.IPv6], egressProblem(s, vip.Families[:]...))
-	families := p.families()
-	changed := len(families) != len(f.families)
-	for family, isUp := range families {
-		p.health.Set(fmt.Sprintf("%s/%s", Egress, family), isUp, egressProblem(s, family))
-		p.health.Set(fmt.Sprintf("%s/%s", RouteBack, family), !routeMissing(s, family, time.Now()), noRoute)
-		if was, known := f.families[family]; !known || was != isUp {
-			changed = true
-		}
-	}
+	f.health.Set(Egress, up[vip.IPv4] || up[vip.IPv6], egressProblem(s, vip.Families[:]...))
 	for _, family := range vip.Families {
-		if _, configured := families[family]; !configured {
-			p.health.Remove(fmt.Sprintf("%s/%s", Egress, family))
-			p.health.Remove(fmt.Sprintf("%s/%s", RouteBack, family))
+		egress, routeBack := fmt.Sprintf("%s/%s", Egress, family), fmt.Sprintf("%s/%s", RouteBack, family)
+		if isUp, configured := families[family]; configured {
+			f.health.Set(egress, isUp, egressProblem(s, family))
+			f.health.Set(routeBack, !routeMissing(s, family, now), noRoute)
+		} else {
+			f.health.Remove(egress)
+			f.health.Remove(routeBack)
 		}
 	}
 	// Not before the first report of VIPs: the load balancer would read a report without VIPs as
 	// "no VIP is advertised".
-	if changed && p.reported.Load() {
-		p.watcher.Report(readiness.ReportDelta{Families: families})
-		f.families = families
+	if !maps.Equal(families, f.shownFamilies) && f.reported.Load() {
+		f.watcher.Report(readiness.ReportDelta{Families: families})
+		f.shownFamilies = families
 	}
 }
 
@@ -320,10 +309,6 @@ func (p *process) reasonDetail(r gate.Reason, f vip.Family) string {
 	}
 	return ""
 }
-
-// RouteBack is a health service with one part for each family. It is not part of Readiness: other
-// pods have the same gateways.
-const RouteBack = "RouteBack"
 
 // firstRoutes is the time in which a gateway may send its first routes.
 const firstRoutes = 2 * time.Second

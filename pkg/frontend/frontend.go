@@ -41,19 +41,18 @@ type process struct {
 	kernel     *kernel.Routing
 	bird       *bird.Supervisor
 	announcer  *announce.Announcer
-	source     readinessSource       // nil without gating: watcher or fileSource
-	watcher    *readiness.Watcher    // nil unless the source is a load balancer
-	directory  *readinessfile.Reader // nil unless the source is a directory
-	fileSource *directorySource      // with directory
+	source     readinessSource    // nil without gating: watcher or directory
+	watcher    *readiness.Watcher // nil unless the source is a load balancer
+	directory  *directorySource   // nil unless the source is a directory
 	controller *controller
 	observer   *observer
 	reporter   *reporter
 	changed    *latest.Value[uint64] // counts changes of the status
-	stopping   *latest.Value[bool]
+	stopping   atomic.Bool
 	reported   atomic.Bool // the watcher has a report of VIPs
 	applied    *latest.Value[readiness.Position]
-	instance   string // of this start; events are numbered within it
-	served     atomic.Pointer[served]
+	instance   string                       // of this start; events are numbered within it
+	served     atomic.Pointer[[]vip.Family] // that have VIPs
 }
 
 // Health services of the frontend, beside "" and vip/<prefix>. Readiness is the conjunction of its
@@ -63,22 +62,22 @@ const (
 	Readiness     = "Readiness"
 	Egress        = "Egress"
 	Configuration = "Configuration"
+	NSPCli        = "NSPCli" // Meridio's name of Configuration
 	// Started holds once a trench file was accepted and every VIP that the load balancer reports as
 	// ready was advertised, or ReadyTimeout was over; it does not change after that. Readiness
 	// waits for it. Advertised is the same without the timeout, and no part of Readiness.
-	Started    = "Started"
-	Advertised = "Advertised"
-	Identity   = "Identity"
-	BIRD       = "BIRD"
-	BIRDConfig = "BIRDConfiguration"
-	Stream     = "Stream"
-	Routing    = "SourceRouting"
-	Stopping   = "NotStopping"
-	// AdminSocket is serving while the socket file belongs to the frontend. It is not part of
-	// Readiness.
-	AdminSocket = "AdminSocket"
-	// NSPCli is Meridio's name of the configuration source.
-	NSPCli = "NSPCli"
+	Started     = "Started"
+	Advertised  = "Advertised"
+	Identity    = "Identity"
+	BIRD        = "BIRD"
+	BIRDConfig  = "BIRDConfiguration"
+	Stream      = "Stream"
+	Routing     = "SourceRouting"
+	Stopping    = "NotStopping"
+	AdminSocket = "AdminSocket" // the socket file belongs to the frontend; no part of Readiness
+	// RouteBack has one part for each family. It is no part of Readiness: other pods have the same
+	// gateways.
+	RouteBack = "RouteBack"
 )
 
 // Run runs a frontend until a receive from stop, and then stops it in stages: it moves traffic
@@ -99,10 +98,12 @@ func newProcess(o Options) (*process, error) {
 	o.Kernel.External, o.Kernel.Log = o.ExternalInterface, o.Log
 	o.BIRD.Interface, o.BIRD.Log = o.ExternalInterface, o.Log
 	p := &process{
-		Options: o, metrics: metrics.NewFrontend(o.Version),
-		changed: latest.New(uint64(0)), stopping: latest.New(false),
+		Options: o, metrics: metrics.NewFrontend(o.Version), changed: latest.New(uint64(0)),
 		applied: latest.New(readiness.Position{}), instance: rand.Text(),
+		config: trench.NewWatcher(o.TrenchFile, o.Defaults, o.Config, o.Log), kernel: kernel.New(o.Kernel),
+		parts: []string{BIRD, BIRDConfig, Egress, Stopping},
 	}
+	p.metrics.State(p.metricsState)
 	p.health = health.New(health.Options{Log: o.Log, Changed: p.metrics.Health})
 	p.health.Set(Liveness, true, "")
 	p.health.Set(Configuration, o.Config != nil, "trench file not accepted yet")
@@ -112,27 +113,38 @@ func newProcess(o Options) (*process, error) {
 	p.health.Set(Egress, false, "no gateway session is up yet")
 	p.health.Set(BIRD, false, "BIRD not started yet")
 	p.health.Set(Routing, false, "source routing not installed yet")
-	parts := []string{BIRD, BIRDConfig, Egress, Stopping}
+	p.observer = newObserver(o.Log, p.metrics.Transition)
+	config := p.config.Value().Load().Config
+	p.setServed(config.Attractor.VIPs)
 	switch {
-	case o.Gating && o.Directory != nil:
+	case o.Gate.Ungated:
+		o.Log.Warn("gating is off: VIPs are advertised regardless of the load balancer")
+	case o.Directory != nil:
+		p.observer.sourceName = "readiness directory"
 		p.health.Set(Stream, false, "readiness directory "+o.Directory.Path+" not read yet")
-		parts = append(parts, Stream)
+		p.parts = append(p.parts, Stream)
 		if o.Directory.MaxAge == 0 {
-			o.Log.Warn("readiness files have no lease: files of a writer that died stay valid; see --readiness-max-age", "directory", o.Directory.Path)
+			o.Log.Warn("readiness files have no lease: files of a writer that died stay valid; see --readiness-max-age",
+				"directory", o.Directory.Path)
 		}
-	case o.Gating:
+		p.directory = newDirectorySource(readinessfile.NewReader(*o.Directory), p.config.Value(), p.instance)
+		p.source = p.directory
+	default:
 		p.health.Set(Identity, false, "no SVID yet")
 		p.health.Set(Stream, false, "no readiness from the load balancer yet")
-		parts = append(parts, Identity, Stream)
-	default:
-		o.Log.Warn("gating is off: VIPs are advertised regardless of the load balancer")
+		p.parts = append(p.parts, Identity, Stream)
+		p.watcher = readiness.NewWatcher(readiness.WatcherOptions{
+			Target: o.LBSocket, Credentials: o.Credentials, ConnectionEnd: identity.ConnectionEnd,
+			Rotation: func() (uint64, <-chan struct{}) {
+				s, changed := o.Identity.Status().Get()
+				return s.Rotations, changed
+			},
+			Reader: config.Attractor.Name, MaxBackoff: o.MaxBackoff, Log: o.Log,
+		})
+		p.source = p.watcher
 	}
-	p.parts = parts
-	p.health.Define(Readiness, append([]string{Started}, parts...)...)
-	p.metrics.State(p.metricsState)
+	p.health.Define(Readiness, append([]string{Started}, p.parts...)...)
 
-	p.config = trench.NewWatcher(o.TrenchFile, o.Defaults, o.Config, o.Log)
-	p.kernel = kernel.New(o.Kernel)
 	o.BIRD.Password, o.BIRD.OnAnswer = loopbackPassword(o), p.metrics.ControlLatency
 	p.bird = bird.NewSupervisor(o.BIRD)
 	p.announcer = announce.New(announce.Options{
@@ -144,27 +156,6 @@ func newProcess(o Options) (*process, error) {
 			}
 		},
 	})
-	switch {
-	case o.Gating && o.Directory != nil:
-		p.directory = readinessfile.NewReader(*o.Directory)
-		configureDirectory(p.directory, p.config.Value().Load().Config)
-		p.fileSource = newDirectorySource(p.directory, p.config.Value(), p.instance)
-		p.source = p.fileSource
-	case o.Gating:
-		p.watcher = readiness.NewWatcher(readiness.WatcherOptions{
-			Target: o.LBSocket, Credentials: o.Credentials, ConnectionEnd: identity.ConnectionEnd,
-			Rotation: func() (uint64, <-chan struct{}) {
-				s, changed := o.Identity.Status().Get()
-				return s.Rotations, changed
-			},
-			Reader: p.config.Value().Load().Config.Attractor.Name, MaxBackoff: o.MaxBackoff, Log: o.Log,
-		})
-		p.source = p.watcher
-	}
-	p.observer = newObserver(o.Log, p.metrics.Transition)
-	if p.directory != nil {
-		p.observer.sourceName = "readiness directory"
-	}
 	p.reporter = newReporter(p.announcer.State(), p.bird, o.Settle, p.report)
 	p.observer.onDecisions = func(d decisions) {
 		p.reporter.decided(d)
@@ -172,11 +163,9 @@ func newProcess(o Options) (*process, error) {
 	}
 	p.observer.onApplied, p.observer.reasonDetail = p.reportApplied, p.reasonDetail
 	p.controller = &controller{
-		gate: gate.New(gate.Options{
-			Ungated: !o.Gating, OnLoss: o.OnLBLoss, NoFlapBackoff: !o.FlapBackoff, DrainTime: o.DrainTime,
-		}),
-		source: p.source, bird: p.bird.State(), kernel: p.kernel.Confirmed(), announcer: p.announcer,
-		observer: p.observer, requireRoute: o.RequireRoute, commands: make(chan command), ready: make(chan struct{}),
+		gate: gate.New(o.Gate), source: p.source, bird: p.bird.State(), kernel: p.kernel.Confirmed(),
+		announcer: p.announcer, observer: p.observer, requireRoute: o.RequireRoute,
+		commands: make(chan command), ready: make(chan struct{}),
 	}
 	return p, nil
 }
@@ -193,10 +182,11 @@ func loopbackPassword(o Options) string {
 
 // run starts all tasks and stops them in order.
 func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
-	adminEndpoint, err := endpoint.NewAdmin(ctx, p.AdminSocket, p.Log, p.metrics, p.health.Reporter(AdminSocket), func(r grpc.ServiceRegistrar) {
-		frontendv1.RegisterFrontendServiceServer(r, &admin{process: p})
-		p.health.Register(r)
-	})
+	adminEndpoint, err := endpoint.NewAdmin(ctx, p.AdminSocket, p.Log, p.metrics, p.health.Reporter(AdminSocket),
+		func(r grpc.ServiceRegistrar) {
+			frontendv1.RegisterFrontendServiceServer(r, &admin{process: p})
+			p.health.Register(r)
+		})
 	if err != nil {
 		return err
 	}
@@ -205,10 +195,11 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 		adminEndpoint.Close()
 		return err
 	}
-	config := p.config.Value().Load().Config
-	p.Log.Info("starting frontend", "version", p.Version, "trench", config.Trench, "attractor", config.Attractor.Name,
-		"vips", len(config.Attractor.VIPs), "gateways", len(config.Attractor.Gateways), "gating", p.Gating)
-	p.observer.note(fmt.Sprintf("frontend %s is starting, with %d VIPs and %d gateways", p.Version, len(config.Attractor.VIPs), len(config.Attractor.Gateways)))
+	c := p.config.Value().Load().Config
+	vips, gateways := len(c.Attractor.VIPs), len(c.Attractor.Gateways)
+	p.Log.Info("starting frontend", "version", p.Version, "trench", c.Trench, "attractor", c.Attractor.Name,
+		"vips", vips, "gateways", gateways, "gating", !p.Gate.Ungated)
+	p.observer.note(fmt.Sprintf("frontend %s is starting, with %d VIPs and %d gateways", p.Version, vips, gateways))
 
 	// Two groups: the first stops when every VIP is withdrawn; BIRD and source routing stop after
 	// the announcer has closed its session.
@@ -223,7 +214,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 		front = append(front, p.watcher)
 	}
 	if p.directory != nil {
-		front = append(front, p.directory, p.fileSource)
+		front = append(front, p.directory.reader, p.directory)
 	}
 	if p.MetricsAddr != "" {
 		listeners, err := endpoint.ListenTCP(ctx, p.MetricsAddr, endpoint.MaxConnections, true)
@@ -247,15 +238,13 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	wg.Go(func() { defer close(frontDone); frontErr = task.Run(frontCtx, front...) })
 	wg.Go(func() { defer close(backDone); backErr = task.Run(backCtx, back...) })
 
-	var stopErr error
 	select {
 	case <-ctx.Done():
 	case <-frontDone:
 	case <-backDone:
 	case <-stop:
-		stopErr = p.stop(ctx, stop)
-		if stopErr != nil {
-			p.Log.Warn("stopping although traffic may still arrive", "error", stopErr)
+		if err := p.stop(ctx, stop); err != nil {
+			p.Log.Warn("stopping although traffic may still arrive", "error", err)
 		}
 	}
 	p.health.Shutdown()
@@ -296,16 +285,16 @@ func (p *process) report(reports map[vip.VIP]reported) {
 		return
 	}
 	d := readiness.ReportDelta{
-		Applied:  p.applied.Load(),
-		Families: p.families(),
-		VIPs:     make(map[vip.VIP]readiness.VIPReport, len(reports)),
+		Applied: p.applied.Load(), Families: p.families(), VIPs: make(map[vip.VIP]readiness.VIPReport, len(reports)),
 	}
 	for v, r := range reports {
 		if r.Reason == gate.NotConfigured {
 			d.Removed = append(d.Removed, v)
 			continue
 		}
-		d.VIPs[v] = readiness.VIPReport{Advertisement: advertisementProto(r.Advertisement), Reason: reasonProto(r.Reason), Unconfirmed: r.Unconfirmed}
+		d.VIPs[v] = readiness.VIPReport{
+			Advertisement: advertisementProto(r.Advertisement), Reason: reasonProto(r.Reason), Unconfirmed: r.Unconfirmed,
+		}
 	}
 	p.watcher.Report(d)
 	p.reported.Store(true)
@@ -336,7 +325,7 @@ func (p *process) metricsState() metrics.FrontendState {
 			Imported: g.Imported, Exported: g.Exported,
 		})
 	}
-	if p.Gating {
+	if !p.Gate.Ungated {
 		lease := p.observer.lease.Load()
 		var stats readiness.Stats // all zero for a directory
 		if p.watcher != nil {
@@ -352,33 +341,19 @@ func (p *process) metricsState() metrics.FrontendState {
 
 // families returns the external connectivity of the families that have VIPs.
 func (p *process) families() map[vip.Family]bool {
-	config := p.config.Value().Load().Config
-	served := p.served.Load()
-	if served == nil || served.config != config {
-		served = newServed(config)
-		p.served.Store(served)
-	}
 	up := gateways(p.bird.State().Load(), false).Up
-	families := make(map[vip.Family]bool, len(served.families))
-	for _, f := range served.families {
+	families := map[vip.Family]bool{}
+	for _, f := range *p.served.Load() {
 		families[f] = up[f]
 	}
 	return families
 }
 
-// served holds the families that have VIPs in a configuration. It is cached, since it is used with
-// every decision, and there may be many VIPs.
-type served struct {
-	config   *trench.Config
-	families []vip.Family
-}
-
-func newServed(c *trench.Config) *served {
-	s := &served{config: c}
-	for _, f := range vip.Families {
-		if slices.ContainsFunc(c.Attractor.VIPs, func(v vip.VIP) bool { return v.Family() == f }) {
-			s.families = append(s.families, f)
-		}
-	}
-	return s
+// setServed sets the families that have VIPs. They are kept, since there may be many VIPs, and each
+// decision is reported with the families.
+func (p *process) setServed(vips []vip.VIP) {
+	served := slices.DeleteFunc(slices.Clone(vip.Families[:]), func(f vip.Family) bool {
+		return !slices.ContainsFunc(vips, func(v vip.VIP) bool { return v.Family() == f })
+	})
+	p.served.Store(&served)
 }

@@ -28,23 +28,19 @@ type Options struct {
 	Config     *trench.Config
 
 	// Directory is the directory of readiness files, the readiness source instead of LBSocket; nil:
-	// none. Unused without Gating.
+	// none. Unused without gating.
 	Directory *readinessfile.Options
 	// LBSocket is the load balancer's readiness socket, such as "unix:///var/lib/meridio/lb.sock".
-	// Unused without Gating and with Directory.
+	// Unused without gating and with Directory.
 	LBSocket string
 	// Identity is the frontend's SVID, and Credentials authorize the load balancer. Nil without
-	// Gating and with Directory.
+	// gating and with Directory.
 	Identity    *identity.Source
 	Credentials credentials.TransportCredentials
 	// LoadBalancers are the IDs that may be the load balancer; used for a warning.
 	LoadBalancers []spiffeid.ID
-	// Gating is false when readiness does not gate advertisements.
-	Gating bool
-	// OnLBLoss is the policy for VIPs when the load balancer is lost.
-	OnLBLoss gate.LossPolicy
-	// FlapBackoff delays the rise of VIPs that flap.
-	FlapBackoff bool
+	// Gate has the drain time, and whether and how readiness gates advertisements.
+	Gate gate.Options
 	// MaxBackoff bounds the wait between attempts to reach the load balancer.
 	MaxBackoff time.Duration
 
@@ -58,8 +54,6 @@ type Options struct {
 	// HealthAddr and MetricsAddr are host:port; an empty MetricsAddr serves none.
 	HealthAddr, MetricsAddr string
 
-	// DrainTime is how long VIPs are de-preferred before they are withdrawn.
-	DrainTime time.Duration
 	// Settle is the time for gateways to update their forwarding tables after a withdrawal, before
 	// it is reported to the load balancer.
 	Settle time.Duration
@@ -75,23 +69,25 @@ type Options struct {
 	Level *logs.Level
 }
 
+const refusesEmpty = "an empty value is refused, since it would advertise VIPs that no load balancer forwards; "
+
 // ErrNoSocket reports that gating is on and the readiness socket is empty.
-var ErrNoSocket = errors.New("no readiness socket: an empty value is refused, since it would advertise VIPs that no load balancer forwards; " +
+var ErrNoSocket = errors.New("no readiness socket: " + refusesEmpty +
 	"set --lb-socket (VIPGATE_LB_SOCKET), or switch gating off with --gating=off")
 
 // ErrNoDirectory reports that the directory of readiness files is empty.
-var ErrNoDirectory = errors.New("no readiness directory: an empty value is refused, since it would advertise VIPs that no load balancer forwards; " +
-	"set --readiness-dir (VIPGATE_READINESS_DIR) to a directory such as /var/run/meridio, omit it to use --lb-socket, or switch gating off with --gating=off")
+var ErrNoDirectory = errors.New("no readiness directory: " + refusesEmpty +
+	"set --readiness-dir (VIPGATE_READINESS_DIR) to a directory such as /var/run/meridio, " +
+	"omit it to use --lb-socket, or switch gating off with --gating=off")
 
 func (o *Options) validate() error {
-	if o.Gating && o.Directory == nil && o.LBSocket == "" {
+	switch {
+	case !o.Gate.Ungated && o.Directory == nil && o.LBSocket == "":
 		return ErrNoSocket
-	}
-	if o.Gating && o.Directory != nil && o.Directory.Path == "" {
+	case !o.Gate.Ungated && o.Directory != nil && o.Directory.Path == "":
 		return ErrNoDirectory
-	}
-	if o.DrainTime < 0 || o.Settle < 0 {
-		return fmt.Errorf("drain time %v and settle %v must not be negative", o.DrainTime, o.Settle)
+	case o.Gate.DrainTime < 0 || o.Settle < 0:
+		return fmt.Errorf("drain time %v and settle %v must not be negative", o.Gate.DrainTime, o.Settle)
 	}
 	return nil
 }

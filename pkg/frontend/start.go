@@ -15,41 +15,40 @@ import (
 // showStart updates Started and Advertised. If a pod were ready before its VIPs are advertised,
 // Kubernetes would delete the pod that advertises them.
 func (f *follower) showStart(l trench.Loaded, lb lbState) {
-	p := f.process
 	if f.advertised {
 		return
 	}
 	problem := "no trench file accepted yet: " + errorText(l.Err)
 	if l.Generation > 0 {
-		problem = p.startProblem(l.Config, lb)
+		problem = f.startProblem(l.Config, lb)
 	}
 	f.advertised = problem == ""
-	p.health.Set(Advertised, f.advertised, problem)
+	f.health.Set(Advertised, f.advertised, problem)
 	if f.started {
 		return
 	}
-	others := !slices.ContainsFunc(p.health.Conditions(), func(c health.Condition) bool {
-		return !c.Serving && slices.Contains(p.parts, c.Name)
+	others := !slices.ContainsFunc(f.health.Conditions(), func(c health.Condition) bool {
+		return !c.Serving && slices.Contains(f.parts, c.Name)
 	})
 	switch now := time.Now(); {
 	case l.Generation == 0 || !others:
 		f.startBy = time.Time{}
 	case f.startBy.IsZero():
-		f.startBy = now.Add(p.ReadyTimeout)
+		f.startBy = now.Add(f.ReadyTimeout)
 	case !f.advertised && !now.Before(f.startBy):
 		f.started = true
-		p.Log.Warn("ready after --ready-timeout, although VIPs are not advertised", "timeout", p.ReadyTimeout, "problem", problem)
-		p.observer.note("ready after --ready-timeout, although " + problem)
+		f.Log.Warn("ready after --ready-timeout, although VIPs are not advertised", "timeout", f.ReadyTimeout, "problem", problem)
+		f.observer.note("ready after --ready-timeout, although " + problem)
 	}
 	f.started = f.started || f.advertised
-	p.health.Set(Started, f.started, problem)
+	f.health.Set(Started, f.started, problem)
 }
 
 // startProblem returns what the start waits for, or "": the load balancer must have reported every
 // VIP, and each ready VIP must be advertised.
 func (p *process) startProblem(c *trench.Config, lb lbState) string {
 	// Every decision on the load balancer's snapshot must have been applied here.
-	if p.Gating && (!lb.Synced || p.applied.Load().InstanceID != lb.InstanceID) {
+	if !p.Gate.Ungated && (!lb.Synced || p.applied.Load().InstanceID != lb.InstanceID) {
 		return "load balancer has not reported the VIPs yet"
 	}
 	s := p.observer.state
@@ -57,9 +56,9 @@ func (p *process) startProblem(c *trench.Config, lb lbState) string {
 	defer s.mu.RUnlock()
 	for _, v := range c.Attractor.VIPs {
 		switch st := s.vips[v]; {
-		case p.Gating && st.Readiness == nil:
+		case !p.Gate.Ungated && st.Readiness == nil:
 			return fmt.Sprintf("load balancer has not reported VIP %s", v)
-		case p.Gating && st.Readiness.State != readiness.Ready:
+		case !p.Gate.Ungated && st.Readiness.State != readiness.Ready:
 		case st.Decision.Advertisement == gate.Withdrawn:
 			return strings.TrimSuffix(fmt.Sprintf("VIP %s is ready and not advertised, %s: %s",
 				v, st.Decision.Reason, p.reasonDetail(st.Decision.Reason, v.Family())), ": ")

@@ -18,7 +18,7 @@ func (p *process) status() *frontendv1.Status {
 	loaded := p.config.Value().Load()
 	s := &frontendv1.Status{
 		Version: p.Version, Trench: loaded.Config.Trench, Attractor: loaded.Config.Attractor.Name,
-		Gating: p.Gating, Stopping: p.stopping.Load(), LoadBalancer: p.lbStatus(now),
+		Gating: !p.Gate.Ungated, Stopping: p.stopping.Load(), LoadBalancer: p.lbStatus(now),
 		ConfigurationError: errorText(loaded.Err),
 	}
 	if p.Identity != nil {

@@ -21,12 +21,12 @@ const (
 // continue to run meanwhile. A receive from again skips to the end.
 func (p *process) stop(ctx context.Context, again <-chan struct{}) error {
 	start := time.Now()
-	p.stopping.Set(true)
+	p.stopping.Store(true)
 	p.health.Set(Stopping, false, "frontend is stopping")
-	p.Log.Info("stopping: moving traffic away", "drain_time", p.DrainTime)
+	p.Log.Info("stopping: moving traffic away", "drain_time", p.Gate.DrainTime)
 	p.observer.note("frontend is stopping")
 
-	ctx, cancel := context.WithTimeout(ctx, p.DrainTime+withdrawMargin+confirmTimeout+p.Settle+reportMargin)
+	ctx, cancel := context.WithTimeout(ctx, p.Gate.DrainTime+withdrawMargin+confirmTimeout+p.Settle+reportMargin)
 	defer cancel()
 	skipped := make(chan struct{})
 	done := make(chan struct{})
