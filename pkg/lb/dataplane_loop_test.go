@@ -80,8 +80,12 @@ func run(t *testing.T) *runningLoop {
 }
 
 func (r *runningLoop) vip() readiness.VIPReadiness {
-	got, _ := r.table.Get(vipA)
-	return got
+	for _, got := range r.table.State().VIPs {
+		if got.VIP == vipA {
+			return got
+		}
+	}
+	return readiness.VIPReadiness{}
 }
 
 // role returns the desired role of the target.

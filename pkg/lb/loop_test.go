@@ -67,7 +67,7 @@ func TestGoodFileBeforeBadOneIsInForce(t *testing.T) {
 	l.evaluate(l.load(trench.Loaded{Config: oneStream(vipA), Generation: 1}))
 	// Both were read before the loop loaded the newest.
 	l.evaluate(l.load(trench.Loaded{Config: oneStream(vipA, vipB), Generation: 2, Err: errors.New("no such file")}))
-	if _, judged := l.table.Get(vipB); !judged {
+	if vips := l.table.State().VIPs; len(vips) != 2 || vips[1].VIP != vipB {
 		t.Error("the configuration in force is not that of the loop")
 	}
 	if l.live() {

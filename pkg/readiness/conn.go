@@ -3,6 +3,7 @@ package readiness
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"net"
 	"sync"
 	"time"
@@ -15,14 +16,12 @@ import (
 	"github.com/vipgate/vipgate/pkg/backoff"
 )
 
+// Deadlines of a connection: for connect and TLS handshake, for the first message, and for the load
+// balancer to read the last report when the watcher stops.
 const (
-	// defaultHandshakeWithin bounds connect and TLS handshake of one attempt.
-	defaultHandshakeWithin = 5 * time.Second
-	// defaultFirstMessageWithin bounds the wait for the first message of a watch.
+	defaultHandshakeWithin    = 5 * time.Second
 	defaultFirstMessageWithin = 10 * time.Second
-	// lastReportWithin bounds the wait for the load balancer to read the last report when the
-	// watcher stops.
-	lastReportWithin = 500 * time.Millisecond
+	lastReportWithin          = 500 * time.Millisecond
 )
 
 // watchConn is one connection to the load balancer with one watch, and with a report stream while
@@ -68,14 +67,7 @@ func (w *Watcher) open(ctx context.Context, generation uint64) *watchConn {
 		defer close(c.done)
 		defer cancel(nil)
 		err := c.run(ctx)
-		switch cause := context.Cause(ctx); cause {
-		case errMoved, errStopped:
-			c.err = cause
-		case errNoFirstMessage:
-			c.err = c.explain(cause)
-		default:
-			c.err = c.explain(err)
-		}
+		c.err = c.explain(err, context.Cause(ctx))
 		w.merger.end(&c.state, time.Now(), c.err)
 	}()
 	return c
@@ -87,14 +79,11 @@ func (c *watchConn) close(cause error) {
 	<-c.done
 }
 
-// halfLife returns half of the connection's remaining lifetime; false when it is unlimited.
-func (c *watchConn) halfLife(now time.Time) (time.Duration, bool) {
+// expires returns the end of the connection's lifetime; zero when it is unlimited.
+func (c *watchConn) expires() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.expiry.IsZero() {
-		return 0, false
-	}
-	return c.expiry.Sub(now) / 2, true
+	return c.expiry
 }
 
 // run connects and receives until the stream ends.
@@ -142,7 +131,7 @@ func (c *watchConn) run(ctx context.Context) error {
 			err = c.w.merger.merge(&c.state, e, at)
 		}
 		if err != nil {
-			return &protocolError{err}
+			return fmt.Errorf("%w: %w", errProtocol, err)
 		}
 		c.w.count(func(s *Stats) { s.Messages++ })
 		if e.first {
@@ -187,10 +176,8 @@ func (w handshakeRecorder) ClientHandshake(ctx context.Context, authority string
 	w.c.mu.Lock()
 	defer w.c.mu.Unlock()
 	w.c.handshakeErr, w.c.handshakeDone = err, err == nil
-	if err == nil && w.c.w.opts.ConnectionEnd != nil {
-		if end, ok := w.c.w.opts.ConnectionEnd(info); ok {
-			w.c.expiry = end
-		}
+	if end := w.c.w.opts.ConnectionEnd; err == nil && end != nil {
+		w.c.expiry, _ = end(info)
 	}
 	return c, info, err
 }

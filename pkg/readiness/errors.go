@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -14,36 +15,36 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Causes for which the watcher itself ends a connection.
 var (
+	// Causes for which the watcher itself ends a connection.
 	errNoFirstMessage = errors.New("no first message")
 	errMoved          = errors.New("moved to another connection")
 	errStopped        = errors.New("the watcher stops")
+
+	errReportEnded = errors.New("the load balancer ended the report stream")
+	errProtocol    = errors.New("readiness protocol violation by the load balancer")
 )
 
-var errReportEnded = errors.New("the load balancer ended the report stream")
-
 // explain returns the error that ended a connection, with its meaning for an operator and the place
-// to check.
-func (c *watchConn) explain(err error) error {
+// to check. cause is the reason of the watcher to end it, if it did.
+func (c *watchConn) explain(err, cause error) error {
 	c.mu.Lock()
 	dial, handshake, shaken := c.dialErr, c.handshakeErr, c.handshakeDone
 	c.mu.Unlock()
 	socket := c.w.path
 	switch {
+	case cause == errMoved, cause == errStopped:
+		return cause
 	case dial != nil:
 		return explainDial(socket, dial)
 	case handshake != nil:
 		return explainHandshake(socket, handshake)
-	case errors.Is(err, errNoFirstMessage):
+	case cause == errNoFirstMessage:
 		return fmt.Errorf("watch readiness on %s: the load balancer hangs or has not decided yet: %w within %v",
-			socket, err, c.w.firstMessageWithin)
-	}
-	var broken *protocolError
-	if errors.As(err, &broken) {
+			socket, cause, c.w.firstMessageWithin)
+	case errors.Is(err, errProtocol):
 		return err
-	}
-	if errors.Is(err, io.EOF) {
+	case errors.Is(err, io.EOF):
 		return fmt.Errorf("readiness stream on %s: ended by the load balancer without a reason", socket)
 	}
 	s := status.Convert(err)
@@ -128,21 +129,6 @@ func explainDenial(socket, message string, err error) error {
 
 // isConnectionEnd reports whether an error text is the end of a connection without a reason.
 func isConnectionEnd(message string) bool {
-	for _, sign := range []string{
-		"EOF", "connection reset", "broken pipe", "use of closed network connection",
-		"closed connection",
-	} {
-		if strings.Contains(message, sign) {
-			return true
-		}
-	}
-	return false
+	ends := []string{"EOF", "connection reset", "broken pipe", "use of closed network connection", "closed connection"}
+	return slices.ContainsFunc(ends, func(end string) bool { return strings.Contains(message, end) })
 }
-
-// protocolError is a violation of the protocol by the load balancer.
-type protocolError struct{ err error }
-
-func (e *protocolError) Error() string {
-	return "readiness protocol violation by the load balancer: " + e.err.Error()
-}
-func (e *protocolError) Unwrap() error { return e.err }

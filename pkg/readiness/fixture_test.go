@@ -183,7 +183,7 @@ func sendHeartbeats(t testing.TB, table *Table) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
-		ticker := time.NewTicker(table.Lease() / 5)
+		ticker := time.NewTicker(table.lease / 5)
 		defer ticker.Stop()
 		for {
 			select {

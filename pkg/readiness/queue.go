@@ -169,13 +169,13 @@ func (d ReportDelta) messages(watchID string) []*readinessv1.ReportAdvertisement
 			last = &readinessv1.ReportAdvertisementRequest{WatchId: watchID, Families: families}
 			messages = append(messages, last)
 		}
-		last.Vips = append(last.Vips, r.Proto(v))
+		last.Vips = append(last.Vips, &readinessv1.VipAdvertisement{
+			Vip: v.String(), Advertisement: r.Advertisement, Reason: r.Reason, Unconfirmed: r.Unconfirmed,
+		})
 	}
 	// Only the last part has a position, even if it is the zero position: it marks the report as
 	// complete.
-	messages[len(messages)-1].Applied = &readinessv1.Position{
-		InstanceId: d.Applied.InstanceID,
-		Revision:   d.Applied.Revision,
-	}
+	applied := &readinessv1.Position{InstanceId: d.Applied.InstanceID, Revision: d.Applied.Revision}
+	messages[len(messages)-1].Applied = applied
 	return messages
 }

@@ -16,6 +16,8 @@ const (
 	// socketPoll is the interval of checks for a new socket during a back-off, so that a start of
 	// the load balancer is detected at once.
 	socketPoll = 20 * time.Millisecond
+	// startTime is how long a load balancer that starts together with the frontend may take to listen.
+	startTime = 10 * time.Second
 	// minMoveWait is the shortest remaining half-life of a connection for which a move is planned.
 	minMoveWait = 100 * time.Millisecond
 	// moveReportWithin bounds the wait for the report to be written to the second connection before
@@ -77,7 +79,7 @@ func (r *reconnector) step(ctx context.Context) {
 		r.moveDue = false
 		r.next = r.w.open(r.base, generation)
 	}
-	var currentReceived, currentDone, nextReceived, nextSynced, nextDone <-chan struct{}
+	var currentReceived, currentDone, nextReady, nextDone <-chan struct{}
 	if r.current != nil {
 		currentDone = r.current.done
 		if !r.established {
@@ -85,10 +87,11 @@ func (r *reconnector) step(ctx context.Context) {
 		}
 	}
 	if r.next != nil {
-		nextDone, nextSynced = r.next.done, r.next.synced
+		nextDone, nextReady = r.next.done, r.next.synced
 		if !isClosed(r.current.synced) {
-			// Before the first synced snapshot of current, a move loses nothing.
-			nextReceived = r.next.received
+			// Before the first synced snapshot of current, a move loses nothing. The first message of
+			// next precedes its first synced one.
+			nextReady = r.next.received
 		}
 	}
 	select {
@@ -111,9 +114,7 @@ func (r *reconnector) step(ctx context.Context) {
 		r.establish()
 	case <-currentDone:
 		r.currentEnded()
-	case <-nextSynced:
-		r.move()
-	case <-nextReceived:
+	case <-nextReady:
 		r.move()
 	case <-nextDone:
 		r.moveFailed()
@@ -143,10 +144,10 @@ func (r *reconnector) establish() {
 	r.w.log.Info("readiness stream open", "socket", r.w.path)
 	r.current.reporter <- r.w.queue.attach()
 	r.moveAt, r.moveDue, r.moveBackoff = nil, false, false
-	if half, ok := r.current.halfLife(time.Now()); ok {
-		if half = time.Duration(float64(half) * (0.9 + 0.2*rand.Float64())); half >= minMoveWait {
-			r.moveAt = time.After(half)
-		}
+	// Half of the remaining lifetime, plus or minus 10 %, so that frontends do not move in step.
+	half := time.Duration(float64(time.Until(r.current.expires())) * (0.45 + 0.1*rand.Float64()))
+	if half >= minMoveWait { // not for an unlimited lifetime, a zero time
+		r.moveAt = time.After(half)
 	}
 }
 
@@ -186,9 +187,6 @@ func (r *reconnector) currentEnded() {
 		r.w.log.Debug("readiness connection still failing", "error", err, "retry_after", after)
 	}
 }
-
-// startTime is how long a load balancer that starts together with the frontend may take to listen.
-const startTime = 10 * time.Second
 
 // isStarting reports whether an error means that the load balancer does not listen yet: the
 // containers of a pod start in parallel.

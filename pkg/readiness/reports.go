@@ -26,7 +26,6 @@ import (
 type Report struct {
 	// WatchID is the reporting watch; empty before the first report.
 	WatchID string
-	Peer    spiffeid.ID
 	// Connected reports whether a report stream is open. The last report of a frontend remains
 	// readable after its stream ended.
 	Connected bool
@@ -38,17 +37,10 @@ type Report struct {
 	// Families reports for each configured family whether a gateway session is up. It must not be
 	// modified.
 	Families map[vip.Family]bool
-	// Advertised and Withdrawn count the reported VIPs; de-preferred VIPs are advertised.
-	Advertised, Withdrawn int
+	// Advertised counts the VIPs that are reported as announced or de-preferred.
+	Advertised int
 	// At is the receipt of the newest message, or when Connected became false.
 	At time.Time
-}
-
-// watchReports holds the reports of one watch.
-type watchReports struct {
-	summary Report
-	vips    map[vip.VIP]VIPReport
-	streams int // open report streams that name the watch
 }
 
 // Report returns the summary of the newest report, which each message replaces.
@@ -58,10 +50,7 @@ func (s *Server) Report() *latest.Value[Report] { return s.report }
 func (s *Server) Reported(v vip.VIP) (VIPReport, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.reporting == nil {
-		return VIPReport{}, false
-	}
-	r, ok := s.reporting.reports.vips[v]
+	r, ok := s.reporting.vips[v]
 	return r, ok
 }
 
@@ -69,10 +58,7 @@ func (s *Server) Reported(v vip.VIP) (VIPReport, bool) {
 func (s *Server) AllReported() map[vip.VIP]VIPReport {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.reporting == nil {
-		return nil
-	}
-	return maps.Clone(s.reporting.reports.vips)
+	return maps.Clone(s.reporting.vips)
 }
 
 // ReportAdvertisement implements the ReadinessService.
@@ -80,7 +66,7 @@ func (s *Server) ReportAdvertisement(stream grpc.ClientStreamingServer[readiness
 	readinessv1.ReportAdvertisementResponse],
 ) error {
 	ctx := stream.Context()
-	id, _, err := s.authorize(ctx, "ReportAdvertisement", RoleFrontend)
+	id, err := s.authorize(ctx, "ReportAdvertisement", RoleFrontend)
 	if err != nil {
 		return err
 	}
@@ -159,64 +145,56 @@ func (s *Server) applyReport(id spiffeid.ID, watchID string, before *watch, d Re
 	}
 	if before == nil {
 		// A stream starts with a full report, which replaces that of an earlier stream of the watch.
-		streams := 1
-		if w.reports != nil {
-			streams += w.reports.streams
-		}
-		w.reports = &watchReports{
-			summary: Report{WatchID: w.WatchID, Peer: w.Peer, Connected: true},
-			vips:    make(map[vip.VIP]VIPReport),
-			streams: streams,
-		}
+		w.streams++
+		w.report, w.vips = Report{WatchID: w.WatchID, Connected: true}, make(map[vip.VIP]VIPReport)
 	}
-	if err := w.reports.apply(d, complete); err != nil {
+	if err := w.apply(d, complete); err != nil {
 		return w, err
 	}
 	// A newer watch takes over once its report is complete.
-	if c := s.reporting; c == nil || c == w || !s.hasReporter(c) || (w.seq > c.seq && w.reports.summary.Complete) {
-		if s.reporting != w {
+	if c := s.reporting; c == w || !s.hasReporter(c) || (w.seq > c.seq && w.report.Complete) {
+		if c != w {
 			s.log.Info("reporting watch changed", "watch_id", w.WatchID, "peer", w.Peer.String())
 		}
 		s.reporting = w
-		s.report.Set(w.reports.summary)
+		s.report.Set(w.report)
 	}
 	return w, nil
 }
 
-func (r *watchReports) apply(d ReportDelta, complete bool) error {
-	for v, now := range d.VIPs {
-		old, known := r.vips[v]
-		if known {
-			r.count(old, -1)
-		} else if len(r.vips) >= MaxVIPs {
+func (w *watch) apply(d ReportDelta, complete bool) error {
+	for v, r := range d.VIPs {
+		old, known := w.vips[v]
+		if !known && len(w.vips) >= MaxVIPs {
 			return status.Errorf(codes.ResourceExhausted, "more than %d VIPs are reported", MaxVIPs)
 		}
-		r.vips[v] = now
-		r.count(now, 1)
+		w.vips[v] = r
+		w.report.Advertised += r.advertised() - old.advertised()
 	}
 	if d.Families != nil {
-		r.summary.Families = d.Families
+		w.report.Families = d.Families
 	}
 	if complete {
-		r.summary.Applied, r.summary.Complete = d.Applied, true
+		w.report.Applied, w.report.Complete = d.Applied, true
 	}
-	r.summary.At = time.Now()
+	w.report.At = time.Now()
 	return nil
 }
 
-func (r *watchReports) count(v VIPReport, by int) {
-	if v.Advertisement == readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN {
-		r.summary.Withdrawn += by
-	} else {
-		r.summary.Advertised += by
+// advertised returns 1 for a VIP that is advertised, 0 for others and the zero value.
+func (r VIPReport) advertised() int {
+	switch r.Advertisement {
+	case readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED, readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED:
+		return 1
 	}
+	return 0
 }
 
 // reportStreamEnded handles the end of a report stream of the watch.
 func (s *Server) reportStreamEnded(w *watch) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if w.reports.streams--; w.reports.streams == 0 {
+	if w.streams--; w.streams == 0 {
 		s.selectReporting()
 	}
 }
@@ -224,7 +202,7 @@ func (s *Server) reportStreamEnded(w *watch) {
 // selectReporting selects the reporting watch after a watch or a report stream ended. If none is
 // left, the last report remains, no longer Connected. The caller holds s.mu.
 func (s *Server) selectReporting() {
-	if s.reporting == nil || s.hasReporter(s.reporting) {
+	if s.hasReporter(s.reporting) {
 		return
 	}
 	var newest *watch
@@ -235,27 +213,25 @@ func (s *Server) selectReporting() {
 	}
 	if newest != nil {
 		s.reporting = newest
-		s.report.Set(newest.reports.summary)
-		return
-	}
-	if sum := &s.reporting.reports.summary; sum.Connected {
-		sum.Connected, sum.At = false, time.Now()
-		s.report.Set(*sum)
+		s.report.Set(newest.report)
+	} else if r := &s.reporting.report; r.Connected {
+		r.Connected, r.At = false, time.Now()
+		s.report.Set(*r)
 	}
 }
 
 // precedes reports whether w is preferred to o as the reporting watch: complete reports first, then
 // newer watches.
 func (w *watch) precedes(o *watch) bool {
-	if complete := w.reports.summary.Complete; complete != o.reports.summary.Complete {
-		return complete
+	if w.report.Complete != o.report.Complete {
+		return w.report.Complete
 	}
 	return w.seq > o.seq
 }
 
 // hasReporter reports whether the watch is open and has an open report stream.
 func (s *Server) hasReporter(w *watch) bool {
-	return s.watches[w.WatchID] == w && w.reports != nil && w.reports.streams > 0
+	return s.watches[w.WatchID] == w && w.streams > 0
 }
 
 // reportFromProto decodes a report. complete reports whether it has a position, which only the last
@@ -298,11 +274,4 @@ func reportFromProto(m *readinessv1.ReportAdvertisementRequest) (d ReportDelta, 
 		d.VIPs[v] = r
 	}
 	return d, p != nil, nil
-}
-
-// Proto returns the report of v as a message.
-func (r VIPReport) Proto(v vip.VIP) *readinessv1.VipAdvertisement {
-	return &readinessv1.VipAdvertisement{
-		Vip: v.String(), Advertisement: r.Advertisement, Reason: r.Reason, Unconfirmed: r.Unconfirmed,
-	}
 }

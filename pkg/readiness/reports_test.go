@@ -80,7 +80,7 @@ func TestNewestWatchReports(t *testing.T) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		w := b.watches[firstID]
-		return len(w.reports.vips) == 2
+		return len(w.vips) == 2
 	})
 	if !reportIs(secondID, withdrawn)() {
 		t.Fatalf("a report of the older watch counted: %+v", b.Report().Load())
@@ -116,16 +116,16 @@ func TestDepreferredIsAdvertised(t *testing.T) {
 	id := recv(t, stream).GetWatchId()
 	report, _ := reportRaw(t, b, frontendID)
 	for _, step := range []struct {
-		advertisement         readinessv1.Advertisement
-		advertised, withdrawn int
-	}{{announced, 1, 0}, {readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED, 1, 0}, {withdrawn, 0, 1}} {
+		advertisement readinessv1.Advertisement
+		advertised    int
+	}{{announced, 1}, {readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED, 1}, {withdrawn, 0}} {
 		send(t, report, reportOf(id, v1, step.advertisement))
 		await.True(t, "the report counts", func() bool {
 			r, _ := b.Reported(vip.Require(v1))
 			return r.Advertisement == step.advertisement
 		})
-		if s := b.Report().Load(); s.Advertised != step.advertised || s.Withdrawn != step.withdrawn {
-			t.Errorf("%s: %d advertised, %d withdrawn", step.advertisement, s.Advertised, s.Withdrawn)
+		if s := b.Report().Load(); s.Advertised != step.advertised {
+			t.Errorf("%s: %d advertised", step.advertisement, s.Advertised)
 		}
 	}
 }
@@ -162,7 +162,7 @@ func TestNewerReportReplacesWhenComplete(t *testing.T) {
 	await.True(t, "the part is read", func() bool {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		return b.watches[secondID].reports != nil
+		return b.watches[secondID].streams > 0
 	})
 	if r := b.Report().Load(); r.WatchID != firstID || !r.Complete {
 		t.Fatalf("half a report counts: %+v", r)
@@ -245,14 +245,14 @@ func TestInvalidReportsEndStream(t *testing.T) {
 }
 
 func TestReportedVIPLimit(t *testing.T) {
-	r := &watchReports{vips: make(map[vip.VIP]VIPReport)}
+	w := &watch{vips: make(map[vip.VIP]VIPReport)}
 	for i := range MaxVIPs {
-		r.vips[numbered(i)] = VIPReport{}
+		w.vips[numbered(i)] = VIPReport{}
 	}
-	if err := r.apply(ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(1): {}}}, false); err != nil {
+	if err := w.apply(ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(1): {}}}, false); err != nil {
 		t.Fatalf("a known VIP: %v", err)
 	}
-	err := r.apply(ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(MaxVIPs): {}}}, false)
+	err := w.apply(ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(MaxVIPs): {}}}, false)
 	if status.Code(err) != codes.ResourceExhausted {
 		t.Fatalf("one VIP too many: %v", err)
 	}
@@ -287,8 +287,7 @@ func TestReportFullThenChanges(t *testing.T) {
 	await.True(t, "everything arrives", reportedAs(b, want))
 	r := b.Report().Load()
 	if r.Applied != (Position{"i", 7}) || !maps.Equal(r.Families,
-		map[vip.Family]bool{vip.IPv4: true, vip.IPv6: false}) || r.Advertised != len(want) || r.Withdrawn != 0 ||
-		r.Peer != frontendID {
+		map[vip.Family]bool{vip.IPv4: true, vip.IPv6: false}) || r.Advertised != len(want) {
 		t.Fatalf("the report is %+v", r)
 	}
 	// A change is one small message.
@@ -299,8 +298,7 @@ func TestReportFullThenChanges(t *testing.T) {
 	want[numbered(3)] = down
 	f.Report(ReportDelta{Applied: Position{"i", 8}, VIPs: map[vip.VIP]VIPReport{numbered(3): down}})
 	await.True(t, "the change arrives", reportedAs(b, want))
-	if r := b.Report().Load(); r.Applied.Revision != 8 || r.Advertised != len(want)-1 || r.Withdrawn != 1 ||
-		len(r.Families) != 2 {
+	if r := b.Report().Load(); r.Applied.Revision != 8 || r.Advertised != len(want)-1 || len(r.Families) != 2 {
 		t.Fatalf("the report is %+v", r)
 	}
 	// A VIP that left the configuration is reported once.

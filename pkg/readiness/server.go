@@ -57,7 +57,7 @@ type Server struct {
 	watches   map[string]*watch
 	opened    uint64              // watches ever opened
 	streams   map[spiffeid.ID]int // streams whose handler runs
-	reporting *watch              // nil until there is a report
+	reporting *watch              // an empty one until there is a report
 	stop      chan struct{}       // closed by EndWatches
 	idle      chan struct{}       // closed once all handlers have returned after that
 }
@@ -67,15 +67,17 @@ type watch struct {
 	WatcherInfo        // without its last four fields
 	seq         uint64 // order of opening
 	cursor      *cursor
+
 	// The reports that name this watch; guarded by Server.mu.
-	reports *watchReports
+	report  Report
+	vips    map[vip.VIP]VIPReport
+	streams int // open report streams
 }
 
 // WatcherInfo describes an open watch.
 type WatcherInfo struct {
 	WatchID string
 	Peer    spiffeid.ID
-	Role    Role
 	// Reader is the name that the reader sent.
 	Reader string
 	Since  time.Time
@@ -101,6 +103,8 @@ func NewServer(t *Table, o ServerOptions) *Server {
 		streams: make(map[spiffeid.ID]int),
 		stop:    make(chan struct{}),
 		idle:    make(chan struct{}),
+
+		reporting: &watch{},
 	}
 }
 
@@ -121,20 +125,19 @@ func GRPCOptions() []grpc.ServerOption {
 	}
 }
 
-// authorize returns the peer and its role, or an error if the role is below least.
-func (s *Server) authorize(ctx context.Context, method string, least Role) (spiffeid.ID, Role, error) {
+// authorize returns the peer, or an error if its role is below least.
+func (s *Server) authorize(ctx context.Context, method string, least Role) (spiffeid.ID, error) {
 	id, ok := s.opts.Peer(ctx)
 	if !ok {
-		return id, RoleNone, status.Error(codes.Unauthenticated, "the connection has no SPIFFE ID")
+		return id, status.Error(codes.Unauthenticated, "the connection has no SPIFFE ID")
 	}
-	role := s.opts.Role(id)
-	if role < least {
+	if s.opts.Role(id) < least {
 		if n, ok := s.throttle.Allow(time.Now()); ok {
 			s.log.Warn("call denied on the readiness socket", "peer", id.String(), "method", method, "suppressed", n)
 		}
-		return id, role, status.Errorf(codes.PermissionDenied, "%s may not call %s", id, method)
+		return id, status.Errorf(codes.PermissionDenied, "%s may not call %s", id, method)
 	}
-	return id, role, nil
+	return id, nil
 }
 
 // addStream counts a stream of a peer; done must be called when it ends.
@@ -194,7 +197,7 @@ func (s *Server) WatchReadiness(req *readinessv1.WatchReadinessRequest,
 	stream grpc.ServerStreamingServer[readinessv1.WatchReadinessResponse],
 ) error {
 	ctx := stream.Context()
-	id, role, err := s.authorize(ctx, "WatchReadiness", RoleReader)
+	id, err := s.authorize(ctx, "WatchReadiness", RoleReader)
 	if err != nil {
 		return err
 	}
@@ -203,7 +206,7 @@ func (s *Server) WatchReadiness(req *readinessv1.WatchReadinessRequest,
 		return err
 	}
 	defer done()
-	w := s.openWatch(id, role, req.GetReader())
+	w := s.openWatch(id, req.GetReader())
 	defer s.closeWatch(w)
 	log := s.log.With("watch_id", w.WatchID, "peer", id.String(), "reader", w.Reader)
 	log.Info("readiness watch opened")
@@ -212,8 +215,8 @@ func (s *Server) WatchReadiness(req *readinessv1.WatchReadinessRequest,
 	return err
 }
 
-func (s *Server) openWatch(id spiffeid.ID, role Role, reader string) *watch {
-	info := WatcherInfo{WatchID: rand.Text(), Peer: id, Role: role, Reader: cleanDetail(reader), Since: time.Now()}
+func (s *Server) openWatch(id spiffeid.ID, reader string) *watch {
+	info := WatcherInfo{WatchID: rand.Text(), Peer: id, Reader: cleanDetail(reader), Since: time.Now()}
 	w := &watch{WatcherInfo: info, cursor: s.table.open()}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -282,7 +285,7 @@ func (s *Server) wait(ctx context.Context, w *watch) error {
 func (s *Server) GetReadiness(ctx context.Context,
 	req *readinessv1.GetReadinessRequest,
 ) (*readinessv1.GetReadinessResponse, error) {
-	if _, _, err := s.authorize(ctx, "GetReadiness", RoleReader); err != nil {
+	if _, err := s.authorize(ctx, "GetReadiness", RoleReader); err != nil {
 		return nil, err
 	}
 	size := int(min(cmp.Or(req.GetPageSize(), MaxVIPsPerMessage), MaxVIPsPerMessage))
@@ -325,9 +328,7 @@ func (s *Server) Watchers() []WatcherInfo {
 	for _, w := range watches {
 		i := w.WatcherInfo
 		i.SentRevision, i.Reporting = s.table.sent(w.cursor), w == s.reporting
-		if r := w.reports; r != nil {
-			i.Applied, i.Families = r.summary.Applied, r.summary.Families
-		}
+		i.Applied, i.Families = w.report.Applied, w.report.Families
 		infos = append(infos, i)
 	}
 	return infos

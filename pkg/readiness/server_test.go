@@ -200,7 +200,7 @@ func TestHungLBStopsPartialSnapshot(t *testing.T) {
 		table := NewTable(TableOptions{})
 		table.Commit(Decision{Changed: numberedReady(5000), Synced: true})
 		s := NewServer(table, ServerOptions{})
-		w := s.openWatch(frontendID, RoleFrontend, "slow")
+		w := s.openWatch(frontendID, "slow")
 		defer s.closeWatch(w)
 		ctx, cancel := context.WithCancel(t.Context())
 		sent := make(chan time.Duration) // the leases; sending waits for the reader

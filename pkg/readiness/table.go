@@ -219,25 +219,11 @@ func (t *Table) wakeAll() {
 	}
 }
 
-// Lease returns the full lease.
-func (t *Table) Lease() time.Duration { return t.lease }
-
 // Position returns the position of the newest decision; the revision is 0 before the first.
 func (t *Table) Position() Position {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return Position{t.instance, t.revision}
-}
-
-// Get returns the readiness of one VIP.
-func (t *Table) Get(v vip.VIP) (VIPReadiness, bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	r := t.get(v)
-	if r == nil {
-		return VIPReadiness{}, false
-	}
-	return r.VIPReadiness, true
 }
 
 // TableState is the whole table at one time.

@@ -55,11 +55,11 @@ func TestSinceFollowsState(t *testing.T) {
 	r := notReady("20.0.0.1/32")
 	r.Detail = "i/o timeout"
 	table.Commit(Decision{Changed: []VIPReadiness{r}, At: t0.Add(time.Second)})
-	if got, _ := table.Get(v); !got.Since.Equal(t0) || got.Detail != "i/o timeout" {
+	if got := table.get(v); !got.Since.Equal(t0) || got.Detail != "i/o timeout" {
 		t.Fatalf("after another detail: %+v", got)
 	}
 	table.Commit(Decision{Changed: []VIPReadiness{ready("20.0.0.1/32")}, At: t0.Add(2 * time.Second)})
-	if got, _ := table.Get(v); !got.Since.Equal(t0.Add(2 * time.Second)) {
+	if got := table.get(v); !got.Since.Equal(t0.Add(2 * time.Second)) {
 		t.Fatalf("after another state: %+v", got)
 	}
 }

@@ -119,7 +119,7 @@ func (x *readinessSource) identity(id spiffeid.ID) (*identity.Source, error) {
 
 // beat renews the lease until the end, as the load balancer's loop does.
 func (x *readinessSource) beat() {
-	for pause(x.ctx, x.table.Lease()/5) == nil {
+	for pause(x.ctx, readiness.DefaultLease/5) == nil {
 		x.table.Heartbeat()
 	}
 }

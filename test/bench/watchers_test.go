@@ -2,6 +2,7 @@ package main
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
@@ -43,8 +44,10 @@ func TestFlap(t *testing.T) {
 		if len(d.Changed) != flapsPerDecision {
 			t.Fatalf("%d changes, want %d", len(d.Changed), flapsPerDecision)
 		}
+		before := table.State().VIPs
 		for _, c := range d.Changed {
-			if before, _ := table.Get(c.VIP); before.State == c.State {
+			i := slices.IndexFunc(before, func(r readiness.VIPReadiness) bool { return r.VIP == c.VIP })
+			if i < 0 || before[i].State == c.State {
 				t.Fatalf("%s is %s already", c.VIP, c.State)
 			}
 		}
