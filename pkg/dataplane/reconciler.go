@@ -91,7 +91,7 @@ func (o *reconciler) run(ctx context.Context) {
 		timer.Reset(time.Until(o.nextStep(failed)))
 		var changed, broken <-chan struct{}
 		if o.watch != nil {
-			changed, broken = o.watch.Changed, o.watch.Failed
+			changed, broken = o.watch.Changed, o.watch.Failed()
 		}
 		if o.e.stale != 0 && o.e.readErr == nil {
 			changed = nil // events are pending; wait for the read interval
@@ -106,7 +106,7 @@ func (o *reconciler) run(ctx context.Context) {
 		case <-changed:
 			o.handleEvents(o.watch.Take())
 		case <-broken:
-			o.e.log.Warn("netlink subscription failed, resubscribing", "error", o.watch.Err)
+			o.e.log.Warn("netlink subscription failed, resubscribing", "error", o.watch.Err())
 			o.unsubscribe()
 			if o.retry.Wait(ctx) != nil {
 				return

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
+	"github.com/vipgate/vipgate/pkg/rtnetlink"
 )
 
 // deaf runs a plane that hears nothing of what happens in the kernel.
@@ -27,7 +28,7 @@ func (s *site) deaf(interval time.Duration) *running {
 		done <- s.ns.Do(func() error {
 			x := newReconciler(p, f)
 			x.subscribe = func() (*fwstate.Watch, error) {
-				return &fwstate.Watch{Changed: make(chan struct{}), Failed: make(chan struct{})}, nil
+				return &fwstate.Watch{Listener: rtnetlink.NewListener(), Changed: make(chan struct{})}, nil
 			}
 			defer x.unsubscribe()
 			x.run(ctx)

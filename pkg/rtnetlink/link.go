@@ -1,12 +1,12 @@
 package rtnetlink
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"net"
 	"net/netip"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -34,43 +34,30 @@ func (l Link) Up() bool {
 
 // Links lists the network interfaces.
 func (c *Conn) Links() ([]Link, error) {
-	links, err := list(c.requests, unix.RTM_GETLINK, make([]byte, unix.SizeofIfInfomsg), nil, always(ParseLink))
+	links, err := list(c, dump(unix.RTM_GETLINK, make([]byte, unix.SizeofIfInfomsg)), nil,
+		func(b []byte) (Link, bool, error) {
+			l, err := ParseLink(b)
+			return l, true, err
+		})
 	if err != nil {
 		return nil, fmt.Errorf("failed to list interfaces: %w", err)
 	}
 	return links, nil
 }
 
-// always adapts a parser to list.
-func always[T any](parse func([]byte) (T, error)) func([]byte) (T, bool, error) {
-	return func(b []byte) (T, bool, error) {
-		x, err := parse(b)
-		return x, true, err
-	}
-}
-
 // ParseLink parses the data of RTM_NEWLINK and RTM_DELLINK.
-func ParseLink(b []byte) (l Link, err error) {
-	err = decode(b, unix.SizeofIfInfomsg, "interface", func(ad *netlink.AttributeDecoder) {
-		switch ad.Type() {
-		case unix.IFLA_IFNAME:
-			l.Name = ad.String()
-		case unix.IFLA_MTU:
-			l.MTU = int(ad.Uint32())
-		case unix.IFLA_MASTER:
-			l.Master = int(ad.Uint32())
-		case unix.IFLA_ADDRESS:
-			l.MAC = ad.Bytes()
-		case unix.IFLA_STATS64:
-			for i, s := 0, ad.Bytes(); i < len(l.Statistics) && len(s) >= 8; i, s = i+1, s[8:] {
-				l.Statistics[i] = binary.NativeEndian.Uint64(s)
-			}
-		}
-	})
-	if err == nil {
-		l.Index, l.Flags = int(int32(binary.NativeEndian.Uint32(b[4:]))), binary.NativeEndian.Uint32(b[8:])
+func ParseLink(b []byte) (Link, error) {
+	a, err := attributes(b, unix.SizeofIfInfomsg, "interface")
+	if err != nil {
+		return Link{}, err
 	}
-	return l, err
+	l := Link{
+		Index: int(int32(binary.NativeEndian.Uint32(b[4:]))), Flags: binary.NativeEndian.Uint32(b[8:]),
+		Name: a.Text(unix.IFLA_IFNAME), MTU: int(a.Uint32(unix.IFLA_MTU)), Master: int(a.Uint32(unix.IFLA_MASTER)),
+		MAC: bytes.Clone(a.Get(unix.IFLA_ADDRESS)),
+	}
+	_, _ = binary.Decode(a.Get(unix.IFLA_STATS64), binary.NativeEndian, &l.Statistics) // absent before it is up
+	return l, nil
 }
 
 // Address is an address of this host.
@@ -93,39 +80,32 @@ func (a Address) Duplicate() bool { return a.Flags&unix.IFA_F_DADFAILED != 0 }
 
 // Addresses lists the addresses of all interfaces and families.
 func (c *Conn) Addresses() ([]Address, error) {
-	body := make([]byte, unix.SizeofIfAddrmsg)
-	addrs, err := list(c.requests, unix.RTM_GETADDR, body, nil, func(b []byte) (Address, bool, error) {
-		a, err := parseAddress(b)
-		return a, err != nil || a.Addr.IsValid() && a.Network.IsValid(), err
-	})
+	addrs, err := list(c, dump(unix.RTM_GETADDR, make([]byte, unix.SizeofIfAddrmsg)), nil,
+		func(b []byte) (Address, bool, error) {
+			a, err := parseAddress(b)
+			return a, a.Addr.IsValid() && a.Network.IsValid(), err
+		})
 	if err != nil {
 		return nil, fmt.Errorf("failed to list addresses: %w", err)
 	}
 	return addrs, nil
 }
 
-func parseAddress(b []byte) (a Address, err error) {
-	var local, address netip.Addr
-	err = decode(b, unix.SizeofIfAddrmsg, "address", func(ad *netlink.AttributeDecoder) {
-		switch ad.Type() {
-		case unix.IFA_LOCAL:
-			local, _ = netip.AddrFromSlice(ad.Bytes())
-		case unix.IFA_ADDRESS:
-			address, _ = netip.AddrFromSlice(ad.Bytes())
-		case unix.IFA_FLAGS:
-			a.Flags = ad.Uint32()
-		}
-	})
+func parseAddress(b []byte) (Address, error) {
+	attributes, err := attributes(b, unix.SizeofIfAddrmsg, "address")
 	if err != nil {
-		return a, err
+		return Address{}, err
 	}
-	a.Flags |= uint32(b[2])
-	a.Link = int(binary.NativeEndian.Uint32(b[4:]))
+	a := Address{
+		Link: int(binary.NativeEndian.Uint32(b[4:])), Addr: attributes.Addr(unix.IFA_LOCAL),
+		Flags: attributes.Uint32(unix.IFA_FLAGS) | uint32(b[2]),
+	}
 	// IFA_ADDRESS is the peer of a point-to-point address, which IFA_LOCAL then has.
-	if a.Addr = local; !local.IsValid() {
-		a.Addr = address
+	peer := attributes.Addr(unix.IFA_ADDRESS)
+	if !a.Addr.IsValid() {
+		a.Addr = peer
 	}
-	a.Network = netip.PrefixFrom(address, int(b[1])).Masked()
+	a.Network = netip.PrefixFrom(peer, int(b[1])).Masked()
 	return a, nil
 }
 
@@ -140,20 +120,20 @@ type Neighbor struct {
 // Probe returns the request that has the kernel resolve the neighbor as if there were a packet for
 // it. The kernel does not create an entry: it fails with ENOENT if there is none.
 func (n Neighbor) Probe() Request {
-	a := make(attributes, unix.SizeofNdMsg, 40)
-	a[0], a[10] = systemFamily(vip.FamilyOf(n.Addr)), unix.NTF_USE
-	binary.NativeEndian.PutUint32(a[4:], uint32(n.Link))
-	a.bytes(unix.NDA_DST, n.Addr.AsSlice())
-	return Request{Header: netlink.Header{Type: unix.RTM_NEWNEIGH, Flags: netlink.Replace}, Data: a}
+	header := [unix.SizeofNdMsg]byte{0: systemFamily(vip.FamilyOf(n.Addr)), 10: unix.NTF_USE}
+	binary.NativeEndian.PutUint32(header[4:], uint32(n.Link))
+	var q Request
+	q.Begin(unix.RTM_NEWNEIGH, unix.NLM_F_REPLACE|unix.NLM_F_ACK, header[:]...)
+	q.Bytes(unix.NDA_DST, n.Addr.AsSlice())
+	return q
 }
 
 // Neighbors lists the neighbor entries of a family.
 func (c *Conn) Neighbors(f vip.Family) ([]Neighbor, error) {
-	body := make([]byte, unix.SizeofNdMsg)
-	body[0] = systemFamily(f)
-	entries, err := list(c.requests, unix.RTM_GETNEIGH, body, nil, func(b []byte) (Neighbor, bool, error) {
+	header := [unix.SizeofNdMsg]byte{systemFamily(f)}
+	entries, err := list(c, dump(unix.RTM_GETNEIGH, header[:]), nil, func(b []byte) (Neighbor, bool, error) {
 		n, err := ParseNeighbor(b)
-		return n, err != nil || n.Addr.IsValid(), err
+		return n, n.Addr.IsValid(), err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("failed to list %s neighbors: %w", f, err)
@@ -163,17 +143,17 @@ func (c *Conn) Neighbors(f vip.Family) ([]Neighbor, error) {
 
 // ParseNeighbor parses the data of RTM_NEWNEIGH and RTM_DELNEIGH. The zero Addr: it is about a
 // bridge.
-func ParseNeighbor(b []byte) (n Neighbor, err error) {
-	err = decode(b, unix.SizeofNdMsg, "neighbor", func(ad *netlink.AttributeDecoder) {
-		switch _, ok := familyFrom(b[0]); {
-		case ok && ad.Type() == unix.NDA_DST:
-			n.Addr, _ = netip.AddrFromSlice(ad.Bytes())
-		case ad.Type() == unix.NDA_LLADDR:
-			n.MAC = ad.Bytes()
-		}
-	})
-	if err == nil {
-		n.Link, n.State = int(int32(binary.NativeEndian.Uint32(b[4:]))), binary.NativeEndian.Uint16(b[8:])
+func ParseNeighbor(b []byte) (Neighbor, error) {
+	a, err := attributes(b, unix.SizeofNdMsg, "neighbor")
+	if err != nil {
+		return Neighbor{}, err
 	}
-	return n, err
+	n := Neighbor{
+		Link: int(int32(binary.NativeEndian.Uint32(b[4:]))), State: binary.NativeEndian.Uint16(b[8:]),
+		MAC: bytes.Clone(a.Get(unix.NDA_LLADDR)),
+	}
+	if _, ok := familyFrom(b[0]); ok {
+		n.Addr = a.Addr(unix.NDA_DST)
+	}
+	return n, nil
 }

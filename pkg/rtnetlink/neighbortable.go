@@ -1,10 +1,8 @@
 package rtnetlink
 
 import (
-	"encoding/binary"
 	"fmt"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -29,24 +27,21 @@ const (
 // sysctls exist in the initial namespace only.
 func (c *Conn) NeighborTables() (map[vip.Family]NeighborTable, error) {
 	tables := map[vip.Family]NeighborTable{}
-	body := make([]byte, ndtmsgLength)
-	_, err := list(c.requests, unix.RTM_GETNEIGHTBL, body, nil, func(b []byte) (NeighborTable, bool, error) {
-		var t NeighborTable
-		err := decode(b, ndtmsgLength, "neighbor table", func(ad *netlink.AttributeDecoder) {
-			switch b := ad.Bytes(); {
-			case ad.Type() == ndtaThresh3:
-				t.Limit = ad.Uint32()
-			case ad.Type() == ndtaConfig && len(b) >= ndtConfigLength:
-				t.Entries = binary.NativeEndian.Uint32(b[4:])
-			}
-		})
-		// Messages about one interface have no limit.
-		if err == nil && t.Limit > 0 {
-			if family, ok := familyFrom(b[0]); ok {
-				tables[family] = t
-			}
+	request := dump(unix.RTM_GETNEIGHTBL, make([]byte, ndtmsgLength))
+	_, err := list(c, request, nil, func(b []byte) (t NeighborTable, _ bool, err error) {
+		a, err := attributes(b, ndtmsgLength, "neighbor table")
+		if err != nil {
+			return t, false, err
 		}
-		return t, false, err
+		t.Limit = a.Uint32(ndtaThresh3)
+		if config := a.Get(ndtaConfig); len(config) >= ndtConfigLength {
+			t.Entries = config[4:].Uint32()
+		}
+		// Messages about one interface have no limit.
+		if family, ok := familyFrom(b[0]); ok && t.Limit > 0 {
+			tables[family] = t
+		}
+		return t, false, nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("failed to list neighbor tables: %w", err)

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/nlmsg"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -63,28 +63,29 @@ func (r Route) Drops() bool {
 
 // Replace returns the request that adds the route in place of one with the same prefix and metric.
 func (r Route) Replace() Request {
-	return r.request(unix.RTM_NEWROUTE, netlink.Create|netlink.Replace, unix.RT_SCOPE_UNIVERSE)
+	return r.request(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, unix.RT_SCOPE_UNIVERSE, exists)
 }
 
-// Delete returns the request that deletes the route. It fails with ESRCH if there is none.
+// Delete returns the request that deletes the route.
 func (r Route) Delete() Request {
-	return r.request(unix.RTM_DELROUTE, 0, unix.RT_SCOPE_NOWHERE) // of any scope
+	return r.request(unix.RTM_DELROUTE, 0, unix.RT_SCOPE_NOWHERE, absent) // of any scope
 }
 
-func (r Route) request(kind netlink.HeaderType, flags netlink.HeaderFlags, scope uint8) Request {
-	a := make(attributes, headerLength, 64)
-	a[0], a[1], a[5], a[6], a[7] = systemFamily(r.Family), uint8(r.Prefix.Bits()), r.Protocol, scope, r.Type
-	a.uint32(unix.RTA_TABLE, r.Table)
+func (r Route) request(kind, flags uint16, scope uint8, satisfied func(error) bool) Request {
+	q := Request{satisfied: satisfied}
+	q.Begin(kind, flags|unix.NLM_F_ACK,
+		systemFamily(r.Family), uint8(r.Prefix.Bits()), 0, 0, unix.RT_TABLE_UNSPEC, r.Protocol, scope, r.Type, 0, 0, 0, 0)
+	q.Uint32(unix.RTA_TABLE, r.Table)
 	if !r.IsDefault() {
-		a.bytes(unix.RTA_DST, r.Prefix.Addr().AsSlice())
+		q.Bytes(unix.RTA_DST, r.Prefix.Addr().AsSlice())
 	}
 	if r.Metric != 0 {
-		a.uint32(unix.RTA_PRIORITY, r.Metric)
+		q.Uint32(unix.RTA_PRIORITY, r.Metric)
 	}
 	if r.NextHop.IsValid() {
-		a.bytes(unix.RTA_GATEWAY, r.NextHop.Unmap().AsSlice())
+		q.Bytes(unix.RTA_GATEWAY, r.NextHop.Unmap().AsSlice())
 	}
-	return Request{Header: netlink.Header{Type: kind, Flags: flags}, Data: a}
+	return q
 }
 
 // ReplaceRoute adds or replaces a route; see Route.Replace.
@@ -97,7 +98,7 @@ func (c *Conn) ReplaceRoute(r Route) error {
 
 // DeleteRoute deletes a route if it exists.
 func (c *Conn) DeleteRoute(r Route) error {
-	if err := c.do(r.Delete()); err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.ENOENT) {
+	if err := c.do(r.Delete()); err != nil {
 		return fmt.Errorf("failed to delete %s from table %d: %w", r, r.Table, err)
 	}
 	return nil
@@ -112,12 +113,12 @@ type RouteFilter struct {
 
 // Routes lists routes of a family, except those of the kernel's cache.
 func (c *Conn) Routes(f vip.Family, filter RouteFilter) ([]Route, error) {
-	body := make(attributes, headerLength)
-	body[0], body[5] = systemFamily(f), filter.Protocol
+	header := [headerLength]byte{0: systemFamily(f), 5: filter.Protocol}
+	request := dump(unix.RTM_GETROUTE, header[:])
 	if filter.Table != 0 {
-		body.uint32(unix.RTA_TABLE, filter.Table)
+		request.Uint32(unix.RTA_TABLE, filter.Table)
 	}
-	routes, err := list(c.requests, unix.RTM_GETROUTE, body, nil, func(b []byte) (Route, bool, error) {
+	routes, err := list(c, request, nil, func(b []byte) (Route, bool, error) {
 		r, err := ParseRoute(b)
 		return r, err != nil || b[0] == systemFamily(f) && (filter.Table == 0 || r.Table == filter.Table) &&
 			(filter.Protocol == 0 || r.Protocol == filter.Protocol), err
@@ -131,64 +132,53 @@ func (c *Conn) Routes(f vip.Family, filter RouteFilter) ([]Route, error) {
 	return routes, nil
 }
 
-// Lookup returns the route of a packet to an address with a mark. The kernel's *Error is that of
-// the route if the packet would be dropped.
+// Lookup returns the route of a packet to an address with a mark. The kernel's
+// *nlmsg.Error is that of the route if the packet would be dropped.
 func (c *Conn) Lookup(to netip.Addr, mark uint32) (Route, error) {
-	body := make(attributes, headerLength)
-	body[0], body[1] = systemFamily(vip.FamilyOf(to)), uint8(to.BitLen())
+	header := [headerLength]byte{0: systemFamily(vip.FamilyOf(to)), 1: uint8(to.BitLen())}
 	if to.Is4() { // for IPv6 the kernel always does, and rejects the flag
-		binary.NativeEndian.PutUint32(body[8:], lookupTable)
+		binary.NativeEndian.PutUint32(header[8:], lookupTable)
 	}
-	body.bytes(unix.RTA_DST, to.AsSlice())
+	var m nlmsg.Messages
+	m.Begin(unix.RTM_GETROUTE, 0, header[:]...)
+	m.Bytes(unix.RTA_DST, to.AsSlice())
 	if mark != 0 {
-		body.uint32(unix.RTA_MARK, mark)
+		m.Uint32(unix.RTA_MARK, mark)
 	}
-	var found Route
-	request := netlink.Message{Header: netlink.Header{Type: unix.RTM_GETROUTE, Flags: netlink.Request}, Data: body}
-	err := c.requests.get(request, func(data []byte) (err error) {
-		found, err = ParseRoute(data)
-		return err
-	})
+	data, err := c.requests.Get(&m)
 	if err != nil {
 		return Route{}, fmt.Errorf("failed to look up the route to %s with mark %#x: %w", to, mark, err)
 	}
-	return found, nil
+	return ParseRoute(data)
 }
 
 // ParseRoute parses the data of RTM_NEWROUTE and RTM_DELROUTE.
-func ParseRoute(b []byte) (r Route, err error) {
-	dst := netip.Addr{}
-	err = decode(b, headerLength, "route", func(ad *netlink.AttributeDecoder) {
-		switch ad.Type() {
+func ParseRoute(b []byte) (Route, error) {
+	attributes, err := attributes(b, headerLength, "route")
+	if err != nil {
+		return Route{}, err
+	}
+	r := Route{Table: uint32(b[4]), Protocol: b[5], Type: b[7]}
+	r.Family, _ = familyFrom(b[0])
+	r.Prefix = netip.PrefixFrom(DefaultPrefix(r.Family).Addr(), int(b[1]))
+	r.Dead = binary.NativeEndian.Uint32(b[8:])&(unix.RTNH_F_DEAD|unix.RTNH_F_LINKDOWN) != 0
+	for kind, value := range attributes.All() {
+		switch kind {
 		case unix.RTA_TABLE:
-			r.Table = ad.Uint32()
+			r.Table = value.Uint32()
 		case unix.RTA_PRIORITY:
-			r.Metric = ad.Uint32()
+			r.Metric = value.Uint32()
 		case unix.RTA_OIF:
-			r.Link = int(ad.Uint32())
+			r.Link = int(value.Uint32())
 		case unix.RTA_GATEWAY:
-			r.NextHop, _ = netip.AddrFromSlice(ad.Bytes())
+			r.NextHop = value.Addr()
 		case unix.RTA_VIA: // a next hop of the other family: two bytes, then its address
-			if via := ad.Bytes(); len(via) > 2 {
-				r.NextHop, _ = netip.AddrFromSlice(via[2:])
-			}
+			r.NextHop = value[min(2, len(value)):].Addr()
 		case unix.RTA_MULTIPATH:
 			r.Multipath = true
 		case unix.RTA_DST:
-			dst, _ = netip.AddrFromSlice(ad.Bytes())
+			r.Prefix = netip.PrefixFrom(value.Addr(), int(b[1]))
 		}
-	})
-	if err != nil {
-		return r, err
 	}
-	r.Family, _ = familyFrom(b[0])
-	if !dst.IsValid() {
-		dst = DefaultPrefix(r.Family).Addr()
-	}
-	r.Prefix, r.Protocol, r.Type = netip.PrefixFrom(dst, int(b[1])), b[5], b[7]
-	if r.Table == 0 {
-		r.Table = uint32(b[4])
-	}
-	r.Dead = binary.NativeEndian.Uint32(b[8:])&(unix.RTNH_F_DEAD|unix.RTNH_F_LINKDOWN) != 0
 	return r, nil
 }

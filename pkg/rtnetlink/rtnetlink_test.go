@@ -12,6 +12,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/nlmsg"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -122,7 +123,7 @@ func TestRoutes(t *testing.T) {
 // The requests fill several batches, and each has its own answer.
 func TestBatchErrors(t *testing.T) {
 	_, c := connect(t)
-	const n = 3 * batchSize
+	const n = 192
 	requests := make([]Request, 0, n)
 	for i := range n {
 		r := Route{Table: uint32(1000 + i), Prefix: DefaultPrefix(vip.IPv4), Type: unix.RTN_BLACKHOLE, Protocol: 118}
@@ -134,7 +135,7 @@ func TestBatchErrors(t *testing.T) {
 	rejected, err := c.Do(requests...)
 	must(t, err)
 	for i, err := range rejected {
-		var e *Error
+		var e *nlmsg.Error
 		rejected := errors.Is(err, unix.ENETUNREACH) && errors.As(err, &e) && e.Message != ""
 		if bad := i%10 == 3; bad != rejected || !bad && err != nil {
 			t.Errorf("request %d: %v", i, err)

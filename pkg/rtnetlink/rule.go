@@ -2,11 +2,9 @@ package rtnetlink
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -60,38 +58,42 @@ func (r Rule) String() string {
 	return s + fmt.Sprintf(" proto %d", r.Protocol)
 }
 
-// Add returns the request that adds the rule, which must not have Extra. It fails with EEXIST for
-// one that exists.
-func (r Rule) Add() Request { return r.request(unix.RTM_NEWRULE, netlink.Create|netlink.Excl) }
+// Add returns the request that adds the rule, which must not have Extra.
+func (r Rule) Add() Request {
+	return r.request(unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, exists)
+}
 
-// Delete returns the request that deletes the rule. It fails with ENOENT if there is none.
-func (r Rule) Delete() Request { return r.request(unix.RTM_DELRULE, 0) }
+// Delete returns the request that deletes the rule.
+func (r Rule) Delete() Request { return r.request(unix.RTM_DELRULE, 0, absent) }
 
-func (r Rule) request(kind netlink.HeaderType, flags netlink.HeaderFlags) Request {
-	a := make(attributes, headerLength, 96)
-	a[0], a[7] = systemFamily(r.Family), r.Action
-	a.uint32(unix.FRA_PRIORITY, r.Priority)
-	a.bytes(unix.FRA_PROTOCOL, []byte{r.Protocol})
+func (r Rule) request(kind, flags uint16, satisfied func(error) bool) Request {
+	q := Request{satisfied: satisfied}
+	header := [headerLength]byte{0: systemFamily(r.Family), 7: r.Action}
+	if r.Source.IsValid() {
+		header[2] = uint8(r.Source.Bits())
+	}
+	q.Begin(kind, flags|unix.NLM_F_ACK, header[:]...)
+	q.Uint32(unix.FRA_PRIORITY, r.Priority)
+	q.Bytes(unix.FRA_PROTOCOL, []byte{r.Protocol})
 	if r.Table != 0 {
-		a.uint32(unix.FRA_TABLE, r.Table)
+		q.Uint32(unix.FRA_TABLE, r.Table)
 	}
 	if r.Action == unix.FR_ACT_GOTO {
-		a.uint32(unix.FRA_GOTO, r.Goto)
+		q.Uint32(unix.FRA_GOTO, r.Goto)
 	}
 	if r.Mark != 0 || r.Mask != 0 {
-		a.uint32(unix.FRA_FWMARK, r.Mark)
-		a.uint32(unix.FRA_FWMASK, r.Mask)
+		q.Uint32(unix.FRA_FWMARK, r.Mark)
+		q.Uint32(unix.FRA_FWMASK, r.Mask)
 	}
 	if r.Source.IsValid() {
-		a[2] = uint8(r.Source.Bits())
-		a.bytes(unix.FRA_SRC, r.Source.Addr().AsSlice())
+		q.Bytes(unix.FRA_SRC, r.Source.Addr().AsSlice())
 	}
-	return Request{Header: netlink.Header{Type: kind, Flags: flags}, Data: a}
+	return q
 }
 
 // AddRule adds a rule unless it exists.
 func (c *Conn) AddRule(r Rule) error {
-	if err := c.do(r.Add()); err != nil && !errors.Is(err, unix.EEXIST) {
+	if err := c.do(r.Add()); err != nil {
 		return fmt.Errorf("failed to add rule %s: %w", r, err)
 	}
 	return nil
@@ -99,7 +101,7 @@ func (c *Conn) AddRule(r Rule) error {
 
 // DeleteRule deletes a rule if it exists.
 func (c *Conn) DeleteRule(r Rule) error {
-	if err := c.do(r.Delete()); err != nil && !errors.Is(err, unix.ENOENT) {
+	if err := c.do(r.Delete()); err != nil {
 		return fmt.Errorf("failed to delete rule %s: %w", r, err)
 	}
 	return nil
@@ -108,12 +110,11 @@ func (c *Conn) DeleteRule(r Rule) error {
 // Rules lists the policy rules of a family. With ErrInterrupted the list may lack rules.
 func (c *Conn) Rules(f vip.Family) ([]Rule, error) {
 	// Notifications that are queued from now on are about changes during the dump.
-	if _, err := c.rules.discard(); err != nil {
+	if _, err := c.rules.Discard(); err != nil {
 		return nil, err
 	}
-	body := make([]byte, headerLength)
-	body[0] = systemFamily(f)
-	rules, err := list(c.requests, unix.RTM_GETRULE, body, c.unchanged, func(b []byte) (Rule, bool, error) {
+	header := [headerLength]byte{systemFamily(f)}
+	rules, err := list(c, dump(unix.RTM_GETRULE, header[:]), c.unchanged, func(b []byte) (Rule, bool, error) {
 		r, err := parseRule(b)
 		return r, err != nil || b[0] == systemFamily(f), err
 	})
@@ -127,44 +128,43 @@ func (c *Conn) Rules(f vip.Family) ([]Rule, error) {
 // datagrams, some 400 rules each, the kernel continues by counting: it skips a rule when one before
 // it was deleted meanwhile, and does not flag that (Linux 6.18).
 func (c *Conn) unchanged() error {
-	changed, err := c.rules.discard()
+	changed, err := c.rules.Discard()
 	if err == nil && changed {
-		err = ErrInterrupted
+		return ErrInterrupted
 	}
 	return err
 }
 
 func parseRule(b []byte) (r Rule, err error) {
-	err = decode(b, headerLength, "rule", func(ad *netlink.AttributeDecoder) {
-		switch ad.Type() {
-		case unix.FRA_PRIORITY:
-			r.Priority = ad.Uint32()
-		case unix.FRA_TABLE:
-			r.Table = ad.Uint32()
-		case unix.FRA_GOTO:
-			r.Goto = ad.Uint32()
-		case unix.FRA_FWMARK:
-			r.Mark = ad.Uint32()
-		case unix.FRA_FWMASK:
-			r.Mask = ad.Uint32()
-		case unix.FRA_PROTOCOL:
-			r.Protocol = ad.Uint8()
-		case unix.FRA_SRC:
-			if a, ok := netip.AddrFromSlice(ad.Bytes()); ok {
-				r.Source = netip.PrefixFrom(a, int(b[2]))
-			}
-		case unix.FRA_SUPPRESS_PREFIXLEN: // always present; -1 is off
-			r.Extra = r.Extra || ad.Uint32() != 1<<32-1
-		default:
-			r.Extra = true
-		}
-	})
+	attributes, err := attributes(b, headerLength, "rule")
 	if err != nil {
 		return r, err
 	}
 	r.Family, _ = familyFrom(b[0])
 	r.Action = b[7]
 	// Destination, type of service, flags.
-	r.Extra = r.Extra || b[1] != 0 || b[3] != 0 || binary.NativeEndian.Uint32(b[8:]) != 0
+	r.Extra = b[1] != 0 || b[3] != 0 || binary.NativeEndian.Uint32(b[8:]) != 0
+	for kind, value := range attributes.All() {
+		switch kind {
+		case unix.FRA_PRIORITY:
+			r.Priority = value.Uint32()
+		case unix.FRA_TABLE:
+			r.Table = value.Uint32()
+		case unix.FRA_GOTO:
+			r.Goto = value.Uint32()
+		case unix.FRA_FWMARK:
+			r.Mark = value.Uint32()
+		case unix.FRA_FWMASK:
+			r.Mask = value.Uint32()
+		case unix.FRA_PROTOCOL:
+			r.Protocol = value[0]
+		case unix.FRA_SRC:
+			r.Source = netip.PrefixFrom(value.Addr(), int(b[2]))
+		case unix.FRA_SUPPRESS_PREFIXLEN: // always present; -1 is off
+			r.Extra = r.Extra || value.Uint32() != 1<<32-1
+		default:
+			r.Extra = true
+		}
+	}
 	return r, nil
 }

@@ -1,6 +1,7 @@
 package fwstate
 
 import (
+	"cmp"
 	"fmt"
 	"math/bits"
 )
@@ -26,27 +27,27 @@ type Config struct {
 
 // WithDefaults fills in zero fields.
 func (c Config) WithDefaults() Config {
-	if c.First == 0 {
-		c.First = DefaultFirst
-	}
-	if c.Mask == 0 {
-		c.Mask = DefaultMask
-	}
-	if c.Priority == 0 {
-		c.Priority = DefaultPriority
-	}
+	c.First = cmp.Or(c.First, DefaultFirst)
+	c.Mask = cmp.Or(c.Mask, DefaultMask)
+	c.Priority = cmp.Or(c.Priority, DefaultPriority)
 	return c
 }
+
+// inRange reports whether a routing table has the number of a fwmark.
+func (c Config) inRange(table uint32) bool { return table >= c.First && table <= c.Mask }
 
 // Validate returns an error for values that cannot work together.
 func (c Config) Validate() error {
 	switch {
 	case c.First&^c.Mask != 0:
-		return fmt.Errorf("first number %d is outside the mask %#x of packet marks: choose a smaller number or a wider mask", c.First, c.Mask)
+		return fmt.Errorf("first number %d is outside the mask %#x of packet marks: choose a smaller number or a wider mask",
+			c.First, c.Mask)
 	case c.Mask != 1<<bits.Len32(c.Mask)-1:
-		return fmt.Errorf("mask %#x of packet marks has a gap: numbers count up, so it must be like 0xffff or 0xffffff", c.Mask)
+		return fmt.Errorf("mask %#x of packet marks has a gap: numbers count up, so it must be like 0xffff or 0xffffff",
+			c.Mask)
 	case c.Priority < 1 || c.Priority > 32763:
-		return fmt.Errorf("rule priority %d: choose one from 1 to 32763, since three are used and 32766 is the main table's", c.Priority)
+		return fmt.Errorf("rule priority %d: choose one from 1 to 32763, since three are used and 32766 is the main table's",
+			c.Priority)
 	}
 	return nil
 }

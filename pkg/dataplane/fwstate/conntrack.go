@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/vipgate/vipgate/pkg/dataplane/nlmsg"
+	"github.com/vipgate/vipgate/pkg/nlmsg"
 )
 
 // Constants of linux/netfilter/nfnetlink_conntrack.h.
@@ -22,27 +22,21 @@ const (
 //
 // For each request the kernel walks the whole table, which takes 3 ms with 262 144 nearly empty
 // buckets: adjacent fwmarks share a request.
-func (f *Conn) FlushConntrack(numbers []uint32) error {
+func (f *Conn) FlushConntrack(fwmarks []uint32) error {
 	if f.config.Stateless {
 		return nil
 	}
-	for _, b := range blocks(numbers) {
+	for _, b := range blocks(fwmarks) {
 		var m nlmsg.Messages
 		m.Begin(unix.NFNL_SUBSYS_CTNETLINK<<8|conntrackDelete, unix.NLM_F_ACK, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
 		m.Uint32BE(ctaMark, b.first)
 		m.Uint32BE(ctaMarkMask, f.config.Mask&^(b.length-1))
-		m.End()
-		refused, err := f.ct.Exchange(&m)
-		if err == nil {
-			err = refused[0]
-		}
-		// The kernel has no connection tracking.
-		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
-			return nil
-		}
-		// ENOENT: no entry matched.
-		if err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("flush connection tracking entries of %d fwmarks from %d on: %w", b.length, b.first, err)
+		rejected, err := f.nft.Do(&m)
+		switch err = errors.Join(err, rejected[0]); {
+		case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL):
+			return nil // the kernel has no connection tracking
+		case err != nil && !errors.Is(err, unix.ENOENT): // no entry matched
+			return fmt.Errorf("failed to flush connection tracking entries of %d fwmarks from %d on: %w", b.length, b.first, err)
 		}
 	}
 	return nil
@@ -54,10 +48,8 @@ type block struct{ first, length uint32 }
 
 // blocks covers exactly these numbers by the smallest number of blocks.
 func blocks(numbers []uint32) []block {
-	sorted := slices.Clone(numbers)
-	slices.Sort(sorted)
 	var list []block
-	for _, n := range slices.Compact(sorted) {
+	for _, n := range slices.Compact(slices.Sorted(slices.Values(numbers))) {
 		list = append(list, block{n, 1})
 		// Merge aligned neighbors of equal length.
 		for len(list) > 1 {

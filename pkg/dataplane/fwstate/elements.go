@@ -1,6 +1,7 @@
 package fwstate
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -11,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/vipgate/vipgate/pkg/dataplane/nlmsg"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/nlmsg"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -25,96 +26,91 @@ type element struct {
 	key []byte
 	// chain is the target of the verdict.
 	chain string
-	// data is the value in a map of fwmarks.
-	data    uint32
-	hasData bool
+	// data is the value in a map of fwmarks, which has no value 0.
+	data uint32
 	// end closes an interval.
 	end bool
 }
 
+func markKey(fwmark uint32) []byte { return binary.NativeEndian.AppendUint32(nil, fwmark) }
+
+func (t *transaction) addElements(set string, list []element) {
+	t.putElements(unix.NFT_MSG_NEWSETELEM, set, list)
+}
+
+func (t *transaction) removeElements(set string, list []element) {
+	t.putElements(unix.NFT_MSG_DELSETELEM, set, list)
+}
+
 // putElements writes messages about elements of a set.
-func putElements(m *nlmsg.Messages, kind uint16, set string, list []element) {
+func (t *transaction) putElements(kind uint16, set string, list []element) {
 	for len(list) > 0 {
-		m.Begin(nftMessage(kind), unix.NLM_F_CREATE, familyInet, unix.NFNETLINK_V0, 0, 0)
-		m.Text(unix.NFTA_SET_ELEM_LIST_TABLE, plan.TableName)
-		m.Text(unix.NFTA_SET_ELEM_LIST_SET, set)
-		all := m.BeginNested(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-		n := 0
-		for n < len(list) && len(m.Data)-all < listRoom-512 {
-			putElement(m, list[n])
-			n++
-		}
-		m.EndNested(all)
-		m.End()
-		list = list[n:]
+		t.begin(kind, unix.NLM_F_CREATE, unix.NFTA_SET_ELEM_LIST_SET, set)
+		t.Nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
+			for all := len(t.Data); len(list) > 0 && len(t.Data)-all < listRoom-512; list = list[1:] {
+				t.Nested(unix.NFTA_LIST_ELEM, func() { t.putElement(list[0]) })
+			}
+		})
 	}
 }
 
-func putElement(m *nlmsg.Messages, e element) {
-	one := m.BeginNested(unix.NFTA_LIST_ELEM)
-	key := m.BeginNested(unix.NFTA_SET_ELEM_KEY)
-	m.Bytes(unix.NFTA_DATA_VALUE, e.key)
-	m.EndNested(key)
+func (t *transaction) putElement(e element) {
+	t.Nested(unix.NFTA_SET_ELEM_KEY, func() { t.Bytes(unix.NFTA_DATA_VALUE, e.key) })
 	if e.end {
-		m.Uint32BE(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+		t.Uint32BE(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
 	}
 	switch {
 	case e.chain != "":
-		data := m.BeginNested(unix.NFTA_SET_ELEM_DATA)
-		verdict := m.BeginNested(unix.NFTA_DATA_VERDICT)
-		m.Uint32BE(unix.NFTA_VERDICT_CODE, gotoCode)
-		m.Text(unix.NFTA_VERDICT_CHAIN, e.chain)
-		m.EndNested(verdict)
-		m.EndNested(data)
-	case e.hasData:
-		data := m.BeginNested(unix.NFTA_SET_ELEM_DATA)
-		m.Bytes(unix.NFTA_DATA_VALUE, nlmsg.Uint32Bytes(e.data))
-		m.EndNested(data)
+		t.Nested(unix.NFTA_SET_ELEM_DATA, func() {
+			t.Nested(unix.NFTA_DATA_VERDICT, func() {
+				t.Uint32BE(unix.NFTA_VERDICT_CODE, gotoCode)
+				t.Text(unix.NFTA_VERDICT_CHAIN, e.chain)
+			})
+		})
+	case e.data != 0:
+		t.Nested(unix.NFTA_SET_ELEM_DATA, func() { t.Uint32(unix.NFTA_DATA_VALUE, e.data) })
 	}
-	m.EndNested(one)
 }
 
 // gotoCode is NFT_GOTO, which is negative.
 const gotoCode = 1<<32 - 4
 
-// verdictOf returns the chain of a goto verdict; "" for another verdict.
-func verdictOf(data []byte) string {
-	verdict := nlmsg.Attribute(data, unix.NFTA_DATA_VERDICT)
-	if nlmsg.Uint32BE(nlmsg.Attribute(verdict, unix.NFTA_VERDICT_CODE)) != gotoCode {
+// keyOf returns the key of an element.
+func keyOf(e nlmsg.Attributes) nlmsg.Attributes {
+	return e.Get(unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE)
+}
+
+// chainOf returns the chain that the goto verdict of an element leads to; "" for another verdict.
+func chainOf(e nlmsg.Attributes) string {
+	verdict := e.Get(unix.NFTA_SET_ELEM_DATA, unix.NFTA_DATA_VERDICT)
+	if verdict.Uint32BE(unix.NFTA_VERDICT_CODE) != gotoCode {
 		return ""
 	}
-	return nlmsg.Text(nlmsg.Attribute(verdict, unix.NFTA_VERDICT_CHAIN))
+	return verdict.Text(unix.NFTA_VERDICT_CHAIN)
+}
+
+// endsInterval reports whether an element closes an interval.
+func endsInterval(e nlmsg.Attributes) bool {
+	return e.Uint32BE(unix.NFTA_SET_ELEM_FLAGS)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 }
 
 // dumpElements lists the elements of a set. Each is valid during the call only. For a set that
 // does not exist it returns ENOENT.
-func (f *Conn) dumpElements(set string, each func(e []byte)) error {
-	var m nlmsg.Messages
-	m.Begin(nftMessage(unix.NFT_MSG_GETSETELEM), unix.NLM_F_DUMP, familyInet, unix.NFNETLINK_V0, 0, 0)
-	m.Text(unix.NFTA_SET_ELEM_LIST_TABLE, plan.TableName)
-	m.Text(unix.NFTA_SET_ELEM_LIST_SET, set)
-	err := f.nft.Dump(m.End(), func(data []byte) error {
-		if len(data) < nlmsg.NFHeaderLen {
-			return nil
-		}
-		for _, e := range nlmsg.Attributes(nlmsg.Attribute(data[nlmsg.NFHeaderLen:], unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+func (f *Conn) dumpElements(set string, each func(e nlmsg.Attributes)) error {
+	return f.dump(unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_SET, set, func(b nlmsg.Attributes) {
+		for _, e := range b.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
 			each(e)
 		}
-		return nil
 	})
-	if err != nil {
-		return fmt.Errorf("read the elements of inet %s %s: %w", plan.TableName, set, err)
-	}
-	return nil
 }
 
 // readTable reads a Maglev map with size entries. Other elements belong to other processes.
 func (f *Conn) readTable(set string, size uint32) ([]uint32, error) {
 	if size == 0 || size > plan.MaxTable {
-		return nil, &ConflictError{Object: "map inet " + plan.TableName + " " + set, Detail: fmt.Sprintf("its size is %d", size)}
+		return nil, conflict("map", set, fmt.Sprintf("its size is %d", size))
 	}
 	table := make([]uint32, size)
-	err := f.dumpElements(set, func(e []byte) {
+	err := f.dumpElements(set, func(e nlmsg.Attributes) {
 		// Without iterators, since this runs for some hundred thousand elements.
 		var key, data uint32
 		for len(e) >= 4 {
@@ -143,54 +139,45 @@ func (f *Conn) readTable(set string, size uint32) ([]uint32, error) {
 // exist.
 func (f *Conn) readLive(family vip.Family, stream string) (map[uint32]string, error) {
 	live := map[uint32]string{}
-	err := f.dumpElements(plan.LiveMap(family, stream), func(e []byte) {
-		number := nlmsg.Uint32(nlmsg.Attribute(nlmsg.Attribute(e, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE))
-		live[number] = verdictOf(nlmsg.Attribute(e, unix.NFTA_SET_ELEM_DATA))
-	})
+	err := f.dumpElements(plan.LiveMap(family, stream), func(e nlmsg.Attributes) { live[keyOf(e).Uint32()] = chainOf(e) })
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}
 	return live, err
 }
 
+// readHosts reads the single addresses of a map or a set with their chains, "" in a set.
+func (f *Conn) readHosts(set string, each func(netip.Prefix, string)) error {
+	return f.dumpElements(set, func(e nlmsg.Attributes) {
+		if a := keyOf(e).Addr(); a.IsValid() {
+			each(netip.PrefixFrom(a, a.BitLen()), chainOf(e))
+		}
+	})
+}
+
 // bound is one end of an interval.
 type bound struct {
 	at    netip.Addr
-	end   bool
+	start int // 0 is the end
 	chain string
 }
 
-// readPrefixes reads the prefixes of a map or a set with their chains, "" in a set. Intervals
-// that are not a prefix belong to other processes.
-func (f *Conn) readPrefixes(set string, interval bool) (map[netip.Prefix]string, error) {
-	prefixes := map[netip.Prefix]string{}
+// readNets reads the prefixes of a map or a set of intervals with their chains, "" in a set.
+// Intervals that are not a prefix belong to other processes.
+func (f *Conn) readNets(set string, each func(netip.Prefix, string)) error {
 	var bounds []bound
-	if err := f.dumpElements(set, func(e []byte) {
-		a, ok := netip.AddrFromSlice(nlmsg.Attribute(nlmsg.Attribute(e, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE))
-		if !ok {
-			return
+	err := f.dumpElements(set, func(e nlmsg.Attributes) {
+		b := bound{at: keyOf(e).Addr(), start: 1, chain: chainOf(e)}
+		if endsInterval(e) {
+			b.start = 0
 		}
-		chain := verdictOf(nlmsg.Attribute(e, unix.NFTA_SET_ELEM_DATA))
-		if !interval {
-			prefixes[netip.PrefixFrom(a, a.BitLen())] = chain
-			return
+		if b.at.IsValid() {
+			bounds = append(bounds, b)
 		}
-		end := nlmsg.Uint32BE(nlmsg.Attribute(e, unix.NFTA_SET_ELEM_FLAGS))&unix.NFT_SET_ELEM_INTERVAL_END != 0
-		bounds = append(bounds, bound{a, end, chain})
-	}); err != nil || !interval {
-		return prefixes, err
-	}
-	slices.SortFunc(bounds, func(a, b bound) int {
-		if c := a.at.Compare(b.at); c != 0 || a.end == b.end {
-			return c
-		}
-		if a.end {
-			return -1
-		}
-		return 1
 	})
+	slices.SortFunc(bounds, func(a, b bound) int { return cmp.Or(a.at.Compare(b.at), a.start-b.start) })
 	for i, b := range bounds {
-		if b.end {
+		if b.start == 0 {
 			continue
 		}
 		last := lastOf(netip.PrefixFrom(b.at, 0))
@@ -198,14 +185,13 @@ func (f *Conn) readPrefixes(set string, interval bool) (map[netip.Prefix]string,
 			last = bounds[i+1].at.Prev()
 		}
 		for bits := range b.at.BitLen() + 1 {
-			p := netip.PrefixFrom(b.at, bits)
-			if p.Masked() == p && lastOf(p) == last {
-				prefixes[p] = b.chain
+			if p := netip.PrefixFrom(b.at, bits); p.Masked() == p && lastOf(p) == last {
+				each(p, b.chain)
 				break
 			}
 		}
 	}
-	return prefixes, nil
+	return err
 }
 
 // lastOf returns the highest address of a prefix.
@@ -243,42 +229,37 @@ func setOf(v vip.VIP, hosts, nets [len(vip.Families)]string) string {
 // ReadVIPs reads the VIPs with their streams. In stateless mode a VIP counts only if it is
 // in the set of untracked addresses, too.
 func (f *Conn) ReadVIPs() (map[vip.VIP]string, error) {
-	all, err := f.readVIPElements(plan.HostMaps, plan.NetMaps)
-	if err != nil {
-		return nil, err
-	}
-	var own map[vip.VIP]string
-	if f.config.Stateless {
-		if own, err = f.readVIPElements(ownHosts, ownNets); err != nil {
-			return nil, err
-		}
-	}
-	vips := make(map[vip.VIP]string, len(all))
-	for v, chain := range all {
-		stream, ours := strings.CutPrefix(chain, plan.StreamPrefix)
-		if _, untracked := own[v]; ours && (untracked || !f.config.Stateless) {
+	chains, untracked, err := f.readVIPs()
+	vips := make(map[vip.VIP]string, len(chains))
+	for v, chain := range chains {
+		stream, owned := strings.CutPrefix(chain, plan.StreamPrefix)
+		if _, ok := untracked[v]; owned && (ok || !f.config.Stateless) {
 			vips[v] = stream
 		}
 	}
-	return vips, nil
+	return vips, err
+}
+
+// readVIPs reads the VIPs with their chains, and, in stateless mode, those that are not tracked.
+func (f *Conn) readVIPs() (chains, untracked map[vip.VIP]string, err error) {
+	if chains, err = f.readVIPElements(plan.HostMaps, plan.NetMaps); err == nil && f.config.Stateless {
+		untracked, err = f.readVIPElements(ownHosts, ownNets)
+	}
+	return chains, untracked, err
 }
 
 // readVIPElements reads the VIPs of maps or sets with their chains. Missing ones have none.
 func (f *Conn) readVIPElements(hosts, nets [len(vip.Families)]string) (map[vip.VIP]string, error) {
 	vips := map[vip.VIP]string{}
+	add := func(p netip.Prefix, chain string) {
+		if v, err := vip.FromPrefix(p); err == nil {
+			vips[v] = chain
+		}
+	}
 	for _, family := range vip.Families {
-		for i, set := range []string{hosts[family], nets[family]} {
-			prefixes, err := f.readPrefixes(set, i == 1)
-			if errors.Is(err, unix.ENOENT) {
-				continue
-			}
-			if err != nil {
+		for _, err := range []error{f.readHosts(hosts[family], add), f.readNets(nets[family], add)} {
+			if err != nil && !errors.Is(err, unix.ENOENT) {
 				return nil, err
-			}
-			for p, chain := range prefixes {
-				if v, err := vip.FromPrefix(p); err == nil {
-					vips[v] = chain
-				}
 			}
 		}
 	}

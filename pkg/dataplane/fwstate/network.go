@@ -1,133 +1,143 @@
 package fwstate
 
 import (
-	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/vipgate/vipgate/pkg/dataplane/nlmsg"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/nlmsg"
+	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Sizes of struct ifinfomsg, ifaddrmsg and ndmsg.
-const (
-	ifinfomsgLength = 16
-	ifaddrmsgLength = 8
-	ndmsgLength     = 12
-)
-
-func parseLink(b []byte) (plan.Link, bool) {
-	if len(b) < ifinfomsgLength {
-		return plan.Link{}, false
-	}
-	flags := nlmsg.Uint32(b[8:])
-	l := plan.Link{Index: int(int32(nlmsg.Uint32(b[4:])))}
-	// IFF_LOWER_UP is the carrier. IFF_RUNNING follows it up to a second later, when the
-	// interface forwards already.
-	l.Up = flags&(unix.IFF_UP|unix.IFF_LOWER_UP|unix.IFF_DORMANT) == unix.IFF_UP|unix.IFF_LOWER_UP
-	l.Loopback = flags&unix.IFF_LOOPBACK != 0
-	l.Name = nlmsg.Text(nlmsg.Attribute(b[ifinfomsgLength:], unix.IFLA_IFNAME))
-	return l, true
+// neighborKey identifies a neighbor entry.
+type neighborKey struct {
+	link int
+	addr netip.Addr
 }
 
-func parseNeighbor(b []byte) (key neighborKey, state uint16, ok bool) {
-	if len(b) < ndmsgLength {
-		return key, 0, false
+// Links lists the network interfaces, without their prefixes.
+func (f *Conn) Links() ([]plan.Link, error) {
+	list, err := f.rt.Links()
+	links := make([]plan.Link, len(list))
+	for i, l := range list {
+		links[i] = plan.Link{Name: l.Name, Index: l.Index, Up: l.Up(), Loopback: l.Flags&unix.IFF_LOOPBACK != 0}
 	}
-	key.link = int(int32(nlmsg.Uint32(b[4:])))
-	key.addr, ok = netip.AddrFromSlice(nlmsg.Attribute(b[ndmsgLength:], unix.NDA_DST))
-	// Forwarding tables of bridges use the same messages.
-	ok = ok && (b[0] == unix.AF_INET || b[0] == unix.AF_INET6)
-	return key, binary.NativeEndian.Uint16(b[8:]), ok
+	return links, err
 }
 
 // ReadNetwork reads links, addresses and neighbors. A failed neighbor that is probed again stays
 // failed until it answers.
 func (f *Conn) ReadNetwork() (*plan.Network, error) {
-	s := &plan.Network{LocalAddrs: map[netip.Addr]struct{}{}, FailedNeighbors: map[netip.Addr]struct{}{}}
-	at := map[int]int{}
-	if err := f.listRtnetlink(unix.RTM_GETLINK, unix.AF_UNSPEC, ifinfomsgLength, func() { s.Links, at = nil, map[int]int{} }, func(b []byte) {
-		if l, ok := parseLink(b); ok {
-			at[l.Index] = len(s.Links)
-			s.Links = append(s.Links, l)
-		}
-	}); err != nil {
-		return nil, fmt.Errorf("list interfaces: %w", err)
+	n := &plan.Network{LocalAddrs: map[netip.Addr]struct{}{}, FailedNeighbors: map[netip.Addr]struct{}{}}
+	var err error
+	if n.Links, err = f.Links(); err != nil {
+		return nil, err
 	}
-	if err := f.listRtnetlink(unix.RTM_GETADDR, unix.AF_UNSPEC, ifaddrmsgLength, nil, func(b []byte) {
-		if len(b) < ifaddrmsgLength {
-			return
-		}
-		// On a point-to-point link the prefix is that of the peer address.
-		peer, _ := netip.AddrFromSlice(nlmsg.Attribute(b[ifaddrmsgLength:], unix.IFA_ADDRESS))
-		own, ok := netip.AddrFromSlice(nlmsg.Attribute(b[ifaddrmsgLength:], unix.IFA_LOCAL))
-		if !ok {
-			own = peer
-		}
-		if own.IsValid() {
-			s.LocalAddrs[own] = struct{}{}
-		}
-		if i, ok := at[int(nlmsg.Uint32(b[4:]))]; ok && peer.IsValid() {
-			s.Links[i].Prefixes = append(s.Links[i].Prefixes, netip.PrefixFrom(peer, int(b[1])).Masked())
-		}
-	}); err != nil {
-		return nil, fmt.Errorf("list addresses: %w", err)
-	}
-	failing, answering := map[neighborKey]bool{}, map[netip.Addr]bool{}
-	for _, family := range vip.Families {
-		if family == vip.IPv6 && f.noIPv6 {
-			continue
-		}
-		if err := f.listRtnetlink(unix.RTM_GETNEIGH, systemFamily(family), ndmsgLength, nil, func(b []byte) {
-			key, state, ok := parseNeighbor(b)
-			switch {
-			case !ok:
-			case state&unix.NUD_FAILED != 0, state&unix.NUD_INCOMPLETE != 0 && f.failedNeighbors[key]:
-				failing[key] = true
-			case state&(unix.NUD_REACHABLE|unix.NUD_PERMANENT) != 0:
-				answering[key.addr] = true
-			}
-		}); err != nil {
-			return nil, fmt.Errorf("list %s neighbours: %w", family, err)
-		}
-	}
-	f.failedNeighbors = failing
-	for key := range failing {
-		if !answering[key.addr] {
-			s.FailedNeighbors[key.addr] = struct{}{}
-		}
-	}
-	return s, nil
-}
-
-// listRtnetlink lists objects of rtnetlink. It calls from, if not nil, before each attempt.
-func (f *Conn) listRtnetlink(kind uint16, family byte, header int, from func(), each func(b []byte)) error {
-	return f.retryInterrupted(func() error {
-		if from != nil {
-			from()
-		}
-		var m nlmsg.Messages
-		m.Begin(kind, unix.NLM_F_DUMP, append([]byte{family}, make([]byte, header-1)...)...)
-		return f.rt.Dump(m.End(), func(data []byte) error {
-			each(data)
-			return nil
-		})
-	})
-}
-
-// Links lists the network interfaces.
-func (f *Conn) Links() ([]plan.Link, error) {
-	var links []plan.Link
-	err := f.listRtnetlink(unix.RTM_GETLINK, unix.AF_UNSPEC, ifinfomsgLength, func() { links = nil }, func(b []byte) {
-		if l, ok := parseLink(b); ok {
-			links = append(links, l)
-		}
-	})
+	addrs, err := f.rt.Addresses()
 	if err != nil {
-		return nil, fmt.Errorf("list interfaces: %w", err)
+		return nil, err
 	}
-	return links, nil
+	for _, a := range addrs {
+		n.LocalAddrs[a.Addr] = struct{}{}
+		for i := range n.Links {
+			if l := &n.Links[i]; l.Index == a.Link {
+				l.Prefixes = append(l.Prefixes, a.Network)
+			}
+		}
+	}
+	failed, reachable := map[neighborKey]bool{}, map[netip.Addr]bool{}
+	for _, family := range f.families {
+		neighbors, err := f.rt.Neighbors(family)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range neighbors {
+			key := neighborKey{e.Link, e.Addr}
+			switch {
+			case e.State&unix.NUD_FAILED != 0, e.State&unix.NUD_INCOMPLETE != 0 && f.failedNeighbors[key]:
+				failed[key] = true
+			case e.State&(unix.NUD_REACHABLE|unix.NUD_PERMANENT) != 0:
+				reachable[e.Addr] = true
+			}
+		}
+	}
+	f.failedNeighbors = failed
+	for key := range failed {
+		if !reachable[key.addr] {
+			n.FailedNeighbors[key.addr] = struct{}{}
+		}
+	}
+	return n, nil
+}
+
+// maxSolicited bounds the neighbors that are probed at once. Of more neighbors a random subset
+// is probed, so that all have their turn.
+const maxSolicited = 256
+
+// SolicitNeighbors makes the kernel probe FAILED neighbors, as if it had a packet for them.
+// Without packets the kernel never does so, and keeps the state FAILED forever while the table
+// is small.
+func (f *Conn) SolicitNeighbors(addrs map[netip.Addr]struct{}) error {
+	var probes []rtnetlink.Request
+	var probed []netip.Addr
+	for key := range f.failedNeighbors {
+		if _, ok := addrs[key.addr]; ok && len(probed) < maxSolicited {
+			probes = append(probes, rtnetlink.Neighbor{Link: key.link, Addr: key.addr}.Probe())
+			probed = append(probed, key.addr)
+		}
+	}
+	rejected, err := f.rt.Do(probes...)
+	if err != nil {
+		return fmt.Errorf("failed to probe %d failed neighbors: %w", len(probed), err)
+	}
+	for i, err := range rejected {
+		// A removed entry needs no probe.
+		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENODEV) {
+			return fmt.Errorf("failed to probe failed neighbor %s: %w", probed[i], err)
+		}
+	}
+	return nil
+}
+
+// documentationAddresses are never local (RFC 5737, RFC 3849).
+var documentationAddresses = [...]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}
+
+// ResolveNextHop returns the next hop of a packet with a fwmark, by a route lookup in the
+// kernel: the result of all rules and routes. It is invalid if the packet is dropped or uses
+// the table of another fwmark.
+func (f *Conn) ResolveNextHop(fwmark uint32, family vip.Family) (netip.Addr, error) {
+	if family == vip.IPv6 && !f.HasIPv6() {
+		return netip.Addr{}, nil
+	}
+	r, err := f.lookupRoute(family, fwmark)
+	if err != nil || r.Table != fwmark || r.Type != unix.RTN_UNICAST {
+		return netip.Addr{}, err
+	}
+	return r.NextHop, nil
+}
+
+// DefaultRouteLink returns the interface through which packets without a fwmark leave by default;
+// 0 if there is none.
+func (f *Conn) DefaultRouteLink() (int, error) {
+	r, err := f.lookupRoute(vip.IPv4, 0)
+	if err != nil || r.Type != unix.RTN_UNICAST {
+		return 0, err
+	}
+	return r.Link, nil
+}
+
+// lookupRoute looks up the route of a packet with a fwmark; the zero Route if it is dropped.
+func (f *Conn) lookupRoute(family vip.Family, fwmark uint32) (rtnetlink.Route, error) {
+	r, err := f.rt.Lookup(documentationAddresses[family], fwmark)
+	if rejected, ok := errors.AsType[*nlmsg.Error](err); ok {
+		switch rejected.Errno {
+		case unix.EINVAL, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EACCES, unix.ENETDOWN:
+			return r, nil // blackhole, unreachable, no route, prohibit
+		}
+	}
+	return r, err
 }

@@ -18,6 +18,12 @@ const (
 	portedSet       = "ported"
 )
 
+// commonChains are those that no stream owns; all but the first are for stateless mode.
+var commonChains = []string{preroutingChain, notrackChain, defragmentChain}
+
+// minLive is the smallest bound of the targets of a stream, draining ones included.
+const minLive = 2048
+
 // ruleComment begins the comments of the data plane's rules, except those of targets, whose
 // comment is a [plan.Label]. A rule without belongs to another process.
 const ruleComment = "vipgate: "
@@ -30,20 +36,6 @@ var (
 	shadowMaps = [...]string{"spare4/", "spare6/"}
 )
 
-func shadowSpec(f vip.Family, stream string, size uint32) setSpec {
-	s := maglevSpec(f, stream, size)
-	s.name = shadowMap(f, stream)
-	return s
-}
-
-func liveSpec(f vip.Family, stream string, size uint32) setSpec {
-	// A target should have a hundred entries of the table, and has four at least.
-	return setSpec{name: plan.LiveMap(f, stream), flags: unix.NFT_SET_MAP, keyType: typeMark, keySize: 4, dataType: dataVerdict, size: max(minLive, size/4)}
-}
-
-// minLive is the smallest bound of the targets of a stream, draining ones included.
-const minLive = 2048
-
 // ConflictError reports an object of another process with a name and a kind that the data
 // plane cannot share.
 type ConflictError struct {
@@ -54,6 +46,14 @@ type ConflictError struct {
 }
 
 func (e *ConflictError) Error() string { return e.Object + " is not ours: " + e.Detail }
+
+// conflict returns a [ConflictError] about an object in the table, unless detail is empty.
+func conflict(kind, name, detail string) error {
+	if detail == "" {
+		return nil
+	}
+	return &ConflictError{Object: kind + " inet " + plan.TableName + " " + name, Detail: detail}
+}
 
 // Kinds of data in sets (struct nft_set, NFTA_SET_DATA_TYPE).
 const dataVerdict = 0xffffff00
@@ -84,23 +84,47 @@ var (
 
 func maglevSpec(f vip.Family, stream string, size uint32) setSpec {
 	// With its size the kernel picks an array of hash buckets of that size.
-	return setSpec{name: plan.MaglevMap(f, stream), flags: unix.NFT_SET_MAP, keyType: typeMark, keySize: 4, dataType: typeMark, data: 4, size: size}
+	return setSpec{
+		name: plan.MaglevMap(f, stream), flags: unix.NFT_SET_MAP, keyType: typeMark, keySize: 4,
+		dataType: typeMark, data: 4, size: size,
+	}
+}
+
+// shadowMap names the map that replaces a Maglev map while it is resized.
+func shadowMap(f vip.Family, stream string) string { return shadowMaps[f] + stream }
+
+func shadowSpec(f vip.Family, stream string, size uint32) setSpec {
+	s := maglevSpec(f, stream, size)
+	s.name = shadowMap(f, stream)
+	return s
+}
+
+func liveSpec(f vip.Family, stream string, size uint32) setSpec {
+	// A target should have a hundred entries of the table, and has four at least.
+	return setSpec{
+		name: plan.LiveMap(f, stream), flags: unix.NFT_SET_MAP, keyType: typeMark, keySize: 4,
+		dataType: dataVerdict, size: max(minLive, size/4),
+	}
 }
 
 // commonSets are the sets that no stream owns.
 func (f *Conn) commonSets() []setSpec {
-	specs := []setSpec{{name: portedSet, keyType: typeProto, keySize: 1, fixed: []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP}}}
+	specs := []setSpec{{
+		name: portedSet, keyType: typeProto, keySize: 1,
+		fixed: []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP},
+	}}
 	for _, family := range vip.Families {
-		at, size := typeAddress[family], addressSize[family]
-		specs = append(specs,
-			setSpec{name: plan.HostMaps[family], flags: unix.NFT_SET_MAP, keyType: at, keySize: size, dataType: dataVerdict, size: plan.MaxHostVIPs},
-			setSpec{name: plan.NetMaps[family], flags: unix.NFT_SET_MAP | unix.NFT_SET_INTERVAL, keyType: at, keySize: size, dataType: dataVerdict},
-		)
+		addrs := setSpec{keyType: typeAddress[family], keySize: addressSize[family]}
+		set := func(name string, flags, dataType, size uint32) {
+			s := addrs
+			s.name, s.flags, s.dataType, s.size = name, flags, dataType, size
+			specs = append(specs, s)
+		}
+		set(plan.HostMaps[family], unix.NFT_SET_MAP, dataVerdict, plan.MaxHostVIPs)
+		set(plan.NetMaps[family], unix.NFT_SET_MAP|unix.NFT_SET_INTERVAL, dataVerdict, 0)
 		if f.config.Stateless {
-			specs = append(specs,
-				setSpec{name: ownHosts[family], keyType: at, keySize: size},
-				setSpec{name: ownNets[family], flags: unix.NFT_SET_INTERVAL, keyType: at, keySize: size},
-			)
+			set(ownHosts[family], 0, 0, 0)
+			set(ownNets[family], unix.NFT_SET_INTERVAL, 0, 0)
 		}
 	}
 	// Errors with a packet in them: destination unreachable, time exceeded, parameter
@@ -113,7 +137,8 @@ func (f *Conn) commonSets() []setSpec {
 
 // mismatch returns how a set differs from its description, "" if it does not.
 func (s setSpec) mismatch(got setSpec) string {
-	const kinds = unix.NFT_SET_MAP | unix.NFT_SET_INTERVAL | unix.NFT_SET_ANONYMOUS | unix.NFT_SET_CONSTANT | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL | nftables.NFT_SET_CONCAT
+	const kinds = unix.NFT_SET_MAP | unix.NFT_SET_INTERVAL | unix.NFT_SET_ANONYMOUS | unix.NFT_SET_CONSTANT |
+		unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL | nftables.NFT_SET_CONCAT
 	switch {
 	case got.flags&kinds != s.flags&kinds:
 		return fmt.Sprintf("its flags are %#x instead of %#x", got.flags&kinds, s.flags&kinds)
@@ -135,14 +160,16 @@ type chainSpec struct {
 }
 
 func (f *Conn) baseChains() []chainSpec {
-	chains := []chainSpec{{name: preroutingChain, kind: "filter", hook: unix.NF_INET_PRE_ROUTING, priority: int32(*nftables.ChainPriorityMangle), policy: uint32(nftables.ChainPolicyAccept)}}
-	if f.config.Stateless {
-		chains = append(chains,
-			chainSpec{name: notrackChain, kind: "filter", hook: unix.NF_INET_PRE_ROUTING, priority: int32(*nftables.ChainPriorityRaw), policy: uint32(nftables.ChainPolicyAccept)},
-			chainSpec{name: defragmentChain},
-		)
+	base := chainSpec{
+		name: preroutingChain, kind: "filter", hook: unix.NF_INET_PRE_ROUTING,
+		priority: int32(*nftables.ChainPriorityMangle), policy: uint32(nftables.ChainPolicyAccept),
 	}
-	return chains
+	if !f.config.Stateless {
+		return []chainSpec{base}
+	}
+	notrack := base
+	notrack.name, notrack.priority = notrackChain, int32(*nftables.ChainPriorityRaw)
+	return []chainSpec{base, notrack, {name: defragmentChain}}
 }
 
 // mismatch returns how a chain differs from its description, "" if it does not.
@@ -153,10 +180,8 @@ func (c chainSpec) mismatch(got chainSpec) string {
 	case c.kind != got.kind:
 		return fmt.Sprintf("its type is %q instead of %q", got.kind, c.kind)
 	case c.hook != got.hook || c.priority != got.priority:
-		return fmt.Sprintf("it is at hook %d, priority %d instead of hook %d, priority %d", got.hook, got.priority, c.hook, c.priority)
+		return fmt.Sprintf("it is at hook %d, priority %d instead of hook %d, priority %d",
+			got.hook, got.priority, c.hook, c.priority)
 	}
 	return ""
 }
-
-// shadowMap names the map that replaces a Maglev map while it is resized.
-func shadowMap(f vip.Family, stream string) string { return shadowMaps[f] + stream }

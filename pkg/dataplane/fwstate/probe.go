@@ -2,12 +2,12 @@ package fwstate
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/google/nftables/expr"
-	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
-	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/pkg/rtnetlink"
 )
 
 // probeTable is added and deleted in one transaction, so that no process sees it.
@@ -24,7 +24,9 @@ func (f *Conn) missing(parts ...kernelFeature) []plan.Problem {
 	var problems []plan.Problem
 	for _, p := range parts {
 		if err := f.probeExpression(p.expression); err != nil {
-			problems = append(problems, plan.Problem{Object: p.module, Detail: fmt.Sprintf("%s: %v", p.what, err), Remedy: "modprobe " + p.module})
+			problems = append(problems, plan.Problem{
+				Object: p.module, Detail: fmt.Sprintf("%s: %v", p.what, err), Remedy: "modprobe " + p.module,
+			})
 		}
 	}
 	return problems
@@ -33,23 +35,28 @@ func (f *Conn) missing(parts ...kernelFeature) []plan.Problem {
 // MissingModules probes the kernel for the features of the data plane.
 func (f *Conn) MissingModules() []plan.Problem {
 	if err := f.probeExpression(nil); err != nil {
-		return []plan.Problem{{Object: "nf_tables", Detail: fmt.Sprintf("nftables of the family inet do not work: %v", err), Remedy: "modprobe nf_tables"}}
+		return []plan.Problem{{
+			Object: "nf_tables", Detail: fmt.Sprintf("nftables of the family inet do not work: %v", err),
+			Remedy: "modprobe nf_tables",
+		}}
 	}
 	r := register(0)
 	problems := f.missing(
-		kernelFeature{"nft_hash", "the kernel cannot hash flows", &expr.Hash{SourceRegister: r, DestRegister: r, Length: 4, Modulus: 2, Seed: 1, Type: expr.HashTypeJenkins}},
+		kernelFeature{"nft_hash", "the kernel cannot hash flows", &expr.Hash{
+			SourceRegister: r, DestRegister: r, Length: 4, Modulus: 2, Seed: 1, Type: expr.HashTypeJenkins,
+		}},
 		// Also in stateless mode: connection tracking reassembles fragments.
 		kernelFeature{"nft_ct", "the kernel cannot ask connection tracking", &expr.Ct{Key: expr.CtKeyMARK, Register: r}},
 	)
-	for _, family := range f.families() {
-		jumped := false
-		if err := f.listPolicyRules(family, func(r policyRule) { jumped = jumped || f.conflicts(r) }); err != nil {
+	for _, family := range f.families {
+		rules, err := f.rt.Rules(family)
+		if err != nil {
 			problems = append(problems, plan.Problem{
 				Object: "policy routing", Detail: fmt.Sprintf("the kernel cannot select a routing table by fwmark: %v", err),
 				Remedy: "run a kernel with CONFIG_IP_MULTIPLE_TABLES and CONFIG_IPV6_MULTIPLE_TABLES",
 			})
 		}
-		if jumped {
+		if slices.ContainsFunc(rules, f.conflicts) {
 			problems = append(problems, plan.Problem{
 				Object: fmt.Sprintf("%s policy rules of priority %d and %d", family, f.config.Priority, f.config.Priority+1),
 				Detail: "rules of another process have them; packets without a fwmark of a target would skip these",
@@ -62,45 +69,20 @@ func (f *Conn) MissingModules() []plan.Problem {
 
 // conflicts reports whether a rule of another process is between the goto of the data plane and
 // its target. The frontend has two rules, at 100 and 101 by default.
-func (f *Conn) conflicts(r policyRule) bool {
+func (f *Conn) conflicts(r rtnetlink.Rule) bool {
 	first := uint32(f.config.Priority)
-	return r.protocol != plan.RouteProtocol && (r.priority == first || r.priority == first+1)
+	return r.Protocol != plan.RouteProtocol && (r.Priority == first || r.Priority == first+1)
 }
 
-// probeExpression makes a table with a base chain, and a rule with one expression, and deletes
+// probeExpression adds a table with a base chain, and a rule with one expression, and deletes
 // it within the same transaction.
 func (f *Conn) probeExpression(e expr.Any) error {
-	var t transaction
-	t.begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE)
-	t.Text(unix.NFTA_TABLE_NAME, probeTable)
-	t.End()
-	t.begin(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE)
-	t.Text(unix.NFTA_CHAIN_TABLE, probeTable)
-	t.Text(unix.NFTA_CHAIN_NAME, "probe")
-	t.End()
+	t := transaction{table: probeTable}
+	t.addTable()
+	t.addChain(chainSpec{name: "probe"})
 	if e != nil {
-		rule, err := newRule("", &expr.Meta{Key: expr.MetaKeyMARK, Register: register(0)}, e)
-		if err != nil {
-			return err
-		}
-		t.begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND)
-		t.Text(unix.NFTA_RULE_TABLE, probeTable)
-		t.Text(unix.NFTA_RULE_CHAIN, "probe")
-		t.Bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, rule.expressions)
-		t.End()
+		t.addRules("probe", newRule("", &expr.Meta{Key: expr.MetaKeyMARK, Register: register(0)}, e))
 	}
-	t.begin(unix.NFT_MSG_DELTABLE, 0)
-	t.Text(unix.NFTA_TABLE_NAME, probeTable)
-	t.End()
+	t.removeTable()
 	return f.commit(&t, nil)
-}
-
-// DefaultRouteLink returns the interface to which packets without a mark leave for the world;
-// 0 if there is none.
-func (f *Conn) DefaultRouteLink() (int, error) {
-	r, err := f.lookupRoute(vip.IPv4, 0)
-	if err != nil || r == nil || r.kind != unix.RTN_UNICAST {
-		return 0, err
-	}
-	return int(r.link), nil
 }

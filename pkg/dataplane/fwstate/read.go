@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/vipgate/vipgate/pkg/dataplane/nlmsg"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/nlmsg"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -21,14 +21,11 @@ import (
 func (f *Conn) Generation() (uint32, error) {
 	var m nlmsg.Messages
 	m.Begin(nftMessage(unix.NFT_MSG_GETGEN), 0, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
-	data, err := f.nft.Get(m.End())
+	data, err := f.nft.Get(&m)
 	if err != nil {
-		return 0, fmt.Errorf("read the ruleset's generation: %w", err)
+		return 0, fmt.Errorf("failed to read the generation of the ruleset: %w", err)
 	}
-	if len(data) < nlmsg.NFHeaderLen {
-		return 0, errors.New("read the ruleset's generation: empty answer")
-	}
-	return nlmsg.Uint32BE(nlmsg.Attribute(data[nlmsg.NFHeaderLen:], unix.NFTA_GEN_ID)), nil
+	return content(data).Uint32BE(unix.NFTA_GEN_ID), nil
 }
 
 // A ruleset that another process changes during a read is read again, within these bounds.
@@ -47,17 +44,16 @@ func (f *Conn) readConsistently(what string, read func() error) error {
 	for attempt := 1; ; attempt++ {
 		err := read()
 		if err != nil && !errors.Is(err, nlmsg.ErrInterrupted) {
-			return fmt.Errorf("read %s: %w", what, err)
+			return fmt.Errorf("failed to read %s: %w", what, err)
 		}
-		after, failed := f.Generation()
-		if failed != nil {
-			return failed
-		}
-		if err == nil && before == after {
+		after, generationErr := f.Generation()
+		switch {
+		case generationErr != nil:
+			return generationErr
+		case err == nil && before == after:
 			return nil
-		}
-		if attempt >= readAttempts && time.Since(began) > readFor {
-			return fmt.Errorf("read %s: %w, %d times", what, nlmsg.ErrInterrupted, attempt)
+		case attempt >= readAttempts && time.Since(began) > readFor:
+			return fmt.Errorf("failed to read %s: %w, %d times", what, nlmsg.ErrInterrupted, attempt)
 		}
 		before = after
 	}
@@ -68,24 +64,6 @@ const (
 	tableDormant = 0x1
 	tableOwner   = 0x2
 )
-
-// readTableFlags reads the flags of the table, and reports whether it exists.
-func (f *Conn) readTableFlags() (flags uint32, there bool, err error) {
-	var m nlmsg.Messages
-	m.Begin(nftMessage(unix.NFT_MSG_GETTABLE), 0, familyInet, unix.NFNETLINK_V0, 0, 0)
-	m.Text(unix.NFTA_TABLE_NAME, plan.TableName)
-	data, err := f.nft.Get(m.End())
-	if errors.Is(err, unix.ENOENT) {
-		return 0, false, nil
-	}
-	if err != nil {
-		return 0, false, fmt.Errorf("read table inet %s: %w", plan.TableName, err)
-	}
-	if len(data) < nlmsg.NFHeaderLen {
-		return 0, false, nil
-	}
-	return nlmsg.Uint32BE(nlmsg.Attribute(data[nlmsg.NFHeaderLen:], unix.NFTA_TABLE_FLAGS)), true, nil
-}
 
 // ruleset is the content of the table, except most elements.
 type ruleset struct {
@@ -98,21 +76,31 @@ type ruleset struct {
 
 // readRuleset reads everything, or only the objects that no stream owns.
 func (f *Conn) readRuleset(all bool) (*ruleset, error) {
-	r := &ruleset{}
-	var err error
-	if r.flags, r.exists, err = f.readTableFlags(); err != nil || !r.exists {
+	r := &ruleset{chains: map[string]chainSpec{}, sets: map[string]setSpec{}, rules: map[string][]rule{}}
+	flags, err := get(f, unix.NFT_MSG_GETTABLE, 0, "", func(b nlmsg.Attributes) uint32 {
+		return b.Uint32BE(unix.NFTA_TABLE_FLAGS)
+	})
+	if err != nil || flags == nil {
 		return r, err
 	}
+	r.exists, r.flags = true, *flags
 	if r.flags&tableOwner != 0 {
-		return nil, &ConflictError{Object: "table inet " + plan.TableName, Detail: "another process owns it, and it ends with that process"}
+		detail := "another process owns it, and it ends with that process"
+		return nil, &ConflictError{Object: "table inet " + plan.TableName, Detail: detail}
 	}
 	if !all {
 		return r, f.readCommon(r)
 	}
-	if r.chains, err = f.readChains(); err != nil {
-		return nil, err
-	}
-	if r.sets, err = f.readSets(); err != nil {
+	if err := errors.Join(
+		f.list(unix.NFT_MSG_GETCHAIN, 0, "", func(b nlmsg.Attributes) {
+			c := parseChain(b)
+			r.chains[c.name] = c
+		}),
+		f.list(unix.NFT_MSG_GETSET, 0, "", func(b nlmsg.Attributes) {
+			s := parseSet(b)
+			r.sets[s.name] = s
+		}),
+	); err != nil {
 		return nil, err
 	}
 	r.rules, err = f.readRules("")
@@ -122,8 +110,7 @@ func (f *Conn) readRuleset(all bool) (*ruleset, error) {
 // readCommon reads the chains, rules and sets that no stream owns one by one: the table may
 // have thousands of others.
 func (f *Conn) readCommon(r *ruleset) error {
-	r.chains, r.sets, r.rules = map[string]chainSpec{}, map[string]setSpec{}, map[string][]rule{}
-	for _, name := range []string{preroutingChain, notrackChain, defragmentChain} {
+	for _, name := range commonChains {
 		chain, err := f.readChain(name)
 		if err != nil {
 			return err
@@ -169,16 +156,12 @@ func (f *Conn) inspectBase(r *ruleset) (string, error) {
 		if want.kind != "" && got.policy != want.policy {
 			return "the policy of chain " + want.name + " is not accept", nil
 		}
-		rules, err := f.baseRules(want.name)
-		if err != nil {
-			return "", err
-		}
-		if !sameRules(r.rules[want.name], rules) {
+		if !sameRules(r.rules[want.name], f.baseRules(want.name)) {
 			return "the rules of chain " + want.name + " are others", nil
 		}
 	}
 	if !f.config.Stateless {
-		for _, name := range []string{notrackChain, defragmentChain} {
+		for _, name := range commonChains[1:] {
 			if slices.ContainsFunc(r.rules[name], func(r rule) bool { return r.owned() }) {
 				return "chain " + name + " is from a start without connection tracking", nil
 			}
@@ -206,17 +189,13 @@ func (f *Conn) inspectBase(r *ruleset) (string, error) {
 // is of another kind.
 func (f *Conn) inspectForeign(r *ruleset) error {
 	for _, want := range f.baseChains() {
-		if got, ok := r.chains[want.name]; ok {
-			if detail := want.mismatch(got); detail != "" {
-				return &ConflictError{Object: "chain inet " + plan.TableName + " " + want.name, Detail: detail}
-			}
+		if got, ok := r.chains[want.name]; ok && want.mismatch(got) != "" {
+			return conflict("chain", want.name, want.mismatch(got))
 		}
 	}
 	for _, want := range f.commonSets() {
-		if got, ok := r.sets[want.name]; ok {
-			if detail := want.mismatch(got); detail != "" {
-				return &ConflictError{Object: "set inet " + plan.TableName + " " + want.name, Detail: detail}
-			}
+		if got, ok := r.sets[want.name]; ok && want.mismatch(got) != "" {
+			return conflict("set", want.name, want.mismatch(got))
 		}
 	}
 	return nil
@@ -225,15 +204,16 @@ func (f *Conn) inspectForeign(r *ruleset) error {
 // missingFixed returns the elements that a set with fixed elements lacks.
 func (f *Conn) missingFixed(s setSpec) ([]byte, error) {
 	missing := slices.Clone(s.fixed)
-	err := f.dumpElements(s.name, func(e []byte) {
-		key := nlmsg.Attribute(nlmsg.Attribute(e, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE)
-		missing = slices.DeleteFunc(missing, func(b byte) bool { return bytes.Equal(key, []byte{b}) })
+	err := f.dumpElements(s.name, func(e nlmsg.Attributes) {
+		missing = slices.DeleteFunc(missing, func(b byte) bool { return bytes.Equal(keyOf(e), []byte{b}) })
 	})
 	return missing, err
 }
 
 // streamFrom reads the maps of a stream whose chain has these rules.
-func (f *Conn) streamFrom(name string, chain *chainSpec, rules []rule, set func(string) (*setSpec, error)) (*plan.KernelStream, error) {
+func (f *Conn) streamFrom(
+	name string, chain *chainSpec, rules []rule, set func(string) (*setSpec, error),
+) (*plan.KernelStream, error) {
 	s := &plan.KernelStream{Name: name}
 	for _, r := range rules {
 		s.Owned = s.Owned || r.owned()
@@ -247,11 +227,9 @@ func (f *Conn) streamFrom(name string, chain *chainSpec, rules []rule, set func(
 		if err != nil {
 			return nil, err
 		}
-		if got == nil {
-			continue
-		}
 		// A map of another kind counts as missing; Write reports the conflict.
-		if maglevSpec(family, name, got.size).mismatch(*got) != "" || got.size == 0 || got.size > plan.MaxTable {
+		if got == nil || maglevSpec(family, name, got.size).mismatch(*got) != "" ||
+			got.size == 0 || got.size > plan.MaxTable {
 			continue
 		}
 		sizes = sizes && got.size == s.Size
@@ -262,11 +240,7 @@ func (f *Conn) streamFrom(name string, chain *chainSpec, rules []rule, set func(
 	if chain == nil || chain.kind != "" || !sizes || s.Size == 0 || s.Seed == 0 {
 		return s, nil
 	}
-	want, err := f.streamRules(s)
-	if err != nil {
-		return nil, err
-	}
-	s.ChainIntact = sameRules(rules, want)
+	s.ChainIntact = sameRules(rules, f.streamRules(s))
 	return s, nil
 }
 
@@ -278,11 +252,9 @@ func (f *Conn) ReadStream(name string) (s *plan.KernelStream, err error) {
 		if err != nil {
 			return err
 		}
-		var rules map[string][]rule
-		if chain != nil {
-			if rules, err = f.readRules(plan.StreamChain(name)); err != nil {
-				return err
-			}
+		rules, err := f.readRules(plan.StreamChain(name))
+		if err != nil {
+			return err
 		}
 		got, err := f.streamFrom(name, chain, rules[plan.StreamChain(name)], f.readSet)
 		if err == nil && (chain != nil || len(got.Families()) > 0) {
@@ -293,43 +265,34 @@ func (f *Conn) ReadStream(name string) (s *plan.KernelStream, err error) {
 	return s, err
 }
 
-// slotFrom returns the target whose chain has these rules, and reports whether one of them
+// targetFrom returns the target whose chain has these rules, and reports whether one of them
 // belongs to the data plane.
-func (f *Conn) slotFrom(number uint32, rules []rule) (plan.KernelTarget, bool, error) {
-	s := plan.KernelTarget{FWMark: number}
-	for _, r := range rules {
-		if !r.owned() {
-			continue
-		}
-		s.Label = plan.ParseLabel(r.comment)
-		s.Packets, s.Bytes = r.packets, r.bytes
-		want, err := f.targetRule(s)
-		if err != nil {
-			return s, false, err
-		}
-		s.ChainIntact = sameRules(rules, []ruleSpec{want})
-		return s, true, nil
+func (f *Conn) targetFrom(fwmark uint32, rules []rule) (t plan.KernelTarget, owned bool) {
+	t.FWMark = fwmark
+	i := slices.IndexFunc(rules, func(r rule) bool { return r.owned() })
+	if i < 0 {
+		return t, false
 	}
-	return s, false, nil
+	t.Label, t.Packets, t.Bytes = plan.ParseLabel(rules[i].comment), rules[i].packets, rules[i].bytes
+	t.ChainIntact = sameRules(rules, []ruleSpec{f.targetRule(t)})
+	return t, true
 }
 
-// slotsFrom returns the targets for which want returns true. It reads the live maps of their
+// targetsFrom returns the targets for which want returns true. It reads the live maps of their
 // streams and of the named ones.
-func (f *Conn) slotsFrom(rules map[string][]rule, want func(uint32) bool, names map[string]bool) (map[uint32]*plan.KernelTarget, error) {
-	slots, streams := map[uint32]*plan.KernelTarget{}, map[string]bool{}
+func (f *Conn) targetsFrom(
+	rules map[string][]rule, want func(uint32) bool, names map[string]bool,
+) (map[uint32]*plan.KernelTarget, error) {
+	targets, streams := map[uint32]*plan.KernelTarget{}, map[string]bool{}
 	maps.Copy(streams, names)
 	for chain, list := range rules {
-		number, ok := plan.ParseTargetChain(chain)
-		if !ok || !want(number) {
+		fwmark, ok := plan.ParseTargetChain(chain)
+		if !ok || !want(fwmark) {
 			continue
 		}
-		s, ours, err := f.slotFrom(number, list)
-		if err != nil {
-			return nil, err
-		}
-		if ours {
-			slots[number] = &s
-			streams[s.Stream] = true
+		if t, owned := f.targetFrom(fwmark, list); owned {
+			targets[fwmark] = &t
+			streams[t.Stream] = true
 		}
 	}
 	for stream := range streams {
@@ -338,18 +301,18 @@ func (f *Conn) slotsFrom(rules map[string][]rule, want func(uint32) bool, names 
 			if err != nil {
 				return nil, err
 			}
-			for number, chain := range live {
-				if !want(number) || chain != plan.TargetChain(number) {
+			for fwmark, chain := range live {
+				if !want(fwmark) || chain != plan.TargetChain(fwmark) {
 					continue
 				}
-				if slots[number] == nil {
-					slots[number] = &plan.KernelTarget{FWMark: number}
+				if targets[fwmark] == nil {
+					targets[fwmark] = &plan.KernelTarget{FWMark: fwmark}
 				}
-				slots[number].Flows[family] = true
+				targets[fwmark].Flows[family] = true
 			}
 		}
 	}
-	return slots, nil
+	return targets, nil
 }
 
 // fewChains bounds the objects that are read one by one instead of all at once.
@@ -357,59 +320,61 @@ const fewChains = 16
 
 // ReadTargets reads the nftables objects of some targets. A target without any is not in the
 // result.
-func (f *Conn) ReadTargets(numbers []uint32) (slots map[uint32]*plan.KernelTarget, err error) {
-	wanted := make(map[uint32]bool, len(numbers))
-	for _, n := range numbers {
+func (f *Conn) ReadTargets(fwmarks []uint32) (targets map[uint32]*plan.KernelTarget, err error) {
+	wanted := make(map[uint32]bool, len(fwmarks))
+	for _, n := range fwmarks {
 		wanted[n] = true
 	}
 	err = f.readConsistently("targets", func() error {
-		rules, err := f.targetRules(numbers)
+		rules, err := f.targetRules(fwmarks)
 		if err != nil {
 			return err
 		}
-		slots, err = f.slotsFrom(rules, func(n uint32) bool { return wanted[n] }, nil)
+		targets, err = f.targetsFrom(rules, func(n uint32) bool { return wanted[n] }, nil)
 		return err
 	})
-	return slots, err
+	return targets, err
 }
 
 // targetRules reads the rules of the chains of targets.
-func (f *Conn) targetRules(numbers []uint32) (map[string][]rule, error) {
-	if len(numbers) > fewChains {
+func (f *Conn) targetRules(fwmarks []uint32) (map[string][]rule, error) {
+	if len(fwmarks) > fewChains {
 		return f.readRules("")
 	}
 	rules := map[string][]rule{}
-	for _, n := range numbers {
+	for _, n := range fwmarks {
 		some, err := f.readRules(plan.TargetChain(n))
 		if err != nil {
 			return nil, err
 		}
-		rules[plan.TargetChain(n)] = some[plan.TargetChain(n)]
+		maps.Copy(rules, some)
 	}
 	return rules, nil
 }
 
 // Read reads the whole data plane: the table, and the rules and routes of these fwmarks and of
 // the targets in the table.
-func (f *Conn) Read(numbers []uint32) (c *plan.KernelState, err error) {
-	err = f.readConsistently("table inet "+plan.TableName, func() error {
+func (f *Conn) Read(fwmarks []uint32) (c *plan.KernelState, err error) {
+	if err = f.readConsistently("table inet "+plan.TableName, func() error {
 		c, err = f.readContent()
 		return err
-	})
-	if err != nil {
+	}); err != nil {
 		return nil, err
 	}
-	for n := range c.Targets {
-		numbers = append(numbers, n)
+	if err := f.readAllRoutes(slices.AppendSeq(slices.Clone(fwmarks), maps.Keys(c.Targets)), c.Targets); err != nil {
+		return c, err
 	}
-	common, err := f.readAllRoutes(numbers, c.Targets)
+	common, err := f.commonRulesInstalled()
 	c.Base = c.Base && common
 	return c, err
 }
 
 // readContent reads the table.
 func (f *Conn) readContent() (*plan.KernelState, error) {
-	c := &plan.KernelState{Problem: "the table is missing", Streams: map[string]*plan.KernelStream{}, Targets: map[uint32]*plan.KernelTarget{}, VIPs: map[vip.VIP]string{}}
+	c := &plan.KernelState{
+		Problem: "the table is missing", Streams: map[string]*plan.KernelStream{},
+		Targets: map[uint32]*plan.KernelTarget{}, VIPs: map[vip.VIP]string{},
+	}
 	r, err := f.readRuleset(true)
 	if err != nil || !r.exists {
 		return c, err
@@ -418,12 +383,26 @@ func (f *Conn) readContent() (*plan.KernelState, error) {
 		return nil, err
 	}
 	c.Base = c.Problem == ""
-	set := func(name string) (*setSpec, error) {
-		if s, ok := r.sets[name]; ok {
-			return &s, nil
+	names := r.streams()
+	for name := range names {
+		chain := plan.StreamChain(name)
+		s, err := f.streamFrom(name, find(r.chains, chain), r.rules[chain], func(set string) (*setSpec, error) {
+			return find(r.sets, set), nil
+		})
+		if err != nil {
+			return nil, err
 		}
-		return nil, nil
+		c.Streams[name] = s
 	}
+	if c.Targets, err = f.targetsFrom(r.rules, func(uint32) bool { return true }, names); err != nil {
+		return nil, err
+	}
+	c.VIPs, err = f.ReadVIPs()
+	return c, err
+}
+
+// streams returns the names of the streams that have a chain or a map.
+func (r *ruleset) streams() map[string]bool {
 	names := map[string]bool{}
 	for name := range r.chains {
 		if stream, ok := strings.CutPrefix(name, plan.StreamPrefix); ok {
@@ -431,28 +410,19 @@ func (f *Conn) readContent() (*plan.KernelState, error) {
 		}
 	}
 	for name := range r.sets {
-		for _, family := range vip.Families {
-			for _, prefix := range []string{plan.MaglevMaps[family], plan.LiveMaps[family]} {
-				if stream, ok := strings.CutPrefix(name, prefix); ok {
-					names[stream] = true
-				}
+		for _, prefix := range slices.Concat(plan.MaglevMaps[:], plan.LiveMaps[:]) {
+			if stream, ok := strings.CutPrefix(name, prefix); ok {
+				names[stream] = true
 			}
 		}
 	}
-	for name := range names {
-		var chain *chainSpec
-		if got, ok := r.chains[plan.StreamChain(name)]; ok {
-			chain = &got
-		}
-		s, err := f.streamFrom(name, chain, r.rules[plan.StreamChain(name)], set)
-		if err != nil {
-			return nil, err
-		}
-		c.Streams[name] = s
+	return names
+}
+
+// find returns an object by its name, or nil.
+func find[T any](objects map[string]T, name string) *T {
+	if x, ok := objects[name]; ok {
+		return &x
 	}
-	if c.Targets, err = f.slotsFrom(r.rules, func(uint32) bool { return true }, names); err != nil {
-		return nil, err
-	}
-	c.VIPs, err = f.ReadVIPs()
-	return c, err
+	return nil
 }

@@ -1,14 +1,13 @@
 package fwstate
 
 import (
-	"encoding/binary"
 	"errors"
 	"slices"
 	"testing"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/vipgate/vipgate/pkg/dataplane/nlmsg"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/lab"
@@ -25,13 +24,13 @@ func TestRemovalOrderInLargeChanges(t *testing.T) {
 	now, err := f.ReadStream("web")
 	must(t, err)
 
-	var reports *nlmsg.Socket
+	var reports *netlink.Conn
 	must(t, ns.Do(func() (err error) {
-		reports, err = nlmsg.Open(unix.NETLINK_NETFILTER)
+		reports, err = netlink.Dial(unix.NETLINK_NETFILTER, nil)
 		return err
 	}))
 	t.Cleanup(func() { must(t, reports.Close()) })
-	must(t, errors.Join(reports.SetReceiveBuffer(256<<20), reports.Join(unix.NFNLGRP_NFTABLES)))
+	must(t, errors.Join(reports.SetReadBuffer(256<<20), reports.JoinGroup(unix.NFNLGRP_NFTABLES)))
 
 	after := plan.Change{Targets: exampleSlots("web", 5002), RemoveTargets: []uint32{5000}, Streams: []plan.StreamWrite{{Desired: plan.KernelStream{Name: "web", Size: size, Seed: 7, Tables: bothFamilies(filled(size, 5002, 5001))}, Observed: now}}}
 	transactions := f.Transactions()
@@ -60,38 +59,37 @@ func TestRemovalOrderInLargeChanges(t *testing.T) {
 		last[h] = at
 	}
 	ended := 0
-	must(t, reports.Receive(func(h unix.NlMsghdr, data []byte) (bool, error) {
-		kind := h.Type & 0xff
-		if h.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(data) < nlmsg.NFHeaderLen {
-			return false, nil
-		}
-		b := data[nlmsg.NFHeaderLen:]
+	handle := func(m netlink.Message) {
+		kind, b := uint16(m.Header.Type)&0xff, content(m.Data)
 		switch kind {
 		case unix.NFT_MSG_NEWGEN:
 			at++
 			ended++
-			return ended == int(f.Transactions()-transactions), nil
 		case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
-			if n, ok := plan.ParseTargetChain(nlmsg.Text(nlmsg.Attribute(b, unix.NFTA_CHAIN_NAME))); ok {
+			if n, ok := plan.ParseTargetChain(b.Text(unix.NFTA_CHAIN_NAME)); ok {
 				note(happened{chain, n, kind == unix.NFT_MSG_NEWCHAIN})
 			}
 		case unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:
-			set, added := nlmsg.Text(nlmsg.Attribute(b, unix.NFTA_SET_ELEM_LIST_SET)), kind == unix.NFT_MSG_NEWSETELEM
-			for _, e := range nlmsg.Attributes(nlmsg.Attribute(b, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
-				key := nlmsg.Uint32(nlmsg.Attribute(nlmsg.Attribute(e, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE))
-				data := nlmsg.Attribute(nlmsg.Attribute(e, unix.NFTA_SET_ELEM_DATA), unix.NFTA_DATA_VALUE)
+			set, added := b.Text(unix.NFTA_SET_ELEM_LIST_SET), kind == unix.NFT_MSG_NEWSETELEM
+			for _, e := range b.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
 				switch set {
 				case plan.LiveMap(vip.IPv4, "web"), plan.LiveMap(vip.IPv6, "web"):
-					note(happened{live, key, added})
+					note(happened{live, keyOf(e).Uint32(), added})
 				case plan.MaglevMap(vip.IPv4, "web"), plan.MaglevMap(vip.IPv6, "web"):
-					if len(data) == 4 {
-						note(happened{entry, binary.NativeEndian.Uint32(data), added})
+					if fwmark := e.Uint32(unix.NFTA_SET_ELEM_DATA, unix.NFTA_DATA_VALUE); fwmark != 0 {
+						note(happened{entry, fwmark, added})
 					}
 				}
 			}
 		}
-		return false, nil
-	}))
+	}
+	for ended < int(f.Transactions()-transactions) {
+		msgs, err := reports.Receive()
+		must(t, err)
+		for _, m := range msgs {
+			handle(m)
+		}
+	}
 	for _, h := range []happened{{entry, 5000, false}, {entry, 5002, true}, {live, 5000, false}, {live, 5002, true}, {chain, 5000, false}, {chain, 5002, true}} {
 		if _, ok := first[h]; !ok {
 			t.Fatalf("not reported: %+v; reported %v", h, first)

@@ -3,14 +3,14 @@ package fwstate
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/vipgate/vipgate/pkg/dataplane/nlmsg"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/nlmsg"
+	"github.com/vipgate/vipgate/pkg/rtnetlink"
 )
 
 // RemoveAll removes the objects that no stream and no target owns: base chains, common maps,
@@ -23,13 +23,13 @@ func (f *Conn) RemoveAll() error {
 			break
 		}
 	}
-	return errors.Join(err, f.removeRules(func(policyRule) bool { return false }))
+	return errors.Join(err, f.removeRules(func(rtnetlink.Rule) bool { return false }))
 }
 
-// removeTable empties the table in one transaction, which the kernel refuses if the
+// removeTable empties the table in one transaction, which the kernel rejects if the
 // ruleset changed since it was read.
 func (f *Conn) removeTable() error {
-	number, err := f.Generation()
+	generation, err := f.Generation()
 	if err != nil {
 		return err
 	}
@@ -41,29 +41,27 @@ func (f *Conn) removeTable() error {
 	shared := false
 	var chains []string
 	for name := range r.chains {
-		rules := r.rules[name]
-		foreign := slices.ContainsFunc(rules, func(r rule) bool { return !r.owned() })
-		switch {
-		case !slices.Contains([]string{preroutingChain, notrackChain, defragmentChain}, name):
+		if !slices.Contains(commonChains, name) {
 			shared = true
-		case foreign:
+			continue
+		}
+		t.removeRules(r.rules[name])
+		if slices.ContainsFunc(r.rules[name], func(r rule) bool { return !r.owned() }) {
 			shared = true
-			t.removeRules(rules)
-		default:
-			t.removeRules(rules)
+		} else {
 			chains = append(chains, name)
 		}
 	}
 	var sets []string
 	for name, got := range r.sets {
-		ours, err := f.removableSet(&t, name, got)
+		removable, err := f.removableSet(name, got)
 		if err != nil {
 			return err
 		}
-		if ours {
+		if removable {
 			sets = append(sets, name)
 		}
-		shared = shared || !ours
+		shared = shared || !removable
 	}
 	for _, name := range chains {
 		t.removeChain(name)
@@ -78,29 +76,24 @@ func (f *Conn) removeTable() error {
 	if !shared && objects == 0 {
 		t.removeTable()
 	}
-	if err := f.commit(&t, &number); err != nil {
-		return fmt.Errorf("remove table inet %s: %w", plan.TableName, err)
+	if err := f.commit(&t, &generation); err != nil {
+		return fmt.Errorf("failed to remove table inet %s: %w", plan.TableName, err)
 	}
 	return nil
 }
 
 // removableSet reports whether a set is a common one without elements of other processes.
-func (f *Conn) removableSet(t *transaction, name string, got setSpec) (bool, error) {
-	stateless := *f
-	stateless.config.Stateless = true
+func (f *Conn) removableSet(name string, got setSpec) (bool, error) {
+	stateless := Conn{config: Config{Stateless: true}} // which has all of them
 	specs := stateless.commonSets()
 	i := slices.IndexFunc(specs, func(s setSpec) bool { return s.name == name })
 	if i < 0 || specs[i].mismatch(got) != "" {
 		return false, nil
 	}
 	foreign := false
-	err := f.dumpElements(name, func(e []byte) {
-		chain := verdictOf(nlmsg.Attribute(e, unix.NFTA_SET_ELEM_DATA))
-		if got.flags&unix.NFT_SET_MAP == 0 || strings.HasPrefix(chain, plan.StreamPrefix) || strings.HasPrefix(chain, plan.TargetPrefix) {
-			return
-		}
-		end := nlmsg.Uint32BE(nlmsg.Attribute(e, unix.NFTA_SET_ELEM_FLAGS))&unix.NFT_SET_ELEM_INTERVAL_END != 0
-		foreign = foreign || !end
+	err := f.dumpElements(name, func(e nlmsg.Attributes) {
+		owned := strings.HasPrefix(chainOf(e), plan.StreamPrefix) || strings.HasPrefix(chainOf(e), plan.TargetPrefix)
+		foreign = foreign || got.flags&unix.NFT_SET_MAP != 0 && !owned && !endsInterval(e)
 	})
 	return !foreign, err
 }
@@ -108,10 +101,9 @@ func (f *Conn) removableSet(t *transaction, name string, got setSpec) (bool, err
 // objects counts stateful objects and flow tables, which belong to other processes.
 func (f *Conn) objects() (n int, err error) {
 	for _, kind := range []uint16{unix.NFT_MSG_GETOBJ, unix.NFT_MSG_GETFLOWTABLE} {
-		// Attribute 1 is the table in messages of both kinds.
-		err := f.list(kind, unix.NFTA_OBJ_TABLE, nil, func([]byte) { n++ })
-		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EOPNOTSUPP) {
-			return n, fmt.Errorf("list objects of inet %s: %w", plan.TableName, err)
+		err := f.list(kind, 0, "", func(nlmsg.Attributes) { n++ })
+		if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
+			return n, err
 		}
 	}
 	return n, nil
@@ -119,31 +111,28 @@ func (f *Conn) objects() (n int, err error) {
 
 // removeRules removes the policy rules of the data plane, with any options that they were
 // installed with, except those to keep.
-func (f *Conn) removeRules(keep func(policyRule) bool) error {
-	var a routeBatch
-	for _, family := range f.families() {
-		var list []policyRule
-		if err := f.listPolicyRules(family, func(r policyRule) {
-			if r.owned() && !keep(r) && !slices.Contains(list, r) {
-				list = append(list, r)
-			}
-		}); err != nil {
+func (f *Conn) removeRules(keep func(rtnetlink.Rule) bool) error {
+	var b routeBatch
+	for _, family := range f.families {
+		rules, err := f.rt.Rules(family)
+		if err != nil {
 			return err
 		}
-		// The goto first: without its target the kernel would leave it unresolved.
-		slices.SortStableFunc(list, func(a, b policyRule) int { return int(a.priority) - int(b.priority) })
-		for _, r := range list {
-			putPolicyRule(&a.Messages, unix.RTM_DELRULE, 0, r)
-			a.add(RouteKey{}, unix.ENOENT, fmt.Sprintf("delete %s policy rule of priority %d", family, r.priority), netip.Addr{})
+		// The kernel lists them by priority, so the goto is removed first: without its target
+		// the kernel would leave it unresolved.
+		for _, r := range rules {
+			if ownedRule(r) && !keep(r) {
+				b.deleteRule(r)
+			}
 		}
 	}
-	return f.execute(&a).Err()
+	return f.execute(b).Err()
 }
 
 // RemoveOldRules removes the policy rules that were installed with other options.
 func (f *Conn) RemoveOldRules() error {
-	return f.removeRules(func(r policyRule) bool {
-		return slices.Contains(f.commonRules(r.family), r) || r == f.targetPolicyRule(r.family, r.table)
+	return f.removeRules(func(r rtnetlink.Rule) bool {
+		return slices.Contains(f.commonRules(r.Family), r) || r == f.targetPolicyRule(r.Family, r.Table)
 	})
 }
 

@@ -2,6 +2,7 @@ package fwstate
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -40,7 +41,7 @@ func (f *Conn) resize(c plan.Change) (plan.Change, error) {
 	if err := f.Write(before); err != nil {
 		return c, err
 	}
-	streams := append([]plan.StreamWrite(nil), c.Streams...)
+	streams := slices.Clone(c.Streams)
 	for _, i := range large {
 		if err := f.SwitchToShadow(&streams[i].Desired); err != nil {
 			return c, fmt.Errorf("stream %s: %w", streams[i].Desired.Name, err)
@@ -90,13 +91,7 @@ func (f *Conn) SwitchToShadow(want *plan.KernelStream) error {
 	if err != nil {
 		return err
 	}
-	rules, err := f.streamRulesBy(want, shadowMap)
-	if err != nil {
-		return err
-	}
-	if err := turn.setRules(name, have[name], rules); err != nil {
-		return err
-	}
+	turn.setRules(name, have[name], f.streamRulesBy(want, shadowMap)...)
 	for _, set := range old {
 		turn.removeSet(set)
 	}

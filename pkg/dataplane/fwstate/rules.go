@@ -2,14 +2,14 @@ package fwstate
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"github.com/vipgate/vipgate/pkg/dataplane/nlmsg"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/nlmsg"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -20,22 +20,30 @@ const familyInet = unix.NFPROTO_INET
 type ruleSpec struct {
 	comment string
 	// expressions are NFTA_LIST_ELEMs, as they are sent.
-	expressions []byte
+	expressions nlmsg.Attributes
 	// normal is their [normal] form.
 	normal []byte
+	// err is why the rule cannot be encoded; a transaction with it fails.
+	err error
 }
 
-// newRule encodes the expressions of a rule.
-func newRule(comment string, expressions ...expr.Any) (ruleSpec, error) {
+// newRule encodes a rule.
+func newRule(comment string, expressions ...expr.Any) ruleSpec {
+	r := ruleSpec{comment: comment}
+	if len(comment) > plan.MaxLabel {
+		r.err = fmt.Errorf("rule %q: a comment has at most %d bytes", comment, plan.MaxLabel)
+	}
 	var m nlmsg.Messages
 	for _, e := range expressions {
 		b, err := expr.Marshal(familyInet, e)
 		if err != nil {
-			return ruleSpec{}, fmt.Errorf("describe nftables expression %T: %w", e, err)
+			r.err = fmt.Errorf("rule %q: failed to encode %T: %w", comment, e, err)
 		}
 		m.Bytes(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, b)
 	}
-	return ruleSpec{comment: comment, expressions: m.Data, normal: normal(m.Data)}, nil
+	r.expressions = m.Data
+	r.normal = normal(r.expressions)
+	return r
 }
 
 // register returns the 32-bit register i as the kernel lists it: every fourth has the name
@@ -46,9 +54,6 @@ func register(i uint32) uint32 {
 	}
 	return unix.NFT_REG32_00 + i
 }
-
-// verdictRegister receives the verdict of a map.
-const verdictRegister = unix.NFT_REG_VERDICT
 
 // Offsets and lengths in headers: RFC 791, RFC 8200.
 var (
@@ -72,54 +77,53 @@ func ofFamily(f vip.Family) []expr.Any {
 }
 
 // baseRules returns the rules of a chain that no stream owns.
-func (f *Conn) baseRules(chain string) ([]ruleSpec, error) {
-	var rules []ruleSpec
-	add := func(comment string, expressions ...expr.Any) error {
-		r, err := newRule(ruleComment+comment, expressions...)
-		rules = append(rules, r)
-		return err
+func (f *Conn) baseRules(chain string) (rules []ruleSpec) {
+	add := func(comment string, expressions ...expr.Any) {
+		rules = append(rules, newRule(ruleComment+comment, expressions...))
 	}
 	address := func(family vip.Family, offset uint32) []expr.Any {
-		return append(ofFamily(family), &expr.Payload{DestRegister: register(0), Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: addressSize[family]})
+		return append(ofFamily(family), load(expr.PayloadBaseNetworkHeader, offset, addressSize[family])(register(0)))
 	}
 	switch chain {
 	case preroutingChain:
 		// Single addresses first: they are more specific than networks.
 		for _, maps := range [][len(vip.Families)]string{plan.HostMaps, plan.NetMaps} {
 			for _, family := range vip.Families {
-				if err := add("to a VIP", append(address(family, destAt[family]), &expr.Lookup{SourceRegister: register(0), SetName: maps[family], DestRegister: verdictRegister, IsDestRegSet: true})...); err != nil {
-					return nil, err
-				}
+				add("to a VIP", append(address(family, destAt[family]), lookupVerdict(0, maps[family]))...)
 			}
 		}
 	case notrackChain:
 		for _, sets := range [][len(vip.Families)]string{ownHosts, ownNets} {
 			for _, family := range vip.Families {
 				// No later rule of the chain concerns the packet.
-				notrack := []expr.Any{&expr.Lookup{SourceRegister: register(0), SetName: sets[family]}, &expr.Notrack{}, &expr.Verdict{Kind: expr.VerdictAccept}}
-				if err := errors.Join(
-					add("to a VIP", append(address(family, destAt[family]), notrack...)...),
-					add("from a VIP", append(address(family, sourceAt[family]), notrack...)...),
-				); err != nil {
-					return nil, err
+				notrack := []expr.Any{
+					&expr.Lookup{SourceRegister: register(0), SetName: sets[family]},
+					&expr.Notrack{}, &expr.Verdict{Kind: expr.VerdictAccept},
 				}
+				add("to a VIP", append(address(family, destAt[family]), notrack...)...)
+				add("from a VIP", append(address(family, sourceAt[family]), notrack...)...)
 			}
 		}
 	case defragmentChain:
 		// No rule jumps here: a rule that uses connection tracking makes the kernel
 		// reassemble fragments.
-		if err := add("has fragments put together", &expr.Ct{Key: expr.CtKeyMARK, Register: register(0)}, &expr.Counter{}); err != nil {
-			return nil, err
-		}
+		add("has fragments put together", &expr.Ct{Key: expr.CtKeyMARK, Register: register(0)}, &expr.Counter{})
 	}
-	return rules, nil
+	return rules
+}
+
+// lookupVerdict looks up a register in a map of verdicts.
+func lookupVerdict(source uint32, set string) expr.Any {
+	return &expr.Lookup{
+		SourceRegister: register(source), SetName: set, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true,
+	}
 }
 
 // targetRule returns the rule of the chain of a target.
-func (f *Conn) targetRule(s plan.KernelTarget) (ruleSpec, error) {
-	mask, number := nlmsg.Uint32Bytes(^f.config.Mask), nlmsg.Uint32Bytes(s.FWMark)
+func (f *Conn) targetRule(t plan.KernelTarget) ruleSpec {
+	mask, fwmark := markKey(^f.config.Mask), markKey(t.FWMark)
 	mark := func() *expr.Bitwise {
-		return &expr.Bitwise{SourceRegister: register(0), DestRegister: register(0), Len: 4, Mask: mask, Xor: number}
+		return &expr.Bitwise{SourceRegister: register(0), DestRegister: register(0), Len: 4, Mask: mask, Xor: fwmark}
 	}
 	expressions := []expr.Any{
 		&expr.Counter{},
@@ -136,43 +140,38 @@ func (f *Conn) targetRule(s plan.KernelTarget) (ruleSpec, error) {
 			&expr.Ct{Key: expr.CtKeyMARK, SourceRegister: true, Register: register(0)},
 		)
 	}
-	return newRule(s.Label.String(), expressions...)
+	return newRule(t.Label.String(), expressions...)
 }
 
 // streamRules returns the rules of the chain of a stream, for the families with a Maglev map.
-func (f *Conn) streamRules(s *plan.KernelStream) ([]ruleSpec, error) {
+func (f *Conn) streamRules(s *plan.KernelStream) []ruleSpec {
 	return f.streamRulesBy(s, plan.MaglevMap)
 }
 
 // streamRulesBy returns the rules that look up maps of other names.
-func (f *Conn) streamRulesBy(s *plan.KernelStream, name func(vip.Family, string) string) ([]ruleSpec, error) {
-	var rules []ruleSpec
-	var failed error
-	add := func(comment string, expressions []expr.Any, more ...expr.Any) {
-		r, err := newRule(ruleComment+comment, append(expressions, more...)...)
-		if err != nil && failed == nil {
-			failed = err
-		}
-		rules = append(rules, r)
+func (f *Conn) streamRulesBy(s *plan.KernelStream, name func(vip.Family, string) string) (rules []ruleSpec) {
+	add := func(comment string, expressions ...[]expr.Any) {
+		rules = append(rules, newRule(ruleComment+comment, slices.Concat(expressions...)...))
 	}
 	for _, family := range s.Families() {
 		if !f.config.Stateless {
-			add("flows that are known", ofFamily(family),
+			add("flows that are known", ofFamily(family), []expr.Any{
 				&expr.Ct{Key: expr.CtKeyMARK, Register: register(0)},
-				&expr.Bitwise{SourceRegister: register(0), DestRegister: register(0), Len: 4, Mask: nlmsg.Uint32Bytes(f.config.Mask), Xor: nlmsg.Uint32Bytes(0)},
-				live(family, s.Name),
-			)
+				&expr.Bitwise{
+					SourceRegister: register(0), DestRegister: register(0), Len: 4,
+					Mask: markKey(f.config.Mask), Xor: markKey(0),
+				},
+				lookupVerdict(0, plan.LiveMap(family, s.Name)),
+			})
 		}
-		add("ICMP errors, by @"+name(family, s.Name), ofFamily(family), append(inner(family), f.hashAndLookup(family, s, name(family, s.Name))...)...)
-		add("flows with ports, by @"+name(family, s.Name), append(ofFamily(family), ported(false)...), append(outer(family, true), f.hashAndLookup(family, s, name(family, s.Name))...)...)
-		add("others, by @"+name(family, s.Name), append(ofFamily(family), ported(true)...), append(outer(family, false), f.hashAndLookup(family, s, name(family, s.Name))...)...)
+		table := name(family, s.Name)
+		forward := hashAndLookup(family, s, table)
+		add("ICMP errors, by @"+table, ofFamily(family), inner(family), forward)
+		add("flows with ports, by @"+table, ofFamily(family), ported(false), outer(family, true), forward)
+		add("others, by @"+table, ofFamily(family), ported(true), outer(family, false), forward)
 	}
-	add("no target", nil, &expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop})
-	return rules, failed
-}
-
-func live(f vip.Family, stream string) expr.Any {
-	return &expr.Lookup{SourceRegister: register(0), SetName: plan.LiveMap(f, stream), DestRegister: verdictRegister, IsDestRegSet: true}
+	add("no target", []expr.Any{&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}})
+	return rules
 }
 
 // ported matches the protocols whose first four bytes are the ports.
@@ -188,9 +187,12 @@ func words(f vip.Family) uint32 { return addressSize[f] / 4 }
 
 // tuple loads what is hashed: source, destination, protocol, source port, destination port.
 // Each has its own registers, padded with zeros.
-func tuple(f vip.Family, source, destination, protocol, sourcePort, destinationPort func(register uint32) expr.Any) []expr.Any {
+func tuple(f vip.Family, source, destination, protocol, sourcePort, destinationPort func(uint32) expr.Any) []expr.Any {
 	n := words(f)
-	return []expr.Any{source(register(0)), destination(register(n)), protocol(register(2 * n)), sourcePort(register(2*n + 1)), destinationPort(register(2*n + 2))}
+	return []expr.Any{
+		source(register(0)), destination(register(n)), protocol(register(2 * n)),
+		sourcePort(register(2*n + 1)), destinationPort(register(2*n + 2)),
+	}
 }
 
 func load(base expr.PayloadBase, offset, length uint32) func(uint32) expr.Any {
@@ -254,7 +256,7 @@ func inner(f vip.Family) []expr.Any {
 // rule that uses the value as a key. So the fwmark is copied into the register of the hash as
 // the second of two words, which nft does not notice: it lists a lookup of the hash in the live
 // map, and the comment of the rule names the map between them.
-func (f *Conn) hashAndLookup(family vip.Family, s *plan.KernelStream, table string) []expr.Any {
+func hashAndLookup(family vip.Family, s *plan.KernelStream, table string) []expr.Any {
 	ones, zeros := bytes.Repeat([]byte{0xff}, 8), make([]byte, 8)
 	return []expr.Any{
 		&expr.Hash{
@@ -263,58 +265,59 @@ func (f *Conn) hashAndLookup(family vip.Family, s *plan.KernelStream, table stri
 		},
 		&expr.Lookup{SourceRegister: register(3), SetName: table, DestRegister: register(1), IsDestRegSet: true},
 		&expr.Bitwise{SourceRegister: register(0), DestRegister: register(2), Len: 8, Mask: ones, Xor: zeros},
-		&expr.Lookup{SourceRegister: register(3), SetName: plan.LiveMap(family, s.Name), DestRegister: verdictRegister, IsDestRegSet: true},
+		lookupVerdict(3, plan.LiveMap(family, s.Name)),
 	}
 }
 
 // known has the highest attribute to compare of each expression: newer kernels add others.
 // Counters change all the time and are not compared.
 var known = map[string]uint16{
-	"meta": unix.NFTA_META_SREG, "cmp": unix.NFTA_CMP_DATA, "payload": unix.NFTA_PAYLOAD_LEN, "lookup": unix.NFTA_LOOKUP_FLAGS,
-	"bitwise": unix.NFTA_BITWISE_XOR, "ct": unix.NFTA_CT_SREG, "hash": unix.NFTA_HASH_TYPE, "immediate": unix.NFTA_IMMEDIATE_DATA,
+	"meta": unix.NFTA_META_SREG, "cmp": unix.NFTA_CMP_DATA, "payload": unix.NFTA_PAYLOAD_LEN,
+	"lookup": unix.NFTA_LOOKUP_FLAGS, "bitwise": unix.NFTA_BITWISE_XOR, "ct": unix.NFTA_CT_SREG,
+	"hash": unix.NFTA_HASH_TYPE, "immediate": unix.NFTA_IMMEDIATE_DATA, "counter": 0, "notrack": 0,
 }
 
 // normal returns a form of the expressions of a rule that is equal for what is sent and what
 // the kernel lists: attributes in order, without zero ones, which some kernels omit, and
 // without the set id of a transaction.
-func normal(expressions []byte) []byte {
+func normal(expressions nlmsg.Attributes) []byte {
 	out := make([]byte, 0, len(expressions))
-	for _, e := range nlmsg.Attributes(expressions) {
-		name, data := nlmsg.Text(nlmsg.Attribute(e, unix.NFTA_EXPR_NAME)), nlmsg.Attribute(e, unix.NFTA_EXPR_DATA)
+	for _, e := range expressions.All() {
+		name, data := e.Text(unix.NFTA_EXPR_NAME), e.Get(unix.NFTA_EXPR_DATA)
 		out = append(append(out, name...), 0)
 		highest, ok := known[name]
-		var values [16][]byte
-		for kind, value := range nlmsg.Attributes(data) {
-			if ok && kind <= highest && int(kind) < len(values) && !(name == "lookup" && kind == unix.NFTA_LOOKUP_SET_ID) {
+		if !ok {
+			// An expression that the data plane does not use always differs.
+			out = append(out, data...)
+		}
+		var values [16]nlmsg.Attributes
+		for kind, value := range data.All() {
+			if kind <= highest && int(kind) < len(values) && !(name == "lookup" && kind == unix.NFTA_LOOKUP_SET_ID) {
 				values[kind] = value
 			}
 		}
 		for kind, value := range values {
-			if len(value) == 0 || len(value) == 4 && nlmsg.Uint32BE(value) == 0 {
+			if len(value) == 0 || len(value) == 4 && value.Uint32() == 0 {
 				continue
 			}
 			out = append(out, byte(kind))
-			nested := name == "cmp" && kind == unix.NFTA_CMP_DATA || name == "immediate" && kind == unix.NFTA_IMMEDIATE_DATA ||
-				name == "bitwise" && (kind == unix.NFTA_BITWISE_MASK || kind == unix.NFTA_BITWISE_XOR)
-			if nested {
+			switch {
+			case name == "cmp" && kind == unix.NFTA_CMP_DATA, name == "immediate" && kind == unix.NFTA_IMMEDIATE_DATA,
+				name == "bitwise" && (kind == unix.NFTA_BITWISE_MASK || kind == unix.NFTA_BITWISE_XOR):
 				out = normalData(out, value)
-				continue
+			default:
+				out = append(append(out, byte(len(value)>>8), byte(len(value))), value...)
 			}
-			out = append(append(out, byte(len(value)>>8), byte(len(value))), value...)
-		}
-		if !ok && name != "counter" && name != "notrack" {
-			// An expression that the data plane does not use always differs.
-			out = append(out, data...)
 		}
 	}
 	return out
 }
 
 // normalData appends the normal form of data, which is a value or a verdict.
-func normalData(out, data []byte) []byte {
-	for kind, value := range nlmsg.Attributes(data) {
+func normalData(out []byte, data nlmsg.Attributes) []byte {
+	for kind, value := range data.All() {
 		if kind == unix.NFTA_DATA_VERDICT {
-			value = nlmsg.Attribute(value, unix.NFTA_VERDICT_CODE)
+			value = value.Get(unix.NFTA_VERDICT_CODE)
 		}
 		out = append(append(out, byte(kind), byte(len(value)>>8), byte(len(value))), value...)
 	}

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vipgate/vipgate/pkg/dataplane/nlmsg"
+	"github.com/vipgate/vipgate/pkg/nlmsg"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -46,16 +46,17 @@ func TestRuleListIsCompleteDuringDeletions(t *testing.T) {
 		if time.Now().After(end) {
 			t.Fatalf("only %d lists could be had", lists)
 		}
-		n := 0
-		err := f.listPolicyRules(vip.IPv4, func(r policyRule) {
-			if r == f.targetPolicyRule(vip.IPv4, r.table) {
-				n++
-			}
-		})
+		list, err := f.rt.Rules(vip.IPv4)
 		if errors.Is(err, nlmsg.ErrInterrupted) {
 			continue // which is tried again later, and is no drift
 		}
 		must(t, err)
+		n := 0
+		for _, r := range list {
+			if r == f.targetPolicyRule(vip.IPv4, r.Table) {
+				n++
+			}
+		}
 		if lists++; n != rules {
 			t.Fatalf("list %d has %d rules of %d", lists, n, rules)
 		}

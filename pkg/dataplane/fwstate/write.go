@@ -2,12 +2,12 @@ package fwstate
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
-	"github.com/vipgate/vipgate/pkg/dataplane/nlmsg"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -28,9 +28,9 @@ type tableEntries struct {
 	entries []entry
 }
 
-// entry is one entry to change; number 0 removes it.
+// entry is one entry to change; fwmark 0 removes it.
 type entry struct {
-	index, number uint32
+	index, fwmark uint32
 	// had: the entry exists and is removed first.
 	had bool
 }
@@ -47,7 +47,7 @@ func elementsOf(fills []tableEntries) (n int) {
 			if e.had {
 				n++
 			}
-			if e.number != 0 {
+			if e.fwmark != 0 {
 				n++
 			}
 		}
@@ -72,18 +72,14 @@ func (f *Conn) Write(c plan.Change) error {
 	if err := w.targetChains(c.Targets); err != nil {
 		return err
 	}
-	for _, s := range c.Streams {
-		if err := w.startLive(s); err != nil {
-			return fmt.Errorf("stream %s: %w", s.Desired.Name, err)
-		}
+	if err := eachStream(c.Streams, w.startLive); err != nil {
+		return err
 	}
 	if err := w.targetFlows(c.Targets); err != nil {
 		return err
 	}
-	for _, s := range c.Streams {
-		if err := w.stream(s); err != nil {
-			return fmt.Errorf("stream %s: %w", s.Desired.Name, err)
-		}
+	if err := eachStream(c.Streams, w.stream); err != nil {
+		return err
 	}
 	if err := w.vips(c.VIPs); err != nil {
 		return err
@@ -94,8 +90,20 @@ func (f *Conn) Write(c plan.Change) error {
 	return w.commit()
 }
 
+func eachStream(streams []plan.StreamWrite, do func(plan.StreamWrite) error) error {
+	for _, s := range streams {
+		if err := do(s); err != nil {
+			return fmt.Errorf("stream %s: %w", s.Desired.Name, err)
+		}
+	}
+	return nil
+}
+
 // commit sends the transactions.
 func (w *changeWriter) commit() error {
+	if err := errors.Join(w.first.err, w.last.err); err != nil {
+		return err
+	}
 	if elementsOf(w.fills) <= MaxElements {
 		for _, f := range w.fills {
 			w.first.fill(f)
@@ -135,12 +143,12 @@ func (f *Conn) writeEntries(fills []tableEntries) error {
 func (t *transaction) fill(f tableEntries) {
 	var add, remove []element
 	for _, e := range f.entries {
-		key := nlmsg.Uint32Bytes(e.index)
+		key := markKey(e.index)
 		if e.had {
 			remove = append(remove, element{key: key})
 		}
-		if e.number != 0 {
-			add = append(add, element{key: key, data: e.number, hasData: true})
+		if e.fwmark != 0 {
+			add = append(add, element{key: key, data: e.fwmark})
 		}
 	}
 	t.removeElements(f.set, remove)
@@ -199,17 +207,11 @@ func (w *changeWriter) base() error {
 		if got, ok := r.chains[want.name]; !ok || got.policy != want.policy {
 			w.first.addChain(want)
 		}
-		rules, err := w.baseRules(want.name)
-		if err != nil {
-			return err
-		}
-		if err := w.first.setRules(want.name, r.rules[want.name], rules); err != nil {
-			return err
-		}
+		w.first.setRules(want.name, r.rules[want.name], w.baseRules(want.name)...)
 	}
 	if !w.config.Stateless {
 		// Chains stay for rules of other processes, sets for their elements.
-		for _, name := range []string{notrackChain, defragmentChain} {
+		for _, name := range commonChains[1:] {
 			w.first.removeRules(r.rules[name])
 		}
 	}
@@ -217,68 +219,63 @@ func (w *changeWriter) base() error {
 }
 
 // targetChains creates and repairs the chains of targets.
-func (w *changeWriter) targetChains(slots []plan.KernelTarget) error {
-	numbers := make([]uint32, 0, len(slots))
-	for _, s := range slots {
-		numbers = append(numbers, s.FWMark)
-	}
-	rules, err := w.targetRules(numbers)
+func (w *changeWriter) targetChains(targets []plan.KernelTarget) error {
+	rules, err := w.targetRules(fwmarksOf(targets))
 	if err != nil {
 		return err
 	}
-	for _, s := range slots {
-		chain := plan.TargetChain(s.FWMark)
-		want, err := w.targetRule(s)
-		if err != nil {
-			return err
-		}
+	for _, t := range targets {
+		chain := plan.TargetChain(t.FWMark)
 		if len(rules[chain]) == 0 {
 			w.first.addChain(chainSpec{name: chain})
 		}
-		if err := w.first.setRules(chain, rules[chain], []ruleSpec{want}); err != nil {
-			return err
-		}
+		w.first.setRules(chain, rules[chain], w.targetRule(t))
 	}
 	return nil
 }
 
+// elementLists are elements by the name of their set.
+type elementLists map[string][]element
+
+func (l elementLists) add(set string, e element) { l[set] = append(l[set], e) }
+
+// each calls put for each set in the order of their names.
+func (l elementLists) each(put func(set string, list []element)) {
+	for _, set := range slices.Sorted(maps.Keys(l)) {
+		put(set, l[set])
+	}
+}
+
 // targetFlows adds targets to live maps, and removes them.
-func (w *changeWriter) targetFlows(slots []plan.KernelTarget) error {
-	add, remove := map[string][]element{}, map[string][]element{}
-	for _, s := range slots {
+func (w *changeWriter) targetFlows(targets []plan.KernelTarget) error {
+	added, removed := elementLists{}, elementLists{}
+	for _, t := range targets {
 		for _, family := range vip.Families {
-			name, chain := plan.LiveMap(family, s.Stream), plan.TargetChain(s.FWMark)
-			if s.Flows[family] {
-				if err := w.createLiveMap(family, s.Stream, 0); err != nil {
+			name, chain := plan.LiveMap(family, t.Stream), plan.TargetChain(t.FWMark)
+			if t.Flows[family] {
+				if err := w.createLiveMap(family, t.Stream, 0); err != nil {
 					return err
 				}
 			}
-			live, err := w.liveOf(family, s.Stream)
+			live, err := w.liveOf(family, t.Stream)
 			if err != nil {
 				return err
 			}
-			have, there := live[s.FWMark]
-			if there && have != chain {
-				return &ConflictError{Object: fmt.Sprintf("element %d of map inet %s %s", s.FWMark, plan.TableName, name), Detail: fmt.Sprintf("it leads to %q", have)}
-			}
-			e := element{key: nlmsg.Uint32Bytes(s.FWMark)}
+			have, exists := live[t.FWMark]
 			switch {
-			case s.Flows[family] && !there:
-				e.chain = chain
-				live[s.FWMark] = chain
-				add[name] = append(add[name], e)
-			case !s.Flows[family] && there:
-				delete(live, s.FWMark)
-				remove[name] = append(remove[name], e)
+			case exists && have != chain:
+				return conflict(fmt.Sprintf("element %d of map", t.FWMark), name, fmt.Sprintf("it leads to %q", have))
+			case t.Flows[family] && !exists:
+				live[t.FWMark] = chain
+				added.add(name, element{key: markKey(t.FWMark), chain: chain})
+			case !t.Flows[family] && exists:
+				delete(live, t.FWMark)
+				removed.add(name, element{key: markKey(t.FWMark)})
 			}
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(remove)) {
-		w.last.removeElements(name, remove[name])
-	}
-	for _, name := range slices.Sorted(maps.Keys(add)) {
-		w.first.addElements(name, add[name])
-	}
+	removed.each(w.last.removeElements)
+	added.each(w.first.addElements)
 	return nil
 }
 
@@ -287,47 +284,38 @@ func (w *changeWriter) vips(change map[vip.VIP]string) error {
 	if len(change) == 0 {
 		return nil
 	}
-	have, err := w.readVIPElements(plan.HostMaps, plan.NetMaps)
+	chains, untracked, err := w.readVIPs()
 	if err != nil {
 		return err
 	}
-	own := map[vip.VIP]string{}
-	if w.config.Stateless {
-		if own, err = w.readVIPElements(ownHosts, ownNets); err != nil {
-			return err
-		}
-	}
 	// Removals first: within a transaction they make room in a full map.
 	for _, v := range slices.SortedFunc(maps.Keys(change), func(a, b vip.VIP) int {
-		return cmp.Or(cmp.Compare(min(1, len(change[a])), min(1, len(change[b]))), vip.Compare(a, b))
+		return cmp.Or(min(1, len(change[a]))-min(1, len(change[b])), vip.Compare(a, b))
 	}) {
 		set, chain := setOf(v, plan.HostMaps, plan.NetMaps), ""
 		if change[v] != "" {
 			chain = plan.StreamChain(change[v])
 		}
-		was, there := have[v]
+		had, exists := chains[v]
 		switch {
-		case there && !strings.HasPrefix(was, plan.StreamPrefix):
+		case exists && !strings.HasPrefix(had, plan.StreamPrefix):
 			if chain != "" {
-				return &ConflictError{Object: fmt.Sprintf("element %s of map inet %s %s", v, plan.TableName, set), Detail: fmt.Sprintf("it leads to %q", was)}
+				return conflict(fmt.Sprintf("element %s of map", v), set, fmt.Sprintf("it leads to %q", had))
 			}
 			continue
-		case there && was != chain:
+		case exists && had != chain:
 			w.last.removeElements(set, prefixElements(v, ""))
 		}
-		if chain != "" && was != chain {
+		if chain != "" && had != chain {
 			w.last.addElements(set, prefixElements(v, chain))
 		}
-		if !w.config.Stateless {
-			continue
-		}
-		set = setOf(v, ownHosts, ownNets)
-		if _, there = own[v]; there != (chain != "") {
-			if there {
-				w.last.removeElements(set, prefixElements(v, ""))
-			} else {
-				w.last.addElements(set, prefixElements(v, ""))
-			}
+		_, exists = untracked[v]
+		switch set := setOf(v, ownHosts, ownNets); {
+		case !w.config.Stateless || exists == (chain != ""):
+		case exists:
+			w.last.removeElements(set, prefixElements(v, ""))
+		default:
+			w.last.addElements(set, prefixElements(v, ""))
 		}
 	}
 	return nil
@@ -336,13 +324,13 @@ func (w *changeWriter) vips(change map[vip.VIP]string) error {
 // removals removes streams and targets.
 func (w *changeWriter) removals(c plan.Change) error {
 	for _, stream := range c.RemoveStreams {
-		if got, err := w.readChain(plan.StreamChain(stream)); err != nil {
+		if err := w.removeChain(plan.StreamChain(stream)); err != nil {
 			return err
-		} else if got != nil {
-			w.last.removeChain(plan.StreamChain(stream))
 		}
 		for _, family := range vip.Families {
-			for _, spec := range []setSpec{maglevSpec(family, stream, 0), liveSpec(family, stream, 0), shadowSpec(family, stream, 0)} {
+			for _, spec := range []setSpec{
+				maglevSpec(family, stream, 0), liveSpec(family, stream, 0), shadowSpec(family, stream, 0),
+			} {
 				if got, err := w.readSet(spec.name); err != nil {
 					return err
 				} else if got != nil && spec.mismatch(*got) == "" {
@@ -355,43 +343,44 @@ func (w *changeWriter) removals(c plan.Change) error {
 	return w.removeTargets(c.RemoveTargets)
 }
 
+// removeChain removes a chain if it exists.
+func (w *changeWriter) removeChain(name string) error {
+	got, err := w.readChain(name)
+	if got != nil {
+		w.last.removeChain(name)
+	}
+	return err
+}
+
 // removeTargets removes the chains of targets and the elements that lead to them.
-func (w *changeWriter) removeTargets(numbers []uint32) error {
-	if len(numbers) == 0 {
+func (w *changeWriter) removeTargets(fwmarks []uint32) error {
+	if len(fwmarks) == 0 {
 		return nil
 	}
-	rules, err := w.targetRules(numbers)
+	rules, err := w.targetRules(fwmarks)
 	if err != nil {
 		return err
 	}
-	remove := map[string][]element{}
-	for _, n := range numbers {
-		s, ours, err := w.slotFrom(n, rules[plan.TargetChain(n)])
-		if err != nil {
-			return err
-		}
+	removed := elementLists{}
+	for _, n := range fwmarks {
+		t, owned := w.targetFrom(n, rules[plan.TargetChain(n)])
 		for _, family := range vip.Families {
-			if !ours {
+			if !owned {
 				continue
 			}
-			live, err := w.liveOf(family, s.Stream)
+			live, err := w.liveOf(family, t.Stream)
 			if err != nil {
 				return err
 			}
 			if live[n] == plan.TargetChain(n) {
-				name := plan.LiveMap(family, s.Stream)
-				remove[name] = append(remove[name], element{key: nlmsg.Uint32Bytes(n)})
+				removed.add(plan.LiveMap(family, t.Stream), element{key: markKey(n)})
 			}
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(remove)) {
-		w.last.removeElements(name, remove[name])
-	}
-	for _, n := range numbers {
-		if got, err := w.readChain(plan.TargetChain(n)); err != nil {
+	removed.each(w.last.removeElements)
+	for _, n := range fwmarks {
+		if err := w.removeChain(plan.TargetChain(n)); err != nil {
 			return err
-		} else if got != nil {
-			w.last.removeChain(plan.TargetChain(n))
 		}
 	}
 	return nil

@@ -4,7 +4,6 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/vipgate/vipgate/pkg/dataplane/nlmsg"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -36,24 +35,16 @@ func (w *changeWriter) stream(s plan.StreamWrite) error {
 			return err
 		}
 	}
-	if unchanged {
-		return nil
-	}
-	rules, err := w.streamRules(want)
-	if err != nil {
-		return err
-	}
-	for _, r := range rules {
-		if err := w.last.addRule(plan.StreamChain(want.Name), r); err != nil {
-			return err
-		}
+	if !unchanged {
+		w.last.addRules(plan.StreamChain(want.Name), w.streamRules(want)...)
 	}
 	return nil
 }
 
 // rulesUnchanged reports whether the rules of a stream need no change.
 func rulesUnchanged(s plan.StreamWrite) bool {
-	if s.Observed == nil || !s.Observed.ChainIntact || s.Observed.Size != s.Desired.Size || s.Observed.Seed != s.Desired.Seed {
+	if s.Observed == nil || !s.Observed.ChainIntact ||
+		s.Observed.Size != s.Desired.Size || s.Observed.Seed != s.Desired.Seed {
 		return false
 	}
 	for _, family := range vip.Families {
@@ -75,8 +66,8 @@ func (w *changeWriter) startStream(want *plan.KernelStream) ([]rule, error) {
 		w.first.addChain(chainSpec{name: name})
 		return nil, nil
 	}
-	if detail := (chainSpec{name: name}).mismatch(*got); detail != "" {
-		return nil, &ConflictError{Object: "chain inet " + plan.TableName + " " + name, Detail: detail}
+	if err := conflict("chain", name, chainSpec{name: name}.mismatch(*got)); err != nil {
+		return nil, err
 	}
 	rules, err := w.readRules(name)
 	return rules[name], err
@@ -99,13 +90,13 @@ func (w *changeWriter) streamTable(family vip.Family, want, now *plan.KernelStre
 	if err != nil {
 		return err
 	}
-	at, later := &w.first, false
+	at := &w.first
 	if got != nil {
-		if detail := spec.mismatch(*got); detail != "" {
-			return &ConflictError{Object: "map inet " + plan.TableName + " " + spec.name, Detail: detail}
+		if err := conflict("map", spec.name, spec.mismatch(*got)); err != nil {
+			return err
 		}
 		if referred {
-			at, later = &w.last, true
+			at = &w.last
 		}
 		at.removeSet(spec.name)
 	}
@@ -114,7 +105,7 @@ func (w *changeWriter) streamTable(family vip.Family, want, now *plan.KernelStre
 	}
 	at.addSet(spec)
 	x := tableEntries{spec.name, differences(nil, table)}
-	if later {
+	if at == &w.last {
 		w.last.fill(x)
 	} else {
 		w.fills = append(w.fills, x)
@@ -147,8 +138,8 @@ func (w *changeWriter) startLive(s plan.StreamWrite) error {
 			return err
 		}
 		if got != nil {
-			if detail := spec.mismatch(*got); detail != "" {
-				return &ConflictError{Object: "map inet " + plan.TableName + " " + spec.name, Detail: detail}
+			if err := conflict("map", spec.name, spec.mismatch(*got)); err != nil {
+				return err
 			}
 		}
 		if err := w.createLiveMap(family, s.Desired.Name, s.Desired.Size); err != nil {
@@ -160,11 +151,9 @@ func (w *changeWriter) startLive(s plan.StreamWrite) error {
 
 // streamLive replaces the live map of a stream whose Maglev map changes its size.
 func (w *changeWriter) streamLive(family vip.Family, want *plan.KernelStream, unchanged bool) error {
-	if unchanged {
-		return nil // the rules refer to the map
-	}
-	// The live map of a family without a Maglev map stays: its targets end their flows.
-	if want.Tables[family] == nil {
+	// Unchanged rules refer to the map. That of a family without a Maglev map stays: its targets
+	// end their flows.
+	if unchanged || want.Tables[family] == nil {
 		return nil
 	}
 	name, spec := plan.LiveMap(family, want.Name), liveSpec(family, want.Name, want.Size)
@@ -179,9 +168,9 @@ func (w *changeWriter) streamLive(family vip.Family, want *plan.KernelStream, un
 	w.last.removeSet(name)
 	w.last.addSet(spec)
 	var list []element
-	for _, number := range slices.Sorted(maps.Keys(live)) {
-		if live[number] != "" {
-			list = append(list, element{key: nlmsg.Uint32Bytes(number), chain: live[number]})
+	for _, fwmark := range slices.Sorted(maps.Keys(live)) {
+		if live[fwmark] != "" {
+			list = append(list, element{key: markKey(fwmark), chain: live[fwmark]})
 		}
 	}
 	w.last.addElements(name, list)
@@ -191,13 +180,13 @@ func (w *changeWriter) streamLive(family vip.Family, want *plan.KernelStream, un
 // differences returns the entries that differ between two tables; nil is an empty table.
 func differences(have, want []uint32) []entry {
 	var list []entry
-	for i, number := range want {
+	for i, fwmark := range want {
 		var was uint32
 		if have != nil {
 			was = have[i]
 		}
-		if was != number {
-			list = append(list, entry{index: uint32(i), number: number, had: was != 0})
+		if was != fwmark {
+			list = append(list, entry{index: uint32(i), fwmark: fwmark, had: was != 0})
 		}
 	}
 	return list

@@ -38,10 +38,10 @@ func TestOnlyEntriesThatDifferAreWritten(t *testing.T) {
 	want.Tables[vip.IPv6] = filled(101, 5000, 5001, 5002)
 	want.Tables[vip.IPv6][50] = 5000 // was 5002
 	want.Tables[vip.IPv6][51] = 0    // none
-	before, done := f.nft.Sent, f.Transactions()
+	before, done := f.messages, f.Transactions()
 	must(t, f.Write(plan.Change{Streams: []plan.StreamWrite{{Desired: want, Observed: now}}}))
 	// One message deletes two elements, one adds one of them again.
-	if n := f.nft.Sent - before; n != 2 {
+	if n := f.messages - before; n != 2 {
 		t.Errorf("%d messages for two entries", n)
 	}
 	if n := f.Transactions() - done; n != 1 {
@@ -84,8 +84,9 @@ func TestTablesChangeTheirSizeSeedAndFamilies(t *testing.T) {
 					t.Errorf("flows of %d no longer live: %v", s.FWMark, s.Flows)
 				}
 			}
-			sets, err := f.readSets()
+			r, err := f.readRuleset(true)
 			must(t, err)
+			sets := r.sets
 			for name := range sets {
 				if strings.HasPrefix(name, "spare") {
 					t.Errorf("map %s is left", name)
@@ -307,8 +308,8 @@ func TestWatchTellsWhatHappens(t *testing.T) {
 				if ok(w.Take()) {
 					return
 				}
-			case <-w.Failed:
-				t.Fatalf("the watch failed: %v", w.Err)
+			case <-w.Failed():
+				t.Fatalf("the watch failed: %v", w.Err())
 			case <-deadline:
 				t.Fatalf("nothing was heard of: %s", what)
 			}
