@@ -53,12 +53,12 @@ func parseMode(s string) (fs.FileMode, error) {
 
 func (f *targetFlags) options() lb.TargetOptions {
 	return lb.TargetOptions{
-		Sources: lb.Sources{
-			File: slices.Contains(f.Source, "file"), Registry: slices.Contains(f.Source, "registry"),
+		File: slices.Contains(f.Source, "file"), OnFileGone: targetset.GonePolicy(f.OnMissingFile),
+		Registry: registry.Options{
+			Off: !slices.Contains(f.Source, "registry"), Allow: f.TargetID, Quota: f.TargetQuota,
+			Grace: f.RegistryGrace, OnGone: targetset.GonePolicy(f.OnRegistrationExpiry),
 		},
-		OnFileGone: targetset.GonePolicy(f.OnMissingFile), OnRegistryGone: targetset.GonePolicy(f.OnRegistrationExpiry),
-		Subnets: f.TargetSubnet, StateDir: f.StateDir,
-		Allow: f.TargetID, Quota: f.TargetQuota, Grace: f.RegistryGrace, RegistryAddr: f.RegistryAddress,
+		RegistryAddr: f.RegistryAddress, Subnets: f.TargetSubnet, StateDir: f.StateDir,
 		WriteReadinessDir: f.WriteReadinessDir,
 		Outage:            outage.Options{Threshold: f.OutageThreshold, Hold: f.OnOutage == "hold"},
 	}

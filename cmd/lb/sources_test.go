@@ -62,8 +62,10 @@ func TestFlagsOfTargetsBecomeOptions(t *testing.T) {
 		t.Fatal(err)
 	}
 	defaults := lb.TargetOptions{
-		Sources: lb.Sources{File: true}, OnFileGone: targetset.Hold, OnRegistryGone: targetset.Drain,
-		StateDir: "/run/vipgate/lb", Quota: registry.DefaultQuota, Grace: registry.DefaultGrace,
+		File: true, OnFileGone: targetset.Hold, StateDir: "/run/vipgate/lb",
+		Registry: registry.Options{
+			Off: true, OnGone: targetset.Drain, Quota: registry.DefaultQuota, Grace: registry.DefaultGrace,
+		},
 	}
 	if d := cmp.Diff(defaults, f.options()); d != "" {
 		t.Errorf("defaults (-want +got):\n%s", d)
@@ -75,9 +77,10 @@ func TestFlagsOfTargetsBecomeOptions(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := f.options()
-	if o.Sources != (lb.Sources{Registry: true}) || o.OnRegistryGone != targetset.Hold || o.OnFileGone != targetset.Drop ||
-		len(o.Subnets) != 2 || !o.Outage.Hold ||
-		o.RegistryAddr != "10.0.0.5:7790" || o.WriteReadinessDir != "/run/y" || o.StateDir != "/s" || o.Quota != 3 || o.Grace != time.Second {
+	r := o.Registry
+	if o.File || r.Off || r.OnGone != targetset.Hold || r.Quota != 3 || r.Grace != time.Second || len(r.Allow) != 1 ||
+		o.OnFileGone != targetset.Drop || len(o.Subnets) != 2 || !o.Outage.Hold ||
+		o.RegistryAddr != "10.0.0.5:7790" || o.WriteReadinessDir != "/run/y" || o.StateDir != "/s" {
 		t.Errorf("options %+v", o)
 	}
 }

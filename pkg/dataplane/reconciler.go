@@ -243,7 +243,8 @@ func (o *reconciler) publish(desired *Desired, err error) {
 	e, old := o.e, o.p.state.Load()
 	s := State{
 		Err: err, Held: e.holds, Repairs: e.repaired, Withheld: withheld(o.sysctlProblems),
-		Streams: map[string]*StreamState{}, VIPs: map[vip.VIP]string{}, Unreachable: map[netip.Addr]string{},
+		TotalFailures: old.TotalFailures,
+		Streams:       map[string]*StreamState{}, VIPs: map[vip.VIP]string{}, Unreachable: map[netip.Addr]string{},
 	}
 	if desired != nil {
 		s.Revision = desired.Revision
@@ -255,7 +256,7 @@ func (o *reconciler) publish(desired *Desired, err error) {
 		s.Problems = append(s.Problems, p.Problem)
 	}
 	if err != nil {
-		s.Failures = old.Failures + 1
+		s.Failures, s.TotalFailures = old.Failures+1, old.TotalFailures+1
 		if old.Err == nil || old.Err.Error() != err.Error() {
 			e.log.Error("data plane update failed", "error", err, "failures", s.Failures)
 		}

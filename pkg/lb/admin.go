@@ -10,12 +10,12 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
-	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
+	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -52,13 +52,11 @@ func (p *process) status(ctx context.Context) *lbv1.Status {
 	table := p.table.State()
 	s := &lbv1.Status{
 		Version: p.Version, Trench: loaded.Config.Trench, Position: table.Position.Proto(), Synced: table.Synced,
-		GoingAway: table.GoingAway, Lease: durationpb.New(p.Lease),
+		GoingAway: table.GoingAway, Lease: durationpb.New(p.Lease), ConfigurationError: text(loaded.Err),
+		Streams: p.streamStatus(loaded.Config), Sources: p.sourceStatus(), DataPlane: p.dataPlaneStatus(ctx),
 	}
 	if !own.ID.IsZero() {
 		s.SpiffeId, s.IdentityExpires = own.ID.String(), timestamppb.New(own.NotAfter)
-	}
-	if loaded.Err != nil {
-		s.ConfigurationError = loaded.Err.Error()
 	}
 	for _, c := range p.health.Conditions() {
 		s.Conditions = append(s.Conditions, &lbv1.Condition{Name: c.Name, Serving: c.Serving, Detail: c.Detail})
@@ -67,25 +65,21 @@ func (p *process) status(ctx context.Context) *lbv1.Status {
 	for _, r := range table.VIPs {
 		v := &lbv1.VipStatus{Readiness: r.Proto(time.Now())}
 		if rep, ok := reported[r.VIP]; ok {
-			v.Reported = &readinessv1.VipAdvertisement{
-				Vip: r.VIP.String(), Advertisement: rep.Advertisement, Reason: rep.Reason, Unconfirmed: rep.Unconfirmed,
-			}
+			v.Reported = rep.Proto(r.VIP)
 		}
 		s.Vips = append(s.Vips, v)
 	}
-	s.Streams = p.streamStatus()
-	s.Sources = p.sourceStatus()
-	s.DataPlane = p.dataPlaneStatus(ctx)
 	for _, w := range p.server.Watchers() {
 		s.Watchers = append(s.Watchers, &lbv1.WatcherStatus{
 			WatchId: w.WatchID, Peer: w.Peer.String(), Reader: w.Reader, Since: timestamppb.New(w.Since),
-			SentRevision: w.SentRevision, AppliedRevision: w.Applied.Revision, Reporting: w.Reporting, Families: families(w.Families),
+			SentRevision: w.SentRevision, AppliedRevision: w.Applied.Revision, Reporting: w.Reporting,
+			Families: readiness.FamiliesProto(w.Families),
 		})
 	}
 	return s
 }
 
-func (p *process) streamStatus() []*lbv1.StreamStatus {
+func (p *process) streamStatus(config *trench.Config) []*lbv1.StreamStatus {
 	checked := map[healthcheck.Key]healthcheck.Health{}
 	for _, h := range p.checker.List() {
 		checked[h.Key] = h
@@ -93,27 +87,32 @@ func (p *process) streamStatus() []*lbv1.StreamStatus {
 	byStream := map[string][]*lbv1.TargetStatus{}
 	for _, v := range p.index.List(nil) {
 		t := &lbv1.TargetStatus{
-			Name: v.Name, Address: v.Addr.String(), State: v.State.String(), Since: timestamppb.New(v.Since), LastError: v.LastError,
-			Sources: v.Origins.Names(), RegisteredBy: v.Owner, DrainCause: v.DrainCause,
+			Name: v.Name, Address: v.Addr.String(), State: v.State.String(), Since: timestamppb.New(v.Since),
+			LastError: v.LastError, Sources: v.Origins.Names(), RegisteredBy: v.Owner, DrainCause: v.DrainCause,
 		}
 		if v.DrainCause != "" {
 			t.DrainEnd, t.Checks = timestamppb.New(v.DrainEnd), v.Checks.String()
 		}
-		// The index hears of changes only.
+		// The index has changes of the state only.
 		if h, ok := checked[v.Key]; ok && !h.LastCheck.IsZero() {
 			t.LastCheck, t.LastError = timestamppb.New(h.LastCheck), h.LastError
 		}
 		byStream[v.Stream] = append(byStream[v.Stream], t)
 	}
 	var streams []*lbv1.StreamStatus
-	for _, st := range p.config.Value().Load().Config.Streams {
-		s := &lbv1.StreamStatus{Name: st.Name, MinReady: uint32(st.MinReady), Targets: byStream[st.Name]}
-		for _, v := range st.VIPs {
-			s.Vips = append(s.Vips, v.String())
-		}
-		streams = append(streams, s)
+	for _, s := range config.Streams {
+		streams = append(streams, &lbv1.StreamStatus{
+			Name: s.Name, MinReady: uint32(s.MinReady), Targets: byStream[s.Name], Vips: texts(s.VIPs),
+		})
 	}
 	return streams
+}
+
+func texts[T fmt.Stringer](list []T) (all []string) {
+	for _, x := range list {
+		all = append(all, x.String())
+	}
+	return all
 }
 
 func (p *process) sourceStatus() []*lbv1.SourceStatus {
@@ -130,8 +129,8 @@ func (p *process) sourceStatus() []*lbv1.SourceStatus {
 	return list
 }
 
-// neighborTables describes the neighbor tables of the node: beyond their limits new
-// targets cannot be reached.
+// neighborTables describes the neighbor tables of the node: beyond their limits new targets cannot be
+// reached.
 func neighborTables() string {
 	c, err := rtnetlink.Dial()
 	if err != nil {
@@ -161,20 +160,12 @@ func (p *process) targetMetrics() metrics.Targets {
 		m.States[v.State.String()]++
 	}
 	for _, s := range p.sources.states.Load() {
-		m.Sources = append(m.Sources, metrics.Source{Name: s.Name, Live: s.Live, Targets: s.Targets, Problems: len(s.Problems)})
+		m.Sources = append(m.Sources, metrics.Source{
+			Name: s.Name, Live: s.Live, Targets: s.Targets, Problems: len(s.Problems),
+		})
 	}
 	for _, n := range p.sources.registry.Refused() {
 		m.Rejections += n
 	}
 	return m
-}
-
-func families(up map[vip.Family]bool) []*readinessv1.FamilyConnectivity {
-	var list []*readinessv1.FamilyConnectivity
-	for _, f := range vip.Families {
-		if u, known := up[f]; known {
-			list = append(list, &readinessv1.FamilyConnectivity{Family: readiness.FamilyProto(f), Up: u})
-		}
-	}
-	return list
 }

@@ -1,6 +1,7 @@
 package lb
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"sync/atomic"
@@ -47,6 +48,13 @@ type forwarded struct {
 	held    []string
 }
 
+func newForwarder(p plane, f frontend, position func() readiness.Position, applied func(time.Duration), log *slog.Logger,
+) *forwarder {
+	w := &forwarder{plane: p, frontend: f, position: position, applied: applied, log: log, sent: map[uint64]time.Time{}}
+	w.shown.Store(&forwarded{desired: &plan.Desired{}})
+	return w
+}
+
 // forward sends the desired state to the data plane, if it changed. It returns when it has to be
 // called again.
 func (f *forwarder) forward(now time.Time, e *serving.Evaluator) (next time.Time) {
@@ -62,26 +70,15 @@ func (f *forwarder) forward(now time.Time, e *serving.Evaluator) (next time.Time
 	if f.reported = nil; len(out.Held) > 0 {
 		f.reported = changed
 	}
-	shown := &forwarded{held: out.Held}
-	if before := f.shown.Load(); before != nil {
-		shown.desired = before.desired
-	}
+	shown := &forwarded{desired: cmp.Or(out.Desired, f.shown.Load().desired), held: out.Held}
 	if out.Desired != nil {
-		shown.desired = out.Desired
 		f.sent[out.Desired.Revision] = now
 		f.Configure(out.Desired)
 	}
 	f.shown.Store(shown)
 	for _, r := range out.Released {
-		level, message := slog.LevelDebug, "the frontend withdrew the VIPs; their last targets leave the data plane"
-		switch r.Cause {
-		case serving.Withdrawn:
-		case serving.NoFrontend:
-			level, message = slog.LevelInfo, "no frontend is connected; the last targets of VIPs leave the data plane"
-		case serving.TimedOut:
-			level, message = slog.LevelWarn, "the frontend did not withdraw in time; the last targets of VIPs leave the data plane"
-		}
-		f.log.Log(context.Background(), level, message, "stream", r.Stream, "vips", r.VIPs, "after", r.After.Round(time.Millisecond))
+		f.log.Log(context.Background(), r.Level, r.Cause+"; the last targets of VIPs leave the data plane",
+			"stream", r.Stream, "vips", r.VIPs, "after", r.After.Round(time.Millisecond))
 	}
 	return out.Next
 }

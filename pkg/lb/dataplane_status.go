@@ -1,6 +1,7 @@
 package lb
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -14,16 +15,18 @@ import (
 
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	"github.com/vipgate/vipgate/pkg/dataplane"
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/metrics"
-	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 const (
-	// slotsTimeout bounds how long a status waits for what is read from the kernel.
-	slotsTimeout = time.Second
+	// readTimeout bounds how long a status waits for what is read from the kernel.
+	readTimeout = time.Second
 	// reconcileTimeout bounds a hold or a repair on demand; a client waits a little longer.
 	reconcileTimeout = 30 * time.Second
+	// kernelNotRead is the problem of the data plane at the start.
+	kernelNotRead = "the kernel has not been read yet"
 )
 
 // Reconcile implements the LBService.
@@ -47,16 +50,12 @@ func (a *admin) Hold(ctx context.Context, r *lbv1.HoldRequest) (*lbv1.HoldRespon
 	if err != nil {
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}
-	answer := &lbv1.HoldResponse{}
-	if !until.IsZero() {
-		answer.Until = timestamppb.New(until)
-	}
-	return answer, nil
+	return &lbv1.HoldResponse{Until: timestamp(until)}, nil
 }
 
 // Resume implements the LBService.
 func (a *admin) Resume(ctx context.Context, r *lbv1.ResumeRequest) (*lbv1.ResumeResponse, error) {
-	repaired, err := a.repair(ctx, func(p *dataplane.Plane, ctx context.Context) ([]dataplane.Drift, error) {
+	repaired, err := a.repair(ctx, func(p *dataplane.Plane, ctx context.Context) ([]plan.Drift, error) {
 		return p.Resume(ctx, r.GetStream())
 	})
 	return &lbv1.ResumeResponse{Repaired: repaired}, err
@@ -67,27 +66,182 @@ func (a *admin) checkStream(name string) error {
 	if a.process.plane == nil {
 		return status.Error(codes.FailedPrecondition, "there is no data plane: this lb runs with --dataplane=none")
 	}
-	if name == "" || slices.ContainsFunc(a.process.config.Value().Load().Config.Streams, func(s trench.Stream) bool { return s.Name == name }) {
+	if name == "" {
 		return nil
 	}
-	return status.Errorf(codes.NotFound, "the trench file has no stream %s", name)
+	if _, known := a.process.stream(name); !known {
+		return status.Errorf(codes.NotFound, "the trench file has no stream %s", name)
+	}
+	return nil
 }
 
-func (a *admin) repair(ctx context.Context, do func(*dataplane.Plane, context.Context) ([]dataplane.Drift, error)) (repaired []*lbv1.DataPlaneDrift, err error) {
+func (a *admin) repair(ctx context.Context, do func(*dataplane.Plane, context.Context) ([]plan.Drift, error),
+) ([]*lbv1.DataPlaneDrift, error) {
 	if err := a.checkStream(""); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, reconcileTimeout)
 	defer cancel()
 	drift, err := do(a.process.plane, ctx)
-	for _, d := range drift {
-		repaired = append(repaired, driftProto(d))
-	}
 	if err != nil {
 		// Not Unavailable, by which clients know that the process does not answer.
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}
-	return repaired, nil
+	return driftProto(drift), nil
+}
+
+func driftProto(drift []plan.Drift) (list []*lbv1.DataPlaneDrift) {
+	for _, d := range drift {
+		list = append(list, &lbv1.DataPlaneDrift{
+			Object: d.Object, Stream: d.Stream, Target: d.Target, Detail: d.Detail, Since: timestamppb.New(d.Since),
+		})
+	}
+	return list
+}
+
+// timestamp converts a time, of which zero is none.
+func timestamp(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
+}
+
+// dataPlaneStatus is what `lb status` shows of the data plane; nil without one.
+func (p *process) dataPlaneStatus(ctx context.Context) *lbv1.DataPlaneStatus {
+	if p.plane == nil {
+		return nil
+	}
+	state, forwarded := p.plane.State().Load(), p.loop.plane.shown.Load()
+	s := &lbv1.DataPlaneStatus{
+		Mode: "nftables", Conntrack: !p.DataPlane.Stateless, Error: text(state.Err), Failures: uint32(state.Failures),
+		AppliedRevision: state.Revision, WantedRevision: forwarded.desired.Revision, Repairs: state.Repairs,
+		HeldBack: forwarded.held, Drift: driftProto(state.Drift),
+	}
+	for _, stream := range slices.Sorted(maps.Keys(state.Held)) {
+		s.Holds = append(s.Holds, &lbv1.DataPlaneHold{Stream: stream, Until: timestamp(state.Held[stream])})
+	}
+	for _, x := range state.Problems {
+		s.Problems = append(s.Problems, &lbv1.DataPlaneProblem{
+			Object: x.Object, Detail: x.Detail, Remedy: x.Remedy, Vips: texts(x.VIPs),
+		})
+	}
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	targets, err := p.plane.Targets(ctx)
+	s.Unread = text(err)
+	s.Streams = p.dataPlaneStreams(state, targets)
+	return s
+}
+
+// dataPlaneStreams are the streams of the trench file, in its order, and then those that are only
+// in the kernel.
+func (p *process) dataPlaneStreams(state plan.State, targets []dataplane.TargetView) []*lbv1.DataPlaneStream {
+	var streams []*lbv1.DataPlaneStream
+	byName := map[string]*lbv1.DataPlaneStream{}
+	stream := func(name string) *lbv1.DataPlaneStream {
+		if s, known := byName[name]; known {
+			return s
+		}
+		s := &lbv1.DataPlaneStream{Name: name}
+		if st := state.Streams[name]; st != nil {
+			s.ProblemIpv4, s.ProblemIpv6 = st.Problem[vip.IPv4], st.Problem[vip.IPv6]
+		}
+		byName[name], streams = s, append(streams, s)
+		return s
+	}
+	for _, c := range p.config.Value().Load().Config.Streams {
+		s := stream(c.Name)
+		s.Size, s.Seed = c.Maglev.Size, c.Maglev.Seed
+	}
+	for _, x := range targets {
+		s := stream(x.Stream)
+		s.Targets = append(s.Targets, &lbv1.DataPlaneTarget{
+			Name: x.Target, Number: x.FWMark, State: x.State, Packets: x.Packets, Bytes: x.Bytes,
+			EntriesIpv4: uint32(x.Entries[vip.IPv4]), EntriesIpv6: uint32(x.Entries[vip.IPv6]),
+			Addresses: texts(x.IPs), DrainEnd: timestamp(x.DrainEnd),
+		})
+	}
+	for _, name := range state.VIPs {
+		stream(name).Vips++
+	}
+	return streams
+}
+
+// dataPlaneMetrics are the targets in the data plane at the moment of a scrape.
+func (p *process) dataPlaneMetrics() metrics.DataPlane {
+	state := p.plane.State().Load()
+	m := metrics.DataPlane{
+		Targets: map[string]int{"serving": 0}, Drift: len(state.Drift), Problems: len(state.Problems),
+		Held: len(state.Held), Failures: state.TotalFailures, Repairs: state.Repairs,
+	}
+	for _, role := range roles {
+		m.Targets[role] = 0
+	}
+	for name, s := range p.loop.plane.shown.Load().desired.Streams {
+		confirmed := state.Streams[name]
+		for _, t := range s.Targets {
+			for _, ip := range t.IPs {
+				f := vip.FamilyOf(ip)
+				word := roles[t.Roles[f]]
+				if t.Roles[f] == plan.Serving && confirmed != nil && has(confirmed.Serving[f], t.Name) {
+					word = "serving"
+				}
+				m.Targets[word]++
+			}
+		}
+	}
+	return m
+}
+
+// roles are the states of a target in the metrics until the kernel confirmed that it serves.
+var roles = [...]string{plan.Unknown: "unknown", plan.Down: "down", plan.Draining: "draining", plan.Serving: "pending"}
+
+func has[K comparable](set map[K]struct{}, k K) bool { _, ok := set[k]; return ok }
+
+// dataPlaneProblem returns what is wrong with the data plane, "" if nothing is. Drift is no problem:
+// it is repaired, or held.
+func dataPlaneProblem(s plan.State) string {
+	if len(s.Problems) == 0 {
+		return text(s.Err)
+	}
+	problem := s.Problems[0].Object + ": " + s.Problems[0].Detail + andMore(len(s.Problems)-1)
+	if s.Err != nil {
+		problem = s.Err.Error() + "; " + problem
+	}
+	return problem
+}
+
+// showDataPlane notes what changed in the data plane. The data plane itself logs it.
+func (o *observer) showDataPlane(s plan.State) {
+	p := o.process
+	problem := dataPlaneProblem(s)
+	select {
+	case <-p.plane.Ready():
+	default:
+		problem = cmp.Or(problem, kernelNotRead)
+	}
+	p.condition(DataPlaneCondition, problem)
+	var held []string
+	for _, stream := range slices.Sorted(maps.Keys(s.Held)) {
+		object, end := describeHold(stream, s.Held[stream])
+		held = append(held, object+" "+end)
+	}
+	p.health.Set(DataPlaneHoldCondition, len(held) == 0, "drift is not repaired: "+strings.Join(held, ", "))
+	p.events.add(dataPlaneEvents(o.dataPlane, s)...)
+	o.dataPlane = s
+}
+
+// describeHold names what is held and until when.
+func describeHold(stream string, until time.Time) (object, end string) {
+	object, end = "all streams", "until lb resume"
+	if stream != "" {
+		object = "stream " + stream
+	}
+	if !until.IsZero() {
+		end = "until " + until.UTC().Format(time.RFC3339)
+	}
+	return object, end
 }
 
 // dataPlaneRepaired notes what the data plane repaired. It does not block.
@@ -100,210 +254,11 @@ func (p *process) dataPlaneRepaired(list []dataplane.Repaired) {
 		}
 		all = append(all, e)
 	}
-	for _, e := range summed(all) {
-		p.events.add(e)
-	}
-}
-
-// holdWords names what is held and until when.
-func holdWords(stream string, until time.Time) (object, end string) {
-	object, end = "all streams", "until lb resume"
-	if stream != "" {
-		object = "stream " + stream
-	}
-	if !until.IsZero() {
-		end = "until " + until.UTC().Format(time.RFC3339)
-	}
-	return object, end
-}
-
-func driftProto(d dataplane.Drift) *lbv1.DataPlaneDrift {
-	return &lbv1.DataPlaneDrift{Object: d.Object, Stream: d.Stream, Target: d.Target, Detail: d.Detail, Since: timestamppb.New(d.Since)}
-}
-
-// dataPlaneStatus is what `lb status` shows of the data plane; nil without one.
-func (p *process) dataPlaneStatus(ctx context.Context) *lbv1.DataPlaneStatus {
-	if p.plane == nil {
-		return nil
-	}
-	state := p.plane.State().Load()
-	s := &lbv1.DataPlaneStatus{
-		Mode: "nftables", Conntrack: !p.DataPlane.Stateless, Error: text(state.Err), Failures: uint32(state.Failures), AppliedRevision: state.Revision,
-		Repairs: state.Repairs,
-	}
-	for _, stream := range slices.Sorted(maps.Keys(state.Held)) {
-		h := &lbv1.DataPlaneHold{Stream: stream}
-		if until := state.Held[stream]; !until.IsZero() {
-			h.Until = timestamppb.New(until)
-		}
-		s.Holds = append(s.Holds, h)
-	}
-	if shown := p.loop.plane.shown.Load(); shown != nil {
-		s.HeldBack = shown.held
-		if shown.desired != nil {
-			s.WantedRevision = shown.desired.Revision
-		}
-	}
-	for _, x := range state.Problems {
-		problem := &lbv1.DataPlaneProblem{Object: x.Object, Detail: x.Detail, Remedy: x.Remedy}
-		for _, v := range x.VIPs {
-			problem.Vips = append(problem.Vips, v.String())
-		}
-		s.Problems = append(s.Problems, problem)
-	}
-	for _, d := range state.Drift {
-		s.Drift = append(s.Drift, driftProto(d))
-	}
-	ctx, cancel := context.WithTimeout(ctx, slotsTimeout)
-	defer cancel()
-	slots, err := p.plane.Targets(ctx)
-	s.Unread = text(err)
-	s.Streams = p.dataPlaneStreams(state, slots)
-	return s
-}
-
-// dataPlaneStreams are the streams of the trench file, in its order, and then those
-// that are only in the kernel.
-func (p *process) dataPlaneStreams(state dataplane.State, slots []dataplane.TargetView) []*lbv1.DataPlaneStream {
-	var streams []*lbv1.DataPlaneStream
-	byName := map[string]*lbv1.DataPlaneStream{}
-	add := func(name string) *lbv1.DataPlaneStream {
-		s, known := byName[name]
-		if !known {
-			s = &lbv1.DataPlaneStream{Name: name}
-			if st := state.Streams[name]; st != nil {
-				s.ProblemIpv4, s.ProblemIpv6 = st.Problem[vip.IPv4], st.Problem[vip.IPv6]
-			}
-			byName[name] = s
-			streams = append(streams, s)
-		}
-		return s
-	}
-	for _, c := range p.config.Value().Load().Config.Streams {
-		s := add(c.Name)
-		s.Size, s.Seed = c.Maglev.Size, c.Maglev.Seed
-	}
-	for _, x := range slots {
-		t := &lbv1.DataPlaneTarget{
-			Name: x.Target, Number: x.FWMark, State: x.State, Packets: x.Packets, Bytes: x.Bytes,
-			EntriesIpv4: uint32(x.Entries[vip.IPv4]), EntriesIpv6: uint32(x.Entries[vip.IPv6]),
-		}
-		for _, ip := range x.IPs {
-			t.Addresses = append(t.Addresses, ip.String())
-		}
-		if !x.DrainEnd.IsZero() {
-			t.DrainEnd = timestamppb.New(x.DrainEnd)
-		}
-		s := add(x.Stream)
-		s.Targets = append(s.Targets, t)
-	}
-	for _, name := range state.VIPs {
-		add(name).Vips++
-	}
-	return streams
-}
-
-// dataPlaneProblem says what is wrong with the data plane, "" if nothing is. Drift is no
-// problem: it is repaired, or held.
-func dataPlaneProblem(s dataplane.State) string {
-	var problems []string
-	if s.Err != nil {
-		problems = append(problems, s.Err.Error())
-	}
-	if n := len(s.Problems); n > 0 {
-		words := fmt.Sprintf("%s: %s", s.Problems[0].Object, s.Problems[0].Detail)
-		if n > 1 {
-			words += fmt.Sprintf(" (and %d more)", n-1)
-		}
-		problems = append(problems, words)
-	}
-	return strings.Join(problems, "; ")
-}
-
-// dataPlaneMetrics are the targets in the data plane at the moment of a scrape.
-func (p *process) dataPlaneMetrics() metrics.DataPlane {
-	state := p.plane.State().Load()
-	m := metrics.DataPlane{
-		Targets:  map[string]int{"serving": 0, "pending": 0, "draining": 0, "down": 0, "unknown": 0},
-		Drift:    len(state.Drift),
-		Problems: len(state.Problems),
-		Held:     len(state.Held),
-		Failures: p.observer.failures.Load(),
-		Repairs:  state.Repairs,
-	}
-	shown := p.loop.plane.shown.Load()
-	if shown == nil || shown.desired == nil {
-		return m
-	}
-	for name, s := range shown.desired.Streams {
-		for i := range s.Targets {
-			t := &s.Targets[i]
-			for _, ip := range t.IPs {
-				f := vip.FamilyOf(ip)
-				m.Targets[roleWord(t.Roles[f], isServing(state, name, f, t.Name))]++
-			}
-		}
-	}
-	return m
-}
-
-func isServing(s dataplane.State, stream string, f vip.Family, target string) bool {
-	st := s.Streams[stream]
-	if st == nil {
-		return false
-	}
-	_, ok := st.Serving[f][target]
-	return ok
-}
-
-func roleWord(r dataplane.Role, serves bool) string {
-	switch {
-	case r == dataplane.Serving && serves:
-		return "serving"
-	case r == dataplane.Serving:
-		return "pending"
-	case r == dataplane.Draining:
-		return "draining"
-	case r == dataplane.Down:
-		return "down"
-	}
-	return "unknown"
-}
-
-// lookAtDataPlane notes what changed in the data plane. The data plane itself logs it.
-func (o *observer) lookAtDataPlane(s dataplane.State) {
-	p := o.process
-	problem := dataPlaneProblem(s)
-	select {
-	case <-p.plane.Ready():
-	default:
-		if problem == "" {
-			problem = "the kernel has not been read yet"
-		}
-	}
-	p.health.Set(DataPlaneCondition, problem == "", problem)
-	var held []string
-	for _, stream := range slices.Sorted(maps.Keys(s.Held)) {
-		object, end := holdWords(stream, s.Held[stream])
-		held = append(held, object+" "+end)
-	}
-	p.health.Set(DataPlaneHoldCondition, len(held) == 0, "drift is not repaired: "+strings.Join(held, ", "))
-
-	was := o.dataPlane
-	o.dataPlane = s
-	// Failures counts from zero after each success.
-	if s.Failures > was.Failures {
-		o.failures.Add(uint64(s.Failures - was.Failures))
-	} else if s.Failures < was.Failures {
-		o.failures.Add(uint64(s.Failures))
-	}
-	for _, e := range dataPlaneEvents(was, s) {
-		p.events.add(e)
-	}
+	p.events.add(summed(all)...)
 }
 
 // dataPlaneEvents are what happened between two states.
-func dataPlaneEvents(was, is dataplane.State) []event {
+func dataPlaneEvents(was, is plan.State) []event {
 	var all []event
 	switch {
 	case is.Err != nil && was.Err == nil:
@@ -313,7 +268,7 @@ func dataPlaneEvents(was, is dataplane.State) []event {
 	}
 	for stream, until := range is.Held {
 		if before, known := was.Held[stream]; !known || !before.Equal(until) {
-			object, end := holdWords(stream, until)
+			object, end := describeHold(stream, until)
 			all = append(all, event{Object: object, What: holdBegun, Detail: end, Stream: stream})
 		}
 	}
@@ -321,56 +276,50 @@ func dataPlaneEvents(was, is dataplane.State) []event {
 		if _, held := is.Held[stream]; held {
 			continue
 		}
-		object, _ := holdWords(stream, until)
+		object, _ := describeHold(stream, until)
 		detail := "by an operator"
 		if !until.IsZero() && !time.Now().Before(until) {
 			detail = "the hold expired"
 		}
 		all = append(all, event{Object: object, What: holdEnded, Detail: detail, Stream: stream})
 	}
-	type object struct{ object, stream, target string }
-	known := map[object]bool{}
-	for _, d := range was.Drift {
-		known[object{d.Object, d.Stream, d.Target}] = true
-	}
 	_, everything := is.Held[""]
-	for _, d := range is.Drift {
+	object := func(d plan.Drift) [3]string { return [3]string{d.Object, d.Stream, d.Target} }
+	for _, d := range missingFrom(was.Drift, is.Drift, object) {
 		// Drift that is not held is repaired, and reported then.
-		if _, held := is.Held[d.Stream]; (held || everything) && !known[object{d.Object, d.Stream, d.Target}] {
+		if _, held := is.Held[d.Stream]; held || everything {
 			all = append(all, event{Object: d.Object, What: driftSeen, Detail: d.Detail, Stream: d.Stream, Target: d.Target})
 		}
 	}
-	type problem struct{ object, detail string }
-	problems := map[problem]struct{}{}
-	for _, x := range was.Problems {
-		problems[problem{x.Object, x.Detail}] = struct{}{}
+	key := func(p plan.Problem) [2]string { return [2]string{p.Object, p.Detail} }
+	for _, x := range missingFrom(was.Problems, is.Problems, key) {
+		all = append(all, event{Object: x.Object, What: problemSeen, Detail: x.Detail})
 	}
-	for _, x := range is.Problems {
-		key := problem{x.Object, x.Detail}
-		if _, known := problems[key]; !known {
-			all = append(all, event{Object: x.Object, What: problemSeen, Detail: x.Detail})
-		}
-		delete(problems, key)
-	}
-	for _, x := range was.Problems {
-		if _, over := problems[problem{x.Object, x.Detail}]; over {
-			all = append(all, event{Object: x.Object, What: problemSolved, Detail: x.Detail})
-		}
+	for _, x := range missingFrom(is.Problems, was.Problems, key) {
+		all = append(all, event{Object: x.Object, What: problemSolved, Detail: x.Detail})
 	}
 	return summed(all)
 }
 
-// maxEventsAtOnce is how many events one state of the data plane makes: who deletes a
+// missingFrom returns the entries of a list whose keys another list lacks.
+func missingFrom[T any, K comparable](other, list []T, key func(T) K) (missing []T) {
+	known := make(map[K]struct{}, len(other))
+	for _, x := range other {
+		known[key(x)] = struct{}{}
+	}
+	return slices.DeleteFunc(slices.Clone(list), func(x T) bool { return has(known, key(x)) })
+}
+
+// maxEventsAtOnce is how many events one state of the data plane makes: a process that deletes a
 // table with thousands of targets must not push out all that happened before.
 const maxEventsAtOnce = 100
 
-// summed replaces the last of too many events by one of the kind of the first that is
-// left out.
+// summed replaces the last of too many events by one of the kind of the first that is left out.
 func summed(all []event) []event {
 	more := len(all) - maxEventsAtOnce + 1
 	if more < 2 {
 		return all
 	}
-	first := all[maxEventsAtOnce-1]
-	return append(all[:maxEventsAtOnce-1], event{Object: "data plane", What: first.What, Detail: fmt.Sprintf("and %d more at once: lb status lists what there is", more)})
+	what, detail := all[maxEventsAtOnce-1].What, fmt.Sprintf("and %d more at once: lb status lists what there is", more)
+	return append(all[:maxEventsAtOnce-1], event{Object: "data plane", What: what, Detail: detail})
 }

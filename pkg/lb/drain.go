@@ -11,8 +11,8 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
-	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/targetset"
+	"github.com/vipgate/vipgate/pkg/trench"
 )
 
 // maxDrain bounds a drain by an operator: a longer one is a typing error.
@@ -35,7 +35,8 @@ func (a *admin) DrainTargets(_ context.Context, r *lbv1.DrainTargetsRequest) (*l
 	for _, id := range ids {
 		long := drainFor
 		if long < 0 {
-			long = p.drainTime(id.Stream)
+			s, _ := p.stream(id.Stream)
+			long = s.DrainTime
 		}
 		if err := p.sources.drains.Drain(id, long, now); err != nil {
 			return nil, status.Errorf(codes.FailedPrecondition, "drain %s: %v", id, err)
@@ -51,23 +52,16 @@ func (a *admin) DrainTargets(_ context.Context, r *lbv1.DrainTargetsRequest) (*l
 
 // UndrainTargets implements the LBService.
 func (a *admin) UndrainTargets(_ context.Context, r *lbv1.UndrainTargetsRequest) (*lbv1.UndrainTargetsResponse, error) {
-	p := a.process
-	if len(r.GetNames()) == 0 {
-		return nil, status.Error(codes.InvalidArgument, "no target is named")
+	p, names := a.process, r.GetNames()
+	if len(names) == 0 {
+		return nil, errNoTarget
 	}
-	drained := p.sources.drains.All()
-	maps.DeleteFunc(drained, func(id targetset.ID, _ time.Time) bool {
-		return !slices.Contains(r.GetNames(), id.Name) || (r.GetStream() != "" && r.GetStream() != id.Stream)
-	})
-	// A target that is not drained already is as wanted; a name that nothing has is a
-	// typing error, and undrains nothing.
-	others := slices.DeleteFunc(slices.Clone(r.GetNames()), func(name string) bool {
-		for id := range drained {
-			if id.Name == name {
-				return true
-			}
-		}
-		return false
+	drained := slices.Collect(maps.Keys(p.sources.drains.All()))
+	drained = slices.DeleteFunc(drained, func(id targetset.ID) bool { return !named(id, r.GetStream(), names) })
+	// A target that is not drained already is as requested; a name that no target has is a typing
+	// error, and undrains nothing.
+	others := slices.DeleteFunc(slices.Clone(names), func(name string) bool {
+		return slices.ContainsFunc(drained, func(id targetset.ID) bool { return id.Name == name })
 	})
 	if len(others) > 0 {
 		if _, err := p.targetsNamed(r.GetStream(), others); err != nil {
@@ -75,7 +69,7 @@ func (a *admin) UndrainTargets(_ context.Context, r *lbv1.UndrainTargetsRequest)
 		}
 	}
 	done := &lbv1.UndrainTargetsResponse{}
-	for id := range drained {
+	for _, id := range drained {
 		if err := p.sources.drains.Undrain(id); err != nil {
 			return nil, status.Errorf(codes.FailedPrecondition, "undrain %s: %v", id, err)
 		}
@@ -86,22 +80,26 @@ func (a *admin) UndrainTargets(_ context.Context, r *lbv1.UndrainTargetsRequest)
 	return done, nil
 }
 
-// targetsNamed finds targets by name, in one stream or in all. Each name must be
-// found, so that a typing error drains nothing.
+var errNoTarget = status.Error(codes.InvalidArgument, "no target is named")
+
+// named reports whether a target has one of the names, in the stream unless that is "".
+func named(id targetset.ID, stream string, names []string) bool {
+	return (stream == "" || stream == id.Stream) && slices.Contains(names, id.Name)
+}
+
+// targetsNamed finds targets by name. Each name must be found, so that a typing error drains
+// nothing.
 func (p *process) targetsNamed(stream string, names []string) ([]targetset.ID, error) {
 	if len(names) == 0 {
-		return nil, status.Error(codes.InvalidArgument, "no target is named")
+		return nil, errNoTarget
 	}
-	seen := map[targetset.ID]bool{}
 	var ids []targetset.ID
-	for _, v := range p.index.List(func(k healthcheck.Key) bool {
-		return (stream == "" || k.Stream == stream) && slices.Contains(names, k.Name)
-	}) {
-		if id := (targetset.ID{Stream: v.Stream, Name: v.Name}); !seen[id] {
-			seen[id] = true
+	for _, v := range p.index.List(nil) {
+		if id := (targetset.ID{Stream: v.Stream, Name: v.Name}); named(id, stream, names) {
 			ids = append(ids, id)
 		}
 	}
+	ids = slices.Compact(ids) // a target may have two addresses, which follow each other
 	for _, name := range names {
 		if !slices.ContainsFunc(ids, func(id targetset.ID) bool { return id.Name == name }) {
 			in := "any stream"
@@ -114,12 +112,11 @@ func (p *process) targetsNamed(stream string, names []string) ([]targetset.ID, e
 	return ids, nil
 }
 
-// drainTime is the drain time of a stream in force.
-func (p *process) drainTime(stream string) time.Duration {
-	for _, s := range p.config.Value().Load().Config.Streams {
-		if s.Name == stream {
-			return s.DrainTime
-		}
+// stream returns a stream in force.
+func (p *process) stream(name string) (s trench.Stream, known bool) {
+	streams := p.config.Value().Load().Config.Streams
+	if i := slices.IndexFunc(streams, func(s trench.Stream) bool { return s.Name == name }); i >= 0 {
+		return streams[i], true
 	}
-	return 0
+	return s, false
 }

@@ -13,7 +13,7 @@ import (
 // maxEvents is how many events are kept for `lb events`.
 const maxEvents = 1000
 
-// What an event tells beside the states of VIPs.
+// What happened, beside the states of VIPs.
 const (
 	vipRemoved     = "removed"
 	driftSeen      = "drift"
@@ -26,7 +26,7 @@ const (
 	changesBlocked = "blocked"
 )
 
-// event is one thing worth knowing that happened.
+// event is one event that operators see.
 type event struct {
 	Sequence             uint64
 	Time                 time.Time
@@ -34,31 +34,32 @@ type event struct {
 	Stream, Target       string
 }
 
-// events is a ring of the newest events. Its methods may be called from any
-// goroutine and do not block.
+// events is a ring of the newest events. Its methods may be called from any goroutine and do not
+// block.
 type events struct {
 	mu   sync.Mutex
 	ring []event
 	last uint64 // sequence number of the newest
 }
 
-func (e *events) add(x event) {
+func (e *events) add(all ...event) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.last++
-	x.Sequence = e.last
-	if x.Time.IsZero() {
-		x.Time = time.Now()
+	for _, x := range all {
+		e.last++
+		x.Sequence = e.last
+		if x.Time.IsZero() {
+			x.Time = time.Now()
+		}
+		if len(e.ring) < maxEvents {
+			e.ring = append(e.ring, x)
+		} else {
+			e.ring[(e.last-1)%maxEvents] = x
+		}
 	}
-	if len(e.ring) < maxEvents {
-		e.ring = append(e.ring, x)
-		return
-	}
-	e.ring[int((e.last-1)%maxEvents)] = x
 }
 
-// list returns the newest n events after a sequence number, oldest first; n of 0
-// means all.
+// list returns the newest n events after a sequence number, oldest first; n of 0 means all.
 func (e *events) list(after uint64, n int) []event {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -68,7 +69,7 @@ func (e *events) list(after uint64, n int) []event {
 	}
 	var found []event
 	for at := max(e.last-kept, min(after, e.last)); at < e.last; at++ {
-		found = append(found, e.ring[int(at%maxEvents)])
+		found = append(found, e.ring[at%maxEvents])
 	}
 	return found
 }
@@ -78,7 +79,8 @@ func (a *admin) ListEvents(_ context.Context, r *lbv1.ListEventsRequest) (*lbv1.
 	answer := &lbv1.ListEventsResponse{InstanceId: a.process.table.Position().InstanceID}
 	for _, e := range a.process.events.list(r.GetAfter(), int(r.GetLimit())) {
 		answer.Events = append(answer.Events, &lbv1.Event{
-			Time: timestamppb.New(e.Time), Sequence: e.Sequence, Object: e.Object, What: e.What, Detail: e.Detail, Stream: e.Stream, Target: e.Target,
+			Time: timestamppb.New(e.Time), Sequence: e.Sequence, Object: e.Object, What: e.What, Detail: e.Detail,
+			Stream: e.Stream, Target: e.Target,
 		})
 	}
 	return answer, nil

@@ -3,7 +3,6 @@ package lb
 import (
 	"context"
 	"log/slog"
-	"net/netip"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -30,14 +29,13 @@ const beatsPerLease = 5
 type loop struct {
 	config  *latest.Value[trench.Loaded]
 	sources *sources
-	subnets []netip.Prefix // where targets may be
 	checker *healthcheck.Checker
 	index   *targetset.Index
 	table   *readiness.Table
 	lease   time.Duration
 	log     *slog.Logger
 	observe func(readiness.Decision) // must not block
-	event   func(event)              // must not block
+	event   func(...event)           // must not block
 	files   *readinessfile.Writer    // nil: none are written
 	plane   *forwarder               // nil: no data plane
 	away    *latest.Value[bool]      // true once the load balancer stops
@@ -157,7 +155,7 @@ func (l *loop) evaluate(in input) bool {
 	now := time.Now()
 	l.lastRun.Store(int64(now.Sub(l.started)))
 	if in.config != nil {
-		l.sources.configure(now, in.config, l.subnets)
+		l.sources.configure(now, in.config)
 	}
 	l.sources.missing(now, in.lost)
 	if in.config != nil || in.targets || (!l.sources.next.IsZero() && !l.sources.next.After(now)) {

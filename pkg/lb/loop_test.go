@@ -4,7 +4,6 @@ import (
 	"errors"
 	"log/slog"
 	"net/netip"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -12,7 +11,6 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/readiness"
-	"github.com/vipgate/vipgate/pkg/registry"
 	"github.com/vipgate/vipgate/pkg/serving"
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -32,19 +30,15 @@ var quiet = slog.New(slog.DiscardHandler)
 // whose tasks do not run.
 func newLoop(t *testing.T, o TargetOptions) *loop {
 	t.Helper()
-	reg, err := registry.New(registry.Options{Log: quiet})
+	o.File, o.StateDir = true, t.TempDir()
+	sources, err := newSources(o, quiet)
 	if err != nil {
 		t.Fatal(err)
 	}
-	drains, err := targetset.OpenDrains(filepath.Join(t.TempDir(), drainsFile), quiet)
-	if err != nil {
-		t.Fatal(err)
-	}
-	o.Sources = Sources{File: true, Registry: true}
 	return &loop{
-		sources: newSources(o, reg, drains), checker: healthcheck.New(healthcheck.Options{Log: quiet}),
+		sources: sources, checker: healthcheck.New(healthcheck.Options{Log: quiet}),
 		index: targetset.NewIndex(), table: readiness.NewTable(readiness.TableOptions{}), log: quiet,
-		observe: func(readiness.Decision) {}, event: func(event) {},
+		observe: func(readiness.Decision) {}, event: func(...event) {},
 		started: time.Now(), evaluator: serving.New(serving.Options{}), before: map[vip.VIP]readiness.State{},
 	}
 }

@@ -2,7 +2,10 @@ package lb
 
 import (
 	"errors"
-	"net/netip"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -13,49 +16,62 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// sources combines the sources of targets. It belongs to the loop; registry and
-// drains run as tasks of their own, from which it takes the newest state.
+// sources combines the sources of targets. It belongs to the loop; registry and drains run as tasks
+// of their own, from which it takes the newest state.
 type sources struct {
-	use      Sources
+	options  TargetOptions
 	file     *targetset.TrenchFile
 	registry *registry.Registry
 	drains   *targetset.Drains
 	set      *targetset.Set
-	// states is what people see of the sources.
+	// states is what status shows; stale is set when it has to be updated.
 	states *latest.Value[[]sourceState]
-
+	stale  bool
 	// next is when a drain ends, so that update has something to do; zero for never.
 	next time.Time
-	// stale says that states has to be rebuilt.
-	stale bool
 }
 
-// sourceState is a source with what the set makes of it.
+// sourceState is a source with the number of its targets in the set.
 type sourceState struct {
 	targetset.SourceState
 	Targets int
 }
 
-func newSources(o TargetOptions, r *registry.Registry, d *targetset.Drains) *sources {
-	return &sources{
-		use: o.Sources, file: targetset.NewTrenchFile(o.OnFileGone), registry: r, drains: d,
-		set: targetset.New(), states: latest.New([]sourceState(nil)),
+// newSources opens the state of the sources in the state directory.
+func newSources(o TargetOptions, log *slog.Logger) (*sources, error) {
+	if err := os.MkdirAll(o.StateDir, 0o700); err != nil {
+		return nil, fmt.Errorf("state directory (--state-dir): %w", err)
 	}
+	drains, err := targetset.OpenDrains(filepath.Join(o.StateDir, "drains.json"), log)
+	if err != nil {
+		return nil, err
+	}
+	o.Registry.Log = log
+	if !o.Registry.Off {
+		o.Registry.StateFile = filepath.Join(o.StateDir, "registrations.json")
+	}
+	r, err := registry.New(o.Registry)
+	if err != nil {
+		return nil, err
+	}
+	return &sources{
+		options: o, file: targetset.NewTrenchFile(o.OnFileGone), registry: r, drains: drains,
+		set: targetset.New(), states: latest.New([]sourceState(nil)),
+	}, nil
 }
 
 // configure takes over a trench file.
-func (s *sources) configure(now time.Time, c *trench.Config, subnets []netip.Prefix) {
-	policy := targetset.AddressPolicy{Subnets: subnets, VIPs: slices.Clone(c.Attractor.VIPs)}
-	slices.SortFunc(policy.VIPs, vip.Compare)
+func (s *sources) configure(now time.Time, c *trench.Config) {
+	vips := slices.SortedFunc(slices.Values(c.Attractor.VIPs), vip.Compare)
+	policy := targetset.AddressPolicy{Subnets: s.options.Subnets, VIPs: vips}
 	s.set.Configure(c.Streams, policy)
-	if s.use.File {
+	if s.options.File {
 		s.file.Configure(now, c.Streams)
 	}
 	s.registry.Configure(c.Streams, policy)
 }
 
-// missing notes that the trench file cannot be read at all. A bad one leaves in
-// force what was.
+// missing notes that the trench file cannot be read at all. A refused one leaves the older in force.
 func (s *sources) missing(now time.Time, err error) {
 	var refused *trench.Errors
 	if err != nil && !errors.As(err, &refused) {
@@ -63,10 +79,10 @@ func (s *sources) missing(now time.Time, err error) {
 	}
 }
 
-// update works out what changed in the set of targets.
+// update returns what changed in the set of targets.
 func (s *sources) update(now time.Time) targetset.Changes {
 	s.set.Offer(targetset.OriginFile, s.file.Take())
-	if s.use.Registry {
+	if !s.options.Registry.Off {
 		s.set.Offer(targetset.OriginRegistry, s.registry.Take())
 	}
 	s.set.SetManualDrains(s.drains.All())
@@ -76,8 +92,8 @@ func (s *sources) update(now time.Time) targetset.Changes {
 	return c
 }
 
-// publish shows the sources, if anything about them may have changed. It costs
-// time of the order of all targets, so that the loop asks for it now and then only.
+// publish updates what status shows. Its cost is of the order of all targets, so that the loop calls
+// it with its heartbeat only.
 func (s *sources) publish() {
 	if !s.stale {
 		return
@@ -88,10 +104,10 @@ func (s *sources) publish() {
 		st.Problems = append(s.set.Problems(o), st.Problems...)
 		states = append(states, sourceState{st, s.set.Count(o)})
 	}
-	if s.use.File {
+	if s.options.File {
 		add(s.file.State(), targetset.OriginFile)
 	}
-	if s.use.Registry {
+	if !s.options.Registry.Off {
 		add(s.registry.State(), targetset.OriginRegistry)
 	}
 	s.states.Set(states)

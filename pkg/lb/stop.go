@@ -2,41 +2,38 @@ package lb
 
 import (
 	"context"
-	"errors"
-	"net"
+	"log/slog"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/serving"
 )
 
-const (
-	// stopMargin is what the frontend gets beyond the drain time to withdraw, to see it confirmed and
-	// to report it (docs/architecture.md#stopping).
-	stopMargin = 2 * time.Second
-)
+// stopMargin is what the frontend gets beyond the drain time to withdraw, to see it confirmed and to
+// report it (docs/architecture.md#stopping).
+const stopMargin = 2 * time.Second
 
-// stop tells the frontend that we go away and waits until every VIP was
-// reported withdrawn, or the drain time plus stopMargin is over, or no
-// frontend has been connected for serving.FrontendGone. Checks, heartbeats and the data plane
-// go on meanwhile. A receive from again ends the wait.
+// stop announces the end to the frontend and waits until every VIP was reported withdrawn, or the
+// drain time plus stopMargin is over, or no frontend has been connected for serving.FrontendGone.
+// Checks, heartbeats and the data plane continue meanwhile. A receive from again ends the wait.
 func (p *process) stop(ctx context.Context, again <-chan struct{}) {
 	start := time.Now()
 	p.stopping.Set(true)
-	p.health.Set(Serving, false, "stopping")
+	p.condition(Serving, "stopping")
 	p.table.GoAway(p.DrainTime)
 	away := p.table.State()
 	p.Log.Info("going away: waiting for the frontend to withdraw", "drain_for", p.DrainTime, "at_most", p.DrainTime+stopMargin)
-	limit := time.NewTimer(p.DrainTime + stopMargin)
-	defer limit.Stop()
+	limit := time.After(p.DrainTime + stopMargin)
 	alone := time.NewTimer(serving.FrontendGone)
 	defer alone.Stop()
-	report, changed := p.server.Report().Get()
+	after := func() slog.Attr { return slog.Duration("after", time.Since(start).Round(time.Millisecond)) }
 	for {
+		report, changed := p.server.Report().Get()
+		applied := !away.Synced || serving.Applied(report, away.Position)
+		// A frontend that stops at the same time may be gone already; its last report still counts.
+		current := report.Connected || report.At.After(start)
 		switch {
-		case report.Complete && report.Advertised == 0 && (report.Connected || report.At.After(start)) && (!away.Synced || serving.Applied(report, away.Position)):
-			// A frontend that stops with us may be gone before we look; what it
-			// said last still counts.
-			p.Log.Info("every VIP is withdrawn; stopping", "after", time.Since(start).Round(time.Millisecond))
+		case report.Complete && report.Advertised == 0 && current && applied:
+			p.Log.Info("every VIP is withdrawn; stopping", after())
 			return
 		case report.Connected:
 			alone.Stop()
@@ -45,12 +42,11 @@ func (p *process) stop(ctx context.Context, again <-chan struct{}) {
 		}
 		select {
 		case <-changed:
-			report, changed = p.server.Report().Get()
 		case <-alone.C:
-			p.Log.Info("no frontend is connected; stopping", "after", time.Since(start).Round(time.Millisecond))
+			p.Log.Info("no frontend is connected; stopping", after())
 			return
-		case <-limit.C:
-			p.Log.Warn("the frontend did not withdraw in time; stopping", "advertised", report.Advertised, "after", time.Since(start).Round(time.Millisecond))
+		case <-limit:
+			p.Log.Warn("the frontend did not withdraw in time; stopping", "advertised", report.Advertised, after())
 			return
 		case <-again:
 			p.Log.Warn("second signal; stopping without waiting", "advertised", report.Advertised)
@@ -60,5 +56,3 @@ func (p *process) stop(ctx context.Context, again <-chan struct{}) {
 		}
 	}
 }
-
-func isClosed(err error) bool { return errors.Is(err, net.ErrClosed) }

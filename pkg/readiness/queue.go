@@ -156,12 +156,7 @@ func (q *reportQueue) waitWritten(ctx context.Context) error {
 
 // messages returns the report as messages for a watch.
 func (d ReportDelta) messages(watchID string) []*readinessv1.ReportAdvertisementRequest {
-	var families []*readinessv1.FamilyConnectivity
-	for _, f := range vip.Families {
-		if up, configured := d.Families[f]; configured {
-			families = append(families, &readinessv1.FamilyConnectivity{Family: FamilyProto(f), Up: up})
-		}
-	}
+	families := FamiliesProto(d.Families)
 	messages := []*readinessv1.ReportAdvertisementRequest{{WatchId: watchID, Families: families}}
 	for v, r := range d.VIPs {
 		last := messages[len(messages)-1]

@@ -31,8 +31,15 @@ var (
 	}
 )
 
-// FamilyProto returns the wire value of an address family.
-func FamilyProto(f vip.Family) readinessv1.IpFamily { return wireFamilies[f] }
+// FamiliesProto returns the connectivity of address families as messages.
+func FamiliesProto(up map[vip.Family]bool) (list []*readinessv1.FamilyConnectivity) {
+	for _, f := range vip.Families {
+		if u, configured := up[f]; configured {
+			list = append(list, &readinessv1.FamilyConnectivity{Family: wireFamilies[f], Up: u})
+		}
+	}
+	return list
+}
 
 // Proto returns the position as a message; nil for the zero Position.
 func (p Position) Proto() *readinessv1.Position {

@@ -2,6 +2,7 @@ package serving
 
 import (
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"time"
@@ -91,24 +92,12 @@ type Forwarding struct {
 
 // Release is the end of a hold.
 type Release struct {
+	Level  slog.Level // how remarkable the cause is
+	Cause  string
 	Stream string
 	VIPs   int
 	After  time.Duration
-	Cause  Cause
 }
-
-// Cause is why a hold ended.
-type Cause uint8
-
-// The causes.
-const (
-	// Withdrawn: the frontend withdrew the VIPs.
-	Withdrawn Cause = iota
-	// NoFrontend: no frontend is connected.
-	NoFrontend
-	// TimedOut: the frontend did not withdraw the VIPs in time.
-	TimedOut
-)
 
 // Forward returns the next desired state of the data plane. It is called after each Evaluate, once
 // the decision has a position: the VIPs that are about to lead to no target are not ready in it.
@@ -349,11 +338,11 @@ func (e *Evaluator) holdBack(now time.Time, key holdKey, need vip.Set, frontend 
 	p := readiness.Position{InstanceID: frontend.Position.InstanceID, Revision: h.revision}
 	switch {
 	case Applied(frontend.Report, p) && frontend.withdrew(need):
-		release.Cause = Withdrawn
+		release.Level, release.Cause = slog.LevelDebug, "the frontend withdrew the VIPs"
 	case !frontend.Connected && !gone.After(now):
-		release.Cause = NoFrontend
+		release.Level, release.Cause = slog.LevelInfo, "no frontend is connected"
 	case !h.ends.After(now):
-		release.Cause = TimedOut
+		release.Level, release.Cause = slog.LevelWarn, "the frontend did not withdraw in time"
 	default:
 		out.Next = targetset.Soonest(out.Next, h.ends)
 		if !frontend.Connected {

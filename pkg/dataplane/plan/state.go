@@ -42,10 +42,11 @@ type State struct {
 	// with the command that corrects it; "" for none.
 	Withheld [len(vip.Families)]string
 	// Err is why the kernel cannot be read or changed at the moment, nil if it can.
-	// Failures counts the attempts since.
-	Err      error
-	Failures int
-	At       time.Time
+	// Failures counts the attempts since, TotalFailures those since the start.
+	Err           error
+	Failures      int
+	TotalFailures uint64
+	At            time.Time
 }
 
 // StreamState is the confirmed state of one stream.
