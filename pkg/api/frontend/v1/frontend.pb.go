@@ -381,7 +381,8 @@ func (*GetDebugRequest) Descriptor() ([]byte, []int) {
 // GetDebugResponse holds the debug document.
 type GetDebugResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// A JSON object.
+	// A JSON object: interfaces, rules, routes, neighbor entries, system and
+	// environment.
 	Json          string `protobuf:"bytes,1,opt,name=json,proto3" json:"json,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -55,8 +55,8 @@ type FrontendServiceClient interface {
 	Undrain(ctx context.Context, in *UndrainRequest, opts ...grpc.CallOption) (*UndrainResponse, error)
 	// SetLogLevel changes the log level of the running process.
 	SetLogLevel(ctx context.Context, in *SetLogLevelRequest, opts ...grpc.CallOption) (*SetLogLevelResponse, error)
-	// GetDebug returns everything needed to debug the frontend as one JSON
-	// document, without secrets.
+	// GetDebug returns what the kernel has in the frontend's network namespace as
+	// one JSON document with the keys of Meridio's --debug, without secrets.
 	GetDebug(ctx context.Context, in *GetDebugRequest, opts ...grpc.CallOption) (*GetDebugResponse, error)
 }
 
@@ -190,8 +190,8 @@ type FrontendServiceServer interface {
 	Undrain(context.Context, *UndrainRequest) (*UndrainResponse, error)
 	// SetLogLevel changes the log level of the running process.
 	SetLogLevel(context.Context, *SetLogLevelRequest) (*SetLogLevelResponse, error)
-	// GetDebug returns everything needed to debug the frontend as one JSON
-	// document, without secrets.
+	// GetDebug returns what the kernel has in the frontend's network namespace as
+	// one JSON document with the keys of Meridio's --debug, without secrets.
 	GetDebug(context.Context, *GetDebugRequest) (*GetDebugResponse, error)
 	mustEmbedUnimplementedFrontendServiceServer()
 }
