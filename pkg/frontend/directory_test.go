@@ -66,12 +66,12 @@ func newDirectoryFixture(t *testing.T, path string, o readinessfile.Options) *di
 	return s
 }
 
-// wait takes what is said until it is as wanted.
-func (s *directoryFixture) wait(what string, wanted func() bool) {
+// wait takes updates until a condition holds.
+func (s *directoryFixture) wait(what string, done func() bool) {
 	s.t.Helper()
 	deadline := time.NewTimer(liveness)
 	defer deadline.Stop()
-	for !wanted() {
+	for !done() {
 		select {
 		case <-s.Changed():
 			u := s.Take()

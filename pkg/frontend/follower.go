@@ -251,17 +251,18 @@ func (f *follower) showBIRD(s bird.State) {
 // session that was lost and re-established in between gives both events.
 func sessionEvents(was, is bird.State) []event {
 	var list []event
+	add := func(e event) { list = append(list, e) }
 	switch {
 	case is.ConfigErr != nil && was.ConfigErr == nil:
-		list = append(list, event{Detail: "BIRD " + configProblem(is)})
+		add(event{Detail: "BIRD " + configProblem(is)})
 	case is.ConfigErr == nil && was.ConfigErr != nil:
-		list = append(list, event{Detail: "BIRD loaded the desired configuration"})
+		add(event{Detail: "BIRD loaded the desired configuration"})
 	}
 	switch {
 	case is.Alive && (!was.Alive || was.PID != is.PID):
-		list = append(list, event{Detail: fmt.Sprintf("BIRD %s runs with pid %d, restarts: %d", is.Version, is.PID, is.Restarts)})
+		add(event{Detail: fmt.Sprintf("BIRD %s runs with pid %d, restarts: %d", is.Version, is.PID, is.Restarts)})
 	case !is.Alive && was.Alive:
-		list = append(list, event{Detail: "BIRD: " + birdProblem(is)})
+		add(event{Detail: "BIRD: " + birdProblem(is)})
 	}
 	before := map[string]bird.GatewayState{}
 	for _, g := range was.Gateways {
@@ -272,13 +273,12 @@ func sessionEvents(was, is bird.State) []event {
 		old, up := before[g.Name], g.Up && is.Alive
 		switch {
 		case old.Up && up && !old.Since.Equal(g.Since):
-			list = append(list, event{Gateway: g.Name, Detail: strings.TrimSpace("session lost and re-established " + g.LastError)}, event{Gateway: g.Name, GatewayUp: true, Detail: g.Address.String()})
-		case up && !old.Up:
-			list = append(list, event{Gateway: g.Name, GatewayUp: true, Detail: g.Address.String()})
-		case old.Up && !is.Alive:
-			list = append(list, event{Gateway: g.Name, Detail: birdProblem(is)})
+			add(event{Gateway: g.Name, Detail: strings.TrimSpace("session lost and re-established " + g.LastError)})
 		case old.Up && !up:
-			list = append(list, event{Gateway: g.Name, Detail: gatewayDetail(g)})
+			add(event{Gateway: g.Name, Detail: cmp.Or(birdProblem(is), gatewayDetail(g))})
+		}
+		if up && (!old.Up || !old.Since.Equal(g.Since)) {
+			add(event{Gateway: g.Name, GatewayUp: true, Detail: g.Address.String()})
 		}
 	}
 	return list
@@ -290,13 +290,10 @@ func (p *process) reasonDetail(r gate.Reason, f vip.Family) string {
 	switch r {
 	case gate.NoGateway:
 		s := p.bird.State().Load()
-		if !s.Alive {
-			return birdProblem(s)
-		}
 		if gateways(s, false).Up[f] {
 			return noRoute + " (--require-route)"
 		}
-		return strings.Join(gatewaysDown(s, f), "; ")
+		return cmp.Or(birdProblem(s), strings.Join(gatewaysDown(s, f), "; "))
 	case gate.LBLost, gate.LBStale:
 		return p.streamProblem(p.observer.lb.Load())
 	case gate.LBNeverSeen:
@@ -314,11 +311,8 @@ func (p *process) reasonDetail(r gate.Reason, f vip.Family) string {
 const firstRoutes = 2 * time.Second
 
 // routeMissing reports whether gateways of a family are up and none advertises a route.
-func routeMissing(s bird.State, family vip.Family, now time.Time) (missing bool) {
-	if !s.Alive || gateways(s, true).Up[family] {
-		return false
-	}
-	return slices.ContainsFunc(s.Gateways, func(g bird.GatewayState) bool {
+func routeMissing(s bird.State, family vip.Family, now time.Time) bool {
+	return s.Alive && !gateways(s, true).Up[family] && slices.ContainsFunc(s.Gateways, func(g bird.GatewayState) bool {
 		return g.Family == family && g.Up && now.Sub(g.Since) > firstRoutes
 	})
 }
@@ -330,18 +324,7 @@ func birdProblem(s bird.State) string {
 	if s.Alive {
 		return ""
 	}
-	if s.Err != nil {
-		return s.Err.Error()
-	}
-	return "BIRD does not run"
-}
-
-// birdDetail returns the problem of BIRD, also while it answers.
-func birdDetail(s bird.State) string {
-	if s.Alive {
-		return configProblem(s)
-	}
-	return birdProblem(s)
+	return cmp.Or(errorText(s.Err), "BIRD does not run")
 }
 
 func configProblem(s bird.State) string {
@@ -353,10 +336,8 @@ func configProblem(s bird.State) string {
 
 // egressProblem returns why no gateway of the families is up.
 func egressProblem(s bird.State, families ...vip.Family) string {
-	if !s.Alive {
-		return birdProblem(s)
-	}
-	return cmp.Or(strings.Join(gatewaysDown(s, families...), "; "), "no gateway is configured, or none was observed yet")
+	return cmp.Or(birdProblem(s), strings.Join(gatewaysDown(s, families...), "; "),
+		"no gateway is configured, or none was observed yet")
 }
 
 // gatewaysDown returns name and state of each gateway of the families that is down.
@@ -388,7 +369,8 @@ func lbProblem(lb lbState, lastMessage time.Time) string {
 	case lb.Err != nil:
 		return lb.Err.Error()
 	case lb.Open && !lastMessage.IsZero():
-		return fmt.Sprintf("load balancer is connected but silent for %v: stopped, or starved of CPU?", time.Since(lastMessage).Round(time.Second))
+		return fmt.Sprintf("load balancer is connected but silent for %v: stopped, or starved of CPU?",
+			time.Since(lastMessage).Round(time.Second))
 	case lb.InstanceID == "":
 		return "load balancer has sent no snapshot yet"
 	}

@@ -104,7 +104,7 @@ func newProcess(o Options) (*process, error) {
 		parts: []string{BIRD, BIRDConfig, Egress, Stopping},
 	}
 	p.metrics.State(p.metricsState)
-	p.health = health.New(health.Options{Log: o.Log, Changed: p.metrics.Health})
+	p.health = health.New(o.Log, p.metrics.Health)
 	p.health.Set(Liveness, true, "")
 	p.health.Set(Configuration, o.Config != nil, "trench file not accepted yet")
 	p.health.Set(NSPCli, o.Config != nil, "see "+Configuration)

@@ -1,6 +1,7 @@
 package frontend
 
 import (
+	"cmp"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -68,7 +69,7 @@ func reasonProto(r gate.Reason) readinessv1.AdvertisementReason {
 func (p *process) birdStatus(s *frontendv1.Status) [len(vip.Families)][]string {
 	var up [len(vip.Families)][]string
 	b := p.bird.State().Load()
-	s.Bird = &frontendv1.BirdStatus{Version: b.Version, Pid: uint32(b.PID), Restarts: uint32(b.Restarts), Error: birdDetail(b)}
+	s.Bird = &frontendv1.BirdStatus{Version: b.Version, Pid: uint32(b.PID), Restarts: uint32(b.Restarts), Error: cmp.Or(birdProblem(b), configProblem(b))}
 	if !b.Since.IsZero() {
 		s.Bird.Since = timestamppb.New(b.Since)
 	}

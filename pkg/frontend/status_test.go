@@ -19,13 +19,13 @@ func TestStatusForgetsErrorsOfEarlierSessions(t *testing.T) {
 		"BIRD does not answer": {false, true, "unknown, BIRD does not answer", lastError},
 	} {
 		t.Run(name, func(t *testing.T) {
-			words := "Active"
+			state := "Active"
 			if tt.up {
-				words = "Established"
+				state = "Established"
 			}
 			p := &process{bird: bird.NewSupervisor(bird.Options{})}
 			p.bird.State().Set(bird.State{Alive: tt.alive, Gateways: []bird.GatewayState{{
-				Name: "gateway-a4", Up: tt.up, State: words, LastError: lastError,
+				Name: "gateway-a4", Up: tt.up, State: state, LastError: lastError,
 			}}})
 			var s frontendv1.Status
 			p.birdStatus(&s)

@@ -8,7 +8,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// A VIP is advertised while the load balancer's lease holds and says that it is ready; after the
+// A VIP is advertised while the load balancer reports it as ready under a valid lease; after the
 // lease it stays for the grace period.
 func Example() {
 	v := vip.Require("20.0.0.1/32")

@@ -306,12 +306,12 @@ func TestGateAgainstModel(t *testing.T) {
 				w.sendRandomStates(t, rapid.Bool().Draw(t, "complete"), false)
 			},
 			"all flap": func(*rapid.T) {
-				for _, said := range []vip.State{vip.NotReady, vip.Ready} {
-					var words []VIPState
+				for _, state := range []vip.State{vip.NotReady, vip.Ready} {
+					var states []VIPState
 					for _, v := range modelVIPs {
-						words = append(words, VIPState{VIP: v, State: said})
+						states = append(states, VIPState{VIP: v, State: state})
 					}
-					w.sendStates(words, !w.synced, !w.streamOpen || !w.synced)
+					w.sendStates(states, !w.synced, !w.streamOpen || !w.synced)
 				}
 			},
 			"heartbeat": func(*rapid.T) {

@@ -31,15 +31,6 @@ const VIPPrefix = "vip/"
 // maxWatches bounds the open Watch calls. Any process in the pod can open them, and few are needed.
 const maxWatches = 1000
 
-// Options configure a server.
-type Options struct {
-	// Log receives a line for each change of a condition, not of a VIP.
-	Log *slog.Logger
-	// Changed is called in order for every condition that starts or stops to serve. It must not
-	// block and must not call the server. Optional.
-	Changed func(service string, serving bool)
-}
-
 // Condition is a service with its own name.
 type Condition struct {
 	Name    string
@@ -58,7 +49,8 @@ type definition struct {
 // do not block. Create one with [New].
 type Server struct {
 	healthv1.UnimplementedHealthServer
-	options Options
+	log          *slog.Logger
+	onTransition func(service string, serving bool)
 
 	changed latest.Value[struct{}] // set after every change, to wake the watches
 	watches atomic.Int64           // open ones
@@ -71,9 +63,13 @@ type Server struct {
 	stopping    bool
 }
 
-// New returns a server that knows only "", which does not serve yet.
-func New(o Options) *Server {
-	return &Server{options: o, conditions: map[string]Condition{}, vips: map[vip.VIP]bool{}}
+// New returns a server that knows only "", which does not serve yet. log receives a line for each
+// change of a condition, not of a VIP. changed is called in order for every condition that starts or
+// stops to serve; it must not block and must not call the server.
+func New(log *slog.Logger, changed func(service string, serving bool)) *Server {
+	return &Server{
+		log: log, onTransition: changed, conditions: map[string]Condition{}, vips: map[vip.VIP]bool{},
+	}
 }
 
 // Register adds the service to a gRPC server.
@@ -189,18 +185,16 @@ func (s *Server) setCondition(c Condition) bool {
 	}
 	s.conditions[c.Name] = c
 	if known && previous.Serving == c.Serving {
-		s.options.Log.Debug("condition detail changed", "service", c.Name, "detail", c.Detail)
+		s.log.Debug("condition detail changed", "service", c.Name, "detail", c.Detail)
 		return true
 	}
 	level := slog.LevelInfo
 	if known && !c.Serving {
 		level = slog.LevelWarn
 	}
-	s.options.Log.Log(context.Background(), level, "condition changed", "service", c.Name, "serving", c.Serving,
+	s.log.Log(context.Background(), level, "condition changed", "service", c.Name, "serving", c.Serving,
 		"detail", c.Detail)
-	if s.options.Changed != nil {
-		s.options.Changed(c.Name, c.Serving)
-	}
+	s.onTransition(c.Name, c.Serving)
 	return true
 }
 

@@ -33,7 +33,7 @@ const (
 // waitLimit bounds every wait for a condition.
 const waitLimit = 30 * time.Second
 
-func newServer() *Server { return New(Options{Log: slog.New(slog.DiscardHandler)}) }
+func newServer() *Server { return New(slog.New(slog.DiscardHandler), func(string, bool) {}) }
 
 // serve serves s on a TCP port and returns its address.
 func serve(t *testing.T, s *Server) string {
@@ -174,10 +174,9 @@ func TestSetConjunctionPanics(t *testing.T) {
 }
 
 func TestChangedOnFlipsOnly(t *testing.T) {
-	var heard []string
-	s := New(Options{
-		Log:     slog.New(slog.DiscardHandler),
-		Changed: func(service string, serving bool) { heard = append(heard, fmt.Sprint(service, " ", serving)) },
+	var changes []string
+	s := New(slog.New(slog.DiscardHandler), func(service string, serving bool) {
+		changes = append(changes, fmt.Sprint(service, " ", serving))
 	})
 	s.Define(Readiness, "A")
 	s.Set("A", false, "why")
@@ -185,7 +184,7 @@ func TestChangedOnFlipsOnly(t *testing.T) {
 	s.Set("A", true, "")
 	s.Set("A", true, "")
 	want := []string{"Readiness false", "A false", "A true", "Readiness true"}
-	if d := cmp.Diff(want, heard); d != "" {
+	if d := cmp.Diff(want, changes); d != "" {
 		t.Fatal(d)
 	}
 }
@@ -419,7 +418,7 @@ func TestCheckClientErrors(t *testing.T) {
 
 func TestLogOfFlips(t *testing.T) {
 	var out strings.Builder
-	s := New(Options{Log: slog.New(slog.NewTextHandler(&out, nil))})
+	s := New(slog.New(slog.NewTextHandler(&out, nil)), func(string, bool) {})
 	s.Set("A", false, "why")
 	s.Set("A", false, "why")
 	s.Set("A", true, "")

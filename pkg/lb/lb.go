@@ -197,7 +197,7 @@ func newProcess(o Options) (*process, error) {
 		table:   readiness.NewTable(readiness.TableOptions{Lease: o.Lease, StaleGrace: o.StaleGrace}),
 		changed: latest.New(uint64(0)), stopping: latest.New(false),
 	}
-	p.health = health.New(health.Options{Log: o.Log, Changed: p.metrics.Health})
+	p.health = health.New(o.Log, p.metrics.Health)
 	p.health.Define(Readiness, Started, Identity, Serving)
 	p.health.Set(Configuration, o.Config != nil, "the trench file was not accepted yet")
 	for _, c := range [][2]string{

@@ -122,7 +122,7 @@ func (p *process) Identity(id string, notAfter time.Time) {
 	}
 }
 
-// Health sets whether a health service is SERVING. Its signature is that of health.Options.Changed.
+// Health sets whether a health service is SERVING. It is the argument of health.New.
 func (p *process) Health(service string, serving bool) {
 	p.serving.WithLabelValues(service).Set(boolValue(serving))
 }
