@@ -83,10 +83,9 @@ func openDesk(t *testing.T, drainTime time.Duration) *desk {
 	if err != nil {
 		t.Fatal(err)
 	}
-	reg, err := registry.New(registry.Options{Allow: registry.Allowances{allowance}, Grace: time.Minute, OnGone: targetset.Drain})
-	if err != nil {
-		t.Fatal(err)
-	}
+	reg := registry.New(registry.Options{
+		Allow: registry.Allowances{allowance}, Grace: time.Minute, OnGone: targetset.Drain,
+	})
 	check := trench.Check{TCP: trench.TCPCheck{Port: 5000}, Interval: time.Second, Timeout: time.Second, Rise: 1, Fall: 1}
 	reg.Configure([]trench.Stream{{Name: "s", Check: check, DrainTime: drainTime}, {Name: "other", Check: check}}, targetset.AddressPolicy{})
 	dir := identitytest.ShortDir(t)
@@ -96,7 +95,7 @@ func openDesk(t *testing.T, drainTime time.Duration) *desk {
 	}
 	lbID, app := ca.ID("/lb"), ca.ID("/app")
 	creds := identity.ServerCredentials(ca.Source(ca.SVID(lbID, time.Hour)), identity.CredentialOptions{Authorize: func(id spiffeid.ID, _ [][]*x509.Certificate) error {
-		if reg.Authorizes(id) {
+		if reg.Allow.Authorizes(id) {
 			return nil
 		}
 		return errors.New("it is unknown")
@@ -104,7 +103,7 @@ func openDesk(t *testing.T, drainTime time.Duration) *desk {
 	svid := filepath.Join(dir, "svid")
 	ca.WriteFiles(svid, ca.SVID(app, time.Hour))
 	d.client = []string{"--lb-id=" + lbID.String(), "--identity=files", "--svid-dir=" + svid}
-	peers := registry.NewService(reg, d.roster, registry.ServiceOptions{Peer: identity.PeerID, Log: slog.New(slog.DiscardHandler)})
+	peers := registry.NewService(reg, d.roster, registry.ServiceOptions{Log: slog.New(slog.DiscardHandler)})
 	d.serve("unix", d.admin, registry.NewService(reg, d.roster, registry.ServiceOptions{Operator: true, Log: slog.New(slog.DiscardHandler)}), insecure.NewCredentials())
 	d.serve("unix", d.socket, peers, creds)
 	d.tcp = d.serve("tcp", "127.0.0.1:0", peers, creds)

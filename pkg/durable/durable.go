@@ -111,3 +111,19 @@ func SetAside(path string, why error, now time.Time, log *slog.Logger) {
 	}
 	log.Error("corrupt state file moved aside, its content is lost", "file", path, "moved_to", aside, "error", why)
 }
+
+// Duration is a duration that is stored as text, such as "1m30s", and not negative.
+type Duration time.Duration
+
+// MarshalText implements encoding.TextMarshaler.
+func (d Duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (d *Duration) UnmarshalText(text []byte) error {
+	parsed, err := time.ParseDuration(string(text))
+	if err == nil && parsed < 0 {
+		err = fmt.Errorf("%s is negative", text)
+	}
+	*d = Duration(parsed)
+	return err
+}

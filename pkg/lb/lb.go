@@ -259,7 +259,7 @@ func (p *process) condition(name, problem string) { p.health.Set(name, problem =
 // targetService serves the registry to callers with SPIFFE IDs, or to the operator.
 func (p *process) targetService(operator bool) *registry.Service {
 	return registry.NewService(p.sources.registry, p.index, registry.ServiceOptions{
-		Peer: identity.PeerID, Operator: operator, Log: p.Log,
+		Operator: operator, Log: p.Log,
 		Reader: func(id spiffeid.ID) bool {
 			return slices.Contains(p.Readers, id) || slices.Contains(p.Frontends, id)
 		},
@@ -412,7 +412,7 @@ func (p *process) authorize() tlsconfig.Authorizer {
 		return wide
 	}
 	return func(id spiffeid.ID, chains [][]*x509.Certificate) error {
-		if p.sources.registry.Authorizes(id) {
+		if p.Targets.Registry.Allow.Authorizes(id) {
 			return nil
 		}
 		if err := wide(id, chains); err != nil {

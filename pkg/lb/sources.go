@@ -50,12 +50,8 @@ func newSources(o TargetOptions, log *slog.Logger) (*sources, error) {
 	if !o.Registry.Off {
 		o.Registry.StateFile = filepath.Join(o.StateDir, "registrations.json")
 	}
-	r, err := registry.New(o.Registry)
-	if err != nil {
-		return nil, err
-	}
 	return &sources{
-		options: o, file: targetset.NewTrenchFile(o.OnFileGone), registry: r, drains: drains,
+		options: o, file: targetset.NewTrenchFile(o.OnFileGone), registry: registry.New(o.Registry), drains: drains,
 		set: targetset.New(), states: latest.New([]sourceState(nil)),
 	}, nil
 }

@@ -67,22 +67,19 @@ func newFixture(t *testing.T, o Options) *fixture {
 	h := &fixture{t: t, ca: ca, index: targetset.NewIndex(), log: &lockedBuffer{}, done: make(chan error, 2)}
 	log := slog.New(slog.NewTextHandler(h.log, nil))
 	o.Allow, o.Log = allowances(t, "s=spiffe://example.org/ns/*/sa/*", "other="+bob.String()), log
-	var err error
-	if h.Registry, err = New(o); err != nil {
-		t.Fatal(err)
-	}
+	h.Registry = New(o)
 	h.Configure(testStreams, targetset.AddressPolicy{})
 	h.server = ca.Source(ca.SVID(serverID, time.Hour))
 	reader := ca.ID("/operator")
 	creds := identity.ServerCredentials(h.server,
 		identity.CredentialOptions{Log: log, Authorize: func(id spiffeid.ID, _ [][]*x509.Certificate) error {
-			if id != reader && !h.Authorizes(id) {
+			if id != reader && !h.Allow.Authorizes(id) {
 				return fmt.Errorf("the peer is %s", id)
 			}
 			return nil
 		}})
 	peers := NewService(h.Registry, h.index, ServiceOptions{
-		Peer: identity.PeerID, Reader: func(id spiffeid.ID) bool { return id == reader }, Log: log,
+		Reader: func(id spiffeid.ID) bool { return id == reader }, Log: log,
 	})
 	operators := NewService(h.Registry, h.index, ServiceOptions{Operator: true, Log: log})
 	dir := identitytest.ShortDir(t)

@@ -15,11 +15,11 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Why a registration drains, or remains without a call.
-const (
-	causeEnded        = "its registration ended"
-	causeDeregistered = "deregistered"
-)
+// causes are why a registration drains, or remains without a call.
+var causes = map[targetset.Lifecycle]string{
+	targetset.Leaving:     "its registration ended",
+	targetset.Terminating: "deregistered",
+}
 
 // caller is the peer of a call. The zero caller is the operator, on the admin socket.
 type caller struct{ id spiffeid.ID }
@@ -39,36 +39,21 @@ func (c caller) String() string {
 
 // registration is one registered target. Everything is guarded by Registry.mu.
 type registration struct {
-	targetset.ID
-	ips    []netip.Addr
+	// Offer is Active, Leaving if its registration ended, or Terminating if a caller deregistered it.
+	// DrainEnd is the end of the grace while it is Active; zero while a call keeps it, and when it is held.
+	targetset.Offer
+	stream string
 	owner  caller
 	number uint64 // in the order of registration
 	grace  time.Duration
-	call   *call // nil once it has ended
-	// lifecycle is Active or Terminating.
-	lifecycle targetset.Lifecycle
-	cause     string
-	// end is when the grace is over, or the drain if it is Terminating; zero while a call keeps it, and
-	// when it is held.
-	end   time.Time
-	drain time.Duration // from its begin to end
+	call   *call         // nil once it has ended
+	drain  time.Duration // from its begin to DrainEnd
 }
+
+func (reg *registration) id() targetset.ID { return targetset.ID{Stream: reg.stream, Name: reg.Name} }
 
 func (reg *registration) compare(other *registration) int {
 	return cmp.Compare(reg.number, other.number)
-}
-
-func (reg *registration) offer() targetset.Offer {
-	o := targetset.Offer{
-		Name: reg.Name, IPs: reg.ips, Lifecycle: reg.lifecycle, Cause: reg.cause, Owner: reg.owner.String(),
-	}
-	if reg.lifecycle != targetset.Active {
-		o.DrainEnd = reg.end
-		if reg.cause == causeEnded {
-			o.Lifecycle = targetset.Leaving // no caller announced the end, so another source may offer it
-		}
-	}
-	return o
 }
 
 // call is one open Register. What is not constant is guarded by Registry.mu.
@@ -80,18 +65,8 @@ type call struct {
 	changed chan struct{}
 	held    map[string]*registration
 	gone    []string // names that left since the last holding
-	taken   string   // the name that another call registered last
-	over    callEnd
+	taken   string   // the name of the last loss, if another call registered it
 }
-
-// callEnd is why a call ends that holds nothing any more.
-type callEnd uint8
-
-const (
-	stillHolds callEnd = iota
-	allLeft
-	allTaken
-)
 
 // begin counts a call; done must be called when it ends. The limit is twice the quota, so that a caller
 // that reconnects is accepted before its old calls have ended.
@@ -116,21 +91,19 @@ func (r *Registry) begin(who caller) (done func(), err error) {
 }
 
 // lose removes a target from a call.
-func (c *call) lose(name string, end callEnd) {
+func (c *call) lose(name, taken string) {
 	delete(c.held, name)
-	if len(c.held) == 0 {
-		c.over = end
-	}
+	c.taken = taken
 	latest.Wake(c.changed)
 }
 
-// holding returns what a call still holds, which of its targets left since the last holding, and why
-// the call ends if it holds nothing.
-func (r *Registry) holding(c *call) (held map[string]*registration, gone []string, over callEnd) {
+// holding returns what a call still holds, which of its targets left since the last holding, and which
+// another call took last.
+func (r *Registry) holding(c *call) (held map[string]*registration, gone []string, taken string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	gone, c.gone = c.gone, nil
-	return maps.Clone(c.held), gone, c.over
+	return maps.Clone(c.held), gone, c.taken
 }
 
 // allows reports whether a caller may register targets of the stream.
@@ -218,7 +191,8 @@ func (r *Registry) check(who caller, a announcement) (yielding map[*registration
 			}
 			if reg.call != nil || reg.owner != who {
 				return nil, refuse(RefusedConflict,
-					"target %s: %s is the address of target %s of this stream: deregister that first", t.Name, ip, reg.Name)
+					"target %s: %s is the address of target %s of this stream: deregister that first",
+					t.Name, ip, reg.Name)
 			}
 			yielding[reg] = struct{}{}
 		}
@@ -228,15 +202,21 @@ func (r *Registry) check(who caller, a announcement) (yielding map[*registration
 	case !who.operator() && r.owned[who]+more > r.Quota:
 		return nil, refuse(RefusedQuota, "%s has %s, those that drain among them, and may have %d: "+
 			"deregister some, or have --target-quota raised", who, plural(r.owned[who], "target"), r.Quota)
-	case r.count+more > r.MaxTargets:
-		return nil, refuse(RefusedQuota, "%d targets are registered, the limit is %d", r.count, r.MaxTargets)
+	case r.count+more > r.maxTargets:
+		return nil, refuse(RefusedQuota, "%d targets are registered, the limit is %d", r.count, r.maxTargets)
 	}
 	return yielding, nil
 }
 
 // unknownStream refuses the name of a stream that the trench file does not have.
 func (r *Registry) unknownStream(who caller, stream string) error {
-	return refuse(RefusedStream, "the trench file has no stream %s: use one of %s", targetset.Quote(stream), r.existing(who))
+	usable := maps.Clone(r.streams)
+	maps.DeleteFunc(usable, func(name string, s streamConfig) bool { return !s.checked || !r.allows(who, name) })
+	existing := "there are none yet"
+	if len(usable) > 0 {
+		existing = list(maps.Keys(usable), 10)
+	}
+	return refuse(RefusedStream, "the trench file has no stream %s: use one of %s", targetset.Quote(stream), existing)
 }
 
 // at is an address in a stream.
@@ -245,21 +225,16 @@ type at struct {
 	addr   netip.Addr
 }
 
-// settle sets the addresses of a registration.
+// settle sets the addresses of a registration. Those before are freed unless another has them by now.
 func (r *Registry) settle(reg *registration, ips []netip.Addr) {
-	r.unsettle(reg)
-	reg.ips = ips
-	for _, ip := range ips {
-		r.users[at{reg.Stream, ip}] = reg
-	}
-}
-
-// unsettle frees the addresses of a registration that no other has by now.
-func (r *Registry) unsettle(reg *registration) {
-	for _, ip := range reg.ips {
-		if k := (at{reg.Stream, ip}); r.users[k] == reg {
+	for _, ip := range reg.IPs {
+		if k := (at{reg.stream, ip}); r.users[k] == reg {
 			delete(r.users, k)
 		}
+	}
+	reg.IPs = ips
+	for _, ip := range ips {
+		r.users[at{reg.stream, ip}] = reg
 	}
 }
 
@@ -267,19 +242,19 @@ func (r *Registry) unsettle(reg *registration) {
 func (r *Registry) hold(c *call, t trench.Target) {
 	reg := r.members[c.stream][t.Name]
 	if reg == nil {
-		reg = &registration{ID: targetset.ID{Stream: c.stream, Name: t.Name}, ips: t.IPs, owner: c.owner}
+		o := targetset.Offer{Name: t.Name, IPs: t.IPs, Owner: c.owner.String()}
+		reg = &registration{Offer: o, stream: c.stream, owner: c.owner}
 		r.add(reg)
-	} else if old := reg.call; old != nil {
-		old.taken = t.Name
-		old.lose(t.Name, allTaken)
+	} else if reg.call != nil {
+		reg.call.lose(t.Name, t.Name)
 	}
-	if reg.lifecycle != targetset.Active || reg.cause != "" || !targetset.SameAddresses(reg.ips, t.IPs) {
+	if reg.Cause != "" || !targetset.SameAddresses(reg.IPs, t.IPs) {
 		r.touch(c.stream)
 	}
 	delete(r.ending, reg)
 	r.settle(reg, t.IPs)
 	reg.call, reg.grace = c, c.grace
-	reg.lifecycle, reg.cause, reg.end, reg.drain = targetset.Active, "", time.Time{}, 0
+	reg.Lifecycle, reg.Cause, reg.DrainEnd, reg.drain = targetset.Active, "", time.Time{}, 0
 	c.held[t.Name] = reg
 }
 
@@ -287,22 +262,22 @@ func (r *Registry) hold(c *call, t trench.Target) {
 func (r *Registry) add(reg *registration) {
 	r.number++
 	reg.number = r.number
-	if r.members[reg.Stream] == nil {
-		r.members[reg.Stream] = map[string]*registration{}
+	if r.members[reg.stream] == nil {
+		r.members[reg.stream] = map[string]*registration{}
 	}
-	r.members[reg.Stream][reg.Name] = reg
+	r.members[reg.stream][reg.Name] = reg
 	r.count++
 	r.owned[reg.owner]++
-	r.settle(reg, reg.ips)
-	r.touch(reg.Stream)
+	r.settle(reg, reg.IPs)
+	r.touch(reg.stream)
 }
 
 // remove removes a registration; its call, if it has one, is notified.
 func (r *Registry) remove(reg *registration) {
-	r.unsettle(reg)
+	r.settle(reg, nil)
 	delete(r.ending, reg)
-	if delete(r.members[reg.Stream], reg.Name); len(r.members[reg.Stream]) == 0 {
-		delete(r.members, reg.Stream)
+	if delete(r.members[reg.stream], reg.Name); len(r.members[reg.stream]) == 0 {
+		delete(r.members, reg.stream)
 	}
 	r.count--
 	if r.owned[reg.owner]--; r.owned[reg.owner] == 0 {
@@ -310,9 +285,9 @@ func (r *Registry) remove(reg *registration) {
 	}
 	if c := reg.call; c != nil {
 		c.gone = append(c.gone, reg.Name)
-		c.lose(reg.Name, allLeft)
+		c.lose(reg.Name, "")
 	}
-	r.touch(reg.Stream)
+	r.touch(reg.stream)
 }
 
 // hangUp ends a call: the grace of its targets begins.
@@ -325,7 +300,7 @@ func (r *Registry) hangUp(c *call) {
 	}
 	for _, reg := range c.held {
 		reg.call = nil
-		if reg.lifecycle == targetset.Active { // a drain continues
+		if reg.Lifecycle == targetset.Active { // a drain continues
 			r.endAt(reg, now.Add(reg.grace))
 		}
 	}
@@ -334,28 +309,25 @@ func (r *Registry) hangUp(c *call) {
 
 // endAt sets when the grace or the drain of a registration ends.
 func (r *Registry) endAt(reg *registration, end time.Time) {
-	reg.end = end
+	reg.DrainEnd = end
 	r.ending[reg] = struct{}{}
 	latest.Wake(r.timed)
 }
 
 // terminate begins the drain of a registration. The earlier end counts.
-func (r *Registry) terminate(reg *registration, now time.Time, drain time.Duration, cause string) {
+func (r *Registry) terminate(reg *registration, now time.Time, drain time.Duration, to targetset.Lifecycle) {
 	if drain <= 0 {
 		r.remove(reg)
 		return
 	}
-	end := now.Add(drain)
-	switch {
-	case reg.lifecycle != targetset.Terminating || !reg.end.Before(end):
-		reg.lifecycle, reg.cause, reg.drain = targetset.Terminating, cause, drain
+	if end := now.Add(drain); reg.Lifecycle == targetset.Active || !reg.DrainEnd.Before(end) {
+		reg.drain = drain
 		r.endAt(reg, end)
-	case reg.cause == causeEnded && cause != causeEnded:
-		reg.cause = cause // so far no caller had announced the end
-	default:
+	} else if reg.Lifecycle == to {
 		return
 	}
-	r.touch(reg.Stream)
+	reg.Lifecycle, reg.Cause = to, causes[to]
+	r.touch(reg.stream)
 }
 
 // expire ends registrations that are due, and returns when the next is.
@@ -364,16 +336,16 @@ func (r *Registry) expire(now time.Time) (next time.Time) {
 	var ended, left []targetset.ID
 	for reg := range r.ending {
 		switch {
-		case reg.end.After(now):
-		case reg.lifecycle == targetset.Terminating:
-			left = append(left, reg.ID)
-			r.remove(reg)
-		default:
-			ended = append(ended, reg.ID)
+		case reg.DrainEnd.After(now):
+		case reg.Lifecycle == targetset.Active:
+			ended = append(ended, reg.id())
 			r.endGrace(reg, now)
+		default:
+			left = append(left, reg.id())
+			r.remove(reg)
 		}
-		if _, still := r.ending[reg]; still && (next.IsZero() || reg.end.Before(next)) {
-			next = reg.end
+		if _, still := r.ending[reg]; still && (next.IsZero() || reg.DrainEnd.Before(next)) {
+			next = reg.DrainEnd
 		}
 	}
 	if len(ended)+len(left) > 0 {
@@ -396,11 +368,11 @@ func (r *Registry) endGrace(reg *registration, now time.Time) {
 	case targetset.Drop:
 		r.remove(reg)
 	case targetset.Drain:
-		r.terminate(reg, now, r.streams[reg.Stream].drain, causeEnded)
+		r.terminate(reg, now, r.streams[reg.stream].drain, targetset.Leaving)
 	default: // Hold
-		reg.cause, reg.end = causeEnded, time.Time{}
+		reg.Cause, reg.DrainEnd = causes[targetset.Leaving], time.Time{}
 		delete(r.ending, reg)
-		r.touch(reg.Stream)
+		r.touch(reg.stream)
 	}
 }
 
@@ -431,7 +403,7 @@ func (r *Registry) deregister(
 	}
 	for _, name := range names {
 		if reg := members[name]; reg != nil { // may be named twice
-			r.terminate(reg, now, drain, causeDeregistered)
+			r.terminate(reg, now, drain, targetset.Terminating)
 		}
 	}
 	r.save()

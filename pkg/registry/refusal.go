@@ -12,22 +12,14 @@ type Refusal string
 
 // The refusals.
 const (
-	// RefusedIdentity: the caller may not do that for the stream.
-	RefusedIdentity Refusal = "identity"
-	// RefusedQuota: the caller, or all together, have too many targets or calls.
-	RefusedQuota Refusal = "quota"
-	// RefusedStream: there is no such stream, or it has no check.
-	RefusedStream Refusal = "stream"
-	// RefusedInput: an invalid name, duration or list.
-	RefusedInput Refusal = "input"
-	// RefusedAddress: an address that no target may have.
-	RefusedAddress Refusal = "address"
-	// RefusedConflict: a name or an address that belongs to another registration.
-	RefusedConflict Refusal = "conflict"
-	// RefusedUnknown: no such target is registered.
-	RefusedUnknown Refusal = "unknown"
-	// RefusedStopping: the load balancer starts or stops.
-	RefusedStopping Refusal = "stopping"
+	RefusedIdentity Refusal = "identity" // the caller may not do that for the stream
+	RefusedQuota    Refusal = "quota"    // the caller, or all together, have too many targets or calls
+	RefusedStream   Refusal = "stream"   // there is no such stream, or it has no check
+	RefusedInput    Refusal = "input"    // an invalid name, duration or list
+	RefusedAddress  Refusal = "address"  // an address that no target may have
+	RefusedConflict Refusal = "conflict" // a name or an address that belongs to another registration
+	RefusedUnknown  Refusal = "unknown"  // no such target is registered
+	RefusedStopping Refusal = "stopping" // the load balancer starts or stops
 )
 
 // refusalCodes are the usual codes of refusals.

@@ -12,8 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/spiffe/go-spiffe/v2/spiffeid"
-
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -26,11 +24,8 @@ const (
 	// DefaultQuota is how many targets one SPIFFE ID may register: ten IDs fit into a neighbor table of
 	// 1 024 entries, which all pods of a node share.
 	DefaultQuota = 100
-	// DefaultTargets is how many targets all together may register.
-	DefaultTargets = 100_000
-)
-
-const (
+	// maxTargets is how many targets all together may register.
+	maxTargets = 100_000
 	// maxProblems is how many problems State lists.
 	maxProblems = 20
 	// expiryRound is the least time between two rounds of expirations.
@@ -45,8 +40,6 @@ type Options struct {
 	Allow Allowances
 	// Quota is how many targets one SPIFFE ID may have, with those that drain. Default: DefaultQuota.
 	Quota int
-	// MaxTargets bounds the targets of all callers. Default: DefaultTargets.
-	MaxTargets int
 	// Grace is how long targets outlive their call at most, and unless the call asks for less.
 	Grace time.Duration
 	// OnGone is what happens after that; "" is Hold.
@@ -54,6 +47,8 @@ type Options struct {
 	// StateFile is where registrations survive a restart, an absolute path; "": they do not.
 	StateFile string
 	Log       *slog.Logger
+
+	maxTargets int // of all callers; 0: maxTargets
 }
 
 // Registry is the source of the targets that register themselves. It implements task.Task. All methods
@@ -97,35 +92,24 @@ type streamConfig struct {
 // New returns a registry with the registrations of the state file, each as if its call had just ended,
 // provided that lb was away for less than its grace. A corrupt state file is moved aside; a file that
 // cannot be read is a problem in [Registry.State], and no error.
-func New(o Options) (*Registry, error) {
-	if o.Grace < 0 || o.Quota < 0 || o.MaxTargets < 0 {
-		return nil, fmt.Errorf("registry: grace %v, quota %d and limit %d must not be negative", o.Grace, o.Quota, o.MaxTargets)
-	}
-	o.Quota, o.MaxTargets = cmp.Or(o.Quota, DefaultQuota), cmp.Or(o.MaxTargets, DefaultTargets)
+func New(o Options) *Registry {
+	o.Quota, o.maxTargets = cmp.Or(o.Quota, DefaultQuota), cmp.Or(o.maxTargets, maxTargets)
 	o.OnGone = cmp.Or(o.OnGone, targetset.Hold)
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	r := &Registry{
-		Options: o,
-		ready:   make(chan struct{}),
-		changed: make(chan struct{}, 1),
-		timed:   make(chan struct{}, 1),
-		stop:    make(chan struct{}),
-		since:   time.Now(),
-		members: map[string]map[string]*registration{},
-		users:   map[at]*registration{},
-		owned:   map[caller]int{},
-		calls:   map[caller]int{},
-		ending:  map[*registration]struct{}{},
-		dirty:   map[string]struct{}{},
-		refused: map[Refusal]uint64{},
+		Options: o, since: time.Now(), ready: make(chan struct{}), stop: make(chan struct{}),
+		changed: make(chan struct{}, 1), timed: make(chan struct{}, 1),
+		members: map[string]map[string]*registration{}, users: map[at]*registration{},
+		owned: map[caller]int{}, calls: map[caller]int{}, ending: map[*registration]struct{}{},
+		dirty: map[string]struct{}{}, refused: map[Refusal]uint64{},
 	}
 	if o.StateFile != "" {
 		r.state = newStateFile(o.StateFile, o.Log)
 		r.restore(time.Now())
 	}
-	return r, nil
+	return r
 }
 
 // Ready is closed once ends of registrations are noticed.
@@ -133,10 +117,6 @@ func (r *Registry) Ready() <-chan struct{} { return r.ready }
 
 // String names the task.
 func (r *Registry) String() string { return "target-registry" }
-
-// Authorizes reports whether the ID may register targets of any stream, for the authorizer of the TLS
-// handshake.
-func (r *Registry) Authorizes(id spiffeid.ID) bool { return r.Allow.Authorizes(id) }
 
 // Changed wakes the caller of [Registry.Take]. Wake-ups conflate.
 func (r *Registry) Changed() <-chan struct{} { return r.changed }
@@ -169,7 +149,7 @@ func (r *Registry) Take() targetset.Offers {
 		offers[stream] = nil
 		if r.streams[stream].checked {
 			for _, reg := range slices.SortedFunc(maps.Values(r.members[stream]), (*registration).compare) {
-				offers[stream] = append(offers[stream], reg.offer())
+				offers[stream] = append(offers[stream], reg.Offer)
 			}
 		}
 	}
@@ -262,16 +242,6 @@ func (r *Registry) Run(ctx context.Context) error {
 		}
 		timer.Reset(wait)
 	}
-}
-
-// existing lists the streams that the caller may use, for errors.
-func (r *Registry) existing(who caller) string {
-	usable := maps.Clone(r.streams)
-	maps.DeleteFunc(usable, func(name string, s streamConfig) bool { return !s.checked || !r.allows(who, name) })
-	if len(usable) == 0 {
-		return "there are none yet"
-	}
-	return list(maps.Keys(usable), 10)
 }
 
 // list lists the first names in order.

@@ -16,14 +16,13 @@ import (
 
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
+	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/targetset"
 )
 
 // ServiceOptions configure a service.
 type ServiceOptions struct {
-	// Peer returns the SPIFFE ID that the transport authenticated. It is not called for the operator.
-	Peer func(context.Context) (spiffeid.ID, bool)
 	// Operator is set on the admin socket, whose callers are the operator, who may do everything.
 	Operator bool
 	// Reader reports whether an ID may list and watch every stream; nil: none may.
@@ -74,7 +73,7 @@ func (s *Service) serve(ctx context.Context, method, stream string, f func(calle
 	var err error
 	if !s.Operator {
 		var ok bool
-		if who.id, ok = s.Peer(ctx); !ok || who.id.IsZero() {
+		if who.id, ok = identity.PeerID(ctx); !ok || who.id.IsZero() {
 			anonymous := refuse(RefusedIdentity, "the connection has no SPIFFE ID")
 			anonymous.code = codes.Unauthenticated
 			err = anonymous
@@ -139,43 +138,47 @@ func (s *Service) mayRegister(who caller, stream string) error {
 		"have it allowed by --target-id of the load balancer", who, targetset.Quote(stream))
 }
 
-// keep reports the state of its targets to the caller until the call is over.
-func (s *Service) keep(ctx context.Context, c *call, a announcement, send func(*targetv1.RegisterResponse) error) error {
+// keep reports the state of its targets to the caller until the call is over: everything in the first
+// message, then what changed.
+func (s *Service) keep(
+	ctx context.Context, c *call, a announcement, send func(*targetv1.RegisterResponse) error,
+) error {
 	var keys []healthcheck.Key
-	sentGone := map[healthcheck.Key]bool{} // by address of the call: whether GONE was the last state sent
+	sent := map[healthcheck.Key]targetv1.State{} // the last state of each address of the call
 	for _, t := range a.targets {
 		for _, ip := range t.IPs {
 			k := healthcheck.Key{Stream: c.stream, Name: t.Name, Addr: ip}
-			keys, sentGone[k] = append(keys, k), false
+			keys, sent[k] = append(keys, k), targetv1.State_STATE_UNSPECIFIED
 		}
 	}
 	watch := s.index.WatchTargets(keys)
 	defer watch.Close()
 	m := &targetv1.RegisterResponse{Grace: durationpb.New(c.grace)}
 	for first := true; ; first = false {
-		held, left, over := s.registry.holding(c)
+		held, left, taken := s.registry.holding(c)
 		changed, removed := watch.Take()
-		if first {
-			changed = append(changed, s.unchecked(c, keys, changed)...)
+		add := func(k healthcheck.Key, i *targetv1.TargetInfo) {
+			sent[k] = i.GetState()
+			m.Targets = append(m.Targets, i)
 		}
 		filter := s.filter(c.owner)
 		for _, v := range changed {
-			if _, mine := sentGone[v.Key]; mine && held[v.Name] != nil {
-				sentGone[v.Key] = false
-				m.Targets = append(m.Targets, filter.info(v))
+			if _, mine := sent[v.Key]; mine && held[v.Name] != nil {
+				add(v.Key, filter.info(v))
 			}
 		}
-		// What the index removed is gone for this call only while it holds it: a newer call may have it.
-		removed = slices.DeleteFunc(removed, func(k healthcheck.Key) bool { return held[k.Name] == nil })
 		for _, k := range keys {
-			if slices.Contains(left, k.Name) {
-				removed = append(removed, k)
-			}
-		}
-		for _, k := range removed {
-			if was, mine := sentGone[k]; mine && !was {
-				sentGone[k] = true
-				m.Targets = append(m.Targets, gone(k))
+			_, lost := slices.BinarySearchFunc(removed, k, healthcheck.Key.Compare)
+			switch holds := held[k.Name] != nil; {
+			case slices.Contains(left, k.Name), holds && lost: // else a newer call may have it
+				if sent[k] != targetv1.State_STATE_GONE {
+					add(k, gone(k))
+				}
+			case first && holds && sent[k] == targetv1.State_STATE_UNSPECIFIED: // not in the index yet
+				add(k, filter.info(targetset.View{
+					Health: healthcheck.Health{Key: k, Since: time.Now()}, Owner: c.owner.String(),
+					Origins: targetset.OriginSet(0).With(targetset.OriginRegistry),
+				}))
 			}
 		}
 		if first || len(m.Targets) > 0 {
@@ -184,31 +187,17 @@ func (s *Service) keep(ctx context.Context, c *call, a announcement, send func(*
 			}
 			m = &targetv1.RegisterResponse{}
 		}
-		switch over {
-		case allLeft:
+		switch {
+		case len(held) > 0:
+		case taken != "":
+			return status.Errorf(codes.Aborted, "another call registered %s", taken)
+		default:
 			return nil
-		case allTaken:
-			return status.Errorf(codes.Aborted, "another call registered %s", c.taken)
-		case stillHolds:
 		}
 		if err := s.wait(ctx, watch.Changed(), c.changed); err != nil {
 			return err
 		}
 	}
-}
-
-// unchecked returns the addresses of a call that are not in the index yet, as starting.
-func (s *Service) unchecked(c *call, keys []healthcheck.Key, known []targetset.View) (views []targetset.View) {
-	for _, k := range keys {
-		compare := func(v targetset.View, k healthcheck.Key) int { return v.Compare(k) }
-		if _, found := slices.BinarySearchFunc(known, k, compare); !found {
-			views = append(views, targetset.View{
-				Health:  healthcheck.Health{Key: k, Since: time.Now()},
-				Origins: targetset.OriginSet(0).With(targetset.OriginRegistry), Owner: c.owner.String(),
-			})
-		}
-	}
-	return views
 }
 
 // wait returns nil when one of the channels is filled, and an error when the call or the registry ends.

@@ -2,14 +2,12 @@ package registry
 
 import (
 	"context"
-	"encoding/base64"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -18,12 +16,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/targetset"
 )
 
-const (
-	// maxPage is how many addresses one message of List and Watch has at most, maxPageBytes how many
-	// bytes: clients accept 4 MiB by default.
-	maxPage      = 2000
-	maxPageBytes = 1 << 20
-)
+// maxPage is how many addresses one message of List and Watch has at most. Each takes up to 2.7 KB, mostly
+// of a SPIFFE ID, and clients accept 4 MiB by default.
+const maxPage = 1000
 
 // wireStates are the states of the protocol.
 var wireStates = [...]targetv1.State{
@@ -61,6 +56,17 @@ func (f filter) info(v targetset.View) *targetv1.TargetInfo {
 		i.RegisteredBy = v.Owner
 	}
 	return i
+}
+
+// infos are views and removed addresses as they are sent.
+func (f filter) infos(views []targetset.View, removed []healthcheck.Key) (infos []*targetv1.TargetInfo) {
+	for _, v := range views {
+		infos = append(infos, f.info(v))
+	}
+	for _, k := range removed {
+		infos = append(infos, gone(k))
+	}
+	return infos
 }
 
 // gone is the last message about an address.
@@ -131,39 +137,23 @@ func (s *Service) List(ctx context.Context, req *targetv1.ListRequest) (resp *ta
 		if size == 0 {
 			size = maxPage
 		}
-		page, rest := f.page(views, size)
-		resp = &targetv1.ListResponse{Targets: page}
-		if len(rest) > 0 {
-			resp.NextPageToken = token(views[len(page)-1].Key)
+		resp = &targetv1.ListResponse{}
+		if len(views) > size {
+			views = views[:size]
+			resp.NextPageToken = token(views[size-1].Key)
 		}
+		resp.Targets = f.infos(views, nil)
 		return nil
 	})
 	return resp, err
 }
 
-// page returns the next message of a list, and what remains.
-func (f filter) page(views []targetset.View, size int) (page []*targetv1.TargetInfo, rest []targetset.View) {
-	bytes := 0
-	for i, v := range views {
-		info := f.info(v)
-		bytes += proto.Size(info) + 8 // its tag and length
-		if i == size || (i > 0 && bytes > maxPageBytes) {
-			return page, views[i:]
-		}
-		page = append(page, info)
-	}
-	return page, nil
-}
-
 // token is where a page ended. Names of streams and targets contain no slash.
-func token(k healthcheck.Key) string {
-	return base64.RawURLEncoding.EncodeToString([]byte(k.Stream + "/" + k.Name + "/" + k.Addr.String()))
-}
+func token(k healthcheck.Key) string { return k.Stream + "/" + k.Name + "/" + k.Addr.String() }
 
 func parseToken(s string) (healthcheck.Key, bool) {
-	text, err := base64.RawURLEncoding.DecodeString(s)
-	parts := strings.Split(string(text), "/")
-	if err != nil || len(parts) != 3 {
+	parts := strings.Split(s, "/")
+	if len(parts) != 3 {
 		return healthcheck.Key{}, false
 	}
 	addr, err := netip.ParseAddr(parts[2])
@@ -186,8 +176,15 @@ func (s *Service) Watch(req *targetv1.WatchRequest, stream grpc.ServerStreamingS
 		defer watch.Close()
 		for first := true; ; first = false {
 			changed, removed := watch.Take()
-			if first || len(changed)+len(removed) > 0 {
-				if err := s.filter(who).send(changed, removed, first, stream.Send); err != nil {
+			infos := s.filter(who).infos(changed, removed)
+			for len(infos) > maxPage {
+				if err := stream.Send(&targetv1.WatchResponse{Targets: infos[:maxPage]}); err != nil {
+					return err
+				}
+				infos = infos[maxPage:]
+			}
+			if first || len(infos) > 0 {
+				if err := stream.Send(&targetv1.WatchResponse{Targets: infos, Complete: first}); err != nil {
 					return err
 				}
 			}
@@ -196,23 +193,4 @@ func (s *Service) Watch(req *targetv1.WatchRequest, stream grpc.ServerStreamingS
 			}
 		}
 	})
-}
-
-// send sends changes in as many messages as they need, and marks the last one when they are everything.
-func (f filter) send(
-	changed []targetset.View, removed []healthcheck.Key, everything bool, send func(*targetv1.WatchResponse) error,
-) error {
-	for {
-		m := &targetv1.WatchResponse{}
-		m.Targets, changed = f.page(changed, maxPage)
-		for len(changed) == 0 && len(removed) > 0 && len(m.Targets) < maxPage {
-			m.Targets = append(m.Targets, gone(removed[0]))
-			removed = removed[1:]
-		}
-		done := len(changed)+len(removed) == 0
-		m.Complete = everything && done
-		if err := send(m); err != nil || done {
-			return err
-		}
-	}
 }

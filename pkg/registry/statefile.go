@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
@@ -43,11 +42,7 @@ type stateFile struct {
 	log    *slog.Logger
 	wanted chan struct{} // of size 1: there is something to write
 	retry  backoff.Backoff
-	// failures counts failed writes in a row.
-	failures int
-
-	mu     sync.Mutex
-	failed error // why the last read or write failed
+	failed latest.Value[error] // why the last read or write failed
 }
 
 // stateDocument is the content of a state file.
@@ -61,15 +56,14 @@ type savedRegistration struct {
 	targetset.ID
 	Addresses []netip.Addr `json:"addresses"`
 	// Owner is a SPIFFE ID or "operator".
-	Owner string `json:"owner"`
-	// Grace is a duration such as "5s".
-	Grace string `json:"grace"`
+	Owner string           `json:"owner"`
+	Grace durable.Duration `json:"grace"`
 	// Held reports whether it remains without a call.
 	Held bool `json:"held,omitempty"`
 	// Drain and DrainEnd, in wall time, are those of a target that terminates.
-	Drain    string     `json:"drain,omitempty"`
-	DrainEnd *time.Time `json:"drain_end,omitempty"`
-	Cause    string     `json:"cause,omitempty"`
+	Drain    durable.Duration `json:"drain,omitzero"`
+	DrainEnd time.Time        `json:"drain_end,omitzero"`
+	Cause    string           `json:"cause,omitempty"`
 }
 
 func newStateFile(path string, log *slog.Logger) *stateFile {
@@ -79,28 +73,21 @@ func newStateFile(path string, log *slog.Logger) *stateFile {
 
 // problems returns what is wrong with the file.
 func (s *stateFile) problems() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.failed == nil {
-		return nil
+	if err := s.failed.Load(); err != nil {
+		return []string{fmt.Sprintf("registrations will not survive a restart: %v", err)}
 	}
-	return []string{fmt.Sprintf("registrations will not survive a restart: %v", s.failed)}
+	return nil
 }
 
 // note records how the last attempt went.
 func (s *stateFile) note(err error) {
-	s.mu.Lock()
-	s.failed = err
-	s.mu.Unlock()
-	switch {
-	case err != nil:
-		if s.failures++; s.failures == 1 {
-			s.log.Error("registrations will not survive a restart", "error", err)
-		}
-	case s.failures > 0:
-		s.log.Info("registrations survive a restart again", "file", s.path, "failed_writes", s.failures)
-		s.failures = 0
+	switch failing := s.failed.Load() != nil; {
+	case err != nil && !failing:
+		s.log.Error("registrations will not survive a restart", "error", err)
+	case err == nil && failing:
+		s.log.Info("registrations survive a restart again", "file", s.path)
 	}
+	s.failed.Set(err)
 }
 
 // run writes what snapshot returns whenever that is wanted, stamps the file, and does both a last time
@@ -169,12 +156,12 @@ func (r *Registry) snapshot() stateDocument {
 	d := stateDocument{Version: stateVersion, Registrations: make([]savedRegistration, 0, len(all))}
 	for _, reg := range all {
 		s := savedRegistration{
-			ID: reg.ID, Addresses: reg.ips, Owner: reg.owner.String(), Grace: reg.grace.String(), Cause: reg.cause,
-			Held: reg.call == nil && reg.lifecycle == targetset.Active && reg.end.IsZero(),
+			ID: reg.id(), Addresses: reg.IPs, Owner: reg.Owner, Grace: durable.Duration(reg.grace), Cause: reg.Cause,
+			Held: reg.call == nil && reg.Lifecycle == targetset.Active && reg.DrainEnd.IsZero(),
 		}
-		if reg.lifecycle == targetset.Terminating {
+		if reg.Lifecycle != targetset.Active {
 			// The end is on the monotonic clock: its distance to now is added to the wall clock.
-			s.Drain, s.DrainEnd = reg.drain.String(), new(now.Round(0).Add(reg.end.Sub(now)))
+			s.Drain, s.DrainEnd = durable.Duration(reg.drain), now.Round(0).Add(reg.DrainEnd.Sub(now))
 		}
 		d.Registrations = append(d.Registrations, s)
 	}
@@ -185,10 +172,14 @@ func (r *Registry) snapshot() stateDocument {
 func (r *Registry) restore(now time.Time) {
 	var d stateDocument
 	stamped, found, err := durable.Read(r.state.path, &d)
-	var list []*registration
-	if err == nil && found {
-		if list, err = d.parse(); err != nil {
-			err = fmt.Errorf("%s %w: %w", r.state.path, durable.ErrCorrupt, err)
+	if err == nil && found && d.Version != stateVersion {
+		err = fmt.Errorf("%s %w: version %d is not %d", r.state.path, durable.ErrCorrupt, d.Version, stateVersion)
+	}
+	list := make([]*registration, len(d.Registrations))
+	for i, s := range d.Registrations {
+		var errParse error
+		if list[i], errParse = s.parse(); err == nil && errParse != nil {
+			err = fmt.Errorf("%s %w: registration %d: %w", r.state.path, durable.ErrCorrupt, i, errParse)
 		}
 	}
 	switch {
@@ -210,64 +201,40 @@ func (r *Registry) restore(now time.Time) {
 
 // revive takes over one registration unless it is over by now.
 func (r *Registry) revive(reg *registration, s savedRegistration, now time.Time, away time.Duration) {
-	var left time.Duration // of the drain
-	if s.DrainEnd != nil {
-		left = min(s.DrainEnd.Sub(now.Round(0)), reg.drain)
+	if !r.allows(reg.owner, reg.stream) || r.members[reg.stream][reg.Name] != nil {
+		return
 	}
 	gone := away >= reg.grace
-	held := s.Held || gone && r.OnGone == targetset.Hold
-	switch {
-	case !r.allows(reg.owner, reg.Stream), r.members[reg.Stream][reg.Name] != nil:
-	case left > 0:
-		r.add(reg)
-		reg.lifecycle = targetset.Terminating
+	if !s.DrainEnd.IsZero() {
+		left := min(s.DrainEnd.Sub(now.Round(0)), reg.drain)
+		if left <= 0 {
+			return
+		}
+		reg.Lifecycle = targetset.Terminating
+		if s.Cause == causes[targetset.Leaving] {
+			reg.Lifecycle = targetset.Leaving
+		}
+		reg.Cause = s.Cause
 		r.endAt(reg, now.Add(left))
-	case s.DrainEnd != nil:
-	case held:
-		r.add(reg)
-		reg.cause = causeEnded
-	case !gone:
-		r.add(reg)
-		reg.cause = ""
+	} else if s.Held || gone && r.OnGone == targetset.Hold {
+		reg.Cause = causes[targetset.Leaving]
+	} else if gone {
+		return
+	} else {
 		r.endAt(reg, now.Add(reg.grace))
 	}
-}
-
-// parse returns all registrations of a document, or why it is corrupt.
-func (d stateDocument) parse() ([]*registration, error) {
-	if d.Version != stateVersion {
-		return nil, fmt.Errorf("version %d is not %d", d.Version, stateVersion)
-	}
-	list := make([]*registration, 0, len(d.Registrations))
-	for i, s := range d.Registrations {
-		reg, err := s.parse()
-		if err != nil {
-			return nil, fmt.Errorf("registration %d: %w", i, err)
-		}
-		list = append(list, reg)
-	}
-	return list, nil
+	r.add(reg)
 }
 
 func (s savedRegistration) parse() (*registration, error) {
-	reg := &registration{ID: s.ID, ips: s.Addresses, cause: s.Cause}
-	var errOwner, errDrain error
+	reg := &registration{
+		Offer: targetset.Offer{Name: s.Name, IPs: s.Addresses, Owner: s.Owner}, stream: s.Stream,
+		grace: time.Duration(s.Grace), drain: time.Duration(s.Drain),
+	}
+	var errOwner error
 	if s.Owner != operatorName {
 		reg.owner.id, errOwner = spiffeid.FromString(s.Owner)
 	}
-	var errGrace error
-	reg.grace, errGrace = parseLength(s.Grace)
-	if s.DrainEnd != nil {
-		reg.drain, errDrain = parseLength(s.Drain)
-	}
-	return reg, errors.Join(targetset.CheckName(s.Stream), targetset.CheckName(s.Name), checkAddresses(s.Addresses),
-		errOwner, errGrace, errDrain)
-}
-
-func parseLength(s string) (time.Duration, error) {
-	d, err := time.ParseDuration(s)
-	if err == nil && d < 0 {
-		err = fmt.Errorf("%v is negative", d)
-	}
-	return d, err
+	return reg, errors.Join(
+		targetset.CheckName(s.Stream), targetset.CheckName(s.Name), checkAddresses(s.Addresses), errOwner)
 }

@@ -37,8 +37,8 @@ type drainDocument struct {
 type order struct {
 	ID
 	// At is in wall time, since it outlives the process.
-	At  time.Time `json:"at"`
-	For string    `json:"for"`
+	At  time.Time        `json:"at"`
+	For durable.Duration `json:"for"`
 	// end is on the monotonic clock and determined once, so that a wall clock that jumps later moves
 	// nothing.
 	end time.Time
@@ -79,23 +79,13 @@ func (d drainDocument) parse(now time.Time) (map[ID]order, error) {
 	}
 	orders := make(map[ID]order, len(d.Drains))
 	for i, o := range d.Drains {
-		length, err := time.ParseDuration(o.For)
-		if err = errors.Join(err, o.check(length)); err != nil {
+		if err := o.ID.check(); err != nil {
 			return nil, fmt.Errorf("drain %d: %w", i, err)
 		}
-		o.end = now.Add(remaining(o.At, length, now))
+		o.end = now.Add(remaining(o.At, time.Duration(o.For), now))
 		orders[o.ID] = o
 	}
 	return orders, nil
-}
-
-// check returns what is wrong with a drain of a target.
-func (i ID) check(length time.Duration) error {
-	err := errors.Join(CheckName(i.Stream), CheckName(i.Name))
-	if length < 0 {
-		err = errors.Join(err, fmt.Errorf("%v is negative", length))
-	}
-	return err
 }
 
 // remaining returns how much is left of a drain that was ordered at a wall time: a clock that was set while
@@ -110,11 +100,14 @@ func (d *Drains) Changed() <-chan struct{} { return d.changed }
 // Drain orders a drain, or orders it again, and returns once it will survive a restart. After an error
 // nothing has changed in this process.
 func (d *Drains) Drain(id ID, length time.Duration, now time.Time) error {
-	if err := id.check(length); err != nil {
+	if err := id.check(); err != nil {
 		return err
 	}
+	if length < 0 {
+		return fmt.Errorf("%v is negative", length)
+	}
 	return d.change(func(orders map[ID]order) {
-		orders[id] = order{ID: id, At: now.Round(0), For: length.String(), end: now.Add(length)}
+		orders[id] = order{ID: id, At: now.Round(0), For: durable.Duration(length), end: now.Add(length)}
 	})
 }
 

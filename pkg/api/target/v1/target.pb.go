@@ -516,7 +516,7 @@ type ListRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// One stream; empty for all that the caller may see.
 	Stream string `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
-	// At most this many addresses in the answer; 0 and anything over 2 000 mean 2 000.
+	// At most this many addresses in the answer, and at most 1 000; 0 means 1 000.
 	PageSize uint32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// The next_page_token of the previous answer; empty for the first page.
 	PageToken     string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
@@ -679,7 +679,7 @@ func (x *WatchRequest) GetStream() string {
 // WatchResponse holds targets. A reader that is slow gets merged changes.
 type WatchResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// At most 2 000 addresses. Everything first, in as many messages as it takes,
+	// At most 1 000 addresses. Everything first, in as many messages as it takes,
 	// then what changed; a target that left comes once as GONE.
 	Targets []*TargetInfo `protobuf:"bytes,1,rep,name=targets,proto3" json:"targets,omitempty"`
 	// Marks the message that completes the first list.
