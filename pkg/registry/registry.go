@@ -47,8 +47,6 @@ type Options struct {
 	// StateFile is where registrations survive a restart, an absolute path; "": they do not.
 	StateFile string
 	Log       *slog.Logger
-
-	maxTargets int // of all callers; 0: maxTargets
 }
 
 // Registry is the source of the targets that register themselves. It implements task.Task. All methods
@@ -60,12 +58,13 @@ type Options struct {
 // in what is offered.
 type Registry struct {
 	Options
-	ready   chan struct{}
-	changed chan struct{} // of size 1: Take may return something
-	timed   chan struct{} // of size 1: a registration got an end
-	stop    chan struct{} // closed when the registry stops
-	since   time.Time
-	state   *stateFile // nil: none
+	maxTargets int
+	ready      chan struct{}
+	changed    chan struct{} // of size 1: Take may return something
+	timed      chan struct{} // of size 1: a registration got an end
+	stop       chan struct{} // closed when the registry stops
+	since      time.Time
+	state      *stateFile // nil: none
 
 	mu      sync.Mutex
 	streams map[string]streamConfig // nil before the first Configure
@@ -93,13 +92,13 @@ type streamConfig struct {
 // provided that lb was away for less than its grace. A corrupt state file is moved aside; a file that
 // cannot be read is a problem in [Registry.State], and no error.
 func New(o Options) *Registry {
-	o.Quota, o.maxTargets = cmp.Or(o.Quota, DefaultQuota), cmp.Or(o.maxTargets, maxTargets)
+	o.Quota = cmp.Or(o.Quota, DefaultQuota)
 	o.OnGone = cmp.Or(o.OnGone, targetset.Hold)
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	r := &Registry{
-		Options: o, since: time.Now(), ready: make(chan struct{}), stop: make(chan struct{}),
+		Options: o, maxTargets: maxTargets, since: time.Now(), ready: make(chan struct{}), stop: make(chan struct{}),
 		changed: make(chan struct{}, 1), timed: make(chan struct{}, 1),
 		members: map[string]map[string]*registration{}, users: map[at]*registration{},
 		owned: map[caller]int{}, calls: map[caller]int{}, ending: map[*registration]struct{}{},

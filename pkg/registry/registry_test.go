@@ -314,7 +314,8 @@ func TestNewerCallTakesOver(t *testing.T) {
 
 func TestRefusalsChangeNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c := newLocalFixture(t, Options{OnGone: targetset.Drain, Quota: 4, maxTargets: 6})
+		c := newLocalFixture(t, Options{OnGone: targetset.Drain, Quota: 4})
+		c.maxTargets = 6
 		defer c.stop()
 		c.Configure(append(slices.Clone(testStreams),
 			trench.Stream{Name: "six", Check: trench.Check{TCP: trench.TCPCheck{Port: 1}, Families: trench.OnlyIPv6}}),
