@@ -75,8 +75,8 @@ func (p *process) status(ctx context.Context) *lbv1.Status {
 	for _, w := range p.server.Watchers() {
 		s.Watchers = append(s.Watchers, &lbv1.WatcherStatus{
 			WatchId: w.WatchID, Peer: w.Peer.String(), Reader: w.Reader, Since: timestamppb.New(w.Since),
-			SentRevision: w.SentRevision, AppliedRevision: w.Applied.Revision, Reporting: w.Reporting,
-			Families: readiness.FamiliesProto(w.Families),
+			SentRevision: w.SentRevision, AppliedRevision: w.Report.Applied.Revision, Reporting: w.Reporting,
+			Families: readiness.FamiliesProto(w.Report.Families),
 		})
 	}
 	return s

@@ -44,7 +44,7 @@ type Report struct {
 }
 
 // Report returns the summary of the newest report, which each message replaces.
-func (s *Server) Report() *latest.Value[Report] { return s.report }
+func (s *Server) Report() *latest.Value[Report] { return &s.report }
 
 // Reported returns the frontend's report of a VIP.
 func (s *Server) Reported(v vip.VIP) (VIPReport, bool) {
@@ -146,18 +146,18 @@ func (s *Server) applyReport(id spiffeid.ID, watchID string, before *watch, d Re
 	if before == nil {
 		// A stream starts with a full report, which replaces that of an earlier stream of the watch.
 		w.streams++
-		w.report, w.vips = Report{WatchID: w.WatchID, Connected: true}, make(map[vip.VIP]VIPReport)
+		w.Report, w.vips = Report{WatchID: w.WatchID, Connected: true}, make(map[vip.VIP]VIPReport)
 	}
 	if err := w.apply(d, complete); err != nil {
 		return w, err
 	}
 	// A newer watch takes over once its report is complete.
-	if c := s.reporting; c == w || !s.hasReporter(c) || (w.seq > c.seq && w.report.Complete) {
+	if c := s.reporting; c == w || !s.hasReporter(c) || (w.seq > c.seq && w.Report.Complete) {
 		if c != w {
 			s.log.Info("reporting watch changed", "watch_id", w.WatchID, "peer", w.Peer.String())
 		}
 		s.reporting = w
-		s.report.Set(w.report)
+		s.report.Set(w.Report)
 	}
 	return w, nil
 }
@@ -169,15 +169,15 @@ func (w *watch) apply(d ReportDelta, complete bool) error {
 			return status.Errorf(codes.ResourceExhausted, "more than %d VIPs are reported", MaxVIPs)
 		}
 		w.vips[v] = r
-		w.report.Advertised += r.advertised() - old.advertised()
+		w.Report.Advertised += r.advertised() - old.advertised()
 	}
 	if d.Families != nil {
-		w.report.Families = d.Families
+		w.Report.Families = d.Families
 	}
 	if complete {
-		w.report.Applied, w.report.Complete = d.Applied, true
+		w.Report.Applied, w.Report.Complete = d.Applied, true
 	}
-	w.report.At = time.Now()
+	w.Report.At = time.Now()
 	return nil
 }
 
@@ -213,8 +213,8 @@ func (s *Server) selectReporting() {
 	}
 	if newest != nil {
 		s.reporting = newest
-		s.report.Set(newest.report)
-	} else if r := &s.reporting.report; r.Connected {
+		s.report.Set(newest.Report)
+	} else if r := &s.reporting.Report; r.Connected {
 		r.Connected, r.At = false, time.Now()
 		s.report.Set(*r)
 	}
@@ -223,8 +223,8 @@ func (s *Server) selectReporting() {
 // precedes reports whether w is preferred to o as the reporting watch: complete reports first, then
 // newer watches.
 func (w *watch) precedes(o *watch) bool {
-	if w.report.Complete != o.report.Complete {
-		return w.report.Complete
+	if w.Report.Complete != o.Report.Complete {
+		return w.Report.Complete
 	}
 	return w.seq > o.seq
 }

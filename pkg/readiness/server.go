@@ -50,8 +50,7 @@ type Server struct {
 	opts     ServerOptions
 	log      *slog.Logger
 	throttle logs.Throttle
-
-	report *latest.Value[Report]
+	report   latest.Value[Report]
 
 	mu        sync.Mutex
 	watches   map[string]*watch
@@ -64,12 +63,11 @@ type Server struct {
 
 // watch is one open WatchReadiness stream.
 type watch struct {
-	WatcherInfo        // without its last four fields
+	WatcherInfo        // SentRevision and Reporting are not set
 	seq         uint64 // order of opening
 	cursor      *cursor
 
-	// The reports that name this watch; guarded by Server.mu.
-	report  Report
+	// The reports that name this watch. They and Report are guarded by Server.mu.
 	vips    map[vip.VIP]VIPReport
 	streams int // open report streams
 }
@@ -85,10 +83,8 @@ type WatcherInfo struct {
 	SentRevision uint64
 	// Reporting reports whether this is the reporting watch.
 	Reporting bool
-	// Applied is the position that the frontend reported as applied.
-	Applied Position
-	// Families is the external connectivity that the frontend reported; it must not be modified.
-	Families map[vip.Family]bool
+	// Report is the summary of the reports that name this watch.
+	Report Report
 }
 
 // NewServer returns a server of the table.
@@ -98,7 +94,6 @@ func NewServer(t *Table, o ServerOptions) *Server {
 		table:   t,
 		opts:    o,
 		log:     cmp.Or(o.Log, slog.New(slog.DiscardHandler)),
-		report:  latest.New(Report{}),
 		watches: make(map[string]*watch),
 		streams: make(map[spiffeid.ID]int),
 		stop:    make(chan struct{}),
@@ -328,7 +323,6 @@ func (s *Server) Watchers() []WatcherInfo {
 	for _, w := range watches {
 		i := w.WatcherInfo
 		i.SentRevision, i.Reporting = s.table.sent(w.cursor), w == s.reporting
-		i.Applied, i.Families = w.report.Applied, w.report.Families
 		infos = append(infos, i)
 	}
 	return infos

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -17,6 +18,7 @@ import (
 // readLoop is the state of Reader.Run. Its methods do no I/O and get the time from their caller.
 type readLoop struct {
 	*Reader
+	Listing  // the next one
 	known    *names
 	requests chan<- scanRequest
 	results  <-chan scanResult
@@ -24,16 +26,11 @@ type readLoop struct {
 	files    map[string]foundFile // by name, from the newest scan
 	shown    map[string]fileName  // those that count
 	problems []string             // of the newest scan
-	seenVIP  bool                 // the file of a VIP was seen; never reset
 	seenDir  bool                 // the directory was read; never reset
 	link     bool                 // the path itself is a symlink
 	links    bool                 // some files are symlinks
 
-	at        time.Time // of the newest scan that ended
-	gone      bool
 	goneSince time.Time
-	err       error
-	scanned   bool // the first scan has ended
 
 	scan    bool                // a scan is due
 	settled bool                // it ends a wait for further files
@@ -43,21 +40,24 @@ type readLoop struct {
 	begun time.Time // of the newest scan
 	hung  bool
 
-	// Deadlines; zero: none.
-	tickAt   time.Time
-	hangAt   time.Time
-	agesAt   time.Time // the next file gets too old
-	drainEnd time.Time
+	// Deadlines, with DrainEnd; zero: none.
+	tickAt time.Time
+	hangAt time.Time
+	agesAt time.Time // the next file gets too old
 	// quietAt is when no further file is expected, quietBy the latest end of that wait.
 	quietAt, quietBy time.Time
+}
 
-	shownChanged bool // since the newest listing
-	shownKnown   *names
+func newReadLoop(r *Reader, requests chan<- scanRequest, results <-chan scanResult) *readLoop {
+	return &readLoop{
+		Reader: r, Listing: r.value.Load(), known: r.known.Load(), requests: requests, results: results,
+		shown: map[string]fileName{},
+	}
 }
 
 // next returns when act is due without another event.
 func (r *readLoop) next() time.Time {
-	deadlines := []time.Time{r.tickAt, r.hangAt, r.agesAt, r.quietAt, r.drainEnd}
+	deadlines := []time.Time{r.tickAt, r.hangAt, r.agesAt, r.quietAt, r.DrainEnd}
 	if r.scan && !r.busy {
 		deadlines = append(deadlines, r.begun.Add(scanGap))
 	}
@@ -91,15 +91,15 @@ func (r *readLoop) act(now time.Time) {
 	if due(&r.agesAt, now) {
 		r.scan = true
 	}
-	if due(&r.drainEnd, now) {
-		r.drop()
+	if due(&r.DrainEnd, now) {
+		clear(r.shown)
 		r.publish(now)
 	}
 	if !r.tickAt.After(now) {
 		r.tickAt = now.Add(r.rescan)
 		r.scan = r.scan || !r.busy
 		if r.hung {
-			r.at = now
+			r.At = now
 			r.publish(now)
 		}
 	}
@@ -169,16 +169,16 @@ func (r *readLoop) onScan(now time.Time, found scanResult) {
 		r.evaluate(now, false)
 		return
 	}
-	r.at, r.link = found.begun, found.link
+	r.At, r.link = found.begun, found.link
 	if found.err != nil {
 		r.onGone(now, found.err)
 		return
 	}
-	if r.gone {
+	if r.Gone {
 		r.log.Info("readiness directory can be read again", "gone", now.Sub(r.goneSince).Round(time.Millisecond))
 	}
-	r.gone, r.err, r.goneSince, r.drainEnd, r.seenDir = false, nil, time.Time{}, time.Time{}, true
-	r.links = false
+	r.Gone, r.Err, r.DrainEnd = false, nil, time.Time{}
+	r.seenDir, r.links = true, false
 	for name, f := range found.files {
 		r.links = r.links || f.link
 		found.files[name] = r.aged(now, f, r.files[name])
@@ -205,41 +205,35 @@ func (r *readLoop) aged(now time.Time, f, before foundFile) foundFile {
 // onGone handles a directory that cannot be read.
 func (r *readLoop) onGone(now time.Time, err error) {
 	if r.hung {
-		r.at = now
+		r.At = now
 	}
-	if !r.gone || r.err.Error() != err.Error() {
+	if errorText(r.Err) != err.Error() {
 		r.log.Warn("readiness directory cannot be read", "on_gone", r.o.OnGone, "error", err)
 	}
-	if !r.gone {
-		r.gone, r.goneSince = true, now
+	if !r.Gone {
+		r.Gone, r.goneSince = true, now
 		r.quietAt, r.quietBy, r.agesAt = time.Time{}, time.Time{}, time.Time{}
 		switch {
 		case r.o.OnGone == Drop, r.o.OnGone == Drain && r.o.DrainTime <= 0:
-			r.drop()
+			clear(r.shown)
 		case r.o.OnGone == Drain && len(r.shown) > 0:
-			r.drainEnd = now.Add(r.o.DrainTime)
+			r.DrainEnd = now.Add(r.o.DrainTime)
 		}
 	}
-	r.err, r.problems = err, nil
+	r.Err, r.problems = err, nil
 	r.publish(now)
-}
-
-func (r *readLoop) drop() {
-	r.shown, r.shownChanged = map[string]fileName{}, true
 }
 
 // evaluate decides which files count. quiet reports whether a scan ended the wait for further files.
 func (r *readLoop) evaluate(now time.Time, quiet bool) {
-	if r.gone || r.at.IsZero() {
+	if r.Gone || r.At.IsZero() {
 		r.publish(now)
 		return
 	}
-	for name := range r.shown {
-		if f, exists := r.files[name]; !exists || f.stale(now) {
-			delete(r.shown, name)
-			r.shownChanged = true
-		}
-	}
+	maps.DeleteFunc(r.shown, func(name string, _ fileName) bool {
+		f, exists := r.files[name]
+		return !exists || f.stale(now)
+	})
 	appeared, seenVIP := false, false
 	r.agesAt = time.Time{}
 	for name, f := range r.files {
@@ -254,65 +248,55 @@ func (r *readLoop) evaluate(now time.Time, quiet bool) {
 		appeared = appeared || !counts
 	}
 	// The wait is over unless a file appeared since; quietBy bounds that. The first scan waits for none.
-	over := !r.scanned || quiet && (r.quietAt.IsZero() || !now.Before(r.quietBy))
+	over := !r.Scanned || quiet && (r.quietAt.IsZero() || !now.Before(r.quietBy))
 	if appeared && over {
 		for name, f := range r.files {
 			if !f.stale(now) {
 				r.shown[name] = f.name
 			}
 		}
-		r.shownChanged, appeared = true, false
+		appeared = false
 	}
 	switch {
 	case appeared && r.quietAt.IsZero():
 		r.appears(now)
 	case quiet && !appeared && r.quietAt.IsZero():
 		r.quietBy = time.Time{}
-	case over && r.scanned: // further files follow: that is another wait
+	case over && r.Scanned: // further files follow: that is another wait
 		r.quietBy = time.Time{}
 		r.appears(now)
 	}
 	// Together with the files that count: otherwise all VIPs fall before their own files count.
-	if !appeared {
-		r.seenVIP = r.seenVIP || seenVIP
-	}
+	r.PerVIP = r.PerVIP || (seenVIP && !appeared)
 	r.publish(now)
 }
 
 // publish publishes a listing of the current state.
 func (r *readLoop) publish(now time.Time) {
-	if r.at.IsZero() {
+	if r.At.IsZero() {
 		return // Configure before the first scan
 	}
-	previous := r.value.Load()
-	l := Listing{
-		Scanned: true, Groups: previous.Groups, VIPs: previous.VIPs, PerVIP: r.seenVIP,
-		Everything: r.gone && !r.seenDir && r.o.MissingReady && errors.Is(r.err, fs.ErrNotExist),
-		Gone:       r.gone, Err: r.err, DrainEnd: r.drainEnd, At: r.at,
-		Revision: previous.Revision, path: previous.path, byStream: len(r.known.streams) > 0,
+	r.Scanned, r.byStream = true, len(r.known.streams) > 0
+	r.Everything = r.Gone && !r.seenDir && r.o.MissingReady && errors.Is(r.Err, fs.ErrNotExist)
+	// New maps: those of the published listing are immutable.
+	r.Groups, r.VIPs, r.Problems, r.stale = map[string]struct{}{}, vip.Set{}, nil, map[fileName]struct{}{}
+	for _, n := range r.shown {
+		r.known.add(n, &r.Listing)
 	}
-	if r.shownChanged || r.shownKnown != r.known || l.Groups == nil {
-		l.Groups, l.VIPs = map[string]struct{}{}, vip.Set{}
-		for _, n := range r.shown {
-			r.known.add(n, &l)
-		}
-		r.shownChanged, r.shownKnown = false, r.known
+	if !r.Gone {
+		r.addProblems(now)
 	}
-	if !r.gone {
-		r.addProblems(now, &l)
+	if previous := r.value.Load(); !r.same(previous) {
+		r.Revision++
+		r.logChanges(previous)
 	}
-	if !l.same(previous) {
-		l.Revision++
-		r.logChanges(previous, l)
-	}
-	r.value.Set(l)
-	r.scanned = true
+	r.value.Set(r.Listing)
 }
 
 // addProblems adds the files that are ignored.
-func (r *readLoop) addProblems(now time.Time, l *Listing) {
-	l.Problems = slices.Clone(r.problems)
-	add := func(name, problem string) { l.Problems = append(l.Problems, fmt.Sprintf("%q: %s", name, problem)) }
+func (r *readLoop) addProblems(now time.Time) {
+	r.Problems = slices.Clone(r.problems)
+	add := func(name, problem string) { r.Problems = append(r.Problems, fmt.Sprintf("%q: %s", name, problem)) }
 	for name, f := range r.files {
 		if problem := r.known.problem(f.name); problem != "" {
 			add(name, problem)
@@ -322,32 +306,29 @@ func (r *readLoop) addProblems(now time.Time, l *Listing) {
 				"it counts as touched when first seen")
 		} else if !counts && f.stale(now) {
 			add(name, fmt.Sprintf("was last touched more than %v ago and does not count (--readiness-max-age)", r.o.MaxAge))
-			if l.stale == nil {
-				l.stale = map[fileName]struct{}{}
-			}
-			l.stale[f.name] = struct{}{}
+			r.stale[f.name] = struct{}{}
 		}
 	}
-	slices.Sort(l.Problems)
-	if n := len(l.Problems); n > maxProblems {
-		l.Problems = append(l.Problems[:maxProblems:maxProblems], fmt.Sprintf("and %d more", n-maxProblems))
+	slices.Sort(r.Problems)
+	if n := len(r.Problems); n > maxProblems {
+		r.Problems = append(r.Problems[:maxProblems:maxProblems], fmt.Sprintf("and %d more", n-maxProblems))
 	}
 }
 
-// logChanges logs the differences between two listings.
-func (r *readLoop) logChanges(previous, l Listing) {
-	for _, p := range l.Problems {
+// logChanges logs the differences from the previous listing.
+func (r *readLoop) logChanges(previous Listing) {
+	for _, p := range r.Problems {
 		if !slices.Contains(previous.Problems, p) {
 			r.log.Warn("readiness file ignored", "problem", p)
 		}
 	}
-	if l.Everything && !previous.Everything {
+	if r.Everything && !previous.Everything {
 		r.log.Warn("readiness directory has never existed, every VIP counts as ready (--readiness-dir-missing=ready)",
-			"error", l.Err)
+			"error", r.Err)
 	}
-	if l.PerVIP && !previous.PerVIP {
+	if r.PerVIP && !previous.PerVIP {
 		r.log.Info("readiness file of a VIP seen, files of groups no longer count")
 	}
-	r.log.Info("readiness files", "groups", len(l.Groups), "vips", len(l.VIPs), "gone", l.Gone,
-		"problems", len(l.Problems), "reason", cmp.Or(errorText(l.Err), "read"))
+	r.log.Info("readiness files", "groups", len(r.Groups), "vips", len(r.VIPs), "gone", r.Gone,
+		"problems", len(r.Problems), "reason", cmp.Or(errorText(r.Err), "read"))
 }

@@ -27,9 +27,7 @@ func newClockwork(t *testing.T, o Options) *clockwork {
 	d := NewReader(o)
 	d.Configure(someStreams, someVIPs)
 	c := &clockwork{t: t, now: time.Now(), requests: make(chan scanRequest, 1), files: map[string]time.Time{}}
-	c.readLoop = &readLoop{
-		Reader: d, known: d.known.Load(), requests: c.requests, results: make(chan scanResult), shown: map[string]fileName{},
-	}
+	c.readLoop = newReadLoop(d, c.requests, make(chan scanResult))
 	return c
 }
 

@@ -141,8 +141,8 @@ func (r *Reader) Run(ctx context.Context) error {
 		}
 	}()
 
-	known, knownChanged := r.known.Get()
-	l := &readLoop{Reader: r, known: known, requests: requests, results: results, shown: map[string]fileName{}}
+	_, knownChanged := r.known.Get()
+	l := newReadLoop(r, requests, results)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {

@@ -47,8 +47,8 @@ type Writer struct {
 	touched time.Time
 
 	// Replaced in tests.
-	files   writerFiles
-	backoff backoff.Backoff
+	create, unlink, touch func(path string) error
+	backoff               backoff.Backoff
 }
 
 // writeResult is the result of the newest attempt.
@@ -56,11 +56,6 @@ type writeResult struct {
 	written  bool
 	err      error
 	failures uint64 // since the start
-}
-
-// writerFiles are the calls of a Writer to the file system.
-type writerFiles struct {
-	create, remove, touch func(path string) error
 }
 
 // NewWriter returns a writer of the directory, which is created if it is missing (mode 0755). It is
@@ -71,7 +66,7 @@ func NewWriter(path string, log *slog.Logger) *Writer {
 		path: path, log: log.With("directory", path), changed: make(chan struct{}, 1), beat: make(chan struct{}, 1),
 		state: latest.New(writeResult{}),
 		names: map[string]struct{}{}, created: map[string]struct{}{},
-		files:   writerFiles{create: createFile, remove: os.Remove, touch: setTimes},
+		create: createFile, unlink: os.Remove, touch: setTimes,
 		backoff: backoff.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second},
 	}
 }
@@ -156,7 +151,7 @@ func (w *Writer) run(ctx context.Context) {
 			case <-retry:
 				again = true
 			case <-w.beat:
-				again = w.touch(time.Now())
+				again = w.touchAll(time.Now())
 			}
 		}
 	}
@@ -197,10 +192,10 @@ func (w *Writer) write() error {
 	var errs []error
 	for _, name := range slices.Concat(missing[firstVIP:], missing[:firstVIP]) {
 		path := filepath.Join(w.path, name)
-		err := w.files.create(path)
+		err := w.create(path)
 		if errors.Is(err, fs.ErrNotExist) { // another process removed the directory
 			if err = w.createDirectory(); err == nil {
-				err = w.files.create(path)
+				err = w.create(path)
 			}
 		}
 		if err == nil {
@@ -234,7 +229,7 @@ func (w *Writer) createDirectory() error {
 func (w *Writer) remove(names []string) error {
 	var errs []error
 	for _, name := range names {
-		if err := w.files.remove(filepath.Join(w.path, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := w.unlink(filepath.Join(w.path, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, fmt.Errorf("failed to remove readiness file %q: %w", name, err))
 			continue
 		}
@@ -264,16 +259,16 @@ func (w *Writer) removeLeftovers() error {
 	return nil
 }
 
-// touch touches the files once a second. It reports whether another process removed one, so that
+// touchAll touches the files once a second. It reports whether another process removed one, so that
 // the files must be written again.
-func (w *Writer) touch(now time.Time) (again bool) {
+func (w *Writer) touchAll(now time.Time) (again bool) {
 	if !w.clean || now.Sub(w.touched) < touchInterval {
 		return false
 	}
 	w.touched = now
 	var failed error
 	for name := range w.created {
-		err := w.files.touch(filepath.Join(w.path, name))
+		err := w.touch(filepath.Join(w.path, name))
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			delete(w.created, name)

@@ -35,7 +35,6 @@ func runWriter(t *testing.T, path string, before func(*testWriter)) *testWriter 
 	t.Helper()
 	s := &testWriter{Writer: NewWriter(path, discard), t: t, path: path}
 	s.backoff.Min, s.backoff.Max = time.Millisecond, time.Millisecond
-	real := s.files
 	noted := func(what string, do func(string) error) func(string) error {
 		return func(path string) error {
 			s.mu.Lock()
@@ -47,10 +46,7 @@ func runWriter(t *testing.T, path string, before func(*testWriter)) *testWriter 
 			return do(path)
 		}
 	}
-	s.files = writerFiles{
-		create: noted("create", real.create), remove: noted("remove", real.remove),
-		touch: noted("touch", real.touch),
-	}
+	s.create, s.unlink, s.touch = noted("create", s.create), noted("remove", s.unlink), noted("touch", s.touch)
 	if before != nil {
 		before(s)
 	}
