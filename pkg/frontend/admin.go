@@ -190,7 +190,9 @@ func (a *admin) drain(ctx context.Context, what string, names []string,
 }
 
 // SetLogLevel implements the FrontendService.
-func (a *admin) SetLogLevel(_ context.Context, r *frontendv1.SetLogLevelRequest) (*frontendv1.SetLogLevelResponse, error) {
+func (a *admin) SetLogLevel(_ context.Context,
+	r *frontendv1.SetLogLevelRequest,
+) (*frontendv1.SetLogLevelResponse, error) {
 	previous, err := endpoint.SetLogLevel(a.process.Level, a.process.Log, r.GetLevel())
 	return &frontendv1.SetLogLevelResponse{Previous: previous}, err
 }

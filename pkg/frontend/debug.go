@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -78,7 +79,8 @@ var statisticNames = [...]string{
 // readDebug reads the network namespace of the calling thread.
 func readDebug(version string, tableID uint32) (*debugDocument, error) {
 	d := &debugDocument{
-		Version: "v0.0.1", MeridioVersion: "vipgate " + version, UnixTime: time.Now().Unix(), Environment: environment(),
+		Version: "v0.0.1", MeridioVersion: "vipgate " + version, UnixTime: time.Now().Unix(),
+		Environment: environment(),
 	}
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
@@ -150,7 +152,8 @@ func (d *debugDocument) readFamily(c *rtnetlink.Conn, f vip.Family, tableID uint
 		}
 		for _, r := range routes[:min(len(routes), max(0, maxDebugRoutes-len(d.Routes)))] {
 			d.Routes = append(d.Routes, debugRoute{
-				Table: r.Table, InterfaceIndex: r.Link, Destination: r.Prefix.String(), Gateway: text(r.NextHop), Text: r.String(),
+				Table: r.Table, InterfaceIndex: r.Link, Destination: r.Prefix.String(), Gateway: text(r.NextHop),
+				Text: r.String(),
 			})
 		}
 	}
@@ -186,13 +189,8 @@ func text(v interface {
 
 // environment returns the variables that configure a frontend. Any other may hold a secret.
 func environment() []string {
-	var list []string
-	for _, v := range os.Environ() {
-		for _, prefix := range []string{"VIPGATE_", "NFE_", "MERIDIO_", "SPIFFE_ENDPOINT_SOCKET="} {
-			if strings.HasPrefix(v, prefix) {
-				list = append(list, v)
-			}
-		}
-	}
-	return list
+	prefixes := []string{"VIPGATE_", "NFE_", "MERIDIO_", "SPIFFE_ENDPOINT_SOCKET="}
+	return slices.DeleteFunc(os.Environ(), func(v string) bool {
+		return !slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(v, prefix) })
+	})
 }

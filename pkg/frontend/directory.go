@@ -44,7 +44,9 @@ type directorySource struct {
 	from      *trench.Config
 }
 
-func newDirectorySource(r *readinessfile.Reader, config *latest.Value[trench.Loaded], instance string) *directorySource {
+func newDirectorySource(r *readinessfile.Reader, config *latest.Value[trench.Loaded],
+	instance string,
+) *directorySource {
 	configureDirectory(r, config.Load().Config)
 	return &directorySource{reader: r, config: config, instance: instance, changed: make(chan struct{}, 1)}
 }
@@ -111,7 +113,9 @@ func (s *directorySource) publish(now time.Time, l readinessfile.Listing, c *tre
 }
 
 // evaluate returns the readiness of all VIPs. A state that did not change keeps its time.
-func (s *directorySource) evaluate(now time.Time, l readinessfile.Listing, c *trench.Config) map[vip.VIP]readiness.VIPReadiness {
+func (s *directorySource) evaluate(now time.Time, l readinessfile.Listing,
+	c *trench.Config,
+) map[vip.VIP]readiness.VIPReadiness {
 	streams := map[vip.VIP][]string{}
 	for _, st := range c.Streams {
 		for _, v := range st.VIPs {
@@ -121,7 +125,9 @@ func (s *directorySource) evaluate(now time.Time, l readinessfile.Listing, c *tr
 	all := make(map[vip.VIP]readiness.VIPReadiness, len(c.Attractor.VIPs))
 	for _, v := range c.Attractor.VIPs {
 		ready, detail := l.Ready(v, streams[v])
-		is := readiness.VIPReadiness{VIP: v, Detail: detail, Reason: readinessv1.VipReason_VIP_REASON_NO_READINESS_FILE, Since: now}
+		is := readiness.VIPReadiness{
+			VIP: v, Detail: detail, Reason: readinessv1.VipReason_VIP_REASON_NO_READINESS_FILE, Since: now,
+		}
 		if ready {
 			is.State, is.Reason = readiness.Ready, readinessv1.VipReason_VIP_REASON_READINESS_FILE
 			if !l.DrainEnd.IsZero() {
@@ -162,6 +168,7 @@ func (p *process) streamProblem(lb lbState) string {
 	case lastMessage.IsZero():
 		return "readiness directory " + p.Directory.Path + " not read yet"
 	}
-	return fmt.Sprintf("readiness directory %s was last read %v ago: its file system hangs, or the node is starved of CPU",
+	return fmt.Sprintf("readiness directory %s was last read %v ago: "+
+		"its file system hangs, or the node is starved of CPU",
 		p.Directory.Path, time.Since(lastMessage).Round(time.Second))
 }

@@ -38,7 +38,10 @@ type directoryFixture struct {
 }
 
 func configOf(streams ...trench.Stream) trench.Loaded {
-	return trench.Loaded{Config: &trench.Config{Attractor: trench.Attractor{VIPs: []vip.VIP{vipA, vipB}}, Streams: streams}}
+	return trench.Loaded{Config: &trench.Config{
+		Attractor: trench.Attractor{VIPs: []vip.VIP{vipA, vipB}},
+		Streams:   streams,
+	}}
 }
 
 // liveness bounds every wait for what must happen.
@@ -48,8 +51,10 @@ func newDirectoryFixture(t *testing.T, path string, o readinessfile.Options) *di
 	t.Helper()
 	o.Path, o.Log = path, slog.New(slog.DiscardHandler)
 	s := &directoryFixture{
-		t: t, path: path, state: map[vip.VIP]readiness.VIPReadiness{}, gate: gate.New(gate.Options{NoFlapBackoff: true}),
-		config: latest.New(configOf(trench.Stream{Name: "a", VIPs: []vip.VIP{vipA}}, trench.Stream{Name: "b", VIPs: []vip.VIP{vipB}})),
+		t: t, path: path, state: map[vip.VIP]readiness.VIPReadiness{},
+		gate: gate.New(gate.Options{NoFlapBackoff: true}),
+		config: latest.New(configOf(trench.Stream{Name: "a", VIPs: []vip.VIP{vipA}},
+			trench.Stream{Name: "b", VIPs: []vip.VIP{vipB}})),
 	}
 	s.gate.Configure([]vip.VIP{vipA, vipB})
 	d := readinessfile.NewReader(o)
@@ -107,7 +112,10 @@ func TestDirectoryReadiness(t *testing.T) {
 	s := newDirectoryFixture(t, t.TempDir(), readinessfile.Options{OnGone: readinessfile.Drop})
 	s.wantState(vipA, readiness.NotReady, reasonNoFile, "lb-ready-a")
 	u := s.update
-	if !u.Complete || !u.Synced || !u.Open || u.Position != (readiness.Position{InstanceID: "instance", Revision: 1}) || len(u.Changed) != 2 || !monotonic(u.LeaseEnd) {
+	if !u.Complete || !u.Synced || !u.Open || u.Position != (readiness.Position{
+		InstanceID: "instance",
+		Revision:   1,
+	}) || len(u.Changed) != 2 || !monotonic(u.LeaseEnd) {
 		t.Errorf("first update: %+v", u)
 	}
 	if err := os.WriteFile(filepath.Join(s.path, "lb-ready-a"), nil, 0o600); err != nil {
@@ -137,7 +145,8 @@ func TestDirectoryReadiness(t *testing.T) {
 	s.config.Set(c)
 	s.wantState(vipA, readiness.NotReady, reasonNoFile, "lb-ready-b")
 	s.wait("a problem", func() bool {
-		return s.update.Err != nil && strings.Contains(s.update.Err.Error(), `"lb-ready-a": the trench file has no stream`)
+		return s.update.Err != nil && strings.Contains(s.update.Err.Error(),
+			`"lb-ready-a": the trench file has no stream`)
 	})
 	if _, there := s.state[vipB]; there {
 		t.Error("a VIP that was removed is still reported")

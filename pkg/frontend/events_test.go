@@ -32,7 +32,11 @@ func serveEvents(t *testing.T) (*observer, frontendv1.FrontendServiceClient) {
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn,
+			error,
+		) {
+			return listener.DialContext(ctx)
+		}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,9 +151,18 @@ func TestWatchersResume(t *testing.T) {
 		{"the newest", &frontendv1.WatchEventsRequest{Limit: 3}, last, 0, 3},
 		{"continues", &frontendv1.WatchEventsRequest{InstanceId: "this-one", After: last}, last + 1, 0, 2},
 		{"nothing new", &frontendv1.WatchEventsRequest{InstanceId: "this-one", After: last + 2}, 0, 0, 0},
-		{"away for long", &frontendv1.WatchEventsRequest{InstanceId: "this-one", After: 10}, 53, 42, maxEventsPerMessage},
-		{"of another frontend", &frontendv1.WatchEventsRequest{InstanceId: "other", After: last}, 53, 0, maxEventsPerMessage},
-		{"a number that never was", &frontendv1.WatchEventsRequest{InstanceId: "this-one", After: last + 1000}, 0, 0, 0},
+		{
+			"away for long", &frontendv1.WatchEventsRequest{InstanceId: "this-one", After: 10}, 53, 42,
+			maxEventsPerMessage,
+		},
+		{
+			"of another frontend", &frontendv1.WatchEventsRequest{InstanceId: "other", After: last}, 53, 0,
+			maxEventsPerMessage,
+		},
+		{
+			"a number that never was", &frontendv1.WatchEventsRequest{InstanceId: "this-one", After: last + 1000}, 0, 0,
+			0,
+		},
 		{"one VIP", &frontendv1.WatchEventsRequest{Vip: vipA.String()}, last + 1, 0, 1},
 		{"one VIP, the newest", &frontendv1.WatchEventsRequest{Vip: vipA.String(), Limit: 1}, last + 1, 0, 1},
 		{"another VIP", &frontendv1.WatchEventsRequest{Vip: vipB.String()}, 0, 0, 0},
@@ -157,7 +170,8 @@ func TestWatchersResume(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			s := watchEvents(t, c, tt.request)
 			if len(s.first) != tt.count || s.lost != tt.lost || (tt.count > 0 && s.first[0] != tt.from) {
-				t.Errorf("got %d events %v, %d lost; want %d from %d, %d lost", len(s.first), s.first, s.lost, tt.count, tt.from, tt.lost)
+				t.Errorf("got %d events %v, %d lost; want %d from %d, %d lost", len(s.first), s.first, s.lost,
+					tt.count, tt.from, tt.lost)
 			}
 		})
 	}
@@ -212,11 +226,23 @@ func TestGatewaySessionEvents(t *testing.T) {
 		{"up", state(7, down), state(7, up(t0)), "g true"},
 		{"still up", state(7, up(t0)), state(7, up(t0)), ""},
 		{"lost", state(7, up(t0)), state(7, down), "g false Active (Received: Cease)"},
-		{"lost for a moment", state(7, up(t0)), state(7, up(t0.Add(time.Second))), "g false session lost and re-established, g true"},
+		{
+			"lost for a moment", state(7, up(t0)), state(7, up(t0.Add(time.Second))),
+			"g false session lost and re-established, g true",
+		},
 		{"BIRD is gone", state(7, up(t0)), state(0, up(t0)), "BIRD: BIRD does not run, g false BIRD does not run"},
 		{"removed", state(7, up(t0)), state(7), ""},
-		{"refuses", state(7), bird.State{Alive: true, PID: 7, ConfigErr: errors.New("line 3")}, "BIRD keeps an older configuration: line 3"},
-		{"takes it", bird.State{Alive: true, PID: 7, ConfigErr: errors.New("line 3")}, state(7), "BIRD loaded the desired configuration"},
+		{
+			"refuses", state(7),
+			bird.State{Alive: true, PID: 7, ConfigErr: errors.New("line 3")},
+			"BIRD keeps an older configuration: line 3",
+		},
+		{
+			"takes it",
+			bird.State{Alive: true, PID: 7, ConfigErr: errors.New("line 3")},
+			state(7),
+			"BIRD loaded the desired configuration",
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got := ""
@@ -248,7 +274,8 @@ func TestEventsNameTheCause(t *testing.T) {
 		return fmt.Sprint(r, " ", f)
 	}
 	o.decided(decisions{Changes: []gate.Change{
-		change(vipA, gate.Announced, gate.Withdrawn, gate.NoGateway), change(vipB, gate.Announced, gate.Withdrawn, gate.NoGateway),
+		change(vipA, gate.Announced, gate.Withdrawn, gate.NoGateway),
+		change(vipB, gate.Announced, gate.Withdrawn, gate.NoGateway),
 	}})
 	o.drain()
 	all := eventsAfter(&o.state.events, 0)

@@ -293,7 +293,8 @@ func (p *process) report(reports map[vip.VIP]reported) {
 			continue
 		}
 		d.VIPs[v] = readiness.VIPReport{
-			Advertisement: advertisementProto(r.Advertisement), Reason: reasonProto(r.Reason), Unconfirmed: r.Unconfirmed,
+			Advertisement: advertisementProto(r.Advertisement), Reason: reasonProto(r.Reason),
+			Unconfirmed: r.Unconfirmed,
 		}
 	}
 	p.watcher.Report(d)

@@ -22,22 +22,36 @@ func testObserver() (*observer, countTransitions) {
 }
 
 func change(v vip.VIP, from, to gate.Advertisement, reason gate.Reason) gate.Change {
-	return gate.Change{VIP: v, From: gate.Decision{Advertisement: from, Reason: gate.LBNotReady}, To: gate.Decision{Advertisement: to, Reason: reason}}
+	return gate.Change{
+		VIP: v, From: gate.Decision{Advertisement: from, Reason: gate.LBNotReady},
+		To: gate.Decision{Advertisement: to, Reason: reason},
+	}
 }
 
 func TestObserverKeepsStateSinceAndEvents(t *testing.T) {
 	o, counts := testObserver()
 	t0 := time.Unix(100, 0)
-	o.updated(readiness.Update{Complete: true, Changed: map[vip.VIP]readiness.VIPReadiness{vipA: {VIP: vipA, Detail: "1 of 2 targets"}}})
-	o.decided(decisions{At: t0, Revision: 1, Changes: []gate.Change{change(vipA, gate.Withdrawn, gate.Announced, gate.Ready)}})
-	o.decided(decisions{At: t0.Add(time.Second), Revision: 2, Changes: []gate.Change{change(vipA, gate.Announced, gate.Withdrawn, gate.LBNotReady)}})
-	o.decided(decisions{At: t0.Add(2 * time.Second), Revision: 3, Changes: []gate.Change{change(vipA, gate.Withdrawn, gate.Withdrawn, gate.NoGateway)}})
+	o.updated(readiness.Update{Complete: true, Changed: map[vip.VIP]readiness.VIPReadiness{vipA: {
+		VIP:    vipA,
+		Detail: "1 of 2 targets",
+	}}})
+	o.decided(decisions{At: t0, Revision: 1, Changes: []gate.Change{change(vipA, gate.Withdrawn, gate.Announced,
+		gate.Ready)}})
+	o.decided(decisions{
+		At: t0.Add(time.Second), Revision: 2,
+		Changes: []gate.Change{change(vipA, gate.Announced, gate.Withdrawn, gate.LBNotReady)},
+	})
+	o.decided(decisions{
+		At: t0.Add(2 * time.Second), Revision: 3,
+		Changes: []gate.Change{change(vipA, gate.Withdrawn, gate.Withdrawn, gate.NoGateway)},
+	})
 	if o.idle() {
 		t.Error("idle though decisions wait")
 	}
 	o.drain()
 	st := o.state.vips[vipA]
-	if st.Decision.Reason != gate.NoGateway || !st.Since.Equal(t0.Add(time.Second)) || st.Readiness.Detail != "1 of 2 targets" {
+	if st.Decision.Reason != gate.NoGateway || !st.Since.Equal(t0.Add(time.Second)) ||
+		st.Readiness.Detail != "1 of 2 targets" {
 		t.Errorf("state %+v", st)
 	}
 	if o.state.advertised() != 0 || !o.idle() {
@@ -75,7 +89,8 @@ func TestAppliedPositionFollowsDecisions(t *testing.T) {
 	o.onApplied = func(p readiness.Position) { order = append(order, fmt.Sprint("applied ", p.Revision)) }
 	o.decided(decisions{Revision: 1, Changes: []gate.Change{change(vipA, gate.Withdrawn, gate.Announced, gate.Ready)}})
 	o.positionApplied(readiness.Position{InstanceID: "a", Revision: 7})
-	o.decided(decisions{Revision: 2, Changes: []gate.Change{change(vipA, gate.Announced, gate.Depreferred, gate.LBDraining)}})
+	o.decided(decisions{Revision: 2, Changes: []gate.Change{change(vipA, gate.Announced, gate.Depreferred,
+		gate.LBDraining)}})
 	o.positionApplied(readiness.Position{InstanceID: "a", Revision: 8})
 	o.drain()
 	o.positionApplied(readiness.Position{InstanceID: "a", Revision: 9}) // changed nothing

@@ -37,7 +37,8 @@ func (f *follower) showStart(l trench.Loaded, lb lbState) {
 		f.startBy = now.Add(f.ReadyTimeout)
 	case !f.advertised && !now.Before(f.startBy):
 		f.started = true
-		f.Log.Warn("ready after --ready-timeout, although VIPs are not advertised", "timeout", f.ReadyTimeout, "problem", problem)
+		f.Log.Warn("ready after --ready-timeout, although VIPs are not advertised",
+			"timeout", f.ReadyTimeout, "problem", problem)
 		f.observer.note("ready after --ready-timeout, although " + problem)
 	}
 	f.started = f.started || f.advertised

@@ -69,7 +69,10 @@ func reasonProto(r gate.Reason) readinessv1.AdvertisementReason {
 func (p *process) birdStatus(s *frontendv1.Status) [len(vip.Families)][]string {
 	var up [len(vip.Families)][]string
 	b := p.bird.State().Load()
-	s.Bird = &frontendv1.BirdStatus{Version: b.Version, Pid: uint32(b.PID), Restarts: uint32(b.Restarts), Error: cmp.Or(birdProblem(b), configProblem(b))}
+	s.Bird = &frontendv1.BirdStatus{
+		Version: b.Version, Pid: uint32(b.PID), Restarts: uint32(b.Restarts),
+		Error: cmp.Or(birdProblem(b), configProblem(b)),
+	}
 	if !b.Since.IsZero() {
 		s.Bird.Since = timestamppb.New(b.Since)
 	}
@@ -102,8 +105,8 @@ func (s *state) vipStatus(now time.Time, configured []vip.VIP, up [len(vip.Famil
 	for _, v := range vip.NewSet(configured...).Sorted() {
 		st := s.vips[v]
 		x := &frontendv1.VipStatus{
-			Vip: v.String(), Advertisement: advertisementProto(st.Decision.Advertisement), Reason: reasonProto(st.Decision.Reason),
-			Gateways: up[v.Family()],
+			Vip: v.String(), Gateways: up[v.Family()],
+			Advertisement: advertisementProto(st.Decision.Advertisement), Reason: reasonProto(st.Decision.Reason),
 		}
 		if !st.Since.IsZero() {
 			x.Since = timestamppb.New(st.Since)

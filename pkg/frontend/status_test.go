@@ -30,7 +30,8 @@ func TestStatusForgetsErrorsOfEarlierSessions(t *testing.T) {
 			var s frontendv1.Status
 			p.birdStatus(&s)
 			if g := s.GetGateways()[0]; g.GetState() != tt.state || g.GetLastError() != tt.wantsError {
-				t.Errorf("state %q, last error %q, want %q, %q", g.GetState(), g.GetLastError(), tt.state, tt.wantsError)
+				t.Errorf("state %q, last error %q, want %q, %q", g.GetState(), g.GetLastError(), tt.state,
+					tt.wantsError)
 			}
 		})
 	}

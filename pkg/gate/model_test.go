@@ -108,7 +108,8 @@ func (w *model) lost() bool {
 }
 
 func (w *model) familyUp(v vip.VIP) bool {
-	return w.up[v.Family()] && (w.now.Before(w.gatewaysAt.Add(MaxSessionAge)) || w.now.Before(w.gatewaysExtension.until))
+	return w.up[v.Family()] && (w.now.Before(w.gatewaysAt.Add(MaxSessionAge)) ||
+		w.now.Before(w.gatewaysExtension.until))
 }
 
 // flapping reports whether a VIP flapped often enough to be damped.
@@ -262,7 +263,8 @@ func (w *model) lbUpdate(states []VIPState, complete bool) LBUpdate {
 func TestGateAgainstModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newModel(Options{
-			OnLoss:        rapid.SampledFrom([]LossPolicy{WithdrawOnLoss, WithdrawOnLoss, KeepOnLoss}).Draw(t, "on loss"),
+			OnLoss: rapid.SampledFrom([]LossPolicy{WithdrawOnLoss, WithdrawOnLoss, KeepOnLoss}).Draw(t,
+				"on loss"),
 			NoFlapBackoff: rapid.Bool().Draw(t, "no back-off"),
 			DrainTime:     time.Second,
 		})

@@ -136,7 +136,10 @@ func wantSeries(t *testing.T, g prometheus.Gatherer, metric Metric, want map[str
 }
 
 func TestPromlint(t *testing.T) {
-	for name, r := range map[string]prometheus.Gatherer{"frontend": fullFrontend().Registry(), "lb": fullLB().Registry()} {
+	for name, r := range map[string]prometheus.Gatherer{
+		"frontend": fullFrontend().Registry(),
+		"lb":       fullLB().Registry(),
+	} {
 		var families []*dto.MetricFamily
 		for _, f := range gather(t, r) {
 			if isOwn(f.GetName()) {
@@ -250,7 +253,8 @@ func TestFrontendVIPs(t *testing.T) {
 	wantSeries(t, f.Registry(), FrontendVIPState, map[string]float64{
 		"family=ipv4 vip=20.0.0.1/32": 0, "family=ipv6 vip=2000::1/128": 2,
 	})
-	wantSeries(t, f.Registry(), FrontendVIPReason, map[string]float64{"family=ipv4 reason=no_gateway vip=20.0.0.1/32": 1})
+	wantSeries(t, f.Registry(), FrontendVIPReason,
+		map[string]float64{"family=ipv4 reason=no_gateway vip=20.0.0.1/32": 1})
 	wantSeries(t, f.Registry(), FrontendVIPs, map[string]float64{
 		"advertisement=withdrawn family=ipv4 reason=lb_never_seen": 0,
 		"advertisement=withdrawn family=ipv4 reason=no_gateway":    1,
@@ -283,7 +287,8 @@ func TestLBVIPTransitions(t *testing.T) {
 	wantSeries(t, l.Registry(), LBVIPTargets, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 2})
 	l.VIP(a, "draining", "targets_draining", 0, 2)
 	wantSeries(t, l.Registry(), LBVIPState, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 1})
-	wantSeries(t, l.Registry(), LBVIPReason, map[string]float64{"family=ipv4 reason=targets_draining vip=20.0.0.1/32": 1})
+	wantSeries(t, l.Registry(), LBVIPReason,
+		map[string]float64{"family=ipv4 reason=targets_draining vip=20.0.0.1/32": 1})
 }
 
 func TestTargetsAtScrape(t *testing.T) {

@@ -18,9 +18,9 @@ func writeDataPlane(b *strings.Builder, d *lbv1.DataPlaneStatus, now time.Time) 
 	if !d.GetConntrack() {
 		conntrack = "off: flows move with the table"
 	}
-	var head facts
-	head.add("data plane", d.GetMode())
-	head.add("conntrack", conntrack)
+	var head table
+	head.row("data plane", d.GetMode())
+	head.row("conntrack", conntrack)
 	confirmed := fmt.Sprintf("change %d of %d", d.GetAppliedRevision(), d.GetWantedRevision())
 	switch {
 	case d.GetWantedRevision() == 0:
@@ -28,8 +28,9 @@ func writeDataPlane(b *strings.Builder, d *lbv1.DataPlaneStatus, now time.Time) 
 	case d.GetAppliedRevision() >= d.GetWantedRevision():
 		confirmed = "desired state"
 	}
-	head.add("confirmed", confirmed)
-	head.write(b)
+	head.row("confirmed", confirmed)
+	b.WriteByte('\n')
+	head.align(b, "")
 	if e := d.GetError(); e != "" {
 		fmt.Fprintf(b, "NOTHING CAN BE CHANGED (%s): %s\nThe kernel state is kept.\n",
 			plural(int(d.GetFailures()), "attempt"), cut(e, maxLine))
@@ -114,7 +115,8 @@ func dataPlaneStreams(all []*lbv1.DataPlaneStream) *table {
 }
 
 func dataPlaneTargets(all []*lbv1.DataPlaneStream, now time.Time) *table {
-	t := newTable("STREAM", "TARGET", "MARK AND TABLE", "IN KERNEL", "ENTRIES IPV4", "ENTRIES IPV6", "PACKETS", "ADDRESSES")
+	t := newTable("STREAM", "TARGET", "MARK AND TABLE", "IN KERNEL", "ENTRIES IPV4", "ENTRIES IPV6", "PACKETS",
+		"ADDRESSES")
 	for _, serving := range []bool{false, true} {
 		for _, s := range all {
 			for _, x := range s.GetTargets() {
@@ -125,8 +127,8 @@ func dataPlaneTargets(all []*lbv1.DataPlaneStream, now time.Time) *table {
 				if end := x.GetDrainEnd(); end != nil && end.AsTime().After(now) {
 					state += ", " + span(end.AsTime().Sub(now)) + " left"
 				}
-				t.add(s.GetName(), x.GetName(), x.GetNumber(), state, x.GetEntriesIpv4(), x.GetEntriesIpv6(), x.GetPackets(),
-					strings.Join(x.GetAddresses(), ", "))
+				t.add(s.GetName(), x.GetName(), x.GetNumber(), state, x.GetEntriesIpv4(), x.GetEntriesIpv6(),
+					x.GetPackets(), strings.Join(x.GetAddresses(), ", "))
 			}
 		}
 	}

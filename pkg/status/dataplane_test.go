@@ -15,8 +15,14 @@ func goodDataPlane() *lbv1.DataPlaneStatus {
 		Streams: []*lbv1.DataPlaneStream{{
 			Name: "stream-a-1", Size: 1009, Seed: 1, Vips: 2,
 			Targets: []*lbv1.DataPlaneTarget{
-				{Name: "target-1", Number: 5000, Addresses: []string{"172.16.1.1", "fd00::1"}, State: "serving", EntriesIpv4: 505, EntriesIpv6: 505, Packets: 12345},
-				{Name: "target-2", Number: 5001, Addresses: []string{"172.16.1.2", "fd00::2"}, State: "serving", EntriesIpv4: 504, EntriesIpv6: 504, Packets: 6789},
+				{
+					Name: "target-1", Number: 5000, Addresses: []string{"172.16.1.1", "fd00::1"}, State: "serving",
+					EntriesIpv4: 505, EntriesIpv6: 505, Packets: 12345,
+				},
+				{
+					Name: "target-2", Number: 5001, Addresses: []string{"172.16.1.2", "fd00::2"}, State: "serving",
+					EntriesIpv4: 504, EntriesIpv6: 504, Packets: 6789,
+				},
 			},
 		}},
 	}
@@ -28,26 +34,44 @@ func badDataPlane() *lbv1.DataPlaneStatus {
 	d.Error, d.Failures = "records: no space left on device", 3
 	d.HeldBack = []string{"stream stream-a-2 (ipv4): until the frontend withdraws 1 VIP"}
 	d.Problems = []*lbv1.DataPlaneProblem{
-		{Object: "VIP 20.0.0.3/32", Detail: "is an address of eth0", Remedy: "ip address del 20.0.0.3/32 dev eth0", Vips: []string{"20.0.0.3/32"}},
+		{
+			Object: "VIP 20.0.0.3/32", Detail: "is an address of eth0", Remedy: "ip address del 20.0.0.3/32 dev eth0",
+			Vips: []string{"20.0.0.3/32"},
+		},
 		{Object: "stream stream-a-3", Detail: "has VIP 20.0.0.1/32 as well, which stream-a-1 serves"},
 	}
 	d.Drift = []*lbv1.DataPlaneDrift{
-		{Object: "rule fwmark 5003 (IPv4)", Stream: "stream-a-1", Target: "target-4", Detail: "is missing", Since: before(90 * time.Second)},
-		{Object: "map maglev4/stream-a-1", Stream: "stream-a-1", Detail: "12 entries lead elsewhere", Since: before(time.Second)},
+		{
+			Object: "rule fwmark 5003 (IPv4)", Stream: "stream-a-1", Target: "target-4", Detail: "is missing",
+			Since: before(90 * time.Second),
+		},
+		{
+			Object: "map maglev4/stream-a-1", Stream: "stream-a-1", Detail: "12 entries lead elsewhere",
+			Since: before(time.Second),
+		},
 	}
 	s := d.Streams[0]
 	s.ProblemIpv4, s.ProblemIpv6 = "10 entries are missing", "a rule is missing"
 	s.Targets = append(s.Targets,
-		&lbv1.DataPlaneTarget{Name: "target-3", Number: 5002, State: "draining", Addresses: []string{"172.16.1.3"}, DrainEnd: timestamppb.New(now.Add(4 * time.Second)), Packets: 5},
+		&lbv1.DataPlaneTarget{
+			Name: "target-3", Number: 5002, State: "draining", Addresses: []string{"172.16.1.3"},
+			DrainEnd: timestamppb.New(now.Add(4 * time.Second)), Packets: 5,
+		},
 		&lbv1.DataPlaneTarget{Name: "target-4", Number: 5003, State: "drifted", Addresses: []string{"172.16.1.4"}},
 	)
-	d.Streams = append(d.Streams, &lbv1.DataPlaneStream{Name: "stream-gone", Targets: []*lbv1.DataPlaneTarget{{Name: "x", Number: 5004, State: "removing"}}})
+	d.Streams = append(d.Streams, &lbv1.DataPlaneStream{
+		Name:    "stream-gone",
+		Targets: []*lbv1.DataPlaneTarget{{Name: "x", Number: 5004, State: "removing"}},
+	})
 	d.Unread = "context deadline exceeded"
 	return d
 }
 
 func TestDataPlane(t *testing.T) {
-	for name, d := range map[string]*lbv1.DataPlaneStatus{"lb-dataplane-good": goodDataPlane(), "lb-dataplane-bad": badDataPlane()} {
+	for name, d := range map[string]*lbv1.DataPlaneStatus{
+		"lb-dataplane-good": goodDataPlane(),
+		"lb-dataplane-bad":  badDataPlane(),
+	} {
 		t.Run(name, func(t *testing.T) {
 			s := goodLB()
 			s.DataPlane = d
@@ -59,7 +83,10 @@ func TestDataPlane(t *testing.T) {
 func TestEventsOfTheLoadBalancer(t *testing.T) {
 	wantGolden(t, "lb-events.golden", LBEventLog().All([]*lbv1.Event{
 		{Time: before(time.Minute), Sequence: 1, Object: "20.0.0.1/32", What: "ready", Detail: "enough targets ready"},
-		{Time: before(time.Second), Sequence: 2, Object: "rule fwmark 5003 (IPv4)", What: "drift", Detail: "is missing", Stream: "stream-a-1", Target: "target-4"},
+		{
+			Time: before(time.Second), Sequence: 2, Object: "rule fwmark 5003 (IPv4)", What: "drift",
+			Detail: "is missing", Stream: "stream-a-1", Target: "target-4",
+		},
 		{},
 	}))
 	if got := LBEventLog().All(nil); got != "no events\n" {

@@ -27,11 +27,12 @@ func Frontend(s *frontendv1.Status, now time.Time) (text string, complete bool) 
 	counts := summary{}
 	attracts := map[string]bool{} // by family
 	for _, v := range s.GetVips() {
-		if isAdvertised(v.GetAdvertisement()) {
+		a := v.GetAdvertisement()
+		if isAdvertised(a) {
 			count++
 			attracts[familyOf(v.GetVip())] = true
 		}
-		counts[group{advertisements[v.GetAdvertisement()].rank, advertised(v.GetAdvertisement()), Explain(v.GetReason())}]++
+		counts[group{advertisements[a].rank, advertised(a), Explain(v.GetReason())}]++
 	}
 	for _, c := range s.GetConditions() {
 		if family, ok := strings.CutPrefix(c.GetName(), "RouteBack/"); ok && !c.GetServing() && attracts[family] {
@@ -44,17 +45,18 @@ func Frontend(s *frontendv1.Status, now time.Time) (text string, complete bool) 
 	writeConditions(&b, s.GetConditions())
 	writeConfigurationError(&b, s.GetConfigurationError(), s.GetTrench())
 
-	var head facts
+	var head table
 	switch dir := s.GetLoadBalancer().GetReadinessDir(); {
 	case !s.GetGating():
 	case dir != "":
-		head.add("readiness files", cut(clean(dir), maxCell)+": "+loadBalancer(s.GetLoadBalancer()))
+		head.row("readiness files", cut(clean(dir), maxCell)+": "+loadBalancer(s.GetLoadBalancer()))
 	default:
-		head.add("load balancer", loadBalancer(s.GetLoadBalancer()))
-		head.add("identity", identity(s.GetSpiffeId(), s.GetIdentityExpires(), now))
+		head.row("load balancer", loadBalancer(s.GetLoadBalancer()))
+		head.row("identity", identity(s.GetSpiffeId(), s.GetIdentityExpires(), now))
 	}
-	head.add("BIRD", bird(s.GetBird(), now))
-	head.write(&b)
+	head.row("BIRD", bird(s.GetBird(), now))
+	b.WriteByte('\n')
+	head.align(&b, "")
 
 	gateways(s.GetGateways(), now).write(&b)
 	frontendVIPs(s.GetVips(), now).write(&b)

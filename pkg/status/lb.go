@@ -47,10 +47,11 @@ func LB(s *lbv1.Status, now time.Time) string {
 	writeConditions(&b, s.GetConditions())
 	writeConfigurationError(&b, s.GetConfigurationError(), s.GetTrench())
 
-	var head facts
-	head.add("position", fmt.Sprintf("%s, lease %v", position(s.GetPosition()), s.GetLease().AsDuration()))
-	head.add("identity", identity(s.GetSpiffeId(), s.GetIdentityExpires(), now))
-	head.write(&b)
+	var head table
+	head.row("position", fmt.Sprintf("%s, lease %v", position(s.GetPosition()), s.GetLease().AsDuration()))
+	head.row("identity", identity(s.GetSpiffeId(), s.GetIdentityExpires(), now))
+	b.WriteByte('\n')
+	head.align(&b, "")
 
 	lbVIPs(s.GetVips(), now).write(&b)
 	sources(s.GetSources(), now).write(&b)

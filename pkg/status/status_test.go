@@ -63,7 +63,8 @@ func lbReady(vip string, since time.Duration) *readinessv1.VipReadiness {
 
 func lbNotReady(vip string, since time.Duration) *readinessv1.VipReadiness {
 	return &readinessv1.VipReadiness{
-		Vip: vip, State: readinessv1.VipState_VIP_STATE_NOT_READY, Reason: readinessv1.VipReason_VIP_REASON_TOO_FEW_READY,
+		Vip: vip, State: readinessv1.VipState_VIP_STATE_NOT_READY,
+		Reason: readinessv1.VipReason_VIP_REASON_TOO_FEW_READY,
 		Detail: "target-1: connect to 172.16.1.1:5000: connection refused", TotalTargets: 3, Since: before(since),
 	}
 }
@@ -74,18 +75,22 @@ func goodFrontend() *frontendv1.Status {
 		SpiffeId: "spiffe://example.org/frontend", IdentityExpires: timestamppb.New(now.Add(43 * time.Minute)),
 		Conditions: []*frontendv1.Condition{{Name: "Liveness", Serving: true}, {Name: "Readiness", Serving: true}},
 		LoadBalancer: &frontendv1.LoadBalancerStatus{
-			Freshness: frontendv1.Freshness_FRESHNESS_LIVE, Synced: true, LeaseLeft: durationpb.New(812 * time.Millisecond),
-			Position: &readinessv1.Position{InstanceId: "7f3a9c", Revision: 42},
+			Freshness: frontendv1.Freshness_FRESHNESS_LIVE, Synced: true,
+			LeaseLeft: durationpb.New(812 * time.Millisecond),
+			Position:  &readinessv1.Position{InstanceId: "7f3a9c", Revision: 42},
 		},
 		Bird: &frontendv1.BirdStatus{Version: "2.0.12", Pid: 4242, Since: before(3*time.Hour + 12*time.Minute)},
 		Gateways: []*frontendv1.GatewayStatus{{
-			Name: "gateway-a-1", Address: "169.254.100.150", Up: true, State: "Established", Since: before(3 * time.Hour), Imported: 1, Exported: 1, Bfd: "Up",
+			Name: "gateway-a-1", Address: "169.254.100.150", Up: true, State: "Established",
+			Since: before(3 * time.Hour), Imported: 1, Exported: 1, Bfd: "Up",
 		}, {
-			Name: "gateway-a-2", Address: "fe80::1", Up: true, State: "Established", Since: before(50 * time.Hour), Imported: 1, Exported: 1,
+			Name: "gateway-a-2", Address: "fe80::1", Up: true, State: "Established", Since: before(50 * time.Hour),
+			Imported: 1, Exported: 1,
 		}},
 		Vips: []*frontendv1.VipStatus{{
 			Vip: "20.0.0.1/32", Advertisement: readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED,
-			Reason: readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_READY, Since: before(4*time.Minute + 2*time.Second),
+			Reason:    readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_READY,
+			Since:     before(4*time.Minute + 2*time.Second),
 			Readiness: lbReady("20.0.0.1/32", time.Hour), Gateways: []string{"gateway-a-1"},
 		}, {
 			Vip: "2000::1/128", Advertisement: readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED,
@@ -102,21 +107,30 @@ func badFrontend() *frontendv1.Status {
 	s.Conditions = []*frontendv1.Condition{
 		{Name: "Liveness", Serving: true},
 		{Name: "Readiness", Detail: "Configuration: refused; Egress/ipv6: gateway-a-2: Active"},
-		{Name: "Configuration", Detail: "trench.yaml:7: attractor.vips: VIP \"20.0.0.1\" has no prefix length; use 20.0.0.1/32"},
+		{
+			Name:   "Configuration",
+			Detail: "trench.yaml:7: attractor.vips: VIP \"20.0.0.1\" has no prefix length; use 20.0.0.1/32",
+		},
 		{Name: "Egress", Serving: true},
 		{Name: "Egress/ipv6", Detail: "gateway-a-2: Active"},
 	}
-	s.ConfigurationError = "trench.yaml:7: attractor.vips: VIP \"20.0.0.1\" has no prefix length; use 20.0.0.1/32\ntrench.yaml:9: attractor.gateways: unknown field \"adress\""
+	s.ConfigurationError = "trench.yaml:7: attractor.vips: VIP \"20.0.0.1\" has no prefix length; use 20.0.0.1/32\n" +
+		"trench.yaml:9: attractor.gateways: unknown field \"adress\""
 	s.IdentityExpires = before(3 * time.Second)
 	s.LoadBalancer = &frontendv1.LoadBalancerStatus{
-		Freshness: frontendv1.Freshness_FRESHNESS_STALE, LeaseLeft: durationpb.New(-2500 * time.Millisecond), GoingAway: true,
-		Position: &readinessv1.Position{InstanceId: "7f3a9c", Revision: 43}, Error: "stream ended: EOF",
+		Freshness: frontendv1.Freshness_FRESHNESS_STALE, LeaseLeft: durationpb.New(-2500 * time.Millisecond),
+		GoingAway: true,
+		Position:  &readinessv1.Position{InstanceId: "7f3a9c", Revision: 43}, Error: "stream ended: EOF",
 	}
 	s.Bird.Restarts, s.Bird.Error = 2, "no answer on the control socket for 2s"
 	s.Gateways[1] = &frontendv1.GatewayStatus{
-		Name: "gateway-a-2", Address: "fe80::1", State: "Active", Since: before(50 * time.Second), LastError: "Received: Hold timer expired", Bfd: "Down",
+		Name: "gateway-a-2", Address: "fe80::1", State: "Active", Since: before(50 * time.Second),
+		LastError: "Received: Hold timer expired", Bfd: "Down",
 	}
-	s.Gateways = append(s.Gateways, &frontendv1.GatewayStatus{Name: "gateway-a-3", Address: "fe80::3", State: "ext-vlan has no IPv6 address"})
+	s.Gateways = append(s.Gateways, &frontendv1.GatewayStatus{
+		Name: "gateway-a-3", Address: "fe80::3",
+		State: "ext-vlan has no IPv6 address",
+	})
 	s.Vips = append(s.Vips, &frontendv1.VipStatus{
 		Vip: "2000::2/128", Advertisement: readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED,
 		Reason: readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_STOPPING, Since: before(time.Second),
@@ -167,18 +181,32 @@ func goodLB() *lbv1.Status {
 		Streams: []*lbv1.StreamStatus{{
 			Name: "stream-a-1", Vips: []string{"20.0.0.1/32"}, MinReady: 1,
 			Targets: []*lbv1.TargetStatus{
-				{Name: "target-1", Address: "172.16.1.1", State: "ready", Since: before(time.Hour), LastCheck: before(300 * time.Millisecond), Sources: []string{"file"}},
-				{Name: "target-2", Address: "172.16.1.2", State: "ready", Since: before(time.Hour), LastCheck: before(600 * time.Millisecond), Sources: []string{"file", "registry"}, RegisteredBy: "spiffe://example.org/app"},
+				{
+					Name: "target-1", Address: "172.16.1.1", State: "ready", Since: before(time.Hour),
+					LastCheck: before(300 * time.Millisecond), Sources: []string{"file"},
+				},
+				{
+					Name: "target-2", Address: "172.16.1.2", State: "ready", Since: before(time.Hour),
+					LastCheck: before(600 * time.Millisecond), Sources: []string{"file", "registry"},
+					RegisteredBy: "spiffe://example.org/app",
+				},
 			},
 		}},
 		Sources: []*lbv1.SourceStatus{
 			{Name: "file", Live: true, Since: before(time.Hour), Targets: 2, OnGone: "hold", Detail: "2 targets"},
-			{Name: "registry", Live: true, Since: before(time.Hour), Targets: 1, OnGone: "drain", Detail: "1 target of 1 caller"},
+			{
+				Name: "registry", Live: true, Since: before(time.Hour), Targets: 1, OnGone: "drain",
+				Detail: "1 target of 1 caller",
+			},
 		},
 		Watchers: []*lbv1.WatcherStatus{{
-			WatchId: "w1", Peer: "spiffe://example.org/frontend", Reader: "attractor-a-1", Since: before(time.Hour), SentRevision: 42,
+			WatchId: "w1", Peer: "spiffe://example.org/frontend", Reader: "attractor-a-1", Since: before(time.Hour),
+			SentRevision:    42,
 			AppliedRevision: 42, Reporting: true,
-			Families: []*readinessv1.FamilyConnectivity{{Family: readinessv1.IpFamily_IP_FAMILY_IPV4, Up: true}, {Family: readinessv1.IpFamily_IP_FAMILY_IPV6}},
+			Families: []*readinessv1.FamilyConnectivity{
+				{Family: readinessv1.IpFamily_IP_FAMILY_IPV4, Up: true},
+				{Family: readinessv1.IpFamily_IP_FAMILY_IPV6},
+			},
 		}, {
 			WatchId: "w2", Peer: "spiffe://example.org/operator", Since: before(2 * time.Second), SentRevision: 42,
 		}},
@@ -189,7 +217,10 @@ func goodLB() *lbv1.Status {
 func badLB() *lbv1.Status {
 	s := goodLB()
 	s.GoingAway, s.Synced = true, false
-	s.Conditions = []*lbv1.Condition{{Name: "Readiness", Detail: "Serving: stopping"}, {Name: "Serving", Detail: "stopping"}}
+	s.Conditions = []*lbv1.Condition{
+		{Name: "Readiness", Detail: "Serving: stopping"},
+		{Name: "Serving", Detail: "stopping"},
+	}
 	s.ConfigurationError = "trench.yaml:3: streams: duplicate name \"stream-a-1\""
 	s.Vips = append(s.Vips, &lbv1.VipStatus{
 		Readiness: lbNotReady("20.0.0.2/32", time.Minute),
@@ -213,14 +244,28 @@ func badLB() *lbv1.Status {
 	}
 	s.Streams[0].Vips = []string{"20.0.0.1/32", "20.0.0.2/32", "20.0.0.3/32", "20.0.0.4/32"}
 	s.Streams[0].Targets = append(s.Streams[0].Targets,
-		&lbv1.TargetStatus{Name: "target-3", Address: "172.16.1.3", State: "NOT_READY", Since: before(time.Minute), LastCheck: before(time.Second), LastError: "connect: connection refused"},
+		&lbv1.TargetStatus{
+			Name: "target-3", Address: "172.16.1.3", State: "NOT_READY", Since: before(time.Minute),
+			LastCheck: before(time.Second), LastError: "connect: connection refused",
+		},
 		&lbv1.TargetStatus{Name: "target-4", Address: "fd00::4", State: "starting", Since: before(time.Second)},
-		&lbv1.TargetStatus{Name: "target-5", Address: "fd00::5", State: "overdue", Since: before(time.Second), LastCheck: before(9 * time.Second)},
-		&lbv1.TargetStatus{Name: "target-6", Address: "172.16.1.6", State: "draining", Since: before(time.Second), DrainEnd: timestamppb.New(now.Add(4 * time.Second)), DrainCause: "deregistered", Checks: "ready", Sources: []string{"registry"}},
-		&lbv1.TargetStatus{Name: "target-7", Address: "172.16.1.7", State: "drained", Since: before(time.Hour), DrainEnd: before(time.Hour), DrainCause: "operator", Checks: "ready", Sources: []string{"file"}},
+		&lbv1.TargetStatus{
+			Name: "target-5", Address: "fd00::5", State: "overdue", Since: before(time.Second),
+			LastCheck: before(9 * time.Second),
+		},
+		&lbv1.TargetStatus{
+			Name: "target-6", Address: "172.16.1.6", State: "draining", Since: before(time.Second),
+			DrainEnd: timestamppb.New(now.Add(4 * time.Second)), DrainCause: "deregistered", Checks: "ready",
+			Sources: []string{"registry"},
+		},
+		&lbv1.TargetStatus{
+			Name: "target-7", Address: "172.16.1.7", State: "drained", Since: before(time.Hour),
+			DrainEnd: before(time.Hour), DrainCause: "operator", Checks: "ready", Sources: []string{"file"},
+		},
 	)
 	s.Sources = append(s.Sources, &lbv1.SourceStatus{
-		Name: "directory", Since: before(time.Minute), OnGone: "drop", Detail: "/var/run/meridio: no such file or directory",
+		Name: "directory", Since: before(time.Minute), OnGone: "drop",
+		Detail:   "/var/run/meridio: no such file or directory",
 		Problems: []string{"lb-ready-unknown: no stream of the trench file has this name"},
 	})
 	s.Watchers = nil
@@ -234,7 +279,10 @@ func TestFrontend(t *testing.T) {
 	files.LoadBalancer.ReadinessDir, files.SpiffeId, files.IdentityExpires = "/var/run/meridio", "", nil
 	fresh := &frontendv1.Status{
 		Version: "v0.1.0", Trench: "trench-a", Attractor: "attractor-a-1", Gating: true,
-		Conditions: []*frontendv1.Condition{{Name: "Readiness", Detail: "Identity: no SVID yet"}, {Name: "Identity", Detail: "no SVID yet"}},
+		Conditions: []*frontendv1.Condition{
+			{Name: "Readiness", Detail: "Identity: no SVID yet"},
+			{Name: "Identity", Detail: "no SVID yet"},
+		},
 		Vips: []*frontendv1.VipStatus{{
 			Vip: "20.0.0.1/32", Advertisement: readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN,
 			Reason: readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NEVER_SEEN,
@@ -286,14 +334,18 @@ func TestEvents(t *testing.T) {
 		{Time: before(time.Minute), Sequence: 1, Detail: "the frontend is starting"},
 		{
 			Time: before(1500 * time.Millisecond), Sequence: 2, Vip: "20.0.0.1/32",
-			From: readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN, To: readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED,
-			Reason: readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_READY, Position: &readinessv1.Position{InstanceId: "7f3a9c", Revision: 3},
+			From:     readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN,
+			To:       readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED,
+			Reason:   readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_READY,
+			Position: &readinessv1.Position{InstanceId: "7f3a9c", Revision: 3},
 		},
 		{
 			Time: before(0), Sequence: 3, Vip: "2000::1/128",
-			From: readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED, To: readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN,
-			Reason: readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY, Position: &readinessv1.Position{InstanceId: "7f3a9c", Revision: 4},
-			Detail: "target-1: connection refused",
+			From:     readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED,
+			To:       readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN,
+			Reason:   readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY,
+			Position: &readinessv1.Position{InstanceId: "7f3a9c", Revision: 4},
+			Detail:   "target-1: connection refused",
 		},
 		{Time: before(0), Sequence: 4, Gateway: "gateway-a-1", Detail: "Active (Received: Cease)"},
 		{Time: before(0), Sequence: 5, Gateway: "gateway-a-1", GatewayUp: true, Detail: "169.254.100.150"},
@@ -315,7 +367,8 @@ func TestEventLogColumns(t *testing.T) {
 	if !strings.HasPrefix(head, "TIME") || strings.Contains(second, "TIME") || strings.Count(second, "\n") != 1 {
 		t.Errorf("got\n%s%s", first, second)
 	}
-	if strings.Index(head, "DETAIL") != strings.LastIndex(strings.TrimSpace(row), "-") || strings.Index(second, "two lines") != strings.Index(head, "DETAIL") {
+	if strings.Index(head, "DETAIL") != strings.LastIndex(strings.TrimSpace(row), "-") ||
+		strings.Index(second, "two lines") != strings.Index(head, "DETAIL") {
 		t.Errorf("the columns moved:\n%s%s", first, second)
 	}
 }
@@ -340,14 +393,16 @@ func TestReasonsAreExplained(t *testing.T) {
 	}
 	for _, n := range values(readinessv1.VipReason_VIP_REASON_UNSPECIFIED.Descriptor()) {
 		r := readinessv1.VipReason(n)
-		check(r.String(), Explain(r), r == readinessv1.VipReason_VIP_REASON_TARGETS_READY || r == readinessv1.VipReason_VIP_REASON_READINESS_FILE)
+		check(r.String(), Explain(r), r == readinessv1.VipReason_VIP_REASON_TARGETS_READY ||
+			r == readinessv1.VipReason_VIP_REASON_READINESS_FILE)
 	}
 }
 
 func TestControlCharactersAreRemoved(t *testing.T) {
 	const evil = "refused\x1b[2J\r\nVIP 20.0.0.1/32 yes\u202e\xff"
 	f := badFrontend()
-	f.Vips[3].Readiness.Detail, f.Gateways[1].LastError, f.Conditions[2].Detail, f.LoadBalancer.Error = evil, evil, evil, evil
+	f.Vips[3].Readiness.Detail, f.Gateways[1].LastError, f.Conditions[2].Detail, f.LoadBalancer.Error = evil, evil,
+		evil, evil
 	f.ConfigurationError, f.Bird.Error = evil, evil
 	text, _ := Frontend(f, now)
 	l := badLB()
@@ -369,8 +424,9 @@ func TestProblemsOnFirstScreen(t *testing.T) {
 	s.Vips = nil
 	for i := range many {
 		v := &frontendv1.VipStatus{
-			Vip: fmt.Sprintf("20.1.%d.%d/32", i/256, i%256), Advertisement: readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED,
-			Reason: readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_READY, Since: before(time.Hour),
+			Vip:           fmt.Sprintf("20.1.%d.%d/32", i/256, i%256),
+			Advertisement: readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED,
+			Reason:        readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_READY, Since: before(time.Hour),
 		}
 		if i == 9_000 {
 			v.Advertisement = readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN
@@ -384,7 +440,10 @@ func TestProblemsOnFirstScreen(t *testing.T) {
 	}
 	lines := strings.SplitN(text, "\n", 25)
 	screen := strings.Join(lines[:24], "\n")
-	for _, want := range []string{"9999 of 10000 VIPs advertised", "no source routing. ", "next: SourceRouting", "20.1.35.40/32   NO "} {
+	for _, want := range []string{
+		"9999 of 10000 VIPs advertised", "no source routing. ", "next: SourceRouting",
+		"20.1.35.40/32   NO ",
+	} {
 		if !strings.Contains(screen, want) {
 			t.Errorf("the first screen has no %q:\n%s", want, screen)
 		}
@@ -400,7 +459,8 @@ func TestProblemsOnFirstScreen(t *testing.T) {
 func TestSpans(t *testing.T) {
 	for d, want := range map[time.Duration]string{
 		0: "0ms", 999 * time.Millisecond: "999ms", time.Second: "1s", 59 * time.Second: "59s", 61 * time.Second: "1m1s",
-		time.Hour: "1h0m", 23*time.Hour + 59*time.Minute: "23h59m", 24 * time.Hour: "1d0h", 100 * 24 * time.Hour: "100d0h",
+		time.Hour: "1h0m", 23*time.Hour + 59*time.Minute: "23h59m", 24 * time.Hour: "1d0h",
+		100 * 24 * time.Hour: "100d0h",
 	} {
 		if got := span(d); got != want {
 			t.Errorf("span(%v) = %q, want %q", d, got, want)

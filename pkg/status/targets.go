@@ -51,11 +51,8 @@ func countTargets(counts map[targetv1.State]int) *table {
 	for _, s := range slices.SortedFunc(maps.Keys(counts), func(x, y targetv1.State) int {
 		return cmp.Or(cmp.Compare(targetRank(x), targetRank(y)), cmp.Compare(x, y))
 	}) {
-		w := Explain(s)
-		t.rows = append(t.rows, []string{fmt.Sprint(counts[s]), w.Short, w.Meaning})
-		if w.Next != "" {
-			t.rows = append(t.rows, []string{"", "", "next: " + w.Next})
-		}
+		e := Explain(s)
+		t.explain(counts[s], e.Short, e.Meaning, e)
 	}
 	return t
 }

@@ -3,6 +3,7 @@ package status
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -38,6 +39,17 @@ func (t *table) add(cells ...any) {
 	last := len(cells) - 1
 	row[last] = cut(fmt.Sprint(cells[last]), maxLine)
 	t.rows = append(t.rows, row)
+}
+
+// row adds cells that are clean.
+func (t *table) row(cells ...string) { t.rows = append(t.rows, cells) }
+
+// explain adds a count, what is counted and, for a problem, what to check next.
+func (t *table) explain(n int, what, meaning string, e Explanation) {
+	t.row(fmt.Sprint(n), what, meaning)
+	if e.Next != "" {
+		t.row("", "", "next: "+e.Next)
+	}
 }
 
 // write appends the table, or nothing if it has no row but the header.
@@ -179,7 +191,7 @@ func span(d time.Duration) string {
 	return fmt.Sprintf("%dd%dh", int(d.Hours())/24, int(d.Hours())%24)
 }
 
-// summary counts combinations of what is said of VIPs.
+// summary counts combinations of state and reason over VIPs.
 type summary map[group]int
 
 // group is one line of a summary; those with a lower rank come first.
@@ -191,20 +203,13 @@ type group struct {
 
 // write appends a line for each group with its count and, for a problem, what to check next.
 func (s summary) write(b *strings.Builder) {
-	groups := make([]group, 0, len(s))
-	for g := range s {
-		groups = append(groups, g)
-	}
-	slices.SortFunc(groups, func(x, y group) int {
+	groups := slices.SortedFunc(maps.Keys(s), func(x, y group) int {
 		return cmp.Or(cmp.Compare(x.rank, y.rank), cmp.Compare(s[y], s[x]),
 			strings.Compare(x.explanation.Short, y.explanation.Short))
 	})
 	t := &table{}
 	for _, g := range groups {
-		t.rows = append(t.rows, []string{fmt.Sprint(s[g]), g.state, g.explanation.Short + ". " + g.explanation.Meaning})
-		if g.explanation.Next != "" {
-			t.rows = append(t.rows, []string{"", "", "next: " + g.explanation.Next})
-		}
+		t.explain(s[g], g.state, g.explanation.Short+". "+g.explanation.Meaning, g.explanation)
 	}
 	t.align(b, "  ")
 }
@@ -224,13 +229,13 @@ func writeConditions[C condition](b *strings.Builder, all []C) {
 	t := &table{}
 	for _, c := range all {
 		if !c.GetServing() && c.GetName() != readiness {
-			t.rows = append(t.rows, []string{clean(c.GetName()), cut(c.GetDetail(), maxLine)})
+			t.row(clean(c.GetName()), cut(c.GetDetail(), maxLine))
 		}
 	}
 	at := slices.IndexFunc(all, func(c C) bool { return c.GetName() == readiness })
 	ready := at >= 0 && all[at].GetServing()
 	if at >= 0 && !ready && len(t.rows) == 0 {
-		t.rows = append(t.rows, []string{readiness, cut(all[at].GetDetail(), maxLine)})
+		t.row(readiness, cut(all[at].GetDetail(), maxLine))
 	}
 	switch {
 	case len(t.rows) == 0:
@@ -241,16 +246,6 @@ func writeConditions[C condition](b *strings.Builder, all []C) {
 		b.WriteString("\nNOT READY, since these conditions do not hold:\n")
 	}
 	t.align(b, "  ")
-}
-
-// facts are the lines of the head: a name and its value.
-type facts struct{ table }
-
-func (f *facts) add(what, how string) { f.rows = append(f.rows, []string{what, how}) }
-
-func (f *facts) write(b *strings.Builder) {
-	b.WriteByte('\n')
-	f.align(b, "")
 }
 
 // identity returns the SPIFFE ID of a program and its expiry.
@@ -274,7 +269,8 @@ func writeConfigurationError(b *strings.Builder, problems, trench string) {
 	if trench == "" {
 		inForce = "none is, and there are no VIPs"
 	}
-	b.WriteString("\nThe trench file on disk is not in force, since it is refused or cannot be read; " + inForce + ":\n")
+	b.WriteString("\nThe trench file on disk is not in force, since it is refused or cannot be read; ")
+	b.WriteString(inForce + ":\n")
 	for line := range strings.Lines(problems) {
 		b.WriteString("  " + cut(line, maxLine) + "\n")
 	}
