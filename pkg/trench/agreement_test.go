@@ -374,9 +374,9 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		}
 	}
 	for name, o := range objects() {
-		for _, f := range o.fields {
-			if !tried[name+"."+f.name] {
-				t.Errorf("no example has %s.%s", name, f.name)
+		for _, f := range o.fields() {
+			if field, _ := fieldName(f); !tried[name+"."+field] {
+				t.Errorf("no example has %s.%s", name, field)
 			}
 		}
 	}

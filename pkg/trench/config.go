@@ -19,67 +19,81 @@ const LoopbackASN uint32 = 4200000000
 // within its lease, also on a busy machine.
 const MaxVIPs = 50_000
 
-// Bounds of what the file may say. Hold time: RFC 4271 section 4.2. BFD: the multiplier is 8 bits
-// (RFC 5880 section 4.1); under 10 ms BFD in user space takes a busy node for a dead link.
+// MaxDrainTime is the longest drain time of a target.
+const MaxDrainTime = time.Hour
+
+// Hold times that BGP allows (RFC 4271 section 4.2).
 const (
-	MinHoldTime      = 3 * time.Second
-	MaxHoldTime      = 65535 * time.Second
-	MinBFDInterval   = 10 * time.Millisecond
-	MaxBFDInterval   = time.Minute
-	MinCheckInterval = 10 * time.Millisecond
-	MaxCheckInterval = time.Hour
-	MinCheckTimeout  = time.Millisecond
-	MaxRiseFall      = 100
-	MaxDrainTime     = time.Hour
-	MinMaglevSize    = 101
-	MaxMaglevSize    = 131071
+	minHoldTime = 3 * time.Second
+	maxHoldTime = 65535 * time.Second
 )
 
 // Config is the configuration of a trench: what lb checks and what frontend advertises.
 //
-// Defaults are filled in. A Config never changes, so that it can be shared. The first paragraphs of
-// the comments of these types and their fields are the descriptions in docs/trench.schema.json.
+// Defaults are filled in. A Config never changes, so that it can be shared.
+//
+// The tags of these types describe the file, for the reader and for docs/trench.schema.json, where
+// the first paragraphs of the comments are the descriptions:
+//
+//	yaml      name of the field; "required" if the file must have it
+//	remedy    what to write if it is missing, or an empty list
+//	default   value of a field that is left out
+//	min, max  bounds of a number or a duration; of a list, the most items
+//	form      what a text looks like, by its name in forms
+//	empty     what to remove instead of writing an empty list; without it, a list may be empty
+//	null      what it means to remove an object that may also be {}
+//
+// Values of fields named _ are for the method check only.
+//
+// BFD: the multiplier is 8 bits (RFC 5880 section 4.1); under 10 ms BFD in user space takes a busy
+// node for a dead link.
 type Config struct {
-	Trench string // Name of the trench.
+	// Name of the trench.
+	Trench string `yaml:"trench,required" form:"name" remedy:"write the name of the trench"`
 	// What the frontend serves: VIPs, and the gateways they are advertised to.
-	Attractor Attractor
+	Attractor Attractor `yaml:"attractor,required" remedy:"write its name, vips and gateways"`
 	// What the load balancer serves. A VIP is ready when at least one stream that serves it has
 	// minReady ready targets of the VIP's family.
-	Streams []Stream // in the order of the file
+	Streams []Stream `yaml:"streams"` // in the order of the file
 }
 
 // Attractor is VIPs, and the gateways they are advertised to.
 type Attractor struct {
-	Name string // Name of the attractor.
+	// Name of the attractor.
+	Name string `yaml:"name,required" form:"name" remedy:"write the name of the attractor"`
 	// VIPs, [] for none. No two overlap, since the wider one would attract the traffic of the narrower
 	// one while that is withdrawn.
-	VIPs []vip.VIP // in the order of the file
+	VIPs []vip.VIP `yaml:"vips,required" max:"50000"`
 	// The external routers. Write one for each family of a router that has both.
-	Gateways []Gateway
+	Gateways []Gateway `yaml:"gateways"`
 }
 
 // Gateway is an external router that speaks BGP with the frontend. It gets the VIPs of the family
 // of its address.
 type Gateway struct {
 	// Name of the gateway, unique, not BFD. BIRD's session is called NBR-<name>.
-	Name string // 1 to 60 characters out of A-Z a-z 0-9 _ . -
+	Name string `yaml:"name,required" form:"name" remedy:"write a name for the gateway"`
 	// Unicast address, unique; not loopback, not IPv6 link-local, not in a VIP. The attractor has a
 	// VIP of its family.
-	Address  netip.Addr // without a zone
-	LocalASN uint32     // Local AS number. The default is --local-as of the frontend.
+	Address netip.Addr `yaml:"address,required" remedy:"write the gateway's IP address"` // without a zone
+	// Only bgp so far.
+	_ string `yaml:"protocol" form:"protocol" default:"bgp"`
+	// Local AS number. The default is --local-as of the frontend.
+	LocalASN uint32 `yaml:"localASN" min:"1" max:"4294967294"`
 	// AS number of the gateway; the same number as localASN makes it iBGP. The default is --remote-as
 	// of the frontend.
-	RemoteASN uint32
+	RemoteASN uint32 `yaml:"remoteASN" min:"1" max:"4294967294"`
 	// Local TCP port, not --lb-bgp-port. The default is --bgp-local-port of the frontend.
-	LocalPort uint16
+	LocalPort uint16 `yaml:"localPort" min:"1" max:"65535"`
 	// TCP port of the gateway. The default is --bgp-remote-port of the frontend.
-	RemotePort uint16
+	RemotePort uint16 `yaml:"remotePort" min:"1" max:"65535"`
 	// BGP hold time in whole seconds. The default is --bgp-hold-time of the frontend.
-	HoldTime time.Duration
-	BFD      *BFD // Guards the session by BFD; {} takes the defaults. Left out: no BFD.
+	HoldTime time.Duration `yaml:"holdTime" min:"3s" max:"65535s"`
+	// Guards the session by BFD; {} takes the defaults. Left out: no BFD.
+	BFD *BFD `yaml:"bfd" null:"for no BFD"`
 	// Absolute path of the file with the TCP-MD5 password. While it is missing or refused the gateway
 	// has no session.
-	PasswordFile string // "" without a password
+	PasswordFile string `yaml:"passwordFile" form:"password file"` // "" without a password
 }
 
 // Family returns the address family of the session. VIPs of this family only are advertised over
@@ -88,24 +102,32 @@ func (g Gateway) Family() vip.Family { return vip.FamilyOf(g.Address) }
 
 // BFD is Bidirectional Forwarding Detection (RFC 5880) of the gateway's session.
 type BFD struct {
-	MinTx      time.Duration // Least time between packets that vipgate sends.
-	MinRx      time.Duration // Least time between packets that vipgate accepts.
-	Multiplier uint8         // How many packets may be lost.
+	// Least time between packets that vipgate sends.
+	MinTx time.Duration `yaml:"minTx" min:"10ms" max:"1m" default:"300ms"`
+	// Least time between packets that vipgate accepts.
+	MinRx time.Duration `yaml:"minRx" min:"10ms" max:"1m" default:"300ms"`
+	// How many packets may be lost.
+	Multiplier uint8 `yaml:"multiplier" min:"1" max:"255" default:"3"`
 }
 
 // Stream is VIPs served by a group of targets.
 type Stream struct {
-	Name string // Name of the stream, unique.
+	// Name of the stream, unique.
+	Name string `yaml:"name,required" form:"name" remedy:"write a name for the stream"`
 	// VIPs of the attractor. Several streams may serve the same one.
-	VIPs     []vip.VIP // at least one
-	MinReady int       // How many targets of a VIP's family must be ready.
+	VIPs []vip.VIP `yaml:"vips,required" remedy:"write its VIPs" empty:"the stream"` // at least one
+	// How many targets of a VIP's family must be ready.
+	MinReady int `yaml:"minReady" min:"1" max:"1000000" default:"1"`
 	// How the targets are checked. May be left out when the file has no targets of the stream.
-	Check     Check         // the zero Check when it is left out
-	DrainTime time.Duration // How long a target that leaves keeps the flows it has.
+	Check Check `yaml:"check"` // the zero Check when it is left out
+	// How long a target that leaves keeps the flows it has.
+	DrainTime time.Duration `yaml:"drainTime" min:"0s" max:"1h" default:"5s"`
 	// How the flows of the stream are spread over its targets. Left out, or {}: the defaults.
-	Maglev Maglev
+	Maglev Maglev `yaml:"maglev"`
 	// Endpoints of the application.
-	Targets []Target // no two share an address, and each has one of a family that is checked
+	//
+	// No two share an address, and each has one of a family that is checked.
+	Targets []Target `yaml:"targets"`
 }
 
 // Maglev is the Maglev table that spreads the flows of a stream over its targets. All pods of the
@@ -113,8 +135,9 @@ type Stream struct {
 type Maglev struct {
 	// Entries of the table, a prime number. The more, the more evenly are flows spread, and the fewer
 	// move when a target comes or goes; at least 100 for each target is good.
-	Size uint32
-	Seed uint32 // Seed of the hashes of flows and of names.
+	Size uint32 `yaml:"size" min:"101" max:"131071" default:"1009"`
+	// Seed of the hashes of flows and of names.
+	Seed uint32 `yaml:"seed" min:"1" max:"4294967295" default:"1"`
 }
 
 // Check is how the targets of a stream are checked.
@@ -122,43 +145,56 @@ type Maglev struct {
 // One of TCP, HTTP and GRPC has a port, unless it is the zero Check, which checks nothing. Checks
 // are comparable.
 type Check struct {
-	TCP      TCPCheck      // Opens a TCP connection.
-	HTTP     HTTPCheck     // Sends an HTTP request.
-	GRPC     GRPCCheck     // Asks the gRPC health service, grpc.health.v1.
-	Interval time.Duration // Time from the start of one check to the start of the next.
+	// Opens a TCP connection.
+	TCP TCPCheck `yaml:"tcp"`
+	// Sends an HTTP request.
+	HTTP HTTPCheck `yaml:"http"`
+	// Asks the gRPC health service, grpc.health.v1.
+	GRPC GRPCCheck `yaml:"grpc"`
+	// Time from the start of one check to the start of the next.
+	Interval time.Duration `yaml:"interval" min:"10ms" max:"1h" default:"1s"`
 	// The same while a change is about to be decided: from the first outcome that speaks against the
 	// state until rise or fall. The default is the interval.
-	FastInterval time.Duration
+	FastInterval time.Duration `yaml:"fastInterval" min:"10ms" max:"1h"`
 	// How long a check may take, not more than the interval; left out, also not more than the
 	// interval.
-	Timeout time.Duration
-	Rise    int // How many checks in a row must succeed before a target is ready.
-	Fall    int // How many checks in a row must fail before a target is no longer ready.
+	Timeout time.Duration `yaml:"timeout" min:"1ms" max:"1h" default:"500ms"`
+	// How many checks in a row must succeed before a target is ready.
+	Rise int `yaml:"rise" min:"1" max:"100" default:"2"`
+	// How many checks in a row must fail before a target is no longer ready.
+	Fall int `yaml:"fall" min:"1" max:"100" default:"3"`
 	// Whose addresses are checked: ipv4, ipv6 or both. An address of the other family is as ready as
 	// the target's checked one.
-	Families Families
-	// Source4 and Source6 are the addresses to check from; the zero Addr leaves the choice to the
-	// kernel.
+	Families Families `yaml:"families" form:"families" default:"both"`
+	// Addresses to check from, at most one of a family, none of them in a VIP. Left out: as the kernel
+	// chooses.
+	_ [0]netip.Addr `yaml:"source" max:"2" remedy:"write the addresses to check from" empty:"the field"`
+	// Source4 and Source6 are the source; the zero Addr leaves the choice to the kernel.
 	Source4, Source6 netip.Addr
 }
 
 // TCPCheck succeeds when a TCP connection to the port can be opened.
 type TCPCheck struct {
-	Port uint16 // TCP port to connect to.
+	// TCP port to connect to.
+	Port uint16 `yaml:"port,required" min:"1" max:"65535" remedy:"write the TCP port to connect to"`
 }
 
 // HTTPCheck succeeds when a GET is answered with a wanted status and body. A redirect is an answer
 // and not followed.
 type HTTPCheck struct {
-	Port uint16 // TCP port to connect to.
-	Path string // What is asked for; may have a query.
-	Host string // Host header. The default is the target's address with the port.
+	// TCP port to connect to.
+	Port uint16 `yaml:"port,required" min:"1" max:"65535" remedy:"write the TCP port to connect to"`
+	// What is asked for; may have a query.
+	Path string `yaml:"path" form:"request" default:"/"`
+	// Host header. The default is the target's address with the port.
+	Host string `yaml:"host" form:"host"`
 	// Wanted status: numbers and ranges between 200 and 599, such as 200-399,404.
-	Status string // see [HTTPCheck.Wants]
+	Status string `yaml:"status" form:"status" default:"200-399"` // see [HTTPCheck.Wants]
 	// Regular expression (RE2) that the first 64 KiB of the body must match anywhere. Left out: any
 	// body.
-	Body string
-	TLS  TLSCheck // Speaks TLS; {} takes the defaults. Left out: plaintext.
+	Body string `yaml:"body" form:"body"`
+	// Speaks TLS; {} takes the defaults. Left out: plaintext.
+	TLS TLSCheck `yaml:"tls" null:"for plaintext"`
 }
 
 // Wants reports whether Status names the status of an answer.
@@ -178,29 +214,35 @@ func (c HTTPCheck) Wants(status int) bool {
 
 // GRPCCheck succeeds when grpc.health.v1 answers SERVING.
 type GRPCCheck struct {
-	Port    uint16   // TCP port to connect to.
-	Service string   // Service to ask for. Left out: the whole server.
-	TLS     TLSCheck // Speaks TLS; {} takes the defaults. Left out: plaintext.
+	// TCP port to connect to.
+	Port uint16 `yaml:"port,required" min:"1" max:"65535" remedy:"write the TCP port to connect to"`
+	// Service to ask for. Left out: the whole server.
+	Service string `yaml:"service" form:"service"`
+	// Speaks TLS; {} takes the defaults. Left out: plaintext.
+	TLS TLSCheck `yaml:"tls" null:"for plaintext"`
 }
 
 // TLSCheck is how a check speaks TLS, 1.2 or newer.
 type TLSCheck struct {
-	On bool // On is false for plaintext.
+	// On is false for plaintext.
+	On bool
 	// Name that is asked for and that the certificate must have. The default is the target's address.
-	ServerName string
+	ServerName string `yaml:"serverName" form:"server name"`
 	// Absolute path of the PEM file with the authorities, read again when it changes. The default are
 	// the system's.
-	CAFile   string
-	Insecure bool // Takes any certificate; without caFile.
+	CAFile string `yaml:"caFile" form:"CA file"`
+	// Takes any certificate; without caFile.
+	Insecure bool `yaml:"insecure"`
 }
 
 // Target is one endpoint of an application.
 type Target struct {
-	Name string // Name of the target, unique in its stream.
+	// Name of the target, unique in its stream.
+	Name string `yaml:"name,required" form:"name" remedy:"write a name for the target"`
 	// At most one address of a family, unique in the stream, none of them in a VIP.
-	IPs []netip.Addr // one or two
+	IPs []netip.Addr `yaml:"ips,required" max:"2" remedy:"write its addresses" empty:"the target"`
 	// Announces the target's end: it gets no new flows from now on, and leaves after the drainTime.
-	Terminating bool
+	Terminating bool `yaml:"terminating"`
 }
 
 // Families are the address families of a check. The zero value is both.

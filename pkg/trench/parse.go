@@ -6,13 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"regexp"
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v4"
 
 	"github.com/vipgate/vipgate/pkg/files"
-	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // maxFileSize bounds what is read, and the memory for a file that is refused: parsing takes 20
@@ -50,9 +50,9 @@ func Parse(name string, data []byte, d Defaults) (*Config, error) {
 	if root == nil {
 		return nil, e.err()
 	}
-	p := parser{defaults: d, vips: map[vip.VIP]value{}, lines: map[entry]int{}}
+	p := newParser(d)
 	config := &Config{}
-	p.config(config).read(value{errors: e, node: root})
+	p.object(value{errors: e, node: root}, reflect.ValueOf(config).Elem(), "", nil)
 	p.checkAcross()
 	if err := e.err(); err != nil {
 		return nil, err

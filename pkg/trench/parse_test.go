@@ -197,7 +197,7 @@ func TestRefusedFiles(t *testing.T) {
 		{"overlapping VIPs", `[20.0.0.1/32, "2000::1/128"]`, "\n    - 20.0.0.1/32\n    - 20.0.0.0/24\n    - 2000::1/128", "f.yaml:5: attractor.vips[0]: VIP 20.0.0.1/32 lies in the VIP 20.0.0.0/24 of line 6, which would attract its traffic even while it is withdrawn: remove one of them"},
 		{"stream VIP not in the attractor", "[20.0.0.1/32]", "[20.0.0.2/32]", "f.yaml:12: streams[0].vips[0]: VIP 20.0.0.2/32 is not one of the attractor: add it to attractor.vips or remove it here"},
 		{"stream VIP twice", "[20.0.0.1/32]", "[20.0.0.1/32, 20.0.0.1/32]", "f.yaml:12: streams[0].vips[1]: VIP 20.0.0.1/32 appears twice, first in line 12: remove one of them or change it"},
-		{"stream without VIPs", "[20.0.0.1/32]", "[]", "f.yaml:12: streams[0].vips: is an empty list: write the VIPs that the stream serves, or remove the stream"},
+		{"stream without VIPs", "[20.0.0.1/32]", "[]", "f.yaml:12: streams[0].vips: is an empty list: write its VIPs, or remove the stream"},
 
 		// Gateways
 		{"no address", "      address: 169.254.100.150\n", "", "f.yaml:6: attractor.gateways[0].address: is missing: write the gateway's IP address"},
@@ -232,7 +232,7 @@ func TestRefusedFiles(t *testing.T) {
 		{"hold time 3.5 s", "name: gw4", "name: gw4\n      holdTime: 3.5s", "f.yaml:7: attractor.gateways[0].holdTime: is 3.5s: BGP wants whole seconds between 3s and 65535s (RFC 4271)"},
 		{"hold time too long", "name: gw4", "name: gw4\n      holdTime: 24h", "f.yaml:7: attractor.gateways[0].holdTime: is \"24h\": write a duration with its unit between 3s and 65535s"},
 		{"hold time without a unit", "name: gw4", "name: gw4\n      holdTime: 3", "f.yaml:7: attractor.gateways[0].holdTime: is \"3\", which has no unit: write 3s or 3ms"},
-		{"BFD without a value", "name: gw4", "name: gw4\n      bfd:", "f.yaml:7: attractor.gateways[0].bfd: is empty: write {} for the defaults 300ms, 300ms and 3, or remove the field for no BFD"},
+		{"BFD without a value", "name: gw4", "name: gw4\n      bfd:", "f.yaml:7: attractor.gateways[0].bfd: is empty: write {} for the defaults, or remove the field for no BFD"},
 		{"BFD true", "name: gw4", "name: gw4\n      bfd: true", "f.yaml:7: attractor.gateways[0].bfd: is \"true\": write a mapping with the fields minTx, minRx, multiplier"},
 		{"BFD too fast", "name: gw4", "name: gw4\n      bfd: {minTx: 9ms}", "f.yaml:7: attractor.gateways[0].bfd.minTx: is \"9ms\": write a duration with its unit between 10ms and 1m"},
 		{"BFD multiplier 0", "name: gw4", "name: gw4\n      bfd: {multiplier: 0}", "f.yaml:7: attractor.gateways[0].bfd.multiplier: is \"0\": write a whole number between 1 and 255"},
@@ -259,7 +259,7 @@ func TestRefusedFiles(t *testing.T) {
 		{"drain time too long", "name: s1", "name: s1\n    drainTime: 2h", "f.yaml:12: streams[0].drainTime: is \"2h\": write a duration with its unit between 0s and 1h"},
 		{"families", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, families: v4}", "f.yaml:13: streams[0].check.families: is \"v4\": write ipv4, ipv6 or both"},
 		{"source is one address", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, source: 10.0.0.1}", "f.yaml:13: streams[0].check.source: is \"10.0.0.1\", not a list: write a list of addresses such as [172.16.1.1]"},
-		{"no source", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, source: []}", "f.yaml:13: streams[0].check.source: is an empty list: write the addresses to check from, or remove the field for the kernel's choice"},
+		{"no source", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, source: []}", "f.yaml:13: streams[0].check.source: is an empty list: write the addresses to check from, or remove the field"},
 		{"two sources of a family", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, source: [10.0.0.1, 10.0.0.2]}", "f.yaml:13: streams[0].check.source[1]: is a second IPv4 address: checks of a family come from one"},
 		{"source is multicast", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, source: [\"ff02::1\"]}", "f.yaml:13: streams[0].check.source[0]: is ff02::1, a multicast or broadcast address: write the address of one host"},
 		{"source is a VIP", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, source: [20.0.0.1]}", "f.yaml:13: streams[0].check.source[0]: is 20.0.0.1, which lies in the VIP 20.0.0.1/32: what comes from a VIP is sent to the gateways, write an address of the load balancer's own"},
@@ -280,7 +280,7 @@ func TestRefusedFiles(t *testing.T) {
 		{"body that looks back", "{tcp: {port: 5000}}", `{http: {port: 80, body: '(a)\1'}}`, `f.yaml:13: streams[0].check.http.body: is "(a)\\1", no regular expression (RE2): invalid escape sequence at "\\1": change it, or write \Q before text that is meant literally`},
 		{"body too long", "{tcp: {port: 5000}}", "{http: {port: 80, body: " + strings.Repeat("ä", 1001) + "}}", "f.yaml:13: streams[0].check.http.body: is \"" + strings.Repeat("ä", 50) + "…\": write a regular expression (RE2) of 1 to 1000 characters, or remove the field to take any body"},
 		{"service with a space", "{tcp: {port: 5000}}", "{grpc: {port: 80, service: a b}}", "f.yaml:13: streams[0].check.grpc.service: is \"a b\": write the name of a service in 1 to 200 characters of ASCII without a space, or remove the field for the whole server"},
-		{"TLS without a value", "{tcp: {port: 5000}}", "{grpc: {port: 80, tls: }}", "f.yaml:13: streams[0].check.grpc.tls: is empty: write {} for the target's address and the system's authorities, or remove the field for plaintext"},
+		{"TLS without a value", "{tcp: {port: 5000}}", "{grpc: {port: 80, tls: }}", "f.yaml:13: streams[0].check.grpc.tls: is empty: write {} for the defaults, or remove the field for plaintext"},
 		{"server name", "{tcp: {port: 5000}}", "{http: {port: 80, tls: {serverName: büro}}}", "f.yaml:13: streams[0].check.http.tls.serverName: is \"büro\": write the name or address that the certificate has, such as example.org, in ASCII"},
 		{"authorities in a relative file", "{tcp: {port: 5000}}", "{http: {port: 80, tls: {caFile: ca.pem}}}", "f.yaml:13: streams[0].check.http.tls.caFile: is \"ca.pem\": write the absolute path of the PEM file with the authorities, or remove the field for the system's"},
 		{"authorities for nothing", "{tcp: {port: 5000}}", "{http: {port: 80, tls: {insecure: true, caFile: /ca.pem}}}", "f.yaml:13: streams[0].check.http.tls.caFile: conflicts with insecure: true, which takes any certificate: remove one of them"},
@@ -299,7 +299,7 @@ func TestRefusedFiles(t *testing.T) {
 		{"seed too large", "name: s1", "name: s1\n    maglev: {seed: 4294967296}", "f.yaml:12: streams[0].maglev.seed: is \"4294967296\": write a whole number between 1 and 4294967295"},
 
 		// Targets
-		{"target without addresses", "ips: [172.16.1.1]", "ips: []", "f.yaml:15: streams[0].targets[0].ips: is an empty list: write the target's addresses, or remove the target"},
+		{"target without addresses", "ips: [172.16.1.1]", "ips: []", "f.yaml:15: streams[0].targets[0].ips: is an empty list: write its addresses, or remove the target"},
 		{"target without a name", "name: t1, ", "", "f.yaml:15: streams[0].targets[0].name: is missing: write a name for the target"},
 		{"target is a VIP", "172.16.1.1", "20.0.0.1", "f.yaml:15: streams[0].targets[0].ips[0]: is 20.0.0.1, which lies in the VIP 20.0.0.1/32: write the target's own address"},
 		{"target address twice", "172.16.1.2", "172.16.1.1", "f.yaml:16: streams[0].targets[1].ips[0]: target address 172.16.1.1 appears twice, first in line 15: remove one of them or change it"},

@@ -2,52 +2,13 @@ package trench
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v4"
 )
-
-// kind is what a field of the file holds: text, number, duration, boolean, prefix, address, list or
-// object. docs/trench.schema.json is generated from the same values.
-type kind interface {
-	// read stores the value where the kind says. It reports what is wrong, and whether it stored it.
-	read(v value) bool
-}
-
-// object is a mapping with fields of its own, each at most once.
-type object struct {
-	name   string // in the schema
-	fields []field
-	// oneOf are fields of which the file has exactly one, such as example.
-	oneOf   []string
-	example string
-	// ifNull is the remedy for a mapping that has no value; "" for none in particular.
-	ifNull string
-	// then checks what concerns several fields. It is called after all of them were read.
-	then func(m mapping)
-}
-
-// field is one field of an object.
-type field struct {
-	name string
-	is   kind
-	// remedy says what to write when the field is missing; a field without one may be left out.
-	remedy string
-	// doc describes the field in the schema, if no field of the Config does.
-	doc string
-	// then checks more than the kind does. It is called once the value was stored.
-	then func(v value)
-}
-
-func (o object) names() []string {
-	names := make([]string, len(o.fields))
-	for i, f := range o.fields {
-		names[i] = f.name
-	}
-	return names
-}
 
 // value is one node of the file, and its path in the file.
 type value struct {
@@ -56,21 +17,34 @@ type value struct {
 	path   string
 }
 
-// mapping is an object of the file: its fields as far as they are known.
+// mapping is an object of the file.
 type mapping struct {
 	value
-	fields map[string]value
+	// in is the object around it, of type *Stream for a target.
+	in     any
+	fields map[string]value // those that the file has
+	read   map[string]any   // the values of those that are valid
+}
+
+// valid returns where a field is that the file has, and that is valid.
+func (m mapping) valid(name string) (value, bool) {
+	_, ok := m.read[name]
+	return m.fields[name], ok
+}
+
+// report reports a problem of a valid field, unless it is "".
+func (m mapping) report(name, problem string) {
+	if v, ok := m.valid(name); ok && problem != "" {
+		v.problem("%s", problem)
+	}
+}
+
+func (m mapping) missing(name, remedy string) {
+	m.errors.add(m.node.Line, m.node.Column, m.member(name), "is missing: %s", remedy)
 }
 
 func (v value) problem(format string, args ...any) {
 	v.errors.add(v.node.Line, v.node.Column, v.path, format, args...)
-}
-
-// report reports a problem unless it is "".
-func (v value) report(problem string) {
-	if problem != "" {
-		v.problem("%s", problem)
-	}
 }
 
 // at returns the node as a part of v. Aliases are followed here, in one place; since the model has
@@ -113,50 +87,147 @@ func quote(s string) string {
 	return strconv.Quote(s)
 }
 
-func (o object) read(v value) bool {
-	switch {
-	case o.ifNull != "" && v.isNull():
-		v.problem("is empty: %s", o.ifNull)
-		return false
-	case v.node.Kind != yaml.MappingNode:
-		v.problem("is %s: write a mapping with the fields %s", v.typeName(), strings.Join(o.names(), ", "))
-		return false
-	}
-	m := mapping{value: v, fields: o.members(v)}
-	if len(o.oneOf) > 0 {
-		o.requireOne(m)
-	}
-	for _, f := range o.fields {
-		switch v, ok := m.fields[f.name]; {
-		case !ok && f.remedy != "":
-			m.missing(f.name, f.remedy)
-		case ok && f.is.read(v) && f.then != nil:
-			f.then(v)
-		}
-	}
-	if o.then != nil {
-		o.then(m)
-	}
-	return true
+// checker is an object that is more than its fields: check reports what the tags cannot express.
+type checker interface {
+	check(p *parser, m mapping)
 }
 
-// stored is an object that is stored in to as soon as the file has it, defaults included.
-func stored[T any](to *T, is func(*T) object) object {
-	x := new(T)
-	o := is(x)
-	then := o.then
-	o.then = func(m mapping) {
-		if then != nil {
-			then(m)
+// fieldName returns the name of a field in the file, "" for one that the file cannot have.
+func fieldName(f reflect.StructField) (name string, required bool) {
+	name, option, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+	return name, option == "required"
+}
+
+// objectType is a struct that describes an object; names are those of its fields in the file.
+type objectType struct {
+	fields []reflect.StructField
+	names  []string
+}
+
+// typeOf describes a type once for each file, since reflection is slow.
+func (p *parser) typeOf(t reflect.Type) objectType {
+	o, ok := p.types[t]
+	if !ok {
+		o.fields = reflect.VisibleFields(t)
+		for _, f := range o.fields {
+			if name, _ := fieldName(f); name != "" {
+				o.names = append(o.names, name)
+			}
 		}
-		*to = *x
+		p.types[t] = o
 	}
 	return o
 }
 
+// setDefaults sets the fields of an object that the file may leave out.
+func (p *parser) setDefaults(to reflect.Value) {
+	for i, f := range p.typeOf(to.Type()).fields {
+		if text, ok := f.Tag.Lookup("default"); ok && f.Name != "_" {
+			p.read(value{node: &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: text}}, to.Field(i), f.Tag, nil)
+		}
+	}
+	if g, ok := to.Addr().Interface().(*Gateway); ok {
+		d := p.defaults
+		g.LocalASN, g.RemoteASN, g.LocalPort, g.RemotePort = d.LocalASN, d.RemoteASN, d.LocalPort, d.RemotePort
+		g.HoldTime = d.HoldTime
+	}
+}
+
+// object reads a mapping with the fields of a struct, each at most once.
+func (p *parser) object(v value, to reflect.Value, tag reflect.StructTag, in any) bool {
+	t := p.typeOf(to.Type())
+	if removal := tag.Get("null"); removal != "" && v.isNull() {
+		v.problem("is empty: write {} for the defaults, or remove the field %s", removal)
+		return false
+	}
+	if v.node.Kind != yaml.MappingNode {
+		v.problem("is %s: write a mapping with the fields %s", v.typeName(), strings.Join(t.names, ", "))
+		return false
+	}
+	p.setDefaults(to)
+	object := to.Addr().Interface()
+	m := mapping{value: v, in: in, fields: v.members(t.names), read: map[string]any{}}
+	for i, f := range t.fields {
+		name, required := fieldName(f)
+		at, ok := m.fields[name]
+		switch {
+		case !ok && required:
+			m.missing(name, remedyOf(f))
+		case ok:
+			field := to.Field(i)
+			if f.Name == "_" {
+				field = reflect.New(f.Type).Elem()
+				if f.Type.Kind() == reflect.Array {
+					field = reflect.New(reflect.SliceOf(f.Type.Elem())).Elem()
+				}
+			}
+			if p.read(at, field, f.Tag, object) {
+				m.read[name] = field.Interface()
+			}
+		}
+	}
+	if c, ok := object.(checker); ok {
+		c.check(p, m)
+	}
+	return true
+}
+
+// remedyOf returns what to write for a field that is missing.
+func remedyOf(f reflect.StructField) string {
+	if remedy := f.Tag.Get("remedy"); remedy != "" {
+		return remedy
+	}
+	return listRemedy(f.Type.Elem(), f.Tag)
+}
+
+// listRemedy returns what to write for a list.
+func listRemedy(item reflect.Type, tag reflect.StructTag) string {
+	remedy := "write a list of " + tag.Get("yaml")
+	switch item {
+	case vipType:
+		remedy = "write a list of VIPs such as [20.0.0.1/32]"
+	case addressType:
+		remedy = "write a list of addresses such as [172.16.1.1]"
+	}
+	if tag.Get("empty") == "" {
+		remedy += ", or [] for none"
+	}
+	return remedy
+}
+
+// list reads a list. It reports whether all items are valid; those that are not are zero.
+func (p *parser) list(v value, to reflect.Value, tag reflect.StructTag, in any) bool {
+	n := len(v.node.Content)
+	if v.node.Kind != yaml.SequenceNode {
+		v.problem("is %s, not a list: %s", v.typeName(), listRemedy(to.Type().Elem(), tag))
+		return false
+	}
+	if removal := tag.Get("empty"); removal != "" && n == 0 {
+		v.problem("is an empty list: %s, or remove %s", tag.Get("remedy"), removal)
+		return false
+	}
+	if n > MaxVIPs && to.Type().Elem() == vipType {
+		v.problem("has %d VIPs: an attractor has %d at most", n, MaxVIPs)
+		return false
+	}
+	to.Set(reflect.MakeSlice(to.Type(), n, n))
+	valid := true
+	for i := range n {
+		if v.errors.full() {
+			v.errors.More = true
+			return false
+		}
+		valid = p.read(v.item(i), to.Index(i), tag, in) && valid
+	}
+	return valid
+}
+
+// item returns an item of the list.
+func (v value) item(i int) value { return v.at(fmt.Sprintf("%s[%d]", v.path, i), v.node.Content[i]) }
+
 // members returns the values of the mapping, and reports keys that are unknown or appear twice.
-func (o object) members(v value) map[string]value {
-	fields, lines, known := map[string]value{}, map[string]int{}, o.names()
+func (v value) members(known []string) map[string]value {
+	fields, lines := map[string]value{}, map[string]int{}
 	for i := 0; i+1 < len(v.node.Content); i += 2 {
 		key := v.at("", v.node.Content[i])
 		name := key.node.Value
@@ -176,27 +247,6 @@ func (o object) members(v value) map[string]value {
 		}
 	}
 	return fields
-}
-
-// requireOne reports when the file has none or several of the fields of which it must have one.
-func (o object) requireOne(m mapping) {
-	choice, found := strings.Join(o.oneOf, ", "), ""
-	for _, name := range o.oneOf {
-		v, ok := m.fields[name]
-		switch {
-		case ok && found == "":
-			found = name
-		case ok:
-			v.problem("conflicts with %s: write only one of %s", found, choice)
-		}
-	}
-	if found == "" {
-		m.problem("has none of %s: write one of them, such as %s", choice, o.example)
-	}
-}
-
-func (m mapping) missing(name, remedy string) {
-	m.errors.add(m.node.Line, m.node.Column, m.member(name), "is missing: %s", remedy)
 }
 
 // printable returns the name as it may appear in a message: what cannot be the name of a field is
@@ -233,53 +283,4 @@ func withinOneEdit(a, b string) bool {
 	}
 	tail := func(s string) string { return s[min(1, len(s)):] }
 	return tail(a) == tail(b) || a == tail(b) || tail(a) == b
-}
-
-// list is a list whose items are all of one kind.
-type list struct {
-	of kind // of an item that was not read, for the schema
-	// max bounds the items; 0 does not.
-	max int
-	// remedy says what to write instead of what is no list, ifEmpty instead of an empty one; "" allows
-	// that. tooMany is the problem of more than max items; "" leaves that to the check of the items.
-	remedy, ifEmpty, tooMany string
-	items                    func(v value)
-}
-
-// listOf is a list that is stored in to: item is the kind that reads one, and keep, unless nil,
-// checks it and reports whether it is kept.
-func listOf[T any, K kind](to *[]T, l list, item func(*T) K, keep func(v value, x T) bool) list {
-	l.of = item(new(T))
-	l.items = func(v value) {
-		*to = make([]T, 0, len(v.node.Content))
-		for i, node := range v.node.Content {
-			if v.errors.full() {
-				v.errors.More = true
-				return
-			}
-			var x T
-			v := v.at(fmt.Sprintf("%s[%d]", v.path, i), node)
-			if item(&x).read(v) && (keep == nil || keep(v, x)) {
-				*to = append(*to, x)
-			}
-		}
-	}
-	return l
-}
-
-func (l list) read(v value) bool {
-	n := len(v.node.Content)
-	switch {
-	case v.node.Kind != yaml.SequenceNode:
-		v.problem("is %s, not a list: %s", v.typeName(), l.remedy)
-		return false
-	case n == 0 && l.ifEmpty != "":
-		v.problem("is an empty list: %s", l.ifEmpty)
-		return false
-	case n > l.max && l.tooMany != "":
-		v.problem(l.tooMany, n, l.max)
-		return false
-	}
-	l.items(v)
-	return true
 }

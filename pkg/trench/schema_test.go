@@ -10,10 +10,12 @@ import (
 	goparser "go/parser"
 	"go/token"
 	"os"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
 
 // `make generate` generates the schema for editors.
@@ -60,54 +62,67 @@ const (
 // anyScalar are the types of a text that may look like something else: a plain 123, 1.5 or true.
 var anyScalar = []string{"string", "number", "boolean"}
 
-// forms are the definitions of scalars, by name.
-var forms = ordered{
-	{"name", ordered{{"type", anyScalar}, {"pattern", nameForm.pattern.String()}}},
+// scalars are the definitions of scalars, by name.
+var scalars = ordered{
+	{"name", ordered{{"type", anyScalar}, {"pattern", pattern("name")}}},
 	{"vip", ordered{{"type", "string"}, {"pattern", `^(` + ip4Pattern + `/([1-9]|[12][0-9]|3[0-2])|` + ip6Pattern + `/([1-9][0-9]?|1[01][0-9]|12[0-8]))$`}, {"examples", []string{"20.0.0.1/32", "2000::1/128"}}}},
 	{"address", ordered{{"type", "string"}, {"pattern", `^(` + ip4Pattern + `|` + ip6Pattern + `)$`}, {"examples", []string{"169.254.100.150", "fd00:100::150"}}}},
 	{"path", ordered{{"type", "string"}, {"pattern", pathPattern}, {"examples", []string{"/etc/vipgate/gateway-a-1.key"}}}},
 	{"duration", ordered{{"type", "string"}, {"pattern", durationPattern}}},
-	{"port", numbers(port(new(uint16)))},
-	{"asn", append(numbers(asn(new(uint32))), member{"not", ordered{{"enum", []uint32{23456, 65535, LoopbackASN}}}})},
+	{"port", numbers(1, 65535)},
+	{"asn", append(numbers(1, 4294967294), member{"not", ordered{{"enum", []uint32{23456, 65535, LoopbackASN}}}})},
 }
 
+func pattern(form string) string { return forms[form].pattern.String() }
+
 // numbers are the numbers within bounds. Quotes do not matter to the reader.
-func numbers(w number) ordered {
+func numbers(lo, hi uint64) ordered {
 	return ordered{
 		{"type", []string{"integer", "string"}},
-		{"minimum", w.lo},
-		{"maximum", w.hi},
-		{"pattern", fmt.Sprintf("^[1-9][0-9]{0,%d}$", len(strconv.Itoa(int(w.hi)))-1)},
+		{"minimum", lo},
+		{"maximum", hi},
+		{"pattern", fmt.Sprintf("^[1-9][0-9]{0,%d}$", len(strconv.FormatUint(hi, 10))-1)},
 	}
 }
 
-// root is the object of the whole file.
-func root() object {
-	p := parser{defaults: DefaultDefaults()}
-	return p.config(&Config{})
+// object is a type of an object of the file; name is that in the schema, "" for the whole file.
+type object struct {
+	name string
+	of   reflect.Type
+}
+
+func objectOf(t reflect.Type) object {
+	name := strings.ToLower(cmp.Or(strings.TrimSuffix(t.Name(), "Check"), t.Name()))
+	return object{strings.TrimPrefix(name, "config"), t}
+}
+
+// fields returns the fields that the file can have.
+func (o object) fields() []reflect.StructField {
+	return slices.DeleteFunc(reflect.VisibleFields(o.of), func(f reflect.StructField) bool { return f.Tag.Get("yaml") == "" })
 }
 
 // objects are all objects of the file, by name.
 func objects() map[string]object {
 	all := map[string]object{}
-	var add func(k kind)
-	add = func(k kind) {
-		switch k := k.(type) {
-		case object:
-			all[k.name] = k
-			for _, f := range k.fields {
-				add(f.is)
+	var add func(t reflect.Type)
+	add = func(t reflect.Type) {
+		switch {
+		case t.Kind() == reflect.Slice, t.Kind() == reflect.Pointer:
+			add(t.Elem())
+		case t.Kind() == reflect.Struct && t != vipType && t != addressType:
+			o := objectOf(t)
+			all[o.name] = o
+			for _, f := range o.fields() {
+				add(f.Type)
 			}
-		case list:
-			add(k.of)
 		}
 	}
-	add(root())
+	add(reflect.TypeFor[Config]())
 	return all
 }
 
 // descriptions reads the first paragraphs of the comments of types and their fields, by the names
-// of both in lower case.
+// of both in the schema.
 func descriptions(t *testing.T) map[string]string {
 	t.Helper()
 	file, err := goparser.ParseFile(token.NewFileSet(), "config.go", nil, goparser.ParseComments)
@@ -129,77 +144,67 @@ func descriptions(t *testing.T) map[string]string {
 		if !ok {
 			continue
 		}
-		name := strings.ToLower(strings.TrimSuffix(spec.Name.Name, "Check"))
-		if name == "" {
-			name = "check"
-		}
+		name := strings.TrimPrefix(strings.ToLower(cmp.Or(strings.TrimSuffix(spec.Name.Name, "Check"), spec.Name.Name)), "config")
 		// A type is described as "Gateway is an external router".
 		text := strings.TrimPrefix(strings.TrimPrefix(first(d.Doc.Text()), spec.Name.Name+" "), "is ")
 		found[name] = strings.ToUpper(text[:1]) + text[1:]
 		for _, f := range of.Fields.List {
-			found[name+"."+strings.ToLower(f.Names[0].Name)] = cmp.Or(first(f.Doc.Text()), first(f.Comment.Text()))
-		}
-	}
-	found[""] = found["config"]
-	for name, text := range found {
-		if field, ok := strings.CutPrefix(name, "config."); ok {
-			found["."+field] = text
+			if f.Tag != nil {
+				field, _ := fieldName(reflect.StructField{Tag: reflect.StructTag(strings.Trim(f.Tag.Value, "`"))})
+				found[name+"."+field] = first(f.Doc.Text())
+			}
 		}
 	}
 	return found
 }
 
-// description returns that of a field.
-func (o object) description(texts map[string]string, f field) string {
-	return cmp.Or(f.doc, texts[o.name+"."+strings.ToLower(f.name)])
-}
-
-// schema returns the JSON Schema of the reader's objects.
+// schema returns the JSON Schema of the file.
 func schema(t *testing.T) ordered {
 	t.Helper()
-	texts, defs := descriptions(t), forms
-	s := append(ordered{{"$schema", "https://json-schema.org/draft/2020-12/schema"}, {"title", "vipgate trench file"}}, root().schema(texts, &defs)...)
+	defs := scalars
+	s := append(ordered{{"$schema", "https://json-schema.org/draft/2020-12/schema"}, {"title", "vipgate trench file"}}, objects()[""].schema(descriptions(t), &defs)...)
 	return append(s, member{"$defs", defs})
 }
 
 // schema describes an object; those below it become definitions.
 func (o object) schema(texts map[string]string, defs *ordered) ordered {
 	required, properties := []string{}, ordered{}
-	for _, f := range o.fields {
-		if f.remedy != "" {
-			required = append(required, f.name)
+	for _, f := range o.fields() {
+		name, needed := fieldName(f)
+		if needed {
+			required = append(required, name)
 		}
-		p, text := holds(f.is, texts, defs), o.description(texts, f)
-		switch is := f.is.(type) {
-		case number:
-			if is.hi != asn(new(uint32)).hi {
-				text += fmt.Sprintf(" %d to %d.", is.lo, is.hi)
+		p, text := holds(f.Type, f.Tag, texts, defs), texts[o.name+"."+name]
+		if lo, hi := f.Tag.Get("min"), f.Tag.Get("max"); lo != "" && !strings.HasSuffix(name, "ASN") {
+			if f.Type == durationType {
+				p = append(p, member{"examples", []string{lo, hi}})
 			}
-		case duration:
-			p = append(p, member{"examples", []string{inUnits(is.lo), inUnits(is.hi)}})
-			text += fmt.Sprintf(" %s to %s.", inUnits(is.lo), cmp.Or(strings.Replace(is.below, "interval", "the interval", 1), inUnits(is.hi)))
+			if name == "fastInterval" || name == "timeout" {
+				hi = "the interval"
+			}
+			text += fmt.Sprintf(" %s to %s.", lo, hi)
 		}
-		if initial := f.initial(); initial != nil {
+		if initial := o.initial(f); initial != nil {
 			p = append(p, member{"default", initial})
 		}
-		if o.name == "gateway" && f.name == "name" {
+		if o.name == "gateway" && name == "name" {
 			p = append(p, member{"not", ordered{{"const", "BFD"}}})
 		}
-		properties = append(properties, member{f.name, append(p, member{"description", text})})
+		properties = append(properties, member{name, append(p, member{"description", text})})
 	}
 	s := ordered{{"description", texts[o.name]}, {"type", "object"}, {"additionalProperties", false}}
 	if len(required) > 0 {
 		s = append(s, member{"required", required})
 	}
 	s = append(s, member{"properties", properties})
-	if len(o.oneOf) > 0 {
+	switch o.name {
+	case "check":
 		var choice []ordered
-		for _, name := range o.oneOf {
+		for _, name := range checkKinds {
 			choice = append(choice, ordered{{"required", []string{name}}})
 		}
 		s = append(s, member{"oneOf", choice})
-	}
-	if o.name == "stream" { // one with targets needs a check
+	case "stream": // one with targets needs a check
 		s = append(s,
 			member{"if", ordered{{"properties", ordered{{"targets", ordered{{"minItems", 1}}}}}, {"required", []string{"targets"}}}},
 			member{"then", ordered{{"required", []string{"check"}}}})
@@ -208,85 +213,92 @@ func (o object) schema(texts map[string]string, defs *ordered) ordered {
 }
 
 // initial returns the value of a field that is left out, as it would be written; nil for none.
-func (f field) initial() any {
-	if f.remedy != "" {
+func (o object) initial(f reflect.StructField) any {
+	if _, required := fieldName(f); required {
 		return nil
 	}
-	switch is := f.is.(type) {
-	case text:
-		if *is.to != "" {
-			return *is.to
-		}
-	case boolean:
-		return *is.to
-	case duration:
-		if *is.to != 0 {
-			return inUnits(*is.to)
-		}
-	case number:
-		return is.initial
+	x := reflect.New(o.of).Elem()
+	newParser(DefaultDefaults()).setDefaults(x)
+	switch v := x.FieldByIndex(f.Index); {
+	case f.Type.Kind() == reflect.Bool:
+		return false
+	case f.Tag.Get("default") != "" && (f.Type.Kind() == reflect.String || v.Type() == durationType || f.Tag.Get("form") != ""):
+		return f.Tag.Get("default")
+	case v.IsZero(), v.Kind() == reflect.Struct:
+		return nil
+	case f.Type == durationType:
+		return fmt.Sprint(v.Interface())
+	default:
+		return v.Interface()
 	}
-	return nil
 }
+
+var durationType = reflect.TypeFor[time.Duration]()
 
 func ref(name string) ordered { return ordered{{"$ref", "#/$defs/" + name}} }
 
 // holds describes what a field or an item of a list is.
-func holds(is kind, texts map[string]string, defs *ordered) ordered {
-	switch is := is.(type) {
-	case object:
-		if !slices.ContainsFunc(*defs, func(m member) bool { return m.name == is.name }) {
+func holds(t reflect.Type, tag reflect.StructTag, texts map[string]string, defs *ordered) ordered {
+	switch t {
+	case vipType:
+		return ref("vip")
+	case addressType:
+		return ref("address")
+	case durationType:
+		return ref("duration")
+	}
+	switch t.Kind() {
+	case reflect.Pointer:
+		return holds(t.Elem(), tag, texts, defs)
+	case reflect.Struct:
+		o := objectOf(t)
+		if !slices.ContainsFunc(*defs, func(m member) bool { return m.name == o.name }) {
 			i := len(*defs)
-			*defs = append(*defs, member{name: is.name}) // before those below it
-			of := is.schema(texts, defs)
+			*defs = append(*defs, member{name: o.name}) // before those below it
+			of := o.schema(texts, defs)
 			(*defs)[i].value = of
 		}
-		return ref(is.name)
-	case list:
-		s := ordered{{"type", "array"}, {"items", holds(is.of, texts, defs)}}
-		if is.ifEmpty != "" {
+		return ref(o.name)
+	case reflect.Slice, reflect.Array:
+		s := ordered{{"type", "array"}, {"items", holds(t.Elem(), tag, texts, defs)}}
+		if tag.Get("empty") != "" {
 			s = append(s, member{"minItems", 1})
 		}
-		if is.max > 0 {
-			s = append(s, member{"maxItems", is.max})
+		if hi, err := strconv.Atoi(tag.Get("max")); err == nil {
+			s = append(s, member{"maxItems", hi})
 		}
 		return append(s, member{"uniqueItems", true})
-	case number:
-		switch is.hi {
-		case port(new(uint16)).hi:
+	case reflect.Bool: // quotes do not matter to the reader
+		return ordered{{"enum", []any{true, false, "true", "false"}}}
+	}
+	switch form := tag.Get("form"); form {
+	case "name":
+		return ref("name")
+	case "protocol":
+		return ordered{{"const", "bgp"}}
+	case "password file", "CA file":
+		return ref("path")
+	case "request":
+		return ordered{{"type", "string"}, {"pattern", pattern(form)}}
+	case "body":
+		return ordered{{"type", anyScalar}, {"minLength", 1}, {"maxLength", 1000}}
+	case "status":
+		return ordered{{"type", []string{"integer", "string"}}, {"minimum", 200}, {"maximum", 599}, {"pattern", pattern(form)}}
+	case "families":
+		return ordered{{"enum", []string{"ipv4", "ipv6", "both"}}}
+	case "":
+		lo, _ := strconv.ParseUint(tag.Get("min"), 10, 32)
+		hi, _ := strconv.ParseUint(tag.Get("max"), 10, 32)
+		switch hi {
+		case 65535:
 			return ref("port")
-		case asn(new(uint32)).hi:
+		case 4294967294:
 			return ref("asn")
 		}
-		return numbers(is)
-	case duration:
-		return ref("duration")
-	case boolean: // quotes do not matter to the reader
-		return ordered{{"enum", []any{true, false, "true", "false"}}}
-	case prefix:
-		return ref("vip")
-	case address:
-		return ref("address")
-	case text:
-		switch is.is {
-		case nameForm:
-			return ref("name")
-		case protocolForm:
-			return ordered{{"const", "bgp"}}
-		case passwordForm, authorityForm:
-			return ref("path")
-		case requestForm:
-			return ordered{{"type", "string"}, {"pattern", requestForm.pattern.String()}}
-		case bodyForm:
-			return ordered{{"type", anyScalar}, {"minLength", 1}, {"maxLength", 1000}}
-		case statusForm:
-			return ordered{{"type", []string{"integer", "string"}}, {"minimum", 200}, {"maximum", 599}, {"pattern", statusForm.pattern.String()}}
-		case familiesForm:
-			return ordered{{"enum", []string{"ipv4", "ipv6", "both"}}}
-		}
-		return ordered{{"type", anyScalar}, {"pattern", is.is.pattern.String()}}
+		return numbers(lo, hi)
+	default:
+		return ordered{{"type", anyScalar}, {"pattern", pattern(form)}}
 	}
-	panic(fmt.Sprintf("no schema for %T %v", is, is))
 }
 
 func TestSchemaIsCurrent(t *testing.T) {
@@ -325,14 +337,32 @@ func TestSchemaExplainsEveryField(t *testing.T) {
 		if !strings.HasSuffix(texts[name], ".") {
 			t.Errorf("%q is explained as %q", name, texts[name])
 		}
-		for _, f := range o.fields {
-			if text := o.description(texts, f); !strings.HasSuffix(text, ".") {
-				t.Errorf("%s.%s is explained as %q", name, f.name, text)
+		for _, f := range o.fields() {
+			field, _ := fieldName(f)
+			if text := texts[name+"."+field]; !strings.HasSuffix(text, ".") {
+				t.Errorf("%s.%s is explained as %q", name, field, text)
 			}
 		}
 	}
-	if want := len(objects()) + len(forms); len(defs) != want {
+	if want := len(objects()) + len(scalars); len(defs) != want {
 		t.Errorf("the schema has %d definitions, want %d", len(defs), want)
+	}
+}
+
+// Tags cannot refer to constants.
+func TestTagsMatchConstants(t *testing.T) {
+	tag := func(object reflect.Type, field string) string {
+		f, _ := object.FieldByName(field)
+		return f.Tag.Get("max")
+	}
+	if got := tag(reflect.TypeFor[Attractor](), "VIPs"); got != strconv.Itoa(MaxVIPs) {
+		t.Errorf("an attractor has %s VIPs at most, want %d", got, MaxVIPs)
+	}
+	if d, err := time.ParseDuration(tag(reflect.TypeFor[Stream](), "DrainTime")); err != nil || d != MaxDrainTime {
+		t.Errorf("the longest drain time is %v, %v, want %v", d, err, MaxDrainTime)
+	}
+	if d, err := time.ParseDuration(tag(reflect.TypeFor[Gateway](), "HoldTime")); err != nil || d != maxHoldTime {
+		t.Errorf("the longest hold time is %v, %v, want %v", d, err, maxHoldTime)
 	}
 }
 
@@ -346,8 +376,9 @@ func TestSchemaDefaultsMatchReader(t *testing.T) {
 	}
 	var fields []string
 	for _, m := range objects() {
-		for _, f := range m.fields {
-			initial := f.initial()
+		for _, f := range m.fields() {
+			name, _ := fieldName(f)
+			initial := m.initial(f)
 			if initial == nil {
 				continue
 			}
@@ -356,15 +387,15 @@ func TestSchemaDefaultsMatchReader(t *testing.T) {
 				"stream": {"- name: s1\n", "- name: s1\n    %s: %v\n"}, "maglev": {"maglev: {", "maglev: {%s: %v"}, "check": {"check: {", "check: {%s: %v, "},
 				"http": {"http: {", "http: {%s: %v, "}, "tls": {"tls: {", "tls: {%s: %v"}, "target": {"- {name: t1", "- {%s: %v, name: t1"},
 			}[m.name]
-			written, err := Parse("f", []byte(strings.Replace(file, at[0], fmt.Sprintf(at[1], f.name, initial), 1)), DefaultDefaults())
+			written, err := Parse("f", []byte(strings.Replace(file, at[0], fmt.Sprintf(at[1], name, initial), 1)), DefaultDefaults())
 			if err != nil {
-				t.Errorf("%s.%s: %v", m.name, f.name, err)
+				t.Errorf("%s.%s: %v", m.name, name, err)
 				continue
 			}
 			if got, want := fmt.Sprintf("%+v", shown(written)), fmt.Sprintf("%+v", shown(left)); got != want {
-				t.Errorf("%s.%s: %v is not the default:\n%s\n%s", m.name, f.name, initial, got, want)
+				t.Errorf("%s.%s: %v is not the default:\n%s\n%s", m.name, name, initial, got, want)
 			}
-			fields = append(fields, f.name)
+			fields = append(fields, name)
 		}
 	}
 	if len(fields) != 22 {

@@ -1,0 +1,262 @@
+package trench
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math/big"
+	"net/netip"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// parser holds what is compared across the objects of one file.
+type parser struct {
+	defaults Defaults
+	// vips are the attractor's, and where each is.
+	vips map[vip.VIP]value
+	// vipsKnown is true when all of them are known, so that it can be reported what does not fit them.
+	vipsKnown  bool
+	streamVIPs []located[vip.VIP]
+	addresses  []located[netip.Addr]
+	lines      map[entry]int // where entries that must be unique are
+	types      map[reflect.Type]objectType
+}
+
+func newParser(d Defaults) *parser {
+	return &parser{
+		defaults: d, vips: map[vip.VIP]value{}, lines: map[entry]int{}, types: map[reflect.Type]objectType{},
+	}
+}
+
+// located is something that was read, where, and the remedy if it must not be there.
+type located[T any] struct {
+	is     T
+	at     value
+	remedy string
+}
+
+// entry is something that is unique among those of its kind in an object.
+type entry struct{ in, kind, is any }
+
+// unique reports a second appearance of an entry.
+func (p *parser) unique(v value, in any, kind string, is any) bool {
+	key := entry{in, kind, is}
+	if line, twice := p.lines[key]; twice {
+		v.problem("%s %v appears twice, first in line %d: remove one of them or change it", kind, is, line)
+		return false
+	}
+	p.lines[key] = v.node.Line
+	return true
+}
+
+// The remedies of addresses that lie in a VIP.
+const (
+	gatewayInVIP = "a gateway cannot be reached through itself, change one of them"
+	targetInVIP  = "write the target's own address"
+	sourceInVIP  = "what comes from a VIP is sent to the gateways, write an address of the load balancer's own"
+)
+
+func (a *Attractor) check(p *parser, m mapping) {
+	_, p.vipsKnown = m.valid("vips")
+	for i, x := range a.VIPs {
+		at := m.fields["vips"].item(i)
+		if !x.IsZero() && p.unique(at, a, "VIP", x) {
+			p.vips[x] = at
+		} else {
+			p.vipsKnown = false
+		}
+	}
+}
+
+func (g *Gateway) check(p *parser, m mapping) {
+	if at, ok := m.valid("name"); ok && g.Name == "BFD" {
+		at.problem("is \"BFD\": BIRD's protocol NBR-BFD has that name, take another")
+	} else if ok {
+		p.unique(at, m.in, "gateway", g.Name)
+	}
+	if at, ok := m.valid("address"); ok {
+		p.unique(at, m.in, "gateway address", g.Address)
+		p.addresses = append(p.addresses, located[netip.Addr]{g.Address, at, gatewayInVIP})
+	}
+	m.report("localASN", checkASN(g.LocalASN))
+	m.report("remoteASN", checkASN(g.RemoteASN))
+	m.report("holdTime", checkHoldTime(g.HoldTime))
+}
+
+func (s *Stream) check(p *parser, m mapping) {
+	if at, ok := m.valid("name"); ok {
+		p.unique(at, m.in, "stream", s.Name)
+	}
+	for i, x := range s.VIPs {
+		if at := m.fields["vips"].item(i); !x.IsZero() && p.unique(at, s, "VIP", x) {
+			p.streamVIPs = append(p.streamVIPs, located[vip.VIP]{is: x, at: at})
+		}
+	}
+	if _, ok := m.fields["check"]; !ok && len(s.Targets) > 0 {
+		m.missing("check", "write how the targets are checked, such as check: {tcp: {port: 5000}}")
+	}
+	if _, ok := m.fields["maglev"]; !ok {
+		p.setDefaults(reflect.ValueOf(&s.Maglev).Elem())
+	}
+}
+
+func (t *Target) check(p *parser, m mapping) {
+	s, _ := m.in.(*Stream)
+	if at, ok := m.valid("name"); ok {
+		p.unique(at, s, "target", t.Name)
+	}
+	unique := func(at value, a netip.Addr) bool { return p.unique(at, s, "target address", a) }
+	const remedy = "a target has one of a family, make a second target of it"
+	p.onePerFamily(m.fields["ips"], t.IPs, remedy, targetInVIP, unique)
+	families := s.Check.Families
+	isChecked := func(a netip.Addr) bool { return families.Has(vip.FamilyOf(a)) }
+	if at, ok := m.valid("ips"); ok && !slices.ContainsFunc(t.IPs, isChecked) {
+		at.problem("has no %s address, and the stream's check.families is %s, so that nothing would check it: "+
+			"add one, or write families: both", familyName(families == OnlyIPv4), families)
+	}
+}
+
+func (l *Maglev) check(_ *parser, m mapping) {
+	at, ok := m.valid("size")
+	if !ok || prime(l.Size) {
+		return
+	}
+	// Both bounds are prime, so that there is one on either side.
+	below, above := l.Size-1, l.Size+1
+	for ; !prime(below); below-- {
+	}
+	for ; !prime(above); above++ {
+	}
+	at.problem("is %d, which is no prime number: write %d or %d", l.Size, below, above)
+}
+
+// prime reports whether n is a prime number; the test is exact for 64 bits.
+func prime(n uint32) bool { return big.NewInt(int64(n)).ProbablyPrime(0) }
+
+// checkKinds are the fields of which a check has exactly one.
+var checkKinds = []string{"tcp", "http", "grpc"}
+
+func (c *Check) check(p *parser, m mapping) {
+	kinds := slices.DeleteFunc(slices.Clone(checkKinds), func(name string) bool { return m.fields[name].node == nil })
+	if len(kinds) == 0 {
+		m.problem("has none of tcp, http, grpc: write one of them, such as tcp: {port: 5000}")
+	}
+	for _, name := range kinds[min(1, len(kinds)):] {
+		m.fields[name].problem("conflicts with %s: write only one of tcp, http, grpc", kinds[0])
+	}
+	for name, d := range map[string]time.Duration{"fastInterval": c.FastInterval, "timeout": c.Timeout} {
+		if d > c.Interval {
+			m.report(name, fmt.Sprintf("is %s, longer than the interval of %s: write at most the interval",
+				d, c.Interval))
+		}
+	}
+	c.FastInterval, c.Timeout = cmp.Or(c.FastInterval, c.Interval), min(c.Timeout, c.Interval)
+	checked := func(at value, a netip.Addr) bool {
+		if !c.Families.Has(vip.FamilyOf(a)) {
+			at.problem("is %s, but families is %s, so that nothing would be checked from it: "+
+				"remove it, or write families: both", a, c.Families)
+			return false
+		}
+		if a.Is4() {
+			c.Source4 = a
+		} else {
+			c.Source6 = a
+		}
+		return true
+	}
+	sources, _ := m.read["source"].([]netip.Addr)
+	p.onePerFamily(m.fields["source"], sources, "checks of a family come from one", sourceInVIP, checked)
+}
+
+func (c *TLSCheck) check(_ *parser, m mapping) {
+	c.On = true
+	if c.Insecure {
+		m.report("caFile", "conflicts with insecure: true, which takes any certificate: remove one of them")
+	}
+}
+
+// onePerFamily checks addresses of a list: keep, and that no two are of one family.
+func (p *parser) onePerFamily(
+	list value, addresses []netip.Addr, remedy, inVIP string, keep func(at value, a netip.Addr) bool,
+) {
+	has := map[bool]bool{} // by whether the address is IPv4
+	for i, a := range addresses {
+		at := list.item(i)
+		if !a.IsValid() || !keep(at, a) {
+			continue
+		}
+		if has[a.Is4()] {
+			at.problem("is a second %s address: %s", familyName(a.Is4()), remedy)
+		}
+		has[a.Is4()] = true
+		p.addresses = append(p.addresses, located[netip.Addr]{a, at, inVIP})
+	}
+}
+
+func familyName(is4 bool) string {
+	if is4 {
+		return "IPv4"
+	}
+	return "IPv6"
+}
+
+// checkAcross checks what concerns several objects.
+func (p *parser) checkAcross() {
+	covers := p.overlaps()
+	var has [len(vip.Families)]bool
+	for v := range p.vips {
+		has[v.Family()] = true
+	}
+	for _, a := range p.addresses {
+		family := vip.FamilyOf(a.is)
+		if v, ok := covers.of(a.is); ok {
+			a.at.problem("is %s, which lies in the VIP %s: %s", a.is, v, a.remedy)
+		} else if a.remedy == gatewayInVIP && p.vipsKnown && !has[family] {
+			a.at.problem("is %s, but the attractor has no %s VIP: add one to attractor.vips or remove the gateway",
+				a.is, familyName(a.is.Is4()))
+		}
+	}
+	for _, v := range p.streamVIPs {
+		if _, ok := p.vips[v.is]; p.vipsKnown && !ok {
+			v.at.problem("VIP %s is not one of the attractor: add it to attractor.vips or remove it here", v.is)
+		}
+	}
+}
+
+// covering is a list of VIPs that do not overlap, sorted.
+type covering []vip.VIP
+
+// overlaps reports VIPs that share addresses, and returns those that contain all others. Two VIPs
+// that overlap are refused because the wider one would attract the traffic of the narrower one
+// while that is withdrawn.
+func (p *parser) overlaps() covering {
+	var c covering
+	for _, v := range slices.SortedFunc(maps.Keys(p.vips), vip.Compare) {
+		// A prefix sorts behind those that contain it, and prefixes nest: what overlaps anything,
+		// overlaps the last one that nothing contains.
+		if n := len(c); n > 0 && c[n-1].Overlaps(v) {
+			p.vips[v].problem("VIP %s lies in the VIP %s of line %d, which would attract its traffic even while it is "+
+				"withdrawn: remove one of them", v, c[n-1], p.vips[c[n-1]].node.Line)
+			continue
+		}
+		c = append(c, v)
+	}
+	return c
+}
+
+// of returns the VIP that contains the address.
+func (c covering) of(a netip.Addr) (vip.VIP, bool) {
+	i, found := slices.BinarySearchFunc(c, a,
+		func(v vip.VIP, a netip.Addr) int { return v.Prefix().Addr().Compare(a) })
+	if !found {
+		i--
+	}
+	if i >= 0 && c[i].Prefix().Contains(a) {
+		return c[i], true
+	}
+	return vip.VIP{}, false
+}
