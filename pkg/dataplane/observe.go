@@ -233,7 +233,7 @@ func (e *engine) diff() {
 		before, fault := m.drift, m.fault
 		e.diffStream(name, m)
 		m.dirty = m.dirty || fault.Broken != m.fault.Broken || fault.ChainMissing != m.fault.ChainMissing ||
-			len(without(before, m.drift, Drift.Key))+len(without(m.drift, before, Drift.Key)) > 0
+			len(plan.Without(before, m.drift, Drift.Key))+len(plan.Without(m.drift, before, Drift.Key)) > 0
 	}
 	e.noteDrift()
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -263,10 +264,10 @@ func (o *reconciler) publish(desired *Desired, err error) {
 	} else if old.Err != nil {
 		e.log.Info("data plane update succeeded again", "failures", old.Failures)
 	}
-	for _, p := range without(s.Problems, old.Problems, Problem.Key) {
+	for _, p := range plan.Without(s.Problems, old.Problems, Problem.Key) {
 		e.log.Error("data plane problem", "object", p.Object, "detail", p.Detail, "remedy", p.Remedy)
 	}
-	for _, p := range without(old.Problems, s.Problems, Problem.Key) {
+	for _, p := range plan.Without(old.Problems, s.Problems, Problem.Key) {
 		e.log.Info("data plane problem resolved", "object", p.Object, "detail", p.Detail)
 	}
 	if old.At.IsZero() || !sameState(old, s) {
@@ -293,13 +294,4 @@ func sameState(a, b State) bool {
 		s.VIPs, s.Unreachable, s.Err, s.At = nil, nil, nil, time.Time{}
 	}
 	return same && reflect.DeepEqual(a, b)
-}
-
-// without returns the elements of a whose keys those of b do not have.
-func without[T any, K comparable](a, b []T, key func(T) K) []T {
-	keys := make(map[K]bool, len(b))
-	for _, x := range b {
-		keys[key(x)] = true
-	}
-	return slices.DeleteFunc(slices.Clone(a), func(x T) bool { return keys[key(x)] })
 }

@@ -31,63 +31,55 @@ const (
 
 // Reconcile implements the LBService.
 func (a *admin) Reconcile(ctx context.Context, _ *lbv1.ReconcileRequest) (*lbv1.ReconcileResponse, error) {
-	repaired, err := a.repair(ctx, (*dataplane.Plane).Reconcile)
-	return &lbv1.ReconcileResponse{Mended: repaired}, err
+	r := &lbv1.ReconcileResponse{}
+	return r, a.withPlane(ctx, "", func(ctx context.Context, p *dataplane.Plane) error {
+		drift, err := p.Reconcile(ctx)
+		r.Mended = driftProto(drift)
+		return err
+	})
 }
 
 // Hold implements the LBService.
-func (a *admin) Hold(ctx context.Context, r *lbv1.HoldRequest) (*lbv1.HoldResponse, error) {
-	if err := a.checkStream(r.GetStream()); err != nil {
-		return nil, err
-	}
-	d := r.GetDuration().AsDuration()
-	if r.GetDuration() != nil && d <= 0 {
+func (a *admin) Hold(ctx context.Context, request *lbv1.HoldRequest) (*lbv1.HoldResponse, error) {
+	d := request.GetDuration().AsDuration()
+	if request.GetDuration() != nil && d <= 0 {
 		return nil, status.Errorf(codes.InvalidArgument, "the duration %v is not positive", d)
 	}
-	ctx, cancel := context.WithTimeout(ctx, reconcileTimeout)
-	defer cancel()
-	until, err := a.process.plane.Hold(ctx, r.GetStream(), d)
-	if err != nil {
-		return nil, status.Error(codes.FailedPrecondition, err.Error())
-	}
-	return &lbv1.HoldResponse{Until: timestamp(until)}, nil
+	r := &lbv1.HoldResponse{}
+	return r, a.withPlane(ctx, request.GetStream(), func(ctx context.Context, p *dataplane.Plane) error {
+		until, err := p.Hold(ctx, request.GetStream(), d)
+		r.Until = timestamp(until)
+		return err
+	})
 }
 
 // Resume implements the LBService.
-func (a *admin) Resume(ctx context.Context, r *lbv1.ResumeRequest) (*lbv1.ResumeResponse, error) {
-	repaired, err := a.repair(ctx, func(p *dataplane.Plane, ctx context.Context) ([]plan.Drift, error) {
-		return p.Resume(ctx, r.GetStream())
+func (a *admin) Resume(ctx context.Context, request *lbv1.ResumeRequest) (*lbv1.ResumeResponse, error) {
+	r := &lbv1.ResumeResponse{}
+	return r, a.withPlane(ctx, "", func(ctx context.Context, p *dataplane.Plane) error {
+		drift, err := p.Resume(ctx, request.GetStream())
+		r.Repaired = driftProto(drift)
+		return err
 	})
-	return &lbv1.ResumeResponse{Repaired: repaired}, err
 }
 
-// checkStream refuses a data plane or stream that does not exist; "" is all streams.
-func (a *admin) checkStream(name string) error {
+// withPlane calls do if the data plane and the stream exist; "" is all streams.
+func (a *admin) withPlane(ctx context.Context, stream string, do func(context.Context, *dataplane.Plane) error) error {
 	if a.process.plane == nil {
 		return status.Error(codes.FailedPrecondition, "there is no data plane: this lb runs with --dataplane=none")
 	}
-	if name == "" {
-		return nil
-	}
-	if _, known := a.process.stream(name); !known {
-		return status.Errorf(codes.NotFound, "the trench file has no stream %s", name)
-	}
-	return nil
-}
-
-func (a *admin) repair(ctx context.Context, do func(*dataplane.Plane, context.Context) ([]plan.Drift, error),
-) ([]*lbv1.DataPlaneDrift, error) {
-	if err := a.checkStream(""); err != nil {
-		return nil, err
+	if stream != "" {
+		if _, known := a.process.stream(stream); !known {
+			return status.Errorf(codes.NotFound, "the trench file has no stream %s", stream)
+		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, reconcileTimeout)
 	defer cancel()
-	drift, err := do(a.process.plane, ctx)
-	if err != nil {
+	if err := do(ctx, a.process.plane); err != nil {
 		// Not Unavailable, by which clients know that the process does not answer.
-		return nil, status.Error(codes.FailedPrecondition, err.Error())
+		return status.Error(codes.FailedPrecondition, err.Error())
 	}
-	return driftProto(drift), nil
+	return nil
 }
 
 func driftProto(drift []plan.Drift) (list []*lbv1.DataPlaneDrift) {
@@ -246,9 +238,9 @@ func describeHold(stream string, until time.Time) (object, end string) {
 
 // dataPlaneRepaired notes what the data plane repaired. It does not block.
 func (p *process) dataPlaneRepaired(list []dataplane.Repaired) {
-	var all []event
+	var all []*lbv1.Event
 	for _, r := range list {
-		e := event{Object: r.Object, What: driftRepaired, Detail: r.Detail, Stream: r.Stream, Target: r.Target}
+		e := &lbv1.Event{Object: r.Object, What: driftRepaired, Detail: r.Detail, Stream: r.Stream, Target: r.Target}
 		if r.Contested {
 			e.What, e.Detail = driftContested, "another process keeps changing it: "+r.Detail
 		}
@@ -258,18 +250,18 @@ func (p *process) dataPlaneRepaired(list []dataplane.Repaired) {
 }
 
 // dataPlaneEvents are what happened between two states.
-func dataPlaneEvents(was, is plan.State) []event {
-	var all []event
+func dataPlaneEvents(was, is plan.State) []*lbv1.Event {
+	var all []*lbv1.Event
 	switch {
 	case is.Err != nil && was.Err == nil:
-		all = append(all, event{Object: "data plane", What: changesBlocked, Detail: is.Err.Error()})
+		all = append(all, &lbv1.Event{Object: "data plane", What: changesBlocked, Detail: is.Err.Error()})
 	case is.Err == nil && was.Err != nil:
-		all = append(all, event{Object: "data plane", What: problemSolved, Detail: was.Err.Error()})
+		all = append(all, &lbv1.Event{Object: "data plane", What: problemSolved, Detail: was.Err.Error()})
 	}
 	for stream, until := range is.Held {
 		if before, known := was.Held[stream]; !known || !before.Equal(until) {
 			object, end := describeHold(stream, until)
-			all = append(all, event{Object: object, What: holdBegun, Detail: end, Stream: stream})
+			all = append(all, &lbv1.Event{Object: object, What: holdBegun, Detail: end, Stream: stream})
 		}
 	}
 	for stream, until := range was.Held {
@@ -281,33 +273,24 @@ func dataPlaneEvents(was, is plan.State) []event {
 		if !until.IsZero() && !time.Now().Before(until) {
 			detail = "the hold expired"
 		}
-		all = append(all, event{Object: object, What: holdEnded, Detail: detail, Stream: stream})
+		all = append(all, &lbv1.Event{Object: object, What: holdEnded, Detail: detail, Stream: stream})
 	}
 	_, everything := is.Held[""]
-	object := func(d plan.Drift) [3]string { return [3]string{d.Object, d.Stream, d.Target} }
-	for _, d := range missingFrom(was.Drift, is.Drift, object) {
+	for _, d := range plan.Without(is.Drift, was.Drift, plan.Drift.Key) {
 		// Drift that is not held is repaired, and reported then.
 		if _, held := is.Held[d.Stream]; held || everything {
-			all = append(all, event{Object: d.Object, What: driftSeen, Detail: d.Detail, Stream: d.Stream, Target: d.Target})
+			all = append(all, &lbv1.Event{
+				Object: d.Object, What: driftSeen, Detail: d.Detail, Stream: d.Stream, Target: d.Target,
+			})
 		}
 	}
-	key := func(p plan.Problem) [2]string { return [2]string{p.Object, p.Detail} }
-	for _, x := range missingFrom(was.Problems, is.Problems, key) {
-		all = append(all, event{Object: x.Object, What: problemSeen, Detail: x.Detail})
+	for _, x := range plan.Without(is.Problems, was.Problems, plan.Problem.Key) {
+		all = append(all, &lbv1.Event{Object: x.Object, What: problemSeen, Detail: x.Detail})
 	}
-	for _, x := range missingFrom(is.Problems, was.Problems, key) {
-		all = append(all, event{Object: x.Object, What: problemSolved, Detail: x.Detail})
+	for _, x := range plan.Without(was.Problems, is.Problems, plan.Problem.Key) {
+		all = append(all, &lbv1.Event{Object: x.Object, What: problemSolved, Detail: x.Detail})
 	}
 	return summed(all)
-}
-
-// missingFrom returns the entries of a list whose keys another list lacks.
-func missingFrom[T any, K comparable](other, list []T, key func(T) K) (missing []T) {
-	known := make(map[K]struct{}, len(other))
-	for _, x := range other {
-		known[key(x)] = struct{}{}
-	}
-	return slices.DeleteFunc(slices.Clone(list), func(x T) bool { return has(known, key(x)) })
 }
 
 // maxEventsAtOnce is how many events one state of the data plane makes: a process that deletes a
@@ -315,11 +298,11 @@ func missingFrom[T any, K comparable](other, list []T, key func(T) K) (missing [
 const maxEventsAtOnce = 100
 
 // summed replaces the last of too many events by one of the kind of the first that is left out.
-func summed(all []event) []event {
+func summed(all []*lbv1.Event) []*lbv1.Event {
 	more := len(all) - maxEventsAtOnce + 1
 	if more < 2 {
 		return all
 	}
 	what, detail := all[maxEventsAtOnce-1].What, fmt.Sprintf("and %d more at once: lb status lists what there is", more)
-	return append(all[:maxEventsAtOnce-1], event{Object: "data plane", What: what, Detail: detail})
+	return append(all[:maxEventsAtOnce-1], &lbv1.Event{Object: "data plane", What: what, Detail: detail})
 }

@@ -7,16 +7,17 @@ import (
 	"testing"
 	"time"
 
+	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	"github.com/vipgate/vipgate/pkg/dataplane"
 )
 
 func TestEventsAreTheNewest(t *testing.T) {
 	var e events
-	if got := e.list(0, 0); len(got) != 0 {
+	if got := e.newest(0, 0); len(got) != 0 {
 		t.Errorf("%v", got)
 	}
 	for i := range maxEvents + 5 {
-		e.add(event{Object: fmt.Sprint(i + 1)})
+		e.add(&lbv1.Event{Object: fmt.Sprint(i + 1)})
 	}
 	for _, c := range []struct {
 		after       uint64
@@ -30,7 +31,7 @@ func TestEventsAreTheNewest(t *testing.T) {
 		{maxEvents + 5, 0, 0, 0},
 		{maxEvents + 9, 0, 0, 0},
 	} {
-		got := e.list(c.after, c.n)
+		got := e.newest(c.after, c.n)
 		if uint64(len(got)) != c.many {
 			t.Errorf("after %d at most %d: %d events, want %d", c.after, c.n, len(got), c.many)
 			continue

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
@@ -35,7 +36,7 @@ type loop struct {
 	lease   time.Duration
 	log     *slog.Logger
 	observe func(readiness.Decision) // must not block
-	event   func(...event)           // must not block
+	event   func(...*lbv1.Event)     // must not block
 	files   *readinessfile.Writer    // nil: none are written
 	plane   *forwarder               // nil: no data plane
 	away    *latest.Value[bool]      // true once the load balancer stops
@@ -51,8 +52,7 @@ type loop struct {
 	next       time.Time // when the evaluator has something to do by itself
 	// compared is set once the data plane knows what is in the kernel, or why it cannot know.
 	compared bool
-	// wrote is set once the readiness files were all written, leaving once they no longer are.
-	wrote, leaving bool
+	leaving  bool // the readiness files are no longer written
 }
 
 func (l *loop) String() string         { return "readiness loop" }
@@ -179,7 +179,10 @@ func (l *loop) evaluate(in input) bool {
 		l.next = targetset.Soonest(l.next, l.plane.forward(now, l.evaluator))
 	}
 	l.noteOutage(r.Outage)
-	l.write(r, in.config != nil)
+	if (committed || r.StreamsChanged || in.config != nil) && l.files != nil && l.synced && !l.leaving {
+		streams, vips := l.evaluator.Ready()
+		l.files.Want(streams, vips...)
+	}
 	// After the decision: a reader that lists all targets holds the index for milliseconds.
 	l.index.Publish(l.evaluator.Targets())
 	return committed
@@ -195,31 +198,6 @@ func (l *loop) noteOutage(v outage.Verdict) {
 	}
 }
 
-// write writes what a decision changed to the readiness files, or everything when it is the first
-// or follows another configuration.
-func (l *loop) write(r serving.Result, whole bool) {
-	if l.files == nil || l.leaving || !l.synced {
-		return
-	}
-	if whole || !l.wrote {
-		l.wrote = true
-		streams, vips := l.evaluator.Ready()
-		l.files.Want(streams, vips...)
-		return
-	}
-	names := map[string]bool{}
-	for stream, ready := range r.Streams {
-		names[readinessfile.GroupFile(stream)] = ready
-	}
-	for _, v := range r.Removed {
-		names[readinessfile.VIPFile(v.Prefix().Addr())] = false
-	}
-	for _, x := range r.Changed {
-		names[readinessfile.VIPFile(x.VIP.Prefix().Addr())] = x.State == readiness.Ready
-	}
-	l.files.Change(names)
-}
-
 // commit commits a decision unless nothing changed.
 func (l *loop) commit(now time.Time, r serving.Result) bool {
 	first := !l.synced && l.generation > 0 && !r.Settling && (l.plane == nil || l.compared)
@@ -227,10 +205,10 @@ func (l *loop) commit(now time.Time, r serving.Result) bool {
 	if len(r.Changed)+len(r.Removed) == 0 && !first {
 		return false
 	}
-	d := readiness.Decision{Changed: r.Changed, Removed: r.Removed, Synced: l.synced, At: now}
-	revision := l.table.Commit(d)
-	l.report(d, revision, first)
-	l.observe(d)
+	r.Synced, r.At = l.synced, now
+	revision := l.table.Commit(r.Decision)
+	l.report(r.Decision, revision, first)
+	l.observe(r.Decision)
 	return true
 }
 
@@ -263,7 +241,7 @@ func (l *loop) report(d readiness.Decision, revision uint64, first bool) {
 		if r.Detail != "" {
 			why += ": " + r.Detail
 		}
-		l.event(event{Time: d.At, Object: r.VIP.String(), What: r.State.String(), Detail: why})
+		l.event(&lbv1.Event{Object: r.VIP.String(), What: r.State.String(), Detail: why})
 	}
 	for _, v := range d.Removed {
 		delete(l.before, v)
@@ -271,7 +249,7 @@ func (l *loop) report(d readiness.Decision, revision uint64, first bool) {
 			continue
 		}
 		l.log.Info("VIP removed", "vip", v, "revision", revision)
-		l.event(event{Time: d.At, Object: v.String(), What: vipRemoved})
+		l.event(&lbv1.Event{Object: v.String(), What: vipRemoved})
 	}
 	if logged > maxLogged {
 		l.log.Info("more VIPs changed or were removed", "count", logged-maxLogged, "revision", revision)

@@ -86,24 +86,6 @@ func (w *Writer) Want(groups []string, vips ...netip.Addr) {
 	latest.Wake(w.changed)
 }
 
-// Change is Want for the files that changed, by the names of [GroupFile] and [VIPFile]: true if the
-// file is to exist.
-func (w *Writer) Change(names map[string]bool) {
-	if len(names) == 0 {
-		return
-	}
-	w.mu.Lock()
-	for name, ready := range names {
-		if ready {
-			w.names[name] = struct{}{}
-		} else {
-			delete(w.names, name)
-		}
-	}
-	w.mu.Unlock()
-	latest.Wake(w.changed)
-}
-
 // Beat confirms that the caller of Want runs. It never blocks, and may be called often: files are
 // touched once a second.
 func (w *Writer) Beat() { latest.Wake(w.beat) }

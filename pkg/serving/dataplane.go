@@ -69,13 +69,10 @@ func (e *Evaluator) role(s *stream, m *targetset.Member, ip netip.Addr) plan.Rol
 // disableMoved takes targets out that have other addresses than before until they are known to be
 // alive there: what the kernel has of their names leads to the old addresses.
 func disableMoved(d, before *plan.Stream) {
-	if before == nil {
-		return
-	}
 	var old map[string]*plan.Target
 	for i := range d.Targets {
 		t := &d.Targets[i]
-		if i < len(before.Targets) && before.Targets[i].Name == t.Name && slices.Equal(before.Targets[i].IPs, t.IPs) {
+		if !slices.Contains(t.Roles[:], plan.Unknown) {
 			continue // nearly always
 		}
 		if old == nil {
@@ -84,21 +81,16 @@ func disableMoved(d, before *plan.Stream) {
 		if was := old[t.Name]; was == nil || slices.Equal(was.IPs, t.IPs) {
 			continue
 		}
-		for f := range t.Roles {
-			if t.Roles[f] == plan.Unknown {
-				t.Roles[f] = plan.Down
-			}
+		for f, role := range t.Roles {
+			t.Roles[f] = max(role, plan.Down) // all but Unknown stay
 		}
 	}
 }
 
 // byName returns the targets of a stream by name; none of nil.
 func byName(s *plan.Stream) map[string]*plan.Target {
-	if s == nil {
-		return nil
-	}
-	targets := make(map[string]*plan.Target, len(s.Targets))
-	for i := range s.Targets {
+	targets := map[string]*plan.Target{}
+	for i := 0; s != nil && i < len(s.Targets); i++ {
 		targets[s.Targets[i].Name] = &s.Targets[i]
 	}
 	return targets

@@ -30,9 +30,8 @@ type forwarding struct {
 	// sent differ, or may.
 	counted, pending map[string]struct{}
 	holds            map[holdKey]*hold
-	// owners are by VIP the streams that are to serve it, nil until they are needed; sentOwners are
-	// those of sent.
-	owners, sentOwners map[vip.VIP]string
+	// sentOwners has the stream of sent that serves each VIP.
+	sentOwners map[vip.VIP]string
 }
 
 // holdKey is what is held back: a family of a stream, or "" for everything before the first desired
@@ -133,11 +132,9 @@ func (e *Evaluator) updateDesired() {
 		before := w.desired[name]
 		if s, ok := e.streams[name]; !ok {
 			delete(w.desired, name)
-			w.owners = nil
 		} else if now := e.planStream(s, before); !now.Equal(before) {
 			w.desired[name] = now
 			if before == nil || !slices.Equal(before.VIPs, now.VIPs) {
-				w.owners = nil
 				for _, v := range now.VIPs {
 					if by := w.sentOwners[v]; by != "" && by != name {
 						w.pending[by] = struct{}{} // it may have to give the VIP up
@@ -281,7 +278,8 @@ func (e *Evaluator) remainder(stream string, f vip.Family) remainder {
 		if _, forwarded := k.state.VIPs[v]; !forwarded {
 			continue // it never was ready
 		}
-		switch leaves := e.owner(v) != stream; {
+		s := e.owner(v)
+		switch leaves := s == nil || s.Name != stream; {
 		case leaves && e.ownerServes(v):
 		case leaves:
 			r.vips = append(r.vips, v)
@@ -293,18 +291,11 @@ func (e *Evaluator) remainder(stream string, f vip.Family) remainder {
 	return r
 }
 
-// owner returns the stream that is to serve a VIP; "" for none.
-func (e *Evaluator) owner(v vip.VIP) string {
-	if e.forwarding.owners == nil {
-		e.forwarding.owners = ownersOf(e.forwarding.desired)
-	}
-	return e.forwarding.owners[v]
-}
-
 // ownerServes reports whether the stream that is to serve a VIP has a target that serves already,
 // and continues to.
 func (e *Evaluator) ownerServes(v vip.VIP) bool {
-	return e.kernel.continues(e.forwarding.desired[e.owner(v)], v.Family())
+	s := e.owner(v)
+	return s != nil && e.kernel.continues(e.forwarding.desired[s.Name], v.Family())
 }
 
 // holdBack reports whether a hold of VIPs continues, or begins.

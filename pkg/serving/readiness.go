@@ -83,12 +83,11 @@ func (e *Evaluator) settles(v vip.VIP) bool {
 // them; nil for any of them. A VIP that the kernel is about to move from one stream to another is
 // forwarded all the time.
 func (e *Evaluator) forwardedBy(v vip.VIP) (forwarded bool, by *stream) {
-	k, streams := e.kernel, e.byVIP[v]
-	if k == nil || len(streams) == 0 {
+	k := e.kernel
+	if k == nil || len(e.byVIP[v]) == 0 {
 		return k == nil, nil
 	}
-	// Of several streams the one whose name sorts first serves the VIP in the kernel.
-	by = slices.MinFunc(streams, func(a, b *stream) int { return strings.Compare(a.Name, b.Name) })
+	by = e.owner(v)
 	if k.isRevoked(revocation{vip: v}) || k.state.Withheld[v.Family()] != "" {
 		return false, by
 	}
@@ -97,10 +96,19 @@ func (e *Evaluator) forwardedBy(v vip.VIP) (forwarded bool, by *stream) {
 	return installed && (name == by.Name || moves), by
 }
 
+// owner returns the stream that serves a VIP in the kernel: of several the one whose name sorts
+// first; nil for none.
+func (e *Evaluator) owner(v vip.VIP) *stream {
+	if len(e.byVIP[v]) == 0 {
+		return nil
+	}
+	return slices.MinFunc(e.byVIP[v], func(a, b *stream) int { return strings.Compare(a.Name, b.Name) })
+}
+
 // notForwarded explains why the kernel does not forward a VIP although targets are alive.
 func (e *Evaluator) notForwarded(v vip.VIP) string {
 	k, f := e.kernel, v.Family()
-	_, s := e.forwardedBy(v)
+	s := e.owner(v)
 	t := &s.tallies[f]
 	d := "not confirmed by the kernel yet"
 	switch st := k.state.Streams[s.Name]; {

@@ -127,13 +127,11 @@ func (e *Evaluator) join(s *stream, members []targetset.Member) {
 
 // Result is what an evaluation changed.
 type Result struct {
-	// Changed has the VIPs whose readiness changed; Since is not set.
-	Changed []readiness.VIPReadiness
-	// Removed has the VIPs that are no longer configured.
-	Removed []vip.VIP
-	// Streams maps the streams that became ready (true), or no longer are, in some family.
-	Streams map[string]bool
-	Outage  outage.Verdict
+	// Decision has the VIPs whose readiness changed, and those that are no longer configured.
+	readiness.Decision
+	// StreamsChanged reports whether a stream became ready in some family, or no longer is.
+	StreamsChanged bool
+	Outage         outage.Verdict
 	// Settling reports whether a new stream waits for first verdicts.
 	Settling bool
 	// Next is when Evaluate has to be called again although nothing changes; zero for never.
@@ -152,9 +150,11 @@ func (e *Evaluator) Evaluate(now time.Time, checks healthcheck.Evaluation) Resul
 		e.mark(h.Key)
 		e.checked = append(e.checked, h.Key)
 	}
-	r := Result{Streams: map[string]bool{}, Outage: e.detectOutage(now, checks)}
+	r := Result{Outage: e.detectOutage(now, checks)}
 	for s := range e.dirty {
-		e.recount(s, r.Streams)
+		was := s.ready()
+		e.recount(s)
+		r.StreamsChanged = r.StreamsChanged || s.ready() != was
 	}
 	clear(e.dirty)
 	r.Next = targetset.Soonest(e.settle(now), r.Outage.Next)
@@ -197,15 +197,11 @@ func (e *Evaluator) touch(vips ...vip.VIP) {
 	}
 }
 
-// recount counts a stream again, and notes the VIPs and the readiness of the stream that this
-// changes.
-func (e *Evaluator) recount(s *stream, turned map[string]bool) {
-	before, was := s.tallies, s.ready()
+// recount counts a stream again, and notes the VIPs that this changes.
+func (e *Evaluator) recount(s *stream) {
+	before := s.tallies
 	e.count(s)
 	e.forwarding.changed(s.Name)
-	if is := s.ready(); is != was {
-		turned[s.Name] = is
-	}
 	for _, v := range s.VIPs {
 		if s.tallies[v.Family()] != before[v.Family()] {
 			e.touch(v)
@@ -253,34 +249,29 @@ func (e *Evaluator) detectOutage(now time.Time, checks healthcheck.Evaluation) o
 // inService returns what the checks changed without the targets that an operator drained: a target
 // that was drained is removed, one that returned has changed.
 func (e *Evaluator) inService(checks healthcheck.Evaluation) (changed []healthcheck.Health, removed []healthcheck.Key) {
-	drained := map[healthcheck.Key]struct{}{}
-	for name := range e.retargeted {
-		s, ok := e.streams[name]
-		if !ok {
-			continue
-		}
-		for k, m := range s.keys() {
-			if m.Draining == healthcheck.Drained {
-				drained[k] = struct{}{}
-			}
-		}
-	}
+	back := map[healthcheck.Key]struct{}{}
 	for k := range e.left {
-		_, was := e.drained[k]
-		_, is := drained[k]
-		if !was || is {
-			continue
-		}
-		delete(e.drained, k)
-		if h, known := e.health[k]; known {
-			changed = append(changed, h)
+		if _, was := e.drained[k]; was {
+			back[k] = struct{}{}
+			delete(e.drained, k)
 		}
 	}
 	removed = checks.Removed
-	for k := range drained {
-		if _, was := e.drained[k]; !was {
+	for name := range e.retargeted {
+		for k, m := range e.streams[name].keys() {
+			if m.Draining != healthcheck.Drained {
+				continue
+			}
 			e.drained[k] = struct{}{}
-			removed = append(removed, k)
+			if _, was := back[k]; !was {
+				removed = append(removed, k)
+			}
+			delete(back, k)
+		}
+	}
+	for k := range back {
+		if h, known := e.health[k]; known {
+			changed = append(changed, h)
 		}
 	}
 	for _, h := range checks.Changed {
@@ -322,10 +313,7 @@ func (e *Evaluator) Targets() (changed []targetset.View, gone []healthcheck.Key)
 		names[name] = nil
 	}
 	for name, only := range names {
-		s, ok := e.streams[name]
-		if !ok {
-			continue
-		}
+		s := e.streams[name]
 		for k, m := range s.keys() {
 			if _, has := only[m.Name]; has || only == nil {
 				changed = append(changed, e.view(s, m, k))

@@ -57,10 +57,10 @@ func (s *stream) setMembers(members []targetset.Member) {
 	}
 }
 
-// keys yields the addresses of the targets.
+// keys yields the addresses of the targets; none of nil.
 func (s *stream) keys() iter.Seq2[healthcheck.Key, *targetset.Member] {
 	return func(yield func(healthcheck.Key, *targetset.Member) bool) {
-		for i := range s.members {
+		for i := 0; s != nil && i < len(s.members); i++ {
 			m := &s.members[i]
 			for _, ip := range m.IPs {
 				if !yield(healthcheck.Key{Stream: s.Name, Name: m.Name, Addr: ip}, m) {

@@ -75,3 +75,12 @@ type Problem struct {
 type ProblemKey struct{ object, detail string }
 
 func (p Problem) Key() ProblemKey { return ProblemKey{p.Object, p.Detail} }
+
+// Without returns the entries of a list whose keys another list lacks.
+func Without[T any, K comparable](list, other []T, key func(T) K) []T {
+	keys := make(map[K]bool, len(other))
+	for _, x := range other {
+		keys[key(x)] = true
+	}
+	return slices.DeleteFunc(slices.Clone(list), func(x T) bool { return keys[key(x)] })
+}
