@@ -4,7 +4,6 @@ import (
 	"container/heap"
 	"context"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -29,20 +28,14 @@ const (
 	complainEvery = 10 * time.Second
 )
 
-// SourceAddresses knows the addresses of this machine.
-type SourceAddresses interface {
-	// Source returns why checks of an address from another one, or from one of the kernel's choice,
-	// would fail for lack of a source address, or "". passing reports whether that is expected to end
-	// by itself.
-	Source(to, from netip.Addr) (problem string, passing bool)
-}
-
 // Options configure a Checker.
 type Options struct {
 	// Log receives a line for each change of a target's state.
 	Log *slog.Logger
-	// Sources is asked before each check of a target that is not ready. Nil: every check runs.
-	Sources SourceAddresses
+	// Source is called before each check of a target that is not ready. It returns why checks of an
+	// address from another one, or from one of the kernel's choice, would fail for lack of a source
+	// address, or "", and whether that is expected to end by itself. Nil: every check runs.
+	Source func(to, from netip.Addr) (problem string, passing bool)
 
 	dial          dialFunc // of tests; nil: the kernel
 	maxConcurrent int      // 0: maxConcurrent, or half of the permitted file descriptors if these are fewer
@@ -109,31 +102,15 @@ func (c *Checker) String() string { return "target-checker" }
 // Wake-ups conflate. That a target is overdue is found by Evaluate alone and wakes no caller.
 func (c *Checker) Changed() <-chan struct{} { return c.changed }
 
-// Configure replaces the targets of all streams at once. A target that remains keeps its state, also
-// under another interval, timeout, rise or fall; when something else is checked now, such as another
-// port, it starts again. Streams have distinct names and are not kept. A stream without a check has
-// no targets here, and addresses of families that are not checked are ignored.
-//
-// The first of Configure and Update is the first configuration of [Evaluation.Synced].
-func (c *Checker) Configure(streams []trench.Stream) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	removed := maps.Clone(c.streams)
-	for i := range streams {
-		delete(removed, streams[i].Name)
-	}
-	c.update(streams, slices.Collect(maps.Keys(removed)), time.Now())
-}
-
-// Update is [Checker.Configure] for some streams: it replaces the changed ones and removes others.
-// Its cost follows the number of their targets. A target that changes streams is another target.
+// Update replaces the targets of the changed streams, and removes streams. A target that remains keeps
+// its state, also under another interval, timeout, rise or fall; when something else is checked now, such
+// as another port, it starts again. A stream without a check has no targets here, and addresses of
+// families that are not checked are ignored. The first Update is the first configuration of
+// [Evaluation.Synced]. The cost follows the number of targets of the changed streams.
 func (c *Checker) Update(changed []trench.Stream, removed []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.update(changed, removed, time.Now())
-}
-
-func (c *Checker) update(changed []trench.Stream, removed []string, now time.Time) {
+	now := time.Now()
 	for _, name := range removed {
 		if g := c.streams[name]; g != nil {
 			delete(c.streams, name)

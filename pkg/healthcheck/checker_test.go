@@ -80,7 +80,7 @@ func (a *addresses) Source(netip.Addr, netip.Addr) (string, bool) {
 func TestNoVerdictWithoutSourceAddress(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		n, own := newNetwork(), lacking("own address fd00::1 is tentative", true)
-		c, stop := start(t, Options{dial: n.DialContext, Sources: own})
+		c, stop := start(t, Options{dial: n.DialContext, Source: own.Source})
 		defer stop()
 		c.Configure([]trench.Stream{stream(1, testCheck)})
 		advance(sourceWait - 2*failedRecheck)
@@ -106,8 +106,8 @@ func TestMissingSourceAddressBecomesVerdict(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				c, stop := start(t, Options{
-					dial:    newNetwork().DialContext,
-					Sources: lacking("no IPv6 address", test.passing),
+					dial:   newNetwork().DialContext,
+					Source: lacking("no IPv6 address", test.passing).Source,
 				})
 				defer stop()
 				c.Configure([]trench.Stream{stream(1, testCheck)})

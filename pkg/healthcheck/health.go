@@ -23,22 +23,13 @@ type State uint8
 
 // The states of a target. A [Checker] reports the first four.
 const (
-	// Starting: no verdict yet. Rise successful checks in a row lead to Ready, fall failed ones to
-	// NotReady.
-	Starting State = iota
-	// Ready: fewer than fall checks in a row failed since.
-	Ready
-	// NotReady: fewer than rise checks in a row succeeded since.
-	NotReady
-	// Overdue: the last check is older than interval + timeout + 1 s, so nothing is known until a
-	// check ends.
-	Overdue
-	// Draining: no new flows; existing flows continue until the drain ends.
-	Draining
-	// Drained: drained by an operator, and the drain is over.
-	Drained
-	// Left: no longer a target. Sent once, as the last state.
-	Left
+	Starting State = iota // no verdict yet: rise successes in a row lead to Ready, fall failures to NotReady
+	Ready                 // fewer than fall checks in a row failed since
+	NotReady              // fewer than rise checks in a row succeeded since
+	Overdue               // nothing is known: the last check is older than interval + timeout + 1 s
+	Draining              // no new flows; existing flows continue until the drain ends
+	Drained               // drained by an operator, and the drain is over
+	Left                  // no longer a target; sent once, as the last state
 )
 
 // String returns the state in lower case, such as "not ready".

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -141,6 +143,17 @@ func rerun(t *testing.T, c *Checker) (stop func()) {
 
 var testCheck = trench.Check{
 	TCP: trench.TCPCheck{Port: 5000}, Interval: time.Second, Timeout: 500 * time.Millisecond, Rise: 2, Fall: 3,
+}
+
+// Configure replaces all streams.
+func (c *Checker) Configure(streams []trench.Stream) {
+	c.mu.Lock()
+	removed := maps.Clone(c.streams)
+	c.mu.Unlock()
+	for _, s := range streams {
+		delete(removed, s.Name)
+	}
+	c.Update(streams, slices.Collect(maps.Keys(removed)))
 }
 
 // stream makes a stream of n targets with the addresses 10.0.0.1 and on.

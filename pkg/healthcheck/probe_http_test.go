@@ -544,7 +544,7 @@ func TestAuthoritiesAreReloaded(t *testing.T) {
 			t.Errorf("got %+v, want %d %q", o, want, reason)
 		}
 	}
-	verdictIs(notRun, "check not run: caFile: stat "+file+": no such file or directory")
+	verdictIs(notRun, "check not run: caFile: open "+file+": no such file or directory")
 	now := time.Now()
 	old.write(t, file)
 	dated(t, file, now)

@@ -1,13 +1,13 @@
 package healthcheck
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"sync"
 	"time"
 
@@ -15,13 +15,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
-const (
-	// maxAuthorities bounds a file of authorities. The Mozilla bundle has 250 KB.
-	maxAuthorities = 4 << 20
-	// settled is how long ago a file must have been written for its time and size to distinguish the
-	// next write, whatever the clock of its file system.
-	settled = 2 * time.Second
-)
+// maxAuthorities bounds a file of authorities. The Mozilla bundle has 250 KB.
+const maxAuthorities = 4 << 20
 
 // tlsConfig is the TLS configuration of a stream's checks. It may be used by many goroutines at once.
 type tlsConfig struct {
@@ -30,7 +25,7 @@ type tlsConfig struct {
 
 	mu          sync.Mutex // held during calls, so that a caller that waits is not reported as hung
 	calls       files.Calls
-	info        os.FileInfo // of CAFile when it was read; nil: read it again
+	data        []byte // of CAFile
 	authorities *x509.CertPool
 }
 
@@ -64,30 +59,20 @@ func (t *tlsConfig) of(ctx context.Context, at netip.Addr) (*tls.Config, error) 
 	return c, err
 }
 
-// pool returns the authorities that the file has now, whether it was replaced or overwritten.
+// pool returns the authorities that the file has now.
 func (t *tlsConfig) pool() (*x509.CertPool, error) {
-	info, err := os.Stat(t.CAFile)
-	if err != nil {
-		t.info = nil
-		return nil, fmt.Errorf("caFile: %w", err)
-	}
-	old := t.info
-	if old != nil && os.SameFile(info, old) && info.ModTime().Equal(old.ModTime()) && info.Size() == old.Size() {
-		return t.authorities, nil
-	}
-	t.info = nil
 	data, err := files.Read(t.CAFile, maxAuthorities)
 	if err != nil {
 		return nil, fmt.Errorf("caFile: %w", err)
 	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(data) {
-		return nil, fmt.Errorf("caFile: %s has no certificate in PEM", t.CAFile)
+	if t.authorities == nil || !bytes.Equal(data, t.data) { // parsing costs far more than reading
+		pool := x509.NewCertPool()
+		if !pool.AppendCertsFromPEM(data) {
+			return nil, fmt.Errorf("caFile: %s has no certificate in PEM", t.CAFile)
+		}
+		t.data, t.authorities = data, pool
 	}
-	if time.Since(info.ModTime()) > settled {
-		t.info, t.authorities = info, pool
-	}
-	return pool, nil
+	return t.authorities, nil
 }
 
 // handshakeFailure is the outcome of a TLS handshake that ended with an error.

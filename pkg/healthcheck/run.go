@@ -134,10 +134,10 @@ func (l *loop) round(ctx context.Context) (rest time.Duration) {
 // choose another address, even ::1, and the check would time out, or succeed from a link-local
 // address to which no traffic returns.
 func (l *loop) checkSource(p probe) (o outcome, ended bool) {
-	if l.Sources == nil || p.ready {
+	if l.Source == nil || p.ready {
 		return outcome{}, false
 	}
-	problem, passing := l.Sources.Source(p.entry.Addr, p.plan.source(vip.FamilyOf(p.entry.Addr)))
+	problem, passing := l.Source(p.entry.Addr, p.plan.source(vip.FamilyOf(p.entry.Addr)))
 	switch {
 	case problem == "":
 		return outcome{}, false

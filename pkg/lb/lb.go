@@ -211,7 +211,7 @@ func newProcess(o Options) (*process, error) {
 	} {
 		p.condition(c[0], c[1])
 	}
-	p.checker = healthcheck.New(healthcheck.Options{Log: o.Log, Sources: p.addrs})
+	p.checker = healthcheck.New(healthcheck.Options{Log: o.Log, Source: p.addrs.Source})
 	var err error
 	if p.sources, err = newSources(o.Targets, o.Log); err != nil {
 		return nil, err

@@ -160,11 +160,10 @@ func (l *loop) evaluate(in input) bool {
 	l.sources.missing(now, in.lost)
 	if in.config != nil || in.targets || (!l.sources.next.IsZero() && !l.sources.next.After(now)) {
 		changes := l.sources.update(now)
+		l.checker.Update(changes.Streams, changes.Removed)
 		if in.config != nil {
-			l.checker.Configure(changes.Streams)
 			l.evaluator.Configure(now, in.config, l.sources.set.Members)
 		} else {
-			l.checker.Update(changes.Streams, changes.Removed)
 			l.evaluator.Retarget(changes.Streams, l.sources.set.Members)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -60,17 +61,16 @@ func join[T fmt.Stringer](list []T) string {
 	return strings.Join(texts, ", ")
 }
 
-// maxName is how long names of streams and targets may be, as in the trench file.
-const maxName = 60
+// names are those of streams and targets, as in the trench file.
+var names = regexp.MustCompile(`\A[A-Za-z0-9_.-]{1,60}\z`)
 
 // CheckName returns what is wrong with the name of a stream or target.
 func CheckName(s string) error {
-	const characters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-"
 	const remedy = "write 1 to 60 characters out of A-Z a-z 0-9 _ . -"
 	switch {
 	case s == "":
 		return errors.New("has no name: " + remedy)
-	case len(s) > maxName, strings.Trim(s, characters) != "":
+	case !names.MatchString(s):
 		return fmt.Errorf("%s is not a name: %s", Quote(s), remedy)
 	}
 	return nil

@@ -125,15 +125,11 @@ func (r *Index) WatchTargets(keys []healthcheck.Key) *Watch {
 	return w
 }
 
-// Watchers returns the number of watches of targets that are open.
-func (r *Index) Watchers() int {
+// Watched reports whether a watch is open.
+func (r *Index) Watched() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	n := len(r.watchers)
-	for _, watches := range r.byID {
-		n += len(watches)
-	}
-	return n
+	return len(r.watchers)+len(r.byID) > 0
 }
 
 // Watch is one reader's view of the changes, merged until it takes them. Its memory is bounded by the

@@ -65,8 +65,8 @@ const (
 	Active Lifecycle = iota
 	// Leaving: the source no longer offers the target. It drains, unless another source offers it.
 	Leaving
-	// Terminating: the source announces the target's end. It drains, and is over after that for as long
-	// as it is offered so, whatever other sources offer.
+	// Terminating: the source announces the target's end. After its drain it is over for as long as it
+	// is offered so, whatever other sources offer.
 	Terminating
 )
 
@@ -95,12 +95,9 @@ type GonePolicy string
 
 // The policies.
 const (
-	// Hold keeps what the source offered last.
-	Hold GonePolicy = "hold"
-	// Drain drains it.
-	Drain GonePolicy = "drain"
-	// Drop removes it at once.
-	Drop GonePolicy = "drop"
+	Hold  GonePolicy = "hold"  // keeps what the source offered last
+	Drain GonePolicy = "drain" // drains it
+	Drop  GonePolicy = "drop"  // removes it at once
 )
 
 // SourceState describes a source, for status.
