@@ -15,7 +15,6 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
-	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/kernel"
@@ -115,14 +114,11 @@ func eventsProto(events []event) []*frontendv1.Event {
 	for i, e := range events {
 		p := &frontendv1.Event{
 			Time: timestamppb.New(e.Time), Sequence: e.Sequence, Vip: e.VIP.String(), Detail: e.Detail,
-			Gateway: e.Gateway, GatewayUp: e.GatewayUp,
+			Gateway: e.Gateway, GatewayUp: e.GatewayUp, Position: e.Position.Proto(),
 		}
 		if !e.VIP.IsZero() {
 			p.From, p.To = advertisementProto(e.From.Advertisement), advertisementProto(e.To.Advertisement)
 			p.Reason = reasonProto(e.To.Reason)
-		}
-		if e.Instance != "" {
-			p.Position = &readinessv1.Position{InstanceId: e.Instance, Revision: e.Revision}
 		}
 		list[i] = p
 	}

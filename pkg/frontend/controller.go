@@ -95,8 +95,7 @@ func (c *controller) Run(ctx context.Context) error {
 		case <-updated:
 			u := c.source.Take()
 			cause = u.ReceivedAt
-			now := time.Now()
-			c.gate.UpdateLB(now, lbUpdate(u))
+			c.gate.UpdateLB(time.Now(), lbUpdate(u))
 			c.observer.updated(u)
 		case <-sessionsChanged:
 			sessions, sessionsChanged = c.bird.Get()
@@ -147,10 +146,8 @@ func (c *controller) publish(now, cause time.Time, changes []gate.Change) {
 	if len(batch.Changes) > 0 {
 		c.announcer.Post(batch)
 	}
-	position := c.position()
 	c.observer.decided(decisions{
-		At: now, Revision: c.revision, Instance: position.InstanceID, LBRevision: position.Revision,
-		Changes: append([]gate.Change(nil), changes...),
+		At: now, Revision: c.revision, Position: c.position(), Changes: slices.Clone(changes),
 	})
 }
 

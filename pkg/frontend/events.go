@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -20,8 +21,7 @@ type event struct {
 	Time      time.Time
 	VIP       vip.VIP
 	From, To  gate.Decision
-	Instance  string
-	Revision  uint64
+	Position  readiness.Position // of the load balancer
 	Detail    string
 	Gateway   string
 	GatewayUp bool

@@ -371,7 +371,7 @@ func lbProblem(lb lbState, lastMessage time.Time) string {
 	case lb.Open && !lastMessage.IsZero():
 		return fmt.Sprintf("load balancer is connected but silent for %v: stopped, or starved of CPU?",
 			time.Since(lastMessage).Round(time.Second))
-	case lb.InstanceID == "":
+	case lb.Position.InstanceID == "":
 		return "load balancer has sent no snapshot yet"
 	}
 	return "load balancer readiness is " + lb.Freshness.String()

@@ -22,30 +22,25 @@ const maxQueued = 200_000
 
 // decisions is one batch of the gate.
 type decisions struct {
-	At         time.Time
-	Revision   uint64
-	Instance   string
-	LBRevision uint64
-	Changes    []gate.Change
+	At       time.Time
+	Revision uint64
+	Position readiness.Position // of the load balancer
+	Changes  []gate.Change
 }
 
 // vipState is the state of one VIP.
 type vipState struct {
 	Decision  gate.Decision
 	Since     time.Time               // of the advertisement
-	Revision  uint64                  // of the decision
 	Readiness *readiness.VIPReadiness // nil: not reported
 }
 
 // lbState is the state of the readiness source.
 type lbState struct {
-	InstanceID string
-	Revision   uint64
-	Freshness  gate.Freshness
-	Open       bool
-	Synced     bool
-	GoingAway  bool
-	Err        error
+	Position                readiness.Position
+	Freshness               gate.Freshness
+	Open, Synced, GoingAway bool
+	Err                     error
 }
 
 // equal compares errors by their text, since not every error type is comparable.
@@ -174,7 +169,7 @@ func (o *observer) updated(u readiness.Update) {
 	o.mu.Unlock()
 	o.lease.Store(&lease{End: u.LeaseEnd, LastMessage: u.LastMessage})
 	is := lbState{
-		InstanceID: u.Position.InstanceID, Revision: u.Position.Revision, Freshness: o.lb.Load().Freshness,
+		Position: u.Position, Freshness: o.lb.Load().Freshness,
 		Open: u.Open, Synced: u.Synced, GoingAway: u.GoingAway, Err: u.Err,
 	}
 	// A heartbeat changes nothing and wakes no goroutine.
@@ -219,21 +214,21 @@ func (o *observer) logLBState(was, is lbState) {
 		what = o.sourceName + " readiness went from " + was.Freshness.String() + " to " + is.Freshness.String()
 	case is.GoingAway && !was.GoingAway:
 		what = o.sourceName + " is stopping"
-	case was.InstanceID != is.InstanceID:
+	case was.Position.InstanceID != is.Position.InstanceID:
 		what = "new " + o.sourceName + " instance"
 	case o.sourceName != loadBalancer && errorText(was.Err) != errorText(is.Err):
-		if is.Err == nil {
-			o.log.Info(o.sourceName + " recovered")
-			o.note(o.sourceName + " recovered")
+		if is.Err != nil {
+			o.log.Warn(o.sourceName+" degraded", "error", is.Err)
+			o.note(o.sourceName + ": " + is.Err.Error())
 			return
 		}
-		o.log.Warn(o.sourceName+" degraded", "error", is.Err)
-		o.note(o.sourceName + ": " + is.Err.Error())
+		o.log.Info(o.sourceName + " recovered")
+		o.note(o.sourceName + " recovered")
 		return
 	default:
 		return
 	}
-	attrs := []any{"instance_id", is.InstanceID, "revision", is.Revision}
+	attrs := []any{"instance_id", is.Position.InstanceID, "revision", is.Position.Revision}
 	if is.Err != nil && is.Freshness != gate.Live {
 		attrs = append(attrs, "error", is.Err)
 		what += ": " + is.Err.Error()
@@ -288,12 +283,14 @@ func (o *observer) drain() {
 func (o *observer) logTransition(e event) {
 	if e.From.Advertisement == e.To.Advertisement {
 		o.log.Debug("VIP reason changed", "vip", e.VIP, "advertisement", e.To.Advertisement,
-			"from", e.From.Reason, "to", e.To.Reason, "instance_id", e.Instance, "revision", e.Revision)
+			"from", e.From.Reason, "to", e.To.Reason,
+			"instance_id", e.Position.InstanceID, "revision", e.Position.Revision)
 		return
 	}
 	o.transition(e.To.Advertisement.String(), e.To.Reason.String())
 	o.log.Info("VIP changed", "vip", e.VIP, "from", e.From.Advertisement, "to", e.To.Advertisement,
-		"reason", e.To.Reason, "instance_id", e.Instance, "revision", e.Revision, "detail", e.Detail)
+		"reason", e.To.Reason, "instance_id", e.Position.InstanceID, "revision", e.Position.Revision,
+		"detail", e.Detail)
 }
 
 func (s *state) applyReadiness(updates map[vip.VIP]*readiness.VIPReadiness, complete bool) {
@@ -330,13 +327,13 @@ func (s *state) applyDecisions(d decisions, reasonDetail func(gate.Reason, vip.F
 		if st.Since.IsZero() || ch.From.Advertisement != ch.To.Advertisement {
 			st.Since = d.At
 		}
-		st.Decision, st.Revision = ch.To, d.Revision
+		st.Decision = ch.To
 		if ch.To.Reason == gate.NotConfigured && st.Readiness == nil {
 			delete(s.vips, ch.VIP)
 		} else {
 			s.vips[ch.VIP] = st
 		}
-		e := event{Time: d.At, VIP: ch.VIP, From: ch.From, To: ch.To, Instance: d.Instance, Revision: d.LBRevision}
+		e := event{Time: d.At, VIP: ch.VIP, From: ch.From, To: ch.To, Position: d.Position}
 		if st.Readiness != nil && (ch.To.Reason == gate.LBNotReady || ch.To.Reason == gate.LBDraining) {
 			e.Detail = st.Readiness.Detail
 		}

@@ -133,7 +133,7 @@ func TestObserverQueueIsBounded(t *testing.T) {
 func TestEventsKeepTheNewest(t *testing.T) {
 	var e events
 	for i := range maxEvents + 10 {
-		e.add(event{Revision: uint64(i + 1)})
+		e.add(event{Position: readiness.Position{Revision: uint64(i + 1)}})
 	}
 	all := eventsAfter(&e, 0)
 	if len(all) != maxEvents || all[0].Sequence != 11 || all[len(all)-1].Sequence != maxEvents+10 {

@@ -35,35 +35,29 @@ type Options struct {
 	LBSocket string
 	// Identity is the frontend's SVID, and Credentials authorize the load balancer. Nil without
 	// gating and with Directory.
-	Identity    *identity.Source
-	Credentials credentials.TransportCredentials
-	// LoadBalancers are the IDs that may be the load balancer; used for a warning.
-	LoadBalancers []spiffeid.ID
+	Identity      *identity.Source
+	Credentials   credentials.TransportCredentials
+	LoadBalancers []spiffeid.ID // IDs that may be the load balancer; used for a warning
 	// Gate has the drain time, and whether and how readiness gates advertisements.
-	Gate gate.Options
-	// MaxBackoff bounds the wait between attempts to reach the load balancer.
-	MaxBackoff time.Duration
+	Gate       gate.Options
+	MaxBackoff time.Duration // between attempts to reach the load balancer
 
-	// ExternalInterface faces the gateways.
-	ExternalInterface string
+	ExternalInterface string // toward the gateways
 	// BIRD and Kernel are completed with the interface, the log and a password.
 	BIRD   bird.Options
 	Kernel kernel.Options
 
-	AdminSocket string
-	// HealthAddr and MetricsAddr are host:port; an empty MetricsAddr serves none.
-	HealthAddr, MetricsAddr string
+	AdminSocket             string
+	HealthAddr, MetricsAddr string // host:port; an empty MetricsAddr serves none
 
 	// Settle is the time for gateways to update their forwarding tables after a withdrawal, before
 	// it is reported to the load balancer.
 	Settle time.Duration
 	// ReadyTimeout bounds how long Readiness waits after a start for VIPs that are ready and not
 	// advertised, from when all its other conditions hold.
-	ReadyTimeout time.Duration
-	// RequireRoute withdraws the VIPs of a family while no gateway advertises a route.
-	RequireRoute bool
-	// RemoveRulesOnExit removes marks, rules and blackhole routes on exit.
-	RemoveRulesOnExit bool
+	ReadyTimeout      time.Duration
+	RequireRoute      bool // withdraw the VIPs of a family while no gateway advertises a route
+	RemoveRulesOnExit bool // marks, rules and blackhole routes
 
 	Log   *slog.Logger
 	Level *logs.Level

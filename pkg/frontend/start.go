@@ -49,7 +49,7 @@ func (f *follower) showStart(l trench.Loaded, lb lbState) {
 // VIP, and each ready VIP must be advertised.
 func (p *process) startProblem(c *trench.Config, lb lbState) string {
 	// Every decision on the load balancer's snapshot must have been applied here.
-	if !p.Gate.Ungated && (!lb.Synced || p.applied.Load().InstanceID != lb.InstanceID) {
+	if !p.Gate.Ungated && (!lb.Synced || p.applied.Load().InstanceID != lb.Position.InstanceID) {
 		return "load balancer has not reported the VIPs yet"
 	}
 	s := p.observer.state

@@ -44,8 +44,8 @@ func (p *process) lbStatus(now time.Time) *frontendv1.LoadBalancerStatus {
 	if p.Directory != nil {
 		s.ReadinessDir = p.Directory.Path
 	}
-	if lb.InstanceID != "" {
-		s.Position = &readinessv1.Position{InstanceId: lb.InstanceID, Revision: lb.Revision}
+	if lb.Position.InstanceID != "" {
+		s.Position = lb.Position.Proto()
 		s.LeaseLeft = durationpb.New(p.observer.lease.Load().End.Sub(now))
 	}
 	return s

@@ -2,7 +2,7 @@ package frontend
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/gate"
@@ -10,11 +10,8 @@ import (
 
 // Bounds of the stages of a stop, on top of the drain time (docs/architecture.md).
 const (
-	// withdrawMargin is the time for the gate to withdraw after the drain time.
-	withdrawMargin = 500 * time.Millisecond
-	// reportMargin is the time to report the withdrawal, on top of confirmTimeout and the settle
-	// time.
-	reportMargin = 300 * time.Millisecond
+	withdrawMargin = 500 * time.Millisecond // for the gate to withdraw after the drain time
+	reportMargin   = 300 * time.Millisecond // to report that, on top of confirmTimeout and the settle time
 )
 
 // stop moves traffic away: de-prefer, wait for the drain, withdraw, confirm, report. All components
@@ -28,8 +25,7 @@ func (p *process) stop(ctx context.Context, again <-chan struct{}) error {
 
 	ctx, cancel := context.WithTimeout(ctx, p.Gate.DrainTime+withdrawMargin+confirmTimeout+p.Settle+reportMargin)
 	defer cancel()
-	skipped := make(chan struct{})
-	done := make(chan struct{})
+	skipped, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(skipped)
 		select {
@@ -45,13 +41,13 @@ func (p *process) stop(ctx context.Context, again <-chan struct{}) error {
 	defer func() { close(done); <-skipped }()
 
 	if err := p.controller.Do(ctx, func(g *gate.Gate, now time.Time) { g.Stop(now) }); err != nil {
-		return errors.Join(errors.New("failed to stop the gate"), err)
+		return fmt.Errorf("failed to stop the gate: %w", err)
 	}
 	if err := p.observer.waitWithdrawn(ctx); err != nil {
-		return errors.Join(errors.New("not all VIPs were withdrawn"), err)
+		return fmt.Errorf("not all VIPs were withdrawn: %w", err)
 	}
 	if err := p.reporter.Flush(ctx); err != nil {
-		return errors.Join(errors.New("withdrawal was not confirmed"), err)
+		return fmt.Errorf("withdrawal was not confirmed: %w", err)
 	}
 	if p.watcher != nil {
 		flush, cancelFlush := context.WithTimeout(ctx, reportMargin)
