@@ -31,7 +31,6 @@ type statusCommand struct {
 	cli.StatusFlags
 }
 
-// Run prints the status once, or again at every change.
 func (c *statusCommand) Run(ctx context.Context, out *cli.Output) error {
 	conn, err := cli.DialAdmin("frontend", c.AdminSocket, false)
 	if err != nil {
@@ -53,7 +52,6 @@ func (c *statusCommand) Run(ctx context.Context, out *cli.Output) error {
 	)
 }
 
-// vipFlags select VIPs.
 type vipFlags struct {
 	VIPs []string `arg:"" optional:"" name:"vip" help:"VIPs such as 20.0.0.1/32; none means all."`
 }
@@ -63,7 +61,6 @@ type drainCommand struct {
 	vipFlags
 }
 
-// Run drains VIPs.
 func (c *drainCommand) Run(ctx context.Context, out *cli.Output) error {
 	r, err := call(ctx, c.AdminFlags, client.Drain, &frontendv1.DrainRequest{Vips: c.VIPs})
 	if err != nil {
@@ -85,7 +82,6 @@ type undrainCommand struct {
 	vipFlags
 }
 
-// Run ends drains.
 func (c *undrainCommand) Run(ctx context.Context, out *cli.Output) error {
 	r, err := call(ctx, c.AdminFlags, client.Undrain, &frontendv1.UndrainRequest{Vips: c.VIPs})
 	switch {
@@ -101,7 +97,6 @@ func (c *undrainCommand) Run(ctx context.Context, out *cli.Output) error {
 
 type debugCommand struct{ cli.AdminFlags }
 
-// Run prints the debug document.
 func (c *debugCommand) Run(ctx context.Context, out *cli.Output) error {
 	r, err := call(ctx, c.AdminFlags, client.GetDebug, &frontendv1.GetDebugRequest{})
 	if err != nil {
@@ -117,7 +112,6 @@ func (c *debugCommand) Run(ctx context.Context, out *cli.Output) error {
 
 type cleanupCommand struct{ kernelFlags }
 
-// Run removes the source routing of vipgate from the kernel.
 func (c *cleanupCommand) Run(ctx context.Context, out *cli.Output) error {
 	ctx, cancel := context.WithTimeout(ctx, cli.CallTimeout)
 	defer cancel()

@@ -13,7 +13,6 @@ type eventsCommand struct {
 	VIP string `name:"vip" help:"Only events of this VIP." placeholder:"PREFIX"`
 }
 
-// Run prints events.
 func (c *eventsCommand) Run(ctx context.Context, out *cli.Output) error {
 	if c.Follow {
 		return cli.FollowEvents(ctx, out, c.EventFlags, "frontend", status.FrontendEventLog(), c.watch)

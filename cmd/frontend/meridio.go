@@ -35,7 +35,6 @@ var aliases = []cli.Alias{
 	cli.Renamed("VIPGATE_READINESS_DIR", "MERIDIO_READINESS_DIR"),
 }
 
-// seconds adds the unit to Meridio's plain seconds.
 func seconds(s string) string {
 	if _, err := strconv.ParseUint(s, 10, 32); err == nil {
 		return s + "s"

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -80,7 +81,7 @@ func TestMeridioVariablesSetFlags(t *testing.T) {
 			}
 			for _, f := range parsed.Flags() {
 				if f.Name == tt.flag {
-					if got := fmt.Sprint(f.Target.Interface()); got != tt.want {
+					if got := fmt.Sprint(reflect.Indirect(f.Target).Interface()); got != tt.want {
 						t.Errorf("--%s is %s, want %s", tt.flag, got, tt.want)
 					}
 					return

@@ -16,28 +16,13 @@ import (
 // readinessFlags are the flags of a directory of readiness files, which replaces the socket of the
 // load balancer.
 type readinessFlags struct {
-	ReadinessDir        directoryFlag `help:"Directory of readiness files, as of Meridio 2 (/var/run/meridio), that replaces --lb-socket: lb-ready-STREAM and lb-vip-ready-ADDRESS." placeholder:"DIR" group:"Readiness files"`
+	ReadinessDir        *string       `help:"Directory of readiness files, as of Meridio 2 (/var/run/meridio), that replaces --lb-socket: lb-ready-STREAM and lb-vip-ready-ADDRESS." placeholder:"DIR" group:"Readiness files"`
 	ReadinessDirMissing string        `help:"Readiness of VIPs until the directory exists for the first time: notready or ready." enum:"notready,ready" default:"notready" group:"Readiness files"`
 	ReadinessMaxAge     time.Duration `help:"Maximum age of a file, for writers that touch their files. 0: files count as long as they exist, also those of a writer that died." default:"0s" group:"Readiness files"`
 	OnMissingDirectory  string        `aliases:"on-directory-gone" help:"What happens to VIPs when the directory existed and cannot be read: hold, drain or drop them." enum:"hold,drain,drop" default:"drop" group:"Readiness files"`
 
 	socketGiven bool // --lb-socket, by flag or variable
 }
-
-// directoryFlag is a directory; Given distinguishes an empty one from none.
-type directoryFlag struct {
-	Path  string
-	Given bool
-}
-
-// UnmarshalText implements encoding.TextUnmarshaler.
-func (d *directoryFlag) UnmarshalText(text []byte) error {
-	*d = directoryFlag{Path: string(text), Given: true}
-	return nil
-}
-
-// String returns the path.
-func (d directoryFlag) String() string { return d.Path }
 
 // AfterApply notes whether --lb-socket was given: it has a default.
 func (c *runFlags) AfterApply(parsed *kong.Context) error {
@@ -47,7 +32,7 @@ func (c *runFlags) AfterApply(parsed *kong.Context) error {
 
 // checkDirectory refuses a directory that cannot be used.
 func (c *runFlags) checkDirectory(r *cli.Refusals) {
-	switch dir := c.ReadinessDir.Path; {
+	switch dir := *c.ReadinessDir; {
 	case dir == "":
 		r.Add(fmt.Errorf("--readiness-dir: %w", frontend.ErrNoDirectory))
 	case c.socketGiven:
@@ -57,7 +42,7 @@ func (c *runFlags) checkDirectory(r *cli.Refusals) {
 		r.If(!filepath.IsAbs(dir), "--readiness-dir=%s: write an absolute path, such as /var/run/meridio", dir)
 	}
 	const age = "--readiness-max-age"
-	r.Within(age, c.ReadinessMaxAge, 0, cli.MaxFileAge)
+	r.Within(age, c.ReadinessMaxAge, 0, 24*time.Hour)
 	r.If(c.ReadinessMaxAge > 0 && c.ReadinessMaxAge < readinessfile.MinMaxAge, "%s=%v: at least %v, since files are "+
 		"touched once a second and some file systems round times to two; or 0 for any age",
 		age, c.ReadinessMaxAge, readinessfile.MinMaxAge)
@@ -66,7 +51,7 @@ func (c *runFlags) checkDirectory(r *cli.Refusals) {
 // directory returns the options of the directory.
 func (c *readinessFlags) directory(drainTime time.Duration, log *slog.Logger) *readinessfile.Options {
 	return &readinessfile.Options{
-		Path: c.ReadinessDir.Path, MissingReady: c.ReadinessDirMissing == "ready", MaxAge: c.ReadinessMaxAge,
+		Path: *c.ReadinessDir, MissingReady: c.ReadinessDirMissing == "ready", MaxAge: c.ReadinessMaxAge,
 		OnGone: readinessfile.GonePolicy(c.OnMissingDirectory), DrainTime: drainTime, Log: log,
 	}
 }

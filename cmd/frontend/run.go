@@ -27,7 +27,6 @@ import (
 // defaultID is the SPIFFE ID of a frontend with the development authority.
 const defaultID = "spiffe://vipgate.local/frontend"
 
-// trenchFlags are the flags that say what the trench file means.
 type trenchFlags struct {
 	TrenchFile    string        `help:"The trench file." default:"/etc/vipgate/trench/trench.yaml" type:"path" placeholder:"FILE"`
 	LocalAS       uint32        `name:"local-as" help:"Local AS number of sessions with gateways, where the trench file names none." default:"8103" placeholder:"AS" group:"BGP"`
@@ -37,7 +36,6 @@ type trenchFlags struct {
 	BGPHoldTime   time.Duration `name:"bgp-hold-time" help:"Hold time, where the trench file names none." default:"3s" group:"BGP"`
 }
 
-// kernelFlags are the flags of the source routing.
 type kernelFlags struct {
 	TableID      uint32 `name:"table-id" help:"Routing table of the gateways' routes; vipgate uses the next one, too." default:"4096" placeholder:"N" group:"Kernel"`
 	RulePriority int    `help:"Priority of the first rule; vipgate uses the next one, too." default:"100" placeholder:"N" group:"Kernel"`
@@ -45,7 +43,6 @@ type kernelFlags struct {
 	ECMP         bool   `name:"ecmp" help:"Spread VIP traffic over all gateways." negatable:"" group:"Kernel"`
 }
 
-// birdFlags are the flags of BIRD.
 type birdFlags struct {
 	ExternalInterface  string        `help:"Interface toward the gateways." default:"ext-vlan" placeholder:"NAME" group:"BGP"`
 	RouterID           netip.Addr    `name:"router-id" help:"BGP router id; derived from the pod or machine when absent." placeholder:"ADDR" group:"BGP"`
@@ -59,7 +56,6 @@ type birdFlags struct {
 	DropIfNoPeer       bool          `help:"Drop VIP traffic while no gateway is up; always so, kept for Meridio's deployments." default:"true" negatable:"" group:"BIRD"`
 }
 
-// runFlags are the flags of `frontend run` and `frontend validate`.
 type runFlags struct {
 	trenchFlags
 	LBSocket string `name:"lb-socket" help:"The load balancer's readiness socket." default:"unix:///var/lib/meridio/lb.sock" placeholder:"SOCKET"`
@@ -90,7 +86,6 @@ type runCommand struct{ runFlags }
 
 type validateCommand struct{ runFlags }
 
-// Run runs the frontend.
 func (c *runCommand) Run(ctx context.Context, globals *cli.Globals) error {
 	log, level, _ := c.Logger(globals.Debug) // check refuses the level
 	o, err := c.options(log, true)
@@ -109,7 +104,6 @@ func (c *runCommand) Run(ctx context.Context, globals *cli.Globals) error {
 	return cli.RunUntilStopped(c.DrainTime+c.Settle, func(stops <-chan struct{}) error { return frontend.Run(ctx, o, stops) })
 }
 
-// Run checks what `frontend run` would check.
 func (c *validateCommand) Run(_ *cli.Globals, out *cli.Output) error {
 	if _, err := c.options(slog.New(slog.DiscardHandler), false); err != nil {
 		return err
@@ -157,7 +151,7 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (frontend.Options, er
 	config, err := c.read(lenient)
 	refused.Add(err)
 	c.check(&refused, config)
-	if c.Gating == "on" && !c.ReadinessDir.Given {
+	if c.Gating == "on" && c.ReadinessDir == nil {
 		refused.Add(c.Identity.Check(defaultID, lenient))
 	}
 	if err := refused.Err(); err != nil {
@@ -182,7 +176,7 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (frontend.Options, er
 	switch {
 	case o.Gate.Ungated:
 		return o, nil
-	case c.ReadinessDir.Given:
+	case c.ReadinessDir != nil:
 		o.Directory = c.directory(c.DrainTime, log)
 		return o, nil
 	}
@@ -196,13 +190,43 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (frontend.Options, er
 	return o, nil
 }
 
+type renderCommand struct {
+	trenchFlags
+	birdFlags
+	kernelFlags
+}
+
+// Run prints BIRD's configuration as it would be here and now.
+func (c *renderCommand) Run(out *cli.Output) error {
+	config, err := c.read(false)
+	if err != nil {
+		return err
+	}
+	o := c.birdFlags.options(&c.kernelFlags)
+	o.Password = "generated at each start"
+	s := bird.NewSupervisor(o)
+	s.Configure(config.Attractor.Gateways, config.Attractor.VIPs)
+	input, problems := s.Input()
+	content, err := bird.Render(input)
+	if err != nil {
+		return err
+	}
+	for _, g := range config.Attractor.Gateways {
+		if problem := problems[g.Name]; problem != "" {
+			fmt.Fprintf(os.Stderr, "frontend: gateway %s has no session: %s\n", g.Name, problem)
+		}
+	}
+	out.Printf("%s", content)
+	return nil
+}
+
 // check refuses what would only fail later. config is nil if it was refused.
 func (c *runFlags) check(r *cli.Refusals, config *trench.Config) {
 	_, _, err := c.Logger(false)
 	r.Add(err)
 	switch {
 	case c.Gating != "on":
-	case c.ReadinessDir.Given:
+	case c.ReadinessDir != nil:
 		c.checkDirectory(r)
 	case c.LBSocket == "":
 		r.Add(fmt.Errorf("--lb-socket: %w", frontend.ErrNoSocket))
@@ -224,11 +248,11 @@ func (c *runFlags) check(r *cli.Refusals, config *trench.Config) {
 				"gateway %s uses local port %d, which is --lb-bgp-port's: choose another --lb-bgp-port", g.Name, g.LocalPort)
 		}
 	}
-	r.Within("--drain-time", c.DrainTime, 0, cli.MaxDrainTime)
-	r.Within("--settle", c.Settle, 0, cli.MaxSettle)
-	r.Within("--ready-timeout", c.ReadyTimeout, 0, cli.MaxReadyTimeout)
-	r.Within("--max-backoff", c.MaxBackoff, 0, cli.MaxMaxBackoff)
-	r.Within("--bird-kernel-scan-time", c.BirdKernelScanTime, cli.MinScanTime, cli.MaxScanTime)
+	r.Within("--drain-time", c.DrainTime, 0, time.Hour)
+	r.Within("--settle", c.Settle, 0, time.Minute)
+	r.Within("--ready-timeout", c.ReadyTimeout, 0, time.Hour)
+	r.Within("--max-backoff", c.MaxBackoff, 0, 5*time.Minute)
+	r.Within("--bird-kernel-scan-time", c.BirdKernelScanTime, time.Second, time.Hour)
 	// The kernel package takes 0 for its default, BIRD for the main table.
 	r.If(c.TableID == 0 || c.RulePriority == 0,
 		"--table-id and --rule-priority must not be 0: leave them out for 4096 and 100")
@@ -249,7 +273,6 @@ func (c *runFlags) checkInterface() error {
 	return nil
 }
 
-// mark is a mark with its mask.
 type mark struct{ Mark, Mask uint32 }
 
 func parseMark(s string) (mark, error) {

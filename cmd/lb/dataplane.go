@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -16,14 +15,13 @@ import (
 	"github.com/vipgate/vipgate/pkg/status"
 )
 
-// numberFlags say which numbers of the network namespace are the data plane's.
+// numberFlags are the fwmarks, tables and rule priorities of the data plane.
 type numberFlags struct {
-	FirstTable        uint32   `help:"First number that a target gets as its firewall mark and its routing table." default:"5000" placeholder:"N" group:"Data plane"`
-	MarkMask          maskFlag `help:"Bits of packet and connection marks that are the data plane's, from the lowest on; none of those of the frontend's --mark." default:"0x00ffffff" placeholder:"MASK" group:"Data plane"`
-	DataplanePriority int      `help:"Priority of the first of our policy rules; the next two are ours as well." default:"90" placeholder:"N" group:"Data plane"`
+	FirstTable        uint32 `help:"First number that a target gets as its firewall mark and its routing table." default:"5000" placeholder:"N" group:"Data plane"`
+	MarkMask          uint32 `help:"Bits of packet and connection marks that are the data plane's, from the lowest on; none of those of the frontend's --mark." default:"0x00ffffff" placeholder:"MASK" group:"Data plane"`
+	DataplanePriority int    `help:"Priority of the first policy rule; vipgate uses the next two, too." default:"90" placeholder:"N" group:"Data plane"`
 }
 
-// dataPlaneFlags say how packets are forwarded.
 type dataPlaneFlags struct {
 	Dataplane string `help:"nftables: forward the packets of VIPs to targets, in the kernel; none: another process does." enum:"nftables,none" default:"none" group:"Data plane"`
 	Conntrack string `help:"on: an established flow stays with its target while that lives; off: no connection is tracked, and a flow moves when its entry in the table does." enum:"on,off" default:"on" group:"Data plane"`
@@ -34,19 +32,6 @@ type dataPlaneFlags struct {
 // dataPlaneGrace is how long the frontend continues to advertise without the lb
 // when packets are forwarded in the kernel: time for a restart.
 const dataPlaneGrace = 5 * time.Second
-
-// maskFlag holds the mask of marks.
-type maskFlag uint32
-
-// UnmarshalText implements encoding.TextUnmarshaler.
-func (m *maskFlag) UnmarshalText(text []byte) error {
-	n, err := strconv.ParseUint(string(text), 0, 32)
-	if err != nil {
-		return fmt.Errorf("%q is not a mask such as %#08x: %w", text, dataplane.DefaultMask, err)
-	}
-	*m = maskFlag(n)
-	return nil
-}
 
 const (
 	// minTable and maxTable leave out the tables that the kernel has itself (253 to
@@ -60,16 +45,20 @@ const (
 )
 
 func (f *numberFlags) check(r *cli.Refusals) {
-	mask := uint32(f.MarkMask)
-	r.If(mask == 0 || mask&(mask+1) != 0, "--mark-mask=%#x: write ones from the lowest bit on, such as %#08x", mask, dataplane.DefaultMask)
-	r.If(f.FirstTable < minTable, "--first-table=%d: at least %d, since the kernel has tables of its own below", f.FirstTable, minTable)
-	r.If(f.FirstTable > mask || mask-f.FirstTable < minNumbers, "--first-table=%d with --mark-mask=%#x leaves less than %d numbers for targets: take a wider mask, or a lower number", f.FirstTable, mask, minNumbers)
-	r.If(f.DataplanePriority < 1 || f.DataplanePriority > maxPriority, "--dataplane-priority=%d: 1 to %d, before the kernel's rule for the main table", f.DataplanePriority, maxPriority)
+	mask := f.MarkMask
+	r.If(mask == 0 || mask&(mask+1) != 0, "--mark-mask=%#x: write ones from the lowest bit on, such as %#08x",
+		mask, dataplane.DefaultMask)
+	r.If(f.FirstTable < minTable, "--first-table=%d: at least %d, since the kernel has tables of its own below",
+		f.FirstTable, minTable)
+	r.If(f.FirstTable > mask || mask-f.FirstTable < minNumbers, "--first-table=%d with --mark-mask=%#x leaves less than "+
+		"%d numbers for targets: take a wider mask, or a lower number", f.FirstTable, mask, minNumbers)
+	r.If(f.DataplanePriority < 1 || f.DataplanePriority > maxPriority,
+		"--dataplane-priority=%d: 1 to %d, before the kernel's rule for the main table", f.DataplanePriority, maxPriority)
 }
 
 func (f *numberFlags) options() dataplane.Options {
 	return dataplane.Options{
-		Config: dataplane.Config{First: f.FirstTable, Mask: uint32(f.MarkMask), Priority: f.DataplanePriority},
+		Config: dataplane.Config{First: f.FirstTable, Mask: f.MarkMask, Priority: f.DataplanePriority},
 	}
 }
 
@@ -89,7 +78,7 @@ func (f *dataPlaneFlags) check(r *cli.Refusals) {
 	r.If(f.RemoveDataplaneOnExit && !f.on(), "--remove-dataplane-on-exit: there is none: add --dataplane=nftables")
 	f.numberFlags.check(r)
 	if f.on() {
-		r.OverlapFrontend(cli.LBNumbers(f.FirstTable, uint32(f.MarkMask), f.DataplanePriority))
+		r.OverlapFrontend(cli.LBNumbers(f.FirstTable, f.MarkMask, f.DataplanePriority))
 	}
 }
 
@@ -122,7 +111,6 @@ type reconcileCommand struct{ cli.AdminFlags }
 // reconcileTimeout is a little longer than what the running process gives itself.
 const reconcileTimeout = 35 * time.Second
 
-// Run repairs the data plane.
 func (c *reconcileCommand) Run(ctx context.Context, out *cli.Output) error {
 	return repair(ctx, out, func(ctx context.Context) ([]*lbv1.DataPlaneDrift, error) {
 		r, err := call(ctx, c.AdminFlags, client.Reconcile, &lbv1.ReconcileRequest{})
@@ -135,7 +123,6 @@ type resumeCommand struct {
 	Stream string `help:"Only this stream; without it all holds end." placeholder:"NAME"`
 }
 
-// Run ends a hold.
 func (c *resumeCommand) Run(ctx context.Context, out *cli.Output) error {
 	return repair(ctx, out, func(ctx context.Context) ([]*lbv1.DataPlaneDrift, error) {
 		r, err := call(ctx, c.AdminFlags, client.Resume, &lbv1.ResumeRequest{Stream: c.Stream})
@@ -166,7 +153,6 @@ type holdCommand struct {
 	For    *time.Duration `help:"End the hold after this time; without it only lb resume does." placeholder:"DURATION"`
 }
 
-// Run begins a hold.
 func (c *holdCommand) Run(ctx context.Context, out *cli.Output) error {
 	r := &lbv1.HoldRequest{Stream: c.Stream}
 	if c.For != nil {
@@ -192,7 +178,6 @@ type cleanupCommand struct{ numberFlags }
 // cleanupTimeout bounds the removal of some ten thousand objects.
 const cleanupTimeout = time.Minute
 
-// Run removes what has our marks from the kernel.
 func (c *cleanupCommand) Run(ctx context.Context, out *cli.Output) error {
 	var refused cli.Refusals
 	c.numberFlags.check(&refused)

@@ -12,7 +12,6 @@ import (
 
 type eventsCommand struct{ cli.EventFlags }
 
-// Run prints events.
 func (c *eventsCommand) Run(ctx context.Context, out *cli.Output) error {
 	if c.Follow {
 		return cli.FollowEvents(ctx, out, c.EventFlags, "lb", status.LBEventLog(), c.watch)

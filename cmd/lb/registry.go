@@ -102,7 +102,6 @@ func registryAddress(s string) (string, error) {
 	return "dns:///" + s, nil
 }
 
-// String names the registry.
 func (c *registryConn) String() string {
 	if c.address == "" {
 		return "the load balancer"

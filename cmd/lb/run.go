@@ -22,7 +22,6 @@ import (
 // defaultID is the SPIFFE ID of an lb with the development authority.
 const defaultID = "spiffe://vipgate.local/lb"
 
-// runFlags are the flags of `lb run` and `lb validate`.
 type runFlags struct {
 	TrenchFile string      `help:"The trench file." default:"/etc/vipgate/trench/trench.yaml" type:"path" placeholder:"FILE"`
 	Socket     string      `help:"Unix socket on which readiness is served." default:"unix:///var/lib/meridio/lb.sock" placeholder:"SOCKET"`
@@ -49,7 +48,6 @@ type runCommand struct{ runFlags }
 
 type validateCommand struct{ runFlags }
 
-// Run runs the load balancer.
 func (c *runCommand) Run(ctx context.Context, globals *cli.Globals) error {
 	log, level, _ := c.Logger(globals.Debug) // check refuses the level
 	o, err := c.options(log, true)
@@ -69,7 +67,6 @@ func (c *runCommand) Run(ctx context.Context, globals *cli.Globals) error {
 	return cli.RunUntilStopped(c.DrainTime, func(stops <-chan struct{}) error { return lb.Run(ctx, o, stops) })
 }
 
-// Run checks what `lb run` would check.
 func (c *validateCommand) Run(_ *cli.Globals, out *cli.Output) error {
 	if _, err := c.options(slog.New(slog.DiscardHandler), false); err != nil {
 		return err
@@ -130,8 +127,8 @@ func (c *runFlags) check(r *cli.Refusals) {
 	r.If(err != nil, "--lease: %w", err)
 	r.If(len(c.FrontendID) == 0 && c.FrontendTrustDomain.IsZero(),
 		"--frontend-id is required: no SPIFFE ID is authorized")
-	r.Within("--drain-time", c.DrainTime, 0, cli.MaxDrainTime)
-	r.Within("--stale-grace", c.staleGrace(), 0, cli.MaxStaleGrace)
+	r.Within("--drain-time", c.DrainTime, 0, time.Hour)
+	r.Within("--stale-grace", c.staleGrace(), 0, 10*time.Minute)
 	r.If(c.MaxStreamsPerPeer < readiness.MinStreamsPerPeer,
 		"--max-streams-per-peer=%d: a frontend needs %d while it moves to another connection",
 		c.MaxStreamsPerPeer, readiness.MinStreamsPerPeer)

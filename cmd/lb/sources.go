@@ -17,7 +17,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/targetset"
 )
 
-// targetFlags say where targets come from.
 type targetFlags struct {
 	Source          []string       `help:"Source of targets; repeatable, the targets of all sources are united: file (the trench file), registry (TargetService)." default:"file" placeholder:"file|registry" group:"Targets"`
 	OnMissingFile   string         `aliases:"on-file-gone" help:"What happens to the targets of the trench file while it cannot be read at all: hold, drain or drop. (With an invalid file the previous configuration stays in force.)" enum:"hold,drain,drop" default:"hold" group:"Targets"`
@@ -73,7 +72,7 @@ func (f *targetFlags) check(r *cli.Refusals) {
 	r.If(len(f.Source) == 0, "--source is empty: name file or registry")
 	r.If(f.StateDir == "", "--state-dir is empty: name a directory that survives a restart")
 	r.If(f.TargetQuota < 1, "--target-quota=%d: at least 1", f.TargetQuota)
-	r.Within("--registry-grace", f.RegistryGrace, 0, cli.MaxGrace)
+	r.Within("--registry-grace", f.RegistryGrace, 0, time.Hour)
 	r.If(registry && len(f.TargetID) == 0,
 		"--source=registry lets no one register: name the SPIFFE IDs of targets with --target-id")
 	const remedy = "the registry is not in use: add --source=registry, and --source=file to keep that"

@@ -24,7 +24,6 @@ type statusCommand struct {
 	cli.StatusFlags
 }
 
-// Run prints the status once, or again at every change.
 func (c *statusCommand) Run(ctx context.Context, out *cli.Output) error {
 	conn, err := cli.DialAdmin("lb", c.AdminSocket, false)
 	if err != nil {

@@ -21,7 +21,6 @@ type svidCommand struct {
 // maxSVIDTTL is the maximum lifetime: an SVID cannot be revoked.
 const maxSVIDTTL = 30 * 24 * time.Hour
 
-// Run signs and writes the SVID.
 func (c *svidCommand) Run(out *cli.Output) error {
 	switch {
 	case c.Identity == "":

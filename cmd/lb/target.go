@@ -16,7 +16,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/status"
 )
 
-// targetCommand are the commands about targets.
 type targetCommand struct {
 	List    targetListCommand    `cmd:"" help:"List the targets of all sources."`
 	Add     targetAddCommand     `cmd:"" help:"Register a target and keep it registered while this runs, such as in a sidecar. SIGTERM deregisters it and waits for its drain."`
@@ -31,7 +30,6 @@ type targetListCommand struct {
 	Stream string `help:"Only this stream." placeholder:"STREAM" env:"-"`
 }
 
-// Run prints the list once, or again at every change.
 func (c *targetListCommand) Run(ctx context.Context, out *cli.Output) error {
 	conn, err := c.connect(ctx, c.AdminFlags, false)
 	if err != nil {
@@ -53,7 +51,6 @@ func (c *targetListCommand) Run(ctx context.Context, out *cli.Output) error {
 	))
 }
 
-// targetTable is the state of a watch.
 type targetTable struct {
 	known    map[string]*targetv1.TargetInfo // by stream, name and address
 	complete bool
@@ -93,7 +90,6 @@ type targetRemoveCommand struct {
 	Stream string `required:"" help:"Stream of the targets." placeholder:"STREAM" env:"-"`
 }
 
-// Run deregisters targets.
 func (c *targetRemoveCommand) Run(ctx context.Context, out *cli.Output) error {
 	drainFor, err := c.proto()
 	if err != nil {
@@ -123,7 +119,6 @@ type targetDrainCommand struct {
 	Stream string `help:"Stream of the targets; absent: every stream that has a target of such a name." placeholder:"STREAM" env:"-"`
 }
 
-// Run drains targets.
 func (c *targetDrainCommand) Run(ctx context.Context, out *cli.Output) error {
 	drainFor, err := c.proto()
 	if err != nil {
@@ -148,7 +143,6 @@ type targetUndrainCommand struct {
 	Stream string `help:"Stream of the targets; absent: every stream in which an operator drained such a target." placeholder:"STREAM" env:"-"`
 }
 
-// Run ends drains.
 func (c *targetUndrainCommand) Run(ctx context.Context, out *cli.Output) error {
 	r, err := call(ctx, c.AdminFlags, client.UndrainTargets,
 		&lbv1.UndrainTargetsRequest{Stream: c.Stream, Names: c.Names})
@@ -183,7 +177,6 @@ func (f drainFlags) proto() (*durationpb.Duration, error) {
 	return durationpb.New(*f.DrainFor), nil
 }
 
-// registryFlags select the registry.
 type registryFlags struct {
 	Registry string      `help:"Registry of a running lb, over mTLS, instead of its admin socket: unix:///PATH of its readiness socket, or HOST:PORT." placeholder:"ADDRESS"`
 	LBID     spiffeid.ID `name:"lb-id" help:"SPIFFE ID of that lb." placeholder:"ID" group:"Identity"`

@@ -30,7 +30,6 @@ type targetAddCommand struct {
 	Grace  *time.Duration `help:"How long it outlives a lost connection; absent, and anything longer: --registry-grace of the lb." placeholder:"DURATION"`
 }
 
-// Run keeps the target registered.
 func (c *targetAddCommand) Run(ctx context.Context, out *cli.Output) error {
 	t := &targetv1.Target{Name: c.Name}
 	for i, ip := range c.IP {

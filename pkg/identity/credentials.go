@@ -104,11 +104,12 @@ func ClientCredentials(src *Source, o CredentialOptions) credentials.TransportCr
 }
 
 type mutual struct {
-	src       *Source
-	authorize tlsconfig.Authorizer
-	timeout   time.Duration
-	log       *slog.Logger
-	denials   *denialLog
+	credentials.TransportCredentials // of TLS, for what does not depend on a handshake
+	src                              *Source
+	authorize                        tlsconfig.Authorizer
+	timeout                          time.Duration
+	log                              *slog.Logger
+	denials                          *denialLog
 }
 
 func newMutual(src *Source, o CredentialOptions) *mutual {
@@ -118,6 +119,8 @@ func newMutual(src *Source, o CredentialOptions) *mutual {
 	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	log := o.Log.With("component", "identity")
 	return &mutual{
+		TransportCredentials: credentials.NewTLS(nil),
+
 		src:       src,
 		authorize: o.Authorize,
 		timeout:   cmp.Or(o.HandshakeTimeout, 5*time.Second),
@@ -281,18 +284,8 @@ func (m *mutual) ClientHandshake(ctx context.Context, authority string, raw net.
 	return conn, authInfo, nil
 }
 
-// Info implements [credentials.TransportCredentials].
-func (m *mutual) Info() credentials.ProtocolInfo {
-	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
-}
-
 // Clone implements [credentials.TransportCredentials]. The credentials are immutable.
 func (m *mutual) Clone() credentials.TransportCredentials { return m }
-
-// OverrideServerName implements [credentials.TransportCredentials].
-func (m *mutual) OverrideServerName(string) error {
-	return errors.New("peers are authenticated by SPIFFE ID, not by server name")
-}
 
 // mutualConn is a connection that ends with the certificates of its handshake.
 type mutualConn struct {

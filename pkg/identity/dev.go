@@ -9,6 +9,8 @@ import (
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
+
+	"github.com/vipgate/vipgate/pkg/backoff"
 )
 
 // minDevTTL is the minimum for certificate times of whole seconds: half of it is the rotation
@@ -64,7 +66,8 @@ func (d *dev) watch(ctx context.Context, s *Source) error {
 		}
 		retry.Reset()
 		s.offer([]*x509svid.SVID{svid}, d.authority.Bundle(d.id.TrustDomain()))
-		if err := d.waitRotation(ctx, s, time.Until(svid.Certificates[0].NotAfter)/2); err != nil {
+		due := time.Now().Add(time.Until(svid.Certificates[0].NotAfter) / 2)
+		if err := d.waitRotation(ctx, s, due); err != nil {
 			return err
 		}
 	}
@@ -84,21 +87,12 @@ func (d *dev) sign(ctx context.Context) (*x509svid.SVID, error) {
 
 // waitRotation waits until the rotation is due or the directory has another authority. It does not
 // create one: if the directory was emptied, running processes continue to trust each other.
-func (d *dev) waitRotation(ctx context.Context, s *Source, due time.Duration) error {
-	timer := time.NewTimer(due)
-	defer timer.Stop()
-	tick := time.NewTicker(d.poll)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-timer.C:
-			return nil
-		case <-tick.C:
+func (d *dev) waitRotation(ctx context.Context, s *Source, due time.Time) error {
+	for time.Now().Before(due) {
+		if err := backoff.Sleep(ctx, min(d.poll, time.Until(due))); err != nil {
+			return err
 		}
-		a, err := LoadDevAuthority(d.dir)
-		switch {
+		switch a, err := LoadDevAuthority(d.dir); {
 		case errors.Is(err, fs.ErrNotExist):
 		case err != nil:
 			s.fail(fmt.Errorf("%s: %w", d, err))
@@ -108,4 +102,5 @@ func (d *dev) waitRotation(ctx context.Context, s *Source, due time.Duration) er
 			return nil
 		}
 	}
+	return nil
 }

@@ -4,10 +4,8 @@ import (
 	"context"
 	"io/fs"
 	"net"
-	"syscall"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
 )
@@ -53,8 +51,3 @@ func (d *denialLog) Keys() int { return len(d.keys) }
 
 // SetAdminUser sets the user whose processes are accepted beside root's.
 func SetAdminUser(a *AdminGuard, uid uint32) { a.uid = uid }
-
-// PollOnly leaves a source of files without notifications, as on a node without inotify instances.
-func PollOnly(s *Source) {
-	s.origin.(*fileSource).notifier = func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE }
-}

@@ -11,10 +11,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
 
+	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/files"
 )
 
@@ -27,56 +27,33 @@ const (
 
 // NewFiles returns a source that reads tls.crt, tls.key and ca.crt (PEM) in dir and follows
 // changes: files written in place or renamed, and the symlink swap of the kubelet and of CSI
-// drivers. While the files are missing or invalid, the last valid SVID stays in use.
+// drivers. It polls: an SVID is renewed long before its end, and a node may have no inotify
+// instances left. While the files are missing or invalid, the last valid SVID stays in use.
 func NewFiles(dir string, o Options) (*Source, error) {
 	if dir == "" {
 		return nil, fmt.Errorf("no directory for the SVID: set the one that contains %s, %s and %s", CertFile, KeyFile,
 			BundleFile)
 	}
 	o = o.withDefaults()
-	return newSource(&fileSource{dir: filepath.Clean(dir), poll: o.Poll, notifier: fsnotify.NewWatcher}, o), nil
+	return newSource(&fileSource{dir: filepath.Clean(dir), poll: o.Poll}, o), nil
 }
-
-const (
-	// settleTime merges the events of one change of several files.
-	settleTime = 20 * time.Millisecond
-	// retryPoll is the poll interval while the files are missing or inconsistent: they may have
-	// been read in the middle of a change.
-	retryPoll = 500 * time.Millisecond
-)
 
 type fileSource struct {
 	dir  string
 	poll time.Duration
-	// notifier is fsnotify.NewWatcher: inotify instances can run out on a busy node.
-	notifier func() (*fsnotify.Watcher, error)
 }
 
 func (f *fileSource) String() string { return "the files in " + f.dir }
 
 func (f *fileSource) watch(ctx context.Context, s *Source) error {
-	notifier, err := f.notifier()
-	if err != nil {
-		s.log.Warn("inotify unavailable, polling files", "error", err)
-		notifier = &fsnotify.Watcher{} // no events
-	} else {
-		defer func() { _ = notifier.Close() }()
-	}
 	var last [3][]byte // last valid content
 	var calls files.Calls
 	for {
-		wait := f.poll
-		parts, err := files.Do(ctx, &calls, "directory "+f.dir, func() ([3][]byte, error) {
-			// Watch before reading, so that no change is missed in between, and again each time,
-			// since dir may have been replaced. While it is missing, only the poll detects it.
-			if notifier.Events != nil {
-				_ = notifier.Add(f.dir)
-			}
-			return readFiles(f.dir)
-		})
+		parts, err := files.Do(ctx, &calls, "directory "+f.dir, func() ([3][]byte, error) { return readFiles(f.dir) })
+		changed := !slices.EqualFunc(parts[:], last[:], bytes.Equal)
 		var svid *x509svid.SVID
 		var bundle *x509bundle.Bundle
-		if err == nil {
+		if err == nil && changed {
 			svid, bundle, err = parseFiles(parts)
 		}
 		switch {
@@ -84,35 +61,13 @@ func (f *fileSource) watch(ctx context.Context, s *Source) error {
 			return ctx.Err()
 		case err != nil:
 			last = [3][]byte{}
-			wait = min(wait, retryPoll)
 			s.fail(fmt.Errorf("%s: %w", f, err))
-		case !slices.EqualFunc(parts[:], last[:], bytes.Equal):
+		case changed:
 			last = parts
 			s.offer([]*x509svid.SVID{svid}, bundle)
 		}
-		if err := waitChange(ctx, notifier, wait); err != nil {
+		if err := backoff.Sleep(ctx, f.poll); err != nil {
 			return err
-		}
-	}
-}
-
-// waitChange returns after a change, after d, or with the error of ctx.
-func waitChange(ctx context.Context, notifier *fsnotify.Watcher, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	for changed := false; ; changed = true {
-		// Only the first event sets the timer, so that a directory that changes all the time cannot
-		// delay the reading.
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-timer.C:
-			return nil
-		case <-notifier.Events:
-		case <-notifier.Errors: // such as an overflow of the queue: treated as a change
-		}
-		if !changed {
-			timer.Reset(settleTime)
 		}
 	}
 }

@@ -32,41 +32,23 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// never makes the poll so rare that only a notification can be the cause.
-const never = 10 * time.Minute
-
 func TestFilesAreFollowed(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
-	for _, c := range []struct {
-		name string
-		o    identity.Options
-	}{
-		{"by notification", identity.Options{Poll: never}},
-		{"by poll alone", identity.Options{Poll: 10 * time.Millisecond}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			dir := t.TempDir()
-			first := ca.SVID(ca.ID("/lb"), time.Hour)
-			ca.WriteFiles(dir, first)
-			src, err := identity.NewFiles(dir, c.o)
-			must(t, err)
-			if c.o.Poll != never {
-				identity.PollOnly(src)
-			}
-			identitytest.Run(t, src)
-			st := identitytest.WaitStatus(t, src, "usable", usable)
-			if st.Serial != serialOf(first) {
-				t.Fatalf("got %+v", st)
-			}
-			for i := range 3 {
-				next := ca.SVID(ca.ID("/lb"), time.Hour)
-				ca.WriteFiles(dir, next)
-				st = identitytest.WaitStatus(t, src, "rotated", func(s identity.Status) bool { return s.Serial == serialOf(next) })
-				if st.Rotations != uint64(i+1) || st.Err != nil {
-					t.Fatalf("got %+v", st)
-				}
-			}
-		})
+	dir := t.TempDir()
+	first := ca.SVID(ca.ID("/lb"), time.Hour)
+	ca.WriteFiles(dir, first)
+	src := filesSource(t, dir, identity.Options{Poll: 10 * time.Millisecond})
+	st := identitytest.WaitStatus(t, src, "usable", usable)
+	if st.Serial != serialOf(first) {
+		t.Fatalf("got %+v", st)
+	}
+	for i := range 3 {
+		next := ca.SVID(ca.ID("/lb"), time.Hour)
+		ca.WriteFiles(dir, next)
+		st = identitytest.WaitStatus(t, src, "rotated", func(s identity.Status) bool { return s.Serial == serialOf(next) })
+		if st.Rotations != uint64(i+1) || st.Err != nil {
+			t.Fatalf("got %+v", st)
+		}
 	}
 }
 
@@ -89,7 +71,7 @@ func TestFilesFollowSymlinkSwap(t *testing.T) {
 	for _, name := range []string{identity.CertFile, identity.KeyFile, identity.BundleFile} {
 		must(t, os.Symlink(filepath.Join("..data", name), filepath.Join(dir, name)))
 	}
-	src := filesSource(t, dir, identity.Options{Poll: never})
+	src := filesSource(t, dir, identity.Options{Poll: 10 * time.Millisecond})
 	for generation := 1; generation <= 5; generation++ {
 		identitytest.WaitStatus(t, src, "rotated", func(s identity.Status) bool { return s.Serial == want && s.Err == nil })
 		want = swap(generation)

@@ -59,7 +59,7 @@ func Listen(ctx context.Context, o ListenOptions) (net.Listener, error) {
 		return nil, fmt.Errorf("mode %#o for socket %s: only permissions for user and group (0600, 0660) are allowed", mode,
 			path)
 	}
-	bound, err := openSocket(ctx, path, mode, nil)
+	bound, err := openSocket(ctx, path, mode)
 	if err != nil {
 		return nil, err
 	}
@@ -73,12 +73,9 @@ func Listen(ctx context.Context, o ListenOptions) (net.Listener, error) {
 	return l, nil
 }
 
-// openSocket binds the socket under a lock: the held one, unless its file was removed, in which
-// case the caller releases it.
-func openSocket(ctx context.Context, path string, mode fs.FileMode, held *fileLock) (*boundSocket, error) {
-	if held != nil && isSameFile(held.file, held.file.Name()) {
-		return listenLocked(ctx, path, mode, held)
-	}
+// openSocket binds the socket under a lock, which makes probe, removal and bind atomic among vipgate
+// processes.
+func openSocket(ctx context.Context, path string, mode fs.FileMode) (_ *boundSocket, err error) {
 	directory := fs.FileMode(0o700)
 	if mode&0o060 != 0 {
 		directory = 0o750 // the group needs search and read permission only
@@ -86,7 +83,6 @@ func openSocket(ctx context.Context, path string, mode fs.FileMode, held *fileLo
 	if err := createDirectory(filepath.Dir(path), directory); err != nil {
 		return nil, fmt.Errorf("directory of socket %s: %w", path, err)
 	}
-	// The lock makes probe, removal and bind atomic among vipgate processes.
 	lock, err := tryLock(path + ".lock")
 	switch {
 	case errors.Is(err, errLocked):
@@ -94,11 +90,27 @@ func openSocket(ctx context.Context, path string, mode fs.FileMode, held *fileLo
 	case err != nil:
 		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
-	bound, err := listenLocked(ctx, path, mode, lock)
-	if err != nil {
-		return nil, errors.Join(err, lock.remove())
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, lock.remove())
+		}
+	}()
+	if err := removeStaleSocket(ctx, path); err != nil {
+		return nil, err
 	}
-	return bound, nil
+	l, err := bind(ctx, path, mode)
+	if err != nil {
+		return nil, fmt.Errorf("socket %s: %w", path, err)
+	}
+	// Only needed if the umask removed the group's permissions.
+	if err := os.Chmod(path, mode); err != nil {
+		return nil, errors.Join(fmt.Errorf("mode of socket %s: %w", path, err), l.Close(), os.Remove(path))
+	}
+	info, err := os.Lstat(path)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("socket %s: %w", path, err), l.Close())
+	}
+	return &boundSocket{UnixListener: l, path: path, info: info, lock: lock}, nil
 }
 
 // SocketPath returns the path in the address of a unix socket: a path, or a URI such as
@@ -142,25 +154,6 @@ func createDirectory(dir string, mode fs.FileMode) error {
 		return err
 	}
 	return os.Chmod(dir, mode) // the umask may have removed the group's permissions
-}
-
-func listenLocked(ctx context.Context, path string, mode fs.FileMode, lock *fileLock) (*boundSocket, error) {
-	if err := removeStaleSocket(ctx, path); err != nil {
-		return nil, err
-	}
-	l, err := bind(ctx, path, mode)
-	if err != nil {
-		return nil, fmt.Errorf("socket %s: %w", path, err)
-	}
-	// Only needed if the umask removed the group's permissions.
-	if err := os.Chmod(path, mode); err != nil {
-		return nil, errors.Join(fmt.Errorf("mode of socket %s: %w", path, err), l.Close(), os.Remove(path))
-	}
-	info, err := os.Lstat(path)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("socket %s: %w", path, err), l.Close())
-	}
-	return &boundSocket{UnixListener: l, path: path, info: info, lock: lock}, nil
 }
 
 // removeStaleSocket removes the socket at path if no process listens on it. It removes nothing
@@ -299,16 +292,15 @@ func (l *socketListener) watch(ctx context.Context) {
 // rebind binds a new socket in place of the one whose file was removed.
 func (l *socketListener) rebind(ctx context.Context) error {
 	old := l.bound
-	bound, err := openSocket(ctx, l.path, l.mode, old.lock)
+	// Its file may be removed, too, or belong to another process; a repeated attempt has no effect.
+	_ = old.lock.remove()
+	bound, err := openSocket(ctx, l.path, l.mode)
 	if err != nil {
 		return err
 	}
 	l.mu.Lock()
 	l.bound = bound
 	l.mu.Unlock()
-	if bound.lock != old.lock {
-		old.lock.release()
-	}
 	// Accept continues with the new socket; an error has no consequence.
 	_ = old.Close()
 	return nil

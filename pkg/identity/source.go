@@ -36,7 +36,7 @@ type Options struct {
 	// DevTTL is the lifetime of an SVID of the development authority, at least 2 s (certificate
 	// times are whole seconds). Zero: 1 h.
 	DevTTL time.Duration
-	// Poll is how often files are read without a notification. Zero: 5 s.
+	// Poll is how often files are read. Zero: 1 s.
 	Poll time.Duration
 	// Log receives events of the SVID; nil discards them.
 	Log *slog.Logger
@@ -44,10 +44,8 @@ type Options struct {
 
 func (o Options) withDefaults() Options {
 	o.DevTTL = cmp.Or(o.DevTTL, time.Hour)
-	o.Poll = cmp.Or(o.Poll, 5*time.Second)
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.Poll = cmp.Or(o.Poll, time.Second)
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	return o
 }
 
@@ -68,8 +66,6 @@ type Status struct {
 	Failures uint64
 	// Overdue is set from 7/10 of the lifetime of an SVID that was not replaced; see overdueAt.
 	Overdue bool
-	// Offered lists the IDs of the origin's last offer.
-	Offered []spiffeid.ID
 }
 
 // Problem returns why the identity is unhealthy; "" while it is healthy. A [Status.Overdue] SVID is
@@ -80,10 +76,12 @@ func (s Status) Problem() string {
 		return s.Err.Error()
 	case !s.Overdue:
 		return ""
-	case s.RenewalErr != nil:
-		return fmt.Sprintf("the SVID %s expires at %s and was not renewed: %v", s.ID, formatTime(s.NotAfter), s.RenewalErr)
 	}
-	return fmt.Sprintf("the SVID %s expires at %s and was not renewed", s.ID, formatTime(s.NotAfter))
+	problem := fmt.Sprintf("the SVID %s expires at %s and was not renewed", s.ID, formatTime(s.NotAfter))
+	if s.RenewalErr != nil {
+		problem += ": " + s.RenewalErr.Error()
+	}
+	return problem
 }
 
 // origin supplies SVIDs. watch passes each one to [Source.offer], each failure to [Source.fail],
@@ -179,12 +177,6 @@ func (s *Source) offer(svids []*x509svid.SVID, bundles x509bundle.Source) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.bundles = bundles
-	s.next.Offered = nil
-	for _, svid := range svids {
-		if !slices.Contains(s.next.Offered, svid.ID) {
-			s.next.Offered = append(s.next.Offered, svid.ID)
-		}
-	}
 	svid, err := s.pick(svids)
 	if err != nil {
 		s.failLocked(err)
@@ -211,17 +203,23 @@ func (s *Source) offer(svids []*x509svid.SVID, bundles x509bundle.Source) {
 // pick selects the SVID of this process. Several IDs without Options.ID are an error, since the
 // peers expect one exact ID.
 func (s *Source) pick(svids []*x509svid.SVID) (*x509svid.SVID, error) {
-	offered := s.next.Offered
-	if s.id.IsZero() && len(offered) != 1 {
+	var offered []spiffeid.ID
+	for _, svid := range svids {
+		if svid.ID == s.id {
+			return svid, nil
+		}
+		if !slices.Contains(offered, svid.ID) {
+			offered = append(offered, svid.ID)
+		}
+	}
+	switch {
+	case !s.id.IsZero():
+		return nil, fmt.Errorf("%s does not offer %s, only %s", s.origin, s.id, join(offered))
+	case len(offered) != 1:
 		return nil, fmt.Errorf("%s offers %d SPIFFE IDs (%s): select one with --spiffe-id", s.origin, len(offered),
 			join(offered))
 	}
-	for _, svid := range svids {
-		if s.id.IsZero() || svid.ID == s.id {
-			return svid, nil
-		}
-	}
-	return nil, fmt.Errorf("%s does not offer %s, only %s", s.origin, s.id, join(offered))
+	return svids[0], nil
 }
 
 func join(ids []spiffeid.ID) string {

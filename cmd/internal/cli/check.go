@@ -30,7 +30,8 @@ func (r *Refusals) If(refused bool, format string, args ...any) {
 	}
 }
 
-// Within adds an error unless a flag's duration lies between least and most.
+// Within adds an error unless a flag's duration lies between least and most: longer ones are typing
+// errors, and would let VIPs attract traffic that is not forwarded.
 func (r *Refusals) Within(flag string, d, least, most time.Duration) {
 	r.If(d < 0, "%s=%v must not be negative", flag, d)
 	r.If(d >= 0 && d < least, "%s=%v: at least %v", flag, d, least)
@@ -68,20 +69,6 @@ func (r Refusals) Err() error {
 	}
 	return &UsageError{errors.Join(r...)}
 }
-
-// Bounds of times on the command line: longer ones are typing errors, and would
-// let VIPs attract traffic that is not forwarded.
-const (
-	MaxDrainTime    = time.Hour
-	MaxStaleGrace   = 10 * time.Minute
-	MaxSettle       = time.Minute
-	MaxReadyTimeout = time.Hour
-	MaxMaxBackoff   = 5 * time.Minute
-	MaxGrace        = time.Hour
-	MaxFileAge      = 24 * time.Hour
-	MinScanTime     = time.Second
-	MaxScanTime     = time.Hour
-)
 
 // Numbers are those of the network namespace that lb and frontend share and must not both use:
 // routing tables, rule priorities, bits of marks.
@@ -130,7 +117,6 @@ func (r *Refusals) OverlapLB(n Numbers) {
 	}
 }
 
-// number returns the number in an environment variable, or fallback.
 func number(name string, fallback int) int {
 	if n, err := strconv.ParseUint(os.Getenv("VIPGATE_"+name), 0, 32); err == nil {
 		return int(n)

@@ -16,13 +16,10 @@ const (
 )
 
 // UsageError is an error of the user's configuration, reported with ExitUsage.
-type UsageError struct{ Err error }
+type UsageError struct{ error }
 
-// Error returns the message of Err.
-func (e *UsageError) Error() string { return e.Err.Error() }
-
-// Unwrap returns Err.
-func (e *UsageError) Unwrap() error { return e.Err }
+// Unwrap returns the cause.
+func (e *UsageError) Unwrap() error { return e.error }
 
 // Usage returns a [UsageError].
 func Usage(format string, args ...any) error { return &UsageError{fmt.Errorf(format, args...)} }
