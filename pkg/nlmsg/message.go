@@ -33,8 +33,8 @@ func (m *Messages) Append(more *Messages) {
 	}
 }
 
-// Slice returns the messages from..to-1, which share their data with m.
-func (m *Messages) Slice(from, to int) *Messages {
+// slice returns the messages from..to-1, which share their data with m.
+func (m *Messages) slice(from, to int) *Messages {
 	begin, end := m.starts[from], len(m.Data)
 	if to < len(m.starts) {
 		end = m.starts[to]
@@ -44,12 +44,6 @@ func (m *Messages) Slice(from, to int) *Messages {
 		part.starts = append(part.starts, at-begin)
 	}
 	return part
-}
-
-// Message returns the type of one message and the data after its header.
-func (m *Messages) Message(i int) (kind uint16, data []byte) {
-	b := m.Slice(i, i+1).Data
-	return binary.NativeEndian.Uint16(b[4:]), b[headerLength:]
 }
 
 // SetFlags adds flags to the last message.
@@ -68,7 +62,6 @@ func (m *Messages) Begin(kind, flags uint16, header ...byte) {
 	m.Data = append(m.Data, header...)
 }
 
-// number writes lengths and sequence numbers.
 func (m *Messages) number(first uint32) {
 	for i, at := range m.starts {
 		end := len(m.Data)

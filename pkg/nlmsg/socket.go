@@ -114,13 +114,12 @@ func (s *Socket) Close() error {
 	return err
 }
 
-// Do sends requests in batches, and returns for each the kernel's *Error, or nil. The second
-// result is a failure of the exchange itself: the fate of requests without an error is then
-// unknown.
+// Do sends requests in batches, and returns for each the kernel's *Error, or nil. The second result
+// is a failure of the exchange itself: the fate of requests without an error is then unknown.
 func (s *Socket) Do(m *Messages) ([]error, error) {
 	rejected := make([]error, m.Len())
 	for done := 0; done < m.Len(); done += batchSize {
-		batch := m.Slice(done, min(done+batchSize, m.Len()))
+		batch := m.slice(done, min(done+batchSize, m.Len()))
 		left := batch.Len()
 		if err := s.exchange(batch, func(i int, kind, flags uint16, data []byte) (bool, error) {
 			if kind == unix.NLMSG_ERROR {

@@ -62,6 +62,9 @@ func (c *Conn) Port() uint32 { return c.requests.Port }
 // Request changes one object.
 type Request struct {
 	nlmsg.Messages
+	// operation is what it does, such as "add rule".
+	operation string
+	object    fmt.Stringer
 	// satisfied reports whether a rejection says that the object already is as requested.
 	satisfied func(error) bool
 }
@@ -70,9 +73,10 @@ func exists(err error) bool { return errors.Is(err, unix.EEXIST) }
 
 func absent(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) }
 
-// Do sends requests in the order given, and returns for each the kernel's *nlmsg.Error, or nil. To
-// add what exists and to delete what does not is no error. The second result is a failure of the
-// exchange itself: the fate of requests without an error is then unknown.
+// Do sends requests in the order given, and returns for each why the kernel rejected it, with an
+// *nlmsg.Error, or nil. To add what exists and to delete what does not is no error. The second
+// result is a failure of the exchange itself: the fate of requests without an error is then
+// unknown.
 func (c *Conn) Do(requests ...Request) ([]error, error) {
 	var all nlmsg.Messages
 	for i := range requests {
@@ -80,14 +84,17 @@ func (c *Conn) Do(requests ...Request) ([]error, error) {
 	}
 	rejected, err := c.requests.Do(&all)
 	for i, r := range requests {
-		if r.satisfied != nil && r.satisfied(rejected[i]) {
+		switch {
+		case rejected[i] == nil:
+		case r.satisfied != nil && r.satisfied(rejected[i]):
 			rejected[i] = nil
+		default:
+			rejected[i] = fmt.Errorf("failed to %s %s: %w", r.operation, r.object, rejected[i])
 		}
 	}
 	return rejected, err
 }
 
-// do sends one request.
 func (c *Conn) do(r Request) error {
 	rejected, err := c.Do(r)
 	return errors.Join(err, rejected[0])
@@ -100,11 +107,11 @@ func dump(kind uint16, header []byte) *nlmsg.Messages {
 	return &m
 }
 
-// list dumps objects of one kind, again if the dump was interrupted. It parses them after the dump:
-// the faster the datagrams are received, the fewer changes interrupt it. parse reports whether an
-// object belongs to the list. consistent, unless nil, fails if a list in several datagrams is not.
+// list dumps objects of one kind, again if the dump was interrupted; with ErrInterrupted the list
+// may lack some. It parses them after the dump: the faster the datagrams are received, the fewer
+// changes interrupt it. consistent, unless nil, fails if a list in several datagrams is not.
 func list[T any](
-	c *Conn, request *nlmsg.Messages, consistent func() error, parse func([]byte) (T, bool, error),
+	c *Conn, what string, request *nlmsg.Messages, parse func([]byte) (T, error), consistent func() error,
 ) ([]T, error) {
 	err := ErrInterrupted
 	for attempt := 0; attempt < dumpAttempts && errors.Is(err, ErrInterrupted); attempt++ {
@@ -119,18 +126,16 @@ func list[T any](
 			err = consistent()
 		}
 	}
-	if err != nil && !errors.Is(err, ErrInterrupted) {
-		return nil, err
+	if err != nil {
+		err = fmt.Errorf("failed to list %s: %w", what, err)
 	}
 	objects, begin := make([]T, 0, len(c.ends)), 0
 	for _, end := range c.ends {
-		x, ok, parseErr := parse(c.dumped[begin:end])
+		x, parseErr := parse(c.dumped[begin:end])
 		if parseErr != nil {
 			return nil, parseErr
 		}
-		if ok {
-			objects = append(objects, x)
-		}
+		objects = append(objects, x)
 		begin = end
 	}
 	return objects, err

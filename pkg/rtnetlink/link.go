@@ -3,13 +3,11 @@ package rtnetlink
 import (
 	"bytes"
 	"encoding/binary"
-	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // Link is a network interface.
@@ -34,15 +32,7 @@ func (l Link) Up() bool {
 
 // Links lists the network interfaces.
 func (c *Conn) Links() ([]Link, error) {
-	links, err := list(c, dump(unix.RTM_GETLINK, make([]byte, unix.SizeofIfInfomsg)), nil,
-		func(b []byte) (Link, bool, error) {
-			l, err := ParseLink(b)
-			return l, true, err
-		})
-	if err != nil {
-		return nil, fmt.Errorf("failed to list interfaces: %w", err)
-	}
-	return links, nil
+	return list(c, "interfaces", dump(unix.RTM_GETLINK, make([]byte, unix.SizeofIfInfomsg)), ParseLink, nil)
 }
 
 // ParseLink parses the data of RTM_NEWLINK and RTM_DELLINK.
@@ -80,15 +70,8 @@ func (a Address) Duplicate() bool { return a.Flags&unix.IFA_F_DADFAILED != 0 }
 
 // Addresses lists the addresses of all interfaces and families.
 func (c *Conn) Addresses() ([]Address, error) {
-	addrs, err := list(c, dump(unix.RTM_GETADDR, make([]byte, unix.SizeofIfAddrmsg)), nil,
-		func(b []byte) (Address, bool, error) {
-			a, err := parseAddress(b)
-			return a, a.Addr.IsValid() && a.Network.IsValid(), err
-		})
-	if err != nil {
-		return nil, fmt.Errorf("failed to list addresses: %w", err)
-	}
-	return addrs, nil
+	addrs, err := list(c, "addresses", dump(unix.RTM_GETADDR, make([]byte, unix.SizeofIfAddrmsg)), parseAddress, nil)
+	return slices.DeleteFunc(addrs, func(a Address) bool { return !a.Addr.IsValid() || !a.Network.IsValid() }), err
 }
 
 func parseAddress(b []byte) (Address, error) {
@@ -107,53 +90,4 @@ func parseAddress(b []byte) (Address, error) {
 	}
 	a.Network = netip.PrefixFrom(peer, int(b[1])).Masked()
 	return a, nil
-}
-
-// Neighbor is an entry of the neighbor table: ARP or neighbor discovery.
-type Neighbor struct {
-	Link  int
-	Addr  netip.Addr
-	MAC   net.HardwareAddr
-	State uint16 // unix.NUD_*
-}
-
-// Probe returns the request that has the kernel resolve the neighbor as if there were a packet for
-// it. The kernel does not create an entry: it fails with ENOENT if there is none.
-func (n Neighbor) Probe() Request {
-	header := [unix.SizeofNdMsg]byte{0: systemFamily(vip.FamilyOf(n.Addr)), 10: unix.NTF_USE}
-	binary.NativeEndian.PutUint32(header[4:], uint32(n.Link))
-	var q Request
-	q.Begin(unix.RTM_NEWNEIGH, unix.NLM_F_REPLACE|unix.NLM_F_ACK, header[:]...)
-	q.Bytes(unix.NDA_DST, n.Addr.AsSlice())
-	return q
-}
-
-// Neighbors lists the neighbor entries of a family.
-func (c *Conn) Neighbors(f vip.Family) ([]Neighbor, error) {
-	header := [unix.SizeofNdMsg]byte{systemFamily(f)}
-	entries, err := list(c, dump(unix.RTM_GETNEIGH, header[:]), nil, func(b []byte) (Neighbor, bool, error) {
-		n, err := ParseNeighbor(b)
-		return n, n.Addr.IsValid(), err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("failed to list %s neighbors: %w", f, err)
-	}
-	return entries, nil
-}
-
-// ParseNeighbor parses the data of RTM_NEWNEIGH and RTM_DELNEIGH. The zero Addr: it is about a
-// bridge.
-func ParseNeighbor(b []byte) (Neighbor, error) {
-	a, err := attributes(b, unix.SizeofNdMsg, "neighbor")
-	if err != nil {
-		return Neighbor{}, err
-	}
-	n := Neighbor{
-		Link: int(int32(binary.NativeEndian.Uint32(b[4:]))), State: binary.NativeEndian.Uint16(b[8:]),
-		MAC: bytes.Clone(a.Get(unix.NDA_LLADDR)),
-	}
-	if _, ok := familyFrom(b[0]); ok {
-		n.Addr = a.Addr(unix.NDA_DST)
-	}
-	return n, nil
 }

@@ -1,6 +1,7 @@
 package rtnetlink
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -11,16 +12,18 @@ import (
 
 // Listener receives notifications of the kernel, each socket in a goroutine of its own.
 type Listener struct {
-	failed   chan struct{}
-	failOnce sync.Once
-	err      error
+	failed context.Context
+	fail   context.CancelCauseFunc // the first failure counts
 
 	conns []*netlink.Conn
 	done  sync.WaitGroup
 }
 
 // NewListener returns a Listener without a subscription.
-func NewListener() *Listener { return &Listener{failed: make(chan struct{})} }
+func NewListener() *Listener {
+	failed, fail := context.WithCancelCause(context.Background())
+	return &Listener{failed: failed, fail: fail}
+}
 
 // Subscription is what a Listener receives.
 type Subscription struct {
@@ -63,10 +66,7 @@ func (l *Listener) Listen(name string, s Subscription) error {
 				s.Overrun()
 				continue
 			case err != nil:
-				l.failOnce.Do(func() {
-					l.err = fmt.Errorf("failed to receive %s notifications: %w", name, err)
-					close(l.failed)
-				})
+				l.fail(fmt.Errorf("failed to receive %s notifications: %w", name, err))
 				return
 			}
 			for _, m := range msgs {
@@ -78,10 +78,10 @@ func (l *Listener) Listen(name string, s Subscription) error {
 }
 
 // Failed is closed when a subscription ended, also by Close.
-func (l *Listener) Failed() <-chan struct{} { return l.failed }
+func (l *Listener) Failed() <-chan struct{} { return l.failed.Done() }
 
 // Err is the first failure, once Failed is closed.
-func (l *Listener) Err() error { return l.err }
+func (l *Listener) Err() error { return context.Cause(l.failed) }
 
 // Close ends the subscriptions and waits for their goroutines.
 func (l *Listener) Close() error {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -50,7 +51,7 @@ func (r Route) String() string {
 	if r.Metric != 0 {
 		s += fmt.Sprintf(" metric %d", r.Metric)
 	}
-	return s + fmt.Sprintf(" proto %d", r.Protocol)
+	return s + fmt.Sprintf(" table %d proto %d", r.Table, r.Protocol)
 }
 
 // IsDefault reports whether the route is a default route.
@@ -63,16 +64,17 @@ func (r Route) Drops() bool {
 
 // Replace returns the request that adds the route in place of one with the same prefix and metric.
 func (r Route) Replace() Request {
-	return r.request(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, unix.RT_SCOPE_UNIVERSE, exists)
+	q := Request{operation: "add", satisfied: exists}
+	return r.request(q, unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, unix.RT_SCOPE_UNIVERSE)
 }
 
 // Delete returns the request that deletes the route.
 func (r Route) Delete() Request {
-	return r.request(unix.RTM_DELROUTE, 0, unix.RT_SCOPE_NOWHERE, absent) // of any scope
+	return r.request(Request{operation: "delete", satisfied: absent}, unix.RTM_DELROUTE, 0, unix.RT_SCOPE_NOWHERE) // of any scope
 }
 
-func (r Route) request(kind, flags uint16, scope uint8, satisfied func(error) bool) Request {
-	q := Request{satisfied: satisfied}
+func (r Route) request(q Request, kind, flags uint16, scope uint8) Request {
+	q.object = r
 	q.Begin(kind, flags|unix.NLM_F_ACK,
 		systemFamily(r.Family), uint8(r.Prefix.Bits()), 0, 0, unix.RT_TABLE_UNSPEC, r.Protocol, scope, r.Type, 0, 0, 0, 0)
 	q.Uint32(unix.RTA_TABLE, r.Table)
@@ -89,20 +91,10 @@ func (r Route) request(kind, flags uint16, scope uint8, satisfied func(error) bo
 }
 
 // ReplaceRoute adds or replaces a route; see Route.Replace.
-func (c *Conn) ReplaceRoute(r Route) error {
-	if err := c.do(r.Replace()); err != nil {
-		return fmt.Errorf("failed to add %s to table %d: %w", r, r.Table, err)
-	}
-	return nil
-}
+func (c *Conn) ReplaceRoute(r Route) error { return c.do(r.Replace()) }
 
 // DeleteRoute deletes a route if it exists.
-func (c *Conn) DeleteRoute(r Route) error {
-	if err := c.do(r.Delete()); err != nil {
-		return fmt.Errorf("failed to delete %s from table %d: %w", r, r.Table, err)
-	}
-	return nil
-}
+func (c *Conn) DeleteRoute(r Route) error { return c.do(r.Delete()) }
 
 // RouteFilter selects routes; zero fields select all. The kernel applies it, so that it does not
 // copy a full table that is not asked for.
@@ -118,18 +110,14 @@ func (c *Conn) Routes(f vip.Family, filter RouteFilter) ([]Route, error) {
 	if filter.Table != 0 {
 		request.Uint32(unix.RTA_TABLE, filter.Table)
 	}
-	routes, err := list(c, request, nil, func(b []byte) (Route, bool, error) {
-		r, err := ParseRoute(b)
-		return r, err != nil || b[0] == systemFamily(f) && (filter.Table == 0 || r.Table == filter.Table) &&
-			(filter.Protocol == 0 || r.Protocol == filter.Protocol), err
-	})
+	routes, err := list(c, f.String()+" routes", request, ParseRoute, nil)
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil // a table that never had a route does not exist
 	}
-	if err != nil {
-		return nil, fmt.Errorf("failed to list %s routes: %w", f, err)
-	}
-	return routes, nil
+	// Before Linux 4.20 the kernel ignores the filter.
+	return slices.DeleteFunc(routes, func(r Route) bool {
+		return filter.Table != 0 && r.Table != filter.Table || filter.Protocol != 0 && r.Protocol != filter.Protocol
+	}), err
 }
 
 // Lookup returns the route of a packet to an address with a mark. The kernel's

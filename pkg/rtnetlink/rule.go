@@ -60,14 +60,16 @@ func (r Rule) String() string {
 
 // Add returns the request that adds the rule, which must not have Extra.
 func (r Rule) Add() Request {
-	return r.request(unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, exists)
+	return r.request(Request{operation: "add rule", satisfied: exists}, unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 }
 
 // Delete returns the request that deletes the rule.
-func (r Rule) Delete() Request { return r.request(unix.RTM_DELRULE, 0, absent) }
+func (r Rule) Delete() Request {
+	return r.request(Request{operation: "delete rule", satisfied: absent}, unix.RTM_DELRULE, 0)
+}
 
-func (r Rule) request(kind, flags uint16, satisfied func(error) bool) Request {
-	q := Request{satisfied: satisfied}
+func (r Rule) request(q Request, kind, flags uint16) Request {
+	q.object = r
 	header := [headerLength]byte{0: systemFamily(r.Family), 7: r.Action}
 	if r.Source.IsValid() {
 		header[2] = uint8(r.Source.Bits())
@@ -92,20 +94,10 @@ func (r Rule) request(kind, flags uint16, satisfied func(error) bool) Request {
 }
 
 // AddRule adds a rule unless it exists.
-func (c *Conn) AddRule(r Rule) error {
-	if err := c.do(r.Add()); err != nil {
-		return fmt.Errorf("failed to add rule %s: %w", r, err)
-	}
-	return nil
-}
+func (c *Conn) AddRule(r Rule) error { return c.do(r.Add()) }
 
 // DeleteRule deletes a rule if it exists.
-func (c *Conn) DeleteRule(r Rule) error {
-	if err := c.do(r.Delete()); err != nil {
-		return fmt.Errorf("failed to delete rule %s: %w", r, err)
-	}
-	return nil
-}
+func (c *Conn) DeleteRule(r Rule) error { return c.do(r.Delete()) }
 
 // Rules lists the policy rules of a family. With ErrInterrupted the list may lack rules.
 func (c *Conn) Rules(f vip.Family) ([]Rule, error) {
@@ -114,14 +106,7 @@ func (c *Conn) Rules(f vip.Family) ([]Rule, error) {
 		return nil, err
 	}
 	header := [headerLength]byte{systemFamily(f)}
-	rules, err := list(c, dump(unix.RTM_GETRULE, header[:]), c.unchanged, func(b []byte) (Rule, bool, error) {
-		r, err := parseRule(b)
-		return r, err != nil || b[0] == systemFamily(f), err
-	})
-	if err != nil {
-		return rules, fmt.Errorf("failed to list %s rules: %w", f, err)
-	}
-	return rules, nil
+	return list(c, f.String()+" rules", dump(unix.RTM_GETRULE, header[:]), parseRule, c.unchanged)
 }
 
 // unchanged fails with ErrInterrupted if rules changed since its last call. In a dump of several

@@ -4,8 +4,11 @@
 package fwstate
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
 	"io/fs"
+	"math/bits"
 	"os"
 	"slices"
 
@@ -15,6 +18,52 @@ import (
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
+
+// Defaults of [Config].
+const (
+	DefaultFirst    = 5000
+	DefaultMask     = 0x00ffffff
+	DefaultPriority = 90
+)
+
+// Config states which fwmarks, tables and rule priorities belong to the data plane.
+type Config struct {
+	// First is the lowest fwmark, and routing table, of a target.
+	First uint32
+	// Mask has the bits of packet and connection marks that the data plane sets.
+	Mask uint32
+	// Priority is that of the first of three policy rules in a row.
+	Priority int
+	// Stateless switches connection tracking off.
+	Stateless bool
+}
+
+// WithDefaults fills in zero fields.
+func (c Config) WithDefaults() Config {
+	c.First = cmp.Or(c.First, DefaultFirst)
+	c.Mask = cmp.Or(c.Mask, DefaultMask)
+	c.Priority = cmp.Or(c.Priority, DefaultPriority)
+	return c
+}
+
+// inRange reports whether a routing table has the number of a fwmark.
+func (c Config) inRange(table uint32) bool { return table >= c.First && table <= c.Mask }
+
+// Validate returns an error for values that cannot work together.
+func (c Config) Validate() error {
+	switch {
+	case c.First&^c.Mask != 0:
+		return fmt.Errorf("first number %d is outside the mask %#x of packet marks: choose a smaller number or a wider mask",
+			c.First, c.Mask)
+	case c.Mask != 1<<bits.Len32(c.Mask)-1:
+		return fmt.Errorf("mask %#x of packet marks has a gap: numbers count up, so it must be like 0xffff or 0xffffff",
+			c.Mask)
+	case c.Priority < 1 || c.Priority > 32763:
+		return fmt.Errorf("rule priority %d: choose one from 1 to 32763, since three are used and 32766 is the main table's",
+			c.Priority)
+	}
+	return nil
+}
 
 // Conn is a connection to the kernel in the network namespace of the thread that called Dial.
 // It belongs to one goroutine, and keeps no record of the objects that it installs.

@@ -17,8 +17,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// listRoom bounds the elements of one message: they are one attribute, whose length has 16
-// bits.
+// listRoom bounds the elements of one message: they are one attribute, whose length has 16 bits.
 const listRoom = math.MaxUint16 - 256
 
 // element is one element of a set; of a map it has a chain or data.
@@ -35,17 +34,16 @@ type element struct {
 func markKey(fwmark uint32) []byte { return binary.NativeEndian.AppendUint32(nil, fwmark) }
 
 func (t *transaction) addElements(set string, list []element) {
-	t.putElements(unix.NFT_MSG_NEWSETELEM, set, list)
+	t.putElements("add elements to set", unix.NFT_MSG_NEWSETELEM, set, list)
 }
 
 func (t *transaction) removeElements(set string, list []element) {
-	t.putElements(unix.NFT_MSG_DELSETELEM, set, list)
+	t.putElements("delete elements of set", unix.NFT_MSG_DELSETELEM, set, list)
 }
 
-// putElements writes messages about elements of a set.
-func (t *transaction) putElements(kind uint16, set string, list []element) {
+func (t *transaction) putElements(operation string, kind uint16, set string, list []element) {
 	for len(list) > 0 {
-		t.begin(kind, unix.NLM_F_CREATE, unix.NFTA_SET_ELEM_LIST_SET, set)
+		t.begin(operation, kind, unix.NLM_F_CREATE, unix.NFTA_SET_ELEM_LIST_SET, set)
 		t.Nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
 			for all := len(t.Data); len(list) > 0 && len(t.Data)-all < listRoom-512; list = list[1:] {
 				t.Nested(unix.NFTA_LIST_ELEM, func() { t.putElement(list[0]) })
@@ -75,7 +73,6 @@ func (t *transaction) putElement(e element) {
 // gotoCode is NFT_GOTO, which is negative.
 const gotoCode = 1<<32 - 4
 
-// keyOf returns the key of an element.
 func keyOf(e nlmsg.Attributes) nlmsg.Attributes {
 	return e.Get(unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE)
 }
@@ -89,7 +86,6 @@ func chainOf(e nlmsg.Attributes) string {
 	return verdict.Text(unix.NFTA_VERDICT_CHAIN)
 }
 
-// endsInterval reports whether an element closes an interval.
 func endsInterval(e nlmsg.Attributes) bool {
 	return e.Uint32BE(unix.NFTA_SET_ELEM_FLAGS)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 }
@@ -97,7 +93,7 @@ func endsInterval(e nlmsg.Attributes) bool {
 // dumpElements lists the elements of a set. Each is valid during the call only. For a set that
 // does not exist it returns ENOENT.
 func (f *Conn) dumpElements(set string, each func(e nlmsg.Attributes)) error {
-	return f.dump(unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_SET, set, func(b nlmsg.Attributes) {
+	return f.dump("elements", unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_SET, set, func(b nlmsg.Attributes) {
 		for _, e := range b.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
 			each(e)
 		}
@@ -194,7 +190,6 @@ func (f *Conn) readNets(set string, each func(netip.Prefix, string)) error {
 	return err
 }
 
-// lastOf returns the highest address of a prefix.
 func lastOf(p netip.Prefix) netip.Addr {
 	b := p.Masked().Addr().AsSlice()
 	for i := p.Bits(); i < len(b)*8; i++ {
@@ -218,7 +213,6 @@ func prefixElements(v vip.VIP, chain string) []element {
 	return list
 }
 
-// setOf returns the name of the map or set for a VIP.
 func setOf(v vip.VIP, hosts, nets [len(vip.Families)]string) string {
 	if v.Prefix().IsSingleIP() {
 		return hosts[v.Family()]

@@ -13,7 +13,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/nlmsg"
 )
 
-// nftMessage returns the netlink type of an nftables message.
 func nftMessage(kind uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | kind }
 
 // tableAttribute is the name of the table in nftables messages of all kinds.
@@ -21,24 +20,18 @@ const tableAttribute = unix.NFTA_TABLE_NAME
 
 // request returns a request about the table, or about the object that an attribute names.
 func request(kind, flags, attribute uint16, name string) *nlmsg.Messages {
-	var m nlmsg.Messages
-	m.Begin(nftMessage(kind), flags, familyInet, unix.NFNETLINK_V0, 0, 0)
-	m.Text(tableAttribute, plan.TableName)
-	if name != "" {
-		m.Text(attribute, name)
-	}
-	return &m
+	var t transaction
+	t.begin("", kind, flags, attribute, name)
+	return &t.Messages
 }
 
-// content returns the attributes of an nftables message.
 func content(data []byte) nlmsg.Attributes { return data[min(nfgenmsgLength, len(data)):] }
 
-// nfgenmsgLength is the size of struct nfgenmsg.
 const nfgenmsgLength = 4
 
 // dump lists objects of one kind in the table, all or those with a name. Each is valid during the
 // call only. If the table or the name does not exist the kernel may answer with ENOENT.
-func (f *Conn) dump(kind, attribute uint16, name string, each func(nlmsg.Attributes)) error {
+func (f *Conn) dump(what string, kind, attribute uint16, name string, each func(nlmsg.Attributes)) error {
 	_, err := f.nft.Dump(request(kind, unix.NLM_F_DUMP, attribute, name), func(data []byte) error {
 		// Kernels that ignore the filter list the objects of all tables.
 		if b := content(data); data[0] == familyInet && b.Text(tableAttribute) == plan.TableName {
@@ -47,14 +40,14 @@ func (f *Conn) dump(kind, attribute uint16, name string, each func(nlmsg.Attribu
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("failed to list %s of inet %s %s: %w", describe(kind), plan.TableName, name, err)
+		return fmt.Errorf("failed to list %s of inet %s %s: %w", what, plan.TableName, name, err)
 	}
 	return nil
 }
 
 // list is dump for objects that may not exist.
-func (f *Conn) list(kind, attribute uint16, name string, each func(nlmsg.Attributes)) error {
-	if err := f.dump(kind, attribute, name, each); !errors.Is(err, unix.ENOENT) {
+func (f *Conn) list(what string, kind, attribute uint16, name string, each func(nlmsg.Attributes)) error {
+	if err := f.dump(what, kind, attribute, name, each); !errors.Is(err, unix.ENOENT) {
 		return err
 	}
 	return nil
@@ -85,7 +78,7 @@ type rule struct {
 }
 
 // owned reports whether a rule belongs to the data plane, by its comment.
-func (r *rule) owned() bool {
+func (r rule) owned() bool {
 	if strings.HasPrefix(r.chain, plan.TargetPrefix) {
 		return strings.Contains(r.comment, "/")
 	}
@@ -101,10 +94,9 @@ func sameRules(have []rule, want []ruleSpec) bool {
 	})
 }
 
-// readRules lists the rules of all chains, or those of one chain.
 func (f *Conn) readRules(chain string) (map[string][]rule, error) {
 	rules := map[string][]rule{}
-	err := f.list(unix.NFT_MSG_GETRULE, unix.NFTA_RULE_CHAIN, chain, func(b nlmsg.Attributes) {
+	err := f.list("rules", unix.NFT_MSG_GETRULE, unix.NFTA_RULE_CHAIN, chain, func(b nlmsg.Attributes) {
 		if r := parseRule(b); chain == "" || r.chain == chain {
 			rules[r.chain] = append(rules[r.chain], r)
 		}
@@ -130,8 +122,7 @@ func parseRule(b nlmsg.Attributes) rule {
 	return r
 }
 
-// commentType is the type of a comment in the user data of nft: type 0, length, text, zero
-// byte.
+// commentType is the type of a comment in the user data of nft: type 0, length, text, zero byte.
 const commentType = 0
 
 // comment reads user data, which other processes may have written: userdata.Get of google/nftables
@@ -156,7 +147,6 @@ func parseSet(b nlmsg.Attributes) setSpec {
 	}
 }
 
-// readSet reads one set; nil if it does not exist.
 func (f *Conn) readSet(name string) (*setSpec, error) {
 	return get(f, unix.NFT_MSG_GETSET, unix.NFTA_SET_NAME, name, parseSet)
 }
@@ -169,7 +159,6 @@ func parseChain(b nlmsg.Attributes) chainSpec {
 	}
 }
 
-// readChain reads one chain; nil if it does not exist.
 func (f *Conn) readChain(name string) (*chainSpec, error) {
 	return get(f, unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_NAME, name, parseChain)
 }

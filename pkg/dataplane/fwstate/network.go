@@ -13,7 +13,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// neighborKey identifies a neighbor entry.
 type neighborKey struct {
 	link int
 	addr netip.Addr
@@ -49,20 +48,18 @@ func (f *Conn) ReadNetwork() (*plan.Network, error) {
 			}
 		}
 	}
+	neighbors, err := inFamilies(f, f.rt.Neighbors)
+	if err != nil {
+		return nil, err
+	}
 	failed, reachable := map[neighborKey]bool{}, map[netip.Addr]bool{}
-	for _, family := range f.families {
-		neighbors, err := f.rt.Neighbors(family)
-		if err != nil {
-			return nil, err
-		}
-		for _, e := range neighbors {
-			key := neighborKey{e.Link, e.Addr}
-			switch {
-			case e.State&unix.NUD_FAILED != 0, e.State&unix.NUD_INCOMPLETE != 0 && f.failedNeighbors[key]:
-				failed[key] = true
-			case e.State&(unix.NUD_REACHABLE|unix.NUD_PERMANENT) != 0:
-				reachable[e.Addr] = true
-			}
+	for _, e := range neighbors {
+		key := neighborKey{e.Link, e.Addr}
+		switch {
+		case e.State&unix.NUD_FAILED != 0, e.State&unix.NUD_INCOMPLETE != 0 && f.failedNeighbors[key]:
+			failed[key] = true
+		case e.State&(unix.NUD_REACHABLE|unix.NUD_PERMANENT) != 0:
+			reachable[e.Addr] = true
 		}
 	}
 	f.failedNeighbors = failed
@@ -78,26 +75,23 @@ func (f *Conn) ReadNetwork() (*plan.Network, error) {
 // is probed, so that all have their turn.
 const maxSolicited = 256
 
-// SolicitNeighbors makes the kernel probe FAILED neighbors, as if it had a packet for them.
-// Without packets the kernel never does so, and keeps the state FAILED forever while the table
-// is small.
+// SolicitNeighbors makes the kernel probe FAILED neighbors, as if it had a packet for them. Without
+// packets the kernel never does so, and keeps the state FAILED forever while the table is small.
 func (f *Conn) SolicitNeighbors(addrs map[netip.Addr]struct{}) error {
 	var probes []rtnetlink.Request
-	var probed []netip.Addr
 	for key := range f.failedNeighbors {
-		if _, ok := addrs[key.addr]; ok && len(probed) < maxSolicited {
+		if _, ok := addrs[key.addr]; ok && len(probes) < maxSolicited {
 			probes = append(probes, rtnetlink.Neighbor{Link: key.link, Addr: key.addr}.Probe())
-			probed = append(probed, key.addr)
 		}
 	}
 	rejected, err := f.rt.Do(probes...)
 	if err != nil {
-		return fmt.Errorf("failed to probe %d failed neighbors: %w", len(probed), err)
+		return fmt.Errorf("failed to probe %d failed neighbors: %w", len(probes), err)
 	}
-	for i, err := range rejected {
+	for _, err := range rejected {
 		// A removed entry needs no probe.
 		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENODEV) {
-			return fmt.Errorf("failed to probe failed neighbor %s: %w", probed[i], err)
+			return err
 		}
 	}
 	return nil

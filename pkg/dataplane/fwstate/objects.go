@@ -73,12 +73,9 @@ type setSpec struct {
 // Types of nft.
 var (
 	typeMark    = nftables.TypeMark.GetNFTMagic()
-	typeIPv4    = nftables.TypeIPAddr.GetNFTMagic()
-	typeIPv6    = nftables.TypeIP6Addr.GetNFTMagic()
 	typeProto   = nftables.TypeInetProto.GetNFTMagic()
-	typeICMP    = nftables.TypeICMPType.GetNFTMagic()
-	typeICMPv6  = nftables.TypeICMP6Type.GetNFTMagic()
-	typeAddress = [...]uint32{typeIPv4, typeIPv6}
+	typeICMP    = [...]uint32{nftables.TypeICMPType.GetNFTMagic(), nftables.TypeICMP6Type.GetNFTMagic()}
+	typeAddress = [...]uint32{nftables.TypeIPAddr.GetNFTMagic(), nftables.TypeIP6Addr.GetNFTMagic()}
 	addressSize = [...]uint32{4, 16}
 )
 
@@ -130,8 +127,8 @@ func (f *Conn) commonSets() []setSpec {
 	// Errors with a packet in them: destination unreachable, time exceeded, parameter
 	// problem (RFC 792), and packet too big in between (RFC 4443).
 	return append(specs,
-		setSpec{name: errorSets[vip.IPv4], keyType: typeICMP, keySize: 1, fixed: []byte{3, 11, 12}},
-		setSpec{name: errorSets[vip.IPv6], keyType: typeICMPv6, keySize: 1, fixed: []byte{1, 2, 3, 4}},
+		setSpec{name: errorSets[vip.IPv4], keyType: typeICMP[vip.IPv4], keySize: 1, fixed: []byte{3, 11, 12}},
+		setSpec{name: errorSets[vip.IPv6], keyType: typeICMP[vip.IPv6], keySize: 1, fixed: []byte{1, 2, 3, 4}},
 	)
 }
 

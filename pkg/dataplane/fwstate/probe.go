@@ -19,7 +19,6 @@ type kernelFeature struct {
 	expression   expr.Any
 }
 
-// missing returns a problem for each feature that the kernel refuses.
 func (f *Conn) missing(parts ...kernelFeature) []plan.Problem {
 	var problems []plan.Problem
 	for _, p := range parts {
@@ -34,11 +33,8 @@ func (f *Conn) missing(parts ...kernelFeature) []plan.Problem {
 
 // MissingModules probes the kernel for the features of the data plane.
 func (f *Conn) MissingModules() []plan.Problem {
-	if err := f.probeExpression(nil); err != nil {
-		return []plan.Problem{{
-			Object: "nf_tables", Detail: fmt.Sprintf("nftables of the family inet do not work: %v", err),
-			Remedy: "modprobe nf_tables",
-		}}
+	if problems := f.missing(kernelFeature{"nf_tables", "nftables of the family inet do not work", nil}); problems != nil {
+		return problems
 	}
 	r := register(0)
 	problems := f.missing(

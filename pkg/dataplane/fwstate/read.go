@@ -74,9 +74,18 @@ type ruleset struct {
 	rules  map[string][]rule
 }
 
+func newRuleset() *ruleset {
+	return &ruleset{chains: map[string]chainSpec{}, sets: map[string]setSpec{}, rules: map[string][]rule{}}
+}
+
+func (r *ruleset) has(set string) bool {
+	_, ok := r.sets[set]
+	return ok
+}
+
 // readRuleset reads everything, or only the objects that no stream owns.
 func (f *Conn) readRuleset(all bool) (*ruleset, error) {
-	r := &ruleset{chains: map[string]chainSpec{}, sets: map[string]setSpec{}, rules: map[string][]rule{}}
+	r := newRuleset()
 	flags, err := get(f, unix.NFT_MSG_GETTABLE, 0, "", func(b nlmsg.Attributes) uint32 {
 		return b.Uint32BE(unix.NFTA_TABLE_FLAGS)
 	})
@@ -89,14 +98,14 @@ func (f *Conn) readRuleset(all bool) (*ruleset, error) {
 		return nil, &ConflictError{Object: "table inet " + plan.TableName, Detail: detail}
 	}
 	if !all {
-		return r, f.readCommon(r)
+		return r, f.readObjects(r, commonChains, f.commonSets())
 	}
 	if err := errors.Join(
-		f.list(unix.NFT_MSG_GETCHAIN, 0, "", func(b nlmsg.Attributes) {
+		f.list("chains", unix.NFT_MSG_GETCHAIN, 0, "", func(b nlmsg.Attributes) {
 			c := parseChain(b)
 			r.chains[c.name] = c
 		}),
-		f.list(unix.NFT_MSG_GETSET, 0, "", func(b nlmsg.Attributes) {
+		f.list("sets", unix.NFT_MSG_GETSET, 0, "", func(b nlmsg.Attributes) {
 			s := parseSet(b)
 			r.sets[s.name] = s
 		}),
@@ -107,10 +116,10 @@ func (f *Conn) readRuleset(all bool) (*ruleset, error) {
 	return r, err
 }
 
-// readCommon reads the chains, rules and sets that no stream owns one by one: the table may
-// have thousands of others.
-func (f *Conn) readCommon(r *ruleset) error {
-	for _, name := range commonChains {
+// readObjects reads chains, their rules, and sets one by one: the table may have thousands of
+// others.
+func (f *Conn) readObjects(r *ruleset, chains []string, sets []setSpec) error {
+	for _, name := range chains {
 		chain, err := f.readChain(name)
 		if err != nil {
 			return err
@@ -125,13 +134,13 @@ func (f *Conn) readCommon(r *ruleset) error {
 		}
 		r.rules[name] = rules[name]
 	}
-	for _, want := range f.commonSets() {
-		set, err := f.readSet(want.name)
+	for _, spec := range sets {
+		set, err := f.readSet(spec.name)
 		if err != nil {
 			return err
 		}
 		if set != nil {
-			r.sets[want.name] = *set
+			r.sets[spec.name] = *set
 		}
 	}
 	return nil
@@ -162,13 +171,13 @@ func (f *Conn) inspectBase(r *ruleset) (string, error) {
 	}
 	if !f.config.Stateless {
 		for _, name := range commonChains[1:] {
-			if slices.ContainsFunc(r.rules[name], func(r rule) bool { return r.owned() }) {
+			if slices.ContainsFunc(r.rules[name], rule.owned) {
 				return "chain " + name + " is from a start without connection tracking", nil
 			}
 		}
 	}
 	for _, want := range f.commonSets() {
-		if _, ok := r.sets[want.name]; !ok {
+		if !r.has(want.name) {
 			return "set " + want.name + " is missing", nil
 		}
 		if want.fixed == nil {
@@ -210,11 +219,28 @@ func (f *Conn) missingFixed(s setSpec) ([]byte, error) {
 	return missing, err
 }
 
-// streamFrom reads the maps of a stream whose chain has these rules.
-func (f *Conn) streamFrom(
-	name string, chain *chainSpec, rules []rule, set func(string) (*setSpec, error),
-) (*plan.KernelStream, error) {
+// ReadBase reports whether the objects that no stream and no target owns are intact. A
+// problem is why nothing is forwarded.
+func (f *Conn) ReadBase() (base bool, problem string, err error) {
+	err = f.readConsistently("table inet "+plan.TableName, func() error {
+		r, err := f.readRuleset(false)
+		if err != nil {
+			return err
+		}
+		problem, err = f.inspectBase(r)
+		return err
+	})
+	if err != nil || problem != "" {
+		return false, problem, err
+	}
+	base, err = f.commonRulesInstalled()
+	return base, "", err
+}
+
+// streamFrom reads the Maglev maps of a stream.
+func (f *Conn) streamFrom(name string, r *ruleset) (*plan.KernelStream, error) {
 	s := &plan.KernelStream{Name: name}
+	rules := r.rules[plan.StreamChain(name)]
 	for _, r := range rules {
 		s.Owned = s.Owned || r.owned()
 		if r.owned() && r.size != 0 && s.Size == 0 {
@@ -223,42 +249,32 @@ func (f *Conn) streamFrom(
 	}
 	sizes := true
 	for _, family := range vip.Families {
-		got, err := set(plan.MaglevMap(family, name))
-		if err != nil {
-			return nil, err
-		}
 		// A map of another kind counts as missing; Write reports the conflict.
-		if got == nil || maglevSpec(family, name, got.size).mismatch(*got) != "" ||
-			got.size == 0 || got.size > plan.MaxTable {
+		got, ok := r.sets[plan.MaglevMap(family, name)]
+		if !ok || maglevSpec(family, name, got.size).mismatch(got) != "" || got.size == 0 || got.size > plan.MaxTable {
 			continue
 		}
 		sizes = sizes && got.size == s.Size
+		var err error
 		if s.Tables[family], err = f.readTable(got.name, got.size); err != nil {
 			return nil, err
 		}
 	}
-	if chain == nil || chain.kind != "" || !sizes || s.Size == 0 || s.Seed == 0 {
-		return s, nil
-	}
-	s.ChainIntact = sameRules(rules, f.streamRules(s))
+	chain, ok := r.chains[plan.StreamChain(name)]
+	s.ChainIntact = ok && chain.kind == "" && sizes && s.Size != 0 && s.Seed != 0 && sameRules(rules, f.streamRules(s))
 	return s, nil
 }
 
 // ReadStream reads the nftables objects of one stream; nil if none exists.
 func (f *Conn) ReadStream(name string) (s *plan.KernelStream, err error) {
 	err = f.readConsistently("stream "+name, func() error {
-		s = nil
-		chain, err := f.readChain(plan.StreamChain(name))
-		if err != nil {
+		r := newRuleset()
+		maps := []setSpec{maglevSpec(vip.IPv4, name, 0), maglevSpec(vip.IPv6, name, 0)}
+		if err := f.readObjects(r, []string{plan.StreamChain(name)}, maps); err != nil {
 			return err
 		}
-		rules, err := f.readRules(plan.StreamChain(name))
-		if err != nil {
-			return err
-		}
-		got, err := f.streamFrom(name, chain, rules[plan.StreamChain(name)], f.readSet)
-		if err == nil && (chain != nil || len(got.Families()) > 0) {
-			s = got
+		if s, err = f.streamFrom(name, r); err == nil && len(r.chains) == 0 && len(s.Families()) == 0 {
+			s = nil
 		}
 		return err
 	})
@@ -269,7 +285,7 @@ func (f *Conn) ReadStream(name string) (s *plan.KernelStream, err error) {
 // belongs to the data plane.
 func (f *Conn) targetFrom(fwmark uint32, rules []rule) (t plan.KernelTarget, owned bool) {
 	t.FWMark = fwmark
-	i := slices.IndexFunc(rules, func(r rule) bool { return r.owned() })
+	i := slices.IndexFunc(rules, rule.owned)
 	if i < 0 {
 		return t, false
 	}
@@ -336,7 +352,6 @@ func (f *Conn) ReadTargets(fwmarks []uint32) (targets map[uint32]*plan.KernelTar
 	return targets, err
 }
 
-// targetRules reads the rules of the chains of targets.
 func (f *Conn) targetRules(fwmarks []uint32) (map[string][]rule, error) {
 	if len(fwmarks) > fewChains {
 		return f.readRules("")
@@ -361,7 +376,7 @@ func (f *Conn) Read(fwmarks []uint32) (c *plan.KernelState, err error) {
 	}); err != nil {
 		return nil, err
 	}
-	if err := f.readAllRoutes(slices.AppendSeq(slices.Clone(fwmarks), maps.Keys(c.Targets)), c.Targets); err != nil {
+	if err := f.addRoutesTo(c.Targets, slices.AppendSeq(slices.Clone(fwmarks), maps.Keys(c.Targets))); err != nil {
 		return c, err
 	}
 	common, err := f.commonRulesInstalled()
@@ -369,7 +384,6 @@ func (f *Conn) Read(fwmarks []uint32) (c *plan.KernelState, err error) {
 	return c, err
 }
 
-// readContent reads the table.
 func (f *Conn) readContent() (*plan.KernelState, error) {
 	c := &plan.KernelState{
 		Problem: "the table is missing", Streams: map[string]*plan.KernelStream{},
@@ -385,14 +399,9 @@ func (f *Conn) readContent() (*plan.KernelState, error) {
 	c.Base = c.Problem == ""
 	names := r.streams()
 	for name := range names {
-		chain := plan.StreamChain(name)
-		s, err := f.streamFrom(name, find(r.chains, chain), r.rules[chain], func(set string) (*setSpec, error) {
-			return find(r.sets, set), nil
-		})
-		if err != nil {
+		if c.Streams[name], err = f.streamFrom(name, r); err != nil {
 			return nil, err
 		}
-		c.Streams[name] = s
 	}
 	if c.Targets, err = f.targetsFrom(r.rules, func(uint32) bool { return true }, names); err != nil {
 		return nil, err
@@ -404,25 +413,18 @@ func (f *Conn) readContent() (*plan.KernelState, error) {
 // streams returns the names of the streams that have a chain or a map.
 func (r *ruleset) streams() map[string]bool {
 	names := map[string]bool{}
-	for name := range r.chains {
-		if stream, ok := strings.CutPrefix(name, plan.StreamPrefix); ok {
-			names[stream] = true
-		}
-	}
-	for name := range r.sets {
-		for _, prefix := range slices.Concat(plan.MaglevMaps[:], plan.LiveMaps[:]) {
+	add := func(name string, prefixes ...string) {
+		for _, prefix := range prefixes {
 			if stream, ok := strings.CutPrefix(name, prefix); ok {
 				names[stream] = true
 			}
 		}
 	}
-	return names
-}
-
-// find returns an object by its name, or nil.
-func find[T any](objects map[string]T, name string) *T {
-	if x, ok := objects[name]; ok {
-		return &x
+	for name := range r.chains {
+		add(name, plan.StreamPrefix)
 	}
-	return nil
+	for name := range r.sets {
+		add(name, slices.Concat(plan.MaglevMaps[:], plan.LiveMaps[:])...)
+	}
+	return names
 }

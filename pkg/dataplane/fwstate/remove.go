@@ -37,9 +37,8 @@ func (f *Conn) removeTable() error {
 	if err != nil || !r.exists {
 		return err
 	}
-	var t transaction
+	var t, objects transaction
 	shared := false
-	var chains []string
 	for name := range r.chains {
 		if !slices.Contains(commonChains, name) {
 			shared = true
@@ -49,31 +48,25 @@ func (f *Conn) removeTable() error {
 		if slices.ContainsFunc(r.rules[name], func(r rule) bool { return !r.owned() }) {
 			shared = true
 		} else {
-			chains = append(chains, name)
+			objects.removeChain(name)
 		}
 	}
-	var sets []string
 	for name, got := range r.sets {
 		removable, err := f.removableSet(name, got)
 		if err != nil {
 			return err
 		}
 		if removable {
-			sets = append(sets, name)
+			objects.removeSet(name)
 		}
 		shared = shared || !removable
 	}
-	for _, name := range chains {
-		t.removeChain(name)
-	}
-	for _, name := range sets {
-		t.removeSet(name)
-	}
-	objects, err := f.objects()
+	t.append(&objects)
+	others, err := f.objects()
 	if err != nil {
 		return err
 	}
-	if !shared && objects == 0 {
+	if !shared && others == 0 {
 		t.removeTable()
 	}
 	if err := f.commit(&t, &generation); err != nil {
@@ -101,7 +94,7 @@ func (f *Conn) removableSet(name string, got setSpec) (bool, error) {
 // objects counts stateful objects and flow tables, which belong to other processes.
 func (f *Conn) objects() (n int, err error) {
 	for _, kind := range []uint16{unix.NFT_MSG_GETOBJ, unix.NFT_MSG_GETFLOWTABLE} {
-		err := f.list(kind, 0, "", func(nlmsg.Attributes) { n++ })
+		err := f.list("objects", kind, 0, "", func(nlmsg.Attributes) { n++ })
 		if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
 			return n, err
 		}
@@ -112,18 +105,16 @@ func (f *Conn) objects() (n int, err error) {
 // removeRules removes the policy rules of the data plane, with any options that they were
 // installed with, except those to keep.
 func (f *Conn) removeRules(keep func(rtnetlink.Rule) bool) error {
+	rules, err := f.rules()
+	if err != nil {
+		return err
+	}
+	// The kernel lists them by priority, so the goto is removed first: without its target the
+	// kernel would leave it unresolved.
 	var b routeBatch
-	for _, family := range f.families {
-		rules, err := f.rt.Rules(family)
-		if err != nil {
-			return err
-		}
-		// The kernel lists them by priority, so the goto is removed first: without its target
-		// the kernel would leave it unresolved.
-		for _, r := range rules {
-			if ownedRule(r) && !keep(r) {
-				b.deleteRule(r)
-			}
+	for _, r := range rules {
+		if ownedRule(r) && !keep(r) {
+			b.add(RouteKey{r.Table, r.Family}, r.Delete())
 		}
 	}
 	return f.execute(b).Err()
@@ -132,24 +123,6 @@ func (f *Conn) removeRules(keep func(rtnetlink.Rule) bool) error {
 // RemoveOldRules removes the policy rules that were installed with other options.
 func (f *Conn) RemoveOldRules() error {
 	return f.removeRules(func(r rtnetlink.Rule) bool {
-		return slices.Contains(f.commonRules(r.Family), r) || r == f.targetPolicyRule(r.Family, r.Table)
+		return slices.Contains(f.commonRules(r.Family), r) || r == f.targetPolicyRule(RouteKey{r.Table, r.Family})
 	})
-}
-
-// ReadBase reports whether the objects that no stream and no target owns are intact. A
-// problem is why nothing is forwarded.
-func (f *Conn) ReadBase() (base bool, problem string, err error) {
-	err = f.readConsistently("table inet "+plan.TableName, func() error {
-		r, err := f.readRuleset(false)
-		if err != nil {
-			return err
-		}
-		problem, err = f.inspectBase(r)
-		return err
-	})
-	if err != nil || problem != "" {
-		return false, problem, err
-	}
-	base, err = f.commonRulesInstalled()
-	return base, "", err
 }

@@ -55,29 +55,27 @@ func (f *Conn) resize(c plan.Change) (plan.Change, error) {
 // SwitchToShadow fills shadow maps, makes the rules of a stream use them, and removes its
 // Maglev maps.
 func (f *Conn) SwitchToShadow(want *plan.KernelStream) error {
+	r, err := f.readStreamObjects(want.Name)
+	if err != nil {
+		return err
+	}
 	var start, turn transaction
 	var fills []tableEntries
 	var old []string
 	for _, family := range vip.Families {
-		spare := shadowSpec(family, want.Name, want.Size)
-		if got, err := f.readSet(spare.name); err != nil {
-			return err
-		} else if got != nil {
+		spare, live := shadowSpec(family, want.Name, want.Size), liveSpec(family, want.Name, want.Size)
+		if r.has(spare.name) {
 			start.removeSet(spare.name)
 		}
 		if table := want.Tables[family]; table != nil {
 			start.addSet(spare)
-			if live, err := f.readSet(plan.LiveMap(family, want.Name)); err != nil {
-				return err
-			} else if live == nil {
-				start.addSet(liveSpec(family, want.Name, want.Size))
+			if !r.has(live.name) {
+				start.addSet(live)
 			}
 			fills = append(fills, tableEntries{spare.name, differences(nil, table)})
 		}
-		if got, err := f.readSet(plan.MaglevMap(family, want.Name)); err != nil {
-			return err
-		} else if got != nil {
-			old = append(old, got.name)
+		if name := plan.MaglevMap(family, want.Name); r.has(name) {
+			old = append(old, name)
 		}
 	}
 	if err := f.commit(&start, nil); err != nil {
@@ -87,11 +85,7 @@ func (f *Conn) SwitchToShadow(want *plan.KernelStream) error {
 		return err
 	}
 	name := plan.StreamChain(want.Name)
-	have, err := f.readRules(name)
-	if err != nil {
-		return err
-	}
-	turn.setRules(name, have[name], f.streamRulesBy(want, shadowMap)...)
+	turn.setRules(name, r.rules[name], f.streamRulesBy(want, shadowMap)...)
 	for _, set := range old {
 		turn.removeSet(set)
 	}

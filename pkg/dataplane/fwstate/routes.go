@@ -32,11 +32,10 @@ func (f *Conn) commonRules(family vip.Family) []rtnetlink.Rule {
 	}
 }
 
-// targetPolicyRule returns the rule of a target.
-func (f *Conn) targetPolicyRule(family vip.Family, fwmark uint32) rtnetlink.Rule {
+func (f *Conn) targetPolicyRule(key RouteKey) rtnetlink.Rule {
 	return rtnetlink.Rule{
-		Family: family, Priority: uint32(f.config.Priority) + 1, Mark: fwmark, Mask: f.config.Mask,
-		Action: unix.FR_ACT_TO_TBL, Table: fwmark, Protocol: plan.RouteProtocol,
+		Family: key.Family, Priority: uint32(f.config.Priority) + 1, Mark: key.FWMark, Mask: f.config.Mask,
+		Action: unix.FR_ACT_TO_TBL, Table: key.FWMark, Protocol: plan.RouteProtocol,
 	}
 }
 
@@ -53,7 +52,6 @@ func ownedRule(r rtnetlink.Rule) bool {
 	return r.Mark == 0 && (r.Action == unix.FR_ACT_NOP || r.Action == unix.FR_ACT_GOTO)
 }
 
-// defaultRoute returns the route of a target.
 func defaultRoute(key RouteKey, hop netip.Addr) rtnetlink.Route {
 	r := rtnetlink.Route{
 		Family: key.Family, Table: key.FWMark, Prefix: rtnetlink.DefaultPrefix(key.Family),
@@ -96,41 +94,21 @@ func (e RouteErrors) Err() error {
 	return errors.Join(errs...)
 }
 
-// add joins a failure to those of a key.
 func (e RouteErrors) add(key RouteKey, err error) { e[key] = errors.Join(e[key], err) }
 
-// routeBatch is a list of requests.
+// routeBatch is a list of requests about rules and routes of targets.
 type routeBatch []routeRequest
 
-// routeRequest is a request about a rule or a route of a target.
 type routeRequest struct {
 	rtnetlink.Request
-	key       RouteKey
-	operation func() string
-	hop       netip.Addr // of a route to add
+	key RouteKey
+	hop netip.Addr // of a route to add
 }
 
-func (b *routeBatch) addRule(r rtnetlink.Rule) {
-	operation := func() string { return fmt.Sprintf("add rule %s", r) }
-	*b = append(*b, routeRequest{r.Add(), RouteKey{r.Table, r.Family}, operation, netip.Addr{}})
+func (b *routeBatch) add(key RouteKey, r rtnetlink.Request) {
+	*b = append(*b, routeRequest{Request: r, key: key})
 }
 
-func (b *routeBatch) deleteRule(r rtnetlink.Rule) {
-	operation := func() string { return fmt.Sprintf("delete rule %s", r) }
-	*b = append(*b, routeRequest{r.Delete(), RouteKey{r.Table, r.Family}, operation, netip.Addr{}})
-}
-
-func (b *routeBatch) replaceRoute(r rtnetlink.Route) {
-	operation := func() string { return fmt.Sprintf("add %s to table %d", r, r.Table) }
-	*b = append(*b, routeRequest{r.Replace(), RouteKey{r.Table, r.Family}, operation, r.NextHop})
-}
-
-func (b *routeBatch) deleteRoute(r rtnetlink.Route) {
-	operation := func() string { return fmt.Sprintf("delete %s from table %d", r, r.Table) }
-	*b = append(*b, routeRequest{r.Delete(), RouteKey{r.Table, r.Family}, operation, netip.Addr{}})
-}
-
-// execute sends a batch and returns the failures.
 func (f *Conn) execute(b routeBatch) RouteErrors {
 	failed := RouteErrors{}
 	requests := make([]rtnetlink.Request, len(b))
@@ -142,11 +120,11 @@ func (f *Conn) execute(b routeBatch) RouteErrors {
 		switch {
 		case err != nil:
 			failed[r.key] = err
-		case rejected[i] != nil:
-			if r.hop.IsValid() && unconnected(rejected[i]) {
-				rejected[i] = fmt.Errorf("%s is on no connected network: %w", r.hop, rejected[i])
-			}
-			failed.add(r.key, fmt.Errorf("failed to %s: %w", r.operation(), rejected[i]))
+		case rejected[i] == nil:
+		case r.hop.IsValid() && unconnected(rejected[i]):
+			failed.add(r.key, fmt.Errorf("%s is on no connected network: %w", r.hop, rejected[i]))
+		default:
+			failed.add(r.key, rejected[i])
 		}
 	}
 	return failed
@@ -163,7 +141,7 @@ func (f *Conn) AddCommonRules() RouteErrors {
 	var b routeBatch
 	for _, family := range f.families {
 		for _, r := range f.commonRules(family) {
-			b.addRule(r)
+			b.add(RouteKey{Family: family}, r.Add())
 		}
 	}
 	return f.execute(b)
@@ -230,28 +208,27 @@ func (f *Conn) addTargetRoutes(b *routeBatch, key RouteKey, hop netip.Addr, have
 		}
 	}
 	if !dropped {
-		b.replaceRoute(blackhole(key))
+		b.add(key, blackhole(key).Replace())
 	}
 	// Wrong routes go before the right one is added: no packet follows them any more.
 	for _, r := range wrong {
-		b.deleteRoute(r)
+		b.add(key, r.Delete())
 	}
 	if !found {
-		b.replaceRoute(want)
+		*b = append(*b, routeRequest{want.Replace(), key, hop})
 	}
 	if !have.rules[key.Family] {
-		b.addRule(f.targetPolicyRule(key.Family, key.FWMark))
+		b.add(key, f.targetPolicyRule(key).Add())
 	}
 }
 
-// removeTargetRoutes removes the rule and the routes of one target in one family.
 func (f *Conn) removeTargetRoutes(b *routeBatch, key RouteKey, have *routeTable) {
 	if have.rules[key.Family] || !have.rulesRead {
-		b.deleteRule(f.targetPolicyRule(key.Family, key.FWMark))
+		b.add(key, f.targetPolicyRule(key).Delete())
 	}
 	for _, r := range have.routes[key.Family] {
 		if r.Protocol == plan.RouteProtocol {
-			b.deleteRoute(r)
+			b.add(key, r.Delete())
 		}
 	}
 }
@@ -271,7 +248,6 @@ func (f *Conn) RemoveRoutes(fwmarks []uint32) error {
 	return f.execute(b).Err()
 }
 
-// routeTable has the rules and routes of one fwmark.
 type routeTable struct {
 	// rulesRead: rules was read. The kernel lists all rules or none, so that for few targets
 	// it is faster to remove a rule without a read.
@@ -289,42 +265,57 @@ func (f *Conn) readTables(fwmarks []uint32, withRules bool) (map[uint32]*routeTa
 	if len(fwmarks) == 0 {
 		return tables, nil
 	}
-	for _, family := range f.families {
-		if withRules {
-			rules, err := f.rt.Rules(family)
-			if err != nil {
-				return nil, err
-			}
-			for _, r := range rules {
-				if t := tables[r.Table]; t != nil && r == f.targetPolicyRule(family, r.Table) {
-					t.rules[family] = true
-				}
+	if withRules {
+		rules, err := f.rules()
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range rules {
+			if t := tables[r.Table]; t != nil && r == f.targetPolicyRule(RouteKey{r.Table, r.Family}) {
+				t.rules[r.Family] = true
 			}
 		}
-		// Of many tables only the data plane's routes are listed, of few also those of others.
-		filters := []rtnetlink.RouteFilter{{Protocol: plan.RouteProtocol}}
-		if len(tables) <= fewChains {
-			filters = nil
-			for n := range tables {
-				filters = append(filters, rtnetlink.RouteFilter{Table: n})
-			}
+	}
+	// Of many tables only the data plane's routes are listed, of few also those of others.
+	filters := []rtnetlink.RouteFilter{{Protocol: plan.RouteProtocol}}
+	if len(tables) <= fewChains {
+		filters = nil
+		for n := range tables {
+			filters = append(filters, rtnetlink.RouteFilter{Table: n})
 		}
-		for _, filter := range filters {
-			routes, err := f.rt.Routes(family, filter)
-			if err != nil {
-				return nil, err
-			}
-			for _, r := range routes {
-				if t := tables[r.Table]; t != nil {
-					t.routes[family] = append(t.routes[family], r)
-				}
+	}
+	for _, filter := range filters {
+		routes, err := f.routes(filter)
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range routes {
+			if t := tables[r.Table]; t != nil {
+				t.routes[r.Family] = append(t.routes[r.Family], r)
 			}
 		}
 	}
 	return tables, nil
 }
 
-// copyTo copies rules and routes to a target.
+// inFamilies joins the lists of all families of the kernel.
+func inFamilies[T any](f *Conn, list func(vip.Family) ([]T, error)) (all []T, err error) {
+	for _, family := range f.families {
+		some, err := list(family)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, some...)
+	}
+	return all, nil
+}
+
+func (f *Conn) rules() ([]rtnetlink.Rule, error) { return inFamilies(f, f.rt.Rules) }
+
+func (f *Conn) routes(filter rtnetlink.RouteFilter) ([]rtnetlink.Route, error) {
+	return inFamilies(f, func(family vip.Family) ([]rtnetlink.Route, error) { return f.rt.Routes(family, filter) })
+}
+
 func (t *routeTable) copyTo(to *plan.KernelTarget) {
 	to.Rules = t.rules
 	for _, family := range vip.Families {
@@ -346,20 +337,15 @@ func (t *routeTable) copyTo(to *plan.KernelTarget) {
 
 // ReadRoutes reads the rules and routes of these fwmarks. The result has all of them.
 func (f *Conn) ReadRoutes(fwmarks []uint32) (map[uint32]*plan.KernelTarget, error) {
-	tables, err := f.readTables(fwmarks, true)
-	if err != nil {
-		return nil, err
-	}
-	targets := make(map[uint32]*plan.KernelTarget, len(tables))
-	for n, t := range tables {
+	targets := make(map[uint32]*plan.KernelTarget, len(fwmarks))
+	for _, n := range fwmarks {
 		targets[n] = &plan.KernelTarget{FWMark: n}
-		t.copyTo(targets[n])
 	}
-	return targets, nil
+	return targets, f.addRoutesTo(targets, fwmarks)
 }
 
-// readAllRoutes adds rules and routes to targets, and targets of which only those exist.
-func (f *Conn) readAllRoutes(fwmarks []uint32, targets map[uint32]*plan.KernelTarget) error {
+// addRoutesTo adds rules and routes to targets, and targets of which only those exist.
+func (f *Conn) addRoutesTo(targets map[uint32]*plan.KernelTarget, fwmarks []uint32) error {
 	tables, err := f.readTables(fwmarks, true)
 	for n, t := range tables {
 		if targets[n] == nil {
@@ -373,13 +359,12 @@ func (f *Conn) readAllRoutes(fwmarks []uint32, targets map[uint32]*plan.KernelTa
 	return err
 }
 
-// commonRulesInstalled reports whether all common rules are installed.
 func (f *Conn) commonRulesInstalled() (bool, error) {
+	rules, err := f.rules()
+	if err != nil {
+		return false, err
+	}
 	for _, family := range f.families {
-		rules, err := f.rt.Rules(family)
-		if err != nil {
-			return false, err
-		}
 		for _, r := range f.commonRules(family) {
 			if !slices.Contains(rules, r) {
 				return false, nil
@@ -393,25 +378,23 @@ func (f *Conn) commonRulesInstalled() (bool, error) {
 // configured range counts only with a blackhole of the data plane: another process may use
 // the protocol number.
 func (f *Conn) OwnedTables() ([]uint32, error) {
+	rules, err := f.rules()
+	if err != nil {
+		return nil, err
+	}
+	routes, err := f.routes(rtnetlink.RouteFilter{Protocol: plan.RouteProtocol})
+	if err != nil {
+		return nil, err
+	}
 	owned := map[uint32]bool{}
-	for _, family := range f.families {
-		rules, err := f.rt.Rules(family)
-		if err != nil {
-			return nil, err
+	for _, r := range rules {
+		if ownedRule(r) && r.Action == unix.FR_ACT_TO_TBL {
+			owned[r.Table] = true
 		}
-		for _, r := range rules {
-			if ownedRule(r) && r.Action == unix.FR_ACT_TO_TBL {
-				owned[r.Table] = true
-			}
-		}
-		routes, err := f.rt.Routes(family, rtnetlink.RouteFilter{Protocol: plan.RouteProtocol})
-		if err != nil {
-			return nil, err
-		}
-		for _, r := range routes {
-			if isBlackhole(r) || f.config.inRange(r.Table) {
-				owned[r.Table] = true
-			}
+	}
+	for _, r := range routes {
+		if isBlackhole(r) || f.config.inRange(r.Table) {
+			owned[r.Table] = true
 		}
 	}
 	return slices.Sorted(maps.Keys(owned)), nil
@@ -421,33 +404,31 @@ func (f *Conn) OwnedTables() ([]uint32, error) {
 // rule, and how.
 func (f *Conn) UsedByOthers(fwmarks []uint32) (map[uint32]string, error) {
 	by := map[uint32]string{}
-	for _, family := range f.families {
-		rules, err := f.rt.Rules(family)
+	rules, err := f.rules()
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range rules {
+		if r.Protocol == plan.RouteProtocol {
+			continue
+		}
+		if r.Action == unix.FR_ACT_TO_TBL && slices.Contains(fwmarks, r.Table) {
+			by[r.Table] = "there is the rule " + r.String()
+		}
+		// Only rules for the whole fwmark: rules for some of its bits are no conflict.
+		mark := r.Mark & f.config.Mask
+		if r.Mask&f.config.Mask == f.config.Mask && slices.Contains(fwmarks, mark) {
+			by[mark] = "there is the rule " + r.String()
+		}
+	}
+	for _, n := range fwmarks {
+		routes, err := f.routes(rtnetlink.RouteFilter{Table: n})
 		if err != nil {
 			return nil, err
 		}
-		for _, r := range rules {
-			if r.Protocol == plan.RouteProtocol {
-				continue
-			}
-			if r.Action == unix.FR_ACT_TO_TBL && slices.Contains(fwmarks, r.Table) {
-				by[r.Table] = fmt.Sprintf("%s rule %d (proto %d) leads to table %d", family, r.Priority, r.Protocol, r.Table)
-			}
-			// Only rules for the whole fwmark: rules for some of its bits are no conflict.
-			mark := r.Mark & f.config.Mask
-			if r.Mask&f.config.Mask == f.config.Mask && slices.Contains(fwmarks, mark) {
-				by[mark] = fmt.Sprintf("%s rule %d (proto %d) matches the mark %d", family, r.Priority, r.Protocol, r.Mark)
-			}
-		}
-		for _, n := range fwmarks {
-			routes, err := f.rt.Routes(family, rtnetlink.RouteFilter{Table: n})
-			if err != nil {
-				return nil, err
-			}
-			for _, r := range routes {
-				if r.Protocol != plan.RouteProtocol {
-					by[n] = fmt.Sprintf("table %d has the %s", n, r)
-				}
+		for _, r := range routes {
+			if r.Protocol != plan.RouteProtocol {
+				by[n] = "there is the " + r.String()
 			}
 		}
 	}

@@ -16,7 +16,6 @@ import (
 // familyInet is nfgen_family of all nftables messages of the data plane.
 const familyInet = unix.NFPROTO_INET
 
-// ruleSpec describes a rule.
 type ruleSpec struct {
 	comment string
 	// expressions are NFTA_LIST_ELEMs, as they are sent.
@@ -27,7 +26,6 @@ type ruleSpec struct {
 	err error
 }
 
-// newRule encodes a rule.
 func newRule(comment string, expressions ...expr.Any) ruleSpec {
 	r := ruleSpec{comment: comment}
 	if len(comment) > plan.MaxLabel {
@@ -119,7 +117,6 @@ func lookupVerdict(source uint32, set string) expr.Any {
 	}
 }
 
-// targetRule returns the rule of the chain of a target.
 func (f *Conn) targetRule(t plan.KernelTarget) ruleSpec {
 	mask, fwmark := markKey(^f.config.Mask), markKey(t.FWMark)
 	mark := func() *expr.Bitwise {
@@ -132,8 +129,7 @@ func (f *Conn) targetRule(t plan.KernelTarget) ruleSpec {
 		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: register(0)},
 	}
 	if !f.config.Stateless {
-		// Last: for an untracked packet the rule ends here, when the packet has its
-		// fwmark already.
+		// Last: for an untracked packet the rule ends here, when the packet has its fwmark already.
 		expressions = append(expressions,
 			&expr.Ct{Key: expr.CtKeyMARK, Register: register(0)},
 			mark(),

@@ -53,7 +53,7 @@ func TestRuleListIsCompleteDuringDeletions(t *testing.T) {
 		must(t, err)
 		n := 0
 		for _, r := range list {
-			if r == f.targetPolicyRule(vip.IPv4, r.Table) {
+			if r == f.targetPolicyRule(RouteKey{r.Table, vip.IPv4}) {
 				n++
 			}
 		}

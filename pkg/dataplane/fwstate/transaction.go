@@ -16,6 +16,8 @@ import (
 // transaction gathers messages that the kernel applies atomically.
 type transaction struct {
 	nlmsg.Messages
+	// steps are the operations of the messages, for errors.
+	steps []step
 	// table is that of all messages; "" is the data plane's.
 	table string
 	// sets is the last set id: rules of the same transaction refer to new sets by it.
@@ -24,8 +26,12 @@ type transaction struct {
 	err error
 }
 
+// step is an operation and the object that it is about, "" for the table.
+type step struct{ operation, name string }
+
 // begin begins a message about the object that an attribute names; without a name, about the table.
-func (t *transaction) begin(kind, flags, attribute uint16, name string) {
+func (t *transaction) begin(operation string, kind, flags, attribute uint16, name string) {
+	t.steps = append(t.steps, step{operation, name})
 	t.Messages.Begin(nftMessage(kind), flags, familyInet, unix.NFNETLINK_V0, 0, 0)
 	t.Text(tableAttribute, cmp.Or(t.table, plan.TableName))
 	if name != "" {
@@ -33,15 +39,21 @@ func (t *transaction) begin(kind, flags, attribute uint16, name string) {
 	}
 }
 
+func (t *transaction) append(more *transaction) {
+	t.Messages.Append(&more.Messages)
+	t.steps = append(t.steps, more.steps...)
+	t.err = errors.Join(t.err, more.err)
+}
+
 func (t *transaction) addTable() {
-	t.begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, 0, "")
+	t.begin("add table", unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, 0, "")
 	t.Uint32BE(unix.NFTA_TABLE_FLAGS, 0) // reactivates a dormant table
 }
 
-func (t *transaction) removeTable() { t.begin(unix.NFT_MSG_DELTABLE, 0, 0, "") }
+func (t *transaction) removeTable() { t.begin("delete table", unix.NFT_MSG_DELTABLE, 0, 0, "") }
 
 func (t *transaction) addChain(c chainSpec) {
-	t.begin(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFTA_CHAIN_NAME, c.name)
+	t.begin("add chain", unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFTA_CHAIN_NAME, c.name)
 	if c.kind == "" {
 		return
 	}
@@ -54,13 +66,13 @@ func (t *transaction) addChain(c chainSpec) {
 }
 
 func (t *transaction) removeChain(name string) {
-	t.begin(unix.NFT_MSG_DELCHAIN, 0, unix.NFTA_CHAIN_NAME, name)
+	t.begin("delete chain", unix.NFT_MSG_DELCHAIN, 0, unix.NFTA_CHAIN_NAME, name)
 }
 
 func (t *transaction) addRules(chain string, rules ...ruleSpec) {
 	for _, r := range rules {
 		t.err = errors.Join(t.err, r.err)
-		t.begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, unix.NFTA_RULE_CHAIN, chain)
+		t.begin("add rule to chain", unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, unix.NFTA_RULE_CHAIN, chain)
 		t.Bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, r.expressions)
 		t.Bytes(unix.NFTA_RULE_USERDATA, userdata.AppendString(nil, commentType, r.comment))
 	}
@@ -78,7 +90,7 @@ func (t *transaction) setRules(chain string, have []rule, want ...ruleSpec) {
 func (t *transaction) removeRules(have []rule) {
 	for _, r := range have {
 		if r.owned() {
-			t.begin(unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_CHAIN, r.chain)
+			t.begin("delete rule of chain", unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_CHAIN, r.chain)
 			t.Bytes(unix.NFTA_RULE_HANDLE, binary.BigEndian.AppendUint64(nil, r.handle))
 		}
 	}
@@ -86,7 +98,7 @@ func (t *transaction) removeRules(have []rule) {
 
 func (t *transaction) addSet(s setSpec) {
 	t.sets++
-	t.begin(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, unix.NFTA_SET_NAME, s.name)
+	t.begin("add set", unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, unix.NFTA_SET_NAME, s.name)
 	t.Uint32BE(unix.NFTA_SET_FLAGS, s.flags)
 	t.Uint32BE(unix.NFTA_SET_KEY_TYPE, s.keyType)
 	t.Uint32BE(unix.NFTA_SET_KEY_LEN, s.keySize)
@@ -117,7 +129,7 @@ func byteOrder(typ uint32) uint32 {
 }
 
 func (t *transaction) removeSet(name string) {
-	t.begin(unix.NFT_MSG_DELSET, 0, unix.NFTA_SET_NAME, name)
+	t.begin("delete set", unix.NFT_MSG_DELSET, 0, unix.NFTA_SET_NAME, name)
 }
 
 // batchGeneration is NFNL_BATCH_GENID.
@@ -146,8 +158,11 @@ func (f *Conn) commit(t *transaction, generation *uint32) error {
 	}
 	var rejections []error
 	err := f.nft.Transact(&m, func(i int, err error) {
+		if i > 0 && i <= len(t.steps) {
+			err = fmt.Errorf("%s inet %s %s: %w", t.steps[i-1].operation, plan.TableName, t.steps[i-1].name, err)
+		}
 		if len(rejections) < 3 {
-			rejections = append(rejections, fmt.Errorf("%s: %w", describeMessage(&m, i), err))
+			rejections = append(rejections, err)
 		}
 	})
 	if err = errors.Join(append(rejections, err)...); err != nil {
@@ -156,33 +171,4 @@ func (f *Conn) commit(t *transaction, generation *uint32) error {
 	f.transactions++
 	f.messages += uint32(t.Len())
 	return nil
-}
-
-// describe returns what a message is about.
-func describe(kind uint16) string {
-	return map[uint16]string{
-		unix.NFT_MSG_NEWTABLE: "add table", unix.NFT_MSG_DELTABLE: "delete table",
-		unix.NFT_MSG_GETCHAIN: "chains", unix.NFT_MSG_NEWCHAIN: "add chain", unix.NFT_MSG_DELCHAIN: "delete chain",
-		unix.NFT_MSG_GETRULE: "rules", unix.NFT_MSG_NEWRULE: "add rule to chain", unix.NFT_MSG_DELRULE: "delete rule of chain",
-		unix.NFT_MSG_GETSET: "sets", unix.NFT_MSG_NEWSET: "add set", unix.NFT_MSG_DELSET: "delete set",
-		unix.NFT_MSG_GETSETELEM: "elements", unix.NFT_MSG_NEWSETELEM: "add elements to set",
-		unix.NFT_MSG_DELSETELEM: "delete elements of set", unix.NFT_MSG_GETOBJ: "objects", unix.NFT_MSG_GETFLOWTABLE: "flow tables",
-	}[kind]
-}
-
-// describeMessage returns the operation of one message of a transaction.
-func describeMessage(m *nlmsg.Messages, i int) string {
-	if i == 0 || i == m.Len()-1 {
-		return "transaction"
-	}
-	kind, data := m.Message(i)
-	what, name := describe(kind&0xff)+" inet "+content(data).Text(tableAttribute), uint16(2)
-	switch kind & 0xff {
-	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:
-		return what
-	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
-		name = unix.NFTA_CHAIN_NAME
-	}
-	// Attribute 2 of the others is the name of the set, or of the chain of a rule.
-	return what + " " + content(data).Text(name)
 }

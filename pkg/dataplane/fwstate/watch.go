@@ -39,8 +39,7 @@ type Watch struct {
 	Changed chan struct{}
 
 	config Config
-	// ownPort is the port of the socket whose changes of rules and routes are ignored; 0
-	// for none.
+	// ownPort is the port of the socket whose changes of rules and routes are ignored; 0 for none.
 	ownPort atomic.Uint32
 
 	mu      sync.Mutex

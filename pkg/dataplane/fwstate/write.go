@@ -18,6 +18,8 @@ type changeWriter struct {
 	*Conn
 	first, last transaction
 	fills       []tableEntries
+	// observed are the objects of the streams whose rules change.
+	observed map[string]*ruleset
 	// live has the live maps by name with the change applied; nil is a missing map.
 	live map[string]map[uint32]string
 }
@@ -40,7 +42,6 @@ type entry struct {
 // 4 s (Linux 6.18). This number also fits a send buffer of the default size.
 const MaxElements = 6000
 
-// elementsOf counts the elements to change.
 func elementsOf(fills []tableEntries) (n int) {
 	for _, f := range fills {
 		for _, e := range f.entries {
@@ -62,55 +63,27 @@ func (f *Conn) Write(c plan.Change) error {
 	if err != nil {
 		return err
 	}
-	w := &changeWriter{Conn: f, live: map[string]map[uint32]string{}}
+	w := &changeWriter{Conn: f, observed: map[string]*ruleset{}, live: map[string]map[uint32]string{}}
 	w.last.sets = 1 << 16 // apart from those of the first
-	if c.Base {
-		if err := w.base(); err != nil {
+	for _, step := range []func(plan.Change) error{
+		w.base, w.readStreams, w.targetChains, w.startLive, w.targetFlows, w.streams, w.vips, w.removals,
+	} {
+		if err := step(c); err != nil {
 			return err
 		}
-	}
-	if err := w.targetChains(c.Targets); err != nil {
-		return err
-	}
-	if err := eachStream(c.Streams, w.startLive); err != nil {
-		return err
-	}
-	if err := w.targetFlows(c.Targets); err != nil {
-		return err
-	}
-	if err := eachStream(c.Streams, w.stream); err != nil {
-		return err
-	}
-	if err := w.vips(c.VIPs); err != nil {
-		return err
-	}
-	if err := w.removals(c); err != nil {
-		return err
 	}
 	return w.commit()
 }
 
-func eachStream(streams []plan.StreamWrite, do func(plan.StreamWrite) error) error {
-	for _, s := range streams {
-		if err := do(s); err != nil {
-			return fmt.Errorf("stream %s: %w", s.Desired.Name, err)
-		}
-	}
-	return nil
-}
-
-// commit sends the transactions.
 func (w *changeWriter) commit() error {
-	if err := errors.Join(w.first.err, w.last.err); err != nil {
-		return err
-	}
 	if elementsOf(w.fills) <= MaxElements {
 		for _, f := range w.fills {
 			w.first.fill(f)
 		}
-		w.first.Append(&w.last.Messages)
+		w.first.append(&w.last)
 		return w.Conn.commit(&w.first, nil)
 	}
+	w.first.err = errors.Join(w.first.err, w.last.err)
 	if err := w.Conn.commit(&w.first, nil); err != nil {
 		return err
 	}
@@ -139,7 +112,6 @@ func (f *Conn) writeEntries(fills []tableEntries) error {
 	return f.commit(&t, nil)
 }
 
-// fill writes entries.
 func (t *transaction) fill(f tableEntries) {
 	var add, remove []element
 	for _, e := range f.entries {
@@ -166,7 +138,6 @@ func (w *changeWriter) liveOf(family vip.Family, stream string) (map[uint32]stri
 	return live, err
 }
 
-// createLiveMap creates the live map of a stream if it is missing.
 func (w *changeWriter) createLiveMap(family vip.Family, stream string, size uint32) error {
 	live, err := w.liveOf(family, stream)
 	if err != nil || live != nil {
@@ -178,7 +149,10 @@ func (w *changeWriter) createLiveMap(family vip.Family, stream string, size uint
 }
 
 // base creates and repairs the objects that no stream owns.
-func (w *changeWriter) base() error {
+func (w *changeWriter) base(c plan.Change) error {
+	if !c.Base {
+		return nil
+	}
 	r, err := w.readRuleset(false)
 	if err != nil {
 		return err
@@ -190,7 +164,7 @@ func (w *changeWriter) base() error {
 	w.first.addTable()
 	for _, want := range w.commonSets() {
 		missing := want.fixed
-		if _, ok := r.sets[want.name]; !ok {
+		if !r.has(want.name) {
 			w.first.addSet(want)
 		} else if want.fixed != nil {
 			if missing, err = w.missingFixed(want); err != nil {
@@ -218,13 +192,12 @@ func (w *changeWriter) base() error {
 	return nil
 }
 
-// targetChains creates and repairs the chains of targets.
-func (w *changeWriter) targetChains(targets []plan.KernelTarget) error {
-	rules, err := w.targetRules(fwmarksOf(targets))
+func (w *changeWriter) targetChains(c plan.Change) error {
+	rules, err := w.targetRules(fwmarksOf(c.Targets))
 	if err != nil {
 		return err
 	}
-	for _, t := range targets {
+	for _, t := range c.Targets {
 		chain := plan.TargetChain(t.FWMark)
 		if len(rules[chain]) == 0 {
 			w.first.addChain(chainSpec{name: chain})
@@ -234,7 +207,6 @@ func (w *changeWriter) targetChains(targets []plan.KernelTarget) error {
 	return nil
 }
 
-// elementLists are elements by the name of their set.
 type elementLists map[string][]element
 
 func (l elementLists) add(set string, e element) { l[set] = append(l[set], e) }
@@ -246,10 +218,9 @@ func (l elementLists) each(put func(set string, list []element)) {
 	}
 }
 
-// targetFlows adds targets to live maps, and removes them.
-func (w *changeWriter) targetFlows(targets []plan.KernelTarget) error {
+func (w *changeWriter) targetFlows(c plan.Change) error {
 	added, removed := elementLists{}, elementLists{}
-	for _, t := range targets {
+	for _, t := range c.Targets {
 		for _, family := range vip.Families {
 			name, chain := plan.LiveMap(family, t.Stream), plan.TargetChain(t.FWMark)
 			if t.Flows[family] {
@@ -279,9 +250,8 @@ func (w *changeWriter) targetFlows(targets []plan.KernelTarget) error {
 	return nil
 }
 
-// vips changes the elements of the VIP maps.
-func (w *changeWriter) vips(change map[vip.VIP]string) error {
-	if len(change) == 0 {
+func (w *changeWriter) vips(c plan.Change) error {
+	if len(c.VIPs) == 0 {
 		return nil
 	}
 	chains, untracked, err := w.readVIPs()
@@ -289,12 +259,12 @@ func (w *changeWriter) vips(change map[vip.VIP]string) error {
 		return err
 	}
 	// Removals first: within a transaction they make room in a full map.
-	for _, v := range slices.SortedFunc(maps.Keys(change), func(a, b vip.VIP) int {
-		return cmp.Or(min(1, len(change[a]))-min(1, len(change[b])), vip.Compare(a, b))
+	for _, v := range slices.SortedFunc(maps.Keys(c.VIPs), func(a, b vip.VIP) int {
+		return cmp.Or(min(1, len(c.VIPs[a]))-min(1, len(c.VIPs[b])), vip.Compare(a, b))
 	}) {
 		set, chain := setOf(v, plan.HostMaps, plan.NetMaps), ""
-		if change[v] != "" {
-			chain = plan.StreamChain(change[v])
+		if c.VIPs[v] != "" {
+			chain = plan.StreamChain(c.VIPs[v])
 		}
 		had, exists := chains[v]
 		switch {
@@ -321,19 +291,20 @@ func (w *changeWriter) vips(change map[vip.VIP]string) error {
 	return nil
 }
 
-// removals removes streams and targets.
 func (w *changeWriter) removals(c plan.Change) error {
 	for _, stream := range c.RemoveStreams {
-		if err := w.removeChain(plan.StreamChain(stream)); err != nil {
+		r, err := w.readStreamObjects(stream)
+		if err != nil {
 			return err
+		}
+		for name := range r.chains {
+			w.last.removeChain(name)
 		}
 		for _, family := range vip.Families {
 			for _, spec := range []setSpec{
 				maglevSpec(family, stream, 0), liveSpec(family, stream, 0), shadowSpec(family, stream, 0),
 			} {
-				if got, err := w.readSet(spec.name); err != nil {
-					return err
-				} else if got != nil && spec.mismatch(*got) == "" {
+				if got, ok := r.sets[spec.name]; ok && spec.mismatch(got) == "" {
 					w.last.removeSet(spec.name)
 				}
 			}
@@ -341,15 +312,6 @@ func (w *changeWriter) removals(c plan.Change) error {
 		}
 	}
 	return w.removeTargets(c.RemoveTargets)
-}
-
-// removeChain removes a chain if it exists.
-func (w *changeWriter) removeChain(name string) error {
-	got, err := w.readChain(name)
-	if got != nil {
-		w.last.removeChain(name)
-	}
-	return err
 }
 
 // removeTargets removes the chains of targets and the elements that lead to them.
@@ -379,8 +341,12 @@ func (w *changeWriter) removeTargets(fwmarks []uint32) error {
 	}
 	removed.each(w.last.removeElements)
 	for _, n := range fwmarks {
-		if err := w.removeChain(plan.TargetChain(n)); err != nil {
+		got, err := w.readChain(plan.TargetChain(n))
+		if err != nil {
 			return err
+		}
+		if got != nil {
+			w.last.removeChain(got.name)
 		}
 	}
 	return nil

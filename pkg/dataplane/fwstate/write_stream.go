@@ -1,6 +1,8 @@
 package fwstate
 
 import (
+	"errors"
+	"fmt"
 	"maps"
 	"slices"
 
@@ -8,40 +10,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// stream creates and repairs the chain and the maps of one stream.
-func (w *changeWriter) stream(s plan.StreamWrite) error {
-	want, now := &s.Desired, s.Observed
-	if err := want.Validate(); err != nil {
-		return err
-	}
-	unchanged := rulesUnchanged(s)
-	referred := false
-	if !unchanged {
-		rules, err := w.startStream(want)
-		if err != nil {
-			return err
-		}
-		w.last.removeRules(rules)
-		referred = slices.ContainsFunc(rules, func(r rule) bool { return r.owned() })
-	}
-	for _, family := range vip.Families {
-		if err := w.streamLive(family, want, unchanged); err != nil {
-			return err
-		}
-		if err := w.streamTable(family, want, now, referred); err != nil {
-			return err
-		}
-		if err := w.removeShadow(family, want.Name, unchanged); err != nil {
-			return err
-		}
-	}
-	if !unchanged {
-		w.last.addRules(plan.StreamChain(want.Name), w.streamRules(want)...)
-	}
-	return nil
-}
-
-// rulesUnchanged reports whether the rules of a stream need no change.
+// rulesUnchanged reports whether the rules of a stream need no change: then the maps that they
+// refer to exist and have the right size.
 func rulesUnchanged(s plan.StreamWrite) bool {
 	if s.Observed == nil || !s.Observed.ChainIntact ||
 		s.Observed.Size != s.Desired.Size || s.Observed.Seed != s.Desired.Seed {
@@ -55,117 +25,141 @@ func rulesUnchanged(s plan.StreamWrite) bool {
 	return true
 }
 
-// startStream creates the chain of a stream if it is missing, and returns its rules.
-func (w *changeWriter) startStream(want *plan.KernelStream) ([]rule, error) {
-	name := plan.StreamChain(want.Name)
-	got, err := w.readChain(name)
-	if err != nil {
-		return nil, err
+// readStreams reads the objects of the streams whose rules change.
+func (w *changeWriter) readStreams(c plan.Change) error {
+	for _, s := range c.Streams {
+		if rulesUnchanged(s) {
+			continue
+		}
+		var err error
+		if w.observed[s.Desired.Name], err = w.readStreamObjects(s.Desired.Name); err != nil {
+			return err
+		}
 	}
-	if got == nil {
-		w.first.addChain(chainSpec{name: name})
-		return nil, nil
+	return nil
+}
+
+// readStreamObjects reads the chain of a stream with its rules, and the maps, without their elements.
+func (f *Conn) readStreamObjects(stream string) (*ruleset, error) {
+	r := newRuleset()
+	var sets []setSpec
+	for _, family := range vip.Families {
+		sets = append(sets, maglevSpec(family, stream, 0), liveSpec(family, stream, 0), shadowSpec(family, stream, 0))
 	}
-	if err := conflict("chain", name, chainSpec{name: name}.mismatch(*got)); err != nil {
-		return nil, err
+	return r, f.readObjects(r, []string{plan.StreamChain(stream)}, sets)
+}
+
+// startLive creates the live maps of streams with Maglev maps.
+func (w *changeWriter) startLive(c plan.Change) error {
+	for _, s := range c.Streams {
+		for _, family := range s.Desired.Families() {
+			r, spec := w.observed[s.Desired.Name], liveSpec(family, s.Desired.Name, s.Desired.Size)
+			if r == nil {
+				continue
+			}
+			err := w.createLiveMap(family, s.Desired.Name, s.Desired.Size)
+			if got, ok := r.sets[spec.name]; ok {
+				err = errors.Join(conflict("map", spec.name, spec.mismatch(got)), err)
+			}
+			if err != nil {
+				return fmt.Errorf("stream %s: %w", s.Desired.Name, err)
+			}
+		}
 	}
-	rules, err := w.readRules(name)
-	return rules[name], err
+	return nil
+}
+
+func (w *changeWriter) streams(c plan.Change) error {
+	for _, s := range c.Streams {
+		if err := w.stream(s); err != nil {
+			return fmt.Errorf("stream %s: %w", s.Desired.Name, err)
+		}
+	}
+	return nil
+}
+
+// stream creates and repairs the chain and the maps of one stream.
+func (w *changeWriter) stream(s plan.StreamWrite) error {
+	want, r := &s.Desired, w.observed[s.Desired.Name]
+	if err := want.Validate(); err != nil {
+		return err
+	}
+	if r == nil {
+		for _, family := range vip.Families {
+			entries := differences(s.Observed.Tables[family], want.Tables[family])
+			w.fills = append(w.fills, tableEntries{plan.MaglevMap(family, want.Name), entries})
+		}
+		return nil
+	}
+	chain := chainSpec{name: plan.StreamChain(want.Name)}
+	if got, ok := r.chains[chain.name]; !ok {
+		w.first.addChain(chain)
+	} else if err := conflict("chain", chain.name, chain.mismatch(got)); err != nil {
+		return err
+	}
+	w.last.removeRules(r.rules[chain.name])
+	for _, family := range vip.Families {
+		if err := w.streamLive(family, want, r); err != nil {
+			return err
+		}
+		if err := w.streamTable(family, s, r); err != nil {
+			return err
+		}
+		// resize leaves it.
+		if shadow := shadowMap(family, want.Name); r.has(shadow) {
+			w.last.removeSet(shadow)
+		}
+	}
+	w.last.addRules(chain.name, w.streamRules(want)...)
+	return nil
 }
 
 // streamTable creates, changes or removes one Maglev map. A map of another size that rules
 // refer to is replaced together with them.
-func (w *changeWriter) streamTable(family vip.Family, want, now *plan.KernelStream, referred bool) error {
-	table := want.Tables[family]
-	var have []uint32
-	if now != nil {
-		have = now.Tables[family]
-	}
-	spec := maglevSpec(family, want.Name, want.Size)
-	if have != nil && len(have) == len(table) {
-		w.fills = append(w.fills, tableEntries{spec.name, differences(have, table)})
+func (w *changeWriter) streamTable(family vip.Family, s plan.StreamWrite, r *ruleset) error {
+	table := s.Desired.Tables[family]
+	spec := maglevSpec(family, s.Desired.Name, s.Desired.Size)
+	if s.Observed != nil && s.Observed.Tables[family] != nil && len(s.Observed.Tables[family]) == len(table) {
+		w.fills = append(w.fills, tableEntries{spec.name, differences(s.Observed.Tables[family], table)})
 		return nil
 	}
-	got, err := w.readSet(spec.name)
-	if err != nil {
-		return err
-	}
-	at := &w.first
-	if got != nil {
-		if err := conflict("map", spec.name, spec.mismatch(*got)); err != nil {
+	referred := false
+	if got, ok := r.sets[spec.name]; ok {
+		if err := conflict("map", spec.name, spec.mismatch(got)); err != nil {
 			return err
 		}
+		referred = slices.ContainsFunc(r.rules[plan.StreamChain(s.Desired.Name)], rule.owned)
 		if referred {
-			at = &w.last
+			w.last.removeSet(spec.name)
+		} else {
+			w.first.removeSet(spec.name)
 		}
-		at.removeSet(spec.name)
 	}
-	if table == nil {
-		return nil
-	}
-	at.addSet(spec)
-	x := tableEntries{spec.name, differences(nil, table)}
-	if at == &w.last {
-		w.last.fill(x)
-	} else {
-		w.fills = append(w.fills, x)
+	entries := tableEntries{spec.name, differences(nil, table)}
+	switch {
+	case table == nil:
+	case referred:
+		w.last.addSet(spec)
+		w.last.fill(entries)
+	default:
+		w.first.addSet(spec)
+		w.fills = append(w.fills, entries)
 	}
 	return nil
 }
 
-// removeShadow removes the shadow map that resize left.
-func (w *changeWriter) removeShadow(family vip.Family, stream string, unchanged bool) error {
-	if unchanged {
+// streamLive replaces the live map of a stream whose Maglev map changes its size. That of a family
+// without a Maglev map stays: its targets end their flows.
+func (w *changeWriter) streamLive(family vip.Family, want *plan.KernelStream, r *ruleset) error {
+	spec := liveSpec(family, want.Name, want.Size)
+	if got, ok := r.sets[spec.name]; !ok || got.size == spec.size || want.Tables[family] == nil {
 		return nil
-	}
-	got, err := w.readSet(shadowMap(family, stream))
-	if err != nil || got == nil {
-		return err
-	}
-	w.last.removeSet(got.name)
-	return nil
-}
-
-// startLive creates the live maps of a stream with Maglev maps.
-func (w *changeWriter) startLive(s plan.StreamWrite) error {
-	if rulesUnchanged(s) {
-		return nil // the rules refer to the maps
-	}
-	for _, family := range s.Desired.Families() {
-		spec := liveSpec(family, s.Desired.Name, s.Desired.Size)
-		got, err := w.readSet(spec.name)
-		if err != nil {
-			return err
-		}
-		if got != nil {
-			if err := conflict("map", spec.name, spec.mismatch(*got)); err != nil {
-				return err
-			}
-		}
-		if err := w.createLiveMap(family, s.Desired.Name, s.Desired.Size); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// streamLive replaces the live map of a stream whose Maglev map changes its size.
-func (w *changeWriter) streamLive(family vip.Family, want *plan.KernelStream, unchanged bool) error {
-	// Unchanged rules refer to the map. That of a family without a Maglev map stays: its targets
-	// end their flows.
-	if unchanged || want.Tables[family] == nil {
-		return nil
-	}
-	name, spec := plan.LiveMap(family, want.Name), liveSpec(family, want.Name, want.Size)
-	got, err := w.readSet(name)
-	if err != nil || got == nil || got.size == spec.size {
-		return err
 	}
 	live, err := w.liveOf(family, want.Name)
 	if err != nil {
 		return err
 	}
-	w.last.removeSet(name)
+	w.last.removeSet(spec.name)
 	w.last.addSet(spec)
 	var list []element
 	for _, fwmark := range slices.Sorted(maps.Keys(live)) {
@@ -173,7 +167,7 @@ func (w *changeWriter) streamLive(family vip.Family, want *plan.KernelStream, un
 			list = append(list, element{key: markKey(fwmark), chain: live[fwmark]})
 		}
 	}
-	w.last.addElements(name, list)
+	w.last.addElements(spec.name, list)
 	return nil
 }
 

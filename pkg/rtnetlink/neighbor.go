@@ -1,0 +1,94 @@
+package rtnetlink
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// Neighbor is an entry of the neighbor table: ARP or neighbor discovery.
+type Neighbor struct {
+	Link  int
+	Addr  netip.Addr
+	MAC   net.HardwareAddr
+	State uint16 // unix.NUD_*
+}
+
+// Probe returns the request that has the kernel resolve the neighbor as if there were a packet for
+// it. The kernel does not create an entry: it fails with ENOENT if there is none.
+func (n Neighbor) Probe() Request {
+	header := [unix.SizeofNdMsg]byte{0: systemFamily(vip.FamilyOf(n.Addr)), 10: unix.NTF_USE}
+	binary.NativeEndian.PutUint32(header[4:], uint32(n.Link))
+	q := Request{operation: "probe neighbor", object: n.Addr}
+	q.Begin(unix.RTM_NEWNEIGH, unix.NLM_F_REPLACE|unix.NLM_F_ACK, header[:]...)
+	q.Bytes(unix.NDA_DST, n.Addr.AsSlice())
+	return q
+}
+
+// Neighbors lists the neighbor entries of a family.
+func (c *Conn) Neighbors(f vip.Family) ([]Neighbor, error) {
+	header := [unix.SizeofNdMsg]byte{systemFamily(f)}
+	entries, err := list(c, f.String()+" neighbors", dump(unix.RTM_GETNEIGH, header[:]), ParseNeighbor, nil)
+	return slices.DeleteFunc(entries, func(n Neighbor) bool { return !n.Addr.IsValid() }), err
+}
+
+// ParseNeighbor parses the data of RTM_NEWNEIGH and RTM_DELNEIGH. The zero Addr: it is about a
+// bridge.
+func ParseNeighbor(b []byte) (Neighbor, error) {
+	a, err := attributes(b, unix.SizeofNdMsg, "neighbor")
+	if err != nil {
+		return Neighbor{}, err
+	}
+	n := Neighbor{
+		Link: int(int32(binary.NativeEndian.Uint32(b[4:]))), State: binary.NativeEndian.Uint16(b[8:]),
+		MAC: bytes.Clone(a.Get(unix.NDA_LLADDR)),
+	}
+	if _, ok := familyFrom(b[0]); ok {
+		n.Addr = a.Addr(unix.NDA_DST)
+	}
+	return n, nil
+}
+
+// NeighborTable is how full a neighbor table of the node is.
+type NeighborTable struct {
+	Entries uint32
+	Limit   uint32 // gc_thresh3
+}
+
+// linux/neighbour.h
+const (
+	ndtmsgLength = 4 // struct ndtmsg
+	ndtaThresh3  = 4
+	ndtaConfig   = 5
+	// ndtConfigLength is the size of struct ndt_config up to its entries.
+	ndtConfigLength = 8
+)
+
+// NeighborTables returns the node's neighbor tables, which all network namespaces share. Their
+// sysctls exist in the initial namespace only.
+func (c *Conn) NeighborTables() (map[vip.Family]NeighborTable, error) {
+	tables := map[vip.Family]NeighborTable{}
+	request := dump(unix.RTM_GETNEIGHTBL, make([]byte, ndtmsgLength))
+	_, err := list(c, "neighbor tables", request, func(b []byte) (t NeighborTable, err error) {
+		a, err := attributes(b, ndtmsgLength, "neighbor table")
+		if err != nil {
+			return t, err
+		}
+		t.Limit = a.Uint32(ndtaThresh3)
+		if config := a.Get(ndtaConfig); len(config) >= ndtConfigLength {
+			t.Entries = config[4:].Uint32()
+		}
+		// Messages about one interface have no limit.
+		if family, ok := familyFrom(b[0]); ok && t.Limit > 0 {
+			tables[family] = t
+		}
+		return t, nil
+	}, nil)
+	return tables, err
+}
