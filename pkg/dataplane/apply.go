@@ -282,8 +282,7 @@ func (e *engine) conclude(p *streamChange) {
 			p.fail(fmt.Errorf("the chain of stream %s is still in the kernel after its removal", p.Name))
 		}
 		if p.failure == nil && p.input.Installed != nil {
-			delete(e.installed.Streams, p.Name)
-			p.record.stale = true
+			p.record.installed, p.record.stale = nil, true
 		}
 		return
 	}

@@ -57,7 +57,7 @@ func TestTargetsLeftOutWhileTheyServedAreDrained(t *testing.T) {
 	}
 	w.clock = w.clock.Add(10 * time.Second)
 	w.settle(left, false)
-	if len(w.k.Targets) != 1 || w.k.conns[number] || len(w.e.installed.Targets) != 1 {
+	if len(w.k.Targets) != 1 || w.k.conns[number] || len(w.e.targets) != 1 {
 		t.Fatalf("left: %+v, connections %v", w.k.Targets, w.k.conns)
 	}
 }
@@ -286,8 +286,8 @@ func TestATargetOnNoNetworkIsAProblemAndIsTriedAgain(t *testing.T) {
 	if p, ok := w.problem("target a/x2"); !ok || !w.e.failing() {
 		t.Fatalf("problem %+v", p)
 	}
-	if w.e.installed.Targets[w.number("a", "x2")].Stage != plan.StagePending || w.e.installed.Streams["a"].Stage != plan.StageApplied {
-		t.Fatalf("records %+v", *w.e.installed)
+	if w.e.targets[w.number("a", "x2")].Stage != plan.StagePending || w.e.streams["a"].installed.Stage != plan.StageApplied {
+		t.Fatalf("records %+v", w.e.targets)
 	}
 	w.k.net.Links = append(w.k.net.Links, plan.Link{Name: "eth2", Index: 3, Up: true, Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}})
 	w.e.stale |= network

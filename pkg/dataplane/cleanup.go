@@ -35,74 +35,68 @@ func Cleanup(ctx context.Context, o Options) (removed []string, err error) {
 }
 
 func cleanUp(k kernelConn, o Options) (removed []string, err error) {
-	owned, err := recoverInstalled(k, o, time.Now())
-	if err != nil {
+	e := newEngine(o, k)
+	e.holds[allStreams] = time.Time{} // what is removed needs no repair
+	if err := e.load(); err != nil {
 		return nil, err
 	}
-	numbers := slices.Sorted(maps.Keys(owned.Targets))
-	c, err := k.Read(numbers)
+	if e.observe(true); e.readErr != nil {
+		return nil, e.readErr
+	}
+	removed, base := e.list(), e.observed.Base
+	if e.converge(&Desired{}, false); e.readErr != nil {
+		return nil, e.readErr
+	}
+	for _, m := range e.streams {
+		for _, p := range m.problems {
+			err = errors.Join(err, fmt.Errorf("%s: %s", p.Object, p.Detail))
+		}
+	}
 	if err != nil {
-		return nil, fmt.Errorf("read the data plane: %w", err)
-	}
-	x := plan.Change{VIPs: map[vip.VIP]string{}}
-	add := func(format string, args ...any) { removed = append(removed, fmt.Sprintf(format, args...)) }
-	for _, v := range slices.SortedFunc(maps.Keys(c.VIPs), vip.Compare) {
-		if s, ok := owned.Streams[c.VIPs[v]]; ok {
-			x.VIPs[v] = ""
-			add("element %s of map %s (to stream %s)", v, plan.VIPMap(v), s.Name)
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(owned.Streams)) {
-		s := c.Streams[name]
-		if s == nil {
-			continue
-		}
-		x.RemoveStreams = append(x.RemoveStreams, name)
-		add("chain %s", plan.StreamChain(name))
-		for _, f := range s.Families() {
-			add("map %s", plan.MaglevMap(f, name))
-		}
-	}
-	for _, number := range numbers {
-		t := owned.Targets[number]
-		if !plan.SameNFTables(orNone(c.Targets[number]), plan.KernelTarget{}) {
-			x.RemoveTargets = append(x.RemoveTargets, number)
-			add("chain %s (%s/%s) and its elements", plan.TargetChain(number), t.Stream, t.Name)
-		}
-	}
-	if !x.Empty() {
-		if err := k.Write(x); err != nil {
-			return nil, fmt.Errorf("remove chains and maps: %w", err)
-		}
-	}
-	if len(numbers) > 0 {
-		if err := k.FlushConntrack(numbers); err != nil {
-			return removed, fmt.Errorf("flush connection tracking entries of targets: %w", err)
-		}
-		for _, number := range numbers {
-			s := orNone(c.Targets[number])
-			for _, f := range vip.Families {
-				if s.Rules[f] {
-					add("%s", plan.RuleName(number, f))
-				}
-				if s.NextHops[f].IsValid() {
-					add("%s", plan.RouteName(number, s.NextHops[f], f))
-				}
-				if s.Blackhole[f] {
-					add("%s", plan.BlackholeName(number, f))
-				}
-			}
-		}
-		if err := k.RemoveRoutes(numbers); err != nil {
-			return removed, fmt.Errorf("remove rules and routes: %w", err)
-		}
+		return nil, err
 	}
 	if err := k.RemoveAll(); err != nil {
 		return removed, fmt.Errorf("remove common objects: %w", err)
 	}
-	if c.Base {
-		add("table inet %s with its base chains and common maps, unless another process has objects in it", TableName)
-		add("rules that no target owns")
+	if base {
+		removed = append(removed, "table inet "+TableName+
+			" with its base chains and common maps, unless another process has objects in it", "rules that no target owns")
 	}
 	return removed, nil
+}
+
+// list names the objects of streams and targets in the kernel.
+func (e *engine) list() (names []string) {
+	add := func(format string, args ...any) { names = append(names, fmt.Sprintf(format, args...)) }
+	for _, v := range slices.SortedFunc(maps.Keys(e.observed.VIPs), vip.Compare) {
+		if m := e.streams[e.observed.VIPs[v]]; m != nil && m.installed != nil {
+			add("element %s of map %s (to stream %s)", v, plan.VIPMap(v), m.installed.Name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(e.streams)) {
+		if s := e.observed.Streams[name]; s != nil && e.streams[name].installed != nil {
+			add("chain %s", plan.StreamChain(name))
+			for _, f := range s.Families() {
+				add("map %s", plan.MaglevMap(f, name))
+			}
+		}
+	}
+	for _, number := range e.installedFWMarks() {
+		t, s := e.targets[number], orNone(e.observed.Targets[number])
+		if !plan.SameNFTables(s, plan.KernelTarget{}) {
+			add("chain %s (%s/%s) and its elements", plan.TargetChain(number), t.Stream, t.Name)
+		}
+		for _, f := range vip.Families {
+			if s.Rules[f] {
+				add("%s", plan.RuleName(number, f))
+			}
+			if s.NextHops[f].IsValid() {
+				add("%s", plan.RouteName(number, s.NextHops[f], f))
+			}
+			if s.Blackhole[f] {
+				add("%s", plan.BlackholeName(number, f))
+			}
+		}
+	}
+	return names
 }

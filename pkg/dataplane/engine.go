@@ -40,9 +40,10 @@ type kernelConn interface {
 type streamRecord struct {
 	// desired is the input of the last plan.
 	desired *Stream
-	// targets are the installed targets by name.
-	targets  map[string]plan.InstalledTarget
-	requests map[string]plan.Request
+	// installed is nil for a stream that is not installed; targets are by name.
+	installed *plan.InstalledStream
+	targets   map[string]plan.InstalledTarget
+	requests  map[string]plan.Request
 	// dirty: the next pass plans the stream. stale: drift and state are older than the
 	// observed or installed state. repair: the plan also restores what another process
 	// changed. failed: the last change failed and is retried.
@@ -75,12 +76,12 @@ type engine struct {
 	kernel kernelConn
 	now    func() time.Time
 
-	// installed is nil until it was recovered from the kernel; adopted is set once it was
-	// matched with the desired state.
-	installed *plan.Installed
-	adopted   bool
-	streams   map[string]*streamRecord
-	fwmarks   plan.FWMarks
+	// targets are the installed targets by fwmark; nil until they were recovered from the
+	// kernel. adopted is set once they were matched with the desired state.
+	targets map[uint32]plan.InstalledTarget
+	adopted bool
+	streams map[string]*streamRecord
+	fwmarks plan.FWMarks
 	// refused are fwmarks that another process uses, with the use.
 	refused map[uint32]string
 
@@ -107,7 +108,6 @@ type engine struct {
 
 	desired   *Desired
 	vipOwners plan.VIPOwners
-	owner     map[vip.VIP]string
 	since     map[plan.DriftKey]time.Time
 	// holds are the streams whose drift is not repaired, with the end of the hold;
 	// allStreams is every stream, and the zero time is no end.
@@ -130,34 +130,6 @@ func newEngine(o Options, k kernelConn) *engine {
 	}
 }
 
-// load recovers what an earlier process installed.
-func (e *engine) load() error {
-	found, err := recoverInstalled(e.kernel, e.o, e.now())
-	if err != nil {
-		return err
-	}
-	e.installed = &plan.Installed{Targets: map[uint32]plan.InstalledTarget{}, Streams: map[string]plan.InstalledStream{}}
-	for _, s := range found.Streams {
-		e.keepStream(s)
-	}
-	top := e.o.First
-	for _, t := range found.Targets {
-		e.keepTarget(t)
-		top = max(top, t.FWMark+1)
-		e.streams[t.Stream].requests[t.Name] = plan.RequestOf(t, e.installedStream(t.Stream))
-	}
-	e.fwmarks = plan.FWMarks{First: e.o.First, Mask: e.o.Mask, Next: top}
-	return nil
-}
-
-// installedStream returns nil for a stream that is not installed.
-func (e *engine) installedStream(name string) *plan.InstalledStream {
-	if s, ok := e.installed.Streams[name]; ok {
-		return &s
-	}
-	return nil
-}
-
 func (e *engine) record(stream string) *streamRecord {
 	m := e.streams[stream]
 	if m == nil {
@@ -170,18 +142,18 @@ func (e *engine) record(stream string) *streamRecord {
 }
 
 func (e *engine) keepTarget(t plan.InstalledTarget) {
-	e.installed.Targets[t.FWMark] = t
+	e.targets[t.FWMark] = t
 	m := e.record(t.Stream)
 	m.targets[t.Name], m.stale = t, true
 }
 
 func (e *engine) keepStream(s plan.InstalledStream) {
-	e.installed.Streams[s.Name] = s
-	e.record(s.Name).stale = true
+	m := e.record(s.Name)
+	m.installed, m.stale = &s, true
 }
 
 func (e *engine) dropTarget(t plan.InstalledTarget) {
-	delete(e.installed.Targets, t.FWMark)
+	delete(e.targets, t.FWMark)
 	delete(e.lost, t.FWMark)
 	delete(e.via, t.FWMark)
 	m := e.record(t.Stream)
@@ -190,6 +162,19 @@ func (e *engine) dropTarget(t plan.InstalledTarget) {
 	}
 	m.stale = true
 }
+
+// any reports whether a condition holds for a stream.
+func (e *engine) any(is func(*streamRecord) bool) bool {
+	for _, m := range e.streams {
+		if is(m) {
+			return true
+		}
+	}
+	return false
+}
+
+// failing reports whether a stream failed and is retried.
+func (e *engine) failing() bool { return e.any(func(m *streamRecord) bool { return m.failed }) }
 
 // staleStreams marks all streams to be compared again.
 func (e *engine) staleStreams() {
@@ -221,11 +206,9 @@ func (e *engine) converge(w *Desired, urgent bool) {
 	if changes := e.planDirty(now); len(changes) > 0 || repairBase {
 		e.readErr = e.apply(changes, repairBase)
 	}
-	for name, m := range e.streams {
-		if e.installedStream(name) == nil && w.Streams[name] == nil && len(m.targets) == 0 {
-			delete(e.streams, name)
-		}
-	}
+	maps.DeleteFunc(e.streams, func(name string, m *streamRecord) bool {
+		return m.installed == nil && w.Streams[name] == nil && len(m.targets) == 0
+	})
 	e.diff()
 	e.noteRepairs(drift, repairBase)
 }
@@ -233,12 +216,8 @@ func (e *engine) converge(w *Desired, urgent bool) {
 // markDirty marks the streams to plan: the desired state changed, the last change failed, a
 // repair is due, or a drain ended.
 func (e *engine) markDirty(now time.Time) {
-	for name, s := range e.desired.Streams {
-		m := e.record(name)
-		m.dirty = m.dirty || m.desired != s || m.failed
-	}
 	for name, m := range e.streams {
-		m.dirty = m.dirty || e.desired.Streams[name] == nil || m.repair
+		m.dirty = m.dirty || e.desired.Streams[name] == nil || m.desired != e.desired.Streams[name] || m.failed || m.repair
 		for _, t := range m.targets {
 			m.dirty = m.dirty || !t.DrainEnd.IsZero() && !now.Before(t.DrainEnd)
 		}
@@ -286,19 +265,11 @@ func (e *engine) markPlanned(p *plan.StreamPlan) {
 func (e *engine) assignVIPs() {
 	s := plan.AssignVIPs(e.desired.Streams, e.network.LocalAddrs)
 	s.Limit(e.observed.VIPs)
-	e.owner = map[vip.VIP]string{}
-	for name, vips := range s.Owned {
-		for _, v := range vips {
-			e.owner[v] = name
-		}
-		if !slices.Equal(vips, e.vipOwners.Owned[name]) {
-			e.record(name).dirty = true
-		}
+	for name := range e.desired.Streams {
+		e.record(name)
 	}
-	for name := range e.vipOwners.Owned {
-		if m := e.streams[name]; m != nil && len(s.Owned[name]) == 0 {
-			m.dirty = true
-		}
+	for name, m := range e.streams {
+		m.dirty = m.dirty || !slices.Equal(s.Owned[name], e.vipOwners.Owned[name])
 	}
 	e.vipOwners = s
 }
@@ -307,7 +278,7 @@ func (e *engine) input(name string, now time.Time) plan.StreamInput {
 	m := e.streams[name]
 	return plan.StreamInput{
 		Name: name, Desired: e.desired.Streams[name], VIPs: e.vipOwners.Owned[name],
-		Installed: e.installedStream(name), Targets: maps.Clone(m.targets), Requests: m.requests,
+		Installed: m.installed, Targets: maps.Clone(m.targets), Requests: m.requests,
 		Observed: e.observed.Targets, Network: e.network, Broken: m.fault.Broken, ChainMissing: m.fault.ChainMissing,
 		LinkRestored: e.linkRestored, Repair: m.repair, Now: now, AllocateFWMark: e.allocateFWMark,
 	}
@@ -316,7 +287,7 @@ func (e *engine) input(name string, now time.Time) plan.StreamInput {
 // allocateFWMark returns an unused fwmark for a new target.
 func (e *engine) allocateFWMark() (uint32, error) {
 	return e.fwmarks.Allocate(func(n uint32) (bool, error) {
-		_, installed := e.installed.Targets[n]
+		_, installed := e.targets[n]
 		_, refused := e.refused[n]
 		if installed || refused {
 			return true, nil

@@ -73,12 +73,12 @@ func TestAnySequenceOfChangesAndKillsEndsAsWanted(t *testing.T) {
 			if w.e.readErr != nil {
 				t.Fatal(w.e.readErr)
 			}
-			for n := range w.e.installed.Targets {
-				if w.e.installed.Targets[n].Stage != plan.StageApplied {
-					t.Fatalf("record %+v", w.e.installed.Targets[n])
+			for n := range w.e.targets {
+				if w.e.targets[n].Stage != plan.StageApplied {
+					t.Fatalf("record %+v", w.e.targets[n])
 				}
 				// Those that got a record in a life that was killed may be Down now.
-				r := w.e.installed.Targets[n]
+				r := w.e.targets[n]
 				had[r.Stream+"/"+r.Name] = true
 			}
 			if diff := cmp.Diff(wish(desired, had), w.is(t)); diff != "" {
@@ -254,7 +254,7 @@ func TestHeldDriftStaysUntilResumed(t *testing.T) {
 		for name, ss := range w.state().Streams {
 			for _, f := range vip.Families {
 				for target := range ss.Serving[f] {
-					if !plan.Forwards(w.e.installed.Targets[w.number(name, target)], w.slot(name, target), f) {
+					if !plan.Forwards(w.e.targets[w.number(name, target)], w.slot(name, target), f) {
 						t.Fatalf("%s/%s serves though it is broken", name, target)
 					}
 				}

@@ -18,16 +18,18 @@ func (o Options) holdFile() string { return filepath.Join(o.StateDir, "dataplane
 
 // loadHolds reads the holds of an earlier process: ends by stream. A corrupt file is moved
 // aside, and nothing is held.
-func loadHolds(o Options) (holds map[string]time.Time, err error) {
-	if o.StateDir == "" {
-		return nil, nil
+func (e *engine) loadHolds() error {
+	if e.o.StateDir == "" {
+		return nil
 	}
-	_, _, err = durable.Read(o.holdFile(), &holds)
+	var holds map[string]time.Time
+	_, _, err := durable.Read(e.o.holdFile(), &holds)
 	if errors.Is(err, durable.ErrCorrupt) {
-		durable.SetAside(o.holdFile(), err, time.Now(), o.Log)
-		return nil, nil
+		durable.SetAside(e.o.holdFile(), err, time.Now(), e.log)
+		return nil
 	}
-	return holds, err
+	maps.Copy(e.holds, holds)
+	return err
 }
 
 // held reports whether drift of a stream is not repaired; "" is that of common objects.

@@ -51,7 +51,7 @@ func (e *engine) readKernel() error {
 }
 
 func (e *engine) installedFWMarks() []uint32 {
-	return slices.Sorted(maps.Keys(e.installed.Targets))
+	return slices.Sorted(maps.Keys(e.targets))
 }
 
 // readAll reads everything, between two transactions if the other processes pause long enough.
@@ -77,8 +77,7 @@ func (e *engine) readAll() error {
 	}
 }
 
-// foreignTransaction reports whether another process changed the ruleset since it was
-// read.
+// foreignTransaction reports whether another process changed the ruleset since it was read.
 func (e *engine) foreignTransaction() bool {
 	if e.observed == nil {
 		return true
@@ -109,7 +108,7 @@ func (e *engine) readRoutes() error {
 	if err := e.readBase(); err != nil {
 		return err
 	}
-	for number, t := range e.installed.Targets {
+	for number, t := range e.targets {
 		if now, old := orNone(read[number]), orNone(e.observed.Targets[number]); !plan.SameRoutes(now, old) {
 			e.setRoutes(number, now)
 			e.record(t.Stream).stale = true
@@ -147,7 +146,7 @@ func (e *engine) updateNetwork(s *plan.Network) {
 	old := e.network
 	e.network = s
 	reachable := func(n *plan.Network, a netip.Addr) bool { return n.UnreachableReason(a) == "" }
-	for number, t := range e.installed.Targets {
+	for number, t := range e.targets {
 		m := e.record(t.Stream)
 		via := e.via[number]
 		missing, byLink := false, false
@@ -213,7 +212,7 @@ func (e *engine) logReach(t plan.InstalledTarget, hop netip.Addr) {
 // again.
 func (e *engine) linkRestored(number uint32) bool {
 	slot := orNone(e.observed.Targets[number])
-	for f, hop := range e.installed.Targets[number].IPs {
+	for f, hop := range e.targets[number].IPs {
 		if e.lost[number] && hop.IsValid() && !slot.NextHops[f].IsValid() {
 			if l, ok := e.network.LinkTo(hop); ok && l.Up {
 				return true
@@ -240,7 +239,7 @@ func (e *engine) diff() {
 
 func (e *engine) diffStream(name string, m *streamRecord) {
 	m.drift, m.fault, m.state = nil, plan.StreamFault{}, nil
-	if s := e.installedStream(name); s != nil && s.Stage != plan.StageRemoving {
+	if s := m.installed; s != nil && s.Stage != plan.StageRemoving {
 		m.fault = plan.StreamDrift(*s, s.Kernel(m.targets, &m.tables), e.observed.Streams[name], e.observed.VIPs)
 		if s.Stage == plan.StageApplied {
 			m.drift = m.fault.Drift

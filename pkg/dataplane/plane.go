@@ -2,10 +2,9 @@
 // picks a target by a Maglev table and sets its fwmark, and policy routing sends the
 // packet to it. See docs/dataplane.md.
 //
-// The package holds the reconciler, which compares desired with observed state and applies
-// the difference. Package plan computes that difference without I/O; package fwstate
-// reads, writes and watches the kernel. What happens when another process changes the
-// data plane is in repair.go.
+// The package holds the reconciler, which compares desired with observed state and applies the
+// difference. Package plan computes that difference without I/O; package fwstate reads, writes and
+// watches the kernel. What happens when another process changes the data plane is in repair.go.
 package dataplane
 
 import (
@@ -13,10 +12,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/latest"
@@ -89,14 +88,14 @@ var errEnded = errors.New("the data plane is not running")
 
 // Plane keeps the data plane in the kernel. It is a task.Task.
 type Plane struct {
-	o       Options
-	holds   map[string]time.Time // at the start
 	desired latest.Value[*Desired]
 	state   latest.Value[State]
 	ready   chan struct{}
 	// requests run on the goroutine that owns the engine.
 	requests chan func(*engine)
 	ended    chan struct{}
+
+	reconciler
 }
 
 // withDefaults fills in zero fields.
@@ -126,12 +125,13 @@ func New(o Options) (*Plane, error) {
 	}
 	o = o.withDefaults()
 	o.Log = o.Log.With("component", "dataplane")
-	holds, err := loadHolds(o)
-	if err != nil {
+	e := newEngine(o, nil)
+	if err := e.loadHolds(); err != nil {
 		return nil, fmt.Errorf("data plane: %w", err)
 	}
 	return &Plane{
-		o: o, holds: holds, ready: make(chan struct{}), requests: make(chan func(*engine)), ended: make(chan struct{}),
+		ready: make(chan struct{}), requests: make(chan func(*engine)), ended: make(chan struct{}),
+		reconciler: reconciler{e: e, retry: backoff.Backoff{Min: failurePause, Max: maxPause}, subscribe: fwstate.Subscribe},
 	}, nil
 }
 
@@ -189,18 +189,15 @@ func (p *Plane) Targets(ctx context.Context) ([]TargetView, error) {
 // everything else is retried. It is called once.
 func (p *Plane) Run(ctx context.Context) error {
 	defer close(p.ended)
-	conn, err := fwstate.Dial(p.o.Config)
+	conn, err := fwstate.Dial(p.e.o.Config)
 	if err != nil {
 		return fmt.Errorf("open netlink sockets: %w", err)
 	}
-	defer func() {
-		if err := conn.Close(); err != nil {
-			p.o.Log.Warn("failed to close netlink sockets", "error", err)
-		}
-	}()
-	r := newReconciler(p, conn)
-	maps.Copy(r.e.holds, p.holds)
-	defer r.unsubscribe()
-	r.run(ctx)
+	p.e.kernel, p.conn = conn, conn
+	p.run(ctx)
+	p.unsubscribe()
+	if err := conn.Close(); err != nil {
+		p.e.log.Warn("failed to close netlink sockets", "error", err)
+	}
 	return nil
 }

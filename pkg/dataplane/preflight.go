@@ -58,8 +58,7 @@ type sysctlProblem struct {
 	drops bool
 }
 
-// withheld says by family why no packet of a VIP gets through, with the command that
-// corrects it.
+// withheld says by family why no packet of a VIP gets through, with the command that corrects it.
 func withheld(wrong []sysctlProblem) (why [len(vip.Families)]string) {
 	for _, p := range wrong {
 		if p.drops && why[p.family] == "" {

@@ -63,7 +63,7 @@ func TestWhatTheKernelDoesNotHaveAfterItWasWrittenIsTriedAgain(t *testing.T) {
 			w.e.pass(desired, false)
 			w.settle(desired, false)
 			s = w.state()
-			if s.VIPs[v] != "a" || len(s.Streams["a"].Serving[vip.IPv4]) != 1 || len(s.Drift)+len(s.Problems) > 0 || w.e.installed.Streams["a"].Stage != plan.StageApplied {
+			if s.VIPs[v] != "a" || len(s.Streams["a"].Serving[vip.IPv4]) != 1 || len(s.Drift)+len(s.Problems) > 0 || w.e.streams["a"].installed.Stage != plan.StageApplied {
 				t.Fatalf("not repaired: %+v", s)
 			}
 		})
@@ -82,13 +82,13 @@ func TestWhatTheKernelDoesNotHaveAfterItWasWrittenIsTriedAgain(t *testing.T) {
 		}}
 		gone := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)))
 		w.e.pass(gone, false)
-		if w.e.installed.Targets[number].Stage != plan.StageRemoving || len(w.state().Problems) == 0 || !w.e.failing() {
-			t.Fatalf("the record of the existing target is %+v, problems %+v", w.e.installed.Targets[number], w.state().Problems)
+		if w.e.targets[number].Stage != plan.StageRemoving || len(w.state().Problems) == 0 || !w.e.failing() {
+			t.Fatalf("the record of the existing target is %+v, problems %+v", w.e.targets[number], w.state().Problems)
 		}
 		loses = false
 		w.e.pass(gone, false)
 		w.settle(gone, false)
-		if _, recorded := w.e.installed.Targets[number]; recorded || w.k.Targets[number] != nil || len(w.state().Problems) > 0 {
+		if _, recorded := w.e.targets[number]; recorded || w.k.Targets[number] != nil || len(w.state().Problems) > 0 {
 			t.Fatalf("left: %+v, problems %+v", w.k.Targets[number], w.state().Problems)
 		}
 	})

@@ -31,12 +31,11 @@ const (
 	failedNeighborInterval = time.Second
 )
 
-// reconciler schedules the engine.
+// reconciler schedules the engine; it belongs to the goroutine of Run.
 type reconciler struct {
-	p         *Plane
 	e         *engine
 	conn      *fwstate.Conn
-	subscribe func() (*fwstate.Watch, error)
+	subscribe func(fwstate.Config) (*fwstate.Watch, error)
 	watch     *fwstate.Watch
 	retry     backoff.Backoff
 
@@ -51,50 +50,38 @@ type reconciler struct {
 	solicitErr string
 }
 
-func newReconciler(p *Plane, conn *fwstate.Conn) *reconciler {
-	return &reconciler{
-		p: p, e: newEngine(p.o, conn), conn: conn, retry: backoff.Backoff{Min: failurePause, Max: maxPause},
-		subscribe: func() (*fwstate.Watch, error) {
-			w, err := fwstate.Subscribe(p.o.Config)
-			if err == nil {
-				w.IgnoreOwn(conn) // the engine reads its own changes back
-			}
-			return w, err
-		},
-	}
-}
-
-func (o *reconciler) unsubscribe() {
-	if o.watch == nil {
+func (p *Plane) unsubscribe() {
+	if p.watch == nil {
 		return
 	}
-	if err := o.watch.Close(); err != nil {
-		o.e.log.Warn("failed to close netlink subscription", "error", err)
+	if err := p.watch.Close(); err != nil {
+		p.e.log.Warn("failed to close netlink subscription", "error", err)
 	}
-	o.watch = nil
+	p.watch = nil
 }
 
-func (o *reconciler) run(ctx context.Context) {
+func (p *Plane) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		var listenErr error
-		if o.watch == nil {
+		if p.watch == nil {
 			// Subscribe before the read, so that no change between them is missed.
-			if o.watch, listenErr = o.subscribe(); listenErr == nil {
-				o.e.stale = everything
+			if p.watch, listenErr = p.subscribe(p.e.o.Config); listenErr == nil {
+				p.watch.IgnoreOwn(p.conn) // the engine reads its own changes back
+				p.e.stale = everything
 			} else {
-				o.e.log.Warn("netlink subscription failed, retrying", "error", listenErr)
+				p.e.log.Warn("netlink subscription failed, retrying", "error", listenErr)
 			}
 		}
-		desired, reconfigured := o.p.desired.Get()
-		failed := o.step(desired) || listenErr != nil
-		timer.Reset(time.Until(o.nextStep(failed)))
+		desired, reconfigured := p.desired.Get()
+		failed := p.step(desired) || listenErr != nil
+		timer.Reset(time.Until(p.nextStep(failed)))
 		var changed, broken <-chan struct{}
-		if o.watch != nil {
-			changed, broken = o.watch.Changed, o.watch.Failed()
+		if p.watch != nil {
+			changed, broken = p.watch.Changed, p.watch.Failed()
 		}
-		if o.e.stale != 0 && o.e.readErr == nil {
+		if p.e.stale != 0 && p.e.readErr == nil {
 			changed = nil // events are pending; wait for the read interval
 		}
 		select {
@@ -102,14 +89,14 @@ func (o *reconciler) run(ctx context.Context) {
 			return
 		case <-reconfigured:
 		case <-timer.C:
-		case do := <-o.p.requests:
-			do(o.e)
+		case do := <-p.requests:
+			do(p.e)
 		case <-changed:
-			o.handleEvents(o.watch.Take())
+			p.handleEvents(p.watch.Take())
 		case <-broken:
-			o.e.log.Warn("netlink subscription failed, resubscribing", "error", o.watch.Err())
-			o.unsubscribe()
-			if o.retry.Wait(ctx) != nil {
+			p.e.log.Warn("netlink subscription failed, resubscribing", "error", p.watch.Err())
+			p.unsubscribe()
+			if p.retry.Wait(ctx) != nil {
 				return
 			}
 		}
@@ -117,22 +104,22 @@ func (o *reconciler) run(ctx context.Context) {
 }
 
 // nextStep returns when the next step is due without an event.
-func (o *reconciler) nextStep(failed bool) time.Time {
-	e, now := o.e, time.Now()
-	due := append(e.deadlines(), e.lastFullRead.Add(o.p.o.CheckInterval))
+func (p *Plane) nextStep(failed bool) time.Time {
+	e, now := p.e, time.Now()
+	due := append(e.deadlines(), e.lastFullRead.Add(p.e.o.CheckInterval))
 	if failed {
 		// What is overdue waits for the next attempt.
 		due = slices.DeleteFunc(due, func(at time.Time) bool { return !at.After(now) })
-		due = append(due, now.Add(o.retry.Next()))
+		due = append(due, now.Add(p.retry.Next()))
 	} else {
-		o.retry.Reset()
-		if e.hasDirty() {
+		p.retry.Reset()
+		if e.desired != nil && e.any(func(m *streamRecord) bool { return m.dirty && !m.failed }) {
 			return now
 		}
 	}
-	due = append(due, o.sysctlsChecked.Add(sysctlInterval))
+	due = append(due, p.sysctlsChecked.Add(sysctlInterval))
 	if e.stale != 0 && e.readErr == nil {
-		due = append(due, o.nextRead())
+		due = append(due, p.nextRead())
 	}
 	if e.hasFailedNeighbors() {
 		// The kernel does not notify every neighbor that is reachable again.
@@ -143,12 +130,12 @@ func (o *reconciler) nextStep(failed bool) time.Time {
 
 // nextRead returns the earliest time of the next read, so that a process that changes the kernel
 // all the time does not keep the engine busy. It is earlier for links and neighbors.
-func (o *reconciler) nextRead() time.Time {
-	interval := min(max(minReadInterval, 10*o.e.readTime), maxReadInterval)
-	if o.e.stale&network != 0 {
+func (p *Plane) nextRead() time.Time {
+	interval := min(max(minReadInterval, 10*p.e.readTime), maxReadInterval)
+	if p.e.stale&network != 0 {
 		interval = min(interval, networkReadInterval)
 	}
-	at, settled := o.e.lastRead.Add(interval), o.lastLinkDown.Add(linkSettleTime)
+	at, settled := p.e.lastRead.Add(interval), p.lastLinkDown.Add(linkSettleTime)
 	if settled.After(at) {
 		return settled
 	}
@@ -157,39 +144,39 @@ func (o *reconciler) nextRead() time.Time {
 
 // handleEvents marks the parts that events report as stale. Own transactions are notified as
 // well; the generation of the ruleset excludes them.
-func (o *reconciler) handleEvents(n fwstate.Events) {
+func (p *Plane) handleEvents(n fwstate.Events) {
 	if n.Sysctls {
-		o.sysctlsChecked = time.Time{}
+		p.sysctlsChecked = time.Time{}
 	}
-	if len(n.LinksDown) > 0 && time.Since(o.lastLinkDown) > time.Second {
-		o.lastLinkDown = time.Now()
+	if len(n.LinksDown) > 0 && time.Since(p.lastLinkDown) > time.Second {
+		p.lastLinkDown = time.Now()
 	}
-	if n.Ruleset && o.e.foreignTransaction() {
-		o.e.stale |= nftables
+	if n.Ruleset && p.e.foreignTransaction() {
+		p.e.stale |= nftables
 	}
 	if n.Routes || n.Links {
-		o.e.stale |= routes
+		p.e.stale |= routes
 	}
 	if n.Links || n.Neighbors {
-		o.e.stale |= network
+		p.e.stale |= network
 	}
-	o.e.linksDown = append(o.e.linksDown, n.LinksDown...)
+	p.e.linksDown = append(p.e.linksDown, n.LinksDown...)
 }
 
 // step observes, reconciles and publishes the state. It reports whether something failed and
 // is retried.
-func (o *reconciler) step(desired *Desired) (failed bool) {
-	e, now := o.e, time.Now()
-	if now.Sub(o.sysctlsChecked) >= sysctlInterval {
-		o.sysctlsChecked, o.sysctlProblems = now, sysctlProblems(o.conn)
+func (p *Plane) step(desired *Desired) (failed bool) {
+	e, now := p.e, time.Now()
+	if now.Sub(p.sysctlsChecked) >= sysctlInterval {
+		p.sysctlsChecked, p.sysctlProblems = now, sysctlProblems(p.conn)
 	}
-	if e.installed == nil {
+	if e.targets == nil {
 		if err := e.load(); err != nil {
-			o.publish(desired, err)
+			p.publish(desired, err)
 			return true
 		}
 	}
-	if now.Sub(e.lastFullRead) >= o.p.o.CheckInterval {
+	if now.Sub(e.lastFullRead) >= p.e.o.CheckInterval {
 		e.stale = everything
 		clear(e.refused)
 	}
@@ -197,55 +184,55 @@ func (o *reconciler) step(desired *Desired) (failed bool) {
 		e.stale |= network
 	}
 	e.expireHolds()
-	e.observe(!now.Before(o.nextRead()))
+	e.observe(!now.Before(p.nextRead()))
 	if e.readErr == nil && e.desired != nil && e.repairsAreSlow() {
 		// Readiness must not wait for a long repair.
-		o.publish(e.desired, nil)
+		p.publish(e.desired, nil)
 	}
 	e.converge(desired, false)
-	if desired != nil && !o.oldRulesRemoved && e.readErr == nil && !e.failing() && len(e.drift()) == 0 {
-		err := o.conn.RemoveOldRules()
+	if desired != nil && !p.oldRulesRemoved && e.readErr == nil && !e.failing() && len(e.drift()) == 0 {
+		err := p.conn.RemoveOldRules()
 		if err != nil {
 			e.log.Warn("failed to remove policy rules that were installed with other options", "error", err)
 		}
-		o.oldRulesRemoved = err == nil
+		p.oldRulesRemoved = err == nil
 	}
-	if e.hasFailedNeighbors() && now.Sub(o.solicited) >= failedNeighborInterval {
-		o.solicited = now
-		o.solicitFailed()
+	if e.hasFailedNeighbors() && now.Sub(p.solicited) >= failedNeighborInterval {
+		p.solicited = now
+		p.solicitFailed()
 	}
-	o.publish(desired, e.readErr)
+	p.publish(desired, e.readErr)
 	return e.readErr != nil || e.failing()
 }
 
 // solicitFailed makes the kernel probe the failed neighbors of targets. Health checks probe them as
 // well, but not in every family; so a failure is logged once.
-func (o *reconciler) solicitFailed() {
+func (p *Plane) solicitFailed() {
 	silent := map[netip.Addr]struct{}{}
-	for _, m := range o.e.streams {
+	for _, m := range p.e.streams {
 		for a := range m.addresses {
-			if _, failed := o.e.network.FailedNeighbors[a]; failed {
+			if _, failed := p.e.network.FailedNeighbors[a]; failed {
 				silent[a] = struct{}{}
 			}
 		}
 	}
 	failure := ""
-	if err := o.conn.SolicitNeighbors(silent); err != nil {
+	if err := p.conn.SolicitNeighbors(silent); err != nil {
 		failure = err.Error()
 	}
-	if failure != "" && failure != o.solicitErr {
-		o.e.log.Warn("failed to probe failed neighbors", "error", failure)
+	if failure != "" && failure != p.solicitErr {
+		p.e.log.Warn("failed to probe failed neighbors", "error", failure)
 	}
-	o.solicitErr = failure
+	p.solicitErr = failure
 }
 
 // publish sets the state if it changed.
-func (o *reconciler) publish(desired *Desired, err error) {
-	e, old := o.e, o.p.state.Load()
+func (p *Plane) publish(desired *Desired, err error) {
+	e, old := p.e, p.state.Load()
 	s := State{
-		Err: err, Held: e.holds, Repairs: e.repaired, Withheld: withheld(o.sysctlProblems),
-		TotalFailures: old.TotalFailures,
-		Streams:       map[string]*StreamState{}, VIPs: map[vip.VIP]string{}, Unreachable: map[netip.Addr]string{},
+		Err: err, TotalFailures: old.TotalFailures, Held: e.holds, Repairs: e.repaired,
+		Withheld: withheld(p.sysctlProblems),
+		Streams: map[string]*StreamState{}, VIPs: map[vip.VIP]string{}, Unreachable: map[netip.Addr]string{},
 	}
 	if desired != nil {
 		s.Revision = desired.Revision
@@ -253,8 +240,8 @@ func (o *reconciler) publish(desired *Desired, err error) {
 	if e.network != nil {
 		e.describe(&s)
 	}
-	for _, p := range o.sysctlProblems {
-		s.Problems = append(s.Problems, p.Problem)
+	for _, x := range p.sysctlProblems {
+		s.Problems = append(s.Problems, x.Problem)
 	}
 	if err != nil {
 		s.Failures, s.TotalFailures = old.Failures+1, old.TotalFailures+1
@@ -264,24 +251,24 @@ func (o *reconciler) publish(desired *Desired, err error) {
 	} else if old.Err != nil {
 		e.log.Info("data plane update succeeded again", "failures", old.Failures)
 	}
-	for _, p := range plan.Without(s.Problems, old.Problems, Problem.Key) {
-		e.log.Error("data plane problem", "object", p.Object, "detail", p.Detail, "remedy", p.Remedy)
+	for _, x := range plan.Without(s.Problems, old.Problems, Problem.Key) {
+		e.log.Error("data plane problem", "object", x.Object, "detail", x.Detail, "remedy", x.Remedy)
 	}
-	for _, p := range plan.Without(old.Problems, s.Problems, Problem.Key) {
-		e.log.Info("data plane problem resolved", "object", p.Object, "detail", p.Detail)
+	for _, x := range plan.Without(old.Problems, s.Problems, Problem.Key) {
+		e.log.Info("data plane problem resolved", "object", x.Object, "detail", x.Detail)
 	}
 	if old.At.IsZero() || !sameState(old, s) {
 		s.At = time.Now()
-		o.p.state.Set(s)
+		p.state.Set(s)
 		afterStep("published")
 	}
 	select {
-	case <-o.p.ready:
+	case <-p.ready:
 	default:
 		if err == nil {
 			e.log.Info("data plane read from the kernel",
-				"streams", len(e.installed.Streams), "targets", len(e.installed.Targets))
-			close(o.p.ready)
+				"streams", len(e.streams), "targets", len(e.targets))
+			close(p.ready)
 		}
 	}
 }

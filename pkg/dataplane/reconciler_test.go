@@ -10,47 +10,33 @@ import (
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 )
 
-// deaf runs a plane that hears nothing of what happens in the kernel.
-func (s *site) deaf(interval time.Duration) *running {
+// withoutEvents runs a plane that gets no notifications from the kernel.
+func (s *site) withoutEvents(interval time.Duration) *running {
 	s.t.Helper()
 	o := s.options()
 	o.CheckInterval = interval
 	p, err := New(o)
 	s.must(err)
-	var f *fwstate.Conn
-	s.must(s.ns.Do(func() error {
-		f, err = fwstate.Dial(p.o.Config)
-		return err
-	}))
+	p.subscribe = func(fwstate.Config) (*fwstate.Watch, error) {
+		return &fwstate.Watch{Listener: rtnetlink.NewListener(), Changed: make(chan struct{})}, nil
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() {
-		done <- s.ns.Do(func() error {
-			x := newReconciler(p, f)
-			x.subscribe = func() (*fwstate.Watch, error) {
-				return &fwstate.Watch{Listener: rtnetlink.NewListener(), Changed: make(chan struct{})}, nil
-			}
-			defer x.unsubscribe()
-			x.run(ctx)
-			return nil
-		})
-	}()
+	go func() { done <- s.ns.Do(func() error { return p.Run(ctx) }) }()
 	s.t.Cleanup(func() {
 		cancel()
-		for _, err := range []error{<-done, f.Close()} {
-			s.must(err)
-		}
+		s.must(<-done)
 	})
 	return &running{Plane: p, site: s}
 }
 
 // Observed and desired state are compared every minute, also if nothing was reported.
-func TestTheKernelIsLookedAtAlthoughNothingWasReported(t *testing.T) {
+func TestKernelIsReadWithoutEvents(t *testing.T) {
 	if got := (Options{}).withDefaults().CheckInterval; got != time.Minute {
 		t.Errorf("the kernel is read every %s", got)
 	}
 	x := newSite(t)
-	p := x.deaf(100 * time.Millisecond)
+	p := x.withoutEvents(100 * time.Millisecond)
 	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving)))
 	whole := sortedLines(x.snapshot())
 	for _, tt := range []struct{ hand, object string }{

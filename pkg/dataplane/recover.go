@@ -20,29 +20,30 @@ const noStream = "-"
 
 var errNotInstalled = errors.New("the target is not installed")
 
-// recoverInstalled finds what an earlier process installed, by the names of chains, the comments
-// of their rules, and the protocol number of rules and routes. Complete objects are applied,
-// incomplete ones pending. A fwmark of which a crash or another process left only the rule and
-// routes has no known target; it is removed unless adopt finds the target by its addresses.
-func recoverInstalled(k kernelConn, o Options, now time.Time) (plan.Installed, error) {
-	r := plan.Installed{Targets: map[uint32]plan.InstalledTarget{}, Streams: map[string]plan.InstalledStream{}}
-	numbers, err := k.OwnedTables()
+// load recovers what an earlier process installed, by the names of chains, the comments of their
+// rules, and the protocol number of rules and routes. Complete objects are applied, incomplete
+// ones pending. A fwmark of which a crash or another process left only the rule and routes has no
+// known target; it is removed unless adopt finds the target by its addresses.
+func (e *engine) load() error {
+	numbers, err := e.kernel.OwnedTables()
 	if err != nil {
-		return r, fmt.Errorf("list rules and routes of the data plane: %w", err)
+		return fmt.Errorf("list rules and routes of the data plane: %w", err)
 	}
-	c, err := k.Read(numbers)
+	c, err := e.kernel.Read(numbers)
 	if err == nil && !slices.Equal(slices.Sorted(maps.Keys(c.Targets)), numbers) {
 		// Some targets have only chains: read their rules and routes, too.
-		c, err = k.Read(slices.Sorted(maps.Keys(c.Targets)))
+		c, err = e.kernel.Read(slices.Sorted(maps.Keys(c.Targets)))
 	}
 	if err != nil {
-		return r, fmt.Errorf("read the data plane: %w", err)
+		return fmt.Errorf("read the data plane: %w", err)
 	}
+	e.targets = map[uint32]plan.InstalledTarget{}
+	e.fwmarks = plan.FWMarks{First: e.o.First, Mask: e.o.Mask, Next: e.o.First}
 	names := map[[2]string]bool{}
 	for _, number := range slices.Sorted(maps.Keys(c.Targets)) {
 		s := c.Targets[number]
 		t := plan.InstalledTarget{FWMark: number, Label: s.Label, Flows: s.Flows, Stage: plan.StageApplied}
-		t.ResumeDrain(now)
+		t.ResumeDrain(e.now())
 		for f := range t.IPs {
 			// The kernel removes the route with a link that goes down; the label has the address.
 			t.IPs[f] = cmp.Or(s.NextHops[f], s.IPs[f])
@@ -51,7 +52,7 @@ func recoverInstalled(k kernelConn, o Options, now time.Time) (plan.Installed, e
 		switch {
 		case s.Label == plan.Label{} && !slices.Contains(numbers, number):
 			continue // It belongs to another process.
-		case s.Stream == "" || s.Name == "" || names[key] || number > o.Mask:
+		case s.Stream == "" || s.Name == "" || names[key] || number > e.o.Mask:
 			t.Stream, t.Name, t.Stage = noStream, fmt.Sprint(number), plan.StageRemoving
 		case len(t.Addresses()) == 0:
 			t.Stage = plan.StageRemoving
@@ -59,22 +60,26 @@ func recoverInstalled(k kernelConn, o Options, now time.Time) (plan.Installed, e
 			t.Stage = plan.StagePending
 		}
 		names[key] = true
-		r.Targets[number] = t
+		e.keepTarget(t)
+		e.fwmarks.Next = max(e.fwmarks.Next, number+1)
 	}
 	for name, s := range c.Streams {
 		// A chain with such a name alone belongs to another process.
-		owned := s.Owned || len(s.Families()) > 0
-		for _, t := range r.Targets {
-			owned = owned || t.Stream == name
-		}
-		if owned {
-			r.Streams[name] = recoverStream(s, r.Targets, c.VIPs)
+		if s.Owned || len(s.Families()) > 0 || e.streams[name] != nil {
+			e.keepStream(recoverStream(s, e.record(name).targets, c.VIPs))
 		}
 	}
-	return r, nil
+	for _, m := range e.streams {
+		for _, t := range m.targets {
+			m.requests[t.Name] = plan.RequestOf(t, m.installed)
+		}
+	}
+	return nil
 }
 
-func recoverStream(s *plan.KernelStream, all map[uint32]plan.InstalledTarget, vips map[vip.VIP]string) plan.InstalledStream {
+func recoverStream(
+	s *plan.KernelStream, targets map[string]plan.InstalledTarget, vips map[vip.VIP]string,
+) plan.InstalledStream {
 	x := plan.InstalledStream{Name: s.Name, Size: s.Size, Seed: s.Seed, Stage: plan.StageApplied}
 	for v, stream := range vips {
 		if stream == s.Name {
@@ -82,12 +87,6 @@ func recoverStream(s *plan.KernelStream, all map[uint32]plan.InstalledTarget, vi
 		}
 	}
 	slices.SortFunc(x.VIPs, vip.Compare)
-	targets := map[string]plan.InstalledTarget{}
-	for _, t := range all {
-		if t.Stream == s.Name {
-			targets[t.Name] = t
-		}
-	}
 	for _, f := range s.Families() {
 		x.Tables[f] = []string{}
 		for name, t := range targets {
@@ -147,7 +146,7 @@ func (e *engine) adoptFWMark(stream string, w Target) {
 
 func (e *engine) adoptHeld(name string, now time.Time) {
 	m := e.streams[name]
-	if e.installedStream(name) == nil && len(m.targets) == 0 {
+	if m.installed == nil && len(m.targets) == 0 {
 		return // It was never installed.
 	}
 	v := e.input(name, now)

@@ -12,8 +12,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 )
 
-// What happens when another process deletes a rule, or changes any other object of the data
-// plane:
+// What happens when another process deletes a rule, or changes any other object of the data plane:
 //
 //  1. The kernel reports it (fwstate.Watch), and the reconciler reads what is stale.
 //     Without a report it is found by the check of everything each CheckInterval.
@@ -115,12 +114,9 @@ func (e *engine) noteRepairs(before []Drift, base bool) {
 func (e *engine) repairsAreSlow() bool {
 	n := 0
 	for name, m := range e.streams {
-		if !m.fault.Broken || e.held(name) {
-			continue
-		}
 		for _, problem := range m.fault.Problems {
-			if problem != "" {
-				n += int(e.installed.Streams[name].Size)
+			if problem != "" && m.fault.Broken && !e.held(name) {
+				n += int(m.installed.Size)
 			}
 		}
 	}
@@ -130,7 +126,7 @@ func (e *engine) repairsAreSlow() bool {
 // baseDrift is the drift of what no stream owns.
 func (e *engine) baseDrift() []Drift {
 	switch {
-	case e.observed.Base || !e.hasApplied():
+	case e.observed.Base || !e.any(func(m *streamRecord) bool { return m.installed != nil && m.installed.Stage == plan.StageApplied }):
 		return nil
 	case e.observed.Problem != "":
 		return []Drift{{Object: "table inet " + TableName, Detail: e.observed.Problem}}
@@ -162,16 +158,6 @@ func (e *engine) noteDrift() {
 	e.since = since
 }
 
-// hasApplied reports whether a stream is installed, which requires the common objects.
-func (e *engine) hasApplied() bool {
-	for _, s := range e.installed.Streams {
-		if s.Stage == plan.StageApplied {
-			return true
-		}
-	}
-	return false
-}
-
 // drift lists the differences between installed and observed state, sorted.
 func (e *engine) drift() []Drift {
 	all := e.baseDrift()
@@ -186,7 +172,7 @@ func (e *engine) drift() []Drift {
 
 // reconcile reads everything and repairs drift without back-off, except that of held streams.
 func (e *engine) reconcile(w *Desired) ([]Drift, error) {
-	if w == nil || e.installed == nil {
+	if w == nil || e.targets == nil {
 		return nil, errors.New("nothing is configured yet; try again in a moment")
 	}
 	e.stale = everything

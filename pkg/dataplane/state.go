@@ -23,7 +23,7 @@ func (e *engine) deadlines() (list []time.Time) {
 	if e.desired == nil || e.observed == nil {
 		return list
 	}
-	for _, t := range e.installed.Targets {
+	for _, t := range e.targets {
 		if !t.DrainEnd.IsZero() {
 			list = append(list, t.DrainEnd)
 		}
@@ -62,26 +62,6 @@ func (m *streamRecord) addresses(yield func(netip.Addr) bool) {
 	}
 }
 
-// hasDirty reports whether another pass has something to plan at once.
-func (e *engine) hasDirty() bool {
-	for _, m := range e.streams {
-		if e.desired != nil && m.dirty && !m.failed {
-			return true
-		}
-	}
-	return false
-}
-
-// failing reports whether a stream failed and is retried.
-func (e *engine) failing() bool {
-	for _, m := range e.streams {
-		if m.failed {
-			return true
-		}
-	}
-	return false
-}
-
 // describe fills in the confirmed state.
 func (e *engine) describe(s *State) {
 	for _, name := range slices.Sorted(maps.Keys(e.streams)) {
@@ -95,7 +75,7 @@ func (e *engine) describe(s *State) {
 			}
 		}
 		s.Problems = append(s.Problems, m.problems...)
-		r := e.installedStream(name)
+		r := m.installed
 		if r == nil || r.Stage == plan.StageRemoving || e.observed.Problem != "" || m.fault.ChainMissing {
 			continue
 		}

@@ -26,7 +26,7 @@ func (e *engine) additions(p *streamChange) plan.Change {
 	for _, v := range p.Stream.VIPs {
 		by := e.observed.VIPs[v]
 		// The element of another process shows as drift.
-		foreign := by != "" && e.installedStream(by) == nil
+		foreign := by != "" && (e.streams[by] == nil || e.streams[by].installed == nil)
 		if by != p.Name && p.Forced && (!foreign || p.input.Repair) {
 			c.VIPs[v] = p.Name
 		}
@@ -49,7 +49,7 @@ func (e *engine) removals(p *streamChange) plan.Change {
 	// After a crash it is unknown which elements the stream installed: all that lead to it.
 	all := p.Remove || p.input.Installed.Stage != plan.StageApplied
 	for v, by := range e.observed.VIPs {
-		if by != p.Name || e.owner[v] != "" {
+		if by != p.Name || e.vipOwners.Owner[v] != "" {
 			continue
 		}
 		if _, installed := slices.BinarySearchFunc(p.input.Installed.VIPs, v, vip.Compare); installed || all {

@@ -56,7 +56,7 @@ func (w *world) settle(desired *Desired, urgent bool) (alive bool) {
 	}()
 	for i := 0; ; i++ {
 		w.e.pass(desired, urgent)
-		if !w.e.hasDirty() || w.e.readErr != nil {
+		if w.e.readErr != nil || w.e.desired == nil || !w.e.any(func(m *streamRecord) bool { return m.dirty && !m.failed }) {
 			return true
 		}
 		if i > 20 {
@@ -79,7 +79,7 @@ func (w *world) state() State {
 
 // number is that of a target, 0 if it has none.
 func (w *world) number(stream, name string) uint32 {
-	for n, t := range w.e.installed.Targets {
+	for n, t := range w.e.targets {
 		if t.Stream == stream && t.Name == name {
 			return n
 		}
@@ -99,7 +99,7 @@ func (w *world) serving(stream string, f vip.Family) []string {
 	}
 	in := map[string]struct{}{}
 	for _, n := range s.Tables[f] {
-		if t, ok := w.e.installed.Targets[n]; ok {
+		if t, ok := w.e.targets[n]; ok {
 			in[t.Name] = struct{}{}
 		}
 	}
@@ -223,7 +223,7 @@ func (w *world) checkTables(t interface{ Fatalf(string, ...any) }) {
 				continue
 			}
 			targets := map[string]plan.InstalledTarget{}
-			for _, r := range w.e.installed.Targets {
+			for _, r := range w.e.targets {
 				if r.Stream == name {
 					targets[r.Name] = r
 				}
@@ -241,7 +241,7 @@ func (w *world) checkTables(t interface{ Fatalf(string, ...any) }) {
 // had lists the targets that have a record and stay.
 func (w *world) had() map[string]bool {
 	had := map[string]bool{}
-	for _, r := range w.e.installed.Targets {
+	for _, r := range w.e.targets {
 		had[r.Stream+"/"+r.Name] = true
 	}
 	return had

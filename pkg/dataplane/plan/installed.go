@@ -59,12 +59,6 @@ type InstalledStream struct {
 	Stage  Stage
 }
 
-// Installed is everything that the engine installed, targets by fwmark.
-type Installed struct {
-	Targets map[uint32]InstalledTarget
-	Streams map[string]InstalledStream
-}
-
 const drainField = "drain="
 
 // MaxLabel is the longest comment of an nftables rule, whose length is one byte.

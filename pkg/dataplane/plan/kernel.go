@@ -54,8 +54,7 @@ type KernelTarget struct {
 	Bytes     uint64
 }
 
-// Change is one change of nftables. Objects that already have the desired state are no
-// error.
+// Change is one change of nftables. Objects that already have the desired state are no error.
 type Change struct {
 	// Base creates or repairs the objects that no stream owns.
 	Base bool

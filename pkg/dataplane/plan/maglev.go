@@ -14,22 +14,20 @@ const (
 	maxShares = vacant
 )
 
-// maglev divides size entries among names, as in section 3.4 of the Maglev paper
-// (Eisenbud et al., NSDI 2016). The result depends on the set of names, on size and
-// on seed only: it holds indices into names, which must be sorted and distinct. size
-// is prime, since otherwise a name's steps do not come to every entry. It returns nil
-// for no names. Of more names than entries, or than 65535, those that sort last get
-// none.
+// maglev divides size entries among names, as in section 3.4 of the Maglev paper (Eisenbud et al.,
+// NSDI 2016). The result depends on the set of names, on size and on seed only: it holds indices
+// into names, which must be sorted and distinct. size is prime, since otherwise a name's steps do
+// not come to every entry. It returns nil for no names. Of more names than entries, or than 65535,
+// those that sort last get none.
 //
 // The shares of two names differ by at most one entry. When one of 10 names goes, its
 // own tenth moves, and of the others' entries some do as well: altogether 12.6 % on
 // average of 1009 entries, 11.7 % of 2003, 10.7 % of 10 007, 10.2 % of 65 537. That is
 // the method's (whole permutations by chance come to 12.5 % of 1009), not the hash's.
 //
-// Pods with different versions must compute equal tables, so the algorithm can never
-// change. A name walks the entries from offset on in
-// steps of skip, both out of the SHA-256 of seed (4 bytes, most significant first)
-// and name:
+// Pods with different versions must compute equal tables, so the algorithm can never change. A name
+// walks the entries from offset on in steps of skip, both out of the SHA-256 of seed (4 bytes, most
+// significant first) and name:
 //
 //	offset = bytes 0 to 7, most significant first, mod size
 //	skip   = bytes 8 to 15, most significant first, mod (size - 1), plus 1

@@ -12,9 +12,10 @@ import (
 
 // VIPOwners assigns VIPs to streams.
 type VIPOwners struct {
-	// Owned are the VIPs of each stream that need an element, in the order of
-	// vip.Compare.
+	// Owned are the VIPs of each stream that need an element, in the order of vip.Compare.
 	Owned map[string][]vip.VIP
+	// Owner is the stream of each of them.
+	Owner map[vip.VIP]string
 	// Covered maps each VIP without an element to the wider VIP of the same stream that
 	// covers it: intervals of one nftables map must not overlap.
 	Covered  map[vip.VIP]vip.VIP
@@ -24,8 +25,7 @@ type VIPOwners struct {
 // AssignVIPs gives each VIP to the stream whose name sorts first, unless it is an
 // address of this network namespace, whose packets are delivered locally.
 func AssignVIPs(streams map[string]*Stream, local map[netip.Addr]struct{}) VIPOwners {
-	s := VIPOwners{Owned: make(map[string][]vip.VIP, len(streams)), Covered: map[vip.VIP]vip.VIP{}}
-	owner := map[vip.VIP]string{}
+	s := VIPOwners{Owned: map[string][]vip.VIP{}, Owner: map[vip.VIP]string{}, Covered: map[vip.VIP]vip.VIP{}}
 	var wide []vip.VIP // owned ones that are wider than a host
 	for _, name := range slices.Sorted(maps.Keys(streams)) {
 		vips := slices.Clone(streams[name].VIPs)
@@ -41,11 +41,11 @@ func AssignVIPs(streams map[string]*Stream, local map[netip.Addr]struct{}) VIPOw
 					fmt.Sprintf("ip address del %s dev DEVICE, or take the VIP out of stream %s", netip.PrefixFrom(a, a.BitLen()), name))
 				continue
 			}
-			other, by := overlap(v, owner, wide)
+			other, by := overlap(v, s.Owner, wide)
 			host := v.Prefix().IsSingleIP()
 			switch {
 			case by == "" || by == name && host:
-				owner[v] = name
+				s.Owner[v] = name
 				if !host {
 					wide = append(wide, v)
 				}
@@ -90,6 +90,7 @@ func (s *VIPOwners) Limit(installed map[vip.VIP]string) {
 			Detail: fmt.Sprintf("%s holds %d VIPs of one address, and streams have %d", HostMaps[f], MaxHostVIPs, len(vips)),
 			Remedy: "serve wider prefixes, or fewer VIPs", VIPs: vips[MaxHostVIPs:],
 		})
+		maps.DeleteFunc(s.Owner, func(v vip.VIP, _ string) bool { return surplus.Has(v) })
 		for name, owned := range s.Owned {
 			s.Owned[name] = slices.DeleteFunc(owned, surplus.Has)
 		}
