@@ -1,9 +1,9 @@
 package dataplane
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -24,19 +24,40 @@ type streamChange struct {
 	plan.StreamPlan
 	input  plan.StreamInput
 	record *streamRecord
-	// failedTargets has the errors of targets whose rules or routes failed.
-	failedTargets map[string]error
-	// failure is why the change of the stream failed.
-	failure error
+	// failedTargets are targets whose rules or routes failed; failed: the change of the stream did.
+	failedTargets map[string]bool
+	failed        bool
 	// add and remove are the additions and changes, and the removals, in nftables.
 	add, remove plan.Change
 }
 
-// fail keeps the first failure.
+// fail adds the problem of the stream, once.
 func (p *streamChange) fail(err error) {
-	if p.failure == nil {
-		p.failure = err
+	if p.failed {
+		return
 	}
+	problem := Problem{
+		Object: "stream " + p.Name, Detail: err.Error(), VIPs: p.Stream.VIPs,
+		Remedy: "it is retried; look at the table with: nft list table inet " + TableName,
+	}
+	if foreign, ok := errors.AsType[*fwstate.ConflictError](err); ok {
+		problem.Object, problem.Remedy = foreign.Object, "remove or rename it, or the stream; objects of vipgate have comments"
+	}
+	p.failed, p.record.failed = true, true
+	p.record.problems = append(p.record.problems, problem)
+}
+
+// failTarget adds the problem of a target, once, and removes the target from a table.
+func (p *streamChange) failTarget(name string, f vip.Family, err error) {
+	p.RemoveFromTable(name, f)
+	if p.failedTargets[name] {
+		return
+	}
+	p.failedTargets[name], p.record.failed = true, true
+	p.record.problems = append(p.record.problems, Problem{
+		Object: "target " + p.Name + "/" + name, Detail: err.Error(),
+		Remedy: "it is retried; check that the target is on a connected network, and for rules or routes of other processes",
+	})
 }
 
 // toApply lists the targets whose objects are compared with the kernel and written.
@@ -58,8 +79,6 @@ func (e *engine) apply(plans []*streamChange, repairBase bool) error {
 	afterStep("planned")
 	for _, p := range plans {
 		e.begin(p)
-		e.markPlanned(&p.StreamPlan)
-		e.logPlan(p)
 	}
 	e.addRoutes(plans)
 	afterStep("routes")
@@ -80,28 +99,43 @@ func (e *engine) apply(plans []*streamChange, repairBase bool) error {
 	afterStep("read-back")
 	for _, p := range plans {
 		e.conclude(p)
-		p.addProblems()
 	}
 	return nil
 }
 
-// begin records what is about to change as pending or removing.
+// begin logs what is about to change, and records it as pending or removing.
 func (e *engine) begin(p *streamChange) {
+	e.markPlanned(&p.StreamPlan)
+	log := e.log.With("stream", p.Name)
 	for _, t := range p.Removed {
+		log.Info("removing target", "target", t.Name, "fwmark", t.FWMark)
 		t.Stage = plan.StageRemoving
 		e.keepTarget(t)
 	}
 	if p.Remove {
 		if p.input.Installed != nil {
+			log.Info("removing stream")
 			s := *p.input.Installed
 			s.Stage = plan.StageRemoving
 			e.keepStream(s)
 		}
 		return
 	}
-	for _, t := range p.toApply() {
-		t.Stage = plan.StagePending
-		e.keepTarget(t)
+	for _, t := range plan.SortedTargets(p.Targets) {
+		log := log.With("target", t.Name, "fwmark", t.FWMark)
+		old, recorded := p.input.Targets[t.Name]
+		switch {
+		case !recorded:
+			log.Info("adding target", "ips", t.Addresses())
+		case !t.DrainEnd.IsZero() && old.DrainEnd.IsZero():
+			log.Info("draining removed target", "until", t.DrainEnd)
+		case t.IPs != old.IPs:
+			log.Info("target addresses changed", "ips", t.Addresses())
+		}
+		if p.Apply[t.FWMark] {
+			t.Stage = plan.StagePending
+			e.keepTarget(t)
+		}
 	}
 	s := p.Stream
 	if p.Write {
@@ -137,17 +171,13 @@ func (e *engine) addRoutes(plans []*streamChange) {
 			if err == nil {
 				err = e.verifyRoute(want.FWMark, f, want.NextHops[f])
 			}
-			if err == nil {
-				continue
-			}
-			want.NextHops[f] = netip.Addr{}
-			p.RemoveFromTable(want.Name, f)
-			if p.failedTargets[want.Name] == nil {
-				p.failedTargets[want.Name] = err
+			if err != nil {
+				want.NextHops[f] = netip.Addr{}
+				p.failTarget(want.Name, f, err)
 			}
 		}
 		e.setRoutes(want.FWMark, want)
-		if p.failedTargets[want.Name] == nil {
+		if !p.failedTargets[want.Name] {
 			delete(e.lost, want.FWMark)
 		}
 		p.record.stale = true
@@ -168,12 +198,125 @@ func (e *engine) verifyRoute(fwmark uint32, f vip.Family, hop netip.Addr) error 
 	return nil
 }
 
+// additions returns the additions and changes of a plan.
+func (e *engine) additions(p *streamChange) plan.Change {
+	c := plan.Change{VIPs: map[vip.VIP]string{}}
+	for _, t := range p.toApply() {
+		if want := t.Kernel(); !plan.SameNFTables(orNone(e.observed.Targets[t.FWMark]), want) {
+			c.Targets = append(c.Targets, want)
+		}
+	}
+	if !p.Write {
+		return c
+	}
+	want, now := p.kernel(), e.observed.Streams[p.Name]
+	if !plan.SameStream(now, want) {
+		c.Streams = append(c.Streams, plan.StreamWrite{Desired: *want, Observed: now})
+	}
+	for _, v := range p.Stream.VIPs {
+		by := e.observed.VIPs[v]
+		// The element of another process shows as drift.
+		foreign := by != "" && (e.streams[by] == nil || e.streams[by].installed == nil)
+		if by != p.Name && p.Forced && (!foreign || p.input.Repair) {
+			c.VIPs[v] = p.Name
+		}
+	}
+	return c
+}
+
+// removals returns the removals of a plan.
+func (e *engine) removals(p *streamChange) plan.Change {
+	c := plan.Change{VIPs: map[vip.VIP]string{}}
+	for _, t := range p.Removed {
+		c.RemoveTargets = append(c.RemoveTargets, t.FWMark)
+	}
+	if p.input.Installed == nil {
+		return c
+	}
+	if p.Remove {
+		c.RemoveStreams = []string{p.Name}
+	}
+	// After a crash it is unknown which elements the stream installed: all that lead to it.
+	all := p.Remove || p.input.Installed.Stage != plan.StageApplied
+	for v, by := range e.observed.VIPs {
+		if by != p.Name || e.vipOwners.Owner[v] != "" {
+			continue
+		}
+		if _, installed := slices.BinarySearchFunc(p.input.Installed.VIPs, v, vip.Compare); installed || all {
+			c.VIPs[v] = ""
+		}
+	}
+	return c
+}
+
+// transact writes all plans in one transaction, or, if that fails, in one for each, so that one
+// stream does not fail the others.
+func (e *engine) transact(plans []*streamChange, repairBase bool) error {
+	var all plan.Change
+	for _, p := range plans {
+		p.add, p.remove = e.additions(p), e.removals(p)
+		all.Add(p.add)
+		all.Add(p.remove)
+	}
+	all.Base = !e.observed.Base && (repairBase || len(all.Targets)+len(all.Streams) > 0)
+	if all.Empty() {
+		return nil
+	}
+	if all.Base {
+		// Packets are forwarded without these rules, too: a failure shows as drift.
+		if err := e.kernel.AddCommonRules().Err(); err != nil {
+			e.log.Warn("failed to add policy rules", "error", err)
+		}
+	}
+	err := e.kernel.Write(all)
+	if err != nil {
+		e.log.Warn("transaction failed, retrying stream by stream", "streams", len(plans), "error", err)
+		e.transactEach(plans, all.Base)
+	}
+	if !all.Base {
+		return nil
+	}
+	if err := e.readBase(); err != nil {
+		return err
+	}
+	for _, p := range plans {
+		if e.observed.Problem != "" {
+			p.fail(fmt.Errorf("table inet %s is not as it was written: %s", TableName, e.observed.Problem))
+		}
+	}
+	return nil
+}
+
+// transactEach writes each plan in transactions of its own, additions first.
+func (e *engine) transactEach(plans []*streamChange, base bool) {
+	write := func(p *streamChange, c plan.Change) {
+		if !p.failed && !c.Empty() {
+			if err := e.kernel.Write(c); err != nil {
+				p.fail(err)
+			}
+		}
+	}
+	if base {
+		if err := e.kernel.Write(plan.Change{Base: true}); err != nil {
+			for _, p := range plans {
+				p.fail(err)
+			}
+		}
+	}
+	for _, p := range plans {
+		write(p, p.add)
+	}
+	for _, p := range plans {
+		write(p, p.remove)
+	}
+}
+
 // removeTargets removes the rest of targets that nftables no longer has: connection tracking
 // entries first, so that no flow has the fwmark when its routes are gone, then rules and routes.
 func (e *engine) removeTargets(plans []*streamChange) {
 	var gone []uint32
 	for _, p := range plans {
-		if p.failure == nil {
+		if !p.failed {
 			gone = append(gone, p.remove.RemoveTargets...)
 		}
 	}
@@ -182,17 +325,11 @@ func (e *engine) removeTargets(plans []*streamChange) {
 	}
 	flushErr := e.kernel.FlushConntrack(gone)
 	afterStep("flushed")
-	removeErr := e.kernel.RemoveRoutes(gone)
+	err := cmp.Or(flushErr, e.kernel.RemoveRoutes(gone))
 	afterStep("unrouted")
 	for _, p := range plans {
-		if len(p.Removed) == 0 {
-			continue
-		}
-		if flushErr != nil {
-			p.fail(fmt.Errorf("flush connection tracking entries of removed targets: %w", flushErr))
-		}
-		if removeErr != nil {
-			p.fail(fmt.Errorf("remove rules and routes of removed targets: %w", removeErr))
+		if err != nil && len(p.Removed) > 0 {
+			p.fail(fmt.Errorf("remove routes and connections of targets: %w", err))
 		}
 	}
 }
@@ -270,7 +407,7 @@ func (e *engine) readTouched(plans []*streamChange) error {
 // ones are forgotten, and the rest fails and is retried.
 func (e *engine) conclude(p *streamChange) {
 	for _, t := range p.Removed {
-		if e.observed.Targets[t.FWMark] != nil || p.failure != nil {
+		if e.observed.Targets[t.FWMark] != nil || p.failed {
 			p.fail(fmt.Errorf("target %s (fwmark %d) is still in the kernel after its removal", t.Name, t.FWMark))
 			continue
 		}
@@ -281,14 +418,14 @@ func (e *engine) conclude(p *streamChange) {
 		if e.observed.Streams[p.Name] != nil {
 			p.fail(fmt.Errorf("the chain of stream %s is still in the kernel after its removal", p.Name))
 		}
-		if p.failure == nil && p.input.Installed != nil {
+		if !p.failed && p.input.Installed != nil {
 			p.record.installed, p.record.stale = nil, true
 		}
 		return
 	}
 	for _, t := range p.toApply() {
 		switch {
-		case p.failedTargets[t.Name] != nil:
+		case p.failedTargets[t.Name]:
 		case !plan.SameNFTables(orNone(e.observed.Targets[t.FWMark]), t.Kernel()):
 			p.fail(fmt.Errorf("the chain of target %s (fwmark %d), or its elements, are not in the kernel after they were written", t.Name, t.FWMark))
 		default:
@@ -310,51 +447,4 @@ func (e *engine) conclude(p *streamChange) {
 		}
 	}
 	e.keepStream(p.Stream)
-}
-
-// addProblems turns failures into problems.
-func (p *streamChange) addProblems() {
-	m := p.record
-	for _, name := range slices.Sorted(maps.Keys(p.failedTargets)) {
-		m.failed = true
-		m.problems = append(m.problems, Problem{
-			Object: "target " + p.Name + "/" + name, Detail: p.failedTargets[name].Error(),
-			Remedy: "it is retried; check that the target is on a connected network, and for rules or routes of other processes",
-		})
-	}
-	if p.failure == nil {
-		return
-	}
-	m.failed = true
-	problem := Problem{
-		Object: "stream " + p.Name, Detail: p.failure.Error(), VIPs: p.Stream.VIPs,
-		Remedy: "it is retried; look at the table with: nft list table inet " + TableName,
-	}
-	if foreign, ok := errors.AsType[*fwstate.ConflictError](p.failure); ok {
-		problem.Object, problem.Remedy = foreign.Object, "remove or rename it, or the stream; objects of vipgate have comments"
-	}
-	m.problems = append(m.problems, problem)
-}
-
-// logPlan logs the changes of a plan.
-func (e *engine) logPlan(p *streamChange) {
-	log := e.log.With("stream", p.Name)
-	for _, t := range p.Removed {
-		log.Info("removing target", "target", t.Name, "fwmark", t.FWMark)
-	}
-	if p.Remove && p.input.Installed != nil {
-		log.Info("removing stream")
-	}
-	for _, t := range plan.SortedTargets(p.Targets) {
-		log := log.With("target", t.Name, "fwmark", t.FWMark)
-		old, recorded := p.input.Targets[t.Name]
-		switch {
-		case !recorded:
-			log.Info("adding target", "ips", t.Addresses())
-		case !t.DrainEnd.IsZero() && old.DrainEnd.IsZero():
-			log.Info("draining removed target", "until", t.DrainEnd)
-		case t.IPs != old.IPs:
-			log.Info("target addresses changed", "ips", t.Addresses())
-		}
-	}
 }

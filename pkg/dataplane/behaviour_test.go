@@ -333,7 +333,7 @@ func TestOptionsAreValidated(t *testing.T) {
 		{"main's priority", Config{Priority: 32765}, false},
 		{"whole mark", Config{Mask: 0xffffffff}, true},
 	} {
-		if err := (Options{Config: tt.o}).Validate(); (err == nil) != tt.ok {
+		if err := (Options{Config: tt.o}).withDefaults().Validate(); (err == nil) != tt.ok {
 			t.Errorf("%s: %v", tt.name, err)
 		}
 	}

@@ -23,15 +23,17 @@ func Cleanup(ctx context.Context, o Options) (removed []string, err error) {
 			err = fmt.Errorf("clean up the data plane: %w", err)
 		}
 	}()
+	o.Log = nil // the caller logs what was removed
+	o = o.withDefaults()
 	if err := cmp.Or(o.Validate(), ctx.Err()); err != nil {
 		return nil, err
 	}
-	conn, err := fwstate.Dial(o.Config.WithDefaults())
+	conn, err := fwstate.Dial(o.Config)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink sockets: %w", err)
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	return cleanUp(conn, o.withDefaults())
+	return cleanUp(conn, o)
 }
 
 func cleanUp(k kernelConn, o Options) (removed []string, err error) {

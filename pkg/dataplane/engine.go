@@ -91,9 +91,7 @@ type engine struct {
 	generation      uint32
 	ownTransactions uint32
 	network         *plan.Network
-	// via has the last link of each target by family, lost the targets whose routes the
-	// kernel removed together with a link.
-	via  map[uint32][len(vip.Families)]int
+	// lost are the targets whose routes the kernel removed together with a link.
 	lost map[uint32]bool
 	// stale are the parts to read before the next plan; linksDown are links that went down
 	// since the last read.
@@ -125,7 +123,7 @@ func newEngine(o Options, k kernelConn) *engine {
 	return &engine{
 		o: o, log: o.Log, kernel: k, now: time.Now,
 		streams: map[string]*streamRecord{}, refused: map[uint32]string{},
-		via: map[uint32][len(vip.Families)]int{}, lost: map[uint32]bool{}, since: map[plan.DriftKey]time.Time{},
+		lost: map[uint32]bool{}, since: map[plan.DriftKey]time.Time{},
 		holds: map[string]time.Time{}, repairs: map[plan.DriftKey]*repair{}, stale: everything,
 	}
 }
@@ -155,7 +153,6 @@ func (e *engine) keepStream(s plan.InstalledStream) {
 func (e *engine) dropTarget(t plan.InstalledTarget) {
 	delete(e.targets, t.FWMark)
 	delete(e.lost, t.FWMark)
-	delete(e.via, t.FWMark)
 	m := e.record(t.Stream)
 	if m.targets[t.Name].FWMark == t.FWMark {
 		delete(m.targets, t.Name)
@@ -250,7 +247,7 @@ func (e *engine) planDirty(now time.Time) (changes []*streamChange) {
 			e.markPlanned(&p)
 			continue
 		}
-		changes = append(changes, &streamChange{StreamPlan: p, input: in, record: m, failedTargets: map[string]error{}})
+		changes = append(changes, &streamChange{StreamPlan: p, input: in, record: m, failedTargets: map[string]bool{}})
 	}
 	return changes
 }
@@ -279,7 +276,7 @@ func (e *engine) input(name string, now time.Time) plan.StreamInput {
 	return plan.StreamInput{
 		Name: name, Desired: e.desired.Streams[name], VIPs: e.vipOwners.Owned[name],
 		Installed: m.installed, Targets: maps.Clone(m.targets), Requests: m.requests,
-		Observed: e.observed.Targets, Network: e.network, Broken: m.fault.Broken, ChainMissing: m.fault.ChainMissing,
+		Observed: e.observed.Targets, Network: e.network, Fault: m.fault,
 		LinkRestored: e.linkRestored, Repair: m.repair, Now: now, AllocateFWMark: e.allocateFWMark,
 	}
 }

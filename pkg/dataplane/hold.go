@@ -95,10 +95,9 @@ func (e *engine) expireHolds() {
 		return
 	}
 	if err := e.setHolds(holds); err != nil {
-		// The file still has it, with the same end.
-		e.log.Warn("failed to write holds", "error", err)
-		e.holds = holds
+		e.log.Warn("failed to write holds", "error", err) // the file has the ends of the expired ones
 	}
+	e.holds = holds
 }
 
 // Hold suspends the repair of drift of a stream, or of all streams with "", until Resume, or

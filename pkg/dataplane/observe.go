@@ -143,12 +143,11 @@ func (e *engine) setTarget(number uint32, s, r plan.KernelTarget) {
 // updateNetwork sets the observed network, and derives which targets can be reached and whose
 // routes the kernel, rather than another process, removed when a link went down.
 func (e *engine) updateNetwork(s *plan.Network) {
-	old := e.network
+	first, old := e.network == nil, cmp.Or(e.network, &plan.Network{})
 	e.network = s
 	reachable := func(n *plan.Network, a netip.Addr) bool { return n.UnreachableReason(a) == "" }
 	for number, t := range e.targets {
 		m := e.record(t.Stream)
-		via := e.via[number]
 		missing, byLink := false, false
 		slot := orNone(e.observed.Targets[number])
 		for _, f := range vip.Families {
@@ -157,25 +156,22 @@ func (e *engine) updateNetwork(s *plan.Network) {
 				continue
 			}
 			l, ok := s.LinkTo(hop)
+			was, known := old.LinkTo(hop)
 			if !slot.NextHops[f].IsValid() {
 				missing = true
 				// At the start no notification of a link exists. The kernel removes only
 				// the route; an operator who clears a table or a target removes more.
-				alone := old == nil && !e.held(t.Stream) && slot.Rules[f] && slot.Blackhole[f]
-				moved := via[f] != 0 && (via[f] != l.Index || slices.Contains(e.linksDown, via[f]))
+				alone := first && !e.held(t.Stream) && slot.Rules[f] && slot.Blackhole[f]
+				moved := known && was.Index != l.Index
 				byLink = byLink || alone || moved || !ok || !l.Up || slices.Contains(e.linksDown, l.Index)
 			}
-			if ok {
-				via[f] = l.Index
-			}
-			if old == nil || reachable(old, hop) != reachable(s, hop) {
+			if changed := reachable(old, hop) != reachable(s, hop); changed || first {
 				m.dirty, m.stale = true, true
-			}
-			if old != nil && reachable(old, hop) != reachable(s, hop) {
-				e.logReach(t, hop)
+				if !first {
+					e.logReach(t, hop)
+				}
 			}
 		}
-		e.via[number] = via
 		lost := missing && (byLink || e.lost[number])
 		if lost && !e.lost[number] {
 			e.log.Warn("routes removed with their link; restoring them when it is up",
@@ -188,7 +184,7 @@ func (e *engine) updateNetwork(s *plan.Network) {
 			e.lost[number] = true
 		}
 	}
-	if old == nil {
+	if first {
 		return
 	}
 	// Targets without a connected network are not, or not completely, installed.

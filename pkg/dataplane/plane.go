@@ -12,8 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
-	"time"
 
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
@@ -51,8 +49,6 @@ const (
 	DefaultFirst    = fwstate.DefaultFirst
 	DefaultMask     = fwstate.DefaultMask
 	DefaultPriority = fwstate.DefaultPriority
-	// defaultCheckInterval is the time between two reads of everything.
-	defaultCheckInterval = time.Minute
 )
 
 // Options are the fwmarks, tables and rule priorities of the data plane in its network
@@ -63,24 +59,18 @@ type Options struct {
 	StateDir string
 	// OnRepair is called with the repaired objects. It must not block.
 	OnRepair func([]Repaired)
-	// CheckInterval is the time between two reads of the whole kernel state without
-	// notifications; a minute by default.
-	CheckInterval time.Duration
-	Log           *slog.Logger
+	Log      *slog.Logger
 }
 
 // TargetView describes one target in the kernel for operators.
 type TargetView struct {
-	Stream, Target string
-	FWMark         uint32
-	IPs            []netip.Addr
+	plan.InstalledTarget
 	// State is one of serving, draining, down, pending, removing, drifted.
 	State string
 	// Entries counts its entries in the Maglev maps, by family.
 	Entries [len(vip.Families)]int
 	// Packets and Bytes were sent to it since its chain was created.
 	Packets, Bytes uint64
-	DrainEnd       time.Time
 }
 
 // errEnded is the error of requests after the end of Run.
@@ -101,29 +91,18 @@ type Plane struct {
 // withDefaults fills in zero fields.
 func (o Options) withDefaults() Options {
 	o.Config = o.Config.WithDefaults()
-	if o.CheckInterval == 0 {
-		o.CheckInterval = defaultCheckInterval
-	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	return o
 }
 
-// Validate returns an error for invalid options; zero fields have their defaults.
-func (o Options) Validate() error {
-	if o.CheckInterval < 0 {
-		return fmt.Errorf("check interval %s is negative", o.CheckInterval)
-	}
-	return o.Config.WithDefaults().Validate()
-}
-
 // New reads the holds of an earlier process.
 func New(o Options) (*Plane, error) {
+	o = o.withDefaults()
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("data plane: %w", err)
 	}
-	o = o.withDefaults()
 	o.Log = o.Log.With("component", "dataplane")
 	e := newEngine(o, nil)
 	if err := e.loadHolds(); err != nil {
@@ -131,7 +110,10 @@ func New(o Options) (*Plane, error) {
 	}
 	return &Plane{
 		ready: make(chan struct{}), requests: make(chan func(*engine)), ended: make(chan struct{}),
-		reconciler: reconciler{e: e, retry: backoff.Backoff{Min: failurePause, Max: maxPause}, subscribe: fwstate.Subscribe},
+		reconciler: reconciler{
+			e: e, subscribe: fwstate.Subscribe, checkInterval: fullReadInterval,
+			retry: backoff.Backoff{Min: failurePause, Max: maxPause},
+		},
 	}, nil
 }
 

@@ -29,15 +29,18 @@ const (
 	linkSettleTime = 100 * time.Millisecond
 	// failedNeighborInterval is the time between two reads of failed neighbors.
 	failedNeighborInterval = time.Second
+	// fullReadInterval is the time between two reads of everything without notifications.
+	fullReadInterval = time.Minute
 )
 
 // reconciler schedules the engine; it belongs to the goroutine of Run.
 type reconciler struct {
-	e         *engine
-	conn      *fwstate.Conn
-	subscribe func(fwstate.Config) (*fwstate.Watch, error)
-	watch     *fwstate.Watch
-	retry     backoff.Backoff
+	e             *engine
+	conn          *fwstate.Conn
+	subscribe     func(fwstate.Config) (*fwstate.Watch, error)
+	watch         *fwstate.Watch
+	retry         backoff.Backoff
+	checkInterval time.Duration
 
 	sysctlsChecked time.Time
 	sysctlProblems []sysctlProblem
@@ -106,7 +109,7 @@ func (p *Plane) run(ctx context.Context) {
 // nextStep returns when the next step is due without an event.
 func (p *Plane) nextStep(failed bool) time.Time {
 	e, now := p.e, time.Now()
-	due := append(e.deadlines(), e.lastFullRead.Add(p.e.o.CheckInterval))
+	due := append(e.deadlines(), e.lastFullRead.Add(p.checkInterval))
 	if failed {
 		// What is overdue waits for the next attempt.
 		due = slices.DeleteFunc(due, func(at time.Time) bool { return !at.After(now) })
@@ -176,7 +179,7 @@ func (p *Plane) step(desired *Desired) (failed bool) {
 			return true
 		}
 	}
-	if now.Sub(e.lastFullRead) >= p.e.o.CheckInterval {
+	if now.Sub(e.lastFullRead) >= p.checkInterval {
 		e.stale = everything
 		clear(e.refused)
 	}
@@ -232,7 +235,7 @@ func (p *Plane) publish(desired *Desired, err error) {
 	s := State{
 		Err: err, TotalFailures: old.TotalFailures, Held: e.holds, Repairs: e.repaired,
 		Withheld: withheld(p.sysctlProblems),
-		Streams: map[string]*StreamState{}, VIPs: map[vip.VIP]string{}, Unreachable: map[netip.Addr]string{},
+		Streams:  map[string]*StreamState{}, VIPs: map[vip.VIP]string{}, Unreachable: map[netip.Addr]string{},
 	}
 	if desired != nil {
 		s.Revision = desired.Revision

@@ -13,10 +13,9 @@ import (
 // withoutEvents runs a plane that gets no notifications from the kernel.
 func (s *site) withoutEvents(interval time.Duration) *running {
 	s.t.Helper()
-	o := s.options()
-	o.CheckInterval = interval
-	p, err := New(o)
+	p, err := New(s.options())
 	s.must(err)
+	p.checkInterval = interval
 	p.subscribe = func(fwstate.Config) (*fwstate.Watch, error) {
 		return &fwstate.Watch{Listener: rtnetlink.NewListener(), Changed: make(chan struct{})}, nil
 	}
@@ -32,8 +31,8 @@ func (s *site) withoutEvents(interval time.Duration) *running {
 
 // Observed and desired state are compared every minute, also if nothing was reported.
 func TestKernelIsReadWithoutEvents(t *testing.T) {
-	if got := (Options{}).withDefaults().CheckInterval; got != time.Minute {
-		t.Errorf("the kernel is read every %s", got)
+	if fullReadInterval != time.Minute {
+		t.Errorf("the kernel is read every %s", fullReadInterval)
 	}
 	x := newSite(t)
 	p := x.withoutEvents(100 * time.Millisecond)

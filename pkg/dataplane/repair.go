@@ -15,7 +15,7 @@ import (
 // What happens when another process deletes a rule, or changes any other object of the data plane:
 //
 //  1. The kernel reports it (fwstate.Watch), and the reconciler reads what is stale.
-//     Without a report it is found by the check of everything each CheckInterval.
+//     Without a report it is found by the check of everything each fullReadInterval.
 //  2. diff compares what was read with what is installed (plan.TargetDrift,
 //     plan.StreamDrift). The difference is drift: [State] shows it, and readiness follows
 //     the kernel at once. Routes that the kernel removed with a link are no drift; they

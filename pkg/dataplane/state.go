@@ -123,14 +123,11 @@ func (e *engine) listTargets() ([]TargetView, error) {
 	for _, m := range e.streams {
 		for _, t := range m.targets {
 			counters := orNone(now[t.FWMark])
-			list = append(list, TargetView{
-				Stream: t.Stream, Target: t.Name, FWMark: t.FWMark, IPs: t.Addresses(), State: m.stateOf(t),
-				Entries: entries[t.FWMark], Packets: counters.Packets, Bytes: counters.Bytes, DrainEnd: t.DrainEnd,
-			})
+			list = append(list, TargetView{t, m.stateOf(t), entries[t.FWMark], counters.Packets, counters.Bytes})
 		}
 	}
 	slices.SortFunc(list, func(a, b TargetView) int {
-		return cmp.Or(cmp.Compare(a.Stream, b.Stream), cmp.Compare(a.Target, b.Target))
+		return cmp.Or(cmp.Compare(a.Stream, b.Stream), cmp.Compare(a.Name, b.Name))
 	})
 	return list, nil
 }

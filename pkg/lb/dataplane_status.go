@@ -149,9 +149,9 @@ func (p *process) dataPlaneStreams(state plan.State, targets []dataplane.TargetV
 	for _, x := range targets {
 		s := stream(x.Stream)
 		s.Targets = append(s.Targets, &lbv1.DataPlaneTarget{
-			Name: x.Target, Number: x.FWMark, State: x.State, Packets: x.Packets, Bytes: x.Bytes,
+			Name: x.Name, Number: x.FWMark, State: x.State, Packets: x.Packets, Bytes: x.Bytes,
 			EntriesIpv4: uint32(x.Entries[vip.IPv4]), EntriesIpv6: uint32(x.Entries[vip.IPv6]),
-			Addresses: texts(x.IPs), DrainEnd: timestamp(x.DrainEnd),
+			Addresses: texts(x.Addresses()), DrainEnd: timestamp(x.DrainEnd),
 		})
 	}
 	for _, name := range state.VIPs {

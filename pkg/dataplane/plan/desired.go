@@ -71,10 +71,8 @@ type Problem struct {
 	VIPs []vip.VIP
 }
 
-// ProblemKey identifies a problem.
-type ProblemKey struct{ object, detail string }
-
-func (p Problem) Key() ProblemKey { return ProblemKey{p.Object, p.Detail} }
+// Key identifies the problem.
+func (p Problem) Key() [2]string { return [2]string{p.Object, p.Detail} }
 
 // Without returns the entries of a list whose keys another list lacks.
 func Without[T any, K comparable](list, other []T, key func(T) K) []T {

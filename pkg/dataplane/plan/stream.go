@@ -59,9 +59,8 @@ type StreamInput struct {
 	// Observed are the targets in the kernel.
 	Observed map[uint32]*KernelTarget
 	Network  *Network
-	// Broken reports whether another process removed the chain, maps or entries of the
-	// stream, ChainMissing whether the chain does not exist.
-	Broken, ChainMissing bool
+	// Fault is what is wrong with the stream in the kernel.
+	Fault StreamFault
 	// LinkRestored reports whether the kernel removed the routes of a fwmark with a
 	// link that is up again.
 	LinkRestored func(uint32) bool
@@ -161,7 +160,7 @@ func ForStream(v StreamInput) StreamPlan {
 		}
 		next := p.Requests[t.Name]
 		r := InstalledTarget{FWMark: old.FWMark, Label: Label{Stream: v.Name, Name: t.Name, IPs: next.ips}, Stage: StageApplied}
-		redo := change || p.Forced && v.ChainMissing
+		redo := change || p.Forced && v.Fault.ChainMissing
 		for _, f := range vip.Families {
 			r.Flows[f] = next.roles[f] >= Draining
 			forwards := redo || Forwards(old, v.Observed[old.FWMark], f)
@@ -178,7 +177,7 @@ func ForStream(v StreamInput) StreamPlan {
 			p.Stream.Tables[f] = nil
 		}
 	}
-	p.Write = p.Forced || !v.Broken && !sameTables(p.Stream.Tables, v.Installed.Tables)
+	p.Write = p.Forced || !v.Fault.Broken && !sameTables(p.Stream.Tables, v.Installed.Tables)
 	if !p.Write {
 		p.Stream.Tables = v.Installed.Tables
 	}
