@@ -25,10 +25,9 @@ const MaxListingAge = 3 * time.Second
 type Listing struct {
 	// Scanned reports whether a scan has ended, even in an error. Until then nothing is known.
 	Scanned bool
-	// Groups are the groups whose file counts, VIPs the known VIPs whose file counts. While the
-	// directory is gone they are what Options.OnGone keeps of them.
-	Groups map[string]struct{}
-	VIPs   vip.Set
+	// Files are the known files that count, by GroupFile and VIPFile. While the directory is gone
+	// they are what Options.OnGone keeps of them.
+	Files map[string]struct{}
 	// PerVIP reports whether the file of a VIP was seen since the start: from then on the files of
 	// groups do not count.
 	PerVIP bool
@@ -49,13 +48,13 @@ type Listing struct {
 	Revision uint64
 
 	path     string
-	byStream bool // the trench file has streams
-	stale    map[fileName]struct{}
+	byStream bool                // the trench file has streams
+	stale    map[string]struct{} // as Files, those that are too old
 }
 
 // same reports whether the listings differ at most in At and Revision.
 func (l Listing) same(o Listing) bool {
-	return l.Scanned == o.Scanned && maps.Equal(l.Groups, o.Groups) && l.VIPs.Equal(o.VIPs) && l.PerVIP == o.PerVIP &&
+	return l.Scanned == o.Scanned && maps.Equal(l.Files, o.Files) && l.PerVIP == o.PerVIP &&
 		l.Everything == o.Everything && l.Gone == o.Gone && errorText(l.Err) == errorText(o.Err) &&
 		l.DrainEnd.Equal(o.DrainEnd) && slices.Equal(l.Problems, o.Problems) && l.byStream == o.byStream &&
 		maps.Equal(l.stale, o.stale)
@@ -80,8 +79,9 @@ func (l Listing) Ready(v vip.VIP, streams []string) (ready bool, why string) {
 	case l.Everything:
 		return true, "the readiness directory " + l.path + " has never existed, and --readiness-dir-missing=ready"
 	case l.PerVIP:
-		ready, why = l.VIPs.Has(v), VIPFile(v.Prefix().Addr())
-		if _, stale := l.stale[fileName{vip: v.Prefix().Addr()}]; stale && !ready {
+		why = VIPFile(v.Prefix().Addr())
+		_, ready = l.Files[why]
+		if _, stale := l.stale[why]; stale && !ready {
 			return false, "readiness file " + why + " was not touched lately (--readiness-max-age)"
 		}
 	case l.byStream && len(streams) == 0:
@@ -89,7 +89,7 @@ func (l Listing) Ready(v vip.VIP, streams []string) (ready bool, why string) {
 	case l.byStream:
 		ready, why = l.anyOf(streams)
 	default:
-		ready, why = len(l.Groups) > 0, groupFilePrefix+"*"
+		ready, why = len(l.Files) > 0, groupFilePrefix+"*"
 	}
 	switch {
 	case l.Gone && ready:
@@ -107,15 +107,16 @@ func (l Listing) anyOf(groups []string) (found bool, files string) {
 	const shown = 3
 	var names []string
 	for i, g := range groups {
-		if _, ready := l.Groups[g]; ready {
-			return true, GroupFile(g)
+		file := GroupFile(g)
+		if _, ready := l.Files[file]; ready {
+			return true, file
 		}
-		_, stale := l.stale[fileName{group: g}]
+		if _, stale := l.stale[file]; stale {
+			file += " young enough"
+		}
 		switch {
-		case i < shown && stale:
-			names = append(names, GroupFile(g)+" young enough")
 		case i < shown:
-			names = append(names, GroupFile(g))
+			names = append(names, file)
 		case i == shown:
 			names = append(names, "…")
 		}
@@ -129,68 +130,48 @@ func GroupFile(group string) string { return groupFilePrefix + group }
 // VIPFile returns the name of the file that makes the VIP with this first address ready.
 func VIPFile(a netip.Addr) string { return vipFilePrefix + a.String() }
 
-// fileName is the parsed name of a readiness file: a group or an address.
-type fileName struct {
-	group string
-	vip   netip.Addr
+// isReadinessFile reports whether a name is that of a readiness file, valid or not.
+func isReadinessFile(name string) bool {
+	return strings.HasPrefix(name, groupFilePrefix) || strings.HasPrefix(name, vipFilePrefix)
 }
 
-// parseName parses a file name. problem is the defect in the name of a readiness file.
-func parseName(name string) (n fileName, isReadinessFile bool, problem string) {
-	if text, ok := strings.CutPrefix(name, vipFilePrefix); ok {
-		a, err := netip.ParseAddr(text)
-		switch {
-		case err != nil:
-			const example = vipFilePrefix + "20.0.0.1"
-			return n, true, fmt.Sprintf("%q is not an IP address; use the first address of a VIP, such as %s", text, example)
-		case a.Zone() != "":
-			return n, true, fmt.Sprintf("%q has a zone; omit it", text)
+// canonical returns the name of a readiness file with the canonical form of an address. problem is
+// the defect of the name.
+func canonical(name string) (file, problem string) {
+	text, ok := strings.CutPrefix(name, vipFilePrefix)
+	if !ok {
+		if name == groupFilePrefix {
+			return "", "it names no group; use " + groupFilePrefix + "<name of the stream>"
 		}
-		return fileName{vip: a.Unmap()}, true, ""
+		return name, ""
 	}
-	group, ok := strings.CutPrefix(name, groupFilePrefix)
-	if ok && group == "" {
-		return n, true, "it names no group; use " + groupFilePrefix + "<name of the stream>"
+	a, err := netip.ParseAddr(text)
+	switch {
+	case err != nil:
+		const example = vipFilePrefix + "20.0.0.1"
+		return "", fmt.Sprintf("%q is not an IP address; use the first address of a VIP, such as %s", text, example)
+	case a.Zone() != "":
+		return "", fmt.Sprintf("%q has a zone; omit it", text)
 	}
-	return fileName{group: group}, ok, ""
+	return VIPFile(a.Unmap()), ""
 }
 
-// names are the streams and VIPs that files can refer to.
-type names struct {
-	streams map[string]struct{}    // empty: every group is known
-	vips    map[netip.Addr]vip.VIP // by first address, which no two VIPs share
-}
-
-func newNames(streams []string, vips []vip.VIP) *names {
-	known := &names{streams: map[string]struct{}{}, vips: map[netip.Addr]vip.VIP{}}
-	for _, s := range streams {
-		known.streams[s] = struct{}{}
-	}
-	for _, v := range vips {
-		known.vips[v.Prefix().Addr()] = v
-	}
-	return known
+// known are the files of the streams and VIPs in the trench file.
+type known struct {
+	files    map[string]struct{}
+	byStream bool // there are streams; otherwise every group is known
 }
 
 // problem returns why a file refers to nothing that is known; "" if it does not.
-func (k *names) problem(n fileName) string {
-	if n.group == "" {
-		if _, known := k.vips[n.vip]; !known {
-			return "no VIP of the attractor begins with " + n.vip.String()
-		}
-	} else if _, known := k.streams[n.group]; !known && len(k.streams) > 0 {
+func (k known) problem(file string) string {
+	if _, ok := k.files[file]; ok {
+		return ""
+	}
+	if address, ok := strings.CutPrefix(file, vipFilePrefix); ok {
+		return "no VIP of the attractor begins with " + address
+	}
+	if k.byStream {
 		return "the trench file has no stream of this name"
 	}
 	return ""
-}
-
-// add adds what a file refers to, if it is known.
-func (k *names) add(n fileName, l *Listing) {
-	switch {
-	case k.problem(n) != "":
-	case n.group == "":
-		l.VIPs[k.vips[n.vip]] = struct{}{}
-	default:
-		l.Groups[n.group] = struct{}{}
-	}
 }

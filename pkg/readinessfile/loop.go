@@ -11,20 +11,18 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
-
-	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // readLoop is the state of Reader.Run. Its methods do no I/O and get the time from their caller.
 type readLoop struct {
 	*Reader
 	Listing  // the next one
-	known    *names
+	known    known
 	requests chan<- scanRequest
 	results  <-chan scanResult
 
 	files    map[string]foundFile // by name, from the newest scan
-	shown    map[string]fileName  // those that count
+	shown    map[string]string    // those that count, with their canonical name
 	problems []string             // of the newest scan
 	seenDir  bool                 // the directory was read; never reset
 	link     bool                 // the path itself is a symlink
@@ -51,7 +49,7 @@ type readLoop struct {
 func newReadLoop(r *Reader, requests chan<- scanRequest, results <-chan scanResult) *readLoop {
 	return &readLoop{
 		Reader: r, Listing: r.value.Load(), known: r.known.Load(), requests: requests, results: results,
-		shown: map[string]fileName{},
+		shown: map[string]string{},
 	}
 }
 
@@ -124,14 +122,13 @@ func (r *readLoop) request(now time.Time, q scanRequest) {
 // onEvent handles a notification.
 func (r *readLoop) onEvent(now time.Time, e fsnotify.Event) {
 	child, inside := strings.CutPrefix(e.Name, r.o.Path+"/")
-	_, isReadinessFile, _ := parseName(child)
 	switch {
 	case e.Name == r.o.Path:
 		r.scan = true
 	case !inside:
 		// Beside the directory: a symlink in the path may have been replaced.
 		r.scan = r.scan || r.link
-	case !isReadinessFile:
+	case !isReadinessFile(child):
 		// Such as kubelet's ..data, through which the files are symlinks.
 		r.scan = r.scan || r.links
 	case e.Has(fsnotify.Remove), e.Has(fsnotify.Rename):
@@ -230,14 +227,14 @@ func (r *readLoop) evaluate(now time.Time, quiet bool) {
 		r.publish(now)
 		return
 	}
-	maps.DeleteFunc(r.shown, func(name string, _ fileName) bool {
+	maps.DeleteFunc(r.shown, func(name, _ string) bool {
 		f, exists := r.files[name]
 		return !exists || f.stale(now)
 	})
 	appeared, seenVIP := false, false
 	r.agesAt = time.Time{}
 	for name, f := range r.files {
-		seenVIP = seenVIP || f.name.vip.IsValid()
+		seenVIP = seenVIP || strings.HasPrefix(f.file, vipFilePrefix)
 		if f.stale(now) {
 			continue
 		}
@@ -252,7 +249,7 @@ func (r *readLoop) evaluate(now time.Time, quiet bool) {
 	if appeared && over {
 		for name, f := range r.files {
 			if !f.stale(now) {
-				r.shown[name] = f.name
+				r.shown[name] = f.file
 			}
 		}
 		appeared = false
@@ -276,12 +273,14 @@ func (r *readLoop) publish(now time.Time) {
 	if r.At.IsZero() {
 		return // Configure before the first scan
 	}
-	r.Scanned, r.byStream = true, len(r.known.streams) > 0
+	r.Scanned, r.byStream = true, r.known.byStream
 	r.Everything = r.Gone && !r.seenDir && r.o.MissingReady && errors.Is(r.Err, fs.ErrNotExist)
 	// New maps: those of the published listing are immutable.
-	r.Groups, r.VIPs, r.Problems, r.stale = map[string]struct{}{}, vip.Set{}, nil, map[fileName]struct{}{}
-	for _, n := range r.shown {
-		r.known.add(n, &r.Listing)
+	r.Files, r.Problems, r.stale = map[string]struct{}{}, nil, map[string]struct{}{}
+	for _, file := range r.shown {
+		if r.known.problem(file) == "" {
+			r.Files[file] = struct{}{}
+		}
 	}
 	if !r.Gone {
 		r.addProblems(now)
@@ -298,7 +297,7 @@ func (r *readLoop) addProblems(now time.Time) {
 	r.Problems = slices.Clone(r.problems)
 	add := func(name, problem string) { r.Problems = append(r.Problems, fmt.Sprintf("%q: %s", name, problem)) }
 	for name, f := range r.files {
-		if problem := r.known.problem(f.name); problem != "" {
+		if problem := r.known.problem(f.file); problem != "" {
 			add(name, problem)
 		}
 		if _, counts := r.shown[name]; f.future {
@@ -306,7 +305,7 @@ func (r *readLoop) addProblems(now time.Time) {
 				"it counts as touched when first seen")
 		} else if !counts && f.stale(now) {
 			add(name, fmt.Sprintf("was last touched more than %v ago and does not count (--readiness-max-age)", r.o.MaxAge))
-			r.stale[f.name] = struct{}{}
+			r.stale[f.file] = struct{}{}
 		}
 	}
 	slices.Sort(r.Problems)
@@ -329,6 +328,6 @@ func (r *readLoop) logChanges(previous Listing) {
 	if r.PerVIP && !previous.PerVIP {
 		r.log.Info("readiness file of a VIP seen, files of groups no longer count")
 	}
-	r.log.Info("readiness files", "groups", len(r.Groups), "vips", len(r.VIPs), "gone", r.Gone,
-		"problems", len(r.Problems), "reason", cmp.Or(errorText(r.Err), "read"))
+	r.log.Info("readiness files", "files", len(r.Files), "gone", r.Gone, "problems", len(r.Problems),
+		"reason", cmp.Or(errorText(r.Err), "read"))
 }

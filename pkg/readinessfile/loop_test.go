@@ -60,8 +60,8 @@ func (c *clockwork) answer(q scanRequest) scanResult {
 		if _, asked := q.names[name]; q.names != nil && !asked {
 			continue
 		}
-		n, _, _ := parseName(name)
-		s.files[name] = foundFile{name: n, mtime: mtime}
+		file, _ := canonical(name)
+		s.files[name] = foundFile{file: file, mtime: mtime}
 	}
 	return s
 }

@@ -80,7 +80,7 @@ type Reader struct {
 	o     Options
 	log   *slog.Logger
 	value *latest.Value[Listing]
-	known *latest.Value[*names]
+	known *latest.Value[known]
 
 	// Replaced in tests: fsnotify's constructor, rescanTime, and a hook before each scan.
 	notifier   func() (*fsnotify.Watcher, error)
@@ -94,7 +94,7 @@ func NewReader(o Options) *Reader {
 	o.Path = filepath.Clean(o.Path)
 	return &Reader{
 		o: o, log: o.Log.With("directory", o.Path),
-		value: latest.New(Listing{path: o.Path}), known: latest.New(newNames(nil, nil)),
+		value: latest.New(Listing{path: o.Path}), known: latest.New(known{}),
 		notifier:   func() (*fsnotify.Watcher, error) { return fsnotify.NewBufferedWatcher(notifications) },
 		rescan:     rescanTime,
 		beforeScan: func() {},
@@ -106,7 +106,16 @@ func (r *Reader) Value() *latest.Value[Listing] { return r.value }
 
 // Configure sets the streams and VIPs of the trench file; without a stream every group is known. It
 // never blocks.
-func (r *Reader) Configure(streams []string, vips []vip.VIP) { r.known.Set(newNames(streams, vips)) }
+func (r *Reader) Configure(streams []string, vips []vip.VIP) {
+	files := make(map[string]struct{}, len(streams)+len(vips))
+	for _, s := range streams {
+		files[GroupFile(s)] = struct{}{}
+	}
+	for _, v := range vips { // no two have the same first address
+		files[VIPFile(v.Prefix().Addr())] = struct{}{}
+	}
+	r.known.Set(known{files, len(streams) > 0})
+}
 
 // String implements task.Task.
 func (r *Reader) String() string { return "readiness-directory" }

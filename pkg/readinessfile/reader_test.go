@@ -188,7 +188,7 @@ func race(ctx context.Context, path string, appears bool) (seen bool, err error)
 	err = change()
 	if err == nil {
 		seen = d.Value().Wait(ctx, func(l Listing) bool {
-			_, exists := l.Groups["a"]
+			_, exists := l.Files["lb-ready-a"]
 			return l.Scanned && exists == appears
 		}) == nil
 	}
@@ -307,14 +307,14 @@ func TestAThousandFilesAreOneDecision(t *testing.T) {
 	for _, s := range streams {
 		f.make("lb-ready-" + s)
 	}
-	l := f.wait("all", func(l Listing) bool { return len(l.Groups) == len(streams) })
+	l := f.wait("all", func(l Listing) bool { return len(l.Files) == len(streams) })
 	t.Logf("%d decisions, %d scans", l.Revision-revision, f.scans.Load()-scans)
 	bounded("decisions", l.Revision-revision)
 	bounded("scans", f.scans.Load()-scans)
 	for _, s := range streams {
 		f.remove("lb-ready-" + s)
 	}
-	f.wait("none", func(l Listing) bool { return len(l.Groups) == 0 })
+	f.wait("none", func(l Listing) bool { return len(l.Files) == 0 })
 	bounded("scans", f.scans.Load()-scans)
 }
 

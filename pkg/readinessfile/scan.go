@@ -31,7 +31,7 @@ type scanResult struct {
 
 // foundFile is a readiness file.
 type foundFile struct {
-	name  fileName
+	file  string    // its canonical name
 	mtime time.Time // zero unless scanner.times
 	link  bool
 
@@ -155,11 +155,11 @@ func (s *scanner) read(found *scanResult) (replaced bool, err error) {
 				found.problems = append(found.problems, problem)
 				return false, nil
 			}
-			n, isReadinessFile, problem := parseName(e.Name())
-			if !isReadinessFile {
+			if !isReadinessFile(e.Name()) {
 				continue
 			}
-			f := foundFile{name: n}
+			file, problem := canonical(e.Name())
+			f := foundFile{file: file}
 			if problem == "" {
 				problem = s.inspect(e, &f)
 			}

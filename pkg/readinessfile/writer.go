@@ -228,7 +228,7 @@ func (w *Writer) removeLeftovers() error {
 	}
 	var leftovers []string
 	for _, e := range entries {
-		if _, isReadinessFile, _ := parseName(e.Name()); isReadinessFile && !e.IsDir() {
+		if isReadinessFile(e.Name()) && !e.IsDir() {
 			leftovers = append(leftovers, e.Name())
 		}
 	}
