@@ -53,14 +53,9 @@ type watchConn struct {
 func (w *Watcher) open(ctx context.Context, generation uint64) *watchConn {
 	ctx, cancel := context.WithCancelCause(ctx)
 	c := &watchConn{
-		w:          w,
-		generation: generation,
-		cancel:     cancel,
-		received:   make(chan struct{}),
-		synced:     make(chan struct{}),
-		done:       make(chan struct{}),
-		reporter:   make(chan *reporter, 1),
-		retired:    make(chan struct{}),
+		w: w, generation: generation, cancel: cancel,
+		received: make(chan struct{}), synced: make(chan struct{}), done: make(chan struct{}),
+		reporter: make(chan *reporter, 1), retired: make(chan struct{}),
 	}
 	c.retiring, c.retire = context.WithCancel(ctx)
 	go func() {

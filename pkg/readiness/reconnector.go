@@ -29,14 +29,9 @@ const (
 // Run keeps a watch open until ctx ends. It then waits up to half a second for the load balancer to
 // read the last report. It is called once.
 func (w *Watcher) Run(ctx context.Context) error {
-	r := reconnector{
-		w: w,
-		// Connections outlive ctx until the last report was read.
-		base:     context.WithoutCancel(ctx),
-		wait:     w.newBackoff(),
-		moveWait: w.newBackoff(),
-		started:  time.Now(),
-	}
+	// Connections outlive ctx until the last report was read.
+	base := context.WithoutCancel(ctx)
+	r := reconnector{w: w, base: base, wait: w.newBackoff(), moveWait: w.newBackoff(), started: time.Now()}
 	defer r.closeAll()
 	r.connect()
 	for ctx.Err() == nil {

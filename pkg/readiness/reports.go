@@ -66,11 +66,7 @@ func (s *Server) ReportAdvertisement(stream grpc.ClientStreamingServer[readiness
 	readinessv1.ReportAdvertisementResponse],
 ) error {
 	ctx := stream.Context()
-	id, err := s.authorize(ctx, "ReportAdvertisement", RoleFrontend)
-	if err != nil {
-		return err
-	}
-	done, err := s.addStream(id)
+	id, done, err := s.openStream(ctx, "ReportAdvertisement", RoleFrontend)
 	if err != nil {
 		return err
 	}

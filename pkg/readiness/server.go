@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"sort"
 	"sync"
 	"time"
 
@@ -24,8 +25,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Limits of the open streams of one SPIFFE ID. A frontend needs two, and four while it moves to
-// another connection.
+// Limits of the open streams of one SPIFFE ID. A frontend needs two, and four during a move.
 const (
 	DefaultMaxStreamsPerPeer = 8
 	MinStreamsPerPeer        = 4
@@ -91,15 +91,9 @@ type WatcherInfo struct {
 func NewServer(t *Table, o ServerOptions) *Server {
 	o.MaxStreamsPerPeer = cmp.Or(o.MaxStreamsPerPeer, DefaultMaxStreamsPerPeer)
 	return &Server{
-		table:   t,
-		opts:    o,
-		log:     cmp.Or(o.Log, slog.New(slog.DiscardHandler)),
-		watches: make(map[string]*watch),
-		streams: make(map[spiffeid.ID]int),
-		stop:    make(chan struct{}),
-		idle:    make(chan struct{}),
-
-		reporting: &watch{},
+		table: t, opts: o, log: cmp.Or(o.Log, slog.New(slog.DiscardHandler)),
+		watches: make(map[string]*watch), reporting: &watch{}, streams: make(map[spiffeid.ID]int),
+		stop: make(chan struct{}), idle: make(chan struct{}),
 	}
 }
 
@@ -135,22 +129,25 @@ func (s *Server) authorize(ctx context.Context, method string, least Role) (spif
 	return id, nil
 }
 
-// addStream counts a stream of a peer; done must be called when it ends.
-func (s *Server) addStream(id spiffeid.ID) (done func(), err error) {
+// openStream authorizes and counts a stream; done must be called when it ends.
+func (s *Server) openStream(ctx context.Context, method string, least Role) (id spiffeid.ID, done func(), err error) {
+	if id, err = s.authorize(ctx, method, least); err != nil {
+		return id, nil, err
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if isClosed(s.stop) {
-		return nil, errStopping
+		return id, nil, errStopping
 	}
 	if s.streams[id] >= s.opts.MaxStreamsPerPeer {
 		if n, ok := s.throttle.Allow(time.Now()); ok {
 			s.log.Warn("stream refused on the readiness socket: too many open streams", "peer", id.String(), "limit",
 				s.opts.MaxStreamsPerPeer, "suppressed", n)
 		}
-		return nil, status.Errorf(codes.ResourceExhausted, "%s has %d open streams, the limit", id, s.streams[id])
+		return id, nil, status.Errorf(codes.ResourceExhausted, "%s has %d open streams, the limit", id, s.streams[id])
 	}
 	s.streams[id]++
-	return func() {
+	return id, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if s.streams[id]--; s.streams[id] == 0 {
@@ -189,14 +186,10 @@ func (s *Server) EndWatches(ctx context.Context) error {
 
 // WatchReadiness implements the ReadinessService.
 func (s *Server) WatchReadiness(req *readinessv1.WatchReadinessRequest,
-	stream grpc.ServerStreamingServer[readinessv1.WatchReadinessResponse],
+	stream grpc.ServerStreamingServer[response],
 ) error {
 	ctx := stream.Context()
-	id, err := s.authorize(ctx, "WatchReadiness", RoleReader)
-	if err != nil {
-		return err
-	}
-	done, err := s.addStream(id)
+	id, done, err := s.openStream(ctx, "WatchReadiness", RoleReader)
 	if err != nil {
 		return err
 	}
@@ -231,7 +224,7 @@ func (s *Server) closeWatch(w *watch) {
 
 // serve sends the batches of the watch until the stream or the server ends. Only this goroutine
 // waits for the reader.
-func (s *Server) serve(ctx context.Context, w *watch, send func(*readinessv1.WatchReadinessResponse) error) error {
+func (s *Server) serve(ctx context.Context, w *watch, send func(*response) error) error {
 	for !isClosed(s.stop) {
 		b := s.table.next(w.cursor, time.Now())
 		if b.kind == kindNone {
@@ -243,19 +236,17 @@ func (s *Server) serve(ctx context.Context, w *watch, send func(*readinessv1.Wat
 		for m := range b.messages() {
 			if b.first {
 				b.first = false
-				m.WatchId, m.StaleGrace = w.WatchID, s.table.staleGraceProto()
+				m.WatchId, m.StaleGrace = w.WatchID, s.table.staleGrace
 			}
 			// The lease is computed at the time of sending. If the loop hung while the reader
 			// delayed a long snapshot, the remaining parts wait for the next commit or heartbeat.
 			lease, ok := s.table.currentLease(time.Now())
-			for !ok {
+			for ; !ok; lease, ok = s.table.currentLease(time.Now()) {
 				if err := s.wait(ctx, w); err != nil {
 					return err
 				}
-				lease, ok = s.table.currentLease(time.Now())
 			}
-			m.Position = b.position.Proto()
-			m.Lease = durationpb.New(lease)
+			m.Position, m.Lease = b.position.Proto(), durationpb.New(lease)
 			if err := send(m); err != nil {
 				return err
 			}
@@ -290,18 +281,12 @@ func (s *Server) GetReadiness(ctx context.Context,
 		if err != nil {
 			return nil, status.Errorf(codes.InvalidArgument, "page_token: %v", err)
 		}
-		n, found := slices.BinarySearchFunc(state.VIPs, after,
-			func(r VIPReadiness, v vip.VIP) int { return vip.Compare(r.VIP, v) })
-		if found {
-			n++
-		}
-		state.VIPs = state.VIPs[n:]
+		rest := func(i int) bool { return vip.Compare(state.VIPs[i].VIP, after) > 0 }
+		state.VIPs = state.VIPs[sort.Search(len(state.VIPs), rest):]
 	}
 	resp := &readinessv1.GetReadinessResponse{
-		Position:   state.Position.Proto(),
-		Lease:      durationpb.New(state.LeaseLeft),
-		StaleGrace: s.table.staleGraceProto(),
-		Synced:     state.Synced,
+		Position: state.Position.Proto(), Synced: state.Synced,
+		Lease: durationpb.New(state.LeaseLeft), StaleGrace: s.table.staleGrace,
 	}
 	page := state.VIPs[:min(size, len(state.VIPs))]
 	now := time.Now()

@@ -41,8 +41,9 @@ type Decision struct {
 // Table holds the readiness of every VIP and the order of the decisions. Its methods are safe for
 // concurrent use and never wait for a reader.
 type Table struct {
-	instance          string
-	lease, staleGrace time.Duration
+	instance   string
+	lease      time.Duration
+	staleGrace *durationpb.Duration // nil: none
 
 	mu       sync.Mutex
 	revision uint64 // 0 before the first decision
@@ -77,13 +78,14 @@ type record struct {
 
 // NewTable returns an empty table, which sends nothing before the first decision.
 func NewTable(o TableOptions) *Table {
-	return &Table{
-		instance:   cmp.Or(o.InstanceID, rand.Text()),
-		lease:      cmp.Or(o.Lease, DefaultLease),
-		staleGrace: o.StaleGrace,
-		index:      make(map[vip.VIP]int),
-		cursors:    make(map[*cursor]struct{}),
+	t := &Table{
+		instance: cmp.Or(o.InstanceID, rand.Text()), lease: cmp.Or(o.Lease, DefaultLease),
+		index: make(map[vip.VIP]int), cursors: make(map[*cursor]struct{}),
 	}
+	if o.StaleGrace > 0 {
+		t.staleGrace = durationpb.New(o.StaleGrace)
+	}
+	return t
 }
 
 // Commit applies a decision, wakes every watch and renews the lease. It returns the revision, which
@@ -259,13 +261,13 @@ func (t *Table) State() TableState {
 }
 
 // leaseLeft returns the validity of a message sent at now: the lease less the age of the last
-// commit or heartbeat. A watch that is opened or woken long after the loop hung sends nothing. The
-// result is rounded up to a hundredth of the lease for readable traces.
-func (t *Table) leaseLeft(now time.Time) (time.Duration, bool) {
+// commit or heartbeat, rounded up to a hundredth of the lease for readable traces. ok is false long
+// after the loop hung: then nothing is sent.
+func (t *Table) leaseLeft(now time.Time) (left time.Duration, ok bool) {
 	if t.revision == 0 {
 		return 0, false
 	}
-	left := t.lease - now.Sub(t.renewedAt)
+	left = t.lease - now.Sub(t.renewedAt)
 	if left < minLease {
 		return 0, false
 	}
@@ -376,14 +378,6 @@ func (t *Table) currentLease(now time.Time) (time.Duration, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.leaseLeft(now)
-}
-
-// staleGraceProto returns the grace period for messages; nil: none.
-func (t *Table) staleGraceProto() *durationpb.Duration {
-	if t.staleGrace <= 0 {
-		return nil
-	}
-	return durationpb.New(t.staleGrace)
 }
 
 // messages yields the messages of a batch, in parts of vipsPerPart.

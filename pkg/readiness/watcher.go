@@ -81,14 +81,9 @@ func NewWatcher(o WatcherOptions) *Watcher {
 		o.Rotation = func() (uint64, <-chan struct{}) { return 0, nil }
 	}
 	return &Watcher{
-		opts:   o,
-		path:   strings.TrimPrefix(strings.TrimPrefix(o.Target, "unix:"), "//"),
-		log:    cmp.Or(o.Log, slog.New(slog.DiscardHandler)),
-		merger: newUpdateMerger(),
-		queue:  newReportQueue(),
-
-		handshakeWithin:    defaultHandshakeWithin,
-		firstMessageWithin: defaultFirstMessageWithin,
+		opts: o, path: strings.TrimPrefix(strings.TrimPrefix(o.Target, "unix:"), "//"),
+		log: cmp.Or(o.Log, slog.New(slog.DiscardHandler)), merger: newUpdateMerger(), queue: newReportQueue(),
+		handshakeWithin: defaultHandshakeWithin, firstMessageWithin: defaultFirstMessageWithin,
 		dial: func(ctx context.Context, path string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", path)
 		},

@@ -1,6 +1,7 @@
 package readiness
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -54,12 +55,8 @@ func (p Position) Proto() *readinessv1.Position {
 // Proto returns the readiness as a message. The remaining drain time is relative to now.
 func (r VIPReadiness) Proto(now time.Time) *readinessv1.VipReadiness {
 	m := &readinessv1.VipReadiness{
-		Vip:          r.VIP.String(),
-		State:        wireStates[r.State],
-		Reason:       r.Reason,
-		Detail:       r.Detail,
-		ReadyTargets: r.ReadyTargets,
-		TotalTargets: r.TotalTargets,
+		Vip: r.VIP.String(), State: wireStates[r.State], Reason: r.Reason, Detail: r.Detail,
+		ReadyTargets: r.ReadyTargets, TotalTargets: r.TotalTargets,
 	}
 	if r.State == Draining {
 		m.DrainFor = drainFor(r.DrainEnd, now)
@@ -86,12 +83,8 @@ func readinessFromProto(m *readinessv1.VipReadiness, at time.Time) (VIPReadiness
 		return VIPReadiness{}, fmt.Errorf("VIP %s has the unknown state %d", v, m.GetState())
 	}
 	r := VIPReadiness{
-		VIP:          v,
-		State:        State(state),
-		Reason:       m.GetReason(),
-		Detail:       cleanDetail(m.GetDetail()),
-		ReadyTargets: m.GetReadyTargets(),
-		TotalTargets: m.GetTotalTargets(),
+		VIP: v, State: State(state), Reason: m.GetReason(), Detail: cleanDetail(m.GetDetail()),
+		ReadyTargets: m.GetReadyTargets(), TotalTargets: m.GetTotalTargets(),
 	}
 	if r.State == Draining {
 		left, err := durationFromProto(m.GetDrainFor(), "drain_for", 0, maxStaleGrace)
@@ -180,18 +173,16 @@ type event struct {
 func (d *decoder) decode(m *response, at time.Time) (event, error) {
 	e := event{}
 	var err error
-	if e.lease, err = durationFromProto(m.GetLease(), "lease", minLease, MaxLease); err != nil {
-		return e, err
+	if e.lease, err = durationFromProto(m.GetLease(), "lease", minLease, MaxLease); err == nil {
+		err = d.checkPosition(m.GetPosition())
 	}
-	if err := d.checkPosition(m.GetPosition()); err != nil {
+	if err == nil && d.watchID == "" {
+		err = d.decodeFirst(m, &e)
+	}
+	if err != nil {
 		return e, err
 	}
 	revision := m.GetPosition().GetRevision()
-	if d.watchID == "" {
-		if err := d.decodeFirst(m, &e); err != nil {
-			return e, err
-		}
-	}
 	snapshot, delta := m.GetSnapshot(), m.GetDelta()
 	part := (d.staged.kind == kindSnapshot && snapshot != nil) || (d.staged.kind == kindDelta && delta != nil)
 	if d.staged.kind != kindNone && (revision != d.stagedAt || !part) {
@@ -218,11 +209,8 @@ func (d *decoder) decode(m *response, at time.Time) (event, error) {
 	case *readinessv1.WatchReadinessResponse_Heartbeat:
 		e.kind, err = kindHeartbeat, d.checkSameRevision(revision)
 	case *readinessv1.WatchReadinessResponse_GoingAway:
-		var left time.Duration
-		if err = d.checkSameRevision(revision); err == nil {
-			left, err = durationFromProto(x.GoingAway.GetDrainFor(), "drain_for", 0, maxStaleGrace)
-		}
-		e.kind, e.drainEnd = kindGoingAway, at.Add(left)
+		left, drainErr := durationFromProto(x.GoingAway.GetDrainFor(), "drain_for", 0, maxStaleGrace)
+		e.kind, e.drainEnd, err = kindGoingAway, at.Add(left), cmp.Or(d.checkSameRevision(revision), drainErr)
 	default:
 		err = errors.New("message has no known event")
 	}
