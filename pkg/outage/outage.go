@@ -1,95 +1,115 @@
+// Package outage suspects the network of the targets instead of the targets when most of them fail
+// at once. [Detector] is a pure function of check results: no clock, no goroutine, no I/O.
 package outage
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
-// minAddresses is how many addresses must have been ready before a mass failure is
-// more likely an outage of their network than the end of each target.
+// minAddresses is the number of addresses from which a mass failure is probably an outage.
 const minAddresses = 10
 
-// Options say what an outage of the target network is and what follows from it.
+// Options configure a Detector.
 type Options struct {
 	// Threshold is the percentage of all targets that must be exceeded; off by default.
 	Threshold Percent
-	// Hold lets failed targets count as ready during an outage. Otherwise only the
-	// reason of their VIPs changes.
+	// Hold lets failed targets count as ready during an outage. Otherwise only the reason of their
+	// VIPs changes.
 	Hold bool
 }
 
-// Verdict is what follows for readiness from [Detector.Evaluate].
+// Percent is a part of all targets, from 1 to 100 %. The zero Percent is off.
+type Percent uint8
+
+// UnmarshalText parses text such as "80%". "" and "off" are the zero Percent.
+func (p *Percent) UnmarshalText(text []byte) error {
+	digits, percent := strings.CutSuffix(string(text), "%")
+	n, err := strconv.ParseUint(digits, 10, 8)
+	off := len(text) == 0 || string(text) == "off"
+	if !off && (err != nil || !percent || n < 1 || n > 100) {
+		return fmt.Errorf("%q is not a percentage of targets; use whole percent from 1%% to 100%%, or off", text)
+	}
+	*p = Percent(n) // 0 if off
+	return nil
+}
+
+// String returns the text that UnmarshalText parses.
+func (p Percent) String() string {
+	if p == 0 {
+		return "off"
+	}
+	return strconv.Itoa(int(p)) + "%"
+}
+
+// exceeded reports whether part is more than this percentage of whole, or all of it.
+func (p Percent) exceeded(part, whole int) bool {
+	return p > 0 && part > 0 && (part >= whole || part*100 > int(p)*whole)
+}
+
+// Verdict is the result of [Detector.Evaluate].
 type Verdict struct {
 	// Outage reports whether an outage is suspected; Detail says why.
 	Outage bool
 	Detail string
-	// Touched are the keys for which Held or Suspected may answer differently than
-	// before, in no order.
+	// Touched are the keys whose Held or Suspected may have changed, in no order.
 	Touched []healthcheck.Key
-	// Next is when Evaluate must be called again at the latest, even without a change;
-	// zero: not before a change.
+	// Next is when Evaluate must be called again at the latest; zero: after the next change.
 	Next time.Time
 }
 
-// Detector suspects the network instead of the targets when most targets fail
-// at once. It is a pure function of check results: no clock, no goroutine, no I/O. It
-// is for one caller.
+// Detector detects outages. It is for one caller.
 //
-// A failure is the step of a target from Ready to NotReady with [Health.Silent]: a
-// target that refuses connections is reachable. When more than the threshold of all
-// targets, 10 addresses at least, failed within one check interval (interval + timeout
-// of each target's own check), an outage is suspected. It ends when any of its targets
-// answers, rightly or wrongly. Targets that never were ready, are drained or removed
-// are not counted.
+// A failure is the change of a target from Ready to NotReady that is Silent: a target that refuses
+// connections is reachable. When more than the threshold of all targets, of at least 10 addresses,
+// fail within one check interval (interval + timeout of each target's own check), an outage is
+// suspected. It ends when any of its targets answers, rightly or wrongly. Targets that were never
+// ready, are drained or removed are not counted.
 //
 // With Hold a failed target counts as ready
-//   - for one check interval after its failure, since the threshold may yet be
-//     exceeded: the checks of targets that fail together end at different times.
-//   - during the outage, without limit.
-//   - after the outage for one check interval; if a check succeeds in that time, for
-//     rise intervals. Otherwise the end of each outage would withdraw every VIP.
+//   - for one check interval after its failure: the checks of targets that fail together end at
+//     different times, and the threshold may yet be exceeded;
+//   - during the outage, without limit;
+//   - after the outage for one check interval or, if a check succeeds in that time, rise intervals:
+//     otherwise the end of each outage would withdraw every VIP.
 type Detector struct {
 	o Options
-	// seen are the targets that have been ready since they are known; true: is ready.
-	seen   map[healthcheck.Key]bool
-	failed map[healthcheck.Key]*failure
-	// counts of failed, by phase.
-	pending, suspected int
-	// next is not later than the first end in failed; zero: there is none.
-	next    time.Time
+	// seen are the targets that were ready since they are known; true: is ready.
+	seen    map[healthcheck.Key]bool
+	failed  map[healthcheck.Key]*failure
+	count   [3]int    // of failed, by phase
+	next    time.Time // not later than the first end in failed; zero: there is none
 	touched map[healthcheck.Key]struct{}
 }
 
-type failurePhase uint8
+type phase uint8
 
 const (
-	// failurePending: within one check interval.
-	failurePending failurePhase = iota
-	// failureSuspected: part of an outage.
-	failureSuspected
-	// failureRecovering: the outage is over, the next check decides.
-	failureRecovering
+	pending    phase = iota // within one check interval
+	suspected               // part of an outage
+	recovering              // the outage is over, the next check decides
 )
 
-// outageFailure is a silent failure that may be, is or was part of an outage.
+// failure is a silent failure.
 type failure struct {
-	phase failurePhase
-	// end is when a pending or recovering failure counts like any other.
-	end time.Time
-	// rising: a check succeeded since.
-	rising bool
+	phase  phase
+	end    time.Time // when a pending or recovering failure counts like any other
+	rising bool      // a check succeeded since
 }
 
 // New returns a detector that knows no targets.
 func New(o Options) *Detector {
-	return &Detector{
-		o: o, seen: map[healthcheck.Key]bool{}, failed: map[healthcheck.Key]*failure{},
-		touched: map[healthcheck.Key]struct{}{},
-	}
+	d := &Detector{o: o, seen: map[healthcheck.Key]bool{}, failed: map[healthcheck.Key]*failure{}}
+	d.touched = map[healthcheck.Key]struct{}{}
+	return d
 }
 
 // Held reports whether a target that is not ready counts as ready.
@@ -98,13 +118,12 @@ func (d *Detector) Held(k healthcheck.Key) bool { return d.o.Hold && d.failed[k]
 // Suspected reports whether the failure of a target is part of a suspected outage.
 func (d *Detector) Suspected(k healthcheck.Key) bool {
 	f := d.failed[k]
-	return f != nil && f.phase == failureSuspected
+	return f != nil && f.phase == suspected
 }
 
-// Evaluate takes over check results at now, which never goes back. check returns the
-// check of a target; the zero Check, for one that is no longer configured, holds
-// nothing. Each target must be passed again when its Silent changes, too: otherwise an
-// answer goes unnoticed until the target is ready. The cost follows the changes.
+// Evaluate applies check results at now, which never goes back. check returns the check of a target;
+// the zero Check, for one that is no longer configured, holds nothing. A target must also be passed
+// when only its Silent changes, or an answer goes unnoticed. The cost follows the changes.
 func (d *Detector) Evaluate(now time.Time, changed []healthcheck.Health, removed []healthcheck.Key,
 	check func(healthcheck.Key) trench.Check,
 ) Verdict {
@@ -117,37 +136,34 @@ func (d *Detector) Evaluate(now time.Time, changed []healthcheck.Health, removed
 	}
 	over := false
 	for _, h := range changed {
-		over = d.take(now, h, check(h.Key)) || over
+		over = d.apply(now, h, check(h.Key)) || over
 	}
 	switch {
 	case over:
 		for k, f := range d.failed {
-			if f.phase == failureSuspected {
-				d.recover(now, k, f, checkInterval(check(k)))
+			if f.phase == suspected {
+				d.enter(k, f, recovering, now.Add(checkInterval(check(k))))
 			}
 		}
-	case d.suspected > 0 && d.pending > 0, d.o.Threshold.exceeded(d.pending, len(d.seen)) && d.addresses() >= minAddresses:
+	case d.count[suspected] > 0 && d.count[pending] > 0,
+		d.o.Threshold.exceeded(d.count[pending], len(d.seen)) && d.addresses() >= minAddresses:
 		for k, f := range d.failed {
-			if f.phase == failurePending {
-				d.enter(k, f, failureSuspected)
+			if f.phase == pending {
+				d.enter(k, f, suspected, time.Time{})
 			}
 		}
 	}
 	d.expire(now)
-	v := Verdict{Outage: d.suspected > 0, Next: d.next}
+	v := Verdict{Outage: d.count[suspected] > 0, Next: d.next, Touched: slices.Collect(maps.Keys(d.touched))}
 	if v.Outage {
-		v.Detail = fmt.Sprintf("%d of %d targets failed within one check interval, and none of them answers", d.suspected,
-			len(d.seen))
-	}
-	for k := range d.touched {
-		v.Touched = append(v.Touched, k)
+		v.Detail = fmt.Sprintf("%d of %d targets failed within one check interval, and none of them answers",
+			d.count[suspected], len(d.seen))
 	}
 	clear(d.touched)
 	return v
 }
 
-// checkInterval is within how much time failures of targets with such a check are one
-// event.
+// checkInterval is the time within which failures of targets with such a check are one event.
 func checkInterval(c trench.Check) time.Duration { return c.Interval + c.Timeout }
 
 // addresses counts the addresses of all targets: many streams may share one host.
@@ -159,9 +175,8 @@ func (d *Detector) addresses() int {
 	return len(distinct)
 }
 
-// take takes over one result, and reports whether it ends the outage: a target of the
-// outage answered.
-func (d *Detector) take(now time.Time, h healthcheck.Health, check trench.Check) (over bool) {
+// apply applies one result, and reports whether it ends the outage: a target of it answered.
+func (d *Detector) apply(now time.Time, h healthcheck.Health, check trench.Check) (over bool) {
 	wasReady, known := d.seen[h.Key]
 	switch {
 	case h.State == healthcheck.Ready:
@@ -171,72 +186,52 @@ func (d *Detector) take(now time.Time, h healthcheck.Health, check trench.Check)
 	case known:
 		d.seen[h.Key] = false
 	}
+	failed := h.State == healthcheck.NotReady
 	f := d.failed[h.Key]
-	if f == nil {
-		if end := h.Since.Add(checkInterval(check)); wasReady && h.State == healthcheck.NotReady && h.Silent &&
-			end.After(now) {
-			d.failed[h.Key] = &failure{}
-			d.pending++
-			d.wait(d.failed[h.Key], end)
-			d.touched[h.Key] = struct{}{}
+	switch {
+	case f == nil:
+		if end := h.Since.Add(checkInterval(check)); wasReady && failed && h.Silent && end.After(now) {
+			f = &failure{phase: pending}
+			d.failed[h.Key] = f
+			d.count[pending]++
+			d.enter(h.Key, f, pending, end)
 		}
 		return false
+	case failed && h.Silent && f.phase != recovering: // it failed once more
+		return false
 	}
-	over = f.phase == failureSuspected && !h.Silent && (h.State == healthcheck.Ready || h.State == healthcheck.NotReady)
-	switch {
-	case h.State == healthcheck.NotReady && h.Silent && f.phase != failureRecovering:
-		// It failed once more.
-	case h.State == healthcheck.NotReady && !h.Silent && h.LastError == "" && f.phase != failurePending:
-		if !f.rising {
-			f.rising = true
-			d.recover(now, h.Key, f, time.Duration(max(1, check.Rise))*checkInterval(check))
-		}
-	default:
+	over = f.phase == suspected && !h.Silent && (failed || h.State == healthcheck.Ready)
+	switch rises := failed && !h.Silent && h.LastError == "" && f.phase != pending; {
+	case !rises:
 		d.drop(h.Key)
+	case !f.rising: // a further success does not extend the time
+		f.rising = true
+		d.enter(h.Key, f, recovering, now.Add(time.Duration(max(1, check.Rise))*checkInterval(check)))
 	}
 	return over
 }
 
-// enter moves a failure to another phase.
-func (d *Detector) enter(k healthcheck.Key, f *failure, phase failurePhase) {
-	d.count(f.phase, -1)
-	f.phase = phase
-	d.count(phase, 1)
+// enter moves a failure to a phase, which ends at the given time; zero: it has no end.
+func (d *Detector) enter(k healthcheck.Key, f *failure, to phase, end time.Time) {
+	d.count[f.phase]--
+	d.count[to]++
+	f.phase, f.end = to, end
 	d.touched[k] = struct{}{}
-}
-
-func (d *Detector) count(phase failurePhase, n int) {
-	switch phase {
-	case failurePending:
-		d.pending += n
-	case failureSuspected:
-		d.suspected += n
-	case failureRecovering:
-	}
-}
-
-// recover lets the next checks of a target decide.
-func (d *Detector) recover(now time.Time, k healthcheck.Key, f *failure, within time.Duration) {
-	d.enter(k, f, failureRecovering)
-	d.wait(f, now.Add(within))
-}
-
-func (d *Detector) wait(f *failure, end time.Time) {
-	f.end = end
-	if d.next.IsZero() || end.Before(d.next) {
+	if !end.IsZero() && (d.next.IsZero() || end.Before(d.next)) {
 		d.next = end
 	}
 }
 
-// drop lets a target be what its checks say.
+// drop removes a failure: the target's checks decide.
 func (d *Detector) drop(k healthcheck.Key) {
 	if f := d.failed[k]; f != nil {
-		d.enter(k, f, failureRecovering)
+		d.count[f.phase]--
+		d.touched[k] = struct{}{}
 		delete(d.failed, k)
 	}
 }
 
-// expire drops what has waited long enough.
+// expire drops the failures whose phase has ended.
 func (d *Detector) expire(now time.Time) {
 	if d.next.IsZero() || now.Before(d.next) {
 		return
@@ -244,11 +239,11 @@ func (d *Detector) expire(now time.Time) {
 	d.next = time.Time{}
 	for k, f := range d.failed {
 		switch {
-		case f.phase == failureSuspected:
+		case f.end.IsZero():
 		case !f.end.After(now):
 			d.drop(k)
-		default:
-			d.wait(f, f.end)
+		case d.next.IsZero() || f.end.Before(d.next):
+			d.next = f.end
 		}
 	}
 }

@@ -422,7 +422,8 @@ func TestHoldIsBounded(t *testing.T) {
 
 func TestPercent(t *testing.T) {
 	for text, want := range map[string]Percent{"": 0, "off": 0, "1%": 1, "80%": 80, "100%": 100} {
-		if s, err := ParsePercent(text); err != nil || s != want {
+		var s Percent
+		if err := s.UnmarshalText([]byte(text)); err != nil || s != want {
 			t.Errorf("%q: %v, %v", text, s, err)
 		}
 	}
