@@ -86,8 +86,8 @@ type runCommand struct{ runFlags }
 
 type validateCommand struct{ runFlags }
 
-func (c *runCommand) Run(ctx context.Context, globals *cli.Globals) error {
-	log, level, _ := c.Logger(globals.Debug) // check refuses the level
+func (c *runCommand) Run(ctx context.Context, line *commandLine) error {
+	log, level, _ := c.Logger(line.Globals.Debug) // check refuses the level
 	o, err := c.options(log, true)
 	if err != nil {
 		return err
@@ -104,7 +104,7 @@ func (c *runCommand) Run(ctx context.Context, globals *cli.Globals) error {
 	return cli.RunUntilStopped(c.DrainTime+c.Settle, func(stops <-chan struct{}) error { return frontend.Run(ctx, o, stops) })
 }
 
-func (c *validateCommand) Run(_ *cli.Globals, out *cli.Output) error {
+func (c *validateCommand) Run(out *cli.Output) error {
 	if _, err := c.options(slog.New(slog.DiscardHandler), false); err != nil {
 		return err
 	}

@@ -53,11 +53,7 @@ func (c *targetAddCommand) Run(ctx context.Context, out *cli.Output) error {
 		return err
 	}
 	defer conn.close()
-	r := &registration{
-		client: targetv1.NewTargetServiceClient(conn), request: request, where: conn.String(),
-		// Otherwise gRPC would continue to wait after the back-off here.
-		reconnect: conn.ResetConnectBackoff, explain: conn.explain, print: out.Printf,
-	}
+	r := newRegistration(conn, out, request)
 	return cli.RunUntilStopped(trench.MaxDrainTime, func(stops <-chan struct{}) error { return r.run(ctx, stops) })
 }
 
@@ -66,12 +62,10 @@ const removalMargin = 2 * time.Second
 
 // registration keeps one target registered.
 type registration struct {
-	client    targetv1.TargetServiceClient
-	request   *targetv1.RegisterRequest
-	where     string
-	reconnect func()
-	explain   func(error) error
-	print     func(format string, args ...any)
+	client  targetv1.TargetServiceClient
+	conn    *registryConn
+	out     *cli.Output
+	request *targetv1.RegisterRequest
 	// leaving is set when the target is deregistered: registering it once more would undo that.
 	leaving atomic.Bool
 
@@ -82,13 +76,19 @@ type registration struct {
 	retry      backoff.Backoff
 }
 
+func newRegistration(conn *registryConn, out *cli.Output, request *targetv1.RegisterRequest) *registration {
+	return &registration{
+		client: targetv1.NewTargetServiceClient(conn), conn: conn, out: out, request: request,
+		retry: backoff.Backoff{Min: minBackoff, Max: maxBackoff, Jitter: 0.2},
+	}
+}
+
 // run keeps the target registered until it is stopped: a first stop deregisters it and waits for its
 // removal, a second ends at once.
-func (k *registration) run(ctx context.Context, stops <-chan struct{}) error {
-	k.retry = backoff.Backoff{Min: minBackoff, Max: maxBackoff, Jitter: 0.2}
+func (r *registration) run(ctx context.Context, stops <-chan struct{}) error {
 	following, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)
-	go func() { ended <- k.follow(following) }()
+	go func() { ended <- r.follow(following) }()
 	end := func() {
 		cancel()
 		<-ended
@@ -99,64 +99,64 @@ func (k *registration) run(ctx context.Context, stops <-chan struct{}) error {
 		return err
 	case <-stops:
 	}
-	k.print("deregistering\n")
-	k.leaving.Store(true)
-	drainTime, err := k.deregister(ctx)
+	r.out.Printf("deregistering\n")
+	r.leaving.Store(true)
+	drainTime, err := r.deregister(ctx)
 	if err != nil {
 		end()
-		if !k.registered || grpcstatus.Code(err) == codes.NotFound {
+		if !r.registered || grpcstatus.Code(err) == codes.NotFound {
 			return nil // there is no registration to remove
 		}
-		return fmt.Errorf("the target could not be deregistered, its grace ends it: %w", cli.Explain(k.explain(err)))
+		return fmt.Errorf("the target could not be deregistered, its grace ends it: %w", cli.Explain(r.conn.explain(err)))
 	}
 	defer cancel()
 	select {
 	case err := <-ended:
 		return err
 	case <-stops:
-		k.print("ending at once; the target continues to drain\n")
+		r.out.Printf("ending at once; the target continues to drain\n")
 	case <-time.After(drainTime + removalMargin):
-		err = fmt.Errorf("%s did not report the removal of the target within %v", k.where, drainTime+removalMargin)
+		err = fmt.Errorf("%s did not report the removal of the target within %v", r.conn, drainTime+removalMargin)
 	}
 	end()
 	return err
 }
 
-func (k *registration) deregister(ctx context.Context) (drainTime time.Duration, err error) {
+func (r *registration) deregister(ctx context.Context) (drainTime time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, cli.CallTimeout)
 	defer cancel()
-	r, err := k.client.Deregister(ctx, &targetv1.DeregisterRequest{
-		Stream: k.request.GetStream(), Names: []string{k.request.GetTargets()[0].GetName()},
+	reply, err := r.client.Deregister(ctx, &targetv1.DeregisterRequest{
+		Stream: r.request.GetStream(), Names: []string{r.request.GetTargets()[0].GetName()},
 	})
-	return r.GetDrainFor().AsDuration(), err
+	return reply.GetDrainFor().AsDuration(), err
 }
 
 // follow registers the target, again while the load balancer is unavailable, until it is removed (no
 // error), rejected, or taken over by another call.
-func (k *registration) follow(ctx context.Context) error {
+func (r *registration) follow(ctx context.Context) error {
 	for {
-		err := k.session(ctx)
+		err := r.session(ctx)
 		unavailable := grpcstatus.Code(err) == codes.Unavailable
 		switch {
-		case ctx.Err() != nil, errors.Is(err, io.EOF), unavailable && k.leaving.Load():
+		case ctx.Err() != nil, errors.Is(err, io.EOF), unavailable && r.leaving.Load():
 			return nil
 		case !unavailable:
 			return errors.New(grpcstatus.Convert(err).Message())
 		}
-		if failure := cli.Explain(k.explain(err)).Error(); failure != k.failure {
-			k.failure = failure
-			k.print("not registered, trying again: %s\n", failure)
+		if failure := cli.Explain(r.conn.explain(err)).Error(); failure != r.failure {
+			r.failure = failure
+			r.out.Printf("not registered, trying again: %s\n", failure)
 		}
-		if k.retry.Wait(ctx) != nil || k.leaving.Load() {
+		if r.retry.Wait(ctx) != nil || r.leaving.Load() {
 			return nil
 		}
-		k.reconnect()
+		r.conn.ResetConnectBackoff() // else gRPC would continue to wait
 	}
 }
 
 // session is one Register. It returns why it ended.
-func (k *registration) session(ctx context.Context) error {
-	stream, err := k.client.Register(ctx, k.request)
+func (r *registration) session(ctx context.Context) error {
+	stream, err := r.client.Register(ctx, r.request)
 	if err != nil {
 		return err
 	}
@@ -166,14 +166,14 @@ func (k *registration) session(ctx context.Context) error {
 			return err
 		}
 		if first {
-			k.retry.Reset()
-			k.registered, k.failure, k.states = true, "", map[string]targetv1.State{}
-			k.print("registered at %s; without this process the target stays for %v\n", k.where, m.GetGrace().AsDuration())
+			r.retry.Reset()
+			r.registered, r.failure, r.states = true, "", map[string]targetv1.State{}
+			r.out.Printf("registered at %s; without this process the target stays for %v\n", r.conn, m.GetGrace().AsDuration())
 		}
 		for _, i := range m.GetTargets() {
-			if s, known := k.states[i.GetAddress()]; !known || s != i.GetState() {
-				k.states[i.GetAddress()] = i.GetState()
-				k.print("%s\n", status.TargetLine(i))
+			if s, known := r.states[i.GetAddress()]; !known || s != i.GetState() {
+				r.states[i.GetAddress()] = i.GetState()
+				r.out.Printf("%s\n", status.TargetLine(i))
 			}
 		}
 	}

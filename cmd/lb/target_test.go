@@ -217,26 +217,23 @@ func mustPrint(t *testing.T, want string, args ...string) {
 	}
 }
 
-// keep runs a keeper for one target; stops tells it to stop.
-func (d *desk) keep(c targetv1.TargetServiceClient, out *screen, name string) (stops chan struct{}, ended chan error) {
-	k := &registration{
-		client: c, where: "the load balancer", reconnect: func() {}, explain: func(err error) error { return err },
-		request: &targetv1.RegisterRequest{Stream: "s", Targets: []*targetv1.Target{{Name: name, Addresses: []string{"10.0.0.1"}}}},
-		print:   func(format string, args ...any) { fmt.Fprintf(out, format, args...) },
-	}
+// keep keeps one target registered until a value is sent to stops.
+func (d *desk) keep(c *registryConn, out *screen, name string) (stops chan struct{}, ended chan error) {
+	target := &targetv1.Target{Name: name, Addresses: []string{"10.0.0.1"}}
+	r := newRegistration(c, &cli.Output{Writer: out}, &targetv1.RegisterRequest{Stream: "s", Targets: []*targetv1.Target{target}})
 	stops, ended = make(chan struct{}, 2), make(chan error, 1)
-	go func() { ended <- k.run(context.Background(), stops) }()
+	go func() { ended <- r.run(context.Background(), stops) }()
 	return stops, ended
 }
 
-func (d *desk) dial() targetv1.TargetServiceClient {
+func (d *desk) dial() *registryConn {
 	d.t.Helper()
 	conn, err := cli.DialAdmin("lb", d.admin, false)
 	if err != nil {
 		d.t.Fatal(err)
 	}
 	d.t.Cleanup(func() { _ = conn.Close() })
-	return targetv1.NewTargetServiceClient(conn)
+	return &registryConn{ClientConn: conn}
 }
 
 func wait(t *testing.T, ended <-chan error) error {

@@ -38,9 +38,6 @@ type Globals struct {
 	VersionFlag versionFlag `name:"version" help:"Print the version and exit." env:"-"`
 }
 
-// self lets Main find the flags in the command line that embeds them.
-func (g *Globals) self() *Globals { return g }
-
 // Output is where commands print to.
 type Output struct{ io.Writer }
 
@@ -98,9 +95,6 @@ func run(ctx context.Context, p Program, commands any, args []string) int {
 	}
 	parsed.BindTo(ctx, (*context.Context)(nil))
 	parsed.Bind(&Output{os.Stdout})
-	if g, ok := commands.(interface{ self() *Globals }); ok {
-		parsed.Bind(g.self())
-	}
 	err = Explain(parsed.Run())
 	// A stderr that nothing reads may block the print.
 	defer time.AfterFunc(CallTimeout, func() { os.Exit(ExitFailed) }).Stop()

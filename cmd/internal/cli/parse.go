@@ -129,11 +129,12 @@ var flagName = regexp.MustCompile(`--([a-z][a-z0-9-]*)`)
 // nameVariables adds to each line of a message the variables that set the flags which
 // it names.
 func (p Program) nameVariables(parsed *kong.Context, message string) string {
+	setters := givenBy(parsed)
 	lines := strings.Split(message, "\n")
 	for i, line := range lines {
 		var set []string
 		for _, m := range flagName.FindAllStringSubmatch(line, -1) {
-			if v := p.variableOf(parsed, m[1]); v != "" && !strings.Contains(line, v) {
+			if v := p.given(setters[m[1]]); v != "" && !strings.Contains(line, v) {
 				set = append(set, fmt.Sprintf("--%s is set by %s", m[1], v))
 			}
 		}
@@ -145,30 +146,26 @@ func (p Program) nameVariables(parsed *kong.Context, message string) string {
 	return strings.Join(lines, "\n")
 }
 
-// variableOf returns the variable that sets a flag, or "".
-func (p Program) variableOf(parsed *kong.Context, name string) string {
-	if flagGiven(parsed, name) {
-		return ""
+// givenBy returns the flags that the user set, with their variables; "" if it was the command line.
+func givenBy(parsed *kong.Context) map[string]string {
+	set := map[string]string{}
+	for _, f := range parsed.Flags() {
+		for _, v := range f.Envs {
+			if _, ok := os.LookupEnv(v); ok {
+				set[f.Name] = v
+			}
+		}
 	}
-	return p.given(variableGiven(parsed, name))
+	for _, p := range parsed.Path {
+		if p.Flag != nil {
+			set[p.Flag.Name] = ""
+		}
+	}
+	return set
 }
 
 // Given reports whether the user set a flag, by itself or by its variable.
 func Given(parsed *kong.Context, name string) bool {
-	return flagGiven(parsed, name) || variableGiven(parsed, name) != ""
-}
-
-func flagGiven(parsed *kong.Context, name string) bool {
-	return slices.ContainsFunc(parsed.Path, func(p *kong.Path) bool { return p.Flag != nil && p.Flag.Name == name })
-}
-
-func variableGiven(parsed *kong.Context, name string) string {
-	for _, f := range parsed.Flags() {
-		for _, v := range f.Envs {
-			if _, set := os.LookupEnv(v); set && f.Name == name {
-				return v
-			}
-		}
-	}
-	return ""
+	_, given := givenBy(parsed)[name]
+	return given
 }
