@@ -3,82 +3,306 @@ package lb
 import (
 	"cmp"
 	"context"
-	"log/slog"
-	"sync/atomic"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
+	"github.com/vipgate/vipgate/pkg/dataplane"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
-	"github.com/vipgate/vipgate/pkg/latest"
-	"github.com/vipgate/vipgate/pkg/readiness"
-	"github.com/vipgate/vipgate/pkg/serving"
+	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// plane is the data plane as the loop sees it: a [dataplane.Plane], or a script.
-type plane interface {
-	Configure(*plan.Desired)
-	State() *latest.Value[plan.State]
-	Ready() <-chan struct{}
+const (
+	// readTimeout bounds how long a status waits for what is read from the kernel.
+	readTimeout = time.Second
+	// reconcileTimeout bounds a hold or a repair on demand; a client waits a little longer.
+	reconcileTimeout = 30 * time.Second
+	// kernelNotRead is the problem of the data plane at the start.
+	kernelNotRead = "the kernel has not been read yet"
+)
+
+// Reconcile implements the LBService.
+func (a *admin) Reconcile(ctx context.Context, _ *lbv1.ReconcileRequest) (*lbv1.ReconcileResponse, error) {
+	r := &lbv1.ReconcileResponse{}
+	return r, a.withPlane(ctx, "", func(ctx context.Context, p *dataplane.Plane) error {
+		drift, err := p.Reconcile(ctx)
+		r.Mended = driftProto(drift)
+		return err
+	})
 }
 
-// frontend is what the frontend reports: a [readiness.Server], or a script.
-type frontend interface {
-	Report() *latest.Value[readiness.Report]
-	Reported(vip.VIP) (readiness.VIPReport, bool)
+// Hold implements the LBService.
+func (a *admin) Hold(ctx context.Context, request *lbv1.HoldRequest) (*lbv1.HoldResponse, error) {
+	d := request.GetDuration().AsDuration()
+	if request.GetDuration() != nil && d <= 0 {
+		return nil, status.Errorf(codes.InvalidArgument, "the duration %v is not positive", d)
+	}
+	r := &lbv1.HoldResponse{}
+	return r, a.withPlane(ctx, request.GetStream(), func(ctx context.Context, p *dataplane.Plane) error {
+		until, err := p.Hold(ctx, request.GetStream(), d)
+		r.Until = timestamp(until)
+		return err
+	})
 }
 
-// forwarder passes the desired state from the evaluator to the data plane. It belongs to the loop
-// and never waits.
-type forwarder struct {
-	plane
-	frontend frontend
-	position func() readiness.Position // of the newest decision
-	applied  func(time.Duration)       // takes how long the kernel took; must not block
-	log      *slog.Logger
-	// reported is closed when the frontend reports again; nil while nothing is held back.
-	reported <-chan struct{}
-	// sent is when desired states that the kernel has not applied yet were sent, by revision.
-	sent map[uint64]time.Time
-	// shown is what status and metrics show.
-	shown atomic.Pointer[forwarded]
+// Resume implements the LBService.
+func (a *admin) Resume(ctx context.Context, request *lbv1.ResumeRequest) (*lbv1.ResumeResponse, error) {
+	r := &lbv1.ResumeResponse{}
+	return r, a.withPlane(ctx, "", func(ctx context.Context, p *dataplane.Plane) error {
+		drift, err := p.Resume(ctx, request.GetStream())
+		r.Repaired = driftProto(drift)
+		return err
+	})
 }
 
-type forwarded struct {
-	desired *plan.Desired
-	held    []string
-}
-
-func newForwarder(p plane, f frontend, position func() readiness.Position, applied func(time.Duration), log *slog.Logger,
-) *forwarder {
-	w := &forwarder{plane: p, frontend: f, position: position, applied: applied, log: log, sent: map[uint64]time.Time{}}
-	w.shown.Store(&forwarded{desired: &plan.Desired{}})
-	return w
-}
-
-// forward sends the desired state to the data plane, if it changed. It returns when it has to be
-// called again.
-func (f *forwarder) forward(now time.Time, e *serving.Evaluator) (next time.Time) {
-	state := f.State().Load()
-	for revision, at := range f.sent {
-		if revision <= state.Revision {
-			f.applied(max(0, state.At.Sub(at)))
-			delete(f.sent, revision)
+// withPlane calls do if the data plane and the stream exist; "" is all streams.
+func (a *admin) withPlane(ctx context.Context, stream string, do func(context.Context, *dataplane.Plane) error) error {
+	if a.process.plane == nil {
+		return status.Error(codes.FailedPrecondition, "there is no data plane: this lb runs with --dataplane=none")
+	}
+	if stream != "" {
+		if _, known := a.process.stream(stream); !known {
+			return status.Errorf(codes.NotFound, "the trench file has no stream %s", stream)
 		}
 	}
-	report, changed := f.frontend.Report().Get()
-	out := e.Forward(now, serving.Frontend{Report: report, Reported: f.frontend.Reported, Position: f.position()})
-	if f.reported = nil; len(out.Held) > 0 {
-		f.reported = changed
+	ctx, cancel := context.WithTimeout(ctx, reconcileTimeout)
+	defer cancel()
+	if err := do(ctx, a.process.plane); err != nil {
+		// Not Unavailable, by which clients know that the process does not answer.
+		return status.Error(codes.FailedPrecondition, err.Error())
 	}
-	shown := &forwarded{desired: cmp.Or(out.Desired, f.shown.Load().desired), held: out.Held}
-	if out.Desired != nil {
-		f.sent[out.Desired.Revision] = now
-		f.Configure(out.Desired)
+	return nil
+}
+
+func driftProto(drift []plan.Drift) (list []*lbv1.DataPlaneDrift) {
+	for _, d := range drift {
+		list = append(list, &lbv1.DataPlaneDrift{
+			Object: d.Object, Stream: d.Stream, Target: d.Target, Detail: d.Detail, Since: timestamppb.New(d.Since),
+		})
 	}
-	f.shown.Store(shown)
-	for _, r := range out.Released {
-		f.log.Log(context.Background(), r.Level, r.Cause+"; the last targets of VIPs leave the data plane",
-			"stream", r.Stream, "vips", r.VIPs, "after", r.After.Round(time.Millisecond))
+	return list
+}
+
+// timestamp converts a time, of which zero is none.
+func timestamp(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
 	}
-	return out.Next
+	return timestamppb.New(t)
+}
+
+// dataPlaneStatus is what `lb status` shows of the data plane; nil without one.
+func (p *process) dataPlaneStatus(ctx context.Context) *lbv1.DataPlaneStatus {
+	if p.plane == nil {
+		return nil
+	}
+	state, forwarding := p.plane.State().Load(), p.loop.forwarding.Load()
+	s := &lbv1.DataPlaneStatus{
+		Mode: "nftables", Conntrack: !p.DataPlane.Stateless, Error: text(state.Err), Failures: uint32(state.Failures),
+		AppliedRevision: state.Revision, WantedRevision: forwarding.Desired.Revision, Repairs: state.Repairs,
+		HeldBack: forwarding.Held, Drift: driftProto(state.Drift),
+	}
+	for _, stream := range slices.Sorted(maps.Keys(state.Held)) {
+		s.Holds = append(s.Holds, &lbv1.DataPlaneHold{Stream: stream, Until: timestamp(state.Held[stream])})
+	}
+	for _, x := range state.Problems {
+		s.Problems = append(s.Problems, &lbv1.DataPlaneProblem{
+			Object: x.Object, Detail: x.Detail, Remedy: x.Remedy, Vips: texts(x.VIPs),
+		})
+	}
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	targets, err := p.plane.Targets(ctx)
+	s.Unread = text(err)
+	s.Streams = p.dataPlaneStreams(state, targets)
+	return s
+}
+
+// dataPlaneStreams are the streams of the trench file, in its order, and then those that are only
+// in the kernel.
+func (p *process) dataPlaneStreams(state plan.State, targets []dataplane.TargetView) []*lbv1.DataPlaneStream {
+	var streams []*lbv1.DataPlaneStream
+	byName := map[string]*lbv1.DataPlaneStream{}
+	stream := func(name string) *lbv1.DataPlaneStream {
+		if s, known := byName[name]; known {
+			return s
+		}
+		s := &lbv1.DataPlaneStream{Name: name}
+		if st := state.Streams[name]; st != nil {
+			s.ProblemIpv4, s.ProblemIpv6 = st.Problem[vip.IPv4], st.Problem[vip.IPv6]
+		}
+		byName[name], streams = s, append(streams, s)
+		return s
+	}
+	for _, c := range p.config.Value().Load().Config.Streams {
+		s := stream(c.Name)
+		s.Size, s.Seed = c.Maglev.Size, c.Maglev.Seed
+	}
+	for _, x := range targets {
+		s := stream(x.Stream)
+		s.Targets = append(s.Targets, &lbv1.DataPlaneTarget{
+			Name: x.Name, Number: x.FWMark, State: x.State, Packets: x.Packets, Bytes: x.Bytes,
+			EntriesIpv4: uint32(x.Entries[vip.IPv4]), EntriesIpv6: uint32(x.Entries[vip.IPv6]),
+			Addresses: texts(x.Addresses()), DrainEnd: timestamp(x.DrainEnd),
+		})
+	}
+	for _, name := range state.VIPs {
+		stream(name).Vips++
+	}
+	return streams
+}
+
+// dataPlaneMetrics are the targets in the data plane at the moment of a scrape.
+func (p *process) dataPlaneMetrics() metrics.DataPlane {
+	state := p.plane.State().Load()
+	m := metrics.DataPlane{
+		Targets: map[string]int{"serving": 0}, Drift: len(state.Drift), Problems: len(state.Problems),
+		Held: len(state.Held), Failures: state.TotalFailures, Repairs: state.Repairs,
+	}
+	for _, role := range roles {
+		m.Targets[role] = 0
+	}
+	for name, s := range p.loop.forwarding.Load().Desired.Streams {
+		confirmed := state.Streams[name]
+		for _, t := range s.Targets {
+			for _, ip := range t.IPs {
+				f := vip.FamilyOf(ip)
+				word := roles[t.Roles[f]]
+				if t.Roles[f] == plan.Serving && confirmed != nil && has(confirmed.Serving[f], t.Name) {
+					word = "serving"
+				}
+				m.Targets[word]++
+			}
+		}
+	}
+	return m
+}
+
+// roles are the states of a target in the metrics until the kernel confirmed that it serves.
+var roles = [...]string{plan.Unknown: "unknown", plan.Down: "down", plan.Draining: "draining", plan.Serving: "pending"}
+
+func has[K comparable](set map[K]struct{}, k K) bool { _, ok := set[k]; return ok }
+
+// dataPlaneProblem returns what is wrong with the data plane, "" if nothing is. Drift is no problem:
+// it is repaired, or held.
+func dataPlaneProblem(s plan.State) string {
+	if len(s.Problems) == 0 {
+		return text(s.Err)
+	}
+	problem := s.Problems[0].Object + ": " + s.Problems[0].Detail + andMore(len(s.Problems)-1)
+	if s.Err != nil {
+		problem = s.Err.Error() + "; " + problem
+	}
+	return problem
+}
+
+// showDataPlane notes what changed in the data plane. The data plane itself logs it.
+func (o *observer) showDataPlane(s plan.State) {
+	p := o.process
+	problem := dataPlaneProblem(s)
+	select {
+	case <-p.plane.Ready():
+	default:
+		problem = cmp.Or(problem, kernelNotRead)
+	}
+	p.condition(DataPlaneCondition, problem)
+	var held []string
+	for _, stream := range slices.Sorted(maps.Keys(s.Held)) {
+		object, end := describeHold(stream, s.Held[stream])
+		held = append(held, object+" "+end)
+	}
+	p.health.Set(DataPlaneHoldCondition, len(held) == 0, "drift is not repaired: "+strings.Join(held, ", "))
+	p.events.add(dataPlaneEvents(o.dataPlane, s)...)
+	o.dataPlane = s
+}
+
+// describeHold names what is held and until when.
+func describeHold(stream string, until time.Time) (object, end string) {
+	object, end = "all streams", "until lb resume"
+	if stream != "" {
+		object = "stream " + stream
+	}
+	if !until.IsZero() {
+		end = "until " + until.UTC().Format(time.RFC3339)
+	}
+	return object, end
+}
+
+// dataPlaneRepaired notes what the data plane repaired. It does not block.
+func (p *process) dataPlaneRepaired(list []dataplane.Repaired) {
+	var all []*lbv1.Event
+	for _, r := range list {
+		e := &lbv1.Event{Object: r.Object, What: driftRepaired, Detail: r.Detail, Stream: r.Stream, Target: r.Target}
+		if r.Contested {
+			e.What, e.Detail = driftContested, "another process keeps changing it: "+r.Detail
+		}
+		all = append(all, e)
+	}
+	p.events.add(summed(all)...)
+}
+
+// dataPlaneEvents are what happened between two states.
+func dataPlaneEvents(was, is plan.State) []*lbv1.Event {
+	var all []*lbv1.Event
+	switch {
+	case is.Err != nil && was.Err == nil:
+		all = append(all, &lbv1.Event{Object: "data plane", What: changesBlocked, Detail: is.Err.Error()})
+	case is.Err == nil && was.Err != nil:
+		all = append(all, &lbv1.Event{Object: "data plane", What: problemSolved, Detail: was.Err.Error()})
+	}
+	for stream, until := range is.Held {
+		if before, known := was.Held[stream]; !known || !before.Equal(until) {
+			object, end := describeHold(stream, until)
+			all = append(all, &lbv1.Event{Object: object, What: holdBegun, Detail: end, Stream: stream})
+		}
+	}
+	for stream, until := range was.Held {
+		if _, held := is.Held[stream]; held {
+			continue
+		}
+		object, _ := describeHold(stream, until)
+		detail := "by an operator"
+		if !until.IsZero() && !time.Now().Before(until) {
+			detail = "the hold expired"
+		}
+		all = append(all, &lbv1.Event{Object: object, What: holdEnded, Detail: detail, Stream: stream})
+	}
+	_, everything := is.Held[""]
+	for _, d := range plan.Without(is.Drift, was.Drift, plan.Drift.Key) {
+		// Drift that is not held is repaired, and reported then.
+		if _, held := is.Held[d.Stream]; held || everything {
+			all = append(all, &lbv1.Event{
+				Object: d.Object, What: driftSeen, Detail: d.Detail, Stream: d.Stream, Target: d.Target,
+			})
+		}
+	}
+	for _, x := range plan.Without(is.Problems, was.Problems, plan.Problem.Key) {
+		all = append(all, &lbv1.Event{Object: x.Object, What: problemSeen, Detail: x.Detail})
+	}
+	for _, x := range plan.Without(was.Problems, is.Problems, plan.Problem.Key) {
+		all = append(all, &lbv1.Event{Object: x.Object, What: problemSolved, Detail: x.Detail})
+	}
+	return summed(all)
+}
+
+// maxEventsAtOnce is how many events one state of the data plane makes: a process that deletes a
+// table with thousands of targets must not push out all that happened before.
+const maxEventsAtOnce = 100
+
+// summed replaces the last of too many events by one of the kind of the first that is left out.
+func summed(all []*lbv1.Event) []*lbv1.Event {
+	more := len(all) - maxEventsAtOnce + 1
+	if more < 2 {
+		return all
+	}
+	what, detail := all[maxEventsAtOnce-1].What, fmt.Sprintf("and %d more at once: lb status lists what there is", more)
+	return append(all[:maxEventsAtOnce-1], &lbv1.Event{Object: "data plane", What: what, Detail: detail})
 }

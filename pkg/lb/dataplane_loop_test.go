@@ -67,7 +67,7 @@ func run(t *testing.T) *runningLoop {
 	r.config, r.lease = latest.New(trench.Loaded{Config: c, Generation: 1}), time.Second
 	r.away, r.ready = latest.New(false), make(chan struct{})
 	r.evaluator = serving.New(serving.Options{Settle: time.Hour, DataPlane: true, WithdrawTime: time.Hour})
-	r.loop.plane = newForwarder(r.plane, r.frontend, r.table.Position, func(time.Duration) {}, quiet)
+	r.withPlane(r.plane, r.frontend, func(time.Duration) {})
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = r.checker.Run(ctx) }) // the end of ctx
@@ -144,7 +144,7 @@ func TestLoopFollowsKernelAndFrontend(t *testing.T) {
 		t.Fatal(err)
 	}
 	await.True(t, "the VIP is not ready", func() bool { return r.vip().State == readiness.NotReady })
-	await.True(t, "the removal is held back", func() bool { return len(r.loop.plane.shown.Load().held) == 1 })
+	await.True(t, "the removal is held back", func() bool { return len(r.forwarding.Load().Held) == 1 })
 	if r.role() != plan.Serving {
 		t.Fatal("the last target is removed before the VIP is withdrawn")
 	}

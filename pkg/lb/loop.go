@@ -25,6 +25,19 @@ import (
 // beatsPerLease is how many heartbeats go into one lease (docs/architecture.md#the-two-leases).
 const beatsPerLease = 5
 
+// plane is a [dataplane.Plane], or a script of a test.
+type plane interface {
+	Configure(*plan.Desired)
+	State() *latest.Value[plan.State]
+	Ready() <-chan struct{}
+}
+
+// frontend is a [readiness.Server], or a script of a test.
+type frontend interface {
+	Report() *latest.Value[readiness.Report]
+	Reported(vip.VIP) (readiness.VIPReport, bool)
+}
+
 // loop evaluates readiness. Only the loop renews the lease, so that a load balancer that can no
 // longer evaluate stops vouching.
 type loop struct {
@@ -38,11 +51,19 @@ type loop struct {
 	observe func(readiness.Decision) // must not block
 	event   func(...*lbv1.Event)     // must not block
 	files   *readinessfile.Writer    // nil: none are written
-	plane   *forwarder               // nil: no data plane
 	away    *latest.Value[bool]      // true once the load balancer stops
 	ready   chan struct{}
 	outage  atomic.Bool
 	lastRun atomic.Int64 // when it last evaluated, as time since started
+
+	plane    plane // nil: no data plane
+	frontend frontend
+	applied  func(time.Duration) // takes how long the kernel took; must not block
+	// forwarding is the newest result for the data plane, with its desired state.
+	forwarding atomic.Pointer[serving.Forwarding]
+	// sent is when desired states that the kernel has not applied yet were sent, by revision.
+	sent     map[uint64]time.Time
+	reported <-chan struct{} // of the frontend; nil while nothing is held back
 
 	started    time.Time
 	evaluator  *serving.Evaluator
@@ -53,6 +74,12 @@ type loop struct {
 	// compared is set once the data plane knows what is in the kernel, or why it cannot know.
 	compared bool
 	leaving  bool // the readiness files are no longer written
+}
+
+// withPlane connects the loop with a data plane before it runs.
+func (l *loop) withPlane(p plane, f frontend, applied func(time.Duration)) {
+	l.plane, l.frontend, l.applied, l.sent = p, f, applied, map[uint64]time.Time{}
+	l.forwarding.Store(&serving.Forwarding{Desired: &plan.Desired{}})
 }
 
 func (l *loop) String() string         { return "readiness loop" }
@@ -68,7 +95,7 @@ func (l *loop) Run(ctx context.Context) error {
 	away, stopping := l.away.Get()
 	in := l.load(loaded)
 	var state plan.State
-	var confirmed, compared, reported <-chan struct{}
+	var confirmed, compared <-chan struct{}
 	if l.plane != nil {
 		compared = l.plane.Ready()
 		state, confirmed = l.plane.State().Get()
@@ -84,9 +111,6 @@ func (l *loop) Run(ctx context.Context) error {
 	for {
 		if next := targetset.Soonest(l.sources.next, l.next); !next.IsZero() {
 			timer.Reset(time.Until(next))
-		}
-		if l.plane != nil {
-			reported = l.plane.reported
 		}
 		in = input{}
 		beats := false
@@ -108,7 +132,7 @@ func (l *loop) Run(ctx context.Context) error {
 		case <-confirmed:
 			state, confirmed = l.plane.State().Get()
 			in.kernel = &state
-		case <-reported: // what is held back may go
+		case <-l.reported: // what is held back may go
 		case <-stopping:
 			if away, stopping = l.away.Get(); away && l.files != nil { // withdraw first, and forward on
 				l.leaving = true
@@ -175,7 +199,7 @@ func (l *loop) evaluate(in input) bool {
 	l.next = r.Next
 	committed := l.commit(now, r)
 	if l.plane != nil && l.synced {
-		l.next = targetset.Soonest(l.next, l.plane.forward(now, l.evaluator))
+		l.next = targetset.Soonest(l.next, l.forward(now))
 	}
 	l.noteOutage(r.Outage)
 	if (committed || r.StreamsChanged || in.config != nil) && l.files != nil && l.synced && !l.leaving {
@@ -185,6 +209,35 @@ func (l *loop) evaluate(in input) bool {
 	// After the decision: a reader that lists all targets holds the index for milliseconds.
 	l.index.Publish(l.evaluator.Targets())
 	return committed
+}
+
+// forward passes the desired state to the data plane if it changed. It returns when it has to be
+// called again.
+func (l *loop) forward(now time.Time) (next time.Time) {
+	state := l.plane.State().Load()
+	for revision, at := range l.sent {
+		if revision <= state.Revision {
+			l.applied(max(0, state.At.Sub(at)))
+			delete(l.sent, revision)
+		}
+	}
+	report, changed := l.frontend.Report().Get()
+	out := l.evaluator.Forward(now, serving.Frontend{Report: report, Reported: l.frontend.Reported, Position: l.table.Position()})
+	if l.reported = nil; len(out.Held) > 0 {
+		l.reported = changed
+	}
+	if out.Desired == nil {
+		out.Desired = l.forwarding.Load().Desired
+	} else {
+		l.sent[out.Desired.Revision] = now
+		l.plane.Configure(out.Desired)
+	}
+	l.forwarding.Store(&out)
+	for _, r := range out.Released {
+		l.log.Log(context.Background(), r.Level, r.Cause+"; the last targets of VIPs leave the data plane",
+			"stream", r.Stream, "vips", r.VIPs, "after", r.After.Round(time.Millisecond))
+	}
+	return out.Next
 }
 
 // noteOutage logs when a suspected outage begins and ends.

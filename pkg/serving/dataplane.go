@@ -18,14 +18,12 @@ func (e *Evaluator) planStream(s *stream, before *plan.Stream) *plan.Stream {
 		Targets: make([]plan.Target, 0, len(s.members)),
 	}
 	for i := range s.members {
-		if _, shadowed := s.shadowed[i]; shadowed {
+		if s.shadowed[i] {
 			continue
 		}
 		m := &s.members[i]
-		t := plan.Target{Name: m.Name, IPs: m.IPs}
-		for f := range t.Roles {
-			t.Roles[f] = plan.Down // unless it has an address
-		}
+		// Down is the role of a family without an address.
+		t := plan.Target{Name: m.Name, IPs: m.IPs, Roles: [...]plan.Role{plan.Down, plan.Down}}
 		for _, ip := range m.IPs {
 			t.Roles[vip.FamilyOf(ip)] = e.role(s, m, ip)
 		}
@@ -96,9 +94,9 @@ func byName(s *plan.Stream) map[string]*plan.Target {
 	return targets
 }
 
-// keepsServing reports whether a target that serves continues to serve with its role.
+// keepsServing reports whether a target that serves continues to; nil does not.
 func keepsServing(t *plan.Target, f vip.Family) bool {
-	return t.Roles[f] == plan.Serving || t.Roles[f] == plan.Unknown
+	return t != nil && (t.Roles[f] == plan.Serving || t.Roles[f] == plan.Unknown)
 }
 
 // continues reports whether a target that the kernel forwards to continues to serve in a stream.

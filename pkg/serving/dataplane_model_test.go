@@ -79,8 +79,8 @@ func (w *slowModel) settle(t *rapid.T) {
 		w.check(t)
 		w.frontendReports()
 	}
-	if f := w.e.forwarding; len(f.holds) != 0 || len(f.pending) != 0 || len(w.out.Held) != 0 || !w.out.Next.IsZero() {
-		t.Fatalf("all parts have followed, and yet something is held back: %v, %v", f.holds, f.pending)
+	if f := w.e.forwarding; len(f.holds) != 0 || len(w.out.Held) != 0 || !w.out.Next.IsZero() {
+		t.Fatalf("all parts have followed, and yet something is held back: %v, %v", f.holds, w.out.Held)
 	}
 	last := w.last()
 	if got, want := len(last.Streams), len(w.config.Streams); got != want {

@@ -17,25 +17,21 @@ import (
 // FrontendGone is how long no frontend may be connected before there is none to wait for.
 const FrontendGone = 500 * time.Millisecond
 
-// forwarding is what the data plane is to do.
-//
-// A change after which a VIP would lead to no target is held back: a stream keeps the last targets
-// that it has in the kernel, and its VIPs, until the frontend has withdrawn those VIPs. Meanwhile
-// they are not ready.
+// forwarding is what the data plane is to do. A change after which a VIP would lead to no target is
+// held back: a stream keeps the last targets that it has in the kernel, and its VIPs, until the
+// frontend has withdrawn those VIPs. Meanwhile they are not ready.
 type forwarding struct {
-	// desired is by stream what should be, sent what the data plane got; nil before the first time.
+	// desired is by stream what should be, sent what the data plane got; its revision is 0 before the
+	// first time. Streams that are equal have one pointer. counted are those with an old desired.
 	desired map[string]*plan.Stream
 	sent    *plan.Desired
-	// counted are the streams of which desired is out of date, pending those in which desired and
-	// sent differ, or may.
-	counted, pending map[string]struct{}
-	holds            map[holdKey]*hold
+	counted map[string]bool
 	// sentOwners has the stream of sent that serves each VIP.
 	sentOwners map[vip.VIP]string
+	holds      map[holdKey]*hold
 }
 
-// holdKey is what is held back: a family of a stream, or "" for everything before the first desired
-// state is sent.
+// holdKey is a family of a stream, or "" for everything before the first desired state is sent.
 type holdKey struct {
 	stream string
 	family vip.Family
@@ -43,24 +39,9 @@ type holdKey struct {
 
 // hold waits until VIPs are withdrawn.
 type hold struct {
-	vips vip.Set
-	// revision is that of the decision with which the VIPs were no longer ready.
-	revision    uint64
+	vips        vip.Set
+	revision    uint64 // of the decision with which the VIPs were no longer ready
 	since, ends time.Time
-}
-
-func newForwarding() forwarding {
-	return forwarding{
-		desired: map[string]*plan.Stream{}, counted: map[string]struct{}{}, pending: map[string]struct{}{},
-		holds: map[holdKey]*hold{},
-	}
-}
-
-// changed notes that the desired state of a stream is out of date.
-func (w *forwarding) changed(stream string) {
-	if w.counted != nil {
-		w.counted[stream] = struct{}{}
-	}
 }
 
 // Frontend is what the frontend reported.
@@ -102,14 +83,25 @@ type Release struct {
 // the decision has a position: the VIPs that are about to lead to no target are not ready in it.
 func (e *Evaluator) Forward(now time.Time, frontend Frontend) (out Forwarding) {
 	w := &e.forwarding
-	e.updateDesired()
-	switch {
-	case w.sent != nil && len(w.pending) == 0:
-		return out
-	case w.sent == nil:
+	for name := range w.counted {
+		s, ok := e.streams[name]
+		if !ok {
+			delete(w.desired, name)
+			continue
+		}
+		before, sent := w.desired[name], w.sent.Streams[name]
+		w.desired[name] = e.planStream(s, before)
+		for _, same := range []*plan.Stream{before, sent} {
+			if w.desired[name].Equal(same) {
+				w.desired[name] = same
+			}
+		}
+	}
+	w.counted = map[string]bool{}
+	if w.sent.Revision == 0 {
 		e.sendFirst(now, frontend, &out)
-	default:
-		e.sendPending(now, frontend, &out)
+	} else {
+		e.sendChanged(now, frontend, &out)
 	}
 	for key, h := range w.holds {
 		what, vips := fmt.Sprintf("stream %s (%s)", key.stream, key.family), "1 VIP"
@@ -125,30 +117,6 @@ func (e *Evaluator) Forward(now time.Time, frontend Frontend) (out Forwarding) {
 	return out
 }
 
-// updateDesired derives the desired state of the streams that were counted again.
-func (e *Evaluator) updateDesired() {
-	w := &e.forwarding
-	for name := range w.counted {
-		before := w.desired[name]
-		if s, ok := e.streams[name]; !ok {
-			delete(w.desired, name)
-		} else if now := e.planStream(s, before); !now.Equal(before) {
-			w.desired[name] = now
-			if before == nil || !slices.Equal(before.VIPs, now.VIPs) {
-				for _, v := range now.VIPs {
-					if by := w.sentOwners[v]; by != "" && by != name {
-						w.pending[by] = struct{}{} // it may have to give the VIP up
-					}
-				}
-			}
-		}
-		if w.sent == nil || w.sent.Streams[name] != w.desired[name] {
-			w.pending[name] = struct{}{}
-		}
-	}
-	w.counted = map[string]struct{}{}
-}
-
 // sendFirst replaces what a load balancer before this one installed in the kernel. Its streams are
 // not known in full, so that all is held back or nothing.
 func (e *Evaluator) sendFirst(now time.Time, frontend Frontend, out *Forwarding) {
@@ -158,19 +126,28 @@ func (e *Evaluator) sendFirst(now time.Time, frontend Frontend, out *Forwarding)
 			need[v] = struct{}{}
 		}
 	}
-	if e.holdBack(now, holdKey{}, need, frontend, out) {
-		return
+	if !e.holdBack(now, holdKey{}, need, frontend, out) {
+		out.Desired = e.send(maps.Clone(e.forwarding.desired))
 	}
-	clear(e.forwarding.pending)
-	out.Desired = e.send(maps.Clone(e.forwarding.desired))
 }
 
-// sendPending brings the streams that changed from what the data plane got to what should be.
-func (e *Evaluator) sendPending(now time.Time, frontend Frontend, out *Forwarding) {
+// sendChanged brings the streams that changed from what the data plane got to what should be.
+func (e *Evaluator) sendChanged(now time.Time, frontend Frontend, out *Forwarding) {
 	w := &e.forwarding
+	changed := map[string]bool{}
+	for name := range differing(w.sent.Streams, w.desired) {
+		changed[name] = true
+		if s := w.desired[name]; s != nil {
+			for _, v := range s.VIPs {
+				if by := w.sentOwners[v]; by != "" {
+					changed[by] = true // it may have to give the VIP up
+				}
+			}
+		}
+	}
 	kept := map[string][]remainder{}
 	keepers := map[vip.VIP]string{} // streams that keep VIPs of others
-	for name := range w.pending {
+	for name := range changed {
 		for _, f := range vip.Families {
 			r := e.remainder(name, f)
 			if !e.holdBack(now, holdKey{name, f}, r.need, frontend, out) {
@@ -183,21 +160,19 @@ func (e *Evaluator) sendPending(now time.Time, frontend Frontend, out *Forwardin
 		}
 	}
 	next := maps.Clone(w.sent.Streams)
-	sent := false
-	for name := range w.pending {
-		was, is := w.sent.Streams[name], e.interim(name, kept[name], keepers)
-		if len(kept[name]) == 0 && is.Equal(w.desired[name]) {
-			delete(w.pending, name)
-		}
-		if is.Equal(was) {
+	for name := range changed {
+		is := e.interim(name, kept[name], keepers)
+		if is.Equal(next[name]) {
+			if is != nil && is == w.desired[name] {
+				w.desired[name] = next[name]
+			}
 			continue
 		}
 		if next[name] = is; is == nil {
 			delete(next, name)
 		}
-		sent = true
 	}
-	if sent {
+	if !maps.Equal(next, w.sent.Streams) {
 		out.Desired = e.send(next)
 	}
 }
@@ -206,27 +181,23 @@ func (e *Evaluator) sendPending(now time.Time, frontend Frontend, out *Forwardin
 // the kernel confirmed before may still contain that.
 func (e *Evaluator) send(streams map[string]*plan.Stream) *plan.Desired {
 	w, k := &e.forwarding, e.kernel
-	var before map[string]*plan.Stream
-	revision := uint64(1)
-	if w.sent != nil {
-		before, revision = w.sent.Streams, w.sent.Revision+1
-	}
-	w.sent = &plan.Desired{Revision: revision, Streams: streams}
+	before := w.sent.Streams
+	w.sent = &plan.Desired{Revision: w.sent.Revision + 1, Streams: streams}
 	sameVIPs := true
 	for name := range differing(before, streams) {
 		was, is := before[name], streams[name]
-		if was == nil {
+		if was == nil || is == nil || !slices.Equal(was.VIPs, is.VIPs) {
 			sameVIPs = false
+		}
+		if was == nil {
 			continue
 		}
-		sameVIPs = sameVIPs && is != nil && slices.Equal(was.VIPs, is.VIPs)
 		targets := byName(is)
 		for i := range was.Targets {
 			t := &was.Targets[i]
-			now := targets[t.Name]
 			for _, f := range vip.Families {
-				if keepsServing(t, f) && (now == nil || !keepsServing(now, f)) {
-					k.revoked[revocation{stream: name, target: t.Name, family: f}] = revision
+				if keepsServing(t, f) && !keepsServing(targets[t.Name], f) {
+					k.revoked[revocation{stream: name, target: t.Name, family: f}] = w.sent.Revision
 				}
 			}
 		}
@@ -237,7 +208,7 @@ func (e *Evaluator) send(streams map[string]*plan.Stream) *plan.Desired {
 	owners := ownersOf(streams)
 	for v, name := range w.sentOwners {
 		if by := owners[v]; by != name && !k.continues(streams[by], v.Family()) {
-			k.revoked[revocation{vip: v}] = revision
+			k.revoked[revocation{vip: v}] = w.sent.Revision
 		}
 	}
 	w.sentOwners = owners
@@ -246,13 +217,10 @@ func (e *Evaluator) send(streams map[string]*plan.Stream) *plan.Desired {
 
 // remainder is what a family of a stream keeps until VIPs are withdrawn.
 type remainder struct {
-	family vip.Family
-	// need are the VIPs that must be withdrawn first.
-	need vip.Set
-	// vips are those that the stream no longer has.
-	vips []vip.VIP
-	// targets are those that serve and no longer should.
-	targets []*plan.Target
+	family  vip.Family
+	need    vip.Set        // must be withdrawn first
+	vips    []vip.VIP      // which the stream no longer has
+	targets []*plan.Target // which serve and no longer should
 }
 
 // remainder returns the VIPs that would lead to no target if a family of a stream became what it
@@ -395,10 +363,7 @@ func retain(s *plan.Stream, was *plan.Target, f vip.Family) {
 	i := slices.IndexFunc(s.Targets, func(t plan.Target) bool { return t.Name == was.Name })
 	switch {
 	case i < 0:
-		t := plan.Target{Name: was.Name, IPs: was.IPs}
-		for other := range t.Roles {
-			t.Roles[other] = plan.Down
-		}
+		t := plan.Target{Name: was.Name, IPs: was.IPs, Roles: [...]plan.Role{plan.Down, plan.Down}}
 		t.Roles[f] = was.Roles[f]
 		s.Targets = append(s.Targets, t)
 	case !slices.Equal(s.Targets[i].IPs, was.IPs):

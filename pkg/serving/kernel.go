@@ -89,35 +89,34 @@ func (e *Evaluator) Confirm(state plan.State) {
 		e.touch(v)
 	}
 	e.all = e.all || before.Withheld != state.Withheld || !sameError(before.Err, state.Err)
-	resolved := map[string]struct{}{} // streams with revocations that the kernel confirmed
+	resolved := map[string]bool{} // streams with revocations that the kernel confirmed
 	for r, revision := range k.revoked {
 		if revision <= state.Revision {
 			delete(k.revoked, r)
 			e.touch(r.vip)
-			resolved[r.stream] = struct{}{}
+			resolved[r.stream] = true
 		}
 	}
-	reached := map[netip.Addr]struct{}{} // addresses that can, or can no longer, be reached
+	reached := map[netip.Addr]bool{} // addresses that can, or can no longer, be reached
 	for a := range differing(before.Unreachable, state.Unreachable) {
-		reached[a] = struct{}{}
+		reached[a] = true
 	}
 	able := (before.Err == nil) != (state.Err == nil)
 	for name, s := range e.streams {
-		_, isResolved := resolved[name]
 		same := state.Streams[name].Equal(before.Streams[name])
 		if !same {
 			e.touch(s.VIPs...) // its problem may be another one
 		}
-		if able || isResolved || !same || (len(reached) > 0 && s.hasAny(reached)) {
-			e.dirty[s] = struct{}{}
+		if able || resolved[name] || !same || (len(reached) > 0 && s.hasAny(reached)) {
+			e.dirty[s] = true
 		}
 	}
 }
 
 // hasAny reports whether a target of the stream has one of the addresses.
-func (s *stream) hasAny(addresses map[netip.Addr]struct{}) bool {
+func (s *stream) hasAny(addresses map[netip.Addr]bool) bool {
 	return slices.ContainsFunc(s.members, func(m targetset.Member) bool {
-		return slices.ContainsFunc(m.IPs, func(a netip.Addr) bool { _, ok := addresses[a]; return ok })
+		return slices.ContainsFunc(m.IPs, func(a netip.Addr) bool { return addresses[a] })
 	})
 }
 

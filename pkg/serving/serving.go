@@ -1,10 +1,12 @@
 package serving
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/outage"
 	"github.com/vipgate/vipgate/pkg/readiness"
@@ -38,7 +40,7 @@ type Evaluator struct {
 	settling map[string]time.Time
 
 	// What the next Evaluate does: count streams again, judge VIPs, or all VIPs.
-	dirty   map[*stream]struct{}
+	dirty   map[*stream]bool
 	touched vip.Set
 	all     bool
 
@@ -47,12 +49,12 @@ type Evaluator struct {
 	outage string
 	// drained are the addresses of targets that an operator drained. The outage detector ignores
 	// them: an operator may drain all targets.
-	drained map[healthcheck.Key]struct{}
+	drained map[healthcheck.Key]bool
 
 	// What changed since the last call of Targets: streams with other targets, the addresses that
 	// they had, and addresses with another health.
-	retargeted map[string]struct{}
-	left       map[healthcheck.Key]struct{}
+	retargeted map[string]bool
+	left       map[healthcheck.Key]bool
 	checked    []healthcheck.Key
 
 	kernel     *kernel // nil: no data plane
@@ -64,14 +66,15 @@ func New(o Options) *Evaluator {
 	e := &Evaluator{
 		options: o, outages: outage.New(o.Outage),
 		health: map[healthcheck.Key]healthcheck.Health{}, current: map[vip.VIP]readiness.VIPReadiness{},
-		dirty: map[*stream]struct{}{}, touched: vip.Set{}, drained: map[healthcheck.Key]struct{}{},
-		retargeted: map[string]struct{}{}, left: map[healthcheck.Key]struct{}{},
+		dirty: map[*stream]bool{}, touched: vip.Set{}, drained: map[healthcheck.Key]bool{},
+		retargeted: map[string]bool{}, left: map[healthcheck.Key]bool{},
 	}
+	e.forwarding.counted = map[string]bool{}
 	if o.DataPlane {
 		// The neighbor entries of all targets fail with their network, earlier than the checks: to
 		// hold targets in an outage would be useless if these entries counted.
 		e.kernel = &kernel{ignoreNeighbors: o.Outage.Hold && o.Outage.Threshold != 0, revoked: map[revocation]uint64{}}
-		e.forwarding = newForwarding()
+		e.forwarding = forwarding{desired: map[string]*plan.Stream{}, sent: &plan.Desired{}, counted: map[string]bool{}, holds: map[holdKey]*hold{}}
 	}
 	return e
 }
@@ -82,7 +85,6 @@ func (e *Evaluator) Configure(now time.Time, c *trench.Config, members func(stri
 	streams, settling := e.streams, e.settling
 	for _, s := range streams {
 		e.leave(s)
-		e.forwarding.changed(s.Name)
 	}
 	e.configured, e.all = vip.NewSet(c.Attractor.VIPs...), true
 	e.streams, e.byVIP, e.settling = map[string]*stream{}, map[vip.VIP][]*stream{}, map[string]time.Time{}
@@ -113,16 +115,18 @@ func (e *Evaluator) Retarget(changed []trench.Stream, members func(string) []tar
 	}
 }
 
+// leave notes the targets that a stream had, join those that it has.
 func (e *Evaluator) leave(s *stream) {
 	for k := range s.keys() {
-		e.left[k] = struct{}{}
+		e.left[k] = true
 	}
+	e.forwarding.counted[s.Name] = true
 }
 
 func (e *Evaluator) join(s *stream, members []targetset.Member) {
 	s.setMembers(members)
-	e.retargeted[s.Name] = struct{}{}
-	e.dirty[s] = struct{}{}
+	e.retargeted[s.Name] = true
+	e.dirty[s] = true
 }
 
 // Result is what an evaluation changed.
@@ -138,8 +142,8 @@ type Result struct {
 	Next time.Time
 }
 
-// Evaluate takes over what the health checks changed, and judges all VIPs that the inputs since the
-// last call concern.
+// Evaluate takes over changed health, and judges the VIPs that the inputs since the last call
+// concern.
 func (e *Evaluator) Evaluate(now time.Time, checks healthcheck.Evaluation) Result {
 	for _, k := range checks.Removed {
 		delete(e.health, k)
@@ -154,6 +158,7 @@ func (e *Evaluator) Evaluate(now time.Time, checks healthcheck.Evaluation) Resul
 	for s := range e.dirty {
 		was := s.ready()
 		e.recount(s)
+		e.forwarding.counted[s.Name] = true
 		r.StreamsChanged = r.StreamsChanged || s.ready() != was
 	}
 	clear(e.dirty)
@@ -184,7 +189,7 @@ func (e *Evaluator) Evaluate(now time.Time, checks healthcheck.Evaluation) Resul
 // mark has the stream of a target counted again.
 func (e *Evaluator) mark(k healthcheck.Key) {
 	if s, ok := e.streams[k.Stream]; ok {
-		e.dirty[s] = struct{}{}
+		e.dirty[s] = true
 	}
 }
 
@@ -201,7 +206,6 @@ func (e *Evaluator) touch(vips ...vip.VIP) {
 func (e *Evaluator) recount(s *stream) {
 	before := s.tallies
 	e.count(s)
-	e.forwarding.changed(s.Name)
 	for _, v := range s.VIPs {
 		if s.tallies[v.Family()] != before[v.Family()] {
 			e.touch(v)
@@ -249,10 +253,10 @@ func (e *Evaluator) detectOutage(now time.Time, checks healthcheck.Evaluation) o
 // inService returns what the checks changed without the targets that an operator drained: a target
 // that was drained is removed, one that returned has changed.
 func (e *Evaluator) inService(checks healthcheck.Evaluation) (changed []healthcheck.Health, removed []healthcheck.Key) {
-	back := map[healthcheck.Key]struct{}{}
+	back := map[healthcheck.Key]bool{}
 	for k := range e.left {
-		if _, was := e.drained[k]; was {
-			back[k] = struct{}{}
+		if e.drained[k] {
+			back[k] = true
 			delete(e.drained, k)
 		}
 	}
@@ -262,8 +266,8 @@ func (e *Evaluator) inService(checks healthcheck.Evaluation) (changed []healthch
 			if m.Draining != healthcheck.Drained {
 				continue
 			}
-			e.drained[k] = struct{}{}
-			if _, was := back[k]; !was {
+			e.drained[k] = true
+			if !back[k] {
 				removed = append(removed, k)
 			}
 			delete(back, k)
@@ -275,7 +279,7 @@ func (e *Evaluator) inService(checks healthcheck.Evaluation) (changed []healthch
 		}
 	}
 	for _, h := range checks.Changed {
-		if _, out := e.drained[h.Key]; !out {
+		if !e.drained[h.Key] {
 			changed = append(changed, h)
 		}
 	}
@@ -301,13 +305,13 @@ func (e *Evaluator) Ready() (streams []string, vips []netip.Addr) {
 // Targets returns the targets that changed since the last call, as operators see them, and the
 // addresses that no stream has any more.
 func (e *Evaluator) Targets() (changed []targetset.View, gone []healthcheck.Key) {
-	names := map[string]map[string]struct{}{} // by stream; nil for all
+	names := map[string]map[string]bool{} // by stream; nil for all
 	for _, k := range e.checked {
 		if names[k.Stream] == nil {
-			names[k.Stream] = map[string]struct{}{}
+			names[k.Stream] = map[string]bool{}
 		}
 		// The address of a target that is not checked itself changes with the other one.
-		names[k.Stream][k.Name] = struct{}{}
+		names[k.Stream][k.Name] = true
 	}
 	for name := range e.retargeted {
 		names[name] = nil
@@ -315,15 +319,13 @@ func (e *Evaluator) Targets() (changed []targetset.View, gone []healthcheck.Key)
 	for name, only := range names {
 		s := e.streams[name]
 		for k, m := range s.keys() {
-			if _, has := only[m.Name]; has || only == nil {
+			if only == nil || only[m.Name] {
 				changed = append(changed, e.view(s, m, k))
 				delete(e.left, k)
 			}
 		}
 	}
-	for k := range e.left {
-		gone = append(gone, k)
-	}
-	e.retargeted, e.left, e.checked = map[string]struct{}{}, map[healthcheck.Key]struct{}{}, nil
+	gone = slices.Collect(maps.Keys(e.left))
+	e.retargeted, e.left, e.checked = map[string]bool{}, map[healthcheck.Key]bool{}, nil
 	return changed, gone
 }

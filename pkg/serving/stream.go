@@ -20,7 +20,7 @@ type stream struct {
 	members []targetset.Member
 	// shadowed are the indices of members that leave while another one has taken over their name:
 	// the data plane has one target of a name.
-	shadowed map[int]struct{}
+	shadowed map[int]bool
 	tallies  [len(vip.Families)]tally
 }
 
@@ -46,14 +46,14 @@ type tally struct {
 }
 
 func (s *stream) setMembers(members []targetset.Member) {
-	s.members, s.shadowed = members, map[int]struct{}{}
+	s.members, s.shadowed = members, map[int]bool{}
 	// Members that leave come last, the one that stays longest first.
-	seen := make(map[string]struct{}, len(members))
-	for i := range members {
-		if _, twice := seen[members[i].Name]; twice {
-			s.shadowed[i] = struct{}{}
+	seen := make(map[string]bool, len(members))
+	for i, m := range members {
+		if seen[m.Name] {
+			s.shadowed[i] = true
 		}
-		seen[members[i].Name] = struct{}{}
+		seen[m.Name] = true
 	}
 }
 
@@ -85,8 +85,7 @@ func (e *Evaluator) count(s *stream) {
 	var ends [len(vip.Families)][]time.Time // of drains of targets that live and are forwarded to
 	for i := range s.members {
 		m := &s.members[i]
-		_, shadowed := s.shadowed[i]
-		shadowed = shadowed && e.kernel != nil
+		shadowed := s.shadowed[i] && e.kernel != nil
 		for _, ip := range m.IPs {
 			f := vip.FamilyOf(ip)
 			t := &s.tallies[f]
