@@ -53,7 +53,6 @@ type Options struct {
 	OnWritten func(cause, at time.Time, revision uint64)
 }
 
-// withDefaults returns the options with zero fields filled in.
 func (o Options) withDefaults() Options {
 	o.Local = cmp.Or(o.Local, netip.AddrFrom4([4]byte{127, 0, 0, 2}))
 	o.LocalAS, o.RouterID = cmp.Or(o.LocalAS, DefaultLocalAS), cmp.Or(o.RouterID, o.Local)
@@ -138,7 +137,7 @@ func (a *Announcer) Post(b Batch) {
 	a.mu.Lock()
 	a.pending.merge(b)
 	a.mu.Unlock()
-	notify(a.wake)
+	latest.Wake(a.wake)
 }
 
 // Heartbeat records that the gate's loop was alive at t. It does not block and is safe for
@@ -153,14 +152,7 @@ func (a *Announcer) Heartbeat(t time.Time) {
 	}
 	a.mu.Unlock()
 	if wasStale {
-		notify(a.renewed)
-	}
-}
-
-func notify(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
+		latest.Wake(a.renewed)
 	}
 }
 

@@ -25,6 +25,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -150,7 +151,7 @@ func (b *bird) start() {
 	if err := b.cmd.Start(); err != nil {
 		b.t.Fatal(err)
 	}
-	b.eventually("bird answers", func() bool { _, err := b.tryCommand("show status"); return err == nil })
+	await.True(b.t, "bird answers", func() bool { _, err := b.tryCommand("show status"); return err == nil })
 }
 
 func (b *bird) kill() {
@@ -179,27 +180,6 @@ func (b *bird) command(command string) string {
 		b.t.Fatalf("birdc %s: %v\n%s", command, err, out)
 	}
 	return out
-}
-
-func (b *bird) eventually(what string, ok func() bool) {
-	b.t.Helper()
-	eventually(b.t, what, ok)
-}
-
-// eventually polls a condition of another process.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	deadline := time.NewTimer(waitLimit)
-	defer deadline.Stop()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-deadline.C:
-			t.Fatalf("not within %s: %s", waitLimit, what)
-		}
-	}
 }
 
 // options returns the options of a session with this BIRD.
@@ -306,7 +286,7 @@ func (b *bird) routes(f vip.Family) int {
 
 func (b *bird) awaitRoutes(v4, v6 int) {
 	b.t.Helper()
-	b.eventually(fmt.Sprintf("bird has %d and %d routes", v4, v6), func() bool {
+	await.True(b.t, fmt.Sprintf("bird has %d and %d routes", v4, v6), func() bool {
 		return b.routes(vip.IPv4) == v4 && b.routes(vip.IPv6) == v6
 	})
 }
@@ -456,7 +436,7 @@ func TestBirdReloadKeepsSession(t *testing.T) {
 	// BIRD requests the routes again with ROUTE-REFRESH when the filter changes.
 	b.Preference = 150
 	b.configure()
-	b.eventually("the new filter was applied", func() bool {
+	await.True(b.t, "the new filter was applied", func() bool {
 		return strings.Count(b.command("show route"), "(150)") == 2
 	})
 	if s := a.State().Load(); s.Sessions != 1 || !s.Established {
@@ -483,7 +463,7 @@ func TestHungBirdHoldTime(t *testing.T) {
 	if err := b.cmd.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	b.eventually("bird has only the newest", func() bool {
+	await.True(b.t, "bird has only the newest", func() bool {
 		_, a := b.received()[vipA.String()]
 		_, b := b.received()[vipB.String()]
 		return b && !a

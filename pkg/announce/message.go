@@ -275,7 +275,6 @@ func (e *encoder) appendUpdates(buf []byte, c *changes) ([]byte, error) {
 	return buf, nil
 }
 
-// message returns one UPDATE.
 func (e *encoder) message(f vip.Family, a Advertisement, prefixes []bgp.PathNLRI) *bgp.BGPMessage {
 	attributes := e.attributes[f][a]
 	switch {

@@ -272,7 +272,6 @@ func (s *session) flush(trailer []byte) error {
 	return nil
 }
 
-// announceAll sends the whole table to a new session.
 func (s *session) announceAll() error {
 	s.a.table.apply(s.a.take(), func(vip.VIP, Advertisement) {})
 	n, err := s.announce(vip.Families[:]...)
@@ -284,7 +283,6 @@ func (s *session) announceAll() error {
 	return nil
 }
 
-// announce writes all VIPs of the families.
 func (s *session) announce(families ...vip.Family) (int, error) {
 	var c changes
 	n := 0
@@ -377,7 +375,6 @@ func (s *session) linger(readerEnded <-chan struct{}) {
 	}
 }
 
-// write writes b or fails the session.
 func (s *session) write(b []byte) error {
 	for len(b) > 0 {
 		n := min(len(b), writeChunk)

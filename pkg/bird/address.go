@@ -16,7 +16,6 @@ import (
 // unknown.
 var errNoInterface = errors.New("does not exist")
 
-// interfaceAddresses returns the addresses of an interface.
 func interfaceAddresses(name string) ([]rtnetlink.Address, error) {
 	c, err := rtnetlink.Dial()
 	if err != nil {

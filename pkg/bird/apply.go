@@ -17,7 +17,6 @@ import (
 // configPath is not bird.conf, which is the file of another BIRD on the same host.
 func (s *Supervisor) configPath() string { return filepath.Join(s.options.Dir, "vipgate.conf") }
 
-// stagedPath is the path of a configuration that BIRD has not checked yet.
 func (s *Supervisor) stagedPath() string { return s.configPath() + ".new" }
 
 // applyState is the progress of resolutions into BIRD. Only the file is written by another
@@ -89,7 +88,6 @@ func (s *Supervisor) applyStaged(ctx context.Context, err error) bool {
 	return true
 }
 
-// reconfigure has BIRD load the new file.
 func (s *Supervisor) reconfigure(ctx context.Context) error {
 	_, err := s.command(ctx, `configure check "`+s.stagedPath()+`"`)
 	if err := s.replaceFile(err); err != nil {
@@ -113,7 +111,6 @@ func (s *Supervisor) replaceFile(checkErr error) error {
 	return nil
 }
 
-// awaitWrite waits until the file that is being written is complete.
 func (s *Supervisor) awaitWrite() {
 	if s.apply.written != nil {
 		<-s.apply.written
@@ -121,7 +118,6 @@ func (s *Supervisor) awaitWrite() {
 	}
 }
 
-// configured records that BIRD has loaded the desired configuration.
 func (s *Supervisor) configured() {
 	s.apply.refused, s.apply.retries = nil, retries{}
 	if s.state.Load().ConfigErr != nil {

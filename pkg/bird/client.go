@@ -2,6 +2,7 @@ package bird
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -54,14 +55,10 @@ func Dial(ctx context.Context, socket string) (*Client, error) {
 	return c, nil
 }
 
-// newClient reads the greeting.
 func newClient(ctx context.Context, conn net.Conn) (*Client, error) {
 	c := &Client{conn: conn, reader: bufio.NewReader(conn)}
 	greeting, err := c.exchange(ctx, nil)
-	if err == nil {
-		err = greeting.Err()
-	}
-	if err != nil {
+	if err := cmp.Or(err, greeting.Err()); err != nil {
 		return nil, err
 	}
 	// "0001 BIRD 2.0.12 ready."

@@ -30,7 +30,7 @@ func conversation(t *testing.T, greeting string, say func(net.Conn)) (*Client, e
 
 const greeting = "0001 BIRD 2.0.12 ready.\n"
 
-func TestCommandsHaveADeadline(t *testing.T) {
+func TestCommandDeadline(t *testing.T) {
 	reads := func(c net.Conn) { _, _ = bufio.NewReader(c).ReadString('\n') }
 	for name, say := range map[string]func(net.Conn){
 		"no read":             func(net.Conn) {},
@@ -67,7 +67,7 @@ func drip(c net.Conn, text string) {
 	}
 }
 
-func TestTheEndOfTheContextInterruptsACommand(t *testing.T) {
+func TestContextInterruptsCommand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, err := conversation(t, greeting, func(c net.Conn) { _, _ = bufio.NewReader(c).ReadString('\n') })
 		if err != nil {
@@ -108,7 +108,7 @@ func TestGreetings(t *testing.T) {
 	}
 }
 
-func TestCommandsThatWouldHarmBIRDAreNotSent(t *testing.T) {
+func TestHarmfulCommandsAreRefused(t *testing.T) {
 	c := &Client{} // has no connection that it could use
 	for _, command := range []string{strings.Repeat("x", maxCommand+1), "show status\ndown", "show status\r", "show\x00"} {
 		if _, err := c.Command(t.Context(), command); err == nil {

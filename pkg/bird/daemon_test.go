@@ -19,6 +19,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/await"
 )
 
 // bothUp starts a pod with a gateway of each family and waits for the sessions.
@@ -52,7 +53,7 @@ func TestGatewayReceivesAnnouncedVIPs(t *testing.T) {
 			}
 			p.Announce(announce.Announced, vip4, vip6)
 			for _, v := range []vip.VIP{vip4, vip6} {
-				eventually(t, v.String()+" at the gateway", func() bool { return gw.Has(v) })
+				await.True(t, v.String()+" at the gateway", func() bool { return gw.Has(v) })
 				if path := gw.Attribute(v, "as_path"); path != tt.path {
 					t.Errorf("%s has path %q, want %q", v, path, tt.path)
 				}
@@ -65,7 +66,7 @@ func TestGatewayReceivesAnnouncedVIPs(t *testing.T) {
 			}
 			p.Announce(announce.Depreferred, vip4, vip6)
 			for _, v := range []vip.VIP{vip4, vip6} {
-				eventually(t, v.String()+" de-preferred", func() bool { return gw.Attribute(v, "community") == "(65535,0)" })
+				await.True(t, v.String()+" de-preferred", func() bool { return gw.Attribute(v, "community") == "(65535,0)" })
 				if path := gw.Attribute(v, "as_path"); path != tt.depreferred {
 					t.Errorf("de-preferred %s has path %q, want %q", v, path, tt.depreferred)
 				}
@@ -81,7 +82,7 @@ func TestGatewayReceivesAnnouncedVIPs(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, v := range []vip.VIP{vip4, vip6} {
-				eventually(t, v.String()+" gone", func() bool { return !gw.Has(v) })
+				await.True(t, v.String()+" gone", func() bool { return !gw.Has(v) })
 			}
 		})
 	}
@@ -96,9 +97,9 @@ func TestGatewayRoutesExportedToTable(t *testing.T) {
 				out, _ := exec.Command("ip", f, "route", "show", "table", strconv.Itoa(tableID)).CombinedOutput()
 				return string(out)
 			}
-			eventually(t, "IPv4 default through the gateway", func() bool { return strings.Contains(table("-4"), "default via 169.254.100.150") })
-			eventually(t, "IPv6 default through the gateway", func() bool { return strings.Contains(table("-6"), "default via fd00:100::150") })
-			eventually(t, "a wider prefix", func() bool { return strings.Contains(table("-4"), "20.0.0.0/24 via") })
+			await.True(t, "IPv4 default through the gateway", func() bool { return strings.Contains(table("-4"), "default via 169.254.100.150") })
+			await.True(t, "IPv6 default through the gateway", func() bool { return strings.Contains(table("-6"), "default via fd00:100::150") })
+			await.True(t, "a wider prefix", func() bool { return strings.Contains(table("-4"), "20.0.0.0/24 via") })
 			if strings.Contains(table("-4"), "20.0.0.1") {
 				t.Fatalf("a reflected VIP is in the table:\n%s", table("-4"))
 			}
@@ -115,7 +116,7 @@ func TestSessionRecoversAfterEachLoss(t *testing.T) {
 	p, gw, _ := bothUp(t, routerConfig{})
 	p.Announce(announce.Announced, vip4, vip6)
 	for i := range 3 {
-		eventually(t, "VIP at the gateway", func() bool { return gw.Has(vip4) })
+		await.True(t, "VIP at the gateway", func() bool { return gw.Has(vip4) })
 		gw.Command(`restart "trench4"`)
 		lost := time.Now()
 		s := p.await("session lost", down("gateway-ipv4"))
@@ -137,7 +138,7 @@ func TestBIRDThatEndsIsStartedAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p, gw, _ := bothUp(t, routerConfig{})
 			p.Announce(announce.Announced, vip4, vip6)
-			eventually(t, "VIP at the gateway", func() bool { return gw.Has(vip4) && gw.Has(vip6) })
+			await.True(t, "VIP at the gateway", func() bool { return gw.Has(vip4) && gw.Has(vip6) })
 			pid := p.State().Load().PID
 			end(t, p)
 			s := p.await("BIRD gone", func(s bird.State) bool { return !s.Alive && s.PID == 0 })
@@ -148,7 +149,7 @@ func TestBIRDThatEndsIsStartedAgain(t *testing.T) {
 			if s.PID == pid || s.Restarts != 1 {
 				t.Errorf("pid %d (was %d), %d restarts", s.PID, pid, s.Restarts)
 			}
-			eventually(t, "VIPs at the gateway again", func() bool { return gw.Has(vip4) && gw.Has(vip6) })
+			await.True(t, "VIPs at the gateway again", func() bool { return gw.Has(vip4) && gw.Has(vip6) })
 		})
 	}
 }
@@ -156,7 +157,7 @@ func TestBIRDThatEndsIsStartedAgain(t *testing.T) {
 func TestBIRDStoppedForASecondIsLeftAlone(t *testing.T) {
 	p, gw, _ := bothUp(t, routerConfig{})
 	p.Announce(announce.Announced, vip4, vip6)
-	eventually(t, "VIP at the gateway", func() bool { return gw.Has(vip4) })
+	await.True(t, "VIP at the gateway", func() bool { return gw.Has(vip4) })
 	s := p.State().Load()
 	kill(t, s.PID, syscall.SIGSTOP)
 	holds(t, time.Second, "BIRD counts as alive, the VIP stays", func() bool { return p.State().Load().Alive && gw.Has(vip4) })
@@ -171,7 +172,7 @@ func TestBIRDStoppedForASecondIsLeftAlone(t *testing.T) {
 func TestHungBIRDIsReplaced(t *testing.T) {
 	p, gw, _ := bothUp(t, routerConfig{})
 	p.Announce(announce.Announced, vip4, vip6)
-	eventually(t, "VIP at the gateway", func() bool { return gw.Has(vip4) })
+	await.True(t, "VIP at the gateway", func() bool { return gw.Has(vip4) })
 	pid := p.State().Load().PID
 	kill(t, pid, syscall.SIGSTOP)
 	begin := time.Now()
@@ -180,7 +181,7 @@ func TestHungBIRDIsReplaced(t *testing.T) {
 	p.await("another BIRD", func(s bird.State) bool { return s.PID != 0 && s.PID != pid })
 	t.Logf("replaced after %s", time.Since(begin))
 	p.await("sessions back", up("gateway-ipv4", "gateway-ipv6"))
-	eventually(t, "VIPs at the gateway again", func() bool { return gw.Has(vip4) && gw.Has(vip6) })
+	await.True(t, "VIPs at the gateway again", func() bool { return gw.Has(vip4) && gw.Has(vip6) })
 }
 
 // frontendVariable makes the test binary a frontend that never stops by itself: a supervisor and an
@@ -215,7 +216,7 @@ func TestOrphanWithdrawsAndIsTerminated(t *testing.T) {
 			ended := make(chan struct{})
 			go func() { defer close(ended); _ = frontend.Wait() }()
 			t.Cleanup(func() { _ = frontend.Process.Kill(); <-ended })
-			eventually(t, "VIPs of the first frontend", func() bool { return gw.Has(vip4) && gw.Has(vip6) })
+			await.True(t, "VIPs of the first frontend", func() bool { return gw.Has(vip4) && gw.Has(vip6) })
 			pid := servedBy(t, p.Options.Socket)
 
 			second := newPod(t, l.Dev, func(o *bird.Options) { *o = p.Options })
@@ -226,7 +227,7 @@ func TestOrphanWithdrawsAndIsTerminated(t *testing.T) {
 
 			kill(t, frontend.Process.Pid, syscall.SIGKILL)
 			begin := time.Now()
-			eventually(t, "BIRD withdraws", func() bool { return !gw.Has(vip4) && !gw.Has(vip6) })
+			await.True(t, "BIRD withdraws", func() bool { return !gw.Has(vip4) && !gw.Has(vip6) })
 			t.Logf("withdrawn after %s", time.Since(begin))
 			if servedBy(t, p.Options.Socket) != pid {
 				t.Fatal("BIRD went with the frontend: there is no orphan")
@@ -246,7 +247,7 @@ func TestOrphanWithdrawsAndIsTerminated(t *testing.T) {
 				t.Fatalf("the orphan still runs: %s", exe)
 			}
 			p.Announce(announce.Announced, vip4, vip6)
-			eventually(t, "VIPs of the second frontend", func() bool { return gw.Has(vip4) && gw.Has(vip6) })
+			await.True(t, "VIPs of the second frontend", func() bool { return gw.Has(vip4) && gw.Has(vip6) })
 		})
 	}
 }
@@ -316,7 +317,7 @@ func idleBIRD(t *testing.T) string {
 func TestReconfigurationLeavesOtherSessionsUp(t *testing.T) {
 	p, gw, _ := bothUp(t, routerConfig{})
 	p.Announce(announce.Announced, vip4, vip6)
-	eventually(t, "VIP at the gateway", func() bool { return gw.Has(vip4) })
+	await.True(t, "VIP at the gateway", func() bool { return gw.Has(vip4) })
 	before := p.State().Load()
 	more := []vip.VIP{vip4, vip6, vip.Require("20.0.0.2/32"), vip.Require("20.1.0.0/24")}
 	ghost := gatewayOf(vip.IPv4, func(g *trench.Gateway) { g.Name, g.Address = "ghost", netip.MustParseAddr("169.254.100.77") })
@@ -445,24 +446,24 @@ func TestManyVIPsAreFedWithoutAStall(t *testing.T) {
 		p.await("session back", up("gateway-ipv4"))
 		begin := time.Now()
 		p.await("all exported", exported(len(many)))
-		eventually(t, "the last VIP at the gateway", func() bool { return gw.Has(last) })
+		await.True(t, "the last VIP at the gateway", func() bool { return gw.Has(last) })
 		t.Logf("10 000 VIPs %s after the session came up", time.Since(begin))
 	}
 	begin := time.Now()
 	p.Announce(announce.Depreferred, many...)
-	eventually(t, "the last VIP de-preferred", func() bool { return gw.Attribute(last, "community") == "(65535,0)" })
+	await.True(t, "the last VIP de-preferred", func() bool { return gw.Attribute(last, "community") == "(65535,0)" })
 	t.Logf("10 000 VIPs de-preferred after %s", time.Since(begin))
 	begin = time.Now()
 	p.Announce(announce.Withdrawn, many...)
 	p.await("all withdrawn", exported(0))
-	eventually(t, "the last VIP gone", func() bool { return !gw.Has(last) })
+	await.True(t, "the last VIP gone", func() bool { return !gw.Has(last) })
 	t.Logf("10 000 VIPs withdrawn after %s", time.Since(begin))
 }
 
 func TestRefusedConfigurationKeepsPrevious(t *testing.T) {
 	p, gw, _ := bothUp(t, routerConfig{})
 	p.Announce(announce.Announced, vip4)
-	eventually(t, "VIP at the gateway", func() bool { return gw.Has(vip4) })
+	await.True(t, "VIP at the gateway", func() bool { return gw.Has(vip4) })
 	before := p.State().Load()
 	// The trench file refuses such a name; BIRD does too.
 	bad := gatewayOf(vip.IPv6, func(g *trench.Gateway) { g.Name = "a'b" })

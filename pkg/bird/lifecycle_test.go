@@ -17,6 +17,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/await"
 )
 
 // fake writes an executable that passes the check of the configuration and then does what the
@@ -50,7 +51,7 @@ func TestRestartBackoff(t *testing.T) {
 	}
 }
 
-func TestBIRDThatNeverAnswersIsStoppedWithUs(t *testing.T) {
+func TestStopEndsUnresponsiveBIRD(t *testing.T) {
 	p := newPod(t, "lo", func(o *bird.Options) { o.Executable = fake(t, "exec sleep 600") })
 	p.Configure(nil, nil)
 	p.Start()
@@ -79,7 +80,7 @@ func TestStopEndsBIRDAndWaitsForIt(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p, gw, _ := bothUp(t, routerConfig{})
 			p.Announce(announce.Announced, vip4, vip6)
-			eventually(t, "VIPs at the gateway", func() bool { return gw.Has(vip4) && gw.Has(vip6) })
+			await.True(t, "VIPs at the gateway", func() bool { return gw.Has(vip4) && gw.Has(vip6) })
 			pid := p.State().Load().PID
 			if stopped {
 				kill(t, pid, syscall.SIGSTOP)
@@ -91,7 +92,7 @@ func TestStopEndsBIRDAndWaitsForIt(t *testing.T) {
 			if killed := strings.Contains(p.Log.String(), "killing it"); killed != stopped {
 				t.Errorf("killed: %v", killed)
 			}
-			eventually(t, "no VIP at the gateway", func() bool { return !gw.Has(vip4) && !gw.Has(vip6) })
+			await.True(t, "no VIP at the gateway", func() bool { return !gw.Has(vip4) && !gw.Has(vip6) })
 		})
 	}
 }
@@ -164,7 +165,7 @@ func TestSessionFollowsInterfaceAddress(t *testing.T) {
 	// The gateway expects us at .1; what counts is where BIRD speaks from.
 	run(t, "ip", "addr", "add", "169.254.100.3/24", "dev", l.Dev)
 	p.await("a session from the other address", func(s bird.State) bool { return s.Gateways[0].Problem == "" })
-	eventually(t, "the other address in the configuration", func() bool {
+	await.True(t, "the other address in the configuration", func() bool {
 		b, err := os.ReadFile(filepath.Join(p.Options.Dir, "vipgate.conf"))
 		return err == nil && strings.Contains(string(b), "local 169.254.100.3 port")
 	})
@@ -219,7 +220,7 @@ func TestBIRDsOwnLogFileIsRotated(t *testing.T) {
 	p.Start()
 	p.await("BIRD alive", func(s bird.State) bool { return s.Alive })
 	path := filepath.Join(p.Options.Dir, "bird.log")
-	eventually(t, "a second file", func() bool {
+	await.True(t, "a second file", func() bool {
 		if _, err := ask(p.Options.Socket, `restart "LB"`); err != nil {
 			t.Fatal(err)
 		}
@@ -250,7 +251,7 @@ func TestBIRDLogLevels(t *testing.T) {
 			if verbose {
 				want = `level=INFO msg="bird: Started"`
 			}
-			eventually(t, want, func() bool { return strings.Contains(p.Log.String(), want) })
+			await.True(t, want, func() bool { return strings.Contains(p.Log.String(), want) })
 		})
 	}
 }
@@ -294,7 +295,7 @@ func TestKernelRoutesECMP(t *testing.T) {
 			if ecmp {
 				want = 2
 			}
-			eventually(t, fmt.Sprintf("%d next hops", want), func() bool {
+			await.True(t, fmt.Sprintf("%d next hops", want), func() bool {
 				s := p.State().Load()
 				return s.Gateways[0].Imported == 1 && s.Gateways[1].Imported == 1 && hops() == want
 			})
@@ -315,10 +316,10 @@ func TestRemovedKernelRoutesAreExportedAgain(t *testing.T) {
 		routes := func() bool {
 			return strings.Contains(run(t, "ip", family, "route", "show", "table", "all", "proto", "bird"), "default via")
 		}
-		eventually(t, "the routes of the gateway", routes)
+		await.True(t, "the routes of the gateway", routes)
 		run(t, "ip", family, "route", "flush", "table", fmt.Sprint(tableID))
 		p.ExportRoutes() // BIRD 3.4 did it already
-		eventually(t, "the routes again", routes)
+		await.True(t, "the routes again", routes)
 	}
 }
 

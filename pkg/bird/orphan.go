@@ -1,6 +1,7 @@
 package bird
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,15 +42,12 @@ func terminateOrphans(ctx context.Context, executable, socket string, log *slog.
 	seen := map[int]bool{}
 	for _, find := range []func(context.Context, string) (int, error){recordedPID, servingPID} {
 		pid, err := find(ctx, socket)
-		if err != nil {
-			errs = append(errs, err)
+		errs = append(errs, err)
+		if pid > 1 && !seen[pid] && matchesBIRD(pid, executable, socket) {
+			seen[pid] = true
+			log.Warn("terminating BIRD of an earlier run", "pid", pid)
+			errs = append(errs, terminateOrphan(ctx, pid))
 		}
-		if pid <= 1 || seen[pid] || !matchesBIRD(pid, executable, socket) {
-			continue
-		}
-		seen[pid] = true
-		log.Warn("terminating BIRD of an earlier run", "pid", pid)
-		errs = append(errs, terminateOrphan(ctx, pid))
 	}
 	return errors.Join(errs...)
 }
@@ -60,12 +58,12 @@ func recordedPID(_ context.Context, socket string) (int, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	}
-	if err != nil {
-		return 0, fmt.Errorf("failed to read BIRD's PID file: %w", err)
+	pid := 0
+	if err == nil {
+		pid, err = strconv.Atoi(strings.TrimSpace(string(b)))
 	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
 	if err != nil {
-		return 0, fmt.Errorf("failed to parse PID file %s: %w", pidFile(socket), err)
+		return 0, fmt.Errorf("failed to read BIRD's PID file %s: %w", pidFile(socket), err)
 	}
 	return pid, nil
 }
@@ -90,18 +88,23 @@ func servingPID(ctx context.Context, socket string) (int, error) {
 // terminateOrphan ends a process that is not a child of this one: SIGTERM, and SIGKILL after
 // stopTimeout. A pidfd refers to the same process even if the kernel reuses its PID, and becomes
 // readable when the process exits.
-func terminateOrphan(ctx context.Context, pid int) error {
+func terminateOrphan(ctx context.Context, pid int) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("failed to terminate orphan BIRD %d: %w", pid, err)
+		}
+	}()
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("failed to terminate orphan BIRD %d: %w", pid, err)
+		return err
 	}
 	defer unix.Close(fd)
 	for _, signal := range []unix.Signal{unix.SIGTERM, unix.SIGKILL} {
 		if err := unix.PidfdSendSignal(fd, signal, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("failed to terminate orphan BIRD %d: %w", pid, err)
+			return err
 		}
 		for deadline := time.Now().Add(stopTimeout); time.Now().Before(deadline) && ctx.Err() == nil; {
 			n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 100)
@@ -109,14 +112,11 @@ func terminateOrphan(ctx context.Context, pid int) error {
 				return nil
 			}
 			if err != nil && !errors.Is(err, unix.EINTR) {
-				return fmt.Errorf("failed to wait for orphan BIRD %d: %w", pid, err)
+				return err
 			}
 		}
 	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	return fmt.Errorf("orphan BIRD %d did not exit after SIGKILL", pid)
+	return cmp.Or(ctx.Err(), errors.New("it did not exit after SIGKILL"))
 }
 
 // matchesBIRD reports whether a process runs the executable with this control socket.

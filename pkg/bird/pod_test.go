@@ -21,6 +21,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/await"
 )
 
 // The tests here run a real BIRD in the network namespace that TestMain gave to this process, and
@@ -181,7 +182,7 @@ func (r *router) Start() {
 	exited, cmd := make(chan struct{}), r.cmd
 	r.exited = exited
 	go func() { defer close(exited); _ = cmd.Wait() }()
-	eventually(r.t, "the router answers", func() bool {
+	await.True(r.t, "the router answers", func() bool {
 		_, err := ask(r.socket(), "show status")
 		return err == nil
 	})
@@ -332,7 +333,7 @@ func (p *pod) Announce(how announce.Advertisement, vips ...vip.VIP) {
 	}
 	p.revision++
 	p.Announcer.Post(announce.Batch{Changes: changes, Revision: p.revision, Cause: time.Now()})
-	eventually(p.t, "the announcer wrote", func() bool {
+	await.True(p.t, "the announcer wrote", func() bool {
 		s := p.Announcer.State().Load()
 		p.Expect(s.Announced4, s.Announced6)
 		return s.Established && s.Written >= p.revision
@@ -389,21 +390,6 @@ func down(name string) func(bird.State) bool {
 			}
 		}
 		return false
-	}
-}
-
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	deadline := time.NewTimer(patience)
-	defer deadline.Stop()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-deadline.C:
-			t.Fatalf("not seen in %s: %s", patience, what)
-		}
 	}
 }
 

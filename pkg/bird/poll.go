@@ -14,7 +14,6 @@ const (
 	fastExtra = 2
 )
 
-// fastPoll is a period of polls at fastInterval.
 type fastPoll struct {
 	until time.Time
 	more  int
@@ -38,7 +37,6 @@ type holdTimers struct {
 	overdue time.Time // since when a timer has expired and its session is still up
 }
 
-// observe records the hold timers that BIRD reported at a time.
 func (h *holdTimers) observe(at time.Time, protocols map[string]Protocol) {
 	h.next = time.Time{}
 	for _, p := range protocols {
@@ -53,7 +51,6 @@ func (h *holdTimers) observe(at time.Time, protocols map[string]Protocol) {
 	}
 }
 
-// wait returns the time until the next poll.
 func (h *holdTimers) wait(now time.Time) time.Duration {
 	if h.next.IsZero() || !h.overdue.IsZero() && now.Sub(h.overdue) > fastDuration {
 		return pollInterval

@@ -65,7 +65,6 @@ const (
 	maxPendingLines = 1024
 )
 
-// logged is a line of BIRD that waits to be written to the frontend's log.
 type logged struct {
 	Event
 	dropped int // lines that were discarded before it
@@ -101,7 +100,6 @@ func drainLines(r io.Reader, lines chan<- logged, events func(Event)) (last stri
 	}
 }
 
-// logLines writes BIRD's lines to the frontend's log.
 func logLines(lines <-chan logged, log *slog.Logger, verbose bool) {
 	for e := range lines {
 		attrs := []slog.Attr{slog.String("protocol", e.Protocol), slog.String("bird_level", e.Level)}
@@ -118,7 +116,6 @@ func (p *process) wait() {
 	p.logging.Wait()
 }
 
-// ended returns the process's exit as an error.
 func (p *process) ended() error {
 	how := "BIRD exited"
 	if p.err != nil {
@@ -132,7 +129,6 @@ func (p *process) ended() error {
 
 func (p *process) pid() int { return p.cmd.Process.Pid }
 
-// kill kills BIRD and waits for its exit.
 func (p *process) kill() {
 	// Kill fails only for a process that has exited.
 	_ = p.cmd.Process.Kill()

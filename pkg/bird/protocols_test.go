@@ -124,7 +124,7 @@ func TestProtocolsInOtherForms(t *testing.T) {
 	}
 }
 
-func TestSessionThatIsNotEstablishedIsNotUp(t *testing.T) {
+func TestUnestablishedSessionIsDown(t *testing.T) {
 	for _, p := range []Protocol{
 		{State: "start", BGPState: "Established"}, {State: "up", BGPState: "Close"}, {State: "stop", BGPState: "Established"}, {State: "up"}, {},
 	} {

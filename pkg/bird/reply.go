@@ -120,7 +120,6 @@ func ReadReply(r *bufio.Reader) (Reply, error) {
 	return nil, fmt.Errorf("malformed BIRD reply: more than %d lines", maxReplyLines)
 }
 
-// readLine reads a line and removes its line end.
 func readLine(r *bufio.Reader) (string, error) {
 	var line []byte
 	for {

@@ -49,7 +49,6 @@ type resolver struct {
 	warned    bool                // the current failure was logged
 }
 
-// localKey identifies a session whose local address was selected.
 type localKey struct {
 	gateway string
 	address netip.Addr
@@ -59,7 +58,6 @@ func newResolver(o Options, w *latest.Value[desired]) *resolver {
 	return &resolver{options: o, desired: w, result: latest.New(resolution{}), addresses: interfaceAddresses}
 }
 
-// run publishes a resolution whenever it differs from the previous one.
 func (s *resolver) run(ctx context.Context) {
 	tick := time.NewTicker(resolveInterval)
 	defer tick.Stop()
@@ -93,7 +91,6 @@ func (s *resolver) resolve(ctx context.Context, w desired, before resolution) (n
 	return now, true
 }
 
-// input returns the input of Render without sessions.
 func (o Options) input(vips []vip.VIP) RenderInput {
 	in := RenderInput{
 		RouterID: o.RouterID, Interface: o.Interface, LoopbackPort: o.LoopbackPort, Password: o.Password,

@@ -39,7 +39,7 @@ func addr(prefix string, flags ...string) rtnetlink.Address {
 	return a
 }
 
-func TestAddressTowardAGateway(t *testing.T) {
+func TestSelectLocal(t *testing.T) {
 	tests := []struct {
 		name, gateway, current string
 		addrs                  []rtnetlink.Address
@@ -142,7 +142,7 @@ func TestFailedAddressReadKeepsSessions(t *testing.T) {
 	}
 }
 
-func TestAnotherAddressLeavesTheSessionAsItIs(t *testing.T) {
+func TestAddedAddressKeepsSession(t *testing.T) {
 	a := newAround(t, someGateway())
 	a.addrs = []rtnetlink.Address{addr("10.0.0.1/24")}
 	first, _ := a.resolveAgain()

@@ -74,7 +74,6 @@ func (s *Supervisor) serve(ctx context.Context, p *process) error {
 	}
 }
 
-// wait returns the time until the next poll.
 func (s *Supervisor) wait(now time.Time) time.Duration {
 	switch {
 	case !s.unansweredSince.IsZero():
@@ -173,7 +172,6 @@ func (s *Supervisor) hung() bool {
 	return !s.unansweredSince.IsZero() && time.Since(s.unansweredSince) >= s.hangLimit()
 }
 
-// hangLimit returns the time without an answer after which BIRD is killed.
 func (s *Supervisor) hangLimit() time.Duration {
 	limit := minHang
 	for i, session := range s.apply.current.input.Sessions {
@@ -184,7 +182,6 @@ func (s *Supervisor) hangLimit() time.Duration {
 	return min(max(limit, minHang), maxHang)
 }
 
-// observe reads the sessions from BIRD and publishes them.
 func (s *Supervisor) observe(ctx context.Context, p *process) {
 	at := time.Now()
 	reply, err := s.command(ctx, "show protocols all")

@@ -236,7 +236,7 @@ func TestHangDetection(t *testing.T) {
 	}
 }
 
-func TestHungBIRDThatAnswersAgainInTimeIsKept(t *testing.T) {
+func TestRecoveredBIRDIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeBIRD{up: true}
 		w := watch(t, f, 3*time.Second)
@@ -338,7 +338,7 @@ func (l *late) Read([]byte) (int, error) {
 	return 0, os.ErrDeadlineExceeded
 }
 
-func TestOwnStarvationDoesNotCountAsSilence(t *testing.T) {
+func TestOwnStarvationIsNotSilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeBIRD{up: true}
 		w := watch(t, f, 3*time.Second)
@@ -365,7 +365,7 @@ func TestOwnStarvationDoesNotCountAsSilence(t *testing.T) {
 	})
 }
 
-func TestLineOfBIRDIsFollowedByALookAtOnce(t *testing.T) {
+func TestLogLineTriggersPoll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeBIRD{up: true}
 		w := watch(t, f, 3*time.Second)
@@ -484,7 +484,7 @@ func TestForeignProcessOnControlSocket(t *testing.T) {
 	})
 }
 
-func TestConfirmNeedsNoLookWhenNothingRuns(t *testing.T) {
+func TestConfirmWithoutBIRD(t *testing.T) {
 	s := NewSupervisor(Options{})
 	s.Expect(3, 3)
 	if err := s.Confirm(t.Context()); err != nil {
@@ -514,7 +514,7 @@ func TestExports(t *testing.T) {
 	}
 }
 
-func TestHoldTimerThatRunsOutIsLookedAtOnTime(t *testing.T) {
+func TestPollAtHoldTimerExpiry(t *testing.T) {
 	now := time.Now()
 	session := func(left time.Duration) map[string]Protocol {
 		return map[string]Protocol{

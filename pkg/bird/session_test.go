@@ -17,6 +17,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/await"
 )
 
 func TestIPv6OnlyHostHasARouterID(t *testing.T) {
@@ -31,7 +32,7 @@ func TestIPv6OnlyHostHasARouterID(t *testing.T) {
 		t.Errorf("the IPv4 gateway has no address to speak from: %+v", s.Gateways[0])
 	}
 	p.Announce(announce.Announced, vip6)
-	eventually(t, "VIP at the gateway", func() bool { return gw.Has(vip6) })
+	await.True(t, "VIP at the gateway", func() bool { return gw.Has(vip6) })
 	l.Address(vip.IPv4)
 	p.await("IPv4 session once there is an address", up("gateway-ipv4", "gateway-ipv6"))
 }
@@ -72,7 +73,7 @@ func TestPortTakenAtStart(t *testing.T) {
 		p := newPod(t, l.Dev)
 		p.Configure([]trench.Gateway{gatewayOf(vip.IPv4)}, []vip.VIP{vip4})
 		p.Start()
-		eventually(t, "retry", func() bool {
+		await.True(t, "retry", func() bool {
 			return strings.Contains(p.Log.String(), "BIRD could not open a listening socket, retrying")
 		})
 		if err := taken.Close(); err != nil {
@@ -80,9 +81,9 @@ func TestPortTakenAtStart(t *testing.T) {
 		}
 		p.await("session", up("gateway-ipv4"))
 		p.Announce(announce.Announced, vip4)
-		eventually(t, "VIP at the gateway", func() bool { return gw.Has(vip4) })
+		await.True(t, "VIP at the gateway", func() bool { return gw.Has(vip4) })
 		p.Stop()
-		eventually(t, "withdrawal", func() bool { return !gw.Has(vip4) })
+		await.True(t, "withdrawal", func() bool { return !gw.Has(vip4) })
 	}
 }
 

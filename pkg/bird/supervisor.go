@@ -42,7 +42,6 @@ type Options struct {
 	OnAnswer func(time.Duration)
 }
 
-// desired is the argument of Configure.
 type desired struct {
 	gateways   []trench.Gateway
 	vips       []vip.VIP
@@ -120,18 +119,10 @@ func (s *Supervisor) Configure(gateways []trench.Gateway, vips []vip.VIP) {
 
 // ExportRoutes has BIRD re-export the gateways' routes, which another process removed from the
 // kernel. It does not block.
-func (s *Supervisor) ExportRoutes() { notify(s.export) }
+func (s *Supervisor) ExportRoutes() { latest.Wake(s.export) }
 
-func (s *Supervisor) trigger() { notify(s.hint) }
+func (s *Supervisor) trigger() { latest.Wake(s.hint) }
 
-func notify(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
-
-// event handles each line of BIRD's log.
 func (s *Supervisor) event(e Event) {
 	if e.StateChanged() || e.Protocol == bfdName {
 		s.trigger()
@@ -152,14 +143,8 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	go func() { defer close(resolver); s.resolver.run(resolveCtx) }()
 	defer func() { stopResolving(); <-resolver }()
 
-	v, changed := s.resolver.result.Get()
-	for v.generation == 0 {
-		select {
-		case <-changed:
-			v, changed = s.resolver.result.Get()
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+	if err := s.resolver.result.Wait(ctx, func(v resolution) bool { return v.generation > 0 }); err != nil {
+		return err
 	}
 	for _, dir := range []string{s.options.Dir, filepath.Dir(s.options.Socket)} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -231,7 +216,6 @@ func (s *Supervisor) runOnce(ctx context.Context, starts int) error {
 	return err
 }
 
-// publishDown publishes that BIRD does not run.
 func (s *Supervisor) publishDown(err error, restarts int) {
 	now := time.Now()
 	s.state.Update(func(st State) State {

@@ -36,7 +36,6 @@ type address struct {
 	router bool    // the interface forwards IPv6 packets
 }
 
-// usable reports whether other hosts reach the address.
 func (a address) usable() bool { return !a.Tentative() && !a.Duplicate() }
 
 // onLink reports whether the address is no source toward others. IPv4 ones are: external networks
@@ -189,7 +188,6 @@ func (a *Addresses) announce(before map[address]progress, now time.Time) (map[ad
 	return known, wait
 }
 
-// read lists the addresses.
 func (a *Addresses) read() {
 	list, err := listAddresses(a.names)
 	a.mu.Lock()
@@ -239,7 +237,6 @@ func listAddresses(names []string) ([]address, error) {
 	return list, nil
 }
 
-// sendAnnouncements sends one announcement of each address on its link.
 func sendAnnouncements(addrs []address) (err error) {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {

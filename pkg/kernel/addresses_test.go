@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/task"
+	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -75,7 +76,7 @@ func TestStaleNeighborsAreCorrected(t *testing.T) {
 	corrected := func() {
 		t.Helper()
 		for _, a := range []string{"10.9.0.1", "fd09::1"} {
-			eventually(t, a+" has the link address of the new pod", func() bool {
+			await.True(t, a+" has the link address of the new pod", func() bool {
 				return strings.Contains(run(t, w.peer, "ip neigh show "+a), mac)
 			})
 		}
@@ -89,7 +90,7 @@ func TestStaleNeighborsAreCorrected(t *testing.T) {
 	run(t, w.here, "ip addr del 10.9.0.1/24 dev net; ip addr del fd09::1/64 dev net")
 	stale()
 	run(t, w.here, "ip addr add 10.9.0.1/24 dev net; ip addr add fd09::1/64 dev net")
-	eventually(t, "duplicate address detection is over", func() bool {
+	await.True(t, "duplicate address detection is over", func() bool {
 		return !strings.Contains(run(t, w.here, "ip addr show dev net"), "tentative")
 	})
 	usable := time.Now()
@@ -104,19 +105,19 @@ func TestAdvertisementKeepsRouter(t *testing.T) {
 	run(t, w.peer, "ip neigh replace fd09::1 lladdr 02:00:00:00:00:99 nud reachable router dev far")
 	startAddresses(t, w.here, "net")
 	mac := linkAddress(t, w.here, "net")
-	eventually(t, "fd09::1 is corrected and a router", func() bool {
+	await.True(t, "fd09::1 is corrected and a router", func() bool {
 		entry := run(t, w.peer, "ip neigh show fd09::1")
 		return strings.Contains(entry, mac) && strings.Contains(entry, "router")
 	})
 }
 
-func TestAddressIsAnnouncedWithEachMACAddress(t *testing.T) {
+func TestAnnouncementAfterMACChange(t *testing.T) {
 	host, peer := lab.NewNetNS(t), lab.NewNetNS(t)
 	startAddresses(t, host, "eth1")
 	corrected := func(mac string) {
 		t.Helper()
 		for _, a := range []string{"10.9.0.1", "fd09::1"} {
-			eventually(t, a+" at "+mac, func() bool {
+			await.True(t, a+" at "+mac, func() bool {
 				return strings.Contains(run(t, peer, "ip neigh show "+a+" dev eth0"), mac)
 			})
 		}
@@ -143,10 +144,10 @@ func TestDuplicateAddressIsNotAnnounced(t *testing.T) {
 	detectsDuplicates(t, host, "eth1")
 	run(t, peer, "ip addr add fd09::1/64 dev eth0 nodad")
 	run(t, host, "ip addr add fd09::1/64 dev eth1")
-	eventually(t, "duplicate address detection to fail", func() bool {
+	await.True(t, "duplicate address detection to fail", func() bool {
 		return strings.Contains(run(t, host, "ip addr show dev eth1"), "dadfailed")
 	})
-	eventually(t, "the link-local address is announced", func() bool {
+	await.True(t, "the link-local address is announced", func() bool {
 		announced := false
 		must(t, host.Do(func() error {
 			known, _ := NewAddresses(testOptions(t).Log).announce(nil, time.Now())

@@ -99,22 +99,7 @@ func (r *running) waitFor(t *testing.T, what string, ok func(Confirmed) bool) Co
 		select {
 		case <-changed:
 		case <-deadline:
-			t.Fatalf("waited in vain for: %s; last %d VIPs, error: %v", what, len(c.VIPs), c.Err)
-		}
-	}
-}
-
-// eventually polls what only the kernel knows.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	deadline := time.After(patience)
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("waited in vain for: %s", what)
+			t.Fatalf("timed out: %s; last %d VIPs, error: %v", what, len(c.VIPs), c.Err)
 		}
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -124,7 +125,7 @@ func waitPacket(t *testing.T, c *lab.Capture, what string, match func(lab.Packet
 func (x *topology) sendUntilSeen(t *testing.T, ns *lab.NetNS, from netip.Addr, on *lab.Capture) {
 	t.Helper()
 	x.ports++
-	eventually(t, fmt.Sprintf("a packet from %s on its way", from), func() bool {
+	await.True(t, fmt.Sprintf("a packet from %s on its way", from), func() bool {
 		if err := send(t, ns, from, clients[vip.FamilyOf(from)], x.ports, nil); err != nil {
 			t.Fatalf("send from %s: %v", from, err)
 		}
@@ -192,7 +193,7 @@ func TestTopologyLeaksWithoutRouting(t *testing.T) {
 	}
 }
 
-func TestVIPTrafficLeavesThroughGatewayOrNotAtAll(t *testing.T) {
+func TestVIPTrafficUsesGatewayOrIsDropped(t *testing.T) {
 	x := newTopology(t)
 	r := start(t, x.pod, testOptions(t))
 	r.Configure(allVIPs())
@@ -279,7 +280,7 @@ func TestTCPFromVIPWorksThroughGateway(t *testing.T) {
 	x.wantNoLeak(t)
 }
 
-func TestSocketBoundToPrimaryInterfaceCannotLeak(t *testing.T) {
+func TestBoundSocketDoesNotLeak(t *testing.T) {
 	x := newTopology(t)
 	x.openGateway(t)
 	r := start(t, x.pod, testOptions(t))
@@ -299,7 +300,7 @@ func TestSocketBoundToPrimaryInterfaceCannotLeak(t *testing.T) {
 	x.wantNoLeak(t)
 }
 
-func TestNeighboursOnThePrimaryNetworkAreNotReachedFromVIP(t *testing.T) {
+func TestPrimaryNeighborsUnreachableFromVIP(t *testing.T) {
 	x := newTopology(t)
 	x.openGateway(t)
 	r := start(t, x.pod, testOptions(t))
@@ -453,7 +454,7 @@ func startChild(t *testing.T, ns *lab.NetNS, list []vip.VIP) *exec.Cmd {
 	return cmd
 }
 
-func TestKilledProcessAndItsSuccessorNeverLeak(t *testing.T) {
+func TestNoLeakAcrossRestart(t *testing.T) {
 	x := newTopology(t)
 	child := startChild(t, x.pod, allVIPs())
 	stop4 := x.pump(t, forwardedVIPs[0].Prefix().Addr())

@@ -148,7 +148,6 @@ func (p policy) removeLeftovers(f vip.Family) (more bool, err error) {
 		func(r rtnetlink.Route) bool { return r.Table != p.o.blackholeTable() })
 }
 
-// removeAll removes the rules and blackhole routes of this package.
 func (p policy) removeAll(f vip.Family) error {
 	_, err := p.remove(f, math.MaxInt,
 		func(r rtnetlink.Rule) bool {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -160,7 +161,7 @@ func TestRepairNeverEmptiesASet(t *testing.T) {
 			x := record(t, ns)
 			run(t, ns, tt.damage)
 			r.waitFor(t, "a repair", func(c Confirmed) bool { return c.Repairs > 0 })
-			eventually(t, "everything as before", func() bool { return normalized(t, ns) == before })
+			await.True(t, "everything as before", func() bool { return normalized(t, ns) == before })
 			r.waitConfirmed(t, list...)
 			if missing := x.uncovered(t, list, list); len(missing) > 0 {
 				t.Errorf("not in a set: %v", missing)
@@ -252,7 +253,7 @@ func TestMissingElementIsNotConfirmed(t *testing.T) {
 }
 
 // BIRD waits for Ready, so Ready waits for the rules of each family that the kernel has.
-func TestReadyWaitsForTheRulesOfEachFamily(t *testing.T) {
+func TestReadyNeedsRulesOfEachFamily(t *testing.T) {
 	for _, tt := range []struct{ family, add string }{
 		{"ipv4", "ip route add 198.51.100.0/24 dev d0 table 4097"},
 		{"ipv6", "ip -6 route add 2001:db8::/32 dev d0 table 4097"},

@@ -233,7 +233,6 @@ func newReconciler(o Options, log *slog.Logger) (*reconciler, error) {
 	return &reconciler{policy: p, table: t, ensurePolicy: p.ensure, now: time.Now}, nil
 }
 
-// result is the outcome of one reconciliation.
 type result struct {
 	// base: everything that does not depend on VIPs is installed.
 	base     bool

@@ -18,6 +18,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -57,7 +58,7 @@ func TestBaseBeforeConfigure(t *testing.T) {
 	}
 }
 
-func TestOverlappingAndAdjacentVIPsAreConfirmedEach(t *testing.T) {
+func TestOverlappingAndAdjacentVIPs(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	r := start(t, ns, testOptions(t))
 	for _, list := range [][]vip.VIP{
@@ -149,7 +150,7 @@ func startQuiet(t *testing.T, ns *lab.NetNS, o Options, list []vip.VIP) *running
 	return r
 }
 
-func TestWhatIsRemovedComesBack(t *testing.T) {
+func TestDriftIsRepaired(t *testing.T) {
 	list := vips("20.0.0.1/32", "20.0.0.2/32", "2000::1/128", "2000::2/128")
 	for _, tt := range []struct{ name, damage string }{
 		{"element", "nft delete element inet vipgate vip4 { 20.0.0.1 }"},
@@ -187,7 +188,7 @@ func TestWhatIsRemovedComesBack(t *testing.T) {
 					t.Logf("before:\n%s\nafter:\n%s", before, after)
 				}
 			}()
-			eventually(t, "everything as before", func() bool {
+			await.True(t, "everything as before", func() bool {
 				after = normalized(t, ns)
 				return after == before
 			})
@@ -196,7 +197,7 @@ func TestWhatIsRemovedComesBack(t *testing.T) {
 	}
 }
 
-func TestSetThatDeltasCannotRepairIsReplaced(t *testing.T) {
+func TestIrreparableSetIsReplaced(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	r := start(t, ns, testOptions(t))
 	list := vips("20.0.0.1/32", "20.0.0.2/32", "2000::1/128")
@@ -213,11 +214,11 @@ func TestSetThatDeltasCannotRepairIsReplaced(t *testing.T) {
 		}
 		return tab.nft.Flush()
 	}))
-	eventually(t, "the foreign element gone", func() bool { return !strings.Contains(run(t, ns, "nft list set inet vipgate vip4"), "10.0.0.1") })
+	await.True(t, "the foreign element gone", func() bool { return !strings.Contains(run(t, ns, "nft list set inet vipgate vip4"), "10.0.0.1") })
 	r.waitConfirmed(t, list...)
 }
 
-func TestUnreportedLossIsFoundByTheNextCheck(t *testing.T) {
+func TestUnreportedDriftIsRepaired(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	o := testOptions(t)
 	o.checkInterval = 50 * time.Millisecond
@@ -231,7 +232,7 @@ func TestUnreportedLossIsFoundByTheNextCheck(t *testing.T) {
 		before := normalized(t, ns)
 		run(t, ns, damage)
 		r.waitFor(t, "a repair after "+damage, func(c Confirmed) bool { return c.Repairs > i })
-		eventually(t, "everything as before", func() bool { return normalized(t, ns) == before })
+		await.True(t, "everything as before", func() bool { return normalized(t, ns) == before })
 		r.waitConfirmed(t, list...)
 	}
 }
@@ -254,16 +255,16 @@ func TestEndedListenerIsReplaced(t *testing.T) {
 	list := vips("20.0.0.1/32", "2000::1/128")
 	r.Configure(list)
 	r.waitConfirmed(t, list...)
-	eventually(t, "the third listener", func() bool { return listens.Load() == 3 })
+	await.True(t, "the third listener", func() bool { return listens.Load() == 3 })
 	// Until it listens damage may go unnoticed.
-	eventually(t, "a repair", func() bool {
+	await.True(t, "a repair", func() bool {
 		run(t, ns, "nft flush ruleset")
 		return r.Confirmed().Load().Repairs > 0
 	})
 	r.waitConfirmed(t, list...)
 }
 
-func TestManyMeridioRulesDoNotHoldUpTheFirstConfirmation(t *testing.T) {
+func TestManyMeridioRulesDoNotDelay(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	const n = 3 * leftoverBatch
 	run(t, ns, fmt.Sprintf(`for i in $(seq %d); do echo "rule add from 20.1.$((i/250)).$((i%%250)) lookup 4096 priority 100"; done | ip -batch -`, n))
@@ -273,10 +274,10 @@ func TestManyMeridioRulesDoNotHoldUpTheFirstConfirmation(t *testing.T) {
 	list := vips("20.0.0.1/32")
 	r.Configure(list)
 	r.waitConfirmed(t, list...)
-	eventually(t, "removal of all", func() bool { return !strings.Contains(run(t, ns, "ip rule"), "from 20.1.") })
+	await.True(t, "removal of all", func() bool { return !strings.Contains(run(t, ns, "ip rule"), "from 20.1.") })
 }
 
-func TestIPv6SwitchedOffBySysctlIsNoObstacle(t *testing.T) {
+func TestIPv6DisabledBySysctl(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	must(t, ns.Sysctl("net.ipv6.conf.all.disable_ipv6", "1"))
 	r := start(t, ns, testOptions(t))
@@ -319,7 +320,7 @@ func normalized(t *testing.T, ns *lab.NetNS) string {
 	return strings.Join(lines, "\n")
 }
 
-func TestUnrepairableFamilyIsUnconfirmedAndTheOtherIsNot(t *testing.T) {
+func TestFamiliesFailIndependently(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	must(t, lab.Veth(ns, "d0", lab.NewNetNS(t), "d1"))
 	r := start(t, ns, testOptions(t))
@@ -339,7 +340,7 @@ func TestUnrepairableFamilyIsUnconfirmedAndTheOtherIsNot(t *testing.T) {
 	r.waitConfirmed(t, list...)
 }
 
-func TestMeridioRulesGoOnceOursStandAndNothingElseDoes(t *testing.T) {
+func TestMeridioRulesAreRemoved(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	run(t, ns, `
 		nft 'add table inet other; add chain inet other c { type filter hook output priority 0; }; add set inet other vip4 { type ipv4_addr; }'
@@ -374,7 +375,7 @@ func TestMeridioRulesGoOnceOursStandAndNothingElseDoes(t *testing.T) {
 	list := vips("20.0.0.1/32", "2000::1/128")
 	r.Configure(list)
 	r.waitConfirmed(t, list...)
-	eventually(t, "removal of Meridio's rules", func() bool {
+	await.True(t, "removal of Meridio's rules", func() bool {
 		rules := run(t, ns, "ip rule; ip -6 rule")
 		return !strings.Contains(rules, "from 20.0.0.1 lookup") && !strings.Contains(rules, "from 20.0.7.0/24") && !strings.Contains(rules, "from 2000::1 lookup")
 	})
@@ -386,7 +387,7 @@ func TestMeridioRulesGoOnceOursStandAndNothingElseDoes(t *testing.T) {
 	}
 }
 
-func TestOptionsOfAnEarlierRunLeaveNothingBehind(t *testing.T) {
+func TestLeftoversOfOtherOptions(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	before := state(t, ns)
 	list := vips("20.0.0.1/32", "2000::1/128")
@@ -402,7 +403,7 @@ func TestOptionsOfAnEarlierRunLeaveNothingBehind(t *testing.T) {
 	r = start(t, ns, testOptions(t))
 	r.Configure(list)
 	r.waitConfirmed(t, list...)
-	eventually(t, "removal of leftovers", func() bool {
+	await.True(t, "removal of leftovers", func() bool {
 		s := state(t, ns)
 		return !strings.Contains(s, "0x10/0xf0") && !strings.Contains(s, "5001")
 	})
@@ -414,7 +415,7 @@ func TestOptionsOfAnEarlierRunLeaveNothingBehind(t *testing.T) {
 	}
 }
 
-func TestUnreadableKernelKeepsVIPsConfirmedForAWhile(t *testing.T) {
+func TestUnreadableKernelKeepsVIPs(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	must(t, ns.Do(func() error {
 		o := testOptions(t).withDefaults()

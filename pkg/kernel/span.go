@@ -24,7 +24,6 @@ func spanOf(p netip.Prefix) span {
 	return span{p.Addr(), a}
 }
 
-// covers reports whether every address of t is in s.
 func (s span) covers(t span) bool {
 	return s.first.Compare(t.first) <= 0 && t.last.Compare(s.last) <= 0
 }

@@ -59,7 +59,7 @@ func TestElementsRoundTripInAnyOrder(t *testing.T) {
 	}
 }
 
-func TestStepsNeverOverlapNorUncoverWhatStays(t *testing.T) {
+func TestStepsKeepRemainingVIPs(t *testing.T) {
 	// A small corner of the address space, so that prefixes nest and touch.
 	prefix := rapid.Custom(func(t *rapid.T) vip.VIP {
 		bits := rapid.SampledFrom([]int{24, 27, 28, 29, 30, 31, 32}).Draw(t, "bits")

@@ -383,7 +383,6 @@ func (t *table) fill(f vip.Family, want []span) (changed bool, err error) {
 	return true, nil
 }
 
-// apply does one change of a set in one transaction.
 func (t *table) apply(s *nftables.Set, c change) error {
 	if err := t.queue(s, c); err != nil {
 		return err
@@ -394,7 +393,6 @@ func (t *table) apply(s *nftables.Set, c change) error {
 	return nil
 }
 
-// queue puts a change of a set into the next transaction.
 func (t *table) queue(s *nftables.Set, c change) error {
 	var errs []error
 	for part := range slices.Chunk(c.del, spansPerMessage) {
@@ -409,7 +407,6 @@ func (t *table) queue(s *nftables.Set, c change) error {
 	return nil
 }
 
-// remove deletes the table and everything in it.
 func (t *table) remove() error {
 	t.nft.DelTable(t.table())
 	if err := t.nft.Flush(); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -7,6 +7,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 )
 
@@ -39,21 +40,15 @@ func newWatch(o Options) (*watch, error) {
 }
 
 func (w *watch) listen(name string, netlinkProtocol int, concerns func(netlink.Message) bool, groups ...uint32) error {
+	wake := func() { latest.Wake(w.changed) }
 	return w.Listen(name, rtnetlink.Subscription{
-		Protocol: netlinkProtocol, Groups: groups, Overrun: w.wake,
+		Protocol: netlinkProtocol, Groups: groups, Overrun: wake,
 		Handle: func(m netlink.Message) {
 			if concerns(m) {
-				w.wake()
+				wake()
 			}
 		},
 	})
-}
-
-func (w *watch) wake() {
-	select {
-	case w.changed <- struct{}{}:
-	default:
-	}
 }
 
 // concernsPolicy reports whether a message is about what source routing depends on: every rule,

@@ -266,7 +266,7 @@ func (f Families) Has(family vip.Family) bool {
 	return f == BothFamilies || (f == OnlyIPv4) == (family == vip.IPv4)
 }
 
-// Defaults are the values of what a gateway does not say.
+// Defaults are the values of fields that a gateway leaves out.
 type Defaults struct {
 	LocalASN, RemoteASN   uint32
 	LocalPort, RemotePort uint16
@@ -274,13 +274,7 @@ type Defaults struct {
 }
 
 // DefaultDefaults returns Meridio's numbers (docs/architecture.md#names-and-numbers-of-meridio).
-func DefaultDefaults() Defaults {
-	return Defaults{
-		LocalASN: 8103, RemoteASN: 4248829953,
-		LocalPort: 10179, RemotePort: 10179,
-		HoldTime: 3 * time.Second,
-	}
-}
+func DefaultDefaults() Defaults { return Defaults{8103, 4248829953, 10179, 10179, 3 * time.Second} }
 
 // Validate refuses defaults that a gateway could not have in the file.
 func (d Defaults) Validate() error {

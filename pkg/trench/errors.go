@@ -26,10 +26,7 @@ type Problem struct {
 
 // String returns "file:line: field: message".
 func (p Problem) String() string {
-	if p.Field == "" {
-		return fmt.Sprintf("%s:%d: %s", p.File, p.Line, p.Message)
-	}
-	return fmt.Sprintf("%s:%d: %s: %s", p.File, p.Line, p.Field, p.Message)
+	return fmt.Sprintf("%s:%d: %s%s", p.File, p.Line, strings.TrimPrefix(p.Field+": ", ": "), p.Message)
 }
 
 // Errors is why a file was refused: at least one problem, in the order of the file, and at most

@@ -87,11 +87,6 @@ func quote(s string) string {
 	return strconv.Quote(s)
 }
 
-// checker is an object that is more than its fields: check reports what the tags cannot express.
-type checker interface {
-	check(p *parser, m mapping)
-}
-
 // fieldName returns the name of a field in the file, "" for one that the file cannot have.
 func fieldName(f reflect.StructField) (name string, required bool) {
 	name, option, _ := strings.Cut(f.Tag.Get("yaml"), ",")
@@ -152,7 +147,11 @@ func (p *parser) object(v value, to reflect.Value, tag reflect.StructTag, in any
 		at, ok := m.fields[name]
 		switch {
 		case !ok && required:
-			m.missing(name, remedyOf(f))
+			remedy := f.Tag.Get("remedy")
+			if remedy == "" {
+				remedy = listRemedy(f.Type.Elem(), f.Tag)
+			}
+			m.missing(name, remedy)
 		case ok:
 			field := to.Field(i)
 			if f.Name == "_" {
@@ -166,18 +165,10 @@ func (p *parser) object(v value, to reflect.Value, tag reflect.StructTag, in any
 			}
 		}
 	}
-	if c, ok := object.(checker); ok {
-		c.check(p, m)
+	if c, ok := object.(interface{ check(p *parser, m mapping) }); ok {
+		c.check(p, m) // what the tags cannot express
 	}
 	return true
-}
-
-// remedyOf returns what to write for a field that is missing.
-func remedyOf(f reflect.StructField) string {
-	if remedy := f.Tag.Get("remedy"); remedy != "" {
-		return remedy
-	}
-	return listRemedy(f.Type.Elem(), f.Tag)
 }
 
 // listRemedy returns what to write for a list.
