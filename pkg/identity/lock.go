@@ -1,10 +1,14 @@
 package identity
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -79,4 +83,74 @@ func (l *fileLock) remove() (err error) {
 	}
 	l.release()
 	return err
+}
+
+const (
+	// ownerTimeout bounds the request to the owner of a network namespace.
+	ownerTimeout = time.Second
+	// maxOwnerText bounds the owner's response: a socket path and a few words.
+	maxOwnerText = 256
+)
+
+// OwnNetNS makes this process the only one of its role ("lb", "frontend") in its network namespace
+// until release is called or the process ends. The lock is an abstract unix socket: the kernel
+// keeps it per network namespace, and no mount namespace or leftover file can hide or fake it.
+// about is the text that other processes receive. While another process owns the namespace, the
+// error names it.
+func OwnNetNS(ctx context.Context, role, about string) (release func(), err error) {
+	name := "@vipgate/" + role
+	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", name)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, fmt.Errorf("another %s (%s) owns this network namespace; stop it first", role, describeOwner(ctx, name))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("socket %s, which locks the network namespace: %w", name, err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			c, err := l.Accept()
+			if err != nil {
+				// Out of file descriptors, or closed. The lock does not depend on the response.
+				_ = backoff.Sleep(ctx, ownerTimeout)
+				continue
+			}
+			// The response fits the socket buffer: no peer can block this.
+			_, _ = io.WriteString(c, about)
+			_ = c.Close()
+		}
+	}()
+	return func() { cancel(); _ = l.Close(); <-done }, nil
+}
+
+// describeOwner describes the owner of a network namespace: its process and user as reported by the
+// kernel, since any process of the namespace can bind the socket, and its about text.
+func describeOwner(ctx context.Context, name string) string {
+	ctx, cancel := context.WithTimeout(ctx, ownerTimeout)
+	defer cancel()
+	c, err := (&net.Dialer{}).DialContext(ctx, "unix", name)
+	if err != nil {
+		return "which does not answer: " + err.Error()
+	}
+	defer c.Close()
+	cred, err := PeerProcess(c)
+	if err != nil {
+		return err.Error()
+	}
+	who := fmt.Sprintf("pid %d, user %d", cred.Pid, cred.Uid)
+	if cred.Pid == 0 {
+		who = fmt.Sprintf("in another PID namespace, user %d", cred.Uid)
+	}
+	deadline, _ := ctx.Deadline()
+	_ = c.SetReadDeadline(deadline)
+	about, err := io.ReadAll(io.LimitReader(c, maxOwnerText))
+	if err != nil {
+		return who + ", which does not answer"
+	}
+	if bytes.ContainsFunc(about, func(r rune) bool { return r < ' ' || r > '~' }) {
+		return fmt.Sprintf("%s, %q", who, about)
+	}
+	return fmt.Sprintf("%s, %s", who, about)
 }
