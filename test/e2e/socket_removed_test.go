@@ -66,7 +66,7 @@ func TestRemovedSocketDirectory(t *testing.T) {
 	mark, from := f.mark(), length(f.pod.LB)
 	f.must(os.RemoveAll(dir))
 	f.must(os.WriteFile(dir, nil, 0o600))
-	f.waitLine(f.pod.LB, from, "condition", "service=ReadinessSocket", "is not a directory")
+	f.waitLine(f.pod.LB, from, "condition", "service=ReadinessSocket", "not a directory")
 	f.waitLB("ReadinessSocket", false)
 	f.must(os.Remove(dir))
 	f.waitLB("ReadinessSocket", true)

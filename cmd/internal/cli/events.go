@@ -125,7 +125,7 @@ func (f *EventFollower[E]) Run(ctx context.Context) error {
 // take prints the events of a page and moves the position behind them.
 func (f *EventFollower[E]) take(p EventPage[E]) error {
 	if f.Position.Instance != "" && f.Position.Instance != p.Instance {
-		f.note("the %s restarted; events count from 1 again, and those not received from the previous process are lost",
+		f.note("the %s was restarted; events count from 1 again, and those not received from the previous process are lost",
 			f.Program)
 	}
 	f.Position = EventPosition{Instance: p.Instance, After: p.UpTo}

@@ -97,7 +97,12 @@ func run(ctx context.Context, p Program, commands any, args []string) int {
 	}
 	parsed.BindTo(ctx, (*context.Context)(nil))
 	parsed.Bind(&Output{os.Stdout})
-	err = Explain(parsed.Run())
+	err = parsed.Run()
+	// kong joins it with the error of a hook.
+	if joined, ok := err.(interface{ Unwrap() []error }); ok && len(joined.Unwrap()) == 1 {
+		err = joined.Unwrap()[0]
+	}
+	err = Explain(err)
 	// A stderr that nothing reads may block the print.
 	defer time.AfterFunc(CallTimeout, func() { os.Exit(ExitFailed) }).Stop()
 	var exit ExitError

@@ -35,3 +35,17 @@ func TestErrorsOfCallsHaveNoWordsOfGRPC(t *testing.T) {
 		}
 	}
 }
+
+type failingLine struct {
+	Status failingCommand `cmd:"" default:"1"`
+}
+
+type failingCommand struct{}
+
+func (failingCommand) Run() error { return grpcstatus.Error(codes.InvalidArgument, "no prefix length") }
+
+func TestErrorOfACommandIsExplained(t *testing.T) {
+	if status := run(t.Context(), Program{Name: "test"}, &failingLine{}, nil); status != ExitUsage {
+		t.Errorf("exit status %d", status)
+	}
+}
