@@ -25,7 +25,7 @@ const MaxListingAge = 3 * time.Second
 type Listing struct {
 	// Scanned reports whether a scan has ended, even in an error. Until then nothing is known.
 	Scanned bool
-	// Files are the known files that count, by GroupFile and VIPFile. While the directory is gone
+	// Files are the known files that count, by their canonical names. While the directory is gone
 	// they are what Options.OnGone keeps of them.
 	Files map[string]struct{}
 	// PerVIP reports whether the file of a VIP was seen since the start: from then on the files of
@@ -79,7 +79,7 @@ func (l Listing) Ready(v vip.VIP, streams []string) (ready bool, why string) {
 	case l.Everything:
 		return true, "the readiness directory " + l.path + " has never existed, and --readiness-dir-missing=ready"
 	case l.PerVIP:
-		why = VIPFile(v.Prefix().Addr())
+		why = vipFile(v.Prefix().Addr())
 		_, ready = l.Files[why]
 		if _, stale := l.stale[why]; stale && !ready {
 			return false, "readiness file " + why + " was not touched lately (--readiness-max-age)"
@@ -107,7 +107,7 @@ func (l Listing) anyOf(groups []string) (found bool, files string) {
 	const shown = 3
 	var names []string
 	for i, g := range groups {
-		file := GroupFile(g)
+		file := groupFile(g)
 		if _, ready := l.Files[file]; ready {
 			return true, file
 		}
@@ -124,11 +124,11 @@ func (l Listing) anyOf(groups []string) (found bool, files string) {
 	return false, strings.Join(names, " or ")
 }
 
-// GroupFile returns the name of the file that makes a group ready.
-func GroupFile(group string) string { return groupFilePrefix + group }
+// groupFile returns the name of the file that makes a group ready.
+func groupFile(group string) string { return groupFilePrefix + group }
 
-// VIPFile returns the name of the file that makes the VIP with this first address ready.
-func VIPFile(a netip.Addr) string { return vipFilePrefix + a.String() }
+// vipFile returns the name of the file that makes the VIP with this first address ready.
+func vipFile(a netip.Addr) string { return vipFilePrefix + a.String() }
 
 // isReadinessFile reports whether a name is that of a readiness file, valid or not.
 func isReadinessFile(name string) bool {
@@ -153,7 +153,7 @@ func canonical(name string) (file, problem string) {
 	case a.Zone() != "":
 		return "", fmt.Sprintf("%q has a zone; omit it", text)
 	}
-	return VIPFile(a.Unmap()), ""
+	return vipFile(a.Unmap()), ""
 }
 
 // known are the files of the streams and VIPs in the trench file.

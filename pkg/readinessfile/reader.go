@@ -27,16 +27,12 @@ const (
 	// hangTime bounds a scan. With rescanTime it is below MaxListingAge: the directory is gone before
 	// its listing is too old.
 	hangTime = 1500 * time.Millisecond
-	// leaveTime bounds the wait for a scan that hangs when the reader ends.
-	leaveTime = time.Second
-	// futureTolerance is how far in the future an mtime may be without being a problem.
-	futureTolerance = time.Second
-	// maxProblems bounds Listing.Problems.
-	maxProblems = 20
-	// notifications is the buffer for those that were not handled yet.
-	notifications = 4096
-	// maxEntries bounds the entries of the directory that are read.
-	maxEntries = 20_000
+
+	leaveTime       = time.Second // bounds the wait for a scan that hangs when the reader ends
+	futureTolerance = time.Second // an mtime further in the future is a problem
+	maxProblems     = 20          // in a Listing
+	maxEntries      = 20_000      // of the directory that are read
+	notifications   = 4096        // that may wait
 )
 
 // MinMaxAge is the smallest Options.MaxAge: [Writer] touches its files once a second, and some file
@@ -47,12 +43,9 @@ const MinMaxAge = 2 * time.Second
 type GonePolicy string
 
 const (
-	// Hold keeps them ready.
-	Hold GonePolicy = "hold"
-	// Drain keeps them ready for Options.DrainTime.
-	Drain GonePolicy = "drain"
-	// Drop makes them not ready at once.
-	Drop GonePolicy = "drop"
+	Hold  GonePolicy = "hold"  // they stay ready
+	Drain GonePolicy = "drain" // they stay ready for Options.DrainTime
+	Drop  GonePolicy = "drop"  // they are not ready at once
 )
 
 // Options configure a Reader.
@@ -109,10 +102,10 @@ func (r *Reader) Value() *latest.Value[Listing] { return r.value }
 func (r *Reader) Configure(streams []string, vips []vip.VIP) {
 	files := make(map[string]struct{}, len(streams)+len(vips))
 	for _, s := range streams {
-		files[GroupFile(s)] = struct{}{}
+		files[groupFile(s)] = struct{}{}
 	}
 	for _, v := range vips { // no two have the same first address
-		files[VIPFile(v.Prefix().Addr())] = struct{}{}
+		files[vipFile(v.Prefix().Addr())] = struct{}{}
 	}
 	r.known.Set(known{files, len(streams) > 0})
 }

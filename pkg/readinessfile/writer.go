@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/backoff"
@@ -33,13 +32,11 @@ const (
 // VIPs are created first: a reader never applies the file of a group to all of its VIPs.
 // [Writer.Beat] touches the files: without it they age.
 type Writer struct {
-	path          string
-	log           *slog.Logger
-	changed, beat chan struct{} // hold a token: names changed, Beat was called
-	state         *latest.Value[writeResult]
-
-	mu    sync.Mutex
-	names map[string]struct{} // of the desired files
+	path    string
+	log     *slog.Logger
+	desired latest.Value[map[string]struct{}] // names of files
+	beat    chan struct{}                     // holds a token: Beat was called
+	state   latest.Value[writeResult]
 
 	// Owned by run.
 	clean   bool                // the files of the predecessor are removed
@@ -63,9 +60,7 @@ type writeResult struct {
 func NewWriter(path string, log *slog.Logger) *Writer {
 	path = filepath.Clean(path)
 	return &Writer{
-		path: path, log: log.With("directory", path), changed: make(chan struct{}, 1), beat: make(chan struct{}, 1),
-		state: latest.New(writeResult{}),
-		names: map[string]struct{}{}, created: map[string]struct{}{},
+		path: path, log: log.With("directory", path), beat: make(chan struct{}, 1), created: map[string]struct{}{},
 		create: createFile, unlink: os.Remove, touch: setTimes,
 		backoff: backoff.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second},
 	}
@@ -75,15 +70,12 @@ func NewWriter(path string, log *slog.Logger) *Writer {
 func (w *Writer) Want(groups []string, vips ...netip.Addr) {
 	names := make(map[string]struct{}, len(groups)+len(vips))
 	for _, g := range groups {
-		names[GroupFile(g)] = struct{}{}
+		names[groupFile(g)] = struct{}{}
 	}
 	for _, a := range vips {
-		names[VIPFile(a)] = struct{}{}
+		names[vipFile(a)] = struct{}{}
 	}
-	w.mu.Lock()
-	w.names = names
-	w.mu.Unlock()
-	latest.Wake(w.changed)
+	w.desired.Set(names)
 }
 
 // Beat confirms that the caller of Want runs. It never blocks, and may be called often: files are
@@ -112,7 +104,8 @@ func (w *Writer) Run(ctx context.Context) error {
 
 func (w *Writer) run(ctx context.Context) {
 	for {
-		err := w.write()
+		desired, changed := w.desired.Get()
+		err := w.write(desired)
 		w.record(err)
 		var retry <-chan time.Time
 		if err == nil {
@@ -128,7 +121,7 @@ func (w *Writer) run(ctx context.Context) {
 						"error", err)
 				}
 				return
-			case <-w.changed:
+			case <-changed:
 				again = true
 			case <-retry:
 				again = true
@@ -140,7 +133,7 @@ func (w *Writer) run(ctx context.Context) {
 }
 
 // write makes the files equal to the desired ones.
-func (w *Writer) write() error {
+func (w *Writer) write(desired map[string]struct{}) error {
 	if !w.clean {
 		if err := w.createDirectory(); err != nil {
 			return err
@@ -150,9 +143,6 @@ func (w *Writer) write() error {
 		}
 		w.clean, w.touched = true, time.Now()
 	}
-	w.mu.Lock()
-	desired := maps.Clone(w.names)
-	w.mu.Unlock()
 	var obsolete, missing []string
 	for name := range w.created {
 		if _, keep := desired[name]; !keep {
