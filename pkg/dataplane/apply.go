@@ -12,8 +12,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// manyStreams is the number of streams from which on one read of everything is cheaper than a
-// read of each.
+// manyStreams is the number of streams from which on reading everything is cheaper than each stream.
 const manyStreams = 8
 
 // afterStep is called after each step of a change. Tests end the process in it.
@@ -144,8 +143,7 @@ func (e *engine) begin(p *streamChange) {
 	e.keepStream(s)
 }
 
-// addRoutes installs rules and routes. Targets whose packets do not reach them afterwards are
-// removed from the tables of their plans.
+// addRoutes installs rules and routes. Targets that packets do not reach then leave their tables.
 func (e *engine) addRoutes(plans []*streamChange) {
 	var slots []plan.KernelTarget
 	changes := map[uint32]*streamChange{}
@@ -427,7 +425,8 @@ func (e *engine) conclude(p *streamChange) {
 		switch {
 		case p.failedTargets[t.Name]:
 		case !plan.SameNFTables(orNone(e.observed.Targets[t.FWMark]), t.Kernel()):
-			p.fail(fmt.Errorf("the chain of target %s (fwmark %d), or its elements, are not in the kernel after they were written", t.Name, t.FWMark))
+			p.fail(fmt.Errorf("the chain of target %s (fwmark %d), or its elements, are not in the kernel after they were written",
+				t.Name, t.FWMark))
 		default:
 			e.keepTarget(t)
 		}

@@ -81,7 +81,8 @@ type engine struct {
 	targets map[uint32]plan.InstalledTarget
 	adopted bool
 	streams map[string]*streamRecord
-	fwmarks plan.FWMarks
+	// nextFWMark is tried first for the next new target.
+	nextFWMark uint32
 	// refused are fwmarks that another process uses, with the use.
 	refused map[uint32]string
 
@@ -106,12 +107,12 @@ type engine struct {
 
 	desired   *Desired
 	vipOwners plan.VIPOwners
-	since     map[plan.DriftKey]time.Time
+	since     map[[3]string]time.Time
 	// holds are the streams whose drift is not repaired, with the end of the hold;
 	// allStreams is every stream, and the zero time is no end.
 	holds map[string]time.Time
 	// repairs are the back-offs of repaired objects, repaired counts repairs.
-	repairs  map[plan.DriftKey]*repair
+	repairs  map[[3]string]*repair
 	repaired uint64
 	// probed are the fwmarks checked in this pass, with the use by another process, ""
 	// without one; probing is how many are checked next.
@@ -123,8 +124,8 @@ func newEngine(o Options, k kernelConn) *engine {
 	return &engine{
 		o: o, log: o.Log, kernel: k, now: time.Now,
 		streams: map[string]*streamRecord{}, refused: map[uint32]string{},
-		lost: map[uint32]bool{}, since: map[plan.DriftKey]time.Time{},
-		holds: map[string]time.Time{}, repairs: map[plan.DriftKey]*repair{}, stale: everything,
+		lost: map[uint32]bool{}, since: map[[3]string]time.Time{},
+		holds: map[string]time.Time{}, repairs: map[[3]string]*repair{}, stale: everything,
 	}
 }
 
@@ -281,38 +282,45 @@ func (e *engine) input(name string, now time.Time) plan.StreamInput {
 	}
 }
 
-// allocateFWMark returns an unused fwmark for a new target.
+const (
+	// fwmarkRange is the number of fwmarks, from the first on, for targets.
+	fwmarkRange = 1 << 16
+	// maxProbed bounds the fwmarks that are checked at once.
+	maxProbed = 1024
+)
+
+// allocateFWMark returns an unused fwmark for a new target, the least recently used first.
 func (e *engine) allocateFWMark() (uint32, error) {
-	return e.fwmarks.Allocate(func(n uint32) (bool, error) {
-		_, installed := e.targets[n]
-		_, refused := e.refused[n]
-		if installed || refused {
-			return true, nil
+	end := min(uint64(e.o.First)+fwmarkRange, uint64(e.o.Mask)+1)
+	for range end - uint64(e.o.First) {
+		n := e.nextFWMark
+		if uint64(n) >= end || n < e.o.First {
+			n = e.o.First
 		}
-		if _, ok := e.observed.Targets[n]; ok {
-			e.refused[n] = "chain inet " + TableName + " " + plan.TargetChain(n) + ", or an element for it, exists already"
-			return true, nil
+		e.nextFWMark = n + 1
+		// Tables 253 to 255 are default, main and local.
+		if e.targets[n].FWMark == n || e.refused[n] != "" || n >= 253 && n <= 255 {
+			continue
 		}
-		if _, ok := e.probed[n]; !ok {
-			if err := e.probeFWMarks(n); err != nil {
-				return false, err
-			}
+		by, err := e.fwmarkUser(n)
+		if err != nil || by == "" {
+			return n, err
 		}
-		by := e.probed[n]
-		if by != "" {
-			e.refused[n] = by
-			e.log.Warn("fwmark used by another process, skipping it", "fwmark", n, "by", by)
-		}
-		return by != "", nil
-	})
+		e.refused[n] = by
+		e.log.Warn("fwmark used by another process, skipping it", "fwmark", n, "by", by)
+	}
+	return 0, fmt.Errorf("all fwmarks from %d to %d are used", e.o.First, end-1)
 }
 
-// maxProbed bounds the fwmarks that are checked at once.
-const maxProbed = 1024
-
-// probeFWMarks checks whether other processes use a fwmark and its successors, more of them at
-// each call of a pass.
-func (e *engine) probeFWMarks(first uint32) error {
+// fwmarkUser returns how another process uses a fwmark, "" without a use. It also checks the
+// successors of the fwmark, more of them at each call of a pass.
+func (e *engine) fwmarkUser(first uint32) (string, error) {
+	if e.observed.Targets[first] != nil {
+		return "chain inet " + TableName + " " + plan.TargetChain(first) + ", or an element for it, exists already", nil
+	}
+	if by, ok := e.probed[first]; ok {
+		return by, nil
+	}
 	var numbers []uint32
 	for n := uint64(first); n <= uint64(e.o.Mask) && len(numbers) < e.probing; n++ {
 		numbers = append(numbers, uint32(n))
@@ -320,10 +328,10 @@ func (e *engine) probeFWMarks(first uint32) error {
 	e.probing = min(4*e.probing, maxProbed)
 	by, err := e.kernel.UsedByOthers(numbers)
 	if err != nil {
-		return fmt.Errorf("check for other users of fwmarks %d to %d: %w", first, numbers[len(numbers)-1], err)
+		return "", fmt.Errorf("check for other users of fwmarks %d to %d: %w", first, numbers[len(numbers)-1], err)
 	}
 	for _, n := range numbers {
 		e.probed[n] = by[n]
 	}
-	return nil
+	return by[first], nil
 }

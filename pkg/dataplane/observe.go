@@ -12,8 +12,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// observe reads the stale parts of the kernel state, unless read is false, and compares what was
-// read with what is installed.
+// observe reads the stale parts of the kernel, if read is set, and compares them with what is installed.
 func (e *engine) observe(read bool) {
 	e.readErr = nil
 	if e.network == nil || read && e.stale != 0 {
@@ -204,8 +203,7 @@ func (e *engine) logReach(t plan.InstalledTarget, hop netip.Addr) {
 	log.Info("target reachable again")
 }
 
-// linkRestored reports whether the kernel removed the routes of a target with a link that is up
-// again.
+// linkRestored reports whether routes of a target went with a link that is up again.
 func (e *engine) linkRestored(number uint32) bool {
 	slot := orNone(e.observed.Targets[number])
 	for f, hop := range e.targets[number].IPs {

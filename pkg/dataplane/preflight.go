@@ -58,23 +58,14 @@ type sysctlProblem struct {
 	drops bool
 }
 
-// withheld says by family why no packet of a VIP gets through, with the command that corrects it.
-func withheld(wrong []sysctlProblem) (why [len(vip.Families)]string) {
-	for _, p := range wrong {
-		if p.drops && why[p.family] == "" {
-			why[p.family] = fmt.Sprintf("%s: %s; run %s", p.Object, p.Detail, p.Remedy)
-		}
-	}
-	return why
-}
-
 // sysctlProblems returns the kernel parameters that keep packets of VIPs from their route.
 func sysctlProblems(c *fwstate.Conn) (problems []sysctlProblem) {
 	check := func(f vip.Family, key sysctl.Key, want, detail string, drops bool) {
 		// What the kernel does not have cannot be wrong.
 		if got := key.Read(); got != "" && got != want {
 			detail = fmt.Sprintf("it is %s: %s", got, detail)
-			problems = append(problems, sysctlProblem{Problem{Object: key.String(), Detail: detail, Remedy: key.SetCommand(want)}, f, drops})
+			problem := Problem{Object: key.String(), Detail: detail, Remedy: key.SetCommand(want)}
+			problems = append(problems, sysctlProblem{problem, f, drops})
 		}
 	}
 	checkFamily := func(f vip.Family, directory, forwarding sysctl.Key, name string) {

@@ -166,8 +166,7 @@ func (p *Plane) handleEvents(n fwstate.Events) {
 	p.e.linksDown = append(p.e.linksDown, n.LinksDown...)
 }
 
-// step observes, reconciles and publishes the state. It reports whether something failed and
-// is retried.
+// step observes, reconciles and publishes the state. It reports whether something is to be retried.
 func (p *Plane) step(desired *Desired) (failed bool) {
 	e, now := p.e, time.Now()
 	if now.Sub(p.sysctlsChecked) >= sysctlInterval {
@@ -234,8 +233,7 @@ func (p *Plane) publish(desired *Desired, err error) {
 	e, old := p.e, p.state.Load()
 	s := State{
 		Err: err, TotalFailures: old.TotalFailures, Held: e.holds, Repairs: e.repaired,
-		Withheld: withheld(p.sysctlProblems),
-		Streams:  map[string]*StreamState{}, VIPs: map[vip.VIP]string{}, Unreachable: map[netip.Addr]string{},
+		Streams: map[string]*StreamState{}, VIPs: map[vip.VIP]string{}, Unreachable: map[netip.Addr]string{},
 	}
 	if desired != nil {
 		s.Revision = desired.Revision
@@ -245,6 +243,9 @@ func (p *Plane) publish(desired *Desired, err error) {
 	}
 	for _, x := range p.sysctlProblems {
 		s.Problems = append(s.Problems, x.Problem)
+		if x.drops && s.Withheld[x.family] == "" {
+			s.Withheld[x.family] = fmt.Sprintf("%s: %s; run %s", x.Object, x.Detail, x.Remedy)
+		}
 	}
 	if err != nil {
 		s.Failures, s.TotalFailures = old.Failures+1, old.TotalFailures+1

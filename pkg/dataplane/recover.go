@@ -12,13 +12,12 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// unknownSize is the table size of a stream whose chain does not have it.
-const unknownSize = 1009
-
-// noStream is the stream of fwmarks without a known target.
-const noStream = "-"
-
-var errNotInstalled = errors.New("the target is not installed")
+const (
+	// unknownSize is the table size of a stream whose chain does not have it.
+	unknownSize = 1009
+	// noStream is the stream of fwmarks without a known target.
+	noStream = "-"
+)
 
 // load recovers what an earlier process installed, by the names of chains, the comments of their
 // rules, and the protocol number of rules and routes. Complete objects are applied, incomplete
@@ -38,7 +37,7 @@ func (e *engine) load() error {
 		return fmt.Errorf("read the data plane: %w", err)
 	}
 	e.targets = map[uint32]plan.InstalledTarget{}
-	e.fwmarks = plan.FWMarks{First: e.o.First, Mask: e.o.Mask, Next: e.o.First}
+	e.nextFWMark = e.o.First
 	names := map[[2]string]bool{}
 	for _, number := range slices.Sorted(maps.Keys(c.Targets)) {
 		s := c.Targets[number]
@@ -61,7 +60,7 @@ func (e *engine) load() error {
 		}
 		names[key] = true
 		e.keepTarget(t)
-		e.fwmarks.Next = max(e.fwmarks.Next, number+1)
+		e.nextFWMark = max(e.nextFWMark, number+1)
 	}
 	for name, s := range c.Streams {
 		// A chain with such a name alone belongs to another process.
@@ -123,11 +122,7 @@ func (e *engine) adopt(now time.Time) {
 }
 
 func (e *engine) adoptFWMark(stream string, w Target) {
-	unknown := e.streams[noStream]
-	if unknown == nil {
-		return
-	}
-	ips := plan.ByFamily(w.IPs)
+	unknown, ips := e.record(noStream), plan.ByFamily(w.IPs)
 	for _, t := range plan.SortedTargets(unknown.targets) {
 		same := len(t.Addresses()) > 0 && t.FWMark <= e.o.Mask
 		for f, a := range t.IPs {
@@ -150,7 +145,7 @@ func (e *engine) adoptHeld(name string, now time.Time) {
 		return // It was never installed.
 	}
 	v := e.input(name, now)
-	v.AllocateFWMark = func() (uint32, error) { return 0, errNotInstalled }
+	v.AllocateFWMark = func() (uint32, error) { return 0, errors.New("the target is not installed") }
 	p := plan.ForStream(v)
 	for _, t := range p.Targets {
 		e.keepTarget(t)

@@ -70,7 +70,7 @@ func (e *engine) due(drift []Drift, now time.Time, urgent bool) bool {
 // attempted, and reports it.
 func (e *engine) noteRepairs(before []Drift, base bool) {
 	now := e.now()
-	left := map[plan.DriftKey]bool{}
+	left := map[[3]string]bool{}
 	for _, d := range e.drift() {
 		left[d.Key()] = true
 	}
@@ -95,7 +95,7 @@ func (e *engine) noteRepairs(before []Drift, base bool) {
 			done = append(done, Repaired{Drift: d, Contested: r.times == contestedAfter})
 		}
 	}
-	maps.DeleteFunc(e.repairs, func(_ plan.DriftKey, r *repair) bool { return now.Sub(r.next) > repairMemory })
+	maps.DeleteFunc(e.repairs, func(_ [3]string, r *repair) bool { return now.Sub(r.next) > repairMemory })
 	if len(done) == 0 {
 		return
 	}
@@ -125,8 +125,9 @@ func (e *engine) repairsAreSlow() bool {
 
 // baseDrift is the drift of what no stream owns.
 func (e *engine) baseDrift() []Drift {
+	applied := func(m *streamRecord) bool { return m.installed != nil && m.installed.Stage == plan.StageApplied }
 	switch {
-	case e.observed.Base || !e.any(func(m *streamRecord) bool { return m.installed != nil && m.installed.Stage == plan.StageApplied }):
+	case e.observed.Base || !e.any(applied): // a stream that is applied requires the common objects
 		return nil
 	case e.observed.Problem != "":
 		return []Drift{{Object: "table inet " + TableName, Detail: e.observed.Problem}}
@@ -137,7 +138,7 @@ func (e *engine) baseDrift() []Drift {
 
 // noteDrift records since when objects differ, and logs new drift.
 func (e *engine) noteDrift() {
-	since := map[plan.DriftKey]time.Time{}
+	since := map[[3]string]time.Time{}
 	var found []Drift
 	for _, d := range e.drift() {
 		at, known := e.since[d.Key()]

@@ -81,9 +81,6 @@ func (w *changeWriter) streams(c plan.Change) error {
 // stream creates and repairs the chain and the maps of one stream.
 func (w *changeWriter) stream(s plan.StreamWrite) error {
 	want, r := &s.Desired, w.observed[s.Desired.Name]
-	if err := want.Validate(); err != nil {
-		return err
-	}
 	if r == nil {
 		for _, family := range vip.Families {
 			entries := differences(s.Observed.Tables[family], want.Tables[family])

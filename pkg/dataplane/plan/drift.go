@@ -18,15 +18,12 @@ type Drift struct {
 	Since  time.Time
 }
 
-// DriftKey identifies a drift.
-type DriftKey struct{ object, stream, target string }
-
-func (d Drift) Key() DriftKey { return DriftKey{d.Object, d.Stream, d.Target} }
+// Key identifies the drift.
+func (d Drift) Key() [3]string { return [3]string{d.Object, d.Stream, d.Target} }
 
 const missing = "it is missing"
 
-// Forwards reports whether the kernel marks packets for a target and routes them to it in
-// one family; false for a family without an address.
+// Forwards reports whether the kernel marks packets of a family for a target and routes them to it.
 func Forwards(t InstalledTarget, a *KernelTarget, f vip.Family) bool {
 	hop := t.IPs[f]
 	return a != nil && a.ChainIntact && a.Stream == t.Stream && a.Name == t.Name && hop.IsValid() &&
@@ -43,8 +40,7 @@ func SameNFTables(a, b KernelTarget) bool {
 	return a.ChainIntact == b.ChainIntact && a.Label == b.Label && a.Flows == b.Flows
 }
 
-// TargetDrift compares one target with the kernel. With lost the kernel removed its routes
-// together with a link, which is no drift.
+// TargetDrift compares one target with the kernel. lost: its routes went with a link, which is no drift.
 func TargetDrift(t InstalledTarget, a *KernelTarget, lost bool) (list []Drift) {
 	add := func(object, format string, args ...any) {
 		list = append(list, Drift{Object: object, Stream: t.Stream, Target: t.Name, Detail: fmt.Sprintf(format, args...)})

@@ -33,8 +33,7 @@ type Label struct {
 	DrainEndMilli, DrainMilli int64
 }
 
-// InstalledTarget is one target as the engine last installed it, or found it in the kernel
-// at the start.
+// InstalledTarget is one target as the engine installed it, or recovered it from the kernel.
 type InstalledTarget struct {
 	// FWMark is its fwmark and its routing table.
 	FWMark uint32
@@ -47,8 +46,7 @@ type InstalledTarget struct {
 	Stage    Stage
 }
 
-// InstalledStream is one stream as the engine last installed it, or found it in the kernel
-// at the start.
+// InstalledStream is one stream as the engine installed it, or recovered it from the kernel.
 type InstalledStream struct {
 	Name string
 	// VIPs are in the order of vip.Compare.

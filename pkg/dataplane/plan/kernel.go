@@ -33,8 +33,7 @@ type KernelStream struct {
 	// ChainIntact reports whether the rules of the chain are those for Size and Seed.
 	ChainIntact bool
 	Size, Seed  uint32
-	// Tables are the Maglev maps by family, nil without a map. Entry i is the fwmark
-	// of the target for hash i, 0 for none.
+	// Tables are the Maglev maps, nil for none. Entry i is the fwmark for hash i, 0 for none.
 	Tables [len(vip.Families)][]uint32
 }
 
@@ -60,8 +59,7 @@ type Change struct {
 	Base bool
 	// Targets are those whose chains and elements of live maps are written.
 	Targets []KernelTarget
-	// Streams are those whose chains and maps are written. Of a map only the entries
-	// that differ are written.
+	// Streams are those whose chains, and entries of maps that differ, are written.
 	Streams []StreamWrite
 	// VIPs maps VIPs to their new streams; "" removes the element.
 	VIPs map[vip.VIP]string
@@ -82,23 +80,12 @@ func (s *KernelStream) Families() []vip.Family {
 	return slices.DeleteFunc(slices.Clone(vip.Families[:]), func(f vip.Family) bool { return s.Tables[f] == nil })
 }
 
-// Validate returns an error for a size, seed or table that the kernel cannot hold.
-func (s *KernelStream) Validate() error {
-	if s.Size == 0 || s.Size > MaxTable || s.Seed == 0 {
-		return fmt.Errorf("invalid Maglev table: %d entries, seed %d", s.Size, s.Seed)
-	}
-	for _, table := range s.Tables {
-		if table != nil && len(table) != int(s.Size) {
-			return fmt.Errorf("invalid Maglev table: %d entries instead of %d", len(table), s.Size)
-		}
-	}
-	return nil
-}
-
 // SameStream reports whether two streams have equal rules and maps.
 func SameStream(a, b *KernelStream) bool {
 	return a != nil && b != nil && a.ChainIntact == b.ChainIntact && a.Size == b.Size && a.Seed == b.Seed &&
-		slices.EqualFunc(a.Tables[:], b.Tables[:], func(x, y []uint32) bool { return (x == nil) == (y == nil) && slices.Equal(x, y) })
+		slices.EqualFunc(a.Tables[:], b.Tables[:], func(x, y []uint32) bool {
+			return (x == nil) == (y == nil) && slices.Equal(x, y)
+		})
 }
 
 // Add merges d into c. A VIP that d removes and c assigns stays assigned.

@@ -49,8 +49,7 @@ type StreamInput struct {
 	Name string
 	// Desired is nil for a stream to remove.
 	Desired *Stream
-	// VIPs are the VIPs of the stream that need an element, in the order of
-	// vip.Compare (see AssignVIPs).
+	// VIPs are those of the stream that need an element, in the order of vip.Compare.
 	VIPs []vip.VIP
 	// Installed is nil for a stream that is not installed.
 	Installed *InstalledStream
@@ -61,8 +60,7 @@ type StreamInput struct {
 	Network  *Network
 	// Fault is what is wrong with the stream in the kernel.
 	Fault StreamFault
-	// LinkRestored reports whether the kernel removed the routes of a fwmark with a
-	// link that is up again.
+	// LinkRestored reports whether routes of a fwmark went with a link that is up again.
 	LinkRestored func(uint32) bool
 	// Repair also restores what another process changed.
 	Repair bool
@@ -76,12 +74,10 @@ type StreamPlan struct {
 	Name string
 	// Remove: the stream is removed, with the targets in Removed.
 	Remove bool
-	// Stream is installed when the plan is applied. Write: its chain and maps are
-	// compared with the kernel, and differences are written.
+	// Stream is installed by the plan. Write: its chain and maps are compared and written.
 	Stream InstalledStream
 	Write  bool
-	// Forced: the desired state of the stream changed, which also restores what another
-	// process changed of it.
+	// Forced: a changed desired state also restores what another process changed.
 	Forced bool
 	// Targets are those that stay, by name. Apply has the fwmarks of those whose rules,
 	// routes and elements are compared with the kernel and written.
@@ -93,8 +89,7 @@ type StreamPlan struct {
 	Problems []Problem
 }
 
-// ForStream plans one stream from its installed, desired and observed state. Its only side
-// effect is that of AllocateFWMark.
+// ForStream plans one stream. Its only side effect is that of AllocateFWMark.
 func ForStream(v StreamInput) StreamPlan {
 	p := StreamPlan{
 		Name: v.Name, Targets: map[string]InstalledTarget{}, Apply: map[uint32]bool{}, Requests: map[string]Request{},
@@ -159,7 +154,8 @@ func ForStream(v StreamInput) StreamPlan {
 			}
 		}
 		next := p.Requests[t.Name]
-		r := InstalledTarget{FWMark: old.FWMark, Label: Label{Stream: v.Name, Name: t.Name, IPs: next.ips}, Stage: StageApplied}
+		r := InstalledTarget{FWMark: old.FWMark, Stage: StageApplied}
+		r.Label = Label{Stream: v.Name, Name: t.Name, IPs: next.ips}
 		redo := change || p.Forced && v.Fault.ChainMissing
 		for _, f := range vip.Families {
 			r.Flows[f] = next.roles[f] >= Draining

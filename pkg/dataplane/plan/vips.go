@@ -34,10 +34,12 @@ func AssignVIPs(streams map[string]*Stream, local map[netip.Addr]struct{}) VIPOw
 		})
 		for _, v := range slices.Compact(vips) {
 			problem := func(detail, remedy string) {
-				s.Problems = append(s.Problems, Problem{Object: "VIP " + v.String(), Detail: detail, Remedy: remedy, VIPs: []vip.VIP{v}})
+				p := Problem{Object: "VIP " + v.String(), Detail: detail, Remedy: remedy, VIPs: []vip.VIP{v}}
+				s.Problems = append(s.Problems, p)
 			}
 			if a, ok := localIn(v, local); ok {
-				problem(fmt.Sprintf("%s is an address of this network namespace: its packets are delivered here before any rule of the data plane", a),
+				problem(a.String()+" is an address of this network namespace: "+
+					"its packets are delivered here before any rule of the data plane",
 					fmt.Sprintf("ip address del %s dev DEVICE, or take the VIP out of stream %s", netip.PrefixFrom(a, a.BitLen()), name))
 				continue
 			}
@@ -62,8 +64,7 @@ func AssignVIPs(streams map[string]*Stream, local map[netip.Addr]struct{}) VIPOw
 	return s
 }
 
-// Limit leaves out the VIPs of one address that are more than a map holds, and rather
-// new ones than those in the kernel.
+// Limit leaves out the VIPs of one address that a map does not hold, rather new ones.
 func (s *VIPOwners) Limit(installed map[vip.VIP]string) {
 	var hosts [len(vip.Families)][]vip.VIP
 	for _, vips := range s.Owned {
@@ -97,8 +98,7 @@ func (s *VIPOwners) Limit(installed map[vip.VIP]string) {
 	}
 }
 
-// overlap finds an owned VIP that shares an address with v, one of another stream
-// rather than one of the same.
+// overlap finds an owned VIP that shares an address with v, rather one of another stream.
 func overlap(v vip.VIP, owner map[vip.VIP]string, wide []vip.VIP) (first vip.VIP, by string) {
 	if by, ok := owner[v]; ok {
 		return v, by

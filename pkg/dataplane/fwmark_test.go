@@ -1,12 +1,17 @@
-package plan
+package dataplane
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+)
 
 func TestFWMarksAreNotReusedSoon(t *testing.T) {
-	n := FWMarks{First: 5000, Mask: 0xffff, Next: 5000}
-	used := map[uint32]bool{5002: true}
+	e := newWorld().e
+	e.o.First, e.o.Mask, e.probed, e.probing = 5000, 0xffff, map[uint32]string{}, 1
+	e.targets[5002] = plan.InstalledTarget{FWMark: 5002}
 	take := func() uint32 {
-		x, err := n.Allocate(func(n uint32) (bool, error) { return used[n], nil })
+		x, err := e.allocateFWMark()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -17,15 +22,16 @@ func TestFWMarksAreNotReusedSoon(t *testing.T) {
 			t.Fatalf("got %d, want %d", got, want)
 		}
 	}
-	n.Next = 0xffff
+	e.nextFWMark = 0xffff
 	if a, b := take(), take(); a != 0xffff || b != 5000 {
 		t.Fatalf("got %d and %d around the end", a, b)
 	}
-	n = FWMarks{First: 252, Mask: 0xff, Next: 252}
+	e.o.First, e.o.Mask, e.nextFWMark = 252, 0xff, 252
 	if a, b := take(), take(); a != 252 || b != 252 {
 		t.Fatalf("got %d and %d: the kernel's own tables", a, b)
 	}
-	if _, err := n.Allocate(func(uint32) (bool, error) { return true, nil }); err == nil {
+	e.targets[252] = plan.InstalledTarget{FWMark: 252}
+	if _, err := e.allocateFWMark(); err == nil {
 		t.Fatal("no error when all are used")
 	}
 }
