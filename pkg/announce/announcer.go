@@ -178,11 +178,8 @@ func (a *Announcer) take() pending {
 // Run keeps the session up until ctx ends. It then writes what is pending, ends the session with a
 // Cease NOTIFICATION, and returns nil. It fails only for invalid options.
 func (a *Announcer) Run(ctx context.Context) error {
-	if err := a.options.validate(); err != nil {
-		return fmt.Errorf("failed to start the announcer for %s: %w", a.options.Peer, err)
-	}
 	enc, err := newEncoder(a.options)
-	if err != nil {
+	if err := cmp.Or(a.options.validate(), err); err != nil {
 		return fmt.Errorf("failed to start the announcer for %s: %w", a.options.Peer, err)
 	}
 	delay := backoff.Backoff{Min: minBackoff, Max: maxBackoff}

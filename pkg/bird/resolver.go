@@ -43,15 +43,9 @@ type resolver struct {
 	addresses func(name string) ([]rtnetlink.Address, error)
 
 	// Owned by run.
-	calls     files.Calls // of password files
-	selected  map[localKey]netip.Addr
+	calls     files.Calls         // of password files
 	lastKnown []rtnetlink.Address // of the last successful read
 	warned    bool                // the current failure was logged
-}
-
-type localKey struct {
-	gateway string
-	address netip.Addr
 }
 
 func newResolver(o Options, w *latest.Value[desired]) *resolver {
@@ -109,22 +103,24 @@ func (s *resolver) resolveSessions(
 ) (sessions []Session, problems map[string]string) {
 	addrs, err := s.localAddresses()
 	problems = map[string]string{}
-	selected := map[localKey]netip.Addr{}
 	for _, g := range gateways {
 		if err != nil {
 			problems[g.Name] = err.Error()
 			continue
 		}
-		key := localKey{g.Name, g.Address}
-		local, problem := selectLocal(g.Address, s.selected[key], addrs)
+		var current netip.Addr
+		same := func(b Session) bool { return b.Name == g.Name && b.Address == g.Address }
+		if i := slices.IndexFunc(before, same); i >= 0 {
+			current = before[i].Local
+		}
+		local, problem := selectLocal(g.Address, current, addrs)
 		if problem != "" {
 			problems[g.Name] = fmt.Sprintf("interface %s: %s", s.options.Interface, problem)
 			continue
 		}
-		selected[key] = local
 		password, err := s.password(ctx, g.PasswordFile)
-		same := func(b Session) bool { return b.Gateway.PasswordFile == g.PasswordFile }
-		if i := slices.IndexFunc(before, same); i >= 0 && errors.Is(err, files.ErrHung) {
+		sameFile := func(b Session) bool { return b.PasswordFile == g.PasswordFile }
+		if i := slices.IndexFunc(before, sameFile); i >= 0 && errors.Is(err, files.ErrHung) {
 			password, err = before[i].Password, nil // a file system that hangs must not end the session
 		}
 		if err != nil {
@@ -134,7 +130,6 @@ func (s *resolver) resolveSessions(
 		}
 		sessions = append(sessions, Session{Gateway: g, Local: local, Password: password})
 	}
-	s.selected = selected
 	return sessions, problems
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 )
@@ -128,10 +129,7 @@ func (s *Supervisor) command(ctx context.Context, command string) (Reply, error)
 	if s.unansweredSince.IsZero() {
 		s.unansweredSince = begin
 	}
-	deadline := begin.Add(commandTimeout)
-	if end := s.unansweredSince.Add(s.hangLimit()); end.Before(deadline) {
-		deadline = end
-	}
+	deadline := begin.Add(min(commandTimeout, s.unansweredSince.Add(s.hangLimit()).Sub(begin)))
 	bounded, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
 	reply, err := s.exchange(bounded, command)
@@ -269,15 +267,13 @@ func (s *Supervisor) enable(ctx context.Context, protocols map[string]Protocol) 
 // bfd returns the states of the BFD sessions. The command names no protocol: BIRD 2.0.12 refuses a
 // name in double quotes here, and the configuration has only one BFD protocol.
 func (s *Supervisor) bfd(ctx context.Context) map[netip.Addr]string {
-	for _, session := range s.apply.current.input.Sessions {
-		if session.BFD == nil {
-			continue
-		}
-		reply, err := s.command(ctx, "show bfd sessions")
-		if err != nil {
-			return nil // the next poll retries
-		}
-		return ParseBFD(reply)
+	withBFD := func(x Session) bool { return x.BFD != nil }
+	if !slices.ContainsFunc(s.apply.current.input.Sessions, withBFD) {
+		return nil
 	}
-	return nil
+	reply, err := s.command(ctx, "show bfd sessions")
+	if err != nil {
+		return nil // the next poll retries
+	}
+	return ParseBFD(reply)
 }
