@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"cmp"
 	"context"
 	"crypto"
 	"crypto/ecdsa"
@@ -242,7 +243,7 @@ const minDevTTL = 2 * time.Second
 // replaced at half of that. A running source adopts a new authority that another process put into
 // dir.
 func NewDev(dir string, id spiffeid.ID, o Options) (*Source, error) {
-	o = o.withDefaults()
+	o.DevTTL = cmp.Or(o.DevTTL, time.Hour)
 	if id.Path() == "" {
 		return nil, fmt.Errorf("SPIFFE ID %q for the development authority has no path; use one such as "+
 			"spiffe://example.org/lb", id)
@@ -254,7 +255,7 @@ func NewDev(dir string, id spiffeid.ID, o Options) (*Source, error) {
 		return nil, err
 	}
 	o.ID = id
-	s := newSource(&dev{dir: dir, id: id, ttl: o.DevTTL, poll: o.Poll}, o)
+	s := newSource(&dev{dir: dir, id: id, ttl: o.DevTTL, poll: pollInterval}, o)
 	s.log.Warn("development authority in use: a process that can read its directory can impersonate any SPIFFE ID",
 		"dir", dir, "spiffe_id", id)
 	return s, nil

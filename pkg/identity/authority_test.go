@@ -141,8 +141,9 @@ func TestDevSourceRotatesAtHalfLife(t *testing.T) {
 
 func TestDevSourceFollowsNewAuthority(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "dev")
-	old, err := identity.NewDev(dir, devID, identity.Options{Poll: 10 * time.Millisecond})
+	old, err := identity.NewDev(dir, devID, identity.Options{})
 	must(t, err)
+	identity.SetPoll(old, 10*time.Millisecond)
 	identitytest.Run(t, old)
 	first := identitytest.WaitStatus(t, old, "usable", usable)
 	must(t, os.RemoveAll(dir))

@@ -21,14 +21,15 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
+// handshakeTimeout bounds the handshake and the first bytes of HTTP/2 on a server. Clients are
+// bounded by their context.
+const handshakeTimeout = 5 * time.Second
+
 // CredentialOptions configure credentials.
 type CredentialOptions struct {
 	// Authorize authorizes the SPIFFE ID of the peer at each handshake; see [Authorize]. Nil
 	// rejects every peer.
 	Authorize tlsconfig.Authorizer
-	// HandshakeTimeout bounds the handshake and the first bytes of HTTP/2 on a server. Zero: 5 s.
-	// Clients are bounded by their context.
-	HandshakeTimeout time.Duration
 	// Log receives the rejections of a server, rate-limited per peer and reason, and the ends of
 	// connections; nil discards them. A client returns its rejections as errors.
 	Log *slog.Logger
@@ -123,7 +124,7 @@ func newMutual(src *Source, o CredentialOptions) *mutual {
 
 		src:       src,
 		authorize: o.Authorize,
-		timeout:   cmp.Or(o.HandshakeTimeout, 5*time.Second),
+		timeout:   handshakeTimeout,
 		log:       log,
 		denials:   newDenialLog(log),
 	}

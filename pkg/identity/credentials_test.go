@@ -624,9 +624,10 @@ func TestSilentClientIsDropped(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	lb, fe := ca.ID("/lb"), ca.ID("/frontend")
 	journal, log := newJournal()
-	path, _ := serve(t, identity.ServerCredentials(ca.Source(ca.SVID(lb, time.Hour)), identity.CredentialOptions{
-		Authorize: identity.Authorize(fe), Log: log, HandshakeTimeout: time.Second,
-	}))
+	creds := identity.ServerCredentials(ca.Source(ca.SVID(lb, time.Hour)),
+		identity.CredentialOptions{Authorize: identity.Authorize(fe), Log: log})
+	identity.SetHandshakeTimeout(creds, time.Second)
+	path, _ := serve(t, creds)
 	c := client(t, path, identity.ClientCredentials(ca.Source(ca.SVID(fe, time.Hour)),
 		identity.CredentialOptions{Authorize: identity.Authorize(lb)}))
 	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
+	"google.golang.org/grpc/credentials"
 )
 
 // SetIdleTimeout sets how long a stream of the Workload API may be idle.
@@ -29,7 +30,7 @@ func (ManualOrigin) watch(ctx context.Context, _ *Source) error {
 }
 
 // NewManualSource returns a source whose only input is Offer and Fail.
-func NewManualSource(o Options) *Source { return newSource(ManualOrigin{}, o.withDefaults()) }
+func NewManualSource(o Options) *Source { return newSource(ManualOrigin{}, o) }
 
 // Offer passes SVIDs to the source, as an origin does.
 func (s *Source) Offer(b x509bundle.Source, svids ...*x509svid.SVID) { s.offer(svids, b) }
@@ -51,3 +52,18 @@ func (d *denialLog) Keys() int { return len(d.keys) }
 
 // SetAdminUser sets the user whose processes are accepted beside root's.
 func SetAdminUser(a *AdminGuard, uid uint32) { a.uid = uid }
+
+// SetPoll sets how often the files of a source are read.
+func SetPoll(s *Source, d time.Duration) {
+	switch o := s.origin.(type) {
+	case *fileSource:
+		o.poll = d
+	case *dev:
+		o.poll = d
+	}
+}
+
+// SetHandshakeTimeout sets the limit of a handshake on a server.
+func SetHandshakeTimeout(c credentials.TransportCredentials, d time.Duration) {
+	c.(*mutual).timeout = d
+}

@@ -34,8 +34,7 @@ func NewFiles(dir string, o Options) (*Source, error) {
 		return nil, fmt.Errorf("no directory for the SVID: set the one that contains %s, %s and %s", CertFile, KeyFile,
 			BundleFile)
 	}
-	o = o.withDefaults()
-	return newSource(&fileSource{dir: filepath.Clean(dir), poll: o.Poll}, o), nil
+	return newSource(&fileSource{dir: filepath.Clean(dir), poll: pollInterval}, o), nil
 }
 
 type fileSource struct {

@@ -21,6 +21,7 @@ func filesSource(t *testing.T, dir string, o identity.Options) *identity.Source 
 	if err != nil {
 		t.Fatal(err)
 	}
+	identity.SetPoll(src, 10*time.Millisecond)
 	identitytest.Run(t, src)
 	return src
 }
@@ -37,7 +38,7 @@ func TestFilesAreFollowed(t *testing.T) {
 	dir := t.TempDir()
 	first := ca.SVID(ca.ID("/lb"), time.Hour)
 	ca.WriteFiles(dir, first)
-	src := filesSource(t, dir, identity.Options{Poll: 10 * time.Millisecond})
+	src := filesSource(t, dir, identity.Options{})
 	st := identitytest.WaitStatus(t, src, "usable", usable)
 	if st.Serial != serialOf(first) {
 		t.Fatalf("got %+v", st)
@@ -71,7 +72,7 @@ func TestFilesFollowSymlinkSwap(t *testing.T) {
 	for _, name := range []string{identity.CertFile, identity.KeyFile, identity.BundleFile} {
 		must(t, os.Symlink(filepath.Join("..data", name), filepath.Join(dir, name)))
 	}
-	src := filesSource(t, dir, identity.Options{Poll: 10 * time.Millisecond})
+	src := filesSource(t, dir, identity.Options{})
 	for generation := 1; generation <= 5; generation++ {
 		identitytest.WaitStatus(t, src, "rotated", func(s identity.Status) bool { return s.Serial == want && s.Err == nil })
 		want = swap(generation)
@@ -104,7 +105,7 @@ func TestMissingOrBrokenFiles(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	other := identitytest.NewCA(t, "example.org")
 	dir := filepath.Join(t.TempDir(), "late")
-	src := filesSource(t, dir, identity.Options{Poll: 10 * time.Millisecond, ID: ca.ID("/lb")})
+	src := filesSource(t, dir, identity.Options{ID: ca.ID("/lb")})
 	identitytest.WaitStatus(t, src, "missing", errSays(dir, "tls.crt", "no such file"))
 	must(t, os.Mkdir(dir, 0o700))
 	ca.WriteFiles(dir, ca.SVID(ca.ID("/other"), time.Hour))

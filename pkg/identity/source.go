@@ -22,31 +22,23 @@ import (
 	"github.com/vipgate/vipgate/pkg/task"
 )
 
-// clockCheckInterval bounds the delay until the Status reflects a jump of the wall clock.
-const clockCheckInterval = 30 * time.Second
+const (
+	// clockCheckInterval bounds the delay until the Status reflects a jump of the wall clock.
+	clockCheckInterval = 30 * time.Second
+	// pollInterval is how often the files of an origin are read.
+	pollInterval = time.Second
+)
 
 // Options are shared by all origins. The zero value is usable.
 type Options struct {
-	// Addr is the address of the Workload API, such as "unix:///run/spire/agent.sock". Empty:
-	// SPIFFE_ENDPOINT_SOCKET.
-	Addr string
 	// ID is the SPIFFE ID of this process. It selects one of several offered SVIDs; an SVID with
 	// another ID is rejected. Zero: the only offered ID.
 	ID spiffeid.ID
 	// DevTTL is the lifetime of an SVID of the development authority, at least 2 s (certificate
 	// times are whole seconds). Zero: 1 h.
 	DevTTL time.Duration
-	// Poll is how often files are read. Zero: 1 s.
-	Poll time.Duration
 	// Log receives events of the SVID; nil discards them.
 	Log *slog.Logger
-}
-
-func (o Options) withDefaults() Options {
-	o.DevTTL = cmp.Or(o.DevTTL, time.Hour)
-	o.Poll = cmp.Or(o.Poll, time.Second)
-	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
-	return o
 }
 
 // Status is the state of the SVID.
@@ -117,6 +109,7 @@ var (
 )
 
 func newSource(from origin, o Options) *Source {
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	waiting := fmt.Errorf("waiting for the first SVID from %s", from)
 	initial := Status{Err: waiting, RenewalErr: waiting}
 	return &Source{

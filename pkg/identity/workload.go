@@ -20,17 +20,14 @@ import (
 // NewWorkloadAPI returns a source that follows the SPIFFE Workload API. It fails only when the
 // address is missing or malformed: the API may be absent at any time.
 func NewWorkloadAPI(o Options) (*Source, error) {
-	o = o.withDefaults()
-	if o.Addr == "" {
-		o.Addr = os.Getenv(workloadapi.SocketEnv)
-	}
-	if o.Addr == "" {
+	addr := os.Getenv(workloadapi.SocketEnv)
+	if addr == "" {
 		return nil, fmt.Errorf("no Workload API: set %s, such as unix:///run/spire/sockets/agent.sock", workloadapi.SocketEnv)
 	}
-	if err := workloadapi.ValidateAddress(o.Addr); err != nil {
-		return nil, fmt.Errorf("address of the Workload API %q: %w", o.Addr, err)
+	if err := workloadapi.ValidateAddress(addr); err != nil {
+		return nil, fmt.Errorf("address of the Workload API %q: %w", addr, err)
 	}
-	return newSource(&workloadAPI{addr: o.Addr, idleTimeout: 10 * time.Second}, o), nil
+	return newSource(&workloadAPI{addr: addr, idleTimeout: 10 * time.Second}, o), nil
 }
 
 type workloadAPI struct {

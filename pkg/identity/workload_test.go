@@ -15,7 +15,7 @@ import (
 
 func workloadSource(t *testing.T, api *identitytest.WorkloadAPI, o identity.Options) *identity.Source {
 	t.Helper()
-	o.Addr = api.Addr()
+	t.Setenv("SPIFFE_ENDPOINT_SOCKET", api.Addr())
 	src, err := identity.NewWorkloadAPI(o)
 	if err != nil {
 		t.Fatal(err)
@@ -251,13 +251,13 @@ func TestIdleStreamIsReopened(t *testing.T) {
 }
 
 func TestWorkloadAPIAddress(t *testing.T) {
-	t.Setenv("SPIFFE_ENDPOINT_SOCKET", "")
 	for addr, says := range map[string]string{
 		"":                "SPIFFE_ENDPOINT_SOCKET",
 		"/run/agent.sock": "scheme",
 		"unix://":         "must include a path",
 	} {
-		if _, err := identity.NewWorkloadAPI(identity.Options{Addr: addr}); err == nil ||
+		t.Setenv("SPIFFE_ENDPOINT_SOCKET", addr)
+		if _, err := identity.NewWorkloadAPI(identity.Options{}); err == nil ||
 			!strings.Contains(err.Error(), says) {
 			t.Errorf("%q: got %v", addr, err)
 		}

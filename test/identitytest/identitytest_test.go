@@ -39,7 +39,8 @@ func TestRotationAcrossRestart(t *testing.T) {
 	ca, other := identitytest.NewCA(t, "example.org"), identitytest.NewCA(t, "example.net")
 	api := identitytest.NewWorkloadAPI(t)
 	api.Start()
-	src, err := identity.NewWorkloadAPI(identity.Options{Addr: api.Addr()})
+	t.Setenv("SPIFFE_ENDPOINT_SOCKET", api.Addr())
+	src, err := identity.NewWorkloadAPI(identity.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
