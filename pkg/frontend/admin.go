@@ -27,12 +27,10 @@ type admin struct {
 	process *process
 }
 
-// GetStatus implements the FrontendService.
 func (a *admin) GetStatus(context.Context, *frontendv1.GetStatusRequest) (*frontendv1.GetStatusResponse, error) {
 	return &frontendv1.GetStatusResponse{Status: a.process.status()}, nil
 }
 
-// WatchStatus implements the FrontendService.
 func (a *admin) WatchStatus(_ *frontendv1.WatchStatusRequest,
 	stream grpc.ServerStreamingServer[frontendv1.WatchStatusResponse],
 ) error {
@@ -41,7 +39,6 @@ func (a *admin) WatchStatus(_ *frontendv1.WatchStatusRequest,
 	})
 }
 
-// ListEvents implements the FrontendService.
 func (a *admin) ListEvents(_ context.Context, r *frontendv1.ListEventsRequest) (*frontendv1.ListEventsResponse, error) {
 	match, err := about(r.GetVip())
 	if err != nil {
@@ -125,12 +122,10 @@ func eventsProto(events []event) []*frontendv1.Event {
 	return list
 }
 
-// Drain implements the FrontendService.
 func (a *admin) Drain(ctx context.Context, r *frontendv1.DrainRequest) (*frontendv1.DrainResponse, error) {
 	return a.drain(ctx, "drained", r.GetVips(), (*gate.Gate).Drain)
 }
 
-// Undrain implements the FrontendService.
 func (a *admin) Undrain(ctx context.Context, r *frontendv1.UndrainRequest) (*frontendv1.UndrainResponse, error) {
 	d, err := a.drain(ctx, "undrained", r.GetVips(), func(g *gate.Gate, _ time.Time, vips ...vip.VIP) {
 		g.Undrain(vips...)
@@ -185,7 +180,6 @@ func (a *admin) drain(ctx context.Context, what string, names []string,
 	return d, nil
 }
 
-// SetLogLevel implements the FrontendService.
 func (a *admin) SetLogLevel(_ context.Context,
 	r *frontendv1.SetLogLevelRequest,
 ) (*frontendv1.SetLogLevelResponse, error) {
@@ -193,7 +187,6 @@ func (a *admin) SetLogLevel(_ context.Context,
 	return &frontendv1.SetLogLevelResponse{Previous: previous}, err
 }
 
-// GetDebug implements the FrontendService.
 func (a *admin) GetDebug(context.Context, *frontendv1.GetDebugRequest) (*frontendv1.GetDebugResponse, error) {
 	document, err := readDebug(a.process.Version, cmp.Or(a.process.Kernel.TableID, kernel.DefaultTableID))
 	if err != nil {

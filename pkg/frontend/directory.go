@@ -54,7 +54,6 @@ func newDirectorySource(r *readinessfile.Reader, config *latest.Value[trench.Loa
 func (s *directorySource) String() string           { return "directory-source" }
 func (s *directorySource) Changed() <-chan struct{} { return s.changed }
 
-// Take implements readinessSource.
 func (s *directorySource) Take() readiness.Update {
 	s.mu.Lock()
 	defer s.mu.Unlock()

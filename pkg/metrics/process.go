@@ -38,10 +38,8 @@ type send func(m Metric, value float64, labels ...string)
 // descriptors: a test compares what it sends with [All].
 type scrape func(send)
 
-// Describe implements prometheus.Collector.
 func (s scrape) Describe(chan<- *prometheus.Desc) {}
 
-// Collect implements prometheus.Collector.
 func (s scrape) Collect(ch chan<- prometheus.Metric) {
 	s(func(m Metric, value float64, labels ...string) {
 		valueType := prometheus.GaugeValue
@@ -146,7 +144,6 @@ func (p *process) Serves(server reflection.ServiceInfoProvider) {
 // initialZero selects the services whose counters start at 0.
 type initialZero struct{ reflection.ServiceInfoProvider }
 
-// GetServiceInfo implements reflection.ServiceInfoProvider.
 func (w initialZero) GetServiceInfo() map[string]grpc.ServiceInfo {
 	services := maps.Clone(w.ServiceInfoProvider.GetServiceInfo())
 	maps.DeleteFunc(services, func(name string, _ grpc.ServiceInfo) bool {

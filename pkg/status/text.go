@@ -1,7 +1,18 @@
+// Package status renders the status of the two programs as text.
+//
+// The functions are pure: messages and the time in, text out. Problems come first: counts, failed
+// conditions, VIPs that are not advertised; the first screen shows them with ten thousand VIPs,
+// too. Text from other components, such as the error of a check, is printed without control
+// characters.
+//
+// Every reason is explained, with what to check next. The commands call the admin socket, redraw
+// and set exit statuses.
 package status
 
 import (
+	"bytes"
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,6 +21,8 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
@@ -274,4 +287,23 @@ func writeConfigurationError(b *strings.Builder, problems, trench string) {
 	for line := range strings.Lines(problems) {
 		b.WriteString("  " + cut(line, maxLine) + "\n")
 	}
+}
+
+// JSON renders a message on one line, or indented, with every field. Its spacing is stable, unlike
+// that of protojson.
+func JSON(m proto.Message, indented bool) (string, error) {
+	raw, err := protojson.MarshalOptions{EmitUnpopulated: true}.Marshal(m)
+	var b bytes.Buffer
+	switch {
+	case err != nil:
+	case indented:
+		err = json.Indent(&b, raw, "", "  ")
+	default:
+		err = json.Compact(&b, raw)
+	}
+	if err != nil {
+		return "", fmt.Errorf("failed to render status as JSON: %w", err)
+	}
+	b.WriteByte('\n')
+	return b.String(), nil
 }
