@@ -12,6 +12,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/kernel"
+	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -153,7 +154,7 @@ func reloadDetail(l trench.Loaded) string {
 // resulting configuration is a separate condition.
 func (f *follower) showConfiguration(l trench.Loaded) {
 	valid := l.Err == nil && l.Generation > 0
-	f.health.Set(Configuration, valid, cmp.Or(errorText(l.Err), "trench file not read yet"))
+	f.health.Set(Configuration, valid, cmp.Or(logs.Text(l.Err), "trench file not read yet"))
 	f.health.Set(NSPCli, valid, "see "+Configuration)
 	f.metrics.Configuration(valid)
 }
@@ -201,7 +202,7 @@ func (f *follower) exportRoutes(routed kernel.Confirmed) {
 // showRouting shows whether source routing is installed. Before Ready, no error does not mean that
 // it is.
 func (f *follower) showRouting(routed kernel.Confirmed) {
-	problem := errorText(routed.Err)
+	problem := logs.Text(routed.Err)
 	select {
 	case <-f.kernel.Ready():
 	default:
@@ -300,9 +301,9 @@ func (p *process) reasonDetail(r gate.Reason, f vip.Family) string {
 		if p.directory != nil {
 			return p.streamProblem(p.observer.lb.Load())
 		}
-		return errorText(p.observer.lb.Load().Err)
+		return logs.Text(p.observer.lb.Load().Err)
 	case gate.NoSourceRouting:
-		return errorText(p.kernel.Confirmed().Load().Family[f])
+		return logs.Text(p.kernel.Confirmed().Load().Family[f])
 	}
 	return ""
 }
@@ -324,7 +325,7 @@ func birdProblem(s bird.State) string {
 	if s.Alive {
 		return ""
 	}
-	return cmp.Or(errorText(s.Err), "BIRD does not run")
+	return cmp.Or(logs.Text(s.Err), "BIRD does not run")
 }
 
 func configProblem(s bird.State) string {
@@ -375,11 +376,4 @@ func lbProblem(lb lbState, lastMessage time.Time) string {
 		return "load balancer has sent no snapshot yet"
 	}
 	return "load balancer readiness is " + lb.Freshness.String()
-}
-
-func errorText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }

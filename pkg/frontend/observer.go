@@ -12,6 +12,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -45,7 +46,7 @@ type lbState struct {
 
 // equal compares errors by their text, since not every error type is comparable.
 func (s lbState) equal(t lbState) bool {
-	text := errorText(s.Err) == errorText(t.Err)
+	text := logs.Text(s.Err) == logs.Text(t.Err)
 	s.Err, t.Err = nil, nil
 	return text && s == t
 }
@@ -216,7 +217,7 @@ func (o *observer) logLBState(was, is lbState) {
 		what = o.sourceName + " is stopping"
 	case was.Position.InstanceID != is.Position.InstanceID:
 		what = "new " + o.sourceName + " instance"
-	case o.sourceName != loadBalancer && errorText(was.Err) != errorText(is.Err):
+	case o.sourceName != loadBalancer && logs.Text(was.Err) != logs.Text(is.Err):
 		if is.Err != nil {
 			o.log.Warn(o.sourceName+" degraded", "error", is.Err)
 			o.note(o.sourceName + ": " + is.Err.Error())

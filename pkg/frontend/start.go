@@ -8,6 +8,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/health"
+	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
@@ -18,7 +19,7 @@ func (f *follower) showStart(l trench.Loaded, lb lbState) {
 	if f.advertised {
 		return
 	}
-	problem := "no trench file accepted yet: " + errorText(l.Err)
+	problem := "no trench file accepted yet: " + logs.Text(l.Err)
 	if l.Generation > 0 {
 		problem = f.startProblem(l.Config, lb)
 	}

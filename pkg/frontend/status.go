@@ -10,6 +10,7 @@ import (
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -20,7 +21,7 @@ func (p *process) status() *frontendv1.Status {
 	s := &frontendv1.Status{
 		Version: p.Version, Trench: loaded.Config.Trench, Attractor: loaded.Config.Attractor.Name,
 		Gating: !p.Gate.Ungated, Stopping: p.stopping.Load(), LoadBalancer: p.lbStatus(now),
-		ConfigurationError: errorText(loaded.Err),
+		ConfigurationError: logs.Text(loaded.Err),
 	}
 	if p.Identity != nil {
 		if own := p.Identity.Status().Load(); !own.ID.IsZero() {
@@ -39,7 +40,7 @@ func (p *process) lbStatus(now time.Time) *frontendv1.LoadBalancerStatus {
 	lb := p.observer.lb.Load()
 	s := &frontendv1.LoadBalancerStatus{
 		Freshness: freshnessProto(lb.Freshness), Synced: lb.Synced, GoingAway: lb.GoingAway,
-		Error: errorText(lb.Err),
+		Error: logs.Text(lb.Err),
 	}
 	if p.Directory != nil {
 		s.ReadinessDir = p.Directory.Path

@@ -75,6 +75,14 @@ func textValues(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
+// Text returns the text of an error, "" without one.
+func Text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
 // Signals changes the level: SIGUSR1 lowers it by one step, SIGUSR2 restores the configured level.
 // It implements task.Task.
 type Signals struct {
