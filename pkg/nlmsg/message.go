@@ -1,6 +1,5 @@
 // Package nlmsg encodes and decodes netlink messages and exchanges them with the kernel.
-// docs/adr/0023-one-netlink-layer.md and 0024-own-nftables-messages.md say why it exists beside
-// public libraries.
+// docs/adr/0024-own-nftables-messages.md says why it exists beside public libraries.
 package nlmsg
 
 import (
@@ -14,8 +13,7 @@ import (
 // headerLength is the size of struct nlmsghdr.
 const headerLength = unix.SizeofNlMsghdr
 
-// Messages are netlink messages one after the other. Their lengths and sequence numbers are set
-// when they are sent.
+// Messages are netlink messages; their lengths and sequence numbers are set when they are sent.
 type Messages struct {
 	Data   []byte
 	starts []int

@@ -26,8 +26,7 @@ const (
 	batchSize = 64
 )
 
-// ErrInterrupted is returned for a dump that is inconsistent, since other processes changed what
-// it lists.
+// ErrInterrupted is returned for a dump that other processes made inconsistent.
 var ErrInterrupted = errors.New("kernel state changed during the dump")
 
 // Error is a request that the kernel rejected.
@@ -61,8 +60,7 @@ type Socket struct {
 	received int // datagrams
 }
 
-// Open opens a socket in the network namespace of the calling thread, subscribed to groups of
-// notifications.
+// Open opens a socket in the network namespace of the calling thread, subscribed to groups.
 func Open(protocol int, groups ...int) (*Socket, error) {
 	s := &Socket{buffer: make([]byte, datagramLength)}
 	var err error
@@ -151,9 +149,8 @@ func (s *Socket) Transact(m *Messages, reject func(i int, err error)) error {
 
 // Dump sends one request for a list. It passes on the data of each object, which is valid during
 // the call only, and returns how many datagrams had some.
-func (s *Socket) Dump(m *Messages, each func(data []byte) error) (datagrams int, err error) {
+func (s *Socket) Dump(m *Messages, each func(data []byte)) (datagrams int, err error) {
 	interrupted, counted := false, 0
-	var failed error
 	err = s.exchange(m, func(_ int, kind, flags uint16, data []byte) (bool, error) {
 		interrupted = interrupted || flags&unix.NLM_F_DUMP_INTR != 0
 		switch kind {
@@ -166,18 +163,13 @@ func (s *Socket) Dump(m *Messages, each func(data []byte) error) (datagrams int,
 			counted = s.received
 			datagrams++
 		}
-		if failed == nil {
-			failed = each(data)
-		}
+		each(data)
 		return false, nil
 	})
-	switch {
-	case err != nil:
-		return datagrams, err
-	case interrupted:
-		return datagrams, ErrInterrupted
+	if err == nil && interrupted {
+		err = ErrInterrupted
 	}
-	return datagrams, failed
+	return datagrams, err
 }
 
 // Get sends one request whose answer is one object. The data is valid until the next exchange.

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -19,12 +20,10 @@ import (
 // dumpAttempts bounds how often a dump is repeated since what it lists changed meanwhile.
 const dumpAttempts = 10
 
-// ErrInterrupted is returned for a dump that is inconsistent at every attempt, since other
-// processes changed what it lists.
+// ErrInterrupted is returned for a dump that other processes made inconsistent at every attempt.
 var ErrInterrupted = nlmsg.ErrInterrupted
 
-// FamilyAbsent reports whether an error says that the kernel lacks the address family
-// (ipv6.disable=1).
+// FamilyAbsent reports whether an error says that the kernel lacks the family (ipv6.disable=1).
 func FamilyAbsent(err error) bool {
 	return errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP)
 }
@@ -117,10 +116,9 @@ func list[T any](
 	for attempt := 0; attempt < dumpAttempts && errors.Is(err, ErrInterrupted); attempt++ {
 		c.dumped, c.ends = c.dumped[:0], c.ends[:0]
 		var datagrams int
-		datagrams, err = c.requests.Dump(request, func(object []byte) error {
+		datagrams, err = c.requests.Dump(request, func(object []byte) {
 			c.dumped = append(c.dumped, object...)
 			c.ends = append(c.ends, len(c.dumped))
-			return nil
 		})
 		if err == nil && datagrams > 1 && consistent != nil {
 			err = consistent()
@@ -149,19 +147,11 @@ func attributes(data []byte, header int, object string) (nlmsg.Attributes, error
 	return data[header:], nil
 }
 
-func systemFamily(f vip.Family) uint8 {
-	if f == vip.IPv4 {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
-}
+var systemFamilies = [...]uint8{vip.IPv4: unix.AF_INET, vip.IPv6: unix.AF_INET6}
+
+func systemFamily(f vip.Family) uint8 { return systemFamilies[f] }
 
 func familyFrom(system uint8) (f vip.Family, ok bool) {
-	switch system {
-	case unix.AF_INET:
-		return vip.IPv4, true
-	case unix.AF_INET6:
-		return vip.IPv6, true
-	}
-	return 0, false
+	i := slices.Index(systemFamilies[:], system)
+	return vip.Family(max(i, 0)), i >= 0
 }

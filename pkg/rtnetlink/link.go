@@ -54,8 +54,7 @@ func ParseLink(b []byte) (Link, error) {
 type Address struct {
 	Link int
 	Addr netip.Addr
-	// Network is what the interface reaches directly. That of a point-to-point address is its
-	// peer's.
+	// Network is what the interface reaches directly; of a point-to-point address it is the peer's.
 	Network netip.Prefix
 	Flags   uint32 // unix.IFA_F_*
 }

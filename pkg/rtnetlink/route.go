@@ -34,10 +34,7 @@ type Route struct {
 
 // DefaultPrefix is 0.0.0.0/0 or ::/0.
 func DefaultPrefix(f vip.Family) netip.Prefix {
-	if f == vip.IPv4 {
-		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-	}
-	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+	return netip.PrefixFrom([...]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}[f], 0)
 }
 
 func (r Route) String() string {
@@ -70,7 +67,8 @@ func (r Route) Replace() Request {
 
 // Delete returns the request that deletes the route.
 func (r Route) Delete() Request {
-	return r.request(Request{operation: "delete", satisfied: absent}, unix.RTM_DELROUTE, 0, unix.RT_SCOPE_NOWHERE) // of any scope
+	// RT_SCOPE_NOWHERE matches any scope.
+	return r.request(Request{operation: "delete", satisfied: absent}, unix.RTM_DELROUTE, 0, unix.RT_SCOPE_NOWHERE)
 }
 
 func (r Route) request(q Request, kind, flags uint16, scope uint8) Request {

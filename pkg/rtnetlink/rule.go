@@ -60,7 +60,8 @@ func (r Rule) String() string {
 
 // Add returns the request that adds the rule, which must not have Extra.
 func (r Rule) Add() Request {
-	return r.request(Request{operation: "add rule", satisfied: exists}, unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
+	q := Request{operation: "add rule", satisfied: exists}
+	return r.request(q, unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 }
 
 // Delete returns the request that deletes the rule.

@@ -73,8 +73,7 @@ type Conn struct {
 	rt     *rtnetlink.Conn
 	// families are those of the kernel.
 	families []vip.Family
-	// failedNeighbors are those that were FAILED at the last read: the kernel resets the
-	// state when it probes again.
+	// failedNeighbors were FAILED at the last read: the kernel resets the state when it probes again.
 	failedNeighbors map[neighborKey]bool
 	// transactions counts those that were committed, messages what was in them.
 	transactions, messages uint32
@@ -100,8 +99,7 @@ func Dial(c Config) (*Conn, error) {
 // HasIPv6 reports whether the kernel has IPv6.
 func (f *Conn) HasIPv6() bool { return slices.Contains(f.families, vip.IPv6) }
 
-// Transactions returns the number of committed transactions, each of which incremented the
-// generation of the ruleset.
+// Transactions returns the number of committed transactions: each is a generation of the ruleset.
 func (f *Conn) Transactions() uint32 { return f.transactions }
 
 // Close closes the sockets.

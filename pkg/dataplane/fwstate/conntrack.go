@@ -42,8 +42,7 @@ func (f *Conn) FlushConntrack(fwmarks []uint32) error {
 	return nil
 }
 
-// block is a run of numbers that differ in their lowest bits only: its length is a power of two
-// that divides the first.
+// block is a run of numbers whose length is a power of two that divides the first.
 type block struct{ first, length uint32 }
 
 // blocks covers exactly these numbers by the smallest number of blocks.

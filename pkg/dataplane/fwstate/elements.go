@@ -90,8 +90,7 @@ func endsInterval(e nlmsg.Attributes) bool {
 	return e.Uint32BE(unix.NFTA_SET_ELEM_FLAGS)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 }
 
-// dumpElements lists the elements of a set. Each is valid during the call only. For a set that
-// does not exist it returns ENOENT.
+// dumpElements lists the elements of a set. For a set that does not exist it returns ENOENT.
 func (f *Conn) dumpElements(set string, each func(e nlmsg.Attributes)) error {
 	return f.dump("elements", unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_SET, set, func(b nlmsg.Attributes) {
 		for _, e := range b.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
@@ -107,22 +106,16 @@ func (f *Conn) readTable(set string, size uint32) ([]uint32, error) {
 	}
 	table := make([]uint32, size)
 	err := f.dumpElements(set, func(e nlmsg.Attributes) {
-		// Without iterators, since this runs for some hundred thousand elements.
+		// One walk, since this runs for some hundred thousand elements.
 		var key, data uint32
-		for len(e) >= 4 {
-			length, kind := int(binary.NativeEndian.Uint16(e)), binary.NativeEndian.Uint16(e[2:])&^unix.NLA_F_NESTED
-			if length < 4 || length > len(e) {
-				return
-			}
-			// The value is in an attribute of its own.
+		for kind, value := range e.All() {
 			switch {
-			case length != 12:
+			case len(value) != 8: // the value is in an attribute of its own
 			case kind == unix.NFTA_SET_ELEM_KEY:
-				key = binary.NativeEndian.Uint32(e[8:])
+				key = binary.NativeEndian.Uint32(value[4:])
 			case kind == unix.NFTA_SET_ELEM_DATA:
-				data = binary.NativeEndian.Uint32(e[8:])
+				data = binary.NativeEndian.Uint32(value[4:])
 			}
-			e = e[min(nlmsg.Align(length), len(e)):]
 		}
 		if key < size {
 			table[key] = data
@@ -131,8 +124,7 @@ func (f *Conn) readTable(set string, size uint32) ([]uint32, error) {
 	return table, err
 }
 
-// readLive reads a live map: the fwmarks of its targets with their chains; nil if it does not
-// exist.
+// readLive reads a live map: the fwmarks of targets with their chains; nil if it does not exist.
 func (f *Conn) readLive(family vip.Family, stream string) (map[uint32]string, error) {
 	live := map[uint32]string{}
 	err := f.dumpElements(plan.LiveMap(family, stream), func(e nlmsg.Attributes) { live[keyOf(e).Uint32()] = chainOf(e) })
@@ -220,8 +212,7 @@ func setOf(v vip.VIP, hosts, nets [len(vip.Families)]string) string {
 	return nets[v.Family()]
 }
 
-// ReadVIPs reads the VIPs with their streams. In stateless mode a VIP counts only if it is
-// in the set of untracked addresses, too.
+// ReadVIPs reads the VIPs with their streams. In stateless mode only untracked VIPs count.
 func (f *Conn) ReadVIPs() (map[vip.VIP]string, error) {
 	chains, untracked, err := f.readVIPs()
 	vips := make(map[vip.VIP]string, len(chains))

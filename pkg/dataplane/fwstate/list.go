@@ -32,12 +32,11 @@ const nfgenmsgLength = 4
 // dump lists objects of one kind in the table, all or those with a name. Each is valid during the
 // call only. If the table or the name does not exist the kernel may answer with ENOENT.
 func (f *Conn) dump(what string, kind, attribute uint16, name string, each func(nlmsg.Attributes)) error {
-	_, err := f.nft.Dump(request(kind, unix.NLM_F_DUMP, attribute, name), func(data []byte) error {
+	_, err := f.nft.Dump(request(kind, unix.NLM_F_DUMP, attribute, name), func(data []byte) {
 		// Kernels that ignore the filter list the objects of all tables.
 		if b := content(data); data[0] == familyInet && b.Text(tableAttribute) == plan.TableName {
 			each(b)
 		}
-		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("failed to list %s of inet %s %s: %w", what, plan.TableName, name, err)
@@ -85,8 +84,7 @@ func (r rule) owned() bool {
 	return strings.HasPrefix(r.comment, ruleComment)
 }
 
-// sameRules reports whether the data plane's rules of a chain are the given ones. Rules of
-// other processes are ignored.
+// sameRules reports whether the data plane's rules of a chain are the given ones.
 func sameRules(have []rule, want []ruleSpec) bool {
 	owned := slices.DeleteFunc(slices.Clone(have), func(r rule) bool { return !r.owned() })
 	return slices.EqualFunc(owned, want, func(h rule, w ruleSpec) bool {
@@ -125,8 +123,7 @@ func parseRule(b nlmsg.Attributes) rule {
 // commentType is the type of a comment in the user data of nft: type 0, length, text, zero byte.
 const commentType = 0
 
-// comment reads user data, which other processes may have written: userdata.Get of google/nftables
-// panics for a length beyond its end.
+// comment reads user data of any process: userdata.Get panics for a length beyond its end.
 func comment(userdata []byte) string {
 	for len(userdata) >= 2 && len(userdata) >= 2+int(userdata[1]) {
 		value := userdata[2 : 2+int(userdata[1])]

@@ -71,8 +71,7 @@ func (f *Conn) ReadNetwork() (*plan.Network, error) {
 	return n, nil
 }
 
-// maxSolicited bounds the neighbors that are probed at once. Of more neighbors a random subset
-// is probed, so that all have their turn.
+// maxSolicited bounds the neighbors that are probed at once: of more, a random subset.
 const maxSolicited = 256
 
 // SolicitNeighbors makes the kernel probe FAILED neighbors, as if it had a packet for them. Without
@@ -114,8 +113,7 @@ func (f *Conn) ResolveNextHop(fwmark uint32, family vip.Family) (netip.Addr, err
 	return r.NextHop, nil
 }
 
-// DefaultRouteLink returns the interface through which packets without a fwmark leave by default;
-// 0 if there is none.
+// DefaultRouteLink returns the interface through which packets without a fwmark leave, 0 for none.
 func (f *Conn) DefaultRouteLink() (int, error) {
 	r, err := f.lookupRoute(vip.IPv4, 0)
 	if err != nil || r.Type != unix.RTN_UNICAST {

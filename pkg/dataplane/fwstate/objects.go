@@ -36,8 +36,7 @@ var (
 	shadowMaps = [...]string{"spare4/", "spare6/"}
 )
 
-// ConflictError reports an object of another process with a name and a kind that the data
-// plane cannot share.
+// ConflictError reports an object of another process whose name the data plane needs.
 type ConflictError struct {
 	// Object is the object as an operator finds it, such as "map inet vipgate-lb vip4".
 	Object string
@@ -58,8 +57,7 @@ func conflict(kind, name, detail string) error {
 // Kinds of data in sets (struct nft_set, NFTA_SET_DATA_TYPE).
 const dataVerdict = 0xffffff00
 
-// setSpec describes a set or a map. The numbers of types are those of nft, which only its
-// lists use.
+// setSpec describes a set or a map. The numbers of types are for the lists of nft only.
 type setSpec struct {
 	name             string
 	flags            uint32

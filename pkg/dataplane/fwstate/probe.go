@@ -70,8 +70,7 @@ func (f *Conn) conflicts(r rtnetlink.Rule) bool {
 	return r.Protocol != plan.RouteProtocol && (r.Priority == first || r.Priority == first+1)
 }
 
-// probeExpression adds a table with a base chain, and a rule with one expression, and deletes
-// it within the same transaction.
+// probeExpression adds and deletes a table with one rule in the same transaction.
 func (f *Conn) probeExpression(e expr.Any) error {
 	t := transaction{table: probeTable}
 	t.addTable()

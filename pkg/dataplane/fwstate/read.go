@@ -16,8 +16,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Generation returns the generation of the ruleset, which every transaction of every process
-// increments.
+// Generation returns the generation of the ruleset, which every transaction increments.
 func (f *Conn) Generation() (uint32, error) {
 	var m nlmsg.Messages
 	m.Begin(nftMessage(unix.NFT_MSG_GETGEN), 0, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
@@ -83,6 +82,22 @@ func (r *ruleset) has(set string) bool {
 	return ok
 }
 
+// checkChain returns a [ConflictError] if there is a chain of another kind with the name.
+func (r *ruleset) checkChain(want chainSpec) error {
+	if got, ok := r.chains[want.name]; ok {
+		return conflict("chain", want.name, want.mismatch(got))
+	}
+	return nil
+}
+
+// checkSet is checkChain for a set or a map.
+func (r *ruleset) checkSet(kind string, want setSpec) error {
+	if got, ok := r.sets[want.name]; ok {
+		return conflict(kind, want.name, want.mismatch(got))
+	}
+	return nil
+}
+
 // readRuleset reads everything, or only the objects that no stream owns.
 func (f *Conn) readRuleset(all bool) (*ruleset, error) {
 	r := newRuleset()
@@ -116,8 +131,7 @@ func (f *Conn) readRuleset(all bool) (*ruleset, error) {
 	return r, err
 }
 
-// readObjects reads chains, their rules, and sets one by one: the table may have thousands of
-// others.
+// readObjects reads chains, rules and sets one by one: the table may have thousands of others.
 func (f *Conn) readObjects(r *ruleset, chains []string, sets []setSpec) error {
 	for _, name := range chains {
 		chain, err := f.readChain(name)
@@ -180,38 +194,33 @@ func (f *Conn) inspectBase(r *ruleset) (string, error) {
 		if !r.has(want.name) {
 			return "set " + want.name + " is missing", nil
 		}
-		if want.fixed == nil {
-			continue
-		}
-		missing, err := f.missingFixed(want)
-		if err != nil {
-			return "", err
-		}
-		if len(missing) > 0 {
-			return "set " + want.name + " lacks elements", nil
+		if missing, err := f.missingFixed(want); err != nil || len(missing) > 0 {
+			return "set " + want.name + " lacks elements", err
 		}
 	}
 	return "", nil
 }
 
-// inspectForeign returns a [ConflictError] if an object with the name of a common chain or set
-// is of another kind.
+// inspectForeign returns a [ConflictError] if a common chain or set is of another kind.
 func (f *Conn) inspectForeign(r *ruleset) error {
 	for _, want := range f.baseChains() {
-		if got, ok := r.chains[want.name]; ok && want.mismatch(got) != "" {
-			return conflict("chain", want.name, want.mismatch(got))
+		if err := r.checkChain(want); err != nil {
+			return err
 		}
 	}
 	for _, want := range f.commonSets() {
-		if got, ok := r.sets[want.name]; ok && want.mismatch(got) != "" {
-			return conflict("set", want.name, want.mismatch(got))
+		if err := r.checkSet("set", want); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// missingFixed returns the elements that a set with fixed elements lacks.
+// missingFixed returns the fixed elements that a set lacks.
 func (f *Conn) missingFixed(s setSpec) ([]byte, error) {
+	if s.fixed == nil {
+		return nil, nil
+	}
 	missing := slices.Clone(s.fixed)
 	err := f.dumpElements(s.name, func(e nlmsg.Attributes) {
 		missing = slices.DeleteFunc(missing, func(b byte) bool { return bytes.Equal(keyOf(e), []byte{b}) })
@@ -281,8 +290,7 @@ func (f *Conn) ReadStream(name string) (s *plan.KernelStream, err error) {
 	return s, err
 }
 
-// targetFrom returns the target whose chain has these rules, and reports whether one of them
-// belongs to the data plane.
+// targetFrom returns the target whose chain has these rules, and reports whether it is owned.
 func (f *Conn) targetFrom(fwmark uint32, rules []rule) (t plan.KernelTarget, owned bool) {
 	t.FWMark = fwmark
 	i := slices.IndexFunc(rules, rule.owned)
@@ -334,8 +342,7 @@ func (f *Conn) targetsFrom(
 // fewChains bounds the objects that are read one by one instead of all at once.
 const fewChains = 16
 
-// ReadTargets reads the nftables objects of some targets. A target without any is not in the
-// result.
+// ReadTargets reads the nftables objects of targets. The result lacks those without any.
 func (f *Conn) ReadTargets(fwmarks []uint32) (targets map[uint32]*plan.KernelTarget, err error) {
 	wanted := make(map[uint32]bool, len(fwmarks))
 	for _, n := range fwmarks {

@@ -26,8 +26,7 @@ func (f *Conn) RemoveAll() error {
 	return errors.Join(err, f.removeRules(func(rtnetlink.Rule) bool { return false }))
 }
 
-// removeTable empties the table in one transaction, which the kernel rejects if the
-// ruleset changed since it was read.
+// removeTable empties the table, which the kernel rejects if the ruleset changed since it was read.
 func (f *Conn) removeTable() error {
 	generation, err := f.Generation()
 	if err != nil {
@@ -102,15 +101,13 @@ func (f *Conn) objects() (n int, err error) {
 	return n, nil
 }
 
-// removeRules removes the policy rules of the data plane, with any options that they were
-// installed with, except those to keep.
+// removeRules removes the policy rules of the data plane with any options, except those to keep.
 func (f *Conn) removeRules(keep func(rtnetlink.Rule) bool) error {
 	rules, err := f.rules()
 	if err != nil {
 		return err
 	}
-	// The kernel lists them by priority, so the goto is removed first: without its target the
-	// kernel would leave it unresolved.
+	// The kernel lists them by priority: the goto first, which without its target stays unresolved.
 	var b routeBatch
 	for _, r := range rules {
 		if ownedRule(r) && !keep(r) {

@@ -52,8 +52,7 @@ func (f *Conn) resize(c plan.Change) (plan.Change, error) {
 	return c, nil
 }
 
-// SwitchToShadow fills shadow maps, makes the rules of a stream use them, and removes its
-// Maglev maps.
+// SwitchToShadow fills shadow maps, makes the rules use them, and removes the Maglev maps.
 func (f *Conn) SwitchToShadow(want *plan.KernelStream) error {
 	r, err := f.readStreamObjects(want.Name)
 	if err != nil {

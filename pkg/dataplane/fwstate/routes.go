@@ -73,8 +73,7 @@ func isBlackhole(r rtnetlink.Route) bool {
 	return r.Type == unix.RTN_BLACKHOLE && r.IsDefault() && r.Metric == lastMetric
 }
 
-// RouteKey is one family of the rule and the routes of a target; FWMark 0 is that of the
-// common rules.
+// RouteKey is one family of a target's rule and routes; FWMark 0 is that of the common rules.
 type RouteKey struct {
 	FWMark uint32
 	Family vip.Family
@@ -400,8 +399,7 @@ func (f *Conn) OwnedTables() ([]uint32, error) {
 	return slices.Sorted(maps.Keys(owned)), nil
 }
 
-// UsedByOthers returns which of these fwmarks another process uses as a routing table or in a
-// rule, and how.
+// UsedByOthers returns which fwmarks another process uses as a table or in a rule, and how.
 func (f *Conn) UsedByOthers(fwmarks []uint32) (map[uint32]string, error) {
 	by := map[uint32]string{}
 	rules, err := f.rules()

@@ -103,8 +103,7 @@ func (f *Conn) baseRules(chain string) (rules []ruleSpec) {
 			}
 		}
 	case defragmentChain:
-		// No rule jumps here: a rule that uses connection tracking makes the kernel
-		// reassemble fragments.
+		// No rule jumps here: that a rule uses connection tracking has fragments reassembled.
 		add("has fragments put together", &expr.Ct{Key: expr.CtKeyMARK, Register: register(0)}, &expr.Counter{})
 	}
 	return rules

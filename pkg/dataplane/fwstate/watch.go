@@ -3,13 +3,12 @@ package fwstate
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
-	"unsafe"
 
 	"github.com/mdlayher/netlink"
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
@@ -106,21 +105,16 @@ func onlyGenerations(c *netlink.Conn) error {
 	// BPF loads numbers in network order; the type is in host order.
 	kind := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, nftMessage(unix.NFT_MSG_NEWGEN)))
 	const typeAt = 4 // of struct nlmsghdr
-	program := []unix.SockFilter{
-		{Code: unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, K: typeAt},
-		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: uint32(kind), Jf: 1},
-		{Code: unix.BPF_RET | unix.BPF_K, K: 1<<32 - 1},
-		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
-	}
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return fmt.Errorf("filter: %w", err)
-	}
-	controlErr := raw.Control(func(fd uintptr) {
-		err = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
-			&unix.SockFprog{Len: uint16(len(program)), Filter: unsafe.SliceData(program)})
+	program, err := bpf.Assemble([]bpf.Instruction{
+		bpf.LoadAbsolute{Off: typeAt, Size: 2},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(kind), SkipFalse: 1},
+		bpf.RetConstant{Val: 1<<32 - 1},
+		bpf.RetConstant{Val: 0},
 	})
-	return errors.Join(controlErr, err)
+	if err != nil {
+		return err
+	}
+	return c.SetBPF(program)
 }
 
 // publish adds events and leaves a token.

@@ -93,8 +93,7 @@ func (w *changeWriter) commit() error {
 	return w.Conn.commit(&w.last, nil)
 }
 
-// writeEntries writes entries in one or more transactions. Removal and addition of one entry
-// are in the same one.
+// writeEntries writes entries; removal and addition of one entry are in the same transaction.
 func (f *Conn) writeEntries(fills []tableEntries) error {
 	var t transaction
 	n := 0
@@ -140,12 +139,11 @@ func (w *changeWriter) liveOf(family vip.Family, stream string) (map[uint32]stri
 
 func (w *changeWriter) createLiveMap(family vip.Family, stream string, size uint32) error {
 	live, err := w.liveOf(family, stream)
-	if err != nil || live != nil {
-		return err
+	if err == nil && live == nil {
+		w.first.addSet(liveSpec(family, stream, size))
+		w.live[plan.LiveMap(family, stream)] = map[uint32]string{}
 	}
-	w.first.addSet(liveSpec(family, stream, size))
-	w.live[plan.LiveMap(family, stream)] = map[uint32]string{}
-	return nil
+	return err
 }
 
 // base creates and repairs the objects that no stream owns.
@@ -166,10 +164,8 @@ func (w *changeWriter) base(c plan.Change) error {
 		missing := want.fixed
 		if !r.has(want.name) {
 			w.first.addSet(want)
-		} else if want.fixed != nil {
-			if missing, err = w.missingFixed(want); err != nil {
-				return err
-			}
+		} else if missing, err = w.missingFixed(want); err != nil {
+			return err
 		}
 		var list []element
 		for _, b := range missing {

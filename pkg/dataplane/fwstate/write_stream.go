@@ -58,10 +58,7 @@ func (w *changeWriter) startLive(c plan.Change) error {
 				continue
 			}
 			err := w.createLiveMap(family, s.Desired.Name, s.Desired.Size)
-			if got, ok := r.sets[spec.name]; ok {
-				err = errors.Join(conflict("map", spec.name, spec.mismatch(got)), err)
-			}
-			if err != nil {
+			if err = errors.Join(r.checkSet("map", spec), err); err != nil {
 				return fmt.Errorf("stream %s: %w", s.Desired.Name, err)
 			}
 		}
@@ -89,10 +86,11 @@ func (w *changeWriter) stream(s plan.StreamWrite) error {
 		return nil
 	}
 	chain := chainSpec{name: plan.StreamChain(want.Name)}
-	if got, ok := r.chains[chain.name]; !ok {
-		w.first.addChain(chain)
-	} else if err := conflict("chain", chain.name, chain.mismatch(got)); err != nil {
+	if err := r.checkChain(chain); err != nil {
 		return err
+	}
+	if _, ok := r.chains[chain.name]; !ok {
+		w.first.addChain(chain)
 	}
 	w.last.removeRules(r.rules[chain.name])
 	for _, family := range vip.Families {
@@ -120,11 +118,11 @@ func (w *changeWriter) streamTable(family vip.Family, s plan.StreamWrite, r *rul
 		w.fills = append(w.fills, tableEntries{spec.name, differences(s.Observed.Tables[family], table)})
 		return nil
 	}
+	if err := r.checkSet("map", spec); err != nil {
+		return err
+	}
 	referred := false
-	if got, ok := r.sets[spec.name]; ok {
-		if err := conflict("map", spec.name, spec.mismatch(got)); err != nil {
-			return err
-		}
+	if r.has(spec.name) {
 		referred = slices.ContainsFunc(r.rules[plan.StreamChain(s.Desired.Name)], rule.owned)
 		if referred {
 			w.last.removeSet(spec.name)
