@@ -26,7 +26,7 @@ const (
 	batchSize = 64
 )
 
-// ErrInterrupted is returned for a dump that other processes made inconsistent.
+// ErrInterrupted is returned for a dump during which other processes changed what it lists.
 var ErrInterrupted = errors.New("kernel state changed during the dump")
 
 // Error is a request that the kernel rejected.

@@ -20,7 +20,7 @@ import (
 // dumpAttempts bounds how often a dump is repeated since what it lists changed meanwhile.
 const dumpAttempts = 10
 
-// ErrInterrupted is returned for a dump that other processes made inconsistent at every attempt.
+// ErrInterrupted is returned if other processes changed the listed objects during every attempt.
 var ErrInterrupted = nlmsg.ErrInterrupted
 
 // FamilyAbsent reports whether an error says that the kernel lacks the family (ipv6.disable=1).

@@ -38,7 +38,7 @@ func (c *Conn) Neighbors(f vip.Family) ([]Neighbor, error) {
 	return slices.DeleteFunc(entries, func(n Neighbor) bool { return !n.Addr.IsValid() }), err
 }
 
-// ParseNeighbor parses the data of RTM_NEWNEIGH and RTM_DELNEIGH. The zero Addr is that of a bridge.
+// ParseNeighbor parses RTM_NEWNEIGH and RTM_DELNEIGH. The entries of bridges have no Addr.
 func ParseNeighbor(b []byte) (Neighbor, error) {
 	a, err := attributes(b, unix.SizeofNdMsg, "neighbor")
 	if err != nil {

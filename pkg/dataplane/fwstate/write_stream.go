@@ -39,7 +39,7 @@ func (w *changeWriter) readStreams(c plan.Change) error {
 	return nil
 }
 
-// readStreamObjects reads the chain of a stream with its rules, and the maps, without their elements.
+// readStreamObjects reads the chain of a stream with its rules, and the maps without elements.
 func (f *Conn) readStreamObjects(stream string) (*ruleset, error) {
 	r := newRuleset()
 	var sets []setSpec
