@@ -178,19 +178,6 @@ func (p *process) targetMetrics() metrics.Targets {
 // maxEvents is how many events are kept for `lb events`.
 const maxEvents = 1000
 
-// What happened, beside the states of VIPs.
-const (
-	vipRemoved     = "removed"
-	driftSeen      = "drift"
-	driftRepaired  = "repaired"
-	driftContested = "contested"
-	holdBegun      = "held"
-	holdEnded      = "resumed"
-	problemSeen    = "problem"
-	problemSolved  = "solved"
-	changesBlocked = "blocked"
-)
-
 // events keeps the newest events. Its methods may be called from any goroutine and do not block.
 type events struct {
 	mu   sync.Mutex

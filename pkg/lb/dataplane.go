@@ -21,12 +21,12 @@ import (
 )
 
 const (
-	// readTimeout bounds how long a status waits for what is read from the kernel.
-	readTimeout = time.Second
-	// reconcileTimeout bounds a hold or a repair on demand; a client waits a little longer.
-	reconcileTimeout = 30 * time.Second
-	// kernelNotRead is the problem of the data plane at the start.
-	kernelNotRead = "the kernel has not been read yet"
+	readTimeout      = time.Second      // of a status
+	reconcileTimeout = 30 * time.Second // of a hold or a repair on demand; a client waits a little longer
+	kernelNotRead    = "the kernel has not been read yet"
+	// maxEventsAtOnce is how many events one state of the data plane makes: a process that deletes a
+	// table with thousands of targets must not push out all that happened before.
+	maxEventsAtOnce = 100
 )
 
 // Reconcile implements the LBService.
@@ -160,6 +160,9 @@ func (p *process) dataPlaneStreams(state plan.State, targets []dataplane.TargetV
 	return streams
 }
 
+// roles are the states of a target in the metrics until the kernel confirmed that it serves.
+var roles = [...]string{plan.Unknown: "unknown", plan.Down: "down", plan.Draining: "draining", plan.Serving: "pending"}
+
 // dataPlaneMetrics are the targets in the data plane at the moment of a scrape.
 func (p *process) dataPlaneMetrics() metrics.DataPlane {
 	state := p.plane.State().Load()
@@ -171,12 +174,11 @@ func (p *process) dataPlaneMetrics() metrics.DataPlane {
 		m.Targets[role] = 0
 	}
 	for name, s := range p.loop.forwarding.Load().Desired.Streams {
-		confirmed := state.Streams[name]
 		for _, t := range s.Targets {
 			for _, ip := range t.IPs {
 				f := vip.FamilyOf(ip)
 				word := roles[t.Roles[f]]
-				if t.Roles[f] == plan.Serving && confirmed != nil && has(confirmed.Serving[f], t.Name) {
+				if t.Roles[f] == plan.Serving && state.Serves(name, f, t.Name) {
 					word = "serving"
 				}
 				m.Targets[word]++
@@ -185,11 +187,6 @@ func (p *process) dataPlaneMetrics() metrics.DataPlane {
 	}
 	return m
 }
-
-// roles are the states of a target in the metrics until the kernel confirmed that it serves.
-var roles = [...]string{plan.Unknown: "unknown", plan.Down: "down", plan.Draining: "draining", plan.Serving: "pending"}
-
-func has[K comparable](set map[K]struct{}, k K) bool { _, ok := set[k]; return ok }
 
 // dataPlaneProblem returns what is wrong with the data plane, "" if nothing is. Drift is no problem:
 // it is repaired, or held.
@@ -240,9 +237,9 @@ func describeHold(stream string, until time.Time) (object, end string) {
 func (p *process) dataPlaneRepaired(list []dataplane.Repaired) {
 	var all []*lbv1.Event
 	for _, r := range list {
-		e := &lbv1.Event{Object: r.Object, What: driftRepaired, Detail: r.Detail, Stream: r.Stream, Target: r.Target}
+		e := &lbv1.Event{Object: r.Object, What: "repaired", Detail: r.Detail, Stream: r.Stream, Target: r.Target}
 		if r.Contested {
-			e.What, e.Detail = driftContested, "another process keeps changing it: "+r.Detail
+			e.What, e.Detail = "contested", "another process keeps changing it: "+r.Detail
 		}
 		all = append(all, e)
 	}
@@ -254,48 +251,43 @@ func dataPlaneEvents(was, is plan.State) []*lbv1.Event {
 	var all []*lbv1.Event
 	switch {
 	case is.Err != nil && was.Err == nil:
-		all = append(all, &lbv1.Event{Object: "data plane", What: changesBlocked, Detail: is.Err.Error()})
+		all = append(all, &lbv1.Event{Object: "data plane", What: "blocked", Detail: is.Err.Error()})
 	case is.Err == nil && was.Err != nil:
-		all = append(all, &lbv1.Event{Object: "data plane", What: problemSolved, Detail: was.Err.Error()})
+		all = append(all, &lbv1.Event{Object: "data plane", What: "solved", Detail: was.Err.Error()})
 	}
 	for stream, until := range is.Held {
 		if before, known := was.Held[stream]; !known || !before.Equal(until) {
 			object, end := describeHold(stream, until)
-			all = append(all, &lbv1.Event{Object: object, What: holdBegun, Detail: end, Stream: stream})
+			all = append(all, &lbv1.Event{Object: object, What: "held", Detail: end, Stream: stream})
 		}
 	}
 	for stream, until := range was.Held {
-		if _, held := is.Held[stream]; held {
-			continue
+		if _, held := is.Held[stream]; !held {
+			object, _ := describeHold(stream, until)
+			detail := "by an operator"
+			if !until.IsZero() && !time.Now().Before(until) {
+				detail = "the hold expired"
+			}
+			all = append(all, &lbv1.Event{Object: object, What: "resumed", Detail: detail, Stream: stream})
 		}
-		object, _ := describeHold(stream, until)
-		detail := "by an operator"
-		if !until.IsZero() && !time.Now().Before(until) {
-			detail = "the hold expired"
-		}
-		all = append(all, &lbv1.Event{Object: object, What: holdEnded, Detail: detail, Stream: stream})
 	}
 	_, everything := is.Held[""]
 	for _, d := range plan.Without(is.Drift, was.Drift, plan.Drift.Key) {
 		// Drift that is not held is repaired, and reported then.
 		if _, held := is.Held[d.Stream]; held || everything {
 			all = append(all, &lbv1.Event{
-				Object: d.Object, What: driftSeen, Detail: d.Detail, Stream: d.Stream, Target: d.Target,
+				Object: d.Object, What: "drift", Detail: d.Detail, Stream: d.Stream, Target: d.Target,
 			})
 		}
 	}
 	for _, x := range plan.Without(is.Problems, was.Problems, plan.Problem.Key) {
-		all = append(all, &lbv1.Event{Object: x.Object, What: problemSeen, Detail: x.Detail})
+		all = append(all, &lbv1.Event{Object: x.Object, What: "problem", Detail: x.Detail})
 	}
 	for _, x := range plan.Without(was.Problems, is.Problems, plan.Problem.Key) {
-		all = append(all, &lbv1.Event{Object: x.Object, What: problemSolved, Detail: x.Detail})
+		all = append(all, &lbv1.Event{Object: x.Object, What: "solved", Detail: x.Detail})
 	}
 	return summed(all)
 }
-
-// maxEventsAtOnce is how many events one state of the data plane makes: a process that deletes a
-// table with thousands of targets must not push out all that happened before.
-const maxEventsAtOnce = 100
 
 // summed replaces the last of too many events by one of the kind of the first that is left out.
 func summed(all []*lbv1.Event) []*lbv1.Event {

@@ -87,7 +87,7 @@ func TestEventsOfTheDataPlaneDoNotPushOutAllOthers(t *testing.T) {
 		s.Drift = append(s.Drift, dataplane.Drift{Object: fmt.Sprint("rule ", i)})
 	}
 	got := dataPlaneEvents(dataplane.State{Held: s.Held}, s)
-	if n := len(got); n != maxEventsAtOnce || got[n-2].Object != "rule 98" || got[n-1].What != driftSeen || got[n-1].Detail != "and 1401 more at once: lb status lists what there is" {
+	if n := len(got); n != maxEventsAtOnce || got[n-2].Object != "rule 98" || got[n-1].What != "drift" || got[n-1].Detail != "and 1401 more at once: lb status lists what there is" {
 		t.Errorf("%d events, the last two %+v", n, got[n-2:])
 	}
 	s.Drift = s.Drift[:maxEventsAtOnce]

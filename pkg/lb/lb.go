@@ -1,6 +1,7 @@
 package lb
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -42,14 +43,12 @@ import (
 // Options configure a load balancer. Every field is required unless stated otherwise.
 type Options struct {
 	Version string
-	// TrenchFile is watched; Config is what was read from it at the start. Nil: it was refused, and
-	// there are no VIPs until it is accepted.
+	// TrenchFile is watched; Config is what was read from it at the start, nil if it was refused.
 	TrenchFile string
 	Defaults   trench.Defaults
 	Config     *trench.Config
 
-	// Socket is where readiness is served over mTLS, with mode SocketMode.
-	Socket     string
+	Socket     string // where readiness is served over mTLS
 	SocketMode fs.FileMode
 	Identity   *identity.Source
 	// Frontends may watch and report, Readers may watch and get. All members of FrontendDomain,
@@ -61,18 +60,15 @@ type Options struct {
 	// HealthAddr and MetricsAddr are host:port; an empty MetricsAddr serves none.
 	AdminSocket, HealthAddr, MetricsAddr string
 
-	// Lease is how long every message to the frontend stays valid, StaleGrace how long the data
-	// plane outlives this process, DrainTime how long traffic is forwarded after SIGTERM.
-	Lease, StaleGrace, DrainTime time.Duration
+	Lease      time.Duration // how long every message to the frontend stays valid
+	StaleGrace time.Duration // how long the data plane outlives this process
+	DrainTime  time.Duration // how long traffic is forwarded after SIGTERM
 
 	Targets TargetOptions
 
-	// DataPlane is nil when another process forwards packets. StateDir, Log and OnRepair are set
-	// here.
-	DataPlane *dataplane.Options
-	// RemoveDataPlane removes it at the end of an orderly stop, after the withdrawal. Otherwise it
-	// stays for the next start.
-	RemoveDataPlane bool
+	// DataPlane lacks StateDir, Log and OnRepair, which are set here; nil: another process forwards.
+	DataPlane       *dataplane.Options
+	RemoveDataPlane bool // at the end of an orderly stop; otherwise it stays for the next start
 
 	Log   *slog.Logger
 	Level *logs.Level
@@ -82,29 +78,13 @@ type Options struct {
 type TargetOptions struct {
 	File       bool
 	OnFileGone targetset.GonePolicy
-	// Registry lacks StateFile and Log, which are set here. RegistryAddr is host:port where it is
-	// served over TCP, with mTLS; empty for the readiness socket only.
-	Registry     registry.Options
-	RegistryAddr string
-	// Subnets are where targets may be; none: anywhere.
-	Subnets []netip.Prefix
-	// StateDir is where drains by operators and registrations survive a restart.
-	StateDir string
-	// WriteReadinessDir is the directory of the readiness files that are written; empty for none.
-	WriteReadinessDir string
-
-	Outage outage.Options
-}
-
-// settleTime bounds the wait for first verdicts on targets. What a load balancer that restarts has
-// not said by the end of its grace period is withdrawn, and its frontend needs some of that time to
-// connect.
-func settleTime(grace time.Duration) time.Duration {
-	const longest = 5 * time.Second
-	if grace > 0 {
-		return min(grace/2, longest)
-	}
-	return longest
+	// Registry lacks StateFile and Log, which are set here.
+	Registry          registry.Options
+	RegistryAddr      string         // host:port for TCP with mTLS; empty: the readiness socket only
+	Subnets           []netip.Prefix // where targets may be; none: anywhere
+	StateDir          string         // where drains by operators and registrations survive a restart
+	WriteReadinessDir string         // of readiness files that are written; empty for none
+	Outage            outage.Options
 }
 
 const (
@@ -115,6 +95,13 @@ const (
 	// svidWait bounds how long clients wait for the first SVID. A refusal after it explains more
 	// than a handshake that does not end.
 	svidWait = 3 * time.Second
+	// maxSettle bounds the wait for first verdicts on targets.
+	maxSettle = 5 * time.Second
+	// cleanupTimeout bounds the removal of the data plane at the end.
+	cleanupTimeout = 10 * time.Second
+	// stopMargin is what the frontend gets beyond the drain time to withdraw, to see it confirmed and
+	// to report it (docs/architecture.md#stopping).
+	stopMargin = 2 * time.Second
 )
 
 // ValidateLease refuses leases that heartbeats cannot keep alive.
@@ -151,29 +138,21 @@ type process struct {
 	stopping *latest.Value[bool]
 }
 
-// Health services of the load balancer, beside "" and vip/<prefix>. Those after Serving are not
-// part of Readiness.
+// Health services of the load balancer, beside "" and vip/<prefix>.
 const (
 	Liveness      = "Liveness"
-	Readiness     = "Readiness"
+	Readiness     = "Readiness" // Started, Identity and Serving; a problem of one VIP or source must not end the others
 	Egress        = "Egress"
 	Configuration = "Configuration"
-	// Started holds from when a trench file was accepted and every target had its first verdict,
-	// whatever happens later.
-	Started  = "Started"
-	Identity = "Identity"
-	Serving  = "Serving"
-	// ReadinessSocket and AdminSocket serve while the socket files lead to lb. Open connections do
-	// not depend on them.
-	ReadinessSocket = "ReadinessSocket"
-	AdminSocket     = "AdminSocket"
-	// SourcesCondition: a problem of one source must not end the others.
-	SourcesCondition = "Sources"
-	// DataPlaneCondition serves without a data plane, too. A problem of one VIP must not end the
-	// others, and while nothing can be changed the kernel forwards as before.
-	DataPlaneCondition = "DataPlane"
-	// DataPlaneHoldCondition serves while nothing is held.
-	DataPlaneHoldCondition = "DataPlaneHold"
+	Started       = "Started" // from when a trench file was accepted and every target had its first verdict
+	Identity      = "Identity"
+	Serving       = "Serving"
+
+	ReadinessSocket        = "ReadinessSocket" // the socket file leads to lb
+	AdminSocket            = "AdminSocket"     // likewise
+	SourcesCondition       = "Sources"
+	DataPlaneCondition     = "DataPlane"     // serves without a data plane, too
+	DataPlaneHoldCondition = "DataPlaneHold" // nothing is held
 )
 
 // Run runs a load balancer until a receive from stop, and then stops it in stages: it notifies the
@@ -188,9 +167,6 @@ func Run(ctx context.Context, o Options, stop <-chan struct{}) error {
 }
 
 func newProcess(o Options) (*process, error) {
-	if err := ValidateLease(o.Lease); err != nil {
-		return nil, err
-	}
 	p := &process{
 		Options: o, metrics: metrics.NewLB(o.Version), addrs: kernel.NewAddresses(o.Log), index: targetset.NewIndex(),
 		config:  trench.NewWatcher(o.TrenchFile, o.Defaults, o.Config, o.Log),
@@ -236,8 +212,10 @@ func newProcess(o Options) (*process, error) {
 		table: p.table, lease: o.Lease, log: o.Log, observe: p.observer.decided, event: p.events.add, files: p.files,
 		away: p.stopping, ready: make(chan struct{}),
 		evaluator: serving.New(serving.Options{
-			Settle: settleTime(o.StaleGrace), Outage: o.Targets.Outage,
-			DataPlane: o.DataPlane != nil, WithdrawTime: o.DrainTime + stopMargin,
+			// What is not synced by the end of the grace period is withdrawn, and a frontend needs some
+			// of that time to connect.
+			Settle: min(cmp.Or(o.StaleGrace/2, maxSettle), maxSettle),
+			Outage: o.Targets.Outage, DataPlane: o.DataPlane != nil, WithdrawTime: o.DrainTime + stopMargin,
 		}),
 	}
 	p.metrics.Targets(p.targetMetrics)
@@ -381,7 +359,14 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 		p.stop(ctx, stop)
 		withdrawn = true
 	}
-	p.endStreams(server)
+	p.condition(Serving, "stopping")
+	end, cancelEnd := context.WithTimeout(context.Background(), time.Second)
+	defer cancelEnd()
+	if err := p.server.EndWatches(end); err != nil {
+		p.Log.Warn("a reader did not take the end of its stream; closing its connection", "error", err)
+	}
+	p.health.Shutdown()
+	server.Stop()
 	cancel()
 	wg.Wait()
 	if p.plane == nil || !p.RemoveDataPlane || !withdrawn {
@@ -396,9 +381,6 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 	}
 	return errors.Join(serveErr, tasksErr, err)
 }
-
-// cleanupTimeout bounds the removal of the data plane at the end.
-const cleanupTimeout = 10 * time.Second
 
 // authorize admits frontends, readers and those that may register targets; the services decide what
 // each of them may do.
@@ -421,22 +403,6 @@ func (p *process) authorize() tlsconfig.Authorizer {
 		return nil
 	}
 }
-
-// endStreams ends the readiness streams, and then all connections.
-func (p *process) endStreams(server *grpc.Server) {
-	p.condition(Serving, "stopping")
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	if err := p.server.EndWatches(ctx); err != nil {
-		p.Log.Warn("a reader did not take the end of its stream; closing its connection", "error", err)
-	}
-	p.health.Shutdown()
-	server.Stop()
-}
-
-// stopMargin is what the frontend gets beyond the drain time to withdraw, to see it confirmed and to
-// report it (docs/architecture.md#stopping).
-const stopMargin = 2 * time.Second
 
 // stop announces the end to the frontend and waits until every VIP was reported withdrawn, or the
 // drain time plus stopMargin is over, or no frontend has been connected for serving.FrontendGone.

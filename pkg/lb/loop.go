@@ -301,7 +301,7 @@ func (l *loop) report(d readiness.Decision, revision uint64, first bool) {
 			continue
 		}
 		l.log.Info("VIP removed", "vip", v, "revision", revision)
-		l.event(&lbv1.Event{Object: v.String(), What: vipRemoved})
+		l.event(&lbv1.Event{Object: v.String(), What: "removed"})
 	}
 	if logged > maxLogged {
 		l.log.Info("more VIPs changed or were removed", "count", logged-maxLogged, "revision", revision)

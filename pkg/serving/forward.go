@@ -48,8 +48,7 @@ type hold struct {
 type Frontend struct {
 	readiness.Report
 	Reported func(vip.VIP) (readiness.VIPReport, bool)
-	// Position is that of the newest decision, which the frontend may not have applied yet.
-	Position readiness.Position
+	Position readiness.Position // of the newest decision, which the frontend may not have applied yet
 }
 
 // Applied reports whether the frontend had applied a position when it sent the report. What it
@@ -61,13 +60,10 @@ func Applied(r readiness.Report, p readiness.Position) bool {
 
 // Forwarding is the next desired state, and what is held back.
 type Forwarding struct {
-	// Desired is nil while it is the one of the last time.
-	Desired *plan.Desired
-	// Held describes what is held back until the frontend withdraws VIPs, Released what no longer is.
-	Held     []string
-	Released []Release
-	// Next is when a hold ends by itself; zero for never.
-	Next time.Time
+	Desired  *plan.Desired // nil: the one of the last time
+	Held     []string      // describes what is held back until the frontend withdraws VIPs
+	Released []Release     // what no longer is
+	Next     time.Time     // when a hold ends by itself; zero for never
 }
 
 // Release is the end of a hold.

@@ -1,6 +1,7 @@
 package serving
 
 import (
+	"fmt"
 	"iter"
 	"net/netip"
 	"slices"
@@ -35,15 +36,8 @@ func (k *kernel) isRevoked(r revocation) bool {
 
 // serves reports whether a target of a stream is known to get new flows.
 func (k *kernel) serves(stream string, f vip.Family, target string) bool {
-	if k == nil {
-		return true
-	}
-	s := k.state.Streams[stream]
-	if s == nil {
-		return false
-	}
-	_, ok := s.Serving[f][target]
-	return ok && !k.isRevoked(revocation{stream: stream, target: target, family: f})
+	return k == nil || k.state.Serves(stream, f, target) &&
+		!k.isRevoked(revocation{stream: stream, target: target, family: f})
 }
 
 // serving reports whether some target of a stream gets new flows.
@@ -88,7 +82,7 @@ func (e *Evaluator) Confirm(state plan.State) {
 	for v := range differing(before.VIPs, state.VIPs) {
 		e.touch(v)
 	}
-	e.all = e.all || before.Withheld != state.Withheld || !sameError(before.Err, state.Err)
+	e.all = e.all || before.Withheld != state.Withheld || fmt.Sprint(before.Err) != fmt.Sprint(state.Err)
 	resolved := map[string]bool{} // streams with revocations that the kernel confirmed
 	for r, revision := range k.revoked {
 		if revision <= state.Revision {
@@ -118,10 +112,6 @@ func (s *stream) hasAny(addresses map[netip.Addr]bool) bool {
 	return slices.ContainsFunc(s.members, func(m targetset.Member) bool {
 		return slices.ContainsFunc(m.IPs, func(a netip.Addr) bool { return addresses[a] })
 	})
-}
-
-func sameError(a, b error) bool {
-	return (a == nil) == (b == nil) && (a == nil || a.Error() == b.Error())
 }
 
 // differing yields the keys that only one of two maps has, or that have another value.

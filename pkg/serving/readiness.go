@@ -73,9 +73,8 @@ func (e *Evaluator) readiness(v vip.VIP) readiness.VIPReadiness {
 
 // settles reports whether a VIP waits for first verdicts on targets of its family.
 func (e *Evaluator) settles(v vip.VIP) bool {
-	return len(e.settling) > 0 && slices.ContainsFunc(e.byVIP[v], func(s *stream) bool {
-		_, waits := e.settling[s.Name]
-		return waits && s.tallies[v.Family()].starting > 0
+	return slices.ContainsFunc(e.byVIP[v], func(s *stream) bool {
+		return !s.settleEnd.IsZero() && s.tallies[v.Family()].starting > 0
 	})
 }
 

@@ -19,13 +19,10 @@ import (
 type Options struct {
 	// Settle bounds the wait until each target of a new stream has a verdict. Until then none of its
 	// VIPs rises: one of many targets would get the flows of all.
-	Settle time.Duration
-	Outage outage.Options
-	// DataPlane is set with a data plane: only what the kernel confirmed counts.
-	DataPlane bool
-	// WithdrawTime is how long the frontend may take to withdraw a VIP before its last target
-	// leaves the data plane.
-	WithdrawTime time.Duration
+	Settle       time.Duration
+	Outage       outage.Options
+	DataPlane    bool          // only what the kernel confirmed counts
+	WithdrawTime time.Duration // of the frontend, before the last target of a VIP leaves the data plane
 }
 
 // Evaluator derives the readiness of VIPs and the desired data plane. Create one with [New].
@@ -36,8 +33,6 @@ type Evaluator struct {
 	byVIP      map[vip.VIP][]*stream // in the order of the trench file
 	health     map[healthcheck.Key]healthcheck.Health
 	current    map[vip.VIP]readiness.VIPReadiness
-	// settling has the streams that wait for first verdicts, with the end of the wait.
-	settling map[string]time.Time
 
 	// What the next Evaluate does: count streams again, judge VIPs, or all VIPs.
 	dirty   map[*stream]bool
@@ -45,14 +40,11 @@ type Evaluator struct {
 	all     bool
 
 	outages *outage.Detector
-	// outage describes a suspected outage.
-	outage string
-	// drained are the addresses of targets that an operator drained. The outage detector ignores
-	// them: an operator may drain all targets.
+	outage  string // describes a suspected outage
+	// drained are addresses that the outage detector ignores: an operator may drain all targets.
 	drained map[healthcheck.Key]bool
 
-	// What changed since the last call of Targets: streams with other targets, the addresses that
-	// they had, and addresses with another health.
+	// For Targets: streams with other targets, the addresses that they had, addresses with other health.
 	retargeted map[string]bool
 	left       map[healthcheck.Key]bool
 	checked    []healthcheck.Key
@@ -82,13 +74,12 @@ func New(o Options) *Evaluator {
 // Configure replaces the VIPs and streams. members returns the targets of a stream, from all
 // sources; those in the trench file do not count.
 func (e *Evaluator) Configure(now time.Time, c *trench.Config, members func(string) []targetset.Member) {
-	streams, settling := e.streams, e.settling
-	for _, s := range streams {
+	before := e.streams
+	for _, s := range before {
 		e.leave(s)
 	}
 	e.configured, e.all = vip.NewSet(c.Attractor.VIPs...), true
-	e.streams, e.byVIP, e.settling = map[string]*stream{}, map[vip.VIP][]*stream{}, map[string]time.Time{}
-	clear(e.dirty)
+	e.streams, e.byVIP, e.dirty = map[string]*stream{}, map[vip.VIP][]*stream{}, map[*stream]bool{}
 	for _, config := range c.Streams {
 		s := &stream{Stream: config}
 		s.Targets = nil
@@ -96,10 +87,10 @@ func (e *Evaluator) Configure(now time.Time, c *trench.Config, members func(stri
 		for _, v := range s.VIPs {
 			e.byVIP[v] = append(e.byVIP[v], s)
 		}
-		if end, settles := settling[s.Name]; settles {
-			e.settling[s.Name] = end
-		} else if streams[s.Name] == nil && e.options.Settle > 0 {
-			e.settling[s.Name] = now.Add(e.options.Settle)
+		if old := before[s.Name]; old != nil {
+			s.settleEnd = old.settleEnd
+		} else if e.options.Settle > 0 {
+			s.settleEnd = now.Add(e.options.Settle)
 		}
 		e.join(s, members(s.Name))
 	}
@@ -131,15 +122,11 @@ func (e *Evaluator) join(s *stream, members []targetset.Member) {
 
 // Result is what an evaluation changed.
 type Result struct {
-	// Decision has the VIPs whose readiness changed, and those that are no longer configured.
-	readiness.Decision
-	// StreamsChanged reports whether a stream became ready in some family, or no longer is.
-	StreamsChanged bool
-	Outage         outage.Verdict
-	// Settling reports whether a new stream waits for first verdicts.
-	Settling bool
-	// Next is when Evaluate has to be called again although nothing changes; zero for never.
-	Next time.Time
+	readiness.Decision      // without Synced and At
+	StreamsChanged     bool // a stream became ready in some family, or no longer is
+	Outage             outage.Verdict
+	Settling           bool      // a new stream waits for first verdicts
+	Next               time.Time // when Evaluate has something to do by itself; zero for never
 }
 
 // Evaluate takes over changed health, and judges the VIPs that the inputs since the last call
@@ -156,14 +143,19 @@ func (e *Evaluator) Evaluate(now time.Time, checks healthcheck.Evaluation) Resul
 	}
 	r := Result{Outage: e.detectOutage(now, checks)}
 	for s := range e.dirty {
-		was := s.ready()
-		e.recount(s)
+		before, wasReady := s.tallies, s.ready()
+		e.count(s)
 		e.forwarding.counted[s.Name] = true
-		r.StreamsChanged = r.StreamsChanged || s.ready() != was
+		r.StreamsChanged = r.StreamsChanged || s.ready() != wasReady
+		for _, v := range s.VIPs {
+			if s.tallies[v.Family()] != before[v.Family()] {
+				e.touch(v)
+			}
+		}
 	}
 	clear(e.dirty)
-	r.Next = targetset.Soonest(e.settle(now), r.Outage.Next)
-	r.Settling = len(e.settling) > 0
+	settleEnd := e.settle(now)
+	r.Settling, r.Next = !settleEnd.IsZero(), targetset.Soonest(settleEnd, r.Outage.Next)
 	vips := e.touched
 	if e.all {
 		vips = e.configured
@@ -202,28 +194,18 @@ func (e *Evaluator) touch(vips ...vip.VIP) {
 	}
 }
 
-// recount counts a stream again, and notes the VIPs that this changes.
-func (e *Evaluator) recount(s *stream) {
-	before := s.tallies
-	e.count(s)
-	for _, v := range s.VIPs {
-		if s.tallies[v.Family()] != before[v.Family()] {
-			e.touch(v)
-		}
-	}
-}
-
-// settle ends the wait for streams of which every target has a verdict, or whose time is over, and
-// returns when that of the next one is.
+// settle ends the wait for first verdicts where every target has one, or the time is over. It
+// returns the next end.
 func (e *Evaluator) settle(now time.Time) (next time.Time) {
-	for name, end := range e.settling {
-		s := e.streams[name]
-		if now.Before(end) && slices.ContainsFunc(s.tallies[:], func(t tally) bool { return t.starting > 0 }) {
-			next = targetset.Soonest(next, end)
-			continue
+	for _, s := range e.streams {
+		switch {
+		case s.settleEnd.IsZero():
+		case now.Before(s.settleEnd) && slices.ContainsFunc(s.tallies[:], func(t tally) bool { return t.starting > 0 }):
+			next = targetset.Soonest(next, s.settleEnd)
+		default:
+			s.settleEnd = time.Time{}
+			e.touch(s.VIPs...)
 		}
-		delete(e.settling, name)
-		e.touch(s.VIPs...)
 	}
 	return next
 }
@@ -237,8 +219,7 @@ func (e *Evaluator) detectOutage(now time.Time, checks healthcheck.Evaluation) o
 		}
 		return trench.Check{}
 	})
-	// The detail changes while more targets fail. The first one stays, since each other would be a
-	// decision of its own.
+	// The detail changes while more targets fail; each would be a decision of its own.
 	if !v.Outage {
 		e.outage = ""
 	} else if e.outage == "" {

@@ -20,28 +20,25 @@ type stream struct {
 	members []targetset.Member
 	// shadowed are the indices of members that leave while another one has taken over their name:
 	// the data plane has one target of a name.
-	shadowed map[int]bool
-	tallies  [len(vip.Families)]tally
+	shadowed  map[int]bool
+	tallies   [len(vip.Families)]tally
+	settleEnd time.Time // of the wait for first verdicts; zero: over
 }
 
 // tally counts the targets of one family of one stream. A target counts once, however many
 // addresses of the family it has.
 type tally struct {
 	total, ready, starting, overdue, draining, drained uint32
-	// held are those of ready that only count because of --on-outage=hold.
-	held uint32
-	// suspected are those whose failure is part of a suspected outage.
-	suspected uint32
-	// drainEnd is until when draining targets make up for those that are missing; zero when they
-	// do not.
-	drainEnd time.Time
-	problem  string // of the first target that is not ready
 
-	// alive would be ready if the kernel forwarded to them; without a data plane they are ready.
-	// leaving drain and pass their checks.
-	alive, leaving uint32
-	// relieved is set when draining targets make up for others that are alive and that the kernel is
-	// about to forward to: nothing is about to end.
+	held      uint32 // of ready those that only count because of --on-outage=hold
+	suspected uint32 // their failure is part of a suspected outage
+	alive     uint32 // would be ready if the kernel forwarded to them
+	leaving   uint32 // drain and pass their checks
+	problem   string // of the first target that is not ready
+
+	drainEnd time.Time // until when draining targets make up for missing ones; zero when they do not
+	// relieved is set when they make up for others that are alive and that the kernel is about to
+	// forward to: nothing is about to end.
 	relieved bool
 }
 
@@ -122,9 +119,9 @@ func (e *Evaluator) count(s *stream) {
 				t.alive++
 				if forwarded {
 					t.ready++
-				}
-				if forwarded && h.State != healthcheck.Ready {
-					t.held++
+					if h.State != healthcheck.Ready {
+						t.held++
+					}
 				}
 			case h.State == healthcheck.Overdue:
 				t.overdue++

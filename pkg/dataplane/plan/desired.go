@@ -112,6 +112,16 @@ type StreamState struct {
 	Problem [len(vip.Families)]string
 }
 
+// Serves reports whether a target of a stream gets new flows.
+func (s *State) Serves(stream string, f vip.Family, target string) bool {
+	st := s.Streams[stream]
+	if st == nil {
+		return false
+	}
+	_, ok := st.Serving[f][target]
+	return ok
+}
+
 // Equal reports whether both states are the same.
 func (s *StreamState) Equal(t *StreamState) bool {
 	if s == nil || t == nil || s == t {
