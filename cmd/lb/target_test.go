@@ -103,8 +103,10 @@ func openDesk(t *testing.T, drainTime time.Duration) *desk {
 	svid := filepath.Join(dir, "svid")
 	ca.WriteFiles(svid, ca.SVID(app, time.Hour))
 	d.client = []string{"--lb-id=" + lbID.String(), "--identity=files", "--svid-dir=" + svid}
-	peers := registry.NewService(reg, d.roster, registry.ServiceOptions{Log: slog.New(slog.DiscardHandler)})
-	d.serve("unix", d.admin, registry.NewService(reg, d.roster, registry.ServiceOptions{Operator: true, Log: slog.New(slog.DiscardHandler)}), insecure.NewCredentials())
+	log := slog.New(slog.DiscardHandler)
+	peers := &registry.Service{Registry: reg, Index: d.roster, Log: log}
+	operators := &registry.Service{Registry: reg, Index: d.roster, Operator: true, Log: log}
+	d.serve("unix", d.admin, operators, insecure.NewCredentials())
 	d.serve("unix", d.socket, peers, creds)
 	d.tcp = d.serve("tcp", "127.0.0.1:0", peers, creds)
 	ctx, cancel := context.WithCancel(context.Background())

@@ -2,9 +2,116 @@ package healthcheck
 
 import (
 	"container/heap"
+	"math/rand/v2"
 	"slices"
 	"time"
 )
+
+const (
+	// overdueSlack is how late a check may be beyond interval and timeout
+	// (docs/architecture.md#readiness-of-a-vip).
+	overdueSlack = time.Second
+	// startRecheck is the time between the checks of a target without a verdict. With a rise of 2 it
+	// is most of the time from a registration until the gateway has the route, for which the goal is
+	// 10 ms. Rise is there to ignore targets that flap; a target that never was ready has no flow to
+	// lose.
+	startRecheck = 3 * time.Millisecond
+	// failedRecheck is the same after a failed check, or one that was deferred for lack of a source
+	// address: a silent target has its verdict after fall timeouts, not after fall intervals.
+	failedRecheck = 100 * time.Millisecond
+	// slotsPerInterval and maxSlot bound how much earlier a check starts to share a wake-up.
+	slotsPerInterval = 50
+	maxSlot          = 20 * time.Millisecond
+)
+
+// entry is one target. It is guarded by Checker.mu.
+type entry struct {
+	Health // State is never Overdue here
+	slot   // in Checker.schedule, unless a check runs
+	plan   *plan
+	// streak counts equal outcomes in a row that speak against State. While State is Starting, passing
+	// is which outcome they have.
+	streak  int
+	passing bool
+	// alive is when a check last ended, or was to begin for the first time.
+	alive   time.Time
+	overdue bool // from the Evaluate that found it so until a check ends
+	judged  bool // had a verdict
+}
+
+// deadline is when the target becomes overdue unless a check ends before.
+func (e *entry) deadline() time.Time {
+	return e.alive.Add(e.plan.Interval + e.plan.Timeout + overdueSlack)
+}
+
+// health is the target as it is reported.
+func (e *entry) health() Health {
+	h := e.Health
+	if e.overdue {
+		h.State = Overdue
+	}
+	return h
+}
+
+// count moves the state by rise and fall. A success after an overdue time restores the state from
+// before, a failure does not.
+func (e *entry) count(success bool) {
+	if e.overdue && !success {
+		e.State, e.streak = NotReady, 0
+		return
+	}
+	if success != e.passing {
+		e.passing, e.streak = success, 0
+	}
+	if success && e.State == Ready || !success && e.State == NotReady {
+		e.streak = 0
+		return
+	}
+	e.streak++
+	switch {
+	case success && e.streak >= e.plan.Rise:
+		e.State, e.streak = Ready, 0
+	case !success && e.streak >= e.plan.Fall:
+		e.State, e.streak = NotReady, 0
+	}
+}
+
+// interval is the time between the starts of two checks, which is shorter while a change is about to
+// be decided.
+func (e *entry) interval() time.Duration {
+	if e.streak > 0 && e.plan.FastInterval > 0 {
+		return e.plan.FastInterval
+	}
+	return e.plan.Interval
+}
+
+// next returns when to check after a check that began and ended then. A steady target is checked
+// each 90 to 100 % of its interval, never later, so that jitter makes no target overdue.
+func (e *entry) next(began, now, epoch time.Time, first bool) time.Time {
+	interval := e.interval()
+	if e.State == Starting && e.streak > 0 {
+		recheck := failedRecheck
+		if e.passing {
+			recheck = startRecheck
+		}
+		return now.Add(min(recheck, interval))
+	}
+	due := began.Add(interval - rand.N(interval/10))
+	if first {
+		// Anywhere in the interval: targets that started together spread over it.
+		due = now.Add(rand.N(interval))
+	}
+	// Checks that fall into one slot share one wake-up: with some hundred targets waking costs most.
+	if slot := min(maxSlot, interval/slotsPerInterval); e.State != Starting && slot > 0 {
+		if start := epoch.Add(due.Sub(epoch).Truncate(slot)); start.After(now) {
+			due = start
+		}
+	}
+	if due.Before(now) {
+		return now
+	}
+	return due
+}
 
 // slot is when an item of a schedule is due, and its index there; -1 while it is in none.
 type slot struct {

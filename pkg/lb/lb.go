@@ -236,12 +236,12 @@ func (p *process) condition(name, problem string) { p.health.Set(name, problem =
 
 // targetService serves the registry to callers with SPIFFE IDs, or to the operator.
 func (p *process) targetService(operator bool) *registry.Service {
-	return registry.NewService(p.sources.registry, p.index, registry.ServiceOptions{
-		Operator: operator, Log: p.Log,
+	return &registry.Service{
+		Registry: p.sources.registry, Index: p.index, Operator: operator, Log: p.Log,
 		Reader: func(id spiffeid.ID) bool {
 			return slices.Contains(p.Readers, id) || slices.Contains(p.Frontends, id)
 		},
-	})
+	}
 }
 
 // run starts all tasks and stops them in order.

@@ -78,10 +78,11 @@ func newFixture(t *testing.T, o Options) *fixture {
 			}
 			return nil
 		}})
-	peers := NewService(h.Registry, h.index, ServiceOptions{
+	peers := &Service{
+		Registry: h.Registry, Index: h.index,
 		Reader: func(id spiffeid.ID) bool { return id == reader }, Log: log,
-	})
-	operators := NewService(h.Registry, h.index, ServiceOptions{Operator: true, Log: log})
+	}
+	operators := &Service{Registry: h.Registry, Index: h.index, Operator: true, Log: log}
 	dir := identitytest.ShortDir(t)
 	h.unix, h.tcp = h.serve("unix", filepath.Join(dir, "t.sock"), peers, creds),
 		h.serve("tcp", "127.0.0.1:0", peers, creds)

@@ -144,18 +144,15 @@ func (r *Registry) check(who caller, a announcement) (yielding map[*registration
 	s, ok := r.streams[a.stream]
 	switch {
 	case r.Off:
-		off := refuse(RefusedStream, "the registry is not in use here: start lb with --source=registry")
-		off.code = codes.FailedPrecondition
-		return nil, off
+		return nil, refuse(RefusedStream, "the registry is not in use here: start lb with --source=registry").
+			as(codes.FailedPrecondition)
 	case r.streams == nil:
 		return nil, errStarting
 	case !ok:
 		return nil, r.unknownStream(who, a.stream)
 	case !s.checked:
-		unchecked := refuse(RefusedStream,
-			"stream %s has no check, so that no target of it could become ready: add one to the trench file", a.stream)
-		unchecked.code = codes.FailedPrecondition
-		return nil, unchecked
+		return nil, refuse(RefusedStream, "stream %s has no check, so that no target of it could become ready: "+
+			"add one to the trench file", a.stream).as(codes.FailedPrecondition)
 	}
 	announced, fresh := map[string]bool{}, 0
 	for _, t := range a.targets {

@@ -50,6 +50,12 @@ func refuse(why Refusal, format string, args ...any) *refusal {
 	return &refusal{why, refusalCodes[why], fmt.Sprintf(format, args...)}
 }
 
+// as replaces the usual code.
+func (r *refusal) as(code codes.Code) *refusal {
+	r.code = code
+	return r
+}
+
 // Error returns the text.
 func (r *refusal) Error() string { return r.text }
 

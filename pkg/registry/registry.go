@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -105,7 +106,10 @@ func New(o Options) *Registry {
 		dirty: map[string]struct{}{}, refused: map[Refusal]uint64{},
 	}
 	if o.StateFile != "" {
-		r.state = newStateFile(o.StateFile, o.Log)
+		r.state = &stateFile{
+			path: o.StateFile, log: o.Log, wanted: make(chan struct{}, 1),
+			retry: backoff.Backoff{Min: stampEvery, Max: maxStateBackoff},
+		}
 		r.restore(time.Now())
 	}
 	return r
@@ -182,7 +186,9 @@ func (r *Registry) State() targetset.SourceState {
 		problems = append(problems[:maxProblems], fmt.Sprintf("and %d more streams", more))
 	}
 	if r.state != nil {
-		problems = append(problems, r.state.problems()...)
+		if err := r.state.failed.Load(); err != nil {
+			problems = append(problems, fmt.Sprintf("registrations will not survive a restart: %v", err))
+		}
 	}
 	return targetset.SourceState{
 		Name: targetset.OriginRegistry.String(), Live: true, Since: r.since, OnGone: r.OnGone, Problems: problems,

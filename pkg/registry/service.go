@@ -21,29 +21,21 @@ import (
 	"github.com/vipgate/vipgate/pkg/targetset"
 )
 
-// ServiceOptions configure a service.
-type ServiceOptions struct {
+// Service serves a registry and an index. A process has one for each kind of caller. Its streams end with
+// the registry.
+type Service struct {
+	targetv1.UnimplementedTargetServiceServer
+
+	Registry *Registry
+	Index    *targetset.Index
 	// Operator is set on the admin socket, whose callers are the operator, who may do everything.
 	Operator bool
 	// Reader reports whether an ID may list and watch every stream; nil: none may.
 	Reader func(spiffeid.ID) bool
 	// Log receives the refusals, one line a second at most.
 	Log *slog.Logger
-}
 
-// Service serves a registry and an index. Its streams end with the registry.
-type Service struct {
-	targetv1.UnimplementedTargetServiceServer
-	ServiceOptions
-
-	registry *Registry
-	index    *targetset.Index
 	throttle logs.Throttle
-}
-
-// NewService returns a service. A process has one for each kind of caller.
-func NewService(r *Registry, index *targetset.Index, o ServiceOptions) *Service {
-	return &Service{ServiceOptions: o, registry: r, index: index}
 }
 
 // MaxCallsPerConnection is how many calls one connection may have open. The quota of a caller is usually
@@ -74,9 +66,7 @@ func (s *Service) serve(ctx context.Context, method, stream string, f func(calle
 	if !s.Operator {
 		var ok bool
 		if who.id, ok = identity.PeerID(ctx); !ok || who.id.IsZero() {
-			anonymous := refuse(RefusedIdentity, "the connection has no SPIFFE ID")
-			anonymous.code = codes.Unauthenticated
-			err = anonymous
+			err = refuse(RefusedIdentity, "the connection has no SPIFFE ID").as(codes.Unauthenticated)
 		}
 	}
 	if err == nil {
@@ -86,9 +76,9 @@ func (s *Service) serve(ctx context.Context, method, stream string, f func(calle
 	if !errors.As(err, &r) {
 		return err
 	}
-	s.registry.mu.Lock()
-	s.registry.refused[r.why]++
-	s.registry.mu.Unlock()
+	s.Registry.mu.Lock()
+	s.Registry.refused[r.why]++
+	s.Registry.mu.Unlock()
 	if r.why == RefusedStopping {
 		return err
 	}
@@ -111,16 +101,16 @@ func (s *Service) Register(
 		if err != nil {
 			return err
 		}
-		done, err := s.registry.begin(who)
+		done, err := s.Registry.begin(who)
 		if err != nil {
 			return err
 		}
 		defer done()
-		c, err := s.registry.open(who, a)
+		c, err := s.Registry.open(who, a)
 		if err != nil {
 			return err
 		}
-		defer s.registry.hangUp(c)
+		defer s.Registry.hangUp(c)
 		log := s.Log.With("peer", who.String(), "stream", a.stream, "targets", len(a.targets))
 		log.Info("targets registered", "grace", c.grace)
 		err = s.keep(stream.Context(), c, a, stream.Send)
@@ -131,7 +121,7 @@ func (s *Service) Register(
 
 // mayRegister refuses a caller that no allowance admits to the stream.
 func (s *Service) mayRegister(who caller, stream string) error {
-	if s.registry.allows(who, stream) {
+	if s.Registry.allows(who, stream) {
 		return nil
 	}
 	return refuse(RefusedIdentity, "%s may not register targets of stream %s: "+
@@ -151,11 +141,11 @@ func (s *Service) keep(
 			keys, sent[k] = append(keys, k), targetv1.State_STATE_UNSPECIFIED
 		}
 	}
-	watch := s.index.WatchTargets(keys)
+	watch := s.Index.WatchTargets(keys)
 	defer watch.Close()
 	m := &targetv1.RegisterResponse{Grace: durationpb.New(c.grace)}
 	for first := true; ; first = false {
-		held, left, taken := s.registry.holding(c)
+		held, left, taken := s.Registry.holding(c)
 		changed, removed := watch.Take()
 		add := func(k healthcheck.Key, i *targetv1.TargetInfo) {
 			sent[k] = i.GetState()
@@ -207,7 +197,7 @@ func (s *Service) wait(ctx context.Context, a, b <-chan struct{}) error {
 	case <-b:
 	case <-ctx.Done():
 		return status.FromContextError(ctx.Err()).Err()
-	case <-s.registry.stop:
+	case <-s.Registry.stop:
 		return errStopping
 	}
 	return nil
@@ -229,7 +219,7 @@ func (s *Service) Deregister(
 		if err != nil {
 			return err
 		}
-		drain, err := s.registry.deregister(who, stream, req.GetNames(), requested)
+		drain, err := s.Registry.deregister(who, stream, req.GetNames(), requested)
 		if err == nil {
 			resp = &targetv1.DeregisterResponse{DrainFor: durationpb.New(drain)}
 		}

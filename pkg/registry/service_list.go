@@ -79,7 +79,7 @@ func gone(k healthcheck.Key) *targetv1.TargetInfo {
 
 // visible returns which targets of one stream the caller may see, or of all when stream is "".
 func (s *Service) visible(f filter, stream string) (func(healthcheck.Key) bool, error) {
-	r, who := s.registry, f.who
+	r, who := s.Registry, f.who
 	switch {
 	case !f.all && !r.Allow.Authorizes(who.id):
 		return nil, refuse(RefusedIdentity, "%s may not see targets: "+
@@ -119,7 +119,7 @@ func (s *Service) List(ctx context.Context, req *targetv1.ListRequest) (resp *ta
 		if err != nil {
 			return err
 		}
-		views := s.index.List(wanted)
+		views := s.Index.List(wanted)
 		if token := req.GetPageToken(); token != "" {
 			after, ok := parseToken(token)
 			if !ok {
@@ -167,12 +167,12 @@ func (s *Service) Watch(req *targetv1.WatchRequest, stream grpc.ServerStreamingS
 		if err != nil {
 			return err
 		}
-		done, err := s.registry.begin(who)
+		done, err := s.Registry.begin(who)
 		if err != nil {
 			return err
 		}
 		defer done()
-		watch := s.index.Watch(wanted)
+		watch := s.Index.Watch(wanted)
 		defer watch.Close()
 		for first := true; ; first = false {
 			changed, removed := watch.Take()

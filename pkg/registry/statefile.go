@@ -66,19 +66,6 @@ type savedRegistration struct {
 	Cause    string           `json:"cause,omitempty"`
 }
 
-func newStateFile(path string, log *slog.Logger) *stateFile {
-	retry := backoff.Backoff{Min: stampEvery, Max: maxStateBackoff}
-	return &stateFile{path: path, log: log, wanted: make(chan struct{}, 1), retry: retry}
-}
-
-// problems returns what is wrong with the file.
-func (s *stateFile) problems() []string {
-	if err := s.failed.Load(); err != nil {
-		return []string{fmt.Sprintf("registrations will not survive a restart: %v", err)}
-	}
-	return nil
-}
-
 // note records how the last attempt went.
 func (s *stateFile) note(err error) {
 	switch failing := s.failed.Load() != nil; {
@@ -177,9 +164,17 @@ func (r *Registry) restore(now time.Time) {
 	}
 	list := make([]*registration, len(d.Registrations))
 	for i, s := range d.Registrations {
-		var errParse error
-		if list[i], errParse = s.parse(); err == nil && errParse != nil {
+		var owner caller
+		var errOwner error
+		if s.Owner != operatorName {
+			owner.id, errOwner = spiffeid.FromString(s.Owner)
+		}
+		if errParse := errors.Join(s.ID.Check(), checkAddresses(s.Addresses), errOwner); err == nil && errParse != nil {
 			err = fmt.Errorf("%s %w: registration %d: %w", r.state.path, durable.ErrCorrupt, i, errParse)
+		}
+		list[i] = &registration{
+			Offer: targetset.Offer{Name: s.Name, IPs: s.Addresses, Owner: s.Owner}, stream: s.Stream, owner: owner,
+			grace: time.Duration(s.Grace), drain: time.Duration(s.Drain),
 		}
 	}
 	switch {
@@ -224,17 +219,4 @@ func (r *Registry) revive(reg *registration, s savedRegistration, now time.Time,
 		r.endAt(reg, now.Add(reg.grace))
 	}
 	r.add(reg)
-}
-
-func (s savedRegistration) parse() (*registration, error) {
-	reg := &registration{
-		Offer: targetset.Offer{Name: s.Name, IPs: s.Addresses, Owner: s.Owner}, stream: s.Stream,
-		grace: time.Duration(s.Grace), drain: time.Duration(s.Drain),
-	}
-	var errOwner error
-	if s.Owner != operatorName {
-		reg.owner.id, errOwner = spiffeid.FromString(s.Owner)
-	}
-	return reg, errors.Join(
-		targetset.CheckName(s.Stream), targetset.CheckName(s.Name), checkAddresses(s.Addresses), errOwner)
 }

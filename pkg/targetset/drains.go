@@ -79,7 +79,7 @@ func (d drainDocument) parse(now time.Time) (map[ID]order, error) {
 	}
 	orders := make(map[ID]order, len(d.Drains))
 	for i, o := range d.Drains {
-		if err := o.ID.check(); err != nil {
+		if err := o.ID.Check(); err != nil {
 			return nil, fmt.Errorf("drain %d: %w", i, err)
 		}
 		o.end = now.Add(remaining(o.At, time.Duration(o.For), now))
@@ -100,7 +100,7 @@ func (d *Drains) Changed() <-chan struct{} { return d.changed }
 // Drain orders a drain, or orders it again, and returns once it will survive a restart. After an error
 // nothing has changed in this process.
 func (d *Drains) Drain(id ID, length time.Duration, now time.Time) error {
-	if err := id.check(); err != nil {
+	if err := id.Check(); err != nil {
 		return err
 	}
 	if length < 0 {

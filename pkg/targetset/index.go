@@ -35,19 +35,16 @@ func (v View) same(w View) bool {
 // Index is the list of all targets. The load balancer's loop publishes to it and never waits for a
 // reader. Its methods may be called from any goroutine.
 type Index struct {
-	mu       sync.Mutex
-	views    map[healthcheck.Key]View
-	watchers map[*Watch]struct{}
-	// byID are the watches of single targets, of which there may be as many as targets: a change must
-	// not visit all of them.
-	byID map[ID]map[*Watch]struct{}
+	mu    sync.Mutex
+	views map[healthcheck.Key]View
+	// watches are by target, of which there may be as many watches as targets: a change must not visit
+	// all of them. Those of all targets have the zero ID.
+	watches map[ID]map[*Watch]struct{}
 }
 
 // NewIndex returns an empty index.
 func NewIndex() *Index {
-	return &Index{
-		views: map[healthcheck.Key]View{}, watchers: map[*Watch]struct{}{}, byID: map[ID]map[*Watch]struct{}{},
-	}
+	return &Index{views: map[healthcheck.Key]View{}, watches: map[ID]map[*Watch]struct{}{}}
 }
 
 // Publish applies what changed.
@@ -68,11 +65,10 @@ func (r *Index) Publish(changed []View, removed []healthcheck.Key) {
 
 // note notifies the watches of an address. It is called with mu held.
 func (r *Index) note(k healthcheck.Key) {
-	for w := range r.watchers {
-		w.note(k)
-	}
-	for w := range r.byID[ID{k.Stream, k.Name}] {
-		w.note(k)
+	for _, id := range []ID{{}, {k.Stream, k.Name}} {
+		for w := range r.watches[id] {
+			w.note(k)
+		}
 	}
 }
 
@@ -93,11 +89,9 @@ func (r *Index) List(wanted func(healthcheck.Key) bool) []View {
 // Watch returns a watch of the addresses that wanted accepts; nil accepts all. All of them count as
 // changed at first. It must be closed.
 func (r *Index) Watch(wanted func(healthcheck.Key) bool) *Watch {
-	w := newWatch(r)
-	w.wanted = wanted
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.watchers[w] = struct{}{}
+	w := r.watch([]ID{{}}, wanted)
 	for k := range r.views {
 		w.note(k)
 	}
@@ -108,16 +102,14 @@ func (r *Index) Watch(wanted func(healthcheck.Key) bool) *Watch {
 // targets cost it nothing. Of existing targets only the keys count as changed at first. It must be
 // closed.
 func (r *Index) WatchTargets(keys []healthcheck.Key) *Watch {
-	w := newWatch(r)
+	ids := make([]ID, len(keys))
+	for i, k := range keys {
+		ids[i] = ID{k.Stream, k.Name}
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	w := r.watch(ids, nil)
 	for _, k := range keys {
-		id := ID{k.Stream, k.Name}
-		if r.byID[id] == nil {
-			r.byID[id] = map[*Watch]struct{}{}
-		}
-		r.byID[id][w] = struct{}{}
-		w.ids = append(w.ids, id)
 		if _, exists := r.views[k]; exists {
 			w.note(k)
 		}
@@ -125,33 +117,39 @@ func (r *Index) WatchTargets(keys []healthcheck.Key) *Watch {
 	return w
 }
 
+// watch adds a watch whose channel has a token: the first Take may return nothing.
+func (r *Index) watch(ids []ID, wanted func(healthcheck.Key) bool) *Watch {
+	w := &Watch{
+		index: r, ids: ids, wanted: wanted, wake: make(chan struct{}, 1),
+		dirty: map[healthcheck.Key]struct{}{}, known: map[healthcheck.Key]struct{}{},
+	}
+	for _, id := range ids {
+		if r.watches[id] == nil {
+			r.watches[id] = map[*Watch]struct{}{}
+		}
+		r.watches[id][w] = struct{}{}
+	}
+	latest.Wake(w.wake)
+	return w
+}
+
 // Watched reports whether a watch is open.
 func (r *Index) Watched() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return len(r.watchers)+len(r.byID) > 0
+	return len(r.watches) > 0
 }
 
 // Watch is one reader's view of the changes, merged until it takes them. Its memory is bounded by the
 // number of addresses.
 type Watch struct {
 	index  *Index
+	ids    []ID
 	wanted func(healthcheck.Key) bool
-	ids    []ID // of WatchTargets
 	wake   chan struct{}
 	// Guarded by Index.mu.
 	dirty map[healthcheck.Key]struct{}
 	known map[healthcheck.Key]struct{} // to the reader
-}
-
-// newWatch returns a watch whose channel has a token: the first Take may return nothing.
-func newWatch(r *Index) *Watch {
-	w := &Watch{
-		index: r, wake: make(chan struct{}, 1),
-		dirty: map[healthcheck.Key]struct{}{}, known: map[healthcheck.Key]struct{}{},
-	}
-	latest.Wake(w.wake)
-	return w
 }
 
 // note is called with Index.mu held.
@@ -188,10 +186,9 @@ func (w *Watch) Take() (changed []View, removed []healthcheck.Key) {
 func (w *Watch) Close() {
 	w.index.mu.Lock()
 	defer w.index.mu.Unlock()
-	delete(w.index.watchers, w)
 	for _, id := range w.ids {
-		if delete(w.index.byID[id], w); len(w.index.byID[id]) == 0 {
-			delete(w.index.byID, id)
+		if delete(w.index.watches[id], w); len(w.index.watches[id]) == 0 {
+			delete(w.index.watches, id)
 		}
 	}
 }

@@ -16,8 +16,8 @@ type ID struct {
 // String returns "STREAM/NAME".
 func (i ID) String() string { return i.Stream + "/" + i.Name }
 
-// check returns what is wrong with the names.
-func (i ID) check() error { return errors.Join(CheckName(i.Stream), CheckName(i.Name)) }
+// Check returns what is wrong with the names.
+func (i ID) Check() error { return errors.Join(CheckName(i.Stream), CheckName(i.Name)) }
 
 func (i ID) compare(j ID) int {
 	return cmp.Or(cmp.Compare(i.Stream, j.Stream), cmp.Compare(i.Name, j.Name))
