@@ -17,12 +17,12 @@ import (
 )
 
 const (
-	// firstSpacing is the time between the first checks of two new targets: 1 000 targets are spread
-	// over 250 ms. A slower pace would not spare the neighbor table: every later check of a dead
-	// address renews its entry (docs/operations.md).
+	// firstSpacing is the time between the first checks of two new targets: 1 000 targets are
+	// spread over 250 ms. A slower pace would not spare the neighbor table: every later check of a
+	// dead address renews its entry (docs/operations.md).
 	firstSpacing = 250 * time.Microsecond
-	// maxConcurrent is how many checks run at once. 10 000 targets that drop packets, at a timeout of
-	// 500 ms, are then each checked every 1.2 s, which is not overdue.
+	// maxConcurrent is how many checks run at once. 10 000 targets that drop packets, at a timeout
+	// of 500 ms, are then each checked every 1.2 s, which is not overdue.
 	maxConcurrent = 4096
 	// complainEvery bounds how often the log says that checks cannot run.
 	complainEvery = 10 * time.Second
@@ -41,8 +41,8 @@ type Options struct {
 	maxConcurrent int      // 0: maxConcurrent, or half of the permitted file descriptors if these are fewer
 }
 
-// Checker checks targets. It implements task.Task. All methods may be called from any goroutine, and
-// none waits for a check.
+// Checker checks targets. It implements task.Task. All methods may be called from any goroutine,
+// and none waits for a check.
 type Checker struct {
 	Options
 	epoch       time.Time // of the slots of checks
@@ -102,11 +102,12 @@ func (c *Checker) String() string { return "target-checker" }
 // Wake-ups conflate. That a target is overdue is found by Evaluate alone and wakes no caller.
 func (c *Checker) Changed() <-chan struct{} { return c.changed }
 
-// Update replaces the targets of the changed streams, and removes streams. A target that remains keeps
-// its state, also under another interval, timeout, rise or fall; when something else is checked now, such
-// as another port, it starts again. A stream without a check has no targets here, and addresses of
-// families that are not checked are ignored. The first Update is the first configuration of
-// [Evaluation.Synced]. The cost follows the number of targets of the changed streams.
+// Update replaces the targets of the changed streams, and removes streams. A target that remains
+// keeps its state, also under another interval, timeout, rise or fall; when something else is
+// checked now, such as another port, it starts again. A stream without a check has no targets here,
+// and addresses of families that are not checked are ignored. The first Update is the first
+// configuration of [Evaluation.Synced]. The cost follows the number of targets of the changed
+// streams.
 func (c *Checker) Update(changed []trench.Stream, removed []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -175,8 +176,8 @@ func (c *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry) {
 	return fresh
 }
 
-// remove ends the checks of a target that is in no stream any more. The outcome of a check that runs
-// is ignored.
+// remove ends the checks of a target that is in no stream any more. The outcome of a check that
+// runs is ignored.
 func (c *Checker) remove(e *entry) {
 	if e.index >= 0 {
 		heap.Remove(&c.schedule, e.index)

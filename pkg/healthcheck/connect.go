@@ -18,29 +18,29 @@ import (
 )
 
 const (
-	// maxIdle is how many sockets are kept for further connections: more than are opened in one pace.
+	// maxIdle is how many sockets are kept for further connections: more than are opened in one
+	// pace.
 	maxIdle = 2 * burst
 	// idleTime is how long an unused socket is kept: what a stall opened in one instant is not held
 	// forever.
 	idleTime = time.Second
-	// events is how many answers one system call fetches.
-	events = 128
 )
 
-// connector opens connections and resets them, without a goroutine for any (ADR 11 has the numbers). It
-// belongs to one goroutine. Sockets are used again, as connect(2) allows: to connect to AF_UNSPEC resets
-// a connection, and saves closing a socket and creating another. Sockets whose connection failed are
-// closed.
+// connector opens connections and resets them, without a goroutine for any (ADR 11 has the
+// numbers). It belongs to one goroutine. Sockets are used again, as connect(2) allows: to connect
+// to AF_UNSPEC resets a connection, and saves closing a socket and creating another. Sockets whose
+// connection failed are closed.
 type connector struct {
 	epoll int
-	// watch is an epoll descriptor that contains the other one, for one event after each answers. It is
-	// in the poller of the runtime, which otherwise would be woken by each packet of each connection.
+	// watch is an epoll descriptor that contains the other one, for one event after each answers.
+	// It is in the poller of the runtime, which otherwise would be woken by each packet of each
+	// connection.
 	watch   int
 	file    *os.File // of watch
 	sockets map[int32]*socket
 	idle    []*socket // sorted by since
 	busy    schedule[*socket]
-	fetched [events]unix.EpollEvent
+	fetched [128]unix.EpollEvent // by one system call
 
 	arrived chan struct{} // of size 1: there are answers
 	done    chan struct{} // closed when the goroutine that waits for them has ended
@@ -82,8 +82,8 @@ func newConnector() (_ *connector, err error) {
 	if err := unix.EpollCtl(k.watch, unix.EPOLL_CTL_ADD, k.epoll, &disarmed); err != nil {
 		return nil, os.NewSyscallError("epoll_ctl", err)
 	}
-	// The runtime polls non-blocking files, and an epoll descriptor can be polled like any other: this
-	// costs no thread.
+	// The runtime polls non-blocking files, and an epoll descriptor can be polled like any other:
+	// this costs no thread.
 	if err := unix.SetNonblock(k.watch, true); err != nil {
 		return nil, os.NewSyscallError("fcntl", err)
 	}
@@ -117,8 +117,8 @@ func (k *connector) answers() (<-chan struct{}, error) {
 	return k.arrived, os.NewSyscallError("epoll_ctl", err)
 }
 
-// start begins the connection of a probe. If ended is true, the outcome is known at once and collect
-// will not report it.
+// start begins the connection of a probe. If ended is true, the outcome is known at once and
+// collect will not report it.
 func (k *connector) start(p probe) (o outcome, ended bool) {
 	s, err := k.socket(p)
 	if err != nil {
@@ -186,8 +186,8 @@ func (s *socket) judge(events uint32) (o outcome, ended bool) {
 	}
 	switch errno := unix.Errno(value); errno {
 	case unix.ECONNRESET, unix.EPIPE:
-		// Before the handshake was complete a reset is ECONNREFUSED. This target accepted the connection
-		// and reset it before its event was read.
+		// Before the handshake was complete a reset is ECONNREFUSED. This target accepted the
+		// connection and reset it before its event was read.
 		return outcome{verdict: succeeded}, true
 	case 0:
 		_, err := unix.Getpeername(s.fd)
@@ -283,8 +283,8 @@ func (k *connector) evict() {
 	k.idle = slices.Delete(k.idle, 0, 1)
 }
 
-// close closes a socket, which removes it from the epoll set. The descriptor is closed even if close
-// returns an error.
+// close closes a socket, which removes it from the epoll set. The descriptor is closed even if
+// close returns an error.
 func (k *connector) close(s *socket) {
 	delete(k.sockets, int32(s.fd))
 	_ = unix.Close(s.fd)

@@ -4,8 +4,8 @@
 // A [Checker] checks each address at its interval, spread over time, so that many targets cause no
 // burst of packets. A target is [Ready] only while its newest check is recent: [Checker.Evaluate]
 // reports a target whose last check is older than interval + timeout + 1 s as [Overdue], even if a
-// check or the checker hangs. Evaluate is called by one goroutine, its cost follows the changes, and
-// no method waits for a check.
+// check or the checker hangs. Evaluate is called by one goroutine, its cost follows the changes,
+// and no method waits for a check.
 //
 // A check that has no source address gives no verdict. A failure without any answer is marked as
 // [Health.Silent], by which package outage distinguishes a lost network from failed targets.

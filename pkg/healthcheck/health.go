@@ -48,8 +48,8 @@ type Health struct {
 	// LastError is why the last check failed, or could not run; "" when it succeeded.
 	LastError string
 	// Silent reports whether the last check failed without any answer: it timed out, or no route
-	// leads to the target. A refused connection or a wrong answer is not silent, since it shows that
-	// the network works.
+	// leads to the target. A refused connection or a wrong answer is not silent, since it shows
+	// that the network works.
 	Silent bool
 }
 

@@ -20,8 +20,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// plan is the check of a stream, which its entries share. Its methods may be used by many goroutines
-// at once.
+// plan is the check of a stream, which its entries share. Its methods may be used by many
+// goroutines at once.
 type plan struct {
 	trench.Check
 	port uint16         // 0: there is nothing to check
@@ -32,7 +32,8 @@ type plan struct {
 	exchange func(ctx context.Context, conn net.Conn, at netip.Addr) outcome
 }
 
-// newPlan panics if the body is not a regular expression, which the reader of the trench file checks.
+// newPlan panics if the body is not a regular expression, which the reader of the trench file
+// checks.
 func newPlan(check trench.Check) *plan {
 	p := &plan{Check: check, port: check.TCP.Port}
 	switch {
@@ -87,8 +88,8 @@ func (p *plan) probe(ctx context.Context, dial dialFunc, at netip.Addr) outcome 
 	}
 	defer conn.Close()
 	if tcp, ok := conn.(*net.TCPConn); ok {
-		// The close is then a reset, which leaves no socket in TIME_WAIT on either side. Without it the
-		// connection is closed as usual.
+		// The close is then a reset, which leaves no socket in TIME_WAIT on either side. Without it
+		// the connection is closed as usual.
 		_ = tcp.SetLinger(0)
 	}
 	if config != nil {
@@ -199,8 +200,8 @@ func timedOut(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout()
 }
 
-// remark makes text from a target fit for a line of a log: short, and without characters that control
-// a terminal.
+// remark makes text from a target fit for a line of a log: short, and without characters that
+// control a terminal.
 func remark(s string) string {
 	const enough = 120
 	for i := range s {

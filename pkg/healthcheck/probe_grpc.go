@@ -77,7 +77,8 @@ func (p *plan) exchangeGRPC(ctx context.Context, conn net.Conn, at netip.Addr) o
 		if !only.answered.Load() {
 			return p.wrong("closed the connection: no answer")
 		}
-		// This is how the library reports that the first bytes of the peer were not those of HTTP/2.
+		// This is how the library reports that the first bytes of the peer were not those of
+		// HTTP/2.
 		if why, found := strings.CutPrefix(s.Message(), "connection error: desc = "); found {
 			why = strings.TrimPrefix(strings.Trim(why, `"`), "error reading server preface: ")
 			return p.wrong("no gRPC here: %s", remark(why))
@@ -92,8 +93,8 @@ type onlyConn struct {
 	opened, answered atomic.Bool
 }
 
-// open hands the connection to the client once: a client that lost a connection opens another in the
-// background.
+// open hands the connection to the client once: a client that lost a connection opens another in
+// the background.
 func (c *onlyConn) open(context.Context, string) (net.Conn, error) {
 	if c.opened.Swap(true) {
 		return nil, errors.New("a check opens one connection")

@@ -19,8 +19,8 @@ const (
 	maxHead = 64 << 10
 	// maxBody is how much of a body is matched.
 	maxBody = 64 << 10
-	// maxChunked is how many bytes may carry a body of maxBody: chunks of one byte take six, and may
-	// have extensions.
+	// maxChunked is how many bytes may carry a body of maxBody: chunks of one byte take six, and
+	// may have extensions.
 	maxChunked = 16 * maxBody
 )
 
@@ -50,8 +50,8 @@ func (p *plan) exchangeHTTP(ctx context.Context, conn net.Conn, at netip.Addr) o
 			}
 			return p.brokenHTTP("no answer", err)
 		}
-		// Informational answers precede the final one (RFC 9110 section 15.2). 101 is final, and was not
-		// asked for.
+		// Informational answers precede the final one (RFC 9110 section 15.2). 101 is final, and
+		// was not asked for.
 		if r.StatusCode >= 200 || r.StatusCode == http.StatusSwitchingProtocols {
 			break
 		}

@@ -18,7 +18,8 @@ import (
 // maxAuthorities bounds a file of authorities. The Mozilla bundle has 250 KB.
 const maxAuthorities = 4 << 20
 
-// tlsConfig is the TLS configuration of a stream's checks. It may be used by many goroutines at once.
+// tlsConfig is the TLS configuration of a stream's checks. It may be used by many goroutines at
+// once.
 type tlsConfig struct {
 	trench.TLSCheck
 	protocols []string // for ALPN
@@ -37,8 +38,8 @@ func newTLSConfig(check trench.TLSCheck, protocols ...string) *tlsConfig {
 	return &tlsConfig{TLSCheck: check, protocols: protocols}
 }
 
-// of returns the configuration for a connection to the target. The error means that the check cannot
-// run.
+// of returns the configuration for a connection to the target. The error means that the check
+// cannot run.
 func (t *tlsConfig) of(ctx context.Context, at netip.Addr) (*tls.Config, error) {
 	c := &tls.Config{
 		MinVersion:         tls.VersionTLS12,

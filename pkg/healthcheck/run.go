@@ -15,14 +15,14 @@ const (
 	// pace is the longest time for which the loop collects work. Waking up costs as much as several
 	// checks: 10 000 checks a second need 100 wake-ups, not 10 000.
 	pace = 10 * time.Millisecond
-	// burst is how many checks are started in one pace at most. After a stall all targets are due at
-	// once; 160 in 10 ms are more than 10 000 targets at 1 s need.
+	// burst is how many checks are started in one pace at most. After a stall all targets are due
+	// at once; 160 in 10 ms are more than 10 000 targets at 1 s need.
 	burst = 160
-	// restPer is how long the loop rests, up to a pace, for each check that it handled. Few checks are
-	// hardly delayed, and many are handled together.
+	// restPer is how long the loop rests, up to a pace, for each check that it handled. Few checks
+	// are hardly delayed, and many are handled together.
 	restPer = time.Millisecond
-	// While a target waits for its first verdict, quickRounds in a pace are not followed by a rest at
-	// all, and the others by a short one.
+	// While a target waits for its first verdict, quickRounds in a pace are not followed by a rest
+	// at all, and the others by a short one.
 	quickRounds = 4
 	quickRest   = 2 * time.Millisecond
 	// sourceWait is how long a target without a verdict waits for the source address of its checks:
@@ -32,8 +32,8 @@ const (
 	idle = time.Minute
 )
 
-// Run checks until ctx ends, and waits for the checks that run. It is called once. It fails only when
-// it cannot start, or when epoll fails.
+// Run checks until ctx ends, and waits for the checks that run. It is called once. It fails only
+// when it cannot start, or when epoll fails.
 func (c *Checker) Run(ctx context.Context) (err error) {
 	l := loop{Checker: c}
 	defer l.probes.Wait()
@@ -84,14 +84,14 @@ type loop struct {
 	connector *connector     // nil with a dialer of a test
 	probes    sync.WaitGroup // the checks that have a goroutine
 	due       []probe        // of one round
-	// began is when the running pace began; rounds are those in it that handled anything, started are
-	// the checks that were started in it.
+	// began is when the running pace began; rounds are those in it that handled anything, started
+	// are the checks that were started in it.
 	began           time.Time
 	rounds, started int
 }
 
-// round starts checks that are due and collects answers. A rest above 0 delays the next round, unless
-// new targets arrive.
+// round starts checks that are due and collects answers. A rest above 0 delays the next round,
+// unless new targets arrive.
 func (l *loop) round(ctx context.Context) (rest time.Duration) {
 	now := time.Now()
 	if now.Sub(l.began) >= pace {
@@ -130,9 +130,9 @@ func (l *loop) round(ctx context.Context) (rest time.Duration) {
 	return min(time.Duration(handled)*restPer, longest) - time.Since(now)
 }
 
-// checkSource returns the outcome of a check that has no source address. Without it the kernel would
-// choose another address, even ::1, and the check would time out, or succeed from a link-local
-// address to which no traffic returns.
+// checkSource returns the outcome of a check that has no source address. Without it the kernel
+// would choose another address, even ::1, and the check would time out, or succeed from a
+// link-local address to which no traffic returns.
 func (l *loop) checkSource(p probe) (o outcome, ended bool) {
 	if l.Source == nil || p.ready {
 		return outcome{}, false

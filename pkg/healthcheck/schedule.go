@@ -11,10 +11,10 @@ const (
 	// overdueSlack is how late a check may be beyond interval and timeout
 	// (docs/architecture.md#readiness-of-a-vip).
 	overdueSlack = time.Second
-	// startRecheck is the time between the checks of a target without a verdict. With a rise of 2 it
-	// is most of the time from a registration until the gateway has the route, for which the goal is
-	// 10 ms. Rise is there to ignore targets that flap; a target that never was ready has no flow to
-	// lose.
+	// startRecheck is the time between the checks of a target without a verdict. With a rise of 2
+	// it is most of the time from a registration until the gateway has the route, for which the
+	// goal is 10 ms. Rise is there to ignore targets that flap; a target that never was ready has
+	// no flow to lose.
 	startRecheck = 3 * time.Millisecond
 	// failedRecheck is the same after a failed check, or one that was deferred for lack of a source
 	// address: a silent target has its verdict after fall timeouts, not after fall intervals.
@@ -29,8 +29,8 @@ type entry struct {
 	Health // State is never Overdue here
 	slot   // in Checker.schedule, unless a check runs
 	plan   *plan
-	// streak counts equal outcomes in a row that speak against State. While State is Starting, passing
-	// is which outcome they have.
+	// streak counts equal outcomes in a row that speak against State. While State is Starting,
+	// passing is which outcome they have.
 	streak  int
 	passing bool
 	// alive is when a check last ended, or was to begin for the first time.
@@ -76,8 +76,8 @@ func (e *entry) count(success bool) {
 	}
 }
 
-// interval is the time between the starts of two checks, which is shorter while a change is about to
-// be decided.
+// interval is the time between the starts of two checks, which is shorter while a change is about
+// to be decided.
 func (e *entry) interval() time.Duration {
 	if e.streak > 0 && e.plan.FastInterval > 0 {
 		return e.plan.FastInterval
@@ -101,14 +101,15 @@ func (e *entry) next(began, now, epoch time.Time, first bool) time.Time {
 		// Anywhere in the interval: targets that started together spread over it.
 		due = now.Add(rand.N(interval))
 	}
-	// Checks that fall into one slot share one wake-up: with some hundred targets waking costs most.
+	// Checks that fall into one slot share one wake-up: with some hundred targets waking costs
+	// most.
 	if slot := min(maxSlot, interval/slotsPerInterval); e.State != Starting && slot > 0 {
 		if start := epoch.Add(due.Sub(epoch).Truncate(slot)); start.After(now) {
 			due = start
 		}
 	}
 	if due.Before(now) {
-		return now
+		due = now
 	}
 	return due
 }

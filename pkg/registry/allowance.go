@@ -24,8 +24,8 @@ type Allowance struct {
 }
 
 // ParseAllowance parses "STREAM=PATTERN", or "PATTERN" for all streams. A pattern is such as
-// "spiffe://example.org/ns/*/sa/app": in the path * stands for one whole segment, and ** as the last one
-// for one or more. The error has the remedy.
+// "spiffe://example.org/ns/*/sa/app": in the path * stands for one whole segment, and ** as the
+// last one for one or more. The error has the remedy.
 func ParseAllowance(s string) (Allowance, error) {
 	a, pattern := Allowance{text: s}, s
 	if stream, rest, named := strings.Cut(s, "="); named { // no SPIFFE ID has a =

@@ -26,8 +26,8 @@ import (
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
-// fixture is a registry that is served, with an index kept as the load balancer's loop keeps it: every
-// target that is offered is ready at once.
+// fixture is a registry that is served, with an index kept as the load balancer's loop keeps it:
+// every target that is offered is ready at once.
 type fixture struct {
 	*Registry
 	t     *testing.T

@@ -39,8 +39,9 @@ func (c caller) String() string {
 
 // registration is one registered target. Everything is guarded by Registry.mu.
 type registration struct {
-	// Offer is Active, Leaving if its registration ended, or Terminating if a caller deregistered it.
-	// DrainEnd is the end of the grace while it is Active; zero while a call keeps it, and when it is held.
+	// Offer is Active, Leaving if its registration ended, or Terminating if a caller deregistered
+	// it. DrainEnd is the end of the grace while it is Active; zero while a call keeps it, and when
+	// it is held.
 	targetset.Offer
 	stream string
 	owner  caller
@@ -68,8 +69,8 @@ type call struct {
 	taken   string   // the name of the last loss, if another call registered it
 }
 
-// begin counts a call; done must be called when it ends. The limit is twice the quota, so that a caller
-// that reconnects is accepted before its old calls have ended.
+// begin counts a call; done must be called when it ends. The limit is twice the quota, so that a
+// caller that reconnects is accepted before its old calls have ended.
 func (r *Registry) begin(who caller) (done func(), err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -97,8 +98,8 @@ func (c *call) lose(name, taken string) {
 	latest.Wake(c.changed)
 }
 
-// holding returns what a call still holds, which of its targets left since the last holding, and which
-// another call took last.
+// holding returns what a call still holds, which of its targets left since the last holding, and
+// which another call took last.
 func (r *Registry) holding(c *call) (held map[string]*registration, gone []string, taken string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -222,7 +223,8 @@ type at struct {
 	addr   netip.Addr
 }
 
-// settle sets the addresses of a registration. Those before are freed unless another has them by now.
+// settle sets the addresses of a registration. Those before are freed unless another has them by
+// now.
 func (r *Registry) settle(reg *registration, ips []netip.Addr) {
 	for _, ip := range reg.IPs {
 		if k := (at{reg.stream, ip}); r.users[k] == reg {
@@ -373,8 +375,8 @@ func (r *Registry) endGrace(reg *registration, now time.Time) {
 	}
 }
 
-// deregister begins the drain of targets, all or none, and returns its length: that of the stream if
-// requested is nil.
+// deregister begins the drain of targets, all or none, and returns its length: that of the stream
+// if requested is nil.
 func (r *Registry) deregister(
 	who caller, stream string, names []string, requested *time.Duration,
 ) (drain time.Duration, err error) {

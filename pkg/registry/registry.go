@@ -22,8 +22,8 @@ import (
 const (
 	// DefaultGrace is how long targets outlive the call that registered them.
 	DefaultGrace = 5 * time.Second
-	// DefaultQuota is how many targets one SPIFFE ID may register: ten IDs fit into a neighbor table of
-	// 1 024 entries, which all pods of a node share.
+	// DefaultQuota is how many targets one SPIFFE ID may register: ten IDs fit into a neighbor
+	// table of 1 024 entries, which all pods of a node share.
 	DefaultQuota = 100
 	// maxTargets is how many targets all together may register.
 	maxTargets = 100_000
@@ -37,26 +37,25 @@ const (
 type Options struct {
 	// Off refuses every registration: the registry is no source.
 	Off bool
-	// Allow is which SPIFFE IDs may register targets of which streams. The operator may in any case.
+	// Allow is which SPIFFE IDs may register targets of which streams. The operator may in any
+	// case.
 	Allow Allowances
-	// Quota is how many targets one SPIFFE ID may have, with those that drain. Default: DefaultQuota.
+	// Quota is how many targets one SPIFFE ID may have, with those that drain. Default:
+	// DefaultQuota.
 	Quota int
 	// Grace is how long targets outlive their call at most, and unless the call asks for less.
 	Grace time.Duration
-	// OnGone is what happens after that; "" is Hold.
+	// OnGone is what happens after that: Drain offers a target as [targetset.Leaving] for the
+	// stream's drain time, Drop removes it at once, Hold (or "") keeps it until it is deregistered.
 	OnGone targetset.GonePolicy
 	// StateFile is where registrations survive a restart, an absolute path; "": they do not.
 	StateFile string
 	Log       *slog.Logger
 }
 
-// Registry is the source of the targets that register themselves. It implements task.Task. All methods
-// may be called from any goroutine, and none waits for the network or the disk.
-//
-// A registration lives as long as its call, plus its grace; then OnGone decides: Drain offers it as
-// [targetset.Leaving] for the stream's drain time, Drop removes it at once, Hold keeps it until it is
-// deregistered or registered again. A call that registers a name again within the grace changes nothing
-// in what is offered.
+// Registry is the source of the targets that register themselves. It implements task.Task. All
+// methods may be called from any goroutine. A call that registers a name again within the grace of
+// the previous one changes nothing in what is offered.
 type Registry struct {
 	Options
 	maxTargets int
@@ -89,9 +88,9 @@ type streamConfig struct {
 	drain    time.Duration
 }
 
-// New returns a registry with the registrations of the state file, each as if its call had just ended,
-// provided that lb was away for less than its grace. A corrupt state file is moved aside; a file that
-// cannot be read is a problem in [Registry.State], and no error.
+// New returns a registry with the registrations of the state file, each as if its call had just
+// ended, provided that lb was away for less than its grace. A corrupt state file is moved aside; a
+// file that cannot be read is a problem in [Registry.State], and no error.
 func New(o Options) *Registry {
 	o.Quota = cmp.Or(o.Quota, DefaultQuota)
 	o.OnGone = cmp.Or(o.OnGone, targetset.Hold)
@@ -124,9 +123,9 @@ func (r *Registry) String() string { return "target-registry" }
 // Changed wakes the caller of [Registry.Take]. Wake-ups conflate.
 func (r *Registry) Changed() <-chan struct{} { return r.changed }
 
-// Configure sets the streams, and which addresses targets may have. Calls before the first Configure
-// are refused. Registrations for a stream that is removed, or has no check any more, are not offered
-// until it is back.
+// Configure sets the streams, and which addresses targets may have. Calls before the first
+// Configure are refused. Registrations for a stream that is removed, or has no check any more, are
+// not offered until it is back.
 func (r *Registry) Configure(streams []trench.Stream, policy targetset.AddressPolicy) {
 	known := make(map[string]streamConfig, len(streams))
 	for _, s := range streams {
@@ -216,8 +215,8 @@ func (r *Registry) save() {
 	}
 }
 
-// Run ends registrations that are due until ctx ends, then every call, with Unavailable. It writes the
-// state file, also a last time. It is called once.
+// Run ends registrations that are due until ctx ends, then every call, with Unavailable. It writes
+// the state file, also a last time. It is called once.
 func (r *Registry) Run(ctx context.Context) error {
 	var writer sync.WaitGroup
 	defer writer.Wait()

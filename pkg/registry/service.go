@@ -21,8 +21,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/targetset"
 )
 
-// Service serves a registry and an index. A process has one for each kind of caller. Its streams end with
-// the registry.
+// Service serves a registry and an index. A process has one for each kind of caller. Its streams
+// end with the registry.
 type Service struct {
 	targetv1.UnimplementedTargetServiceServer
 
@@ -38,13 +38,13 @@ type Service struct {
 	throttle logs.Throttle
 }
 
-// MaxCallsPerConnection is how many calls one connection may have open. The quota of a caller is usually
-// lower, and its refusal has a reason.
+// MaxCallsPerConnection is how many calls one connection may have open. The quota of a caller is
+// usually lower, and its refusal has a reason.
 const MaxCallsPerConnection = 2000
 
 // GRPCOptions returns the options of a grpc.Server that serves targets on TCP: a peer whose host
-// vanished is detected within 4 s, one that does not finish its handshake within 5 s, one without a call
-// within 1 min. On a unix socket the kernel reports the end of a peer at once.
+// vanished is detected within 4 s, one that does not finish its handshake within 5 s, one without a
+// call within 1 min. On a unix socket the kernel reports the end of a peer at once.
 func GRPCOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(1 << 20),
@@ -128,8 +128,8 @@ func (s *Service) mayRegister(who caller, stream string) error {
 		"have it allowed by --target-id of the load balancer", who, targetset.Quote(stream))
 }
 
-// keep reports the state of its targets to the caller until the call is over: everything in the first
-// message, then what changed.
+// keep reports the state of its targets to the caller until the call is over: everything in the
+// first message, then what changed.
 func (s *Service) keep(
 	ctx context.Context, c *call, a announcement, send func(*targetv1.RegisterResponse) error,
 ) error {
@@ -190,7 +190,8 @@ func (s *Service) keep(
 	}
 }
 
-// wait returns nil when one of the channels is filled, and an error when the call or the registry ends.
+// wait returns nil when one of the channels is filled, and an error when the call or the registry
+// ends.
 func (s *Service) wait(ctx context.Context, a, b <-chan struct{}) error {
 	select {
 	case <-a:

@@ -16,20 +16,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/targetset"
 )
 
-// maxPage is how many addresses one message of List and Watch has at most. Each takes up to 2.7 KB, mostly
-// of a SPIFFE ID, and clients accept 4 MiB by default.
+// maxPage is how many addresses one message of List and Watch has at most. Each takes up to 2.7 KB,
+// mostly of a SPIFFE ID, and clients accept 4 MiB by default.
 const maxPage = 1000
-
-// wireStates are the states of the protocol.
-var wireStates = [...]targetv1.State{
-	healthcheck.Starting: targetv1.State_STATE_STARTING,
-	healthcheck.Ready:    targetv1.State_STATE_READY,
-	healthcheck.NotReady: targetv1.State_STATE_NOT_READY,
-	healthcheck.Overdue:  targetv1.State_STATE_OVERDUE,
-	healthcheck.Draining: targetv1.State_STATE_DRAINING,
-	healthcheck.Drained:  targetv1.State_STATE_DRAINED,
-	healthcheck.Left:     targetv1.State_STATE_GONE,
-}
 
 // filter is what a caller may see of targets.
 type filter struct {
@@ -45,7 +34,8 @@ func (s *Service) filter(who caller) filter {
 // info is a target as it is sent.
 func (f filter) info(v targetset.View) *targetv1.TargetInfo {
 	i := &targetv1.TargetInfo{
-		Stream: v.Stream, Name: v.Name, Address: v.Addr.String(), State: wireStates[v.State],
+		Stream: v.Stream, Name: v.Name, Address: v.Addr.String(),
+		State: targetv1.State(v.State) + targetv1.State_STATE_STARTING, // in the same order
 		Since: timestamppb.New(v.Since), LastError: strings.ToValidUTF8(v.LastError, "?"),
 		DrainCause: v.DrainCause, Sources: v.Origins.Names(),
 	}

@@ -227,6 +227,16 @@ func TestDefaultQuota(t *testing.T) {
 	h.mustRegister(c, "s", strings.Join(targets[:100], " "))
 }
 
+func TestStatesOfTheProtocol(t *testing.T) {
+	for s := healthcheck.Starting; s <= healthcheck.Left; s++ {
+		info := filter{}.info(targetset.View{Health: healthcheck.Health{State: s}})
+		want := "STATE_" + strings.ToUpper(strings.ReplaceAll(s.String(), " ", "_"))
+		if info.GetState().String() != want {
+			t.Errorf("%v is sent as %v, want %s", s, info.GetState(), want)
+		}
+	}
+}
+
 func TestVisibleTargets(t *testing.T) {
 	h := newFixture(t, Options{Grace: time.Minute})
 	a, _ := h.dial(h.unix, alice.id)

@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// stampEvery is how often the state file is touched, so that the next process knows until when this
-	// one lived.
+	// stampEvery is how often the state file is touched, so that the next process knows until when
+	// this one lived.
 	stampEvery = time.Second
 	// writeGap is the least time between two writes: what changes in it is written together.
 	writeGap = 100 * time.Millisecond
@@ -29,14 +29,11 @@ const (
 	stateVersion    = 1
 )
 
-// stateFile keeps the registrations for the next process. A goroutine of the registry writes it, and no
-// call waits for that. A registration that was answered but not yet written when the machine dies is
-// lost; its caller, whose call died as well, registers it again.
-//
-// How long lb was away is the time since the last stamp, in wall time: up to stampEvery too long. A
-// clock that was set back makes it shorter, at least 0, so that registrations come back once more; one
-// that was set forward makes it longer, so that callers have to register again. Neither outlives the
-// grace that begins with the start.
+// stateFile keeps the registrations for the next process. No call waits for its writes: a
+// registration that is not yet written when the machine dies is lost, and its caller registers it
+// again. How long lb was away is the time since the last stamp, in wall time. A clock that was set
+// back in between revives registrations that are over, and one that was set forward drops others;
+// neither matters for longer than the grace that begins with the start.
 type stateFile struct {
 	path   string
 	log    *slog.Logger
@@ -54,16 +51,13 @@ type stateDocument struct {
 // savedRegistration is one registration in the state file.
 type savedRegistration struct {
 	targetset.ID
-	Addresses []netip.Addr `json:"addresses"`
-	// Owner is a SPIFFE ID or "operator".
-	Owner string           `json:"owner"`
-	Grace durable.Duration `json:"grace"`
-	// Held reports whether it remains without a call.
-	Held bool `json:"held,omitempty"`
-	// Drain and DrainEnd, in wall time, are those of a target that terminates.
-	Drain    durable.Duration `json:"drain,omitzero"`
-	DrainEnd time.Time        `json:"drain_end,omitzero"`
-	Cause    string           `json:"cause,omitempty"`
+	Addresses []netip.Addr     `json:"addresses"`
+	Owner     string           `json:"owner"` // a SPIFFE ID or "operator"
+	Grace     durable.Duration `json:"grace"`
+	Held      bool             `json:"held,omitempty"` // remains without a call
+	Drain     durable.Duration `json:"drain,omitzero"`
+	DrainEnd  time.Time        `json:"drain_end,omitzero"` // in wall time; zero unless it drains
+	Cause     string           `json:"cause,omitempty"`
 }
 
 // note records how the last attempt went.
@@ -77,8 +71,8 @@ func (s *stateFile) note(err error) {
 	s.failed.Set(err)
 }
 
-// run writes what snapshot returns whenever that is wanted, stamps the file, and does both a last time
-// when ctx ends.
+// run writes what snapshot returns whenever that is wanted, stamps the file, and does both a last
+// time when ctx ends.
 func (s *stateFile) run(ctx context.Context, snapshot func() stateDocument) {
 	ticker := time.NewTicker(stampEvery)
 	defer ticker.Stop()

@@ -15,8 +15,8 @@ import (
 type AddressPolicy struct {
 	// Subnets are where targets may be; none: anywhere.
 	Subnets []netip.Prefix
-	// VIPs are where no target may be. They do not overlap and are sorted by [vip.Compare], since there
-	// may be very many.
+	// VIPs are where no target may be. They do not overlap and are sorted by [vip.Compare], since
+	// there may be very many.
 	VIPs []vip.VIP
 }
 

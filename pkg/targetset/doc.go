@@ -1,12 +1,12 @@
 // Package targetset unites the targets that all sources offer.
 //
 // A source is the trench file ([TrenchFile]) or the registry (package registry). Each [Offer] has a
-// [Lifecycle], and [GonePolicy] decides what happens to the targets of a source that is gone. [Drains]
-// are ordered by an operator and survive restarts.
+// [Lifecycle], and [GonePolicy] decides what happens to the targets of a source that is gone.
+// [Drains] are ordered by an operator and survive restarts.
 //
-// [Set] is pure: no clock, no goroutine, no I/O. Its cost follows the streams that changed, an address
-// belongs to one target of a stream, and an offer that [AddressPolicy] or another offer excludes is
-// reported as a problem, while the others are taken.
+// [Set] is pure: no clock, no goroutine, no I/O. Its cost follows the streams that changed, an
+// address belongs to one target of a stream, and an offer that [AddressPolicy] or another offer
+// excludes is reported as a problem, while the others are taken.
 //
 // [Index] lists the targets with their health, for status, metrics and watchers; its writer never
 // waits for a reader.

@@ -14,7 +14,8 @@ import (
 )
 
 // Drains are the drains by operators. They last until they are undrained, also across restarts when
-// they have a file. Its methods may be called from any goroutine; Drain and Undrain wait for the disk.
+// they have a file. Its methods may be called from any goroutine; Drain and Undrain wait for the
+// disk.
 type Drains struct {
 	path    string
 	changed chan struct{}
@@ -39,8 +40,8 @@ type order struct {
 	// At is in wall time, since it outlives the process.
 	At  time.Time        `json:"at"`
 	For durable.Duration `json:"for"`
-	// end is on the monotonic clock and determined once, so that a wall clock that jumps later moves
-	// nothing.
+	// end is on the monotonic clock and determined once, so that a wall clock that jumps later
+	// moves nothing.
 	end time.Time
 }
 
@@ -88,8 +89,8 @@ func (d drainDocument) parse(now time.Time) (map[ID]order, error) {
 	return orders, nil
 }
 
-// remaining returns how much is left of a drain that was ordered at a wall time: a clock that was set while
-// the process was away makes it no longer than the drain and no shorter than 0.
+// remaining returns how much is left of a drain that was ordered at a wall time: a clock that was
+// set while the process was away makes it no longer than the drain and no shorter than 0.
 func remaining(at time.Time, length time.Duration, now time.Time) time.Duration {
 	return min(max(0, length-now.Round(0).Sub(at)), length)
 }
@@ -97,8 +98,8 @@ func remaining(at time.Time, length time.Duration, now time.Time) time.Duration 
 // Changed wakes the caller of [Drains.All]. Wake-ups conflate.
 func (d *Drains) Changed() <-chan struct{} { return d.changed }
 
-// Drain orders a drain, or orders it again, and returns once it will survive a restart. After an error
-// nothing has changed in this process.
+// Drain orders a drain, or orders it again, and returns once it will survive a restart. After an
+// error nothing has changed in this process.
 func (d *Drains) Drain(id ID, length time.Duration, now time.Time) error {
 	if err := id.Check(); err != nil {
 		return err
@@ -111,8 +112,8 @@ func (d *Drains) Drain(id ID, length time.Duration, now time.Time) error {
 	})
 }
 
-// Undrain removes a drain, if there is one, and returns once that will survive a restart. After an error
-// nothing has changed.
+// Undrain removes a drain, if there is one, and returns once that will survive a restart. After an
+// error nothing has changed.
 func (d *Drains) Undrain(id ID) error {
 	return d.change(func(orders map[ID]order) { delete(orders, id) })
 }

@@ -11,7 +11,8 @@ import (
 
 // View is one address of one target as status and watchers show it.
 type View struct {
-	// Health has the state of its checks in Checks, and in State what follows from it and from drains.
+	// Health has the state of its checks in Checks, and in State what follows from it and from
+	// drains.
 	healthcheck.Health
 	Checks healthcheck.State
 	// Origins are where the target comes from.
@@ -37,8 +38,8 @@ func (v View) same(w View) bool {
 type Index struct {
 	mu    sync.Mutex
 	views map[healthcheck.Key]View
-	// watches are by target, of which there may be as many watches as targets: a change must not visit
-	// all of them. Those of all targets have the zero ID.
+	// watches are by target, of which there may be as many watches as targets: a change must not
+	// visit all of them. Those of all targets have the zero ID.
 	watches map[ID]map[*Watch]struct{}
 }
 
@@ -98,9 +99,9 @@ func (r *Index) Watch(wanted func(healthcheck.Key) bool) *Watch {
 	return w
 }
 
-// WatchTargets returns a watch of the targets that the keys name, with any address. Changes of other
-// targets cost it nothing. Of existing targets only the keys count as changed at first. It must be
-// closed.
+// WatchTargets returns a watch of the targets that the keys name, with any address. Changes of
+// other targets cost it nothing. Of existing targets only the keys count as changed at first. It
+// must be closed.
 func (r *Index) WatchTargets(keys []healthcheck.Key) *Watch {
 	ids := make([]ID, len(keys))
 	for i, k := range keys {
@@ -140,8 +141,8 @@ func (r *Index) Watched() bool {
 	return len(r.watches) > 0
 }
 
-// Watch is one reader's view of the changes, merged until it takes them. Its memory is bounded by the
-// number of addresses.
+// Watch is one reader's view of the changes, merged until it takes them. Its memory is bounded by
+// the number of addresses.
 type Watch struct {
 	index  *Index
 	ids    []ID

@@ -26,7 +26,8 @@ func (i ID) compare(j ID) int {
 // Origin is a source of targets.
 type Origin uint8
 
-// The origins, in the order of precedence: where two disagree about a target, the earlier one counts.
+// The origins, in the order of precedence: where two disagree about a target, the earlier one
+// counts.
 const (
 	OriginFile     Origin = iota // the trench file
 	OriginRegistry               // the registry
@@ -65,14 +66,14 @@ const (
 	Active Lifecycle = iota
 	// Leaving: the source no longer offers the target. It drains, unless another source offers it.
 	Leaving
-	// Terminating: the source announces the target's end. After its drain it is over for as long as it
-	// is offered so, whatever other sources offer.
+	// Terminating: the source announces the target's end. After its drain it is over for as long as
+	// it is offered so, whatever other sources offer.
 	Terminating
 )
 
-// Offer is one target of one stream as a source offers it. A target that a source no longer names is
-// gone at once; for a gentle end it is offered as Leaving or Terminating until its drain ends, or
-// longer: what has drained is no target.
+// Offer is one target of one stream as a source offers it. A target that a source no longer names
+// is gone at once; for a gentle end it is offered as Leaving or Terminating until its drain ends,
+// or longer: what has drained is no target.
 type Offer struct {
 	Name string
 	// IPs are its addresses, one or two, at most one of a family.
@@ -102,14 +103,10 @@ const (
 
 // SourceState describes a source, for status.
 type SourceState struct {
-	// Name is "file" or "registry".
-	Name string
-	// Live reports whether the source can be read, since Since.
-	Live  bool
-	Since time.Time
-	// Detail is what it offers or, when it is gone, why.
-	Detail string
-	OnGone GonePolicy
-	// Problems are the offers that are not taken: each with its name and why.
-	Problems []string
+	Name     string    // of its Origin
+	Live     bool      // it can be read
+	Since    time.Time // of Live
+	Detail   string    // what it offers or, when it is gone, why
+	OnGone   GonePolicy
+	Problems []string // the offers that are not taken: each with its name and why
 }

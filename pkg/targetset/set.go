@@ -19,8 +19,8 @@ type Member struct {
 	Origins OriginSet
 	// Owner is the SPIFFE ID that registered it; "" for other sources.
 	Owner string
-	// Draining is Draining until DrainEnd, Drained after that when an operator drains it, and Ready for a
-	// target that does not drain: then its checks decide.
+	// Draining is Draining until DrainEnd, Drained after that when an operator drains it, and Ready
+	// for a target that does not drain: then its checks decide.
 	Draining healthcheck.State
 	DrainEnd time.Time
 	// Cause is why it drains.
@@ -109,8 +109,8 @@ func (s *Set) SetManualDrains(drains map[ID]time.Time) {
 
 // Changes are what an update changed.
 type Changes struct {
-	// Streams are those with other targets, or other targets that drain, than before, with all members
-	// as Targets.
+	// Streams are those with other targets, or other targets that drain, than before, with all
+	// members as Targets.
 	Streams []trench.Stream
 	// Removed are streams that are gone.
 	Removed []string
@@ -212,8 +212,8 @@ func (s *Set) resolve(now time.Time, st *streamState) {
 	for _, o := range offered {
 		u.take(o.Origin, o.Offer)
 	}
-	// A target that leaves one source and is in another has not left, so these come last. A target that
-	// leaves several sources leaves with the last.
+	// A target that leaves one source and is in another has not left, so these come last. A target
+	// that leaves several sources leaves with the last.
 	slices.SortStableFunc(leaving, func(a, b originOffer) int { return b.DrainEnd.Compare(a.DrainEnd) })
 	for _, l := range leaving {
 		u.leave(l.Origin, l.Offer)

@@ -11,35 +11,35 @@ import (
 // TrenchFile is the source of the targets that the trench file lists. It offers those that left the
 // file as Leaving. It belongs to one goroutine, which passes to it what pkg/trench read.
 type TrenchFile struct {
-	onGone     GonePolicy
-	lists      map[string][]Offer
-	drainTimes map[string]time.Duration // of the streams
-	changed    map[string]struct{}
-	gone       error
-	since      time.Time
+	onGone  GonePolicy
+	lists   map[string][]Offer
+	streams []trench.Stream
+	changed map[string]struct{}
+	gone    error
+	since   time.Time
 }
 
 // NewTrenchFile returns a source that offers nothing before [TrenchFile.Configure].
 func NewTrenchFile(onGone GonePolicy) *TrenchFile {
 	return &TrenchFile{
-		onGone: onGone, lists: map[string][]Offer{}, drainTimes: map[string]time.Duration{},
-		changed: map[string]struct{}{}, since: time.Now(),
+		onGone: onGone, lists: map[string][]Offer{}, changed: map[string]struct{}{}, since: time.Now(),
 	}
 }
 
-// Configure applies what the file contains. A target that is no longer in it, or has another address
-// there, leaves; so does one that is marked as terminating. Targets of a removed stream are gone.
+// Configure applies what the file contains. A target that is no longer in it, or has another
+// address there, leaves; so does one that is marked as terminating. Targets of a removed stream are
+// gone.
 func (f *TrenchFile) Configure(now time.Time, streams []trench.Stream) {
 	if f.gone != nil {
 		f.gone, f.since = nil, now
 	}
 	old := f.lists
-	f.lists, f.drainTimes = make(map[string][]Offer, len(streams)), make(map[string]time.Duration, len(streams))
+	f.lists, f.streams = make(map[string][]Offer, len(streams)), streams
 	for name := range old {
 		f.changed[name] = struct{}{}
 	}
 	for _, s := range streams {
-		f.lists[s.Name], f.drainTimes[s.Name] = succeed(now, old[s.Name], s), s.DrainTime
+		f.lists[s.Name] = succeed(now, old[s.Name], s)
 		f.changed[s.Name] = struct{}{}
 	}
 }
@@ -75,8 +75,8 @@ func succeed(now time.Time, old []Offer, s trench.Stream) []Offer {
 	return list
 }
 
-// left is an offer that its source withdraws. A drain that runs continues, but is no longer announced:
-// another source may offer the target.
+// left is an offer that its source withdraws. A drain that runs continues, but is no longer
+// announced: another source may offer the target.
 func (o Offer) left(cause string, end time.Time) Offer {
 	if o.Lifecycle == Leaving {
 		return o
@@ -100,14 +100,13 @@ func (f *TrenchFile) Lose(now time.Time, why error) {
 	if f.onGone != Drain && f.onGone != Drop {
 		return
 	}
-	for name, list := range f.lists {
-		f.changed[name] = struct{}{}
+	for _, s := range f.streams {
+		f.changed[s.Name] = struct{}{}
 		if f.onGone == Drop {
-			f.lists[name] = nil
-			continue
+			f.lists[s.Name] = nil
 		}
-		for i := range list {
-			list[i] = list[i].left("the trench file is gone", now.Add(f.drainTimes[name]))
+		for i, o := range f.lists[s.Name] {
+			f.lists[s.Name][i] = o.left("the trench file is gone", now.Add(s.DrainTime))
 		}
 	}
 }
@@ -115,8 +114,8 @@ func (f *TrenchFile) Lose(now time.Time, why error) {
 // Take returns what changed since the last Take. Its cost follows the targets of the streams that
 // changed.
 //
-// A target that the file marks as terminating is offered beyond its end, as long as it is marked: it
-// is over, whatever other sources offer.
+// A target that the file marks as terminating is offered beyond its end, as long as it is marked:
+// it is over, whatever other sources offer.
 func (f *TrenchFile) Take() Offers {
 	changed := make(Offers, len(f.changed))
 	for name := range f.changed {
