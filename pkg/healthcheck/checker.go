@@ -52,7 +52,7 @@ type Checker struct {
 	entered     chan struct{} // of size 1: there are new targets
 
 	mu         sync.Mutex
-	streams    map[string]*group
+	streams    map[string]map[Key]*entry
 	schedule   schedule[*entry]
 	running    int                // checks in flight
 	complained time.Time          // when the log last said that checks cannot run
@@ -62,12 +62,6 @@ type Checker struct {
 	synced     bool
 	// scanAt is no later than the moment at which the first target becomes overdue.
 	scanAt time.Time
-}
-
-// group is the targets of a stream, and how they are checked.
-type group struct {
-	plan    *plan
-	entries map[Key]*entry
 }
 
 // reportedAs is the part of Health whose change is reported.
@@ -88,7 +82,7 @@ func New(o Options) *Checker {
 	return &Checker{
 		Options: o, epoch: time.Now(), ready: make(chan struct{}),
 		changed: make(chan struct{}, 1), rescheduled: make(chan struct{}, 1), entered: make(chan struct{}, 1),
-		streams: map[string]*group{}, dirty: map[Key]struct{}{}, reported: map[Key]reportedAs{},
+		streams: map[string]map[Key]*entry{}, dirty: map[Key]struct{}{}, reported: map[Key]reportedAs{},
 	}
 }
 
@@ -113,12 +107,10 @@ func (c *Checker) Update(changed []trench.Stream, removed []string) {
 	defer c.mu.Unlock()
 	now := time.Now()
 	for _, name := range removed {
-		if g := c.streams[name]; g != nil {
-			delete(c.streams, name)
-			for _, e := range g.entries {
-				c.remove(e)
-			}
+		for _, e := range c.streams[name] {
+			c.remove(e)
 		}
+		delete(c.streams, name)
 	}
 	var fresh []*entry
 	for i := range changed {
@@ -141,33 +133,33 @@ func (c *Checker) Update(changed []trench.Stream, removed []string) {
 
 // replace sets the targets of a stream, and returns new ones, which are not in the schedule yet.
 func (c *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry) {
-	g := c.streams[s.Name]
-	if g == nil {
-		g = &group{}
-		c.streams[s.Name] = g
+	var p *plan
+	old, entries := c.streams[s.Name], make(map[Key]*entry, len(c.streams[s.Name]))
+	c.streams[s.Name] = entries
+	for _, e := range old {
+		p = e.plan // which they share
+		break
 	}
-	if g.plan == nil || g.plan.Check != s.Check {
-		g.plan = newPlan(s.Check)
+	if p == nil || p.Check != s.Check {
+		p = newPlan(s.Check)
 	}
-	old := g.entries
-	g.entries = make(map[Key]*entry, len(old))
 	for _, t := range s.Targets {
 		for _, a := range t.IPs {
 			k, f := Key{Stream: s.Name, Name: t.Name, Addr: a}, vip.FamilyOf(a)
-			if g.entries[k] != nil || g.plan.port == 0 || !g.plan.Families.Has(f) {
+			if entries[k] != nil || p.port == 0 || !p.Families.Has(f) {
 				continue
 			}
 			e := old[k]
-			if e != nil && (e.plan == g.plan || e.plan.subject(f) == g.plan.subject(f)) {
+			if e != nil && (e.plan == p || e.plan.subject(f) == p.subject(f)) {
 				delete(old, k)
-				c.retime(e, g.plan, now)
+				c.retime(e, p, now)
 			} else {
-				e = &entry{Health: Health{Key: k, Since: now}, plan: g.plan, slot: slot{index: -1}}
+				e = &entry{Health: Health{Key: k, Since: now}, plan: p, slot: slot{index: -1}}
 				c.unjudged++
 				c.dirty[k] = struct{}{}
 				fresh = append(fresh, e)
 			}
-			g.entries[k] = e
+			entries[k] = e
 		}
 	}
 	for _, e := range old {
@@ -229,12 +221,7 @@ func (c *Checker) judge(e *entry) {
 }
 
 // entry returns a target, or nil.
-func (c *Checker) entry(k Key) *entry {
-	if g := c.streams[k.Stream]; g != nil {
-		return g.entries[k]
-	}
-	return nil
-}
+func (c *Checker) entry(k Key) *entry { return c.streams[k.Stream][k] }
 
 // Evaluate returns what changed since the last call, with the targets that are overdue at now. One
 // caller calls it at each [Checker.Changed] and at each heartbeat. Its cost follows the number of
@@ -271,8 +258,8 @@ func (c *Checker) scan(now time.Time) (found []Key) {
 		return nil
 	}
 	c.scanAt = time.Time{}
-	for _, g := range c.streams {
-		for _, e := range g.entries {
+	for _, entries := range c.streams {
+		for _, e := range entries {
 			switch {
 			case e.overdue:
 			case now.After(e.deadline()):
@@ -292,8 +279,8 @@ func (c *Checker) scan(now time.Time) (found []Key) {
 func (c *Checker) List() []Health {
 	c.mu.Lock()
 	var list []Health
-	for _, g := range c.streams {
-		for _, e := range g.entries {
+	for _, entries := range c.streams {
+		for _, e := range entries {
 			list = append(list, e.health())
 		}
 	}

@@ -24,8 +24,8 @@ import (
 // goroutines at once.
 type plan struct {
 	trench.Check
-	port uint16         // 0: there is nothing to check
-	tls  *tlsConfig     // nil: plaintext
+	port uint16 // 0: there is nothing to check
+	tls  tlsConfig
 	body *regexp.Regexp // of HTTP
 	// exchange checks a target over a connection until ctx ends; nil if the connection is the whole
 	// check.
@@ -39,10 +39,10 @@ func newPlan(check trench.Check) *plan {
 	switch {
 	case check.HTTP.Port != 0:
 		p.port, p.exchange, p.body = check.HTTP.Port, p.exchangeHTTP, regexp.MustCompile(check.HTTP.Body)
-		p.tls = newTLSConfig(check.HTTP.TLS)
+		p.tls.TLSCheck = check.HTTP.TLS
 	case check.GRPC.Port != 0:
 		p.port, p.exchange = check.GRPC.Port, p.exchangeGRPC
-		p.tls = newTLSConfig(check.GRPC.TLS, "h2")
+		p.tls.TLSCheck, p.tls.protocols = check.GRPC.TLS, []string{"h2"}
 	}
 	return p
 }
@@ -76,7 +76,7 @@ func dialFrom(source netip.Addr) dialFunc {
 // probe makes one check of an address. It returns when ctx ends, at the timeout of the check.
 func (p *plan) probe(ctx context.Context, dial dialFunc, at netip.Addr) outcome {
 	var config *tls.Config
-	if p.tls != nil {
+	if p.tls.On {
 		var err error
 		if config, err = p.tls.of(ctx, at); err != nil {
 			return unavailable(err)

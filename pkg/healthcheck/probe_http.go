@@ -11,10 +11,8 @@ import (
 	"time"
 )
 
-// userAgent identifies checks to targets.
-const userAgent = "vipgate-check"
-
 const (
+	userAgent = "vipgate-check"
 	// maxHead bounds the head of an answer, with informational ones before it.
 	maxHead = 64 << 10
 	// maxBody is how much of a body is matched.

@@ -30,14 +30,6 @@ type tlsConfig struct {
 	authorities *x509.CertPool
 }
 
-// newTLSConfig returns nil for plaintext.
-func newTLSConfig(check trench.TLSCheck, protocols ...string) *tlsConfig {
-	if !check.On {
-		return nil
-	}
-	return &tlsConfig{TLSCheck: check, protocols: protocols}
-}
-
 // of returns the configuration for a connection to the target. The error means that the check
 // cannot run.
 func (t *tlsConfig) of(ctx context.Context, at netip.Addr) (*tls.Config, error) {

@@ -28,8 +28,6 @@ const (
 	// sourceWait is how long a target without a verdict waits for the source address of its checks:
 	// duplicate address detection takes up to 2 s.
 	sourceWait = 10 * time.Second
-	// idle is how long the loop sleeps at most.
-	idle = time.Minute
 )
 
 // Run checks until ctx ends, and waits for the checks that run. It is called once. It fails only
@@ -138,13 +136,11 @@ func (l *loop) checkSource(p probe) (o outcome, ended bool) {
 		return outcome{}, false
 	}
 	problem, passing := l.Source(p.entry.Addr, p.plan.source(vip.FamilyOf(p.entry.Addr)))
-	switch {
-	case problem == "":
-		return outcome{}, false
-	case passing && p.patient:
-		return outcome{verdict: deferred, reason: "check not run: " + problem}, true
+	o = outcome{failed, true, problem}
+	if passing && p.patient {
+		o = outcome{verdict: deferred, reason: "check not run: " + problem}
 	}
-	return outcome{failed, true, problem}, true
+	return o, problem != ""
 }
 
 // collect applies the answers that arrived, and returns their number.
@@ -181,7 +177,7 @@ func (l *loop) next() time.Time {
 	case <-l.rescheduled: // by what the schedule has now; later changes fill it again
 	default:
 	}
-	at := time.Now().Add(idle)
+	at := time.Now().Add(time.Minute)
 	if len(l.schedule) > 0 && l.running < l.maxConcurrent { // else the check that ends wakes the loop
 		at = l.schedule[0].due
 	}

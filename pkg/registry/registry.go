@@ -27,8 +27,7 @@ const (
 	DefaultQuota = 100
 	// maxTargets is how many targets all together may register.
 	maxTargets = 100_000
-	// maxProblems is how many problems State lists.
-	maxProblems = 20
+	maxProblems = 20 // in State
 	// expiryRound is the least time between two rounds of expirations.
 	expiryRound = 10 * time.Millisecond
 )

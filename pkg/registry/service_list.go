@@ -24,11 +24,10 @@ const maxPage = 1000
 type filter struct {
 	who caller
 	all bool // including who registered what
-	now time.Time
 }
 
 func (s *Service) filter(who caller) filter {
-	return filter{who, who.operator() || s.Reader != nil && s.Reader(who.id), time.Now()}
+	return filter{who, who.operator() || s.Reader != nil && s.Reader(who.id)}
 }
 
 // info is a target as it is sent.
@@ -40,7 +39,7 @@ func (f filter) info(v targetset.View) *targetv1.TargetInfo {
 		DrainCause: v.DrainCause, Sources: v.Origins.Names(),
 	}
 	if v.State == healthcheck.Draining {
-		i.DrainFor = durationpb.New(max(0, v.DrainEnd.Sub(f.now)))
+		i.DrainFor = durationpb.New(max(0, time.Until(v.DrainEnd)))
 	}
 	if f.all || v.Owner == f.who.String() {
 		i.RegisteredBy = v.Owner

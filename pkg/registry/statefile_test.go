@@ -140,7 +140,8 @@ func TestStateFileIsStamped(t *testing.T) {
 }
 
 func TestCorruptStateFileIsMovedAside(t *testing.T) {
-	good := `{"version":1,"registrations":[{"stream":"s","name":"a","addresses":["10.0.0.1"],"owner":"operator","grace":"5s"}]}`
+	good := `{"version":1,"registrations":[` +
+		`{"stream":"s","name":"a","addresses":["10.0.0.1"],"owner":"operator","grace":"5s"}]}`
 	for name, content := range map[string]string{
 		"torn":            good[:len(good)/2],
 		"empty":           "",

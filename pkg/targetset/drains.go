@@ -21,8 +21,7 @@ type Drains struct {
 	changed chan struct{}
 
 	writing sync.Mutex // held from the change to the end of its write
-	mu      sync.Mutex
-	orders  map[ID]order
+	orders  latest.Value[map[ID]order]
 }
 
 // drainsVersion is the version of the format of the file.
@@ -49,44 +48,34 @@ type order struct {
 // and logged, and there are no drains. A file that cannot be read is an error: without it targets
 // that an operator drained would receive flows.
 func OpenDrains(path string, log *slog.Logger) (*Drains, error) {
-	d := &Drains{path: path, changed: make(chan struct{}, 1), orders: map[ID]order{}}
+	d := &Drains{path: path, changed: make(chan struct{}, 1)}
 	if path == "" {
 		return d, nil
 	}
 	var document drainDocument
 	now := time.Now()
 	_, found, err := durable.Read(path, &document)
-	if err == nil && found {
-		if d.orders, err = document.parse(now); err != nil {
-			err = fmt.Errorf("%s %w: %w", path, durable.ErrCorrupt, err)
-		}
+	if err == nil && found && document.Version != drainsVersion {
+		err = fmt.Errorf("%s %w: version %d is not %d", path, durable.ErrCorrupt, document.Version, drainsVersion)
 	}
-	switch {
-	case errors.Is(err, durable.ErrCorrupt):
-		durable.SetAside(path, err, now, log)
-		d.orders = map[ID]order{}
-	case err != nil:
-		return nil, fmt.Errorf("drains by an operator: %w", err)
-	}
-	if len(d.orders) > 0 {
-		latest.Wake(d.changed)
-	}
-	return d, nil
-}
-
-func (d drainDocument) parse(now time.Time) (map[ID]order, error) {
-	if d.Version != drainsVersion {
-		return nil, fmt.Errorf("version %d is not %d", d.Version, drainsVersion)
-	}
-	orders := make(map[ID]order, len(d.Drains))
-	for i, o := range d.Drains {
-		if err := o.ID.Check(); err != nil {
-			return nil, fmt.Errorf("drain %d: %w", i, err)
+	orders := make(map[ID]order, len(document.Drains))
+	for i, o := range document.Drains {
+		if errID := o.ID.Check(); err == nil && errID != nil {
+			err = fmt.Errorf("%s %w: drain %d: %w", path, durable.ErrCorrupt, i, errID)
 		}
 		o.end = now.Add(remaining(o.At, time.Duration(o.For), now))
 		orders[o.ID] = o
 	}
-	return orders, nil
+	switch {
+	case errors.Is(err, durable.ErrCorrupt):
+		durable.SetAside(path, err, now, log)
+	case err != nil:
+		return nil, fmt.Errorf("drains by an operator: %w", err)
+	case len(orders) > 0:
+		d.orders.Set(orders)
+		latest.Wake(d.changed)
+	}
+	return d, nil
 }
 
 // remaining returns how much is left of a drain that was ordered at a wall time: a clock that was
@@ -120,10 +109,9 @@ func (d *Drains) Undrain(id ID) error {
 
 // All returns when each drain ends, on the monotonic clock.
 func (d *Drains) All() map[ID]time.Time {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	ends := make(map[ID]time.Time, len(d.orders))
-	for id, o := range d.orders {
+	orders := d.orders.Load()
+	ends := make(map[ID]time.Time, len(orders))
+	for id, o := range orders {
 		ends[id] = o.end
 	}
 	return ends
@@ -133,7 +121,8 @@ func (d *Drains) All() map[ID]time.Time {
 func (d *Drains) change(f func(map[ID]order)) error {
 	d.writing.Lock()
 	defer d.writing.Unlock()
-	orders := maps.Clone(d.orders) // only written below, with both locks held
+	orders := map[ID]order{}
+	maps.Copy(orders, d.orders.Load())
 	f(orders)
 	if d.path != "" {
 		list := slices.SortedFunc(maps.Values(orders), func(a, b order) int { return a.compare(b.ID) })
@@ -141,9 +130,7 @@ func (d *Drains) change(f func(map[ID]order)) error {
 			return fmt.Errorf("drains by an operator: %w", err)
 		}
 	}
-	d.mu.Lock()
-	d.orders = orders
-	d.mu.Unlock()
+	d.orders.Set(orders)
 	latest.Wake(d.changed)
 	return nil
 }

@@ -134,13 +134,6 @@ func (r *Index) watch(ids []ID, wanted func(healthcheck.Key) bool) *Watch {
 	return w
 }
 
-// Watched reports whether a watch is open.
-func (r *Index) Watched() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.watches) > 0
-}
-
 // Watch is one reader's view of the changes, merged until it takes them. Its memory is bounded by
 // the number of addresses.
 type Watch struct {

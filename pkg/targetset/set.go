@@ -2,6 +2,7 @@ package targetset
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -94,14 +95,11 @@ func (s *Set) Offer(o Origin, changed Offers) {
 // SetManualDrains replaces the drains by operators: when each ends, on the monotonic clock. The map
 // must not change later.
 func (s *Set) SetManualDrains(drains map[ID]time.Time) {
-	for id, end := range drains {
-		if old, ok := s.drains[id]; !ok || !old.Equal(end) {
-			s.dirty[id.Stream] = struct{}{}
-		}
-	}
-	for id := range s.drains {
-		if _, ok := drains[id]; !ok {
-			s.dirty[id.Stream] = struct{}{}
+	if !maps.EqualFunc(s.drains, drains, time.Time.Equal) {
+		for _, ids := range []map[ID]time.Time{s.drains, drains} {
+			for id := range ids {
+				s.dirty[id.Stream] = struct{}{}
+			}
 		}
 	}
 	s.drains = drains
