@@ -26,7 +26,7 @@ const (
 	// table of 1 024 entries, which all pods of a node share.
 	DefaultQuota = 100
 	// maxTargets is how many targets all together may register.
-	maxTargets = 100_000
+	maxTargets  = 100_000
 	maxProblems = 20 // in State
 	// expiryRound is the least time between two rounds of expirations.
 	expiryRound = 10 * time.Millisecond
