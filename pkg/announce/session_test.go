@@ -489,7 +489,8 @@ func TestStopFlushError(t *testing.T) {
 		p.establish(3)
 		awaitState(t, a, "established", func(s State) bool { return s.Established })
 		stop() // the peer does not read
-		if s := a.State().Load(); s.Established || s.LastError == nil || !strings.Contains(s.LastError.Error(), "failed to write") {
+		s := a.State().Load()
+		if s.Established || s.LastError == nil || !strings.Contains(s.LastError.Error(), "failed to write") {
 			t.Errorf("got %+v", s)
 		}
 	})

@@ -270,8 +270,8 @@ func (t *table) ensure(desired *vip.Set) (changed, unreadable bool, err error) {
 	return true, readErr != nil, errors.Join(err, readErr)
 }
 
-// needsReplacement reports whether a transaction failed on an object of another type, which cannot be
-// changed in place.
+// needsReplacement reports whether a transaction failed on an object of another type, which cannot
+// be changed in place.
 func needsReplacement(err error) bool {
 	return errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)
 }
@@ -324,7 +324,7 @@ func (t *table) read() error {
 }
 
 // build writes the table in one transaction, so that no packet leaks meanwhile. Sets of the desired
-// form keep their elements; with replace the table is replaced together with the ranges of the VIPs.
+// form keep their elements; with replace, the table is replaced, ranges of the VIPs included.
 func (t *table) build(vips *vip.Set, replace bool) error {
 	if replace {
 		t.nft.AddTable(t.table())

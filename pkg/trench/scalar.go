@@ -53,8 +53,8 @@ const (
 	pathPattern = `^/[\s\S]*[^/.]`
 )
 
-// forms are the forms of texts. Gateway names become names of BIRD's protocols, and all names appear
-// in metrics and logs. A host has 253 characters at most (RFC 1035 section 2.3.4).
+// forms are the forms of texts. Gateway names become names of BIRD's protocols; all names appear in
+// metrics and logs. A host has 253 characters at most (RFC 1035 section 2.3.4).
 var forms = map[string]form{
 	"name":     newForm(`^[A-Za-z0-9_.-]{1,60}$`, "write 1 to 60 characters out of A-Z a-z 0-9 _ . -", nil),
 	"protocol": newForm(`^bgp$`, "write bgp, the only protocol so far", nil),

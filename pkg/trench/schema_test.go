@@ -91,14 +91,19 @@ type object struct {
 	of   reflect.Type
 }
 
-func objectOf(t reflect.Type) object {
-	name := strings.ToLower(cmp.Or(strings.TrimSuffix(t.Name(), "Check"), t.Name()))
-	return object{strings.TrimPrefix(name, "config"), t}
+func objectOf(t reflect.Type) object { return object{schemaName(t.Name()), t} }
+
+// schemaName returns the name of a type in the schema.
+func schemaName(goName string) string {
+	name := cmp.Or(strings.TrimSuffix(goName, "Check"), goName)
+	return strings.TrimPrefix(strings.ToLower(name), "config")
 }
 
 // fields returns the fields that the file can have.
 func (o object) fields() []reflect.StructField {
-	return slices.DeleteFunc(reflect.VisibleFields(o.of), func(f reflect.StructField) bool { return f.Tag.Get("yaml") == "" })
+	return slices.DeleteFunc(reflect.VisibleFields(o.of), func(f reflect.StructField) bool {
+		return f.Tag.Get("yaml") == ""
+	})
 }
 
 // objects are all objects of the file, by name.
@@ -144,7 +149,7 @@ func descriptions(t *testing.T) map[string]string {
 		if !ok {
 			continue
 		}
-		name := strings.TrimPrefix(strings.ToLower(cmp.Or(strings.TrimSuffix(spec.Name.Name, "Check"), spec.Name.Name)), "config")
+		name := schemaName(spec.Name.Name)
 		// A type is described as "Gateway is an external router".
 		text := strings.TrimPrefix(strings.TrimPrefix(first(d.Doc.Text()), spec.Name.Name+" "), "is ")
 		found[name] = strings.ToUpper(text[:1]) + text[1:]
@@ -162,7 +167,8 @@ func descriptions(t *testing.T) map[string]string {
 func schema(t *testing.T) ordered {
 	t.Helper()
 	defs := scalars
-	s := append(ordered{{"$schema", "https://json-schema.org/draft/2020-12/schema"}, {"title", "vipgate trench file"}}, objects()[""].schema(descriptions(t), &defs)...)
+	s := ordered{{"$schema", "https://json-schema.org/draft/2020-12/schema"}, {"title", "vipgate trench file"}}
+	s = append(s, objects()[""].schema(descriptions(t), &defs)...)
 	return append(s, member{"$defs", defs})
 }
 
@@ -206,7 +212,10 @@ func (o object) schema(texts map[string]string, defs *ordered) ordered {
 		s = append(s, member{"oneOf", choice})
 	case "stream": // one with targets needs a check
 		s = append(s,
-			member{"if", ordered{{"properties", ordered{{"targets", ordered{{"minItems", 1}}}}}, {"required", []string{"targets"}}}},
+			member{"if", ordered{
+				{"properties", ordered{{"targets", ordered{{"minItems", 1}}}}},
+				{"required", []string{"targets"}},
+			}},
 			member{"then", ordered{{"required", []string{"check"}}}})
 	}
 	return s
@@ -219,10 +228,11 @@ func (o object) initial(f reflect.StructField) any {
 	}
 	x := reflect.New(o.of).Elem()
 	newParser(DefaultDefaults()).setDefaults(x)
+	written := f.Tag.Get("form") != "" || f.Type == durationType // as a text
 	switch v := x.FieldByIndex(f.Index); {
 	case f.Type.Kind() == reflect.Bool:
 		return false
-	case f.Tag.Get("default") != "" && (f.Type.Kind() == reflect.String || v.Type() == durationType || f.Tag.Get("form") != ""):
+	case f.Tag.Get("default") != "" && written:
 		return f.Tag.Get("default")
 	case v.IsZero(), v.Kind() == reflect.Struct:
 		return nil
