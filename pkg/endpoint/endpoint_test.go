@@ -129,7 +129,8 @@ func TestCallsAreCounted(t *testing.T) {
 				for _, l := range m.GetLabel() {
 					labels[l.GetName()] = l.GetValue()
 				}
-				if f.GetName() == metrics.CallsHandled.Name && labels["grpc_method"] == "Check" && labels["grpc_code"] == code {
+				if f.GetName() == metrics.CallsHandled.Name && labels["grpc_method"] == "Check" &&
+					labels["grpc_code"] == code {
 					n += m.GetCounter().GetValue()
 				}
 			}

@@ -88,8 +88,8 @@ func configureDirectory(d *readinessfile.Reader, c *trench.Config) {
 	d.Configure(streams, c.Attractor.VIPs)
 }
 
-// publish puts a listing into the pending update: all VIPs if any may have changed. Otherwise only the
-// lease is renewed.
+// publish puts a listing into the pending update: all VIPs if any may have changed. Otherwise only
+// the lease is renewed.
 func (s *directorySource) publish(now time.Time, l readinessfile.Listing, c *trench.Config) {
 	changed := s.from == nil || l.Revision != s.revision || c != s.from
 	if changed {

@@ -76,8 +76,8 @@ type Server struct {
 }
 
 // New returns a server that knows only "", which does not serve yet. log receives a line for each
-// change of a condition, not of a VIP. changed is called in order for every condition that starts or
-// stops to serve; it must not block and must not call the server.
+// change of a condition, not of a VIP. changed is called in order for every condition that starts
+// or stops to serve; it must not block and must not call the server.
 func New(log *slog.Logger, changed func(service string, serving bool)) *Server {
 	return &Server{
 		log: log, onTransition: changed, conditions: map[string]Condition{}, vips: map[vip.VIP]bool{},
@@ -178,8 +178,8 @@ func (s *Server) Shutdown() {
 	s.notify()
 }
 
-// notify wakes every watch, which reads its state once mu is free. Only as many as are open and wait
-// cost anything.
+// notify wakes every watch, which reads its state once mu is free. The cost is that of the watches
+// that wait.
 func (s *Server) notify() { s.changed.Set(struct{}{}) }
 
 func (s *Server) defined(service string) bool {
