@@ -50,7 +50,7 @@ func differing(a, b []string) (n int) {
 // The same flow picks the same target in every pod: the table depends only on the names of the
 // stream's ready targets, M and the seed. So the targets have other numbers in each pod here, and
 // came and went in another order.
-func TestPodsAgreeWhateverTheyLivedThrough(t *testing.T) {
+func TestPodsAgreeOnTables(t *testing.T) {
 	const targets, size = 10, 1009
 	stream := func(order ...int) *Stream {
 		s := siteStream("a", bothVIPs)

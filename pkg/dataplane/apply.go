@@ -40,7 +40,8 @@ func (p *streamChange) fail(err error) {
 		Remedy: "it is retried; look at the table with: nft list table inet " + TableName,
 	}
 	if foreign, ok := errors.AsType[*fwstate.ConflictError](err); ok {
-		problem.Object, problem.Remedy = foreign.Object, "remove or rename it, or the stream; objects of vipgate have comments"
+		problem.Object = foreign.Object
+		problem.Remedy = "remove or rename it, or the stream; objects of vipgate have comments"
 	}
 	p.failed, p.record.failed = true, true
 	p.record.problems = append(p.record.problems, problem)
@@ -61,7 +62,9 @@ func (p *streamChange) failTarget(name string, f vip.Family, err error) {
 
 // toApply lists the targets whose objects are compared with the kernel and written.
 func (p *streamChange) toApply() []plan.InstalledTarget {
-	return slices.DeleteFunc(plan.SortedTargets(p.Targets), func(t plan.InstalledTarget) bool { return !p.Apply[t.FWMark] })
+	return slices.DeleteFunc(plan.SortedTargets(p.Targets), func(t plan.InstalledTarget) bool {
+		return !p.Apply[t.FWMark]
+	})
 }
 
 // kernel returns what the kernel must have of the stream.
@@ -339,7 +342,9 @@ func (e *engine) readBack(plans []*streamChange) error {
 		p.record.stale = true
 		gone = append(gone, p.remove.RemoveTargets...)
 	}
-	touched := slices.DeleteFunc(slices.Clone(plans), func(p *streamChange) bool { return p.add.Empty() && p.remove.Empty() })
+	touched := slices.DeleteFunc(slices.Clone(plans), func(p *streamChange) bool {
+		return p.add.Empty() && p.remove.Empty()
+	})
 	if len(touched) >= manyStreams {
 		e.stale &^= nftables
 		if err := e.readAll(); err != nil {
@@ -425,8 +430,8 @@ func (e *engine) conclude(p *streamChange) {
 		switch {
 		case p.failedTargets[t.Name]:
 		case !plan.SameNFTables(orNone(e.observed.Targets[t.FWMark]), t.Kernel()):
-			p.fail(fmt.Errorf("the chain of target %s (fwmark %d), or its elements, are not in the kernel after they were written",
-				t.Name, t.FWMark))
+			p.fail(fmt.Errorf("the chain of target %s (fwmark %d), or its elements, "+
+				"are not in the kernel after they were written", t.Name, t.FWMark))
 		default:
 			e.keepTarget(t)
 		}

@@ -13,14 +13,14 @@ import (
 )
 
 // expect fails the test unless these targets are in the kernel's table for IPv4.
-func (w *world) expect(t *testing.T, stream string, names ...string) {
+func (w *modelFixture) expect(t *testing.T, stream string, names ...string) {
 	t.Helper()
 	if got := w.serving(stream, vip.IPv4); !slices.Equal(got, names) {
 		t.Fatalf("in the table of %s: %q, want %q", stream, got, names)
 	}
 }
 
-func (w *world) problem(object string) (Problem, bool) {
+func (w *modelFixture) problem(object string) (Problem, bool) {
 	for _, p := range w.state().Problems {
 		if p.Object == object {
 			return p, true
@@ -29,11 +29,11 @@ func (w *world) problem(object string) (Problem, bool) {
 	return Problem{}, false
 }
 
-func TestTargetsLeftOutWhileTheyServedAreDrained(t *testing.T) {
-	w := newWorld()
-	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving), testTarget("x3", Draining), testTarget("x4", Serving))), false)
-	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving), testTarget("x4", Down))), false)
-	left := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)))
+func TestRemovedServingTargetDrains(t *testing.T) {
+	w := newModelFixture()
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving), testTarget("x3", Draining), testTarget("x4", Serving))), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving), testTarget("x4", Down))), false)
+	left := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)))
 	w.k.conns[w.number("a", "x2")] = true
 	number := w.number("a", "x2")
 	w.restart()
@@ -62,14 +62,14 @@ func TestTargetsLeftOutWhileTheyServedAreDrained(t *testing.T) {
 	}
 }
 
-func TestADrainedTargetThatComesBackServesWithItsNumber(t *testing.T) {
-	w := newWorld()
+func TestReturningTargetKeepsItsFWMark(t *testing.T) {
+	w := newModelFixture()
 	both := func() *Desired {
-		return wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving)))
+		return desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving)))
 	}
 	w.settle(both(), false)
 	number := w.number("a", "x2")
-	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving))), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving))), false)
 	w.settle(both(), false)
 	w.expect(t, "a", "x1", "x2")
 	if w.number("a", "x2") != number || w.k.births[number] != 1 {
@@ -80,13 +80,13 @@ func TestADrainedTargetThatComesBackServesWithItsNumber(t *testing.T) {
 	}
 }
 
-func TestUnknownTargetsStayAsRecorded(t *testing.T) {
-	w := newWorld()
-	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Draining), testTarget("x3", Serving), testTarget("x4", Serving))), false)
-	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x3", Draining), testTarget("x4", Down))), false)
+func TestUnknownTargetsKeepTheirRole(t *testing.T) {
+	w := newModelFixture()
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Draining), testTarget("x3", Serving), testTarget("x4", Serving))), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x3", Draining), testTarget("x4", Down))), false)
 	w.restart()
 	writes := w.k.writes
-	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Unknown), testTarget("x3", Unknown), testTarget("x4", Unknown), testTarget("x5", Unknown))), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Unknown), testTarget("x3", Unknown), testTarget("x4", Unknown), testTarget("x5", Unknown))), false)
 	w.expect(t, "a", "x1")
 	if w.k.writes != writes {
 		t.Fatal("something was written")
@@ -99,9 +99,9 @@ func TestUnknownTargetsStayAsRecorded(t *testing.T) {
 	}
 }
 
-func TestFailedNeighbourLeavesTheTableAndComesBack(t *testing.T) {
-	w := newWorld()
-	desired := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving)))
+func TestFailedNeighborLeavesTable(t *testing.T) {
+	w := newModelFixture()
+	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving)))
 	w.settle(desired, false)
 	address := testTarget("x2", Serving).IPs[0]
 	w.k.net.FailedNeighbors[address] = struct{}{}
@@ -120,15 +120,15 @@ func TestFailedNeighbourLeavesTheTableAndComesBack(t *testing.T) {
 	w.expect(t, "a", "x1", "x2")
 }
 
-func TestRoutesThatWentWithALinkComeBackWithIt(t *testing.T) {
+func TestRoutesAreRestoredWithTheirLink(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		// flap: nothing is observed while the link is down.
 		flap, restart bool
 	}{{name: "down and up"}, {name: "down and up between two looks", flap: true}, {name: "down and up while no plane ran", flap: true, restart: true}} {
 		t.Run(tt.name, func(t *testing.T) {
-			w := newWorld()
-			desired := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving, Serving), testTarget("x2", Serving)))
+			w := newModelFixture()
+			desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving, Serving), testTarget("x2", Serving)))
 			w.settle(desired, false)
 			w.k.linkGoes(false)
 			if !tt.flap {
@@ -158,8 +158,8 @@ func TestRoutesThatWentWithALinkComeBackWithIt(t *testing.T) {
 }
 
 func TestRemovedRouteOfHeldStreamStays(t *testing.T) {
-	w := newWorld()
-	desired := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving)))
+	w := newModelFixture()
+	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving)))
 	w.settle(desired, false)
 	if err := w.e.hold("a", time.Time{}); err != nil {
 		t.Fatal(err)
@@ -169,22 +169,22 @@ func TestRemovedRouteOfHeldStreamStays(t *testing.T) {
 	w.settle(desired, false)
 	w.expect(t, "a", "x1")
 	// Something else that is wanted elsewhere in the stream does not repair it.
-	desired = wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving), testTarget("x3", Serving)))
+	desired = desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving), testTarget("x3", Serving)))
 	w.settle(desired, false)
 	w.expect(t, "a", "x1", "x3")
 	// Something else that is wanted of itself does.
-	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Draining), testTarget("x3", Serving))), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Draining), testTarget("x3", Serving))), false)
 	if d := w.e.drift(); len(d) > 0 {
 		t.Fatalf("drift %+v", d)
 	}
 }
 
-func TestTakenNumbersAreLeftOut(t *testing.T) {
-	w := newWorld()
+func TestTakenFWMarksAreSkipped(t *testing.T) {
+	w := newModelFixture()
 	w.k.inUse[5000] = "route default via 10.9.9.9 table 5000"
 	w.k.Targets[5001] = &plan.KernelTarget{FWMark: 5001, ChainIntact: true}
 	w.notice()
-	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving))), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving))), false)
 	if n := w.number("a", "x1"); n != 5002 {
 		t.Fatalf("number %d", n)
 	}
@@ -198,10 +198,10 @@ func TestTakenNumbersAreLeftOut(t *testing.T) {
 	}
 }
 
-func TestOneStreamThatFailsDoesNotKeepTheOthers(t *testing.T) {
-	w := newWorld()
+func TestFailedStreamDoesNotBlockOthers(t *testing.T) {
+	w := newModelFixture()
 	w.k.refuse = "b"
-	desired := wantedOf(
+	desired := desiredOf(
 		testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)),
 		testStream("b", []string{"20.0.0.2/32"}, testTarget("x1", Serving)),
 		testStream("c", []string{"20.0.0.3/32"}, testTarget("x1", Serving)),
@@ -224,29 +224,29 @@ func TestOneStreamThatFailsDoesNotKeepTheOthers(t *testing.T) {
 	}
 }
 
-func TestAVIPMovesInOneTransaction(t *testing.T) {
-	w := newWorld()
+func TestVIPMovesInOneTransaction(t *testing.T) {
+	w := newModelFixture()
 	a, b := testTarget("x1", Serving), testTarget("y1", Serving)
-	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32", "20.0.0.2/32"}, a), testStream("b", []string{"20.0.0.3/32"}, b)), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32", "20.0.0.2/32"}, a), testStream("b", []string{"20.0.0.3/32"}, b)), false)
 	writes := w.k.writes
-	w.settle(wantedOf(testStream("a", []string{"20.0.0.2/32"}, a), testStream("b", []string{"20.0.0.1/32", "20.0.0.3/32"}, b)), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.2/32"}, a), testStream("b", []string{"20.0.0.1/32", "20.0.0.3/32"}, b)), false)
 	if w.k.VIPs[vip.Require("20.0.0.1/32")] != "b" || w.k.writes != writes+1 {
 		t.Fatalf("VIPs %v after %d transactions", w.k.VIPs, w.k.writes-writes)
 	}
 	// Also from a stream that goes.
 	writes = w.k.writes
-	w.settle(wantedOf(testStream("b", []string{"20.0.0.1/32", "20.0.0.2/32", "20.0.0.3/32"}, b)), false)
+	w.settle(desiredOf(testStream("b", []string{"20.0.0.1/32", "20.0.0.2/32", "20.0.0.3/32"}, b)), false)
 	if w.k.VIPs[vip.Require("20.0.0.2/32")] != "b" || w.k.writes != writes+1 || w.k.Streams["a"] != nil {
 		t.Fatalf("VIPs %v after %d transactions", w.k.VIPs, w.k.writes-writes)
 	}
 }
 
-func TestForeignChainKeepsItsStreamOut(t *testing.T) {
-	w := newWorld()
+func TestForeignChainBlocksStream(t *testing.T) {
+	w := newModelFixture()
 	w.k.Base = true
 	w.k.Streams["a"] = &plan.KernelStream{Name: "a"}
 	w.notice()
-	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)), testStream("b", []string{"20.0.0.2/32"}, testTarget("x1", Serving))), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)), testStream("b", []string{"20.0.0.2/32"}, testTarget("x1", Serving))), false)
 	w.expect(t, "b", "x1")
 	if p, ok := w.problem("chain inet vipgate-lb stream/a"); !ok || len(p.VIPs) != 1 {
 		t.Fatalf("problems %+v", w.state().Problems)
@@ -257,13 +257,13 @@ func TestForeignChainKeepsItsStreamOut(t *testing.T) {
 }
 
 func TestForeignElementOfHeldStreamStays(t *testing.T) {
-	w := newWorld()
+	w := newModelFixture()
 	v := vip.Require("20.0.0.1/32")
 	w.k.Base = true
 	w.k.Streams["other"] = &plan.KernelStream{Name: "other"}
 	w.k.VIPs[v] = "other"
 	w.notice()
-	desired := wantedOf(testStream("a", []string{v.String()}, testTarget("x1", Serving)))
+	desired := desiredOf(testStream("a", []string{v.String()}, testTarget("x1", Serving)))
 	if err := w.e.hold("a", time.Time{}); err != nil {
 		t.Fatal(err)
 	}
@@ -276,11 +276,11 @@ func TestForeignElementOfHeldStreamStays(t *testing.T) {
 	}
 }
 
-func TestATargetOnNoNetworkIsAProblemAndIsTriedAgain(t *testing.T) {
-	w := newWorld()
+func TestUnconnectedTargetIsRetried(t *testing.T) {
+	w := newModelFixture()
 	far := testTarget("x2", Serving)
 	far.IPs[0] = netip.MustParseAddr("192.0.2.1")
-	desired := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), far))
+	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), far))
 	w.settle(desired, false)
 	w.expect(t, "a", "x1")
 	if p, ok := w.problem("target a/x2"); !ok || !w.e.failing() {
@@ -298,17 +298,17 @@ func TestATargetOnNoNetworkIsAProblemAndIsTriedAgain(t *testing.T) {
 	}
 }
 
-func TestReconcileWaitsForTheFirstConfigure(t *testing.T) {
-	w := newWorld()
+func TestReconcileBeforeFirstConfigure(t *testing.T) {
+	w := newModelFixture()
 	if _, err := w.e.reconcile(nil); err == nil {
 		t.Fatal("no error")
 	}
 }
 
-func TestNothingChangesBeforeTheFirstConfigure(t *testing.T) {
-	w := newWorld()
-	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving))), false)
-	w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving))), false)
+func TestNoChangeBeforeFirstConfigure(t *testing.T) {
+	w := newModelFixture()
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving))), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving))), false)
 	w.clock = w.clock.Add(time.Hour)
 	writes := w.k.writes
 	w.restart()

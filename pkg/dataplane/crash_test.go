@@ -96,16 +96,16 @@ func (s *site) victim(w *Desired, step string) (killed bool) {
 	return false
 }
 
-func TestKillAtAnyStepEndsTheSame(t *testing.T) {
+func TestKillAtAnyStepConverges(t *testing.T) {
 	moved := siteTarget(3, Serving, Serving)
 	moved.IPs[0] = netip.MustParseAddr("10.1.0.99")
-	first := wantedOf(
+	first := desiredOf(
 		siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving), siteTarget(3, Serving, Serving)),
 		siteStream("b", []string{"20.0.0.2/32"}, siteTarget(4, Serving)),
 	)
 	drains := siteStream("a", append(bothVIPs, "20.1.1.0/24"), siteTarget(1, Serving, Serving), moved, siteTarget(5, Serving, Serving))
 	drains.DrainTime = 200 * time.Millisecond
-	second := wantedOf(drains, siteStream("c", []string{"20.0.0.2/32"}, siteTarget(6, Serving), siteTarget(7, Draining)))
+	second := desiredOf(drains, siteStream("c", []string{"20.0.0.2/32"}, siteTarget(6, Serving), siteTarget(7, Draining)))
 	run := func(t *testing.T, steps ...string) (end string) {
 		x := newSite(t)
 		if x.victim(first, "") {

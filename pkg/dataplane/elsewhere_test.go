@@ -9,11 +9,11 @@ import (
 
 // A VIP is READY only after table, rules and routes were read back. All of them exist here, and
 // packets go elsewhere all the same.
-func TestATargetWhosePacketsGoElsewhereDoesNotServe(t *testing.T) {
+func TestMisroutedTargetDoesNotServe(t *testing.T) {
 	x := newSite(t)
 	x.sh("ip route add default via 10.1.0.77 table 77; ip rule add prio 50 lookup 77")
 	p := x.start()
-	p.Configure(wantedOf(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving))))
+	p.Configure(desiredOf(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving))))
 	s := p.wait("a problem of the target", func(s State) bool {
 		return slices.ContainsFunc(s.Problems, func(p Problem) bool { return p.Object == "target a/t1" && p.Detail != "" })
 	})

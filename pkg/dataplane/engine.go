@@ -49,7 +49,7 @@ type streamRecord struct {
 	// changed. failed: the last change failed and is retried.
 	dirty, stale, repair, failed bool
 
-	tables   [len(vip.Families)]plan.TableCache
+	tables   plan.TableCaches
 	fault    plan.StreamFault
 	drift    []Drift
 	state    *StreamState

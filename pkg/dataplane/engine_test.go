@@ -14,7 +14,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-func drawWanted(t *rapid.T) *Desired {
+func drawDesired(t *rapid.T) *Desired {
 	var streams []*Stream
 	for _, name := range []string{"a", "b", "c"} {
 		if rapid.IntRange(0, 4).Draw(t, "without") == 0 {
@@ -45,14 +45,14 @@ func drawWanted(t *rapid.T) *Desired {
 		}
 		streams = append(streams, s)
 	}
-	return wantedOf(streams...)
+	return desiredOf(streams...)
 }
 
-func TestAnySequenceOfChangesAndKillsEndsAsWanted(t *testing.T) {
+func TestAnyChangesAndKillsConverge(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := newWorld()
+		w := newModelFixture()
 		for range rapid.IntRange(1, 6).Draw(t, "changes") {
-			desired := drawWanted(t)
+			desired := drawDesired(t)
 			had := w.had()
 			births := maps.Clone(w.k.births)
 			stayed := map[uint32]string{}
@@ -121,8 +121,8 @@ func TestAnySequenceOfChangesAndKillsEndsAsWanted(t *testing.T) {
 	})
 }
 
-// byHand removes or changes something as another process would.
-func byHand(t *rapid.T, k *modelKernel) {
+// tamper removes or changes something as another process would.
+func tamper(t *rapid.T, k *modelKernel) {
 	k.gen++
 	numbers := slices.Sorted(maps.Keys(k.Targets))
 	streams := slices.Sorted(maps.Keys(k.Streams))
@@ -165,14 +165,14 @@ func byHand(t *rapid.T, k *modelKernel) {
 
 func TestDriftIsRepaired(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := newWorld()
-		desired := drawWanted(t)
+		w := newModelFixture()
+		desired := drawDesired(t)
 		w.settle(desired, false)
 		repaired := 0
 		w.e.o.OnRepair = func(r []Repaired) { repaired += len(r) }
 		before := w.kernel()
-		for range rapid.IntRange(1, 4).Draw(t, "hands") {
-			byHand(t, w.k)
+		for range rapid.IntRange(1, 4).Draw(t, "tamperings") {
+			tamper(t, w.k)
 		}
 		different := !sameKernel(before, w.kernel())
 		restart := rapid.Bool().Draw(t, "restart")
@@ -196,8 +196,8 @@ func TestDriftIsRepaired(t *testing.T) {
 
 func TestHeldDriftStaysUntilResumed(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := newWorld()
-		desired := drawWanted(t)
+		w := newModelFixture()
+		desired := drawDesired(t)
 		w.settle(desired, false)
 		w.notice()
 		w.settle(desired, false)
@@ -206,9 +206,9 @@ func TestHeldDriftStaysUntilResumed(t *testing.T) {
 		}
 		had := w.had()
 		before := w.kernel()
-		hands := rapid.IntRange(1, 4).Draw(t, "hands")
-		for range hands {
-			byHand(t, w.k)
+		tamperings := rapid.IntRange(1, 4).Draw(t, "tamperings")
+		for range tamperings {
+			tamper(t, w.k)
 		}
 		handed := w.kernel()
 		different := !sameKernel(before, handed)
@@ -219,7 +219,7 @@ func TestHeldDriftStaysUntilResumed(t *testing.T) {
 			t.Fatalf("changed by another process: %v; drift: %+v", different, drift)
 		}
 		// Of a stream or target of which nothing is left the next process does not know.
-		known := hands == 1
+		known := tamperings == 1
 		for name, s := range desired.Streams {
 			known = known && slices.ContainsFunc(s.Targets, func(t Target) bool { return had[name+"/"+t.Name] && slices.Contains(t.Roles[:], Serving) })
 		}
@@ -278,11 +278,11 @@ func TestHeldDriftStaysUntilResumed(t *testing.T) {
 	})
 }
 
-func TestCleanupRemovesAllThatIsOurs(t *testing.T) {
+func TestCleanupRemovesEverything(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := newWorld()
+		w := newModelFixture()
 		w.k.left = rapid.IntRange(0, 40).Draw(t, "acts")
-		w.settle(drawWanted(t), false)
+		w.settle(drawDesired(t), false)
 		w.k.left = -1
 		if _, err := cleanUp(w.k, w.e.o); err != nil {
 			t.Fatal(err)

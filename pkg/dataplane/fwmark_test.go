@@ -7,7 +7,7 @@ import (
 )
 
 func TestFWMarksAreNotReusedSoon(t *testing.T) {
-	e := newWorld().e
+	e := newModelFixture().e
 	e.o.First, e.o.Mask, e.probed, e.probing = 5000, 0xffff, map[uint32]string{}, 1
 	e.targets[5002] = plan.InstalledTarget{FWMark: 5002}
 	take := func() uint32 {

@@ -111,11 +111,15 @@ func (p *Plane) Hold(ctx context.Context, stream string, d time.Duration) (until
 
 // Resume ends a hold, or all holds with "", and returns the repaired drift.
 func (p *Plane) Resume(ctx context.Context, stream string) ([]Drift, error) {
-	return ask(ctx, p, "resume the data plane", func(e *engine) ([]Drift, error) { return e.resume(stream, p.desired.Load()) })
+	return ask(ctx, p, "resume the data plane", func(e *engine) ([]Drift, error) {
+		return e.resume(stream, p.desired.Load())
+	})
 }
 
 // Reconcile repairs all drift at once, without back-off, except that of held streams, and
 // returns the repaired drift. Before the first Configure it fails.
 func (p *Plane) Reconcile(ctx context.Context) ([]Drift, error) {
-	return ask(ctx, p, "reconcile the data plane", func(e *engine) ([]Drift, error) { return e.reconcile(p.desired.Load()) })
+	return ask(ctx, p, "reconcile the data plane", func(e *engine) ([]Drift, error) {
+		return e.reconcile(p.desired.Load())
+	})
 }

@@ -9,12 +9,12 @@ import (
 
 // A draining target keeps its established flows until they end or its drain time is over, whatever
 // else becomes of its stream meanwhile.
-func TestATargetThatWasLeftOutStaysThroughOtherChangesUntilItsTime(t *testing.T) {
+func TestDrainSurvivesOtherChanges(t *testing.T) {
 	vips := []string{"20.0.0.1/32"}
-	w := newWorld()
-	w.settle(wantedOf(testStream("a", vips, testTarget("x1", Serving), testTarget("x2", Serving))), false)
+	w := newModelFixture()
+	w.settle(desiredOf(testStream("a", vips, testTarget("x1", Serving), testTarget("x2", Serving))), false)
 	left := testStream("a", vips, testTarget("x1", Serving))
-	w.settle(wantedOf(left), false)
+	w.settle(desiredOf(left), false)
 	number, end := w.number("a", "x2"), w.clock.Add(left.DrainTime)
 	w.k.conns[number] = true
 	drains := func(when string) {
@@ -29,17 +29,17 @@ func TestATargetThatWasLeftOutStaysThroughOtherChangesUntilItsTime(t *testing.T)
 	drains("left out")
 
 	w.clock = w.clock.Add(time.Second)
-	w.settle(wantedOf(testStream("a", vips, testTarget("x1", Serving), testTarget("x3", Serving))), false)
+	w.settle(desiredOf(testStream("a", vips, testTarget("x1", Serving), testTarget("x3", Serving))), false)
 	w.expect(t, "a", "x1", "x3")
 	drains("another target came")
 
 	w.clock = w.clock.Add(time.Second)
-	w.settle(wantedOf(testStream("a", vips, testTarget("x1", Down), testTarget("x3", Serving))), false)
+	w.settle(desiredOf(testStream("a", vips, testTarget("x1", Down), testTarget("x3", Serving))), false)
 	w.expect(t, "a", "x3")
 	drains("another target is down")
 
 	w.restart()
-	last := wantedOf(testStream("a", append(vips, "20.0.0.2/32"), testTarget("x3", Serving)))
+	last := desiredOf(testStream("a", append(vips, "20.0.0.2/32"), testTarget("x3", Serving)))
 	w.settle(last, false)
 	drains("a restart, another VIP, and one that is gone at once")
 

@@ -15,13 +15,13 @@ import (
 // errKilled stands for a kill at some instant.
 var errKilled = errors.New("killed")
 
-// mortal counts what a process does to the world, and ends it.
-type mortal struct {
+// killable counts what a process does to the kernel, and ends it.
+type killable struct {
 	// left is how many more things it does; negative: it never dies.
 	left int
 }
 
-func (m *mortal) act() {
+func (m *killable) act() {
 	if m.left == 0 {
 		panic(errKilled)
 	}
@@ -30,7 +30,7 @@ func (m *mortal) act() {
 
 // modelKernel is a kernel as the engine sees it: what a fabric is on the real one.
 type modelKernel struct {
-	mortal
+	killable
 	plan.KernelState
 	gen uint32
 	// unruled: the policy rules that no target owns are missing.
@@ -46,7 +46,7 @@ type modelKernel struct {
 
 func newModelKernel() *modelKernel {
 	return &modelKernel{
-		mortal:      mortal{left: -1},
+		killable:    killable{left: -1},
 		KernelState: plan.KernelState{Streams: map[string]*plan.KernelStream{}, Targets: map[uint32]*plan.KernelTarget{}, VIPs: map[vip.VIP]string{}},
 		births:      map[uint32]int{}, conns: map[uint32]bool{}, inUse: map[uint32]string{},
 		net: plan.Network{

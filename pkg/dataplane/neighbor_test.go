@@ -9,7 +9,7 @@ import (
 // Neighbor state is watched. The first failure may be seen by a look that has another reason, such
 // as the plane's own changes that are reported back; the second one is only seen if it is heard of,
 // since nothing else happens, and the next look at everything is a minute away.
-func TestANeighbourThatFailsAgainIsOutAgain(t *testing.T) {
+func TestRepeatedNeighborFailures(t *testing.T) {
 	for _, x := range []struct {
 		family vip.Family
 		addr   string

@@ -37,7 +37,7 @@ func with(streams []*Stream, change func(*Target)) []*Stream {
 	return out
 }
 
-func BenchmarkOneChangeAmongAThousandTargets(b *testing.B) {
+func BenchmarkChangeAmong1000Targets(b *testing.B) {
 	for _, tt := range []struct {
 		name   string
 		change func(*Target)
@@ -66,7 +66,7 @@ func BenchmarkOneChangeAmongAThousandTargets(b *testing.B) {
 	}
 }
 
-func BenchmarkStartWithAThousandTargets(b *testing.B) {
+func BenchmarkStartWith1000Targets(b *testing.B) {
 	x := newSite(b)
 	x.must(x.ns.IP("address", "add", "10.1.0.1/16", "dev", "eth1"))
 	quiet := func(o *Options) { o.Log = slog.New(slog.DiscardHandler) }

@@ -11,7 +11,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-func TestTargetsComeAndGo(t *testing.T) {
+func TestTargetLifecycle(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
 	s := p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving)))
@@ -78,7 +78,7 @@ func TestTargetsComeAndGo(t *testing.T) {
 	}
 }
 
-func TestARestartTouchesNothing(t *testing.T) {
+func TestRestartChangesNothing(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
 	streams := []*Stream{siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, Serving, Serving), siteTarget(2, Draining, Serving)), siteStream("b", []string{"20.0.0.2/32"}, siteTarget(1, Serving))}
@@ -112,9 +112,9 @@ func TestDriftIsRepairedWithinASecond(t *testing.T) {
 	})
 	before := p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving)))
 	whole := sortedLines(x.snapshot())
-	for _, tt := range hands {
+	for _, tt := range tamperings {
 		t.Run(tt.name, func(t *testing.T) {
-			x.sh(tt.hand)
+			x.sh(tt.command)
 			for {
 				select {
 				case r := <-events:
@@ -150,7 +150,7 @@ func TestHarmlessDriftIsNoProblem(t *testing.T) {
 }
 
 func TestHeldDriftIsShown(t *testing.T) {
-	for _, tt := range hands {
+	for _, tt := range tamperings {
 		t.Run(tt.name, func(t *testing.T) {
 			x := newSite(t)
 			p := x.start()
@@ -160,7 +160,7 @@ func TestHeldDriftIsShown(t *testing.T) {
 			if _, err := p.Hold(t.Context(), "", 0); err != nil {
 				t.Fatal(err)
 			}
-			x.sh(tt.hand)
+			x.sh(tt.command)
 			drifted := func(s State) bool {
 				return slices.ContainsFunc(s.Drift, func(d Drift) bool { return d.Object == tt.object }) && (tt.serves == nil || serves(s, "a", vip.IPv4, tt.serves...))
 			}
@@ -242,8 +242,8 @@ func TestHoldExpires(t *testing.T) {
 
 // A process that keeps deleting a rule makes repairs back off, and is reported once.
 func TestRepairsBackOff(t *testing.T) {
-	w := newWorld()
-	desired := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)), testStream("b", []string{"20.0.0.2/32"}, testTarget("x2", Serving)))
+	w := newModelFixture()
+	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)), testStream("b", []string{"20.0.0.2/32"}, testTarget("x2", Serving)))
 	w.settle(desired, false)
 	var reports, contested int
 	w.e.o.OnRepair = func(list []Repaired) {
@@ -327,7 +327,7 @@ func TestRoutesComeBackWithTheLink(t *testing.T) {
 	x.eventually("the kernel to be as before", func() bool { return sortedLines(x.snapshot()) == whole })
 }
 
-func TestAFailedNeighbourIsOut(t *testing.T) {
+func TestFailedNeighborIsOut(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
 	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving)))
@@ -340,7 +340,7 @@ func TestAFailedNeighbourIsOut(t *testing.T) {
 	p.wait("t2 in the table", func(s State) bool { return serves(s, "a", vip.IPv4, "t1", "t2") && len(s.Unreachable) == 0 })
 }
 
-func TestADrainThatThePlaneBeganEnds(t *testing.T) {
+func TestDrainEnds(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
 	a := siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving))
@@ -370,7 +370,7 @@ func TestProblemsWithTheKernel(t *testing.T) {
 	x.sh("ip address add 20.0.0.9/32 dev lo")
 	p := x.start()
 	far := Target{Name: "far", IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Roles: [2]Role{Serving, Down}}
-	p.Configure(wantedOf(
+	p.Configure(desiredOf(
 		siteStream("a", append(bothVIPs, "20.0.0.9/32"), siteTarget(1, Serving, Serving), far),
 		siteStream("b", []string{"20.0.0.1/32", "20.0.0.2/32"}, siteTarget(2, Serving, Serving)),
 	))

@@ -35,7 +35,7 @@ func lacksCapability() *Problem {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData // version 3 has two words for 64 capabilities
 	if err := unix.Capget(&header, &data[0]); err != nil {
-		return &Problem{Object: "CAP_NET_ADMIN", Detail: fmt.Sprintf("the capabilities of this process cannot be read: %v", err)}
+		return &Problem{Object: "CAP_NET_ADMIN", Detail: "the capabilities of this process cannot be read: " + err.Error()}
 	}
 	if data[0].Effective&(1<<unix.CAP_NET_ADMIN) != 0 {
 		return nil
@@ -70,10 +70,12 @@ func sysctlProblems(c *fwstate.Conn) (problems []sysctlProblem) {
 	}
 	checkFamily := func(f vip.Family, directory, forwarding sysctl.Key, name string) {
 		check(f, directory+forwarding, "1", name+" packets are not forwarded", true)
-		check(f, directory+"fib_multipath_hash_policy", "1", "packets of one flow are spread over gateways by addresses only", false)
+		check(f, directory+"fib_multipath_hash_policy", "1",
+			"packets of one flow are spread over gateways by addresses only", false)
 		// A packet that this host creates in answer to one with a target's mark, such as
 		// "fragmentation needed", would go to the target instead of the client.
-		check(f, directory+"fwmark_reflect", "0", "ICMP errors of this host about VIP traffic go to targets instead of clients", true)
+		check(f, directory+"fwmark_reflect", "0",
+			"ICMP errors of this host about VIP traffic go to targets instead of clients", true)
 	}
 	checkFamily(vip.IPv4, "net/ipv4/", "ip_forward", "IPv4")
 	if c.HasIPv6() && sysctl.Key("net/ipv6/conf/all/disable_ipv6").Read() != "1" {

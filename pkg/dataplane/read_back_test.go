@@ -9,13 +9,13 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// faithless is a kernel that says yes, and then something is not there.
-type faithless struct {
+// lossyKernel is a kernel that says yes, and then something is not there.
+type lossyKernel struct {
 	*modelKernel
 	lose func(*modelKernel)
 }
 
-func (k faithless) Write(c plan.Change) error {
+func (k lossyKernel) Write(c plan.Change) error {
 	err := k.modelKernel.Write(c)
 	k.lose(k.modelKernel)
 	return err
@@ -23,27 +23,27 @@ func (k faithless) Write(c plan.Change) error {
 
 // A VIP is READY only after table, rules and routes were read back. What did not come about is no
 // drift, which would be left as it is: it is a problem, and tried again.
-func TestWhatTheKernelDoesNotHaveAfterItWasWrittenIsTriedAgain(t *testing.T) {
+func TestLostWritesAreRetried(t *testing.T) {
 	v := vip.Require("20.0.0.1/32")
-	for name, lose := range map[string]func(*world, *modelKernel){
-		"entry": func(_ *world, k *modelKernel) {
+	for name, lose := range map[string]func(*modelFixture, *modelKernel){
+		"entry": func(_ *modelFixture, k *modelKernel) {
 			if s := k.Streams["a"]; s != nil {
 				s.Tables[vip.IPv4][3] = 0
 			}
 		},
-		"chain of the stream": func(_ *world, k *modelKernel) {
+		"chain of the stream": func(_ *modelFixture, k *modelKernel) {
 			if s := k.Streams["a"]; s != nil {
 				s.ChainIntact = false
 			}
 		},
-		"VIP":            func(_ *world, k *modelKernel) { delete(k.VIPs, v) },
-		"live element":   func(w *world, k *modelKernel) { k.slot(w.number("a", "x1")).Flows[vip.IPv4] = false },
-		"target's chain": func(w *world, k *modelKernel) { k.slot(w.number("a", "x1")).ChainIntact = false },
+		"VIP":            func(_ *modelFixture, k *modelKernel) { delete(k.VIPs, v) },
+		"live element":   func(w *modelFixture, k *modelKernel) { k.slot(w.number("a", "x1")).Flows[vip.IPv4] = false },
+		"target's chain": func(w *modelFixture, k *modelKernel) { k.slot(w.number("a", "x1")).ChainIntact = false },
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld()
+			w := newModelFixture()
 			loses := true
-			w.e = newEngine(Options{Log: slog.New(slog.DiscardHandler)}.withDefaults(), faithless{w.k, func(k *modelKernel) {
+			w.e = newEngine(Options{Log: slog.New(slog.DiscardHandler)}.withDefaults(), lossyKernel{w.k, func(k *modelKernel) {
 				if loses {
 					lose(w, k)
 				}
@@ -52,7 +52,7 @@ func TestWhatTheKernelDoesNotHaveAfterItWasWrittenIsTriedAgain(t *testing.T) {
 			if err := w.e.load(); err != nil {
 				t.Fatal(err)
 			}
-			desired := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)))
+			desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)))
 			w.e.pass(desired, false)
 			s := w.state()
 			served := s.VIPs[v] == "a" && s.Streams["a"].Problem[vip.IPv4] == "" && len(s.Streams["a"].Serving[vip.IPv4]) == 1
@@ -69,18 +69,18 @@ func TestWhatTheKernelDoesNotHaveAfterItWasWrittenIsTriedAgain(t *testing.T) {
 		})
 	}
 	t.Run("a removal", func(t *testing.T) {
-		w := newWorld()
-		w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving))), false)
-		w.settle(wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Down))), false)
+		w := newModelFixture()
+		w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving))), false)
+		w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Down))), false)
 		number := w.number("a", "x2")
 		left := *w.k.Targets[number]
 		loses := true
-		w.e.kernel = faithless{w.k, func(k *modelKernel) {
+		w.e.kernel = lossyKernel{w.k, func(k *modelKernel) {
 			if loses {
 				*k.slot(number) = left
 			}
 		}}
-		gone := wantedOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)))
+		gone := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)))
 		w.e.pass(gone, false)
 		if w.e.targets[number].Stage != plan.StageRemoving || len(w.state().Problems) == 0 || !w.e.failing() {
 			t.Fatalf("the record of the existing target is %+v, problems %+v", w.e.targets[number], w.state().Problems)

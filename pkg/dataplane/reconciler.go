@@ -280,7 +280,8 @@ func (p *Plane) publish(desired *Desired, err error) {
 // sameState compares everything except the time.
 func sameState(a, b State) bool {
 	// The maps are large, and reflection is slow.
-	same := maps.Equal(a.VIPs, b.VIPs) && maps.Equal(a.Unreachable, b.Unreachable) && fmt.Sprint(a.Err) == fmt.Sprint(b.Err)
+	same := maps.Equal(a.VIPs, b.VIPs) && maps.Equal(a.Unreachable, b.Unreachable) &&
+		fmt.Sprint(a.Err) == fmt.Sprint(b.Err)
 	for _, s := range []*State{&a, &b} {
 		s.VIPs, s.Unreachable, s.Err, s.At = nil, nil, nil, time.Time{}
 	}

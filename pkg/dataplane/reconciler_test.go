@@ -38,11 +38,11 @@ func TestKernelIsReadWithoutEvents(t *testing.T) {
 	p := x.withoutEvents(100 * time.Millisecond)
 	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving)))
 	whole := sortedLines(x.snapshot())
-	for _, tt := range []struct{ hand, object string }{
+	for _, tt := range []struct{ command, object string }{
 		{"ip rule del fwmark 5001/0xffffff lookup 5001", "rule fwmark 5001 lookup 5001 (IPv4)"},
 		{"nft delete element inet vipgate-lb maglev4/a { 7 }", "map maglev4/a"},
 	} {
-		x.sh(tt.hand)
+		x.sh(tt.command)
 		x.eventually("a repair of "+tt.object, func() bool { return sortedLines(x.snapshot()) == whole })
 	}
 	x.sh("ip neigh replace fd01::c dev eth1 lladdr 02:00:00:00:00:12 nud reachable; ip neigh replace fd01::c dev eth1 nud failed")

@@ -98,7 +98,7 @@ func recoverStream(
 	if s.Size < 2 || s.Seed == 0 {
 		// Any values: the stream is written again.
 		x.Size, x.Seed, x.Stage = unknownSize, 1, plan.StagePending
-	} else if len(plan.StreamDrift(x, x.Kernel(targets, new([len(vip.Families)]plan.TableCache)), s, vips).Drift) > 0 {
+	} else if len(plan.StreamDrift(x, x.Kernel(targets, new(plan.TableCaches)), s, vips).Drift) > 0 {
 		x.Stage = plan.StagePending
 	}
 	return x

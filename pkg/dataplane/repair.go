@@ -188,7 +188,8 @@ func (e *engine) reconcile(w *Desired) ([]Drift, error) {
 	done := plan.Without(before, left, Drift.Key)
 	left = slices.DeleteFunc(left, func(d Drift) bool { return e.held(d.Stream) })
 	if len(left) > 0 {
-		return done, fmt.Errorf("%d objects could not be repaired, the first is %s: %s", len(left), left[0].Object, left[0].Detail)
+		return done, fmt.Errorf("%d objects could not be repaired, the first is %s: %s",
+			len(left), left[0].Object, left[0].Detail)
 	}
 	return done, nil
 }

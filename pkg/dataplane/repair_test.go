@@ -12,7 +12,7 @@ import (
 // Attempts that fail are no repairs: the one that succeeds is reported, however many there were.
 func TestRepairAfterFailures(t *testing.T) {
 	var reported []Repaired
-	e := newWorld().e
+	e := newModelFixture().e
 	e.o.OnRepair = func(list []Repaired) { reported = append(reported, list...) }
 	e.observed = &plan.KernelState{Base: true}
 	lost := []Drift{{Object: "rule fwmark 5000 (IPv4)", Stream: "a"}}

@@ -176,7 +176,7 @@ func serves(s State, stream string, f vip.Family, names ...string) bool {
 // configure has the plane do something and waits until it is applied.
 func (r *running) configure(streams ...*Stream) State {
 	r.site.t.Helper()
-	w := wantedOf(streams...)
+	w := desiredOf(streams...)
 	r.Configure(w)
 	return r.wait("a revision to be applied", func(s State) bool { return s.Revision >= w.Revision && len(s.Problems) == 0 })
 }
@@ -234,9 +234,9 @@ func (s *site) lacks(t testing.TB, what ...string) {
 	}
 }
 
-// hands are changes by another process.
-var hands = []struct {
-	name, hand, object string
+// tamperings are changes by another process.
+var tamperings = []struct {
+	name, command, object string
 	// gone is what a snapshot lacks afterwards.
 	gone   string
 	serves []string

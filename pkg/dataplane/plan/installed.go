@@ -123,7 +123,7 @@ func (t InstalledTarget) Kernel() KernelTarget {
 }
 
 // Kernel returns what the kernel must have of the stream. caches keep its last Maglev tables.
-func (s InstalledStream) Kernel(targets map[string]InstalledTarget, caches *[len(vip.Families)]TableCache) *KernelStream {
+func (s InstalledStream) Kernel(targets map[string]InstalledTarget, caches *TableCaches) *KernelStream {
 	k := &KernelStream{Name: s.Name, ChainIntact: true, Size: s.Size, Seed: s.Seed}
 	for _, f := range vip.Families {
 		if HasFamily(s.VIPs, f) || s.Tables[f] != nil {

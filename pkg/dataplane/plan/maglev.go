@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"math"
 	"slices"
+
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 const (
@@ -84,6 +86,9 @@ type TableCache struct {
 	size, seed uint32
 	entries    []uint32
 }
+
+// TableCaches are the caches of one stream, by family.
+type TableCaches [len(vip.Families)]TableCache
 
 // table divides size entries among targets and returns the fwmark of each entry.
 func (c *TableCache) table(names []string, targets map[string]InstalledTarget, size, seed uint32) []uint32 {

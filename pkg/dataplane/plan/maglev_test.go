@@ -27,7 +27,7 @@ func targetNames(n int) []string {
 // versions while one is rolled out: a flow that a gateway moves between them would
 // change its target. The values were computed by another program from the
 // description of maglev. They must never change.
-func TestMaglevIsTheSameInAllVersions(t *testing.T) {
+func TestMaglevNeverChanges(t *testing.T) {
 	for _, tt := range []struct {
 		names      []string
 		size, seed uint32
@@ -76,7 +76,7 @@ func shares(table []uint16, n int) []int {
 	return of
 }
 
-func TestMaglevGivesAllTheSameShare(t *testing.T) {
+func TestMaglevSharesAreEqual(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		names := someNames.Draw(t, "names")
 		slices.Sort(names)
@@ -116,7 +116,7 @@ func TestMaglevDependsOnTheSetOfNamesOnly(t *testing.T) {
 }
 
 // The paper's own form, with whole permutations.
-func TestMaglevIsThatOfThePaper(t *testing.T) {
+func TestMaglevMatchesPaper(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		names := someNames.Draw(t, "names")
 		slices.Sort(names)
@@ -147,7 +147,7 @@ func TestMaglevIsThatOfThePaper(t *testing.T) {
 // Of 10 names one goes: its own tenth moves, and few entries of the others, the fewer
 // the larger the table. Which ones they are is luck: of 1009 entries 11.7 to 13.6 % move
 // altogether in 9 of 10 cases.
-func TestMaglevMovesFewEntriesWhenANameGoes(t *testing.T) {
+func TestMaglevMovesFewEntries(t *testing.T) {
 	names := targetNames(10)
 	for _, tt := range []struct {
 		size, seeds uint32
@@ -180,7 +180,7 @@ func TestMaglevMovesFewEntriesWhenANameGoes(t *testing.T) {
 	}
 }
 
-func TestMaglevOfMoreNamesThanEntriesLeavesTheLastOut(t *testing.T) {
+func TestMaglevOfMoreNamesThanEntries(t *testing.T) {
 	names := targetNames(20)
 	of := shares(maglev(names, 13, 1), len(names))
 	want := append(slices.Repeat([]int{1}, 13), make([]int, 7)...)

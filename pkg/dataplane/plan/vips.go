@@ -40,7 +40,7 @@ func AssignVIPs(streams map[string]*Stream, local map[netip.Addr]struct{}) VIPOw
 			if a, ok := localIn(v, local); ok {
 				problem(a.String()+" is an address of this network namespace: "+
 					"its packets are delivered here before any rule of the data plane",
-					fmt.Sprintf("ip address del %s dev DEVICE, or take the VIP out of stream %s", netip.PrefixFrom(a, a.BitLen()), name))
+					fmt.Sprintf("ip address del %s/%d dev DEVICE, or take the VIP out of stream %s", a, a.BitLen(), name))
 				continue
 			}
 			other, by := overlap(v, s.Owner, wide)

@@ -11,7 +11,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-func TestWhoServesAVIP(t *testing.T) {
+func TestOwnerOfVIP(t *testing.T) {
 	local := map[netip.Addr]struct{}{netip.MustParseAddr("20.9.0.1"): {}}
 	for _, tt := range []struct {
 		name     string

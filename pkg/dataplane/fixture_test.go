@@ -15,22 +15,22 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// world is a model of the kernel with an engine that can be killed.
-type world struct {
+// modelFixture is a model of the kernel with an engine that can be killed.
+type modelFixture struct {
 	k     *modelKernel
 	e     *engine
 	clock time.Time
 }
 
-func newWorld() *world {
+func newModelFixture() *modelFixture {
 	k := newModelKernel()
-	w := &world{k: k, clock: time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)}
+	w := &modelFixture{k: k, clock: time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)}
 	w.restart()
 	return w
 }
 
 // restart begins a new process.
-func (w *world) restart() {
+func (w *modelFixture) restart() {
 	w.k.left = -1
 	holds := map[string]time.Time{}
 	if w.e != nil {
@@ -45,7 +45,7 @@ func (w *world) restart() {
 }
 
 // settle passes until nothing is left to do. It reports whether the process lived.
-func (w *world) settle(desired *Desired, urgent bool) (alive bool) {
+func (w *modelFixture) settle(desired *Desired, urgent bool) (alive bool) {
 	defer func() {
 		if p := recover(); p != nil {
 			if err, ok := p.(error); !ok || !errors.Is(err, errKilled) {
@@ -66,19 +66,19 @@ func (w *world) settle(desired *Desired, urgent bool) (alive bool) {
 }
 
 // notice has the engine look at everything with the next pass.
-func (w *world) notice(downed ...int) {
+func (w *modelFixture) notice(downed ...int) {
 	w.e.stale = everything
 	w.e.linksDown = append(w.e.linksDown, downed...)
 }
 
-func (w *world) state() State {
+func (w *modelFixture) state() State {
 	s := State{Streams: map[string]*StreamState{}, VIPs: map[vip.VIP]string{}, Unreachable: map[netip.Addr]string{}}
 	w.e.describe(&s)
 	return s
 }
 
 // number is that of a target, 0 if it has none.
-func (w *world) number(stream, name string) uint32 {
+func (w *modelFixture) number(stream, name string) uint32 {
 	for n, t := range w.e.targets {
 		if t.Stream == stream && t.Name == name {
 			return n
@@ -87,12 +87,12 @@ func (w *world) number(stream, name string) uint32 {
 	return 0
 }
 
-func (w *world) slot(stream, name string) *plan.KernelTarget {
+func (w *modelFixture) slot(stream, name string) *plan.KernelTarget {
 	return w.k.Targets[w.number(stream, name)]
 }
 
 // serving lists who is in the kernel's table.
-func (w *world) serving(stream string, f vip.Family) []string {
+func (w *modelFixture) serving(stream string, f vip.Family) []string {
 	s := w.k.Streams[stream]
 	if s == nil {
 		return nil
@@ -131,7 +131,7 @@ func testStream(name string, vips []string, targets ...Target) *Stream {
 
 var revisions uint64
 
-func wantedOf(streams ...*Stream) *Desired {
+func desiredOf(streams ...*Stream) *Desired {
 	revisions++
 	w := &Desired{Revision: revisions, Streams: map[string]*Stream{}}
 	for _, s := range streams {
@@ -193,7 +193,7 @@ func wish(w *Desired, had map[string]bool) oracle {
 }
 
 // is tells what the model kernel has, as the oracle puts it.
-func (w *world) is(t interface{ Fatalf(string, ...any) }) oracle {
+func (w *modelFixture) is(t interface{ Fatalf(string, ...any) }) oracle {
 	o := oracle{Tables: map[string][2][]string{}, Slots: map[string]string{}, VIPs: map[string]string{}}
 	for name, s := range w.k.Streams {
 		var tables [2][]string
@@ -216,7 +216,7 @@ func (w *world) is(t interface{ Fatalf(string, ...any) }) oracle {
 }
 
 // checkTables compares each table with the Maglev table of its names.
-func (w *world) checkTables(t interface{ Fatalf(string, ...any) }) {
+func (w *modelFixture) checkTables(t interface{ Fatalf(string, ...any) }) {
 	for name, s := range w.k.Streams {
 		for _, f := range vip.Families {
 			if s.Tables[f] == nil {
@@ -230,7 +230,7 @@ func (w *world) checkTables(t interface{ Fatalf(string, ...any) }) {
 			}
 			x := plan.InstalledStream{Size: s.Size, Seed: s.Seed}
 			x.Tables[f] = append([]string{}, w.serving(name, f)...)
-			want := x.Kernel(targets, new([2]plan.TableCache)).Tables[f]
+			want := x.Kernel(targets, new(plan.TableCaches)).Tables[f]
 			if !slices.Equal(want, s.Tables[f]) {
 				t.Fatalf("table of %s: %v, want %v", name, s.Tables[f], want)
 			}
@@ -239,7 +239,7 @@ func (w *world) checkTables(t interface{ Fatalf(string, ...any) }) {
 }
 
 // had lists the targets that have a record and stay.
-func (w *world) had() map[string]bool {
+func (w *modelFixture) had() map[string]bool {
 	had := map[string]bool{}
 	for _, r := range w.e.targets {
 		had[r.Stream+"/"+r.Name] = true
@@ -251,7 +251,7 @@ func sameKernel(a, b *plan.KernelState) bool {
 	return cmp.Equal(a, b, cmp.AllowUnexported(plan.KernelState{}, plan.KernelStream{}, plan.KernelTarget{}, plan.Label{}), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b vip.VIP) bool { return a == b }))
 }
 
-func (w *world) kernel() *plan.KernelState {
+func (w *modelFixture) kernel() *plan.KernelState {
 	c, _ := w.k.Read(slices.Collect(maps.Keys(w.k.Targets)))
 	return c
 }
