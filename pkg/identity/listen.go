@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/backoff"
 )
 
 const (
@@ -269,14 +271,7 @@ func (l *socketListener) Addr() net.Addr { return l.current().Addr() }
 
 // watch binds the socket again when its file is removed, until ctx ends.
 func (l *socketListener) watch(ctx context.Context) {
-	tick := time.NewTicker(watchInterval)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
+	for backoff.Sleep(ctx, watchInterval) == nil {
 		lost := l.bound.checkPath() // only this goroutine writes l.bound
 		if lost != nil {
 			if err := l.rebind(ctx); err != nil {

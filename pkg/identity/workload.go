@@ -93,17 +93,10 @@ func (w *workloadAPI) session(ctx context.Context, s *Source, retry *retry) erro
 // endIdleSession ends the session when the SVID is overdue: an open stream may lead to an agent
 // that has stopped responding.
 func (w *workloadAPI) endIdleSession(ctx context.Context, s *Source, cancel context.CancelCauseFunc) {
-	tick := time.NewTicker(w.idleTimeout)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
+	for backoff.Sleep(ctx, w.idleTimeout) == nil {
+		if s.status.Load().Overdue {
+			cancel(errIdleStream)
 			return
-		case <-tick.C:
-			if s.status.Load().Overdue {
-				cancel(errIdleStream)
-				return
-			}
 		}
 	}
 }
