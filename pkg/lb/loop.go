@@ -92,7 +92,7 @@ func (l *loop) idle() time.Duration { return time.Since(l.started) - time.Durati
 func (l *loop) Run(ctx context.Context) error {
 	l.before, l.started = map[vip.VIP]readiness.State{}, time.Now()
 	loaded, reloaded := l.config.Get()
-	away, stopping := l.away.Get()
+	_, stopping := l.away.Get()
 	in := l.load(loaded)
 	var state plan.State
 	var confirmed, compared <-chan struct{}
@@ -134,6 +134,7 @@ func (l *loop) Run(ctx context.Context) error {
 			in.kernel = &state
 		case <-l.reported: // what is held back may go
 		case <-stopping:
+			var away bool
 			if away, stopping = l.away.Get(); away && l.files != nil { // withdraw first, and forward on
 				l.leaving = true
 				l.files.Want(nil)
