@@ -33,10 +33,9 @@ type Update struct {
 	// valid until LeaseEnd, the latest receipt plus lease over those streams.
 	Synced   bool
 	LeaseEnd time.Time
-	// LastMessage is the receipt of the newest message on those streams.
-	LastMessage time.Time
-	// EndedAt is when the last of those streams ended; zero while Synced.
-	EndedAt time.Time
+	// LastMessage is the receipt of the newest message on those streams, EndedAt when the last of them
+	// ended; zero while Synced.
+	LastMessage, EndedAt time.Time
 	// StaleGrace is how long the data plane of that instance forwards without its process.
 	StaleGrace time.Duration
 	// GoingAway reports whether that instance is stopping; it forwards until DrainEnd.
@@ -54,9 +53,8 @@ type updateMerger struct {
 	mu      sync.Mutex
 	streams uint64 // streams on which a message arrived
 	open    map[*streamState]struct{}
-	pending Update // includes the current state of the streams
-	// known is the set of VIPs of the state in pending.Position.
-	known vip.Set
+	pending Update  // includes the current state of the streams
+	known   vip.Set // the VIPs of the state in pending.Position
 	// newest is the newest stream that supplied the state: a stream of another instance replaces
 	// the state only if it is newer.
 	newest uint64
@@ -76,7 +74,6 @@ func newUpdateMerger() *updateMerger {
 	return &updateMerger{changed: make(chan struct{}, 1), open: make(map[*streamState]struct{})}
 }
 
-// take returns the pending update and resets it to the current state of the streams.
 func (m *updateMerger) take() Update {
 	m.mu.Lock()
 	defer m.mu.Unlock()

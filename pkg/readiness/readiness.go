@@ -11,32 +11,24 @@ import (
 
 // Limits of the protocol.
 const (
-	// MaxVIPsPerMessage is the maximum number of VIPs in a message; larger snapshots, deltas and
-	// reports are split.
-	MaxVIPsPerMessage = 2000
-	// vipsPerPart is the number of VIPs in a sent part: such a message fits the 32 KiB buffers of
-	// the gRPC pool. The next size is 1 MiB (grpc 1.85); a frontend with 10 000 VIPs held 8 MiB of
-	// them.
-	vipsPerPart = 200
-	// MaxVIPs is the maximum number of VIPs of one peer.
-	MaxVIPs = 200_000
+	MaxVIPsPerMessage = 2000        // larger snapshots, deltas and reports are split
+	MaxVIPs           = 200_000     // of one peer
+	MaxDetailBytes    = 256         // of VIPReadiness.Detail
+	DefaultLease      = time.Second // of TableOptions.Lease
+	MaxLease          = time.Minute // that a Watcher accepts
+	minLease          = time.Millisecond
+	maxStaleGrace     = 24 * time.Hour
+	maxNameBytes      = 128
+
 	// MaxMessageBytes is the receive limit of both sides. 2 000 VIPs with the longest details take
 	// about 700 KiB.
 	MaxMessageBytes = 1 << 20
-	// MaxDetailBytes is the longest VIPReadiness.Detail that is sent.
-	MaxDetailBytes = 256
-	// DefaultLease is the default of TableOptions.Lease.
-	DefaultLease = time.Second
-	// MaxLease is the longest lease that a Watcher accepts.
-	MaxLease = time.Minute
-
+	// vipsPerPart is the number of VIPs in a sent part: such a message fits the 32 KiB buffers of the
+	// gRPC pool. The next size is 1 MiB (grpc 1.85): 8 MiB for a frontend with 10 000 VIPs.
+	vipsPerPart = 200
 	// flowWindow is the HTTP/2 window of a stream. It is fixed: the BDP estimator of gRPC pings the
 	// peer for each message after a pause, which doubles the work of a heartbeat (grpc 1.85).
 	flowWindow = 256 << 10
-
-	minLease      = time.Millisecond
-	maxStaleGrace = 24 * time.Hour
-	maxNameBytes  = 128
 )
 
 // State is the load balancer's state of a VIP.
@@ -56,14 +48,13 @@ type VIPReadiness struct {
 	Reason readinessv1.VipReason
 	// Detail explains the reason to an operator in one line of at most MaxDetailBytes.
 	Detail string
-	// ReadyTargets and TotalTargets count the targets of the VIP's family over all streams that
-	// serve it.
+	// ReadyTargets and TotalTargets count the targets of the VIP's family in all its streams.
 	ReadyTargets, TotalTargets uint32
-	// Since is when the VIP entered its state, on the wall clock of the load balancer. Table.Commit
-	// sets it when it is zero.
+	// Since is when the VIP entered its state, on the load balancer's wall clock; zero: Table.Commit
+	// sets it.
 	Since time.Time
-	// DrainEnd is the end of forwarding in state Draining, on the clock of the process that holds
-	// the value. The wire carries the remaining time.
+	// DrainEnd is the end of forwarding in state Draining, on the local clock. The wire carries the
+	// remaining time.
 	DrainEnd time.Time
 }
 
@@ -77,10 +68,8 @@ func (r VIPReadiness) equal(o VIPReadiness) bool {
 // Position is a state in the total order of one load balancer instance. The zero Position precedes
 // all states.
 type Position struct {
-	// InstanceID is random for each start of the load balancer.
-	InstanceID string
-	// Revision counts the decisions of the instance, from 1.
-	Revision uint64
+	InstanceID string // random for each start of the load balancer
+	Revision   uint64 // counts the decisions of the instance, from 1
 }
 
 // VIPReport is the frontend's report of one VIP.
@@ -96,12 +85,9 @@ type Role uint8
 
 // The roles of a peer.
 const (
-	// RoleNone permits nothing.
-	RoleNone Role = iota
-	// RoleReader permits WatchReadiness and GetReadiness.
-	RoleReader
-	// RoleFrontend permits ReportAdvertisement, too.
-	RoleFrontend
+	RoleNone     Role = iota // permits nothing
+	RoleReader               // permits WatchReadiness and GetReadiness
+	RoleFrontend             // permits ReportAdvertisement, too
 )
 
 // RolesOf returns a function from SPIFFE IDs to roles. An ID in both lists is a frontend.

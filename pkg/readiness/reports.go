@@ -26,16 +26,14 @@ import (
 type Report struct {
 	// WatchID is the reporting watch; empty before the first report.
 	WatchID string
-	// Connected reports whether a report stream is open. The last report of a frontend remains
-	// readable after its stream ended.
+	// Connected reports whether a report stream is open. The last report remains readable after it.
 	Connected bool
 	// Complete reports whether a full report was received on this watch: a VIP that is not reported
 	// is not advertised.
 	Complete bool
 	// Applied is the position that the frontend has applied.
 	Applied Position
-	// Families reports for each configured family whether a gateway session is up. It must not be
-	// modified.
+	// Families reports for each configured family whether a gateway session is up; read-only.
 	Families map[vip.Family]bool
 	// Advertised counts the VIPs that are reported as announced or de-preferred.
 	Advertised int

@@ -76,15 +76,13 @@ type watch struct {
 type WatcherInfo struct {
 	WatchID string
 	Peer    spiffeid.ID
-	// Reader is the name that the reader sent.
-	Reader string
-	Since  time.Time
+	Reader  string // the name that the reader sent
+	Since   time.Time
 	// SentRevision is the newest revision that was passed to the stream.
 	SentRevision uint64
 	// Reporting reports whether this is the reporting watch.
 	Reporting bool
-	// Report is the summary of the reports that name this watch.
-	Report Report
+	Report    Report // of the reports that name this watch
 }
 
 // NewServer returns a server of the table.

@@ -17,8 +17,7 @@ import (
 
 // TableOptions configure a Table.
 type TableOptions struct {
-	// InstanceID identifies this start of the load balancer. Default: random.
-	InstanceID string
+	InstanceID string // of this start of the load balancer; default: random
 	// Lease is the validity of a commit or heartbeat, of which the owner sends at least four per
 	// lease. Default: DefaultLease.
 	Lease time.Duration
@@ -28,14 +27,10 @@ type TableOptions struct {
 
 // Decision is a decision of the load balancer. It is applied atomically.
 type Decision struct {
-	// Changed holds the VIPs whose readiness may have changed, and new ones.
-	Changed []VIPReadiness
-	// Removed holds the VIPs that no stream serves any more.
-	Removed []vip.VIP
-	// Synced is set once every target was checked. It is never reset.
-	Synced bool
-	// At is the time of the decision. Default: now.
-	At time.Time
+	Changed []VIPReadiness // those that may have changed, and new ones
+	Removed []vip.VIP      // those that no stream serves any more
+	Synced  bool           // set once every target was checked; never reset
+	At      time.Time      // default: now
 }
 
 // Table holds the readiness of every VIP and the order of the decisions. Its methods are safe for
@@ -234,13 +229,11 @@ func (t *Table) Position() Position {
 
 // TableState is the whole table at one time.
 type TableState struct {
-	Position Position
-	Synced   bool
-	// LeaseLeft is the remaining lease; 0 when it expired.
-	LeaseLeft time.Duration
+	Position  Position
+	Synced    bool
+	LeaseLeft time.Duration // 0 when it expired
 	GoingAway bool
-	// VIPs is ordered by vip.Compare.
-	VIPs []VIPReadiness
+	VIPs      []VIPReadiness // ordered by vip.Compare
 }
 
 // State returns the whole table. Only the sort runs without the lock.

@@ -63,12 +63,9 @@ type Stats struct {
 	// Streams counts the streams that were used: the first on which a message arrived, those after
 	// a loss, and Moves to a second connection, which leave no gap.
 	Streams, Moves uint64
-	// Failures counts attempts and streams that ended, except those that the watcher ended.
-	Failures uint64
-	// ReportFailures counts report streams that the watcher did not end.
-	ReportFailures uint64
-	// Messages counts the messages of all watches.
-	Messages uint64
+	// Failures counts attempts and streams, ReportFailures report streams that the watcher did not end.
+	Failures, ReportFailures uint64
+	Messages                 uint64 // of all watches
 }
 
 // Reconnects returns how often a stream was opened again after a loss.
