@@ -52,8 +52,7 @@ type Calls interface {
 }
 
 // NewAdmin listens on a unix socket for the same user and root only, with the services of register,
-// reflection and channelz over gRPC, and pprof over HTTP/1. watch is
-// [identity.ListenOptions.Watch].
+// reflection and channelz over gRPC, and pprof over HTTP/1. watch is identity.ListenOptions.Watch.
 func NewAdmin(ctx context.Context, path string, log *slog.Logger, calls Calls, watch func(error),
 	register Register,
 ) (*Endpoint, error) {
@@ -93,8 +92,7 @@ func NewPlain(ctx context.Context, name, addr string, calls Calls, register Regi
 		grpc.ReadBufferSize(4<<10),
 		grpc.WriteBufferSize(4<<10),
 		grpc.KeepaliveParams(keepalive.ServerParameters{
-			MaxConnectionIdle: time.Minute, Time: 30 * time.Second,
-			Timeout: 5 * time.Second,
+			MaxConnectionIdle: time.Minute, Time: 30 * time.Second, Timeout: 5 * time.Second,
 		}),
 	), nil
 }
@@ -116,11 +114,8 @@ func NewMutual(ctx context.Context, name, addr string, calls Calls, creds creden
 func newEndpoint(name string, listeners []net.Listener, calls Calls, register Register,
 	options ...grpc.ServerOption,
 ) *Endpoint {
-	e := &Endpoint{
-		name: name, listeners: listeners, cleanup: func() {},
-		server: grpc.NewServer(slices.Concat(calls.ServerOptions(), options,
-			[]grpc.ServerOption{grpc.WaitForHandlers(true)})...),
-	}
+	options = slices.Concat(calls.ServerOptions(), options, []grpc.ServerOption{grpc.WaitForHandlers(true)})
+	e := &Endpoint{name: name, listeners: listeners, cleanup: func() {}, server: grpc.NewServer(options...)}
 	register(e.server)
 	calls.Serves(e.server)
 	return e

@@ -10,16 +10,13 @@ import (
 	"syscall"
 )
 
-// Maximum connections of a listener: of a port for probes or scrapes and of the readiness socket,
-// and of the registry, where every application has one.
+// Maximum connections of a listener.
 const (
-	MaxConnections         = 128
-	MaxRegistryConnections = 2048
-)
+	MaxConnections         = 128  // of a port for probes or scrapes and of the readiness socket
+	MaxRegistryConnections = 2048 // of the registry, where every application has one
 
-// Share of the file descriptors of a listener: a 32nd of RLIMIT_NOFILE, so that all listeners of a
-// process leave most of them to checks, sessions and netlink.
-const (
+	// A listener may use a 32nd of RLIMIT_NOFILE, so that all listeners of a process leave most file
+	// descriptors to checks, sessions and netlink.
 	descriptorShare = 32
 	minConnections  = 8
 )

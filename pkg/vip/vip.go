@@ -30,12 +30,7 @@ func FamilyOf(a netip.Addr) Family {
 }
 
 // String returns "ipv4" or "ipv6".
-func (f Family) String() string {
-	if f == IPv4 {
-		return "ipv4"
-	}
-	return "ipv6"
-}
+func (f Family) String() string { return [...]string{"ipv4", "ipv6"}[f] }
 
 // MarshalText implements encoding.TextMarshaler.
 func (f Family) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
@@ -57,8 +52,7 @@ func Parse(s string) (VIP, error) {
 	return FromPrefix(p)
 }
 
-// specialPrefixes are the prefixes that contain neither VIPs nor hosts, with their meaning (RFC
-// 6890).
+// specialPrefixes are the prefixes that contain neither VIPs nor hosts (RFC 6890).
 var specialPrefixes = []struct {
 	prefix netip.Prefix
 	what   string
@@ -93,8 +87,7 @@ func NotHost(a netip.Addr) (what, remedy string) {
 }
 
 // FromPrefix returns the VIP of a prefix. It rejects default routes, prefixes with host bits set,
-// IPv4-mapped prefixes, and addresses that no gateway can route to: loopback, link-local, multicast
-// and reserved ones.
+// IPv4-mapped prefixes, and addresses that no gateway can route to.
 func FromPrefix(p netip.Prefix) (VIP, error) {
 	a := p.Addr()
 	switch {
@@ -152,11 +145,10 @@ func (v VIP) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 // UnmarshalText implements encoding.TextUnmarshaler with the rules of [Parse].
 func (v *VIP) UnmarshalText(text []byte) error {
 	parsed, err := Parse(string(text))
-	if err != nil {
-		return err
+	if err == nil {
+		*v = parsed
 	}
-	*v = parsed
-	return nil
+	return err
 }
 
 // Compare orders VIPs: IPv4 first, then by address, then wider prefixes first.
@@ -193,12 +185,9 @@ type State uint8
 
 // The states of a VIP.
 const (
-	// NotReady: traffic to the VIP would be dropped.
-	NotReady State = iota
-	// Ready: traffic to the VIP can be forwarded to a target.
-	Ready
-	// Draining: traffic is still forwarded, but only until the end of the drain.
-	Draining
+	NotReady State = iota // traffic to the VIP would be dropped
+	Ready                 // traffic to the VIP can be forwarded to a target
+	Draining              // traffic is still forwarded, but only until the end of the drain
 )
 
 // String returns "not ready", "ready" or "draining".
