@@ -121,7 +121,7 @@ func (d *Detector) Suspected(k healthcheck.Key) bool {
 	return f != nil && f.phase == suspected
 }
 
-// Evaluate applies check results at now, which never goes back. check returns the check of a target;
+// Evaluate applies check results at now, which never goes back. check returns a target's check;
 // the zero Check, for one that is no longer configured, holds nothing. A target must also be passed
 // when only its Silent changes, or an answer goes unnoticed. The cost follows the changes.
 func (d *Detector) Evaluate(now time.Time, changed []healthcheck.Health, removed []healthcheck.Key,

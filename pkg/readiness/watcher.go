@@ -63,7 +63,7 @@ type Stats struct {
 	// Streams counts the streams that were used: the first on which a message arrived, those after
 	// a loss, and Moves to a second connection, which leave no gap.
 	Streams, Moves uint64
-	// Failures counts attempts and streams, ReportFailures report streams that the watcher did not end.
+	// Failures counts attempts and streams, ReportFailures report streams, that ended by themselves.
 	Failures, ReportFailures uint64
 	Messages                 uint64 // of all watches
 }

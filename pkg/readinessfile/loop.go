@@ -184,8 +184,8 @@ func (r *readLoop) onScan(now time.Time, found scanResult) {
 	r.evaluate(now, found.request.settled)
 }
 
-// aged sets when a file gets too old. The wall clock is read once for each mtime, since it may jump;
-// an mtime in the future counts as now, so that such a file ages, too.
+// aged sets when a file gets too old. The wall clock is read once for each mtime: it may jump. An
+// mtime in the future counts as now, so that such a file ages, too.
 func (r *readLoop) aged(now time.Time, f, before foundFile) foundFile {
 	switch {
 	case r.o.MaxAge == 0:
@@ -221,7 +221,7 @@ func (r *readLoop) onGone(now time.Time, err error) {
 	r.publish(now)
 }
 
-// evaluate decides which files count. quiet reports whether a scan ended the wait for further files.
+// evaluate decides which files count. quiet reports whether a scan ended the wait for more files.
 func (r *readLoop) evaluate(now time.Time, quiet bool) {
 	if r.Gone || r.At.IsZero() {
 		r.publish(now)
@@ -244,7 +244,7 @@ func (r *readLoop) evaluate(now time.Time, quiet bool) {
 		_, counts := r.shown[name]
 		appeared = appeared || !counts
 	}
-	// The wait is over unless a file appeared since; quietBy bounds that. The first scan waits for none.
+	// The wait is over unless a file appeared since, until quietBy. The first scan waits for none.
 	over := !r.Scanned || quiet && (r.quietAt.IsZero() || !now.Before(r.quietBy))
 	if appeared && over {
 		for name, f := range r.files {

@@ -113,7 +113,7 @@ func (r *Reader) Configure(streams []string, vips []vip.VIP) {
 // String implements task.Task.
 func (r *Reader) String() string { return "readiness-directory" }
 
-// Run reads the directory until ctx ends. It is called once. One goroutine may remain after the end,
+// Run reads the directory until ctx ends. It is called once. One goroutine may remain after that,
 // in a call to a file system that hangs.
 func (r *Reader) Run(ctx context.Context) error {
 	notifier, err := r.notifier()

@@ -28,7 +28,7 @@ const (
 // task.Task.
 //
 // It removes the files of its predecessor at its start, and its own at its end. The files are empty
-// and readable by all. Of one decision files are removed before others are created, and the files of
+// and readable by all. Of one decision files are removed before others are created, and those of
 // VIPs are created first: a reader never applies the file of a group to all of its VIPs.
 // [Writer.Beat] touches the files: without it they age.
 type Writer struct {
