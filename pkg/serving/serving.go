@@ -198,9 +198,10 @@ func (e *Evaluator) touch(vips ...vip.VIP) {
 // returns the next end.
 func (e *Evaluator) settle(now time.Time) (next time.Time) {
 	for _, s := range e.streams {
+		starting := slices.ContainsFunc(s.tallies[:], func(t tally) bool { return t.starting > 0 })
 		switch {
 		case s.settleEnd.IsZero():
-		case now.Before(s.settleEnd) && slices.ContainsFunc(s.tallies[:], func(t tally) bool { return t.starting > 0 }):
+		case starting && now.Before(s.settleEnd):
 			next = targetset.Soonest(next, s.settleEnd)
 		default:
 			s.settleEnd = time.Time{}
