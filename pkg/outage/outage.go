@@ -20,7 +20,7 @@ const minAddresses = 10
 
 // Options configure a Detector.
 type Options struct {
-	// Threshold is the percentage of all targets that must be exceeded; off by default.
+	// Threshold is the percentage of all targets that must fail; off by default.
 	Threshold Percent
 	// Hold lets failed targets count as ready during an outage. Otherwise only the reason of their
 	// VIPs changes.
@@ -50,10 +50,8 @@ func (p Percent) String() string {
 	return strconv.Itoa(int(p)) + "%"
 }
 
-// exceeded reports whether part is more than this percentage of whole, or all of it.
-func (p Percent) exceeded(part, whole int) bool {
-	return p > 0 && part > 0 && (part >= whole || part*100 > int(p)*whole)
-}
+// reached reports whether part is at least this percentage of whole.
+func (p Percent) reached(part, whole int) bool { return p > 0 && part > 0 && part*100 >= int(p)*whole }
 
 // Verdict is the result of [Detector.Evaluate].
 type Verdict struct {
@@ -69,14 +67,14 @@ type Verdict struct {
 // Detector detects outages. It is for one caller.
 //
 // A failure is the change of a target from Ready to NotReady that is Silent: a target that refuses
-// connections is reachable. When more than the threshold of all targets, of at least 10 addresses,
+// connections is reachable. When at least the threshold of all targets, of at least 10 addresses,
 // fail within one check interval (interval + timeout of each target's own check), an outage is
 // suspected. It ends when any of its targets answers, rightly or wrongly. Targets that were never
 // ready, are drained or removed are not counted.
 //
 // With Hold a failed target counts as ready
 //   - for one check interval after its failure: the checks of targets that fail together end at
-//     different times, and the threshold may yet be exceeded;
+//     different times, and the threshold may yet be reached;
 //   - during the outage, without limit;
 //   - after the outage for one check interval or, if a check succeeds in that time, rise intervals:
 //     otherwise the end of each outage would withdraw every VIP.
@@ -146,7 +144,7 @@ func (d *Detector) Evaluate(now time.Time, changed []healthcheck.Health, removed
 			}
 		}
 	case d.count[suspected] > 0 && d.count[pending] > 0,
-		d.o.Threshold.exceeded(d.count[pending], len(d.seen)) && d.addresses() >= minAddresses:
+		d.o.Threshold.reached(d.count[pending], len(d.seen)) && d.addresses() >= minAddresses:
 		for k, f := range d.failed {
 			if f.phase == pending {
 				d.enter(k, f, suspected, time.Time{})

@@ -114,18 +114,18 @@ var (
 
 func TestHold(t *testing.T) {
 	f := newFixture(t, holding, 10)
-	f.fail(0, 8, 100*time.Millisecond)
-	f.want("at the threshold", 8, false)
-	f.fail(8, 9, 0)
-	f.want("beyond the threshold", 9, true)
-	if !strings.Contains(f.last.Detail, "9 of 10 targets") {
+	f.fail(0, 7, 100*time.Millisecond)
+	f.want("below the threshold", 7, false)
+	f.fail(7, 8, 0)
+	f.want("at the threshold", 8, true)
+	if !strings.Contains(f.last.Detail, "8 of 10 targets") {
 		t.Errorf("detail %q", f.last.Detail)
 	}
 	for range 3600 {
 		f.pass(time.Second)
 	}
-	f.fail(9, 10, 0)
-	f.want("an hour later, with the last target", 10, true)
+	f.fail(8, 10, 0)
+	f.want("an hour later, with the last targets", 10, true)
 	f.eval(f.answered(outageKey(2)))
 	f.want("one target answers", 10, false)
 	f.eval(f.up(outageKey(0)), f.refused(outageKey(1)))
@@ -171,7 +171,7 @@ func TestNeedsThresholdInOneInterval(t *testing.T) {
 
 	f = newFixture(t, holding, 10)
 	f.fail(0, 10, 250*time.Millisecond)
-	f.want("never nine in 1.5 s", 6, false)
+	f.want("never eight in 1.5 s", 6, false)
 }
 
 func TestNeedsTenAddresses(t *testing.T) {
@@ -438,15 +438,17 @@ func TestPercent(t *testing.T) {
 		part, whole int
 		want        bool
 	}{
-		{80, 8, 10, false},
-		{80, 9, 10, true},
+		{80, 7, 10, false},
+		{80, 8, 10, true},
+		{33, 1, 3, true},
+		{34, 1, 3, false},
 		{100, 10, 10, true},
 		{100, 9, 10, false},
 		{1, 0, 0, false},
 		{0, 10, 10, false},
 		{80, 1, 1, true},
 	} {
-		if got := c.s.exceeded(c.part, c.whole); got != c.want {
+		if got := c.s.reached(c.part, c.whole); got != c.want {
 			t.Errorf("%v of %d/%d: %v", c.s, c.part, c.whole, got)
 		}
 	}
