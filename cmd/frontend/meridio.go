@@ -10,8 +10,8 @@ import (
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 )
 
-// aliases are the variables of Meridio's frontend (docs/configuration.md), two where its code and its
-// documentation differ, and that of Meridio 2's router for the directory of readiness files.
+// aliases are the variables of Meridio's frontend (docs/configuration.md), two where its code and
+// its documentation differ, and that of Meridio 2's router for the directory of readiness files.
 var aliases = []cli.Alias{
 	cli.Renamed("VIPGATE_EXTERNAL_INTERFACE", "NFE_EXTERNAL_INTERFACE"),
 	cli.Renamed("VIPGATE_BIRD_DIR", "NFE_BIRD_CONFIG_PATH"),

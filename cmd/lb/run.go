@@ -75,8 +75,8 @@ func (c *validateCommand) Run(out *cli.Output) error {
 	return nil
 }
 
-// options returns those of the load balancer. With lenient a trench file that is refused, or lacks a
-// stream, is no error: it is repaired while lb runs, and until then the watcher reports it.
+// options returns those of the load balancer. With lenient a trench file that is refused, or lacks
+// a stream, is no error: it is repaired while lb runs, and until then the watcher reports it.
 func (c *runFlags) options(log *slog.Logger, lenient bool) (lb.Options, error) {
 	var refused cli.Refusals
 	config, err := trench.Read(c.TrenchFile, trench.DefaultDefaults())
@@ -140,8 +140,8 @@ func (c *runFlags) check(r *cli.Refusals) {
 	c.Listeners.Check(r, cli.Port{Flag: "--registry-address", Port: uint16(port)})
 }
 
-// unknownStreams returns an error for each stream of --target-id that the configuration lacks. It may
-// get them later, so a start must not fail for it.
+// unknownStreams returns an error for each stream of --target-id that the configuration lacks. It
+// may get them later, so a start must not fail for it.
 func (c *runFlags) unknownStreams(config *trench.Config) (problems []error) {
 	if config == nil {
 		return nil

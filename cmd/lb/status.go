@@ -91,7 +91,8 @@ func (c *eventsCommand) watch(ctx context.Context, from cli.EventPosition,
 	}
 }
 
-// newEvents returns those after a position; all, when an lb that restarted numbers them from 1 again.
+// newEvents returns those after a position; all, when an lb that restarted numbers them from 1
+// again.
 func newEvents(ctx context.Context, client client, from cli.EventPosition) (cli.EventPage[*lbv1.Event], error) {
 	call, cancel := context.WithTimeout(ctx, cli.CallTimeout)
 	defer cancel()

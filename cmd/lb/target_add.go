@@ -131,8 +131,8 @@ func (r *registration) deregister(ctx context.Context) (drainTime time.Duration,
 	return reply.GetDrainFor().AsDuration(), err
 }
 
-// follow registers the target, again while the load balancer is unavailable, until it is removed (no
-// error), rejected, or taken over by another call.
+// follow registers the target, again while the load balancer is unavailable, until it is removed
+// (no error), rejected, or taken over by another call.
 func (r *registration) follow(ctx context.Context) error {
 	for {
 		err := r.session(ctx)

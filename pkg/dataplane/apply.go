@@ -12,7 +12,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// manyStreams is the number of streams from which on reading everything is cheaper than each stream.
+// manyStreams is the number of streams from which on reading everything is cheaper than each
+// stream.
 const manyStreams = 8
 
 // afterStep is called after each step of a change. Tests end the process in it.

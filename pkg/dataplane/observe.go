@@ -12,7 +12,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// observe reads the stale parts of the kernel, if read is set, and compares them with what is installed.
+// observe reads the stale parts of the kernel, if read is set, and compares them with what is
+// installed.
 func (e *engine) observe(read bool) {
 	e.readErr = nil
 	if e.network == nil || read && e.stale != 0 {

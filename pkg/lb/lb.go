@@ -156,8 +156,8 @@ const (
 )
 
 // Run runs a load balancer until a receive from stop, and then stops it in stages: it notifies the
-// frontend, serves until the frontend withdrew every VIP, and only then tears down. A second receive
-// skips to the end. The end of ctx ends everything at once.
+// frontend, serves until the frontend withdrew every VIP, and only then tears down. A second
+// receive skips to the end. The end of ctx ends everything at once.
 func Run(ctx context.Context, o Options, stop <-chan struct{}) error {
 	p, err := newProcess(o)
 	if err != nil {

@@ -67,7 +67,8 @@ func (s *sources) configure(now time.Time, c *trench.Config) {
 	s.registry.Configure(c.Streams, policy)
 }
 
-// missing notes that the trench file cannot be read at all. A refused one leaves the older in force.
+// missing notes that the trench file cannot be read at all. A refused one leaves the older in
+// force.
 func (s *sources) missing(now time.Time, err error) {
 	var refused *trench.Errors
 	if err != nil && !errors.As(err, &refused) {
@@ -88,8 +89,8 @@ func (s *sources) update(now time.Time) targetset.Changes {
 	return c
 }
 
-// publish updates what status shows. Its cost is of the order of all targets, so that the loop calls
-// it with its heartbeat only.
+// publish updates what status shows. Its cost is of the order of all targets, so that the loop
+// calls it with its heartbeat only.
 func (s *sources) publish() {
 	if !s.stale {
 		return

@@ -65,7 +65,9 @@ func New(o Options) *Evaluator {
 	if o.DataPlane {
 		// The neighbor entries of all targets fail with their network, earlier than the checks: to
 		// hold targets in an outage would be useless if these entries counted.
-		e.kernel = &kernel{ignoreNeighbors: o.Outage.Hold && o.Outage.Threshold != 0, revoked: map[revocation]uint64{}}
+		e.kernel = &kernel{
+			ignoreNeighbors: o.Outage.Hold && o.Outage.Threshold != 0, revoked: map[revocation]uint64{},
+		}
 		e.forwarding = forwarding{
 			desired: map[string]*plan.Stream{}, sent: &plan.Desired{},
 			counted: map[string]bool{}, holds: map[holdKey]*hold{},

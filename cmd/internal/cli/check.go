@@ -109,7 +109,8 @@ func (r *Refusals) OverlapFrontend(n Numbers) {
 	r.overlap(n, FrontendNumbers(uint32(table), priority, 0, uint32(mask)))
 }
 
-// OverlapLB does the same for the lb beside this frontend, unless it is known to have no data plane.
+// OverlapLB does the same for the lb beside this frontend, unless it is known to have no data
+// plane.
 func (r *Refusals) OverlapLB(n Numbers) {
 	if os.Getenv("VIPGATE_DATAPLANE") != "none" {
 		table, mask := number("FIRST_TABLE", dataplane.DefaultFirst), number("MARK_MASK", dataplane.DefaultMask)

@@ -50,7 +50,8 @@ func DialAdmin(program, socket string, wait bool) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// Call makes one call of a method on the admin socket, within CallTimeout unless ctx has a deadline.
+// Call makes one call of a method on the admin socket, within CallTimeout unless ctx has a
+// deadline.
 func Call[C, Q, R any](ctx context.Context, program string, f AdminFlags, client func(grpc.ClientConnInterface) C,
 	method func(C, context.Context, Q, ...grpc.CallOption) (R, error), request Q,
 ) (r R, err error) {

@@ -24,7 +24,8 @@ type Alias struct {
 // Renamed returns an alias without conversion.
 func Renamed(variable string, names ...string) Alias { return Alias{Names: names, Variable: variable} }
 
-// Adopt sets the variables of aliases that are not set, and returns the names that are, by variable.
+// Adopt sets the variables of aliases that are not set, and returns the names that are, by
+// variable.
 func Adopt(aliases []Alias) map[string]string {
 	adopted := map[string]string{}
 	for _, a := range aliases {
