@@ -273,7 +273,13 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 	reflection.Register(server)
 	p.metrics.Serves(server)
 
-	// Each endpoint closes what it serves; Close is for those that never ran.
+	// An endpoint that runs closes itself: after a call that hangs, Close would wait for it.
+	var unused []*endpoint.Endpoint
+	defer func() {
+		for _, e := range unused {
+			e.Close()
+		}
+	}()
 	adminSocket := p.health.Reporter(AdminSocket)
 	adminEndpoint, err := endpoint.NewAdmin(ctx, p.AdminSocket, p.Log, p.metrics, adminSocket, func(r grpc.ServiceRegistrar) {
 		lbv1.RegisterLBServiceServer(r, &admin{process: p})
@@ -283,12 +289,12 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 	if err != nil {
 		return err
 	}
-	defer adminEndpoint.Close()
+	unused = append(unused, adminEndpoint)
 	healthEndpoint, err := endpoint.NewPlain(ctx, "health", p.HealthAddr, p.metrics, p.health.Register)
 	if err != nil {
 		return err
 	}
-	defer healthEndpoint.Close()
+	unused = append(unused, healthEndpoint)
 	tasks := []task.Task{
 		p.Identity, p.config, p.checker, p.loop, adminEndpoint, healthEndpoint, p.observer,
 		logs.NewSignals(p.Level, p.Log), p.sources.registry, p.addrs,
@@ -308,7 +314,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 		if err != nil {
 			return err
 		}
-		defer e.Close()
+		unused = append(unused, e)
 		tasks = append(tasks, e)
 	}
 	if p.MetricsAddr != "" {
@@ -319,6 +325,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 		tasks = append(tasks, metrics.NewServer(listeners, p.metrics.Registry(), p.Log))
 	}
 
+	unused = nil
 	tasksCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	var wg sync.WaitGroup
