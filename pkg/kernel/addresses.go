@@ -20,16 +20,12 @@ import (
 )
 
 const (
-	// announcements is how often an address is announced, announceEvery the time between two (RFC
-	// 5227 section 1.1, RFC 4861 section 7.2.6).
-	announcements = 3
-	announceEvery = time.Second
-	// addressPoll is when addresses are read although no change was reported.
-	addressPoll = 5 * time.Second
+	announcements = 3           // of each address (RFC 5227 section 1.1, RFC 4861 section 7.2.6)
+	announceEvery = time.Second // the time between two of them
+	addressPoll   = 5 * time.Second
 )
 
-// address is an address of this host. One whose interface was down, or has another MAC address, is
-// another one to its neighbors.
+// address is an address of this host; with another MAC address it is another one to its neighbors.
 type address struct {
 	rtnetlink.Address
 	mac    [6]byte // zero: no neighbor resolves the address
@@ -38,8 +34,7 @@ type address struct {
 
 func (a address) usable() bool { return !a.Tentative() && !a.Duplicate() }
 
-// onLink reports whether the address is no source toward others. IPv4 ones are: external networks
-// often use 169.254.0.0/16.
+// onLink excludes IPv4 addresses: external networks often use 169.254.0.0/16.
 func onLink(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() }
 
 // Addresses follows the addresses of this network namespace and announces those that appear, by
@@ -79,23 +74,19 @@ func (a *Addresses) Source(to, from netip.Addr) (problem string, passing bool) {
 	if a.list == nil {
 		return "", false // the check itself shows
 	}
-	var candidates []address
-	near := false
+	var candidates, near []address
 	for _, x := range a.list {
 		if vip.FamilyOf(x.Addr) != vip.FamilyOf(to) || x.Addr.IsLoopback() != to.IsLoopback() ||
 			onLink(x.Addr) && !onLink(to) {
 			continue
 		}
-		fits := x.Network.Contains(to)
-		if from.IsValid() {
-			fits = x.Addr == from
+		candidates = append(candidates, x)
+		if x.Addr == from || !from.IsValid() && x.Network.Contains(to) {
+			near = append(near, x)
 		}
-		if fits && !near {
-			near, candidates = true, nil
-		}
-		if fits || !near {
-			candidates = append(candidates, x)
-		}
+	}
+	if near != nil {
+		candidates = near
 	}
 	if slices.ContainsFunc(candidates, address.usable) {
 		return "", false
@@ -144,16 +135,15 @@ func (a *Addresses) Run(ctx context.Context) error {
 	}
 }
 
-// progress is how often an address was announced, and when it is to be again.
+// progress is how often an address was announced, and when it is due again.
 type progress struct {
 	sent int
 	due  time.Time
 }
 
-// announce announces the addresses that are due and returns how long to wait for the next. It
-// belongs to Run, which alone changes the list.
+// announce announces the addresses that are due and returns how long to wait for the next.
 func (a *Addresses) announce(before map[address]progress, now time.Time) (map[address]progress, time.Duration) {
-	known, wait := make(map[address]progress, len(a.list)), addressPoll
+	known, wait := make(map[address]progress, len(a.list)), addressPoll // only Run changes the list
 	var due []address
 	var first []netip.Addr
 	for _, x := range a.list {
@@ -201,8 +191,7 @@ func (a *Addresses) read() {
 	}
 }
 
-// listAddresses returns the addresses of all interfaces. Those on interfaces that are named, on all
-// if none is, have a MAC address unless their interface is down or does not resolve addresses.
+// listAddresses returns the addresses of all interfaces, with a MAC address if they are announced.
 func listAddresses(names []string) ([]address, error) {
 	c, err := rtnetlink.Dial()
 	if err != nil {
@@ -264,8 +253,8 @@ func arpAnnouncement(a address) []byte {
 	return slices.Concat([]byte{0, 1, 8, 0, 6, 4, 0, 1}, a.mac[:], addr, make([]byte, 6), addr)
 }
 
-// neighborAdvertisement is an unsolicited one to all nodes that overrides what they know (RFC 4861
-// section 4.4), in IPv6. Hosts remove the routes over a router that says it is none.
+// neighborAdvertisement is an unsolicited one to all nodes that overrides their entries (RFC 4861
+// section 4.4). Hosts remove their routes over a router whose advertisement lacks the router flag.
 func neighborAdvertisement(a address) []byte {
 	flags := byte(0x20)
 	if a.router {

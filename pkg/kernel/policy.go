@@ -3,8 +3,6 @@ package kernel
 import (
 	"errors"
 	"fmt"
-	"log/slog"
-	"math"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -29,10 +27,7 @@ const (
 const leftoverBatch = 200
 
 // policy is the part that acts on the mark: rules and a blackhole route for each family.
-type policy struct {
-	o   Options
-	log *slog.Logger
-}
+type policy struct{ Options }
 
 // rules returns the desired rules in the order in which they are added: while some are missing, VIP
 // traffic is dropped rather than sent through another network.
@@ -42,11 +37,11 @@ type policy struct {
 // packets of such a socket left through the primary network); the route also vanishes when lo goes
 // down.
 func (p policy) rules(f vip.Family) []rtnetlink.Rule {
-	r := rtnetlink.Rule{Family: f, Mark: p.o.Mark, Mask: p.o.Mask, Protocol: protocol}
+	r := rtnetlink.Rule{Family: f, Mark: p.Mark, Mask: p.Mask, Protocol: protocol}
 	gateways, blackhole, drop := r, r, r
-	first, lookup := uint32(p.o.Priority), uint8(unix.FR_ACT_TO_TBL)
-	gateways.Priority, gateways.Action, gateways.Table = first, lookup, p.o.TableID
-	blackhole.Priority, blackhole.Action, blackhole.Table = first+1, lookup, p.o.blackholeTable()
+	first, lookup := uint32(p.Priority), uint8(unix.FR_ACT_TO_TBL)
+	gateways.Priority, gateways.Action, gateways.Table = first, lookup, p.TableID
+	blackhole.Priority, blackhole.Action, blackhole.Table = first+1, lookup, p.blackholeTable()
 	drop.Priority, drop.Action = first+2, unix.FR_ACT_BLACKHOLE
 	if f == vip.IPv6 {
 		return []rtnetlink.Rule{drop, blackhole, gateways}
@@ -57,7 +52,7 @@ func (p policy) rules(f vip.Family) []rtnetlink.Rule {
 // blackhole returns the default route that drops VIP traffic for which there is no gateway.
 func (p policy) blackhole(f vip.Family) rtnetlink.Route {
 	return rtnetlink.Route{
-		Family: f, Table: p.o.blackholeTable(), Prefix: rtnetlink.DefaultPrefix(f),
+		Family: f, Table: p.blackholeTable(), Prefix: rtnetlink.DefaultPrefix(f),
 		Type: unix.RTN_BLACKHOLE, Protocol: protocol,
 	}
 }
@@ -70,24 +65,36 @@ func (p policy) ensure(f vip.Family) (changed bool, err error) {
 		return false, err
 	}
 	defer c.Close()
-	if changed, err = p.ensureBlackhole(c, f); err != nil {
-		return changed, err
-	}
-	missing, err := p.missingRules(c, f)
-	if err != nil || len(missing) == 0 {
-		return changed, err
-	}
-	for _, r := range missing {
-		if err := c.AddRule(r); err != nil {
-			return true, err
+	for {
+		blackhole, err := p.hasBlackhole(c, f)
+		if err != nil {
+			return changed, err
 		}
-		p.log.Info("policy rule added", "rule", r.String())
+		missing, err := p.missingRules(c, f)
+		switch {
+		case err != nil || blackhole && len(missing) == 0:
+			return changed, err
+		case changed && !blackhole:
+			return true, fmt.Errorf("%s blackhole default route was added to table %d but is missing",
+				f, p.blackholeTable())
+		case changed:
+			return true, fmt.Errorf("rule %s was added but is missing", missing[0])
+		}
+		if !blackhole {
+			// Replace: a blackhole that another process added is deleted by that process.
+			if err := c.Apply(p.blackhole(f).Replace()); err != nil {
+				return false, err
+			}
+			p.Log.Info("blackhole default route added", "family", f.String(), "table_id", p.blackholeTable())
+		}
+		changed = true
+		for _, r := range missing {
+			if err := c.Apply(r.Add()); err != nil {
+				return true, err
+			}
+			p.Log.Info("policy rule added", "rule", r.String())
+		}
 	}
-	missing, err = p.missingRules(c, f)
-	if err == nil && len(missing) > 0 {
-		err = fmt.Errorf("rule %s was added but is missing", missing[0])
-	}
-	return true, err
 }
 
 // missingRules returns the desired rules that are not installed. One that an inconsistent list
@@ -102,26 +109,10 @@ func (p policy) missingRules(c *rtnetlink.Conn, f vip.Family) ([]rtnetlink.Rule,
 	}), nil
 }
 
-func (p policy) ensureBlackhole(c *rtnetlink.Conn, f vip.Family) (changed bool, err error) {
-	if ok, err := p.hasBlackhole(c, f); ok || err != nil {
-		return false, err
-	}
-	// Replace: a blackhole that another process added is deleted by that process.
-	if err := c.ReplaceRoute(p.blackhole(f)); err != nil {
-		return false, err
-	}
-	p.log.Info("blackhole default route added", "family", f.String(), "table_id", p.o.blackholeTable())
-	ok, err := p.hasBlackhole(c, f)
-	if err == nil && !ok {
-		err = fmt.Errorf("%s blackhole default route was added to table %d but is missing", f, p.o.blackholeTable())
-	}
-	return true, err
-}
-
 // hasBlackhole reports whether the blackhole route of this package is installed. It fails if its
 // table has a route that does not drop traffic.
 func (p policy) hasBlackhole(c *rtnetlink.Conn, f vip.Family) (installed bool, err error) {
-	table := p.o.blackholeTable()
+	table := p.blackholeTable()
 	routes, err := c.Routes(f, rtnetlink.RouteFilter{Table: table})
 	if err != nil {
 		return false, err
@@ -136,32 +127,10 @@ func (p policy) hasBlackhole(c *rtnetlink.Conn, f vip.Family) (installed bool, e
 	return installed, nil
 }
 
-// removeLeftovers removes rules and blackhole routes that this package added with other options,
-// and the rules of a former Meridio frontend, now that the desired ones are installed. It removes a
-// batch, so that new VIPs need not wait for ten thousand rules, and reports whether there are more.
-func (p policy) removeLeftovers(f vip.Family) (more bool, err error) {
-	return p.remove(f, leftoverBatch,
-		func(r rtnetlink.Rule) bool {
-			own := r.Protocol == protocol && !r.Extra && !slices.ContainsFunc(p.rules(f), r.Same)
-			return own || p.meridio(r)
-		},
-		func(r rtnetlink.Route) bool { return r.Table != p.o.blackholeTable() })
-}
-
-func (p policy) removeAll(f vip.Family) error {
-	_, err := p.remove(f, math.MaxInt,
-		func(r rtnetlink.Rule) bool {
-			return r.Protocol == protocol && !r.Extra || slices.ContainsFunc(p.rules(f), r.Same)
-		},
-		func(rtnetlink.Route) bool { return true })
-	return err
-}
-
-// remove removes the rules, at most limit, and then the blackhole routes of this package that
-// match. It reports whether there are more rules.
-func (p policy) remove(
-	f vip.Family, limit int, rule func(rtnetlink.Rule) bool, route func(rtnetlink.Route) bool,
-) (more bool, err error) {
+// remove removes rules and blackhole routes of this package. Unless all is set those are the ones
+// that it added with other options, and the rules of a former Meridio frontend; it then removes a
+// batch of rules, so that new VIPs need not wait for ten thousand, and reports whether there are more.
+func (p policy) remove(f vip.Family, all bool) (more bool, err error) {
 	c, err := rtnetlink.Dial()
 	if err != nil {
 		return false, err
@@ -171,14 +140,25 @@ func (p policy) remove(
 	if err != nil {
 		return false, err
 	}
-	observed = slices.DeleteFunc(observed, func(r rtnetlink.Rule) bool { return !rule(r) })
-	more = len(observed) > limit
+	observed = slices.DeleteFunc(observed, func(r rtnetlink.Rule) bool {
+		switch {
+		case slices.ContainsFunc(p.rules(f), r.Same):
+			return !all
+		case r.Protocol == protocol && !r.Extra:
+			return false
+		}
+		return all || !p.meridio(r)
+	})
+	more = !all && len(observed) > leftoverBatch
+	if more {
+		observed = observed[:leftoverBatch]
+	}
 	var errs []error
-	for _, r := range observed[:min(len(observed), limit)] {
-		errs = append(errs, c.DeleteRule(r))
+	for _, r := range observed {
+		errs = append(errs, c.Apply(r.Delete()))
 	}
 	if len(observed) > 0 {
-		p.log.Info("policy rules removed", "family", f.String(), "rules", len(errs), "more", more)
+		p.Log.Info("policy rules removed", "family", f.String(), "rules", len(errs), "more", more)
 	}
 	if more {
 		return true, errors.Join(errs...)
@@ -186,9 +166,9 @@ func (p policy) remove(
 	routes, err := c.Routes(f, rtnetlink.RouteFilter{Protocol: protocol})
 	errs = append(errs, err)
 	for _, r := range routes {
-		if r.Type == unix.RTN_BLACKHOLE && r.IsDefault() && route(r) {
-			errs = append(errs, c.DeleteRoute(r))
-			p.log.Info("blackhole default route removed", "family", f.String(), "table_id", r.Table)
+		if r.Type == unix.RTN_BLACKHOLE && r.IsDefault() && (all || r.Table != p.blackholeTable()) {
+			errs = append(errs, c.Apply(r.Delete()))
+			p.Log.Info("blackhole default route removed", "family", f.String(), "table_id", r.Table)
 		}
 	}
 	return false, errors.Join(errs...)
@@ -198,6 +178,6 @@ func (p policy) remove(
 // TABLE`, without other selectors.
 func (p policy) meridio(r rtnetlink.Rule) bool {
 	return !r.Extra && r.Action == unix.FR_ACT_TO_TBL && r.Source.IsValid() && r.Mark == 0 && r.Mask == 0 &&
-		(r.Priority == meridioPriority && r.Table == p.o.TableID ||
-			r.Priority == meridioBlackholePriority && r.Table == p.o.blackholeTable())
+		(r.Priority == meridioPriority && r.Table == p.TableID ||
+			r.Priority == meridioBlackholePriority && r.Table == p.blackholeTable())
 }

@@ -75,7 +75,7 @@ func (x *transactions) uncovered(t *testing.T, begin, want []vip.VIP) []string {
 					for _, e := range sets[[]string{"vip4", "vip6"}[v.Family()]] {
 						all = append(all, e)
 					}
-					if !newCoverage(spans(all)).covers(spanOf(v.Prefix())) {
+					if !covered(spans(all), spanOf(v.Prefix())) {
 						missing = append(missing, fmt.Sprintf("%s after transaction %d", v, transaction))
 					}
 				}
@@ -183,7 +183,7 @@ func look(t *testing.T, ns *lab.NetNS, p *reconciler, wanted *vip.Set) (x result
 func passIn(t *testing.T) *reconciler {
 	t.Helper()
 	o := testOptions(t).withDefaults()
-	p, err := newReconciler(o, o.Log)
+	p, err := newReconciler(o)
 	must(t, err)
 	return p
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"time"
 
@@ -49,10 +48,10 @@ type Confirmed struct {
 // Routing keeps the source routing of the configured VIPs in the kernel. It is a task.Task.
 type Routing struct {
 	o         Options
-	log       *slog.Logger
 	desired   latest.Value[*vip.Set]
 	confirmed latest.Value[Confirmed]
 	ready     chan struct{}
+	installed bool // ready is closed
 	// listen is newWatch; tests replace it.
 	listen func(Options) (*watch, error)
 }
@@ -60,7 +59,8 @@ type Routing struct {
 // New returns a Routing that does nothing before Run.
 func New(o Options) *Routing {
 	o = o.withDefaults()
-	return &Routing{o: o, log: o.Log.With("component", "kernel"), ready: make(chan struct{}), listen: newWatch}
+	o.Log = o.Log.With("component", "kernel")
+	return &Routing{o: o, ready: make(chan struct{}), listen: newWatch}
 }
 
 // Configure sets the desired VIPs. It never blocks; the newest call wins. Before the first one the
@@ -89,12 +89,12 @@ func (r *Routing) Run(ctx context.Context) error {
 	if err := r.o.Validate(); err != nil {
 		return fmt.Errorf("source routing: %w", err)
 	}
-	p, err := newReconciler(r.o, r.log)
+	p, err := newReconciler(r.o)
 	if err != nil {
 		return err
 	}
 	for _, problem := range reversePathProblems() {
-		r.log.Warn(problem)
+		r.o.Log.Warn(problem)
 	}
 	var w *watch
 	closeWatch := func() {
@@ -102,7 +102,7 @@ func (r *Routing) Run(ctx context.Context) error {
 			return
 		}
 		if err := w.Close(); err != nil {
-			r.log.Warn("failed to close netlink subscription", "error", err)
+			r.o.Log.Warn("failed to close netlink subscription", "error", err)
 		}
 		w = nil
 	}
@@ -123,7 +123,7 @@ func (r *Routing) Run(ctx context.Context) error {
 		r.publish(result, removed)
 		more, cleanErr := p.removeLeftovers()
 		if cleanErr != nil {
-			r.log.Warn("failed to remove leftovers of an earlier frontend", "error", cleanErr)
+			r.o.Log.Warn("failed to remove leftovers of an earlier frontend", "error", cleanErr)
 		}
 
 		next := r.o.checkInterval
@@ -149,7 +149,7 @@ func (r *Routing) Run(ctx context.Context) error {
 		case <-timer.C:
 			continue
 		case <-failed:
-			r.log.Warn("netlink subscription failed, resubscribing", "error", w.Err())
+			r.o.Log.Warn("netlink subscription failed, resubscribing", "error", w.Err())
 			closeWatch()
 			pause = failures.Next()
 		case <-changed:
@@ -167,14 +167,11 @@ func (r *Routing) Run(ctx context.Context) error {
 
 func (r *Routing) publish(x result, removed bool) {
 	old := r.confirmed.Load()
-	if x.base {
-		select {
-		case <-r.ready:
-		default:
-			close(r.ready)
-			r.log.Info("source routing installed", "table_id", r.o.TableID, "priority", r.o.Priority,
-				"mark", fmt.Sprintf("%#x/%#x", r.o.Mark, r.o.Mask))
-		}
+	if x.base && !r.installed {
+		r.installed = true
+		close(r.ready)
+		r.o.Log.Info("source routing installed", "table_id", r.o.TableID, "priority", r.o.Priority,
+			"mark", fmt.Sprintf("%#x/%#x", r.o.Mark, r.o.Mask))
 	}
 	c := old
 	c.VIPs, c.Err, c.Family, c.At = x.vips, x.err, x.family, time.Now()
@@ -183,16 +180,16 @@ func (r *Routing) publish(x result, removed bool) {
 	}
 	if x.repaired {
 		c.Repairs++
-		r.log.Warn("drift detected and repaired: another process changed source routing", "repairs", c.Repairs)
+		r.o.Log.Warn("drift detected and repaired: another process changed source routing", "repairs", c.Repairs)
 	}
 	switch {
 	case x.err == nil && old.Err != nil:
 		c.Failures = 0
-		r.log.Info("source routing restored", "failures", old.Failures)
+		r.o.Log.Info("source routing restored", "failures", old.Failures)
 	case x.err != nil:
 		c.Failures++
 		if old.Err == nil || old.Err.Error() != x.err.Error() {
-			r.log.Error("source routing is incomplete", "error", x.err, "failures", c.Failures)
+			r.o.Log.Error("source routing is incomplete", "error", x.err, "failures", c.Failures)
 		}
 	}
 	if old.At.IsZero() || c.Failures != old.Failures || c.Repairs != old.Repairs || c.Removed != old.Removed ||
@@ -217,6 +214,7 @@ type reconciler struct {
 	// readable is when the sets could last be read.
 	vips      vip.Set
 	desired   *vip.Set
+	needed    [len(vip.Families)]bool // families of desired
 	observed  *content
 	installed [len(vip.Families)]bool
 	readable  time.Time
@@ -224,12 +222,12 @@ type reconciler struct {
 	forwarded [len(vip.Families)]bool
 }
 
-func newReconciler(o Options, log *slog.Logger) (*reconciler, error) {
-	t, err := newTable(o, log)
+func newReconciler(o Options) (*reconciler, error) {
+	t, err := newTable(o)
 	if err != nil {
 		return nil, err
 	}
-	p := policy{o: o, log: log}
+	p := policy{o}
 	return &reconciler{policy: p, table: t, ensurePolicy: p.ensure, now: time.Now}, nil
 }
 
@@ -246,23 +244,26 @@ type result struct {
 // nil before the first Configure.
 func (p *reconciler) reconcile(desired *vip.Set) result {
 	sameDesired := desired == p.desired
-	p.cleaned = p.cleaned && sameDesired
-
+	if !sameDesired {
+		p.cleaned, p.needed = false, [len(vip.Families)]bool{}
+		for v := range *desired {
+			p.needed[v.Family()] = true
+		}
+	}
 	var x result
 	var installed [len(vip.Families)]bool
 	base, changed := true, false
 	for _, f := range vip.Families {
-		needed := hasFamily(desired, f)
 		modified, err := p.ensurePolicy(f)
 		absent := rtnetlink.FamilyAbsent(err)
 		changed = changed || modified
 		base = base && (err == nil || absent)
-		if err == nil && needed {
+		if err == nil && p.needed[f] {
 			err = p.checkSysctls(f)
 		}
 		installed[f] = err == nil
 		switch {
-		case absent && needed:
+		case absent && p.needed[f]:
 			x.family[f] = fmt.Errorf("this kernel has no %s, but VIPs of it are configured: %w", f, err)
 		case !absent:
 			x.family[f] = err
@@ -285,7 +286,7 @@ func (p *reconciler) reconcile(desired *vip.Set) result {
 		x.vips = vip.Set{}
 	case !sameDesired || observed != p.observed || installed != p.installed || p.vips == nil:
 		x.vips = filterVIPs(desired, func(v vip.VIP) bool {
-			return installed[v.Family()] && observed.covered[v.Family()].covers(spanOf(v.Prefix()))
+			return installed[v.Family()] && covered(observed[v.Family()], spanOf(v.Prefix()))
 		})
 	}
 	if unreadable {
@@ -309,7 +310,7 @@ func (p *reconciler) removeLeftovers() (more bool, err error) {
 	}
 	for _, f := range vip.Families {
 		if p.installed[f] {
-			again, err := p.policy.removeLeftovers(f)
+			again, err := p.policy.remove(f, false)
 			if err != nil {
 				return false, err
 			}
@@ -330,17 +331,6 @@ func filterVIPs(desired *vip.Set, ok func(vip.VIP) bool) vip.Set {
 	return chosen
 }
 
-func hasFamily(s *vip.Set, f vip.Family) bool {
-	if s != nil {
-		for v := range *s {
-			if v.Family() == f {
-				return true
-			}
-		}
-	}
-	return false
-}
-
 // Cleanup removes the state of this package from the network namespace of the calling thread: the
 // marks first, then rules, then blackhole routes. Absent state is no error.
 func Cleanup(ctx context.Context, o Options) error {
@@ -348,7 +338,7 @@ func Cleanup(ctx context.Context, o Options) error {
 	if err := o.Validate(); err != nil {
 		return fmt.Errorf("failed to clean up source routing: %w", err)
 	}
-	t, err := newTable(o, o.Log)
+	t, err := newTable(o)
 	if err != nil {
 		return err
 	}
@@ -357,7 +347,7 @@ func Cleanup(ctx context.Context, o Options) error {
 		if ctx.Err() != nil {
 			return errors.Join(append(errs, ctx.Err())...)
 		}
-		if err := (policy{o: o, log: o.Log}).removeAll(f); err != nil && !rtnetlink.FamilyAbsent(err) {
+		if _, err := (policy{o}).remove(f, true); err != nil && !rtnetlink.FamilyAbsent(err) {
 			errs = append(errs, err)
 		}
 	}

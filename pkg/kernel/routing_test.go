@@ -205,7 +205,7 @@ func TestIrreparableSetIsReplaced(t *testing.T) {
 	r.waitConfirmed(t, list...)
 	// A beginning without an end. nft never makes one; the kernel takes it.
 	must(t, ns.Do(func() error {
-		tab, err := newTable(testOptions(t).withDefaults(), slog.Default())
+		tab, err := newTable(testOptions(t).withDefaults())
 		if err != nil {
 			return err
 		}
@@ -291,7 +291,7 @@ func TestKernelWithoutIPv6ServesIPv4(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	must(t, ns.Do(func() error {
 		o := testOptions(t).withDefaults()
-		p, err := newReconciler(o, o.Log)
+		p, err := newReconciler(o)
 		if err != nil {
 			return err
 		}
@@ -419,7 +419,7 @@ func TestUnreadableKernelKeepsVIPs(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	must(t, ns.Do(func() error {
 		o := testOptions(t).withDefaults()
-		p, err := newReconciler(o, o.Log)
+		p, err := newReconciler(o)
 		if err != nil {
 			return err
 		}
@@ -454,7 +454,7 @@ func TestUnreadableTableIsReplaced(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	must(t, ns.Do(func() error {
 		o := testOptions(t).withDefaults()
-		p, err := newReconciler(o, o.Log)
+		p, err := newReconciler(o)
 		if err != nil {
 			return err
 		}
@@ -487,7 +487,7 @@ func BenchmarkQuietPass(b *testing.B) {
 			ns := lab.NewNetNS(b)
 			must(b, ns.Do(func() error {
 				o := testOptions(b).withDefaults()
-				p, err := newReconciler(o, o.Log)
+				p, err := newReconciler(o)
 				if err != nil {
 					return err
 				}

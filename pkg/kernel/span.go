@@ -3,7 +3,6 @@ package kernel
 import (
 	"bytes"
 	"cmp"
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -15,14 +14,7 @@ import (
 // span is a range of addresses of one family, both ends included.
 type span struct{ first, last netip.Addr }
 
-func spanOf(p netip.Prefix) span {
-	last := p.Addr().AsSlice()
-	for i := p.Bits(); i < len(last)*8; i++ {
-		last[i/8] |= 1 << (7 - i%8)
-	}
-	a, _ := netip.AddrFromSlice(last)
-	return span{p.Addr(), a}
-}
+func spanOf(p netip.Prefix) span { return span{p.Addr(), vip.Last(p)} }
 
 func (s span) covers(t span) bool {
 	return s.first.Compare(t.first) <= 0 && t.last.Compare(s.last) <= 0
@@ -37,45 +29,31 @@ func compareSpans(a, b span) int {
 // another one: an interval set refuses overlaps. Adjacent ranges stay separate, so that adding one
 // VIP never rewrites the range of another one.
 func disjoint(vips vip.Set, family vip.Family) []span {
-	var all []span
-	for v := range vips {
-		if v.Family() == family && !v.IsZero() {
-			all = append(all, spanOf(v.Prefix()))
-		}
-	}
-	slices.SortFunc(all, compareSpans)
 	var out []span
-	for _, s := range all {
-		if n := len(out); n > 0 && out[n-1].covers(s) {
+	for _, v := range vips.Sorted() { // wider ones first
+		if v.Family() != family || v.IsZero() {
 			continue
 		}
-		out = append(out, s)
+		if s := spanOf(v.Prefix()); len(out) == 0 || !out[len(out)-1].covers(s) {
+			out = append(out, s)
+		}
 	}
 	return out
 }
 
-// coverage answers which addresses are in a set of spans.
-type coverage []span
-
-// newCoverage joins adjacent ranges of a sorted, disjoint list.
-func newCoverage(spans []span) coverage {
-	var c coverage
-	for _, s := range spans {
-		if n := len(c); n > 0 && c[n-1].last.Next() == s.first {
-			c[n-1].last = s.last
-			continue
+// covered reports whether sorted, disjoint spans contain all addresses of s, several of them together.
+func covered(spans []span, s span) bool {
+	i, _ := slices.BinarySearchFunc(spans, s.first, func(t span, a netip.Addr) int { return t.last.Compare(a) })
+	for _, t := range spans[i:] {
+		switch {
+		case s.first.Less(t.first):
+			return false
+		case t.covers(s):
+			return true
 		}
-		c = append(c, s)
+		s.first = t.last.Next()
 	}
-	return c
-}
-
-func (c coverage) covers(s span) bool {
-	i, found := slices.BinarySearchFunc(c, s.first, func(t span, a netip.Addr) int { return t.first.Compare(a) })
-	if !found {
-		i--
-	}
-	return i >= 0 && c[i].covers(s)
+	return false
 }
 
 // change is a step from one content of a set to another that must happen in one transaction: del
@@ -85,19 +63,8 @@ type change struct{ del, add []span }
 // steps returns the transactions that lead from have to want, both disjoint: new ranges first, then
 // ranges that must be swapped since they overlap, leftovers last.
 func steps(have, want []span) []change {
-	surplus := map[span]bool{}
-	for _, s := range have {
-		surplus[s] = true
-	}
-	var differ []span
-	for _, s := range want {
-		if surplus[s] {
-			delete(surplus, s)
-		} else {
-			differ = append(differ, s)
-		}
-	}
-	differ = slices.SortedFunc(slices.Values(slices.AppendSeq(differ, maps.Keys(surplus))), compareSpans)
+	surplus := without(have, want)
+	differ := slices.SortedFunc(slices.Values(slices.Concat(surplus, without(want, have))), compareSpans)
 	var add, del []span
 	var swaps []change
 	for len(differ) > 0 {
@@ -107,7 +74,7 @@ func steps(have, want []span) []change {
 			if reach.Less(differ[0].last) {
 				reach = differ[0].last
 			}
-			if surplus[differ[0]] {
+			if _, found := slices.BinarySearchFunc(surplus, differ[0], compareSpans); found {
 				c.del = append(c.del, differ[0])
 			} else {
 				c.add = append(c.add, differ[0])
@@ -133,6 +100,14 @@ func steps(have, want []span) []change {
 	return out
 }
 
+// without returns the spans of a that are not in b; both are sorted.
+func without(a, b []span) []span {
+	return slices.DeleteFunc(slices.Clone(a), func(s span) bool {
+		_, found := slices.BinarySearchFunc(b, s, compareSpans)
+		return found
+	})
+}
+
 // elements encodes spans as the kernel wants them: the first address, and the one after the last
 // marked as an end. A range up to the highest address has no end.
 func elements(spans []span) []nftables.SetElement {
@@ -149,8 +124,7 @@ func elements(spans []span) []nftables.SetElement {
 // spans decodes what [elements] encodes, in whatever order the kernel lists it, and returns it
 // sorted. A beginning without an end reaches up to the next one, as in the kernel.
 func spans(elems []nftables.SetElement) []span {
-	elems = slices.Clone(elems)
-	slices.SortFunc(elems, func(a, b nftables.SetElement) int {
+	elems = slices.SortedFunc(slices.Values(elems), func(a, b nftables.SetElement) int {
 		switch c := bytes.Compare(a.Key, b.Key); {
 		case c != 0 || a.IntervalEnd == b.IntervalEnd:
 			return c
@@ -160,19 +134,17 @@ func spans(elems []nftables.SetElement) []span {
 		return 1
 	})
 	var out []span
-	open := false
-	for _, e := range elems {
+	for i, e := range elems {
+		if e.IntervalEnd {
+			continue
+		}
 		at, _ := netip.AddrFromSlice(e.Key) // the kernel has no others in a set of addresses
-		if open {
-			out[len(out)-1].last = at.Prev()
+		s := span{at, vip.Last(netip.PrefixFrom(at, 0))}
+		if i+1 < len(elems) {
+			end, _ := netip.AddrFromSlice(elems[i+1].Key)
+			s.last = end.Prev()
 		}
-		if open = !e.IntervalEnd; open {
-			out = append(out, span{first: at, last: highest(at)})
-		}
+		out = append(out, s)
 	}
 	return out
-}
-
-func highest(a netip.Addr) netip.Addr {
-	return spanOf(netip.PrefixFrom(a, 0)).last
 }

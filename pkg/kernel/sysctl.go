@@ -17,7 +17,7 @@ import (
 // A pod in which forwarding is off from the start delivers VIPs itself, or bypasses the kernel:
 // only forwarding that was on and is switched off is an error.
 func (s *reconciler) checkSysctls(f vip.Family) error {
-	external := s.policy.o.External
+	external := s.policy.External
 	if external == "" {
 		return nil
 	}

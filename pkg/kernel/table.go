@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
+	"reflect"
 	"slices"
 	"time"
 
@@ -14,41 +14,37 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/nlmsg"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// netlinkTimeout bounds every exchange with nftables. A dump of 50 000 elements takes a tenth of it
-// on a slow machine.
+// netlinkTimeout bounds every exchange: a dump of 50 000 elements takes a tenth of it on a slow machine.
 const netlinkTimeout = 5 * time.Second
 
 // TableName is the name of the nftables table, of family inet.
 const TableName = "vipgate"
 
-// Limits of one transaction. The kernel takes it in one sendmsg, which must fit the socket's send
-// buffer (212 992 bytes by default, and raising it needs a privilege that a pod in a user namespace
-// lacks), and the elements of one message are one attribute of at most 64 KiB. An IPv6 range takes
-// 64 bytes.
+// Limits of one transaction; an IPv6 range takes 64 bytes.
 const (
+	// spansPerMessage fit one attribute of at most 64 KiB.
 	spansPerMessage = 500
-	spansPerBatch   = 2000
+	// spansPerBatch fit one sendmsg and so the default send buffer, 212 992 bytes: a pod in a user
+	// namespace may not raise it.
+	spansPerBatch = 2000
+	// sendBuffer is for ranges that must be swapped together, half a million; unused it costs nothing.
+	sendBuffer = 64 << 20
+	// maxReplaced ranges of a family replace the table, the others follow: for each element the
+	// kernel keeps a message of 4 KiB until the end of the transaction, 80 MiB for both families.
+	maxReplaced = 5000
+	// readAttempts bounds how often a read is repeated because another process changed the ruleset.
+	readAttempts = 5
 )
-
-// maxReplaced bounds the ranges of a family in the one transaction that replaces the table, the
-// others follow: for each element the kernel keeps a message of 4 KiB for listeners until the end
-// of the transaction, 80 MiB for 5 000 ranges of both families.
-const maxReplaced = 5000
-
-// sendBuffer is asked for when ranges that must be swapped together exceed a batch. 64 MiB hold
-// half a million ranges; it costs nothing until it is used.
-const sendBuffer = 64 << 20
 
 // table is the nftables table: its desired form and its observed content.
 type table struct {
 	o   Options
-	log *slog.Logger
 	nft *nftables.Conn
-	// generation reads the generation ID of the kernel's ruleset, elements a set's content; tests
-	// replace them.
+	// generation reads the generation ID of the ruleset, elements a set's content; tests replace them.
 	generation func() (uint32, error)
 	elements   func(*nftables.Set) ([]nftables.SetElement, error)
 
@@ -57,54 +53,50 @@ type table struct {
 	observed     *content
 	generationID uint32
 	problem      string
-	// filled are the desired VIPs for which filledWith, the observed content, needs no change.
-	filled     *vip.Set
-	filledWith *content
-	// replaced are the VIPs that replaced a table that could not be read since.
+	// filled are the desired VIPs for which the observed content needs no change.
+	filled *vip.Set
+	// replaced are the VIPs written in place of a table that could not be read since.
 	replaced *vip.Set
 }
 
-func newTable(o Options, log *slog.Logger) (*table, error) {
-	// The connection is opened for each exchange: nothing of a failed one can be taken for the
-	// answer to the next one.
+func newTable(o Options) (*table, error) {
+	// It connects for each exchange: no answer to a failed one is taken for that to the next one.
 	nft, err := nftables.New(nftables.WithSockOptions(func(c *netlink.Conn) error {
-		if err := c.SetDeadline(time.Now().Add(netlinkTimeout)); err != nil {
-			return fmt.Errorf("nftables deadline: %w", err)
-		}
 		// Raising the buffer is a privilege; without it all but the largest swaps fit.
 		_ = c.SetWriteBuffer(sendBuffer)
-		// An error need not bring the whole request back.
-		return errors.Join(c.SetOption(netlink.CapAcknowledge, true), largeDumps(c))
+		err := errors.Join(
+			c.SetDeadline(time.Now().Add(netlinkTimeout)),
+			c.SetOption(netlink.CapAcknowledge, true), // an error need not bring the whole request back
+			largeDumps(c),
+		)
+		if err != nil {
+			return fmt.Errorf("failed to configure nftables socket: %w", err)
+		}
+		return nil
 	}))
 	if err != nil {
 		return nil, fmt.Errorf("failed to open nftables: %w", err)
 	}
-	return &table{o: o, log: log, nft: nft, generation: generation, elements: nft.GetSetElements}, nil
+	return &table{o: o, nft: nft, generation: generation, elements: nft.GetSetElements}, nil
 }
 
 // largeDumps has the kernel fill buffers of 32 KiB in dumps: it goes by the largest buffer that the
-// socket received into, and the library begins with a page. Of a set the kernel walks all elements
-// again for each buffer, so that the dump of a large one takes an eighth of the time.
+// socket received into. It walks a set again for each, so that a large one takes an eighth of the time.
 func largeDumps(c *netlink.Conn) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
-		return fmt.Errorf("nftables socket: %w", err)
+		return err
 	}
-	noop := make([]byte, unix.NLMSG_HDRLEN)
-	binary.NativeEndian.PutUint32(noop, unix.NLMSG_HDRLEN)
-	binary.NativeEndian.PutUint16(noop[4:], unix.NLMSG_NOOP)
-	binary.NativeEndian.PutUint16(noop[6:], unix.NLM_F_REQUEST|unix.NLM_F_ACK)
-	var sendErr, receiveErr error
-	err = raw.Control(func(fd uintptr) {
-		if sendErr = unix.Sendto(int(fd), noop, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); sendErr == nil {
+	noop, err := binary.Append(nil, binary.NativeEndian, unix.NlMsghdr{
+		Len: unix.SizeofNlMsghdr, Type: unix.NLMSG_NOOP, Flags: unix.NLM_F_REQUEST | unix.NLM_F_ACK,
+	})
+	controlErr := raw.Control(func(fd uintptr) {
+		if err = unix.Sendto(int(fd), noop, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err == nil {
 			// The kernel has acknowledged before sendto returned.
-			_, _, receiveErr = unix.Recvfrom(int(fd), make([]byte, 32<<10), unix.MSG_DONTWAIT)
+			_, _, err = unix.Recvfrom(int(fd), make([]byte, 32<<10), unix.MSG_DONTWAIT)
 		}
 	})
-	if err := errors.Join(err, sendErr, receiveErr); err != nil {
-		return fmt.Errorf("nftables socket: %w", err)
-	}
-	return nil
+	return errors.Join(controlErr, err)
 }
 
 func (t *table) table() *nftables.Table {
@@ -112,8 +104,7 @@ func (t *table) table() *nftables.Table {
 }
 
 func (t *table) set(f vip.Family) *nftables.Set {
-	// The number names the set within one transaction.
-	s := &nftables.Set{Table: t.table(), ID: uint32(f) + 1, Interval: true, Name: "vip4", KeyType: nftables.TypeIPAddr}
+	s := &nftables.Set{Table: t.table(), Interval: true, Name: "vip4", KeyType: nftables.TypeIPAddr}
 	if f == vip.IPv6 {
 		s.Name, s.KeyType = "vip6", nftables.TypeIP6Addr
 	}
@@ -147,12 +138,11 @@ func (t *table) rules(c *nftables.Chain) []*nftables.Rule {
 		if f == vip.IPv6 {
 			offset, length, proto = 8, 16, unix.NFPROTO_IPV6
 		}
-		s := t.set(f)
 		rules = append(rules, &nftables.Rule{Table: t.table(), Chain: c, Exprs: []expr.Any{
 			&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
 			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{proto}},
 			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length},
-			&expr.Lookup{SourceRegister: 1, SetName: s.Name, SetID: s.ID},
+			&expr.Lookup{SourceRegister: 1, SetName: t.set(f).Name},
 			&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
 			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: native(^t.o.Mask), Xor: native(t.o.Mark)},
 			&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: 1},
@@ -161,61 +151,18 @@ func (t *table) rules(c *nftables.Chain) []*nftables.Rule {
 	return rules
 }
 
-// generation returns the generation ID of the kernel's ruleset, which changes with every
-// transaction of any process. An unchanged table need not be read again.
-func generation() (id uint32, err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("failed to read the generation of the nftables ruleset: %w", err)
-		}
-	}()
-	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+// generation returns the generation ID of the ruleset: an unchanged table need not be read again.
+func generation() (uint32, error) {
+	s, err := nlmsg.Open(unix.NETLINK_NETFILTER)
 	if err != nil {
 		return 0, err
 	}
-	defer c.Close()
-	if err := c.SetDeadline(time.Now().Add(netlinkTimeout)); err != nil {
-		return 0, err
-	}
-	msgs, err := c.Execute(netlink.Message{
-		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: netlink.Request},
-		Data:   []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0},
-	})
-	if err != nil {
-		return 0, err
-	}
-	for _, m := range msgs {
-		ad, err := attributes(m)
-		if err != nil {
-			return 0, err
-		}
-		for ad.Next() {
-			if ad.Type() == unix.NFTA_GEN_ID {
-				return ad.Uint32(), nil
-			}
-		}
-	}
-	return 0, errors.New("the reply has none")
+	defer s.Close()
+	return s.Generation()
 }
 
-// attributes decodes those behind the header of a message of nftables.
-func attributes(m netlink.Message) (*netlink.AttributeDecoder, error) {
-	if len(m.Data) < 4 {
-		return nil, errors.New("truncated message")
-	}
-	ad, err := netlink.NewAttributeDecoder(m.Data[4:])
-	if err == nil {
-		ad.ByteOrder = binary.BigEndian
-	}
-	return ad, err
-}
-
-// content is the observed content of the sets, while sets and chains have their desired form:
-// packets from the addresses in the sets are marked.
-type content struct {
-	spans   [len(vip.Families)][]span
-	covered [len(vip.Families)]coverage
-}
+// content is what the sets contain, while sets and chains have their desired form.
+type content [len(vip.Families)][]span
 
 // ensure installs the chains and, unless desired is nil, the VIPs' ranges in the sets. It reports
 // whether it changed anything, and whether the kernel could not be read. The content that was read
@@ -227,7 +174,7 @@ func (t *table) ensure(desired *vip.Set) (changed, unreadable bool, err error) {
 		if desired == nil || desired == t.replaced {
 			return false, true, err
 		}
-		t.log.Warn("nftables table cannot be read, replacing it", "error", err)
+		t.o.Log.Warn("nftables table cannot be read, replacing it", "error", err)
 		if err := t.build(desired, true); err != nil {
 			return true, true, err
 		}
@@ -242,7 +189,7 @@ func (t *table) ensure(desired *vip.Set) (changed, unreadable bool, err error) {
 		if t.observed != nil {
 			break
 		}
-		t.log.Info("nftables table has drifted", "problem", t.problem, "replace", replace)
+		t.o.Log.Info("nftables table has drifted", "problem", t.problem, "replace", replace)
 		if err := t.build(desired, replace); err != nil && (replace || !needsReplacement(err)) {
 			return true, false, err
 		}
@@ -254,7 +201,7 @@ func (t *table) ensure(desired *vip.Set) (changed, unreadable bool, err error) {
 	if t.observed == nil {
 		return true, false, fmt.Errorf("nftables table inet %s differs after it was written: %s", TableName, t.problem)
 	}
-	if desired == nil || desired == t.filled && t.observed == t.filledWith {
+	if desired == nil || desired == t.filled {
 		return changed, false, nil
 	}
 	filled := false
@@ -263,7 +210,7 @@ func (t *table) ensure(desired *vip.Set) (changed, unreadable bool, err error) {
 		filled, err = filled || modified, errors.Join(err, fillErr)
 	}
 	if !filled {
-		t.filled, t.filledWith = desired, t.observed
+		t.filled = desired
 		return changed, false, err
 	}
 	readErr := t.read()
@@ -276,51 +223,89 @@ func needsReplacement(err error) bool {
 	return errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)
 }
 
-// readAttempts bounds how often a read is repeated because another process changed the ruleset.
-const readAttempts = 5
-
 // read reads the table unless the ruleset is unchanged. It sets problem when the table differs from
 // its desired form.
 func (t *table) read() error {
 	before, err := t.generation()
-	if err != nil {
+	if err != nil || t.observed != nil && before == t.generationID {
 		return err
 	}
+	t.observed, t.filled = nil, nil
 	for range readAttempts {
-		if t.observed != nil && before == t.generationID {
-			return nil
-		}
-		t.observed = nil
-		if t.problem, err = t.inspect(); err != nil {
+		observed, problem, err := t.inspect()
+		if err != nil {
 			return err
-		}
-		var now content
-		for _, f := range vip.Families {
-			if t.problem != "" {
-				break
-			}
-			elems, err := t.elements(t.set(f))
-			if err != nil {
-				return fmt.Errorf("failed to read set %s: %w", t.set(f).Name, err)
-			}
-			now.spans[f] = spans(elems)
-			now.covered[f] = newCoverage(now.spans[f])
 		}
 		after, err := t.generation()
 		if err != nil {
 			return err
 		}
-		if after != before {
-			before = after
-			continue
+		if after == before {
+			t.observed, t.problem, t.generationID = observed, problem, after
+			return nil
 		}
-		if t.problem == "" {
-			t.observed, t.generationID = &now, after
-		}
-		return nil
+		before = after
 	}
 	return fmt.Errorf("failed to read nftables table inet %s: the ruleset changed %d times meanwhile",
 		TableName, readAttempts)
+}
+
+// inspect returns the content of the sets, or how table, chains or sets differ from their desired form.
+func (t *table) inspect() (observed *content, problem string, err error) {
+	table, err := t.nft.ListTableOfFamily(TableName, nftables.TableFamilyINet)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, "the table is missing", nil
+	case err != nil:
+		return nil, "", fmt.Errorf("failed to read nftables table inet %s: %w", TableName, err)
+	case table.Flags != 0:
+		return nil, fmt.Sprintf("the table has flags %#x (1: dormant)", table.Flags), nil
+	}
+	chains, err := t.nft.ListChainsOfTableFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return nil, "", fmt.Errorf("failed to list chains: %w", err)
+	}
+	for _, want := range t.chains() {
+		i := slices.IndexFunc(chains, func(c *nftables.Chain) bool {
+			return c.Table.Name == TableName && c.Name == want.Name
+		})
+		if i < 0 {
+			return nil, "chain " + want.Name + " is missing", nil
+		}
+		got := *chains[i]
+		if got.Table = want.Table; !reflect.DeepEqual(&got, want) {
+			return nil, "chain " + want.Name + " has another type", nil
+		}
+		rules, err := t.nft.GetRules(want.Table, want)
+		if err != nil {
+			return nil, "", fmt.Errorf("failed to read the rules of chain %s: %w", want.Name, err)
+		}
+		if !slices.EqualFunc(rules, t.rules(want), func(g, w *nftables.Rule) bool {
+			return reflect.DeepEqual(g.Exprs, w.Exprs)
+		}) {
+			return nil, "chain " + want.Name + " has other rules", nil
+		}
+	}
+	observed = new(content)
+	for _, f := range vip.Families {
+		want := t.set(f)
+		got, err := t.nft.GetSetByName(want.Table, want.Name)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return nil, "set " + want.Name + " is missing", nil
+		case err != nil:
+			return nil, "", fmt.Errorf("failed to read set %s: %w", want.Name, err)
+		case !got.Interval || got.KeyType.Bytes != want.KeyType.Bytes || got.IsMap || got.Constant ||
+			got.HasTimeout || got.Dynamic || got.Concatenation:
+			return nil, "set " + want.Name + " has another type", nil
+		}
+		elems, err := t.elements(want)
+		if err != nil {
+			return nil, "", fmt.Errorf("failed to read set %s: %w", want.Name, err)
+		}
+		observed[f] = spans(elems)
+	}
+	return observed, "", nil
 }
 
 // build writes the table in one transaction, so that no packet leaks meanwhile. Sets of the desired
@@ -332,15 +317,14 @@ func (t *table) build(vips *vip.Set, replace bool) error {
 	}
 	t.nft.AddTable(t.table()) // activates a dormant one
 	for _, f := range vip.Families {
-		if err := t.nft.AddSet(t.set(f), nil); err != nil {
-			return fmt.Errorf("failed to encode set %s: %w", t.set(f).Name, err)
+		s := t.set(f)
+		err := t.nft.AddSet(s, nil)
+		if replace && vips != nil {
+			ranges := disjoint(*vips, f)
+			err = errors.Join(err, t.queue(s, change{add: ranges[:min(len(ranges), maxReplaced)]}))
 		}
-		if !replace || vips == nil {
-			continue
-		}
-		ranges := disjoint(*vips, f)
-		if err := t.queue(t.set(f), change{add: ranges[:min(len(ranges), maxReplaced)]}); err != nil {
-			return err
+		if err != nil {
+			return fmt.Errorf("failed to encode set %s: %w", s.Name, err)
 		}
 	}
 	for _, c := range t.chains() {
@@ -353,7 +337,7 @@ func (t *table) build(vips *vip.Set, replace bool) error {
 	if err := t.nft.Flush(); err != nil {
 		return fmt.Errorf("failed to write nftables table inet %s: %w", TableName, err)
 	}
-	t.log.Info("nftables table written", "table", "inet "+TableName)
+	t.o.Log.Info("nftables table written", "table", "inet "+TableName)
 	return nil
 }
 
@@ -361,7 +345,7 @@ func (t *table) build(vips *vip.Set, replace bool) error {
 // change anything.
 func (t *table) fill(f vip.Family, want []span) (changed bool, err error) {
 	s := t.set(f)
-	changes := steps(t.observed.spans[f], want)
+	changes := steps(t.observed[f], want)
 	if len(changes) == 0 {
 		return false, nil
 	}
@@ -370,7 +354,7 @@ func (t *table) fill(f vip.Family, want []span) (changed bool, err error) {
 		if err := t.apply(s, c); err != nil {
 			// Another process added ranges that deltas cannot express. One transaction for all of
 			// the content leaves no gap either.
-			t.log.Warn("set could not be changed, replacing its content", "set", s.Name, "error", err)
+			t.o.Log.Warn("set could not be changed, replacing its content", "set", s.Name, "error", err)
 			t.nft.FlushSet(s)
 			if err := t.apply(s, change{add: want}); err != nil {
 				return true, err
@@ -379,15 +363,16 @@ func (t *table) fill(f vip.Family, want []span) (changed bool, err error) {
 		}
 		added, removed = added+len(c.add), removed+len(c.del)
 	}
-	t.log.Info("VIP set updated", "set", s.Name, "added", added, "removed", removed, "ranges", len(want))
+	t.o.Log.Info("VIP set updated", "set", s.Name, "added", added, "removed", removed, "ranges", len(want))
 	return true, nil
 }
 
 func (t *table) apply(s *nftables.Set, c change) error {
-	if err := t.queue(s, c); err != nil {
-		return err
+	err := t.queue(s, c)
+	if err == nil {
+		err = t.nft.Flush()
 	}
-	if err := t.nft.Flush(); err != nil {
+	if err != nil {
 		return fmt.Errorf("failed to change set %s by +%d -%d ranges: %w", s.Name, len(c.add), len(c.del), err)
 	}
 	return nil
@@ -401,10 +386,7 @@ func (t *table) queue(s *nftables.Set, c change) error {
 	for part := range slices.Chunk(c.add, spansPerMessage) {
 		errs = append(errs, t.nft.SetAddElements(s, elements(part)))
 	}
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("failed to encode elements of set %s: %w", s.Name, err)
-	}
-	return nil
+	return errors.Join(errs...)
 }
 
 func (t *table) remove() error {

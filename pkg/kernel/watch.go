@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/nlmsg"
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 )
 
@@ -75,20 +76,11 @@ func (w *watch) concernsPolicy(o Options, m netlink.Message) bool {
 	return false
 }
 
-// concernsTable reports whether a message of nftables is about the table of this package. In all of
-// them attribute 1 is the table's name.
+// concernsTable reports whether a message of nftables is about the table of this package. Attribute 1
+// is the table's name in all of them.
 func concernsTable(m netlink.Message) bool {
 	if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || m.Header.Type&0xff == unix.NFT_MSG_NEWGEN {
 		return false
 	}
-	ad, err := attributes(m)
-	if err != nil {
-		return true
-	}
-	for ad.Next() {
-		if ad.Type() == unix.NFTA_TABLE_NAME {
-			return ad.String() == TableName
-		}
-	}
-	return false
+	return nlmsg.Netfilter(m.Data).Text(unix.NFTA_TABLE_NAME) == TableName
 }

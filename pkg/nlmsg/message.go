@@ -120,6 +120,9 @@ func (m *Messages) end(at int) {
 // zero value if there is none.
 type Attributes []byte
 
+// Netfilter returns the attributes behind the header (struct nfgenmsg) of a netfilter message.
+func Netfilter(data []byte) Attributes { return data[min(4, len(data)):] }
+
 // All walks attributes without their flags; it ends at a malformed one.
 func (b Attributes) All() func(yield func(kind uint16, value Attributes) bool) {
 	return func(yield func(uint16, Attributes) bool) {

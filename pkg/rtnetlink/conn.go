@@ -94,7 +94,8 @@ func (c *Conn) Do(requests ...Request) ([]error, error) {
 	return rejected, err
 }
 
-func (c *Conn) do(r Request) error {
+// Apply sends one request; see Do.
+func (c *Conn) Apply(r Request) error {
 	rejected, err := c.Do(r)
 	return errors.Join(err, rejected[0])
 }
@@ -148,8 +149,6 @@ func attributes(data []byte, header int, object string) (nlmsg.Attributes, error
 }
 
 var systemFamilies = [...]uint8{vip.IPv4: unix.AF_INET, vip.IPv6: unix.AF_INET6}
-
-func systemFamily(f vip.Family) uint8 { return systemFamilies[f] }
 
 func familyFrom(system uint8) (f vip.Family, ok bool) {
 	i := slices.Index(systemFamilies[:], system)

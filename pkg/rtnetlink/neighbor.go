@@ -23,7 +23,7 @@ type Neighbor struct {
 // Probe returns the request that has the kernel resolve the neighbor as if there were a packet for
 // it. The kernel does not create an entry: it fails with ENOENT if there is none.
 func (n Neighbor) Probe() Request {
-	header := [unix.SizeofNdMsg]byte{0: systemFamily(vip.FamilyOf(n.Addr)), 10: unix.NTF_USE}
+	header := [unix.SizeofNdMsg]byte{0: systemFamilies[vip.FamilyOf(n.Addr)], 10: unix.NTF_USE}
 	binary.NativeEndian.PutUint32(header[4:], uint32(n.Link))
 	q := Request{operation: "probe neighbor", object: n.Addr}
 	q.Begin(unix.RTM_NEWNEIGH, unix.NLM_F_REPLACE|unix.NLM_F_ACK, header[:]...)
@@ -33,7 +33,7 @@ func (n Neighbor) Probe() Request {
 
 // Neighbors lists the neighbor entries of a family.
 func (c *Conn) Neighbors(f vip.Family) ([]Neighbor, error) {
-	header := [unix.SizeofNdMsg]byte{systemFamily(f)}
+	header := [unix.SizeofNdMsg]byte{systemFamilies[f]}
 	entries, err := list(c, f.String()+" neighbors", dump(unix.RTM_GETNEIGH, header[:]), ParseNeighbor, nil)
 	return slices.DeleteFunc(entries, func(n Neighbor) bool { return !n.Addr.IsValid() }), err
 }

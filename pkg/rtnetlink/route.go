@@ -13,9 +13,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// lookupTable is RTM_F_LOOKUP_TABLE: name the table in which the route was found.
-const lookupTable = 0x1000
-
 // Route is a route.
 type Route struct {
 	Family   vip.Family
@@ -74,7 +71,7 @@ func (r Route) Delete() Request {
 func (r Route) request(q Request, kind, flags uint16, scope uint8) Request {
 	q.object = r
 	q.Begin(kind, flags|unix.NLM_F_ACK,
-		systemFamily(r.Family), uint8(r.Prefix.Bits()), 0, 0, unix.RT_TABLE_UNSPEC, r.Protocol, scope, r.Type, 0, 0, 0, 0)
+		systemFamilies[r.Family], uint8(r.Prefix.Bits()), 0, 0, unix.RT_TABLE_UNSPEC, r.Protocol, scope, r.Type, 0, 0, 0, 0)
 	q.Uint32(unix.RTA_TABLE, r.Table)
 	if !r.IsDefault() {
 		q.Bytes(unix.RTA_DST, r.Prefix.Addr().AsSlice())
@@ -88,12 +85,6 @@ func (r Route) request(q Request, kind, flags uint16, scope uint8) Request {
 	return q
 }
 
-// ReplaceRoute adds or replaces a route; see Route.Replace.
-func (c *Conn) ReplaceRoute(r Route) error { return c.do(r.Replace()) }
-
-// DeleteRoute deletes a route if it exists.
-func (c *Conn) DeleteRoute(r Route) error { return c.do(r.Delete()) }
-
 // RouteFilter selects routes; zero fields select all. The kernel applies it, so that it does not
 // copy a full table that is not asked for.
 type RouteFilter struct {
@@ -103,7 +94,7 @@ type RouteFilter struct {
 
 // Routes lists routes of a family, except those of the kernel's cache.
 func (c *Conn) Routes(f vip.Family, filter RouteFilter) ([]Route, error) {
-	header := [headerLength]byte{0: systemFamily(f), 5: filter.Protocol}
+	header := [headerLength]byte{0: systemFamilies[f], 5: filter.Protocol}
 	request := dump(unix.RTM_GETROUTE, header[:])
 	if filter.Table != 0 {
 		request.Uint32(unix.RTA_TABLE, filter.Table)
@@ -121,9 +112,9 @@ func (c *Conn) Routes(f vip.Family, filter RouteFilter) ([]Route, error) {
 // Lookup returns the route of a packet to an address with a mark. The kernel's
 // *nlmsg.Error is that of the route if the packet would be dropped.
 func (c *Conn) Lookup(to netip.Addr, mark uint32) (Route, error) {
-	header := [headerLength]byte{0: systemFamily(vip.FamilyOf(to)), 1: uint8(to.BitLen())}
-	if to.Is4() { // for IPv6 the kernel always does, and rejects the flag
-		binary.NativeEndian.PutUint32(header[8:], lookupTable)
+	header := [headerLength]byte{0: systemFamilies[vip.FamilyOf(to)], 1: uint8(to.BitLen())}
+	if to.Is4() { // for IPv6 the kernel always names the table, and rejects the flag
+		binary.NativeEndian.PutUint32(header[8:], unix.RTM_F_LOOKUP_TABLE)
 	}
 	var m nlmsg.Messages
 	m.Begin(unix.RTM_GETROUTE, 0, header[:]...)

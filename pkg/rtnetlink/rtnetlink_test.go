@@ -48,8 +48,8 @@ func TestRules(t *testing.T) {
 			{Family: f, Priority: 104, Mark: 1, Mask: 1, Action: unix.FR_ACT_BLACKHOLE, Protocol: 118},
 		}
 		for _, r := range slices.Backward(want) {
-			must(t, c.AddRule(r))
-			must(t, c.AddRule(r)) // exists
+			must(t, c.Apply(r.Add()))
+			must(t, c.Apply(r.Add())) // exists
 		}
 		run(t, ns, fmt.Sprintf("ip -%d rule add not iif ext lookup 5 priority 105 protocol 118", 4+2*f))
 		list := func() []Rule {
@@ -62,8 +62,8 @@ func TestRules(t *testing.T) {
 			t.Errorf("got %v", got)
 		}
 		for _, r := range want {
-			must(t, c.DeleteRule(r))
-			must(t, c.DeleteRule(r)) // does not exist
+			must(t, c.Apply(r.Delete()))
+			must(t, c.Apply(r.Delete())) // does not exist
 		}
 		if got := list(); len(got) != 1 {
 			t.Errorf("left: %v", got)
@@ -82,9 +82,9 @@ func TestRoutes(t *testing.T) {
 		if got, err := c.Routes(f, RouteFilter{Table: 70000}); err != nil || got != nil {
 			t.Errorf("an absent table: %v, %v", got, err)
 		}
-		must(t, c.ReplaceRoute(hole))
-		must(t, c.ReplaceRoute(r))
-		must(t, c.ReplaceRoute(r))
+		must(t, c.Apply(hole.Replace()))
+		must(t, c.Apply(r.Replace()))
+		must(t, c.Apply(r.Replace()))
 		r.NextHop = r.NextHop.Unmap()
 		for _, tt := range []struct {
 			filter RouteFilter
@@ -109,13 +109,13 @@ func TestRoutes(t *testing.T) {
 		if got, err := c.Lookup(netip.MustParseAddr(to), 7); !errors.Is(err, unix.ENETUNREACH) {
 			t.Errorf("lookup without a rule: %v, %v", got, err)
 		}
-		must(t, c.AddRule(Rule{Family: f, Priority: 10, Mark: 7, Mask: 7, Action: unix.FR_ACT_TO_TBL, Table: 70000}))
+		must(t, c.Apply(Rule{Family: f, Priority: 10, Mark: 7, Mask: 7, Action: unix.FR_ACT_TO_TBL, Table: 70000}.Add()))
 		if got, err := c.Lookup(netip.MustParseAddr(to), 7); err != nil || got.NextHop != r.NextHop || got.Table != 70000 {
 			t.Errorf("lookup: %+v, %v", got, err)
 		}
 		for range 2 {
-			must(t, c.DeleteRoute(r))
-			must(t, c.DeleteRoute(hole))
+			must(t, c.Apply(r.Delete()))
+			must(t, c.Apply(hole.Delete()))
 		}
 	}
 }
@@ -218,7 +218,7 @@ func TestRuleDumpUnderChange(t *testing.T) {
 	go func() {
 		var err error
 		for i := 0; !stop.Load() && err == nil; i = (i + 1) % 100 {
-			err = errors.Join(other.DeleteRule(rule(i)), other.AddRule(rule(i)))
+			err = errors.Join(other.Apply(rule(i).Delete()), other.Apply(rule(i).Add()))
 			if i == 99 {
 				time.Sleep(5 * time.Millisecond) // dumps succeed now and then
 			}
@@ -257,7 +257,7 @@ func TestListener(t *testing.T) {
 		})
 	}))
 	r := Route{Family: vip.IPv4, Table: 77, Prefix: DefaultPrefix(vip.IPv4), Type: unix.RTN_BLACKHOLE, Protocol: 118}
-	must(t, c.ReplaceRoute(r))
+	must(t, c.Apply(r.Replace()))
 	m := <-seen
 	if got, err := ParseRoute(m.Data); err != nil || got != r || m.Header.PID != c.Port() {
 		t.Errorf("got %+v from port %d, %v", got, m.Header.PID, err)

@@ -11,7 +11,7 @@ import (
 )
 
 // headerLength is the size of struct rtmsg and of struct fib_rule_hdr.
-const headerLength = 12
+const headerLength = unix.SizeofRtMsg
 
 // Rule is a rule of policy routing.
 type Rule struct {
@@ -71,7 +71,7 @@ func (r Rule) Delete() Request {
 
 func (r Rule) request(q Request, kind, flags uint16) Request {
 	q.object = r
-	header := [headerLength]byte{0: systemFamily(r.Family), 7: r.Action}
+	header := [headerLength]byte{0: systemFamilies[r.Family], 7: r.Action}
 	if r.Source.IsValid() {
 		header[2] = uint8(r.Source.Bits())
 	}
@@ -94,19 +94,13 @@ func (r Rule) request(q Request, kind, flags uint16) Request {
 	return q
 }
 
-// AddRule adds a rule unless it exists.
-func (c *Conn) AddRule(r Rule) error { return c.do(r.Add()) }
-
-// DeleteRule deletes a rule if it exists.
-func (c *Conn) DeleteRule(r Rule) error { return c.do(r.Delete()) }
-
 // Rules lists the policy rules of a family. With ErrInterrupted the list may lack rules.
 func (c *Conn) Rules(f vip.Family) ([]Rule, error) {
 	// Notifications that are queued from now on are about changes during the dump.
 	if _, err := c.rules.Discard(); err != nil {
 		return nil, err
 	}
-	header := [headerLength]byte{systemFamily(f)}
+	header := [headerLength]byte{systemFamilies[f]}
 	return list(c, f.String()+" rules", dump(unix.RTM_GETRULE, header[:]), parseRule, c.unchanged)
 }
 

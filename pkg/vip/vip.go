@@ -156,6 +156,16 @@ func Compare(a, b VIP) int {
 	return cmp.Or(a.prefix.Addr().Compare(b.prefix.Addr()), cmp.Compare(a.prefix.Bits(), b.prefix.Bits()))
 }
 
+// Last returns the highest address of a prefix.
+func Last(p netip.Prefix) netip.Addr {
+	b := p.Masked().Addr().AsSlice()
+	for i := p.Bits(); i < len(b)*8; i++ {
+		b[i/8] |= 1 << (7 - i%8)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
 // Set is a set of VIPs. The nil Set is empty and can be read.
 type Set map[VIP]struct{}
 

@@ -168,27 +168,18 @@ func (f *Conn) readNets(set string, each func(netip.Prefix, string)) error {
 		if b.start == 0 {
 			continue
 		}
-		last := lastOf(netip.PrefixFrom(b.at, 0))
+		last := vip.Last(netip.PrefixFrom(b.at, 0))
 		if i+1 < len(bounds) {
 			last = bounds[i+1].at.Prev()
 		}
 		for bits := range b.at.BitLen() + 1 {
-			if p := netip.PrefixFrom(b.at, bits); p.Masked() == p && lastOf(p) == last {
+			if p := netip.PrefixFrom(b.at, bits); p.Masked() == p && vip.Last(p) == last {
 				each(p, b.chain)
 				break
 			}
 		}
 	}
 	return err
-}
-
-func lastOf(p netip.Prefix) netip.Addr {
-	b := p.Masked().Addr().AsSlice()
-	for i := p.Bits(); i < len(b)*8; i++ {
-		b[i/8] |= 1 << (7 - i%8)
-	}
-	a, _ := netip.AddrFromSlice(b)
-	return a
 }
 
 // prefixElements returns the elements of a VIP in a map to a chain, or in a set.
@@ -199,7 +190,7 @@ func prefixElements(v vip.VIP, chain string) []element {
 		return list
 	}
 	// An interval up to the highest address has no end.
-	if end := lastOf(p).Next(); end.IsValid() {
+	if end := vip.Last(p).Next(); end.IsValid() {
 		list = append(list, element{key: end.AsSlice(), end: true})
 	}
 	return list

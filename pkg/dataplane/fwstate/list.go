@@ -25,16 +25,12 @@ func request(kind, flags, attribute uint16, name string) *nlmsg.Messages {
 	return &t.Messages
 }
 
-func content(data []byte) nlmsg.Attributes { return data[min(nfgenmsgLength, len(data)):] }
-
-const nfgenmsgLength = 4
-
 // dump lists objects of one kind in the table, all or those with a name. Each is valid during the
 // call only. If the table or the name does not exist the kernel may answer with ENOENT.
 func (f *Conn) dump(what string, kind, attribute uint16, name string, each func(nlmsg.Attributes)) error {
 	_, err := f.nft.Dump(request(kind, unix.NLM_F_DUMP, attribute, name), func(data []byte) {
 		// Kernels that ignore the filter list the objects of all tables.
-		if b := content(data); data[0] == familyInet && b.Text(tableAttribute) == plan.TableName {
+		if b := nlmsg.Netfilter(data); data[0] == familyInet && b.Text(tableAttribute) == plan.TableName {
 			each(b)
 		}
 	})
@@ -61,7 +57,7 @@ func get[T any](f *Conn, kind, attribute uint16, name string, parse func(nlmsg.A
 	if err != nil {
 		return nil, fmt.Errorf("failed to read inet %s %s: %w", plan.TableName, name, err)
 	}
-	x := parse(content(data))
+	x := parse(nlmsg.Netfilter(data))
 	return &x, nil
 }
 

@@ -17,15 +17,7 @@ import (
 )
 
 // Generation returns the generation of the ruleset, which every transaction increments.
-func (f *Conn) Generation() (uint32, error) {
-	var m nlmsg.Messages
-	m.Begin(nftMessage(unix.NFT_MSG_GETGEN), 0, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
-	data, err := f.nft.Get(&m)
-	if err != nil {
-		return 0, fmt.Errorf("failed to read the generation of the ruleset: %w", err)
-	}
-	return content(data).Uint32BE(unix.NFTA_GEN_ID), nil
-}
+func (f *Conn) Generation() (uint32, error) { return f.nft.Generation() }
 
 // A ruleset that another process changes during a read is read again, within these bounds.
 const (

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/nlmsg"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -60,7 +61,7 @@ func TestRemovalOrderInLargeChanges(t *testing.T) {
 	}
 	ended := 0
 	handle := func(m netlink.Message) {
-		kind, b := uint16(m.Header.Type)&0xff, content(m.Data)
+		kind, b := uint16(m.Header.Type)&0xff, nlmsg.Netfilter(m.Data)
 		switch kind {
 		case unix.NFT_MSG_NEWGEN:
 			at++
