@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/latest"
@@ -32,6 +33,14 @@ func WatchStatus[T any](ctx context.Context, changes *latest.Value[T], send func
 			return status.FromContextError(ctx.Err()).Err()
 		}
 	}
+}
+
+// Timestamp converts a time; zero is nil.
+func Timestamp(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
 }
 
 // SetLogLevel changes the level of the process and returns the previous one.

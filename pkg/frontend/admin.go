@@ -18,6 +18,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/kernel"
+	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -51,8 +52,7 @@ func (a *admin) ListEvents(_ context.Context, r *frontendv1.ListEventsRequest) (
 	return &frontendv1.ListEventsResponse{Events: eventsProto(found)}, nil
 }
 
-// WatchEvents implements the FrontendService. Only this goroutine waits for the client: a client
-// that is slower than the ring receives the number of lost events.
+// WatchEvents sends new events; a client that is too slow receives the number of lost events.
 func (a *admin) WatchEvents(r *frontendv1.WatchEventsRequest,
 	stream grpc.ServerStreamingServer[frontendv1.WatchEventsResponse],
 ) error {
@@ -133,8 +133,7 @@ func (a *admin) Undrain(ctx context.Context, r *frontendv1.UndrainRequest) (*fro
 	return &frontendv1.UndrainResponse{Drained: d.GetDrained()}, err
 }
 
-// drain applies f to the named VIPs, or to all, and returns the drained VIPs. what names the
-// operation.
+// drain applies f to the named VIPs, or to all, and returns the drained VIPs.
 func (a *admin) drain(ctx context.Context, what string, names []string,
 	f func(*gate.Gate, time.Time, ...vip.VIP),
 ) (*frontendv1.DrainResponse, error) {
@@ -197,4 +196,65 @@ func (a *admin) GetDebug(context.Context, *frontendv1.GetDebugRequest) (*fronten
 		return nil, status.Errorf(codes.Internal, "failed to encode the debug document: %v", err)
 	}
 	return &frontendv1.GetDebugResponse{Json: string(b)}, nil
+}
+
+const (
+	maxEvents           = 1000 // that are kept for `frontend events`
+	maxEventsPerMessage = 256  // of WatchEvents
+)
+
+// event is a transition of a VIP or of a gateway or, without either, of the frontend itself.
+type event struct {
+	Sequence  uint64
+	Time      time.Time
+	VIP       vip.VIP
+	From, To  gate.Decision
+	Position  readiness.Position // of the load balancer
+	Detail    string
+	Gateway   string
+	GatewayUp bool
+}
+
+// events are the newest events.
+type events struct {
+	list []event
+	last uint64 // sequence number of the newest
+}
+
+func (e *events) add(x event) {
+	e.last++
+	x.Sequence = e.last
+	e.list = append(e.list, x)
+	e.list = e.list[max(0, len(e.list)-maxEvents):]
+}
+
+// oldest is the sequence number of the oldest event that is kept.
+func (e *events) oldest() uint64 { return e.last - uint64(len(e.list)) + 1 }
+
+func (e *events) at(sequence uint64) event { return e.list[sequence-e.oldest()] }
+
+// tail returns the number before the newest n events that match; after if fewer do, or n is 0.
+func (e *events) tail(after uint64, n int, match func(event) bool) uint64 {
+	for at := e.last; at > after && at >= e.oldest(); at-- {
+		if match(e.at(at)) {
+			if n--; n == 0 {
+				return at - 1
+			}
+		}
+	}
+	return after
+}
+
+// page returns n matching events, up to which number they are complete, and how many are lost.
+func (e *events) page(after uint64, n int, match func(event) bool) (found []event, upTo, lost uint64) {
+	if first := e.oldest(); after+1 < first {
+		lost = first - 1 - after
+		after = first - 1
+	}
+	for upTo = after; upTo < e.last && len(found) < n; upTo++ {
+		if x := e.at(upTo + 1); match(x) {
+			found = append(found, x)
+		}
+	}
+	return found, upTo, lost
 }

@@ -16,22 +16,18 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// beatInterval is how long the controller rests at most before it shows again that it lives: a
-// KEEPALIVE needs a beat younger than 1 s (docs/architecture.md#the-two-leases). It is longer than
-// the interval of heartbeats, each of which is a beat as well.
+// beatInterval is the longest pause of the controller: a KEEPALIVE needs a beat younger than 1 s.
 const beatInterval = 300 * time.Millisecond
 
-// controller owns the gate. It passes inputs to the gate, has the gate decide, and publishes the
-// decisions. No call of its loop blocks.
+// controller passes inputs to the gate and publishes its decisions. No call of its loop blocks.
 type controller struct {
-	gate      *gate.Gate
-	source    readinessSource // nil with --gating=off
-	bird      *latest.Value[bird.State]
-	kernel    *latest.Value[kernel.Confirmed]
-	announcer *announce.Announcer
-	observer  *observer
-	// requireRoute counts a family as up only while one of its gateways advertises a route.
-	requireRoute bool
+	gate         *gate.Gate
+	source       readinessSource // nil with --gating=off
+	bird         *latest.Value[bird.State]
+	kernel       *latest.Value[kernel.Confirmed]
+	announcer    *announce.Announcer
+	observer     *observer
+	requireRoute bool // see gateways
 	commands     chan command
 	ready        chan struct{} // closed once Run works
 	started      time.Time     // set before ready is closed
@@ -157,8 +153,7 @@ func (c *controller) position() readiness.Position {
 	return readiness.Position{InstanceID: instance, Revision: revision}
 }
 
-// gateways reduces BIRD's state to the gate's input: a family is up while one of its gateways is up
-// and, with requireRoute, advertises a route.
+// gateways marks the families with a gateway that is up and, with requireRoute, advertises a route.
 func gateways(s bird.State, requireRoute bool) gate.Gateways {
 	g := gate.Gateways{At: s.At}
 	if !s.Alive {

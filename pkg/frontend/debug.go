@@ -16,55 +16,19 @@ import (
 
 // debugDocument has the keys of `--debug` of Meridio, so that its tools read it.
 type debugDocument struct {
-	Version        string           `json:"version"` // of the document
-	MeridioVersion string           `json:"meridio-version"`
-	UnixTime       int64            `json:"unix-time"`
-	Interfaces     []debugInterface `json:"network-interfaces"`
-	Rules          []debugRule      `json:"rules"`
-	Routes         []debugRoute     `json:"route"`
-	Neighbors      []debugNeighbor  `json:"neighbors"`
-	System         debugSystem      `json:"system"`
-	Environment    []string         `json:"environment-variables"`
+	Version        string   `json:"version"` // of the document
+	MeridioVersion string   `json:"meridio-version"`
+	UnixTime       int64    `json:"unix-time"`
+	Interfaces     []object `json:"network-interfaces"`
+	Rules          []object `json:"rules"`
+	Routes         []object `json:"route"`
+	Neighbors      []object `json:"neighbors"`
+	System         object   `json:"system"`
+	Environment    []string `json:"environment-variables"`
 }
 
-type debugInterface struct {
-	Index       int               `json:"index"`
-	Name        string            `json:"name"`
-	MAC         string            `json:"mac"`
-	IPs         []string          `json:"ips"`
-	MTU         int               `json:"mtu"`
-	Up          bool              `json:"up"`
-	MasterIndex int               `json:"master-index"`
-	Statistics  map[string]uint64 `json:"statistics"`
-}
-
-type debugRule struct {
-	Table    uint32 `json:"table"`
-	Priority uint32 `json:"priority"`
-	Mark     uint32 `json:"mark"`
-	Source   string `json:"source"`
-	Text     string `json:"text"` // not in Meridio's: what the other keys cannot express
-}
-
-type debugRoute struct {
-	Table          uint32 `json:"table"`
-	InterfaceIndex int    `json:"interface-index"`
-	Destination    string `json:"destination"`
-	Gateway        string `json:"gateway"`
-	Text           string `json:"text"` // not in Meridio's
-}
-
-type debugNeighbor struct {
-	IP             string `json:"ip"`
-	MAC            string `json:"mac"`
-	State          string `json:"state"`
-	InterfaceIndex int    `json:"interface-index"`
-}
-
-type debugSystem struct {
-	CPUs     int               `json:"cpus"`
-	HostInfo map[string]string `json:"host-info"`
-}
+// object is a JSON object. "text", which Meridio lacks, has what other keys cannot express.
+type object map[string]any
 
 // maxDebugRoutes bounds the routes in the document: a gateway may announce a full table.
 const maxDebugRoutes = 20_000
@@ -86,7 +50,7 @@ func readDebug(version string, tableID uint32) (*debugDocument, error) {
 	if err := unix.Uname(&u); err != nil {
 		return nil, fmt.Errorf("failed to read the kernel version: %w", err)
 	}
-	d.System = debugSystem{CPUs: runtime.NumCPU(), HostInfo: map[string]string{
+	d.System = object{"cpus": runtime.NumCPU(), "host-info": object{
 		"hostname": unix.ByteSliceToString(u.Nodename[:]), "os": runtime.GOOS,
 		"kernelVersion": unix.ByteSliceToString(u.Release[:]), "kernelArch": unix.ByteSliceToString(u.Machine[:]),
 	}}
@@ -116,33 +80,32 @@ func (d *debugDocument) readLinks(c *rtnetlink.Conn) error {
 		return err
 	}
 	for _, l := range links {
-		i := debugInterface{
-			Index: l.Index, Name: l.Name, MAC: l.MAC.String(), MTU: l.MTU, Up: l.Flags&unix.IFF_UP != 0,
-			MasterIndex: l.Master, IPs: []string{}, Statistics: map[string]uint64{},
-		}
+		ips, statistics := []string{}, object{}
 		for k, name := range statisticNames {
-			i.Statistics[name] = l.Statistics[k]
+			statistics[name] = l.Statistics[k]
 		}
 		for _, a := range addrs {
 			if a.Link == l.Index {
-				i.IPs = append(i.IPs, fmt.Sprintf("%s/%d", a.Addr, a.Network.Bits()))
+				ips = append(ips, fmt.Sprintf("%s/%d", a.Addr, a.Network.Bits()))
 			}
 		}
-		d.Interfaces = append(d.Interfaces, i)
+		d.Interfaces = append(d.Interfaces, object{
+			"index": l.Index, "name": l.Name, "mac": l.MAC.String(), "mtu": l.MTU, "up": l.Flags&unix.IFF_UP != 0,
+			"master-index": l.Master, "ips": ips, "statistics": statistics,
+		})
 	}
 	return nil
 }
 
-// readFamily reads rules, neighbors, and the routes of the main table, of the gateways' and of the
-// blackholes' table.
+// readFamily reads rules, neighbors, and routes of the main, gateways' and blackholes' table.
 func (d *debugDocument) readFamily(c *rtnetlink.Conn, f vip.Family, tableID uint32) error {
 	rules, err := c.Rules(f)
 	if err != nil {
 		return err
 	}
 	for _, r := range rules {
-		d.Rules = append(d.Rules, debugRule{
-			Table: r.Table, Priority: r.Priority, Mark: r.Mark, Source: text(r.Source), Text: r.String(),
+		d.Rules = append(d.Rules, object{
+			"table": r.Table, "priority": r.Priority, "mark": r.Mark, "source": text(r.Source), "text": r.String(),
 		})
 	}
 	for _, table := range []uint32{unix.RT_TABLE_MAIN, tableID, tableID + 1} {
@@ -151,9 +114,9 @@ func (d *debugDocument) readFamily(c *rtnetlink.Conn, f vip.Family, tableID uint
 			return err
 		}
 		for _, r := range routes[:min(len(routes), max(0, maxDebugRoutes-len(d.Routes)))] {
-			d.Routes = append(d.Routes, debugRoute{
-				Table: r.Table, InterfaceIndex: r.Link, Destination: r.Prefix.String(), Gateway: text(r.NextHop),
-				Text: r.String(),
+			d.Routes = append(d.Routes, object{
+				"table": r.Table, "interface-index": r.Link, "destination": r.Prefix.String(),
+				"gateway": text(r.NextHop), "text": r.String(),
 			})
 		}
 	}
@@ -168,8 +131,8 @@ func (d *debugDocument) readFamily(c *rtnetlink.Conn, f vip.Family, tableID uint
 				state = name
 			}
 		}
-		d.Neighbors = append(d.Neighbors, debugNeighbor{
-			IP: n.Addr.String(), MAC: n.MAC.String(), State: state, InterfaceIndex: n.Link,
+		d.Neighbors = append(d.Neighbors, object{
+			"ip": n.Addr.String(), "mac": n.MAC.String(), "state": state, "interface-index": n.Link,
 		})
 	}
 	return nil

@@ -42,10 +42,10 @@ ip neighbor add 169.254.100.1 lladdr 02:00:00:00:00:01 dev ext nud permanent`
 	for _, want := range []string{
 		`"meridio-version":"vipgate 1.2.3"`, `"unix-time":`, `"name":"ext"`, `"ips":["169.254.100.2/24"`,
 		`"rx-packets":`,
-		`{"table":4096,"priority":100,"mark":16777216,"source":"20.0.0.1/32",` +
+		`{"mark":16777216,"priority":100,"source":"20.0.0.1/32","table":4096,` +
 			`"text":"ipv4 100: from 20.0.0.1/32 fwmark 0x1000000/0xff000000 lookup 4096 proto 118"}`,
 		`"destination":"0.0.0.0/0","gateway":"169.254.100.1"`, `blackhole route to ::/0 metric 1024`,
-		`{"ip":"169.254.100.1","mac":"02:00:00:00:00:01","state":"PERMANENT"`, `"kernelVersion":"`,
+		`"ip":"169.254.100.1","mac":"02:00:00:00:00:01","state":"PERMANENT"`, `"kernelVersion":"`,
 		`"NFE_TABLE_ID=4096"`,
 	} {
 		if !strings.Contains(string(document), want) {

@@ -18,8 +18,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// readinessSource reports which VIPs are ready: the load balancer's stream, or a directory of
-// readiness files.
+// readinessSource is the load balancer's stream, or a directory of readiness files.
 type readinessSource interface {
 	// Changed holds a token whenever Take may return something new.
 	Changed() <-chan struct{}
@@ -27,8 +26,7 @@ type readinessSource interface {
 	Take() readiness.Update
 }
 
-// directorySource is the readiness source of a directory. Each scan of the directory renews the
-// lease. Nothing is reported back.
+// directorySource is a directory of readiness files. Each scan renews the lease.
 type directorySource struct {
 	reader   *readinessfile.Reader
 	config   *latest.Value[trench.Loaded]
@@ -88,8 +86,7 @@ func configureDirectory(d *readinessfile.Reader, c *trench.Config) {
 	d.Configure(streams, c.Attractor.VIPs)
 }
 
-// publish puts a listing into the pending update: all VIPs if any may have changed. Otherwise only
-// the lease is renewed.
+// publish adds a listing to the pending update, or only renews the lease.
 func (s *directorySource) publish(now time.Time, l readinessfile.Listing, c *trench.Config) {
 	changed := s.from == nil || l.Revision != s.revision || c != s.from
 	if changed {

@@ -18,8 +18,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// follower passes configuration to gate, kernel and BIRD, and updates health and metrics. It may
-// lag behind the controller, and never blocks it.
+// follower passes configuration to gate, kernel and BIRD, and updates health and metrics.
 type follower struct {
 	*process
 
@@ -67,7 +66,7 @@ func (f *follower) Run(ctx context.Context) error {
 		if f.Identity != nil {
 			_, ownChanged = f.Identity.Status().Get()
 		}
-		f.showLiveness()
+		f.health.Alive(f.controller.ready, f.controller.idle, "gate")
 		f.showConfiguration(loaded)
 		f.showIdentity()
 		f.showBIRD(birdState)
@@ -75,7 +74,7 @@ func (f *follower) Run(ctx context.Context) error {
 		f.exportRoutes(routed)
 		f.bird.Expect(announced.Announced4, announced.Announced6)
 		if f.source != nil {
-			f.setHealth(Stream, f.streamProblem(lb))
+			f.health.Report(Stream, f.streamProblem(lb))
 		}
 		f.showStart(loaded, lb)
 		f.changed.Update(func(uint64) uint64 { return vips })
@@ -105,11 +104,10 @@ func (f *follower) Run(ctx context.Context) error {
 	}
 }
 
-// configure passes a configuration to gate, kernel and BIRD. A removed VIP is withdrawn at once,
-// but keeps its source routing until the gateways have processed the withdrawal: targets still
-// answer its last flows.
+// configure passes a configuration to gate, kernel and BIRD.
 func (f *follower) configure(ctx context.Context, c *trench.Config) error {
 	f.setServed(c.Attractor.VIPs)
+	// A removed VIP keeps its source routing until release: targets still answer its last flows.
 	routed := vip.NewSet(c.Attractor.VIPs...)
 	maps.Copy(routed, f.configured)
 	f.kernel.Configure(routed.Sorted())
@@ -122,24 +120,6 @@ func (f *follower) configure(ctx context.Context, c *trench.Config) error {
 	return nil
 }
 
-// setHealth sets a condition that holds while it has no problem.
-func (p *process) setHealth(condition, problem string) {
-	p.health.Set(condition, problem == "", problem)
-}
-
-// hungAfter is the time without a decision of the gate after which the process should be restarted.
-// BIRD has withdrawn all VIPs by then: the hold time of the loopback session is 3 s.
-const hungAfter = 10 * time.Second
-
-func (f *follower) showLiveness() {
-	select {
-	case <-f.controller.ready:
-		idle := f.controller.idle()
-		f.health.Set(Liveness, idle < hungAfter, fmt.Sprintf("gate last evaluated %v ago", idle.Round(time.Second)))
-	default: // still starting
-	}
-}
-
 func reloadDetail(l trench.Loaded) string {
 	switch {
 	case l.Err != nil && l.Generation == 0:
@@ -150,8 +130,7 @@ func reloadDetail(l trench.Loaded) string {
 	return "trench file reloaded"
 }
 
-// showConfiguration shows whether the trench file on disk is in force. Whether BIRD has loaded the
-// resulting configuration is a separate condition.
+// showConfiguration shows whether the trench file on disk is in force.
 func (f *follower) showConfiguration(l trench.Loaded) {
 	valid := l.Err == nil && l.Generation > 0
 	f.health.Set(Configuration, valid, cmp.Or(logs.Text(l.Err), "trench file not read yet"))
@@ -170,7 +149,7 @@ func (f *follower) showIdentity() {
 			"see docs/operations.md for container selectors", "spiffe_id", own.ID.String())
 	}
 	problem := own.Problem()
-	f.setHealth(Identity, problem)
+	f.health.Report(Identity, problem)
 	if (problem == "") != (f.identityProblem == "") {
 		f.observer.note("identity: " + cmp.Or(problem, "SVID usable"))
 	}
@@ -178,8 +157,7 @@ func (f *follower) showIdentity() {
 	f.metrics.Identity(own.ID.String(), own.NotAfter)
 }
 
-// exportInterval is the shortest time between two exports of the gateways' routes: another process
-// may remove them continuously.
+// exportInterval bounds exports of routes that another process removes continuously.
 const exportInterval = time.Second
 
 // birdSettles is the time after a start of BIRD in which it removes the routes of the one before.
@@ -199,17 +177,16 @@ func (f *follower) exportRoutes(routed kernel.Confirmed) {
 	}
 }
 
-// showRouting shows whether source routing is installed. Before Ready, no error does not mean that
-// it is.
+// showRouting shows whether source routing is installed.
 func (f *follower) showRouting(routed kernel.Confirmed) {
 	problem := logs.Text(routed.Err)
 	select {
 	case <-f.kernel.Ready():
-	default:
-		f.setHealth(Routing, cmp.Or(problem, "source routing not installed yet"))
+	default: // no error does not mean that it is installed
+		f.health.Report(Routing, cmp.Or(problem, "source routing not installed yet"))
 		return
 	}
-	f.setHealth(Routing, problem)
+	f.health.Report(Routing, problem)
 	switch {
 	case problem != "" && f.routingProblem == "":
 		f.observer.note("source routing: " + problem)
@@ -221,8 +198,8 @@ func (f *follower) showRouting(routed kernel.Confirmed) {
 
 // showBIRD shows BIRD and its sessions, by family.
 func (f *follower) showBIRD(s bird.State) {
-	f.setHealth(BIRD, birdProblem(s))
-	f.setHealth(BIRDConfig, configProblem(s))
+	f.health.Report(BIRD, birdProblem(s))
+	f.health.Report(BIRDConfig, configProblem(s))
 	for _, e := range sessionEvents(f.shownBIRD, s) {
 		f.observer.record(e)
 	}
@@ -248,8 +225,7 @@ func (f *follower) showBIRD(s bird.State) {
 	}
 }
 
-// sessionEvents returns the events of BIRD and of the gateway sessions between two states. A
-// session that was lost and re-established in between gives both events.
+// sessionEvents returns the events of BIRD and of the gateway sessions between two states.
 func sessionEvents(was, is bird.State) []event {
 	var list []event
 	add := func(e event) { list = append(list, e) }
@@ -285,8 +261,7 @@ func sessionEvents(was, is bird.State) []event {
 	return list
 }
 
-// reasonDetail returns the cause of a reason: the gateways that are down, or the problem of the
-// readiness source or the kernel.
+// reasonDetail returns the cause of a reason, such as the gateways that are down.
 func (p *process) reasonDetail(r gate.Reason, f vip.Family) string {
 	switch r {
 	case gate.NoGateway:

@@ -62,8 +62,7 @@ type process struct {
 	served     atomic.Pointer[[]vip.Family] // that have VIPs
 }
 
-// Health services of the frontend, beside "" and vip/<prefix>. Readiness is the conjunction of its
-// parts.
+// Health services of the frontend, beside "" and vip/<prefix>. Readiness is a conjunction.
 const (
 	Liveness      = "Liveness"
 	Readiness     = "Readiness"
@@ -82,8 +81,7 @@ const (
 	Routing     = "SourceRouting"
 	Stopping    = "NotStopping"
 	AdminSocket = "AdminSocket" // the socket file belongs to the frontend; no part of Readiness
-	// RouteBack has one part for each family. It is no part of Readiness: other pods have the same
-	// gateways.
+	// RouteBack, by family, is no part of Readiness: other pods have the same gateways.
 	RouteBack = "RouteBack"
 )
 
@@ -117,9 +115,9 @@ func newProcess(o Options) (*process, error) {
 	p.health.Set(NSPCli, o.Config != nil, "see "+Configuration)
 	p.health.Set(BIRDConfig, true, "")
 	p.health.Set(Stopping, true, "")
-	p.health.Set(Egress, false, "no gateway session is up yet")
-	p.health.Set(BIRD, false, "BIRD not started yet")
-	p.health.Set(Routing, false, "source routing not installed yet")
+	p.health.Report(Egress, "no gateway session is up yet")
+	p.health.Report(BIRD, "BIRD not started yet")
+	p.health.Report(Routing, "source routing not installed yet")
 	p.observer = newObserver(o.Log, p.metrics.Transition)
 	config := p.config.Value().Load().Config
 	p.setServed(config.Attractor.VIPs)
@@ -128,7 +126,7 @@ func newProcess(o Options) (*process, error) {
 		o.Log.Warn("gating is off: VIPs are advertised regardless of the load balancer")
 	case o.Directory != nil:
 		p.observer.sourceName = "readiness directory"
-		p.health.Set(Stream, false, "readiness directory "+o.Directory.Path+" not read yet")
+		p.health.Report(Stream, "readiness directory "+o.Directory.Path+" not read yet")
 		p.parts = append(p.parts, Stream)
 		if o.Directory.MaxAge == 0 {
 			o.Log.Warn("readiness files have no lease: files of a writer that died stay valid; see --readiness-max-age",
@@ -137,8 +135,8 @@ func newProcess(o Options) (*process, error) {
 		p.directory = newDirectorySource(readinessfile.NewReader(*o.Directory), p.config.Value(), p.instance)
 		p.source = p.directory
 	default:
-		p.health.Set(Identity, false, "no SVID yet")
-		p.health.Set(Stream, false, "no readiness from the load balancer yet")
+		p.health.Report(Identity, "no SVID yet")
+		p.health.Report(Stream, "no readiness from the load balancer yet")
 		p.parts = append(p.parts, Identity, Stream)
 		p.watcher = readiness.NewWatcher(readiness.WatcherOptions{
 			Target: o.LBSocket, Credentials: o.Credentials, ConnectionEnd: identity.ConnectionEnd,
@@ -177,8 +175,7 @@ func newProcess(o Options) (*process, error) {
 	return p, nil
 }
 
-// loopbackPassword returns a new TCP-MD5 key if the kernel supports TCP-MD5, since every process in
-// the pod can connect to 127.0.0.1.
+// loopbackPassword returns a TCP-MD5 key: every process in the pod can connect to 127.0.0.1.
 func loopbackPassword(o Options) string {
 	if err := announce.ProbeMD5(); err != nil {
 		o.Log.Warn("kernel has no TCP-MD5: session to BIRD on 127.0.0.1 is not signed", "error", err)
@@ -261,18 +258,14 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	wg.Wait()
 	errs := []error{frontErr, backErr}
 	if p.RemoveRulesOnExit {
-		cleanup, cancel := context.WithTimeout(base, cleanupTimeout)
+		cleanup, cancel := context.WithTimeout(base, 5*time.Second)
 		defer cancel()
 		errs = append(errs, kernel.Cleanup(cleanup, p.Kernel))
 	}
 	return errors.Join(errs...)
 }
 
-// cleanupTimeout bounds kernel.Cleanup.
-const cleanupTimeout = 5 * time.Second
-
-// birdAfterRouting runs BIRD after source routing is installed: until then no VIP may attract
-// traffic.
+// birdAfterRouting runs BIRD once source routing is installed: VIPs attract traffic from then on.
 type birdAfterRouting struct{ *process }
 
 func (b *birdAfterRouting) String() string { return b.bird.String() }
@@ -308,8 +301,7 @@ func (p *process) report(reports map[vip.VIP]reported) {
 	p.reported.Store(true)
 }
 
-// reportApplied reports the load balancer's position up to which all decisions are reported, also
-// if it changed none. It does nothing before the first report of VIPs.
+// reportApplied reports the position up to which all decisions are reported, once VIPs are.
 func (p *process) reportApplied(position readiness.Position) {
 	p.applied.Set(position)
 	if p.watcher != nil && p.reported.Load() {
@@ -357,8 +349,7 @@ func (p *process) families() map[vip.Family]bool {
 	return families
 }
 
-// setServed sets the families that have VIPs. They are kept, since there may be many VIPs, and each
-// decision is reported with the families.
+// setServed keeps the families that have VIPs: each decision is reported with them.
 func (p *process) setServed(vips []vip.VIP) {
 	served := slices.DeleteFunc(slices.Clone(vip.Families[:]), func(f vip.Family) bool {
 		return !slices.ContainsFunc(vips, func(v vip.VIP) bool { return v.Family() == f })

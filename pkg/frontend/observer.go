@@ -17,8 +17,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// maxQueued bounds the queued decisions. The observer processes thousands of flips per second;
-// beyond that, events are dropped and counted, never the state.
+// maxQueued bounds the queued decisions; beyond that, events are dropped and counted.
 const maxQueued = 200_000
 
 // decisions is one batch of the gate.
@@ -57,21 +56,14 @@ type lease struct{ End, LastMessage time.Time }
 // loadBalancer is the name of the default readiness source.
 const loadBalancer = "load balancer"
 
-// observer keeps the state for status and metrics, logs transitions and records events. The
-// controller only appends to its queue, so that it never waits for a log or a scrape.
+// observer keeps the state for status and logs transitions. It never blocks the controller.
 type observer struct {
-	log *slog.Logger
-	// transition counts a change of an advertisement.
-	transition func(to, reason string)
-	// onDecisions is called with every batch after it was applied to state.
-	onDecisions func(decisions)
-	// onApplied is called with the load balancer's position after onDecisions was called with every
-	// decision up to it.
-	onApplied func(readiness.Position)
-	// reasonDetail returns the cause of a reason for VIPs of a family, or "".
-	reasonDetail func(gate.Reason, vip.Family) string
-	// sourceName names the readiness source in logs and events.
-	sourceName string
+	log          *slog.Logger
+	transition   func(to, reason string)              // counts a change of an advertisement
+	onDecisions  func(decisions)                      // takes every batch after it was applied to state
+	onApplied    func(readiness.Position)             // follows onDecisions of every decision up to it
+	reasonDetail func(gate.Reason, vip.Family) string // cause of a reason for VIPs of a family, or ""
+	sourceName   string                               // of the readiness source in logs and events
 
 	mu   sync.Mutex
 	busy bool // decisions are being applied
@@ -127,8 +119,7 @@ func (o *observer) decided(d decisions) {
 	latest.Wake(o.wake)
 }
 
-// positionApplied records that the gate has applied the readiness up to a position, and that its
-// decisions were queued. It does not block.
+// positionApplied queues the position up to which all decisions were queued. It does not block.
 func (o *observer) positionApplied(position readiness.Position) {
 	o.mu.Lock()
 	o.applied = &position
@@ -136,8 +127,7 @@ func (o *observer) positionApplied(position readiness.Position) {
 	latest.Wake(o.wake)
 }
 
-// compact merges the queue into one batch with the newest decision of each VIP: state stays
-// correct, and events are lost.
+// compact merges the queue into the newest decision of each VIP: events are lost, not state.
 func (o *observer) compact() {
 	newest := map[vip.VIP]gate.Change{}
 	for _, d := range o.queue {

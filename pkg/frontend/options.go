@@ -21,20 +21,16 @@ import (
 // Options configure a frontend. Every field is needed unless said otherwise.
 type Options struct {
 	Version string
-	// TrenchFile is watched; Config is its content at the start. Nil: it was refused, and there are
-	// no VIPs until it is accepted.
+	// TrenchFile is watched; Config is its content at the start, nil if it was refused.
 	TrenchFile string
 	Defaults   trench.Defaults
 	Config     *trench.Config
 
-	// Directory is the directory of readiness files, the readiness source instead of LBSocket; nil:
-	// none. Unused without gating.
+	// Directory of readiness files is the readiness source, unless it is nil. Unused without gating.
 	Directory *readinessfile.Options
-	// LBSocket is the load balancer's readiness socket, such as "unix:///var/lib/meridio/lb.sock".
-	// Unused without gating and with Directory.
+	// LBSocket is the load balancer's readiness socket. Unused without gating and with Directory.
 	LBSocket string
-	// Identity is the frontend's SVID, and Credentials authorize the load balancer. Nil without
-	// gating and with Directory.
+	// Identity is the frontend's SVID, and Credentials authorize the load balancer. Nil like LBSocket.
 	Identity      *identity.Source
 	Credentials   credentials.TransportCredentials
 	LoadBalancers []spiffeid.ID // IDs that may be the load balancer; used for a warning
@@ -50,8 +46,7 @@ type Options struct {
 	AdminSocket             string
 	HealthAddr, MetricsAddr string // host:port; an empty MetricsAddr serves none
 
-	// Settle is the time for gateways to update their forwarding tables after a withdrawal, before
-	// it is reported to the load balancer.
+	// Settle is the time for gateways to apply a withdrawal before it is reported.
 	Settle time.Duration
 	// ReadyTimeout bounds how long Readiness waits after a start for VIPs that are ready and not
 	// advertised, from when all its other conditions hold.

@@ -18,14 +18,12 @@ import (
 const confirmTimeout = 500 * time.Millisecond
 
 // reporter reports advertisements to the load balancer: ANNOUNCED and DEPREFERRED at once,
-// WITHDRAWN only after the UPDATE was written, every gateway session showed it, and the gateways
-// had time to update their forwarding tables. The load balancer stops forwarding on that report.
+// WITHDRAWN, on which it stops forwarding, only after the gateways have processed the withdrawal.
 type reporter struct {
 	announcer *latest.Value[announce.State]
 	confirm   func(context.Context) error // waits until the gateway sessions export the announced VIPs
 	settle    time.Duration
-	// send must not block. It is called with mu held: reports keep the order of the decisions, and
-	// idle is true only after all were sent.
+	// send must not block. mu is held: reports keep their order, and idle follows the last of them.
 	send func(map[vip.VIP]reported)
 
 	mu      sync.Mutex
@@ -135,8 +133,7 @@ func (r *reporter) confirmPending(ctx context.Context) bool {
 	return more
 }
 
-// awaitWithdrawn waits until the revision was written to BIRD and every session exports the
-// expected VIPs. It reports whether that was observed.
+// awaitWithdrawn waits for the revision and the sessions, and reports whether both were observed.
 func (r *reporter) awaitWithdrawn(ctx context.Context, revision uint64) bool {
 	ctx, cancel := context.WithTimeout(ctx, confirmTimeout)
 	defer cancel()

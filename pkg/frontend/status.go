@@ -9,6 +9,7 @@ import (
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -72,24 +73,19 @@ func (p *process) birdStatus(s *frontendv1.Status) [len(vip.Families)][]string {
 	b := p.bird.State().Load()
 	s.Bird = &frontendv1.BirdStatus{
 		Version: b.Version, Pid: uint32(b.PID), Restarts: uint32(b.Restarts),
-		Error: cmp.Or(birdProblem(b), configProblem(b)),
-	}
-	if !b.Since.IsZero() {
-		s.Bird.Since = timestamppb.New(b.Since)
+		Error: cmp.Or(birdProblem(b), configProblem(b)), Since: endpoint.Timestamp(b.Since),
 	}
 	for _, g := range b.Gateways {
 		st := &frontendv1.GatewayStatus{
 			Name: g.Name, Address: g.Address.String(), Up: g.Up && b.Alive, State: gatewayDetail(g),
 			Imported: uint32(g.Imported), Exported: uint32(g.Exported), Bfd: g.BFD,
+			Since: endpoint.Timestamp(g.Since),
 		}
 		if !st.Up { // BIRD keeps the error of the previous session
 			st.LastError = g.LastError
 		}
 		if !b.Alive {
 			st.State = "unknown, BIRD does not answer"
-		}
-		if !g.Since.IsZero() {
-			st.Since = timestamppb.New(g.Since)
 		}
 		if st.Up {
 			up[g.Family] = append(up[g.Family], g.Name)
@@ -106,11 +102,8 @@ func (s *state) vipStatus(now time.Time, configured []vip.VIP, up [len(vip.Famil
 	for _, v := range vip.NewSet(configured...).Sorted() {
 		st := s.vips[v]
 		x := &frontendv1.VipStatus{
-			Vip: v.String(), Gateways: up[v.Family()],
+			Vip: v.String(), Gateways: up[v.Family()], Since: endpoint.Timestamp(st.Since),
 			Advertisement: advertisementProto(st.Decision.Advertisement), Reason: reasonProto(st.Decision.Reason),
-		}
-		if !st.Since.IsZero() {
-			x.Since = timestamppb.New(st.Since)
 		}
 		if st.Readiness != nil {
 			x.Readiness = st.Readiness.Proto(now)

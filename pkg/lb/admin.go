@@ -15,6 +15,7 @@ import (
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
+	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
@@ -55,7 +56,7 @@ func (p *process) status(ctx context.Context) *lbv1.Status {
 	table := p.table.State()
 	s := &lbv1.Status{
 		Version: p.Version, Trench: loaded.Config.Trench, Position: table.Position.Proto(), Synced: table.Synced,
-		GoingAway: table.GoingAway, Lease: durationpb.New(p.Lease), ConfigurationError: text(loaded.Err),
+		GoingAway: table.GoingAway, Lease: durationpb.New(p.Lease), ConfigurationError: logs.Text(loaded.Err),
 		Streams: p.streamStatus(loaded.Config), Sources: p.sourceStatus(), DataPlane: p.dataPlaneStatus(ctx),
 	}
 	if !own.ID.IsZero() {
@@ -134,8 +135,7 @@ func (p *process) sourceStatus() []*lbv1.SourceStatus {
 	return list
 }
 
-// neighborTables describes the neighbor tables of the node: beyond their limits new targets cannot be
-// reached.
+// neighborTables describes the node's neighbor tables: beyond their limits targets are unreachable.
 func neighborTables() string {
 	c, err := rtnetlink.Dial()
 	if err != nil {

@@ -16,6 +16,8 @@ import (
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	"github.com/vipgate/vipgate/pkg/dataplane"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/endpoint"
+	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -24,8 +26,7 @@ const (
 	readTimeout      = time.Second      // of a status
 	reconcileTimeout = 30 * time.Second // of a hold or a repair on demand; a client waits a little longer
 	kernelNotRead    = "the kernel has not been read yet"
-	// maxEventsAtOnce is how many events one state of the data plane makes: a process that deletes a
-	// table with thousands of targets must not push out all that happened before.
+	// maxEventsAtOnce bounds the events of one state: thousands must not push out all others.
 	maxEventsAtOnce = 100
 )
 
@@ -48,7 +49,7 @@ func (a *admin) Hold(ctx context.Context, request *lbv1.HoldRequest) (*lbv1.Hold
 	r := &lbv1.HoldResponse{}
 	return r, a.withPlane(ctx, request.GetStream(), func(ctx context.Context, p *dataplane.Plane) error {
 		until, err := p.Hold(ctx, request.GetStream(), d)
-		r.Until = timestamp(until)
+		r.Until = endpoint.Timestamp(until)
 		return err
 	})
 }
@@ -91,14 +92,6 @@ func driftProto(drift []plan.Drift) (list []*lbv1.DataPlaneDrift) {
 	return list
 }
 
-// timestamp converts a time, of which zero is none.
-func timestamp(t time.Time) *timestamppb.Timestamp {
-	if t.IsZero() {
-		return nil
-	}
-	return timestamppb.New(t)
-}
-
 // dataPlaneStatus is what `lb status` shows of the data plane; nil without one.
 func (p *process) dataPlaneStatus(ctx context.Context) *lbv1.DataPlaneStatus {
 	if p.plane == nil {
@@ -106,12 +99,13 @@ func (p *process) dataPlaneStatus(ctx context.Context) *lbv1.DataPlaneStatus {
 	}
 	state, forwarding := p.plane.State().Load(), p.loop.forwarding.Load()
 	s := &lbv1.DataPlaneStatus{
-		Mode: "nftables", Conntrack: !p.DataPlane.Stateless, Error: text(state.Err), Failures: uint32(state.Failures),
-		AppliedRevision: state.Revision, WantedRevision: forwarding.Desired.Revision, Repairs: state.Repairs,
+		Mode: "nftables", Conntrack: !p.DataPlane.Stateless, Repairs: state.Repairs,
+		Error: logs.Text(state.Err), Failures: uint32(state.Failures),
+		AppliedRevision: state.Revision, WantedRevision: forwarding.Desired.Revision,
 		HeldBack: forwarding.Held, Drift: driftProto(state.Drift),
 	}
 	for _, stream := range slices.Sorted(maps.Keys(state.Held)) {
-		s.Holds = append(s.Holds, &lbv1.DataPlaneHold{Stream: stream, Until: timestamp(state.Held[stream])})
+		s.Holds = append(s.Holds, &lbv1.DataPlaneHold{Stream: stream, Until: endpoint.Timestamp(state.Held[stream])})
 	}
 	for _, x := range state.Problems {
 		s.Problems = append(s.Problems, &lbv1.DataPlaneProblem{
@@ -121,13 +115,12 @@ func (p *process) dataPlaneStatus(ctx context.Context) *lbv1.DataPlaneStatus {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	targets, err := p.plane.Targets(ctx)
-	s.Unread = text(err)
+	s.Unread = logs.Text(err)
 	s.Streams = p.dataPlaneStreams(state, targets)
 	return s
 }
 
-// dataPlaneStreams are the streams of the trench file, in its order, and then those that are only
-// in the kernel.
+// dataPlaneStreams are the streams of the trench file, and then those that are only in the kernel.
 func (p *process) dataPlaneStreams(state plan.State, targets []dataplane.TargetView) []*lbv1.DataPlaneStream {
 	var streams []*lbv1.DataPlaneStream
 	byName := map[string]*lbv1.DataPlaneStream{}
@@ -151,7 +144,7 @@ func (p *process) dataPlaneStreams(state plan.State, targets []dataplane.TargetV
 		s.Targets = append(s.Targets, &lbv1.DataPlaneTarget{
 			Name: x.Name, Number: x.FWMark, State: x.State, Packets: x.Packets, Bytes: x.Bytes,
 			EntriesIpv4: uint32(x.Entries[vip.IPv4]), EntriesIpv6: uint32(x.Entries[vip.IPv6]),
-			Addresses: texts(x.Addresses()), DrainEnd: timestamp(x.DrainEnd),
+			Addresses: texts(x.Addresses()), DrainEnd: endpoint.Timestamp(x.DrainEnd),
 		})
 	}
 	for _, name := range state.VIPs {
@@ -188,11 +181,10 @@ func (p *process) dataPlaneMetrics() metrics.DataPlane {
 	return m
 }
 
-// dataPlaneProblem returns what is wrong with the data plane, "" if nothing is. Drift is no problem:
-// it is repaired, or held.
+// dataPlaneProblem returns what is wrong with the data plane. Drift is no problem: it is repaired.
 func dataPlaneProblem(s plan.State) string {
 	if len(s.Problems) == 0 {
-		return text(s.Err)
+		return logs.Text(s.Err)
 	}
 	problem := s.Problems[0].Object + ": " + s.Problems[0].Detail + andMore(len(s.Problems)-1)
 	if s.Err != nil {
@@ -210,7 +202,7 @@ func (o *observer) showDataPlane(s plan.State) {
 	default:
 		problem = cmp.Or(problem, kernelNotRead)
 	}
-	p.condition(DataPlaneCondition, problem)
+	p.health.Report(DataPlaneCondition, problem)
 	var held []string
 	for _, stream := range slices.Sorted(maps.Keys(s.Held)) {
 		object, end := describeHold(stream, s.Held[stream])

@@ -87,8 +87,7 @@ func named(id targetset.ID, stream string, names []string) bool {
 	return (stream == "" || stream == id.Stream) && slices.Contains(names, id.Name)
 }
 
-// targetsNamed finds targets by name. Each name must be found, so that a typing error drains
-// nothing.
+// targetsNamed finds targets by name, or fails: a typing error must drain nothing.
 func (p *process) targetsNamed(stream string, names []string) ([]targetset.ID, error) {
 	if len(names) == 0 {
 		return nil, errNoTarget
@@ -106,7 +105,8 @@ func (p *process) targetsNamed(stream string, names []string) ([]targetset.ID, e
 			if stream != "" {
 				in = "stream " + stream
 			}
-			return nil, status.Errorf(codes.NotFound, "no target %q in %s: `lb target list` shows the targets", name, in)
+			return nil, status.Errorf(codes.NotFound, "no target %q in %s: `lb target list` shows the targets",
+				name, in)
 		}
 	}
 	return ids, nil

@@ -1,3 +1,9 @@
+// Package lb is the load balancer's process: it knows which targets live, turns that into the
+// readiness of VIPs, and streams it to the frontend.
+//
+// Every watch gets every decision, only the loop that evaluates readiness renews the lease, and a
+// stop is announced to the frontend before anything is torn down. Targets are checked by
+// pkg/healthcheck; pkg/readiness and pkg/identity serve the stream and authorize its readers.
 package lb
 
 import (
@@ -66,7 +72,7 @@ type Options struct {
 
 	Targets TargetOptions
 
-	// DataPlane lacks StateDir, Log and OnRepair, which are set here; nil: another process forwards.
+	// DataPlane lacks StateDir, Log and OnRepair, set here; nil: another process forwards.
 	DataPlane       *dataplane.Options
 	RemoveDataPlane bool // at the end of an orderly stop; otherwise it stays for the next start
 
@@ -74,7 +80,7 @@ type Options struct {
 	Level *logs.Level
 }
 
-// TargetOptions are the sources of targets: the trench file, the registry unless it is off, or both.
+// TargetOptions are the sources of targets: the trench file, the registry, or both.
 type TargetOptions struct {
 	File       bool
 	OnFileGone targetset.GonePolicy
@@ -92,15 +98,13 @@ const (
 	// (docs/architecture.md#the-two-leases), minBeat the shortest that a busy node still keeps.
 	MinBeatsPerLease = 4
 	minBeat          = 5 * time.Millisecond
-	// svidWait bounds how long clients wait for the first SVID. A refusal after it explains more
-	// than a handshake that does not end.
+	// svidWait bounds how long clients wait for the first SVID; a refusal explains more.
 	svidWait = 3 * time.Second
 	// maxSettle bounds the wait for first verdicts on targets.
 	maxSettle = 5 * time.Second
 	// cleanupTimeout bounds the removal of the data plane at the end.
 	cleanupTimeout = 10 * time.Second
-	// stopMargin is what the frontend gets beyond the drain time to withdraw, to see it confirmed and
-	// to report it (docs/architecture.md#stopping).
+	// stopMargin is the frontend's time to withdraw (docs/architecture.md#stopping).
 	stopMargin = 2 * time.Second
 )
 
@@ -156,8 +160,8 @@ const (
 )
 
 // Run runs a load balancer until a receive from stop, and then stops it in stages: it notifies the
-// frontend, serves until the frontend withdrew every VIP, and only then tears down. A second
-// receive skips to the end. The end of ctx ends everything at once.
+// frontend, serves until the frontend withdrew every VIP, and then tears down. A second receive
+// skips to the end. The end of ctx ends everything at once.
 func Run(ctx context.Context, o Options, stop <-chan struct{}) error {
 	p, err := newProcess(o)
 	if err != nil {
@@ -185,7 +189,7 @@ func newProcess(o Options) (*process, error) {
 		{DataPlaneCondition},
 		{DataPlaneHoldCondition},
 	} {
-		p.condition(c[0], c[1])
+		p.health.Report(c[0], c[1])
 	}
 	p.checker = healthcheck.New(healthcheck.Options{Log: o.Log, Source: p.addrs.Source})
 	var err error
@@ -212,8 +216,7 @@ func newProcess(o Options) (*process, error) {
 		table: p.table, lease: o.Lease, log: o.Log, observe: p.observer.decided, event: p.events.add, files: p.files,
 		away: p.stopping, ready: make(chan struct{}),
 		evaluator: serving.New(serving.Options{
-			// What is not synced by the end of the grace period is withdrawn, and a frontend needs some
-			// of that time to connect.
+			// A frontend needs some of the grace period to connect; VIPs not synced after it are withdrawn.
 			Settle: min(cmp.Or(o.StaleGrace/2, maxSettle), maxSettle),
 			Outage: o.Targets.Outage, DataPlane: o.DataPlane != nil, WithdrawTime: o.DrainTime + stopMargin,
 		}),
@@ -226,13 +229,10 @@ func newProcess(o Options) (*process, error) {
 	if p.plane, err = dataplane.New(*o.DataPlane); err != nil {
 		return nil, err
 	}
-	p.condition(DataPlaneCondition, kernelNotRead)
+	p.health.Report(DataPlaneCondition, kernelNotRead)
 	p.loop.withPlane(p.plane, p.server, p.metrics.DataPlane(p.dataPlaneMetrics))
 	return p, nil
 }
-
-// condition sets a condition of the health service, which serves while the problem is "".
-func (p *process) condition(name, problem string) { p.health.Set(name, problem == "", problem) }
 
 // targetService serves the registry to callers with SPIFFE IDs, or to the operator.
 func (p *process) targetService(operator bool) *registry.Service {
@@ -263,7 +263,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 	connections := endpoint.MaxConnections
 	if !p.Targets.Registry.Off {
 		connections = endpoint.MaxRegistryConnections
-		// Each Register is a stream; calls beyond the limit of a connection would wait without a word.
+		// Each Register is a stream; calls beyond the limit of a connection wait silently.
 		options = append(options, grpc.MaxConcurrentStreams(registry.MaxCallsPerConnection))
 	}
 	server := grpc.NewServer(options...)
@@ -280,12 +280,12 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 			e.Close()
 		}
 	}()
-	adminSocket := p.health.Reporter(AdminSocket)
-	adminEndpoint, err := endpoint.NewAdmin(ctx, p.AdminSocket, p.Log, p.metrics, adminSocket, func(r grpc.ServiceRegistrar) {
-		lbv1.RegisterLBServiceServer(r, &admin{process: p})
-		targetv1.RegisterTargetServiceServer(r, p.targetService(true))
-		p.health.Register(r)
-	})
+	adminEndpoint, err := endpoint.NewAdmin(ctx, p.AdminSocket, p.Log, p.metrics, p.health.Reporter(AdminSocket),
+		func(r grpc.ServiceRegistrar) {
+			lbv1.RegisterLBServiceServer(r, &admin{process: p})
+			targetv1.RegisterTargetServiceServer(r, p.targetService(true))
+			p.health.Register(r)
+		})
 	if err != nil {
 		return err
 	}
@@ -346,7 +346,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 		}
 		select {
 		case <-p.loop.Ready():
-			p.condition(Serving, "")
+			p.health.Report(Serving, "")
 			p.Log.Info("serving readiness", "socket", p.Socket, "trench", p.config.Value().Load().Config.Trench,
 				"lease", p.Lease, "instance_id", p.table.Position().InstanceID)
 			served <- server.Serve(endpoint.Limit(listener, connections))
@@ -366,7 +366,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 		p.stop(ctx, stop)
 		withdrawn = true
 	}
-	p.condition(Serving, "stopping")
+	p.health.Report(Serving, "stopping")
 	end, cancelEnd := context.WithTimeout(context.Background(), time.Second)
 	defer cancelEnd()
 	if err := p.server.EndWatches(end); err != nil {
@@ -389,8 +389,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 	return errors.Join(serveErr, tasksErr, err)
 }
 
-// authorize admits frontends, readers and those that may register targets; the services decide what
-// each of them may do.
+// authorize admits all known peers; the services decide what each of them may do.
 func (p *process) authorize() tlsconfig.Authorizer {
 	exact := append(slices.Clone(p.Frontends), p.Readers...)
 	wide := identity.Authorize(exact...)
@@ -411,16 +410,15 @@ func (p *process) authorize() tlsconfig.Authorizer {
 	}
 }
 
-// stop announces the end to the frontend and waits until every VIP was reported withdrawn, or the
-// drain time plus stopMargin is over, or no frontend has been connected for serving.FrontendGone.
-// Checks, heartbeats and the data plane continue meanwhile. A receive from again ends the wait.
+// stop announces the end and waits until the frontend reported every VIP withdrawn or is gone.
 func (p *process) stop(ctx context.Context, again <-chan struct{}) {
 	start := time.Now()
 	p.stopping.Set(true)
-	p.condition(Serving, "stopping")
+	p.health.Report(Serving, "stopping")
 	p.table.GoAway(p.DrainTime)
 	away := p.table.State()
-	p.Log.Info("going away: waiting for the frontend to withdraw", "drain_for", p.DrainTime, "at_most", p.DrainTime+stopMargin)
+	p.Log.Info("going away: waiting for the frontend to withdraw", "drain_for", p.DrainTime,
+		"at_most", p.DrainTime+stopMargin)
 	limit := time.After(p.DrainTime + stopMargin)
 	alone := time.NewTimer(serving.FrontendGone)
 	defer alone.Stop()

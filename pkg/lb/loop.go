@@ -38,8 +38,7 @@ type frontend interface {
 	Reported(vip.VIP) (readiness.VIPReport, bool)
 }
 
-// loop evaluates readiness. Only the loop renews the lease, so that a load balancer that can no
-// longer evaluate stops vouching.
+// loop evaluates readiness. Only it renews the lease: without evaluation the lease expires.
 type loop struct {
 	config  *latest.Value[trench.Loaded]
 	sources *sources
@@ -56,14 +55,12 @@ type loop struct {
 	outage  atomic.Bool
 	lastRun atomic.Int64 // when it last evaluated, as time since started
 
-	plane    plane // nil: no data plane
-	frontend frontend
-	applied  func(time.Duration) // takes how long the kernel took; must not block
-	// forwarding is the newest result for the data plane, with its desired state.
-	forwarding atomic.Pointer[serving.Forwarding]
-	// sent is when desired states that the kernel has not applied yet were sent, by revision.
-	sent     map[uint64]time.Time
-	reported <-chan struct{} // of the frontend; nil while nothing is held back
+	plane      plane // nil: no data plane
+	frontend   frontend
+	applied    func(time.Duration)                // takes how long the kernel took; must not block
+	forwarding atomic.Pointer[serving.Forwarding] // newest, with its desired state
+	sent       map[uint64]time.Time               // by revision that the kernel has not applied yet
+	reported   <-chan struct{}                    // of the frontend; nil while nothing is held back
 
 	started    time.Time
 	evaluator  *serving.Evaluator
@@ -71,9 +68,8 @@ type loop struct {
 	synced     bool
 	generation uint64    // of the configuration in force
 	next       time.Time // when the evaluator has something to do by itself
-	// compared is set once the data plane knows what is in the kernel, or why it cannot know.
-	compared bool
-	leaving  bool // the readiness files are no longer written
+	compared   bool      // the data plane has read the kernel, or failed to
+	leaving    bool      // the readiness files are no longer written
 }
 
 // withPlane connects the loop with a data plane before it runs.
@@ -155,8 +151,7 @@ func (l *loop) Run(ctx context.Context) error {
 	}
 }
 
-// load returns what a reading of the trench file brings. A refused file may come together with a
-// good one before it, which no other input reports.
+// load returns the input of a read trench file; a refused one may hide an accepted one before it.
 func (l *loop) load(x trench.Loaded) input {
 	in := input{targets: true, lost: x.Err}
 	if x.Err == nil || x.Generation != l.generation {
@@ -174,8 +169,7 @@ type input struct {
 	kernel  *plan.State    // nil: the same as before
 }
 
-// evaluate takes everything into account, in one decision. It reports whether it committed
-// anything.
+// evaluate makes one decision of all inputs. It reports whether it committed anything.
 func (l *loop) evaluate(in input) bool {
 	now := time.Now()
 	l.lastRun.Store(int64(now.Sub(l.started)))
@@ -212,8 +206,7 @@ func (l *loop) evaluate(in input) bool {
 	return committed
 }
 
-// forward passes the desired state to the data plane if it changed. It returns when it has to be
-// called again.
+// forward passes a changed desired state to the data plane. It returns when to call it again.
 func (l *loop) forward(now time.Time) (next time.Time) {
 	state := l.plane.State().Load()
 	for revision, at := range l.sent {
@@ -223,7 +216,9 @@ func (l *loop) forward(now time.Time) (next time.Time) {
 		}
 	}
 	report, changed := l.frontend.Report().Get()
-	out := l.evaluator.Forward(now, serving.Frontend{Report: report, Reported: l.frontend.Reported, Position: l.table.Position()})
+	out := l.evaluator.Forward(now, serving.Frontend{
+		Report: report, Reported: l.frontend.Reported, Position: l.table.Position(),
+	})
 	if l.reported = nil; len(out.Held) > 0 {
 		l.reported = changed
 	}
@@ -265,8 +260,7 @@ func (l *loop) commit(now time.Time, r serving.Result) bool {
 	return true
 }
 
-// maxLogged bounds the lines that one decision logs: 50 000 of them, which a new trench file can
-// cause, take a busy machine longer than the lease.
+// maxLogged bounds the log lines of a decision: 50 000 take a busy machine longer than the lease.
 const maxLogged = 1000
 
 // report logs each VIP that changed its state, one line each.

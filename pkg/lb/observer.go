@@ -9,24 +9,20 @@ import (
 	"sync"
 	"time"
 
-	"github.com/spiffe/go-spiffe/v2/spiffeid"
-
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// observer keeps health, metrics and status watchers up to date. It may lag behind the loop and
-// never blocks it.
+// observer keeps health, metrics and status watchers up to date. It never blocks the loop.
 type observer struct {
-	process *process
-	ready   chan struct{}
-	warned  bool // that lb and frontend share a SPIFFE ID
-	started bool
-	// dataPlane is the last state of the data plane.
-	dataPlane plan.State
+	process   *process
+	warned    bool // that lb and frontend share a SPIFFE ID
+	started   bool
+	dataPlane plan.State // last state
 
 	mu      sync.Mutex
 	pending map[vip.VIP]*readiness.VIPReadiness // nil: the VIP was removed
@@ -34,14 +30,10 @@ type observer struct {
 }
 
 func newObserver(p *process) *observer {
-	return &observer{
-		process: p, ready: make(chan struct{}),
-		pending: map[vip.VIP]*readiness.VIPReadiness{}, wake: make(chan struct{}, 1),
-	}
+	return &observer{process: p, pending: map[vip.VIP]*readiness.VIPReadiness{}, wake: make(chan struct{}, 1)}
 }
 
-func (o *observer) String() string         { return "observer" }
-func (o *observer) Ready() <-chan struct{} { return o.ready }
+func (o *observer) String() string { return "observer" }
 
 // decided conflates a decision until Run takes it. It does not block.
 func (o *observer) decided(d readiness.Decision) {
@@ -59,7 +51,6 @@ func (o *observer) decided(d readiness.Decision) {
 // Run follows identity, configuration, reports and decisions until ctx ends.
 func (o *observer) Run(ctx context.Context) error {
 	p := o.process
-	close(o.ready)
 	tick := time.NewTicker(time.Second) // last checks and ages in the status
 	defer tick.Stop()
 	targets := p.index.Watch(nil)
@@ -74,16 +65,20 @@ func (o *observer) Run(ctx context.Context) error {
 		loaded, configChanged := p.config.Value().Get()
 		report, reportChanged := p.server.Report().Get()
 		states, statesChanged := p.sources.states.Get()
-		o.showLiveness()
-		o.warnSharedID(own.ID)
-		p.condition(Identity, own.Problem())
+		p.health.Alive(p.loop.Ready(), p.loop.idle, "readiness was")
+		if !o.warned && slices.Contains(p.Frontends, own.ID) {
+			o.warned = true
+			p.Log.Warn("lb and frontend share a SPIFFE ID: any container with it can be either; "+
+				"see docs/operations.md for container selectors", "spiffe_id", own.ID.String())
+		}
+		p.health.Report(Identity, own.Problem())
 		p.metrics.Identity(own.ID.String(), own.NotAfter)
 		o.showConfiguration(loaded)
 		p.metrics.Configuration(loaded.Err == nil)
 		p.showEgress(report)
 		p.metrics.Frontend(report.Connected, report.Advertised)
 		o.showVIPs()
-		p.condition(SourcesCondition, sourceProblem(states))
+		p.health.Report(SourcesCondition, sourceProblem(states))
 		if p.plane != nil {
 			state, dataPlaneChanged = p.plane.State().Get()
 			o.showDataPlane(state)
@@ -108,29 +103,14 @@ func (o *observer) Run(ctx context.Context) error {
 	}
 }
 
-// hungAfter is how long the readiness loop may be silent before the process should be restarted.
-// Readiness is gone long before: the lease has ended.
-const hungAfter = 10 * time.Second
-
-func (o *observer) showLiveness() {
-	select {
-	case <-o.process.loop.Ready():
-		idle := o.process.loop.idle()
-		detail := fmt.Sprintf("readiness was last evaluated %v ago", idle.Round(time.Second))
-		o.process.health.Set(Liveness, idle < hungAfter, detail)
-	default: // still starting
-	}
-}
-
-// showConfiguration shows whether the trench file on disk is in force, and whether the start is
-// over.
+// showConfiguration shows whether the trench file on disk is in force, and the start is over.
 func (o *observer) showConfiguration(l trench.Loaded) {
 	p := o.process
-	problem := text(l.Err)
+	problem := logs.Text(l.Err)
 	if problem == "" && l.Generation == 0 {
 		problem = "the trench file was not read yet"
 	}
-	p.condition(Configuration, problem)
+	p.health.Report(Configuration, problem)
 	if l.Generation > 0 {
 		problem = "readiness is not synced yet: targets wait for their first verdict, or the kernel was not read"
 		o.started = o.started || p.table.State().Synced
@@ -138,15 +118,6 @@ func (o *observer) showConfiguration(l trench.Loaded) {
 		problem = "no trench file was accepted yet: " + problem
 	}
 	p.health.Set(Started, o.started, problem)
-}
-
-// warnSharedID warns once when the own ID is the frontend's, too.
-func (o *observer) warnSharedID(own spiffeid.ID) {
-	if !o.warned && slices.Contains(o.process.Frontends, own) {
-		o.warned = true
-		o.process.Log.Warn("lb and frontend share a SPIFFE ID: any container with it can be either; "+
-			"see docs/operations.md for container selectors", "spiffe_id", own.String())
-	}
 }
 
 func (o *observer) showVIPs() {
@@ -176,7 +147,7 @@ func (p *process) showEgress(r readiness.Report) {
 	case !slices.Contains(slices.Collect(maps.Values(r.Families)), true):
 		problem = "the frontend has no gateway"
 	}
-	p.condition(Egress, problem)
+	p.health.Report(Egress, problem)
 	for _, f := range vip.Families {
 		name := fmt.Sprintf("%s/%s", Egress, f)
 		if up, known := r.Families[f]; known {
@@ -185,13 +156,6 @@ func (p *process) showEgress(r readiness.Report) {
 			p.health.Remove(name)
 		}
 	}
-}
-
-func text(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }
 
 // sourceProblem returns what is wrong with the sources, "" if nothing is.

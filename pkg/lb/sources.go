@@ -16,19 +16,16 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// sources combines the sources of targets. It belongs to the loop; registry and drains run as tasks
-// of their own, from which it takes the newest state.
+// sources combines the sources of targets. It belongs to the loop.
 type sources struct {
 	options  TargetOptions
 	file     *targetset.TrenchFile
 	registry *registry.Registry
 	drains   *targetset.Drains
 	set      *targetset.Set
-	// states is what status shows; stale is set when it has to be updated.
-	states *latest.Value[[]sourceState]
-	stale  bool
-	// next is when a drain ends, so that update has something to do; zero for never.
-	next time.Time
+	states   *latest.Value[[]sourceState] // for status
+	stale    bool                         // states must be updated
+	next     time.Time                    // when update must be called for the end of a drain; or zero
 }
 
 // sourceState is a source with the number of its targets in the set.
@@ -67,8 +64,7 @@ func (s *sources) configure(now time.Time, c *trench.Config) {
 	s.registry.Configure(c.Streams, policy)
 }
 
-// missing notes that the trench file cannot be read at all. A refused one leaves the older in
-// force.
+// missing notes that the trench file cannot be read. A refused one leaves the older in force.
 func (s *sources) missing(now time.Time, err error) {
 	var refused *trench.Errors
 	if err != nil && !errors.As(err, &refused) {
@@ -89,8 +85,7 @@ func (s *sources) update(now time.Time) targetset.Changes {
 	return c
 }
 
-// publish updates what status shows. Its cost is of the order of all targets, so that the loop
-// calls it with its heartbeat only.
+// publish updates states. It visits all targets, and is called with a heartbeat only.
 func (s *sources) publish() {
 	if !s.stale {
 		return

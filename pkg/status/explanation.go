@@ -60,8 +60,7 @@ func Explain[R Reason](value R) Explanation {
 	}
 }
 
-// words are how a value is shown: in the cell of a table and in an event. Values with a lower rank,
-// which are problems, come first.
+// words show a value in a cell and in an event. Values with a lower rank, problems, come first.
 type words struct {
 	cell, event string
 	rank        int

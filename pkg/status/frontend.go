@@ -1,8 +1,8 @@
 package status
 
 import (
+	"cmp"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -49,7 +49,7 @@ func Frontend(s *frontendv1.Status, now time.Time) (text string, complete bool) 
 	switch dir := s.GetLoadBalancer().GetReadinessDir(); {
 	case !s.GetGating():
 	case dir != "":
-		head.row("readiness files", cut(clean(dir), maxCell)+": "+loadBalancer(s.GetLoadBalancer()))
+		head.row("readiness files", cut(dir, maxCell)+": "+loadBalancer(s.GetLoadBalancer()))
 	default:
 		head.row("load balancer", loadBalancer(s.GetLoadBalancer()))
 		head.row("identity", identity(s.GetSpiffeId(), s.GetIdentityExpires(), now))
@@ -63,19 +63,16 @@ func Frontend(s *frontendv1.Status, now time.Time) (text string, complete bool) 
 	return b.String(), complete
 }
 
+var freshness = map[frontendv1.Freshness]string{
+	frontendv1.Freshness_FRESHNESS_LIVE: "live", frontendv1.Freshness_FRESHNESS_STALE: "STALE (grace period)",
+}
+
 func loadBalancer(l *frontendv1.LoadBalancerStatus) string {
 	var parts []string
 	if l.GetPosition().GetInstanceId() == "" {
 		parts = append(parts, "never seen")
 	} else {
-		switch l.GetFreshness() {
-		case frontendv1.Freshness_FRESHNESS_LIVE:
-			parts = append(parts, "live")
-		case frontendv1.Freshness_FRESHNESS_STALE:
-			parts = append(parts, "STALE (grace period)")
-		default:
-			parts = append(parts, "LOST")
-		}
+		parts = append(parts, cmp.Or(freshness[l.GetFreshness()], "LOST"))
 		if !l.GetSynced() {
 			parts = append(parts, "not synced (targets not checked yet)")
 		}
@@ -114,29 +111,27 @@ func bird(s *frontendv1.BirdStatus, now time.Time) string {
 
 func gateways(all []*frontendv1.GatewayStatus, now time.Time) *table {
 	t := newTable("GATEWAY", "ADDRESS", "SESSION", "SINCE", "IMPORTED", "EXPORTED", "BFD", "STATE")
-	for _, up := range []bool{false, true} {
-		for _, g := range all {
-			if g.GetUp() != up {
-				continue
-			}
-			state := g.GetState()
-			if g.GetLastError() != "" && !strings.Contains(state, g.GetLastError()) {
-				state += ", last error: " + g.GetLastError()
-			}
-			t.add(g.GetName(), g.GetAddress(), upOrDown(up), ago(g.GetSince(), now), g.GetImported(), g.GetExported(),
-				g.GetBfd(), state)
+	rank := func(g *frontendv1.GatewayStatus) int {
+		if g.GetUp() {
+			return 1
 		}
+		return 0
+	}
+	for _, g := range problemsFirst(all, rank) {
+		state := g.GetState()
+		if g.GetLastError() != "" && !strings.Contains(state, g.GetLastError()) {
+			state += ", last error: " + g.GetLastError()
+		}
+		t.add(g.GetName(), g.GetAddress(), upOrDown(g.GetUp()), ago(g.GetSince(), now), g.GetImported(),
+			g.GetExported(), g.GetBfd(), state)
 	}
 	return t
 }
 
 func frontendVIPs(all []*frontendv1.VipStatus, now time.Time) *table {
-	sorted := slices.Clone(all)
-	slices.SortStableFunc(sorted, func(x, y *frontendv1.VipStatus) int {
-		return advertisements[x.GetAdvertisement()].rank - advertisements[y.GetAdvertisement()].rank
-	})
+	rank := func(v *frontendv1.VipStatus) int { return advertisements[v.GetAdvertisement()].rank }
 	t := newTable("VIP", "ADVERTISED", "SINCE", "REASON", "LOAD BALANCER", "GATEWAYS")
-	for _, v := range sorted {
+	for _, v := range problemsFirst(all, rank) {
 		t.add(v.GetVip(), advertised(v.GetAdvertisement()), ago(v.GetSince(), now), reason(v),
 			lbState(v.GetReadiness()), names(v.GetGateways()))
 	}

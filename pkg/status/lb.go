@@ -1,13 +1,16 @@
 package status
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 )
 
 // LB renders the status of a load balancer.
@@ -69,12 +72,9 @@ func LB(s *lbv1.Status, now time.Time) string {
 }
 
 func lbVIPs(all []*lbv1.VipStatus, now time.Time) *table {
-	sorted := slices.Clone(all)
-	slices.SortStableFunc(sorted, func(x, y *lbv1.VipStatus) int {
-		return vipStates[x.GetReadiness().GetState()].rank - vipStates[y.GetReadiness().GetState()].rank
-	})
+	rank := func(v *lbv1.VipStatus) int { return vipStates[v.GetReadiness().GetState()].rank }
 	t := newTable("VIP", "STATE", "SINCE", "TARGETS", "ADVERTISED", "FRONTEND'S REASON", "REASON")
-	for _, v := range sorted {
+	for _, v := range problemsFirst(all, rank) {
 		r := v.GetReadiness()
 		shown, frontendReason := "not reported", none
 		if a := v.GetReported(); a != nil {
@@ -178,4 +178,63 @@ func families(all []*readinessv1.FamilyConnectivity) string {
 		parts = append(parts, name+" "+upOrDown(f.GetUp()))
 	}
 	return strings.Join(parts, ", ")
+}
+
+// targetRanks order states in the summary: problems, which have none, come first.
+var targetRanks = map[targetv1.State]int{
+	targetv1.State_STATE_STARTING: 1, targetv1.State_STATE_DRAINING: 1, targetv1.State_STATE_DRAINED: 1,
+	targetv1.State_STATE_READY: 2,
+}
+
+// Targets renders a list of targets, sorted by stream, name and address.
+func Targets(all []*targetv1.TargetInfo, now time.Time) string {
+	if len(all) == 0 {
+		return "no targets\n"
+	}
+	counts := map[targetv1.State]int{}
+	for _, i := range all {
+		counts[i.GetState()]++
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d of %d addresses of targets ready\n", counts[targetv1.State_STATE_READY], len(all))
+	summary := &table{}
+	for _, s := range slices.SortedFunc(maps.Keys(counts), func(x, y targetv1.State) int {
+		return cmp.Or(cmp.Compare(targetRanks[x], targetRanks[y]), cmp.Compare(x, y))
+	}) {
+		e := Explain(s)
+		summary.explain(counts[s], e.Short, e.Meaning, e)
+	}
+	summary.align(&b, "  ")
+	t := newTable("STREAM", "TARGET", "ADDRESS", "STATE", "SINCE", "SOURCE", "REGISTERED BY", "LAST ERROR")
+	for _, i := range slices.SortedStableFunc(slices.Values(all), func(x, y *targetv1.TargetInfo) int {
+		return cmp.Or(strings.Compare(x.GetStream(), y.GetStream()), strings.Compare(x.GetName(), y.GetName()),
+			strings.Compare(x.GetAddress(), y.GetAddress()))
+	}) {
+		t.add(i.GetStream(), i.GetName(), i.GetAddress(), targetDetail(i), ago(i.GetSince(), now),
+			names(i.GetSources()), i.GetRegisteredBy(), i.GetLastError())
+	}
+	t.write(&b)
+	return b.String()
+}
+
+// targetDetail returns the state with the remaining drain time and its cause.
+func targetDetail(i *targetv1.TargetInfo) string {
+	s := Explain(i.GetState()).Short
+	why := i.GetDrainCause()
+	if d := i.GetDrainFor(); d != nil {
+		why = strings.TrimSuffix(span(max(0, d.AsDuration()))+" left, "+why, ", ")
+	}
+	if why != "" {
+		s += ": " + why
+	}
+	return s
+}
+
+// TargetLine renders one address of a target on one line, for `--follow`.
+func TargetLine(i *targetv1.TargetInfo) string {
+	s := fmt.Sprintf("%s/%s %s: %s", i.GetStream(), i.GetName(), i.GetAddress(), targetDetail(i))
+	if why := i.GetLastError(); why != "" && i.GetState() != targetv1.State_STATE_READY {
+		s += ": " + why
+	}
+	return cut(s, maxLine)
 }

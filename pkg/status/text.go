@@ -1,12 +1,8 @@
 // Package status renders the status of the two programs as text.
 //
-// The functions are pure: messages and the time in, text out. Problems come first: counts, failed
-// conditions, VIPs that are not advertised; the first screen shows them with ten thousand VIPs,
-// too. Text from other components, such as the error of a check, is printed without control
-// characters.
-//
-// Every reason is explained, with what to check next. The commands call the admin socket, redraw
-// and set exit statuses.
+// The functions are pure: messages and the time in, text out. Problems come first, also with ten
+// thousand VIPs, and each reason is explained, with what to check next. Text from other components
+// is printed without control characters.
 package status
 
 import (
@@ -27,13 +23,11 @@ import (
 )
 
 const (
-	// none is the content of an empty cell.
-	none = "-"
-	// maxCell bounds a cell of a table and maxLine a line of free text, in runes.
-	maxCell = 100
-	maxLine = 300
-	// maxNames is how many names a cell lists before it counts.
-	maxNames = 3
+	none     = "-" // an empty cell
+	maxCell  = 100 // runes of a cell
+	maxLine  = 300 // runes of a line of free text
+	maxNames = 3   // that a cell lists before it counts
+	maxItems = 20  // of a list
 )
 
 // table aligns cells under a header.
@@ -85,23 +79,13 @@ func (t *table) align(b *strings.Builder, indent string) {
 		}
 	}
 	for _, row := range t.rows {
-		last := len(row) - 1
-		for last > 0 && row[last] == "" {
-			last--
+		line := indent
+		for i, c := range row {
+			line += fmt.Sprintf("%-*s  ", t.width[i], c)
 		}
-		b.WriteString(indent)
-		for i, c := range row[:last+1] {
-			b.WriteString(c)
-			if i < last {
-				b.WriteString(strings.Repeat(" ", t.width[i]-utf8.RuneCountInString(c)+2))
-			}
-		}
-		b.WriteByte('\n')
+		b.WriteString(strings.TrimRight(line, " ") + "\n")
 	}
 }
-
-// maxItems is how many items of a list are shown.
-const maxItems = 20
 
 // writeList appends items, each with lines of details, under a title.
 func writeList(b *strings.Builder, title string, items [][]string) {
@@ -119,6 +103,11 @@ func writeList(b *strings.Builder, title string, items [][]string) {
 	if more := len(items) - maxItems; more > 0 {
 		fmt.Fprintf(b, "  and %d more: `lb status --output=json` has them all\n", more)
 	}
+}
+
+// problemsFirst returns a copy in which those of a lower rank come first.
+func problemsFirst[E any](all []E, rank func(E) int) []E {
+	return slices.SortedStableFunc(slices.Values(all), func(x, y E) int { return cmp.Compare(rank(x), rank(y)) })
 }
 
 // single returns items of one line.
@@ -172,8 +161,7 @@ func plural(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// ago returns the time since t, or none. A time in the future, which comes from clock skew, counts
-// as now.
+// ago returns the time since t, or none. A time in the future (clock skew) counts as now.
 func ago(t *timestamppb.Timestamp, now time.Time) string {
 	if t == nil {
 		return none
@@ -194,10 +182,8 @@ func span(d time.Duration) string {
 	switch {
 	case d < time.Second:
 		return fmt.Sprintf("%dms", d.Milliseconds())
-	case d < time.Minute:
-		return fmt.Sprintf("%ds", int(d.Seconds()))
 	case d < time.Hour:
-		return fmt.Sprintf("%dm%ds", int(d.Minutes()), int(d.Seconds())%60)
+		return d.Truncate(time.Second).String()
 	case d < 24*time.Hour:
 		return fmt.Sprintf("%dh%dm", int(d.Hours()), int(d.Minutes())%60)
 	}
@@ -272,8 +258,7 @@ func identity(id string, end *timestamppb.Timestamp, now time.Time) string {
 	return fmt.Sprintf("%s, %s", cut(id, maxLine), left(end.AsTime().Sub(now)))
 }
 
-// writeConfigurationError appends why the trench file on disk is not in force, one problem per
-// line.
+// writeConfigurationError appends why the trench file on disk is not in force.
 func writeConfigurationError(b *strings.Builder, problems, trench string) {
 	if problems == "" {
 		return

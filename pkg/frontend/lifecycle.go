@@ -1,0 +1,120 @@
+package frontend
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/health"
+	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/trench"
+)
+
+// showStart updates Started and Advertised: once a pod is ready, Kubernetes may delete another one.
+func (f *follower) showStart(l trench.Loaded, lb lbState) {
+	if f.advertised {
+		return
+	}
+	problem := "no trench file accepted yet: " + logs.Text(l.Err)
+	if l.Generation > 0 {
+		problem = f.startProblem(l.Config, lb)
+	}
+	f.advertised = problem == ""
+	f.health.Set(Advertised, f.advertised, problem)
+	if f.started {
+		return
+	}
+	others := !slices.ContainsFunc(f.health.Conditions(), func(c health.Condition) bool {
+		return !c.Serving && slices.Contains(f.parts, c.Name)
+	})
+	switch now := time.Now(); {
+	case l.Generation == 0 || !others:
+		f.startBy = time.Time{}
+	case f.startBy.IsZero():
+		f.startBy = now.Add(f.ReadyTimeout)
+	case !f.advertised && !now.Before(f.startBy):
+		f.started = true
+		f.Log.Warn("ready after --ready-timeout, although VIPs are not advertised",
+			"timeout", f.ReadyTimeout, "problem", problem)
+		f.observer.note("ready after --ready-timeout, although " + problem)
+	}
+	f.started = f.started || f.advertised
+	f.health.Set(Started, f.started, problem)
+}
+
+// startProblem returns what the start waits for: every VIP reported, each ready VIP advertised.
+func (p *process) startProblem(c *trench.Config, lb lbState) string {
+	// Every decision on the load balancer's snapshot must have been applied here.
+	if !p.Gate.Ungated && (!lb.Synced || p.applied.Load().InstanceID != lb.Position.InstanceID) {
+		return "load balancer has not reported the VIPs yet"
+	}
+	s := p.observer.state
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for _, v := range c.Attractor.VIPs {
+		switch st := s.vips[v]; {
+		case !p.Gate.Ungated && st.Readiness == nil:
+			return fmt.Sprintf("load balancer has not reported VIP %s", v)
+		case !p.Gate.Ungated && st.Readiness.State != readiness.Ready:
+		case st.Decision.Advertisement == gate.Withdrawn:
+			return strings.TrimSuffix(fmt.Sprintf("VIP %s is ready and not advertised, %s: %s",
+				v, st.Decision.Reason, p.reasonDetail(st.Decision.Reason, v.Family())), ": ")
+		}
+	}
+	return ""
+}
+
+// Bounds of the stages of a stop, on top of the drain time (docs/architecture.md).
+const (
+	withdrawMargin = 500 * time.Millisecond // for the gate to withdraw after the drain time
+	reportMargin   = 300 * time.Millisecond // to report that, on top of confirmTimeout and the settle time
+)
+
+// stop de-prefers, drains, withdraws, confirms and reports. A receive from again skips to the end.
+func (p *process) stop(ctx context.Context, again <-chan struct{}) error {
+	start := time.Now()
+	p.stopping.Store(true)
+	p.health.Set(Stopping, false, "frontend is stopping")
+	p.Log.Info("stopping: moving traffic away", "drain_time", p.Gate.DrainTime)
+	p.observer.note("frontend is stopping")
+
+	ctx, cancel := context.WithTimeout(ctx, p.Gate.DrainTime+withdrawMargin+confirmTimeout+p.Settle+reportMargin)
+	defer cancel()
+	skipped, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(skipped)
+		select {
+		case <-again:
+			p.Log.Warn("second signal; withdrawing at once")
+			// The stages below observe the effect, or end at their deadline.
+			_ = p.controller.Do(ctx, func(g *gate.Gate, now time.Time) { g.SkipDrains(now) })
+			cancel()
+		case <-done:
+		}
+	}()
+	defer func() { close(done); <-skipped }()
+
+	if err := p.controller.Do(ctx, func(g *gate.Gate, now time.Time) { g.Stop(now) }); err != nil {
+		return fmt.Errorf("failed to stop the gate: %w", err)
+	}
+	if err := p.observer.waitWithdrawn(ctx); err != nil {
+		return fmt.Errorf("not all VIPs were withdrawn: %w", err)
+	}
+	if err := p.reporter.Flush(ctx); err != nil {
+		return fmt.Errorf("withdrawal was not confirmed: %w", err)
+	}
+	if p.watcher != nil {
+		flush, cancelFlush := context.WithTimeout(ctx, reportMargin)
+		defer cancelFlush()
+		// The load balancer may have stopped before.
+		if err := p.watcher.Reported(flush); err != nil {
+			p.Log.Info("final report not acknowledged by the load balancer", "error", err)
+		}
+	}
+	p.Log.Info("every VIP is withdrawn and reported", "after", time.Since(start).Round(time.Millisecond))
+	return nil
+}
