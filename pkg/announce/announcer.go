@@ -13,19 +13,16 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/latest"
-	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Defaults of [Options].
 const (
-	DefaultLocalAS  = 4200000000      // private use (RFC 6996), rejected as a gateway's AS
-	DefaultHoldTime = 3 * time.Second // the minimum of RFC 4271 section 4.2
-)
+	// LocalAS is the announcer's AS. It is for private use (RFC 6996) and rejected as a gateway's AS.
+	LocalAS = 4200000000
+	// DefaultHoldTime is the minimum of RFC 4271 section 4.2.
+	DefaultHoldTime = 3 * time.Second
+	// MaxHeartbeatAge is the maximum age of a heartbeat for which the gate counts as live.
+	MaxHeartbeatAge = time.Second
 
-// MaxHeartbeatAge is the maximum age of a heartbeat for which the gate counts as live.
-const MaxHeartbeatAge = time.Second
-
-const (
 	// A signed SYN to a port without the key is dropped, not refused, so a dial times out while
 	// BIRD is not configured yet.
 	dialTimeout = 100 * time.Millisecond
@@ -37,11 +34,9 @@ const (
 
 // Options configure an Announcer.
 type Options struct {
-	Local    netip.Addr     // IPv4 source address; 127.0.0.2 when zero
+	Local    netip.Addr     // IPv4 source address and BGP identifier; 127.0.0.2 when zero
 	Peer     netip.AddrPort // IPv4 address and port of BIRD
-	LocalAS  uint32         // DefaultLocalAS when zero; must differ from PeerAS
-	PeerAS   uint32         // BIRD's AS in this session
-	RouterID netip.Addr     // IPv4 BGP identifier; Local when zero
+	PeerAS   uint32         // BIRD's AS in this session, not LocalAS
 	Password string         // TCP-MD5 key (RFC 2385), at most 80 bytes; "" disables signing. See NewPassword, ProbeMD5
 	HoldTime time.Duration  // offered hold time in whole seconds, 3 s to 65535 s; DefaultHoldTime when zero
 	Log      *slog.Logger   // nil discards logs
@@ -55,21 +50,18 @@ type Options struct {
 
 func (o Options) withDefaults() Options {
 	o.Local = cmp.Or(o.Local, netip.AddrFrom4([4]byte{127, 0, 0, 2}))
-	o.LocalAS, o.RouterID = cmp.Or(o.LocalAS, DefaultLocalAS), cmp.Or(o.RouterID, o.Local)
 	o.HoldTime, o.Log = cmp.Or(o.HoldTime, DefaultHoldTime), cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	return o
 }
 
 func (o Options) validate() error {
 	switch {
-	case !o.Local.Is4():
-		return fmt.Errorf("local address %s is not IPv4", o.Local)
+	case !o.Local.Is4() || o.Local.IsUnspecified():
+		return fmt.Errorf("local address %s is not a non-zero IPv4 address", o.Local)
 	case !o.Peer.Addr().Is4() || o.Peer.Port() == 0:
 		return fmt.Errorf("peer %s is not an IPv4 address with a port", o.Peer)
-	case o.PeerAS == 0 || o.PeerAS == o.LocalAS:
-		return fmt.Errorf("peer AS %d must differ from 0 and from the local AS %d", o.PeerAS, o.LocalAS)
-	case !o.RouterID.Is4() || o.RouterID.IsUnspecified():
-		return fmt.Errorf("router id %s is not a non-zero IPv4 address", o.RouterID)
+	case o.PeerAS == 0 || o.PeerAS == LocalAS:
+		return fmt.Errorf("peer AS %d must differ from 0 and from the local AS %d", o.PeerAS, LocalAS)
 	case len(o.Password) > maxPassword:
 		return fmt.Errorf("password has %d bytes; TCP-MD5 supports at most %d", len(o.Password), maxPassword)
 	case o.HoldTime < 3*time.Second || o.HoldTime > 65535*time.Second || o.HoldTime%time.Second != 0:
@@ -99,14 +91,12 @@ type Announcer struct {
 	options Options
 	dial    func(context.Context) (net.Conn, error)
 	state   *latest.Value[State]
-	ready   chan struct{}
-	isReady sync.Once
 
 	mu        sync.Mutex
 	pending   pending
 	heartbeat time.Time
 	wake      chan struct{} // pending has content; conflating
-	renewed   chan struct{} // a stale heartbeat was renewed; conflating
+	renewed   chan struct{} // there was a heartbeat; conflating
 
 	table table // owned by Run's goroutine
 }
@@ -114,8 +104,8 @@ type Announcer struct {
 // New returns an announcer that is idle until Run. Run reports invalid options.
 func New(o Options) *Announcer {
 	a := &Announcer{
-		options: o.withDefaults(), state: latest.New(State{}), ready: make(chan struct{}),
-		wake: make(chan struct{}, 1), renewed: make(chan struct{}, 1), table: newTable(),
+		options: o.withDefaults(), state: latest.New(State{}), table: newTable(),
+		wake: make(chan struct{}, 1), renewed: make(chan struct{}, 1),
 	}
 	a.dial = a.dialTCP
 	return a
@@ -123,9 +113,6 @@ func New(o Options) *Announcer {
 
 // State returns the session's state.
 func (a *Announcer) State() *latest.Value[State] { return a.state }
-
-// Ready is closed when the first session is established.
-func (a *Announcer) Ready() <-chan struct{} { return a.ready }
 
 // String implements task.Task.
 func (a *Announcer) String() string { return "announcer" }
@@ -145,25 +132,16 @@ func (a *Announcer) Post(b Batch) {
 // [MaxHeartbeatAge]/2.
 func (a *Announcer) Heartbeat(t time.Time) {
 	a.mu.Lock()
-	// Only a session that found the heartbeat stale waits for a new one.
-	wasStale := !a.fresh()
 	if t.After(a.heartbeat) {
 		a.heartbeat = t
 	}
 	a.mu.Unlock()
-	if wasStale {
-		latest.Wake(a.renewed)
-	}
+	latest.Wake(a.renewed)
 }
 
 func (a *Announcer) heartbeatIsFresh() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.fresh()
-}
-
-// fresh reports whether the heartbeat is recent. The caller holds the mutex.
-func (a *Announcer) fresh() bool {
 	return !a.heartbeat.IsZero() && time.Since(a.heartbeat) < MaxHeartbeatAge
 }
 
@@ -217,7 +195,7 @@ func (a *Announcer) attempt(ctx context.Context, enc *encoder) error {
 	a.state.Update(func(s State) State { s.Attempts++; return s })
 	// Moving pending changes to the table bounds their memory by the number of VIPs, however long
 	// BIRD is absent.
-	a.table.apply(a.take(), func(vip.VIP, Advertisement) {})
+	a.table.apply(a.take())
 	conn, err := a.dial(ctx)
 	if err != nil {
 		return fmt.Errorf("failed to connect to BIRD at %s: %w", a.options.Peer, err)
@@ -234,7 +212,6 @@ func (a *Announcer) up() {
 		s.Sessions++
 		return s
 	})
-	a.isReady.Do(func() { close(a.ready) })
 	a.options.Log.Info("session with BIRD established", "peer", a.options.Peer)
 }
 

@@ -28,7 +28,7 @@ func Example() {
 
 	a := announce.New(announce.Options{
 		Peer: netip.MustParseAddrPort(listener.Addr().String()), PeerAS: 64512,
-		Local: netip.MustParseAddr("127.0.0.1"), RouterID: netip.MustParseAddr("127.0.0.2"),
+		Local: netip.MustParseAddr("127.0.0.1"),
 	})
 	a.Post(announce.Batch{Revision: 1, Changes: map[vip.VIP]announce.Advertisement{
 		vip.Require("20.0.0.1/32"): announce.Announced,

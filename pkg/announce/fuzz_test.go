@@ -45,7 +45,7 @@ func FuzzReadMessage(f *testing.F) {
 			c.add(vip.Require(v), a)
 		}
 	}
-	updates, err := e.appendUpdates(nil, &c)
+	updates, err := e.updates(&c)
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -61,10 +61,10 @@ func FuzzReadMessage(f *testing.F) {
 	f.Add([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		ms, err := readAll(bytes.NewReader(b))
-		var p *protocolError
+		var p *bgp.MessageError
 		switch {
 		case errors.As(err, &p):
-			if _, err := notification(p.code, p.subcode, p.data); err != nil || p.code == 0 || p.reason == "" {
+			if _, err := notification(p.TypeCode, p.SubTypeCode, p.Data); err != nil || p.TypeCode == 0 || p.Message == "" {
 				t.Fatalf("no NOTIFICATION for %+v: %v", p, err)
 			}
 		case !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF):
@@ -95,7 +95,6 @@ func FuzzReadMessage(f *testing.F) {
 				if got.ErrorCode != body.ErrorCode || got.ErrorSubcode != body.ErrorSubcode || !bytes.Equal(got.Data, body.Data) {
 					t.Fatalf("%+v, want %+v", got, body)
 				}
-				_ = (&Notification{body.ErrorCode, body.ErrorSubcode}).Error()
 			case *bgp.BGPKeepAlive:
 				reencode(t, m)
 			case *bgp.BGPUpdate: // its body is skipped

@@ -40,7 +40,7 @@ func encode(t fatal, e *encoder, want map[vip.VIP]Advertisement) []byte {
 	for v, a := range want {
 		c.add(v, a)
 	}
-	b, err := e.appendUpdates(nil, &c)
+	b, err := e.updates(&c)
 	if err != nil {
 		t.Fatalf("%v", err)
 	}
@@ -148,6 +148,9 @@ func TestUpdatesAreFull(t *testing.T) {
 				if f == vip.IPv6 {
 					size = 17
 				}
+				if body := int(ms[0].Header.Len) - overhead[f][a]; body%size != 0 {
+					t.Errorf("%d bytes of prefixes, want a multiple of %d", body, size)
+				}
 				for _, m := range ms[:len(ms)-1] {
 					if free := bgp.BGP_MAX_MESSAGE_LENGTH - int(m.Header.Len); free >= size {
 						t.Errorf("%d bytes are free where a prefix takes %d", free, size)
@@ -238,7 +241,7 @@ func TestOpenCapabilities(t *testing.T) {
 	if diff := cmp.Diff(want, codes); diff != "" {
 		t.Errorf("capabilities: %s", diff)
 	}
-	if as := got[2].(*bgp.CapFourOctetASNumber).CapValue; as != DefaultLocalAS {
+	if as := got[2].(*bgp.CapFourOctetASNumber).CapValue; as != LocalAS {
 		t.Errorf("AS %d", as)
 	}
 }
@@ -287,8 +290,8 @@ func TestCheckOpen(t *testing.T) {
 				}
 				return
 			}
-			var p *protocolError
-			if !errors.As(err, &p) || p.code != bgp.BGP_ERROR_OPEN_MESSAGE_ERROR || p.subcode != tt.subcode {
+			var p *bgp.MessageError
+			if !errors.As(err, &p) || p.TypeCode != bgp.BGP_ERROR_OPEN_MESSAGE_ERROR || p.SubTypeCode != tt.subcode {
 				t.Fatalf("got %v, want OPEN error %d", err, tt.subcode)
 			}
 		})

@@ -16,17 +16,13 @@ import (
 )
 
 const (
-	// writeTimeout bounds a write: a peer that does not read hangs, and when the session ends BIRD
-	// withdraws everything by itself.
+	// writeTimeout bounds a write: a peer that does not read hangs.
 	writeTimeout = time.Second
-	// writeChunk is the size that must fit into the socket within writeTimeout. A decision of up to
-	// about 15 000 VIPs is one chunk; a larger full announcement gets the deadline per chunk,
-	// because BIRD then makes progress.
+	// writeChunk is the size that writeTimeout applies to: about 15 000 VIPs.
 	writeChunk = 256 << 10
 	// notificationTimeout bounds the write of a NOTIFICATION on a failed session.
 	notificationTimeout = 100 * time.Millisecond
-	// lingerTimeout is the wait for the peer to close after the Cease: closing with unread input
-	// would send a reset, which can overtake it.
+	// lingerTimeout is the wait for the peer to close after the last NOTIFICATION.
 	lingerTimeout = 250 * time.Millisecond
 	// A timer that fires later than starvedAfter means that this process was starved, and the
 	// peer's KEEPALIVE may be waiting to be read: the hold time is extended by starvedGrace.
@@ -52,18 +48,17 @@ type session struct {
 	conn    net.Conn
 	in      chan received
 	done    chan struct{} // closed when in has no receiver any more
+	drained chan struct{} // closed when read has ended
 
-	phase         phase
-	keepaliveSent bool // the first KEEPALIVE was sent
-	announced     bool // the whole table was sent; from then on only changes
-	writeFailed   bool // a write failed: nothing more can be sent
+	phase       phase
+	announced   bool // the whole table was sent; from then on only changes
+	writeFailed bool // a write failed: nothing more can be sent
 
 	hold      time.Duration
 	holdTimer *time.Timer
 	holdDue   time.Time
 	extended  bool // holdTimer was extended once since the last message
 
-	interval       time.Duration // between KEEPALIVEs
 	keepaliveTimer *time.Timer
 	keepaliveDue   bool
 }
@@ -76,18 +71,15 @@ type received struct {
 
 func newSession(a *Announcer, e *encoder, conn net.Conn) *session {
 	return &session{
-		a: a, encoder: e, conn: conn, hold: a.options.HoldTime, in: make(chan received), done: make(chan struct{}),
+		a: a, encoder: e, conn: conn, hold: a.options.HoldTime, keepaliveDue: true,
+		in: make(chan received), done: make(chan struct{}), drained: make(chan struct{}),
 	}
 }
 
 // run serves the session until it fails or ctx ends, which is not an error, and closes the
 // connection.
 func (s *session) run(ctx context.Context) error {
-	readerEnded := make(chan struct{})
-	go func() {
-		defer close(readerEnded)
-		s.read()
-	}()
+	go s.read()
 	// Armed at once: a peer that accepts the connection and stays silent is dropped after the
 	// offered hold time.
 	s.holdTimer = time.NewTimer(s.hold)
@@ -97,23 +89,20 @@ func (s *session) run(ctx context.Context) error {
 
 	err := s.serve(ctx)
 	notified := err == nil || s.notifyPeer(err)
-	s.holdTimer.Stop()
-	s.keepaliveTimer.Stop()
 	close(s.done)
 	if notified {
-		s.linger(readerEnded)
+		s.linger()
 	}
 	s.conn.Close() // its error is irrelevant: the session has ended
-	<-readerEnded
+	<-s.drained
 	return err
 }
 
-// read forwards messages until the connection ends. It needs no deadline: the hold timer and the
-// close at the end of run bound it.
+// read forwards messages until the connection ends. The hold timer and the close in run bound it.
 func (s *session) read() {
+	defer close(s.drained)
 	r := bufio.NewReader(s.conn)
-	// Drain to the end: a close with unread input sends a reset, which could overtake the last
-	// message.
+	// A close with unread input sends a reset, which could overtake the last message.
 	defer func() { _, _ = io.Copy(io.Discard, r) }()
 	for {
 		m, err := readMessage(r)
@@ -129,7 +118,7 @@ func (s *session) read() {
 }
 
 func (s *session) serve(ctx context.Context) error {
-	if err := s.write(s.encoder.open); err != nil {
+	if err := s.write(s.encoder.open, writeTimeout); err != nil {
 		return err
 	}
 	for {
@@ -155,18 +144,17 @@ func (s *session) serve(ctx context.Context) error {
 	}
 }
 
-// sendKeepaliveAndTable sends everything that needs a fresh heartbeat: the KEEPALIVE that opens the
-// session, the whole table, and the periodic KEEPALIVEs. Nothing else renews the peer's hold timer.
+// sendKeepaliveAndTable sends all that needs a fresh heartbeat: KEEPALIVEs and the whole table.
 func (s *session) sendKeepaliveAndTable() error {
 	if s.phase == openSent || !s.a.heartbeatIsFresh() {
 		return nil
 	}
-	if !s.keepaliveSent || s.keepaliveDue {
-		if err := s.write(s.encoder.keepalive); err != nil {
+	if s.keepaliveDue {
+		if err := s.write(s.encoder.keepalive, writeTimeout); err != nil {
 			return err
 		}
-		s.keepaliveSent, s.keepaliveDue = true, false
-		s.keepaliveTimer.Reset(s.interval)
+		s.keepaliveDue = false
+		s.keepaliveTimer.Reset(s.hold / 3) // RFC 4271 section 4.4
 	}
 	if s.phase == established && !s.announced {
 		s.a.up()
@@ -185,18 +173,15 @@ func (s *session) receive(r received) error {
 	s.extendHold(r.at)
 	switch m := r.message.Body.(type) {
 	case *bgp.BGPNotification:
-		return &Notification{Code: m.ErrorCode, Subcode: m.ErrorSubcode}
+		return fmt.Errorf("BIRD sent NOTIFICATION %s", bgp.NewNotificationErrorCode(m.ErrorCode, m.ErrorSubcode))
 	case *bgp.BGPOpen:
 		if s.phase == openSent {
 			return s.handleOpen(m)
 		}
 	case *bgp.BGPKeepAlive:
-		switch s.phase {
-		case openConfirm:
+		if s.phase != openSent {
 			s.phase = established
 			return s.sendKeepaliveAndTable()
-		case established:
-			return nil
 		}
 	case *bgp.BGPUpdate:
 		if s.phase == established {
@@ -208,10 +193,8 @@ func (s *session) receive(r received) error {
 		}
 	}
 	// RFC 6608: the subcode is the state.
-	return &protocolError{
-		code: bgp.BGP_ERROR_FSM_ERROR, subcode: uint8(s.phase) + 1,
-		reason: fmt.Sprintf("BIRD sent a message of type %d in state %s", r.message.Header.Type, s.phase),
-	}
+	return bgp.NewMessageError(bgp.BGP_ERROR_FSM_ERROR, uint8(s.phase)+1, nil,
+		fmt.Sprintf("BIRD sent a message of type %d in state %s", r.message.Header.Type, s.phase))
 }
 
 // extendHold restarts the hold timer from the receipt of a message.
@@ -225,10 +208,8 @@ func (s *session) handleOpen(m *bgp.BGPOpen) error {
 	if err != nil {
 		return err
 	}
-	s.hold = hold
-	s.interval = hold / 3 // RFC 4271 section 4.4
+	s.hold, s.phase = hold, openConfirm
 	s.extendHold(time.Now())
-	s.phase = openConfirm
 	return s.sendKeepaliveAndTable()
 }
 
@@ -244,26 +225,22 @@ func (s *session) expire() error {
 		s.holdTimer.Reset(starvedGrace)
 		return nil
 	}
-	return &protocolError{
-		code:   bgp.BGP_ERROR_HOLD_TIMER_EXPIRED,
-		reason: fmt.Sprintf("in state %s: BIRD was silent for its hold time of %s", s.phase, s.hold),
-	}
+	return bgp.NewMessageError(bgp.BGP_ERROR_HOLD_TIMER_EXPIRED, 0, nil,
+		fmt.Sprintf("in state %s: BIRD was silent for its hold time of %s", s.phase, s.hold))
 }
 
 // flush writes what was posted, followed by trailer, in one write.
 func (s *session) flush(trailer []byte) error {
 	if !s.announced {
 		// sendKeepaliveAndTable will send the whole table; pending stays.
-		return s.write(trailer)
+		return s.write(trailer, writeTimeout)
 	}
 	p := s.a.take()
-	var c changes
-	s.a.table.apply(p, c.add)
-	updates, err := s.encoder.appendUpdates(nil, &c)
+	updates, err := s.encoder.updates(s.a.table.apply(p))
 	if err != nil {
 		return err
 	}
-	if err := s.write(append(updates, trailer...)); err != nil {
+	if err := s.write(append(updates, trailer...), writeTimeout); err != nil {
 		return err
 	}
 	if p.posted {
@@ -273,30 +250,27 @@ func (s *session) flush(trailer []byte) error {
 }
 
 func (s *session) announceAll() error {
-	s.a.table.apply(s.a.take(), func(vip.VIP, Advertisement) {})
-	n, err := s.announce(vip.Families[:]...)
-	if err != nil {
+	s.a.table.apply(s.a.take())
+	if err := s.announce(vip.Families[:]...); err != nil {
 		return err
 	}
 	s.announced = true
-	s.written(time.Time{}, n > 0)
+	s.written(time.Time{}, len(s.a.table.adverts) > 0)
 	return nil
 }
 
-func (s *session) announce(families ...vip.Family) (int, error) {
+func (s *session) announce(families ...vip.Family) error {
 	var c changes
-	n := 0
 	for v, a := range s.a.table.adverts {
 		if slices.Contains(families, v.Family()) {
 			c.add(v, a)
-			n++
 		}
 	}
-	updates, err := s.encoder.appendUpdates(nil, &c)
+	updates, err := s.encoder.updates(&c)
 	if err != nil {
-		return 0, err
+		return err
 	}
-	return n, s.write(updates)
+	return s.write(updates, writeTimeout)
 }
 
 // refresh answers a ROUTE-REFRESH (RFC 2918); other families are ignored.
@@ -306,8 +280,7 @@ func (s *session) refresh(m *bgp.BGPRouteRefresh) error {
 	}
 	for _, f := range vip.Families {
 		if codecFamily(f) == bgp.NewFamily(m.AFI, m.SAFI) {
-			_, err := s.announce(f)
-			return err
+			return s.announce(f)
 		}
 	}
 	return nil
@@ -336,25 +309,16 @@ func (s *session) stop() error {
 	return s.flush(cease)
 }
 
-// notifyPeer sends the NOTIFICATION for a protocol error of the peer. It reports whether it was
-// sent.
+// notifyPeer sends the NOTIFICATION for an error of the peer, and reports whether it was sent.
 func (s *session) notifyPeer(cause error) bool {
-	var p *protocolError
+	var p *bgp.MessageError
 	if errors.As(cause, &p) && !s.writeFailed {
-		m, err := notification(p.code, p.subcode, p.data)
-		if err == nil {
-			err = s.conn.SetWriteDeadline(time.Now().Add(notificationTimeout))
-		}
-		if err == nil {
-			_, err = s.conn.Write(m)
-		}
-		if err == nil {
+		m, err := notification(p.TypeCode, p.SubTypeCode, p.Data)
+		if err == nil && s.write(m, notificationTimeout) == nil {
 			return true
 		}
-		s.writeFailed = true
 	}
-	// The unsent data are stale: a reset discards them, so that a hung peer does not read them when
-	// it recovers.
+	// A reset discards the unsent data, so that a hung peer does not read them when it recovers.
 	if c, ok := s.conn.(*net.TCPConn); ok && s.writeFailed {
 		_ = c.SetLinger(0) // fails only on a connection that has failed
 	}
@@ -362,31 +326,28 @@ func (s *session) notifyPeer(cause error) bool {
 }
 
 // linger lets the peer read the last message before the connection closes.
-func (s *session) linger(readerEnded <-chan struct{}) {
+func (s *session) linger() {
 	c, ok := s.conn.(*net.TCPConn)
 	if !ok || c.CloseWrite() != nil {
 		return
 	}
-	t := time.NewTimer(lingerTimeout)
-	defer t.Stop()
 	select {
-	case <-readerEnded:
-	case <-t.C:
+	case <-s.drained:
+	case <-time.After(lingerTimeout):
 	}
 }
 
-func (s *session) write(b []byte) error {
-	for len(b) > 0 {
-		n := min(len(b), writeChunk)
-		if err := s.conn.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
-			s.writeFailed = true
-			return fmt.Errorf("in state %s: failed to set the write deadline: %w", s.phase, err)
+// write sends b in chunks, each with its own timeout: BIRD makes progress from one to the next.
+func (s *session) write(b []byte, timeout time.Duration) error {
+	for chunk := range slices.Chunk(b, writeChunk) {
+		err := s.conn.SetWriteDeadline(time.Now().Add(timeout))
+		if err == nil {
+			_, err = s.conn.Write(chunk)
 		}
-		if _, err := s.conn.Write(b[:n]); err != nil {
+		if err != nil {
 			s.writeFailed = true
-			return fmt.Errorf("in state %s: failed to write %d bytes: %w", s.phase, n, err)
+			return fmt.Errorf("in state %s: failed to write %d bytes: %w", s.phase, len(chunk), err)
 		}
-		b = b[n:]
 	}
 	return nil
 }

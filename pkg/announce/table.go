@@ -29,8 +29,8 @@ type Batch struct {
 	Cause time.Time
 }
 
-// pending holds posted batches that are not written yet, merged per VIP (newest wins). Its map is
-// replaced, never cleared for reuse: clearing a large map would slow down later changes of one VIP.
+// pending holds posted batches that are not written yet, merged per VIP (newest wins). A new one
+// gets a new map: clearing a large map would slow down later changes of one VIP.
 type pending struct {
 	changes  map[vip.VIP]Advertisement
 	revision uint64
@@ -43,23 +43,20 @@ func (p *pending) merge(b Batch) {
 		p.changes = make(map[vip.VIP]Advertisement, len(b.Changes))
 	}
 	for v, a := range b.Changes {
-		if v.IsZero() {
-			continue
-		}
 		if a > Announced {
 			a = Withdrawn
 		}
-		p.changes[v] = a
+		if !v.IsZero() {
+			p.changes[v] = a
+		}
 	}
 	if !b.Cause.IsZero() && (p.cause.IsZero() || b.Cause.Before(p.cause)) {
 		p.cause = b.Cause
 	}
-	p.revision = b.Revision
-	p.posted = true
+	p.revision, p.posted = b.Revision, true
 }
 
-// table holds the announced VIPs. While a session is synchronized, the peer has been sent its
-// content.
+// table holds the announced VIPs.
 type table struct {
 	adverts  map[vip.VIP]Advertisement // never Withdrawn
 	count    [len(vip.Families)]int
@@ -68,12 +65,12 @@ type table struct {
 
 func newTable() table { return table{adverts: make(map[vip.VIP]Advertisement)} }
 
-// apply applies p to the table and calls changed for each difference.
-func (t *table) apply(p pending, changed func(vip.VIP, Advertisement)) {
-	if !p.posted {
-		return
+// apply applies p to the table and returns the differences.
+func (t *table) apply(p pending) *changes {
+	var c changes
+	if p.posted {
+		t.revision = p.revision
 	}
-	t.revision = p.revision
 	for v, a := range p.changes {
 		before := t.adverts[v] // Withdrawn if absent
 		if a == before {
@@ -89,6 +86,7 @@ func (t *table) apply(p pending, changed func(vip.VIP, Advertisement)) {
 		} else if a == Withdrawn {
 			t.count[v.Family()]--
 		}
-		changed(v, a)
+		c.add(v, a)
 	}
+	return &c
 }
